@@ -1,0 +1,29 @@
+"Installs transformer_perf as settings.ini describes it; systems/ travels inside the package as transformer_perf.catalogue."
+from configparser import ConfigParser
+from pathlib import Path
+
+from setuptools import setup
+
+here = Path(__file__).parent
+settings = ConfigParser()
+settings.read(here / 'settings.ini', encoding='utf-8')
+cfg = settings['DEFAULT']
+
+setup(
+    name=cfg['lib_name'],
+    version=cfg['version'],
+    description=cfg['description'],
+    long_description=(here / 'README.md').read_text(encoding='utf-8'),
+    long_description_content_type='text/markdown',
+    author=cfg['author'],
+    license=cfg['license'].upper(),
+    keywords=cfg['keywords'],
+    python_requires='>=' + cfg['min_python'],
+    install_requires=cfg['requirements'].split(),
+    extras_require={'dev': cfg['dev_requirements'].split()},
+    packages=['transformer_perf', 'transformer_perf.catalogue'],
+    package_dir={'transformer_perf': 'transformer_perf', 'transformer_perf.catalogue': 'systems'},
+    package_data={'transformer_perf.catalogue': ['*.json']},
+    entry_points={'console_scripts': cfg['console_scripts'].split()},
+    zip_safe=False,
+)
