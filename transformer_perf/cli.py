@@ -74,11 +74,12 @@ AssumptionsOption = Annotated[str, typer.Option('--assumptions', help='paper: th
 FormatOption = Annotated[Format, typer.Option('--format', help='table to read; csv or json, with full precision, for other programs.')]
 OutputOption = Annotated[Path, typer.Option('--output', '-o', help='Write to this file instead of the terminal.', show_default=False)]
 
-def numbers(texts, option):
+def numbers(texts, option, least=1):
     "Whole numbers from options that may be repeated and may hold several: ['4,8', '16'] -> [4, 8, 16]."
     parts = [part for text in texts for part in text.replace(',', ' ').split()]
     if not parts: raise ValueError(f'{option} names no number')
-    return [whole(int(part) if part.lstrip('+-').isdigit() else part, option) for part in parts]
+    number = lambda part: int(part) if part.lstrip('+-').isdigit() else part
+    return [0 if least == 0 and part == '0' else whole(number(part), option) for part in parts]
 
 # %% ../nbs/11_cli.ipynb #db69c1d9
 @app.command('search')
@@ -87,6 +88,7 @@ def search_command(
     gpus: Annotated[list[str], typer.Option('--gpus', help='How many GPUs; repeat, or separate by commas, for several.')] = ['2048'],
     global_batch: BatchOption = 4096,
     strategy: Annotated[str, typer.Option('--strategy', help='How a layer is shared out: 1d (Megatron), 2d-seqp (with context parallelism), 2d (SUMMA), or all.')] = '1d',
+    zero_stage: Annotated[list[str], typer.Option('--zero-stage', help='ZeRO stages to consider, 0 to 3; repeat, or separate by commas.')] = ['1'],
     top: Annotated[int, typer.Option('--top', help='How many configurations to show for each number of GPUs.')] = 10,
     assumptions: AssumptionsOption = 'paper', format: FormatOption = Format.table, output: OutputOption = None,
 ):
@@ -98,7 +100,7 @@ def search_command(
     Example: transformer-perf search --model vit_era5 --system B200 --nvlink-size 8 --gpus 4096,16384 --strategy all
     """
     model, system = as_model(model), as_system(system, nvlink_size)
-    found = search(model, numbers(gpus, '--gpus'), system, global_batch, strategy, top, assumptions)
+    found = search(model, numbers(gpus, '--gpus'), system, global_batch, strategy, top, assumptions, zero_stages=numbers(zero_stage, '--zero-stage', 0))
     if format is Format.csv: return deliver(pd.DataFrame(found).to_csv(index=False), output)
     if format is Format.json: return deliver(json.dumps({'candidates': found.candidates, 'found': records(found), 'none': found.reasons}, indent=1) + '\n', output)
     parts = []
@@ -119,6 +121,7 @@ def explain_command(
     dp: Annotated[int, typer.Option('--dp', help='Data-parallel copies.')] = 1,
     micro_batch: Annotated[int, typer.Option('--micro-batch', help='Samples of one micro-batch.')] = 1,
     panels: Annotated[int, typer.Option('--panels', help="SUMMA panels, instead of the system's own number.", show_default=False)] = None,
+    zero_stage: Annotated[int, typer.Option('--zero-stage', help='What the copies share out: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights.')] = 1,
     nvlink_tp1: Annotated[int, typer.Option('--nvlink-tp', '--nvlink-tp1', help='GPUs of each group in one NVLink domain. Left open: the fastest placement.', show_default=False)] = None,
     nvlink_tp2: Annotated[int, typer.Option('--nvlink-tp2', show_default=False)] = None,
     nvlink_pp: Annotated[int, typer.Option('--nvlink-pp', show_default=False)] = None,
@@ -129,7 +132,7 @@ def explain_command(
 
     Example: transformer-perf explain --tp 4 --pp 32 --dp 16 --nvlink-size 4
     """
-    parallel = Parallel(strategy, tp1, tp2, pp, dp, micro_batch, panels, nvlink_tp1, nvlink_tp2, nvlink_pp, nvlink_dp)
+    parallel = Parallel(strategy, tp1, tp2, pp, dp, micro_batch, panels, zero_stage, nvlink_tp1, nvlink_tp2, nvlink_pp, nvlink_dp)
     result = estimate(model, parallel, as_system(system, nvlink_size), global_batch, assumptions)
     if format is Format.csv: return deliver(result.layers.to_csv(index=False), output)
     if format is Format.json:
