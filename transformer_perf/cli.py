@@ -7,7 +7,7 @@ __all__ = ['app', 'ModelOption', 'SystemOption', 'NvlinkOption', 'BatchOption', 
            'OutputOption', 'ModelsOption', 'SystemsOption', 'StrategiesOption', 'GpusOption', 'LongBatchOption',
            'WorkersOption', 'Format', 'as_text', 'deliver', 'records', 'numbers', 'search_command', 'explain_command',
            'names_of', 'bounds', 'deliver_table', 'models_command', 'systems_command', 'labelled', 'strategies_of',
-           'resumable', 'run_configs_command', 'axis', 'sweep_command', 'bench_command', 'main']
+           'resumable', 'run_configs_command', 'axis', 'sweep_command', 'zero_command', 'bench_command', 'main']
 
 # %% ../nbs/11_cli.ipynb #86ef7f4e
 import contextlib
@@ -29,7 +29,8 @@ from rich.table import Table
 from .models import NAMED, as_model, whole, write_whole
 from .systems import as_system, system_names, systems_table
 from .modules import model_figures
-from .execution import STRATEGIES, Parallel, estimate, in_words, readable, search
+from .execution import STRATEGIES, Parallel, estimate, in_words, readable, search, short
+from .scaling import STUDIED, zero_table
 from .sweeps import PAPER_GPUS, bench, mpi_world, paper_systems, run, run_configs, run_task, table_bytes, tasks_of
 
 # %% ../nbs/11_cli.ipynb #7351f370
@@ -250,6 +251,32 @@ def sweep_command(
     write_whole(output, table_bytes(pd.concat([t for t in tables if len(t)] or tables[:1], ignore_index=True), output.suffix))
     shutil.rmtree(partial)
     print(output)
+
+# %% ../nbs/11_cli.ipynb #10a50435
+@app.command('zero')
+def zero_command(
+    model: Annotated[str, typer.Option('--model', help=f'One of {", ".join(STUDIED)} (the models of the study), or as in `search`.')] = '6.7B',
+    system: SystemOption = 'polaris', nvlink_size: NvlinkOption = None,
+    gpus: Annotated[list[str], typer.Option('--gpus', help='How many GPUs; repeat, or separate by commas, for several.')] = ['64'],
+    samples: Annotated[int, typer.Option('--samples', help='Samples of one iteration on each GPU.')] = 1,
+    format: FormatOption = Format.table, output: OutputOption = None,
+):
+    """Memory and time of data parallelism at each ZeRO stage.
+
+    Stage 0 shares out nothing over the GPUs, 1 the optimizer states, 2 the gradients too, 3 the weights too. The model is that of Cheng et al. 2024.
+
+    Example: transformer-perf zero --model 13B --system tg40 --gpus 8,64
+    """
+    system = as_system(system, nvlink_size)
+    table = zero_table(STUDIED.get(model) or as_model(model), system, numbers(gpus, '--gpus'), samples).sort_values(['n_gpus', 'stage'], ignore_index=True)
+    if format is not Format.table: return deliver_table(table, format, output)
+    view = pd.DataFrame({
+        'GPUs': table.n_gpus, 'ZeRO': table.stage, 'samples/s': table.samples_per_s.map(short), 'iteration s': table.iteration_s.map(short),
+        **{name: [f'{share:.1%}' for share in table[column] / table.iteration_s] for name, column in (('compute', 'compute_s'), ('forward comm', 'forward_comm_s'), ('backward comm', 'backward_comm_s'))},
+        **{f'{name} GB': table[f'{name}_GB'].map(short) for name in ('weights', 'gradients', 'optimizer', 'activations')},
+        'memory GB': [f'{x:.1f} / {system.hbm_capacity:g}' for x in table.memory_GB], 'fits': ['yes' if fits else 'no' for fits in table.fits],
+        'GPUs to fit': ['never' if n != n or n == float('inf') else f'{n:.0f}' for n in table.gpus_needed]})
+    deliver(as_text(view, f'{table.model[0]} on {system.name}, {samples} sample{"s" if samples > 1 else ""} a GPU, data parallelism alone'), output)
 
 # %% ../nbs/11_cli.ipynb #7c1d7fb0
 @app.command('bench')
