@@ -87,6 +87,10 @@ class Model:
     mlp_dim: int = None         # hidden width of the MLP; f, 4 e unless given
     train_samples: float = None # samples seen in the whole training, if known
     name: str = 'custom'
+    kv_heads: int = None        # heads of keys and values (grouped queries); as many as heads unless given
+    vocab: int = None           # words of the vocabulary; none: no embedding and no output layer
+    gated_mlp: bool = False     # three matrices in the MLP (SwiGLU), RMSNorm and no biases, as in Llama
+    causal: bool = True         # a token sees only what came before it
 
     def __post_init__(self):
         if self.mlp_dim is None: object.__setattr__(self, 'mlp_dim', 4 * whole(self.embed_dim, 'embed_dim'))
@@ -94,6 +98,11 @@ class Model:
             object.__setattr__(self, field, whole(getattr(self, field), field))
         if self.embed_dim % self.heads:
             raise ValueError(f'embed_dim={self.embed_dim} must be divisible by heads={self.heads}')
+        for field in ('kv_heads', 'vocab'):
+            if getattr(self, field) is not None: object.__setattr__(self, field, whole(getattr(self, field), field))
+        if self.kv_heads and self.heads % self.kv_heads: raise ValueError(f'heads={self.heads} must be divisible by kv_heads={self.kv_heads}')
+        for field in ('gated_mlp', 'causal'):
+            if not isinstance(getattr(self, field), bool): raise ValueError(f'{field}={getattr(self, field)!r} must be true or false')
         if self.train_samples is not None and not (isinstance(self.train_samples, (int, float)) and 0 < self.train_samples < float('inf')):
             raise ValueError(f'train_samples={self.train_samples!r} must be a positive number')
 
@@ -103,9 +112,9 @@ class Model:
 
 # %% ../nbs/00_models.ipynb #87adb165
 NAMED = {m.name: m for m in (
-    Model(2048, 12288, 96, 96, train_samples=300e9 / 2048, name='gpt3'),       # 300 B tokens: Brown et al. 2020, table 2.1
-    Model(2048, 25600, 160, 128, train_samples=1e12 / 2048, name='gpt3_1T'),   # 1 T tokens: arXiv 2410.00273
-    Model(64800, 12288, 64, 48, train_samples=350_000 * 80, name='vit_era5'),  # 350,000 samples, 80 epochs: arXiv 2410.00273
+    Model(2048, 12288, 96, 96, train_samples=300e9 / 2048, name='gpt3', vocab=51200),       # 300 B tokens: Brown et al. 2020, table 2.1
+    Model(2048, 25600, 160, 128, train_samples=1e12 / 2048, name='gpt3_1T', vocab=51200),   # 1 T tokens: arXiv 2410.00273
+    Model(64800, 12288, 64, 48, train_samples=350_000 * 80, name='vit_era5', causal=False),  # 350,000 samples, 80 epochs: arXiv 2410.00273
 )}
 
 # %% ../nbs/00_models.ipynb #ed678cc5

@@ -51,6 +51,7 @@ class System:
     element_size: float           # GB
     mask_element_size: float      # GB
     flops_units: float            # TFLOP per FLOP
+    architecture: str = None      # GPU generation, which measured parameters belong to
     empirical: bool = False       # measured bandwidths: none ship
     source: str = ''              # where the numbers come from
     name: str = 'custom'
@@ -116,7 +117,7 @@ def as_system(
     if isinstance(system, dict):
         fields = [f.name for f in dataclasses.fields(System)]
         for key in system: nearest(key, fields, 'system field')
-        for field in fields[:-3] + ['empirical']:
+        for field in fields[:-4] + ['empirical']:
             if field not in system: raise ValueError(f'system lacks {field!r}')
         system = System(**system)
     if not isinstance(system, System): raise ValueError(f'system must be a System, a name, a .json file or a dict, not {system!r}')
