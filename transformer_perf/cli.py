@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['app', 'ModelOption', 'SystemOption', 'NvlinkOption', 'BatchOption', 'AssumptionsOption', 'FormatOption',
-           'OutputOption', 'ModelsOption', 'SystemsOption', 'StrategiesOption', 'GpusOption', 'LongBatchOption',
-           'WorkersOption', 'Format', 'as_text', 'deliver', 'records', 'numbers', 'search_command', 'explain_command',
-           'names_of', 'bounds', 'deliver_table', 'models_command', 'systems_command', 'labelled', 'strategies_of',
-           'resumable', 'run_configs_command', 'axis', 'sweep_command', 'zero_command', 'bench_command', 'main']
+           'OutputOption', 'YES', 'ModelsOption', 'SystemsOption', 'StrategiesOption', 'GpusOption', 'LongBatchOption',
+           'WorkersOption', 'RunsSystemOption', 'Format', 'as_text', 'deliver', 'records', 'numbers', 'search_command',
+           'explain_command', 'names_of', 'bounds', 'deliver_table', 'models_command', 'systems_command', 'labelled',
+           'strategies_of', 'resumable', 'run_configs_command', 'axis', 'sweep_command', 'zero_command',
+           'validate_command', 'calibrate_command', 'bench_command', 'main']
 
 # %% ../nbs/11_cli.ipynb #86ef7f4e
 import contextlib
@@ -26,11 +27,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .models import NAMED, as_model, whole, write_whole
+from .models import NAMED, as_model, nearest, whole, write_whole
 from .systems import as_system, system_names, systems_table
 from .modules import model_figures
 from .execution import STRATEGIES, Parallel, estimate, in_words, readable, search, short
 from .scaling import STUDIED, zero_table
+from .validation import OWN, calibrate, calibrate_published, picked, predict, published, read_runs, scoreboard
 from .sweeps import PAPER_GPUS, bench, mpi_world, paper_systems, run, run_configs, run_task, table_bytes, tasks_of
 
 # %% ../nbs/11_cli.ipynb #7351f370
@@ -71,9 +73,11 @@ ModelOption = Annotated[str, typer.Option('--model', help='A model by name (see 
 SystemOption = Annotated[str, typer.Option('--system', help='A system by name (see `systems`), or a FILE.json with the same keys.')]
 NvlinkOption = Annotated[int, typer.Option('--nvlink-size', help="GPUs in an NVLink domain, instead of the system's own number.", show_default=False)]
 BatchOption = Annotated[int, typer.Option('--global-batch', help='Samples of one iteration, over all GPUs.')]
-AssumptionsOption = Annotated[str, typer.Option('--assumptions', help='paper: the published model, slips included. corrected: its four slips fixed.')]
+AssumptionsOption = Annotated[str, typer.Option('--assumptions', help='paper: the published model, slips included. corrected: its four slips fixed. calibrated: fitted to measured runs. Or a FILE.json that `calibrate` wrote.')]
 FormatOption = Annotated[Format, typer.Option('--format', help='table to read; csv or json, with full precision, for other programs.')]
 OutputOption = Annotated[Path, typer.Option('--output', '-o', help='Write to this file instead of the terminal.', show_default=False)]
+
+YES = {'yes': True, 'no': False}
 
 def numbers(texts, option, least=1):
     "Whole numbers from options that may be repeated and may hold several: ['4,8', '16'] -> [4, 8, 16]."
@@ -90,6 +94,9 @@ def search_command(
     global_batch: BatchOption = 4096,
     strategy: Annotated[str, typer.Option('--strategy', help='How a layer is shared out: 1d (Megatron), 2d-seqp (with context parallelism), 2d (SUMMA), or all.')] = '1d',
     zero_stage: Annotated[list[str], typer.Option('--zero-stage', help='ZeRO stages to consider, 0 to 3; repeat, or separate by commas.')] = ['1'],
+    recompute: Annotated[str, typer.Option('--recompute', help='What the backward pass may compute again: none, selective, full; several separated by commas (calibrated only, as are the next two).', show_default=False)] = None,
+    virtual_stages: Annotated[list[str], typer.Option('--virtual-stages', help='Parts of a pipeline stage to consider in an interleaved schedule.', show_default=False)] = None,
+    sequence_sharded: Annotated[str, typer.Option('--sequence-sharded', help='Whether tensor parallelism shares out the sequence too: yes, no, or yes,no.', show_default=False)] = None,
     top: Annotated[int, typer.Option('--top', help='How many configurations to show for each number of GPUs.')] = 10,
     assumptions: AssumptionsOption = 'paper', format: FormatOption = Format.table, output: OutputOption = None,
 ):
@@ -101,7 +108,9 @@ def search_command(
     Example: transformer-perf search --model vit_era5 --system B200 --nvlink-size 8 --gpus 4096,16384 --strategy all
     """
     model, system = as_model(model), as_system(system, nvlink_size)
-    found = search(model, numbers(gpus, '--gpus'), system, global_batch, strategy, top, assumptions, zero_stages=numbers(zero_stage, '--zero-stage', 0))
+    found = search(model, numbers(gpus, '--gpus'), system, global_batch, strategy, top, assumptions, zero_stages=numbers(zero_stage, '--zero-stage', 0),
+                   recompute=recompute and recompute.split(','), virtual_stages=virtual_stages and numbers(virtual_stages, '--virtual-stages'),
+                   sequence_sharded=sequence_sharded and [YES[nearest(word, YES, '--sequence-sharded')] for word in sequence_sharded.split(',')])
     if format is Format.csv: return deliver(pd.DataFrame(found).to_csv(index=False), output)
     if format is Format.json: return deliver(json.dumps({'candidates': found.candidates, 'found': records(found), 'none': found.reasons}, indent=1) + '\n', output)
     parts = []
@@ -123,6 +132,8 @@ def explain_command(
     micro_batch: Annotated[int, typer.Option('--micro-batch', help='Samples of one micro-batch.')] = 1,
     panels: Annotated[int, typer.Option('--panels', help="SUMMA panels, instead of the system's own number.", show_default=False)] = None,
     zero_stage: Annotated[int, typer.Option('--zero-stage', help='What the copies share out: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights.')] = 1,
+    recompute: Annotated[str, typer.Option('--recompute', help='What the backward pass computes again: none, selective or full (calibrated only).', show_default=False)] = None,
+    virtual_stages: Annotated[int, typer.Option('--virtual-stages', help='Parts of a pipeline stage in an interleaved schedule (calibrated only).', show_default=False)] = None,
     nvlink_tp1: Annotated[int, typer.Option('--nvlink-tp', '--nvlink-tp1', help='GPUs of each group in one NVLink domain. Left open: the fastest placement.', show_default=False)] = None,
     nvlink_tp2: Annotated[int, typer.Option('--nvlink-tp2', show_default=False)] = None,
     nvlink_pp: Annotated[int, typer.Option('--nvlink-pp', show_default=False)] = None,
@@ -133,7 +144,7 @@ def explain_command(
 
     Example: transformer-perf explain --tp 4 --pp 32 --dp 16 --nvlink-size 4
     """
-    parallel = Parallel(strategy, tp1, tp2, pp, dp, micro_batch, panels, zero_stage, nvlink_tp1, nvlink_tp2, nvlink_pp, nvlink_dp)
+    parallel = Parallel(strategy, tp1, tp2, pp, dp, micro_batch, panels, zero_stage, recompute, virtual_stages, None, nvlink_tp1, nvlink_tp2, nvlink_pp, nvlink_dp)
     result = estimate(model, parallel, as_system(system, nvlink_size), global_batch, assumptions)
     if format is Format.csv: return deliver(result.layers.to_csv(index=False), output)
     if format is Format.json:
@@ -277,6 +288,54 @@ def zero_command(
         'memory GB': [f'{x:.1f} / {system.hbm_capacity:g}' for x in table.memory_GB], 'fits': ['yes' if fits else 'no' for fits in table.fits],
         'GPUs to fit': ['never' if n != n or n == float('inf') else f'{n:.0f}' for n in table.gpus_needed]})
     deliver(as_text(view, f'{table.model[0]} on {system.name}, {samples} sample{"s" if samples > 1 else ""} a GPU, data parallelism alone'), output)
+
+# %% ../nbs/11_cli.ipynb #6e01938b
+RunsSystemOption = Annotated[str, typer.Option('--system', help='The system of all runs (a name or FILE.json), instead of the columns gpu, gpus_per_node and nic_GBps_per_gpu.', show_default=False)]
+
+@app.command('validate')
+def validate_command(
+    runs: Annotated[Path, typer.Argument(help='Measured runs, a CSV file; the published tables that ship unless given.', show_default=False)] = None,
+    system: RunsSystemOption = None, assumptions: AssumptionsOption = 'calibrated', format: FormatOption = Format.table, output: OutputOption = None,
+):
+    """Compare predictions with measured runs.
+
+    The table has a row for each source of runs: the mean error under paper, corrected and the assumptions given, bias and worst run, and the error on runs held out of the fit. csv and json give each run with its prediction.
+
+    Example: transformer-perf validate --format csv -o predicted.csv
+    """
+    measured = published() if runs is None else read_runs(runs)
+    found = predict(measured, assumptions, system)
+    if format is not Format.table: return deliver_table(found, format, output)
+    if 'iteration_s' not in measured: raise ValueError("measured runs lack the column 'iteration_s'")
+    score = scoreboard(measured, tuple(dict.fromkeys(['paper', 'corrected', assumptions])), system)
+    parts = [as_text(score.fillna('').astype(str), 'Mean absolute error of the iteration time')]
+    chosen = picked(found)
+    if len(chosen): parts.append(as_text(chosen.astype(str), 'Jobs measured in several configurations: what the model would have picked'))
+    parts += [f'{name}: {reason}.\n' for name, reason in zip(found.get('id', found.index), found.reason) if reason]
+    deliver('\n'.join(parts), output)
+
+@app.command('calibrate')
+def calibrate_command(
+    runs: Annotated[Path, typer.Argument(help='Measured runs, a CSV file with iteration_s.')],
+    output: Annotated[Path, typer.Option('--output', '-o', help='The parameters to write, a .json file for --assumptions.')],
+    system: RunsSystemOption = None,
+    free: Annotated[str, typer.Option('--free', help='Parameters to fit, separated by commas; network.NAME for those of the network.')] = ','.join(OWN),
+    assumptions: Annotated[str, typer.Option('--start', help='Parameters to begin with: calibrated, or a FILE.json.')] = 'calibrated',
+    published_fit: Annotated[bool, typer.Option('--published', help='Fit the parameters that ship, with all folds, to published runs.')] = False,
+):
+    """Fit parameters to measured runs, three to ten of them for one's own cluster.
+
+    Example: transformer-perf calibrate runs.csv --system my.json -o my-calibrated.json
+    """
+    measured = read_runs(runs)
+    if published_fit:
+        calibrate_published(measured, output)
+        return print(output)
+    fit = calibrate(measured, assumptions, free.split(','), system)
+    fit.save(output, about=f'fitted to {len(measured)} runs of {runs.name} by transformer-perf calibrate')
+    view = fit.table.drop(columns=['why', 'sets']).assign(**{name: [f'{x:.4g}' for x in fit.table[name]] for name in ('value', 'standard_error', 'low', 'high')})
+    error = (fit.runs.predicted_iteration_s / fit.runs.iteration_s - 1).abs()
+    print(as_text(view.replace({True: 'yes', False: 'no'}).astype(str), f'{len(measured)} runs, mean error {error.mean():.1%} after the fit'), output, sep='\n')
 
 # %% ../nbs/11_cli.ipynb #7c1d7fb0
 @app.command('bench')

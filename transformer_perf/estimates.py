@@ -49,6 +49,8 @@ class Assumptions:
         for field in ('recompute', 'virtual_stages', 'sequence_sharded', 'tp_overlap'):
             given, default = getattr(self, field), getattr(type(self), field)
             if self.kernels is None and given != default: raise ValueError(f"{field}={given!r} is not part of the paper's model: use assumptions='calibrated'")
+        for field in ('attention_recompute', 'pp_overlap'):
+            if self.kernels is not None and getattr(self, field): raise ValueError(f"{field} belongs to the paper's model; the calibrated one has recompute='selective' and overlaps as measured")
         if self.kernels is not None and self.zero_stage > 1: raise ValueError(f'zero_stage={self.zero_stage} has no measured run to calibrate to: it must be 0 or 1')
 
     @classmethod

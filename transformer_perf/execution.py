@@ -29,7 +29,7 @@ from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, Group, as_assumptions
 from .modules import (
     STRATEGIES, LayerCost, Shape, check_placement, data_parallel_time, layer_cost, layer_memory, operation_table, pipeline_time)
-from .kernels import Job, iteration_seconds, layer_seconds, layer_steps, stage_memory, step_time
+from .kernels import Job, iteration_seconds, layer_seconds, stage_memory, step_table
 
 # %% ../nbs/05_execution.ipynb #cc0fae15
 @dataclass(frozen=True)
@@ -305,7 +305,8 @@ class Estimate:
     @property
     def layers(self):
         "One layer and one micro-batch: a row per operation."
-        p, s = self.parallel, STRATEGIES[self.parallel.strategy]
+        p, s, kernels = self.parallel, STRATEGIES[self.parallel.strategy], self.assumptions.kernels
+        if kernels is not None: return step_table(job_of(vars(p), p.strategy, self.model, self.global_batch, self.assumptions), self.system, kernels.of(self.system))
         shape = shape_of(vars(p), self.model)
         groups = {group: Group(getattr(p, group), getattr(p, f'nvlink_{group}')) for group in s.groups}
         operations = s.mlp(shape, self.system.units, self.assumptions) + s.attention(shape, self.system.units, self.assumptions)

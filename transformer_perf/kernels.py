@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['TILES', 'Product', 'product_time', 'collective_seconds', 'send_seconds', 'Job', 'Count', 'Step', 'linear_step',
            'layer_steps', 'StepTime', 'step_time', 'LayerTime', 'smooth_maximum', 'layer_seconds', 'embedding_seconds',
-           'output_seconds', 'IterationTime', 'iteration_seconds', 'StageMemory', 'stage_memory']
+           'output_seconds', 'IterationTime', 'iteration_seconds', 'StageMemory', 'stage_memory', 'step_table']
 
 # %% ../nbs/04b_kernels.ipynb #1ab43756
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from .parameters import Kernels
 from .systems import System
@@ -333,3 +334,19 @@ def stage_memory(
     ends = (*state(own), first), (*state(last_own), last)
     fuller = (p == 1) | (sum(ends[1]) > sum(ends[0]))
     return StageMemory(*(np.where(fuller, b, a) for a, b in zip(*ends)))
+
+# %% ../nbs/04b_kernels.ipynb #0aed3562
+def step_table(job: Job, system: System, kernels: Kernels):  # DataFrame, a row per step
+    "What each step of one layer counts and takes."
+    E, flop = system.element_size, system.flops_units
+    counted = lambda count: sum(2 * p.m * p.n * p.k * p.batch * p.times for p in count.products) * flop + count.fused + count.fused_back
+    rows = []
+    for step in layer_steps(job, kernels, E, flop):
+        there, back = (step_time(count, job, system, kernels) for count in (step.forward, step.backward))
+        again = (job.full | (job.selective & step.core)) * sum(there)
+        sent = {way: [(kind, float(GB)) for kind, GB, _ in count.messages if GB > 0] for way, count in (('fwd', step.forward), ('bwd', step.backward))}
+        message = lambda way: dict(zip((f'comm_{way}', f'comm_{way}_type'), (0, 'none') if not sent[way] else sent[way][0][::-1] if len(sent[way]) == 1 else ([GB for _, GB in sent[way]], [kind for kind, _ in sent[way]])))
+        rows.append(dict(layer=step.name, weights_mem=E * step.weights, weights_grad_mem=kernels.gradient_held * E / 2 * step.weights, flops_fwd=counted(step.forward), activation_buffer=step.kept, **message('fwd'),
+                         flops_bwd=counted(step.backward), **message('bwd'), t_fwd=sum(there), t_fwd_comm=there.comm, t_fwd_comp=there.compute, t_fwd_mem=there.memory,
+                         t_bwd=sum(back) + again, t_bwd_comm=back.comm, t_bwd_comp=back.compute, t_bwd_mem=back.memory, t=sum(there) + sum(back) + again))
+    return pd.DataFrame(rows).astype({name: float for name in rows[0] if name.startswith(('t', 'flops', 'activation', 'weights'))})
