@@ -96,6 +96,7 @@ def batches_of(df, system=None):  # list of Batch
     "Rows as candidates: every micro-batch (a power of 2 up to 32) and number of virtual stages where they are unknown."
     shared = ['gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'flash_attention', 'dp_overlap', 'zero_stage']
     found = []
+    df = df.assign(**{c: pd.to_numeric(df[c]) for c in COLUMNS if c not in ('gpu', 'recompute')})
     for keys, own in df.assign(position=np.arange(len(df)), stack=stack_of(df), ring=df.cp > 1).groupby(shared + ['stack', 'ring'], sort=False):
         key = dict(zip(shared + ['stack', 'ring'], keys))
         t = {c: own[c].to_numpy() for c in COLUMNS} | {'row': own.position.to_numpy()}
