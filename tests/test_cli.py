@@ -79,6 +79,43 @@ def test_zero_stages_of_a_search():
     assert 'zero_stage=4 must be 0, 1, 2 or 3' in bad('search', '--zero-stage', 4)
 
 
+def test_calibrated_search():
+    text = good('search', '--model', 'gpt3', '--gpus', 512, '--global-batch', 512, '--assumptions', 'calibrated', '--recompute', 'none,full', '--virtual-stages', '1,2,4', '--sequence-sharded', 'yes,no', '--top', 3)
+    assert 'virtual' in text and 'other' in text
+    assert "recompute='full' is not part of the paper's model" in bad('search', '--recompute', 'full')
+    assert "unknown recompute 'all'" in bad('search', '--assumptions', 'calibrated', '--recompute', 'all')
+    assert "unknown --sequence-sharded 'maybe'" in bad('search', '--assumptions', 'calibrated', '--sequence-sharded', 'maybe')
+    assert 'no measured run' in bad('search', '--assumptions', 'calibrated', '--strategy', '2d')
+    text = good('explain', '--model', 'gpt3', '--tp', 4, '--pp', 8, '--dp', 4, '--assumptions', 'calibrated', '--recompute', 'full', '--virtual-stages', 3)
+    for word in ('attention', 'reducescatter', 'other'): assert word in text
+
+
+def test_validate(tmp_path):
+    text = good('validate')
+    for word in ('megatron-2022', 'Calculon 3.65 %', 'held', 'paper', 'corrected'): assert word in text
+    rows = list(csv.DictReader(io.StringIO(good('validate', '--format', 'csv'))))
+    assert len(rows) == 30 and all(float(row['predicted_iteration_s']) > 0 and not row['reason'] for row in rows)
+    file = tmp_path / 'runs.csv'
+    file.write_text('gpu,tp\nA100-80GB,1\n')
+    assert "lack the column 'gpus_per_node'" in bad('validate', file)
+    assert 'cannot be read' in bad('validate', tmp_path / 'none.csv')
+
+
+def test_calibrate(tmp_path):
+    runs, system, output = tmp_path / 'runs.csv', tmp_path / 'my.json', tmp_path / 'my-calibrated.json'
+    system.write_text((systems_folder() / 'B200-180GB.json').read_text())
+    rows = [row for row in csv.DictReader(io.StringIO(good('validate', '--format', 'csv'))) if row['gpu'] == 'B200']
+    with open(runs, 'w', newline='') as file:
+        table = csv.DictWriter(file, rows[0].keys())
+        table.writeheader(); table.writerows(rows[:5])
+    assert 'my-calibrated.json' in good('calibrate', runs, '--system', system, '-o', output, '--free', 'matrix_efficiency,host_layer')
+    assert 'matrix_efficiency' in output.read_text()
+    found = json.loads(good('search', '--system', system, '--gpus', 64, '--model', 'gpt3', '--global-batch', 64, '--assumptions', output, '--format', 'json'))
+    assert found['found'] and found['found'][0]['other_s'] > 0
+    assert 'runs cannot determine' in bad('calibrate', runs, '--system', system, '-o', output, '--free', 'matrix_efficiency,host_layer,host_tp,straggler,host_sharpness,score_bandwidth')
+    assert "did you mean 'matrix_efficiency'" in bad('calibrate', runs, '-o', output, '--free', 'matrix_eficiency')
+
+
 def test_help_teaches():
     assert 'Example:' in good('search', '--help') and 'placement' in good('search', '--help') and 'explain' in good('--help')
 

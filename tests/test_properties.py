@@ -11,6 +11,7 @@ from transformer_perf import Assumptions, Model, Parallel, estimate, search
 from transformer_perf import layers
 from transformer_perf.estimates import COLLECTIVES, Group, as_assumptions, collective_time
 from transformer_perf.execution import COMPONENTS, GROUPS, MEMORY_PARTS, PLACES
+from transformer_perf.kernels import Job, iteration_seconds, layer_seconds, stage_memory
 from transformer_perf.modules import STRATEGIES, Shape, layer_cost
 from transformer_perf.systems import as_system
 
@@ -200,3 +201,76 @@ def test_system_fields_may_be_arrays():
     together = cost(dataclasses.replace(system, hbm_bandwidth=bandwidth))
     for i, value in enumerate(bandwidth[:, 0]):
         np.testing.assert_allclose(together.forward[i], cost(dataclasses.replace(system, hbm_bandwidth=value)).forward, rtol=1e-12)
+
+
+# the calibrated model obeys the same laws
+
+llamas = st.builds(lambda l, q, kv, group, depth, vocab, gated: Model(l, q * kv * group, kv * group, depth, kv_heads=kv, vocab=vocab, gated_mlp=gated),
+                   st.sampled_from([512, 2048]), st.sampled_from([64, 128]), st.sampled_from([2, 4]), st.sampled_from([1, 2]), st.sampled_from([4, 12]), st.sampled_from([None, 32000]), st.booleans())
+measured = st.sampled_from(['A100', 'H200', 'B200'])
+sharing = st.sampled_from(['1d', '2d-seqp'])
+
+
+@settings(few, max_examples=10)
+@given(llamas, st.sampled_from([1, 4, 8]), measured, domains, sharing, st.sampled_from(['none', 'selective', 'full']), st.floats(0.0, 1.0))
+def test_calibrated_search_is_exhaustive(model, n, gpu, nvlink_size, strategy, recompute, tightness):
+    assumptions = loose('calibrated', recompute=recompute)
+    system = dataclasses.replace(as_system(gpu, nvlink_size), hbm_capacity=0.2 + tightness * 4)
+    expected = brute_force(model, n, system, 8, strategy, assumptions)
+    found = search(model, n, system, 8, strategy, k=len(expected) + 5, assumptions=assumptions)
+    np.testing.assert_allclose(found.iteration_s, expected, rtol=1e-12)
+    np.testing.assert_allclose(found[list(COMPONENTS)].sum(axis=1), found.iteration_s, rtol=1e-12)
+    np.testing.assert_allclose(found[list(MEMORY_PARTS)].sum(axis=1), found.memory_GB, rtol=1e-12)
+    assert (found[list(COMPONENTS)] >= -1e-15).all(axis=None)
+
+
+@few
+@given(st.lists(st.tuples(powers(3), powers(3), powers(3), powers(5), st.booleans(), st.booleans(), st.sampled_from(['none', 'selective', 'full']), st.sampled_from([0, 1])), min_size=1, max_size=6), llamas, measured)
+def test_calibrated_array_is_elementwise(points, model, gpu):
+    columns = dict(zip(('tp', 'pp', 'cp', 'dp', 'sequence_sharded', 'fused_attention', 'recompute', 'zero_stage'), map(np.array, zip(*points))))
+    recompute = columns.pop('recompute')
+    system, kernels = as_system(gpu), as_assumptions('calibrated').kernels.of(as_system(gpu))
+    sizes = dict(seq_len=model.seq_len, embed_dim=model.embed_dim, mlp_dim=model.mlp_dim, heads=model.heads, kv_heads=model.kv_heads, vocab=model.vocab or 0, gated_mlp=model.gated_mlp, causal=True,
+                 depth=model.depth, micro_batch=2, micro_batches=16)
+    def cost(**c):
+        job = Job(**sizes, **c)
+        return [*iteration_seconds(job, layer_seconds(job, system, kernels), system, kernels), *stage_memory(job, kernels)]
+    together = cost(**columns, selective=recompute == 'selective', full=recompute == 'full')
+    for i in range(len(points)):
+        alone = cost(**{name: column[i] for name, column in columns.items()}, selective=recompute[i] == 'selective', full=recompute[i] == 'full')
+        for a, b in zip(together, alone): assert math.isclose(np.broadcast_to(a, len(points))[i], b, rel_tol=1e-9, abs_tol=1e-15)
+
+
+@few
+@given(llamas, measured, sharing, st.booleans())
+def test_calibrated_recompute_trades_time_for_memory(model, gpu, strategy, fused):
+    plain, again = (estimate(model, Parallel(strategy, micro_batch=2, recompute=r), gpu, 8, loose('calibrated', flash_attention=fused)).stats for r in ('none', 'full'))
+    assert again['iteration_s'] > plain['iteration_s'] and again['memory_GB'] < plain['memory_GB'] and again['activations_GB'] < plain['activations_GB']
+    core = estimate(model, Parallel(strategy, micro_batch=2, recompute='selective'), gpu, 8, loose('calibrated', flash_attention=fused)).stats
+    assert plain['iteration_s'] < core['iteration_s'] < again['iteration_s']
+
+
+@few
+@given(measured, st.sampled_from([2, 4]), st.sampled_from([2, 3, 6]), st.sampled_from([8, 32]))
+def test_virtual_stages_shrink_the_bubble(gpu, pp, virtual_stages, batch):
+    model = Model(2048, 2048, 16, 24, vocab=32000)
+    plain, interleaved = (estimate(model, Parallel(pp=pp, virtual_stages=v), gpu, batch, 'calibrated').stats for v in (1, virtual_stages))
+    assert interleaved['bubble_s'] < plain['bubble_s'] and interleaved['activations_GB'] >= plain['activations_GB']
+    assert math.isclose(interleaved['compute_s'], plain['compute_s'], rel_tol=1e-12)
+
+
+def test_search_over_calibrated_choices():
+    options = dict(model='gpt3', n_gpus=512, system='H200', global_batch=512, k=5, assumptions='calibrated')
+    together = search(**options, recompute=['none', 'full'], virtual_stages=[1, 2, 4])
+    apart = [search(**{**options, 'assumptions': dataclasses.replace(as_assumptions('calibrated'), recompute=r, virtual_stages=v)}) for r in ('none', 'full') for v in (1, 2, 4)]
+    assert together.iteration_s.tolist() == sorted(s for found in apart for s in found.iteration_s)[:5]
+    for row in together.itertuples(): assert math.isclose(estimate('gpt3', Parallel.from_row(row._asdict()), 'H200', 512, 'calibrated').stats['iteration_s'], row.iteration_s, rel_tol=1e-12)
+
+
+def test_grouped_queries_and_gates_count():
+    plain = Model(4096, 4096, 32, 8, vocab=32000)
+    figure = lambda **changes: estimate(dataclasses.replace(plain, **changes), Parallel(), 'H200', 1, 'calibrated').stats
+    assert figure(kv_heads=4)['weights_GB'] < figure()['weights_GB'] < figure(gated_mlp=True)['weights_GB']
+    assert figure(causal=False)['compute_s'] > figure()['compute_s'] and figure(vocab=128000)['other_s'] > figure()['other_s']
+    paper = lambda **changes: estimate(dataclasses.replace(plain, **changes), Parallel(), 'H200', 1).stats
+    assert paper(kv_heads=4, gated_mlp=True, vocab=None, causal=False) == paper()   # the paper's model knows none of them

@@ -144,7 +144,7 @@ def explain_command(
 
     Example: transformer-perf explain --tp 4 --pp 32 --dp 16 --nvlink-size 4
     """
-    parallel = Parallel(strategy, tp1, tp2, pp, dp, micro_batch, panels, zero_stage, recompute, virtual_stages, None, nvlink_tp1, nvlink_tp2, nvlink_pp, nvlink_dp)
+    parallel = Parallel(strategy, tp1, tp2, pp, dp, micro_batch, panels, zero_stage, nvlink_tp1, nvlink_tp2, nvlink_pp, nvlink_dp, recompute, virtual_stages)
     result = estimate(model, parallel, as_system(system, nvlink_size), global_batch, assumptions)
     if format is Format.csv: return deliver(result.layers.to_csv(index=False), output)
     if format is Format.json:

@@ -40,17 +40,19 @@ class Assumptions:
     virtual_stages: int = 1             # parts of each pipeline stage in an interleaved schedule
     sequence_sharded: bool = True       # tensor parallelism shares out the sequence between its products too
     tp_overlap: bool = False            # tensor-parallel messages hide behind the products that need them
-    kernels: object = None              # measured parameters (Kernels or Calibration); None: the paper's model, which has none of the last four
+    zero_bubble: bool = False           # the zero-bubble pipeline schedule, with one virtual stage
+    kernels: object = None              # measured parameters (Kernels or Calibration); None: the paper's model, which has none of the last five
 
     def __post_init__(self):
         if self.zero_stage not in (0, 1, 2, 3): raise ValueError(f'zero_stage={self.zero_stage!r} must be 0, 1, 2 or 3')
         nearest(self.recompute, RECOMPUTE, 'recompute')
         whole(self.virtual_stages, 'virtual_stages')
-        for field in ('recompute', 'virtual_stages', 'sequence_sharded', 'tp_overlap'):
+        for field in ('recompute', 'virtual_stages', 'sequence_sharded', 'tp_overlap', 'zero_bubble'):
             given, default = getattr(self, field), getattr(type(self), field)
             if self.kernels is None and given != default: raise ValueError(f"{field}={given!r} is not part of the paper's model: use assumptions='calibrated'")
         for field in ('attention_recompute', 'pp_overlap'):
             if self.kernels is not None and getattr(self, field): raise ValueError(f"{field} belongs to the paper's model; the calibrated one has recompute='selective' and overlaps as measured")
+        if self.zero_bubble and self.virtual_stages > 1: raise ValueError(f'zero_bubble needs virtual_stages=1, not {self.virtual_stages}')
         if self.kernels is not None and self.zero_stage > 1: raise ValueError(f'zero_stage={self.zero_stage} has no measured run to calibrate to: it must be 0 or 1')
 
     @classmethod

@@ -43,13 +43,13 @@ class Parallel:
     micro_batch: int = 1    # samples
     panels: int = None      # SUMMA panels; the system's summa_nb unless given
     zero_stage: int = None  # what the copies share out, 0 to 3; the assumptions' stage unless given
-    recompute: str = None          # 'none', 'selective' or 'full'; the assumptions' own unless given, as are the next two
-    virtual_stages: int = None     # parts of each pipeline stage (interleaved schedule)
-    sequence_sharded: bool = None  # tensor parallelism shares out the sequence too
     nvlink_tp1: int = None  # GPUs of each group that share an NVLink domain
     nvlink_tp2: int = None
     nvlink_pp: int = None
     nvlink_dp: int = None
+    recompute: str = None          # 'none', 'selective' or 'full'; the assumptions' own unless given, as are the next two
+    virtual_stages: int = None     # parts of each pipeline stage (interleaved schedule)
+    sequence_sharded: bool = None  # tensor parallelism shares out the sequence too
 
     @property
     def n_gpus(self): return self.tp1 * self.tp2 * self.pp * self.dp
@@ -167,7 +167,7 @@ def job_of(t, strategy, model, global_batch, assumptions):
     return Job(model.seq_len, model.embed_dim, model.mlp_dim, model.heads, model.heads if model.kv_heads is None else model.kv_heads, 0 if model.vocab is None else model.vocab,
                model.gated_mlp, model.causal, model.depth, t['micro_batch'], global_batch // t['dp'] // t['micro_batch'], t['tp1'], t['tp2'], t['pp'], t['dp'],
                *(t.get(place, 1) for place in PLACES), get('virtual_stages'), recompute == 'selective', recompute == 'full', get('sequence_sharded'),
-               get('flash_attention'), get('dp_overlap'), get('tp_overlap'), get('zero_stage'))
+               get('flash_attention'), get('dp_overlap'), get('tp_overlap'), get('zero_stage'), get('zero_bubble'))
 
 def cost_of(t, strategy, model, system, assumptions):
     "LayerCost of every row of a table; LayerTime where the assumptions are calibrated."

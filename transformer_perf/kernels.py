@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['TILES', 'Product', 'product_time', 'collective_seconds', 'send_seconds', 'Job', 'Count', 'Step', 'linear_step',
            'layer_steps', 'StepTime', 'step_time', 'LayerTime', 'smooth_maximum', 'layer_seconds', 'embedding_seconds',
-           'output_seconds', 'IterationTime', 'iteration_seconds', 'StageMemory', 'stage_memory', 'step_table']
+           'output_seconds', 'IterationTime', 'iteration_seconds', 'StageMemory', 'memory_at', 'stage_memory',
+           'step_table']
 
 # %% ../nbs/04b_kernels.ipynb #1ab43756
 from typing import NamedTuple
@@ -74,7 +75,7 @@ def send_seconds(
     "One message from a stage to the next."
     w = kernels.network
     far = volume / (system.ib_bandwidth * system.nic_factor * w.nic_share * w.nic_alone) + w.bulk_far_hop
-    return np.where(near, volume / (system.nvlink_bandwidth * w.nvlink_share) + w.bulk_hop, far) + kernels.p2p_base
+    return np.where(near, w.base + volume / (system.nvlink_bandwidth * w.nvlink_share) + w.bulk_hop, w.base + far)
 
 # %% ../nbs/04b_kernels.ipynb #cf911fe3
 class Job(NamedTuple):
@@ -106,6 +107,7 @@ class Job(NamedTuple):
     dp_overlap: bool = True
     tp_overlap: bool = False
     zero_stage: int = 1          # 0, or 1: optimizer states shared out
+    zero_bubble: bool = False    # weight gradients fill the bubble
 
     @property
     def tokens(self): return self.micro_batch * self.seq_len / self.cp
@@ -216,6 +218,7 @@ class LayerTime(NamedTuple):
     flops: float      # TFLOP of the layer
     weights: float    # GB
     activations: float  # GB kept, if nothing is computed again
+    late: float         # s of products that can wait: those of weight gradients
 
     @property
     def total(self): return self.compute + self.memory + self.comm + self.wait
@@ -247,7 +250,8 @@ def layer_seconds(job: Job, system: System, kernels: Kernels):  # LayerTime
     flops = sum(2 * p.m * p.n * p.k * p.batch * p.times for step in steps for way in (step.forward, step.backward) for p in way.products) * system.flops_units
     flops = flops + sum(step.forward.fused + step.backward.fused_back for step in steps)
     return LayerTime(compute, memory, comm, total - compute - memory - comm, embedding_seconds(job, system, kernels), output_seconds(job, system, kernels),
-                     flops, E * job.layer_weights, sum(step.kept for step in steps))
+                     flops, E * job.layer_weights, sum(step.kept for step in steps),
+                     sum(product_time(p, system, kernels) for step in steps for p in step.backward.products if p.adds))
 
 # %% ../nbs/04b_kernels.ipynb #fe5ce2c4
 def embedding_seconds(job: Job, system: System, kernels: Kernels):  # s
@@ -255,14 +259,14 @@ def embedding_seconds(job: Job, system: System, kernels: Kernels):  # s
     E = system.element_size
     rows = job.tokens / job.row_shards
     count = Count(traffic=4 * E * rows * job.embed_dim, launches=6, messages=(('allreduce', E * job.tokens * job.embed_dim, 1.),))
-    return smooth_maximum(sum(step_time(count, job, system, kernels)), kernels.host_embedding, kernels.host_sharpness) * (np.asarray(job.vocab) > 0)
+    return sum(step_time(count, job, system, kernels)) * (np.asarray(job.vocab) > 0)
 
 def output_seconds(job: Job, system: System, kernels: Kernels):  # s
     "Output layer and loss, forward and backward, of one micro-batch."
     E, T, h, V = system.element_size, job.tokens, job.embed_dim, np.maximum(job.vocab, 1) / job.tp
     count = Count((Product(T, V, h), Product(T, h, V), Product(V, h, T)), E / 2 * kernels.loss_bytes * T * V + 3 * E * T * h / job.row_shards, launches=9,
                   messages=(('allreduce', E * T * h, 1.), ('allreduce', 2 * E * T, 3.)))
-    return smooth_maximum(sum(step_time(count, job, system, kernels)), kernels.host_output, kernels.host_sharpness) * (np.asarray(job.vocab) > 0)
+    return sum(step_time(count, job, system, kernels)) * (np.asarray(job.vocab) > 0)
 
 # %% ../nbs/04b_kernels.ipynb #de0b3152
 class IterationTime(NamedTuple):
@@ -288,6 +292,7 @@ def iteration_seconds(job: Job, layer: LayerTime, system: System, kernels: Kerne
     first, last = middle + layer.embedding, middle + layer.output
     slowest = np.where(p == 1, first + layer.output, np.maximum(first, last))
     others = np.where(p == 1, 0., first + last + np.maximum(p - 2, 0) * middle - slowest)
+    others = np.maximum(others - np.asarray(job.zero_bubble) * 2 * (p - 1) * L * layer.late, 0.)
     slack = kernels.straggler * np.sqrt(2 * np.log(np.maximum(t * job.copies * p, 2)))
     # gradients: reduced once an iteration over all copies
     parameters = L * job.layer_weights + job.table_weights * (1 + (p == 1) * (1 - np.asarray(kernels.tied_tables)))
@@ -304,36 +309,39 @@ def iteration_seconds(job: Job, layer: LayerTime, system: System, kernels: Kerne
 
 # %% ../nbs/04b_kernels.ipynb #218f03ea
 class StageMemory(NamedTuple):
-    "GB on one GPU of the fuller stage."
+    "GB on one GPU of a stage."
     weights: float
     gradients: float
     optimizer: float
     activations: float
 
-def stage_memory(
+def memory_at(
+    stage,    # from 0 to pp - 1
     job: Job, kernels: Kernels,
     E=2e-9,   # GB of an element
 ):  # StageMemory
-    "Peak memory of the fuller of the first and the last stage."
-    byte, p, v, T, N = E / 2, job.pp, job.virtual_stages, job.tokens, job.micro_batches
+    "Peak memory of one pipeline stage."
+    byte, p, v, T, last = E / 2, job.pp, job.virtual_stages, job.tokens, stage == job.pp - 1
     steps = layer_steps(job, kernels, E)
     kept, core = sum(s.kept for s in steps), sum(s.kept for s in steps if s.core)
     full, selective = np.asarray(job.full) > 0, np.asarray(job.selective) > 0
     layer = np.where(full, E * T * job.embed_dim, kept - selective * core)
-    alive = np.where(p == 1, 1, np.minimum(N, np.where(v > 1, p + (p - 1) / v, p)))
-    gathered = 2 * E * T * job.embed_dim * (np.asarray(job.sequence_sharded) > 0) * (job.tp > 1)
-    both = np.where(full, kept, selective * core) + gathered + kernels.framework_GB   # computed again; whole inputs of two products
-    table, widest = E * job.table_weights * kernels.gradients_apart, E * (job.matrices - 1) * job.embed_dim * job.mlp_dim / job.tp * kernels.gradients_apart
-    untied = 1 - np.asarray(kernels.tied_tables)
-    own = job.layers * job.layer_weights + job.table_weights
-    first = alive * job.layers * layer + both + table
-    last = np.where(p == 1, alive, 1) * job.layers * layer + both + table + widest + kernels.logit_held * byte * T * job.vocab / job.tp
-    last_own = own + (p == 1) * untied * job.table_weights
+    alive = np.where(p == 1, 1, np.minimum(job.micro_batches, np.where(v > 1, (2 * (p - stage - 1) + (v - 1) * p + 1) / v, p - stage)))
+    gathered = 2 * E * T * job.embed_dim * (np.asarray(job.sequence_sharded) > 0) * (job.tp > 1)   # whole inputs of two products
+    again = np.where(full, kept, selective * core)                                                   # the layer being computed again
+    ends = (stage == 0) | last
+    apart = E * kernels.gradients_apart * (job.table_weights * ends + last * (job.matrices - 1) * job.embed_dim * job.mlp_dim / job.tp)
+    logits = last * kernels.logit_held * byte * T * job.vocab / job.tp
+    tables = ends + (p == 1) * (1 - np.asarray(kernels.tied_tables) * 1)
+    own = job.layers * job.layer_weights + tables * job.table_weights
     share = np.where(np.asarray(job.zero_stage) > 0, job.copies, 1)
-    state = lambda parameters: (2 * byte * parameters, kernels.gradient_held * byte * parameters, 12 * byte * parameters / share)
-    ends = (*state(own), first), (*state(last_own), last)
-    fuller = (p == 1) | (sum(ends[1]) > sum(ends[0]))
-    return StageMemory(*(np.where(fuller, b, a) for a, b in zip(*ends)))
+    return StageMemory(2 * byte * own, kernels.gradient_held * byte * own, 12 * byte * own / share, alive * job.layers * layer + gathered + again + apart + logits + kernels.framework_GB)
+
+def stage_memory(job: Job, kernels: Kernels, E=2e-9):  # StageMemory
+    "Peak memory of the fuller of the first and the last stage."
+    first, last = (memory_at(stage, job, kernels, E) for stage in (0, job.pp - 1))
+    fuller = sum(last) > sum(first)
+    return StageMemory(*(np.where(fuller, b, a) for a, b in zip(first, last)))
 
 # %% ../nbs/04b_kernels.ipynb #0aed3562
 def step_table(job: Job, system: System, kernels: Kernels):  # DataFrame, a row per step

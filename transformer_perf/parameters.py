@@ -69,15 +69,12 @@ class Kernels:
     tp_exposed: float = figure(.3, 0, 1, 'a share')                                                               # of tensor-parallel messages, where they overlap
     dp_exposed: float = figure(.15, 0, 1, 'a share')                                                              # of the gradient reduction, where it overlaps
     p2p_exposed: float = figure(1., 0, 1, 'a share')                                                              # of pipeline messages in an interleaved schedule
-    p2p_base: float = figure(1e-4, 0, 1e-3, 'host and launch of a send and a receive')                            # s a message
     gradient_bytes: float = figure(4., 2, 4, 'fp32 or 16-bit gradients')                                          # reduced, a parameter
     # the software: host
     host_layer: float = figure(1e-3, .3e-3, 3e-3, '40 to 100 launches of 5 to 30 us')                             # s to launch one direction of a layer
     host_tp: float = figure(.05, 0, .2, 'a group waits for its slowest launcher')                                 # more of it for each further tensor-parallel GPU
     host_sharpness: float = figure(3., 1.5, 10, '1.5: host and GPU hardly overlap; 10: the larger of the two')     # exponent of the smooth maximum of host and GPU
     host_micro_batch: float = figure(1.5e-3, 0, 5e-3, 'Python between the layers')                                # s a micro-batch
-    host_embedding: float = figure(.3e-3, 0, 3e-3, 'a dozen launches')                                            # s to launch it, both directions
-    host_output: float = figure(1e-3, 0, 5e-3, 'some forty launches')                                             # s to launch output layer and loss
     iteration_constant: float = figure(0., 0, .05, 'data loading, logging')                                       # s an iteration
     # the software: bytes
     accumulate_bytes: float = figure(4., 2, 8, 'read and write of the gradient that a product adds to')           # of extra traffic, a weight
