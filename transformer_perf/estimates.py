@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .models import nearest
+from .models import as_markdown, nearest
 from .systems import Link, System
 
 # %% ../nbs/02_estimates.ipynb #c3b7814a
@@ -38,6 +38,8 @@ class Assumptions:
 
     def __post_init__(self):
         if self.zero_stage not in (0, 1, 2, 3): raise ValueError(f'zero_stage={self.zero_stage!r} must be 0, 1, 2 or 3')
+
+    def _repr_markdown_(self): return as_markdown(self)
 
     @classmethod
     def paper(cls): return cls()

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .models import Model, as_model, nearest, whole
+from .models import Model, as_markdown, as_model, nearest, whole
 from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, Group, as_assumptions
 from .modules import (
@@ -44,6 +44,8 @@ class Parallel:
     nvlink_tp2: int = None
     nvlink_pp: int = None
     nvlink_dp: int = None
+
+    def _repr_markdown_(self): return as_markdown(self)
 
     @property
     def n_gpus(self): return self.tp1 * self.tp2 * self.pp * self.dp
