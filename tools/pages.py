@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import re
+import textwrap
 import tokenize
 from pathlib import Path
 
@@ -55,6 +56,11 @@ def title_of(stem):
     return f'{number[1]} {title} <{stem}>'
 
 
+def folded(line):
+    "A line of printed text, broken if it is a paragraph; tables stay as wide as they are."
+    return line if '  ' in line or '─' in line else textwrap.fill(line, 88)
+
+
 def page(path):  # dict: the notebook to show
     "A notebook as it is read: stored outputs, no hidden cells, no directives, links to its source."
     nb = json.loads(Path(path).read_text(encoding='utf-8'))
@@ -66,13 +72,15 @@ def page(path):  # dict: the notebook to show
         if 'hide' in words or any(word.startswith('default_exp') for word in words): continue
         tags = cell['metadata'].setdefault('tags', [])
         if 'echo: false' in words: tags.append('remove-input')
+        for output in cell.get('outputs', []):
+            if output['output_type'] == 'stream': output['text'] = '\n'.join(map(folded, ''.join(output['text']).split('\n')))
         cells.append({**cell, 'source': '\n'.join(line for line in source.splitlines() if not line.startswith('#|')) if words else source})
     stem = Path(path).stem
     links = [f'<a href="_static/notebooks/{stem}.ipynb" download>the notebook</a>']
     if module: links += [f'<a href="_modules/transformer_perf/{module}.html">the module that it defines</a>', f'[its functions](api/{module}.md)']
     cells[0]['source'] += f'\n\n{{.source-links}}\nSource: {", ".join(links)}.'
     if stem == 'index': cells.append(dict(cell_type='markdown', metadata={}, id='contents', source='\n\n'.join(
-        toctree(map(title_of, pages), caption, ['hidden']) for caption, pages in contents([path.stem for path in NOTEBOOKS]))))
+        toctree(map(title_of, pages), caption, ['hidden']) for caption, pages in [('', ['Start here <self>']), *contents([path.stem for path in NOTEBOOKS])])))
     nb['metadata']['language_info'] = {'name': 'python', 'pygments_lexer': 'ipython3'}  # so that `!command` is highlighted
     return {**nb, 'cells': cells}
 
@@ -99,8 +107,9 @@ def parameters(node, notes, options):  # list of (names, default, comment); the 
     lines = [(default or arg).end_lineno for arg, default in every]
     rows = []
     for i, ((arg, default), line) in enumerate(zip(every, lines)):
-        note = (notes.get(line, '') if line != node.lineno else '') or help_of(arg.annotation) or options.get(ast.unparse(arg.annotation) if arg.annotation else '', '')
-        if rows and note and lines[i - 1] == line and rows[-1][1] == '' and default is None: rows[-1] = (rows[-1][0] + [arg.arg], '', note)
+        kind = arg.annotation.id if isinstance(arg.annotation, ast.Name) else ''
+        note = (notes.get(line, '') if line != node.lineno else '') or help_of(arg.annotation) or options.get(kind) or kind
+        if rows and lines[i - 1] == line != node.lineno and rows[-1][1] == '' and default is None: rows[-1] = (rows[-1][0] + [arg.arg], '', note)
         else: rows.append(([arg.arg], '' if default is None else ast.unparse(default), note))
     start = node.body[0].lineno
     return rows, next((notes[line] for line in range(start - 1, max(lines, default=node.lineno) - 1, -1) if line in notes and (line not in lines or line == node.lineno)), '')
@@ -112,8 +121,9 @@ def fields(node, notes):  # list of (names, default, comment)
 
 
 def as_table(rows, what):
-    "Rows of (names, default, comment) in Markdown; nothing where no row has a comment."
-    if not any(note or default for _, default, note in rows): return []
+    "Rows of (names, default, comment) in Markdown, where there is a comment; the signature above has them all."
+    rows = [row for row in rows if row[2]]
+    if not rows: return []
     cell = lambda text: text.replace('|', '\\|').replace('$', '\\$').replace('*', '\\*').replace('<', '&lt;')
     return [f'| {what} | default | meaning |', '| --- | --- | --- |',
             *[f'| {", ".join(f"`{name}`" for name in names)} | {f"`{default}`" if default else ""} | {cell(note)} |' for names, default, note in rows], '']
