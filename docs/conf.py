@@ -10,7 +10,7 @@ project, version, html_title = 'transformer_perf', transformer_perf.__version__,
 extensions = ['myst_nb', 'sphinx.ext.mathjax', 'sphinx.ext.viewcode']
 html_theme = 'sphinx_book_theme'
 html_theme_options = {'use_download_button': False, 'use_fullscreen_button': False, 'show_toc_level': 2, 'show_navbar_depth': 1, 'navbar_persistent': [], 'footer_content_items': '',
-                      'navigation_with_keys': True, 'article_header_end': ['article-header-buttons.html']}
+                      'navigation_with_keys': True, 'pygments_dark_style': 'github-dark', 'article_header_end': ['article-header-buttons.html']}
 html_static_path = [str(HERE / '_static'), str(HERE / '_build' / 'static')]
 html_css_files, html_favicon = ['site.css'], str(HERE / '_static' / 'favicon.svg')
 html_copy_source, html_show_sphinx, html_show_copyright, html_last_updated_fmt = False, False, False, None
@@ -18,6 +18,7 @@ add_module_names = False
 toc_object_entries_show_parents = 'hide'
 python_maximum_signature_line_length = 88
 
+nb_render_markdown_format = 'myst'  # a Markdown output may be a table
 nb_execution_mode = 'off'  # the outputs stored in the notebooks are shown; tests keep them fresh
 myst_enable_extensions = ['dollarmath', 'colon_fence', 'attrs_block']
 myst_heading_anchors = 3
