@@ -13,10 +13,9 @@ html_theme_options = {'use_download_button': False, 'use_fullscreen_button': Fal
                       'navigation_with_keys': True, 'pygments_dark_style': 'github-dark', 'article_header_end': ['article-header-buttons.html']}
 html_static_path = [str(HERE / '_static'), str(HERE / '_build' / 'static')]
 html_css_files, html_favicon = ['site.css'], str(HERE / '_static' / 'favicon.svg')
-html_copy_source, html_show_sphinx, html_show_copyright, html_last_updated_fmt = False, False, False, None
+html_copy_source = False
 add_module_names = False
-toc_object_entries_show_parents = 'hide'
-python_maximum_signature_line_length = 88
+toc_object_entries_show_parents, html_context = 'hide', {'default_mode': 'auto'}
 
 nb_render_markdown_format = 'myst'  # a Markdown output may be a table
 nb_execution_mode = 'off'  # the outputs stored in the notebooks are shown; tests keep them fresh

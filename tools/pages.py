@@ -108,7 +108,7 @@ def parameters(node, notes, options):  # list of (names, default, comment); the 
     rows = []
     for i, ((arg, default), line) in enumerate(zip(every, lines)):
         kind = arg.annotation.id if isinstance(arg.annotation, ast.Name) else ''
-        note = (notes.get(line, '') if line != node.lineno else '') or help_of(arg.annotation) or options.get(kind) or kind
+        note = (notes.get(line, '') if line != node.lineno else '') or help_of(arg.annotation) or options.get(kind, '')
         if rows and lines[i - 1] == line != node.lineno and rows[-1][1] == '' and default is None: rows[-1] = (rows[-1][0] + [arg.arg], '', note)
         else: rows.append(([arg.arg], '' if default is None else ast.unparse(default), note))
     start = node.body[0].lineno
@@ -125,8 +125,9 @@ def as_table(rows, what):
     rows = [row for row in rows if row[2]]
     if not rows: return []
     cell = lambda text: text.replace('|', '\\|').replace('$', '\\$').replace('*', '\\*').replace('<', '&lt;')
-    return [f'| {what} | default | meaning |', '| --- | --- | --- |',
-            *[f'| {", ".join(f"`{name}`" for name in names)} | {f"`{default}`" if default else ""} | {cell(note)} |' for names, default, note in rows], '']
+    rows = [(what, 'default', 'meaning'), ('---',) * 3, *[(', '.join(f'`{name}`' for name in names), f'`{default}`' if default else '', cell(note)) for names, default, note in rows]]
+    if not any(default for _, default, _ in rows[2:]): rows = [(names, note) for names, _, note in rows]
+    return [f'| {" | ".join(row)} |' for row in rows] + ['']
 
 
 def signature(node):
