@@ -325,8 +325,9 @@ def short(x):
 def readable(table, system):  # DataFrame for reading, not for computing
     "A search result for the eye: shares instead of seconds, memory beside capacity."
     t = table
-    groups = [f'{a}x{b}' if s != '1d' else f'{a}' for s, a, b in zip(t.strategy, t.tp1, t.tp2)]
-    place = ['x'.join(str(int(row[f'nvlink_{g}'])) for g in GROUPS if g != 'tp2' or row.strategy != '1d') for _, row in t.iterrows()]
+    used = [[group for group in GROUPS if group not in ('tp1', 'tp2') or group in STRATEGIES[s].groups] for s in t.strategy]
+    groups = ['x'.join(str(row[g]) for g in names if g.startswith('tp')) for names, (_, row) in zip(used, t.iterrows())]
+    place = ['x'.join(str(row[f'nvlink_{g}']) for g in names) for names, (_, row) in zip(used, t.iterrows())]
     view = pd.DataFrame({
         'GPUs': t.n_gpus, 'strategy': t.strategy, 'samples/s': [short(x) for x in t.samples_per_s], 'iteration s': [short(x) for x in t.iteration_s],
         'tp': groups, 'pp': t.pp, 'dp': t.dp, 'micro-batch': t.micro_batch, 'NVLink': place,
@@ -334,7 +335,7 @@ def readable(table, system):  # DataFrame for reading, not for computing
         **{name: [f'{share:.1%}' for share in t[column] / t.iteration_s] for column, name in COMPONENTS.items()}})
     if 'rank' in t: view.insert(0, 'rank', t['rank'])
     if (t.zero_stage != 1).any(): view.insert(view.columns.get_loc('NVLink'), 'ZeRO', t.zero_stage)
-    if (t.strategy == '2d').any(): view.insert(view.columns.get_loc('NVLink'), 'panels', t.panels)
+    if any(STRATEGIES[s].has_panels for s in t.strategy): view.insert(view.columns.get_loc('NVLink'), 'panels', t.panels)
     return view
 
 def in_words(row, model, system, global_batch):
@@ -342,7 +343,7 @@ def in_words(row, model, system, global_batch):
     shares = {name: row[column] / row.iteration_s for column, name in COMPONENTS.items()}
     losses = sorted(((share, name) for name, share in shares.items() if name != 'compute'), reverse=True)
     biggest = max(MEMORY_PARTS, key=lambda part: row[part])
-    tensor = f'{row.tp1} GPUs' if row.strategy == '1d' else f'{row.tp1} x {row.tp2} GPUs'
+    tensor = f'{row.tp1} x {row.tp2} GPUs' if 'tp2' in STRATEGIES[row.strategy].groups else f'{row.tp1} GPUs'
     placed = ' x '.join(f'{group} {row[place]}' for group, place in zip(GROUPS, PLACES) if row[place] > 1) or 'one GPU of each group'
     fits = row.memory_GB <= system.hbm_capacity
     days = f' The whole training of {short(model.train_samples)} samples would take {short(model.train_samples / row.samples_per_s / 86400)} days.' if model.train_samples else ''
@@ -350,7 +351,7 @@ def in_words(row, model, system, global_batch):
             f'{short(row.iteration_s)} s for an iteration of {global_batch} samples. Each layer is shared by {tensor} ({row.strategy}), the layers by {row.pp} pipeline stage{"s" if row.pp > 1 else ""}, '
             f'the batch by {row.dp} cop{"ies" if row.dp > 1 else "y"} in micro-batches of {row.micro_batch}; an NVLink domain holds {placed}. '
             f'Arithmetic takes {shares["compute"]:.1%} of the time; the largest losses are {losses[0][1]} ({losses[0][0]:.1%}) and {losses[1][1]} ({losses[1][0]:.1%}). '
-            f'Memory: {row.memory_GB:.1f} GB, mostly {MEMORY_PARTS[biggest]}, {"within" if fits else "MORE than"} the {system.hbm_capacity:g} GB of the GPU.{days}')
+            f'Memory: {row.memory_GB:.1f} GB, of which {row[biggest]:.1f} GB {MEMORY_PARTS[biggest]}, {"within" if fits else "MORE than"} the {system.hbm_capacity:g} GB of the GPU.{days}')
 
 # %% ../nbs/05_execution.ipynb #d096f97d
 def distinct(*columns):
@@ -468,6 +469,7 @@ def why_none(n, space, memory, strategy, system):
         return f'{strategy}: the smallest of {own.sum()} configurations needs {least:.1f} GB, {least - np.max(system.hbm_capacity):.1f} GB over the {np.max(system.hbm_capacity):g} GB of {system.name}'
     return f'{strategy}: the configurations that fit have no placement that fills an NVLink domain of {system.nvlink_size}'
 
+# %% ../nbs/05_execution.ipynb #abba6bba
 class SearchResult(pd.DataFrame):
     "The best candidates, best first; `.reasons` says, for each GPU count without any, why; `.candidates` counts all that were considered."
     _metadata = ['system', 'reasons', 'candidates']
@@ -479,6 +481,7 @@ class SearchResult(pd.DataFrame):
         if getattr(self, 'system', None) is None or not {'rank', *COMPONENTS} <= set(self.columns): return super()._repr_html_()
         return readable(self, self.system).to_html(index=False) + ''.join(f'<p>{n} GPUs: {reason}.</p>' for n, reason in self.reasons.items())
 
+# %% ../nbs/05_execution.ipynb #99cc89ce
 def search(
     model,                  # a Model, a name, a .json file or a dict
     n_gpus,                 # how many GPUs; one number or several
