@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from .models import as_model, nearest
@@ -30,7 +31,7 @@ PARTS = dict(zip(COMPONENTS, ((BLUE, 'white', ''), (SKY, 'black', '..'), (RED, '
 def style():  # context manager
     "The look of all our pictures, inside a `with`."
     return plt.rc_context({'font.size': 9, 'axes.titlesize': 10, 'axes.grid': True, 'grid.alpha': 0.35, 'grid.linewidth': 0.5, 'axes.axisbelow': True, 'legend.frameon': False,
-                           'legend.fontsize': 8, 'lines.markersize': 4, 'lines.linewidth': 1.4, 'hatch.linewidth': 0.4, 'figure.dpi': 100, 'figure.constrained_layout.use': True})
+                           'legend.fontsize': 8, 'lines.markersize': 4, 'lines.linewidth': 1.4, 'hatch.linewidth': 0.4, 'figure.dpi': 80, 'figure.constrained_layout.use': True})
 
 # %% ../nbs/06_plots.ipynb #fe839458
 def picture(draw):
@@ -133,16 +134,18 @@ def stacked_shares(ax, table, x):
         share = (table[column] / table.iteration_s * 100).values
         ax.bar(x, share, bottom=bottom, color=color, hatch=hatch, edgecolor='white', linewidth=0.3, width=0.8, label=name)
         for at, height, low in zip(x, share, bottom):
-            if height >= 5: ax.text(at - 0.38, low + height / 2, f'{height:.0f}%', ha='left', va='center', color=ink, fontsize=7, bbox=dict(facecolor=color, edgecolor='none', pad=0.6) if hatch else None)
+            if height >= 5: ax.text(at - 0.39, low + height / 2, f'{height:.0f}%', ha='left', va='center', color=ink, fontsize=7, bbox=dict(facecolor=color, edgecolor='none', pad=0.6) if hatch else None)
         bottom += share
     ax.set(ylabel='share of the iteration (%)', ylim=(0, 100)); ax.grid(False)
     beside(ax, second_axis(ax, x, table.iteration_s, 'iteration (s)', BLACK, 'iteration time'))
 
 def second_axis(ax, x, values, label, color, name):  # Axes
-    "Points of other units over the bars, with their axis on the right."
+    "Points of other units over the bars, with their axis on the right; logarithmic if they differ tenfold."
     twin = ax.twinx()
-    twin.plot(x, values, color=color, marker='D', linestyle='', markeredgecolor='white', markersize=6.5, label=name)
-    twin.set(ylabel=label, ylim=(0, max(values) * 1.12)); twin.grid(False)
+    twin.plot(x, values, color=color, marker='D', linestyle='', markeredgecolor='white', markersize=6, label=name)
+    if max(values) > 10 * min(values): twin.set_yscale('log'); plain(twin.yaxis); twin.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+    else: twin.set_ylim(0, max(values) * 1.12)
+    twin.set(ylabel=label); twin.grid(False)
     return twin
 
 def beside(ax, twin):
@@ -164,7 +167,7 @@ def configurations(
     if len(labels) != len(table): raise ValueError(f'{len(labels)} labels must be as many as the {len(table)} rows of the table')
     bars = {column: name for column, name in bars.items() if not column.endswith('tp2') or (table.strategy != '1d').any()}
     x = np.arange(len(table))
-    width = max(6.4, 2.8 + 0.7 * len(table))
+    width = max(6.4, 2.8 + 0.75 * len(table))
     figure, ((top,), (low,)) = panels_of(1, width, 5.6, rows=2, sharex=True, height_ratios=(1.25, 1))
     stacked_shares(top, table, x)
     thin = 0.8 / len(bars)
@@ -212,7 +215,7 @@ def heat_map(
     xlabel, ylabel, label,           # their names and units
     marks={},                        # name -> (x, y) of real machines
     panels=None,                     # column whose values each get a panel, with one colour scale
-    contours=(1.1, 1.5, 2, 4),       # multiples of each panel's best value
+    contours=(1.1, 1.25, 1.5, 2),     # multiples of each panel's best value, four at most
 ):  # Figure
     "A column over two others, both logarithmic."
     for column in (x, y, value): nearest(column, table.columns, 'column')
@@ -221,18 +224,24 @@ def heat_map(
     if min(len(xs), len(ys)) < 2: raise ValueError(f'{len(xs)} values of {x} and {len(ys)} of {y} must be at least two each to make a map')
     if not table[value].notna().any(): raise ValueError(f'{value} is missing at every point, so there is nothing to draw')
     figure, axes = panels_of(len(shown), 1.4 + 3.9 * len(shown), 3.7, sharey=True)
+    drawn = {'a real GPU': Line2D([], [], color=RED, marker='o', linestyle='')} if marks else {}
+    holes = False
     for ax, (name, own) in zip(axes[0], shown):
         z = own.pivot(index=y, columns=x, values=value).reindex(index=ys, columns=xs).values
+        holes = holes or not np.isfinite(z).all()
         ax.set_facecolor('#e8e8e8'); ax.patch.set(hatch='///', edgecolor='#b0b0b0')
         mesh = ax.pcolormesh(edges(xs), edges(ys), np.ma.masked_invalid(z), cmap='cividis_r', norm=LogNorm(table[value].min(), table[value].max()))
-        if np.isfinite(z).any():
-            times = [c for c in contours if np.nanmin(z) * c < np.nanmax(z)]
-            if times: ax.clabel(ax.contour(xs, ys, z / np.nanmin(z), levels=times, colors=BLACK, linewidths=0.8), fmt=lambda c: f'{c:g} x best', fontsize=7)
+        for times, dashes in zip(contours, DASHES):
+            if np.isfinite(z).any() and np.nanmin(z) * times < np.nanmax(z):
+                ax.contour(xs, ys, z / np.nanmin(z), levels=[times], colors=BLACK, linestyles=dashes, linewidths=0.9)
+                drawn[f'{times:g} x the best'] = Line2D([], [], color=BLACK, linestyle=dashes, linewidth=0.9)
         for machine, at in marks.items():
             ax.plot(*at, 'o', color=RED, markeredgecolor='white', markersize=6, zorder=5)
             ax.annotate(machine, at, xytext=(5, 4), textcoords='offset points', fontsize=8, bbox=dict(facecolor='white', edgecolor='none', alpha=0.85, pad=0.8), zorder=6)
         ax.set(xscale='log', yscale='log', xlabel=xlabel, ylabel=ylabel if ax is axes[0, 0] else '', title=name); ax.grid(False)
         for axis in (ax.xaxis, ax.yaxis): axis.set_major_locator(LogLocator(subs=(1, 2, 5))); plain(axis)
+    if holes: drawn['nothing fits'] = Patch(facecolor='#e8e8e8', edgecolor='#b0b0b0', hatch='///')
+    figure.legend(drawn.values(), drawn.keys(), loc='outside lower center', ncols=3 * min(len(shown), 2), handlelength=3)
     bar = figure.colorbar(mesh, ax=axes, label=label, pad=0.02)
     bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7))); plain(bar.ax.yaxis)
     return figure
