@@ -43,7 +43,8 @@ def picture(draw):
             raise ValueError('the table has no rows, so there is nothing to draw' + ''.join(f'; {n} GPUs: {reason}' for n, reason in list(reasons.items())[:1]))
         with style():
             figure = draw(table, *args, **options)
-            figure.draw_without_rendering()
+            figure.draw_without_rendering()     # lays it out and makes the ticks, while the style holds
+            figure.set_layout_engine('none')    # once is enough
         return figure
     return drawn
 
@@ -108,14 +109,15 @@ def against_gpus(
 
 # %% ../nbs/06_plots.ipynb #c018dabb
 def training_days(
-    table,  # DataFrame with samples_per_s, and `model` (a name) unless it is given
-    model=None,
+    table,       # DataFrame with samples_per_s, and with model names in `model` unless one is given
+    model=None,  # a Model, a name, a .json file or a dict, for all rows
 ):  # days, one for each row
     "Days that the whole training of each row's model would take."
-    samples = {name: as_model(name).train_samples for name in ({model} if model else set(table.model))}
-    for name, n in samples.items():
-        if n is None: raise ValueError(f'train_samples of {name} is not known, so neither is the length of its training')
-    return (samples[model] if model else table.model.map(samples)) / table.samples_per_s / 86400
+    models = [as_model(name) for name in (table.model if model is None else [model])]
+    for m in models:
+        if m.train_samples is None: raise ValueError(f'train_samples of {m.name} is not known, so neither is the length of its training')
+    samples = np.array([m.train_samples for m in models])
+    return (samples if model is None else samples[0]) / table.samples_per_s / 86400
 
 # %% ../nbs/06_plots.ipynb #df381284
 SIZES = {'micro_batches': 'micro-batches', 'tp1': 'TP n1', 'tp2': 'TP n2', 'dp': 'DP', 'pp': 'PP'}
