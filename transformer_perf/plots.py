@@ -139,7 +139,7 @@ def stacked_shares(ax, table, x):
             if height >= 5: ax.text(at - 0.39, low + height / 2, f'{height:.0f}%', ha='left', va='center', color=ink, fontsize=7, bbox=dict(facecolor=color, edgecolor='none', pad=0.6) if hatch else None)
         bottom += share
     ax.set(ylabel='share of the iteration (%)', ylim=(0, 100)); ax.grid(False)
-    beside(ax, second_axis(ax, x, table.iteration_s, 'iteration (s)', BLACK, 'iteration time'))
+    beside(ax, second_axis(ax, x + 0.2, table.iteration_s, 'iteration (s)', BLACK, 'iteration time'))
 
 def second_axis(ax, x, values, label, color, name):  # Axes
     "Points of other units over the bars, with their axis on the right; logarithmic if they differ tenfold."
