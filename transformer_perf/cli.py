@@ -7,7 +7,7 @@ __all__ = ['app', 'ModelOption', 'SystemOption', 'NvlinkOption', 'BatchOption', 
            'OutputOption', 'ModelsOption', 'SystemsOption', 'StrategiesOption', 'GpusOption', 'LongBatchOption',
            'WorkersOption', 'Format', 'as_text', 'deliver', 'records', 'numbers', 'search_command', 'explain_command',
            'names_of', 'bounds', 'deliver_table', 'models_command', 'systems_command', 'labelled', 'strategies_of',
-           'resumable', 'run_configs_command', 'axis', 'sweep_command', 'bench_command', 'main']
+           'resumable', 'run_configs_command', 'axis', 'sweep_command', 'zero_command', 'bench_command', 'main']
 
 # %% ../nbs/11_cli.ipynb #86ef7f4e
 import contextlib
@@ -29,7 +29,8 @@ from rich.table import Table
 from .models import NAMED, as_model, whole, write_whole
 from .systems import as_system, system_names, systems_table
 from .modules import model_figures
-from .execution import STRATEGIES, Parallel, estimate, in_words, readable, search
+from .execution import STRATEGIES, Parallel, estimate, in_words, readable, search, short
+from .scaling import STUDIED, zero_table
 from .sweeps import PAPER_GPUS, bench, mpi_world, paper_systems, run, run_configs, run_task, table_bytes, tasks_of
 
 # %% ../nbs/11_cli.ipynb #7351f370
@@ -74,11 +75,12 @@ AssumptionsOption = Annotated[str, typer.Option('--assumptions', help='paper: th
 FormatOption = Annotated[Format, typer.Option('--format', help='table to read; csv or json, with full precision, for other programs.')]
 OutputOption = Annotated[Path, typer.Option('--output', '-o', help='Write to this file instead of the terminal.', show_default=False)]
 
-def numbers(texts, option):
+def numbers(texts, option, least=1):
     "Whole numbers from options that may be repeated and may hold several: ['4,8', '16'] -> [4, 8, 16]."
     parts = [part for text in texts for part in text.replace(',', ' ').split()]
     if not parts: raise ValueError(f'{option} names no number')
-    return [whole(int(part) if part.lstrip('+-').isdigit() else part, option) for part in parts]
+    number = lambda part: int(part) if part.lstrip('+-').isdigit() else part
+    return [0 if least == 0 and part == '0' else whole(number(part), option) for part in parts]
 
 # %% ../nbs/11_cli.ipynb #db69c1d9
 @app.command('search')
@@ -87,6 +89,7 @@ def search_command(
     gpus: Annotated[list[str], typer.Option('--gpus', help='How many GPUs; repeat, or separate by commas, for several.')] = ['2048'],
     global_batch: BatchOption = 4096,
     strategy: Annotated[str, typer.Option('--strategy', help='How a layer is shared out: 1d (Megatron), 2d-seqp (with context parallelism), 2d (SUMMA), or all.')] = '1d',
+    zero_stage: Annotated[list[str], typer.Option('--zero-stage', help='ZeRO stages to consider, 0 to 3; repeat, or separate by commas.')] = ['1'],
     top: Annotated[int, typer.Option('--top', help='How many configurations to show for each number of GPUs.')] = 10,
     assumptions: AssumptionsOption = 'paper', format: FormatOption = Format.table, output: OutputOption = None,
 ):
@@ -98,7 +101,7 @@ def search_command(
     Example: transformer-perf search --model vit_era5 --system B200 --nvlink-size 8 --gpus 4096,16384 --strategy all
     """
     model, system = as_model(model), as_system(system, nvlink_size)
-    found = search(model, numbers(gpus, '--gpus'), system, global_batch, strategy, top, assumptions)
+    found = search(model, numbers(gpus, '--gpus'), system, global_batch, strategy, top, assumptions, zero_stages=numbers(zero_stage, '--zero-stage', 0))
     if format is Format.csv: return deliver(pd.DataFrame(found).to_csv(index=False), output)
     if format is Format.json: return deliver(json.dumps({'candidates': found.candidates, 'found': records(found), 'none': found.reasons}, indent=1) + '\n', output)
     parts = []
@@ -119,6 +122,7 @@ def explain_command(
     dp: Annotated[int, typer.Option('--dp', help='Data-parallel copies.')] = 1,
     micro_batch: Annotated[int, typer.Option('--micro-batch', help='Samples of one micro-batch.')] = 1,
     panels: Annotated[int, typer.Option('--panels', help="SUMMA panels, instead of the system's own number.", show_default=False)] = None,
+    zero_stage: Annotated[int, typer.Option('--zero-stage', help='What the copies share out: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights.')] = 1,
     nvlink_tp1: Annotated[int, typer.Option('--nvlink-tp', '--nvlink-tp1', help='GPUs of each group in one NVLink domain. Left open: the fastest placement.', show_default=False)] = None,
     nvlink_tp2: Annotated[int, typer.Option('--nvlink-tp2', show_default=False)] = None,
     nvlink_pp: Annotated[int, typer.Option('--nvlink-pp', show_default=False)] = None,
@@ -129,7 +133,7 @@ def explain_command(
 
     Example: transformer-perf explain --tp 4 --pp 32 --dp 16 --nvlink-size 4
     """
-    parallel = Parallel(strategy, tp1, tp2, pp, dp, micro_batch, panels, nvlink_tp1, nvlink_tp2, nvlink_pp, nvlink_dp)
+    parallel = Parallel(strategy, tp1, tp2, pp, dp, micro_batch, panels, zero_stage, nvlink_tp1, nvlink_tp2, nvlink_pp, nvlink_dp)
     result = estimate(model, parallel, as_system(system, nvlink_size), global_batch, assumptions)
     if format is Format.csv: return deliver(result.layers.to_csv(index=False), output)
     if format is Format.json:
@@ -247,6 +251,32 @@ def sweep_command(
     write_whole(output, table_bytes(pd.concat([t for t in tables if len(t)] or tables[:1], ignore_index=True), output.suffix))
     shutil.rmtree(partial)
     print(output)
+
+# %% ../nbs/11_cli.ipynb #10a50435
+@app.command('zero')
+def zero_command(
+    model: Annotated[str, typer.Option('--model', help=f'One of {", ".join(STUDIED)} (the models of the study), or as in `search`.')] = '6.7B',
+    system: SystemOption = 'polaris', nvlink_size: NvlinkOption = None,
+    gpus: Annotated[list[str], typer.Option('--gpus', help='How many GPUs; repeat, or separate by commas, for several.')] = ['64'],
+    samples: Annotated[int, typer.Option('--samples', help='Samples of one iteration on each GPU.')] = 1,
+    format: FormatOption = Format.table, output: OutputOption = None,
+):
+    """Memory and time of data parallelism at each ZeRO stage.
+
+    Stage 0 shares out nothing over the GPUs, 1 the optimizer states, 2 the gradients too, 3 the weights too. The model is that of Cheng et al. 2024.
+
+    Example: transformer-perf zero --model 13B --system tg40 --gpus 8,64
+    """
+    system = as_system(system, nvlink_size)
+    table = zero_table(STUDIED.get(model) or as_model(model), system, numbers(gpus, '--gpus'), samples).sort_values(['n_gpus', 'stage'], ignore_index=True)
+    if format is not Format.table: return deliver_table(table, format, output)
+    view = pd.DataFrame({
+        'GPUs': table.n_gpus, 'ZeRO': table.stage, 'samples/s': table.samples_per_s.map(short), 'iteration s': table.iteration_s.map(short),
+        **{name: [f'{share:.1%}' for share in table[column] / table.iteration_s] for name, column in (('compute', 'compute_s'), ('forward comm', 'forward_comm_s'), ('backward comm', 'backward_comm_s'))},
+        **{f'{name} GB': table[f'{name}_GB'].map(short) for name in ('weights', 'gradients', 'optimizer', 'activations')},
+        'memory GB': [f'{x:.1f} / {system.hbm_capacity:g}' for x in table.memory_GB], 'fits': ['yes' if fits else 'no' for fits in table.fits],
+        'GPUs to fit': ['never' if n != n or n == float('inf') else f'{n:.0f}' for n in table.gpus_needed]})
+    deliver(as_text(view, f'{table.model[0]} on {system.name}, {samples} sample{"s" if samples > 1 else ""} a GPU, data parallelism alone'), output)
 
 # %% ../nbs/11_cli.ipynb #7c1d7fb0
 @app.command('bench')

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .models import Model, as_model, nearest, whole
+from .models import Model, as_markdown, as_model, nearest, whole
 from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, Group, as_assumptions
 from .modules import (
@@ -39,10 +39,13 @@ class Parallel:
     dp: int = 1             # data-parallel copies
     micro_batch: int = 1    # samples
     panels: int = None      # SUMMA panels; the system's summa_nb unless given
+    zero_stage: int = None  # what the copies share out, 0 to 3; the assumptions' stage unless given
     nvlink_tp1: int = None  # GPUs of each group that share an NVLink domain
     nvlink_tp2: int = None
     nvlink_pp: int = None
     nvlink_dp: int = None
+
+    def _repr_markdown_(self): return as_markdown(self)
 
     @property
     def n_gpus(self): return self.tp1 * self.tp2 * self.pp * self.dp
@@ -93,8 +96,10 @@ def memory_of(
     assumptions,
 ):  # Memory
     "What one GPU stores, with the 1F1B schedule."
-    W = weights * layers
-    return Memory(W, W, assumptions.optimizer_bytes * W / copies, activations * layers * np.minimum(pp, micro_batches))
+    W, stage = weights * layers, assumptions.zero_stage
+    share = lambda GB, first_stage: GB / copies if stage >= first_stage else GB
+    held = np.minimum(W, W / copies + weights * assumptions.zero_gathered) if stage == 3 else W
+    return Memory(held, share(W, 2), share(assumptions.optimizer_bytes * W, 1), activations * layers * np.minimum(pp, micro_batches))
 
 # %% ../nbs/05_execution.ipynb #83c55b7b
 class Times(NamedTuple):
@@ -129,7 +134,7 @@ def iteration_times(
 ):  # Times
     "An iteration, with its pipeline and data-parallel messages priced."
     pp_comm = 2 * pipeline_time(cost.boundary, *pipeline, micro_batches, system, assumptions)
-    dp_comm = sum(data_parallel_time(cost.weights, cost.forward, cost.backward, layers, data, system, assumptions))
+    dp_comm = sum(data_parallel_time(cost.weights, cost.forward, cost.backward, layers, micro_batches, data, system, assumptions))
     return add_up(cost, layers, micro_batches, pipeline.size, pp_comm, dp_comm)
 
 # %% ../nbs/05_execution.ipynb #5692228b
@@ -299,6 +304,7 @@ def estimate(
     "Time and memory of one iteration of one configuration; a ValueError if it cannot run."
     model, system, assumptions, global_batch = as_model(model), as_system(system), as_assumptions(assumptions), whole(global_batch, 'global_batch')
     check_parallel(parallel, model, system, global_batch)
+    if parallel.zero_stage is not None: assumptions = dataclasses.replace(assumptions, zero_stage=parallel.zero_stage)
     strategy, args = parallel.strategy, (model, system, global_batch, assumptions)
     panels = (parallel.panels or system.summa_nb) if STRATEGIES[strategy].has_panels else 1
     t = {name: np.array([panels if name == 'panels' else getattr(parallel, name)]) for name in GROUPS + ('micro_batch', 'panels')}
@@ -308,7 +314,7 @@ def estimate(
     t = keep(t, np.prod([t[place] for place in PLACES], axis=0) <= system.nvlink_size)
     found = statistics(t, strategy, *args)
     best = int(np.argmin(found['iteration_s']))
-    placed = dataclasses.replace(parallel, **{name: int(t[name][best]) for name in ('panels',) + PLACES})
+    placed = dataclasses.replace(parallel, zero_stage=assumptions.zero_stage, **{name: int(t[name][best]) for name in ('panels',) + PLACES})
     return Estimate(model, placed, system, global_batch, assumptions, {name: float(column[best]) for name, column in found.items()})
 
 # %% ../nbs/05_execution.ipynb #2b86b4af
@@ -327,6 +333,7 @@ def readable(table, system):  # DataFrame for reading, not for computing
         'memory GB': [f'{x:.1f} / {system.hbm_capacity:g}' for x in t.memory_GB],
         **{name: [f'{share:.1%}' for share in t[column] / t.iteration_s] for column, name in COMPONENTS.items()}})
     if 'rank' in t: view.insert(0, 'rank', t['rank'])
+    if (t.zero_stage != 1).any(): view.insert(view.columns.get_loc('NVLink'), 'ZeRO', t.zero_stage)
     if (t.strategy == '2d').any(): view.insert(view.columns.get_loc('NVLink'), 'panels', t.panels)
     return view
 
@@ -435,13 +442,15 @@ def search_one(n_gpus, strategy, model, system, global_batch, assumptions, k, fi
     found = list(best_candidates(space, memory, layer, *args, k))
     t = {column: np.concatenate([part[column] for part in found]) for column in found[0] if column != 'grouping'}
     figures = statistics(t, strategy, model, variant(system, t['variant']), global_batch, assumptions)
-    table = pd.DataFrame({'variant': t.pop('variant'), 'n_gpus': t.pop('n_gpus'), 'strategy': strategy, **t, **figures})
+    t = {'variant': t.pop('variant'), 'n_gpus': t.pop('n_gpus'), 'strategy': strategy, **t}
+    table = pd.DataFrame({**t, 'zero_stage': assumptions.zero_stage, **figures})
     reasons = {n: why_none(n, space, memory, strategy, system) for n in n_gpus if n not in table.n_gpus.values}
     return table, reasons, int(candidates_of(space).sum())
 
 def best_of(tables, n_gpus, k):
     "The k best rows of several tables, for each variant and GPU count in the order given, with their rank."
     table = pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True)
+    table = table.drop_duplicates([c for c in table if c != 'zero_stage'])  # one copy shares out nothing: all ZeRO stages are one
     order = pd.Series(np.arange(len(n_gpus)), index=n_gpus)
     table = table.iloc[np.lexsort((table.iteration_s, table.n_gpus.map(order), table.variant))]
     rank = table.groupby(['variant', 'n_gpus'], sort=False).cumcount() + 1
@@ -479,6 +488,7 @@ def search(
     k=10,                   # how many candidates to keep for each GPU count
     assumptions='paper',    # a preset's name, or Assumptions
     fixed={},               # columns held at a value, or at several: {'tp1': 8, 'pp': [1, 2, 4]}
+    zero_stages=None,       # ZeRO stages to consider; the assumptions' own unless given
 ):  # SearchResult: a DataFrame, one row per candidate, best first
     "The fastest configurations that fit in memory, for each GPU count."
     model, system, assumptions, global_batch, k = as_model(model), as_system(system), as_assumptions(assumptions), whole(global_batch, 'global_batch'), whole(k, 'k')
@@ -488,10 +498,13 @@ def search(
     for column in fixed: nearest(column, [*GROUPS, 'micro_batch', 'panels', *PLACES], 'column')
     if not counts or not strategies: raise ValueError(f'n_gpus={n_gpus!r} and strategy={strategy!r} must name at least one each')
     if variants(system) > 1: raise ValueError('search takes one system; a system with array fields is for sweeps')
-    tables, reasons, candidates = zip(*(search_one(counts, name, model, system, global_batch, assumptions, k, fixed) for name in strategies))
+    stages = [assumptions.zero_stage] if zero_stages is None else np.atleast_1d(zero_stages).tolist()
+    searches = [(name, dataclasses.replace(assumptions, zero_stage=stage)) for name in strategies for stage in stages]
+    if not searches: raise ValueError(f'zero_stages={zero_stages!r} must name at least one')
+    tables, reasons, candidates = zip(*(search_one(counts, name, model, system, global_batch, chosen, k, fixed) for name, chosen in searches))
     result = SearchResult(best_of(tables, counts, k).drop(columns='variant'))
     result.system, result.candidates = system, sum(candidates)
-    result.reasons = {n: '; '.join(why[n] for why in reasons) for n in counts if n not in result.n_gpus.values}
+    result.reasons = {n: '; '.join(dict.fromkeys(why[n] for why in reasons)) for n in counts if n not in result.n_gpus.values}
     return result
 
 # %% ../nbs/05_execution.ipynb #7d50b9d7

@@ -240,7 +240,9 @@ def read_npy(
             major, _ = np.lib.format.read_magic(file)
             shape, _, dtype = (np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0)(file)
             if dtype != object or shape != (1, 5): raise ValueError(f'its array is {shape} of {dtype}')
-            return tuple(PlainUnpickler(file).load()[0])
+            content = PlainUnpickler(file).load()
+            if not isinstance(content, np.ndarray) or content.shape != (1, 5): raise ValueError('its content is no array of five')
+            return tuple(content[0])
     except OSError as error: raise ValueError(f'{path}: cannot be read ({error.strerror})') from None
     except Exception as error:  # a damaged file can fail in any way
         raise ValueError(f"{path}: not a results file in the paper's layout ({(str(error) or 'it ends early').splitlines()[0]})") from None
