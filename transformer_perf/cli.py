@@ -258,7 +258,7 @@ def sweep_command(
 # %% ../nbs/11_cli.ipynb #10a50435
 @app.command('zero')
 def zero_command(
-    model: Annotated[str, typer.Option('--model', help=f'One of {", ".join(STUDIED)} (the models of the study), or as in `search`.')] = '6.7B',
+    model: Annotated[str, typer.Option('--model', help='A model of the study (125M, 1.3B, 2.7B, 6.7B, 13B, 18.4B), or as in `search`.')] = '6.7B',
     system: SystemOption = 'polaris', nvlink_size: NvlinkOption = None,
     gpus: Annotated[list[str], typer.Option('--gpus', help='How many GPUs; repeat, or separate by commas, for several.')] = ['64'],
     samples: Annotated[int, typer.Option('--samples', help='Samples of one iteration on each GPU.')] = 1,

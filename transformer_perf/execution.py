@@ -472,14 +472,14 @@ def why_none(n, space, memory, strategy, system):
 # %% ../nbs/05_execution.ipynb #abba6bba
 class SearchResult(pd.DataFrame):
     "The best candidates, best first; `.reasons` says, for each GPU count without any, why; `.candidates` counts all that were considered."
-    _metadata = ['system', 'reasons', 'candidates']
+    _metadata = ['priced_on', 'reasons', 'candidates']
 
     @property
     def _constructor(self): return SearchResult
 
     def _repr_html_(self):
-        if getattr(self, 'system', None) is None or not {'rank', *COMPONENTS} <= set(self.columns): return super()._repr_html_()
-        return readable(self, self.system).to_html(index=False) + ''.join(f'<p>{n} GPUs: {reason}.</p>' for n, reason in self.reasons.items())
+        if getattr(self, 'priced_on', None) is None or not {'rank', *COMPONENTS} <= set(self.columns): return super()._repr_html_()
+        return readable(self, self.priced_on).to_html(index=False) + ''.join(f'<p>{n} GPUs: {reason}.</p>' for n, reason in self.reasons.items())
 
 # %% ../nbs/05_execution.ipynb #99cc89ce
 def search(
@@ -506,7 +506,7 @@ def search(
     if not searches: raise ValueError(f'zero_stages={zero_stages!r} must name at least one')
     tables, reasons, candidates = zip(*(search_one(counts, name, model, system, global_batch, chosen, k, fixed) for name, chosen in searches))
     result = SearchResult(best_of(tables, counts, k).drop(columns='variant'))
-    result.system, result.candidates = system, sum(candidates)
+    result.priced_on, result.candidates = system, sum(candidates)
     result.reasons = {n: '; '.join(dict.fromkeys(why[n] for why in reasons)) for n in counts if n not in result.n_gpus.values}
     return result
 
