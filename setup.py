@@ -20,7 +20,7 @@ setup(
     keywords=cfg['keywords'],
     python_requires='>=' + cfg['min_python'],
     install_requires=cfg['requirements'].split(),
-    extras_require={extra: cfg[f'{extra}_requirements'].split() for extra in ('plots', 'dev')},
+    extras_require={key.removesuffix('_requirements'): cfg[key].split() for key in cfg if key.endswith('_requirements')},
     packages=['transformer_perf', 'transformer_perf.catalogue'],
     package_dir={'transformer_perf': 'transformer_perf', 'transformer_perf.catalogue': 'systems'},
     package_data={'transformer_perf.catalogue': ['*.json']},

@@ -4,30 +4,33 @@
 
 # %% auto #0
 __all__ = ['app', 'ModelOption', 'SystemOption', 'NvlinkOption', 'BatchOption', 'AssumptionsOption', 'FormatOption',
-           'OutputOption', 'Format', 'as_text', 'deliver', 'records', 'numbers', 'search_command', 'explain_command',
-           'names_of', 'bounds', 'deliver_table', 'models_command', 'systems_command', 'bench_command', 'main']
+           'OutputOption', 'ModelsOption', 'SystemsOption', 'StrategiesOption', 'GpusOption', 'LongBatchOption',
+           'WorkersOption', 'Format', 'as_text', 'deliver', 'records', 'numbers', 'search_command', 'explain_command',
+           'names_of', 'bounds', 'deliver_table', 'models_command', 'systems_command', 'labelled', 'strategies_of',
+           'resumable', 'run_configs_command', 'axis', 'sweep_command', 'bench_command', 'main']
 
-# %% ../nbs/11_cli.ipynb #d28bcba4
+# %% ../nbs/11_cli.ipynb #86ef7f4e
+import contextlib
 import enum
 import io
 import json
-import os
+import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import pandas as pd
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .models import NAMED, as_model, whole
-from .systems import as_system, systems_table
+from .models import NAMED, as_model, whole, write_whole
+from .systems import as_system, system_names, systems_table
 from .modules import model_figures
-from .execution import Parallel, estimate, in_words, readable, search
-from .sweeps import bench as run_bench
+from .execution import STRATEGIES, Parallel, estimate, in_words, readable, search
+from .sweeps import PAPER_GPUS, bench, mpi_world, paper_systems, run, run_configs, run_task, table_bytes, tasks_of
 
 # %% ../nbs/11_cli.ipynb #7351f370
 class Format(str, enum.Enum):
@@ -55,11 +58,7 @@ def deliver(
 ):
     "Print a text, or write it to a file, whole or not at all."
     if output is None: return print(text, end='')
-    try:
-        with tempfile.NamedTemporaryFile('w', dir=Path(output).parent, delete=False, encoding='utf-8') as f: f.write(text)
-        os.chmod(f.name, 0o644)
-        os.replace(f.name, output)
-    except OSError as error: raise ValueError(f'--output {output}: cannot be written ({error.strerror})') from None
+    write_whole(output, text)
 
 def records(table): return table.to_dict(orient='records')
 
@@ -169,14 +168,97 @@ def systems_command(format: FormatOption = Format.table, output: OutputOption = 
     "List the systems that are known by name."
     deliver_table(systems_table().reset_index(names='field'), format, output)
 
+def labelled(texts):  # dict: label -> System
+    "Systems from options: NAME, NAME-NVS8 for another NVLink domain, or FILE.json."
+    found = {}
+    for text in ','.join(texts).split(','):
+        name, _, size = text.rpartition('-NVS')
+        label = text if size.isdigit() and name else text.rpartition('/')[2].removesuffix('.json')
+        found[label] = as_system(name, whole(int(size), f'nvlink_size of {text}')) if size.isdigit() and name else as_system(text)
+    return found
+
+def strategies_of(texts):
+    "Strategy names from options that may be repeated; `all` is all of them."
+    names = [name for text in texts for name in text.split(',')]
+    return list(STRATEGIES) if 'all' in names else list(dict.fromkeys(names))
+
+# %% ../nbs/11_cli.ipynb #19a70647
+ModelsOption = Annotated[list[str], typer.Option('--model', help='A model by name or FILE.json; repeat for several.')]
+SystemsOption = Annotated[list[str], typer.Option('--systems', '--system', help="Systems by name, NAME-NVS8 for another NVLink domain, or FILE.json; repeat, or separate by commas. The paper's nine unless given.", show_default=False)]
+StrategiesOption = Annotated[list[str], typer.Option('--parallel-strat', '--strategy', help='1d, 2d-seqp, 2d, or all; repeat, or separate by commas.')]
+GpusOption = Annotated[list[str], typer.Option('--gpus', help='Numbers of GPUs; repeat, or separate by commas. 4, 8, ... 16384 unless given.', show_default=False)]
+LongBatchOption = Annotated[int, typer.Option('--global-batch-size', '--global-batch', help='Samples of one iteration, over all GPUs.')]
+WorkersOption = Annotated[int, typer.Option('--workers', help='Processes on this machine. Under mpiexec its ranks are used instead.')]
+
+@contextlib.contextmanager
+def resumable():
+    "Ctrl-C ends long work with a word on how to go on, and exit code 130."
+    try: yield
+    except KeyboardInterrupt:
+        print('transformer-perf: interrupted; the same command continues where it stopped', file=sys.stderr)
+        raise SystemExit(130) from None
+
+@app.command('run-configs')
+def run_configs_command(
+    model: ModelsOption = ['gpt3_1T'], parallel_strat: StrategiesOption = ['1d'], global_batch_size: LongBatchOption = 4096, systems: SystemsOption = None, gpus: GpusOption = None,
+    top: Annotated[int, typer.Option('--top', help='Candidates to keep for each number of GPUs.')] = 10,
+    folder: Annotated[Path, typer.Option('--folder', help='Where the files go.')] = Path('outputs'),
+    table: Annotated[str, typer.Option('--table', help='Kind of the tidy tables: csv or parquet.')] = 'csv',
+    assumptions: AssumptionsOption = 'paper', workers: WorkersOption = 1,
+):
+    """Write the best configurations over systems and GPU counts to files.
+
+    For each model and strategy: a tidy table exec_STRATEGY_MODEL.csv and, for each system, exec_STRATEGY_MODEL_SYSTEM.npy in the layout of the paper's own code.
+
+    Example, on nine ranks: mpiexec -n 9 transformer-perf run-configs --model vit_era5 --parallel-strat 2d
+    """
+    with resumable():
+        written = run_configs(model, strategies_of(parallel_strat), labelled(systems) if systems else paper_systems(), numbers(gpus, '--gpus') if gpus else PAPER_GPUS,
+                              global_batch_size, top, folder, f'.{table}', assumptions, whole(workers, '--workers'))
+    for path in written or []: print(path)
+
+def axis(text):  # (field, values)
+    "FIELD=1,2,4 or FIELD=500:16000:28 (28 values, evenly spaced on a logarithmic scale)."
+    field, equals, values = text.partition('=')
+    try:
+        low, high, count = (part.strip() for part in values.split(':')) if ':' in values else ('', '', '')
+        found = np.geomspace(float(low), float(high), int(count)).tolist() if count else [float(x) for x in values.split(',')]
+    except ValueError: raise ValueError(f'--vary {text!r} must be FIELD=VALUE,VALUE,... or FIELD=LOW:HIGH:COUNT') from None
+    return field, [int(x) if x == int(x) else x for x in found] if not count else found
+
+@app.command('sweep')
+def sweep_command(
+    output: Annotated[Path, typer.Option('--output', '-o', help='The table to write: .csv or .parquet.')],
+    vary: Annotated[list[str], typer.Option('--vary', help='FIELD=1,2,4 or FIELD=LOW:HIGH:COUNT (on a logarithmic scale), for any numeric field of the system or the model, or global_batch; repeat for a product.')] = [],
+    model: ModelsOption = ['gpt3_1T'], parallel_strat: StrategiesOption = ['1d'], global_batch_size: LongBatchOption = 4096, systems: SystemsOption = None, gpus: GpusOption = None,
+    top: Annotated[int, typer.Option('--top', help='Candidates to keep for each point.')] = 1,
+    assumptions: AssumptionsOption = 'paper', workers: WorkersOption = 1,
+):
+    """Search at every point of a product and write one table.
+
+    Example: transformer-perf sweep --systems B200-NVS8 --gpus 8192 --vary hbm_bandwidth=500:16000:28 --vary hbm_capacity=80:1000:32 -o map.csv
+    """
+    table_bytes(pd.DataFrame({'checked': [0]}), output.suffix)
+    tasks = tasks_of(model, labelled(systems) if systems else paper_systems(), numbers(gpus, '--gpus') if gpus else PAPER_GPUS, strategies_of(parallel_strat),
+                     whole(global_batch_size, '--global-batch-size'), top, assumptions, dict(map(axis, vary)))
+    partial = output.with_name(f'.{output.name}.partial')
+    with resumable(): tables = run(run_task, tasks, partial, whole(workers, '--workers'))
+    if tables is None: return
+    write_whole(output, table_bytes(pd.concat([t for t in tables if len(t)] or tables[:1], ignore_index=True), output.suffix))
+    shutil.rmtree(partial)
+    print(output)
+
+# %% ../nbs/11_cli.ipynb #7c1d7fb0
 @app.command('bench')
 def bench_command():
     "Time the paper's study and single searches on this machine."
-    run_bench()
+    bench()
 
 def main():
-    "Entry point: a mistake in the input is one line on stderr and exit code 2."
+    "Entry point: a mistake in the input is one line on stderr and exit code 2, also under mpiexec."
     try: app()
     except ValueError as error:
-        print(f'transformer-perf: {error}', file=sys.stderr)
+        world = mpi_world()
+        if world is None or world.rank == 0: print(f'transformer-perf: {error}', file=sys.stderr, flush=True)
+        if world is not None and world.rank == 0: world.Abort(2)
         sys.exit(2)

@@ -8,10 +8,10 @@ __all__ = ['GROUPS', 'PLACES', 'COMPONENTS', 'MEMORY_PARTS', 'BLOCK', 'STATISTIC
            'cost_of', 'times_of', 'memories_of', 'figures', 'statistics', 'divisors', 'cross', 'keep', 'restrict',
            'pipeline_divides', 'groupings', 'divides_batch', 'panel_counts_ok', 'choices', 'splits', 'placements',
            'Estimate', 'estimate', 'short', 'readable', 'in_words', 'distinct', 'runs', 'pairs', 'smallest', 'Space',
-           'search_space', 'candidates_of', 'best_candidates', 'layers_and_memory', 'why_none', 'SearchResult',
-           'search', 'paper_statistics', 'paper_candidate', 'execute', 'execute_1d', 'execute_2d', 'execute_seqp',
-           'factors', 'tp1d_candidates', 'pp_candidates', 'micro_batch_size_candidates', 'summa_nb_candidates',
-           'nv_candidates_2d', 'nv_candidates_1d', 'totals']
+           'search_space', 'candidates_of', 'variants', 'variant', 'best_candidates', 'layers_and_memory', 'search_one',
+           'best_of', 'why_none', 'SearchResult', 'search', 'paper_statistics', 'paper_candidate', 'execute',
+           'execute_1d', 'execute_2d', 'execute_seqp', 'factors', 'tp1d_candidates', 'pp_candidates',
+           'micro_batch_size_candidates', 'summa_nb_candidates', 'nv_candidates_2d', 'nv_candidates_1d', 'totals']
 
 # %% ../nbs/05_execution.ipynb #514cb26a
 import dataclasses
@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from .models import Model, as_model, nearest, whole
-from .systems import System, as_system
+from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, Group, as_assumptions
 from .modules import (
     STRATEGIES, LayerCost, Shape, check_placement, data_parallel_time, layer_cost, layer_memory, operation_table, pipeline_time)
@@ -392,27 +392,61 @@ def candidates_of(space):
 # %% ../nbs/05_execution.ipynb #6a4c89d1
 BLOCK = 200_000  # candidates priced at a time: bounds the memory of a search
 
+def variants(system):
+    "How many systems an object with array fields stands for."
+    return max(np.size(getattr(system, field)) for field in PHYSICAL)
+
+def variant(system, rows):
+    "The systems of some rows: array fields become columns."
+    return dataclasses.replace(system, **{f: getattr(system, f)[rows, 0] for f in PHYSICAL if np.ndim(getattr(system, f))})
+
 def best_candidates(space, memory, layer, strategy, model, system, global_batch, assumptions, k):
-    "Tables of the k fastest candidates that fit, for each GPU count (and each block of candidates)."
-    fits = np.flatnonzero(memory <= system.hbm_capacity)
-    t, layer, places = keep(space.configurations, fits), layer[fits], space.places
+    "Tables of the k fastest candidates that fit, for each variant of the system and each GPU count (and each block of candidates)."
+    fits = np.atleast_2d(memory <= system.hbm_capacity)
+    some = np.flatnonzero(fits.any(axis=0))
+    t, layer, places, fits = keep(space.configurations, some), layer[some], space.places, fits[:, some]
     tensor_place, _ = distinct(places['nvlink_tp1'], places['nvlink_tp2'])
-    for block in runs(np.cumsum(candidates_of(space)[fits]) // BLOCK):
+    for block in runs(np.cumsum(candidates_of(space)[some]) * variants(system) // BLOCK):
         i, j = pairs(t['grouping'][block], places['grouping'])
         i = block[i]
         candidates = {**keep(t, i), **keep(places, j)}
         which, first = distinct(layer[i], tensor_place[j])
         cost = cost_of(keep(candidates, first), strategy, model, system, assumptions)
-        cost = LayerCost(*(column[which] for column in cost))
+        cost = LayerCost(*(column[..., which] for column in cost))
         seconds = times_of(candidates, cost, strategy, model, system, global_batch, assumptions).total
+        seconds = np.where(fits[:, i], seconds, np.inf)
         for own in runs(candidates['n_gpus']):
-            yield keep(candidates, own[smallest(seconds[own], k)])
+            for row, times in enumerate(seconds[:, own]):
+                best = smallest(times, k)
+                best = own[best[np.isfinite(times[best])]]
+                yield {'variant': np.full(len(best), row), **keep(candidates, best)}
 
 def layers_and_memory(t, strategy, model, system, global_batch, assumptions):
     "(which distinct layer each configuration has, the memory it takes in GB)."
     layer, first = distinct(t['tp1'], t['tp2'], t['micro_batch'], t['panels'])
     stored = layer_memory(strategy, shape_of(keep(t, first), model), system.units, assumptions)
     return layer, sum(memories_of(t, *(column[layer] for column in stored), strategy, model, global_batch, assumptions))
+
+def search_one(n_gpus, strategy, model, system, global_batch, assumptions, k, fixed={}):
+    "(the k best of one strategy for each variant and GPU count, why there are none, candidates considered)."
+    args = (strategy, model, system, global_batch, assumptions)
+    space = search_space(n_gpus, *args, fixed)
+    layer, memory = layers_and_memory(space.configurations, *args)
+    found = list(best_candidates(space, memory, layer, *args, k))
+    t = {column: np.concatenate([part[column] for part in found]) for column in found[0] if column != 'grouping'}
+    figures = statistics(t, strategy, model, variant(system, t['variant']), global_batch, assumptions)
+    table = pd.DataFrame({'variant': t.pop('variant'), 'n_gpus': t.pop('n_gpus'), 'strategy': strategy, **t, **figures})
+    reasons = {n: why_none(n, space, memory, strategy, system) for n in n_gpus if n not in table.n_gpus.values}
+    return table, reasons, int(candidates_of(space).sum())
+
+def best_of(tables, n_gpus, k):
+    "The k best rows of several tables, for each variant and GPU count in the order given, with their rank."
+    table = pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True)
+    order = pd.Series(np.arange(len(n_gpus)), index=n_gpus)
+    table = table.iloc[np.lexsort((table.iteration_s, table.n_gpus.map(order), table.variant))]
+    rank = table.groupby(['variant', 'n_gpus'], sort=False).cumcount() + 1
+    table.insert(2, 'rank', rank)
+    return table[rank <= k].reset_index(drop=True)
 
 # %% ../nbs/05_execution.ipynb #616472ab
 def why_none(n, space, memory, strategy, system):
@@ -421,8 +455,8 @@ def why_none(n, space, memory, strategy, system):
     if not own.any(): return f'{strategy}: no numbers of tp, pp and dp GPUs multiply to {n} and divide the heads, the layers and the batch'
     if not candidates_of(space)[own].any(): return f'{strategy}: no placement fills an NVLink domain of {system.nvlink_size} with divisors of the groups of {n} GPUs'
     least = memory[own].min()
-    if least > system.hbm_capacity:
-        return f'{strategy}: the smallest of {own.sum()} configurations needs {least:.1f} GB, {least - system.hbm_capacity:.1f} GB over the {system.hbm_capacity:g} GB of {system.name}'
+    if np.all(least > system.hbm_capacity):
+        return f'{strategy}: the smallest of {own.sum()} configurations needs {least:.1f} GB, {least - np.max(system.hbm_capacity):.1f} GB over the {np.max(system.hbm_capacity):g} GB of {system.name}'
     return f'{strategy}: the configurations that fit have no placement that fills an NVLink domain of {system.nvlink_size}'
 
 class SearchResult(pd.DataFrame):
@@ -453,23 +487,11 @@ def search(
     for name in strategies: nearest(name, [*STRATEGIES, 'all'], 'strategy')
     for column in fixed: nearest(column, [*GROUPS, 'micro_batch', 'panels', *PLACES], 'column')
     if not counts or not strategies: raise ValueError(f'n_gpus={n_gpus!r} and strategy={strategy!r} must name at least one each')
-    tables, reasons, total = [], {}, 0
-    for name in strategies:
-        args = (name, model, system, global_batch, assumptions)
-        space = search_space(counts, *args, fixed)
-        layer, memory = layers_and_memory(space.configurations, *args)
-        total += int(candidates_of(space).sum())
-        found = list(best_candidates(space, memory, layer, *args, k))
-        t = {column: np.concatenate([part[column] for part in found]) for column in found[0] if column != 'grouping'}
-        tables.append(pd.DataFrame({'n_gpus': t.pop('n_gpus'), 'strategy': name, **t, **statistics(t, *args)}))
-        for n in counts:
-            if n not in tables[-1].n_gpus.values: reasons.setdefault(n, []).append(why_none(n, space, memory, name, system))
-    table = pd.concat([part for part in tables if len(part)] or tables[:1]).sort_values('iteration_s', kind='stable')
-    table = pd.concat([table[table.n_gpus == n].head(k) for n in counts], ignore_index=True)
-    table.insert(1, 'rank', table.groupby('n_gpus').cumcount() + 1)
-    result = SearchResult(table)
-    result.system, result.candidates = system, total
-    result.reasons = {n: '; '.join(reasons[n]) for n in counts if n not in table.n_gpus.values}
+    if variants(system) > 1: raise ValueError('search takes one system; a system with array fields is for sweeps')
+    tables, reasons, candidates = zip(*(search_one(counts, name, model, system, global_batch, assumptions, k, fixed) for name in strategies))
+    result = SearchResult(best_of(tables, counts, k).drop(columns='variant'))
+    result.system, result.candidates = system, sum(candidates)
+    result.reasons = {n: '; '.join(why[n] for why in reasons) for n in counts if n not in result.n_gpus.values}
     return result
 
 # %% ../nbs/05_execution.ipynb #7d50b9d7

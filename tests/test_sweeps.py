@@ -1,0 +1,247 @@
+"Sweeps: the same bytes however they were computed, whatever happened on the way."
+import dataclasses
+import io
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from transformer_perf import search
+from transformer_perf.models import as_model
+from transformer_perf.sweeps import PAPER_GPUS, PAPER_MODELS, npy_bytes, paper_systems, read_npy, read_table, run_configs, sweep, tasks_of
+from transformer_perf.systems import as_system
+
+BIN = Path(sys.executable).parent
+COMMAND = str(BIN / 'transformer-perf')
+SMALL = ['run-configs', '--systems', 'A100-NVS8,H200-NVS4,B200-NVS64', '--gpus', '256,1024', '--parallel-strat', '1d,2d-seqp']
+ROOT = Path(__file__).parent.parent
+needs_mpi = pytest.mark.skipif(not (BIN / 'mpiexec').exists(), reason='no mpiexec beside this Python: pip install mpi4py mpich')
+
+
+def run(args, **options): return subprocess.run([str(a) for a in args], capture_output=True, text=True, timeout=120, **options)
+
+
+def contents(folder): return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('undisturbed')
+    done = run([COMMAND, *SMALL, '--folder', folder])
+    assert done.returncode == 0, done.stderr
+    return contents(folder)
+
+
+def test_a_sweep_is_its_searches():
+    table = sweep(['gpt3', 'vit_era5'], {'B200-NVS8': as_system('B200', 8)}, [256, 1024], ['1d', '2d-seqp'], k=2, vary={'seq_len': [2048, 8192], 'nvlink_size': [4, 8], 'global_batch': [512]})
+    assert len(table) == 2 * 2 * 2 * 2 * 2 * 2
+    for key, own in table.groupby(['model', 'seq_len', 'nvlink_size', 'strategy', 'n_gpus']):
+        model, seq_len, nvlink_size, strategy, n = key
+        expected = search(dataclasses.replace(as_model(model), seq_len=seq_len), n, as_system('B200', nvlink_size), 512, strategy, k=2)
+        pd.testing.assert_frame_equal(own[list(expected)].reset_index(drop=True), pd.DataFrame(expected))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from(['hbm_bandwidth', 'hbm_capacity', 'matrix_flops_fp16', 'ib_bandwidth', 'nvlink_latency', 'nic_factor']), min_size=1, max_size=3, unique=True),
+       st.lists(st.floats(0.3, 3), min_size=1, max_size=4, unique=True), st.sampled_from(['1d', '2d-seqp', '2d']))
+def test_varied_as_arrays_is_one_by_one(fields, factors, strategy):
+    system = as_system('H200', 8)
+    table = sweep(['gpt3_1T'], {'x': system}, [512], [strategy], vary={f: [getattr(system, f) * x for x in factors] for f in fields})
+    found = table.set_index(fields).iteration_s.to_dict()
+    for point in np.stack(np.meshgrid(*([getattr(system, f) * x for x in factors] for f in fields), indexing='ij'), -1).reshape(-1, len(fields)):
+        alone = search('gpt3_1T', 512, dataclasses.replace(system, **dict(zip(fields, point))), strategy=strategy, k=1)
+        key = tuple(point) if len(point) > 1 else point[0]
+        assert (key in found) == bool(len(alone))
+        if len(alone): assert np.isclose(found[key], alone.iteration_s[0], rtol=1e-12)
+
+
+def test_paper_study_in_outputs_is_current(tmp_path):
+    "What is committed in outputs/ is what the command writes now."
+    done = run([COMMAND, 'run-configs', '--folder', tmp_path, '--parallel-strat', 'all', *(x for m in PAPER_MODELS for x in ('--model', m))])
+    assert done.returncode == 0, done.stderr
+    committed = sorted((ROOT / 'outputs').glob('exec_*.csv'))
+    assert len(committed) == 6
+    for path in committed:
+        ours, theirs = pd.read_csv(tmp_path / path.name), pd.read_csv(path)
+        pd.testing.assert_frame_equal(ours, theirs, rtol=1e-12)  # the last digit may differ between processors
+
+
+@pytest.mark.parametrize('n', [1, 2])
+def test_workers_give_the_same_bytes(undisturbed, tmp_path, n):
+    assert run([COMMAND, *SMALL, '--folder', tmp_path, '--workers', n]).returncode == 0
+    assert contents(tmp_path) == undisturbed
+
+
+@needs_mpi
+@pytest.mark.parametrize('n', [1, 2, 3, 9])
+def test_ranks_give_the_same_bytes(undisturbed, tmp_path, n):
+    done = run([BIN / 'mpiexec', '-n', n, COMMAND, *SMALL, '--folder', tmp_path])
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path) == undisturbed
+    assert sorted(done.stdout.split()) == sorted(str(tmp_path / name) for name in undisturbed)
+
+
+@needs_mpi
+def test_sweeps_run_on_ranks(tmp_path):
+    args = ['sweep', '--systems', 'B200-NVS8', '--gpus', 512, '--vary', 'hbm_capacity=48,96,192', '--vary', 'seq_len=2048,4096']
+    assert run([COMMAND, *args, '-o', tmp_path / 'alone.csv']).returncode == 0
+    assert run([BIN / 'mpiexec', '-n', 3, COMMAND, *args, '-o', tmp_path / 'ranks.csv']).returncode == 0
+    assert (tmp_path / 'alone.csv').read_bytes() == (tmp_path / 'ranks.csv').read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {'alone.csv', 'ranks.csv'}
+
+
+FAILING = '''
+import os, signal, sys
+from pathlib import Path
+import pandas as pd
+from mpi4py import MPI
+from transformer_perf import cli, sweeps
+def task(t):
+    if t[0] == 3 and sys.argv[2] == 'raise': raise ValueError('task 3 went wrong')
+    if t[0] == 3 and MPI.COMM_WORLD.rank: os.kill(os.getpid(), signal.SIGKILL)
+    return pd.DataFrame({'x': [t[0]]})
+def main():
+    tables = sweeps.run(task, [(i,) for i in range(8)], Path(sys.argv[1]) / 'partial')
+    if tables: sweeps.write_whole(Path(sys.argv[1]) / 'out.csv', pd.concat(tables).to_csv())
+cli.app = main
+cli.main()
+'''
+
+
+@needs_mpi
+@pytest.mark.parametrize('how', ['raise', 'kill'])
+def test_a_failing_rank_ends_the_job(tmp_path, how):
+    (tmp_path / 'job.py').write_text(FAILING)
+    done = run([BIN / 'mpiexec', '-n', 3, sys.executable, tmp_path / 'job.py', tmp_path, how])
+    assert done.returncode != 0
+    if how == 'raise': assert done.returncode == 2 and 'transformer-perf: task 3 went wrong' in done.stderr and 'Traceback' not in done.stderr
+    assert not (tmp_path / 'out.csv').exists() and not list(tmp_path.rglob('.*.part'))
+
+
+COUNTING = '''
+import os, sys, time
+from pathlib import Path
+import pandas as pd
+from transformer_perf import sweeps
+folder = Path(sys.argv[1])
+def task(t):
+    with open(folder / 'computed', 'a') as f: f.write(f'{t[0]}\\n')
+    time.sleep(float(sys.argv[2]))
+    return pd.DataFrame({'x': [t[0] / 3], 'name': ['a']})
+tables = sweeps.run(task, [(i,) for i in range(6)], folder / 'partial')
+sweeps.write_whole(folder / 'out.csv', pd.concat(tables).to_csv(index=False))
+'''
+
+
+@pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_run_continues(tmp_path, how):
+    (tmp_path / 'job.py').write_text(COUNTING)
+    command = [sys.executable, str(tmp_path / 'job.py'), str(tmp_path)]
+    process = subprocess.Popen([*command, '0.4'], stderr=subprocess.DEVNULL)
+    deadline = time.time() + 30
+    while len(list(tmp_path.glob('partial/*.shard'))) < 2 and time.time() < deadline: time.sleep(0.02)
+    process.send_signal(how)
+    assert process.wait(timeout=30) != 0
+    shards = list(tmp_path.glob('partial/*.shard'))
+    assert 2 <= len(shards) < 6
+    shards[0].write_bytes(shards[0].read_bytes()[:-7])  # torn, as by a crash of the machine
+    started = len((tmp_path / 'computed').read_text().split())
+    assert run([*command, '0']).returncode == 0
+    assert len((tmp_path / 'computed').read_text().split()) - started == 6 - len(shards) + 1
+    assert (tmp_path / 'out.csv').read_text() == pd.DataFrame({'x': [i / 3 for i in range(6)], 'name': 'a'}).to_csv(index=False)
+
+
+def test_ctrl_c_says_what_to_do(tmp_path):
+    args = [COMMAND, 'sweep', '--systems', 'B200-NVS8', '--gpus', '4096', '--parallel-strat', '2d', '--vary', 'hbm_bandwidth=500:16000:200', '--vary', 'hbm_capacity=80:900:40', '-o', str(tmp_path / 'x.csv')]
+    process = subprocess.Popen(args, stderr=subprocess.PIPE, text=True)
+    deadline = time.time() + 60
+    while not list(tmp_path.glob('.x.csv.partial/*.shard')) and time.time() < deadline: time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=30)[1]
+    assert process.returncode == 130 and 'the same command continues' in error and 'Traceback' not in error
+    assert not (tmp_path / 'x.csv').exists()
+
+
+def test_a_full_disk_is_one_line_and_no_half_file(undisturbed, tmp_path):
+    full = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
+    done = run([COMMAND, *SMALL, '--folder', tmp_path], preexec_fn=full)
+    assert done.returncode == 2 and 'cannot be written' in done.stderr and done.stderr.count('\n') == 1
+    assert all(undisturbed[name] == data for name, data in ((p.name, p.read_bytes()) for p in tmp_path.iterdir() if p.is_file()))
+    assert not list(tmp_path.rglob('.*.part'))
+    assert run([COMMAND, *SMALL, '--folder', tmp_path]).returncode == 0
+    assert contents(tmp_path) == undisturbed
+
+
+def test_parquet(tmp_path):
+    pytest.importorskip('pyarrow')
+    assert run([COMMAND, *SMALL, '--folder', tmp_path, '--table', 'parquet']).returncode == 0
+    assert run([COMMAND, *SMALL, '--folder', tmp_path]).returncode == 0
+    pd.testing.assert_frame_equal(read_table(tmp_path / 'exec_1d_gpt3_1T.parquet'), read_table(tmp_path / 'exec_1d_gpt3_1T.csv'), check_dtype=False, rtol=1e-14)
+
+
+def test_npy_layout(undisturbed, tmp_path):
+    path = tmp_path / 'x.npy'
+    path.write_bytes(undisturbed['exec_1d_gpt3_1T_B200-NVS64.npy'])
+    nvs, t_max, t_min, n_gpus, configs = np.load(path, allow_pickle=True)[0]
+    ours = read_npy(path)
+    assert (nvs, t_max, t_min, list(n_gpus)) == (64, *ours[1:3], [256, 1024]) and configs == ours[4]
+    for high, low, found in zip(t_max, t_min, configs):
+        assert [c[0] for c in found] == sorted((c[0] for c in found), reverse=True) and (found[0][0], found[-1][0]) == (high, low)
+        assert set(found[0][2]) == {'dp', 'tp', 'pp', 'mbs'} and len(found) == 10
+
+
+def test_npy_of_what_never_fits():
+    nothing = pd.DataFrame(search('vit_era5', [4, 8], 'A100'))
+    nvs, t_max, t_min, n_gpus, configs = np.load(io.BytesIO(npy_bytes(nothing, 4, [4, 8])), allow_pickle=True)[0]
+    assert (t_max, t_min, list(n_gpus), configs) == ([], [], [4, 8], [[], []])
+
+
+class Evil:
+    def __reduce__(self): return os.system, ('touch evil-was-run',)
+
+
+def test_reader_runs_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for content in (Evil(), [Evil()], {'a': np.array([Evil()], dtype=object)}):
+        array = np.empty((1, 5), dtype=object)
+        array[0, 2] = content
+        np.save('evil.npy', array, allow_pickle=True)
+        with pytest.raises(ValueError, match='not a results file'): read_npy('evil.npy')
+    assert not Path('evil-was-run').exists()
+
+
+GOOD = npy_bytes(pd.DataFrame(search('gpt3_1T', 1024, 'B200', k=2)), 4, [1024])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_reader_survives_damage(data):
+    at = data.draw(st.integers(0, len(GOOD) - 1))
+    damaged = GOOD[:at] if data.draw(st.booleans()) else GOOD[:at] + data.draw(st.binary(min_size=1, max_size=8)) + GOOD[at + 1:]
+    path = Path(os.environ.get('TMPDIR', '/tmp')) / f'damaged-{os.getpid()}.npy'
+    path.write_bytes(damaged)
+    try: assert len(read_npy(path)) == 5
+    except ValueError as error: assert '\n' not in str(error)
+    finally: path.unlink()
+
+
+@pytest.mark.parametrize('args, message', [
+    (['run-configs', '--systems', 'A100-NVS0'], 'nvlink_size of A100-NVS0=0 must be a whole number'), (['run-configs', '--systems', 'A10'], "did you mean 'A100'?"),
+    (['run-configs', '--parallel-strat', '3d'], "unknown strategy '3d'"), (['run-configs', '--table', 'xlsx'], 'written as .csv or .parquet'), (['run-configs', '--workers', '0'], '--workers=0 must be'),
+    (['run-configs', '--gpus', ','], '--gpus names no number'), (['run-configs', '--folder', '/proc/none'], 'cannot be made'),
+    (['sweep', '-o', 'x.csv', '--vary', 'hbm_bandwith=1'], "did you mean 'hbm_bandwidth'?"), (['sweep', '-o', 'x.csv', '--vary', 'hbm_bandwidth=fast'], 'must be FIELD=VALUE'),
+    (['sweep', '-o', 'x.csv', '--vary', 'hbm_bandwidth=-5'], 'must be a positive number'), (['sweep', '-o', 'x.doc'], 'written as .csv or .parquet'), (['sweep', '-o', 'x.csv', '--vary', 'seq_len=2.5'], 'seq_len=2.5 must be'),
+])
+def test_mistakes_are_one_line(tmp_path, args, message):
+    done = run([COMMAND, *args], cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count('\n') == 1 and not list(tmp_path.iterdir())
