@@ -43,7 +43,8 @@ def picture(draw):
             raise ValueError('the table has no rows, so there is nothing to draw' + ''.join(f'; {n} GPUs: {reason}' for n, reason in list(reasons.items())[:1]))
         with style():
             figure = draw(table, *args, **options)
-            figure.draw_without_rendering()
+            figure.draw_without_rendering()     # lays it out and makes the ticks, while the style holds
+            figure.set_layout_engine('none')    # once is enough
         return figure
     return drawn
 
@@ -108,14 +109,15 @@ def against_gpus(
 
 # %% ../nbs/06_plots.ipynb #c018dabb
 def training_days(
-    table,  # DataFrame with samples_per_s, and `model` (a name) unless it is given
-    model=None,
+    table,       # DataFrame with samples_per_s, and with model names in `model` unless one is given
+    model=None,  # a Model, a name, a .json file or a dict, for all rows
 ):  # days, one for each row
     "Days that the whole training of each row's model would take."
-    samples = {name: as_model(name).train_samples for name in ({model} if model else set(table.model))}
-    for name, n in samples.items():
-        if n is None: raise ValueError(f'train_samples of {name} is not known, so neither is the length of its training')
-    return (samples[model] if model else table.model.map(samples)) / table.samples_per_s / 86400
+    models = [as_model(name) for name in (table.model if model is None else [model])]
+    for m in models:
+        if m.train_samples is None: raise ValueError(f'train_samples of {m.name} is not known, so neither is the length of its training')
+    samples = np.array([m.train_samples for m in models])
+    return (samples if model is None else samples[0]) / table.samples_per_s / 86400
 
 # %% ../nbs/06_plots.ipynb #df381284
 SIZES = {'micro_batches': 'micro-batches', 'tp1': 'TP n1', 'tp2': 'TP n2', 'dp': 'DP', 'pp': 'PP'}
@@ -163,18 +165,19 @@ def configurations(
 ):  # Figure
     "Where the time of each configuration goes, and how it shares the work out."
     table = table.assign(micro_batches=micro_batches(table))
-    labels = [f'{n:,}' for n in table.n_gpus] if labels is None else list(labels)
+    labels = [f'{n:,}' for n in table.n_gpus] if labels is None else [str(label) for label in labels]
     if len(labels) != len(table): raise ValueError(f'{len(labels)} labels must be as many as the {len(table)} rows of the table')
     bars = {column: name for column, name in bars.items() if not column.endswith('tp2') or (table.strategy != '1d').any()}
     x = np.arange(len(table))
     width = max(6.4, 2.8 + 0.75 * len(table))
-    figure, ((top,), (low,)) = panels_of(1, width, 5.6, rows=2, sharex=True, height_ratios=(1.25, 1))
+    figure, ((top,), (low,)) = panels_of(1, width, 5.6 + 0.15 * max(label.count('\n') for label in labels), rows=2, sharex=True, height_ratios=(1.25, 1))
     stacked_shares(top, table, x)
     thin = 0.8 / len(bars)
     for i, (column, name) in enumerate(bars.items()):
         color, hatch = BARS[name]
         low.bar(x - 0.4 + thin * (i + 0.5), table[nearest(column, table.columns, 'column')] - 0.5, bottom=0.5, width=thin * 0.92, color=color, hatch=hatch, edgecolor='white', linewidth=0.3, label=name)
-    low.set_yscale('log', base=2); low.set_ylim(0.5, None); plain(low.yaxis); low.yaxis.set_major_locator(LogLocator(base=4 if low.get_ylim()[1] > 64 else 2))
+    low.set_yscale('log', base=2); low.set_ylim(0.5, None); plain(low.yaxis)
+    low.set_yticks([2**i for i in range(0, 40, 2 if low.get_ylim()[1] > 64 else 1) if 2**i < low.get_ylim()[1]])
     low.set(xticks=x, xticklabels=labels, xlabel=xlabel, ylabel='micro-batches, or GPUs of a group' if 'micro_batches' in bars else 'GPUs in an NVLink domain'); low.grid(False, axis='x')
     beside(low, second_axis(low, x, table.memory_GB, 'memory (GB)', GREEN, 'memory'))
     if title: figure.suptitle(title, fontsize=10)
@@ -194,7 +197,7 @@ def placements(
         x, y = np.arange(len(own)), own.samples_per_s.values
         ax.plot(x, y, 'o-', color=BLUE, label='a placement')
         peaks = [i for i in x if y[i] > max(y[[j for j in (i - 1, i + 1) if 0 <= j < len(y)]], default=-np.inf)]
-        ax.plot(x[peaks], y[peaks], 'o', color=ORANGE, markersize=9, markerfacecolor='none', label='better than both neighbours')
+        ax.plot(x[peaks], y[peaks], 'o', color=ORANGE, markersize=9, markerfacecolor='none', label='better than its neighbours')
         ax.plot(x[y.argmax()], y.max(), '*', color=RED, markersize=12, label='best')
         ax.set(xticks=x, title=name, xlabel=' x '.join(PLACED[column] for column in columns), ylabel='throughput (samples/s)' if ax is axes[0, 0] else '')
         ax.set_xticklabels([' x '.join(map(str, row)) for row in own[columns].values], rotation=90, fontsize=7)
@@ -239,7 +242,7 @@ def heat_map(
             ax.plot(*at, 'o', color=RED, markeredgecolor='white', markersize=6, zorder=5)
             ax.annotate(machine, at, xytext=(5, 4), textcoords='offset points', fontsize=8, bbox=dict(facecolor='white', edgecolor='none', alpha=0.85, pad=0.8), zorder=6)
         ax.set(xscale='log', yscale='log', xlabel=xlabel, ylabel=ylabel if ax is axes[0, 0] else '', title=name); ax.grid(False)
-        for axis in (ax.xaxis, ax.yaxis): axis.set_major_locator(LogLocator(subs=(1, 2, 5))); plain(axis)
+        for axis, values in ((ax.xaxis, xs), (ax.yaxis, ys)): axis.set_major_locator(LogLocator(subs=(1, 2, 5) if values[-1] > 10 * values[0] else (1, 1.5, 2, 3, 5, 7))); plain(axis)
     if holes: drawn['nothing fits'] = Patch(facecolor='#e8e8e8', edgecolor='#b0b0b0', hatch='///')
     figure.legend(drawn.values(), drawn.keys(), loc='outside lower center', ncols=3 * min(len(shown), 2), handlelength=3)
     bar = figure.colorbar(mesh, ax=axes, label=label, pad=0.02)
