@@ -4,14 +4,16 @@
 
 # %% auto #0
 __all__ = ['POWERS', 'DRAWN_STAGES', 'DRAWN_EXTRA', 'PASSES', 'SORTS', 'CHAIN', 'BOUND', 'STORES', 'STEPS', 'TOP', 'SWEPT',
-           'SCENARIO', 'SIZES_BYTES', 'Shown', 'closest', 'with_own', 'machine_options', 'Drawing', 'drawing', 'box',
-           'label', 'stack', 'legend', 'ticks', 'one_f_one_b', 'timeline', 'LayerState', 'price_state', 'Job', 'job_of',
-           'candidates_of', 'narrowed', 'layer_settled', 'operations_of', 'layer_table', 'operation_bars',
-           'iteration_bar', 'memory_bar', 'stage_times', 'layer_figure', 'in_control', 'one_step', 'best_step',
-           'step_words', 'layer_words', 'layer_shown', 'SearchState', 'why_slower', 'candidate_name', 'search_figure',
-           'layer_state_of', 'search_shown', 'SweepState', 'swept_values', 'sweep_table', 'with_unit', 'sweep_lines',
-           'sweep_shown', 'RooflineState', 'command_of', 'roofline_table', 'roofline_figure', 'roofline_shown',
-           'CollectivesState', 'measured_times', 'collectives_table', 'collectives_shown']
+           'SCENARIO', 'SIZES_BYTES', 'PANELS', 'LIMITS_MS', 'CELL', 'Shown', 'closest', 'with_own', 'machine_options',
+           'Drawing', 'drawing', 'box', 'label', 'stack', 'legend', 'ticks', 'one_f_one_b', 'timeline', 'LayerState',
+           'price_state', 'Job', 'job_of', 'candidates_of', 'narrowed', 'layer_settled', 'operations_of', 'layer_table',
+           'operation_bars', 'iteration_bar', 'memory_bar', 'stage_times', 'layer_figure', 'in_control', 'one_step',
+           'best_step', 'step_words', 'layer_words', 'layer_shown', 'SearchState', 'why_slower', 'candidate_name',
+           'search_figure', 'layer_state_of', 'search_shown', 'SweepState', 'swept_values', 'sweep_table', 'with_unit',
+           'sweep_lines', 'sweep_shown', 'RooflineState', 'command_of', 'roofline_table', 'roofline_figure',
+           'roofline_shown', 'CollectivesState', 'measured_times', 'collectives_table', 'collectives_shown',
+           'picture_html', 'table_html', 'call_html', 'page', 'shown_or_why', 'Panel', 'Panels', 'state_of',
+           'latencies', 'bench', 'serve']
 
 # %% ../nbs/07_panels.ipynb #03c08142
 import base64
@@ -341,7 +343,7 @@ def layer_figure(
     "One configuration: its operations, its iteration, its memory, its pipeline."
     p, (forward, backward, N) = result.parallel, stage_times(result, table)
     x, width, bubble = 575, 510, result.stats['bubble_s'] / result.stats['iteration_s']
-    title = f'Pipeline (1F1B): {p.pp} stage{"s" if p.pp > 1 else ""}, {N:,} micro-batch{"es" if N > 1 else ""}; bubble {bubble:.1%} of the iteration'
+    title = f'Pipeline (1F1B): {p.pp} stage{"s" if p.pp > 1 else ""}, {N:,} micro-batch{"es" if N > 1 else ""}, bubble {bubble:.1%}'
     parts = [*operation_bars(table, 105, 52, 400), *iteration_bar(result, x, 22, width), *memory_bar(result, x, 132, width), label(x, 240, title, size=13, weight='bold'),
              *timeline(x, 250, width, 128, p.pp, N, forward, backward)]
     return drawing(parts, 1100, max(52 + 24 * len(table) + 25, 425))
@@ -476,12 +478,12 @@ def search_figure(
     "A stacked bar for each candidate, best first."
     x, y, width = 400, 40, 600
     scale, bottom = width / found.iteration_s.max(), 40 + 24 * len(found)
-    parts = [*legend(x, 22, [(name, PARTS[column][0]) for column, name in COMPONENTS.items()], 6, 112), *ticks(x, y, bottom, scale, found.iteration_s.max(), 's')]
+    parts = [*legend(x, 22, [(name, PARTS[column][0]) for column, name in COMPONENTS.items()], 6, 122), *ticks(x, y, bottom, scale, found.iteration_s.max(), 's')]
     for i, (_, row) in enumerate(found.iterrows()):
         parts += [label(x - 8, y + 24 * i + 16, candidate_name(row), 'end', weight='bold' if row['rank'] == chosen else 'normal'),
                   *stack(x, y + 24 * i + 4, 16, scale, [(name, row[column], PARTS[column][0]) for column, name in COMPONENTS.items()], 's'),
                   label(x + scale * row.iteration_s + 5, y + 24 * i + 16, f'{short(row.iteration_s)} s')]
-    return drawing(parts, 1080, bottom + 25)
+    return drawing(parts, 1110, bottom + 25)
 
 def layer_state_of(
     state,  # SearchState
@@ -802,4 +804,166 @@ def collectives_shown(
               else 'No measured points: those of Perlmutter are of A100 GPUs, 2 or 4 to a node, up to 256.')
     shown = table[np.isin(table.bytes, [2**i for i in (15, 20, 25, 30, 33)])]
     view = pd.DataFrame({'placement': shown.placement, 'MB': shown.MB.map(short), 'predicted ms': shown.predicted_ms.map(short), 'measured ms': ['' if np.isnan(x) else short(x) for x in shown.measured_ms]})
-    return Shown(table, view, communication(table, line='placement'), words)
+    figure = communication(table, line='placement')
+    figure.set_size_inches(7.5, 3.8)
+    return Shown(table, view, figure, words)
+
+# %% ../nbs/07_panels.ipynb #6f894e26
+def picture_html(figure):  # str
+    "A figure as HTML: SVG as it is, matplotlib as a PNG."
+    if figure is None: return ''
+    if isinstance(figure, Drawing): return str(figure)
+    file = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(file)
+    return f'<img alt="" style="max-width:100%" src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'
+
+def table_html(view):  # str
+    "A table for the eye."
+    cells = lambda tag, values: ''.join(f'<{tag} style="padding:1px 7px;text-align:{"left" if i == 0 else "right"}">{html.escape(str(x))}</{tag}>' for i, x in enumerate(values))
+    rows = ''.join(f'<tr>{cells("td", row)}</tr>' for row in view.itertuples(index=False))
+    return f'<div style="overflow-x:auto"><table style="border-collapse:collapse;font-size:12px;line-height:1.5"><thead><tr>{cells("th", view.columns)}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+def call_html(name, text):  # str
+    "A call to copy: a click selects it whole."
+    return f'<div style="font-size:12px">{name}<pre style="user-select:all;white-space:pre-wrap;background:#f4f4f4;color:black;padding:6px;margin:2px 0">{html.escape(text)}</pre></div>'
+
+def page(
+    state,
+    shown,  # Shown, or a sentence that says why there is nothing to show
+):  # str, HTML
+    "All that a panel shows, as one piece."
+    if isinstance(shown, str): return f'<p><b>{html.escape(shown)}</b></p>'
+    table = '' if shown.view is None else table_html(shown.view)
+    return f'{picture_html(shown.figure)}<p style="max-width:70em;line-height:1.5">{html.escape(shown.words)}</p>{table}{call_html("Python", state.python())}{call_html("Command line", state.command_line())}'
+
+def shown_or_why(state):  # Shown, or str
+    "What a state shows; or one plain sentence, if it is impossible."
+    try: return state.show()
+    except ValueError as error: return f'This is not possible: {error}.'
+
+# %% ../nbs/07_panels.ipynb #d67a63fc
+class Panel:
+    "Controls and what they show; `.widget` is the whole, `.state` what it shows now."
+    def __init__(
+        self,
+        state,        # to begin with
+        then=None,    # called with (panel, name of the control) after each move
+    ):
+        self.then, self.setting = then, False
+        self.controls = {field.name: ipywidgets.Dropdown(description=field.name.replace('_', ' '), style={'description_width': '92px'}, layout={'width': '235px'}) for field in dataclasses.fields(state)}
+        self.output = ipywidgets.HTML()
+        self.widget = ipywidgets.VBox([ipywidgets.Box(list(self.controls.values()), layout={'flex_flow': 'row wrap'}), self.output])
+        for name, control in self.controls.items():
+            control.add_class(f'control-{name}')
+            control.observe(lambda change, name=name: self.moved(name, change.new), names='value')
+        self.load(state)
+
+    def _repr_mimebundle_(self, **options): return {**self.widget._repr_mimebundle_(**options), 'text/plain': str(self.state)}
+
+    def moved(self, name, value):
+        "A control was moved by hand."
+        if self.setting: return
+        self.load(dataclasses.replace(self.state, **{name: value}))
+        if self.then: self.then(self, name)
+
+    def load(self, state):
+        "Show a state, or the possible one nearest to it."
+        self.state = state
+        try: self.state, options = state.settle()
+        except ValueError as error:
+            self.output.value = page(state, f'This is not possible: {error}.')
+            return
+        self.setting = True
+        try:
+            for name, control in self.controls.items(): self.offer(control, name, options[name])
+        finally: self.setting = False
+        self.output.value = page(self.state, shown_or_why(self.state))
+
+    def offer(self, control, name, values):
+        "Give a control its options and its value, if they changed."
+        offered, value = tuple((in_control(name, v), v) for v in values), getattr(self.state, name)
+        with control.hold_sync():
+            if control.options != offered: control.options = offered
+            if control.value != value: control.value = value
+            control.disabled = len(values) == 1
+
+# %% ../nbs/07_panels.ipynb #e6cb2149
+PANELS = {'layer': LayerState, 'search': SearchState, 'sweep': SweepState, 'roofline': RooflineState, 'collectives': CollectivesState}
+
+class Panels:
+    "All panels, as tabs: `.widget`, and `.panels` by name."
+    def __init__(self):
+        self.panels = {name: Panel(State(), then=self.load_candidate if name == 'search' else None) for name, State in PANELS.items()}
+        for name, panel in self.panels.items(): panel.widget.add_class(f'panel-{name}')
+        self.widget = ipywidgets.Tab([panel.widget for panel in self.panels.values()], titles=tuple(PANELS))
+
+    def _repr_mimebundle_(self, **options): return {**self.widget._repr_mimebundle_(**options), 'text/plain': f'Panels: {", ".join(PANELS)}'}
+
+    def load_candidate(self, search_panel, moved):
+        "The candidate chosen in the search panel goes to the layer panel."
+        chosen = search_panel.state.chosen() if moved == 'candidate' else None
+        if chosen: self.panels['layer'].load(chosen)
+
+# %% ../nbs/07_panels.ipynb #a2ea13f8
+def state_of(
+    panel,       # name
+    settings=(), # FIELD=VALUE, ...
+):  # the state of a panel
+    "A panel's state from text."
+    State = PANELS[nearest(panel, PANELS, 'panel')]
+    fields = {field.name: field for field in dataclasses.fields(State)}
+    given = {}
+    for text in settings:
+        name, equals, value = text.partition('=')
+        field = fields[nearest(name, fields, 'control')]
+        try:
+            if field.name == 'placement': given[name] = None if value == 'None' else tuple(int(x) for x in value.split('x'))
+            else: given[name] = field.type(value)
+        except ValueError: raise ValueError(f'{text!r} must be {name}=VALUE, with a value like {field.default!r}') from None
+    return State(**given)
+
+# %% ../nbs/07_panels.ipynb #413521b1
+LIMITS_MS = {'layer': 150, 'search': 300}  # from a change to the new picture
+
+def latencies(
+    panel,  # 'layer' or 'search', in its first state: 2048 GPUs, 1D
+):  # list of ms, one for each move
+    "Move each control of a panel to its neighbours and back, and time every move."
+    moving, found = Panel(PANELS[panel]()), []
+    for name, control in moving.controls.items():
+        first, values = moving.state, [value for _, value in control.options]
+        at = values.index(control.value)
+        if panel == 'search' and name in ('n_gpus', 'strategy'): continue  # the limit is for 2048 GPUs and 1D
+        for value in values[max(at - 1, 0):at + 2]:
+            if value == getattr(first, name): continue
+            start = time.perf_counter()
+            control.value = value
+            found.append((time.perf_counter() - start) * 1000)
+            moving.load(first)
+    return found
+
+def bench(
+    show=print,  # called with each line
+):  # dict: panel -> ms of each move
+    "Print how long the layer and the search panel take from a change to the new picture."
+    show(f'{"panel":8} {"moves":>6} {"median ms":>10} {"slowest ms":>11} {"limit ms":>9}')
+    found = {panel: latencies(panel) for panel in LIMITS_MS}
+    for panel, times in found.items(): show(f'{panel:8} {len(times):6} {np.median(times):10.0f} {max(times):11.0f} {LIMITS_MS[panel]:9}')
+    return found
+
+# %% ../nbs/07_panels.ipynb #1d56f931
+CELL = 'from transformer_perf.panels import Panels\nPanels()'
+
+def serve(
+    port=8866,
+    browser=True,  # open one
+):
+    "Serve the panels on 127.0.0.1 until interrupted."
+    with tempfile.TemporaryDirectory() as folder:
+        notebook = Path(folder) / 'panels.ipynb'
+        cell = {'cell_type': 'code', 'id': 'panels', 'metadata': {}, 'source': CELL, 'outputs': [], 'execution_count': None}
+        notebook.write_text(json.dumps({'cells': [cell], 'metadata': {'kernelspec': {'name': 'python3', 'display_name': 'Python 3', 'language': 'python'}}, 'nbformat': 4, 'nbformat_minor': 5}))
+        command = [sys.executable, '-m', 'voila', str(notebook), '--Voila.ip=127.0.0.1', f'--port={port}', *([] if browser else ['--no-browser'])]
+        try: done = subprocess.run(command)
+        except KeyboardInterrupt: return
+    if done.returncode: raise ValueError(f'voila ended with code {done.returncode}; is port {port} in use?')
