@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['POWERS', 'DRAWN_STAGES', 'DRAWN_EXTRA', 'PASSES', 'SORTS', 'CHAIN', 'BOUND', 'STORES', 'STEPS', 'CONTROLS', 'TOP',
-           'SWEPT', 'SCENARIO', 'SIZES_BYTES', 'PANELS', 'LIMITS_MS', 'CELL', 'Shown', 'closest', 'with_own',
+           'SWEPT', 'SCENARIO', 'SIZES_BYTES', 'PANELS', 'LIMITS_MS', 'CELL', 'POLICY', 'Shown', 'closest', 'with_own',
            'machine_options', 'Drawing', 'drawing', 'box', 'label', 'stack', 'legend', 'ticks', 'one_f_one_b',
            'timeline', 'LayerState', 'price_state', 'Job', 'job_of', 'candidates_of', 'narrowed', 'layer_settled',
            'operations_of', 'layer_table', 'operation_bars', 'iteration_bar', 'memory_bar', 'stage_times',
@@ -521,8 +521,8 @@ def search_shown(
     return Shown(pd.concat([pd.DataFrame(found), why], axis=1), view, search_figure(found, rank),
                  f'The best of {found.candidates:,} candidates takes {short(first.iteration_s)} s an iteration ({short(first.samples_per_s)} samples/s).{loses}' + (f' Candidate {rank} is in the layer panel.' if rank else ''))
 
-# %% ../nbs/07_panels.ipynb #7b9c05a8
-SWEPT = ('n_gpus', 'nvlink_size', 'global_batch', 'seq_len', *(field for field in PHYSICAL if field not in ('element_size', 'mask_element_size', 'flops_units')))
+# %% ../nbs/07_panels.ipynb #97be5199
+SWEPT = ('n_gpus', 'nvlink_size', 'global_batch', 'seq_len', *PHYSICAL)
 SCENARIO = ('model', 'system', 'nvlink_size', 'n_gpus', 'global_batch', 'strategy')
 
 @dataclass(frozen=True)
@@ -888,7 +888,9 @@ class Panel:
         try:
             for name, control in self.controls.items(): self.offer(control, name, options[name])
         finally: self.setting = False
-        self.output.value = page(self.state, shown_or_why(self.state))
+        value = page(self.state, 'This went wrong, and it is our mistake.')  # stays only if the next line raises
+        try: value = page(self.state, shown_or_why(self.state))
+        finally: self.output.value = value
 
     def offer(self, control, name, values):
         "Give a control its options and its value, if they changed."
@@ -965,16 +967,18 @@ def bench(
 # %% ../nbs/07_panels.ipynb #1d56f931
 CELL = 'from transformer_perf.panels import Panels\nPanels()'
 
+POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob: ws:"  # of the browser
+
 def serve(
     port=8866,
     browser=True,  # open one
 ):
-    "Serve the panels on 127.0.0.1 until interrupted."
+    "Serve the panels on 127.0.0.1 until interrupted; the page loads nothing from elsewhere."
     with tempfile.TemporaryDirectory() as folder:
         notebook = Path(folder) / 'panels.ipynb'
         cell = {'cell_type': 'code', 'id': 'panels', 'metadata': {}, 'source': CELL, 'outputs': [], 'execution_count': None}
         notebook.write_text(json.dumps({'cells': [cell], 'metadata': {'kernelspec': {'name': 'python3', 'display_name': 'Python 3', 'language': 'python'}}, 'nbformat': 4, 'nbformat_minor': 5}))
-        command = [sys.executable, '-m', 'voila', str(notebook), '--Voila.ip=127.0.0.1', f'--port={port}', *([] if browser else ['--no-browser'])]
+        command = [sys.executable, '-m', 'voila', str(notebook), '--Voila.ip=127.0.0.1', f'--port={port}', f'--Voila.tornado_settings={ {"headers": {"Content-Security-Policy": POLICY}} }', *([] if browser else ['--no-browser'])]
         try: done = subprocess.run(command)
         except KeyboardInterrupt: return
     if done.returncode: raise ValueError(f'voila ended with code {done.returncode}; is port {port} in use?')
