@@ -351,7 +351,7 @@ def layer_figure(
 # %% ../nbs/07_panels.ipynb #be0b815d
 STEPS = ('strategy', *CHAIN, 'placement')  # controls of the configuration
 
-CONTROLS = {'n_gpus': 'GPUs', 'nvlink_size': 'NVLink domain', 'vary': 'sweep over', 'second': 'and over', 'kind': 'collective', 'sort': 'sorted by'}  # their names, where not their own
+CONTROLS = {'n_gpus': 'GPUs', 'nvlink_size': 'NVLink size', 'vary': 'sweep over', 'second': 'and over', 'kind': 'collective', 'sort': 'sorted by'}  # their names, where not their own
 
 def control_name(field):  # str
     "What a control is called."
@@ -815,7 +815,7 @@ def collectives_shown(
     shown = table[np.isin(table.bytes, [2**i for i in (15, 20, 25, 30, 33)])]
     view = pd.DataFrame({'placement': shown.placement, 'MB': shown.MB.map(short), 'predicted ms': shown.predicted_ms.map(short), 'measured ms': ['' if np.isnan(x) else short(x) for x in shown.measured_ms]})
     figure = communication(table, line='placement')
-    figure.set_size_inches(7.5, 3.8)
+    figure.axes[0].xaxis.set_major_locator(LogLocator(base=100, numticks=12))
     return Shown(table, view, figure, words)
 
 # %% ../nbs/07_panels.ipynb #6f894e26
@@ -835,7 +835,7 @@ def table_html(view):  # str
 
 def call_html(name, text):  # str
     "A call to copy: a click selects it whole."
-    return f'<div style="font-size:12px">{name}<pre style="user-select:all;white-space:pre-wrap;background:#f4f4f4;color:black;padding:6px;margin:2px 0">{html.escape(text)}</pre></div>'
+    return f'<div style="font-size:12px">{name}<pre style="user-select:all;white-space:pre-wrap;line-height:1.4;background:#f4f4f4;color:black;padding:6px;margin:2px 0">{html.escape(text)}</pre></div>'
 
 def page(
     state,
