@@ -65,6 +65,20 @@ def test_lists():
     assert {row['name'] for row in json.loads(good('models', '--format', 'json'))} == {'gpt3', 'gpt3_1T', 'vit_era5'}
 
 
+def test_zero():
+    text = good('zero', '--model', '13B', '--system', 'tg40', '--gpus', '8,64')
+    assert '13B on tg40' in text and text.count('/ 40') == 8
+    rows = json.loads(good('zero', '--gpus', 64, '--format', 'json'))
+    assert [row['stage'] for row in rows] == [0, 1, 2, 3] and [row['memory_GB'] for row in rows] == sorted((row['memory_GB'] for row in rows), reverse=True)
+    assert 'samples=0 must be' in bad('zero', '--samples', 0)
+
+
+def test_zero_stages_of_a_search():
+    text = good('search', '--model', 'gpt3', '--gpus', 512, '--global-batch', 512, '--zero-stage', '1,3', '--top', 2)
+    assert 'ZeRO' in text
+    assert 'zero_stage=4 must be 0, 1, 2 or 3' in bad('search', '--zero-stage', 4)
+
+
 def test_help_teaches():
     assert 'Example:' in good('search', '--help') and 'placement' in good('search', '--help') and 'explain' in good('--help')
 

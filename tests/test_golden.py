@@ -66,7 +66,7 @@ def test_further_searches(tag, strategy, gpu, nvlink_size, n_gpus, batch, own):
 def test_totals():
     for row in table('totals').itertuples():
         system = dataclasses.replace(as_system(row.gpu, row.nvlink_size), summa_nb=row.summa_nb)
-        parallel = Parallel(row.strategy, row.tp1, row.tp2, row.pp, row.dp, row.mbs, None, row.nv_tp1, row.nv_tp2, row.nv_pp, row.nv_dp)
+        parallel = Parallel(row.strategy, row.tp1, row.tp2, row.pp, row.dp, row.mbs, None, 1, row.nv_tp1, row.nv_tp2, row.nv_pp, row.nv_dp)
         model = dict(l=row.l, e=row.e, h=row.h, f=row.f, depth=row.depth)
         stats = paper_statistics(estimate(model, parallel, system, row.global_batch_size, Assumptions(dp_overlap=row.dp_overlap)).stats)
         for key, value in stats.items(): same(value, getattr(row, key), key)

@@ -168,7 +168,7 @@ def test_only_valid_choices():
 # --- the same numbers in Python and at the terminal ---
 
 LAYERS = [LayerState(), LayerState(model='vit_era5', system='B200', nvlink_size=64, global_batch=1024, assumptions='corrected', strategy='2d-seqp', n_gpus=1024, tp1=4, tp2=4, pp=2, placement=(4, 4, 2, 2)),
-          LayerState(strategy='2d', n_gpus=512, tp1=4, tp2=2, pp=16, panels=8)]
+          LayerState(strategy='2d', n_gpus=512, tp1=4, tp2=2, pp=16, panels=8, zero_stage=3)]
 
 
 @pytest.mark.parametrize('state', LAYERS)
@@ -325,7 +325,7 @@ def browser_options(name, browser_page):
     "The options that the state on the page has."
     result = python_on(browser_page, 'layer')
     p = result.parallel
-    state = LayerState(result.model.name, result.system.name, result.system.nvlink_size, result.global_batch, 'paper', p.strategy, p.n_gpus, p.tp1, p.tp2, p.pp, p.micro_batch, p.panels)
+    state = LayerState(result.model.name, result.system.name, result.system.nvlink_size, result.global_batch, 'paper', p.strategy, p.n_gpus, p.tp1, p.tp2, p.pp, p.micro_batch, p.panels, p.zero_stage)
     return state.settle()[1][name]
 
 

@@ -84,7 +84,7 @@ def brute_force(model, n, system, batch, strategy, assumptions):
             shards = {'1d': tp1, '2d-seqp': tp1 * tp2, '2d': tp2}[strategy]
             for b, nb, place in itertools.product(divisors(batch // dp), panels, places):
                 if b * model.seq_len % shards: continue
-                stats = estimate(model, Parallel(strategy, *groups, b, nb, *place), system, batch, assumptions).stats
+                stats = estimate(model, Parallel(strategy, *groups, b, nb, None, *place), system, batch, assumptions).stats
                 if stats['memory_GB'] <= system.hbm_capacity: found.append(stats['iteration_s'])
     return sorted(found)
 
@@ -132,6 +132,26 @@ def test_recompute_trades_time_for_memory(model, strategy, preset):
     plain, again = (estimate(model, Parallel(strategy), assumptions=loose(preset, flash_attention=False, attention_recompute=r), **options) for r in (False, True))
     assert again.stats['iteration_s'] > plain.stats['iteration_s'] and again.stats['memory_GB'] < plain.stats['memory_GB']
     assert math.isclose(sum(again.stats[c] for c in COMPONENTS), again.stats['iteration_s'], rel_tol=1e-12)
+
+
+@few
+@given(models, st.sampled_from([8, 12]), gpus, domains, names, presets)
+def test_zero_trades_memory_for_messages(model, n, gpu, nvlink_size, strategy, preset):
+    system = as_system(gpu, nvlink_size)
+    for row in search(model, n, system, 24, strategy, k=5, assumptions=loose(preset)).itertuples():
+        at = lambda stage: estimate(model, dataclasses.replace(Parallel.from_row(row._asdict()), zero_stage=stage), system, 24, loose(preset)).stats
+        stages = [at(stage) for stage in range(4)]
+        assert math.isclose(stages[1]['iteration_s'], row.iteration_s, rel_tol=1e-12)
+        for lower, higher in zip(stages, stages[1:]): assert higher['memory_GB'] <= lower['memory_GB'] * (1 + 1e-12)
+        for lower, higher in zip(stages[1:], stages[2:]): assert higher['iteration_s'] >= lower['iteration_s'] * (1 - 1e-12)
+
+
+def test_search_over_zero_stages():
+    together = search('gpt3', 512, as_system('H200'), 512, k=5, zero_stages=[1, 3])
+    apart = [search('gpt3', 512, as_system('H200'), 512, k=5, assumptions=dataclasses.replace(Assumptions(), zero_stage=stage)) for stage in (1, 3)]
+    expected = sorted(s for found in apart for s in found.iteration_s)[:5]
+    assert together.iteration_s.tolist() == expected and set(together.zero_stage) <= {1, 3}
+    with pytest.raises(ValueError, match='zero_stage=4 must be'): search('gpt3', 512, 'H200', zero_stages=[4])
 
 
 # better hardware is never slower, and a world twice as fast is twice as fast

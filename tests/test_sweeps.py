@@ -125,7 +125,8 @@ def test_a_failing_rank_ends_the_job(tmp_path, how):
     done = run([BIN / 'mpiexec', '-n', 3, sys.executable, tmp_path / 'job.py', tmp_path, how])
     assert done.returncode != 0
     if how == 'raise': assert done.returncode == 2 and 'transformer-perf: task 3 went wrong' in done.stderr and 'Traceback' not in done.stderr
-    assert not (tmp_path / 'out.csv').exists() and not list(tmp_path.rglob('.*.part'))
+    assert {path.name for path in tmp_path.iterdir()} <= {'job.py', 'partial'}
+    if how == 'raise': assert not list(tmp_path.rglob('.*.part'))  # killed, rank 0 may leave one beside the shards, which the next run overwrites
 
 
 COUNTING = '''

@@ -40,6 +40,7 @@ class Notebook:
             self.done = cell.idx_
             if cell.cell_type != 'code' or not is_run(cell.source): continue
             if self.broken is not None: raise RuntimeError(f'an earlier cell of {self.path.name} failed: cell {self.broken}')
+            cell.outputs = []
             here = os.getcwd()
             os.chdir(self.path.parent)
             try: self.shell.cell(cell)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .models import nearest
+from .models import as_markdown, nearest
 from .systems import Link, System
 
 # %% ../nbs/02_estimates.ipynb #c3b7814a
@@ -24,6 +24,8 @@ class Assumptions:
     flops_efficiency: float = 0.8       # share of the peak rate that arithmetic reaches
     flash_attention: bool = True        # logits, softmax, dropout and attend fused into one operation
     attention_recompute: bool = False   # without fusion: compute logits to dropout again in the backward pass
+    zero_stage: int = 1                 # what data-parallel copies share out: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
+    zero_gathered: int = 2              # ZeRO-3: layers whose whole weights a GPU holds at a time, in use or on their way
     dp_overlap: bool = True             # data-parallel communication hides behind compute
     pp_overlap: bool = False            # pipeline messages cost nothing
     optimizer_bytes: float = 6.         # optimizer states, as a multiple of the weights: fp32 copy, momentum, variance
@@ -33,6 +35,11 @@ class Assumptions:
     norm_shards_features: bool = False  # E2: the 2D LayerNorm shards e, not l, over the first group
     slow_pipeline_links: bool = False   # E3: pipeline links between domains cost something beside fast ones
     bias_rows_sharded: bool = False     # E4: the output biases of 1D work on l/m rows
+
+    def __post_init__(self):
+        if self.zero_stage not in (0, 1, 2, 3): raise ValueError(f'zero_stage={self.zero_stage!r} must be 0, 1, 2 or 3')
+
+    def _repr_markdown_(self): return as_markdown(self)
 
     @classmethod
     def paper(cls): return cls()

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .models import Model, as_model, nearest, whole
+from .models import Model, as_markdown, as_model, nearest, whole
 from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, Group, as_assumptions
 from .modules import (
@@ -39,10 +39,13 @@ class Parallel:
     dp: int = 1             # data-parallel copies
     micro_batch: int = 1    # samples
     panels: int = None      # SUMMA panels; the system's summa_nb unless given
+    zero_stage: int = None  # what the copies share out, 0 to 3; the assumptions' stage unless given
     nvlink_tp1: int = None  # GPUs of each group that share an NVLink domain
     nvlink_tp2: int = None
     nvlink_pp: int = None
     nvlink_dp: int = None
+
+    def _repr_markdown_(self): return as_markdown(self)
 
     @property
     def n_gpus(self): return self.tp1 * self.tp2 * self.pp * self.dp
@@ -93,8 +96,10 @@ def memory_of(
     assumptions,
 ):  # Memory
     "What one GPU stores, with the 1F1B schedule."
-    W = weights * layers
-    return Memory(W, W, assumptions.optimizer_bytes * W / copies, activations * layers * np.minimum(pp, micro_batches))
+    W, stage = weights * layers, assumptions.zero_stage
+    share = lambda GB, first_stage: GB / copies if stage >= first_stage else GB
+    held = np.minimum(W, W / copies + weights * assumptions.zero_gathered) if stage == 3 else W
+    return Memory(held, share(W, 2), share(assumptions.optimizer_bytes * W, 1), activations * layers * np.minimum(pp, micro_batches))
 
 # %% ../nbs/05_execution.ipynb #83c55b7b
 class Times(NamedTuple):
@@ -129,7 +134,7 @@ def iteration_times(
 ):  # Times
     "An iteration, with its pipeline and data-parallel messages priced."
     pp_comm = 2 * pipeline_time(cost.boundary, *pipeline, micro_batches, system, assumptions)
-    dp_comm = sum(data_parallel_time(cost.weights, cost.forward, cost.backward, layers, data, system, assumptions))
+    dp_comm = sum(data_parallel_time(cost.weights, cost.forward, cost.backward, layers, micro_batches, data, system, assumptions))
     return add_up(cost, layers, micro_batches, pipeline.size, pp_comm, dp_comm)
 
 # %% ../nbs/05_execution.ipynb #5692228b
@@ -299,6 +304,7 @@ def estimate(
     "Time and memory of one iteration of one configuration; a ValueError if it cannot run."
     model, system, assumptions, global_batch = as_model(model), as_system(system), as_assumptions(assumptions), whole(global_batch, 'global_batch')
     check_parallel(parallel, model, system, global_batch)
+    if parallel.zero_stage is not None: assumptions = dataclasses.replace(assumptions, zero_stage=parallel.zero_stage)
     strategy, args = parallel.strategy, (model, system, global_batch, assumptions)
     panels = (parallel.panels or system.summa_nb) if STRATEGIES[strategy].has_panels else 1
     t = {name: np.array([panels if name == 'panels' else getattr(parallel, name)]) for name in GROUPS + ('micro_batch', 'panels')}
@@ -308,7 +314,7 @@ def estimate(
     t = keep(t, np.prod([t[place] for place in PLACES], axis=0) <= system.nvlink_size)
     found = statistics(t, strategy, *args)
     best = int(np.argmin(found['iteration_s']))
-    placed = dataclasses.replace(parallel, **{name: int(t[name][best]) for name in ('panels',) + PLACES})
+    placed = dataclasses.replace(parallel, zero_stage=assumptions.zero_stage, **{name: int(t[name][best]) for name in ('panels',) + PLACES})
     return Estimate(model, placed, system, global_batch, assumptions, {name: float(column[best]) for name, column in found.items()})
 
 # %% ../nbs/05_execution.ipynb #2b86b4af
@@ -319,15 +325,17 @@ def short(x):
 def readable(table, system):  # DataFrame for reading, not for computing
     "A search result for the eye: shares instead of seconds, memory beside capacity."
     t = table
-    groups = [f'{a}x{b}' if s != '1d' else f'{a}' for s, a, b in zip(t.strategy, t.tp1, t.tp2)]
-    place = ['x'.join(str(int(row[f'nvlink_{g}'])) for g in GROUPS if g != 'tp2' or row.strategy != '1d') for _, row in t.iterrows()]
+    used = [[group for group in GROUPS if group not in ('tp1', 'tp2') or group in STRATEGIES[s].groups] for s in t.strategy]
+    groups = ['x'.join(str(row[g]) for g in names if g.startswith('tp')) for names, (_, row) in zip(used, t.iterrows())]
+    place = ['x'.join(str(row[f'nvlink_{g}']) for g in names) for names, (_, row) in zip(used, t.iterrows())]
     view = pd.DataFrame({
         'GPUs': t.n_gpus, 'strategy': t.strategy, 'samples/s': [short(x) for x in t.samples_per_s], 'iteration s': [short(x) for x in t.iteration_s],
         'tp': groups, 'pp': t.pp, 'dp': t.dp, 'micro-batch': t.micro_batch, 'NVLink': place,
         'memory GB': [f'{x:.1f} / {system.hbm_capacity:g}' for x in t.memory_GB],
         **{name: [f'{share:.1%}' for share in t[column] / t.iteration_s] for column, name in COMPONENTS.items()}})
     if 'rank' in t: view.insert(0, 'rank', t['rank'])
-    if (t.strategy == '2d').any(): view.insert(view.columns.get_loc('NVLink'), 'panels', t.panels)
+    if (t.zero_stage != 1).any(): view.insert(view.columns.get_loc('NVLink'), 'ZeRO', t.zero_stage)
+    if any(STRATEGIES[s].has_panels for s in t.strategy): view.insert(view.columns.get_loc('NVLink'), 'panels', t.panels)
     return view
 
 def in_words(row, model, system, global_batch):
@@ -335,7 +343,7 @@ def in_words(row, model, system, global_batch):
     shares = {name: row[column] / row.iteration_s for column, name in COMPONENTS.items()}
     losses = sorted(((share, name) for name, share in shares.items() if name != 'compute'), reverse=True)
     biggest = max(MEMORY_PARTS, key=lambda part: row[part])
-    tensor = f'{row.tp1} GPUs' if row.strategy == '1d' else f'{row.tp1} x {row.tp2} GPUs'
+    tensor = f'{row.tp1} x {row.tp2} GPUs' if 'tp2' in STRATEGIES[row.strategy].groups else f'{row.tp1} GPUs'
     placed = ' x '.join(f'{group} {row[place]}' for group, place in zip(GROUPS, PLACES) if row[place] > 1) or 'one GPU of each group'
     fits = row.memory_GB <= system.hbm_capacity
     days = f' The whole training of {short(model.train_samples)} samples would take {short(model.train_samples / row.samples_per_s / 86400)} days.' if model.train_samples else ''
@@ -343,7 +351,7 @@ def in_words(row, model, system, global_batch):
             f'{short(row.iteration_s)} s for an iteration of {global_batch} samples. Each layer is shared by {tensor} ({row.strategy}), the layers by {row.pp} pipeline stage{"s" if row.pp > 1 else ""}, '
             f'the batch by {row.dp} cop{"ies" if row.dp > 1 else "y"} in micro-batches of {row.micro_batch}; an NVLink domain holds {placed}. '
             f'Arithmetic takes {shares["compute"]:.1%} of the time; the largest losses are {losses[0][1]} ({losses[0][0]:.1%}) and {losses[1][1]} ({losses[1][0]:.1%}). '
-            f'Memory: {row.memory_GB:.1f} GB, mostly {MEMORY_PARTS[biggest]}, {"within" if fits else "MORE than"} the {system.hbm_capacity:g} GB of the GPU.{days}')
+            f'Memory: {row.memory_GB:.1f} GB, of which {row[biggest]:.1f} GB {MEMORY_PARTS[biggest]}, {"within" if fits else "MORE than"} the {system.hbm_capacity:g} GB of the GPU.{days}')
 
 # %% ../nbs/05_execution.ipynb #d096f97d
 def distinct(*columns):
@@ -435,13 +443,15 @@ def search_one(n_gpus, strategy, model, system, global_batch, assumptions, k, fi
     found = list(best_candidates(space, memory, layer, *args, k))
     t = {column: np.concatenate([part[column] for part in found]) for column in found[0] if column != 'grouping'}
     figures = statistics(t, strategy, model, variant(system, t['variant']), global_batch, assumptions)
-    table = pd.DataFrame({'variant': t.pop('variant'), 'n_gpus': t.pop('n_gpus'), 'strategy': strategy, **t, **figures})
+    t = {'variant': t.pop('variant'), 'n_gpus': t.pop('n_gpus'), 'strategy': strategy, **t}
+    table = pd.DataFrame({**t, 'zero_stage': assumptions.zero_stage, **figures})
     reasons = {n: why_none(n, space, memory, strategy, system) for n in n_gpus if n not in table.n_gpus.values}
     return table, reasons, int(candidates_of(space).sum())
 
 def best_of(tables, n_gpus, k):
     "The k best rows of several tables, for each variant and GPU count in the order given, with their rank."
     table = pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True)
+    table = table.drop_duplicates([c for c in table if c != 'zero_stage'])  # one copy shares out nothing: all ZeRO stages are one
     order = pd.Series(np.arange(len(n_gpus)), index=n_gpus)
     table = table.iloc[np.lexsort((table.iteration_s, table.n_gpus.map(order), table.variant))]
     rank = table.groupby(['variant', 'n_gpus'], sort=False).cumcount() + 1
@@ -459,17 +469,19 @@ def why_none(n, space, memory, strategy, system):
         return f'{strategy}: the smallest of {own.sum()} configurations needs {least:.1f} GB, {least - np.max(system.hbm_capacity):.1f} GB over the {np.max(system.hbm_capacity):g} GB of {system.name}'
     return f'{strategy}: the configurations that fit have no placement that fills an NVLink domain of {system.nvlink_size}'
 
+# %% ../nbs/05_execution.ipynb #abba6bba
 class SearchResult(pd.DataFrame):
     "The best candidates, best first; `.reasons` says, for each GPU count without any, why; `.candidates` counts all that were considered."
-    _metadata = ['system', 'reasons', 'candidates']
+    _metadata = ['priced_on', 'reasons', 'candidates']
 
     @property
     def _constructor(self): return SearchResult
 
     def _repr_html_(self):
-        if getattr(self, 'system', None) is None or not {'rank', *COMPONENTS} <= set(self.columns): return super()._repr_html_()
-        return readable(self, self.system).to_html(index=False) + ''.join(f'<p>{n} GPUs: {reason}.</p>' for n, reason in self.reasons.items())
+        if getattr(self, 'priced_on', None) is None or not {'rank', *COMPONENTS} <= set(self.columns): return super()._repr_html_()
+        return readable(self, self.priced_on).to_html(index=False) + ''.join(f'<p>{n} GPUs: {reason}.</p>' for n, reason in self.reasons.items())
 
+# %% ../nbs/05_execution.ipynb #99cc89ce
 def search(
     model,                  # a Model, a name, a .json file or a dict
     n_gpus,                 # how many GPUs; one number or several
@@ -479,6 +491,7 @@ def search(
     k=10,                   # how many candidates to keep for each GPU count
     assumptions='paper',    # a preset's name, or Assumptions
     fixed={},               # columns held at a value, or at several: {'tp1': 8, 'pp': [1, 2, 4]}
+    zero_stages=None,       # ZeRO stages to consider; the assumptions' own unless given
 ):  # SearchResult: a DataFrame, one row per candidate, best first
     "The fastest configurations that fit in memory, for each GPU count."
     model, system, assumptions, global_batch, k = as_model(model), as_system(system), as_assumptions(assumptions), whole(global_batch, 'global_batch'), whole(k, 'k')
@@ -488,10 +501,13 @@ def search(
     for column in fixed: nearest(column, [*GROUPS, 'micro_batch', 'panels', *PLACES], 'column')
     if not counts or not strategies: raise ValueError(f'n_gpus={n_gpus!r} and strategy={strategy!r} must name at least one each')
     if variants(system) > 1: raise ValueError('search takes one system; a system with array fields is for sweeps')
-    tables, reasons, candidates = zip(*(search_one(counts, name, model, system, global_batch, assumptions, k, fixed) for name in strategies))
+    stages = [assumptions.zero_stage] if zero_stages is None else np.atleast_1d(zero_stages).tolist()
+    searches = [(name, dataclasses.replace(assumptions, zero_stage=stage)) for name in strategies for stage in stages]
+    if not searches: raise ValueError(f'zero_stages={zero_stages!r} must name at least one')
+    tables, reasons, candidates = zip(*(search_one(counts, name, model, system, global_batch, chosen, k, fixed) for name, chosen in searches))
     result = SearchResult(best_of(tables, counts, k).drop(columns='variant'))
-    result.system, result.candidates = system, sum(candidates)
-    result.reasons = {n: '; '.join(why[n] for why in reasons) for n in counts if n not in result.n_gpus.values}
+    result.priced_on, result.candidates = system, sum(candidates)
+    result.reasons = {n: '; '.join(dict.fromkeys(why[n] for why in reasons)) for n in counts if n not in result.n_gpus.values}
     return result
 
 # %% ../nbs/05_execution.ipynb #7d50b9d7

@@ -182,6 +182,7 @@ def layer_cost(
     "What one layer takes and stores, summed over its operations."
     s = STRATEGIES[strategy]
     mlp = s.mlp(shape, system.units, assumptions)
+    boundary = mlp[-1].activations  # the layer hands on what its last operation, the norm after the MLP, works on
     forward = backward = compute = memory = comm = flop = weights = activations = 0.
     for op in mlp + s.attention(shape, system.units, assumptions):
         there, back = (price(work, groups, system, assumptions, op.panels) for work in (op.forward, op.backward))
@@ -193,21 +194,25 @@ def layer_cost(
         comm = comm + there.comm * again + back.comm
         flop = flop + flops(op.forward, system) + flops(op.backward, system)
         weights, activations = weights + op.weights, activations + op.activations
-    return LayerCost(forward, backward, compute, memory, comm, flop, weights, activations, mlp[-1].activations)
+    return LayerCost(forward, backward, compute, memory, comm, flop, weights, activations, boundary)
 
 # %% ../nbs/04_modules.ipynb #ec87dd81
 def data_parallel_time(
-    weights,             # GB of one layer on one GPU
-    t_fwd, t_bwd,        # s of one layer and one micro-batch
-    layers,              # layers on one GPU
-    group: Group,        # the GPUs that hold copies of the weights
+    weights,                    # GB of one layer on one GPU
+    t_fwd, t_bwd,               # s of one layer and one micro-batch
+    layers, micro_batches,      # on one GPU, of one iteration
+    group: Group,               # the GPUs that hold copies of the weights
     system, assumptions=Assumptions(),
-):  # (all-gather s, reduce-scatter s) that compute does not hide
-    "Weights gathered behind the forward pass, gradients reduced behind the backward pass."
-    def exposed(kind, t_layer):
-        t = collective_time(kind, weights, *group, system, assumptions)
-        return t + np.maximum(t - t_layer, 0) * (layers - 1) if assumptions.dp_overlap else t * layers
-    return exposed('allgather', t_fwd), exposed('reducescatter', t_bwd)
+):  # (s of the forward, s of the backward pass) that compute does not hide
+    "Weights gathered behind the forward pass, gradients reduced behind the backward pass; how often, the ZeRO stage says."
+    take = lambda kind: collective_time(kind, weights, *group, system, assumptions)
+    def exposed(t, t_layer, messages):
+        return t + np.maximum(t - t_layer, 0) * (messages - 1) if assumptions.dp_overlap else t * messages
+    once, always, stage = layers, layers * micro_batches, assumptions.zero_stage
+    if stage == 0: return 0., exposed(take('allreduce'), t_bwd, once)
+    gather, scatter = take('allgather'), take('reducescatter')
+    if stage == 3: return exposed(gather, t_fwd, always), exposed(gather + scatter, t_bwd, always)
+    return exposed(gather, t_fwd, once), exposed(scatter, t_bwd, once if stage == 1 else always)
 
 # %% ../nbs/04_modules.ipynb #042b449c
 def pipeline_time(
@@ -303,7 +308,7 @@ def dataparallel(modules, depth, dp=1, t_dp=1, overlap=True, system={}):
     system, group = as_system(system), Group(whole(dp, 'dp'), whole(t_dp, 't_dp'))
     check_placement({'dp': group}, system)
     weights, t_fwd, t_bwd = (sum(table[column].sum() for table in modules) for column in ('weights_mem', 't_fwd', 't_bwd'))
-    times = data_parallel_time(weights, t_fwd, t_bwd, whole(depth, 'depth'), group, system, Assumptions(dp_overlap=bool(overlap)))
+    times = data_parallel_time(weights, t_fwd, t_bwd, whole(depth, 'depth'), 1, group, system, Assumptions(dp_overlap=bool(overlap)))
     return message_table('dp', weights, ('allgather', 'reducescatter'), *times)
 
 def pipelineparallel(modules, number_micro_batches, comm_vol, pp=1, t_pp=1, overlap=False, system={}):

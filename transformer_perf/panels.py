@@ -44,7 +44,7 @@ from .execution import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PLACES, Parallel, choices, divisors, estimate, groupings, keep, placements, readable, search, shape_of, short, splits)
 from .plots import BARS, BLUE, DASHES, GREEN, GREY, ORANGE, PALETTE, PARTS, RED, SKY, communication, heat_map, panels_of, picture, plain
 from .sweeps import sweep
-from .cli import bounds, names_of
+from .cli import bounds
 
 # %% ../nbs/07_panels.ipynb #0ac2b23d
 class Shown(NamedTuple):
@@ -183,6 +183,7 @@ class LayerState:
     pp: int = 32
     micro_batch: int = 1
     panels: int = 1              # SUMMA panels
+    zero_stage: int = 1          # what the data-parallel copies share out, 0 to 3
     placement: tuple = ()        # GPUs of (tp1, tp2, pp, dp) in an NVLink domain; (): the fastest
     sort: str = 'order'          # of the operations
 
@@ -192,7 +193,7 @@ class LayerState:
         dp, left = divmod(self.n_gpus, self.tp1 * self.tp2 * self.pp)
         if left or not dp: raise ValueError(f'n_gpus={self.n_gpus} must be divisible by tp1*tp2*pp={self.tp1 * self.tp2 * self.pp}')
         panels = {'panels': self.panels} if STRATEGIES[nearest(self.strategy, STRATEGIES, 'strategy')].has_panels else {}
-        return Parallel(self.strategy, self.tp1, self.tp2, self.pp, dp, self.micro_batch, **panels, **dict(zip(PLACES, self.placement)))
+        return Parallel(self.strategy, self.tp1, self.tp2, self.pp, dp, self.micro_batch, zero_stage=self.zero_stage, **panels, **dict(zip(PLACES, self.placement)))
 
     @property
     def estimate(self): return price_state(self, job_of(self))
@@ -263,7 +264,7 @@ def layer_settled(
     if not counts: raise ValueError(f'{state.strategy}: no number of GPUs divides the heads, the layers and the batch of {job.model.name}')
     state = dataclasses.replace(state, n_gpus=closest(state.n_gpus, counts))
     state, options = narrowed(state, candidates_of(state, job), job.system)
-    return state, {**machine_options(state), 'strategy': list(STRATEGIES), 'n_gpus': counts, **options, 'sort': list(SORTS)}
+    return state, {**machine_options(state), 'strategy': list(STRATEGIES), 'n_gpus': counts, **options, 'zero_stage': [0, 1, 2, 3], 'sort': list(SORTS)}
 
 # %% ../nbs/07_panels.ipynb #a5079771
 def operations_of(
@@ -348,10 +349,10 @@ def layer_figure(
              *timeline(x, 250, width, 128, p.pp, N, forward, backward)]
     return drawing(parts, 1100, max(52 + 24 * len(table) + 25, 425))
 
-# %% ../nbs/07_panels.ipynb #be0b815d
-STEPS = ('strategy', *CHAIN, 'placement')  # controls of the configuration
+# %% ../nbs/07_panels.ipynb #59ecaa23
+STEPS = ('strategy', *CHAIN, 'zero_stage', 'placement')  # controls of the configuration
 
-CONTROLS = {'n_gpus': 'GPUs', 'nvlink_size': 'NVLink size', 'vary': 'sweep over', 'second': 'and over', 'kind': 'collective', 'sort': 'sorted by'}  # their names, where not their own
+CONTROLS = {'n_gpus': 'GPUs', 'nvlink_size': 'NVLink size', 'vary': 'sweep over', 'second': 'and over', 'kind': 'collective', 'sort': 'sorted by', 'zero_stage': 'ZeRO stage'}  # their names, where not their own
 
 def control_name(field):  # str
     "What a control is called."
@@ -400,7 +401,7 @@ def step_words(state, result, step):
     also = [f'{control_name(other)} {in_control(other, getattr(moved, other))}' for other in ('tp1', 'tp2', 'pp', 'micro_batch', 'panels') if other != name and getattr(moved, other) != getattr(state, other)]
     change = after.stats['iteration_s'] / result.stats['iteration_s'] - 1
     gain = f'{short(after.stats["iteration_s"])} s an iteration ({change:+.1%}), {after.stats["memory_GB"]:.1f} GB'
-    return f'{called} {in_control(name, getattr(moved, name))} instead of {in_control(name, getattr(state, name))}' + (f' (then {", ".join(also)})' if also else '') + f': {gain}'
+    return f'{called} {in_control(name, getattr(moved, name))} instead of {in_control(name, getattr(state, name))}' + (f' (with {", ".join(also)})' if also else '') + f': {gain}'
 
 def layer_words(
     state, options,  # LayerState and the options of its controls
@@ -503,7 +504,7 @@ def layer_state_of(
     if not len(found) or not state.candidate: return None
     row = found.iloc[min(state.candidate, len(found)) - 1]
     shared = {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in ('strategy', 'candidate')}
-    return LayerState(**shared, strategy=row.strategy, **{name: int(row[name]) for name in CHAIN}, placement=tuple(int(row[name]) for name in PLACES))
+    return LayerState(**shared, strategy=row.strategy, **{name: int(row[name]) for name in (*CHAIN, 'zero_stage')}, placement=tuple(int(row[name]) for name in PLACES))
 
 def search_shown(
     state,  # SearchState
@@ -512,7 +513,7 @@ def search_shown(
     found = state.found
     if not len(found): return Shown(found, None, None, f'No configuration of {state.n_gpus:,} GPUs is feasible. {found.reasons[state.n_gpus]}.')
     why = why_slower(found)
-    view = readable(found, found.system).assign(**{
+    view = readable(found, as_system(state.system, state.nvlink_size)).assign(**{
         'slower by': [f'{short(s)} s' for s in why.slower_s], 'what grew': ['' if grew_s <= 0 else f'{grew} +{short(grew_s)} s' for grew, grew_s in zip(why.grew, why.grew_s)]})
     rank = min(state.candidate, len(found))
     first = found.iloc[0]

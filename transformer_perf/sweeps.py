@@ -89,7 +89,7 @@ def sweep(
     models,                          # names, Models, ...: anything that `search` takes
     systems,                         # dict: label -> anything that `search` takes
     n_gpus,                          # several numbers of GPUs
-    strategies=tuple(STRATEGIES),
+    strategies=None,                 # names; all of them unless given
     global_batch=4096,               # samples of an iteration
     k=1,                             # candidates to keep for each point
     assumptions='paper',             # a preset's name, or Assumptions
@@ -97,7 +97,7 @@ def sweep(
     workers=1,                       # processes on this machine; under mpiexec, the ranks are used instead
 ):  # DataFrame: columns of a search, after `model`, `system` and the varied fields; points where nothing fits are absent
     "A search at every point of a product, as one table."
-    tables = run(run_task, tasks_of(models, systems, n_gpus, strategies, global_batch, k, assumptions, vary), workers=workers)
+    tables = run(run_task, tasks_of(models, systems, n_gpus, strategies or list(STRATEGIES), global_batch, k, assumptions, vary), workers=workers)
     return tables and pd.concat([t for t in tables if len(t)] or tables[:1], ignore_index=True)
 
 # %% ../nbs/08_sweeps.ipynb #c331bf2c
@@ -240,7 +240,9 @@ def read_npy(
             major, _ = np.lib.format.read_magic(file)
             shape, _, dtype = (np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0)(file)
             if dtype != object or shape != (1, 5): raise ValueError(f'its array is {shape} of {dtype}')
-            return tuple(PlainUnpickler(file).load()[0])
+            content = PlainUnpickler(file).load()
+            if not isinstance(content, np.ndarray) or content.shape != (1, 5): raise ValueError('its content is no array of five')
+            return tuple(content[0])
     except OSError as error: raise ValueError(f'{path}: cannot be read ({error.strerror})') from None
     except Exception as error:  # a damaged file can fail in any way
         raise ValueError(f"{path}: not a results file in the paper's layout ({(str(error) or 'it ends early').splitlines()[0]})") from None
