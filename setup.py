@@ -1,4 +1,4 @@
-"Installs transformer_perf as settings.ini describes it; systems/ travels inside the package as transformer_perf.catalogue."
+"Installs transformer_perf as settings.ini describes it; systems/ travels inside the package as transformer_perf.catalogue, the measured times of nbs/data as transformer_perf.data."
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -21,9 +21,9 @@ setup(
     python_requires='>=' + cfg['min_python'],
     install_requires=cfg['requirements'].split(),
     extras_require={key.removesuffix('_requirements'): cfg[key].split() for key in cfg if key.endswith('_requirements')},
-    packages=['transformer_perf', 'transformer_perf.catalogue'],
-    package_dir={'transformer_perf': 'transformer_perf', 'transformer_perf.catalogue': 'systems'},
-    package_data={'transformer_perf.catalogue': ['*.json']},
+    packages=['transformer_perf', 'transformer_perf.catalogue', 'transformer_perf.data'],
+    package_dir={'transformer_perf': 'transformer_perf', 'transformer_perf.catalogue': 'systems', 'transformer_perf.data': 'nbs/data'},
+    package_data={'transformer_perf.catalogue': ['*.json'], 'transformer_perf.data': ['nccl_perlmutter.csv']},
     entry_points={'console_scripts': cfg['console_scripts'].split()},
     zip_safe=False,
 )

@@ -7,7 +7,8 @@ __all__ = ['WIDTH', 'app', 'ModelOption', 'SystemOption', 'NvlinkOption', 'Batch
            'OutputOption', 'ModelsOption', 'SystemsOption', 'StrategiesOption', 'GpusOption', 'LongBatchOption',
            'WorkersOption', 'Format', 'as_text', 'deliver', 'records', 'numbers', 'search_command', 'explain_command',
            'names_of', 'bounds', 'deliver_table', 'models_command', 'systems_command', 'labelled', 'strategies_of',
-           'resumable', 'run_configs_command', 'axis', 'sweep_command', 'zero_command', 'bench_command', 'main']
+           'resumable', 'run_configs_command', 'axis', 'sweep_command', 'zero_command', 'bench_command',
+           'panels_command', 'main']
 
 # %% ../nbs/11_cli.ipynb #86ef7f4e
 import contextlib
@@ -287,6 +288,30 @@ def bench_command():
     "Time the paper's study and single searches on this machine."
     bench()
 
+# %% ../nbs/11_cli.ipynb #47c692ac
+@app.command('panels')
+def panels_command(
+    panel: Annotated[str, typer.Argument(help='Print the table of one panel instead of opening the browser: layer, search, sweep, roofline or collectives.', show_default=False)] = None,
+    settings: Annotated[list[str], typer.Argument(help='Its controls, FIELD=VALUE.', show_default=False)] = None,
+    port: Annotated[int, typer.Option('--port', help='On this computer only.')] = 8866,
+    browser: Annotated[bool, typer.Option('--browser/--no-browser', help='Open a browser.')] = True,
+    bench: Annotated[bool, typer.Option('--bench', help='Time the panels instead, from a change to the new picture.')] = False,
+    format: FormatOption = Format.table, output: OutputOption = None,
+):
+    """Open the panels in the browser, served to this computer only; or print what one of them shows.
+
+    Example: transformer-perf panels collectives kind=allreduce n_gpus=64
+    """
+    try: import transformer_perf.panels as panels
+    except ImportError as error: raise ValueError(f"the panels need more than is installed ({error}): pip install 'transformer_perf[panels]'") from None
+    if bench: panels.bench()
+    elif panel is None: panels.serve(port, browser)
+    else:
+        shown = panels.state_of(panel, settings or []).show()
+        if format is Format.table: deliver((as_text(shown.view) if shown.view is not None else '') + shown.words + '\n', output)
+        else: deliver_table(pd.DataFrame(shown.table), format, output)
+
+# %% ../nbs/11_cli.ipynb #dae2a82b
 def main():
     "Entry point: a mistake in the input is one line on stderr and exit code 2, also under mpiexec."
     try: app()
