@@ -26,3 +26,4 @@ myst_links_external_new_tab = False
 # from this site, never from elsewhere
 mathjax_path = 'mathjax/tex-mml-chtml.js'
 nb_ipywidgets_js = {'require.js': {}, 'embed-amd.js': {}}
+html_js_files = ['mathjax-hub.js']
