@@ -1,4 +1,4 @@
-"Installs transformer_perf as settings.ini describes it; systems/ and measured/ travel inside the package as transformer_perf.catalogue and transformer_perf.measured."
+"Installs transformer_perf as settings.ini describes it; systems/ travels inside the package as transformer_perf.catalogue, the measurements of nbs/data and the parameters fitted to them as transformer_perf.data."
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -21,9 +21,9 @@ setup(
     python_requires='>=' + cfg['min_python'],
     install_requires=cfg['requirements'].split(),
     extras_require={key.removesuffix('_requirements'): cfg[key].split() for key in cfg if key.endswith('_requirements')},
-    packages=['transformer_perf', 'transformer_perf.catalogue', 'transformer_perf.measured'],
-    package_dir={'transformer_perf': 'transformer_perf', 'transformer_perf.catalogue': 'systems', 'transformer_perf.measured': 'measured'},
-    package_data={'transformer_perf.catalogue': ['*.json'], 'transformer_perf.measured': ['*.json', '*.csv']},
+    packages=['transformer_perf', 'transformer_perf.catalogue', 'transformer_perf.data'],
+    package_dir={'transformer_perf': 'transformer_perf', 'transformer_perf.catalogue': 'systems', 'transformer_perf.data': 'nbs/data'},
+    package_data={'transformer_perf.catalogue': ['*.json'], 'transformer_perf.data': ['*.csv', '*.json']},
     entry_points={'console_scripts': cfg['console_scripts'].split()},
     zip_safe=False,
 )

@@ -163,7 +163,7 @@ def test_an_interrupted_run_continues(tmp_path, how):
 
 
 def test_ctrl_c_says_what_to_do(tmp_path):
-    args = [COMMAND, 'sweep', '--systems', 'B200-NVS8', '--gpus', '4096', '--parallel-strat', '2d', '--vary', 'hbm_bandwidth=500:16000:200', '--vary', 'hbm_capacity=80:900:40', '-o', str(tmp_path / 'x.csv')]
+    args = [COMMAND, 'sweep', '--systems', 'B200-NVS8', '--gpus', '4096', '--vary', 'hbm_bandwidth=500:16000:400', '--vary', 'hbm_capacity=80:900:100', '-o', str(tmp_path / 'x.csv')]
     process = subprocess.Popen(args, stderr=subprocess.PIPE, text=True)
     deadline = time.time() + 60
     while not list(tmp_path.glob('.x.csv.partial/*.shard')) and time.time() < deadline: time.sleep(0.05)

@@ -55,10 +55,10 @@ def test_errors_of_a_file_of_runs():
 
 def test_collectives():
     tests = published_collectives()
-    assert (predict_collectives(tests).predicted_us / tests.time_us - 1).abs().mean() < .10
-    apart = tests.num_nodes == 16
+    assert (predict_collectives(tests).predicted_us / tests.us - 1).abs().mean() < .10
+    apart = tests.gpus // tests.gpus_per_node == 16
     found = predict_collectives(tests[apart], calibrate_network(tests[~apart]))
-    assert (found.predicted_us / found.time_us - 1).abs().mean() < .15
+    assert (found.predicted_us / found.us - 1).abs().mean() < .15
 
 
 def test_folds_are_held_out():

@@ -40,6 +40,7 @@ class Notebook:
             self.done = cell.idx_
             if cell.cell_type != 'code' or not is_run(cell.source): continue
             if self.broken is not None: raise RuntimeError(f'an earlier cell of {self.path.name} failed: cell {self.broken}')
+            cell.outputs = []
             here = os.getcwd()
             os.chdir(self.path.parent)
             try: self.shell.cell(cell)
@@ -64,7 +65,26 @@ class Notebook:
         for cell, ran in zip(stored['cells'], self.nb.cells):
             if cell['cell_type'] == 'code' and is_run(''.join(cell['source'])):
                 cell['outputs'], cell['execution_count'] = [clean(o) for o in json.loads(json.dumps(ran.get('outputs', [])))], None
-        write_whole(self.path, json.dumps(stored, indent=1, ensure_ascii=False) + '\n')
+        write_whole(self.path, json.dumps(with_widgets(stored, self.path.stem), indent=1, ensure_ascii=False) + '\n')
+
+
+VIEW, STATE = 'application/vnd.jupyter.widget-view+json', 'application/vnd.jupyter.widget-state+json'
+
+
+def with_widgets(stored, stem):
+    "A notebook with the state of the widgets that it shows, so that a page without a kernel can draw them; their ids are the same in every run."
+    stored['metadata'].pop('widgets', None)
+    shown = [output['data'][VIEW]['model_id'] for cell in stored['cells'] for output in cell.get('outputs', []) if VIEW in output.get('data', {})]
+    if not shown: return stored
+    from ipywidgets import embed
+    from ipywidgets.widgets.widget import _instances
+    states = embed.dependency_state([_instances[model] for model in shown], drop_defaults=True)
+    order = list(dict.fromkeys(shown))
+    for model in order: order += [part for part in re.findall(r'IPY_MODEL_(\w+)', json.dumps(states[model])) if part not in order]
+    stored['metadata']['widgets'] = {STATE: {'version_major': 2, 'version_minor': 0, 'state': {model: states[model] for model in order}}}
+    text = json.dumps(stored)
+    for i, model in enumerate(order): text = text.replace(model, f'{stem}-{i}')
+    return json.loads(text)
 
 
 def clean(output):

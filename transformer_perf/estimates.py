@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .models import nearest, whole
+from .models import as_markdown, nearest, whole
 from .parameters import read_calibration
 from .systems import Link, System
 
@@ -55,6 +55,8 @@ class Assumptions:
         if self.zero_bubble and self.virtual_stages > 1: raise ValueError(f'zero_bubble needs virtual_stages=1, not {self.virtual_stages}')
         if self.kernels is not None and self.zero_stage > 1: raise ValueError(f'zero_stage={self.zero_stage} has no measured run to calibrate to: it must be 0 or 1')
 
+    def _repr_markdown_(self): return as_markdown(self)
+
     @classmethod
     def paper(cls): return cls()
     @classmethod
@@ -64,15 +66,16 @@ class Assumptions:
     def calibrated(cls, path=None): return cls(kernels=read_calibration(path))
 
 RECOMPUTE = ('none', 'selective', 'full')
-PRESETS = {'paper': Assumptions.paper(), 'corrected': Assumptions.corrected(), 'calibrated': Assumptions.calibrated()}
+PRESETS = {'paper': Assumptions.paper(), 'corrected': Assumptions.corrected()}  # `calibrated` is read from its file when it is asked for
 
 def as_assumptions(
     assumptions,  # an Assumptions, the name of a preset, or the path of a .json file that `calibrate` wrote
 ):  # Assumptions
     "The `Assumptions` of a preset, or those given."
     if isinstance(assumptions, Assumptions): return assumptions
+    if assumptions == 'calibrated': return Assumptions.calibrated()
     if str(assumptions).endswith('.json'): return Assumptions.calibrated(assumptions)
-    return PRESETS[nearest(assumptions, PRESETS, 'assumptions')]
+    return PRESETS[nearest(assumptions, [*PRESETS, 'calibrated'], 'assumptions')]
 
 # %% ../nbs/02_estimates.ipynb #beccc0f4
 class Message(NamedTuple):

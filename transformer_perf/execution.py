@@ -6,13 +6,13 @@
 __all__ = ['KINDS', 'CHOICES', 'GROUPS', 'PLACES', 'COMPONENTS', 'MEMORY_PARTS', 'BLOCK', 'STATISTICS', 'FRACTIONS', 'STORED',
            'Parallel', 'check_parallel', 'interleaves', 'Memory', 'memory_of', 'Times', 'add_up', 'iteration_times',
            'weight_copies', 'shape_of', 'job_of', 'cost_of', 'times_of', 'memories_of', 'figures', 'statistics',
-           'divisors', 'cross', 'keep', 'restrict', 'pipeline_divides', 'groupings', 'divides_batch', 'panel_counts_ok',
-           'choices', 'splits', 'placements', 'Estimate', 'estimate', 'short', 'readable', 'in_words', 'distinct',
-           'runs', 'pairs', 'smallest', 'Space', 'search_space', 'candidates_of', 'variants', 'variant',
-           'best_candidates', 'layers_and_memory', 'search_one', 'best_of', 'why_none', 'SearchResult', 'search',
-           'paper_statistics', 'paper_candidate', 'execute', 'execute_1d', 'execute_2d', 'execute_seqp', 'factors',
-           'tp1d_candidates', 'pp_candidates', 'micro_batch_size_candidates', 'summa_nb_candidates', 'nv_candidates_2d',
-           'nv_candidates_1d', 'totals']
+           'components', 'divisors', 'cross', 'keep', 'restrict', 'pipeline_divides', 'groupings', 'divides_batch',
+           'panel_counts_ok', 'choices', 'splits', 'placements', 'Estimate', 'estimate', 'short', 'readable',
+           'in_words', 'distinct', 'runs', 'pairs', 'smallest', 'Space', 'search_space', 'candidates_of', 'variants',
+           'variant', 'best_candidates', 'layers_and_memory', 'search_one', 'best_of', 'why_none', 'SearchResult',
+           'search', 'paper_statistics', 'paper_candidate', 'execute', 'execute_1d', 'execute_2d', 'execute_seqp',
+           'factors', 'tp1d_candidates', 'pp_candidates', 'micro_batch_size_candidates', 'summa_nb_candidates',
+           'nv_candidates_2d', 'nv_candidates_1d', 'totals']
 
 # %% ../nbs/05_execution.ipynb #514cb26a
 import dataclasses
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .models import Model, as_model, nearest, whole
+from .models import Model, as_markdown, as_model, nearest, whole
 from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, Group, as_assumptions
 from .modules import (
@@ -50,6 +50,8 @@ class Parallel:
     recompute: str = None          # 'none', 'selective' or 'full'; the assumptions' own unless given, as are the next two
     virtual_stages: int = None     # parts of each pipeline stage (interleaved schedule)
     sequence_sharded: bool = None  # tensor parallelism shares out the sequence too
+
+    def _repr_markdown_(self): return as_markdown(self)
 
     @property
     def n_gpus(self): return self.tp1 * self.tp2 * self.pp * self.dp
@@ -205,6 +207,10 @@ def statistics(t, strategy, model, system, global_batch, assumptions):
     return {'samples_per_s': global_batch / times.total, **figures(times, memory, cost.flops * passes)}
 
 COMPONENTS = {'compute_s': 'compute', 'exposed_memory_s': 'exposed memory', 'tp_comm_s': 'TP comm', 'dp_comm_s': 'DP comm', 'pp_comm_s': 'PP comm', 'bubble_s': 'bubble', 'other_s': 'other'}
+def components(t):  # dict: column -> words
+    "The parts of an iteration in a table, a row or a dict of figures: `other` only where it is not zero."
+    return {column: name for column, name in COMPONENTS.items() if column != 'other_s' or column in t and np.any(t[column])}
+
 MEMORY_PARTS = {'weights_GB': 'weights', 'gradients_GB': 'gradients', 'optimizer_GB': 'optimizer states', 'activations_GB': 'activations'}
 
 # %% ../nbs/05_execution.ipynb #a36716bc
@@ -357,25 +363,26 @@ def short(x):
 def readable(table, system):  # DataFrame for reading, not for computing
     "A search result for the eye: shares instead of seconds, memory beside capacity."
     t = table
-    groups = [f'{a}x{b}' if s != '1d' else f'{a}' for s, a, b in zip(t.strategy, t.tp1, t.tp2)]
-    place = ['x'.join(str(int(row[f'nvlink_{g}'])) for g in GROUPS if g != 'tp2' or row.strategy != '1d') for _, row in t.iterrows()]
+    used = [[group for group in GROUPS if group not in ('tp1', 'tp2') or group in STRATEGIES[s].groups] for s in t.strategy]
+    groups = ['x'.join(str(row[g]) for g in names if g.startswith('tp')) for names, (_, row) in zip(used, t.iterrows())]
+    place = ['x'.join(str(row[f'nvlink_{g}']) for g in names) for names, (_, row) in zip(used, t.iterrows())]
     view = pd.DataFrame({
         'GPUs': t.n_gpus, 'strategy': t.strategy, 'samples/s': [short(x) for x in t.samples_per_s], 'iteration s': [short(x) for x in t.iteration_s],
         'tp': groups, 'pp': t.pp, 'dp': t.dp, 'micro-batch': t.micro_batch, 'NVLink': place,
         'memory GB': [f'{x:.1f} / {system.hbm_capacity:g}' for x in t.memory_GB],
-        **{name: [f'{share:.1%}' for share in t[column] / t.iteration_s] for column, name in COMPONENTS.items() if column != 'other_s' or t[column].any()}})
+        **{name: [f'{share:.1%}' for share in t[column] / t.iteration_s] for column, name in components(t).items()}})
     if 'rank' in t: view.insert(0, 'rank', t['rank'])
     for choice, default, title in (('zero_stage', 1, 'ZeRO'), ('recompute', 'none', 'recompute'), ('virtual_stages', 1, 'virtual stages'), ('sequence_sharded', True, 'sequence sharded')):
         if (t[choice] != default).any(): view.insert(view.columns.get_loc('NVLink'), title, t[choice])
-    if (t.strategy == '2d').any(): view.insert(view.columns.get_loc('NVLink'), 'panels', t.panels)
+    if any(STRATEGIES[s].has_panels for s in t.strategy): view.insert(view.columns.get_loc('NVLink'), 'panels', t.panels)
     return view
 
 def in_words(row, model, system, global_batch):
     "One configuration in a paragraph."
-    shares = {name: row[column] / row.iteration_s for column, name in COMPONENTS.items()}
+    shares = {name: row[column] / row.iteration_s for column, name in components(row).items()}
     losses = sorted(((share, name) for name, share in shares.items() if name != 'compute'), reverse=True)
     biggest = max(MEMORY_PARTS, key=lambda part: row[part])
-    tensor = f'{row.tp1} GPUs' if row.strategy == '1d' else f'{row.tp1} x {row.tp2} GPUs'
+    tensor = f'{row.tp1} x {row.tp2} GPUs' if 'tp2' in STRATEGIES[row.strategy].groups else f'{row.tp1} GPUs'
     placed = ' x '.join(f'{group} {row[place]}' for group, place in zip(GROUPS, PLACES) if row[place] > 1) or 'one GPU of each group'
     fits = row.memory_GB <= system.hbm_capacity
     days = f' The whole training of {short(model.train_samples)} samples would take {short(model.train_samples / row.samples_per_s / 86400)} days.' if model.train_samples else ''
@@ -383,7 +390,7 @@ def in_words(row, model, system, global_batch):
             f'{short(row.iteration_s)} s for an iteration of {global_batch} samples. Each layer is shared by {tensor} ({row.strategy}), the layers by {row.pp} pipeline stage{"s" if row.pp > 1 else ""}, '
             f'the batch by {row.dp} cop{"ies" if row.dp > 1 else "y"} in micro-batches of {row.micro_batch}; an NVLink domain holds {placed}. '
             f'Arithmetic takes {shares["compute"]:.1%} of the time; the largest losses are {losses[0][1]} ({losses[0][0]:.1%}) and {losses[1][1]} ({losses[1][0]:.1%}). '
-            f'Memory: {row.memory_GB:.1f} GB, mostly {MEMORY_PARTS[biggest]}, {"within" if fits else "MORE than"} the {system.hbm_capacity:g} GB of the GPU.{days}')
+            f'Memory: {row.memory_GB:.1f} GB, of which {row[biggest]:.1f} GB {MEMORY_PARTS[biggest]}, {"within" if fits else "MORE than"} the {system.hbm_capacity:g} GB of the GPU.{days}')
 
 # %% ../nbs/05_execution.ipynb #d096f97d
 def distinct(*columns):
@@ -501,17 +508,19 @@ def why_none(n, space, memory, strategy, system):
         return f'{strategy}: the smallest of {own.sum()} configurations needs {least:.1f} GB, {least - np.max(system.hbm_capacity):.1f} GB over the {np.max(system.hbm_capacity):g} GB of {system.name}'
     return f'{strategy}: the configurations that fit have no placement that fills an NVLink domain of {system.nvlink_size}'
 
+# %% ../nbs/05_execution.ipynb #abba6bba
 class SearchResult(pd.DataFrame):
     "The best candidates, best first; `.reasons` says, for each GPU count without any, why; `.candidates` counts all that were considered."
-    _metadata = ['system', 'reasons', 'candidates']
+    _metadata = ['priced_on', 'reasons', 'candidates']
 
     @property
     def _constructor(self): return SearchResult
 
     def _repr_html_(self):
-        if getattr(self, 'system', None) is None or not {'rank', *COMPONENTS} <= set(self.columns): return super()._repr_html_()
-        return readable(self, self.system).to_html(index=False) + ''.join(f'<p>{n} GPUs: {reason}.</p>' for n, reason in self.reasons.items())
+        if getattr(self, 'priced_on', None) is None or not {'rank', *COMPONENTS} <= set(self.columns): return super()._repr_html_()
+        return readable(self, self.priced_on).to_html(index=False) + ''.join(f'<p>{n} GPUs: {reason}.</p>' for n, reason in self.reasons.items())
 
+# %% ../nbs/05_execution.ipynb #99cc89ce
 def search(
     model,                  # a Model, a name, a .json file or a dict
     n_gpus,                 # how many GPUs; one number or several
@@ -540,7 +549,7 @@ def search(
     if not searches: raise ValueError(f'{", ".join(f"{choice}={values!r}" for choice, values in considered.items() if not values)} must name at least one')
     tables, reasons, candidates = zip(*(search_one(counts, name, model, system, global_batch, chosen, k, fixed) for name, chosen in searches))
     result = SearchResult(best_of(tables, counts, k).drop(columns='variant'))
-    result.system, result.candidates = system, sum(candidates)
+    result.priced_on, result.candidates = system, sum(candidates)
     result.reasons = {n: '; '.join(dict.fromkeys(why[n] for why in reasons)) for n in counts if n not in result.n_gpus.values}
     return result
 

@@ -182,6 +182,7 @@ def layer_cost(
     "What one layer takes and stores, summed over its operations."
     s = STRATEGIES[strategy]
     mlp = s.mlp(shape, system.units, assumptions)
+    boundary = mlp[-1].activations  # the layer hands on what its last operation, the norm after the MLP, works on
     forward = backward = compute = memory = comm = flop = weights = activations = 0.
     for op in mlp + s.attention(shape, system.units, assumptions):
         there, back = (price(work, groups, system, assumptions, op.panels) for work in (op.forward, op.backward))
@@ -193,7 +194,7 @@ def layer_cost(
         comm = comm + there.comm * again + back.comm
         flop = flop + flops(op.forward, system) + flops(op.backward, system)
         weights, activations = weights + op.weights, activations + op.activations
-    return LayerCost(forward, backward, compute, memory, comm, flop, weights, activations, mlp[-1].activations)
+    return LayerCost(forward, backward, compute, memory, comm, flop, weights, activations, boundary)
 
 # %% ../nbs/04_modules.ipynb #ec87dd81
 def data_parallel_time(

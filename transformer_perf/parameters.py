@@ -143,7 +143,7 @@ class Calibration:
 def measured_folder():  # Path
     "Where fitted parameters and published measurements are: inside an installed package, beside it in a source tree."
     package = Path(transformer_perf.__file__).parent
-    return package / 'measured' if (package / 'measured').is_dir() else package.parent / 'measured'
+    return package / 'data' if (package / 'data').is_dir() else package.parent / 'nbs' / 'data'
 
 def read_calibration(
     path=None,  # of a JSON file; the shipped one unless given

@@ -89,7 +89,7 @@ def sweep(
     models,                          # names, Models, ...: anything that `search` takes
     systems,                         # dict: label -> anything that `search` takes
     n_gpus,                          # several numbers of GPUs
-    strategies=tuple(STRATEGIES),
+    strategies=None,                 # names; all of them unless given
     global_batch=4096,               # samples of an iteration
     k=1,                             # candidates to keep for each point
     assumptions='paper',             # a preset's name, or Assumptions
@@ -97,7 +97,7 @@ def sweep(
     workers=1,                       # processes on this machine; under mpiexec, the ranks are used instead
 ):  # DataFrame: columns of a search, after `model`, `system` and the varied fields; points where nothing fits are absent
     "A search at every point of a product, as one table."
-    tables = run(run_task, tasks_of(models, systems, n_gpus, strategies, global_batch, k, assumptions, vary), workers=workers)
+    tables = run(run_task, tasks_of(models, systems, n_gpus, strategies or list(STRATEGIES), global_batch, k, assumptions, vary), workers=workers)
     return tables and pd.concat([t for t in tables if len(t)] or tables[:1], ignore_index=True)
 
 # %% ../nbs/08_sweeps.ipynb #c331bf2c

@@ -262,30 +262,30 @@ def feasible(batch, assumptions):
 PROTOCOL = ('base', 'nvlink_share', 'gather_factor', 'scatter_factor', 'nic_share', 'nic_alone', 'bulk_hop', 'bulk_far_hop', 'bulk_tree_hop', 'tree_share',
             'quick_hop', 'quick_far_hop', 'quick_tree_hop', 'quick_share', 'quick_far_share')
 
-def published_collectives():  # DataFrame
+def published_collectives():  # DataFrame: operation, gpus, gpus_per_node, bytes, us
     "nccl-tests on Perlmutter, messages of 1 MB and above."
-    return pd.read_csv(measured_folder() / 'collectives.csv')
+    tests = pd.concat([pd.read_csv(measured_folder() / f'{name}.csv', comment='#') for name in ('nccl_perlmutter', 'nccl_perlmutter_one')], ignore_index=True)
+    return tests[tests.bytes >= 2**20].reset_index(drop=True)
 
 def predict_collectives(
-    df,             # DataFrame: op, num_nodes, gpus_per_node, size_bytes
+    df,             # DataFrame: operation, gpus, gpus_per_node, bytes
     kernels=None,   # Kernels; those fitted to Perlmutter unless given
 ):  # DataFrame with predicted_us
     "Predicted time of collectives on Perlmutter."
     kernels = read_calibration().sets['Ampere/nccl-tests'] if kernels is None else kernels
-    per_node = df.gpus_per_node.to_numpy()
     predicted = pd.Series(np.nan, index=df.index)
-    for kind, own in df.groupby('op'):
-        nearest(kind, ('allgather', 'reducescatter', 'allreduce'), 'op')
-        at = own.gpus_per_node.to_numpy()
-        node = dataclasses.replace(as_system('A100', 4), nvlink_bandwidth=np.where(at > 2, 300., 100.), ib_bandwidth=25., nic_factor=1.)
-        predicted[own.index] = collective_seconds(kind, own.size_bytes.to_numpy() / 1e9, own.num_nodes.to_numpy() * at, at, node, kernels) * 1e6
+    for kind, own in df.groupby('operation'):
+        nearest(kind, ('allgather', 'reducescatter', 'allreduce'), 'operation')
+        per_node = own.gpus_per_node.to_numpy()
+        node = dataclasses.replace(as_system('A100', 4), nvlink_bandwidth=np.where(per_node > 2, 300., 100.), ib_bandwidth=25., nic_factor=1.)
+        predicted[own.index] = collective_seconds(kind, own.bytes.to_numpy() / 1e9, own.gpus.to_numpy(), per_node, node, kernels) * 1e6
     return df.assign(predicted_us=predicted)
 
 def calibrate_network(df, start=Kernels()):  # Kernels
     "The network's parameters from measured collectives (nccl-tests)."
     names = [f'network.{name}' for name in PROTOCOL]
     low, high = (np.array([limits(name)[i] for name in names]) for i in (0, 1))
-    residuals = lambda x: np.log(predict_collectives(df, changed(start, dict(zip(names, x)))).predicted_us.to_numpy() / df.time_us.to_numpy())
+    residuals = lambda x: np.log(predict_collectives(df, changed(start, dict(zip(names, x)))).predicted_us.to_numpy() / df.us.to_numpy())
     values, _, _ = least_squares_within(residuals, np.array([value_of(start, name) for name in names]), low, high, np.ones(len(df)), scale=.1)
     return changed(start, {name: float(value) for name, value in zip(names, values)})
 
