@@ -31,8 +31,8 @@ def sources(path, kind): return [''.join(cell['source']) for cell in cells(path,
 def test_every_notebook_has_one_place():
     listed = [page for _, found in pages.contents([path.stem for path in notebooks.NOTEBOOKS]) for page in found]
     assert len(set(listed)) == len(listed)
-    assert {path.stem for path in notebooks.NOTEBOOKS} - {'index'} == {page for page in listed if re.match(r'\d\d_', page)}
-    assert {path.stem for path in DOCS.glob('*.md')} == {page for page in listed if not re.match(r'\d\d_', page)} - {'api/index'}
+    assert {path.stem for path in notebooks.NOTEBOOKS} - {'index'} == {page for page in listed if re.match(r'\d\db?_', page)}
+    assert {path.stem for path in DOCS.glob('*.md')} == {page for page in listed if not re.match(r'\d\db?_', page)} - {'api/index'}
 
 
 def test_order_takes_notebooks_to_come():

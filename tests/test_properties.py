@@ -274,3 +274,14 @@ def test_grouped_queries_and_gates_count():
     assert figure(causal=False)['compute_s'] > figure()['compute_s'] and figure(vocab=128000)['other_s'] > figure()['other_s']
     paper = lambda **changes: estimate(dataclasses.replace(plain, **changes), Parallel(), 'H200', 1).stats
     assert paper(kv_heads=4, gated_mlp=True, vocab=None, causal=False) == paper()   # the paper's model knows none of them
+
+
+@few
+@given(llamas, measured, domains)
+def test_calibrated_messages_cost(model, gpu, nvlink_size):
+    figure = lambda parallel, **changes: estimate(model, parallel, as_system(gpu, nvlink_size), 16, loose('calibrated', **changes)).stats
+    context, copies = Parallel('2d-seqp', tp2=4), Parallel(dp=4)
+    assert figure(context, context_gather=True)['tp_comm_s'] >= figure(context)['tp_comm_s'] and figure(context, context_gather=True)['memory_GB'] > figure(context)['memory_GB']
+    assert figure(copies, reduce_each=True)['dp_comm_s'] > figure(copies)['dp_comm_s'] < figure(copies, dp_overlap=False)['dp_comm_s']
+    assert figure(Parallel(tp1=2))['tp_comm_s'] > figure(Parallel(tp1=2), tp_overlap=True)['tp_comm_s'] > 0
+    assert figure(Parallel(pp=4))['bubble_s'] > figure(Parallel(pp=4), zero_bubble=True)['bubble_s'] >= 0

@@ -136,7 +136,7 @@ def readme():
             if 'text/markdown' in output.get('data', {}): output['data'] = {'text/markdown': output['data']['text/markdown']}
     text, _ = MarkdownExporter().from_notebook_node(nb)
     text = text.replace('](images/', '](nbs/images/')
-    text = re.sub(r'\]\((\d\d_\w+)\.ipynb\)', r'](nbs/\1.ipynb)', text)
+    text = re.sub(r'\]\((\d\db?_\w+)\.ipynb\)', r'](nbs/\1.ipynb)', text)
     return '<!-- made from nbs/index.ipynb by tools/notebooks.py -->\n\n' + re.sub(r'\n{3,}', '\n\n', text).strip() + '\n'
 
 

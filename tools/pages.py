@@ -19,7 +19,7 @@ ORDER = [
     ('Pictures and panels', ['06_', '07_']),
     ('Many searches', ['08_']),
     ('Characterization', ['09_', '3\\d_']),
-    ('Validation', ['10_']),
+    ('Measured runs', ['01b_', '04b_', '10_']),
     ('Command line', ['11_']),
     ('Exercises', ['4\\d_']),
     ('Reference', ['api/index', 'glossary']),
@@ -50,7 +50,7 @@ def toctree(entries, caption='', options=()):
 
 def title_of(stem):
     "How a page is called in the table of contents: notebooks with the number that other pages call them by."
-    number = re.match(r'(\d\d)_', stem)
+    number = re.match(r'(\d\db?)_', stem)
     if not number: return stem
     title = ''.join(json.loads((ROOT / 'nbs' / f'{stem}.ipynb').read_text(encoding='utf-8'))['cells'][0]['source']).splitlines()[0].removeprefix('# ')
     return f'{number[1]} {title} <{stem}>'

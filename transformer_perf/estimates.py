@@ -41,13 +41,15 @@ class Assumptions:
     sequence_sharded: bool = True       # tensor parallelism shares out the sequence between its products too
     tp_overlap: bool = False            # tensor-parallel messages hide behind the products that need them
     zero_bubble: bool = False           # the zero-bubble pipeline schedule, with one virtual stage
-    kernels: object = None              # measured parameters (Kernels or Calibration); None: the paper's model, which has none of the last five
+    context_gather: bool = False        # context parallelism gathers keys and values first, instead of passing them around a ring
+    reduce_each: bool = False           # gradients are reduced after each micro-batch, not once an iteration
+    kernels: object = None              # measured parameters (Kernels or Calibration); None: the paper's model, which has none of the last seven
 
     def __post_init__(self):
         if self.zero_stage not in (0, 1, 2, 3): raise ValueError(f'zero_stage={self.zero_stage!r} must be 0, 1, 2 or 3')
         nearest(self.recompute, RECOMPUTE, 'recompute')
         whole(self.virtual_stages, 'virtual_stages')
-        for field in ('recompute', 'virtual_stages', 'sequence_sharded', 'tp_overlap', 'zero_bubble'):
+        for field in ('recompute', 'virtual_stages', 'sequence_sharded', 'tp_overlap', 'zero_bubble', 'context_gather', 'reduce_each'):
             given, default = getattr(self, field), getattr(type(self), field)
             if self.kernels is None and given != default: raise ValueError(f"{field}={given!r} is not part of the paper's model: use assumptions='calibrated'")
         for field in ('attention_recompute', 'pp_overlap'):

@@ -169,7 +169,7 @@ def job_of(t, strategy, model, global_batch, assumptions):
     return Job(model.seq_len, model.embed_dim, model.mlp_dim, model.heads, model.heads if model.kv_heads is None else model.kv_heads, 0 if model.vocab is None else model.vocab,
                model.gated_mlp, model.causal, model.depth, t['micro_batch'], global_batch // t['dp'] // t['micro_batch'], t['tp1'], t['tp2'], t['pp'], t['dp'],
                *(t.get(place, 1) for place in PLACES), get('virtual_stages'), recompute == 'selective', recompute == 'full', get('sequence_sharded'),
-               get('flash_attention'), get('dp_overlap'), get('tp_overlap'), get('zero_stage'), get('zero_bubble'))
+               get('flash_attention'), get('dp_overlap'), get('tp_overlap'), get('zero_stage'), get('zero_bubble'), get('context_gather'), get('reduce_each'))
 
 def cost_of(t, strategy, model, system, assumptions):
     "LayerCost of every row of a table; LayerTime where the assumptions are calibrated."

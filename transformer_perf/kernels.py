@@ -108,6 +108,8 @@ class Job(NamedTuple):
     tp_overlap: bool = False
     zero_stage: int = 1          # 0, or 1: optimizer states shared out
     zero_bubble: bool = False    # weight gradients fill the bubble
+    context_gather: bool = False # keys and values are all-gathered, not passed around a ring
+    reduce_each: bool = False    # gradients are reduced after each micro-batch, not once
 
     @property
     def tokens(self): return self.micro_batch * self.seq_len / self.cp
@@ -176,7 +178,7 @@ def layer_steps(
     A, rows, mine = E * T * h, T / job.row_shards, h / t
     heads, s, l = job.micro_batch * job.heads / t, job.seq_len / job.cp, job.seq_len
     S, seen = E * heads * s * l, (1 - np.asarray(job.causal) * .5)
-    ring = np.asarray(job.cp - 1.)
+    ring = (job.cp - 1.) * (1 - np.asarray(job.context_gather) * 1)
     norm = lambda name: Step(name, Count(traffic=2 * E * rows * h, launches=1), Count(traffic=4 * E * rows * h, launches=2), 2 * E * rows * h)
     mask = np.asarray(kernels.dropout) * .5
     add = lambda name: Step(name, Count(traffic=(3 + mask) * E * rows * h, launches=1), Count(traffic=(2 + mask) * E * rows * h, launches=1), mask * E * rows * h)
@@ -237,9 +239,12 @@ def layer_seconds(job: Job, system: System, kernels: Kernels):  # LayerTime
     passed = 4 * E / 2 * job.tokens * job.kv * (job.cp - 1)
     inside = system.nvlink_bandwidth * w.nvlink_share
     ring = passed / np.where(job.nvlink_cp < job.cp, np.minimum(inside, system.ib_bandwidth * system.nic_factor * w.nic_share), inside)
+    keys = 2 * E * job.tokens * job.kv * job.cp  # and values, all of them
+    gather, scatter = (collective_seconds(kind, keys, job.cp, job.nvlink_cp, system, kernels) for kind in ('allgather', 'reducescatter'))
+    gathers = np.asarray(job.context_gather) > 0
     core = {way: add(times, 'compute', True) + add(times, 'memory', True) for way, times in (('f', there), ('b', back))}
-    comm_f = add(there, 'comm') * sticks_out + np.maximum(0., ring - core['f'])
-    comm_b = add(back, 'comm') * sticks_out + np.maximum(0., 2 * ring - core['b'])
+    comm_f = add(there, 'comm') * sticks_out + np.where(gathers, gather, np.maximum(0., ring - core['f']))
+    comm_b = add(back, 'comm') * sticks_out + np.where(gathers, gather + scatter, np.maximum(0., 2 * ring - core['b']))
     gpu_f = add(there, 'compute') + add(there, 'memory') + comm_f
     gpu_b = add(back, 'compute') + add(back, 'memory') + comm_b + selective * core['f']
     compute = add(there, 'compute') * (1 + full) + add(back, 'compute') + selective * add(there, 'compute', True)
@@ -300,7 +305,8 @@ def iteration_seconds(job: Job, layer: LayerTime, system: System, kernels: Kerne
     crowded = (t > 1) & (in_node > 1) & (np.asarray(system.nic_factor) < 1)
     reduce = lambda kind, nbytes: collective_seconds(kind, byte * nbytes * parameters, job.copies, in_node, system, kernels, np.where(crowded, w.groups_share, 1.))
     sharded = np.asarray(job.zero_stage) > 0
-    dp = np.where(sharded, reduce('reducescatter', kernels.gradient_bytes) + reduce('allgather', 2.), reduce('allreduce', kernels.gradient_bytes))
+    often = np.where(np.asarray(job.reduce_each) > 0, N, 1)
+    dp = np.where(sharded, often * reduce('reducescatter', kernels.gradient_bytes) + reduce('allgather', 2.), often * reduce('allreduce', kernels.gradient_bytes))
     dp = dp * np.where(np.asarray(job.dp_overlap) > 0, kernels.dp_exposed, 1.)
     tied = np.where(p > 1, send_seconds(E * job.table_weights, near, system, kernels), 0.) * np.asarray(kernels.tied_tables) * (np.asarray(job.vocab) > 0)
     optimizer = kernels.optimizer_bytes * byte * parameters / np.where(sharded, job.copies, 1.) / (system.hbm_bandwidth * kernels.vector_bandwidth)
@@ -328,6 +334,7 @@ def memory_at(
     layer = np.where(full, E * T * job.embed_dim, kept - selective * core)
     alive = np.where(p == 1, 1, np.minimum(job.micro_batches, np.where(v > 1, (2 * (p - stage - 1) + (v - 1) * p + 1) / v, p - stage)))
     gathered = 2 * E * T * job.embed_dim * (np.asarray(job.sequence_sharded) > 0) * (job.tp > 1)   # whole inputs of two products
+    gathered = gathered + 2 * E * T * job.kv * (job.cp - 1) * (np.asarray(job.context_gather) > 0)   # all keys and values
     again = np.where(full, kept, selective * core)                                                   # the layer being computed again
     ends = (stage == 0) | last
     apart = E * kernels.gradients_apart * (job.table_weights * ends + last * (job.matrices - 1) * job.embed_dim * job.mlp_dim / job.tp)
