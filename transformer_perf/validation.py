@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from .models import nearest, write_whole
-from .systems import as_system
+from .systems import as_system, system_names
 from .estimates import Assumptions, as_assumptions
 from .parameters import Calibration, Kernels, changed, limits, measured_folder, read_calibration, value_of
 from .kernels import collective_seconds
@@ -73,7 +73,7 @@ def reasons_of(df, system=None):  # Series of str
               ('nic_GBps_per_gpu', 'gated_mlp', 'sequence_parallel', 'flash_attention', 'dp_overlap', 'tp_overlap', 'zero_stage')}
     checks |= {f'{c} must be a whole number of at least 1 or empty': df[c].isna() | whole(c) for c in UNKNOWN}
     checks |= {f'{c} must be 0 or 1': x[c].isin([0, 1]) for c in ('gated_mlp', 'sequence_parallel', 'flash_attention', 'dp_overlap', 'tp_overlap', 'zero_stage')}
-    checks |= {'nic_GBps_per_gpu must be positive': x.nic_GBps_per_gpu > 0, f'gpu must be one of {", ".join(GPUS)}': df.gpu.isin(list(GPUS)) | (system is not None),
+    checks |= {'nic_GBps_per_gpu must be positive': x.nic_GBps_per_gpu > 0, f'gpu must be one of {", ".join(GPUS)} or a system that ships': df.gpu.isin([*GPUS, *system_names()]) | (system is not None),
                'recompute must be none, selective or full': df.recompute.isin(['none', 'selective', 'full']),
                'n_gpus must be tp * pp * dp * cp': x.n_gpus == x.tp * x.pp * x.dp * x.cp, 'pp must divide layers': divides('pp', 'layers'), 'tp must divide heads': divides('tp', 'heads'),
                'heads must divide hidden': divides('heads', 'hidden'), 'dp must divide global_batch': divides('dp', 'global_batch'), 'cp must divide seq_len': divides('cp', 'seq_len'),
@@ -107,7 +107,7 @@ def batches_of(df, system=None):  # list of Batch
             fits = share % t[column] == 0 if column == 'micro_batch' else interleaves(t['vp'], t['pp'], t['layers'], share // t['micro_batch']) & (t['layers'] // t['pp'] % t['vp'] == 0)
             t = keep({**t, column: np.where(np.isnan(given), t[column], given).astype(int)}, np.where(np.isnan(given), fits, t[column] == values[0]))
         t = {c: v.astype(int) if v.dtype.kind in 'if' and c not in ('kv_heads', 'nic_GBps_per_gpu') else v for c, v in t.items()}
-        sheet = as_system(GPUS[key['gpu']] if system is None else system, int(key['gpus_per_node']))
+        sheet = as_system(GPUS.get(key['gpu'], key['gpu']) if system is None else system, int(key['gpus_per_node']))
         node = dataclasses.replace(sheet, nic_factor=key['nic_GBps_per_gpu'] / sheet.ib_bandwidth)
         model = SimpleNamespace(seq_len=t['seq_len'], embed_dim=t['hidden'], mlp_dim=t['ffn'], heads=t['heads'], depth=t['layers'], vocab=t['vocab'], gated_mlp=t['gated_mlp'], causal=True,
                                 kv_heads=np.where(np.isnan(t['kv_heads'].astype(float)), t['heads'], np.nan_to_num(t['kv_heads'].astype(float))))
