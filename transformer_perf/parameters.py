@@ -57,25 +57,25 @@ class Kernels:
     # the GPU
     matrix_efficiency: float = figure(.8, .4, MATRIX_PEAKS, 'best measured matrix products (MAMF tables); tiles, waves and ramps come on top')  # of the data sheet's rate
     inner_ramp: float = figure(32., 0, 600, 'time to start and write a tile, in steps of its inner loop')         # elements of k
-    matrix_bandwidth: float = figure(.85, .6, .9, 'the best copy kernels reach 0.88 to 0.9 of the data sheet')    # of the memory's rate, in matrix products
+    matrix_bandwidth: float = figure(.85, .6, .9, 'judged: the best copy kernels reach 0.88 to 0.9 of the data sheet')    # of the memory's rate, in matrix products
     vector_bandwidth: float = figure(.85, .6, .9, 'as matrix_bandwidth')                                          # of the memory's rate, elementwise kernels
-    score_bandwidth: float = figure(.54, .4, .88, 'softmax with mask and dropout: short rows, uncounted passes')  # of the memory's rate, separate attention
-    fused_efficiency: float = figure(.5, .3, .75, 'published FlashAttention kernels')                             # of the matrix rate, forward
+    score_bandwidth: float = figure(.54, .4, .88, 'judged: softmax with mask and dropout: short rows, uncounted passes')  # of the memory's rate, separate attention
+    fused_efficiency: float = figure(.5, .3, .75, 'judged: published FlashAttention kernels')                             # of the matrix rate, forward
     fused_backward: float = figure(.75, .6, 1, 'the same, backward against forward')                              # of fused_efficiency
     launch_gap: float = figure(2e-6, 1e-6, 5e-6, 'gap between two kernels of one stream')                         # s a kernel
-    straggler: float = figure(.02, 0, .03, 'surveys of A100 clusters: GPUs differ by 1 to 3 %')                   # spread of GPU speeds, relative
+    straggler: float = figure(.02, 0, .03, 'judged: surveys of A100 clusters: GPUs differ by 1 to 3 %')                   # spread of GPU speeds, relative
     # the software: messages
-    regather: float = figure(.5, 0, 1, 'half hides behind the weight gradient')                                   # share of the sequence-sharded re-gather that sticks out
+    regather: float = figure(.5, 0, 1, 'judged: half hides behind the weight gradient')                                   # share of the sequence-sharded re-gather that sticks out
     tp_exposed: float = figure(.3, 0, 1, 'a share')                                                               # of tensor-parallel messages, where they overlap
     dp_exposed: float = figure(.15, 0, 1, 'a share')                                                              # of the gradient reduction, where it overlaps
     p2p_exposed: float = figure(1., 0, 1, 'a share')                                                              # of pipeline messages in an interleaved schedule
     gradient_bytes: float = figure(4., 2, 4, 'fp32 or 16-bit gradients')                                          # reduced, a parameter
     # the software: host
-    host_layer: float = figure(1e-3, .3e-3, 3e-3, '40 to 100 launches of 5 to 30 us')                             # s to launch one direction of a layer
-    host_tp: float = figure(.05, 0, .2, 'a group waits for its slowest launcher')                                 # more of it for each further tensor-parallel GPU
-    host_sharpness: float = figure(3., 1.5, 10, '1.5: host and GPU hardly overlap; 10: the larger of the two')     # exponent of the smooth maximum of host and GPU
-    host_micro_batch: float = figure(1.5e-3, 0, 5e-3, 'Python between the layers')                                # s a micro-batch
-    iteration_constant: float = figure(0., 0, .05, 'data loading, logging')                                       # s an iteration
+    host_layer: float = figure(1e-3, .3e-3, 3e-3, 'judged: 40 to 100 launches of 5 to 30 us')                             # s to launch one direction of a layer
+    host_tp: float = figure(.05, 0, .2, 'judged: a group waits for its slowest launcher')                                 # more of it for each further tensor-parallel GPU
+    host_sharpness: float = figure(3., 1.5, 10, 'judged: 1.5: host and GPU hardly overlap; 10: the larger of the two')     # exponent of the smooth maximum of host and GPU
+    host_micro_batch: float = figure(1.5e-3, 0, 5e-3, 'judged: Python between the layers')                                # s a micro-batch
+    iteration_constant: float = figure(0., 0, .05, 'judged: data loading, logging')                                       # s an iteration
     # the software: bytes
     accumulate_bytes: float = figure(4., 2, 8, 'read and write of the gradient that a product adds to')           # of extra traffic, a weight
     loss_bytes: float = figure(52., 20, 60, "Megatron's loss in fp32, counted kernel by kernel")                  # of traffic, a logit, both directions
