@@ -121,12 +121,14 @@ def value_of(kernels, name):
     "One parameter of a set."
     return getattr(kernels.network, name.removeprefix('network.')) if '.' in name else getattr(kernels, name)
 
-# %% ../nbs/01b_parameters.ipynb #496f4e69
-@dataclass(frozen=True)
+# %% ../nbs/01b_parameters.ipynb #f8a164d6
+@dataclass(frozen=True, repr=False)
 class Calibration:
     "Parameter sets by name, oldest stack first."
     sets: dict   # 'architecture/stack' -> Kernels
     name: str = 'calibrated'
+
+    def __repr__(self): return f'{self.name}: {", ".join(self.sets)}'
 
     def of(
         self,
