@@ -6,7 +6,7 @@
 __all__ = ['WIDTH', 'app', 'ModelOption', 'SystemOption', 'NvlinkOption', 'BatchOption', 'AssumptionsOption', 'FormatOption',
            'OutputOption', 'YES', 'ModelsOption', 'SystemsOption', 'StrategiesOption', 'GpusOption', 'LongBatchOption',
            'WorkersOption', 'RunsSystemOption', 'Format', 'as_text', 'deliver', 'records', 'numbers', 'search_command',
-           'explain_command', 'names_of', 'bounds', 'deliver_table', 'models_command', 'systems_command', 'labelled',
+           'explain_command', 'names_of', 'deliver_table', 'models_command', 'systems_command', 'labelled',
            'strategies_of', 'resumable', 'run_configs_command', 'axis', 'sweep_command', 'zero_command',
            'validate_command', 'calibrate_command', 'bench_command', 'panels_command', 'main']
 
@@ -31,7 +31,7 @@ from rich.table import Table
 from .models import NAMED, as_model, nearest, whole, write_whole
 from .systems import as_system, system_names, systems_table
 from .modules import model_figures
-from .execution import STRATEGIES, Parallel, estimate, in_words, readable, search, short
+from .execution import STRATEGIES, Parallel, bounds, estimate, in_words, readable, search, short
 from .scaling import STUDIED, zero_table
 from .validation import OWN, calibrate, calibrate_published, picked, predict, published, read_runs, scoreboard
 from .sweeps import PAPER_GPUS, bench, mpi_world, paper_systems, run, run_configs, run_task, table_bytes, tasks_of
@@ -163,11 +163,6 @@ def explain_command(
                        as_text(view, 'One layer, one micro-batch, on one GPU (milliseconds)')]), output)
 
 def names_of(kinds): return kinds if isinstance(kinds, str) else ', '.join(kinds)
-
-def bounds(layers):
-    "What takes most of each operation's time: compute, memory or network."
-    parts = pd.DataFrame({'compute': layers.t_fwd_comp + layers.t_bwd_comp, 'memory': layers.t_fwd_mem + layers.t_bwd_mem, 'network': layers.t_fwd_comm + layers.t_bwd_comm})
-    return parts.idxmax(axis=1)
 
 # %% ../nbs/11_cli.ipynb #4dbed8fe
 def deliver_table(table, format, output):

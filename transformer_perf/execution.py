@@ -7,7 +7,7 @@ __all__ = ['KINDS', 'CHOICES', 'GROUPS', 'PLACES', 'COMPONENTS', 'MEMORY_PARTS',
            'Parallel', 'check_parallel', 'interleaves', 'Memory', 'memory_of', 'Times', 'add_up', 'iteration_times',
            'weight_copies', 'shape_of', 'job_of', 'cost_of', 'times_of', 'memories_of', 'figures', 'statistics',
            'components', 'divisors', 'cross', 'keep', 'restrict', 'pipeline_divides', 'groupings', 'divides_batch',
-           'panel_counts_ok', 'choices', 'splits', 'placements', 'Estimate', 'estimate', 'short', 'readable',
+           'panel_counts_ok', 'choices', 'splits', 'placements', 'Estimate', 'estimate', 'bounds', 'short', 'readable',
            'in_words', 'distinct', 'runs', 'pairs', 'smallest', 'Space', 'search_space', 'candidates_of', 'variants',
            'variant', 'best_candidates', 'layers_and_memory', 'search_one', 'best_of', 'why_none', 'SearchResult',
            'search', 'paper_statistics', 'paper_candidate', 'execute', 'execute_1d', 'execute_2d', 'execute_seqp',
@@ -356,6 +356,11 @@ def estimate(
     return Estimate(model, placed, system, global_batch, assumptions, {name: float(np.broadcast_to(column, t['dp'].shape)[best]) for name, column in found.items()})
 
 # %% ../nbs/05_execution.ipynb #2b86b4af
+def bounds(layers):
+    "What takes most of each operation's time: compute, memory or network."
+    parts = pd.DataFrame({'compute': layers.t_fwd_comp + layers.t_bwd_comp, 'memory': layers.t_fwd_mem + layers.t_bwd_mem, 'network': layers.t_fwd_comm + layers.t_bwd_comm})
+    return parts.idxmax(axis=1)
+
 def short(x):
     "A number in four digits."
     return f'{x:.4g}' if abs(x) < 1e4 else f'{x:,.0f}'

@@ -41,10 +41,9 @@ from .systems import PHYSICAL, UNIT_OF, as_system, system_names
 from .estimates import COLLECTIVES, PRESETS, as_assumptions, collective_time
 from .modules import STRATEGIES, flops
 from .execution import (
-    COMPONENTS, GROUPS, MEMORY_PARTS, PLACES, Parallel, choices, components, divisors, estimate, groupings, keep, placements, readable, search, shape_of, short, splits)
+    COMPONENTS, GROUPS, MEMORY_PARTS, PLACES, Parallel, bounds, choices, components, divisors, estimate, groupings, keep, placements, readable, search, shape_of, short, splits)
 from .plots import BARS, BLUE, DASHES, GREEN, GREY, ORANGE, PALETTE, PARTS, RED, SKY, communication, heat_map, panels_of, picture, plain
 from .sweeps import sweep
-from .cli import bounds
 
 # %% ../nbs/07_panels.ipynb #0ac2b23d
 class Shown(NamedTuple):
