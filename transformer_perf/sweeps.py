@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['VARIANTS', 'MODEL_FIELDS', 'PAPER_MODELS', 'PAPER_GPUS', 'Task', 'run_task', 'tasks_of', 'sweep', 'mpi_world',
            'completed', 'run', 'pack', 'unpacked', 'packed', 'sha256', 'code_digest', 'plain', 'Shards',
-           'paper_systems', 'npy_bytes', 'table_bytes', 'read_table', 'PlainUnpickler', 'read_npy', 'run_configs',
-           'bench']
+           'paper_systems', 'npy_bytes', 'table_bytes', 'read_table', 'PlainType', 'number_array', 'PlainArray',
+           'PlainUnpickler', 'without_stand_ins', 'read_npy', 'run_configs', 'bench']
 
 # %% ../nbs/08_sweeps.ipynb #b70fb9bc
 import concurrent.futures
@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import shutil
 import time
 from pathlib import Path
@@ -222,14 +223,48 @@ def read_table(path):  # DataFrame
     except (OSError, ValueError) as error: raise ValueError(f'{path}: cannot be read ({str(error).splitlines()[0]})') from None
 
 # %% ../nbs/08_sweeps.ipynb #19415771
-class PlainUnpickler(pickle.Unpickler):
-    "Unpickles numbers, strings, containers and NumPy arrays; anything else is an error."
-    ALLOWED = {(module, name) for core in ('numpy.core', 'numpy._core') for module, name in ((f'{core}.multiarray', '_reconstruct'), (f'{core}.multiarray', 'scalar'), (f'{core}.numeric', '_frombuffer'))}
-    ALLOWED |= {('numpy', 'ndarray'), ('numpy', 'dtype')}
+class PlainType:
+    "Stands for a pickled NumPy dtype: a number or an object, nothing else."
+    def __init__(self, code, *_):
+        if not re.fullmatch(r'b1|[iu][1248]|f[248]|O8?', str(code)): raise pickle.UnpicklingError(f'it has data of type {code!r}')
+        self.dtype = np.dtype(code)
+    def __setstate__(self, state): self.dtype = self.dtype.newbyteorder(state[1])
+
+def number_array(raw, kind):
+    "Bytes as numbers, copied."
+    if not isinstance(raw, bytes): raise pickle.UnpicklingError(f'an array is made of {type(raw).__name__}, not of bytes')
+    return np.frombuffer(raw, kind.dtype).copy()
+
+class PlainArray:
+    "Stands for a pickled NumPy array, which is built here from a list or from bytes that are just as many as it needs."
+    def __init__(self, *_): self.values = None
+    def __setstate__(self, state):
+        _, shape, kind, fortran, raw = state
+        if kind.dtype == object: self.values = np.empty(len(raw), object); self.values[:] = raw
+        else: self.values = number_array(raw, kind)
+        self.values = self.values.reshape(shape, order='F' if fortran else 'C')
+
+class PlainUnpickler(pickle._Unpickler):  # the one written in Python, which a damaged file cannot make fill the memory
+    "Unpickles numbers, strings, containers and NumPy arrays; anything else is an error. NumPy's own loaders trust what they are given; these do not."
+    KNOWN = {(f'{core}.multiarray', '_reconstruct'): PlainArray for core in ('numpy.core', 'numpy._core')}
+    KNOWN |= {(f'{core}.multiarray', 'scalar'): lambda kind, raw: number_array(raw, kind)[0] for core in ('numpy.core', 'numpy._core')}
+    KNOWN |= {('numpy', 'ndarray'): PlainArray, ('numpy', 'dtype'): PlainType}
 
     def find_class(self, module, name):
-        if (module, name) not in self.ALLOWED: raise pickle.UnpicklingError(f'it asks for {module}.{name}')
-        return super().find_class(module, name)
+        if (module, name) not in self.KNOWN: raise pickle.UnpicklingError(f'it asks for {module}.{name}')
+        return self.KNOWN[module, name]
+
+def without_stand_ins(x):
+    "The arrays that stand-ins hold, in containers of any depth."
+    if isinstance(x, PlainArray): x = x.values
+    if isinstance(x, np.ndarray) and x.dtype != object: return x
+    if isinstance(x, np.ndarray):
+        found = np.empty(x.shape, object)
+        for at in np.ndindex(x.shape): found[at] = without_stand_ins(x[at])
+        return found
+    if isinstance(x, (list, tuple)): return type(x)(map(without_stand_ins, x))
+    if isinstance(x, dict): return {key: without_stand_ins(value) for key, value in x.items()}
+    return x
 
 def read_npy(
     path,  # of a file that `run-configs` or the paper's own code wrote
@@ -240,7 +275,7 @@ def read_npy(
             major, _ = np.lib.format.read_magic(file)
             shape, _, dtype = (np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0)(file)
             if dtype != object or shape != (1, 5): raise ValueError(f'its array is {shape} of {dtype}')
-            content = PlainUnpickler(file).load()
+            content = without_stand_ins(PlainUnpickler(file).load())
             if not isinstance(content, np.ndarray) or content.shape != (1, 5): raise ValueError('its content is no array of five')
             return tuple(content[0])
     except OSError as error: raise ValueError(f'{path}: cannot be read ({error.strerror})') from None
