@@ -52,7 +52,7 @@ def test_a_sweep_is_its_searches():
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.sampled_from(['hbm_bandwidth', 'hbm_capacity', 'matrix_flops_fp16', 'ib_bandwidth', 'nvlink_latency', 'nic_factor']), min_size=1, max_size=3, unique=True),
+@given(st.lists(st.sampled_from(['hbm_bandwidth', 'hbm_capacity', 'matrix_flops_fp16', 'ib_bandwidth', 'element_size', 'mask_element_size', 'nvlink_latency', 'nic_factor']), min_size=1, max_size=3, unique=True),
        st.lists(st.floats(0.3, 3), min_size=1, max_size=4, unique=True), st.sampled_from(['1d', '2d-seqp', '2d']))
 def test_varied_as_arrays_is_one_by_one(fields, factors, strategy):
     system = as_system('H200', 8)

@@ -477,7 +477,7 @@ def layers_and_memory(t, strategy, model, system, global_batch, assumptions):
     "(which distinct layer each configuration has, the memory it takes in GB)."
     layer, first = distinct(t['tp1'], t['tp2'], t['micro_batch'], t['panels'])
     stored = layer_memory(strategy, shape_of(keep(t, first), model), system.units, assumptions)
-    return layer, sum(memories_of(t, *(column[layer] for column in stored), strategy, model, system, global_batch, assumptions))
+    return layer, sum(memories_of(t, *(np.asarray(column)[..., layer] for column in stored), strategy, model, system, global_batch, assumptions))
 
 def search_one(n_gpus, strategy, model, system, global_batch, assumptions, k, fixed={}):
     "(the k best of one strategy for each variant and GPU count, why there are none, candidates considered)."
@@ -508,7 +508,7 @@ def why_none(n, space, memory, strategy, system):
     own = space.configurations['n_gpus'] == n
     if not own.any(): return f'{strategy}: no numbers of tp, pp and dp GPUs multiply to {n} and divide the heads, the layers and the batch'
     if not candidates_of(space)[own].any(): return f'{strategy}: no placement fills an NVLink domain of {system.nvlink_size} with divisors of the groups of {n} GPUs'
-    least = memory[own].min()
+    least = memory[..., own].min()
     if np.all(least > system.hbm_capacity):
         return f'{strategy}: the smallest of {own.sum()} configurations needs {least:.1f} GB, {least - np.max(system.hbm_capacity):.1f} GB over the {np.max(system.hbm_capacity):g} GB of {system.name}'
     return f'{strategy}: the configurations that fit have no placement that fills an NVLink domain of {system.nvlink_size}'
