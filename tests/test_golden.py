@@ -85,7 +85,7 @@ def test_totals_from_tables():
         copies, placed = (row.tp2, row.nv_tp2) if row.strategy == '2d-seqp' else (1, 1)
         micro_batches = row.global_batch_size // row.dp // row.mbs
         dp = modules.dataparallel([mlp, attention], row.depth // row.pp, row.dp * copies, row.nv_dp * placed, row.dp_overlap, system)
-        pp = modules.pipelineparallel([mlp, attention], micro_batches, mlp.activation_buffer[mlp.layer == 'ln1'].item(), row.pp, row.nv_pp, False, system)
+        pp = modules.pipelineparallel([mlp, attention], micro_batches, mlp.activation_buffer[mlp.name == 'ln1'].item(), row.pp, row.nv_pp, False, system)
         from transformer_perf.execution import totals
         (t, mem), stats = totals(mlp, attention, dp, pp, row.depth, row.pp, row.dp, micro_batches, m2=copies)
         for key, value in stats.items(): same(value, getattr(row, key), key)
@@ -104,10 +104,10 @@ def test_layers(module, own):
         if module.endswith('recompute'): options['attention_recompute'] = True
         found = function(c['b'], c['l'], c['e'], c['f'] if name.startswith('mlp') else c['h'], system=system, **options,
                          parallelism={'m': c['m1']} if one else {'m1': c['m1'], 'm2': c['m2']}, topology={'t': c['t1']} if one else {'t1': c['t1'], 't2': c['t2']})
-        assert list(found.columns) == list(own.columns[own.columns.get_loc('layer'):])
-        assert list(found.layer) == list(rows.layer)
+        assert list(found.columns) == ['name', *own.columns[own.columns.get_loc('layer') + 1:]]
+        assert list(found.name) == list(rows.layer)
         for column in found.columns[1:]:
-            for ours, golden in zip(found[column], rows[column]):
+            for ours, golden in zip(found[column], rows[column], strict=True):
                 golden = json.loads(golden) if isinstance(golden, str) and golden[0] in '[0123456789' else golden
                 if isinstance(ours, str) or (isinstance(ours, list) and isinstance(ours[0], str)): assert ours == golden
                 else:

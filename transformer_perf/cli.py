@@ -30,8 +30,9 @@ from rich.table import Table
 
 from .models import NAMED, as_model, nearest, whole, write_whole
 from .systems import as_system, system_names, systems_table
-from .modules import model_figures
-from .execution import STRATEGIES, Parallel, bounds, estimate, in_words, readable, search, short
+from .modules import STRATEGIES, model_figures
+from .iteration import Parallel, estimate, in_words, readable, short
+from .execution import search
 from .scaling import STUDIED, zero_table
 from .validation import OWN, calibrate, calibrate_published, picked, predict, published, read_runs, scoreboard
 from .sweeps import PAPER_GPUS, bench, mpi_world, paper_systems, run, run_configs, run_task, table_bytes, tasks_of
@@ -158,7 +159,7 @@ def explain_command(
         'kept GB': [f'{x:.3g}' for x in layers.activation_buffer],
         **{f'{way} {name}': [f'{seconds * 1000:.3f}' for seconds in layers[f't_{way}{part}']]
            for way in ('fwd', 'bwd') for name, part in (('ms', ''), ('compute', '_comp'), ('memory', '_mem'), ('comm', '_comm'))},
-        'forward messages': layers.comm_fwd_type.map(names_of), 'backward messages': layers.comm_bwd_type.map(names_of), 'bound by': bounds(layers)})
+        'forward messages': layers.comm_fwd_type.map(names_of), 'backward messages': layers.comm_bwd_type.map(names_of), 'bound by': layers.bound_by})
     deliver('\n'.join([as_text(readable(result.row.to_frame().T, result.system)), textwrap.fill(result.summary, WIDTH) + '\n',
                        as_text(view, 'One layer, one micro-batch, on one GPU (milliseconds)')]), output)
 

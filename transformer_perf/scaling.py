@@ -22,7 +22,7 @@ import pandas as pd
 from .models import Model, as_model, nearest, whole
 from .systems import System, as_system
 from .estimates import Assumptions, as_assumptions, collective_time, ring_share
-from .execution import Memory
+from .iteration import Memory
 
 # %% ../nbs/09_scaling.ipynb #a8276614
 class Sizes(NamedTuple):

@@ -33,7 +33,9 @@ import transformer_perf
 from .models import Model, as_model, nearest, whole, write_whole
 from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, as_assumptions
-from .execution import STRATEGIES, best_of, paper_candidate, search, search_one
+from .modules import STRATEGIES
+from .execution import (
+    Question, best_of, considered_choices, paper_candidate, search, search_one)
 
 # %% ../nbs/08_sweeps.ipynb #d0c5180e
 VARIANTS = 512  # of a system, priced together in one task
@@ -52,7 +54,10 @@ class Task(NamedTuple):
 
 def run_task(task):  # DataFrame
     "The best candidates of a task, with the columns that say where they belong."
-    table, _, _ = search_one(task.n_gpus, task.strategy, task.model, task.system, task.global_batch, task.assumptions, task.k)
+    a = task.assumptions.on(task.system)
+    question = Question(task.model, task.system, task.global_batch, a, task.strategy,
+                        considered_choices({}, a), {})
+    table, _, _ = search_one(task.n_gpus, question, task.k)
     table = best_of([table], task.n_gpus, task.k)
     which = table.pop('variant').to_numpy()
     place = {name: value[which] if np.ndim(value) else value for name, value in task.varied.items()}
@@ -61,7 +66,7 @@ def run_task(task):  # DataFrame
 # %% ../nbs/08_sweeps.ipynb #72486c24
 MODEL_FIELDS = ('seq_len', 'embed_dim', 'heads', 'depth', 'mlp_dim')
 
-def tasks_of(models, systems, n_gpus, strategies, global_batch=4096, k=1, assumptions='paper', vary={}):  # list of Task
+def tasks_of(models, systems, n_gpus, strategies, global_batch=4096, k=1, assumptions='corrected', vary={}):  # list of Task
     "Cut a product into tasks, in the order of the result."
     assumptions, k = as_assumptions(assumptions), whole(k, 'k')
     counts = tuple(dict.fromkeys(whole(n, 'n_gpus') for n in n_gpus))
@@ -93,7 +98,7 @@ def sweep(
     strategies=None,                 # names; all of them unless given
     global_batch=4096,               # samples of an iteration
     k=1,                             # candidates to keep for each point
-    assumptions='paper',             # a preset's name, or Assumptions
+    assumptions='corrected',         # a preset's name, or Assumptions
     vary={},                         # field -> values: {'hbm_bandwidth': [2000, 8000], 'seq_len': [2048, 8192]}
     workers=1,                       # processes on this machine; under mpiexec, the ranks are used instead
 ):  # DataFrame: columns of a search, after `model`, `system` and the varied fields; points where nothing fits are absent
