@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .models import as_markdown, nearest, whole
+from .inputs import nearest, whole
+from .models import as_markdown
 from .parameters import Calibration, Software, read_calibration
 from .systems import Link, System, Units
 

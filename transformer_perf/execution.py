@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .models import Model, as_model, nearest, whole
+from .inputs import nearest, whole
+from .models import Model, as_model
 from .systems import PHYSICAL, as_system
 from .estimates import CHOICES, RECOMPUTE, CONTEXTS, Assumptions, as_assumptions
 from .kernels import pricer_of

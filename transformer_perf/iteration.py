@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from .models import Model, as_markdown, as_model, nearest, whole
+from .inputs import divides, nearest, whole
+from .models import Model, as_markdown, as_model
 from .systems import System, as_system
 from .estimates import CHOICES, Assumptions, Group, Work, as_assumptions
 from .kernels import pricer_of
@@ -112,8 +112,7 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch):
     nearest(p.strategy, STRATEGIES, 'strategy')
     for field in GROUPS + ('micro_batch', 'panels') + PLACES:
         if getattr(p, field) is not None or field in GROUPS: whole(getattr(p, field), field)
-    for name, value, by, of in division_rules(p, model, global_batch):
-        if value % of: raise ValueError(f'{name}={value} must be divisible by {by}={of}')
+    for rule in division_rules(p, model, global_batch): divides(*rule)
     if p.cp > model.seq_len: raise ValueError(f'cp={p.cp} must be at most seq_len={model.seq_len}')
     check_placement({g: Group(getattr(p, g), getattr(p, place) or 1)
                      for g, place in zip(GROUPS, PLACES)}, system)
@@ -321,7 +320,8 @@ def evidence(row, assumptions):  # str
     beyond = [name for name, values in known.items() if row[name] not in values]
     new = ', '.join(f'{name} {row[name]}' for name in beyond)
     if assumptions.measured is None:
-        return f'not in the published model: {new}' if beyond else 'published model'
+        mended = ', its slips mended' * assumptions.slow_pipeline_links
+        return f'not in the published model: {new}' if beyond else f'published model{mended}'
     return f'no measured run with {new}' if beyond else 'measured runs'
 
 def left_out(model: Model, assumptions):  # str
@@ -355,6 +355,7 @@ class Estimate:
     @property
     def row(self):
         "The configuration and its figures, as a row of a search result."
+        import pandas as pd
         return pd.Series({'n_gpus': self.parallel.n_gpus, **vars(self.parallel), **self.stats})
 
     @property
@@ -439,6 +440,7 @@ SHOWN = (('zero_stage', 1, 'ZeRO'), ('recompute', 'none', 'recompute'),
 
 def readable(t, system):  # DataFrame for reading, not for computing
     "A search result for the eye: shares instead of seconds, memory beside capacity."
+    import pandas as pd
     rows = [row for _, row in t.iterrows()]
     by = lambda names, row: 'x'.join(str(row[name]) for name in names)
     place = [by([f'nvlink_{g}' for g in (*layer_groups(row), 'pp', 'dp')], row) for row in rows]

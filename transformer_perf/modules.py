@@ -9,9 +9,9 @@ __all__ = ['STRATEGIES', 'TABLE', 'Job', 'when', 'meeting', 'column_product', 'r
 from typing import Callable, NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from .models import as_model, whole
+from .inputs import whole
+from .models import as_model
 from .systems import Units, as_system
 from .estimates import (
     Assumptions, Group, Message, Operation, Product, Roofline, Work, as_assumptions, counted, price)
@@ -318,6 +318,7 @@ TABLE = ('layer', 'weights_mem', 'weights_grad_mem', 'flops_fwd', 'activation_bu
 
 def operation_table(operations, job: Job, pricer, silent=True):  # DataFrame, a row per operation
     "What each operation counts and takes; messages of no volume are not named if silent."
+    import pandas as pd
     rows = [operation_row(op, job, pricer, silent) for op in operations]
     return pd.DataFrame(rows, columns=TABLE + ('bound_by',))
 
@@ -326,7 +327,7 @@ class Stored(NamedTuple):
     "GB of one layer and one micro-batch on one GPU; every field may be an array."
     weights: float
     activations: float  # kept for the backward pass
-    again: float        # kept while its forward pass is run again in the backward pass
+    again: float        # held besides while its forward pass is run again in the backward pass
 
 def layer_memory(job: Job):  # Stored
     "What one layer stores, priced on no system at all."
@@ -337,9 +338,10 @@ def layer_memory(job: Job):  # Stored
     inside = [op for op in operations if op.part]
     freed = sum(op.freed * (selective | scores & (op.part != 'fused')) for op in inside)
     weights = sum(op.weights for op in operations)
-    input_alone = job.units.element * job.tokens * job.embed_dim
+    rows, columns = STRATEGIES[job.strategy].between(job)
+    input_alone = job.units.element * rows * columns   # a norm keeps it anyway
     return Stored(weights, np.where(full, input_alone, kept - freed)[()],
-                  np.where(full, kept, freed)[()])
+                  np.where(full, kept - input_alone, freed)[()])
 
 # %% ../nbs/04_modules.ipynb #85c52d6b
 class LayerCost(NamedTuple):
@@ -369,21 +371,19 @@ def layer_cost(job: Job, pricer):  # LayerCost
     passes = [(op, *(price(work, groups, pricer, op.panels) for work in (op.forward, op.backward)))
               for op in operations]
     full = np.equal(job.recompute, 'full') * 1.
-    total = lambda f: sum(f(op, there, back) for op, there, back in passes)
     again = {op.name: full + reruns(job, op) for op in operations}
+    total = lambda f: sum(f(op, there, back) for op, there, back in passes)
     part = lambda field: total(lambda op, there, back: (
         getattr(there, field) * (1 + again[op.name]) + getattr(back, field)))
     there = total(lambda op, t, b: t.total)
-    rerun = total(lambda op, t, b: (t.compute + t.memory) * reruns(job, op))
-    back = total(lambda op, t, b: b.total) + rerun
+    back = total(lambda op, t, b: b.total + t.total * reruns(job, op))
     waits = host_wait(there, job), host_wait(back, job)
-    forward = there + waits[0]
-    comm = total(lambda op, t, b: t.comm * (1 + full) + b.comm)
+    forward, system = there + waits[0], pricer.system
+    flop = total(lambda op, t, b: flops(op.forward, system) + flops(op.backward, system))
     return LayerCost(forward, back + waits[1] + full * forward, part('compute'), part('memory'),
-                     comm, waits[0] * (1 + full) + waits[1], late_time(operations, pricer),
-                     total(lambda op, t, b: flops(op.forward, pricer.system)
-                           + flops(op.backward, pricer.system)),
-                     sum(op.weights for op in operations), boundary_of(job))
+                     part('comm'), waits[0] * (1 + full) + waits[1],
+                     late_time(operations, pricer), flop, sum(op.weights for op in operations),
+                     boundary_of(job))
 
 def late_time(operations, pricer):  # s
     "What backward passes are longer by for products that nothing but a weight waits for."
@@ -587,6 +587,7 @@ def print_df(*tables):
 # %% ../nbs/06b_paper_names.ipynb #48a615e9
 def message_table(name, volume, kinds, t_fwd, t_bwd):
     "One row of pure communication, in the columns of an operation table."
+    import pandas as pd
     row = dict.fromkeys(TABLE, 0.) | dict(
         layer=name, comm_fwd=volume, comm_fwd_type=kinds[0], comm_bwd=volume,
         comm_bwd_type=kinds[1], t_fwd=t_fwd, t_fwd_comm=t_fwd, t_bwd=t_bwd, t_bwd_comm=t_bwd,

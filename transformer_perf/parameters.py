@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import transformer_perf
-from .models import nearest, read_json
+from .inputs import nearest, read_json
 
 # %% ../nbs/01b_parameters.ipynb #e507c4bf
 def figure(

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .models import nearest, write_whole
+from .inputs import nearest, read_csv, write_whole
 from .systems import as_system, system_names
 from .estimates import Assumptions, Group, as_assumptions
 from .parameters import (
@@ -51,9 +51,7 @@ def published():  # DataFrame
 
 def read_runs(path):  # DataFrame
     "Measured runs from a CSV file."
-    try: return pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f'{path}: cannot be read ({str(error).splitlines()[0]})') from None
+    return read_csv(path)
 
 # %% ../nbs/10_validation.ipynb #860395a1
 def on_system(df, system):  # DataFrame
