@@ -23,7 +23,7 @@ setup(
     extras_require={key.removesuffix('_requirements'): cfg[key].split() for key in cfg if key.endswith('_requirements')},
     packages=['transformer_perf', 'transformer_perf.catalogue', 'transformer_perf.data'],
     package_dir={'transformer_perf': 'transformer_perf', 'transformer_perf.catalogue': 'systems', 'transformer_perf.data': 'nbs/data'},
-    package_data={'transformer_perf.catalogue': ['*.json'], 'transformer_perf.data': ['*.csv', '*.json']},
+    package_data={'transformer_perf': ['py.typed'], 'transformer_perf.catalogue': ['*.json'], 'transformer_perf.data': ['*.csv', '*.json']},
     entry_points={'console_scripts': cfg['console_scripts'].split()},
     zip_safe=False,
 )
