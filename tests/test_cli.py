@@ -207,7 +207,7 @@ BROKEN = [
     ('{"l": NaN, "e": 64, "h": 4, "depth": 2}', 'NaN is not a number'),
     ('{"l": "many", "e": 64, "h": 4, "depth": 2}', "seq_len='many'"),
     ('{"l": 1, "l": 2}', "the key 'l' stands there twice"),
-    ('{"l": 1' + '0' * 400 + '}', 'seq_len'),
+    ('{"e": 64, "h": 4, "depth": 2, "l": 1' + '0' * 400 + '}', 'seq_len=1000'),
     ('[' * 100_000, 'not valid JSON'), (' ' * 5_000_000, 'has more than'),
     ('\x00\xff', 'is not a text file'),
 ]

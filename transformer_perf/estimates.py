@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .inputs import nearest, whole
+from .inputs import checked, field, nearest, quoted
 from .models import as_markdown
-from .parameters import Calibration, Software, read_calibration
+from .parameters import Calibration, Parameters, Software, read_calibration
 from .systems import Link, System, Units
 
 # %% ../nbs/02_estimates.ipynb #beccc0f4
@@ -241,18 +241,20 @@ def price(
 RECOMPUTE = ('none', 'scores', 'selective', 'full')
 CONTEXTS = ('allgather', 'ring')
 
+@checked
 @dataclass(frozen=True)
 class Assumptions:
     "Every modelling choice, by name. The defaults are those of the published model."
     # how work is priced
     launch_time: float = 20e-6          # s that every pass of an operation pays before its arithmetic
-    flops_efficiency: float = 0.8       # share of the peak rate that arithmetic reaches
+    flops_efficiency: float = field(0.8, above=True, most=1)  # of the peak rate, in arithmetic
     measured: object = None             # measured Parameters or Calibration, instead of these two
     # the slips of the published model, mended
     allreduce_doubled: bool = False     # E1: an all-reduce costs two all-gathers everywhere
     norm_shards_features: bool = False  # E2: the 2D LayerNorm shards e, not l, over the first group
     slow_pipeline_links: bool = False   # E3: pipeline links between domains cost something
     bias_rows_sharded: bool = False     # E4: the output biases of 1D work on l/m rows
+    rows_shared_exactly: bool = False   # rows that tp does not divide are counted, not dropped
     gather_backward: bool = False       # no slip in time: the name and place of a message (notebook 04)
     # what a layer, a stage and an iteration are made of
     flash_attention: bool = True        # logits, softmax, dropout and attend in one operation
@@ -268,22 +270,21 @@ class Assumptions:
     least_features: int = 128           # a GPU keeps at least so many features, and rows
     least_panel: int = 512              # a SUMMA panel is at least so wide
     # what a configuration does, unless it says otherwise
-    zero_stage: int = 1                 # copies share out: 0 nothing, 1 states, 2 gradients, 3 weights
-    recompute: str = 'none'             # computed again in the backward pass: one of RECOMPUTE
+    # copies share out: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
+    zero_stage: int = field(1, choices=(0, 1, 2, 3))
+    recompute: str = field('none', choices=RECOMPUTE)   # computed again in the backward pass
     virtual_stages: int = 1             # parts of each pipeline stage in an interleaved schedule
     sequence_sharded: bool = True       # tp shares out the sequence too, between its products
-    context: str = 'allgather'          # how cp passes keys and values: one of CONTEXTS
+    context: str = field('allgather', choices=CONTEXTS) # how cp passes keys and values
     dp_overlap: bool = True             # data-parallel communication hides behind compute
     tp_overlap: bool = False            # tensor-parallel messages hide behind their products
     zero_bubble: bool = False           # the zero-bubble pipeline schedule, with one virtual stage
     reduce_each: bool = False           # gradients are reduced after each micro-batch
 
     def __post_init__(self):
-        if self.zero_stage not in (0, 1, 2, 3):
-            raise ValueError(f'zero_stage={self.zero_stage!r} must be 0, 1, 2 or 3')
-        nearest(self.recompute, RECOMPUTE, 'recompute')
-        nearest(self.context, CONTEXTS, 'context')
-        whole(self.virtual_stages, 'virtual_stages')
+        if not isinstance(self.measured, (Parameters, Calibration, type(None))):
+            raise ValueError(f'measured={quoted(self.measured)} must be Parameters, a Calibration '
+                             'or none')
         if self.zero_bubble and self.virtual_stages > 1:
             raise ValueError(f'zero_bubble needs virtual_stages=1, not {self.virtual_stages}')
 
@@ -302,7 +303,7 @@ class Assumptions:
     @classmethod
     def corrected(cls):
         return cls(allreduce_doubled=True, norm_shards_features=True, slow_pipeline_links=True,
-                   bias_rows_sharded=True, gather_backward=True)
+                   bias_rows_sharded=True, rows_shared_exactly=True, gather_backward=True)
     @classmethod
     def calibrated(cls, path=None):
         "What training frameworks do, with measured prices; `path` of another calibration."

@@ -18,7 +18,7 @@ from .systems import PHYSICAL, as_system
 from .estimates import CHOICES, RECOMPUTE, CONTEXTS, Assumptions, as_assumptions
 from .kernels import pricer_of
 from .modules import (
-    STRATEGIES, Job, LayerCost, Stored, ends_cost, layer_cost, layer_memory)
+    STRATEGIES, Job, LayerCost, Stored, ends_cost, layer_cost, layer_memory, sharing_rules)
 from .iteration import (
     COMPONENTS, GROUPS, PAPER_NAMES, PLACES, Parallel, Times, cross, divisors, evidence, figures,
     interleaves, iteration_times, job_of, keep, left_out, memory_of, readable, statistics)
@@ -42,12 +42,12 @@ def groupings(
     "The ways to group n GPUs (arXiv 2410.00273, search space)."
     s, e, least = STRATEGIES[strategy], model.embed_dim, assumptions.least_features
     tp, several = divisors(n), 'cp' in s.groups
-    wide = s.features_per_embed * e // tp >= least
-    t = {'tp': tp[(model.heads % tp == 0) & (e % tp == 0) & wide]}
+    t = {'tp': tp[s.features_per_embed * e // tp >= least]}
     t = cross(t, cp=divisors(n) if several else np.array([1]))
     if several:
-        long = (n % (t['tp'] * t['cp']) == 0) & (model.seq_len // t['cp'] >= least)
-        t = keep(t, long & (not s.cp_shards_embed or e % t['cp'] == 0))
+        t = keep(t, (n % (t['tp'] * t['cp']) == 0) & (model.seq_len // t['cp'] >= least))
+    rules = sharing_rules(model, t['tp'], t['cp'], s)
+    t = keep(t, np.all([number % by == 0 for _, number, _, by in rules], axis=0))
     t = cross(restrict(t, fixed), pp=divisors(model.depth))
     t = keep(t, pipeline_divides(n, t['tp'] * t['cp'], t['pp'], model.depth))
     t['dp'] = n // (t['tp'] * t['cp'] * t['pp'])

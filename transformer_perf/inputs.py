@@ -4,11 +4,14 @@
 
 # %% auto #0
 __all__ = ['LONGEST', 'LARGEST', 'MEGABYTE', 'LARGEST_JSON', 'LARGEST_CSV', 'printable', 'quoted', 'nearest', 'whole', 'finite',
-           'flag', 'divides', 'named', 'read_bytes', 'read_text', 'once', 'no_constant', 'parse_json', 'read_json',
-           'read_csv', 'is_special', 'check_writable', 'write_whole', 'write_to', 'replace_file', 'label']
+           'flag', 'label', 'field', 'one_of', 'checked_number', 'checked_value', 'checked', 'divides', 'named',
+           'read_bytes', 'read_text', 'once', 'no_constant', 'parse_json', 'read_json', 'read_csv', 'is_special',
+           'check_writable', 'write_whole', 'write_to', 'replace_file']
 
 # %% ../nbs/90_inputs.ipynb #90a00005
+import dataclasses
 import difflib
+import functools
 import io
 import json
 import math
@@ -80,6 +83,62 @@ def flag(value, name):  # bool
     "`value` if it is true or false; otherwise a ValueError."
     if _is_flag(value): return bool(value)
     raise ValueError(f'{name}={quoted(value)} must be true or false')
+
+# %% ../nbs/90_inputs.ipynb #90a00041
+def label(value, name):  # str
+    "`value` as a name: text that prints, of at most 100 characters."
+    if isinstance(value, str) and 0 < len(value) <= 100 and value.isprintable(): return value
+    raise ValueError(f'{name}={quoted(value)} must be text of 1 to 100 printable characters')
+
+# %% ../nbs/90_inputs.ipynb #90a00019
+def field(default=dataclasses.MISSING, **notes):
+    "A dataclass field with notes: least, most, above, choices, arrays."
+    return dataclasses.field(default=default, metadata=notes)
+
+def one_of(value, choices, name):
+    "`value` if it is one of a few words or whole numbers."
+    if isinstance(choices[0], str): return nearest(value, choices, name)
+    real = isinstance(value, numbers.Real) and not _is_flag(value)
+    if real and value in choices: return int(value)
+    *most, last = map(str, choices)
+    raise ValueError(f'{name}={quoted(value)} must be {", ".join(most)} or {last}')
+
+def checked_number(value, name, kind, notes):
+    "A number, or an array of numbers where they are allowed."
+    bounds = {key: notes[key] for key in ('least', 'most', 'above') if key in notes}
+    shape = getattr(value, 'shape', ())
+    if shape == (): return (whole if kind is int else finite)(value, name, **bounds)
+    if not notes.get('arrays'): raise ValueError(f'{name}={quoted(value)} must be one number')
+    if value.dtype.kind not in 'iuf' or value.size == 0:
+        raise ValueError(f'{name}={quoted(value)} must hold numbers')
+    for extreme in (value.min(), value.max()): finite(extreme, name, **bounds)
+    return value
+
+def checked_value(value, name, kind, notes, default):
+    "The value of a field, as what it should be."
+    if value is None and default is None: return None
+    if 'choices' in notes: return one_of(value, notes['choices'], name)
+    if kind in (int, float): return checked_number(value, name, kind, notes)
+    return {bool: flag, str: label}.get(kind, lambda value, name: value)(value, name)
+
+# %% ../nbs/90_inputs.ipynb #90a0001a
+def checked(cls):
+    "A dataclass whose values are checked when it is made; an unknown field is answered by its nearest."
+    init, fields = cls.__init__, {f.name: f for f in dataclasses.fields(cls)}
+
+    @functools.wraps(init)
+    def named(self, *args, **given):
+        if len(args) > len(fields): raise ValueError(f'{cls.__name__} has only {len(fields)} fields')
+        for name in given: nearest(name, fields, f'field of {cls.__name__}')
+        given |= dict(zip(fields, args))
+        for name, f in fields.items():
+            if name not in given and f.default is dataclasses.MISSING:
+                raise ValueError(f'{cls.__name__} lacks {name!r}')
+        init(self, **{name: checked_value(value, name, fields[name].type, fields[name].metadata,
+                                          fields[name].default) for name, value in given.items()})
+
+    cls.__init__ = named
+    return cls
 
 # %% ../nbs/90_inputs.ipynb #90a00021
 def divides(name, value, by, of):
@@ -213,9 +272,3 @@ def replace_file(place, data):
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-
-# %% ../nbs/90_inputs.ipynb #90a00041
-def label(value, name):  # str
-    "`value` as a name: text that prints, of at most 100 characters."
-    if isinstance(value, str) and 0 < len(value) <= 100 and value.isprintable(): return value
-    raise ValueError(f'{name}={quoted(value)} must be text of 1 to 100 printable characters')

@@ -20,14 +20,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .inputs import divides, nearest, whole
+from .inputs import checked, divides, field, nearest, quoted, whole
 from .models import Model, as_markdown, as_model
 from .systems import System, as_system
-from .estimates import CHOICES, Assumptions, Group, Work, as_assumptions
+from .estimates import (
+    CHOICES, CONTEXTS, RECOMPUTE, Assumptions, Group, Work, as_assumptions)
 from .kernels import pricer_of
 from .modules import (
     STRATEGIES, Job, check_placement, data_parallel_time, ends_cost, layer_cost, layer_memory,
-    layer_operations, meeting, operation_table, pipeline_time, words)
+    layer_operations, meeting, operation_table, pipeline_time, sharing_rules, words)
 
 # %% ../nbs/05_iteration.ipynb #cc0fae14
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -43,7 +44,6 @@ def with_paper_names(cls):
             new = PAPER_NAMES[old]
             if new in given: raise ValueError(f'{old}={given[old]!r} is another name of {new}')
             given[new] = given.pop(old)
-        for name in given: nearest(name, cls.__dataclass_fields__, 'field of a configuration')
         init(self, *args, **given)
     cls.__init__ = renamed
     for old, new in PAPER_NAMES.items(): setattr(cls, old, property(operator.attrgetter(new)))
@@ -51,6 +51,7 @@ def with_paper_names(cls):
 
 # %% ../nbs/05_iteration.ipynb #cc0fae15
 @with_paper_names
+@checked
 @dataclass(frozen=True)
 class Parallel:
     "How a job is shared out over tp x cp x pp x dp GPUs."
@@ -61,15 +62,15 @@ class Parallel:
     dp: int = 1                    # data-parallel copies
     micro_batch: int = 1           # samples
     panels: int = None             # SUMMA panels; the system's summa_nb unless given
-    zero_stage: int = None         # what the copies share out, 0 to 3
+    zero_stage: int = field(None, choices=(0, 1, 2, 3))   # what the copies share out
     nvlink_tp: int = None          # GPUs of each group that share an NVLink domain
     nvlink_cp: int = None
     nvlink_pp: int = None
     nvlink_dp: int = None
-    recompute: str = None          # 'none', 'scores', 'selective' or 'full'
+    recompute: str = field(None, choices=RECOMPUTE)
     virtual_stages: int = None     # parts of each pipeline stage (interleaved schedule)
     sequence_sharded: bool = None  # tensor parallelism shares out the sequence too
-    context: str = None            # keys and values travel by 'allgather' or 'ring'
+    context: str = field(None, choices=CONTEXTS)   # how keys and values travel
     dp_overlap: bool = None        # data-parallel messages hide behind compute
     tp_overlap: bool = None        # tensor-parallel messages hide behind products
     zero_bubble: bool = None       # the zero-bubble schedule
@@ -77,8 +78,7 @@ class Parallel:
 
     def __post_init__(self):
         if self.strategy in (None, '1d'):
-            several = self.cp != 1
-            object.__setattr__(self, 'strategy', '2d-seqp' if several else '1d')
+            object.__setattr__(self, 'strategy', '2d-seqp' if self.cp > 1 else '1d')
 
     def _repr_markdown_(self): return as_markdown(self)
 
@@ -100,24 +100,21 @@ class Parallel:
 def division_rules(p: Parallel, model: Model, global_batch):
     "(name, number, name, number): the first must be divisible by the second."
     s = STRATEGIES[p.strategy]
-    rules = [('heads', model.heads, 'tp', p.tp), ('embed_dim', model.embed_dim, 'tp', p.tp),
-             ('depth', model.depth, 'pp', p.pp), ('global_batch', global_batch, 'dp', p.dp),
-             ('global_batch/dp', global_batch // p.dp, 'micro_batch', p.micro_batch),
-             ('micro_batch*seq_len', p.micro_batch * model.seq_len,
-              'the GPUs that share its tokens', s.token_shards(p.tp, p.cp))]
-    return rules + [('embed_dim', model.embed_dim, 'cp', p.cp)] * s.cp_shards_embed
+    rules = sharing_rules(model, p.tp, p.cp, s) + [
+        ('depth', model.depth, 'pp', p.pp), ('global_batch', global_batch, 'dp', p.dp),
+        ('global_batch/dp', global_batch // p.dp, 'micro_batch', p.micro_batch),
+        ('micro_batch*seq_len', p.micro_batch * model.seq_len,
+         'the GPUs that share its tokens', s.token_shards(p.tp, p.cp))]
+    return rules + [('embed_dim', model.embed_dim, 'panels', p.panels or 1)] * s.has_panels
 
 def check_parallel(p: Parallel, model: Model, system: System, global_batch):
     "A ValueError, in one line with both numbers, unless the configuration can run this model."
     nearest(p.strategy, STRATEGIES, 'strategy')
-    for field in GROUPS + ('micro_batch', 'panels') + PLACES:
-        if getattr(p, field) is not None or field in GROUPS: whole(getattr(p, field), field)
     for rule in division_rules(p, model, global_batch): divides(*rule)
-    if p.cp > model.seq_len: raise ValueError(f'cp={p.cp} must be at most seq_len={model.seq_len}')
     check_placement({g: Group(getattr(p, g), getattr(p, place) or 1)
                      for g, place in zip(GROUPS, PLACES)}, system)
     layers, micro_batches = model.depth // p.pp, global_batch // p.dp // p.micro_batch
-    v = whole(p.virtual_stages or 1, 'virtual_stages')
+    v = p.virtual_stages or 1
     if not interleaves(v, p.pp, model.depth, micro_batches):
         raise ValueError(f'virtual_stages={v} must be 1 or divide depth/pp={layers}, with pp={p.pp} '
                          f'above 1 and dividing the {micro_batches} micro-batches')
@@ -413,10 +410,12 @@ def estimate(
     "Time and memory of one iteration of one configuration; a ValueError if it cannot run."
     model, system, a = as_model(model), as_system(system), as_assumptions(assumptions)
     global_batch = whole(global_batch, 'global_batch')
-    check_parallel(parallel, model, system, global_batch)
+    if not isinstance(parallel, Parallel):
+        raise ValueError(f'parallel={quoted(parallel)} must be a Parallel')
     unsaid = {c: getattr(a, c) for c in CHOICES if getattr(parallel, c) is None}
     panels = (parallel.panels or system.summa_nb) if parallel.strategy == '2d' else 1
     p = dataclasses.replace(parallel, **unsaid, panels=panels)
+    check_parallel(p, model, system, global_batch)
     a = dataclasses.replace(a, **{c: getattr(p, c) for c in CHOICES}).on(system)
     t = possible_places(p, system)
     found = {name: np.broadcast_to(column, t['dp'].shape)

@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from .inputs import divides, finite, flag, label, nearest, quoted, read_json, whole
+from .inputs import checked, divides, field, nearest, quoted, read_json
 
 # %% ../nbs/00_models.ipynb #b4ce6bc1
 def as_markdown(x):
@@ -19,6 +19,7 @@ def as_markdown(x):
     rows = [f'| {name} | {value} |' for name, value in values.items() if value is not None]
     return '\n'.join([f'| {type(x).__name__} | |', '| --- | --- |', *rows])
 
+@checked
 @dataclass(frozen=True)
 class Model:
     "A transformer: the sizes that everything else is counted from."
@@ -27,7 +28,7 @@ class Model:
     heads: int                  # attention heads; h
     depth: int                  # transformer layers
     mlp_dim: int = None         # hidden width of the MLP; f, 4 e unless given
-    train_samples: float = None # samples seen in the whole training, if known
+    train_samples: float = field(None, above=True)  # samples of the whole training, if known
     name: str = 'custom'
     kv_heads: int = None        # heads of keys and values (grouped queries); `heads` unless given
     vocab: int = None           # words of the vocabulary; none: no embedding, no output layer
@@ -35,17 +36,9 @@ class Model:
     causal: bool = True         # a token sees only what came before it
 
     def __post_init__(self):
-        if self.mlp_dim is None:
-            object.__setattr__(self, 'mlp_dim', 4 * whole(self.embed_dim, 'embed_dim'))
-        for field in ('seq_len', 'embed_dim', 'heads', 'depth', 'mlp_dim', 'kv_heads', 'vocab'):
-            value = getattr(self, field)
-            if value is None and field in ('kv_heads', 'vocab'): continue
-            object.__setattr__(self, field, whole(value, field))
+        if self.mlp_dim is None: object.__setattr__(self, 'mlp_dim', 4 * self.embed_dim)
         divides('embed_dim', self.embed_dim, 'heads', self.heads)
         divides('heads', self.heads, 'kv_heads', self.kv_heads or self.heads)
-        for field in ('gated_mlp', 'causal'): flag(getattr(self, field), field)
-        if self.train_samples is not None: finite(self.train_samples, 'train_samples', above=True)
-        label(self.name, 'name')
 
     def _repr_markdown_(self): return as_markdown(self)
 
@@ -75,11 +68,11 @@ def as_model(
                          f'not {quoted(model)}')
     fields, sizes = [f.name for f in dataclasses.fields(Model)], {}
     for key, value in model.items():
-        field = SYMBOLS.get(key) or nearest(key, fields, 'model field')
-        if field in sizes: raise ValueError(f'model gives {field} twice, as {quoted(key)} too')
-        sizes[field] = value
-    for field in fields[:4]:
-        if field not in sizes: raise ValueError(f'model lacks {field!r}')
+        name = SYMBOLS.get(key) or nearest(key, fields, 'model field')
+        if name in sizes: raise ValueError(f'model gives {name} twice, as {quoted(key)} too')
+        sizes[name] = value
+    for name in fields[:4]:
+        if name not in sizes: raise ValueError(f'model lacks {name!r}')
     return Model(**sizes)
 
 # %% ../nbs/00_models.ipynb #4d888fc8
