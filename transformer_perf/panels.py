@@ -624,8 +624,8 @@ def priced(states, q: Question):  # (s of an iteration, GB) of each state
     for i, state in enumerate(states):
         p = dataclasses.replace(parallel_of(state), panels=state.panels)
         t = possible_places(p, system_of(state, q))
-        same = lambda value: np.full(len(t['dp']), value)
-        tables.append(t | {'state': same(i), 'zero_stage': same(state.zero_stage)})
+        own = np.full((2, len(t['dp'])), [[i], [state.zero_stage]])
+        tables.append(t | dict(zip(('state', 'zero_stage'), own)))
     rows = {name: np.concatenate([t[name] for t in tables])
             for name, column in tables[0].items() if np.ndim(column)}
     found = statistics(tables[0] | rows, q.model, q.system, q.global_batch, q.assumptions)
@@ -935,10 +935,10 @@ def sweep_options(state, end):  # dict
     "What `sweep` is asked for one scenario; a system is given as its name and NVLink size."
     s = {field: getattr(state, field + end) for field in SCENARIO}
     values = {field: swept_values(state, field) for field in state.fields}
-    return dict(models=[s['model']], n_gpus=values.pop('n_gpus', [s['n_gpus']]),
-                systems={f'{s["system"]}-NVS{s["nvlink_size"]}': (s['system'], s['nvlink_size'])},
-                strategies=[s['strategy']], global_batch=s['global_batch'],
-                assumptions=state.assumptions, vary=values)
+    name, size = s['system'], s['nvlink_size']
+    return {'models': [s['model']], 'n_gpus': values.pop('n_gpus', [s['n_gpus']]),
+            'systems': {f'{name}-NVS{size}': (name, size)}, 'strategies': [s['strategy']],
+            'global_batch': s['global_batch'], 'assumptions': state.assumptions, 'vary': values}
 
 # %% ../nbs/07b_panels.ipynb #97be519b
 def sweep_calls(state):  # str
@@ -1567,7 +1567,7 @@ def serve(
         headers = {'headers': {'Content-Security-Policy': POLICY}}
         command = [sys.executable, '-m', 'voila', str(notebook), '--Voila.ip=127.0.0.1',
                    f'--port={port}', f'--Voila.tornado_settings={headers}']
-        try: done = subprocess.run(command + ['--no-browser'] * (not browser))
+        try: done = subprocess.run(command + ['--no-browser'] * (not browser), check=False)
         except KeyboardInterrupt: return
     if done.returncode:
         raise ValueError(f'voila ended with code {done.returncode}; is port {port} in use?')
