@@ -1,4 +1,4 @@
-"The panels: as pure functions, as widgets that are moved at random, at the terminal, and in a real browser."
+"The panels: as pure functions, as widgets moved at random, at the terminal, and in a real browser."
 import csv
 import dataclasses
 import io
@@ -18,25 +18,31 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from transformer_perf import panels
-from transformer_perf.panels import PANELS, CollectivesState, LayerState, Panel, Panels, RooflineState, SearchState, SweepState, page, shown_or_why
+from transformer_perf.estimates import counted
+from transformer_perf.panels import (
+    PANELS, CollectivesState, LayerState, Panel, Panels, RooflineState, SearchState, SweepState,
+    page, question_of, shown_or_why)
+from transformer_perf.systems import as_system
 
 COMMAND = str(Path(sys.executable).parent / 'transformer-perf')
-CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('google-chrome')
+CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))),
+                None)
 
 
 def run(line, folder):
-    done = subprocess.run([COMMAND, *shlex.split(line)[1:]], capture_output=True, text=True, timeout=60, cwd=folder)
+    done = subprocess.run([COMMAND, *shlex.split(line)[1:]], capture_output=True, text=True,
+                          timeout=60, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def call(text):
-    "What the Python call of a panel gives: the value of its last expression, and its variables."
+    "What a panel's Python call gives: the value of its last expression, and its variables."
     *lines, last = text.split('\n')
     names = {}
-    exec('\n'.join(lines), names)
+    exec('\n'.join(lines), names)  # noqa: S102
     if re.match(r'\w+ = ', last):
-        exec(last, names)
+        exec(last, names)  # noqa: S102
         return names
     return eval(last, names)
 
@@ -44,13 +50,14 @@ def call(text):
 # --- random moves ---
 
 def moved_about(State, moves):
-    "Move random controls to random options; after each move everything on the page is of the panel's state."
+    "Move random controls to random options; after each move all on the page is of the state."
     panel = Panel(State())
     for which, option in moves:
         control = list(panel.controls.values())[which % len(panel.controls)]
         control.value = control.options[option % len(control.options)][1]
         for name, own in panel.controls.items():
-            assert own.value == getattr(panel.state, name) and own.value in [value for _, value in own.options]
+            assert own.value == getattr(panel.state, name)
+            assert own.value in [value for _, value in own.options]
     assert panel.output.value == page(panel.state, shown_or_why(panel.state))
     assert 'Traceback' not in panel.output.value
     return panel
@@ -62,11 +69,15 @@ MOVES = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size
 @settings(max_examples=25, deadline=None)
 @given(MOVES)
 def test_any_moves_of_the_layer_panel(moves):
-    panel = moved_about(LayerState, moves)
-    stats = panel.state.estimate.stats
-    assert f'One iteration: {panels.short(stats["iteration_s"])} s' in panel.output.value  # its options are always possible, so there is a picture
-    assert f'Memory: {stats["memory_GB"]:.1f} of' in panel.output.value
-    assert ('GB too much' in panel.output.value) == (not panel.state.estimate.fits)
+    panel = moved_about(LayerState, moves)  # its options are possible, so there is a picture
+    result, text = panel.state.estimate, panel.output.value
+    assert f'One iteration: {panels.short(result.stats["iteration_s"])} s' in text
+    assert f'Memory: {result.stats["memory_GB"]:.1f} of' in text
+    assert ('GB too much' in text) == (not result.fits)
+    assert result.fits or 'helps most' not in text
+    figure = panel.state.show().figure
+    assert np.isclose(white_share(figure), result.stats['bubble_s'] / result.stats['iteration_s'],
+                      atol=1e-3)
 
 
 @settings(max_examples=15, deadline=None)
@@ -74,7 +85,8 @@ def test_any_moves_of_the_layer_panel(moves):
 def test_any_moves_of_the_search_panel(moves):
     panel = moved_about(SearchState, moves)
     found = panel.state.found
-    assert (panels.candidate_name(found.iloc[0]) if len(found) else 'No configuration of') in panel.output.value
+    words = panels.candidate_name(found.iloc[0]) if len(found) else 'No configuration of'
+    assert words in panel.output.value
 
 
 @settings(max_examples=8, deadline=None)
@@ -88,18 +100,21 @@ def test_any_moves_of_the_collectives_panel(moves): moved_about(CollectivesState
 
 
 @settings(max_examples=5, deadline=None)
-@given(st.sampled_from(panels.SWEPT), st.sampled_from(('none', 'hbm_capacity', 'nvlink_size')), st.sampled_from(('gpt3', 'vit_era5')), st.sampled_from((16, 512)))
+@given(st.sampled_from(panels.SWEPT), st.sampled_from(('none', 'hbm_capacity', 'nvlink_size')),
+       st.sampled_from(('gpt3', 'vit_era5')), st.sampled_from((16, 512)))
 def test_any_sweep(vary, second, model, n_gpus):
     panel = Panel(SweepState(doublings=1, model=model, n_gpus=n_gpus))
     panel.controls['vary'].value = vary
-    if second in [value for _, value in panel.controls['second'].options]: panel.controls['second'].value = second
+    if second in [value for _, value in panel.controls['second'].options]:
+        panel.controls['second'].value = second
     assert panel.state.vary != panel.state.second
-    assert panel.output.value == page(panel.state, shown_or_why(panel.state)) and 'not possible' not in panel.output.value
+    assert panel.output.value == page(panel.state, shown_or_why(panel.state))
+    assert 'not possible' not in panel.output.value
 
 
 @pytest.mark.parametrize('name', ['layer', 'search', 'roofline', 'collectives'])
 def test_there_and_back(name):
-    "Every control moved to another option shows something else, or the same where it does not matter; loading the first state again shows the first page."
+    "A control moved elsewhere shows something else, if it matters; the first state the first page."
     panel = Panel(PANELS[name]())
     first, page_before = panel.state, panel.output.value
     changed = 0
@@ -115,34 +130,235 @@ def test_there_and_back(name):
 
 def test_the_figure_is_of_the_state():
     "The numbers in the picture, in the table and in the words are those of one estimate."
-    for state in (LayerState(), LayerState(strategy='2d', tp1=4, tp2=2, panels=8), LayerState(model='vit_era5', strategy='2d-seqp', tp1=8, tp2=4, pp=1, micro_batch=1, n_gpus=512)):
+    for state in (LayerState(), LayerState(strategy='2d', tp=4, cp=2, panels=8),
+                  LayerState(model='vit_era5', strategy='2d-seqp', cp=4, pp=1, n_gpus=512)):
         shown, stats = state.show(), state.estimate.stats
-        assert f'{stats["samples_per_s"]:.4g} samples/s' in shown.figure and f'bubble {stats["bubble_s"] / stats["iteration_s"]:.1%}' in shown.figure
+        assert f'{stats["samples_per_s"]:.4g} samples/s' in shown.figure
+        assert f'bubble {stats["bubble_s"] / stats["iteration_s"]:.1%}' in shown.figure
         assert np.isclose(shown.table.forward_ms.sum(), state.estimate.layers.t_fwd.sum() * 1000)
+
+
+# --- the picture of the pipeline ---
+
+def white_share(figure):
+    "Which share of a timeline's area no coloured shape covers."
+    drawn = re.search(r'<g data-part="timeline">(.*?)</g>', figure).group(1)
+    sheet, *others = [(float(w), float(h)) for w, h in re.findall(
+        r'<rect [^>]*width="([\d.e-]+)" height="([\d.e-]+)"', drawn)]
+    shapes = [(float(w), float(h)) for w, h in re.findall(r'h([\d.e-]+)v([\d.e-]+)h-', drawn)]
+    return 1 - sum(w * h for w, h in others + shapes) / (sheet[0] * sheet[1])
+
+
+@pytest.mark.parametrize('state, broken', [
+    (LayerState(), True), (LayerState(assumptions='paper'), True),
+    (LayerState(assumptions='calibrated'), True), (LayerState(n_gpus=16, tp=4, pp=4), True),
+    (LayerState(global_batch=256), False), (LayerState(pp=1), False),
+    (LayerState(pp=1, n_gpus=64), True),
+    (LayerState(pp=128, global_batch=64), False)])
+def test_what_is_white_is_the_bubble(state, broken):
+    "The white area of the pipeline is the share stated above it; what is left out shows a break."
+    figure, stats = state.show().figure, state.estimate.stats
+    bubble = stats['bubble_s'] / stats['iteration_s']
+    assert f'bubble {bubble:.1%}' in figure
+    assert np.isclose(white_share(figure), bubble, atol=1e-3)
+    assert ('micro-batches of the middle left out' in figure) == broken
+    assert (f'fill="{panels.BROKEN}"' in figure) == broken
+
+
+# --- the advice ---
+
+GPT3 = LayerState(model='gpt3', global_batch=1024, tp=8, pp=4)  # on 2048 H200
+
+
+def test_the_advice_does_not_follow_a_slip():
+    "Stage 0 moves as much as stage 1: only the published model finds it faster, and that is said."
+    words = GPT3.show().words
+    assert 'The single change that helps most: tp 4 instead of 8' in words and 'ZeRO' not in words
+    zero = {stage: dataclasses.replace(GPT3, zero_stage=stage).estimate.stats['iteration_s']
+            for stage in (0, 1)}
+    assert zero[0] > zero[1]
+    published = dataclasses.replace(GPT3, assumptions='paper').show().words
+    assert 'ZeRO stage 0 instead of 1' in published
+    assert 'That is a slip of the published model' in published
+
+
+@pytest.mark.parametrize('state', [
+    GPT3, LayerState(), LayerState(strategy='2d', cp=2, panels=8), LayerState(system='A100', pp=16),
+    LayerState(assumptions='calibrated')])
+def test_the_advice_is_the_best_step(state):
+    "No step that fits is faster than the one advised, priced one by one."
+    state, options = state.settle()
+    steps = panels.one_step(state, options, question_of(state), panels.STEPS)
+    best = panels.best_step(steps, state.estimate)
+    for step in steps:
+        result = step.state.estimate
+        assert np.allclose((step.seconds, step.memory),
+                           (result.stats['iteration_s'], result.stats['memory_GB']), rtol=1e-12)
+        if result.fits: assert best.seconds <= result.stats['iteration_s']
+    assert best.fits and f'{panels.short(best.seconds)} s an iteration' in state.show().words
+
+
+@pytest.mark.parametrize('state', [
+    LayerState(tp=1), LayerState(n_gpus=16, system='A100', nvlink_size=4, tp=4, pp=4)])
+def test_advice_where_nothing_fits(state):
+    "It says what is still too large, and recommends what leaves least to save."
+    state, options = state.settle()
+    words, capacity = state.show().words, as_system(state.system).hbm_capacity
+    steps = panels.one_step(state, options, question_of(state), panels.STEPS)
+    least = min(step.memory for step in steps)
+    assert not any(step.fits for step in steps) and least < state.estimate.stats['memory_GB']
+    assert 'helps most' not in words and 'No single change makes it fit' in words
+    assert f'{least:.1f} GB, still too large by {least - capacity:.1f} GB' in words
+
+
+def test_advice_that_makes_it_fit():
+    state = LayerState(system='A100', pp=16)
+    assert not state.estimate.fits
+    words = state.show().words
+    assert 'The fastest single change that makes it fit' in words and 'too large' not in words
+
+
+def test_nothing_to_advise():
+    assert 'No single step of a control makes it smaller.' in LayerState(
+        n_gpus=1, tp=1, pp=1).show().words
+
+
+# --- what an operation is bound by ---
+
+def longest(op, layer, system):
+    "What an operation waits for longest, worked out by hand."
+    passes = [counted(work, system.units) for work in (op.forward, op.backward)]
+    matrix, vector, nbytes = map(sum, zip(*passes))
+    arithmetic = matrix / system.matrix_flops_fp16 + vector / system.vector_flops_fp16
+    alone = {'compute': arithmetic / .8, 'memory': nbytes / system.hbm_bandwidth,
+             'launch': 2 * 20e-6,
+             'network': layer.t_fwd_comm + layer.t_bwd_comm}
+    return max(alone, key=alone.get)
+
+
+@pytest.mark.parametrize('state', [
+    LayerState(), RooflineState(model='gpt3_1T'), RooflineState(seq_len=16384, micro_batch=4),
+    LayerState(model='vit_era5', strategy='2d-seqp', cp=4, pp=1, n_gpus=512)])
+def test_one_rule_for_what_binds(state):
+    "Both panels give the answer of the estimate: whatever takes longest, each taken alone."
+    table, result = state.show().table, state.estimate
+    operations = panels.operations_of(result)
+    expected = {op.name: longest(op, layer, result.system)
+                for op, layer in zip(operations, result.layers.itertuples())}
+    assert dict(zip(result.layers.layer, result.layers.bound_by)) == expected
+    assert [expected[name] for name in table.operation] == list(table.bound_by)
+
+
+def test_a_dropout_waits_for_memory():
+    table = LayerState(assumptions='paper').show().table.set_index('operation')
+    assert (table.bound_by[['dpr1', 'fc2-bias', 'vproj-bias', 'act1']] == 'memory').all()
+    assert table.bound_by['fc1'] == 'compute' and table.bound_by['ln1'] == 'network'
+
+
+# --- the roofline's two ridges ---
+
+@pytest.mark.parametrize('assumptions, reached', [('corrected', 164.9), ('calibrated', None)])
+def test_both_ridges_are_explained(assumptions, reached):
+    state = RooflineState(assumptions=assumptions)
+    shown, (sheet, kernels) = state.show(), panels.roofs(state.estimate)
+    assert np.isclose(sheet.ridge, 989.4 / 4.8) and kernels.ridge < sheet.ridge
+    if reached: assert np.isclose(kernels.ridge, reached, atol=.05)
+    assert f'ridge of the matrix units is at {panels.short(sheet.ridge)} FLOP' in shown.words
+    assert f'which puts it at {panels.short(kernels.ridge)}' in shown.words
+    assert f'{kernels.matrix / sheet.matrix:.0%} of the peak' in shown.words
+    labels = [text.get_text() for text in shown.figure.legends[0].get_texts()]
+    assert {'matrix units, data sheet', 'matrix units, reached'} <= set(labels)
+
+
+# --- sweeps ---
+
+def map_of(**fields):
+    figure = SweepState(doublings=3, **fields).show().figure
+    return figure, figure.axes[:2], figure.axes[-1].get_ylabel()
+
+
+def test_a_map_over_the_batch_shows_throughput():
+    figure, _, colour = map_of(vary='n_gpus', second='global_batch')
+    assert colour == 'samples/s'
+    words = SweepState(vary='n_gpus', second='global_batch').show().words
+    assert 'samples/s, most at n_gpus 16,384, global_batch 32,768' in words
+    assert 'least' not in words and not figure.legends[0].get_texts()  # no `1.1 x the best` time
+    assert map_of(vary='n_gpus', second='nvlink_size')[2] == 'iteration (s)'
+    lines = SweepState(vary='global_batch', doublings=1).show().figure
+    assert lines.axes[0].get_ylabel() == 'samples/s'
+
+
+@pytest.mark.parametrize('vary, second', [('n_gpus', 'global_batch'), ('hbm_bandwidth', 'n_gpus')])
+def test_ticks_are_where_the_points_are(vary, second):
+    _, axes, _ = map_of(vary=vary, second=second)
+    for ax in axes:
+        for ticks, field in ((ax.get_xticks(), vary), (ax.get_yticks(), second)):
+            assert len(ticks) >= 3
+            assert set(ticks) <= set(panels.swept_values(SweepState(), field))
+
+
+# --- presets ---
+
+def test_corrected_unless_asked():
+    for State in PANELS.values():
+        settled, options = State().settle()
+        assert settled.assumptions == 'corrected'
+        assert sorted(options['assumptions']) == ['calibrated', 'corrected', 'paper']
+
+
+@pytest.mark.parametrize('name', [name for name in PANELS])
+def test_calibrated_needs_a_known_architecture(name, tmp_path):
+    "Where it is not known, calibrated is not offered, and one line says why."
+    own = dataclasses.asdict(as_system('A100')) | {'architecture': 'Aurora', 'empirical': False}
+    file = tmp_path / 'odd.json'
+    file.write_text(json.dumps({key: value for key, value in own.items() if key != 'name'}))
+    panel = Panel(PANELS[name](assumptions='calibrated'))
+    assert panel.state.assumptions == 'calibrated' and 'not offered' not in panel.output.value
+    panel.moved('system', str(file))
+    offered = [value for _, value in panel.controls['assumptions'].options]
+    assert panel.state.assumptions == 'corrected' and offered == ['corrected', 'paper']
+    assert panel.output.value.count('calibrated is not offered') == 1
+    assert 'Aurora' in panel.output.value and panel.output.value.count('<pre') == 2
+
+
+def test_calibrated_collectives_are_measured_ones():
+    times = {name: CollectivesState(assumptions=name).show().table.predicted_ms
+             for name in ('corrected', 'calibrated')}
+    assert np.mean(np.isclose(times['corrected'], times['calibrated'], rtol=.01)) < .1
 
 
 # --- what is impossible ---
 
 @pytest.mark.parametrize('state, words', [
-    (LayerState(n_gpus=7), 'n_gpus=7 must be divisible by tp1*tp2*pp=256'), (LayerState(tp1=64, pp=1), 'heads=160 must be divisible by tp1=64'),
-    (LayerState(strategy='3d'), "unknown strategy '3d'"), (LayerState(placement=(8, 1, 2, 1)), '16 GPUs placed in one NVLink domain, more than its nvlink_size=8'),
-    (LayerState(system='H20'), "did you mean 'H200'"), (LayerState(model='missing.json'), 'missing.json: cannot be read'), (LayerState(sort='colour'), "unknown order 'colour'"),
-    (RooflineState(tp1=7), 'heads=96 must be divisible by tp1=7'), (CollectivesState(kind='gossip'), "unknown collective 'gossip'"), (SweepState(vary='price'), "unknown quantity to sweep 'price'"),
+    (LayerState(n_gpus=7), 'n_gpus=7 must be divisible by tp*cp*pp=256'),
+    (LayerState(tp=64, pp=1), 'heads=160 must be divisible by tp=64'),
+    (LayerState(strategy='3d'), "unknown strategy '3d'"),
+    (LayerState(placement=(8, 1, 2, 1)),
+     '16 GPUs placed in one NVLink domain, more than its nvlink_size=8'),
+    (LayerState(system='H20'), "did you mean 'H200'"),
+    (LayerState(model='missing.json'), 'missing.json: cannot be read'),
+    (LayerState(sort='colour'), "unknown order 'colour'"),
+    (LayerState(assumptions='papr'), "unknown assumptions 'papr'; did you mean 'paper'?"),
+    (RooflineState(tp=7), 'heads=96 must be divisible by tp=7'),
+    (CollectivesState(kind='gossip'), "unknown collective 'gossip'"),
+    (SweepState(vary='price'), "unknown quantity to sweep 'price'"),
 ])
 def test_the_impossible_is_one_sentence(state, words):
     text = page(state, shown_or_why(state))
-    assert words in text.replace('&#x27;', "'") and text.count('<p>') == 1 and 'svg' not in text and 'img' not in text and 'Traceback' not in text
+    assert words in text.replace('&#x27;', "'") and text.count('<p>') == 1
+    assert not any(sign in text for sign in ('svg', 'img', 'Traceback'))
 
 
 def test_no_stale_picture(tmp_path):
-    "A panel whose model loses its last possibility shows a sentence and no picture, and the picture again when it can."
+    "A model without a possibility shows a sentence and no picture, until there is one again."
     odd = tmp_path / 'odd.json'
     odd.write_text('{"l": 100, "e": 64, "h": 4, "depth": 3}')
     panel = Panel(LayerState())
     panel.controls['strategy'].value = '2d-seqp'
     assert 'svg' in panel.output.value
     panel.moved('model', str(odd))
-    assert 'svg' not in panel.output.value and 'This is not possible: 2d-seqp: no number of GPUs' in panel.output.value
+    assert 'svg' not in panel.output.value
+    assert 'This is not possible: 2d-seqp: no number of GPUs' in panel.output.value
     panel.controls['model'].value = 'gpt3'
     assert 'svg' in panel.output.value
 
@@ -156,58 +372,80 @@ def test_a_mistake_of_ours_is_seen():
     assert 'svg' not in panel.output.value and 'our mistake' in panel.output.value
 
 
-def test_only_valid_choices():
-    for state in (LayerState(), LayerState(model='gpt3', n_gpus=96), LayerState(strategy='2d', n_gpus=64), LayerState(model='vit_era5', strategy='2d-seqp', n_gpus=4096)):
-        settled, options = state.settle()
-        for name in ('tp1', 'tp2', 'pp', 'micro_batch', 'panels', 'placement', 'n_gpus'):
-            for value in options[name]:
-                moved, _ = dataclasses.replace(settled, **{name: value}).settle()
-                assert getattr(moved, name) == value and moved.estimate.stats['iteration_s'] > 0
+@pytest.mark.parametrize('state', [
+    LayerState(), LayerState(model='gpt3', n_gpus=96), LayerState(strategy='2d', n_gpus=64),
+    LayerState(model='vit_era5', strategy='2d-seqp', n_gpus=4096)])
+def test_only_valid_choices(state):
+    settled, options = state.settle()
+    for name in ('tp', 'cp', 'pp', 'micro_batch', 'panels', 'placement', 'n_gpus'):
+        for value in options[name]:
+            moved, _ = dataclasses.replace(settled, **{name: value}).settle()
+            assert getattr(moved, name) == value and moved.estimate.stats['iteration_s'] > 0
 
 
 # --- the same numbers in Python and at the terminal ---
 
-LAYERS = [LayerState(), LayerState(model='vit_era5', system='B200', nvlink_size=64, global_batch=1024, assumptions='corrected', strategy='2d-seqp', n_gpus=1024, tp1=4, tp2=4, pp=2, placement=(4, 4, 2, 2)),
-          LayerState(strategy='2d', n_gpus=512, tp1=4, tp2=2, pp=16, panels=8, zero_stage=3)]
+LAYERS = [
+    LayerState(),
+    LayerState(model='vit_era5', system='B200', nvlink_size=64, global_batch=1024,
+               assumptions='paper', strategy='2d-seqp', n_gpus=1024, tp=4, cp=4, pp=2,
+               placement=(4, 4, 2, 2)),
+    LayerState(strategy='2d-seqp', assumptions='calibrated'),
+    LayerState(strategy='2d', n_gpus=512, tp=4, cp=2, pp=16, panels=8, zero_stage=3)]
 
 
 @pytest.mark.parametrize('state', LAYERS)
 def test_the_layer_panels_calls(state, tmp_path):
     table, there = state.show().table, call(state.python())
-    assert np.array_equal(table.forward_ms, there.layers.t_fwd * 1000) and np.array_equal(table.backward_ms, there.layers.t_bwd * 1000)
+    assert np.array_equal(table.forward_ms, there.layers.t_fwd * 1000)
+    assert np.array_equal(table.backward_ms, there.layers.t_bwd * 1000)
     assert there.stats == state.estimate.stats
-    assert json.loads(run(state.command_line() + ' --format json', tmp_path))['stats'] == there.stats
+    printed = json.loads(run(state.command_line() + ' --format json', tmp_path))
+    assert printed['stats'] == there.stats
 
 
-@pytest.mark.parametrize('state', [SearchState(), SearchState(model='gpt3', system='B200', nvlink_size=64, n_gpus=256, strategy='all', global_batch=512, assumptions='corrected')])
+@pytest.mark.parametrize('state', [
+    SearchState(), SearchState(model='gpt3', system='B200', nvlink_size=64, n_gpus=256,
+                               strategy='all', global_batch=512, assumptions='paper')])
 def test_the_search_panels_calls(state, tmp_path):
     times = state.show().table.iteration_s
     assert np.array_equal(times, call(state.python()).iteration_s)
-    assert times.tolist() == [float(row['iteration_s']) for row in csv.DictReader(io.StringIO(run(state.command_line() + ' --format csv', tmp_path)))]
+    rows = csv.DictReader(io.StringIO(run(state.command_line() + ' --format csv', tmp_path)))
+    assert times.tolist() == [float(row['iteration_s']) for row in rows]
 
 
-@pytest.mark.parametrize('state', [SweepState(vary='hbm_bandwidth', second='nvlink_size', doublings=1, n_gpus=256, n_gpus_b=512), SweepState(doublings=1, strategy_b='2d-seqp', model_b='gpt3')])
+@pytest.mark.parametrize('state', [
+    SweepState(vary='hbm_bandwidth', second='nvlink_size', doublings=1, n_gpus=256, n_gpus_b=512),
+    SweepState(doublings=1, strategy_b='2d-seqp', model_b='gpt3')])
 def test_the_sweep_panels_calls(state, tmp_path):
     table, names = state.show().table, call(state.python())
-    for line, (name, own) in zip(state.command_line().split('\n'), table.groupby('scenario', sort=False)):
+    lines = state.command_line().split('\n')
+    for line, (name, own) in zip(lines, table.groupby('scenario', sort=False)):
         run(line, tmp_path)
         letter = name[0].lower()
-        for there in (names[letter], pd.read_csv(tmp_path / f'{letter}.csv')): assert np.allclose(there.iteration_s, own.iteration_s, rtol=1e-12)
+        for there in (names[letter], pd.read_csv(tmp_path / f'{letter}.csv')):
+            assert np.allclose(there.iteration_s, own.iteration_s, rtol=1e-12)
+
+
+def printed_table(state, folder):
+    return pd.read_csv(io.StringIO(run(state.command_line() + ' --format csv', folder)))
 
 
 def test_the_roofline_panels_calls(tmp_path):
-    state = RooflineState(seq_len=8192, micro_batch=2, strategy='2d-seqp', tp2=2)
+    state = RooflineState(seq_len=8192, micro_batch=2, strategy='2d-seqp', cp=2)
     table, layers = state.show().table, call(state.python())
     forward = table[table['pass'] == 'forward']
-    assert np.allclose(forward.ms, (layers.t_fwd_comp + layers.t_fwd_mem) * 1000) and np.allclose(forward.TFLOP, layers.flops_fwd)
-    assert np.allclose(pd.read_csv(io.StringIO(run(state.command_line() + ' --format csv', tmp_path))).ms, table.ms)
+    assert np.allclose(forward.ms, (layers.t_fwd_comp + layers.t_fwd_mem) * 1000)
+    assert np.allclose(forward.TFLOP, layers.flops_fwd)
+    assert np.allclose(printed_table(state, tmp_path).ms, table.ms)
 
 
-def test_the_collectives_panels_calls(tmp_path):
-    state = CollectivesState(kind='allreduce', n_gpus=64)
+@pytest.mark.parametrize('assumptions', ['corrected', 'calibrated'])
+def test_the_collectives_panels_calls(assumptions, tmp_path):
+    state = CollectivesState(kind='allreduce', n_gpus=64, assumptions=assumptions)
     table, times = state.show().table, call(state.python())
-    for t, own in table.groupby('in_domain'): assert np.allclose(own.predicted_ms, times[t] * 1000)
-    assert np.allclose(pd.read_csv(io.StringIO(run(state.command_line() + ' --format csv', tmp_path))).predicted_ms, table.predicted_ms)
+    for d, own in table.groupby('in_domain'): assert np.allclose(own.predicted_ms, times[d] * 1000)
+    assert np.allclose(printed_table(state, tmp_path).predicted_ms, table.predicted_ms)
     assert table.measured_ms.notna().sum() == 19
 
 
@@ -216,7 +454,8 @@ def test_a_candidate_is_the_layer_panels_configuration():
     search, layer = both.panels['search'], both.panels['layer']
     for rank in (2, 5):
         search.controls['candidate'].value = rank
-        assert np.isclose(layer.state.estimate.stats['iteration_s'], search.state.found.iteration_s[rank - 1], rtol=1e-12)
+        found = search.state.found.iteration_s[rank - 1]
+        assert np.isclose(layer.state.estimate.stats['iteration_s'], found, rtol=1e-12)
     search.controls['n_gpus'].value = 512
     assert layer.state.n_gpus == 512
 
@@ -225,26 +464,35 @@ def test_a_candidate_is_the_layer_panels_configuration():
 
 def test_the_terminal(tmp_path):
     assert 'measured' in run('transformer-perf panels collectives n_gpus=32', tmp_path)
-    assert 'No configuration of 64 GPUs is feasible' in run('transformer-perf panels search model=vit_era5 system=A100 n_gpus=64', tmp_path)
-    for line, words in (('panels layr', "unknown panel 'layr'; did you mean 'layer'?"), ('panels layer tp1', 'must be tp1=VALUE'), ('panels layer n_gpus=7', 'n_gpus=7 must be divisible')):
-        done = subprocess.run([COMMAND, *line.split()], capture_output=True, text=True, timeout=60)
+    none = run('transformer-perf panels search model=vit_era5 system=A100 n_gpus=64', tmp_path)
+    assert 'No configuration of 64 GPUs is feasible' in none
+    for line, words in (('panels layr', "unknown panel 'layr'; did you mean 'layer'?"),
+                        ('panels layer tp', 'must be tp=VALUE'),
+                        ('panels layer n_gpus=7', 'n_gpus=7 must be divisible')):
+        done = subprocess.run([COMMAND, *line.split()], capture_output=True, text=True, timeout=60,
+                              check=False)
         assert done.returncode == 2 and words in done.stderr and done.stderr.count('\n') == 1
 
 
 def test_it_needs_its_extra_only_when_used():
-    "Without ipywidgets everything else works, and the command says in one line what to install."
-    code = "import sys; sys.modules['ipywidgets'] = None\nimport transformer_perf.cli as cli\nsys.argv = ['transformer-perf', 'panels']\ncli.main()"
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "pip install 'transformer_perf[panels]'" in done.stderr and done.stderr.count('\n') == 1
+    "Without ipywidgets all else works, and the command says in one line what to install."
+    code = ("import sys; sys.modules['ipywidgets'] = None\nimport transformer_perf.cli as cli\n"
+            "sys.argv = ['transformer-perf', 'panels']\ncli.main()")
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60,
+                          check=False)
+    assert done.returncode == 2 and done.stderr.count('\n') == 1
+    assert "pip install 'transformer_perf[panels]'" in done.stderr
 
 
 def test_latency(capsys):
-    "From a change to the new picture: the median move within the limit (the slowest is printed: other work on this machine counts in it)."
+    "The median move within the limit, in one of three tries: others' work counts in each."
     with capsys.disabled():
         print()
-        found = panels.bench()
-    for name, times in found.items():
-        assert len(times) > 5 and np.median(times) <= panels.LIMITS_MS[name]
+        for _ in range(3):
+            found = panels.bench()
+            slow = [name for name in found if np.median(found[name]) > panels.LIMITS_MS[name]]
+            if not slow: break
+    assert not slow and all(len(times) > 5 for times in found.values())
 
 
 # --- a real browser ---
@@ -255,6 +503,10 @@ def free_port():
         return s.getsockname()[1]
 
 
+def answers(port):
+    with socket.socket() as s: return s.connect_ex(('127.0.0.1', port)) == 0
+
+
 @pytest.fixture(scope='module')
 def site():
     "The panels, as the command serves them."
@@ -262,12 +514,11 @@ def site():
     pytest.importorskip('playwright.sync_api', reason='playwright is not installed')
     if not CHROMIUM: pytest.skip('no Chromium is installed')
     port = free_port()
-    served = subprocess.Popen([COMMAND, 'panels', '--no-browser', '--port', str(port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    served = subprocess.Popen([COMMAND, 'panels', '--no-browser', '--port', str(port)],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         until = time.monotonic() + 60
-        while True:
-            with socket.socket() as s:
-                if s.connect_ex(('127.0.0.1', port)) == 0: break
+        while not answers(port):
             assert served.poll() is None and time.monotonic() < until, 'voila does not answer'
             time.sleep(0.2)
         yield port
@@ -277,12 +528,18 @@ def site():
         except subprocess.TimeoutExpired: served.kill()
 
 
+FLAGS = ['--no-sandbox', '--disable-gpu', '--no-first-run', '--disable-background-networking',
+         '--disable-component-update', '--disable-sync']
+TABS, answered = list(PANELS), []
+
+
 @pytest.fixture(scope='module')
 def browser_page(site, tmp_path_factory):
     from playwright.sync_api import sync_playwright
-    flags = '--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update --disable-sync'.split()
     with sync_playwright() as driver:
-        browser = driver.chromium.launch_persistent_context(tmp_path_factory.mktemp('profile'), executable_path=CHROMIUM, args=flags, headless=True, viewport={'width': 1280, 'height': 1000})
+        browser = driver.chromium.launch_persistent_context(
+            tmp_path_factory.mktemp('profile'), executable_path=CHROMIUM, args=FLAGS,
+            headless=True, viewport={'width': 1280, 'height': 1000})
         shown = browser.new_page()
         shown.on('response', lambda response: answered.append(response.url))
         answered.clear()
@@ -292,40 +549,56 @@ def browser_page(site, tmp_path_factory):
         browser.close()
 
 
-TABS, answered = list(PANELS), []
+CHANGED = '''([panel, before]) => {
+    const e = document.querySelector(`.panel-${panel} pre`); return e && e.innerText != before }'''
 
 
 def move(browser_page, panel, control, option):
-    "Move a control in the browser and wait for the new page of the panel; its text, and how long that took in ms."
+    "Move a control in the browser: the text of the panel's new page, and how many ms that took."
     browser_page.locator('.lm-TabBar-tab').nth(TABS.index(panel)).click()
     calls = browser_page.locator(f'.panel-{panel} pre').first
     before, start = calls.inner_text(), time.perf_counter()
     browser_page.select_option(f'.panel-{panel} .control-{control} select', label=option)
-    browser_page.wait_for_function('([panel, before]) => { const e = document.querySelector(`.panel-${panel} pre`); return e && e.innerText != before }', arg=[panel, before], timeout=30_000)
+    browser_page.wait_for_function(CHANGED, arg=[panel, before], timeout=30_000)
     took = (time.perf_counter() - start) * 1000
     return browser_page.locator(f'.panel-{panel} .widget-html').inner_text(), took
 
 
-def python_on(browser_page, panel): return call(browser_page.locator(f'.panel-{panel} pre').first.inner_text())
+def wait_for(browser_page, selector, words):
+    "Until an element contains some words."
+    browser_page.wait_for_function(
+        '([selector, words]) => document.querySelector(selector).textContent.includes(words)',
+        arg=[selector, words], timeout=30_000)
+
+
+def python_on(browser_page, panel):
+    return call(browser_page.locator(f'.panel-{panel} pre').first.inner_text())
+
+
+MOVED = (('nvlink_size', '64'), ('system', 'B200'), ('strategy', '2d'), ('strategy', '1d'),
+         ('micro_batch', '2'), ('pp', '64'), ('assumptions', 'calibrated'), ('system', 'H200'))
 
 
 def test_browser_layer(browser_page, capsys):
     "Each move changes the numbers on the page to what the Python call on the page says."
-    for control, option in (('nvlink_size', '64'), ('system', 'B200'), ('strategy', '2d'), ('strategy', '1d'), ('micro_batch', '2'), ('pp', '64'), ('system', 'H200')):
+    for control, option in MOVED:
         text, took = move(browser_page, 'layer', control, option)
         result = python_on(browser_page, 'layer')
-        assert f'One iteration: {panels.short(result.stats["iteration_s"])} s' in browser_page.locator('.panel-layer svg').text_content()
-        assert f'{panels.short(result.layers.t_fwd[0] * 1000)}' in text and result.summary in text
+        seconds = f'One iteration: {panels.short(result.stats["iteration_s"])} s'
+        assert seconds in browser_page.locator('.panel-layer svg').text_content()
+        assert panels.short(result.layers.t_fwd[0] * 1000) in text and result.summary in text
         with capsys.disabled(): print(f'\nbrowser: {control} to {option}: {took:.0f} ms', end='')
-    options = browser_page.locator('.panel-layer .control-tp1 option').all_inner_texts()
-    assert options == list(map(str, browser_options('tp1', browser_page)))
+    options = browser_page.locator('.panel-layer .control-tp option').all_inner_texts()
+    assert options == list(map(str, browser_options('tp', browser_page)))
 
 
 def browser_options(name, browser_page):
     "The options that the state on the page has."
     result = python_on(browser_page, 'layer')
-    p = result.parallel
-    state = LayerState(result.model.name, result.system.name, result.system.nvlink_size, result.global_batch, 'paper', p.strategy, p.n_gpus, p.tp1, p.tp2, p.pp, p.micro_batch, p.panels, p.zero_stage)
+    p, names = result.parallel, [field.name for field in dataclasses.fields(LayerState)]
+    own = {field: getattr(p, field) for field in names if getattr(p, field, None) is not None}
+    state = LayerState(result.model.name, result.system.name, result.system.nvlink_size,
+                       result.global_batch, 'calibrated', **own)
     return state.settle()[1][name]
 
 
@@ -334,18 +607,18 @@ def test_browser_search_loads_the_layer_panel(browser_page):
     found = python_on(browser_page, 'search')
     assert f'{panels.short(found.iteration_s[0])} s an iteration' in text
     browser_page.select_option('.panel-search .control-candidate select', label='3')
-    browser_page.wait_for_function('document.querySelector(".panel-search .widget-html").innerText.includes("Candidate 3 is in the layer panel")', timeout=30_000)
+    wait_for(browser_page, '.panel-search .widget-html', 'Candidate 3 is in the layer panel')
     browser_page.locator('.lm-TabBar-tab').nth(0).click()
     expected = f'One iteration: {panels.short(found.iteration_s[2])} s'
-    browser_page.wait_for_function('words => document.querySelector(".panel-layer svg").textContent.includes(words)', arg=expected, timeout=30_000)
+    wait_for(browser_page, '.panel-layer svg', expected)
 
 
 def test_browser_says_why_nothing_fits(browser_page):
     move(browser_page, 'search', 'model', 'vit_era5')
     move(browser_page, 'search', 'system', 'A100')
     text, _ = move(browser_page, 'search', 'n_gpus', '64')
-    assert 'No configuration of 64 GPUs is feasible' in text
-    assert browser_page.locator('.panel-search svg').count() == 0 and 'Traceback' not in text
+    assert 'No configuration of 64 GPUs is feasible' in text and 'Traceback' not in text
+    assert browser_page.locator('.panel-search svg').count() == 0
 
 
 def test_browser_others(browser_page):
@@ -356,12 +629,13 @@ def test_browser_others(browser_page):
     assert panels.short((layers.t_fwd_comp + layers.t_fwd_mem)[0] * 1000) in text
     text, _ = move(browser_page, 'collectives', 'kind', 'allreduce')
     assert panels.short(python_on(browser_page, 'collectives')[4][-1] * 1000) in text
-    for panel in ('sweep', 'roofline', 'collectives'): assert browser_page.locator(f'.panel-{panel} img').count() == 1
+    for panel in ('sweep', 'roofline', 'collectives'):
+        assert browser_page.locator(f'.panel-{panel} img').count() == 1
 
 
 def test_it_listens_to_this_computer_only(site):
     "Bound to 127.0.0.1: another address of this computer, even a local one, is refused."
-    with socket.socket() as s: assert s.connect_ex(('127.0.0.1', site)) == 0
+    assert answers(site)
     for other in {'127.0.0.2', socket.gethostbyname(socket.gethostname())} - {'127.0.0.1'}:
         with socket.socket() as s:
             s.settimeout(2)
@@ -369,4 +643,5 @@ def test_it_listens_to_this_computer_only(site):
 
 
 def test_the_page_needs_nothing_from_elsewhere(browser_page, site):
-    assert answered and all(url.startswith((f'http://127.0.0.1:{site}/', 'data:', 'blob:')) for url in answered)
+    known = (f'http://127.0.0.1:{site}/', 'data:', 'blob:')
+    assert answered and all(url.startswith(known) for url in answered)
