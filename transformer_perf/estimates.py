@@ -335,7 +335,10 @@ def collective_time(
     system: System,
     assumptions: Assumptions = Assumptions(),
 ):  # s
-    "Time of one collective over two tiers, or of one message between two GPUs."
+    "Time of one collective over two tiers, or of one message between two GPUs, by the roofline."
+    if assumptions.measured is not None:
+        raise ValueError('collective_time has the paper\'s prices; for measured ones use '
+                         'kernels.pricer_of(system, assumptions).collective')
     pricer = Roofline(system, allreduce_doubled=assumptions.allreduce_doubled)
     if kind == 'p2p': return pricer.send(volume, np.not_equal(t, 1))
     return pricer.collective(nearest(kind, COLLECTIVES, 'collective'), volume, Group(n, t))

@@ -109,8 +109,8 @@ def checked_number(value, name, kind, notes):
     shape = getattr(value, 'shape', ())
     if shape == (): return (whole if kind is int else finite)(value, name, **bounds)
     if not notes.get('arrays'): raise ValueError(f'{name}={quoted(value)} must be one number')
-    if value.dtype.kind not in 'iuf' or value.size == 0:
-        raise ValueError(f'{name}={quoted(value)} must hold numbers')
+    if value.dtype.kind not in 'iuf': raise ValueError(f'{name}={quoted(value)} must hold numbers')
+    if value.size == 0: return value
     for extreme in (value.min(), value.max()): finite(extreme, name, **bounds)
     return value
 

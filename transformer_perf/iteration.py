@@ -464,7 +464,8 @@ def layout_in_words(row):
     placed = ' x '.join(f'{group} {row[place]}' for group, place in zip(GROUPS, PLACES)
                         if row[place] > 1) or 'one GPU of each group'
     copies = '1 copy' if row.dp == 1 else f'{row.dp} copies'
-    return (f'Each layer is shared by {tensor} GPUs ({row.strategy}), the layers by '
+    gpus = '1 GPU' if tensor in ('1', '1 x 1') else f'{tensor} GPUs'
+    return (f'Each layer is shared by {gpus} ({row.strategy}), the layers by '
             f'{plural(row.pp, "pipeline stage")}, the batch by {copies} in micro-batches of '
             f'{row.micro_batch}; an NVLink domain holds {placed}.')
 
@@ -486,7 +487,7 @@ def memory_in_words(row, system):
 
 def in_words(row, model, system, global_batch):
     "One configuration in a paragraph."
-    head = (f'{model.name} on {row.n_gpus} {system.name} GPUs ({system.nvlink_size} to an NVLink '
+    head = (f'{model.name} on {plural(row.n_gpus, system.name + " GPU")} ({system.nvlink_size} to an NVLink '
             f'domain): {short(row.samples_per_s)} samples/s, {short(row.iteration_s)} s for an '
             f'iteration of {global_batch} samples.')
     parts = [head, layout_in_words(row), time_in_words(row), memory_in_words(row, system)]

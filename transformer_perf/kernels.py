@@ -123,10 +123,12 @@ class Measured:
         known, k = (self.system, self.parameters), self.parameters.kernels
         compute = sum(product_time(p, *known) for p in work.products)
         if work.attention: compute = compute + attention_time(work.attention, *known)
-        moving = work.nbytes / k.vector_bandwidth + work.scores / k.score_bandwidth
-        moving = moving / self.system.hbm_bandwidth
-        gaps = k.launch_gap * sum(p.times for p in work.products)
-        return Busy(compute, moving + work.launches * k.launch_gap, gaps, moving)
+        vector = work.nbytes / k.vector_bandwidth + work.scores / k.score_bandwidth
+        operands = self.system.element_size * sum(p.elements for p in work.products)
+        moving = (vector + operands / k.matrix_bandwidth) / self.system.hbm_bandwidth
+        gaps = k.launch_gap * work.launches   # of vector kernels
+        launch = gaps + k.launch_gap * sum(p.times for p in work.products)
+        return Busy(compute, vector / self.system.hbm_bandwidth + gaps, launch, moving)
 
     def collective(self, kind, volume, group: Group):  # s
         "A collective of NCCL, or a ring of single messages."

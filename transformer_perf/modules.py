@@ -290,7 +290,7 @@ def reruns(job: Job, op: Operation):
 # %% ../nbs/04_modules.ipynb #0917f917
 def bound_by(*passes):
     "What an operation waits for longest, each taken alone: compute, memory, launch or network."
-    alone = {'compute': sum(p.compute - p.launch for p in passes),
+    alone = {'compute': sum(np.maximum(p.compute - p.launch, 0) for p in passes),
              'memory': sum(p.moving for p in passes),
              'launch': sum(p.launch for p in passes), 'network': sum(p.comm for p in passes)}
     return max(alone, key=alone.get)
