@@ -95,6 +95,11 @@ def test_a_page_shows_what_is_to_be_read(tmp_path):
     assert page['metadata']['widgets'] == state
 
 
+def test_a_page_leads_to_every_module_that_it_adds_to():
+    page = pages.page(notebooks.ROOT / 'nbs' / '06b_paper_names.ipynb')
+    for module in ('modules', 'execution'): assert f'(api/{module}.md)' in page['cells'][0]['source']
+
+
 def test_paragraphs_are_folded_and_tables_are_not():
     assert max(map(len, pages.folded('word ' * 100).split('\n'))) <= 88
     table = 'a  b ' * 50

@@ -31,7 +31,8 @@ def test_readme(): assert text_of('README.md') == notebooks.readme()
 def test_readme_names_what_ci_runs():
     "The install and test commands stand in the README exactly as .ci/run runs them."
     readme, ci = text_of('README.md'), text_of('.ci/run')
-    for command in ("pip install . && transformer-perf search", "pip install -e '.[dev]' && pytest"):
+    use, work_on = "pip install . && transformer-perf search", "pip install -e '.[dev]' && pytest"
+    for command in (use, work_on):
         assert f'\n{command}\n' in readme and f'\n{command}\n' in ci
 
 

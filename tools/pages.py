@@ -101,20 +101,21 @@ def shown_cell(cell):
             'source': without_directives(''.join(cell['source']))}
 
 
-def module_of(cells):
-    "The module that a notebook defines, if it does."
-    words = [word for cell in cells for word in directives(''.join(cell['source']))]
-    names = [word.split()[1] for word in words if word.startswith('default_exp')]
-    return names[0] if names else None
+def modules_of(cells):  # (module or None, others)
+    "The module that a notebook defines, if it does, and those that it adds to."
+    words = [word.split() for cell in cells for word in directives(''.join(cell['source']))]
+    named = lambda directive: [word[1] for word in words if word[0] == directive and word[1:]]
+    return next(iter(named('default_exp')), None), list(dict.fromkeys(named('export')))
 
 
-def source_links(stem, module):
-    "Where a page's notebook is, and its module."
+def source_links(stem, module, others):
+    "Where a page's notebook is, and its modules."
     source = f'_modules/transformer_perf/{module}.html'
     links = [f'<a href="_static/notebooks/{stem}.ipynb" download>the notebook</a>']
     if module:
         links += [f'<a href="{source}">the module that it defines</a>',
                   f'[its functions](api/{module}.md)']
+    links += [f'[functions of {name}](api/{name}.md)' for name in others]
     return f'\n\n{{.source-links}}\nSource: {", ".join(links)}.'
 
 
@@ -122,7 +123,7 @@ def page(path):  # dict: the notebook to show
     "A notebook as it is read: outputs, no hidden cells, no directives, links to its source."
     nb, stem = json.loads(Path(path).read_text(encoding='utf-8')), Path(path).stem
     cells = [cell for cell in map(shown_cell, nb['cells']) if cell]
-    cells[0]['source'] += source_links(stem, module_of(nb['cells']))
+    cells[0]['source'] += source_links(stem, *modules_of(nb['cells']))
     if stem == 'index':
         cells.append({'cell_type': 'markdown', 'id': 'contents', 'metadata': {},
                       'source': toctrees()})
@@ -147,12 +148,11 @@ def comments(text):  # dict: line number -> comment
 
 
 def arguments(node):  # list of (ast.arg, default or None)
-    "What a function takes, but for the object that a method belongs to."
+    "What a function takes."
     a = node.args
     plain = a.posonlyargs + a.args
     defaults = [None] * (len(plain) - len(a.defaults)) + a.defaults + a.kw_defaults
-    pairs = zip(plain + a.kwonlyargs, defaults)
-    return [(arg, default) for arg, default in pairs if arg.arg not in ('self', 'cls')]
+    return list(zip(plain + a.kwonlyargs, defaults))
 
 
 def last_line(arg, default): return (default or arg).end_lineno
@@ -216,7 +216,6 @@ def signature(node):
     a = copy.deepcopy(node.args)
     every = a.posonlyargs + a.args + a.kwonlyargs + [x for x in (a.vararg, a.kwarg) if x]
     for arg in every: arg.annotation = None
-    a.args = [arg for arg in a.args if arg.arg not in ('self', 'cls')]
     return f'({ast.unparse(a)})'
 
 
@@ -245,6 +244,13 @@ def kind_of(method):
     return next((kind for kind in ('property', 'classmethod') if kind in decorators), 'method')
 
 
+def as_called(method):
+    "A method without the object or the class that it belongs to."
+    method = copy.deepcopy(method)
+    del method.args.args[0]
+    return method
+
+
 def class_page(node, notes):  # list of lines
     "One class with its fields and its public methods."
     rows = fields(node, notes)
@@ -252,7 +258,7 @@ def class_page(node, notes):  # list of lines
     lines = [summary_of(node), '', *as_table(rows, 'field')]
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and not item.name.startswith('_'):
-            lines += function_page(item, notes, kind_of(item))
+            lines += function_page(as_called(item), notes, kind_of(item))
     return block(':::::', 'class', node.name + (f'({taken})' if rows else ''), lines)
 
 
