@@ -97,7 +97,8 @@ def test_a_page_shows_what_is_to_be_read(tmp_path):
 
 def test_a_page_leads_to_every_module_that_it_adds_to():
     page = pages.page(notebooks.ROOT / 'nbs' / '06b_paper_names.ipynb')
-    for module in ('modules', 'execution'): assert f'(api/{module}.md)' in page['cells'][0]['source']
+    links = page['cells'][0]['source']
+    for module in ('modules', 'execution'): assert f'(api/{module}.md)' in links
 
 
 def test_paragraphs_are_folded_and_tables_are_not():
