@@ -1,4 +1,4 @@
-"Every code cell of every notebook is a test: it must run, and its text outputs must be the stored ones."
+"Every code cell of every notebook is a test: it must run, and its text outputs must be as stored."
 import sys
 from pathlib import Path
 
@@ -13,28 +13,41 @@ def pytest_collect_file(file_path, parent):
         return NotebookFile.from_parent(parent, path=file_path)
 
 
+def is_test(cell):
+    return (cell.cell_type == 'code' and notebooks.is_run(cell.source)
+            and 'default_exp' not in cell.source)
+
+
+def name_of(cell):
+    "A cell's number and its first line of code."
+    lines = [line for line in cell.source.splitlines() if line.strip() and not line.startswith('#')]
+    return f'{cell.idx_:03d} {lines[0][:60] if lines else ""}'
+
+
+def text_outputs(cell):
+    return notebooks.text_of([notebooks.clean(output) for output in cell.get('outputs', [])])
+
+
 class NotebookFile(pytest.File):
     def collect(self):
         notebook = notebooks.Notebook(self.path)
-        for cell in notebook.nb.cells:
-            if cell.cell_type == 'code' and notebooks.is_run(cell.source) and 'default_exp' not in cell.source:
-                words = [line for line in cell.source.splitlines() if line.strip() and not line.startswith('#')]
-                yield Cell.from_parent(self, name=f'{cell.idx_:03d} {words[0][:60] if words else ""}', notebook=notebook, cell=cell)
+        for cell in filter(is_test, notebook.nb.cells):
+            yield Cell.from_parent(self, name=name_of(cell), notebook=notebook, cell=cell)
 
 
 class Cell(pytest.Item):
     def __init__(self, *, notebook, cell, **kwargs):
         super().__init__(**kwargs)
-        self.notebook, self.cell = notebook, cell
-        self.stored = notebooks.text_of([notebooks.clean(o) for o in cell.get('outputs', [])])
+        self.notebook, self.cell, self.stored = notebook, cell, text_outputs(cell)
 
     def runtest(self):
         if self.notebook.broken is not None: pytest.skip(f'cell {self.notebook.broken} failed')
         self.notebook.run_to(self.cell.idx_)
-        now = notebooks.text_of([notebooks.clean(o) for o in self.cell.get('outputs', [])])
-        assert now == self.stored, 'stored output is stale: run `python tools/notebooks.py`'
+        stale = 'stored output is stale: run `python tools/notebooks.py`'
+        assert text_outputs(self.cell) == self.stored, stale
 
     def repr_failure(self, excinfo, style=None):
-        return f'{self.path.name}, cell {self.cell.idx_}:\n{self.cell.source}\n\n{excinfo.exconly()}'
+        where = f'{self.path.name}, cell {self.cell.idx_}'
+        return f'{where}:\n{self.cell.source}\n\n{excinfo.exconly()}'
 
     def reportinfo(self): return self.path, None, f'{self.path.name} {self.name}'

@@ -1,4 +1,8 @@
-"Installs transformer_perf as settings.ini describes it; systems/ travels inside the package as transformer_perf.catalogue, the measurements of nbs/data and the parameters fitted to them as transformer_perf.data."
+"""Installs transformer_perf as settings.ini describes it.
+
+systems/ travels inside the package as transformer_perf.catalogue; the measurements of nbs/data, and
+the parameters fitted to them, as transformer_perf.data.
+"""
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -8,6 +12,11 @@ here = Path(__file__).parent
 settings = ConfigParser()
 settings.read(here / 'settings.ini', encoding='utf-8')
 cfg = settings['DEFAULT']
+folders = {'transformer_perf': 'transformer_perf', 'transformer_perf.catalogue': 'systems',
+           'transformer_perf.data': 'nbs/data'}
+files = {'transformer_perf': ['py.typed'], 'transformer_perf.catalogue': ['*.json'],
+         'transformer_perf.data': ['*.csv', '*.json']}
+extras = [key for key in cfg if key.endswith('_requirements')]
 
 setup(
     name=cfg['lib_name'],
@@ -20,10 +29,10 @@ setup(
     keywords=cfg['keywords'],
     python_requires='>=' + cfg['min_python'],
     install_requires=cfg['requirements'].split(),
-    extras_require={key.removesuffix('_requirements'): cfg[key].split() for key in cfg if key.endswith('_requirements')},
-    packages=['transformer_perf', 'transformer_perf.catalogue', 'transformer_perf.data'],
-    package_dir={'transformer_perf': 'transformer_perf', 'transformer_perf.catalogue': 'systems', 'transformer_perf.data': 'nbs/data'},
-    package_data={'transformer_perf': ['py.typed'], 'transformer_perf.catalogue': ['*.json'], 'transformer_perf.data': ['*.csv', '*.json']},
+    extras_require={key.removesuffix('_requirements'): cfg[key].split() for key in extras},
+    packages=list(folders),
+    package_dir=folders,
+    package_data=files,
     entry_points={'console_scripts': cfg['console_scripts'].split()},
     zip_safe=False,
 )

@@ -1,6 +1,7 @@
-"""Build the documentation site: `python docs/build.py` makes docs/_build/html, which needs no network to be read.
+"""Build the documentation site: `python docs/build.py` makes docs/_build/html.
 
-Needs the extra `docs` (pip install -e '.[docs]') and, for the first build, npm: MathJax and the widget scripts become part of the site.
+The site needs no network to be read. Building it needs the extra `docs` (pip install -e '.[docs]')
+and, for the first time, npm: MathJax and the widget scripts become part of the site.
 """
 import json
 import re
@@ -9,55 +10,88 @@ import subprocess
 import sys
 import tarfile
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / 'tools'))
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / 'tools')]
 import pages
 from notebooks import NOTEBOOKS, ROOT
 
 BUILD = HERE / '_build'
 SOURCE, STATIC, HTML, PACKAGES = (BUILD / name for name in ('source', 'static', 'html', 'npm'))
-VENDORED = {  # npm package, version -> what of it goes into the site
-    ('mathjax', '3.2.2'): {'es5/tex-mml-chtml.js': 'mathjax/tex-mml-chtml.js', 'es5/input': 'mathjax/input', 'es5/output/chtml': 'mathjax/output/chtml',
-                           'es5/a11y': 'mathjax/a11y', 'es5/sre': 'mathjax/sre', 'es5/ui': 'mathjax/ui'},
+MATHJAX = ('input', 'output/chtml', 'a11y', 'sre', 'ui')
+VENDORED = {  # npm package, version -> what of it goes into the site, and where
+    ('mathjax', '3.2.2'): {'es5/tex-mml-chtml.js': 'mathjax/tex-mml-chtml.js',
+                           **{f'es5/{part}': f'mathjax/{part}' for part in MATHJAX}},
     ('requirejs', '2.3.7'): {'require.js': 'require.js'},
     ('@jupyter-widgets/html-manager', '1.0.15'): {'dist': '.'},
 }
 
 
+def fail(why): raise SystemExit(f'docs/build.py: {why}')
+
+
+# the sources
+
+def fetched(name, version):  # Path of the unpacked package
+    "A package from npm, fetched once."
+    archive = PACKAGES / f'{name.lstrip("@").replace("/", "-")}-{version}.tgz'
+    if not archive.exists(): fetch(name, version, archive)
+    unpacked = PACKAGES / archive.stem
+    if not unpacked.exists():
+        with tarfile.open(archive) as tar: tar.extractall(unpacked, filter='data')
+    return unpacked / 'package'
+
+
+def fetch(name, version, archive):
+    "Have npm write a package's archive."
+    npm = shutil.which('npm')
+    if npm is None:
+        fail(f'npm is missing; it is needed once, to fetch {name} {version} '
+             '(on Debian: apt-get install npm)')
+    PACKAGES.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [npm, 'pack', '--silent', f'{name}@{version}', '--pack-destination', str(PACKAGES)],
+        check=False, capture_output=True, text=True)
+    if done.returncode or not archive.exists():
+        said = done.stderr.strip() or done.stdout.strip()
+        fail(f'npm could not fetch {name} {version}: {said}')
+
+
 def vendor():
-    "Put the scripts that pages need into the static files, from npm, once."
+    "Put the scripts that pages need into the static files."
     for (name, version), parts in VENDORED.items():
-        archive = PACKAGES / f'{name.lstrip("@").replace("/", "-")}-{version}.tgz'
-        if not archive.exists():
-            npm = shutil.which('npm')
-            if npm is None: raise SystemExit(f'docs/build.py: npm is missing; it is needed once, to fetch {name} {version} (on Debian: apt-get install npm)')
-            PACKAGES.mkdir(parents=True, exist_ok=True)
-            done = subprocess.run([npm, 'pack', '--silent', f'{name}@{version}', '--pack-destination', str(PACKAGES)], capture_output=True, text=True)
-            if done.returncode or not archive.exists(): raise SystemExit(f'docs/build.py: npm could not fetch {name} {version}: {done.stderr.strip() or done.stdout.strip()}')
-        unpacked = PACKAGES / archive.stem
-        if not unpacked.exists():
-            with tarfile.open(archive) as tar: tar.extractall(unpacked, filter='data')
-        for part, place in parts.items():
-            there = unpacked / 'package' / part
-            if there.is_dir(): shutil.copytree(there, STATIC / place, dirs_exist_ok=True)
-            else: (STATIC / place).parent.mkdir(parents=True, exist_ok=True); shutil.copy(there, STATIC / place)
+        package = fetched(name, version)
+        for part, place in parts.items(): put(package / part, STATIC / place)
+
+
+def put(source, place):
+    "Copy a file or a folder."
+    if source.is_dir():
+        shutil.copytree(source, place, dirs_exist_ok=True)
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, place)
 
 
 def write_sources():
     "Notebooks, pages and API as Sphinx reads them."
     for folder in (SOURCE, STATIC, HTML): shutil.rmtree(folder, ignore_errors=True)
-    (SOURCE / 'api').mkdir(parents=True)
-    shutil.copytree(ROOT / 'nbs' / 'images', SOURCE / 'images')
-    (STATIC / 'notebooks').mkdir(parents=True)
+    for folder in (SOURCE / 'api', STATIC / 'notebooks'): folder.mkdir(parents=True)
+    for folder in (SOURCE, STATIC / 'notebooks'):
+        shutil.copytree(ROOT / 'nbs' / 'images', folder / 'images')
     for path in NOTEBOOKS:
         (SOURCE / path.name).write_text(json.dumps(pages.page(path)), encoding='utf-8')
         shutil.copy(path, STATIC / 'notebooks')
-    shutil.copytree(ROOT / 'nbs' / 'images', STATIC / 'notebooks' / 'images')
     for path in HERE.glob('*.md'): shutil.copy(path, SOURCE)
     for name, text in pages.api().items(): (SOURCE / name).write_text(text, encoding='utf-8')
+
+
+# the site
+
+LEADING = {'search', 'next', 'prev', 'index', 'author', 'canonical'}   # links that load nothing
 
 
 class Links(HTMLParser):
@@ -70,40 +104,63 @@ class Links(HTMLParser):
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
         self.ids |= {attrs[key] for key in ('id', 'name') if attrs.get(key)}
-        if tag == 'a': self.leads.append(attrs.get('href'))
-        elif tag == 'link' and attrs.get('rel') in ('search', 'next', 'prev', 'index', 'author', 'canonical'): self.leads.append(attrs.get('href'))
-        else: self.loads += [attrs.get('src'), attrs.get('data'), attrs.get('href') if tag == 'link' else None]
+        if tag == 'a' or (tag == 'link' and attrs.get('rel') in LEADING):
+            self.leads.append(attrs.get('href'))
+            return
+        self.loads += [attrs.get('src'), attrs.get('data')]
+        if tag == 'link': self.loads.append(attrs.get('href'))
+
+
+def fault_of(url, path, found):  # str, empty where there is none
+    "What is wrong with a link of a page; `found` are the links of all pages."
+    parts, loads = urlsplit(url), url in found[path].loads
+    if parts.scheme or parts.netloc:
+        return f' loads {url}' if loads and parts.scheme != 'data' else ''
+    target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+    if not target.is_file(): return f': {url} does not exist'
+    known = target not in found or unquote(parts.fragment) in found[target].ids
+    return '' if known or not parts.fragment else f': {url} leads to no such place'
+
+
+def faults_of_styles(folder):  # yields faults
+    "Style sheets that load something from elsewhere."
+    for path in folder.rglob('*.css'):
+        far = r'(?:url\(|@import)\s*["\']?((?:https?:)?//[^"\')\s]+)'
+        for url in re.findall(far, path.read_text(encoding='utf-8')):
+            yield f'{path.relative_to(folder)} loads {url}'
 
 
 def check_site(folder):  # list of faults
     "Pages load nothing from elsewhere, and every link within the site leads somewhere."
     found = {path: Links(path.read_text(encoding='utf-8')) for path in folder.rglob('*.html')}
-    faults = []
+    faults = set(faults_of_styles(folder))
     for path, links in found.items():
-        where = path.relative_to(folder)
         for url in filter(None, links.loads + links.leads):
-            parts = urlsplit(url)
-            if parts.scheme or parts.netloc:
-                if url in links.loads and parts.scheme != 'data': faults.append(f'{where} loads {url}')
-                continue
-            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            if not target.is_file(): faults.append(f'{where}: {url} does not exist')
-            elif parts.fragment and target in found and unquote(parts.fragment) not in found[target].ids: faults.append(f'{where}: {url} leads to no such place')
-    for path in folder.rglob('*.css'):
-        for url in re.findall(r'(?:url\(|@import)\s*["\']?((?:https?:)?//[^"\')\s]+)', path.read_text(encoding='utf-8')): faults.append(f'{path.relative_to(folder)} loads {url}')
-    return sorted(set(faults))
+            fault = fault_of(url, path, found)
+            if fault: faults.add(f'{path.relative_to(folder)}{fault}')
+    return sorted(faults)
+
+
+def run_sphinx():
+    "Make the pages; a warning is a fault."
+    for module in ('myst_nb', 'sphinx_book_theme'):
+        if find_spec(module) is None:
+            fail(f"No module named {module!r}; run pip install -e '.[docs]'")
+    options = ['-W', '--keep-going', '-q', '-b', 'html', '-d', str(BUILD / 'doctrees')]
+    folders = ['-c', str(HERE), str(SOURCE), str(HTML)]
+    done = subprocess.run([sys.executable, '-m', 'sphinx', *options, *folders], check=False)
+    if done.returncode: fail('Sphinx found faults')
 
 
 def main():
+    "Write the sources, build the site, and check its links."
     write_sources()
     vendor()
-    try: import myst_nb, sphinx_book_theme
-    except ImportError as error: raise SystemExit(f"docs/build.py: {error}; run pip install -e '.[docs]'")
-    if subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-b', 'html', '-d', str(BUILD / 'doctrees'), '-c', str(HERE), str(SOURCE), str(HTML)]).returncode:
-        raise SystemExit('docs/build.py: Sphinx found faults')
-    for path in (HTML / '_static').glob('*-macros.html'): path.unlink()  # templates of the theme, not pages
+    run_sphinx()
+    templates = (HTML / '_static').glob('*-macros.html')   # of the theme: no pages
+    for path in templates: path.unlink()
     faults = check_site(HTML)
-    if faults: raise SystemExit('\n'.join(['docs/build.py: faults of the site:', *faults]))
+    if faults: fail('\n'.join(['faults of the site:', *faults]))
     print(f'{len(list(HTML.rglob("*.html")))} pages: open {HTML / "index.html"}')
 
 

@@ -1,4 +1,4 @@
-"How Sphinx makes the site. Run by docs/build.py, which writes the sources into docs/_build/source."
+"How Sphinx makes the site. Run by docs/build.py, which writes the sources to docs/_build/source."
 import sys
 from pathlib import Path
 
@@ -9,8 +9,17 @@ import transformer_perf
 project, version, html_title = 'transformer_perf', transformer_perf.__version__, 'transformer_perf'
 extensions = ['myst_nb', 'sphinx.ext.mathjax', 'sphinx.ext.viewcode']
 html_theme = 'sphinx_book_theme'
-html_theme_options = {'use_download_button': False, 'use_fullscreen_button': False, 'show_toc_level': 2, 'show_navbar_depth': 1, 'navbar_persistent': [], 'footer_content_items': '',
-                      'navigation_with_keys': True, 'pygments_dark_style': 'github-dark', 'article_header_end': ['article-header-buttons.html']}
+html_theme_options = {
+    'use_download_button': False,
+    'use_fullscreen_button': False,
+    'show_toc_level': 2,
+    'show_navbar_depth': 1,
+    'navbar_persistent': [],
+    'navigation_with_keys': True,
+    'article_header_end': ['article-header-buttons.html'],
+    'footer_content_items': '',
+    'pygments_dark_style': 'github-dark',
+}
 html_static_path = [str(HERE / '_static'), str(HERE / '_build' / 'static')]
 html_css_files, html_favicon = ['site.css'], str(HERE / '_static' / 'favicon.svg')
 html_copy_source = False

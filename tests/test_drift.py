@@ -1,37 +1,63 @@
-"What is derived from the notebooks is up to date: run `python tools/notebooks.py` where it is not. (Stored outputs are checked cell by cell, in conftest.py.)"
+"""What is derived from the notebooks is up to date, and so is what says which version this is.
+
+Run `python tools/notebooks.py` where it is not. (Stored outputs are checked cell by cell, in
+conftest.py.)
+"""
 import ast
-import json
+import re
+from configparser import ConfigParser
 
 import notebooks
+import pages
+import transformer_perf
+
+BY_HAND = ('__init__.py', '_modidx.py')   # not made from a notebook
+MODULES = {path.name: path.read_text() for path in pages.PACKAGE.glob('*.py')
+           if path.name not in BY_HAND}
+
+
+def text_of(name): return (notebooks.ROOT / name).read_text()
 
 
 def test_modules_are_exported():
-    package = {path.name: path.read_text() for path in (notebooks.ROOT / 'transformer_perf').glob('*.py') if path.name not in ('__init__.py', '_modidx.py')}
-    exported = {name: text for name, text in notebooks.exported().items() if name not in ('__init__.py', '_modidx.py')}
-    assert package.keys() == exported.keys()
-    for name in package: assert package[name] == exported[name], f'{name} is stale'
+    exported = {name: text for name, text in notebooks.exported().items() if name not in BY_HAND}
+    assert MODULES.keys() == exported.keys()
+    for name, text in MODULES.items(): assert text == exported[name], f'{name} is stale'
 
 
-def test_readme():
-    assert (notebooks.ROOT / 'README.md').read_text() == notebooks.readme()
+def test_readme(): assert text_of('README.md') == notebooks.readme()
 
 
 def test_readme_names_what_ci_runs():
     "The install and test commands stand in the README exactly as .ci/run runs them."
-    readme, ci = ((notebooks.ROOT / name).read_text() for name in ('README.md', '.ci/run'))
-    for command in ("pip install . && transformer-perf search", "pip install -e '.[dev]' && pytest"):
+    readme, ci = text_of('README.md'), text_of('.ci/run')
+    use, work_on = "pip install . && transformer-perf search", "pip install -e '.[dev]' && pytest"
+    for command in (use, work_on):
         assert f'\n{command}\n' in readme and f'\n{command}\n' in ci
 
 
 def test_notebooks_are_clean():
     for path in notebooks.NOTEBOOKS:
-        cells = json.loads(path.read_text())['cells']
+        cells = notebooks.cells_of(path)
         assert len({cell['id'] for cell in cells}) == len(cells)
         assert all(cell.get('execution_count') is None for cell in cells)
 
 
 def test_public_functions_are_documented():
-    for path in (notebooks.ROOT / 'transformer_perf').glob('*.py'):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and len(node.body) > 2 and not node.name.startswith('_'):
-                assert ast.get_docstring(node), f'{path.name}: {node.name} has no docstring'
+    for name, text in MODULES.items():
+        for node in ast.parse(text).body:
+            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)): continue
+            if len(node.body) > 2 and not node.name.startswith('_'):
+                assert ast.get_docstring(node), f'{name}: {node.name} has no docstring'
+
+
+def test_one_version():
+    settings = ConfigParser()
+    settings.read(notebooks.ROOT / 'settings.ini', encoding='utf-8')
+    assert transformer_perf.__version__ == settings['DEFAULT']['version']
+
+
+def test_changes_are_written_down():
+    "The newest entry is this version's, or the one to come; it says something."
+    entry = re.search(r'^## (.+)\n+([^\n#].*)', text_of('CHANGELOG.md'), re.MULTILINE)
+    assert entry and entry[1].split()[0] in ('Unreleased', transformer_perf.__version__)

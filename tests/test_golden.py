@@ -12,7 +12,8 @@ import pytest
 
 from transformer_perf import Assumptions, Parallel, estimate, modules
 from transformer_perf.estimates import collective_time
-from transformer_perf.execution import execute_1d, execute_2d, execute_seqp, paper_statistics
+from transformer_perf.execution import (
+    execute_1d, execute_2d, execute_seqp, paper_statistics, totals)
 from transformer_perf.modules import model_figures
 from transformer_perf.systems import as_system
 
@@ -25,99 +26,160 @@ def table(name): return pd.read_csv(GOLDEN / f'{name}.csv')
 
 
 def same(ours, golden, what):
-    assert math.isclose(ours, golden, rel_tol=TOLERANCE, abs_tol=1e-15), f'{what}: {ours} is not {golden}'
-
-
-def check_candidates(found, rows):
-    "Every golden row is among the candidates found, with all its figures, and the throughput at its rank is its own."
-    named = {}
-    for throughput, memory, config, stats in found:
-        named[tuple(sorted(config.items())) + tuple((key, stats[key]) for key in sorted(stats) if key.startswith('nv_'))] = config, stats
-    for row in rows:
-        golden = {key: value for key, value in row.items() if value == value}
-        throughput, memory, config, stats = found[int(golden['rank'])]
-        same(throughput, golden['throughput'], 'throughput')
-        key = tuple(sorted((key, int(golden[key])) for key in config)) + tuple((key, int(golden[key])) for key in sorted(stats) if key.startswith('nv_'))
-        assert key in named, f'{key} is not among the best {len(found)}'
-        for name, value in named[key][1].items(): same(value, golden[name], name)
+    close = math.isclose(ours, golden, rel_tol=TOLERANCE, abs_tol=1e-15)
+    assert close, f'{what}: {ours} is not {golden}'
 
 
 def runs(name, *columns):
-    t = table(name)
-    return [pytest.param(*(key if isinstance(key, tuple) else (key,)), own, id='-'.join(map(str, key))) for key, own in t.groupby(list(columns), sort=False)]
+    "The rows of a table, a test for each of its runs."
+    groups = table(name).groupby(list(columns), sort=False)
+    return [pytest.param(*key, own, id='-'.join(map(str, key))) for key, own in groups]
 
 
-@pytest.mark.parametrize('strategy, model, gpu, nvlink_size, own', runs('published', 'strategy', 'model', 'gpu', 'nvlink_size'))
+def system_of(row, **fields):
+    "The system of a golden row."
+    return dataclasses.replace(as_system(row.gpu, row.nvlink_size), **fields)
+
+
+# searches
+
+def placement(stats): return tuple((k, stats[k]) for k in sorted(stats) if k.startswith('nv_'))
+
+
+def check_candidates(found, rows):
+    """Every golden row is among the candidates found, with all its figures.
+
+    And the throughput at its rank is its own."""
+    named = {(*sorted(config.items()), *placement(stats)): stats for _, _, config, stats in found}
+    for row in rows:
+        golden = {key: value for key, value in row.items() if not pd.isna(value)}
+        throughput, _, config, stats = found[int(golden['rank'])]
+        same(throughput, golden['throughput'], 'throughput')
+        whole = {key: int(golden[key]) for key in (*config, *dict(placement(stats)))}
+        key = (*sorted((name, whole[name]) for name in config), *placement(whole))
+        assert key in named, f'{key} is not among the best {len(found)}'
+        for name, value in named[key].items(): same(value, golden[name], name)
+
+
+@pytest.mark.parametrize('strategy, model, gpu, nvlink_size, own', runs(
+    'published', 'strategy', 'model', 'gpu', 'nvlink_size'))
 def test_published_searches(strategy, model, gpu, nvlink_size, own):
     counts = [2**i for i in range(2, 15)]
-    found = dict(zip(counts, EXECUTE[strategy](model, counts, 4096, as_system(gpu, nvlink_size))))
-    feasible = own[own.feasible].astype({'n_gpus': int}) if own.feasible.any() else own[own.feasible]
-    assert [n for n in counts if found[n]] == sorted(set(feasible.n_gpus))
-    for n, rows in feasible.groupby('n_gpus'): check_candidates(found[n], rows.to_dict('records'))
+    lists = EXECUTE[strategy](model, counts, 4096, as_system(gpu, nvlink_size))
+    found = dict(zip(counts, lists, strict=True))
+    feasible = own[own.feasible]
+    assert [n for n in counts if found[n]] == sorted(set(feasible.n_gpus.astype(int)))
+    for n, rows in feasible.groupby('n_gpus'):
+        check_candidates(found[int(n)], rows.to_dict('records'))
 
 
-@pytest.mark.parametrize('tag, strategy, gpu, nvlink_size, n_gpus, batch, own', runs('searches', 'tag', 'strategy', 'gpu', 'nvlink_size', 'n_gpus', 'global_batch_size'))
+@pytest.mark.parametrize('tag, strategy, gpu, nvlink_size, n_gpus, batch, own', runs(
+    'searches', 'tag', 'strategy', 'gpu', 'nvlink_size', 'n_gpus', 'global_batch_size'))
 def test_further_searches(tag, strategy, gpu, nvlink_size, n_gpus, batch, own):
     model = {key: int(own[key].iloc[0]) for key in ('l', 'e', 'f', 'h', 'depth')}
     found, = EXECUTE[strategy](model, [n_gpus], batch, dict(vars(as_system(gpu, nvlink_size))))
     check_candidates(found, own.to_dict('records'))
 
 
-def test_totals():
-    for row in table('totals').itertuples():
-        system = dataclasses.replace(as_system(row.gpu, row.nvlink_size), summa_nb=row.summa_nb)
-        parallel = Parallel(row.strategy, row.tp1, row.tp2, row.pp, row.dp, row.mbs, None, 1, row.nv_tp1, row.nv_tp2, row.nv_pp, row.nv_dp)
-        model = dict(l=row.l, e=row.e, h=row.h, f=row.f, depth=row.depth)
-        stats = paper_statistics(estimate(model, parallel, system, row.global_batch_size, Assumptions(dp_overlap=row.dp_overlap)).stats)
-        for key, value in stats.items(): same(value, getattr(row, key), key)
+# whole configurations
+
+EACH_TOTAL = pytest.mark.parametrize('row', [*table('totals').itertuples()],
+                                     ids=lambda row: f'row {row.Index}')
 
 
-def test_totals_from_tables():
-    "The same, put together by hand from the tables of the modules, as users of the paper's code do."
-    families = {'1d': ('mlp_1d', 'sa_1d'), '2d-seqp': ('mlp_seqp', 'sa_seqp'), '2d': ('mlp_2d', 'sa_2d_seqp')}
-    for row in table('totals').itertuples():
-        system = dataclasses.replace(as_system(row.gpu, row.nvlink_size), summa_nb=row.summa_nb)
-        one = row.strategy == '1d'
-        groups = dict(parallelism={'m': row.tp1} if one else {'m1': row.tp1, 'm2': row.tp2}, topology={'t': row.nv_tp1} if one else {'t1': row.nv_tp1, 't2': row.nv_tp2})
-        mlp, attention = (getattr(modules, name) for name in families[row.strategy])
-        mlp = mlp(row.mbs, row.l, row.e, row.f, system=system, **groups)
-        attention = attention(row.mbs, row.l, row.e, row.h, flash_attention=True, system=system, **groups)
-        copies, placed = (row.tp2, row.nv_tp2) if row.strategy == '2d-seqp' else (1, 1)
-        micro_batches = row.global_batch_size // row.dp // row.mbs
-        dp = modules.dataparallel([mlp, attention], row.depth // row.pp, row.dp * copies, row.nv_dp * placed, row.dp_overlap, system)
-        pp = modules.pipelineparallel([mlp, attention], micro_batches, mlp.activation_buffer[mlp.name == 'ln1'].item(), row.pp, row.nv_pp, False, system)
-        from transformer_perf.execution import totals
-        (t, mem), stats = totals(mlp, attention, dp, pp, row.depth, row.pp, row.dp, micro_batches, m2=copies)
-        for key, value in stats.items(): same(value, getattr(row, key), key)
+@EACH_TOTAL
+def test_totals(row):
+    system = system_of(row, summa_nb=row.summa_nb)
+    places = dict(nvlink_tp=row.nv_tp1, nvlink_cp=row.nv_tp2, nvlink_pp=row.nv_pp,
+                  nvlink_dp=row.nv_dp)
+    parallel = Parallel(row.strategy, tp=row.tp1, cp=row.tp2, pp=row.pp, dp=row.dp,
+                        micro_batch=row.mbs, zero_stage=1, **places)
+    model = dict(l=row.l, e=row.e, h=row.h, f=row.f, depth=row.depth)
+    assumptions = Assumptions(dp_overlap=row.dp_overlap)
+    found = estimate(model, parallel, system, row.global_batch_size, assumptions)
+    for key, value in paper_statistics(found.stats).items(): same(value, getattr(row, key), key)
+
+
+FAMILIES = {'1d': ('mlp_1d', 'sa_1d'), '2d-seqp': ('mlp_seqp', 'sa_seqp'),
+            '2d': ('mlp_2d', 'sa_2d_seqp')}   # strategy -> functions of its modules
+
+
+def groups_of(one, m1, m2, t1, t2):
+    "Groups and their placement, as the functions of the modules take them."
+    if one: return {'parallelism': {'m': m1}, 'topology': {'t': t1}}
+    return {'parallelism': {'m1': m1, 'm2': m2}, 'topology': {'t1': t1, 't2': t2}}
+
+
+@EACH_TOTAL
+def test_totals_from_tables(row):
+    "The same, put together by hand from the modules' tables, as users of the paper's code do."
+    system = system_of(row, summa_nb=row.summa_nb)
+    mlp, attention = (getattr(modules, name) for name in FAMILIES[row.strategy])
+    groups = groups_of(row.strategy == '1d', row.tp1, row.tp2, row.nv_tp1, row.nv_tp2)
+    mlp = mlp(row.mbs, row.l, row.e, row.f, system=system, **groups)
+    attention = attention(row.mbs, row.l, row.e, row.h, flash_attention=True, system=system,
+                          **groups)
+    copies, placed = (row.tp2, row.nv_tp2) if row.strategy == '2d-seqp' else (1, 1)
+    micro_batches = row.global_batch_size // row.dp // row.mbs
+    dp = modules.dataparallel([mlp, attention], row.depth // row.pp, row.dp * copies,
+                              row.nv_dp * placed, row.dp_overlap, system)
+    sent = mlp.activation_buffer[mlp.name == 'ln1'].item()
+    pp = modules.pipelineparallel([mlp, attention], micro_batches, sent, row.pp, row.nv_pp, False,
+                                  system)
+    _, stats = totals(mlp, attention, dp, pp, row.depth, row.pp, row.dp, micro_batches, m2=copies)
+    for key, value in stats.items(): same(value, getattr(row, key), key)
+
+
+# operations
+
+SETTING = ['gpu', 'nvlink_size', 'summa_nb', 'b', 'm1', 'm2', 't1', 't2', 'l', 'e', 'f', 'h']
+
+
+def module_table(module, c):
+    "The table of one module, named as in layers.csv, in a setting."
+    name = module.replace('_noflash', '').replace('_recompute', '')
+    function, options = getattr(modules, name), {}
+    if 'flash_attention' in inspect.signature(function).parameters:
+        options['flash_attention'] = module == name
+    if module.endswith('recompute'): options['attention_recompute'] = True
+    width = c.f if name.startswith('mlp') else c.h
+    groups = groups_of('1d' in name, c.m1, c.m2, c.t1, c.t2)
+    return function(c.b, c.l, c.e, width, system=system_of(c, summa_nb=c.summa_nb), **options,
+                    **groups)
+
+
+def check_cell(ours, golden, what):
+    "A cell of an operation's row: words, a number, or a list of either (in JSON)."
+    is_json = isinstance(golden, str) and golden[0] in '[0123456789'
+    golden = json.loads(golden) if is_json else golden
+    in_words = isinstance(ours, str) or (isinstance(ours, list) and isinstance(ours[0], str))
+    if in_words:
+        assert ours == golden, what
+        return
+    for x, y in zip(np.atleast_1d(ours), np.atleast_1d(golden), strict=True):
+        same(float(x), float(y), what)
 
 
 @pytest.mark.parametrize('module, own', runs('layers', 'module'))
 def test_layers(module, own):
-    name = module.replace('_noflash', '').replace('_recompute', '')
-    function, one = getattr(modules, name), '1d' in name
-    keys = ['gpu', 'nvlink_size', 'summa_nb', 'b', 'm1', 'm2', 't1', 't2', 'l', 'e', 'f', 'h']
-    for at, rows in own.groupby(keys, sort=False):
-        c = dict(zip(keys, at))
-        system = dataclasses.replace(as_system(c['gpu'], c['nvlink_size']), summa_nb=c['summa_nb'])
-        options = {}
-        if 'flash_attention' in inspect.signature(function).parameters: options['flash_attention'] = module == name
-        if module.endswith('recompute'): options['attention_recompute'] = True
-        found = function(c['b'], c['l'], c['e'], c['f'] if name.startswith('mlp') else c['h'], system=system, **options,
-                         parallelism={'m': c['m1']} if one else {'m1': c['m1'], 'm2': c['m2']}, topology={'t': c['t1']} if one else {'t1': c['t1'], 't2': c['t2']})
-        assert list(found.columns) == ['name', *own.columns[own.columns.get_loc('layer') + 1:]]
+    columns = own.columns[own.columns.get_loc('layer') + 1:]
+    for _, rows in own.groupby(SETTING, sort=False):
+        setting = next(rows[SETTING].itertuples())
+        found = module_table(module, setting)
+        assert list(found.columns) == ['name', *columns]
         assert list(found.name) == list(rows.layer)
-        for column in found.columns[1:]:
+        for column in columns:
             for ours, golden in zip(found[column], rows[column], strict=True):
-                golden = json.loads(golden) if isinstance(golden, str) and golden[0] in '[0123456789' else golden
-                if isinstance(ours, str) or (isinstance(ours, list) and isinstance(ours[0], str)): assert ours == golden
-                else:
-                    for x, y in zip(np.atleast_1d(ours), np.atleast_1d(golden), strict=True): same(float(x), float(y), f'{at} {column}')
+                check_cell(ours, golden, f'{setting} {column}')
 
 
 def test_collectives():
-    for (gpu, nvlink_size, nic_factor, kind), own in table('comm').groupby(['gpu', 'nvlink_size', 'nic_factor', 'kind']):
+    setting = ['gpu', 'nvlink_size', 'nic_factor', 'kind']
+    for (gpu, nvlink_size, nic_factor, kind), own in table('comm').groupby(setting):
         system = dataclasses.replace(as_system(gpu, nvlink_size), nic_factor=nic_factor)
-        np.testing.assert_allclose(collective_time(kind, own.volume_gb.values, own.n_gpus.values, own.topology.values, system), own.t_comm.values, rtol=TOLERANCE, atol=1e-18)
+        found = collective_time(kind, own.volume_gb.values, own.n_gpus.values, own.topology.values,
+                                system)
+        np.testing.assert_allclose(found, own.t_comm.values, rtol=TOLERANCE, atol=1e-18)
 
 
 def test_model_figures():

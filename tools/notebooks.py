@@ -1,7 +1,7 @@
 """Everything that is derived from the notebooks: the package, the stored outputs and README.md.
 
-`python tools/notebooks.py` makes all three; `python tools/notebooks.py 05_execution` runs only the notebooks named.
-The tests use the same functions to see that nothing is stale.
+`python tools/notebooks.py` makes all three; `python tools/notebooks.py 05_iteration` runs only the
+notebooks named. The tests use the same functions to see that nothing is stale.
 """
 import json
 import os
@@ -13,7 +13,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / 'nbs').glob('*.ipynb'))
-TEXT = ('text/plain', 'text/html', 'text/markdown')  # outputs that are the same on every machine; pictures are not
+TEXT = ('text/plain', 'text/html', 'text/markdown')  # the same on every machine; pictures are not
+NOT_RUN = {'eval: false', 'slow'}   # directives of cells that are only read
+
+
+def cells_of(path):
+    "The cells of a notebook as it is stored."
+    return json.loads(Path(path).read_text(encoding='utf-8'))['cells']
 
 
 def directives(source):
@@ -21,9 +27,31 @@ def directives(source):
     return [line[2:].strip() for line in source.splitlines() if line.startswith('#|')]
 
 
+def without_directives(source):
+    "A code cell as it is read."
+    return '\n'.join(line for line in source.splitlines() if not line.startswith('#|'))
+
+
 def is_run(source):
     "Whether a cell is run by the tests and its outputs kept."
-    return bool(source.strip()) and not {'eval: false', 'slow'} & set(directives(source))
+    return bool(source.strip()) and not NOT_RUN & set(directives(source))
+
+
+# running
+
+WIDE = 'import pandas as pd; pd.set_option("display.width", 160, "display.max_columns", 40)'
+
+
+def fresh_shell(path):
+    "A shell as a notebook finds it: pictures as drawn by default, our own command first."
+    here = str(Path(sys.executable).parent)   # so that `!transformer-perf` is this one
+    os.environ.update(IN_TEST='1', PATH=os.pathsep.join([here, os.environ['PATH']]))
+    import matplotlib
+    matplotlib.rcdefaults()
+    from execnb.shell import CaptureShell
+    shell = CaptureShell(path)
+    shell.run(WIDE)
+    return shell
 
 
 class Notebook:
@@ -31,66 +59,91 @@ class Notebook:
 
     def __init__(self, path):
         from execnb.nbio import read_nb
-        self.path, self.nb, self.shell, self.done, self.broken = Path(path), read_nb(path), None, -1, None
+        self.path, self.nb = Path(path), read_nb(path)
+        self.shell, self.done, self.broken = None, -1, None
 
     def run_to(self, index):
         "Run the code cells up to one; its exception, if any, is raised."
-        if self.shell is None: self.shell = self._fresh_shell()
+        if self.shell is None: self.shell = fresh_shell(self.path)
         for cell in self.nb.cells[self.done + 1:index + 1]:
             self.done = cell.idx_
-            if cell.cell_type != 'code' or not is_run(cell.source): continue
-            if self.broken is not None: raise RuntimeError(f'an earlier cell of {self.path.name} failed: cell {self.broken}')
-            cell.outputs = []
-            here = os.getcwd()
-            os.chdir(self.path.parent)
-            try: self.shell.cell(cell)
-            finally: os.chdir(here)
-            failed = self.shell.exc or (RuntimeError('a command printed a traceback') if any('Traceback (most' in text for text in text_of(cell.outputs)) else None)
-            if failed:
-                self.broken = cell.idx_
-                raise failed
+            if cell.cell_type == 'code' and is_run(cell.source): self._run(cell)
 
-    def _fresh_shell(self):
-        os.environ.update(IN_TEST='1', PATH=str(Path(sys.executable).parent) + os.pathsep + os.environ['PATH'])  # so that `!transformer-perf` is this one
-        import matplotlib
-        matplotlib.rcdefaults()
-        from execnb.shell import CaptureShell
-        shell = CaptureShell(self.path)
-        shell.run('import pandas as pd; pd.set_option("display.width", 160); pd.set_option("display.max_columns", 40)')
-        return shell
+    def _run(self, cell):
+        if self.broken is not None:
+            raise RuntimeError(f'an earlier cell of {self.path.name} failed: cell {self.broken}')
+        cell.outputs, here = [], os.getcwd()
+        os.chdir(self.path.parent)
+        try: self.shell.cell(cell)
+        finally: os.chdir(here)
+        failed = self.shell.exc or traceback_in(cell.outputs)
+        if failed:
+            self.broken = cell.idx_
+            raise failed
 
     def save(self):
         "Write the notebook with the outputs of this run, and no counts or machine's traces."
         stored = json.loads(self.path.read_text(encoding='utf-8'))
         for cell, ran in zip(stored['cells'], self.nb.cells):
-            if cell['cell_type'] == 'code' and is_run(''.join(cell['source'])):
-                cell['outputs'], cell['execution_count'] = [clean(o) for o in json.loads(json.dumps(ran.get('outputs', [])))], None
-        write_whole(self.path, json.dumps(with_widgets(stored, self.path.stem), indent=1, ensure_ascii=False) + '\n')
+            if cell['cell_type'] != 'code' or not is_run(''.join(cell['source'])): continue
+            outputs = json.loads(json.dumps(ran.get('outputs', [])))
+            cell |= {'outputs': [clean(output) for output in outputs], 'execution_count': None}
+        text = json.dumps(with_widgets(stored, self.path.stem), indent=1, ensure_ascii=False)
+        write_whole(self.path, text + '\n')
 
 
-VIEW, STATE = 'application/vnd.jupyter.widget-view+json', 'application/vnd.jupyter.widget-state+json'
+def traceback_in(outputs):
+    "An error if a command that a cell ran printed a traceback."
+    if any('Traceback (most' in text for text in text_of(outputs)):
+        return RuntimeError('a command printed a traceback')
+
+
+# outputs
+
+VIEW = 'application/vnd.jupyter.widget-view+json'
+STATE = 'application/vnd.jupyter.widget-state+json'
+
+
+def widgets_shown(stored):
+    "The ids of the widgets that a notebook shows, in order."
+    outputs = [output for cell in stored['cells'] for output in cell.get('outputs', [])]
+    found = [o['data'][VIEW]['model_id'] for o in outputs if VIEW in o.get('data', {})]
+    return list(dict.fromkeys(found))
+
+
+def widget_states(shown):
+    "The state of widgets and of what they consist of, in the order in which they appear."
+    from ipywidgets import embed
+    from ipywidgets.widgets.widget import _instances
+    widgets = [_instances[model] for model in shown]
+    states, order = embed.dependency_state(widgets, drop_defaults=True), list(shown)
+    for model in order:   # grows on the way
+        parts = re.findall(r'IPY_MODEL_(\w+)', json.dumps(states[model]))
+        order += [part for part in parts if part not in order]
+    return {model: states[model] for model in order}
 
 
 def with_widgets(stored, stem):
-    "A notebook with the state of the widgets that it shows, so that a page without a kernel can draw them; their ids are the same in every run."
+    """A notebook with the state of the widgets that it shows.
+
+    So a page without a kernel can draw them; their ids are the same in every run."""
     stored['metadata'].pop('widgets', None)
-    shown = [output['data'][VIEW]['model_id'] for cell in stored['cells'] for output in cell.get('outputs', []) if VIEW in output.get('data', {})]
+    shown = widgets_shown(stored)
     if not shown: return stored
-    from ipywidgets import embed
-    from ipywidgets.widgets.widget import _instances
-    states = embed.dependency_state([_instances[model] for model in shown], drop_defaults=True)
-    order = list(dict.fromkeys(shown))
-    for model in order: order += [part for part in re.findall(r'IPY_MODEL_(\w+)', json.dumps(states[model])) if part not in order]
-    stored['metadata']['widgets'] = {STATE: {'version_major': 2, 'version_minor': 0, 'state': {model: states[model] for model in order}}}
+    states = widget_states(shown)
+    state = {'version_major': 2, 'version_minor': 0, 'state': states}
+    stored['metadata']['widgets'] = {STATE: state}
     text = json.dumps(stored)
-    for i, model in enumerate(order): text = text.replace(model, f'{stem}-{i}')
+    for i, model in enumerate(states): text = text.replace(model, f'{stem}-{i}')
     return json.loads(text)
 
 
 def clean(output):
     "An output without what changes from run to run."
     if 'execution_count' in output: output['execution_count'] = None
-    if 'text' in output: output['text'] = [re.sub(r'0x[0-9a-f]{6,}', '0x...', line.replace('\r\n', '\n')) for line in output['text']]
+    if 'text' in output:
+        lines = [line.replace('\r\n', '\n') for line in output['text']]
+        output['text'] = [re.sub(r'0x[0-9a-f]{6,}', '0x...', line) for line in lines]
     return output
 
 
@@ -99,15 +152,19 @@ def text_of(outputs):
     found = []
     for output in outputs:
         if output['output_type'] == 'stream': found.append(''.join(output['text']))
-        for kind, data in output.get('data', {}).items():
-            if kind in TEXT: found.append(''.join(data))
+        data = output.get('data', {})
+        found += [''.join(data[kind]) for kind in data if kind in TEXT]
     return found
 
 
+# what is derived
+
 def write_whole(path, text):
     "Write a file whole or not at all."
-    with tempfile.NamedTemporaryFile('w', dir=Path(path).parent, delete=False, encoding='utf-8') as f: f.write(text)
-    os.replace(f.name, path)
+    folder = Path(path).parent
+    with tempfile.NamedTemporaryFile('w', dir=folder, delete=False, encoding='utf-8') as file:
+        file.write(text)
+    os.replace(file.name, path)
     os.chmod(path, 0o644)
 
 
@@ -115,7 +172,8 @@ def exported():  # dict: file name -> text
     "The modules that the notebooks define, as they would be written now."
     os.environ.pop('IN_TEST', None)
     from nbdev.export import nb_export
-    with tempfile.TemporaryDirectory() as folder:  # laid out like the project, since modules name their notebook by a relative path
+    with tempfile.TemporaryDirectory() as folder:
+        # laid out like the project, since modules name their notebook by a relative path
         nbs, package = Path(folder) / 'nbs', Path(folder) / 'transformer_perf'
         shutil.copytree(ROOT / 'nbs', nbs)
         package.mkdir()
@@ -123,35 +181,49 @@ def exported():  # dict: file name -> text
         return {path.name: path.read_text(encoding='utf-8') for path in package.glob('*.py')}
 
 
+def as_read(cell):
+    "A cell of index.ipynb as README.md shows it."
+    if 'echo: false' in directives(cell.source):
+        cell.metadata['transient'] = {'remove_source': True}
+    cell.source = without_directives(cell.source)
+    for output in cell.get('outputs', []):
+        markdown = output.get('data', {}).get('text/markdown')
+        if markdown is not None: output['data'] = {'text/markdown': markdown}
+    return cell
+
+
 def readme():
     "README.md, from index.ipynb as it is stored."
     import nbformat
     from nbconvert import MarkdownExporter
     nb = nbformat.read(ROOT / 'nbs' / 'index.ipynb', as_version=4)
-    nb.cells = [cell for cell in nb.cells if 'hide' not in directives(cell.source)]
-    for cell in nb.cells:
-        if 'echo: false' in directives(cell.source): cell.metadata['transient'] = {'remove_source': True}
-        cell.source = '\n'.join(line for line in cell.source.splitlines() if not line.startswith('#|'))
-        for output in cell.get('outputs', []):
-            if 'text/markdown' in output.get('data', {}): output['data'] = {'text/markdown': output['data']['text/markdown']}
+    nb.cells = [as_read(cell) for cell in nb.cells if 'hide' not in directives(cell.source)]
     text, _ = MarkdownExporter().from_notebook_node(nb)
     text = text.replace('](images/', '](nbs/images/')
-    text = re.sub(r'\]\((\d\db?_\w+)\.ipynb\)', r'](nbs/\1.ipynb)', text)
-    return '<!-- made from nbs/index.ipynb by tools/notebooks.py -->\n\n' + re.sub(r'\n{3,}', '\n\n', text).strip() + '\n'
+    text = re.sub(r'\]\((\d\d[a-z]?_\w+)\.ipynb\)', r'](nbs/\1.ipynb)', text)
+    text = re.sub(r'\n{3,}', '\n\n', text).strip()
+    return f'<!-- made from nbs/index.ipynb by tools/notebooks.py -->\n\n{text}\n'
+
+
+def run_whole(path):
+    "Run a notebook and store its outputs."
+    notebook = Notebook(path)
+    try: notebook.run_to(len(notebook.nb.cells) - 1)
+    except Exception as error:
+        source = notebook.nb.cells[notebook.broken].source
+        what = f'{path.name}, cell {notebook.broken}: {type(error).__name__}: {error}'
+        raise SystemExit(f'{what}\n{source}') from error
+    notebook.save()
+    print('ran', path.name)
 
 
 def main(names):
+    "Make all that is derived, running the notebooks named, or all."
     from nbdev import nbdev_export
     os.environ.pop('IN_TEST', None)
     nbdev_export()
     for path in NOTEBOOKS:
-        if names and path.stem not in names: continue
-        notebook = Notebook(path)
-        try: notebook.run_to(len(notebook.nb.cells) - 1)
-        except Exception as error:
-            raise SystemExit(f'{path.name}, cell {notebook.broken}: {type(error).__name__}: {error}\n{notebook.nb.cells[notebook.broken].source}')
-        notebook.save()
-        print('ran', path.name)
+        if path.stem in names or not names: run_whole(path)
     if (ROOT / 'nbs' / 'index.ipynb').exists(): write_whole(ROOT / 'README.md', readme())
 
 

@@ -1,45 +1,57 @@
-"""The pages of the documentation site, as text: which there are and in what order, the notebooks as they are read, and the API.
+"""The pages of the documentation site, as text: their order, the notebooks as read, and the API.
 
 Nothing here needs Sphinx; `python docs/build.py` does the rest.
 """
 import ast
+import copy
+import inspect
 import io
 import json
 import re
 import textwrap
 import tokenize
 from pathlib import Path
+from typing import NamedTuple
 
-from notebooks import NOTEBOOKS, ROOT, directives
+from notebooks import NOTEBOOKS, ROOT, cells_of, directives, without_directives
 
-# The order of the site: a caption, and its pages. A pattern stands for the notebooks whose names begin so; anything else is a page of docs/ or the API.
+PACKAGE = ROOT / 'transformer_perf'
+
+# The order of the site: a caption, and its pages. A pattern stands for the notebooks whose names
+# begin so; anything else is a page of docs/ or the API.
 ORDER = [
-    ('The model in six notebooks', ['0[0-5]_']),
+    ('The model', ['0([0-5]b?|6)_']),
     ('Studies', ['2\\d_']),
-    ('Pictures and panels', ['06_', '07_']),
+    ('Pictures and panels', ['07b?_']),
     ('Many searches', ['08_']),
     ('Characterization', ['09_', '3\\d_']),
-    ('Measured runs', ['01b_', '04b_', '10_']),
+    ('Measured runs', ['10_']),
     ('Command line', ['11_']),
     ('Exercises', ['4\\d_']),
-    ('Reference', ['api/index', 'glossary']),
-    ('How to', ['howto_add_a_system', 'howto_add_a_layer', 'howto_add_a_strategy']),
+    ('Reference', ['06b_', '90_', 'api/index', 'glossary']),
+    ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_strategy']),
     ('Sources', ['references']),
 ]
 
 
-def contents(stems):  # list of (caption, pages)
-    "The order of the site, given the notebooks that exist; a notebook that it does not know is an error."
+def places_of(patterns, stems):
+    "The pages that patterns stand for."
     found = []
-    for caption, patterns in ORDER:
-        pages = []
-        for pattern in patterns:
-            pages += sorted(stem for stem in stems if re.match(pattern, stem)) if pattern.endswith('_') else [pattern]
-        if pages: found.append((caption, pages))
+    for pattern in patterns:
+        is_name = not pattern.endswith('_')
+        found += [pattern] if is_name else sorted(s for s in stems if re.match(pattern, s))
+    return found
+
+
+def contents(stems):  # list of (caption, pages)
+    "The order of the site, given the notebooks that exist; one that it does not know is an error."
+    found = [(caption, places_of(patterns, stems)) for caption, patterns in ORDER]
     listed = [page for _, pages in found for page in pages]
     for stem in stems:
-        if stem != 'index' and listed.count(stem) != 1: raise ValueError(f'{stem}.ipynb has {listed.count(stem)} places in the order of the site (ORDER in tools/pages.py), not one')
-    return found
+        if stem != 'index' and listed.count(stem) != 1:
+            raise ValueError(f'{stem}.ipynb has {listed.count(stem)} places in the order of the '
+                             'site (ORDER in tools/pages.py), not one')
+    return [(caption, pages) for caption, pages in found if pages]
 
 
 def toctree(entries, caption='', options=()):
@@ -49,11 +61,26 @@ def toctree(entries, caption='', options=()):
 
 
 def title_of(stem):
-    "How a page is called in the table of contents: notebooks with the number that other pages call them by."
-    number = re.match(r'(\d\db?)_', stem)
+    "A page in the table of contents: notebooks with the number that other pages call them by."
+    number = re.match(r'(\d\d[a-z]?)_', stem)
     if not number: return stem
-    title = ''.join(json.loads((ROOT / 'nbs' / f'{stem}.ipynb').read_text(encoding='utf-8'))['cells'][0]['source']).splitlines()[0].removeprefix('# ')
-    return f'{number[1]} {title} <{stem}>'
+    first = ''.join(cells_of(ROOT / 'nbs' / f'{stem}.ipynb')[0]['source'])
+    return f'{number[1]} {first.splitlines()[0].removeprefix("# ")} <{stem}>'
+
+
+def toctrees():
+    "The tables of contents that the first page holds."
+    captioned = [('', ['Start here <self>']), *contents([path.stem for path in NOTEBOOKS])]
+    trees = [toctree(map(title_of, pages), caption, ['hidden']) for caption, pages in captioned]
+    return '\n\n'.join(trees)
+
+
+# notebooks as they are read
+
+TAGS = {  # directive -> tag that MyST-NB knows
+    'echo: false': 'remove-input',     # only what a cell shows is read
+    'code-fold: true': 'hide-input',   # code unfolds where it is clicked on
+}
 
 
 def folded(line):
@@ -61,126 +88,263 @@ def folded(line):
     return line if '  ' in line or '─' in line else textwrap.fill(line, 88)
 
 
-def page(path):  # dict: the notebook to show
-    "A notebook as it is read: stored outputs, no hidden cells, no directives, links to its source."
-    nb = json.loads(Path(path).read_text(encoding='utf-8'))
-    cells, module = [], None
-    for cell in nb['cells']:
-        source = ''.join(cell['source'])
-        words = directives(source) if cell['cell_type'] == 'code' else []
-        module = next((word.split()[1] for word in words if word.startswith('default_exp')), module)
-        if 'hide' in words or any(word.startswith('default_exp') for word in words): continue
-        tags = cell['metadata'].setdefault('tags', [])
-        if 'echo: false' in words: tags.append('remove-input')
-        for output in cell.get('outputs', []):
-            if output['output_type'] == 'stream': output['text'] = '\n'.join(map(folded, ''.join(output['text']).split('\n')))
-        cells.append({**cell, 'source': '\n'.join(line for line in source.splitlines() if not line.startswith('#|')) if words else source})
-    stem = Path(path).stem
+def shown_cell(cell):
+    "A cell as it is read, or None where it is hidden."
+    if cell['cell_type'] != 'code': return {**cell, 'source': ''.join(cell['source'])}
+    words = directives(''.join(cell['source']))
+    if 'hide' in words or any(word.startswith('default_exp') for word in words): return None
+    tags = [*cell['metadata'].get('tags', []), *(TAGS[word] for word in words if word in TAGS)]
+    for output in cell['outputs']:
+        if output['output_type'] != 'stream': continue
+        output['text'] = '\n'.join(map(folded, ''.join(output['text']).split('\n')))
+    return {**cell, 'metadata': {**cell['metadata'], 'tags': tags},
+            'source': without_directives(''.join(cell['source']))}
+
+
+def modules_of(cells):  # (module or None, others)
+    "The module that a notebook defines, if it does, and those that it adds to."
+    words = [word.split() for cell in cells for word in directives(''.join(cell['source']))]
+    named = lambda directive: [word[1] for word in words if word[0] == directive and word[1:]]
+    return next(iter(named('default_exp')), None), list(dict.fromkeys(named('export')))
+
+
+def source_links(stem, module, others):
+    "Where a page's notebook is, and its modules."
+    source = f'_modules/transformer_perf/{module}.html'
     links = [f'<a href="_static/notebooks/{stem}.ipynb" download>the notebook</a>']
-    if module: links += [f'<a href="_modules/transformer_perf/{module}.html">the module that it defines</a>', f'[its functions](api/{module}.md)']
-    cells[0]['source'] += f'\n\n{{.source-links}}\nSource: {", ".join(links)}.'
-    if stem == 'index': cells.append(dict(cell_type='markdown', metadata={}, id='contents', source='\n\n'.join(
-        toctree(map(title_of, pages), caption, ['hidden']) for caption, pages in [('', ['Start here <self>']), *contents([path.stem for path in NOTEBOOKS])])))
-    nb['metadata']['language_info'] = {'name': 'python', 'pygments_lexer': 'ipython3'}  # so that `!command` is highlighted
-    return {**nb, 'cells': cells}
+    if module:
+        links += [f'<a href="{source}">the module that it defines</a>',
+                  f'[its functions](api/{module}.md)']
+    links += [f'[functions of {name}](api/{name}.md)' for name in others]
+    return f'\n\n{{.source-links}}\nSource: {", ".join(links)}.'
+
+
+def page(path):  # dict: the notebook to show
+    "A notebook as it is read: outputs, no hidden cells, no directives, links to its source."
+    nb, stem = json.loads(Path(path).read_text(encoding='utf-8')), Path(path).stem
+    cells = [cell for cell in map(shown_cell, nb['cells']) if cell]
+    cells[0]['source'] += source_links(stem, *modules_of(nb['cells']))
+    if stem == 'index':
+        cells.append({'cell_type': 'markdown', 'id': 'contents', 'metadata': {},
+                      'source': toctrees()})
+    highlighted = {'name': 'python', 'pygments_lexer': 'ipython3'}   # `!command` too
+    return {**nb, 'cells': cells, 'metadata': {**nb['metadata'], 'language_info': highlighted}}
 
 
 # the API, from the modules' own text: signatures, and the comment beside each parameter
 
+class Row(NamedTuple):
+    "A line of a table of parameters, fields or options."
+    names: list
+    default: str
+    meaning: str
+
+
 def comments(text):  # dict: line number -> comment
     "The comments of a module."
-    return {token.start[0]: token.string.lstrip('# ') for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT}
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return {token.start[0]: token.string.lstrip('# ') for token in tokens
+            if token.type == tokenize.COMMENT}
 
 
-def help_of(annotation):
-    "The help text of a command-line option, from its annotation."
-    keywords = [word for call in ast.walk(annotation or ast.Constant(0)) if isinstance(call, ast.Call) for word in call.keywords if word.arg == 'help']
-    return ast.literal_eval(keywords[0].value) if keywords else ''
-
-
-def parameters(node, notes, options):  # list of (names, default, comment); the comment on what is returned
-    "What a function takes, a row for each comment: parameters that share one share a row."
+def arguments(node):  # list of (ast.arg, default or None)
+    "What a function takes."
     a = node.args
-    every = a.posonlyargs + a.args
-    defaults = [None] * (len(every) - len(a.defaults)) + a.defaults + a.kw_defaults
-    every = [(arg, default) for arg, default in zip(every + a.kwonlyargs, defaults) if arg.arg not in ('self', 'cls')]
-    lines = [(default or arg).end_lineno for arg, default in every]
-    rows = []
-    for i, ((arg, default), line) in enumerate(zip(every, lines)):
-        kind = arg.annotation.id if isinstance(arg.annotation, ast.Name) else ''
-        note = (notes.get(line, '') if line != node.lineno else '') or help_of(arg.annotation) or options.get(kind, '')
-        if rows and lines[i - 1] == line != node.lineno and rows[-1][1] == '' and default is None: rows[-1] = (rows[-1][0] + [arg.arg], '', note)
-        else: rows.append(([arg.arg], '' if default is None else ast.unparse(default), note))
-    start = node.body[0].lineno
-    return rows, next((notes[line] for line in range(start - 1, max(lines, default=node.lineno) - 1, -1) if line in notes and (line not in lines or line == node.lineno)), '')
+    plain = a.posonlyargs + a.args
+    defaults = [None] * (len(plain) - len(a.defaults)) + a.defaults + a.kw_defaults
+    return list(zip(plain + a.kwonlyargs, defaults))
 
 
-def fields(node, notes):  # list of (names, default, comment)
-    "The fields of a dataclass or a NamedTuple."
-    return [([item.target.id], ast.unparse(item.value) if item.value else '', notes.get(item.end_lineno, '')) for item in node.body if isinstance(item, ast.AnnAssign)]
+def last_line(arg, default): return (default or arg).end_lineno
 
 
-def as_table(rows, what):
-    "Rows of (names, default, comment) in Markdown, where there is a comment; the signature above has them all."
-    rows = [row for row in rows if row[2]]
-    if not rows: return []
-    cell = lambda text: text.replace('|', '\\|').replace('$', '\\$').replace('*', '\\*').replace('<', '&lt;')
-    rows = [(what, 'default', 'meaning'), ('---',) * 3, *[(', '.join(f'`{name}`' for name in names), f'`{default}`' if default else '', cell(note)) for names, default, note in rows]]
-    if not any(default for _, default, _ in rows[2:]): rows = [(names, note) for names, _, note in rows]
-    return [f'| {" | ".join(row)} |' for row in rows] + ['']
+def parameters(node, notes):  # list of Row
+    "What a function takes, a row for each comment: parameters that share one share a row."
+    rows, before = [], None
+    for arg, default in arguments(node):
+        line = last_line(arg, default)
+        note = notes.get(line, '') if line != node.lineno else ''
+        together = line == before and note and not rows[-1].default and default is None
+        if together: rows[-1].names.append(arg.arg)
+        else: rows.append(Row([arg.arg], ast.unparse(default) if default else '', note))
+        before = line
+    return rows
+
+
+def returned(node, notes):
+    "The comment on what a function returns: after its parameters, before its body."
+    taken = [last_line(*pair) for pair in arguments(node)]
+    for line in range(node.body[0].lineno - 1, max(taken, default=node.lineno) - 1, -1):
+        if line in notes and (line not in taken or line == node.lineno): return notes[line]
+    return ''
+
+
+def fields(node, notes):  # list of Row
+    "The fields of a dataclass or a NamedTuple, with a comment or without."
+    rows = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+    return [field(item.target.id, item.value, notes.get(item.end_lineno, '')) for item in rows]
+
+
+def field(name, value, note):  # Row
+    "One field; a figure (parameters.figure) says by itself what it means and what bounds it."
+    is_figure = isinstance(value, ast.Call) and ast.unparse(value.func) == 'figure'
+    if not is_figure: return Row([name], ast.unparse(value) if value else '', note)
+    default, low, high = map(ast.unparse, value.args[:3])
+    meaning, why = map(ast.literal_eval, value.args[3:])
+    return Row([name], default, f'{meaning}; from {low} to {high} ({why})')
+
+
+def escaped(text):
+    "Plain text in Markdown, with the names of options as code."
+    for mark in '\\|$*': text = text.replace(mark, '\\' + mark)
+    return re.sub(r'(?<!\S)--[\w-]+', r'`\g<0>`', text.replace('<', '&lt;'))
+
+
+def as_table(rows, what):  # list of lines
+    "Rows in Markdown, where they say more than names."
+    if not any(row.default or row.meaning for row in rows): return []
+    names = lambda row: ', '.join(f'`{name}`' for name in row.names)
+    default = lambda row: f'`{row.default}`'.replace('|', '\\|') if row.default else ''
+    lines = [(what, 'default', 'meaning'), ('---',) * 3,
+             *((names(row), default(row), escaped(row.meaning)) for row in rows)]
+    if not any(row.default for row in rows): lines = [(line[0], line[2]) for line in lines]
+    return [f'| {" | ".join(line)} |' for line in lines] + ['']
 
 
 def signature(node):
     "The parameters of a function as they are called: without annotations."
-    copy = ast.parse(ast.unparse(node)).body[0]
-    for arg in copy.args.posonlyargs + copy.args.args + copy.args.kwonlyargs + [a for a in (copy.args.vararg, copy.args.kwarg) if a]: arg.annotation = None
-    copy.args.args = [arg for arg in copy.args.args if arg.arg not in ('self', 'cls')]
-    return f'({ast.unparse(copy.args)})'
+    a = copy.deepcopy(node.args)
+    every = a.posonlyargs + a.args + a.kwonlyargs + [x for x in (a.vararg, a.kwarg) if x]
+    for arg in every: arg.annotation = None
+    return f'({ast.unparse(a)})'
 
 
-def described(node, notes, options, kind, name):
-    "One function, class, method or property as lines of MyST."
-    text = (ast.get_docstring(node) or '').replace('\n\n', '\n').splitlines()
-    if isinstance(node, ast.ClassDef):
-        rows, returned = fields(node, notes), ''
-        head = name + (f'({", ".join(names[0] for names, _, _ in rows)})' if rows else '')
-    else:
-        rows, returned = parameters(node, notes, options)
-        head = name + ('' if kind == 'property' else signature(node))
-    fence = ':::::' if isinstance(node, ast.ClassDef) else '::::'
-    lines = [f'{fence}{{py:{kind}}} {head}', '', *text[:1], '', *as_table(rows, 'field' if isinstance(node, ast.ClassDef) else 'parameter')]
-    if returned: lines += [f'**Returns:** {returned}', '']
-    for item in node.body if isinstance(node, ast.ClassDef) else []:
-        if not isinstance(item, ast.FunctionDef) or item.name.startswith('_'): continue
-        decorators = [ast.unparse(d) for d in item.decorator_list]
-        lines += described(item, notes, options, 'property' if 'property' in decorators else 'classmethod' if 'classmethod' in decorators else 'method', item.name)
-    return lines + [fence, '']
+def summary_of(node):
+    "The first line of a docstring."
+    return (ast.get_docstring(node) or '').partition('\n')[0]
+
+
+def block(fence, kind, head, lines):
+    "A directive of Sphinx's Python domain."
+    return [f'{fence}{{py:{kind}}} {head}', '', *lines, fence, '']
+
+
+def function_page(node, notes, kind='function'):  # list of lines
+    "One function, method or property."
+    rows = [row for row in parameters(node, notes) if row.meaning]   # the signature has them all
+    comment = returned(node, notes)
+    lines = [summary_of(node), '', *as_table(rows, 'parameter')]
+    if comment: lines += [f'**Returns:** {comment}', '']
+    return block('::::', kind, node.name + ('' if kind == 'property' else signature(node)), lines)
+
+
+def kind_of(method):
+    "What Sphinx calls a method."
+    decorators = [ast.unparse(d) for d in method.decorator_list]
+    return next((kind for kind in ('property', 'classmethod') if kind in decorators), 'method')
+
+
+def as_called(method):
+    "A method without the object or the class that it belongs to."
+    method = copy.deepcopy(method)
+    del method.args.args[0]
+    return method
+
+
+def class_page(node, notes):  # list of lines
+    "One class with its fields and its public methods."
+    rows = fields(node, notes)
+    taken = ', '.join(row.names[0] for row in rows)
+    lines = [summary_of(node), '', *as_table(rows, 'field')]
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and not item.name.startswith('_'):
+            lines += function_page(as_called(item), notes, kind_of(item))
+    return block(':::::', 'class', node.name + (f'({taken})' if rows else ''), lines)
+
+
+# the command line, from its own table of commands
+
+def options_of(command):  # list of Row
+    "The options of a command as `--help` lists them."
+    shown = lambda value: ','.join(value) if isinstance(value, list) else str(value)
+    silent = (None, False, '', [])
+    return [Row(list(o.flags), '' if o.default in silent else shown(o.default), o.help)
+            for o in command.options]
+
+
+def explanation(text):  # list of lines
+    "The docstring of a command: paragraphs, and its example as it is typed."
+    paragraphs, _, example = inspect.cleandoc(text).partition('\n\nExample')
+    lines = escaped(paragraphs).splitlines() + ['']
+    if not example: return lines
+    label, _, typed = example.partition(':')
+    typed = '\n    '.join(line.strip() for line in typed.strip().splitlines())
+    return [*lines, f'Example{label}:', '', '```bash', typed, '```', '']
+
+
+def commands_page():  # list of lines
+    "Every command with its options."
+    from transformer_perf.cli import COMMANDS
+    lines = []
+    for name, command in COMMANDS.items():
+        lines += [f'## transformer-perf {name}', '', *explanation(command.run.__doc__),
+                  *as_table(options_of(command), 'option')]
+    return [*lines, '## In Python', '']
+
+
+# all pages of the API
+
+def notebooks_of(text):  # list of names
+    "The notebooks that a module is made from, its own first."
+    own = re.findall(r'File to edit: \.\./nbs/(\w+)\.ipynb', text)
+    return list(dict.fromkeys(own + re.findall(r'^# %% \.\./nbs/(\w+)\.ipynb', text, re.MULTILINE)))
+
+
+def module_page(module, text):
+    "The page of one module."
+    tree, notes = ast.parse(text), comments(text)
+    explained = ', '.join(f'[{name}](../{name}.ipynb)' for name in notebooks_of(text))
+    lines = [f'# {module}', '', f'> {ast.get_docstring(tree)}', '', '{.source-links}',
+             f'Explained in {explained}.', '', f'```{{py:module}} transformer_perf.{module}',
+             '```', '', *(commands_page() if module == 'cli' else [])]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef): make = class_page
+        elif isinstance(node, ast.FunctionDef): make = function_page
+        else: continue
+        if not node.name.startswith('_'): lines += make(node, notes)
+    return '\n'.join(lines)
+
+
+def modules():  # dict: name -> text
+    "The modules that notebooks define, in the order of the notebooks."
+    texts = {path.stem: path.read_text(encoding='utf-8') for path in PACKAGE.glob('*.py')}
+    order = sorted((notebooks_of(text)[0], name) for name, text in texts.items()
+                   if 'File to edit' in text)
+    return {name: texts[name] for _, name in order}
+
+
+def public_names():  # dict: name -> module
+    "What `from transformer_perf import ...` offers, and where it lives."
+    tree = ast.parse((PACKAGE / '__init__.py').read_text(encoding='utf-8'))
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    return next(ast.literal_eval(node.value) for node in assigned if node.targets[0].id == 'HOMES')
+
+
+def index_page(texts):
+    "The list of all modules."
+    face = public_names()
+    count = {6: 'six', 7: 'seven', 8: 'eight'}.get(len(face), len(face))
+    return '\n'.join([
+        '# API', '> What can be called, module by module. Each name leads to its source.', '',
+        f'Most work needs {count} names, `from transformer_perf import ...`:', '',
+        *(f'- {{py:obj}}`~transformer_perf.{home}.{name}`' for name, home in face.items()), '',
+        '| module | what it does |', '| --- | --- |',
+        *(f'| [{name}]({name}.md) | {ast.get_docstring(ast.parse(text))} |'
+          for name, text in texts.items()), '', toctree(texts, options=['hidden'])])
 
 
 def api():  # dict: path below docs -> text
     "The pages of the API: one for each module, and a list of them."
-    pages, summaries = {}, []
-    for path in sorted((ROOT / 'transformer_perf').glob('*.py'), key=lambda path: _notebook_of(path) or ''):
-        text, module, notebook = path.read_text(encoding='utf-8'), path.stem, _notebook_of(path)
-        if notebook is None: continue
-        tree, notes = ast.parse(text), comments(text)
-        options = {node.targets[0].id: help_of(node.value) for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}
-        lines = [f'# {module}', '', f'> {ast.get_docstring(tree)}', '', '{.source-links}', f'Explained in [{notebook}](../{notebook}.ipynb).', '', f'```{{py:module}} transformer_perf.{module}', '```', '']
-        for node in tree.body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith('_'):
-                lines += described(node, notes, options, 'class' if isinstance(node, ast.ClassDef) else 'function', node.name)
-        pages[f'api/{module}.md'] = '\n'.join(lines)
-        summaries.append(f'| [{module}]({module}.md) | {ast.get_docstring(tree)} |')
-    face = [ast.literal_eval(node.value) for node in ast.parse((ROOT / 'transformer_perf' / '__init__.py').read_text()).body if isinstance(node, ast.Assign) and node.targets[0].id == '__all__'][0]
-    homes = {name: module for module in pages for name in face if re.search(rf'\}} {name}\b', pages[module])}
-    pages['api/index.md'] = '\n'.join([
-        '# API', '> What can be called, module by module. Each name leads to its source.', '',
-        'Most work needs six names, `from transformer_perf import ...`:', '',
-        *[f'- {{py:obj}}`~transformer_perf.{homes[name][4:-3]}.{name}`' for name in face], '',
-        '| module | what it does |', '| --- | --- |', *summaries, '', toctree([page[4:-3] for page in pages], options=['hidden'])])
-    return pages
-
-
-def _notebook_of(path):
-    found = re.search(r'File to edit: \.\./nbs/(\w+)\.ipynb', path.read_text(encoding='utf-8'))
-    return found and found[1]
+    texts = modules()
+    pages = {f'api/{name}.md': module_page(name, text) for name, text in texts.items()}
+    return {**pages, 'api/index.md': index_page(texts)}
