@@ -29,11 +29,13 @@ def small_model(l, q, h, depth, wide, kv, gated, vocab):
                  vocab=vocab)
 
 
-models = st.builds(small_model, pick([128, 384, 512, 2048]), pick([64, 96, 128]), pick([2, 4, 6, 8]),
-                   pick([1, 2, 4, 6]), pick([2, 4]), pick([1, 2]), st.booleans(), pick([None, 32000]))
+models = st.builds(small_model, pick([128, 384, 512, 2048]), pick([64, 96, 128]),
+                   pick([2, 4, 6, 8]), pick([1, 2, 4, 6]), pick([2, 4]), pick([1, 2]),
+                   st.booleans(), pick([None, 32000]))
 gpus, measured = pick(['A100', 'H200', 'B200']), pick(['A100-80GB', 'H100-80GB', 'B200-180GB'])
 domains, names = pick([1, 2, 4, 6, 8]), pick(list(STRATEGIES))
-presets, recomputes = pick(['paper', 'corrected', 'calibrated']), pick(['none', 'selective', 'full'])
+presets = pick(['paper', 'corrected', 'calibrated'])
+recomputes = pick(['none', 'selective', 'full'])
 
 
 def loose(assumptions, **changes):
@@ -250,7 +252,7 @@ def test_recompute_trades_time_for_memory(model, strategy, preset, gpu, flash):
                  a).stats for r in ('none', 'scores', 'selective', 'full'))
     assert none['iteration_s'] <= scores['iteration_s'] <= core['iteration_s'] < full['iteration_s']
     kept = [one['activations_GB'] for one in (none, scores, core, full)]
-    for more, less in zip(kept, kept[1:]): assert less <= more * (1 + 1e-12)
+    for more, less in itertools.pairwise(kept): assert less <= more * (1 + 1e-12)
 
 
 @few
@@ -261,9 +263,9 @@ def test_zero_trades_memory_for_messages(model, n, gpu, size, strategy, preset):
         stages = [estimate(model, dataclasses.replace(Parallel.from_row(row), zero_stage=stage),
                            system, 24, a).stats for stage in range(4)]
         assert close(stages[1]['iteration_s'], row['iteration_s'])
-        for lower, higher in zip(stages, stages[1:]):
+        for lower, higher in itertools.pairwise(stages):
             assert higher['memory_GB'] <= lower['memory_GB'] * (1 + 1e-12)
-        for lower, higher in zip(stages[1:], stages[2:]):
+        for lower, higher in itertools.pairwise(stages[1:]):
             assert higher['iteration_s'] >= lower['iteration_s'] * (1 - 1e-12)
         if preset == 'corrected':   # an all-reduce is a reduce-scatter and an all-gather
             assert stages[0]['dp_comm_s'] >= stages[1]['dp_comm_s'] * (1 - 1e-12)
@@ -342,7 +344,8 @@ def test_vocabulary_and_mask_are_assumptions(preset, gpu):
 def test_messages_cost(preset, gpu, size):
     model, system = Model(2048, 2048, 16, 24, vocab=32000), as_system(of_preset(preset, gpu), size)
     def figure(changes=None, **layout):
-        return estimate(model, Parallel(**layout), system, 16, loose(preset, **(changes or {}))).stats
+        a = loose(preset, **(changes or {}))
+        return estimate(model, Parallel(**layout), system, 16, a).stats
     gather, ring = (figure(cp=4, context=c) for c in ('allgather', 'ring'))
     if preset != 'calibrated': assert gather['tp_comm_s'] >= ring['tp_comm_s']
     assert figure(tp=2)['tp_comm_s'] > figure(tp=2, tp_overlap=True)['tp_comm_s'] > 0

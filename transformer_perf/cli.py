@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['WIDTH', 'FORMATS', 'COMMANDS', 'MODEL', 'SYSTEM', 'NVLINK', 'BATCH', 'ASSUMPTIONS', 'FORMAT', 'OUTPUT', 'RESULT',
-           'WORKERS', 'CHOSEN', 'LAYOUT', 'RUNS', 'RUNS_SYSTEM', 'records', 'as_text', 'paragraph', 'deliver',
-           'as_json', 'as_csv', 'deliver_table', 'Option', 'option', 'Command', 'command', 'as_number', 'numbers',
-           'words', 'value_of', 'option_of', 'chosen_of', 'search_command', 'text_of_search', 'place', 'parallel_of',
-           'explain_command', 'text_of_estimate', 'layers_view', 'models_command', 'systems_command', 'labelled',
-           'strategies_of', 'study_options', 'resumable', 'run_configs_command', 'axis', 'as_value', 'axes',
-           'sweep_command', 'zero_command', 'zero_view', 'validate_command', 'calibrate_command', 'fit_view',
-           'bench_command', 'panels_command', 'Parser', 'summary_of', 'parser_of', 'overview', 'arguments_of',
-           'run_command', 'failure_of', 'main', 'end_all_ranks']
+           'WORKERS', 'CHOSEN', 'SEARCH', 'LAYOUT', 'ZERO', 'RUNS', 'RUNS_SYSTEM', 'VALIDATE', 'CALIBRATE', 'PANELS',
+           'records', 'as_text', 'paragraph', 'deliver', 'as_json', 'as_csv', 'deliver_table', 'Option', 'option',
+           'Command', 'command', 'as_number', 'numbers', 'words', 'value_of', 'option_of', 'chosen_of',
+           'search_command', 'text_of_search', 'place', 'parallel_of', 'explain_command', 'text_of_estimate',
+           'layers_view', 'models_command', 'systems_command', 'labelled', 'strategies_of', 'study_options',
+           'resumable', 'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command', 'zero_command', 'zero_view',
+           'validate_command', 'text_of_scores', 'calibrate_command', 'fit_view', 'bench_command', 'panels_command',
+           'Parser', 'summary_of', 'parser_of', 'overview', 'arguments_of', 'run_command', 'failure_of', 'main',
+           'end_all_ranks']
 
 # %% ../nbs/11_cli.ipynb #86ef7f4e
 import argparse
@@ -19,11 +20,13 @@ import contextlib
 import csv
 import io
 import json
+import math
 import os
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from .inputs import (
     check_writable, finite, nearest, printable, quoted, whole, write_whole)
@@ -52,6 +55,7 @@ def as_text(
 
 def paragraph(text): return textwrap.fill(printable(text), WIDTH) + '\n'
 
+# %% ../nbs/11_cli.ipynb #fccedad6
 def deliver(
     text,
     output=None,  # a file; standard output unless given
@@ -72,6 +76,7 @@ def as_csv(table):
     writer.writerows(table)
     return lines.getvalue()
 
+# %% ../nbs/11_cli.ipynb #2aa102c5
 def deliver_table(table, a):
     "A plain table in the format asked for."
     if a.format == 'csv': text = as_csv(table)
@@ -134,15 +139,18 @@ def value_of(o: Option, given):
 # %% ../nbs/11_cli.ipynb #1a0dae8c
 MODEL = option('--model', 'a model by name (see `models`), or a FILE.json', 'gpt3_1T')
 SYSTEM = option('--system', 'a system by name (see `systems`), or a FILE.json', 'H200')
+
 NVLINK = option('--nvlink-size', "GPUs in an NVLink domain, instead of the system's own number",
                 kind='number')
 BATCH = option('--global-batch', 'samples of one iteration, over all GPUs', '4096', 'number')
+
 ASSUMPTIONS = option('--assumptions', 'paper: the published model, slips included; corrected: its '
                      'four slips mended; calibrated: measured prices; or a FILE.json that '
                      '`calibrate` wrote', 'corrected')
 FORMAT = option('--format', 'table to read; csv or json, in full precision, for programs', 'table')
 OUTPUT = option('--output -o', 'write to this file instead of the terminal')
 RESULT = (FORMAT, OUTPUT)
+
 WORKERS = option('--workers', 'processes on this machine; under mpiexec its ranks are used instead',
                  '1', 'number')
 
@@ -153,12 +161,14 @@ CHOSEN = (  # options of a configuration that assumptions answer unless given
            '3 and weights', kind='numbers', least=0),
     option_of('--recompute', 'what the backward pass computes again: none, scores, selective, full',
               'words'),
-    option_of('--virtual-stages', 'parts of a pipeline stage in an interleaved schedule', 'numbers'),
+    option_of('--virtual-stages', 'parts of a pipeline stage in an interleaved schedule',
+              'numbers'),
     option_of('--sequence-sharded', 'tensor parallelism shares out the sequence too: yes or no',
               'words'),
     option_of('--context', 'how context parallelism passes keys and values: allgather or ring',
               'words'))
 
+# %% ../nbs/11_cli.ipynb #ca37ccc5
 def chosen_of(a):  # dict: choice -> values
     "What was said of a configuration's choices."
     found = {o.name: getattr(a, o.name) for o in CHOSEN if getattr(a, o.name) is not None}
@@ -169,23 +179,24 @@ def chosen_of(a):  # dict: choice -> values
     return found
 
 # %% ../nbs/11_cli.ipynb #db69c1d9
-@command('search', MODEL, SYSTEM, NVLINK,
-         option('--gpus', 'how many GPUs; repeat, or separate by commas', ['2048'], 'numbers'),
-         BATCH,
-         option('--strategy', 'how a layer is shared: 1d (Megatron), 2d-seqp (with context '
-                'parallelism), 2d (SUMMA), or all', ['1d'], 'words'), *CHOSEN,
-         option('--top', 'configurations to show for each number of GPUs', '10', 'number'),
-         ASSUMPTIONS, *RESULT)
+SEARCH = (
+    MODEL, SYSTEM, NVLINK,
+    option('--gpus', 'how many GPUs; repeat, or separate by commas', ['2048'], 'numbers'), BATCH,
+    option('--strategy', 'how a layer is shared: 1d (Megatron), 2d-seqp (with context '
+           'parallelism), 2d (SUMMA), or all', ['1d'], 'words'), *CHOSEN,
+    option('--top', 'configurations to show for each number of GPUs', '10', 'number'),
+    ASSUMPTIONS, *RESULT)
+
+@command('search', *SEARCH)
 def search_command(a):
     """Find the fastest configurations that fit in memory.
 
     A configuration shares each layer over tp GPUs (and cp, in context parallelism), the layers
     over pp pipeline stages and the batch over dp copies, in micro-batches; its placement says how
-    many GPUs of each group share an NVLink domain (in the order tp, cp, pp, dp). Options that name
-    several values are all considered: --recompute none,full --virtual-stages 1,2,4.
+    many GPUs of each group share an NVLink domain (in the order tp, cp, pp, dp). Where an option
+    names several values, all are considered: --recompute none,full --virtual-stages 1,2,4.
 
-    Example: transformer-perf search --model vit_era5 --system B200 --nvlink-size 8 \\
-        --gpus 4096,16384 --strategy all
+    Example: transformer-perf search --model vit_era5 --gpus 4096,16384 --strategy all
     """
     from transformer_perf.execution import search
     from transformer_perf.models import as_model
@@ -217,7 +228,9 @@ def text_of_search(found, model, system, a):  # str
     return '\n'.join([*parts, f'{found.candidates:,} candidates considered.\n'])
 
 # %% ../nbs/11_cli.ipynb #b12d1d14
-def place(group): return option_of(f'--nvlink-{group}', f'{group} GPUs in one NVLink domain', 'number')
+def place(group):
+    "The option of a group's placement."
+    return option_of(f'--nvlink-{group}', f'{group} GPUs in one NVLink domain', 'number')
 
 LAYOUT = (
     option('--tp --tp1', 'GPUs that share the heads and features of a layer', '1', 'number'),
@@ -255,6 +268,7 @@ def explain_command(a):
     result = estimate(a.model, parallel_of(a), system, a.global_batch, a.assumptions)
     deliver(text_of_estimate(result, a.format), a.output)
 
+# %% ../nbs/11_cli.ipynb #7a776b03
 def text_of_estimate(result, format):  # str
     "An estimate as it was asked for."
     if format == 'csv': return result.layers.to_csv(index=False)
@@ -328,7 +342,8 @@ def study_options(top):
                    ['gpt3_1T'], 'words'),
             option('--parallel-strat --strategy', '1d, 2d-seqp, 2d or all; repeat, or separate by '
                    'commas', ['1d'], 'words'),
-            option('--global-batch-size --global-batch', 'samples of one iteration', '4096', 'number'),
+            option('--global-batch-size --global-batch', 'samples of one iteration', '4096',
+                   'number'),
             option('--systems --system', 'systems by name, NAME-NVS8 for another NVLink domain, or '
                    "FILE.json; repeat, or separate by commas; the paper's nine unless given",
                    kind='words'),
@@ -340,7 +355,8 @@ def resumable():
     "Ctrl-C ends long work with a word on how to go on."
     try: yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt('interrupted; the same command continues where it stopped') from None
+        again = 'interrupted; the same command continues where it stopped'
+        raise KeyboardInterrupt(again) from None
 
 # %% ../nbs/11_cli.ipynb #19a70648
 @command('run-configs', *study_options('10'),
@@ -367,7 +383,7 @@ def run_configs_command(a):
 # %% ../nbs/11_cli.ipynb #19a70649
 def axis(text):  # (field, values)
     "FIELD=1,2,4 or FIELD=500:16000:28 (28 values, evenly spaced on a logarithmic scale)."
-    field, equals, values = text.partition('=')
+    field, _, values = text.partition('=')
     try:
         if ':' not in values: return field, [as_value(x, field) for x in values.split(',')]
         low, high, count = values.split(':')
@@ -385,6 +401,7 @@ def as_value(text, field):
     x = finite(float(text), field)
     return int(x) if x == int(x) else x
 
+# %% ../nbs/11_cli.ipynb #aaa03eb9
 def axes(texts):  # dict: field -> values
     "Several axes, each field once."
     found = {}
@@ -414,11 +431,13 @@ def sweep_command(a):
     if done: print(a.output)
 
 # %% ../nbs/11_cli.ipynb #10a50435
-@command('zero',
-         option('--model', 'a model of the study (125M, 1.3B, 2.7B, 6.7B, 13B, 18.4B), or as in '
-                '`search`', '6.7B'), SYSTEM._replace(default='polaris'), NVLINK,
-         option('--gpus', 'how many GPUs; repeat, or separate by commas', ['64'], 'numbers'),
-         option('--samples', 'samples of one iteration on each GPU', '1', 'number'), *RESULT)
+ZERO = (
+    option('--model', 'a model of the study (125M, 1.3B, 2.7B, 6.7B, 13B, 18.4B), or as in '
+           '`search`', '6.7B'), SYSTEM._replace(default='polaris'), NVLINK,
+    option('--gpus', 'how many GPUs; repeat, or separate by commas', ['64'], 'numbers'),
+    option('--samples', 'samples of one iteration on each GPU', '1', 'number'), *RESULT)
+
+@command('zero', *ZERO)
 def zero_command(a):
     """Memory and time of data parallelism at each ZeRO stage.
 
@@ -445,7 +464,7 @@ def zero_view(table, system):  # DataFrame of text
     from transformer_perf.iteration import short
     share = lambda column: [f'{x:.1%}' for x in table[column] / table.iteration_s]
     parts = ('weights', 'gradients', 'optimizer', 'activations')
-    need = ['never' if n != n or n == float('inf') else f'{n:.0f}' for n in table.gpus_needed]
+    need = [f'{n:.0f}' if math.isfinite(n) else 'never' for n in table.gpus_needed]
     return pd.DataFrame({
         'GPUs': table.n_gpus, 'ZeRO': table.stage, 'samples/s': table.samples_per_s.map(short),
         'iteration s': table.iteration_s.map(short), 'compute': share('compute_s'),
@@ -456,16 +475,19 @@ def zero_view(table, system):  # DataFrame of text
 
 # %% ../nbs/11_cli.ipynb #6e01938b
 RUNS = option('runs', 'measured runs, a CSV file; the published tables that ship unless given')
+
 RUNS_SYSTEM = option_of('--system', 'the system of all runs (a name or FILE.json), instead of the '
                         'columns gpu, gpus_per_node and nic_GBps_per_gpu')
 
-@command('validate', RUNS, RUNS_SYSTEM, ASSUMPTIONS._replace(default='calibrated'), *RESULT)
+# %% ../nbs/11_cli.ipynb #92dd1de8
+VALIDATE = (RUNS, RUNS_SYSTEM, ASSUMPTIONS._replace(default='calibrated'), *RESULT)
+
+@command('validate', *VALIDATE)
 def validate_command(a):
     """Compare predictions with measured runs.
 
-    The table has a row for each source of runs: the mean error under paper, corrected and the
-    assumptions given, bias and worst run, and the error on runs held out of the fit. csv and json
-    give each run with its prediction.
+    A row for each source of runs: the mean error under paper, corrected and the assumptions given,
+    bias and worst run, and the error on runs held out of the fit. csv and json give every run.
 
     Example: transformer-perf validate --format csv -o predicted.csv
     """
@@ -473,24 +495,29 @@ def validate_command(a):
     measured = published() if a.runs is None else read_runs(a.runs)
     found = predict(measured, a.assumptions, a.system)
     if a.format != 'table': return deliver_table(found, a)
-    if 'iteration_s' not in measured: raise ValueError("measured runs lack the column 'iteration_s'")
     presets = tuple(dict.fromkeys(['paper', 'corrected', a.assumptions]))
-    score, choice = scoreboard(measured, presets, a.system), picked(found)
+    deliver(text_of_scores(scoreboard(measured, presets, a.system), picked(found), found), a.output)
+
+# %% ../nbs/11_cli.ipynb #0c5cc12d
+def text_of_scores(score, choice, found):  # str
+    "A scoreboard, what would have been picked, and which rows could not be modelled."
     parts = [as_text(score.fillna('').astype(str), 'Mean absolute error of the iteration time')]
-    parts += [as_text(choice.astype(str), 'Jobs measured in several configurations: what the model '
-                      'would have picked')] * bool(len(choice))
+    if len(choice):
+        parts.append(as_text(choice.astype(str), 'Jobs measured in several configurations: what '
+                             'the model would have picked'))
     named = zip(found.get('id', found.index), found.reason)
-    parts += [paragraph(f'{name}: {reason}.') for name, reason in named if reason]
-    deliver('\n'.join(parts), a.output)
+    return '\n'.join(parts + [paragraph(f'{name}: {why}.') for name, why in named if why])
 
 # %% ../nbs/11_cli.ipynb #6e01938c
-@command('calibrate', RUNS._replace(help='measured runs, a CSV file with iteration_s'),
-         OUTPUT._replace(help='the parameters to write, a .json file for --assumptions'),
-         RUNS_SYSTEM,
-         option_of('--free', 'parameters to fit, separated by commas', 'words'),
-         option('--start', 'parameters to begin with: calibrated, or a FILE.json', 'calibrated'),
-         option('--published', 'fit the parameters that ship, with all folds, to published runs',
-                False, 'switch'))
+CALIBRATE = (
+    RUNS._replace(help='measured runs, a CSV file with iteration_s'),
+    OUTPUT._replace(help='the parameters to write, a .json file for --assumptions'), RUNS_SYSTEM,
+    option_of('--free', 'parameters to fit, separated by commas', 'words'),
+    option('--start', 'parameters to begin with: calibrated, or a FILE.json', 'calibrated'),
+    option('--published', 'fit the parameters that ship, with all folds, to published runs', False,
+           'switch'))
+
+@command('calibrate', *CALIBRATE)
 def calibrate_command(a):
     """Fit parameters to measured runs, three to ten of them for one's own cluster.
 
@@ -499,16 +526,16 @@ def calibrate_command(a):
     from transformer_perf.validation import OWN, calibrate, calibrate_published, read_runs
     if a.runs is None or a.output is None: raise ValueError('calibrate needs RUNS.csv and -o FILE')
     measured = read_runs(a.runs)
-    if a.published:
-        calibrate_published(measured, a.output)
-        return print(a.output)
+    if a.published: calibrate_published(measured, a.output); return print(a.output)
     fit = calibrate(measured, a.start, a.free or OWN, a.system)
     about = f'fitted to {len(measured)} runs of {Path(a.runs).name} by transformer-perf calibrate'
     fit.save(a.output, about=about)
     error = (fit.runs.predicted_iteration_s / fit.runs.iteration_s - 1).abs().mean()
-    print(as_text(fit_view(fit.table), f'{len(measured)} runs, mean error {error:.1%} after the fit'))
+    title = f'{len(measured)} runs, mean error {error:.1%} after the fit'
+    print(as_text(fit_view(fit.table), title))
     print(a.output)
 
+# %% ../nbs/11_cli.ipynb #e62d38f1
 def fit_view(table):  # DataFrame of text
     "Fitted parameters for the eye."
     digits = ('value', 'standard_error', 'low', 'high')
@@ -523,20 +550,22 @@ def bench_command(a):
     bench()
 
 # %% ../nbs/11_cli.ipynb #47c692ac
-@command('panels',
-         option('panel', 'print the table of one panel instead of opening the browser: layer, '
-                'search, sweep, roofline or collectives'),
-         option('settings', 'its controls, FIELD=VALUE', [], 'texts'),
-         option('--port', 'on this computer only', '8866', 'number'),
-         option('--no-browser', 'only serve; open no browser', False, 'switch'),
-         option('--bench', 'time the panels instead, from a change to the new picture', False,
-                'switch'), *RESULT)
+PANELS = (
+    option('panel', 'print the table of one panel instead of opening the browser: layer, search, '
+           'sweep, roofline or collectives'),
+    option('settings', 'its controls, FIELD=VALUE', [], 'texts'),
+    option('--port', 'on this computer only', '8866', 'number'),
+    option('--no-browser', 'only serve; open no browser', False, 'switch'),
+    option('--bench', 'time the panels instead, from a change to the new picture', False, 'switch'),
+    *RESULT)
+
+@command('panels', *PANELS)
 def panels_command(a):
     """Open the panels in the browser, served to this computer only; or print what one shows.
 
     Example: transformer-perf panels collectives kind=allreduce n_gpus=64
     """
-    try: import transformer_perf.panels as panels
+    try: from transformer_perf import panels
     except ImportError as error:
         raise ValueError(f'the panels need more than is installed ({error}): '
                          "pip install 'transformer_perf[panels]'") from None
@@ -555,6 +584,7 @@ class Parser(argparse.ArgumentParser):
 
 def summary_of(function): return function.__doc__.strip().splitlines()[0]
 
+# %% ../nbs/11_cli.ipynb #6e5cd44d
 def parser_of(name):  # Parser
     "The parser of one command."
     do = COMMANDS[name]
@@ -585,6 +615,7 @@ def overview():  # str
         'cost in memory, and which parallelization is fastest?', '', *lines, '',
         'transformer-perf COMMAND --help explains a command.', ''])
 
+# %% ../nbs/11_cli.ipynb #0b93b97b
 def arguments_of(name, texts):  # Namespace
     "The options of a command, read."
     parser = parser_of(name)
@@ -600,6 +631,7 @@ def arguments_of(name, texts):  # Namespace
     if getattr(a, 'output', None): check_writable(a.output)
     return a
 
+# %% ../nbs/11_cli.ipynb #ba5bd445
 def run_command(texts):  # exit code
     "Run a command by its words."
     if not texts or texts[0] in ('-h', '--help'): deliver(overview()); return 0
@@ -630,6 +662,7 @@ def main(texts=None):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
 
+# %% ../nbs/11_cli.ipynb #6a88f7a2
 def end_all_ranks(code):
     "Under mpiexec, end the job of all ranks."
     if 'transformer_perf.sweeps' not in sys.modules: return

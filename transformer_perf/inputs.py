@@ -9,6 +9,7 @@ __all__ = ['LONGEST', 'LARGEST', 'MEGABYTE', 'LARGEST_JSON', 'LARGEST_CSV', 'pri
            'check_writable', 'write_whole', 'write_to', 'replace_file']
 
 # %% ../nbs/90_inputs.ipynb #90a00005
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -30,8 +31,9 @@ def printable(text):
 
 def quoted(value):
     "Anything in one short line."
-    try: text = f'array of shape {value.shape}' if hasattr(value, 'shape') and value.shape else repr(value)
-    except Exception: text = f'a {type(value).__name__}'
+    shape, text = getattr(value, 'shape', ()), f'a {type(value).__name__}'
+    with contextlib.suppress(Exception):   # whatever a foreign __repr__ may do
+        text = f'array of shape {shape}' if shape else repr(value)
     text = printable(' '.join(text.split()))
     return text if len(text) <= LONGEST else f'{text[:LONGEST - 3]}...'
 
@@ -65,6 +67,7 @@ def whole(
 
 def _is_flag(value): return type(value).__name__ in ('bool', 'bool_')
 
+# %% ../nbs/90_inputs.ipynb #8548266d
 def finite(
     value, name,
     least=0., most=math.inf,
@@ -114,6 +117,7 @@ def checked_number(value, name, kind, notes):
     for extreme in (value.min(), value.max()): finite(extreme, name, **bounds)
     return value
 
+# %% ../nbs/90_inputs.ipynb #0835fa9c
 def checked_value(value, name, kind, notes, default):
     "The value of a field, as what it should be."
     if value is None and default is None: return None
@@ -123,12 +127,13 @@ def checked_value(value, name, kind, notes, default):
 
 # %% ../nbs/90_inputs.ipynb #90a0001a
 def checked(cls):
-    "A dataclass whose values are checked when it is made; an unknown field is answered by its nearest."
+    "A dataclass whose values are checked when it is made; unknown fields get the nearest."
     init, fields = cls.__init__, {f.name: f for f in dataclasses.fields(cls)}
 
     @functools.wraps(init)
     def named(self, *args, **given):
-        if len(args) > len(fields): raise ValueError(f'{cls.__name__} has only {len(fields)} fields')
+        if len(args) > len(fields):
+            raise ValueError(f'{cls.__name__} has only {len(fields)} fields')
         for name in given: nearest(name, fields, f'field of {cls.__name__}')
         given |= dict(zip(fields, args))
         for name, f in fields.items():
@@ -169,6 +174,7 @@ def read_bytes(
     if len(data) > most: raise ValueError(f'{named(path)}: has more than {most} bytes')
     return data
 
+# %% ../nbs/90_inputs.ipynb #93159293
 def read_text(path, most):  # str
     "The content of a text file in UTF-8."
     try: return read_bytes(path, most).decode('utf-8-sig')
@@ -197,6 +203,7 @@ def parse_json(text, name):  # dict
     if isinstance(found, dict): return found
     raise ValueError(f'{name}: must hold one JSON object, not a {type(found).__name__}')
 
+# %% ../nbs/90_inputs.ipynb #46a9429b
 def read_json(path):  # dict
     "The object in a JSON file."
     return parse_json(read_text(path, LARGEST_JSON), named(path))
@@ -229,7 +236,8 @@ def check_writable(path):  # nothing
     name, place = named(path), Path(os.path.realpath(path))
     try:
         if place.is_dir(): raise ValueError(f'{name}: cannot be written (Is a directory)')
-        if not place.parent.is_dir(): raise ValueError(f'{name}: cannot be written (no such folder)')
+        if not place.parent.is_dir():
+            raise ValueError(f'{name}: cannot be written (no such folder)')
         if len(os.fsencode(place.name)) > 255:
             raise ValueError(f'{name}: cannot be written (File name too long)')
         if not os.access(place if place.exists() else place.parent, os.W_OK):
@@ -258,6 +266,7 @@ def write_to(handle, data):
     "All bytes, to something that is open."
     while data: data = data[os.write(handle, data):]
 
+# %% ../nbs/90_inputs.ipynb #1c52ee6e
 def replace_file(place, data):
     "A new file in the place of another, keeping its permissions."
     part = place.with_name(f'.{secrets.token_hex(8)}.part')

@@ -6,10 +6,10 @@
 __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'PUBLISHED', 'MEASURED', 'SHOWN',
            'with_paper_names', 'Parallel', 'division_rules', 'check_parallel', 'interleaves', 'job_of', 'Times',
            'sent_between_stages', 'weight_copies', 'tables_GB', 'reduction_time', 'update_time', 'straggling',
-           'iteration_times', 'Memory', 'alive', 'working', 'memory_at', 'memory_of', 'components', 'figures',
-           'statistics', 'evidence', 'left_out', 'Estimate', 'divisors', 'cross', 'keep', 'possible_places', 'estimate',
-           'short', 'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'memory_in_words',
-           'in_words']
+           'bubble_time', 'iteration_times', 'Memory', 'alive', 'working', 'memory_at', 'memory_of', 'components',
+           'figures', 'statistics', 'evidence', 'left_out', 'Estimate', 'layers_of', 'row_of', 'notes_of', 'divisors',
+           'cross', 'keep', 'possible_places', 'settled', 'estimate', 'short', 'layer_groups', 'readable', 'plural',
+           'layout_in_words', 'time_in_words', 'memory_in_words', 'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
@@ -63,10 +63,10 @@ class Parallel:
     micro_batch: int = 1           # samples
     panels: int = None             # SUMMA panels; the system's summa_nb unless given
     zero_stage: int = field(None, choices=(0, 1, 2, 3))   # what the copies share out
-    nvlink_tp: int = None          # GPUs of each group that share an NVLink domain
-    nvlink_cp: int = None
-    nvlink_pp: int = None
-    nvlink_dp: int = None
+    nvlink_tp: int = None          # tp GPUs that share an NVLink domain
+    nvlink_cp: int = None          # cp GPUs that do
+    nvlink_pp: int = None          # pp GPUs that do
+    nvlink_dp: int = None          # dp GPUs that do
     recompute: str = field(None, choices=RECOMPUTE)
     virtual_stages: int = None     # parts of each pipeline stage (interleaved schedule)
     sequence_sharded: bool = None  # tensor parallelism shares out the sequence too
@@ -91,10 +91,8 @@ class Parallel:
         row,  # of a search result
     ):
         "The configuration of a row that `search` found."
-        kinds = {'strategy': str, 'recompute': str, 'context': str} | dict.fromkeys(
-            ('sequence_sharded', 'dp_overlap', 'tp_overlap', 'zero_bubble', 'reduce_each'), bool)
-        names = [f.name for f in dataclasses.fields(cls) if f.name in row]
-        return cls(**{name: kinds.get(name, int)(row[name]) for name in names})
+        known = [f for f in dataclasses.fields(cls) if f.name in row]
+        return cls(**{f.name: f.type(row[f.name]) for f in known})
 
 # %% ../nbs/05_iteration.ipynb #d64e6fb0
 def division_rules(p: Parallel, model: Model, global_batch):
@@ -116,9 +114,10 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch):
     layers, micro_batches = model.depth // p.pp, global_batch // p.dp // p.micro_batch
     v = p.virtual_stages or 1
     if not interleaves(v, p.pp, model.depth, micro_batches):
-        raise ValueError(f'virtual_stages={v} must be 1 or divide depth/pp={layers}, with pp={p.pp} '
-                         f'above 1 and dividing the {micro_batches} micro-batches')
+        raise ValueError(f'virtual_stages={v} must be 1 or divide depth/pp={layers}, with '
+                         f'pp={p.pp} above 1 and dividing the {micro_batches} micro-batches')
 
+# %% ../nbs/05_iteration.ipynb #69552ec4
 def interleaves(virtual_stages, pp, depth, micro_batches):
     "Whether so many virtual stages are possible (Megatron's conditions)."
     possible = (pp > 1) & (depth // pp % virtual_stages == 0) & (micro_batches % pp == 0)
@@ -204,6 +203,15 @@ def straggling(job: Job):
     return job.software.straggler * np.sqrt(2 * np.log(n)) if job.software.straggler else 0.
 
 # %% ../nbs/05_iteration.ipynb #83c55b7e
+def bubble_time(job: Job, cost, middle, ends):  # s
+    "Stages wait for one micro-batch of every other stage, but for what fills the time."
+    p = job.pp
+    idle = (p - 1) * middle + (p > 1) * np.minimum(*ends)
+    if np.any(job.zero_bubble):   # weight gradients do, those of the forward and the backward end
+        idle = np.maximum(idle - job.zero_bubble * 2 * (p - 1) * job.layers * cost.late, 0.)
+    return idle / job.virtual_stages
+
+# %% ../nbs/05_iteration.ipynb #c1956c27
 def iteration_times(
     job: Job,
     cost,               # LayerCost
@@ -215,17 +223,13 @@ def iteration_times(
     w, N, L, p = job.software, job.micro_batches, job.layers, job.pp
     sent = sent_between_stages(job, cost.boundary, pricer) if messages else 0.
     reduced = reduction_time(job, cost, pricer) if messages else 0.
-    layers = L * (cost.forward + cost.backward)
-    both = sum(ends)
+    layers, both = L * (cost.forward + cost.backward), sum(ends)
     more = w.host_micro_batch + (np.where(p == 1, both, np.maximum(*ends)) if np.any(both) else 0.)
-    middle = layers + w.host_micro_batch + sent
-    bubble = (p - 1) * middle + (p > 1) * np.minimum(*ends)
-    if np.any(job.zero_bubble):
-        bubble = np.maximum(bubble - job.zero_bubble * 2 * (p - 1) * L * cost.late, 0.)
+    bubble = bubble_time(job, cost, layers + w.host_micro_batch + sent, ends)
     slack = (layers + sent + more) * straggling(job)
     other = N * (L * cost.wait + more + slack) + update_time(job, cost, pricer)
     return Times(N * L * cost.compute, N * L * cost.memory, N * L * cost.comm,
-                 reduced, N * sent, bubble / job.virtual_stages, other)
+                 reduced, N * sent, bubble, other)
 
 # %% ../nbs/05_iteration.ipynb #7ddccbcb
 class Memory(NamedTuple):
@@ -305,9 +309,9 @@ def statistics(t, model, system, global_batch, assumptions):  # dict of columns
     return {'samples_per_s': global_batch / times.total, **figures(times, memory, TFLOP)}
 
 # %% ../nbs/05_iteration.ipynb #8559f3b9
-PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,), zero_stage=(1,),
-                 context=('allgather',), tp_overlap=(False,), zero_bubble=(False,),
-                 reduce_each=(False,))
+PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,),
+                 zero_stage=(1,), context=('allgather',), tp_overlap=(False,),
+                 zero_bubble=(False,), reduce_each=(False,))
 MEASURED = dict(strategy=('1d', '2d-seqp'), zero_stage=(0, 1), context=('ring',),
                 recompute=('none', 'selective', 'full'), zero_bubble=(False,), reduce_each=(False,))
 
@@ -338,29 +342,10 @@ class Estimate:
     assumptions: Assumptions
     stats: dict              # the columns of a search result
 
-    @property
-    def layers(self):
-        "One layer and one micro-batch: a row per operation."
-        args = self.model, self.system, self.global_batch, self.assumptions
-        job = job_of(vars(self.parallel), *args)
-        pricer = pricer_of(self.system, job.assumptions)
-        return operation_table(layer_operations(job), job, pricer)
-
-    @property
-    def fits(self): return self.stats['memory_GB'] <= self.system.hbm_capacity
-
-    @property
-    def row(self):
-        "The configuration and its figures, as a row of a search result."
-        import pandas as pd
-        return pd.Series({'n_gpus': self.parallel.n_gpus, **vars(self.parallel), **self.stats})
-
-    @property
-    def notes(self):  # list of str
-        "What the figures rest on, and what they leave out."
-        found = [f'Evidence: {evidence(self.row, self.assumptions)}.',
-                 left_out(self.model, self.assumptions)]
-        return [note for note in found if note]
+    layers = property(lambda self: layers_of(self))   # one layer, one micro-batch
+    row = property(lambda self: row_of(self))         # as in a search result
+    notes = property(lambda self: notes_of(self))     # what the figures rest on and leave out
+    fits = property(lambda self: self.stats['memory_GB'] <= self.system.hbm_capacity)
 
     @property
     def summary(self): return in_words(self.row, self.model, self.system, self.global_batch)
@@ -369,6 +354,23 @@ class Estimate:
     def _repr_html_(self):
         table = readable(self.row.to_frame().T, self.system).to_html(index=False)
         return f'{table}<p>{self.summary}</p><p>{" ".join(self.notes)}</p>'
+
+def layers_of(one: Estimate):  # DataFrame
+    "One layer and one micro-batch: a row per operation."
+    job = job_of(vars(one.parallel), one.model, one.system, one.global_batch, one.assumptions)
+    return operation_table(layer_operations(job), job, pricer_of(one.system, job.assumptions))
+
+# %% ../nbs/05_iteration.ipynb #72f10fd7
+def row_of(one: Estimate):  # Series
+    "The configuration and its figures, as a row of a search result."
+    import pandas as pd
+    return pd.Series({'n_gpus': one.parallel.n_gpus, **vars(one.parallel), **one.stats})
+
+def notes_of(one: Estimate):  # list of str
+    "What the figures rest on, and what they leave out."
+    a = one.assumptions
+    found = [f'Evidence: {evidence(one.row, a)}.', left_out(one.model, a)]
+    return [note for note in found if note]
 
 # %% ../nbs/05_iteration.ipynb #3d696951
 def divisors(
@@ -400,6 +402,15 @@ def possible_places(p: Parallel, system: System):  # table
     room = np.prod([t[place] for place in PLACES], axis=0) <= system.nvlink_size
     return {'strategy': p.strategy, **{c: getattr(p, c) for c in CHOICES}, **keep(t, room)}
 
+# %% ../nbs/05_iteration.ipynb #36e897b3
+def settled(p: Parallel, system: System, a: Assumptions):  # Parallel
+    "A configuration with nothing left open but its placement."
+    if not isinstance(p, Parallel): raise ValueError(f'parallel={quoted(p)} must be a Parallel')
+    unsaid = {c: getattr(a, c) for c in CHOICES if getattr(p, c) is None}
+    panels = (p.panels or system.summa_nb) if p.strategy == '2d' else 1
+    return dataclasses.replace(p, **unsaid, panels=panels)
+
+# %% ../nbs/05_iteration.ipynb #f9a56ae4
 def estimate(
     model,                     # a Model, a name, a .json file or a dict
     parallel: Parallel,
@@ -410,11 +421,7 @@ def estimate(
     "Time and memory of one iteration of one configuration; a ValueError if it cannot run."
     model, system, a = as_model(model), as_system(system), as_assumptions(assumptions)
     global_batch = whole(global_batch, 'global_batch')
-    if not isinstance(parallel, Parallel):
-        raise ValueError(f'parallel={quoted(parallel)} must be a Parallel')
-    unsaid = {c: getattr(a, c) for c in CHOICES if getattr(parallel, c) is None}
-    panels = (parallel.panels or system.summa_nb) if parallel.strategy == '2d' else 1
-    p = dataclasses.replace(parallel, **unsaid, panels=panels)
+    p = settled(parallel, system, a)
     check_parallel(p, model, system, global_batch)
     a = dataclasses.replace(a, **{c: getattr(p, c) for c in CHOICES}).on(system)
     t = possible_places(p, system)
@@ -437,6 +444,7 @@ def layer_groups(row):
 SHOWN = (('zero_stage', 1, 'ZeRO'), ('recompute', 'none', 'recompute'),
          ('virtual_stages', 1, 'virtual stages'), ('sequence_sharded', True, 'sequence sharded'))
 
+# %% ../nbs/05_iteration.ipynb #9610d342
 def readable(t, system):  # DataFrame for reading, not for computing
     "A search result for the eye: shares instead of seconds, memory beside capacity."
     import pandas as pd
@@ -487,9 +495,9 @@ def memory_in_words(row, system):
 
 def in_words(row, model, system, global_batch):
     "One configuration in a paragraph."
-    head = (f'{model.name} on {plural(row.n_gpus, system.name + " GPU")} ({system.nvlink_size} to an NVLink '
-            f'domain): {short(row.samples_per_s)} samples/s, {short(row.iteration_s)} s for an '
-            f'iteration of {global_batch} samples.')
+    head = (f'{model.name} on {plural(row.n_gpus, system.name + " GPU")} ({system.nvlink_size} to '
+            f'an NVLink domain): {short(row.samples_per_s)} samples/s, '
+            f'{short(row.iteration_s)} s for an iteration of {global_batch} samples.')
     parts = [head, layout_in_words(row), time_in_words(row), memory_in_words(row, system)]
     if model.train_samples:
         days = model.train_samples / row.samples_per_s / 86400

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TILES', 'product_time', 'attention_time', 'link_rates', 'protocols', 'collective_seconds', 'send_seconds',
-           'ring_seconds', 'Measured', 'pricer_of']
+           'ring_seconds', 'matrix_time', 'Measured', 'pricer_of']
 
 # %% ../nbs/02b_kernels.ipynb #1ab43756
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ def link_rates(
     return system.nvlink_bandwidth * w.nvlink_share * factor, nics * alone * shared
 
 def protocols(w):
-    "(hop, far hop, tree hop, share of NVLink, share of the NICs) of NCCL's bulk and quick protocols."
+    "(hop, far hop, tree hop, share of NVLink, of the NICs) of NCCL's bulk and quick protocols."
     return ((w.bulk_hop, w.bulk_far_hop, w.bulk_tree_hop, 1., 1.),
             (w.quick_hop, w.quick_far_hop, w.quick_tree_hop, w.quick_share, w.quick_far_share))
 
@@ -73,10 +73,9 @@ def collective_seconds(
 ):  # s
     "Time of one collective over two tiers, as NCCL's own tuning model has it."
     w, (n, d, _) = parameters.network, group
-    nodes, passes = n / d, 2 if kind == 'allreduce' else 1
+    nodes, passes, best = n / d, 2 if kind == 'allreduce' else 1, np.inf
     moved = volume * passes * (1. if kind in ('broadcast', 'reduce') else (n - 1) / n)
     inside, across = link_rates(kind, group, system, parameters)
-    best = np.inf
     for hop, far, tree_hop, near_share, far_share in protocols(w):
         near = inside * near_share
         link = np.where(nodes > 1, np.minimum(near, across * np.maximum(far_share, 1e-9)), near)
@@ -99,6 +98,7 @@ def send_seconds(
     inside = volume / (system.nvlink_bandwidth * w.nvlink_share) + w.bulk_hop
     return w.base + np.where(near, inside, volume / nic + w.bulk_far_hop)
 
+# %% ../nbs/02b_kernels.ipynb #a844f9e2
 def ring_seconds(
     volume,        # GB of the whole tensor
     group: Group,
@@ -111,6 +111,13 @@ def ring_seconds(
     link = np.where(group.in_domain < group.size, np.minimum(inside, nic), inside)
     return volume * (group.size - 1) / group.size / link
 
+# %% ../nbs/02b_kernels.ipynb #616e13f6
+def matrix_time(work: Work, system: System, parameters: Parameters):  # s
+    "The products and the fused attention of one pass."
+    compute = sum(product_time(p, system, parameters) for p in work.products)
+    if not work.attention: return compute
+    return compute + attention_time(work.attention, system, parameters)
+
 # %% ../nbs/02b_kernels.ipynb #519ae267
 @dataclass(frozen=True)
 class Measured:
@@ -120,9 +127,7 @@ class Measured:
 
     def busy(self, work: Work):  # Busy
         "Kernels one after the other."
-        known, k = (self.system, self.parameters), self.parameters.kernels
-        compute = sum(product_time(p, *known) for p in work.products)
-        if work.attention: compute = compute + attention_time(work.attention, *known)
+        k, compute = self.parameters.kernels, matrix_time(work, self.system, self.parameters)
         vector = work.nbytes / k.vector_bandwidth + work.scores / k.score_bandwidth
         operands = self.system.element_size * sum(p.elements for p in work.products)
         moving = (vector + operands / k.matrix_bandwidth) / self.system.hbm_bandwidth
@@ -132,14 +137,14 @@ class Measured:
 
     def collective(self, kind, volume, group: Group):  # s
         "A collective of NCCL, or a ring of single messages."
-        known = self.system, self.parameters
-        if kind == 'ring': return ring_seconds(volume, group, *known)
-        return collective_seconds(kind, volume, group, *known)
+        if kind == 'ring': return ring_seconds(volume, group, self.system, self.parameters)
+        return collective_seconds(kind, volume, group, self.system, self.parameters)
 
     def send(self, volume, near):  # s
         "One message from a stage to the next."
         return send_seconds(volume, near, self.system, self.parameters)
 
+# %% ../nbs/02b_kernels.ipynb #2bc87a3f
 def pricer_of(system: System, assumptions: Assumptions):  # Roofline or Measured
     "Who turns counts into seconds under some assumptions."
     a = assumptions.on(system)

@@ -8,8 +8,6 @@ __all__ = ['linear', 'linear_summa', 'bias', 'gelu', 'dropout', 'softmax', 'laye
            'fused_attention', 'logits_summa', 'attend_summa', 'softmax_2d']
 
 # %% ../nbs/03_layers.ipynb #85f4e8ae
-import numpy as np
-
 from .estimates import Attention, Message, Operation, Product, Work
 from .systems import Units
 
@@ -42,16 +40,13 @@ def linear_summa(
 ):  # Operation
     "Matrix product on a grid of GPUs; every operand is sharded both ways."
     E, rows = units.element, b * (l // m2)
-    x, w = E * rows * e * (m1 > 1), E * e * outputs * (m2 > 1)  # what a row, a column shares
-    along_row = lambda kind: Message(kind, x, 'tp')
-    along_column = lambda kind: Message(kind, w, 'cp')
+    row = Message('broadcast', E * rows * e * (m1 > 1), 'tp')          # shared along a row
+    column = Message('broadcast', E * e * outputs * (m2 > 1), 'cp')    # along a column
     forward = Product(rows, outputs, e / nb, adds=True, times=nb)
     to_input = Product(rows, e / nb, outputs, times=nb)
     to_weight = Product(e / nb, outputs, rows, adds=adds, times=nb)
-    there = (along_row('broadcast'), along_column('broadcast'))
-    back = (along_column('broadcast'), along_row('reduce'), along_row('broadcast'),
-            along_column('reduce'))
-    return Operation(name, Work((forward,), messages=there),
+    back = (column, row._replace(kind='reduce'), row, column._replace(kind='reduce'))
+    return Operation(name, Work((forward,), messages=(row, column)),
                      Work((to_input, to_weight), messages=back), panels=nb,
                      weights=E * (e // m2) * outputs, activations=E * rows * (e // m1))
 
@@ -67,6 +62,7 @@ def bias(
     same = Work(vector=units.flop * x, nbytes=units.element * (x + columns * there), launches=there)
     return Operation(name, same, same, weights=units.element * columns * there)
 
+# %% ../nbs/03_layers.ipynb #71f9a421
 def gelu(
     name,
     m,            # elements of the output
@@ -93,6 +89,7 @@ def dropout(
                 scores=nbytes * inside)
     return Operation(name, same, same, activations=kept, freed=kept * inside, part=part)
 
+# %% ../nbs/03_layers.ipynb #16f72d9e
 def softmax(
     name,
     b, h, rows, columns,  # softmax over the columns of (b, h, rows, columns)
@@ -118,6 +115,7 @@ def layernorm(
                 launches=1)
     return Operation(name, forward, back, weights=2 * E * width, activations=E * x)
 
+# %% ../nbs/03_layers.ipynb #c1ace197
 def layernorm_2d(
     name, b, l, e,          # normalizes the rows of (b, l, e)
     m1, m2,                 # the grid
@@ -152,6 +150,7 @@ def transposes(name, rows, width, units=Units()):  # Operation
     same = Work(nbytes=6 * units.element * rows * width, launches=2)
     return Operation(name, same, same)
 
+# %% ../nbs/03_layers.ipynb #30c9974f
 def fused_softmax(name, b, h, rows, columns, units=Units()):  # Operation
     "Scale, mask, softmax and dropout of attention scores: two kernels, in 16 bits."
     E, x = units.element, 1. * b * h * rows * columns
@@ -179,6 +178,7 @@ def logits(
     return Operation(name, Work((scores,)), back, part='scores',
                      activations=units.element * b * rows * q * (h + kv))
 
+# %% ../nbs/03_layers.ipynb #ec330945
 def attend(
     name, b, h, kv, rows, l, q,   # scores (b, h, rows, l) times values (b, kv, l, q)
     units=Units(),
@@ -226,6 +226,7 @@ def logits_summa(
     return Operation(name, there, Work(back, nbytes=again, messages=messages), panels=nb,
                      activations=2 * E * batch * rows * ql, part='scores')
 
+# %% ../nbs/03_layers.ipynb #8819525e
 def attend_summa(
     name, b, l, q, h, m1, m2,  # scores times values on the grid
     nb,                        # panels
@@ -243,6 +244,7 @@ def attend_summa(
                      Work(back, messages=messages), panels=nb, part='core', freed=kept,
                      activations=kept + E * batch * rows * ql)
 
+# %% ../nbs/03_layers.ipynb #035d12b6
 def softmax_2d(
     name, b, h, l, m1, m2,  # softmax over (b, h, l, l) on the grid
     units=Units(),

@@ -39,9 +39,9 @@ class Network:
     nvlink_share: float = figure(.72, .4, .77, 'of the NVLink rate, all-reduce',
         'nccl-tests: at most 230 of 300 GB/s inside a node', **SHARE)
     gather_factor: float = figure(.8, .6, 1.1, 'of nvlink_share, all-gather',
-        'nccl-tests: all-gather against all-reduce inside a node', **dict(above=True))
+        'nccl-tests: all-gather against all-reduce inside a node', above=True)
     scatter_factor: float = figure(.92, .6, 1.1, 'of nvlink_share, reduce-scatter',
-        'nccl-tests: reduce-scatter against all-reduce inside a node', **dict(above=True))
+        'nccl-tests: reduce-scatter against all-reduce inside a node', above=True)
     nic_share: float = figure(.70, .5, .95, 'of the NIC rate',
         'nccl-tests: 0.70 on Slingshot; InfiniBand between that and its line rate', **SHARE)
     nic_alone: float = figure(.83, .5, 1, 'of nic_share, one GPU of a node',
@@ -53,7 +53,8 @@ class Network:
         'nccl-tests, 2 to 256 nodes')
     bulk_tree_hop: float = figure(43e-6, 5e-6, 100e-6, 's, between nodes, on a tree',
         'nccl-tests, all-reduce over 2 to 256 nodes')
-    tree_share: float = figure(.89, .5, 1, 'of the link, on a tree', 'nccl-tests, large all-reduce', **SHARE)
+    tree_share: float = figure(.89, .5, 1, 'of the link, on a tree',
+        'nccl-tests, large all-reduce', **SHARE)
     quick_hop: float = figure(1.8e-6, .1e-6, 5e-6, 's, inside a node',
         'nccl-tests, 1 MB inside a node')
     quick_far_hop: float = figure(2e-6, 2e-6, 15e-6, 's, between nodes',
@@ -62,7 +63,8 @@ class Network:
         'nccl-tests, 1 MB all-reduce')
     quick_share: float = figure(.95, .1, .95, 'of the NVLink rate',
         'NCCL: LL128 reaches at most 120 of 128 bytes', **SHARE)
-    quick_far_share: float = figure(.11, .0, .95, 'of the NIC rate', 'nccl-tests; 0: never taken', **PART)
+    quick_far_share: float = figure(.11, .0, .95, 'of the NIC rate',
+        'nccl-tests; 0: never taken', **PART)
 
 # %% ../nbs/01b_parameters.ipynb #017d075b
 # best measured matrix product over the data sheet's rate (stas00/ml-engineering, MAMF tables)
@@ -88,7 +90,8 @@ class Kernels:
         'judged: published FlashAttention kernels', **SHARE)
     fused_backward: float = figure(.75, .6, 1, 'of fused_efficiency, backward',
         'the same, backward against forward', **SHARE)
-    launch_gap: float = figure(2e-6, 1e-6, 5e-6, 's a kernel', 'gap between two kernels of a stream')
+    launch_gap: float = figure(2e-6, 1e-6, 5e-6, 's a kernel',
+        'gap between two kernels of a stream')
     accumulate_traffic: float = figure(4., 2, 8, 'bytes of extra traffic, a weight',
         'read and write of the gradient that a product adds to')
 
@@ -107,14 +110,14 @@ class Software:
     p2p_exposed: float = figure(1., 0, 1, 'of pipeline messages in an interleaved schedule',
         'a share', **PART)
     gradient_bytes: float = figure(2., 2, 4, 'bytes reduced, a parameter',
-        'fp32 or 16-bit gradients', **dict(above=True))
+        'fp32 or 16-bit gradients', above=True)
     # time
     host_layer: float = figure(0., .3e-3, 3e-3, 's to launch one direction of a layer',
         'judged: 40 to 100 launches of 5 to 30 us')
     host_tp: float = figure(0., 0, .2, 'more of it for each further tensor-parallel GPU',
         'judged: a group waits for its slowest launcher', **PART)
     host_sharpness: float = figure(3., 1.5, 10, 'exponent of the smooth maximum of host and GPU',
-        'judged: 1.5: host and GPU hardly overlap; 10: the larger of the two', **dict(least=1))
+        'judged: 1.5: host and GPU hardly overlap; 10: the larger of the two', least=1)
     host_micro_batch: float = figure(0., 0, 5e-3, 's a micro-batch',
         'judged: Python between the layers')
     iteration_constant: float = figure(0., 0, .05, 's an iteration',
@@ -126,7 +129,8 @@ class Software:
     optimizer_traffic: float = figure(0., 26, 60, 'bytes of traffic, a parameter',
         'Adam reads and writes fp32 weight and two moments, and more')
     # memory
-    gradient_held: float = figure(2., 2, 4, 'bytes a parameter', 'fp32 or 16-bit gradients', **dict(above=True))
+    gradient_held: float = figure(2., 2, 4, 'bytes a parameter',
+        'fp32 or 16-bit gradients', above=True)
     logit_held: float = figure(10., 4, 12, 'bytes a logit',
         '16-bit, fp32 and gradient; fused loss: 16-bit and gradient')
     gradients_apart: float = figure(0., 0, 1, '1: a product writes its gradient apart, to be added',
@@ -257,6 +261,7 @@ def read_calibration(
     if not sets: raise ValueError(f'{path}: not a calibration (it has no sets)')
     return Calibration(sets, path.stem)
 
+# %% ../nbs/01b_parameters.ipynb #5bbd2539
 def of_fold(sets, found, kind, number):  # dict: name -> Parameters
     "The sets with the values that were fitted without some of the rows."
     sets = dict(sets)

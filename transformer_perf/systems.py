@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 import transformer_perf
 from .inputs import checked, field, nearest, quoted, read_json
 
@@ -34,6 +32,7 @@ def positive(default=dataclasses.MISSING, **notes):
     "A physical figure: a positive number, or an array of them."
     return field(default, above=True, arrays=True, **notes)
 
+# %% ../nbs/01_systems.ipynb #4a1a0518
 @checked
 @dataclass(frozen=True)
 class System:
@@ -102,6 +101,7 @@ def read_system(name):  # dict
     nearest(name, system_names(), 'system')
     return {'name': name, **read_json(systems_folder() / f'{name}.json')}
 
+# %% ../nbs/01_systems.ipynb #cf718e1a
 def as_system(
     system,            # a System, a name, the path of a .json file, or a dict
     nvlink_size=None,  # GPUs in an NVLink domain, to replace the system's own
@@ -123,6 +123,7 @@ def as_system(
 def systems_table():  # DataFrame, a column per system
     "The systems that ship, side by side."
     import pandas as pd
-    table = pd.DataFrame({name: vars(as_system(name)) for name in system_names()}).loc[list(UNIT_OF)]
+    table = pd.DataFrame({name: vars(as_system(name)) for name in system_names()})
+    table = table.loc[list(UNIT_OF)]
     table.insert(0, 'unit', [UNIT_OF[field] for field in table.index])
     return table

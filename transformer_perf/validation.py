@@ -6,19 +6,18 @@
 __all__ = ['COLUMNS', 'WORDS', 'UNKNOWN', 'FLAGS', 'GPUS', 'USABLE', 'PREDICTED', 'OWN', 'PROTOCOL', 'OTHERS', 'FOLDS', 'FREE',
            'HOST', 'ABLATIONS', 'published', 'read_runs', 'on_system', 'column_rules', 'layout_rules', 'reasons_of',
            'Batch', 'stack_of', 'spread', 'alternatives', 'places_of', 'batch_of', 'batches_of', 'parameters_for',
-           'priced', 'chosen', 'predict', 'table_of', 'least_squares_within', 'standard_errors', 'Fit', 'Entry',
-           'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of', 'table_of_fit', 'calibrate',
-           'published_collectives', 'predict_collectives', 'calibrate_network', 'family_of', 'fold_of', 'held_out',
-           'percent', 'errors_by_preset', 'scoreboard', 'record', 'recorded', 'fitted', 'picked', 'Ablation',
-           'but_tests', 'start_of_published', 'with_sets', 'fit_folds', 'errors_of', 'fit_ablations', 'error_table',
-           'contested_rows', 'calibrate_published']
+           'priced', 'chosen', 'predicted_rows', 'predict', 'table_of', 'least_squares_within', 'standard_errors',
+           'Fit', 'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of', 'table_of_fit',
+           'fit_entries', 'calibrate', 'published_collectives', 'predict_collectives', 'calibrate_network', 'family_of',
+           'fold_of', 'held_out', 'percent', 'errors_by_preset', 'scoreboard', 'record', 'recorded', 'fitted', 'picked',
+           'Ablation', 'but_tests', 'start_of_published', 'with_sets', 'fit_folds', 'errors_of', 'fit_ablations',
+           'error_table', 'contested_rows', 'calibrate_published']
 
 # %% ../nbs/10_validation.ipynb #889ed19c
 import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -61,6 +60,7 @@ def on_system(df, system):  # DataFrame
     return df.assign(gpu=system.name, gpus_per_node=system.nvlink_size,
                      nic_GBps_per_gpu=system.ib_bandwidth * system.nic_factor)
 
+# %% ../nbs/10_validation.ipynb #f8790e95
 def column_rules(df, x, system):  # yields (what is wrong, where it is right)
     "What each column must hold."
     for c in x:
@@ -145,6 +145,7 @@ def alternatives(own, position):  # table
     exact = WORDS + ('kv_heads', 'nic_GBps_per_gpu')
     return {c: v if c in exact else v.astype(int) for c, v in t.items()}
 
+# %% ../nbs/10_validation.ipynb #884d53a3
 def places_of(t, room):  # dict of columns
     "How many GPUs of each group share a node, in Megatron's order of ranks."
     places = {}
@@ -172,6 +173,7 @@ def batch_of(own, position, system=None):  # Batch
     return Batch(table, t['row'], model, node, t['global_batch'], bool(one.flash_attention),
                  one.stack)
 
+# %% ../nbs/10_validation.ipynb #8e481416
 def batches_of(df, system=None):  # list of Batch
     "Rows as candidates, a batch for each system and stack."
     df = df.assign(**{c: pd.to_numeric(df[c]) for c in COLUMNS if c not in WORDS},
@@ -193,9 +195,9 @@ def priced(batch, assumptions):  # dict of columns, one value a candidate
     a = dataclasses.replace(assumptions, measured=parameters_for(batch, assumptions),
                             flash_attention=batch.flash_attention)
     return statistics(batch.t, batch.model, batch.system, batch.global_batch, a)
-
 USABLE = .94  # of a GPU's memory: the rest is the driver's and the libraries'
 
+# %% ../nbs/10_validation.ipynb #33ae7e26
 def chosen(batch, figures):  # (first candidate of each row to count, whether it fits)
     "The fastest candidate of each row that fits; where none does, the smallest."
     fits = figures['memory_GB'] <= USABLE * batch.system.hbm_capacity
@@ -210,8 +212,18 @@ def chosen(batch, figures):  # (first candidate of each row to count, whether it
     return first, (fits | alone)[first]
 
 # %% ../nbs/10_validation.ipynb #860395a8
-PREDICTED = ('iteration_s', 'memory_GB', *COMPONENTS)
+PREDICTED = ('iteration_s', 'memory_GB', *COMPONENTS, 'micro_batch', 'vp')
 
+def predicted_rows(batch, assumptions):  # (figures, rows that they belong to, whether they fit)
+    "The predictions of a batch, one for each of its rows."
+    figures = priced(batch, assumptions)
+    first, fits = chosen(batch, figures)
+    figures |= {'micro_batch': batch.t['micro_batch'], 'vp': batch.t['virtual_stages']}
+    shape = batch.row.shape
+    best = {name: np.broadcast_to(figures[name], shape)[first] for name in PREDICTED}
+    return best, batch.row[first], fits
+
+# %% ../nbs/10_validation.ipynb #aa56d759
 def predict(
     df,                       # DataFrame of runs with COLUMNS; those of UNKNOWN may be empty
     assumptions='calibrated', # a preset's name, a calibrated .json file, or Assumptions
@@ -221,17 +233,12 @@ def predict(
     df, assumptions = on_system(df, system), as_assumptions(assumptions)
     reason = reasons_of(df, system)
     good = np.flatnonzero(reason == '')
-    found = {f'predicted_{name}': np.full(len(df), np.nan)
-             for name in (*PREDICTED, 'micro_batch', 'vp')}
+    found = {f'predicted_{name}': np.full(len(df), np.nan) for name in PREDICTED}
     for batch in batches_of(df.iloc[good], system):
-        figures = priced(batch, assumptions)
-        first, fits = chosen(batch, figures)
-        at = good[batch.row[first]]
-        figures |= {'micro_batch': batch.t['micro_batch'], 'vp': batch.t['virtual_stages']}
-        for name in (*PREDICTED, 'micro_batch', 'vp'):
-            every = np.broadcast_to(figures[name], batch.row.shape)
-            found[f'predicted_{name}'][at] = every[first]
-        reason.iloc[at[~fits]] = 'no micro-batch fits by our count: the smallest is priced'
+        figures, rows, fits = predicted_rows(batch, assumptions)
+        for name, values in figures.items(): found[f'predicted_{name}'][good[rows]] = values
+        reason.iloc[good[rows[~fits]]] = (
+            'no micro-batch fits by our count: the smallest is priced')
     return df.assign(**found, reason=reason)
 
 # %% ../nbs/10_validation.ipynb #ea5ab0ca
@@ -256,6 +263,7 @@ def least_squares_within(residuals, start, low, high, weights, scale=.03):
     error = standard_errors(done, free, max(len(w) - len(start), 1)) * width
     return low + done.x * width, error, ~free
 
+# %% ../nbs/10_validation.ipynb #96c7416f
 def standard_errors(done, free, spare):
     "From the Jacobian at a solution; none at a bound, infinite where nothing depends on a value."
     error = np.full(len(done.x), np.nan)
@@ -274,7 +282,8 @@ class Fit:
     runs: pd.DataFrame   # the measured rows with predictions
 
     def _repr_html_(self):
-        return self.table.drop(columns='why').to_html(index=False, float_format=lambda x: f'{x:.4g}')
+        shown, digits = self.table.drop(columns='why'), '{:.4g}'.format
+        return shown.to_html(index=False, float_format=digits)
 
     def save(self, path, **more):
         "Write the parameters for `read_calibration`, `--assumptions` and `predict`."
@@ -303,13 +312,15 @@ def entries_of(free, sets, runs):  # list of Entry
         limits(name)
         which = [key for key in sets if key.startswith(prefix)]
         if not which:
-            raise ValueError(f'{text}: no row belongs to such a set; the rows use {", ".join(sets)}')
+            raise ValueError(f'{text}: no row belongs to such a set; the rows use '
+                             f'{", ".join(sets)}')
         lows, highs, whys = zip(*(limits(name, sets[key].architecture) for key in which))
         found.append(Entry(name, which, max(lows), min(highs), whys[0]))
     if not found or len(found) > runs:
         raise ValueError(f'{runs} runs cannot determine {len(found)} parameters')
     return found
 
+# %% ../nbs/10_validation.ipynb #ba513a20
 def replaced(sets, entries, values):  # dict: name -> Parameters
     "Parameter sets with new values of their entries."
     found = dict(sets)
@@ -330,6 +341,7 @@ def checked_runs(measured, system):  # (runs, measured seconds)
         raise ValueError(f'row {name}: {wrong.iloc[0]}')
     return runs, y
 
+# %% ../nbs/10_validation.ipynb #d0e55554
 def feasible(batch, assumptions):
     "A batch without the choices that do not fit in memory."
     memory = priced(batch, assumptions)['memory_GB']
@@ -365,6 +377,19 @@ def table_of_fit(entries, values, errors, bounds):  # DataFrame, a row per param
         for e, value, error, at in zip(entries, values, errors, bounds)])
 
 # %% ../nbs/10_validation.ipynb #ea5ab0cf
+def fit_entries(runs, y, start, free, system):  # (values, errors, at a bound, entries, sets)
+    "The fit itself."
+    batches = [feasible(batch, start) for batch in batches_of(runs, system)]
+    own = [parameters_for(batch, start) for batch in batches]
+    sets = {k.name: k for k in own}
+    entries = entries_of(free, sets, len(runs))
+    residuals, order = residuals_of(batches, own, start, sets, entries, y)
+    rows = table_of(runs).map(table_of(runs).value_counts()).to_numpy()[order]
+    low, high = (np.array([getattr(e, side) for e in entries]) for side in ('low', 'high'))
+    first = np.array([value_of(sets[e.sets[0]], e.name) for e in entries])
+    return *least_squares_within(residuals, first, low, high, rows ** -.75), entries, sets
+
+# %% ../nbs/10_validation.ipynb #9827b51e
 def calibrate(
     measured,                # DataFrame of runs, with iteration_s
     start='calibrated',      # parameters to begin with, as in predict
@@ -376,18 +401,11 @@ def calibrate(
     if start.measured is None:
         raise ValueError('calibrate starts from measured parameters: start must be calibrated, or '
                          'a file that calibrate wrote')
-    batches = [feasible(batch, start) for batch in batches_of(runs, system)]
-    own = [parameters_for(batch, start) for batch in batches]
-    sets = {k.name: k for k in own}
-    entries = entries_of(free, sets, len(runs))
-    residuals, order = residuals_of(batches, own, start, sets, entries, y)
-    rows = table_of(runs).map(table_of(runs).value_counts()).to_numpy()[order]
-    low, high = (np.array([getattr(e, side) for e in entries]) for side in ('low', 'high'))
-    first = np.array([value_of(sets[e.sets[0]], e.name) for e in entries])
-    values, *found = least_squares_within(residuals, first, low, high, rows ** -.75)
-    known = start.measured.sets if isinstance(start.measured, Calibration) and system is None else {}
+    values, errors, bounds, entries, sets = fit_entries(runs, y, start, free, system)
+    several = isinstance(start.measured, Calibration) and system is None
+    known = start.measured.sets if several else {}
     calibration = Calibration({**known, **replaced(sets, entries, values)})
-    return Fit(calibration, table_of_fit(entries, values, *found),
+    return Fit(calibration, table_of_fit(entries, values, errors, bounds),
                predict(runs, dataclasses.replace(start, measured=calibration), system))
 
 # %% ../nbs/10_validation.ipynb #cb0ab42a
@@ -397,10 +415,12 @@ PROTOCOL = ('base', 'nvlink_share', 'gather_factor', 'scatter_factor', 'nic_shar
 
 def published_collectives():  # DataFrame: operation, gpus, gpus_per_node, bytes, us
     "nccl-tests on Perlmutter, messages of 1 MB and above."
-    files = [measured_folder() / f'{name}.csv' for name in ('nccl_perlmutter', 'nccl_perlmutter_one')]
+    names = ('nccl_perlmutter', 'nccl_perlmutter_one')
+    files = [measured_folder() / f'{name}.csv' for name in names]
     tests = pd.concat([pd.read_csv(file, comment='#') for file in files], ignore_index=True)
     return tests[tests.bytes >= 2**20].reset_index(drop=True)
 
+# %% ../nbs/10_validation.ipynb #5dfad274
 def predict_collectives(
     df,               # DataFrame: operation, gpus, gpus_per_node, bytes
     parameters=None,  # Parameters; those fitted to Perlmutter unless given
@@ -418,6 +438,7 @@ def predict_collectives(
         predicted[own.index] = seconds * 1e6
     return df.assign(predicted_us=predicted)
 
+# %% ../nbs/10_validation.ipynb #c603ba48
 def calibrate_network(df, start=Parameters()):  # Parameters
     "The network's parameters from measured collectives (nccl-tests)."
     low, high = (np.array([limits(name)[i] for name in PROTOCOL]) for i in (0, 1))
@@ -432,6 +453,7 @@ def calibrate_network(df, start=Parameters()):  # Parameters
 OTHERS = {'megatron-2022': 'Calculon 3.65 %', 'vtrain-multi': 'vTrain 14.73 %',
           'vtrain-single': 'vTrain 8.37 %', 'simumax-b200': 'SimuMax 5.6 %'}  # as they publish them
 FOLDS = {'half': 2, 'jobs': 5}
+
 FREE = ('matrix_efficiency@Ampere/Megatron-DeepSpeed', 'matrix_efficiency@Ampere/Megatron-LM',
         'matrix_efficiency@Hopper', 'matrix_efficiency@Blackwell', 'score_bandwidth',
         'fused_efficiency@Blackwell', 'straggler', 'host_layer', 'host_tp', 'host_sharpness',
@@ -449,6 +471,7 @@ def fold_of(df, kind):  # Series of int
     folds = FOLDS[nearest(kind, FOLDS, 'fold')]
     return words.map(lambda text: int(hashlib.md5(text.encode()).hexdigest(), 16) % folds)
 
+# %% ../nbs/10_validation.ipynb #b7d24c66
 def held_out(
     df,            # DataFrame of runs, as in predict, with id
     kind='half',   # 'half' or 'jobs'
@@ -475,6 +498,7 @@ def errors_by_preset(df, presets, system):  # dict: name of a column -> relative
                         / pd.to_numeric(df.get('memory_GB', pd.Series(np.nan, index=df.index))) - 1)
     return errors
 
+# %% ../nbs/10_validation.ipynb #5aa9dcaf
 def scoreboard(
     df,                                             # DataFrame of runs, with iteration_s
     presets=('paper', 'corrected', 'calibrated'),
@@ -539,7 +563,8 @@ class Ablation(NamedTuple):
 
 HOST = ('host_layer', 'host_tp', 'host_sharpness', 'host_micro_batch@Ampere')
 ABLATIONS = {
-    'nothing': Ablation({}), 'host time': Ablation(dict(host_layer=1e-9, host_micro_batch=0.), HOST),
+    'nothing': Ablation({}),
+    'host time': Ablation(dict(host_layer=1e-9, host_micro_batch=0.), HOST),
     'shared NIC': Ablation({'groups_share': 1.}, ('groups_share',)),
     'slow attention kernels': Ablation(dict(score_bandwidth=.85), ('score_bandwidth',)),
     'stragglers': Ablation(dict(straggler=0.), ('straggler',)),
@@ -547,9 +572,9 @@ ABLATIONS = {
     'ramp of the inner dimension': Ablation(dict(inner_ramp=0.)),
     'constant of the iteration': Ablation(dict(iteration_constant=0.))}
 
-def but_tests(sets, change):  # Calibration
+def but_tests(sets, values):  # Calibration
     "Parameter sets changed, all but the one that collectives alone determined."
-    return Calibration({name: k if k.stack == 'nccl-tests' else change(k)
+    return Calibration({name: k if k.stack == 'nccl-tests' else changed(k, values)
                         for name, k in sets.items()})
 
 def start_of_published():  # Calibration
@@ -560,7 +585,7 @@ def start_of_published():  # Calibration
     hops = {name: value_of(tests, name) for name in PROTOCOL if name not in shares}
     # behind an NVSwitch all hops are quick; Perlmutter's GPUs are joined in pairs
     hops['bulk_hop'] = tests.network.quick_hop
-    found = but_tests(start.sets, lambda k: changed(k, hops))
+    found = but_tests(start.sets, hops)
     return Calibration({**found.sets, 'Ampere/nccl-tests': tests})
 
 # %% ../nbs/10_validation.ipynb #012d762e
@@ -586,11 +611,12 @@ def errors_of(measured, predicted):
     "Relative errors, by table."
     return (predicted / measured.iteration_s - 1).abs().groupby(table_of(measured), sort=False)
 
+# %% ../nbs/10_validation.ipynb #9517002b
 def fit_ablations(measured, calibration, show):  # list of dict
     "Errors of refits without one part of the model, in percent."
     found = []
     for part, (values, fixed) in ABLATIONS.items():
-        less = but_tests(calibration.sets, lambda k: changed(k, values))
+        less = but_tests(calibration.sets, values)
         free = [name for name in FREE if name not in fixed]
         runs = calibrate(measured, with_sets(less), free).runs
         mean = errors_of(measured, runs.predicted_iteration_s).mean()
@@ -614,6 +640,7 @@ def contested_rows(runs):  # DataFrame
     columns = ['id', 'tp', 'pp', 'dp', 'micro_batch', 'iteration_s', 'predicted_iteration_s']
     return own.sort_values('predicted_iteration_s')[columns].round(4)
 
+# %% ../nbs/10_validation.ipynb #d7aa1258
 def calibrate_published(measured, path, show=print):  # Fit
     "Fit and write the shipped parameters: network, runs, folds, and the errors on the way."
     fit = calibrate(measured, with_sets(start_of_published()), FREE)
