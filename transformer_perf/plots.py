@@ -4,9 +4,12 @@
 
 # %% auto #0
 __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', 'GREY', 'PALETTE', 'DASHES', 'MARKERS', 'FILLS',
-           'PARTS', 'SIZES', 'PLACED', 'BARS', 'style', 'picture', 'panels_of', 'groups_of', 'plain', 'look_of',
-           'against_gpus', 'training_days', 'micro_batches', 'stacked_shares', 'second_axis', 'beside',
-           'configurations', 'placements', 'edges', 'heat_map', 'communication']
+           'PARTS', 'LOOK', 'GUIDE', 'SIZES', 'PLACED', 'BARS', 'EDGE', 'HOLES', 'style', 'nothing_to_draw', 'picture',
+           'panels_of', 'groups_of', 'plain', 'log_ticks', 'look_of', 'draw_curves', 'draw_guides', 'gpu_axis',
+           'legend_of_curves', 'against_gpus', 'training_days', 'micro_batches', 'second_axis', 'beside',
+           'write_shares', 'stacked_shares', 'group_bars', 'labels_of', 'configurations', 'draw_placements',
+           'placements', 'edges', 'value_ticks', 'grid_of', 'draw_contours', 'mark_machines', 'draw_map', 'map_legend',
+           'heat_map', 'draw_messages', 'message_legend', 'communication']
 
 # %% ../nbs/07_plots.ipynb #cf2e19e0
 import functools
@@ -17,95 +20,147 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from .models import as_model, nearest
 from .iteration import COMPONENTS, components
 
 # %% ../nbs/07_plots.ipynb #d52189fc
-BLUE, SKY, GREEN, ORANGE, RED, PINK, YELLOW, BLACK, GREY = '#0072b2', '#56b4e9', '#009e73', '#e69f00', '#d55e00', '#cc79a7', '#f0e442', '#000000', '#999999'
+BLUE, SKY, GREEN = '#0072b2', '#56b4e9', '#009e73'
+ORANGE, RED, PINK = '#e69f00', '#d55e00', '#cc79a7'
+YELLOW, BLACK, GREY = '#f0e442', '#000000', '#999999'
 PALETTE = (BLUE, RED, GREEN, ORANGE, PINK, SKY, BLACK, GREY)
-DASHES, MARKERS, FILLS = ('-', '--', ':', '-.'), ('o', 's', '^', 'D', 'v'), ('full', 'none', 'left', 'top')
-PARTS = dict(zip(COMPONENTS, ((BLUE, 'white', ''), (SKY, 'black', '..'), (RED, 'white', '\\\\'), (ORANGE, 'black', '//'), (PINK, 'black', 'xx'), ('#bbbbbb', 'black', ''), (GREEN, 'white', '++'))))  # colour, text, hatch
+DASHES, MARKERS = ('-', '--', ':', '-.'), ('o', 's', '^', 'D', 'v')
+FILLS = ('full', 'none', 'left', 'top')
+PARTS = {   # of an iteration: colour, colour of words on it, hatch
+    'compute_s': (BLUE, 'white', ''), 'exposed_memory_s': (SKY, 'black', '..'),
+    'tp_comm_s': (RED, 'white', '\\\\'), 'dp_comm_s': (ORANGE, 'black', '//'),
+    'pp_comm_s': (PINK, 'black', 'xx'), 'bubble_s': ('#bbbbbb', 'black', ''),
+    'other_s': (GREEN, 'white', '++')}
+LOOK = {
+    'font.size': 9, 'axes.titlesize': 10, 'axes.grid': True, 'grid.alpha': 0.35,
+    'grid.linewidth': 0.5, 'axes.axisbelow': True, 'legend.frameon': False, 'legend.fontsize': 8,
+    'lines.markersize': 4.5, 'lines.linewidth': 1.4, 'hatch.linewidth': 0.4, 'figure.dpi': 80,
+    'figure.constrained_layout.use': True}
 
 def style():  # context manager
     "The look of all our pictures, inside a `with`."
-    return plt.rc_context({'font.size': 9, 'axes.titlesize': 10, 'axes.grid': True, 'grid.alpha': 0.35, 'grid.linewidth': 0.5, 'axes.axisbelow': True, 'legend.frameon': False,
-                           'legend.fontsize': 8, 'lines.markersize': 4.5, 'lines.linewidth': 1.4, 'hatch.linewidth': 0.4, 'figure.dpi': 80, 'figure.constrained_layout.use': True})
+    return plt.rc_context(LOOK)
 
 # %% ../nbs/07_plots.ipynb #fe839458
+def nothing_to_draw(table):  # str
+    "Why a table has no rows: the search's own reason where it has one."
+    reasons = getattr(table, 'reasons', None) or {}
+    first = [f'; {n} GPUs: {reason}' for n, reason in reasons.items()][:1]
+    return ''.join(['the table has no rows, so there is nothing to draw', *first])
+
 def picture(draw):
     "Make a function that draws a table into one that returns the `Figure`, in our style."
     @functools.wraps(draw)
     def drawn(table, *args, **options):
-        if not len(table):
-            reasons = getattr(table, 'reasons', None) or {}
-            raise ValueError('the table has no rows, so there is nothing to draw' + ''.join(f'; {n} GPUs: {reason}' for n, reason in list(reasons.items())[:1]))
+        if not len(table): raise ValueError(nothing_to_draw(table))
         with style():
             figure = draw(table, *args, **options)
-            figure.draw_without_rendering()     # lays it out and makes the ticks, while the style holds
+            figure.draw_without_rendering()     # lays it out and makes the ticks in our style
             figure.set_layout_engine('none')    # once is enough
         return figure
     return drawn
 
+# %% ../nbs/07_plots.ipynb #fe839459
 def panels_of(
     columns, width, height,  # panels side by side; inches
     rows=1, **options,       # of matplotlib's subplots
 ):  # (Figure, array of Axes)
-    "An empty figure that no global state of matplotlib knows of, so it is shown once and never leaks."
+    "An empty figure that pyplot does not know of, so that it is shown once and never leaks."
     figure = Figure(figsize=(width, height))
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 def groups_of(table, column):  # list of (value, rows)
-    "The rows of each value of a column, in order of appearance; a ValueError if there is no such column."
+    "The rows of each value of a column, in order of appearance."
     return list(table.groupby(nearest(column, table.columns, 'column'), sort=False))
 
+# %% ../nbs/07_plots.ipynb #fe83945b
 def plain(axis):
-    "Ticks as plain numbers: 16,384 and not 2^14."
-    axis.set_major_formatter(FuncFormatter(lambda x, _: f'{x:,.0f}' if x >= 1000 else f'{x:g}'))
+    "Ticks as plain numbers."
+    in_words = lambda x, _: f'{x:,.0f}' if x >= 1000 else f'{x:g}'
+    axis.set_major_formatter(FuncFormatter(in_words))
     axis.set_minor_locator(NullLocator())
 
-# %% ../nbs/07_plots.ipynb #6f63c007
-def look_of(labels):  # dict: label -> line options
-    "Colour and filling by what stands before the last dash of a label, dashes and marker by what stands after it."
-    parts = {label: str(label).rpartition('-')[::2] if '-' in str(label) else (str(label), str(label)) for label in labels}
-    families, variants = (list(dict.fromkeys(part[i] for part in parts.values())) for i in (0, 1))
-    nth = lambda options, known, value: options[known.index(value) % len(options)]
-    return {label: dict(color=nth(PALETTE, families, family), fillstyle=nth(FILLS, families, family), linestyle=nth(DASHES, variants, variant), marker=nth(MARKERS, variants, variant))
-            for label, (family, variant) in parts.items()}
+def log_ticks(axis, subs=(1,), base=10):
+    "Ticks of a logarithmic axis at `subs` times the powers of a base."
+    axis.set_major_locator(LogLocator(base=base, subs=subs, numticks=20))
+    plain(axis)
 
+# %% ../nbs/07_plots.ipynb #6f63c006
+def look_of(labels):  # dict: label -> line options
+    "Colour and filling by what stands before the last dash of a label, dashes by what follows it."
+    split = lambda label: label.rpartition('-')[::2] if '-' in label else (label, label)
+    parts = {label: split(str(label)) for label in labels}
+    families, variants = (list(dict.fromkeys(part[i] for part in parts.values())) for i in (0, 1))
+    def look(family, variant):
+        i, j = families.index(family), variants.index(variant)
+        of = lambda options, k: options[k % len(options)]
+        return dict(color=of(PALETTE, i), fillstyle=of(FILLS, i),
+                    linestyle=of(DASHES, j), marker=of(MARKERS, j))
+    return {label: look(*part) for label, part in parts.items()}
+
+# %% ../nbs/07_plots.ipynb #6f63c007
+GUIDE = dict(linewidth=0.8, linestyle=(0, (1, 3)))   # dotted
+
+def draw_curves(ax, own, column, line, looks, perfect):
+    "The curve of each value of the column `line`, with guides unless `perfect` is None."
+    first = {}
+    for label, rows in groups_of(own.sort_values('n_gpus', kind='stable'), line):
+        y = rows[nearest(column, own.columns, 'column')]
+        ax.plot(rows.n_gpus, y, label=label, **looks[label])
+        first.setdefault(looks[label]['color'], rows.iloc[0])
+    if perfect is not None: draw_guides(ax, first, column, own.n_gpus.max(), perfect)
+
+def draw_guides(ax, first, column, most, perfect):
+    "From the first point of each colour on, what perfect scaling would be."
+    for color, row in first.items():
+        n = np.array([row.n_gpus, most])
+        y = row[column] * (n / row.n_gpus) ** perfect
+        ax.plot(n, y, color=color, label='_guide', zorder=1, **GUIDE)
+
+# %% ../nbs/07_plots.ipynb #6f63c008
+def gpu_axis(ax, log):
+    "The horizontal axis in powers of 4; the vertical one logarithmic or not."
+    ax.set(xscale='log', yscale='log' if log else 'linear', xlabel='GPUs')
+    log_ticks(ax.xaxis, base=4)
+    if log: log_ticks(ax.yaxis, (1, 2, 5))
+
+def legend_of_curves(figure, labels, perfect):
+    "One legend for all panels, its entries in the order of the labels."
+    handles = {}
+    for ax in figure.axes:
+        handles |= {name: handle for handle, name in zip(*ax.get_legend_handles_labels())}
+    handles = {label: handles[label] for label in labels if label in handles}
+    if perfect is not None: handles['perfect scaling'] = Line2D([], [], color=GREY, **GUIDE)
+    figure.legend(handles.values(), handles.keys(), loc='outside right center', handlelength=3)
+
+# %% ../nbs/07_plots.ipynb #6f63c009
 @picture
 def against_gpus(
-    table,                # DataFrame with n_gpus, system, the column, and what the panels differ in
-    column,               # what to draw
-    label,                # its name and unit, for the axis
-    panels='model',       # column whose values each get a panel
-    perfect=None,         # exponent of perfect scaling: -1 for a time, 0 for a rate per GPU; no guide if None
-    log=True,             # logarithmic vertical axis
-    line='system',        # column whose values each get a line
-    level=None,           # a horizontal line worth seeing, such as 1 for a ratio
+    table,             # DataFrame with n_gpus, system, the column, and what the panels differ in
+    column,            # what to draw
+    label,             # its name and unit, for the axis
+    panels='model',    # column whose values each get a panel
+    perfect=None,      # exponent of perfect scaling: -1 for a time, 0 for a rate per GPU
+    log=True,          # logarithmic vertical axis
+    line='system',     # column whose values each get a line
+    level=None,        # a horizontal line worth seeing, such as 1 for a ratio
 ):  # Figure
     "One curve per system against the number of GPUs."
-    shown, looks = groups_of(table, panels), look_of(dict.fromkeys(table[nearest(line, table.columns, 'column')]))
+    shown, looks = groups_of(table, panels), look_of([name for name, _ in groups_of(table, line)])
     figure, axes = panels_of(len(shown), 1.6 + 3.6 * len(shown), 3.7)
     for ax, (name, own) in zip(axes[0], shown):
-        ax.set_xscale('log', base=2); ax.set_yscale('log' if log else 'linear')
-        guided = {}
-        for system, rows in groups_of(own.sort_values('n_gpus', kind='stable'), line):
-            ax.plot(rows.n_gpus, rows[nearest(column, table.columns, 'column')], label=system, **looks[system])
-            guided.setdefault(looks[system]['color'], rows.iloc[0])
-        if perfect is not None:
-            for color, first in guided.items():
-                n = np.array([first.n_gpus, own.n_gpus.max()])
-                ax.plot(n, first[column] * (n / first.n_gpus) ** perfect, color=color, linewidth=0.7, linestyle=(0, (1, 3)), label='_guide', zorder=1)
+        gpu_axis(ax, log)
+        draw_curves(ax, own, column, line, looks, perfect)
         if level is not None: ax.axhline(level, color=BLACK, linewidth=0.8)
-        ax.set(xlabel='GPUs', ylabel=label if ax is axes[0, 0] else '', title=name)
-        plain(ax.xaxis); ax.xaxis.set_major_locator(LogLocator(base=4, numticks=20))
-        if log: ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12)); plain(ax.yaxis)
-    handles = {label: handle for ax in axes[0] for handle, label in zip(*ax.get_legend_handles_labels())}
-    handles = {label: handles[label] for label in looks if label in handles}
-    if perfect is not None: handles['perfect scaling'] = Line2D([], [], color=GREY, linewidth=0.8, linestyle=(0, (1, 3)))
-    figure.legend(handles.values(), handles.keys(), loc='outside right center', handlelength=3)
+        ax.set_title(name)
+    axes[0, 0].set_ylabel(label)
+    legend_of_curves(figure, looks, perfect)
     return figure
 
 # %% ../nbs/07_plots.ipynb #c018dabb
@@ -116,158 +171,269 @@ def training_days(
     "Days that the whole training of each row's model would take."
     models = [as_model(name) for name in (table.model if model is None else [model])]
     for m in models:
-        if m.train_samples is None: raise ValueError(f'train_samples of {m.name} is not known, so neither is the length of its training')
+        if m.train_samples is None:
+            raise ValueError(f'train_samples of {m.name} is not known, so neither is the length '
+                             'of its training')
     samples = np.array([m.train_samples for m in models])
     return (samples if model is None else samples[0]) / table.samples_per_s / 86400
 
 # %% ../nbs/07_plots.ipynb #df381284
 SIZES = {'micro_batches': 'micro-batches', 'tp': 'TP n1', 'cp': 'TP n2', 'dp': 'DP', 'pp': 'PP'}
 PLACED = {'nvlink_tp': 'TP n1', 'nvlink_cp': 'TP n2', 'nvlink_dp': 'DP', 'nvlink_pp': 'PP'}
-BARS = {'micro-batches': (GREY, ''), 'TP n1': (RED, ''), 'TP n2': (YELLOW, '..'), 'DP': (ORANGE, '//'), 'PP': (PINK, 'xx')}  # colour, hatch
+BARS = {'micro-batches': (GREY, ''), 'TP n1': (RED, ''), 'TP n2': (YELLOW, '..'),
+        'DP': (ORANGE, '//'), 'PP': (PINK, 'xx')}  # colour, hatch
 
 def micro_batches(table):
     "Micro-batches that each copy works through in an iteration."
-    return (table.samples_per_s * table.iteration_s / table.dp / table.micro_batch).round().astype(int)
+    global_batch = table.samples_per_s * table.iteration_s
+    return (global_batch / table.dp / table.micro_batch).round().astype(int)
+
+def second_axis(ax, x, values, label, color, name):  # Axes
+    "Points of other units over the bars, with their axis on the right."
+    twin = ax.twinx()
+    twin.plot(x, values, color=color, marker='D', linestyle='', markeredgecolor='white',
+              markersize=6, label=name)
+    if max(values) > 10 * min(values):
+        twin.set_yscale('log')
+        log_ticks(twin.yaxis, (1, 2, 5))
+    else: twin.set_ylim(0, max(values) * 1.12)
+    twin.set(ylabel=label); twin.grid(False)
+    return twin
+
+# %% ../nbs/07_plots.ipynb #df381286
+def beside(ax, twin):
+    "One legend for both axes, to the right of them and of their labels."
+    handles, names = (bars + points for bars, points in zip(
+        ax.get_legend_handles_labels(), twin.get_legend_handles_labels()))
+    right = 1 + 0.75 / (ax.figure.get_figwidth() - 2.8)
+    ax.legend(handles, names, loc='center left', bbox_to_anchor=(right, 0.5))
+
+def write_shares(ax, x, share, bottom, look):
+    "The percentages of one part, where they fit into its bars."
+    color, ink, hatch = look
+    ground = dict(facecolor=color, edgecolor='none', pad=0.6) if hatch else None
+    for at, height, low in zip(x, share, bottom):
+        if height >= 5:
+            ax.text(at - 0.39, low + height / 2, f'{height:.0f}%', ha='left', va='center',
+                    color=ink, fontsize=7, bbox=ground)
+
+# %% ../nbs/07_plots.ipynb #df381287
+EDGE = dict(edgecolor='white', linewidth=0.3)
 
 def stacked_shares(ax, table, x):
     "Stacked shares of the iteration in %, and its length on a second axis."
     bottom = np.zeros(len(table))
     for column, name in components(table).items():
-        color, ink, hatch = PARTS[column]
+        color, _, hatch = PARTS[column]
         share = (table[column] / table.iteration_s * 100).values
-        ax.bar(x, share, bottom=bottom, color=color, hatch=hatch, edgecolor='white', linewidth=0.3, width=0.8, label=name)
-        for at, height, low in zip(x, share, bottom):
-            if height >= 5: ax.text(at - 0.39, low + height / 2, f'{height:.0f}%', ha='left', va='center', color=ink, fontsize=7, bbox=dict(facecolor=color, edgecolor='none', pad=0.6) if hatch else None)
+        ax.bar(x, share, bottom=bottom, color=color, hatch=hatch, width=0.8, label=name, **EDGE)
+        write_shares(ax, x, share, bottom, PARTS[column])
         bottom += share
     ax.set(ylabel='share of the iteration (%)', ylim=(0, 100)); ax.grid(False)
-    beside(ax, second_axis(ax, x + 0.2, table.iteration_s, 'iteration (s)', BLACK, 'iteration time'))
+    beside(ax, second_axis(ax, x + 0.2, table.iteration_s, 'iteration (s)', BLACK,
+                           'iteration time'))
 
-def second_axis(ax, x, values, label, color, name):  # Axes
-    "Points of other units over the bars, with their axis on the right; logarithmic if they differ tenfold."
-    twin = ax.twinx()
-    twin.plot(x, values, color=color, marker='D', linestyle='', markeredgecolor='white', markersize=6, label=name)
-    if max(values) > 10 * min(values): twin.set_yscale('log'); plain(twin.yaxis); twin.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
-    else: twin.set_ylim(0, max(values) * 1.12)
-    twin.set(ylabel=label); twin.grid(False)
-    return twin
+# %% ../nbs/07_plots.ipynb #df381288
+def group_bars(ax, table, x, bars):
+    "A bar for each size of each row, from 1 upwards, and the memory on a second axis."
+    thin = 0.8 / len(bars)
+    for i, (column, name) in enumerate(bars.items()):
+        color, hatch = BARS[name]
+        height = table[nearest(column, table.columns, 'column')] - 0.5
+        ax.bar(x - 0.4 + thin * (i + 0.5), height, bottom=0.5, width=thin * 0.92, color=color,
+               hatch=hatch, label=name, **EDGE)
+    ax.set_yscale('log', base=2); ax.set_ylim(0.5, None); plain(ax.yaxis)
+    top = ax.get_ylim()[1]
+    ax.set_yticks([2**i for i in range(0, 40, 2 if top > 64 else 1) if 2**i < top])
+    counted = 'micro-batches, or GPUs of a group' if 'micro_batches' in bars else ''
+    ax.set_ylabel(counted or 'GPUs in an NVLink domain'); ax.grid(False, axis='x')
+    beside(ax, second_axis(ax, x, table.memory_GB, 'memory (GB)', GREEN, 'memory'))
 
-def beside(ax, twin):
-    "One legend for both axes, to the right of them and of their labels."
-    handles, names = (bars + points for bars, points in zip(ax.get_legend_handles_labels(), twin.get_legend_handles_labels()))
-    ax.legend(handles, names, loc='center left', bbox_to_anchor=(1 + 0.75 / (ax.figure.get_figwidth() - 2.8), 0.5))
+# %% ../nbs/07_plots.ipynb #df381289
+def labels_of(table, labels):  # list of str
+    "One label for each row: those given, or its number of GPUs."
+    if labels is None: return [f'{n:,}' for n in table.n_gpus]
+    if len(labels) != len(table):
+        raise ValueError(f'{len(labels)} labels must be as many as the {len(table)} rows of the '
+                         'table')
+    return [str(label) for label in labels]
 
+# %% ../nbs/07_plots.ipynb #df38128a
 @picture
 def configurations(
     table,           # rows of a search result
     labels=None,     # one for each row; its number of GPUs unless given
     xlabel='GPUs',   # what the labels are
-    bars=SIZES,      # columns to draw as bars -> their names; PLACED for placements in the NVLink domain
+    bars=SIZES,      # columns to draw as bars -> their names; PLACED for placements
     title='',
 ):  # Figure
     "Where the time of each configuration goes, and how it shares the work out."
-    table = table.assign(micro_batches=micro_batches(table))
-    labels = [f'{n:,}' for n in table.n_gpus] if labels is None else [str(label) for label in labels]
-    if len(labels) != len(table): raise ValueError(f'{len(labels)} labels must be as many as the {len(table)} rows of the table')
-    bars = {column: name for column, name in bars.items() if not column.endswith('cp') or (table.strategy != '1d').any()}
-    x = np.arange(len(table))
-    width = max(6.4, 2.8 + 0.75 * len(table))
-    figure, ((top,), (low,)) = panels_of(1, width, 5.6 + 0.15 * max(label.count('\n') for label in labels), rows=2, sharex=True, height_ratios=(1.25, 1))
+    table, labels = table.assign(micro_batches=micro_batches(table)), labels_of(table, labels)
+    several = (table.strategy != '1d').any()
+    bars = {column: name for column, name in bars.items() if several or name != 'TP n2'}
+    x, lines = np.arange(len(table)), max(label.count('\n') for label in labels)
+    figure, ((top,), (low,)) = panels_of(1, max(6.4, 2.8 + 0.75 * len(table)), 5.6 + 0.15 * lines,
+                                         rows=2, sharex=True, height_ratios=(1.25, 1))
     stacked_shares(top, table, x)
-    thin = 0.8 / len(bars)
-    for i, (column, name) in enumerate(bars.items()):
-        color, hatch = BARS[name]
-        low.bar(x - 0.4 + thin * (i + 0.5), table[nearest(column, table.columns, 'column')] - 0.5, bottom=0.5, width=thin * 0.92, color=color, hatch=hatch, edgecolor='white', linewidth=0.3, label=name)
-    low.set_yscale('log', base=2); low.set_ylim(0.5, None); plain(low.yaxis)
-    low.set_yticks([2**i for i in range(0, 40, 2 if low.get_ylim()[1] > 64 else 1) if 2**i < low.get_ylim()[1]])
-    low.set(xticks=x, xticklabels=labels, xlabel=xlabel, ylabel='micro-batches, or GPUs of a group' if 'micro_batches' in bars else 'GPUs in an NVLink domain'); low.grid(False, axis='x')
-    beside(low, second_axis(low, x, table.memory_GB, 'memory (GB)', GREEN, 'memory'))
+    group_bars(low, table, x, bars)
+    low.set(xticks=x, xticklabels=labels, xlabel=xlabel)
     if title: figure.suptitle(title, fontsize=10)
     return figure
+
+# %% ../nbs/07_plots.ipynb #3d76926d
+def draw_placements(ax, own, columns):
+    "The throughput of each row, the best one starred."
+    x, y = np.arange(len(own)), own.samples_per_s.values
+    ax.plot(x, y, 'o-', color=BLUE, label='a placement')
+    ax.plot(x[y.argmax()], y.max(), '*', color=RED, markersize=12, label='best')
+    ax.set(xticks=x, xlabel=' x '.join(PLACED[column] for column in columns))
+    labels = [' x '.join(map(str, row)) for row in own[columns].values]
+    ax.set_xticklabels(labels, rotation=90, fontsize=7)
 
 # %% ../nbs/07_plots.ipynb #3d76926e
 @picture
 def placements(
-    table,             # rows of search results that differ in the columns nvlink_..., and in what the panels differ in
-    panels='system',   # column whose values each get a panel
+    table,            # rows of search results that differ in the columns nvlink_...
+    panels='system',  # column whose values each get a panel
 ):  # Figure
     "Throughput of every placement, the best one starred."
     shown = groups_of(table, panels)
     columns = [column for column in PLACED if (table[column] > 1).any()]
-    figure, axes = panels_of(len(shown), max(4, 1 + 0.22 * len(table) + 0.5 * len(shown)), 3.6, sharey=True, width_ratios=[len(own) + 2 for _, own in shown])
+    width = max(4, 1 + 0.22 * len(table) + 0.5 * len(shown))
+    figure, axes = panels_of(len(shown), width, 3.6, sharey=True,
+                             width_ratios=[len(own) + 2 for _, own in shown])
     for ax, (name, own) in zip(axes[0], shown):
-        x, y = np.arange(len(own)), own.samples_per_s.values
-        ax.plot(x, y, 'o-', color=BLUE, label='a placement')
-        peaks = [i for i in x if y[i] > max(y[[j for j in (i - 1, i + 1) if 0 <= j < len(y)]], default=-np.inf)]
-        ax.plot(x[peaks], y[peaks], 'o', color=ORANGE, markersize=9, markerfacecolor='none', label='better than its neighbours')
-        ax.plot(x[y.argmax()], y.max(), '*', color=RED, markersize=12, label='best')
-        ax.set(xticks=x, title=name, xlabel=' x '.join(PLACED[column] for column in columns), ylabel='throughput (samples/s)' if ax is axes[0, 0] else '')
-        ax.set_xticklabels([' x '.join(map(str, row)) for row in own[columns].values], rotation=90, fontsize=7)
-    axes[0, -1].legend(loc='upper right'); axes[0, 0].set_ylim(0, table.samples_per_s.max() * 1.25)
+        draw_placements(ax, own, columns)
+        ax.set_title(name)
+    axes[0, 0].set(ylabel='throughput (samples/s)', ylim=(0, table.samples_per_s.max() * 1.25))
+    axes[0, -1].legend(loc='upper right')
     return figure
 
-# %% ../nbs/07_plots.ipynb #eadaa7ff
+# %% ../nbs/07_plots.ipynb #eadaa7fd
 def edges(values):
     "Borders between ascending points on a logarithmic axis."
     logs = np.log(values)
     middles = (logs[1:] + logs[:-1]) / 2
-    return np.exp(np.concatenate([[2 * logs[0] - middles[0]], middles, [2 * logs[-1] - middles[-1]]]))
+    return np.exp(np.concatenate([[2 * logs[0] - middles[0]], middles,
+                                  [2 * logs[-1] - middles[-1]]]))
 
+def value_ticks(axis, values):
+    "Ticks at the values where they are few or powers of two, eight at most; else at round numbers."
+    wide = values[-1] > 10 * values[0]
+    log_ticks(axis, (1, 2, 5) if wide else (1, 1.5, 2, 3, 5, 7))
+    if len(values) <= 8 or np.all(np.log2(values) % 1 == 0):
+        axis.set_major_locator(FixedLocator(values[::-(-len(values) // 8)]))
+
+# %% ../nbs/07_plots.ipynb #eadaa7fe
+HOLES = dict(facecolor='#e8e8e8', edgecolor='#b0b0b0', hatch='///')
+
+def grid_of(table, x, y, value):  # (values of x, values of y)
+    "The two axes of a map; a ValueError if it cannot be drawn."
+    for column in (x, y, value): nearest(column, table.columns, 'column')
+    xs, ys = (np.unique(table[column]) for column in (x, y))
+    if min(len(xs), len(ys)) < 2:
+        raise ValueError(f'{len(xs)} values of {x} and {len(ys)} of {y} must be at least two each '
+                         'to make a map')
+    if not table[value].notna().any():
+        raise ValueError(f'{value} is missing at every point, so there is nothing to draw')
+    return xs, ys
+
+# %% ../nbs/07_plots.ipynb #eadaa7fb
+def draw_contours(ax, xs, ys, z, contours):  # dict: words -> handle
+    "Lines where the value is so many times the least."
+    drawn, least, most = {}, np.nanmin(z, initial=np.inf), np.nanmax(z, initial=-np.inf)
+    for times, dashes in zip(contours, DASHES):
+        if not least * times < most: continue
+        ax.contour(xs, ys, z / least, levels=[times], colors=BLACK, linestyles=dashes,
+                   linewidths=0.9)
+        drawn[f'{times:g} x the best'] = Line2D([], [], color=BLACK, linestyle=dashes,
+                                                linewidth=0.9)
+    return drawn
+
+# %% ../nbs/07_plots.ipynb #eadaa7fc
+def mark_machines(ax, marks):
+    "Dots with names where real machines are."
+    ground = dict(facecolor='white', edgecolor='none', alpha=0.85, pad=0.8)
+    across = (ax.transData + ax.transAxes.inverted()).transform   # 0 at the left, 1 at the right
+    for machine, at in marks.items():
+        ax.plot(*at, 'o', color=RED, markeredgecolor='white', markersize=6, zorder=5)
+        side, align = (-5, 'right') if across(at)[0] > 0.8 else (5, 'left')
+        ax.annotate(machine, at, xytext=(side, 4), textcoords='offset points', ha=align,
+                    fontsize=8, bbox=ground, zorder=6)
+
+# %% ../nbs/07_plots.ipynb #eadaa7fa
+def draw_map(ax, xs, ys, z, norm, contours):  # (what a colour bar needs, words -> handle)
+    "The colours and contours of one panel, hatched where there is no value."
+    ax.patch.set(**HOLES)
+    mesh = ax.pcolormesh(edges(xs), edges(ys), np.ma.masked_invalid(z), cmap='cividis_r', norm=norm)
+    ax.set(xscale='log', yscale='log'); ax.grid(False)
+    value_ticks(ax.xaxis, xs); value_ticks(ax.yaxis, ys)
+    holes = {} if np.isfinite(z).all() else {'nothing fits': Patch(**HOLES)}
+    return mesh, draw_contours(ax, xs, ys, z, contours) | holes
+
+def map_legend(figure, drawn, marks, columns):
+    "What dots, contours and hatching mean."
+    dot = Line2D([], [], color=RED, marker='o', linestyle='')
+    drawn = ({'a real GPU': dot} if marks else {}) | drawn
+    figure.legend(drawn.values(), drawn.keys(), loc='outside lower center', ncols=columns,
+                  handlelength=3)
+
+# %% ../nbs/07_plots.ipynb #eadaa7ff
 @picture
 def heat_map(
-    table,                           # DataFrame, one row per point
-    x, y, value,                     # columns
-    xlabel, ylabel, label,           # their names and units
-    marks={},                        # name -> (x, y) of real machines
-    panels=None,                     # column whose values each get a panel, with one colour scale
-    contours=(1.1, 1.25, 1.5, 2),     # multiples of each panel's best value, four at most
+    table,                         # DataFrame, one row per point
+    x, y, value,                   # columns
+    xlabel, ylabel, label,         # their names and units
+    marks={},                      # name -> (x, y) of real machines
+    panels=None,                   # column whose values each get a panel, with one colour scale
+    contours=(1.1, 1.25, 1.5, 2),  # multiples of each panel's least value, four at most
 ):  # Figure
     "A column over two others, both logarithmic."
-    for column in (x, y, value): nearest(column, table.columns, 'column')
+    xs, ys = grid_of(table, x, y, value)
     shown = groups_of(table, panels) if panels else [('', table)]
-    xs, ys = (np.unique(table[column]) for column in (x, y))
-    if min(len(xs), len(ys)) < 2: raise ValueError(f'{len(xs)} values of {x} and {len(ys)} of {y} must be at least two each to make a map')
-    if not table[value].notna().any(): raise ValueError(f'{value} is missing at every point, so there is nothing to draw')
     figure, axes = panels_of(len(shown), 1.4 + 3.9 * len(shown), 3.7, sharey=True)
-    drawn = {'a real GPU': Line2D([], [], color=RED, marker='o', linestyle='')} if marks else {}
-    holes = False
+    norm, drawn = LogNorm(table[value].min(), table[value].max()), {}
     for ax, (name, own) in zip(axes[0], shown):
         z = own.pivot(index=y, columns=x, values=value).reindex(index=ys, columns=xs).values
-        holes = holes or not np.isfinite(z).all()
-        ax.set_facecolor('#e8e8e8'); ax.patch.set(hatch='///', edgecolor='#b0b0b0')
-        mesh = ax.pcolormesh(edges(xs), edges(ys), np.ma.masked_invalid(z), cmap='cividis_r', norm=LogNorm(table[value].min(), table[value].max()))
-        for times, dashes in zip(contours, DASHES):
-            if np.isfinite(z).any() and np.nanmin(z) * times < np.nanmax(z):
-                ax.contour(xs, ys, z / np.nanmin(z), levels=[times], colors=BLACK, linestyles=dashes, linewidths=0.9)
-                drawn[f'{times:g} x the best'] = Line2D([], [], color=BLACK, linestyle=dashes, linewidth=0.9)
-        for machine, at in marks.items():
-            ax.plot(*at, 'o', color=RED, markeredgecolor='white', markersize=6, zorder=5)
-            ax.annotate(machine, at, xytext=(5, 4), textcoords='offset points', fontsize=8, bbox=dict(facecolor='white', edgecolor='none', alpha=0.85, pad=0.8), zorder=6)
-        ax.set(xscale='log', yscale='log', xlabel=xlabel, ylabel=ylabel if ax is axes[0, 0] else '', title=name); ax.grid(False)
-        for axis, values in ((ax.xaxis, xs), (ax.yaxis, ys)): axis.set_major_locator(LogLocator(subs=(1, 2, 5) if values[-1] > 10 * values[0] else (1, 1.5, 2, 3, 5, 7))); plain(axis)
-    if holes: drawn['nothing fits'] = Patch(facecolor='#e8e8e8', edgecolor='#b0b0b0', hatch='///')
-    figure.legend(drawn.values(), drawn.keys(), loc='outside lower center', ncols=3 * min(len(shown), 2), handlelength=3)
-    bar = figure.colorbar(mesh, ax=axes, label=label, pad=0.02)
-    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7))); plain(bar.ax.yaxis)
+        mesh, lines = draw_map(ax, xs, ys, z, norm, contours)
+        drawn |= lines
+        mark_machines(ax, marks)
+        ax.set(xlabel=xlabel, title=name)
+    axes[0, 0].set_ylabel(ylabel)
+    map_legend(figure, drawn, marks, 3 * min(len(shown), 2))
+    log_ticks(figure.colorbar(mesh, ax=axes, label=label, pad=0.02).ax.yaxis, (1, 1.5, 2, 3, 5, 7))
     return figure
 
 # %% ../nbs/07_plots.ipynb #46066786
+def draw_messages(ax, own, line, looks):
+    "Predicted lines and measured points of each value of the column `line`."
+    for label, rows in groups_of(own.sort_values('MB'), line):
+        color, marker, dashes = (looks[label][key] for key in ('color', 'marker', 'linestyle'))
+        ax.plot(rows.MB, rows.predicted_ms, color=color, linestyle=dashes)
+        ax.plot(rows.MB, rows.measured_ms, color=color, linestyle='', marker=marker,
+                markerfacecolor='none')
+
+def message_legend(figure, looks):
+    "Line and point of each label, to the right of all panels."
+    handles = [Line2D([], [], **{**look, 'markerfacecolor': 'none'}, label=label)
+               for label, look in looks.items()]
+    figure.legend(handles=handles, loc='outside right center', handlelength=3,
+                  title='line: predicted\npoint: measured')
+
+# %% ../nbs/07_plots.ipynb #46066787
 @picture
 def communication(
-    table,                  # DataFrame with MB, measured_ms, predicted_ms and the columns below
-    line='GPUs',            # column whose values each get a line and points
-    panels='operation',     # column whose values each get a panel
+    table,               # DataFrame with MB, measured_ms, predicted_ms and the columns below
+    line='GPUs',         # column whose values each get a line and points
+    panels='operation',  # column whose values each get a panel
 ):  # Figure
     "Predicted and measured time of messages against their size."
-    shown = groups_of(table, panels)
-    looks = look_of(dict.fromkeys(table[nearest(line, table.columns, 'column')]))
+    shown, looks = groups_of(table, panels), look_of([name for name, _ in groups_of(table, line)])
     figure, axes = panels_of(len(shown), 1.6 + 3.2 * len(shown), 3.6, sharey=True)
     for ax, (name, own) in zip(axes[0], shown):
-        for label, rows in groups_of(own.sort_values('MB'), line):
-            color, marker = looks[label]['color'], looks[label]['marker']
-            ax.plot(rows.MB, rows.predicted_ms, color=color, linestyle=looks[label]['linestyle'])
-            ax.plot(rows.MB, rows.measured_ms, color=color, linestyle='', marker=marker, markerfacecolor='none')
-        ax.set(xscale='log', yscale='log', xlabel='message (MB)', ylabel='time (ms)' if ax is axes[0, 0] else '', title=name)
-        for axis in (ax.xaxis, ax.yaxis): axis.set_major_locator(LogLocator(numticks=12)); plain(axis)
-    handles = [Line2D([], [], **{**looks[label], 'markerfacecolor': 'none'}, label=label) for label in looks]
-    figure.legend(handles=handles, loc='outside right center', title='line: predicted\npoint: measured', handlelength=3)
+        draw_messages(ax, own, line, looks)
+        ax.set(xscale='log', yscale='log', xlabel='message (MB)', title=name)
+        log_ticks(ax.xaxis); log_ticks(ax.yaxis)
+    axes[0, 0].set_ylabel('time (ms)')
+    message_legend(figure, looks)
     return figure
