@@ -5,10 +5,12 @@
 # %% auto #0
 __all__ = ['STUDIED', 'STAGES', 'TURNS', 'PUBLISHED', 'PROGRAMS', 'LARGEST_LOG', 'Sizes', 'parameters', 'training_TFLOP',
            'activation_GB', 'Stage', 'weights_GB', 'as_stage', 'stage_memory', 'gpus_needed', 'first_stage', 'sent_GB',
-           'stage_sent_GB', 'Fractions', 'achieved_rate', 'kernel_time', 'compute_time', 'dispatch_share',
-           'dispatch_of_share', 'Efficiency', 'Network', 'pieces_of', 'system_time', 'network_of_system',
-           'published_network', 'NcclLog', 'result_row', 'parse_nccl_log', 'read_nccl_log', 'network_of_logs',
-           'zero_table', 'speedup', 'efficiency_behind', 'check_measured', 'predict_scaling']
+           'messages_of', 'stage_sent_GB', 'Fractions', 'achieved_rate', 'kernel_time', 'compute_time',
+           'dispatch_share', 'dispatch_of_share', 'check_efficiency', 'per_doubling', 'Efficiency', 'Network',
+           'pieces_of', 'system_time', 'network_of_system', 'published_network', 'NcclLog', 'check_row', 'result_row',
+           'rows_of', 'collective_of', 'ranks_of', 'parse_nccl_log', 'read_nccl_log', 'network_of_logs', 'stage_table',
+           'zero_table', 'speedup', 'efficiency_behind', 'check_measured', 'efficiency_seen', 'predicted_row',
+           'predict_scaling']
 
 # %% ../nbs/09_scaling.ipynb #bc9cc622
 import re
@@ -26,7 +28,7 @@ from .iteration import Memory
 
 # %% ../nbs/09_scaling.ipynb #a8276614
 class Sizes(NamedTuple):
-    "The sizes that the estimates need. Each may be an array, an entry for each model; a `Model` will do as well."
+    "The sizes that the estimates need, as arrays for many models; a `Model` will do as well."
     seq_len: int
     embed_dim: int
     heads: int
@@ -35,8 +37,10 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, models):
         "The sizes of several models, as arrays."
-        return cls(*(np.array([getattr(as_model(model), field) for model in models]) for field in cls._fields))
+        models = [as_model(model) for model in models]
+        return cls(*(np.array([getattr(m, field) for m in models]) for field in cls._fields))
 
+# %% ../nbs/09_scaling.ipynb #a8276615
 def parameters(
     model,  # a Model, or Sizes
 ):  # how many
@@ -48,36 +52,40 @@ def training_TFLOP(
     samples,  # in the batch
 ):  # TFLOP
     "Arithmetic of one forward and backward pass."
-    s, d = 1. * model.seq_len, 1. * model.embed_dim
-    return 1e-12 * samples * (72 * s * d**2 + 12 * s**2 * d) * model.depth
+    l, e = 1. * model.seq_len, 1. * model.embed_dim
+    return 1e-12 * samples * (72 * l * e**2 + 12 * l**2 * e) * model.depth
 
 def activation_GB(
     model,    # a Model, or Sizes
     samples,  # in the batch
 ):  # GB
     "What the forward pass keeps for the backward pass, without fused attention."
-    s = 1. * model.seq_len
-    return 1e-9 * samples * (34 * s * model.embed_dim + 5 * model.heads * s**2) * model.depth
+    l = 1. * model.seq_len
+    return 1e-9 * samples * (34 * l * model.embed_dim + 5 * model.heads * l**2) * model.depth
 
 # %% ../nbs/09_scaling.ipynb #56490552
-STUDIED = {name: Model(1024, d, heads, depth, name=name) for name, depth, d, heads in (  # Cheng et al., table of models
-    ('125M', 12, 768, 12), ('1.3B', 24, 2064, 24), ('2.7B', 32, 2560, 32), ('6.7B', 32, 4096, 32), ('13B', 40, 5120, 40), ('18.4B', 40, 6144, 48))}
+STUDIED = {name: Model(1024, e, heads, depth, name=name) for name, depth, e, heads in (
+    ('125M', 12, 768, 12), ('1.3B', 24, 2064, 24), ('2.7B', 32, 2560, 32),
+    ('6.7B', 32, 4096, 32), ('13B', 40, 5120, 40), ('18.4B', 40, 6144, 48))}  # Cheng et al.
 
 # %% ../nbs/09_scaling.ipynb #a87c9634
 class Stage(NamedTuple):
-    "What the GPUs send each other in one iteration of a ZeRO stage; every message is of the size of the weights."
+    "What a ZeRO stage sends in one iteration; every message is of the size of the weights."
     forward: tuple
     backward: tuple
 
-STAGES = (Stage((), ('allreduce',)), Stage((), ('allreduce', 'allgather')), Stage((), ('reduce', 'allgather')), Stage(('allgather',), ('allgather', 'reducescatter')))
+STAGES = (Stage((), ('allreduce',)), Stage((), ('allreduce', 'allgather')),
+          Stage((), ('reduce', 'allgather')), Stage(('allgather',), ('allgather', 'reducescatter')))
 
 def weights_GB(model): return 2e-9 * parameters(model)
 
 def as_stage(stage):
     "A ZeRO stage, or several; a ValueError unless 0 to 3."
-    if not np.isin(stage, range(len(STAGES))).all(): raise ValueError(f'stage={stage!r} must be 0, 1, 2 or 3')
+    if not np.isin(stage, range(len(STAGES))).all():
+        raise ValueError(f'stage={stage!r} must be 0, 1, 2 or 3')
     return stage
 
+# %% ../nbs/09_scaling.ipynb #a87c9635
 def stage_memory(
     model,                      # a Model, or Sizes
     samples,                    # on one GPU
@@ -88,25 +96,27 @@ def stage_memory(
     "What one GPU keeps. Every argument may be an array."
     W = weights_GB(model)
     shared = lambda first: np.where(np.asarray(as_stage(stage)) >= first, gpus, 1)
-    return Memory(W / shared(3), W / shared(2), assumptions.optimizer_bytes * W / shared(1), activation_GB(model, samples) * np.ones_like(shared(3), dtype=float))
+    kept = activation_GB(model, samples) * np.ones_like(shared(3), dtype=float)
+    return Memory(W / shared(3), W / shared(2), assumptions.optimizer_bytes * W / shared(1), kept)
 
 # %% ../nbs/09_scaling.ipynb #5b9ccef4
 def gpus_needed(model, samples, stage, capacity, assumptions=Assumptions()):
-    "The least number of GPUs on which a stage fits into `capacity` GB; infinite if it never does. Every argument may be an array."
-    one, none = (sum(stage_memory(model, samples, stage, p, assumptions)) for p in (1., np.inf))
+    "The least number of GPUs on which a stage fits into `capacity` GB; infinite if it never does."
+    one, none = (sum(stage_memory(model, samples, stage, n, assumptions)) for n in (1., np.inf))
     with np.errstate(divide='ignore', invalid='ignore'):
         least = np.ceil((one - none) / (capacity - none) * (1 - 1e-12))
     return np.where(one <= capacity, 1., np.where(none < capacity, least, np.inf))[()]
 
 def first_stage(model, samples, gpus, capacity, assumptions=Assumptions()):
-    "The first stage that fits into `capacity` GB; NaN if none does. Every argument may be an array."
-    needed = [gpus_needed(model, samples, stage, capacity, assumptions) for stage in range(len(STAGES))]
+    "The first stage that fits into `capacity` GB; NaN if none does."
     found = np.nan
-    for stage in reversed(range(len(STAGES))): found = np.where(needed[stage] <= gpus, stage, found)
+    for stage in reversed(range(len(STAGES))):
+        needed = gpus_needed(model, samples, stage, capacity, assumptions)
+        found = np.where(needed <= gpus, stage, found)
     return found[()]
 
 # %% ../nbs/09_scaling.ipynb #c5c3455e
-TURNS = dict(allgather=1, reducescatter=1, allreduce=2, broadcast=1, reduce=1)  # an all-reduce is a reduce-scatter and an all-gather
+TURNS = dict(allgather=1, reducescatter=1, allreduce=2, broadcast=1, reduce=1)   # of a ring
 
 def sent_GB(
     kind,    # a collective
@@ -116,18 +126,24 @@ def sent_GB(
     "What one GPU sends in one collective."
     return TURNS[nearest(kind, TURNS, 'collective')] * ring_share('allgather', gpus) * volume
 
+def messages_of(stage):
+    "Every message of one iteration of a stage."
+    return STAGES[as_stage(stage)].forward + STAGES[stage].backward
+
 def stage_sent_GB(stage, volume, gpus):
     "What one GPU sends in one iteration of a stage."
-    return sum(sent_GB(kind, volume, gpus) for kind in STAGES[as_stage(stage)].forward + STAGES[stage].backward)
+    return sum(sent_GB(kind, volume, gpus) for kind in messages_of(stage))
 
 # %% ../nbs/09_scaling.ipynb #3ddb565e
 @dataclass(frozen=True)
 class Fractions:
     "Measured shares (Cheng et al., the example of their section on compute)."
-    kernels: float = 0.83                 # of compute time; the rest is dispatch
-    transformer: float = 1 - 0.265        # of kernel time; the rest is concatenation of tensors
+    kernels: float = 0.83           # of compute time; the rest is dispatch
+    transformer: float = 1 - 0.265  # of kernel time; the rest is concatenation of tensors
 
-def achieved_rate(system: System, assumptions: Assumptions): return system.matrix_flops_fp16 * assumptions.flops_efficiency  # TFLOP/s
+def achieved_rate(system: System, assumptions: Assumptions):  # TFLOP/s
+    "What matrix products reach of the peak rate."
+    return system.matrix_flops_fp16 * assumptions.flops_efficiency
 
 def kernel_time(
     TFLOP,                  # of the transformer
@@ -153,19 +169,34 @@ def dispatch_of_share(kernels, share):
     "The dispatch time that explains a measured share: the inverse of `dispatch_share`."
     return kernels * share / (1 - share)
 
+# %% ../nbs/09_scaling.ipynb #66821e46
+def check_efficiency(gpus, values):
+    "A ValueError in one line unless an efficiency is a table of positive numbers by GPUs."
+    if not gpus or len(gpus) != len(values):
+        raise ValueError(f'an efficiency needs as many values as GPU counts, not {len(values)} '
+                         f'for {len(gpus)}')
+    if any(a >= b for a, b in zip(gpus, gpus[1:])):
+        raise ValueError(f'gpus={gpus} must be ascending')
+    for value in values:
+        if not 0 < value < np.inf:
+            raise ValueError(f'efficiency {value} must be a positive number')
+
+def per_doubling(gpus, values):
+    "The factor of each doubling of the GPUs beyond the last row."
+    if len(gpus) == 1: return 1.
+    return min(values[-1] / values[-2], 1) ** (1 / np.log2(gpus[-1] / gpus[-2]))
+
 # %% ../nbs/09_scaling.ipynb #66821e47
 @dataclass(frozen=True)
 class Efficiency:
-    "What is left of a bandwidth on more GPUs: a table, with rules between its rows and beyond them."
+    "What is left of a bandwidth on more GPUs: a table, with rules between and beyond its rows."
     gpus: tuple    # ascending
     values: tuple  # 1 where the bandwidth was measured
 
     def __post_init__(self):
-        for field, check in (('gpus', lambda x: whole(x, 'gpus')), ('values', float)): object.__setattr__(self, field, tuple(check(x) for x in getattr(self, field)))
-        if not self.gpus or len(self.gpus) != len(self.values): raise ValueError(f'an efficiency needs as many values as GPU counts, not {len(self.values)} for {len(self.gpus)}')
-        if any(a >= b for a, b in zip(self.gpus, self.gpus[1:])): raise ValueError(f'gpus={self.gpus} must be ascending')
-        for value in self.values:
-            if not 0 < value < np.inf: raise ValueError(f'efficiency {value} must be a positive number')
+        object.__setattr__(self, 'gpus', tuple(whole(n, 'gpus') for n in self.gpus))
+        object.__setattr__(self, 'values', tuple(map(float, self.values)))
+        check_efficiency(self.gpus, self.values)
 
     @classmethod
     def of_times(cls, gpus, times, reference=None):
@@ -177,8 +208,8 @@ class Efficiency:
         "The efficiency on any number of GPUs; an array for an array."
         if not np.all(np.asarray(gpus) >= 1): raise ValueError(f'gpus={gpus!r} must be at least 1')
         at, x = np.log2(self.gpus), np.log2(gpus)
-        doubling = min(self.values[-1] / self.values[-2], 1) ** (1 / (at[-1] - at[-2])) if len(at) > 1 else 1.
-        return np.interp(x, at, self.values) * doubling ** np.maximum(x - at[-1], 0)
+        beyond = per_doubling(self.gpus, self.values) ** np.maximum(x - at[-1], 0)
+        return np.interp(x, at, self.values) * beyond
 
     def between(self, g, n):
         "The efficiency on n GPUs with g as the measure."
@@ -192,13 +223,21 @@ class Network:
     efficiency: dict  # collective -> Efficiency
     name: str = 'a network'
 
-    def time(self, kind, volume, gpus):
-        "Seconds of one collective of `volume` GB; the last two may be arrays. One GPU sends nothing."
-        nearest(kind, self.bandwidth, f'collective of {self.name}')
-        return TURNS[kind] * volume / (self.bandwidth[kind] * self.efficiency[kind](gpus)) * (np.asarray(gpus) > 1)
+    def time(
+        self, kind,
+        volume,      # GB of the whole tensor
+        gpus,        # one sends nothing
+    ):  # s
+        "How long one collective takes; volume and GPUs may be arrays."
+        reached = self.bandwidth[nearest(kind, self.bandwidth, f'collective of {self.name}')]
+        left = self.efficiency[kind](gpus)
+        return TURNS[kind] * volume / (reached * left) * (np.asarray(gpus) > 1)
 
 # %% ../nbs/09_scaling.ipynb #393ad439
-def pieces_of(kind, stage, depth, gpus): return gpus if kind == 'reduce' else depth if stage == 3 else 1
+def pieces_of(kind, stage, depth, gpus):
+    "In how many pieces the tensor of a message goes."
+    if kind == 'reduce': return gpus
+    return depth if stage == 3 else 1
 
 def system_time(
     kind,           # a collective
@@ -209,9 +248,12 @@ def system_time(
     assumptions,
 ):  # s
     "The main model's time of a collective whose group fills NVLink domains."
-    in_domain = np.where(np.asarray(gpus) <= system.nvlink_size, gpus, np.gcd(gpus, system.nvlink_size))[()]
-    return pieces * collective_time(kind, volume / pieces, gpus, in_domain, system, assumptions)
+    size = system.nvlink_size
+    in_domain = np.where(np.asarray(gpus) <= size, gpus, np.gcd(gpus, size))[()]
+    each = collective_time(kind, volume / pieces, gpus, in_domain, system, assumptions)
+    return pieces * each
 
+# %% ../nbs/09_scaling.ipynb #393ad43a
 def network_of_system(
     system,                    # a System, a name, a .json file or a dict
     model,                     # a Model, a name, a .json file or a dict
@@ -221,17 +263,19 @@ def network_of_system(
     assumptions='corrected',   # a preset's name, or Assumptions
 ):  # Network
     "The network that the package's own two-tier collectives amount to."
-    system, model, assumptions = as_system(system), as_model(model), as_assumptions(assumptions)
+    system, model, a = as_system(system), as_model(model), as_assumptions(assumptions)
     gpus, volume = np.unique([reference, *n_gpus]), weights_GB(model)
     bandwidth, efficiency = {}, {}
-    for kind in dict.fromkeys(STAGES[as_stage(stage)].forward + STAGES[stage].backward):
-        seconds = lambda n: system_time(kind, volume, n, pieces_of(kind, stage, model.depth, n), system, assumptions)
-        bandwidth[kind] = float(TURNS[kind] * volume / seconds(np.array(reference)))
-        efficiency[kind] = Efficiency.of_times(gpus.tolist(), seconds(gpus), reference)
+    for kind in dict.fromkeys(messages_of(stage)):
+        pieces = pieces_of(kind, stage, model.depth, gpus)
+        seconds = dict(zip(gpus, system_time(kind, volume, gpus, pieces, system, a)))
+        bandwidth[kind] = float(TURNS[kind] * volume / seconds[reference])
+        efficiency[kind] = Efficiency.of_times(gpus.tolist(), seconds.values(), reference)
     return Network(bandwidth, efficiency, f'{system.name}, ZeRO-{stage}')
 
 # %% ../nbs/09_scaling.ipynb #6af637f6
-PUBLISHED = {1: {'allreduce': 0.89, 'allgather': 0.89}, 3: {'allgather': 0.80, 'reducescatter': 0.80}}  # Cheng et al.: stage -> efficiency from 8 to 512 GPUs of Polaris
+PUBLISHED = {   # Cheng et al.: stage -> efficiency from 8 to 512 GPUs of Polaris
+    1: {'allreduce': 0.89, 'allgather': 0.89}, 3: {'allgather': 0.80, 'reducescatter': 0.80}}
 
 def published_network(
     model,  # a Model, a name, a .json file or a dict
@@ -239,8 +283,9 @@ def published_network(
 ):  # Network
     "Polaris with its published efficiencies at 512 GPUs and our bandwidths at 8."
     values = PUBLISHED[nearest(stage, PUBLISHED, 'stage with published efficiencies')]
+    efficiency = {kind: Efficiency((8, 512), (1, value)) for kind, value in values.items()}
     bandwidth = network_of_system('polaris', model, stage, [8]).bandwidth
-    return Network(bandwidth, {kind: Efficiency((8, 512), (1, value)) for kind, value in values.items()}, f'Polaris as published, ZeRO-{stage}')
+    return Network(bandwidth, efficiency, f'Polaris as published, ZeRO-{stage}')
 
 # %% ../nbs/09_scaling.ipynb #07515c15
 class NcclLog(NamedTuple):
@@ -250,28 +295,81 @@ class NcclLog(NamedTuple):
     nodes: int           # hosts, 0 if the log does not name them
     table: pd.DataFrame  # a row per message size: size_GB, out_of_place_s, in_place_s
 
-    def time(self, volume):
-        "Seconds for `volume` GB: straight between rows; as the first row below it; at the bandwidth of the last row above it."
+    def time(self, volume):  # s for so many GB
+        "Straight between rows; below the first as it, above the last at its bandwidth."
         size, seconds = self.table.size_GB.to_numpy(), self.table.out_of_place_s.to_numpy()
         return np.interp(volume, size, seconds) * np.maximum(volume / size[-1], 1)
 
-PROGRAMS = {'all_reduce_perf': 'allreduce', 'all_gather_perf': 'allgather', 'reduce_scatter_perf': 'reducescatter', 'broadcast_perf': 'broadcast', 'reduce_perf': 'reduce'}
+PROGRAMS = {'all_reduce_perf': 'allreduce', 'all_gather_perf': 'allgather',
+            'reduce_scatter_perf': 'reducescatter', 'broadcast_perf': 'broadcast',
+            'reduce_perf': 'reduce'}
 LARGEST_LOG = 50_000_000  # bytes; a log with all of NCCL's own messages takes a few million
 
 # %% ../nbs/09_scaling.ipynb #95628879
+def check_row(row, where, size, out, bandwidth, wrong):
+    "A ValueError unless the numbers of a row can be true together."
+    if any(count > 0 for count in wrong):
+        raise ValueError(f'{where}: the test found wrong results, so its times mean nothing: '
+                         f'{row!r}')
+    true = size / out / 1000
+    if abs(true - bandwidth) > 0.006 + 0.005 * bandwidth:   # printed with two digits
+        raise ValueError(f'{where}: {size} bytes in {out} us are {true:.2f} GB/s, not {bandwidth}')
+
 def result_row(words, where):
-    "(size GB, out-of-place s, in-place s) from the words of a row; a ValueError if they are no whole row."
-    number = lambda word: np.nan if word == 'N/A' else float(word)
+    "(size GB, out-of-place s, in-place s) from the words of a row, which must be whole."
+    row, number = ' '.join(words), lambda word: np.nan if word == 'N/A' else float(word)
     try:
         if not 11 <= len(words) <= 13: raise ValueError
-        size, (out, bandwidth, _, wrong, into, _, _, into_wrong) = int(words[0]), map(number, words[-8:])
+        out, bandwidth, _, wrong, into, _, _, into_wrong = map(number, words[-8:])
+        size = int(words[0])
         if not (size >= 0 and out > 0 and bandwidth >= 0): raise ValueError
-    except ValueError: raise ValueError(f'{where}: not a whole row of results: {" ".join(words)!r}') from None
-    if wrong > 0 or into_wrong > 0: raise ValueError(f'{where}: the test found wrong results, so its times mean nothing: {" ".join(words)!r}')
-    if abs(size / out / 1000 - bandwidth) > 0.006 + 0.005 * bandwidth:  # printed with two digits after the point
-        raise ValueError(f'{where}: {size} bytes in {out} us are {size / out / 1000:.2f} GB/s, not {bandwidth}')
+    except ValueError: raise ValueError(f'{where}: not a whole row of results: {row!r}') from None
+    check_row(row, where, size, out, bandwidth, (wrong, into_wrong))
     return size * 1e-9, out * 1e-6, into * 1e-6
 
+# %% ../nbs/09_scaling.ipynb #9562887a
+def rows_of(text, name):  # (rows of results, bus over algorithm bandwidth of some)
+    "The results of a log, wherever they stand; mpirun may have put a tag before each line."
+    rows, ratios, inside = [], [], False
+    for at, line in enumerate(text.splitlines(), 1):
+        words = re.sub(r'^\s*\[\d+,\d+\]<\w+>:', '', line).split()
+        inside = inside or 'busbw' in words
+        if not (inside and len(words) > 1 and words[0].isdigit() and words[1].isdigit()): continue
+        rows.append(result_row(words, f'{name}, line {at}'))
+        bus, algorithm = float(words[-6]), float(words[-7])
+        if algorithm > 1: ratios.append(bus / algorithm)   # where two digits are enough
+    if not rows: raise ValueError(f'{name}: no row of results')
+    if re.search(r'Out of bounds values.*FAILED', text):
+        raise ValueError(f'{name}: the test reports FAILED, so its times mean nothing')
+    return rows, ratios
+
+# %% ../nbs/09_scaling.ipynb #9562887c
+def collective_of(text, kind, name):  # one of TURNS
+    "The collective that a log is of; one that was asked for must be the log's own."
+    programs = list(dict.fromkeys(re.findall(rf'\b({"|".join(PROGRAMS)})', text)))
+    if len(programs) > 1:
+        raise ValueError(f'{name}: holds runs of {" and ".join(programs)}: one run a log')
+    if not (kind or programs):
+        raise ValueError(f'{name}: names none of {", ".join(PROGRAMS)}: say which collective it is')
+    own = PROGRAMS[programs[0]] if programs else kind
+    if nearest(kind or own, TURNS, 'collective') != own:
+        raise ValueError(f'{name}: {programs[0]} is not {kind}')
+    return own
+
+# %% ../nbs/09_scaling.ipynb #9562887f
+def ranks_of(text, gpus, name):  # (GPUs, nodes)
+    "How many ranks a log lists, and on how many hosts."
+    listed = re.findall(r'Rank\s+(\d+)\b.*?\bon\s+(\S+)', text)
+    hosts = {int(rank): host for rank, host in listed}
+    gpus = whole(gpus or len(hosts) or 1, 'gpus')
+    if hosts and gpus != len(hosts):
+        raise ValueError(f'{name}: lists {len(hosts)} ranks, not {gpus}')
+    if gpus < 2:
+        raise ValueError(f'{name}: lists {len(hosts)} ranks: a collective has at least 2; say how '
+                         'many GPUs there were')
+    return gpus, len(set(hosts.values()))
+
+# %% ../nbs/09_scaling.ipynb #9562887d
 def parse_nccl_log(
     text,       # what an nccl-tests program printed
     kind=None,  # its collective, if the log does not name the program
@@ -279,36 +377,28 @@ def parse_nccl_log(
     name='log',
 ):  # NcclLog
     "A run of nccl-tests, from its output."
-    lines = [re.sub(r'^\s*\[\d+,\d+\]<\w+>:', '', line) for line in text.splitlines()]  # mpirun --tag-output
-    programs = list(dict.fromkeys(re.findall(rf'\b({"|".join(PROGRAMS)})', text)))
-    hosts = {int(rank): host for rank, host in re.findall(r'Rank\s+(\d+)\b.*?\bon\s+(\S+)', text)}
-    if len(programs) > 1: raise ValueError(f'{name}: holds runs of {" and ".join(programs)}: one run a log')
-    if not (kind or programs): raise ValueError(f'{name}: names none of {", ".join(PROGRAMS)}: say which collective it is')
-    kind, gpus = kind or PROGRAMS[programs[0]], whole(gpus or len(hosts) or 1, 'gpus')
-    if programs and PROGRAMS[programs[0]] != nearest(kind, TURNS, 'collective'): raise ValueError(f'{name}: {programs[0]} is not {kind}')
-    if hosts and gpus != len(hosts): raise ValueError(f'{name}: lists {len(hosts)} ranks, not {gpus}')
-    if gpus < 2: raise ValueError(f'{name}: lists {len(hosts)} ranks: a collective has at least 2; say how many GPUs there were')
-    rows, ratios, inside = [], [], False
-    for at, line in enumerate(lines, 1):
-        words = line.split()
-        inside = inside or 'busbw' in words
-        if inside and len(words) > 1 and words[0].isdigit() and words[1].isdigit():
-            rows.append(result_row(words, f'{name}, line {at}'))
-            if float(words[-7]) > 1: ratios.append(float(words[-6]) / float(words[-7]))  # bus over algorithm bandwidth, where two digits are enough
-    if not rows: raise ValueError(f'{name}: no row of results')
-    if re.search(r'Out of bounds values.*FAILED', text): raise ValueError(f'{name}: the test reports FAILED, so its times mean nothing')
+    kind, (gpus, nodes) = collective_of(text, kind, name), ranks_of(text, gpus, name)
+    rows, ratios = rows_of(text, name)
     share = TURNS[kind] * ring_share(kind, gpus)
-    if ratios and abs(np.median(ratios) / share - 1) > 0.01: raise ValueError(f'{name}: bus over algorithm bandwidth is {np.median(ratios):.3f}, but {share:.3f} for {kind} on {gpus} GPUs')
-    table = pd.DataFrame(rows, columns=['size_GB', 'out_of_place_s', 'in_place_s']).groupby('size_GB', as_index=False).median()
-    return NcclLog(kind, gpus, len(set(hosts.values())), table[table.size_GB > 0].reset_index(drop=True))
+    if ratios and abs(np.median(ratios) / share - 1) > 0.01:
+        raise ValueError(f'{name}: bus over algorithm bandwidth is {np.median(ratios):.3f}, but '
+                         f'{share:.3f} for {kind} on {gpus} GPUs')
+    table = pd.DataFrame(rows, columns=['size_GB', 'out_of_place_s', 'in_place_s'])
+    table = table[table.size_GB > 0].groupby('size_GB', as_index=False).median()
+    return NcclLog(kind, gpus, nodes, table)
 
+# %% ../nbs/09_scaling.ipynb #9562887e
 def read_nccl_log(path, kind=None, gpus=None):
     "A run of nccl-tests, from a file."
     path = Path(path)
     try:
-        if path.stat().st_size > LARGEST_LOG: raise ValueError(f'{path}: {path.stat().st_size} bytes, more than the {LARGEST_LOG} of any log')
-        return parse_nccl_log(path.read_text(encoding='utf-8', errors='replace'), kind, gpus, path.name)
-    except OSError as error: raise ValueError(f'{path}: cannot be read ({error.strerror})') from None
+        size = path.stat().st_size
+        if size > LARGEST_LOG:
+            raise ValueError(f'{path}: {size} bytes, more than the {LARGEST_LOG} of any log')
+        text = path.read_text(encoding='utf-8', errors='replace')
+    except OSError as error:
+        raise ValueError(f'{path}: cannot be read ({error.strerror})') from None
+    return parse_nccl_log(text, kind, gpus, path.name)
 
 # %% ../nbs/09_scaling.ipynb #ab8c72b9
 def network_of_logs(
@@ -317,18 +407,34 @@ def network_of_logs(
     name='measured',
 ):  # Network
     "The network that nccl-tests measured, each collective relative to its run on the fewest GPUs."
-    bandwidth, efficiency = {}, {}
-    for kind in dict.fromkeys(log.kind for log in logs):
-        times = {}
-        for log in logs:
-            if log.kind != kind: continue
-            if log.gpus in times: raise ValueError(f'two logs of {kind} on {log.gpus} GPUs')
-            times[log.gpus] = float(log.time(volume))
-        efficiency[kind] = Efficiency.of_times(times, times.values())
-        bandwidth[kind] = TURNS[kind] * volume / times[min(times)]
+    times = {log.kind: {} for log in logs}   # collective -> GPUs -> s
+    for log in logs:
+        if log.gpus in times[log.kind]:
+            raise ValueError(f'two logs of {log.kind} on {log.gpus} GPUs')
+        times[log.kind][log.gpus] = float(log.time(volume))
+    bandwidth = {kind: TURNS[kind] * volume / own[min(own)] for kind, own in times.items()}
+    efficiency = {kind: Efficiency.of_times(own, own.values()) for kind, own in times.items()}
     return Network(bandwidth, efficiency, name)
 
 # %% ../nbs/09_scaling.ipynb #d8a07b20
+def stage_table(model, system, gpus, samples, stage, links, assumptions, fractions):  # DataFrame
+    "Memory and time of an iteration at one ZeRO stage; a row per number of GPUs."
+    took = lambda kinds: sum((links.time(kind, weights_GB(model), gpus) for kind in kinds),
+                             np.zeros(len(gpus)))
+    forward, backward = map(took, STAGES[stage])
+    rate = achieved_rate(system, assumptions)
+    compute = compute_time(training_TFLOP(model, samples), rate, fractions)
+    memory = stage_memory(model, samples, stage, gpus, assumptions)
+    seconds, kept = compute + forward + backward, sum(memory)
+    least = gpus_needed(model, samples, stage, system.hbm_capacity, assumptions)
+    parts = {f'{name}_GB': column for name, column in memory._asdict().items()}
+    return pd.DataFrame({
+        'model': model.name, 'system': system.name, 'n_gpus': gpus, 'stage': stage,
+        'iteration_s': seconds, 'compute_s': compute, 'forward_comm_s': forward,
+        'backward_comm_s': backward, 'samples_per_s': samples * gpus / seconds,
+        'memory_GB': kept, **parts, 'fits': kept <= system.hbm_capacity, 'gpus_needed': least})
+
+# %% ../nbs/09_scaling.ipynb #d8a07b21
 def zero_table(
     model,                    # a Model, a name, a .json file or a dict
     system,                   # a System, a name, a .json file or a dict
@@ -340,18 +446,12 @@ def zero_table(
     fractions=Fractions(),
 ):  # DataFrame, a row per stage and number of GPUs
     "Memory and time of an iteration of pure data parallelism at each ZeRO stage."
-    model, system, assumptions, samples = as_model(model), as_system(system), as_assumptions(assumptions), whole(samples, 'samples')
+    model, system, a = as_model(model), as_system(system), as_assumptions(assumptions)
     gpus = np.array([whole(n, 'n_gpus') for n in np.atleast_1d(n_gpus).tolist()])
-    TFLOP, volume, parts = training_TFLOP(model, samples), weights_GB(model), []
+    samples, parts = whole(samples, 'samples'), []
     for stage in as_stage(list(stages)):
-        links = network or network_of_system(system, model, stage, gpus[gpus > 1], assumptions=assumptions)
-        forward, backward = (sum((links.time(kind, volume, gpus) for kind in kinds), np.zeros(len(gpus))) for kinds in STAGES[stage])
-        memory, compute = stage_memory(model, samples, stage, gpus, assumptions), compute_time(TFLOP, achieved_rate(system, assumptions), fractions)
-        seconds = compute + forward + backward
-        parts.append(pd.DataFrame({
-            'model': model.name, 'system': system.name, 'n_gpus': gpus, 'stage': stage, 'iteration_s': seconds, 'compute_s': compute, 'forward_comm_s': forward, 'backward_comm_s': backward,
-            'samples_per_s': samples * gpus / seconds, 'memory_GB': sum(memory), **{f'{name}_GB': column for name, column in memory._asdict().items()},
-            'fits': sum(memory) <= system.hbm_capacity, 'gpus_needed': gpus_needed(model, samples, stage, system.hbm_capacity, assumptions)}))
+        links = network or network_of_system(system, model, stage, gpus[gpus > 1], assumptions=a)
+        parts.append(stage_table(model, system, gpus, samples, stage, links, a, fractions))
     return pd.concat(parts, ignore_index=True)
 
 # %% ../nbs/09_scaling.ipynb #f3c65e50
@@ -367,41 +467,62 @@ def efficiency_behind(
     speedup,     # measured, t(g) / t(n)
 ):  # efficiency from g to n
     "The network efficiency that explains a measured speed-up: the inverse of `speedup`."
-    rest = 1 / np.asarray(speedup) - (1 - np.asarray(comm_share))  # what communication takes on n GPUs, in iterations on g
-    if not np.all((rest > 0) & (np.asarray(comm_share) > 0)):
-        raise ValueError(f'comm_share={comm_share} leaves no network that explains speedup={speedup}: it must be above 0, and the speed-up below 1 / (1 - comm_share)')
-    return (comm_share / rest)[()]
+    share = np.asarray(comm_share)
+    rest = 1 / np.asarray(speedup) - (1 - share)   # communication on n GPUs, in iterations on g
+    if not np.all((rest > 0) & (share > 0)):
+        raise ValueError(f'comm_share={comm_share} leaves no network that explains '
+                         f'speedup={speedup}: it must be above 0, and the speed-up below '
+                         '1 / (1 - comm_share)')
+    return (share / rest)[()]
 
 # %% ../nbs/09_scaling.ipynb #87d4b8fc
 def check_measured(measured):
     "The measured rows, by GPUs; a ValueError in one line if they make no sense."
     columns = ['n_gpus', 'iteration_s', 'comm_s']
-    for column in columns:
-        if column not in measured: raise ValueError(f'the measured table lacks the column {column!r}')
-    rows = pd.DataFrame({column: list(measured[column]) for column in columns}).sort_values('n_gpus', ignore_index=True)
+    for name in columns:
+        if name not in measured: raise ValueError(f'the measured table lacks the column {name!r}')
+    rows = pd.DataFrame({name: list(measured[name]) for name in columns})
+    rows = rows.sort_values('n_gpus', ignore_index=True)
     if rows.empty: raise ValueError('the measured table has no rows')
     for n, seconds, comm in rows.itertuples(index=False):
         whole(n, 'n_gpus')
-        if not 0 < comm < seconds < np.inf: raise ValueError(f'{n} GPUs: comm_s={comm} must be above 0 and below iteration_s={seconds}')
-    if rows.n_gpus.duplicated().any(): raise ValueError(f'n_gpus={rows.n_gpus[rows.n_gpus.duplicated()].iloc[0]} is measured twice')
+        if not 0 < comm < seconds < np.inf:
+            raise ValueError(f'{n} GPUs: comm_s={comm} must be above 0 and below '
+                             f'iteration_s={seconds}')
+    twice = rows.n_gpus[rows.n_gpus.duplicated()]
+    if len(twice): raise ValueError(f'n_gpus={twice.iloc[0]} is measured twice')
     return rows
 
+# %% ../nbs/09_scaling.ipynb #87d4b8fd
+def efficiency_seen(rows, n, efficiency):  # from the fewest GPUs to n
+    "The efficiency given, or what the rows other than that of n GPUs show."
+    start = rows.n_gpus[0]
+    if efficiency is None:
+        others = rows[(rows.n_gpus != n) | (rows.n_gpus == start)]
+        efficiency = Efficiency.of_times(others.n_gpus.tolist(), others.comm_s)
+    return float(efficiency.between(start, n))
+
+def predicted_row(rows, n, efficiency):  # dict
+    "One number of GPUs, predicted from the split on the fewest."
+    start, t, share = rows.n_gpus[0], rows.iteration_s[0], rows.comm_s[0] / rows.iteration_s[0]
+    eff = efficiency_seen(rows, n, efficiency)
+    factor = speedup(share, eff)
+    measured = rows.iteration_s[rows.n_gpus == n].sum() or np.nan
+    predicted = t / factor
+    return {'n_gpus': n, 'efficiency': eff, 'predicted_s': predicted, 'measured_s': measured,
+            'error': predicted / measured - 1, 'ideal_speedup': n / start,
+            'predicted_speedup': n / start * factor, 'measured_speedup': n / start * t / measured}
+
+# %% ../nbs/09_scaling.ipynb #87d4b8fe
 def predict_scaling(
-    measured,         # DataFrame or dict with the columns n_gpus, iteration_s, comm_s; one sample count per GPU throughout
+    measured,         # DataFrame or dict: n_gpus, iteration_s, comm_s; samples per GPU all equal
     n_gpus=(),        # further numbers of GPUs
     efficiency=None,  # an Efficiency; from the other measured rows unless given
-):  # DataFrame: per number of GPUs efficiency, predicted and measured iteration, error, speed-up of the throughput against the ideal
+):  # DataFrame, a row per number of GPUs; speed-ups are of the throughput
     "Predict an iteration on any number of GPUs from measured ones."
     rows = check_measured(measured)
-    if efficiency is None and len(rows) == 1 and len(n_gpus): raise ValueError(f'one measured row, on {rows.n_gpus[0]} GPUs, says nothing of n_gpus={list(n_gpus)}: give an efficiency')
-    base = rows.iloc[0]
-    share, start = base.comm_s / base.iteration_s, int(base.n_gpus)
-    found = []
-    for n in sorted({*rows.n_gpus.tolist(), *(whole(n, 'n_gpus') for n in n_gpus)}):
-        others = rows[(rows.n_gpus != n) | (rows.n_gpus == start)]
-        eff = float((efficiency or Efficiency.of_times(others.n_gpus.tolist(), others.comm_s)).between(start, n))
-        seconds = rows.iteration_s[rows.n_gpus == n].sum() or np.nan
-        predicted = base.iteration_s / speedup(share, eff)
-        found.append({'n_gpus': n, 'efficiency': eff, 'predicted_s': predicted, 'measured_s': seconds, 'error': predicted / seconds - 1,
-                      'ideal_speedup': n / start, 'predicted_speedup': n / start * speedup(share, eff), 'measured_speedup': n / start * base.iteration_s / seconds})
-    return pd.DataFrame(found)
+    if efficiency is None and len(rows) == 1 and len(n_gpus):
+        raise ValueError(f'one measured row, on {rows.n_gpus[0]} GPUs, says nothing of '
+                         f'n_gpus={list(n_gpus)}: give an efficiency')
+    asked = sorted({*rows.n_gpus.tolist(), *(whole(n, 'n_gpus') for n in n_gpus)})
+    return pd.DataFrame([predicted_row(rows, n, efficiency) for n in asked])
