@@ -23,7 +23,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from .models import as_model, nearest
-from .iteration import COMPONENTS, components
+from .iteration import components
 
 # %% ../nbs/07_plots.ipynb #d52189fc
 BLUE, SKY, GREEN = '#0072b2', '#56b4e9', '#009e73'
