@@ -12,14 +12,19 @@ from hypothesis import given, settings, strategies as st
 from transformer_perf import Assumptions, Model, search
 from transformer_perf.estimates import collective_time
 from transformer_perf.scaling import (
-    STAGES, STUDIED, TURNS, Efficiency, Fractions, Network, Sizes, achieved_rate, activation_GB, compute_time, dispatch_of_share, dispatch_share, efficiency_behind,
-    first_stage, gpus_needed, network_of_logs, network_of_system, parameters, parse_nccl_log, predict_scaling, published_network, read_nccl_log, sent_GB, speedup,
-    stage_memory, stage_sent_GB, system_time, training_TFLOP, weights_GB, zero_table)
+    STAGES, STUDIED, TURNS, Efficiency, Fractions, Network, Sizes, achieved_rate, activation_GB,
+    compute_time, dispatch_of_share, dispatch_share, efficiency_behind, first_stage, gpus_needed,
+    network_of_logs, network_of_system, parameters, parse_nccl_log, predict_scaling,
+    published_network, read_nccl_log, sent_GB, speedup, stage_memory, stage_sent_GB, system_time,
+    training_TFLOP, weights_GB, zero_table)
 from transformer_perf.systems import as_system
 
 DATA = Path(__file__).parent / 'data'  # logs written by hand in the format of nccl-tests
 few = settings(max_examples=40, deadline=None)
-sizes = st.builds(lambda l, q, h, depth: Model(l, q * h, h, depth), st.sampled_from([128, 1024, 8192]), st.sampled_from([64, 96]), st.integers(1, 64), st.integers(1, 100))
+sizes = st.builds(
+    lambda l, q, h, depth: Model(l, q * h, h, depth),
+    st.sampled_from([128, 1024, 8192]), st.sampled_from([64, 96]), st.integers(1, 64),
+    st.integers(1, 100))
 
 
 # hand counts
@@ -41,7 +46,8 @@ def test_bytes_by_hand():
 def test_memory_by_hand():
     model, p = STUDIED['1.3B'], 16
     P = parameters(model) * 1e-9
-    assert [round(sum(stage_memory(model, 0, stage, p)) / P, 9) for stage in range(4)] == [16, 4 + 12 / p, 2 + 14 / p, 16 / p]
+    each = [round(sum(stage_memory(model, 0, stage, p)) / P, 9) for stage in range(4)]
+    assert each == [16, 4 + 12 / p, 2 + 14 / p, 16 / p]
     memory = stage_memory(model, 3, 2, p, Assumptions(optimizer_bytes=2.))
     assert memory == (2 * P, 2 * P / p, 4 * P / p, activation_GB(model, 3))
 
@@ -53,28 +59,40 @@ def test_compute_time_by_hand():
 
 
 def test_published_table_of_models():
-    assert [round(training_TFLOP(m, 1), 1) for m in STUDIED.values()] == pytest.approx([0.6, 8.2, 16.5, 41.2, 79.9, 114.4], abs=0.05)
+    TFLOP = [round(training_TFLOP(m, 1), 1) for m in STUDIED.values()]
+    assert TFLOP == pytest.approx([0.6, 8.2, 16.5, 41.2, 79.9, 114.4], abs=0.05)
     nominal = np.array([0.125, 1.3, 2.7, 6.7, 13, 18.4])
-    assert activation_GB(Sizes.of(STUDIED.values()), 2) + 2 * nominal == pytest.approx([2.4, 12.1, 21.7, 33.3, 57.0, 74.0], abs=0.15)
+    memory = activation_GB(Sizes.of(STUDIED.values()), 2) + 2 * nominal
+    assert memory == pytest.approx([2.4, 12.1, 21.7, 33.3, 57.0, 74.0], abs=0.15)
 
 
 # an array is its elements
 
 @few
-@given(st.lists(sizes, min_size=1, max_size=4), st.integers(1, 8), st.sampled_from([1, 8, 512]), st.floats(1, 200))
+@given(st.lists(sizes, min_size=1, max_size=4), st.integers(1, 8), st.sampled_from([1, 8, 512]),
+       st.floats(1, 200))
 def test_arrays_are_elementwise(models, samples, gpus, capacity):
     many = Sizes.of(models)
-    for count in (parameters, lambda m: training_TFLOP(m, samples), lambda m: activation_GB(m, samples), lambda m: first_stage(m, samples, gpus, capacity),
-                  lambda m: gpus_needed(m, samples, 1, capacity), lambda m: sum(stage_memory(m, samples, 2, gpus))):
+    for count in (parameters, lambda m: training_TFLOP(m, samples),
+                  lambda m: activation_GB(m, samples),
+                  lambda m: first_stage(m, samples, gpus, capacity),
+                  lambda m: gpus_needed(m, samples, 1, capacity),
+                  lambda m: sum(stage_memory(m, samples, 2, gpus))):
         np.testing.assert_allclose(count(many), [count(m) for m in models], rtol=1e-12)
     n = np.array([1, 2, 8, 64, 1000])
-    for stage in range(4): np.testing.assert_allclose(stage_sent_GB(stage, 3., n), [stage_sent_GB(stage, 3., int(k)) for k in n])
-    np.testing.assert_allclose(sum(stage_memory(models[0], samples, np.arange(4)[:, None], n)), [[sum(stage_memory(models[0], samples, stage, int(k))) for k in n] for stage in range(4)])
+    for stage in range(4):
+        one_by_one = [stage_sent_GB(stage, 3., int(k)) for k in n]
+        np.testing.assert_allclose(stage_sent_GB(stage, 3., n), one_by_one)
+    kept = lambda stage, gpus: sum(stage_memory(models[0], samples, stage, gpus))
+    one_by_one = [[kept(stage, int(k)) for k in n] for stage in range(4)]
+    np.testing.assert_allclose(kept(np.arange(4)[:, None], n), one_by_one)
 
 
 def test_sizes_do_not_overflow():
     huge = Sizes(*(np.array([2**31]) for _ in range(4)))
-    assert math.isclose(parameters(huge)[0], 12 * 2.0**93) and math.isclose(activation_GB(huge, 1)[0], (34 * 2.0**93 + 5 * 2.0**124) * 1e-9) and training_TFLOP(huge, 1)[0] > 0
+    assert math.isclose(parameters(huge)[0], 12 * 2.0**93)
+    assert math.isclose(activation_GB(huge, 1)[0], (34 * 2.0**93 + 5 * 2.0**124) * 1e-9)
+    assert training_TFLOP(huge, 1)[0] > 0
 
 
 # which stage fits, against a search by hand
@@ -82,14 +100,17 @@ def test_sizes_do_not_overflow():
 @few
 @given(sizes, st.integers(1, 4), st.sampled_from([1., 4., 16., 40., 80.]))
 def test_gpus_needed_is_the_least(model, samples, capacity):
-    fits = lambda stage, p: sum(stage_memory(model, samples, stage, p)) <= capacity * (1 + 1e-12)
-    for stage in range(4):
-        need = gpus_needed(model, samples, stage, capacity)
-        if np.isfinite(need): assert fits(stage, need) and (need == 1 or not sum(stage_memory(model, samples, stage, need - 1)) <= capacity)
+    kept = lambda stage, p: sum(stage_memory(model, samples, stage, p))
+    fits = lambda stage, p: kept(stage, p) <= capacity * (1 + 1e-12)
+    needs = [gpus_needed(model, samples, stage, capacity) for stage in range(4)]
+    for stage, need in enumerate(needs):
+        if np.isfinite(need): assert fits(stage, need)
         else: assert not fits(stage, 1e15)
-        for p in (1, 7, 64):
-            first = first_stage(model, samples, p, capacity)
-            assert first == next((s for s in range(4) if gpus_needed(model, samples, s, capacity) <= p), None) or math.isnan(first)
+        if 1 < need < np.inf: assert kept(stage, need - 1) > capacity
+    for p in (1, 7, 64):
+        enough = [stage for stage, need in enumerate(needs) if need <= p]
+        first = first_stage(model, samples, p, capacity)
+        assert first == enough[0] if enough else math.isnan(first)
 
 
 @few
@@ -111,7 +132,11 @@ def test_dispatch_share_and_back(kernels, share):
 
 # efficiency
 
-tables = st.integers(1, 6).flatmap(lambda n: st.tuples(st.lists(st.integers(1, 5000), min_size=n, max_size=n, unique=True).map(sorted), st.lists(st.floats(0.01, 1.5), min_size=n, max_size=n)))
+def lists(values, n, **options): return st.lists(values, min_size=n, max_size=n, **options)
+
+
+tables = st.integers(1, 6).flatmap(lambda n: st.tuples(
+    lists(st.integers(1, 5000), n, unique=True).map(sorted), lists(st.floats(0.01, 1.5), n)))
 
 @few
 @given(tables, st.integers(1, 2**20))
@@ -119,11 +144,13 @@ def test_efficiency_reads_its_table(table, n):
     gpus, values = table
     efficiency = Efficiency(tuple(gpus), tuple(values))
     np.testing.assert_allclose(efficiency(np.array(gpus)), values)
-    assert 0 < efficiency(n) <= max(values) * (1 + 1e-12) or efficiency(n) == 0 and n > 10 * gpus[-1]  # falls towards 0 far out
+    far_out = efficiency(n) == 0 and n > 10 * gpus[-1]   # falls towards 0
+    assert 0 < efficiency(n) <= max(values) * (1 + 1e-12) or far_out
     assert efficiency(1) == values[0] or gpus[0] == 1
     beyond = efficiency(gpus[-1] * 2.0 ** np.arange(4))
-    assert (np.diff(beyond) <= 1e-12).all()                                    # never gains beyond the last row
-    np.testing.assert_allclose(beyond[1:-1]**2, beyond[:-2] * beyond[2:])      # the same factor for each doubling
+    assert (np.diff(beyond) <= 1e-12).all()  # never gains beyond the last row
+    # the same factor for each doubling
+    np.testing.assert_allclose(beyond[1:-1]**2, beyond[:-2] * beyond[2:])
 
 
 @few
@@ -142,8 +169,10 @@ def test_efficiency_between_rows_and_of_times():
 
 
 @pytest.mark.parametrize('gpus, values, says', [
-    ((8, 4), (1, 1), 'must be ascending'), ((), (), 'needs as many values'), ((8,), (1, 2), 'needs as many values'), ((0,), (1,), 'gpus=0 must be a whole number'),
-    ((8,), (-0.1,), 'efficiency -0.1 must be a positive number'), ((8,), (float('nan'),), 'must be a positive number')])
+    ((8, 4), (1, 1), 'must be ascending'), ((), (), 'needs as many values'),
+    ((8,), (1, 2), 'needs as many values'), ((0,), (1,), 'gpus=0 must be a whole number'),
+    ((8,), (-0.1,), 'efficiency -0.1 must be a positive number'),
+    ((8,), (float('nan'),), 'must be a positive number')])
 def test_efficiency_refuses(gpus, values, says):
     with pytest.raises(ValueError, match=says) as error: Efficiency(gpus, values)
     assert '\n' not in str(error.value)
@@ -151,15 +180,16 @@ def test_efficiency_refuses(gpus, values, says):
 
 # networks
 
-@pytest.mark.parametrize('system, stage', list(itertools.product(['polaris', 'tg40', 'H200'], range(4))))
+@pytest.mark.parametrize('stage', range(4))
+@pytest.mark.parametrize('system', ['polaris', 'tg40', 'H200'])
 def test_network_of_system_is_the_collective_time(system, stage):
     model, machine, n = STUDIED['2.7B'], as_system(system), [2, 8, 64, 512]
     network = network_of_system(system, model, stage, n)
-    for kind in STAGES[stage].forward + STAGES[stage].backward:
-        for p in n:
-            pieces = p if kind == 'reduce' else 32 if stage == 3 else 1
-            by_hand = pieces * collective_time(kind, weights_GB(model) / pieces, p, math.gcd(p, machine.nvlink_size), machine, Assumptions.corrected())
-            assert math.isclose(network.time(kind, weights_GB(model), p), by_hand)
+    for kind, p in itertools.product(STAGES[stage].forward + STAGES[stage].backward, n):
+        pieces = p if kind == 'reduce' else 32 if stage == 3 else 1
+        placed = p, math.gcd(p, machine.nvlink_size), machine, Assumptions.corrected()
+        by_hand = pieces * collective_time(kind, weights_GB(model) / pieces, *placed)
+        assert math.isclose(network.time(kind, weights_GB(model), p), by_hand)
     assert network.efficiency[kind](8) == 1
     assert network.time(kind, 1., 1) == 0
 
@@ -168,20 +198,25 @@ def test_groups_fill_nvlink_domains():
     "6 GPUs share a domain of 8; 12 take 4 of each of three."
     machine, given = as_system('tg40'), Assumptions.corrected()
     for p, t in ((6, 6), (8, 8), (12, 4), (64, 8), (7, 7), (9, 1)):
-        assert system_time('allgather', 3., p, 1, machine, given) == collective_time('allgather', 3., p, t, machine, given)
+        ours = system_time('allgather', 3., p, 1, machine, given)
+        assert ours == collective_time('allgather', 3., p, t, machine, given)
 
 
 def test_published_efficiencies_come_back():
     for stage, kind, value in ((1, 'allreduce', 0.89), (3, 'allgather', 0.80)):
         network = published_network('gpt3', stage)
         assert math.isclose(network.time(kind, 7., 512), network.time(kind, 7., 8) / value)
-    assert math.isclose(network.time('allgather', 1., 512), 1 / (network.bandwidth['allgather'] * 0.80))   # V / (BW(8) eff)
-    with pytest.raises(ValueError, match='unknown stage with published efficiencies 2'): published_network('gpt3', 2)
-    with pytest.raises(ValueError, match="unknown collective of .* 'reduce'"): network.time('reduce', 1., 64)
+    by_hand = 1 / (network.bandwidth['allgather'] * 0.80)
+    assert math.isclose(network.time('allgather', 1., 512), by_hand)
+    with pytest.raises(ValueError, match='unknown stage with published efficiencies 2'):
+        published_network('gpt3', 2)
+    with pytest.raises(ValueError, match="unknown collective of .* 'reduce'"):
+        network.time('reduce', 1., 64)
 
 
 def test_an_allreduce_moves_twice():
-    network = Network({'allreduce': 10., 'allgather': 10.}, {kind: Efficiency((8,), (1,)) for kind in ('allreduce', 'allgather')})
+    kinds, perfect = ('allreduce', 'allgather'), Efficiency((8,), (1,))
+    network = Network(dict.fromkeys(kinds, 10.), dict.fromkeys(kinds, perfect))
     assert network.time('allreduce', 5., 8) == 2 * network.time('allgather', 5., 8) == 1.
 
 
@@ -190,11 +225,15 @@ def test_an_allreduce_moves_twice():
 def test_zero_table_is_its_parts():
     model, samples = STUDIED['6.7B'], 2
     table = zero_table(model, 'tg80', [1, 8, 64], samples)
-    assert table[['stage', 'n_gpus']].to_numpy().tolist() == [[s, n] for s in range(4) for n in (1, 8, 64)]
+    points = [[s, n] for s in range(4) for n in (1, 8, 64)]
+    assert table[['stage', 'n_gpus']].to_numpy().tolist() == points
     for row in table.itertuples():
         network = network_of_system('tg80', model, row.stage, [8, 64])
-        assert math.isclose(row.forward_comm_s, sum(network.time(kind, weights_GB(model), row.n_gpus) for kind in STAGES[row.stage].forward), abs_tol=1e-15)
-        assert math.isclose(row.backward_comm_s, sum(network.time(kind, weights_GB(model), row.n_gpus) for kind in STAGES[row.stage].backward), abs_tol=1e-15)
+        time = lambda kind: network.time(kind, weights_GB(model), row.n_gpus)
+        took = lambda kinds: sum(map(time, kinds))
+        forward, backward = STAGES[row.stage]
+        assert math.isclose(row.forward_comm_s, took(forward), abs_tol=1e-15)
+        assert math.isclose(row.backward_comm_s, took(backward), abs_tol=1e-15)
         assert math.isclose(row.memory_GB, sum(stage_memory(model, samples, row.stage, row.n_gpus)))
         assert row.fits == (row.memory_GB <= 80) == (row.gpus_needed <= row.n_gpus)
         assert math.isclose(row.samples_per_s * row.iteration_s, samples * row.n_gpus)
@@ -202,7 +241,8 @@ def test_zero_table_is_its_parts():
 
 
 def test_more_network_is_faster():
-    slow, fast = (zero_table('gpt3', dataclasses.replace(as_system('polaris'), ib_bandwidth=b), [64, 512]).iteration_s for b in (12.5, 25.))
+    machines = [dataclasses.replace(as_system('polaris'), ib_bandwidth=b) for b in (12.5, 25.)]
+    slow, fast = (zero_table('gpt3', machine, [64, 512]).iteration_s for machine in machines)
     assert (fast < slow).all()
     free = Network({kind: 1e30 for kind in TURNS}, {kind: Efficiency((8,), (1,)) for kind in TURNS})
     table = zero_table('gpt3', 'polaris', [64], network=free)
@@ -210,10 +250,13 @@ def test_more_network_is_faster():
 
 
 @pytest.mark.parametrize('wrong, says', [
-    (dict(n_gpus=0), 'n_gpus=0 must be a whole number'), (dict(samples=1.5), 'samples=1.5 must be a whole number'), (dict(stages=(4,)), 'must be 0, 1, 2 or 3'),
-    (dict(system='polari'), "did you mean 'polaris'?"), (dict(assumptions='papr'), "did you mean 'paper'?")])
+    (dict(n_gpus=0), 'n_gpus=0 must be a whole number'),
+    (dict(samples=1.5), 'samples=1.5 must be a whole number'),
+    (dict(stages=(4,)), 'must be 0, 1, 2 or 3'), (dict(system='polari'), "did you mean 'polaris'?"),
+    (dict(assumptions='papr'), "did you mean 'paper'?")])
 def test_zero_table_refuses(wrong, says):
-    with pytest.raises(ValueError) as error: zero_table(**{**dict(model='gpt3', system='polaris', n_gpus=8), **wrong})
+    question = dict(model='gpt3', system='polaris', n_gpus=8) | wrong
+    with pytest.raises(ValueError) as error: zero_table(**question)
     assert says in str(error.value) and '\n' not in str(error.value)
 
 
@@ -224,16 +267,20 @@ shares, efficiencies = st.floats(0.01, 0.99), st.floats(0.01, 2)
 @few
 @given(shares, efficiencies)
 def test_speedup_and_back(share, efficiency):
-    assert math.isclose(efficiency_behind(share, speedup(share, efficiency)), efficiency, rel_tol=1e-6)
-    assert math.isclose(speedup(share, 1.), 1) and math.isclose(speedup(1., efficiency), efficiency) and speedup(0., efficiency) == 1
-    assert speedup(share, efficiency) <= speedup(share, efficiency * 1.1)
-    if efficiency < 0.9: assert speedup(share, efficiency) > speedup(min(share * 1.01, 1.), efficiency)
+    found = speedup(share, efficiency)
+    assert math.isclose(efficiency_behind(share, found), efficiency, rel_tol=1e-6)
+    assert math.isclose(speedup(share, 1.), 1) and math.isclose(speedup(1., efficiency), efficiency)
+    assert speedup(0., efficiency) == 1
+    assert found <= speedup(share, efficiency * 1.1)
+    if efficiency < 0.9: assert found > speedup(min(share * 1.01, 1.), efficiency)
 
 
 def test_speedup_of_arrays():
     share, efficiency = np.array([[0.1], [0.7]]), np.array([1., 0.5, 0.2])
-    np.testing.assert_allclose(speedup(share, efficiency), [[speedup(s, e) for e in efficiency] for s in (0.1, 0.7)])
-    np.testing.assert_allclose(efficiency_behind(share, speedup(share, efficiency)), np.broadcast_to(efficiency, (2, 3)))
+    found = speedup(share, efficiency)
+    np.testing.assert_allclose(found, [[speedup(s, e) for e in efficiency] for s in (0.1, 0.7)])
+    behind = efficiency_behind(share, found)
+    np.testing.assert_allclose(behind, np.broadcast_to(efficiency, (2, 3)))
 
 
 @pytest.mark.parametrize('share, measured', [(0.2, 1.25), (0.2, 2.), (0., 1.), (0.5, -1.)])
@@ -246,36 +293,45 @@ def test_no_network_explains(share, measured):
 def test_predict_scaling_with_the_true_efficiency_has_no_error(compute, comm, falling):
     efficiency = Efficiency(tuple(8 * 2**i for i in range(len(falling) + 1)), (1., *falling))
     n = np.array(efficiency.gpus)
-    measured = pd.DataFrame({'n_gpus': n, 'comm_s': comm / efficiency(n), 'iteration_s': compute + comm / efficiency(n)})
+    measured = pd.DataFrame({'n_gpus': n, 'comm_s': comm / efficiency(n)})
+    measured['iteration_s'] = compute + measured.comm_s
     found = predict_scaling(measured.sample(frac=1, random_state=1), [12, 4096], efficiency)
     assert found.n_gpus.tolist() == sorted({*n.tolist(), 12, 4096})
     np.testing.assert_allclose(found.error.dropna(), 0, atol=1e-9)
     assert found.error.isna().sum() == 2
-    np.testing.assert_allclose(found.predicted_speedup, found.n_gpus / 8 * found.predicted_s[0] / found.predicted_s)
+    throughput = found.n_gpus / 8 * found.predicted_s[0] / found.predicted_s
+    np.testing.assert_allclose(found.predicted_speedup, throughput)
+
+
+TWO = {'n_gpus': [8, 64], 'iteration_s': [2., 2.5], 'comm_s': [1., 1.4]}
 
 
 def test_predict_scaling_does_not_peek():
-    "A measured row is predicted from the others: changing its own communication changes nothing of its prediction."
+    "A measured row is predicted from the others: its own communication changes nothing of it."
     table = {'n_gpus': [8, 64, 512], 'iteration_s': [2., 2.5, 3.], 'comm_s': [1., 1.4, 1.9]}
     changed = {**table, 'comm_s': [1., 1.1, 1.9]}
     first, second = (predict_scaling(t).set_index('n_gpus').predicted_s for t in (table, changed))
     assert first[64] == second[64] and first[512] != second[512]
-    assert math.isclose(first[64], 1 + 1 / ((1 + 1 / 1.9) / 2))    # half way from 8 to 512 in doublings
-    alone = predict_scaling({'n_gpus': [8, 64], 'iteration_s': [2., 2.5], 'comm_s': [1., 1.4]}, [512]).set_index('n_gpus')
+    assert math.isclose(first[64], 1 + 1 / ((1 + 1 / 1.9) / 2))  # half way from 8 to 512
+    alone = predict_scaling(TWO, [512]).set_index('n_gpus')
     assert alone.predicted_s[64] == 2. and math.isclose(alone.error[64], 2 / 2.5 - 1)
 
 
 def test_one_measured_row_needs_an_efficiency():
     row = {'n_gpus': [8], 'iteration_s': [2.], 'comm_s': [1.]}
     with pytest.raises(ValueError, match='give an efficiency'): predict_scaling(row, [64])
-    assert predict_scaling(row, [64], Efficiency((8, 64), (1, 0.5))).predicted_s.tolist() == [2., 3.]
+    halved = Efficiency((8, 64), (1, 0.5))
+    assert predict_scaling(row, [64], halved).predicted_s.tolist() == [2., 3.]
 
 
 @pytest.mark.parametrize('change, says', [
-    ({'comm_s': [1., 3.]}, '64 GPUs: comm_s=3.0 must be above 0 and below iteration_s=2.5'), ({'comm_s': [0., 1.]}, 'comm_s=0.0 must be above 0'), ({'n_gpus': [8, 8]}, 'n_gpus=8 is measured twice'),
-    ({'n_gpus': [8, 2.5]}, 'must be a whole number'), ({'iteration_s': [2., float('nan')]}, 'must be above 0 and below iteration_s=nan')])
+    ({'comm_s': [1., 3.]}, '64 GPUs: comm_s=3.0 must be above 0 and below iteration_s=2.5'),
+    ({'comm_s': [0., 1.]}, 'comm_s=0.0 must be above 0'),
+    ({'n_gpus': [8, 8]}, 'n_gpus=8 is measured twice'),
+    ({'n_gpus': [8, 2.5]}, 'must be a whole number'),
+    ({'iteration_s': [2., float('nan')]}, 'must be above 0 and below iteration_s=nan')])
 def test_predict_scaling_refuses(change, says):
-    with pytest.raises(ValueError) as error: predict_scaling({'n_gpus': [8, 64], 'iteration_s': [2., 2.5], 'comm_s': [1., 1.4], **change})
+    with pytest.raises(ValueError) as error: predict_scaling(TWO | change)
     assert says in str(error.value) and '\n' not in str(error.value)
 
 
@@ -297,29 +353,38 @@ def test_a_tagged_log_of_many_nodes():
 
 
 def test_an_old_log_without_operation_and_root():
-    with pytest.raises(ValueError, match='names none of all_reduce_perf'): read_nccl_log(DATA / 'nccl_old_gather_8.txt')
-    log = read_nccl_log(DATA / 'nccl_old_gather_8.txt', 'allgather')
+    path = DATA / 'nccl_old_gather_8.txt'
+    with pytest.raises(ValueError, match='names none of all_reduce_perf'): read_nccl_log(path)
+    log = read_nccl_log(path, 'allgather')
     assert (log.kind, log.gpus, log.nodes, len(log.table)) == ('allgather', 8, 1, 11)
     assert log.table.out_of_place_s.iloc[-1] == pytest.approx(4108.8e-6)
-    with pytest.raises(ValueError, match='bus over algorithm bandwidth'): read_nccl_log(DATA / 'nccl_old_gather_8.txt', 'allreduce')
+    with pytest.raises(ValueError, match='bus over algorithm bandwidth'):
+        read_nccl_log(path, 'allreduce')
+    with pytest.raises(ValueError, match="did you mean 'allgather'"):
+        read_nccl_log(path, 'algather')
 
 
 @pytest.mark.parametrize('file, says', [
-    ('nccl_cut.txt', r'line 23: not a whole row of results'), ('nccl_wrong.txt', 'found wrong results'), ('nccl_died.txt', 'nccl_died.txt: no row of results'), ('no_such_log.txt', 'cannot be read')])
+    ('nccl_cut.txt', r'line 23: not a whole row of results'),
+    ('nccl_wrong.txt', 'found wrong results'),
+    ('nccl_died.txt', 'nccl_died.txt: no row of results'),
+    ('no_such_log.txt', 'cannot be read')])
 def test_broken_logs_are_refused(file, says):
     with pytest.raises(ValueError, match=says) as error: read_nccl_log(DATA / file)
     assert '\n' not in str(error.value)
 
 
 GOOD = (DATA / 'nccl_all_reduce_8.txt').read_text()
+NAMELESS = '\n'.join(line for line in GOOD.splitlines() if 'Rank' not in line)
+OTHER = '\n# Collective test starting: all_gather_perf\n'
 
 @pytest.mark.parametrize('text, options, says', [
     (GOOD.replace('values : 0 OK', 'values : 2 FAILED'), {}, 'the test reports FAILED'),
     (GOOD, dict(gpus=16), 'lists 8 ranks, not 16'),
     (GOOD, dict(kind='allgather'), 'all_reduce_perf is not allgather'),
     (GOOD, dict(kind='alreduce'), "did you mean 'allreduce'?"),
-    (GOOD + '\n# Collective test starting: all_gather_perf\n', {}, 'holds runs of all_reduce_perf and all_gather_perf'),
-    ('\n'.join(line for line in GOOD.splitlines() if 'Rank' not in line), {}, 'say how many GPUs there were'),
+    (GOOD + OTHER, {}, 'holds runs of all_reduce_perf and all_gather_perf'),
+    (NAMELESS, {}, 'say how many GPUs there were'),
     ('', {}, 'names none of'),
     (GOOD.replace('164.3', '-164.3'), {}, 'not a whole row'),
     (GOOD.replace('164.3', 'nan'), {}, 'not a whole row'),
@@ -337,26 +402,32 @@ def test_a_damaged_log_is_read_or_refused(start, length):
     except ValueError as error: assert '\n' not in str(error)
     else:  # what is read is what was there
         whole = parse_nccl_log(GOOD).table.set_index('size_GB').out_of_place_s
-        for row in log.table.itertuples(): assert row.out_of_place_s == pytest.approx(whole[row.size_GB], rel=0.01)
+        for row in log.table.itertuples():
+            assert row.out_of_place_s == pytest.approx(whole[row.size_GB], rel=0.01)
 
 
 def test_network_of_logs():
     logs = [read_nccl_log(DATA / f'nccl_all_reduce_{n}.txt') for n in (64, 8)]
     network = network_of_logs(logs, 1.)
     assert network.bandwidth['allreduce'] == pytest.approx(2 * 1. / logs[1].time(1.))
-    assert network.efficiency['allreduce'](8) == 1 and 0.8 < network.efficiency['allreduce'](64) < 0.9
+    left = network.efficiency['allreduce']
+    assert left(8) == 1 and left(64) == pytest.approx(logs[1].time(1.) / logs[0].time(1.))
+    assert 0.8 < left(64) < 0.9
     for log in logs: assert math.isclose(network.time('allreduce', 1., log.gpus), log.time(1.))
     small = network_of_logs(logs, 0.002)
-    assert small.efficiency['allreduce'](64) < network.efficiency['allreduce'](64)   # small messages are latency, and latency grows
-    with pytest.raises(ValueError, match='two logs of allreduce on 8 GPUs'): network_of_logs([logs[1], logs[1]], 1.)
+    assert small.efficiency['allreduce'](64) < left(64)  # small messages are latency, which grows
+    with pytest.raises(ValueError, match='two logs of allreduce on 8 GPUs'):
+        network_of_logs([logs[1], logs[1]], 1.)
 
 
 # the systems of the study
 
-@pytest.mark.parametrize('name, node, gpus, capacity', [('polaris', 25, 4, 40), ('tg40', 200, 8, 40), ('tg80', 200, 8, 80)])
+@pytest.mark.parametrize('name, node, gpus, capacity', [
+    ('polaris', 25, 4, 40), ('tg40', 200, 8, 40), ('tg80', 200, 8, 80)])
 def test_systems_of_the_study(name, node, gpus, capacity):
     system = as_system(name)
-    assert (system.ib_bandwidth * system.nic_factor * system.nvlink_size, system.nvlink_size, system.hbm_capacity) == (node, gpus, capacity)
+    assert (system.nvlink_size, system.hbm_capacity) == (gpus, capacity)
+    assert system.ib_bandwidth * system.nic_factor * system.nvlink_size == node
     assert 'Cheng' in system.source
     found = search(STUDIED['6.7B'], 64, name, 256, strategy='all', k=3)
     assert len(found) == 3 and (found.memory_GB <= capacity).all()

@@ -1,9 +1,8 @@
 "Sweeps: the same bytes however they were computed, whatever happened on the way."
 import dataclasses
 import io
-import json
+import itertools
 import os
-import pickle
 import resource
 import signal
 import subprocess
@@ -18,20 +17,27 @@ from hypothesis import given, settings, strategies as st
 
 from transformer_perf import search
 from transformer_perf.models import as_model
-from transformer_perf.sweeps import PAPER_GPUS, PAPER_MODELS, npy_bytes, paper_systems, read_npy, read_table, run_configs, sweep, tasks_of
+from transformer_perf.sweeps import (
+    PAPER_MODELS, VARIANTS, npy_bytes, read_npy, read_table, sweep, tasks_of)
 from transformer_perf.systems import as_system
 
 BIN = Path(sys.executable).parent
 COMMAND = str(BIN / 'transformer-perf')
-SMALL = ['run-configs', '--systems', 'A100-NVS8,H200-NVS4,B200-NVS64', '--gpus', '256,1024', '--parallel-strat', '1d,2d-seqp']
+SMALL = ['run-configs', '--systems', 'A100-NVS8,H200-NVS4,B200-NVS64', '--gpus', '256,1024',
+         '--parallel-strat', '1d,2d-seqp']
 ROOT = Path(__file__).parent.parent
-needs_mpi = pytest.mark.skipif(not (BIN / 'mpiexec').exists(), reason='no mpiexec beside this Python: pip install mpi4py mpich')
+needs_mpi = pytest.mark.skipif(
+    not (BIN / 'mpiexec').exists(),
+    reason='no mpiexec beside this Python: pip install mpi4py mpich')
 
 
-def run(args, **options): return subprocess.run([str(a) for a in args], capture_output=True, text=True, timeout=120, **options)
+def run(args, **options):
+    args = [str(a) for a in args]
+    return subprocess.run(args, capture_output=True, text=True, timeout=120, **options)
 
 
-def contents(folder): return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
 @pytest.fixture(scope='module')
@@ -43,23 +49,63 @@ def undisturbed(tmp_path_factory):
 
 
 def test_a_sweep_is_its_searches():
-    table = sweep(['gpt3', 'vit_era5'], {'B200-NVS8': as_system('B200', 8)}, [256, 1024], ['1d', '2d-seqp'], k=2, vary={'seq_len': [2048, 8192], 'nvlink_size': [4, 8], 'global_batch': [512]})
+    vary = {'seq_len': [2048, 8192], 'nvlink_size': [4, 8], 'global_batch': [512]}
+    table = sweep(['gpt3', 'vit_era5'], {'B200-NVS8': as_system('B200', 8)}, [256, 1024],
+                  ['1d', '2d-seqp'], k=2, vary=vary)
     assert len(table) == 2 * 2 * 2 * 2 * 2 * 2
     for key, own in table.groupby(['model', 'seq_len', 'nvlink_size', 'strategy', 'n_gpus']):
         model, seq_len, nvlink_size, strategy, n = key
-        expected = search(dataclasses.replace(as_model(model), seq_len=seq_len), n, as_system('B200', nvlink_size), 512, strategy, k=2)
-        pd.testing.assert_frame_equal(own[list(expected)].reset_index(drop=True), pd.DataFrame(expected))
+        model = dataclasses.replace(as_model(model), seq_len=seq_len)
+        expected = search(model, n, as_system('B200', nvlink_size), 512, strategy, k=2)
+        own = own[list(expected)].reset_index(drop=True)
+        pd.testing.assert_frame_equal(own, pd.DataFrame(expected))
+
+
+def test_a_sweep_says_what_it_rests_on():
+    for assumptions, evidence in (('paper', 'published model'), ('calibrated', 'measured runs')):
+        table = sweep(['gpt3'], {'H200': 'H200'}, [64], ['1d'], assumptions=assumptions)
+        assert set(table.evidence) == {evidence}
+
+
+@pytest.mark.parametrize('wrong, says', [
+    (dict(models=[]), 'models=[] must name at least one'),
+    (dict(systems={}), 'systems={} must name at least one'),
+    (dict(n_gpus=[]), 'n_gpus=() must name at least one'),
+    (dict(strategies=['3d']), "unknown strategy '3d'"),
+    (dict(vary={'hbm_bandwidth': []}), 'hbm_bandwidth=[] must be a list of at least one value')])
+def test_an_empty_product_is_refused(wrong, says):
+    product = dict(models=['gpt3'], systems={'H200': 'H200'}, n_gpus=[64], strategies=['1d'])
+    with pytest.raises(ValueError) as error: tasks_of(**{**product, **wrong})
+    assert says in str(error.value) and '\n' not in str(error.value)
+
+
+def test_tasks_cut_a_grid_into_pieces():
+    vary = {'hbm_bandwidth': np.arange(1., 41), 'seq_len': [64, 128],
+            'ib_eff': np.arange(1., 31) / 30}
+    tasks = tasks_of(['gpt3'], {'H200': 'H200'}, [64], ['1d', '2d'], vary=vary)
+    pieces = [len(task.varied['ib_eff']) for task in tasks]
+    assert pieces == [VARIANTS, VARIANTS, 1200 - 2 * VARIANTS] * 4
+    points = {(t.strategy, t.varied['seq_len'], a, b) for t in tasks
+              for a, b in zip(t.varied['hbm_bandwidth'], t.varied['ib_eff'])}
+    assert len(points) == 2 * 2 * 1200
+
+
+PHYSICAL = ['hbm_bandwidth', 'hbm_capacity', 'matrix_flops_fp16', 'ib_bandwidth', 'element_size',
+            'mask_element_size', 'nvlink_latency', 'nic_factor']
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.sampled_from(['hbm_bandwidth', 'hbm_capacity', 'matrix_flops_fp16', 'ib_bandwidth', 'element_size', 'mask_element_size', 'nvlink_latency', 'nic_factor']), min_size=1, max_size=3, unique=True),
-       st.lists(st.floats(0.3, 3), min_size=1, max_size=4, unique=True), st.sampled_from(['1d', '2d-seqp', '2d']))
+@given(st.lists(st.sampled_from(PHYSICAL), min_size=1, max_size=3, unique=True),
+       st.lists(st.floats(0.3, 3), min_size=1, max_size=4, unique=True),
+       st.sampled_from(['1d', '2d-seqp', '2d']))
 def test_varied_as_arrays_is_one_by_one(fields, factors, strategy):
     system = as_system('H200', 8)
-    table = sweep(['gpt3_1T'], {'x': system}, [512], [strategy], vary={f: [getattr(system, f) * x for x in factors] for f in fields})
+    vary = {f: [getattr(system, f) * x for x in factors] for f in fields}
+    table = sweep(['gpt3_1T'], {'x': system}, [512], [strategy], vary=vary)
     found = table.set_index(fields).iteration_s.to_dict()
-    for point in np.stack(np.meshgrid(*([getattr(system, f) * x for x in factors] for f in fields), indexing='ij'), -1).reshape(-1, len(fields)):
-        alone = search('gpt3_1T', 512, dataclasses.replace(system, **dict(zip(fields, point))), strategy=strategy, k=1)
+    for point in itertools.product(*vary.values()):
+        changed = dataclasses.replace(system, **dict(zip(fields, point)))
+        alone = search('gpt3_1T', 512, changed, strategy=strategy, k=1)
         key = tuple(point) if len(point) > 1 else point[0]
         assert (key in found) == bool(len(alone))
         if len(alone): assert np.isclose(found[key], alone.iteration_s[0], rtol=1e-12)
@@ -67,13 +113,15 @@ def test_varied_as_arrays_is_one_by_one(fields, factors, strategy):
 
 def test_paper_study_in_outputs_is_current(tmp_path):
     "What is committed in outputs/ is what the command writes now."
-    done = run([COMMAND, 'run-configs', '--folder', tmp_path, '--parallel-strat', 'all', *(x for m in PAPER_MODELS for x in ('--model', m))])
+    models = [x for model in PAPER_MODELS for x in ('--model', model)]
+    done = run([COMMAND, 'run-configs', '--folder', tmp_path, '--parallel-strat', 'all', *models])
     assert done.returncode == 0, done.stderr
     committed = sorted((ROOT / 'outputs').glob('exec_*.csv'))
     assert len(committed) == 6
     for path in committed:
         ours, theirs = pd.read_csv(tmp_path / path.name), pd.read_csv(path)
-        pd.testing.assert_frame_equal(ours, theirs, rtol=1e-12)  # the last digit may differ between processors
+        # the last digit may differ between processors
+        pd.testing.assert_frame_equal(ours, theirs, rtol=1e-12)
 
 
 @pytest.mark.parametrize('n', [1, 2])
@@ -93,9 +141,11 @@ def test_ranks_give_the_same_bytes(undisturbed, tmp_path, n):
 
 @needs_mpi
 def test_sweeps_run_on_ranks(tmp_path):
-    args = ['sweep', '--systems', 'B200-NVS8', '--gpus', 512, '--vary', 'hbm_capacity=48,96,192', '--vary', 'seq_len=2048,4096']
+    args = ['sweep', '--systems', 'B200-NVS8', '--gpus', 512, '--vary', 'hbm_capacity=48,96,192',
+            '--vary', 'seq_len=2048,4096']
     assert run([COMMAND, *args, '-o', tmp_path / 'alone.csv']).returncode == 0
-    assert run([BIN / 'mpiexec', '-n', 3, COMMAND, *args, '-o', tmp_path / 'ranks.csv']).returncode == 0
+    ranks = [BIN / 'mpiexec', '-n', 3, COMMAND, *args, '-o', tmp_path / 'ranks.csv']
+    assert run(ranks).returncode == 0
     assert (tmp_path / 'alone.csv').read_bytes() == (tmp_path / 'ranks.csv').read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {'alone.csv', 'ranks.csv'}
 
@@ -124,9 +174,11 @@ def test_a_failing_rank_ends_the_job(tmp_path, how):
     (tmp_path / 'job.py').write_text(FAILING)
     done = run([BIN / 'mpiexec', '-n', 3, sys.executable, tmp_path / 'job.py', tmp_path, how])
     assert done.returncode != 0
-    if how == 'raise': assert done.returncode == 2 and 'transformer-perf: task 3 went wrong' in done.stderr and 'Traceback' not in done.stderr
     assert {path.name for path in tmp_path.iterdir()} <= {'job.py', 'partial'}
-    if how == 'raise': assert not list(tmp_path.rglob('.*.part'))  # killed, rank 0 may leave one beside the shards, which the next run overwrites
+    if how == 'kill': return  # rank 0 may leave a part beside the shards; the next overwrites it
+    assert done.returncode == 2 and 'transformer-perf: task 3 went wrong' in done.stderr
+    assert 'Traceback' not in done.stderr
+    assert not list(tmp_path.rglob('.*.part'))
 
 
 COUNTING = '''
@@ -150,7 +202,8 @@ def test_an_interrupted_run_continues(tmp_path, how):
     command = [sys.executable, str(tmp_path / 'job.py'), str(tmp_path)]
     process = subprocess.Popen([*command, '0.4'], stderr=subprocess.DEVNULL)
     deadline = time.time() + 30
-    while len(list(tmp_path.glob('partial/*.shard'))) < 2 and time.time() < deadline: time.sleep(0.02)
+    enough = lambda: len(list(tmp_path.glob('partial/*.shard'))) >= 2
+    while not enough() and time.time() < deadline: time.sleep(0.02)
     process.send_signal(how)
     assert process.wait(timeout=30) != 0
     shards = list(tmp_path.glob('partial/*.shard'))
@@ -159,25 +212,32 @@ def test_an_interrupted_run_continues(tmp_path, how):
     started = len((tmp_path / 'computed').read_text().split())
     assert run([*command, '0']).returncode == 0
     assert len((tmp_path / 'computed').read_text().split()) - started == 6 - len(shards) + 1
-    assert (tmp_path / 'out.csv').read_text() == pd.DataFrame({'x': [i / 3 for i in range(6)], 'name': 'a'}).to_csv(index=False)
+    expected = pd.DataFrame({'x': [i / 3 for i in range(6)], 'name': 'a'}).to_csv(index=False)
+    assert (tmp_path / 'out.csv').read_text() == expected
 
 
 def test_ctrl_c_says_what_to_do(tmp_path):
-    args = [COMMAND, 'sweep', '--systems', 'B200-NVS8', '--gpus', '4096', '--vary', 'hbm_bandwidth=500:16000:400', '--vary', 'hbm_capacity=80:900:100', '-o', str(tmp_path / 'x.csv')]
+    args = [COMMAND, 'sweep', '--systems', 'B200-NVS8', '--gpus', '4096',
+            '--vary', 'hbm_bandwidth=500:16000:400', '--vary', 'hbm_capacity=80:900:100',
+            '-o', str(tmp_path / 'x.csv')]
     process = subprocess.Popen(args, stderr=subprocess.PIPE, text=True)
     deadline = time.time() + 60
-    while not list(tmp_path.glob('.x.csv.partial/*.shard')) and time.time() < deadline: time.sleep(0.05)
+    begun = lambda: list(tmp_path.glob('.x.csv.partial/*.shard'))
+    while not begun() and time.time() < deadline: time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     error = process.communicate(timeout=30)[1]
-    assert process.returncode == 130 and 'the same command continues' in error and 'Traceback' not in error
+    assert process.returncode == 130
+    assert 'the same command continues' in error and 'Traceback' not in error
     assert not (tmp_path / 'x.csv').exists()
 
 
 def test_a_full_disk_is_one_line_and_no_half_file(undisturbed, tmp_path):
     full = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
     done = run([COMMAND, *SMALL, '--folder', tmp_path], preexec_fn=full)
-    assert done.returncode == 2 and 'cannot be written' in done.stderr and done.stderr.count('\n') == 1
-    assert all(undisturbed[name] == data for name, data in ((p.name, p.read_bytes()) for p in tmp_path.iterdir() if p.is_file()))
+    assert done.returncode == 2
+    assert 'cannot be written' in done.stderr and done.stderr.count('\n') == 1
+    written = [path for path in tmp_path.iterdir() if path.is_file()]
+    assert all(undisturbed[path.name] == path.read_bytes() for path in written)
     assert not list(tmp_path.rglob('.*.part'))
     assert run([COMMAND, *SMALL, '--folder', tmp_path]).returncode == 0
     assert contents(tmp_path) == undisturbed
@@ -187,7 +247,8 @@ def test_parquet(tmp_path):
     pytest.importorskip('pyarrow')
     assert run([COMMAND, *SMALL, '--folder', tmp_path, '--table', 'parquet']).returncode == 0
     assert run([COMMAND, *SMALL, '--folder', tmp_path]).returncode == 0
-    pd.testing.assert_frame_equal(read_table(tmp_path / 'exec_1d_gpt3_1T.parquet'), read_table(tmp_path / 'exec_1d_gpt3_1T.csv'), check_dtype=False, rtol=1e-14)
+    one, other = (read_table(tmp_path / f'exec_1d_gpt3_1T.{kind}') for kind in ('parquet', 'csv'))
+    pd.testing.assert_frame_equal(one, other, check_dtype=False, rtol=1e-14)
 
 
 def test_npy_layout(undisturbed, tmp_path):
@@ -197,13 +258,16 @@ def test_npy_layout(undisturbed, tmp_path):
     ours = read_npy(path)
     assert (nvs, t_max, t_min, list(n_gpus)) == (64, *ours[1:3], [256, 1024]) and configs == ours[4]
     for high, low, found in zip(t_max, t_min, configs):
-        assert [c[0] for c in found] == sorted((c[0] for c in found), reverse=True) and (found[0][0], found[-1][0]) == (high, low)
+        throughputs = [candidate[0] for candidate in found]
+        assert throughputs == sorted(throughputs, reverse=True)
+        assert (throughputs[0], throughputs[-1]) == (high, low)
         assert set(found[0][2]) == {'dp', 'tp', 'pp', 'mbs'} and len(found) == 10
 
 
 def test_npy_of_what_never_fits():
     nothing = pd.DataFrame(search('vit_era5', [4, 8], 'A100'))
-    nvs, t_max, t_min, n_gpus, configs = np.load(io.BytesIO(npy_bytes(nothing, 4, [4, 8])), allow_pickle=True)[0]
+    file = io.BytesIO(npy_bytes(nothing, 4, [4, 8]))
+    nvs, t_max, t_min, n_gpus, configs = np.load(file, allow_pickle=True)[0]
     assert (t_max, t_min, list(n_gpus), configs) == ([], [], [4, 8], [[], []])
 
 
@@ -228,7 +292,8 @@ GOOD = npy_bytes(pd.DataFrame(search('gpt3_1T', 1024, 'B200', k=2)), 4, [1024])
 @given(st.data())
 def test_reader_survives_damage(data):
     at = data.draw(st.integers(0, len(GOOD) - 1))
-    damaged = GOOD[:at] if data.draw(st.booleans()) else GOOD[:at] + data.draw(st.binary(min_size=1, max_size=8)) + GOOD[at + 1:]
+    cut, noise = data.draw(st.booleans()), st.binary(min_size=1, max_size=8)
+    damaged = GOOD[:at] if cut else GOOD[:at] + data.draw(noise) + GOOD[at + 1:]
     path = Path(os.environ.get('TMPDIR', '/tmp')) / f'damaged-{os.getpid()}.npy'
     path.write_bytes(damaged)
     try: assert len(read_npy(path)) == 5
@@ -236,13 +301,20 @@ def test_reader_survives_damage(data):
     finally: path.unlink()
 
 
-@pytest.mark.parametrize('args, message', [
-    (['run-configs', '--systems', 'A100-NVS0'], 'nvlink_size of A100-NVS0=0 must be a whole number'), (['run-configs', '--systems', 'A10'], "did you mean 'A100'?"),
-    (['run-configs', '--parallel-strat', '3d'], "unknown strategy '3d'"), (['run-configs', '--table', 'xlsx'], 'written as .csv or .parquet'), (['run-configs', '--workers', '0'], '--workers=0 must be'),
-    (['run-configs', '--gpus', ','], '--gpus names no number'), (['run-configs', '--folder', '/proc/none'], 'cannot be made'),
-    (['sweep', '-o', 'x.csv', '--vary', 'hbm_bandwith=1'], "did you mean 'hbm_bandwidth'?"), (['sweep', '-o', 'x.csv', '--vary', 'hbm_bandwidth=fast'], 'must be FIELD=VALUE'),
-    (['sweep', '-o', 'x.csv', '--vary', 'hbm_bandwidth=-5'], 'must be a positive number'), (['sweep', '-o', 'x.doc'], 'written as .csv or .parquet'), (['sweep', '-o', 'x.csv', '--vary', 'seq_len=2.5'], 'seq_len=2.5 must be'),
-])
-def test_mistakes_are_one_line(tmp_path, args, message):
-    done = run([COMMAND, *args], cwd=tmp_path)
-    assert done.returncode == 2 and message in done.stderr and done.stderr.count('\n') == 1 and not list(tmp_path.iterdir())
+@pytest.mark.parametrize('command, message', [
+    ('run-configs --systems A100-NVS0', 'nvlink_size of A100-NVS0=0 must be a whole number'),
+    ('run-configs --systems A10', "did you mean 'A100'?"),
+    ('run-configs --parallel-strat 3d', "unknown strategy '3d'"),
+    ('run-configs --table xlsx', 'written as .csv or .parquet'),
+    ('run-configs --workers 0', '--workers=0 must be'),
+    ('run-configs --gpus ,', '--gpus names no number'),
+    ('run-configs --folder /proc/none', 'cannot be made'),
+    ('sweep -o x.csv --vary hbm_bandwith=1', "did you mean 'hbm_bandwidth'?"),
+    ('sweep -o x.csv --vary hbm_bandwidth=fast', 'must be FIELD=VALUE'),
+    ('sweep -o x.csv --vary hbm_bandwidth=-5', 'must be a positive number'),
+    ('sweep -o x.doc', 'written as .csv or .parquet'),
+    ('sweep -o x.csv --vary seq_len=2.5', 'seq_len=2.5 must be')])
+def test_mistakes_are_one_line(tmp_path, command, message):
+    done = run([COMMAND, *command.split()], cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count('\n') == 1
+    assert not list(tmp_path.iterdir())
