@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', 'GREY', 'PALETTE', 'DASHES', 'MARKERS', 'FILLS',
            'PARTS', 'LOOK', 'GUIDE', 'SIZES', 'PLACED', 'BARS', 'EDGE', 'HOLES', 'style', 'nothing_to_draw', 'picture',
-           'panels_of', 'groups_of', 'plain', 'log_ticks', 'look_of', 'draw_curves', 'draw_guides', 'gpu_axis',
+           'panels_of', 'groups_of', 'plain', 'log_ticks', 'look_of', 'draw_curves', 'draw_guides', 'gpu_axes',
            'legend_of_curves', 'against_gpus', 'training_days', 'micro_batches', 'second_axis', 'beside',
            'write_shares', 'stacked_shares', 'group_bars', 'labels_of', 'configurations', 'draw_placements',
            'placements', 'edges', 'value_ticks', 'grid_of', 'draw_contours', 'mark_machines', 'draw_map', 'map_legend',
@@ -124,11 +124,12 @@ def draw_guides(ax, first, column, most, perfect):
         ax.plot(n, y, color=color, label='_guide', zorder=1, **GUIDE)
 
 # %% ../nbs/07_plots.ipynb #6f63c008
-def gpu_axis(ax, log):
-    "The horizontal axis in powers of 4; the vertical one logarithmic or not."
+def gpu_axes(ax, log, level):
+    "The horizontal axis in powers of 4; the vertical one logarithmic or not, with a level."
     ax.set(xscale='log', yscale='log' if log else 'linear', xlabel='GPUs')
     log_ticks(ax.xaxis, base=4)
     if log: log_ticks(ax.yaxis, (1, 2, 5))
+    if level is not None: ax.axhline(level, color=BLACK, linewidth=0.8)
 
 def legend_of_curves(figure, labels, perfect):
     "One legend for all panels, its entries in the order of the labels."
@@ -155,9 +156,8 @@ def against_gpus(
     shown, looks = groups_of(table, panels), look_of([name for name, _ in groups_of(table, line)])
     figure, axes = panels_of(len(shown), 1.6 + 3.6 * len(shown), 3.7)
     for ax, (name, own) in zip(axes[0], shown):
-        gpu_axis(ax, log)
+        gpu_axes(ax, log, level)
         draw_curves(ax, own, column, line, looks, perfect)
-        if level is not None: ax.axhline(level, color=BLACK, linewidth=0.8)
         ax.set_title(name)
     axes[0, 0].set_ylabel(label)
     legend_of_curves(figure, looks, perfect)
@@ -362,21 +362,24 @@ def mark_machines(ax, marks):
                     fontsize=8, bbox=ground, zorder=6)
 
 # %% ../nbs/07_plots.ipynb #eadaa7fa
-def draw_map(ax, xs, ys, z, norm, contours):  # (what a colour bar needs, words -> handle)
-    "The colours and contours of one panel, hatched where there is no value."
+def draw_map(ax, xs, ys, z, norm, contours, marks):  # (what a colour bar needs, words -> handle)
+    "The colours, contours and marks of one panel, hatched where there is no value."
     ax.patch.set(**HOLES)
     mesh = ax.pcolormesh(edges(xs), edges(ys), np.ma.masked_invalid(z), cmap='cividis_r', norm=norm)
     ax.set(xscale='log', yscale='log'); ax.grid(False)
     value_ticks(ax.xaxis, xs); value_ticks(ax.yaxis, ys)
+    mark_machines(ax, marks)
     holes = {} if np.isfinite(z).all() else {'nothing fits': Patch(**HOLES)}
     return mesh, draw_contours(ax, xs, ys, z, contours) | holes
 
-def map_legend(figure, drawn, marks, columns):
-    "What dots, contours and hatching mean."
+def map_legend(figure, axes, mesh, label, drawn, marks):
+    "What colours, dots, contours and hatching mean."
     dot = Line2D([], [], color=RED, marker='o', linestyle='')
     drawn = ({'a real GPU': dot} if marks else {}) | drawn
-    figure.legend(drawn.values(), drawn.keys(), loc='outside lower center', ncols=columns,
-                  handlelength=3)
+    figure.legend(drawn.values(), drawn.keys(), loc='outside lower center',
+                  ncols=3 * min(axes.size, 2), handlelength=3)
+    bar = figure.colorbar(mesh, ax=axes, label=label, pad=0.02)
+    log_ticks(bar.ax.yaxis, (1, 1.5, 2, 3, 5, 7))
 
 # %% ../nbs/07_plots.ipynb #eadaa7ff
 @picture
@@ -395,13 +398,11 @@ def heat_map(
     norm, drawn = LogNorm(table[value].min(), table[value].max()), {}
     for ax, (name, own) in zip(axes[0], shown):
         z = own.pivot(index=y, columns=x, values=value).reindex(index=ys, columns=xs).values
-        mesh, lines = draw_map(ax, xs, ys, z, norm, contours)
+        mesh, lines = draw_map(ax, xs, ys, z, norm, contours, marks)
         drawn |= lines
-        mark_machines(ax, marks)
         ax.set(xlabel=xlabel, title=name)
     axes[0, 0].set_ylabel(ylabel)
-    map_legend(figure, drawn, marks, 3 * min(len(shown), 2))
-    log_ticks(figure.colorbar(mesh, ax=axes, label=label, pad=0.02).ax.yaxis, (1, 1.5, 2, 3, 5, 7))
+    map_legend(figure, axes, mesh, label, drawn, marks)
     return figure
 
 # %% ../nbs/07_plots.ipynb #46066786
