@@ -88,7 +88,7 @@ def test_speed_ups_are_the_published():
     rate = table.pivot(index='n_gpus', columns='strategy', values='samples_per_s')
     ratio = (rate['2d-seqp'] / rate['1d']).rename('speed_up').reset_index()
     ratio = ratio.assign(model='gpt3_1T', system='B200-NVS8')
-    x, y = drawn(against_gpus(ratio, 'speed_up', 'speed-up', level=1).axes[0])['B200-NVS8']
+    _, y = drawn(against_gpus(ratio, 'speed_up', 'speed-up', level=1).axes[0])['B200-NVS8']
     two, one = (optima(strategy, 'gpt3_1T', 'B200', 8).throughput.values
                 for strategy in ('2d-seqp', '1d'))
     np.testing.assert_allclose(y, two / one, rtol=1e-9)

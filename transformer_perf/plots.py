@@ -8,8 +8,8 @@ __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', '
            'panels_of', 'groups_of', 'plain', 'log_ticks', 'look_of', 'draw_curves', 'draw_guides', 'gpu_axes',
            'legend_of_curves', 'against_gpus', 'training_days', 'micro_batches', 'second_axis', 'beside',
            'write_shares', 'stacked_shares', 'group_bars', 'labels_of', 'configurations', 'draw_placements',
-           'placements', 'edges', 'value_ticks', 'grid_of', 'draw_contours', 'mark_machines', 'draw_map', 'map_legend',
-           'heat_map', 'draw_messages', 'message_legend', 'communication']
+           'placements', 'edges', 'value_ticks', 'grid_of', 'maps_of', 'draw_contours', 'mark_machines', 'draw_map',
+           'map_legend', 'heat_map', 'draw_messages', 'message_legend', 'communication']
 
 # %% ../nbs/07_plots.ipynb #cf2e19e0
 import functools
@@ -22,7 +22,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from .models import as_model, nearest
+from .inputs import nearest
+from .models import as_model
 from .iteration import components
 
 # %% ../nbs/07_plots.ipynb #d52189fc
@@ -148,9 +149,8 @@ def against_gpus(
     label,             # its name and unit, for the axis
     panels='model',    # column whose values each get a panel
     perfect=None,      # exponent of perfect scaling: -1 for a time, 0 for a rate per GPU
-    log=True,          # logarithmic vertical axis
+    log=True, level=None,   # logarithmic vertical axis; a line worth seeing there, such as 1
     line='system',     # column whose values each get a line
-    level=None,        # a horizontal line worth seeing, such as 1 for a ratio
 ):  # Figure
     "One curve per system against the number of GPUs."
     shown, looks = groups_of(table, panels), look_of([name for name, _ in groups_of(table, line)])
@@ -338,6 +338,13 @@ def grid_of(table, x, y, value):  # (values of x, values of y)
         raise ValueError(f'{value} is missing at every point, so there is nothing to draw')
     return xs, ys
 
+def maps_of(table, x, y, value, panels):  # (values of x, values of y, list of (name, grid))
+    "The values at every point of a map, NaN where there are none; a grid for each panel."
+    xs, ys = grid_of(table, x, y, value)
+    grid = lambda own: own.pivot(index=y, columns=x, values=value).reindex(index=ys, columns=xs)
+    shown = groups_of(table, panels) if panels else [('', table)]
+    return xs, ys, [(name, grid(own).values) for name, own in shown]
+
 # %% ../nbs/07_plots.ipynb #eadaa7fb
 def draw_contours(ax, xs, ys, z, contours):  # dict: words -> handle
     "Lines where the value is so many times the least."
@@ -355,7 +362,7 @@ def mark_machines(ax, marks):
     "Dots with names where real machines are."
     ground = dict(facecolor='white', edgecolor='none', alpha=0.85, pad=0.8)
     across = (ax.transData + ax.transAxes.inverted()).transform   # 0 at the left, 1 at the right
-    for machine, at in marks.items():
+    for machine, at in (marks or {}).items():
         ax.plot(*at, 'o', color=RED, markeredgecolor='white', markersize=6, zorder=5)
         side, align = (-5, 'right') if across(at)[0] > 0.8 else (5, 'left')
         ax.annotate(machine, at, xytext=(side, 4), textcoords='offset points', ha=align,
@@ -387,17 +394,15 @@ def heat_map(
     table,                         # DataFrame, one row per point
     x, y, value,                   # columns
     xlabel, ylabel, label,         # their names and units
-    marks={},                      # name -> (x, y) of real machines
+    marks=None,                    # name -> (x, y) of real machines
     panels=None,                   # column whose values each get a panel, with one colour scale
     contours=(1.1, 1.25, 1.5, 2),  # multiples of each panel's least value, four at most
 ):  # Figure
     "A column over two others, both logarithmic."
-    xs, ys = grid_of(table, x, y, value)
-    shown = groups_of(table, panels) if panels else [('', table)]
+    xs, ys, shown = maps_of(table, x, y, value, panels)
     figure, axes = panels_of(len(shown), 1.4 + 3.9 * len(shown), 3.7, sharey=True)
     norm, drawn = LogNorm(table[value].min(), table[value].max()), {}
-    for ax, (name, own) in zip(axes[0], shown):
-        z = own.pivot(index=y, columns=x, values=value).reindex(index=ys, columns=xs).values
+    for ax, (name, z) in zip(axes[0], shown):
         mesh, lines = draw_map(ax, xs, ys, z, norm, contours, marks)
         drawn |= lines
         ax.set(xlabel=xlabel, title=name)

@@ -7,9 +7,9 @@ __all__ = ['VARIANTS', 'MODEL_FIELDS', 'LAUNCHED', 'PAPER_MODELS', 'PAPER_GPUS',
            'pieces_of', 'points_of', 'changed', 'tasks_of', 'joined', 'sweep', 'mpi_world', 'pool_of', 'completed',
            'finished', 'run', 'widths', 'pack', 'unpacked', 'packed', 'sha256', 'code_digest', 'plain', 'Shards',
            'paper_systems', 'npy_bytes', 'table_bytes', 'read_table', 'PlainType', 'number_array', 'one_number',
-           'PlainArray', 'without_stand_ins', 'PlainUnpickler', 'npy_content', 'read_npy', 'write_results',
-           'tasks_of_files', 'run_configs', 'peak_GB', 'bench_line', 'candidates_of', 'study_candidates',
-           'map_candidates', 'bench']
+           'PlainArray', 'without_stand_ins', 'PlainUnpickler', 'npy_content', 'read_npy', 'checked_suffix',
+           'write_sweep', 'write_results', 'tasks_of_files', 'run_configs', 'peak_GB', 'bench_line', 'candidates_of',
+           'study_candidates', 'map_candidates', 'bench']
 
 # %% ../nbs/08_sweeps.ipynb #b70fb9bc
 import concurrent.futures
@@ -29,12 +29,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+# %% ../nbs/08_sweeps.ipynb #b70fb9bd
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
 import transformer_perf
-from .models import Model, as_model, nearest, whole, write_whole
+from .inputs import nearest, whole, write_whole
+from .models import Model, as_model
 from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, as_assumptions
 from .modules import STRATEGIES
@@ -107,9 +109,9 @@ def changed(model, system, point, piece):  # (Model, System)
 
 # %% ../nbs/08_sweeps.ipynb #72486c26
 def tasks_of(models, systems, n_gpus, strategies, global_batch=4096, k=1,
-             assumptions='corrected', vary={}):  # list of Task
+             assumptions='corrected', vary=None):  # list of Task
     "Cut a product into tasks, in the order of the result."
-    assumptions, k = as_assumptions(assumptions), whole(k, 'k')
+    assumptions, k, vary = as_assumptions(assumptions), whole(k, 'k'), vary or {}
     counts = tuple(dict.fromkeys(whole(n, 'n_gpus') for n in n_gpus))
     check_product(strategies, vary, models=models, systems=systems, n_gpus=counts)
     product = itertools.product(map(as_model, models), systems.items(), points_of(vary),
@@ -135,7 +137,7 @@ def sweep(
     global_batch=4096,        # samples of an iteration
     k=1,                      # candidates to keep for each point
     assumptions='corrected',  # a preset's name, or Assumptions
-    vary={},                  # field -> values: {'hbm_bandwidth': [2000, 8000], 'seq_len': [2048]}
+    vary=None,                # field -> values: {'hbm_bandwidth': [2000, 8000], 'seq_len': [2048]}
     workers=1,                # processes on this machine; under mpiexec, its ranks are used instead
 ):  # DataFrame: the columns of a search, after `model`, `system` and the varied fields
     "A search at every point of a product, as one table; points where nothing fits are absent."
@@ -381,9 +383,31 @@ def read_npy(
         with open(path, 'rb') as file: return tuple(npy_content(file)[0])
     except OSError as error:
         raise ValueError(f'{path}: cannot be read ({error.strerror})') from None
-    except Exception as error:  # a damaged file can fail in any way
+    except Exception as error:  # noqa: BLE001 -- a damaged file can fail in any way
         why = (str(error) or 'it ends early').splitlines()[0]
         raise ValueError(f"{path}: not a results file in the paper's layout ({why})") from None
+
+# %% ../nbs/08_sweeps.ipynb #cc667b98
+def checked_suffix(suffix):
+    "`.csv` or `.parquet`; a ValueError, before any work, where such a table cannot be written."
+    table_bytes(pd.DataFrame({'checked': [0]}), suffix)
+    return suffix
+
+def write_sweep(
+    path,     # of the table: .csv or .parquet
+    models, systems, n_gpus, strategies=None, global_batch=4096, k=1, assumptions='corrected',
+    vary=None, workers=1,  # all as in `sweep`
+):  # whether this process wrote it; ranks other than 0 do not
+    "Write a sweep as one table; interrupted, it continues from what is done."
+    path = Path(path)
+    suffix, partial = checked_suffix(path.suffix), path.with_name(f'.{path.name}.partial')
+    tasks = tasks_of(models, systems, n_gpus, strategies or list(STRATEGIES), global_batch, k,
+                     assumptions, vary)
+    tables = run(run_task, tasks, partial, workers)
+    if tables is None: return False
+    write_whole(path, table_bytes(joined(tables), suffix))
+    shutil.rmtree(partial)
+    return True
 
 # %% ../nbs/08_sweeps.ipynb #cc667b9a
 def write_results(folder, name, suffix, tasks, tables):  # list of Path
@@ -402,20 +426,16 @@ def tasks_of_files(models, strategies, systems, n_gpus, *more):  # dict
 
 # %% ../nbs/08_sweeps.ipynb #cc667b9b
 def run_configs(
-    models=('gpt3_1T',),
-    strategies=('1d',),
+    models=('gpt3_1T',), strategies=('1d',),
     systems=None,           # dict: label -> System; the paper's nine unless given
-    n_gpus=PAPER_GPUS,
-    global_batch=4096,      # samples of an iteration
+    n_gpus=PAPER_GPUS, global_batch=4096,
     k=10,                   # candidates to keep for each number of GPUs
     folder='outputs',
     suffix='.csv',          # of the tidy tables: .csv or .parquet
-    assumptions='paper',
-    workers=1,
+    assumptions='paper', workers=1,
 ):  # list of Path, the files written; None on ranks other than 0
     "Run searches over systems and write tidy tables, and .npy files in the paper's layout."
-    table_bytes(pd.DataFrame({'checked': [0]}), suffix)   # or an error, before any work
-    folder, systems = Path(folder), systems or paper_systems()
+    folder, suffix, systems = Path(folder), checked_suffix(suffix), systems or paper_systems()
     files = tasks_of_files(models, strategies, systems, n_gpus, global_batch, k, assumptions)
     tables = run(run_task, list(itertools.chain(*files.values())), folder / '.partial', workers)
     if tables is None: return None
@@ -432,10 +452,10 @@ def peak_GB():
     per_GB = 1e9 if sys.platform == 'darwin' else 1e6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_GB
 
-def bench_line(what, count):  # str
+def bench_line(what, count, *args):  # str
     "Run something that counts its candidates, and say how long it took."
     start = time.perf_counter()
-    candidates = count()
+    candidates = count(*args)
     seconds = time.perf_counter() - start
     rate = candidates / seconds
     return f'{what:52} {candidates:12,} {seconds:9.4f} {rate:14,.0f} {peak_GB():8.3f}'
@@ -464,12 +484,12 @@ def bench(
     "Print candidates, seconds, candidates/s and peak memory of searches, the study and maps."
     show(f'{"what":52} {"candidates":>12} {"seconds":>9} {"candidates/s":>14} {"peak GB":>8}')
     for which in ('first', 'again'):
-        show(bench_line(f'1d search, gpt3_1T, 2048 H200 ({which})',
-                        lambda: candidates_of('gpt3_1T', 2048, 'H200', 4096, '1d')))
+        show(bench_line(f'1d search, gpt3_1T, 2048 H200 ({which})', candidates_of,
+                        'gpt3_1T', 2048, 'H200', 4096, '1d'))
     for n, batch in ((65536, 4096), (2**20, 2**20)):
-        show(bench_line(f'SUMMA search, gpt3_1T, {n:,} H200',
-                        lambda: candidates_of('gpt3_1T', n, 'H200', batch, '2d')))
+        show(bench_line(f'SUMMA search, gpt3_1T, {n:,} H200', candidates_of,
+                        'gpt3_1T', n, 'H200', batch, '2d'))
     show(bench_line("the paper's study: 702 searches", study_candidates))
     for model, strategy in (('gpt3_1T', '1d'), ('vit_era5', '2d-seqp'), ('vit_era5', '2d')):
-        show(bench_line(f'{strategy} at 8192 GPUs, {model}, 28 x 32 memories',
-                        lambda: map_candidates(model, strategy)))
+        show(bench_line(f'{strategy} at 8192 GPUs, {model}, 28 x 32 memories', map_candidates,
+                        model, strategy))
