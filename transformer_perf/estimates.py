@@ -232,11 +232,12 @@ def price(
     panels=None,      # SUMMA panels, where messages hide behind compute
 ):  # Pass
     "What one pass of an operation takes, with the messages that stick out."
-    busy, comm, pieces = pricer.busy(work), 0., 1 if panels is None else panels
+    busy, pieces = pricer.busy(work), 1 if panels is None else panels
+    own, comm = busy.total, 0.
     for m in work.messages:
         t = pricer.collective(m.kind, m.volume / pieces, groups.get(m.group, Group()))
-        comm = comm + (np.maximum(t - busy.total, 0) if m.behind else m.exposed * t)
-    if panels is not None: comm = comm + np.maximum(panels * comm - busy.total, 0)
+        comm = comm + (np.maximum(t - own, 0) if m.behind else m.exposed * t)
+    if panels is not None: comm = comm + np.maximum(panels * comm - own, 0)
     return Pass(busy.compute, busy.memory, comm, busy.launch, busy.moving)
 
 # %% ../nbs/02_estimates.ipynb #c3b7814a

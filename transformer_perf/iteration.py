@@ -95,20 +95,20 @@ class Parallel:
         return cls(**{f.name: f.type(row[f.name]) for f in known})
 
 # %% ../nbs/05_iteration.ipynb #d64e6fb0
-def division_rules(p: Parallel, model: Model, global_batch):
+def division_rules(p: Parallel, model: Model, global_batch, a: Assumptions):
     "(name, number, name, number): the first must be divisible by the second."
     s = STRATEGIES[p.strategy]
-    rules = sharing_rules(model, p.tp, p.cp, s) + [
+    rules = sharing_rules(model, p.tp, p.cp, s, a) + [
         ('depth', model.depth, 'pp', p.pp), ('global_batch', global_batch, 'dp', p.dp),
         ('global_batch/dp', global_batch // p.dp, 'micro_batch', p.micro_batch),
         ('micro_batch*seq_len', p.micro_batch * model.seq_len,
          'the GPUs that share its tokens', s.token_shards(p.tp, p.cp))]
     return rules + [('embed_dim', model.embed_dim, 'panels', p.panels or 1)] * s.has_panels
 
-def check_parallel(p: Parallel, model: Model, system: System, global_batch):
+def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: Assumptions):
     "A ValueError, in one line with both numbers, unless the configuration can run this model."
     nearest(p.strategy, STRATEGIES, 'strategy')
-    for rule in division_rules(p, model, global_batch): divides(*rule)
+    for rule in division_rules(p, model, global_batch, a): divides(*rule)
     check_placement({g: Group(getattr(p, g), getattr(p, place) or 1)
                      for g, place in zip(GROUPS, PLACES)}, system)
     layers, micro_batches = model.depth // p.pp, global_batch // p.dp // p.micro_batch
@@ -422,7 +422,7 @@ def estimate(
     model, system, a = as_model(model), as_system(system), as_assumptions(assumptions)
     global_batch = whole(global_batch, 'global_batch')
     p = settled(parallel, system, a)
-    check_parallel(p, model, system, global_batch)
+    check_parallel(p, model, system, global_batch, a)
     a = dataclasses.replace(a, **{c: getattr(p, c) for c in CHOICES}).on(system)
     t = possible_places(p, system)
     found = {name: np.broadcast_to(column, t['dp'].shape)

@@ -39,7 +39,7 @@ def linear_summa(
     adds=False,      # the gradient of the weight is added to what is there
 ):  # Operation
     "Matrix product on a grid of GPUs; every operand is sharded both ways."
-    E, rows = units.element, b * (l // m2)
+    E, rows = units.element, b * (l / m2)
     row = Message('broadcast', E * rows * e * (m1 > 1), 'tp')          # shared along a row
     column = Message('broadcast', E * e * outputs * (m2 > 1), 'cp')    # along a column
     forward = Product(rows, outputs, e / nb, adds=True, times=nb)
@@ -123,7 +123,7 @@ def layernorm_2d(
     units=Units(),
 ):  # Operation
     "LayerNorm on a grid: statistics are all-reduced along each row."
-    E, rows, several = units.element, b * (l // m2), m1 > 1
+    E, rows, several = units.element, b * (l / m2), m1 > 1
     op = layernorm(name, rows, (e if shards_features else l) // m1, units)
     there = Message('allreduce', E * 2 * rows * several, 'tp')
     back = Message('allreduce', E * ((2 * e) // m1 + (2 * b * l) // m2) * several, 'tp')
@@ -215,7 +215,7 @@ def logits_summa(
     units=Units(),
 ):  # Operation
     "Attention scores as a SUMMA product, all heads on every GPU."
-    E, rows, ql, batch = units.element, l // m2, q // m1, b * h
+    E, rows, ql, batch = units.element, l / m2, q // m1, b * h
     keys = Message('broadcast', E * batch * l * ql * (m2 > 1), 'cp')
     scores = Message('broadcast', E * batch * rows * l * (m1 > 1), 'tp')
     forward = Product(rows, l / nb, ql, batch, times=nb)
@@ -233,7 +233,7 @@ def attend_summa(
     units=Units(),
 ):  # Operation
     "Scores times values as a SUMMA product, all heads on every GPU."
-    E, rows, ql, batch = units.element, l // m2, q // m1, b * h
+    E, rows, ql, batch = units.element, l / m2, q // m1, b * h
     values = Message('broadcast', E * batch * l * ql * (m2 > 1), 'cp')
     scores = Message('broadcast', E * batch * rows * l * (m1 > 1), 'tp')
     forward = Product(rows, ql, l / nb, batch, adds=True, times=nb)
@@ -250,7 +250,7 @@ def softmax_2d(
     units=Units(),
 ):  # Operation
     "Softmax whose rows are spread over m1 GPUs: their sums are all-reduced."
-    op = softmax(name, b, h, l // m2, l // m1, units)
-    sums = (Message('allreduce', units.element * b * h * (l // m2) * (m1 > 1), 'tp'),)
+    op = softmax(name, b, h, l / m2, l // m1, units)
+    sums = (Message('allreduce', units.element * b * h * (l / m2) * (m1 > 1), 'tp'),)
     return op._replace(forward=op.forward._replace(messages=sums),
                        backward=op.backward._replace(messages=sums))
