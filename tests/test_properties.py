@@ -125,7 +125,8 @@ def layouts(model, n, strategy, a):
     e = model.embed_dim
     for tp, cp in itertools.product(divisors(n), divisors(n) if strategy != '1d' else [1]):
         if n % (tp * cp) or model.heads % tp or e % tp or model.mlp_dim % tp: continue
-        if model.seq_len % cp or max(model.kv_heads, tp) % min(model.kv_heads, tp): continue
+        if max(model.kv_heads, tp) % min(model.kv_heads, tp): continue
+        if a.rows_shared_exactly and model.seq_len % cp: continue
         if (3 if strategy == '1d' else 1) * e // tp < a.least_features: continue
         if strategy != '1d' and model.seq_len // cp < a.least_features: continue
         if strategy == '2d' and e % cp: continue

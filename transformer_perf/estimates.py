@@ -225,6 +225,7 @@ class Pass(NamedTuple):
     def intensity(self):  # compute time over memory time: below 1, memory decides
         return self.compute / np.where(self.moving > 0, self.moving, np.inf)
 
+# %% ../nbs/02_estimates.ipynb #1e2baf29
 def price(
     work: Work,       # one pass of one operation
     groups: dict,     # name of a group -> Group
@@ -263,7 +264,6 @@ def check_choices(a):
 @dataclass(frozen=True)
 class Assumptions:
     "Every modelling choice, by name. The defaults are those of the published model."
-    # how work is priced
     launch_time: float = 20e-6          # s that every pass of an operation pays beforehand
     flops_efficiency: float = field(0.8, above=True, most=1)  # of the peak rate, in arithmetic
     measured: object = None             # measured Parameters or Calibration, instead of these two

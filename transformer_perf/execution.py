@@ -38,7 +38,7 @@ def pipeline_divides(n, tp, pp, depth):
 def groupings(
     n,                                  # GPUs
     strategy, model: Model, global_batch, assumptions,
-    fixed,                              # columns held at one value, or at some: dict
+    fixed=(),                           # columns held at one value, or at some: dict
 ):  # table with the columns n_gpus, tp, cp, pp, dp
     "The ways to group n GPUs (arXiv 2410.00273, search space)."
     s, e, least = STRATEGIES[strategy], model.embed_dim, assumptions.least_features
@@ -82,7 +82,7 @@ def changes_something(t, choice):
     return rule.get(choice, np.array(True))
 
 # %% ../nbs/06_execution.ipynb #29a72045
-def configurations(t, strategy, model, global_batch, assumptions, considered, fixed):
+def configurations(t, strategy, model, global_batch, assumptions, considered, fixed=()):
     "Cross groupings with micro-batches, panels and choices; `grouping` numbers their rows."
     s, L = STRATEGIES[strategy], model.seq_len
     t = {'grouping': np.arange(len(t['dp'])), **t}
@@ -345,8 +345,7 @@ def search_one(n_gpus, q: Question, k):
     found = statistics(t, q.model, system, q.global_batch, q.assumptions)
     t = {'variant': row, 'candidate': i * len(space.places['grouping']) + j, **t}
     table = pd.DataFrame({name: t[name] for name in SHOWN_FIRST} | found)
-    reasons = {n: why_none(n, space, memory, q) for n in n_gpus
-               if n not in table.n_gpus.values}
+    reasons = {n: why_none(n, space, memory, q) for n in set(n_gpus).difference(t['n_gpus'])}
     return table, reasons, int(space.placed.sum())
 SHOWN_FIRST = ('variant', 'candidate', 'n_gpus', 'strategy', *GROUPS, 'micro_batch', 'panels',
                *PLACES, *CHOICES)
@@ -444,7 +443,7 @@ def result_of(asked, counts, found, k):  # SearchResult
     result.priced_on, result.candidates = q.system, sum(candidates)
     result.notes = [note for note in [left_out(q.model, q.assumptions)] if note]
     result.reasons = {n: '; '.join(dict.fromkeys(why[n] for why in reasons))
-                      for n in counts if n not in result.n_gpus.values}
+                      for n in counts if all(n in why for why in reasons)}
     return result
 
 # %% ../nbs/06_execution.ipynb #99cc89ce
@@ -463,9 +462,8 @@ def search(
     "The fastest configurations that fit in memory, for each GPU count."
     model, system, a = as_model(model), as_system(system), as_assumptions(assumptions)
     if variants(system) > 1: raise ValueError('search takes one system; arrays are for sweeps')
-    if zero_stages is not None: choices['zero_stage'] = zero_stages
     counts, k, batch = counts_of(n_gpus), whole(k, 'k'), whole(global_batch, 'global_batch')
-    considered = considered_choices(choices, a)
+    considered = considered_choices({'zero_stage': zero_stages} | choices, a)
     about, fixed = (model, system, batch, a.on(system)), fixed_columns(fixed)
     asked = [Question(*about, name, considered, fixed) for name in strategies_named(strategy)]
     return result_of(asked, counts, [search_one(counts, q, k) for q in asked], k)

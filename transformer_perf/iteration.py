@@ -345,7 +345,8 @@ class Estimate:
     layers = property(lambda self: layers_of(self))   # one layer, one micro-batch
     row = property(lambda self: row_of(self))         # as in a search result
     notes = property(lambda self: notes_of(self))     # what the figures rest on and leave out
-    fits = property(lambda self: self.stats['memory_GB'] <= self.system.hbm_capacity)
+    @property
+    def fits(self): return self.stats['memory_GB'] <= self.system.hbm_capacity
 
     @property
     def summary(self): return in_words(self.row, self.model, self.system, self.global_batch)

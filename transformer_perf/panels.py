@@ -38,24 +38,30 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-
 import ipywidgets
 import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.ticker import FixedLocator, LogLocator
-
-from .models import NAMED, as_model, nearest
+from .inputs import nearest
+from .models import NAMED, as_model
 from .systems import PHYSICAL, UNIT_OF, as_system, system_names
+
+# %% ../nbs/07b_panels.ipynb #06f09089
 from .parameters import measured_folder, read_calibration
+
+# %% ../nbs/07b_panels.ipynb #eb7699e2
 from .estimates import COLLECTIVES, Group, as_assumptions, counted
 from .kernels import pricer_of
 from .modules import STRATEGIES, layer_operations
+
 from .iteration import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PAPER_NAMES, PLACES, Estimate, Parallel, components, divisors,
     estimate, job_of, keep, plural, possible_places, readable, short, statistics)
+
 from .execution import (
     Question, configurations, considered_choices, groupings, placements, search, splits)
+
 from .plots import (
     BARS, BLUE, GREEN, GREY, ORANGE, PALETTE, PARTS, RED, SKY, communication, heat_map,
     panels_of, picture, plain)
@@ -1015,7 +1021,7 @@ def memory_areas(ax, x, table):
         bottom = bottom + table[part].values
     ax.plot(x, bottom, 'o', color='black')
 
-SIZE_LINES = {'tp': ('tp', BARS['TP n1'][0], 'o', '-'), 'cp': ('cp', BLUE, 's', '--'),
+SIZE_LINES = {'tp': ('tp', BARS['TP'][0], 'o', '-'), 'cp': ('cp', BLUE, 's', '--'),
               'pp': ('pp', BARS['PP'][0], 'D', ':'), 'dp': ('dp', BARS['DP'][0], '^', '-.'),
               'micro_batch': ('micro-batch', GREY, 'v', '-')}   # name, colour, marker, dashes
 

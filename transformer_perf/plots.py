@@ -178,9 +178,9 @@ def training_days(
     return (samples if model is None else samples[0]) / table.samples_per_s / 86400
 
 # %% ../nbs/07_plots.ipynb #df381284
-SIZES = {'micro_batches': 'micro-batches', 'tp': 'TP n1', 'cp': 'TP n2', 'dp': 'DP', 'pp': 'PP'}
-PLACED = {'nvlink_tp': 'TP n1', 'nvlink_cp': 'TP n2', 'nvlink_dp': 'DP', 'nvlink_pp': 'PP'}
-BARS = {'micro-batches': (GREY, ''), 'TP n1': (RED, ''), 'TP n2': (YELLOW, '..'),
+SIZES = {'micro_batches': 'micro-batches', 'tp': 'TP', 'cp': 'CP', 'dp': 'DP', 'pp': 'PP'}
+PLACED = {'nvlink_tp': 'TP', 'nvlink_cp': 'CP', 'nvlink_dp': 'DP', 'nvlink_pp': 'PP'}
+BARS = {'micro-batches': (GREY, ''), 'TP': (RED, ''), 'CP': (YELLOW, '..'),
         'DP': (ORANGE, '//'), 'PP': (PINK, 'xx')}  # colour, hatch
 
 def micro_batches(table):
@@ -270,7 +270,7 @@ def configurations(
     "Where the time of each configuration goes, and how it shares the work out."
     table, labels = table.assign(micro_batches=micro_batches(table)), labels_of(table, labels)
     several = (table.strategy != '1d').any()
-    bars = {column: name for column, name in bars.items() if several or name != 'TP n2'}
+    bars = {column: name for column, name in bars.items() if several or name != 'CP'}
     x, lines = np.arange(len(table)), max(label.count('\n') for label in labels)
     figure, ((top,), (low,)) = panels_of(1, max(6.4, 2.8 + 0.75 * len(table)), 5.6 + 0.15 * lines,
                                          rows=2, sharex=True, height_ratios=(1.25, 1))
