@@ -66,7 +66,7 @@ def moved_about(State, moves):
 MOVES = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=1, max_size=5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(MOVES)
 def test_any_moves_of_the_layer_panel(moves):
     panel = moved_about(LayerState, moves)  # its options are possible, so there is a picture
@@ -80,7 +80,7 @@ def test_any_moves_of_the_layer_panel(moves):
                       atol=1e-3)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(MOVES)
 def test_any_moves_of_the_search_panel(moves):
     panel = moved_about(SearchState, moves)
@@ -89,17 +89,17 @@ def test_any_moves_of_the_search_panel(moves):
     assert words in panel.output.value
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(MOVES)
 def test_any_moves_of_the_roofline_panel(moves): moved_about(RooflineState, moves)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(MOVES)
 def test_any_moves_of_the_collectives_panel(moves): moved_about(CollectivesState, moves)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.sampled_from(panels.SWEPT), st.sampled_from(('none', 'hbm_capacity', 'nvlink_size')),
        st.sampled_from(('gpt3', 'vit_era5')), st.sampled_from((16, 512)))
 def test_any_sweep(vary, second, model, n_gpus):

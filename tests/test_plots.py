@@ -75,8 +75,8 @@ def test_configurations_are_the_published(strategy, model, gpu, size):
     np.testing.assert_allclose(drawn(seconds)['iteration time'][1], golden.t, rtol=1e-9)
     np.testing.assert_allclose(drawn(memory)['memory'][1], golden.mem, rtol=1e-9)
     expected = {'micro-batches': 4096 / golden.dp / golden.mbs, 'DP': golden.dp, 'PP': golden.pp}
-    if strategy == '1d': expected |= {'TP n1': golden.tp}
-    else: expected |= {'TP n1': golden.tp1, 'TP n2': golden.tp2}
+    if strategy == '1d': expected |= {'TP': golden.tp}
+    else: expected |= {'TP': golden.tp1, 'CP': golden.tp2}
     sizes = tops(low)
     assert sizes.keys() == expected.keys()
     for name in expected: np.testing.assert_allclose(sizes[name], expected[name])
