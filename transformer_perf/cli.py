@@ -569,7 +569,7 @@ def panels_command(a):
     except ImportError as error:
         raise ValueError(f'the panels need more than is installed ({error}): '
                          "pip install 'transformer_perf[panels]'") from None
-    if a.bench: return panels.bench()
+    if a.bench: panels.bench(); return
     if a.panel is None: return panels.serve(whole(a.port, '--port', most=65535), not a.no_browser)
     import pandas as pd
     shown = panels.state_of(a.panel, a.settings or []).show()
