@@ -1,8 +1,6 @@
 "Sweeps: the same bytes however they were computed, whatever happened on the way."
 import dataclasses
-import io
 import itertools
-import os
 import resource
 import signal
 import subprocess
@@ -17,8 +15,9 @@ from hypothesis import given, settings, strategies as st
 
 from transformer_perf import search
 from transformer_perf.models import as_model
+from transformer_perf.results import read_table
 from transformer_perf.sweeps import (
-    PAPER_MODELS, VARIANTS, npy_bytes, read_npy, read_table, sweep, tasks_of)
+    PAPER_MODELS, VARIANTS, Shards, packed, run_task, sweep, tasks_of)
 from transformer_perf.systems import as_system
 
 BIN = Path(sys.executable).parent
@@ -153,33 +152,73 @@ def test_sweeps_run_on_ranks(tmp_path):
 
 FAILING = '''
 import os, signal, sys
-from pathlib import Path
-import pandas as pd
-from mpi4py import MPI
+how, rank = sys.argv.pop(1), int(os.environ['PMI_RANK'])
+if how == 'exit at once' and rank == 1: sys.exit(0)
 from transformer_perf import cli, sweeps
-def task(t):
-    if t[0] == 3 and sys.argv[2] == 'raise': raise ValueError('task 3 went wrong')
-    if t[0] == 3 and MPI.COMM_WORLD.rank: os.kill(os.getpid(), signal.SIGKILL)
-    return pd.DataFrame({'x': [t[0]]})
-def job(texts):
-    tables = sweeps.run(task, [(i,) for i in range(8)], Path(sys.argv[1]) / 'partial')
-    if tables: sweeps.write_whole(Path(sys.argv[1]) / 'out.csv', pd.concat(tables).to_csv())
-cli.run_command = job
+def failing(error):
+    def function(*args): raise error
+    return function
+if rank == 1:
+    if how == 'no such model': sys.argv += ['--model', 'gone.json']
+    if how == 'TypeError': sweeps.tasks_of = failing(TypeError('a bug'))
+    if how == 'MemoryError': sweeps.tasks_of = failing(MemoryError())
+    if how == 'interrupted': sweeps.tasks_of = failing(KeyboardInterrupt())
+    if how == 'in a task': sweeps.packed = failing(ValueError('task went wrong'))
+    if how == 'killed': sweeps.packed = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+if rank == 0 and how == 'shard': sweeps.Shards.load = failing(ValueError('unreadable'))
 cli.main()
 '''
+SAID = {'no such model': 'gone.json: cannot be read', 'TypeError': 'TypeError: a bug',
+        'MemoryError': 'the memory of this computer is not enough', 'killed': '',
+        'interrupted': 'interrupted; the same command continues', 'exit at once': '',
+        'in a task': 'transformer-perf: task went wrong', 'shard': 'transformer-perf: unreadable'}
 
 
 @needs_mpi
-@pytest.mark.parametrize('how', ['raise', 'kill'])
-def test_a_failing_rank_ends_the_job(tmp_path, how):
+@pytest.mark.parametrize('how', SAID)
+def test_a_failing_rank_ends_the_job(undisturbed, tmp_path, how):
+    "Within seconds, with its message and no half result; MPI itself would wait for ever."
     (tmp_path / 'job.py').write_text(FAILING)
-    done = run([BIN / 'mpiexec', '-n', 3, sys.executable, tmp_path / 'job.py', tmp_path, how])
-    assert done.returncode != 0
-    assert {path.name for path in tmp_path.iterdir()} <= {'job.py', 'partial'}
-    if how == 'kill': return  # rank 0 may leave a part beside the shards; the next overwrites it
-    assert done.returncode == 2 and 'transformer-perf: task 3 went wrong' in done.stderr
-    assert 'Traceback' not in done.stderr
-    assert not list(tmp_path.rglob('.*.part'))
+    command = [sys.executable, tmp_path / 'job.py', how, *SMALL, '--folder', tmp_path / 'out']
+    done = run([BIN / 'mpiexec', '-n', 3, *command], timeout=60)
+    assert done.returncode != 0 and SAID[how] in done.stderr
+    assert ('Traceback' in done.stderr) == (how == 'TypeError')
+    written = tmp_path.glob('out/exec*')
+    assert all(path.read_bytes() == undisturbed[path.name] for path in written)
+
+
+def test_two_runs_in_one_folder(undisturbed, tmp_path):
+    "Both succeed, and nothing but the results is left, whoever tidies up first."
+    command = [COMMAND, *SMALL, '--folder', tmp_path]
+    runs = [subprocess.Popen([str(word) for word in command]) for _ in range(3)]
+    assert [process.wait(timeout=120) for process in runs] == [0, 0, 0]
+    assert contents(tmp_path) == undisturbed
+
+
+def test_a_shard_of_another_task_is_not_taken(tmp_path):
+    one, other = tasks_of(['gpt3'], {'A100': 'A100'}, [64], ['1d', '2d-seqp'])
+    shards = Shards(tmp_path)
+    for task in (one, other): shards.save(task, packed(run_task, task))
+    assert shards.load(one) != shards.load(other)
+    shards.path(one).write_bytes(shards.path(other).read_bytes())
+    assert shards.load(one) is None and shards.load(other)
+
+
+DYING = '''
+import os, sys
+from transformer_perf import sweeps
+def task(i): os._exit(9)
+if __name__ == '__main__':
+    try: sweeps.run(task, [1, 2, 3], workers=2)
+    except ValueError as error: sys.exit(str(error))
+'''
+
+
+def test_a_worker_that_dies_is_one_line(tmp_path):
+    (tmp_path / 'job.py').write_text(DYING)
+    done = run([sys.executable, tmp_path / 'job.py'])
+    assert done.returncode == 1 and done.stderr.startswith('a worker process was ended')
+    assert done.stderr.count('\n') == 1
 
 
 COUNTING = '''
@@ -250,56 +289,6 @@ def test_parquet(tmp_path):
     assert run([COMMAND, *SMALL, '--folder', tmp_path]).returncode == 0
     one, other = (read_table(tmp_path / f'exec_1d_gpt3_1T.{kind}') for kind in ('parquet', 'csv'))
     pd.testing.assert_frame_equal(one, other, check_dtype=False, rtol=1e-14)
-
-
-def test_npy_layout(undisturbed, tmp_path):
-    path = tmp_path / 'x.npy'
-    path.write_bytes(undisturbed['exec_1d_gpt3_1T_B200-NVS64.npy'])
-    nvs, t_max, t_min, n_gpus, configs = np.load(path, allow_pickle=True)[0]
-    ours = read_npy(path)
-    assert (nvs, t_max, t_min, list(n_gpus)) == (64, *ours[1:3], [256, 1024]) and configs == ours[4]
-    for high, low, found in zip(t_max, t_min, configs):
-        throughputs = [candidate[0] for candidate in found]
-        assert throughputs == sorted(throughputs, reverse=True)
-        assert (throughputs[0], throughputs[-1]) == (high, low)
-        assert set(found[0][2]) == {'dp', 'tp', 'pp', 'mbs'} and len(found) == 10
-
-
-def test_npy_of_what_never_fits():
-    nothing = pd.DataFrame(search('vit_era5', [4, 8], 'A100'))
-    file = io.BytesIO(npy_bytes(nothing, 4, [4, 8]))
-    _, t_max, t_min, n_gpus, configs = np.load(file, allow_pickle=True)[0]
-    assert (t_max, t_min, list(n_gpus), configs) == ([], [], [4, 8], [[], []])
-
-
-class Evil:
-    def __reduce__(self): return os.system, ('touch evil-was-run',)
-
-
-def test_reader_runs_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for content in (Evil(), [Evil()], {'a': np.array([Evil()], dtype=object)}):
-        array = np.empty((1, 5), dtype=object)
-        array[0, 2] = content
-        np.save('evil.npy', array, allow_pickle=True)
-        with pytest.raises(ValueError, match='not a results file'): read_npy('evil.npy')
-    assert not Path('evil-was-run').exists()
-
-
-GOOD = npy_bytes(pd.DataFrame(search('gpt3_1T', 1024, 'B200', k=2)), 4, [1024])
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_reader_survives_damage(data):
-    at = data.draw(st.integers(0, len(GOOD) - 1))
-    cut, noise = data.draw(st.booleans()), st.binary(min_size=1, max_size=8)
-    damaged = GOOD[:at] if cut else GOOD[:at] + data.draw(noise) + GOOD[at + 1:]
-    path = Path(os.environ.get('TMPDIR', '/tmp')) / f'damaged-{os.getpid()}.npy'
-    path.write_bytes(damaged)
-    try: assert len(read_npy(path)) == 5
-    except ValueError as error: assert '\n' not in str(error)
-    finally: path.unlink()
 
 
 @pytest.mark.parametrize('command, message', [

@@ -11,8 +11,7 @@ __all__ = ['WIDTH', 'FORMATS', 'COMMANDS', 'MODEL', 'SYSTEM', 'NVLINK', 'BATCH',
            'layers_view', 'models_command', 'systems_command', 'labelled', 'strategies_of', 'study_options',
            'resumable', 'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command', 'zero_command', 'zero_view',
            'validate_command', 'text_of_scores', 'calibrate_command', 'fit_view', 'bench_command', 'panels_command',
-           'Parser', 'summary_of', 'parser_of', 'overview', 'arguments_of', 'run_command', 'failure_of', 'main',
-           'end_all_ranks']
+           'Parser', 'summary_of', 'parser_of', 'overview', 'arguments_of', 'run_command', 'failure_of', 'main']
 
 # %% ../nbs/11_cli.ipynb #86ef7f4e
 import argparse
@@ -30,6 +29,7 @@ from typing import NamedTuple
 
 from .inputs import (
     check_writable, finite, nearest, printable, quoted, whole, write_whole)
+from .ranks import end_all_ranks, end_with_traceback, launched
 
 # %% ../nbs/11_cli.ipynb #7351f370
 WIDTH = 120  # characters of a paragraph
@@ -652,20 +652,13 @@ def failure_of(error):  # (message or None, exit code)
 
 def main(texts=None):
     "Entry point: answers, and exits with 0, 1 where nothing fits, or 2 for a mistake."
+    if launched(): sys.excepthook = end_with_traceback   # nothing ends one rank alone
     try: code = run_command(sys.argv[1:] if texts is None else list(texts))
     except (ValueError, KeyboardInterrupt, OSError, MemoryError) as error:
         message, code = failure_of(error)
         with contextlib.suppress(OSError):
             if message: print(f'transformer-perf: {message}', file=sys.stderr, flush=True)
-        end_all_ranks(code)
+        if launched(): end_all_ranks(code)
         with contextlib.suppress(OSError):   # nothing more can be written; nor is it tried at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
-
-# %% ../nbs/11_cli.ipynb #6a88f7a2
-def end_all_ranks(code):
-    "Under mpiexec, end the job of all ranks."
-    if 'transformer_perf.sweeps' not in sys.modules: return
-    from transformer_perf.sweeps import mpi_world
-    world = mpi_world()
-    if world is not None: world.Abort(code)

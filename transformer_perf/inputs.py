@@ -211,11 +211,12 @@ def read_json(path):  # dict
 # %% ../nbs/90_inputs.ipynb #90a00034
 LARGEST_CSV = 64 * MEGABYTE
 
-def read_csv(path, most=LARGEST_CSV):  # DataFrame
+def read_csv(path, most=LARGEST_CSV, **options):  # DataFrame
     "A table from a .csv file; nothing is fetched, nothing unpacked."
     import pandas as pd
     name, data = named(path), read_bytes(path, most)
-    try: table = pd.read_csv(io.BytesIO(data), low_memory=False, compression=None)
+    try:
+        table = pd.read_csv(io.BytesIO(data), low_memory=False, compression=None, **options)
     except (ValueError, OverflowError, RecursionError, MemoryError) as error:
         why = printable((str(error) or type(error).__name__).splitlines()[0])[:2 * LONGEST]
         raise ValueError(f'{name}: is not a table ({why})') from None
@@ -269,7 +270,7 @@ def write_to(handle, data):
 # %% ../nbs/90_inputs.ipynb #1c52ee6e
 def replace_file(place, data):
     "A new file in the place of another, keeping its permissions."
-    part = place.with_name(f'.{secrets.token_hex(8)}.part')
+    part = place.with_name(f'.{place.name[:100]}.{secrets.token_hex(8)}.part')
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, 'O_NOFOLLOW', 0)
     try:
         with open(os.open(part, flags, 0o666), 'wb') as file:
