@@ -28,7 +28,7 @@ ORDER = [
     ('Measured runs', ['10_']),
     ('Command line', ['11_']),
     ('Exercises', ['4\\d_']),
-    ('Reference', ['06b_', '90_', 'api/index', 'glossary']),
+    ('Reference', ['06[bc]_', '90b?_', 'api/index', 'glossary']),
     ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_strategy']),
     ('Sources', ['references']),
 ]

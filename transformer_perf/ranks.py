@@ -57,6 +57,7 @@ def told(world):  # (rank, number of a task, its result)
     "The next message to rank 0, if there is one."
     return world.recv() if world.iprobe() else None
 
+# %% ../nbs/90b_ranks.ipynb #90b0000e
 def dealt(world, function, tasks):
     "On rank 0: yield (number of a task, its result), as they are done."
     left, away, sent = deque(tasks), 0, []
