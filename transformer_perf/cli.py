@@ -8,10 +8,11 @@ __all__ = ['WIDTH', 'FORMATS', 'COMMANDS', 'MODEL', 'SYSTEM', 'NVLINK', 'BATCH',
            'records', 'as_text', 'paragraph', 'deliver', 'as_json', 'as_csv', 'deliver_table', 'Option', 'option',
            'Command', 'command', 'as_number', 'numbers', 'words', 'value_of', 'option_of', 'chosen_of',
            'search_command', 'text_of_search', 'place', 'parallel_of', 'explain_command', 'text_of_estimate',
-           'layers_view', 'models_command', 'systems_command', 'labelled', 'strategies_of', 'study_options',
-           'resumable', 'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command', 'zero_command', 'zero_view',
-           'validate_command', 'text_of_scores', 'calibrate_command', 'fit_view', 'bench_command', 'panels_command',
-           'Parser', 'summary_of', 'parser_of', 'overview', 'arguments_of', 'run_command', 'failure_of', 'main']
+           'layers_view', 'model_row', 'models_command', 'systems_command', 'labelled', 'strategies_of',
+           'study_options', 'resumable', 'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command',
+           'zero_command', 'zero_view', 'validate_command', 'text_of_scores', 'calibrate_command', 'fit_view',
+           'bench_command', 'panels_command', 'Parser', 'summary_of', 'parser_of', 'overview', 'arguments_of',
+           'run_command', 'failure_of', 'main']
 
 # %% ../nbs/11_cli.ipynb #86ef7f4e
 import argparse
@@ -47,7 +48,8 @@ def as_text(
     from tabulate import tabulate
     names = list(table[0] if isinstance(table, list) else table)
     heads = [str(name).replace(' ', '\n').replace('-', '-\n') for name in names]
-    rows = [[printable(row[name]) for name in names] for row in records(table)]
+    rows = [['' if row[name] is None else printable(row[name]) for name in names]
+            for row in records(table)]
     side = ['right' if rows and rows[0][i][:1].isdigit() else 'left' for i in range(len(heads))]
     drawn = tabulate(rows, heads, 'simple', colalign=side if rows else None, disable_numparse=True)
     lines = [line.rstrip() for line in drawn.splitlines()]
@@ -298,17 +300,24 @@ def layers_view(layers):  # DataFrame of text
         'backward messages': layers.comm_bwd_type.map(names), 'bound by': layers.bound_by})
 
 # %% ../nbs/11_cli.ipynb #4dbed8fe
+def model_row(m):  # dict
+    "A model as a row of a table; what no operation counts yet is empty."
+    from transformer_perf.modules import model_figures, not_priced
+    known = {} if not_priced(m) else {key: round(x, 3) for key, x in model_figures(m).items()}
+    return {'name': m.name, 'l (seq_len)': m.seq_len, 'e (embed_dim)': m.embed_dim,
+            'f (mlp_dim)': m.mlp_dim, 'h (heads)': m.heads, 'depth': m.depth,
+            'experts': f'{m.experts_per_token} of {m.experts}' if m.experts else '',
+            'training samples': f'{m.train_samples:.4g}' if m.train_samples else '',
+            'parameters_B': round(m.parameters / 1e9, 3),
+            'active_B': round(m.active_parameters / 1e9, 3), 'layers_B': known.get('parameters_B'),
+            **{key: known.get(key) for key in ('PFLOP_per_sample', 'mlp_to_attention')}}
+
+# %% ../nbs/11_cli.ipynb #c0de0201
 @command('models', *RESULT)
 def models_command(a):
     "List the models that are known by name."
     from transformer_perf.models import NAMED
-    from transformer_perf.modules import model_figures
-    deliver_table([
-        {'name': name, 'l (seq_len)': m.seq_len, 'e (embed_dim)': m.embed_dim,
-         'f (mlp_dim)': m.mlp_dim, 'h (heads)': m.heads, 'depth': m.depth,
-         'training samples': f'{m.train_samples:.4g}',
-         **{key: round(value, 3) for key, value in model_figures(m).items()}}
-        for name, m in NAMED.items()], a)
+    deliver_table([model_row(m) for m in NAMED.values()], a)
 
 @command('systems', *RESULT)
 def systems_command(a):

@@ -53,7 +53,7 @@ from .parameters import measured_folder, read_calibration
 # %% ../nbs/07b_panels.ipynb #eb7699e2
 from .estimates import COLLECTIVES, Group, as_assumptions, counted
 from .kernels import pricer_of
-from .modules import STRATEGIES, layer_operations
+from .modules import STRATEGIES, layer_operations, not_priced
 
 from .iteration import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PAPER_NAMES, PLACES, Estimate, Parallel, components, divisors,
@@ -109,7 +109,8 @@ def presets_for(state):  # (list of names, str)
 
 def machine_options(state):  # dict: control -> options
     "Options of the controls that all panels share, as far as the state has them."
-    usual = {'model': list(NAMED), 'system': system_names(), 'nvlink_size': POWERS[:9],
+    models = [name for name, model in NAMED.items() if not not_priced(model)]
+    usual = {'model': models, 'system': system_names(), 'nvlink_size': POWERS[:9],
              'global_batch': POWERS}
     options = {name: with_own(values, getattr(state, name))
                for name, values in usual.items() if hasattr(state, name)}
@@ -1183,6 +1184,7 @@ def roofline_table(result: Estimate):  # DataFrame, a row per operation and pass
     for layer, op in zip(layers, operations_of(result)):
         for way, work in (('forward', op.forward), ('backward', op.backward)):
             end, moved = WAYS[way], counted(work, units)[2]
+            if not moved: continue   # a bias that the model does not have
             TFLOP, seconds = layer[f'flops_{end}'], layer[f't_{end}_comp'] + layer[f't_{end}_mem']
             rows.append({'operation': op.name, 'pass': way, 'TFLOP': TFLOP, 'moved_GB': moved,
                          'FLOP_per_byte': TFLOP * 1000 / moved, 'ms': seconds * 1000,

@@ -26,6 +26,7 @@ from .inputs import nearest, read_bytes, whole
 from .models import Model, as_model
 from .systems import System, as_system
 from .estimates import Assumptions, as_assumptions, collective_time, ring_share
+from .modules import priced_today
 from .iteration import Memory
 
 # %% ../nbs/09_scaling.ipynb #a8276614
@@ -40,6 +41,7 @@ class Sizes(NamedTuple):
     def of(cls, models):
         "The sizes of several models, as arrays."
         models = [as_model(model) for model in models]
+        for model in models: priced_today(model)
         return cls(*(np.array([getattr(m, field) for m in models]) for field in cls._fields))
 
 # %% ../nbs/09_scaling.ipynb #a8276615
@@ -47,6 +49,7 @@ def parameters(
     model,  # a Model, or Sizes
 ):  # how many
     "Weights of the big matrices."
+    if isinstance(model, Model): priced_today(model)
     return 12. * model.depth * model.embed_dim**2
 
 def training_TFLOP(
