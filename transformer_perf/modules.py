@@ -366,7 +366,8 @@ def host_wait(gpu, job: Job):  # s
     host = w.host_layer * (1 + w.host_tp * (job.tp - 1))
     sharp = w.host_sharpness
     if not np.any(host): return 0. * gpu
-    return gpu * ((1 + (host / gpu)**sharp)**(1 / sharp) - 1)
+    more, less = np.maximum(gpu, host), np.minimum(gpu, host)   # so that no power is infinite
+    return more * (1 + (less / more)**sharp)**(1 / sharp) - gpu
 
 # %% ../nbs/04_modules.ipynb #85c52d6c
 class Sums(NamedTuple):
