@@ -8,8 +8,8 @@ __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'TIMES', 'COMPONENTS', 'MEMORY_PAR
            'Times', 'sent_between_stages', 'weight_copies', 'tables_GB', 'reduction_time', 'update_time', 'straggling',
            'bubble_time', 'iteration_times', 'Memory', 'alive', 'working', 'memory_at', 'memory_of', 'components',
            'figures', 'statistics', 'evidence', 'left_out', 'Estimate', 'layers_of', 'row_of', 'notes_of', 'divisors',
-           'cross', 'keep', 'possible_places', 'settled', 'estimate', 'short', 'layer_groups', 'readable', 'plural',
-           'layout_in_words', 'time_in_words', 'memory_in_words', 'in_words']
+           'rows_of', 'cross', 'keep', 'possible_places', 'settled', 'estimate', 'short', 'layer_groups', 'readable',
+           'plural', 'layout_in_words', 'time_in_words', 'memory_in_words', 'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
@@ -384,12 +384,15 @@ def divisors(
     small = small[n % small == 0]
     return np.unique(np.concatenate([small, n // small]))
 
+def rows_of(t):
+    "How many rows a table has."
+    return max(len(column) for column in t.values() if np.ndim(column))
+
 def cross(t, **column):
     "Every row of a table with every value of one more column."
     (name, values), = column.items()
-    rows = max(len(old) for old in t.values() if np.ndim(old))
     repeat = lambda old: np.repeat(old, len(values)) if np.ndim(old) else old
-    return {**{key: repeat(old) for key, old in t.items()}, name: np.tile(values, rows)}
+    return {**{key: repeat(old) for key, old in t.items()}, name: np.tile(values, rows_of(t))}
 
 def keep(t, rows):
     "Some rows of a table: a mask or indices. What is no column but one value for all, stays."
