@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .inputs import checked, field, nearest, of_type, quoted, takes
+from .inputs import ANY, checked, field, nearest, of_type, quoted, takes
 from .models import as_markdown
 from .parameters import Calibration, Parameters, Software, read_calibration
 from .systems import Link, System, Units
@@ -334,7 +334,7 @@ def as_assumptions(
     return PRESETS[name] if name in PRESETS else Assumptions.calibrated()
 
 # %% ../nbs/02_estimates.ipynb #1dd50c04
-@takes(volume={}, n=dict(least=1), t=dict(least=1))
+@takes(volume=ANY, n=dict(least=1), t=dict(least=1))
 def collective_time(
     kind,                                      # one of COLLECTIVES, or 'p2p'
     volume,                                    # GB of the whole tensor

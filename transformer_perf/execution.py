@@ -510,9 +510,10 @@ def search(
     return result_of(asked, counts, [search_one(counts, q, k) for q in asked], k)
 
 # %% ../nbs/06b_paper_names.ipynb #7d50b9da
+from .inputs import FLAG, WHOLE, divides, takes
 from .iteration import (  # noqa: F401  some were here before
     MEMORY_PARTS, Parallel, Times, estimate, figures)
-from .modules import Job
+from .modules import Job, summed
 
 # %% ../nbs/06b_paper_names.ipynb #7d50b9d7
 STATISTICS = {  # the paper's keys -> ours
@@ -545,10 +546,11 @@ def paper_candidate(row):
     return float(row.samples_per_s), float(row.memory_GB), config, paper_statistics(row) | places
 
 # %% ../nbs/06b_paper_names.ipynb #7d50b9d8
+@takes(verbose=FLAG)
 def execute(strategy, model, n_gpus, global_batch_size, system, verbose, nlargest):
     "A search, as one list of candidates for each GPU count; says how many it considered."
     model, system, lists = as_model(model), as_system(system), []
-    for n in n_gpus:
+    for n in counts_of(n_gpus):
         found = search(model, n, system, global_batch_size, strategy, nlargest, 'paper')
         print(f'num gpus = {n}, nvs domain size = {system.nvlink_size}, '
               f'#possible candidates = {found.candidates}')
@@ -571,34 +573,39 @@ def execute_seqp(model, n_gpus, global_batch_size=2048, system={}, verbose=False
 # %% ../nbs/06b_paper_names.ipynb #dbd33bf9
 def factors(n):
     "The divisors of n, ascending."
-    return divisors(whole(n, 'n')).tolist()
+    return divisors(n).tolist()
 
+@takes(n=WHOLE, heads=WHOLE, embed=WHOLE)
 def tp1d_candidates(n, heads, embed):
     "Sizes of a tensor-parallel group among n GPUs: they divide the heads and the embedding."
     return [c for c in factors(n) if heads % c == 0 and embed % c == 0]
 
+@takes(n=WHOLE, tp=WHOLE, depth=WHOLE)
 def pp_candidates(n, tp, depth):
     "Numbers of pipeline stages that divide the layers and the GPUs that tp leaves."
     return [c for c in factors(depth) if pipeline_divides(n, tp, c, depth)]
 
+@takes(global_batch_size=WHOLE, tp=WHOLE, pp=WHOLE, dp=WHOLE, l=WHOLE)
 def micro_batch_size_candidates(global_batch_size, tp, pp, dp, l):
     "Micro-batches that divide a copy's share of the batch and whose tokens tp GPUs can share."
-    if global_batch_size % dp:
-        raise ValueError(f'global_batch_size={global_batch_size} must be divisible by dp={dp}')
+    divides('global_batch_size', global_batch_size, 'dp', dp)
     batch = global_batch_size
     return [c for c in factors(batch // dp) if divides_batch(batch, dp, c, l, tp)]
 
+# %% ../nbs/06b_paper_names.ipynb #dbd33bfb
+@takes(tp1=WHOLE, tp2=WHOLE, embed=WHOLE)
 def summa_nb_candidates(tp1, tp2, embed):
     "Numbers of SUMMA panels on a tp1 x tp2 grid."
     t = {'tp': np.array([tp1]), 'cp': np.array([tp2])}
-    return with_panels(t, int(embed), Assumptions().least_panel)['panels'].tolist()
+    return with_panels(t, embed, Assumptions().least_panel)['panels'].tolist()
 
 # %% ../nbs/06b_paper_names.ipynb #4931a33c
+@takes(tp1=WHOLE, tp2=WHOLE, dp=WHOLE, pp=WHOLE, nvs=WHOLE)
 def nv_candidates_2d(tp1, tp2, dp, pp, nvs):
     "Placements (tp1, tp2, dp, pp) of four groups in an NVLink domain of nvs GPUs."
-    sizes = dict(n_gpus=tp1 * tp2 * dp * pp, tp=tp1, cp=tp2, pp=pp, dp=dp)
+    sizes = dict(n_gpus=whole(tp1 * tp2 * dp * pp, 'tp1*tp2*dp*pp'), tp=tp1, cp=tp2, pp=pp, dp=dp)
     t = {name: np.array([value]) for name, value in sizes.items()}
-    places = placements(t, splits(whole(nvs, 'nvs')), nvs)
+    places = placements(t, splits(nvs), nvs)
     return list(zip(*(places[f'nvlink_{group}'].tolist() for group in ('tp', 'cp', 'dp', 'pp'))))
 
 def nv_candidates_1d(tp, dp, pp, nvs):
@@ -606,14 +613,16 @@ def nv_candidates_1d(tp, dp, pp, nvs):
     return [(t1, t_dp, t_pp) for t1, _, t_dp, t_pp in nv_candidates_2d(tp, 1, dp, pp, nvs)]
 
 # %% ../nbs/06b_paper_names.ipynb #dbd33bfa
+@takes(depth=WHOLE, pp=WHOLE, dp=WHOLE, number_micro_batches=WHOLE, m2=WHOLE, verbose=FLAG)
 def totals(df_mlp, df_sa, df_dp, df_pp, depth, pp=1, dp=1, number_micro_batches=1, m2=1,
            verbose=False):
     """Time and memory of an iteration, from the tables of its modules: ((t, mem), statistics).
 
     m2 GPUs hold copies of the same weights (context parallelism)."""
-    N, layers = whole(number_micro_batches, 'number_micro_batches'), whole(depth, 'depth') // pp
-    add = lambda *names: sum(table[name].sum() for table in (df_mlp, df_sa) for name in names)
-    passes, sent, reduced = layers * N, df_pp['t'].sum(), df_dp['t'].sum()
+    divides('depth', depth, 'pp', pp)
+    N, passes = number_micro_batches, depth // pp * number_micro_batches
+    add = lambda *names: sum(summed([df_mlp, df_sa], names))
+    (sent,), (reduced,) = summed([df_pp], ['t']), summed([df_dp], ['t'])
     parts = [passes * add(f't_fwd_{part}', f't_bwd_{part}') for part in ('comp', 'mem', 'comm')]
     bubble = (pp - 1) * (passes * add('t_fwd', 't_bwd') + sent) / N
     job = Job(1, 1, 1, 1, depth=depth, micro_batches=N, pp=pp, dp=dp * m2)
