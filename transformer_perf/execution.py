@@ -510,10 +510,10 @@ def search(
     return result_of(asked, counts, [search_one(counts, q, k) for q in asked], k)
 
 # %% ../nbs/06b_paper_names.ipynb #7d50b9da
-from .inputs import FLAG, WHOLE, divides, takes  # noqa: F811  of another module
+from .inputs import FLAG, WHOLE, divides, takes
 from .iteration import (  # noqa: F401  some were here before
     MEMORY_PARTS, Parallel, Times, estimate, figures)
-from .modules import Job, summed  # noqa: F811
+from .modules import Job, summed
 
 # %% ../nbs/06b_paper_names.ipynb #7d50b9d7
 STATISTICS = {  # the paper's keys -> ours

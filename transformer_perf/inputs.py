@@ -129,7 +129,9 @@ def checked_number(value, name, kind, notes):
 def of_type(value, kind, name):
     "`value` if it is of that type; otherwise a ValueError."
     if isinstance(value, kind): return value
-    raise ValueError(f'{name}={quoted(value)} must be of type {kind.__name__}')
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    words = ' or '.join(each.__name__ for each in kinds)
+    raise ValueError(f'{name}={quoted(value)} must be of type {words}')
 
 def checked_value(value, name, kind, notes, default):
     "The value of a field, as what it should be."
@@ -182,12 +184,12 @@ def takes(**notes):
 # %% ../nbs/90_inputs.ipynb #90a00054
 MOST_VALUES = 10_000   # of one thing in one question
 
-def several(values, name):  # list
-    "One value or several, as a list of at least one."
+def several(values, name, least=1):  # list
+    "One value or several, as a list."
     if hasattr(values, 'tolist'): values = values.tolist()
     one = isinstance(values, (str, bytes, dict)) or not hasattr(values, '__iter__')
     found = [values] if one else list(itertools.islice(values, MOST_VALUES + 1))
-    if not found: raise ValueError(f'{name}={quoted(values)} must name at least one')
+    if len(found) < least: raise ValueError(f'{name}={quoted(values)} must name at least one')
     if len(found) <= MOST_VALUES: return found
     raise ValueError(f'{name}={quoted(values)} names more than {MOST_VALUES} values')
 

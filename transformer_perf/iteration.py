@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .inputs import checked, divides, field, nearest, of_type, quoted, whole
+from .inputs import (
+    checked, divides, field, nearest, of_type, quoted, table_with, whole)
 from .models import Model, as_markdown, as_model
 from .systems import System, as_system
 from .estimates import (
@@ -463,7 +464,8 @@ SHOWN = (('zero_stage', 1, 'ZeRO'), ('recompute', 'none', 'recompute'),
 def readable(t, system):  # DataFrame for reading, not for computing
     "A search result for the eye: shares instead of seconds, memory beside capacity."
     import pandas as pd
-    rows = [row for _, row in t.iterrows()]
+    of_type(system, System, 'system')
+    rows = [row for _, row in table_with(t, (*GROUPS, *PLACES, 'strategy', *COMPONENTS)).iterrows()]
     by = lambda names, row: 'x'.join(str(row[name]) for name in names)
     place = [by([f'nvlink_{g}' for g in (*layer_groups(row), 'pp', 'dp')], row) for row in rows]
     view = {'rank': t['rank']} if 'rank' in t else {}
