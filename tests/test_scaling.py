@@ -169,10 +169,10 @@ def test_efficiency_between_rows_and_of_times():
 
 
 @pytest.mark.parametrize('gpus, values, says', [
-    ((8, 4), (1, 1), 'must be ascending'), ((), (), 'needs as many values'),
+    ((8, 4), (1, 1), 'must be ascending'), ((), (), 'must name at least one'),
     ((8,), (1, 2), 'needs as many values'), ((0,), (1,), 'gpus=0 must be a whole number'),
-    ((8,), (-0.1,), 'efficiency -0.1 must be a positive number'),
-    ((8,), (float('nan'),), 'must be a positive number')])
+    ((8,), (-0.1,), 'efficiency=-0.1 must be a number from 1e-20'),
+    ((8,), (float('nan'),), 'efficiency=nan must be a number')])
 def test_efficiency_refuses(gpus, values, says):
     with pytest.raises(ValueError, match=says) as error: Efficiency(gpus, values)
     assert '\n' not in str(error.value)
@@ -243,7 +243,7 @@ def test_more_network_is_faster():
     machines = [dataclasses.replace(as_system('polaris'), ib_bandwidth=b) for b in (12.5, 25.)]
     slow, fast = (zero_table('gpt3', machine, [64, 512]).iteration_s for machine in machines)
     assert (fast < slow).all()
-    free = Network({kind: 1e30 for kind in TURNS}, {kind: Efficiency((8,), (1,)) for kind in TURNS})
+    free = Network({kind: 1e20 for kind in TURNS}, {kind: Efficiency((8,), (1,)) for kind in TURNS})
     table = zero_table('gpt3', 'polaris', [64], network=free)
     np.testing.assert_allclose(table.iteration_s, table.compute_s)
 
@@ -282,7 +282,7 @@ def test_speedup_of_arrays():
     np.testing.assert_allclose(behind, np.broadcast_to(efficiency, (2, 3)))
 
 
-@pytest.mark.parametrize('share, measured', [(0.2, 1.25), (0.2, 2.), (0., 1.), (0.5, -1.)])
+@pytest.mark.parametrize('share, measured', [(0.2, 1.25), (0.2, 2.), (0., 1.)])
 def test_no_network_explains(share, measured):
     with pytest.raises(ValueError, match='leaves no network'): efficiency_behind(share, measured)
 
@@ -324,11 +324,11 @@ def test_one_measured_row_needs_an_efficiency():
 
 
 @pytest.mark.parametrize('change, says', [
-    ({'comm_s': [1., 3.]}, '64 GPUs: comm_s=3.0 must be above 0 and below iteration_s=2.5'),
-    ({'comm_s': [0., 1.]}, 'comm_s=0.0 must be above 0'),
+    ({'comm_s': [1., 3.]}, '64 GPUs: comm_s=3.0 must be below iteration_s=2.5'),
+    ({'comm_s': [0., 1.]}, 'comm_s=0.0 must be a number from 1e-20'),
     ({'n_gpus': [8, 8]}, 'n_gpus=8 is measured twice'),
     ({'n_gpus': [8, 2.5]}, 'must be a whole number'),
-    ({'iteration_s': [2., float('nan')]}, 'must be above 0 and below iteration_s=nan')])
+    ({'iteration_s': [2., float('nan')]}, 'iteration_s=nan must be a number')])
 def test_predict_scaling_refuses(change, says):
     with pytest.raises(ValueError) as error: predict_scaling(TWO | change)
     assert says in str(error.value) and '\n' not in str(error.value)

@@ -10,11 +10,12 @@ __all__ = ['COLLECTIVES', 'RECOMPUTE', 'CONTEXTS', 'MENDED', 'AS_TRAINED', 'CHOI
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from .inputs import checked, field, nearest, quoted
+from .inputs import ANY, checked, field, nearest, of_type, quoted, takes
 from .models import as_markdown
 from .parameters import Calibration, Parameters, Software, read_calibration
 from .systems import Link, System, Units
@@ -327,11 +328,13 @@ def as_assumptions(
 ):  # Assumptions
     "The `Assumptions` of a preset, or those given; `calibrated` is read when it is asked for."
     if isinstance(assumptions, Assumptions): return assumptions
-    if assumptions == 'calibrated': return Assumptions.calibrated()
-    if str(assumptions).endswith('.json'): return Assumptions.calibrated(assumptions)
-    return PRESETS[nearest(assumptions, [*PRESETS, 'calibrated'], 'assumptions')]
+    file = isinstance(assumptions, (str, Path)) and str(assumptions).endswith('.json')
+    if file: return Assumptions.calibrated(assumptions)
+    name = nearest(assumptions, [*PRESETS, 'calibrated'], 'assumptions')
+    return PRESETS[name] if name in PRESETS else Assumptions.calibrated()
 
 # %% ../nbs/02_estimates.ipynb #1dd50c04
+@takes(volume=ANY, n=dict(least=1), t=dict(least=1))
 def collective_time(
     kind,                                      # one of COLLECTIVES, or 'p2p'
     volume,                                    # GB of the whole tensor
@@ -341,9 +344,12 @@ def collective_time(
     assumptions: Assumptions = Assumptions(),
 ):  # s
     "Time of one collective over two tiers, or of one message between two GPUs, by the roofline."
-    if assumptions.measured is not None:
-        raise ValueError('collective_time has the paper\'s prices; for measured ones use '
+    if of_type(assumptions, Assumptions, 'assumptions').measured is not None:
+        raise ValueError("collective_time has the paper's prices; for measured ones use "
                          'kernels.pricer_of(system, assumptions).collective')
-    pricer = Roofline(system, allreduce_doubled=assumptions.allreduce_doubled)
-    if kind == 'p2p': return pricer.send(volume, np.not_equal(t, 1))
-    return pricer.collective(nearest(kind, COLLECTIVES, 'collective'), volume, Group(n, t))
+    doubled = assumptions.allreduce_doubled
+    pricer = Roofline(of_type(system, System, 'system'), allreduce_doubled=doubled)
+    if nearest(kind, [*COLLECTIVES, 'p2p'], 'collective') == 'p2p':
+        return pricer.send(volume, np.not_equal(t, 1))
+    if np.any(t > n): raise ValueError(f't={quoted(t)} must be at most n={quoted(n)}')
+    return pricer.collective(kind, volume, Group(n, t))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SHARE', 'PART', 'MATRIX_PEAKS', 'MULTIPROCESSORS', 'PARTS', 'PART_OF', 'figure', 'Network', 'Kernels', 'Software',
-           'Parameters', 'part_of', 'limits', 'value_of', 'changed', 'Calibration', 'measured_folder',
-           'parameters_from', 'as_flat', 'read_calibration', 'of_fold']
+           'Parameters', 'part_of', 'limits', 'value_of', 'changed', 'Calibration', 'unknown_architecture',
+           'measured_folder', 'parameters_from', 'as_flat', 'read_calibration', 'of_fold']
 
 # %% ../nbs/01b_parameters.ipynb #c3ca8f62
 import dataclasses
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import transformer_perf
-from .inputs import checked, field, nearest, quoted, read_json
+from .inputs import (
+    checked, checked_path, field, label, named, nearest, of_type, quoted, read_json)
 
 # %% ../nbs/01b_parameters.ipynb #e507c4bf
 def figure(
@@ -24,7 +25,7 @@ def figure(
     **bounds,   # what is possible at all: least, most, above
 ):  # a dataclass field
     "A parameter of a dataclass with its bounds."
-    return field(default, low=low, high=high, meaning=meaning, why=why, arrays=True, **bounds)
+    return field(default, low=low, high=high, meaning=meaning, why=why, **bounds)
 
 SHARE = dict(above=True, most=1)   # of what hardware could do: more than nothing, at most all
 PART = dict(most=1)                # of a time: from none to all
@@ -75,7 +76,7 @@ MULTIPROCESSORS = {'Ampere': 108, 'Hopper': 132, 'Blackwell': 148}
 @checked
 @dataclass(frozen=True)
 class Kernels:
-    "What kernels reach on a GPU; the fields may be arrays."
+    "What kernels reach on a GPU."
     matrix_efficiency: float = figure(.8, .4, MATRIX_PEAKS, "of the data sheet's matrix rate",
         'best measured matrix products (MAMF tables); tiles, waves and ramps come on top', **SHARE)
     inner_ramp: float = figure(32., 0, 600, 'elements of k',
@@ -160,13 +161,15 @@ class Parameters:
 
 # %% ../nbs/01b_parameters.ipynb #44f29d95
 PARTS = {'kernels': Kernels, 'network': Network, 'software': Software}
-PART_OF = {f.name: part for part, cls in PARTS.items() for f in dataclasses.fields(cls)}
+PART_OF = {f.name: (part, f.name) for part, cls in PARTS.items()
+           for f in dataclasses.fields(cls)}
+PART_OF |= {f'{part}.{field}': (part, field) for part, field in PART_OF.values()}
 
 def part_of(name):  # (part, field)
     "Where a parameter lives: `nic_share`, or `network.nic_share`, is in the network."
-    field = name.rpartition('.')[2]
-    return PART_OF[nearest(field, PART_OF, 'parameter')], field
+    return PART_OF[nearest(name, PART_OF, 'parameter')]
 
+# %% ../nbs/01b_parameters.ipynb #44f29d96
 def limits(
     name,                    # of a parameter
     architecture='Ampere',
@@ -175,13 +178,14 @@ def limits(
     part, field = part_of(name)
     notes = PARTS[part].__dataclass_fields__[field].metadata
     if not notes: raise ValueError(f'{name} is a property of the software, not a figure to fit')
+    nearest(architecture, MATRIX_PEAKS, 'architecture')
     pick = lambda x: x[architecture] if isinstance(x, dict) else x
     return pick(notes['low']), pick(notes['high']), notes['why']
 
 def value_of(parameters, name):
     "One parameter of a set."
     part, field = part_of(name)
-    return getattr(getattr(parameters, part), field)
+    return getattr(getattr(of_type(parameters, Parameters, 'parameters'), part), field)
 
 # %% ../nbs/01b_parameters.ipynb #0fd6bb01
 def changed(
@@ -190,9 +194,11 @@ def changed(
 ):  # Parameters
     "A set with some parameters replaced."
     new = {part: {} for part in PARTS}
-    for name, value in values.items():
+    for name, value in of_type(values, dict, 'values').items():
         part, field = part_of(name)
+        if field in new[part]: raise ValueError(f'{field} is given twice')
         new[part][field] = value
+    of_type(parameters, Parameters, 'parameters')
     parts = {part: dataclasses.replace(getattr(parameters, part), **fields)
              for part, fields in new.items() if fields}
     return dataclasses.replace(parameters, **parts)
@@ -204,6 +210,11 @@ class Calibration:
     sets: dict   # 'architecture/stack' -> Parameters
     name: str = 'calibrated'
 
+    def __post_init__(self):
+        label(self.name, 'name')
+        if not of_type(self.sets, dict, 'sets'): raise ValueError('sets={} must hold at least one')
+        for name, k in self.sets.items(): of_type(k, Parameters, f'set {quoted(name)}')
+
     def __repr__(self): return f'{self.name}: {", ".join(self.sets)}'
 
     def of(
@@ -214,13 +225,18 @@ class Calibration:
         "The set for a system."
         known = [k for k in self.sets.values() if k.architecture == system.architecture]
         if not known:
-            have = ', '.join(dict.fromkeys(k.architecture for k in self.sets.values()))
-            raise ValueError(
-                f'system {system.name!r} has architecture {system.architecture!r}; {self.name} '
-                f'knows {have}: name one of them, or calibrate to measured runs')
-        if stack is None: return known[-1]
+            raise ValueError(unknown_architecture(self, system))
         stacks = {k.stack: k for k in known}
+        if stack is None: return known[-1]
         return stacks[nearest(stack, stacks, f'stack on {system.architecture}')]
+
+# %% ../nbs/01b_parameters.ipynb #f8a164d7
+def unknown_architecture(calibration, system):  # str
+    "What to do where no set belongs to a system."
+    have = ', '.join(dict.fromkeys(k.architecture for k in calibration.sets.values()))
+    return (f'system {quoted(system.name)} has architecture {quoted(system.architecture)}; '
+            f'{named(calibration.name)} knows {have}: name one of them, or calibrate to measured '
+            'runs')
 
 # %% ../nbs/01b_parameters.ipynb #2b91d7a3
 def measured_folder():  # Path
@@ -232,7 +248,7 @@ def parameters_from(
     values: dict,  # architecture, stack, and name of a parameter -> value
 ):  # Parameters
     "A set from the flat form in which files hold it."
-    own = {key: values[key] for key in ('architecture', 'stack')}
+    own = {key: of_type(values, dict, 'values').get(key) for key in ('architecture', 'stack')}
     return changed(Parameters(**own), {k: v for k, v in values.items() if k not in own})
 
 def as_flat(
@@ -249,17 +265,16 @@ def read_calibration(
     fold=None,  # 'kind number': the parameters fitted without some of the rows
 ):  # Calibration
     "Parameter sets from a file that `calibrate` wrote."
-    path = measured_folder() / 'calibrated.json' if path is None else Path(path)
-    found = read_json(path)
+    path = measured_folder() / 'calibrated.json' if path is None else checked_path(path)
+    found, name = read_json(path), named(path)
     try:
-        sets = {name: parameters_from(values) for name, values in found['sets'].items()}
+        sets = {key: parameters_from(values) for key, values in found['sets'].items()}
         if fold is not None: sets = of_fold(sets, found, *fold.split())
+        return Calibration(sets, path.stem)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         why = f'{type(error).__name__}: {quoted(str(error))}'
-        raise ValueError(f'{path}: not a calibration ({why})') from None
-    except ValueError as error: raise ValueError(f'{path}: {error}') from None
-    if not sets: raise ValueError(f'{path}: not a calibration (it has no sets)')
-    return Calibration(sets, path.stem)
+        raise ValueError(f'{name}: not a calibration ({why})') from None
+    except ValueError as error: raise ValueError(f'{name}: {error}') from None
 
 # %% ../nbs/01b_parameters.ipynb #5bbd2539
 def of_fold(sets, found, kind, number):  # dict: name -> Parameters

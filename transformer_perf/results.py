@@ -36,7 +36,7 @@ def checked_suffix(suffix):
     return suffix
 
 # %% ../nbs/06c_results.ipynb #06c00007
-LARGEST_PARQUET, MOST_CELLS = 32 * MEGABYTE, 4_000_000
+LARGEST_PARQUET, MOST_CELLS = 512 * MEGABYTE, 64_000_000   # of a million rows
 
 def parquet_table(data):  # DataFrame
     "The table in the bytes of a .parquet file, if it is of a bearable size."
@@ -50,7 +50,7 @@ def parquet_table(data):  # DataFrame
 
 def read_table(path):  # DataFrame
     "A table that was written by a sweep, from a .csv or .parquet file."
-    if not str(path).endswith('.parquet'): return read_csv(path, keep_default_na=False)
+    if not str(path).endswith('.parquet'): return read_csv(path, times=64, keep_default_na=False)
     data = read_bytes(path, LARGEST_PARQUET)
     try: return parquet_table(data)
     except ImportError: raise ValueError('a .parquet file needs pyarrow') from None

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['UNIT_OF', 'PHYSICAL', 'Link', 'Units', 'positive', 'System', 'systems_folder', 'system_names', 'read_system',
-           'as_system', 'systems_table']
+           'check_one', 'as_system', 'systems_table']
 
 # %% ../nbs/01_systems.ipynb #344011a2
 import dataclasses
@@ -97,11 +97,21 @@ def system_names():  # list of str
 # %% ../nbs/01_systems.ipynb #cc500ace
 def read_system(name):  # dict
     "The fields of a system by name, or of a .json file."
-    if name.endswith('.json'): return {'name': Path(name).stem, **read_json(name)}
+    if isinstance(name, str) and name.endswith('.json'):
+        return {'name': Path(name).stem, **read_json(name)}
     nearest(name, system_names(), 'system')
     return {'name': name, **read_json(systems_folder() / f'{name}.json')}
 
 # %% ../nbs/01_systems.ipynb #cf718e1a
+def check_one(system):
+    "A ValueError where a System stands for many."
+    for name in PHYSICAL:
+        value = getattr(system, name)
+        if getattr(value, 'shape', ()):
+            raise ValueError(f'{name}={quoted(value)} must be one number here: arrays are for '
+                             'sweeps')
+
+# %% ../nbs/01_systems.ipynb #cf718e1b
 def as_system(
     system,            # a System, a name, the path of a .json file, or a dict
     nvlink_size=None,  # GPUs in an NVLink domain, to replace the system's own
@@ -117,6 +127,7 @@ def as_system(
     if not isinstance(system, System):
         raise ValueError('system must be a System, a name, a .json file or a dict, '
                          f'not {quoted(system)}')
+    check_one(system)
     return system if nvlink_size is None else dataclasses.replace(system, nvlink_size=nvlink_size)
 
 # %% ../nbs/01_systems.ipynb #f609eb46
