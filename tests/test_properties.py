@@ -14,6 +14,7 @@ from transformer_perf.iteration import (
     COMPONENTS, MEMORY_PARTS, iteration_times, memory_of)
 from transformer_perf.kernels import pricer_of
 from transformer_perf.modules import STRATEGIES, Job, ends_cost, layer_cost, layer_memory
+from transformer_perf.schedules import SCHEDULES
 from transformer_perf.systems import as_system
 
 slow = [HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -64,10 +65,11 @@ def whole_cost(job, system):
 
 points = st.lists(st.tuples(
     powers(4), powers(3), powers(3), powers(3), powers(3), powers(2), powers(4), recomputes,
-    st.booleans(), pick([0, 1, 2, 3]), pick(['ring', 'allgather']), st.booleans()),
+    st.booleans(), pick([0, 1, 2, 3]), pick(['ring', 'allgather']), st.booleans(),
+    pick(list(SCHEDULES))),
     min_size=1, max_size=6)
 COLUMNS = ('micro_batch', 'tp', 'cp', 'pp', 'panels', 'virtual_stages', 'dp', 'recompute',
-           'sequence_sharded', 'zero_stage', 'context', 'tp_overlap')
+           'sequence_sharded', 'zero_stage', 'context', 'tp_overlap', 'schedule')
 
 
 @few
@@ -223,6 +225,19 @@ def test_search_over_choices():
         assert close(again.stats['iteration_s'], row['iteration_s'])
 
 
+def test_search_over_schedules(monkeypatch):
+    system = dataclasses.replace(as_system('H200'), hbm_capacity=130.)
+    ask = lambda: search('gpt3_1T', 2048, system, k=300, schedule=list(SCHEDULES))
+    together = ask()
+    assert set(together.schedule) >= {*SCHEDULES} - {'gpipe'}   # whose activations do not fit
+    for row in together.iloc[::23].to_dict('records'):
+        again = estimate('gpt3_1T', Parallel.from_row(row), system).stats
+        assert close(again['iteration_s'], row['iteration_s'])
+        assert close(again['memory_GB'], row['memory_GB'])
+    unbounded(monkeypatch)
+    assert together.equals(ask())
+
+
 # what a result says about itself
 
 @few
@@ -353,7 +368,7 @@ def test_messages_cost(preset, gpu, size):
     each, once, bare = (figure(dp=4, reduce_each=e, dp_overlap=o)['dp_comm_s']
                         for e, o in ((True, False), (False, True), (False, False)))
     assert each > bare >= once > 0
-    plain, early = (figure(pp=4, zero_bubble=z)['bubble_s'] for z in (False, True))
+    plain, early = (figure(pp=4, schedule=s)['bubble_s'] for s in ('1f1b', 'zb-h1'))
     assert plain > early >= 0
     less = figure(pp=4, virtual_stages=3)
     assert less['bubble_s'] < plain and less['activations_GB'] >= figure(pp=4)['activations_GB']

@@ -20,7 +20,7 @@ PACKAGE = ROOT / 'transformer_perf'
 # The order of the site: a caption, and its pages. A pattern stands for the notebooks whose names
 # begin so; anything else is a page of docs/ or the API.
 ORDER = [
-    ('The model', ['0([0-5]b?|6)_']),
+    ('The model', ['0[0-4]b?_', '01c_', '0(5b?|6)_']),
     ('Studies', ['2\\d_']),
     ('Pictures and panels', ['07b?_']),
     ('Many searches', ['08_']),
@@ -29,7 +29,8 @@ ORDER = [
     ('Command line', ['11_']),
     ('Exercises', ['4\\d_']),
     ('Reference', ['06[bc]_', '90b?_', 'api/index', 'glossary']),
-    ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_strategy']),
+    ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_strategy',
+                'howto_add_a_schedule']),
     ('Sources', ['references']),
 ]
 

@@ -163,6 +163,8 @@ CHOSEN = (  # options of a configuration that assumptions answer unless given
            '3 and weights', kind='numbers', least=0),
     option_of('--recompute', 'what the backward pass computes again: none, scores, selective, full',
               'words'),
+    option_of('--schedule', 'in which order pipeline stages work: 1f1b, gpipe, zb-h1, zb-h2, zb-v, '
+              'dualpipe, dualpipe-v', 'words'),
     option_of('--virtual-stages', 'parts of a pipeline stage in an interleaved schedule',
               'numbers'),
     option_of('--sequence-sharded', 'tensor parallelism shares out the sequence too: yes or no',

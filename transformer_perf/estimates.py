@@ -19,6 +19,7 @@ from .inputs import ANY, checked, field, nearest, of_type, quoted, takes
 from .models import as_markdown
 from .parameters import Calibration, Parameters, Software, read_calibration
 from .systems import Link, System, Units
+from .schedules import SCHEDULES
 
 # %% ../nbs/02_estimates.ipynb #beccc0f4
 class Product(NamedTuple):
@@ -257,8 +258,6 @@ def check_choices(a):
     "A ValueError where assumptions contradict each other."
     if not isinstance(a.measured, (Parameters, Calibration, type(None))):
         raise ValueError(f'measured={quoted(a.measured)} must be Parameters or a Calibration')
-    if a.zero_bubble and a.virtual_stages > 1:
-        raise ValueError(f'zero_bubble needs virtual_stages=1, not {a.virtual_stages}')
 
 # %% ../nbs/02_estimates.ipynb #6635d1dd
 @checked
@@ -297,7 +296,7 @@ class Assumptions:
     context: str = field('allgather', choices=CONTEXTS) # how cp passes keys and values
     dp_overlap: bool = True             # data-parallel communication hides behind compute
     tp_overlap: bool = False            # tensor-parallel messages hide behind their products
-    zero_bubble: bool = False           # the zero-bubble pipeline schedule, with one virtual stage
+    schedule: str = field('1f1b', choices=SCHEDULES)    # in which order pipeline stages work
     reduce_each: bool = False           # gradients are reduced after each micro-batch
 
     def __post_init__(self): check_choices(self)
@@ -320,7 +319,7 @@ class Assumptions:
 
 # %% ../nbs/02_estimates.ipynb #1dd50c02
 CHOICES = ('zero_stage', 'recompute', 'virtual_stages', 'sequence_sharded', 'context',
-           'dp_overlap', 'tp_overlap', 'zero_bubble', 'reduce_each')  # of a configuration
+           'dp_overlap', 'tp_overlap', 'schedule', 'reduce_each')  # of a configuration
 PRESETS = {'paper': Assumptions.paper(), 'corrected': Assumptions.corrected()}
 
 def as_assumptions(

@@ -15,12 +15,13 @@ import pandas as pd
 from .inputs import MOST_VALUES, nearest, of_type, several, whole
 from .models import Model, as_model
 from .systems import PHYSICAL, as_system
+from .schedules import SCHEDULES, own_figure, possible
 from .estimates import CHOICES, Assumptions, as_assumptions
 from .kernels import pricer_of
 from .modules import (
     STRATEGIES, LayerCost, Stored, ends_cost, layer_cost, layer_memory, sharing_rules)
 from .iteration import (
-    COMPONENTS, GROUPS, PAPER_NAMES, PLACES, cross, divisors, evidence, interleaves,
+    COMPONENTS, GROUPS, PAPER_NAMES, PLACES, cross, divisors, evidence,
     iteration_times, job_of, keep, left_out, memory_of, readable, rows_of, statistics)
 
 # %% ../nbs/06_execution.ipynb #0ac1f301
@@ -110,7 +111,7 @@ def changes_something(t, choice):
     "The rows of a table in which a choice can make a difference."
     rule = {'zero_stage': t['dp'] * t['cp'] > 1, 'reduce_each': t['dp'] * t['cp'] > 1,
             'dp_overlap': t['dp'] * t['cp'] > 1, 'sequence_sharded': t['tp'] > 1,
-            'tp_overlap': t['tp'] > 1, 'context': t['cp'] > 1, 'zero_bubble': t['pp'] > 1}
+            'tp_overlap': t['tp'] > 1, 'context': t['cp'] > 1, 'schedule': t['pp'] > 1}
     return rule.get(choice, np.array(True))
 
 # %% ../nbs/06_execution.ipynb #29a72045
@@ -129,11 +130,9 @@ def configurations(t, strategy, model, global_batch, assumptions, considered, fi
         matters = lambda t, choice=choice, values=values: (
             changes_something(t, choice) | (t[choice] == values[0]))
         t = crossed(t, matters, **{choice: np.array(values)})
-    if np.any(np.greater(t['virtual_stages'], 1)):
-        N = global_batch // t['dp'] // t['micro_batch']
-        possible = interleaves(t['virtual_stages'], t['pp'], model.depth, N)
-        t = keep(t, possible & ~(t['zero_bubble'] & np.greater(t['virtual_stages'], 1)))
-    return t
+    N, pp = global_batch // t['dp'] // t['micro_batch'], t['pp']
+    sizes = pp, t['virtual_stages'], N, model.depth // pp
+    return keep(t, own_figure(t['schedule'], lambda s: possible(s, *sizes)))
 
 # %% ../nbs/06_execution.ipynb #7113f518
 def splits(
@@ -452,6 +451,9 @@ def considered_choices(choices, assumptions):  # dict: choice -> list of values
         each = (dataclasses.replace(assumptions, **{name: value})   # or an error
                 for value in several(values, name))
         found[name] = list(dict.fromkeys(getattr(a, name) for a in each))
+    if choices.get('virtual_stages') is None:   # some schedules have a number of their own
+        own = [chunks for name in found['schedule'] if (chunks := SCHEDULES[name].chunks) > 1]
+        found['virtual_stages'] = list(dict.fromkeys(found['virtual_stages'] + own))
     return found
 
 # %% ../nbs/06_execution.ipynb #99cc89cd

@@ -105,7 +105,7 @@ def field(default=dataclasses.MISSING, **notes):
 
 def one_of(value, choices, name):
     "`value` if it is one of a few words or whole numbers."
-    if isinstance(choices[0], str): return nearest(value, choices, name)
+    if isinstance(next(iter(choices)), str): return nearest(value, choices, name)
     real = isinstance(value, numbers.Real) and not _is_flag(value)
     if real and value in choices: return int(value)
     *most, last = map(str, choices)

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'PUBLISHED', 'MEASURED', 'MOST_PLACES',
-           'SHOWN', 'with_paper_names', 'Parallel', 'division_rules', 'check_parallel', 'interleaves', 'job_of',
-           'Times', 'sent_between_stages', 'weight_copies', 'tables_GB', 'reduction_time', 'update_time', 'straggling',
-           'bubble_time', 'iteration_times', 'Memory', 'alive', 'working', 'memory_at', 'memory_of', 'components',
-           'figures', 'statistics', 'evidence', 'left_out', 'Estimate', 'layers_of', 'row_of', 'notes_of', 'divisors',
-           'rows_of', 'cross', 'keep', 'possible_places', 'settled', 'estimate', 'short', 'layer_groups', 'readable',
-           'plural', 'layout_in_words', 'time_in_words', 'memory_in_words', 'in_words']
+           'SHOWN', 'with_paper_names', 'follows', 'Parallel', 'division_rules', 'check_parallel', 'job_of', 'Times',
+           'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies', 'tables_GB', 'reduction_time',
+           'update_time', 'straggling', 'bubble_time', 'iteration_times', 'Memory', 'alive', 'working', 'memory_at',
+           'memory_of', 'components', 'figures', 'statistics', 'evidence', 'left_out', 'Estimate', 'layers_of',
+           'row_of', 'notes_of', 'divisors', 'rows_of', 'cross', 'keep', 'possible_places', 'settled', 'estimate',
+           'short', 'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'memory_in_words',
+           'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
@@ -24,6 +25,7 @@ from .inputs import (
     checked, divides, field, nearest, of_type, quoted, table_with, whole)
 from .models import Model, as_markdown, as_model
 from .systems import System, as_system
+from .schedules import SCHEDULES, check_schedule, own_figure
 from .estimates import (
     CHOICES, CONTEXTS, RECOMPUTE, Assumptions, Group, Work, as_assumptions)
 from .kernels import pricer_of
@@ -50,6 +52,14 @@ def with_paper_names(cls):
     for old, new in PAPER_NAMES.items(): setattr(cls, old, property(operator.attrgetter(new)))
     return cls
 
+# %% ../nbs/05_iteration.ipynb #cc0fae16
+def follows(p):  # dict: field -> value
+    "What follows from the rest of a configuration."
+    found, chunks = {}, SCHEDULES[p.schedule].chunks if p.schedule else 0
+    if p.strategy in (None, '1d'): found['strategy'] = '2d-seqp' if p.cp > 1 else '1d'
+    if p.virtual_stages is None and chunks > 1: found['virtual_stages'] = chunks
+    return found
+
 # %% ../nbs/05_iteration.ipynb #cc0fae15
 @with_paper_names
 @checked
@@ -74,12 +84,11 @@ class Parallel:
     context: str = field(None, choices=CONTEXTS)   # how keys and values travel
     dp_overlap: bool = None        # data-parallel messages hide behind compute
     tp_overlap: bool = None        # tensor-parallel messages hide behind products
-    zero_bubble: bool = None       # the zero-bubble schedule
+    schedule: str = field(None, choices=SCHEDULES)   # in which order the stages work
     reduce_each: bool = None       # gradients are reduced after each micro-batch
 
     def __post_init__(self):
-        if self.strategy in (None, '1d'):
-            object.__setattr__(self, 'strategy', '2d-seqp' if self.cp > 1 else '1d')
+        for name, value in follows(self).items(): object.__setattr__(self, name, value)
 
     def _repr_markdown_(self): return as_markdown(self)
 
@@ -114,16 +123,8 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: A
     check_placement({g: Group(getattr(p, g), getattr(p, place) or 1)
                      for g, place in zip(GROUPS, PLACES)}, system)
     layers, micro_batches = model.depth // p.pp, global_batch // p.dp // p.micro_batch
-    v = p.virtual_stages or 1
-    if not interleaves(v, p.pp, model.depth, micro_batches):
-        raise ValueError(f'virtual_stages={v} must be 1 or divide depth/pp={layers}, with '
-                         f'pp={p.pp} above 1 and dividing the {micro_batches} micro-batches')
-
-# %% ../nbs/05_iteration.ipynb #69552ec4
-def interleaves(virtual_stages, pp, depth, micro_batches):
-    "Whether so many virtual stages are possible (Megatron's conditions)."
-    possible = (pp > 1) & (depth // pp % virtual_stages == 0) & (micro_batches % pp == 0)
-    return (virtual_stages == 1) | possible
+    v = a.virtual_stages if p.virtual_stages is None else p.virtual_stages
+    check_schedule(p.schedule or a.schedule, p.pp, v, micro_batches, layers)
 
 # %% ../nbs/05_iteration.ipynb #8cf0a002
 def job_of(
@@ -169,20 +170,28 @@ def sent_between_stages(job: Job, boundary, pricer):  # s
     return 2 * v * link * np.where(np.greater(v, 1), job.software.p2p_exposed, 1.)[()]
 
 # %% ../nbs/05_iteration.ipynb #83c55b7c
+def ends_meet(job: Job):
+    "Whether one rank holds both ends of the model."
+    return np.equal(job.pp, 1) | own_figure(job.schedule, lambda s: s.folded or s.both_ways)
+
+def stages_held(job: Job):
+    "How many stages a rank holds: a schedule may let micro-batches enter at both ends."
+    return own_figure(job.schedule, lambda s: 1 + s.both_ways)
+
 def weight_copies(job: Job):  # Group
     "The GPUs that hold the same weights: copies, and in context parallelism those of cp."
     if not STRATEGIES[job.strategy].copies_weights: size, placed = job.dp, job.nvlink_dp
     else: size, placed = job.dp * job.cp, job.nvlink_dp * job.nvlink_cp
-    return Group(size, placed)
+    return Group(size * stages_held(job), placed)
 
 def tables_GB(job: Job):  # GB of one table of words on one GPU
     return job.units.element * words(job) * job.embed_dim
 
 def reduction_time(job: Job, cost, pricer):  # s
     "Gradients and weights exchanged between the copies, as far as nothing hides it."
-    group, alone = weight_copies(job), (job.pp == 1) * (1 - np.asarray(job.software.tied_tables))
+    group, alone = weight_copies(job), ends_meet(job) * (1 - np.asarray(job.software.tied_tables))
     crowded = (job.tp > 1) & (group.in_domain > 1) & np.less(pricer.system.nic_factor, 1)
-    return sum(data_parallel_time(cost.weights, cost.forward, cost.backward,
+    return sum(data_parallel_time(cost.weights * stages_held(job), cost.forward, cost.backward,
                                   group._replace(crowded=crowded), pricer, job,
                                   tables_GB(job) * (1 + alone)))
 
@@ -191,12 +200,12 @@ def update_time(job: Job, cost, pricer):  # s
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
     w, copies = job.software, weight_copies(job).size
     held = np.where(np.greater(job.zero_stage, 0), copies, 1)
-    alone = (job.pp == 1) * (1 - np.asarray(w.tied_tables))
-    weights = job.layers * cost.weights + tables_GB(job) * (1 + alone)
+    alone = ends_meet(job) * (1 - np.asarray(w.tied_tables))
+    weights = job.layers * cost.weights * stages_held(job) + tables_GB(job) * (1 + alone)
     step = pricer.busy(Work(nbytes=w.optimizer_traffic / 2 * weights / held)).total
     if not (w.tied_tables and np.any(words(job))): return step + w.iteration_constant
     near = np.greater_equal(job.nvlink_pp, job.pp)
-    tied = pricer.send(tables_GB(job), near) * (job.pp > 1) * (words(job) > 0)
+    tied = pricer.send(tables_GB(job), near) * ~ends_meet(job) * (words(job) > 0)
     return step + tied + w.iteration_constant
 
 def straggling(job: Job):
@@ -205,13 +214,13 @@ def straggling(job: Job):
     return job.software.straggler * np.sqrt(2 * np.log(n)) if job.software.straggler else 0.
 
 # %% ../nbs/05_iteration.ipynb #83c55b7e
-def bubble_time(job: Job, cost, middle, ends):  # s
-    "Stages wait for one micro-batch of every other stage, but for what fills the time."
-    p = job.pp
-    idle = (p - 1) * middle + (p > 1) * np.minimum(*ends)
-    if np.any(job.zero_bubble):   # weight gradients do, those of the forward and the backward end
-        idle = np.maximum(idle - job.zero_bubble * 2 * (p - 1) * job.layers * cost.late, 0.)
-    return idle / job.virtual_stages
+def bubble_time(job: Job, cost, more, ends):  # s
+    "What a stage idles; `more` is what a micro-batch takes besides its layers."
+    L, p, v = job.layers, job.pp, job.virtual_stages
+    F, W = L * cost.forward + more / 2, L * cost.late
+    B = L * (cost.backward - cost.late) + more / 2
+    apart = np.minimum(*ends) * ~ends_meet(job) / v
+    return own_figure(job.schedule, lambda s: s.idle(p, v, F, B, W)) + apart
 
 # %% ../nbs/05_iteration.ipynb #c1956c27
 def iteration_times(
@@ -222,12 +231,13 @@ def iteration_times(
     messages=True,      # between stages and between copies; without, a lower bound
 ):  # Times
     "Layers, micro-batches, stages and copies add up to an iteration."
-    w, N, L, p = job.software, job.micro_batches, job.layers, job.pp
+    w, N, L, copies = job.software, job.micro_batches, job.layers, stages_held(job)
     sent = sent_between_stages(job, cost.boundary, pricer) if messages else 0.
     reduced = reduction_time(job, cost, pricer) if messages else 0.
     layers, both = L * (cost.forward + cost.backward), sum(ends)
-    more = w.host_micro_batch + (np.where(p == 1, both, np.maximum(*ends)) if np.any(both) else 0.)
-    bubble = bubble_time(job, cost, layers + w.host_micro_batch + sent, ends)
+    more = w.host_micro_batch
+    if np.any(both): more = more + np.where(ends_meet(job), both / copies, np.maximum(*ends))
+    bubble = bubble_time(job, cost, w.host_micro_batch + sent, ends)
     slack = (layers + sent + more) * straggling(job)
     other = N * (L * cost.wait + more + slack) + update_time(job, cost, pricer)
     return Times(N * L * cost.compute, N * L * cost.memory, N * L * cost.comm,
@@ -241,14 +251,10 @@ class Memory(NamedTuple):
     optimizer: float
     activations: float
 
-def alive(job: Job, stage):
-    "Micro-batches whose activations a stage keeps at once, in 1F1B or interleaved."
-    p, v, N = job.pp, job.virtual_stages, job.micro_batches
-    plain = p - stage
-    if np.any(np.greater(v, 1)):
-        interleaved = (2 * (plain - 1) + (v - 1) * p + 1) / v
-        plain = np.where(np.greater(v, 1) & (p > 1), interleaved, plain)
-    return np.minimum(N, plain)
+def alive(job: Job, rank):
+    "Micro-batches whose activations a rank keeps at once."
+    sizes = job.pp, job.virtual_stages, job.micro_batches
+    return own_figure(job.schedule, lambda s: s.kept(*sizes, rank))
 
 def working(job: Job, again, first, last):  # GB
     "What a stage holds while it works, beside what it keeps."
@@ -266,7 +272,7 @@ def memory_at(job: Job, stored, first, last):  # Memory
     w, a, stage = job.software, job.assumptions, np.asarray(job.zero_stage)
     copies, L = weight_copies(job).size, job.layers
     tables = (first | last) + first * last * (1 - np.asarray(w.tied_tables) * 1)
-    W = L * stored.weights + tables * tables_GB(job)
+    W = stages_held(job) * L * stored.weights + tables * tables_GB(job)
     share = lambda GB, least: np.where(stage >= least, GB / copies, GB)[()]
     gathered = np.minimum(W, W / copies + stored.weights * a.zero_gathered)
     held = np.where(stage == 3, gathered, W)[()]
@@ -277,7 +283,7 @@ def memory_at(job: Job, stored, first, last):  # Memory
 
 def memory_of(job: Job, stored):  # Memory
     "Peak memory of the fuller of the first and the last stage."
-    alone = np.equal(job.pp, 1)
+    alone = ends_meet(job)
     first, last = memory_at(job, stored, True, alone), memory_at(job, stored, alone, True)
     fuller = sum(last) > sum(first)
     return Memory(*(np.where(fuller, b, a)[()] for a, b in zip(first, last)))
@@ -313,9 +319,9 @@ def statistics(t, model, system, global_batch, assumptions):  # dict of columns
 # %% ../nbs/05_iteration.ipynb #8559f3b9
 PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,),
                  zero_stage=(1,), context=('allgather',), tp_overlap=(False,),
-                 zero_bubble=(False,), reduce_each=(False,))
+                 schedule=('1f1b',), reduce_each=(False,))
 MEASURED = dict(strategy=('1d', '2d-seqp'), zero_stage=(0, 1), context=('ring',),
-                recompute=('none', 'selective', 'full'), zero_bubble=(False,), reduce_each=(False,))
+                recompute=('none', 'selective', 'full'), schedule=('1f1b',), reduce_each=(False,))
 
 def evidence(row, assumptions):  # str
     "What the figures of a configuration rest on."

@@ -51,7 +51,7 @@ class Job(NamedTuple):
     context: str = 'allgather'
     dp_overlap: bool = True
     tp_overlap: bool = False
-    zero_bubble: bool = False
+    schedule: str = '1f1b'
     reduce_each: bool = False
     strategy: str = '1d'
     units: Units = Units()

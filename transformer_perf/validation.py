@@ -26,12 +26,13 @@ import pandas as pd
 
 from .inputs import nearest, read_csv, write_whole
 from .systems import as_system, system_names
+from .schedules import SCHEDULES, possible
 from .estimates import Assumptions, Group, as_assumptions
 from .parameters import (
     Calibration, Parameters, as_flat, changed, limits, measured_folder, read_calibration, value_of)
 from .kernels import collective_seconds
 from .iteration import (
-    COMPONENTS, cross, interleaves, keep, statistics)
+    COMPONENTS, cross, keep, statistics)
 
 # %% ../nbs/10_validation.ipynb #d020e0f6
 COLUMNS = ('gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'n_gpus', 'layers', 'hidden', 'ffn', 'heads',
@@ -137,8 +138,7 @@ def alternatives(own, position):  # table
     most = int((own.layers / own.pp).max()) if own.vp.isna().any() else 1
     def stages(t):
         N = share(t) // t['micro_batch']
-        return (t['layers'] // t['pp'] % t['vp'] == 0) & interleaves(
-            t['vp'], t['pp'], t['layers'], N)
+        return possible(SCHEDULES['1f1b'], t['pp'], t['vp'], N, t['layers'] // t['pp'])
     t = spread(t, 'vp', np.arange(1, most + 1), stages)
     kv = t['kv_heads'].astype(float)
     t['kv_heads'] = np.where(np.isnan(kv), t['heads'], np.nan_to_num(kv))
