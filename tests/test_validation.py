@@ -135,7 +135,7 @@ def test_prediction_does_not_see_the_measurement():
     ({'zero_stage': 3}, 'zero_stage must be 0 or 1'),
     ({'pp': 5, 'n_gpus': 40}, 'pp must divide layers'),
     ({'vp': 5.}, 'vp must divide'),
-    ({'nic_GBps_per_gpu': 0.}, 'nic_GBps_per_gpu must be positive'),
+    ({'nic_GBps_per_gpu': 0.}, 'nic_GBps_per_gpu must be from 1e-6'),
     ({'heads': 2.5}, 'heads must be a whole number')])
 def test_a_row_that_makes_no_sense_has_a_reason(change, reason):
     ids = ['megatron-2022-22B-full', 'megatron-2022-175B-full']
@@ -148,7 +148,7 @@ def test_a_row_that_makes_no_sense_has_a_reason(change, reason):
 
 
 def test_a_missing_column_is_named():
-    with pytest.raises(ValueError, match="lack the column 'seq_len'"):
+    with pytest.raises(ValueError, match="lacks the column 'seq_len'"):
         predict(RUNS.drop(columns='seq_len'))
 
 

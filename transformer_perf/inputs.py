@@ -198,10 +198,10 @@ def table_with(table, columns=(), name='table', **bounds):  # the table
     "`table` if it has these columns, all of numbers where bounds are given; or a ValueError."
     if 'DataFrame' not in (cls.__name__ for cls in type(table).__mro__):
         raise ValueError(f'{name}={quoted(table)} must be a DataFrame')
+    again = table.columns[table.columns.duplicated()]
+    if len(again): raise ValueError(f'{name} has the column {quoted(again[0])} twice')
     for column in columns:
-        times = (table.columns == column).sum()
-        if times == 0: raise ValueError(f'{name} lacks the column {column!r}')
-        if times > 1: raise ValueError(f'{name} has the column {column!r} {times} times')
+        if column not in table: raise ValueError(f'{name} lacks the column {column!r}')
         if not bounds: continue
         for at, value in zip(table.index, table[column].tolist()):
             finite(value, f'{name}, row {quoted(at)}: {column}', **bounds)
