@@ -206,7 +206,8 @@ class Roofline:
 
     def send(self, volume, near):  # s
         "One message to a GPU of the same NVLink domain (near) or of another."
-        fast, slow = (send_time(volume, x) for x in (self.system.link_among(2), self.system.network))
+        links = self.system.link_among(2), self.system.network
+        fast, slow = (send_time(volume, link) for link in links)
         return np.where(near, fast, slow)[()]
 
 # %% ../nbs/02_estimates.ipynb #5e2c9d12
