@@ -14,7 +14,7 @@ settings.read(here / 'settings.ini', encoding='utf-8')
 cfg = settings['DEFAULT']
 folders = {'transformer_perf': 'transformer_perf', 'transformer_perf.catalogue': 'systems',
            'transformer_perf.data': 'nbs/data'}
-files = {'transformer_perf': ['py.typed'], 'transformer_perf.catalogue': ['*.json'],
+files = {'transformer_perf': ['py.typed'], 'transformer_perf.catalogue': ['*.json', '*.csv'],
          'transformer_perf.data': ['*.csv', '*.json']}
 extras = [key for key in cfg if key.endswith('_requirements')]
 

@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['WIDTH', 'FORMATS', 'COMMANDS', 'MODEL', 'SYSTEM', 'NVLINK', 'BATCH', 'ASSUMPTIONS', 'FORMAT', 'OUTPUT', 'RESULT',
-           'WORKERS', 'CHOSEN', 'SEARCH', 'LAYOUT', 'ZERO', 'RUNS', 'RUNS_SYSTEM', 'VALIDATE', 'CALIBRATE', 'PANELS',
-           'records', 'as_text', 'paragraph', 'deliver', 'as_json', 'as_csv', 'deliver_table', 'Option', 'option',
-           'Command', 'command', 'as_number', 'numbers', 'words', 'value_of', 'option_of', 'chosen_of',
-           'search_command', 'text_of_search', 'place', 'parallel_of', 'explain_command', 'text_of_estimate',
-           'layers_view', 'model_row', 'models_command', 'systems_command', 'labelled', 'strategies_of',
-           'study_options', 'resumable', 'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command',
-           'zero_command', 'zero_view', 'validate_command', 'text_of_scores', 'calibrate_command', 'fit_view',
-           'bench_command', 'panels_command', 'Parser', 'summary_of', 'parser_of', 'overview', 'arguments_of',
-           'run_command', 'failure_of', 'main']
+           'WORKERS', 'CHOSEN', 'SEARCH', 'LAYOUT', 'SYSTEM_HEADS', 'ZERO', 'RUNS', 'RUNS_SYSTEM', 'VALIDATE',
+           'CALIBRATE', 'PANELS', 'records', 'as_text', 'paragraph', 'deliver', 'as_json', 'as_csv', 'deliver_table',
+           'Option', 'option', 'Command', 'command', 'as_number', 'numbers', 'words', 'value_of', 'option_of',
+           'chosen_of', 'search_command', 'text_of_search', 'place', 'parallel_of', 'explain_command',
+           'text_of_estimate', 'layers_view', 'model_row', 'models_command', 'systems_view', 'systems_command',
+           'labelled', 'strategies_of', 'study_options', 'resumable', 'run_configs_command', 'axis', 'as_value', 'axes',
+           'sweep_command', 'zero_command', 'zero_view', 'validate_command', 'text_of_scores', 'calibrate_command',
+           'fit_view', 'bench_command', 'panels_command', 'Parser', 'summary_of', 'parser_of', 'overview',
+           'arguments_of', 'run_command', 'failure_of', 'main']
 
 # %% ../nbs/11_cli.ipynb #86ef7f4e
 import argparse
@@ -321,11 +321,26 @@ def models_command(a):
     from transformer_perf.models import NAMED
     deliver_table([model_row(m) for m in NAMED.values()], a)
 
+SYSTEM_HEADS = {
+    'name': 'name', 'matrix_flops_fp16': 'bf16 TFLOP/s', 'matrix_flops_fp8': 'fp8 TFLOP/s',
+    'matrix_flops_fp4': 'fp4 TFLOP/s', 'hbm_capacity': 'memory GB', 'hbm_bandwidth': 'memory GB/s',
+    'nvlink_size': 'GPUs a domain', 'topology': 'wired', 'nvlink_bandwidth': 'NVLink GB/s',
+    'network': 'network GB/s', 'power': 'GPU W', 'server_power': 'server W'}
+
+def systems_view(table):  # list of dict
+    "The systems for the eye; the network's rate is that of a GPU with all its NICs."
+    table = table.assign(network=table.ib_bandwidth * table.nic_factor)
+    text = lambda x: x if x is None or isinstance(x, str) else f'{x:.6g}'
+    return [{SYSTEM_HEADS[name]: text(row[name]) for name in SYSTEM_HEADS}
+            for row in records(table)]
+
 @command('systems', *RESULT)
 def systems_command(a):
-    "List the systems that are known by name."
+    "List the systems that are known by name; as csv or json with all their fields."
     from transformer_perf.systems import systems_table
-    deliver_table(systems_table().reset_index(names='field'), a)
+    table = systems_table().reset_index()
+    table = table.astype(object).where(table.notna(), None)   # what no source gives is empty
+    deliver_table(table if a.format != 'table' else systems_view(table), a)
 
 # %% ../nbs/11_cli.ipynb #19a70646
 def labelled(texts):  # dict: label -> System

@@ -142,14 +142,14 @@ def ring_share(
 
 # %% ../nbs/02_estimates.ipynb #dd9b8509
 def two_tier_time(
-    kind,           # one of COLLECTIVES
+    kind,           # one of COLLECTIVES, or 'ring'
     volume,         # GB of the whole tensor
     n, in_domain,   # GPUs in the group; of them in one NVLink domain
     system: System,
     doubled=True,   # an all-reduce is two turns everywhere (slip E1 is to deny it)
 ):  # s
     "Time of one collective over two tiers."
-    fast, slow = system.nvlink, system.network
+    fast, slow = system.link_among(2 if kind == 'ring' else in_domain), system.network
     turns = 2 if kind == 'allreduce' else 1
     again = turns if doubled else 1   # what the published model doubles only on two tiers
     moved, domains = ring_share(kind, n) * volume, n // in_domain
@@ -202,14 +202,14 @@ class Roofline:
         return Busy(compute, np.maximum(moving - compute, 0), launch, moving)
 
     def collective(self, kind, volume, group: Group):  # s
-        "A ring over two tiers; keys and values that travel a ring cost an all-gather."
-        kind = 'allgather' if kind == 'ring' else kind
+        "A ring over two tiers; keys and values that travel one cost an all-gather on one link."
         args = group.size, group.in_domain, self.system, self.allreduce_doubled
         return two_tier_time(kind, volume, *args)
 
     def send(self, volume, near):  # s
         "One message to a GPU of the same NVLink domain (near) or of another."
-        fast, slow = (send_time(volume, x) for x in (self.system.nvlink, self.system.network))
+        links = self.system.link_among(2), self.system.network
+        fast, slow = (send_time(volume, link) for link in links)
         return np.where(near, fast, slow)[()]
 
 # %% ../nbs/02_estimates.ipynb #5e2c9d12

@@ -57,7 +57,8 @@ def link_rates(
     nics = system.ib_bandwidth * system.nic_factor * group.in_domain * w.nic_share
     alone = np.where(group.in_domain == 1, w.nic_alone, 1.)
     shared = np.where(group.crowded, w.groups_share, 1.)
-    return system.nvlink_bandwidth * w.nvlink_share * factor, nics * alone * shared
+    nvlink = system.bandwidth_among(group.in_domain) * w.nvlink_share
+    return nvlink * factor, nics * alone * shared
 
 def protocols(w):
     "(hop, far hop, tree hop, share of NVLink, of the NICs) of NCCL's bulk and quick protocols."
@@ -95,7 +96,7 @@ def send_seconds(
     "One message from a stage to the next."
     w = parameters.network
     nic = system.ib_bandwidth * system.nic_factor * w.nic_share * w.nic_alone
-    inside = volume / (system.nvlink_bandwidth * w.nvlink_share) + w.bulk_hop
+    inside = volume / (system.peer_bandwidth * w.nvlink_share) + w.bulk_hop
     return w.base + np.where(near, inside, volume / nic + w.bulk_far_hop)
 
 # %% ../nbs/02b_kernels.ipynb #a844f9e2
@@ -106,7 +107,7 @@ def ring_seconds(
 ):  # s
     "Pass every share of a tensor around a ring, step by step."
     w = parameters.network
-    inside = system.nvlink_bandwidth * w.nvlink_share
+    inside = system.peer_bandwidth * w.nvlink_share
     nic = system.ib_bandwidth * system.nic_factor * w.nic_share
     link = np.where(group.in_domain < group.size, np.minimum(inside, nic), inside)
     return volume * (group.size - 1) / group.size / link

@@ -45,7 +45,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.ticker import FixedLocator, LogLocator
 from .inputs import nearest
 from .models import NAMED, as_model
-from .systems import PHYSICAL, UNIT_OF, as_system, system_names
+from .systems import PHYSICAL, REQUIRED, UNIT_OF, as_system, system_names
 
 # %% ../nbs/07b_panels.ipynb #06f09089
 from .parameters import measured_folder, read_calibration
@@ -881,7 +881,8 @@ def search_shown(state: SearchState):  # Shown
                  search_words(state, found, why))
 
 # %% ../nbs/07b_panels.ipynb #97be5199
-SWEPT = ('n_gpus', 'nvlink_size', 'global_batch', 'seq_len', *PHYSICAL)
+SWEPT = ('n_gpus', 'nvlink_size', 'global_batch', 'seq_len',
+         *(field for field in PHYSICAL if field in REQUIRED))   # what every system has
 SCENARIO = ('model', 'system', 'nvlink_size', 'n_gpus', 'global_batch', 'strategy')
 
 # %% ../nbs/07b_panels.ipynb #645c80b6

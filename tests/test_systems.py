@@ -1,0 +1,280 @@
+"""The catalogue of systems, its prices, and how the wiring of a domain is priced."""
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_perf import Parallel, estimate, search
+from transformer_perf.estimates import COLLECTIVES, Group, Roofline, as_assumptions
+from transformer_perf.kernels import Measured, pricer_of
+from transformer_perf.parameters import Parameters
+from transformer_perf.sweeps import sweep
+from transformer_perf.systems import (
+    PHYSICAL, REQUIRED, UNIT_OF, System, as_system, price_per_gpu_hour, read_prices, system_names,
+    systems_folder, systems_table)
+
+PAPER = {'A100', 'H200', 'B200', 'B200-next', 'polaris', 'tg40', 'tg80'}   # of published studies
+SOLD = [name for name in system_names() if name not in PAPER]
+EACH = pytest.mark.parametrize('name', system_names())
+OPTIONAL = [field for field in UNIT_OF if field not in REQUIRED]
+
+
+def refused(call, *words):
+    "The one line with which something is refused."
+    with pytest.raises(ValueError) as error: call()
+    text = str(error.value)
+    assert '\n' not in text and len(text) < 300
+    for word in words: assert word in text
+    return text
+
+
+# the catalogue
+
+def test_the_catalogue_has_what_it_should():
+    assert set(SOLD) == {
+        'A100-80GB', 'H100-80GB', 'H200-141GB', 'B200-180GB', 'B300', 'GB200-NVL72', 'GB300-NVL72',
+        'MI300X', 'MI325X', 'MI355X', 'Gaudi3', 'TPU-v5p', 'TPU-v6e'}
+
+
+@EACH
+def test_figures_are_plausible(name):
+    s = as_system(name)
+    assert 100 < s.matrix_flops_fp16 < 5000 and s.vector_flops_fp32 <= s.vector_flops_fp16
+    assert 3 < s.matrix_flops_fp16 / s.vector_flops_fp16 < 200
+    assert 1000 < s.hbm_bandwidth <= 16000 and 30 < s.hbm_capacity < 400
+    assert 1 < s.hbm_bandwidth / s.nvlink_bandwidth < 20
+    assert 5 < s.nvlink_bandwidth / (s.ib_bandwidth * s.nic_factor) < 150
+    assert 1e-7 < s.nvlink_latency <= s.ib_latency < 1e-4
+    assert s.source and s.architecture
+
+
+@pytest.mark.parametrize('name', SOLD)
+def test_parts_as_sold(name):
+    s = as_system(name)
+    assert re.fullmatch(r'20\d\d-\d\d-\d\d', s.date) and s.accelerator
+    ridge = s.matrix_flops_fp16 * 1000 / s.hbm_bandwidth
+    assert 140 < ridge < 600
+    if s.power: assert 300 <= s.power <= 1500 and 0.5 < s.matrix_flops_fp16 / s.power < 3
+    if s.server_power: assert 1.1 < s.server_power / s.power < 2.1
+    if s.host_bandwidth: assert 10 < s.host_bandwidth < s.nvlink_bandwidth
+
+
+@pytest.mark.parametrize('name', SOLD)
+def test_each_halving_of_the_bits_doubles_the_rate_or_does_nothing(name):
+    s = as_system(name)
+    bf16, fp8, fp4 = s.matrix_flops_fp16, s.matrix_flops_fp8, s.matrix_flops_fp4
+    once = name in ('Gaudi3', 'TPU-v5p', 'TPU-v6e')
+    if fp8: assert fp8 / bf16 == pytest.approx(1 if once else 2, rel=.001)
+    if fp4: assert fp4 / fp8 == pytest.approx(3 if name in ('B300', 'GB300-NVL72') else 2, rel=.05)
+    if fp4: assert s.architecture in ('Blackwell', 'CDNA 4')
+
+
+def test_published_systems_are_untouched():
+    "Systems of published studies have the fields that they were published with, and no others."
+    for name in PAPER:
+        s = as_system(name)
+        assert all(getattr(s, field) is None for field in OPTIONAL)
+        assert s.topology == 'switch' and s.peer_bandwidth == s.nvlink_bandwidth
+    a100 = as_system('A100')
+    assert (a100.matrix_flops_fp16, a100.hbm_bandwidth, a100.nvlink_size) == (312, 1555, 4)
+
+
+def test_every_system_can_be_searched():
+    for name in system_names():
+        system = as_system(name, 8)
+        found = search('gpt3', 256, system, 256, k=1)
+        assert len(found) == 1 and found.iteration_s[0] > 0, name
+
+
+def test_calibrated_is_refused_where_nothing_was_measured():
+    known = {'Ampere', 'Hopper', 'Blackwell'}
+    for name in system_names():
+        s, one = as_system(name), lambda name=name: estimate('gpt3', Parallel(tp=8), name, 8,
+                                                             'calibrated')
+        if s.architecture in known: assert one().stats['iteration_s'] > 0
+        else: refused(one, name, s.architecture, 'calibrated knows')
+
+
+def test_table():
+    table = systems_table()
+    assert list(table.index) == system_names()
+    assert {*UNIT_OF, 'topology', 'source'} <= {*table.columns}
+    assert table.loc['MI300X', 'matrix_flops_fp8'] == 2614.9
+    assert np.isnan(table.loc['MI300X', 'matrix_flops_fp4'])
+
+
+# own systems, and what is missing
+
+def test_optional_fields_are_optional():
+    h100 = {key: value for key, value in vars(as_system('H100-80GB')).items()
+            if key in [*REQUIRED, 'empirical']}
+    mine = as_system(h100)
+    assert mine.topology == 'switch' and mine.matrix_flops_fp8 is None
+    assert as_system({**h100, 'matrix_flops_fp8': None}) == mine      # null in JSON
+    for field in REQUIRED:
+        less = {key: value for key, value in h100.items() if key != field}
+        refused(lambda less=less: as_system(less), f"system lacks '{field}'")
+
+
+@pytest.mark.parametrize('fields, words', [
+    (dict(topology='ring'), "unknown topology 'ring'; known: switch, mesh, 2d-torus, 3d-torus"),
+    (dict(topology='tree'), "unknown topology 'tree'"),
+    (dict(topology='3d-tours'), "did you mean '3d-torus'?"),
+    (dict(matrix_flops_fp8=0), 'matrix_flops_fp8=0 must be a number above 0'),
+    (dict(power='700 W'), "power='700 W' must be a number above 0"),
+    (dict(server_power=-1), 'server_power=-1 must be a number above 0'),
+    (dict(date=2026), 'date=2026 must be text'),
+    (dict(matrix_flops_fp6=1), "did you mean 'matrix_flops_fp"),
+])
+def test_own_figures_are_checked(fields, words):
+    refused(lambda: as_system({**vars(as_system('H100-80GB')), **fields}), words)
+
+
+def test_missing_figures_say_so():
+    a100, mi300x = as_system('A100-80GB'), as_system('MI300X')
+    assert mi300x.matrix_flops('bf16') == mi300x.matrix_flops('fp16') == 1307.4
+    assert mi300x.matrix_flops('fp8') == 2614.9
+    refused(lambda: a100.matrix_flops('fp8'), "'A100-80GB' has no matrix_flops_fp8")
+    refused(lambda: mi300x.given('server_power'), "'MI300X' has no server_power")
+    refused(lambda: mi300x.matrix_flops('fp32'), "unknown precision 'fp32'")
+    refused(lambda: mi300x.given('server_powr'), "did you mean 'server_power'?")
+    assert as_system('H100-80GB').given('server_power') == 1275
+
+
+def test_a_sweep_may_vary_what_a_system_lacks():
+    table = sweep(['gpt3'], {'A100': as_system('A100', 8)}, [256], ['1d'],
+                  vary={'matrix_flops_fp8': [1000., 2000.]})
+    assert {*OPTIONAL} <= {*PHYSICAL}
+    assert table.matrix_flops_fp8.tolist() == [1000, 2000] and table.iteration_s.nunique() == 1
+
+
+# wiring
+
+def test_what_one_gpu_sends_to_another():
+    share = {name: s.peer_bandwidth / s.nvlink_bandwidth
+             for name in system_names() for s in [as_system(name)]}
+    assert share.pop('TPU-v5p') == 1 / 6 and share.pop('TPU-v6e') == 1 / 4
+    for name in ('MI300X', 'MI325X', 'MI355X', 'Gaudi3'):
+        assert share.pop(name) == pytest.approx(1 / 7, rel=1e-12)
+    assert set(share.values()) == {1}
+
+
+shapes = st.sampled_from(['switch', 'mesh', '2d-torus', '3d-torus'])
+pricers = st.sampled_from([Roofline, lambda s: Measured(s, Parameters())])
+
+
+@given(shapes, st.integers(1, 64))
+def test_a_larger_group_has_no_less_bandwidth(shape, size):
+    s = dataclasses.replace(as_system('MI300X', size), topology=shape)
+    rates = np.array([s.bandwidth_among(n) for n in range(1, size + 1)])
+    assert (np.diff(rates) >= 0).all() and (rates <= s.nvlink_bandwidth).all()
+    assert rates[0] == s.peer_bandwidth
+    together = s.bandwidth_among(np.arange(1, size + 1))
+    np.testing.assert_array_equal(np.broadcast_to(together, rates.shape), rates)
+    if shape in ('switch', 'mesh'): assert rates[-1] == pytest.approx(s.nvlink_bandwidth)
+
+
+@given(shapes, pricers, st.sampled_from([2, 4, 8]), st.sampled_from([*COLLECTIVES, 'ring']))
+def test_wires_are_priced_by_what_they_carry(shape, pricer, n, kind):
+    "A domain costs what a switch with the bandwidth of its group's links costs."
+    s = dataclasses.replace(as_system('MI300X'), topology=shape)
+    links = 2 if kind == 'ring' else n
+    alike = dataclasses.replace(s, topology='switch', nvlink_bandwidth=s.bandwidth_among(links))
+    times = [pricer(x).collective(kind, 1., Group(n, n)) for x in (s, alike)]
+    assert times[0] == pytest.approx(times[1], rel=1e-12)
+    pair = dataclasses.replace(s, topology='switch', nvlink_bandwidth=s.peer_bandwidth)
+    assert pricer(s).send(1., True) == pytest.approx(pricer(pair).send(1., True), rel=1e-12)
+    assert pricer(s).send(1., False) == pricer(pair).send(1., False)
+
+
+def test_a_message_in_a_mesh_takes_seven_times_as_long():
+    mesh = as_system('MI300X')
+    switch = dataclasses.replace(mesh, topology='switch')
+    a = as_assumptions('corrected')
+    messages = [pricer_of(s, a).send(1., True) - s.nvlink_latency for s in (mesh, switch)]
+    assert messages[0] == pytest.approx(7 * messages[1], rel=1e-12)
+    gathers = [pricer_of(s, a).collective('allgather', 1., Group(8, 8)) for s in (mesh, switch)]
+    assert gathers[0] == gathers[1]
+    stages = [estimate('gpt3', Parallel(pp=8), s, 64, 'corrected').stats['pp_comm_s']
+              for s in (mesh, switch)]
+    assert 6.5 < stages[0] / stages[1] <= 7
+
+
+def test_wiring_of_array_systems():
+    bandwidth = np.array([[100.], [700.]])
+    s = dataclasses.replace(as_system('MI300X'), nvlink_bandwidth=bandwidth)
+    np.testing.assert_allclose(s.bandwidth_among(np.array([2, 8])), [[100 / 7, 100], [100, 700]])
+
+
+# prices
+
+def test_prices_that_ship():
+    table, name = read_prices()
+    assert name == 'prices.csv' and table.Source.notna().all()
+    assert table.Date.dropna().str.fullmatch(r'20\d\d-\d\d(-\d\d)?').all()
+    each = table.Price / table.AcceleratorCount
+    assert each.between(.5, 10).all()
+    known = {as_system(name).accelerator for name in SOLD}
+    assert set(table.AcceleratorName) <= known
+    assert price_per_gpu_hour('GB200-NVL72').usd == 4.54
+    assert price_per_gpu_hour('GB200-NVL72').date == '2026-03-17'
+    assert 'Spheron' in price_per_gpu_hour('GB200-NVL72').source
+
+
+def test_the_middle_offer_of_ones_own_prices(tmp_path):
+    "A SkyPilot catalog may stand in the place of the table that ships."
+    path = tmp_path / 'vms.csv'
+    path.write_text('InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,'
+                    'GpuInfo,SpotPrice\n'
+                    'cpu,,0,4,16,0.1,eu,,\n'
+                    'one,H100,1,16,200,3.00,eu,"{}",1.25\n'
+                    'eight,H100,8,128,1600,16.00,eu,"{}",\n'
+                    'spot,H100,2,32,400,,eu,"{}",2.00\n'
+                    'dear,H100,1,16,200,9.00,us,"{}",\n')
+    price = price_per_gpu_hour('H100-80GB', str(path))
+    assert (price.usd, price.date, price.source) == (3, None, 'vms.csv')
+    assert price == price_per_gpu_hour('H100-80GB', path)
+    mine = {**vars(as_system('A100')), 'name': 'rented', 'accelerator': 'H100'}
+    assert price_per_gpu_hour(mine, path).usd == 3
+    refused(lambda: price_per_gpu_hour('MI300X', path), "vms.csv has no price of 'MI300X'")
+    assert price_per_gpu_hour('B200').usd == price_per_gpu_hour('B200-180GB').usd
+
+
+@pytest.mark.parametrize('text, words', [
+    ('AcceleratorName,Price\nH100,2\n', "lacks the column 'AcceleratorCount'"),
+    ('AcceleratorName,AcceleratorCount,Price\nH100,1,cheap\n', 'a price is not a number'),
+    ('AcceleratorName,AcceleratorCount,Price\nH100,1,-2\n', 'must be a number above 0'),
+    ('AcceleratorName,AcceleratorCount,Price\nH100,0,2\n', 'must be a number above 0'),
+    ('AcceleratorName,AcceleratorCount,Price\nH100,,2\n', 'must be a number above 0'),
+    ('AcceleratorName,AcceleratorCount,Price\n', "has no price of 'H100'"),
+    ('', 'is not a table')])
+def test_faulty_prices(text, words, tmp_path):
+    path = tmp_path / 'mine.csv'
+    path.write_text(text)
+    refused(lambda: price_per_gpu_hour('H100-80GB', path), words)
+
+
+def test_prices_of_unknown_systems_and_files():
+    refused(lambda: price_per_gpu_hour('H1000'), "unknown system 'H1000'", 'did you mean')
+    refused(lambda: price_per_gpu_hour('H200', 'no-such.csv'), 'no-such.csv', 'cannot be read')
+    refused(lambda: price_per_gpu_hour('H200', 7), 'cannot be read')
+
+
+def test_files_are_whole():
+    "Each file has exactly the fields of a System, but for its name."
+    fields = {f.name for f in dataclasses.fields(System)}
+    for file in systems_folder().glob('*.json'):
+        found = json.loads(file.read_text())
+        assert set(found) <= fields and 'name' not in found, file.name
+        assert None not in found.values(), f'{file.name}: leave out what is not known'
+
+
+def test_own_table_of_prices():
+    mine = pd.DataFrame({'AcceleratorName': ['B300'] * 2, 'AcceleratorCount': [8, 1],
+                         'Price': [40., 6.], 'Date': ['2026-11-01', None]})
+    assert price_per_gpu_hour('B300', mine) == (5, '2026-11-01', 'the price table')
