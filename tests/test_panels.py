@@ -1,19 +1,26 @@
 "The panels: as pure functions, as widgets moved at random, at the terminal, and in a real browser."
+import contextlib
 import csv
 import dataclasses
+import http.client
 import io
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -491,7 +498,7 @@ def test_bench_prints_a_line_for_each_panel():
     assert all(len(times) > 5 for times in found.values())
 
 
-# --- a real browser ---
+# --- the server ---
 
 def free_port():
     with socket.socket() as s:
@@ -499,29 +506,182 @@ def free_port():
         return s.getsockname()[1]
 
 
-def answers(port):
-    with socket.socket() as s: return s.connect_ex(('127.0.0.1', port)) == 0
+@contextlib.contextmanager
+def served(*command, **environment):
+    "A server of the panels and the address that it prints; when it is told to end, it does."
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
+                               env=os.environ | environment)
+    try:
+        yield process, process.stdout.readline().split()[4]
+        process.terminate()
+        assert process.wait(15) == 0
+    finally: process.kill()
 
 
 @pytest.fixture(scope='module')
-def site():
-    "The panels, as the command serves them."
+def server():
+    "The panels, as the command serves them: a process and its address."
     pytest.importorskip('voila', reason='voila is not installed')
+    with served(COMMAND, 'panels', '--no-browser', '--port', str(free_port())) as found: yield found
+
+
+STRICT = """from transformer_perf import panels
+panels.MOST_PAGES = 2
+panels.CULLED.update(cull_idle_timeout=2, cull_interval=1)
+panels.serve({port})"""
+
+
+@pytest.fixture(scope='module')
+def strict(tmp_path_factory):
+    "A server with room for two pages, culled after 2 s; its browser notes what it is told."
+    pytest.importorskip('voila', reason='voila is not installed')
+    heard = tmp_path_factory.mktemp('browser') / 'heard'
+    browser = heard.with_name('browser')
+    browser.write_text(f'#!/bin/sh\necho "$@" > {heard}.part; mv {heard}.part {heard}')
+    browser.chmod(0o700)
+    with served(sys.executable, '-c', STRICT.format(port=free_port()),
+                BROWSER=f'{browser} %s &') as found: yield *found, heard
+
+
+def kernels(process):
+    "The kernels of a server."
+    return [own for own in psutil.process_iter(['ppid', 'cmdline']) if own.info['ppid'] ==
+            process.pid and 'ipykernel_launcher' in (own.info['cmdline'] or ())]
+
+
+def until(true, seconds=15):
+    "Wait until something is true."
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def ask(url, path=None, **headers):
+    "What a server answers, as (status, headers, text); and the connection, still open."
+    port = urlsplit(url).port
+    connection = http.client.HTTPConnection('127.0.0.1', port, timeout=60)
+    connection.putrequest('GET', urlsplit(url).path if path is None else path, skip_host=True)
+    for name, value in ({'Host': f'127.0.0.1:{port}'} | headers).items():
+        connection.putheader(name.replace('_', '-'), value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    return answer.status, answer.headers, answer.read().decode(), connection
+
+
+UPGRADE = {'Connection': 'Upgrade', 'Upgrade': 'websocket', 'Sec_WebSocket_Version': '13',
+           'Sec_WebSocket_Key': 'dGhlIHNhbXBsZSBub25jZQ=='}
+HIDDEN = ('', 'voila/static/voila.js', 'voila/templates/lab/static/index.css', 'login',
+          'api/kernels/0-0-0-0-0', 'api/kernels/0-0-0-0-0/channels')
+
+
+def guarded(headers):
+    "Whether the browser is told to show an answer in no frame, to guess nothing, to tell nobody."
+    policy = headers['Content-Security-Policy']
+    return ("frame-ancestors 'none'" in policy and headers['X-Frame-Options'] == 'DENY'
+            and headers['X-Content-Type-Options'] == 'nosniff'
+            and headers['Referrer-Policy'] == 'same-origin'
+            and headers['Cross-Origin-Resource-Policy'] == 'same-origin')
+
+
+def test_others_are_refused(server):
+    "Without the token, under another name or from another site nothing is given, nothing started."
+    process, url = server
+    port, before, path = urlsplit(url).port, len(kernels(process)), urlsplit(url).path
+    wrong = path[:-2] + ('A/' if path[-2] != 'A' else 'B/')
+    refused = [ask(url, start + name, **upgrade) for start in ('/', wrong) for name in HIDDEN
+               for upgrade in ({}, UPGRADE)]
+    refused += [ask(url, f'/?token={path.strip("/")}')]
+    foreign = [{'Host': host} for host in (f'rebound.example:{port}', '127.0.0.1', 'localhost:80')]
+    foreign += [{'Origin': origin} for origin in (
+        'https://site.example', f'http://127.0.0.1:{port + 1}', f'http://localhost:{port}', 'null')]
+    refused += [ask(url, path + name, **headers, **upgrade) for headers in foreign
+                for name in HIDDEN for upgrade in ({}, UPGRADE)]
+    assert {status for status, *_ in refused} == {403}
+    assert all(guarded(headers) for _, headers, *_ in refused)
+    assert len(kernels(process)) == before and not any(path in text for *_, text, _ in refused)
+
+
+def test_files_are_given_to_our_own_pages(server):
+    "The same requests with the token, from a page of this server or from none."
+    process, url = server
+    for headers in ({}, {'Origin': f'http://127.0.0.1:{urlsplit(url).port}'}):
+        status, told, text, _ = ask(url, urlsplit(url).path + HIDDEN[1], **headers)
+        assert status == 200 and len(text) > 1000 and guarded(told)
+    local = f'localhost:{urlsplit(url).port}'
+    assert ask(url, urlsplit(url).path + HIDDEN[2], Host=local, Origin=f'http://{local}')[0] == 200
+    assert kernels(process) == []
+
+
+def test_the_browser_is_led_by_a_file(strict):
+    _, url, heard = strict
+    until(heard.exists)
+    assert heard.read_text().startswith('file:///') and url not in heard.read_text()
+    leads = Path(urlsplit(heard.read_text().strip()).path)
+    assert f'url={url}"' in leads.read_text() and leads.parent.stat().st_mode & 0o077 == 0
+
+
+def test_pages_are_limited_and_end(strict):
+    """Six pages are asked for at once: two are given, four refused. The one whose websocket is
+    open stays, the other ends; a websocket of another site is refused; without one both end."""
+    process, url, _ = strict
+    with ThreadPoolExecutor(6) as pool: asked = list(pool.map(ask, [url] * 6))
+    assert sorted(status for status, *_ in asked) == [200] * 2 + [503] * 4
+    assert all(guarded(headers) for _, headers, *_ in asked)
+    full = [text for status, _, text, _ in asked if status == 503]
+    assert all('2 pages are open: close one' in text for text in full)
+    assert len(kernels(process)) == 2
+    assert sum(own.memory_info().rss for own in kernels(process)) < 600e6
+    token = urlsplit(url).path.strip('/')
+    assert not any(token in word for own in psutil.process_iter(['cmdline'])
+                   for word in own.info['cmdline'] or ())
+    page = next(text for status, _, text, _ in asked if status == 200)
+    channels = f'{urlsplit(url).path}api/kernels/{re.search(r"""kernelId": "([^"]+)""", page)[1]}'
+    foreign = {'Origin': 'https://site.example'} | UPGRADE
+    assert ask(url, channels + '/channels', **foreign)[0] == 403
+    home = {'Origin': url.removesuffix(f'/{token}/')} | UPGRADE
+    status, *_, connection = ask(url, channels + '/channels', **home)
+    assert status == 101
+    until(lambda: len(kernels(process)) == 1)
+    time.sleep(3)
+    assert len(kernels(process)) == 1
+    connection.close()
+    until(lambda: not kernels(process))
+
+
+def test_ctrl_c_ends_all(strict):
+    process, url, _ = strict
+    assert ask(url)[0] == 200 and len(kernels(process)) == 1
+    tree = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(15) == 0 and not psutil.wait_procs(tree, 5)[1]
+    with socket.socket() as s: assert s.connect_ex(('127.0.0.1', urlsplit(url).port)) != 0
+
+
+def test_a_port_that_cannot_be_used():
+    "One line, exit code 2, and no other port instead."
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        port = taken.getsockname()[1]
+        said = {'99999': 'to 65535', '0': 'from 1024', 'x': 'a whole number', '80': 'from 1024',
+                str(port): 'Address already in use'}
+        started = {given: subprocess.Popen(
+            [COMMAND, 'panels', '--no-browser', '--port', given], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True) for given in said}
+        for given, process in started.items():
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == 2 and out == '' and err.count('\n') == 1
+            assert given in err and said[given] in err
+
+
+# --- a real browser ---
+
+@pytest.fixture(scope='module')
+def site(server):
+    "The address of the panels, where a browser can show them."
     pytest.importorskip('playwright.sync_api', reason='playwright is not installed')
     if not CHROMIUM: pytest.skip('no Chromium is installed')
-    port = free_port()
-    served = subprocess.Popen([COMMAND, 'panels', '--no-browser', '--port', str(port)],
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        until = time.monotonic() + 60
-        while not answers(port):
-            assert served.poll() is None and time.monotonic() < until, 'voila does not answer'
-            time.sleep(0.2)
-        yield port
-    finally:
-        served.send_signal(2)  # as Ctrl-C
-        try: served.wait(15)
-        except subprocess.TimeoutExpired: served.kill()
+    return server[1]
 
 
 FLAGS = ['--no-sandbox', '--disable-gpu', '--no-first-run', '--disable-background-networking',
@@ -539,7 +699,7 @@ def browser_page(site, tmp_path_factory):
         shown = browser.new_page()
         shown.on('response', lambda response: answered.append(response.url))
         answered.clear()
-        shown.goto(f'http://127.0.0.1:{site}/')
+        shown.goto(site)
         shown.wait_for_selector('.panel-layer svg', timeout=90_000)
         yield shown
         browser.close()
@@ -629,15 +789,28 @@ def test_browser_others(browser_page):
         assert browser_page.locator(f'.panel-{panel} img').count() == 1
 
 
+def test_a_closed_page_ends_its_kernel(browser_page, server, site):
+    "A page says when it is closed or left."
+    before = kernels(server[0])
+    page = browser_page.context.new_page()
+    page.goto(site)
+    page.wait_for_selector('.panel-layer svg', timeout=90_000)
+    assert len(kernels(server[0])) == len(before) + 1
+    page.goto('about:blank')
+    until(lambda: kernels(server[0]) == before, 10)  # the culler would take 30 s
+    page.close()
+
+
 def test_it_listens_to_this_computer_only(site):
     "Bound to 127.0.0.1: another address of this computer, even a local one, is refused."
-    assert answers(site)
+    port = urlsplit(site).port
+    with socket.socket() as s: assert s.connect_ex(('127.0.0.1', port)) == 0
     for other in {'127.0.0.2', socket.gethostbyname(socket.gethostname())} - {'127.0.0.1'}:
         with socket.socket() as s:
             s.settimeout(2)
-            assert s.connect_ex((other, site)) != 0
+            assert s.connect_ex((other, port)) != 0
 
 
 def test_the_page_needs_nothing_from_elsewhere(browser_page, site):
-    known = (f'http://127.0.0.1:{site}/', 'data:', 'blob:')
+    known = (site, 'data:', 'blob:')
     assert answered and all(url.startswith(known) for url in answered)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .inputs import (
-    check_writable, finite, nearest, printable, quoted, whole, write_whole)
+    LARGEST, check_writable, finite, nearest, printable, quoted, whole, write_whole)
 from .ranks import end_all_ranks, end_with_traceback, launched
 
 # %% ../nbs/11_cli.ipynb #7351f370
@@ -93,12 +93,13 @@ class Option(NamedTuple):
     default: object = None
     kind: str = 'text'      # 'text', 'number', 'numbers', 'words', 'texts' or 'switch'
     least: int = 1          # of a number
+    most: int = LARGEST
 
     @property
     def name(self): return self.flags[0].lstrip('-').replace('-', '_')
 
-def option(flags, help, default=None, kind='text', least=1):
-    return Option(tuple(flags.split()), help, default, kind, least)
+def option(flags, help, default=None, kind='text', least=1, most=LARGEST):
+    return Option(tuple(flags.split()), help, default, kind, least, most)
 
 class Command(NamedTuple):
     "A command: what it is called with, and what it does."
@@ -134,7 +135,7 @@ def value_of(o: Option, given):
     if given is None or o.kind in ('switch', 'texts'): return given
     if o.kind == 'numbers': return numbers(given, o.flags[0], o.least)
     if o.kind == 'words': return words(given, o.flags[0])
-    if o.kind == 'number': return whole(as_number(given), o.flags[0], o.least)
+    if o.kind == 'number': return whole(as_number(given), o.flags[0], o.least, o.most)
     if not given: raise ValueError(f'{o.flags[0]} lacks a value')
     return given
 
@@ -580,7 +581,7 @@ PANELS = (
     option('panel', 'print the table of one panel instead of opening the browser: layer, search, '
            'sweep, roofline or collectives'),
     option('settings', 'its controls, FIELD=VALUE', [], 'texts'),
-    option('--port', 'on this computer only', '8866', 'number'),
+    option('--port', 'on this computer only', '8866', 'number', 1024, 65535),
     option('--no-browser', 'only serve; open no browser', False, 'switch'),
     option('--bench', 'time the panels instead, from a change to the new picture', False, 'switch'),
     *RESULT)
@@ -591,12 +592,13 @@ def panels_command(a):
 
     Example: transformer-perf panels collectives kind=allreduce n_gpus=64
     """
-    try: from transformer_perf import panels
+    try:
+        from transformer_perf import panels
+        if a.bench: panels.bench(); return
+        if a.panel is None: panels.serve(a.port, not a.no_browser); return
     except ImportError as error:
         raise ValueError(f'the panels need more than is installed ({error}): '
                          "pip install 'transformer_perf[panels]'") from None
-    if a.bench: panels.bench(); return
-    if a.panel is None: return panels.serve(whole(a.port, '--port', most=65535), not a.no_browser)
     import pandas as pd
     shown = panels.state_of(a.panel, a.settings or []).show()
     if a.format != 'table': return deliver_table(pd.DataFrame(shown.table), a)

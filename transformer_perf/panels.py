@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['POWERS', 'DRAWN_STAGES', 'KEPT', 'FEW', 'PASSES', 'BROKEN', 'REST', 'SORTS', 'CHAIN', 'WAYS', 'WAITS', 'BOUND',
            'STORES', 'CALLED', 'STEPS', 'MACHINE', 'CONTROLS', 'COLUMNS', 'TOP', 'SWEPT', 'SCENARIO', 'AXES',
-           'SIZE_LINES', 'SIZES_BYTES', 'PANELS', 'LIMITS_MS', 'CELL', 'POLICY', 'Shown', 'closest', 'with_own',
-           'presets_for', 'machine_options', 'settled', 'Drawing', 'element', 'drawing', 'box', 'line', 'label',
-           'headline', 'stack', 'legend', 'round_step', 'ticks', 'Pipeline', 'one_f_one_b', 'break_of', 'drawn_passes',
-           'breaks', 'Rows', 'schedule', 'timeline', 'LayerState', 'parallel_of', 'question_of', 'price_state',
-           'written', 'estimate_call', 'explain_command', 'groupings_of', 'candidates_of', 'narrowed', 'placed',
-           'layer_settled', 'operations_of', 'pass_times', 'layer_table', 'operation_bars', 'iteration_bar',
+           'SIZE_LINES', 'SIZES_BYTES', 'PANELS', 'LIMITS_MS', 'CELL', 'HEADERS', 'MOST_PAGES', 'CULLED', 'Shown',
+           'closest', 'with_own', 'presets_for', 'machine_options', 'settled', 'Drawing', 'element', 'drawing', 'box',
+           'line', 'label', 'headline', 'stack', 'legend', 'round_step', 'ticks', 'Pipeline', 'one_f_one_b', 'break_of',
+           'drawn_passes', 'breaks', 'Rows', 'schedule', 'timeline', 'LayerState', 'parallel_of', 'question_of',
+           'price_state', 'written', 'estimate_call', 'explain_command', 'groupings_of', 'candidates_of', 'narrowed',
+           'placed', 'layer_settled', 'operations_of', 'pass_times', 'layer_table', 'operation_bars', 'iteration_bar',
            'memory_bar', 'pipeline_of', 'layer_figure', 'control_name', 'placement_name', 'in_control', 'Step',
            'neighbours', 'system_of', 'moves', 'priced', 'one_step', 'best_step', 'change_words', 'gain_words',
            'step_words', 'slip_words', 'limit_words', 'layer_words', 'as_view', 'layer_shown', 'SearchState',
@@ -23,31 +23,41 @@ __all__ = ['POWERS', 'DRAWN_STAGES', 'KEPT', 'FEW', 'PASSES', 'BROKEN', 'REST', 
            'collectives_call', 'measured_times', 'predicted_times', 'collectives_table', 'collectives_words',
            'collectives_shown', 'picture_html', 'row_html', 'table_html', 'call_html', 'page', 'not_possible',
            'shown_or_why', 'dropdown', 'Controls', 'offer', 'row_of', 'bundle', 'Panel', 'Panels', 'state_of',
-           'latencies', 'bench', 'notebook_of', 'serve']
+           'latencies', 'bench', 'notebook_of', 'Own', 'Headed', 'refuse', 'few_kernels', 'voila_of', 'answer', 'serve']
 
 # %% ../nbs/07b_panels.ipynb #03c08142
+import asyncio
 import base64
+import contextlib
 import dataclasses
 import html
 import io
 import json
-import subprocess
-import sys
+import logging
+import secrets
+import signal
 import tempfile
+import threading
 import time
+import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+# %% ../nbs/07b_panels.ipynb #06f09089
 import ipywidgets
 import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.ticker import FixedLocator, LogLocator
-from .inputs import nearest
+from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPHeaders, ResponseStartLine
+from tornado.netutil import bind_sockets
+from tornado.routing import AnyMatches, Matcher, Rule, RuleRouter
+from tornado.web import Application, HTTPError, OutputTransform
+from .inputs import nearest, whole
 from .models import NAMED, as_model
 from .systems import PHYSICAL, REQUIRED, UNIT_OF, as_system, system_names
-
-# %% ../nbs/07b_panels.ipynb #06f09089
 from .parameters import measured_folder, read_calibration
 
 # %% ../nbs/07b_panels.ipynb #eb7699e2
@@ -1554,7 +1564,6 @@ def bench(
 
 # %% ../nbs/07b_panels.ipynb #1d56f931
 CELL = 'from transformer_perf.panels import Panels\nPanels()'
-POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob: ws:"  # of the browser
 
 def notebook_of(source):  # str
     "A notebook of one cell."
@@ -1564,19 +1573,112 @@ def notebook_of(source):  # str
     return json.dumps({'cells': [cell], 'metadata': {'kernelspec': kernel}, 'nbformat': 4,
                        'nbformat_minor': 5})
 
+# %% ../nbs/07b_panels.ipynb #8c41e7a0
+class Own(Matcher):
+    "Tells our own pages' requests from all others."
+    def __init__(self, port, token):
+        self.hosts, self.start = (f'127.0.0.1:{port}', f'localhost:{port}'), f'/{token}/'
+
+    def match(self, request):  # dict if it is one, else None
+        host, origin = (request.headers.get(name) for name in ('Host', 'Origin'))
+        start = request.path[:len(self.start)]
+        own = secrets.compare_digest(start.encode(), self.start.encode())  # in constant time
+        return {} if own and host in self.hosts and origin in (None, f'http://{host}') else None
+
+# %% ../nbs/07b_panels.ipynb #b7f0a2c9
+HEADERS = {  # of every answer; a same-origin referrer goes to no other site
+    'Content-Security-Policy': (
+        "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob: ws://127.0.0.1:* "
+        "ws://localhost:*; frame-ancestors 'none'"),
+    'X-Frame-Options': 'DENY', 'X-Content-Type-Options': 'nosniff',
+    'Referrer-Policy': 'same-origin', 'Cross-Origin-Resource-Policy': 'same-origin'}
+
+class Headed(OutputTransform):
+    "Gives every answer the headers."
+    def transform_first_chunk(self, status_code, headers, chunk, finishing):
+        headers.update(HEADERS)
+        return status_code, headers, chunk
+
+def refuse(request):
+    "Answer with 403: nothing is started for it."
+    words = b'403: use the address that transformer-perf panels printed when it was started.\n'
+    headers = {**HEADERS, 'Content-Type': 'text/plain', 'Content-Length': str(len(words))}
+    line = ResponseStartLine('HTTP/1.1', 403, 'Forbidden')
+    request.connection.write_headers(line, HTTPHeaders(headers), words)
+    request.connection.finish()
+
+# %% ../nbs/07b_panels.ipynb #52d8f613
+MOST_PAGES = 4                                          # open at the same time
+CULLED = {'cull_idle_timeout': 30, 'cull_interval': 5}  # s idle without a page; s between looks
+
+def few_kernels():  # class
+    "Jupyter's manager of kernels, but with at most `MOST_PAGES` of them."
+    from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+    starting = set()
+    class FewKernels(AsyncMappingKernelManager):
+        async def start_kernel(self, **how):
+            for _ in range(20):  # a page that reloads is still ending its own
+                if len(starting.union(self.list_kernel_ids())) < MOST_PAGES: break
+                await asyncio.sleep(.1)
+            else: raise HTTPError(503, reason=f'{MOST_PAGES} pages are open: close one, and reload')
+            kernel_id = self.new_kernel_id()
+            starting.add(kernel_id)
+            try: return await super().start_kernel(kernel_id=kernel_id, **how)
+            finally: starting.remove(kernel_id)
+    return FewKernels
+
 # %% ../nbs/07b_panels.ipynb #4dbd6fdf
+def voila_of(
+    folder,  # for its files
+    token,
+):  # Voila
+    "Voila with the panels' notebook under /TOKEN/, and no settings from elsewhere."
+    import zmq
+    from traitlets.config import Config
+    from voila.app import Voila
+    notebook = Path(folder) / 'panels.ipynb'
+    notebook.write_text(notebook_of(CELL))
+    settings = Config(
+        Voila={'base_url': f'/{token}/', 'config_file_paths': [], 'log_level': logging.ERROR},
+        VoilaConfiguration={'multi_kernel_manager_class': few_kernels()},
+        MappingKernelManager=CULLED,  # and where Jupyter can encrypt what it says to a kernel:
+        KernelManager={'transport_encryption': 'auto' if zmq.has('curve') else 'disabled'})
+    voila = Voila(config=settings, connection_dir=folder)
+    voila.initialize([str(notebook)])
+    return voila
+
+# %% ../nbs/07b_panels.ipynb #91ac3be5
+async def answer(
+    voila,
+    sockets,   # that listen
+    own: Own,  # who is answered
+):
+    "Answer requests until interrupted; then end all kernels."
+    app = Application(**voila.init_settings(), disable_check_xsrf=True)  # the token is in its place
+    app.add_handlers('.*$', voila.init_handlers())
+    app.add_transform(Headed)
+    logging.getLogger('tornado').setLevel(logging.ERROR)        # no line for each refusal
+    router = RuleRouter([Rule(own, app), Rule(AnyMatches(), refuse)])
+    HTTPServer(router, max_body_size=2**16).add_sockets(sockets)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C
+    try: await asyncio.Event().wait()
+    finally: await voila.kernel_manager.shutdown_all(now=True)
+
+# %% ../nbs/07b_panels.ipynb #0e6b94d2
 def serve(
-    port=8866,
+    port=8866,     # on 127.0.0.1
     browser=True,  # open one
 ):
-    "Serve the panels on 127.0.0.1 until interrupted; the page loads nothing from elsewhere."
-    with tempfile.TemporaryDirectory() as folder:
-        notebook = Path(folder) / 'panels.ipynb'
-        notebook.write_text(notebook_of(CELL))
-        headers = {'headers': {'Content-Security-Policy': POLICY}}
-        command = [sys.executable, '-m', 'voila', str(notebook), '--Voila.ip=127.0.0.1',
-                   f'--port={port}', f'--Voila.tornado_settings={headers}']
-        try: done = subprocess.run(command + ['--no-browser'] * (not browser), check=False)
-        except KeyboardInterrupt: return
-    if done.returncode:
-        raise ValueError(f'voila ended with code {done.returncode}; is port {port} in use?')
+    "Serve the panels to whoever knows the printed address, until interrupted."
+    port, token = whole(port, 'port', 1024, 65535), secrets.token_urlsafe(32)
+    try: sockets = bind_sockets(port, '127.0.0.1')
+    except OSError as error:
+        raise ValueError(f'port={port} cannot be used: {error.strerror}') from None
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
+        voila, url = voila_of(folder, token), f'http://127.0.0.1:{port}/{token}/'
+        print(f'The panels are at {url} (Ctrl-C ends them)', flush=True)
+        leads = Path(folder) / 'open.html'
+        leads.write_text(f'<meta http-equiv="refresh" content="0;url={url}">')
+        if browser:
+            threading.Thread(target=webbrowser.open, args=[leads.as_uri()], daemon=True).start()
+        asyncio.run(answer(voila, sockets, Own(port, token)))
