@@ -86,7 +86,7 @@ def test_the_papers_names_of_options():
 
 def test_lists():
     has(good('models'), '1006.666')
-    has(good('systems'), 'hbm_bandwidth')
+    has(good('systems'), 'MI300X')
     models = {row['name']: row for row in json.loads(good('models', '--format', 'json'))}
     names, one = models.keys(), models['deepseek_v3']
     assert {'gpt3', 'gpt3_1T', 'vit_era5'} <= names

@@ -30,7 +30,7 @@ ORDER = [
     ('Exercises', ['4\\d_']),
     ('Reference', ['06[bc]_', '90b?_', 'api/index', 'glossary']),
     ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_strategy',
-                'howto_add_a_schedule']),
+                'howto_add_a_schedule', 'howto_add_a_precision']),
     ('Sources', ['references']),
 ]
 
