@@ -312,7 +312,7 @@ def test_reader_survives_damage(data):
     ('run-configs --folder /proc/none', 'cannot be made'),
     ('sweep -o x.csv --vary hbm_bandwith=1', "did you mean 'hbm_bandwidth'?"),
     ('sweep -o x.csv --vary hbm_bandwidth=fast', 'must be FIELD=VALUE'),
-    ('sweep -o x.csv --vary hbm_bandwidth=-5', 'hbm_bandwidth=-5.0 must be a number of at least 0'),
+    ('sweep -o x.csv --vary hbm_bandwidth=-5', 'hbm_bandwidth=-5.0 must be a number from 0'),
     ('sweep -o x.doc', 'written as .csv or .parquet'),
     ('sweep -o x.csv --vary seq_len=2.5', 'seq_len=2.5 must be')])
 def test_mistakes_are_one_line(tmp_path, command, message):
