@@ -4,15 +4,19 @@
 
 # %% auto #0
 __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', 'GREY', 'PALETTE', 'DASHES', 'MARKERS', 'FILLS',
-           'PARTS', 'LOOK', 'GUIDE', 'SIZES', 'PLACED', 'BARS', 'EDGE', 'HOLES', 'style', 'nothing_to_draw', 'picture',
-           'panels_of', 'groups_of', 'plain', 'log_ticks', 'look_of', 'draw_curves', 'draw_guides', 'gpu_axes',
-           'legend_of_curves', 'against_gpus', 'training_days', 'micro_batches', 'second_axis', 'beside',
-           'write_shares', 'stacked_shares', 'group_bars', 'labels_of', 'configurations', 'draw_placements',
-           'placements', 'edges', 'value_ticks', 'grid_of', 'maps_of', 'draw_contours', 'mark_machines', 'draw_map',
-           'map_legend', 'heat_map', 'draw_messages', 'message_legend', 'communication']
+           'PARTS', 'LOOK', 'DRAWING', 'MOST_CHARACTERS', 'MOST_GROUPS', 'MOST_DRAWN', 'TEXT', 'ONE', 'GUIDE', 'SIZES',
+           'PLACED', 'BARS', 'SHAPE', 'EDGE', 'HOLES', 'style', 'nothing_to_draw', 'check_texts', 'picture',
+           'panels_of', 'groups_of', 'as_number', 'with_numbers', 'numbers_in', 'drawable', 'plain', 'log_ticks',
+           'look_of', 'draw_curves', 'draw_guides', 'gpu_axes', 'legend_of_curves', 'against_gpus', 'training_days',
+           'micro_batches', 'second_axis', 'beside', 'write_shares', 'stacked_shares', 'group_bars', 'labels_of',
+           'shape_of', 'configurations', 'draw_placements', 'placements', 'edges', 'value_ticks', 'grid_of', 'maps_of',
+           'draw_contours', 'mark_machines', 'draw_map', 'map_legend', 'heat_map', 'draw_messages', 'message_legend',
+           'communication']
 
 # %% ../nbs/07_plots.ipynb #cf2e19e0
 import functools
+import numbers
+import threading
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -20,11 +24,13 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from .inputs import nearest
+from .inputs import (
+    ABOVE, FLAG, HUGE, finite, nearest, quoted, several, table_with, takes)
 from .models import as_model
-from .iteration import components
+from .iteration import TIMES, components
 
 # %% ../nbs/07_plots.ipynb #d52189fc
 BLUE, SKY, GREEN = '#0072b2', '#56b4e9', '#009e73'
@@ -49,19 +55,32 @@ def style():  # context manager
     return plt.rc_context(LOOK)
 
 # %% ../nbs/07_plots.ipynb #fe839458
+DRAWING = threading.RLock()
+
 def nothing_to_draw(table):  # str
     "Why a table has no rows: the search's own reason where it has one."
     reasons = getattr(table, 'reasons', None) or {}
     first = [f'; {n} GPUs: {reason}' for n, reason in reasons.items()][:1]
     return ''.join(['the table has no rows, so there is nothing to draw', *first])
 
+# %% ../nbs/07_plots.ipynb #fe83945d
+MOST_CHARACTERS = 300   # of one text in a picture: laying out more takes for ever
+
+def check_texts(figure):
+    "A ValueError for a text that no picture has room for."
+    for text in figure.findobj(Text):
+        words = text.get_text()
+        if len(words) > MOST_CHARACTERS:
+            raise ValueError(f'{quoted(words)} has more than {MOST_CHARACTERS} characters')
+
 def picture(draw):
     "Make a function that draws a table into one that returns the `Figure`, in our style."
     @functools.wraps(draw)
     def drawn(table, *args, **options):
-        if not len(table): raise ValueError(nothing_to_draw(table))
-        with style():
+        if not len(table_with(table)): raise ValueError(nothing_to_draw(table))
+        with DRAWING, style(), plt.rc_context({'text.parse_math': False}):
             figure = draw(table, *args, **options)
+            check_texts(figure)
             figure.draw_without_rendering()     # lays it out and makes the ticks in our style
             figure.set_layout_engine('none')    # once is enough
         return figure
@@ -76,9 +95,38 @@ def panels_of(
     figure = Figure(figsize=(width, height))
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
+MOST_GROUPS, MOST_DRAWN = 50, 300   # panels or lines; rows that each take their place
+
 def groups_of(table, column):  # list of (value, rows)
     "The rows of each value of a column, in order of appearance."
-    return list(table.groupby(nearest(column, table.columns, 'column'), sort=False))
+    for cell in table[nearest(column, table.columns, 'column')].tolist():
+        if not isinstance(cell, str): finite(cell, column, least=-HUGE)
+    found = list(table.groupby(column, sort=False))
+    if len(found) <= MOST_GROUPS: return found
+    raise ValueError(f'{column} has {len(found)} values, of which at most {MOST_GROUPS} are drawn')
+
+# %% ../nbs/07_plots.ipynb #fe83945c
+TEXT, ONE = dict(kind=(str,)), dict(arrays=False, least=-HUGE)   # what arguments are
+
+def as_number(cell): return float(cell) if isinstance(cell, numbers.Real) else np.nan
+
+def with_numbers(table, columns):  # DataFrame
+    "A table whose columns of numbers are of a type for numbers."
+    return table.assign(**{name: table[name].map(as_number) for name in columns
+                           if table[name].dtype.kind not in 'iuf'})
+
+def numbers_in(table, *columns, least=-HUGE, **bounds):  # DataFrame
+    "A table whose columns hold numbers, or nothing; otherwise a ValueError."
+    for column in columns:
+        known = table[table[nearest(column, table.columns, 'column')].notna()]
+        table_with(known, [column], least=least, **bounds)
+    return with_numbers(table, columns)
+
+def drawable(table, *columns, **bounds):  # DataFrame
+    "Rows that each take their place in a picture, with columns of numbers."
+    if len(table) > MOST_DRAWN:
+        raise ValueError(f'{len(table)} rows are more than the {MOST_DRAWN} that can be drawn')
+    return with_numbers(table_with(table, columns, **{'least': 0, **bounds}), columns)
 
 # %% ../nbs/07_plots.ipynb #fe83945b
 def plain(axis):
@@ -137,12 +185,13 @@ def legend_of_curves(figure, labels, perfect):
     handles = {}
     for ax in figure.axes:
         handles |= {name: handle for handle, name in zip(*ax.get_legend_handles_labels())}
-    handles = {label: handles[label] for label in labels if label in handles}
+    handles = {label: handles[label] for label in map(str, labels) if label in handles}
     if perfect is not None: handles['perfect scaling'] = Line2D([], [], color=GREY, **GUIDE)
     figure.legend(handles.values(), handles.keys(), loc='outside right center', handlelength=3)
 
 # %% ../nbs/07_plots.ipynb #6f63c009
 @picture
+@takes(label=TEXT, perfect=dict(arrays=False, least=-10, most=10), log=FLAG, level=ONE)
 def against_gpus(
     table,             # DataFrame with n_gpus, system, the column, and what the panels differ in
     column,            # what to draw
@@ -153,14 +202,13 @@ def against_gpus(
     line='system',     # column whose values each get a line
 ):  # Figure
     "One curve per system against the number of GPUs."
-    shown, looks = groups_of(table, panels), look_of([name for name, _ in groups_of(table, line)])
+    table = numbers_in(numbers_in(table, 'n_gpus', least=1), column)
+    shown, looks = groups_of(table, panels), look_of(dict(groups_of(table, line)))
     figure, axes = panels_of(len(shown), 1.6 + 3.6 * len(shown), 3.7)
     for ax, (name, own) in zip(axes[0], shown):
-        gpu_axes(ax, log, level)
+        ax.set_title(name); gpu_axes(ax, log, level)
         draw_curves(ax, own, column, line, looks, perfect)
-        ax.set_title(name)
-    axes[0, 0].set_ylabel(label)
-    legend_of_curves(figure, looks, perfect)
+    axes[0, 0].set_ylabel(label); legend_of_curves(figure, looks, perfect)
     return figure
 
 # %% ../nbs/07_plots.ipynb #c018dabb
@@ -169,6 +217,7 @@ def training_days(
     model=None,  # a Model, a name, a .json file or a dict, for all rows
 ):  # days, one for each row
     "Days that the whole training of each row's model would take."
+    table_with(table, ['samples_per_s'], **ABOVE), table_with(table, ['model'] * (model is None))
     models = [as_model(name) for name in (table.model if model is None else [model])]
     for m in models:
         if m.train_samples is None:
@@ -182,6 +231,8 @@ SIZES = {'micro_batches': 'micro-batches', 'tp': 'TP', 'cp': 'CP', 'dp': 'DP', '
 PLACED = {'nvlink_tp': 'TP', 'nvlink_cp': 'CP', 'nvlink_dp': 'DP', 'nvlink_pp': 'PP'}
 BARS = {'micro-batches': (GREY, ''), 'TP': (RED, ''), 'CP': (YELLOW, '..'),
         'DP': (ORANGE, '//'), 'PP': (PINK, 'xx')}  # colour, hatch
+
+SHAPE = ('samples_per_s', 'iteration_s', 'dp', 'micro_batch')   # what tells the batch
 
 def micro_batches(table):
     "Micro-batches that each copy works through in an iteration."
@@ -238,7 +289,7 @@ def group_bars(ax, table, x, bars):
     "A bar for each size of each row, from 1 upwards, and the memory on a second axis."
     thin = 0.8 / len(bars)
     for i, (column, name) in enumerate(bars.items()):
-        color, hatch = BARS[name]
+        color, hatch = BARS[nearest(name, BARS, 'bar')]
         height = table[nearest(column, table.columns, 'column')] - 0.5
         ax.bar(x - 0.4 + thin * (i + 0.5), height, bottom=0.5, width=thin * 0.92, color=color,
                hatch=hatch, label=name, **EDGE)
@@ -252,14 +303,27 @@ def group_bars(ax, table, x, bars):
 # %% ../nbs/07_plots.ipynb #df381289
 def labels_of(table, labels):  # list of str
     "One label for each row: those given, or its number of GPUs."
-    if labels is None: return [f'{n:,}' for n in table.n_gpus]
+    if labels is None: return [f'{n:,.0f}' for n in table.n_gpus]
+    labels = several(labels, 'labels')
     if len(labels) != len(table):
         raise ValueError(f'{len(labels)} labels must be as many as the {len(table)} rows of the '
                          'table')
-    return [str(label) for label in labels]
+    return [str(label) if isinstance(label, (str, numbers.Real)) else '' for label in labels]
+
+# %% ../nbs/07_plots.ipynb #df381290
+def shape_of(table, bars):  # (table, bars)
+    "The rows of a picture of configurations, checked, and the bars that they need."
+    more = {'other_s', *bars} & set(table_with(table, ['strategy']).columns)
+    table = drawable(table, 'n_gpus', 'memory_GB', *TIMES[:-1], *more)
+    table = drawable(table, *SHAPE, **ABOVE)
+    two = any(str(name) != '1d' for name in table.strategy)
+    bars = {column: name for column, name in bars.items() if two or name != 'CP'}
+    if not bars: raise ValueError('bars={} must name at least one')
+    return table.assign(micro_batches=micro_batches(table)), bars
 
 # %% ../nbs/07_plots.ipynb #df38128a
 @picture
+@takes(xlabel=TEXT, bars=dict(kind=dict), title=TEXT)
 def configurations(
     table,           # rows of a search result
     labels=None,     # one for each row; its number of GPUs unless given
@@ -268,9 +332,8 @@ def configurations(
     title='',
 ):  # Figure
     "Where the time of each configuration goes, and how it shares the work out."
-    table, labels = table.assign(micro_batches=micro_batches(table)), labels_of(table, labels)
-    several = (table.strategy != '1d').any()
-    bars = {column: name for column, name in bars.items() if several or name != 'CP'}
+    table, bars = shape_of(table, bars)
+    labels = labels_of(table, labels)
     x, lines = np.arange(len(table)), max(label.count('\n') for label in labels)
     figure, ((top,), (low,)) = panels_of(1, max(6.4, 2.8 + 0.75 * len(table)), 5.6 + 0.15 * lines,
                                          rows=2, sharex=True, height_ratios=(1.25, 1))
@@ -297,6 +360,7 @@ def placements(
     panels='system',  # column whose values each get a panel
 ):  # Figure
     "Throughput of every placement, the best one starred."
+    table = drawable(table, 'samples_per_s', *PLACED)
     shown = groups_of(table, panels)
     columns = [column for column in PLACED if (table[column] > 1).any()]
     width = max(4, 1 + 0.22 * len(table) + 0.5 * len(shown))
@@ -329,7 +393,7 @@ HOLES = dict(facecolor='#e8e8e8', edgecolor='#b0b0b0', hatch='///')
 
 def grid_of(table, x, y, value):  # (values of x, values of y)
     "The two axes of a map; a ValueError if it cannot be drawn."
-    for column in (x, y, value): nearest(column, table.columns, 'column')
+    if x == y: raise ValueError(f'x and y are both {quoted(x)}')
     xs, ys = (np.unique(table[column]) for column in (x, y))
     if min(len(xs), len(ys)) < 2:
         raise ValueError(f'{len(xs)} values of {x} and {len(ys)} of {y} must be at least two each '
@@ -341,15 +405,18 @@ def grid_of(table, x, y, value):  # (values of x, values of y)
 def maps_of(table, x, y, value, panels):  # (values of x, values of y, list of (name, grid))
     "The values at every point of a map, NaN where there are none; a grid for each panel."
     xs, ys = grid_of(table, x, y, value)
+    point = [x, y] if panels is None else [x, y, nearest(panels, table.columns, 'column')]
+    if table.duplicated(point).any(): raise ValueError('two rows of the table are at one point')
     grid = lambda own: own.pivot(index=y, columns=x, values=value).reindex(index=ys, columns=xs)
-    shown = groups_of(table, panels) if panels else [('', table)]
+    shown = [('', table)] if panels is None else groups_of(table, panels)
     return xs, ys, [(name, grid(own).values) for name, own in shown]
 
 # %% ../nbs/07_plots.ipynb #eadaa7fb
 def draw_contours(ax, xs, ys, z, contours):  # dict: words -> handle
     "Lines where the value is so many times the least."
     drawn, least, most = {}, np.nanmin(z, initial=np.inf), np.nanmax(z, initial=-np.inf)
-    for times, dashes in zip(contours, DASHES):
+    for times, dashes in zip(several(contours, 'contours', least=0), DASHES):
+        finite(times, 'contour', least=1)
         if not least * times < most: continue
         ax.contour(xs, ys, z / least, levels=[times], colors=BLACK, linestyles=dashes,
                    linewidths=0.9)
@@ -363,6 +430,8 @@ def mark_machines(ax, marks):
     ground = dict(facecolor='white', edgecolor='none', alpha=0.85, pad=0.8)
     across = (ax.transData + ax.transAxes.inverted()).transform   # 0 at the left, 1 at the right
     for machine, at in (marks or {}).items():
+        at = [finite(x, f'mark {quoted(machine)}', above=True) for x in several(at, 'mark')]
+        if len(at) != 2: raise ValueError(f'mark {quoted(machine)} must be two numbers')
         ax.plot(*at, 'o', color=RED, markeredgecolor='white', markersize=6, zorder=5)
         side, align = (-5, 'right') if across(at)[0] > 0.8 else (5, 'left')
         ax.annotate(machine, at, xytext=(side, 4), textcoords='offset points', ha=align,
@@ -390,6 +459,7 @@ def map_legend(figure, axes, mesh, label, drawn, marks):
 
 # %% ../nbs/07_plots.ipynb #eadaa7ff
 @picture
+@takes(xlabel=TEXT, ylabel=TEXT, label=TEXT, marks=dict(kind=dict))
 def heat_map(
     table,                         # DataFrame, one row per point
     x, y, value,                   # columns
@@ -399,15 +469,14 @@ def heat_map(
     contours=(1.1, 1.25, 1.5, 2),  # multiples of each panel's least value, four at most
 ):  # Figure
     "A column over two others, both logarithmic."
+    table = numbers_in(table, x, y, value, **ABOVE)
     xs, ys, shown = maps_of(table, x, y, value, panels)
     figure, axes = panels_of(len(shown), 1.4 + 3.9 * len(shown), 3.7, sharey=True)
     norm, drawn = LogNorm(table[value].min(), table[value].max()), {}
     for ax, (name, z) in zip(axes[0], shown):
         mesh, lines = draw_map(ax, xs, ys, z, norm, contours, marks)
-        drawn |= lines
-        ax.set(xlabel=xlabel, title=name)
-    axes[0, 0].set_ylabel(ylabel)
-    map_legend(figure, axes, mesh, label, drawn, marks)
+        ax.set(xlabel=xlabel, title=name); drawn |= lines
+    axes[0, 0].set_ylabel(ylabel); map_legend(figure, axes, mesh, label, drawn, marks)
     return figure
 
 # %% ../nbs/07_plots.ipynb #46066786
@@ -434,6 +503,7 @@ def communication(
     panels='operation',  # column whose values each get a panel
 ):  # Figure
     "Predicted and measured time of messages against their size."
+    table = numbers_in(table, 'MB', 'measured_ms', 'predicted_ms', **ABOVE)
     shown, looks = groups_of(table, panels), look_of([name for name, _ in groups_of(table, line)])
     figure, axes = panels_of(len(shown), 1.6 + 3.2 * len(shown), 3.6, sharey=True)
     for ax, (name, own) in zip(axes[0], shown):
