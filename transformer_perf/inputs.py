@@ -7,7 +7,7 @@ __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'WHOLE', 'FLAG'
            'LARGEST_CSV', 'MOST_COLUMNS', 'MOST_CELLS', 'PATIENCE', 'printable', 'quoted', 'nearest', 'whole', 'finite',
            'flag', 'label', 'field', 'one_of', 'checked_number', 'of_type', 'checked_value', 'checked', 'takes',
            'several', 'table_with', 'divides', 'named', 'checked_path', 'read_bytes', 'read_text', 'once',
-           'no_constant', 'parse_json', 'read_json', 'check_cells', 'read_csv', 'is_special', 'why_not',
+           'no_constant', 'parse_json', 'read_json', 'naming', 'check_cells', 'read_csv', 'is_special', 'why_not',
            'check_writable', 'write_whole', 'write_to', 'open_special', 'replace_file']
 
 # %% ../nbs/90_inputs.ipynb #90a00005
@@ -217,7 +217,7 @@ MEGABYTE = 2**20
 
 def named(path):
     "A path as a message writes it."
-    return quoted(str(path))[1:-1] if isinstance(path, (str, Path)) else quoted(path)
+    return quoted(path) if not isinstance(path, (str, Path)) else quoted(str(path))[1:-1] or "''"
 
 def checked_path(path):  # Path
     "A path that could be one; a file that is open already, by its number, is none."
@@ -279,16 +279,22 @@ def read_json(path):  # dict
     "The object in a JSON file."
     return parse_json(read_text(path, LARGEST_JSON), named(path))
 
+@contextlib.contextmanager
+def naming(path):
+    "What is wrong inside is said with the name of the file."
+    try: yield
+    except ValueError as error: raise ValueError(f'{named(path)}: {error}') from None
+
 # %% ../nbs/90_inputs.ipynb #90a00034
 LARGEST_CSV = 16 * MEGABYTE
 MOST_COLUMNS, MOST_CELLS = 1000, 1_000_000   # below 200 MB in memory
 
 def check_cells(data, name, most):
     "A ValueError unless a table is small, and each of its columns has one name of its own."
-    widest = 1 + max((line.count(b',') for line in io.BytesIO(data)), default=0)
-    if widest > MOST_COLUMNS: raise ValueError(f'{name}: has more than {MOST_COLUMNS} columns')
     if data.count(b',') + data.count(b'\n') > most:
         raise ValueError(f'{name}: has more than {most} cells')
+    widest = 1 + max((line.count(b',') for line in io.BytesIO(data)), default=0)
+    if widest > MOST_COLUMNS: raise ValueError(f'{name}: has more than {MOST_COLUMNS} columns')
     text = io.TextIOWrapper(io.BytesIO(data), 'utf-8-sig', errors='replace', newline='')
     rows = filter(None, csv.reader(text))
     try: header, first = next(rows, []), next(rows, [])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from .inputs import checked, divides, field, nearest, quoted, read_json
+from .inputs import checked, divides, field, naming, nearest, quoted, read_json
 
 # %% ../nbs/00_models.ipynb #b4ce6bc1
 def differing(x):  # dict
@@ -208,7 +208,8 @@ def as_model(
     if isinstance(model, Model): return model
     if isinstance(model, str):
         if not model.endswith('.json'): return NAMED[nearest(model, NAMED, 'model')]
-        return as_model({'name': Path(model).stem, **read_json(model)})
+        given = {'name': Path(model).stem, **read_json(model)}
+        with naming(model): return as_model(given)
     if not isinstance(model, dict):
         raise ValueError('model must be a Model, a name, a .json file or a dict, '
                          f'not {quoted(model)}')

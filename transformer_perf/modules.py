@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .inputs import divides
 from .models import as_model
 from .systems import Units, as_system
 from .estimates import (
@@ -257,6 +258,7 @@ def layer_operations(job: Job):  # list of Operation
 def attention_core_summa(job: Job):  # list of Operation
     "Logits to attend with every product as SUMMA, all heads on every GPU."
     b, l, h, units, grid = job.micro_batch, job.seq_len, job.heads, job.units, (job.tp, job.cp)
+    divides('l', l, 'm1', job.tp), divides('e/h', job.head, 'm1', job.tp)
     sizes = b, l, job.head, h, *grid, job.panels
     return [logits_summa('logits', *sizes, units), softmax_2d('softmax', b, h, l, *grid, units),
             dropout('dpr_at', b * h * job.rows * (l // job.tp), units, part='scores'),
@@ -559,7 +561,7 @@ def model_figures(
 
 # %% ../nbs/06b_paper_names.ipynb #d78e4f0a
 from .inputs import (
-    FLAG, WHOLE, divides, of_type, quoted, several, table_with, takes, whole)
+    FLAG, WHOLE, of_type, quoted, several, table_with, takes, whole)
 
 # %% ../nbs/06b_paper_names.ipynb #d78e4f07
 ONE, TWO = {'tp': ('m', 't')}, {'tp': ('m1', 't1'), 'cp': ('m2', 't2')}
@@ -578,20 +580,20 @@ def checked_groups(parallelism, topology, system, names):
 # %% ../nbs/06b_paper_names.ipynb #bd880e09
 def module_job(strategy, sizes, parallelism, topology, system, assumed):  # Job
     "The paper's arguments as a job; a ValueError unless everything divides."
-    b, l, e, f, h = (whole(size, name) for name, size in zip('blefh', sizes))
+    b, l, e, f, h = (1 if size is None else whole(size, name) for name, size in zip('blefh', sizes))
     divides('e', e, 'h', h)
     groups = checked_groups(parallelism, topology, system, ONE if strategy == '1d' else TWO)
     places = {f'nvlink_{name}': group.in_domain for name, group in groups.items()}
     job = Job(l, e, f, h, micro_batch=b, panels=system.summa_nb, strategy=strategy, **places,
               **{name: group.size for name, group in groups.items()}, units=system.units,
               assumptions=Assumptions(**assumed), recompute=assumed.get('recompute', 'none'))
-    for rule in module_rules(job): divides(*rule)
+    for rule in module_rules(job, *sizes[3:]): divides(*rule)
     return job
 
 # %% ../nbs/06b_paper_names.ipynb #acc570ba
 def module_table(
     operations,              # Job -> list of Operation
-    strategy, sizes,         # the sizes b, l, e, f, h
+    strategy, sizes,         # b, l, e, f, h; None where the module has none
     parallelism, topology,   # GPUs of each group, and of them in one NVLink domain
     system, **assumed,
 ):  # DataFrame, a row per operation
@@ -607,14 +609,13 @@ def module_table(
     return table.drop(columns='bound_by').rename(columns={'layer': 'name'})
 
 # %% ../nbs/06b_paper_names.ipynb #0e58df24
-def module_rules(job):
-    "What must divide what, in the paper's letters; a module without heads or an MLP has 1."
+def module_rules(job, f, h):
+    "What must divide what, in the paper's letters; f or h is None where a module has none."
     s, grid = STRATEGIES[job.strategy], [('e', job.embed_dim, 'm2', job.cp),
                                          ('e', job.embed_dim, 'nb', job.panels)]
     return [('e', job.embed_dim, 'm', job.tp),
             ('l', job.seq_len, 'the GPUs that share it', s.token_shards(job.tp, job.cp)),
-            *[('f', job.mlp_dim, 'm', job.tp)] * (job.mlp_dim > 1),
-            *[('h', job.heads, 'm', job.tp)] * (job.heads > 1),
+            *[('f', f, 'm', job.tp)] * (f is not None), *[('h', h, 'm', job.tp)] * (h is not None),
             *grid * s.has_panels]
 
 def layer_kept(operations, job):  # list of GB
@@ -625,42 +626,42 @@ def layer_kept(operations, job):  # list of GB
 # %% ../nbs/06b_paper_names.ipynb #d78e4f08
 def mlp_1d(b, l, e, f, parallelism={'m': 1}, topology={'t': 1}, system={}):
     "MLP, features over m GPUs; a row per operation."
-    return module_table(mlp, '1d', (b, l, e, f, 1), parallelism, topology, system)
+    return module_table(mlp, '1d', (b, l, e, f, None), parallelism, topology, system)
 
 @takes(flash_attention=FLAG, attention_recompute=FLAG)
 def sa_1d(b, l, e, h, parallelism={'m': 1}, topology={'t': 1}, flash_attention=False,
           attention_recompute=False, system={}):
     "Self-attention, heads over m GPUs; a row per operation."
     recompute = 'scores' if attention_recompute and not flash_attention else 'none'
-    return module_table(attention, '1d', (b, l, e, 1, h), parallelism, topology, system,
+    return module_table(attention, '1d', (b, l, e, None, h), parallelism, topology, system,
                         flash_attention=flash_attention, recompute=recompute)
 
 def mlp_seqp(b, l, e, f, parallelism={'m1': 1, 'm2': 1}, topology={'t1': 1, 't2': 1}, system={}):
     "MLP, features over m1 and the sequence over m2 GPUs; a row per operation."
-    return module_table(mlp, '2d-seqp', (b, l, e, f, 1), parallelism, topology, system)
+    return module_table(mlp, '2d-seqp', (b, l, e, f, None), parallelism, topology, system)
 
 def sa_seqp(b, l, e, h, parallelism={'m1': 1, 'm2': 1}, topology={'t1': 1, 't2': 1},
             flash_attention=False, system={}):
     "Self-attention, heads over m1 and the sequence over m2 GPUs; a row per operation."
-    return module_table(attention, '2d-seqp', (b, l, e, 1, h), parallelism, topology, system,
+    return module_table(attention, '2d-seqp', (b, l, e, None, h), parallelism, topology, system,
                         flash_attention=flash_attention)
 
 # %% ../nbs/06b_paper_names.ipynb #d78e4f0b
 def mlp_2d(b, l, e, f, parallelism={'m1': 1, 'm2': 1}, topology={'t1': 1, 't2': 1}, system={}):
     "MLP by SUMMA on an m1 x m2 grid, system.summa_nb panels; a row per operation."
-    return module_table(mlp, '2d', (b, l, e, f, 1), parallelism, topology, system)
+    return module_table(mlp, '2d', (b, l, e, f, None), parallelism, topology, system)
 
 # %% ../nbs/06b_paper_names.ipynb #227a8a44
 def sa_2d_seqp(b, l, e, h, parallelism={'m1': 1, 'm2': 1}, topology={'t1': 1, 't2': 1},
                flash_attention=False, system={}):
     "Self-attention with SUMMA projections and context-parallel attention; a row per operation."
-    return module_table(attention, '2d', (b, l, e, 1, h), parallelism, topology, system,
+    return module_table(attention, '2d', (b, l, e, None, h), parallelism, topology, system,
                         flash_attention=flash_attention)
 
 def sa_2d(b, l, e, h, parallelism={'m1': 1, 'm2': 1}, topology={'t1': 1, 't2': 1}, system={}):
     "Self-attention with every product as SUMMA; a row per operation."
     whole_summa = lambda job: attention(job, attention_core_summa)
-    return module_table(whole_summa, '2d', (b, l, e, 1, h), parallelism, topology, system)
+    return module_table(whole_summa, '2d', (b, l, e, None, h), parallelism, topology, system)
 
 def print_df(*tables):
     "Show the tables of modules, one below the other."

@@ -17,7 +17,7 @@ import numpy as np
 
 import transformer_perf
 from .inputs import (
-    checked, field, finite, nearest, quoted, read_csv, read_json)
+    checked, field, finite, naming, nearest, quoted, read_csv, read_json)
 
 # %% ../nbs/01_systems.ipynb #94a3ce87
 class Link(NamedTuple):
@@ -163,7 +163,9 @@ def as_system(
     nvlink_size=None,  # GPUs in an NVLink domain, to replace the system's own
 ):  # System
     "A `System` from whatever form it was given in."
-    if isinstance(system, str): system = read_system(system)
+    if isinstance(system, str):
+        given = read_system(system)
+        with naming(system): return as_system(given, nvlink_size)
     if isinstance(system, dict):
         fields = [f.name for f in dataclasses.fields(System)]
         for key in system: nearest(key, fields, 'system field')

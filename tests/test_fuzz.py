@@ -1,0 +1,461 @@
+"""Whatever is asked, the answer is good, or one line says why there is none.
+
+Good: its figures are finite, none is negative, and they add up. One line: a ValueError of fewer
+than 300 characters that print. The inputs are drawn by hypothesis, the same in every run.
+"""
+import contextlib
+import dataclasses
+import io
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from transformer_perf import Assumptions, Model, Parallel, System, estimate, execution, search
+from transformer_perf import iteration, modules, parameters, plots, scaling, validation
+from transformer_perf.cli import COMMANDS, run_command
+from transformer_perf.inputs import quoted
+from transformer_perf.estimates import RECOMPUTE, as_assumptions
+from transformer_perf.iteration import COMPONENTS, MEMORY_PARTS, Estimate
+from transformer_perf.models import as_model
+from transformer_perf.systems import as_system, read_system
+
+# what pandas 4 and the next NumPy will refuse
+pytestmark = [pytest.mark.filterwarnings('ignore::RuntimeWarning'),
+              pytest.mark.filterwarnings('ignore::UserWarning'),
+              pytest.mark.filterwarnings('error::FutureWarning'),
+              pytest.mark.filterwarnings('error::DeprecationWarning')]   # Pandas4Warning is one
+quick = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.large_base_example]
+
+
+def tries(number):
+    return settings(max_examples=number, derandomize=True, deadline=None, database=None,
+                    suppress_health_check=quick)
+
+
+nan, inf = math.nan, math.inf
+ODD = [0, -1, True, None, '', 'x', '8', 1.5, 1e308, -1e308, 5e-324, 1e-30, nan, inf, -inf, 10**400,
+       -10**400, 2**31, 2**31 + 1, 2**63, 1j, [], [1], [1, 2], [[1], [2, 3]], (), {}, {'a': 1}, {1},
+       b'1', object(), len, range(3), np.array([]), np.array(3), np.array([1, 2, 3]),
+       np.ones((2, 2)), np.array(['a']), np.array([nan]), np.array([-1.]), np.float32(2),
+       np.int8(-4), np.bool_(True), np.datetime64('2020'), pd.NA, pd.NaT, pd.Series([1, 2]),
+       pd.DataFrame({'a': [1]}), '[/red]', 'a\nb', '\x1b[31mred', '\0', 'x' * 10**6, '$\\frac{',
+       'missing.json', '/dev/zero', '/dev/zero.json', '/tmp', Path('x.json'), '1d', '2d', 'gpt3']
+odd = st.one_of(st.sampled_from(ODD), st.integers(-9, 10**6), st.floats(), st.text(max_size=9))
+pick = st.sampled_from
+
+
+@st.composite
+def spoiled(draw, valid, most=2):  # dict
+    "Arguments that are right but for some."
+    names = draw(st.lists(pick(list(valid)), max_size=most, unique=True)) if valid else []
+    return valid | {name: draw(odd) for name in names}
+
+
+def numbers(x):  # list of float
+    "Every number in an answer; an empty cell of a table is none."
+    if isinstance(x, Estimate): return numbers([x.stats, x.layers])
+    if isinstance(x, (pd.DataFrame, pd.Series)):
+        return pd.DataFrame(x).select_dtypes('number').stack().dropna().tolist()
+    if isinstance(x, dict): return numbers(list(x.values()))
+    if isinstance(x, (list, tuple)): return [number for part in x for number in numbers(part)]
+    if isinstance(x, (int, float, np.ndarray, np.number)): return np.ravel(x).astype(float).tolist()
+    return []
+
+
+def contract(ask, *args, **given):
+    "The answer, checked; None where one line says why there is none."
+    start = time.monotonic()
+    try: answer = ask(*args, **given)
+    except ValueError as error:
+        assert str(error) and str(error).isprintable() and len(str(error)) < 300, repr(error)
+        return None
+    finally: assert time.monotonic() - start < 10
+    assert all(math.isfinite(x) and x >= 0 for x in numbers(answer)), answer
+    for row in [answer.stats] if isinstance(answer, Estimate) else rows_of(answer): adds_up(row)
+    return answer
+
+
+def rows_of(answer):
+    "The rows of a search."
+    return answer.to_dict('records') if isinstance(answer, execution.SearchResult) else []
+
+
+def adds_up(row):
+    for total, parts in (('iteration_s', COMPONENTS), ('memory_GB', MEMORY_PARTS)):
+        assert row[total] > 0 and math.isclose(sum(row[part] for part in parts), row[total])
+        assert all(0 <= row[part] / row[total] <= 1 + 1e-12 for part in parts)
+
+
+# what things are
+
+PRESETS = pick(['paper', 'corrected', 'calibrated'])
+MODEL = dict(seq_len=2048, embed_dim=1024, heads=16, depth=8, mlp_dim=4096, train_samples=1e6,
+             name='m', kv_heads=4, vocab=32000, gated_mlp=True, causal=True)
+SYSTEM = read_system('A100-80GB')
+LAYOUT = {f.name: f.default for f in dataclasses.fields(Parallel)} | dict(tp=2, pp=2, dp=2)
+
+
+def defaults(cls): return {f.name: f.default for f in dataclasses.fields(cls)}
+
+
+CLASSES = {Model: MODEL, System: SYSTEM, Parallel: LAYOUT, scaling.Fractions: {},
+           scaling.Sizes: dict(seq_len=1, embed_dim=1, heads=1, depth=1),
+           **{cls: defaults(cls) for cls in (Assumptions, *parameters.PARTS.values())}}
+
+
+@pytest.mark.parametrize('cls', CLASSES, ids=lambda cls: cls.__name__)
+@tries(60)
+@given(data=st.data(), name=st.text(max_size=9), value=odd)
+def test_classes(cls, data, name, value):
+    contract(cls, **data.draw(spoiled(CLASSES[cls])))
+    contract(cls, **CLASSES[cls], **({} if name in CLASSES[cls] else {name: value}))
+
+
+@tries(100)
+@given(odd, odd, odd, spoiled(MODEL), spoiled(SYSTEM))
+def test_forms(model, system, assumptions, fields, figures):
+    for form in (model, fields): contract(as_model, form)
+    for form in (system, figures): contract(as_system, form)
+    contract(estimate, 'gpt3', Parallel(), 'H200', 8, assumptions)
+    contract(parameters.read_calibration, model, system)
+
+
+class Unspeakable:
+    def __repr__(self): raise RuntimeError
+
+
+def test_what_cannot_even_be_quoted():
+    assert quoted(Unspeakable()) == 'a Unspeakable'
+    for ask in (as_model, as_system, parameters.limits): assert contract(ask, Unspeakable()) is None
+
+
+# estimate and search
+
+@tries(250)
+@given(spoiled(MODEL), spoiled(LAYOUT), spoiled(SYSTEM), PRESETS, st.data())
+def test_estimate(model, layout, system, preset, data):
+    given = dict(model=model, system=system, global_batch=64, assumptions=preset)
+    parallel = contract(Parallel, **layout)
+    contract(estimate, parallel=parallel, **data.draw(spoiled(given, 1)))
+
+
+@tries(100)
+@given(st.data(), pick(list(parameters.PARTS)), spoiled(defaults(Assumptions)))
+def test_estimate_with_measured_parameters(data, part, changes):
+    cls = parameters.PARTS[part]
+    values = contract(cls, **data.draw(spoiled(defaults(cls))))
+    measured = None if values is None else parameters.Parameters(**{part: values})
+    contract(lambda: estimate(MODEL, Parallel(tp=2, cp=2, pp=2, dp=2), SYSTEM, 8,
+                              dataclasses.replace(Assumptions.corrected(), measured=measured)))
+    contract(lambda: estimate(MODEL, Parallel(tp=2, pp=2), SYSTEM, 8, Assumptions(**changes)))
+
+
+ASKED = dict(model=MODEL, n_gpus=[8, 12], system='A100-80GB', global_batch=24, strategy='all', k=3,
+             assumptions='corrected', fixed={'tp1': [1, 2]}, zero_stages=[0, 1],
+             recompute=['none', 'full'], virtual_stages=1, sequence_sharded=True)
+
+
+@tries(120)
+@given(spoiled(ASKED), pick(['tp', 'tp1', 'pp', 'panels', 'nvlink_dp', 'x', 1]), odd)
+def test_search(asked, column, value):
+    for question in (asked, ASKED | dict(fixed={column: value})):
+        found = contract(search, **question)
+        if found is None: continue
+        assert found.candidates >= len(found) and len(found) + len(found.reasons)
+
+
+SHARDS = pick([1, 2, 3, 4, 6, 8, 12])
+WIDE = pick([720, 768, 1000, 1021, 1024, 1536])   # so that a sum of k terms is about k additions
+
+
+@tries(150)
+@given(st.lists(SHARDS, min_size=7, max_size=7), st.lists(WIDE, min_size=3, max_size=3),
+       pick(['1d', '2d-seqp', '2d']), pick(['corrected', 'calibrated']))
+def test_what_all_do_together_is_the_whole(shards, wide, strategy, preset):
+    "Or an error with both numbers."
+    (tp, cp, pp, dp, h, depth, batch), (l, e, f) = shards, wide
+    model = contract(Model, l, e, h, depth, mlp_dim=f)
+    a = dataclasses.replace(as_assumptions(preset), causal_mask=False)
+    of = lambda *groups: model and contract(
+        estimate, model, Parallel(strategy, *groups, panels=1), SYSTEM, batch, a)
+    alone, shared = of(1, 1, 1, 1), of(tp, cp, pp, dp)
+    if not (alone and shared): return
+    together = shared.stats['TFLOP_per_gpu'] * shared.parallel.n_gpus
+    assert together > .98 * alone.stats['TFLOP_per_gpu']
+
+
+# the paper's names
+
+BOTH = dict(b=1, l=64, e=64, parallelism={'m': 2, 'm1': 2, 'm2': 2},
+            topology={'t': 2, 't1': 2, 't2': 1}, system='H200')
+TABLES = [modules.mlp_1d(1, 64, 64, 256, system='H200'), modules.sa_1d(1, 64, 64, 4, system='H200')]
+
+
+@pytest.mark.parametrize('name', ['mlp_1d', 'mlp_2d', 'mlp_seqp', 'sa_1d', 'sa_2d', 'sa_seqp',
+                                  'sa_2d_seqp'])
+@tries(40)
+@given(data=st.data(), wide=st.lists(WIDE, min_size=3, max_size=3), heads=SHARDS, m1=SHARDS,
+       m2=SHARDS)
+def test_modules(name, data, wide, heads, m1, m2):
+    ask, (l, e, f) = getattr(modules, name), wide
+    own = {'f': f} if name.startswith('mlp') else {'h': heads}
+    contract(ask, **data.draw(spoiled(BOTH | own)))
+    of = lambda m1, m2: contract(ask, **(BOTH | own | dict(
+        l=l, e=e, system=SYSTEM | dict(summa_nb=1), topology=dict(t=1, t1=1, t2=1),
+        parallelism=dict(m=m1, m1=m1, m2=m2))))
+    whole, shared = of(1, 1), of(m1, m2)
+    if whole is None or shared is None: return
+    gpus = m1 if name.endswith('_1d') else m1 * m2
+    for column, least in (('flops_fwd', .88), ('activation_buffer', .98), ('weights_mem', .98)):
+        assert shared[column].sum() * gpus > least * whole[column].sum(), column
+
+
+# every other function that is asked by hand: valid arguments
+
+GPT, H200, LOG = as_model('gpt3'), as_system('H200'), (
+    Path(__file__).parent / 'data' / 'nccl_all_reduce_8.txt').read_text()
+ROWS = {'n_gpus': [8, 16], 'iteration_s': [1., 1.1], 'comm_s': [.1, .2]}
+FUNCTIONS = {
+    execution.execute_1d: dict(model='gpt3', n_gpus=[8], global_batch_size=8, system='H200'),
+    execution.totals: dict(df_mlp=TABLES[0], df_sa=TABLES[1], df_dp=TABLES[0], df_pp=TABLES[0],
+                           depth=8, pp=2, dp=2, number_micro_batches=4),
+    execution.tp1d_candidates: dict(n=8, heads=16, embed=64),
+    execution.pp_candidates: dict(n=8, tp=2, depth=8),
+    execution.micro_batch_size_candidates: dict(global_batch_size=64, tp=2, pp=2, dp=2, l=128),
+    execution.summa_nb_candidates: dict(tp1=2, tp2=2, embed=1024),
+    execution.nv_candidates_2d: dict(tp1=2, tp2=2, dp=2, pp=2, nvs=4),
+    iteration.divisors: dict(n=12), Parallel.from_row: dict(row={'tp': 2}),
+    modules.dataparallel: dict(modules=TABLES, depth=8, dp=4, t_dp=2, system='H200'),
+    modules.pipelineparallel: dict(modules=TABLES, number_micro_batches=4, comm_vol=.1, pp=4,
+                                   t_pp=2, system='H200'),
+    modules.model_figures: dict(model='gpt3', system=None, assumptions='paper'),
+    scaling.parameters: dict(model=GPT), scaling.training_TFLOP: dict(model=GPT, samples=2),
+    scaling.activation_GB: dict(model=GPT, samples=2),
+    scaling.stage_memory: dict(model=GPT, samples=1, stage=2, gpus=8),
+    scaling.sent_GB: dict(kind='allreduce', volume=1., gpus=8),
+    scaling.stage_sent_GB: dict(stage=2, volume=1., gpus=8),
+    scaling.compute_time: dict(TFLOP=1., rate=100.),
+    scaling.dispatch_share: dict(kernels=1., dispatch=.1),
+    scaling.dispatch_of_share: dict(kernels=1., share=.1),
+    scaling.Efficiency.of_times: dict(gpus=[2, 8], times=[1., 2.], reference=None),
+    scaling.Efficiency((8, 512), (1, .9)): dict(gpus=64),
+    scaling.system_time: dict(kind='allgather', volume=1., gpus=8, pieces=2, system=H200,
+                              assumptions=Assumptions()),
+    scaling.published_network('gpt3', 1).time: dict(kind='allreduce', volume=1., gpus=8),
+    scaling.network_of_system: dict(system='H200', model='gpt3', stage=1, n_gpus=[8, 64]),
+    scaling.parse_nccl_log: dict(text=LOG, kind=None, gpus=None),
+    scaling.speedup: dict(comm_share=.2, efficiency=.8),
+    scaling.efficiency_behind: dict(comm_share=.2, speedup=.9),
+    validation.fold_of: dict(df=validation.published(), kind='half')}
+
+
+@pytest.mark.parametrize('ask', FUNCTIONS, ids=lambda ask: getattr(ask, '__name__', 'Efficiency'))
+@tries(30)
+@given(data=st.data())
+def test_functions(ask, data):
+    with contextlib.redirect_stdout(io.StringIO()):
+        contract(ask, **data.draw(spoiled(FUNCTIONS[ask])))
+
+
+@tries(100)
+@given(spoiled(dict(model='gpt3', system='H200', n_gpus=[8, 64], samples=1, stages=(0, 3))),
+       spoiled(ROWS), odd)
+def test_scaling(asked, rows, n):
+    found = contract(lambda: scaling.zero_table(**asked).drop(columns='gpus_needed'))
+    if found is not None: assert found.memory_GB.gt(0).all() and found.iteration_s.gt(0).all()
+    predicted = lambda *args: scaling.predict_scaling(*args).drop(columns='error')
+    contract(predicted, rows, n), contract(predicted, n)
+
+
+# measured runs: cells may hold anything
+
+RUNS = validation.published().iloc[[0, 5, 15, 29]].astype(object).reset_index(drop=True)
+
+
+@st.composite
+def spoiled_table(draw, table):
+    "A table with some odd cells, and perhaps the same label for all rows."
+    table = table.astype(object)
+    for _ in range(draw(st.integers(1, 3))):
+        cell = draw(st.integers(0, len(table) - 1)), draw(st.integers(0, len(table.columns) - 1))
+        table.iat[cell] = draw(odd)
+    return table.set_axis([0] * len(table)) if draw(st.booleans()) else table
+
+
+@tries(60)
+@given(spoiled_table(RUNS), PRESETS, odd)
+def test_measured_runs(runs, preset, other):
+    new = [f'predicted_{part}' for part in validation.PREDICTED]
+    found = contract(lambda: validation.predict(runs, preset)[[*new, 'reason']])
+    priced = found.predicted_iteration_s.notna()
+    assert (priced | (found.reason != '')).all() and len(found) == len(runs)
+    parts = found[[f'predicted_{part}' for part in COMPONENTS]].sum(axis=1)
+    np.testing.assert_allclose(parts[priced], found.predicted_iteration_s[priced])
+    signed = ['bias %', 'worst %']
+    contract(lambda: validation.scoreboard(runs, ('paper', preset)).drop(columns=signed))
+    contract(lambda: validation.picked(validation.predict(runs, preset), 1)[['picked', 'best']])
+    for ask in (validation.predict, validation.scoreboard, validation.picked): contract(ask, other)
+
+
+@tries(5)
+@given(spoiled_table(RUNS), pick([('host_layer',), 'nic_share', ODD]))
+def test_calibration(runs, free):
+    contract(lambda: validation.calibrate(runs, free=free).table[['low', 'high', 'value']])
+
+
+# pictures
+
+FOUND = search('gpt3', [8, 64], 'H200', 64, 'all', 2).assign(model='gpt3', system='H200')
+GRID = pd.DataFrame([(a, b, a + b) for a in (1., 2., 4.) for b in (1., 3.)], columns=list('abc'))
+PICTURES = {
+    plots.against_gpus: (FOUND, dict(column='iteration_s', label='s', panels='model', level=None)),
+    plots.configurations: (FOUND, dict(labels=None, xlabel='GPUs', title='')),
+    plots.placements: (FOUND, dict(panels='system')),
+    plots.heat_map: (GRID, dict(x='a', y='b', value='c', xlabel='', ylabel='', label='', marks={},
+                                panels=None, contours=(1.1, 2)))}
+
+
+@pytest.mark.parametrize('draw', PICTURES, ids=lambda draw: draw.__name__)
+@tries(8)
+@given(data=st.data())
+def test_pictures(draw, data):
+    table, options = PICTURES[draw]
+    contract(draw, table, **data.draw(spoiled(options)))
+    contract(draw, data.draw(spoiled_table(table)), **options)
+
+
+def test_threads_draw_the_same_picture():
+    def drawn(pictures):
+        file = io.BytesIO()
+        plots.configurations(FOUND).savefig(file)
+        pictures.append(file.getvalue())
+    pictures = []
+    threads = [threading.Thread(target=drawn, args=[pictures]) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    drawn(pictures)
+    assert len(pictures) == 5 and len(set(pictures)) == 1
+
+
+# files
+
+HEAD, ROW = (','.join(map(str, row)) for row in (RUNS.columns, RUNS.iloc[0]))
+HOSTILE = {
+    'open.json': '[' * 4_000_000, 'deep.json': '{"a":' * 800_000, 'long.json': ' ' * 5_000_000,
+    'empties.json': '{"a":[' + '{"":0},' * 580_000 + '0]}', 'digits.json': '9' * 4_000_000,
+    'escape.json': '{"name": "\x1b[2J", "l": 1}', 'number.json': '{"l": 1e999, "e": NaN}',
+    'commas.csv': ',' * 64_000_000, 'wide.csv': ',' * 900_000, 'lines.csv': '\n' * 16_000_000,
+    'quotes.csv': '"' * 16_000_000, 'cells.csv': 'a,b\n' + '1,2\n' * 600_000,
+    'text.csv': 'a\n' + 'x1\n' * 900_000, 'two.csv': 'a,a\n1,2\n', 'row.csv': 'a\n1,2\n',
+    'systems.csv': f'{HEAD}\n' + '\n'.join(
+        ROW.replace(',25.0,', f',{nic}.5,') for nic in range(1, 30_000)),
+    'ranks.txt': 'Rank 1 ' * 2_000_000, 'lines.txt': '\n' * 15_900_000,
+    'words.txt': 'Out of bounds values ' * 700_000, 'tags.txt': ('[' + '1' * 9000 + '\n') * 1700,
+    'rows.txt': LOG + '\n'.join([line for line in LOG.splitlines() if '1048576' in line] * 100_000)}
+READER = '''
+import sys, time
+from transformer_perf.models import as_model
+from transformer_perf.scaling import read_nccl_log
+from transformer_perf.validation import predict, read_runs
+peak = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]) / 1000
+read = {'.json': as_model, '.csv': lambda path: predict(read_runs(path)), '.txt': read_nccl_log}
+print(peak())
+for path in sys.argv[1:]:
+    start = time.monotonic()
+    try: read[path[path.rindex('.'):]](path)
+    except ValueError as error: print(peak(), time.monotonic() - start, ascii(str(error)))
+'''
+
+
+def test_refused_files_cost_little(tmp_path):
+    for name, text in HOSTILE.items(): (tmp_path / name).write_text(text)
+    for end in ('.json', '.csv', '.txt'):
+        (tmp_path / f'zero{end}').symlink_to('/dev/zero'); os.mkfifo(tmp_path / f'pipe{end}')
+        (tmp_path / f'folder{end}').mkdir()
+    names = sorted([*(path.name for path in tmp_path.iterdir()), 'none.csv', 'http://x.org/x.csv'])
+    done = subprocess.run([sys.executable, '-c', READER, *names], capture_output=True, text=True,
+                          check=True, cwd=tmp_path, timeout=60)
+    before, *refused = done.stdout.splitlines()
+    assert len(refused) == len(names) and 'Error' not in done.stderr
+    for name, line in zip(names, refused):
+        peak, seconds, message = line.split(' ', 2)
+        assert float(peak) < float(before) + 300 and float(seconds) < 2, line
+        assert len(message) < 302 and '\\n' not in message, line
+        assert name in message or 'measured runs' in message, line
+
+
+@tries(60)
+@given(st.integers(0, len(LOG)), pick(['9' * 400, '\x1b', 'nan', '-', '1e999', '\n', 'N/A', '²']),
+       st.integers(0, 9))
+def test_damaged_logs(at, text, length):
+    contract(scaling.parse_nccl_log, LOG[:at] + text + LOG[at + length:])
+
+
+# the command line
+
+WORDS = ['', ' ', ',', '0', '-1', '2', '8', '8,,64', '9' * 400, '1.5', 'nan', '²', '--', '[/red]',
+         'a\nb', '\x1b[2J', 'x' * 10**5, 'x' * 300 + '.json', 'gpt3', 'H200', 'H200-NVS9', 'all',
+         'none,full', 'yes,no', 'calibrated', 'csv', 'json', 'x=1:2:1000000000', 'seq_len=nan',
+         'hbm_bandwidth=1:1e300:9', '=', 'folder', 'none/x.csv', '/dev/full', '/dev/null', 'pipe',
+         '/dev/zero', 'missing.json', 'http://x.org/x.csv', '\udcff', 'runs.csv', 'out.csv']
+TOLD = {'panels': ['layer'], 'sweep': ['--gpus', '8', '--systems', 'H200'],
+        'run-configs': ['--gpus', '8', '--systems', 'H200', '--folder', 'out']}
+SPOKEN = [name for name in COMMANDS if name != 'bench']
+
+
+@st.composite
+def commands(draw):
+    "A command and some of its options, with odd values, none or two."
+    name = draw(pick(SPOKEN))
+    options = [o for o in COMMANDS[name].options if o.name not in ('bench', 'published')]
+    words = [name, *TOLD.get(name, [])]
+    for o in draw(st.lists(pick(options), max_size=3)):
+        flag = [flag for flag in [draw(pick(o.flags))] if flag.startswith('-')]
+        words += flag + draw(st.lists(pick(WORDS), min_size=o.kind != 'switch', max_size=1))
+    return words + draw(st.lists(st.one_of(pick(WORDS), pick(SPOKEN)), max_size=draw(pick([0, 1]))))
+
+
+@tries(150)
+@given(commands())
+def test_commands(tmp_path_factory, words):
+    folder, printed = tmp_path_factory.getbasetemp() / 'commands', io.StringIO()
+    folder.mkdir(exist_ok=True), (folder / 'folder').mkdir(exist_ok=True)
+    (folder / 'runs.csv').write_text(f'{HEAD}\n{ROW}\n')
+    if not (folder / 'pipe').exists(): os.mkfifo(folder / 'pipe')
+    with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
+        assert contract(run_command, words) in (0, 1, None)
+    assert '\x1b' not in printed.getvalue() and 'nan' not in printed.getvalue().split()
+    assert Path('/dev/null').is_char_device() and (folder / 'pipe').is_fifo()
+
+
+# valid, but huge
+
+DIVISIBLE = dict(l=15120, e=60480, h=15120, depth=15120)
+FLAGS = ('sequence_sharded', 'dp_overlap', 'tp_overlap', 'reduce_each')
+EVERY = dict(zero_stages=range(4), recompute=RECOMPUTE, virtual_stages=range(1, 9)) | {
+    name: [True, False] for name in FLAGS}
+SWEEP = ['sweep', '-o', 'x.csv', '--vary']
+HUGE = [
+    lambda: search(DIVISIBLE, 15120**2, SYSTEM | dict(hbm_capacity=1e9), 15120**2, 'all'),
+    lambda: search('gpt3_1T', 2**15, as_system('H200', 8), 2**15, 'all', **EVERY),
+    lambda: search('gpt3', range(10**9), 'H200'), lambda: search('gpt3', 64, 'H200', k=2**31),
+    lambda: estimate(dict(l=15120, e=15120**2, h=15120**2, depth=15120), Parallel(
+        tp=15120, pp=15120, dp=15120), as_system('H200', 2**31), 15120),
+    lambda: run_command([*SWEEP, 'hbm_bandwidth=1:2:1000000000']),
+    lambda: run_command([*SWEEP, 'ib_eff=.1:1:9999', '--vary', 'nvlink_eff=.1:1:9999'])]
+
+
+@pytest.mark.parametrize('ask', HUGE, ids=range(len(HUGE)))
+def test_huge_questions_are_refused_with_the_count(ask):
+    limit = 'more than|must be a whole number from 1 to'
+    with pytest.raises(ValueError, match=limit) as error: ask()
+    assert len(str(error.value)) < 300
