@@ -501,6 +501,7 @@ def runs_about(system, assumptions):  # (System or None, Assumptions)
     from transformer_perf.systems import as_system
     return None if system is None else as_system(system), as_assumptions(assumptions)
 
+# %% ../nbs/11_cli.ipynb #92dd1de9
 VALIDATE = (RUNS, RUNS_SYSTEM, ASSUMPTIONS._replace(default='calibrated'), *RESULT)
 
 @command('validate', *VALIDATE)
