@@ -1,14 +1,18 @@
 "The pictures show the published figures, say what their axes are, and refuse what cannot be drawn."
+import io
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, strategies as st
 from matplotlib.figure import Figure
+from test_fuzz import contract, spoiled, spoiled_table, tries
 
 from transformer_perf import search
 from transformer_perf.iteration import COMPONENTS
@@ -202,3 +206,38 @@ print(len(transformer_perf.search('gpt3', 64, 'H200')))
 '''
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
     assert done.stdout == '10\n'
+
+
+# whatever the table and the options are (test_fuzz.py says what an answer must be)
+
+FOUND = search('gpt3', [8, 64], 'H200', 64, 'all', 2).assign(model='gpt3', system='H200')
+GRID = pd.DataFrame([(a, b, a + b) for a in (1., 2., 4.) for b in (1., 3.)], columns=list('abc'))
+PICTURES = {
+    against_gpus: (FOUND, dict(column='iteration_s', label='s', panels='model', level=None)),
+    configurations: (FOUND, dict(labels=None, xlabel='GPUs', title='')),
+    placements: (FOUND, dict(panels='system')),
+    heat_map: (GRID, dict(x='a', y='b', value='c', xlabel='', ylabel='', label='', marks={},
+                      panels=None, contours=(1.1, 2)))}
+
+
+@pytest.mark.parametrize('draw', PICTURES, ids=lambda draw: draw.__name__)
+@tries(8)
+@given(data=st.data())
+def test_pictures(draw, data):
+    table, options = PICTURES[draw]
+    contract(draw, table, **data.draw(spoiled(options)))
+    contract(draw, data.draw(spoiled_table(table)), **options)
+
+
+def test_threads_draw_the_same_picture():
+    "And leave matplotlib's style as it was."
+    def drawn(pictures, rows):
+        file = io.BytesIO()
+        configurations(FOUND.head(rows)).savefig(file)
+        pictures.setdefault(rows, set()).add(file.getvalue())
+    pictures, style = {}, dict(plt.rcParams)
+    threads = [threading.Thread(target=drawn, args=[pictures, rows]) for rows in (1, 4, 1, 4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    for rows in (1, 4): drawn(pictures, rows)
+    assert [len(same) for same in pictures.values()] == [1, 1] and dict(plt.rcParams) == style
