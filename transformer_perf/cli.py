@@ -441,7 +441,7 @@ def as_value(text, field):
     return int(x) if x == int(x) else x
 
 # %% ../nbs/11_cli.ipynb #aaa03eb9
-MOST_POINTS = 100_000   # of the product of all axes
+MOST_POINTS = 2_000_000   # of the product of all axes
 
 def axes(texts):  # dict: field -> values
     "Several axes, each field once."
