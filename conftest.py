@@ -1,11 +1,18 @@
 "Every code cell of every notebook is a test: it must run, and its text outputs must be as stored."
+import os
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent / 'tools'))
 import notebooks
+
+# the same examples in every run; HYPOTHESIS_PROFILE=random tries others
+settings.register_profile('same', derandomize=True)
+settings.register_profile('random')
+settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'same'))
 
 
 def pytest_collect_file(file_path, parent):

@@ -173,11 +173,13 @@ WIDE = pick([720, 768, 1000, 1021, 1024, 1536])   # so that a sum of k terms is 
 
 
 @tries(150)
-@given(st.lists(SHARDS, min_size=7, max_size=7), st.lists(WIDE, min_size=3, max_size=3),
-       pick(['1d', '2d-seqp', '2d']), pick(['corrected', 'calibrated']))
+@given(st.lists(SHARDS, min_size=8, max_size=8), st.lists(WIDE, min_size=3, max_size=3),
+       pick(['1d', '2d-seqp', '2d']), PRESETS)
 def test_what_all_do_together_is_the_whole(shards, wide, strategy, preset):
-    "Or an error with both numbers."
-    (tp, cp, pp, dp, h, depth, batch), (l, e, f) = shards, wide
+    "Or an error with both numbers; with very short sequences too, no count is negative."
+    (tp, cp, pp, dp, h, depth, batch, short), (l, e, f) = shards, wide
+    contract(estimate, dict(l=short, e=24 * h, h=h, depth=depth),
+             Parallel(strategy, tp, cp, pp, micro_batch=batch, panels=1), SYSTEM, 24, preset)
     model = contract(Model, l, e, h, depth, mlp_dim=f)
     a = dataclasses.replace(as_assumptions(preset), causal_mask=False)
     of = lambda *groups: model and contract(

@@ -144,14 +144,15 @@ def test_efficiency_reads_its_table(table, n):
     gpus, values = table
     efficiency = Efficiency(tuple(gpus), tuple(values))
     np.testing.assert_allclose(efficiency(np.array(gpus)), values)
-    try: assert 0 < efficiency(n) <= max(values) * (1 + 1e-12)
-    except ValueError as error:   # falls towards 0
-        assert n > 10 * gpus[-1] and 'on so many GPUs' in str(error)
     assert efficiency(1) == values[0] or gpus[0] == 1
-    beyond = efficiency(gpus[-1] * 2.0 ** np.arange(4))
-    assert (np.diff(beyond) <= 1e-12).all()  # never gains beyond the last row
-    # the same factor for each doubling
-    np.testing.assert_allclose(beyond[1:-1]**2, beyond[:-2] * beyond[2:])
+    steepest = -math.log(min(values[-1] / values[-2], 1)) if len(gpus) > 1 else 0.
+    fall = steepest / math.log(gpus[-1] / gpus[-2]) if steepest else 0.   # a power of the GPUs
+    left = lambda n: values[-1] * max(n / gpus[-1], 1) ** -fall
+    for n in (n, *(gpus[-1] * 2**i for i in range(4))):
+        if left(n) < 1e-20:   # too steep a table for so many
+            with pytest.raises(ValueError, match='on so many GPUs'): efficiency(n)
+        elif n >= gpus[-1]: assert math.isclose(efficiency(n), left(n), rel_tol=1e-9)
+        else: assert 0 < efficiency(n) <= max(values) * (1 + 1e-12)
 
 
 @few

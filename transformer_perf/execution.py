@@ -19,7 +19,7 @@ from .schedules import SCHEDULES, own_figure, possible
 from .estimates import CHOICES, Assumptions, as_assumptions
 from .kernels import pricer_of
 from .modules import (
-    STRATEGIES, LayerCost, Stored, ends_cost, layer_cost, layer_memory, sharing_rules)
+    STRATEGIES, LayerCost, Stored, ends_cost, layer_cost, layer_memory, leaves_rows, sharing_rules)
 from .iteration import (
     COMPONENTS, GROUPS, PAPER_NAMES, PLACES, cross, divisors, evidence,
     iteration_times, job_of, keep, left_out, memory_of, readable, rows_of, statistics)
@@ -80,8 +80,9 @@ def groupings(
     t = {'tp': tp[s.features_per_embed * e // tp >= least]}
     fills = lambda t: (n % (t['tp'] * t['cp']) == 0) & (model.seq_len // t['cp'] >= least * two)
     t = crossed(t, fills, cp=divisors(n) if two else np.array([1]))
-    rules = sharing_rules(model, t['tp'], t['cp'], s, assumptions)
-    t = keep(t, np.all([number % by == 0 for _, number, _, by in rules], axis=0))
+    groups = model, t['tp'], t['cp'], s, assumptions
+    right = [number % by == 0 for _, number, _, by in sharing_rules(*groups)]
+    t = keep(t, np.all([*right, leaves_rows(*groups)], axis=0))
     stages = lambda t: pipeline_divides(n, t['tp'] * t['cp'], t['pp'], model.depth)
     t = crossed(restrict(t, fixed), stages, pp=divisors(model.depth))
     t['dp'] = n // (t['tp'] * t['cp'] * t['pp'])

@@ -94,9 +94,11 @@ def flag(value, name):  # bool
 
 # %% ../nbs/90_inputs.ipynb #90a00041
 def label(value, name):  # str
-    "`value` as a name: text that prints, of at most 100 characters."
-    if isinstance(value, str) and 0 < len(value) <= 100 and value.isprintable(): return value
-    raise ValueError(f'{name}={quoted(value)} must be text of 1 to 100 printable characters')
+    "`value` as a name: text that prints, of at most 100 characters, and no HTML."
+    short = isinstance(value, str) and 0 < len(value) <= 100
+    if short and value.isprintable() and '<' not in value: return value
+    raise ValueError(f'{name}={quoted(value)} must be text of 1 to 100 printable characters '
+                     'without <')
 
 # %% ../nbs/90_inputs.ipynb #90a00019
 def field(default=dataclasses.MISSING, **notes):
@@ -266,6 +268,7 @@ def no_constant(word): raise ValueError(f'{word} is not a number')
 
 def parse_json(text, name):  # dict
     "The object that a JSON text holds; a one-line ValueError if there is none."
+    of_type(text, str, 'text')
     try: found = json.loads(text, object_pairs_hook=once, parse_constant=no_constant)
     except RecursionError: raise ValueError(f'{name}: not valid JSON (nested too deep)') from None
     except ValueError as error:

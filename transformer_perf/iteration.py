@@ -31,7 +31,7 @@ from .estimates import (
 from .kernels import pricer_of
 from .modules import (
     STRATEGIES, Job, check_placement, data_parallel_time, ends_cost, layer_cost, layer_memory,
-    layer_operations, meeting, operation_table, pipeline_time, sharing_rules, words)
+    layer_operations, leaves_rows, meeting, operation_table, pipeline_time, sharing_rules, words)
 
 # %% ../nbs/05_iteration.ipynb #cc0fae14
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -116,10 +116,14 @@ def division_rules(p: Parallel, model: Model, global_batch, a: Assumptions):
          'the GPUs that share its tokens', s.token_shards(p.tp, p.cp))]
     return rules + [('embed_dim', model.embed_dim, 'panels', p.panels or 1)] * s.has_panels
 
+# %% ../nbs/05_iteration.ipynb #d64e6fb1
 def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: Assumptions):
     "A ValueError, in one line with both numbers, unless the configuration can run this model."
     nearest(p.strategy, STRATEGIES, 'strategy')
     for rule in division_rules(p, model, global_batch, a): divides(*rule)
+    if not leaves_rows(model, p.tp, p.cp, STRATEGIES[p.strategy], a):
+        raise ValueError(f'seq_len={model.seq_len} must be at least cp={p.cp} and, on a published '
+                         f'grid, tp={p.tp}')
     check_placement({g: Group(getattr(p, g), getattr(p, place) or 1)
                      for g, place in zip(GROUPS, PLACES)}, system)
     layers, micro_batches = model.depth // p.pp, global_batch // p.dp // p.micro_batch
