@@ -1,0 +1,265 @@
+"Layers of today's models: every parameter, product and message against a second count."
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from transformer_perf import Model, Parallel, estimate, search
+from transformer_perf.estimates import Group, as_assumptions, counted, exchanged, parts_again
+from transformer_perf.iteration import (
+    Parallel, distinct_stages, job_of, layers_memory, mean_layer, stages_of)
+from transformer_perf.kernels import pricer_of
+from transformer_perf.modules import (
+    domains_met, ends_GB, end_operations, expert_copies, expert_groups, kinds_among, kinds_of,
+    layer_cost, layer_memory, layer_operations, pattern_of)
+from transformer_perf.models import NAMED
+from transformer_perf.systems import as_system
+
+H100 = as_system('H100-80GB')
+CALIBRATED = as_assumptions('calibrated').on(H100)
+few = settings(max_examples=40, deadline=None)
+
+
+def job(model, a=CALIBRATED, **given):
+    t = dict(dict.fromkeys(('micro_batch', 'tp', 'cp', 'pp', 'dp'), 1), **given)
+    return job_of(t, NAMED.get(model, model), H100, 64, a)
+
+
+def weights_of(j):
+    "Numbers of weights of the whole model on one GPU."
+    (stage, *_) = stages_of(j)
+    of = mean_layer(layers_memory(j), stage.layers)
+    layers = sum(stage.layers) * (of.weights + of.routed)
+    return (layers + ends_GB(j, 1., 1.)) / j.units.element
+
+
+@pytest.mark.parametrize('name', NAMED)
+def test_every_parameter_has_an_operation(name):
+    "What the operations of all layers hold is what the model's own table counts."
+    assert math.isclose(weights_of(job(name)), NAMED[name].parameters, rel_tol=1e-12)
+
+
+some = lambda *values: st.sampled_from((None, *values))
+
+@st.composite
+def small_models(draw):
+    kv = draw(st.sampled_from([1, 2, 4, 8]))
+    sizes = dict(seq_len=256, embed_dim=64, heads=8, depth=draw(st.integers(1, 5)), mlp_dim=96,
+                 vocab=64, gated_mlp=draw(st.booleans()),
+                 biases=draw(some('none', 'qkv', 'attention', 'mlp', 'all')),
+                 norm=draw(some('layernorm', 'rmsnorm')), tied_embeddings=draw(st.booleans()),
+                 learned_positions=draw(st.booleans()), mtp_layers=draw(st.integers(0, 2)))
+    if draw(st.booleans()): sizes |= dict(window=64, full_attention_every=draw(some(2, 3)))
+    if draw(st.booleans()):
+        sizes |= dict(kv_lora_rank=16, q_lora_rank=draw(some(24)), qk_nope_head_dim=8,
+                      qk_rope_head_dim=4, v_head_dim=10)
+    else: sizes |= dict(kv_heads=kv, head_dim=draw(some(4, 16)), qk_norm=draw(st.booleans()),
+                        attention_sinks=draw(st.booleans()))
+    if draw(st.booleans()):
+        first = draw(st.integers(0, sizes['depth'] - 1))
+        sizes |= dict(experts=8, experts_per_token=draw(st.integers(1, 4)), expert_dim=32,
+                      router_bias=draw(st.booleans()), shared_expert_dim=draw(some(32)),
+                      dense_layers_first=first)
+        if sizes['shared_expert_dim']: sizes['shared_expert_gate'] = draw(st.booleans())
+    return Model(**sizes)
+
+
+@few
+@given(small_models())
+def test_parameters_of_any_model(model):
+    assert math.isclose(weights_of(job(model)), model.parameters, rel_tol=1e-12)
+
+
+@few
+@given(small_models(), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]))
+def test_experts_are_shared_out(model, ep, tp):
+    "What the GPUs of a group hold adds up, and the products are those of one GPU."
+    if not model.experts: return
+    one, many = job(model), job(model, tp=tp, dp=8 * ep // tp, ep=ep)
+    for a, b in zip(kinds_of(one), kinds_of(many)):
+        assert math.isclose(layer_memory(a).routed, layer_memory(b).routed * ep, rel_tol=1e-12)
+        flop = [sum(counted(op.forward)[0] for op in layer_operations(kind) if op.routed)
+                for kind in (a, b)]
+        assert math.isclose(flop[0], flop[1] * tp, rel_tol=1e-9)   # tokens are shared out over tp
+
+
+@pytest.mark.parametrize('name', [name for name, m in NAMED.items() if m.vocab])
+def test_products_are_the_model_flop(name):
+    "Forward and backward, with the masks, within what a sum of k terms is less than 2 k."
+    j, m = job(name), NAMED[name]
+    which = kinds_among(pattern_of(j))[1] if len(kinds_of(j)) > 1 else [0] * (m.depth + m.mtp_layers)
+    # fused attention computes its scores again, which model FLOP leave out
+    own = lambda w: sum(p.flop for p in w.products) + (
+        0 if not w.attention else sum(p.flop for p in w.attention.products[
+            :4 if w.attention.backward else 2]))
+    layers = [sum(own(op.forward) + own(op.backward) for op in layer_operations(kind)
+                  if op.name != 'router') for kind in kinds_of(j)]
+    ends = sum(own(op.forward) + own(op.backward) for ops in end_operations(j) for op in ops)
+    total = sum(layers[i] for i in which) + ends
+    # four of the five products of a backward pass: exact where keys are as wide as values
+    latent = .01 if m.kv_lora_rank else 0
+    assert math.isclose(total / m.seq_len, m.flops_per_token(), rel_tol=2e-3 + latent)
+
+
+def test_a_layer_with_experts_by_hand():
+    "8 GPUs, 64 experts, 6 of them for each of 1024 tokens: DeepSeek-like, in numbers of a page."
+    model = Model(1024, 256, 8, 1, mlp_dim=512, gated_mlp=True, experts=64, experts_per_token=6,
+                  expert_dim=128, vocab=512)
+    j = job(model, dp=8, ep=8, nvlink_dp=8)
+    ops = {op.name: op for op in layer_operations(j)}
+    first = ops['expert-fc1'].forward.products[0]
+    assert (first.m, first.n, first.k, first.batch) == (1024 * 6 / 8, 2 * 128, 256, 8)
+    (sent,) = [m for m in ops['dispatch'].forward.messages if np.any(m.volume)]
+    assert (sent.kind, sent.group) == ('alltoall', 'ep')
+    assert math.isclose(sent.volume, 2e-9 * 1024 * 6 * 256)
+    assert expert_groups(j)['ep'] == Group(8, 8) and expert_copies(j) == Group(1, 1)
+    assert math.isclose(ops['expert-fc1'].weights, 2e-9 * 8 * 256 * 256)
+
+
+def test_groups_fold():
+    "Experts take their GPUs from tp, cp and dp: Megatron's folding."
+    j = job('qwen3_30B_A3B', tp=4, cp=2, dp=8, ep=16, etp=2, nvlink_tp=4, nvlink_cp=2)
+    assert expert_groups(j) == {'etp': Group(2, 2), 'ep': Group(16, 4), 'experts': Group(32, 8)}
+    assert expert_copies(j) == Group(2, 1)
+
+
+def test_domains_met_by_trying():
+    "Choose K of E experts again and again, and count the other domains that they live in."
+    j = job('deepseek_v3', dp=64, ep=64, nvlink_dp=8)
+    rng, met = np.random.default_rng(0), []
+    for _ in range(4000): met.append(len({e // 32 for e in rng.permutation(256)[:8]} - {0}))
+    assert math.isclose(domains_met(j), np.mean(met), rel_tol=.02)
+    once = dataclasses.replace(CALIBRATED, dispatcher='once')
+    messages = [layer_operations(kinds_of(job('deepseek_v3', a, dp=64, ep=64, nvlink_dp=8))[1])
+                for a in (CALIBRATED, once)]
+    far = [[exchanged(m.volume, m.far, 64, 8)[1] for op in ops if op.name == 'dispatch'
+            for m in op.forward.messages if m.kind == 'alltoall'][0] for ops in messages]
+    assert math.isclose(far[1] / far[0], domains_met(j) / (8 * 56 / 64))   # 8 copies, 7 of 8 leave
+
+
+def test_uneven_routing_costs_what_the_busiest_computes():
+    skewed = dataclasses.replace(CALIBRATED, expert_imbalance=1.5)
+    padded = dataclasses.replace(CALIBRATED, capacity_factor=1.25)
+    rows = [next(op for op in layer_operations(job('mixtral_8x7B', a, dp=8, ep=8))
+                 if op.name == 'expert-fc1').forward.products[0].m
+            for a in (CALIBRATED, skewed, padded)]
+    assert math.isclose(rows[1], 1.5 * rows[0]) and math.isclose(rows[2], 1.25 * rows[0])
+
+
+@pytest.mark.parametrize('name', ['llama3.1_8B', 'deepseek_v3', 'qwen3_30B_A3B'])
+@pytest.mark.parametrize('part', ['core_attn', 'mlp', 'layernorm', 'mla_up_proj', 'moe_act', 'moe',
+                                  'shared_experts', 'full', 'layernorm+moe_act+mlp'])
+def test_recompute_keeps_less_and_takes_longer(name, part):
+    "By just what is computed again; a part that a layer does not have changes nothing."
+    plain, again = (kinds_of(job(name, a))[-1] for a in (
+        CALIBRATED, dataclasses.replace(CALIBRATED, recompute=part)))
+    pricer = pricer_of(H100, CALIBRATED)
+    took = [layer_cost(j, pricer) for j in (plain, again)]
+    kept = [layer_memory(j).activations for j in (plain, again)]
+    reruns = [op for op in layer_operations(plain) if set(op.again) & set(parts_again(part))]
+    assert took[0].forward == took[1].forward
+    assert (took[1].backward > took[0].backward) == bool(reruns or part == 'full')
+    assert (kept[1] < kept[0]) == bool(reruns or part == 'full') and kept[1] > 0
+
+
+def test_a_stage_may_compute_some_layers_again():
+    "full:4 is between nothing and all, as many layers as there are."
+    gb = {name: estimate('llama3.1_8B', Parallel(pp=4, dp=2, recompute=name), H100, 64,
+                         'calibrated').stats for name in ('none', 'full:2', 'full:8', 'full')}
+    for figure in ('activations_GB', 'iteration_s'):
+        x = [gb[name][figure] for name in gb]
+        assert math.isclose(x[2], x[3]) and min(x[0], x[3]) < x[1] < max(x[0], x[3])
+
+
+def test_contexts_by_hand():
+    "A ring passes on all keys and values; Ulysses sends what a GPU has, once each way."
+    sent = {}
+    for context in ('ring', 'allgather', 'ulysses', 'ulysses+ring'):
+        a = dataclasses.replace(CALIBRATED, context=context)
+        j = job('llama3.1_8B', a, cp=8, nvlink_cp=4, strategy='2d-seqp')
+        (core,) = [op for op in layer_operations(j) if op.name == 'fusedla']
+        sent[context] = {m.kind: m.volume for m in core.forward.messages if np.any(m.volume)}
+        assert core.forward.attention.heads * core.forward.attention.queries == 32 * 8192 / 8
+    keys, own = 2e-9 * 8192 * 2 * 8 * 128, 2e-9 * 1024 * (2 * 32 + 2 * 8) * 128
+    expected = {'ring': {'ring': keys}, 'allgather': {'allgather': keys},
+                'ulysses': {'alltoall': own}, 'ulysses+ring': {'ring': keys / 4, 'alltoall': own}}
+    for context, volumes in expected.items():
+        assert sent[context].keys() == volumes.keys()
+        for kind, GB in volumes.items(): assert math.isclose(sent[context][kind], GB)
+    with pytest.raises(ValueError, match='heads of keys and values on a GPU=8 must be divisible'):
+        estimate('llama3.1_8B', Parallel(cp=16, context='ulysses'), H100, 16)
+
+
+def test_the_last_gpu_has_most_to_do_without_zigzag():
+    uneven = dataclasses.replace(CALIBRATED, zigzag=False)
+    seen = [next(op for op in layer_operations(job('llama3.1_8B', a, cp=8, strategy='2d-seqp'))
+                 if op.name == 'fusedla').forward.attention.seen for a in (CALIBRATED, uneven)]
+    assert seen == [.5, 1 - 1 / 16]   # row by row the last eighth sees 15/16 of all keys
+
+
+def test_windows():
+    "gpt-oss: every second layer sees 128 tokens; on average 1 - w / 2 l of them."
+    narrow, wide = kinds_of(job('gpt_oss_120B'))
+    seen = [next(op for op in layer_operations(k) if op.name == 'fusedla').forward.attention.seen
+            for k in (narrow, wide)]
+    assert seen[1] == .5 and math.isclose(seen[0], 128 / 4096 * (1 - 128 / 8192))
+
+
+@pytest.mark.parametrize('precision, kept', [('fp8', 1), ('fp8-block', 1 + 4 / 128),
+                                             ('mxfp8', 1 + 1 / 32), ('nvfp4', .5625)])
+def test_precision_by_hand(precision, kept):
+    "Products of weights alone are faster, keep less and pay for casts."
+    b200 = as_system('B200-180GB')
+    j = [kinds_of(job('llama3.1_8B', dataclasses.replace(CALIBRATED, precision=p)))[0]
+         for p in ('bf16', precision)]
+    ops = [{op.name: op for op in layer_operations(x)} for x in j]
+    assert math.isclose(ops[1]['fc2'].activations / ops[0]['fc2'].activations, kept / 2)
+    assert ops[1]['fusedla'] == ops[0]['fusedla'] and ops[1]['ln1'] == ops[0]['ln1']
+    assert ops[1]['fc1'].forward.nbytes > 0 == ops[0]['fc1'].forward.nbytes
+    if precision == 'nvfp4': return   # no system here has its rate and measured parameters
+    t = [estimate('llama3.1_8B', Parallel(dp=8, precision=p), b200, 64, 'corrected').stats
+         ['iteration_s'] for p in ('bf16', precision)]
+    assert .5 * t[0] < t[1] < .85 * t[0]
+
+
+def test_what_cannot_be():
+    experts = NAMED['qwen3_30B_A3B']
+    for given, message in ((dict(tp=2, sequence_sharded=False, ep=2), 'needs sequence_sharded=True'),
+                           (dict(ep=7, dp=7), 'experts=128 must be divisible by ep=7'),
+                           (dict(ep=8, dp=4), r'tp\*cp\*dp=4 must be divisible by ep\*etp=8'),
+                           (dict(strategy='2d', tp=2), 'SUMMA .* has no operations for experts')):
+        with pytest.raises(ValueError, match=message):
+            estimate(experts, Parallel(**given), H100, 56)
+    with pytest.raises(ValueError, match='experts=1 must be divisible by ep=2'):
+        estimate('llama3.1_8B', Parallel(dp=2, ep=2), H100, 8)
+
+
+def test_stages_of_unequal_layers():
+    "DeepSeek-V3 on one rank, or dealt to 61: three dense layers, and MTP's at the end."
+    pattern = pattern_of(job('deepseek_v3'))
+    (one,) = distinct_stages(pattern, 1, 1, False, False)
+    assert one.layers == (3, 59) and (one.first, one.last) == (1, 1)
+    every = distinct_stages(pattern, 61, 1, False, False)
+    assert [(s.layers, s.rank) for s in every] == [((1, 0), 0), ((1, 0), 1), ((0, 1), 3),
+                                                   ((0, 2), 60)]
+
+
+@settings(max_examples=12, deadline=None)
+@given(small_models(), st.sampled_from(['corrected', 'calibrated']), st.sampled_from([4, 8]))
+def test_search_is_exhaustive(model, preset, n):
+    "The best of a search is the best of all configurations that `estimate` can run."
+    found = search(model, n, H100, 8, ['1d', '2d-seqp'], k=1, assumptions=preset,
+                   recompute=['none', 'moe_act'], context=['ring', 'ulysses'])
+    best = math.inf
+    for row in search(model, n, H100, 8, ['1d', '2d-seqp'], k=10**6, assumptions=preset,
+                      recompute=['none', 'moe_act'], context=['ring', 'ulysses']).itertuples():
+        given = {name: getattr(row, name) for name in (
+            'tp', 'cp', 'pp', 'dp', 'ep', 'etp', 'micro_batch', 'recompute', 'context',
+            'nvlink_tp', 'nvlink_cp', 'nvlink_pp', 'nvlink_dp')}
+        stats = estimate(model, Parallel(**given), H100, 8, preset).stats
+        assert math.isclose(stats['iteration_s'], row.iteration_s, rel_tol=1e-9)
+        assert math.isclose(stats['memory_GB'], row.memory_GB, rel_tol=1e-9)
+        best = min(best, stats['iteration_s'])
+    if len(found): assert math.isclose(found.iteration_s[0], best, rel_tol=1e-9)
