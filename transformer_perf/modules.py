@@ -427,7 +427,8 @@ def not_priced(model):  # list of names
     plain_biases = 'none' if model.gated_mlp else 'all'
     other = {'head_dim': model.head * model.heads != model.embed_dim,
              'biases': model.bias_kind != plain_biases,
-             'activation': model.activation == 'squared_relu'}
+             'activation': model.activation == 'squared_relu',
+             'layer_norms': model.layer_norms != 2, 'output_bias': model.output_bias}
     return [name for name in NOT_PRICED if getattr(model, name)] + [
         name for name, differs in other.items() if differs]
 
