@@ -124,8 +124,9 @@ sizes = st.fixed_dictionaries(
          heads=st.sampled_from([2, 4, 6]), depth=st.integers(1, 12)),
     optional=dict(
         mlp_dim=st.integers(1, 99), vocab=st.sampled_from([10, 300]), gated_mlp=st.booleans(),
-        causal=st.booleans(), biases=some('none', 'qkv', 'attention', 'all'),
-        norm=some('layernorm', 'rmsnorm'), head_dim=some(5, 8), kv_heads=some(1, 2),
+        causal=st.booleans(), biases=some('none', 'qkv', 'attention', 'mlp', 'all'),
+        norm=some('layernorm', 'rmsnorm', 'unscaled'), layer_norms=st.integers(1, 4),
+        output_bias=st.booleans(), qk_norm_whole=st.booleans(), head_dim=some(5, 8), kv_heads=some(1, 2),
         qk_norm=st.booleans(), attention_sinks=st.booleans(), window=some(1, 7, 200),
         full_attention_every=some(1, 2, 6), kv_lora_rank=some(4), q_lora_rank=some(3),
         qk_nope_head_dim=some(5), qk_rope_head_dim=some(2), v_head_dim=some(6),
@@ -199,6 +200,10 @@ def test_each_field_counts():
     assert added(kv_heads=2) == -2 * 2 * (48 + 1) * 24
     assert added(head_dim=24) == 2 * (4 * 48 * 48 + 3 * 48)
     assert added(window=3) == 0
+    assert added(biases='mlp') == -2 * (3 * 48 + 48)
+    assert added(norm='unscaled') == -(2 * 2 + 1) * 2 * 48 and added(layer_norms=4) == 8 * 48
+    assert added(output_bias=True) == 10
+    assert added(qk_norm=True, qk_norm_whole=True) == 2 * 2 * 2 * 48
 
 
 # what is not priced yet

@@ -344,7 +344,7 @@ def layers_again(recompute):
 # %% ../nbs/02_estimates.ipynb #6635d1de
 def is_again(recompute, part):
     "Whether a part of a layer is computed again; an array where `recompute` is a column."
-    return of_names(recompute, lambda name: part in parts_again(name))
+    return of_names(recompute, lambda name: part in parts_again(name)) != 0
 
 def check_choices(a):
     "A ValueError where assumptions contradict each other."

@@ -7,8 +7,8 @@ __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'WHOLE', 'FLAG'
            'LARGEST_CSV', 'MOST_COLUMNS', 'MOST_CELLS', 'PATIENCE', 'printable', 'quoted', 'nearest', 'whole', 'finite',
            'flag', 'label', 'field', 'one_of', 'checked_number', 'of_type', 'checked_value', 'checked', 'takes',
            'several', 'table_with', 'divides', 'named', 'checked_path', 'read_bytes', 'read_text', 'once',
-           'no_constant', 'parse_json', 'read_json', 'naming', 'check_cells', 'read_csv', 'is_special', 'why_not',
-           'check_writable', 'write_whole', 'write_to', 'open_special', 'replace_file']
+           'no_constant', 'infinity', 'parse_json', 'read_json', 'naming', 'check_cells', 'read_csv', 'is_special',
+           'why_not', 'check_writable', 'write_whole', 'write_to', 'open_special', 'replace_file']
 
 # %% ../nbs/90_inputs.ipynb #90a00005
 import contextlib
@@ -266,10 +266,14 @@ def once(pairs):  # dict
 
 def no_constant(word): raise ValueError(f'{word} is not a number')
 
-def parse_json(text, name):  # dict
+def infinity(word): return float(word) if word != 'NaN' else no_constant(word)
+
+# %% ../nbs/90_inputs.ipynb #90a00060
+def parse_json(text, name, infinities=False):  # dict
     "The object that a JSON text holds; a one-line ValueError if there is none."
     of_type(text, str, 'text')
-    try: found = json.loads(text, object_pairs_hook=once, parse_constant=no_constant)
+    constant = infinity if infinities else no_constant
+    try: found = json.loads(text, object_pairs_hook=once, parse_constant=constant)
     except RecursionError: raise ValueError(f'{name}: not valid JSON (nested too deep)') from None
     except ValueError as error:
         why = printable(str(error).splitlines()[0])[:2 * LONGEST]
@@ -278,9 +282,9 @@ def parse_json(text, name):  # dict
     raise ValueError(f'{name}: must hold one JSON object, not a {type(found).__name__}')
 
 # %% ../nbs/90_inputs.ipynb #46a9429b
-def read_json(path):  # dict
-    "The object in a JSON file."
-    return parse_json(read_text(path, LARGEST_JSON), named(path))
+def read_json(path, infinities=False):  # dict
+    "The object in a JSON file; infinite numbers, where they are allowed, are no error."
+    return parse_json(read_text(path, LARGEST_JSON), named(path), infinities)
 
 @contextlib.contextmanager
 def naming(path):

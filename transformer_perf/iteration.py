@@ -301,8 +301,8 @@ def stages_of(job: Job):  # list of Stage; in each, columns where the configurat
     folded, both = (own_figure(s, lambda s, n=n: getattr(s, n)) for n in ('folded', 'both_ways'))
     keys = np.broadcast_arrays(job.pp, job.virtual_stages, folded, both)
     rows, which = np.unique(np.stack([np.ravel(k) for k in keys], 1), axis=0, return_inverse=True)
-    tables = [distinct_stages(pattern_of(job), int(p), int(v), bool(folded), bool(both))
-              for p, v, folded, both in rows]
+    pattern, one = pattern_of(job), (1, 1, 0, 0)   # of no configuration at all, too
+    tables = [distinct_stages(pattern, *map(int, row)) for row in (rows if len(rows) else [one])]
     most = max(map(len, tables))
     every = np.array([[(*stage.layers, *stage[1:]) for stage in table + table[:1] * most][:most]
                       for table in tables])[which.reshape(np.shape(keys[0]))]

@@ -227,7 +227,7 @@ def fused_attention(
     return Operation(name, Work(attention=kernel, vector=flop * there, launches=1),
                      Work(attention=kernel._replace(backward=True), vector=flop * (back + there),
                           launches=2), activations=kept + freed, again=CORE[1:],
-                     frees=(('core_attn', freed), ('mla_up_proj', kept)))
+                     frees=(('core_attn', freed),))
 
 # %% ../nbs/03_layers.ipynb #c4416572
 def logits_summa(

@@ -5,17 +5,19 @@
 # %% auto #0
 __all__ = ['LATENT', 'NEEDS', 'GPT', 'GATED', 'LLAMA', 'MIXTRAL', 'QWEN3', 'QWEN3_EXPERTS', 'DEEPSEEK', 'PUBLISHED', 'NAMED',
            'SYMBOLS', 'models', 'CONVENTIONS', 'differing', 'as_markdown', 'Model', 'check_needs', 'check_model',
-           'has_window', 'has_experts', 'window_layers', 'expert_layers', 'as_model', 'Part', 'in_all', 'norm_size',
-           'attention_parts', 'latent_parts', 'mlp_parts', 'expert_parts', 'end_parts', 'parameter_table', 'attended',
-           'key_and_value', 'model_flops']
+           'has_window', 'has_experts', 'window_layers', 'expert_layers', 'as_model', 'model_in', 'Part', 'in_all',
+           'norm_size', 'attention_parts', 'latent_parts', 'mlp_parts', 'expert_parts', 'end_parts', 'parameter_table',
+           'attended', 'key_and_value', 'model_flops']
 
 # %% ../nbs/00_models.ipynb #f48410b2
 import dataclasses
 from dataclasses import dataclass
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 from .inputs import checked, divides, field, naming, nearest, quoted, read_json
+from .configs import fields_of, is_config
 
 # %% ../nbs/00_models.ipynb #b4ce6bc1
 def differing(x):  # dict
@@ -47,11 +49,13 @@ class Model:
     causal: bool = True         # a token sees only what came before it
     # throughout
     activation: str = field('gelu', choices=('gelu', 'silu', 'squared_relu'))  # of the MLP
-    biases: str = field(None, choices=('none', 'qkv', 'attention', 'all'))  # where; `bias_kind`
-    norm: str = field(None, choices=('layernorm', 'rmsnorm'))               # see `norm_kind`
+    biases: str = field(None, choices=('none', 'qkv', 'attention', 'mlp', 'all'))  # `bias_kind`
+    norm: str = field(None, choices=('layernorm', 'rmsnorm', 'unscaled'))   # see `norm_kind`
+    layer_norms: int = 2        # norms of a layer on the residual stream; 4 in Gemma 2 and 3
     # attention
     head_dim: int = None        # width of a head; q, e / h unless given
     qk_norm: bool = False       # each head's queries and keys are normalized
+    qk_norm_whole: bool = False # by a norm as wide as all heads together
     attention_sinks: bool = False      # each head has a learned score for no token at all
     window: int = None          # latest tokens that a token sees, in layers with a sliding window
     full_attention_every: int = None   # n: layers n, 2 n, ... (from 1) have none; else all have it
@@ -72,6 +76,7 @@ class Model:
     moe_every: int = 1          # n: of the others, layers 0, n, 2 n, ... (from 0) have experts
     # ends
     tied_embeddings: bool = False      # the output layer has the embedding's words
+    output_bias: bool = False   # a number for each word, added to the output layer's
     learned_positions: bool = False    # a vector for each position, as in GPT-3
     mtp_layers: int = field(0, least=0)   # multi-token prediction: layers after the last
 
@@ -96,7 +101,8 @@ NEEDS = {   # a field -> what it means nothing without
     **dict.fromkeys(('experts_per_token', 'expert_dim', 'shared_expert_dim', 'router_bias',
                      'dense_layers_first', 'moe_every'), ('experts',)),
     'experts': ('experts_per_token', 'expert_dim'), 'shared_expert_gate': ('shared_expert_dim',),
-    'full_attention_every': ('window',), 'tied_embeddings': ('vocab',), 'mtp_layers': ('vocab',),
+    'full_attention_every': ('window',), 'qk_norm_whole': ('qk_norm',),
+    **dict.fromkeys(('tied_embeddings', 'output_bias', 'mtp_layers'), ('vocab',)),
 }
 
 def check_needs(m):
@@ -202,17 +208,16 @@ NAMED = {name: Model(name=name, **sizes) for name, sizes in PUBLISHED.items()}
 SYMBOLS = {'l': 'seq_len', 'e': 'embed_dim', 'h': 'heads', 'f': 'mlp_dim'}  # the paper's names
 
 def as_model(
-    model,  # a Model, a name, the path of a .json file, or a dict with full or short keys
+    model,  # a Model, a name, the path of a .json file or its folder, or a dict
 ):  # Model
     "A `Model` from whatever form it was given in."
     if isinstance(model, Model): return model
-    if isinstance(model, str):
-        if not model.endswith('.json'): return NAMED[nearest(model, NAMED, 'model')]
-        given = {'name': Path(model).stem, **read_json(model)}
-        with naming(model): return as_model(given)
+    if isinstance(model, str) and model in NAMED: return NAMED[model]
+    if isinstance(model, (str, Path)): return model_in(model)
     if not isinstance(model, dict):
         raise ValueError('model must be a Model, a name, a .json file or a dict, '
                          f'not {quoted(model)}')
+    if is_config(model): return Model(**fields_of(model))
     fields, sizes = [f.name for f in dataclasses.fields(Model)], {}
     for key, value in model.items():
         name = SYMBOLS.get(key) or nearest(key, fields, 'model field')
@@ -221,6 +226,19 @@ def as_model(
     for name in fields[:4]:
         if name not in sizes: raise ValueError(f'model lacks {name!r}')
     return Model(**sizes)
+
+# %% ../nbs/00_models.ipynb #ed678cc6
+def model_in(path):  # Model
+    "The model of a .json file; in a folder it is config.json, and the folder names it."
+    folder = os.path.isdir(path)
+    if not folder and not str(path).endswith('.json'):
+        return NAMED[nearest(str(path), NAMED, 'model')]
+    place = Path(path) / 'config.json' if folder else Path(path)
+    given = read_json(place, infinities=True)   # some files of Hugging Face have them
+    with naming(place):
+        if not is_config(given): return as_model({'name': place.stem, **given})
+        own = place.absolute().parent.name if place.stem == 'config' else place.stem
+        return dataclasses.replace(as_model(given), name=own or place.stem)
 
 # %% ../nbs/00_models.ipynb #4d888fc8
 models = {name: {'l': m.seq_len, 'e': m.embed_dim, 'h': m.heads, 'depth': m.depth}
@@ -241,18 +259,19 @@ class Part(NamedTuple):
 def in_all(n, component, each, counted='both'): return Part(component, each, n, n, counted)
 
 def norm_size(m: Model, width):
-    "Parameters of a norm: a scale for each number, and in LayerNorm a shift."
-    return width * (1 if m.norm_kind == 'rmsnorm' else 2)
+    "Parameters of a norm: a scale for each number, and in LayerNorm a shift; or none at all."
+    return width * {'layernorm': 2, 'rmsnorm': 1, 'unscaled': 0}[m.norm_kind]
 
 # %% ../nbs/00_models.ipynb #c0de0007
 def attention_parts(m: Model, n):  # list of Part
     "Attention of n layers."
     e, wide, narrow = m.embed_dim, m.heads * m.head, (m.kv_heads or m.heads) * m.head
-    biases = (wide + 2 * narrow) * (m.bias_kind != 'none')
+    biases = (wide + 2 * narrow) * (m.bias_kind not in ('none', 'mlp'))
+    normed = wide + narrow if m.qk_norm_whole else 2 * m.head
     return [in_all(n, 'queries', e * wide), in_all(n, 'keys and values', 2 * e * narrow),
             in_all(n, 'attention output', wide * e),
             in_all(n, 'biases of queries, keys, values', biases, 'palm'),
-            in_all(n, 'norms of queries and keys', 2 * norm_size(m, m.head) * m.qk_norm, 'palm')]
+            in_all(n, 'norms of queries and keys', norm_size(m, normed) * m.qk_norm, 'palm')]
 
 # %% ../nbs/00_models.ipynb #c0de0009
 def latent_parts(m: Model, n):  # list of Part
@@ -270,7 +289,7 @@ def latent_parts(m: Model, n):  # list of Part
 def mlp_parts(m: Model, name, width, number, used):  # list of Part
     "MLPs of one width."
     matrices, e = 2 + m.gated_mlp, m.embed_dim
-    biases = ((1 + m.gated_mlp) * width + e) * (m.bias_kind == 'all')
+    biases = ((1 + m.gated_mlp) * width + e) * (m.bias_kind in ('mlp', 'all'))
     return [Part(name, matrices * e * width, number, used),
             Part(f'biases of {name}', biases, number, used, 'palm')]
 
@@ -291,6 +310,7 @@ def end_parts(m: Model):  # list of Part
             Part('positions', m.seq_len * e * m.learned_positions, 1, 1, ''),
             Part('final norm', norm_size(m, e) * bool(m.vocab), 1, 1, 'palm'),
             Part('words of the output', words, 1 - m.tied_embeddings, 1 + more),
+            Part('biases of the output', (m.vocab or 0) * m.output_bias, 1, 1 + more, 'palm'),
             in_all(more, 'projections of MTP', 2 * e * e),
             in_all(more, 'norms of MTP', 3 * norm_size(m, e))]
 
@@ -306,7 +326,8 @@ def parameter_table(
     parts += [in_all(n, 'biases of attention output', m.embed_dim * biased, 'palm'),
               in_all(n, 'attention sinks', m.heads * m.attention_sinks, 'palm'),
               *mlp_parts(m, 'MLP', m.mlp_dim, n - sparse, n - sparse), *expert_parts(m, sparse),
-              in_all(n, 'norms of layers', 2 * norm_size(m, m.embed_dim), 'palm'), *end_parts(m)]
+              in_all(n, 'norms of layers', m.layer_norms * norm_size(m, m.embed_dim), 'palm'),
+              *end_parts(m)]
     return [part for part in parts if part.each and part.used]
 
 # %% ../nbs/00_models.ipynb #c0de0016

@@ -1,0 +1,251 @@
+"Formats that people have: configurations of Hugging Face, jobs of frameworks, their logs."
+import dataclasses
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from transformer_perf.configs import FAMILIES, FOREIGN, foreign_keys
+from transformer_perf.models import NAMED, as_model
+
+HERE = Path(__file__).parent / 'data' / 'hf_configs'   # as their owners published them
+
+
+def refused(ask, *args, **given):
+    "The error of one line that a question ends with."
+    with pytest.raises(ValueError, match='.') as caught: ask(*args, **given)
+    message = str(caught.value)
+    assert message.isprintable() and len(message) < 300
+    return message
+
+
+# models
+
+PUBLISHED = {'Meta-Llama-3.1-8B': 8_030_261_248, 'Meta-Llama-3.1-70B': 70_553_706_496,
+             'Mixtral-8x7B-v0.1': 46_702_792_704, 'Qwen3-0.6B': 596_049_920,
+             'Qwen3-30B-A3B': 30_532_122_624, 'Qwen3-32B': 32_762_123_264,
+             'DeepSeek-V3': 671_026_419_200}
+FOREIGN_FILES = {'DeepSeek-V4-Flash': 'compress_ratios', 'gemma-4-26B-A4B': 'attention_k_eq_v',
+                 'Nemotron-H-56B-Base-8K': 'ssm_state_size',
+                 'Qwen3.5-397B-A17B': 'linear_attention'}
+AS_NAMED = {'Meta-Llama-3.1-8B': 'llama3.1_8B', 'Meta-Llama-3.1-70B': 'llama3.1_70B',
+            'Mixtral-8x7B-v0.1': 'mixtral_8x7B', 'Qwen3-30B-A3B': 'qwen3_30B_A3B',
+            'Qwen3-32B': 'qwen3_32B', 'DeepSeek-V3': 'deepseek_v3'}
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_real_files(name):
+    "The parameters published, in the main model; and the sizes that are known by name."
+    m = as_model(str(HERE / f'{name}.json'))
+    assert m.name == name
+    assert dataclasses.replace(m, mtp_layers=0).parameters == PUBLISHED[name]
+    if name not in AS_NAMED: return
+    known = NAMED[AS_NAMED[name]]
+    assert dataclasses.replace(known, name=name, seq_len=m.seq_len, train_samples=None) == m
+
+
+@pytest.mark.parametrize('name', FOREIGN_FILES)
+def test_what_no_field_says(name):
+    assert FOREIGN_FILES[name] in refused(as_model, str(HERE / f'{name}.json'))
+
+
+def test_every_file_is_read_or_refused():
+    assert {*PUBLISHED, *FOREIGN_FILES} == {path.stem for path in HERE.glob('*.json')}
+
+
+def of(kind, e, depth, heads, mlp, vocab, **more):
+    "A config.json with the keys of most families."
+    return {'model_type': kind, 'hidden_size': e, 'num_hidden_layers': depth, 'vocab_size': vocab,
+            'num_attention_heads': heads, 'intermediate_size': mlp,
+            'max_position_embeddings': 4096} | more
+
+
+def gpt2(e, depth, heads, **more):
+    return {'model_type': 'gpt2', 'n_embd': e, 'n_layer': depth, 'n_head': heads, 'n_inner': None,
+            'n_positions': 1024, 'vocab_size': 50257, 'activation_function': 'gelu_new', **more}
+
+
+def kv(heads, head_dim=None): return {'num_key_value_heads': heads, 'head_dim': head_dim}
+
+
+MLA = dict(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+FILES = [   # parameters that owners publish, and sizes of their files
+    (124_439_808, gpt2(768, 12, 12)), (1_557_611_200, gpt2(1600, 48, 25)),
+    (20_554_567_680, of('gpt_neox', 6144, 44, 64, 24576, 50432, hidden_act='gelu_fast')),
+    (1_414_647_808, of('gpt_neox', 2048, 24, 16, 8192, 50304, hidden_act='gelu')),
+    (6_738_415_616, of('llama', 4096, 32, 32, 11008, 32000)),
+    (7_241_732_096, of('mistral', 4096, 32, 32, 14336, 32000, sliding_window=4096, **kv(8))),
+    (494_032_768, of('qwen2', 896, 24, 14, 4864, 151936, tie_word_embeddings=True, **kv(2),
+                     use_sliding_window=False, sliding_window=32768, max_window_layers=21)),
+    (7_615_616_512, of('qwen2', 3584, 28, 28, 18944, 152064, **kv(4))),
+    (14_315_784_192, of('qwen2_moe', 2048, 24, 16, 5632, 151936, num_experts=60,
+                        num_experts_per_tok=4, moe_intermediate_size=1408,
+                        shared_expert_intermediate_size=5632, **kv(16))),
+    (2_506_172_416, of('gemma', 2048, 18, 8, 16384, 256000, **kv(1, 256))),
+    (8_537_680_896, of('gemma', 3072, 28, 16, 24576, 256000, **kv(16, 256))),
+    (2_614_341_888, of('gemma2', 2304, 26, 8, 9216, 256000, sliding_window=4096, **kv(4, 256),
+                       hidden_activation='gelu_pytorch_tanh', hidden_act='gelu_pytorch_tanh')),
+    (9_241_705_984, of('gemma2', 3584, 42, 16, 14336, 256000, sliding_window=4096, **kv(8, 256))),
+    (27_227_128_320, of('gemma2', 4608, 46, 32, 36864, 256000, sliding_window=4096,
+                        **kv(16, 128))),
+    (999_885_952, of('gemma3_text', 1152, 26, 4, 6912, 262144, sliding_window=512,
+                     sliding_window_pattern=6, **kv(1, 256))),
+    (15_706_484_224, of('deepseek_v2', 2048, 27, 16, 10944, 102400, n_routed_experts=64,
+                        num_experts_per_tok=6, n_shared_experts=2, moe_intermediate_size=1408,
+                        first_k_dense_replace=1, q_lora_rank=None, **MLA)),
+    (7_833_409_536, of('mimo', 4096, 36, 32, 11008, 151680, num_nextn_predict_layers=1, **kv(8))),
+    (2_779_683_840, of('phi', 2560, 32, 32, 10240, 51200, hidden_act='gelu_new')),
+    (3_821_079_552, of('phi3', 3072, 32, 32, 8192, 32064, sliding_window=2047)),
+    (41_873_153_344, of('phimoe', 4096, 32, 32, 6400, 32064, num_local_experts=16,
+                        num_experts_per_tok=2, attention_bias=True, lm_head_bias=True,
+                        sliding_window=131072, **kv(8))),
+    (6_888_095_744, of('olmo', 4096, 32, 32, 11008, 50304)),
+    (1_176_764_416, of('olmo', 2048, 16, 16, 8192, 50304, tie_word_embeddings=True)),
+    (7_298_617_344, of('olmo2', 4096, 32, 32, 11008, 100352)),
+    (6_919_161_856, of('olmoe', 2048, 16, 16, 1024, 50304, num_experts=64, num_experts_per_tok=8)),
+    (3_030_371_328, of('starcoder2', 3072, 30, 24, 12288, 49152, hidden_act='gelu_pytorch_tanh',
+                       **kv(2))),
+    (34_980_831_232, of('cohere', 8192, 40, 64, 22528, 256000)),
+    (8_170_848_256, of('granite', 4096, 40, 32, 12800, 49155, tie_word_embeddings=True, **kv(8))),
+    (36_151_104_512, of('seed_oss', 5120, 64, 80, 27648, 155136, **kv(8, 128))),
+    (9_400_279_040, of('glm4', 4096, 40, 32, 13696, 151552, **kv(2, 128)))]
+GLM = dict(num_experts_per_tok=8, n_shared_experts=1, attention_bias=True, **kv(8, 128))
+GLM_FILES = [
+    (110_468_824_832, of('glm4_moe', 4096, 46, 96, 10944, 151552, n_routed_experts=128,
+                         moe_intermediate_size=1408, first_k_dense_replace=1, use_qk_norm=False,
+                         num_nextn_predict_layers=1, **GLM)),
+    (358_337_791_296, of('glm4_moe', 5120, 92, 96, 12288, 151552, n_routed_experts=160,
+                         moe_intermediate_size=1536, first_k_dense_replace=3, use_qk_norm=True,
+                         num_nextn_predict_layers=1, **GLM))]
+
+
+@pytest.mark.parametrize('published, given', FILES, ids=lambda x: str(x)[:40])
+def test_parameters_of_files(published, given): assert as_model(given).parameters == published
+
+
+@pytest.mark.parametrize('published, given', GLM_FILES)
+def test_files_with_layers_of_mtp(published, given):
+    "They store both tables of words once more, for the layer of multi-token prediction."
+    m = as_model(given)
+    assert m.mtp_layers == 1 and m.parameters + 2 * m.vocab * m.embed_dim == published
+
+
+def test_a_file_in_its_folder(tmp_path):
+    "A folder is named for its model; five keys of another library are none of ours."
+    folder = tmp_path / 'Qwen3-32B'
+    folder.mkdir()
+    (folder / 'config.json').write_text((HERE / 'Qwen3-32B.json').read_text())
+    assert as_model(folder) == as_model(str(folder)) == as_model(str(folder / 'config.json'))
+    assert as_model(folder).name == 'Qwen3-32B'
+    assert 'cannot be read' in refused(as_model, str(tmp_path))
+
+
+def test_new_and_old_keys_say_the_same():
+    "Those of transformers 5 beside those of 4."
+    old = of('gpt_oss', 64, 4, 4, 64, 100, num_local_experts=4, num_experts_per_tok=2,
+             sliding_window=8, torch_dtype='bfloat16', rope_theta=1e4, **kv(2, 16))
+    new = {key: x for key, x in old.items() if key not in ('torch_dtype', 'rope_theta')} | {
+        'dtype': 'bfloat16', 'rope_parameters': {'rope_theta': 1e4, 'rope_type': 'default'},
+        'layer_types': ['sliding_attention', 'full_attention'] * 2}
+    assert as_model(old) == as_model(new)
+    old = of('glm4_moe', 64, 4, 4, 64, 100, n_routed_experts=4, num_experts_per_tok=2, **kv(2, 16),
+             n_shared_experts=1, moe_intermediate_size=32, first_k_dense_replace=1)
+    new = old | {'mlp_layer_types': ['dense'] + ['sparse'] * 3}
+    assert as_model(old) == as_model(new)
+    assert 'lists 2 layers, num_hidden_layers=4' in refused(
+        as_model, new | {'mlp_layer_types': ['dense', 'sparse']})
+    assert 'mlp_layer_types contradicts first_k_dense_replace' in refused(
+        as_model, new | {'first_k_dense_replace': 2})
+
+
+TINY = of('llama', 64, 2, 4, 96, 100)
+
+
+@pytest.mark.parametrize('change, says', [
+    (dict(model_type='mamba2'), "unknown model_type 'mamba2'"), (dict(num_hidden_layers=None),
+    'num_hidden_layers=None must be'), (dict(hidden_act='relu'), "unknown hidden_act 'relu'"),
+    (dict(kv_lora_rank=8), 'kv_lora_rank=8 has no meaning in a llama'),
+    (dict(num_experts=8), 'num_experts=8 has no meaning in a llama'),
+    (dict(num_hidden_layers=10**8), 'must be a whole number from 1 to 10000'),
+    (dict(tie_word_embeddings='yes'), "tie_word_embeddings='yes' must be true or false"),
+    (dict(num_key_value_heads=3), 'must be divisible by kv_heads=3'),
+    (dict(num_attention_heads=[4, 4]), 'must be a whole number'),
+    (dict(text_config=[1]), 'text_config='), (dict(architectures='Llama'), 'architectures='),
+    (dict(model_type=['llama']), 'unknown model_type'),
+    (dict(text_config=TINY, tie_word_embeddings=True), None),
+    (dict(text_config=TINY | dict(tie_word_embeddings=False), tie_word_embeddings=True),
+     'contradicts'),
+    (dict(layer_types='full_attention'), 'layer_types='),
+    (dict(layer_types=['sliding_attention'] * 2), 'no sliding_window is in use')])
+def test_files_that_say_wrong(change, says):
+    if says is None: assert as_model(TINY | change).tied_embeddings; return
+    assert says in refused(as_model, TINY | change)
+
+
+@pytest.mark.parametrize('key', [key for keys in FOREIGN.values() for key in keys.split()])
+def test_foreign_keys_are_named(key):
+    "Where they say something; not where they say that there is no such thing."
+    key = key.replace('*', 'size')
+    assert key in refused(as_model, TINY | {key: 4})
+    for nothing in (None, False, 0, [], {}): assert as_model(TINY | {key: nothing}).parameters > 0
+    assert foreign_keys({'hidden_size': 3, key: True}) == [key]
+
+
+WORTHLESS = [None, True, -1, 0, 1.5, 'x', [], [1], {}, {'a': 1}, 10**400, ['full_attention'] * 9]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([given for _, given in FILES]), st.data())
+def test_spoiled_files(file, data):
+    "A model, or one line."
+    names = data.draw(st.lists(st.sampled_from([*file, 'layer_types', 'mlp_layer_types',
+        'moe_layer_freq', 'mlp_only_layers', 'topk_method', 'architectures', 'text_config',
+        'use_sliding_window', 'sliding_window_pattern', 'attn_type_list']), max_size=3))
+    file = file | {name: data.draw(st.sampled_from(WORTHLESS)) for name in names}
+    try: assert as_model(file).parameters > 0
+    except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
+
+
+# the same counts by the library itself, where it is installed
+
+def some_file(kind, r):  # dict
+    "A small random file of a family."
+    heads, depth, half = r.choice([2, 4, 8]), r.choice([1, 2, 3, 4, 7]), lambda: r.random() < .5
+    flags = ('attention_bias', 'mlp_bias', 'tie_word_embeddings', 'use_qk_norm', 'use_bias',
+             'lm_head_bias', 'qkv_bias', 'use_qkv_bias', 'use_sliding_window')
+    file = of(kind, 16 * heads, depth, heads, r.choice([32, 48]), r.choice([64, 100]),
+              **{name: half() for name in flags if half()}, pad_token_id=0,
+              **kv(r.choice([1, 2]), r.choice([8, 16])), sliding_window=r.choice([None, 4]),
+              max_window_layers=r.choice([0, depth]), num_experts_per_tok=2, n_group=1,
+              topk_group=1, moe_intermediate_size=24, n_shared_experts=r.choice([1, 2]),
+              shared_expert_intermediate_size=40, first_k_dense_replace=r.choice([0, 1, 2]),
+              mlp_only_layers=r.choice([[], [0]]), q_lora_rank=r.choice([None, 12]),
+              **{name: 8 for name in MLA}, num_local_experts=4, num_experts=4, n_routed_experts=4)
+    renamed = {'hidden_size': 'n_embd', 'num_hidden_layers': 'n_layer', 'intermediate_size':
+               'n_inner', 'num_attention_heads': 'n_head', 'max_position_embeddings': 'n_positions'}
+    if kind == 'exaone4': file['sliding_window'] = 4   # without, its own code fails
+    if kind not in ('gpt2', 'gptj'): return file
+    return {renamed.get(name, name): value for name, value in file.items()}
+
+
+@pytest.mark.parametrize('kind', FAMILIES)
+def test_parameters_as_transformers_counts_them(kind):
+    os.environ['TRANSFORMERS_VERBOSITY'] = 'error'
+    torch, transformers = map(pytest.importorskip, ('torch', 'transformers'))
+    if kind not in transformers.CONFIG_MAPPING: pytest.skip('not in this transformers')
+    cls = transformers.CONFIG_MAPPING[kind]
+    fields, compared = cls.__dataclass_fields__, 0
+    for seed in range(8):
+        file = some_file(kind, random.Random(seed))
+        config = cls(**{name: x for name, x in file.items() if name in fields})
+        with torch.device('meta'): model = transformers.AutoModelForCausalLM.from_config(config)
+        buffers = [b for name, b in model.named_buffers() if 'correction_bias' in name]
+        theirs = sum(x.numel() for x in {*model.parameters(), *buffers})
+        try: m = as_model(json.loads(json.dumps(config.to_dict())))
+        except ValueError as error: assert ' says ' in str(error); continue
+        assert dataclasses.replace(m, mtp_layers=0).parameters == theirs, file
+        compared += 1
+    assert compared
