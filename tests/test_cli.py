@@ -90,8 +90,8 @@ def test_lists():
     models = {row['name']: row for row in json.loads(good('models', '--format', 'json'))}
     names, one = models.keys(), models['deepseek_v3']
     assert {'gpt3', 'gpt3_1T', 'vit_era5'} <= names
-    assert (one['experts'], one['parameters_B'], one['layers_B']) == ('8 of 256', 682.636, None)
-    has(bad('search', '--model', 'deepseek_v3'), 'deepseek_v3: experts=256 is not priced yet')
+    assert (one['experts'], one['parameters_B'], one['layers_B']) == ('8 of 256', 682.636, 669.173)
+    has(good('search', '--model', 'deepseek_v3'), 'deepseek_v3')
     rows = csv.DictReader(io.StringIO(good('models', '--format', 'csv')))
     assert {row['name'] for row in rows} == names
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transformer_perf import Model, Parallel, estimate, search
+from transformer_perf import Model, estimate, search
 from transformer_perf.estimates import Group, as_assumptions, counted, exchanged, parts_again
 from transformer_perf.iteration import (
     Parallel, distinct_stages, job_of, layers_memory, mean_layer, stages_of)
@@ -89,7 +89,8 @@ def test_experts_are_shared_out(model, ep, tp):
 def test_products_are_the_model_flop(name):
     "Forward and backward, with the masks, within what a sum of k terms is less than 2 k."
     j, m = job(name), NAMED[name]
-    which = kinds_among(pattern_of(j))[1] if len(kinds_of(j)) > 1 else [0] * (m.depth + m.mtp_layers)
+    one = [0] * (m.depth + m.mtp_layers)
+    which = kinds_among(pattern_of(j))[1] if len(kinds_of(j)) > 1 else one
     # fused attention computes its scores again, which model FLOP leave out
     own = lambda w: sum(p.flop for p in w.products) + (
         0 if not w.attention else sum(p.flop for p in w.attention.products[
@@ -134,8 +135,8 @@ def test_domains_met_by_trying():
     once = dataclasses.replace(CALIBRATED, dispatcher='once')
     messages = [layer_operations(kinds_of(job('deepseek_v3', a, dp=64, ep=64, nvlink_dp=8))[1])
                 for a in (CALIBRATED, once)]
-    far = [[exchanged(m.volume, m.far, 64, 8)[1] for op in ops if op.name == 'dispatch'
-            for m in op.forward.messages if m.kind == 'alltoall'][0] for ops in messages]
+    far = [next(exchanged(m.volume, m.far, 64, 8)[1] for op in ops if op.name == 'dispatch'
+                for m in op.forward.messages if m.kind == 'alltoall') for ops in messages]
     assert math.isclose(far[1] / far[0], domains_met(j) / (8 * 56 / 64))   # 8 copies, 7 of 8 leave
 
 
@@ -226,12 +227,13 @@ def test_precision_by_hand(precision, kept):
 
 def test_what_cannot_be():
     experts = NAMED['qwen3_30B_A3B']
-    for given, message in ((dict(tp=2, sequence_sharded=False, ep=2), 'needs sequence_sharded=True'),
-                           (dict(ep=7, dp=7), 'experts=128 must be divisible by ep=7'),
-                           (dict(ep=8, dp=4), r'tp\*cp\*dp=4 must be divisible by ep\*etp=8'),
-                           (dict(strategy='2d', tp=2), 'SUMMA .* has no operations for experts')):
+    for wrong, message in (
+            (dict(tp=2, sequence_sharded=False, ep=2), 'needs sequence_sharded=True'),
+            (dict(ep=7, dp=7), 'experts=128 must be divisible by ep=7'),
+            (dict(ep=8, dp=4), r'tp\*cp\*dp=4 must be divisible by ep\*etp=8'),
+            (dict(strategy='2d', tp=2), 'SUMMA .* has no operations for experts')):
         with pytest.raises(ValueError, match=message):
-            estimate(experts, Parallel(**given), H100, 56)
+            estimate(experts, Parallel(**wrong), H100, 56)
     with pytest.raises(ValueError, match='experts=1 must be divisible by ep=2'):
         estimate('llama3.1_8B', Parallel(dp=2, ep=2), H100, 8)
 
@@ -253,7 +255,7 @@ def test_search_is_exhaustive(model, preset, n):
     found = search(model, n, H100, 8, ['1d', '2d-seqp'], k=1, assumptions=preset,
                    recompute=['none', 'moe_act'], context=['ring', 'ulysses'])
     best = math.inf
-    for row in search(model, n, H100, 8, ['1d', '2d-seqp'], k=10**6, assumptions=preset,
+    for row in search(model, n, H100, 8, ['1d', '2d-seqp'], k=10_000, assumptions=preset,
                       recompute=['none', 'moe_act'], context=['ring', 'ulysses']).itertuples():
         given = {name: getattr(row, name) for name in (
             'tp', 'cp', 'pp', 'dp', 'ep', 'etp', 'micro_batch', 'recompute', 'context',

@@ -107,7 +107,7 @@ def test_commands(tmp_path_factory, words):
 
 DIVISIBLE = dict(l=15120, e=60480, h=15120, depth=15120)
 FLAGS = ('sequence_sharded', 'dp_overlap', 'tp_overlap', 'reduce_each')
-EVERY = dict(zero_stages=range(4), recompute=RECOMPUTE, virtual_stages=range(1, 9)) | {
+EVERY = dict(zero_stages=range(4), recompute=list(RECOMPUTE), virtual_stages=range(1, 9)) | {
     name: [True, False] for name in FLAGS}
 SWEEP = ['sweep', '-o', 'x.csv', '--vary']
 HUGE = [

@@ -487,10 +487,11 @@ def counts_of(n_gpus):  # list of int
     "Numbers of GPUs, each once, in the order given."
     return list(dict.fromkeys(whole(n, 'n_gpus') for n in several(n_gpus, 'n_gpus')))
 
-def fixed_columns(fixed):  # dict: column -> value or values
+def fixed_columns(fixed, more):  # dict: column -> value or values
     "Columns held at values, under our names."
     found, columns = {}, [*FIXED]
-    for given, values in of_type({} if fixed is None else fixed, dict, 'fixed').items():
+    fixed = of_type({} if fixed is None else fixed, dict, 'fixed')
+    for given, values in [*fixed.items(), *more.items()]:
         name = PAPER_NAMES.get(given) or nearest(given, columns, 'column')
         if name in found: raise ValueError(f'fixed gives {name} twice')
         found[name] = [whole(value, f'fixed {name}') for value in several(values, f'fixed {name}')]
@@ -526,7 +527,7 @@ def search(
     counts, batch = counts_of(n_gpus), whole(global_batch, 'global_batch')
     held = {name: choices.pop(name) for name in FIXED if choices.get(name) is not None}
     considered = considered_choices({'zero_stage': zero_stages} | choices, a)
-    about, fixed = (model, system, batch, a.on(system)), fixed_columns((fixed or {}) | held)
+    about, fixed = (model, system, batch, a.on(system)), fixed_columns(fixed, held)
     asked = [Question(*about, name, considered, fixed) for name in strategies_named(strategy)]
     return result_of(asked, counts, whole(k, 'k', most=MOST_VALUES))
 

@@ -322,7 +322,8 @@ def of_kinds(job: Job, function):
     "What a function says of each kind of layer, along a first axis where there are several."
     found = [function(kind) for kind in kinds_of(job)]
     if len(found) == 1: return found[0]
-    return type(found[0])(*(np.stack(np.broadcast_arrays(*x)) for x in zip(*found)))
+    stacked = (np.broadcast_arrays(*x, job.tp)[:-1] for x in zip(*found))
+    return type(found[0])(*map(np.stack, stacked))
 
 def layers_cost(job: Job, pricer):  # LayerCost
     "What a layer of each kind takes."

@@ -200,6 +200,7 @@ def gathers(job: Job, op: Operation, width=None):  # Operation
         forward=op.forward._replace(messages=when(sharded, gather) + op.forward.messages),
         backward=op.backward._replace(messages=op.backward.messages + back))
 
+# %% ../nbs/04_modules.ipynb #25e30db6
 def norm(job: Job, name):  # Operation
     "The norm of a GPU's share of the sequence, which is then gathered where a product wants all."
     op = any_norm(job, name, job.own, job.embed_dim)
