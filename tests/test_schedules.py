@@ -124,7 +124,7 @@ def test_a_timeline_is_as_early_as_can_be(case, sent, exposed, overlap):
         assert start[i] == pytest.approx(max(when))
         free[rank] = end[i]
     t = passes_of(timeline)
-    assert (t['end'] >= t['start']).all() and t['end'].max() == pytest.approx(timeline.total)
+    assert (t['end_s'] >= t['start_s']).all() and t['end_s'].max() == pytest.approx(timeline.total)
     both = 2 if SCHEDULES[name].both_ways else 1
     places, count = np.unique(t['place'][t['kind'] == 'F'], return_counts=True)
     assert len(places) == p * v and (count == N).all() and N % both == 0
@@ -138,8 +138,8 @@ def test_passes_follow_each_other(case, sent):
     s, t = SCHEDULES[name], passes_of(played(*case, sent=sent))
     way = t['chunk'] ^ (t['rank'] >= p // 2) if s.both_ways else 0 * t['rank']
     rows = zip(*(x.tolist() for x in (t['kind'], way, t['place'], t['micro_batch'])))
-    when = dict(zip(rows, zip(*(t[name].tolist() for name in ('start', 'end', 'rank')))))
-    last, near = p * v - 1, 1e-9 * t['end'].max()
+    when = dict(zip(rows, zip(*(t[name].tolist() for name in ('start_s', 'end_s', 'rank')))))
+    last, near = p * v - 1, 1e-9 * t['end_s'].max()
     for (kind, way, place, m), (start, _, rank) in when.items():
         if kind == 'F': before = ('F', way, place - 1, m) if place else None
         elif kind == 'W': before = 'B', way, place, m
@@ -213,8 +213,8 @@ def test_what_is_kept(case, sent, fixed):
         area = ((GBs[:-1] - fixed) * np.diff(time)).sum()
         first, last = ((t['rank'] == rank) & (t['kind'] == kind)
                        for kind in ('F', 'W' if s.splits else 'B'))
-        each = (GB[t['place'][last]] * t['end'][last]).sum()
-        assert area == pytest.approx(each - (GB[t['place'][first]] * t['start'][first]).sum())
+        each = (GB[t['place'][last]] * t['end_s'][last]).sum()
+        assert area == pytest.approx(each - (GB[t['place'][first]] * t['start_s'][first]).sum())
 
 
 @few

@@ -134,6 +134,7 @@ def idle_h1(p, v, F, B, W): return (p - 1) * np.maximum(np.maximum(F, B), F + B 
 def idle_h2(p, v, F, B, W): return (p - 1) * np.maximum(np.maximum(F, B - F), F + B - 2 * W)
 
 def idle_v(p, v, F, B, W):
+    "The longest chain of passes that each way through the fold can make."
     k = p - 1
     back = k * B, 2 * k * (B - W), np.maximum(F, B) + (k - 1) * W
     ahead = (2 * k - 1) * F - (k - 1) * B, 2 * k * F - k * B - W
@@ -312,7 +313,7 @@ def played(
     return Timeline(steps, np.array(start), np.array(end), cost)
 
 # %% ../nbs/01c_schedules.ipynb #04b00031
-def passes_of(timeline: Timeline):  # dict of columns: rank, kind, place, micro_batch, start, end
+def passes_of(timeline: Timeline):  # dict of columns
     "Every pass, in an order in which they can be carried out; those of a step share its time."
     steps, cost = timeline.program, timeline.cost
     flat = [(rank, step, *one) for step, (rank, passes) in
@@ -324,8 +325,8 @@ def passes_of(timeline: Timeline):  # dict of columns: rank, kind, place, micro_
     before = np.cumsum(own) - own
     scale = (timeline.end - timeline.start)[step] / whole
     start = timeline.start[step] + (before - before[first][step]) * scale
-    return dict(rank=rank, kind=kind, chunk=chunk, place=place, micro_batch=m, start=start,
-                end=start + own * scale)
+    return dict(rank=rank, kind=kind, chunk=chunk, place=place, micro_batch=m, start_s=start,
+                end_s=start + own * scale)
 
 # %% ../nbs/01c_schedules.ipynb #04b0001b
 class Held(NamedTuple):
@@ -343,7 +344,7 @@ def memory_over_time(
     t, last = passes_of(timeline), 'W' if splits else 'B'
     some = np.flatnonzero((t['kind'] == 'F') | (t['kind'] == last))
     rank, kind, place = (t[name][some] for name in ('rank', 'kind', 'place'))
-    time = np.where(kind == 'F', t['start'][some], t['end'][some])
+    time = np.where(kind == 'F', t['start_s'][some], t['end_s'][some])
     own = np.broadcast_to(GB, len(timeline.cost['F']))[place]
     order = np.argsort(rank, kind='stable')
     p = rank.max() + 1
