@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from transformer_perf.schedules import (
     SCHEDULES, check_layout, chunk_sums, chunks_in, chunks_of, heaviest, layout_of,
-    memory_over_time, most_kept, on_ranks, passes_of, peaks, places_of, played, total_time)
+    memory_over_time, most_kept, on_ranks, passes_of, peaks, held_chunks, played, total_time)
 
 few = settings(max_examples=60, deadline=None)
 pick = st.sampled_from
@@ -227,4 +227,4 @@ def test_what_is_kept_does_not_depend_on_times(case, other):
     np.testing.assert_allclose(some, others)
     kept = np.broadcast_to([s.kept(p, v, N, rank) for rank in range(p)], p)
     np.testing.assert_allclose(most_kept(played(*case), p, v, s.splits), kept)
-    assert (some <= kept * v * F[places_of(name, p, v)].max(axis=1) * (1 + 1e-9)).all()
+    assert (some <= kept * v * F[held_chunks(name, p, v)].max(axis=1) * (1 + 1e-9)).all()

@@ -8,7 +8,7 @@ __all__ = ['SCHEDULES', 'MOST_LETTERS', 'REPEATED', 'gpipe', 'in_turns', 'one_f_
            'idle_v', 'idle_half', 'idle_dual', 'idle_dual_v', 'kept_turns', 'Schedule', 'own_figure', 'possible',
            'check_schedule', 'position', 'needs', 'Program', 'step_of', 'carry_out', 'program', 'Timeline', 'costs_of',
            'played', 'passes_of', 'Held', 'memory_over_time', 'peaks', 'heaviest', 'most_kept', 'spelled_out',
-           'chunks_in', 'shorter', 'layout_of', 'check_layout', 'chunks_of', 'chunk_sums', 'places_of', 'on_ranks',
+           'chunks_in', 'shorter', 'layout_of', 'check_layout', 'chunks_of', 'chunk_sums', 'held_chunks', 'on_ranks',
            'total_time']
 
 # %% ../nbs/01c_schedules.ipynb #04b00004
@@ -443,7 +443,7 @@ def chunk_sums(chunks, t, E=0., m=0., L=0.):  # array, of each chunk
     upto = np.append(0., np.cumsum(np.broadcast_to(t, stop[-1])))
     return upto[stop] - upto[stop - count('t')] + E * count('E') + m * count('m') + L * count('L')
 
-def places_of(name, p, v):  # array [rank, chunk]
+def held_chunks(name, p, v):  # array [rank, chunk]
     "Which chunks of the model each rank holds."
     s = SCHEDULES[name]
     if s.both_ways: return np.stack([np.arange(p), np.arange(p)[::-1]], axis=1)
@@ -451,7 +451,7 @@ def places_of(name, p, v):  # array [rank, chunk]
 
 def on_ranks(name, p, v, x):  # array [..., rank]
     "A figure of each rank from those [..., chunk] of the chunks that it holds."
-    return np.asarray(x)[..., places_of(name, p, v)].sum(axis=-1)
+    return np.asarray(x)[..., held_chunks(name, p, v)].sum(axis=-1)
 
 # %% ../nbs/01c_schedules.ipynb #04b0004d
 def total_time(
