@@ -148,11 +148,11 @@ def test_efficiency_reads_its_table(table, n):
     steepest = -math.log(min(values[-1] / values[-2], 1)) if len(gpus) > 1 else 0.
     fall = steepest / math.log(gpus[-1] / gpus[-2]) if steepest else 0.   # a power of the GPUs
     left = lambda n: values[-1] * max(n / gpus[-1], 1) ** -fall
-    for n in (n, *(gpus[-1] * 2**i for i in range(4))):
-        if left(n) < 1e-20:   # too steep a table for so many
-            with pytest.raises(ValueError, match='on so many GPUs'): efficiency(n)
-        elif n >= gpus[-1]: assert math.isclose(efficiency(n), left(n), rel_tol=1e-9)
-        else: assert 0 < efficiency(n) <= max(values) * (1 + 1e-12)
+    for g in (n, *(gpus[-1] * 2**i for i in range(4))):
+        if left(g) < 1e-20:   # too steep a table for so many
+            with pytest.raises(ValueError, match='on so many GPUs'): efficiency(g)
+        elif g >= gpus[-1]: assert math.isclose(efficiency(g), left(g), rel_tol=1e-9)
+        else: assert 0 < efficiency(g) <= max(values) * (1 + 1e-12)
 
 
 @few

@@ -316,9 +316,9 @@ def layers_view(layers):  # DataFrame of text
 
 # %% ../nbs/11_cli.ipynb #4dbed8fe
 def model_row(m):  # dict
-    "A model as a row of a table; what no operation counts yet is empty."
-    from transformer_perf.modules import model_figures, not_priced
-    known = {} if not_priced(m) else {key: round(x, 3) for key, x in model_figures(m).items()}
+    "A model as a row of a table."
+    from transformer_perf.modules import model_figures
+    known = {key: round(x, 3) for key, x in model_figures(m).items()}
     return {'name': m.name, 'l (seq_len)': m.seq_len, 'e (embed_dim)': m.embed_dim,
             'f (mlp_dim)': m.mlp_dim, 'h (heads)': m.heads, 'depth': m.depth,
             'experts': f'{m.experts_per_token} of {m.experts}' if m.experts else '',

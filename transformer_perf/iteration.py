@@ -4,34 +4,42 @@
 
 # %% auto #0
 __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'PUBLISHED', 'MEASURED', 'MOST_PLACES',
-           'SHOWN', 'with_paper_names', 'follows', 'Parallel', 'division_rules', 'check_parallel', 'job_of', 'Times',
-           'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies', 'tables_GB', 'reduction_time',
-           'update_time', 'straggling', 'bubble_time', 'iteration_times', 'Memory', 'alive', 'working', 'memory_at',
-           'memory_of', 'components', 'figures', 'statistics', 'evidence', 'left_out', 'Estimate', 'layers_of',
-           'row_of', 'notes_of', 'divisors', 'rows_of', 'cross', 'keep', 'possible_places', 'settled', 'estimate',
-           'short', 'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'memory_in_words',
-           'in_words']
+           'SHOWN', 'with_paper_names', 'follows', 'Parallel', 'division_rules', 'choices_fit', 'check_choices_of',
+           'check_parallel', 'job_of', 'Times', 'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies',
+           'routed_copies', 'reduction_time', 'update_time', 'straggling', 'Stage', 'places_of', 'distinct_stages',
+           'alike', 'stages_of', 'mean_layer', 'of_kinds', 'layers_cost', 'layers_memory', 'slowest_stage',
+           'layers_of_kinds', 'bubble_time', 'iteration_times', 'Memory', 'alive', 'working', 'memory_at',
+           'other_copies', 'memory_of', 'components', 'figures', 'statistics', 'evidence', 'left_out', 'Estimate',
+           'layers_of', 'row_of', 'notes_of', 'divisors', 'rows_of', 'cross', 'keep', 'possible_places', 'settled',
+           'estimate', 'short', 'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words',
+           'memory_in_words', 'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
 import functools
 import operator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from .inputs import (
     checked, divides, field, nearest, of_type, quoted, table_with, whole)
+
+# %% ../nbs/05_iteration.ipynb #514cb26c
 from .models import Model, as_markdown, as_model
 from .systems import System, as_system
 from .schedules import SCHEDULES, check_schedule, own_figure
-from .estimates import (
-    CHOICES, CONTEXTS, RECOMPUTE, Assumptions, Group, Work, as_assumptions)
+from transformer_perf.estimates import (
+    CHOICES, CONTEXTS, DISPATCHERS, RECIPES, Assumptions, Group, Work, as_assumptions,
+    of_recipe, parts_again)
 from .kernels import pricer_of
 from .modules import (
-    STRATEGIES, Job, check_placement, data_parallel_time, ends_cost, layer_cost, layer_memory,
-    layer_operations, leaves_rows, meeting, operation_table, pipeline_time, sharing_rules, words)
+    SIZES, STRATEGIES, Job, LayerCost, check_placement, data_parallel_time, ends_GB, ends_cost,
+    expert_copies, expert_rules, kinds_among, kinds_of, layer_cost, layer_memory,
+    layer_operations, leaves_rows, meeting, operation_table, output_layer, pattern_of,
+    pipeline_time, sharing_rules, tied, words)
 
 # %% ../nbs/05_iteration.ipynb #cc0fae14
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -78,7 +86,7 @@ class Parallel:
     nvlink_cp: int = None          # cp GPUs that do
     nvlink_pp: int = None          # pp GPUs that do
     nvlink_dp: int = None          # dp GPUs that do
-    recompute: str = field(None, choices=RECOMPUTE)
+    recompute: str = None          # what the backward pass computes again: `parts_again`
     virtual_stages: int = None     # parts of each pipeline stage (interleaved schedule)
     sequence_sharded: bool = None  # tensor parallelism shares out the sequence too
     context: str = field(None, choices=CONTEXTS)   # how keys and values travel
@@ -86,8 +94,14 @@ class Parallel:
     tp_overlap: bool = None        # tensor-parallel messages hide behind products
     schedule: str = field(None, choices=SCHEDULES)   # in which order the stages work
     reduce_each: bool = None       # gradients are reduced after each micro-batch
+    precision: str = field(None, choices=RECIPES)    # of the products with weights
+    ep: int = 1                    # GPUs (of tp, cp and dp) that share the experts
+    etp: int = 1                   # of them, GPUs that share the features of an expert
+    dispatcher: str = field(None, choices=DISPATCHERS)  # how tokens travel to their experts
+    ep_overlap: bool = None        # expert-parallel messages hide behind other compute
 
     def __post_init__(self):
+        if self.recompute is not None: parts_again(self.recompute)
         for name, value in follows(self).items(): object.__setattr__(self, name, value)
 
     def _repr_markdown_(self): return as_markdown(self)
@@ -109,7 +123,8 @@ class Parallel:
 def division_rules(p: Parallel, model: Model, global_batch, a: Assumptions):
     "(name, number, name, number): the first must be divisible by the second."
     s = STRATEGIES[p.strategy]
-    rules = sharing_rules(model, p.tp, p.cp, s, a) + [
+    rules = sharing_rules(model, p.tp, p.cp, s, a) + expert_rules(model, p.ep, p.etp, p.tp) + [
+        ('tp*cp*dp', p.tp * p.cp * p.dp, 'ep*etp', p.ep * p.etp),
         ('depth', model.depth, 'pp', p.pp), ('global_batch', global_batch, 'dp', p.dp),
         ('global_batch/dp', global_batch // p.dp, 'micro_batch', p.micro_batch),
         ('micro_batch*seq_len', p.micro_batch * model.seq_len,
@@ -117,6 +132,23 @@ def division_rules(p: Parallel, model: Model, global_batch, a: Assumptions):
     return rules + [('embed_dim', model.embed_dim, 'panels', p.panels or 1)] * s.has_panels
 
 # %% ../nbs/05_iteration.ipynb #d64e6fb1
+def choices_fit(model: Model, tp, cp, context, sequence_sharded):
+    "Whether heads can be exchanged over cp, and experts have their tokens shared out over tp."
+    kv = np.maximum((model.kv_heads or model.heads) // tp, 1)
+    exchanged = np.not_equal(context, 'ulysses') | (kv % cp == 0)
+    return exchanged & (np.asarray(sequence_sharded, dtype=bool) | (tp == 1) | (not model.experts))
+
+def check_choices_of(p: Parallel, model: Model, a: Assumptions):
+    "A ValueError where heads cannot be exchanged, or experts do not get shared-out tokens."
+    context, sharded = (getattr(a, c) if getattr(p, c) is None else getattr(p, c)
+                        for c in ('context', 'sequence_sharded'))
+    if choices_fit(model, p.tp, p.cp, context, sharded): return
+    if model.experts and not sharded:
+        raise ValueError(f'tp={p.tp} with experts needs sequence_sharded=True')
+    kv = max((model.kv_heads or model.heads) // p.tp, 1)
+    divides('heads of keys and values on a GPU', kv, 'cp', p.cp)
+
+# %% ../nbs/05_iteration.ipynb #b33ecd17
 def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: Assumptions):
     "A ValueError, in one line with both numbers, unless the configuration can run this model."
     nearest(p.strategy, STRATEGIES, 'strategy')
@@ -126,6 +158,7 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: A
                          f'grid, tp={p.tp}')
     check_placement({g: Group(getattr(p, g), getattr(p, place) or 1)
                      for g, place in zip(GROUPS, PLACES)}, system)
+    check_choices_of(p, model, a)
     layers, micro_batches = model.depth // p.pp, global_batch // p.dp // p.micro_batch
     v = a.virtual_stages if p.virtual_stages is None else p.virtual_stages
     check_schedule(p.schedule or a.schedule, p.pp, v, micro_batches, layers)
@@ -139,9 +172,9 @@ def job_of(
 ):  # Job
     "The rows of a table as the job that is counted and priced."
     a, size = assumptions.on(system), t['micro_batch']
-    model_sizes = {name: getattr(model, name) for name in (
-        'seq_len', 'embed_dim', 'mlp_dim', 'heads', 'depth', 'kv_heads', 'gated_mlp', 'causal')}
-    taken = {name: t[name] for name in GROUPS + PLACES + ('panels', 'strategy') if name in t}
+    model_sizes = {name: getattr(model, name) for name in SIZES if hasattr(model, name)}
+    others = ('panels', 'strategy', 'ep', 'etp')
+    taken = {name: t[name] for name in GROUPS + PLACES + others if name in t}
     chosen = {name: getattr(a, name) if t.get(name) is None else t[name] for name in CHOICES}
     return Job(**model_sizes, vocab=0 if model.vocab is None else model.vocab,
                micro_batch=size * 1. if np.ndim(size) else size,   # floats cannot overflow
@@ -188,62 +221,169 @@ def weight_copies(job: Job):  # Group
     else: size, placed = job.dp * job.cp, job.nvlink_dp * job.nvlink_cp
     return Group(size * stages_held(job), placed)
 
-def tables_GB(job: Job):  # GB of one table of words on one GPU
-    return job.units.element * words(job) * job.embed_dim
+def routed_copies(job: Job):  # Group
+    "The GPUs that hold the same routed experts."
+    group = expert_copies(job)
+    return group._replace(size=group.size * stages_held(job))
 
+# %% ../nbs/05_iteration.ipynb #83c55b83
 def reduction_time(job: Job, cost, pricer):  # s
     "Gradients and weights exchanged between the copies, as far as nothing hides it."
-    group, alone = weight_copies(job), ends_meet(job) * (1 - np.asarray(job.software.tied_tables))
-    crowded = (job.tp > 1) & (group.in_domain > 1) & np.less(pricer.system.nic_factor, 1)
-    return sum(data_parallel_time(cost.weights * stages_held(job), cost.forward, cost.backward,
-                                  group._replace(crowded=crowded), pricer, job,
-                                  tables_GB(job) * (1 + alone)))
+    held, alone = stages_held(job), ends_meet(job)
+    ends = np.where(alone, ends_GB(job, 1, 1),
+                    np.maximum(ends_GB(job, 1, 0), ends_GB(job, 0, 1)))
+    parts = [(cost.weights, weight_copies(job), ends)]
+    if job.experts: parts.append((cost.routed, routed_copies(job), 0.))
+    scarce = np.less(pricer.system.nic_factor, 1)
+    def took(weights, group, ends):
+        crowded = (job.tp > 1) & (group.in_domain > 1) & scarce
+        return sum(data_parallel_time(weights * held, cost.forward, cost.backward,
+                                      group._replace(crowded=crowded), pricer, job, ends))
+    return sum(took(*part) for part in parts)
 
 # %% ../nbs/05_iteration.ipynb #83c55b7d
 def update_time(job: Job, cost, pricer):  # s
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
-    w, copies = job.software, weight_copies(job).size
-    held = np.where(np.greater(job.zero_stage, 0), copies, 1)
-    alone = ends_meet(job) * (1 - np.asarray(w.tied_tables))
-    weights = job.layers * cost.weights * stages_held(job) + tables_GB(job) * (1 + alone)
-    step = pricer.busy(Work(nbytes=w.optimizer_traffic / 2 * weights / held)).total
-    if not (w.tied_tables and np.any(words(job))): return step + w.iteration_constant
-    near = np.greater_equal(job.nvlink_pp, job.pp)
-    tied = pricer.send(tables_GB(job), near) * ~ends_meet(job) * (words(job) > 0)
-    return step + tied + w.iteration_constant
+    w, layers, alone = job.software, job.layers * stages_held(job), ends_meet(job)
+    share = lambda GB, group: GB / np.where(np.greater(job.zero_stage, 0), group.size, 1)
+    ends = np.where(alone, ends_GB(job, 1, 1),
+                    np.maximum(ends_GB(job, 1, 0), ends_GB(job, 0, 1)))
+    weights = share(layers * cost.weights + ends, weight_copies(job))
+    if job.experts: weights = weights + share(layers * cost.routed, routed_copies(job))
+    cast = of_recipe(job.precision, 'cast') / 2 * layers * (cost.weights + cost.routed)
+    step = pricer.busy(Work(nbytes=w.optimizer_traffic / 2 * weights + cast)).total
+    if not (tied(job) and np.any(words(job))): return step + w.iteration_constant
+    near, table = np.greater_equal(job.nvlink_pp, job.pp), output_layer(job).weights
+    return step + pricer.send(table, near) * ~alone * (words(job) > 0) + w.iteration_constant
 
 def straggling(job: Job):
     "By what share the slowest GPU is slower than the mean: the largest of n normal values."
     n = np.maximum(job.tp * job.cp * job.pp * job.dp, 2)
     return job.software.straggler * np.sqrt(2 * np.log(n)) if job.software.straggler else 0.
 
+# %% ../nbs/05_iteration.ipynb #83c55b80
+class Stage(NamedTuple):
+    "What a pipeline stage holds."
+    layers: tuple   # of each kind of layer, how many
+    first: float    # 1 where it begins the model
+    last: float     # 1 where it ends it
+    rank: int       # the first one that holds so much
+
+def places_of(rank, p, v, folded, both_ways):
+    "The chunks of the model, of p v, that a rank holds, and how often it holds each."
+    if both_ways: return (rank, p - 1 - rank), 1 / 2
+    if folded: return (rank, 2 * p - 1 - rank), 1
+    return range(rank, p * v, p), 1
+
+@lru_cache(maxsize=4096)
+def distinct_stages(pattern, p, v, folded, both_ways):  # list of Stage
+    "The stages of a pipeline that differ, in the order of their ranks."
+    which, kinds, found = kinds_among(pattern)[1], len(kinds_among(pattern)[0]), {}
+    edges = [round(i * pattern.depth / (p * v)) for i in range(p * v)] + [len(which)]
+    for rank in range(p):
+        chunks, part = places_of(rank, p, v, folded, both_ways)
+        own = [which[i] for c in chunks for i in range(edges[c], edges[c + 1])]
+        ends = [float(end in chunks) for end in (0, p * v - 1)]
+        found.setdefault((tuple(part * own.count(k) for k in range(kinds)), *ends), rank)
+    return [Stage(*what, rank) for what, rank in found.items()]
+
+# %% ../nbs/05_iteration.ipynb #83c55b81
+def alike(job: Job):
+    "Whether all layers, and so all stages but for the ends, are alike."
+    return not (job.mtp_layers or len(kinds_of(job)) > 1)
+
+def stages_of(job: Job):  # list of Stage; in each, columns where the configurations are columns
+    "The stages that differ; where layers are all alike, the first and the last."
+    if alike(job):
+        L, both, end = (job.layers,), ends_meet(job) * 1., job.pp - 1
+        return [Stage(L, 1., both, np.where(both, end, 0)), Stage(L, both, 1., end)]
+    s = job.schedule
+    folded, both = (own_figure(s, lambda s, n=n: getattr(s, n)) for n in ('folded', 'both_ways'))
+    keys = np.broadcast_arrays(job.pp, job.virtual_stages, folded, both)
+    rows, which = np.unique(np.stack([np.ravel(k) for k in keys], 1), axis=0, return_inverse=True)
+    tables = [distinct_stages(pattern_of(job), int(p), int(v), bool(folded), bool(both))
+              for p, v, folded, both in rows]
+    most = max(map(len, tables))
+    every = np.array([[(*stage.layers, *stage[1:]) for stage in table + table[:1] * most][:most]
+                      for table in tables])[which.reshape(np.shape(keys[0]))]
+    *layers, first, last, rank = np.moveaxis(every, -1, 0)
+    return [Stage(tuple(x[..., i] for x in layers), *(x[..., i] for x in (first, last, rank)))
+            for i in range(most)]
+
+# %% ../nbs/05_iteration.ipynb #83c55b84
+def mean_layer(parts, layers):
+    "The mean of some layers: of the parts of each kind, along a first axis."
+    if len(layers) == 1: return parts
+    return type(parts)(*(sum(n * x[k] for k, n in enumerate(layers)) / np.maximum(sum(layers), 1)
+                         for x in parts))
+
+# %% ../nbs/05_iteration.ipynb #83c55b82
+def of_kinds(job: Job, function):
+    "What a function says of each kind of layer, along a first axis where there are several."
+    found = [function(kind) for kind in kinds_of(job)]
+    if len(found) == 1: return found[0]
+    return type(found[0])(*(np.stack(np.broadcast_arrays(*x)) for x in zip(*found)))
+
+def layers_cost(job: Job, pricer):  # LayerCost
+    "What a layer of each kind takes."
+    return of_kinds(job, lambda kind: layer_cost(kind, pricer))
+
+def layers_memory(job: Job):  # Stored
+    "What a layer of each kind stores."
+    return of_kinds(job, layer_memory)
+
+# %% ../nbs/05_iteration.ipynb #83c55b85
+def slowest_stage(job: Job, costs, ends):  # (LayerCost, layers, s of its ends)
+    "The mean layer of the stage that sets the pace."
+    copies, best = stages_held(job), None
+    for stage in stages_of(job):
+        cost, layers = mean_layer(costs, stage.layers), sum(stage.layers)
+        own = (stage.first * ends[0] + stage.last * ends[1]) / np.where(
+            np.equal(stage.first, stage.last), copies, 1)
+        new = layers * (cost.forward + cost.backward) + own, cost, layers, own
+        if best is None: best = new; continue
+        slower, same = new[0] > best[0], alike(job)
+        choose = lambda a, b, slower=slower: np.where(slower, a, b)[()]
+        mean = cost if same else LayerCost(*map(choose, cost, best[1]))
+        best = choose(new[0], best[0]), mean, choose(layers, best[2]), choose(own, best[3])
+    return best[1:]
+
 # %% ../nbs/05_iteration.ipynb #83c55b7e
-def bubble_time(job: Job, cost, more, ends):  # s
-    "What a stage idles; `more` is what a micro-batch takes besides its layers."
-    L, p, v = job.layers, job.pp, job.virtual_stages
-    F, W = L * cost.forward + more / 2, L * cost.late
-    B = L * (cost.backward - cost.late) + more / 2
-    apart = np.minimum(*ends) * ~ends_meet(job) / v
-    return own_figure(job.schedule, lambda s: s.idle(p, v, F, B, W)) + apart
+def layers_of_kinds(job: Job):
+    "How many layers of each kind the model has."
+    if len(kinds_of(job)) == 1: return (job.depth + job.mtp_layers,)
+    which = kinds_among(pattern_of(job))[1]
+    return tuple(which.count(kind) for kind in range(max(which) + 1))
+
+def bubble_time(job: Job, costs, pace, more, ends):  # s
+    "What a stage idles; `pace`: s of the slowest; `more`: of a micro-batch besides its layers."
+    p, v = job.pp, job.virtual_stages
+    number = layers_of_kinds(job)
+    mean, L = mean_layer(costs, number), sum(number) / p
+    F, W = L * mean.forward + more / 2, L * mean.late
+    B = L * (mean.backward - mean.late) + more / 2
+    rest = L * (mean.forward + mean.backward) + sum(ends) - pace   # what the others take besides
+    idle = own_figure(job.schedule, lambda s: s.idle(p, v, F, B, W))
+    return np.maximum(idle + rest * ~ends_meet(job) / v, 0.)
 
 # %% ../nbs/05_iteration.ipynb #c1956c27
 def iteration_times(
     job: Job,
-    cost,               # LayerCost
+    costs,              # LayerCost, of each kind of layer where there are several
     pricer,
-    ends=(0., 0.),      # s of embedding and output layer, of one micro-batch
+    ends=(0., 0.),      # s of the first and the last stage beside their layers, of one micro-batch
     messages=True,      # between stages and between copies; without, a lower bound
 ):  # Times
     "Layers, micro-batches, stages and copies add up to an iteration."
-    w, N, L, copies = job.software, job.micro_batches, job.layers, stages_held(job)
+    cost, L, own_ends = slowest_stage(job, costs, ends)
+    stage = job._replace(depth=L * job.pp)   # as if all stages were as the slowest
+    w, N, layers = job.software, job.micro_batches, L * (cost.forward + cost.backward)
     sent = sent_between_stages(job, cost.boundary, pricer) if messages else 0.
-    reduced = reduction_time(job, cost, pricer) if messages else 0.
-    layers, both = L * (cost.forward + cost.backward), sum(ends)
-    more = w.host_micro_batch
-    if np.any(both): more = more + np.where(ends_meet(job), both / copies, np.maximum(*ends))
-    bubble = bubble_time(job, cost, w.host_micro_batch + sent, ends)
+    reduced = reduction_time(stage, cost, pricer) if messages else 0.
+    more = w.host_micro_batch + own_ends
+    bubble = bubble_time(job, costs, layers + own_ends, w.host_micro_batch + sent, ends)
     slack = (layers + sent + more) * straggling(job)
-    other = N * (L * cost.wait + more + slack) + update_time(job, cost, pricer)
+    other = N * (L * cost.wait + more + slack) + update_time(stage, cost, pricer)
     return Times(N * L * cost.compute, N * L * cost.memory, N * L * cost.comm,
                  reduced, N * sent, bubble, other)
 
@@ -266,31 +406,43 @@ def working(job: Job, again, first, last):  # GB
     gathered = 2 * E * T * e * np.asarray(job.sequence_sharded) * (job.tp > 1)
     keys = 2 * E * T * job.own_kv * job.head * (job.cp - 1) * np.equal(job.context, 'allgather')
     second = last * (1 + job.gated) * e * (job.mlp_dim / job.tp)
-    apart = E * w.gradients_apart * (words(job) * e * (first | last) + second)
+    apart = E * w.gradients_apart * (words(job) * e * np.maximum(first, last) + second)
     logits = last * w.logit_held * E / 2 * T * words(job)
     return gathered + keys + again + apart + logits + w.framework_GB
 
 # %% ../nbs/05_iteration.ipynb #7ddccbcc
-def memory_at(job: Job, stored, first, last):  # Memory
-    "Peak memory of the first or the last pipeline stage (with one stage, it is both)."
+def memory_at(job: Job, stored, at: Stage):  # Memory
+    "Peak memory of a pipeline stage."
     w, a, stage = job.software, job.assumptions, np.asarray(job.zero_stage)
-    copies, L = weight_copies(job).size, job.layers
-    tables = (first | last) + first * last * (1 - np.asarray(w.tied_tables) * 1)
-    W = stages_held(job) * L * stored.weights + tables * tables_GB(job)
-    share = lambda GB, least: np.where(stage >= least, GB / copies, GB)[()]
-    gathered = np.minimum(W, W / copies + stored.weights * a.zero_gathered)
-    held = np.where(stage == 3, gathered, W)[()]
-    position = np.where(last, job.pp - 1, 0)
-    kept = alive(job, position) * L * stored.activations
-    if a.working_memory: kept = kept + working(job, stored.again, first, last)
-    return Memory(held, share(W * w.gradient_held / 2, 2), share(a.optimizer_bytes * W, 1), kept)
+    L, held_twice = sum(at.layers), stages_held(job)
+    of = mean_layer(stored, at.layers)
+    parts = [(held_twice * L * of.weights + ends_GB(job, at.first, at.last), of.weights,
+              weight_copies(job).size)]
+    if job.experts: parts.append((held_twice * L * of.routed, of.routed, routed_copies(job).size))
+    share = lambda least, factor: sum(np.where(stage >= least, W / copies, W)[()] * factor
+                                      for W, _, copies in parts)
+    gathered = lambda W, layer, copies: np.minimum(W, W / copies + layer * a.zero_gathered)
+    held = sum(np.where(stage == 3, gathered(*part), part[0])[()] for part in parts)
+    kept = alive(job, at.rank) * L * of.activations
+    if a.working_memory: kept = kept + working(job, of.again, at.first, at.last)
+    return Memory(held + held_twice * L * other_copies(job, of), share(2, w.gradient_held / 2),
+                  share(1, a.optimizer_bytes), kept)
+
+# %% ../nbs/05_iteration.ipynb #7ddccbcd
+def other_copies(job: Job, of):  # GB, of a layer
+    "Weights that are held in the precision of the products, instead of 16 bits or besides."
+    if not job.assumptions.fp8_parameters: return of.copies
+    return of.copies * (1 - 2 / np.maximum(of_recipe(job.precision, 'copies'), .5))
 
 def memory_of(job: Job, stored):  # Memory
-    "Peak memory of the fuller of the first and the last stage."
-    alone = ends_meet(job)
-    first, last = memory_at(job, stored, True, alone), memory_at(job, stored, alone, True)
-    fuller = sum(last) > sum(first)
-    return Memory(*(np.where(fuller, b, a)[()] for a, b in zip(first, last)))
+    "Peak memory of the fullest stage."
+    best = None
+    for stage in stages_of(job):
+        new = memory_at(job, stored, stage)
+        fuller = None if best is None else sum(new) > sum(best)
+        best = new if best is None else Memory(*(np.where(fuller, b, a)[()]
+                                                 for a, b in zip(best, new)))
+    return best
 
 # %% ../nbs/05_iteration.ipynb #8559f3b7
 TIMES = ('compute_s', 'exposed_memory_s', 'tp_comm_s', 'dp_comm_s', 'pp_comm_s', 'bubble_s',
@@ -314,18 +466,20 @@ def statistics(t, model, system, global_batch, assumptions):  # dict of columns
     "Every figure of every row of a table of configurations."
     job = job_of(t, model, system, global_batch, assumptions)
     pricer = pricer_of(system, job.assumptions)
-    cost = layer_cost(job, pricer)
-    times = iteration_times(job, cost, pricer, ends_cost(job, pricer))
-    memory = memory_of(job, layer_memory(job))
-    TFLOP = cost.flops * job.layers * job.micro_batches
+    costs, ends = layers_cost(job, pricer), ends_cost(job, pricer)
+    times = iteration_times(job, costs, pricer, ends)
+    memory = memory_of(job, layers_memory(job))
+    cost, layers, _ = slowest_stage(job, costs, ends)
+    TFLOP = cost.flops * layers * job.micro_batches
     return {'samples_per_s': global_batch / times.total, **figures(times, memory, TFLOP)}
 
 # %% ../nbs/05_iteration.ipynb #8559f3b9
 PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,),
                  zero_stage=(1,), context=('allgather',), tp_overlap=(False,),
-                 schedule=('1f1b',), reduce_each=(False,))
+                 schedule=('1f1b',), reduce_each=(False,), precision=('bf16',), ep=(1,))
 MEASURED = dict(strategy=('1d', '2d-seqp'), zero_stage=(0, 1), context=('ring',),
-                recompute=('none', 'selective', 'full'), schedule=('1f1b',), reduce_each=(False,))
+                recompute=('none', 'selective', 'full'), schedule=('1f1b',), reduce_each=(False,),
+                precision=('bf16',), ep=(1,))
 
 def evidence(row, assumptions):  # str
     "What the figures of a configuration rest on."
@@ -369,9 +523,11 @@ class Estimate:
         return f'{table}<p>{self.summary}</p><p>{" ".join(self.notes)}</p>'
 
 def layers_of(one: Estimate):  # DataFrame
-    "One layer and one micro-batch: a row per operation."
+    "One layer (of the kind that most are) and one micro-batch: a row per operation."
     job = job_of(vars(one.parallel), one.model, one.system, one.global_batch, one.assumptions)
-    return operation_table(layer_operations(job), job, pricer_of(one.system, job.assumptions))
+    number = layers_of_kinds(job)
+    kind = kinds_of(job)[number.index(max(number))]
+    return operation_table(layer_operations(kind), kind, pricer_of(one.system, job.assumptions))
 
 # %% ../nbs/05_iteration.ipynb #72f10fd7
 def row_of(one: Estimate):  # Series
@@ -414,7 +570,8 @@ MOST_PLACES = 200_000   # of one configuration that are priced
 
 def possible_places(p: Parallel, system: System):  # table
     "A configuration with every placement that its NVLink domain has room for."
-    t = {name: np.array([getattr(p, name)]) for name in GROUPS + ('micro_batch', 'panels')}
+    t = {name: np.array([getattr(p, name)])
+         for name in GROUPS + ('micro_batch', 'panels', 'ep', 'etp')}
     t['room'] = np.array([system.nvlink_size])
     for group, place in zip(GROUPS, PLACES):
         given = getattr(p, place)
@@ -467,7 +624,8 @@ def layer_groups(row):
     "The groups that share a layer of one row: tp, and cp unless the strategy is 1d."
     return STRATEGIES[row['strategy']].groups
 
-SHOWN = (('zero_stage', 1, 'ZeRO'), ('recompute', 'none', 'recompute'),
+SHOWN = (('ep', 1, 'ep'), ('precision', 'bf16', 'precision'), ('zero_stage', 1, 'ZeRO'),
+         ('recompute', 'none', 'recompute'),
          ('virtual_stages', 1, 'virtual stages'), ('sequence_sharded', True, 'sequence sharded'))
 
 # %% ../nbs/05_iteration.ipynb #9610d342
@@ -483,7 +641,8 @@ def readable(t, system):  # DataFrame for reading, not for computing
              'iteration s': t.iteration_s.map(short)}
     view |= {'tp': [by(layer_groups(row), row) for row in rows], 'pp': t.pp, 'dp': t.dp,
              'micro-batch': t.micro_batch}
-    view |= {title: t[name] for name, usual, title in SHOWN if (t[name] != usual).any()}
+    view |= {title: t[name] for name, usual, title in SHOWN
+             if name in t and (t[name] != usual).any()}
     if any(STRATEGIES[s].has_panels for s in t.strategy): view['panels'] = t.panels
     view |= {'NVLink': place,
              'memory GB': [f'{x:.1f} / {system.hbm_capacity:g}' for x in t.memory_GB]}

@@ -63,7 +63,7 @@ from .parameters import measured_folder, read_calibration
 # %% ../nbs/07b_panels.ipynb #eb7699e2
 from .estimates import COLLECTIVES, Group, as_assumptions, counted
 from .kernels import pricer_of
-from .modules import STRATEGIES, layer_operations, not_priced
+from .modules import STRATEGIES, layer_operations
 
 from .iteration import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PAPER_NAMES, PLACES, Estimate, Parallel, components, divisors,
@@ -119,7 +119,7 @@ def presets_for(state):  # (list of names, str)
 
 def machine_options(state):  # dict: control -> options
     "Options of the controls that all panels share, as far as the state has them."
-    models = [name for name, model in NAMED.items() if not not_priced(model)]
+    models = [name for name, model in NAMED.items() if not (model.experts or model.kv_lora_rank)]
     usual = {'model': models, 'system': system_names(), 'nvlink_size': POWERS[:9],
              'global_batch': POWERS}
     options = {name: with_own(values, getattr(state, name))

@@ -106,6 +106,8 @@ class Software:
         'judged: half hides behind the weight gradient', **PART)
     tp_exposed: float = figure(.3, 0, 1, 'of tensor-parallel messages, where they overlap',
         'a share', **PART)
+    ep_exposed: float = figure(.25, 0, 1, 'of expert-parallel messages, where they overlap',
+        'judged: AMD Primus takes 65 to 85 % for hidden', **PART)
     dp_exposed: float = figure(None, 0, 1, 'of the gradient reduction, where it overlaps; '
         'none: layer by layer, as in the paper', 'a share', **PART)
     p2p_exposed: float = figure(1., 0, 1, 'of pipeline messages in an interleaved schedule',

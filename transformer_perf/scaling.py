@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['SIZED', 'STUDIED', 'STAGES', 'ASSUMED', 'TURNS', 'SHARED', 'PUBLISHED', 'PROGRAMS', 'LARGEST_LOG', 'LONGEST_LINE',
-           'MOST_RESULTS', 'size', 'Sizes', 'parameters', 'training_TFLOP', 'activation_GB', 'Stage', 'weights_GB',
-           'as_stage', 'stage_memory', 'gpus_needed', 'first_stage', 'sent_GB', 'messages_of', 'stage_sent_GB',
-           'Fractions', 'achieved_rate', 'kernel_time', 'compute_time', 'dispatch_share', 'dispatch_of_share',
-           'by_gpus', 'ascending', 'above_nothing', 'per_doubling', 'Efficiency', 'Network', 'pieces_of', 'system_time',
-           'network_of_system', 'published_network', 'NcclLog', 'check_row', 'result_row', 'lines_of', 'rows_of',
-           'collective_of', 'rank_in', 'ranks_of', 'parse_nccl_log', 'read_nccl_log', 'network_of_logs', 'stage_table',
-           'zero_table', 'speedup', 'efficiency_behind', 'check_measured', 'efficiency_seen', 'predicted_row',
-           'predict_scaling']
+           'MOST_RESULTS', 'plain', 'size', 'Sizes', 'parameters', 'training_TFLOP', 'activation_GB', 'Stage',
+           'weights_GB', 'as_stage', 'stage_memory', 'gpus_needed', 'first_stage', 'sent_GB', 'messages_of',
+           'stage_sent_GB', 'Fractions', 'achieved_rate', 'kernel_time', 'compute_time', 'dispatch_share',
+           'dispatch_of_share', 'by_gpus', 'ascending', 'above_nothing', 'per_doubling', 'Efficiency', 'Network',
+           'pieces_of', 'system_time', 'network_of_system', 'published_network', 'NcclLog', 'check_row', 'result_row',
+           'lines_of', 'rows_of', 'collective_of', 'rank_in', 'ranks_of', 'parse_nccl_log', 'read_nccl_log',
+           'network_of_logs', 'stage_table', 'zero_table', 'speedup', 'efficiency_behind', 'check_measured',
+           'efficiency_seen', 'predicted_row', 'predict_scaling']
 
 # %% ../nbs/09_scaling.ipynb #bc9cc622
 import io
@@ -29,8 +29,15 @@ from .inputs import (
 from .models import Model, as_model
 from .systems import System, as_system
 from .estimates import Assumptions, as_assumptions, collective_time, ring_share
-from .modules import priced_today
 from .iteration import Memory
+
+# %% ../nbs/09_scaling.ipynb #a8276613
+def plain(model):
+    "A ValueError where a model is not what these estimates know: dense, with full attention."
+    for name in ('experts', 'kv_lora_rank', 'window', 'head_dim'):
+        if getattr(model, name):
+            raise ValueError(f'{model.name}: {name}={getattr(model, name)} is not in the estimates '
+                             'of the characterization')
 
 # %% ../nbs/09_scaling.ipynb #a8276614
 def size(): return field(arrays=True, least=1, most=LARGEST)
@@ -48,7 +55,7 @@ class Sizes:
     def of(cls, models):
         "The sizes of several models, as arrays."
         models = [as_model(model) for model in several(models, 'models')]
-        for model in models: priced_today(model)
+        for model in models: plain(model)
         names = ('seq_len', 'embed_dim', 'heads', 'depth')
         return cls(*(np.array([getattr(m, name) for m in models]) for name in names))
 
@@ -60,7 +67,7 @@ def parameters(
     model,  # a Model, or Sizes
 ):  # how many
     "Weights of the big matrices."
-    if isinstance(model, Model): priced_today(model)
+    if isinstance(model, Model): plain(model)
     return 12. * model.depth * model.embed_dim**2
 
 # %% ../nbs/09_scaling.ipynb #a8276616
