@@ -119,7 +119,7 @@ def test_a_timeline_is_as_early_as_can_be(case, sent, exposed, overlap):
     name, p, v, N = case[:4]
     timeline = played(*case, sent=sent, exposed=exposed, overlap=overlap)
     start, end, free = timeline.start, timeline.end, [0.] * p
-    for i, (rank, _, waits) in enumerate(zip(*timeline.program)):
+    for i, (rank, _, waits) in enumerate(zip(*timeline.program[:3])):
         when = [free[rank], *(end[j] + (1 - exposed) * sent * far for j, far in waits)]
         assert start[i] == pytest.approx(max(when))
         free[rank] = end[i]

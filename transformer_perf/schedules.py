@@ -234,6 +234,7 @@ class Program(NamedTuple):
     rank: list
     passes: list    # of each step: (kind, chunk, micro-batch, place in the model), ...
     waits: list     # numbers of the steps that it waits for, each with whether it sends a message
+    columns: dict   # of all passes: rank, step, kind, chunk, micro-batch, place
 
 def step_of(passes, rank, s, p, known):  # (passes with places, keys, what it waits for), or None
     "A step with its places, if what it waits for is known."
@@ -266,12 +267,15 @@ def program(name, p, v, N):  # Program
     s = SCHEDULES[name]
     s = s._replace(chunks=s.chunks or v)
     left = [deque(s.steps(rank, p, v, N)) for rank in range(p)]
-    out, known = Program([], [], []), {}
+    out, known = Program([], [], [], {}), {}
     while any(left):
         before = len(out.rank)
         for rank in range(p): carry_out(left[rank], rank, s, p, known, out)
         if len(out.rank) == before: raise ValueError(f'schedule={name}: ranks wait for each other')
-    return out
+    flat = [(rank, step, *one) for step, (rank, passes) in enumerate(zip(out.rank, out.passes))
+            for one in passes]
+    names = 'rank', 'step', 'kind', 'chunk', 'micro_batch', 'place'
+    return out._replace(columns=dict(zip(names, map(np.array, zip(*flat)))))
 
 # %% ../nbs/01c_schedules.ipynb #04b0001a
 class Timeline(NamedTuple):
@@ -302,7 +306,7 @@ def played(
     "Play a schedule."
     steps, cost = program(name, p, v, N), costs_of(name, p, v, F, B, W, sent * exposed)
     free, start, end, late = [0.] * p, [], [], sent * (1 - exposed)
-    for rank, passes, waits in zip(*steps):
+    for rank, passes, waits in zip(*steps[:3]):
         t = free[rank]
         for i, far in waits: t = max(t, end[i] + late * far)
         start.append(t)
@@ -315,18 +319,18 @@ def played(
 # %% ../nbs/01c_schedules.ipynb #04b00031
 def passes_of(timeline: Timeline):  # dict of columns
     "Every pass, in an order in which they can be carried out; those of a step share its time."
-    steps, cost = timeline.program, timeline.cost
-    flat = [(rank, step, *one) for step, (rank, passes) in
-            enumerate(zip(steps.rank, steps.passes)) for one in passes]
-    rank, step, kind, chunk, m, place = map(np.array, zip(*flat))
-    own = np.array([cost[k][i] for k, i in zip(kind.tolist(), place.tolist())])
+    t = timeline.program.columns
+    own, step = np.zeros(len(t['step'])), t['step']
+    for kind, cost in timeline.cost.items():
+        some = t['kind'] == kind
+        own[some] = np.array(cost)[t['place'][some]]
     first = np.flatnonzero(np.diff(step, prepend=-1))
     whole = np.maximum(np.add.reduceat(own, first), 1e-300)[step]
     before = np.cumsum(own) - own
     scale = (timeline.end - timeline.start)[step] / whole
     start = timeline.start[step] + (before - before[first][step]) * scale
-    return dict(rank=rank, kind=kind, chunk=chunk, place=place, micro_batch=m, start_s=start,
-                end_s=start + own * scale)
+    shown = {name: t[name] for name in ('rank', 'kind', 'chunk', 'place', 'micro_batch')}
+    return shown | dict(start_s=start, end_s=start + own * scale)
 
 # %% ../nbs/01c_schedules.ipynb #04b0001b
 class Held(NamedTuple):
