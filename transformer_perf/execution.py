@@ -144,9 +144,8 @@ def configurations(t, strategy, model, global_batch, assumptions, considered, fi
         matters = lambda t, choice=choice, values=values: (
             changes_something(t, choice) | (t[choice] == values[0]))
         t = crossed(t, matters, **{choice: np.array(values)})
-    N, pp = global_batch // t['dp'] // t['micro_batch'], t['pp']
-    layers = layers_to_deal(model.depth, pp, t['virtual_stages'], assumptions)
-    sizes = pp, t['virtual_stages'], N, layers
+    N, pp, v = global_batch // t['dp'] // t['micro_batch'], t['pp'], t['virtual_stages']
+    sizes = pp, v, N, layers_to_deal(model.depth, pp, v, assumptions)
     t = keep(t, own_figure(t['schedule'], lambda s: possible(s, *sizes)))
     chosen = (t[name] for name in ('tp', 'cp', 'context', 'sequence_sharded'))
     return keep(t, np.broadcast_to(choices_fit(model, *chosen), t['dp'].shape))

@@ -299,6 +299,7 @@ def places_of(rank, p, v, folded, both_ways):
     if folded: return (rank, 2 * p - 1 - rank), 1
     return range(rank, p * v, p), 1
 
+# %% ../nbs/05_iteration.ipynb #83c55b86
 def chunks_dealt(depth, more, p, v, layout):  # list of str, the letters of each chunk
     "What each chunk of a pipeline holds."
     return chunks_in(layout) if layout else chunks_of(depth, p * v, more)
@@ -318,18 +319,19 @@ def stages_in_order(pattern, p, v, folded, both_ways, layout=None):  # list of S
         stages.append(Stage(count, *ends, rank, widest))
     return stages
 
+# %% ../nbs/05_iteration.ipynb #83c55b81
 def distinct_stages(*args):  # list of Stage
     "The stages of a pipeline that differ, in the order of their ranks."
     found = {}
     for stage in stages_in_order(*args): found.setdefault(stage._replace(rank=0), stage)
     return list(found.values())
 
-# %% ../nbs/05_iteration.ipynb #83c55b81
 def alike(job: Job):
     "Whether all stages are alike but for the ends."
     if job.layout or job.mtp_layers or len(kinds_of(job)) > 1: return False
     return not np.any(job.depth % (job.pp * job.virtual_stages))
 
+# %% ../nbs/05_iteration.ipynb #83c55b87
 def stages_of(job: Job):  # list of Stage; in each, columns where the configurations are columns
     "The stages that differ; where they differ in their ends alone, the first and the last."
     if alike(job):
@@ -500,6 +502,7 @@ def figures(times: Times, memory: Memory, TFLOP):  # dict of columns
     return {'iteration_s': times.total, 'memory_GB': sum(memory), **dict(zip(TIMES, times)),
             **dict(zip(MEMORY_PARTS, memory)), 'TFLOP_per_gpu': TFLOP}
 
+# %% ../nbs/05_iteration.ipynb #8559f3ba
 def priced(t, model, system, global_batch, assumptions):  # (Job, pricer, LayerCost, ends)
     "What the layers and the ends of a table of configurations take."
     job = job_of(t, model, system, global_batch, assumptions)
@@ -638,6 +641,7 @@ class Estimate:
         table = readable(self.row.to_frame().T, self.system).to_html(index=False)
         return f'{table}<p>{self.summary}</p><p>{" ".join(self.notes)}</p>'
 
+# %% ../nbs/05_iteration.ipynb #5c0ed006
 def layers_of(one: Estimate):  # DataFrame
     "One layer (of the kind that most are) and one micro-batch: a row per operation."
     job = job_of(vars(one.parallel), one.model, one.system, one.global_batch, one.assumptions)
@@ -749,14 +753,11 @@ def estimate(
     p = settled(parallel, system, a)
     check_parallel(p, model, system, global_batch, a)
     a = dataclasses.replace(a, **{c: getattr(p, c) for c in CHOICES}).on(system)
-    t = possible_places(p, system)
-    found = {name: np.broadcast_to(column, t['dp'].shape)
-             for name, column in statistics(t, model, system, global_batch, a).items()}
-    best = int(np.argmin(found['iteration_s']))
+    t, asked = possible_places(p, system), (model, system, global_batch, a)
+    seconds = np.broadcast_to(statistics(t, *asked)['iteration_s'], t['dp'].shape)
+    best = int(np.argmin(seconds))
     placed = dataclasses.replace(p, **{place: int(t[place][best]) for place in PLACES})
-    found = {name: float(column[best]) for name, column in found.items()}
-    if not alike(job_of(t, model, system, global_batch, a)):
-        found = played_statistics(vars(placed), model, system, global_batch, a)
+    found = played_statistics(vars(placed), *asked)
     return Estimate(model, placed, system, global_batch, a,
                     {name: float(x) for name, x in found.items()})
 

@@ -11,7 +11,7 @@ __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', '
            'against_gpus', 'training_days', 'micro_batches', 'second_axis', 'beside', 'write_shares', 'stacked_shares',
            'group_bars', 'labels_of', 'shape_of', 'configurations', 'draw_placements', 'placements', 'edges',
            'value_ticks', 'grid_of', 'maps_of', 'draw_contours', 'mark_machines', 'draw_map', 'map_legend', 'heat_map',
-           'draw_messages', 'message_legend', 'communication', 'draw_passes', 'timeline']
+           'draw_messages', 'message_legend', 'communication', 'check_passes', 'draw_passes', 'timeline']
 
 # %% ../nbs/07_plots.ipynb #cf2e19e0
 import functools
@@ -518,6 +518,12 @@ def communication(
 PASSES = {'F': (BLUE, 'forward'), 'B': (GREEN, 'backward'), 'W': (YELLOW, 'weights\' gradient')}
 MOST_PASSES = 5000   # in a picture
 
+def check_passes(table):
+    "A ValueError for what is no pass, and for too many."
+    for kind in table_with(table, ['kind']).kind.tolist(): nearest(kind, PASSES, 'kind of pass')
+    if len(table) > MOST_PASSES:
+        raise ValueError(f'{len(table)} passes are more than the {MOST_PASSES} that can be drawn')
+
 def draw_passes(ax, own):
     "A bar for each pass of each rank; the later a chunk, the lighter."
     last, look = max(own.chunk.max(), 1), dict(edgecolor='white', linewidth=.4)
@@ -536,10 +542,8 @@ def timeline(
 ):  # Figure
     "What each rank of a pipeline does, and when."
     columns = 'rank', 'chunk', 'start_s', 'end_s'
+    check_passes(table)
     table = with_numbers(table_with(table, columns, least=0), columns)
-    for kind in table_with(table, ['kind']).kind.tolist(): nearest(kind, PASSES, 'kind of pass')
-    if len(table) > MOST_PASSES:
-        raise ValueError(f'{len(table)} passes are more than the {MOST_PASSES} that can be drawn')
     shown = [('', table)] if panels is None else groups_of(table, panels)
     ranks = sum(own['rank'].nunique() for _, own in shown)
     figure, axes = panels_of(1, 8, .8 + .35 * len(shown) + .16 * ranks, len(shown), sharex=True)
