@@ -19,7 +19,7 @@ from transformer_perf.iteration import COMPONENTS
 from transformer_perf.models import as_model
 from transformer_perf.plots import (
     PARTS, PLACED, against_gpus, communication, configurations, heat_map, look_of, micro_batches,
-    placements, training_days)
+    placements, timeline, training_days)
 from transformer_perf.sweeps import PAPER_GPUS, paper_systems, sweep
 from transformer_perf.systems import as_system
 
@@ -117,15 +117,17 @@ grid = pd.DataFrame([(x, y, x + y) for x in (1., 2., 4.) for y in (1., 2.)],
 AXES = 'x', 'y', 'days', 'x (GB/s)', 'y (GB)', 'time (days)'
 messages = pd.DataFrame({'operation': 'allgather', 'GPUs': '8 GPUs', 'MB': [1., 10.],
                          'measured_ms': [1., 2.], 'predicted_ms': [1., 3.]})
+passes = pd.DataFrame({'rank': [0, 1, 1], 'kind': list('FFB'), 'chunk': [0, 0, 0],
+                       'start_s': [0., 1., 2.], 'end_s': [1., 2., 4.]})
 DRAWINGS = {
     'against_gpus': (lambda t: against_gpus(t, 'iteration_s', 'iteration (s)', perfect=-1), swept),
     'configurations': (configurations, searched),
     'placed': (lambda t: configurations(t, list('AB'), 'placement', PLACED, 'a title'), searched),
     'placements': (placements, swept),
     'heat_map': (lambda t: heat_map(t, *AXES, {'B200': (2, 2)}), grid),
-    'communication': (communication, messages)}
+    'communication': (communication, messages), 'timeline': (timeline, passes)}
 UNITS = ('(s)', '(GB)', '(GB/s)', '(%)', '(days)', '(ms)', '(MB)', '(samples/s)', 'GPUs', ' x ',
-         'placement')
+         'placement', 'rank')
 
 
 @pytest.mark.parametrize('name', DRAWINGS)
@@ -216,6 +218,7 @@ PICTURES = {
     against_gpus: (FOUND, dict(column='iteration_s', label='s', panels='model', level=None)),
     configurations: (FOUND, dict(labels=None, xlabel='GPUs', title='')),
     placements: (FOUND, dict(panels='system')),
+    timeline: (passes, dict(panels='kind')),
     heat_map: (GRID, dict(x='a', y='b', value='c', xlabel='', ylabel='', label='', marks={},
                       panels=None, contours=(1.1, 2)))}
 

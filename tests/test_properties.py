@@ -139,8 +139,9 @@ def layouts(model, n, strategy, a):
 def configurations(model, n, system, batch, strategy, a):
     "Every candidate by plain loops over the definitions."
     for tp, cp, panels in layouts(model, n, strategy, a):
-        for pp in divisors(model.depth):
-            if n % (tp * cp * pp) or min(n // (tp * cp), model.depth) % pp: continue
+        for pp in divisors(n if a.uneven_stages else model.depth):
+            if n % (tp * cp * pp) or pp > model.depth: continue
+            if not a.uneven_stages and min(n // (tp * cp), model.depth) % pp: continue
             dp = n // (tp * cp * pp)
             if batch % dp: continue
             groups = tp, cp, pp, dp

@@ -259,7 +259,8 @@ LAYOUT = (
     option('--nvlink-tp --nvlink-tp1', 'tp GPUs in one NVLink domain; left open: the fastest',
            kind='number'),
     option('--nvlink-cp --nvlink-tp2', 'cp GPUs in one NVLink domain', kind='number'),
-    place('pp'), place('dp'))
+    place('pp'), place('dp'),
+    option_of('--layout', "layers of each chunk of the pipeline: 'Et*3|(tt|)*30mL'"))
 
 def parallel_of(a):  # Parallel
     "The configuration that options describe."

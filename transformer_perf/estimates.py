@@ -319,7 +319,7 @@ MENDED = dict(   # what the published model has wrong
     bias_rows_sharded=True, rows_shared_exactly=True, gather_backward=True)
 AS_TRAINED = dict(   # what it leaves out, and training frameworks do
     fused_kernels=True, causal_mask=True, vocabulary=True, inputs_sharded=True,
-    working_memory=True, slowest_link=True, context='ring')
+    working_memory=True, uneven_stages=True, slowest_link=True, context='ring')
 
 # %% ../nbs/02_estimates.ipynb #6635d1dc
 RECOMPUTE = {   # -> the parts of a layer that are computed again; 'full': all of it
@@ -379,6 +379,7 @@ class Assumptions:
     capacity_factor: float = field(None, above=True)  # room of an expert over its mean; none: all
     bf16_ends: int = field(0, least=0)  # first layers, and last ones, that stay in 16 bits
     fp8_parameters: bool = False        # weights are held and gathered in the products' precision
+    uneven_stages: bool = False         # a search tries stages with different numbers of layers
     slowest_link: bool = False          # one slow pipeline link slows them all; else their mean
     pp_overlap: bool = False            # pipeline messages cost nothing
     optimizer_bytes: float = 6.         # optimizer states, as a multiple of the weights

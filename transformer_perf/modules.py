@@ -64,6 +64,7 @@ class Job(NamedTuple):
     strategy: str = '1d'
     ep: int = 1                    # GPUs that share the experts
     etp: int = 1                   # GPUs that share the features of an expert
+    layout: str = None             # which layers each chunk of a pipeline has
     # what today's models add: as in Model
     biases: str = None
     norm: str = None

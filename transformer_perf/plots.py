@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', 'GREY', 'PALETTE', 'DASHES', 'MARKERS', 'FILLS',
            'PARTS', 'LOOK', 'DRAWING', 'MOST_CHARACTERS', 'MOST_GROUPS', 'MOST_DRAWN', 'TEXT', 'ONE', 'GUIDE', 'SIZES',
-           'PLACED', 'BARS', 'SHAPE', 'EDGE', 'HOLES', 'style', 'nothing_to_draw', 'check_texts', 'picture',
-           'panels_of', 'groups_of', 'as_number', 'with_numbers', 'numbers_in', 'drawable', 'plain', 'log_ticks',
-           'look_of', 'draw_curves', 'draw_guides', 'gpu_axes', 'legend_of_curves', 'against_gpus', 'training_days',
-           'micro_batches', 'second_axis', 'beside', 'write_shares', 'stacked_shares', 'group_bars', 'labels_of',
-           'shape_of', 'configurations', 'draw_placements', 'placements', 'edges', 'value_ticks', 'grid_of', 'maps_of',
-           'draw_contours', 'mark_machines', 'draw_map', 'map_legend', 'heat_map', 'draw_messages', 'message_legend',
-           'communication']
+           'PLACED', 'BARS', 'SHAPE', 'EDGE', 'HOLES', 'PASSES', 'MOST_PASSES', 'style', 'nothing_to_draw',
+           'check_texts', 'picture', 'panels_of', 'groups_of', 'as_number', 'with_numbers', 'numbers_in', 'drawable',
+           'plain', 'log_ticks', 'look_of', 'draw_curves', 'draw_guides', 'gpu_axes', 'legend_of_curves',
+           'against_gpus', 'training_days', 'micro_batches', 'second_axis', 'beside', 'write_shares', 'stacked_shares',
+           'group_bars', 'labels_of', 'shape_of', 'configurations', 'draw_placements', 'placements', 'edges',
+           'value_ticks', 'grid_of', 'maps_of', 'draw_contours', 'mark_machines', 'draw_map', 'map_legend', 'heat_map',
+           'draw_messages', 'message_legend', 'communication', 'check_passes', 'draw_passes', 'timeline']
 
 # %% ../nbs/07_plots.ipynb #cf2e19e0
 import functools
@@ -512,4 +512,45 @@ def communication(
         log_ticks(ax.xaxis); log_ticks(ax.yaxis)
     axes[0, 0].set_ylabel('time (ms)')
     message_legend(figure, looks)
+    return figure
+
+# %% ../nbs/07_plots.ipynb #7c100002
+PASSES = {'F': (BLUE, 'forward'), 'B': (GREEN, 'backward'), 'W': (YELLOW, 'weights\' gradient')}
+MOST_PASSES = 5000   # in a picture
+
+def check_passes(table):
+    "A ValueError for what is no pass, and for too many."
+    for kind in table_with(table, ['kind']).kind.tolist(): nearest(kind, PASSES, 'kind of pass')
+    if len(table) > MOST_PASSES:
+        raise ValueError(f'{len(table)} passes are more than the {MOST_PASSES} that can be drawn')
+
+def draw_passes(ax, own):
+    "A bar for each pass of each rank; the later a chunk, the lighter."
+    last, look = max(own.chunk.max(), 1), dict(edgecolor='white', linewidth=.4)
+    for (rank, kind, chunk), rows in own.groupby(['rank', 'kind', 'chunk']):
+        spans = list(zip(rows.start_s, rows.end_s - rows.start_s))
+        ax.broken_barh(spans, (rank - .42, .84), facecolor=PASSES[kind][0],
+                       alpha=1 - .6 * chunk / last, **look)
+    ax.set(yticks=np.unique(own['rank']), ylabel='rank')
+    ax.grid(False); ax.invert_yaxis()
+
+# %% ../nbs/07_plots.ipynb #7c100003
+@picture
+def timeline(
+    table,         # DataFrame with rank, kind (F, B or W), chunk, start_s and end_s
+    panels=None,   # column whose values each get a panel, on one axis of time
+):  # Figure
+    "What each rank of a pipeline does, and when."
+    columns = 'rank', 'chunk', 'start_s', 'end_s'
+    check_passes(table)
+    table = with_numbers(table_with(table, columns, least=0), columns)
+    shown = [('', table)] if panels is None else groups_of(table, panels)
+    ranks = sum(own['rank'].nunique() for _, own in shown)
+    figure, axes = panels_of(1, 8, .8 + .35 * len(shown) + .16 * ranks, len(shown), sharex=True)
+    for ax, (name, own) in zip(axes[:, 0], shown):
+        draw_passes(ax, own)
+        ax.set_title(name, loc='left', fontsize=9)
+    axes[-1, 0].set(xlabel='time (s)', xlim=(0, table.end_s.max()))
+    figure.legend(handles=[Patch(color=color, label=words) for color, words in PASSES.values()],
+                  loc='outside lower center', ncols=3)
     return figure
