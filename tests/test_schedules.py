@@ -1,4 +1,5 @@
 "Schedules against their definitions: orders, times, layouts, memory."
+import dataclasses
 import itertools
 import re
 
@@ -6,6 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
+from transformer_perf import Model, Parallel, estimate, iteration, search
+from transformer_perf.estimates import as_assumptions
 from transformer_perf.schedules import (
     SCHEDULES, check_layout, chunk_sums, chunks_in, chunks_of, heaviest, layout_of,
     memory_over_time, most_kept, on_ranks, passes_of, peaks, held_chunks, played, total_time)
@@ -228,3 +231,128 @@ def test_what_is_kept_does_not_depend_on_times(case, other):
     kept = np.broadcast_to([s.kept(p, v, N, rank) for rank in range(p)], p)
     np.testing.assert_allclose(most_kept(played(*case), p, v, s.splits), kept)
     assert (some <= kept * v * F[held_chunks(name, p, v)].max(axis=1) * (1 + 1e-9)).all()
+
+
+# one configuration, played
+
+CASES = st.tuples(pick(['paper', 'corrected', 'calibrated']), pick(list(SCHEDULES)), pick([2, 4]),
+                  pick([8, 16]), pick(['none', 'full']))
+TINY = Model(512, 256, 4, 8, vocab=32000, name='tiny')
+
+
+def priced(preset, schedule, pp, batch, recompute, depth=8, **options):
+    "An estimate of a small model; its search ignores how narrow it is."
+    a = dataclasses.replace(as_assumptions(preset), least_features=16)
+    p = Parallel(tp=2, pp=pp, schedule=schedule, recompute=recompute, **options)
+    model = dataclasses.replace(TINY, depth=depth)
+    return estimate(model, p, 'H100-80GB' if preset == 'calibrated' else 'H200', batch, a)
+
+
+@few
+@given(CASES)
+def test_equal_stages_are_played_as_the_formulas_say(case):
+    one = priced(*case)
+    s, t = one.stats, one.timeline
+    inside = sum(s[c] for c in ('compute_s', 'exposed_memory_s', 'tp_comm_s', 'pp_comm_s'))
+    if case[0] != 'calibrated':   # there the host, the ends and the optimizer take time too
+        assert t.end_s.max() == pytest.approx(inside + s['bubble_s'], rel=1e-9)
+    held = one.memory_over_time
+    assert held.memory_GB.max() == pytest.approx(s['memory_GB'], rel=1e-9)
+    assert not [note for note in one.notes if 'played' in note]
+
+
+@few
+@given(CASES, st.data())
+def test_a_layout_of_equal_chunks_changes_nothing(case, data):
+    v = 2 if SCHEDULES[case[1]].chunks == 2 else 1
+    chunks = chunks_of(8, case[2] * v)
+    one, same = priced(*case), priced(*case, layout=layout_of(chunks))
+    assert same.parallel.virtual_stages == v and 'played' in same.notes[-1]
+    if case[0] == 'calibrated': return   # its ends differ, of which formulas are near
+    for name, x in one.stats.items(): assert same.stats[name] == pytest.approx(x, rel=1e-9)
+
+
+@few
+@given(pick(['gpipe', '1f1b', 'zb-h1', 'zb-h2', 'zb-v', 'dualpipe', 'dualpipe-v']),
+       pick([5, 6, 7, 9, 11]), pick([8, 24]))
+def test_stages_that_differ(schedule, depth, batch):
+    case = 'calibrated', schedule, 4, batch, 'none', depth
+    s, v = SCHEDULES[schedule], max(SCHEDULES[schedule].chunks, 1)
+    assume(4 * v <= depth)
+    one = priced(*case)
+    assert 'played' in one.notes[-1]
+    by_rule = priced(*case, layout=layout_of(chunks_of(depth, 4 * v)))
+    for name, x in one.stats.items(): assert by_rule.stats[name] == pytest.approx(x, rel=1e-12)
+    assert one.memory_over_time.memory_GB.max() == pytest.approx(one.stats['memory_GB'])
+    with pytest.MonkeyPatch.context() as patch:   # the same by the formulas
+        patch.setattr(iteration, 'MOST_PLAYED', 0)
+        near = priced(*case).stats
+    assert near['iteration_s'] == pytest.approx(one.stats['iteration_s'], rel=.12)
+    alone = not s.folded and not s.both_ways   # one chunk on a rank
+    if alone: assert near['memory_GB'] == pytest.approx(one.stats['memory_GB'])
+    assert near['memory_GB'] >= one.stats['memory_GB'] * (1 - 1e-9)
+
+
+def test_a_longer_stage_is_waited_for():
+    case = 'corrected', '1f1b', 4, 64, 'none'
+    even, odd = (priced(*case, layout=layout) for layout in (
+        'Ett|tt|tt|ttL', 'Ett|ttt|t|ttL'))
+    seconds = [one.stats['iteration_s'] - one.stats['bubble_s'] for one in (even, odd)]
+    assert 1.4 < seconds[1] / seconds[0] < 1.5
+    first = odd.memory_over_time.groupby('rank').memory_GB.max()
+    assert first.idxmax() == 1   # three layers kept three times, against two kept four times
+
+
+@pytest.mark.parametrize('options, says', [
+    (dict(layout='Ett|tt|ttL'), 'must be divisible by pp=4'),
+    (dict(layout='Ett|tt|tt|tL'), 'has 7 t, not depth=8'),
+    (dict(layout='Ett|tt|tt|tmtL'), 'must be one E, then every t'),
+    (dict(layout='Et|t|t|t|t|t|t|tL', virtual_stages=1), 'not virtual_stages=1'),
+    (dict(layout='Ett|tt|tt|ttL', schedule='zb-v'), "virtual_stages=2"),
+    (dict(layout=8), 'layout=8 must be')])
+def test_layouts_that_do_not_fit(options, says):
+    with pytest.raises(ValueError, match=re.escape(says)) as error:
+        estimate(TINY, Parallel(pp=4, **options), 'H200', 8)
+    assert '\n' not in str(error.value) and len(str(error.value)) < 300
+
+
+def test_uneven_stages_are_for_whoever_asks():
+    odd = dataclasses.replace(TINY, depth=7)
+    with pytest.raises(ValueError, match='depth=7 must be divisible by pp=4'):
+        estimate(odd, Parallel(pp=4), 'H200', 8)
+    with pytest.raises(ValueError, match='depth=7 must be divisible by pp=8'):
+        estimate(odd, Parallel(pp=8), 'H100-80GB', 8, 'calibrated')
+    one = estimate(odd, Parallel(pp=4), 'H100-80GB', 8, 'calibrated')
+    assert 'played' in one.notes[-1] and one.timeline['rank'].max() == 3
+
+
+def test_too_many_passes_are_not_played():
+    odd = dataclasses.replace(TINY, depth=7)
+    one = estimate(odd, Parallel(pp=4), 'H100-80GB', 65536, 'calibrated')
+    assert '524288 passes are too many to play' in one.notes[-1]
+    with pytest.raises(ValueError, match='524288 passes are more than 200000'): _ = one.timeline
+
+
+def test_a_search_finds_uneven_pipelines():
+    found = search('llama3.1_405B', 1024, 'H100-80GB', 512, assumptions='calibrated', k=20,
+                   virtual_stages=[1, 2])
+    uneven = found[126 % (found.pp * found.virtual_stages) > 0]
+    assert len(uneven) and found.iteration_s.is_monotonic_increasing
+    for row in uneven.iloc[::5].to_dict('records'):
+        again = estimate('llama3.1_405B', Parallel.from_row(row), 'H100-80GB', 512, 'calibrated')
+        assert again.stats['iteration_s'] == pytest.approx(row['iteration_s'], rel=1e-12)
+        assert again.stats['memory_GB'] == pytest.approx(row['memory_GB'], rel=1e-12)
+    strict = dataclasses.replace(as_assumptions('calibrated'), uneven_stages=False)
+    even = search('llama3.1_405B', 1024, 'H100-80GB', 512, assumptions=strict, k=1)
+    assert found.iteration_s[0] < even.iteration_s[0]
+
+
+def test_layers_of_several_kinds_where_they_sit():
+    "DeepSeek-V3: three dense layers, then experts, then a prediction layer on a chunk of its own."
+    p = Parallel(pp=16, dp=64, ep=64, layout='Et*3|(tt|)*29m|L')
+    one = estimate('deepseek_v3', p, 'H100-80GB', 4096, 'calibrated')
+    t = one.timeline[one.timeline.kind == 'F']
+    took = (t.end_s - t.start_s).groupby(t.place).mean()
+    assert took[1:29].max() == pytest.approx(took[1:29].min()) and len(took) == 32
+    assert .45 < took[30] / took[1] < .55      # one layer with experts instead of two
+    assert took[0] < .6 * took[1]   # three layers without experts

@@ -398,7 +398,7 @@ def figures_found(t, system, q: Question):  # dict of columns
     "Every figure of the rows that a search found; the schedules played where stages differ."
     args = q.global_batch, q.assumptions
     rows = rows_of(t)
-    if rows > MOST_REPLAYED or alike(job_of(t, q.model, system, *args)):
+    if not 0 < rows <= MOST_REPLAYED or alike(job_of(t, q.model, system, *args)):
         return statistics(t, q.model, system, *args)
     arrays = [f for f in PHYSICAL if np.ndim(getattr(system, f))]
     def of(i):

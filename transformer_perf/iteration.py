@@ -71,7 +71,7 @@ def follows(p):  # dict: field -> value
     if p.strategy in (None, '1d'): found['strategy'] = '2d-seqp' if p.cp > 1 else '1d'
     if p.virtual_stages is not None: return found
     if chunks > 1: found['virtual_stages'] = chunks
-    elif p.layout is not None: found['virtual_stages'] = len(chunks_in(p.layout)) // p.pp
+    elif p.layout is not None: found['virtual_stages'] = max(len(chunks_in(p.layout)) // p.pp, 1)
     return found
 
 # %% ../nbs/05_iteration.ipynb #cc0fae15

@@ -426,6 +426,7 @@ def chunks_of(
 ):  # list of str
     "The letters of every chunk where nobody says."
     counted = (0, 0) if depth % n == 0 else (1, 1 + more)
+    if n <= depth < n * max(counted) - sum(counted): counted = (0, 0)   # too few for the rule
     first, last = counted if less is None else less
     each, rest = divmod(depth + first + last, n)
     layers = [each + (i < rest) for i in range(n)]
