@@ -283,8 +283,11 @@ class Assumptions:
     working_memory: bool = False        # buffers in use count, beside what is kept
     slowest_link: bool = False          # one slow pipeline link slows them all; else their mean
     pp_overlap: bool = False            # pipeline messages cost nothing
-    optimizer_bytes: float = 6.         # optimizer states, as a multiple of the weights
-    zero_gathered: int = 2              # ZeRO-3: layers held whole, in use or on their way
+    master_bytes: float = 4.            # of a parameter, beside its weight: the optimizer's own
+    moment_bytes: float = 4.            # each of Adam's two moments of a parameter
+    optimizer_bytes: float = None       # all of these, as a multiple of the weights
+    gradient_held: float = field(None, above=True)   # bytes a parameter; none: as the software's
+    zero_gathered: int = 2              # ZeRO-3: units held whole, in use or on their way
     least_features: int = 128           # a GPU keeps at least so many features, and rows
     least_panel: int = 512              # a SUMMA panel is at least so wide
     # what a configuration does, unless it says otherwise
@@ -304,6 +307,11 @@ class Assumptions:
 
     @property
     def software(self): return self.measured.software if self.measured else Software()
+    @property
+    def state_bytes(self):  # of a parameter
+        "Optimizer states."
+        if self.optimizer_bytes is not None: return 2 * self.optimizer_bytes
+        return self.master_bytes + 2 * self.moment_bytes
     def on(self, system):  # Assumptions
         "The same for one system: of several sets of measured parameters, its own."
         if not isinstance(self.measured, Calibration): return self

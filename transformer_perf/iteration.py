@@ -6,11 +6,11 @@
 __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'PUBLISHED', 'MEASURED', 'MOST_PLACES',
            'SHOWN', 'with_paper_names', 'follows', 'Parallel', 'division_rules', 'check_parallel', 'job_of', 'Times',
            'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies', 'tables_GB', 'reduction_time',
-           'update_time', 'straggling', 'bubble_time', 'iteration_times', 'Memory', 'alive', 'working', 'memory_at',
-           'memory_of', 'components', 'figures', 'statistics', 'evidence', 'left_out', 'Estimate', 'layers_of',
-           'row_of', 'notes_of', 'divisors', 'rows_of', 'cross', 'keep', 'possible_places', 'settled', 'estimate',
-           'short', 'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'memory_in_words',
-           'in_words']
+           'step_bytes', 'update_time', 'straggling', 'bubble_time', 'iteration_times', 'Memory', 'alive', 'working',
+           'memory_at', 'memory_of', 'components', 'figures', 'statistics', 'evidence', 'left_out', 'Estimate',
+           'layers_of', 'row_of', 'notes_of', 'divisors', 'rows_of', 'cross', 'keep', 'possible_places', 'settled',
+           'estimate', 'short', 'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words',
+           'memory_in_words', 'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
@@ -200,13 +200,20 @@ def reduction_time(job: Job, cost, pricer):  # s
                                   tables_GB(job) * (1 + alone)))
 
 # %% ../nbs/05_iteration.ipynb #83c55b7d
+def step_bytes(job: Job):  # of a parameter
+    "What a step moves at least: states both ways, the gradient in, the weight out, or both ways."
+    a = job.assumptions
+    halved = a.master_bytes < 4   # what lies beside a 16-bit weight is no whole weight
+    return 2 * a.state_bytes + job.gradient_held + 2 * (1 + halved)
+
 def update_time(job: Job, cost, pricer):  # s
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
     w, copies = job.software, weight_copies(job).size
     held = np.where(np.greater(job.zero_stage, 0), copies, 1)
     alone = ends_meet(job) * (1 - np.asarray(w.tied_tables))
     weights = job.layers * cost.weights * stages_held(job) + tables_GB(job) * (1 + alone)
-    step = pricer.busy(Work(nbytes=w.optimizer_traffic / 2 * weights / held)).total
+    traffic = w.optimizer_traffic * step_bytes(job) / (2 * 12 + w.gradient_held + 2)
+    step = pricer.busy(Work(nbytes=traffic / 2 * weights / held)).total
     if not (w.tied_tables and np.any(words(job))): return step + w.iteration_constant
     near = np.greater_equal(job.nvlink_pp, job.pp)
     tied = pricer.send(tables_GB(job), near) * ~ends_meet(job) * (words(job) > 0)
@@ -283,7 +290,8 @@ def memory_at(job: Job, stored, first, last):  # Memory
     position = np.where(last, job.pp - 1, 0)
     kept = alive(job, position) * L * stored.activations
     if a.working_memory: kept = kept + working(job, stored.again, first, last)
-    return Memory(held, share(W * w.gradient_held / 2, 2), share(a.optimizer_bytes * W, 1), kept)
+    return Memory(held, share(W * job.gradient_held / 2, 2),
+                  share(a.state_bytes / 2 * W, 1), kept)
 
 def memory_of(job: Job, stored):  # Memory
     "Peak memory of the fuller of the first and the last stage."
