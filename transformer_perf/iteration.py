@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'PUBLISHED', 'MEASURED', 'MOST_PLACES',
-           'SHOWN', 'with_paper_names', 'follows', 'Parallel', 'division_rules', 'check_parallel', 'job_of', 'Times',
-           'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies', 'tables_GB', 'reduction_time',
-           'step_bytes', 'update_time', 'straggling', 'bubble_time', 'iteration_times', 'Memory', 'alive', 'working',
-           'memory_at', 'memory_of', 'components', 'figures', 'statistics', 'evidence', 'left_out', 'Estimate',
-           'layers_of', 'row_of', 'notes_of', 'divisors', 'rows_of', 'cross', 'keep', 'possible_places', 'settled',
-           'estimate', 'short', 'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words',
-           'memory_in_words', 'in_words']
+           'SHOWN', 'with_paper_names', 'usual', 'follows', 'Parallel', 'division_rules', 'check_parallel', 'job_of',
+           'Times', 'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies', 'weight_parts', 'tables_GB',
+           'reduction_time', 'stage_weights', 'shared', 'step_bytes', 'update_time', 'straggling', 'bubble_time',
+           'iteration_times', 'Memory', 'alive', 'working', 'largest_units', 'weights_held', 'gradients_held',
+           'memory_at', 'memory_of', 'memory_bound', 'memory_needed', 'components', 'figures', 'utilization',
+           'statistics', 'evidence', 'left_out', 'Estimate', 'layers_of', 'row_of', 'notes_of', 'divisors', 'rows_of',
+           'cross', 'keep', 'possible_places', 'settled', 'estimate', 'short', 'layer_groups', 'memory_columns',
+           'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'memory_in_words', 'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
@@ -27,11 +28,12 @@ from .models import Model, as_markdown, as_model
 from .systems import System, as_system
 from .schedules import SCHEDULES, check_schedule, own_figure
 from .estimates import (
-    CHOICES, CONTEXTS, RECOMPUTE, Assumptions, Group, Work, as_assumptions)
+    CHOICES, CONTEXTS, FITS_BY, RECOMPUTE, Assumptions, Group, Work, as_assumptions)
 from .kernels import pricer_of
 from .modules import (
-    STRATEGIES, Job, check_placement, data_parallel_time, ends_cost, layer_cost, layer_memory,
-    layer_operations, leaves_rows, meeting, operation_table, pipeline_time, sharing_rules, words)
+    STRATEGIES, Job, check_placement, data_parallel_time, ends_cost, executed_TFLOP, gradient_held,
+    if_any, layer_cost, layer_memory, layer_operations, leaves_rows, meeting, operation_table,
+    pipeline_time, reduces_each, sharers, sharing_rules, words)
 
 # %% ../nbs/05_iteration.ipynb #cc0fae14
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -53,6 +55,12 @@ def with_paper_names(cls):
     return cls
 
 # %% ../nbs/05_iteration.ipynb #cc0fae16
+def usual(row, name):
+    "Whether a cell says nothing: it is empty, or gradients are reduced as their stage has it."
+    cell = row[name]
+    if isinstance(cell, float) and np.isnan(cell): return True
+    return name == 'reduce_each' and (cell is None or cell == (row.get('zero_stage', 1) > 1))
+
 def follows(p):  # dict: field -> value
     "What follows from the rest of a configuration."
     found, chunks = {}, SCHEDULES[p.schedule].chunks if p.schedule else 0
@@ -85,7 +93,9 @@ class Parallel:
     dp_overlap: bool = None        # data-parallel messages hide behind compute
     tp_overlap: bool = None        # tensor-parallel messages hide behind products
     schedule: str = field(None, choices=SCHEDULES)   # in which order the stages work
-    reduce_each: bool = None       # gradients are reduced after each micro-batch
+    reduce_each: bool = None       # gradients are reduced each time; none: where shared out
+    reshard_after_forward: bool = None   # ZeRO-3 gathers weights again for the backward pass
+    dp_replicate: int = None       # hybrid sharding: copies of what copies share out
 
     def __post_init__(self):
         for name, value in follows(self).items(): object.__setattr__(self, name, value)
@@ -103,7 +113,7 @@ class Parallel:
         "The configuration of a row that `search` found."
         if not hasattr(row, 'keys'): raise ValueError(f'row={quoted(row)} must be a table row')
         names = [f.name for f in dataclasses.fields(cls)]
-        return cls(**{name: row[name] for name in names if name in row})
+        return cls(**{name: row[name] for name in names if name in row and not usual(row, name)})
 
 # %% ../nbs/05_iteration.ipynb #d64e6fb0
 def division_rules(p: Parallel, model: Model, global_batch, a: Assumptions):
@@ -111,6 +121,7 @@ def division_rules(p: Parallel, model: Model, global_batch, a: Assumptions):
     s = STRATEGIES[p.strategy]
     rules = sharing_rules(model, p.tp, p.cp, s, a) + [
         ('depth', model.depth, 'pp', p.pp), ('global_batch', global_batch, 'dp', p.dp),
+        ('dp', p.dp, 'dp_replicate', p.dp_replicate or a.dp_replicate),
         ('global_batch/dp', global_batch // p.dp, 'micro_batch', p.micro_batch),
         ('micro_batch*seq_len', p.micro_batch * model.seq_len,
          'the GPUs that share its tokens', s.token_shards(p.tp, p.cp))]
@@ -188,32 +199,47 @@ def weight_copies(job: Job):  # Group
     else: size, placed = job.dp * job.cp, job.nvlink_dp * job.nvlink_cp
     return Group(size * stages_held(job), placed)
 
+def weight_parts(job: Job, cost):  # list of (GB, Group)
+    "The weights of one layer on one GPU, and the GPUs that hold copies of them: one part today."
+    return [(cost.weights, weight_copies(job))]
+
 def tables_GB(job: Job):  # GB of one table of words on one GPU
     return job.units.element * words(job) * job.embed_dim
 
+# %% ../nbs/05_iteration.ipynb #5a4d0031
 def reduction_time(job: Job, cost, pricer):  # s
     "Gradients and weights exchanged between the copies, as far as nothing hides it."
-    group, alone = weight_copies(job), ends_meet(job) * (1 - np.asarray(job.software.tied_tables))
-    crowded = (job.tp > 1) & (group.in_domain > 1) & np.less(pricer.system.nic_factor, 1)
-    return sum(data_parallel_time(cost.weights * stages_held(job), cost.forward, cost.backward,
-                                  group._replace(crowded=crowded), pricer, job,
+    alone = ends_meet(job) * (1 - np.asarray(job.software.tied_tables))
+    few = (job.tp > 1) & np.less(pricer.system.nic_factor, 1)
+    parts = [(GB * stages_held(job), group._replace(crowded=few & (group.in_domain > 1)))
+             for GB, group in weight_parts(job, cost)]
+    return sum(data_parallel_time(parts, cost.forward, cost.backward, pricer, job,
                                   tables_GB(job) * (1 + alone)))
 
 # %% ../nbs/05_iteration.ipynb #83c55b7d
+def stage_weights(job: Job, cost, tables):  # list of (GB, GPUs)
+    "All weights of one GPU, part by part, and how many GPUs may share each out."
+    layers, words = job.layers * stages_held(job), tables * tables_GB(job)
+    (GB, group), *more = [(GB * layers, group) for GB, group in weight_parts(job, cost)]
+    return [(GB, sharers(job, group)[0].size) for GB, group in [(GB + words, group), *more]]
+
+def shared(parts, out):  # GB
+    "What a GPU holds of weights, shared out where a flag holds."
+    return sum(GB / np.where(out, gpus, 1) for GB, gpus in parts)
+
+# %% ../nbs/05_iteration.ipynb #5a4d0030
 def step_bytes(job: Job):  # of a parameter
     "What a step moves at least: states both ways, the gradient in, the weight out, or both ways."
     a = job.assumptions
     halved = a.master_bytes < 4   # what lies beside a 16-bit weight is no whole weight
-    return 2 * a.state_bytes + job.gradient_held + 2 * (1 + halved)
+    return 2 * a.state_bytes + gradient_held(job) + 2 * (1 + halved)
 
 def update_time(job: Job, cost, pricer):  # s
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
-    w, copies = job.software, weight_copies(job).size
-    held = np.where(np.greater(job.zero_stage, 0), copies, 1)
-    alone = ends_meet(job) * (1 - np.asarray(w.tied_tables))
-    weights = job.layers * cost.weights * stages_held(job) + tables_GB(job) * (1 + alone)
+    w, alone = job.software, ends_meet(job) * (1 - np.asarray(job.software.tied_tables))
+    own = shared(stage_weights(job, cost, 1 + alone), np.greater(job.zero_stage, 0))
     traffic = w.optimizer_traffic * step_bytes(job) / (2 * 12 + w.gradient_held + 2)
-    step = pricer.busy(Work(nbytes=traffic / 2 * weights / held)).total
+    step = pricer.busy(Work(nbytes=traffic / 2 * own)).total
     if not (w.tied_tables and np.any(words(job))): return step + w.iteration_constant
     near = np.greater_equal(job.nvlink_pp, job.pp)
     tied = pricer.send(tables_GB(job), near) * ~ends_meet(job) * (words(job) > 0)
@@ -277,21 +303,41 @@ def working(job: Job, again, first, last):  # GB
     logits = last * w.logit_held * E / 2 * T * words(job)
     return gathered + keys + again + apart + logits + w.framework_GB
 
+# %% ../nbs/05_iteration.ipynb #5a4d0021
+def largest_units(job: Job, stored, tables, units):  # GB
+    "So many units in a row: layers, and tables of words at the ends."
+    layers, w = job.layers * stages_held(job), sum(GB for GB, _ in weight_parts(job, stored))
+    beside = np.minimum(tables, 1) * tables_GB(job) + np.minimum(layers, units - 1) * w
+    most = np.maximum(np.minimum(layers, units) * w, beside)
+    return np.where(units < layers + tables, most, layers * w + tables * tables_GB(job))[()]
+
+def weights_held(job: Job, stored, parts, tables):  # GB
+    "Weights: all, or a share of all and what is gathered."
+    thirds, a = np.equal(job.zero_stage, 3), job.assumptions
+    units = np.where(job.reshard_after_forward, a.zero_gathered, np.inf)[()]
+    gathered = if_any(thirds, lambda: largest_units(job, stored, tables, units))
+    return np.minimum(sum(GB for GB, _ in parts), shared(parts, thirds) + gathered)
+
+def gradients_held(job: Job, stored, parts, tables):  # GB
+    "Gradients: all, or a share of all and those on their way."
+    out = np.greater(job.zero_stage, 1) & reduces_each(job.reduce_each, job.zero_stage)
+    found, whole = (gradient_held(job) / 2 * shared(parts, flag) for flag in (out, False))
+    if not job.assumptions.working_memory: return found
+    unit = if_any(out, lambda: largest_units(job, stored, tables, 1))
+    return np.minimum(whole, found + job.software.gradient_bytes / 2 * unit)
+
 # %% ../nbs/05_iteration.ipynb #7ddccbcc
 def memory_at(job: Job, stored, first, last):  # Memory
     "Peak memory of the first or the last pipeline stage (with one stage, it is both)."
-    w, a, stage = job.software, job.assumptions, np.asarray(job.zero_stage)
-    copies, L = weight_copies(job).size, job.layers
-    tables = (first | last) + first * last * (1 - np.asarray(w.tied_tables) * 1)
-    W = stages_held(job) * L * stored.weights + tables * tables_GB(job)
-    share = lambda GB, least: np.where(stage >= least, GB / copies, GB)[()]
-    gathered = np.minimum(W, W / copies + stored.weights * a.zero_gathered)
-    held = np.where(stage == 3, gathered, W)[()]
+    a, stage = job.assumptions, np.asarray(job.zero_stage)
+    tables = (first | last) + first * last * (1 - np.asarray(job.software.tied_tables) * 1)
+    parts = stage_weights(job, stored, tables)
     position = np.where(last, job.pp - 1, 0)
-    kept = alive(job, position) * L * stored.activations
+    kept = alive(job, position) * job.layers * stored.activations
     if a.working_memory: kept = kept + working(job, stored.again, first, last)
-    return Memory(held, share(W * job.gradient_held / 2, 2),
-                  share(a.state_bytes / 2 * W, 1), kept)
+    return Memory(weights_held(job, stored, parts, tables),
+                  gradients_held(job, stored, parts, tables),
+                  a.state_bytes / 2 * shared(parts, stage > 0), kept)
 
 def memory_of(job: Job, stored):  # Memory
     "Peak memory of the fuller of the first and the last stage."
@@ -299,6 +345,17 @@ def memory_of(job: Job, stored):  # Memory
     first, last = memory_at(job, stored, True, alone), memory_at(job, stored, alone, True)
     fuller = sum(last) > sum(first)
     return Memory(*(np.where(fuller, b, a)[()] for a, b in zip(first, last)))
+
+# %% ../nbs/05_iteration.ipynb #5a4d0011
+def memory_bound(job: Job, memory: Memory):  # GB
+    "The most that a GPU may need: the estimate, and what no count sees."
+    w, groups = job.software, sum(np.greater(getattr(job, name), 1) for name in GROUPS)
+    return sum(memory) + w.fragments * memory.activations + w.nccl_GB * groups + w.context_GB
+
+def memory_needed(job: Job, stored):  # GB
+    "What must fit into a GPU: the estimate, or its bound."
+    memory = memory_of(job, stored)
+    return memory_bound(job, memory) if job.assumptions.fits_by == 'bound' else sum(memory)
 
 # %% ../nbs/05_iteration.ipynb #8559f3b7
 TIMES = ('compute_s', 'exposed_memory_s', 'tp_comm_s', 'dp_comm_s', 'pp_comm_s', 'bubble_s',
@@ -318,6 +375,15 @@ def figures(times: Times, memory: Memory, TFLOP):  # dict of columns
     return {'iteration_s': times.total, 'memory_GB': sum(memory), **dict(zip(TIMES, times)),
             **dict(zip(MEMORY_PARTS, memory)), 'TFLOP_per_gpu': TFLOP}
 
+def utilization(job: Job, model, system, seconds):  # dict of columns
+    "Model FLOP and executed FLOP, and their shares of what matrix units could do (dense, 16 bits)."
+    if not isinstance(model, Model): return {}   # sizes as columns
+    tokens = job.micro_batch * job.micro_batches * model.seq_len / (job.tp * job.cp * job.pp)
+    TFLOP = {'mfu': 1e-12 * tokens * model.flops_per_token('megatron'), 'hfu': executed_TFLOP(job)}
+    shares = {name: x / (seconds * system.matrix_flops_fp16) for name, x in TFLOP.items()}
+    return {'model_TFLOP_per_gpu': TFLOP['mfu'], 'executed_TFLOP_per_gpu': TFLOP['hfu'], **shares}
+
+# %% ../nbs/05_iteration.ipynb #5a4d0041
 def statistics(t, model, system, global_batch, assumptions):  # dict of columns
     "Every figure of every row of a table of configurations."
     job = job_of(t, model, system, global_batch, assumptions)
@@ -326,19 +392,24 @@ def statistics(t, model, system, global_batch, assumptions):  # dict of columns
     times = iteration_times(job, cost, pricer, ends_cost(job, pricer))
     memory = memory_of(job, layer_memory(job))
     TFLOP = cost.flops * job.layers * job.micro_batches
-    return {'samples_per_s': global_batch / times.total, **figures(times, memory, TFLOP)}
+    return {'samples_per_s': global_batch / times.total, **figures(times, memory, TFLOP),
+            'memory_bound_GB': memory_bound(job, memory),
+            **utilization(job, model, system, times.total)}
 
 # %% ../nbs/05_iteration.ipynb #8559f3b9
 PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,),
                  zero_stage=(1,), context=('allgather',), tp_overlap=(False,),
-                 schedule=('1f1b',), reduce_each=(False,))
+                 schedule=('1f1b',), reduce_each=(), reshard_after_forward=(True,),
+                 dp_replicate=(1,))
 MEASURED = dict(strategy=('1d', '2d-seqp'), zero_stage=(0, 1), context=('ring',),
-                recompute=('none', 'selective', 'full'), schedule=('1f1b',), reduce_each=(False,))
+                recompute=('none', 'selective', 'full'), schedule=('1f1b',),
+                reduce_each=(), reshard_after_forward=(True,), dp_replicate=(1,))
 
 def evidence(row, assumptions):  # str
     "What the figures of a configuration rest on."
     known = PUBLISHED if assumptions.measured is None else MEASURED
-    beyond = [name for name, values in known.items() if row[name] not in values]
+    beyond = [name for name, values in known.items()
+              if row[name] not in values and not usual(row, name)]
     new = ', '.join(f'{name} {row[name]}' for name in beyond)
     if assumptions.measured is None:
         mended = ', its slips mended' * assumptions.slow_pipeline_links
@@ -366,7 +437,9 @@ class Estimate:
     row = property(lambda self: row_of(self))         # as in a search result
     notes = property(lambda self: notes_of(self))     # what the figures rest on and leave out
     @property
-    def fits(self): return self.stats['memory_GB'] <= self.system.hbm_capacity
+    def needed(self): return self.stats[FITS_BY[self.assumptions.fits_by]]   # GB
+    @property
+    def fits(self): return self.needed <= self.system.hbm_capacity
 
     @property
     def summary(self): return in_words(self.row, self.model, self.system, self.global_batch)
@@ -385,7 +458,8 @@ def layers_of(one: Estimate):  # DataFrame
 def row_of(one: Estimate):  # Series
     "The configuration and its figures, as a row of a search result."
     import pandas as pd
-    return pd.Series({'n_gpus': one.parallel.n_gpus, **vars(one.parallel), **one.stats})
+    return pd.Series({'n_gpus': one.parallel.n_gpus, **vars(one.parallel), **one.stats,
+                      'fits_by': one.assumptions.fits_by})
 
 def notes_of(one: Estimate):  # list of str
     "What the figures rest on, and what they leave out."
@@ -476,9 +550,19 @@ def layer_groups(row):
     return STRATEGIES[row['strategy']].groups
 
 SHOWN = (('zero_stage', 1, 'ZeRO'), ('recompute', 'none', 'recompute'),
-         ('virtual_stages', 1, 'virtual stages'), ('sequence_sharded', True, 'sequence sharded'))
+         ('virtual_stages', 1, 'virtual stages'), ('sequence_sharded', True, 'sequence sharded'),
+         ('reduce_each', None, 'reduced each time'), ('reshard_after_forward', True, 'reshard'),
+         ('dp_replicate', 1, 'replicas'))
 
 # %% ../nbs/05_iteration.ipynb #9610d342
+def memory_columns(t, system):  # list of (title, column, what follows a number)
+    "The memory of a table for the eye: what is held against the capacity comes last."
+    by_bound = 'fits_by' in t and (t.fits_by == 'bound').any()
+    end = f' / {system.hbm_capacity:g}'
+    if not by_bound: return [('memory GB', 'memory_GB', end)]
+    return [('memory GB', 'memory_GB', ''), ('at most GB', 'memory_bound_GB', end)]
+
+# %% ../nbs/05_iteration.ipynb #5a4d0012
 def readable(t, system):  # DataFrame for reading, not for computing
     "A search result for the eye: shares instead of seconds, memory beside capacity."
     import pandas as pd
@@ -491,10 +575,11 @@ def readable(t, system):  # DataFrame for reading, not for computing
              'iteration s': t.iteration_s.map(short)}
     view |= {'tp': [by(layer_groups(row), row) for row in rows], 'pp': t.pp, 'dp': t.dp,
              'micro-batch': t.micro_batch}
-    view |= {title: t[name] for name, usual, title in SHOWN if (t[name] != usual).any()}
+    view |= {title: t[name] for name, often, title in SHOWN
+             if any(row[name] != often and not usual(row, name) for row in rows)}
     if any(STRATEGIES[s].has_panels for s in t.strategy): view['panels'] = t.panels
-    view |= {'NVLink': place,
-             'memory GB': [f'{x:.1f} / {system.hbm_capacity:g}' for x in t.memory_GB]}
+    view |= {'NVLink': place, **{title: [f'{row[of]:.1f}{end}' for row in rows]
+                                 for title, of, end in memory_columns(t, system)}}
     share = lambda column: [f'{x:.1%}' for x in (t[column] / t.iteration_s).astype(float)]
     return pd.DataFrame(view | {name: share(column) for column, name in components(t).items()})
 
@@ -521,19 +606,28 @@ def time_in_words(row):
             f'({first:.1%}) and {next_most} ({second:.1%}).')
 
 # %% ../nbs/05_iteration.ipynb #2b86b4b1
+def rate_in_words(row, system):
+    "What share of the peak the job reaches."
+    more = f', HFU {row.hfu:.1%} with what is computed again' * (row.recompute != 'none')
+    return f'MFU {row.mfu:.1%}{more}, of {system.matrix_flops_fp16:g} TFLOP/s (dense, 16 bits).'
+
+# %% ../nbs/05_iteration.ipynb #5a4d0042
 def memory_in_words(row, system):
     "Where the memory goes."
     biggest = max(MEMORY_PARTS, key=lambda part: row[part])
-    fits = 'within' if row.memory_GB <= system.hbm_capacity else 'MORE than'
+    by = row.get('fits_by', 'point')
+    fits = 'within' if row[FITS_BY[by]] <= system.hbm_capacity else 'MORE than'
+    most = f'; at most {row.memory_bound_GB:.1f} GB with what no count sees' * (by == 'bound')
     return (f'Memory: {row.memory_GB:.1f} GB, of which {row[biggest]:.1f} GB '
-            f'{MEMORY_PARTS[biggest]}, {fits} the {system.hbm_capacity:g} GB of the GPU.')
+            f'{MEMORY_PARTS[biggest]}{most}, {fits} the {system.hbm_capacity:g} GB of the GPU.')
 
 def in_words(row, model, system, global_batch):
     "One configuration in a paragraph."
     head = (f'{model.name} on {plural(row.n_gpus, system.name + " GPU")} ({system.nvlink_size} to '
             f'an NVLink domain): {short(row.samples_per_s)} samples/s, '
             f'{short(row.iteration_s)} s for an iteration of {global_batch} samples.')
-    parts = [head, layout_in_words(row), time_in_words(row), memory_in_words(row, system)]
+    parts = [head, layout_in_words(row), time_in_words(row), rate_in_words(row, system),
+             memory_in_words(row, system)]
     if model.train_samples:
         days = model.train_samples / row.samples_per_s / 86400
         parts.append(f'The whole training of {short(model.train_samples)} samples would take '
