@@ -82,7 +82,7 @@ def test_any_moves_of_the_layer_panel(moves):
     if 'no configuration of' in text: return   # a batch of 1 on 1024 GPUs
     result = panel.state.estimate
     assert f'One iteration: {panels.short(result.stats["iteration_s"])} s' in text
-    assert f'Memory: {result.stats["memory_GB"]:.1f} of' in text
+    assert f'Memory: {result.needed:.1f} of' in text
     assert ('GB too much' in text) == (not result.fits)
     assert result.fits or 'helps most' not in text
     figure = panel.state.show().figure
@@ -203,7 +203,7 @@ def test_the_advice_is_the_best_step(state):
     for step in steps:
         result = step.state.estimate
         assert np.allclose((step.seconds, step.memory),
-                           (result.stats['iteration_s'], result.stats['memory_GB']), rtol=1e-12)
+                           (result.stats['iteration_s'], result.needed), rtol=1e-12)
         if result.fits: assert best.seconds <= result.stats['iteration_s']
     assert best.fits and f'{panels.short(best.seconds)} s an iteration' in state.show().words
 

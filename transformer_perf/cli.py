@@ -183,16 +183,23 @@ CHOSEN = (  # options of a configuration that assumptions answer unless given
     option_of('--sequence-sharded', 'tensor parallelism shares out the sequence too: yes or no',
               'words'),
     option_of('--context', 'how context parallelism passes keys and values: allgather or ring',
-              'words'))
+              'words'),
+    option_of('--reduce-each', 'gradients are reduced after each micro-batch: yes or no; unless '
+              'given, where ZeRO shares them out (stages 2 and 3)', 'words'),
+    option_of('--reshard-after-forward', 'ZeRO-3 gathers weights again for the backward pass: yes '
+              'or no', 'words'),
+    option_of('--dp-replicate', 'hybrid sharding: copies of what data-parallel copies share out',
+              'numbers'))
 
 # %% ../nbs/11_cli.ipynb #ca37ccc5
 def chosen_of(a):  # dict: choice -> values
     "What was said of a configuration's choices."
     found = {o.name: getattr(a, o.name) for o in CHOSEN if getattr(a, o.name) is not None}
-    if 'sequence_sharded' in found:
-        answers = {'yes': True, 'no': False}
-        found['sequence_sharded'] = [answers[nearest(word, answers, '--sequence-sharded')]
-                                     for word in found['sequence_sharded']]
+    answers = {'yes': True, 'no': False}
+    for name in ('sequence_sharded', 'reduce_each', 'reshard_after_forward'):
+        if name not in found: continue
+        flag = '--' + name.replace('_', '-')
+        found[name] = [answers[nearest(word, answers, flag)] for word in found[name]]
     return found
 
 # %% ../nbs/11_cli.ipynb #db69c1d9
@@ -202,7 +209,8 @@ SEARCH = (
     option('--strategy', 'how a layer is shared: 1d (Megatron), 2d-seqp (with context '
            'parallelism), 2d (SUMMA), or all', ['1d'], 'words'), *CHOSEN,
     option('--top', 'configurations to show for each number of GPUs', '10', 'number'),
-    ASSUMPTIONS, *RESULT)
+    option_of('--fits-by', 'what must fit into the memory of a GPU: point (the estimate) or bound '
+              '(with what no count sees); as assumed unless given'), ASSUMPTIONS, *RESULT)
 
 @command('search', *SEARCH)
 def search_command(a):
@@ -220,7 +228,7 @@ def search_command(a):
     from transformer_perf.systems import as_system
     model, system = as_model(a.model), as_system(a.system, a.nvlink_size)
     found = search(model, a.gpus, system, a.global_batch, a.strategy, a.top, a.assumptions,
-                   **chosen_of(a))
+                   fits_by=a.fits_by, **chosen_of(a))
     deliver(text_of_search(found, model, system, a), a.output)
     return 0 if len(found) else 1
 

@@ -4,17 +4,19 @@
 
 # %% auto #0
 __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'MOST_PLAYED', 'PUBLISHED', 'MEASURED',
-           'MOST_PLACES', 'SHOWN', 'with_paper_names', 'follows', 'Parallel', 'division_rules', 'choices_fit',
+           'MOST_PLACES', 'SHOWN', 'with_paper_names', 'usual', 'follows', 'Parallel', 'division_rules', 'choices_fit',
            'check_choices_of', 'layers_to_deal', 'check_stages', 'check_parallel', 'job_of', 'Times',
-           'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies', 'routed_copies', 'reduction_time',
-           'update_time', 'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages',
-           'alike', 'stages_of', 'mean_layer', 'of_kinds', 'layers_cost', 'layers_memory', 'slowest_stage',
-           'layers_of_kinds', 'bubble_time', 'iteration_times', 'Memory', 'alive', 'working', 'memory_at',
-           'other_copies', 'memory_of', 'components', 'figures', 'priced', 'all_figures', 'statistics', 'own_stages',
-           'stages_differ', 'passes_in', 'on_chunks', 'play', 'memory_played', 'more_of', 'played_statistics',
-           'evidence', 'left_out', 'Estimate', 'layers_of', 'row_of', 'notes_of', 'how_priced', 'run_of', 'timeline_of',
-           'memory_of_ranks', 'divisors', 'rows_of', 'cross', 'keep', 'possible_places', 'settled', 'estimate', 'short',
-           'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'memory_in_words', 'in_words']
+           'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies', 'routed_copies', 'weight_parts',
+           'table_GB', 'most_of_ends', 'reduction_time', 'stage_weights', 'shared', 'step_bytes', 'update_time',
+           'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'alike',
+           'stages_of', 'mean_layer', 'of_kinds', 'layers_cost', 'layers_memory', 'slowest_stage', 'bubble_time',
+           'iteration_times', 'Memory', 'alive', 'working', 'largest_units', 'weights_held', 'gradients_held',
+           'memory_at', 'other_copies', 'memory_of', 'memory_bound', 'memory_needed', 'components', 'figures', 'priced',
+           'utilization', 'all_figures', 'statistics', 'own_stages', 'stages_differ', 'passes_in', 'on_chunks', 'play',
+           'memory_played', 'more_of', 'played_statistics', 'evidence', 'left_out', 'Estimate', 'layers_of', 'row_of',
+           'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'rows_of', 'cross', 'keep',
+           'possible_places', 'settled', 'estimate', 'short', 'layer_groups', 'memory_columns', 'readable', 'plural',
+           'layout_in_words', 'time_in_words', 'rate_in_words', 'memory_in_words', 'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
@@ -36,14 +38,14 @@ from .schedules import (
     SCHEDULES, check_layout, check_schedule, chunk_sums, chunks_in, chunks_of, heaviest,
     memory_over_time, own_figure, passes_of, played)
 from transformer_perf.estimates import (
-    CHOICES, CONTEXTS, DISPATCHERS, RECIPES, Assumptions, Group, Work, as_assumptions,
+    CHOICES, CONTEXTS, DISPATCHERS, FITS_BY, RECIPES, Assumptions, Group, Work, as_assumptions,
     of_recipe, parts_again)
 from .kernels import pricer_of
 from .modules import (
     SIZES, STRATEGIES, Job, LayerCost, check_placement, data_parallel_time, ends_GB, ends_cost,
-    expert_copies, expert_rules, kinds_among, kinds_of, layer_cost, layer_memory,
-    layer_operations, leaves_rows, meeting, operation_table, output_layer, pattern_of,
-    pipeline_time, sharing_rules, tied, words)
+    executed_TFLOP, expert_copies, expert_rules, gradient_held, if_any, kinds_among, kinds_of,
+    layer_cost, layer_memory, layer_operations, layers_of_kinds, leaves_rows, meeting,
+    operation_table, pattern_of, pipeline_time, reduces_each, sharers, sharing_rules, tied, words)
 
 # %% ../nbs/05_iteration.ipynb #cc0fae14
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -65,6 +67,12 @@ def with_paper_names(cls):
     return cls
 
 # %% ../nbs/05_iteration.ipynb #cc0fae16
+def usual(row, name):
+    "Whether a cell says nothing: it is empty, or gradients are reduced as their stage has it."
+    cell = row[name]
+    if isinstance(cell, float) and np.isnan(cell): return True
+    return name == 'reduce_each' and (cell is None or cell == (row.get('zero_stage', 1) > 1))
+
 def follows(p):  # dict: field -> value
     "What follows from the rest of a configuration."
     found, chunks = {}, SCHEDULES[p.schedule].chunks if p.schedule else 0
@@ -99,7 +107,9 @@ class Parallel:
     dp_overlap: bool = None        # data-parallel messages hide behind compute
     tp_overlap: bool = None        # tensor-parallel messages hide behind products
     schedule: str = field(None, choices=SCHEDULES)   # in which order the stages work
-    reduce_each: bool = None       # gradients are reduced after each micro-batch
+    reduce_each: bool = None       # gradients are reduced each time; none: where shared out
+    reshard_after_forward: bool = None   # ZeRO-3 gathers weights again for the backward pass
+    dp_replicate: int = None       # hybrid sharding: copies of what copies share out
     precision: str = field(None, choices=RECIPES)    # of the products with weights
     ep: int = 1                    # GPUs (of tp, cp and dp) that share the experts
     etp: int = 1                   # of them, GPUs that share the features of an expert
@@ -124,7 +134,7 @@ class Parallel:
         "The configuration of a row that `search` found."
         if not hasattr(row, 'keys'): raise ValueError(f'row={quoted(row)} must be a table row')
         names = [f.name for f in dataclasses.fields(cls)]
-        return cls(**{name: row[name] for name in names if name in row})
+        return cls(**{name: row[name] for name in names if name in row and not usual(row, name)})
 
 # %% ../nbs/05_iteration.ipynb #d64e6fb0
 def division_rules(p: Parallel, model: Model, global_batch, a: Assumptions):
@@ -133,6 +143,7 @@ def division_rules(p: Parallel, model: Model, global_batch, a: Assumptions):
     rules = sharing_rules(model, p.tp, p.cp, s, a) + expert_rules(model, p.ep, p.etp, p.tp) + [
         ('tp*cp*dp', p.tp * p.cp * p.dp, 'ep*etp', p.ep * p.etp),
         ('global_batch', global_batch, 'dp', p.dp),
+        ('dp', p.dp, 'dp_replicate', p.dp_replicate or a.dp_replicate),
         ('global_batch/dp', global_batch // p.dp, 'micro_batch', p.micro_batch),
         ('micro_batch*seq_len', p.micro_batch * model.seq_len,
          'the GPUs that share its tokens', s.token_shards(p.tp, p.cp))]
@@ -249,35 +260,58 @@ def routed_copies(job: Job):  # Group
     group = expert_copies(job)
     return group._replace(size=group.size * stages_held(job))
 
-# %% ../nbs/05_iteration.ipynb #83c55b83
+# %% ../nbs/05_iteration.ipynb #5a4d0033
+def weight_parts(job: Job, cost):  # list of (GB, Group)
+    "The weights of one layer on one GPU, and the GPUs that hold copies of them."
+    parts = [(cost.weights, weight_copies(job))]
+    return parts + [(cost.routed, routed_copies(job))] * bool(job.experts)
+
+def table_GB(job: Job):  # of words, on one GPU
+    return job.units.element * words(job) * job.embed_dim
+
+def most_of_ends(job: Job):  # GB
+    "Weights of the ends on the rank that has most of them."
+    if not np.any(words(job)): return 0.
+    apart = np.maximum(ends_GB(job, 1, 0), ends_GB(job, 0, 1))
+    return np.where(ends_meet(job), ends_GB(job, 1, 1), apart)[()]
+
+# %% ../nbs/05_iteration.ipynb #5a4d0031
 def reduction_time(job: Job, cost, pricer):  # s
     "Gradients and weights exchanged between the copies, as far as nothing hides it."
-    held, alone = stages_held(job), ends_meet(job)
-    ends = np.where(alone, ends_GB(job, 1, 1),
-                    np.maximum(ends_GB(job, 1, 0), ends_GB(job, 0, 1)))
-    parts = [(cost.weights, weight_copies(job), ends)]
-    if job.experts: parts.append((cost.routed, routed_copies(job), 0.))
-    scarce = np.less(pricer.system.nic_factor, 1)
-    def took(weights, group, ends):
-        crowded = (job.tp > 1) & (group.in_domain > 1) & scarce
-        return sum(data_parallel_time(weights * held, cost.forward, cost.backward,
-                                      group._replace(crowded=crowded), pricer, job, ends))
-    return sum(took(*part) for part in parts)
+    few = (job.tp > 1) & np.less(pricer.system.nic_factor, 1)
+    parts = [(GB * stages_held(job), group._replace(crowded=few & (group.in_domain > 1)))
+             for GB, group in weight_parts(job, cost)]
+    return sum(data_parallel_time(parts, cost.forward, cost.backward, pricer, job,
+                                  most_of_ends(job)))
 
 # %% ../nbs/05_iteration.ipynb #83c55b7d
+def stage_weights(job: Job, cost, ends):  # list of (GB, GPUs)
+    "All weights of one GPU, part by part, and how many GPUs may share each out."
+    layers = job.layers * stages_held(job)
+    (GB, group), *more = [(GB * layers, group) for GB, group in weight_parts(job, cost)]
+    return [(GB, sharers(job, group)[0].size) for GB, group in [(GB + ends, group), *more]]
+
+def shared(parts, out):  # GB
+    "What a GPU holds of weights, shared out where a flag holds."
+    return sum(GB / np.where(out, gpus, 1) for GB, gpus in parts)
+
+# %% ../nbs/05_iteration.ipynb #5a4d0030
+def step_bytes(job: Job):  # of a parameter
+    "What a step moves at least: states both ways, the gradient in, the weight out, or both ways."
+    a = job.assumptions
+    halved = a.master_bytes < 4   # what lies beside a 16-bit weight is no whole weight
+    return 2 * a.state_bytes + gradient_held(job) + 2 * (1 + halved)
+
 def update_time(job: Job, cost, pricer):  # s
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
-    w, layers, alone = job.software, job.layers * stages_held(job), ends_meet(job)
-    share = lambda GB, group: GB / np.where(np.greater(job.zero_stage, 0), group.size, 1)
-    ends = np.where(alone, ends_GB(job, 1, 1),
-                    np.maximum(ends_GB(job, 1, 0), ends_GB(job, 0, 1)))
-    weights = share(layers * cost.weights + ends, weight_copies(job))
-    if job.experts: weights = weights + share(layers * cost.routed, routed_copies(job))
+    w, layers = job.software, job.layers * stages_held(job)
+    own = shared(stage_weights(job, cost, most_of_ends(job)), np.greater(job.zero_stage, 0))
+    traffic = w.optimizer_traffic * step_bytes(job) / (2 * 12 + w.gradient_held + 2)
     cast = of_recipe(job.precision, 'cast') / 2 * layers * (cost.weights + cost.routed)
-    step = pricer.busy(Work(nbytes=w.optimizer_traffic / 2 * weights + cast)).total
-    if not (tied(job) and np.any(words(job))): return step + w.iteration_constant
-    near, table = np.greater_equal(job.nvlink_pp, job.pp), output_layer(job).weights
-    return step + pricer.send(table, near) * ~alone * (words(job) > 0) + w.iteration_constant
+    step = pricer.busy(Work(nbytes=traffic / 2 * own + cast)).total + w.iteration_constant
+    if not (tied(job) and np.any(words(job))): return step
+    near, table = np.greater_equal(job.nvlink_pp, job.pp), table_GB(job)
+    return step + pricer.send(table, near) * ~ends_meet(job) * (words(job) > 0)
 
 def straggling(job: Job):
     "By what share the slowest GPU is slower than the mean: the largest of n normal values."
@@ -391,12 +425,6 @@ def slowest_stage(job: Job, costs, ends):  # (LayerCost, layers, s of its ends)
     return best[1:]
 
 # %% ../nbs/05_iteration.ipynb #83c55b7e
-def layers_of_kinds(job: Job):
-    "How many layers of each kind the model has."
-    if len(kinds_of(job)) == 1: return (job.depth + job.mtp_layers,)
-    which = kinds_among(pattern_of(job))[1]
-    return tuple(which.count(kind) for kind in range(max(which) + 1))
-
 def bubble_time(job: Job, costs, pace, more, ends):  # s
     "What a stage idles; `pace`: s of the slowest; `more`: of a micro-batch besides its layers."
     p, v = job.pp, job.virtual_stages
@@ -452,23 +480,41 @@ def working(job: Job, again, first, last):  # GB
     logits = last * w.logit_held * E / 2 * T * words(job)
     return gathered + keys + again + apart + logits + w.framework_GB
 
+# %% ../nbs/05_iteration.ipynb #5a4d0021
+def largest_units(job: Job, stored, ends, units):  # GB
+    "So many units in a row: layers, and tables of words at the ends."
+    layers, w = job.layers * stages_held(job), sum(GB for GB, _ in weight_parts(job, stored))
+    table, tables = table_GB(job), (ends > 0) + 1. * (ends > 1.5 * table_GB(job))
+    beside = np.minimum(ends, table) + np.minimum(layers, units - 1) * w
+    most = np.maximum(np.minimum(layers, units) * w, beside)
+    return np.where(units < layers + tables, most, layers * w + ends)[()]
+
+def weights_held(job: Job, stored, parts, ends):  # GB
+    "Weights: all, or a share of all and what is gathered."
+    thirds, a = np.equal(job.zero_stage, 3), job.assumptions
+    units = np.where(job.reshard_after_forward, a.zero_gathered, np.inf)[()]
+    gathered = if_any(thirds, lambda: largest_units(job, stored, ends, units))
+    return np.minimum(sum(GB for GB, _ in parts), shared(parts, thirds) + gathered)
+
+def gradients_held(job: Job, stored, parts, ends):  # GB
+    "Gradients: all, or a share of all and those on their way."
+    out = np.greater(job.zero_stage, 1) & reduces_each(job.reduce_each, job.zero_stage)
+    found, whole = (gradient_held(job) / 2 * shared(parts, flag) for flag in (out, False))
+    if not job.assumptions.working_memory: return found
+    unit = if_any(out, lambda: largest_units(job, stored, ends, 1))
+    return np.minimum(whole, found + job.software.gradient_bytes / 2 * unit)
+
 # %% ../nbs/05_iteration.ipynb #7ddccbcc
 def memory_at(job: Job, stored, at: Stage):  # Memory
     "Peak memory of a pipeline stage."
-    w, a, stage = job.software, job.assumptions, np.asarray(job.zero_stage)
-    L, held_twice = sum(at.layers), stages_held(job)
-    of = mean_layer(stored, at.layers)
-    parts = [(held_twice * L * of.weights + ends_GB(job, at.first, at.last), of.weights,
-              weight_copies(job).size)]
-    if job.experts: parts.append((held_twice * L * of.routed, of.routed, routed_copies(job).size))
-    share = lambda least, factor: sum(np.where(stage >= least, W / copies, W)[()] * factor
-                                      for W, _, copies in parts)
-    gathered = lambda W, layer, copies: np.minimum(W, W / copies + layer * a.zero_gathered)
-    held = sum(np.where(stage == 3, gathered(*part), part[0])[()] for part in parts)
+    a, L, of = job.assumptions, sum(at.layers), mean_layer(stored, at.layers)
+    own, ends = job._replace(depth=L * job.pp), ends_GB(job, at.first, at.last)
+    parts, stage = stage_weights(own, of, ends), np.asarray(job.zero_stage)
     kept = alive(job, at.rank) * L * of.activations * at.widest   # exact with one chunk
     if a.working_memory: kept = kept + working(job, of.again, at.first, at.last)
-    return Memory(held + held_twice * L * other_copies(job, of), share(2, w.gradient_held / 2),
-                  share(1, a.optimizer_bytes), kept)
+    held = weights_held(own, of, parts, ends) + stages_held(job) * L * other_copies(job, of)
+    return Memory(held, gradients_held(own, of, parts, ends),
+                  a.state_bytes / 2 * shared(parts, stage > 0), kept)
 
 # %% ../nbs/05_iteration.ipynb #7ddccbcd
 def other_copies(job: Job, of):  # GB, of a layer
@@ -485,6 +531,18 @@ def memory_of(job: Job, stored):  # Memory
         best = new if best is None else Memory(*(np.where(fuller, b, a)[()]
                                                  for a, b in zip(best, new)))
     return best
+
+# %% ../nbs/05_iteration.ipynb #5a4d0011
+def memory_bound(job: Job, memory: Memory):  # GB
+    "The most that a GPU may need: the estimate, and what no count sees."
+    w = job.software
+    groups = sum(np.greater(getattr(job, name), 1) for name in (*GROUPS, 'ep'))
+    return sum(memory) + w.fragments * memory.activations + w.nccl_GB * groups + w.context_GB
+
+def memory_needed(job: Job, stored):  # GB
+    "What must fit into a GPU: the estimate, or its bound."
+    memory = memory_of(job, stored)
+    return memory_bound(job, memory) if job.assumptions.fits_by == 'bound' else sum(memory)
 
 # %% ../nbs/05_iteration.ipynb #8559f3b7
 TIMES = ('compute_s', 'exposed_memory_s', 'tp_comm_s', 'dp_comm_s', 'pp_comm_s', 'bubble_s',
@@ -511,17 +569,29 @@ def priced(t, model, system, global_batch, assumptions):  # (Job, pricer, LayerC
     pricer = pricer_of(system, job.assumptions)
     return job, pricer, layers_cost(job, pricer), ends_cost(job, pricer)
 
-def all_figures(job, costs, ends, times: Times, memory: Memory, global_batch):  # dict of columns
+def utilization(job: Job, model, system, seconds):  # dict of columns
+    "Model FLOP and executed FLOP, and their shares of what matrix units could do (dense, 16 bits)."
+    if not isinstance(model, Model): return {}   # sizes as columns
+    tokens = job.micro_batch * job.micro_batches * model.seq_len / (job.tp * job.cp * job.pp)
+    TFLOP = {'mfu': 1e-12 * tokens * model.flops_per_token('megatron'), 'hfu': executed_TFLOP(job)}
+    shares = {name: x / (seconds * system.matrix_flops_fp16) for name, x in TFLOP.items()}
+    return {'model_TFLOP_per_gpu': TFLOP['mfu'], 'executed_TFLOP_per_gpu': TFLOP['hfu'], **shares}
+
+# %% ../nbs/05_iteration.ipynb #5a4d0041
+def all_figures(job, costs, ends, times: Times, memory: Memory, about):  # dict of columns
     "Every figure, from times and memory."
     cost, layers, _ = slowest_stage(job, costs, ends)
-    TFLOP = cost.flops * layers * job.micro_batches
-    return {'samples_per_s': global_batch / times.total, **figures(times, memory, TFLOP)}
+    (model, system, global_batch), TFLOP = about, cost.flops * layers * job.micro_batches
+    return {'samples_per_s': global_batch / times.total, **figures(times, memory, TFLOP),
+            'memory_bound_GB': memory_bound(job, memory),
+            **utilization(job, model, system, times.total)}
 
 def statistics(t, model, system, global_batch, assumptions):  # dict of columns
     "Every figure of every row of a table of configurations."
     job, pricer, costs, ends = priced(t, model, system, global_batch, assumptions)
     times = iteration_times(job, costs, pricer, ends)
-    return all_figures(job, costs, ends, times, memory_of(job, layers_memory(job)), global_batch)
+    memory, about = memory_of(job, layers_memory(job)), (model, system, global_batch)
+    return all_figures(job, costs, ends, times, memory, about)
 
 # %% ../nbs/05_iteration.ipynb #5c0ed002
 MOST_PLAYED = 200_000   # passes through a chunk, forward and back
@@ -590,20 +660,23 @@ def played_statistics(t, model, system, global_batch, assumptions):  # dict
     held, fixed = memory_played(job, run)
     rank, GB, _ = heaviest(held)
     memory = fixed[rank]._replace(activations=fixed[rank].activations + GB - sum(fixed[rank]))
-    return all_figures(job, costs, ends, times, memory, global_batch)
+    return all_figures(job, costs, ends, times, memory, (model, system, global_batch))
 
 # %% ../nbs/05_iteration.ipynb #8559f3b9
 PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,),
                  zero_stage=(1,), context=('allgather',), tp_overlap=(False,),
-                 schedule=('1f1b',), reduce_each=(False,), precision=('bf16',), ep=(1,))
+                 schedule=('1f1b',), reduce_each=(), reshard_after_forward=(True,),
+                 dp_replicate=(1,), precision=('bf16',), ep=(1,))
 MEASURED = dict(strategy=('1d', '2d-seqp'), zero_stage=(0, 1), context=('ring',),
-                recompute=('none', 'selective', 'full'), schedule=('1f1b',), reduce_each=(False,),
+                recompute=('none', 'selective', 'full'), schedule=('1f1b',),
+                reduce_each=(), reshard_after_forward=(True,), dp_replicate=(1,),
                 precision=('bf16',), ep=(1,))
 
 def evidence(row, assumptions):  # str
     "What the figures of a configuration rest on."
     known = PUBLISHED if assumptions.measured is None else MEASURED
-    beyond = [name for name, values in known.items() if row[name] not in values]
+    beyond = [name for name, values in known.items()
+              if row[name] not in values and not usual(row, name)]
     new = ', '.join(f'{name} {row[name]}' for name in beyond)
     if assumptions.measured is None:
         mended = ', its slips mended' * assumptions.slow_pipeline_links
@@ -633,7 +706,9 @@ class Estimate:
     timeline = property(lambda self: timeline_of(self))   # every pass of every rank
     memory_over_time = property(lambda self: memory_of_ranks(self))   # what each rank holds, when
     @property
-    def fits(self): return self.stats['memory_GB'] <= self.system.hbm_capacity
+    def needed(self): return self.stats[FITS_BY[self.assumptions.fits_by]]   # GB
+    @property
+    def fits(self): return self.needed <= self.system.hbm_capacity
 
     @property
     def summary(self): return in_words(self.row, self.model, self.system, self.global_batch)
@@ -655,7 +730,8 @@ def layers_of(one: Estimate):  # DataFrame
 def row_of(one: Estimate):  # Series
     "The configuration and its figures, as a row of a search result."
     import pandas as pd
-    return pd.Series({'n_gpus': one.parallel.n_gpus, **vars(one.parallel), **one.stats})
+    return pd.Series({'n_gpus': one.parallel.n_gpus, **vars(one.parallel), **one.stats,
+                      'fits_by': one.assumptions.fits_by})
 
 def notes_of(one: Estimate):  # list of str
     "What the figures rest on, and what they leave out."
@@ -774,9 +850,19 @@ def layer_groups(row):
 
 SHOWN = (('ep', 1, 'ep'), ('precision', 'bf16', 'precision'), ('zero_stage', 1, 'ZeRO'),
          ('recompute', 'none', 'recompute'),
-         ('virtual_stages', 1, 'virtual stages'), ('sequence_sharded', True, 'sequence sharded'))
+         ('virtual_stages', 1, 'virtual stages'), ('sequence_sharded', True, 'sequence sharded'),
+         ('reduce_each', None, 'reduced each time'), ('reshard_after_forward', True, 'reshard'),
+         ('dp_replicate', 1, 'replicas'))
 
 # %% ../nbs/05_iteration.ipynb #9610d342
+def memory_columns(t, system):  # list of (title, column, what follows a number)
+    "The memory of a table for the eye: what is held against the capacity comes last."
+    by_bound = 'fits_by' in t and (t.fits_by == 'bound').any()
+    end = f' / {system.hbm_capacity:g}'
+    if not by_bound: return [('memory GB', 'memory_GB', end)]
+    return [('memory GB', 'memory_GB', ''), ('at most GB', 'memory_bound_GB', end)]
+
+# %% ../nbs/05_iteration.ipynb #5a4d0012
 def readable(t, system):  # DataFrame for reading, not for computing
     "A search result for the eye: shares instead of seconds, memory beside capacity."
     import pandas as pd
@@ -789,11 +875,11 @@ def readable(t, system):  # DataFrame for reading, not for computing
              'iteration s': t.iteration_s.map(short)}
     view |= {'tp': [by(layer_groups(row), row) for row in rows], 'pp': t.pp, 'dp': t.dp,
              'micro-batch': t.micro_batch}
-    view |= {title: t[name] for name, usual, title in SHOWN
-             if name in t and (t[name] != usual).any()}
+    view |= {title: t[name] for name, often, title in SHOWN if name in t
+             and any(row[name] != often and not usual(row, name) for row in rows)}
     if any(STRATEGIES[s].has_panels for s in t.strategy): view['panels'] = t.panels
-    view |= {'NVLink': place,
-             'memory GB': [f'{x:.1f} / {system.hbm_capacity:g}' for x in t.memory_GB]}
+    view |= {'NVLink': place, **{title: [f'{row[of]:.1f}{end}' for row in rows]
+                                 for title, of, end in memory_columns(t, system)}}
     share = lambda column: [f'{x:.1%}' for x in (t[column] / t.iteration_s).astype(float)]
     return pd.DataFrame(view | {name: share(column) for column, name in components(t).items()})
 
@@ -820,19 +906,28 @@ def time_in_words(row):
             f'({first:.1%}) and {next_most} ({second:.1%}).')
 
 # %% ../nbs/05_iteration.ipynb #2b86b4b1
+def rate_in_words(row, system):
+    "What share of the peak the job reaches."
+    more = f', HFU {row.hfu:.1%} with what is computed again' * (row.recompute != 'none')
+    return f'MFU {row.mfu:.1%}{more}, of {system.matrix_flops_fp16:g} TFLOP/s (dense, 16 bits).'
+
+# %% ../nbs/05_iteration.ipynb #5a4d0042
 def memory_in_words(row, system):
     "Where the memory goes."
     biggest = max(MEMORY_PARTS, key=lambda part: row[part])
-    fits = 'within' if row.memory_GB <= system.hbm_capacity else 'MORE than'
+    by = row.get('fits_by', 'point')
+    fits = 'within' if row[FITS_BY[by]] <= system.hbm_capacity else 'MORE than'
+    most = f'; at most {row.memory_bound_GB:.1f} GB with what no count sees' * (by == 'bound')
     return (f'Memory: {row.memory_GB:.1f} GB, of which {row[biggest]:.1f} GB '
-            f'{MEMORY_PARTS[biggest]}, {fits} the {system.hbm_capacity:g} GB of the GPU.')
+            f'{MEMORY_PARTS[biggest]}{most}, {fits} the {system.hbm_capacity:g} GB of the GPU.')
 
 def in_words(row, model, system, global_batch):
     "One configuration in a paragraph."
     head = (f'{model.name} on {plural(row.n_gpus, system.name + " GPU")} ({system.nvlink_size} to '
             f'an NVLink domain): {short(row.samples_per_s)} samples/s, '
             f'{short(row.iteration_s)} s for an iteration of {global_batch} samples.')
-    parts = [head, layout_in_words(row), time_in_words(row), memory_in_words(row, system)]
+    parts = [head, layout_in_words(row), time_in_words(row), rate_in_words(row, system),
+             memory_in_words(row, system)]
     if model.train_samples:
         days = model.train_samples / row.samples_per_s / 86400
         parts.append(f'The whole training of {short(model.train_samples)} samples would take '

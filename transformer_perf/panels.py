@@ -61,7 +61,7 @@ from .systems import PHYSICAL, REQUIRED, UNIT_OF, as_system, system_names
 from .parameters import measured_folder, read_calibration
 
 # %% ../nbs/07b_panels.ipynb #eb7699e2
-from .estimates import COLLECTIVES, Group, as_assumptions, counted
+from .estimates import COLLECTIVES, FITS_BY, Group, as_assumptions, counted
 from .kernels import pricer_of
 from .modules import STRATEGIES, layer_operations
 
@@ -532,9 +532,11 @@ def iteration_bar(result: Estimate, x, y, width):  # list of str
 # %% ../nbs/07b_panels.ipynb #fc968aa9
 def memory_bar(result: Estimate, x, y, width):  # list of str
     "What the memory of a GPU holds, against what it can; red where it does not fit."
-    used, capacity = result.stats['memory_GB'], result.system.hbm_capacity
+    used, capacity = result.needed, result.system.hbm_capacity
     scale, over, end = width / max(used, capacity), used - capacity, width * min(1, capacity / used)
     parts = [(name, result.stats[column], STORES[column]) for column, name in MEMORY_PARTS.items()]
+    unseen = used - result.stats['memory_GB']
+    if unseen: parts.append(('not counted, at most', unseen, GREY))
     entries = [(f'{name} {value:.1f} GB', color) for name, value, color in parts]
     title = f'Memory: {used:.1f} of {capacity:g} GB' + f', {over:.1f} GB too much' * (over > 0)
     drawn = [headline(x, y, title, RED if over > 0 else 'black'),
@@ -648,7 +650,7 @@ def priced(states, q: Question):  # (s of an iteration, GB) of each state
     found = statistics(tables[0] | rows, q.model, q.system, q.global_batch, q.assumptions)
     order = np.lexsort((found['iteration_s'], rows['state']))
     first = order[np.unique(rows['state'][order], return_index=True)[1]]
-    return zip(*(found[name][first] for name in ('iteration_s', 'memory_GB')))
+    return zip(*(found[name][first] for name in ('iteration_s', FITS_BY[q.assumptions.fits_by])))
 
 # %% ../nbs/07b_panels.ipynb #955f3808
 def one_step(
@@ -674,7 +676,7 @@ def best_step(
     most = result.stats['iteration_s'] * (1 - 1e-9) if result.fits else np.inf
     fitting = [step for step in tried if step.fits and step.seconds < most]
     if fitting or result.fits: return min(fitting, key=lambda step: step.seconds, default=None)
-    smaller = [step for step in tried if step.memory < result.stats['memory_GB']]
+    smaller = [step for step in tried if step.memory < result.needed]
     return min(smaller, key=lambda step: step.memory, default=None)
 
 def change_words(state, step: Step):  # str
@@ -721,7 +723,7 @@ def limit_words(result: Estimate):  # str
     stats, parts = result.stats, components(result.stats)
     if not result.fits:
         most = MEMORY_PARTS[max(MEMORY_PARTS, key=stats.get)]
-        return (f'It does not fit: {stats["memory_GB"]:.1f} GB, mostly {most}, in '
+        return (f'It does not fit: {result.needed:.1f} GB, mostly {most}, in '
                 f'{result.system.hbm_capacity:g} GB.')
     share = {name: stats[column] / stats['iteration_s'] for column, name in parts.items()}
     loss = max(list(share)[1:], key=share.get)

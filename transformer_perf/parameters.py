@@ -139,6 +139,13 @@ class Software:
     gradients_apart: float = figure(0., 0, 1, '1: a product writes its gradient apart, to be added',
         '0 or 1', **PART)
     framework_GB: float = figure(0., 0, 1, 'GB', 'buffers of framework and libraries')
+    # memory that no count sees, at most: the upper bound
+    nccl_GB: float = figure(.411, .359, .6, 'GB, each group of GPUs that talks',
+        "NCCL's buffers: 342 MiB for 2 GPUs, 392 for 4 to 8 (aiconfigurator, h100_sxm.yaml)")
+    context_GB: float = figure(3.758, .578, 5, 'GB',
+        'CUDA context, workspaces: 551 MiB seen, 3.5 GiB to be safe (aiconfigurator)')
+    fragments: float = figure(.05, 0, .1, 'of activations, in pieces that cannot be used',
+        "judged: allocators' reports of 2 to 10 % reserved and not allocated", **PART)
     # the model as this software runs it
     tied_tables: bool = False     # the output layer shares the embedding's weights
     dropout: bool = True          # dropout after attention and MLP

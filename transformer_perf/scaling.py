@@ -127,7 +127,7 @@ def stage_memory(
     W = weights_GB(model)
     shared = lambda first: np.where(as_stage(stage) >= first, gpus, 1)
     kept = activation_GB(model, samples) * np.ones_like(shared(3), dtype=float)
-    return Memory(W / shared(3), W / shared(2), assumptions.optimizer_bytes * W / shared(1), kept)
+    return Memory(W / shared(3), W / shared(2), assumptions.state_bytes / 2 * W / shared(1), kept)
 
 # %% ../nbs/09_scaling.ipynb #5b9ccef4
 @takes(capacity=ABOVE)

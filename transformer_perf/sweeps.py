@@ -66,7 +66,7 @@ def run_task(task):  # DataFrame
     place = {name: value[which] if np.ndim(value) else value
              for name, value in task.varied.items()}
     return pd.DataFrame({'model': task.model.name, 'system': task.label, **place, **table,
-                         'evidence': evidence_of(table, a)})
+                         'evidence': evidence_of(table, a), 'fits_by': a.fits_by})
 
 # %% ../nbs/08_sweeps.ipynb #72486c24
 MODEL_FIELDS = ('seq_len', 'embed_dim', 'heads', 'depth', 'mlp_dim')
