@@ -139,6 +139,7 @@ def can_run(t, model: Model, global_batch, assumptions):
     chosen = (t[name] for name in ('tp', 'cp', 'context', 'sequence_sharded'))
     return scheduled & choices_fit(model, *chosen) & (t['dp'] % t['dp_replicate'] == 0)
 
+# %% ../nbs/06_execution.ipynb #29a72047
 def configurations(t, strategy, model, global_batch, assumptions, considered, fixed=()):
     "Cross groupings with micro-batches, panels and choices; `grouping` numbers their rows."
     s, L = STRATEGIES[strategy], model.seq_len
