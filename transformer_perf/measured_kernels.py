@@ -12,8 +12,8 @@ __all__ = ['FORMATS', 'BYTES', 'CACHE', 'TILES', 'HEADS', 'QUERIES', 'GROUPED', 
            'keys_of', 'product_price', 'product_job', 'renamed', 'attention_job', 'routing_of', 'expert_price',
            'expert_job', 'domain_job', 'exchange_job', 'published_attention_job', 'published_product_job',
            'grouped_product_job', 'jobs_of', 'predict_kernels', 'published_kernels', 'fit_errors', 'mean_errors',
-           'fit_shares', 'shape_of', 'fit_rows', 'measured_seconds', 'error_of', 'usable', 'fit_job', 'read_kernels',
-           'fit_tables', 'save_fits', 'sample_of']
+           'least_squares', 'fit_shares', 'shape_of', 'fit_rows', 'measured_seconds', 'error_of', 'usable', 'fit_job',
+           'read_kernels', 'fit_tables', 'save_fits', 'sample_of']
 
 # %% ../nbs/02c_measured_kernels.ipynb #02c00005
 import dataclasses
@@ -99,6 +99,7 @@ def long_run(seconds, fit):  # s
     late = (seconds / fit.after)**fit.onset
     return seconds * (1 + fit.drop * late / (1 + late))
 
+# %% ../nbs/02c_measured_kernels.ipynb #4c5aa9e9
 def product_seconds(
     m, n, k,     # (m, k) x (k, n), arrays of any shape
     system: System,
@@ -141,6 +142,7 @@ class AttentionFit:
 HEADS = (64, 128, 192, 256, 512)   # measured widths of a head
 QUERIES = 128                      # of a tile
 
+# %% ../nbs/02c_measured_kernels.ipynb #5f4c2adb
 def attention_seconds(
     batch, seq, heads, kv_heads, head_dim,   # arrays of any shape
     system: System,
@@ -217,6 +219,7 @@ def work_of_rank(tokens, topk, experts, ep, own, same, away):  # (experts, rows 
                     fair + away * np.where(own, arrived - fair, 0.))
     return np.minimum(np.where(same, np.minimum(held, topk), held), rows), rows
 
+# %% ../nbs/02c_measured_kernels.ipynb #fe4f28d1
 def expert_seconds(
     tokens, hidden, inner, topk, experts, ep,   # arrays of any shape; tokens of all ep GPUs
     system: System,
@@ -326,6 +329,7 @@ def read_fits(path=None):  # dict: kind -> name -> its parameters
     return {kind: {name: cls(*values) for name, values in found[kind].items()}
             for kind, cls in KINDS.items()}
 
+# %% ../nbs/02c_measured_kernels.ipynb #8b061579
 @functools.lru_cache(maxsize=4096)
 def closest(kind, gpu, library, precision='bf16'):  # (name of a set, its parameters)
     "The set of a kernel, or the nearest of its generation and precision."
@@ -370,6 +374,7 @@ def groups_of(job):  # yields (key, its rows)
     "Rows that share parameters."
     yield from job.keys.groupby(list(job.keys), sort=False).indices.items()
 
+# %% ../nbs/02c_measured_kernels.ipynb #d417251f
 def priced_rows(df, job):  # (seconds, reasons)
     "Prices of all rows, one call for each set of parameters."
     seconds, reasons = np.full(len(df), np.nan), np.full(len(df), '', dtype=object)
@@ -404,6 +409,7 @@ def renamed(df, names):  # dict of arrays
     "Columns as numbers, under other names."
     return {names[c]: x for c, x in numbers_of(df, names).items()}
 
+# %% ../nbs/02c_measured_kernels.ipynb #26af61a5
 def attention_job(df):  # Job
     "Fused attention, forward and causal."
     keys = keys_of(words_of(df, 'sys'), words_of(df, 'kernel_source'), words_of(df, 'attn_dtype'))
@@ -427,6 +433,7 @@ def expert_price(own, x, system, fit, name):
     return expert_seconds(**x, system=system, fit=fit, precision=name[2],
                           gated='nongated' not in name[1])
 
+# %% ../nbs/02c_measured_kernels.ipynb #abec61db
 def expert_job(df):  # Job
     "MLPs of experts, routing balanced."
     keys = keys_of(words_of(df, 'sys'), words_of(df, 'kernel_source'), words_of(df, 'moe_dtype'))
@@ -449,6 +456,7 @@ def domain_job(df):  # Job
                lambda own, x, system, fit, name: domain_seconds(
                    name[1], x['message_bytes'] / 1e9, x['n_gpus'], system, fit), why)
 
+# %% ../nbs/02c_measured_kernels.ipynb #3cba094d
 def exchange_job(df):  # Job
     "DeepEP's dispatch and combine."
     way = words_of(df, 'op').str.removeprefix('deepep_normal_')
@@ -483,6 +491,7 @@ def published_product_job(df):  # Job
                    words_of(df, 'dtype'))
     return Job('products', keys, numbers_of(df, ('m', 'n', 'k')), product_price)
 
+# %% ../nbs/02c_measured_kernels.ipynb #08ff61ac
 def grouped_product_job(df):  # Job
     "Grouped products, without the rest of an MLP of experts."
     numbers = renamed(df, {'m': 'rows', 'n': 'n', 'k': 'k', 'experts': 'groups'})
@@ -545,32 +554,35 @@ def mean_errors(errors, *by):  # Series, percent
     return 100 * own.total.sum() / own.rows.sum()
 
 # %% ../nbs/02c_measured_kernels.ipynb #02c00031
+def least_squares(residuals, start, scale):
+    "Robust least squares within the unit cube."
+    try: from scipy.optimize import least_squares as solve
+    except ImportError:
+        raise ValueError("fitting needs scipy: pip install 'transformer_perf[calibrate]'") from None
+    return solve(residuals, np.clip(start, .01, .99), bounds=(0, 1), loss='soft_l1',
+                 f_scale=scale, diff_step=1e-3, x_scale=.2, max_nfev=60)
+
+# %% ../nbs/02c_measured_kernels.ipynb #87634a16
 def fit_shares(
-    cls,          # one of KINDS
-    price,        # parameters -> s
-    seconds,      # measured
-    weights=1.,
-    starts=({},), # parameters that a fit starts from, besides the defaults
-    pull=.004,    # of each parameter to its start
-    scale=.05,    # relative error from which a measurement counts as wild
+    cls, price,          # one of KINDS; parameters -> s
+    seconds, weights=1., # measured
+    starts=({},),        # parameters that a fit starts from, besides the defaults
+    pull=.004,           # of each parameter to its default
+    scale=.05,           # relative error from which a measurement counts as wild
 ):  # an object of the class
     "Parameters fitted to measured times."
-    from scipy.optimize import least_squares
-    fields = dataclasses.fields(cls)
+    fields, logs = dataclasses.fields(cls), np.log(seconds)
     low, high = (np.array([f.metadata[bound] for f in fields]) for bound in ('low', 'high'))
     at = lambda values: np.array([values.get(f.name, f.default) for f in fields], float)
-    inner, pull = lambda x: (x - low) / (high - low), pull * np.sqrt(max(len(seconds), 200))
-    logs, best = np.log(seconds), None
+    inner = lambda values: (at(values) - low) / (high - low)
+    pull *= np.sqrt(max(len(seconds), 200))
     def residuals(u):
-        shares = SimpleNamespace(**{f.name: v for f, v in zip(fields, low + u * (high - low))})
-        return np.append(weights * (np.log(price(shares)) - logs), pull * (u - inner(at({}))))
-    for start in starts:
-        done = least_squares(residuals, np.clip(inner(at(start)), .01, .99), bounds=(0, 1),
-                             loss='soft_l1', f_scale=scale, diff_step=1e-3, x_scale=.2,
-                             max_nfev=60)
-        if best is None or done.cost < best.cost: best = done
-    values = low + best.x * (high - low)
-    return cls(*(float(f'{v:.4g}') for v in values))
+        values = low + u * (high - low)
+        found = SimpleNamespace(**{f.name: value for f, value in zip(fields, values)})
+        return np.append(weights * (np.log(price(found)) - logs), pull * (u - inner({})))
+    done = [least_squares(residuals, inner(start), scale) for start in starts]
+    best = min(done, key=lambda found: found.cost).x
+    return cls(*(float(f'{v:.4g}') for v in low + best * (high - low)))
 
 # %% ../nbs/02c_measured_kernels.ipynb #02c00032
 STARTS = {   # where the fits of a kind start, besides its defaults
@@ -620,6 +632,7 @@ def usable(job, seconds):  # where a row can be fitted
     empty = np.any([np.isnan(x) for x in job.numbers.values()], axis=0)
     return (job.refused == '') & np.isfinite(seconds) & ~empty
 
+# %% ../nbs/02c_measured_kernels.ipynb #86da01da
 def fit_job(df, job, seconds):  # yields (name, parameters, their errors on shapes not seen)
     "Every set of a table: fitted, and scored on the shapes that another fit did not see."
     small = job.kind == 'domains'
@@ -648,6 +661,7 @@ def read_kernels(folder, kind):  # DataFrame
     df = pd.read_csv(Path(folder) / f'kernels_{kind}.csv.gz', low_memory=False)
     return df[df.kind.isin(FITTED)].reset_index(drop=True) if kind == 'other' else df
 
+# %% ../nbs/02c_measured_kernels.ipynb #5e65a968
 def fit_tables(
     folder,   # with kernels_gemm.csv.gz and the others
     tables=tuple(TABLES),

@@ -35,7 +35,6 @@ from .schedules import SCHEDULES, possible
 from .estimates import Assumptions, Group, as_assumptions
 from .parameters import (
     Calibration, Parameters, as_flat, changed, limits, measured_folder, read_calibration, value_of)
-from .measured_kernels import predict_kernels, published_kernels
 from .kernels import collective_seconds
 from .iteration import COMPONENTS, divisors, keep, statistics
 from .execution import crossed
@@ -629,7 +628,8 @@ def picked(
     return pd.DataFrame(rows)
 
 # %% ../nbs/10_validation.ipynb #10c00002
-_all_ = ['predict_kernels', 'published_kernels']   # from measured_kernels
+from .measured_kernels import predict_kernels, published_kernels
+_all_ = ['predict_kernels', 'published_kernels']
 
 # %% ../nbs/10_validation.ipynb #012d762d
 class Ablation(NamedTuple):
