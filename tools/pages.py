@@ -20,7 +20,7 @@ PACKAGE = ROOT / 'transformer_perf'
 # The order of the site: a caption, and its pages. A pattern stands for the notebooks whose names
 # begin so; anything else is a page of docs/ or the API.
 ORDER = [
-    ('The model', ['0[0-4]b?_', '01c_', '0(5b?|6)_']),
+    ('The model', ['0[0-4]b?_|02c_', '01c_', '0(5b?|6)_']),
     ('Studies', ['2\\d_']),
     ('Pictures and panels', ['07b?_']),
     ('Many searches', ['08_']),

@@ -13,7 +13,7 @@ __all__ = ['COLUMNS', 'WORDS', 'UNKNOWN', 'FLAGS', 'GPUS', 'MOST_BATCHES', 'USAB
            'calibrate_network', 'family_of', 'fold_of', 'held_out', 'percent', 'errors_by_preset', 'scoreboard',
            'record', 'recorded', 'fitted', 'jobs_of', 'picked', 'Ablation', 'but_tests', 'start_of_published',
            'with_sets', 'fit_folds', 'errors_of', 'fit_ablations', 'error_table', 'contested_rows',
-           'calibrate_published']
+           'calibrate_published', 'predict_kernels', 'published_kernels']
 
 # %% ../nbs/10_validation.ipynb #889ed19c
 import dataclasses
@@ -626,6 +626,10 @@ def picked(
                      'regret %': round(100 * (one.iteration_s / best.iteration_s - 1), 2),
                      'rank agreement': round(agreement, 3)})
     return pd.DataFrame(rows)
+
+# %% ../nbs/10_validation.ipynb #10c00002
+from .measured_kernels import predict_kernels, published_kernels
+_all_ = ['predict_kernels', 'published_kernels']
 
 # %% ../nbs/10_validation.ipynb #012d762d
 class Ablation(NamedTuple):
