@@ -1,5 +1,6 @@
 "Formats that people have: configurations of Hugging Face, jobs of frameworks, their logs."
 import dataclasses
+import gzip
 import json
 import os
 import random
@@ -12,7 +13,8 @@ from transformer_perf import Parallel, estimate, search
 from transformer_perf.configs import FAMILIES, FOREIGN, foreign_keys
 from transformer_perf.estimates import CHOICES
 from transformer_perf.interop import (
-    EXPORTS, FORMATS, TrainingJob, as_job, export, facts_of, meaning, no_difference, parse_yaml)
+    EXPORTS, FORMATS, TrainingJob, as_job, export, facts_of, meaning, no_difference, parse_yaml,
+    read_log, read_profile)
 from transformer_perf.models import NAMED, as_model
 
 HERE = Path(__file__).parent / 'data' / 'hf_configs'   # as their owners published them
@@ -535,3 +537,55 @@ def test_accelerate_takes_it(tmp_path):
         found = config_args.load_config_from_file(str(file))
         assert found.num_processes == 8
         assert as_job(file).parallel.zero_stage == p.zero_stage
+
+
+# measurements
+
+MEGATRON_LOG = (' iteration {n:8d}/ 100 | consumed samples: 512 | elapsed time per iteration (ms): '
+                '{ms:.1f} | throughput per GPU (TFLOP/s/GPU): 400.5 | global batch size: 64 | '
+                'lm loss: 1.5E+00 |\n')
+TITAN_LOG = ('\x1b[32m[titan] 2025-06-01 - root - INFO - \x1b[31mstep: {n:2d}  \x1b[32mloss:  7.25  '
+             '\x1b[34mmemory: 40.00GiB(50.00%)  \x1b[36mtps: 5,000  \x1b[35mtflops: 350.12  '
+             '\x1b[33mmfu: 35.40%\x1b[0m\n')
+
+
+def test_logs(tmp_path):
+    "Times in s, tokens from the job, memory in GB; other lines are passed over."
+    job = TrainingJob(Parallel(tp=2, dp=4), global_batch=64, n_gpus=8, seq_len=1000)
+    log = tmp_path / 'run.log'
+    log.write_text('starting\n' + ''.join(MEGATRON_LOG.format(n=n, ms=800.) for n in (10, 20)))
+    table = read_log(log, job)
+    assert table.iteration.tolist() == [10, 20] and table.iteration_s.tolist() == [.8, .8]
+    assert table.tokens_per_s_per_gpu.tolist() == [10_000, 10_000]
+    assert table.TFLOPs_per_gpu[0] == 400.5 and table.loss[0] == 1.5
+    log.write_text(''.join(TITAN_LOG.format(n=n) for n in (1, 10)))
+    table = read_log(log, job)
+    assert table.iteration_s.tolist() == [1.6, 1.6] and table.mfu.round(6).tolist() == [.354] * 2
+    assert abs(table.memory_GB[0] - 42.95) < .01
+    assert 'iteration_s' not in read_log(log)
+    assert 'does not say seq_len' in refused(read_log, log, TrainingJob(Parallel()))
+    log.write_text('nothing here')
+    assert 'has no steps' in refused(read_log, log)
+
+
+def test_profiles(tmp_path):
+    "Packed or not; the shapes come from the operation that launched a kernel."
+    kernel = lambda name, us, n: {'ph': 'X', 'cat': 'kernel', 'name': name, 'dur': us,
+                                  'args': {'External id': n}}
+    op = {'ph': 'X', 'cat': 'cpu_op', 'name': 'aten::mm', 'dur': 3,
+          'args': {'External id': 7, 'Input Dims': [[2, 3], [3, 4]]}}
+    events = [op, kernel('gemm', 10, 7), kernel('gemm', 30, 7), kernel('norm', 60, 8), 'odd',
+              {'cat': 'kernel', 'name': 'none', 'dur': 'x'}]
+    file = tmp_path / 'trace.json.gz'
+    file.write_bytes(gzip.compress(json.dumps({'traceEvents': events}).encode()))
+    table = read_profile(file)
+    assert table.kernel.tolist() == ['norm', 'gemm'] and table['count'].tolist() == [1, 2]
+    assert table.shapes.tolist() == ['', '[[2, 3], [3, 4]]'] and table.share.tolist() == [.6, .4]
+    assert table.mean_s.round(9).tolist() == [6e-5, 2e-5]
+    for data, why in ((b'\x1f\x8bx', 'is damaged'), (b'{"traceEvents": 3}', 'has no kernels'),
+                      (b'[]', 'must hold one JSON object'), (b'\xff', 'is not a text file')):
+        file.write_bytes(data)
+        assert why in refused(read_profile, file)
+    packed = gzip.compress(bytes(2**20)) * 300   # members follow one another
+    file.write_bytes(packed)
+    assert 'unpacked' in refused(read_profile, file)

@@ -5,26 +5,31 @@
 # %% auto #0
 __all__ = ['SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'LIST', 'HARMLESS', 'MODEL_FIELDS', 'PARALLEL_FIELDS', 'NEEDED',
            'PLANNED', 'SHARDS', 'MEGATRON_ROWS', 'LATENT', 'MOST_LAYERS', 'MEGATRON', 'LARGEST_TEXT', 'NESTED', 'PIECE',
-           'HEREDOC', 'UNKNOWN', 'NAME', 'MOST_WORDS', 'OPERATORS', 'EXPANDED', 'OPENING', 'CLOSING', 'LEADING',
-           'PER_NODE', 'NODES', 'IN_ALL', 'CODE', 'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS',
+           'HEREDOC', 'MARK', 'NAME', 'MOST_WORDS', 'OPERATORS', 'EXPANDED', 'OPENING', 'CLOSING', 'LEADING',
+           'PER_NODE', 'NODES', 'IN_ALL', 'FLAGS', 'CODE', 'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS',
            'ACCELERATE_KINDS', 'ACCELERATE', 'ORDERS', 'CHECKPOINTS', 'TORCHTITAN_ROWS', 'TORCHTITAN', 'SMALL', 'OWN',
-           'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE', 'TrainingJob', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of',
-           'same_words', 'one_word', 'no_model', 'add', 'value', 'spelled', 'why_ignored', 'understood', 'also',
-           'copies', 'batch', 'model_said', 'job_said', 'take', 'zero_of_megatron', 'overlap_of_megatron',
-           'recompute_of_megatron', 'chunks_of_megatron', 'heads_of_megatron', 'list_said', 'of_tree',
-           'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron', 'positions_of_megatron', 'derive_megatron',
-           'undo_megatron', 'model_for_megatron', 'pieces', 'summed', 'variable', 'expanded', 'words', 'assignment',
-           'commands_of', 'joined_arrays', 'plain_words', 'options', 'gpus_of', 'as_value', 'flags_of', 'nothing',
-           'elsewhere', 'fixed', 'derive_deepspeed', 'undo_deepspeed', 'zero_of_fsdp', 'copies_of_accelerate',
-           'derive_accelerate', 'undo_accelerate', 'batch_of_torchtitan', 'micro_batch_of_torchtitan',
-           'copies_of_torchtitan', 'order_of_torchtitan', 'derive_torchtitan', 'undo_torchtitan', 'plain_loader',
-           'not_valid', 'parse_yaml', 'parse_toml', 'flat', 'kind_of', 'megatron_keys', 'own_job', 'job_of_dict',
-           'as_job', 'job_of_text', 'job_in', 'facts_of', 'keys_for', 'no_difference', 'meaning', 'lost',
-           'set_elsewhere', 'nested', 'as_flags', 'as_script', 'comment', 'as_yaml', 'as_own', 'job_asked', 'export']
+           'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS', 'PEAK', 'LARGEST_TRACE',
+           'TrainingJob', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of', 'same_words', 'one_word', 'no_model',
+           'add', 'value', 'spelled', 'why_ignored', 'understood', 'also', 'copies', 'batch', 'model_said', 'job_said',
+           'take', 'zero_of_megatron', 'overlap_of_megatron', 'recompute_of_megatron', 'chunks_of_megatron',
+           'heads_of_megatron', 'list_said', 'of_tree', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron',
+           'positions_of_megatron', 'derive_megatron', 'undo_megatron', 'model_for_megatron', 'pieces', 'unknown',
+           'summed', 'variable', 'expanded', 'words', 'assignment', 'maybe', 'commands_of', 'joined_arrays',
+           'plain_words', 'options', 'gpus_of', 'named_unknown', 'as_value', 'without_strays', 'flags_of', 'slurm_of',
+           'nothing', 'elsewhere', 'fixed', 'derive_deepspeed', 'undo_deepspeed', 'zero_of_fsdp',
+           'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate', 'batch_of_torchtitan',
+           'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan', 'derive_torchtitan',
+           'undo_torchtitan', 'plain_loader', 'not_valid', 'parse_yaml', 'parse_toml', 'flat', 'kind_of',
+           'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text', 'job_in', 'facts_of', 'keys_for',
+           'no_difference', 'meaning', 'lost', 'set_elsewhere', 'nested', 'as_flags', 'as_script', 'comment', 'as_yaml',
+           'as_own', 'job_asked', 'export', 'steps_of', 'steps_table', 'read_log', 'trace_text', 'arguments',
+           'launched_by', 'kernels_of', 'read_profile']
 
 # %% ../nbs/12_interop.ipynb #12ab0005
 import ast
 import dataclasses
+import gzip
+import io
 import itertools
 import json
 import math
@@ -33,14 +38,17 @@ import os
 import re
 import shlex
 import tomllib
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from .inputs import (
     MEGABYTE, checked, flag, named, naming, nearest, of_type, once, parse_json, printable,
-    quoted, read_text, whole)
+    quoted, read_bytes, read_text, whole)
 from .configs import rule_of
+
+# %% ../nbs/12_interop.ipynb #177de633
 from .models import Model, as_model, differing, has_experts
 from .iteration import PLACES, Estimate, Parallel
 
@@ -66,6 +74,7 @@ class Kind(NamedTuple):
     "How a value is read and written; `write` gives None for what it cannot say."
     read: Callable    # (value, key) -> fact
     write: Callable   # fact -> value
+    switch: bool = False   # no value follows it on a command line
 
 class Row(NamedTuple):
     "One key of a format."
@@ -97,7 +106,8 @@ def words_of(table):
 def same_words(*words): return words_of({word: word for word in words})
 def one_word(fact):
     "A switch that, on, states one value."
-    return Kind(lambda x, key: fact if flag(x, key) else None, lambda own: own == fact or None)
+    return Kind(lambda x, key: fact if flag(x, key) else None,
+                lambda own: own == fact or None, switch=True)
 
 def no_model(x, key):
     if x is not False: raise ValueError(f'{key}={quoted(x)}: no field of a Model says it')
@@ -105,8 +115,8 @@ def no_model(x, key):
 SAMPLES = Kind(lambda x, key: whole(x, key, most=2**53),
                lambda fact: int(fact) if fact == int(fact) else None)
 FOREIGN, WHOLE = Kind(no_model, lambda fact: None), number()
-ON = Kind(flag, lambda fact: fact)
-OFF = Kind(lambda x, key: not flag(x, key), lambda fact: not fact)
+ON = Kind(flag, lambda fact: fact, switch=True)
+OFF = Kind(lambda x, key: not flag(x, key), lambda fact: not fact, switch=True)
 TEXT = Kind(lambda x, key: str(x), lambda fact: fact)
 LIST = Kind(lambda x, key: tuple(map(str, x)) if isinstance(x, list) else (str(x),), list)
 
@@ -247,6 +257,8 @@ MEGATRON_ROWS = (
     Row('--overlap-param-gather', 'overlap_gather', ON, False),
     Row('--tp-comm-overlap', 'tp_overlap', ON, False),
     Row('--recompute-granularity', 'granularity', same_words('full', 'selective')),
+    also('--checkpoint-activations', 'granularity', one_word('full')),
+    also('--zero-stage', 'deepspeed_stage', number(0)),
     Row('--recompute-activations', 'recompute_activations', ON, False),
     Row('--recompute-method', 'recompute_method', same_words('uniform', 'block')),
     Row('--recompute-num-layers', 'recompute_layers', WHOLE),
@@ -257,7 +269,8 @@ MEGATRON_ROWS = (
     Row('--kv-channels', 'head_dim', WHOLE), Row('--group-query-attention', 'grouped', ON, False),
     Row('--num-query-groups', 'groups', WHOLE), Row('--seq-length', 'seq_len', WHOLE),
     Row('--max-position-embeddings', 'positions', WHOLE), Row('--vocab-size', 'vocab', WHOLE),
-    also('--padded-vocab-size', 'vocab', WHOLE), Row('--swiglu', 'swiglu', ON, False),
+    also('--padded-vocab-size', 'vocab', WHOLE), also('--pad-vocab-size-to', 'vocab', WHOLE),
+    Row('--swiglu', 'swiglu', ON, False),
     Row('--squared-relu', 'squared_relu', ON, False), Row('--quick-geglu', 'geglu', ON, False),
     Row('--normalization', 'norm', words_of({'LayerNorm': 'layernorm', 'RMSNorm': 'rmsnorm'}),
         'layernorm'),
@@ -306,8 +319,10 @@ def zero_of_megatron(facts, ignored):
     elif fsdp: key, stage = facts['fsdp'].key, value(facts, 'fsdp_shards')
     elif facts['fsdp_shards'].key:
         ignored.append((facts['fsdp_shards'].key, 'does nothing without --use-megatron-fsdp'))
+    if 'deepspeed_stage' in facts: key, stage = facts['deepspeed_stage']
     facts['zero_stage'] = Said(key, stage)
 
+# %% ../nbs/12_interop.ipynb #e32d2621
 def overlap_of_megatron(facts, ignored):
     "Whether messages of copies hide: gradients behind the backward pass, weights behind the next."
     reduce, gather = facts['overlap_reduce'], facts['overlap_gather']
@@ -316,7 +331,7 @@ def overlap_of_megatron(facts, ignored):
         ignored.append((gather.key or '--overlap-param-gather',
                         'not modelled yet: gradients and weights that hide each for itself'))
 
-# %% ../nbs/12_interop.ipynb #e32d2621
+# %% ../nbs/12_interop.ipynb #5b93a661
 def recompute_of_megatron(facts, ignored):
     "What the backward pass computes again."
     short, kind = facts['recompute_activations'], value(facts, 'granularity')
@@ -459,7 +474,8 @@ def derive_megatron(facts, ignored):
 def undo_megatron(f):  # dict
     "Facts as flags have them."
     stage, again = f.get('zero_stage') or 0, f.get('recompute')
-    own = dict(distributed=stage > 0, fsdp=stage > 1, fsdp_shards=stage if stage > 1 else None,
+    own = dict(precision='bf16', distributed=stage > 0, fsdp=stage > 1,
+               fsdp_shards=stage if stage > 1 else None,
                overlap_reduce=f.get('dp_overlap'), granularity=again if again != 'none' else None,
                overlap_gather=bool(f.get('dp_overlap')) and stage > 0)
     if again == 'full': own |= dict(recompute_method='uniform', recompute_layers=1)
@@ -532,7 +548,8 @@ def pieces(text):  # list of commands, each a list of words, each a list of (kin
     return [command for command in commands if command]
 
 # %% ../nbs/12_interop.ipynb #12ab001f
-UNKNOWN = '\0'
+MARK = '\0'
+def unknown(name): return f'{MARK}{name.replace(MARK, "")[:60]}{MARK}'
 NAME = r'[A-Za-z_]\w*'
 MOST_WORDS = 100_000
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -542,7 +559,7 @@ def summed(text, known):  # str
     "What is between $(( and )): whole numbers, variables, + - * / %."
     def of(node):
         if isinstance(node, ast.Constant) and type(node.value) is int: return node.value
-        if isinstance(node, ast.Name): return int(known.get(node.id, UNKNOWN))
+        if isinstance(node, ast.Name): return int(known.get(node.id, ''))
         if not isinstance(node, ast.BinOp) or type(node.op) not in OPERATORS: raise ValueError
         found = OPERATORS[type(node.op)](of(node.left), of(node.right))
         if abs(found) > 2**63: raise ValueError
@@ -550,20 +567,20 @@ def summed(text, known):  # str
     plain = re.sub(rf'\$\{{?({NAME})\}}?', r'\1', text).strip()
     try: return str(of(ast.parse(plain, mode='eval').body))
     except (SyntaxError, ValueError, TypeError, ZeroDivisionError, RecursionError, MemoryError):
-        return UNKNOWN
+        return unknown('$((...))')
 
 # %% ../nbs/12_interop.ipynb #24366f51
 def variable(text, known):  # str or list
     "What ${...} stands for."
     found = re.fullmatch(rf'({NAME})(\[[@*]\]|\[\d+\])?(?::?([-=+?])(.*))?', text, re.DOTALL)
-    if not found: return UNKNOWN
+    if not found: return unknown(f'${text}')
     name, at, sign, other = found.groups()
     x = known.get(name)
-    if x is None: return expanded(other, known) if sign in ('-', '=') else UNKNOWN
+    if x is None: return expanded(other, known) if sign in ('-', '=') else unknown(f'${name}')
     if sign == '+': return expanded(other, known)
     if isinstance(x, list) and at not in ('[@]', '[*]'):
         i = int(at[1:-1]) if at else 0
-        return x[i] if i < len(x) else UNKNOWN
+        return x[i] if i < len(x) else unknown(f'${name}')
     return x
 
 # %% ../nbs/12_interop.ipynb #12ab0020
@@ -575,7 +592,8 @@ def expanded(text, known):  # str
     def put(found):
         escaped, nested, braced, name = found.groups()
         if escaped: return escaped if escaped in '$`"\\' else '' if escaped == '\n' else found[0]
-        if nested: return summed(nested[3:-2], known) if nested.startswith('$((') else UNKNOWN
+        if nested and nested.startswith('$(('): return summed(nested[3:-2], known)
+        if nested or not (braced or name): return unknown('$(...)')
         x = variable(braced or name or '', known)
         return ' '.join(x) if isinstance(x, list) else x
     return EXPANDED.sub(put, text)
@@ -583,8 +601,10 @@ def expanded(text, known):  # str
 # %% ../nbs/12_interop.ipynb #e3cc0d27
 def words(word, known):  # list of str
     "The words that one word of a script becomes."
-    array = re.fullmatch(rf'"?\$\{{({NAME})\[@\]\}}"?', ''.join(text for _, text in word))
-    if array and isinstance(known.get(array[1]), list): return known[array[1]]
+    array = re.fullmatch(rf'("?)\$\{{({NAME})\[[@*]\]\}}"?', ''.join(text for _, text in word))
+    if array and isinstance(known.get(array[2]), list):
+        items = known[array[2]]
+        return items if array[1] else [x for item in items for x in item.split()]
     found = ['']
     for kind, text in word:
         if kind in ('single', 'escaped'): found[-1] += text[1:-1] if kind == 'single' else text[1:]
@@ -617,6 +637,16 @@ def assignment(command, known):  # (name, value) or None
     return name, str(known.get(name, '')) * bool(more) + text
 
 # %% ../nbs/12_interop.ipynb #9c2ad5fc
+def maybe(name, old, new):  # str or list
+    "What a variable holds after an assignment that may be or not be."
+    open_end = unknown(f'${name}?')
+    if old == new: return new
+    if isinstance(old, list) and isinstance(new, list) and new[:len(old)] == old:
+        return [*old, open_end]
+    if isinstance(old, str) and isinstance(new, str) and new.startswith(old): return old + open_end
+    return open_end
+
+# %% ../nbs/12_interop.ipynb #4e684710
 def commands_of(text):  # list of commands, each a list of str
     "The commands of a script, their variables put in."
     known, depth, found = {}, 0, []
@@ -629,7 +659,7 @@ def commands_of(text):  # list of commands, each a list of str
         set_here = assignment(command, known)
         if set_here is None: found.append(plain_words(command, known)); continue
         name, x = set_here
-        known[name] = x if depth <= 0 or known.get(name) == x else UNKNOWN
+        known[name] = x if depth <= 0 else maybe(name, known.get(name), x)
         if sum(map(len, known[name])) > LARGEST_TEXT: raise ValueError(f'{name} grows too long')
     return found
 
@@ -693,17 +723,33 @@ def gpus_of(launch):  # (keys, GPUs) or None
     return each if one_node else None
 
 # %% ../nbs/12_interop.ipynb #12ab0026
+def named_unknown(text): return quoted(text.replace(MARK, ''))[1:-1]
+
 def as_value(texts, key):
     "The value of an option: true where it has none, a number where it looks like one."
-    if any(UNKNOWN in text for text in texts):
-        raise ValueError(f'{key}: the script does not say its value')
+    for text in texts:
+        if MARK in text:
+            raise ValueError(f'{key}: the script does not say {named_unknown(text)}')
     if not texts: return True
-    found = [int(x) if re.fullmatch(r'[+-]?\d{1,18}', x) else x for x in texts]
+    found = [int(x) if re.fullmatch(r'[+-]?\d[\d_]{0,25}', x) else x for x in texts]
     return found[0] if len(found) == 1 else found
 
+FLAGS = {row.key: row.kind.switch for row in MEGATRON_ROWS if row.key}
+
+def without_strays(mine):  # (dict: key -> list of values, list of str)
+    "Options without the words that no one knows and that are none of their values."
+    found, strays = {}, []
+    for key, texts in mine.items():
+        own = texts[:not FLAGS.get(key, False)]
+        if key not in FLAGS: strays += [x for x in own if x.endswith(f'?{MARK}') or '[' in x]
+        more = texts[len(own):]
+        found[key] = own + [x for x in more if MARK not in x]
+        strays += [x for x in more if MARK in x]
+    return found, strays
+
 # %% ../nbs/12_interop.ipynb #dc216c7a
-def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None)
-    "The flags of the command that trains, and what starts it."
+def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, strays)
+    "The flags of the command that trains, what starts it, and words that are not known."
     known = {row.key for row in MEGATRON_ROWS}
     every = [found for found in commands_of(text) if found[:1] not in (['echo'], ['printf'])]
     flags = [len(known & {w.partition('=')[0] for w in found}) for found in every]
@@ -713,11 +759,15 @@ def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None)
     at = next((i for i, word in enumerate(own[0]) if word.endswith('.py')), -1)
     launch, mine = options(own[0][:max(at, 0)]), options(own[0][at + 1:])
     if at < 0: launch = mine
-    batch = [line.split() for line in re.findall(r'(?m)^#SBATCH[ \t]+(.*)$', text)]
-    slurm = options([word for words in batch for word in words])
-    gpus = gpus_of(launch) or gpus_of({**slurm, **launch})
-    used = {key: x for key, x in mine.items() if key in known or not any(UNKNOWN in t for t in x)}
-    return {key: as_value(x, key) for key, x in used.items()}, gpus
+    mine, strays = without_strays(mine)
+    used = {key: x for key, x in mine.items() if key in known or MARK not in ''.join(x)}
+    gpus = gpus_of(launch) or gpus_of({**slurm_of(text), **launch})
+    return {key: as_value(x, key) for key, x in used.items()}, gpus, strays
+
+def slurm_of(text):  # dict: key -> list of values
+    "The options of Slurm at the head of a script."
+    lines = re.findall(r'(?m)^#SBATCH[ \t]+([^\n#]*)', text)
+    return dict(pair for line in lines for pair in options(line.split()).items())
 
 # %% ../nbs/12_interop.ipynb #12ab0028
 def nothing(facts, ignored): "There is nothing to derive."
@@ -1117,8 +1167,11 @@ def as_job(
 
 def job_of_text(text, n_gpus=None):  # TrainingJob
     "A job from a command line or a script."
-    keys, gpus = flags_of(text)
-    return job_of_dict(keys, n_gpus, 'flags', gpus)
+    keys, gpus, strays = flags_of(text)
+    job = job_of_dict(keys, n_gpus, 'flags', gpus)
+    why = 'depends on what a running shell would know; flags in it are not read'
+    more = tuple((named_unknown(x), why) for x in dict.fromkeys(strays))
+    return dataclasses.replace(job, ignored=job.ignored + more)
 
 # %% ../nbs/12_interop.ipynb #b47e4cd2
 def job_in(path, n_gpus=None):  # TrainingJob
@@ -1190,11 +1243,12 @@ def set_elsewhere(job: TrainingJob, name, keys):  # list of str
     again = job_of_dict(keys, kind='flags' if name == 'megatron' else name)
     places = {row.fact: row.where for row in format.rows if row.where}
     if name != 'megatron': places['model'] = CODE
-    places |= {} if 'n_gpus' in keys else {'n_gpus': 'the launcher', 'dp': 'the launcher'}
+    places |= {'n_gpus': 'the launcher', 'dp': 'the launcher'}
     found = []
     for fact, x in lost(job, again).items():
         if fact not in places: raise ValueError(f'{fact}={quoted(x)} cannot be said in {name}')
-        if fact != 'dp': found.append(f'{fact}={printable(x)} ({places[fact]})')
+        known = fact == 'dp' or (fact, name) == ('n_gpus', 'megatron')   # by the launcher's line
+        if not known: found.append(f'{fact}={printable(x)} ({places[fact]})')
     samples = job.model and job.model.train_samples
     if samples and '--train-samples' not in keys:
         found.append(f'train_samples={samples:.6g} (steps)')
@@ -1270,3 +1324,101 @@ def export(
     if name == 'megatron': return as_script(job, keys, notes)
     if name == 'deepspeed': return json.dumps(nested(keys), indent=1) + '\n'
     return as_yaml(BESIDE.get(name, {}) | keys, notes)
+
+# %% ../nbs/12_interop.ipynb #12ab0051
+LARGEST_LOG = 64 * MEGABYTE
+COLOUR = re.compile(r'\x1b\[[0-9;]*m')
+FIGURE = r'[:=]\s*([-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?)'
+STEPS = {   # what a line must have -> column: (its words, factor)
+    r'elapsed time per iteration \(ms\)': {
+        'iteration': (r'iteration\s+(\d+)\s*/', 1),
+        'iteration_s': (r'elapsed time per iteration \(ms\)' + FIGURE, 1e-3),
+        'TFLOPs_per_gpu': (r'(?:throughput )?per GPU \(TFLOP/s/GPU\)' + FIGURE, 1),
+        'global_batch': (r'global batch size' + FIGURE, 1), 'loss': (r'lm loss' + FIGURE, 1)},
+    r'step:\s*\d+.*\btps:': {
+        'iteration': (r'step' + FIGURE, 1), 'tokens_per_s_per_gpu': (r'\btps' + FIGURE, 1),
+        'TFLOPs_per_gpu': (r'\btflops' + FIGURE, 1), 'mfu': (r'\bmfu' + FIGURE, .01),
+        'memory_GB': (r'\bmemory' + FIGURE + r'GiB', 2**30 / 1e9), 'loss': (r'\bloss' + FIGURE, 1)}}
+PEAK = re.compile(r'max allocated' + FIGURE)   # MiB, on a line of its own, in Megatron-LM
+
+def steps_of(text):  # list of dict
+    "The figures of each step that a log prints, whichever framework wrote it."
+    found, text = [], COLOUR.sub('', text)
+    for line in text.splitlines():
+        for sign, columns in STEPS.items():
+            if not re.search(sign, line): continue
+            matches = {name: (re.search(words, line), factor)
+                       for name, (words, factor) in columns.items()}
+            found.append({name: float(m[1].replace(',', '')) * factor
+                          for name, (m, factor) in matches.items() if m})
+    peak = [float(x.replace(',', '')) * 2**20 / 1e9 for x in PEAK.findall(text)]
+    return [step | ({'memory_GB': max(peak)} if peak else {}) for step in found]
+
+# %% ../nbs/12_interop.ipynb #12ab0052
+def steps_table(text, job=None, name='log'):  # DataFrame
+    "The steps of a log, and what follows from them with the job."
+    import pandas as pd
+    steps = steps_of(text)
+    if not steps: raise ValueError(f'{name}: has no steps of Megatron-LM or torchtitan')
+    table = pd.DataFrame(steps).astype({'iteration': int})
+    if job is None: return table
+    job = as_job(job)
+    for needed in ('seq_len', 'n_gpus'):
+        if getattr(job, needed) is None: raise ValueError(f'the job does not say {needed}')
+    if 'global_batch' not in table: table['global_batch'] = job.global_batch
+    tokens = table.global_batch.astype(float) * job.seq_len / job.n_gpus
+    if 'iteration_s' not in table: table['iteration_s'] = tokens / table.tokens_per_s_per_gpu
+    return table.assign(tokens_per_s_per_gpu=tokens / table.iteration_s)
+
+def read_log(
+    path,       # of what Megatron-LM or torchtitan printed
+    job=None,   # anything that `as_job` takes
+):  # DataFrame, a row for each step that was printed
+    "Measured steps: iteration_s, TFLOPs_per_gpu, memory_GB and others, as far as they are printed."
+    return steps_table(read_text(path, LARGEST_LOG), job, named(path))
+
+# %% ../nbs/12_interop.ipynb #12ab0057
+LARGEST_TRACE = 256 * MEGABYTE   # unpacked
+
+def trace_text(path):  # str
+    "The text of a trace, unpacked if it is packed."
+    data = read_bytes(path, LARGEST_TRACE)
+    if data[:2] == b'\x1f\x8b':
+        try:
+            with gzip.open(io.BytesIO(data)) as file: data = file.read(LARGEST_TRACE + 1)
+        except (OSError, EOFError, zlib.error):
+            raise ValueError(f'{named(path)}: is damaged') from None
+        if len(data) > LARGEST_TRACE:
+            raise ValueError(f'{named(path)}: has more than {LARGEST_TRACE} bytes, unpacked')
+    try: return data.decode()
+    except UnicodeDecodeError: raise ValueError(f'{named(path)}: is not a text file') from None
+
+def arguments(event): return event['args'] if isinstance(event.get('args'), dict) else {}
+def launched_by(event):  # number of an operation
+    own = arguments(event)
+    return own.get('External id', own.get('external id'))
+
+# %% ../nbs/12_interop.ipynb #d5983b76
+def kernels_of(events):  # list of (name, shapes, s)
+    "Every kernel of a trace, with the shapes of the operation that launched it."
+    shapes = {str(launched_by(e)): str(arguments(e).get('Input Dims', '')) for e in events
+              if e.get('cat') == 'cpu_op' and launched_by(e) is not None}
+    timed = [e for e in events if e.get('cat') == 'kernel'
+             and isinstance(e.get('dur'), (int, float)) and 0 <= e['dur'] < 1e15]
+    return [(str(e.get('name')), shapes.get(str(launched_by(e)), ''), e['dur'] / 1e6)
+            for e in timed]
+
+# %% ../nbs/12_interop.ipynb #990292d4
+def read_profile(path):  # DataFrame, a row for each kernel and shape
+    "The kernels of a PyTorch profiler's trace: how often, s in all, s each, share of all."
+    import pandas as pd
+    events = parse_json(trace_text(path), named(path), infinities=True).get('traceEvents')
+    events = [e for e in events if isinstance(e, dict)] if isinstance(events, list) else []
+    rows = kernels_of(events)
+    if not rows: raise ValueError(f'{named(path)}: has no kernels')
+    table = pd.DataFrame(rows, columns=['kernel', 'shapes', 'seconds'])
+    found = table.groupby(['kernel', 'shapes']).seconds.agg(['count', 'sum', 'mean']).reset_index()
+    found.columns = ['kernel', 'shapes', 'count', 'total_s', 'mean_s']
+    found['share'] = found.total_s / max(found.total_s.sum(), 1e-20)
+    return found.sort_values(['total_s', 'kernel', 'shapes'], ascending=[False, True, True],
+                             ignore_index=True)
