@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from transformer_perf import Parallel, estimate, search
+from transformer_perf import cli
+from transformer_perf.cli import main
 from transformer_perf.configs import FAMILIES, FOREIGN, foreign_keys
 from transformer_perf.estimates import CHOICES
 from transformer_perf.interop import (
@@ -544,9 +546,9 @@ def test_accelerate_takes_it(tmp_path):
 MEGATRON_LOG = (' iteration {n:8d}/ 100 | consumed samples: 512 | elapsed time per iteration (ms): '
                 '{ms:.1f} | throughput per GPU (TFLOP/s/GPU): 400.5 | global batch size: 64 | '
                 'lm loss: 1.5E+00 |\n')
-TITAN_LOG = ('\x1b[32m[titan] 2025-06-01 - root - INFO - \x1b[31mstep: {n:2d}  \x1b[32mloss:  7.25  '
-             '\x1b[34mmemory: 40.00GiB(50.00%)  \x1b[36mtps: 5,000  \x1b[35mtflops: 350.12  '
-             '\x1b[33mmfu: 35.40%\x1b[0m\n')
+TITAN_LOG = ('\x1b[32m[titan] 2025-06-01 - root - INFO - \x1b[31mstep: {n:2d}  '
+             '\x1b[32mloss:  7.25  \x1b[34mmemory: 40.00GiB(50.00%)  \x1b[36mtps: 5,000  '
+             '\x1b[35mtflops: 350.12  \x1b[33mmfu: 35.40%\x1b[0m\n')
 
 
 def test_logs(tmp_path):
@@ -589,3 +591,53 @@ def test_profiles(tmp_path):
     packed = gzip.compress(bytes(2**20)) * 300   # members follow one another
     file.write_bytes(packed)
     assert 'unpacked' in refused(read_profile, file)
+
+
+# on the command line
+
+def ran(capsys, *args, code=0):  # (standard output, errors)
+    "What a command prints."
+    with pytest.raises(SystemExit) as done: main(list(map(str, args)))
+    assert done.value.code == code
+    return capsys.readouterr()
+
+
+def test_commands_take_these_files(tmp_path, capsys):
+    "A model of Hugging Face, its folder, a job; and give one back."
+    folder, script = tmp_path / 'Llama', tmp_path / 'train.sh'
+    folder.mkdir()
+    (folder / 'config.json').write_text((HERE / 'Meta-Llama-3.1-8B.json').read_text())
+    small = ('--gpus', 16, '--global-batch', 64, '--top', 1, '--seq-len', 4096)
+    out = ran(capsys, 'search', '--model', folder, '--system', 'H100-80GB', *small).out
+    assert 'Llama on 16 H100-80GB GPUs' in out
+    text = ran(capsys, 'search', '--model', folder, '--system', 'H100-80GB', *small, '--export',
+               'megatron').out
+    script.write_text(text)
+    job = as_job(script)
+    assert (job.n_gpus, job.seq_len, job.model.parameters) == (16, 4096, 8_030_261_248)
+    found = json.loads(ran(capsys, 'explain', '--job', script, '--system', 'H100-80GB',
+                           '--format', 'json').out)
+    assert {name: found['parallel'][name] for name in ('tp', 'pp', 'dp', 'micro_batch')} == {
+        name: getattr(job.parallel, name) for name in ('tp', 'pp', 'dp', 'micro_batch')}
+    assert 'Not used of the job: --bf16 (not modelled yet' in found['notes'][-1]
+    changed = json.loads(ran(capsys, 'explain', '--job', script, '--recompute', 'full',
+                             '--format', 'json').out)
+    assert changed['parallel']['recompute'] == 'full'
+    back = ran(capsys, 'explain', '--job', script, '--export', 'json').out
+    assert as_job(json.loads(back)).parallel.dp == job.parallel.dp
+
+
+def test_names_of_formats_are_the_same(): assert cli.EXPORTS == EXPORTS
+
+
+def test_mistakes_in_files_are_one_line(tmp_path, capsys):
+    script = tmp_path / 'train.sh'
+    for text, says in ((FLAGS + '--bf16 --fp16', 'contradicts'), ('echo', 'no commands here')):
+        script.write_text(text)
+        errors = ran(capsys, 'search', '--job', script, code=2).err
+        assert says in errors and errors.count('\n') == 1 and len(errors) < 320
+    errors = ran(capsys, 'search', '--model', HERE / 'DeepSeek-V4-Flash.json', code=2).err
+    assert 'compress_ratios' in errors
+    script.write_text(FLAGS)
+    errors = ran(capsys, 'search', '--job', script, '--export', 'nemo', '--model', 'gpt3', code=2)
+    assert "unknown --export 'nemo'" in errors.err
