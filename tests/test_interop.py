@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -641,3 +642,33 @@ def test_mistakes_in_files_are_one_line(tmp_path, capsys):
     script.write_text(FLAGS)
     errors = ran(capsys, 'search', '--job', script, '--export', 'nemo', '--model', 'gpt3', code=2)
     assert "unknown --export 'nemo'" in errors.err
+
+
+COSTLY = ['<<A\n' * 60_000, 'A=x\necho ' + '$A' * 120_000, 'A=xxxxxxxxxx\n' + 'A=$A$A\n' * 40,
+          'A=(\n' + 'x\n' * 120_000 + ')', 'if ' * 80_000, '"$(' * 80_000, '$((' * 80_000,
+          'A=(a b)\n' + 'A=(${A[@]} ${A[@]})\n' * 40, '(' * 250_000, '`' * 250_000,
+          'A+=x\n' * 50_000, 'A+=(x)\n' * 30_000, '${a:-' * 50_000, 'A=(\n' * 60_000,
+          'python t.py ' + '--tensor-model-parallel-size 2 ' * 8000,
+          'A=x\n' + 'A=("${A[@]}" "${A[*]}")\n' * 40 + 'B="${A[*]}${A[*]}"']
+
+
+@pytest.mark.parametrize('text', COSTLY, ids=range(len(COSTLY)))
+def test_costly_scripts_cost_little(text):
+    "Whatever grows is bounded: in time too."
+    start = time.process_time()
+    try: assert isinstance(as_job(f'{FLAGS}\n{text}\n'), TrainingJob)
+    except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
+    assert time.process_time() - start < 5
+    assert 'is not read' in refused(as_job, 'x\n' * 200_000)
+
+
+def test_costly_files_cost_little(tmp_path):
+    file, deep = tmp_path / 'job.yaml', {}
+    for text, says in (('[' * 20_000, 'not valid YAML'), ('a: 1\n' * 50_000, 'twice'),
+                       ('a: &a [1]\nb: [*a, *a]', 'refers to'), ('a: ' + '9' * 5000, 'not valid'),
+                       ('x' * 300_000, 'has more than')):
+        start = time.process_time()
+        file.write_text(text)
+        assert says in refused(as_job, file) and time.process_time() - start < 5
+    for _ in range(3000): deep = {'a': deep}
+    assert 'nested too deep' in refused(as_job, {'training': deep})

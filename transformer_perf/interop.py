@@ -6,18 +6,19 @@
 __all__ = ['SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'LIST', 'HARMLESS', 'MODEL_FIELDS', 'PARALLEL_FIELDS', 'NEEDED',
            'PLANNED', 'SHARDS', 'MEGATRON_ROWS', 'LATENT', 'MOST_LAYERS', 'MEGATRON', 'LARGEST_TEXT', 'NESTED', 'PIECE',
            'HEREDOC', 'MARK', 'NAME', 'MOST_WORDS', 'OPERATORS', 'EXPANDED', 'OPENING', 'CLOSING', 'LEADING',
-           'PER_NODE', 'NODES', 'IN_ALL', 'FLAGS', 'CODE', 'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS',
-           'ACCELERATE_KINDS', 'ACCELERATE', 'ORDERS', 'CHECKPOINTS', 'TORCHTITAN_ROWS', 'TORCHTITAN', 'SMALL', 'OWN',
-           'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS', 'PEAK', 'LARGEST_TRACE',
-           'TrainingJob', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of', 'same_words', 'one_word', 'no_model',
-           'add', 'value', 'spelled', 'why_ignored', 'understood', 'also', 'copies', 'batch', 'model_said', 'job_said',
-           'take', 'zero_of_megatron', 'overlap_of_megatron', 'recompute_of_megatron', 'chunks_of_megatron',
-           'heads_of_megatron', 'list_said', 'of_tree', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron',
-           'positions_of_megatron', 'derive_megatron', 'undo_megatron', 'model_for_megatron', 'pieces', 'unknown',
-           'summed', 'variable', 'expanded', 'words', 'assignment', 'maybe', 'commands_of', 'joined_arrays',
-           'plain_words', 'options', 'gpus_of', 'named_unknown', 'as_value', 'without_strays', 'flags_of', 'slurm_of',
-           'nothing', 'elsewhere', 'fixed', 'derive_deepspeed', 'undo_deepspeed', 'zero_of_fsdp',
-           'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate', 'batch_of_torchtitan',
+           'LEADING_OR_CLOSING', 'PER_NODE', 'NODES', 'IN_ALL', 'FLAGS', 'CODE', 'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP',
+           'ACCELERATE_ROWS', 'ACCELERATE_KINDS', 'ACCELERATE', 'ORDERS', 'CHECKPOINTS', 'TORCHTITAN_ROWS',
+           'TORCHTITAN', 'OWN', 'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS',
+           'PEAK', 'LARGEST_TRACE', 'TrainingJob', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of', 'same_words',
+           'one_word', 'no_model', 'add', 'value', 'spelled', 'why_ignored', 'understood', 'also', 'copies', 'batch',
+           'model_said', 'job_said', 'take', 'zero_of_megatron', 'overlap_of_megatron', 'recompute_of_megatron',
+           'chunks_of_megatron', 'heads_of_megatron', 'list_said', 'of_tree', 'experts_of_megatron',
+           'layers_with_experts', 'mlp_of_megatron', 'positions_of_megatron', 'derive_megatron', 'undo_megatron',
+           'model_for_megatron', 'without_heredocs', 'pieces', 'unknown', 'summed', 'variable', 'expanded',
+           'one_expanded', 'words', 'all_words', 'assignment', 'as_plain', 'maybe', 'commands_of', 'opens_array',
+           'joined_arrays', 'plain_words', 'options', 'gpus_of', 'named_unknown', 'as_value', 'without_strays',
+           'flags_of', 'slurm_of', 'nothing', 'elsewhere', 'fixed', 'derive_deepspeed', 'undo_deepspeed',
+           'zero_of_fsdp', 'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate', 'batch_of_torchtitan',
            'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan', 'derive_torchtitan',
            'undo_torchtitan', 'plain_loader', 'not_valid', 'parse_yaml', 'parse_toml', 'flat', 'kind_of',
            'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text', 'job_in', 'facts_of', 'keys_for',
@@ -519,7 +520,7 @@ MEGATRON = Format(MEGATRON_ROWS, derive_megatron, undo_megatron, {
     '--make-vocab-size-divisible-by': 'padding of the vocabulary'})
 
 # %% ../nbs/12_interop.ipynb #12ab001d
-LARGEST_TEXT = MEGABYTE   # of a script or a YAML file
+LARGEST_TEXT = 256 * 1024   # characters of a script, or of a variable in it
 NESTED = r'\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)'   # $(...) and $((...))
 PIECE = re.compile(rf'''
     (?P<space>(?:[ \t\r]|\\\r?\n)+) | (?P<comment>(?<![^\s;&|()])\#[^\n]*)
@@ -528,13 +529,28 @@ PIECE = re.compile(rf'''
   | (?P<braced>\$\{{[^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*)*\}})
   | (?P<plain>(?:\$(?![({{])|[^\s'"\\;&|()<>$`])+)
 ''', re.VERBOSE | re.DOTALL)
-HEREDOC = re.compile(r'''(?m)<<-?[ \t]*(['"]?)(\w+)\1([^\n]*)\n(?:.*\n)*?[ \t]*\2[ \t]*$''')
+HEREDOC = re.compile(r'''(?<!<)<<-?[ \t]*(['"]?)(\w+)\1''')
 
 # %% ../nbs/12_interop.ipynb #cd3f3b36
+def without_heredocs(text):  # str
+    "A script without the texts that stand in it as files."
+    lines, found, end = text.split('\n'), [], None
+    still = {}   # a line -> the last place where it stands
+    for i, line in enumerate(lines): still[line.strip()] = i
+    for i, line in enumerate(lines):
+        if end is not None:
+            if line.strip() == end: end = None
+            continue
+        start = HEREDOC.search(line)
+        if start and still.get(start[2], -1) > i: end, line = start[2], HEREDOC.sub('', line, 1)
+        found.append(line)
+    return '\n'.join(found)
+
+# %% ../nbs/12_interop.ipynb #4185f38a
 def pieces(text):  # list of commands, each a list of words, each a list of (kind, text)
     "A script cut into words; a single operator is a word of its own."
     commands, word, at = [[]], None, 0
-    text = HEREDOC.sub(r'\3', text)
+    text = without_heredocs(text)
     while at < len(text):
         found = PIECE.match(text, at)
         if not found: raise ValueError(f'a quote or bracket is not closed: {quoted(text[at:])}')
@@ -551,7 +567,7 @@ def pieces(text):  # list of commands, each a list of words, each a list of (kin
 MARK = '\0'
 def unknown(name): return f'{MARK}{name.replace(MARK, "")[:60]}{MARK}'
 NAME = r'[A-Za-z_]\w*'
-MOST_WORDS = 100_000
+MOST_WORDS = 20_000
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
              ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
 
@@ -589,14 +605,23 @@ EXPANDED = re.compile(rf'''\\(.) | ({NESTED}) | \$\{{([^{{}}]*(?:\{{[^{{}}]*\}}[
 
 def expanded(text, known):  # str
     "A text with its variables put in, as inside double quotes."
+    room = LARGEST_TEXT
     def put(found):
-        escaped, nested, braced, name = found.groups()
-        if escaped: return escaped if escaped in '$`"\\' else '' if escaped == '\n' else found[0]
-        if nested and nested.startswith('$(('): return summed(nested[3:-2], known)
-        if nested or not (braced or name): return unknown('$(...)')
-        x = variable(braced or name or '', known)
-        return ' '.join(x) if isinstance(x, list) else x
+        nonlocal room
+        x = one_expanded(*found.groups(), found[0], known)
+        room -= len(x)
+        if room < 0: raise ValueError(f'a text grows longer than {LARGEST_TEXT} characters')
+        return x
     return EXPANDED.sub(put, text)
+
+def one_expanded(escaped, nested, braced, name, text, known):  # str
+    "What one variable, command or escaped character becomes."
+    if escaped: return escaped if escaped in '$`"\\' else '' if escaped == '\n' else text
+    if nested and nested.startswith('$(('): return summed(nested[3:-2], known)
+    if nested or not (braced or name): return unknown('$(...)')
+    x = variable(braced or name, known)
+    if not isinstance(x, list): return x
+    return ' '.join(x) if sum(map(len, x)) <= LARGEST_TEXT else MARK * (LARGEST_TEXT + 1)
 
 # %% ../nbs/12_interop.ipynb #e3cc0d27
 def words(word, known):  # list of str
@@ -613,6 +638,7 @@ def words(word, known):  # list of str
             first, *more = re.split(r'\s+', expanded(text, known))
             found[-1] += first
             found += more
+        if len(found[-1]) > LARGEST_TEXT: raise ValueError('a word grows too long')
     return [x for x in found if x or any(kind in ('single', 'double') for kind, _ in word)]
 
 # %% ../nbs/12_interop.ipynb #12ab0021
@@ -620,6 +646,17 @@ OPENING, CLOSING = {'if', 'for', 'while', 'until', 'case', 'select'}, {'fi', 'do
 LEADING = {'then', 'else', 'elif', 'do', '{', '}', '!', 'export', 'declare', 'local', 'readonly',
            'exec', 'time', 'nohup', 'sudo', *OPENING}
 
+def all_words(command, known):  # list of str
+    "The words of a command, without operators and where they send what it prints."
+    found, skip = [], False
+    for word in command:
+        if word[0][0] == 'operator': skip = '>' in word[0][1] or '<' in word[0][1]; continue
+        if not skip: found += words(word, known)
+        skip = False
+        if len(found) > MOST_WORDS: raise ValueError(f'a command has more than {MOST_WORDS} words')
+    return found
+
+# %% ../nbs/12_interop.ipynb #9c2ad5fc
 def assignment(command, known):  # (name, value) or None
     "What a command assigns, if it does nothing else."
     (kind, text), *rest = command[0]
@@ -628,15 +665,18 @@ def assignment(command, known):  # (name, value) or None
     name, more = found[1], found[2]
     first = [(kind, text[found.end():]), *rest]
     if not first[0][1] and not rest and command[1:2] == [[('operator', '(')]]:
-        own = [x for word in command[2:] if word[0][0] != 'operator' for x in words(word, known)]
-        old = known.get(name, [])
-        return name, (old if isinstance(old, list) else [old]) * bool(more) + own
+        old = known.get(name, []) if more else []
+        return name, [*(old if isinstance(old, list) else [old]),
+                      *all_words(command[2:], known)]
     if len(command) > 1: return None   # for one command only
     text = ''.join(expanded(text[1:-1], known) if kind == 'double' else text[1:-1]
                    if kind == 'single' else expanded(text, known) for kind, text in first)
     return name, str(known.get(name, '')) * bool(more) + text
 
-# %% ../nbs/12_interop.ipynb #9c2ad5fc
+LEADING_OR_CLOSING = LEADING | CLOSING
+def as_plain(word): return ''.join(text for _, text in word)
+
+# %% ../nbs/12_interop.ipynb #4e684710
 def maybe(name, old, new):  # str or list
     "What a variable holds after an assignment that may be or not be."
     open_end = unknown(f'${name}?')
@@ -646,48 +686,47 @@ def maybe(name, old, new):  # str or list
     if isinstance(old, str) and isinstance(new, str) and new.startswith(old): return old + open_end
     return open_end
 
-# %% ../nbs/12_interop.ipynb #4e684710
+# %% ../nbs/12_interop.ipynb #6f2d20e5
 def commands_of(text):  # list of commands, each a list of str
     "The commands of a script, their variables put in."
     known, depth, found = {}, 0, []
     for command in joined_arrays(pieces(text)):
-        while command and ''.join(t for _, t in command[0]) in LEADING | CLOSING:
-            word = ''.join(t for _, t in command[0])
-            depth += (word in OPENING) - (word in CLOSING)
-            command = command[1:]
+        leading = itertools.takewhile(LEADING_OR_CLOSING.__contains__, map(as_plain, command))
+        for word in (leading := list(leading)): depth += (word in OPENING) - (word in CLOSING)
+        command = command[len(leading):]
         if not command: continue
         set_here = assignment(command, known)
         if set_here is None: found.append(plain_words(command, known)); continue
         name, x = set_here
         known[name] = x if depth <= 0 else maybe(name, known.get(name), x)
-        if sum(map(len, known[name])) > LARGEST_TEXT: raise ValueError(f'{name} grows too long')
+        if len(x) > (MOST_WORDS if isinstance(x, list) else LARGEST_TEXT):
+            raise ValueError(f'{name} grows too long')
     return found
 
 # %% ../nbs/12_interop.ipynb #12ab0022
+def opens_array(command):
+    "Whether an array begins in a command and does not end in it."
+    starts = [i for i, word in enumerate(command[:-1]) if command[i + 1] == [('operator', '(')]
+              and word[-1][1].endswith('=')]
+    return bool(starts) and [('operator', ')')] not in command[starts[0]:]
+
 def joined_arrays(commands):  # list of commands
     "Arrays may go over lines: what stands between ( and ) of an assignment is one command."
     found, open_array = [], False
     for command in commands:
         if open_array: found[-1] += command
         else: found.append(list(command))
-        last = found[-1]
-        starts = [i for i, word in enumerate(last[:-1]) if last[i + 1] == [('operator', '(')]
-                  and word[-1][1].endswith('=')]
-        open_array = bool(starts) and [('operator', ')')] not in last[starts[0]:]
+        ends = [('operator', ')')] in command
+        open_array = not ends if open_array else opens_array(command)
     return found
 
 # %% ../nbs/12_interop.ipynb #d503634a
 def plain_words(command, known):  # list of str
     "The words of a command that runs something; a script in a word (bash -c '...') is read too."
-    found, skip = [], False
-    for word in command:
-        if word[0][0] == 'operator': skip = '>' in word[0][1] or '<' in word[0][1]; continue
-        if not skip: found += words(word, known)
-        skip = False
-        if len(found) > MOST_WORDS: raise ValueError(f'a command has more than {MOST_WORDS} words')
+    found = all_words(command, known)
     if '-c' in found[:-1]:
         inside = found[found.index('-c') + 1]
-        more = [x for inner in pieces(inside) for x in plain_words(inner, known)]
+        more = [x for inner in pieces(inside) for x in all_words(inner, known)]
         return found[:found.index('-c')] + more
     return found
 
@@ -1080,16 +1119,17 @@ def parse_toml(text, name):  # dict
     except (RecursionError, ValueError) as error:
         raise not_valid(name, 'TOML', error) from None
 
+# %% ../nbs/12_interop.ipynb #c206d882
 def flat(given, before=''):  # dict: path with dots -> value
     "A dict of dicts as one dict."
     found = {}
+    if before.count('.') > 20: raise ValueError('its keys are nested too deep')
     for key, x in given.items():
         path = f'{before}{printable(key)[:200]}'
         found |= flat(x, f'{path}.') if isinstance(x, dict) else {path: x}
     return found
 
 # %% ../nbs/12_interop.ipynb #12ab0032
-SMALL = 256 * 1024   # bytes of a YAML file: its parser is slow
 OWN = 'transformer_perf.job'
 KEYS = {   # keys that no other format has
     'own': ('format',),
@@ -1160,13 +1200,14 @@ def as_job(
     if isinstance(job, TrainingJob): return job
     if isinstance(job, dict): return job_of_dict(job, n_gpus)
     if isinstance(job, str) and ('\n' in job or ' --' in job):
-        if len(job) > LARGEST_TEXT: raise ValueError('job has too many characters')
         return job_of_text(job, n_gpus)
     if isinstance(job, (str, os.PathLike)): return job_in(job, n_gpus)
     raise ValueError(f'job must be a path, a text with flags or a dict, not {quoted(job)}')
 
 def job_of_text(text, n_gpus=None):  # TrainingJob
     "A job from a command line or a script."
+    if len(text) > LARGEST_TEXT:
+        raise ValueError(f'a script of more than {LARGEST_TEXT} characters is not read')
     keys, gpus, strays = flags_of(text)
     job = job_of_dict(keys, n_gpus, 'flags', gpus)
     why = 'depends on what a running shell would know; flags in it are not read'
@@ -1178,7 +1219,7 @@ def job_in(path, n_gpus=None):  # TrainingJob
     "A job from a file."
     kind = os.path.splitext(path)[1].lower()
     readers = {'.json': parse_json, '.yaml': parse_yaml, '.yml': parse_yaml, '.toml': parse_toml}
-    text = read_text(path, SMALL if kind in ('.yaml', '.yml') else LARGEST_TEXT)
+    text = read_text(path, LARGEST_TEXT)
     if kind not in readers:
         with naming(path): return job_of_text(text, n_gpus)
     given = readers[kind](text, named(path))
