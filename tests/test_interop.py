@@ -1,14 +1,23 @@
 "Formats that people have: configurations of Hugging Face, jobs of frameworks, their logs."
 import dataclasses
+import gzip
 import json
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from transformer_perf import Parallel, estimate, search
+from transformer_perf import cli
+from transformer_perf.cli import main
 from transformer_perf.configs import FAMILIES, FOREIGN, foreign_keys
+from transformer_perf.estimates import CHOICES
+from transformer_perf.interop import (
+    EXPORTS, FORMATS, TrainingJob, as_job, export, facts_of, meaning, no_difference, parse_yaml,
+    read_log, read_profile)
 from transformer_perf.models import NAMED, as_model
 
 HERE = Path(__file__).parent / 'data' / 'hf_configs'   # as their owners published them
@@ -249,3 +258,417 @@ def test_parameters_as_transformers_counts_them(kind):
         assert dataclasses.replace(m, mtp_layers=0).parameters == theirs, file
         compared += 1
     assert compared
+
+
+# jobs
+
+def back(text, name):  # TrainingJob
+    "What a text that `export` wrote says."
+    if name == 'megatron': return as_job(text)
+    return as_job(json.loads(text) if name in ('json', 'deepspeed') else parse_yaml(text, name))
+
+
+def said(job, name):
+    "The text of a job, or None where a line says why there is none."
+    try: return export(job, name)
+    except ValueError as error:
+        assert str(error).isprintable() and len(str(error)) < 300 and 'said in' in str(error)
+
+
+pick = st.sampled_from
+sizes = st.fixed_dictionaries(
+    dict(tp=pick([1, 2, 8]), cp=pick([1, 1, 2]), pp=pick([1, 1, 2, 4]), dp=pick([1, 2, 32]),
+         micro_batch=pick([1, 2])),
+    optional=dict(
+        zero_stage=pick([0, 1, 2, 3]), recompute=pick(['none', 'scores', 'selective', 'full']),
+        virtual_stages=pick([1, 2, 5]), sequence_sharded=st.booleans(), nvlink_tp=pick([1, 2]),
+        context=pick(['allgather', 'ring']), dp_overlap=st.booleans(), tp_overlap=st.booleans(),
+        schedule=pick(['1f1b', '1f1b', 'gpipe', 'zb-h1', 'zb-v', 'dualpipe-v']),
+        reduce_each=st.booleans(), strategy=pick([None, None, '2d'])))
+KNOWN_MODELS = [None, *NAMED.values(), *(as_model(file) for _, file in FILES)]
+
+
+@st.composite
+def jobs(draw):  # TrainingJob
+    "Any job."
+    sizes_drawn = draw(sizes)
+    if sizes_drawn.get('schedule') in ('zb-v', 'dualpipe-v'): sizes_drawn['virtual_stages'] = 2
+    p, m = Parallel(**sizes_drawn), draw(pick(KNOWN_MODELS))
+    batch = draw(pick([None, p.dp * p.micro_batch * 20]))
+    l = m.seq_len if m else draw(pick([None, 4096]))
+    return TrainingJob(p, m, batch, draw(pick([p.n_gpus, p.n_gpus, None])), l)
+
+
+@settings(max_examples=600, deadline=None)
+@given(jobs(), pick(EXPORTS))
+def test_out_and_in_again(job, name):
+    "A job that is said is understood as it was meant; and what was understood is said again."
+    text = said(job, name)
+    if text is None: assert name != 'json'; return
+    again = back(text, name)
+    if name == 'json': assert again == job
+    own, idle = facts_of(again), no_difference(job.parallel)
+    for row in FORMATS[name].rows if name in FORMATS else ():
+        fact = row.fact
+        if row.where or fact in idle or fact not in (*CHOICES, 'tp', 'cp', 'pp', 'micro_batch'):
+            continue
+        meant = getattr(job.parallel, fact)
+        assert meant is None or own[fact] == meant, (fact, text)
+    text = export(again, name)
+    assert back(text, name) == again
+    assert export(back(text, name), name) == text
+
+
+@pytest.mark.parametrize('name', FORMATS)
+def test_every_choice_has_a_row(name):
+    "So that nothing of a configuration is dropped in silence."
+    facts = {row.fact for row in FORMATS[name].rows} | {'zero_stage', 'dp_overlap', 'recompute',
+        'virtual_stages', 'schedule', 'micro_batch', 'sequence_sharded'}
+    assert {*CHOICES, 'tp', 'cp', 'pp'} <= facts
+    job = TrainingJob(Parallel(tp=2, dp=4, zero_stage=3), global_batch=8, n_gpus=8, seq_len=64)
+    for field, x in (('reduce_each', True), ('strategy', '2d')):
+        changed = dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, **{field: x}))
+        assert f'{field}={x!r} cannot be said in {name}' in refused(export, changed, name)
+
+
+@pytest.mark.parametrize('name', [name for name in NAMED if name != 'vit_era5'])
+def test_models_as_flags(name):
+    "Every model that is known by name, but one that is not causal, or has two shapes of biases."
+    m = NAMED[name]
+    job = TrainingJob(Parallel(tp=2), m, 16, 2, m.seq_len)
+    text = export(job, 'megatron')
+    assert meaning(as_job(text).model) == meaning(m)
+    assert as_job(text).model.parameters == m.parameters
+
+
+def test_rows_of_a_search():
+    found = search('gpt3', 512, 'H200', 512, k=3)
+    for _, row in found.iterrows():
+        text = export(row, 'megatron', 'gpt3', 512)
+        job = as_job(text)
+        assert (job.n_gpus, job.global_batch, job.model.depth) == (512, 512, 96)
+        assert job.parallel.tp == row.tp and '# set elsewhere: nvlink_tp=' in text
+    one = estimate('llama3.1_8B', Parallel(tp=2, dp=4, zero_stage=3), 'H100-80GB', 8)
+    job = back(export(one, 'torchtitan'), 'torchtitan')
+    assert (job.parallel.tp, job.parallel.zero_stage, job.global_batch) == (2, 3, 8)
+    assert as_job(json.loads(export(one))).parallel == one.parallel
+
+
+LAUNCH = 'torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --micro-batch-size 2 '
+FLAGS = LAUNCH + '--global-batch-size 64 --tensor-model-parallel-size 2 '
+SAYS = [
+    ('--sequence-parallel', dict(sequence_sharded=True)), ('', dict(sequence_sharded=False)),
+    ('--use-distributed-optimizer', dict(zero_stage=1)), ('', dict(zero_stage=0)),
+    ('--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params',
+     dict(zero_stage=3)), ('--use-torch-fsdp2', dict(zero_stage=3)),
+    ('--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward', dict(zero_stage=2)),
+    ('--recompute-granularity full --recompute-method uniform --recompute-num-layers 1',
+     dict(recompute='full')), ('--recompute-granularity=selective', dict(recompute='selective')),
+    ('--recompute-granularity selective --recompute-modules mlp', dict(recompute='none')),
+    ('--context-parallel-size 2 --cp-comm-type p2p', dict(cp=2, context='ring', dp=4)),
+    ('--context-parallel-size 2 --cp-comm-type all_gather', dict(context='allgather')),
+    ('--num-virtual-stages-per-pipeline-rank 4 --pipeline-model-parallel-size 2',
+     dict(virtual_stages=4, pp=2, dp=4)), ('--tp-comm-overlap', dict(tp_overlap=True)),
+    ('--overlap-grad-reduce', dict(dp_overlap=True))]
+
+
+@pytest.mark.parametrize('flags, fields', SAYS)
+def test_flags_of_megatron(flags, fields):
+    p = as_job(FLAGS + flags).parallel
+    for name, x in fields.items(): assert getattr(p, name) == x
+
+
+def test_what_is_ignored_says_why():
+    job = as_job(FLAGS + '--lr 1e-4 --expert-model-parallel-size 8 --cpu-offloading-num-layers 4 '
+                 '--bf16 --shiny-new-flag --recompute-granularity selective --recompute-modules '
+                 'core_attn moe_act --num-query-groups 4')
+    assert dict(job.ignored) == {
+        '--lr': 'changes neither time nor memory here',
+        '--expert-model-parallel-size': 'not modelled yet: expert parallelism',
+        '--cpu-offloading-num-layers': 'not modelled yet: offloading',
+        '--bf16': 'not modelled yet: number formats', '--shiny-new-flag': 'not known here',
+        '--recompute-modules': 'not modelled yet: moe_act computed again'}
+
+
+WRONG = [
+    (FLAGS + '--bf16 --fp16', '--fp16', '--bf16'),
+    (FLAGS + '--tensor-model-parallel-size 4', 'is given twice', "'2' and '4'"),
+    (FLAGS + '--pipeline-model-parallel-size 3', '--nnodes * --nproc_per_node=16', '-size=3'),
+    (FLAGS + '--use-megatron-fsdp --use-torch-fsdp2', '--use-megatron-fsdp', '--use-torch-fsdp2'),
+    (FLAGS.replace('64', '60'), '--global-batch-size=60', '--micro-batch-size=2'),
+    (FLAGS + '--num-layers 8', '--num-layers is given', 'seq_len is not'),
+    (FLAGS + '--num-layers-per-virtual-pipeline-stage 3', '--num-layers', '=3'),
+    (FLAGS + '--hybrid-layer-pattern M*', '--hybrid-layer-pattern', 'no field of a Model'),
+    (FLAGS + '--tp-comm-overlap no', '--tp-comm-overlap', 'true or false'),
+    (FLAGS + '--context-parallel-size two', "--context-parallel-size='two'", 'whole number'),
+    (FLAGS + '--context-parallel-size $X', '--context-parallel-size', 'does not say'),
+    ('echo --hello', 'no commands', 'Megatron-LM'), (FLAGS + '"', 'not closed', ''),
+    ({'train_batch_size': 10, 'train_micro_batch_size_per_gpu': 4,
+      'gradient_accumulation_steps': 1}, 'train_batch_size=10', '_per_gpu=4'),
+    ({'bf16': {'enabled': True}, 'fp16': {'enabled': True}, 'zero_optimization': {}},
+     'fp16.enabled', 'bf16.enabled'),
+    ({'zero_optimization': {'stage': 4}}, 'zero_stage=4', ''),
+    ({'distributed_type': 'FSDP', 'num_processes': 8, 'parallelism_config': {
+        'parallelism_config_dp_shard_size': 3}}, 'num_processes=8', 'dp_shard_size=3'),
+    ({'distributed_type': 'TPU'}, "'TPU'", ''), ({'distributed_type': 'NO', 'num_processes': 2},
+     'distributed_type', 'num_processes=2'),
+    ({'training': {'num_tokens_per_microbatch_per_dp_rank': 100, 'max_context_length': 64}},
+     'per_dp_rank=100', 'max_context_length=64'),
+    ({'training': {'local_batch_size': 3, 'global_batch_size': 8},
+      'parallelism': {'data_parallel_shard_degree': 2}}, 'global_batch_size=8', 'local_batch_size'),
+    ({'parallelism': {'pipeline_parallel_schedule': 'LoopedBFS'}}, "'LoopedBFS'", ''),
+    ({'tp': 2}, 'has no keys of', ''), ({'format': 'x'}, "format='x'", 'transformer_perf.job'),
+    (3, 'job must be a path', '')]
+
+
+@pytest.mark.parametrize('job, one, other', WRONG, ids=range(len(WRONG)))
+def test_contradictions_name_both(job, one, other):
+    message = refused(as_job, job)
+    assert one in message and other in message, message
+
+
+def test_deepspeed_with_auto():
+    "The product of the batch gives the copies; what is auto is left open."
+    given = {'train_batch_size': 256, 'train_micro_batch_size_per_gpu': 2, 'optimizer': {
+        'type': 'AdamW', 'params': {'lr': 'auto'}}, 'gradient_accumulation_steps': 4,
+        'zero_optimization': {'stage': 3, 'overlap_comm': True, 'offload_param': {'device': 'cpu'},
+                              'reduce_bucket_size': 'auto'}, 'fp16': {'enabled': 'auto'}}
+    job = as_job(given)
+    assert (job.n_gpus, job.parallel.dp, job.parallel.zero_stage) == (32, 32, 3)
+    assert dict(job.ignored)['zero_optimization.offload_param.device'] == (
+        'not modelled yet: offloading')
+    assert "'auto'" in dict(job.ignored)['fp16.enabled']
+    auto = given | {'train_batch_size': 'auto', 'train_micro_batch_size_per_gpu': 'auto'}
+    job = as_job(auto, n_gpus=16)
+    assert (job.n_gpus, job.parallel.dp, job.global_batch) == (16, 16, None)
+
+
+def test_recipes_of_old_and_new(tmp_path):
+    "The TOML of torchtitan's first years and the fields of today."
+    old = tmp_path / 'llama3_70b.toml'
+    old.write_text('[training]\nlocal_batch_size = 2\nseq_len = 8192\nsteps = 10\n'
+                   '[parallelism]\ndata_parallel_shard_degree = 32\ntensor_parallel_degree = 8\n'
+                   '[activation_checkpoint]\nmode = "full"\n')
+    new = {'training.num_tokens_per_microbatch_per_dp_rank': 16384,
+           'training.max_context_length': 8192, 'parallelism.data_parallel_shard_degree': 32,
+           'parallelism.tensor_parallel_degree': 8, 'activation_checkpoint': 'FullAC.Config'}
+    one, two = as_job(old), as_job(new)
+    assert one == two and (one.n_gpus, one.global_batch, one.parallel.zero_stage) == (256, 64, 3)
+    interleaved = new | {'parallelism.pipeline_parallel_degree': 4,
+                         'parallelism.pipeline_parallel_schedule': 'interleaved1f1b'}
+    p = as_job(interleaved).parallel
+    assert (p.virtual_stages, p.zero_stage, p.micro_batch) == (2, 2, 1)
+
+
+def test_yaml_of_arguments(tmp_path):
+    "Flat or in sections, with dashes or without; references to other parts are not followed."
+    file = tmp_path / 'model_config.yaml'
+    file.write_text('ENV_VARS: {A: 1}\nMODEL_ARGS:\n  --num-layers: 12\n  --hidden-size: 512\n'
+                    '  --num-attention-heads: 8\n  --seq-length: 1024\n  --swiglu: true\n'
+                    '  --tensor-model-parallel-size: 2\n  --bf16: true\n')
+    job = as_job(file)
+    assert (job.model.depth, job.model.gated_mlp, job.parallel.tp) == (12, True, 2)
+    nested = {'language_model': {'num_layers': 12, 'hidden_size': 512, 'num_attention_heads': 8,
+              'num_query_groups': 4}, 'seq_length': 1024, 'tensor_model_parallel_size': 2}
+    assert as_job(nested).model.kv_heads == 4
+    for text, why in [('a: &x [1]\nb: *x', 'refers to another part'), ('a: 1\na: 2', 'twice'),
+                      ('- 1', 'must hold keys and values'), ('{' * 5000, 'not valid YAML'),
+                      ('!!python/object/apply:os.system [ls]', 'not valid YAML')]:
+        file.write_text(text)
+        assert why in refused(as_job, file)
+
+
+def test_nothing_in_a_script_is_run(tmp_path):
+    there = tmp_path / 'there'
+    script = f'X=$(touch {there})\n`touch {there}`\ntouch {there}\n{FLAGS} --lr $(touch {there})'
+    assert as_job(script).parallel.tp == 2 and not there.exists()
+
+
+TRAIN = 'python t.py --micro-batch-size 2 --tensor-model-parallel-size'
+SCRIPTS = [   # each with four GPUs for tensors
+    'A=(--tensor-model-parallel-size 4)\nA+=(--micro-batch-size 2)\npython t.py ${A[@]}',
+    'T=4\nA="--tensor-model-parallel-size $T \\\n --micro-batch-size 2"\npython t.py $A',
+    f"bash -c '{TRAIN} 4'", f'N=2; T=$((N * 2))\n{TRAIN}=$T | tee x',
+    f"cat <<EOF > hosts\nit's here\nEOF\n{TRAIN} 4 > log 2>&1 &",
+    f'if [ "$1" = big ]; then\n L=4\nelse\n L=4\nfi\n{TRAIN} ${{TP:-4}} --lr $L']
+
+
+@pytest.mark.parametrize('script', SCRIPTS, ids=range(len(SCRIPTS)))
+def test_scripts(script): assert as_job(script + '\n').parallel.tp == 4
+
+
+CRUMBS = ['$', '{', '}', '((', '))', '(', ')', '"', "'", '\\', '`', '#', '\n', ' ', ';', '|', '&',
+          '<', '>', '=', 'A', 'if', 'fi', 'do', '--tp', '[@]', ':-', '<<E', '1', '+', '\0', '-c']
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.lists(pick([*CRUMBS, FLAGS]), max_size=30), st.text(max_size=9))
+def test_any_text(crumbs, more):
+    "A job, or one line; never a surprise."
+    for text in (''.join(crumbs) + more + '\n', FLAGS + ''.join(crumbs)):
+        try: assert isinstance(as_job(text), TrainingJob)
+        except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.data(), pick(list(FORMATS)))
+def test_any_dict(data, name):
+    keys = [row.key for row in FORMATS[name].rows if row.key]
+    given = data.draw(st.dictionaries(pick([*keys, 'x', 'fsdp_config', 'training']), pick(
+        [*WORTHLESS, 2, 4, 'FSDP', 'none', 'auto', 'full', 'FULL_SHARD', '1F1B', [1, 2], 'p2p']),
+        max_size=8))
+    try: assert isinstance(as_job(given), TrainingJob)
+    except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
+
+
+# the real parsers, where they are installed
+
+def test_deepspeed_takes_it():
+    config = pytest.importorskip('deepspeed.runtime.zero.config')
+    job = TrainingJob(Parallel(dp=8, zero_stage=3, dp_overlap=False), global_batch=64, n_gpus=8)
+    text = json.loads(export(job, 'deepspeed'))
+    found = config.DeepSpeedZeroConfig(**text['zero_optimization'])
+    assert (int(found.stage), found.overlap_comm) == (3, False)
+
+
+def test_accelerate_takes_it(tmp_path):
+    config_args = pytest.importorskip('accelerate.commands.config.config_args')
+    file = tmp_path / 'accelerate.yaml'
+    for p in (Parallel(tp=2, dp=4, zero_stage=3), Parallel(dp=8, zero_stage=0),
+              Parallel(dp=8, zero_stage=1), Parallel(tp=2, pp=2, dp=2, zero_stage=1)):
+        file.write_text(export(TrainingJob(p, n_gpus=8), 'accelerate'))
+        found = config_args.load_config_from_file(str(file))
+        assert found.num_processes == 8
+        assert as_job(file).parallel.zero_stage == p.zero_stage
+
+
+# measurements
+
+MEGATRON_LOG = (' iteration {n:8d}/ 100 | consumed samples: 512 | elapsed time per iteration (ms): '
+                '{ms:.1f} | throughput per GPU (TFLOP/s/GPU): 400.5 | global batch size: 64 | '
+                'lm loss: 1.5E+00 |\n')
+TITAN_LOG = ('\x1b[32m[titan] 2025-06-01 - root - INFO - \x1b[31mstep: {n:2d}  '
+             '\x1b[32mloss:  7.25  \x1b[34mmemory: 40.00GiB(50.00%)  \x1b[36mtps: 5,000  '
+             '\x1b[35mtflops: 350.12  \x1b[33mmfu: 35.40%\x1b[0m\n')
+
+
+def test_logs(tmp_path):
+    "Times in s, tokens from the job, memory in GB; other lines are passed over."
+    job = TrainingJob(Parallel(tp=2, dp=4), global_batch=64, n_gpus=8, seq_len=1000)
+    log = tmp_path / 'run.log'
+    log.write_text('starting\n' + ''.join(MEGATRON_LOG.format(n=n, ms=800.) for n in (10, 20)))
+    table = read_log(log, job)
+    assert table.iteration.tolist() == [10, 20] and table.iteration_s.tolist() == [.8, .8]
+    assert table.tokens_per_s_per_gpu.tolist() == [10_000, 10_000]
+    assert table.TFLOPs_per_gpu[0] == 400.5 and table.loss[0] == 1.5
+    log.write_text(''.join(TITAN_LOG.format(n=n) for n in (1, 10)))
+    table = read_log(log, job)
+    assert table.iteration_s.tolist() == [1.6, 1.6] and table.mfu.round(6).tolist() == [.354] * 2
+    assert abs(table.memory_GB[0] - 42.95) < .01
+    assert 'iteration_s' not in read_log(log)
+    assert 'does not say seq_len' in refused(read_log, log, TrainingJob(Parallel()))
+    log.write_text('nothing here')
+    assert 'has no steps' in refused(read_log, log)
+
+
+def test_profiles(tmp_path):
+    "Packed or not; the shapes come from the operation that launched a kernel."
+    kernel = lambda name, us, n: {'ph': 'X', 'cat': 'kernel', 'name': name, 'dur': us,
+                                  'args': {'External id': n}}
+    op = {'ph': 'X', 'cat': 'cpu_op', 'name': 'aten::mm', 'dur': 3,
+          'args': {'External id': 7, 'Input Dims': [[2, 3], [3, 4]]}}
+    events = [op, kernel('gemm', 10, 7), kernel('gemm', 30, 7), kernel('norm', 60, 8), 'odd',
+              {'cat': 'kernel', 'name': 'none', 'dur': 'x'}]
+    file = tmp_path / 'trace.json.gz'
+    file.write_bytes(gzip.compress(json.dumps({'traceEvents': events}).encode()))
+    table = read_profile(file)
+    assert table.kernel.tolist() == ['norm', 'gemm'] and table['count'].tolist() == [1, 2]
+    assert table.shapes.tolist() == ['', '[[2, 3], [3, 4]]'] and table.share.tolist() == [.6, .4]
+    assert table.mean_s.round(9).tolist() == [6e-5, 2e-5]
+    for data, why in ((b'\x1f\x8bx', 'is damaged'), (b'{"traceEvents": 3}', 'has no kernels'),
+                      (b'[]', 'must hold one JSON object'), (b'\xff', 'is not a text file')):
+        file.write_bytes(data)
+        assert why in refused(read_profile, file)
+    packed = gzip.compress(bytes(2**20)) * 300   # members follow one another
+    file.write_bytes(packed)
+    assert 'unpacked' in refused(read_profile, file)
+
+
+# on the command line
+
+def ran(capsys, *args, code=0):  # (standard output, errors)
+    "What a command prints."
+    with pytest.raises(SystemExit) as done: main(list(map(str, args)))
+    assert done.value.code == code
+    return capsys.readouterr()
+
+
+def test_commands_take_these_files(tmp_path, capsys):
+    "A model of Hugging Face, its folder, a job; and give one back."
+    folder, script = tmp_path / 'Llama', tmp_path / 'train.sh'
+    folder.mkdir()
+    (folder / 'config.json').write_text((HERE / 'Meta-Llama-3.1-8B.json').read_text())
+    small = ('--gpus', 16, '--global-batch', 64, '--top', 1, '--seq-len', 4096)
+    out = ran(capsys, 'search', '--model', folder, '--system', 'H100-80GB', *small).out
+    assert 'Llama on 16 H100-80GB GPUs' in out
+    text = ran(capsys, 'search', '--model', folder, '--system', 'H100-80GB', *small, '--export',
+               'megatron').out
+    script.write_text(text)
+    job = as_job(script)
+    assert (job.n_gpus, job.seq_len, job.model.parameters) == (16, 4096, 8_030_261_248)
+    found = json.loads(ran(capsys, 'explain', '--job', script, '--system', 'H100-80GB',
+                           '--format', 'json').out)
+    assert {name: found['parallel'][name] for name in ('tp', 'pp', 'dp', 'micro_batch')} == {
+        name: getattr(job.parallel, name) for name in ('tp', 'pp', 'dp', 'micro_batch')}
+    assert 'Not used of the job: --bf16 (not modelled yet' in found['notes'][-1]
+    changed = json.loads(ran(capsys, 'explain', '--job', script, '--recompute', 'full',
+                             '--format', 'json').out)
+    assert changed['parallel']['recompute'] == 'full'
+    back = ran(capsys, 'explain', '--job', script, '--export', 'json').out
+    assert as_job(json.loads(back)).parallel.dp == job.parallel.dp
+
+
+def test_names_of_formats_are_the_same(): assert cli.EXPORTS == EXPORTS
+
+
+def test_mistakes_in_files_are_one_line(tmp_path, capsys):
+    script = tmp_path / 'train.sh'
+    for text, says in ((FLAGS + '--bf16 --fp16', 'contradicts'), ('echo', 'no commands here')):
+        script.write_text(text)
+        errors = ran(capsys, 'search', '--job', script, code=2).err
+        assert says in errors and errors.count('\n') == 1 and len(errors) < 320
+    errors = ran(capsys, 'search', '--model', HERE / 'DeepSeek-V4-Flash.json', code=2).err
+    assert 'compress_ratios' in errors
+    script.write_text(FLAGS)
+    errors = ran(capsys, 'search', '--job', script, '--export', 'nemo', '--model', 'gpt3', code=2)
+    assert "unknown --export 'nemo'" in errors.err
+
+
+COSTLY = ['<<A\n' * 60_000, 'A=x\necho ' + '$A' * 120_000, 'A=xxxxxxxxxx\n' + 'A=$A$A\n' * 40,
+          'A=(\n' + 'x\n' * 120_000 + ')', 'if ' * 80_000, '"$(' * 80_000, '$((' * 80_000,
+          'A=(a b)\n' + 'A=(${A[@]} ${A[@]})\n' * 40, '(' * 250_000, '`' * 250_000,
+          'A+=x\n' * 50_000, 'A+=(x)\n' * 30_000, '${a:-' * 50_000, 'A=(\n' * 60_000,
+          'python t.py ' + '--tensor-model-parallel-size 2 ' * 8000,
+          'A=x\n' + 'A=("${A[@]}" "${A[*]}")\n' * 40 + 'B="${A[*]}${A[*]}"']
+
+
+@pytest.mark.parametrize('text', COSTLY, ids=range(len(COSTLY)))
+def test_costly_scripts_cost_little(text):
+    "Whatever grows is bounded: in time too."
+    start = time.process_time()
+    try: assert isinstance(as_job(f'{FLAGS}\n{text}\n'), TrainingJob)
+    except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
+    assert time.process_time() - start < 5
+    assert 'is not read' in refused(as_job, 'x\n' * 200_000)
+
+
+def test_costly_files_cost_little(tmp_path):
+    file, deep = tmp_path / 'job.yaml', {}
+    for text, says in (('[' * 20_000, 'not valid YAML'), ('a: 1\n' * 50_000, 'twice'),
+                       ('a: &a [1]\nb: [*a, *a]', 'refers to'), ('a: ' + '9' * 5000, 'not valid'),
+                       ('x' * 300_000, 'has more than')):
+        start = time.process_time()
+        file.write_text(text)
+        assert says in refused(as_job, file) and time.process_time() - start < 5
+    for _ in range(3000): deep = {'a': deep}
+    assert 'nested too deep' in refused(as_job, {'training': deep})

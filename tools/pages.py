@@ -27,6 +27,7 @@ ORDER = [
     ('Characterization', ['09_', '3\\d_']),
     ('Measured runs', ['10_']),
     ('Command line', ['11_']),
+    ('Files of frameworks', ['12_']),
     ('Exercises', ['4\\d_']),
     ('Reference', ['06[bc]_', '90b?_', 'api/index', 'glossary']),
     ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_strategy',

@@ -4,21 +4,22 @@
 
 # %% auto #0
 __all__ = ['WIDTH', 'FORMATS', 'COMMANDS_OF_TERMINALS', 'COMMANDS', 'MODEL', 'SYSTEM', 'NVLINK', 'BATCH', 'ASSUMPTIONS', 'FORMAT',
-           'OUTPUT', 'RESULT', 'WORKERS', 'CHOSEN', 'SEARCH', 'LAYOUT', 'SYSTEM_HEADS', 'MOST_POINTS', 'ZERO', 'RUNS',
-           'RUNS_SYSTEM', 'VALIDATE', 'CALIBRATE', 'PANELS', 'records', 'as_text', 'paragraph', 'deliver',
-           'without_infinities', 'as_json', 'as_csv', 'deliver_table', 'Option', 'option', 'Command', 'command',
-           'as_number', 'numbers', 'words', 'value_of', 'option_of', 'chosen_of', 'search_command', 'text_of_search',
-           'place', 'parallel_of', 'explain_command', 'text_of_estimate', 'layers_view', 'model_row', 'models_command',
-           'systems_view', 'systems_command', 'labelled', 'strategies_of', 'study_options', 'resumable',
-           'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command', 'zero_command', 'zero_view',
-           'runs_about', 'validate_command', 'text_of_scores', 'calibrate_command', 'fit_view', 'bench_command',
-           'panels_command', 'Parser', 'summary_of', 'parser_of', 'overview', 'arguments_of', 'run_command',
-           'failure_of', 'main']
+           'OUTPUT', 'RESULT', 'EXPORTS', 'JOB', 'WORKERS', 'CHOSEN', 'SEARCH', 'LAYOUT', 'SYSTEM_HEADS', 'MOST_POINTS',
+           'ZERO', 'RUNS', 'RUNS_SYSTEM', 'VALIDATE', 'CALIBRATE', 'PANELS', 'records', 'as_text', 'paragraph',
+           'deliver', 'without_infinities', 'as_json', 'as_csv', 'deliver_table', 'Option', 'option', 'Command',
+           'command', 'as_number', 'numbers', 'words', 'value_of', 'option_of', 'chosen_of', 'said_by', 'model_asked',
+           'not_used', 'exported', 'search_command', 'text_of_search', 'place', 'parallel_of', 'explain_command',
+           'text_of_estimate', 'layers_view', 'model_row', 'models_command', 'systems_view', 'systems_command',
+           'labelled', 'strategies_of', 'study_options', 'resumable', 'run_configs_command', 'axis', 'as_value', 'axes',
+           'sweep_command', 'zero_command', 'zero_view', 'runs_about', 'validate_command', 'text_of_scores',
+           'calibrate_command', 'fit_view', 'bench_command', 'panels_command', 'Parser', 'summary_of', 'parser_of',
+           'overview', 'job_of', 'arguments_of', 'run_command', 'failure_of', 'main']
 
 # %% ../nbs/11_cli.ipynb #86ef7f4e
 import argparse
 import contextlib
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -152,7 +153,8 @@ def value_of(o: Option, given):
     return given
 
 # %% ../nbs/11_cli.ipynb #1a0dae8c
-MODEL = option('--model', 'a model by name (see `models`), or a FILE.json', 'gpt3_1T')
+MODEL = option('--model', 'a model by name (see `models`), a FILE.json of ours or of Hugging Face, '
+               'or its folder', 'gpt3_1T')
 SYSTEM = option('--system', 'a system by name (see `systems`), or a FILE.json', 'H200')
 
 NVLINK = option('--nvlink-size', "GPUs in an NVLink domain, instead of the system's own number",
@@ -165,6 +167,14 @@ ASSUMPTIONS = option('--assumptions', 'paper: the published model, slips include
 FORMAT = option('--format', 'table to read; csv or json, in full precision, for programs', 'table')
 OUTPUT = option('--output -o', 'write to this file instead of the terminal')
 RESULT = (FORMAT, OUTPUT)
+EXPORTS = ('json', 'megatron', 'deepspeed', 'accelerate', 'torchtitan')
+JOB = (   # what frameworks are told, in and out
+    option('--job', 'a file that a framework trains from (a script or YAML of Megatron-LM, a JSON '
+           'of DeepSpeed, a YAML of Accelerate, fields of torchtitan): what it says holds unless '
+           'an option says otherwise'),
+    option('--seq-len', "tokens of a sample, instead of the model's own number", kind='number'),
+    option('--export', 'write the best configuration as a job instead: json, megatron, deepspeed, '
+           'accelerate or torchtitan'))
 
 WORKERS = option('--workers', 'processes on this machine; under mpiexec its ranks are used instead',
                  '1', 'number')
@@ -202,6 +212,38 @@ def chosen_of(a):  # dict: choice -> values
         found[name] = [answers[nearest(word, answers, flag)] for word in found[name]]
     return found
 
+# %% ../nbs/11_cli.ipynb #1a0dae92
+def said_by(job):  # dict: option -> value, as it would be typed
+    "What a job says, under the names of options; not what makes no difference in it."
+    from transformer_perf.interop import no_difference
+    p, m, idle = vars(job.parallel), job.model, no_difference(job.parallel)
+    found = {'model': m, 'global_batch': job.global_batch, 'gpus': job.n_gpus and [str(job.n_gpus)],
+             'seq_len': job.seq_len if m is None else None, **{o.name: p[o.name] for o in LAYOUT}}
+    for o in CHOSEN:
+        x = p[o.name]
+        if x is not None and o.name not in idle:
+            found[o.name] = [('no', 'yes')[x] if isinstance(x, bool) else str(x)]
+    return {name: str(x) if isinstance(x, int) else x for name, x in found.items() if x is not None}
+
+# %% ../nbs/11_cli.ipynb #1a0dae94
+def model_asked(a):  # Model
+    "The model of a command, with samples as long as was said."
+    from transformer_perf.models import as_model
+    model = as_model(a.model)
+    return model if a.seq_len is None else dataclasses.replace(model, seq_len=a.seq_len)
+
+def not_used(a):  # list of str
+    "What of a job counts for nothing here, but might."
+    why = 'changes neither time nor memory here'
+    ignored = a.job.ignored if a.job else ()
+    found = [f'{key} ({reason})' for key, reason in ignored if reason != why]
+    return [f'Not used of the job: {"; ".join(found)}.'] * bool(found)
+
+def exported(what, a, model=None):  # str
+    "A configuration as a job of a framework."
+    from transformer_perf.interop import export
+    return export(what, a.export, model, a.global_batch)
+
 # %% ../nbs/11_cli.ipynb #db69c1d9
 SEARCH = (
     MODEL, SYSTEM, NVLINK,
@@ -210,7 +252,7 @@ SEARCH = (
            'parallelism), 2d (SUMMA), or all', ['1d'], 'words'), *CHOSEN,
     option('--top', 'configurations to show for each number of GPUs', '10', 'number'),
     option_of('--fits-by', 'what must fit into the memory of a GPU: point (the estimate) or bound '
-              '(with what no count sees); as assumed unless given'), ASSUMPTIONS, *RESULT)
+              '(with what no count sees); as assumed unless given'), ASSUMPTIONS, *JOB, *RESULT)
 
 @command('search', *SEARCH)
 def search_command(a):
@@ -224,12 +266,13 @@ def search_command(a):
     Example: transformer-perf search --model vit_era5 --gpus 4096,16384 --strategy all
     """
     from transformer_perf.execution import search
-    from transformer_perf.models import as_model
     from transformer_perf.systems import as_system
-    model, system = as_model(a.model), as_system(a.system, a.nvlink_size)
+    model, system = model_asked(a), as_system(a.system, a.nvlink_size)
     found = search(model, a.gpus, system, a.global_batch, a.strategy, a.top, a.assumptions,
                    fits_by=a.fits_by, **chosen_of(a))
-    deliver(text_of_search(found, model, system, a), a.output)
+    if a.export and len(found): text = exported(found.iloc[0], a, model)
+    else: text = text_of_search(found, model, system, a)
+    deliver(text, a.output)
     return 0 if len(found) else 1
 
 # %% ../nbs/11_cli.ipynb #db69c1da
@@ -238,7 +281,7 @@ def text_of_search(found, model, system, a):  # str
     if a.format == 'csv': return found.to_csv(index=False)
     if a.format == 'json':
         return as_json({'candidates': found.candidates, 'found': records(found),
-                        'none': found.reasons, 'notes': found.notes})
+                        'none': found.reasons, 'notes': found.notes + not_used(a)})
     from transformer_perf.iteration import in_words, readable
     parts = []
     for n, own in found.groupby('n_gpus', sort=False):
@@ -249,7 +292,7 @@ def text_of_search(found, model, system, a):  # str
     for n, reason in found.reasons.items():
         parts.append(paragraph(f'{n} GPUs: no feasible configuration. {reason}.'))
     evidence = [f'Evidence: {"; ".join(found.evidence.unique())}.'] * bool(len(found))
-    parts.append(paragraph(' '.join(evidence + found.notes)))
+    parts.append(paragraph(' '.join(evidence + found.notes + not_used(a))))
     return '\n'.join([*parts, f'{found.candidates:,} candidates considered.\n'])
 
 # %% ../nbs/11_cli.ipynb #b12d1d14
@@ -276,34 +319,37 @@ def parallel_of(a):  # Parallel
     chosen = chosen_of(a)
     for name, values in chosen.items():
         if len(values) > 1: raise ValueError(f'--{name.replace("_", "-")} takes one value here')
-    return Parallel(a.strategy, **{o.name: getattr(a, o.name) for o in LAYOUT},
-                    **{name: values[0] for name, values in chosen.items()})
+    own = {o.name: getattr(a, o.name) for o in LAYOUT} | {
+        name: values[0] for name, values in chosen.items()}
+    return dataclasses.replace(a.job.parallel if a.job else Parallel(), strategy=a.strategy, **own)
 
 # %% ../nbs/11_cli.ipynb #b12d1d15
 @command('explain', MODEL, SYSTEM, NVLINK, BATCH,
          option_of('--strategy', '2d for SUMMA; 1d and 2d-seqp follow from cp'), *LAYOUT, *CHOSEN,
-         ASSUMPTIONS, *RESULT)
+         ASSUMPTIONS, *JOB, *RESULT)
 def explain_command(a):
     """Price one configuration: its totals, and what each operation of a layer takes.
 
     Example: transformer-perf explain --tp 4 --pp 32 --dp 16 --nvlink-size 4
+        transformer-perf explain --job train.sh --system H100-80GB
     """
     from transformer_perf.iteration import estimate
     from transformer_perf.systems import as_system
     system = as_system(a.system, a.nvlink_size)
-    result = estimate(a.model, parallel_of(a), system, a.global_batch, a.assumptions)
-    deliver(text_of_estimate(result, a.format), a.output)
+    result = estimate(model_asked(a), parallel_of(a), system, a.global_batch, a.assumptions)
+    deliver(exported(result, a) if a.export else text_of_estimate(result, a), a.output)
 
 # %% ../nbs/11_cli.ipynb #7a776b03
-def text_of_estimate(result, format):  # str
+def text_of_estimate(result, a):  # str
     "An estimate as it was asked for."
-    if format == 'csv': return result.layers.to_csv(index=False)
-    if format == 'json':
+    if a.format == 'csv': return result.layers.to_csv(index=False)
+    notes = result.notes + not_used(a)
+    if a.format == 'json':
         return as_json({'parallel': vars(result.parallel), 'stats': result.stats,
-                        'layers': records(result.layers), 'notes': result.notes})
+                        'layers': records(result.layers), 'notes': notes})
     from transformer_perf.iteration import readable
     return '\n'.join([as_text(readable(result.row.to_frame().T, result.system)),
-                      paragraph(' '.join([result.summary, *result.notes])),
+                      paragraph(' '.join([result.summary, *notes])),
                       as_text(layers_view(result.layers),
                               'One layer, one micro-batch, on one GPU (milliseconds)')])
 
@@ -680,6 +726,15 @@ def overview():  # str
         'cost in memory, and which parallelization is fastest?', '', *lines, '',
         'transformer-perf COMMAND --help explains a command.', ''])
 
+# %% ../nbs/11_cli.ipynb #0b93b97c
+def job_of(a):  # dict: option -> value, as it would be typed
+    "The job among the options of a command, read, and what it says."
+    if getattr(a, 'job', None) is None: return {}
+    from transformer_perf.interop import as_job
+    if not a.job: raise ValueError('--job lacks a value')
+    a.job = as_job(Path(a.job))
+    return said_by(a.job)
+
 # %% ../nbs/11_cli.ipynb #0b93b97b
 def arguments_of(name, texts):  # Namespace
     "The options of a command, read."
@@ -689,13 +744,15 @@ def arguments_of(name, texts):  # Namespace
     for text in rest:
         if text.startswith('-'): nearest(text.partition('=')[0], known, f'option of {name}')
         raise ValueError(f'{name} does not take {quoted(text)}')
+    said = job_of(a)
     for o in COMMANDS[name].options:
-        given = getattr(a, o.name)
+        given, usual = getattr(a, o.name), said.get(o.name, o.default)
         if o.flags[0].startswith('-') and (given == [] or isinstance(given, list) and [] in given):
             raise ValueError(f'{o.flags[0]} lacks a value')   # `--top=--` is none to argparse
-        setattr(a, o.name, value_of(o, o.default if given in (None, []) else given))
+        setattr(a, o.name, value_of(o, usual if given in (None, []) else given))
     if getattr(a, 'format', None): nearest(a.format, FORMATS, '--format')
     if getattr(a, 'output', None): check_writable(a.output)
+    if getattr(a, 'export', None): nearest(a.export, EXPORTS, '--export')
     return a
 
 # %% ../nbs/11_cli.ipynb #ba5bd445

@@ -7,8 +7,8 @@ __all__ = ['FOREIGN', 'KNOWN_LAYERS', 'UNTIED', 'TIED', 'DERIVED', 'TIED_DERIVED
            'QWEN_ROUTED', 'AS_LLAMA', 'OFF', 'ONE_BIAS', 'FAMILIES', 'DEEPEST', 'SIZES', 'GELU', 'ACTIVATIONS',
            'PLACES', 'LATENT', 'LISTS', 'EXPERTS', 'agree', 'Config', 'foreign_keys', 'other_layers',
            'check_expressible', 'Family', 'basic', 'attention', 'layers_listed', 'in_windows', 'windows', 'by_rules',
-           'with_experts', 'places_of_experts', 'experts', 'is_config', 'text_part', 'family_of', 'check_family',
-           'fields_of', 'settled']
+           'with_experts', 'rule_of', 'places_of_experts', 'experts', 'is_config', 'text_part', 'family_of',
+           'check_family', 'fields_of', 'settled']
 
 # %% ../nbs/00b_configs.ipynb #00bc0005
 from typing import NamedTuple
@@ -326,16 +326,21 @@ def with_experts(c: Config, depth):  # list of bool
     return layers
 
 # %% ../nbs/00b_configs.ipynb #00bc0022
+def rule_of(layers):  # (layers without experts first, every so many has them), or None
+    "The layers with experts as a rule of a Model: after so many dense ones, every so many."
+    first = layers.index(True)
+    for every in range(1, len(layers) + 1):
+        if layers == [i >= first and i % every == 0 for i in range(len(layers))]:
+            return first, every
+    return None
+
 def places_of_experts(c: Config, depth):  # dict of fields
-    "The layers with experts as a rule: after so many dense ones, every so many."
+    "Which layers have experts."
     layers = with_experts(c, depth)
     if not any(layers): return None
-    first = layers.index(True)
-    for every in range(1, depth + 1):
-        if layers == [i >= first and i % every == 0 for i in range(depth)]:
-            return {'dense_layers_first': first, 'moe_every': every}
-    keys = [key for key in ('mlp_layer_types', 'moe_layer_freq', 'decoder_sparse_step',
-                            'mlp_only_layers') if c.given.get(key)]
+    rule = rule_of(layers)
+    if rule: return dict(zip(('dense_layers_first', 'moe_every'), rule))
+    keys = [key for key in (*LISTS, 'decoder_sparse_step', 'mlp_only_layers') if c.given.get(key)]
     raise ValueError(f'{" and ".join(keys)}: no rule of a Model says which layers have experts')
 
 # %% ../nbs/00b_configs.ipynb #00bc0017
