@@ -320,7 +320,8 @@ MENDED = dict(   # what the published model has wrong
     bias_rows_sharded=True, rows_shared_exactly=True, gather_backward=True)
 AS_TRAINED = dict(   # what it leaves out, and training frameworks do
     fused_kernels=True, causal_mask=True, vocabulary=True, inputs_sharded=True,
-    working_memory=True, uneven_stages=True, slowest_link=True, fits_by='bound', context='ring')
+    working_memory=True, uneven_stages=True, slowest_link=True, fits_by='bound', context='ring',
+    wide_search=True)
 
 # %% ../nbs/02_estimates.ipynb #6635d1dc
 RECOMPUTE = {   # -> the parts of a layer that are computed again; 'full': all of it
@@ -386,6 +387,7 @@ class Assumptions:
     bf16_ends: int = field(0, least=0)  # first layers, and last ones, that stay in 16 bits
     fp8_parameters: bool = False        # weights are held and gathered in the products' precision
     uneven_stages: bool = False         # a search tries stages with different numbers of layers
+    wide_search: bool = False           # a search tries what practitioners try, unless told
     slowest_link: bool = False          # one slow pipeline link slows them all; else their mean
     pp_overlap: bool = False            # pipeline messages cost nothing
     master_bytes: float = 4.            # of a parameter, beside its weight: the optimizer's own

@@ -39,7 +39,8 @@ def quoted(value):
     "Anything in one short line."
     shape, text = getattr(value, 'shape', ()), f'a {type(value).__name__}'
     with contextlib.suppress(Exception):   # whatever a foreign __repr__ may do
-        text = f'{type(value).__name__} of shape {shape}' if shape else repr(value)
+        plain = value.item() if hasattr(value, 'dtype') and not shape else value   # of NumPy
+        text = f'{type(value).__name__} of shape {shape}' if shape else repr(plain)
     text = printable(' '.join(text.split()))
     return text if len(text) <= LONGEST else f'{text[:LONGEST - 3]}...'
 

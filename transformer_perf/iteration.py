@@ -8,15 +8,16 @@ __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'TIMES', 'COMPONENTS', 'MEMORY_PAR
            'check_choices_of', 'layers_to_deal', 'check_stages', 'check_parallel', 'job_of', 'Times',
            'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies', 'routed_copies', 'weight_parts',
            'table_GB', 'most_of_ends', 'reduction_time', 'stage_weights', 'shared', 'step_bytes', 'update_time',
-           'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'alike',
-           'stages_of', 'mean_layer', 'of_kinds', 'layers_cost', 'layers_memory', 'slowest_stage', 'bubble_time',
-           'iteration_times', 'Memory', 'alive', 'working', 'largest_units', 'weights_held', 'gradients_held',
-           'memory_at', 'other_copies', 'memory_of', 'memory_bound', 'memory_needed', 'components', 'figures', 'priced',
-           'utilization', 'all_figures', 'statistics', 'own_stages', 'stages_differ', 'passes_in', 'on_chunks', 'play',
-           'memory_played', 'more_of', 'played_statistics', 'evidence', 'left_out', 'Estimate', 'layers_of', 'row_of',
-           'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'rows_of', 'cross', 'keep',
-           'possible_places', 'settled', 'estimate', 'short', 'layer_groups', 'memory_columns', 'readable', 'plural',
-           'layout_in_words', 'time_in_words', 'rate_in_words', 'memory_in_words', 'in_words']
+           'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more',
+           'alike', 'stages_of', 'mean_layer', 'of_kinds', 'layers_cost', 'costs_again', 'layers_memory',
+           'slowest_stage', 'bubble_time', 'iteration_times', 'Memory', 'alive', 'working', 'largest_units',
+           'weights_held', 'gradients_held', 'memory_at', 'other_copies', 'memory_of', 'memory_bound', 'memory_needed',
+           'components', 'figures', 'priced', 'utilization', 'all_figures', 'statistics', 'own_stages', 'stages_differ',
+           'passes_in', 'on_chunks', 'play', 'play_on', 'memory_played', 'more_of', 'played_statistics', 'evidence',
+           'left_out', 'Estimate', 'layers_of', 'row_of', 'notes_of', 'how_priced', 'run_of', 'timeline_of',
+           'memory_of_ranks', 'divisors', 'rows_of', 'cross', 'keep', 'possible_places', 'settled', 'estimate', 'short',
+           'layer_groups', 'memory_columns', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
+           'memory_in_words', 'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
@@ -42,10 +43,10 @@ from transformer_perf.estimates import (
     of_recipe, parts_again)
 from .kernels import pricer_of
 from .modules import (
-    SIZES, STRATEGIES, Job, LayerCost, check_placement, data_parallel_time, ends_GB, ends_cost,
+    SIZES, STRATEGIES, Job, LayerCost, check_placement, data_parallel_time, end_weights, ends_GB, ends_cost,
     executed_TFLOP, expert_copies, expert_rules, gradient_held, if_any, kinds_among, kinds_of,
     layer_cost, layer_memory, layer_operations, layers_of_kinds, leaves_rows, meeting,
-    operation_table, pattern_of, pipeline_time, reduces_each, sharers, sharing_rules, tied, words)
+    operation_table, pattern_of, pipeline_time, priced_operations, reduces_each, sharers, sharing_rules, tied, words)
 
 # %% ../nbs/05_iteration.ipynb #cc0fae14
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -271,9 +272,8 @@ def table_GB(job: Job):  # of words, on one GPU
 
 def most_of_ends(job: Job):  # GB
     "Weights of the ends on the rank that has most of them."
-    if not np.any(words(job)): return 0.
-    apart = np.maximum(ends_GB(job, 1, 0), ends_GB(job, 0, 1))
-    return np.where(ends_meet(job), ends_GB(job, 1, 1), apart)[()]
+    weights = end_weights(job)
+    return np.where(ends_meet(job), ends_GB(weights, 1, 1), np.maximum(*weights[:2]))[()]
 
 # %% ../nbs/05_iteration.ipynb #5a4d0031
 def reduction_time(job: Job, cost, pricer):  # s
@@ -355,10 +355,16 @@ def stages_in_order(pattern, p, v, folded, both_ways, layout=None):  # list of S
 
 # %% ../nbs/05_iteration.ipynb #83c55b81
 def distinct_stages(*args):  # list of Stage
-    "The stages of a pipeline that differ, in the order of their ranks."
+    "The stages of a pipeline that differ, but for those that hold less than another."
     found = {}
     for stage in stages_in_order(*args): found.setdefault(stage._replace(rank=0), stage)
-    return list(found.values())
+    stages = list(found.values())
+    return [s for s in stages if not any(holds_more(other, s) for other in stages)]
+
+def holds_more(a: Stage, b: Stage):
+    "Whether a stage holds all that another holds, at least as many micro-batches of it, and more."
+    most = [*zip(a.layers, b.layers), (a.first, b.first), (a.last, b.last), (a.widest, b.widest)]
+    return a != b and a.rank <= b.rank and all(x >= y for x, y in most)
 
 def alike(job: Job):
     "Whether all stages are alike but for the ends."
@@ -403,6 +409,15 @@ def of_kinds(job: Job, function):
 def layers_cost(job: Job, pricer):  # LayerCost
     "What a layer of each kind takes."
     return of_kinds(job, lambda kind: layer_cost(kind, pricer))
+
+def costs_again(job: Job, pricer, recompute):  # list of LayerCost, of each way of recompute
+    "What a layer of each kind takes with one or another part computed again."
+    priced = {i: priced_operations(kind, pricer) for i, kind in enumerate(kinds_of(job))}
+    def of(name):
+        each = iter(priced.values())
+        return of_kinds(job._replace(recompute=name),
+                        lambda kind: layer_cost(kind, pricer, next(each)))
+    return [of(name) for name in recompute]
 
 def layers_memory(job: Job):  # Stored
     "What a layer of each kind stores."
@@ -505,10 +520,10 @@ def gradients_held(job: Job, stored, parts, ends):  # GB
     return np.minimum(whole, found + job.software.gradient_bytes / 2 * unit)
 
 # %% ../nbs/05_iteration.ipynb #7ddccbcc
-def memory_at(job: Job, stored, at: Stage):  # Memory
+def memory_at(job: Job, stored, at: Stage, end_weights):  # Memory
     "Peak memory of a pipeline stage."
     a, L, of = job.assumptions, sum(at.layers), mean_layer(stored, at.layers)
-    own, ends = job._replace(depth=L * job.pp), ends_GB(job, at.first, at.last)
+    own, ends = job._replace(depth=L * job.pp), ends_GB(end_weights, at.first, at.last)
     parts, stage = stage_weights(own, of, ends), np.asarray(job.zero_stage)
     kept = alive(job, at.rank) * L * of.activations * at.widest   # exact with one chunk
     if a.working_memory: kept = kept + working(job, of.again, at.first, at.last)
@@ -524,9 +539,9 @@ def other_copies(job: Job, of):  # GB, of a layer
 
 def memory_of(job: Job, stored):  # Memory
     "Peak memory of the fullest stage."
-    best = None
+    best, weights = None, end_weights(job)
     for stage in stages_of(job):
-        new = memory_at(job, stored, stage)
+        new = memory_at(job, stored, stage, weights)
         fuller = None if best is None else sum(new) > sum(best)
         best = new if best is None else Memory(*(np.where(fuller, b, a)[()]
                                                  for a, b in zip(best, new)))
@@ -633,11 +648,21 @@ def play(
     W = on_chunks(job, costs.late, *third)
     return played(job.schedule, job.pp, job.virtual_stages, job.micro_batches, F, B, W)
 
+def play_on(job: Job, costs, ends, more):  # (Timeline, s of all micro-batches)
+    "A schedule's beginning and end, and the time of the steady state between: as if all were played."
+    N, p = job.micro_batches, job.pp
+    few = 6 * p + N % p
+    if N <= few + 2 * p:
+        run = play(job, costs, ends, more)
+        return run, run.total
+    runs = [play(job._replace(micro_batches=few + i * p), costs, ends, more) for i in (0, 2)]
+    return runs[1], runs[1].total + (N - few - 2 * p) * (runs[1].total - runs[0].total) / (2 * p)
+
 def memory_played(job: Job, run):  # (Held, list of Memory: what each rank holds throughout)
     "What each rank holds over time."
     stored = layers_memory(job)
     empty = stored._replace(activations=0 * stored.activations)
-    fixed = [memory_at(job, empty, stage) for stage in own_stages(job)]
+    fixed = [memory_at(job, empty, stage, end_weights(job)) for stage in own_stages(job)]
     held = memory_over_time(run, SCHEDULES[job.schedule].splits, on_chunks(job, stored.activations),
                             [float(sum(memory)) for memory in fixed])
     return held, fixed
@@ -653,10 +678,10 @@ def played_statistics(t, model, system, global_batch, assumptions):  # dict
     if not stages_differ(job) or passes_in(job) > MOST_PLAYED:
         return statistics(t, model, system, global_batch, assumptions)
     times = iteration_times(job, costs, pricer, ends)
-    run = play(job, costs, ends, more_of(job, times))
+    run, total = play_on(job, costs, ends, more_of(job, times))
     cost, layers, own = slowest_stage(job, costs, ends)
     busy = layers * (cost.forward + cost.backward) + own + more_of(job, times)
-    times = times._replace(bubble=np.maximum(run.total - job.micro_batches * busy, 0.))
+    times = times._replace(bubble=np.maximum(total - job.micro_batches * busy, 0.))
     held, fixed = memory_played(job, run)
     rank, GB, _ = heaviest(held)
     memory = fixed[rank]._replace(activations=fixed[rank].activations + GB - sum(fixed[rank]))

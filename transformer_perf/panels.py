@@ -70,7 +70,7 @@ from .iteration import (
     estimate, job_of, keep, plural, possible_places, readable, short, statistics)
 
 from .execution import (
-    Question, configurations, considered_choices, groupings, placements, search, splits)
+    Question, all_placements, configurations, considered_choices, groupings, search)
 
 from .plots import (
     BARS, BLUE, GREEN, GREY, ORANGE, PALETTE, PARTS, RED, SKY, communication, heat_map,
@@ -439,7 +439,7 @@ def narrowed(state, t):  # (LayerState, dict: control -> options, what is left o
 
 def placed(state, t, system):  # (LayerState, list of placements)
     "Fix the placement at a possible one; `t` is what `narrowed` left."
-    places = placements(keep(t, slice(1)), splits(system.nvlink_size), system.nvlink_size)
+    places = all_placements(keep(t, slice(1)), system.nvlink_size)
     options = [(), *dict.fromkeys(zip(*(places[name].tolist() for name in PLACES)))]
     return dataclasses.replace(state, placement=closest(state.placement, options)), options
 
