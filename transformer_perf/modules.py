@@ -397,6 +397,7 @@ def kept_once(job: Job, op: Operation, elsewhere=True):  # Operation
     own = 1. - np.equal(job.precision, 'bf16') * elsewhere
     return op._replace(activations=op.activations * own)
 
+# %% ../nbs/04_modules.ipynb #35c00001
 def to_latent(job: Job, name, width, beside=0):  # list of Operation
     "From a GPU's own rows to a latent, its norm, and all rows of it (with what goes beside it)."
     down = linear(f'{name}-down', job.own, job.embed_dim, width + beside, job.units,
