@@ -18,7 +18,9 @@ import notebooks
 import pages
 from transformer_perf import Assumptions, Model, Parallel, System, estimate, search
 from transformer_perf.cli import COMMANDS, main
+from transformer_perf.estimates import RECIPES
 from transformer_perf.modules import STRATEGIES, model_figures
+from transformer_perf.schedules import SCHEDULES
 
 DOCS = notebooks.ROOT / 'docs'
 TEXTS = sorted(DOCS.glob('*.md'))
@@ -264,15 +266,16 @@ def lines(text): return [line.rstrip() for line in text.splitlines()]
 
 
 @pytest.fixture
-def own_strategies():
-    "Strategies that a how-to adds are taken away again."
-    before = dict(STRATEGIES)
+def own_tables():
+    "Strategies, schedules and precisions that a how-to adds are taken away again."
+    before = [(table, dict(table)) for table in (STRATEGIES, SCHEDULES, RECIPES)]
     yield
-    STRATEGIES.clear()
-    STRATEGIES.update(before)
+    for table, rows in before:
+        table.clear()
+        table.update(rows)
 
 
-@pytest.mark.usefixtures('own_strategies')
+@pytest.mark.usefixtures('own_tables')
 @pytest.mark.parametrize('path', HOWTOS, ids=lambda path: path.stem)
 def test_howto(path, tmp_path, monkeypatch):
     "What a how-to says to type works, and prints what it says."

@@ -121,6 +121,18 @@ def test_a_layer_with_experts_by_hand():
     assert math.isclose(ops['expert-fc1'].weights, 2e-9 * 8 * 256 * 256)
 
 
+@pytest.mark.parametrize('precision', ['bf16', 'fp8'])
+def test_an_input_of_two_products_is_kept_once(precision):
+    "But where each casts it, each keeps its copy; the router stays in 16 bits."
+    a = dataclasses.replace(CALIBRATED, precision=precision)
+    j = kinds_of(job('deepseek_v3', a))[-1]
+    ops = {op.name: op for op in layer_operations(j)}
+    numbers = [ops[name].activations / (1e-9 * j.tokens * 7168)   # bytes of each
+               for name in ('q-down', 'kv-down', 'router', 'shared-fc1')]
+    kept = {'bf16': [2, 0, 0, 2], 'fp8': [1, 1, 2, 1]}[precision]
+    for found, expected in zip(numbers, kept): assert math.isclose(found, expected)
+
+
 def test_groups_fold():
     "Experts take their GPUs from tp, cp and dp: Megatron's folding."
     j = job('qwen3_30B_A3B', tp=4, cp=2, dp=8, ep=16, etp=2, nvlink_tp=4, nvlink_cp=2)

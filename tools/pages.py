@@ -22,9 +22,10 @@ PACKAGE = ROOT / 'transformer_perf'
 ORDER = [
     ('The model', ['0[0-4]b?_|02c_', '01c_', '0(5b?|6)_']),
     ('Studies', ['2\\d_']),
+    ("Today's models and layouts", ['3[1-9]_']),
     ('Pictures and panels', ['07b?_']),
     ('Many searches', ['08_']),
-    ('Characterization', ['09_', '3\\d_']),
+    ('Characterization', ['09_', '30_']),
     ('Measured runs', ['10_']),
     ('Command line', ['11_']),
     ('Files of frameworks', ['12_']),
