@@ -443,6 +443,32 @@ def test_deepspeed_with_auto():
     assert (job.n_gpus, job.parallel.dp, job.global_batch) == (16, 16, None)
 
 
+def test_files_of_accelerate():
+    "As `accelerate config` writes them, in its first and its second version of FSDP."
+    given = {'compute_environment': 'LOCAL_MACHINE', 'distributed_type': 'FSDP', 'num_machines': 2,
+             'num_processes': 16, 'mixed_precision': 'bf16', 'downcast_bf16': False,
+             'fsdp_config': {'fsdp_sharding_strategy': 'SHARD_GRAD_OP',
+                             'fsdp_offload_params': False}}
+    job = as_job(given)
+    assert (job.n_gpus, job.parallel.dp, job.parallel.zero_stage) == (16, 16, 2)
+    assert 'fsdp_config.fsdp_offload_params' not in dict(job.ignored)
+    two = given | {'fsdp_config': {'fsdp_version': 2, 'fsdp_reshard_after_forward': True,
+                                   'fsdp_activation_checkpointing': True},
+                   'parallelism_config': {'parallelism_config_dp_shard_size': 4,
+                                          'parallelism_config_tp_size': 2,
+                                          'parallelism_config_cp_size': 2}}
+    p = as_job(two).parallel
+    assert (p.tp, p.cp, p.dp, p.zero_stage, p.recompute) == (2, 2, 4, 3, 'full')
+    hybrid = given | {'fsdp_config': {'fsdp_sharding_strategy': 'HYBRID_SHARD'}}
+    assert dict(as_job(hybrid).ignored)['fsdp_config.fsdp_sharding_strategy'] == (
+        'not modelled yet: copies of shards')
+    mega = {'distributed_type': 'MEGATRON_LM', 'num_processes': 16, 'megatron_lm_config': {
+        'megatron_lm_tp_degree': 2, 'megatron_lm_pp_degree': 4,
+        'megatron_lm_use_distributed_optimizer': True}}
+    p = as_job(mega).parallel
+    assert (p.tp, p.pp, p.dp, p.zero_stage, p.sequence_sharded) == (2, 4, 2, 1, False)
+
+
 def test_recipes_of_old_and_new(tmp_path):
     "The TOML of torchtitan's first years and the fields of today."
     old = tmp_path / 'llama3_70b.toml'

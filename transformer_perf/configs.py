@@ -74,7 +74,7 @@ def foreign_keys(given):  # list of str
         for name in names.split():
             whole_name = name.rstrip('*')
             matches = [whole_name] if whole_name == name else [
-                key for key in given if key.startswith(whole_name)]
+                key for key in given if str(key).startswith(whole_name)]
             found += [key for key in matches if given.get(key) not in (None, False, 0, '', [], {})]
     return found
 
@@ -370,7 +370,7 @@ def text_part(given):  # dict
     if given.get('text_config') is None: return given
     text = of_type(given['text_config'], dict, 'text_config')
     beside = {key: value for key, value in given.items()
-              if key in foreign_keys(given) or key == 'tie_word_embeddings'}
+              if key == 'tie_word_embeddings' or key in foreign_keys(given)}
     for key in beside.keys() & text.keys():
         if text[key] != beside[key]:
             raise ValueError(f'{key}={quoted(beside[key])} contradicts that of text_config, '
@@ -380,7 +380,9 @@ def text_part(given):  # dict
 # %% ../nbs/00b_configs.ipynb #00bc0024
 def family_of(given, nested):  # (model_type, Family)
     "The family that a file is of."
-    names = of_type(given.get('architectures') or [], list, 'architectures')
+    listed = given.get('architectures')
+    names = [of_type(name, str, 'architectures')
+             for name in of_type([] if listed is None else listed, list, 'architectures')]
     kind = given.get('model_type')
     if kind is None:
         kind = next((kind for kind, f in FAMILIES.items() if set(names) & {*f.classes.split()}),
@@ -388,7 +390,7 @@ def family_of(given, nested):  # (model_type, Family)
         if kind is None: raise ValueError("lacks 'model_type'")
     family = FAMILIES[nearest(kind, FAMILIES, 'model_type')]
     known = family.classes.lower().split()
-    if names and not nested and not all(str(name).lower() in known for name in names):
+    if names and not nested and not all(name.lower() in known for name in names):
         raise ValueError(f'architectures={quoted(names)} must be {family.classes.split()[0]}')
     return kind, family
 
@@ -408,6 +410,7 @@ def check_family(c: Config, kind, family):
 def fields_of(given):  # dict: field of a Model -> value
     "A config.json of Hugging Face as the fields of a Model; a ValueError that names a key."
     text = text_part(of_type(given, dict, 'config'))
+    for key in text: of_type(key, str, 'key')
     check_expressible(text)
     kind, family = family_of(text, nested=text is not given)
     c = Config(text, dict(use_sliding_window=True) | family.usual)
