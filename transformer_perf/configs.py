@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FOREIGN', 'KNOWN_LAYERS', 'UNTIED', 'TIED', 'DERIVED', 'TIED_DERIVED', 'SWITCHED', 'PLAIN', 'EVERY', 'ALL_ROUTED',
            'QWEN_ROUTED', 'AS_LLAMA', 'OFF', 'ONE_BIAS', 'FAMILIES', 'DEEPEST', 'SIZES', 'GELU', 'ACTIVATIONS',
-           'PLACES', 'LATENT', 'LISTS', 'EXPERTS', 'agree', 'Config', 'foreign_keys', 'other_layers',
+           'PLACES', 'LATENT', 'LISTS', 'EXPERTS', 'TEXTS', 'agree', 'Config', 'foreign_keys', 'other_layers',
            'check_expressible', 'Family', 'basic', 'attention', 'layers_listed', 'in_windows', 'windows', 'by_rules',
            'with_experts', 'rule_of', 'places_of_experts', 'experts', 'is_config', 'text_part', 'family_of',
            'check_family', 'fields_of', 'settled']
@@ -87,14 +87,15 @@ def other_layers(given):  # list of str
     listed = [kind for found in lists if isinstance(found, list) for kind in found]
     return list(dict.fromkeys(quoted(kind) for kind in listed if kind not in (*KNOWN_LAYERS, 1)))
 
-def check_expressible(given):
+def check_expressible(given, nested):
     "A ValueError that names every key of a file that no field of a Model can say."
     kinds, keys = other_layers(given), foreign_keys(given)
     lists = [key for key in ('layer_types', 'attn_type_list') if given.get(key)]
     named = [f'{" and ".join(lists)} with {", ".join(kinds[:2])}'] * bool(kinds) + keys
     if not named: return
     text = ', '.join(named[:8]) + ', ...' * (len(named) > 8)
-    own = '; give its text_config alone' * (keys == ['vision_config'] and not kinds)
+    alone = nested and not kinds and keys == ['vision_config']
+    own = '; give its text_config alone' * alone
     raise ValueError(f'no field of a Model says {text[:180]}{own}')
 
 # %% ../nbs/00b_configs.ipynb #00bc000d
@@ -378,6 +379,10 @@ def text_part(given):  # dict
     return beside | text
 
 # %% ../nbs/00b_configs.ipynb #00bc0024
+TEXTS = {   # the language models inside others -> what they are
+    'qwen2_vl_text': 'qwen2', 'qwen2_5_vl_text': 'qwen2', 'qwen3_vl_text': 'qwen3',
+    'qwen3_vl_moe_text': 'qwen3_moe'}
+
 def family_of(given, nested):  # (model_type, Family)
     "The family that a file is of."
     listed = given.get('architectures')
@@ -388,6 +393,7 @@ def family_of(given, nested):  # (model_type, Family)
         kind = next((kind for kind, f in FAMILIES.items() if set(names) & {*f.classes.split()}),
                     None)
         if kind is None: raise ValueError("lacks 'model_type'")
+    kind = TEXTS.get(kind, kind) if isinstance(kind, str) else kind
     family = FAMILIES[nearest(kind, FAMILIES, 'model_type')]
     known = family.classes.lower().split()
     if names and not nested and not all(name.lower() in known for name in names):
@@ -411,8 +417,9 @@ def fields_of(given):  # dict: field of a Model -> value
     "A config.json of Hugging Face as the fields of a Model; a ValueError that names a key."
     text = text_part(of_type(given, dict, 'config'))
     for key in text: of_type(key, str, 'key')
-    check_expressible(text)
-    kind, family = family_of(text, nested=text is not given)
+    nested = text is not given
+    check_expressible(text, nested)
+    kind, family = family_of(text, nested)
     c = Config(text, dict(use_sliding_window=True) | family.usual)
     check_family(c, kind, family)
     found = basic(c, family)
@@ -422,6 +429,7 @@ def fields_of(given):  # dict: field of a Model -> value
         found['mtp_layers'] = c.size('num_nextn_predict_layers num_mtp_layers', least=0)
     return settled(found) | {'name': kind}
 
+# %% ../nbs/00b_configs.ipynb #00bc0027
 def settled(found):  # dict
     "Fields without those that say what is so anyway."
     plain = not found['gated_mlp']
