@@ -528,7 +528,9 @@ SCRIPTS = [   # each with four GPUs for tensors
     'T=4\nA="--tensor-model-parallel-size $T \\\n --micro-batch-size 2"\npython t.py $A',
     f"bash -c '{TRAIN} 4'", f'N=2; T=$((N * 2))\n{TRAIN}=$T | tee x',
     f"cat <<EOF > hosts\nit's here\nEOF\n{TRAIN} 4 > log 2>&1 &",
-    f'if [ "$1" = big ]; then\n L=4\nelse\n L=4\nfi\n{TRAIN} ${{TP:-4}} --lr $L']
+    f'D=fp8\nif [[ $D == bf16 ]]; then\n T=1\nelif [ 1 = 1 ]; then\n T=4\nfi\nif [ 8 -gt 4 ]\n'
+    f'then\n T=4; else {TRAIN} 2; fi\n{TRAIN} $T', f'A=()\nif [ -n x ]; then A+=(--lr 1); fi\n'
+    f'{TRAIN} 4 ${{A[@]}}', f'if [ "$1" = big ]; then\n L=4\nelse\n L=4\nfi\n{TRAIN} ${{TP:-4}} --lr $L']
 
 
 @pytest.mark.parametrize('script', SCRIPTS, ids=range(len(SCRIPTS)))

@@ -6,25 +6,25 @@
 __all__ = ['SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'LIST', 'HARMLESS', 'OFF_WORDS', 'MODEL_FIELDS', 'PARALLEL_FIELDS',
            'NEEDED', 'PLANNED', 'SHARDS', 'MEGATRON_ROWS', 'LATENT', 'MOST_LAYERS', 'MEGATRON', 'LARGEST_TEXT',
            'NESTED', 'PIECE', 'HEREDOC', 'MARK', 'NAME', 'MOST_WORDS', 'OPERATORS', 'EXPANDED', 'OPENING', 'CLOSING',
-           'LEADING', 'LEADING_OR_CLOSING', 'PER_NODE', 'NODES', 'IN_ALL', 'FLAGS', 'CODE', 'DEEPSPEED_ROWS',
-           'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS', 'ACCELERATE_KINDS', 'ACCELERATE', 'ORDERS', 'CHECKPOINTS',
-           'TORCHTITAN_ROWS', 'TORCHTITAN', 'OWN', 'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE', 'LARGEST_LOG', 'COLOUR',
-           'FIGURE', 'STEPS', 'PEAK', 'LARGEST_TRACE', 'TrainingJob', 'Kind', 'Row', 'Said', 'Format', 'number',
-           'words_of', 'same_words', 'one_word', 'no_model', 'add', 'value', 'spelled', 'why_ignored', 'understood',
-           'also', 'copies', 'batch', 'model_said', 'job_said', 'take', 'zero_of_megatron', 'overlap_of_megatron',
-           'recompute_of_megatron', 'chunks_of_megatron', 'heads_of_megatron', 'list_said', 'of_tree',
-           'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron', 'positions_of_megatron', 'derive_megatron',
-           'undo_megatron', 'model_for_megatron', 'without_heredocs', 'pieces', 'unknown', 'summed', 'variable',
-           'expanded', 'one_expanded', 'words', 'all_words', 'assignment', 'as_plain', 'maybe', 'commands_of',
-           'opens_array', 'joined_arrays', 'plain_words', 'options', 'gpus_of', 'named_unknown', 'as_value',
-           'without_strays', 'flags_of', 'slurm_of', 'nothing', 'elsewhere', 'fixed', 'derive_deepspeed',
-           'undo_deepspeed', 'zero_of_fsdp', 'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate',
-           'batch_of_torchtitan', 'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan',
-           'derive_torchtitan', 'undo_torchtitan', 'plain_loader', 'not_valid', 'parse_yaml', 'parse_toml', 'flat',
-           'kind_of', 'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text', 'job_in', 'facts_of',
-           'keys_for', 'no_difference', 'meaning', 'lost', 'set_elsewhere', 'nested', 'as_flags', 'as_script',
-           'comment', 'as_yaml', 'as_own', 'job_asked', 'export', 'steps_of', 'steps_table', 'read_log', 'trace_text',
-           'arguments', 'launched_by', 'kernels_of', 'read_profile']
+           'LEADING', 'LEADING_OR_CLOSING', 'COMPARED', 'NUMBERED', 'PER_NODE', 'NODES', 'IN_ALL', 'FLAGS', 'CODE',
+           'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS', 'ACCELERATE_KINDS', 'ACCELERATE', 'ORDERS',
+           'CHECKPOINTS', 'TORCHTITAN_ROWS', 'TORCHTITAN', 'OWN', 'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE', 'LARGEST_LOG',
+           'COLOUR', 'FIGURE', 'STEPS', 'PEAK', 'LARGEST_TRACE', 'TrainingJob', 'Kind', 'Row', 'Said', 'Format',
+           'number', 'words_of', 'same_words', 'one_word', 'no_model', 'add', 'value', 'spelled', 'why_ignored',
+           'understood', 'also', 'copies', 'batch', 'model_said', 'job_said', 'take', 'zero_of_megatron',
+           'overlap_of_megatron', 'recompute_of_megatron', 'chunks_of_megatron', 'heads_of_megatron', 'list_said',
+           'of_tree', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron', 'positions_of_megatron',
+           'derive_megatron', 'undo_megatron', 'model_for_megatron', 'without_heredocs', 'pieces', 'unknown', 'summed',
+           'variable', 'expanded', 'one_expanded', 'words', 'all_words', 'assignment', 'as_plain', 'maybe', 'truth',
+           'branch', 'commands_of', 'carry_out', 'opens_array', 'joined_arrays', 'plain_words', 'options', 'gpus_of',
+           'named_unknown', 'as_value', 'without_strays', 'flags_of', 'slurm_of', 'nothing', 'elsewhere', 'fixed',
+           'derive_deepspeed', 'undo_deepspeed', 'zero_of_fsdp', 'copies_of_accelerate', 'derive_accelerate',
+           'undo_accelerate', 'batch_of_torchtitan', 'micro_batch_of_torchtitan', 'copies_of_torchtitan',
+           'order_of_torchtitan', 'derive_torchtitan', 'undo_torchtitan', 'plain_loader', 'not_valid', 'parse_yaml',
+           'parse_toml', 'flat', 'kind_of', 'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text',
+           'job_in', 'facts_of', 'keys_for', 'no_difference', 'meaning', 'lost', 'set_elsewhere', 'nested', 'as_flags',
+           'as_script', 'comment', 'as_yaml', 'as_own', 'job_asked', 'export', 'steps_of', 'steps_table', 'read_log',
+           'trace_text', 'arguments', 'launched_by', 'kernels_of', 'read_profile']
 
 # %% ../nbs/12_interop.ipynb #12ab0005
 import ast
@@ -688,22 +688,54 @@ def maybe(name, old, new):  # str or list
     if isinstance(old, str) and isinstance(new, str) and new.startswith(old): return old + open_end
     return open_end
 
+COMPARED = {'=': operator.eq, '==': operator.eq, '!=': operator.ne}
+NUMBERED = {'-eq': operator.eq, '-ne': operator.ne, '-lt': operator.lt, '-le': operator.le,
+            '-gt': operator.gt, '-ge': operator.ge}
+
+def truth(test):  # bool, or None where it is not known
+    "Whether a condition holds: [ A = B ], [[ -n A ]] and the like."
+    inside = test[1:-1] if test[:1] in (['['], ['[[']) else test[1:] if test[:1] == ['test'] else []
+    if not inside or MARK in ''.join(inside): return None
+    match inside:
+        case ['-n', x]: return bool(x)
+        case ['-z', x]: return not x
+        case [x, sign, y] if sign in COMPARED and not set(y) & {*'*?['}: return COMPARED[sign](x, y)
+        case [x, sign, y] if sign in NUMBERED and x.isdigit() and y.isdigit():
+            return NUMBERED[sign](int(x), int(y))
+    return None
+
 # %% ../nbs/12_interop.ipynb #6f2d20e5
+def branch(stack, leading):
+    "Where in conditions and loops a command is: a list with what is known of each."
+    for word in leading:
+        if word in OPENING: stack.append(None)
+        elif word in CLOSING and stack: stack.pop()
+        elif word == 'else' and stack: stack[-1] = None if stack[-1] is None else not stack[-1]
+        elif word == 'elif' and stack: stack[-1] = False if stack[-1] else None
+    if len(stack) > 100: raise ValueError('its conditions are nested too deep')
+
 def commands_of(text):  # list of commands, each a list of str
     "The commands of a script, their variables put in."
-    known, depth, found = {}, 0, []
-    for command in joined_arrays(pieces(text)):
-        leading = itertools.takewhile(LEADING_OR_CLOSING.__contains__, map(as_plain, command))
-        for word in (leading := list(leading)): depth += (word in OPENING) - (word in CLOSING)
+    known, stack, found = {}, [], []
+    every = joined_arrays(pieces(text))
+    for command, after in zip(every, [*every[1:], [[('', '')]]]):
+        leading = list(itertools.takewhile(LEADING_OR_CLOSING.__contains__, map(as_plain, command)))
+        branch(stack, leading)
         command = command[len(leading):]
-        if not command: continue
-        set_here = assignment(command, known)
-        if set_here is None: found.append(plain_words(command, known)); continue
-        name, x = set_here
-        known[name] = x if depth <= 0 else maybe(name, known.get(name), x)
-        if len(x) > (MOST_WORDS if isinstance(x, list) else LARGEST_TEXT):
-            raise ValueError(f'{name} grows too long')
+        if leading[-1:] == ['if'] and as_plain(after[0]) == 'then' and command:
+            stack[-1] = truth(plain_words(command, known))
+        elif command and False not in stack: carry_out(command, known, None in stack, found)
     return found
+
+# %% ../nbs/12_interop.ipynb #61af74d4
+def carry_out(command, known, in_doubt, found):
+    "Note what a command assigns, or its words."
+    set_here = assignment(command, known)
+    if set_here is None: found.append(plain_words(command, known)); return
+    name, x = set_here
+    known[name] = maybe(name, known.get(name), x) if in_doubt else x
+    if len(x) > (MOST_WORDS if isinstance(x, list) else LARGEST_TEXT):
+        raise ValueError(f'{name} grows too long')
 
 # %% ../nbs/12_interop.ipynb #12ab0022
 def opens_array(command):
