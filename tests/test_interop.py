@@ -523,14 +523,23 @@ def test_nothing_in_a_script_is_run(tmp_path):
 
 
 TRAIN = 'python t.py --micro-batch-size 2 --tensor-model-parallel-size'
+CONDITIONS = f"""
+D=fp8; A=(--lr 1); T=2
+if [[ $D == bf16 ]]; then T=1; else T=4; fi
+if [ 8 -gt 4 ]
+then
+  if [ -n "$D" ]; then A+=(--bf16); fi
+else
+  {TRAIN} 2
+fi
+{TRAIN} $T ${{A[@]}}"""
 SCRIPTS = [   # each with four GPUs for tensors
+    CONDITIONS,
     'A=(--tensor-model-parallel-size 4)\nA+=(--micro-batch-size 2)\npython t.py ${A[@]}',
     'T=4\nA="--tensor-model-parallel-size $T \\\n --micro-batch-size 2"\npython t.py $A',
     f"bash -c '{TRAIN} 4'", f'N=2; T=$((N * 2))\n{TRAIN}=$T | tee x',
     f"cat <<EOF > hosts\nit's here\nEOF\n{TRAIN} 4 > log 2>&1 &",
-    f'D=fp8\nif [[ $D == bf16 ]]; then\n T=1\nelif [ 1 = 1 ]; then\n T=4\nfi\nif [ 8 -gt 4 ]\n'
-    f'then\n T=4; else {TRAIN} 2; fi\n{TRAIN} $T', f'A=()\nif [ -n x ]; then A+=(--lr 1); fi\n'
-    f'{TRAIN} 4 ${{A[@]}}', f'if [ "$1" = big ]; then\n L=4\nelse\n L=4\nfi\n{TRAIN} ${{TP:-4}} --lr $L']
+    f'if [ "$1" = big ]; then\n L=4\nelse\n L=4\nfi\n{TRAIN} ${{TP:-4}} --lr $L']
 
 
 @pytest.mark.parametrize('script', SCRIPTS, ids=range(len(SCRIPTS)))
