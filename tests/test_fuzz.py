@@ -20,6 +20,7 @@ from transformer_perf import iteration, modules, parameters, scaling, validation
 from transformer_perf.inputs import quoted
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.iteration import COMPONENTS, MEMORY_PARTS, Estimate
+from transformer_perf.interop import as_job
 from transformer_perf.models import as_model
 from transformer_perf.systems import as_system, read_system
 
@@ -119,6 +120,7 @@ def test_classes(cls, data, name, value):
 @given(odd, odd, odd, spoiled(MODEL), spoiled(SYSTEM))
 def test_forms(model, system, assumptions, fields, figures):
     for form in (model, fields): contract(as_model, form)
+    for form in (model, assumptions, {'training': model}): contract(as_job, form)
     for form in (system, figures): contract(as_system, form)
     contract(estimate, 'gpt3', Parallel(), 'H200', 8, assumptions)
     contract(parameters.read_calibration, model, system)

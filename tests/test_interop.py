@@ -111,6 +111,18 @@ FILES = [   # parameters that owners publish, and sizes of their files
     (41_873_153_344, of('phimoe', 4096, 32, 32, 6400, 32064, num_local_experts=16,
                         num_experts_per_tok=2, attention_bias=True, lm_head_bias=True,
                         sliding_window=131072, **kv(8))),
+    (1_235_814_400, of('llama', 2048, 16, 32, 8192, 128256, tie_word_embeddings=True, **kv(8, 64))),
+    (23_572_403_200, of('mistral', 5120, 40, 32, 32768, 131072, sliding_window=None,
+                        **kv(8, 128))),
+    (14_659_507_200, of('phi3', 5120, 40, 40, 17920, 100352, sliding_window=None, **kv(10))),
+    (268_098_176, of('gemma3_text', 640, 18, 4, 2048, 262144, sliding_window=512,
+                     layer_types=(['sliding_attention'] * 5 + ['full_attention']) * 3,
+                     **kv(1, 256))),
+    (480_154_875_392, of('qwen3_moe', 6144, 62, 96, 8192, 151936, num_experts=160,
+                         num_experts_per_tok=8, moe_intermediate_size=2560, decoder_sparse_step=1,
+                         mlp_only_layers=[], shared_expert_intermediate_size=0, **kv(8, 128))),
+    (228_689_764_864, of('minimax_m2', 3072, 62, 48, 1536, 200064, num_local_experts=256,
+                         num_experts_per_tok=8, attn_type_list=[1] * 62, **kv(8, 128))),
     (6_888_095_744, of('olmo', 4096, 32, 32, 11008, 50304)),
     (1_176_764_416, of('olmo', 2048, 16, 16, 8192, 50304, tie_word_embeddings=True)),
     (7_298_617_344, of('olmo2', 4096, 32, 32, 11008, 100352)),
@@ -443,6 +455,32 @@ def test_deepspeed_with_auto():
     assert (job.n_gpus, job.parallel.dp, job.global_batch) == (16, 16, None)
 
 
+def test_files_of_accelerate():
+    "As `accelerate config` writes them, in its first and its second version of FSDP."
+    given = {'compute_environment': 'LOCAL_MACHINE', 'distributed_type': 'FSDP', 'num_machines': 2,
+             'num_processes': 16, 'mixed_precision': 'bf16', 'downcast_bf16': False,
+             'fsdp_config': {'fsdp_sharding_strategy': 'SHARD_GRAD_OP',
+                             'fsdp_offload_params': False}}
+    job = as_job(given)
+    assert (job.n_gpus, job.parallel.dp, job.parallel.zero_stage) == (16, 16, 2)
+    assert 'fsdp_config.fsdp_offload_params' not in dict(job.ignored)
+    two = given | {'fsdp_config': {'fsdp_version': 2, 'fsdp_reshard_after_forward': True,
+                                   'fsdp_activation_checkpointing': True},
+                   'parallelism_config': {'parallelism_config_dp_shard_size': 4,
+                                          'parallelism_config_tp_size': 2,
+                                          'parallelism_config_cp_size': 2}}
+    p = as_job(two).parallel
+    assert (p.tp, p.cp, p.dp, p.zero_stage, p.recompute) == (2, 2, 4, 3, 'full')
+    hybrid = given | {'fsdp_config': {'fsdp_sharding_strategy': 'HYBRID_SHARD'}}
+    assert dict(as_job(hybrid).ignored)['fsdp_config.fsdp_sharding_strategy'] == (
+        'not modelled yet: copies of shards')
+    mega = {'distributed_type': 'MEGATRON_LM', 'num_processes': 16, 'megatron_lm_config': {
+        'megatron_lm_tp_degree': 2, 'megatron_lm_pp_degree': 4,
+        'megatron_lm_use_distributed_optimizer': True}}
+    p = as_job(mega).parallel
+    assert (p.tp, p.pp, p.dp, p.zero_stage, p.sequence_sharded) == (2, 4, 2, 1, False)
+
+
 def test_recipes_of_old_and_new(tmp_path):
     "The TOML of torchtitan's first years and the fields of today."
     old = tmp_path / 'llama3_70b.toml'
@@ -485,7 +523,18 @@ def test_nothing_in_a_script_is_run(tmp_path):
 
 
 TRAIN = 'python t.py --micro-batch-size 2 --tensor-model-parallel-size'
+CONDITIONS = f"""
+D=fp8; A=(--lr 1); T=2
+if [[ $D == bf16 ]]; then T=1; else T=4; fi
+if [ 8 -gt 4 ]
+then
+  if [ -n "$D" ]; then A+=(--bf16); fi
+else
+  {TRAIN} 2
+fi
+{TRAIN} $T ${{A[@]}}"""
 SCRIPTS = [   # each with four GPUs for tensors
+    CONDITIONS,
     'A=(--tensor-model-parallel-size 4)\nA+=(--micro-batch-size 2)\npython t.py ${A[@]}',
     'T=4\nA="--tensor-model-parallel-size $T \\\n --micro-batch-size 2"\npython t.py $A',
     f"bash -c '{TRAIN} 4'", f'N=2; T=$((N * 2))\n{TRAIN}=$T | tee x',

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FOREIGN', 'KNOWN_LAYERS', 'UNTIED', 'TIED', 'DERIVED', 'TIED_DERIVED', 'SWITCHED', 'PLAIN', 'EVERY', 'ALL_ROUTED',
            'QWEN_ROUTED', 'AS_LLAMA', 'OFF', 'ONE_BIAS', 'FAMILIES', 'DEEPEST', 'SIZES', 'GELU', 'ACTIVATIONS',
-           'PLACES', 'LATENT', 'LISTS', 'EXPERTS', 'agree', 'Config', 'foreign_keys', 'other_layers',
+           'PLACES', 'LATENT', 'LISTS', 'EXPERTS', 'TEXTS', 'agree', 'Config', 'foreign_keys', 'other_layers',
            'check_expressible', 'Family', 'basic', 'attention', 'layers_listed', 'in_windows', 'windows', 'by_rules',
            'with_experts', 'rule_of', 'places_of_experts', 'experts', 'is_config', 'text_part', 'family_of',
            'check_family', 'fields_of', 'settled']
@@ -74,7 +74,7 @@ def foreign_keys(given):  # list of str
         for name in names.split():
             whole_name = name.rstrip('*')
             matches = [whole_name] if whole_name == name else [
-                key for key in given if key.startswith(whole_name)]
+                key for key in given if str(key).startswith(whole_name)]
             found += [key for key in matches if given.get(key) not in (None, False, 0, '', [], {})]
     return found
 
@@ -87,14 +87,15 @@ def other_layers(given):  # list of str
     listed = [kind for found in lists if isinstance(found, list) for kind in found]
     return list(dict.fromkeys(quoted(kind) for kind in listed if kind not in (*KNOWN_LAYERS, 1)))
 
-def check_expressible(given):
+def check_expressible(given, nested):
     "A ValueError that names every key of a file that no field of a Model can say."
     kinds, keys = other_layers(given), foreign_keys(given)
     lists = [key for key in ('layer_types', 'attn_type_list') if given.get(key)]
     named = [f'{" and ".join(lists)} with {", ".join(kinds[:2])}'] * bool(kinds) + keys
     if not named: return
     text = ', '.join(named[:8]) + ', ...' * (len(named) > 8)
-    own = '; give its text_config alone' * (keys == ['vision_config'] and not kinds)
+    alone = nested and not kinds and keys == ['vision_config']
+    own = '; give its text_config alone' * alone
     raise ValueError(f'no field of a Model says {text[:180]}{own}')
 
 # %% ../nbs/00b_configs.ipynb #00bc000d
@@ -370,7 +371,7 @@ def text_part(given):  # dict
     if given.get('text_config') is None: return given
     text = of_type(given['text_config'], dict, 'text_config')
     beside = {key: value for key, value in given.items()
-              if key in foreign_keys(given) or key == 'tie_word_embeddings'}
+              if key == 'tie_word_embeddings' or key in foreign_keys(given)}
     for key in beside.keys() & text.keys():
         if text[key] != beside[key]:
             raise ValueError(f'{key}={quoted(beside[key])} contradicts that of text_config, '
@@ -378,17 +379,24 @@ def text_part(given):  # dict
     return beside | text
 
 # %% ../nbs/00b_configs.ipynb #00bc0024
+TEXTS = {   # the language models inside others -> what they are
+    'qwen2_vl_text': 'qwen2', 'qwen2_5_vl_text': 'qwen2', 'qwen3_vl_text': 'qwen3',
+    'qwen3_vl_moe_text': 'qwen3_moe'}
+
 def family_of(given, nested):  # (model_type, Family)
     "The family that a file is of."
-    names = of_type(given.get('architectures') or [], list, 'architectures')
+    listed = given.get('architectures')
+    names = [of_type(name, str, 'architectures')
+             for name in of_type([] if listed is None else listed, list, 'architectures')]
     kind = given.get('model_type')
     if kind is None:
         kind = next((kind for kind, f in FAMILIES.items() if set(names) & {*f.classes.split()}),
                     None)
         if kind is None: raise ValueError("lacks 'model_type'")
+    kind = TEXTS.get(kind, kind) if isinstance(kind, str) else kind
     family = FAMILIES[nearest(kind, FAMILIES, 'model_type')]
     known = family.classes.lower().split()
-    if names and not nested and not all(str(name).lower() in known for name in names):
+    if names and not nested and not all(name.lower() in known for name in names):
         raise ValueError(f'architectures={quoted(names)} must be {family.classes.split()[0]}')
     return kind, family
 
@@ -408,8 +416,10 @@ def check_family(c: Config, kind, family):
 def fields_of(given):  # dict: field of a Model -> value
     "A config.json of Hugging Face as the fields of a Model; a ValueError that names a key."
     text = text_part(of_type(given, dict, 'config'))
-    check_expressible(text)
-    kind, family = family_of(text, nested=text is not given)
+    for key in text: of_type(key, str, 'key')
+    nested = text is not given
+    check_expressible(text, nested)
+    kind, family = family_of(text, nested)
     c = Config(text, dict(use_sliding_window=True) | family.usual)
     check_family(c, kind, family)
     found = basic(c, family)
@@ -419,6 +429,7 @@ def fields_of(given):  # dict: field of a Model -> value
         found['mtp_layers'] = c.size('num_nextn_predict_layers num_mtp_layers', least=0)
     return settled(found) | {'name': kind}
 
+# %% ../nbs/00b_configs.ipynb #00bc0027
 def settled(found):  # dict
     "Fields without those that say what is so anyway."
     plain = not found['gated_mlp']
