@@ -939,8 +939,9 @@ def ends_GB(job: Job, first, last):  # GB
     "Weights beside the layers of a stage that is first, last, both or neither."
     if not np.any(words(job)): return 0.
     at_first, at_last = (sum(op.weights for op in ops) for ops in end_operations(job))
-    shared = first * last * tied(job) * job.units.element * words(job) * job.embed_dim
-    return first * at_first + last * at_last - shared
+    table, own = job.units.element * words(job) * job.embed_dim, first + (1 - first) * tied(job)
+    ahead = (1 - own) * (job.mtp_layers > 0)   # MTP looks words up as well
+    return first * at_first + last * (at_last + table * (ahead - first * tied(job)))
 
 def tied(job: Job):  # 1 or 0
     "Whether the output layer has the embedding's words: the model's choice, or its software's."
