@@ -386,6 +386,7 @@ class Assumptions:
     capacity_factor: float = field(None, above=True)  # room of an expert over its mean; none: all
     bf16_ends: int = field(0, least=0)  # first layers, and last ones, that stay in 16 bits
     fp8_parameters: bool = False        # weights are held and gathered in the products' precision
+    fp8_copies: int = field(2, choices=(1, 2))  # of a weight in 8 bits: by rows, and by columns
     uneven_stages: bool = False         # a search tries stages with different numbers of layers
     wide_search: bool = False           # a search tries what practitioners try, unless told
     slowest_link: bool = False          # one slow pipeline link slows them all; else their mean
@@ -394,7 +395,7 @@ class Assumptions:
     moment_bytes: float = 4.            # each of Adam's two moments of a parameter
     optimizer_bytes: float = None       # all of these, as a multiple of the weights
     gradient_held: float = field(None, above=True)   # bytes a parameter; none: as the software's
-    zero_gathered: int = 2              # ZeRO-3: units held whole, in use or on their way
+    zero_gathered: int = field(2, least=0)   # ZeRO-3: units held whole, in use or on their way
     fits_by: str = field('point', choices=FITS_BY)   # what must fit: an estimate, or its bound
     least_features: int = 128           # a GPU keeps at least so many features, and rows
     least_panel: int = 512              # a SUMMA panel is at least so wide

@@ -323,6 +323,7 @@ def zero_of_megatron(facts, ignored):
     elif facts['fsdp_shards'].key:
         ignored.append((facts['fsdp_shards'].key, 'does nothing without --use-megatron-fsdp'))
     if 'deepspeed_stage' in facts: key, stage = facts['deepspeed_stage']
+    if fsdp or fsdp2: facts['reduce_each'] = Said(None, None)   # gradients too, where shared out
     facts['zero_stage'] = Said(key, stage)
 
 # %% ../nbs/12_interop.ipynb #e32d2621
@@ -362,7 +363,7 @@ def chunks_of_megatron(facts, ignored):
         if 'virtual_stages' in facts and facts['virtual_stages'].value != depth // (pp * n):
             raise ValueError(f'{key}={n} contradicts {spelled(facts, "virtual_stages")}')
         facts['virtual_stages'] = Said(key, depth // (pp * n))
-    facts.setdefault('virtual_stages', Said(None, 1))
+    if 'layout' not in facts: facts.setdefault('virtual_stages', Said(None, 1))
 
 # %% ../nbs/12_interop.ipynb #10310de2
 def heads_of_megatron(facts, ignored):
@@ -419,6 +420,7 @@ def experts_of_megatron(facts, ignored):
         return take(facts, *own)
     facts.setdefault('experts_per_token', Said(None, 2))
     facts.setdefault('expert_dim', Said(None, value(facts, 'mlp_dim')))
+    facts.setdefault('etp', facts['tp'])   # as a layer, unless said
     if 'shared_expert_dim' not in facts: take(facts, 'shared_expert_gate')
     if 'moe_layers' in facts: layers_with_experts(facts, *facts.pop('moe_layers'))
 

@@ -273,7 +273,8 @@ def table_GB(job: Job):  # of words, on one GPU
 def most_of_ends(job: Job):  # GB
     "Weights of the ends on the rank that has most of them."
     weights = end_weights(job)
-    return np.where(ends_meet(job), ends_GB(weights, 1, 1), np.maximum(*weights[:2]))[()]
+    apart = np.maximum(ends_GB(weights, 1, 0), ends_GB(weights, 0, 1))
+    return np.where(ends_meet(job), ends_GB(weights, 1, 1), apart)[()]
 
 # %% ../nbs/05_iteration.ipynb #5a4d0031
 def reduction_time(job: Job, cost, pricer):  # s
@@ -501,7 +502,7 @@ def largest_units(job: Job, stored, ends, units):  # GB
     layers, w = job.layers * stages_held(job), sum(GB for GB, _ in weight_parts(job, stored))
     table, tables = table_GB(job), (ends > 0) + 1. * (ends > 1.5 * table_GB(job))
     beside = np.minimum(ends, table) + np.minimum(layers, units - 1) * w
-    most = np.maximum(np.minimum(layers, units) * w, beside)
+    most = np.maximum(np.minimum(layers, units) * w, beside * (units > 0))   # none after a step
     return np.where(units < layers + tables, most, layers * w + ends)[()]
 
 def weights_held(job: Job, stored, parts, ends):  # GB
@@ -534,8 +535,9 @@ def memory_at(job: Job, stored, at: Stage, end_weights):  # Memory
 # %% ../nbs/05_iteration.ipynb #7ddccbcd
 def other_copies(job: Job, of):  # GB, of a layer
     "Weights that are held in the precision of the products, instead of 16 bits or besides."
-    if not job.assumptions.fp8_parameters: return of.copies
-    return of.copies * (1 - 2 / np.maximum(of_recipe(job.precision, 'copies'), .5))
+    a, held = job.assumptions, of.copies * job.assumptions.fp8_copies / 2
+    if not a.fp8_parameters: return held
+    return held - of.copies * 2 / np.maximum(of_recipe(job.precision, 'copies'), .5)
 
 def memory_of(job: Job, stored):  # Memory
     "Peak memory of the fullest stage."

@@ -958,15 +958,18 @@ def ends_cost(job: Job, pricer):  # (s of the first stage, s of the last)
     took = lambda op: sum(price(w, groups, pricer).total for w in (op.forward, op.backward))
     return tuple(sum(took(op) for op in ops) * (words(job) > 0) for ops in end_operations(job))
 
-def end_weights(job: Job):  # (GB of the first end, of the last, of both that is the same)
+def end_weights(job: Job):  # (GB of the first end, of the last, the same in both, MTP's)
     "Weights beside the layers."
-    if not np.any(words(job)): return 0., 0., 0.
+    if not np.any(words(job)): return 0., 0., 0., 0.
     at_first, at_last = (sum(op.weights for op in ops) for ops in end_operations(job))
-    return at_first, at_last, tied(job) * job.units.element * words(job) * job.embed_dim
+    table = job.units.element * words(job) * job.embed_dim
+    ahead = table * (1 - tied(job)) * (job.mtp_layers > 0)   # MTP looks words up as well
+    return at_first, at_last, tied(job) * table, ahead
 
 def ends_GB(weights, first, last):  # GB
     "Weights beside the layers of a stage that is first, last, both or neither."
-    return first * weights[0] + last * weights[1] - first * last * weights[2]
+    at_first, at_last, shared, ahead = weights
+    return first * (at_first - last * shared) + last * (at_last + (1 - first) * ahead)
 
 def tied(job: Job):  # 1 or 0
     "Whether the output layer has the embedding's words: the model's choice, or its software's."
