@@ -14,7 +14,8 @@ from transformer_perf.iteration import (
     statistics)
 from transformer_perf.kernels import pricer_of
 from transformer_perf.modules import (
-    domains_met, end_operations, end_weights, ends_GB, expert_copies, expert_groups, kinds_among, kinds_of,
+    domains_met, end_operations, end_weights, ends_GB, expert_copies, expert_groups,
+    kinds_among, kinds_of,
     layer_cost, layer_memory, layer_operations, pattern_of)
 from transformer_perf.models import NAMED
 from transformer_perf.systems import as_system

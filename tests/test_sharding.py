@@ -83,7 +83,8 @@ def test_the_bound_is_the_estimate_and_three_named_parts():
 def test_a_search_goes_by_the_bound():
     "Llama 3.1 70B at 4096 tokens: by the estimate the first choice leaves 3 GB of 80, too few."
     model = dataclasses.replace(as_model('llama3.1_70B'), seq_len=4096)
-    ask = lambda preset, **more: search(model, 1024, 'H100-80GB', 1024, assumptions=preset, **more)
+    ask = lambda preset, **more: search(model, 1024, 'H100-80GB', 1024, '1d', assumptions=preset,
+                                        recompute='none', virtual_stages=1, **more)
     by_bound, by_point = ask('calibrated'), ask('calibrated', fits_by='point')
     assert (by_bound.memory_bound_GB <= 80).all() and set(by_bound.fits_by) == {'bound'}
     assert by_point.memory_GB[0] > 76 and by_point.memory_bound_GB[0] > 80

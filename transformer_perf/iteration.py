@@ -43,10 +43,12 @@ from transformer_perf.estimates import (
     of_recipe, parts_again)
 from .kernels import pricer_of
 from .modules import (
-    SIZES, STRATEGIES, Job, LayerCost, check_placement, data_parallel_time, end_weights, ends_GB, ends_cost,
+    SIZES, STRATEGIES, Job, LayerCost, check_placement, data_parallel_time, end_weights,
+    ends_GB, ends_cost,
     executed_TFLOP, expert_copies, expert_rules, gradient_held, if_any, kinds_among, kinds_of,
     layer_cost, layer_memory, layer_operations, layers_of_kinds, leaves_rows, meeting,
-    operation_table, pattern_of, pipeline_time, priced_operations, reduces_each, sharers, sharing_rules, tied, words)
+    operation_table, pattern_of, pipeline_time, priced_operations, reduces_each,
+    sharers, sharing_rules, tied, words)
 
 # %% ../nbs/05_iteration.ipynb #cc0fae14
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -650,8 +652,9 @@ def play(
     W = on_chunks(job, costs.late, *third)
     return played(job.schedule, job.pp, job.virtual_stages, job.micro_batches, F, B, W)
 
+# %% ../nbs/05_iteration.ipynb #5c0ed006
 def play_on(job: Job, costs, ends, more):  # (Timeline, s of all micro-batches)
-    "A schedule's beginning and end, and the time of the steady state between: as if all were played."
+    "A schedule's beginning and end played, and the time of the steady state between."
     N, p = job.micro_batches, job.pp
     few = 6 * p + N % p
     if N <= few + 2 * p:
@@ -660,6 +663,7 @@ def play_on(job: Job, costs, ends, more):  # (Timeline, s of all micro-batches)
     runs = [play(job._replace(micro_batches=few + i * p), costs, ends, more) for i in (0, 2)]
     return runs[1], runs[1].total + (N - few - 2 * p) * (runs[1].total - runs[0].total) / (2 * p)
 
+# %% ../nbs/05_iteration.ipynb #5c0ed005
 def memory_played(job: Job, run):  # (Held, list of Memory: what each rank holds throughout)
     "What each rank holds over time."
     stored = layers_memory(job)
@@ -745,7 +749,7 @@ class Estimate:
         table = readable(self.row.to_frame().T, self.system).to_html(index=False)
         return f'{table}<p>{self.summary}</p><p>{" ".join(self.notes)}</p>'
 
-# %% ../nbs/05_iteration.ipynb #5c0ed006
+# %% ../nbs/05_iteration.ipynb #1896f8d9
 def layers_of(one: Estimate):  # DataFrame
     "One layer (of the kind that most are) and one micro-batch: a row per operation."
     job = job_of(vars(one.parallel), one.model, one.system, one.global_batch, one.assumptions)
@@ -773,7 +777,7 @@ def how_priced(one: Estimate):  # str
     if passes_in(job) <= MOST_PLAYED: return 'Stages differ: the schedule was played.'
     return f'Stages differ, but {passes_in(job)} passes are too many to play: the time is about so.'
 
-# %% ../nbs/05_iteration.ipynb #5c0ed005
+# %% ../nbs/05_iteration.ipynb #7b8c3169
 def run_of(one: Estimate):  # (Job, Timeline)
     "An estimate's schedule, played."
     t = vars(one.parallel)

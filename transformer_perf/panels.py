@@ -376,11 +376,11 @@ def parallel_of(state):  # Parallel; a ValueError if the GPUs do not come out ev
 
 def question_of(state):  # Question
     "What a state names, loaded."
-    assumptions, strategy = as_assumptions(state.assumptions), nearest(state.strategy, STRATEGIES,
-                                                                       'strategy')
+    assumptions = dataclasses.replace(as_assumptions(state.assumptions), wide_search=False)
+    strategy = nearest(state.strategy, STRATEGIES, 'strategy')
     return Question(as_model(state.model), as_system(state.system, state.nvlink_size),
                     state.global_batch, assumptions, strategy,
-                    considered_choices({}, assumptions), {})
+                    considered_choices({}, as_model(state.model), assumptions), {})
 
 def price_state(state, q: Question):  # Estimate
     "The configuration of a state, priced."

@@ -59,7 +59,7 @@ def run_task(task):  # DataFrame
     "The best candidates of a task, with the columns that say where they belong."
     a = task.assumptions.on(task.system)
     question = Question(task.model, task.system, task.global_batch, a, task.strategy,
-                        considered_choices({}, a), {})
+                        considered_choices({}, task.model, a), {})
     table, _, _ = search_one(task.n_gpus, question, task.k)
     table = best_of([table], task.n_gpus, task.k)
     which = table.pop('variant').to_numpy()
