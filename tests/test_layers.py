@@ -162,6 +162,19 @@ def test_uneven_routing_costs_what_the_busiest_computes():
                  if op.name == 'expert-fc1').forward.products[0].m
             for a in (CALIBRATED, skewed, padded)]
     assert math.isclose(rows[1], 1.5 * rows[0]) and math.isclose(rows[2], 1.25 * rows[0])
+    sent = [next(op for op in layer_operations(job('mixtral_8x7B', a, dp=8, ep=8))
+                 if op.name == 'dispatch').forward.messages[0].volume for a in (CALIBRATED, skewed)]
+    assert math.isclose(sent[1], 1.5 * sent[0])
+
+
+@pytest.mark.parametrize('stage', [1, 3])
+def test_weights_in_8_bits_are_gathered_so(stage):
+    "Half of the all-gather's bytes; gradients stay as they are."
+    lean = dataclasses.replace(CALIBRATED, fp8_parameters=True, precision='fp8', dp_overlap=False,
+                               zero_stage=stage)
+    took = [estimate('llama3.1_8B', Parallel(dp=64), H100, 64, a).stats['dp_comm_s']
+            for a in (dataclasses.replace(lean, fp8_parameters=False), lean)]
+    assert .5 * took[0] < took[1] < .95 * took[0]
 
 
 @pytest.mark.parametrize('name', ['llama3.1_8B', 'deepseek_v3', 'qwen3_30B_A3B'])

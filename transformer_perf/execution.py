@@ -619,9 +619,8 @@ def search(
     about = asked_about(model, system, global_batch, assumptions, fits_by)
     held = {name: choices.pop(name) for name in FIXED if choices.get(name) is not None}
     considered = considered_choices({'zero_stage': zero_stages} | choices, *about[::3])
-    counts, fixed = counts_of(n_gpus), fixed_columns(fixed, held)
-    asked = [Question(*about, name, considered, fixed)
-             for name in strategies_named(strategy, about[-1])]
+    counts, names = counts_of(n_gpus), strategies_named(strategy, about[-1])
+    asked = [Question(*about, name, considered, fixed_columns(fixed, held)) for name in names]
     return result_of(asked, counts, whole(k, 'k', most=MOST_VALUES))
 
 # %% ../nbs/06b_paper_names.ipynb #7d50b9da
