@@ -44,6 +44,17 @@ def test_every_parameter_has_an_operation(name):
     assert math.isclose(weights_of(job(name)), NAMED[name].parameters, rel_tol=1e-12)
 
 
+LATENT = dict(kv_lora_rank=16, q_lora_rank=24, qk_nope_head_dim=8, qk_rope_head_dim=4,
+              v_head_dim=10)
+
+@pytest.mark.parametrize('more', [LATENT, {'mtp_layers': 2}], ids=['latents', 'ahead'])
+def test_only_what_the_table_says_has_a_bias(more):
+    "A model like GPT has biases, and what it has besides has none."
+    model = Model(256, 64, 8, 2, mlp_dim=96, vocab=64, **more)
+    assert model.bias_kind == 'all'
+    assert math.isclose(weights_of(job(model)), model.parameters, rel_tol=1e-12)
+
+
 some = lambda *values: st.sampled_from((None, *values))
 
 @st.composite

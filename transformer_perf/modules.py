@@ -133,8 +133,9 @@ SIZES = tuple(f for f in (*Job._fields[:9], *Job._fields[Job._fields.index('bias
 
 def has_bias(job: Job, product):
     "1 where a product has a bias, else 0; an array where models are columns."
-    if job.biases is None: return 1 - job.gated
-    return 1. * (product.rpartition('-')[2] in BIASED[job.biases])   # 'expert-fc1' as 'fc1'
+    own = product.rpartition('-')[2]   # 'expert-fc1' as 'fc1'
+    if job.biases is None: return (1 - job.gated) * (own in BIASED['all'])
+    return 1. * (own in BIASED[job.biases])
 
 def norm_vectors(job: Job):
     "Vectors that a norm learns: a scale, and in LayerNorm a shift."
