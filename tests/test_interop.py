@@ -376,7 +376,7 @@ SAYS = [
     ('--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward', dict(zero_stage=2)),
     ('--recompute-granularity full --recompute-method uniform --recompute-num-layers 1',
      dict(recompute='full')), ('--recompute-granularity=selective', dict(recompute='selective')),
-    ('--recompute-granularity selective --recompute-modules mlp', dict(recompute='none')),
+    ('--recompute-granularity selective --recompute-modules mlp', dict(recompute='mlp')),
     ('--context-parallel-size 2 --cp-comm-type p2p', dict(cp=2, context='ring', dp=4)),
     ('--context-parallel-size 2 --cp-comm-type all_gather', dict(context='allgather')),
     ('--num-virtual-stages-per-pipeline-rank 4 --pipeline-model-parallel-size 2',
@@ -396,10 +396,28 @@ def test_what_is_ignored_says_why():
                  'core_attn moe_act --num-query-groups 4')
     assert dict(job.ignored) == {
         '--lr': 'changes neither time nor memory here',
-        '--expert-model-parallel-size': 'not modelled yet: expert parallelism',
         '--cpu-offloading-num-layers': 'not modelled yet: offloading',
-        '--bf16': 'not modelled yet: number formats', '--shiny-new-flag': 'not known here',
-        '--recompute-modules': 'not modelled yet: moe_act computed again'}
+        '--shiny-new-flag': 'not known here'}
+    assert (job.parallel.ep, job.parallel.precision) == (8, 'bf16')
+    assert job.parallel.recompute == 'core_attn+moe_act'
+
+
+def test_precisions_of_megatron():
+    for flags, precision in (('', None), ('--bf16 --fp8-format hybrid', 'fp8'),
+                             ('--fp8-format e4m3 --fp8-recipe blockwise', 'fp8-block'),
+                             ('--fp8-format e4m3 --fp8-recipe mxfp8', 'mxfp8'),
+                             ('--fp4-format e2m1', 'nvfp4')):
+        job = as_job(FLAGS + flags)
+        assert job.parallel.precision == precision
+        assert as_job(export(job, 'megatron')).parallel.precision in (precision, 'bf16')
+    assert '--fp8-format' in refused(as_job, FLAGS + '--fp8-format hybrid --fp4-format e2m1')
+
+
+def test_some_layers_computed_again():
+    job = as_job(FLAGS + '--recompute-granularity full --recompute-method block '
+                 '--recompute-num-layers 4')
+    assert job.parallel.recompute == 'full:4'
+    assert as_job(export(job, 'megatron')).parallel.recompute == 'full:4'
 
 
 WRONG = [
@@ -669,7 +687,7 @@ def test_commands_take_these_files(tmp_path, capsys):
                            '--format', 'json').out)
     assert {name: found['parallel'][name] for name in ('tp', 'pp', 'dp', 'micro_batch')} == {
         name: getattr(job.parallel, name) for name in ('tp', 'pp', 'dp', 'micro_batch')}
-    assert 'Not used of the job: --bf16 (not modelled yet' in found['notes'][-1]
+    assert 'Not used of the job' not in ' '.join(found['notes'])
     changed = json.loads(ran(capsys, 'explain', '--job', script, '--recompute', 'full',
                              '--format', 'json').out)
     assert changed['parallel']['recompute'] == 'full'

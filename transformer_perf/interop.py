@@ -4,27 +4,28 @@
 
 # %% auto #0
 __all__ = ['SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'LIST', 'HARMLESS', 'OFF_WORDS', 'MODEL_FIELDS', 'PARALLEL_FIELDS',
-           'NEEDED', 'PLANNED', 'SHARDS', 'MEGATRON_ROWS', 'LATENT', 'MOST_LAYERS', 'MEGATRON', 'LARGEST_TEXT',
+           'NEEDED', 'PLANNED', 'FP8', 'SHARDS', 'MEGATRON_ROWS', 'LATENT', 'MOST_LAYERS', 'MEGATRON', 'LARGEST_TEXT',
            'NESTED', 'PIECE', 'HEREDOC', 'MARK', 'NAME', 'MOST_WORDS', 'OPERATORS', 'EXPANDED', 'OPENING', 'CLOSING',
            'LEADING', 'LEADING_OR_CLOSING', 'COMPARED', 'NUMBERED', 'PER_NODE', 'NODES', 'IN_ALL', 'FLAGS', 'CODE',
-           'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS', 'ACCELERATE_KINDS', 'ACCELERATE', 'ORDERS',
-           'CHECKPOINTS', 'TORCHTITAN_ROWS', 'TORCHTITAN', 'OWN', 'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE', 'LARGEST_LOG',
-           'COLOUR', 'FIGURE', 'STEPS', 'PEAK', 'LARGEST_TRACE', 'TrainingJob', 'Kind', 'Row', 'Said', 'Format',
-           'number', 'words_of', 'same_words', 'one_word', 'no_model', 'add', 'value', 'spelled', 'why_ignored',
-           'understood', 'also', 'copies', 'batch', 'model_said', 'job_said', 'take', 'zero_of_megatron',
+           'UNSAID', 'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS', 'ACCELERATE_KINDS', 'ACCELERATE',
+           'ORDERS', 'CHECKPOINTS', 'TORCHTITAN_ROWS', 'TORCHTITAN', 'OWN', 'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE',
+           'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS', 'PEAK', 'LARGEST_TRACE', 'TrainingJob', 'Kind', 'Row', 'Said',
+           'Format', 'number', 'words_of', 'same_words', 'one_word', 'no_model', 'add', 'value', 'spelled',
+           'why_ignored', 'understood', 'also', 'copies', 'batch', 'model_said', 'job_said', 'take', 'zero_of_megatron',
            'overlap_of_megatron', 'recompute_of_megatron', 'chunks_of_megatron', 'heads_of_megatron', 'list_said',
            'of_tree', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron', 'positions_of_megatron',
-           'derive_megatron', 'undo_megatron', 'model_for_megatron', 'without_heredocs', 'pieces', 'unknown', 'summed',
-           'variable', 'expanded', 'one_expanded', 'words', 'all_words', 'assignment', 'as_plain', 'maybe', 'truth',
-           'branch', 'commands_of', 'carry_out', 'opens_array', 'joined_arrays', 'plain_words', 'options', 'gpus_of',
-           'named_unknown', 'as_value', 'without_strays', 'flags_of', 'slurm_of', 'nothing', 'elsewhere', 'fixed',
-           'derive_deepspeed', 'undo_deepspeed', 'zero_of_fsdp', 'copies_of_accelerate', 'derive_accelerate',
-           'undo_accelerate', 'batch_of_torchtitan', 'micro_batch_of_torchtitan', 'copies_of_torchtitan',
-           'order_of_torchtitan', 'derive_torchtitan', 'undo_torchtitan', 'plain_loader', 'not_valid', 'parse_yaml',
-           'parse_toml', 'flat', 'kind_of', 'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text',
-           'job_in', 'facts_of', 'keys_for', 'no_difference', 'meaning', 'lost', 'set_elsewhere', 'nested', 'as_flags',
-           'as_script', 'comment', 'as_yaml', 'as_own', 'job_asked', 'export', 'steps_of', 'steps_table', 'read_log',
-           'trace_text', 'arguments', 'launched_by', 'kernels_of', 'read_profile']
+           'derive_megatron', 'recompute_for_megatron', 'undo_megatron', 'model_for_megatron', 'without_heredocs',
+           'pieces', 'unknown', 'summed', 'variable', 'expanded', 'one_expanded', 'words', 'all_words', 'assignment',
+           'as_plain', 'maybe', 'truth', 'branch', 'commands_of', 'carry_out', 'opens_array', 'joined_arrays',
+           'plain_words', 'options', 'gpus_of', 'named_unknown', 'as_value', 'without_strays', 'flags_of', 'slurm_of',
+           'nothing', 'elsewhere', 'fixed', 'derive_deepspeed', 'undo_deepspeed', 'zero_of_fsdp',
+           'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate', 'batch_of_torchtitan',
+           'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan', 'derive_torchtitan',
+           'undo_torchtitan', 'plain_loader', 'not_valid', 'parse_yaml', 'parse_toml', 'flat', 'kind_of',
+           'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text', 'job_in', 'facts_of', 'keys_for',
+           'no_difference', 'meaning', 'lost', 'set_elsewhere', 'nested', 'as_flags', 'as_script', 'comment', 'as_yaml',
+           'as_own', 'job_asked', 'export', 'steps_of', 'steps_table', 'read_log', 'trace_text', 'arguments',
+           'launched_by', 'kernels_of', 'read_profile']
 
 # %% ../nbs/12_interop.ipynb #12ab0005
 import ast
@@ -51,6 +52,7 @@ from .configs import rule_of
 
 # %% ../nbs/12_interop.ipynb #177de633
 from .models import Model, as_model, differing, has_experts
+from .estimates import PARTS, layers_again, parts_again
 from .iteration import PLACES, Estimate, Parallel
 
 # %% ../nbs/12_interop.ipynb #12ab0009
@@ -229,6 +231,7 @@ def model_said(facts):  # Model or None
 def job_said(facts, ignored):  # TrainingJob
     "Facts as a job."
     G, dp, n = batch(facts, *copies(facts))
+    if value(facts, 'precision') == 'fp16': facts['precision'] = Said(None, 'bf16')   # as fast
     ignored = ignored + [(facts[name].key, f'not modelled yet: {what}')
                          for name, what in PLANNED.items()
                          if name in facts and name not in PARALLEL_FIELDS]
@@ -237,6 +240,7 @@ def job_said(facts, ignored):  # TrainingJob
     return TrainingJob(p, model_said(facts), G, n, value(facts, 'seq_len'), tuple(ignored))
 
 # %% ../nbs/12_interop.ipynb #12ab0012
+FP8 = {'delayed': 'fp8', 'tensorwise': 'fp8', 'blockwise': 'fp8-block', 'mxfp8': 'mxfp8'}
 SHARDS = {'no_shard': 0, 'optim': 1, 'optim_grads': 2, 'optim_grads_params': 3}
 MEGATRON_ROWS = (
     Row('--tensor-model-parallel-size', 'tp', WHOLE, 1),
@@ -267,6 +271,11 @@ MEGATRON_ROWS = (
     Row('--recompute-num-layers', 'recompute_layers', WHOLE),
     Row('--recompute-modules', 'recompute_modules', LIST),
     Row(None, 'schedule', absent='1f1b'), Row(None, 'reduce_each', absent=False),
+    Row(None, 'reshard_after_forward', absent=True),
+    Row('--num-distributed-optimizer-instances', 'dp_replicate', WHOLE, 1),
+    Row('--moe-token-dispatcher-type', 'dispatcher', words_of(
+        {'alltoall': 'alltoall', 'allgather': 'allgather', 'flex': 'once'})),
+    Row('--overlap-moe-expert-parallel-comm', 'ep_overlap', ON, False),
     Row('--num-layers', 'depth', WHOLE), Row('--hidden-size', 'embed_dim', WHOLE),
     Row('--ffn-hidden-size', 'mlp_dim', WHOLE), Row('--num-attention-heads', 'heads', WHOLE),
     Row('--kv-channels', 'head_dim', WHOLE), Row('--group-query-attention', 'grouped', ON, False),
@@ -304,6 +313,8 @@ MEGATRON_ROWS = (
         'hybrid-layer-pattern', 'hybrid-override-pattern', 'experimental-attention-variant',
         'linear-attention-freq', 'attention-output-gate', 'moe-latent-size', 'spec')),
     Row('--bf16', 'precision', one_word('bf16')), Row('--fp16', 'precision', one_word('fp16')),
+    Row('--fp8-format', 'fp8', TEXT), Row('--fp8-recipe', 'fp8_recipe', words_of(FP8), 'fp8'),
+    Row('--fp4-format', 'fp4', TEXT),
     Row('--expert-model-parallel-size', 'ep', WHOLE),
     Row('--expert-tensor-parallel-size', 'etp', WHOLE),
     Row('--pipeline-model-parallel-layout', 'layout', TEXT))
@@ -341,15 +352,14 @@ def recompute_of_megatron(facts, ignored):
     short, kind = facts['recompute_activations'], value(facts, 'granularity')
     if short.value and kind == 'full':
         raise ValueError(f'{short.key} contradicts {spelled(facts, "granularity")}')
-    modules = value(facts, 'recompute_modules', ('core_attn',))
-    if short.value or kind == 'selective': kind = 'selective' if 'core_attn' in modules else 'none'
-    if kind != 'full':
-        ignored += [(facts['recompute_modules'].key, f'not modelled yet: {module} computed again')
-                    for module in modules if module != 'core_attn']
-    elif value(facts, 'recompute_method') == 'block' and 'recompute_layers' in facts:
-        why = 'not modelled yet: only some layers computed again; all are'
-        ignored.append((facts['recompute_layers'].key, why))
-    facts['recompute'] = Said(None, kind or 'none')
+    key, modules = facts.get('recompute_modules', Said(None, ('core_attn',)))
+    block = value(facts, 'recompute_method') == 'block' and value(facts, 'recompute_layers')
+    if short.value or kind == 'selective':
+        ignored += [(key, f'not modelled: {name} computed again') for name in modules
+                    if name not in PARTS]
+        kind = '+'.join(name for name in PARTS if name in modules) or 'none'
+    elif kind == 'full' and block: kind = f'full:{block}'
+    facts['recompute'] = Said(None, 'selective' if kind == 'core_attn' else kind or 'none')
 
 # %% ../nbs/12_interop.ipynb #12ab0015
 def chunks_of_megatron(facts, ignored):
@@ -469,6 +479,11 @@ def positions_of_megatron(facts, ignored):
 
 def derive_megatron(facts, ignored):
     "What flags say together."
+    fp8, fp4 = facts.pop('fp8', None), facts.pop('fp4', None)
+    if fp8 and fp4: raise ValueError(f'{fp8.key} contradicts {fp4.key}')
+    recipe = facts.pop('fp8_recipe')
+    if fp8: facts['precision'] = Said(fp8.key, recipe.value)
+    if fp4: facts['precision'] = Said(fp4.key, 'nvfp4')
     for derive in (zero_of_megatron, overlap_of_megatron, recompute_of_megatron,
                    chunks_of_megatron): derive(facts, ignored)
     if not {'depth', 'embed_dim', 'heads'} <= facts.keys(): return
@@ -476,14 +491,27 @@ def derive_megatron(facts, ignored):
         derive(facts, ignored)
 
 # %% ../nbs/12_interop.ipynb #12ab001b
+def recompute_for_megatron(f):  # (granularity, dict of facts)
+    "What is computed again as flags have it."
+    again = f.get('recompute') or 'none'
+    if again == 'none': return None, {}
+    if again == 'full': return 'full', dict(recompute_method='uniform', recompute_layers=1)
+    if layers_again(again):
+        return 'full', dict(recompute_method='block', recompute_layers=layers_again(again))
+    modules = tuple(p for p in parts_again(again) if p in PARTS)
+    return 'selective', {} if again == 'selective' else dict(recompute_modules=modules)
+
 def undo_megatron(f):  # dict
     "Facts as flags have them."
-    stage, again = f.get('zero_stage') or 0, f.get('recompute')
-    own = dict(precision='bf16', distributed=stage > 0, fsdp=stage > 1,
+    stage, (granularity, again) = f.get('zero_stage') or 0, recompute_for_megatron(f)
+    low = f.get('precision') if f.get('precision') != 'bf16' else None
+    own = dict(precision='bf16', fp8='hybrid' if low and low != 'nvfp4' else None,
+               fp8_recipe=low if low != 'nvfp4' else None, fp4='e2m1' if low == 'nvfp4' else None,
+               distributed=stage > 0, fsdp=stage > 1,
                fsdp_shards=stage if stage > 1 else None,
-               overlap_reduce=f.get('dp_overlap'), granularity=again if again != 'none' else None,
+               overlap_reduce=f.get('dp_overlap'), granularity=granularity,
                overlap_gather=bool(f.get('dp_overlap')) and stage > 0)
-    if again == 'full': own |= dict(recompute_method='uniform', recompute_layers=1)
+    own |= again
     if f.get('virtual_stages') == 1: own['virtual_stages'] = None
     return f | own | (model_for_megatron(f) if 'depth' in f else {})
 
@@ -856,6 +884,7 @@ def fixed(**facts):  # rows
     return tuple(Row(None, fact, absent=absent) for fact, absent in facts.items())
 
 CODE = "the model's code"
+UNSAID = dict(reshard_after_forward=True, dp_replicate=1, dispatcher='alltoall', ep_overlap=False)
 DEEPSPEED_ROWS = (
     Row('train_batch_size', 'global_batch', WHOLE),
     Row('train_micro_batch_size_per_gpu', 'micro_batch', WHOLE),
@@ -870,7 +899,7 @@ DEEPSPEED_ROWS = (
     *elsewhere(f'{CODE}: PipelineModule', pp=1, virtual_stages=1, schedule='1f1b'),
     *elsewhere(f'{CODE}: gradient checkpointing', recompute=None),
     *elsewhere(CODE, context=None, sequence_sharded=None, seq_len=None), *fixed(
-        cp=1, reduce_each=False))
+        cp=1, reduce_each=False, **UNSAID))
 
 def derive_deepspeed(facts, ignored):
     "Overlap that is not said depends on the stage, and 0 GPUs for tensors means one."
@@ -922,7 +951,7 @@ ACCELERATE_ROWS = (
         lambda x, key: x if isinstance(x, str) and x != 'no' else None, lambda x: x)),
     *elsewhere('the script that trains', global_batch=None, micro_batch=None, seq_len=None),
     *elsewhere(CODE, tp_overlap=None, dp_overlap=None),
-    *fixed(virtual_stages=1, schedule='1f1b', reduce_each=False))
+    *fixed(virtual_stages=1, schedule='1f1b', reduce_each=False, **UNSAID))
 ACCELERATE_KINDS = ('NO', 'MULTI_GPU', 'FSDP', 'DEEPSPEED', 'MEGATRON_LM')
 
 def zero_of_fsdp(facts, ignored):  # (key, stage)
@@ -1028,7 +1057,8 @@ TORCHTITAN_ROWS = (
     Row('activation_checkpoint.mode', 'recompute', words_of(CHECKPOINTS), 'none'),
     also('activation_checkpoint', 'recompute', words_of(CHECKPOINTS)),
     Row('activation_checkpoint.selective_ac_option', 'checkpoint_option', TEXT),
-    *elsewhere('torchrun', n_gpus=None), *fixed(dp_overlap=True, reduce_each=False))
+    *elsewhere('torchrun', n_gpus=None), *fixed(
+        dp_overlap=True, reduce_each=False, precision='bf16', **UNSAID))
 
 # %% ../nbs/12_interop.ipynb #12ab002e
 def batch_of_torchtitan(facts):
@@ -1293,6 +1323,8 @@ def no_difference(p: Parallel):  # set of fields
     if p.cp == 1: found |= {'context'}
     if p.pp == 1: found |= {'schedule', 'virtual_stages'}
     if p.dp * p.cp == 1: found |= {'zero_stage', 'dp_overlap', 'reduce_each'}
+    if p.ep == 1: found |= {'dispatcher', 'ep_overlap'}
+    if p.zero_stage != 3: found |= {'reshard_after_forward'}
     return found
 
 def meaning(m):  # Model or None
