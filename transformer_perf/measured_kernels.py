@@ -150,16 +150,21 @@ def attention_seconds(
     causal=True,
     cached=True,     # writes keys and values into a cache, as serving does
     backward=False,  # the backward pass: 2.5 times the FLOP
+    keys=None, seen=None, value_dim=None,   # seq, half of it where causal, head_dim
 ):  # s
     "One call of fused attention."
-    share = np.interp(head_dim, HEADS, [getattr(fit, f'head_{d}') for d in HEADS])
-    share = share * (fit.backward / 2.5 if backward else 1.)
-    each = 4 * QUERIES * head_dim / (peak('bf16', system) * share)   # s a key
+    keys, value = seq if keys is None else keys, head_dim if value_dim is None else value_dim
+    seen = np.where(causal, .5, 1.) if seen is None else seen
+    width = (head_dim + value) / 2
+    share = np.interp(width, HEADS, [getattr(fit, f'head_{d}') for d in HEADS])
+    share = share * (fit.backward if backward else 1.)
+    flop = 2 * (3 * head_dim + 2 * value) if backward else 4 * width   # a query and a key
+    each = QUERIES * flop / (peak('bf16', system) * share)   # s a key
     rounds = batch * heads * np.ceil(seq / QUERIES) / MULTIPROCESSORS[system.architecture]
     rounds = rounds + fit.whole * (np.ceil(rounds) - rounds)
-    keys = np.where(causal, (seq + QUERIES) / 2, seq)
-    compute = np.maximum(rounds * each * (keys + fit.ramp), each * (seq + fit.ramp))
-    moved = batch * seq * head_dim * (fit.cache * cached * kv_heads + fit.query * heads)
+    computed = keys * seen + QUERIES / 2 * np.less(seen, 1)
+    compute = np.maximum(rounds * each * (computed + fit.ramp), each * (keys + fit.ramp))
+    moved = batch * width * (fit.cache * cached * kv_heads * keys + fit.query * heads * seq)
     return long_run(compute, fit) + moved / (system.hbm_bandwidth * 1e9) + fit.launch
 
 # %% ../nbs/02c_measured_kernels.ipynb #02c00010
@@ -268,7 +273,9 @@ def domain_seconds(
 ):  # s
     "One collective of NCCL inside a domain."
     moved = volume * (2 if kind == 'allreduce' else 1) * (gpus - 1) / gpus
-    ring, doublings, times = moved / system.nvlink_bandwidth, np.log2(gpus) - 3, []
+    # more than the eight that were measured share a link as eight do
+    ring, doublings = moved / system.nvlink_bandwidth, np.log2(np.minimum(gpus, 8)) - 3
+    times = []
     for way in ('first', 'second', 'third'):
         share, growth = getattr(fit, f'{way}_share'), getattr(fit, f'{way}_growth')
         latency = getattr(fit, way) + getattr(fit, f'{way}_gpu') * np.maximum(gpus - 2, 0)
