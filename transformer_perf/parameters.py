@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SHARE', 'PART', 'MULTIPROCESSORS', 'PARTS', 'PART_OF', 'figure', 'Network', 'Kernels', 'Software', 'Parameters',
            'part_of', 'limits', 'value_of', 'changed', 'Calibration', 'unknown_architecture', 'measured_folder',
-           'parameters_from', 'as_flat', 'read_calibration', 'of_fold']
+           'parameters_from', 'as_flat', 'read_calibration']
 
 # %% ../nbs/01b_parameters.ipynb #c3ca8f62
 import dataclasses
@@ -81,6 +81,9 @@ class Kernels:
         'judged: the best copy kernels reach 0.88 to 0.9 of the data sheet', **SHARE)
     score_bandwidth: float = figure(.54, .4, .88, "of the memory's rate, kernels on scores",
         'judged: softmax with mask and dropout: short rows, uncounted passes', **SHARE)
+    attention_share: float = figure(1., .4, 1.1, 'of what measured fused attention reaches',
+        'judged: kernels with a bias on scores are slower; so are those of early releases',
+        above=True)
     launch_gap: float = figure(2e-6, 1e-6, 5e-6, 's a kernel',
         'gap between two kernels of a stream')
     accumulate_traffic: float = figure(4., 2, 8, 'bytes of extra traffic, a weight',
@@ -107,6 +110,8 @@ class Software:
     # time
     host_layer: float = figure(0., .3e-3, 3e-3, 's to launch one direction of a layer',
         'judged: 40 to 100 launches of 5 to 30 us')
+    host_experts: float = figure(0., 0, 10e-3, 's more, where it has experts',
+        'judged: 50 to 300 further launches to sort, send and group tokens')
     host_tp: float = figure(0., 0, .2, 'more of it for each further tensor-parallel GPU',
         'judged: a group waits for its slowest launcher', **PART)
     host_sharpness: float = figure(3., 1.5, 10, 'exponent of the smooth maximum of host and GPU',
@@ -261,24 +266,14 @@ def as_flat(
 # %% ../nbs/01b_parameters.ipynb #2b91d7a4
 def read_calibration(
     path=None,  # of a JSON file; the shipped one unless given
-    fold=None,  # 'kind number': the parameters fitted without some of the rows
 ):  # Calibration
     "Parameter sets from a file that `calibrate` wrote."
     path = measured_folder() / 'calibrated.json' if path is None else checked_path(path)
     found, name = read_json(path), named(path)
     try:
         sets = {key: parameters_from(values) for key, values in found['sets'].items()}
-        if fold is not None: sets = of_fold(sets, found, *fold.split())
         return Calibration(sets, path.stem)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         why = f'{type(error).__name__}: {quoted(str(error))}'
         raise ValueError(f'{name}: not a calibration ({why})') from None
     except ValueError as error: raise ValueError(f'{name}: {error}') from None
-
-# %% ../nbs/01b_parameters.ipynb #5bbd2539
-def of_fold(sets, found, kind, number):  # dict: name -> Parameters
-    "The sets with the values that were fitted without some of the rows."
-    sets = dict(sets)
-    for entry, value in zip(found['fitted'], found['folds'][kind][int(number)]):
-        for name in entry['sets']: sets[name] = changed(sets[name], {entry['parameter']: value})
-    return sets
