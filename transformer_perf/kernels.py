@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['AS_MEASURED', 'MIDDLE', 'NEWEST', 'gpu_near', 'in_generation', 'once_each', 'product_fit', 'added_time',
            'product_time', 'attention_fit', 'attention_time', 'domain_time', 'link_rates', 'protocols',
-           'collective_seconds', 'send_seconds', 'ring_seconds', 'exchange_time', 'matrix_time', 'Measured',
-           'pricer_of']
+           'collective_seconds', 'collective_time', 'send_seconds', 'ring_seconds', 'exchange_time', 'matrix_time',
+           'Measured', 'pricer_of']
 
 # %% ../nbs/02b_kernels.ipynb #1ab43756
 import dataclasses
@@ -75,6 +75,7 @@ def added_time(p: Product, system: System, parameters: Parameters):  # s
     moved = system.element_size * p.batch * p.m * p.n * (2 + k.accumulate_traffic / 2)
     return apart * (k.launch_gap + moved / (system.hbm_bandwidth * k.vector_bandwidth))
 
+# %% ../nbs/02b_kernels.ipynb #2b000001
 def product_time(p: Product, system: System, parameters: Parameters):  # s
     "The kernels of a product."
     gpu, node = gpu_near(system, parameters), in_generation(system, parameters)
@@ -172,6 +173,17 @@ def collective_seconds(
         best = np.where(nodes > 1, np.minimum(best, tree), best)
     return np.where((n > 1) & (volume > 0), w.base + best, 0.)
 
+# %% ../nbs/02b_kernels.ipynb #2b000002
+def collective_time(kind, volume, group: Group, system: System, parameters: Parameters):  # s
+    "A collective inside a domain or across; or a ring of single messages."
+    if kind == 'ring': return ring_seconds(volume, group, system, parameters)
+    near = np.equal(group.size, group.in_domain)
+    inside = domain_time(kind, volume, group.in_domain, system, parameters)
+    if np.all(near): return inside
+    price = lambda volume, *places: collective_seconds(kind, volume, Group(*places), system,
+                                                       parameters)
+    return np.where(near, inside, once_each(price, system, volume, *group))
+
 # %% ../nbs/02b_kernels.ipynb #18283258
 def send_seconds(
     volume,   # GB
@@ -238,15 +250,7 @@ class Measured:
 
     def collective(self, kind, volume, group: Group):  # s
         "A collective of NCCL, or a ring of single messages."
-        if kind == 'ring': return ring_seconds(volume, group, self.system, self.parameters)
-        near = np.equal(group.size, group.in_domain)
-        inside = domain_time(kind, volume, group.in_domain, self.system, self.parameters)
-        if np.all(near): return inside
-        across = once_each(
-            lambda volume, *places: collective_seconds(kind, volume, Group(*places), self.system,
-                                                       self.parameters),
-            self.system, volume, *group)
-        return np.where(near, inside, across)
+        return collective_time(kind, volume, group, self.system, self.parameters)
 
     def exchange(self, volume, far, group: Group):  # s, of an all-to-all
         return exchange_time(volume, far, group, self.system, self.parameters)

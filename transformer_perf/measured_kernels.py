@@ -6,14 +6,14 @@
 __all__ = ['FORMATS', 'BYTES', 'CACHE', 'TILES', 'HEADS', 'QUERIES', 'GROUPED', 'MOST_NODES', 'KINDS', 'SHEETS', 'DTYPES',
            'OPERATIONS', 'OTHERS', 'TABLES', 'STARTS', 'NOISE', 'PULL', 'FOLDS', 'GENERATION', 'SAMPLE', 'SOURCE',
            'FITTED', 'SHOWN', 'EACH', 'peak', 'waves', 'either', 'both', 'fitted', 'ProductFit', 'tile_shares',
-           'long_run', 'product_seconds', 'AttentionFit', 'attention_seconds', 'ExpertFit', 'grouped_seconds',
-           'work_of_rank', 'expert_seconds', 'DomainFit', 'domain_seconds', 'ExchangeFit', 'spread_over',
-           'exchange_seconds', 'gpu_of', 'sheet_of', 'read_fits', 'closest', 'words_of', 'number_of', 'numbers_of',
-           'Job', 'groups_of', 'priced_rows', 'keys_of', 'product_price', 'product_job', 'renamed', 'attention_job',
-           'routing_of', 'expert_price', 'expert_job', 'domain_job', 'exchange_job', 'published_attention_job',
-           'published_product_job', 'grouped_product_job', 'jobs_of', 'predict_kernels', 'published_kernels',
-           'fit_errors', 'mean_errors', 'least_squares', 'fit_shares', 'shape_of', 'fit_rows', 'measured_seconds',
-           'error_of', 'usable', 'fit_job', 'read_kernels', 'fit_tables', 'save_fits', 'sample_of']
+           'long_run', 'product_seconds', 'AttentionFit', 'seconds_a_key', 'attention_seconds', 'ExpertFit',
+           'grouped_seconds', 'work_of_rank', 'expert_seconds', 'DomainFit', 'domain_seconds', 'ExchangeFit',
+           'spread_over', 'exchange_seconds', 'gpu_of', 'sheet_of', 'read_fits', 'closest', 'words_of', 'number_of',
+           'numbers_of', 'Job', 'groups_of', 'priced_rows', 'keys_of', 'product_price', 'product_job', 'renamed',
+           'attention_job', 'routing_of', 'expert_price', 'expert_job', 'domain_job', 'exchange_job',
+           'published_attention_job', 'published_product_job', 'grouped_product_job', 'jobs_of', 'predict_kernels',
+           'published_kernels', 'fit_errors', 'mean_errors', 'least_squares', 'fit_shares', 'shape_of', 'fit_rows',
+           'measured_seconds', 'error_of', 'usable', 'fit_job', 'read_kernels', 'fit_tables', 'save_fits', 'sample_of']
 
 # %% ../nbs/02c_measured_kernels.ipynb #02c00005
 import dataclasses
@@ -143,6 +143,14 @@ HEADS = (64, 128, 192, 256, 512)   # measured widths of a head
 QUERIES = 128                      # of a tile
 
 # %% ../nbs/02c_measured_kernels.ipynb #5f4c2adb
+def seconds_a_key(head_dim, value, system: System, fit, backward):  # s
+    "What a tile of queries takes for each key."
+    width = (head_dim + value) / 2
+    share = np.interp(width, HEADS, [getattr(fit, f'head_{d}') for d in HEADS])
+    flop = 2 * (3 * head_dim + 2 * value) if backward else 4 * width   # a query and a key
+    return QUERIES * flop / (peak('bf16', system) * share * (fit.backward if backward else 1.))
+
+# %% ../nbs/02c_measured_kernels.ipynb #2c000001
 def attention_seconds(
     batch, seq, heads, kv_heads, head_dim,   # arrays of any shape
     system: System,
@@ -155,11 +163,7 @@ def attention_seconds(
     "One call of fused attention."
     keys, value = seq if keys is None else keys, head_dim if value_dim is None else value_dim
     seen = np.where(causal, .5, 1.) if seen is None else seen
-    width = (head_dim + value) / 2
-    share = np.interp(width, HEADS, [getattr(fit, f'head_{d}') for d in HEADS])
-    share = share * (fit.backward if backward else 1.)
-    flop = 2 * (3 * head_dim + 2 * value) if backward else 4 * width   # a query and a key
-    each = QUERIES * flop / (peak('bf16', system) * share)   # s a key
+    each, width = seconds_a_key(head_dim, value, system, fit, backward), (head_dim + value) / 2
     rounds = batch * heads * np.ceil(seq / QUERIES) / MULTIPROCESSORS[system.architecture]
     rounds = rounds + fit.whole * (np.ceil(rounds) - rounds)
     computed = keys * seen + QUERIES / 2 * np.less(seen, 1)
@@ -264,6 +268,7 @@ class DomainFit:
     rounding: float = fitted(3., 1.2, 8, 'sharpness of the larger of latency and bandwidth')
     choice: float = fitted(10., 3, 30, 'how sharply the fastest way is chosen')
 
+# %% ../nbs/02c_measured_kernels.ipynb #2c000002
 def domain_seconds(
     kind,     # allreduce, allgather, reducescatter or alltoall
     volume,   # GB of the whole tensor
@@ -273,9 +278,8 @@ def domain_seconds(
 ):  # s
     "One collective of NCCL inside a domain."
     moved = volume * (2 if kind == 'allreduce' else 1) * (gpus - 1) / gpus
-    # more than the eight that were measured share a link as eight do
-    ring, doublings = moved / system.nvlink_bandwidth, np.log2(np.minimum(gpus, 8)) - 3
-    times = []
+    ring, times = moved / system.nvlink_bandwidth, []
+    doublings = np.log2(np.minimum(gpus, 8)) - 3   # more than eight share a link as eight do
     for way in ('first', 'second', 'third'):
         share, growth = getattr(fit, f'{way}_share'), getattr(fit, f'{way}_growth')
         latency = getattr(fit, way) + getattr(fit, f'{way}_gpu') * np.maximum(gpus - 2, 0)

@@ -4,23 +4,24 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'NEEDED', 'FLAGS', 'ZERO', 'TOLD', 'GPUS', 'STACKS', 'RECIPE', 'BY_NAME',
-           'SAME', 'TRIED', 'MOST_BATCHES', 'USABLE', 'SLACK', 'PREDICTED', 'WAITS', 'WIDER', 'OWN', 'PROTOCOL',
-           'TEST_SIZES', 'OTHERS', 'FREE', 'FREE_OF_STACK', 'FREE_ATTENTION', 'OWN_ATTENTION', 'TWICE', 'LEAST_RUNS',
-           'LEVELS', 'KINDS_OF_RUN', 'published', 'read_runs', 'on_system', 'as_number', 'as_numbers',
+           'SAME', 'TRIED', 'MOST_BATCHES', 'USABLE', 'SLACK', 'PREDICTED', 'WAITS', 'WIDER', 'TOO_LARGE', 'OWN',
+           'PROTOCOL', 'TEST_SIZES', 'OTHERS', 'FREE', 'FREE_OF_STACK', 'FREE_ATTENTION', 'OWN_ATTENTION', 'TWICE',
+           'LEAST_RUNS', 'LEVELS', 'KINDS_OF_RUN', 'published', 'read_runs', 'on_system', 'as_number', 'as_numbers',
            'measured_column', 'row_name', 'as_word', 'texts', 'column_rules', 'numbers_in', 'sheet_of_run', 'of_sheets',
-           'filled', 'layout_rules', 'reasons_of', 'Batch', 'stack_of', 'spread', 'column_of', 'recompute_of',
-           'precision_of', 'layouts_of', 'structure_of', 'expert_choices', 'alternatives', 'places_of', 'sheet_for',
-           'configurations', 'batch_of', 'shape_of', 'batches_of', 'parameters_for', 'priced', 'room_of', 'chosen',
-           'predicted_rows', 'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'kind_of_run',
-           'assumed_of', 'features_of', 'trust_in', 'with_trust', 'predict', 'table_of', 'least_squares_within',
-           'standard_errors', 'Fit', 'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of',
-           'table_of_fit', 'fit_entries', 'calibrate', 'published_collectives', 'checked_kinds', 'predict_collectives',
-           'calibrate_network', 'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at', 'weights_of', 'Problem',
-           'problem_of', 'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset', 'of_values',
-           'never_seen', 'scoreboard', 'fitted', 'jobs_of', 'picked', 'start_of_published', 'contested_rows',
-           'fit_tied', 'fit_stacks', 'flat_changes', 'fitted_rows', 'without_each', 'halves_apart', 'spread_of',
-           'intervals_of', 'coverage_of', 'covered_apart', 'error_table', 'evidence_of', 'usable_runs',
-           'calibrate_published', 'add_records', 'predict_kernels', 'published_kernels']
+           'filled', 'chosen_by_software', 'layout_rules', 'batch_rules', 'reasons_of', 'Batch', 'stack_of', 'spread',
+           'column_of', 'recompute_of', 'precision_of', 'layouts_of', 'structure_of', 'expert_choices', 'alternatives',
+           'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of', 'shape_of', 'batches_of',
+           'few_groups', 'parameters_for', 'priced', 'room_of', 'chosen', 'predicted_rows', 'shipped_record', 'record',
+           'recorded', 'with_sets', 'but_tests', 'kind_of_run', 'assumed_of', 'features_of', 'trust_in', 'with_trust',
+           'predict', 'table_of', 'least_squares_within', 'standard_errors', 'Fit', 'Entry', 'entries_of', 'replaced',
+           'checked_runs', 'feasible', 'residuals_of', 'table_of_fit', 'fit_entries', 'calibrate',
+           'published_collectives', 'checked_kinds', 'predict_collectives', 'calibrate_network', 'source_of', 'half_of',
+           'Tangent', 'tangent_of', 'settled_at', 'weights_of', 'Problem', 'problem_of', 'tangent_at', 'tied',
+           'free_of_stacks', 'percent', 'errors_by_preset', 'of_values', 'never_seen', 'scoreboard', 'fitted',
+           'jobs_of', 'picked', 'start_of_published', 'contested_rows', 'fit_tied', 'fit_stacks', 'flat_changes',
+           'fitted_rows', 'without_each', 'halves_apart', 'spread_of', 'intervals_of', 'coverage_of', 'covered_apart',
+           'error_table', 'residual_table', 'evidence_of', 'usable_runs', 'calibrate_published', 'add_records',
+           'predict_kernels', 'published_kernels']
 
 # %% ../nbs/10_validation.ipynb #889ed19c
 import dataclasses
@@ -35,6 +36,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+# %% ../nbs/10_validation.ipynb #10b00001
 from .inputs import (
     HUGE, LARGEST, TINY, WHOLE, named, nearest, of_type, quoted, read_csv, several, table_with,
     takes, write_whole, read_json)
@@ -176,6 +178,12 @@ def filled(df, x, system=None):  # DataFrame
     x['gpus_per_node'] = fill('gpus_per_node', of_sheets(df, system, lambda s: s.nvlink_size))
     nic = of_sheets(df, system, lambda s: s.ib_bandwidth * s.nic_factor)
     x['nic_GBps_per_gpu'] = fill('nic_GBps_per_gpu', nic)
+    return chosen_by_software(df, x)
+
+# %% ../nbs/10_validation.ipynb #10b00003
+def chosen_by_software(df, x):  # DataFrame
+    "The same, with what software does unless it is told otherwise."
+    fill = lambda c, value: x[c].where(x[c].notna(), value)
     x['vocab'] = fill('vocab', 0.)
     x['sequence_parallel'] = fill('sequence_parallel', 1. * (x.tp > 1))
     x['tp_overlap'] = fill('tp_overlap', 1. * (x.tp > 1))   # who publishes, tunes
@@ -200,6 +208,11 @@ def layout_rules(x):  # yields (what is wrong, where it is right)
         yield f'{divisor} must divide {number}', (x[number] % x[divisor] == 0) | x[number].isna()
     plain = x.head_dim.notna() | x.kv_lora_rank.notna() | (x.hidden % x.heads == 0)
     yield 'heads must divide hidden', plain
+    yield from batch_rules(x)
+
+# %% ../nbs/10_validation.ipynb #10b00005
+def batch_rules(x):  # yields (what is wrong, where it is right)
+    "The same of heads, batches, stages and experts."
     shared = (x.kv_heads % x.tp == 0) | (x.tp % x.kv_heads == 0)
     yield 'kv_heads must divide heads, and tp or be divided by it', (
         (x.heads % x.kv_heads == 0) & shared)
@@ -347,6 +360,11 @@ def alternatives(own, position):  # table
         whole = possible(SCHEDULES['1f1b'], t['pp'], t['vp'], N, t['layers'] // t['pp'])
         return (whole & even) | (t['vp'] == 1)
     t = spread(t, 'vp', np.unique(np.concatenate([[1], *map(divisors, each)])).astype(int), stages)
+    return with_recompute(t, own, position)
+
+# %% ../nbs/10_validation.ipynb #10b00006
+def with_recompute(t, own, position):  # table
+    "Rows with every choice of what is computed again, where it is unknown."
     known = own.recompute_words.to_numpy()[np.searchsorted(position, t['row'])]
     names = list(dict.fromkeys((*TRIED, *known[known != ''])))
     t['again'] = np.array([names.index(name) if name else np.nan for name in known])
@@ -416,6 +434,7 @@ def shape_of(x):  # Series of str
     placed = texts(x, 'layout', 'pp', 'vp').where(laid_out, '')
     return texts(x, *sizes).where(several | laid_out, '') + placed
 
+# %% ../nbs/10_validation.ipynb #10b00007
 def batches_of(df, system=None):  # list of Batch
     "Rows as candidates, a batch for each system, stack and structure."
     x, name = filled(df, numbers_in(df), system), column_of(df, 'model').str.lower()
@@ -430,11 +449,17 @@ def batches_of(df, system=None):  # list of Batch
     x['model_key'] = shape_of(x)
     shared = ['gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'flash_attention', 'stack', 'ring',
               'precision_words', 'model_key', 'tied']
-    groups = x.assign(ring=x.cp > 1).groupby(shared, sort=False)
+    return [batch_of(own, own.position.to_numpy(), system)
+            for _, own in few_groups(x.assign(ring=x.cp > 1), shared)]
+
+# %% ../nbs/10_validation.ipynb #10b0000e
+def few_groups(x, shared):
+    "Rows that share some columns; a ValueError where there are too many groups."
+    groups = x.groupby(shared, sort=False)
     if groups.ngroups > MOST_BATCHES:
         raise ValueError(f'{groups.ngroups} different systems, stacks and models in the measured '
                          f'runs are more than {MOST_BATCHES}')
-    return [batch_of(own, own.position.to_numpy(), system) for _, own in groups]
+    return groups
 
 # %% ../nbs/10_validation.ipynb #860395a7
 def parameters_for(batch, assumptions):  # Parameters, or None under a preset without
@@ -537,7 +562,7 @@ def features_of(df):  # DataFrame of str
 # %% ../nbs/10_validation.ipynb #860395c2
 def trust_in(gpu, stack, model, precision, known):  # str
     "How near the nearest evidence is, and what it is."
-    here, mine = known[known.gpu == gpu], known[(known.gpu == gpu) & (known.stack == stack)]
+    here, mine = known[known.gpu == gpu], known[(known.gpu == gpu) & (known['stack'] == stack)]
     own = mine[(mine.model == model) & (mine.precision == precision)]
     if stack and len(own):
         return f'measured: {own.runs.sum()} runs of {stack} on {gpu}, {model}, {precision}'
@@ -549,6 +574,7 @@ def trust_in(gpu, stack, model, precision, known):  # str
     return (f'near: {mine.runs.sum()} runs of {stack} on {gpu}, none of a model {model} in '
             f'{precision}')
 
+# %% ../nbs/10_validation.ipynb #10b00008
 WIDER = 1.5   # the interval of a GPU without runs
 
 def with_trust(found, assumptions):  # DataFrame
@@ -569,6 +595,8 @@ def with_trust(found, assumptions):  # DataFrame
     return found.assign(iteration_low_s=bound(1), iteration_high_s=bound(0), trust=trust)
 
 # %% ../nbs/10_validation.ipynb #aa56d759
+TOO_LARGE = 'no micro-batch fits by our count: the smallest is priced'
+
 def predict(
     df,                       # DataFrame of runs with COLUMNS; all but NEEDED may be empty
     assumptions='calibrated', # a preset's name, a calibrated .json file, or Assumptions
@@ -576,19 +604,16 @@ def predict(
 ):  # DataFrame: df with predicted_iteration_s, predicted_memory_GB, the components and a reason
     "Predicted iteration time and memory of measured runs."
     df, assumptions = on_system(df, system), as_assumptions(assumptions)
-    reason = reasons_of(df, system)
+    reason, again = reasons_of(df, system), np.full(len(df), '', dtype=object)
     good = np.flatnonzero(reason == '')
     found = {f'predicted_{name}': np.full(len(df), np.nan) for name in PREDICTED}
-    again = np.full(len(df), '', dtype=object)
     for batch in batches_of(df.iloc[good], system):
         try: figures, rows, fits, words = predicted_rows(batch, assumptions)
         except ValueError as error:
             reason.iloc[good[np.unique(batch.row)]] = str(error)
             continue
         for name, values in figures.items(): found[f'predicted_{name}'][good[rows]] = values
-        again[good[rows]] = words
-        reason.iloc[good[rows[~fits]]] = (
-            'no micro-batch fits by our count: the smallest is priced')
+        again[good[rows]], reason.iloc[good[rows[~fits]]] = words, TOO_LARGE
     found = df.assign(**found, reason=reason)
     return with_trust(found.assign(assumed=assumed_of(found, again, system)), assumptions)
 
@@ -911,6 +936,7 @@ def tied(sets, entries, values):  # dict: name -> Parameters
             if not alone: found[name] = changed(found[name], {entry.name: float(value)})
     return found
 
+# %% ../nbs/10_validation.ipynb #10b00009
 def free_of_stacks(runs):  # dict: name of a parameter with its set -> how far from the others'
     "What each stack of an architecture may have of its own."
     found, system = {}, runs.gpu.map({gpu: sheet_of_run(gpu) for gpu in set(runs.gpu)})
@@ -938,6 +964,7 @@ def errors_by_preset(df, presets, system):  # dict: name of a column -> relative
     memory = found[presets[-1]].predicted_memory_GB
     return errors | {'memory': memory / measured_column(df, 'memory_GB') - 1}
 
+# %% ../nbs/10_validation.ipynb #10b0000a
 def of_values(record, path=None):  # Calibration
     "The shipped sets with other values of their fitted parameters."
     sets = dict(read_calibration(path).sets)
@@ -1059,6 +1086,7 @@ def fit_stacks(problem, sets, weights, rounds=2):  # (sets, Tangent, values, err
         if i < rounds - 1: t = tangent_at(problem, list(pulls), sets)
     return sets, (t, first, pull), values, error
 
+# %% ../nbs/10_validation.ipynb #10b0000b
 def flat_changes(old, new):  # dict: name of a set -> name of a parameter -> value
     "What differs between two dicts of sets."
     found = {}
@@ -1127,6 +1155,7 @@ def covered_apart(df, predicted, part, levels):  # Series of bool
         found[own] = coverage_of(df[own], predicted[own], others)
     return found
 
+# %% ../nbs/10_validation.ipynb #10b0000c
 def error_table(df, columns, covered):  # DataFrame, a row per source, in percent
     "Errors of every way to predict, by source."
     source, e = source_of(df), {name: x / df.iteration_s - 1 for name, x in columns.items()}
@@ -1139,6 +1168,15 @@ def error_table(df, columns, covered):  # DataFrame, a row per source, in percen
     table = table.reset_index(names='source')
     return table.assign(others=table.source.map(OTHERS).fillna(''))
 
+def residual_table(df, columns):  # DataFrame, a row per source, GPU, model and precision
+    "The same in more detail."
+    e = {name: (x / df.iteration_s - 1).abs() for name, x in columns.items()}
+    by = features_of(df).assign(source=source_of(df), **e).groupby(
+        ['source', 'gpu', 'model', 'precision'], sort=False)[list(e)]
+    mean = (100 * by.mean()).round(1).add_suffix(' %')
+    return mean.assign(runs=by.size()).reset_index()
+
+# %% ../nbs/10_validation.ipynb #10b0000f
 def evidence_of(df):  # list of dict
     "Which GPUs, software and features were measured, and how often."
     return features_of(df).value_counts().rename('runs').reset_index().to_dict('records')
@@ -1147,10 +1185,10 @@ def evidence_of(df):  # list of dict
 def usable_runs(df):  # DataFrame
     "Runs that can be fitted to: measured, modelled, and on a GPU whose kernels are known."
     df = df[measured_column(df, 'iteration_s').notna()]
-    reason = predict(df).reason
-    good = (reason == '') | reason.str.startswith('no micro-batch')
+    good = predict(df).reason.isin(['', TOO_LARGE])
     return df[good].reset_index(drop=True)
 
+# %% ../nbs/10_validation.ipynb #10b0000d
 def calibrate_published(measured, path, show=print):  # DataFrame
     "Fit and write the shipped parameters, and what they predict of rows that they did not see."
     runs = usable_runs(measured)
@@ -1174,7 +1212,7 @@ def add_records(path, runs, fitted, show):  # DataFrame, a row per source
     "What the parameters in a file predict, written into it."
     found = read_json(path)
     of = lambda sets, df: predict(df, with_sets(of_values(sets, path))).predicted_iteration_s
-    seen, half = predict(runs, path), half_of(runs)
+    seen, half, rows = predict(runs, path), half_of(runs), lambda t: t.to_dict('records')
     columns = {'never seen': never_seen(runs, path), 'tuned on': seen.predicted_iteration_s,
                'half held out': pd.concat([of(found['halves'][i], runs[half == i])
                                            for i in range(2)]).sort_index()}
@@ -1182,15 +1220,10 @@ def add_records(path, runs, fitted, show):  # DataFrame, a row per source
     covered = {name: covered_apart(seen, columns[name], part, name) for name, part in parts.items()}
     errors = error_table(runs, columns, covered)
     show(errors.to_string())
-    e = {name: (x / runs.iteration_s - 1).abs() for name, x in columns.items()}
-    classes = features_of(runs).assign(source=source_of(runs), **e).groupby(
-        ['source', 'gpu', 'model', 'precision'], sort=False)[list(e)]
-    residuals = (100 * classes.mean()).round(1).add_suffix(' %').assign(
-        runs=classes.size()).reset_index()
     regret = picked(seen[source_of(seen) == 'vtrain-multi'])
-    rows = lambda t: t.to_dict('records')
     found |= dict(
-        errors=rows(errors), residuals=rows(residuals), fitted=fitted, evidence=evidence_of(runs),
+        errors=rows(errors), residuals=rows(residual_table(runs, columns)), fitted=fitted,
+        evidence=evidence_of(runs),
         intervals={name: intervals_of(seen, columns[name], name) for name in parts},
         contested=rows(contested_rows(seen)), regret=rows(regret))
     write_whole(path, json.dumps(found, indent=1) + '\n')
