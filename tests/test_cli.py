@@ -146,14 +146,14 @@ def test_calibrate(tmp_path):
         table = csv.DictWriter(file, rows[0].keys())
         table.writeheader(); table.writerows(rows[:5])
     fit = ('calibrate', runs, '--system', system, '-o', output, '--free')
-    has(good(*fit, 'matrix_efficiency,host_layer'), 'my-cal.json')
-    has(output.read_text(), 'matrix_efficiency')
+    has(good(*fit, 'clock,host_layer'), 'my-cal.json')
+    has(output.read_text(), 'clock')
     found = json.loads(good('search', '--system', system, '--gpus', 64, '--model', 'gpt3',
                             '--global-batch', 64, '--assumptions', output, '--format', 'json'))
     assert found['found'] and found['found'][0]['other_s'] > 0
-    many = 'matrix_efficiency,host_layer,host_tp,straggler,host_sharpness,score_bandwidth'
+    many = 'clock,host_layer,host_tp,straggler,host_sharpness,score_bandwidth'
     has(bad(*fit, many), 'runs cannot determine')
-    has(bad(*fit, 'matrix_eficiency'), "did you mean 'matrix_efficiency'")
+    has(bad(*fit, 'clok'), "did you mean 'clock'")
 
 
 def test_help_teaches():

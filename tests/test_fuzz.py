@@ -254,7 +254,7 @@ FUNCTIONS = {
     scaling.parse_nccl_log: dict(text=LOG, kind=None, gpus=None),
     scaling.speedup: dict(comm_share=.2, efficiency=.8),
     scaling.efficiency_behind: dict(comm_share=.2, speedup=.9),
-    validation.fold_of: dict(df=validation.published(), kind='half')}
+    validation.half_of: dict(df=validation.published())}
 
 
 @pytest.mark.parametrize('ask', FUNCTIONS, ids=lambda ask: getattr(ask, '__name__', 'Efficiency'))

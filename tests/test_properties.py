@@ -42,7 +42,7 @@ recomputes = pick(['none', 'selective', 'full'])
 def loose(assumptions, **changes):
     "Assumptions that allow the small models of these tests to be shared out."
     a = as_assumptions(assumptions)
-    return dataclasses.replace(a, least_features=16, least_panel=64, **changes)
+    return dataclasses.replace(a, least_features=16, least_panel=64, wide_search=False, **changes)
 
 
 def of_preset(preset, gpu): return gpu if preset != 'calibrated' else {

@@ -15,13 +15,14 @@ from transformer_perf.iteration import COMPONENTS
 from transformer_perf.parameters import PARTS, changed, limits, read_calibration, value_of
 from transformer_perf.systems import as_system
 from transformer_perf.validation import (
-    FOLDS, FREE, USABLE, calibrate, calibrate_network, fitted, fold_of, held_out, picked, predict,
-    predict_collectives, published, published_collectives, recorded, scoreboard, table_of,
-    with_sets)
+    USABLE, calibrate, calibrate_network, fitted, half_of, never_seen, of_values, picked, predict,
+    predict_collectives, published, published_collectives, recorded, scoreboard,
+    shipped_record, source_of, table_of, with_sets)
 
-MUST = {'megatron-2022': .03, 'megatron-2021': .04, 'mcore-h100': .06, 'simumax-b200': .06,
-        'vtrain-multi': .10, 'vtrain-single': .11}   # most that a table's mean error may be
-APART = {'vtrain-multi', 'vtrain-single'}            # tables that do not ship
+MUST = {'megatron-2022': .03, 'megatron-2021': .04, 'mcore-h100': .09, 'simumax-b200': .06,
+        'vtrain-multi': .09, 'vtrain-single': .07, 'dgxc-benchmarking': .08, 'llm-foundry': .08,
+        'megatron-bridge': .12, 'torchtitan': .12}   # most that a source's mean error may be
+SHIP = {'megatron-2022', 'megatron-2021', 'mcore-h100', 'simumax-b200'}
 RUNS = published()
 BULK = os.environ.get('TRANSFORMER_PERF_RUNS')  # a CSV file with more measured runs, as vTrain's
 PRESETS = pytest.mark.parametrize('preset', ['paper', 'corrected', 'calibrated'])
@@ -43,37 +44,56 @@ def mean_error(tests, *parameters):
 
 # how wrong
 
+def half_held_out(runs):
+    "Each half predicted by what the stacks taught in the other one."
+    half, values = half_of(runs), shipped_record('halves')
+    found = [predict(runs[half == i], with_sets(of_values(values[i]))) for i in range(2)]
+    return pd.concat(found).sort_index().predicted_iteration_s
+
+
 @pytest.mark.parametrize('predicted', [
-    lambda runs: predict(runs).predicted_iteration_s, lambda runs: held_out(runs, 'half'),
-    lambda runs: held_out(runs, 'jobs')], ids=['tuned', 'half held out', 'jobs held out'])
+    lambda runs: predict(runs).predicted_iteration_s, half_held_out], ids=['tuned', 'half'])
 def test_errors_of_the_published_tables(predicted):
     found = errors(predicted(RUNS), RUNS)
-    assert set(found.index) == set(MUST) - APART
+    assert set(found.index) == SHIP
     for table, error in found.items(): assert error <= MUST[table], table
+
+
+def test_sources_never_seen():
+    "The headline: what a fit without a source says of it, as of unknown software."
+    found = errors(never_seen(RUNS), RUNS)
+    assert set(found.index) == SHIP and (found < .16).all()
+    recorded_ones = recorded().set_index('source')['never seen %']
+    for table, error in found.items():
+        assert math.isclose(100 * error, recorded_ones[table], abs_tol=.06), table
 
 
 def test_peak_memory():
     own = of_table('simumax-b200')
-    assert (predict(own).predicted_memory_GB / own.memory_GB - 1).abs().mean() < .03
+    assert (predict(own).predicted_memory_GB / own.memory_GB - 1).abs().mean() < .01
 
 
 def test_recorded_errors():
-    table = recorded().set_index('table')
-    columns = ['tuned on %', 'half held out %', 'jobs held out %']
+    table = recorded().set_index('source')
+    columns = ['tuned on %', 'half held out %']
+    assert set(table.index) == set(MUST)
     for name, most in MUST.items(): assert (table.loc[name, columns] <= 100 * most).all()
 
 
 @pytest.mark.skipif(not BULK, reason='TRANSFORMER_PERF_RUNS names no file')
 def test_errors_of_a_file_of_runs():
-    runs = pd.read_csv(BULK)
-    predicted = predict(runs)
-    for table, error in errors(predicted.predicted_iteration_s, runs).items():
-        assert error <= MUST.get(table, 1), table
+    runs = pd.read_csv(BULK, low_memory=False)
+    predicted, source = predict(runs), source_of(runs)
+    wrong = (predicted.predicted_iteration_s / runs.iteration_s - 1).abs().groupby(source).mean()
+    for name, error in wrong.items(): assert error <= MUST.get(name, 1), name
+    inside = runs.iteration_s.between(predicted.iteration_low_s, predicted.iteration_high_s)
+    known = predicted.predicted_iteration_s.notna() & runs.iteration_s.notna()
+    assert .75 <= inside[known & source.isin([*MUST])].mean() <= .95
     regret = picked(predicted)
     print(regret.to_string())
     # all jobs but the one of 39.1 B parameters: see the notebook
     usual = (regret.table == 'vtrain-multi') & (regret.hidden != 8192)
-    assert (regret[usual]['regret %'] <= 2).all()
+    assert (regret[usual]['regret %'] <= 5).all()
 
 
 def test_collectives():
@@ -83,21 +103,72 @@ def test_collectives():
     assert mean_error(tests[apart], calibrate_network(tests[~apart])) < .15
 
 
-def test_folds_are_held_out():
-    "A fold's parameters do not depend on its rows: they differ from those fitted to all."
-    calibrations = [read_calibration(), *(read_calibration(fold=f'half {i}') for i in range(2))]
-    values = {tuple(value_of(k, 'host_layer') for k in c.sets.values()) for c in calibrations}
-    assert len(values) == 3
-    assert set(fold_of(RUNS, 'half')) == {0, 1}
-    assert fold_of(RUNS, 'jobs').between(0, FOLDS['jobs'] - 1).all()
-    with pytest.raises(ValueError, match='not a calibration'): read_calibration(fold='half 7')
+def test_rows_held_out_are_held_out():
+    "Values fitted without some rows differ from those fitted to all."
+    shipped = read_calibration().sets
+    without, halves = shipped_record('without'), shipped_record('halves')
+    for values in [*without.values(), *halves]:
+        other = of_values(values).sets
+        assert any(value_of(other[name], 'clock') != value_of(k, 'clock')
+                   for name, k in shipped.items())
+    assert set(half_of(RUNS)) == {0, 1}
+
+
+# empty cells, intervals, trust
+
+def test_intervals_hold_the_prediction_and_trust_names_its_evidence():
+    found = predict(RUNS)
+    assert (found.iteration_low_s < found.predicted_iteration_s).all()
+    assert (found.predicted_iteration_s < found.iteration_high_s).all()
+    assert found.trust.str.startswith('measured').all()
+    unknown = predict(RUNS.drop(columns='source'))
+    assert unknown.trust.str.startswith('near').all()
+    wider = lambda t: (t.iteration_high_s / t.iteration_low_s)
+    assert (wider(unknown) >= wider(found) * .99).mean() > .8
+    assert predict(RUNS, 'paper').iteration_low_s.isna().all()
+    new = predict(RUNS[RUNS.gpu == 'H100-80GB'].assign(gpu='H200-141GB'))
+    assert new.trust.str.startswith('extrapolated').all()
+
+
+def test_empty_cells_are_said():
+    row = row_of('megatron-2022-22B-full')
+    assert 'micro_batch' not in predict(row).assumed.item()
+    empty = row.assign(recompute=None, tp_overlap=np.nan, micro_batch=np.nan, dp=np.nan)
+    said = predict(empty).assumed.item()
+    for word in ('recompute=', 'tp_overlap=1', 'micro_batch=', 'dp=1'): assert word in said
+
+
+MODERN = {'model': 'qwen3-30b-a3b', 'layers': 48, 'hidden': 2048, 'ffn': np.nan, 'heads': 32,
+          'kv_heads': 4., 'head_dim': 128, 'vocab': 151936, 'gated_mlp': 1, 'experts': 128,
+          'experts_per_token': 8, 'moe_ffn': 768, 'ep': 8, 'etp': 1, 'precision': 'fp8',
+          'tp': 1, 'pp': 1, 'cp': 1, 'dp': 16, 'n_gpus': 16, 'vp': np.nan, 'micro_batch': 1,
+          'global_batch': 512, 'seq_len': 4096, 'gpu': 'H100', 'framework': 'Megatron-Bridge'}
+
+
+def test_a_row_of_today():
+    "Experts, precisions, sharding: columns of today's tables."
+    row = pd.DataFrame([MODERN]).reindex(columns=[*RUNS.columns, *MODERN.keys() - set(RUNS)])
+    row = row.drop(columns='source')
+    found = predict(pd.concat([row, row.assign(precision='bf16'), row.assign(moe_ffn=np.nan),
+                               row.assign(gpu='MI300X')], ignore_index=True))
+    assert found.reason[0] == '' and found.trust[0].startswith('measured')
+    assert found.predicted_iteration_s[0] < found.predicted_iteration_s[1]
+    assert 'belong together' in found.reason[2] and 'architecture' in found.reason[3]
+    assert found.predicted_iteration_s[2:].isna().all()
+
+
+@pytest.mark.parametrize('stage, less', [(1, 2), (2, 3)])
+def test_sharding_saves_memory(stage, less):
+    row = row_of('mcore-h100-1.7B').assign(micro_batch=1., vp=1.)
+    one, more = (predict(row.assign(zero_stage=s)).predicted_memory_GB.item()
+                 for s in (stage, less))
+    assert more < one
 
 
 # nothing outside its bounds, nothing per row
 
 def test_fitted_parameters_are_within_bounds():
     table = fitted()
-    assert len(table) == len(FREE)
     assert (table.low <= table.value + 1e-9).all() and (table.value <= table.high + 1e-9).all()
 
 
@@ -132,9 +203,9 @@ def test_prediction_does_not_see_the_measurement():
     ({'layers': np.nan}, 'layers is missing'),
     ({'hidden': 'wide'}, 'hidden is missing or no number'),
     ({'micro_batch': 3.}, 'micro_batch must divide'),
-    ({'zero_stage': 3}, 'zero_stage must be 0 or 1'),
-    ({'pp': 5, 'n_gpus': 40}, 'pp must divide layers'),
-    ({'vp': 5.}, 'vp must divide'),
+    ({'zero_stage': 4}, 'zero_stage must be 0, 1, 2 or 3'),
+    ({'pp': 50, 'n_gpus': 400}, 'pp must be at most layers'),
+    ({'vp': 500.}, 'vp times pp must be at most layers'),
     ({'nic_GBps_per_gpu': 0.}, 'nic_GBps_per_gpu must be from 1e-6'),
     ({'heads': 2.5}, 'heads must be a whole number')])
 def test_a_row_that_makes_no_sense_has_a_reason(change, reason):
@@ -185,7 +256,8 @@ def test_unknown_choices_are_the_best_feasible():
 @PRESETS
 def test_predict_is_estimate(preset):
     "A row of a table of runs and the same job asked as a configuration cost the same."
-    found = predict(row_of('megatron-2022-175B-selective'), preset).iloc[0]
+    row = row_of('megatron-2022-175B-selective').drop(columns='source')   # of no known software
+    found = predict(row, preset).iloc[0]
     assumptions = dataclasses.replace(as_assumptions(preset), flash_attention=False,
                                       dp_overlap=False, zero_stage=0)
     parallel = Parallel(tp=8, pp=8, virtual_stages=3, recompute='selective',
@@ -199,7 +271,7 @@ def test_predict_is_estimate(preset):
 # fitting
 
 def test_calibration_finds_what_made_the_data(tmp_path):
-    made = {'matrix_efficiency': .6, 'host_layer': 1.5e-3}
+    made = {'clock': .8, 'host_layer': 1.5e-3}
     truth = changed(read_calibration().sets['Hopper/Megatron-Core'], made)
     runs = of_table('mcore-h100').assign(vp=1., micro_batch=1.)
     runs['iteration_s'] = predict(runs, with_sets(truth)).predicted_iteration_s
@@ -209,23 +281,23 @@ def test_calibration_finds_what_made_the_data(tmp_path):
     fit.save(file)
     again = predict(runs, str(file)).predicted_iteration_s
     assert again.tolist() == fit.runs.predicted_iteration_s.tolist()
-    assert json.loads(file.read_text())['fitted'][0]['parameter'] == 'matrix_efficiency'
+    assert json.loads(file.read_text())['fitted'][0]['parameter'] == 'clock'
 
 
 def test_calibration_says_what_it_cannot_determine():
     "On one node the network has no say."
     own = of_table('simumax-b200')
-    fit = calibrate(own[own.n_gpus == 8], free=('matrix_efficiency', 'network.nic_share'))
+    fit = calibrate(own[own.n_gpus == 8], free=('attention_share', 'network.nic_share'))
     found = fit.table.set_index('parameter').determined
-    assert found['matrix_efficiency'] and not found['network.nic_share']
+    assert found['attention_share'] and not found['network.nic_share']
 
 
 def test_calibration_refuses():
     unknown = {**vars(as_system('H100-80GB')), 'architecture': None}
     with pytest.raises(ValueError, match='unknown parameter'):
-        calibrate(RUNS, free=('matrix_eficiency',))
+        calibrate(RUNS, free=('clok',))
     with pytest.raises(ValueError, match='no row belongs to such a set'):
-        calibrate(RUNS, free=('matrix_efficiency@Volta',))
+        calibrate(RUNS, free=('clock@Volta',))
     with pytest.raises(ValueError, match='has architecture None'):
         calibrate(RUNS[:5], system=unknown)
 

@@ -6,14 +6,14 @@
 __all__ = ['FORMATS', 'BYTES', 'CACHE', 'TILES', 'HEADS', 'QUERIES', 'GROUPED', 'MOST_NODES', 'KINDS', 'SHEETS', 'DTYPES',
            'OPERATIONS', 'OTHERS', 'TABLES', 'STARTS', 'NOISE', 'PULL', 'FOLDS', 'GENERATION', 'SAMPLE', 'SOURCE',
            'FITTED', 'SHOWN', 'EACH', 'peak', 'waves', 'either', 'both', 'fitted', 'ProductFit', 'tile_shares',
-           'long_run', 'product_seconds', 'AttentionFit', 'attention_seconds', 'ExpertFit', 'grouped_seconds',
-           'work_of_rank', 'expert_seconds', 'DomainFit', 'domain_seconds', 'ExchangeFit', 'spread_over',
-           'exchange_seconds', 'gpu_of', 'sheet_of', 'read_fits', 'closest', 'words_of', 'number_of', 'numbers_of',
-           'Job', 'groups_of', 'priced_rows', 'keys_of', 'product_price', 'product_job', 'renamed', 'attention_job',
-           'routing_of', 'expert_price', 'expert_job', 'domain_job', 'exchange_job', 'published_attention_job',
-           'published_product_job', 'grouped_product_job', 'jobs_of', 'predict_kernels', 'published_kernels',
-           'fit_errors', 'mean_errors', 'least_squares', 'fit_shares', 'shape_of', 'fit_rows', 'measured_seconds',
-           'error_of', 'usable', 'fit_job', 'read_kernels', 'fit_tables', 'save_fits', 'sample_of']
+           'long_run', 'product_seconds', 'AttentionFit', 'seconds_a_key', 'attention_seconds', 'ExpertFit',
+           'grouped_seconds', 'work_of_rank', 'expert_seconds', 'DomainFit', 'domain_seconds', 'ExchangeFit',
+           'spread_over', 'exchange_seconds', 'gpu_of', 'sheet_of', 'read_fits', 'closest', 'words_of', 'number_of',
+           'numbers_of', 'Job', 'groups_of', 'priced_rows', 'keys_of', 'product_price', 'product_job', 'renamed',
+           'attention_job', 'routing_of', 'expert_price', 'expert_job', 'domain_job', 'exchange_job',
+           'published_attention_job', 'published_product_job', 'grouped_product_job', 'jobs_of', 'predict_kernels',
+           'published_kernels', 'fit_errors', 'mean_errors', 'least_squares', 'fit_shares', 'shape_of', 'fit_rows',
+           'measured_seconds', 'error_of', 'usable', 'fit_job', 'read_kernels', 'fit_tables', 'save_fits', 'sample_of']
 
 # %% ../nbs/02c_measured_kernels.ipynb #02c00005
 import dataclasses
@@ -143,6 +143,14 @@ HEADS = (64, 128, 192, 256, 512)   # measured widths of a head
 QUERIES = 128                      # of a tile
 
 # %% ../nbs/02c_measured_kernels.ipynb #5f4c2adb
+def seconds_a_key(head_dim, value, system: System, fit, backward):  # s
+    "What a tile of queries takes for each key."
+    width = (head_dim + value) / 2
+    share = np.interp(width, HEADS, [getattr(fit, f'head_{d}') for d in HEADS])
+    flop = 2 * (3 * head_dim + 2 * value) if backward else 4 * width   # a query and a key
+    return QUERIES * flop / (peak('bf16', system) * share * (fit.backward if backward else 1.))
+
+# %% ../nbs/02c_measured_kernels.ipynb #2c000001
 def attention_seconds(
     batch, seq, heads, kv_heads, head_dim,   # arrays of any shape
     system: System,
@@ -150,16 +158,17 @@ def attention_seconds(
     causal=True,
     cached=True,     # writes keys and values into a cache, as serving does
     backward=False,  # the backward pass: 2.5 times the FLOP
+    keys=None, seen=None, value_dim=None,   # seq, half of it where causal, head_dim
 ):  # s
     "One call of fused attention."
-    share = np.interp(head_dim, HEADS, [getattr(fit, f'head_{d}') for d in HEADS])
-    share = share * (fit.backward / 2.5 if backward else 1.)
-    each = 4 * QUERIES * head_dim / (peak('bf16', system) * share)   # s a key
+    keys, value = seq if keys is None else keys, head_dim if value_dim is None else value_dim
+    seen = np.where(causal, .5, 1.) if seen is None else seen
+    each, width = seconds_a_key(head_dim, value, system, fit, backward), (head_dim + value) / 2
     rounds = batch * heads * np.ceil(seq / QUERIES) / MULTIPROCESSORS[system.architecture]
     rounds = rounds + fit.whole * (np.ceil(rounds) - rounds)
-    keys = np.where(causal, (seq + QUERIES) / 2, seq)
-    compute = np.maximum(rounds * each * (keys + fit.ramp), each * (seq + fit.ramp))
-    moved = batch * seq * head_dim * (fit.cache * cached * kv_heads + fit.query * heads)
+    computed = keys * seen + QUERIES / 2 * np.less(seen, 1)
+    compute = np.maximum(rounds * each * (computed + fit.ramp), each * (keys + fit.ramp))
+    moved = batch * width * (fit.cache * cached * kv_heads * keys + fit.query * heads * seq)
     return long_run(compute, fit) + moved / (system.hbm_bandwidth * 1e9) + fit.launch
 
 # %% ../nbs/02c_measured_kernels.ipynb #02c00010
@@ -259,6 +268,7 @@ class DomainFit:
     rounding: float = fitted(3., 1.2, 8, 'sharpness of the larger of latency and bandwidth')
     choice: float = fitted(10., 3, 30, 'how sharply the fastest way is chosen')
 
+# %% ../nbs/02c_measured_kernels.ipynb #2c000002
 def domain_seconds(
     kind,     # allreduce, allgather, reducescatter or alltoall
     volume,   # GB of the whole tensor
@@ -268,7 +278,8 @@ def domain_seconds(
 ):  # s
     "One collective of NCCL inside a domain."
     moved = volume * (2 if kind == 'allreduce' else 1) * (gpus - 1) / gpus
-    ring, doublings, times = moved / system.nvlink_bandwidth, np.log2(gpus) - 3, []
+    ring, times = moved / system.nvlink_bandwidth, []
+    doublings = np.log2(np.minimum(gpus, 8)) - 3   # more than eight share a link as eight do
     for way in ('first', 'second', 'third'):
         share, growth = getattr(fit, f'{way}_share'), getattr(fit, f'{way}_growth')
         latency = getattr(fit, way) + getattr(fit, f'{way}_gpu') * np.maximum(gpus - 2, 0)

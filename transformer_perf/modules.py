@@ -661,7 +661,8 @@ class LayerCost(NamedTuple):
 def host_wait(gpu, job: Job):  # s
     "What a pass of a layer takes longer than its kernels, because the host launches them."
     w = job.software
-    host = w.host_layer * (1 + w.host_tp * (job.tp - 1))
+    own = w.host_layer + w.host_experts * bool(job.experts)
+    host = own * (1 + w.host_tp * (job.tp - 1))
     sharp = w.host_sharpness
     if not np.any(host): return 0. * gpu
     more, less = np.maximum(gpu, host), np.minimum(gpu, host)   # so that no power is infinite

@@ -1223,8 +1223,8 @@ def roofs(result: Estimate):  # (Roof, Roof)
     if a.measured is None: share = a.flops_efficiency
     else:
         kernels = a.measured.kernels
-        share = kernels.matrix_efficiency
-        fed = max(kernels.matrix_bandwidth, kernels.vector_bandwidth)
+        share = kernels.clock
+        fed = kernels.vector_bandwidth
     return sheet, Roof(sheet.matrix * share, sheet.vector * share, sheet.memory * fed)
 
 # %% ../nbs/07b_panels.ipynb #65b66d7b
