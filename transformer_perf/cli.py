@@ -591,8 +591,9 @@ VALIDATE = (RUNS, RUNS_SYSTEM, ASSUMPTIONS._replace(default='calibrated'), *RESU
 def validate_command(a):
     """Compare predictions with measured runs.
 
-    A row for each source of runs: the mean error under paper, corrected and the assumptions given,
-    bias and worst run, and the error on runs held out of the fit. csv and json give every run.
+    A row for each source of runs: first the mean error of a fit that never saw it, then those under
+    paper, corrected and the assumptions given, bias and worst run. csv and json give every run,
+    with an interval and what it rests on.
 
     Example: transformer-perf validate --format csv -o predicted.csv
     """

@@ -4,24 +4,24 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'NEEDED', 'FLAGS', 'ZERO', 'TOLD', 'GPUS', 'STACKS', 'RECIPE', 'BY_NAME',
-           'SAME', 'TRIED', 'MOST_BATCHES', 'USABLE', 'SLACK', 'PREDICTED', 'WAITS', 'WIDER', 'TOO_LARGE', 'OWN',
-           'PROTOCOL', 'TEST_SIZES', 'OTHERS', 'FREE', 'FREE_OF_STACK', 'FREE_ATTENTION', 'OWN_ATTENTION', 'TWICE',
-           'LEAST_RUNS', 'LEVELS', 'KINDS_OF_RUN', 'published', 'read_runs', 'on_system', 'as_number', 'as_numbers',
-           'measured_column', 'row_name', 'as_word', 'texts', 'column_rules', 'numbers_in', 'sheet_of_run', 'of_sheets',
-           'filled', 'chosen_by_software', 'layout_rules', 'batch_rules', 'reasons_of', 'Batch', 'stack_of', 'spread',
-           'column_of', 'recompute_of', 'precision_of', 'layouts_of', 'structure_of', 'expert_choices', 'alternatives',
-           'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of', 'shape_of', 'batches_of',
-           'few_groups', 'parameters_for', 'priced', 'room_of', 'chosen', 'predicted_rows', 'shipped_record', 'record',
-           'recorded', 'with_sets', 'but_tests', 'kind_of_run', 'assumed_of', 'features_of', 'trust_in', 'with_trust',
-           'predict', 'table_of', 'least_squares_within', 'standard_errors', 'Fit', 'Entry', 'entries_of', 'replaced',
-           'checked_runs', 'feasible', 'residuals_of', 'table_of_fit', 'fit_entries', 'calibrate',
-           'published_collectives', 'checked_kinds', 'predict_collectives', 'calibrate_network', 'source_of', 'half_of',
-           'Tangent', 'tangent_of', 'settled_at', 'weights_of', 'Problem', 'problem_of', 'tangent_at', 'tied',
-           'free_of_stacks', 'percent', 'errors_by_preset', 'of_values', 'never_seen', 'scoreboard', 'fitted',
-           'jobs_of', 'picked', 'start_of_published', 'contested_rows', 'fit_tied', 'fit_stacks', 'flat_changes',
-           'fitted_rows', 'without_each', 'halves_apart', 'spread_of', 'intervals_of', 'coverage_of', 'covered_apart',
-           'error_table', 'residual_table', 'evidence_of', 'usable_runs', 'calibrate_published', 'add_records',
-           'predict_kernels', 'published_kernels']
+           'SAME', 'TRIED', 'MOST_BATCHES', 'NO_HOST', 'USABLE', 'SLACK', 'PREDICTED', 'WAITS', 'WIDER', 'TOO_LARGE',
+           'OWN', 'PROTOCOL', 'TEST_SIZES', 'OTHERS', 'FREE', 'FREE_OF_STACK', 'FREE_ATTENTION', 'OWN_ATTENTION',
+           'TWICE', 'LEAST_RUNS', 'LEVELS', 'KINDS_OF_RUN', 'published', 'read_runs', 'on_system', 'as_number',
+           'as_numbers', 'measured_column', 'row_name', 'as_word', 'texts', 'column_rules', 'numbers_in',
+           'sheet_of_run', 'of_sheets', 'filled', 'chosen_by_software', 'layout_rules', 'batch_rules', 'reasons_of',
+           'Batch', 'stack_of', 'spread', 'column_of', 'recompute_of', 'precision_of', 'layouts_of', 'structure_of',
+           'expert_choices', 'alternatives', 'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of',
+           'shape_of', 'batches_of', 'few_groups', 'parameters_for', 'priced', 'room_of', 'chosen', 'predicted_rows',
+           'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'kind_of_run', 'assumed_of', 'features_of',
+           'trust_in', 'with_trust', 'predict', 'table_of', 'least_squares_within', 'standard_errors', 'Fit', 'Entry',
+           'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of', 'table_of_fit', 'fit_entries',
+           'calibrate', 'published_collectives', 'checked_kinds', 'predict_collectives', 'calibrate_network',
+           'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at', 'weights_of', 'Problem', 'problem_of',
+           'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset', 'of_values', 'never_seen',
+           'scoreboard', 'fitted', 'jobs_of', 'picked', 'start_of_published', 'contested_rows', 'fit_tied',
+           'fit_stacks', 'flat_changes', 'fitted_rows', 'without_each', 'halves_apart', 'spread_of', 'intervals_of',
+           'coverage_of', 'covered_apart', 'error_table', 'residual_table', 'evidence_of', 'usable_runs',
+           'calibrate_published', 'add_records', 'predict_kernels', 'published_kernels']
 
 # %% ../nbs/10_validation.ipynb #889ed19c
 import dataclasses
@@ -249,6 +249,7 @@ class Batch(NamedTuple):
     flash_attention: bool
     stack: str          # the software, if it is known
     more: dict          # further assumptions
+    graphs: bool = False   # the whole iteration is launched as one graph
 
 STACKS = {   # words that name a source or a framework -> the software
     'vtrain': 'Megatron-DeepSpeed', 'simumax': 'SimuMax', 'megatron-bridge': 'Megatron-Bridge',
@@ -417,8 +418,7 @@ def batch_of(own, position, system=None):  # Batch
     more = dict(capacity_factor=1.) if drop else {}
     if one.stack == 'torchtitan': more['fp8_parameters'] = True   # FSDP gathers them in 8 bits
     return Batch(configurations(t, node, one), t['row'], SimpleNamespace(**sizes, **structure),
-                 node, t['global_batch'], bool(one.flash_attention), one.stack,
-                 more)
+                 node, t['global_batch'], bool(one.flash_attention), one.stack, more, one.graphs)
 
 # %% ../nbs/10_validation.ipynb #8e481416
 MOST_BATCHES = 1000   # different systems, stacks and structures in one table of runs
@@ -442,13 +442,14 @@ def batches_of(df, system=None):  # list of Batch
                  precision_words=precision_of(df), position=np.arange(len(df)),
                  name=name.where(name.str.contains('|'.join(BY_NAME)), ''), **expert_choices(df))
     flags = column_of(df, 'other_flags')
+    x['graphs'] = flags.str.contains('cuda_graph_impl=full_iteration')
     x = x.assign(drop=flags.str.contains('token drop'), tied=flags.str.contains('tied emb'))
     x['other_flags'], x['layout'] = flags, layouts_of(df, x)
     x['vp'] = [len(chunks_in(text)) / pp if text else vp
                for text, vp, pp in zip(x.layout, x.vp, x.pp)]
     x['model_key'] = shape_of(x)
     shared = ['gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'flash_attention', 'stack', 'ring',
-              'precision_words', 'model_key', 'tied']
+              'precision_words', 'model_key', 'tied', 'graphs']
     return [batch_of(own, own.position.to_numpy(), system)
             for _, own in few_groups(x.assign(ring=x.cp > 1), shared)]
 
@@ -462,12 +463,15 @@ def few_groups(x, shared):
     return groups
 
 # %% ../nbs/10_validation.ipynb #860395a7
+NO_HOST = dict(host_layer=0., host_experts=0., host_micro_batch=0.)   # in a graph
+
 def parameters_for(batch, assumptions):  # Parameters, or None under a preset without
     "The parameter set for a batch: that of its stack where there is one."
     k = assumptions.measured
-    if not isinstance(k, Calibration): return k
-    mine = f'{batch.system.architecture}/{batch.stack}'
-    return k.of(batch.system, batch.stack if mine in k.sets else None)
+    if isinstance(k, Calibration):
+        mine = f'{batch.system.architecture}/{batch.stack}'
+        k = k.of(batch.system, batch.stack if mine in k.sets else None)
+    return changed(k, NO_HOST) if k and batch.graphs else k
 
 def priced(batch, assumptions):  # dict of columns, one value a candidate
     "A batch under assumptions."
