@@ -18,6 +18,7 @@ from .estimates import AS_TRAINED, MENDED, Assumptions
 from .interop import MEGATRON_ROWS, as_job
 from .iteration import (
     PLACES, job_of, layers_memory, memory_at, own_stages, settled)
+from .modules import end_weights
 from .parameters import (
     GROUPED_WORKSPACES, HANDLES, REPEATABLE, WORKSPACES, Parameters, Software, measured_folder)
 from .systems import as_system
@@ -119,7 +120,7 @@ def static_memory(run):  # dict of GB
     job = counted_job(run)
     stored = layers_memory(job)
     at_rest = stored._replace(activations=0 * stored.activations)
-    weights, gradients, states, _ = memory_at(job, at_rest, own_stages(job)[-1])
+    weights, gradients, states, _ = memory_at(job, at_rest, own_stages(job)[-1], end_weights(job))
     return {'weights': float(weights), 'gradients': float(gradients), 'states': float(states),
             **workspaces(run, as_system(GPUS[run.gpu]).architecture), **left_alive(run, job)}
 
@@ -158,5 +159,6 @@ def peak_memory(run):  # GB
     software = Parameters(software=Software(logit_held=LOGIT_BYTES))
     job = job._replace(assumptions=replace(
         job.assumptions, working_memory=True, zero_gathered=2, measured=software))
-    needed = memory_at(job, layers_memory(job), own_stages(job)[-1]).activations
+    needed = memory_at(job, layers_memory(job), own_stages(job)[-1],
+                       end_weights(job)).activations
     return sum(static_memory(run).values()) + float(needed)
