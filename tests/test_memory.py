@@ -15,7 +15,7 @@ from transformer_perf.iteration import (
 from transformer_perf.memory_runs import (
     arguments_of, counted_job, counted_runs, megatron_runs, peak_memory, static_memory, why_not,
     words_of)
-from transformer_perf.modules import ends_GB
+from transformer_perf.modules import end_weights, ends_GB
 from transformer_perf.parameters import HANDLES, WORKSPACES, measured_folder
 from transformer_perf.systems import as_system
 
@@ -40,7 +40,7 @@ def at_rest(model, layout, **changes):
     job = job_of(vars(p) | dict.fromkeys(PLACES, 1), model, system, 64, a)
     stored = layers_memory(job)
     empty = stored._replace(activations=0 * stored.activations)
-    return job, [sum(memory_at(job, empty, stage)) for stage in own_stages(job)]
+    return job, [sum(memory_at(job, empty, stage, end_weights(job))) for stage in own_stages(job)]
 
 
 # measured runs
@@ -132,9 +132,9 @@ def test_a_rank_with_mtp_has_its_own_words():
         job, _ = at_rest(dataclasses.replace(plain, mtp_layers=1), dict(pp=2))
         ahead = 2e-9 * (2 * 512**2 + 3 * 2 * 512)   # its projection and norms
         without, _ = at_rest(plain, dict(pp=2))
-        extra = ends_GB(job, 0., 1.) - ends_GB(without, 0., 1.)
+        extra = ends_GB(end_weights(job), 0., 1.) - ends_GB(end_weights(without), 0., 1.)
         assert np.isclose(extra, ahead + more * table)
-        both = ends_GB(job, 1., 1.) - ends_GB(without, 1., 1.)
+        both = ends_GB(end_weights(job), 1., 1.) - ends_GB(end_weights(without), 1., 1.)
         assert np.isclose(both, ahead)   # one GPU looks up in the one table that it has
 
 

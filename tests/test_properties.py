@@ -214,7 +214,7 @@ def test_search_in_blocks(monkeypatch):
 
 def test_search_over_choices():
     asked = dict(recompute=['none', 'full'], virtual_stages=[1, 2, 4], zero_stage=[0, 1])
-    a = dataclasses.replace(as_assumptions('calibrated'), wide_search=False)
+    a = dataclasses.replace(as_assumptions('calibrated'), wide_search=False, uneven_stages=False)
     options = dict(model='gpt3', n_gpus=512, system='H100-80GB', global_batch=512, k=6)
     together = search(**options, assumptions=a, **asked)
     apart = [search(**options, assumptions=dataclasses.replace(a, **dict(zip(asked, values))))
@@ -222,7 +222,7 @@ def test_search_over_choices():
     times = sorted(s for found in apart for s in found.iteration_s)
     assert together.iteration_s.tolist() == sorted(set(times))[:6]
     for row in together.to_dict('records'):
-        again = estimate('gpt3', Parallel.from_row(row), 'H100-80GB', 512, 'calibrated')
+        again = estimate('gpt3', Parallel.from_row(row), 'H100-80GB', 512, a)
         assert close(again.stats['iteration_s'], row['iteration_s'])
 
 

@@ -477,6 +477,7 @@ def positions_of_megatron(facts, ignored):
     if learned and longest and longest != l:
         ignored.append((facts['positions'].key, 'a table of positions as long as a sample counts'))
 
+# %% ../nbs/12_interop.ipynb #12ab0b1a
 def derive_megatron(facts, ignored):
     "What flags say together."
     fp8, fp4 = facts.pop('fp8', None), facts.pop('fp4', None)
@@ -501,6 +502,7 @@ def recompute_for_megatron(f):  # (granularity, dict of facts)
     modules = tuple(p for p in parts_again(again) if p in PARTS)
     return 'selective', {} if again == 'selective' else dict(recompute_modules=modules)
 
+# %% ../nbs/12_interop.ipynb #12ab0b1b
 def undo_megatron(f):  # dict
     "Facts as flags have them."
     stage, (granularity, again) = f.get('zero_stage') or 0, recompute_for_megatron(f)
