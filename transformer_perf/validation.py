@@ -101,6 +101,7 @@ def as_number(cell):  # float
 
 def as_numbers(column):  # Series of float
     "A column as numbers."
+    if column.dtype.kind in 'iuf': return column.astype(float)
     return pd.Series([as_number(cell) for cell in column.tolist()], column.index, float)
 
 # %% ../nbs/10_validation.ipynb #f8790e97
@@ -432,7 +433,9 @@ def shape_of(x):  # Series of str
              *STRUCTURE, 'name', 'drop']
     laid_out = x.layout != ''
     placed = texts(x, 'layout', 'pp', 'vp').where(laid_out, '')
-    return texts(x, *sizes).where(several | laid_out, '') + placed
+    known, own = several | laid_out, pd.Series('', x.index)
+    if known.any(): own = own.where(~known, texts(x[known], *sizes).reindex(x.index))
+    return own + placed
 
 # %% ../nbs/10_validation.ipynb #10b00007
 def batches_of(df, system=None):  # list of Batch
