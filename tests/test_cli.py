@@ -127,7 +127,7 @@ def test_choices_of_a_search():
 
 def test_validate(tmp_path):
     text = good('validate')
-    has(text, 'megatron-2022', 'Calculon 3.65 %', 'held', 'paper', 'corrected')
+    has(text, 'megatron-2022', 'Calculon 3.65 %', 'never', 'paper', 'corrected')
     rows = list(csv.DictReader(io.StringIO(good('validate', '--format', 'csv'))))
     assert len(rows) == 30
     assert all(float(row['predicted_iteration_s']) > 0 and not row['reason'] for row in rows)
