@@ -123,7 +123,7 @@ def test_forms(model, system, assumptions, fields, figures):
     for form in (model, assumptions, {'training': model}): contract(as_job, form)
     for form in (system, figures): contract(as_system, form)
     contract(estimate, 'gpt3', Parallel(), 'H200', 8, assumptions)
-    contract(parameters.read_calibration, model, system)
+    contract(parameters.read_calibration, model)
 
 
 class Unspeakable:
