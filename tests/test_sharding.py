@@ -100,7 +100,7 @@ def test_an_estimate_says_by_which_it_fits():
     bound, point = (estimate(model, layout, 'H100-80GB', 1024, dataclasses.replace(a, fits_by=by))
                     for by in ('bound', 'point'))
     assert point.fits and not bound.fits
-    assert bound.needed == bound.stats['memory_bound_GB'] and 'at most 83' in bound.summary
+    assert bound.needed == bound.stats['memory_bound_GB'] and 'at most 82.6' in bound.summary
     assert 'at most GB' in bound._repr_html_() and 'at most' not in point._repr_html_()
 
 
@@ -223,7 +223,7 @@ def test_messages_saved_by_hand():
 @pytest.mark.parametrize('preset', PRESETS)
 @pytest.mark.parametrize('n', [8, 64, 512])
 def test_weights_hide_behind_enough_tokens(preset, n):
-    "A gather hides behind a layer's forward pass from C / W tokens a GPU on, whatever the layer."
+    "What of a gather hides at all does so from (its share of) C / W tokens a GPU on."
     system = as_system('H100-80GB', 8)
     a = dataclasses.replace(as_assumptions(preset), zero_stage=3).on(system)
     pricer, group, depth = pricer_of(system, a), Group(n, min(n, 8)), 50
@@ -236,8 +236,9 @@ def test_weights_hide_behind_enough_tokens(preset, n):
             [(GB, group)], 1e-3 * GB * T / system.matrix_flops_fp16, 1e9, pricer, job)[0]
         share = a.software.dp_exposed
         least = gather if share is None else depth * share * gather
+        if share is not None: tokens *= 1 - share        # so much hides behind fewer tokens
         assert close(seen(tokens * 1.01), least)
-        assert seen(tokens * .5) > least and close(seen(0.), depth * gather)
+        assert seen(tokens * .5) > 1.01 * least and close(seen(0.), depth * gather)
 
 
 @pytest.mark.parametrize('preset', PRESETS)
