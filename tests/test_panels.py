@@ -271,7 +271,8 @@ def test_a_dropout_waits_for_memory():
 def test_both_ridges_are_explained(assumptions, reached):
     state = RooflineState(assumptions=assumptions)
     shown, (sheet, kernels) = state.show(), panels.roofs(state.estimate)
-    assert np.isclose(sheet.ridge, 989.4 / 4.8) and kernels.ridge < sheet.ridge
+    assert np.isclose(sheet.ridge, 989.4 / 4.8)   # real kernels lose more of the memory's rate
+    assert (kernels.ridge < sheet.ridge) == (assumptions == 'corrected')
     if reached: assert np.isclose(kernels.ridge, reached, atol=.05)
     assert f'ridge of the matrix units is at {panels.short(sheet.ridge)} FLOP' in shown.words
     assert f'which puts it at {panels.short(kernels.ridge)}' in shown.words

@@ -165,9 +165,10 @@ def understood(given, format, facts=None):  # (facts, ignored)
     facts, ignored = facts or {}, []
     rows = {row.key: row for row in format.rows if row.key}
     for key, x in given.items():
-        if x is None or key not in rows and x in OFF_WORDS: continue
+        said = isinstance(x, (bool, str, list))
+        if x is None or said and key not in rows and x in OFF_WORDS: continue
         if key not in rows: ignored.append((key, why_ignored(key, format))); continue
-        if x == 'auto': ignored.append((key, "'auto': left to what starts the job")); continue
+        if said and x == 'auto': ignored.append((key, "'auto': left to what starts the job")); continue
         fact = rows[key].kind.read(x, key)
         if fact is not None: add(facts, rows[key].fact, key, fact)
     for row in format.rows:

@@ -163,8 +163,9 @@ def sheet_of_run(gpu):  # System, or None
 def of_sheets(df, system, figure):  # Series
     "A figure of each row's system; NaN where there is none."
     if system is not None: return pd.Series(figure(as_system(system)), df.index)
-    sheets = {gpu: sheet_of_run(gpu) for gpu in set(df.gpu) if isinstance(gpu, str)}
-    return df.gpu.map({gpu: figure(s) for gpu, s in sheets.items() if s}).astype(float)
+    names = texts(df, 'gpu')
+    sheets = {gpu: sheet_of_run(gpu) for gpu in names.unique()}
+    return names.map({gpu: figure(s) for gpu, s in sheets.items() if s}).astype(float)
 
 # %% ../nbs/10_validation.ipynb #f8790ea2
 def filled(df, x, system=None):  # DataFrame
