@@ -168,7 +168,8 @@ def understood(given, format, facts=None):  # (facts, ignored)
         said = isinstance(x, (bool, str, list))
         if x is None or said and key not in rows and x in OFF_WORDS: continue
         if key not in rows: ignored.append((key, why_ignored(key, format))); continue
-        if said and x == 'auto': ignored.append((key, "'auto': left to what starts the job")); continue
+        if said and x == 'auto':
+            ignored.append((key, "'auto': left to what starts the job")); continue
         fact = rows[key].kind.read(x, key)
         if fact is not None: add(facts, rows[key].fact, key, fact)
     for row in format.rows:
