@@ -46,10 +46,12 @@ class Cell(pytest.Item):
     def __init__(self, *, notebook, cell, **kwargs):
         super().__init__(**kwargs)
         self.notebook, self.cell, self.stored = notebook, cell, text_outputs(cell)
+        self.add_marker(pytest.mark.xdist_group(self.path.stem))   # cells share a kernel
 
     def runtest(self):
         if self.notebook.broken is not None: pytest.skip(f'cell {self.notebook.broken} failed')
         self.notebook.run_to(self.cell.idx_)
+        if notebooks.is_exercise(self.path): return   # ships without outputs: they give it away
         stale = 'stored output is stale: run `python tools/notebooks.py`'
         assert text_outputs(self.cell) == self.stored, stale
 

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / 'tools')]
 import pages
+import play
 from notebooks import NOTEBOOKS, ROOT
 
 BUILD = HERE / '_build'
@@ -86,6 +87,7 @@ def write_sources():
         (SOURCE / path.name).write_text(json.dumps(pages.page(path)), encoding='utf-8')
         shutil.copy(path, STATIC / 'notebooks')
     for path in HERE.glob('*.md'): shutil.copy(path, SOURCE)
+    (STATIC / 'play-data.js').write_text(play.script(), encoding='utf-8')
     for name, text in pages.api().items(): (SOURCE / name).write_text(text, encoding='utf-8')
 
 
@@ -146,8 +148,8 @@ def run_sphinx():
     for module in ('myst_nb', 'sphinx_book_theme'):
         if find_spec(module) is None:
             fail(f"No module named {module!r}; run pip install -e '.[docs]'")
-    options = ['-W', '--keep-going', '-q', '-b', 'html', '-d', str(BUILD / 'doctrees')]
-    folders = ['-c', str(HERE), str(SOURCE), str(HTML)]
+    options = ['-W', '--keep-going', '-q', '-j', 'auto', '-b', 'html']
+    folders = ['-d', str(BUILD / 'doctrees'), '-c', str(HERE), str(SOURCE), str(HTML)]
     done = subprocess.run([sys.executable, '-m', 'sphinx', *options, *folders], check=False)
     if done.returncode: fail('Sphinx found faults')
 

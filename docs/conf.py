@@ -28,6 +28,7 @@ toc_object_entries_show_parents, html_context = 'hide', {'default_mode': 'auto'}
 
 nb_render_markdown_format = 'myst'  # a Markdown output may be a table
 nb_execution_mode = 'off'  # the outputs stored in the notebooks are shown; tests keep them fresh
+nb_code_prompt_show, nb_code_prompt_hide = 'Show the code', 'Hide the code'
 myst_enable_extensions = ['dollarmath', 'colon_fence', 'attrs_block']
 myst_heading_anchors = 3
 myst_links_external_new_tab = False
@@ -35,4 +36,4 @@ myst_links_external_new_tab = False
 # from this site, never from elsewhere
 mathjax_path = 'mathjax/tex-mml-chtml.js'
 nb_ipywidgets_js = {'require.js': {}, 'embed-amd.js': {}}
-html_js_files = ['mathjax-hub.js']
+html_js_files = ['mathjax-hub.js', 'site.js']

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from transformer_perf import search
+from transformer_perf.cli import COMMANDS, schema_text
 from transformer_perf.systems import systems_folder
 
 COMMAND = str(Path(sys.executable).parent / 'transformer-perf')
@@ -77,6 +79,13 @@ def test_explain():
     assert abs(found['stats']['samples_per_s'] / 102.463805377367 - 1) < 1e-9
 
 
+def test_explain_a_figure():
+    has(good(*EXPLAINED, '--figure', 'pp_comm_s', '--depth', 4), '1. pp_comm_s = N * sent',
+        'nvlink_latency = ', 'system H200: ')
+    found = json.loads(good(*EXPLAINED, '--figure', 'pp_comm_s', '--format', 'json'))
+    assert found['figure'] == 'pp_comm_s' and found['tree']['formula'] == 'N * sent'
+
+
 def test_the_papers_names_of_options():
     new, old = (good('explain', '--model', 'gpt3', '--dp', 4, *words) for words in (
         ('--tp', 4, '--cp', 2, '--nvlink-tp', 4, '--nvlink-cp', 2),
@@ -87,7 +96,7 @@ def test_the_papers_names_of_options():
 def test_lists():
     has(good('models'), '1006.666')
     has(good('systems'), 'MI300X')
-    models = {row['name']: row for row in json.loads(good('models', '--format', 'json'))}
+    models = {row['name']: row for row in json.loads(good('models', '--format', 'json'))['rows']}
     names, one = models.keys(), models['deepseek_v3']
     assert {'gpt3', 'gpt3_1T', 'vit_era5'} <= names
     assert (one['experts'], one['parameters_B'], one['layers_B']) == ('8 of 256', 682.636, 669.173)
@@ -99,7 +108,7 @@ def test_lists():
 def test_zero():
     text = good('zero', '--model', '13B', '--system', 'tg40', '--gpus', '8,64')
     assert '13B on tg40' in text and text.count('/ 40') == 8
-    rows = json.loads(good('zero', '--gpus', 64, '--format', 'json'))
+    rows = json.loads(good('zero', '--gpus', 64, '--format', 'json'))['rows']
     memory = [row['memory_GB'] for row in rows]
     assert [row['stage'] for row in rows] == [0, 1, 2, 3] and memory == sorted(memory, reverse=True)
     has(bad('zero', '--samples', 0), '--samples=0 must be')
@@ -113,13 +122,13 @@ def test_choices_of_a_search():
     has(bad('search', '--zero-stage', 4), 'zero_stage=4 must be 0, 1, 2 or 3')
     text = good('search', *SMALL, '--assumptions', 'calibrated', '--recompute', 'none,full',
                 '--virtual-stages', '1,2,4', '--sequence-sharded', 'yes,no')
-    has(text, 'virtual', 'other', 'Evidence: measured runs')
+    has(text, 'virtual', 'other', 'Evidence: extrapolated: no run on H200')
     has(good('search', *SMALL, '--recompute', 'full'), 'not in the published model: recompute full')
     has(bad('search', '--recompute', 'all'), "unknown recompute 'all'")
     has(bad('search', '--sequence-sharded', 'maybe'), "unknown --sequence-sharded 'maybe'")
     has(bad('search', '--sequence-sharded', ''), '--sequence-sharded')
     text = good('search', *SMALL, '--assumptions', 'calibrated', '--strategy', '2d', '--top', 1)
-    has(text, 'no measured run with strategy 2d')
+    has(text, 'extrapolated: no run with strategy 2d')
     text = good('explain', '--model', 'gpt3', '--tp', 4, '--pp', 8, '--dp', 4, '--assumptions',
                 'calibrated', '--recompute', 'full', '--virtual-stages', 3)
     has(text, 'fusedla', 'reducescatter', 'other')
@@ -151,14 +160,174 @@ def test_calibrate(tmp_path):
     found = json.loads(good('search', '--system', system, '--gpus', 64, '--model', 'gpt3',
                             '--global-batch', 64, '--assumptions', output, '--format', 'json'))
     assert found['found'] and found['found'][0]['other_s'] > 0
+    assert found['found'][0]['evidence'].startswith('measured: 21 runs')   # 16 shipped, 5 more
     many = 'clock,host_layer,host_tp,straggler,host_sharpness,score_bandwidth'
     has(bad(*fit, many), 'runs cannot determine')
     has(bad(*fit, 'clok'), "did you mean 'clock'")
 
 
+NCCL = """# nThread 1 nGpus 8
+{ranks}
+#       size count type redop root time algbw busbw #wrong time algbw busbw #wrong
+     67108864 16777216 float sum -1 600.0 111.85 195.73 0 600.0 111.85 195.73 0
+    268435456 67108864 float sum -1 2200.0 122.02 213.53 0 2200.0 122.02 213.53 0
+"""
+TRAIN = """torchrun pretrain_gpt.py --world-size 8 --tensor-model-parallel-size 2 --num-layers 16
+ --micro-batch-size 1 --global-batch-size 32 --seq-length 4096 --max-position-embeddings 4096
+ --hidden-size 4096 --num-attention-heads 32 --vocab-size 51200 --bf16 --sequence-parallel"""
+STEP = ' iteration {} / 9 | elapsed time per iteration (ms): {} | global batch size: 32 |\n'
+
+
+@pytest.fixture
+def own_files(tmp_path):
+    "What people have of a GPU that does not ship."
+    system = json.loads((systems_folder() / 'H100-80GB.json').read_text())
+    ranks = '\n'.join(f'# Rank {i} Group 0 Pid 1 on node device {i} [0] L99' for i in range(8))
+    event = lambda i, cat, **more: {'cat': cat, 'name': 'aten::mm', 'args': {
+        'External id': i, 'Input Dims': [[4096, 4096], [4096, 4096]],
+        'Input type': ['c10::BFloat16'] * 2}, **more}
+    files = {'l99.json': json.dumps(system | {
+                 'matrix_flops_fp16': 500., 'matrix_flops_fp8': 1000.}),
+             'all_reduce.txt': NCCL.format(ranks=ranks),
+             'trace.json': json.dumps({'traceEvents': [
+                 event(1, 'cpu_op'), event(1, 'kernel', dur=450.)]}),
+             'products.csv': 'm,n,k,precision,microseconds\n4096,4096,4096,bf16,460\n'
+                             '8192,8192,8192,fp8,1700\n',
+             'train.sh': TRAIN.replace('\n', ''),
+             'train.log': ''.join(STEP.format(i, x) for i, x in enumerate((9000, 3100, 3000)))}
+    for name, text in files.items(): (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize('files, told', [
+    (['products.csv'], {'clock'}), (['trace.json'], {'clock'}),
+    (['all_reduce.txt'], {'domain_share'}), (['train.log'], {'clock'}),
+    (['trace.json', 'all_reduce.txt', 'train.log'], {'clock', 'domain_share'})])
+def test_calibrate_from_what_people_have(own_files, files, told):
+    output = own_files / 'cal.json'
+    jobs = ['--jobs', own_files / 'train.sh'] if 'train.log' in files else []
+    text = good('calibrate', *(own_files / name for name in files), *jobs, '--system',
+                own_files / 'l99.json', '-o', output)
+    has(text, 'after the fit', 'As shipped: kernels:', 'score_bandwidth', *told)
+    found = json.loads(output.read_text())
+    assert {row['parameter'] for row in found['fitted']} == told
+    assert all(row['low'] < row['value'] < row['high'] for row in found['fitted'])
+    has(good('explain', '--model', 'gpt3', '--tp', 8, '--pp', 8, '--system', own_files / 'l99.json',
+             '--global-batch', 64, '--assumptions', output), 'fusedla')
+
+
+def test_calibrate_refuses_in_one_line(own_files):
+    of = lambda *names: ['calibrate', *(own_files / name for name in names), '-o',
+                         own_files / 'cal.json']
+    has(bad(*of()), 'calibrate needs files and -o FILE')
+    has(bad(*of('products.csv')), 'a system must say where kernels were measured')
+    mine = ['--system', own_files / 'l99.json']
+    has(bad(*of('train.log'), *mine), '1 logs and 0 jobs')
+    has(bad(*of('train.sh'), *mine, '--jobs', own_files / 'train.sh'), 'has no steps')
+    odd = own_files / 'odd.csv'
+    odd.write_text('m,n,k,precision,microseconds\n1,1,1,bf17,1\n')
+    has(bad(*of('odd.csv'), *mine), "unknown precision 'bf17'")
+    odd.write_text('m,n,k,precision,microseconds\n1,1,0,bf16,1\n')
+    has(bad(*of('odd.csv'), *mine), 'row 0: k=0')
+    has(bad('measure'), 'measure needs -o FILE.json')
+    has(bad('measure', '-o', own_files / 'my.csv'), 'must be the name of a .json file')
+
+# for other programs
+
+SCHEMA = json.loads(schema_text())
+ANSWERS = {   # command -> words
+    'search': [*SMALL, '--top', 2], 'explain': [*EXPLAINED[1:]], 'models': [], 'systems': [],
+    'zero': ['--gpus', '8,64'], 'validate': [], 'panels': ['collectives'],
+    'sweep': [*SMALL, '--system', 'H200', '-o', 'x.csv'],
+    'run-configs': [*SMALL, '--system', 'H200'],
+    'calibrate': ['runs.csv', '-o', 'own.json', '--free', 'clock'],
+    'plan': [*SMALL], 'sensitivity': [*EXPLAINED[1:]],
+    **{name: ['--model', 'gpt3', '--tp', 8, '--pp', 8, '--dp', 2, '--global-batch', 64]
+       for name in ('fits', 'improve', 'why-not')}}
+
+
+@pytest.mark.parametrize('name', ANSWERS)
+def test_answers_are_as_the_schema_says(name, tmp_path):
+    "Every command says what it is and what it answers, and to no one but its reader."
+    if name == 'calibrate': good('validate', '--format', 'csv', '-o', tmp_path / 'runs.csv')
+    done = run(name, *ANSWERS[name], '--format', 'json', cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == '' and '\x1b' not in done.stdout
+    found = json.loads(done.stdout)
+    assert (found['schema'], found['version'], found['command']) == (
+        'transformer_perf.answer', 1, name)
+    jsonschema.validate(found, SCHEMA)
+    for file in found.get('written', []): assert (tmp_path / file).stat().st_size > 0
+
+
+def test_the_schema_is_strict_and_complete():
+    "It describes each command of today and refuses what is no answer."
+    assert good('--schema') == schema_text()
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    named = [case['if']['properties']['command']['const'] for case in SCHEMA['allOf']]
+    assert {*ANSWERS, 'bench', 'measure'} == {*named} <= COMMANDS.keys()
+    found = json.loads(good('search', *SMALL, '--format', 'json'))
+    wrong = [found | {'version': 2}, found | {'notes': 'none'}, found | {'schema': 'x'},
+             {name: x for name, x in found.items() if name != 'candidates'},
+             found | {'found': [{**found['found'][0], 'tp': 0}]},
+             found | {'found': [{**found['found'][0], 'iteration_s': None}]},
+             {name: found[name] for name in ('schema', 'version', 'command')}]
+    for answer in wrong:
+        with pytest.raises(jsonschema.ValidationError): jsonschema.validate(answer, SCHEMA)
+
+
+def test_a_figure_taken_apart_is_an_answer():
+    found = json.loads(good(*EXPLAINED, '--figure', 'iteration_s', '--format', 'json'))
+    jsonschema.validate(found, SCHEMA)
+    assert found['tree']
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({name: x for name, x in found.items() if name != 'tree'}, SCHEMA)
+
+
+def test_nothing_that_fits_is_json_too():
+    text = good('search', '--model', 'vit_era5', '--system', 'A100', '--gpus', '64', '--format',
+                'json', code=1)
+    found = json.loads(text)
+    jsonschema.validate(found, SCHEMA)
+    assert found['found'] == [] and 'GB over the 80 GB' in found['none']['64']
+
+
+def test_a_fault_of_ours_is_no_answer():
+    "1 means that nothing fits; whatever else goes wrong has a code of its own."
+    script = ('from transformer_perf import cli\n'
+              'cli.model_row = lambda model: 1 / 0\n'
+              'cli.main(["models"])')
+    done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 70 and 'ZeroDivisionError' in done.stderr and not done.stdout
+
+
+def loaded(code):  # set of str
+    "The modules that a program has loaded at its end."
+    more = 'import sys; print(*sys.modules, file=sys.stderr)'
+    done = subprocess.run([sys.executable, '-c', f'{code}\n{more}'], capture_output=True, text=True,
+                          check=True)
+    return {*done.stderr.split()}
+
+
+ASK = ('import contextlib\nfrom transformer_perf.cli import main\n'
+       'with contextlib.suppress(SystemExit): ')
+HEAVY = {'pandas', 'matplotlib', 'scipy'}
+
+
+def test_what_is_not_needed_is_not_loaded():
+    "So the package and its help start at once; a table alone needs pandas."
+    assert not loaded('import transformer_perf') & {*HEAVY, 'numpy'}
+    assert not loaded(f'{ASK}main(["--help"])') & {*HEAVY, 'numpy'}
+    assert not loaded(f'{ASK}main(["search", "--help"])') & {*HEAVY, 'numpy'}
+    assert not loaded(f'{ASK}main(["models"])') & HEAVY
+    assert not loaded('from transformer_perf import Model, Parallel, System, estimate\n'
+                      'estimate("gpt3", Parallel(tp=8), "H200", 64, "calibrated")') & HEAVY
+    assert 'pandas' in loaded(f'{ASK}main(["systems"])')
+
+
 def test_help_teaches():
     has(good('search', '--help'), 'Example:', 'placement', '--virtual-stages')
-    has(good('--help'), 'explain', 'calibrate')
+    has(good('--help'), 'explain', 'calibrate', 'Exit codes: 0', '--schema')
     assert good() == good('-h') == good('--help')
 
 
@@ -194,6 +363,9 @@ MISTAKES = [
     (['explain', '--tp', '16', '--nvlink-tp', '16', '--nvlink-size', '8'],
      '16 GPUs placed in one NVLink domain, more than its nvlink_size=8'),
     (['explain', '--recompute', 'none,full'], '--recompute takes one value here'),
+    (['explain', '--figure', 'iteration'], "unknown figure 'iteration'; did you mean"),
+    (['explain', '--figure', 'mfu', '--format', 'csv'], '--format is table or json, not csv'),
+    (['explain', '--figure', 'mfu', '--export', 'json'], '--figure and --export exclude'),
 ]
 
 

@@ -11,21 +11,25 @@ import io
 import json
 import re
 import shlex
+import sys
+from configparser import ConfigParser
 
 import pytest
+from execnb.nbio import read_nb
 
 import notebooks
 import pages
 from transformer_perf import Assumptions, Model, Parallel, System, estimate, search
 from transformer_perf.cli import COMMANDS, main
 from transformer_perf.estimates import RECIPES
+from transformer_perf.exercises import NotYet
 from transformer_perf.modules import STRATEGIES, model_figures
 from transformer_perf.schedules import SCHEDULES
 
 DOCS = notebooks.ROOT / 'docs'
 TEXTS = sorted(DOCS.glob('*.md'))
 HOWTOS = [path for path in TEXTS if path.name.startswith('howto_')]
-EXERCISES = [path for path in notebooks.NOTEBOOKS if path.name.startswith('4')]
+EXERCISES = [path for path in notebooks.NOTEBOOKS if '_exercise_' in path.name]
 STEMS = [path.stem for path in notebooks.NOTEBOOKS]
 
 
@@ -46,15 +50,32 @@ def test_every_notebook_has_one_place():
 
 
 def test_order_of_pages():
-    known = ['11_cli', '90_inputs', '10_validation', '30_reach', '21_figures', '20_slips',
-             '09_scaling', '07b_panels', '07_plots', '08_sweeps', '06b_paper_names',
-             '06_execution', '02b_kernels', '02_estimates', '40_exercise']
-    assert listed(known)[:15] == [
-        '02_estimates', '02b_kernels', '06_execution', '20_slips', '21_figures', '07_plots',
-        '07b_panels', '08_sweeps', '09_scaling', '30_reach', '10_validation', '11_cli',
-        '40_exercise', '06b_paper_names', '90_inputs']
-    assert listed(known)[15:17] == ['api/index', 'glossary'] and listed(known)[-1] == 'references'
-    with pytest.raises(ValueError, match='99_other.ipynb has 0 places'): listed(['99_other'])
+    known = ['11_cli', '90_inputs', '10_validation', '30_reach', '21_figures', '06b_paper_names',
+             '06_execution', '02b_kernels', '02_estimates', '40_exercise_roofline', '05_iteration',
+             '47_exercise_zero', '33_sharded_data', '43_plan_a_run', '00_models', '03_layers',
+             '49_exercise_of_another_kind', '41_exercise_parallelization']
+    course = ['00_models', '02_estimates', '03_layers', '40_exercise_roofline', '05_iteration',
+              '33_sharded_data', '47_exercise_zero', '06_execution', '41_exercise_parallelization',
+              '49_exercise_of_another_kind', '21_figures', '02b_kernels', '10_validation',
+              '30_reach', '43_plan_a_run']
+    found = listed(known)
+    assert found[:len(course)] == course, 'the order of the list, not of the names'
+    assert [p for p in found[len(course):] if has_number(p)] == [
+        '11_cli', '06b_paper_names', '90_inputs']
+    assert found[-1] == 'references' and 'api/index' in found
+    with pytest.raises(ValueError, match='99_other.ipynb has no place'): listed(['99_other'])
+
+
+def test_the_course_runs_from_a_layer_to_a_plan():
+    "README.md lists the notebooks in the order of the site, the course before all else."
+    readme = (notebooks.ROOT / 'README.md').read_text().partition('## Reading order')[2]
+    linked = re.findall(r'^\| \[.*\]\(nbs/(\w+)\.ipynb\)', readme, re.MULTILINE)
+    assert linked == [page for page in listed(STEMS) if has_number(page)]
+    course = readme.partition('### To look things up')[0]
+    steps = ('00_models', '40_exercise_roofline', '26_', '04_', '05_', '33_', '38_', '37_', '34_',
+             '36_', '32_', '06_', '41_', '22_', '10_', '27_')
+    places = [course.find(f'(nbs/{step}') for step in steps]
+    assert -1 not in places and places == sorted(places)
 
 
 def test_titles_carry_numbers():
@@ -97,6 +118,47 @@ def test_a_page_shows_what_is_to_be_read(tmp_path):
     assert page['metadata']['widgets'] == state
 
 
+def is_picture(output): return any(kind.startswith('image/') for kind in output.get('data', {}))
+
+
+def test_a_picture_has_a_caption_and_words(tmp_path):
+    told = ('#| fig-cap: What it\n#| fig-cap: shows: all.\n#| fig-alt: A line.\n'
+            '#| fig-class: narrow\nx.plot()')
+    _, drawn = page_of(tmp_path, code(told))['cells']
+    assert drawn['source'] == 'x.plot()'
+    assert drawn['metadata']['mystnb'] == {
+        'figure': {'caption': 'What it shows: all.'},
+        'image': {'alt': 'A line.', 'classes': 'narrow'}}
+
+
+@pytest.mark.parametrize('path', notebooks.NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_picture_has_a_caption_and_words(path):
+    for cell in notebooks.cells_of(path):
+        text = ''.join(cell['source'])
+        if cell['cell_type'] == 'markdown': assert '![](' not in text, cell['id']
+        if not any(map(is_picture, cell.get('outputs', []))): continue
+        words = notebooks.directives(text)
+        caption, alt = (pages.told(words, name) for name in ('fig-cap', 'fig-alt'))
+        assert 10 < len(caption) < 400 and 20 < len(alt) < 400 and caption != alt, cell['id']
+
+
+def test_plumbing_and_answers_are_folded(tmp_path):
+    folds = {'import numpy as np\nfrom x import y': True, 'def check_n(n):\n    return n': True,
+             'import numpy as np\nx = 1': False, 'def check_n(n): return n\ncheck_n(1)': False,
+             '!transformer-perf search': False}
+    answer = {'cell_type': 'markdown', 'id': 'm', 'metadata': {}, 'source': '**Answer.** Two.'}
+    question = answer | {'source': '**Question.** How many?\n\n**Answer** it.'}
+    cells = page_of(tmp_path, *map(code, folds), answer, question)['cells'][1:]
+    assert [cell['metadata']['tags'] == ['hide-input'] for cell in cells[:-2]] == [*folds.values()]
+    assert cells[-2]['source'] == '<details><summary>Answer</summary>\n\nTwo.\n\n</details>'
+    assert cells[-1]['source'] == question['source']
+
+
+def test_the_first_page_opens_with_a_picture():
+    cells = pages.page(notebooks.ROOT / 'nbs' / 'index.ipynb')['cells']
+    assert 'data-hero' in cells[1]['source'] and '{toctree}' in cells[-1]['source']
+
+
 def test_a_page_leads_to_every_module_that_it_adds_to():
     page = pages.page(notebooks.ROOT / 'nbs' / '06b_paper_names.ipynb')
     links = page['cells'][0]['source']
@@ -104,7 +166,7 @@ def test_a_page_leads_to_every_module_that_it_adds_to():
 
 
 def test_paragraphs_are_folded_and_tables_are_not():
-    assert max(map(len, pages.folded('word ' * 100).split('\n'))) <= 88
+    assert max(map(len, pages.folded('word ' * 100).split('\n'))) <= 120
     table = 'a  b ' * 50
     assert pages.folded(table) == table
 
@@ -245,6 +307,32 @@ def test_references_has_every_paper():
     assert not missing, f'docs/references.md lacks {missing}'
 
 
+# opening a notebook
+
+BRINGS = {'jupyterlab': {'IPython', 'tornado', 'zmq', 'traitlets', 'jupyter_server'},
+          'pyyaml': {'yaml'}}   # what is imported by another name than it is installed by
+
+
+def test_the_extra_for_notebooks_has_what_they_import():
+    settings = ConfigParser()
+    settings.read(notebooks.ROOT / 'settings.ini', encoding='utf-8')
+    wanted = (settings['DEFAULT'][key] for key in ('requirements', 'notebooks_requirements'))
+    names = re.findall(r'(?:^|\s)([\w-]+)', ' '.join(wanted))
+    measuring = 'torch'   # only where a machine is measured: the extra [measure]
+    known = {*names, measuring, 'transformer_perf', 'pages', *sys.stdlib_module_names}.union(
+        *(BRINGS.get(name, ()) for name in names))
+    text = '\n'.join(source for path in notebooks.NOTEBOOKS for source in sources(path, 'code'))
+    imports = r'^ *(?:from|import) (\w+)(?:\.\w+)*(?: import | as |$)'
+    found = set(re.findall(imports, text, re.MULTILINE))
+    assert {'fastcore', 'matplotlib', 'pyarrow'} <= found
+    assert found <= known, f'settings.ini, notebooks_requirements: lacks {found - known}'
+    folder = notebooks.ROOT / 'binder'
+    assert '\n-e .[notebooks]\n' in (folder / 'requirements.txt').read_text()
+    runtime = (folder / 'runtime.txt').read_text().strip().removeprefix('python-')
+    least = settings['DEFAULT']['min_python']
+    assert [*map(int, runtime.split('.'))] >= [*map(int, least.split('.'))]
+
+
 # code that is read: how-tos and exercises
 
 def execute(source, names, name):
@@ -288,32 +376,77 @@ def test_howto(path, tmp_path, monkeypatch):
     assert ran >= 2
 
 
-REFUSALS = (AssertionError, AttributeError, TypeError, ValueError)   # of a `...` left as it is
-
-
 def is_blank(source): return 'eval: false' in notebooks.directives(source)
 
 
-@pytest.mark.parametrize('path', EXERCISES, ids=lambda path: path.stem)
-def test_exercise_solutions_are_hidden(path):
-    code = cells(path, 'code')
-    blanks = [i for i, cell in enumerate(code) if is_blank(''.join(cell['source']))]
-    assert len(blanks) >= 5
-    for solution in (code[i + 1] for i in blanks):
-        assert 'hide' in notebooks.directives(''.join(solution['source'])), 'one follows each blank'
-        assert solution['metadata'] == {'jupyter': {'source_hidden': True}}, 'folded in Jupyter'
-    assert all('A solution' not in cell['source'] for cell in pages.page(path)['cells'])
+def filled_in(path):  # (code of a notebook as it ships, the same with its blanks filled in)
+    "The code cells before the solutions of an exercise."
+    shipped, full = read_nb(path).cells, notebooks.Notebook(path).nb.cells
+    end = next(i for i, cell in enumerate(shipped) if notebooks.is_solutions(cell))
+    pairs = [(a.source, b.source) for a, b in zip(shipped[:end], full) if a.cell_type == 'code']
+    return [a for a, _ in pairs], [b for _, b in pairs]
 
 
-@pytest.mark.parametrize('path', EXERCISES, ids=lambda path: path.stem)
+def defined(source):  # set of names
+    "What a cell defines."
+    found = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef): found.add(node.name)
+        if isinstance(node, ast.Assign):
+            found |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)
+                      and isinstance(name.ctx, ast.Store)}
+    return found
+
+
+EACH_EXERCISE = pytest.mark.parametrize('path', EXERCISES, ids=lambda path: path.stem)
+
+
+@EACH_EXERCISE
+def test_exercise_ships_blank(path):
+    "No output gives an answer away, and solutions are a last section, folded wherever it is read."
+    found = notebooks.cells_of(path)
+    assert not [cell['id'] for cell in found if cell.get('outputs')]
+    start = [''.join(cell['source']) for cell in found].index('## Solutions')
+    assert found[start]['metadata'] == {'jp-MarkdownHeadingCollapsed': True}, 'in JupyterLab'
+    for cell in found[start + 1:]: assert cell['metadata'] == {'jupyter': {'source_hidden': True}}
+    for cell in pages.page(path)['cells'][start + 1 - len(found):]:
+        assert cell['metadata']['tags'] == ['hide-input'], 'on the site'
+
+
+@EACH_EXERCISE
+def test_exercise_solutions_fill_their_blanks(path):
+    shipped, full = filled_in(path)
+    blanks = [(blank, solution) for blank, solution in zip(shipped, full) if is_blank(blank)]
+    assert len(blanks) >= 3
+    for blank, solution in blanks:
+        assert '...' in blank and '...' not in solution
+        assert defined(blank) <= defined(solution)
+
+
+@EACH_EXERCISE
 def test_exercise_checks_refuse_a_blank(path):
-    "Whoever leaves a blank as it is is told so by the check below it."
-    seen = [s for s in sources(path, 'code') if 'echo: false' not in notebooks.directives(s)]
-    blanks, names = [i for i, source in enumerate(seen) if is_blank(source)], {}
-    for i, source in enumerate(seen):
-        if i not in blanks:
-            execute(source, names, path.name)
-            continue
-        left, until = dict(names), next((j for j in blanks if j > i), len(seen))
-        with pytest.raises(REFUSALS):
-            for each in seen[i:until]: execute(each, left, path.name)
+    "Whoever leaves a blank as it is is told which, in a sentence, by the check below it."
+    shipped, full = filled_in(path)
+    seen = [i for i, s in enumerate(shipped) if 'code-fold: true' not in notebooks.directives(s)]
+    blanks, names = [i for i in seen if is_blank(shipped[i])], {}
+    for i in seen:
+        if i in blanks:
+            left, until = dict(names), min((j for j in blanks if j > i), default=len(shipped))
+            step = blanks.index(i) + 1
+            with pytest.raises(NotYet, match=f'^Step {step} is still blank'):
+                for j in seen:
+                    if i <= j < until: execute(shipped[j], left, path.name)
+        execute(full[i], names, path.name)
+
+
+@pytest.mark.parametrize('seed', [1, 2, 3])
+@EACH_EXERCISE
+def test_exercise_with_fresh_numbers(path, seed):
+    "The solutions hold for other numbers too."
+    _, full = filled_in(path)
+    if 'seed = 0' not in full: pytest.skip('its numbers are the same for all')
+    names = {}
+    for source in full:
+        if 'code-fold: true' in notebooks.directives(source): continue
+        execute(f'seed = {seed}' if source == 'seed = 0' else source, names, path.name)
+    assert names['seed'] == seed

@@ -7,6 +7,7 @@ import random
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -598,15 +599,61 @@ def test_deepspeed_takes_it():
     assert (int(found.stage), found.overlap_comm) == (3, False)
 
 
-def test_accelerate_takes_it(tmp_path):
-    config_args = pytest.importorskip('accelerate.commands.config.config_args')
+@pytest.mark.parametrize('stage', range(4))
+def test_deepspeed_takes_the_whole_file(stage):
+    "On one process, which is all that its own check of the batch finds here."
+    config = pytest.importorskip('deepspeed.runtime.config')
+    p = Parallel(micro_batch=2, zero_stage=stage, dp_overlap=True)
+    found = config.DeepSpeedConfig(json.loads(export(TrainingJob(p, None, 64, 1), 'deepspeed')))
+    assert (found.train_batch_size, found.train_micro_batch_size_per_gpu) == (64, 2)
+    assert found.gradient_accumulation_steps == 32 and found.zero_optimization_stage == stage
+    assert found.bfloat16_config.enabled and not found.float16_config.enabled
+
+
+def test_deepspeed_shares_experts():
+    auto_ep = pytest.importorskip('deepspeed.module_inject.auto_ep_config')
+    keys = json.loads(export(TrainingJob(Parallel(dp=8, ep=4, zero_stage=2), n_gpus=8),
+                             'deepspeed'))
+    found = auto_ep.parse_autoep_config(keys['expert_parallel'])
+    assert (found.enabled, found.autoep_size) == (True, 4)
+
+
+def test_experts_of_deepspeed():
+    "What its switch leaves off counts for nothing."
+    on = {'train_batch_size': 8, 'expert_parallel': {'enabled': True, 'autoep_size': 4}}
+    assert as_job(on, 8).parallel.ep == 4
+    off = {'train_batch_size': 8, 'expert_parallel': {'autoep_size': 4}}
+    job = as_job(off, 8)
+    assert job.parallel.ep == 1
+    assert ('expert_parallel.autoep_size', 'does nothing without expert_parallel.enabled') in (
+        job.ignored)
+
+
+LAUNCHED = {   # what Accelerate makes of it
+    Parallel(tp=2, dp=4, zero_stage=3): dict(
+        use_fsdp=True, fsdp_version=2, fsdp_reshard_after_forward=True,
+        parallelism_config_tp_size=2, parallelism_config_dp_shard_size=4),
+    Parallel(dp=8, zero_stage=2): dict(use_fsdp=True, fsdp_reshard_after_forward=False),
+    Parallel(cp=2, dp=4, zero_stage=3, context='ring'): dict(
+        use_fsdp=True, parallelism_config_cp_size=2,
+        parallelism_config_cp_comm_strategy='alltoall'),
+    Parallel(dp=8, zero_stage=0): dict(multi_gpu=True, use_fsdp=False),
+    Parallel(dp=8, zero_stage=1): dict(use_deepspeed=True, zero_stage=1),
+    Parallel(tp=2, pp=2, dp=2, zero_stage=1): dict(
+        use_megatron_lm=True, megatron_lm_tp_degree=2, megatron_lm_pp_degree=2)}
+
+
+@pytest.mark.parametrize('p', LAUNCHED, ids=str)
+def test_accelerate_takes_it(p, tmp_path):
+    "Its launcher reads the file, fills what is open, and finds nothing to refuse."
+    launch = pytest.importorskip('accelerate.commands.launch')
     file = tmp_path / 'accelerate.yaml'
-    for p in (Parallel(tp=2, dp=4, zero_stage=3), Parallel(dp=8, zero_stage=0),
-              Parallel(dp=8, zero_stage=1), Parallel(tp=2, pp=2, dp=2, zero_stage=1)):
-        file.write_text(export(TrainingJob(p, n_gpus=8), 'accelerate'))
-        found = config_args.load_config_from_file(str(file))
-        assert found.num_processes == 8
-        assert as_job(file).parallel.zero_stage == p.zero_stage
+    file.write_text(export(TrainingJob(p, n_gpus=8), 'accelerate'))
+    given = launch.launch_command_parser().parse_args(['--config_file', str(file), 'train.py'])
+    found = vars(launch._validate_launch_command(given)[0])
+    assert {name: found[name] for name in LAUNCHED[p]} == LAUNCHED[p]
+    assert (found['num_processes'], found['mixed_precision']) == (8, 'bf16')
+    assert as_job(file).parallel.zero_stage == p.zero_stage
 
 
 # measurements
@@ -695,7 +742,44 @@ def test_commands_take_these_files(tmp_path, capsys):
     assert as_job(json.loads(back)).parallel.dp == job.parallel.dp
 
 
-def test_names_of_formats_are_the_same(): assert cli.EXPORTS == EXPORTS
+STUDIED = (f'{FLAGS} --fp8-format hybrid --overlap-grad-reduce --foo 3 --num-layers 24 '
+           '--hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --recompute-granularity '
+           'full')
+
+
+def test_studies_take_these_files(tmp_path, capsys):
+    "What a job says holds in every study, as in a search; what it does not use is told."
+    script, table, folder = (tmp_path / name for name in ('train.sh', 'map.csv', 'out'))
+    script.write_text(STUDIED)
+    system = ('--system', 'H100-80GB')
+    found = json.loads(ran(capsys, 'sweep', '--job', script, *system, '-o', table, '--format',
+                           'json').out)
+    assert found['written'] == [str(table)] and '--foo' in ' '.join(found['notes'])
+    row = pd.read_csv(table).iloc[0]
+    assert (row.n_gpus, row.precision, row.recompute, row.dp_overlap) == (16, 'fp8', 'full', True)
+    best = json.loads(ran(capsys, 'search', '--job', script, *system, '--top', 1, '--format',
+                          'json').out)['found'][0]
+    assert {name: best[name] for name in ('precision', 'recompute', 'iteration_s')} == {
+        name: row[name] for name in ('precision', 'recompute', 'iteration_s')}
+    ran(capsys, 'run-configs', '--job', script, *system, '--folder', folder, '--model',
+        HERE / 'Meta-Llama-3.1-8B.json', '--seq-len', 4096)
+    row = pd.read_csv(folder / 'exec_1d_Meta-Llama-3.1-8B.csv').iloc[0]
+    assert (row.n_gpus, row.precision) == (16, 'fp8')
+    rows = json.loads(ran(capsys, 'zero', '--job', script, *system, '--format', 'json').out)['rows']
+    samples = [row['samples_per_s'] * row['iteration_s'] for row in rows]
+    assert samples == pytest.approx([64] * 4) and {row['n_gpus'] for row in rows} == {16}
+
+
+def test_a_job_without_its_gpus_keeps_its_stage(tmp_path, capsys):
+    "DeepSpeed's file does not say how many copies share out the weights."
+    file = tmp_path / 'deepspeed.json'
+    file.write_text('{"train_batch_size": 64, "zero_optimization": {"stage": 3}}')
+    out = ran(capsys, 'search', '--job', file, '--gpus', 16, '--model', HERE /
+              'Meta-Llama-3.1-8B.json', '--seq-len', 2048, '--format', 'json').out
+    assert {row['zero_stage'] for row in json.loads(out)['found']} == {3}
+
+
+def test_names_of_formats_are_the_same(): assert cli.EXPORTS == (*EXPORTS, 'perfetto')
 
 
 def test_mistakes_in_files_are_one_line(tmp_path, capsys):

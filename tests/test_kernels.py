@@ -186,9 +186,9 @@ def test_a_table_of_another_kind():
 def test_fifty_thousand_rows_in_seconds():
     table = kernels.published_kernels('gemm')
     many = pd.concat([table] * (50_000 // len(table) + 1), ignore_index=True)
-    start = time.perf_counter()
+    start = time.process_time()
     assert (predict_kernels(many, 'gemm').predicted_us > 0).all()
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_no_scipy_unless_something_is_fitted():

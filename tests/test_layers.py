@@ -166,6 +166,22 @@ def test_domains_met_by_trying():
     assert math.isclose(far[1] / far[0], domains_met(j) / (8 * 56 / 64))   # 8 copies, 7 of 8 leave
 
 
+@pytest.mark.parametrize('precision, share', [
+    ('bf16', 1), ('fp8', .5), ('fp8-block', (1 + 4 / 128) / 2)])
+def test_tokens_travel_in_8_bits(precision, share):
+    "The dispatch's forward pass is halved, and its scales sent; results and gradients are not."
+    sent = []
+    for low in (False, True):
+        a = dataclasses.replace(CALIBRATED, fp8_dispatch=low)
+        j = kinds_of(job('deepseek_v3', a, dp=64, ep=64, precision=precision))[1]
+        ops = {op.name: op for op in layer_operations(j)}
+        passes = [getattr(ops[name], way) for name in ('dispatch', 'combine')
+                  for way in ('forward', 'backward')]
+        sent.append([sum(m.volume for m in p.messages) for p in passes])
+    copies = 2e-9 * 8 * 4096 * 7168   # eight experts a token
+    assert np.allclose(sent[0], copies) and np.allclose(sent[1], [share * copies, *[copies] * 3])
+
+
 def test_uneven_routing_costs_what_the_busiest_computes():
     skewed = dataclasses.replace(CALIBRATED, expert_imbalance=1.5)
     padded = dataclasses.replace(CALIBRATED, capacity_factor=1.25)
@@ -230,6 +246,21 @@ def test_contexts_by_hand():
         for kind, GB in volumes.items(): assert math.isclose(sent[context][kind], GB)
     with pytest.raises(ValueError, match='heads of keys and values on a GPU=8 must be divisible'):
         estimate('llama3.1_8B', Parallel(cp=16, context='ulysses'), H100, 16)
+
+
+def test_steps_of_a_ring_by_hand():
+    "Four GPUs: three further steps, each with the kernels of the first, and two to merge."
+    works = {}
+    for context in ('allgather', 'ring'):
+        a = dataclasses.replace(CALIBRATED, context=context)
+        (core,) = [op for op in layer_operations(job('llama3.1_8B', a, cp=4, strategy='2d-seqp'))
+                   if op.name == 'fusedla']
+        works[context] = core.forward, core.backward
+    launches = {context: [w.launches for w in both] for context, both in works.items()}
+    assert launches == {'allgather': [1, 2], 'ring': [1 + 3 * (1 + 2), 2 + 3 * (2 + 2)]}
+    merged = [r.nbytes - g.nbytes for g, r in zip(works['allgather'], works['ring'])]
+    each = 3 * 6 * 2e-9 * 2048 * 128   # GB of a head: three steps, 12 bytes of 2,048 x 128 numbers
+    assert np.allclose(merged, [32 * each, (32 + 2 * 8) * each])
 
 
 def test_the_last_gpu_has_most_to_do_without_zigzag():

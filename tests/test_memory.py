@@ -13,10 +13,11 @@ from transformer_perf.interop import as_job
 from transformer_perf.iteration import (
     PLACES, check_parallel, job_of, layers_memory, memory_at, own_stages, settled)
 from transformer_perf.memory_runs import (
-    arguments_of, counted_job, counted_runs, megatron_runs, peak_memory, static_memory, why_not,
-    words_of)
-from transformer_perf.modules import end_weights, ends_GB
-from transformer_perf.parameters import HANDLES, WORKSPACES, measured_folder
+    arguments_of, counted_job, empty_gradients, left_alive, megatron_runs, not_said, peak_memory,
+    static_memory, table_of_runs, why_not, words_of)
+from transformer_perf.modules import end_weights, ends_GB, layer_operations
+from transformer_perf.parameters import (
+    HANDLES, WORKSPACES, Parameters, Software, measured_folder)
 from transformer_perf.systems import as_system
 
 RUNS = megatron_runs()
@@ -53,6 +54,24 @@ def test_shipped_runs(i):
     assert abs(counted / (run.mem_allocated_bytes / 1e9) - 1) < .01
 
 
+def test_without_dropout_scores_are_kept_once():
+    "2 bytes of each score instead of 5; a gate's kernel weighs what it makes, others keep both."
+    job, _ = at_rest(SMALL, {}, flash_attention=False)
+    ops = {}
+    for dropped in (True, False):
+        software = Parameters(software=Software(dropout=dropped))
+        own = job._replace(assumptions=dataclasses.replace(job.assumptions, measured=software))
+        ops[dropped] = {op.name: op.activations for op in layer_operations(own)}
+    lost = sum(ops[True][name] - ops[False][name] for name in ('softmax', 'attend'))
+    assert np.isclose(lost, 3e-9 * 8 * 1024**2)
+    for gated, tensors in ((False, 2), (True, 2)):   # in and out, or both halves of the input
+        model = dataclasses.replace(SMALL, gated_mlp=gated, experts=8, experts_per_token=2,
+                                    expert_dim=256)
+        job, _ = at_rest(model, {})
+        act = {op.name: op.activations for op in layer_operations(job)}['expert-act']
+        assert np.isclose(act, tensors * 2e-9 * 1024 * 2 * 256)
+
+
 def test_peaks_of_dense_runs():
     dense = RUNS[RUNS.num_experts.isna()]
     counted = np.array([peak_memory(run) for _, run in dense.iterrows()])
@@ -61,18 +80,21 @@ def test_peaks_of_dense_runs():
 
 @pytest.mark.skipif(not BULK.is_file(), reason='TRANSFORMER_PERF_RUNS: no memory_goldens.csv there')
 def test_table_of_runs():
-    "Of 154 runs that can be counted 119 are within 1 %; the others are listed, one by one."
-    runs = megatron_runs(BULK)
-    able = runs[[not why_not(run) for _, run in runs.iterrows()]]
-    counted = counted_runs(able)
-    assert [len(runs), len(counted), (counted.error.abs() <= 1).sum()] == [206, 154, 119]
-    assert (counted.error.abs() <= 2).sum() == 130
-    off = counted[counted.error.abs() > 1]
-    listed = pd.read_csv(measured_folder() / 'megatron_unexplained.csv', comment='#')
-    assert listed.known.str.len().min() > 10
-    assert list(zip(off.test, off.gpu)) == list(zip(listed.test, listed.gpu))
-    assert np.allclose(off.error, listed.error_percent, atol=.051)
-    assert np.allclose(off.measured, listed.measured_GB, atol=5.1e-4)
+    "Of 154 runs that can be counted 134 are within 1 %; the others are listed, one by one."
+    found = table_of_runs(megatron_runs(BULK))
+    shipped = pd.read_csv(measured_folder() / 'megatron_counted.csv', comment='#')
+    words = ['test', 'gpu', 'why_not', 'not_said']
+    assert found[words].fillna('').equals(shipped[words].fillna(''))
+    for name, digits in (('measured_GB', 3), ('error', 2), ('peak_error', 2), ('beyond', 3)):
+        assert np.allclose(found[name], shipped[name], atol=.51 * 10.**-digits, equal_nan=True)
+    able = found[found.why_not == '']
+    within = able.error.abs() <= 1
+    assert [len(found), len(able), within.sum()] == [206, 154, 134]
+    told = able.not_said == ''
+    assert [told.sum(), (told & within).sum()] == [136, 123]
+    assert able.peak_error.abs().mean() < 2.4
+    known = shipped.known[able.index]
+    assert known[within].isna().all() and known[~within].str.len().min() > 10
 
 
 # a run as a job
@@ -112,6 +134,40 @@ def test_last_rank_by_hand():
                       (6 + 12 / 8) * P / 1e9, rtol=1e-9)
     room = WORKSPACES['Transformer Engine']['Hopper'] + HANDLES * 32
     assert np.isclose(found['Transformer Engine'] + found['cuBLAS'], room * 2**20 / 1e9)
+
+
+def test_tensors_still_held_by_hand():
+    "What all GPUs of an expert gather; empty gradients of a table and four matrices, tp 2."
+    run = run_of('ep8_resume_torch_dist_dist_optimizer')
+    tokens, width = 4 * 1024, 512
+    held = left_alive(run, counted_job(run))
+    assert np.isclose(held['one buffer'], 2e-9 * 8 * tokens * width)
+    run = run_of('tp2_pp2')
+    held = left_alive(run, counted_job(run))
+    assert np.isclose(held['between stages'], 2 * 2e-9 * tokens * width)   # an input, its gradient
+    run = run_of('defer_embedding_wgrad_compute')
+    shapes = [(50432 / 2, width), (3 * width / 2, width), (width, width / 2),
+              (2 * width, width), (width, 2 * width)]
+    assert np.isclose(empty_gradients(run, counted_job(run)), 2e-9 * sum(n * k for n, k in shapes))
+    assert empty_gradients(run_of('tp2_pp2'), counted_job(run_of('tp2_pp2'))) == 0
+
+
+def test_workspaces_of_overlapped_messages():
+    "Three more of 32 MiB where messages hide behind products, one a stream."
+    run = run_of('pp_sp_tp_overlap')
+    plain = run.copy()
+    plain['tp_comm_overlap'] = np.nan
+    with_, without = (static_memory(x)['Transformer Engine'] for x in (run, plain))
+    assert np.isclose(with_ - without, 3 * 32 * 2**20 / 1e9)
+
+
+def test_what_nobody_wrote_down():
+    run = run_of('no_mmap_bin_files_1node', 'GB200').copy()
+    assert not not_said(run)   # the size of its workspace is set
+    run['cublas'] = 'none'
+    assert 'PyTorch' in not_said(run)
+    run['gpu'] = 'H100'        # one size in all versions
+    assert not not_said(run)
 
 
 # what was mended
@@ -156,6 +212,9 @@ def test_megatron_shares_experts_as_layers():
              '--sequence-parallel --tensor-model-parallel-size 2 ')
     assert as_job(flags + '--pipeline-model-parallel-size 1', 8).parallel.etp == 2
     assert as_job(flags + '--expert-tensor-parallel-size 1', 8).parallel.etp == 1
+    assert as_job(flags, 8).parallel.dispatcher == 'allgather'
+    told = as_job(flags + '--moe-token-dispatcher-type alltoall', 8).parallel
+    assert told.dispatcher == 'alltoall'
     layout = 'Ett|(ttt|)*3tL'
     job = as_job(flags + f'--pipeline-model-parallel-size 1 '
                  f"--pipeline-model-parallel-layout '{layout}'", 8)

@@ -31,6 +31,7 @@ from transformer_perf.panels import (
     page, question_of, shown_or_why)
 from transformer_perf.systems import as_system
 
+pytestmark = pytest.mark.xdist_group('panels')   # they share a fixture
 COMMAND = str(Path(sys.executable).parent / 'transformer-perf')
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))),
                 None)
@@ -60,12 +61,13 @@ def moved_about(State, moves):
     "Move random controls to random options; after each move all on the page is of the state."
     panel = Panel(State())
     for which, option in moves:
-        control = list(panel.controls.values())[which % len(panel.controls)]
+        some = [own for own in panel.controls.values() if hasattr(own, 'options')]
+        control = some[which % len(some)]
         control.value = control.options[option % len(control.options)][1]
         for name, own in panel.controls.items():
             assert own.value == getattr(panel.state, name)
-            assert own.value in [value for _, value in own.options]
-    shown, none = page(panel.state, shown_or_why(panel.state)), 'This is not possible: '
+            assert name == 'own' or own.value in [value for _, value in own.options]
+    shown, none = panel.page(), 'This is not possible: '
     assert panel.output.value == shown or none in shown and none in panel.output.value
     assert 'Traceback' not in panel.output.value
     return panel
@@ -118,7 +120,7 @@ def test_any_sweep(vary, second, model, n_gpus):
     if second in [value for _, value in panel.controls['second'].options]:
         panel.controls['second'].value = second
     assert panel.state.vary != panel.state.second
-    assert panel.output.value == page(panel.state, shown_or_why(panel.state))
+    assert panel.output.value == panel.page()
     assert 'not possible' not in panel.output.value
 
 
@@ -129,6 +131,7 @@ def test_there_and_back(name):
     first, page_before = panel.state, panel.output.value
     changed = 0
     for control in panel.controls.values():
+        if not hasattr(control, 'options'): continue
         others = [value for _, value in control.options if value != control.value]
         if not others: continue
         control.value = others[len(others) // 2]
@@ -230,7 +233,7 @@ def test_advice_that_makes_it_fit():
 
 def test_nothing_to_advise():
     assert 'No single step of a control makes it smaller.' in LayerState(
-        n_gpus=1, tp=1, pp=1).show().words
+        n_gpus=1, tp=1, pp=1, recompute='full').show().words
 
 
 # --- what an operation is bound by ---
@@ -329,13 +332,265 @@ def test_calibrated_needs_a_known_architecture(name, tmp_path):
     offered = [value for _, value in panel.controls['assumptions'].options]
     assert panel.state.assumptions == 'corrected' and offered == ['corrected', 'paper']
     assert panel.output.value.count('calibrated is not offered') == 1
-    assert 'Aurora' in panel.output.value and panel.output.value.count('<pre') == 2
+    assert 'Aurora' in panel.output.value and panel.output.value.count('<pre') == 3
 
 
 def test_calibrated_collectives_are_measured_ones():
     times = {name: CollectivesState(assumptions=name).show().table.predicted_ms
              for name in ('corrected', 'calibrated')}
     assert np.mean(np.isclose(times['corrected'], times['calibrated'], rtol=.01)) < .1
+
+
+# --- what every panel has ---
+
+@pytest.mark.parametrize('name', PANELS)
+def test_back_and_forward(name):
+    "The states of a panel are kept in order; a new one after going back drops those after it."
+    panel = Panel(PANELS[name]())
+    first, buttons = panel.state, panel.bar.buttons
+    assert buttons['back'].disabled and buttons['forward'].disabled
+    panel.controls['assumptions'].value = 'paper'
+    panel.controls['system'].value = 'B200'
+    second, third = panel.history.states[1:]
+    buttons['back'].click()
+    buttons['back'].click()
+    assert panel.state == first and buttons['back'].disabled
+    buttons['forward'].click()
+    assert panel.state == second and panel.controls['assumptions'].value == 'paper'
+    panel.controls['system'].value = 'H200' if second.system != 'H200' else 'A100'
+    assert panel.history.states[:2] == [first, second] and third not in panel.history.states
+    assert buttons['forward'].disabled
+
+
+@pytest.mark.parametrize('name, control, value', [
+    ('layer', 'tp', 16), ('search', 'system', 'B200'), ('sweep', 'doublings', 1),
+    ('roofline', 'micro_batch', 4), ('collectives', 'kind', 'allreduce')])
+def test_a_pinned_state_is_compared(name, control, value):
+    "Each number of A, of B and their ratio; nothing where nothing changed; A can be unpinned."
+    panel = Panel(PANELS[name]())
+    panel.bar.buttons['pin'].click()
+    assert 'A against B.' not in panel.output.value
+    before = panel.state.show().facts
+    panel.controls[control].value = value
+    after, text = panel.state.show().facts, panel.output.value
+    assert 'A against B.' in text and 'The picture of A' in text
+    changed = [key for key in before if key in after and before[key] and before[key] != after[key]]
+    assert changed and all(f'{after[key] / before[key] - 1:+.1%}' in text for key in changed)
+    panel.bar.buttons['pin'].click()
+    assert 'A against B.' not in panel.output.value
+
+
+@pytest.mark.parametrize('state', [
+    LayerState(tp=16, placement=(8, 1, 1, 1), own='seq_len=8192,ib_eff=0.5', hbm_bandwidth=6000.),
+    SearchState(hbm_capacity=288., candidate=2), SweepState(second='nvlink_size'),
+    RooflineState(micro_batch=4), CollectivesState(kind='allreduce')])
+def test_a_state_is_said_in_three_ways(state):
+    "Its address, its command and its Python call give it back."
+    assert panels.addressed(panels.address_of(state)) == state
+    _, _, name, *settings = shlex.split(panels.command_of(state))
+    assert panels.state_of(name, settings) == state
+    assert call(panels.state_call(state)).state == state.settle()[0]
+
+
+@pytest.mark.parametrize('name', PANELS)
+def test_files(name):
+    "The table that a CSV holds is the panel's; the picture is a PNG; a job can be launched."
+    panel = Panel(PANELS[name]())
+    panel.bar.buttons['files'].click()
+    shown = panel.state.show()
+    files, failed = panels.files_of(panel.state, shown)
+    assert all(f'download="{file}"' in panel.notes.value for file in files)
+    assert all(f'{why.split(":")[0]}.' not in ' '.join(files) for why in failed)
+    again = pd.read_csv(io.BytesIO(files[f'{name}.csv']))
+    assert len(again) == len(shown.table) and list(again) == list(shown.table)
+    assert files[f'{name}.png'].startswith(b'\x89PNG')
+    if name in ('layer', 'search'):
+        job = panels.export(panel.state.job, 'megatron')
+        assert files['megatron.sh'].decode() == job and 'torchrun' in job
+    panel.load(dataclasses.replace(panel.state, assumptions='paper'))
+    assert panel.notes.value == ''   # they were of another state
+
+
+def test_own_values():
+    "What is typed is priced; what makes no sense is one sentence and changes nothing."
+    panel = Panel(LayerState())
+    panel.bar.typed.value = 'seq_len=4096 hbm_bandwidth=9600 n_gpus=1280 global_batch=5120'
+    result = panel.state.estimate
+    assert result.model.seq_len == 4096 and result.system.hbm_bandwidth == 9600
+    assert (panel.state.n_gpus, panel.state.global_batch, panel.notes.value) == (1280, 5120, '')
+    there = call(panel.state.python())
+    assert there.stats == result.stats
+    for text, why in (('tq=8', "unknown control 'tq'"), ('tp=x', 'must be tp=VALUE'),
+                      ('seq_len=-1', 'seq_len=-1'), ('nvlink_eff=2', 'nvlink_eff=2')):
+        before = panel.state
+        panel.bar.typed.value = text
+        said = panel.notes.value + panel.output.value
+        assert why in said.replace('&#x27;', "'"), text
+        panel.load(before)
+    panel.bar.typed.value = 'n_gpus=1537'
+    assert 'The nearest that is possible: GPUs 1,537 → ' in panel.notes.value
+
+
+def test_the_bar_before_is_dashed():
+    "A move leaves the outline of the bar that was there; its width is the old time."
+    panel = Panel(LayerState())
+    before = panel.state.estimate.stats['iteration_s']
+    panel.controls['hbm_bandwidth'].value = panel.controls['hbm_bandwidth'].options[0][1]
+    assert f'before: {panels.short(before)} s' in panel.output.value
+    assert panel.state.estimate.stats['iteration_s'] > before
+    assert 'before: ' not in page(panel.state, panel.state.show())
+
+
+@pytest.mark.parametrize('model', ['mixtral_8x7B', 'deepseek_v3', 'gpt_oss_120B'])
+@pytest.mark.parametrize('assumptions', ['corrected', 'calibrated'])
+def test_models_with_experts(model, assumptions):
+    "They are offered, with their own control; what the panel shows is what the estimate says."
+    panel = Panel(LayerState(assumptions=assumptions, n_gpus=512, strategy='2d'))
+    panel.controls['model'].value = model
+    assert panel.state.strategy == '1d' and not panel.controls['ep'].disabled
+    panel.controls['ep'].value = 8
+    result = panel.state.estimate
+    assert result.parallel.ep == 8 and result.model.experts
+    table = panel.state.show().table
+    assert np.isclose(table.forward_ms.sum(), result.layers.t_fwd.sum() * 1000)
+    seconds = f'One iteration: {panels.short(result.stats["iteration_s"])} s'
+    assert seconds in panel.output.value and call(panel.state.python()).stats == result.stats
+
+
+def test_calibrated_has_an_interval():
+    "Its ends are in the words of the layer and of the search panel, and drawn as a line."
+    for state in (LayerState(assumptions='calibrated'), SearchState(assumptions='calibrated')):
+        shown = state.show()
+        row = state.found.iloc[0] if isinstance(state, SearchState) else state.estimate.stats
+        low, high = (panels.short(row[f'iteration_{end}_s']) for end in ('low', 'high'))
+        assert f'four of five runs: {low} to {high} s' in shown.words
+        plain = dataclasses.replace(state, assumptions='paper').show()
+        assert 'data-part="interval"' in shown.figure and 'interval' not in plain.figure
+
+
+@pytest.mark.parametrize('name', PANELS)
+def test_every_control_has_help(name):
+    panel = Panel(PANELS[name]())
+    told = panel.widget.children[-1].value
+    for field, control in panel.controls.items():
+        assert control.tooltip and control.tooltip == panels.HELP[field.removesuffix('_b')]
+        assert panels.control_name(field) in told or field.endswith('_b')
+    assert panels.CHAPTERS[name] in told
+
+
+# --- the map ---
+
+@pytest.mark.parametrize('state', [
+    SearchState(), SearchState(map='tp x dp', system='A100'),
+    SearchState(model='mixtral_8x7B', map='ep x pp', n_gpus=512, global_batch=1024),
+    SearchState(strategy='2d-seqp', map='cp x pp', n_gpus=512)])
+def test_each_cell_of_the_map(state):
+    "Its time is what a search of that cell alone finds; where none fits, it finds none."
+    cells, names = panels.map_cells(state), state.map.split(' x ')
+    capacity = as_system(state.system).hbm_capacity
+    assert cells.seconds.min() == state.found.iteration_s.min()
+    for _, cell in cells.sample(8, random_state=1).iterrows():
+        found = panels.found_by(state, 1, **{name: int(cell[name]) for name in names})
+        assert len(found) == np.isfinite(cell.seconds)
+        if len(found): assert np.isclose(found.iteration_s[0], cell.seconds, rtol=1e-12)
+        assert len(found) or cell.GB > capacity
+
+
+def test_a_cell_is_loaded():
+    "Choosing one loads its best; one where nothing fits says why and loads nothing."
+    both = Panels()
+    search, layer = both.panels['search'], both.panels['layer']
+    search.controls['cell'].value = '16 x 8'
+    loaded = layer.state.tp, layer.state.pp
+    assert loaded == (16, 8) and 'stroke-width="2.5"' in search.output.value
+    seconds = layer.state.estimate.stats['iteration_s']
+    assert f'tp x pp = 16 x 8 takes {panels.short(seconds)} s' in search.output.value
+    assert search.controls['candidate'].disabled
+    search.controls['cell'].value = '1 x 1'
+    assert 'Nothing of tp x pp = 1 x 1 runs' in search.output.value.replace('&#x27;', "'")
+    assert layer.state.tp == 16
+
+
+def test_the_candidate_of_a_wide_search_is_loaded_whole():
+    "Calibrated, a search tries recompute and interleaving too: the layer panel has both."
+    state = SearchState(assumptions='calibrated')
+    for rank in (1, 4):
+        chosen = dataclasses.replace(state, candidate=rank).chosen()
+        assert chosen.settle()[0] == chosen
+        assert np.isclose(chosen.estimate.stats['iteration_s'], state.found.iteration_s[rank - 1])
+
+
+# --- experiments, the challenge and a model of one's own ---
+
+@pytest.mark.parametrize('name', [name for name, task in panels.TASKS.items() if task])
+def test_experiments_can_be_solved(name):
+    "Not solved where it begins, on a possible state; some configuration reaches the goal."
+    panel = Panel(LayerState())
+    panel.controls['task'].value = name
+    state, task = panel.state, panels.TASKS[name]
+    assert all(getattr(state, key) == value for key, value in task.start.items())
+    if task.seconds is None: return
+    assert 'not yet' in panel.output.value
+    (model, system), ways = panels.named_in(state), panels.STRATEGIES
+    strategies = panels.strategies_for(model)
+    assert set(strategies) <= set(ways)
+    found = panels.search(model, state.n_gpus, system, state.global_batch, strategies, 2000,
+                          zero_stages=[0, 1, 2, 3], **panels.practice(model))
+    best = found[found.memory_GB < task.memory].iloc[0]
+    solved = panels.layer_state_of(SearchState(
+        **{key: getattr(state, key) for key in panels.HELD}, candidate=1), best.to_frame().T)
+    panel.load(dataclasses.replace(solved, task=name))
+    assert 'solved!' in panel.output.value and best.iteration_s < task.seconds
+    panel.controls['nvlink_size'].value = 64
+    assert 'Put back what is not of the configuration: NVLink size' in panel.output.value
+
+
+def test_the_challenge():
+    "The optimum scores 100, what does not fit 0, and all else between."
+    panel = Panel(LayerState(task='challenge'))
+    best = panels.search('gpt3_1T', 2048, as_system('H200', 8), 4096, '1d', 1,
+                         zero_stages=[0, 1, 2, 3], **panels.practice(panels.as_model('gpt3_1T')))
+    for state, score in ((panels.layer_state_of(SearchState(candidate=1), best), 100),
+                         (LayerState(tp=1), 0), (LayerState(tp=16), None)):
+        panel.load(dataclasses.replace(state, task='challenge'))
+        said = int(re.search(r'Score (\d+)', panel.output.value)[1])
+        assert said == score if score is not None else 50 < said < 100
+
+
+CONFIG = {'model_type': 'llama', 'hidden_size': 2048, 'intermediate_size': 8192, 'vocab_size': 1000,
+          'num_attention_heads': 16, 'num_hidden_layers': 24, 'max_position_embeddings': 4096}
+
+
+def test_an_uploaded_model():
+    panel = Panel(LayerState(n_gpus=64, pp=4))
+    files = [{'name': '../config.json', 'content': json.dumps(CONFIG).encode()}]
+    panels.take_model(panel, files)
+    result = panel.state.estimate
+    assert (result.model.name, result.model.embed_dim, result.model.depth) == ('uploaded', 2048, 24)
+    assert 'uploaded' in panel.output.value and Path(panel.state.model).name == 'config.json'
+    for content in (b'{', b'{"model_type": "bert"}'):
+        panels.take_model(panel, [{'name': 'odd.json', 'content': content}])
+        assert 'This is not possible' in panel.notes.value and panel.state.model != 'odd.json'
+    assert panel.state.estimate.model.name == 'uploaded'
+
+
+# --- memory over time ---
+
+@pytest.mark.parametrize('state', [
+    LayerState(), LayerState(pp=1), LayerState(pp=128, global_batch=64),
+    LayerState(virtual_stages=2), LayerState(system='A100', pp=16)])
+def test_memory_over_time(state):
+    "It begins and ends with what stays; its most is the memory that is stated."
+    result = state.estimate
+    pipeline = panels.pipeline_of(result, panels.layer_table(result))
+    time, kept = panels.in_flight(pipeline)
+    assert kept[-1] == 0 and (np.diff(time) >= -1e-9).all()   # rounding
+    assert kept.max() == min(pipeline.pp, pipeline.micro_batches)
+    store = panels.store_of(result)
+    assert np.isclose(store.below + store.most[1], result.needed)
+    path = panels.activation_steps(0., 1000., 100., 1., pipeline, store)
+    tops = [float(top) for top in re.findall(r'V([\d.]+)', path)]
+    assert np.isclose(1000 - min(tops), store.most[1], atol=.1)
 
 
 # --- what is impossible ---
@@ -377,7 +632,7 @@ def test_no_stale_picture(tmp_path):
 def test_a_mistake_of_ours_is_seen():
     "Only ValueErrors are answered with a sentence; a mistake in the code raises in the handler."
     class Broken(LayerState):
-        def show(self): raise RuntimeError('broken')
+        def show(self, ghost=None): raise RuntimeError('broken')
     panel = Panel(LayerState())
     with pytest.raises(RuntimeError): panel.load(Broken())
     assert 'svg' not in panel.output.value and 'our mistake' in panel.output.value
@@ -721,7 +976,7 @@ def move(browser_page, panel, control, option):
     browser_page.select_option(f'.panel-{panel} .control-{control} select', label=option)
     browser_page.wait_for_function(CHANGED, arg=[panel, before], timeout=30_000)
     took = (time.perf_counter() - start) * 1000
-    return browser_page.locator(f'.panel-{panel} .widget-html').inner_text(), took
+    return browser_page.locator(f'.panel-{panel} .page').inner_text(), took
 
 
 def wait_for(browser_page, selector, words):
@@ -767,7 +1022,7 @@ def test_browser_search_loads_the_layer_panel(browser_page):
     found = python_on(browser_page, 'search')
     assert f'{panels.short(found.iteration_s[0])} s an iteration' in text
     browser_page.select_option('.panel-search .control-candidate select', label='3')
-    wait_for(browser_page, '.panel-search .widget-html', 'Candidate 3 is in the layer panel')
+    wait_for(browser_page, '.panel-search .page', 'Candidate 3 is in the layer panel')
     browser_page.locator('.lm-TabBar-tab').nth(0).click()
     expected = f'One iteration: {panels.short(found.iteration_s[2])} s'
     wait_for(browser_page, '.panel-layer svg', expected)
@@ -791,6 +1046,38 @@ def test_browser_others(browser_page):
     assert panels.short(python_on(browser_page, 'collectives')[4][-1] * 1000) in text
     for panel in ('sweep', 'roofline', 'collectives'):
         assert browser_page.locator(f'.panel-{panel} img').count() == 1
+
+
+def test_browser_by_keyboard(browser_page):
+    "Pin with the space bar, move, go back with Enter: all without the mouse."
+    browser_page.locator('.lm-TabBar-tab').nth(0).click()
+    browser_page.locator('.panel-layer .button-pin').focus()
+    browser_page.keyboard.press('Space')
+    wait_for(browser_page, '.panel-layer .button-pin', 'Unpin A')
+    _, took = move(browser_page, 'layer', 'zero_stage', '2')
+    wait_for(browser_page, '.panel-layer .page', 'A against B. What changed: ZeRO stage 1 → 2')
+    browser_page.locator('.panel-layer .button-back').focus()
+    browser_page.keyboard.press('Enter')
+    browser_page.wait_for_function(
+        "!document.querySelector('.panel-layer .page').textContent.includes('A against B.')")
+    browser_page.locator('.panel-layer .button-pin').click()
+    assert took < 5000   # something moves, however busy this computer is
+
+
+def test_browser_opens_an_address(browser_page, site):
+    "The link on a page opens its state; on a phone nothing is wider than the screen but pictures."
+    page = browser_page.context.new_page()
+    page.set_viewport_size({'width': 390, 'height': 844})
+    page.goto(f'{site}?panel=search&system=B200&cell=8+x+32')
+    page.wait_for_selector('.panel-search svg', timeout=90_000)
+    wait_for(page, '.panel-search .page', 'tp x pp = 8 x 32')
+    link = page.locator('.panel-search .page a').last
+    assert link.get_attribute('href') == '?panel=search&system=B200&cell=8+x+32'
+    assert page.evaluate('document.body.scrollWidth') <= 390
+    ends = page.evaluate("""[...document.querySelectorAll('.panel-search .page :is(p, pre)')]
+        .map(e => e.getBoundingClientRect().right)""")
+    assert len(ends) > 4 and max(ends) <= 390
+    page.close()
 
 
 def test_a_closed_page_ends_its_kernel(browser_page, server, site):

@@ -379,10 +379,27 @@ def test_evidence_is_said():
     say = lambda preset, **p: estimate('gpt3', Parallel(tp=8, pp=8, **p), 'H100-80GB', 512, preset)
     assert say('paper').notes[0] == 'Evidence: published model.'
     assert 'recompute full' in say('corrected', recompute='full').notes[0]
-    assert say('calibrated').notes[0] == 'Evidence: measured runs.'
+    near = 'Evidence: near: 107 runs on H100, dense, bf16, of several stacks.'
+    assert say('calibrated').notes[0] == say('calibrated', zero_stage=3).notes[0] == near
     assert 'strategy 2d' in say('calibrated', strategy='2d', cp=2).notes[0]
-    found = search('gpt3', 512, 'H100-80GB', 512, k=3, assumptions='calibrated', zero_stages=[3])
-    assert set(found.evidence) == {'no measured run with zero_stage 3'}
+    found = search('gpt3', 512, 'H100-80GB', 512, k=3, assumptions='calibrated', schedule='zb-h1')
+    assert set(found.evidence) == {'extrapolated: no run with schedule zb-h1 was fitted to'}
+
+
+def test_intervals_are_wider_where_less_is_known():
+    parallel = Parallel(tp=8, pp=8, dp=8)
+    wide = {}
+    for gpu, evidence in (('H100-80GB', 'near'), ('H200-141GB', 'extrapolated'),
+                          ('H200', 'extrapolated')):
+        row = estimate('gpt3', parallel, gpu, 512, 'calibrated').row
+        assert row.iteration_low_s < row.iteration_s < row.iteration_high_s
+        wide.setdefault(evidence, []).append(row.iteration_high_s / row.iteration_low_s)
+        found = search('gpt3', 512, gpu, 512, k=2, assumptions='calibrated')
+        assert found.evidence.str.startswith(evidence).all()
+        assert (found.iteration_low_s < found.iteration_s).all()
+        assert (found.iteration_s < found.iteration_high_s).all()
+    assert max(wide['near']) < min(wide['extrapolated'])
+    assert 'iteration_low_s' not in estimate('gpt3', parallel, 'H100-80GB', 512).row
 
 
 # any number of GPUs, any batch, any system

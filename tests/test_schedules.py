@@ -13,7 +13,7 @@ from transformer_perf.schedules import (
     SCHEDULES, check_layout, chunk_sums, chunks_in, chunks_of, heaviest, layout_of,
     memory_over_time, most_kept, on_ranks, passes_of, peaks, held_chunks, played, total_time)
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=30, deadline=None)
 pick = st.sampled_from
 seconds = st.floats(.1, 10)
 

@@ -39,7 +39,9 @@ def is_run(source):
 
 # running
 
-WIDE = 'import pandas as pd; pd.set_option("display.width", 160, "display.max_columns", 40)'
+# pandas' options are the process's: what one notebook sets must not reach the next
+DISPLAY = ('import pandas as pd; pd.reset_option("^display"); '
+           'pd.set_option("display.width", 160, "display.max_columns", 40)')
 
 
 def fresh_shell(path):
@@ -50,8 +52,23 @@ def fresh_shell(path):
     matplotlib.rcdefaults()
     from execnb.shell import CaptureShell
     shell = CaptureShell(path)
-    shell.run(WIDE)
+    shell.run(DISPLAY)
     return shell
+
+
+def is_exercise(path): return '_exercise_' in Path(path).stem
+
+
+def is_solutions(cell): return cell.cell_type == 'markdown' and cell.source == '## Solutions'
+
+
+def fill(cells):
+    "Put the solutions of an exercise's last section into its blanks: the first into the first."
+    start = next(i for i, cell in enumerate(cells) if is_solutions(cell))
+    unrun = lambda cell: cell.cell_type == 'code' and not is_run(cell.source)
+    blanks, solutions = (list(filter(unrun, part)) for part in (cells[:start], cells[start:]))
+    for blank, solution in zip(blanks, solutions, strict=True):
+        blank.source = without_directives(solution.source)
 
 
 class Notebook:
@@ -61,6 +78,7 @@ class Notebook:
         from execnb.nbio import read_nb
         self.path, self.nb = Path(path), read_nb(path)
         self.shell, self.done, self.broken = None, -1, None
+        if is_exercise(path): fill(self.nb.cells)
 
     def run_to(self, index):
         "Run the code cells up to one; its exception, if any, is raised."
@@ -87,7 +105,8 @@ class Notebook:
         for cell, ran in zip(stored['cells'], self.nb.cells):
             if cell['cell_type'] != 'code' or not is_run(''.join(cell['source'])): continue
             outputs = json.loads(json.dumps(ran.get('outputs', [])))
-            cell |= {'outputs': [clean(output) for output in outputs], 'execution_count': None}
+            kept = [] if is_exercise(self.path) else [clean(output) for output in outputs]
+            cell |= {'outputs': kept, 'execution_count': None}
         text = json.dumps(with_widgets(stored, self.path.stem), indent=1, ensure_ascii=False)
         write_whole(self.path, text + '\n')
 

@@ -13,47 +13,64 @@ import tokenize
 from pathlib import Path
 from typing import NamedTuple
 
+from play import hero
 from notebooks import NOTEBOOKS, ROOT, cells_of, directives, without_directives
 
 PACKAGE = ROOT / 'transformer_perf'
 
-# The order of the site: a caption, and its pages. A pattern stands for the notebooks whose names
-# begin so; anything else is a page of docs/ or the API.
-ORDER = [
-    ('The model', ['0[0-4]b?_|02c_', '01c_', '0(5b?|6)_']),
-    ('Studies', ['2\\d_']),
-    ("Today's models and layouts", ['3[1-9]_']),
-    ('Pictures and panels', ['07b?_']),
-    ('Many searches', ['08_']),
-    ('Characterization', ['09_', '30_']),
-    ('Measured runs', ['10_']),
-    ('Command line', ['11_']),
-    ('Files of frameworks', ['12_']),
-    ('Exercises', ['4\\d_']),
-    ('Reference', ['06[bc]_', '90b?_', 'api/index', 'glossary']),
+# The order of README.md and of the site, its sidebar and its next-links: a caption, and its pages.
+# A pattern (it begins with a digit) stands for the notebooks whose names begin so, and that no
+# pattern before it stands for; anything else is a page of docs/ or the API.
+COURSE = [
+    ('One layer on one GPU', ['00_', '01_', '02_', '03_', '4\\d_exercise_roofline']),
+    ('Many GPUs', [
+        '26_',                                                      # rings, and who sits where
+        '04_', '4\\d_exercise_tensor',                             # tensor parallelism
+        '05_', '4\\d_exercise_(pipeline|bubble|interleav)',         # the pipeline and its bubble
+        '33_', '4\\d_exercise_(zero|data|shard)',                   # data parallelism and ZeRO
+        '38_', '42_', '4\\d_exercise_memory']),
+    ('Long sequences, experts, precision', [
+        '37_', '4\\d_exercise_(context|long)', '34_', '4\\d_exercise_(experts|all)', '35_', '36_']),
+    ('Schedules and the search', ['01c_', '32_', '06_', '41_', '4\\d_exercise']),
+    ('The optimum', ['22_', '24_', '23_', '21_', '25_']),
+    ('What real stacks add', ['02c_', '02b_', '10_', '44_']),
+    ('Claims', ['20_', '27_', '09_', '30_']),
+    ('Plan a run', ['43_', '13_', '14_', '15_', '05b_']),
+]
+REFERENCE = [
+    ('Play', ['play', '07b_']),
+    ('Models, parameters, pictures', ['00b_', '01b_', '07_', '07c_', '08_', '28_']),
+    ('Runs and files', ['12_', '16_', '17_', '06c_']),
+    ('Command line and API', ['11_', '06b_', '90_', '90b_', 'api/index']),
     ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_strategy',
                 'howto_add_a_schedule', 'howto_add_a_precision']),
-    ('Sources', ['references']),
+    ('Words and sources', ['glossary', 'references']),
 ]
+ORDER = COURSE + REFERENCE
 
 
-def places_of(patterns, stems):
-    "The pages that patterns stand for."
+def is_pattern(entry):
+    "Whether an entry of the order stands for notebooks, not for a page of another name."
+    return entry[0].isdigit()
+
+
+def places_of(entries, left):
+    "The pages that entries stand for; the notebooks among them are taken from those left."
     found = []
-    for pattern in patterns:
-        is_name = not pattern.endswith('_')
-        found += [pattern] if is_name else sorted(s for s in stems if re.match(pattern, s))
+    for entry in entries:
+        own = sorted(s for s in left if re.match(entry, s)) if is_pattern(entry) else [entry]
+        left.difference_update(own)
+        found += own
     return found
 
 
 def contents(stems):  # list of (caption, pages)
     "The order of the site, given the notebooks that exist; one that it does not know is an error."
-    found = [(caption, places_of(patterns, stems)) for caption, patterns in ORDER]
-    listed = [page for _, pages in found for page in pages]
-    for stem in stems:
-        if stem != 'index' and listed.count(stem) != 1:
-            raise ValueError(f'{stem}.ipynb has {listed.count(stem)} places in the order of the '
-                             'site (ORDER in tools/pages.py), not one')
+    left = {*stems} - {'index'}
+    found = [(caption, places_of(entries, left)) for caption, entries in ORDER]
+    for stem in sorted(left):
+        raise ValueError(f'{stem}.ipynb has no place in the order of the site (COURSE or REFERENCE '
+                         'in tools/pages.py)')
     return [(caption, pages) for caption, pages in found if pages]
 
 
@@ -63,12 +80,34 @@ def toctree(entries, caption='', options=()):
     return '\n'.join(['```{toctree}', *lines, '', *entries, '```'])
 
 
+def opening(stem):  # (title, the line under it)
+    "How a notebook opens."
+    first = ''.join(cells_of(ROOT / 'nbs' / f'{stem}.ipynb')[0]['source']).splitlines()
+    return [line.lstrip('#> ') for line in first if line.strip()][:2]
+
+
+def numbered(stem):
+    "A page by its title; a notebook with the number that other pages call it by."
+    number = re.match(r'\d\d[a-z]?(?=_)', stem)
+    return f'{number[0]} {opening(stem)[0]}' if number else stem
+
+
 def title_of(stem):
-    "A page in the table of contents: notebooks with the number that other pages call them by."
-    number = re.match(r'(\d\d[a-z]?)_', stem)
-    if not number: return stem
-    first = ''.join(cells_of(ROOT / 'nbs' / f'{stem}.ipynb')[0]['source'])
-    return f'{number[1]} {first.splitlines()[0].removeprefix("# ")} <{stem}>'
+    "A page in the table of contents."
+    return stem if numbered(stem) == stem else f'{numbered(stem)} <{stem}>'
+
+
+def reading_order():
+    "The notebooks in their order, as tables in Markdown: the course, then what is looked up."
+    known, lines = dict(contents([path.stem for path in NOTEBOOKS])), []
+    for part, entries in (('The course', COURSE), ('To look things up', REFERENCE)):
+        lines += [f'### {part}', '']
+        for caption, _ in entries:
+            rows = [(f'[{numbered(stem)}]({stem}.ipynb)', opening(stem)[1])
+                    for stem in known.get(caption, ()) if is_pattern(stem)]
+            table = [(caption, ''), ('---', '---'), *rows] if rows else []
+            lines += [f'| {" | ".join(row)} |' for row in table] + [''] * bool(rows)
+    return '\n'.join(lines)
 
 
 def toctrees():
@@ -88,20 +127,56 @@ TAGS = {  # directive -> tag that MyST-NB knows
 
 def folded(line):
     "A line of printed text, broken if it is a paragraph; tables stay as wide as they are."
-    return line if '  ' in line or '─' in line else textwrap.fill(line, 88)
+    return line if '  ' in line or '─' in line else textwrap.fill(line, 120)
+
+
+def is_plumbing(source):
+    "Whether code only imports, or only checks what it is given: nothing to read at first."
+    try: body = ast.parse(source).body
+    except SyntaxError: return False   # a command of the shell
+    checks = lambda node: isinstance(node, ast.FunctionDef) and node.name.startswith('check')
+    return bool(body) and (all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
+                           or all(map(checks, body)))
+
+
+def answer_folded(text):
+    "Markdown as it is read: what begins with **Answer** unfolds where it is clicked on."
+    found = re.fullmatch(r'\*\*(Answers?)[.:]?\*\*[.:]?\s*(.+)', text.strip(), re.DOTALL)
+    if not found: return text
+    return f'<details><summary>{found[1]}</summary>\n\n{found[2]}\n\n</details>'
+
+
+def tags_of(cell, words, source):  # list of str
+    "The tags of a code cell: those that it has, and what its directives and its code ask for."
+    asked = [TAGS[word] for word in words if word in TAGS]
+    if not asked and is_plumbing(source): asked = ['hide-input']
+    return [*cell['metadata'].get('tags', []), *asked]
+
+
+def told(words, name):  # str
+    "What the directives `fig-cap: ...`, `fig-alt: ...` or another say, line after line."
+    return ' '.join(word.partition(': ')[2] for word in words if word.startswith(f'{name}: '))
+
+
+def figure_of(words):  # dict: metadata that MyST-NB knows
+    "The caption of a cell's picture, its text for who cannot see it, and a class (site.css)."
+    caption, alt, looks = (told(words, f'fig-{name}') for name in ('cap', 'alt', 'class'))
+    if not caption: return {}
+    image = {'alt': alt} | ({'classes': looks} if looks else {})
+    return {'mystnb': {'figure': {'caption': caption}, 'image': image}}
 
 
 def shown_cell(cell):
     "A cell as it is read, or None where it is hidden."
-    if cell['cell_type'] != 'code': return {**cell, 'source': ''.join(cell['source'])}
-    words = directives(''.join(cell['source']))
+    text = ''.join(cell['source'])
+    if cell['cell_type'] != 'code': return {**cell, 'source': answer_folded(text)}
+    words, source = directives(text), without_directives(text)
     if 'hide' in words or any(word.startswith('default_exp') for word in words): return None
-    tags = [*cell['metadata'].get('tags', []), *(TAGS[word] for word in words if word in TAGS)]
     for output in cell['outputs']:
         if output['output_type'] != 'stream': continue
         output['text'] = '\n'.join(map(folded, ''.join(output['text']).split('\n')))
-    return {**cell, 'metadata': {**cell['metadata'], 'tags': tags},
-            'source': without_directives(''.join(cell['source']))}
+    metadata = {**cell['metadata'], 'tags': tags_of(cell, words, source), **figure_of(words)}
+    return {**cell, 'metadata': metadata, 'source': source}
 
 
 def modules_of(cells):  # (module or None, others)
@@ -122,14 +197,37 @@ def source_links(stem, module, others):
     return f'\n\n{{.source-links}}\nSource: {", ".join(links)}.'
 
 
+DOORS = [   # name, what is behind it, page
+    ('Learn', 'A course in small chapters, from one layer on one GPU to the plan of a run.',
+     '00_models'),
+    ('Play', 'Rings, the roofline, bubbles, a map, ZeRO: move a control and see.', 'play'),
+    ('Use', 'The same answers in a terminal, in Python, and for your own job.', '11_cli'),
+    ('Check', 'Predicted against measured runs: how far to trust a number.', '10_validation'),
+]
+SCRIPTS = ('play-data', 'formulas', 'play')
+
+
+def first_screen(hero):  # str; hero: the figures that tools/play.py finds
+    "What the first page shows before its text: a picture that moves, a result, four doors."
+    doors = '\n'.join(f'<a href="{to}.html"><b>{name}</b> {words}</a>' for name, words, to in DOORS)
+    scripts = ''.join(f'<script src="_static/{name}.js"></script>' for name in SCRIPTS)
+    result = (f'GPT-3 on {hero["n_gpus"]} H200 GPUs, as {hero["p"]} pipeline stages: '
+              f'{hero["iteration_s"]:.2f} s an iteration, {hero["idle"]:.0%} of it waiting. '
+              f'The best of {hero["ways"]} ways takes {hero["best_s"]:.2f} s.')
+    return (f'<div class="hero">\n<div data-hero></div>\n<p class="result">{result}</p>\n'
+            f'<nav class="doors">\n{doors}\n</nav>\n</div>\n{scripts}')
+
+
 def page(path):  # dict: the notebook to show
     "A notebook as it is read: outputs, no hidden cells, no directives, links to its source."
     nb, stem = json.loads(Path(path).read_text(encoding='utf-8')), Path(path).stem
     cells = [cell for cell in map(shown_cell, nb['cells']) if cell]
     cells[0]['source'] += source_links(stem, *modules_of(nb['cells']))
     if stem == 'index':
-        cells.append({'cell_type': 'markdown', 'id': 'contents', 'metadata': {},
-                      'source': toctrees()})
+        written = lambda name, source: {'cell_type': 'markdown', 'id': name, 'metadata': {},
+                                        'source': source}
+        cells.insert(1, written('first-screen', first_screen(hero())))
+        cells.append(written('contents', toctrees()))
     highlighted = {'name': 'python', 'pygments_lexer': 'ipython3'}   # `!command` too
     return {**nb, 'cells': cells, 'metadata': {**nb['metadata'], 'language_info': highlighted}}
 

@@ -7,7 +7,7 @@ __all__ = ['RECIPES', 'COLLECTIVES', 'CONTEXTS', 'DISPATCHERS', 'FITS_BY', 'MEND
            'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message', 'Work', 'Operation', 'Recipe', 'of_names',
            'of_recipe', 'counted', 'gained', 'roofline', 'ring_share', 'two_tier_time', 'send_time', 'Group', 'Busy',
            'exchanged', 'exchange_time', 'Roofline', 'Pass', 'price', 'parts_again', 'layers_again', 'is_again',
-           'check_choices', 'state_bytes', 'Assumptions', 'as_assumptions', 'collective_time']
+           'check_choices', 'software_of', 'state_bytes', 'Assumptions', 'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -19,6 +19,7 @@ import numpy as np
 
 from .inputs import (
     ANY, checked, field, nearest, of_type, quoted, takes, whole)
+from .traced import beside
 from .models import as_markdown
 from .parameters import Calibration, Parameters, Software, read_calibration
 from .systems import Link, System, Units
@@ -354,6 +355,10 @@ def check_choices(a):
     if not isinstance(a.measured, (Parameters, Calibration, type(None))):
         raise ValueError(f'measured={quoted(a.measured)} must be Parameters or a Calibration')
 
+def software_of(a):  # Software
+    "What the training software costs: as measured, or by default nothing."
+    return a.measured.software if a.measured else beside(a, 'default Software', Software())
+
 def state_bytes(a):  # of a parameter
     "Optimizer states."
     if a.optimizer_bytes is not None: return 2 * a.optimizer_bytes
@@ -384,6 +389,7 @@ class Assumptions:
     zigzag: bool = True                 # cp shares out the work of a causal mask evenly
     expert_imbalance: float = field(1., least=1)   # tokens of the busiest GPU over the mean
     capacity_factor: float = field(None, above=True)  # room of an expert over its mean; none: all
+    fp8_dispatch: bool = False          # tokens travel to experts in the products' precision
     bf16_ends: int = field(0, least=0)  # first layers, and last ones, that stay in 16 bits
     fp8_parameters: bool = False        # weights are held and gathered in the products' precision
     fp8_copies: int = field(2, choices=(1, 2))  # of a weight in 8 bits: by rows, and by columns
@@ -419,7 +425,7 @@ class Assumptions:
     def __post_init__(self): check_choices(self)
     def _repr_markdown_(self): return as_markdown(self)
 
-    software = property(lambda self: self.measured.software if self.measured else Software())
+    software = property(lambda self: software_of(self))
     state_bytes = property(lambda self: state_bytes(self))
     def on(self, system):  # Assumptions
         "The same for one system: of several sets of measured parameters, its own."

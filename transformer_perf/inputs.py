@@ -239,7 +239,8 @@ def read_bytes(
         with open(handle, 'rb') as file:
             about = os.fstat(handle)
             ordinary, small = stat.S_ISREG(about.st_mode), about.st_size <= most
-            data = file.read(most + 1) if ordinary and small else b''
+            data = file.read(about.st_size + 1) if ordinary and small else b''
+            if len(data) > about.st_size: data += file.read(most)   # it grows meanwhile
     except (OSError, UnicodeError) as error:
         why = getattr(error, 'strerror', None) or 'its name has characters that no name has'
         raise ValueError(f'{named(path)}: cannot be read ({why})') from None
@@ -297,14 +298,14 @@ def naming(path):
 LARGEST_CSV = 16 * MEGABYTE
 MOST_COLUMNS, MOST_CELLS = 1000, 1_000_000   # below 200 MB in memory
 
-def check_cells(data, name, most):
+def check_cells(data, name, most, comment=None):
     "A ValueError unless a table is small, and each of its columns has one name of its own."
     if data.count(b',') + data.count(b'\n') > most:
         raise ValueError(f'{name}: has more than {most} cells')
     widest = 1 + max((line.count(b',') for line in io.BytesIO(data)), default=0)
     if widest > MOST_COLUMNS: raise ValueError(f'{name}: has more than {MOST_COLUMNS} columns')
     text = io.TextIOWrapper(io.BytesIO(data), 'utf-8-sig', errors='replace', newline='')
-    rows = filter(None, csv.reader(text))
+    rows = filter(None, csv.reader(line for line in text if not comment or line[0] != comment))
     try: header, first = next(rows, []), next(rows, [])
     except csv.Error as error: raise ValueError(f'{name}: is not a table ({error})') from None
     if len(first) > len(header):
@@ -318,7 +319,7 @@ def read_csv(path, times=1, **options):  # DataFrame
     "A table from a .csv file, so many times larger than most; nothing is fetched or unpacked."
     import pandas as pd
     name, data = named(path), read_bytes(path, times * LARGEST_CSV)
-    check_cells(data, name, times * MOST_CELLS)
+    check_cells(data, name, times * MOST_CELLS, options.get('comment'))
     try: return pd.read_csv(io.BytesIO(data), low_memory=False, compression=None, **options)
     except (ValueError, OverflowError, RecursionError, MemoryError) as error:
         why = printable((str(error) or type(error).__name__).splitlines()[0])[:2 * LONGEST]

@@ -9,23 +9,23 @@ __all__ = ['SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'LIST', 'HARMLESS
            'LEADING', 'LEADING_OR_CLOSING', 'COMPARED', 'NUMBERED', 'PER_NODE', 'NODES', 'IN_ALL', 'FLAGS', 'CODE',
            'UNSAID', 'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS', 'ACCELERATE_KINDS', 'ACCELERATE',
            'ORDERS', 'CHECKPOINTS', 'TORCHTITAN_ROWS', 'TORCHTITAN', 'OWN', 'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE',
-           'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS', 'PEAK', 'LARGEST_TRACE', 'TrainingJob', 'Kind', 'Row', 'Said',
-           'Format', 'number', 'words_of', 'same_words', 'one_word', 'no_model', 'add', 'value', 'spelled',
-           'why_ignored', 'understood', 'also', 'copies', 'batch', 'model_said', 'job_said', 'take', 'zero_of_megatron',
-           'overlap_of_megatron', 'recompute_of_megatron', 'chunks_of_megatron', 'heads_of_megatron', 'list_said',
-           'of_tree', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron', 'positions_of_megatron',
-           'derive_megatron', 'recompute_for_megatron', 'undo_megatron', 'model_for_megatron', 'without_heredocs',
-           'pieces', 'unknown', 'summed', 'variable', 'expanded', 'one_expanded', 'words', 'all_words', 'assignment',
-           'as_plain', 'maybe', 'truth', 'branch', 'commands_of', 'carry_out', 'opens_array', 'joined_arrays',
-           'plain_words', 'options', 'gpus_of', 'named_unknown', 'as_value', 'without_strays', 'flags_of', 'slurm_of',
-           'nothing', 'elsewhere', 'fixed', 'derive_deepspeed', 'undo_deepspeed', 'zero_of_fsdp',
-           'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate', 'batch_of_torchtitan',
+           'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS', 'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE', 'FACTORS',
+           'NUMBERS', 'TrainingJob', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of', 'same_words', 'one_word',
+           'no_model', 'add', 'value', 'spelled', 'why_ignored', 'understood', 'also', 'copies', 'batch', 'model_said',
+           'job_said', 'take', 'zero_of_megatron', 'overlap_of_megatron', 'recompute_of_megatron', 'chunks_of_megatron',
+           'heads_of_megatron', 'list_said', 'of_tree', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron',
+           'positions_of_megatron', 'derive_megatron', 'recompute_for_megatron', 'undo_megatron', 'model_for_megatron',
+           'without_heredocs', 'pieces', 'unknown', 'summed', 'variable', 'expanded', 'one_expanded', 'words',
+           'all_words', 'assignment', 'as_plain', 'maybe', 'truth', 'branch', 'commands_of', 'carry_out', 'opens_array',
+           'joined_arrays', 'plain_words', 'options', 'gpus_of', 'named_unknown', 'as_value', 'without_strays',
+           'flags_of', 'slurm_of', 'nothing', 'elsewhere', 'fixed', 'derive_deepspeed', 'undo_deepspeed',
+           'zero_of_fsdp', 'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate', 'batch_of_torchtitan',
            'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan', 'derive_torchtitan',
            'undo_torchtitan', 'plain_loader', 'not_valid', 'parse_yaml', 'parse_toml', 'flat', 'kind_of',
            'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text', 'job_in', 'facts_of', 'keys_for',
            'no_difference', 'meaning', 'lost', 'set_elsewhere', 'nested', 'as_flags', 'as_script', 'comment', 'as_yaml',
-           'as_own', 'job_asked', 'export', 'steps_of', 'steps_table', 'read_log', 'trace_text', 'arguments',
-           'launched_by', 'kernels_of', 'read_profile']
+           'as_own', 'job_asked', 'export', 'figure_said', 'steps_of', 'steps_table', 'read_log', 'trace_text',
+           'arguments', 'launched_by', 'kernels_of', 'read_profile', 'sides', 'read_products']
 
 # %% ../nbs/12_interop.ipynb #12ab0005
 import ast
@@ -46,8 +46,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .inputs import (
-    MEGABYTE, checked, flag, named, naming, nearest, of_type, once, parse_json, printable,
-    quoted, read_bytes, read_text, whole)
+    HUGE, MEGABYTE, checked, finite, flag, named, naming, nearest, of_type, once, parse_json,
+    printable, quoted, read_bytes, read_text, whole)
 from .configs import rule_of
 
 # %% ../nbs/12_interop.ipynb #177de633
@@ -317,7 +317,7 @@ MEGATRON_ROWS = (
     Row('--bf16', 'precision', one_word('bf16')), Row('--fp16', 'precision', one_word('fp16')),
     Row('--fp8-format', 'fp8', TEXT), Row('--fp8-recipe', 'fp8_recipe', words_of(FP8), 'fp8'),
     Row('--fp4-format', 'fp4', TEXT),
-    Row('--expert-model-parallel-size', 'ep', WHOLE),
+    Row('--expert-model-parallel-size', 'ep', WHOLE, 1),
     Row('--expert-tensor-parallel-size', 'etp', WHOLE),
     Row('--pipeline-model-parallel-layout', 'layout', TEXT))
 
@@ -433,6 +433,7 @@ def experts_of_megatron(facts, ignored):
     facts.setdefault('experts_per_token', Said(None, 2))
     facts.setdefault('expert_dim', Said(None, value(facts, 'mlp_dim')))
     facts.setdefault('etp', facts['tp'])   # as a layer, unless said
+    facts.setdefault('dispatcher', Said(None, 'allgather'))
     if 'shared_expert_dim' not in facts: take(facts, 'shared_expert_gate')
     if 'moe_layers' in facts: layers_with_experts(facts, *facts.pop('moe_layers'))
 
@@ -897,7 +898,8 @@ DEEPSPEED_ROWS = (
     Row('zero_optimization.overlap_comm', 'overlap', ON),
     Row('tensor_parallel.autotp_size', 'tp', number(0), 1),
     Row('tensor_parallel.tp_overlap_comm', 'tp_overlap', ON, False),
-    Row('expert_parallel.autoep_size', 'ep', WHOLE),
+    Row('expert_parallel.enabled', 'autoep', ON, False),
+    Row('expert_parallel.autoep_size', 'ep', WHOLE, 1),
     Row('bf16.enabled', 'precision', one_word('bf16')),
     Row('fp16.enabled', 'precision', one_word('fp16')),
     *elsewhere(f'{CODE}: PipelineModule', pp=1, virtual_stages=1, schedule='1f1b'),
@@ -908,14 +910,19 @@ DEEPSPEED_ROWS = (
 def derive_deepspeed(facts, ignored):
     "Overlap that is not said depends on the stage, and 0 GPUs for tensors means one."
     if not value(facts, 'tp'): facts['tp'] = Said(None, 1)
+    if not facts.pop('autoep').value and facts['ep'].value > 1:
+        ignored.append((facts['ep'].key, 'does nothing without expert_parallel.enabled'))
+        facts['ep'] = Said(None, 1)
     overlap, stage = facts.pop('overlap', None), value(facts, 'zero_stage')
     facts['dp_overlap'] = overlap or Said(None, stage == 3)
 
+# %% ../nbs/12_interop.ipynb #12ab0b28
 def undo_deepspeed(f):  # dict
     "Facts as DeepSpeed has them; of one copy a known number of times."
     G, b, n = f.get('global_batch'), f.get('micro_batch'), f.get('n_gpus')
     steps = G // (f['dp'] * b) if G and b and n else None
-    return f | dict(overlap=f.get('dp_overlap'), accumulation=steps, precision='bf16')
+    return f | dict(overlap=f.get('dp_overlap'), accumulation=steps, precision='bf16',
+                    autoep=f.get('ep', 1) > 1)
 
 # %% ../nbs/12_interop.ipynb #91b0cf3a
 DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {
@@ -1050,7 +1057,7 @@ TORCHTITAN_ROWS = (
     Row('parallelism.pipeline_parallel_layers_per_stage', 'layers_per_chunk', WHOLE),
     Row('parallelism.num_pp_microbatches', 'microbatches', WHOLE),
     also('parallelism.pipeline_parallel_microbatch_size', 'micro_said', WHOLE),
-    Row('parallelism.expert_parallel_degree', 'ep', WHOLE),
+    Row('parallelism.expert_parallel_degree', 'ep', WHOLE, 1),
     Row('parallelism.expert_tensor_parallel_degree', 'etp', WHOLE),
     Row('compile.enable_async_tensor_parallel', 'tp_overlap', ON, False),
     also('parallelism.enable_async_tensor_parallel', 'tp_overlap', ON),
@@ -1227,7 +1234,7 @@ def megatron_keys(given):  # dict: flag -> value
     found = {}
     for path, x in flat(given).items():
         key = '--' + path.rpartition('.')[2].lstrip('-').replace('_', '-')
-        if found.setdefault(key, x) != x:
+        if repr(found.setdefault(key, x)) != repr(x):
             raise ValueError(f'{key} is given twice: {quoted(found[key])} and {quoted(x)}')
     if '--num-query-groups' in found: found.setdefault('--group-query-attention', True)
     return found
@@ -1241,10 +1248,10 @@ def own_job(given):  # TrainingJob
     if (given.get('format'), given.get('version')) != (OWN, 1):
         raise ValueError(f'format={quoted(given.get("format"))} and version='
                          f'{quoted(given.get("version"))} must be {OWN!r} and 1')
-    parallel = Parallel(**{str(key): x for key, x in of_type(given.get('parallel') or {}, dict,
-                                                             'parallel').items()})
+    fields = of_type({} if given.get('parallel') is None else given['parallel'], dict, 'parallel')
+    parallel = Parallel(**{str(key): x for key, x in fields.items()})
     model = None if given.get('model') is None else as_model(given['model'])
-    pairs = of_type(given.get('ignored') or [], list, 'ignored')
+    pairs = of_type([] if given.get('ignored') is None else given['ignored'], list, 'ignored')
     return TrainingJob(parallel, model, *(given.get(name) for name in known[4:7]), tuple(
         tuple(map(str, of_type(pair, list, 'ignored'))) for pair in pairs))
 
@@ -1456,7 +1463,18 @@ STEPS = {   # what a line must have -> column: (its words, factor)
         'iteration': (r'step' + FIGURE, 1), 'tokens_per_s_per_gpu': (r'\btps' + FIGURE, 1),
         'TFLOPs_per_gpu': (r'\btflops' + FIGURE, 1), 'mfu': (r'\bmfu' + FIGURE, .01),
         'memory_GB': (r'\bmemory' + FIGURE + r'GiB', 2**30 / 1e9), 'loss': (r'\bloss' + FIGURE, 1)}}
+LARGEST_LOSS = 1e38   # of numbers in fp32
 PEAK = re.compile(r'max allocated' + FIGURE)   # MiB, on a line of its own, in Megatron-LM
+
+# %% ../nbs/12_interop.ipynb #12ab0090
+TIMES = ('iteration_s', 'tokens_per_s_per_gpu')   # a line without either was cut off
+
+def figure_said(text, name, factor=1):  # float
+    "A figure of a log; a ValueError for one that no run has."
+    x = float(text.replace(',', '')) * factor
+    if name == 'iteration': return whole(x, name, 0, 2**53)
+    if name == 'loss': return finite(x, name, least=-HUGE, most=LARGEST_LOSS)
+    return finite(x, name, above=name in (*TIMES, 'global_batch'))
 
 def steps_of(text):  # list of dict
     "The figures of each step that a log prints, whichever framework wrote it."
@@ -1466,9 +1484,10 @@ def steps_of(text):  # list of dict
             if not re.search(sign, line): continue
             matches = {name: (re.search(words, line), factor)
                        for name, (words, factor) in columns.items()}
-            found.append({name: float(m[1].replace(',', '')) * factor
-                          for name, (m, factor) in matches.items() if m})
-    peak = [float(x.replace(',', '')) * 2**20 / 1e9 for x in PEAK.findall(text)]
+            step = {name: figure_said(m[1], name, factor) for name, (m, factor) in matches.items()
+                    if m}
+            if 'iteration' in step and step.keys() & {*TIMES}: found.append(step)
+    peak = [figure_said(x, 'memory_GB', 2**20 / 1e9) for x in PEAK.findall(text)]
     return [step | ({'memory_GB': max(peak)} if peak else {}) for step in found]
 
 # %% ../nbs/12_interop.ipynb #12ab0052
@@ -1539,3 +1558,38 @@ def read_profile(path):  # DataFrame, a row for each kernel and shape
     found['share'] = found.total_s / max(found.total_s.sum(), 1e-20)
     return found.sort_values(['total_s', 'kernel', 'shapes'], ascending=[False, True, True],
                              ignore_index=True)
+
+# %% ../nbs/12_interop.ipynb #17c00002
+FACTORS = {'aten::mm': 0, 'aten::_scaled_mm': 0, 'aten::addmm': 1, 'aten::addmm_': 1}
+NUMBERS = {'c10::BFloat16': 'bf16', 'c10::Half': 'fp16', 'c10::Float8_e4m3fn': 'fp8',
+           'c10::Float8_e5m2': 'fp8'}   # a type in a trace -> a precision
+
+def sides(event):  # (op, m, n, k, precision), or None
+    "The product that an operation of a trace computes."
+    at, own = FACTORS.get(str(event.get('name'))), arguments(event)
+    if at is None: return None
+    try: (m, k), (inner, n) = own['Input Dims'][at:at + 2]
+    except (KeyError, TypeError, ValueError): return None
+    whole_sides = all(type(x) is int and 0 < x < 2**31 for x in (m, n, k)) and k == inner
+    kind = own.get('Input type', [])
+    precision = NUMBERS.get(str(kind[at])) if isinstance(kind, list) and len(kind) > at else None
+    adds = event['name'] == 'aten::addmm_'
+    return (('add', 'plain')[not adds], m, n, k, precision) if whole_sides and precision else None
+
+# %% ../nbs/12_interop.ipynb #17c00003
+def read_products(path):  # DataFrame: op, m, n, k, precision, count, microseconds
+    "The matrix products of a PyTorch profiler's trace, a row for each shape."
+    import pandas as pd
+    events = parse_json(trace_text(path), named(path), infinities=True).get('traceEvents')
+    events = [e for e in events if isinstance(e, dict)] if isinstance(events, list) else []
+    known = {str(launched_by(e)): sides(e) for e in events
+             if e.get('cat') == 'cpu_op' and launched_by(e) is not None}
+    rows = [(str(launched_by(e)), e['dur']) for e in events if e.get('cat') == 'kernel'
+            and known.get(str(launched_by(e))) and type(e.get('dur')) in (int, float)]
+    if not rows: raise ValueError(f'{named(path)}: has no matrix products with their shapes: '
+                                  'profile with record_shapes=True')
+    calls = pd.DataFrame(rows, columns=['call', 'us']).groupby('call', sort=False).us.sum()
+    names = ['op', 'm', 'n', 'k', 'precision']
+    table = pd.DataFrame([known[call] for call in calls.index], columns=names)
+    found = table.assign(us=calls.to_numpy()).groupby(names, sort=False).us
+    return found.agg(count='count', microseconds='median').reset_index()

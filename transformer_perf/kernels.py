@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 
+from .traced import beside
 from .systems import PHYSICAL, System
 from .estimates import (
     Assumptions, Attention, Busy, Group, Product, Roofline, Work, exchanged)
@@ -49,6 +49,7 @@ def once_each(function, system: System, *columns):
     columns = np.broadcast_arrays(*columns)
     several = any(np.ndim(getattr(system, name)) for name in PHYSICAL)
     if columns[0].size < 256 or several: return function(*columns)
+    import pandas as pd
     code = np.zeros(columns[0].size, dtype=np.int64)
     for column in columns:
         if not any(column.strides): continue   # one value for all
@@ -63,7 +64,7 @@ def once_each(function, system: System, *columns):
 @functools.lru_cache(maxsize=4096)
 def product_fit(gpu, precision, kernels, adds):  # ProductFit
     "What products reach in training."
-    fit = closest('products', gpu, 'trtllm', precision)[1]
+    fit = beside(kernels, *closest('products', gpu, 'trtllm', precision))
     return dataclasses.replace(
         fit, rate=fit.rate * kernels.clock, prepare=0., host=0., launch=kernels.launch_gap,
         writes=fit.writes + adds * kernels.accumulate_traffic / 2)
@@ -97,7 +98,7 @@ def product_time(p: Product, system: System, parameters: Parameters):  # s
 @functools.lru_cache(maxsize=4096)
 def attention_fit(gpu, library, kernels):  # AttentionFit
     "What fused attention reaches in training."
-    fit = closest('attention', gpu, library)[1]
+    fit = beside(kernels, *closest('attention', gpu, library))
     share = kernels.clock * kernels.attention_share
     shares = {f'head_{d}': getattr(fit, f'head_{d}') * share for d in HEADS}
     return dataclasses.replace(fit, launch=kernels.launch_gap, **shares)
@@ -123,9 +124,9 @@ def domain_time(
 ):  # s
     "Time of one collective inside a domain."
     kind = {'broadcast': 'allgather', 'reduce': 'reducescatter'}.get(kind, kind)
-    fit = closest('domains', gpu_near(system, parameters), kind)[1]
+    fit = beside(parameters, *closest('domains', gpu_near(system, parameters), kind))
     def price(volume, gpus, bandwidth):
-        link = SimpleNamespace(nvlink_bandwidth=bandwidth)
+        link = SimpleNamespace(nvlink_bandwidth=bandwidth * parameters.network.domain_share)
         return domain_seconds(kind, volume, gpus, link, fit)
     seconds = once_each(price, system, volume, gpus, system.bandwidth_among(gpus))
     return np.where(np.greater(gpus, 1) & np.greater(volume, 0), seconds, 0.)

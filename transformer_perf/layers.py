@@ -167,12 +167,12 @@ def transposes(name, rows, width, units=Units()):  # Operation
     return Operation(name, same, same)
 
 # %% ../nbs/03_layers.ipynb #30c9974f
-def fused_softmax(name, b, h, rows, columns, units=Units()):  # Operation
-    "Scale, mask, softmax and dropout of attention scores: two kernels, in 16 bits."
+def fused_softmax(name, b, h, rows, columns, units=Units(), masked=1.):  # Operation
+    "Scale, mask, softmax and dropout (unless masked is 0) of attention scores, in 16 bits."
     E, x = units.element, 1. * b * h * rows * columns
     forward = Work(vector=units.flop * 4 * x, scores=4 * E * x, launches=2)
     back = Work(vector=units.flop * 5 * x, scores=4.5 * E * x, launches=2)
-    kept = (E + units.mask) * x
+    kept = (E + units.mask * masked) * x
     return Operation(name, forward, back, activations=kept, again=CORE,
                      frees=(('scores', kept), ('core_attn', kept)))
 
@@ -199,11 +199,12 @@ def logits(
 def attend(
     name, b, h, kv, rows, l, q,   # scores (b, h, rows, l) times values (b, kv, l, q)
     units=Units(),
+    masked=1.,   # 0: without dropout its scores are what the softmax keeps already
 ):  # Operation
     "Apply attention scores to the values."
     scores, values, gradient = score_products(b, h, rows, l, q)
     back, E = Work((scores, gradient), operands=operands(b, h, rows, l, q)), units.element
-    kept = E * b * h * rows * l
+    kept = E * b * h * rows * l * masked
     return Operation(name, Work((values,)), back, again=CORE[1:],
                      frees=(('scores', kept), ('core_attn', kept)),
                      activations=kept + E * b * kv * rows * q)

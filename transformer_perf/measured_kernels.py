@@ -27,7 +27,6 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from .inputs import nearest, quoted, read_json, table_with, write_whole
 from .parameters import MULTIPROCESSORS, figure, measured_folder
@@ -381,7 +380,7 @@ def numbers_of(df, columns):  # dict of arrays
 class Job(NamedTuple):
     "Rows of a table, ready to be priced."
     kind: str            # one of KINDS
-    keys: pd.DataFrame   # gpu, library, precision: which parameters a row has
+    keys: object         # DataFrame: gpu, library, precision: which parameters a row has
     numbers: dict        # what the price takes, an array each
     price: object        # (rows, numbers, system, parameters, key) -> s
     refused: object = '' # why a row cannot be priced
@@ -409,8 +408,10 @@ def priced_rows(df, job):  # (seconds, reasons)
 # %% ../nbs/02c_measured_kernels.ipynb #02c0001c
 def keys_of(gpu, library, precision):  # DataFrame
     "What names a set of parameters, a row for each kernel."
-    return pd.DataFrame({'gpu': gpu.map({g: gpu_of(g) for g in gpu.unique()}),
-                         'library': library, 'precision': precision.replace(DTYPES)})
+    import pandas as pd
+    found = pd.DataFrame({'gpu': gpu.map({g: gpu_of(g) for g in gpu.unique()}),
+                          'library': library, 'precision': precision})
+    return found.replace({'precision': DTYPES})
 
 def product_price(own, x, system, fit, name):
     return product_seconds(**x, system=system, fit=fit, precision=name[2])
@@ -464,7 +465,7 @@ def expert_job(df):  # Job
 def domain_job(df):  # Job
     "Collectives inside a domain."
     kinds = words_of(df, 'op').str.split().str[0].map(OPERATIONS)
-    keys = keys_of(words_of(df, 'gpu'), kinds.fillna('other'), pd.Series('bf16', df.index))
+    keys = keys_of(words_of(df, 'gpu'), kinds.fillna('other'), 'bf16')
     far = numbers_of(df, ['n_nodes'])['n_nodes'] != 1
     why = np.where(kinds.isna(), 'no such collective was measured',
                    np.where(far, 'goes between nodes', ''))
@@ -477,7 +478,7 @@ def exchange_job(df):  # Job
     "DeepEP's dispatch and combine."
     way = words_of(df, 'op').str.removeprefix('deepep_normal_')
     place = np.where(numbers_of(df, ['n_nodes'])['n_nodes'] > 1, ' far', ' near')
-    keys = keys_of(words_of(df, 'gpu'), way + place, pd.Series('bf16', df.index))
+    keys = keys_of(words_of(df, 'gpu'), way + place, 'bf16')
     numbers = renamed(df, {'tokens': 'tokens', 'hidden': 'hidden', 'topk': 'topk',
                            'n_gpus': 'gpus', 'n_nodes': 'nodes'})
     units = words_of(df, 'library').str.extract(r'normal, (\d+) SMs')[0].astype(float)
@@ -554,11 +555,13 @@ def predict_kernels(
 
 def published_kernels(kind):  # DataFrame
     "Measured kernels that travel with the package; `fitted` is 0 where no fit has seen them."
+    import pandas as pd
     return pd.read_csv(measured_folder() / f'measured_{kind}.csv', comment='#')
 
 # %% ../nbs/02c_measured_kernels.ipynb #02c00051
 def fit_errors(path=None):  # DataFrame, a row per set of parameters
     "Errors on shapes that were not fitted: mean and median of |predicted / measured - 1|."
+    import pandas as pd
     found = read_json(measured_folder() / 'kernels.json' if path is None else path)['errors']
     rows = [(*name.split('/'), *values) for name, values in found.items()]
     return pd.DataFrame(rows, columns=['kind', 'gpu', 'library', 'precision', 'rows', 'mean',
@@ -614,6 +617,7 @@ GENERATION = {'H200': 'H100', 'B300': 'B200', 'GB200': 'B200', 'GB300': 'B200'}
 
 def shape_of(job):  # whole numbers
     "A number for each shape, the same in every table."
+    import pandas as pd
     shape = pd.DataFrame({c: job.numbers[c] for c in sorted(job.numbers)}).astype(float)
     return pd.util.hash_pandas_object(shape, index=False).to_numpy()
 
@@ -674,6 +678,7 @@ FITTED = ('collective', 'moe_a2a', 'attention')   # kinds of the mixed table wit
 
 def read_kernels(folder, kind):  # DataFrame
     "One of the tables of measured kernels."
+    import pandas as pd
     df = pd.read_csv(Path(folder) / f'kernels_{kind}.csv.gz', low_memory=False)
     return df[df.kind.isin(FITTED)].reset_index(drop=True) if kind == 'other' else df
 

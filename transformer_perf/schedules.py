@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .inputs import divides, nearest, of_type, quoted
+from .traced import one_step
 
 # %% ../nbs/01c_schedules.ipynb #04b00007
 def gpipe(rank, p, v, N):
@@ -192,7 +193,7 @@ def own_figure(names, figure):
     for name, s in SCHEDULES.items():
         rows = np.equal(names, name)
         if rows.any(): out = figure(s) if out is None else np.where(rows, figure(s), out)
-    return out
+    return figure(s) if out is None else out   # there are no rows
 
 # %% ../nbs/01c_schedules.ipynb #04b00015
 def possible(s: Schedule, p, v, N, layers):
@@ -296,6 +297,7 @@ def costs_of(name, p, v, F, B, W, exposed):  # dict: kind -> list
     return {'F': (F + more).tolist(), 'B': (B + more).tolist(), 'W': W.tolist()}
 
 # %% ../nbs/01c_schedules.ipynb #04b00030
+@one_step()
 def played(
     name, p, v, N,     # a schedule; ranks; chunks of a rank; micro-batches
     F, B, W,           # s of each chunk in the order of the model, or of every chunk
@@ -365,7 +367,7 @@ def peaks(held: Held):  # array, of each rank
 def heaviest(held: Held):  # (rank, GB, s)
     "The rank that holds most, how much, and from when on."
     i = int(np.argmax(held.GB))
-    return int(held.rank[i]), float(held.GB[i]), float(held.time[i])
+    return int(held.rank[i]), held.GB[i], held.time[i]
 
 def most_kept(timeline, p, v, splits):  # list, a number of micro-batches for each rank
     "The most that each rank keeps at once."

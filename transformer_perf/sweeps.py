@@ -7,7 +7,8 @@ __all__ = ['VARIANTS', 'MODEL_FIELDS', 'LARGEST_SHARD', 'PAPER_MODELS', 'PAPER_G
            'pieces_of', 'points_of', 'changed', 'tasks_of', 'joined', 'sweep', 'finished', 'run', 'widths', 'pack',
            'unpacked', 'packed', 'sha256', 'code_digest', 'plain', 'make_folder', 'shard_digest', 'Shards', 'again',
            'tidy', 'paper_systems', 'write_sweep', 'write_results', 'tasks_of_files', 'run_configs', 'peak_GB',
-           'bench_line', 'candidates_of', 'study_candidates', 'map_candidates', 'bench']
+           'bench_row', 'candidates_of', 'today_candidates', 'study_candidates', 'map_candidates', 'bench_rows',
+           'bench']
 
 # %% ../nbs/08_sweeps.ipynb #b70fb9bc
 import contextlib
@@ -35,7 +36,7 @@ from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, as_assumptions
 from .modules import STRATEGIES
 from .execution import (
-    Question, best_of, considered_choices, evidence_of, search, search_one)
+    Question, best_of, considered_choices, resting_on, search, search_one)
 from .ranks import completed, mpi_world
 from .results import checked_suffix, npy_bytes, table_bytes
 
@@ -66,7 +67,7 @@ def run_task(task):  # DataFrame
     place = {name: value[which] if np.ndim(value) else value
              for name, value in task.varied.items()}
     return pd.DataFrame({'model': task.model.name, 'system': task.label, **place, **table,
-                         'evidence': evidence_of(table, a), 'fits_by': a.fits_by})
+                         **resting_on(table, task.model, task.system, a), 'fits_by': a.fits_by})
 
 # %% ../nbs/08_sweeps.ipynb #72486c24
 MODEL_FIELDS = ('seq_len', 'embed_dim', 'heads', 'depth', 'mlp_dim')
@@ -321,16 +322,20 @@ def peak_GB():
     per_GB = 1e9 if sys.platform == 'darwin' else 1e6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_GB
 
-def bench_line(what, count, *args):  # str
-    "Run something that counts its candidates, and say how long it took."
+def bench_row(what, count, *args):  # dict
+    "Run something that counts its candidates: how long it took."
     start = time.perf_counter()
     candidates = count(*args)
     seconds = time.perf_counter() - start
-    rate = candidates / seconds
-    return f'{what:52} {candidates:12,} {seconds:9.4f} {rate:14,.0f} {peak_GB():8.3f}'
+    return {'what': what, 'candidates': candidates, 'seconds': seconds,
+            'candidates_per_s': candidates / seconds, 'peak_GB': peak_GB()}
 
 # %% ../nbs/08_sweeps.ipynb #cf010892
-def candidates_of(*args): return search(*args).candidates
+def candidates_of(*args, **more): return search(*args, **more).candidates
+
+def today_candidates(model, n, batch):
+    "The candidates of what a practitioner would try, at measured prices."
+    return candidates_of(model, n, 'H100-80GB', batch, assumptions='calibrated')
 
 def study_candidates():
     "The candidates of the paper's study, searched one by one."
@@ -347,18 +352,26 @@ def map_candidates(model, strategy):
     return int(points) * candidates_of(model, 8192, b200, 4096, strategy)
 
 # %% ../nbs/08_sweeps.ipynb #cf010891
+def bench_rows():  # yields dict
+    "Candidates, seconds, candidates/s and peak memory of searches, the study and maps."
+    for which in ('first', 'again'):
+        yield bench_row(f'1d search, gpt3_1T, 2048 H200 ({which})', candidates_of,
+                        'gpt3_1T', 2048, 'H200', 4096, '1d')
+    for n, batch in ((65536, 4096), (2**20, 2**20)):
+        yield bench_row(f'SUMMA search, gpt3_1T, {n:,} H200', candidates_of,
+                        'gpt3_1T', n, 'H200', batch, '2d')
+    for model, n, batch in (('llama3.1_405B', 16384, 2048), ('deepseek_v3', 2048, 15360)):
+        yield bench_row(f'everything, {model}, {n:,} H100', today_candidates, model, n, batch)
+    yield bench_row("the paper's study: 702 searches", study_candidates)
+    for model, strategy in (('gpt3_1T', '1d'), ('vit_era5', '2d-seqp'), ('vit_era5', '2d')):
+        yield bench_row(f'{strategy} at 8192 GPUs, {model}, 28 x 32 memories', map_candidates,
+                        model, strategy)
+
+# %% ../nbs/08_sweeps.ipynb #cf010893
 def bench(
     show=print,  # called with each line
 ):
-    "Print candidates, seconds, candidates/s and peak memory of searches, the study and maps."
+    "Print what `bench_rows` finds."
     show(f'{"what":52} {"candidates":>12} {"seconds":>9} {"candidates/s":>14} {"peak GB":>8}')
-    for which in ('first', 'again'):
-        show(bench_line(f'1d search, gpt3_1T, 2048 H200 ({which})', candidates_of,
-                        'gpt3_1T', 2048, 'H200', 4096, '1d'))
-    for n, batch in ((65536, 4096), (2**20, 2**20)):
-        show(bench_line(f'SUMMA search, gpt3_1T, {n:,} H200', candidates_of,
-                        'gpt3_1T', n, 'H200', batch, '2d'))
-    show(bench_line("the paper's study: 702 searches", study_candidates))
-    for model, strategy in (('gpt3_1T', '1d'), ('vit_era5', '2d-seqp'), ('vit_era5', '2d')):
-        show(bench_line(f'{strategy} at 8192 GPUs, {model}, 28 x 32 memories', map_candidates,
-                        model, strategy))
+    for what, candidates, seconds, rate, GB in map(dict.values, bench_rows()):
+        show(f'{what:52} {candidates:12,} {seconds:9.4f} {rate:14,.0f} {GB:8.3f}')

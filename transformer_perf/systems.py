@@ -17,7 +17,7 @@ import numpy as np
 
 import transformer_perf
 from .inputs import (
-    checked, field, finite, naming, nearest, quoted, read_csv, read_json)
+    checked, field, finite, naming, nearest, printable, quoted, read_csv, read_json)
 
 # %% ../nbs/01_systems.ipynb #94a3ce87
 class Link(NamedTuple):
@@ -199,9 +199,9 @@ def read_prices(
     for column in PRICE_COLUMNS:
         if column not in table: raise ValueError(f'{name}: lacks the column {column!r}')
     try: numbers = {c: pd.to_numeric(table[c]) for c in PRICE_COLUMNS[1:]}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f'{name}: a price is not a number ({quoted(str(error))})') from None
-    return table.assign(**numbers), name
+    return table.assign(AcceleratorName=table.AcceleratorName.map(str), **numbers), name
 
 # %% ../nbs/01_systems.ipynb #7c1d40d5
 class Price(NamedTuple):
@@ -223,4 +223,5 @@ def price_per_gpu_hour(
     own = own.assign(usd=own.Price / own.AcceleratorCount).sort_values('usd', kind='stable')
     offer = own.iloc[(len(own) - 1) // 2].dropna()
     usd = finite(offer.get('usd'), f'{where}: USD per hour of {name}', above=True)
-    return Price(usd, offer.get('Date'), offer.get('Source', where))
+    date, source = (printable(offer[c]) if c in offer else None for c in ('Date', 'Source'))
+    return Price(usd, date, source or where)

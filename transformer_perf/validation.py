@@ -4,24 +4,31 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'NEEDED', 'FLAGS', 'ZERO', 'TOLD', 'GPUS', 'STACKS', 'RECIPE', 'BY_NAME',
-           'SAME', 'TRIED', 'MOST_BATCHES', 'NO_HOST', 'USABLE', 'SLACK', 'PREDICTED', 'WAITS', 'WIDER', 'TOO_LARGE',
-           'OWN', 'PROTOCOL', 'TEST_SIZES', 'OTHERS', 'FREE', 'FREE_OF_STACK', 'FREE_ATTENTION', 'OWN_ATTENTION',
-           'TWICE', 'LEAST_RUNS', 'LEVELS', 'KINDS_OF_RUN', 'published', 'read_runs', 'on_system', 'as_number',
-           'as_numbers', 'measured_column', 'row_name', 'as_word', 'texts', 'column_rules', 'numbers_in',
-           'sheet_of_run', 'of_sheets', 'filled', 'chosen_by_software', 'layout_rules', 'batch_rules', 'reasons_of',
-           'Batch', 'stack_of', 'spread', 'column_of', 'recompute_of', 'precision_of', 'layouts_of', 'structure_of',
-           'expert_choices', 'alternatives', 'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of',
-           'shape_of', 'batches_of', 'few_groups', 'parameters_for', 'priced', 'room_of', 'chosen', 'predicted_rows',
-           'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'kind_of_run', 'assumed_of', 'features_of',
-           'trust_in', 'with_trust', 'predict', 'table_of', 'least_squares_within', 'standard_errors', 'Fit', 'Entry',
-           'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of', 'table_of_fit', 'fit_entries',
+           'SAME', 'TRIED', 'EIGHT_BITS', 'MOST_BATCHES', 'NO_HOST', 'WRAPPED', 'FACTS', 'SLACK', 'PREDICTED', 'OPEN',
+           'TOO_LARGE', 'OWN', 'PROTOCOL', 'TEST_SIZES', 'OTHERS', 'FREE', 'PRIOR', 'FREE_OF_STACK', 'FREE_OF_SHARED',
+           'SHARES', 'TWICE', 'LEAST_RUNS', 'SWEEPS', 'ONLY_DATA', 'HELD', 'UNEVEN', 'WHOLE_LAYERS', 'SHARING',
+           'SHOWN_OF_RECIPE', 'WITHIN', 'JOB', 'KERNELS', 'FORMATS_READ', 'ROWS', 'LEVELS', 'published', 'read_runs',
+           'on_system', 'as_number', 'as_numbers', 'measured_column', 'row_name', 'as_word', 'texts', 'column_rules',
+           'numbers_in', 'sheet_of_run', 'of_sheets', 'filled', 'sharing_of_experts', 'chosen_by_software',
+           'layout_rules', 'batch_rules', 'reasons_of', 'Batch', 'stack_of', 'software_of', 'spread', 'column_of',
+           'recompute_of', 'precision_of', 'layouts_of', 'structure_of', 'expert_choices', 'alternatives',
+           'with_experts', 'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of', 'shape_of',
+           'batches_of', 'few_groups', 'parameters_for', 'priced', 'room_of', 'chosen', 'predicted_rows',
+           'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'assumed_of', 'features_of',
+           'kinds_of_runs', 'with_trust', 'predict', 'table_of', 'least_squares_within', 'standard_errors', 'Fit',
+           'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of', 'table_of_fit', 'fit_entries',
            'calibrate', 'published_collectives', 'checked_kinds', 'predict_collectives', 'calibrate_network',
            'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at', 'weights_of', 'Problem', 'problem_of',
            'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset', 'of_values', 'never_seen',
-           'scoreboard', 'fitted', 'jobs_of', 'picked', 'start_of_published', 'contested_rows', 'fit_tied',
-           'fit_stacks', 'flat_changes', 'fitted_rows', 'without_each', 'halves_apart', 'spread_of', 'intervals_of',
-           'coverage_of', 'covered_apart', 'error_table', 'residual_table', 'evidence_of', 'usable_runs',
-           'calibrate_published', 'add_records', 'predict_kernels', 'published_kernels']
+           'scoreboard', 'fitted', 'jobs_of', 'picked', 'at_row', 'model_at', 'asked_of', 'recipe_found',
+           'named_choice', 'why_missed', 'recipes', 'ranked', 'recipe_score', 'product_rows', 'attention_rows',
+           'vector_rows', 'collective_rows', 'kernel_seconds', 'tells', 'is_share', 'possible_entry', 'is_told',
+           'fit_part', 'calibrate_kernels', 'kernel_table', 'products_table', 'recompute_cells', 'run_of', 'run_of_log',
+           'nccl_table', 'kernels_in', 'read_inputs', 'told_by_runs', 'calibrate_inputs', 'as_shipped_names',
+           'start_of_published', 'with_facts', 'contested_rows', 'prior_of', 'fit_tied', 'fit_stacks', 'flat_changes',
+           'fitted_rows', 'without_each', 'halves_apart', 'spread_of', 'intervals_of', 'coverage_of', 'covered_apart',
+           'error_table', 'residual_table', 'evidence_of', 'seen_in', 'evidence_with', 'usable_runs',
+           'calibrate_published', 'add_choices', 'add_records', 'predict_kernels', 'published_kernels']
 
 # %% ../nbs/10_validation.ipynb #889ed19c
 import dataclasses
@@ -40,15 +47,17 @@ import pandas as pd
 from .inputs import (
     HUGE, LARGEST, TINY, WHOLE, named, nearest, of_type, quoted, read_csv, several, table_with,
     takes, write_whole, read_json)
+from .models import Model
 from .systems import as_system, system_names
 from .schedules import SCHEDULES, chunks_in, possible
 from .estimates import RECIPES, Assumptions, Group, as_assumptions
 from .parameters import (
-    Calibration, Parameters, as_flat, changed, limits, measured_folder, read_calibration, value_of)
+    KINDS_OF_RUN, SHOWS, Calibration, Parameters, as_flat, changed, interval, limits,
+    measured_folder, read_calibration, value_of)
 from .kernels import collective_seconds
 from .measured_kernels import gpu_of
-from .iteration import COMPONENTS, divisors, keep, statistics
-from .execution import crossed
+from .iteration import COMPONENTS, divisors, keep, kind_of_run, statistics
+from .execution import crossed, practice, search
 
 # %% ../nbs/10_validation.ipynb #d020e0f6
 COLUMNS = ('gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'n_gpus', 'layers', 'hidden', 'ffn', 'heads',
@@ -66,12 +75,15 @@ WORDS = ('gpu', 'recompute')                        # columns that hold words
 NEEDED = ('layers', 'hidden', 'heads', 'seq_len', 'global_batch')   # may not be empty
 FLAGS = ('gated_mlp', 'sequence_parallel', 'flash_attention', 'dp_overlap', 'tp_overlap')  # 0 or 1
 ZERO = ('fsdp_shard', 'shared_expert_ffn', 'dense_layers_first', 'mtp_layers')   # from 0
-TOLD = ('nic_GBps_per_gpu', 'n_gpus', 'dp', 'vp', 'micro_batch', 'recompute', 'sequence_parallel',
-        'dp_overlap', 'tp_overlap', 'precision')    # what was taken for them is said, where empty
+TOLD = ('nic_GBps_per_gpu', 'n_gpus', 'dp', 'vp', 'micro_batch', 'ep', 'recompute',
+        'sequence_parallel', 'dp_overlap', 'tp_overlap',
+        'precision')    # what was taken for them is said, where empty
 GPUS = {   # where a name is not that of a system: the system, and what differs
     'A100-80GB': ('A100-80GB', {}), 'H100': ('H100-80GB', {}), 'H100-80GB': ('H100-80GB', {}),
     'A100-40GB': ('A100-80GB', dict(hbm_bandwidth=1555, hbm_capacity=40, accelerator='A100')),
-    'H100-96GB-HBM2e-500W': ('H100-80GB', dict(hbm_bandwidth=2400, hbm_capacity=96)),
+    # 500 W instead of 700, of which some 150 feed memory and links; power goes with the clock cubed
+    'H100-96GB-HBM2e-500W': ('H100-80GB', dict(hbm_bandwidth=2400, hbm_capacity=96,
+                                               matrix_flops_fp16=851., matrix_flops_fp8=1702.)),
     'H200': ('H200-141GB', {}), 'B200': ('B200-180GB', {}), 'GB200': ('GB200-NVL72', {}),
     'GB300': ('GB300-NVL72', {})}
 
@@ -118,7 +130,9 @@ def row_name(df, at):  # str
     "What a row is called in a message."
     return named(as_word(df['id'].iloc[at] if 'id' in df else df.index[at]))
 
-def as_word(cell): return str(cell) if isinstance(cell, (numbers.Real, str)) else ''
+def as_word(cell):
+    "A cell as text; nothing where it is empty."
+    return str(cell) if isinstance(cell, (numbers.Real, str)) and not pd.isna(cell) else ''
 
 def texts(df, *columns):  # Series of str
     "Some cells of each row as one text."
@@ -171,7 +185,7 @@ def of_sheets(df, system, figure):  # Series
 def filled(df, x, system=None):  # DataFrame
     "Numbers of runs, with those that follow from others."
     fill = lambda c, value: x[c].where(x[c].notna(), value)
-    x = x.assign(**{c: fill(c, 1.) for c in ('tp', 'pp', 'cp', 'ep', 'etp', 'gated_mlp',
+    x = x.assign(**{c: fill(c, 1.) for c in ('tp', 'pp', 'cp', 'etp', 'gated_mlp',
                                              'flash_attention', 'zero_stage', 'moe_layer_freq')},
                  **{c: fill(c, 0.) for c in ZERO}, kv_heads=fill('kv_heads', x.heads))
     inside = x.tp * x.pp * x.cp
@@ -180,7 +194,14 @@ def filled(df, x, system=None):  # DataFrame
     x['gpus_per_node'] = fill('gpus_per_node', of_sheets(df, system, lambda s: s.nvlink_size))
     nic = of_sheets(df, system, lambda s: s.ib_bandwidth * s.nic_factor)
     x['nic_GBps_per_gpu'] = fill('nic_GBps_per_gpu', nic)
+    x['ep'] = x.ep.where(x.ep.notna(), sharing_of_experts(df, x))
     return chosen_by_software(df, x)
+
+def sharing_of_experts(df, x):  # Series
+    "GPUs that share experts: as a row's id says it, if that is possible; 1 without experts."
+    said = as_numbers(column_of(df, 'id').str.extract(r'(?<![a-z])ep(\d+)', expand=False))
+    fits = (x.tp * x.cp * x.dp % (said * x.etp) == 0) & (x.experts % said == 0)
+    return said.where(fits).where(x.experts.notna(), 1.)
 
 # %% ../nbs/10_validation.ipynb #10b00003
 def chosen_by_software(df, x):  # DataFrame
@@ -193,7 +214,7 @@ def chosen_by_software(df, x):  # DataFrame
     asynchronous = column_of(df, 'other_flags').str.contains('async TP')
     x['tp_overlap'] = x.tp_overlap.mask(asynchronous, 1.)
     # where a stage splits its batch, the published one is that of the whole stage
-    x['micro_batch'] = x.micro_batch.mask((stack_of(df) == 'torchtitan') & (x.pp > 1))
+    x['micro_batch'] = x.micro_batch.mask((software_of(df) == 'torchtitan') & (x.pp > 1))
     own = x.head_dim == x.hidden / x.heads   # no width of its own
     x['head_dim'] = x.head_dim.where(~own)
     return x
@@ -225,8 +246,9 @@ def batch_rules(x):  # yields (what is wrong, where it is right)
     yield 'vp times pp must be at most layers', x.vp.isna() | (x.vp * x.pp <= x.layers + 2)
     yield 'experts, experts_per_token and moe_ffn belong together', (
         x[['experts', 'experts_per_token', 'moe_ffn']].notna().sum(axis=1) % 3 == 0)
-    yield 'ep * etp must divide tp * cp * dp', (x.tp * x.cp * x.dp) % (x.ep * x.etp) == 0
-    yield 'ep must divide experts', x.experts.isna() | (x.experts % x.ep == 0)
+    ep = x.ep.fillna(1.)   # or open
+    yield 'ep * etp must divide tp * cp * dp', (x.tp * x.cp * x.dp) % (ep * x.etp) == 0
+    yield 'ep must divide experts', x.experts.isna() | (x.experts % ep == 0)
 
 # %% ../nbs/10_validation.ipynb #860395a3
 def reasons_of(df, system=None):  # Series of str
@@ -252,6 +274,7 @@ class Batch(NamedTuple):
     stack: str          # the software, if it is known
     more: dict          # further assumptions
     graphs: bool = False   # the whole iteration is launched as one graph
+    software: str = ''     # what is known of it beside its fitted values
 
 STACKS = {   # words that name a source or a framework -> the software
     'vtrain': 'Megatron-DeepSpeed', 'simumax': 'SimuMax', 'megatron-bridge': 'Megatron-Bridge',
@@ -259,12 +282,15 @@ STACKS = {   # words that name a source or a framework -> the software
     'torchtitan': 'torchtitan', '2104.04473': 'Megatron-LM', '2205.05198': 'Megatron-LM',
     'megatron-core': 'Megatron-Core', 'primus': 'Primus', 'megatron-lm': 'Megatron-Core'}
 
-def stack_of(df):  # Series: the software where a row names one
+def stack_of(df):  # Series: the software whose fitted values a row has
     "The column `stack`; or what the framework or the source of a run says."
-    if 'stack' in df:
-        return df['stack'].map(lambda cell: cell if isinstance(cell, str) else '').astype(str)
+    if 'stack' not in df: return software_of(df)
+    return df['stack'].map(lambda cell: cell if isinstance(cell, str) else '').astype(str)
+
+def software_of(df):  # Series: the software where a row names one
+    "What the framework or the source of a run says, if anything does."
     known = [c for c in ('framework', 'source_group', 'source') if c in df]
-    if not known: return pd.Series('', df.index)
+    if not known: return stack_of(df) if 'stack' in df else pd.Series('', df.index)
     said = texts(df, *known).str.lower()
     which = lambda text: next((name for word, name in STACKS.items() if word in text), '')
     return said.map({text: which(text) for text in said.unique()}).astype(str)
@@ -343,7 +369,7 @@ def expert_choices(own):  # (columns, assumptions)
 
 # %% ../nbs/10_validation.ipynb #860395a5
 SAME = ('gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'n_gpus', 'layers', 'hidden', 'ffn', 'heads',
-        'kv_heads', 'vocab', 'seq_len', 'gated_mlp', 'tp', 'pp', 'dp', 'cp', 'ep', 'etp',
+        'kv_heads', 'vocab', 'seq_len', 'gated_mlp', 'tp', 'pp', 'dp', 'cp', 'etp',
         'global_batch', 'sequence_parallel', 'dp_overlap', 'tp_overlap', 'zero_stage',
         'fsdp_shard', 'dispatcher', 'ep_overlap')
 TRIED = ('none', 'full')   # of recompute, where it is unknown
@@ -353,7 +379,8 @@ def alternatives(own, position):  # table
     words = ('gpu', 'dispatcher', 'ep_overlap', 'nic_GBps_per_gpu', 'ffn')
     t = {c: own[c].to_numpy() for c in SAME} | {'row': position}
     t = {c: v if c in words else v.astype(int) for c, v in t.items()}
-    t |= {c: own[c].to_numpy() for c in ('micro_batch', 'vp')}
+    t |= {c: own[c].to_numpy() for c in ('micro_batch', 'vp', 'ep')}
+    t = with_experts(t, own.experts)
     share = lambda t: t['global_batch'] // t['dp']
     t = spread(t, 'micro_batch', 2 ** np.arange(6), lambda t: share(t) % t['micro_batch'] == 0)
     each = np.unique((own.layers // own.pp)[own.vp.isna()])   # layers of a stage
@@ -366,6 +393,12 @@ def alternatives(own, position):  # table
     return with_recompute(t, own, position)
 
 # %% ../nbs/10_validation.ipynb #10b00006
+def with_experts(t, experts):  # table
+    "Rows with every number of GPUs that can share experts, where it is unknown."
+    values = divisors(int(np.nan_to_num(experts.iloc[0], nan=1.)))   # of a batch, alike
+    fits = lambda t: t['tp'] * t['cp'] * t['dp'] % (t['ep'] * t['etp']) == 0
+    return spread(t, 'ep', values, fits)
+
 def with_recompute(t, own, position):  # table
     "Rows with every choice of what is computed again, where it is unknown."
     known = own.recompute_words.to_numpy()[np.searchsorted(position, t['row'])]
@@ -406,6 +439,9 @@ def configurations(t, node, one):  # table
         strategy='2d-seqp' if one.cp > 1 else '1d', context='ring', layout=one.layout or None)
 
 # %% ../nbs/10_validation.ipynb #860395b3
+EIGHT_BITS = {   # software -> in which precisions it holds and gathers weights in 8 bits
+    'torchtitan': ('fp8', 'mxfp8'), 'NeMo': ('fp8',), 'Megatron-Bridge': ('fp8', 'mxfp8')}
+
 def batch_of(own, position, system=None):  # Batch
     "Rows of one system, stack and structure as candidates."
     one, t = own.iloc[0], alternatives(own, position)
@@ -418,9 +454,10 @@ def batch_of(own, position, system=None):  # Batch
         sizes['seq_len'] = int(one.seq_len)
     drop = 'token drop' in column_of(own, 'other_flags').iloc[0]
     more = dict(capacity_factor=1.) if drop else {}
-    if one.stack == 'torchtitan': more['fp8_parameters'] = True   # FSDP gathers them in 8 bits
+    more['fp8_parameters'] = one.precision_words in EIGHT_BITS.get(one.software, ())
     return Batch(configurations(t, node, one), t['row'], SimpleNamespace(**sizes, **structure),
-                 node, t['global_batch'], bool(one.flash_attention), one.stack, more, one.graphs)
+                 node, t['global_batch'], bool(one.flash_attention), one.stack, more, one.graphs,
+                 one.software)
 
 # %% ../nbs/10_validation.ipynb #8e481416
 MOST_BATCHES = 1000   # different systems, stacks and structures in one table of runs
@@ -442,8 +479,9 @@ def shape_of(x):  # Series of str
 def batches_of(df, system=None):  # list of Batch
     "Rows as candidates, a batch for each system, stack and structure."
     x, name = filled(df, numbers_in(df), system), column_of(df, 'model').str.lower()
-    x = x.assign(gpu=df.gpu, stack=stack_of(df), recompute_words=recompute_of(df, x),
-                 precision_words=precision_of(df), position=np.arange(len(df)),
+    x = x.assign(gpu=df.gpu, stack=stack_of(df), software=software_of(df),
+                 recompute_words=recompute_of(df, x), precision_words=precision_of(df),
+                 position=np.arange(len(df)),
                  name=name.where(name.str.contains('|'.join(BY_NAME)), ''), **expert_choices(df))
     flags = column_of(df, 'other_flags')
     x['graphs'] = flags.str.contains('cuda_graph_impl=full_iteration')
@@ -452,8 +490,8 @@ def batches_of(df, system=None):  # list of Batch
     x['vp'] = [len(chunks_in(text)) / pp if text else vp
                for text, vp, pp in zip(x.layout, x.vp, x.pp)]
     x['model_key'] = shape_of(x)
-    shared = ['gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'flash_attention', 'stack', 'ring',
-              'precision_words', 'model_key', 'tied', 'graphs']
+    shared = ['gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'flash_attention', 'stack', 'software',
+              'ring', 'precision_words', 'model_key', 'tied', 'graphs']
     return [batch_of(own, own.position.to_numpy(), system)
             for _, own in few_groups(x.assign(ring=x.cp > 1), shared)]
 
@@ -467,14 +505,24 @@ def few_groups(x, shared):
     return groups
 
 # %% ../nbs/10_validation.ipynb #860395a7
-NO_HOST = dict(host_layer=0., host_experts=0., host_micro_batch=0.)   # in a graph
+NO_HOST = dict(host_layer=0., host_wrapped=0., host_experts=0., host_micro_batch=0.)   # in a graph
+WRAPPED = dict(wrapped=True)
+FACTS = {   # what is known of software, whatever it measures
+    **dict.fromkeys(('NeMo', 'Megatron-Bridge', 'SimuMax', 'Paxml'), WRAPPED),
+    'Megatron-Core': dict(logit_held=6., wrapped=True),   # in 16 bits, its softmax in 32
+    'torchtitan': dict(attention_library='FlashAttention-2', wrapped=True),   # PyTorch's own
+    # FlashAttention in Triton with a bias, half as fast as its successor; a fused loss
+    'llm-foundry': dict(attention_library='FlashAttention-2', attention_share=.5, loss_traffic=8.,
+                        wrapped=True)}
 
 def parameters_for(batch, assumptions):  # Parameters, or None under a preset without
     "The parameter set for a batch: that of its stack where there is one."
     k = assumptions.measured
     if isinstance(k, Calibration):
         mine = f'{batch.system.architecture}/{batch.stack}'
-        k = k.of(batch.system, batch.stack if mine in k.sets else None)
+        known = mine in k.sets
+        k = k.of(batch.system, batch.stack if known else None)
+        if not known: k = changed(k, FACTS.get(batch.software, {}))
     return changed(k, NO_HOST) if k and batch.graphs else k
 
 def priced(batch, assumptions):  # dict of columns, one value a candidate
@@ -482,35 +530,36 @@ def priced(batch, assumptions):  # dict of columns, one value a candidate
     a = dataclasses.replace(assumptions, measured=parameters_for(batch, assumptions),
                             flash_attention=batch.flash_attention, **batch.more)
     return statistics(batch.t, batch.model, batch.system, batch.global_batch, a)
-USABLE = .94  # of a GPU's memory: the rest is the driver's and the libraries'
-SLACK = 1.2   # of it, by a count that may be too high
+SLACK = 1.2   # of a GPU's memory, by a count that may be too high
 
 # %% ../nbs/10_validation.ipynb #33ae7e26
 def room_of(batch):  # GB
     "What a candidate may need: more where nobody says what it recomputes, since it did run."
-    return np.where(batch.t['unsaid'], SLACK, USABLE) * batch.system.hbm_capacity
+    return np.where(batch.t['unsaid'], SLACK, 1.) * batch.system.hbm_capacity
 
 def chosen(batch, figures):  # (first candidate of each row to count, whether it fits)
     "The fastest candidate of each row that fits; where none does, the smallest."
-    fits = figures['memory_GB'] <= room_of(batch)
+    fits = figures['memory_bound_GB'] <= room_of(batch)
     start = np.flatnonzero(np.diff(batch.row, prepend=-1))
     which = np.searchsorted(batch.row[start], batch.row)
     some = np.maximum.reduceat(fits, start)[which]
     alone = np.diff(np.append(start, len(batch.row)))[which] == 1
     # what was run did fit: a published row is priced, whatever we count
-    small = np.where(some, np.inf, 1e9 * figures['memory_GB'])
+    small = np.where(some, np.inf, 1e9 * figures['memory_bound_GB'])
     score = np.where(fits | alone, figures['iteration_s'], small)
     first = np.lexsort((score, batch.row))[start]
     return first, (fits | alone)[first]
 
 # %% ../nbs/10_validation.ipynb #860395a8
-PREDICTED = ('iteration_s', 'memory_GB', 'memory_bound_GB', *COMPONENTS, 'micro_batch', 'vp')
+PREDICTED = ('iteration_s', 'memory_GB', 'memory_bound_GB', *COMPONENTS, 'micro_batch', 'vp', 'ep')
+
+OPEN = {'micro_batch': 'micro_batch', 'vp': 'virtual_stages', 'ep': 'ep'}   # -> of a search
 
 def predicted_rows(batch, assumptions):  # (figures, rows, whether they fit, what is recomputed)
     "The predictions of a batch, one for each of its rows."
     figures = priced(batch, assumptions)
     first, fits = chosen(batch, figures)
-    figures |= {'micro_batch': batch.t['micro_batch'], 'vp': batch.t['virtual_stages']}
+    figures |= {name: batch.t[column] for name, column in OPEN.items()}
     shape = batch.row.shape
     best = {name: np.broadcast_to(figures[name], shape)[first] for name in PREDICTED}
     return best, batch.row[first], fits, batch.t['recompute'][first]
@@ -538,24 +587,16 @@ def but_tests(sets, values):  # Calibration
     return Calibration({name: k if k.stack == 'nccl-tests' else changed(k, values)
                         for name, k in sets.items()})
 
-# %% ../nbs/10_validation.ipynb #860395c3
-WAITS = .25           # share of an iteration beside layers and messages: the host decides
-
-def kind_of_run(df):  # Series of str
-    "With experts; or dense, with or without much waiting for the host by our count."
-    experts = as_numbers(df['experts']).notna() if 'experts' in df else False
-    waits = df.predicted_other_s > WAITS * df.predicted_iteration_s
-    return pd.Series(np.where(experts, 'experts', np.where(waits, 'waiting', 'dense')), df.index)
-
 # %% ../nbs/10_validation.ipynb #860395c1
 def assumed_of(found, again, system=None):  # Series of str
     "What was taken for cells that are empty."
     x = filled(found, numbers_in(found), system)
-    own = {**x, 'micro_batch': found.predicted_micro_batch, 'vp': found.predicted_vp,
+    own = {**x, **{c: found[f'predicted_{c}'] for c in OPEN},
            'recompute': pd.Series(again, found.index), 'precision': precision_of(found)}
     said, text = found.predicted_iteration_s.notna(), pd.Series('', found.index)
     for c in TOLD:
         empty = (found[c].isna() if c in found else True) & said
+        if c == 'ep': empty &= x.experts.notna()
         value = own[c].map(lambda v: v if isinstance(v, str) else f'{v:g}')
         text = text.where(~empty, text + f', {c}=' + value)
     return text.str.removeprefix(', ')
@@ -567,40 +608,24 @@ def features_of(df):  # DataFrame of str
                          'model': np.where(experts, 'with experts', 'dense'),
                          'precision': precision_of(df)}, index=df.index)
 
-# %% ../nbs/10_validation.ipynb #860395c2
-def trust_in(gpu, stack, model, precision, known):  # str
-    "How near the nearest evidence is, and what it is."
-    here, mine = known[known.gpu == gpu], known[(known.gpu == gpu) & (known['stack'] == stack)]
-    own = mine[(mine.model == model) & (mine.precision == precision)]
-    if stack and len(own):
-        return f'measured: {own.runs.sum()} runs of {stack} on {gpu}, {model}, {precision}'
-    if not len(here):
-        return f'extrapolated: no run on {gpu} was fitted to, only single kernels'
-    if not (stack and len(mine)):
-        software = stack or 'this software'
-        return f'near: {here.runs.sum()} runs on {gpu}, none of them of {software}'
-    return (f'near: {mine.runs.sum()} runs of {stack} on {gpu}, none of a model {model} in '
-            f'{precision}')
-
 # %% ../nbs/10_validation.ipynb #10b00008
-WIDER = 1.5   # the interval of a GPU without runs
+def kinds_of_runs(df):  # Series of str
+    "With experts; or dense, with or without much waiting for the host by our count."
+    experts = as_numbers(df['experts']).notna() if 'experts' in df else False
+    kinds = kind_of_run(experts, df.predicted_other_s, df.predicted_iteration_s)
+    return pd.Series(kinds, df.index)
 
 def with_trust(found, assumptions):  # DataFrame
     "Predictions with their intervals, and what they rest on."
-    if not isinstance(assumptions.measured, Calibration):
+    known = getattr(assumptions.measured, 'evidence', None)
+    if known is None:
         return found.assign(iteration_low_s=np.nan, iteration_high_s=np.nan, trust='')
-    known, each = record('evidence'), features_of(found)
-    words = {row: trust_in(*row, known) for row in set(each.itertuples(index=False, name=None))}
+    each, seconds = features_of(found), found.predicted_iteration_s
+    words = {row: known.trust(*row) for row in set(each.itertuples(index=False, name=None))}
     trust = pd.Series([words[row] for row in each.itertuples(index=False, name=None)], found.index)
-    trust = trust.where(found.predicted_iteration_s.notna(), '')
-    spreads, kind = shipped_record('intervals'), kind_of_run(found)
-    measured, far = trust.str.startswith('measured'), trust.str.startswith('extrapolated')
-    def bound(i):   # the prediction over what it may be too high, or too low, by
-        logs = kind.map({k: v[i] for k, v in spreads['half held out'].items()})
-        others = kind.map({k: v[i] for k, v in spreads['never seen'].items()})
-        logs = logs.where(measured, others * np.where(far, WIDER, 1.))
-        return found.predicted_iteration_s / np.exp(logs)
-    return found.assign(iteration_low_s=bound(1), iteration_high_s=bound(0), trust=trust)
+    low, high = interval(known, trust, kinds_of_runs(found), seconds)
+    return found.assign(iteration_low_s=low, iteration_high_s=high,
+                        trust=trust.where(seconds.notna(), ''))
 
 # %% ../nbs/10_validation.ipynb #aa56d759
 TOO_LARGE = 'no micro-batch fits by our count: the smallest is priced'
@@ -633,7 +658,7 @@ def table_of(df):  # Series of str
     if 'id' not in table_with(df): return pd.Series('runs', index=df.index)
     return texts(df, 'id').str.extract(r'^([^-]+(?:-[^-]+)?)', expand=False).fillna('runs')
 
-def least_squares_within(residuals, start, low, high, weights, scale=.03):
+def least_squares_within(residuals, start, low, high, weights, scale=.05):
     "Robust bounded least squares: (values, standard errors, at a bound)."
     try: from scipy.optimize import least_squares
     except ImportError:
@@ -642,7 +667,7 @@ def least_squares_within(residuals, start, low, high, weights, scale=.03):
     width, w = np.where(high > low, high - low, 1.), np.sqrt(weights / weights.mean())
     inner = np.clip((start - low) / width, .01, .99)
     done = least_squares(lambda u: w * residuals(low + u * width), inner, bounds=(0, 1),
-                         loss='soft_l1', f_scale=scale, diff_step=1e-3, x_scale=.2, max_nfev=40)
+                         loss='cauchy', f_scale=scale, diff_step=1e-3, x_scale=.2, max_nfev=40)
     free = (done.x > 5e-3) & (done.x < 1 - 5e-3)
     error = standard_errors(done, free, max(len(w) - len(start), 1)) * width
     return low + done.x * width, error, ~free
@@ -664,6 +689,7 @@ class Fit:
     calibration: Calibration
     table: pd.DataFrame
     runs: pd.DataFrame   # the measured rows with predictions
+    system: object = None   # of all rows, where it is given once
 
     def _repr_html_(self):
         shown, digits = self.table.drop(columns='why'), '{:.4g}'.format
@@ -676,7 +702,7 @@ class Fit:
                    'standard_error': number(r.standard_error), 'low': r.low, 'high': r.high,
                    'determined': bool(r.determined)} for r in self.table.itertuples()]
         sets = {name: as_flat(k) for name, k in self.calibration.sets.items()}
-        found = {**more, 'sets': sets, 'fitted': fitted}
+        found = more | {'sets': sets, 'fitted': fitted} | evidence_with(self.runs, self.system)
         write_whole(path, json.dumps(found, indent=1) + '\n')
 
 # %% ../nbs/10_validation.ipynb #ea5ab0cc
@@ -727,7 +753,7 @@ def checked_runs(measured, system):  # (runs, measured seconds)
 # %% ../nbs/10_validation.ipynb #d0e55554
 def feasible(batch, assumptions):
     "A batch without the choices that do not fit in memory."
-    memory = priced(batch, assumptions)['memory_GB']
+    memory = priced(batch, assumptions)['memory_bound_GB']
     fits = memory <= room_of(batch)
     rows, place = np.unique(batch.row, return_inverse=True)
     least = np.full(len(rows), np.inf)
@@ -789,7 +815,7 @@ def calibrate(
     known = start.measured.sets if several else {}
     calibration = Calibration({**known, **replaced(sets, entries, values)})
     return Fit(calibration, table_of_fit(entries, values, errors, bounds),
-               predict(runs, dataclasses.replace(start, measured=calibration), system))
+               predict(runs, dataclasses.replace(start, measured=calibration), system), system)
 
 # %% ../nbs/10_validation.ipynb #cb0ab42a
 PROTOCOL = ('base', 'nvlink_share', 'gather_factor', 'scatter_factor', 'nic_share', 'nic_alone',
@@ -848,11 +874,13 @@ def calibrate_network(df, start=Parameters()):  # Parameters
 # %% ../nbs/10_validation.ipynb #7a2050ad
 OTHERS = {'megatron-2022': 'Calculon 3.65 %', 'vtrain-multi': 'vTrain 14.73 %',
           'vtrain-single': 'vTrain 8.37 %', 'simumax-b200': 'SimuMax 5.6 %'}  # as they publish them
-FREE = ('clock@Ampere', 'clock@Hopper', 'clock@Blackwell', 'host_layer', 'host_experts', 'host_tp',
-        'host_micro_batch', 'ep_exposed', 'dp_exposed')   # of all software alike
-FREE_OF_STACK = {'clock': .06, 'host_layer': 4e-4, 'host_experts': 2e-3}  # how far a stack may be
-FREE_ATTENTION = {'attention_share': .3}   # of a stack whose attention has a kernel of its own
-OWN_ATTENTION = ('llm-foundry',)
+FREE = ('clock@Ampere', 'clock@Hopper', 'clock@Blackwell', 'host_layer', 'host_wrapped',
+        'host_experts', 'host_tp', 'host_micro_batch', 'ep_exposed', 'dp_exposed')   # of all alike
+PRIOR = {   # what is likely before any run is seen, and how far it may be off: 70 launches of 11 us
+    'host_layer': (.8e-3, 2e-4), 'host_wrapped': (.5e-3, 3e-4), 'host_micro_batch': (1e-3, 5e-4)}
+FREE_OF_STACK = {'clock': .03, 'host_layer': 3e-4, 'host_experts': 1e-3}  # how far a stack may be
+FREE_OF_SHARED = {'dp_exposed': .2}   # of a stack that shares out weights, more than others
+SHARES = ('torchtitan',)
 TWICE = ('megatron-2021', 'megatron-2022', 'vtrain-multi', 'vtrain-single')  # software known
 LEAST_RUNS = 4     # of a stack with values of its own
 
@@ -945,14 +973,14 @@ def tied(sets, entries, values):  # dict: name -> Parameters
     return found
 
 # %% ../nbs/10_validation.ipynb #10b00009
-def free_of_stacks(runs):  # dict: name of a parameter with its set -> how far from the others'
+def free_of_stacks(runs, sets):  # dict: 'parameter@set' -> how far it may be from the others'
     "What each stack of an architecture may have of its own."
     found, system = {}, runs.gpu.map({gpu: sheet_of_run(gpu) for gpu in set(runs.gpu)})
     names = system.map(lambda s: s.architecture) + '/' + stack_of(runs)
     experts = column_of(runs, 'experts').isin(['', 'nan'])
     for name, own in runs.groupby(names):
-        if len(own) < LEAST_RUNS or name not in read_calibration().sets: continue
-        ours = FREE_OF_STACK | (FREE_ATTENTION if name.endswith(OWN_ATTENTION) else {})
+        if len(own) < LEAST_RUNS or name not in sets: continue
+        ours = FREE_OF_STACK | (FREE_OF_SHARED if name.endswith(SHARES) else {})
         for parameter, pull in ours.items():
             dense = experts[own.index].sum() > len(own) - LEAST_RUNS
             if parameter == 'host_experts' and dense: continue
@@ -1027,7 +1055,8 @@ def jobs_of(predicted):  # list of DataFrame
     names = [row_name(predicted, at) for at in range(len(predicted))]
     predicted = predicted.reset_index(drop=True).assign(
         iteration_s=measured_column(predicted, 'iteration_s').to_numpy(), row=names)
-    job = table_of(predicted) + texts(predicted, *same)
+    apart = texts(predicted, *[c for c in ('gpu', 'precision') if c in predicted])
+    job = table_of(predicted) + texts(predicted, *same) + apart
     known = predicted[['predicted_iteration_s', 'iteration_s']].notna().all(axis=1)
     return [own for _, own in predicted[known].groupby(job, sort=False)]
 
@@ -1051,9 +1080,387 @@ def picked(
                      'rank agreement': round(agreement, 3)})
     return pd.DataFrame(rows)
 
+# %% ../nbs/10_validation.ipynb #10d00002
+SWEEPS = ('vtrain-multi', 'vtrain-single', 'simumax-b200', 'mcore-goldens')   # no one's choice
+ONLY_DATA = ('llm-foundry', 'Paxml')   # software that was run with copies alone: no tp, pp, cp
+HELD = ('precision', 'dispatcher', 'ep_overlap', 'dp_overlap', 'tp_overlap', 'zero_stage',
+        'dp_replicate')                # what a row's software decides
+
+def at_row(columns, i):  # dict
+    "One row of a table, as plain values."
+    plain = lambda x: x.item() if isinstance(x, np.generic) else x
+    return {name: plain(x[i]) if np.ndim(x) else plain(x) for name, x in columns.items()}
+
+def model_at(batch, i):  # Model
+    "The model of a candidate."
+    own = at_row(vars(batch.model), i)
+    dense, latent = not own.get('experts'), own.get('kv_lora_rank')
+    unused = [name for name in own if 'expert' in name or 'moe' in name or 'dense' in name]
+    dropped = unused * dense + ['kv_heads'] * bool(latent) + ['vocab'] * (not own['vocab'])
+    dropped += ['mlp_dim'] * (not own['mlp_dim'])
+    own = {name: x for name, x in own.items() if x is not None and name not in dropped}
+    return Model(**own | dict(gated_mlp=bool(own['gated_mlp'])))
+
+# %% ../nbs/10_validation.ipynb #10d00003
+UNEVEN = ('Megatron-Bridge',)   # software whose stages may have different numbers of layers
+WHOLE_LAYERS = ('megatron-2021', 'llm-foundry')   # sources of software that recomputes no parts
+
+def asked_of(model, own, software, older):  # dict of arguments of `search`
+    "What a search holds as a recipe has it, and what it tries."
+    held = {name: [own[name]] for name in HELD} | {'tp_overlap': [bool(own['tp_overlap'])]}
+    if own['tp'] == 1: held['tp_overlap'] = [True]   # who publishes, tunes
+    usual = practice(model)
+    again = ['none', 'full'] if older else [*usual['recompute'], 'selective', own['recompute']]
+    held['recompute'] = list(dict.fromkeys(again))
+    held['virtual_stages'] = sorted({*usual['virtual_stages'], own['virtual_stages']})
+    return held | (dict(tp=1, pp=1, cp=1) if software in ONLY_DATA else {})
+
+# %% ../nbs/10_validation.ipynb #10d00011
+def recipe_found(row, assumptions, k):  # dict
+    "How a published configuration ranks in a search; `row`: a table of one row."
+    batch, = batches_of(row)
+    first, _ = chosen(batch, priced(batch, assumptions))
+    own, model = at_row(batch.t, first[0]), model_at(batch, first[0])
+    a = dataclasses.replace(assumptions, measured=parameters_for(batch, assumptions),
+                            flash_attention=batch.flash_attention, **batch.more)
+    about = model, int(row.n_gpus.iloc[0]), batch.system, int(row.global_batch.iloc[0])
+    uneven = model.depth % (own['pp'] * own['virtual_stages']) > 0 or batch.software in UNEVEN
+    free = dataclasses.replace(a, uneven_stages=a.uneven_stages and uneven)
+    asked = asked_of(model, own, batch.software, source_of(row).iloc[0] in WHOLE_LAYERS)
+    itself = asked | {name: own[name] for name in SHARING} | {
+        name: [own[name]] for name in ('recompute', 'virtual_stages')}
+    found, alone = (search(*about, k=k, assumptions=of, **choices)
+                    for of, choices in ((free, asked), (a, itself)))
+    return own | {'found': found, 'alone': alone}
+
+# %% ../nbs/10_validation.ipynb #10d00004
+SHARING = ('tp', 'cp', 'pp', 'dp', 'ep', 'etp', 'micro_batch')
+SHOWN_OF_RECIPE = ('tp', 'cp', 'pp', 'dp', 'ep', 'micro_batch', 'virtual_stages', 'recompute')
+WITHIN = .05   # of the first choice: recovered
+
+def named_choice(own):  # str
+    "A configuration in a few letters."
+    short = dict(zip(SHOWN_OF_RECIPE, ('tp', 'cp', 'pp', 'dp', 'ep', 'mb', 'v', ' ')))
+    shown = ((short[name], own[name]) for name in SHOWN_OF_RECIPE)
+    return ' '.join(f'{word}{x}'.strip() for word, x in shown if x not in (1, 'none'))
+
+def why_missed(own, best):  # str
+    "What a recipe does that our first choice does not."
+    if own['recompute'] != best.recompute: return 'recompute'
+    if own['virtual_stages'] != best.virtual_stages and own['pp'] == best.pp:
+        return 'virtual stages'
+    if any(own[name] != best[name] for name in ('tp', 'cp', 'pp', 'ep')): return 'sharing'
+    return 'micro-batch'
+
+# %% ../nbs/10_validation.ipynb #10d00005
+JOB = ('gpu', 'n_gpus', 'layers', 'hidden', 'ffn', 'experts', 'seq_len', 'global_batch')
+
+def recipes(
+    df,                        # DataFrame of runs, as in predict
+    assumptions='calibrated',  # as in predict
+    k=20,                      # configurations of a search that a recipe may rank among
+):  # DataFrame, a row per job: the rank of its published configuration, and how much slower
+    "Where a search ranks published configurations: of each job, the fastest that was measured."
+    assumptions, rows = as_assumptions(assumptions), []
+    predicted = predict(df[~source_of(df).isin(SWEEPS)].reset_index(drop=True), assumptions)
+    predicted = predicted[predicted.predicted_iteration_s.notna()]
+    there = [name for name in JOB if name in predicted]
+    job = source_of(predicted) + ' ' + precision_of(predicted) + ' ' + texts(predicted, *there)
+    for i in predicted.groupby(job, sort=False).iteration_s.idxmin():
+        row = predicted.loc[[i]].drop(columns=[c for c in predicted if c.startswith('predicted_')])
+        own = recipe_found(row, assumptions, k)
+        rows.append(ranked(own.pop('found'), own.pop('alone'), own, predicted.loc[i]) | {
+            'source': source_of(row).iloc[0], **features_of(row).iloc[0]})
+    table = pd.DataFrame(rows)
+    return table.assign(software=np.where(table['stack'].isin(ONLY_DATA), 'copies alone', 'any'))
+
+# %% ../nbs/10_validation.ipynb #10d00012
+def ranked(found, alone, own, row):  # dict
+    "A recipe beside our first choice."
+    if not len(found): return {'job': row_name(row.to_frame().T, 0), 'why': 'nothing fits'}
+    best, names = found.iloc[0], {'published': named_choice(own)}
+    names |= {'job': row_name(row.to_frame().T, 0), 'first choice': named_choice(found.iloc[0])}
+    if not len(alone): return names | {'why': 'does not fit by our bound'}
+    slower = max(alone.iteration_s.iloc[0] / best.iteration_s - 1, 0.)
+    faster = found.iteration_s < alone.iteration_s.iloc[0] * (1 - 1e-6)
+    why = '' if slower <= WITHIN else why_missed(own, best)
+    return names | {'slower %': round(100 * slower, 1), 'rank': 1 + int(faster.sum()), 'why': why}
+
+# %% ../nbs/10_validation.ipynb #10d00006
+def recipe_score(table):  # DataFrame, in percent
+    "How many recipes were recovered, of dense models and of models with experts."
+    by = table.groupby(['model', 'software'])['slower %']
+    share = lambda most: (100 * by.apply(lambda x: (x <= most).mean())).round(0)
+    return pd.DataFrame({'jobs': by.size(), 'median slower %': by.median().round(1),
+                         'within 3 %': share(3), 'within 5 %': share(5),
+                         'first choice': share(0)}).reset_index()
+
 # %% ../nbs/10_validation.ipynb #10c00002
 from .measured_kernels import predict_kernels, published_kernels
 _all_ = ['predict_kernels', 'published_kernels']
+
+# %% ../nbs/10_validation.ipynb #17d00002
+from .estimates import Attention, Product
+from .inputs import checked_path, naming, read_text
+from .interop import LARGEST_LOG, as_job, read_log, read_products
+from .kernels import AS_MEASURED, attention_time, collective_time, product_time
+from .measured_kernels import DTYPES, OPERATIONS, TABLES, numbers_of, words_of
+from .parameters import PARTS, part_of
+from .scaling import PROGRAMS, parse_nccl_log
+
+# %% ../nbs/10_validation.ipynb #17d00004
+KERNELS = (*TABLES['other'][0], 'time_us')   # columns of a table of measured kernels
+FORMATS_READ = {**DTYPES, **{name: name for name in AS_MEASURED}, 'fp16': 'bf16',
+                'fp8_block': 'fp8-block'}    # what a table may say -> a precision of training
+
+def product_rows(df, system, parameters):  # s
+    "Products as a training step prices them; NaN in a precision without a model."
+    k, found = changed(parameters, {'gradients_apart': 0.}), np.full(len(df), np.nan)
+    adds = words_of(df, 'op').str.contains('add')
+    for (dtype, add), rows in df.groupby([words_of(df, 'dtype'), adds]).indices.items():
+        if dtype not in FORMATS_READ: continue
+        sides = numbers_of(df.iloc[rows], ('m', 'n', 'k'))
+        product = Product(**sides, adds=add, precision=FORMATS_READ[dtype])
+        found[rows] = product_time(product, system, k)
+    return found
+
+def attention_rows(df, system, parameters):  # s
+    "Calls of fused attention: forward, or forward and backward."
+    x = numbers_of(df, ('batch', 'heads', 'kv_heads', 'seq_len', 'head_dim'))
+    sizes = (x['batch'], x['heads'], x['kv_heads'], x['seq_len'], x['seq_len'], x['head_dim'])
+    seen = np.where(as_numbers(df.causal) > 0, .5, 1.)
+    passes = [attention_time(Attention(*sizes, seen, backward), system, parameters)
+              for backward in (False, True)]
+    both = words_of(df, 'op').str.contains('bwd').to_numpy()
+    known = words_of(df, 'dtype').map(FORMATS_READ).eq('bf16').to_numpy()
+    return np.where(known, passes[0] + both * passes[1], np.nan)
+
+# %% ../nbs/10_validation.ipynb #17d00005
+def vector_rows(df, system, parameters):  # s
+    "Kernels that only move memory."
+    k, nbytes = parameters.kernels, numbers_of(df, ['message_bytes'])['message_bytes']
+    return nbytes / 1e9 / (system.hbm_bandwidth * k.vector_bandwidth) + k.launch_gap
+
+def collective_rows(df, system, parameters):  # s
+    "Collectives inside a domain and, but for all-to-alls, between domains."
+    x = numbers_of(df, ('n_gpus', 'n_nodes', 'message_bytes'))
+    found, kinds = np.full(len(df), np.nan), words_of(df, 'op').map(OPERATIONS)
+    good = (x['n_gpus'] > 1) & (x['n_gpus'] % x['n_nodes'] == 0)
+    good &= (kinds != 'alltoall').to_numpy() | (x['n_nodes'] == 1)
+    for kind, rows in df.groupby(kinds.where(good)).indices.items():
+        n, nodes, nbytes = (x[c][rows] for c in x)
+        group = Group(n, n / nodes)
+        found[rows] = collective_time(kind, nbytes / 1e9, group, system, parameters)
+    return found
+
+# %% ../nbs/10_validation.ipynb #17d00022
+ROWS = {'gemm': product_rows, 'attention': attention_rows, 'vector': vector_rows,
+        'collective': collective_rows}   # kind -> its price
+
+def kernel_seconds(df, system, parameters):  # array
+    "Measured kernels as a training step would price them; NaN where there is no model."
+    found = np.full(len(df), np.nan)
+    for kind, rows in df.groupby(words_of(df, 'kind')).indices.items():
+        if kind in ROWS: found[rows] = ROWS[kind](df.iloc[rows], system, parameters)
+    return found
+
+# %% ../nbs/10_validation.ipynb #17d00007
+def tells(df):  # list of (rows, names of parameters)
+    "Which rows tell which parameters."
+    kind, far = words_of(df, 'kind'), as_numbers(df.n_nodes) > 1
+    adds = words_of(df, 'op').str.contains('add')
+    own = [((kind == 'gemm') & ~adds, ('clock',)),
+           ((kind == 'gemm') & adds, ('accumulate_traffic',)),
+           (kind == 'attention', ('attention_share',)), (kind == 'vector', ('vector_bandwidth',)),
+           ((kind == 'collective') & ~far, ('domain_share',)),
+           ((kind == 'collective') & far, ('nic_share', 'bulk_far_hop', 'bulk_tree_hop'))]
+    return [(np.flatnonzero(rows), names) for rows, names in own]
+
+# %% ../nbs/10_validation.ipynb #17d00028
+def is_share(name):
+    "Whether a parameter is a share of something: more than nothing."
+    part, field = part_of(name)
+    return PARTS[part].__dataclass_fields__[field].metadata.get('above', False)
+
+def possible_entry(name, k):  # Entry
+    "A parameter of a set: a share may be anything that is possible at all."
+    part, field = part_of(name)
+    most = PARTS[part].__dataclass_fields__[field].metadata.get('most', 2.)
+    low, high = (.02, most) if is_share(name) else limits(name)[:2]
+    return Entry(name, [k.name], low, high, 'measured on this machine')
+
+def is_told(table):  # Series of bool
+    "Whether a fit could tell a parameter: its error is below its value, or it is at a bound."
+    return (table.standard_error < table.value.abs()) | table.at_bound
+
+# %% ../nbs/10_validation.ipynb #17d00008
+def fit_part(df, names, system, k):  # (Parameters, table of the fit)
+    "Some parameters from the kernels that tell them."
+    entries = [possible_entry(name, k) for name in names[:len(df)]]
+    low, high = (np.array([getattr(e, side) for e in entries]) for side in ('low', 'high'))
+    logs = np.log(df.time_us.to_numpy(float) / 1e6)
+    at = lambda values: changed(k, {e.name: float(v) for e, v in zip(entries, values)})
+    residuals = lambda values: np.log(kernel_seconds(df, system, at(values))) - logs
+    # a link that does not bind has no slope: begin with a slow one too
+    starts = np.array([value_of(k, e.name) for e in entries]), low + .25 * (high - low)
+    done = [least_squares_within(residuals, first, low, high, np.ones(len(df)), scale=.3)
+            for first in starts]
+    values, errors, bounds = min(done, key=lambda found: np.abs(residuals(found[0])).sum())
+    table = table_of_fit(entries, values, errors, bounds)
+    told = is_told(table) & (~table.at_bound | table.parameter.map(is_share))
+    if told.all(): return at(values), table
+    if not told.any(): return k, table[told]
+    return fit_part(df, list(table.parameter[told]), system, k)
+
+# %% ../nbs/10_validation.ipynb #17d00026
+def calibrate_kernels(
+    df,                   # DataFrame of measured kernels, with KERNELS
+    system,               # where they were measured: anything that `as_system` takes
+    start='calibrated',   # parameters to begin with, as in predict
+):  # Fit; its runs are df with predicted_us
+    "Fit what single kernels can tell to measured ones."
+    df, system = table_with(df, KERNELS, 'the table of kernels'), as_system(system)
+    start = as_assumptions(start)
+    if start.measured is None: raise ValueError('start must be calibrated, or a calibrated file')
+    k, tables = start.measured.of(system), []
+    known = np.isfinite(kernel_seconds(df, system, k)) & measured_column(df, 'time_us').notna()
+    if not known.any():
+        raise ValueError(f'none of {len(df)} kernels has a model, a time and all its sizes')
+    for rows, names in tells(df):
+        rows = rows[known.to_numpy()[rows]]
+        if not len(rows): continue
+        k, table = fit_part(df.iloc[rows], names, system, k)
+        tables.append(table)
+    return Fit(Calibration({k.name: k}), pd.concat(tables, ignore_index=True),
+               df.assign(predicted_us=1e6 * kernel_seconds(df, system, k)))
+
+# %% ../nbs/10_validation.ipynb #17d00010
+def kernel_table(df, **same):  # DataFrame with KERNELS
+    "Rows of measured kernels; columns that they lack are empty."
+    return df.assign(**same).reindex(columns=KERNELS)
+
+def products_table(df):  # DataFrame with KERNELS
+    "A table of products: m, n, k, precision, microseconds."
+    table_with(df, ('m', 'n', 'k', 'microseconds'), 'the table of products', above=True)
+    table_with(df, ['precision'], 'the table of products')
+    for word in df.precision.unique(): nearest(word, FORMATS_READ, 'precision')
+    op = words_of(df, 'op') if 'op' in df else ''
+    return kernel_table(df, kind='gemm', op=op, dtype=df.precision, time_us=df.microseconds)
+
+# %% ../nbs/10_validation.ipynb #17d00015
+def recompute_cells(again):  # dict
+    "What is computed again, as a table of runs says it."
+    head, _, layers = (again or '').partition(':')
+    if head in ('', 'none'): return dict(recompute=again)
+    if head != 'full': return dict(recompute='selective', recompute_detail=f'modules={again}')
+    return dict(recompute='full', recompute_detail=f'num_layers={layers}' if layers else None)
+
+def run_of(job, model, p):  # dict
+    "A job as cells of a table of runs."
+    cells = [*COLUMNS, *MORE, 'precision', 'n_gpus']
+    own = {c: getattr(x, c) for x in (model, p) for c in cells if hasattr(x, c)}
+    copies = p.dp * p.cp // (p.dp_replicate or 1)
+    return own | {c: getattr(model, field) for c, field in STRUCTURE.items()} | dict(
+        layers=model.depth, hidden=model.embed_dim, ffn=model.mlp_dim, vp=p.virtual_stages,
+        seq_len=job.seq_len or model.seq_len, global_batch=job.global_batch, flash_attention=1,
+        sequence_parallel=p.sequence_sharded, **recompute_cells(p.recompute),
+        fsdp_shard=copies if (p.zero_stage or 0) > 1 else 0,
+        other_flags=f'pp_layout={p.layout}' if p.layout else '')
+
+# %% ../nbs/10_validation.ipynb #17d00023
+def run_of_log(path, job):  # DataFrame of one row
+    "A log of Megatron-LM or torchtitan as a run: the middle of its steps but the first."
+    job = as_job(job)
+    if job.model is None: raise ValueError(f'{named(path)}: its job does not say the model')
+    steps, row = read_log(path, job), run_of(job, job.model, job.parallel)
+    later = steps.iloc[1:] if len(steps) > 1 else steps
+    row |= dict(id=named(path), iteration_s=later.iteration_s.median())
+    if not row['global_batch']: row['global_batch'] = later.global_batch.median()
+    row = {c: int(x) if isinstance(x, bool) else x for c, x in row.items()}
+    return pd.DataFrame([row]).reindex(columns=list(dict.fromkeys((*COLUMNS, *row))))
+
+# %% ../nbs/10_validation.ipynb #17d00018
+def nccl_table(text, name):  # DataFrame with KERNELS
+    "The times that nccl-tests printed; the name of a file may say which collective it is of."
+    said = [kind for program, kind in PROGRAMS.items() if program.removesuffix('_perf') in name]
+    told = any(program in text for program in PROGRAMS)
+    log = parse_nccl_log(text, None if told or not said else said[0], name=name)
+    op = {kind: op for op, kind in OPERATIONS.items()}.get(log.kind, log.kind)
+    table = log.table.assign(message_bytes=1e9 * log.table.size_GB,
+                             time_us=1e6 * log.table.out_of_place_s)
+    return kernel_table(table, kind='collective', op=op, n_gpus=log.gpus, n_nodes=log.nodes)
+
+def kernels_in(path):  # DataFrame with KERNELS, or None where a file holds runs
+    "The measured kernels of a file; by its name, then by what it holds."
+    low = str(path).lower()
+    if low.endswith(('.json', '.gz')): return products_table(read_products(path))
+    if not low.endswith('.csv'):
+        text = read_text(path, LARGEST_LOG)
+        return nccl_table(text, checked_path(path).name) if 'busbw' in text else None
+    table = read_csv(path)
+    if 'microseconds' in table: return products_table(table)
+    return table_with(table, KERNELS, 'the table of kernels') if 'time_us' in table else None
+
+# %% ../nbs/10_validation.ipynb #17d00024
+def read_inputs(
+    paths,    # of files: tables of runs, products or kernels, traces, nccl-tests, logs
+    jobs=(),  # what each log ran, in their order; one for all, or one each
+):  # (kernels, runs), a DataFrame each, or None
+    "What was measured, from whatever files people have."
+    kernels, runs, logs = [], [], []
+    for path in paths:
+        with naming(path): found = kernels_in(path)
+        if found is not None: kernels.append(found)
+        elif str(path).lower().endswith('.csv'): runs.append(read_runs(path))
+        else: logs.append(path)
+    jobs = list(jobs) * (len(logs) or 1 if len(jobs) == 1 else 1)
+    if len(jobs) != len(logs):
+        raise ValueError(f'{len(logs)} logs and {len(jobs)} jobs: each log needs the job that it '
+                         'ran, or all the same')
+    runs += [run_of_log(log, job) for log, job in zip(logs, jobs)]
+    whole = lambda tables: pd.concat(tables, ignore_index=True) if tables else None
+    return whole(kernels), whole(runs)
+
+# %% ../nbs/10_validation.ipynb #17d00019
+def told_by_runs(runs, start, free, system, told=None):  # Fit; told: name -> value, of kernels
+    "What runs can tell, beside what kernels told; no more parameters than runs."
+    if free: return calibrate(runs, start, free, system)
+    told, (low, high, _) = told or {}, limits('clock')
+    again = low <= told.get('clock', low) <= high   # the clock, under a lasting load
+    free = [name for name in OWN if name not in told or name == 'clock' and again][:len(runs)]
+    fit = calibrate(runs, start, free, system)
+    kept = [name for name, known in zip(free, is_told(fit.table)) if known]
+    if not kept: raise ValueError(f'{len(runs)} runs cannot tell {", ".join(free)}')
+    return fit if kept == free else calibrate(runs, start, kept, system)
+
+# %% ../nbs/10_validation.ipynb #17d00025
+def calibrate_inputs(
+    kernels, runs,        # DataFrames of `read_inputs`; None: there are none
+    system=None,          # of all of them; runs may name theirs
+    start='calibrated',   # parameters to begin with, as in predict
+    free=None,            # what runs are to tell; by default what they can
+):  # list of Fit: of kernels, of runs; the last one has all that was found
+    "Fit what each kind of measurement can tell."
+    start, fits = as_assumptions(start), []
+    if free and runs is None: raise ValueError(f'free={quoted(free)}: only runs tell them')
+    if kernels is not None:
+        if system is None: raise ValueError('a system must say where kernels were measured')
+        fits.append(calibrate_kernels(kernels, system, start))
+        start = dataclasses.replace(start, measured=fits[0].calibration)
+    if runs is None: return fits
+    if system is None and 'gpu' not in runs.dropna(axis=1, how='all'):
+        raise ValueError('a system must say where the runs were measured')
+    told = fits[0].table if fits else pd.DataFrame({'parameter': [], 'value': []})
+    fit = told_by_runs(runs, start, free, system, told.set_index('parameter').value.to_dict())
+    table = pd.concat([told[~told.parameter.isin(fit.table.parameter)], fit.table])
+    return [*fits, dataclasses.replace(fit, table=table.reset_index(drop=True))]
+
+# %% ../nbs/10_validation.ipynb #17d00020
+def as_shipped_names(table):  # dict: part -> names of its parameters
+    "Which parameters no measurement told."
+    told = {part_of(name) for name in table.parameter}
+    return {part: [f.name for f in dataclasses.fields(cls)
+                   if f.metadata and (part, f.name) not in told] for part, cls in PARTS.items()}
 
 # %% ../nbs/10_validation.ipynb #012d762d
 def start_of_published():  # Calibration
@@ -1064,8 +1471,12 @@ def start_of_published():  # Calibration
     hops = {name: value_of(tests, name) for name in PROTOCOL if name not in shares}
     # behind an NVSwitch all hops are quick; Perlmutter's GPUs are joined in pairs
     hops['bulk_hop'] = tests.network.quick_hop
-    found = but_tests(start.sets, hops)
-    return Calibration({**found.sets, 'Ampere/nccl-tests': tests})
+    sets = with_facts(but_tests(start.sets, hops).sets)
+    return Calibration({**sets, 'Ampere/nccl-tests': tests})
+
+def with_facts(sets):  # dict
+    "Sets with what is known of their software."
+    return {name: changed(k, FACTS.get(k.stack, {})) for name, k in sets.items()}
 
 # %% ../nbs/10_validation.ipynb #012d7630
 def contested_rows(runs):  # DataFrame
@@ -1075,17 +1486,24 @@ def contested_rows(runs):  # DataFrame
     return own.sort_values('predicted_iteration_s')[columns].round(4)
 
 # %% ../nbs/10_validation.ipynb #d7aa1258
+def prior_of(t):  # (values, how far they may be off)
+    "What is likely before any run is seen; infinitely far where nothing is."
+    known = [PRIOR.get(e.name, (value, np.inf)) for e, value in zip(t.entries, t.values)]
+    return tuple(map(np.array, zip(*known)))
+
+# %% ../nbs/10_validation.ipynb #10d00013
 def fit_tied(problem, sets, weights, rounds=3):  # (sets, Tangent, errors)
     "One value of each parameter for all software."
     for _ in range(rounds):
         t = tangent_at(problem, FREE, sets)
-        values, error = settled_at(t, t.values, weights)
+        first, pull = prior_of(t)
+        values, error = settled_at(t, first, weights, pull)
         sets = tied(sets, t.entries, values)
     return sets, t._replace(), values, error
 
 def fit_stacks(problem, sets, weights, rounds=2):  # (sets, Tangent, values, errors, pulls)
     "What each stack has of its own, drawn to what all have."
-    pulls = free_of_stacks(problem.runs)
+    pulls = free_of_stacks(problem.runs, sets)
     t = tangent_at(problem, list(pulls), sets)
     first, pull = t.values, np.array(list(pulls.values()))
     for i in range(rounds):
@@ -1112,11 +1530,14 @@ def fitted_rows(t, values, errors):  # list of dict
              'determined': bool(np.isfinite(s) and s < .3 * abs(v))}
             for e, v, s in zip(t.entries, values, errors)]
 
+# %% ../nbs/10_validation.ipynb #10d00014
 def without_each(tied_at, sets, weights, source):  # dict: source -> sets without it
     "Tied values fitted without each source."
     found = {}
     for name in source.unique():
-        values, _ = settled_at(tied_at, tied_at.values, weights * (source != name).to_numpy())
+        first, pull = prior_of(tied_at)
+        seen = weights * (source != name).to_numpy()
+        values, _ = settled_at(tied_at, first, seen, pull)
         found[name] = tied(sets, tied_at.entries, values)
     return found
 
@@ -1134,12 +1555,10 @@ def spread_of(logs, weights, levels):  # (low, high)
     share = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
     return [float(np.interp(level, share, logs[order])) for level in levels]
 
-KINDS_OF_RUN = ('dense', 'waiting', 'experts')
-
 def intervals_of(df, predicted, levels='never seen'):  # dict: kind of run -> (low, high)
     "How far predictions were off, in logarithms."
     logs = np.log((predicted / df.iteration_s).to_numpy(float))
-    kind, weights = kind_of_run(df).to_numpy(), weights_of(source_of(df))
+    kind, weights = kinds_of_runs(df).to_numpy(), weights_of(source_of(df))
     known, found = np.isfinite(logs), {}
     for name in KINDS_OF_RUN:
         own = known & (kind == name)
@@ -1150,7 +1569,7 @@ def intervals_of(df, predicted, levels='never seen'):  # dict: kind of run -> (l
 def coverage_of(df, predicted, intervals):  # Series of bool
     "Whether what was measured lies in the interval."
     logs = np.log((predicted / df.iteration_s).to_numpy(float))
-    low, high = (kind_of_run(df).map({k: v[i] for k, v in intervals.items()}) for i in (0, 1))
+    low, high = (kinds_of_runs(df).map({k: v[i] for k, v in intervals.items()}) for i in (0, 1))
     return pd.Series((logs >= low) & (logs <= high), df.index)
 
 # %% ../nbs/10_validation.ipynb #d7aa1261
@@ -1187,7 +1606,26 @@ def residual_table(df, columns):  # DataFrame, a row per source, GPU, model and 
 # %% ../nbs/10_validation.ipynb #10b0000f
 def evidence_of(df):  # list of dict
     "Which GPUs, software and features were measured, and how often."
-    return features_of(df).value_counts().rename('runs').reset_index().to_dict('records')
+    features = features_of(df)
+    features['stack'] = features['stack'].where(features['stack'] != '', 'any')
+    return features.value_counts().rename('runs').reset_index().to_dict('records')
+
+def seen_in(df, system=None):  # dict: choice -> its values
+    "The choices that measured runs were priced with."
+    seen, a = {name: set() for name in SHOWS}, Assumptions.calibrated()
+    for batch in batches_of(df, system):
+        for name in SHOWS:
+            values = batch.t.get(name, batch.more.get(name, getattr(a, name, None)))
+            seen[name] |= set(np.atleast_1d(values).tolist())
+    return {name: sorted(values - {None}) for name, values in seen.items()}
+
+def evidence_with(df, system):  # dict
+    "What the shipped parameters rest on, and further runs."
+    name = system and gpu_of(system.accelerator or system.name)
+    runs = on_system(df, system).assign(gpu=name or df.gpu)
+    known, seen = read_calibration().evidence, seen_in(runs, system)
+    seen = {name: sorted({*values, *known.seen.get(name, ())}) for name, values in seen.items()}
+    return {'evidence': known.runs + evidence_of(runs), 'seen': seen, 'intervals': known.intervals}
 
 # %% ../nbs/10_validation.ipynb #d7aa1262
 def usable_runs(df):  # DataFrame
@@ -1213,7 +1651,18 @@ def calibrate_published(measured, path, show=print):  # DataFrame
     rows = [*fitted_rows(common[0], *common[1:]), *fitted_rows(stacks_at[0], *own)]
     about = 'fitted by transformer-perf calibrate RUNS.csv --published'
     fit.save(path, about=about, without=without, halves=halves)
-    return add_records(path, runs, rows, show)
+    errors = add_records(path, runs, rows, show)
+    add_choices(path, runs, show)
+    return errors
+
+# %% ../nbs/10_validation.ipynb #10d00010
+def add_choices(path, runs, show):
+    "Where a search ranks published configurations, written into a file of parameters."
+    table = recipes(runs, path)
+    show(recipe_score(table).to_string())
+    plain = lambda t: t.astype(object).where(t.notna(), None).to_dict('records')
+    found = {'recipes': plain(table), 'regret': plain(picked(predict(runs, path)))}
+    write_whole(path, json.dumps(read_json(path) | found, indent=1) + '\n')
 
 # %% ../nbs/10_validation.ipynb #d7aa1263
 def add_records(path, runs, fitted, show):  # DataFrame, a row per source
@@ -1231,7 +1680,7 @@ def add_records(path, runs, fitted, show):  # DataFrame, a row per source
     regret = picked(seen[source_of(seen) == 'vtrain-multi'])
     found |= dict(
         errors=rows(errors), residuals=rows(residual_table(runs, columns)), fitted=fitted,
-        evidence=evidence_of(runs),
+        evidence=evidence_of(runs), seen=seen_in(runs),
         intervals={name: intervals_of(seen, columns[name], name) for name in parts},
         contested=rows(contested_rows(seen)), regret=rows(regret))
     write_whole(path, json.dumps(found, indent=1) + '\n')

@@ -1,0 +1,279 @@
+"What to change about a job: advice agrees with estimates, and is never for the worse."
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from transformer_perf import Parallel, estimate, search
+from transformer_perf.advice import (
+    case_of, changed, fits, held_by_ranks, improve, neighbours, steps_of, why_not)
+from transformer_perf.interop import as_job
+from transformer_perf.models import as_model
+
+SCRIPT = '''torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py \\
+    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8 \\
+    --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 \\
+    --group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm \\
+    --disable-bias-linear --untie-embeddings-and-output-weights --vocab-size 128256 \\
+    --position-embedding-type rope --seq-length 8192 --max-position-embeddings 8192 \\
+    --micro-batch-size 1 --global-batch-size 256 --bf16 --use-distributed-optimizer \\
+    --overlap-grad-reduce --overlap-param-gather --recompute-granularity full \\
+    --recompute-method uniform --recompute-num-layers 5
+'''
+
+SMALL = dict(embed_dim=1024, heads=16, seq_len=2048, vocab=32000)
+MODELS = [
+    dataclasses.replace(as_model('gpt3'), name='dense', depth=12, **SMALL),
+    dataclasses.replace(as_model('mixtral_8x7B'), name='experts', depth=9, **SMALL, mlp_dim=4096,
+                        kv_heads=8, head_dim=64, expert_dim=2048)]
+
+
+FEW = settings(max_examples=12, deadline=None)
+
+
+@st.composite
+def cases(draw):
+    "A configuration that runs, on few GPUs with little memory or much."
+    p = Parallel(tp=draw(st.sampled_from([1, 2, 4])), cp=draw(st.sampled_from([1, 2])),
+                 pp=draw(st.sampled_from([1, 2, 4])), dp=draw(st.sampled_from([1, 2, 8])),
+                 micro_batch=draw(st.sampled_from([1, 2])),
+                 zero_stage=draw(st.sampled_from([0, 1, 2, 3])),
+                 virtual_stages=draw(st.sampled_from([1, 2])),
+                 recompute=draw(st.sampled_from(['none', 'full'])))
+    preset = draw(st.sampled_from(['corrected', 'calibrated']))
+    model, system = (draw(st.sampled_from(x)) for x in (MODELS, ['A100', 'H200-141GB']))
+    about = model, p, system, 64, preset
+    try: estimate(*about)
+    except ValueError: assume(False)
+    return about
+
+
+# every neighbour
+
+@settings(max_examples=8, deadline=None)
+@given(cases())
+def test_a_table_of_neighbours_is_their_estimates(about):
+    "The same rows can run; where stages are alike, in the same time and memory."
+    case, one = case_of(*about), estimate(*about)
+    steps = steps_of(case, ('fp8',) * (about[2] != 'A100'))   # the other has none
+    found = neighbours(case, one, steps)
+    for step, seconds, GB in zip(steps, found.seconds, found.GB):
+        p = changed(case.parallel, step.to)
+        assert p.n_gpus == case.parallel.n_gpus
+        try: new = case.estimate(p)
+        except ValueError: assert np.isinf(seconds), step; continue
+        if any('played' in note for note in new.notes): continue
+        assert seconds == pytest.approx(new.stats['iteration_s'], rel=1e-9), step
+        assert GB == pytest.approx(new.needed, rel=1e-9), step
+
+
+@FEW
+@given(cases())
+def test_every_gigabyte_is_somewhere(about):
+    one = estimate(*about)
+    ranks = held_by_ranks(one)
+    assert len(ranks) == one.parallel.pp
+    assert ranks.needed_GB.max() == pytest.approx(one.needed, rel=1e-9)
+    assert (ranks.drop(columns=['rank', 'from_s']) >= -1e-9).all(axis=None)
+
+
+# answers
+
+def priced_again(about, change):
+    "A change estimated from nothing, as a user would."
+    return estimate(about[0], changed(case_of(*about).parallel, change.to), *about[2:])
+
+
+@FEW
+@given(cases())
+def test_fits_agrees_with_estimate(about):
+    found, one = fits(*about), estimate(*about)
+    assert found.fits == one.fits == (one.needed <= one.system.hbm_capacity)
+    assert found.parts.GB.sum() == pytest.approx(one.needed, rel=1e-9)
+    assert not (found.fits and found.changes) and len(found.changes) <= 3
+    for change in found.changes:
+        again = priced_again(about, change)
+        assert again.fits
+        assert again.stats['iteration_s'] == pytest.approx(change.estimate.stats['iteration_s'])
+
+
+@FEW
+@given(cases())
+def test_improve_is_never_for_the_worse(about):
+    found, one = improve(*about), estimate(*about)
+    before = one.stats['iteration_s']
+    for change in [*found.changes, *filter(None, [found.pair])]:
+        again = priced_again(about, change)
+        assert again.stats['iteration_s'] == pytest.approx(change.estimate.stats['iteration_s'])
+        assert again.needed == pytest.approx(change.estimate.needed)
+        if one.fits: assert again.fits
+        if one.fits or not again.fits: assert again.stats['iteration_s'] < before
+    if found.pair and found.changes and found.changes[0].estimate.fits:
+        pair, single = (c.estimate.stats['iteration_s'] for c in (found.pair, found.changes[0]))
+        assert pair < single
+    assert found.best.fits or not one.fits
+
+
+@pytest.mark.parametrize('model, n, batch', [('llama3.1_8B', 64, 64), ('mixtral_8x7B', 32, 64)])
+def test_the_best_is_told_so(model, n, batch):
+    best = search(model, n, 'H100-80GB', batch, assumptions='calibrated', k=3)
+    best = best.loc[best.iteration_s.idxmin()]
+    found = why_not(model, Parallel.from_row(best), 'H100-80GB', batch)
+    assert found.is_best and not found.excluded and 'It is the best' in found.summary
+
+
+def test_why_not_adds_up():
+    found = why_not('llama3.1_8B', Parallel(tp=8, dp=8), 'H100-80GB', 64)
+    assert not found.is_best
+    seconds = found.table[found.table.unit == 's']
+    parts, whole = seconds[seconds.what != 'iteration'], seconds[seconds.what == 'iteration']
+    assert parts.more.sum() == pytest.approx(whole.more.item())
+    assert whole.here.item() > whole.best.item()
+
+
+def test_why_not_names_every_rule():
+    found = why_not('llama3.1_8B', Parallel(tp=3, dp=5), 'H100-80GB', 64)
+    text = '; '.join(found.excluded)
+    assert 'heads=32 must be divisible by tp=3' in text
+    assert 'global_batch=64 must be divisible by dp=5' in text
+    assert found.estimate is None and not len(found.table)
+
+
+def test_nothing_fits():
+    found = why_not('llama3.1_405B', Parallel(), 'A100', 1)
+    assert found.best is None and found.summary.endswith('Nothing fits.')
+    assert not improve('llama3.1_405B', Parallel(), 'A100', 1).best.fits
+
+
+def test_a_placement_that_was_given_can_be_opened():
+    bad = Parallel(tp=8, dp=8, nvlink_tp=1, nvlink_cp=1, nvlink_pp=1, nvlink_dp=8)
+    found = improve('llama3.1_8B', bad, 'H100-80GB', 64)
+    assert 'placement left open' in found.table.change.tolist()
+    assert found.table.change_s.max() < 0
+
+
+def test_a_layout_goes_when_the_pipeline_changes():
+    p = Parallel(tp=8, pp=2, dp=2, layout='Et*15|t*17L')
+    found = improve('llama3.1_8B', p, 'H100-80GB', 64)
+    assert len(found.changes) == 5
+    for change in found.changes:
+        kept = {'pp', 'virtual_stages', 'schedule'}.isdisjoint(change.to)
+        assert (change.estimate.parallel.layout == p.layout) == kept
+
+
+def test_precision_stays_unless_it_is_asked_for():
+    about = 'llama3.1_8B', Parallel(tp=2, dp=4), 'H100-80GB', 64
+    knobs = lambda **more: {s for c in improve(*about, k=50, **more).changes for s in c.to}
+    assert 'precision' not in knobs() and 'precision' in knobs(precision='fp8')
+
+
+# measurements
+
+def test_measured():
+    about = 'llama3.1_8B', Parallel(tp=2, dp=4), 'H100-80GB', 64
+    seconds = estimate(*about, 'calibrated').stats['iteration_s']
+    off = improve(*about, measured=1.5 * seconds).deviation
+    assert off.ratio == pytest.approx(1.5)
+    gaps = off.table.would_take_s - off.table.predicted_s
+    assert gaps.tolist() == pytest.approx([.5 * seconds] * len(gaps))
+    assert off.table.times.is_monotonic_increasing
+    assert improve(*about).deviation is None
+    with pytest.raises(ValueError, match='measured=-1'): improve(*about, measured=-1)
+
+
+def test_a_switch_that_is_off_is_found():
+    "A run that does not hide what its job says it hides."
+    about = 'llama3.1_8B', Parallel(tp=8, dp=1, tp_overlap=True), 'H100-80GB', 64
+    off = dataclasses.replace(about[1], tp_overlap=False)
+    slow = estimate(about[0], off, *about[2:], 'calibrated').stats['iteration_s']
+    found = improve(*about, measured=slow).deviation
+    assert found.settings[0] == ('tp_overlap on -> off', pytest.approx(slow))
+
+
+# jobs
+
+def test_a_job_is_what_it_says():
+    job = as_job(SCRIPT)
+    about = job.model, job.parallel, 'H100-80GB', job.global_batch
+    assert fits(SCRIPT, system='H100-80GB').summary == fits(*about).summary
+    with pytest.raises(ValueError, match='does not say its model'):
+        fits({'train_batch_size': 64, 'zero_optimization': {'stage': 3}}, system='H200')
+    with pytest.raises(ValueError, match='global_batch'): fits('llama3.1_8B', Parallel(), 'H200')
+
+
+# the command line
+
+def run(*args):
+    code = 'from transformer_perf.cli import main; main()'
+    return subprocess.run([sys.executable, '-c', code, *map(str, args)], capture_output=True,
+                          text=True, timeout=60, check=False)
+
+
+def good(*args, code=0):
+    done = run(*args)
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / 'train.sh'
+    path.write_text(SCRIPT)
+    return '--job', path, '--system', 'H100-80GB'
+
+
+def test_fits_command(job):
+    text = good('fits', *job)
+    for word in ('to spare', 'gradients', 'rank', 'MFU', 'HFU'): assert word in text
+    answer = json.loads(good('fits', *job, '--pp', 2, '--dp', 8, '--recompute', 'none',
+                             '--format', 'json', code=1))
+    assert not answer['fits'] and len(answer['changes']) == 3 and len(answer['ranks']) == 2
+    total = sum(part['GB'] for part in answer['parts'])
+    assert total == pytest.approx(answer['stats']['memory_bound_GB'])
+    assert all(change['fits'] and change['to'] for change in answer['changes'])
+
+
+def test_improve_command(job, tmp_path):
+    answer = json.loads(good('improve', *job, '--measured', 40, '--top', 3, '--format', 'json'))
+    assert len(answer['changes']) == 3 and answer['deviation']['measured_s'] == 40
+    assert answer['summary'].startswith('Measured 40 s')
+    log = tmp_path / 'log.txt'
+    log.write_text(' iteration 1/ 9 | elapsed time per iteration (ms): 90000.0 |\n'
+                   ' iteration 2/ 9 | elapsed time per iteration (ms): 40000.0 |\n')
+    assert 'Measured 40 s' in good('improve', *job, '--measured', log)
+    rows = good('improve', *job, '--format', 'csv').splitlines()
+    assert rows[0].startswith('change,iteration_s,change_s,mfu,hfu') and len(rows) == 7
+
+
+def test_what_is_exported_is_better(job, tmp_path):
+    path = tmp_path / 'better.sh'
+    good('improve', *job, '--export', 'megatron', '-o', path)
+    old, new = (as_job(text) for text in (SCRIPT, path.read_text()))
+    assert new.n_gpus == old.n_gpus and new.global_batch == old.global_batch
+    seconds = [estimate(j.model, j.parallel, 'H100-80GB', 256, 'calibrated').stats['iteration_s']
+               for j in (old, new)]
+    assert seconds[1] < seconds[0]
+
+
+def test_why_not_command(job):
+    answer = json.loads(good('why-not', *job, '--format', 'json'))
+    assert not answer['excluded'] and answer['best']['fits'] and not answer['is_best']
+    text = good('why-not', '--model', 'llama3.1_8B', '--tp', 3, '--global-batch', 64, code=1)
+    assert 'heads=32 must be divisible by tp=3' in ' '.join(text.split())
+
+
+@pytest.mark.parametrize('args, says', [
+    (('fits', '--model', 'llama3.1_8B', '--tp', 3), 'must be divisible by tp=3'),
+    (('improve', '--model', 'llama3.1_8B', '--measured', 'no.log'), 'no.log'),
+    (('improve', '--model', 'llama3.1_8B', '--measured', 0), 'measured'),
+    (('improve', '--model', 'llama3.1_8B', '--try-precision', 'fp9'), 'fp9'),
+    (('why-not', '--sytem', 'H200'), '--system')])
+def test_mistakes(args, says):
+    done = run(*args)
+    assert done.returncode == 2 and not done.stdout and says in done.stderr
+    assert done.stderr.count('\n') == 1 and len(done.stderr) < 320

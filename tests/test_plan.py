@@ -1,0 +1,265 @@
+"A plan: what fails, what is on the front, what a budget buys, and the command."
+import csv
+import dataclasses
+import io
+import json
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from test_cli import bad, good, has, run
+from transformer_perf import Parallel, estimate, search
+from transformer_perf.interop import as_job, export
+from transformer_perf.plan import (
+    ANSWERS, BEARABLE, Operation, daly_interval, goodput, on_front, plan, young_interval)
+
+H100 = 'H100-80GB'
+BATCH = 4 * 2**20   # tokens
+
+
+@pytest.fixture(scope='module')
+def small(): return plan('llama3.1_8B', [64, 256], H100, tokens=1e12, batch_tokens=BATCH)
+
+
+# what fails
+
+TIMES = st.floats(1e-2, 1e5)
+
+
+@given(TIMES, TIMES, TIMES)
+def test_dalys_interval_beats_its_neighbours(save, mtbf, restart):
+    save = min(save, mtbf / 20)
+    best = daly_interval(save, mtbf)
+    share = goodput(best, save, mtbf, restart)
+    for factor in (.7, 1.4): assert share >= goodput(factor * best, save, mtbf, restart)
+    assert share >= goodput(young_interval(save, mtbf), save, mtbf, restart) * (1 - 1e-9)
+
+
+@given(TIMES, TIMES)
+def test_daly_is_young_where_saves_are_short(save, mtbf):
+    mtbf = max(mtbf, 1e6 * save)
+    assert daly_interval(save, mtbf) == pytest.approx(young_interval(save, mtbf), rel=2e-3)
+
+
+@given(TIMES, TIMES, TIMES, TIMES)
+def test_goodput_is_a_share_that_failures_lower(interval, save, mtbf, restart):
+    share = goodput(interval, save, mtbf, restart)
+    assert 0 <= share < 1
+    assert share <= goodput(interval, save, 2 * mtbf, restart) <= interval / (interval + save)
+    assert share <= goodput(interval, save, mtbf, restart / 2)
+
+
+def test_goodput_is_what_a_simulation_of_failures_finds():
+    rng, interval, save, mtbf, restart = np.random.default_rng(0), 100., 7., 300., 20.
+    clock, done = 0., 0
+    while done < 20_000:
+        failure = rng.exponential(mtbf)
+        done, clock = done + int(failure // (interval + save)), clock + failure + restart
+        while (again := rng.exponential(mtbf)) < restart: clock += again
+    found = done * interval / clock
+    assert found == pytest.approx(goodput(interval, save, mtbf, restart), rel=.02)
+
+
+# rows
+
+def test_days_money_and_energy_follow_from_the_iteration(small):
+    for _, row in small.rows.iterrows():
+        seconds = row.tokens / (BATCH / row.iteration_s) / row.goodput
+        assert row.days == pytest.approx(seconds / 86400) and row.tokens == 1e12
+        assert row.gpu_hours == pytest.approx(row.days * 24 * row.n_gpus)
+        assert row.energy_MWh == pytest.approx(row.gpu_hours * 1275 * 1.3 / 1e6)
+        assert row.usd == pytest.approx(row.gpu_hours * 2.99)
+
+
+def test_rows_are_estimates(small):
+    for _, row in small.rows.iterrows():
+        one = estimate('llama3.1_8B', Parallel.from_row(row), H100, small.global_batch,
+                       'calibrated')
+        assert one.stats['iteration_s'] == pytest.approx(row.iteration_s, rel=1e-9)
+        assert one.stats['memory_GB'] == pytest.approx(row.memory_GB, rel=1e-9)
+
+
+@pytest.mark.parametrize('n', [64, 256])
+def test_the_fastest_is_that_of_a_search(small, n):
+    best = search('llama3.1_8B', n, H100, small.global_batch, assumptions='calibrated', k=10)
+    assert small.rows[small.rows.n_gpus == n].iteration_s.min() == best.iteration_s.min()
+
+
+def test_answers_are_the_best_of_what_is_listed(small):
+    rows = small.rows
+    assert {name for names in rows.answers for name in names.split(', ')} - {''} == {
+        'fastest', 'least memory', 'cheapest', 'simplest'} == {*ANSWERS} - {'fewest GPUs'}
+    assert small.row('fastest').days == rows.days.min()
+    assert small.row('least memory').memory_bound_GB == rows.memory_bound_GB.min()
+    assert small.row('cheapest').usd == rows.usd.min()
+    near = rows[rows.days <= 1.05 * rows.days.min()]
+    assert small.row('simplest').knobs == near.knobs.min()
+    least = rows.groupby('n_gpus').iteration_s.transform('min')
+    assert (rows.iteration_s <= BEARABLE * least).all()
+
+
+# the front
+
+POINTS = st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=12)
+
+
+@given(POINTS)
+def test_front_holds_no_dominated_row_and_leaves_no_other_out(points):
+    v, kept = np.array(points), on_front(points)
+    beats = lambda x, y: (x <= y).all() and (x < y).any()
+    for i, x in enumerate(v): assert kept[i] != any(beats(y, x) for y in v)
+    for i, x in enumerate(v): assert kept[i] or any(beats(y, x) for y in v[kept])
+
+
+def test_front_of_a_plan(small):
+    front = small.front
+    criteria = front[['days', 'memory_bound_GB', 'n_gpus', 'usd']].to_numpy(float)
+    assert len(front) > 4 and on_front(criteria).all()
+    assert {'fastest', 'least memory', 'cheapest'} <= {
+        name for names in front.answers for name in names.split(', ')}
+
+
+# budgets
+
+def test_money_and_hours_buy_tokens(small):
+    rich = plan('llama3.1_8B', [64, 256], H100, usd=1e5, batch_tokens=BATCH)
+    np.testing.assert_allclose(rich.rows.usd, 1e5)
+    assert rich.row('cheapest').tokens == rich.rows.tokens.max()
+    cost = small.row('cheapest')
+    assert rich.row('cheapest').tokens == pytest.approx(1e12 * 1e5 / cost.usd)
+    both = plan('llama3.1_8B', 64, H100, usd=1e5, hours=10, batch_tokens=BATCH)
+    np.testing.assert_allclose(both.rows.days * 24, 10)
+    assert (both.rows.usd <= 1e5).all()
+
+
+def test_a_deadline_names_the_fewest_that_make_it(small):
+    need = {n: own.days.min() * 24 for n, own in small.rows.groupby('n_gpus')}
+    hours = (need[64] + need[256]) / 2
+    late = plan('llama3.1_8B', [64, 256, 512], H100, tokens=1e12, hours=hours, batch_tokens=BATCH)
+    assert late.row('fewest GPUs').n_gpus == 256 and late.row().n_gpus == 512
+    assert len(late.reasons) == 1 and late.reasons[0].startswith(f'64 {H100} GPUs: ')
+    assert (late.rows.days * 24 <= hours).all()
+    never = plan('llama3.1_8B', 64, H100, tokens=1e12, hours=1, batch_tokens=BATCH)
+    assert not len(never.rows) and never.reasons
+    with pytest.raises(ValueError, match='nothing to choose from'): never.row()
+
+
+def test_prices_can_be_replaced(tmp_path, small):
+    file = tmp_path / 'vms.csv'   # as SkyPilot writes them
+    file.write_text('InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Price,'
+                    'SpotPrice,Region\nc5.large,2,4,,,,0.085,0.03,us\n'
+                    'p5.48xlarge,192,2048,H100,8,"{\'Gpus\': 8}",48,20,us\n')
+    own = plan('llama3.1_8B', [64, 256], H100, tokens=1e12, batch_tokens=BATCH, prices=str(file))
+    assert own.row().usd == pytest.approx(own.row().gpu_hours * 6)
+    assert own.row().usd == pytest.approx(small.row().usd * 6 / 2.99)
+    table = pd.DataFrame({'AcceleratorName': ['A100'], 'AcceleratorCount': [1], 'Price': [1]})
+    none = plan('llama3.1_8B', 64, H100, tokens=1e12, batch_tokens=BATCH, prices=table)
+    assert none.rows.usd.isna().all() and 'no price is known' in ' '.join(none.notes)
+    assert {*none.rows.answers} >= {'least memory'} and none.front.days.is_monotonic_increasing
+
+
+def test_systems_are_compared():
+    two = plan('llama3.1_8B', 64, [H100, 'A100-80GB'], tokens=1e12, batch_tokens=BATCH)
+    assert two.row().system == H100 and {*two.rows.system} == {H100, 'A100-80GB'}
+
+
+def test_operation_moves_days_alone(small):
+    never = Operation(mtbf_gpu_hours=1e15)
+    calm = plan('llama3.1_8B', 256, H100, tokens=1e12, batch_tokens=BATCH, operation=never)
+    assert calm.row().iteration_s == small.row().iteration_s
+    assert calm.row().goodput == pytest.approx(1, abs=1e-4) and calm.row().days < small.row().days
+
+
+def test_intervals_are_carried_where_a_search_has_them(small):
+    from transformer_perf.plan import Budget, spent
+    from transformer_perf.systems import as_system
+    rows = small.rows.assign(iteration_low_s=.9 * small.rows.iteration_s,
+                             iteration_high_s=1.2 * small.rows.iteration_s)
+    found = spent(rows, as_system(H100), 2., Budget(1e12), Operation())
+    np.testing.assert_allclose(found['days_low'], .9 * rows.days)
+    np.testing.assert_allclose(found['days_high'], 1.2 * rows.days)
+
+
+@pytest.mark.parametrize('model, n, system, batch', [
+    ('llama3.1_405B', 16384, H100, 2048), ('deepseek_v3', 2048, 'H200', 15360)])
+def test_a_plan_takes_little_longer_than_its_search(model, n, system, batch):
+    "At most 5 s on an idle machine; on a busy one, at most twice what a search takes there."
+    def took(function):
+        start = time.process_time()
+        function(model, n, system, global_batch=batch, assumptions='calibrated')
+        return time.process_time() - start
+    searching, planning = took(search), took(plan)
+    assert planning < max(5, 2 * searching)
+
+
+# mistakes
+
+@pytest.mark.parametrize('words, options', [
+    ('tokens=0 must be', dict(tokens=0)), ('hours=-1 must be', dict(hours=-1)),
+    ('margin=-1 must be', dict(margin=-1)), ('operation=3 must be of type', dict(operation=3)),
+    ('must be divisible by seq_len=8192', dict(batch_tokens=10**6)),
+    ('none.csv: cannot be read', dict(prices='none.csv')),
+    ("unknown choice 'zero'", dict(zero=1)), ('n_gpus=0 must be', dict(n_gpus=0))])
+def test_mistakes_are_one_line(words, options):
+    with pytest.raises(ValueError, match=words) as error:
+        plan('llama3.1_8B', **{'n_gpus': 64, 'system': H100, **options})
+    assert '\n' not in str(error.value) and len(str(error.value)) < 300
+
+
+def test_a_model_of_unknown_training_needs_tokens():
+    with pytest.raises(ValueError, match='say tokens, hours or usd'): plan('mixtral_8x7B', 64, H100)
+
+
+@pytest.mark.parametrize('field', [f.name for f in dataclasses.fields(Operation)])
+def test_operation_is_checked(field):
+    with pytest.raises(ValueError, match=f'{field}=-1 must be'): Operation(**{field: -1})
+
+
+# the command
+
+COMMAND = ('plan', '--model', 'llama3.1_8B', '--system', H100, '--gpus', '64,256',
+           '--batch-tokens', BATCH)
+
+
+def test_command():
+    text = good(*COMMAND, '--tokens', '1T')
+    has(text, 'fastest', 'cheapest', 'least memory', 'simplest', 'USD per GPU-hour',
+        'Evidence: ', '256 H100-80GB')
+    found = json.loads(good(*COMMAND, '--tokens', '1T', '--format', 'json'))
+    assert found['budget'] == {'tokens': 1e12, 'hours': None, 'usd': None}
+    assert found['answers'][0]['days'] > 0 and len(found['front']) >= len(found['answers']) - 1
+    rows = list(csv.DictReader(io.StringIO(good(*COMMAND, '--tokens', '1e12', '--format', 'csv'))))
+    assert float(rows[0]['days']) == found['answers'][0]['days']
+
+
+def test_command_ends_at_flags(tmp_path):
+    args = (*COMMAND, '--tokens', '1T', '--answer', 'cheapest', '--export')
+    file = tmp_path / 'train.sh'
+    file.write_text(good(*args, 'megatron'))
+    job = as_job(file)
+    row = plan('llama3.1_8B', [64, 256], H100, tokens=1e12, batch_tokens=BATCH).row('cheapest')
+    assert (job.parallel.tp, job.parallel.cp, job.parallel.pp) == (row.tp, row.cp, row.pp)
+    assert job.global_batch == BATCH // 8192
+    assert file.read_text() == export(row, 'megatron', 'llama3.1_8B', job.global_batch)
+
+
+def test_command_where_nothing_is_in_time():
+    done = run(*COMMAND, '--tokens', '1T', '--hours', 1)
+    assert done.returncode == 1 and 'hours are more than 1' in done.stdout and not done.stderr
+    assert run('plan', '--model', 'gpt3', '--gpus', 1, '--tokens', '1B').returncode == 1
+
+
+@pytest.mark.parametrize('words, args', [
+    ("--tokens='much' must be a number", ('--tokens', 'much')),
+    ("--usd='-5' must be a number", ('--usd', '-5')),
+    ("did you mean 'pue'", ('--operation', 'pux=2')),
+    ('pue=0.5 must be', ('--operation', 'pue=0.5')),
+    ('is given twice', ('--operation', 'pue=2', '--operation', 'pue=3')),
+    ('cannot be read', ('--prices', 'none.csv')),
+    ('both say the batch', ('--global-batch', 8)),
+    ("unknown answer 'best'", ('--answer', 'best', '--export', 'megatron', '--tokens', '1T'))])
+def test_command_names_mistakes(words, args): has(bad(*COMMAND, *args), words)

@@ -1,0 +1,256 @@
+"The page `play` in a real browser, cut off from the network: its formulas are the package's."
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+import notebooks
+import pages
+import play
+from transformer_perf import Parallel, estimate, search
+from transformer_perf.estimates import Product, Work, roofline, two_tier_time
+from transformer_perf.schedules import SCHEDULES, passes_of, played, possible
+from transformer_perf.systems import as_system
+
+DOCS = notebooks.ROOT / 'docs'
+CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))),
+                None)
+FLAGS = ['--no-sandbox', '--disable-gpu', '--no-first-run']
+KINDS = ('allreduce', 'allgather', 'reducescatter', 'broadcast', 'reduce')
+IN_PAGE = ('1f1b', 'gpipe', 'zb-h1', 'zb-h2', 'zb-v')
+WIDGETS = ('ring', 'roofline', 'bubble', 'map', 'zero')
+
+
+# the pages, without Sphinx: the HTML of docs/play.md and of the first screen, and the static files
+
+def wide_page():
+    "A table and a text that are wider than a phone, in the boxes that the site gives them."
+    names = [f'<th>column number {i}</th>' for i in range(14)]
+    row = ''.join(f'<td>{i / 7:.6f}</td>' for i in range(14))
+    table = f'<table class="dataframe"><thead><tr>{"".join(names)}</tr></thead>'
+    table += f'<tbody><tr>{row}</tr><tr>{row}</tr></tbody></table>'
+    style = '<style>.output, pre { overflow-x: auto } pre { font: 12.8px monospace }</style>'
+    return (f'{style}<article class="bd-article"><div class="output">{table}</div>'
+            f'<pre>{"x" * 170}</pre>'
+            f'<div class="cell_output"><pre>{"word " * 40}</pre></div></article>'
+            '<script src="_static/site.js"></script>')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('site')
+    shutil.copytree(DOCS / '_static', folder / '_static')
+    (folder / '_static' / 'play-data.js').write_text(play.script())
+    html = re.findall(r'^<.*$', (DOCS / 'play.md').read_text(), re.MULTILINE)
+    head = ('<!DOCTYPE html><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width">'
+            '<link rel="stylesheet" href="_static/site.css"><body>')
+    for name, text in {'play': '\n'.join(html), 'index': pages.first_screen(play.hero()),
+                       'wide': wide_page()}.items():
+        (folder / f'{name}.html').write_text(head + text)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def browser():
+    pytest.importorskip('playwright.sync_api', reason='playwright is not installed')
+    if not CHROMIUM: pytest.skip('no Chromium is installed')
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def shown(browser, folder):
+    "Opens a page of a given width, offline; whatever it loads from elsewhere, or throws, is wrong."
+    contexts, faults = [], []
+
+    def open_page(name, width=1280):
+        context = browser.new_context(viewport={'width': width, 'height': 844}, offline=True)
+        page = context.new_page()
+        contexts.append(context)
+        page.on('pageerror', lambda error: faults.append(str(error)))
+        page.on('request', lambda one: one.url.startswith('file:') or faults.append(one.url))
+        page.on('requestfailed', lambda one: faults.append(f'{one.url} failed'))
+        page.goto((folder / f'{name}.html').as_uri())
+        return page
+
+    yield open_page
+    for context in contexts: context.close()
+    assert not faults
+
+
+def computed(page, call, arguments):
+    "What a formula of the page gives for each list of arguments."
+    return page.evaluate(f'rows => rows.map(([name, ...x]) => {call})', arguments)
+
+
+# formulas
+
+def test_ring_times(shown):
+    rows = [(name, kind, GB, n, d) for name in play.SYSTEMS for kind in KINDS
+            for GB in (0., 1e-6, .01, 3.) for n in (2, 8, 72, 1024) for d in (1, 2, 8, 72)
+            if n % d == 0 and as_system(name).nvlink_size % d == 0]
+    assert len(rows) > 500
+    found = computed(shown('play'), 'Formulas.ringTime(PLAY.systems[name], ...x)', rows)
+    expected = [two_tier_time(kind, GB, n, d, as_system(name)) for name, kind, GB, n, d in rows]
+    assert np.allclose(found, expected, rtol=1e-12, atol=0)
+
+
+def test_products(shown):
+    rows = [(name, m, n, k) for name in play.SYSTEMS for m in (1, 128, 8192)
+            for n in (64, 12288) for k in (64, 12288)]
+    found = computed(shown('play'), 'Formulas.product(PLAY.systems[name], ...x)', rows)
+    for (name, m, n, k), one in zip(rows, found):
+        compute, memory = roofline(Work((Product(m, n, k),)), as_system(name))
+        assert np.allclose([one['compute'], one['memory']], [compute, memory], rtol=1e-12)
+        assert one['time'] == max(one['compute'], one['memory'])
+
+
+def test_schedules(shown):
+    sizes = [(name, p, v, N) for name in IN_PAGE for p in (1, 2, 3, 4, 8) for v in (1, 2, 4)
+             for N in (1, 4, 7, 8, 16)]
+    page = shown('play')
+    assert page.evaluate('Object.keys(Formulas.SCHEDULES)') == list(IN_PAGE)
+    can = [bool(possible(SCHEDULES[name], p, v, N, v)) for name, p, v, N in sizes]
+    found = computed(page, 'Formulas.possible(name, ...x)', sizes)
+    several = [name == 'gpipe' and v > 1 for name, _, v, _ in sizes]   # drawn with one chunk only
+    assert [a or b for a, b in zip(found, several)] == [a or b for a, b in zip(can, several)]
+    rows = [(*size, 1., 1.2, .7) for size, both in zip(sizes, found) if both]
+    assert len(rows) > 60
+    for row, one in zip(rows, computed(page, 'Formulas.played(name, ...x)', rows)):
+        run = played(*row)
+        assert np.isclose(one['total'], run.total, rtol=1e-12)
+        assert passes_drawn(one) == passes_played(run)
+
+
+def passes_drawn(one):
+    return sorted((p['rank'], p['kind'], p['chunk'], p['micro'], round(p['start'], 9),
+                   round(p['end'], 9)) for p in one['passes'])
+
+
+def passes_played(run):
+    t = passes_of(run)
+    columns = (t[name].tolist() for name in ('rank', 'kind', 'chunk', 'micro_batch'))
+    return sorted(zip(*columns, t['start_s'].round(9).tolist(), t['end_s'].round(9).tolist()))
+
+
+@pytest.mark.parametrize('model', play.MODELS)
+def test_memory(shown, model):
+    rows = [(model, stage, tp, pp, dp, 2 * pp, 1) for stage in range(4) for tp in (1, 8)
+            for pp in (1, 4, 16) for dp in (1, 2, 64)]
+    found = computed(shown('play'), 'Formulas.memory(PLAY.models[name], ...x)', rows)
+    for (_, stage, tp, pp, dp, N, size), one in zip(rows, found):
+        parallel = Parallel(tp=tp, pp=pp, dp=dp, micro_batch=size, zero_stage=stage)
+        stats = estimate(model, parallel, 'H200', global_batch=N * dp * size).stats
+        parts = [one[name] for name in ('weights', 'gradients', 'optimizer', 'activations')]
+        names = ('weights_GB', 'gradients_GB', 'optimizer_GB', 'activations_GB')
+        assert np.allclose(parts, [stats[name] for name in names], rtol=1e-9)
+
+
+@pytest.mark.parametrize('system', play.MAPPED)
+def test_a_map_is_a_search(system):
+    "Its cells are estimates, and the fastest that fits is the search's answer."
+    n_gpus, capacity = 512, as_system(system).hbm_capacity
+    cells = [dict(zip(play.CELL, cell)) for cell in play.map_of('gpt3_1T', system, n_gpus)]
+    for cell in cells[::5]:
+        figures = {name: int(cell[name]) for name in play.CELL[:7]}
+        stats = estimate('gpt3_1T', Parallel(**figures), system, global_batch=play.BATCH).stats
+        for name in play.CELL[7:]: assert np.isclose(cell[name], stats[name], rtol=1e-5)
+    best = min((c['iteration_s'] for c in cells if c['memory_GB'] <= capacity), default=None)
+    found = search('gpt3_1T', n_gpus, system, play.BATCH, k=1,
+                   fixed={'micro_batch': [1, 2, 4]})
+    assert best is None and len(found) == 0 or np.isclose(best, found.iteration_s[0], rtol=1e-5)
+
+
+# the page
+
+def words_of(page, widget): return page.inner_text(f'[data-widget={widget}] .words')
+
+
+@pytest.mark.parametrize('width', [1280, 390])
+def test_every_control_of_every_widget_changes_what_is_shown(shown, width):
+    page = shown('play', width)
+    assert page.locator('[data-widget] svg').count() >= len(WIDGETS)
+    for widget in WIDGETS:
+        controls = page.locator(f'[data-widget={widget}] [data-control]')
+        for i in range(controls.count()):
+            one = controls.nth(i)
+            before = page.inner_html(f'[data-widget={widget}] .picture')
+            if one.evaluate('e => e.tagName') == 'SELECT':
+                one.select_option(index=one.evaluate('e => (e.selectedIndex + 1) % e.length'))
+            else: one.press('ArrowLeft' if one.evaluate('e => +e.value > 0') else 'ArrowRight')
+            after = page.inner_html(f'[data-widget={widget}] .picture')
+            assert after != before, (widget, i)
+            shown_now = after + words_of(page, widget)
+            assert not re.search('NaN|undefined|Infinity', shown_now), (widget, i)
+    assert page.evaluate('document.documentElement.scrollWidth') <= width
+
+
+def test_what_is_said_is_what_the_package_says(shown):
+    page = shown('play')
+    H200 = as_system('H200-141GB')
+    page.select_option('[data-widget=ring] [data-control=system]', 'H200-141GB')
+    expected = 1000 * two_tier_time('allreduce', 1., 64, 8, H200)
+    said = re.match(r'([\d.]+) ms for 1 GB on 64 GPUs, 8 in', words_of(page, 'ring'))
+    assert np.isclose(float(said[1]), expected, rtol=5e-3)
+    assert 'idles 27 % of the time: 9 units beside 24' in words_of(page, 'bubble')
+    best = search('gpt3', 512, H200, play.BATCH, k=1, fixed={'micro_batch': [1, 2, 4]}).iloc[0]
+    assert (f'tp {best.tp} x pp {best.pp} x dp {best.dp}, micro-batches of {best.micro_batch}: '
+            f'{best.iteration_s:.4g} s') in words_of(page, 'map')
+
+
+def test_a_cell_of_the_map_is_clicked(shown):
+    page = shown('play', 390)
+    assert 'This is the fastest that fits' in words_of(page, 'map')
+    page.click('[data-cell="8,4"]')
+    assert words_of(page, 'map').startswith('tp 8 x pp 4 x dp 16')
+    assert 'times the fastest that fits' in words_of(page, 'map')
+    page.focus('[data-cell="1,1"]')
+    page.keyboard.press('Enter')
+    assert words_of(page, 'map').startswith('tp 1 x pp 1 x dp 512')
+    assert 'GB more than a GPU has' in words_of(page, 'map')
+
+
+def test_an_answer_comes_at_once(shown):
+    page, times = shown('play'), []
+    for widget in WIDGETS:
+        times.append(page.evaluate('''widget => {
+            const e = document.querySelector(`[data-widget=${widget}] [data-control]`);
+            const t = performance.now();
+            e.dispatchEvent(new Event('input'));
+            return performance.now() - t }''', widget))
+    assert max(times) < 1000, times   # ms; some 5 on an idle machine
+
+
+def test_the_first_screen_moves_and_says_a_result(shown):
+    page, hero = shown('index'), play.hero()
+    clip = "getComputedStyle(document.querySelector('.unrolled')).clipPath"
+    first = page.evaluate(clip)
+    page.wait_for_function(f'first => {clip} !== first', arg=first, timeout=5000)
+    assert page.locator('.unrolled rect').count() == 2 * hero['p'] * hero['N']
+    assert f'{hero["iteration_s"]:.2f} s an iteration' in page.inner_text('.result')
+    assert hero['best_s'] < hero['iteration_s'] and 0 < hero['idle'] < 1
+    known = {'play', *(path.stem for path in notebooks.NOTEBOOKS)}
+    assert page.locator('.doors a').count() == 4 and {to for *_, to in pages.DOORS} <= known
+
+
+def test_wide_tables_become_cards_and_wide_text_smaller(shown):
+    phone, desk = shown('wide', 390), shown('wide', 1000)
+    label = phone.evaluate('document.querySelector("td").dataset.label')
+    assert phone.evaluate('document.querySelector("table").className') == 'dataframe cards'
+    assert label == 'column number 0'
+    assert phone.evaluate('document.documentElement.scrollWidth') <= 390
+    fits = '(e => e.scrollWidth <= e.clientWidth + 1)(document.querySelector("pre"))'
+    assert desk.evaluate(fits) and not phone.evaluate(fits)
+    assert phone.evaluate('document.querySelector(".cell_output pre").className') == 'wrapped'
+
+
+def test_the_data_is_a_script_of_plain_numbers():
+    text = play.script()
+    assert text.startswith('window.PLAY = ') and len(text) < 200_000
+    json.loads(text.removeprefix('window.PLAY = ').rstrip(';\n'))

@@ -1,0 +1,148 @@
+"Elasticities: what they add up to, what they say of neighbours, and the question turned round."
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from test_cli import bad, good, has, run
+from transformer_perf import Assumptions, Parallel, estimate, search
+from transformer_perf.sensitivity import closing_in, needed, sensitivity, tornado
+from transformer_perf.systems import as_system
+
+LAYOUT = Parallel(tp=4, pp=8, dp=16)
+RATES = ['matrix_flops_fp16', 'vector_flops_fp32', 'vector_flops_fp16', 'hbm_bandwidth',
+         'nvlink_bandwidth', 'ib_bandwidth']
+IDEAL = dataclasses.replace(as_system('A100'), nvlink_latency=0., ib_latency=0.)
+
+
+def of(*args, **options): return sensitivity(*args, **options).set_index('field')
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]))
+def test_rates_add_up_where_nothing_waits(tp, pp, micro_batch):
+    layout = Parallel(tp=tp, pp=pp, dp=8, micro_batch=micro_batch)
+    found = of('gpt3', layout, IDEAL, 1024, Assumptions(launch_time=0.)).elasticity
+    assert found[RATES].sum() == pytest.approx(-1, abs=1e-3)
+    assert found['nvlink_eff'] == pytest.approx(found['nvlink_bandwidth'], abs=1e-6)
+
+
+@pytest.mark.parametrize('assumptions', ['corrected', 'calibrated'])
+def test_rates_only_help_and_latencies_only_hurt(assumptions):
+    found = of('gpt3', LAYOUT, 'A100', 1024, assumptions)
+    own = found[found.of == 'system']
+    slow = own.index.str.endswith('_latency')
+    assert (own.elasticity[~slow] <= 1e-9).all() and (own.elasticity[slow] >= 0).all()
+    faster = own.at_low_s >= own.at_high_s
+    assert faster[~slow].all() and (own.at_low_s <= own.at_high_s)[slow].all()
+    if assumptions == 'corrected': assert -1 <= own.elasticity[RATES].sum() < 0
+    assert (own.memory_elasticity == 0).all()   # a system changes no memory
+
+
+def test_halves_and_doubles_are_estimates():
+    found = of('gpt3', LAYOUT, 'A100', 1024)
+    one = estimate('gpt3', LAYOUT, 'A100', 1024)
+    for field in ('hbm_bandwidth', 'ib_bandwidth', 'nvlink_latency'):
+        for column, factor in (('at_low_s', .5), ('at_high_s', 2)):
+            system = dataclasses.replace(one.system, **{field: factor * getattr(one.system, field)})
+            again = estimate('gpt3', one.parallel, system, 1024).stats['iteration_s']
+            assert found[column][field] == pytest.approx(again, rel=1e-12)
+    deep = estimate(dataclasses.replace(one.model, depth=192), one.parallel, one.system, 1024)
+    assert found.at_high_s['depth'] == deep.stats['iteration_s']
+
+
+def test_sizes_that_cannot_be_are_left_open():
+    found = of('gpt3', Parallel(tp=32, dp=4, pp=4), 'A100', 1024)
+    assert np.isnan(found.at_low_s['heads']) and np.isfinite(found.elasticity['heads'])
+
+
+def test_chosen_anew():
+    best = Parallel.from_row(search('gpt3', 512, 'A100', 1024, k=1).iloc[0])
+    found = of('gpt3', best, 'A100', 1024, again=True)
+    own = found[found.of == 'system']
+    np.testing.assert_allclose(own.best_s, own.base_s)
+    for column in ('at_low_s', 'at_high_s'):
+        feasible = own.index != 'hbm_capacity'   # the best fits; half the memory may not hold it
+        assert (own[f'best_{column}'] <= own[column] * (1 + 1e-9))[feasible].all()
+    system = dataclasses.replace(as_system('A100'), hbm_capacity=40.)
+    half = search('gpt3', 512, system, 1024, k=1).iteration_s[0]
+    assert own.best_at_low_s['hbm_capacity'] == pytest.approx(half, rel=1e-12)
+
+
+# the question turned round
+
+@pytest.mark.parametrize('field', ['matrix_flops_fp16', 'hbm_bandwidth', 'nvlink_latency'])
+@pytest.mark.parametrize('ratio', [.5, .9, .999])
+def test_what_is_needed_is_enough_and_no_more(field, ratio):
+    one = estimate('gpt3', LAYOUT, 'A100', 1024)
+    found = needed(field, 'gpt3', one.parallel, 'A100', 1024, ratio=ratio)
+    time_with = lambda x: estimate('gpt3', one.parallel, dataclasses.replace(
+        one.system, **{field: float(x)}), 1024).stats['iteration_s']
+    target = ratio * one.stats['iteration_s']
+    if found.value is None:
+        assert found.limit_s > target and f'no {field} is enough' in str(found)
+        far = getattr(one.system, field) * (1e-6 if field == 'nvlink_latency' else 1e6)
+        assert found.limit_s == pytest.approx(time_with(far))
+    else:
+        assert time_with(found.value) == pytest.approx(target, rel=1e-5)
+        assert time_with(found.value) <= target * (1 + 1e-12)
+        assert time_with((found.value + found.now) / 2) > target
+
+
+@given(st.floats(1, 1e5), st.floats(.01, 100))
+def test_closing_in_finds_the_edge(edge, start):
+    found = closing_in(lambda x: np.where(x >= edge * start, 1., 2.), (start, 1e6 * start), 1.5)
+    assert edge * start * (1 - 1e-12) <= found <= edge * start * (1 + 1e-5)
+    assert closing_in(lambda x: 0 * x + 2, (start, 10 * start), 1.5) is None
+
+
+def test_needed_with_the_configuration_chosen_anew():
+    best = Parallel.from_row(search('gpt3', 64, 'A100', 128, k=1).iloc[0])
+    fixed, free = (needed('matrix_flops_fp16', 'gpt3', best, 'A100', 128, ratio=.7, again=again)
+                   for again in (False, True))
+    assert free.value <= fixed.value * (1 + 1e-5)
+
+
+def test_mistakes_are_one_line():
+    for words, options in (('factor=1 must be', dict(factor=1)), ('again=3 must', dict(again=3))):
+        with pytest.raises(ValueError, match=words): sensitivity('gpt3', LAYOUT, 'A100', **options)
+    with pytest.raises(ValueError, match="unknown figure of the system 'power'"):
+        needed('power', 'gpt3', LAYOUT, 'A100', 1024)
+
+
+def test_tornado_has_the_widest_on_top():
+    table = sensitivity('gpt3', LAYOUT, 'A100', 1024)
+    ax = tornado(table[table.of == 'system'], most=4).axes[0]
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    assert len(names) == 4 and names[-1] == 'matrix_flops_fp16'
+
+
+# the command
+
+COMMAND = ('sensitivity', '--model', 'gpt3', '--system', 'A100', '--global-batch', 1024)
+LAID_OUT = ('--tp', 4, '--pp', 8, '--dp', 16)
+
+
+def test_command():
+    has(good(*COMMAND, *LAID_OUT), 'matrix_flops_fp16', 'elasticity', 'embed_dim', 'global_batch')
+    rows = json.loads(good(*COMMAND, *LAID_OUT, '--format', 'json'))['rows']
+    expected = sensitivity('gpt3', LAYOUT, 'A100', 1024)
+    assert [row['elasticity'] for row in rows] == expected.elasticity.tolist()
+    has(good(*COMMAND, '--gpus', 512), 'hbm_capacity')
+
+
+def test_command_turned_round():
+    has(good(*COMMAND, *LAID_OUT, '--needed', 'matrix_flops_fp16'), 'must be 751', 'times the 312')
+    done = run(*COMMAND, *LAID_OUT, '--needed', 'ib_bandwidth')
+    assert done.returncode == 1 and 'no ib_bandwidth is enough' in done.stdout
+    assert run(*COMMAND, '--gpus', 1).returncode == 1
+
+
+@pytest.mark.parametrize('words, args', [
+    ('unknown figure', ('--needed', 'watts')), ("--factor='x' must be", ('--factor', 'x')),
+    ('ratio=2.0 must be', ('--needed', 'ib_bandwidth', '--ratio', 2)),
+    ('factor=1.0 must be', ('--factor', 1))])
+def test_command_names_mistakes(words, args): has(bad(*COMMAND, *LAID_OUT, *args), words)
