@@ -23,10 +23,10 @@ from .modules import (
 from .iteration import (
     COMPONENTS, GROUPS, PAPER_NAMES, PLACES, alike, choices_fit, cross, divisors, evidence,
     interval_columns, iteration_times, job_of, keep, costs_again, layers_memory,
-    layers_to_deal, left_out, memory_needed, played_statistics, readable, rows_of, statistics)
+    layers_to_deal, left_out, memory_needed, played_figures, priced, readable, rows_of, statistics)
 
 # %% ../nbs/06_execution.ipynb #0ac1f301
-BLOCK = 200_000           # rows computed at a time: bounds the memory of a search
+BLOCK = 20_000           # rows computed at a time: bounds the memory of a search
 MOST_TRIED = 50_000_000   # combinations of two columns that are tried
 MOST_ROWS = 2_000_000     # rows that are kept; a search of 2^20 GPUs has 5,500
 
@@ -460,11 +460,15 @@ def figures_found(t, system, q: Question):  # dict of columns
     rows = rows_of(t)
     if not 0 < rows <= MOST_REPLAYED or alike(job_of(t, q.model, system, *args)):
         return statistics(t, q.model, system, *args)
+    job, pricer, costs, ends = priced(t, q.model, system, *args)
+    times = iteration_times(job, costs, pricer, ends)
     arrays = [f for f in PHYSICAL if np.ndim(getattr(system, f))]
     def of(i):
         own = {f: row_at(getattr(system, f), i) for f in arrays}
-        one = {name: row_at(x, i) for name, x in t.items()}
-        return played_statistics(one, q.model, dataclasses.replace(system, **own), *args)
+        about = q.model, dataclasses.replace(system, **own), q.global_batch
+        one = job_of({name: row_at(x, i) for name, x in t.items()}, *about, q.assumptions)
+        return played_figures(one, gathered(costs, i), tuple(row_at(x, i) for x in ends),
+                              gathered(times, i), about)
     return pd.DataFrame([of(i) for i in range(rows)], dtype=float).to_dict('series')
 
 # %% ../nbs/06_execution.ipynb #6a4c89d7

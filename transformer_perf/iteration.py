@@ -14,11 +14,11 @@ __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'DEALT', 'TIMES', 'COMPONENTS', 'M
            'working', 'largest_units', 'weights_held', 'gradients_held', 'memory_at', 'other_copies', 'memory_of',
            'memory_bound', 'memory_needed', 'components', 'figures', 'priced', 'utilization', 'all_figures',
            'statistics', 'own_stages', 'stages_differ', 'passes_in', 'on_chunks', 'play', 'play_on', 'memory_played',
-           'more_of', 'played_statistics', 'parts_said', 'beyond', 'gpu_in', 'evidence', 'kind_of_run',
-           'interval_columns', 'figures_of', 'left_out', 'Estimate', 'layers_of', 'row_of', 'notes_of', 'how_priced',
-           'run_of', 'timeline_of', 'memory_of_ranks', 'traced_figures', 'explanation_of', 'divisors', 'rows_of',
-           'cross', 'keep', 'possible_places', 'fastest_place', 'settled', 'estimate', 'short', 'layer_groups',
-           'memory_columns', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
+           'more_of', 'played_figures', 'played_statistics', 'parts_said', 'beyond', 'gpu_in', 'evidence',
+           'kind_of_run', 'interval_columns', 'figures_of', 'left_out', 'Estimate', 'layers_of', 'row_of', 'notes_of',
+           'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'traced_figures', 'explanation_of', 'divisors',
+           'rows_of', 'cross', 'keep', 'possible_places', 'fastest_place', 'settled', 'estimate', 'short',
+           'layer_groups', 'memory_columns', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
            'memory_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
@@ -704,12 +704,10 @@ def more_of(job: Job, times: Times):  # s
     "What a micro-batch takes on every rank besides layers and ends."
     return job.software.host_micro_batch + times.pp_comm / job.micro_batches
 
-def played_statistics(t, model, system, global_batch, assumptions):  # dict
-    "As `statistics`, of one configuration, its schedule played where its stages differ."
-    job, pricer, costs, ends = priced(t, model, system, global_batch, assumptions)
+def played_figures(job: Job, costs, ends, times: Times, about):  # dict
+    "As `all_figures`, of one configuration, its schedule played where its stages differ."
     if not stages_differ(job) or passes_in(job) > MOST_PLAYED:
-        return statistics(t, model, system, global_batch, assumptions)
-    times = iteration_times(job, costs, pricer, ends)
+        return all_figures(job, costs, ends, times, memory_of(job, layers_memory(job)), about)
     run, total = play_on(job, costs, ends, more_of(job, times))
     cost, layers, own = slowest_stage(job, costs, ends)
     busy = layers * (cost.forward + cost.backward) + own + more_of(job, times)
@@ -717,7 +715,14 @@ def played_statistics(t, model, system, global_batch, assumptions):  # dict
     held, fixed = memory_played(job, run)
     rank, GB, _ = heaviest(held)
     memory = fixed[rank]._replace(activations=fixed[rank].activations + GB - sum(fixed[rank]))
-    return all_figures(job, costs, ends, times, memory, (model, system, global_batch))
+    return all_figures(job, costs, ends, times, memory, about)
+
+# %% ../nbs/05_iteration.ipynb #5c0ed008
+def played_statistics(t, model, system, global_batch, assumptions):  # dict
+    "As `statistics`, of one configuration, its schedule played where its stages differ."
+    job, pricer, costs, ends = priced(t, model, system, global_batch, assumptions)
+    times = iteration_times(job, costs, pricer, ends)
+    return played_figures(job, costs, ends, times, (model, system, global_batch))
 
 # %% ../nbs/05_iteration.ipynb #8559f3b9
 PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,),
