@@ -185,7 +185,10 @@ def pack(table):  # bytes
     np.save(buffer, np.asarray(rows), allow_pickle=False)
     return buffer.getvalue()
 
-def unpacked(data): return pd.DataFrame(np.load(io.BytesIO(data), allow_pickle=False))
+def unpacked(data):  # DataFrame
+    "A packed table."
+    rows = np.load(io.BytesIO(data), allow_pickle=False)
+    return pd.DataFrame({name: rows[name] for name in rows.dtype.names})
 
 def packed(function, task): return pack(function(task))
 
@@ -248,8 +251,9 @@ def again(action, times=3):
 def tidy(folder, tasks):
     "Remove the shards of these tasks, and the folder unless another run is at work in it."
     shards = Shards(folder)
-    for path in map(shards.path, tasks):
-        for left in (path, *folder.glob(f'.{path.name}.*')): left.unlink(missing_ok=True)
+    done = {shards.path(task).stem for task in tasks}
+    for left in folder.iterdir():   # a shard, or `.NAME.shard.XXX` while it was written
+        if left.name.lstrip('.').partition('.')[0] in done: left.unlink(missing_ok=True)
     with contextlib.suppress(OSError): folder.rmdir()
 
 # %% ../nbs/08_sweeps.ipynb #a24d26ce
