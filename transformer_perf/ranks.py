@@ -65,6 +65,7 @@ def cores_for_all(world):  # bool
     here = [int(os.environ[name]) for name in LOCAL_RANKS if name in os.environ]
     return (here or [world.size])[0] <= os.cpu_count()
 
+# %% ../nbs/90b_ranks.ipynb #90b00010
 def dealt(world, function, tasks):
     "On rank 0: yield (number of a task, its result), as they are done."
     left, away, sent, computes = deque(tasks), 0, [], cores_for_all(world)
