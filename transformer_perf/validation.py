@@ -4,23 +4,24 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'NEEDED', 'FLAGS', 'ZERO', 'TOLD', 'GPUS', 'FUSED_WIDE', 'STACKS', 'RECIPE',
-           'BY_NAME', 'SAME', 'TRIED', 'EIGHT_BITS', 'MOST_BATCHES', 'NO_HOST', 'WRAPPED', 'FACTS', 'SLACK',
-           'PREDICTED', 'OPEN', 'TOO_LARGE', 'OWN', 'PROTOCOL', 'TEST_SIZES', 'OTHERS', 'FREE', 'PRIOR',
-           'FREE_OF_STACK', 'FREE_OF_SHARED', 'SHARES', 'TWICE', 'LEAST_RUNS', 'SWEEPS', 'ONLY_DATA', 'HELD', 'UNEVEN',
-           'WHOLE_LAYERS', 'SHARING', 'SHOWN_OF_RECIPE', 'WITHIN', 'JOB', 'KERNELS', 'FORMATS_READ', 'ROWS', 'LEVELS',
-           'published', 'read_runs', 'on_system', 'as_number', 'as_numbers', 'measured_column', 'row_name', 'as_word',
-           'texts', 'column_rules', 'numbers_in', 'sheet_of_run', 'of_sheets', 'filled', 'sharing_of_experts',
-           'chosen_by_software', 'cannot_fuse', 'layout_rules', 'batch_rules', 'reasons_of', 'Batch', 'stack_of',
-           'software_of', 'spread', 'column_of', 'recompute_of', 'unsaid_recompute', 'precision_of', 'layouts_of',
-           'structure_of', 'expert_choices', 'alternatives', 'with_experts', 'with_recompute', 'places_of', 'sheet_for',
-           'configurations', 'batch_of', 'shape_of', 'batches_of', 'few_groups', 'parameters_for', 'priced', 'room_of',
-           'chosen', 'predicted_rows', 'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'assumed_of',
-           'features_of', 'kinds_of_runs', 'with_trust', 'predict', 'table_of', 'least_squares_within',
-           'standard_errors', 'Fit', 'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of',
-           'table_of_fit', 'fit_entries', 'calibrate', 'published_collectives', 'checked_kinds', 'predict_collectives',
-           'calibrate_network', 'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at', 'weights_of', 'Problem',
-           'problem_of', 'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset', 'of_values',
-           'never_seen', 'scoreboard', 'fitted', 'jobs_of', 'picked', 'at_row', 'model_at', 'asked_of', 'recipe_found',
+           'ONE_GRAPH', 'OVERLAPPED', 'FIRST', 'LAST', 'SCRIPTS', 'BY_NAME', 'SAME', 'TRIED', 'EIGHT_BITS',
+           'MOST_BATCHES', 'NO_HOST', 'WRAPPED', 'FACTS', 'SLACK', 'PREDICTED', 'OPEN', 'TOO_LARGE', 'OWN', 'PROTOCOL',
+           'TEST_SIZES', 'OTHERS', 'FREE', 'PRIOR', 'FREE_OF_STACK', 'FREE_OF_SHARED', 'SHARES', 'TWICE', 'LEAST_RUNS',
+           'SWEEPS', 'ONLY_DATA', 'HELD', 'UNEVEN', 'WHOLE_LAYERS', 'SHARING', 'SHOWN_OF_RECIPE', 'WITHIN', 'JOB',
+           'KERNELS', 'FORMATS_READ', 'ROWS', 'LEVELS', 'published', 'read_runs', 'on_system', 'as_number',
+           'as_numbers', 'measured_column', 'row_name', 'as_word', 'texts', 'column_rules', 'numbers_in',
+           'sheet_of_run', 'of_sheets', 'filled', 'sharing_of_experts', 'chosen_by_software', 'cannot_fuse',
+           'layout_rules', 'batch_rules', 'reasons_of', 'Batch', 'stack_of', 'software_of', 'spread', 'column_of',
+           'recompute_of', 'release_of', 'with_scripts', 'precision_of', 'layouts_of', 'structure_of', 'expert_choices',
+           'alternatives', 'with_experts', 'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of',
+           'shape_of', 'batches_of', 'few_groups', 'parameters_for', 'priced', 'room_of', 'chosen', 'predicted_rows',
+           'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'assumed_of', 'features_of',
+           'kinds_of_runs', 'with_trust', 'predict', 'table_of', 'least_squares_within', 'standard_errors', 'Fit',
+           'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of', 'table_of_fit', 'fit_entries',
+           'calibrate', 'published_collectives', 'checked_kinds', 'predict_collectives', 'calibrate_network',
+           'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at', 'weights_of', 'Problem', 'problem_of',
+           'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset', 'of_values', 'never_seen',
+           'scoreboard', 'fitted', 'jobs_of', 'picked', 'at_row', 'model_at', 'asked_of', 'recipe_found',
            'named_choice', 'why_missed', 'recipes', 'ranked', 'recipe_score', 'product_rows', 'attention_rows',
            'vector_rows', 'collective_rows', 'kernel_seconds', 'tells', 'is_share', 'possible_entry', 'is_told',
            'fit_part', 'calibrate_kernels', 'kernel_table', 'products_table', 'recompute_cells', 'run_of', 'run_of_log',
@@ -227,8 +228,7 @@ FUSED_WIDE = 25.07   # NeMo's first release with cuDNN 9.11
 
 def cannot_fuse(df, x):  # Series of bool
     "Whether attention could not be fused with the libraries of its day."
-    release = as_numbers(column_of(df, 'version').str.extract(r'(\d\d\.\d\d)', expand=False))
-    early = software_of(df).isin(RECIPE) & (release < FUSED_WIDE)
+    early = software_of(df).isin(RECIPE) & (release_of(df) < FUSED_WIDE)
     blackwell = column_of(df, 'gpu').map(lambda gpu: getattr(sheet_of_run(gpu), 'architecture', ''))
     return early & (blackwell == 'Blackwell') & (x.qk_nope + x.qk_rope > 128)
 
@@ -332,15 +332,44 @@ def recompute_of(df, x):  # Series of str
     found = given.where(~half, 'full:' + each)
     found = found.where(layers.isna() | (given != 'full'), 'full:' + layers)
     found = found.where(given != 'selective', parts.fillna(listed).fillna(found))
-    return found.replace('nan', '').mask(found.isin(['nan', '']), unsaid_recompute(df, x))
+    unsaid = np.where(stack_of(df).str.contains('|'.join(RECIPE)), 'none', '')
+    return found.replace('nan', '').mask(found.isin(['nan', '']), pd.Series(unsaid, df.index))
 
 # %% ../nbs/10_validation.ipynb #10b00012
-def unsaid_recompute(df, x):  # Series of str
-    "What a recipe computes again where a table does not say; empty where nobody knows."
-    unsaid = np.where(stack_of(df).str.contains('|'.join(RECIPE)), 'none', '')
-    latent = (software_of(df) == 'NeMo') & x.kv_lora_rank.notna()   # its launch script
-    script = np.where(cannot_fuse(df, x), 'core_attn', 'mla_up_proj')
-    return pd.Series(np.where(latent, script, unsaid), df.index)
+ONE_GRAPH, OVERLAPPED = 'cuda_graph_impl=full_iteration', 'hybridep; moe_a2a_overlap=True'
+FIRST, LAST = (0, 25.11), (26.08, 27)   # releases of Megatron-Bridge whose tables say least
+SCRIPTS = (   # software, releases, model, GPUs -> further flags, what is computed again
+    ('NeMo', (0, 25.07), 'deepseek-v3', ('H100',), '', 'mla_up_proj'),
+    ('NeMo', (0, 25.07), 'deepseek-v3', ('B200', 'GB200'), '', 'core_attn'),
+    ('Megatron-Bridge', FIRST, 'deepseek-v3', ('H100',), 'deepep; moe_a2a_overlap=True',
+     'mla_up_proj+mlp'),
+    ('Megatron-Bridge', FIRST, 'deepseek-v3', ('B200', 'GB200'), '', 'mla_up_proj'),
+    ('Megatron-Bridge', FIRST, 'qwen3-30b', ('B200', 'GB200', 'GB300'), ONE_GRAPH, ''),
+    ('Megatron-Bridge', FIRST, 'qwen3-235b', ('GB200', 'GB300'), ONE_GRAPH, ''),
+    ('Megatron-Bridge', LAST, 'qwen3-235b', ('GB200', 'GB300'), f'{ONE_GRAPH}; {OVERLAPPED}', ''),
+    ('Megatron-Bridge', LAST, 'qwen3-30b', ('GB300',), f'{ONE_GRAPH}; {OVERLAPPED}', ''),
+    ('Megatron-Bridge', LAST, 'gpt-oss', ('GB200', 'GB300'), f'{ONE_GRAPH}; {OVERLAPPED}', ''))
+
+# %% ../nbs/10_validation.ipynb #10b00015
+def release_of(df):  # Series
+    "The year and month of a release, 25.09; NaN where none is said."
+    return as_numbers(column_of(df, 'version').str.extract(r'(\d\d\.\d\d)', expand=False))
+
+def with_scripts(df):  # DataFrame
+    "Runs with what their launch scripts chose, where the table does not say."
+    if 'version' not in df: return df
+    software, release, model = software_of(df), release_of(df), column_of(df, 'model').str.lower()
+    flags, given, detail = map(functools.partial(column_of, df),
+                               ('other_flags', 'recompute', 'recompute_detail'))
+    eight = column_of(df, 'precision').str.lower().eq('mxfp8')   # else the last has no such graph
+    for name, (first, end), word, gpus, more, again in SCRIPTS:
+        those = (software == name) & release.ge(first) & release.lt(end)
+        those &= model.str.startswith(word) & column_of(df, 'gpu').isin(gpus)
+        those &= eight | (release < LAST[0])
+        flags = flags.mask(those, flags + '; ' + more)
+        unsaid = those & given.isin(['', 'nan']) & (again != '')
+        given, detail = given.mask(unsaid, 'selective'), detail.mask(unsaid, f'modules={again}')
+    return df.assign(other_flags=flags, recompute=given, recompute_detail=detail)
 
 # %% ../nbs/10_validation.ipynb #10b00013
 def precision_of(df):  # Series of str
@@ -499,6 +528,7 @@ def shape_of(x):  # Series of str
 # %% ../nbs/10_validation.ipynb #10b00007
 def batches_of(df, system=None):  # list of Batch
     "Rows as candidates, a batch for each system, stack and structure."
+    df = with_scripts(df)
     x, name = filled(df, numbers_in(df), system), column_of(df, 'model').str.lower()
     x = x.assign(gpu=df.gpu, stack=stack_of(df), software=software_of(df),
                  recompute_words=recompute_of(df, x), precision_words=precision_of(df),
