@@ -27,7 +27,6 @@ from transformer_perf.exercises import NotYet
 from transformer_perf.modules import STRATEGIES, model_figures
 from transformer_perf.schedules import SCHEDULES
 
-pytestmark = pytest.mark.xdist_group('docs')   # the API's text is made once
 DOCS = notebooks.ROOT / 'docs'
 TEXTS = sorted(DOCS.glob('*.md'))
 HOWTOS = [path for path in TEXTS if path.name.startswith('howto_')]

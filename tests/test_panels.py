@@ -33,7 +33,6 @@ from transformer_perf.panels import (
     page, question_of, shown_or_why)
 from transformer_perf.systems import as_system
 
-pytestmark = pytest.mark.xdist_group('panels')   # they share a fixture
 COMMAND = str(Path(sys.executable).parent / 'transformer-perf')
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))),
                 None)

@@ -21,7 +21,6 @@ from transformer_perf.sweeps import (
     PAPER_MODELS, VARIANTS, Shards, packed, run_task, sweep, tasks_of)
 from transformer_perf.systems import as_system
 
-pytestmark = pytest.mark.xdist_group('sweeps')   # they share a fixture
 BIN = Path(sys.executable).parent
 COMMAND = str(BIN / 'transformer-perf')
 SMALL = ['run-configs', '--systems', 'A100-NVS8,H200-NVS4,B200-NVS64', '--gpus', '256,1024',
