@@ -95,7 +95,7 @@ PHYSICAL = ['hbm_bandwidth', 'hbm_capacity', 'matrix_flops_fp16', 'ib_bandwidth'
             'mask_element_size', 'nvlink_latency', 'nic_factor']
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.lists(st.sampled_from(PHYSICAL), min_size=1, max_size=3, unique=True),
        st.lists(st.floats(0.3, 3), min_size=1, max_size=4, unique=True),
        st.sampled_from(['1d', '2d-seqp', '2d']))

@@ -16,7 +16,7 @@ from transformer_perf.traced import (
 
 PRESETS = ('paper', 'corrected', 'calibrated')
 NUMPY = {**vars(np), 'max': np.maximum, 'min': np.minimum}
-few = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck),
+few = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck),
                phases=(Phase.generate,))   # a counterexample is small enough as it is
 pick = st.sampled_from
 
