@@ -46,7 +46,6 @@ class Cell(pytest.Item):
     def __init__(self, *, notebook, cell, **kwargs):
         super().__init__(**kwargs)
         self.notebook, self.cell, self.stored = notebook, cell, text_outputs(cell)
-        self.add_marker(pytest.mark.xdist_group(self.path.stem))   # cells share a kernel
 
     def runtest(self):
         if self.notebook.broken is not None: pytest.skip(f'cell {self.notebook.broken} failed')

@@ -1,24 +1,36 @@
-"The command line, as a user runs it."
+"The command line, as a user runs it; mostly without the start of a process for each question."
+import contextlib
 import csv
 import io
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from transformer_perf import search
-from transformer_perf.cli import COMMANDS, schema_text
+from transformer_perf.cli import COMMANDS, main, schema_text
 from transformer_perf.systems import systems_folder
 
 COMMAND = str(Path(sys.executable).parent / 'transformer-perf')
 
 
-def run(*args, **options):
+def process(*args):
     return subprocess.run([COMMAND, *map(str, args)], capture_output=True, text=True, timeout=60,
-                          check=False, **options)
+                          check=False)
+
+
+def run(*args, cwd='.'):
+    "What a process says and how it ends, without starting one; a warning is a fault here."
+    with (contextlib.chdir(cwd), warnings.catch_warnings(), pytest.raises(SystemExit) as end,
+          contextlib.redirect_stdout(io.StringIO()) as out,
+          contextlib.redirect_stderr(io.StringIO()) as err):
+        warnings.simplefilter('error')
+        main(map(str, args))
+    return subprocess.CompletedProcess(args, end.value.code, out.getvalue(), err.getvalue())
 
 
 def good(*args, code=0, **options):
@@ -27,8 +39,8 @@ def good(*args, code=0, **options):
     return done.stdout
 
 
-def bad(*args):
-    done = run(*args)
+def bad(*args, **options):
+    done = run(*args, **options)
     assert done.returncode == 2 and not done.stdout and 'Traceback' not in done.stderr
     assert done.stderr.count('\n') == 1 and len(done.stderr) < 320
     return done.stderr
@@ -39,6 +51,17 @@ def has(text, *words):
 
 
 PAPER = ('--assumptions', 'paper')
+
+
+@pytest.mark.parametrize('code, args', [
+    (0, ('search', *PAPER)), (0, ('systems', '--format', 'json')), (0, ()),
+    (1, ('search', '--model', 'vit_era5', '--system', 'A100', '--gpus', 64)),
+    (2, ('search', '--system', 'H20'))])
+def test_a_process_says_what_is_asked_of_here(code, args):
+    "The other tests need no process for each question."
+    there, here = process(*args), run(*args)
+    assert there.returncode == here.returncode == code
+    assert (there.stdout, there.stderr) == (here.stdout, here.stderr)
 
 
 def test_search_prints_a_table_and_a_paragraph():
@@ -398,7 +421,8 @@ def test_broken_files(tmp_path, text, message):
 
 def test_outputs_that_are_no_files(tmp_path):
     small = ('search', '--gpus', 64, '--model', 'gpt3', '--top', 1, '--format', 'csv')
-    assert good(*small, '-o', '-') == good(*small) == good(*small, '-o', '/dev/stdout')
+    for output in ('-', '/dev/stdout'):
+        assert process(*small, '-o', output).stdout == good(*small)
     assert good(*small, '-o', '/dev/null') == ''
     assert Path('/dev/null').is_char_device()
     target, link = tmp_path / 'a.csv', tmp_path / 'b.csv'

@@ -6,6 +6,7 @@ the rest.
 import ast
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import io
 import json
@@ -214,12 +215,14 @@ def test_build_says_that_npm_is_missing(build, tmp_path, monkeypatch):
 
 # API
 
+api = functools.cache(pages.api)
+
+
 def test_api_has_every_public_function():
-    api = pages.api()
     for name, text in pages.modules().items():
         for node in ast.parse(text).body:
             if not isinstance(node, (ast.FunctionDef, ast.ClassDef)): continue
-            there = re.search(rf'\}} {node.name}\b', api[f'api/{name}.md'])
+            there = re.search(rf'\}} {node.name}\b', api()[f'api/{name}.md'])
             assert there or node.name.startswith('_'), f'{name}.{node.name}'
 
 
@@ -232,17 +235,17 @@ def test_api_has_every_public_function():
     ('iteration', '{py:property} fits\n'),
     ('parameters', '| `nic_share` | `0.7` | of the NIC rate; from 0.5 to 0.95 ('),
     ('index', '- {py:obj}`~transformer_perf.iteration.Parallel`\n')])
-def test_api_says(module, line): assert line in pages.api()[f'api/{module}.md']
+def test_api_says(module, line): assert line in api()[f'api/{module}.md']
 
 
 def test_api_has_every_field():
-    api, columns = pages.api()['api/iteration.md'], dataclasses.fields(Parallel)
-    table = api.partition('} Parallel(')[2].partition('| --- ')[2].partition('\n\n')[0]
+    text, columns = api()['api/iteration.md'], dataclasses.fields(Parallel)
+    table = text.partition('} Parallel(')[2].partition('| --- ')[2].partition('\n\n')[0]
     assert re.findall(r'^\| `(\w+)`', table, re.MULTILINE) == [field.name for field in columns]
 
 
 def test_api_has_every_command_and_option():
-    text = pages.api()['api/cli.md']
+    text = api()['api/cli.md']
     for name, command in COMMANDS.items():
         own = text.partition(f'\n## transformer-perf {name}\n')[2].partition('\n## ')[0]
         assert command.run.__doc__.splitlines()[0] in own

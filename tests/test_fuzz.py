@@ -414,7 +414,7 @@ def test_damaged_evidence(tmp_path_factory, damage):
 RUNS = validation.published().iloc[[0, 5, 15, 29]].astype(object).reset_index(drop=True)
 
 
-@tries(10)
+@tries(6)
 @given(spoiled_table(RUNS), PRESETS, odd)
 def test_measured_runs(runs, preset, other):
     new = [f'predicted_{part}' for part in validation.PREDICTED]

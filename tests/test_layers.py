@@ -317,7 +317,7 @@ def test_stages_of_unequal_layers():
     assert [(s.layers, s.rank) for s in every] == [((1, 0), 0), ((0, 1), 3), ((0, 2), 60)]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(small_models(), st.sampled_from(['corrected', 'calibrated']), st.sampled_from([4, 8]))
 def test_search_is_exhaustive(model, preset, n):
     "The best of a search is the best of all configurations that `estimate` can run."

@@ -192,8 +192,8 @@ def test_a_plan_takes_little_longer_than_its_search(model, n, system, batch):
         start = time.process_time()
         function(model, n, system, global_batch=batch, assumptions='calibrated')
         return time.process_time() - start
-    searching, planning = took(search), took(plan)
-    assert planning < max(5, 2 * searching)
+    planning = took(plan)
+    assert planning < 5 or planning < 2 * took(search)
 
 
 # mistakes

@@ -224,7 +224,7 @@ PICTURES = {
 
 
 @pytest.mark.parametrize('draw', PICTURES, ids=lambda draw: draw.__name__)
-@tries(8)
+@tries(5)
 @given(data=st.data())
 def test_pictures(draw, data):
     table, options = PICTURES[draw]

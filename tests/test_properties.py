@@ -18,7 +18,7 @@ from transformer_perf.schedules import SCHEDULES
 from transformer_perf.systems import as_system
 
 slow = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-few = settings(max_examples=20, deadline=None, suppress_health_check=slow)
+few = settings(max_examples=12, deadline=None, suppress_health_check=slow)
 pick = st.sampled_from
 
 
@@ -161,7 +161,7 @@ def brute_force(model, n, system, batch, strategy, a):
     return sorted(one.stats['iteration_s'] for one in every if one.fits)
 
 
-@settings(few, max_examples=30)
+@settings(few, max_examples=20)
 @given(models, pick([1, 2, 4, 6, 8, 12, 16]), gpus, domains, pick([4, 6, 8]), names, presets,
        recomputes, st.floats(0.0, 1.0))
 def test_search_is_exhaustive(model, n, gpu, size, batch, strategy, preset, recompute, tightness):

@@ -272,7 +272,7 @@ def test_a_layout_of_equal_chunks_changes_nothing(case, data):
     for name, x in one.stats.items(): assert same.stats[name] == pytest.approx(x, rel=1e-9)
 
 
-@few
+@settings(few, max_examples=15)
 @given(pick(['gpipe', '1f1b', 'zb-h1', 'zb-h2', 'zb-v', 'dualpipe', 'dualpipe-v']),
        pick([5, 6, 7, 9, 11]), pick([8, 24]))
 def test_stages_that_differ(schedule, depth, batch):
