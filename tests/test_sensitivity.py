@@ -142,7 +142,9 @@ def test_command_turned_round():
 
 
 @pytest.mark.parametrize('words, args', [
-    ('unknown figure', ('--needed', 'watts')), ("--factor='x' must be", ('--factor', 'x')),
+    ('unknown figure', ('--needed', 'watts')),
+    ('--factor says nothing with --needed', ('--needed', 'ib_bandwidth', '--factor', 3)),
+    ("--factor='x' must be", ('--factor', 'x')),
     ('ratio=2.0 must be', ('--needed', 'ib_bandwidth', '--ratio', 2)),
     ('factor=1.0 must be', ('--factor', 1))])
 def test_command_names_mistakes(words, args): has(bad(*COMMAND, *LAID_OUT, *args), words)

@@ -6,8 +6,8 @@
 __all__ = ['WIDTH', 'FORMATS', 'COMMANDS_OF_TERMINALS', 'ANSWER', 'VERSION', 'ASKED', 'COMMANDS', 'SEVERAL', 'MODEL', 'SYSTEM',
            'NVLINK', 'BATCH', 'ASSUMPTIONS', 'FORMAT', 'OUTPUT', 'RESULT', 'EXPORTS', 'JOB', 'WORKERS', 'CHOSEN',
            'SEARCH', 'LAYOUT', 'FIGURE', 'ADVICE', 'MEASURED', 'PRECISIONS', 'SYSTEM_HEADS', 'LISTED', 'MOST_POINTS',
-           'ZERO', 'RUNS', 'RUNS_SYSTEM', 'VALIDATE', 'CALIBRATE', 'PLAN', 'POWERS', 'SENSITIVITY', 'MEASURE', 'PANELS',
-           'OURS', 'records', 'as_text', 'paragraph', 'deliver', 'without_infinities', 'as_json', 'as_csv',
+           'ZERO', 'RUNS', 'RUNS_SYSTEM', 'VALIDATE', 'CALIBRATE', 'PLAN', 'POWERS', 'FACTOR', 'SENSITIVITY', 'MEASURE',
+           'PANELS', 'OURS', 'records', 'as_text', 'paragraph', 'deliver', 'without_infinities', 'as_json', 'as_csv',
            'deliver_table', 'deliver_written', 'Option', 'option', 'Command', 'command', 'as_number', 'numbers',
            'words', 'value_of', 'option_of', 'chosen_of', 'idle_in', 'said_by', 'usual_of', 'model_asked',
            'assumptions_asked', 'estimate_of', 'not_used', 'exported', 'search_command', 'text_of_search', 'place',
@@ -1008,12 +1008,13 @@ def text_of_plan(found, a):  # str
     return '\n'.join([*parts, *why, paragraph(' '.join(notes))])
 
 # %% ../nbs/11_cli.ipynb #11a00011
+FACTOR = '2'
 SENSITIVITY = (
     MODEL, SYSTEM, NVLINK, BATCH,
     option('--gpus', 'vary the best configuration on so many GPUs, instead of the one described',
            kind='number'),
     option_of('--strategy', '2d for SUMMA; 1d and 2d-seqp follow from cp'), *LAYOUT, *CHOSEN,
-    option('--factor', 'figures of the system are divided and multiplied by it', '2'),
+    option('--factor', 'figures of the system are divided and multiplied by it', FACTOR),
     option('--again', 'also choose the configuration anew for each value', False, 'switch'),
     option('--needed', 'instead: what this figure of the system must be (hbm_bandwidth, ...)'),
     option('--ratio', 'for which part of the time, with --needed', '0.5', needs='needed'),
@@ -1047,6 +1048,7 @@ def sensitivity_command(a):
     model, parallel, system = configuration_asked(a)
     if isinstance(parallel, str): deliver(parallel, a.output); return 1   # why nothing fits
     about = model, parallel, system, a.global_batch, a.assumptions
+    if a.needed and a.factor != FACTOR: raise ValueError('--factor says nothing with --needed')
     if a.needed: return deliver_needed(needed(a.needed, *about, amount(a.ratio, '--ratio'),
                                               a.again), a)
     table = sensitivity(*about, amount(a.factor, '--factor'), a.again)
