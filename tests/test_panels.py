@@ -574,7 +574,7 @@ def player(state):
 def test_a_moment_of_the_pipeline(state):
     "The passes that have ended, and the stages that idle, are those of the schedule."
     watched = player(state)
-    for span, at in (((0, 100), 0), ((0, 100), 77), ((3, 9), 150), ((95, 100), 120), ((50, 50), 9)):
+    for span, at in (((0, 100), 0), ((0, 100), 37), ((3, 9), 75), ((95, 100), 60), ((50, 50), 5)):
         watched.span.value, watched.at.value = span, at
         p, passes = watched.pipeline, panels.one_f_one_b(watched.pipeline)
         start, end = (p.total * share / 100 for share in span)

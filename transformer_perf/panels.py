@@ -2266,14 +2266,14 @@ def watched(p: Pipeline, rest, span, now):  # Drawing
                     line(at, y - 6, at, y + high, 'black', 2)], 1110, y + high + 72)
 
 # %% ../nbs/07b_panels.ipynb #7a51c182
-MOMENTS = 200   # of a range
+MOMENTS = 100   # of a range
 
 class Player:
     "The pipeline of the layer panel, to watch; `.widget` is folded at first."
     state = None
 
     def __init__(self):
-        self.at = slider_of(ipywidgets.IntSlider, 'moment', max=MOMENTS, readout=False)
+        self.at = slider_of(ipywidgets.IntSlider, 'moment, %', max=MOMENTS)
         self.span = slider_of(ipywidgets.FloatRangeSlider, 'from and to, %', value=(0, 100),
                               max=100, step=.1, readout_format='.1f')
         self.play = ipywidgets.Play(max=MOMENTS, interval=150)
