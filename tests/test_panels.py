@@ -28,6 +28,7 @@ from hypothesis import given, settings, strategies as st
 from test_cli import bad, good, has
 from transformer_perf import panels
 from transformer_perf.estimates import counted
+from transformer_perf.interop import as_job
 from transformer_perf.panels import (
     PANELS, CollectivesState, LayerState, Panel, Panels, RooflineState, SearchState, SweepState,
     page, question_of, shown_or_why)
@@ -495,23 +496,123 @@ def test_each_cell_of_the_map(state):
     for _, cell in cells.sample(8, random_state=1).iterrows():
         found = panels.found_by(state, 1, **{name: int(cell[name]) for name in names})
         assert len(found) == np.isfinite(cell.seconds)
-        if len(found): assert np.isclose(found.iteration_s[0], cell.seconds, rtol=1e-12)
+        if len(found):
+            assert np.isclose(found.iteration_s[0], cell.seconds, rtol=1e-12)
+            assert np.isclose(found.memory_GB[0], cell.GB, rtol=1e-12)
         assert len(found) or cell.GB > capacity
 
 
 def test_a_cell_is_loaded():
-    "Choosing one loads its best; one where nothing fits says why and loads nothing."
+    "A click loads its best; one where nothing fits says why and loads nothing; a second lets go."
     both = Panels()
     search, layer = both.panels['search'], both.panels['layer']
-    search.controls['cell'].value = '16 x 8'
+    buttons = {own.cell: own for own in search.controls['cell'].buttons}
+    framed = lambda: [cell for cell, own in buttons.items() if own.layout.border_top[0] != '0']
+    buttons['16 x 8'].click()
     loaded = layer.state.tp, layer.state.pp
-    assert loaded == (16, 8) and 'stroke-width="2.5"' in search.output.value
+    assert loaded == (16, 8) and framed() == ['16 x 8']
     seconds = layer.state.estimate.stats['iteration_s']
     assert f'tp x pp = 16 x 8 takes {panels.short(seconds)} s' in search.output.value
     assert search.controls['candidate'].disabled
-    search.controls['cell'].value = '1 x 1'
+    buttons['1 x 1'].click()
     assert 'Nothing of tp x pp = 1 x 1 runs' in search.output.value.replace('&#x27;', "'")
-    assert layer.state.tp == 16
+    assert layer.state.tp == 16 and framed() == ['1 x 1']
+    buttons['1 x 1'].click()
+    assert search.state.cell == 'none' and framed() == []
+    search.bar.buttons['back'].click()
+    assert search.state.cell == '1 x 1' and framed() == ['1 x 1']
+
+
+@pytest.mark.parametrize('state', [
+    SearchState(), SearchState(map='tp x dp', system='A100'), SearchState(system='A100', n_gpus=64),
+    SearchState(model='mixtral_8x7B', map='ep x pp', n_gpus=512, global_batch=1024)])
+def test_the_buttons_are_the_map(state):
+    "Each says the time, or what is needed in vain, of the cell whose sizes stand beside it."
+    panel = Panel(SearchState())
+    panel.load(state)
+    shown, cells = panel.controls['cell'], panels.map_cells(panel.state)
+    names, best, wide = list(cells)[:2], cells.seconds.min(), cells.iloc[:, 1].nunique() + 1
+    grid = [getattr(own, 'description', '') or own.value for own in shown.grid.children]
+    heads = [re.sub('<.*?>', '', own.value) for own in shown.grid.children[1:wide]]
+    assert len(grid) % wide == 0
+    for button, row in zip(shown.buttons, cells.itertuples(), strict=False):
+        at = shown.grid.children.index(button)
+        assert heads[at % wide - 1] == str(row[2]) and f'>{row[1]}<' in grid[at - at % wide]
+        assert button.tooltip.startswith(f'{names[0]} {row[1]}, {names[1]} {row[2]}: ')
+        if np.isfinite(row.seconds):
+            said = f'{panels.short(row.seconds)} s'
+            assert button.description == said and f': {said}, {panels.short(row.GB)} GB' in \
+                button.tooltip
+            assert (button.style.button_color == panels.shade(1.)) == (row.seconds < 1.05 * best)
+        else: assert 'needs' in button.tooltip and button.style.button_color == '#e4e4e4'
+
+
+def test_no_map_of_what_is_impossible(tmp_path):
+    panel = Panel(SearchState())
+    panel.moved('system', str(tmp_path / 'missing.json'))
+    assert 'This is not possible' in panel.output.value
+    assert panel.controls['cell'].layout.display == 'none'
+    panel.moved('system', 'H200')
+    assert panel.controls['cell'].layout.display is None
+
+
+def test_after_nothing_fitted_no_bar_is_dashed():
+    panel = Panel(SearchState(n_gpus=8))
+    assert 'No configuration of' in panel.output.value
+    panel.controls['n_gpus'].value = 2048
+    assert 'svg' in panel.output.value and 'nan' not in panel.output.value
+
+
+# --- the pipeline, watched ---
+
+def player(state):
+    "A panel's player, unfolded."
+    watched = Panel(state).parts[0]
+    watched.widget.selected_index = 0
+    return watched
+
+
+@pytest.mark.parametrize('state', [LayerState(), LayerState(pp=1), LayerState(virtual_stages=2),
+                                   LayerState(pp=8, global_batch=64)])
+def test_a_moment_of_the_pipeline(state):
+    "The passes that have ended, and the stages that idle, are those of the schedule."
+    watched = player(state)
+    for span, at in (((0, 100), 0), ((0, 100), 37), ((3, 9), 75), ((95, 100), 60), ((50, 50), 5)):
+        watched.span.value, watched.at.value = span, at
+        p, passes = watched.pipeline, panels.one_f_one_b(watched.pipeline)
+        start, end = (p.total * share / 100 for share in span)
+        now = start + max(end - start, p.total / 1000) * at / panels.MOMENTS
+        ended = passes[(passes.stage == 0) & (passes.end <= now + 1e-12)]
+        busy = passes[(passes.start <= now + 1e-9) & (passes.end > now + 1e-9)].stage.nunique()
+        said = re.search(r'ended ([\d,]+) forward and ([\d,]+) backward .*; (\d+) of',
+                         watched.picture.value)
+        assert [int(text.replace(',', '')) for text in said.groups()] == [
+            (~ended.backward).sum(), ended.backward.sum(), p.pp - busy]
+
+
+@pytest.mark.parametrize('span', [(.2, .5), (.9, 1.), (.51, .52)])
+def test_a_range_of_the_pipeline(span):
+    "What is white of a range, all of it drawn, is what its stages idle."
+    p = panels.Pipeline(8, 64, 1., 2., 3.)
+    start, end = span = tuple(share * p.total for share in span)
+    passes = panels.one_f_one_b(p)
+    busy = (passes.end.clip(start, end) - passes.start.clip(start, end)).sum()
+    busy += p.pp * max(end - max(start, p.seconds), 0)
+    drawn = panels.drawing(panels.timeline(0, 0, 1000, 144, p, span=span), 1000, 200)
+    assert np.isclose(white_share(drawn), 1 - busy / (p.pp * (end - start)), atol=1e-3)
+    assert 'left out' not in drawn
+
+
+def test_the_player_is_folded_and_follows():
+    panel = Panel(LayerState())
+    watched = panel.parts[0]
+    assert 'svg' not in watched.picture.value   # nothing is drawn that nobody sees
+    watched.widget.selected_index = 0
+    assert '32 stages' in watched.picture.value
+    panel.controls['pp'].value = 16
+    assert '16 stages' in watched.picture.value
+    panel.bar.typed.value = 'seq_len=-1'
+    assert watched.picture.value == ''
 
 
 def test_the_candidate_of_a_wide_search_is_loaded_whole():
@@ -729,6 +830,77 @@ def test_a_candidate_is_the_layer_panels_configuration():
     assert layer.state.n_gpus == 512
 
 
+# --- opened at a job ---
+
+SCRIPT = """torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py --num-layers 32
+    --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --tensor-model-parallel-size 4
+    --pipeline-model-parallel-size 2 --context-parallel-size 2 --sequence-parallel
+    --micro-batch-size 1 --global-batch-size 128 --use-distributed-optimizer --bf16
+    --vocab-size 32000 --cp-comm-type p2p --foo 3""".replace('\n', ' ')
+
+
+def test_a_job_is_shown_as_it_is(tmp_path):
+    "At the terminal and in the browser's notebook: the figures that `explain` gives of the job."
+    (tmp_path / 'train.sh').write_text(SCRIPT)
+    asked = '--job train.sh --system H100-80GB'
+    explained = json.loads(run(f'transformer-perf explain {asked} --format json', tmp_path))
+    table = json.loads(run(f'transformer-perf panels layer {asked} --format json', tmp_path))
+    ms = [(row['forward_ms'], row['backward_ms']) for row in table['rows']]
+    assert np.allclose(ms, [(1000 * row['t_fwd'], 1000 * row['t_bwd'])
+                            for row in explained['layers']], rtol=1e-12)
+    assert table['notes'] == ['Not used of the job: --foo (not known here).']
+    job = as_job(tmp_path / 'train.sh')
+    state, notes = panels.opened_at(job.parallel, model=job.model, system='H100-80GB',
+                                    global_batch=job.global_batch)
+    assert state.estimate.stats == explained['stats'] and notes == []
+    assert (state.n_gpus, state.tp, state.cp, state.pp) == (64, 4, 2, 2)
+    assert 'context=ring' in state.own and 'dp_overlap=false' in state.own
+    assert call(state.python()).stats == explained['stats']
+    assert panels.addressed(panels.address_of(state)) == state
+    both = panels.Panels(state, table['notes'])
+    assert both.panels['layer'].state == state and both.widget.selected_index == 0
+    assert 'Not used of the job' in both.panels['layer'].notes.value
+
+
+@pytest.mark.parametrize('told, words', [
+    (dict(schedule='zb-h1', pp=4), ['The panel shows schedule zb-h1 as 1f1b.']),
+    (dict(schedule='zb-h1', dp=4), []),
+    (dict(tp=2, dp=8) | dict(zip(panels.PLACES, (1, 1, 1, 8))), []),
+    (dict(tp=2, dp=8) | dict(zip(panels.PLACES, (1, 1, 1, 4))),
+     ['The panel shows nvlink tp 1 as 2.'])])   # which leaves half of the domain to others
+def test_what_of_a_job_cannot_be_shown(told, words):
+    "A schedule is said where there is a pipeline; a placement has its control."
+    state, notes = panels.opened_at(panels.Parallel(**told), model='gpt3', nvlink_size=8)
+    assert notes == words and (state.placement == (1, 1, 1, 8)) == (told.get('nvlink_dp') == 8)
+
+
+def test_own_habits():
+    "A search prices them too, and its calls say them."
+    one, other = SearchState(own='dp_overlap=false'), SearchState()
+    times = one.found.iteration_s
+    assert times[0] > other.found.iteration_s[0]
+    assert panels.map_cells(one).seconds.min() == times[0]
+    assert np.array_equal(times, call(one.python()).iteration_s)
+    assert not dataclasses.replace(one, candidate=1).chosen().estimate.parallel.dp_overlap
+    assert 'dp_overlap=' in shown_or_why(LayerState(own='dp_overlap=maybe'))
+
+
+def test_a_file_of_ones_own_is_served(tmp_path):
+    "The notebook is told the state of --model FILE, with the file's whole path."
+    pytest.importorskip('voila', reason='voila is not installed')
+    (tmp_path / 'small.json').write_text('{"l": 1024, "e": 1024, "h": 16, "depth": 8}')
+    name = str(tmp_path / 'small.json')
+    assert panels.opened_at(model=name)[0].model == name
+    with contextlib.chdir(tmp_path):
+        state, _ = panels.opened_at(model='small.json', seq_len=2048)
+    assert state.model == name and state.estimate.model.seq_len == 2048
+    told = panels.CELL.format(state=state, notes=['a "note"'])
+    names = {}
+    exec(told.rpartition('\n')[0], names)  # noqa: S102
+    layer = eval(told.rpartition('\n')[2], names).panels['layer']
+    assert layer.state == state and 'a &quot;note' in layer.notes.value
+
+
 # --- the command ---
 
 def test_the_terminal(tmp_path):
@@ -737,7 +909,10 @@ def test_the_terminal(tmp_path):
     assert 'No configuration of 64 GPUs is feasible' in none
     for line, words in (('panels layr', "unknown panel 'layr'; did you mean 'layer'?"),
                         ('panels layer tp', 'must be tp=VALUE'),
-                        ('panels layer n_gpus=7', 'n_gpus=7 must be divisible')):
+                        ('panels layer n_gpus=7', 'n_gpus=7 must be divisible'),
+                        ('panels search --job x.sh', 'x.sh: cannot be read'),
+                        ('panels search --model gpt3', "--model is of the layer panel, not of"),
+                        ('panels --system H100', "did you mean 'H100-80GB'")):
         has(bad(*line.split()), words)
 
 
@@ -1029,6 +1204,36 @@ def test_browser_search_loads_the_layer_panel(browser_page):
     browser_page.locator('.lm-TabBar-tab').nth(0).click()
     expected = f'One iteration: {panels.short(found.iteration_s[2])} s'
     wait_for(browser_page, '.panel-layer svg', expected)
+
+
+def test_browser_loads_a_cell_by_keyboard(browser_page):
+    "Its button says what is there, and has the keyboard afterwards, too."
+    move(browser_page, 'search', 'system', 'H200')
+    found = panels.found_by(SearchState(), 1, tp=8, pp=16).iteration_s[0]
+    seconds = panels.short(found)
+    cell = browser_page.locator(f'.panel-search button[title^="tp 8, pp 16: {seconds} s, "]')
+    assert cell.inner_text() == f'{seconds} s'
+    cell.focus()
+    browser_page.keyboard.press('Enter')
+    wait_for(browser_page, '.panel-search .page', f'tp x pp = 8 x 16 takes {seconds} s')
+    wait_for(browser_page, '.panel-layer svg', f'One iteration: {seconds} s')
+    assert browser_page.evaluate('document.activeElement.title').startswith('tp 8, pp 16: ')
+    cell.click()
+    browser_page.wait_for_function(
+        "!document.querySelector('.panel-search .page').textContent.includes('8 x 16 takes')")
+
+
+def test_browser_plays_the_pipeline(browser_page):
+    "A moment moves by itself until it is stopped."
+    browser_page.locator('.lm-TabBar-tab').nth(0).click()
+    browser_page.get_by_text('Watch the pipeline').click()
+    said = browser_page.get_by_text('the first stage has ended')
+    before = said.text_content()
+    browser_page.locator('.panel-layer .widget-play button').first.click()
+    browser_page.wait_for_function("""before => [...document.querySelectorAll('.panel-layer p')]
+        .some(e => e.textContent.includes('has ended') && e.textContent != before)""", arg=before)
+    browser_page.locator('.panel-layer .widget-play button').first.click()
+    browser_page.get_by_text('Watch the pipeline').click()
 
 
 def test_browser_says_why_nothing_fits(browser_page):

@@ -7,9 +7,9 @@ __all__ = ['WIDTH', 'FORMATS', 'COMMANDS_OF_TERMINALS', 'ANSWER', 'VERSION', 'AS
            'NVLINK', 'BATCH', 'ASSUMPTIONS', 'FORMAT', 'OUTPUT', 'RESULT', 'EXPORTS', 'JOB', 'WORKERS', 'CHOSEN',
            'SEARCH', 'LAYOUT', 'FIGURE', 'ADVICE', 'MEASURED', 'PRECISIONS', 'SYSTEM_HEADS', 'LISTED', 'MOST_POINTS',
            'ZERO', 'RUNS', 'RUNS_SYSTEM', 'VALIDATE', 'CALIBRATE', 'PLAN', 'POWERS', 'FACTOR', 'SENSITIVITY', 'MEASURE',
-           'PANELS', 'OURS', 'records', 'as_text', 'paragraph', 'deliver', 'without_infinities', 'as_json', 'as_csv',
-           'deliver_table', 'deliver_written', 'Option', 'option', 'Command', 'command', 'as_number', 'numbers',
-           'words', 'value_of', 'option_of', 'chosen_of', 'idle_in', 'said_by', 'usual_of', 'model_asked',
+           'OPENED', 'PANELS', 'OURS', 'records', 'as_text', 'paragraph', 'deliver', 'without_infinities', 'as_json',
+           'as_csv', 'deliver_table', 'deliver_written', 'Option', 'option', 'Command', 'command', 'as_number',
+           'numbers', 'words', 'value_of', 'option_of', 'chosen_of', 'idle_in', 'said_by', 'usual_of', 'model_asked',
            'assumptions_asked', 'estimate_of', 'not_used', 'exported', 'search_command', 'text_of_search', 'place',
            'parallel_of', 'text_of_figure', 'explain_command', 'text_of_estimate', 'layers_view', 'case_asked',
            'text_of_advice', 'first_exported', 'few_digits', 'priced_fields', 'changes_of', 'fits_command',
@@ -19,8 +19,8 @@ __all__ = ['WIDTH', 'FORMATS', 'COMMANDS_OF_TERMINALS', 'ANSWER', 'VERSION', 'AS
            'runs_about', 'validate_command', 'text_of_recipes', 'text_of_scores', 'calibrate_command', 'error_after',
            'told_of', 'text_of_fits', 'fit_view', 'amount', 'fields_given', 'plan_command', 'text_of_plan',
            'configuration_asked', 'sensitivity_command', 'deliver_needed', 'sensitivity_view', 'bench_command',
-           'measure_command', 'panels_command', 'Parser', 'summary_of', 'parser_of', 'overview', 'job_of',
-           'arguments_of', 'schema_text', 'run_command', 'failure_of', 'main']
+           'measure_command', 'panel_asked', 'panels_command', 'Parser', 'summary_of', 'parser_of', 'overview',
+           'job_of', 'arguments_of', 'schema_text', 'run_command', 'failure_of', 'main']
 
 # %% ../nbs/11_cli.ipynb #86ef7f4e
 import argparse
@@ -1108,6 +1108,8 @@ def measure_command(a):
     deliver(text_of_fits(told, fit, files_at(a.output), a, f'{shown}\n{notes}\n'))
 
 # %% ../nbs/11_cli.ipynb #47c692ac
+OPENED = tuple(o._replace(default=None)   # what they say, the layer panel opens at
+               for o in (MODEL, SYSTEM, NVLINK, BATCH, ASSUMPTIONS, *JOB[:2]))
 PANELS = (
     option('panel', 'print the table of one panel instead of opening the browser: layer, search, '
            'sweep, roofline or collectives'),
@@ -1115,26 +1117,43 @@ PANELS = (
     option('--port', 'on this computer only', '8866', 'number', 1024, 65535),
     option('--no-browser', 'only serve; open no browser', False, 'switch'),
     option('--bench', 'time the panels instead, from a change to the new picture', False, 'switch'),
-    *RESULT)
+    *OPENED, *RESULT)
 
+def panel_asked(a):  # (state or None, list of sentences)
+    "The layer panel's state that a job or other options name, and what it cannot show."
+    from transformer_perf import panels
+    given = {o.name: getattr(a, o.name) for o in OPENED if getattr(a, o.name) is not None}
+    if not given: return None, []
+    if a.panel not in (None, 'layer'):
+        raise ValueError(f'--{next(iter(given)).replace("_", "-")} is of the layer panel, '
+                         f'not of {quoted(a.panel)}')
+    job = given.pop('job', None)
+    state, notes = panels.opened_at(job and job.parallel, **given)
+    return state, notes + not_used(a)
+
+# %% ../nbs/11_cli.ipynb #47c692b2
 @command('panels', *PANELS)
 def panels_command(a):
     """Open the panels in the browser, served to this computer only; or print what one shows.
 
-    Example: transformer-perf panels collectives kind=allreduce n_gpus=64
+    With --job, --model or --system, the layer panel opens at what they say.
+
+    Example: transformer-perf panels --job train.sh --system H100-80GB
+        transformer-perf panels collectives kind=allreduce n_gpus=64
     """
     try:
         from transformer_perf import panels
         if a.bench: panels.bench(); return
-        if a.panel is None: panels.serve(a.port, not a.no_browser); return
+        state, notes = panel_asked(a)
+        if a.panel is None: panels.serve(a.port, not a.no_browser, state, notes); return
     except ImportError as error:
         raise ValueError(f'the panels need more than is installed ({error}): '
                          "pip install 'transformer_perf[panels]'") from None
     import pandas as pd
-    shown = panels.state_of(a.panel, a.settings or []).show()
-    if a.format != 'table': return deliver_table(pd.DataFrame(shown.table), a)
+    shown = panels.state_of(a.panel, a.settings or [], state).show()
+    if a.format != 'table': return deliver_table(pd.DataFrame(shown.table), a, notes)
     text = as_text(shown.view) if shown.view is not None else ''
-    deliver(text + shown.words + '\n', a.output)
+    deliver('\n'.join([text + shown.words, *notes, '']), a.output)
 
 # %% ../nbs/11_cli.ipynb #47c692ae
 class Parser(argparse.ArgumentParser):

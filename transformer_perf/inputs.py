@@ -50,12 +50,14 @@ def nearest(
     known,  # the names that exist
     what,   # what the name stands for, in words
 ):  # `name` itself, when it is known
-    "`name` if it is one of `known`; otherwise a ValueError that suggests the nearest."
+    "`name` if it is one of `known`; else a ValueError with one that begins so, or the nearest."
     known = list(known)
     if isinstance(name, str) and name in known: return name
     if not isinstance(name, str) and any(name is k for k in known): return name
     text = printable(name)[:LONGEST] if isinstance(name, str) else quoted(name)
-    close = difflib.get_close_matches(text, [printable(k) for k in known], n=1)
+    names = [printable(k) for k in known]
+    begun = [k for k in names if text and k.lower().startswith(text.lower())]
+    close = difflib.get_close_matches(text, begun or names, 1, 0 if begun else .6)
     listed = ', '.join(printable(k) for k in known[:8]) + (', ...' if len(known) > 8 else '')
     hint = f'did you mean {close[0]!r}?' if close else f'known: {listed[:2 * LONGEST]}'
     raise ValueError(f'unknown {what} {quoted(name)}; {hint}')
