@@ -1,5 +1,6 @@
 "Every code cell of every notebook is a test: it must run, and its text outputs must be as stored."
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -59,3 +60,29 @@ class Cell(pytest.Item):
         return f'{where}:\n{self.cell.source}\n\n{excinfo.exconly()}'
 
     def reportinfo(self): return self.path, None, f'{self.path.name} {self.name}'
+
+
+# a real browser, for the tests that look at pages
+
+BROWSERS = ('chromium', 'chromium-browser', 'google-chrome')
+QUIET = ['--no-sandbox', '--disable-gpu', '--no-first-run', '--disable-background-networking',
+         '--disable-component-update', '--disable-sync']
+
+
+@pytest.fixture(scope='module')
+def chromium():
+    "What starts a browser, and how; a test that needs one is skipped where there is none."
+    pytest.importorskip('playwright.sync_api', reason='playwright is not installed')
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not found: pytest.skip('no Chromium is installed')
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as driver:
+        yield driver.chromium, {'executable_path': found, 'args': QUIET}
+
+
+@pytest.fixture(scope='module')
+def browser(chromium):
+    start, how = chromium
+    browser = start.launch(**how)
+    yield browser
+    browser.close()

@@ -164,7 +164,7 @@ ASKED = dict(model=MODEL, n_gpus=[8, 12], system='A100-80GB', global_batch=24, s
              recompute=['none', 'full'], virtual_stages=1, sequence_sharded=True)
 
 
-@tries(120)
+@tries(80)
 @given(spoiled(ASKED), pick(['tp', 'tp1', 'pp', 'panels', 'nvlink_dp', 'x', 1]), odd)
 def test_search(asked, column, value):
     for question in (asked, ASKED | dict(fixed={column: value})):
@@ -177,7 +177,7 @@ SHARDS = pick([1, 2, 3, 4, 6, 8, 12])
 WIDE = pick([720, 768, 1000, 1021, 1024, 1536])   # so that a sum of k terms is about k additions
 
 
-@tries(150)
+@tries(80)
 @given(st.lists(SHARDS, min_size=8, max_size=8), st.lists(WIDE, min_size=3, max_size=3),
        pick(['1d', '2d-seqp', '2d']), PRESETS)
 def test_what_all_do_together_is_the_whole(shards, wide, strategy, preset):

@@ -312,7 +312,7 @@ def jobs(draw):  # TrainingJob
     return TrainingJob(p, m, batch, draw(pick([p.n_gpus, p.n_gpus, None])), l)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(jobs(), pick(EXPORTS))
 def test_out_and_in_again(job, name):
     "A job that is said is understood as it was meant; and what was understood is said again."
@@ -569,7 +569,7 @@ CRUMBS = ['$', '{', '}', '((', '))', '(', ')', '"', "'", '\\', '`', '#', '\n', '
           '<', '>', '=', 'A', 'if', 'fi', 'do', '--tp', '[@]', ':-', '<<E', '1', '+', '\0', '-c']
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(pick([*CRUMBS, FLAGS]), max_size=30), st.text(max_size=9))
 def test_any_text(crumbs, more):
     "A job, or one line; never a surprise."
@@ -578,7 +578,7 @@ def test_any_text(crumbs, more):
         except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.data(), pick(list(FORMATS)))
 def test_any_dict(data, name):
     keys = [row.key for row in FORMATS[name].rows if row.key]

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -35,8 +34,6 @@ from transformer_perf.panels import (
 from transformer_perf.systems import as_system
 
 COMMAND = str(Path(sys.executable).parent / 'transformer-perf')
-CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))),
-                None)
 
 
 def run(line, folder): return good(*shlex.split(line)[1:], cwd=folder)
@@ -79,7 +76,7 @@ def moved_about(State, moves):
 MOVES = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=1, max_size=5)
 
 
-@settings(max_examples=7, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(MOVES)
 def test_any_moves_of_the_layer_panel(moves):
     panel = moved_about(LayerState, moves)
@@ -114,7 +111,7 @@ def test_any_moves_of_the_roofline_panel(moves): moved_about(RooflineState, move
 def test_any_moves_of_the_collectives_panel(moves): moved_about(CollectivesState, moves)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.sampled_from(panels.SWEPT), st.sampled_from(('none', 'hbm_capacity', 'nvlink_size')),
        st.sampled_from(('gpt3', 'vit_era5')), st.sampled_from((16, 512)))
 def test_any_sweep(vary, second, model, n_gpus):
@@ -1114,32 +1111,25 @@ def test_a_port_that_cannot_be_used():
 # --- a real browser ---
 
 @pytest.fixture(scope='module')
-def site(server):
-    "The address of the panels, where a browser can show them."
-    pytest.importorskip('playwright.sync_api', reason='playwright is not installed')
-    if not CHROMIUM: pytest.skip('no Chromium is installed')
-    return server[1]
+def site(chromium, server): return server[1]   # the address of the panels
 
 
-FLAGS = ['--no-sandbox', '--disable-gpu', '--no-first-run', '--disable-background-networking',
-         '--disable-component-update', '--disable-sync']
 TABS, answered = list(PANELS), []
 
 
 @pytest.fixture(scope='module')
-def browser_page(site, tmp_path_factory):
-    from playwright.sync_api import sync_playwright
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch_persistent_context(
-            tmp_path_factory.mktemp('profile'), executable_path=CHROMIUM, args=FLAGS,
-            headless=True, viewport={'width': 1280, 'height': 1000})
-        shown = browser.new_page()
-        shown.on('response', lambda response: answered.append(response.url))
-        answered.clear()
-        shown.goto(site)
-        shown.wait_for_selector('.panel-layer svg', timeout=90_000)
-        yield shown
-        browser.close()
+def browser_page(chromium, site, tmp_path_factory):
+    start, how = chromium
+    browser = start.launch_persistent_context(
+        tmp_path_factory.mktemp('profile'), **how, headless=True,
+        viewport={'width': 1280, 'height': 1000})
+    shown = browser.new_page()
+    shown.on('response', lambda response: answered.append(response.url))
+    answered.clear()
+    shown.goto(site)
+    shown.wait_for_selector('.panel-layer svg', timeout=90_000)
+    yield shown
+    browser.close()
 
 
 CHANGED = '''([panel, before]) => {

@@ -15,9 +15,6 @@ from transformer_perf.schedules import SCHEDULES, passes_of, played, possible
 from transformer_perf.systems import as_system
 
 DOCS = notebooks.ROOT / 'docs'
-CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))),
-                None)
-FLAGS = ['--no-sandbox', '--disable-gpu', '--no-first-run']
 KINDS = ('allreduce', 'allgather', 'reducescatter', 'broadcast', 'reduce')
 IN_PAGE = ('1f1b', 'gpipe', 'zb-h1', 'zb-h2', 'zb-v')
 WIDGETS = ('ring', 'roofline', 'bubble', 'map', 'zero')
@@ -51,17 +48,6 @@ def folder(tmp_path_factory):
                        'wide': wide_page()}.items():
         (folder / f'{name}.html').write_text(head + text)
     return folder
-
-
-@pytest.fixture(scope='module')
-def browser():
-    pytest.importorskip('playwright.sync_api', reason='playwright is not installed')
-    if not CHROMIUM: pytest.skip('no Chromium is installed')
-    from playwright.sync_api import sync_playwright
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -90,15 +90,13 @@ KINDS = {
     'dense': ('gpt3', dict(tp=4, pp=8, dp=4), 'A100-80GB'),
     'summa': ('gpt3', dict(strategy='2d', tp=4, cp=2, pp=2, dp=2), 'A100-80GB'),
     'zero3': ('llama3.1_8B', dict(tp=2, dp=8, zero_stage=3, dp_replicate=2), 'H100-80GB'),
-    'zero2': ('llama3.1_8B', dict(tp=2, pp=2, dp=4, zero_stage=2), 'H100-80GB'),
     'context': ('llama3.1_8B', dict(tp=2, cp=4, pp=2, dp=2, context='ulysses'), 'H100-80GB'),
-    'interleaved': ('gpt3', dict(tp=8, pp=4, dp=2, virtual_stages=2, recompute='full:1'),
-                    'H100-80GB'),
     'zero bubble': ('gpt3', dict(tp=4, pp=8, dp=2, schedule='zb-v'), 'A100-80GB'),
-    'experts': ('mixtral_8x7B', dict(tp=2, pp=4, dp=8, ep=8), 'H100-80GB'),
+    'experts': ('mixtral_8x7B', dict(tp=2, pp=4, dp=8, ep=8, zero_stage=2), 'H100-80GB'),
     'latent': ('deepseek_v3', dict(pp=1, dp=64, ep=64, micro_batch=1), 'H100-80GB'),
     'windows': ('gpt_oss_120B', dict(pp=4, dp=8, ep=8), 'B200-180GB'),
-    'fp8': ('llama3.1_8B', dict(tp=2, pp=2, dp=4, precision='fp8'), 'H100-80GB')}
+    'interleaved': ('gpt3', dict(tp=8, pp=4, dp=2, virtual_stages=2, recompute='full:1',
+                                 precision='fp8'), 'H100-80GB')}
 SLOW = ('latent', 'windows')   # whose lines are not all calculated
 
 

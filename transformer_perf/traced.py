@@ -7,10 +7,11 @@ __all__ = ['BINARY', 'PLAIN', 'SIGNS', 'NEUTRAL', 'SHORT', 'TIGHT', 'LONG', 'MOS
            'forward', 'reflected', 'alone', 'compared', 'taken', 'replaced', 'plain', 'inside', 'Method', 'Part',
            'made', 'is_number', 'wrapped', 'Call', 'has_sentence', 'loops_over_op', 'operation_at', 'label_of', 'Trace',
            'names_in', 'run', 'one_step', 'comments', 'twin_of', 'remembered', 'beside', 'computed_again', 'core',
-           'name_of', 'without_neutral', 'handed_on', 'origins', 'Constant', 'source_of', 'operands_of', 'is_literal',
-           'last_name', 'constant', 'joins', 'alike', 'label_of_sum', 'argument', 'names_of', 'formula', 'with_sign',
-           'whole_formula', 'Step', 'same', 'About', 'about', 'unit_of', 'as_data', 'Explanation', 'within', 'told',
-           'in_short', 'clipped', 'equation', 'remark', 'is_nothing', 'lines_of', 'as_text', 'folded', 'as_html']
+           'name_of', 'without_neutral', 'handed_on', 'origins', 'Constant', 'source_of', 'operands_at', 'operands_of',
+           'is_literal', 'last_name', 'constant', 'joins', 'alike', 'label_of_sum', 'argument', 'names_of', 'formula',
+           'with_sign', 'whole_formula', 'Step', 'same', 'About', 'about', 'unit_of', 'as_data', 'Explanation',
+           'within', 'told', 'in_short', 'clipped', 'equation', 'remark', 'is_nothing', 'lines_of', 'as_text', 'folded',
+           'as_html']
 
 # %% ../nbs/05b_traced.ipynb #05b00005
 import ast
@@ -355,13 +356,17 @@ def source_of(code, at):  # str
     lines[-1] = lines[-1][:last]
     return b''.join([lines[0][first:], *lines[1:]]).decode()
 
-def operands_of(x: Traced):  # list of syntax trees, or of None
+@functools.lru_cache(maxsize=4096)
+def operands_at(*place):  # list of syntax trees
     "How the code writes the arguments of an operation."
-    unknown = [None] * len(x.args)
-    try: tree = ast.parse(f'({source_of(*x.place)})', mode='eval').body
-    except SyntaxError: return unknown
-    found = [tree.left, tree.right] if isinstance(tree, ast.BinOp) else getattr(tree, 'args', [])
-    return found if len(found) == len(unknown) else unknown
+    try: tree = ast.parse(f'({source_of(*place)})', mode='eval').body
+    except SyntaxError: return []
+    return [tree.left, tree.right] if isinstance(tree, ast.BinOp) else getattr(tree, 'args', [])
+
+def operands_of(x: Traced):  # list of syntax trees, or of None
+    "How the arguments of a traced number are written, where there are as many."
+    found = operands_at(*x.place)
+    return found if len(found) == len(x.args) else [None] * len(x.args)
 
 # %% ../nbs/05b_traced.ipynb #05b00023
 def is_literal(tree):

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LANES', 'KINDS', 'TICKS', 'MOST_NAMED', 'priced_one', 'messages_of', 'handed_over', 'ending', 'slices_of',
-           'last_slices', 'in_us', 'name_events', 'slice_events', 'messages_between', 'flow_events', 'memory_rows',
-           'memory_events', 'trace_of', 'trace_text', 'write_trace', 'draw_iteration', 'picture_of']
+           'last_slices', 'in_us', 'lane_numbers', 'name_events', 'slice_events', 'messages_between', 'flow_events',
+           'memory_rows', 'memory_events', 'trace_of', 'trace_text', 'write_trace', 'draw_iteration', 'picture_of']
 
 # %% ../nbs/16_traces.ipynb #16a00005
 import itertools
@@ -86,21 +86,24 @@ def in_us(seconds):  # µs
     "Seconds in ticks, as a trace has them."
     return (np.rint(np.asarray(seconds) * 1e6 * TICKS) / TICKS).tolist()
 
+def lane_numbers(pp): return {lane: pp + i for i, lane in enumerate(LANES)}   # after all ranks
+
 def name_events(pp):  # list of dict
     "What ranks and lanes are called, and their order."
-    named = [(rank, 0, 'process', f'pipeline rank {rank}', rank) for rank in range(pp)]
-    named += [(rank, i, 'thread', lane, i) for rank in range(pp) for i, lane in enumerate(LANES, 1)]
+    lanes = lane_numbers(pp).items()
+    named = [(rank, pp, 'process', f'pipeline rank {rank}', rank) for rank in range(pp)]
+    named += [(rank, tid, 'thread', lane, tid) for rank in range(pp) for lane, tid in lanes]
     return [{'ph': 'M', 'pid': rank, 'tid': tid, 'name': f'{what}_{field}', 'args': {field: x}}
             for rank, tid, what, name, place in named
             for field, x in (('name', name), ('sort_index', place))]
 
 # %% ../nbs/16_traces.ipynb #16000015
-def slice_events(slices):  # list of dict
+def slice_events(slices, lanes):  # list of dict
     "A bar for each slice."
     found, starts, ends = [], in_us(slices.start_s), in_us(slices.end_s)
     columns = (slices[name] for name in ('rank', 'lane', 'name', 'place', 'micro_batch'))
     for start, end, rank, lane, name, place, m in zip(starts, ends, *columns):
-        one = {'ph': 'X', 'pid': rank, 'tid': 1 + LANES.index(lane), 'cat': lane, 'name': name,
+        one = {'ph': 'X', 'pid': rank, 'tid': lanes[lane], 'cat': lane, 'name': name,
                'ts': start, 'dur': end - start}
         found.append(one if m < 0 else one | {
             'name': f'{name} {m}', 'args': {'micro-batch': m, 'chunk of the model': place}})
@@ -119,15 +122,17 @@ def messages_between(one: Estimate):  # list of (row of the pass that sends, of 
     return [(i, j) for i, j in pairs if j is not None and columns[1][i] != columns[1][j]]
 
 # %% ../nbs/16_traces.ipynb #16000018
-def flow_events(one: Estimate):  # list of dict
+def flow_events(one: Estimate, lanes):  # list of dict
     "An arrow for each message between stages."
     t, sent, found = one.timeline, handed_over(one), []
+    sender = lanes['communication' if sent else 'compute']
     starts, ranks = in_us(t.start_s), t['rank'].tolist()
     leaves = in_us(t.end_s - sent) if sent else starts
     for number, (i, j) in enumerate(messages_between(one)):
         both = {'id': number, 'cat': 'message', 'name': KINDS[t.kind[i]]}
-        found += [both | {'ph': 's', 'pid': ranks[i], 'tid': 1 + (sent > 0), 'ts': leaves[i]},
-                  both | {'ph': 'f', 'bp': 'e', 'pid': ranks[j], 'tid': 1, 'ts': starts[j]}]
+        found += [both | {'ph': 's', 'pid': ranks[i], 'tid': sender, 'ts': leaves[i]},
+                  both | {'ph': 'f', 'bp': 'e', 'pid': ranks[j], 'tid': lanes['compute'],
+                          'ts': starts[j]}]
     return found
 
 # %% ../nbs/16_traces.ipynb #16000019
@@ -152,7 +157,8 @@ def memory_events(one: Estimate):  # list of dict
 # %% ../nbs/16_traces.ipynb #1600001b
 def trace_of(one: Estimate):  # dict
     "An iteration as trace events, each lane's in the order of time."
-    events = [*slice_events(slices_of(one)), *flow_events(one), *memory_events(one)]
+    slices, lanes = slices_of(one), lane_numbers(one.parallel.pp)
+    events = [*slice_events(slices, lanes), *flow_events(one, lanes), *memory_events(one)]
     events.sort(key=lambda event: event['ts'])   # a slice comes before the arrow that leaves it
     about = {'program': f'transformer_perf {__version__}', 'model': one.model.name,
              'system': one.system.name, 'global_batch': one.global_batch,

@@ -18,10 +18,10 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'NEEDED', 'FLAGS', 'ZERO', '
            'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'assumed_of', 'features_of',
            'kinds_of_runs', 'with_trust', 'predict', 'table_of', 'least_squares_within', 'standard_errors', 'Fit',
            'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of', 'table_of_fit', 'fit_entries',
-           'calibrate', 'published_collectives', 'checked_kinds', 'predict_collectives', 'calibrate_network',
-           'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at', 'weights_of', 'Problem', 'problem_of',
-           'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset', 'of_values', 'never_seen',
-           'scoreboard', 'fitted', 'jobs_of', 'picked', 'at_row', 'model_at', 'asked_of', 'recipe_found',
+           'calibrate', 'published_collectives', 'checked_kinds', 'collectives_us', 'predict_collectives',
+           'calibrate_network', 'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at', 'weights_of', 'Problem',
+           'problem_of', 'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset', 'of_values',
+           'never_seen', 'scoreboard', 'fitted', 'jobs_of', 'picked', 'at_row', 'model_at', 'asked_of', 'recipe_found',
            'named_choice', 'why_missed', 'recipes', 'ranked', 'recipe_score', 'product_rows', 'attention_rows',
            'vector_rows', 'collective_rows', 'kernel_seconds', 'tells', 'is_share', 'possible_entry', 'is_told',
            'fit_part', 'calibrate_kernels', 'kernel_table', 'products_table', 'recompute_cells', 'run_of', 'run_of_log',
@@ -890,15 +890,10 @@ def checked_kinds(df):  # list of str
     known = ('allgather', 'reducescatter', 'allreduce')
     return list(dict.fromkeys(nearest(cell, known, 'operation') for cell in df.operation.tolist()))
 
-# %% ../nbs/10_validation.ipynb #5dfad275
-@takes(parameters=dict(kind=Parameters))
-def predict_collectives(
-    df,               # DataFrame: operation, gpus, gpus_per_node, bytes
-    parameters=None,  # Parameters; those fitted to Perlmutter unless given
-):  # DataFrame with predicted_us
-    "Predicted time of collectives on Perlmutter."
-    if parameters is None: parameters = read_calibration().sets['Ampere/nccl-tests']
-    kinds, predicted = checked_kinds(df), np.full(len(df), np.nan)
+# %% ../nbs/10_validation.ipynb #5dfad2a5
+def collectives_us(df, kinds, parameters):  # array of us
+    "Predicted time of collectives whose table makes sense."
+    predicted = np.full(len(df), np.nan)
     for kind in kinds:
         rows = np.flatnonzero(df.operation == kind)
         own = df.iloc[rows].astype(dict.fromkeys(TEST_SIZES, float))
@@ -908,16 +903,26 @@ def predict_collectives(
             nvlink_bandwidth=np.where(group.in_domain > 2, 300., 100.))
         seconds = collective_seconds(kind, own.bytes.to_numpy() / 1e9, group, node, parameters)
         predicted[rows] = seconds * 1e6
-    return df.assign(predicted_us=predicted)
+    return predicted
+
+# %% ../nbs/10_validation.ipynb #5dfad275
+@takes(parameters=dict(kind=Parameters))
+def predict_collectives(
+    df,               # DataFrame: operation, gpus, gpus_per_node, bytes
+    parameters=None,  # Parameters; those fitted to Perlmutter unless given
+):  # DataFrame with predicted_us
+    "Predicted time of collectives on Perlmutter."
+    if parameters is None: parameters = read_calibration().sets['Ampere/nccl-tests']
+    return df.assign(predicted_us=collectives_us(df, checked_kinds(df), parameters))
 
 # %% ../nbs/10_validation.ipynb #c603ba48
 def calibrate_network(df, start=Parameters()):  # Parameters
     "The network's parameters from measured collectives (nccl-tests)."
     low, high = (np.array([limits(name)[i] for name in PROTOCOL]) for i in (0, 1))
-    table_with(df, ['us'], above=True)
+    kinds = checked_kinds(table_with(df, ['us'], above=True))
     def residuals(x):
-        found = predict_collectives(df, changed(start, dict(zip(PROTOCOL, x))))
-        return np.log(found.predicted_us.to_numpy() / df.us.to_numpy())
+        found = collectives_us(df, kinds, changed(start, dict(zip(PROTOCOL, x))))
+        return np.log(found / df.us.to_numpy())
     first = np.array([value_of(start, name) for name in PROTOCOL])
     values, _, _ = least_squares_within(residuals, first, low, high, np.ones(len(df)), scale=.1)
     return changed(start, {name: float(value) for name, value in zip(PROTOCOL, values)})
