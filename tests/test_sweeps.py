@@ -238,8 +238,16 @@ sweeps.write_whole(folder / 'out.csv', pd.concat(tables).to_csv(index=False))
 '''
 
 
+@pytest.fixture
+def heeded():
+    "Ctrl-C ends what is started here, also if a shell runs the tests where it would not."
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGINT])
-def test_an_interrupted_run_continues(tmp_path, how):
+def test_an_interrupted_run_continues(heeded, tmp_path, how):
     (tmp_path / 'job.py').write_text(COUNTING)
     command = [sys.executable, str(tmp_path / 'job.py'), str(tmp_path)]
     process = subprocess.Popen([*command, '0.4'], stderr=subprocess.DEVNULL)
@@ -258,7 +266,7 @@ def test_an_interrupted_run_continues(tmp_path, how):
     assert (tmp_path / 'out.csv').read_text() == expected
 
 
-def test_ctrl_c_says_what_to_do(tmp_path):
+def test_ctrl_c_says_what_to_do(heeded, tmp_path):
     args = [COMMAND, 'sweep', '--systems', 'B200-NVS8', '--gpus', '4096',
             '--vary', 'hbm_bandwidth=500:16000:400', '--vary', 'hbm_capacity=80:900:100',
             '-o', str(tmp_path / 'x.csv')]

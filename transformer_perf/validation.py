@@ -7,29 +7,29 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'NEEDED', 'FLAGS', 'ZERO', '
            'ONE_GRAPH', 'OVERLAPPED', 'FIRST', 'LAST', 'SCRIPTS', 'BY_NAME', 'SAME', 'TRIED', 'EIGHT_BITS',
            'MOST_BATCHES', 'NO_HOST', 'WRAPPED', 'FACTS', 'SLACK', 'PREDICTED', 'OPEN', 'TOO_LARGE', 'OWN', 'PROTOCOL',
            'TEST_SIZES', 'OTHERS', 'FREE', 'PRIOR', 'FREE_OF_STACK', 'FREE_OF_SHARED', 'SHARES', 'TWICE', 'LEAST_RUNS',
-           'SWEEPS', 'ONLY_DATA', 'HELD', 'UNEVEN', 'WHOLE_LAYERS', 'SHARING', 'SHOWN_OF_RECIPE', 'WITHIN', 'JOB',
-           'KERNELS', 'FORMATS_READ', 'ROWS', 'LEVELS', 'published', 'read_runs', 'on_system', 'as_number',
-           'as_numbers', 'measured_column', 'row_name', 'as_word', 'texts', 'column_rules', 'numbers_in',
-           'sheet_of_run', 'of_sheets', 'filled', 'sharing_of_experts', 'chosen_by_software', 'cannot_fuse',
-           'layout_rules', 'batch_rules', 'reasons_of', 'Batch', 'stack_of', 'software_of', 'spread', 'column_of',
-           'recompute_of', 'release_of', 'with_scripts', 'precision_of', 'layouts_of', 'structure_of', 'expert_choices',
-           'alternatives', 'with_experts', 'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of',
-           'shape_of', 'batches_of', 'few_groups', 'parameters_for', 'priced', 'room_of', 'chosen', 'predicted_rows',
-           'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'assumed_of', 'features_of',
-           'kinds_of_runs', 'with_trust', 'predict', 'table_of', 'least_squares_within', 'standard_errors', 'Fit',
-           'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of', 'table_of_fit', 'fit_entries',
-           'calibrate', 'published_collectives', 'checked_kinds', 'collectives_us', 'predict_collectives',
-           'calibrate_network', 'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at', 'weights_of', 'Problem',
-           'problem_of', 'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset', 'of_values',
-           'never_seen', 'scoreboard', 'fitted', 'jobs_of', 'picked', 'at_row', 'model_at', 'asked_of', 'recipe_found',
-           'named_choice', 'why_missed', 'recipes', 'ranked', 'recipe_score', 'product_rows', 'attention_rows',
-           'vector_rows', 'collective_rows', 'kernel_seconds', 'tells', 'is_share', 'possible_entry', 'is_told',
-           'fit_part', 'calibrate_kernels', 'kernel_table', 'products_table', 'recompute_cells', 'run_of', 'run_of_log',
-           'nccl_table', 'kernels_in', 'read_inputs', 'told_by_runs', 'calibrate_inputs', 'as_shipped_names',
-           'start_of_published', 'with_facts', 'contested_rows', 'prior_of', 'fit_tied', 'fit_stacks', 'flat_changes',
-           'fitted_rows', 'without_each', 'halves_apart', 'spread_of', 'intervals_of', 'coverage_of', 'covered_apart',
-           'error_table', 'residual_table', 'evidence_of', 'seen_in', 'evidence_with', 'usable_runs',
-           'calibrate_published', 'add_choices', 'add_records', 'predict_kernels', 'published_kernels']
+           'SWEEPS', 'ONLY_DATA', 'HELD', 'UNEVEN', 'WHOLE_LAYERS', 'ALWAYS_AGAIN', 'BEFORE_CONTEXT', 'SHARING',
+           'SHOWN_OF_RECIPE', 'WITHIN', 'JOB', 'KERNELS', 'FORMATS_READ', 'ROWS', 'LEVELS', 'published', 'read_runs',
+           'on_system', 'as_number', 'as_numbers', 'measured_column', 'row_name', 'as_word', 'texts', 'column_rules',
+           'numbers_in', 'sheet_of_run', 'of_sheets', 'filled', 'sharing_of_experts', 'chosen_by_software',
+           'cannot_fuse', 'layout_rules', 'batch_rules', 'reasons_of', 'Batch', 'stack_of', 'software_of', 'spread',
+           'column_of', 'recompute_of', 'release_of', 'with_scripts', 'precision_of', 'layouts_of', 'structure_of',
+           'expert_choices', 'alternatives', 'with_experts', 'with_recompute', 'places_of', 'sheet_for',
+           'configurations', 'batch_of', 'shape_of', 'batches_of', 'few_groups', 'parameters_for', 'priced', 'room_of',
+           'chosen', 'predicted_rows', 'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'assumed_of',
+           'features_of', 'kinds_of_runs', 'with_trust', 'predict', 'table_of', 'least_squares_within',
+           'standard_errors', 'Fit', 'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of',
+           'table_of_fit', 'fit_entries', 'calibrate', 'published_collectives', 'checked_kinds', 'collectives_us',
+           'predict_collectives', 'calibrate_network', 'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at',
+           'weights_of', 'Problem', 'problem_of', 'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset',
+           'of_values', 'never_seen', 'scoreboard', 'fitted', 'jobs_of', 'picked', 'at_row', 'model_at', 'asked_of',
+           'recipe_found', 'named_choice', 'why_missed', 'recipes', 'ranked', 'recipe_score', 'product_rows',
+           'attention_rows', 'vector_rows', 'collective_rows', 'kernel_seconds', 'tells', 'is_share', 'possible_entry',
+           'is_told', 'fit_part', 'calibrate_kernels', 'kernel_table', 'products_table', 'recompute_cells', 'run_of',
+           'run_of_log', 'nccl_table', 'kernels_in', 'read_inputs', 'told_by_runs', 'calibrate_inputs',
+           'as_shipped_names', 'start_of_published', 'with_facts', 'contested_rows', 'prior_of', 'fit_tied',
+           'fit_stacks', 'flat_changes', 'fitted_rows', 'without_each', 'halves_apart', 'spread_of', 'intervals_of',
+           'coverage_of', 'covered_apart', 'error_table', 'residual_table', 'evidence_of', 'seen_in', 'evidence_with',
+           'usable_runs', 'calibrate_published', 'add_choices', 'add_records', 'predict_kernels', 'published_kernels']
 
 # %% ../nbs/10_validation.ipynb #889ed19c
 import dataclasses
@@ -1159,16 +1159,20 @@ def model_at(batch, i):  # Model
 
 # %% ../nbs/10_validation.ipynb #10d00003
 UNEVEN = ('Megatron-Bridge',)   # software whose stages may have different numbers of layers
-WHOLE_LAYERS = ('megatron-2021', 'llm-foundry')   # sources of software that recomputes no parts
+WHOLE_LAYERS = ('llm-foundry',)       # sources of software that recomputes no parts of a layer
+ALWAYS_AGAIN = ('megatron-2021',)     # and of runs that all compute again (2104.04473, eq. 3)
+BEFORE_CONTEXT = ('megatron-2021', 'megatron-2022')   # and of software without cp
 
-def asked_of(model, own, software, older):  # dict of arguments of `search`
+def asked_of(model, own, software, source):  # dict of arguments of `search`
     "What a search holds as a recipe has it, and what it tries."
     held = {name: [own[name]] for name in HELD} | {'tp_overlap': [bool(own['tp_overlap'])]}
     if own['tp'] == 1: held['tp_overlap'] = [True]   # who publishes, tunes
     usual = practice(model)
-    again = ['none', 'full'] if older else [*usual['recompute'], 'selective', own['recompute']]
-    held['recompute'] = list(dict.fromkeys(again))
+    again = [] if source in ALWAYS_AGAIN else ['none', 'full'] if source in WHOLE_LAYERS else [
+        *usual['recompute'], 'selective']
+    held['recompute'] = list(dict.fromkeys([*again, own['recompute']]))
     held['virtual_stages'] = sorted({*usual['virtual_stages'], own['virtual_stages']})
+    if source in BEFORE_CONTEXT: held['cp'] = 1
     return held | (dict(tp=1, pp=1, cp=1) if software in ONLY_DATA else {})
 
 # %% ../nbs/10_validation.ipynb #10d00011
@@ -1182,7 +1186,7 @@ def recipe_found(row, assumptions, k):  # dict
     about = model, int(row.n_gpus.iloc[0]), batch.system, int(row.global_batch.iloc[0])
     uneven = model.depth % (own['pp'] * own['virtual_stages']) > 0 or batch.software in UNEVEN
     free = dataclasses.replace(a, uneven_stages=a.uneven_stages and uneven)
-    asked = asked_of(model, own, batch.software, source_of(row).iloc[0] in WHOLE_LAYERS)
+    asked = asked_of(model, own, batch.software, source_of(row).iloc[0])
     itself = asked | {name: own[name] for name in SHARING} | {
         name: [own[name]] for name in ('recompute', 'virtual_stages')}
     found, alone = (search(*about, k=k, assumptions=of, **choices)
