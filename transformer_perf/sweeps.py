@@ -230,8 +230,11 @@ class Shards:
     def load(self, task):  # bytes, or None
         "The result of a task, if it is there and whole."
         path = self.path(task)
-        if not path.exists(): return None
-        digest, _, data = read_bytes(path, LARGEST_SHARD).partition(b'\n')
+        try: content = read_bytes(path, LARGEST_SHARD)
+        except ValueError:
+            if path.exists(): raise
+            return None   # not yet there, or another run has tidied up
+        digest, _, data = content.partition(b'\n')
         return data if digest == shard_digest(path, data) else None
 
     def save(self, task, data):
@@ -252,7 +255,9 @@ def tidy(folder, tasks):
     "Remove the shards of these tasks, and the folder unless another run is at work in it."
     shards = Shards(folder)
     done = {shards.path(task).stem for task in tasks}
-    for left in folder.iterdir():   # a shard, or `.NAME.shard.XXX` while it was written
+    try: names = list(folder.iterdir())   # shards, or `.NAME.shard.XXX` while it was written
+    except FileNotFoundError: return      # another run has tidied up
+    for left in names:
         if left.name.lstrip('.').partition('.')[0] in done: left.unlink(missing_ok=True)
     with contextlib.suppress(OSError): folder.rmdir()
 
