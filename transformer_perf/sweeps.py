@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['VARIANTS', 'MODEL_FIELDS', 'LARGEST_SHARD', 'PAPER_MODELS', 'PAPER_GPUS', 'Task', 'run_task', 'check_product',
            'pieces_of', 'points_of', 'changed', 'tasks_of', 'joined', 'sweep', 'finished', 'run', 'widths', 'pack',
-           'unpacked', 'packed', 'sha256', 'code_digest', 'plain', 'make_folder', 'shard_digest', 'Shards', 'again',
-           'tidy', 'paper_systems', 'write_sweep', 'write_results', 'tasks_of_files', 'run_configs', 'peak_GB',
-           'bench_row', 'candidates_of', 'today_candidates', 'study_candidates', 'map_candidates', 'bench_rows',
-           'bench']
+           'unpacked', 'packed', 'sha256', 'code_digest', 'plain', 'make_folder', 'shard_digest', 'shard_bytes',
+           'Shards', 'again', 'tidy', 'paper_systems', 'write_sweep', 'write_results', 'tasks_of_files', 'run_configs',
+           'peak_GB', 'bench_row', 'candidates_of', 'today_candidates', 'study_candidates', 'map_candidates',
+           'bench_rows', 'bench']
 
 # %% ../nbs/08_sweeps.ipynb #b70fb9bc
 import contextlib
@@ -216,6 +216,13 @@ def make_folder(folder):
 
 def shard_digest(path, data): return sha256(path.name.encode() + data).encode()
 
+def shard_bytes(path):
+    "The content of a shard; nothing if it is not yet there, or another run has tidied up."
+    try: return read_bytes(path, LARGEST_SHARD)
+    except ValueError:
+        if path.exists(): raise
+        return b''
+
 # %% ../nbs/08_sweeps.ipynb #6019b23d
 class Shards:
     "A folder of finished tasks."
@@ -230,11 +237,7 @@ class Shards:
     def load(self, task):  # bytes, or None
         "The result of a task, if it is there and whole."
         path = self.path(task)
-        try: content = read_bytes(path, LARGEST_SHARD)
-        except ValueError:
-            if path.exists(): raise
-            return None   # not yet there, or another run has tidied up
-        digest, _, data = content.partition(b'\n')
+        digest, _, data = shard_bytes(path).partition(b'\n')
         return data if digest == shard_digest(path, data) else None
 
     def save(self, task, data):
