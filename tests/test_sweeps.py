@@ -112,6 +112,21 @@ def test_varied_as_arrays_is_one_by_one(fields, factors, strategy):
         if len(alone): assert np.isclose(found[key], alone.iteration_s[0], rtol=1e-12)
 
 
+@pytest.mark.parametrize('assumptions', ['corrected', 'calibrated'])
+@pytest.mark.parametrize('model, field', [   # with layers of two kinds
+    ('deepseek_v3', 'ib_bandwidth'), ('gpt_oss_120B', 'hbm_bandwidth')])
+@pytest.mark.parametrize('factors', [[1], [.5, 1, 2]])
+def test_varied_with_unlike_layers(model, field, assumptions, factors):
+    system = as_system('H100-80GB')
+    vary = {field: [getattr(system, field) * x for x in factors]}
+    found = sweep([model], {'x': system}, [512], ['1d'], assumptions=assumptions, vary=vary)
+    for value, seconds in zip(found[field], found.iteration_s, strict=True):
+        changed = dataclasses.replace(system, **{field: value})
+        alone, = search(model, 512, changed, 4096, '1d', 1, assumptions).iteration_s
+        assert np.isclose(seconds, alone, rtol=1e-9)
+    assert found[field].tolist() == vary[field]
+
+
 def test_paper_study_in_outputs_is_current(tmp_path):
     "What is committed in outputs/ is what the command writes now."
     models = [x for model in PAPER_MODELS for x in ('--model', model)]

@@ -629,7 +629,7 @@ def broken_rules(case: Case):  # list of str
     return list(dict.fromkeys(found))
 
 def best_known(case: Case):  # Estimate or None
-    "The best that a search finds on as many GPUs."
+    "The best that a search finds on as many GPUs; what the software hides stays as it is."
     p, values = case.parallel, considered_choices({}, case.model, case.assumptions)
     for name, some in values.items():
         own = getattr(p, name)
@@ -688,8 +688,8 @@ def why_not_in_words(found: WhyNot):  # str
     if found.is_best: return ('It is the best: nothing that fits is faster '
                               f'({short(found.estimate.stats["iteration_s"])} s).')
     if ratio <= 0: words.append('It is faster than the best that fits.')
-    else: words.append(f'It takes {ratio:.1%} more time than the best that fits (MFU '
-                       f'{found.estimate.stats["mfu"]:.1%}): '
+    else: words.append(f'It takes {ratio:.1%} more time than the best that fits, with the same '
+                       f'overlaps (MFU {found.estimate.stats["mfu"]:.1%}): '
                        f'{reason(best.stats, found.estimate.stats)}.')
     return ' '.join([*words, f'The best: {how} ({time}).'])
 
@@ -701,7 +701,7 @@ def why_not(
     global_batch=None,          # samples of an iteration; a job may say it
     assumptions='calibrated',   # a preset's name, or Assumptions
 ):  # WhyNot
-    "What excludes a configuration, or how much slower than the best it is, part by part."
+    "What excludes a configuration, or how much slower than `best_known` it is, part by part."
     case = case_of(model, parallel, system, global_batch, assumptions)
     excluded, one = broken_rules(case), None
     if not excluded:

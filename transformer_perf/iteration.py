@@ -24,6 +24,7 @@ __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'DEALT', 'TIMES', 'COMPONENTS', 'M
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
 import functools
+import itertools
 import operator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -429,8 +430,8 @@ def of_kinds(job: Job, function):
     "What a function says of each kind of layer, along a first axis where there are several."
     found = [function(kind) for kind in kinds_of(job)]
     if len(found) == 1: return found[0]
-    stacked = (np.broadcast_arrays(*x, job.tp)[:-1] for x in zip(*found))
-    return type(found[0])(*map(np.stack, stacked))
+    size, every = len(found[0]), np.broadcast_arrays(*itertools.chain(*found), job.tp)[:-1]
+    return type(found[0])(*(np.stack(every[i::size]) for i in range(size)))   # all of one shape
 
 def layers_cost(job: Job, pricer):  # LayerCost
     "What a layer of each kind takes."
@@ -597,7 +598,9 @@ MEMORY_PARTS = {'weights_GB': 'weights', 'gradients_GB': 'gradients',
 def components(t):  # dict: column -> words
     "The parts of an iteration in a table, a row or a dict of figures: `other` only if not zero."
     used = 'other_s' in t and np.any(t['other_s'])
-    return {column: name for column, name in COMPONENTS.items() if column != 'other_s' or used}
+    experts = {'tp_comm_s': 'TP, EP comm'} if 'ep' in t and np.any(np.greater(t['ep'], 1)) else {}
+    return {column: name for column, name in (COMPONENTS | experts).items()
+            if column != 'other_s' or used}
 
 def figures(times: Times, memory: Memory, TFLOP):  # dict of columns
     "Times, memory and work under the names of our tables."
@@ -784,7 +787,8 @@ def figures_of(t, words, model, system, global_batch, assumptions):  # dict
 # %% ../nbs/05_iteration.ipynb #8559f3bb
 def left_out(model: Model, assumptions):  # str
     "What of a model its assumptions do not count."
-    parts = ["the vocabulary's layers"] * bool(model.vocab and not assumptions.vocabulary)
+    parts = ["the vocabulary's layers (but by MFU, which is too high by their share)"] * bool(
+        model.vocab and not assumptions.vocabulary)
     parts += ['the causal mask'] * bool(model.causal and not assumptions.causal_mask)
     return f'Not counted, as in the published model: {" and ".join(parts)}.' if parts else ''
 
@@ -1046,7 +1050,7 @@ def memory_in_words(row, system):
     biggest = max(MEMORY_PARTS, key=lambda part: row[part])
     by = row.get('fits_by', 'point')
     fits = 'within' if row[FITS_BY[by]] <= system.hbm_capacity else 'MORE than'
-    most = f'; at most {row.memory_bound_GB:.1f} GB with what no count sees' * (by == 'bound')
+    most = f'; in nine of ten runs at most {row.memory_bound_GB:.1f} GB' * (by == 'bound')
     return (f'Memory: {row.memory_GB:.1f} GB, of which {row[biggest]:.1f} GB '
             f'{MEMORY_PARTS[biggest]}{most}, {fits} the {system.hbm_capacity:g} GB of the GPU.')
 

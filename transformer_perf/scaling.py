@@ -33,11 +33,14 @@ from .iteration import Memory
 
 # %% ../nbs/09_scaling.ipynb #a8276613
 def plain(model):
-    "A ValueError where a model is not what these estimates know: dense, with full attention."
-    for name in ('experts', 'kv_lora_rank', 'window', 'head_dim'):
-        if getattr(model, name):
-            raise ValueError(f'{model.name}: {name}={getattr(model, name)} is not in the estimates '
-                             'of the characterization')
+    "A ValueError where a model is not what these estimates know: layers as in GPT-2 and 3."
+    usual = {'kv_heads': model.heads, 'mlp_dim': 4 * model.embed_dim,
+             'head_dim': model.embed_dim / model.heads}
+    for name in (*usual, 'gated_mlp', 'experts', 'kv_lora_rank', 'window'):
+        own = getattr(model, name)
+        if own and own != usual.get(name):
+            raise ValueError(f'{model.name}: {name}={own} is not in the estimates of the '
+                             'characterization; `estimate` and `fits` count it')
 
 # %% ../nbs/09_scaling.ipynb #a8276614
 def size(): return field(arrays=True, least=1, most=LARGEST)
