@@ -162,6 +162,8 @@ NANO = {'l': 8, 'e': 8, 'h': 1, 'depth': 1, 'name': 'nano'}
     (lambda: configurations(searched, list('ABC')), '3 labels must be as many as the 2 rows'),
     (lambda: heat_map(grid[grid.y == 1], *AXES), '1 of y must be at least two'),
     (lambda: heat_map(grid.assign(days=np.nan), *AXES), 'days is missing at every point'),
+    (lambda: heat_map(grid.assign(x=grid.x - 1), *AXES), 'x=0.0 must be a number from'),
+    (lambda: communication(messages.assign(measured_ms=0.)), 'measured_ms=0.0 must be'),
     (lambda: training_days(swept, NANO), 'train_samples of nano is not known')])
 def test_slips_are_answered(draw, says):
     with pytest.raises(ValueError, match=says) as error: draw()

@@ -469,7 +469,7 @@ def heat_map(
     contours=(1.1, 1.25, 1.5, 2),  # multiples of each panel's least value, four at most
 ):  # Figure
     "A column over two others, both logarithmic."
-    table = numbers_in(table, x, y, value, **ABOVE)
+    table = numbers_in(table, x, y, value, least=0, **ABOVE)
     xs, ys, shown = maps_of(table, x, y, value, panels)
     figure, axes = panels_of(len(shown), 1.4 + 3.9 * len(shown), 3.7, sharey=True)
     norm, drawn = LogNorm(table[value].min(), table[value].max()), {}
@@ -503,7 +503,7 @@ def communication(
     panels='operation',  # column whose values each get a panel
 ):  # Figure
     "Predicted and measured time of messages against their size."
-    table = numbers_in(table, 'MB', 'measured_ms', 'predicted_ms', **ABOVE)
+    table = numbers_in(table, 'MB', 'measured_ms', 'predicted_ms', least=0, **ABOVE)
     shown, looks = groups_of(table, panels), look_of([name for name, _ in groups_of(table, line)])
     figure, axes = panels_of(len(shown), 1.6 + 3.2 * len(shown), 3.6, sharey=True)
     for ax, (name, own) in zip(axes[0], shown):
