@@ -339,9 +339,66 @@ def test_every_choice_has_a_row(name):
         'virtual_stages', 'schedule', 'micro_batch', 'sequence_sharded'}
     assert {*CHOICES, 'tp', 'cp', 'pp'} <= facts
     job = TrainingJob(Parallel(tp=2, dp=4, zero_stage=3), global_batch=8, n_gpus=8, seq_len=64)
-    for field, x in (('reduce_each', True), ('strategy', '2d')):
+    for field, x in (('reduce_each', False), ('strategy', '2d')):
         changed = dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, **{field: x}))
+        if (field, name) == ('reduce_each', 'accelerate'):
+            assert f'{field}={x} (the script that trains' in export(changed, name); continue
         assert f'{field}={x!r} cannot be said in {name}' in refused(export, changed, name)
+
+
+@pytest.mark.parametrize('name', FORMATS)
+@pytest.mark.parametrize('stage', [0, 2, 3])
+def test_memory_is_that_of_the_job(name, stage):
+    "Gradients too are shared out in stages 2 and 3, whichever format says so."
+    m = NAMED['llama3.1_70B']
+    p = Parallel(dp=64, zero_stage=stage, recompute='full', dp_overlap=True)
+    text = export(TrainingJob(p, m, 256, 64, m.seq_len), name)
+    again = dataclasses.replace(back(text, name).parallel, recompute='full', dp_overlap=True)
+    one, two = (estimate(m, q, 'H100-80GB', 256).stats for q in (p, again))
+    assert {n: two[n] for n in one if n.startswith('memory')} == {
+        n: x for n, x in one.items() if n.startswith('memory')}
+    assert one['iteration_s'] == two['iteration_s']
+    assert ('sync_each_batch=True' in text) == (name == 'accelerate' and stage > 1)
+    once = TrainingJob(p, m, 64, 64, m.seq_len)   # nothing is added up
+    assert 'sync_each_batch' not in export(once, name)
+
+
+def test_gradients_in_a_pipeline_of_torchtitan():
+    "PyTorch reduces those of FSDP after the last micro-batch, and a job must agree to that."
+    given = {'parallelism': {'pipeline_parallel_degree': 2, 'data_parallel_shard_degree': 8}}
+    p = as_job(given).parallel
+    assert (p.zero_stage, p.reduce_each) == (2, False)
+    job = TrainingJob(Parallel(pp=2, dp=8, zero_stage=2), None, 64, 16, 4096)
+    assert 'reduce_each=True cannot be said in torchtitan' in refused(export, job, 'torchtitan')
+    job = dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, reduce_each=False))
+    assert back(export(job, 'torchtitan'), 'torchtitan').parallel.reduce_each is False
+
+
+UNEVEN = [('llama3.1_405B', 16, 4), ('llama3.1_405B', 16, None), ('deepseek_v3', 16, 2),
+          ('deepseek_v3', 8, 1), ('llama3.1_70B', 8, 3)]
+
+
+@pytest.mark.parametrize('name, pp, v', UNEVEN)
+def test_uneven_stages_are_written(name, pp, v):
+    "Megatron-LM asserts that layers divide, unless each chunk is told; and takes one flag of two."
+    m = NAMED[name]
+    p = Parallel(tp=8, pp=pp, virtual_stages=v, dp=2, sequence_sharded=True, zero_stage=1)
+    text = export(TrainingJob(p, m, 64, p.n_gpus, m.seq_len), 'megatron')
+    again = as_job(text).parallel
+    assert again.layout.count('m') == (m.mtp_layers > 0) and again.virtual_stages == (v or 1)
+    assert 'virtual' not in text and as_job(export(as_job(text), 'megatron')).parallel == again
+    bare = dataclasses.replace(again, layout=None, virtual_stages=v)
+    one, two = (estimate(m, q, 'H100-80GB', 64, 'calibrated') for q in (bare, again))
+    assert one.timeline.equals(two.timeline) and one.stats == two.stats
+
+
+def test_even_stages_need_no_layout():
+    m = NAMED['llama3.1_70B']
+    job = TrainingJob(Parallel(pp=4, virtual_stages=5), m, 64, 4, m.seq_len)
+    text = export(job, 'megatron')
+    assert '--num-virtual-stages-per-pipeline-rank 5' in text and 'layout' not in text
+    many = dataclasses.replace(job, parallel=Parallel(pp=4, virtual_stages=30))
+    assert 'depth=80 in 120 chunks cannot be said' in refused(export, many, 'megatron')
 
 
 @pytest.mark.parametrize('name', [name for name in NAMED if name != 'vit_era5'])
@@ -352,6 +409,18 @@ def test_models_as_flags(name):
     text = export(job, 'megatron')
     assert meaning(as_job(text).model) == meaning(m)
     assert as_job(text).model.parameters == m.parameters
+
+
+def test_experts_as_megatron_takes_them():
+    "A bias of the router goes with sigmoids only; the products of experts are grouped."
+    for name in ('deepseek_v3', 'mixtral_8x7B', 'llama3.1_8B'):
+        m = NAMED[name]
+        text = export(TrainingJob(Parallel(tp=2), m, 16, 2, m.seq_len), 'megatron')
+        assert ('--moe-router-score-function sigmoid' in text) == m.router_bias
+        assert ('--moe-router-enable-expert-bias' in text) == m.router_bias
+        assert ('--moe-grouped-gemm' in text) == bool(m.experts)
+        assert not [key for key, _ in as_job(text).ignored if key.startswith('--moe')]
+    assert NAMED['deepseek_v3'].router_bias
 
 
 def test_rows_of_a_search():
@@ -375,6 +444,8 @@ SAYS = [
     ('--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params',
      dict(zero_stage=3)), ('--use-torch-fsdp2', dict(zero_stage=3)),
     ('--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward', dict(zero_stage=2)),
+    ('--zero-stage 3', dict(zero_stage=3, reduce_each=None)),
+    ('--zero-stage 1', dict(zero_stage=1, reduce_each=False)),
     ('--recompute-granularity full --recompute-method uniform --recompute-num-layers 1',
      dict(recompute='full')), ('--recompute-granularity=selective', dict(recompute='selective')),
     ('--recompute-granularity selective --recompute-modules mlp', dict(recompute='mlp')),
@@ -419,6 +490,13 @@ def test_some_layers_computed_again():
                  '--recompute-num-layers 4')
     assert job.parallel.recompute == 'full:4'
     assert as_job(export(job, 'megatron')).parallel.recompute == 'full:4'
+    uniform = FLAGS + '--recompute-granularity full --recompute-method uniform '
+    for n, why in ((1, None), (5, 'not modelled yet: 5 layers that keep one input')):
+        job = as_job(uniform + f'--recompute-num-layers {n}')
+        assert job.parallel.recompute == 'full'
+        assert dict(job.ignored).get('--recompute-num-layers', 'None').startswith(str(why))
+    idle = as_job(FLAGS + '--recompute-activations --recompute-num-layers 4')
+    assert 'does nothing without' in dict(idle.ignored)['--recompute-num-layers']
 
 
 WRONG = [

@@ -14,18 +14,18 @@ __all__ = ['SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'LIST', 'HARMLESS
            'no_model', 'add', 'value', 'spelled', 'why_ignored', 'understood', 'also', 'copies', 'batch', 'model_said',
            'job_said', 'take', 'zero_of_megatron', 'overlap_of_megatron', 'recompute_of_megatron', 'chunks_of_megatron',
            'heads_of_megatron', 'list_said', 'of_tree', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron',
-           'positions_of_megatron', 'derive_megatron', 'recompute_for_megatron', 'undo_megatron', 'model_for_megatron',
-           'without_heredocs', 'pieces', 'unknown', 'summed', 'variable', 'expanded', 'one_expanded', 'words',
-           'all_words', 'assignment', 'as_plain', 'maybe', 'truth', 'branch', 'commands_of', 'carry_out', 'opens_array',
-           'joined_arrays', 'plain_words', 'options', 'gpus_of', 'named_unknown', 'as_value', 'without_strays',
-           'flags_of', 'slurm_of', 'nothing', 'elsewhere', 'fixed', 'derive_deepspeed', 'undo_deepspeed',
-           'zero_of_fsdp', 'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate', 'batch_of_torchtitan',
-           'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan', 'derive_torchtitan',
-           'undo_torchtitan', 'plain_loader', 'not_valid', 'parse_yaml', 'parse_toml', 'flat', 'kind_of',
-           'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text', 'job_in', 'facts_of', 'keys_for',
-           'no_difference', 'meaning', 'lost', 'set_elsewhere', 'nested', 'as_flags', 'as_script', 'comment', 'as_yaml',
-           'as_own', 'job_asked', 'export', 'figure_said', 'steps_of', 'steps_table', 'read_log', 'trace_text',
-           'arguments', 'launched_by', 'kernels_of', 'read_profile', 'sides', 'read_products']
+           'positions_of_megatron', 'derive_megatron', 'recompute_for_megatron', 'stages_for_megatron', 'undo_megatron',
+           'model_for_megatron', 'without_heredocs', 'pieces', 'unknown', 'summed', 'variable', 'expanded',
+           'one_expanded', 'words', 'all_words', 'assignment', 'as_plain', 'maybe', 'truth', 'branch', 'commands_of',
+           'carry_out', 'opens_array', 'joined_arrays', 'plain_words', 'options', 'gpus_of', 'named_unknown',
+           'as_value', 'without_strays', 'flags_of', 'slurm_of', 'nothing', 'elsewhere', 'fixed', 'derive_deepspeed',
+           'undo_deepspeed', 'zero_of_fsdp', 'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate',
+           'batch_of_torchtitan', 'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan',
+           'derive_torchtitan', 'undo_torchtitan', 'plain_loader', 'not_valid', 'parse_yaml', 'parse_toml', 'flat',
+           'kind_of', 'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text', 'job_in', 'facts_of',
+           'keys_for', 'no_difference', 'meaning', 'lost', 'puts_off', 'set_elsewhere', 'nested', 'as_flags',
+           'as_script', 'comment', 'as_yaml', 'as_own', 'job_asked', 'export', 'figure_said', 'steps_of', 'steps_table',
+           'read_log', 'trace_text', 'arguments', 'launched_by', 'kernels_of', 'read_profile', 'sides', 'read_products']
 
 # %% ../nbs/12_interop.ipynb #12ab0005
 import ast
@@ -54,6 +54,8 @@ from .configs import rule_of
 from .models import Model, as_model, differing, has_experts
 from .estimates import PARTS, layers_again, parts_again
 from .iteration import PLACES, Estimate, Parallel
+from .modules import reduces_each
+from .schedules import chunks_of, layout_of
 
 # %% ../nbs/12_interop.ipynb #12ab0009
 @checked
@@ -230,10 +232,13 @@ def model_said(facts):  # Model or None
             raise ValueError(f'{other} is given, {name} is not')
     return Model(**{name: facts[name].value for name in MODEL_FIELDS if name in facts})
 
+# %% ../nbs/12_interop.ipynb #12ab0a10
 def job_said(facts, ignored):  # TrainingJob
     "Facts as a job."
     G, dp, n = batch(facts, *copies(facts))
     if value(facts, 'precision') == 'fp16': facts['precision'] = Said(None, 'bf16')   # as fast
+    if value(facts, 'zero_stage', 0) > 1 and not facts['reduce_each'].key:
+        del facts['reduce_each']   # each time: gradients are shared out
     ignored = ignored + [(facts[name].key, f'not modelled yet: {what}')
                          for name, what in PLANNED.items()
                          if name in facts and name not in PARALLEL_FIELDS]
@@ -311,6 +316,8 @@ MEGATRON_ROWS = (
     Row('--moe-shared-expert-intermediate-size', 'shared_expert_dim', WHOLE),
     Row('--moe-shared-expert-gate', 'shared_expert_gate', ON, False),
     Row('--moe-router-enable-expert-bias', 'router_bias', ON, False),
+    Row('--moe-router-score-function', 'router_score', TEXT, 'softmax'),
+    Row('--moe-grouped-gemm', 'grouped_gemm', ON, False),
     *(Row(f'--{name}', 'foreign', FOREIGN) for name in (
         'hybrid-layer-pattern', 'hybrid-override-pattern', 'experimental-attention-variant',
         'linear-attention-freq', 'attention-output-gate', 'moe-latent-size', 'spec')),
@@ -336,7 +343,6 @@ def zero_of_megatron(facts, ignored):
     elif facts['fsdp_shards'].key:
         ignored.append((facts['fsdp_shards'].key, 'does nothing without --use-megatron-fsdp'))
     if 'deepspeed_stage' in facts: key, stage = facts['deepspeed_stage']
-    if fsdp or fsdp2: facts['reduce_each'] = Said(None, None)   # gradients too, where shared out
     facts['zero_stage'] = Said(key, stage)
 
 # %% ../nbs/12_interop.ipynb #e32d2621
@@ -355,7 +361,12 @@ def recompute_of_megatron(facts, ignored):
     if short.value and kind == 'full':
         raise ValueError(f'{short.key} contradicts {spelled(facts, "granularity")}')
     key, modules = facts.get('recompute_modules', Said(None, ('core_attn',)))
-    block = value(facts, 'recompute_method') == 'block' and value(facts, 'recompute_layers')
+    one, n = facts.get('recompute_layers', Said(None, 1))
+    block = one and value(facts, 'recompute_method') == 'block' and n
+    if kind == 'full' and n > 1 and not block:
+        ignored.append((one, f'not modelled yet: {n} layers that keep one input'))
+    if one and kind != 'full':
+        ignored.append((one, 'does nothing without --recompute-granularity full'))
     if short.value or kind == 'selective':
         ignored += [(key, f'not modelled: {name} computed again') for name in modules
                     if name not in PARTS]
@@ -425,7 +436,7 @@ def of_tree(node):
 def experts_of_megatron(facts, ignored):
     "Experts: how many, how wide, and in which layers."
     own = ('experts_per_token', 'expert_dim', 'shared_expert_dim', 'moe_layers',
-           'shared_expert_gate', 'router_bias')
+           'shared_expert_gate', 'router_bias', 'router_score', 'grouped_gemm')
     if 'experts' not in facts:
         ignored += [(facts[n].key, 'does nothing without --num-experts')
                     for n in own if n in facts and facts[n].key]
@@ -505,6 +516,16 @@ def recompute_for_megatron(f):  # (granularity, dict of facts)
     modules = tuple(p for p in parts_again(again) if p in PARTS)
     return 'selective', {} if again == 'selective' else dict(recompute_modules=modules)
 
+# %% ../nbs/12_interop.ipynb #12ab0b1c
+def stages_for_megatron(f):  # dict
+    "Layers of each chunk where they are not alike, else how many chunks a stage has."
+    p, v, depth, layout = (f.get(name) for name in ('pp', 'virtual_stages', 'depth', 'layout'))
+    n = p * (v or 1)
+    if p > 1 and depth and not layout and depth % n:
+        if depth < n: raise ValueError(f'depth={depth} in {n} chunks cannot be said in megatron')
+        layout = layout_of(chunks_of(depth, n, f['mtp_layers']))
+    return dict(layout=layout, virtual_stages=None if layout or n == p or p == 1 else v)
+
 # %% ../nbs/12_interop.ipynb #12ab0b1b
 def undo_megatron(f):  # dict
     "Facts as flags have them."
@@ -516,8 +537,7 @@ def undo_megatron(f):  # dict
                fsdp_shards=stage if stage > 1 else None,
                overlap_reduce=f.get('dp_overlap'), granularity=granularity,
                overlap_gather=bool(f.get('dp_overlap')) and stage > 0)
-    own |= again
-    if f.get('virtual_stages') == 1: own['virtual_stages'] = None
+    own |= again | stages_for_megatron(f)
     return f | own | (model_for_megatron(f) if 'depth' in f else {})
 
 # %% ../nbs/12_interop.ipynb #4c0505b0
@@ -533,6 +553,7 @@ def model_for_megatron(f):  # dict
                window_size=None if window is None else (f'{window},0',), rotary=False)
     if m.vocab is None: own['tied_embeddings'] = True
     if m.experts:
+        own |= dict(grouped_gemm=True, router_score='sigmoid' if m.router_bias else None)
         sparse = [has_experts(m, i) for i in range(m.depth)]
         runs = [(int(kind), len(list(group))) for kind, group in itertools.groupby(sparse)]
         listed = '+'.join(f'[{kind}]*{n}' for kind, n in runs)
@@ -961,8 +982,9 @@ ACCELERATE_ROWS = (
     Row('mixed_precision', 'precision', Kind(
         lambda x, key: x if isinstance(x, str) and x != 'no' else None, lambda x: x)),
     *elsewhere('the script that trains', global_batch=None, micro_batch=None, seq_len=None),
+    *elsewhere('the script that trains: sync_each_batch', reduce_each=False),
     *elsewhere(CODE, tp_overlap=None, dp_overlap=None),
-    *fixed(virtual_stages=1, schedule='1f1b', reduce_each=False, **UNSAID))
+    *fixed(virtual_stages=1, schedule='1f1b', **UNSAID))
 ACCELERATE_KINDS = ('NO', 'MULTI_GPU', 'FSDP', 'DEEPSPEED', 'MEGATRON_LM')
 
 def zero_of_fsdp(facts, ignored):  # (key, stage)
@@ -1133,6 +1155,7 @@ def derive_torchtitan(facts, ignored):
     batch_of_torchtitan(facts)
     copies_of_torchtitan(facts, ignored)
     order_of_torchtitan(facts, ignored)
+    if value(facts, 'pp') > 1: facts['reduce_each'] = Said(facts['pp'].key, False)
     option = facts.get('checkpoint_option')
     if option and option.value != 'op' and value(facts, 'recompute') == 'selective':
         why = 'not modelled yet: some layers computed again; a part of each is'
@@ -1311,8 +1334,10 @@ def facts_of(job: TrainingJob):  # dict: fact -> value
     "A job as flat facts."
     m, p = job.model, job.parallel
     own = {} if m is None else {name: getattr(m, name) for name in MODEL_FIELDS} | {'model': m}
-    return own | {name: getattr(p, name) for name in PARALLEL_FIELDS} | {
+    own |= {name: getattr(p, name) for name in PARALLEL_FIELDS} | {
         'global_batch': job.global_batch, 'n_gpus': job.n_gpus, 'seq_len': job.seq_len}
+    if p.zero_stage is None: return own
+    return own | {'reduce_each': bool(reduces_each(p.reduce_each, p.zero_stage))}
 
 def keys_for(job: TrainingJob, format):  # dict: key -> value
     "The keys that say a job in a format; what holds without a key has none."
@@ -1360,6 +1385,12 @@ def lost(job: TrainingJob, again: TrainingJob):  # dict: field -> value
             n: getattr(one, n) for n in differing(two) if getattr(one, n) != getattr(two, n)}
     return found
 
+# %% ../nbs/12_interop.ipynb #e720ac11
+def puts_off(job: TrainingJob):
+    "Whether Accelerate would, unless told, hold gradients whole that are shared out."
+    p, G = job.parallel, job.global_batch or 0
+    return p.dp > 1 and G > p.dp * p.micro_batch and facts_of(job)['reduce_each'] is True
+
 # %% ../nbs/12_interop.ipynb #e720ac10
 def set_elsewhere(job: TrainingJob, name, keys):  # list of str
     "What a format leaves to another place; a ValueError for what it cannot say at all."
@@ -1376,6 +1407,8 @@ def set_elsewhere(job: TrainingJob, name, keys):  # list of str
     samples = job.model and job.model.train_samples
     if samples and '--train-samples' not in keys:
         found.append(f'train_samples={samples:.6g} (steps)')
+    if name == 'accelerate' and puts_off(job):
+        found.append('sync_each_batch=True (the script that trains)')
     near = {n: getattr(job.parallel, n) for n in PLACES if getattr(job.parallel, n)}
     return found + [f'{n}={x} (the order of ranks)' for n, x in near.items()]
 
