@@ -552,7 +552,8 @@ def model_for_megatron(f):  # dict
                position_type='learned_absolute' if m.learned_positions else 'rope',
                window_size=None if window is None else (f'{window},0',), rotary=False)
     if m.vocab is None: own['tied_embeddings'] = True
-    if m.experts:
+    if not m.experts: own |= dict(dispatcher=None, etp=None)
+    else:
         own |= dict(grouped_gemm=True, router_score='sigmoid' if m.router_bias else None)
         sparse = [has_experts(m, i) for i in range(m.depth)]
         runs = [(int(kind), len(list(group))) for kind, group in itertools.groupby(sparse)]
