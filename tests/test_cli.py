@@ -11,8 +11,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from transformer_perf import search
-from transformer_perf.cli import COMMANDS, main, schema_text
+from transformer_perf import Parallel, search
+from transformer_perf.cli import CHOSEN, COMMANDS, LAYOUT, main, schema_text
+from transformer_perf.interop import as_job
+from transformer_perf.models import as_model
 from transformer_perf.systems import systems_folder
 
 COMMAND = str(Path(sys.executable).parent / 'transformer-perf')
@@ -102,6 +104,34 @@ def test_explain():
     assert abs(found['stats']['samples_per_s'] / 102.463805377367 - 1) < 1e-9
 
 
+def test_every_field_of_a_configuration_can_be_typed():
+    names = [o.name for o in (*LAYOUT, *CHOSEN)]
+    assert {*names, 'strategy'} == {*vars(Parallel())} and len({*names}) == len(names)
+    for command in ('explain', 'fits', 'improve', 'why-not', 'sensitivity'):
+        assert {*names} <= {o.name for o in COMMANDS[command].options}
+    found = json.loads(good(
+        'explain', '--model', 'deepseek_v3', '--system', 'H100-80GB', '--tp', 2, '--dp', 32,
+        '--ep', 8, '--etp', 2, '--precision', 'fp8-block', '--dispatcher', 'once', '--tp-overlap',
+        'yes', '--format', 'json'))['parallel']
+    assert [found[name] for name in ('ep', 'etp', 'precision', 'dispatcher', 'tp_overlap')] == [
+        8, 2, 'fp8-block', 'once', True]
+    has(bad('explain', '--tp-overlap', 'maybe'), "unknown --tp-overlap 'maybe'")
+
+
+def test_answers_say_what_they_are_about():
+    "A file of Hugging Face brings its own length of samples: it is said."
+    file = Path(__file__).parent / 'data' / 'hf_configs' / 'Meta-Llama-3.1-8B.json'
+    about = '4096 samples of 131072 tokens an iteration'
+    model = ('--model', file, '--system', 'H200')
+    for command in ('explain', 'fits', 'why-not'):
+        done = run(command, *model, '--tp', 8, '--cp', 8, '--pp', 2)
+        assert done.stdout.startswith(f'Meta-Llama-3.1-8B, 128 H200 GPUs, 64 to an NVLink domain, '
+                                      f'{about}'), done.stderr
+    has(good('search', *model, '--gpus', 512, '--strategy', '2d-seqp', '--top', 1), about)
+    found = json.loads(good('explain', *model, '--format', 'json'))
+    assert (found['seq_len'], found['global_batch']) == (131072, 4096)
+
+
 def test_explain_a_figure():
     has(good(*EXPLAINED, '--figure', 'pp_comm_s', '--depth', 4), '1. pp_comm_s = N * sent',
         'nvlink_latency = ', 'system H200: ')
@@ -123,6 +153,10 @@ def test_lists():
     names, one = models.keys(), models['deepseek_v3']
     assert {'gpt3', 'gpt3_1T', 'vit_era5'} <= names
     assert (one['experts'], one['parameters_B'], one['layers_B']) == ('8 of 256', 682.636, 669.173)
+    assert round(one['parameters_B'] - one['of them MTP_B']) == 671   # as published, without
+    m = as_model('llama3.1_8B')
+    assert models[m.name]['model_PFLOP_per_sample'] == round(
+        m.flops_per_token() * m.seq_len / 1e15, 4) == .4216
     has(good('search', '--model', 'deepseek_v3'), 'deepseek_v3')
     rows = csv.DictReader(io.StringIO(good('models', '--format', 'csv')))
     assert {row['name'] for row in rows} == names
@@ -135,6 +169,65 @@ def test_zero():
     memory = [row['memory_GB'] for row in rows]
     assert [row['stage'] for row in rows] == [0, 1, 2, 3] and memory == sorted(memory, reverse=True)
     has(bad('zero', '--samples', 0), '--samples=0 must be')
+
+
+JOBS = {
+    'tt.toml': '[model]\nflavor = "70B"\n[training]\nlocal_batch_size = 2\nseq_len = 4096\n'
+               '[parallelism]\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 8\n',
+    'ds.json': '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}}'}
+
+
+@pytest.mark.parametrize('command, args, lacks', [
+    ('fits', (), 'model: give --model'), ('explain', ('--dp', 16), 'model: give --model'),
+    ('search', ('--gpus', 128), 'model: give --model'), ('zero', (), 'model: give --model'),
+    ('sweep', ('-o', 'x.csv'), 'model: give --model'), ('panels', (), 'model: give --model'),
+    *((name, ('--model', 'gpt3'), 'number of GPUs: give --dp')
+      for name in ('explain', 'fits', 'improve', 'why-not', 'sensitivity')),
+    *((name, ('--model', 'gpt3'), 'number of GPUs: give --gpus')
+      for name in ('search', 'plan', 'zero')),
+    *((name, ('--model', 'gpt3', '--gpus', '64,128'), 'global batch: give --global-batch')
+      for name in ('search', 'plan', 'sweep', 'run-configs')),
+    ('zero', ('--model', '13B', '--gpus', '8,64'), 'global batch: give --samples')])
+def test_what_a_job_does_not_say_is_asked_for(tmp_path, command, args, lacks):
+    "No default of ours stands for it."
+    for name, text in JOBS.items():
+        (tmp_path / name).write_text(text)
+        says = bad(command, '--job', tmp_path / name, *args, cwd=tmp_path)
+        has(says, f'the job does not say its {lacks}')
+
+
+def test_the_batch_follows_from_a_job_and_its_gpus(tmp_path):
+    for name, text in JOBS.items(): (tmp_path / name).write_text(text)
+    options = ('--model', 'llama3.1_8B', '--format', 'json')
+    for name, tp in (('tt.toml', 8), ('ds.json', 1)):
+        job = ('--job', tmp_path / name, *options)
+        batch = as_job(tmp_path / name, 128).global_batch
+        assert batch == 2 * 128 // tp
+        for asked in (('search', '--gpus', 128), ('explain', '--dp', 128 // tp)):
+            found = json.loads(good(asked[0], *job, *asked[1:]))
+            assert found['global_batch'] == batch
+        said = json.loads(good('explain', *job, '--dp', 128 // tp, '--global-batch', 512))
+        assert said['global_batch'] == 512
+    json.loads(good('plan', *job, '--gpus', '16,32', '--batch-tokens', 2**21))
+
+
+def test_the_search_has_the_defaults_of_python():
+    "Context parallelism too where prices are calibrated, as in a plan."
+    args = ('search', *SMALL[:2], '--gpus', 64, '--global-batch', 64, '--top', 1)
+    for name, tried in (('corrected', '1d'), ('calibrated', '1d, 2d-seqp')):
+        expected = search('gpt3', 64, 'H200', 64, assumptions=name).candidates
+        text = good(*args, '--assumptions', name)
+        has(text, f'{expected:,} candidates considered, of strategy {tried} (--strategy all: also')
+    assert good(*args, '--strategy', 'all').endswith('of strategy 1d, 2d-seqp, 2d.\n')
+
+
+def test_layers_that_do_not_divide_are_told():
+    told = 'layers divide evenly into no more than'
+    large = ('search', '--gpus', 2048, '--system', 'H100-80GB', '--model')
+    text = ' '.join(good(*large, 'llama3.1_405B', code=1).split())
+    has(text, f'126 {told} 2 pipeline stages on 2048 GPUs; with --assumptions calibrated')
+    has(' '.join(good('search', '--model', 'deepseek_v3').split()), f'61 {told} 1 pipeline stage ')
+    assert told not in ' '.join(good('search').split())
 
 
 SMALL = ('--model', 'gpt3', '--gpus', 512, '--global-batch', 512)

@@ -4,23 +4,24 @@
 
 # %% auto #0
 __all__ = ['WIDTH', 'FORMATS', 'COMMANDS_OF_TERMINALS', 'ANSWER', 'VERSION', 'ASKED', 'COMMANDS', 'SEVERAL', 'MODEL', 'SYSTEM',
-           'NVLINK', 'BATCH', 'ASSUMPTIONS', 'FORMAT', 'OUTPUT', 'RESULT', 'EXPORTS', 'JOB', 'WORKERS', 'CHOSEN',
-           'SEARCH', 'LAYOUT', 'FIGURE', 'ADVICE', 'MEASURED', 'PRECISIONS', 'SYSTEM_HEADS', 'LISTED', 'MOST_POINTS',
-           'ZERO', 'RUNS', 'RUNS_SYSTEM', 'VALIDATE', 'CALIBRATE', 'PLAN', 'POWERS', 'FACTOR', 'SENSITIVITY', 'MEASURE',
-           'OPENED', 'PANELS', 'OURS', 'records', 'as_text', 'paragraph', 'deliver', 'without_infinities', 'as_json',
-           'as_csv', 'deliver_table', 'deliver_written', 'Option', 'option', 'Command', 'command', 'as_number',
-           'numbers', 'words', 'value_of', 'option_of', 'chosen_of', 'idle_in', 'said_by', 'usual_of', 'model_asked',
-           'assumptions_asked', 'estimate_of', 'not_used', 'exported', 'search_command', 'text_of_search', 'place',
-           'parallel_of', 'text_of_figure', 'explain_command', 'text_of_estimate', 'layers_view', 'case_asked',
-           'text_of_advice', 'first_exported', 'few_digits', 'priced_fields', 'changes_of', 'fits_command',
-           'improve_command', 'measured_of', 'text_of_improvements', 'why_not_command', 'model_row', 'models_command',
-           'systems_view', 'systems_command', 'labelled', 'strategies_of', 'study_options', 'resumable',
-           'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command', 'zero_command', 'zero_view',
+           'NVLINK', 'BATCH', 'ASSUMPTIONS', 'FORMAT', 'OUTPUT', 'RESULT', 'EXPORTS', 'JOB', 'WORKERS', 'STRATEGY',
+           'CHOSEN', 'YES_OR_NO', 'UNSAID', 'SEARCH', 'LAYOUT', 'FIGURE', 'ADVICE', 'MEASURED', 'PRECISIONS',
+           'SYSTEM_HEADS', 'LISTED', 'MOST_POINTS', 'ZERO', 'RUNS', 'RUNS_SYSTEM', 'VALIDATE', 'CALIBRATE', 'PLAN',
+           'POWERS', 'FACTOR', 'SENSITIVITY', 'MEASURE', 'OPENED', 'PANELS', 'OURS', 'records', 'as_text', 'paragraph',
+           'deliver', 'without_infinities', 'as_json', 'as_csv', 'deliver_table', 'deliver_written', 'Option', 'option',
+           'Command', 'command', 'as_number', 'numbers', 'words', 'value_of', 'option_of', 'chosen_of', 'idle_in',
+           'said_by', 'names_of', 'usual_of', 'check_said', 'model_asked', 'assumptions_asked', 'subject', 'title_of',
+           'title_for', 'estimate_of', 'not_used', 'exported', 'search_command', 'text_of_search', 'stages_told',
+           'strategies_told', 'place', 'parallel_of', 'text_of_figure', 'explain_command', 'text_of_estimate',
+           'layers_view', 'case_asked', 'text_of_advice', 'first_exported', 'few_digits', 'priced_fields', 'changes_of',
+           'fits_command', 'improve_command', 'measured_of', 'text_of_improvements', 'why_not_command', 'model_row',
+           'models_command', 'systems_view', 'systems_command', 'labelled', 'strategies_of', 'study_options',
+           'resumable', 'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command', 'zero_command', 'zero_view',
            'runs_about', 'validate_command', 'text_of_recipes', 'text_of_scores', 'calibrate_command', 'error_after',
            'told_of', 'text_of_fits', 'fit_view', 'amount', 'fields_given', 'plan_command', 'text_of_plan',
            'configuration_asked', 'sensitivity_command', 'deliver_needed', 'sensitivity_view', 'bench_command',
            'measure_command', 'panel_asked', 'panels_command', 'Parser', 'summary_of', 'parser_of', 'overview',
-           'job_of', 'arguments_of', 'schema_text', 'run_command', 'failure_of', 'main']
+           'job_of', 'gpus_told', 'arguments_of', 'schema_text', 'run_command', 'failure_of', 'main']
 
 # %% ../nbs/11_cli.ipynb #86ef7f4e
 import argparse
@@ -213,6 +214,11 @@ WORKERS = option('--workers', 'processes on this machine; under mpiexec its rank
 
 def option_of(name, help, kind='text'): return option(name, help, None, kind)
 
+STRATEGY = option_of('--strategy', 'how a layer is shared: 1d (Megatron), 2d-seqp (with context '
+                     'parallelism), 2d (SUMMA), or all; unless given 1d, and with calibrated '
+                     'assumptions 2d-seqp too', 'words')
+
+# %% ../nbs/11_cli.ipynb #1a0dae98
 CHOSEN = (  # options of a configuration that assumptions answer unless given
     option('--zero-stage', 'what copies share out: 0 nothing, 1 optimizer states, 2 and gradients, '
            '3 and weights', kind='numbers', least=0),
@@ -231,15 +237,24 @@ CHOSEN = (  # options of a configuration that assumptions answer unless given
     option_of('--reshard-after-forward', 'ZeRO-3 gathers weights again for the backward pass: yes '
               'or no', 'words'),
     option_of('--dp-replicate', 'hybrid sharding: copies of what data-parallel copies share out',
-              'numbers'))
+              'numbers'),
+    option_of('--precision', 'of the products with weights: bf16, fp8, fp8-block, mxfp8, nvfp4',
+              'words'),
+    option_of('--dispatcher', 'how tokens travel to their experts: alltoall, allgather, once',
+              'words'),
+    *(option_of(f'--{group}-overlap', f'{kind}-parallel messages hide behind compute: yes or no',
+                'words')
+      for group, kind in (('tp', 'tensor'), ('dp', 'data'), ('ep', 'expert'))))
 
 # %% ../nbs/11_cli.ipynb #ca37ccc5
+YES_OR_NO = {'sequence_sharded', 'reduce_each', 'reshard_after_forward', 'tp_overlap',
+             'dp_overlap', 'ep_overlap'}
+
 def chosen_of(a):  # dict: choice -> values
     "What was said of a configuration's choices."
     found = {o.name: getattr(a, o.name) for o in CHOSEN if getattr(a, o.name) is not None}
     answers = {'yes': True, 'no': False}
-    for name in ('sequence_sharded', 'reduce_each', 'reshard_after_forward'):
-        if name not in found: continue
+    for name in [name for name in found if name in YES_OR_NO]:
         flag = '--' + name.replace('_', '-')
         found[name] = [answers[nearest(word, answers, flag)] for word in found[name]]
     return found
@@ -258,6 +273,7 @@ def said_by(job):  # dict: option -> value, as it would be typed
     found = {'model': m, 'global_batch': job.global_batch, 'gpus': job.n_gpus and [str(job.n_gpus)],
              'samples': each or None,
              'seq_len': job.seq_len if m is None else None, **{o.name: p[o.name] for o in LAYOUT}}
+    if not job.n_gpus: del found['dp']
     for o in CHOSEN:
         x = p[o.name]
         if x is not None and o.name not in idle:
@@ -265,13 +281,27 @@ def said_by(job):  # dict: option -> value, as it would be typed
     return {name: str(x) if isinstance(x, int) else x for name, x in found.items() if x is not None}
 
 # %% ../nbs/11_cli.ipynb #1a0dae95
+def names_of(o: Option): return [flag.lstrip('-').replace('-', '_') for flag in o.flags]
+
 def usual_of(o: Option, said):
     "What a job says of an option, by any of its flags; else its default."
-    names = [flag.lstrip('-').replace('-', '_') for flag in o.flags]
-    alone = o.kind == 'number' and 'gpus' in names   # chosen anew only where one asks for it
-    found = next((said[name] for name in names if name in said and not alone), o.default)
+    alone = o.kind == 'number' and o.name == 'gpus'   # chosen anew only where one asks for it
+    found = next((said[name] for name in names_of(o) if name in said and not alone), o.default)
     several = o.kind in SEVERAL and found is not None and not isinstance(found, list)
     return [found] if several else found
+
+# %% ../nbs/11_cli.ipynb #1a0dae9a
+UNSAID = {   # what a job or an option says: no default stands for it -> (words, options instead)
+    'model': ('model', ()), 'gpus': ('number of GPUs', ()), 'dp': ('number of GPUs', ('gpus',)),
+    'global_batch': ('global batch', ('batch_tokens',)), 'samples': ('global batch', ())}
+
+def check_said(options, a, said):
+    "A ValueError where a job is given, and neither it nor an option says what it is about."
+    for name, (words, instead) in UNSAID.items():
+        o = next((o for o in options if name in names_of(o)), None)
+        if o is None or name == 'gpus' and o.default is None: continue
+        if name not in said and not any(getattr(a, other, None) for other in (o.name, *instead)):
+            raise ValueError(f'the job does not say its {words}: give {o.flags[0]}')
 
 # %% ../nbs/11_cli.ipynb #1a0dae94
 def model_asked(a, model=None):  # Model
@@ -289,6 +319,21 @@ def assumptions_asked(a, **more):  # Assumptions
     told = {name: getattr(a.job.parallel, name) for name in CHOICES if name not in idle_in(a.job)}
     said = {name: x for name, x in told.items() if x is not None}
     return dataclasses.replace(own, **said, **more)
+
+# %% ../nbs/11_cli.ipynb #1a0dae9b
+def subject(model, batch):  # dict
+    "What an answer is about."
+    return {'model': model.name, 'seq_len': model.seq_len, 'global_batch': batch}
+
+def title_of(model, batch, n_gpus=None, system=None):  # str
+    "The same as a line."
+    gpus = '' if system is None else (
+        f', {n_gpus} {system.name} GPUs, {system.nvlink_size} to an NVLink domain')
+    return f'{model.name}{gpus}, {batch} samples of {model.seq_len} tokens an iteration'
+
+def title_for(one):  # str
+    "What an estimate is about."
+    return title_of(one.model, one.global_batch, one.parallel.n_gpus, one.system)
 
 # %% ../nbs/11_cli.ipynb #1a0dae97
 def estimate_of(row, a, model):  # Estimate
@@ -317,11 +362,11 @@ def exported(what, a, model=None):  # str
 SEARCH = (
     MODEL, SYSTEM, NVLINK,
     option('--gpus', 'how many GPUs; repeat, or separate by commas', ['2048'], 'numbers'), BATCH,
-    option('--strategy', 'how a layer is shared: 1d (Megatron), 2d-seqp (with context '
-           'parallelism), 2d (SUMMA), or all', ['1d'], 'words'), *CHOSEN,
+    STRATEGY, *CHOSEN,
     option('--top', 'configurations to show for each number of GPUs', '10', 'number'),
     option_of('--fits-by', 'what must fit into the memory of a GPU: point (the estimate) or bound '
-              '(with what no count sees); as assumed unless given'), ASSUMPTIONS, *JOB, *RESULT)
+              '(with what no count sees: nine in ten measured peaks lie below); as assumed unless '
+              'given'), ASSUMPTIONS, *JOB, *RESULT)
 
 @command('search', *SEARCH)
 def search_command(a):
@@ -348,21 +393,40 @@ def search_command(a):
 def text_of_search(found, model, system, a):  # str
     "A search result as it was asked for."
     if a.format == 'csv': return found.to_csv(index=False)
+    notes = found.notes + stages_told(model, a) + not_used(a)
     if a.format == 'json':
-        return as_json({'candidates': found.candidates, 'found': records(found),
-                        'none': found.reasons, 'notes': found.notes + not_used(a)})
+        return as_json({**subject(model, a.global_batch), 'candidates': found.candidates,
+                        'found': records(found), 'none': found.reasons, 'notes': notes})
     from transformer_perf.iteration import in_words, readable
     parts = []
     for n, own in found.groupby('n_gpus', sort=False):
-        title = (f'{model.name}, {n} {system.name} GPUs, {system.nvlink_size} to an NVLink domain, '
-                 f'{a.global_batch} samples an iteration')
-        parts += [as_text(readable(own, system).drop(columns='GPUs'), title),
+        parts += [as_text(readable(own, system).drop(columns='GPUs'),
+                          title_of(model, a.global_batch, n, system)),
                   paragraph(in_words(own.iloc[0], model, system, a.global_batch))]
     for n, reason in found.reasons.items():
         parts.append(paragraph(f'{n} GPUs: no feasible configuration. {reason}.'))
     evidence = [f'Evidence: {"; ".join(found.evidence.unique())}.'] * bool(len(found))
-    parts.append(paragraph(' '.join(evidence + found.notes + not_used(a))))
-    return '\n'.join([*parts, f'{found.candidates:,} candidates considered.\n'])
+    parts.append(paragraph(' '.join(evidence + notes)))
+    parts.append(f'{found.candidates:,} candidates considered, {strategies_told(a)}.\n')
+    return '\n'.join(parts)
+
+# %% ../nbs/11_cli.ipynb #db69c1dc
+def stages_told(model, a):  # list of str
+    "A sentence where the number of layers leaves a pipeline next to no choice."
+    few = [n for n in a.gpus if math.gcd(model.depth, n) < 3 <= min(model.depth, n)]
+    if not few or assumptions_asked(a).uneven_stages: return []
+    from transformer_perf.iteration import plural
+    most = plural(max(math.gcd(model.depth, n) for n in few), 'pipeline stage')
+    where = f'on {", ".join(map(str, few))} GPUs'
+    return [(f'{model.depth} layers divide evenly into no more than {most} {where}; with '
+            '--assumptions calibrated stages may differ.')]
+
+def strategies_told(a):  # str
+    "Which strategies a search has considered, and how to consider the others."
+    from transformer_perf.execution import STRATEGIES, strategies_named
+    tried = strategies_named(a.strategy, assumptions_asked(a))
+    left = ', '.join(name for name in STRATEGIES if name not in tried)
+    return f'of strategy {", ".join(tried)}' + f' (--strategy all: also {left})' * bool(left)
 
 # %% ../nbs/11_cli.ipynb #b12d1d14
 def place(group):
@@ -374,6 +438,9 @@ LAYOUT = (
     option('--cp --tp2', 'GPUs that share the sequence', '1', 'number'),
     option('--pp', 'pipeline stages', '1', 'number'),
     option('--dp', 'data-parallel copies', '1', 'number'),
+    option('--ep', 'of the tp x cp x dp GPUs of a stage, those that share the experts', '1',
+           'number'),
+    option('--etp', 'of them, GPUs that share the features of an expert', '1', 'number'),
     option('--micro-batch', 'samples of one micro-batch', '1', 'number'),
     option('--panels', "SUMMA panels, instead of the system's own number", kind='number'),
     option('--nvlink-tp --nvlink-tp1', 'tp GPUs in one NVLink domain; left open: the fastest',
@@ -429,10 +496,9 @@ def text_of_estimate(result, a):  # str
     if a.format == 'csv': return result.layers.to_csv(index=False)
     notes = result.notes + not_used(a)
     if a.format == 'json':
-        return as_json({'parallel': vars(result.parallel), 'fits': bool(result.fits),
-                        'stats': result.stats, 'layers': records(result.layers), 'notes': notes})
+        return as_json({**priced_fields(result), 'layers': records(result.layers), 'notes': notes})
     from transformer_perf.iteration import readable
-    return '\n'.join([as_text(readable(result.row.to_frame().T, result.system)),
+    return '\n'.join([as_text(readable(result.row.to_frame().T, result.system), title_for(result)),
                       paragraph(' '.join([result.summary, *notes])),
                       as_text(layers_view(result.layers),
                               'One layer, one micro-batch, on one GPU (milliseconds)')])
@@ -470,7 +536,9 @@ def text_of_advice(found, table, content, views, a):  # str
     if a.format == 'csv': return as_csv(table)
     notes = (found.estimate.notes if found.estimate else []) + not_used(a)
     if a.format == 'json': return as_json({'summary': found.summary, **content, 'notes': notes})
-    shown = [as_text(view) for view in views if len(view)]
+    titles = [title_for(found.estimate)] if found.estimate else []
+    shown = [as_text(view, *titles[i:i + 1])
+             for i, view in enumerate(view for view in views if len(view))]
     return '\n'.join([*shown, paragraph(' '.join([found.summary, *notes]))])
 
 # %% ../nbs/11_cli.ipynb #13b00009
@@ -487,7 +555,8 @@ def few_digits(table):  # list of dict of text
 
 def priced_fields(one):  # dict
     "A configuration and its figures."
-    return {'parallel': vars(one.parallel), 'stats': one.stats, 'fits': bool(one.fits)}
+    return {**subject(one.model, one.global_batch), 'parallel': vars(one.parallel),
+            'stats': one.stats, 'fits': bool(one.fits)}
 
 def changes_of(changes, one):  # list of dict
     "Changes with the fields to set."
@@ -500,7 +569,8 @@ def changes_of(changes, one):  # list of dict
 def fits_command(a):
     """Say whether a job fits in memory, where every gigabyte is, and the cheapest changes if not.
 
-    The exit code is 1 if it does not. --export writes the job that fits: itself, or changed.
+    With calibrated assumptions what is needed is a bound: nine in ten measured peaks lie below.
+    The exit code is 1 if the job does not fit. --export writes one that fits: itself, or changed.
 
     Example: transformer-perf fits --model llama3.1_70B --tp 8 --dp 2 --system H100-80GB
         transformer-perf fits --job train.sh --system H100-80GB --export megatron
@@ -513,8 +583,7 @@ def fits_command(a):
         one, ranks, parts = found.estimate, found.ranks, found.parts
         content = {**priced_fields(one), 'parts': records(parts), 'ranks': records(ranks),
                    'changes': changes_of(found.changes, one)}
-        views = [few_digits(t) for t in (parts, ranks)]
-        views.append(changes_view(found.table, one.system))
+        views = [*map(few_digits, (parts, ranks)), changes_view(found.table, one.system)]
         text = text_of_advice(found, ranks, content, views, a)
     deliver(text, a.output)
     return 0 if found.fits else 1
@@ -587,22 +656,30 @@ def why_not_command(a):
 def model_row(m):  # dict
     "A model as a row of a table."
     from transformer_perf.modules import model_figures
+    own = m.parameters - dataclasses.replace(m, mtp_layers=0).parameters
     known = {key: round(x, 3) for key, x in model_figures(m).items()}
     return {'name': m.name, 'l (seq_len)': m.seq_len, 'e (embed_dim)': m.embed_dim,
             'f (mlp_dim)': m.mlp_dim, 'h (heads)': m.heads, 'depth': m.depth,
             'experts': f'{m.experts_per_token} of {m.experts}' if m.experts else '',
             'training samples': f'{m.train_samples:.4g}' if m.train_samples else '',
             'parameters_B': round(m.parameters / 1e9, 3),
-            'active_B': round(m.active_parameters / 1e9, 3), 'layers_B': known.get('parameters_B'),
-            **{key: known.get(key) for key in ('PFLOP_per_sample', 'mlp_to_attention')}}
+            'of them MTP_B': round(own / 1e9, 3) or '',
+            'active_B': round(m.active_parameters / 1e9, 3), 'layers_B': known['parameters_B'],
+            'model_PFLOP_per_sample': round(m.flops_per_token() * m.seq_len / 1e15, 4),
+            'mlp_to_attention': known['mlp_to_attention']}
 
 # %% ../nbs/11_cli.ipynb #c0de0201
 @command('models', *RESULT)
 def models_command(a):
-    "List the models that are known by name."
+    """List the models that are known by name.
+
+    parameters_B counts all layers, those of multi-token prediction (MTP) too; layers_B only those
+    of the depth. model_PFLOP_per_sample are the model FLOP of MFU, as Megatron-LM counts them.
+    """
     from transformer_perf.models import NAMED
     deliver_table([model_row(m) for m in NAMED.values()], a)
 
+# %% ../nbs/11_cli.ipynb #c0de0202
 SYSTEM_HEADS = {
     'name': 'name', 'matrix_flops_fp16': 'bf16 TFLOP/s', 'matrix_flops_fp8': 'fp8 TFLOP/s',
     'matrix_flops_fp4': 'fp4 TFLOP/s', 'hbm_capacity': 'memory GB', 'hbm_bandwidth': 'memory GB/s',
@@ -935,7 +1012,7 @@ PLAN = (
     option('--usd', 'dollars: a limit, or without --tokens what they buy'),
     BATCH._replace(default=None, help=f'{BATCH.help}; 4096 unless --batch-tokens says it'),
     option('--batch-tokens', 'tokens of one iteration, such as 16777216', kind='text'),
-    option('--strategy', '1d, 2d-seqp, 2d or all; as assumed unless given', None, 'words'), *CHOSEN,
+    STRATEGY, *CHOSEN,
     option('--prices', "a CSV file of prices, in the shape of SkyPilot's vms.csv; a dated table "
            'ships'),
     option('--operation', 'FIELD=VALUE of how the cluster is run: mtbf_gpu_hours, restart_s, '
@@ -1000,8 +1077,7 @@ def text_of_plan(found, a):  # str
                         'front': records(found.front), 'none': found.reasons, 'notes': notes})
     parts = []
     if len(found.rows):
-        title = f'{found.model.name}, {found.global_batch} samples an iteration'
-        parts = [as_text(plan_view(found.answers), title),
+        parts = [as_text(plan_view(found.answers), title_of(found.model, found.global_batch)),
                  as_text(plan_view(found.front), 'What nothing beats in time, memory, GPUs and '
                          'money at once')]
     why = [paragraph(f'{reason}.') for reason in found.reasons]
@@ -1195,13 +1271,29 @@ def overview():  # str
         'what --format json writes. Exit codes: 0 an answer, 1 nothing fits, 2 a mistake.', ''])
 
 # %% ../nbs/11_cli.ipynb #0b93b97c
-def job_of(a):  # dict: option -> value, as it would be typed
+def job_of(a, options):  # dict: option -> value, as it would be typed
     "The job among the options of a command, read, and what it says."
     if getattr(a, 'job', None) is None: return {}
     from transformer_perf.interop import as_job
     if not a.job: raise ValueError('--job lacks a value')
-    a.job = as_job(Path(a.job))
-    return said_by(a.job)
+    path = Path(a.job)
+    a.job = as_job(path)
+    n = gpus_told(a)
+    with contextlib.suppress(ValueError):   # as many GPUs may need a layout of their own
+        if n and not a.job.n_gpus: a.job = as_job(path, n)
+    said = said_by(a.job)
+    check_said(options, a, said)
+    return said
+
+# %% ../nbs/11_cli.ipynb #0b93b97d
+def gpus_told(a):  # number of GPUs, or None
+    "How many GPUs options give a job that does not say it."
+    p, dp = a.job.parallel, getattr(a, 'dp', None)
+    if dp: return whole(as_number(dp), '--dp') * p.tp * p.cp * p.pp
+    given = getattr(a, 'gpus', None) or []
+    texts = [given] if isinstance(given, str) else [text for text in given if text]
+    found = numbers(texts, '--gpus') if texts else []
+    return found[0] if len(found) == 1 else None
 
 # %% ../nbs/11_cli.ipynb #0b93b97b
 def arguments_of(name, texts):  # Namespace
@@ -1212,7 +1304,7 @@ def arguments_of(name, texts):  # Namespace
     for text in rest:
         if text.startswith('-'): nearest(text.partition('=')[0], known, f'option of {name}')
         raise ValueError(f'{name} does not take {quoted(text)}')
-    said = job_of(a)
+    said = job_of(a, COMMANDS[name].options)
     for o in COMMANDS[name].options:
         given, usual = getattr(a, o.name), usual_of(o, said)
         if o.flags[0].startswith('-') and (given == [] or isinstance(given, list) and [] in given):
