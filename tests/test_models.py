@@ -214,7 +214,7 @@ def test_priced(name):
     for way in (lambda: estimate(name, Parallel(), 'H200', 16), lambda: model_figures(name),
                 lambda: search(name, 64, 'H200', 64)): way()
     m = NAMED[name]
-    if not (m.experts or m.head_dim): Sizes.of([name]); return
+    if not (m.experts or m.head_dim or m.kv_heads): Sizes.of([name]); return
     with pytest.raises(ValueError, match=f'^{name}: .* is not in the estimates'): Sizes.of([name])
 
 
