@@ -63,6 +63,8 @@ def case_of(model, parallel, system, global_batch, assumptions):  # Case
         if global_batch is None: global_batch = job.global_batch
         if model is None: raise ValueError('the job does not say its model: give the model, and '
                                            'the configuration of the job as `parallel`')
+        if job.n_gpus is None: raise ValueError('the job does not say its number of GPUs: give it '
+                                                'to `as_job`')
     if global_batch is None: raise ValueError('global_batch is not said by the job: give it')
     system, a = as_system(system), as_assumptions(assumptions)
     p = settled(parallel, system, a)
