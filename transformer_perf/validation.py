@@ -1240,9 +1240,12 @@ def ranked(found, alone, own, row):  # dict
     if not len(found): return {'job': row_name(row.to_frame().T, 0), 'why': 'nothing fits'}
     best, names = found.iloc[0], {'published': named_choice(own)}
     names |= {'job': row_name(row.to_frame().T, 0), 'first choice': named_choice(found.iloc[0])}
-    if not len(alone): return names | {'why': 'does not fit by our bound'}
-    slower = max(alone.iteration_s.iloc[0] / best.iteration_s - 1, 0.)
-    faster = found.iteration_s < alone.iteration_s.iloc[0] * (1 - 1e-6)
+    if not len(alone) and row.predicted_memory_bound_GB > found.priced_on.hbm_capacity:
+        return names | {'why': 'does not fit by our bound'}
+    # a chunk that is only an end of the model is more than a search tries, not more than a price
+    seconds = alone.iteration_s.iloc[0] if len(alone) else row.predicted_iteration_s
+    slower = max(seconds / best.iteration_s - 1, 0.)
+    faster = found.iteration_s < seconds * (1 - 1e-6)
     why = '' if slower <= WITHIN else why_missed(own, best)
     return names | {'slower %': round(100 * slower, 1), 'rank': 1 + int(faster.sum()), 'why': why}
 
