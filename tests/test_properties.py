@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from transformer_perf import Model, Parallel, estimate, execution, layers, search
 from transformer_perf.estimates import COLLECTIVES, as_assumptions, collective_time, counted
-from transformer_perf.execution import best_of, considered_choices, Question, search_one
+from transformer_perf.execution import best_of, considered_choices, Question, search_each
 from transformer_perf.iteration import (
     COMPONENTS, MEMORY_PARTS, iteration_times, memory_of)
 from transformer_perf.kernels import pricer_of
@@ -199,7 +199,7 @@ def test_bounds_change_nothing_over_variants(monkeypatch):
     a = as_assumptions('corrected')
     q = Question(execution.as_model('gpt3_1T'), system, 4096, a, '2d-seqp',
                  considered_choices({}, execution.as_model('gpt3_1T'), a), {})
-    ask = lambda: best_of([search_one((512, 4096), q, 5)[0]], (512, 4096), 5)
+    ask = lambda: best_of([search_each((512, 4096), [q], 5)[0][0]], (512, 4096))
     bounded = ask()
     unbounded(monkeypatch)
     assert bounded.equals(ask()) and len(bounded) > 40

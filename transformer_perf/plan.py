@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from transformer_perf.inputs import (
-    ABOVE, ANY, LARGEST, checked, divides, field, finite, nearest, of_type, quoted,
+    ABOVE, ANY, checked, divides, field, finite, nearest, of_type, quoted,
     several, takes, whole)
 from .models import Model, as_markdown, as_model
 
@@ -25,9 +25,8 @@ from .models import Model, as_markdown, as_model
 from .systems import as_system, price_per_gpu_hour, read_prices
 from .estimates import CHOICES, FITS_BY
 from .iteration import GROUPS, PLACES, SHOWN, keep, short, statistics, usual
-from transformer_perf.execution import (
-    Question, asked_about, best_candidates, counts_of, fitting, questions, result_of, table_of,
-    why_none)
+from .execution import (
+    Question, asked_about, best_candidates, counts_of, fitting, questions, result_of, tables_of)
 
 # %% ../nbs/14_plan.ipynb #14a00011
 @checked
@@ -169,11 +168,11 @@ FINALISTS = 10   # of the fastest; one of each other question
 
 def candidates(f, q: Question):  # DataFrame
     "The best of each question and number of GPUs, before schedules are played."
-    question, i, j = best_candidates(f.less, f.layers, worth_asking(f, q), q, FINALISTS)
-    t = keep(f.less.t, i) | {name: f.less.places[name][j] for name in PLACES}
+    best = best_candidates(f.less, f.layers, worth_asking(f, q), q, FINALISTS)
+    t = keep(f.less.t, best.i) | {name: f.less.places[name][best.j] for name in PLACES}
     found = statistics(t, q.model, q.system, q.global_batch, q.assumptions)
-    return pd.DataFrame({'question': question, 'n_gpus': t['n_gpus'], 'i': i, 'j': j,
-                         **{name: found[name] for name in ('iteration_s', 'memory_GB')}})
+    shown = {name: found[name] for name in ('iteration_s', 'memory_GB')}
+    return best.rename(columns={'variant': 'question'}).assign(variant=0, **shown)
 
 def kept(tables):  # DataFrame, with `search`: which of the tables
     "Who is worth playing: the first of each question, and the finalists."
@@ -184,17 +183,10 @@ def kept(tables):  # DataFrame, with `search`: which of the tables
     return t[rank < np.where(t.question == 0, FINALISTS, 1)].drop_duplicates(['search', 'i', 'j'])
 
 # %% ../nbs/14_plan.ipynb #14a00044
-def varied(n_gpus, asked):  # list, of each Question as of search_one
+def varied(n_gpus, asked):  # as `tables_of`
     "What is worth a line, for each number of GPUs."
     fit = [fitting(n_gpus, q) for q in asked]
-    some, found = kept([candidates(f, q) for f, q in zip(fit, asked)]), []
-    for at, (f, q) in enumerate(zip(fit, asked)):
-        own = some[some.search == at]
-        table = table_of(f.less, np.zeros(len(own), int), own.i.to_numpy(), own.j.to_numpy(), q)
-        none = set(n_gpus).difference(f.less.t['n_gpus'])
-        reasons = {n: why_none(n, f.space, f.memory, q) for n in none}
-        found.append((table, reasons, int(f.space.placed.sum())))
-    return found
+    return tables_of(n_gpus, asked, fit, kept([candidates(f, q) for f, q in zip(fit, asked)]))
 
 # %% ../nbs/14_plan.ipynb #14a00051
 def on_front(values):  # bool of each row
@@ -302,7 +294,7 @@ def within(rows, budget: Budget):  # (rows, reasons)
 def searched(about, counts, strategy, choices):  # SearchResult
     "What is worth a line on one system, with `knobs`."
     asked = questions(about, strategy, choices)
-    found = result_of(varied(counts, asked), asked, counts, LARGEST)
+    found = result_of(varied(counts, asked), asked, counts)
     found['knobs'] = knobs_of(found, about[-1])
     return found
 

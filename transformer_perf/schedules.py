@@ -237,11 +237,11 @@ class Program(NamedTuple):
     waits: list     # numbers of the steps that it waits for, each with whether it sends a message
     columns: dict   # of all passes: rank, step, kind, chunk, micro-batch, place
 
-def step_of(passes, rank, s, p, known):  # (passes with places, keys, what it waits for), or None
-    "A step with its places, if what it waits for is known."
-    last, found, keys, waits = p * max(s.chunks, 1) - 1, [], [], []
+def step_of(passes, places, last, known):  # (passes with places, keys, what it waits for), or None
+    "A step with its places, if what it waits for is known; `places`: of the rank's chunks."
+    found, keys, waits = [], [], []
     for kind, chunk, m in passes:
-        way, place = position(s, p, rank, chunk)
+        way, place = places[chunk]
         need = needs(kind, way, place, m, last)
         found.append((kind, chunk, m, place))
         keys.append((kind, way, place, m))
@@ -251,9 +251,9 @@ def step_of(passes, rank, s, p, known):  # (passes with places, keys, what it wa
     return found, keys, waits
 
 # %% ../nbs/01c_schedules.ipynb #04b0001f
-def carry_out(left, rank, s, p, known, out):
+def carry_out(left, rank, places, last, known, out):
     "Move a rank's next steps to the program, until it waits for another rank."
-    while left and (step := step_of(left[0], rank, s, p, known)):
+    while left and (step := step_of(left[0], places, last, known)):
         passes, keys, waits = step
         known |= dict.fromkeys(keys, len(out.rank))
         out.rank.append(rank)
@@ -268,10 +268,12 @@ def program(name, p, v, N):  # Program
     s = SCHEDULES[name]
     s = s._replace(chunks=s.chunks or v)
     left = [deque(s.steps(rank, p, v, N)) for rank in range(p)]
-    out, known = Program([], [], [], {}), {}
+    places = [[position(s, p, rank, chunk) for chunk in range(s.chunks + s.both_ways)]
+              for rank in range(p)]
+    out, known, last = Program([], [], [], {}), {}, p * s.chunks - 1
     while any(left):
         before = len(out.rank)
-        for rank in range(p): carry_out(left[rank], rank, s, p, known, out)
+        for rank in range(p): carry_out(left[rank], rank, places[rank], last, known, out)
         if len(out.rank) == before: raise ValueError(f'schedule={name}: ranks wait for each other')
     flat = [(rank, step, *one) for step, (rank, passes) in enumerate(zip(out.rank, out.passes))
             for one in passes]

@@ -17,7 +17,7 @@ import pandas as pd
 from .inputs import finite, flag, nearest, table_with, whole
 from .systems import PHYSICAL, System
 from .iteration import estimate, short, statistics
-from .execution import asked_about, best_of, questions, search, search_one
+from .execution import asked_about, best_of, questions, search, search_each
 
 # %% ../nbs/15_sensitivity.ipynb #15a00011
 UNITS = ('element_size', 'mask_element_size', 'flops_units')   # of counting
@@ -60,7 +60,7 @@ def best_on(one, system: System):  # s, an array; infinite where nothing fits
     n = one.parallel.n_gpus
     about = asked_about(one.model, one.system, one.global_batch, one.assumptions, None)
     asked = [q._replace(system=system) for q in questions(about, None, {})]
-    found = best_of([search_one([n], q, 1)[0] for q in asked], [n], 1)
+    found = best_of([table for table, *_ in search_each([n], asked, 1)], [n])
     seconds = np.full(max(np.size(getattr(system, name)) for name in PHYSICAL), np.inf)
     seconds[found.variant.to_numpy()] = found.iteration_s
     return seconds

@@ -36,7 +36,7 @@ from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, as_assumptions
 from .modules import STRATEGIES
 from .execution import (
-    Question, best_of, considered_choices, resting_on, search, search_one)
+    Question, best_of, considered_choices, resting_on, search, search_each)
 from .ranks import completed, mpi_world
 from .results import checked_suffix, npy_bytes, table_bytes
 
@@ -61,8 +61,8 @@ def run_task(task):  # DataFrame
     a = task.assumptions.on(task.system)
     question = Question(task.model, task.system, task.global_batch, a, task.strategy,
                         considered_choices({}, task.model, a), {})
-    table, _, _ = search_one(task.n_gpus, question, task.k)
-    table = best_of([table], task.n_gpus, task.k)
+    (table, *_), = search_each(task.n_gpus, [question], task.k)
+    table = best_of([table], task.n_gpus)
     which = table.pop('variant').to_numpy()
     place = {name: value[which] if np.ndim(value) else value
              for name, value in task.varied.items()}
