@@ -234,9 +234,7 @@ def test_weights_hide_behind_enough_tokens(preset, n):
         job = Job(1, 1, 1, 1, depth=depth, zero_stage=3, assumptions=a)
         seen = lambda T, GB=GB, job=job: data_parallel_time(
             [(GB, group)], 1e-3 * GB * T / system.matrix_flops_fp16, 1e9, pricer, job)[0]
-        share = a.software.dp_exposed
-        least = gather if share is None else depth * share * gather
-        if share is not None: tokens *= 1 - share        # so much hides behind fewer tokens
+        least = gather * (1 + a.software.unit_exposed * (depth - 1))
         assert close(seen(tokens * 1.01), least)
         assert seen(tokens * .5) > 1.01 * least and close(seen(0.), depth * gather)
 

@@ -847,10 +847,10 @@ def if_any(flag, value):
 # %% ../nbs/04_modules.ipynb #2a2f65b8
 def exposed(job: Job, t, t_layer, messages):  # s
     "What messages of t seconds show behind layers of t_layer seconds."
-    longer, measured = np.maximum(t - t_layer, 0), job.software.dp_exposed
-    if measured is None: behind = t + longer * (messages - 1)
-    else: behind = messages * np.maximum(measured * t, longer * np.equal(job.zero_stage, 3))
-    return np.where(job.dp_overlap, behind, t * messages)[()]
+    w, units = job.software, np.equal(job.zero_stage, 3)
+    least = t + np.maximum(t - t_layer, 0) * (messages - 1)
+    share = np.where(job.dp_overlap, np.where(units, w.unit_exposed, w.dp_exposed), 1.)
+    return (least + share * (t * messages - least))[()]
 
 def in_turn(job: Job, t_layer, *messages):  # s
     "What several kinds of messages show, (s, how many) each, behind the same layers."
@@ -881,20 +881,20 @@ def sharers(job: Job, group: Group):  # (Group, Group)
             group._replace(size=several, in_domain=group.in_domain // near))
 
 # %% ../nbs/04_modules.ipynb #28a10002
-def unit_time(parts, pieces, t_fwd, t_bwd, pricer, job: Job):  # (s, s)
-    "What the messages of `pieces` units of equal weights show: see `data_parallel_time`."
+def unit_time(parts, pieces, at_once, t_fwd, t_bwd, pricer, job: Job):  # (s, s)
+    "What the messages of `pieces` units of equal weights show, so many of them in one message."
     stage, N = np.asarray(job.zero_stage), job.micro_batches
     factor = job.software.gradient_bytes / 2
     parts = [(GB, *sharers(job, group)) for GB, group in parts]
     take = lambda kind, factor=1.: sum(pricer.collective(kind, GB * factor, group)
-                                       for GB, group, _ in parts)
+                                       for GB, group, _ in parts) / at_once
     low = of_recipe(job.precision, 'kept') / 2 if job.assumptions.fp8_parameters else 1.
     gather = if_any(stage > 0, lambda: take('allgather', low))
     reduce = (if_any(stage > 0, lambda: take('reducescatter', factor))
               + if_any(stage == 0, lambda: take('allreduce', factor)))
     alike = if_any(np.greater(replicas(job), 1), lambda: sum(
         pricer.collective('allreduce', GB * factor / group.size, other)
-        for GB, group, other in parts))
+        for GB, group, other in parts) / at_once)
     again = gather * ((stage == 3) & job.reshard_after_forward)
     often = reduces_each(job.reduce_each, stage)
     return (in_turn(job, t_fwd, (gather, pieces * np.where(stage == 3, N, 1)[()])),
@@ -909,14 +909,15 @@ def data_parallel_time(
     tables=0.,                  # GB of weights beside those of layers, with the first part's copies
 ):  # (s of the forward, s of the backward pass) that compute does not hide
     "Weights gathered behind the forward pass, gradients reduced behind the backward pass."
-    bulk = np.less(job.zero_stage, 3) & (job.software.dp_exposed is not None)   # in one message
-    whole, pieces = np.where(bulk, job.layers, 1)[()], np.where(bulk, 1, job.layers)[()]
+    bulk = np.less(job.zero_stage, 3) & (job.assumptions.measured is not None)   # in one message
+    whole = np.where(bulk, job.layers, 1)[()]
     (GB, group), *more = [(GB * whole, group) for GB, group in parts]
-    layers = [(GB + tables * bulk, group), *more]
-    seen = unit_time(layers, pieces, t_fwd, t_bwd, pricer, job)
+    layers, at_once = [(GB + tables * bulk, group), *more], np.maximum(whole, 1)
+    seen = unit_time(layers, np.where(bulk, at_once, job.layers)[()], at_once, t_fwd, t_bwd, pricer,
+                     job)
     apart = tables * np.logical_not(bulk)   # a unit of its own
     if not np.any(apart): return seen
-    also = unit_time([(apart, group)], 1, t_fwd, t_bwd, pricer, job)
+    also = unit_time([(apart, group)], 1, 1, t_fwd, t_bwd, pricer, job)
     return seen[0] + also[0], seen[1] + also[1]
 
 # %% ../nbs/04_modules.ipynb #042b449c

@@ -107,8 +107,10 @@ class Software:
         'a share', **PART)
     ep_exposed: float = figure(.25, 0, 1, 'of expert-parallel messages, where they overlap',
         'judged: AMD Primus takes 65 to 85 % for hidden', **PART)
-    dp_exposed: float = figure(None, 0, 1, 'of the gradient reduction, where it overlaps; '
-        'none: layer by layer, as in the paper', 'a share', **PART)
+    dp_exposed: float = figure(0., 0, 1, 'of data-parallel messages, of what compute could hide',
+        'a share', **PART)
+    unit_exposed: float = figure(0., 0, 1, "of ZeRO-3's, which go unit by unit, alike",
+        'a share', **PART)
     p2p_exposed: float = figure(1., 0, 1, 'of pipeline messages in an interleaved schedule',
         'a share', **PART)
     gradient_bytes: float = figure(2., 2, 4, 'bytes reduced, a parameter',

@@ -931,12 +931,13 @@ def calibrate_network(df, start=Parameters()):  # Parameters
 OTHERS = {'megatron-2022': 'Calculon 3.65 %', 'vtrain-multi': 'vTrain 14.73 %',
           'vtrain-single': 'vTrain 8.37 %', 'simumax-b200': 'SimuMax 5.6 %'}  # as they publish them
 FREE = ('clock@Ampere', 'clock@Hopper', 'clock@Blackwell', 'host_layer', 'host_wrapped',
-        'host_experts', 'host_tp', 'host_micro_batch', 'ep_exposed', 'dp_exposed')   # of all alike
+        'host_experts', 'host_tp', 'host_micro_batch', 'ep_exposed', 'dp_exposed',
+        'unit_exposed')   # of all alike
 PRIOR = {   # what is likely before any run is seen, and how far it may be off: 70 launches of 11 us
     'host_layer': (.8e-3, 2e-4), 'host_wrapped': (.5e-3, 3e-4), 'host_micro_batch': (1e-3, 5e-4)}
 FREE_OF_STACK = {'clock': .03, 'host_layer': 3e-4, 'host_experts': 1e-3}  # how far a stack may be
-FREE_OF_SHARED = {'dp_exposed': .2}   # of a stack that shares out weights, more than others
-SHARES = ('torchtitan',)
+FREE_OF_SHARED = {'unit_exposed': .2}   # of a stack that shares out weights, more than others
+SHARES = 'torchtitan', 'llm-foundry'
 TWICE = ('megatron-2021', 'megatron-2022', 'vtrain-multi', 'vtrain-single')  # software known
 LEAST_RUNS = 4     # of a stack with values of its own
 
