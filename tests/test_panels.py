@@ -576,7 +576,8 @@ def test_a_moment_of_the_pipeline(state):
     watched = player(state)
     for span, at in (((0, 100), 0), ((0, 100), 37), ((3, 9), 75), ((95, 100), 60), ((50, 50), 5)):
         watched.span.value, watched.at.value = span, at
-        p, passes = watched.pipeline, panels.one_f_one_b(watched.pipeline)
+        p = watched.pipeline
+        passes = pd.DataFrame(panels.one_f_one_b(p))
         start, end = (p.total * share / 100 for share in span)
         now = start + max(end - start, p.total / 1000) * at / panels.MOMENTS
         ended = passes[(passes.stage == 0) & (passes.end <= now + 1e-12)]
@@ -592,7 +593,7 @@ def test_a_range_of_the_pipeline(span):
     "What is white of a range, all of it drawn, is what its stages idle."
     p = panels.Pipeline(8, 64, 1., 2., 3.)
     start, end = span = tuple(share * p.total for share in span)
-    passes = panels.one_f_one_b(p)
+    passes = pd.DataFrame(panels.one_f_one_b(p))
     busy = (passes.end.clip(start, end) - passes.start.clip(start, end)).sum()
     busy += p.pp * max(end - max(start, p.seconds), 0)
     drawn = panels.drawing(panels.timeline(0, 0, 1000, 144, p, span=span), 1000, 200)
