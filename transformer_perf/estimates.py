@@ -7,10 +7,11 @@ __all__ = ['RECIPES', 'COLLECTIVES', 'CONTEXTS', 'DISPATCHERS', 'FITS_BY', 'MEND
            'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message', 'Work', 'Operation', 'Recipe', 'of_names',
            'of_recipe', 'counted', 'gained', 'roofline', 'ring_share', 'two_tier_time', 'send_time', 'Group', 'Busy',
            'exchanged', 'exchange_time', 'Roofline', 'Pass', 'price', 'parts_again', 'layers_again', 'is_again',
-           'check_choices', 'software_of', 'state_bytes', 'Assumptions', 'as_assumptions', 'collective_time']
+           'check_choices', 'software_of', 'state_bytes', 'Assumptions', 'shipped', 'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -448,6 +449,9 @@ CHOICES = ('zero_stage', 'recompute', 'virtual_stages', 'sequence_sharded', 'con
            'dp_replicate', 'precision', 'dispatcher', 'ep_overlap')  # of a configuration
 PRESETS = {'paper': Assumptions.paper(), 'corrected': Assumptions.corrected()}
 
+@functools.cache
+def shipped(): return Assumptions.calibrated()   # read once, when it is asked for
+
 def as_assumptions(
     assumptions,  # Assumptions, the name of a preset, or a .json file that `calibrate` wrote
 ):  # Assumptions
@@ -456,7 +460,7 @@ def as_assumptions(
     file = isinstance(assumptions, (str, Path)) and str(assumptions).endswith('.json')
     if file: return Assumptions.calibrated(assumptions)
     name = nearest(assumptions, [*PRESETS, 'calibrated'], 'assumptions')
-    return PRESETS[name] if name in PRESETS else Assumptions.calibrated()
+    return PRESETS[name] if name in PRESETS else shipped()
 
 # %% ../nbs/02_estimates.ipynb #1dd50c04
 @takes(volume=ANY, n=dict(least=1), t=dict(least=1))

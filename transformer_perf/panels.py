@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['POWERS', 'RATES', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEPT', 'FEW', 'MOST_PASSES', 'PASSES', 'BROKEN', 'REST',
            'DRAWN_STEPS', 'SAID', 'HELD', 'TASKS', 'SORTS', 'CHAIN', 'LAST', 'WAYS', 'WAITS', 'BOUND', 'STORES',
-           'CALLED', 'OUTLINE', 'STEPS', 'MACHINE', 'CONTROLS', 'COLUMNS', 'TOP', 'best_of', 'MAPPED', 'SWEPT',
-           'SCENARIO', 'AXES', 'SIZE_LINES', 'SIZES_BYTES', 'ANCHORS', 'ENDINGS', 'HELP', 'CHAPTERS', 'LOOK', 'MOMENTS',
-           'FOLDED', 'BUTTONS', 'PANELS', 'LIMITS_MS', 'CELL', 'HEADERS', 'MOST_PAGES', 'CULLED', 'Shown', 'closest',
-           'with_own', 'calibration', 'presets_for', 'rate_options', 'machine_options', 'strategies_for', 'runnable',
+           'CALLED', 'OUTLINE', 'STEPS', 'MACHINE', 'CONTROLS', 'COLUMNS', 'TOP', 'best_of', 'MAPPED', 'many_of',
+           'SWEPT', 'SCENARIO', 'AXES', 'SIZE_LINES', 'SIZES_BYTES', 'ANCHORS', 'ENDINGS', 'HELP', 'CHAPTERS', 'LOOK',
+           'MOMENTS', 'FOLDED', 'BUTTONS', 'PANELS', 'LIMITS_MS', 'CELL', 'HEADERS', 'MOST_PAGES', 'CULLED', 'Shown',
+           'closest', 'with_own', 'presets_for', 'rate_options', 'machine_options', 'strategies_for', 'runnable',
            'settled', 'own_value', 'own_values', 'habits_of', 'assumptions_of', 'named_in', 'call_of', 'calls_of',
            'Drawing', 'element', 'drawing', 'box', 'line', 'label', 'headline', 'stack', 'legend', 'round_step',
            'ticks', 'Pipeline', 'one_f_one_b', 'break_of', 'drawn_passes', 'breaks', 'passes_in', 'Rows', 'schedule',
@@ -21,15 +21,15 @@ __all__ = ['POWERS', 'RATES', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEPT', 'FEW', 
            'over_box', 'memory_bar', 'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'layer_figure',
            'control_name', 'placement_name', 'in_control', 'Step', 'neighbours', 'system_of', 'moves', 'priced',
            'one_step', 'best_step', 'change_words', 'gain_words', 'step_words', 'slip_words', 'limit_words',
-           'layer_words', 'as_view', 'facts_of', 'layer_shown', 'SearchState', 'found_by', 'unchosen', 'found_at',
-           'asked_settled', 'search_settled', 'search_call', 'search_command', 'why_slower', 'candidate_name',
-           'candidate_bar', 'candidate_bars', 'strategies_in', 'maps_for', 'least_memory', 'map_cells', 'mapped',
-           'cell_name', 'shade', 'cell_words', 'search_figure', 'layer_state_of', 'search_facts', 'cell_found',
-           'search_words', 'search_shown', 'SweepState', 'scenarios', 'swept_values', 'sweep_options', 'sweep_calls',
-           'sweep_commands', 'sweep_settled', 'sweep_table', 'with_unit', 'ticks_at', 'memory_areas', 'size_lines',
-           'sweep_column', 'sweep_lines', 'sweep_map', 'sweep_figure', 'scenario_words', 'sweep_shown', 'RooflineState',
-           'roofline_call', 'roofline_settled', 'roofline_table', 'Roof', 'roofs', 'roof_lines', 'ghost_points',
-           'operation_points', 'roofline_figure', 'ridge_words', 'roofline_shown', 'CollectivesState',
+           'layer_words', 'as_view', 'facts_of', 'layer_shown', 'SearchState', 'found_by', 'unchosen', 'searched',
+           'found_at', 'asked_settled', 'cells_of', 'search_settled', 'search_call', 'search_command', 'why_slower',
+           'candidate_name', 'candidate_bar', 'candidate_bars', 'strategies_in', 'maps_for', 'least_memory',
+           'map_cells', 'mapped', 'cell_name', 'shade', 'cell_words', 'search_figure', 'layer_state_of', 'search_facts',
+           'cell_found', 'search_words', 'search_shown', 'SweepState', 'scenarios', 'swept_values', 'sweep_options',
+           'sweep_calls', 'sweep_commands', 'sweep_settled', 'sweep_table', 'with_unit', 'ticks_at', 'memory_areas',
+           'size_lines', 'sweep_column', 'sweep_lines', 'sweep_map', 'sweep_figure', 'scenario_words', 'sweep_shown',
+           'RooflineState', 'roofline_call', 'roofline_settled', 'roofline_table', 'Roof', 'roofs', 'roof_lines',
+           'ghost_points', 'operation_points', 'roofline_figure', 'ridge_words', 'roofline_shown', 'CollectivesState',
            'collectives_call', 'measured_times', 'predicted_times', 'collectives_table', 'collectives_words',
            'collectives_shown', 'as_path', 'draw_again', 'drawn_again', 'png_of', 'picture_html', 'row_html',
            'table_html', 'call_html', 'state_call', 'served', 'address_html', 'Pinned', 'changes_between', 'difference',
@@ -86,7 +86,7 @@ from tornado.web import Application, HTTPError, OutputTransform
 from .inputs import nearest, whole
 from .models import NAMED, Model, as_model, differing
 from .systems import PHYSICAL, REQUIRED, UNIT_OF, as_system, system_names
-from .parameters import measured_folder, read_calibration
+from .parameters import measured_folder
 
 # %% ../nbs/07b_panels.ipynb #eb7699e2
 from .estimates import CHOICES, COLLECTIVES, FITS_BY, Group, as_assumptions, counted
@@ -144,14 +144,12 @@ def with_own(
 POWERS = tuple(2**i for i in range(17))  # 1 to 65,536
 RATES = ('matrix_flops_fp16', 'hbm_bandwidth', 'hbm_capacity', 'nvlink_bandwidth', 'ib_bandwidth')
 
-@functools.cache
-def calibration(): return read_calibration()
-
 def presets_for(state):  # (list of names, str)
     "The presets that can price a state, and why one of them is missing."
     fields = [name for name in ('system', 'system_b') if hasattr(state, name)]
     try:
-        for name in fields: calibration().of(as_system(getattr(state, name)))
+        for name in fields:
+            as_assumptions('calibrated').measured.of(as_system(getattr(state, name)))
     except ValueError as error:
         return ['corrected', 'paper'], f'calibrated is not offered: {error}.'
     return ['corrected', 'paper', 'calibrated'], ''
@@ -614,7 +612,7 @@ def loaded(job: LayerState):  # Question
     return Question(model, system, job.global_batch, assumptions, strategy,
                     considered_choices(choices, model, assumptions), {})
 
-@functools.lru_cache(2)   # a state and the one before it
+@functools.lru_cache(4)   # a state and the one before it, whose bars are dashed
 def priced_state(state):  # Estimate
     "The configuration of a state, priced."
     q = question_of(state)
@@ -1195,7 +1193,7 @@ class SearchState(JobState):
     cell: str = 'none'           # the one to load in the layer panel
     candidate: int = 0           # rank of the one to load instead; 0: none
     @property
-    def found(self): return best_of(unchosen(self))
+    def found(self): return best_of(searched(self))
     @property
     def job(self): return layer_state_of(dataclasses.replace(
         self, candidate=self.candidate or 1), self.found).estimate
@@ -1212,9 +1210,11 @@ def found_by(state, k=TOP, **fixed):  # SearchResult
     return search(model, state.n_gpus, system, state.global_batch, state.strategy, k,
                   assumptions_of(state), fixed=fixed)
 
-best_of = functools.lru_cache(2)(found_by)   # of a state and the one before it
+best_of = functools.lru_cache(4)(found_by)   # of a state and the one before it
 
 def unchosen(state): return dataclasses.replace(state, cell='none', candidate=0)
+
+def searched(state): return dataclasses.replace(unchosen(state), map='')   # what is searched for
 
 def found_at(state):  # SearchResult
     "What is found in the chosen cell of the map; without one, everywhere."
@@ -1230,15 +1230,19 @@ def asked_settled(state):  # (SearchState, dict: control -> options)
     return settled(runnable(state, model), {'strategy': [*strategies, *every],
                                             'n_gpus': with_own(POWERS, state.n_gpus)})
 
+def cells_of(state):  # list of str
+    "What may be chosen of a state's map."
+    return ['none', *map(cell_name, map_cells(state).iloc[:, :2].to_numpy())]
+
 def search_settled(state):  # (SearchState, dict: control -> options)
-    "As it may be asked for; then the map, its cells and the candidates."
+    "As it may be asked for; then the map and the candidates. The map is drawn after the picture."
     state, options = asked_settled(state)
     state = dataclasses.replace(state, map=closest(state.map, maps_for(state)))
-    cells = ['none', *map(cell_name, map_cells(state).iloc[:, :2].to_numpy())]
-    state = dataclasses.replace(state, cell=closest(state.cell, cells))
+    if state.cell != 'none':
+        state = dataclasses.replace(state, cell=closest(state.cell, cells_of(state)))
     ranks = list(range(TOP + 1)) if state.cell == 'none' else [0]
     state = dataclasses.replace(state, candidate=closest(state.candidate, ranks))
-    return state, options | {'map': maps_for(state), 'cell': cells, 'candidate': ranks}
+    return state, options | {'map': maps_for(state), 'candidate': ranks}
 
 # %% ../nbs/07b_panels.ipynb #7a51c125
 def search_call(state: SearchState):  # str
@@ -1323,6 +1327,8 @@ def maps_for(state):  # list of str: pairs of sizes
 # %% ../nbs/07b_panels.ipynb #7a51c148
 MAPPED = 10_000   # candidates behind the map
 
+many_of = functools.lru_cache(2)(functools.partial(found_by, k=MAPPED))
+
 def least_memory(state):  # DataFrame: the two sizes of each cell, GB
     "What the smallest configuration of each cell of the map needs."
     (model, system), a = named_in(state), assumptions_of(state)
@@ -1343,7 +1349,7 @@ def map_cells(state):  # DataFrame: the two sizes, seconds and GB of the fastest
 @functools.lru_cache(2)
 def mapped(state):  # as map_cells
     "The map of a state in which no cell is chosen."
-    names, found = state.map.split(' x '), found_by(state, MAPPED)
+    names, found = state.map.split(' x '), many_of(searched(state))
     needed = FITS_BY[as_assumptions(state.assumptions).fits_by]
     fastest = found.drop_duplicates(names)[[*names, 'iteration_s', needed]]   # they are in order
     cells = least_memory(state).merge(fastest, on=names, how='left').rename(
@@ -2249,7 +2255,9 @@ class CellMap(ipywidgets.VBox):
     def show(self, state):
         "Colour the cells of a state's map; no map where there is no state."
         self.layout.display = None if state else 'none'
-        if state: show_cells(self, map_cells(state), state.cell)
+        if not state: return
+        self.options = tuple((cell, cell) for cell in cells_of(state))
+        show_cells(self, map_cells(state), state.cell)
 
 # %% ../nbs/07b_panels.ipynb #7a51c173
 def place_cells(shown: CellMap, names, sizes):
