@@ -729,6 +729,7 @@ SORTS = {'order': 'order in the layer', 'time': 'time', 'forward_ms': 'forward',
 CHAIN = ('tp', 'cp', 'pp', 'ep', 'micro_batch', 'panels', 'virtual_stages')  # each within those
                                                                              # before it
 
+# %% ../nbs/07b_panels.ipynb #4caff540
 def unplaced(state):  # LayerState
     "A state with nothing but what its candidates depend on, which are asked for again and again."
     names = ('model', 'global_batch', 'assumptions', 'strategy', 'n_gpus', 'own')
@@ -747,6 +748,7 @@ def counts_of(job: LayerState):  # list; a ValueError if there are none
     raise ValueError(f'{q.strategy}: no number of GPUs divides the heads, the layers and the '
                      f'batch of {q.model.name}')
 
+# %% ../nbs/07b_panels.ipynb #4caff541
 @functools.lru_cache(16)
 def candidates_of(job: LayerState):  # table of configurations; a ValueError if there are none
     "The configurations of a job's number of GPUs and strategy."
@@ -2441,6 +2443,7 @@ class Page(ipywidgets.VBox):
     @property
     def value(self): return ''.join(widget.value for widget in self.children)
 
+# %% ../nbs/07b_panels.ipynb #7a51c199
 def load(panel, state, ghost):
     "Show a state in a panel, or the possible one nearest to it."
     panel.ghost = panel.pinned.state if panel.pinned else ghost
