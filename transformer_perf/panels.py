@@ -35,11 +35,11 @@ __all__ = ['POWERS', 'RATES', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEPT', 'FEW', 
            'table_html', 'call_html', 'state_call', 'served', 'address_html', 'Pinned', 'changes_between', 'difference',
            'comparison_html', 'calls_html', 'wide', 'pieces', 'page', 'not_possible', 'shown_or_why', 'launch_files',
            'files_of', 'link_html', 'files_html', 'help_html', 'value_of', 'with_values', 'state_of', 'frame', 'colors',
-           'grid_of', 'CellMap', 'place_cells', 'show_cells', 'moment_words', 'watched', 'Player', 'slider_of', 'draw',
-           'moment_html', 'control_of', 'Controls', 'offer', 'row_of', 'rows_of', 'bundle', 'History', 'Page', 'load',
-           'pin', 'go', 'take_typed', 'make_files', 'button_of', 'uploads', 'take_model', 'file_of', 'upload_for',
-           'absolute', 'not_shown', 'state_of_job', 'opened_at', 'Bar', 'Panel', 'addressed', 'Panels', 'latencies',
-           'bench', 'notebook_of', 'Own', 'Headed', 'refuse', 'few_kernels', 'voila_of', 'answer', 'serve']
+           'word', 'grid_of', 'CellMap', 'place_cells', 'show_cells', 'moment_words', 'watched', 'Player', 'slider_of',
+           'draw', 'moment_html', 'control_of', 'Controls', 'offer', 'row_of', 'rows_of', 'bundle', 'History', 'Page',
+           'load', 'pin', 'go', 'take_typed', 'make_files', 'button_of', 'uploads', 'take_model', 'file_of',
+           'upload_for', 'absolute', 'not_shown', 'state_of_job', 'opened_at', 'Bar', 'Panel', 'addressed', 'Panels',
+           'latencies', 'bench', 'notebook_of', 'Own', 'Headed', 'refuse', 'few_kernels', 'voila_of', 'answer', 'serve']
 
 # %% ../nbs/07b_panels.ipynb #03c08142
 import asyncio
@@ -2230,14 +2230,14 @@ def frame(px): return ipywidgets.Layout(**LOOK, border=f'{px}px solid black')
 def colors(ink, color): return ipywidgets.ButtonStyle(text_color=ink, button_color=color,
                                                       font_size='11px')
 
-def grid_of(names, rows, columns, buttons):  # (list of widgets, their layout)
+@functools.cache
+def word(text): return ipywidgets.HTML(f'<div style="text-align:center">{text}</div>')
+
+def grid_of(names, rows, columns, buttons):  # list of widgets
     "Buttons by their sizes, with the sizes above and at the left; blank where there is none."
-    word = lambda text: ipywidgets.HTML(f'<div style="text-align:center">{text}</div>')
     lines = [[f'{names[0]} \\ {names[1]}', *columns]]
     lines += [[row, *(buttons.get((row, column), '') for column in columns)] for row in rows]
-    return ([x if isinstance(x, ipywidgets.Button) else word(x) for line in lines for x in line],
-            {'grid_template_columns': f'70px repeat({len(columns)}, 64px)', 'grid_gap': '1px',
-             'overflow': 'auto', 'max_width': '100%'})
+    return [x if isinstance(x, ipywidgets.Button) else word(x) for line in lines for x in line]
 
 # %% ../nbs/07b_panels.ipynb #7a51c172
 class CellMap(ipywidgets.VBox):
@@ -2246,7 +2246,9 @@ class CellMap(ipywidgets.VBox):
     tooltip = HELP['cell']   # the title has it: in a browser a box cannot
 
     def __init__(self):
-        self.title, self.grid = ipywidgets.HTML(tooltip=self.tooltip), ipywidgets.GridBox()
+        self.title = ipywidgets.HTML(tooltip=self.tooltip)
+        self.grid = ipywidgets.GridBox(layout={'grid_gap': '1px', 'overflow': 'auto',
+                                               'max_width': '100%'})
         self.buttons, self.sizes = [], None
         super().__init__([self.title, self.grid])
         self.add_class('control-cell')
@@ -2269,8 +2271,8 @@ def place_cells(shown: CellMap, names, sizes):
         shown.buttons[-1].on_click(shown.clicked)
     for size, button in zip(sizes, shown.buttons): button.cell = cell_name(size)
     rows, columns = (sorted(set(numbers)) for numbers in zip(*sizes))
-    shown.grid.children, shown.grid.layout = grid_of(names, rows, columns,
-                                                     dict(zip(sizes, shown.buttons)))
+    shown.grid.layout.grid_template_columns = f'70px repeat({len(columns)}, 64px)'
+    shown.grid.children = grid_of(names, rows, columns, dict(zip(sizes, shown.buttons)))
     shown.title.value = (f'<b>The fastest that fits, for each {names[0]} and {names[1]}</b>: a '
                          'click loads it in the layer panel; grey: even the smallest is too large')
     shown.sizes = names, sizes
