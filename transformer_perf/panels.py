@@ -37,7 +37,7 @@ __all__ = ['POWERS', 'RATES', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEPT', 'FEW', 
            'files_of', 'link_html', 'files_html', 'help_html', 'value_of', 'with_values', 'state_of', 'frame', 'colors',
            'word', 'grid_of', 'CellMap', 'place_cells', 'show_cells', 'moment_words', 'watched', 'Player', 'slider_of',
            'draw', 'moment_html', 'control_of', 'Controls', 'offer', 'row_of', 'rows_of', 'bundle', 'History', 'Page',
-           'load', 'pin', 'go', 'take_typed', 'make_files', 'button_of', 'uploads', 'take_model', 'file_of',
+           'pin', 'load', 'go', 'take_typed', 'make_files', 'button_of', 'uploads', 'take_model', 'file_of',
            'upload_for', 'absolute', 'not_shown', 'state_of_job', 'opened_at', 'Bar', 'Panel', 'addressed', 'Panels',
            'latencies', 'bench', 'notebook_of', 'Own', 'Headed', 'refuse', 'few_kernels', 'voila_of', 'answer', 'serve']
 
@@ -2445,6 +2445,13 @@ class Page(ipywidgets.VBox):
     @property
     def value(self): return ''.join(widget.value for widget in self.children)
 
+def pin(panel):
+    "Pin the state of a panel as A, or unpin it."
+    shown = shown_or_why(panel.state)
+    nothing = panel.pinned or isinstance(shown, str)
+    panel.pinned = None if nothing else Pinned(panel.state, shown)
+    panel.load(panel.state)
+
 # %% ../nbs/07b_panels.ipynb #7a51c199
 def load(panel, state, ghost):
     "Show a state in a panel, or the possible one nearest to it."
@@ -2462,13 +2469,6 @@ def load(panel, state, ghost):
     for part in panel.parts: part.show(possible)
     panel.history.add(panel.state)
     panel.bar.show(panel)
-
-def pin(panel):
-    "Pin the state of a panel as A, or unpin it."
-    shown = shown_or_why(panel.state)
-    nothing = panel.pinned or isinstance(shown, str)
-    panel.pinned = None if nothing else Pinned(panel.state, shown)
-    panel.load(panel.state)
 
 # %% ../nbs/07b_panels.ipynb #7a51c119
 def go(panel, by): panel.load(panel.history.step(by))
