@@ -590,7 +590,8 @@ def considered_choices(choices, model, assumptions):  # dict: choice -> list of 
     found, usual = {}, practice(model) if assumptions.wide_search else {}
     for name in CHOICES:
         values = choices.get(name)
-        if values is None: values = usual.get(name, getattr(assumptions, name))
+        if values is None: values = usual.get(name)
+        if values is None: found[name] = [getattr(assumptions, name)]; continue
         each = (dataclasses.replace(assumptions, **{name: value})   # or an error
                 for value in several(values, name))
         found[name] = list(dict.fromkeys(getattr(a, name) for a in each))

@@ -13,11 +13,11 @@ __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'DEALT', 'TIMES', 'COMPONENTS', 'M
            'costs_again', 'layers_memory', 'slowest_stage', 'bubble_time', 'iteration_times', 'Memory', 'alive',
            'working', 'largest_units', 'weights_held', 'gradients_held', 'memory_at', 'other_copies', 'memory_of',
            'memory_bound', 'memory_needed', 'components', 'figures', 'priced', 'utilization', 'all_figures',
-           'statistics', 'own_stages', 'stages_differ', 'passes_in', 'on_chunks', 'play', 'play_on', 'memory_played',
-           'more_of', 'played_figures', 'played_statistics', 'parts_said', 'beyond', 'gpu_in', 'evidence',
-           'kind_of_run', 'interval_columns', 'figures_of', 'left_out', 'Estimate', 'layers_of', 'row_of', 'notes_of',
-           'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'traced_figures', 'explanation_of', 'divisors',
-           'rows_of', 'cross', 'keep', 'possible_places', 'fastest_place', 'settled', 'estimate', 'short',
+           'seconds_and_GB', 'statistics', 'own_stages', 'stages_differ', 'passes_in', 'on_chunks', 'play', 'play_on',
+           'memory_played', 'more_of', 'played_figures', 'played_statistics', 'parts_said', 'beyond', 'gpu_in',
+           'evidence', 'kind_of_run', 'interval_columns', 'figures_of', 'left_out', 'Estimate', 'layers_of', 'row_of',
+           'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'traced_figures', 'explanation_of',
+           'divisors', 'rows_of', 'cross', 'keep', 'possible_places', 'fastest_place', 'settled', 'estimate', 'short',
            'layer_groups', 'memory_columns', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
            'memory_in_words', 'interval_in_words', 'in_words']
 
@@ -631,6 +631,12 @@ def all_figures(job, costs, ends, times: Times, memory: Memory, about):  # dict 
             'memory_bound_GB': memory_bound(job, memory),
             **utilization(job, model, system, times.total)}
 
+def seconds_and_GB(t, *asked):  # (s of an iteration, GB that must fit) of every row
+    "What decides between the rows of a table of configurations."
+    job, pricer, costs, ends = priced(t, *asked)
+    return (iteration_times(job, costs, pricer, ends).total,
+            memory_needed(job, layers_memory(job)))
+
 def statistics(t, model, system, global_batch, assumptions):  # dict of columns
     "Every figure of every row of a table of configurations."
     job, pricer, costs, ends = priced(t, model, system, global_batch, assumptions)
@@ -940,7 +946,7 @@ def possible_places(p: Parallel, system: System):  # table
 # %% ../nbs/05_iteration.ipynb #36e897b3
 def fastest_place(t, asked):  # dict: place -> GPUs
     "Of several placements the one with the shortest iteration."
-    seconds = statistics(t, *asked)['iteration_s'] if rows_of(t) > 1 else 0.   # one place: known
+    seconds = seconds_and_GB(t, *asked)[0] if rows_of(t) > 1 else 0.   # one place: known
     best = np.argmin(np.broadcast_to(seconds, t['dp'].shape))
     return {place: int(t[place][best]) for place in PLACES}
 

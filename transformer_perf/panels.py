@@ -4,42 +4,42 @@
 
 # %% auto #0
 __all__ = ['POWERS', 'RATES', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEPT', 'FEW', 'MOST_PASSES', 'PASSES', 'BROKEN', 'REST',
-           'DRAWN_STEPS', 'SAID', 'TASKS', 'HELD', 'SORTS', 'CHAIN', 'LAST', 'WAYS', 'WAITS', 'BOUND', 'STORES',
-           'CALLED', 'OUTLINE', 'STEPS', 'MACHINE', 'CONTROLS', 'COLUMNS', 'TOP', 'best_of', 'MAPPED', 'SWEPT',
-           'SCENARIO', 'AXES', 'SIZE_LINES', 'SIZES_BYTES', 'ANCHORS', 'ENDINGS', 'HELP', 'CHAPTERS', 'LOOK', 'MOMENTS',
-           'FOLDED', 'BUTTONS', 'PANELS', 'LIMITS_MS', 'CELL', 'HEADERS', 'MOST_PAGES', 'CULLED', 'Shown', 'closest',
-           'with_own', 'calibration', 'presets_for', 'rate_options', 'machine_options', 'strategies_for', 'runnable',
+           'DRAWN_STEPS', 'SAID', 'HELD', 'TASKS', 'SORTS', 'CHAIN', 'LAST', 'WAYS', 'WAITS', 'BOUND', 'STORES',
+           'CALLED', 'OUTLINE', 'STEPS', 'MACHINE', 'CONTROLS', 'COLUMNS', 'TOP', 'best_of', 'MAPPED', 'many_of',
+           'SWEPT', 'SCENARIO', 'AXES', 'SIZE_LINES', 'SIZES_BYTES', 'ANCHORS', 'ENDINGS', 'HELP', 'CHAPTERS', 'LOOK',
+           'MOMENTS', 'FOLDED', 'BUTTONS', 'PANELS', 'LIMITS_MS', 'CELL', 'HEADERS', 'MOST_PAGES', 'CULLED', 'Shown',
+           'closest', 'with_own', 'presets_for', 'rate_options', 'machine_options', 'strategies_for', 'runnable',
            'settled', 'own_value', 'own_values', 'habits_of', 'assumptions_of', 'named_in', 'call_of', 'calls_of',
            'Drawing', 'element', 'drawing', 'box', 'line', 'label', 'headline', 'stack', 'legend', 'round_step',
            'ticks', 'Pipeline', 'one_f_one_b', 'break_of', 'drawn_passes', 'breaks', 'passes_in', 'Rows', 'schedule',
            'numbers_on', 'timeline', 'time_axis', 'in_flight', 'Store', 'activation_steps', 'memory_curve', 'JobState',
-           'LayerState', 'parallel_of', 'question_of', 'priced_state', 'written', 'estimate_call', 'explain_command',
-           'panel_name', 'as_text', 'said', 'command_of', 'address_of', 'Task', 'begun', 'optimum', 'score_words',
-           'goal_words', 'task_words', 'groupings_of', 'candidates_of', 'narrowed', 'placed', 'nearest_possible',
-           'layer_settled', 'usual_layer', 'operations_of', 'launch_times', 'pass_times', 'layer_table',
-           'operation_bars', 'ghost_box', 'interval_line', 'iteration_bar', 'memory_parts', 'over_box', 'memory_bar',
-           'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'layer_figure', 'control_name', 'placement_name',
-           'in_control', 'Step', 'neighbours', 'system_of', 'moves', 'priced', 'one_step', 'best_step', 'change_words',
-           'gain_words', 'step_words', 'slip_words', 'limit_words', 'layer_words', 'as_view', 'facts_of', 'layer_shown',
-           'SearchState', 'found_by', 'unchosen', 'found_at', 'asked_settled', 'search_settled', 'search_call',
-           'search_command', 'why_slower', 'candidate_name', 'candidate_bar', 'candidate_bars', 'strategies_in',
-           'maps_for', 'least_memory', 'map_cells', 'mapped', 'cell_name', 'shade', 'cell_words', 'search_figure',
-           'layer_state_of', 'search_facts', 'cell_found', 'search_words', 'search_shown', 'SweepState', 'scenarios',
-           'swept_values', 'sweep_options', 'sweep_calls', 'sweep_commands', 'sweep_settled', 'sweep_table',
-           'with_unit', 'ticks_at', 'memory_areas', 'size_lines', 'sweep_column', 'sweep_lines', 'sweep_map',
-           'sweep_figure', 'scenario_words', 'sweep_shown', 'RooflineState', 'roofline_call', 'roofline_settled',
-           'roofline_table', 'Roof', 'roofs', 'roof_lines', 'ghost_points', 'operation_points', 'roofline_figure',
-           'ridge_words', 'roofline_shown', 'CollectivesState', 'collectives_call', 'measured_times', 'predicted_times',
-           'collectives_table', 'collectives_words', 'collectives_shown', 'as_path', 'draw_again', 'drawn_again',
-           'png_of', 'picture_html', 'row_html', 'table_html', 'call_html', 'state_call', 'served', 'address_html',
-           'Pinned', 'changes_between', 'difference', 'comparison_html', 'calls_html', 'page', 'not_possible',
-           'shown_or_why', 'launch_files', 'files_of', 'link_html', 'files_html', 'help_html', 'value_of',
-           'with_values', 'state_of', 'frame', 'colors', 'grid_of', 'CellMap', 'place_cells', 'show_cells',
-           'moment_words', 'watched', 'Player', 'slider_of', 'draw', 'moment_html', 'control_of', 'Controls', 'offer',
-           'row_of', 'rows_of', 'bundle', 'History', 'load', 'pin', 'go', 'take_typed', 'make_files', 'button_of',
-           'uploads', 'take_model', 'file_of', 'upload_for', 'absolute', 'not_shown', 'state_of_job', 'opened_at',
-           'Bar', 'Panel', 'addressed', 'Panels', 'latencies', 'bench', 'notebook_of', 'Own', 'Headed', 'refuse',
-           'few_kernels', 'voila_of', 'answer', 'serve']
+           'LayerState', 'parallel_of', 'job_alone', 'question_of', 'loaded', 'priced_state', 'written',
+           'estimate_call', 'explain_command', 'panel_name', 'as_text', 'said', 'command_of', 'address_of', 'Task',
+           'begun', 'optimum', 'score_words', 'goal_words', 'task_words', 'unplaced', 'groupings_of', 'counts_of',
+           'candidates_of', 'narrowed', 'placed', 'nearest_possible', 'layer_settled', 'operations_of', 'launch_times',
+           'pass_times', 'layer_table', 'operation_bars', 'ghost_box', 'interval_line', 'iteration_bar', 'memory_parts',
+           'over_box', 'memory_bar', 'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'layer_figure',
+           'control_name', 'placement_name', 'in_control', 'Step', 'neighbours', 'system_of', 'moves', 'priced',
+           'one_step', 'best_step', 'change_words', 'gain_words', 'step_words', 'slip_words', 'limit_words',
+           'layer_words', 'as_view', 'facts_of', 'layer_shown', 'SearchState', 'found_by', 'unchosen', 'searched',
+           'found_at', 'asked_settled', 'cells_of', 'search_settled', 'search_call', 'search_command', 'why_slower',
+           'candidate_name', 'candidate_bar', 'candidate_bars', 'strategies_in', 'maps_for', 'least_memory',
+           'map_cells', 'mapped', 'cell_name', 'shade', 'cell_words', 'search_figure', 'layer_state_of', 'search_facts',
+           'cell_found', 'search_words', 'search_shown', 'SweepState', 'scenarios', 'swept_values', 'sweep_options',
+           'sweep_calls', 'sweep_commands', 'sweep_settled', 'sweep_table', 'with_unit', 'ticks_at', 'memory_areas',
+           'size_lines', 'sweep_column', 'sweep_lines', 'sweep_map', 'sweep_figure', 'scenario_words', 'sweep_shown',
+           'RooflineState', 'roofline_call', 'roofline_settled', 'roofline_table', 'Roof', 'roofs', 'roof_lines',
+           'ghost_points', 'operation_points', 'roofline_figure', 'ridge_words', 'roofline_shown', 'CollectivesState',
+           'collectives_call', 'measured_times', 'predicted_times', 'collectives_table', 'collectives_words',
+           'collectives_shown', 'as_path', 'draw_again', 'drawn_again', 'png_of', 'picture_html', 'row_html',
+           'table_html', 'call_html', 'state_call', 'served', 'address_html', 'Pinned', 'changes_between', 'difference',
+           'comparison_html', 'calls_html', 'wide', 'pieces', 'page', 'not_possible', 'shown_or_why', 'launch_files',
+           'files_of', 'link_html', 'files_html', 'help_html', 'value_of', 'with_values', 'state_of', 'frame', 'colors',
+           'word', 'grid_of', 'CellMap', 'place_cells', 'show_cells', 'moment_words', 'watched', 'Player', 'slider_of',
+           'draw', 'moment_html', 'control_of', 'Controls', 'offer', 'row_of', 'rows_of', 'bundle', 'History', 'Page',
+           'pin', 'load', 'go', 'take_typed', 'make_files', 'button_of', 'uploads', 'take_model', 'file_of',
+           'upload_for', 'absolute', 'not_shown', 'state_of_job', 'opened_at', 'Bar', 'Panel', 'addressed', 'Panels',
+           'latencies', 'bench', 'notebook_of', 'Own', 'Headed', 'refuse', 'few_kernels', 'voila_of', 'answer', 'serve']
 
 # %% ../nbs/07b_panels.ipynb #03c08142
 import asyncio
@@ -86,16 +86,17 @@ from tornado.web import Application, HTTPError, OutputTransform
 from .inputs import nearest, whole
 from .models import NAMED, Model, as_model, differing
 from .systems import PHYSICAL, REQUIRED, UNIT_OF, as_system, system_names
-from .parameters import measured_folder, read_calibration
+from .parameters import measured_folder
 
 # %% ../nbs/07b_panels.ipynb #eb7699e2
 from .estimates import CHOICES, COLLECTIVES, FITS_BY, Group, as_assumptions, counted
 from .kernels import pricer_of
 from .modules import STRATEGIES, kinds_of, layer_operations, layers_of_kinds
 
-from .iteration import (
+from transformer_perf.iteration import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PAPER_NAMES, PLACES, Estimate, Parallel, components, divisors,
-    estimate, interval_in_words, job_of, keep, plural, possible_places, readable, short, statistics)
+    estimate, interval_in_words, job_of, keep, plural, possible_places, readable, seconds_and_GB,
+    short)
 
 from .execution import (
     Question, all_placements, configurations, considered_choices, groupings, layers_and_memory,
@@ -113,8 +114,11 @@ class Shown(NamedTuple):
     table: pd.DataFrame  # numbers, for programs
     view: pd.DataFrame   # the same for the eye
     figure: object       # a Drawing or a matplotlib Figure; None where there is nothing to draw
-    words: str           # what it means, in a few sentences
+    tell: object         # a function that says what it means: the picture need not wait for it
     facts: dict          # the numbers by which two states are compared, by name
+
+    @property
+    def words(self): return self.tell()   # a few sentences
 
 def closest(
     value,    # that a control had
@@ -140,14 +144,12 @@ def with_own(
 POWERS = tuple(2**i for i in range(17))  # 1 to 65,536
 RATES = ('matrix_flops_fp16', 'hbm_bandwidth', 'hbm_capacity', 'nvlink_bandwidth', 'ib_bandwidth')
 
-@functools.cache
-def calibration(): return read_calibration()
-
 def presets_for(state):  # (list of names, str)
     "The presets that can price a state, and why one of them is missing."
     fields = [name for name in ('system', 'system_b') if hasattr(state, name)]
     try:
-        for name in fields: calibration().of(as_system(getattr(state, name)))
+        for name in fields:
+            as_assumptions('calibrated').measured.of(as_system(getattr(state, name)))
     except ValueError as error:
         return ['corrected', 'paper'], f'calibrated is not offered: {error}.'
     return ['corrected', 'paper', 'calibrated'], ''
@@ -347,7 +349,7 @@ class Pipeline(NamedTuple):
 def one_f_one_b(
     p: Pipeline,
     stages=None, which=None,  # stages and micro-batches to list; all unless given
-):  # DataFrame: stage, micro_batch, backward (whether), start, end
+):  # array of records: stage, micro_batch, backward (whether), start, end
     "When each stage runs each pass, with the 1F1B schedule."
     stages = np.arange(p.pp) if stages is None else stages
     which = np.arange(p.micro_batches) if which is None else which
@@ -355,9 +357,9 @@ def one_f_one_b(
     first = p.pp * p.forward + (p.pp - 1 - s) * p.backward   # backward pass of a stage
     F = np.where(i < p.pp - s, (s + i) * p.forward, first + p.backward + (i - p.pp + s) * p.period)
     start, backward = np.concatenate([F, first + i * p.period]), np.repeat([False, True], len(s))
-    return pd.DataFrame({
-        'stage': np.tile(s, 2), 'micro_batch': np.tile(i, 2), 'backward': backward,
-        'start': start, 'end': start + np.where(backward, p.backward, p.forward)})
+    end = start + np.where(backward, p.backward, p.forward)
+    return np.rec.fromarrays([np.tile(s, 2), np.tile(i, 2), backward, start, end],
+                             names='stage, micro_batch, backward, start, end')
 
 # %% ../nbs/07b_panels.ipynb #96bf6cdd
 DRAWN_STAGES = 16  # at most
@@ -368,7 +370,7 @@ def break_of(p: Pipeline):  # (i_0, i_1)
     first, last = KEPT, p.micro_batches - p.pp - KEPT
     return (first, last) if last - first > FEW else (0, 0)
 
-def drawn_passes(p: Pipeline, stages):  # DataFrame, as of one_f_one_b
+def drawn_passes(p: Pipeline, stages):  # as of one_f_one_b
     "The passes outside the break."
     first, last = break_of(p)
     near = np.unique(np.r_[:first + p.pp, last:p.micro_batches])
@@ -377,23 +379,25 @@ def drawn_passes(p: Pipeline, stages):  # DataFrame, as of one_f_one_b
     kept = (passes.micro_batch < first + ahead) | (passes.micro_batch >= last + ahead)
     return passes[kept]
 
-def breaks(p: Pipeline, stages):  # DataFrame: stage, start, end
+def breaks(p: Pipeline, stages):  # array of records: stage, start, end
     "From when to when each stage's row is broken."
     first, last = break_of(p)
     start = p.pp * p.forward + (p.pp - 1 - stages) * p.backward + first * p.period
-    return pd.DataFrame({'stage': stages, 'start': start, 'end': start + (last - first) * p.period})
+    return np.rec.fromarrays([stages, start, start + (last - first) * p.period],
+                             names='stage, start, end')
 
 # %% ../nbs/07b_panels.ipynb #96bf6ce0
 MOST_PASSES = 2000   # drawn, of a part of the iteration
 
 def passes_in(p: Pipeline, stages, span):  # (as of one_f_one_b, whether there is a break)
     "The passes of a range of time: all of a part of the iteration, if they are not too many."
+    cut = any(break_of(p))
+    if cut and span == (0., p.total): return drawn_passes(p, stages), True
     first, last = (int(time / p.period + by * (p.pp + 1)) for time, by in zip(span, (-1, 1)))
     passes = one_f_one_b(p, stages, np.arange(max(first, 0), min(last + 1, p.micro_batches)))
     passes = passes[(passes.end > span[0]) & (passes.start < span[1])]
-    many = len(passes) > MOST_PASSES or span == (0., p.total)
-    if many and any(break_of(p)): return drawn_passes(p, stages), True
-    return passes, False
+    cut = cut and len(passes) > MOST_PASSES
+    return (drawn_passes(p, stages) if cut else passes), cut
 
 # %% ../nbs/07b_panels.ipynb #96bf6cde
 PASSES = {False: (BLUE, '#3a8fc4'), True: (GREEN, '#3cb893')}  # odd and even micro-batches
@@ -417,8 +421,9 @@ class Rows(NamedTuple):
     def path(self, spans, color):  # str
         "Rectangles of one colour: the spans of time of their stages."
         left = self.at(spans.start)
+        columns = left, self.top(spans.stage), self.at(spans.end) - left
         shapes = [f'M{x:.2f} {y:g}h{width:.4g}v{self.high:g}h-{width:.4g}z' for x, y, width in
-                  zip(left, self.top(spans.stage), self.at(spans.end) - left) if width > 0]
+                  zip(*(column.tolist() for column in columns)) if width > 0]
         return element('path', d=''.join(shapes), fill=color)
 
     def marks(self, stages, times):  # str
@@ -432,8 +437,10 @@ def schedule(p: Pipeline, rows: Rows, stages, width, passes, broken):  # list of
     "The rows of the stages: white where they idle."
     bottom, end = rows.y + rows.high * len(stages), rows.at(p.seconds)
     parts = [box(rows.x, rows.y, width, bottom - rows.y, 'white')]
-    for (backward, odd), own in passes.groupby(['backward', passes.micro_batch % 2]):
-        parts.append(rows.path(own, PASSES[backward][odd]))
+    for backward, shades in PASSES.items():
+        for odd, color in enumerate(shades):
+            own = (passes.backward == backward) & (passes.micro_batch % 2 == odd)
+            parts.append(rows.path(passes[own], color))
     if broken:
         cut = breaks(p, stages)
         parts += [rows.path(cut, BROKEN), rows.marks(cut.stage, cut.start),
@@ -446,10 +453,10 @@ def schedule(p: Pipeline, rows: Rows, stages, width, passes, broken):  # list of
 def numbers_on(passes, rows: Rows):  # list of str
     "The number of its micro-batch, from 1, on each pass that has room for it."
     left, right = rows.at(passes.start), rows.at(passes.end)
-    room = right - left > 6 * len(str(passes.micro_batch.max() + 1)) + 4
+    room = right - left > 6 * len(str(passes.micro_batch.max(initial=0) + 1)) + 4
     low = rows.top(passes.stage) + rows.high / 2 + 3.5
     return [label(at, y, i + 1, 'middle', 9, 'white') for at, y, i in zip(
-        ((left + right) / 2)[room], low[room], passes.micro_batch.to_numpy()[room])]
+        ((left + right) / 2)[room], low[room], passes.micro_batch[room])]
 
 # %% ../nbs/07b_panels.ipynb #8083aecf
 def timeline(
@@ -485,7 +492,8 @@ def time_axis(x, low, width, span):  # list of str
 
 def in_flight(p: Pipeline):  # (s, micro-batches that stage 0 keeps from then on)
     "What the first stage keeps of the activations over time; it keeps most."
-    passes = one_f_one_b(p, np.array([0])).sort_values('start')   # one after the other
+    passes = one_f_one_b(p, np.array([0]))
+    passes = passes[np.argsort(passes.start)]   # one after the other
     time = np.where(passes.backward, passes.end, passes.start)
     return time, np.cumsum(np.where(passes.backward, -1, 1))
 
@@ -585,16 +593,26 @@ def parallel_of(state):  # Parallel; a ValueError if the GPUs do not come out ev
                     **dict(zip(PLACES, state.placement)), **habits_of(state))
 
 # %% ../nbs/07b_panels.ipynb #7a51c112
-@functools.lru_cache(2)   # a state and the one before it, which are asked again and again
+HELD = [f.name for f in dataclasses.fields(JobState) if f.name != 'strategy']
+
+def job_alone(state):  # LayerState
+    "A state that sets nothing but job, machine and strategy."
+    return LayerState(**{name: getattr(state, name) for name in (*HELD, 'strategy')})
+
 def question_of(state):  # Question
     "What a state names, loaded."
-    assumptions = dataclasses.replace(assumptions_of(state), wide_search=False)
-    strategy, (model, system) = nearest(state.strategy, STRATEGIES, 'strategy'), named_in(state)
+    return loaded(job_alone(state))
+
+@functools.lru_cache(8)   # jobs are asked again and again
+def loaded(job: LayerState):  # Question
+    "What a job names."
+    assumptions = dataclasses.replace(assumptions_of(job), wide_search=False)
+    strategy, (model, system) = nearest(job.strategy, STRATEGIES, 'strategy'), named_in(job)
     choices = {'virtual_stages': practice(model)['virtual_stages']}
-    return Question(model, system, state.global_batch, assumptions, strategy,
+    return Question(model, system, job.global_batch, assumptions, strategy,
                     considered_choices(choices, model, assumptions), {})
 
-@functools.lru_cache(2)
+@functools.lru_cache(4)   # a state and the one before it, whose bars are dashed
 def priced_state(state):  # Estimate
     "The configuration of a state, priced."
     q = question_of(state)
@@ -664,8 +682,6 @@ TASKS = {
     'challenge': Task('Come as near to the optimum as you can.', {'tp': 4, 'pp': 16})}
 
 # %% ../nbs/07b_panels.ipynb #7a51c151
-HELD = [f.name for f in dataclasses.fields(JobState) if f.name != 'strategy']
-
 def begun(state):  # LayerState
     "Where the task of a state begins; free play begins where one is."
     task = TASKS[nearest(state.task, TASKS, 'experiment')]
@@ -673,7 +689,7 @@ def begun(state):  # LayerState
 
 # %% ../nbs/07b_panels.ipynb #7a51c142
 @functools.lru_cache(32)
-def optimum(job: LayerState):  # s, or None; of a state that sets nothing but job, machine, strategy
+def optimum(job: LayerState):  # s, or None; of a `job_alone`
     "The fastest that the panel's controls can reach with a strategy."
     model, system = named_in(job)
     found = search(model, job.n_gpus, system, job.global_batch, job.strategy, 1,
@@ -683,7 +699,7 @@ def optimum(job: LayerState):  # s, or None; of a state that sets nothing but jo
 def score_words(state, result: Estimate):  # str
     "How near a configuration is to the optimum."
     if not result.fits: return 'Score 0: it does not fit.'
-    best = optimum(LayerState(**{name: getattr(state, name) for name in (*HELD, 'strategy')}))
+    best = optimum(job_alone(state))
     return (f'Score {100 * min(best / result.stats["iteration_s"], 1):.0f} of 100: '
             f'the optimum of strategy {state.strategy} takes {short(best)} s.')
 
@@ -713,31 +729,50 @@ SORTS = {'order': 'order in the layer', 'time': 'time', 'forward_ms': 'forward',
 CHAIN = ('tp', 'cp', 'pp', 'ep', 'micro_batch', 'panels', 'virtual_stages')  # each within those
                                                                              # before it
 
+# %% ../nbs/07b_panels.ipynb #4caff540
+def unplaced(state):  # LayerState
+    "A state with nothing but what its candidates depend on, which are asked for again and again."
+    names = ('model', 'global_batch', 'assumptions', 'strategy', 'n_gpus', 'own')
+    return LayerState(**{name: getattr(state, name) for name in names})
+
 def groupings_of(n_gpus, q: Question):  # table
     "The ways to group so many GPUs."
     return groupings(n_gpus, q.strategy, q.model, q.global_batch, q.assumptions)
 
-def candidates_of(state, q: Question):  # table of configurations; a ValueError if there are none
-    "The configurations of the state's number of GPUs and strategy."
-    t = configurations(groupings_of(state.n_gpus, q), q.strategy, q.model, q.global_batch,
+@functools.lru_cache(16)
+def counts_of(job: LayerState):  # list; a ValueError if there are none
+    "The numbers of GPUs that a job can run on."
+    q = question_of(job)
+    counts = [n for n in with_own(POWERS, job.n_gpus) if len(groupings_of(n, q)['dp'])]
+    if counts: return counts
+    raise ValueError(f'{q.strategy}: no number of GPUs divides the heads, the layers and the '
+                     f'batch of {q.model.name}')
+
+# %% ../nbs/07b_panels.ipynb #4caff541
+@functools.lru_cache(16)
+def candidates_of(job: LayerState):  # table of configurations; a ValueError if there are none
+    "The configurations of a job's number of GPUs and strategy."
+    q = question_of(job)
+    t = configurations(groupings_of(job.n_gpus, q), q.strategy, q.model, q.global_batch,
                        q.assumptions, q.considered)
     if len(t['dp']): return t
-    raise ValueError(f'{q.strategy}: no configuration of {state.n_gpus} GPUs divides the heads, '
+    raise ValueError(f'{q.strategy}: no configuration of {job.n_gpus} GPUs divides the heads, '
                      f'the layers, the tokens and a batch of {q.global_batch} of {q.model.name}')
 
 # %% ../nbs/07b_panels.ipynb #4caff53f
-def narrowed(state, t):  # (LayerState, dict: control -> options, what is left of the table)
+def narrowed(state, t):  # (LayerState, dict: control -> options, a row that is left of the table)
     "Fix one control after the other at its nearest value that a table of configurations has."
-    options, values = {}, {}
+    options, values, rows = {}, {}, np.arange(len(t['dp']))
     for name in CHAIN:
-        options[name] = np.unique(t[name]).tolist()
+        left = np.broadcast_to(t[name], t['dp'].shape)[rows]
+        options[name] = np.unique(left).tolist()
         values[name] = closest(getattr(state, name), options[name])
-        if np.ndim(t[name]): t = keep(t, t[name] == values[name])
-    return dataclasses.replace(state, **values), options, t
+        rows = rows[left == values[name]]
+    return dataclasses.replace(state, **values), options, keep(t, rows[:1])
 
 def placed(state, t, system):  # (LayerState, list of placements)
     "Fix the placement at a possible one; `t` is what `narrowed` left."
-    places = all_placements(keep(t, slice(1)), system.nvlink_size)
+    places = all_placements(t, system.nvlink_size)
     options = [(), *dict.fromkeys(zip(*(places[name].tolist() for name in PLACES)))]
     return dataclasses.replace(state, placement=closest(state.placement, options)), options
 
@@ -746,15 +781,12 @@ def nearest_possible(state):  # (LayerState, dict: control -> options); a ValueE
     "The nearest possible state, and the options of each control beside the others."
     state = runnable(state, named_in(state)[0])
     q = question_of(state)
-    counts = [n for n in with_own(POWERS, state.n_gpus) if len(groupings_of(n, q)['dp'])]
-    if not counts:
-        raise ValueError(f'{q.strategy}: no number of GPUs divides the heads, the layers and the '
-                         f'batch of {q.model.name}')
-    state, options = settled(state, {'strategy': strategies_for(q.model), 'n_gpus': counts,
+    state, options = settled(state, {'strategy': strategies_for(q.model),
+                                     'n_gpus': counts_of(unplaced(state)),
                                      'recompute': practice(q.model)['recompute'],
                                      'zero_stage': [0, 1, 2, 3], 'sort': list(SORTS),
                                      'task': list(TASKS)})
-    state, configured, t = narrowed(state, candidates_of(state, q))
+    state, configured, t = narrowed(state, candidates_of(unplaced(state)))
     state, options['placement'] = placed(state, t, q.system)
     return state, options | configured
 
@@ -770,22 +802,17 @@ def layer_settled(state):  # as nearest_possible
     return LAST[state]
 
 # %% ../nbs/07b_panels.ipynb #a5079771
-def usual_layer(result: Estimate):  # Job
-    "The job of an estimate, with a layer of the kind that most are."
+def operations_of(result: Estimate):  # list of Operation
+    "What each operation of a layer (of the kind that most are) counts in an estimate."
     job = job_of(vars(result.parallel), result.model, result.system, result.global_batch,
                  result.assumptions)
     number = layers_of_kinds(job)
-    return kinds_of(job)[number.index(max(number))]
+    return layer_operations(kinds_of(job)[number.index(max(number))])
 
-def operations_of(result: Estimate):  # list of Operation
-    "What each operation of a layer counts, under the configuration of an estimate."
-    return layer_operations(usual_layer(result))
-
-def launch_times(result: Estimate):  # list of (forward, backward) for each operation, ms
+def launch_times(result: Estimate, works):  # list of (forward, backward) for each operation, ms
     "What the launch of kernels takes of an operation's passes."
-    pricer = pricer_of(result.system, usual_layer(result).assumptions)
-    return [tuple(1000 * pricer.busy(work).launch for work in (op.forward, op.backward))
-            for op in operations_of(result)]
+    pricer = pricer_of(result.system, result.assumptions)
+    return [tuple(1000 * pricer.busy(work).launch for work in both) for both in works]
 
 # %% ../nbs/07b_panels.ipynb #7a51c113
 WAYS = {'forward': 'fwd', 'backward': 'bwd'}
@@ -806,16 +833,16 @@ def layer_table(
     sort='order',   # one of SORTS
 ):  # DataFrame, a row per operation
     "What one layer and one micro-batch ask of a GPU, and what takes the time."
-    layers, units = result.layers, result.system.units
+    layers = {name: column.to_numpy() for name, column in result.layers.items()}
     works = [(op.forward, op.backward) for op in operations_of(result)]
     sent = [[m for work in both for m in work.messages if m.volume] for both in works]
     table = pd.DataFrame({
-        'operation': layers.layer, 'TFLOP': layers.flops_fwd + layers.flops_bwd,
-        'moved_GB': [sum(counted(work, units)[2] for work in both) for both in works],
+        'operation': layers['layer'], 'TFLOP': layers['flops_fwd'] + layers['flops_bwd'],
+        'moved_GB': [sum(counted(work, result.system.units)[2] for work in both) for both in works],
         'sent_GB': [sum(m.volume for m in messages) for messages in sent],
         'messages': [', '.join(dict.fromkeys(m.kind for m in messages)) or 'none'
                      for messages in sent],
-        **pass_times(layers, launch_times(result)), 'bound_by': layers.bound_by})
+        **pass_times(layers, launch_times(result, works)), 'bound_by': layers['bound_by']})
     if nearest(sort, SORTS, 'order') == 'order': return table
     keys = table.forward_ms + table.backward_ms if sort == 'time' else table[sort]
     order = keys.sort_values(ascending=False, kind='stable').index
@@ -1008,11 +1035,11 @@ def system_of(state, q: Question):  # System
 # %% ../nbs/07b_panels.ipynb #2af46884
 def moves(state, options, q, controls):  # list of (control, LayerState)
     "The possible states one step away: each control at its next and its previous option."
-    found, own = [], candidates_of(state, q)
+    found = []
     for name in controls:
         for value in neighbours(name, getattr(state, name), options[name]):
             moved = dataclasses.replace(state, **{name: value})
-            try: t = own if name != 'strategy' else candidates_of(moved, q._replace(strategy=value))
+            try: t = candidates_of(unplaced(moved))
             except ValueError: continue  # the strategy has no configuration of so many GPUs
             moved, _, t = narrowed(moved, t)
             if moved.placement: moved, _ = placed(moved, t, system_of(moved, q))
@@ -1022,19 +1049,20 @@ def moves(state, options, q, controls):  # list of (control, LayerState)
 # %% ../nbs/07b_panels.ipynb #59ecaa2c
 def priced(states, q: Question):  # (s of an iteration, GB) of each state
     "What `estimate` says of states that differ in nothing but numbers and NVLink domains."
-    tables = []
+    tables, names = [], ('zero_stage', 'virtual_stages', 'recompute')
+    varied = [name for name in names if len({getattr(state, name) for state in states}) > 1]
     for i, state in enumerate(states):
         p = dataclasses.replace(parallel_of(state), panels=state.panels)
         t = possible_places(p, system_of(state, q))
-        own = {name: getattr(state, name) for name in ('zero_stage', 'virtual_stages', 'recompute')}
-        column = functools.partial(np.full, len(t['dp']))
-        tables.append(t | {name: column(value) for name, value in (own | {'state': i}).items()})
+        own = {name: getattr(state, name) for name in varied} | {'state': i}
+        tables.append(t | {name: np.full(len(t['dp']), value) for name, value in own.items()})
     rows = {name: np.concatenate([t[name] for t in tables])
             for name, column in tables[0].items() if np.ndim(column)}
-    found = statistics(tables[0] | rows, q.model, q.system, q.global_batch, q.assumptions)
-    order = np.lexsort((found['iteration_s'], rows['state']))
+    seconds, GB = seconds_and_GB(tables[0] | rows, q.model, q.system, q.global_batch,
+                                 q.assumptions)
+    order = np.lexsort((seconds, rows['state']))
     first = order[np.unique(rows['state'][order], return_index=True)[1]]
-    return zip(*(found[name][first] for name in ('iteration_s', FITS_BY[q.assumptions.fits_by])))
+    return zip(seconds[first], GB[first])
 
 # %% ../nbs/07b_panels.ipynb #955f3808
 def one_step(
@@ -1150,11 +1178,11 @@ def layer_shown(state: LayerState, ghost=None):  # Shown; a ValueError if the st
     q = question_of(state)
     result, (settled_state, options) = state.estimate, state.settle()
     table = layer_table(result, state.sort)
-    words = [*task_words(settled_state, result), layer_words(settled_state, options, q, result),
-             result.summary, ' '.join(result.notes)]
+    tell = lambda: '\n'.join([
+        *task_words(settled_state, result), layer_words(settled_state, options, q, result),
+        result.summary, ' '.join(result.notes)])
     figure = layer_figure(result, table, ghost and ghost.estimate)
-    return Shown(table, as_view(table), figure, '\n'.join(words),
-                 facts_of(result.stats, result.needed))
+    return Shown(table, as_view(table), figure, tell, facts_of(result.stats, result.needed))
 
 # %% ../nbs/07b_panels.ipynb #f17113a0
 TOP = 10  # candidates of the search panel
@@ -1167,7 +1195,7 @@ class SearchState(JobState):
     cell: str = 'none'           # the one to load in the layer panel
     candidate: int = 0           # rank of the one to load instead; 0: none
     @property
-    def found(self): return best_of(unchosen(self))
+    def found(self): return best_of(searched(self))
     @property
     def job(self): return layer_state_of(dataclasses.replace(
         self, candidate=self.candidate or 1), self.found).estimate
@@ -1184,9 +1212,11 @@ def found_by(state, k=TOP, **fixed):  # SearchResult
     return search(model, state.n_gpus, system, state.global_batch, state.strategy, k,
                   assumptions_of(state), fixed=fixed)
 
-best_of = functools.lru_cache(2)(found_by)   # of a state and the one before it
+best_of = functools.lru_cache(4)(found_by)   # of a state and the one before it
 
 def unchosen(state): return dataclasses.replace(state, cell='none', candidate=0)
+
+def searched(state): return dataclasses.replace(unchosen(state), map='')   # what is searched for
 
 def found_at(state):  # SearchResult
     "What is found in the chosen cell of the map; without one, everywhere."
@@ -1202,15 +1232,19 @@ def asked_settled(state):  # (SearchState, dict: control -> options)
     return settled(runnable(state, model), {'strategy': [*strategies, *every],
                                             'n_gpus': with_own(POWERS, state.n_gpus)})
 
+def cells_of(state):  # list of str
+    "What may be chosen of a state's map."
+    return ['none', *map(cell_name, map_cells(state).iloc[:, :2].to_numpy())]
+
 def search_settled(state):  # (SearchState, dict: control -> options)
-    "As it may be asked for; then the map, its cells and the candidates."
+    "As it may be asked for; then the map and the candidates. The map is drawn after the picture."
     state, options = asked_settled(state)
     state = dataclasses.replace(state, map=closest(state.map, maps_for(state)))
-    cells = ['none', *map(cell_name, map_cells(state).iloc[:, :2].to_numpy())]
-    state = dataclasses.replace(state, cell=closest(state.cell, cells))
+    if state.cell != 'none':
+        state = dataclasses.replace(state, cell=closest(state.cell, cells_of(state)))
     ranks = list(range(TOP + 1)) if state.cell == 'none' else [0]
     state = dataclasses.replace(state, candidate=closest(state.candidate, ranks))
-    return state, options | {'map': maps_for(state), 'cell': cells, 'candidate': ranks}
+    return state, options | {'map': maps_for(state), 'candidate': ranks}
 
 # %% ../nbs/07b_panels.ipynb #7a51c125
 def search_call(state: SearchState):  # str
@@ -1295,6 +1329,8 @@ def maps_for(state):  # list of str: pairs of sizes
 # %% ../nbs/07b_panels.ipynb #7a51c148
 MAPPED = 10_000   # candidates behind the map
 
+many_of = functools.lru_cache(2)(functools.partial(found_by, k=MAPPED))
+
 def least_memory(state):  # DataFrame: the two sizes of each cell, GB
     "What the smallest configuration of each cell of the map needs."
     (model, system), a = named_in(state), assumptions_of(state)
@@ -1315,7 +1351,7 @@ def map_cells(state):  # DataFrame: the two sizes, seconds and GB of the fastest
 @functools.lru_cache(2)
 def mapped(state):  # as map_cells
     "The map of a state in which no cell is chosen."
-    names, found = state.map.split(' x '), found_by(state, MAPPED)
+    names, found = state.map.split(' x '), many_of(searched(state))
     needed = FITS_BY[as_assumptions(state.assumptions).fits_by]
     fastest = found.drop_duplicates(names)[[*names, 'iteration_s', needed]]   # they are in order
     cells = least_memory(state).merge(fastest, on=names, how='left').rename(
@@ -1397,7 +1433,7 @@ def search_shown(state: SearchState, ghost=None):  # Shown
     if not len(found):
         reason = found.reasons[state.n_gpus]
         words = f'No configuration of {state.n_gpus:,} GPUs is feasible. {reason}.'
-        return Shown(found, None, None, words, {})
+        return Shown(found, None, None, lambda: words, {})
     why = why_slower(found)
     grew = [f'{name} +{short(seconds)} s' if seconds > 0 else ''
             for name, seconds in zip(why.grew, why.grew_s)]
@@ -1407,7 +1443,7 @@ def search_shown(state: SearchState, ghost=None):  # Shown
     view.insert(at + 1, 'what grew', grew)
     return Shown(pd.concat([pd.DataFrame(found), why], axis=1), view,
                  search_figure(found, min(state.candidate, len(found)), before),
-                 search_words(state, found, why), search_facts(found))
+                 lambda: search_words(state, found, why), search_facts(found))
 
 # %% ../nbs/07b_panels.ipynb #97be5199
 SWEPT = ('n_gpus', 'nvlink_size', 'global_batch', 'seq_len',
@@ -1641,7 +1677,7 @@ def sweep_shown(state: SweepState):  # Shown
     table = sweep_table(state)
     words = ' '.join(scenario_words(state, name, table[table.scenario == name])
                      for name, _ in state.calls())
-    if not len(table): return Shown(table, None, None, words, {})
+    if not len(table): return Shown(table, None, None, lambda: words, {})
     view = pd.DataFrame({
         'scenario': table.scenario.str[0], **{field: table[field] for field in state.fields},
         'iteration s': table.iteration_s.map(short), 'samples/s': table.samples_per_s.map(short),
@@ -1649,7 +1685,7 @@ def sweep_shown(state: SweepState):  # Shown
         'micro-batch': table.micro_batch, 'memory GB': table.memory_GB.map(short)})
     best = {f'{name[0]}, {kind} {state.measure}': getattr(own[state.measure], kind)()
             for name, own in table.groupby('scenario') for kind in ('min', 'max')}
-    return Shown(table, view, sweep_figure(state, table), words, best)
+    return Shown(table, view, sweep_figure(state, table), lambda: words, best)
 
 # %% ../nbs/07b_panels.ipynb #65b66d78
 @dataclass(frozen=True)
@@ -1815,7 +1851,7 @@ def roofline_shown(state: RooflineState, ghost=None):  # Shown
     bound = ', '.join(f'{value:.0%} by {name}' for name, value in share.items())
     words = f'Of this time, without messages, operations are bound {bound}. {ridge_words(result)}'
     facts = {f'bound by {name} (ms)': ms for name, ms in table.groupby('bound_by').ms.sum().items()}
-    return Shown(table, as_view(table), roofline_figure(table, result, before), words,
+    return Shown(table, as_view(table), roofline_figure(table, result, before), lambda: words,
                  {'layer (ms)': table.ms.sum()} | facts)
 
 # %% ../nbs/07b_panels.ipynb #d8bd5f76
@@ -1906,7 +1942,7 @@ def collectives_shown(state: CollectivesState):  # Shown
     largest = table[table.bytes == max(SIZES_BYTES)]
     facts = {f'{d} in a domain, 8 GiB (ms)': ms
              for d, ms in zip(largest.in_domain, largest.predicted_ms)}
-    return Shown(table, view, figure, collectives_words(table), facts)
+    return Shown(table, view, figure, lambda: collectives_words(table), facts)
 
 # %% ../nbs/07b_panels.ipynb #7a51c0f1
 ANCHORS = {'start': 'left', 'middle': 'center', 'end': 'right'}
@@ -2046,20 +2082,25 @@ def calls_html(state):  # str
     return ''.join(call_html(*item) for item in calls.items()) + address_html(state)
 
 # %% ../nbs/07b_panels.ipynb #7a51c116
-def page(
+def wide(parts):  # str
+    "As wide as the screen."
+    return f'<div style="width:0;min-width:100%">{"".join(parts)}</div>'
+
+def pieces(
     state,
     shown,        # Shown, or a sentence that says why there is nothing to show
     pinned=None,  # Pinned
-):  # str, HTML
-    "All that a panel shows, as one piece."
-    if isinstance(shown, str): return f'<p><b>{html.escape(shown)}</b></p>'
+):  # yields two str, HTML
+    "What a panel shows: the picture, then what is below it."
+    if isinstance(shown, str): yield from ('', f'<p><b>{html.escape(shown)}</b></p>'); return
+    yield wide([picture_html(shown.figure)])
     lines = [*shown.words.split('\n'), presets_for(state)[1]]
     style = 'max-width:75em;line-height:1.5;margin:4px 0'
     words = [f'<p style="{style}">{html.escape(text)}</p>' for text in lines if text]
     table = '' if shown.view is None else table_html(shown.view)
-    parts = [picture_html(shown.figure), *words, comparison_html(state, shown, pinned), table,
-             calls_html(state)]
-    return f'<div style="width:0;min-width:100%">{"".join(parts)}</div>'   # as wide as the screen
+    yield wide([*words, comparison_html(state, shown, pinned), table, calls_html(state)])
+
+def page(*asked): return ''.join(pieces(*asked))   # all that a panel shows, as one piece
 
 # %% ../nbs/07b_panels.ipynb #74e18137
 def not_possible(error): return f'This is not possible: {error}.'
@@ -2189,14 +2230,14 @@ def frame(px): return ipywidgets.Layout(**LOOK, border=f'{px}px solid black')
 def colors(ink, color): return ipywidgets.ButtonStyle(text_color=ink, button_color=color,
                                                       font_size='11px')
 
-def grid_of(names, rows, columns, buttons):  # (list of widgets, their layout)
+@functools.cache
+def word(text): return ipywidgets.HTML(f'<div style="text-align:center">{text}</div>')
+
+def grid_of(names, rows, columns, buttons):  # list of widgets
     "Buttons by their sizes, with the sizes above and at the left; blank where there is none."
-    word = lambda text: ipywidgets.HTML(f'<div style="text-align:center">{text}</div>')
     lines = [[f'{names[0]} \\ {names[1]}', *columns]]
     lines += [[row, *(buttons.get((row, column), '') for column in columns)] for row in rows]
-    return ([x if isinstance(x, ipywidgets.Button) else word(x) for line in lines for x in line],
-            {'grid_template_columns': f'70px repeat({len(columns)}, 64px)', 'grid_gap': '1px',
-             'overflow': 'auto', 'max_width': '100%'})
+    return [x if isinstance(x, ipywidgets.Button) else word(x) for line in lines for x in line]
 
 # %% ../nbs/07b_panels.ipynb #7a51c172
 class CellMap(ipywidgets.VBox):
@@ -2205,7 +2246,9 @@ class CellMap(ipywidgets.VBox):
     tooltip = HELP['cell']   # the title has it: in a browser a box cannot
 
     def __init__(self):
-        self.title, self.grid = ipywidgets.HTML(tooltip=self.tooltip), ipywidgets.GridBox()
+        self.title = ipywidgets.HTML(tooltip=self.tooltip)
+        self.grid = ipywidgets.GridBox(layout={'grid_gap': '1px', 'overflow': 'auto',
+                                               'max_width': '100%'})
         self.buttons, self.sizes = [], None
         super().__init__([self.title, self.grid])
         self.add_class('control-cell')
@@ -2216,7 +2259,9 @@ class CellMap(ipywidgets.VBox):
     def show(self, state):
         "Colour the cells of a state's map; no map where there is no state."
         self.layout.display = None if state else 'none'
-        if state: show_cells(self, map_cells(state), state.cell)
+        if not state: return
+        self.options = tuple((cell, cell) for cell in cells_of(state))
+        show_cells(self, map_cells(state), state.cell)
 
 # %% ../nbs/07b_panels.ipynb #7a51c173
 def place_cells(shown: CellMap, names, sizes):
@@ -2226,8 +2271,8 @@ def place_cells(shown: CellMap, names, sizes):
         shown.buttons[-1].on_click(shown.clicked)
     for size, button in zip(sizes, shown.buttons): button.cell = cell_name(size)
     rows, columns = (sorted(set(numbers)) for numbers in zip(*sizes))
-    shown.grid.children, shown.grid.layout = grid_of(names, rows, columns,
-                                                     dict(zip(sizes, shown.buttons)))
+    shown.grid.layout.grid_template_columns = f'70px repeat({len(columns)}, 64px)'
+    shown.grid.children = grid_of(names, rows, columns, dict(zip(sizes, shown.buttons)))
     shown.title.value = (f'<b>The fastest that fits, for each {names[0]} and {names[1]}</b>: a '
                          'click loads it in the layer panel; grey: even the smallest is too large')
     shown.sizes = names, sizes
@@ -2249,7 +2294,7 @@ def moment_words(p: Pipeline, now):  # str
     "How far a pipeline is at a moment."
     passes, own = passes_in(p, np.arange(p.pp), (now, now + 1e-9))[0], one_f_one_b(p, np.array([0]))
     ahead, back = ((own.end[own.backward == way] <= now + 1e-12).sum() for way in (False, True))
-    idle = p.pp - passes.stage.nunique()
+    idle = p.pp - len(np.unique(passes.stage))
     return (f'At {short(now)} of {short(p.total)} s: the first stage has ended {ahead:,} forward '
             f'and {back:,} backward passes of {p.micro_batches:,}, and keeps '
             f'the activations of {ahead - back}; {idle} of {plural(p.pp, "stage")} idle.')
@@ -2387,20 +2432,18 @@ class History:
     def last(self): return self.at == len(self.states) - 1
 
 # %% ../nbs/07b_panels.ipynb #7a51c118
-def load(panel, state, ghost):
-    "Show a state in a panel, or the possible one nearest to it."
-    panel.ghost = panel.pinned.state if panel.pinned else ghost
-    panel.state, panel.notes.value = state, ''
-    value, possible = page(state, 'This went wrong, and it is our mistake.'), None
-    try:
-        panel.state, options = state.settle()
-        offer(panel.controls, panel.state, options)
-        value, possible = panel.page(), panel.state
-    except ValueError as error: value = page(state, not_possible(error))
-    finally: panel.output.value = value
-    for part in panel.parts: part.show(possible)
-    panel.history.add(panel.state)
-    panel.bar.show(panel)
+class Page(ipywidgets.VBox):
+    "The picture of a panel, and what is below it."
+    def __init__(self):
+        super().__init__([ipywidgets.HTML(), ipywidgets.HTML()])
+        self.add_class('page')
+
+    def show(self, pieces):
+        "Each is sent to the browser as soon as it is there."
+        for widget, piece in zip(self.children, pieces): widget.value = piece
+
+    @property
+    def value(self): return ''.join(widget.value for widget in self.children)
 
 def pin(panel):
     "Pin the state of a panel as A, or unpin it."
@@ -2408,6 +2451,24 @@ def pin(panel):
     nothing = panel.pinned or isinstance(shown, str)
     panel.pinned = None if nothing else Pinned(panel.state, shown)
     panel.load(panel.state)
+
+# %% ../nbs/07b_panels.ipynb #7a51c199
+def load(panel, state, ghost):
+    "Show a state in a panel, or the possible one nearest to it."
+    panel.ghost = panel.pinned.state if panel.pinned else ghost
+    panel.state, panel.notes.value = state, ''
+    failed, possible = 'This went wrong, and it is our mistake.', None
+    try:
+        panel.state, options = state.settle()
+        offer(panel.controls, panel.state, options)
+        panel.output.show(panel.pieces())
+        failed, possible = None, panel.state
+    except ValueError as error: failed = not_possible(error)
+    finally:
+        if failed: panel.output.show(pieces(state, failed))
+    for part in panel.parts: part.show(possible)
+    panel.history.add(panel.state)
+    panel.bar.show(panel)
 
 # %% ../nbs/07b_panels.ipynb #7a51c119
 def go(panel, by): panel.load(panel.history.step(by))
@@ -2531,8 +2592,7 @@ class Bar:
 class Panel:
     "Controls and what they show; `.widget` is the whole, `.state` what it shows now."
     def __init__(self, state, then=None):  # then(panel, name of the control): after each move
-        self.then, self.output, self.notes = then, ipywidgets.HTML(), ipywidgets.HTML()
-        self.output.add_class('page')
+        self.then, self.output, self.notes = then, Page(), ipywidgets.HTML()
         self.history, self.pinned, self.ghost = History(), None, None
         self.controls = Controls(state, self.moved)
         self.bar, players = Bar(self), [Player()] * isinstance(state, LayerState)
@@ -2543,7 +2603,8 @@ class Panel:
         self.load(state)
 
     def _repr_mimebundle_(self, **options): return bundle(self.widget, str(self.state), options)
-    def page(self): return page(self.state, shown_or_why(self.state, self.ghost), self.pinned)
+    def pieces(self): return pieces(self.state, shown_or_why(self.state, self.ghost), self.pinned)
+    def page(self): return ''.join(self.pieces())
     def load(self, state, ghost=None): load(self, state, ghost)
 
     def moved(self, name, value):
