@@ -849,8 +849,9 @@ def exposed(job: Job, t, t_layer, messages):  # s
     "What messages of t seconds show behind layers of t_layer seconds."
     w, units = job.software, np.equal(job.zero_stage, 3)
     least = t + np.maximum(t - t_layer, 0) * (messages - 1)
-    share = np.where(job.dp_overlap, np.where(units, w.unit_exposed, w.dp_exposed), 1.)
-    return (least + share * (t * messages - least))[()]
+    share = np.where(units, w.unit_exposed, w.dp_exposed)
+    behind = least + share * (t * messages - least) if np.any(share) else least
+    return np.where(job.dp_overlap, behind, t * messages)[()]
 
 def in_turn(job: Job, t_layer, *messages):  # s
     "What several kinds of messages show, (s, how many) each, behind the same layers."
@@ -910,11 +911,14 @@ def data_parallel_time(
 ):  # (s of the forward, s of the backward pass) that compute does not hide
     "Weights gathered behind the forward pass, gradients reduced behind the backward pass."
     bulk = np.less(job.zero_stage, 3) & (job.assumptions.measured is not None)   # in one message
-    whole = np.where(bulk, job.layers, 1)[()]
+    whole, pieces, at_once = 1, job.layers, 1
+    if np.any(bulk):
+        whole = np.where(bulk, job.layers, 1)[()]
+        at_once = np.maximum(whole, 1)
+        pieces = np.where(bulk, at_once, job.layers)[()]
     (GB, group), *more = [(GB * whole, group) for GB, group in parts]
-    layers, at_once = [(GB + tables * bulk, group), *more], np.maximum(whole, 1)
-    seen = unit_time(layers, np.where(bulk, at_once, job.layers)[()], at_once, t_fwd, t_bwd, pricer,
-                     job)
+    layers = [(GB + tables * bulk, group), *more]
+    seen = unit_time(layers, pieces, at_once, t_fwd, t_bwd, pricer, job)
     apart = tables * np.logical_not(bulk)   # a unit of its own
     if not np.any(apart): return seen
     also = unit_time([(apart, group)], 1, 1, t_fwd, t_bwd, pricer, job)
