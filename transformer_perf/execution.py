@@ -79,14 +79,13 @@ def groupings(
 ):  # table with the columns n_gpus, tp, cp, pp, dp
     "The ways to group n GPUs (arXiv 2410.00273, search space)."
     s, e, least = STRATEGIES[strategy], model.embed_dim, assumptions.least_features
-    few, two = divisors(n), 'cp' in s.groups
+    few, two, uneven = divisors(n), 'cp' in s.groups, assumptions.uneven_stages
     t = {'tp': few[s.features_per_embed * e // few >= least]}
     fills = lambda t: (n % (t['tp'] * t['cp']) == 0) & (model.seq_len // t['cp'] >= least * two)
     t = crossed(t, fills, cp=few[few >= least_cp] if two else np.array([1]))
     groups = model, t['tp'], t['cp'], s, assumptions
     right = [number % by == 0 for _, number, _, by in sharing_rules(*groups)]
     t = keep(t, np.all([*right, leaves_rows(*groups)], axis=0))
-    uneven = assumptions.uneven_stages
     stages = lambda t: pipeline_divides(n, t['tp'] * t['cp'], t['pp'], model.depth, uneven)
     t = crossed(restrict(t, fixed), stages, pp=divisors(n if uneven else model.depth))
     t['dp'] = n // (t['tp'] * t['cp'] * t['pp'])
