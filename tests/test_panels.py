@@ -270,13 +270,12 @@ def test_a_dropout_waits_for_memory():
 
 # --- the roofline's two ridges ---
 
-@pytest.mark.parametrize('assumptions, reached', [('corrected', 164.9), ('calibrated', None)])
+@pytest.mark.parametrize('assumptions, reached', [('corrected', 164.9), ('calibrated', 204.4)])
 def test_both_ridges_are_explained(assumptions, reached):
     state = RooflineState(assumptions=assumptions)
     shown, (sheet, kernels) = state.show(), panels.roofs(state.estimate)
-    assert np.isclose(sheet.ridge, 989.4 / 4.8)   # real kernels lose more of the memory's rate
-    assert (kernels.ridge < sheet.ridge) == (assumptions == 'corrected')
-    if reached: assert np.isclose(kernels.ridge, reached, atol=.05)
+    assert np.isclose(sheet.ridge, 989.4 / 4.8)
+    assert np.isclose(kernels.ridge, reached, atol=.05)   # of arithmetic more is lost
     assert f'ridge of the matrix units is at {panels.short(sheet.ridge)} FLOP' in shown.words
     assert f'which puts it at {panels.short(kernels.ridge)}' in shown.words
     assert f'{kernels.matrix / sheet.matrix:.0%} of the peak' in shown.words
