@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .inputs import divides, finite, nearest, several, whole
+from .inputs import divides, finite, nearest, several, table_with, whole
 from .models import Model, as_model
 from .systems import System, as_system
 from .schedules import SCHEDULES, possible
@@ -34,13 +34,14 @@ from .estimates import (
     CHOICES, CONTEXTS, DISPATCHERS, FITS_BY, RECIPES, Assumptions, as_assumptions)
 from .modules import (
     STRATEGIES, end_weights, expert_rules, leaves_rows, reduces_each, sharing_rules)
-from .iteration import (
+from transformer_perf.iteration import (
     COMPONENTS, GROUPS, MEMORY_PARTS, MOST_PLAYED, PLACES, Estimate, Memory, Parallel,
-    check_parallel, division_rules, divisors, estimate, iteration_times, keep, layers_memory,
-    layers_to_deal, memory_at, memory_bound, memory_played, more_of, own_stages, passes_in,
-    play_on, plural, priced, rate_in_words, rows_of, settled, short, stages_differ, statistics)
+    changes_something, check_parallel, division_rules, divisors, estimate, iteration_times, keep,
+    layers_memory, layers_to_deal, memory_at, memory_bound, memory_played, more_of, own_stages,
+    passes_in, play_on, plural, priced, rate_in_words, rows_of, settled, short, stages_differ,
+    statistics)
 from .execution import (
-    can_run, changes_something, considered_choices, distinct, divides_batch, filled, filling,
+    can_run, considered_choices, distinct, divides_batch, filled, filling,
     pipeline_divides, practice, runs, search, splits)
 from .interop import job_asked, read_log
 
@@ -65,7 +66,7 @@ def case_of(model, parallel, system, global_batch, assumptions):  # Case
                                            'the configuration of the job as `parallel`')
         if job.n_gpus is None: raise ValueError('the job does not say its number of GPUs: give it '
                                                 'to `as_job`')
-    if global_batch is None: raise ValueError('global_batch is not said by the job: give it')
+    if global_batch is None: raise ValueError('global_batch must be given: no job says it')
     system, a = as_system(system), as_assumptions(assumptions)
     p = settled(parallel, system, a)
     return Case(as_model(model), p, system, whole(global_batch, 'global_batch'), a)
@@ -502,6 +503,8 @@ def measured_figures(measured, one: Estimate):  # (s, GB or None)
     "An iteration's time and memory from a number, a log, or the table of a log."
     if isinstance(measured, numbers.Real): return finite(measured, 'measured', above=True), None
     if not isinstance(measured, pd.DataFrame): measured = read_log(measured, job_asked(one))
+    table_with(measured, ['iteration_s'], 'measured', above=True)
+    if not len(measured): raise ValueError('measured has no steps')
     late = measured.iloc[len(measured) // 2:]   # the first steps warm up
     GB = float(late.memory_GB.max()) if 'memory_GB' in late else None
     return float(late.iteration_s.median()), GB

@@ -222,16 +222,16 @@ STRATEGY = option_of('--strategy', 'how a layer is shared: 1d (Megatron), 2d-seq
 CHOSEN = (  # options of a configuration that assumptions answer unless given
     option('--zero-stage', 'what copies share out: 0 nothing, 1 optimizer states, 2 and gradients, '
            '3 and weights', kind='numbers', least=0),
-    option_of('--recompute', 'what the backward pass computes again: none, scores, selective, full',
-              'words'),
+    option_of('--recompute', 'what the backward pass computes again: none, scores, selective, full,'
+              ' full:4 (layers), parts as layernorm+moe_act', 'words'),
     option_of('--schedule', 'in which order pipeline stages work: 1f1b, gpipe, zb-h1, zb-h2, zb-v, '
               'dualpipe, dualpipe-v', 'words'),
     option_of('--virtual-stages', 'parts of a pipeline stage in an interleaved schedule',
               'numbers'),
     option_of('--sequence-sharded', 'tensor parallelism shares out the sequence too: yes or no',
               'words'),
-    option_of('--context', 'how context parallelism passes keys and values: allgather or ring',
-              'words'),
+    option_of('--context', 'how context parallelism passes keys and values: allgather, ring, '
+              'ulysses or ulysses+ring', 'words'),
     option_of('--reduce-each', 'gradients are reduced after each micro-batch: yes or no; unless '
               'given, where ZeRO shares them out (stages 2 and 3)', 'words'),
     option_of('--reshard-after-forward', 'ZeRO-3 gathers weights again for the backward pass: yes '

@@ -381,7 +381,7 @@ class Assumptions:
     slow_pipeline_links: bool = False   # E3: pipeline links between domains cost something
     bias_rows_sharded: bool = False     # E4: the output biases of 1D work on l/m rows
     rows_shared_exactly: bool = False   # rows that tp does not divide are counted, not dropped
-    gather_backward: bool = False       # no slip in time: name and place of a message
+    gather_backward: bool = False       # no slip in time but of latents: a message's place
     # what a layer, a stage and an iteration are made of
     flash_attention: bool = True        # logits, softmax, dropout and attend in one operation
     fused_kernels: bool = False         # vector kernels fused as training frameworks fuse them

@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'LIST', 'HARMLESS', 'OFF_WORDS', 'MODEL_FIELDS', 'PARALLEL_FIELDS',
-           'NEEDED', 'PLANNED', 'FP8', 'SHARDS', 'MEGATRON_ROWS', 'LATENT', 'MOST_LAYERS', 'MEGATRON', 'LARGEST_TEXT',
-           'NESTED', 'PIECE', 'HEREDOC', 'MARK', 'NAME', 'MOST_WORDS', 'OPERATORS', 'EXPANDED', 'OPENING', 'CLOSING',
-           'LEADING', 'LEADING_OR_CLOSING', 'COMPARED', 'NUMBERED', 'PER_NODE', 'NODES', 'IN_ALL', 'FLAGS', 'CODE',
-           'UNSAID', 'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS', 'ACCELERATE_KINDS', 'ACCELERATE',
-           'ORDERS', 'CHECKPOINTS', 'TORCHTITAN_ROWS', 'TORCHTITAN', 'OWN', 'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE',
-           'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS', 'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE', 'FACTORS',
-           'NUMBERS', 'TrainingJob', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of', 'same_words', 'one_word',
-           'no_model', 'add', 'value', 'spelled', 'why_ignored', 'understood', 'also', 'copies', 'batch', 'model_said',
-           'job_said', 'take', 'zero_of_megatron', 'overlap_of_megatron', 'recompute_of_megatron', 'chunks_of_megatron',
+           'NEEDED', 'FP8', 'SHARDS', 'MEGATRON_ROWS', 'LATENT', 'MOST_LAYERS', 'MEGATRON', 'LARGEST_TEXT', 'NESTED',
+           'PIECE', 'HEREDOC', 'MARK', 'NAME', 'MOST_WORDS', 'OPERATORS', 'EXPANDED', 'OPENING', 'CLOSING', 'LEADING',
+           'LEADING_OR_CLOSING', 'COMPARED', 'NUMBERED', 'PER_NODE', 'NODES', 'IN_ALL', 'FLAGS', 'CODE', 'UNSAID',
+           'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS', 'ACCELERATE_KINDS', 'ACCELERATE', 'ORDERS',
+           'CHECKPOINTS', 'TORCHTITAN_ROWS', 'TORCHTITAN', 'OWN', 'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE', 'LARGEST_LOG',
+           'COLOUR', 'FIGURE', 'STEPS', 'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE', 'FACTORS', 'NUMBERS',
+           'TrainingJob', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of', 'same_words', 'one_word', 'no_model',
+           'add', 'value', 'spelled', 'why_ignored', 'understood', 'also', 'copies', 'batch', 'model_said', 'job_said',
+           'take', 'zero_of_megatron', 'overlap_of_megatron', 'recompute_of_megatron', 'chunks_of_megatron',
            'heads_of_megatron', 'list_said', 'of_tree', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron',
            'positions_of_megatron', 'derive_megatron', 'recompute_for_megatron', 'stages_for_megatron', 'undo_megatron',
            'model_for_megatron', 'without_heredocs', 'pieces', 'unknown', 'summed', 'variable', 'expanded',
@@ -25,7 +25,8 @@ __all__ = ['SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'LIST', 'HARMLESS
            'kind_of', 'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text', 'job_in', 'facts_of',
            'keys_for', 'no_difference', 'meaning', 'lost', 'puts_off', 'set_elsewhere', 'nested', 'as_flags',
            'as_script', 'comment', 'as_yaml', 'as_own', 'job_asked', 'export', 'figure_said', 'steps_of', 'steps_table',
-           'read_log', 'trace_text', 'arguments', 'launched_by', 'kernels_of', 'read_profile', 'sides', 'read_products']
+           'read_log', 'trace_text', 'arguments', 'launched_by', 'is_kernel', 'events_in', 'kernels_of', 'read_profile',
+           'sides', 'read_products']
 
 # %% ../nbs/12_interop.ipynb #12ab0005
 import ast
@@ -52,8 +53,8 @@ from .configs import rule_of
 
 # %% ../nbs/12_interop.ipynb #177de633
 from .models import Model, as_model, differing, has_experts
-from .estimates import PARTS, layers_again, parts_again
-from .iteration import PLACES, Estimate, Parallel
+from .estimates import CHOICES, PARTS, layers_again, parts_again
+from .iteration import PLACES, Estimate, Parallel, changes_something
 from .modules import reduces_each
 from .schedules import chunks_of, layout_of
 
@@ -219,9 +220,6 @@ def batch(facts, dp, n):  # (samples of an iteration or None, dp, GPUs)
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(Model))
 PARALLEL_FIELDS = tuple(f.name for f in dataclasses.fields(Parallel))
 NEEDED = ('seq_len', 'embed_dim', 'heads', 'depth')
-PLANNED = {   # facts that rows state; each counts as soon as Parallel has a field of its name
-    'ep': 'expert parallelism', 'etp': 'tensor parallelism inside experts',
-    'precision': 'number formats', 'layout': 'stages of unequal depth'}
 
 def model_said(facts):  # Model or None
     "The model that facts describe, if they do."
@@ -239,9 +237,6 @@ def job_said(facts, ignored):  # TrainingJob
     if value(facts, 'precision') == 'fp16': facts['precision'] = Said(None, 'bf16')   # as fast
     if value(facts, 'zero_stage', 0) > 1 and not facts['reduce_each'].key:
         del facts['reduce_each']   # each time: gradients are shared out
-    ignored = ignored + [(facts[name].key, f'not modelled yet: {what}')
-                         for name, what in PLANNED.items()
-                         if name in facts and name not in PARALLEL_FIELDS]
     own = {name: facts[name].value for name in PARALLEL_FIELDS if name in facts}
     p = Parallel(**own | ({'dp': dp} if dp else {}))
     return TrainingJob(p, model_said(facts), G, n, value(facts, 'seq_len'), tuple(ignored))
@@ -570,7 +565,6 @@ MEGATRON = Format(MEGATRON_ROWS, derive_megatron, undo_megatron, {
     '--optimizer-cpu-offload*': 'offloading', '--fine-grained-activation-offloading': 'offloading',
     '--optimizer-offload-fraction': 'offloading', '--offload-modules': 'offloading',
     '--rampup-batch-size': 'a batch that grows', '--ddp-*': 'sizes of buckets',
-    '--num-distributed-optimizer-instances': 'copies of shards',
     '--outer-dp-sharding-strategy': 'copies of shards', '--cuda-graph*': 'graphs of kernels',
     '--overlap-*': 'this overlap', '--delay-wgrad-compute': 'this overlap',
     '--defer-embedding-wgrad-compute': 'this overlap', '--no-overlap-p2p*': 'this overlap',
@@ -1355,14 +1349,10 @@ def keys_for(job: TrainingJob, format):  # dict: key -> value
 # %% ../nbs/12_interop.ipynb #3af64a4b
 def no_difference(p: Parallel):  # set of fields
     "The fields of a configuration that change nothing in it, and those that are no key anywhere."
-    found = {*PLACES, 'panels', 'strategy'}
-    if p.tp == 1: found |= {'sequence_sharded', 'tp_overlap'}
-    if p.cp == 1: found |= {'context'}
-    if p.pp == 1: found |= {'schedule', 'virtual_stages'}
-    if p.dp * p.cp == 1: found |= {'zero_stage', 'dp_overlap', 'reduce_each'}
-    if p.ep == 1: found |= {'dispatcher', 'ep_overlap'}
-    if p.zero_stage != 3: found |= {'reshard_after_forward'}
-    return found
+    t = vars(p) | {'zero_stage': 1 if p.zero_stage is None else p.zero_stage}
+    found = {name for name in CHOICES if not changes_something(t, name)}
+    if p.pp == 1: found |= {'virtual_stages'}
+    return {*PLACES, 'panels', 'strategy'} | found
 
 def meaning(m):  # Model or None
     "A model without its name, and with what follows from other fields said."
@@ -1533,7 +1523,7 @@ def steps_table(text, job=None, name='log'):  # DataFrame
     table = pd.DataFrame(steps).astype({'iteration': int})
     if job is None: return table
     job = as_job(job)
-    for needed in ('seq_len', 'n_gpus'):
+    for needed in {'seq_len', 'n_gpus', 'global_batch'} - {*table}:
         if getattr(job, needed) is None: raise ValueError(f'the job does not say {needed}')
     if 'global_batch' not in table: table['global_batch'] = job.global_batch
     tokens = table.global_batch.astype(float) * job.seq_len / job.n_gpus
@@ -1569,22 +1559,28 @@ def launched_by(event):  # number of an operation
     return own.get('External id', own.get('external id'))
 
 # %% ../nbs/12_interop.ipynb #d5983b76
+def is_kernel(e):
+    "Whether an event is a kernel with a time, in us, that can be."
+    timed = e.get('cat') == 'kernel' and type(e.get('dur')) in (int, float)
+    return timed and 0 <= e['dur'] < 1e15
+
+def events_in(path):  # list of dict
+    "The events of a trace."
+    found = parse_json(trace_text(path), named(path), infinities=True).get('traceEvents')
+    return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
+
 def kernels_of(events):  # list of (name, shapes, s)
     "Every kernel of a trace, with the shapes of the operation that launched it."
     shapes = {str(launched_by(e)): str(arguments(e).get('Input Dims', '')) for e in events
               if e.get('cat') == 'cpu_op' and launched_by(e) is not None}
-    timed = [e for e in events if e.get('cat') == 'kernel'
-             and isinstance(e.get('dur'), (int, float)) and 0 <= e['dur'] < 1e15]
     return [(str(e.get('name')), shapes.get(str(launched_by(e)), ''), e['dur'] / 1e6)
-            for e in timed]
+            for e in events if is_kernel(e)]
 
 # %% ../nbs/12_interop.ipynb #990292d4
 def read_profile(path):  # DataFrame, a row for each kernel and shape
     "The kernels of a PyTorch profiler's trace: how often, s in all, s each, share of all."
     import pandas as pd
-    events = parse_json(trace_text(path), named(path), infinities=True).get('traceEvents')
-    events = [e for e in events if isinstance(e, dict)] if isinstance(events, list) else []
-    rows = kernels_of(events)
+    rows = kernels_of(events_in(path))
     if not rows: raise ValueError(f'{named(path)}: has no kernels')
     table = pd.DataFrame(rows, columns=['kernel', 'shapes', 'seconds'])
     found = table.groupby(['kernel', 'shapes']).seconds.agg(['count', 'sum', 'mean']).reset_index()
@@ -1614,12 +1610,11 @@ def sides(event):  # (op, m, n, k, precision), or None
 def read_products(path):  # DataFrame: op, m, n, k, precision, count, microseconds
     "The matrix products of a PyTorch profiler's trace, a row for each shape."
     import pandas as pd
-    events = parse_json(trace_text(path), named(path), infinities=True).get('traceEvents')
-    events = [e for e in events if isinstance(e, dict)] if isinstance(events, list) else []
+    events = events_in(path)
     known = {str(launched_by(e)): sides(e) for e in events
              if e.get('cat') == 'cpu_op' and launched_by(e) is not None}
-    rows = [(str(launched_by(e)), e['dur']) for e in events if e.get('cat') == 'kernel'
-            and known.get(str(launched_by(e))) and type(e.get('dur')) in (int, float)]
+    rows = [(str(launched_by(e)), e['dur']) for e in events
+            if is_kernel(e) and known.get(str(launched_by(e)))]
     if not rows: raise ValueError(f'{named(path)}: has no matrix products with their shapes: '
                                   'profile with record_shapes=True')
     calls = pd.DataFrame(rows, columns=['call', 'us']).groupby('call', sort=False).us.sum()

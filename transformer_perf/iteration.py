@@ -4,22 +4,22 @@
 
 # %% auto #0
 __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'DEALT', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'MOST_PLAYED', 'PUBLISHED', 'WAITS',
-           'MOST_PLACES', 'SHOWN', 'with_paper_names', 'usual', 'follows', 'Parallel', 'division_rules', 'choices_fit',
-           'check_choices_of', 'layers_to_deal', 'check_stages', 'check_parallel', 'job_of', 'Times',
-           'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies', 'routed_copies', 'weight_parts',
-           'table_GB', 'most_of_ends', 'reduction_time', 'stage_weights', 'shared', 'step_bytes', 'update_time',
-           'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more',
-           'alike', 'distinct_rows', 'stages_of', 'unlike_stages', 'mean_layer', 'of_kinds', 'layers_cost',
-           'costs_again', 'layers_memory', 'slowest_stage', 'bubble_time', 'iteration_times', 'Memory', 'alive',
-           'working', 'largest_units', 'weights_held', 'gradients_held', 'memory_at', 'other_copies', 'memory_of',
-           'memory_bound', 'memory_needed', 'components', 'figures', 'priced', 'utilization', 'all_figures',
-           'seconds_and_GB', 'statistics', 'own_stages', 'stages_differ', 'passes_in', 'on_chunks', 'play', 'play_on',
-           'memory_played', 'more_of', 'played_figures', 'played_statistics', 'parts_said', 'beyond', 'gpu_in',
-           'evidence', 'kind_of_run', 'interval_columns', 'figures_of', 'left_out', 'Estimate', 'layers_of', 'row_of',
-           'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'traced_figures', 'explanation_of',
-           'divisors', 'rows_of', 'cross', 'keep', 'possible_places', 'fastest_place', 'settled', 'estimate', 'short',
-           'layer_groups', 'memory_columns', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
-           'memory_in_words', 'interval_in_words', 'in_words']
+           'MOST_PLACES', 'SHOWN', 'with_paper_names', 'usual', 'follows', 'changes_something', 'Parallel',
+           'division_rules', 'choices_fit', 'check_choices_of', 'layers_to_deal', 'check_stages', 'check_parallel',
+           'job_of', 'Times', 'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies', 'routed_copies',
+           'weight_parts', 'table_GB', 'most_of_ends', 'reduction_time', 'stage_weights', 'shared', 'step_bytes',
+           'update_time', 'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages',
+           'holds_more', 'alike', 'distinct_rows', 'stages_of', 'unlike_stages', 'mean_layer', 'of_kinds',
+           'layers_cost', 'costs_again', 'layers_memory', 'slowest_stage', 'bubble_time', 'iteration_times', 'Memory',
+           'alive', 'working', 'largest_units', 'weights_held', 'gradients_held', 'memory_at', 'other_copies',
+           'memory_of', 'memory_bound', 'memory_needed', 'components', 'figures', 'priced', 'utilization',
+           'all_figures', 'seconds_and_GB', 'statistics', 'own_stages', 'stages_differ', 'passes_in', 'on_chunks',
+           'play', 'play_on', 'memory_played', 'more_of', 'played_figures', 'played_statistics', 'parts_said', 'beyond',
+           'gpu_in', 'evidence', 'kind_of_run', 'interval_columns', 'figures_of', 'left_out', 'Estimate', 'layers_of',
+           'row_of', 'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'traced_figures',
+           'explanation_of', 'divisors', 'rows_of', 'cross', 'keep', 'possible_places', 'fastest_place', 'settled',
+           'estimate', 'short', 'layer_groups', 'memory_columns', 'readable', 'plural', 'layout_in_words',
+           'time_in_words', 'rate_in_words', 'memory_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
@@ -90,6 +90,17 @@ def follows(p):  # dict: field -> value
     if chunks > 1: found['virtual_stages'] = chunks
     elif p.layout is not None: found['virtual_stages'] = max(len(chunks_in(p.layout)) // p.pp, 1)
     return found
+
+# %% ../nbs/05_iteration.ipynb #05faca10
+def changes_something(t, choice):
+    "The rows of a table in which a choice can make a difference."
+    copies = t['dp'] * t['cp'] > 1
+    if choice in ('zero_stage', 'reduce_each', 'dp_overlap'): return copies
+    if choice == 'reshard_after_forward': return copies & np.equal(t['zero_stage'], 3)
+    if choice == 'dp_replicate': return copies & np.greater(t['zero_stage'], 0)
+    group = {'sequence_sharded': 'tp', 'tp_overlap': 'tp', 'context': 'cp', 'schedule': 'pp',
+             'dispatcher': 'ep', 'ep_overlap': 'ep'}
+    return t[group[choice]] > 1 if choice in group else np.array(True)
 
 # %% ../nbs/05_iteration.ipynb #cc0fae15
 @with_paper_names
@@ -991,7 +1002,9 @@ SHOWN = (('ep', 1, 'ep'), ('precision', 'bf16', 'precision'), ('zero_stage', 1, 
          ('recompute', 'none', 'recompute'),
          ('virtual_stages', 1, 'virtual stages'), ('sequence_sharded', True, 'sequence sharded'),
          ('reduce_each', None, 'reduced each time'), ('reshard_after_forward', True, 'reshard'),
-         ('dp_replicate', 1, 'replicas'))
+         ('dp_replicate', 1, 'replicas'), ('etp', 1, 'etp'), ('schedule', '1f1b', 'schedule'),
+         *((name, ..., name) for name in ('context', 'dispatcher', 'dp_overlap', 'tp_overlap',
+                                          'ep_overlap')))   # ...: what the first row has
 
 # %% ../nbs/05_iteration.ipynb #9610d342
 def memory_columns(t, system):  # list of (title, column, what follows a number)
@@ -1015,7 +1028,8 @@ def readable(t, system):  # DataFrame for reading, not for computing
     view |= {'tp': [by(layer_groups(row), row) for row in rows], 'pp': t.pp, 'dp': t.dp,
              'micro-batch': t.micro_batch}
     view |= {title: t[name] for name, often, title in SHOWN if name in t
-             and any(row[name] != often and not usual(row, name) for row in rows)}
+             and any(row[name] != (rows[0][name] if often is ... else often)
+                     and not usual(row, name) for row in rows)}
     if any(STRATEGIES[s].has_panels for s in t.strategy): view['panels'] = t.panels
     view |= {'NVLink': place, **{title: [f'{row[of]:.1f}{end}' for row in rows]
                                  for title, of, end in memory_columns(t, system)}}

@@ -611,7 +611,7 @@ STARTS = {   # where the fits of a kind start, besides its defaults
     'experts': ({'away': .95, 'tuned': .4}, {'away': 1., 'touched': 0., 'cache': 3., 'whole': .2}),
     'domains': ({'third': 6e-5, 'first_share': .1}, {'second_share': .3, 'third': 2e-5})}
 NOISE = {'experts': .1}                           # scale of a kind whose measurements scatter more
-PULL = {'domains': .02, 'attention': .004}
+PULL = {'domains': .02}
 FOLDS = {'domains': 5, 'exchanges': 5}            # a few sizes only: parts of a fifth
 GENERATION = {'H200': 'H100', 'B300': 'B200', 'GB200': 'B200', 'GB300': 'B200'}
 

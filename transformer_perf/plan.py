@@ -212,7 +212,8 @@ def measures(rows):  # DataFrame
 def answers_among(rows, budget: Budget, margin):  # (answers of each row, whether on the front)
     "Which rows answer what."
     m, found = measures(rows), [[] for _ in rows.index]
-    asked = [*ANSWERS][:4 + (budget.tokens is not None and budget.hours is not None)]
+    timed = budget.tokens is not None and budget.hours is not None
+    asked = [name for name in ANSWERS if timed or name != 'fewest GPUs']
     for name in asked:
         own = m[m[ANSWERS[name][0]].notna()]
         if name == 'simplest': own = own[own.s_per_token <= (1 + margin) * m.s_per_token.min()]
@@ -224,7 +225,7 @@ def described(row):  # str
     "A configuration in a few words: what differs from one GPU that does everything."
     sizes = [f'{group} {row[group]}' for group in (*GROUPS, 'ep') if row[group] > 1]
     more = [f'{title} {row[name]}' for name, often, title in SHOWN
-            if name != 'ep' and row[name] != often and not usual(row, name)]
+            if name != 'ep' and often not in (..., row[name]) and not usual(row, name)]
     return ', '.join([*sizes, f'micro-batch {row.micro_batch}', *more])
 
 def figure(x, digits=','):  # str
@@ -319,8 +320,7 @@ def costed(found, model, budget: Budget, prices, operation):  # (rows, Price or 
 # %% ../nbs/14_plan.ipynb #14a00065
 def notes_on(rows, found, priced, operation: Operation):  # list of str
     "What a plan rests on; `found` is a SearchResult of each system, `priced` its Price."
-    known = [name for name in ('evidence', 'trust') if name in rows and len(rows)]
-    notes = [f'{name.title()}: {"; ".join(dict.fromkeys(rows[name]))}.' for name in known]
+    notes = [f'Evidence: {"; ".join(dict.fromkeys(rows.evidence))}.'] * bool(len(rows))
     for system, price in zip((one.priced_on for one in found), priced):
         at = price and ', '.join(x for x in (price.date, price.source) if x)
         notes.append(f'{system.name}: {price.usd:.2f} USD per GPU-hour ({at}).' if price else

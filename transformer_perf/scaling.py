@@ -142,11 +142,11 @@ def gpus_needed(model, samples, stage, capacity, assumptions=Assumptions()):
     return np.where(one <= capacity, 1., np.where(none < capacity, least, np.inf))[()]
 
 @takes(gpus=dict(least=1))
-def first_stage(model, samples, gpus, capacity, assumptions=Assumptions()):
+def first_stage(model, samples, gpus, capacity):
     "The first stage that fits into `capacity` GB; NaN if none does."
     found = np.nan
     for stage in reversed(range(len(STAGES))):
-        needed = gpus_needed(model, samples, stage, capacity, assumptions)
+        needed = gpus_needed(model, samples, stage, capacity)
         found = np.where(needed <= gpus, stage, found)
     return found[()]
 

@@ -17,7 +17,8 @@ import pandas as pd
 from .inputs import finite, flag, nearest, table_with, whole
 from .systems import PHYSICAL, System
 from .iteration import estimate, short, statistics
-from .execution import asked_about, best_of, questions, search, search_each
+from .execution import (
+    asked_about, best_of, questions, search, search_each, variants)
 
 # %% ../nbs/15_sensitivity.ipynb #15a00011
 UNITS = ('element_size', 'mask_element_size', 'flops_units')   # of counting
@@ -50,8 +51,7 @@ def one_by_one(system: System, values):  # System of arrays (variants, 1)
 def priced_on(one, system: System):  # (s, GB), an array each
     "Time and memory of an estimate's configuration on a system of arrays, in closed form."
     found = statistics(vars(one.parallel), one.model, system, one.global_batch, one.assumptions)
-    variants = max(np.size(getattr(system, name)) for name in PHYSICAL)
-    return tuple(np.broadcast_to(found[name], (variants, 1))[:, 0]
+    return tuple(np.broadcast_to(found[name], (variants(system), 1))[:, 0]
                  for name in ('iteration_s', 'memory_GB'))
 
 # %% ../nbs/15_sensitivity.ipynb #15a00015
@@ -61,7 +61,7 @@ def best_on(one, system: System):  # s, an array; infinite where nothing fits
     about = asked_about(one.model, one.system, one.global_batch, one.assumptions, None)
     asked = [q._replace(system=system) for q in questions(about, None, {})]
     found = best_of([table for table, *_ in search_each([n], asked, 1)], [n])
-    seconds = np.full(max(np.size(getattr(system, name)) for name in PHYSICAL), np.inf)
+    seconds = np.full(variants(system), np.inf)
     seconds[found.variant.to_numpy()] = found.iteration_s
     return seconds
 
@@ -112,8 +112,9 @@ def tried(one, name, value, again):  # (s, GB, s of the best), NaN where there i
 def between(low, now, high):  # an elasticity
     "Percent per percent from half to twice, or as far as one can go."
     steps = [(x, y) for x, y in ((.5, low), (1, now), (2, high)) if np.isfinite(y)]
+    if len(steps) < 2: return np.nan
     (x0, first), *_, (x1, last) = steps
-    return slope(last, first, x1 / x0) if len(steps) > 1 else np.nan
+    return slope(last, first, x1 / x0)
 
 def of_model(one, again):  # DataFrame, a row for each size
     "What each size of a model changes, and the batch."

@@ -9,27 +9,27 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'NEEDED', 'FLAGS', 'ZERO', '
            'TEST_SIZES', 'OTHERS', 'FREE', 'PRIOR', 'FREE_OF_STACK', 'FREE_OF_SHARED', 'SHARES', 'TWICE', 'LEAST_RUNS',
            'SWEEPS', 'ONLY_DATA', 'HELD', 'UNEVEN', 'WHOLE_LAYERS', 'ALWAYS_AGAIN', 'BEFORE_CONTEXT', 'SHARING',
            'SHOWN_OF_RECIPE', 'WITHIN', 'JOB', 'KERNELS', 'FORMATS_READ', 'ROWS', 'LEVELS', 'published', 'read_runs',
-           'on_system', 'as_number', 'as_numbers', 'measured_column', 'row_name', 'as_word', 'texts', 'column_rules',
-           'numbers_in', 'sheet_of_run', 'of_sheets', 'filled', 'sharing_of_experts', 'chosen_by_software',
-           'cannot_fuse', 'layout_rules', 'batch_rules', 'reasons_of', 'Batch', 'stack_of', 'software_of', 'spread',
-           'column_of', 'recompute_of', 'release_of', 'with_scripts', 'precision_of', 'layouts_of', 'structure_of',
-           'expert_choices', 'alternatives', 'with_experts', 'with_recompute', 'places_of', 'sheet_for',
-           'configurations', 'batch_of', 'shape_of', 'batches_of', 'few_groups', 'parameters_for', 'priced', 'room_of',
-           'chosen', 'predicted_rows', 'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'assumed_of',
-           'features_of', 'kinds_of_runs', 'with_trust', 'predict', 'table_of', 'least_squares_within',
-           'standard_errors', 'Fit', 'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of',
-           'table_of_fit', 'fit_entries', 'calibrate', 'published_collectives', 'checked_kinds', 'collectives_us',
-           'predict_collectives', 'calibrate_network', 'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at',
-           'weights_of', 'Problem', 'problem_of', 'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset',
-           'of_values', 'never_seen', 'scoreboard', 'fitted', 'jobs_of', 'picked', 'at_row', 'model_at', 'asked_of',
-           'recipe_found', 'named_choice', 'why_missed', 'recipes', 'ranked', 'recipe_score', 'product_rows',
-           'attention_rows', 'vector_rows', 'collective_rows', 'kernel_seconds', 'tells', 'is_share', 'possible_entry',
-           'is_told', 'fit_part', 'calibrate_kernels', 'kernel_table', 'products_table', 'recompute_cells', 'run_of',
-           'run_of_log', 'nccl_table', 'kernels_in', 'read_inputs', 'told_by_runs', 'calibrate_inputs',
-           'as_shipped_names', 'start_of_published', 'with_facts', 'contested_rows', 'prior_of', 'fit_tied',
-           'fit_stacks', 'flat_changes', 'fitted_rows', 'without_each', 'halves_apart', 'spread_of', 'intervals_of',
-           'coverage_of', 'covered_apart', 'error_table', 'residual_table', 'evidence_of', 'seen_in', 'evidence_with',
-           'usable_runs', 'calibrate_published', 'add_choices', 'add_records', 'predict_kernels', 'published_kernels']
+           'on_system', 'as_numbers', 'measured_column', 'row_name', 'as_word', 'texts', 'column_rules', 'numbers_in',
+           'sheet_of_run', 'of_sheets', 'filled', 'sharing_of_experts', 'chosen_by_software', 'cannot_fuse',
+           'layout_rules', 'batch_rules', 'reasons_of', 'Batch', 'stack_of', 'software_of', 'spread', 'column_of',
+           'recompute_of', 'release_of', 'with_scripts', 'precision_of', 'layouts_of', 'structure_of', 'expert_choices',
+           'alternatives', 'with_experts', 'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of',
+           'shape_of', 'batches_of', 'few_groups', 'parameters_for', 'priced', 'room_of', 'chosen', 'predicted_rows',
+           'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'assumed_of', 'features_of',
+           'kinds_of_runs', 'with_trust', 'predict', 'table_of', 'least_squares_within', 'standard_errors', 'Fit',
+           'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of', 'table_of_fit', 'fit_entries',
+           'calibrate', 'published_collectives', 'checked_kinds', 'collectives_us', 'predict_collectives',
+           'calibrate_network', 'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at', 'weights_of', 'Problem',
+           'problem_of', 'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset', 'of_values',
+           'never_seen', 'scoreboard', 'fitted', 'jobs_of', 'picked', 'at_row', 'model_at', 'asked_of', 'recipe_found',
+           'named_choice', 'why_missed', 'recipes', 'ranked', 'recipe_score', 'product_rows', 'attention_rows',
+           'vector_rows', 'collective_rows', 'kernel_seconds', 'tells', 'is_share', 'possible_entry', 'is_told',
+           'fit_part', 'calibrate_kernels', 'kernel_table', 'products_table', 'recompute_cells', 'run_of', 'run_of_log',
+           'nccl_table', 'kernels_in', 'read_inputs', 'told_by_runs', 'calibrate_inputs', 'as_shipped_names',
+           'start_of_published', 'with_facts', 'contested_rows', 'prior_of', 'fit_tied', 'fit_stacks', 'flat_changes',
+           'fitted_rows', 'without_each', 'halves_apart', 'spread_of', 'intervals_of', 'coverage_of', 'covered_apart',
+           'error_table', 'residual_table', 'evidence_of', 'seen_in', 'evidence_with', 'usable_runs', 'aside',
+           'calibrate_published', 'add_choices', 'add_records', 'predict_kernels', 'published_kernels']
 
 # %% ../nbs/10_validation.ipynb #889ed19c
 import dataclasses
@@ -37,6 +37,7 @@ import functools
 import hashlib
 import json
 import numbers
+import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -56,7 +57,7 @@ from .parameters import (
     KINDS_OF_RUN, SHOWS, Calibration, Parameters, as_flat, changed, interval, limits,
     measured_folder, read_calibration, value_of)
 from .kernels import collective_seconds
-from .measured_kernels import gpu_of
+from .measured_kernels import gpu_of, number_of
 from .iteration import COMPONENTS, divisors, keep, kind_of_run, statistics
 from .execution import crossed, practice, search
 
@@ -106,16 +107,10 @@ def on_system(df, system):  # DataFrame
                      nic_GBps_per_gpu=system.ib_bandwidth * system.nic_factor)
 
 # %% ../nbs/10_validation.ipynb #f8790e94
-def as_number(cell):  # float
-    "A cell as a number; NaN where it is none."
-    if not isinstance(cell, (numbers.Real, str)): return np.nan
-    try: return float(cell)
-    except (ValueError, OverflowError): return np.nan
-
 def as_numbers(column):  # Series of float
     "A column as numbers."
     if column.dtype.kind in 'iuf': return column.astype(float)
-    return pd.Series([as_number(cell) for cell in column.tolist()], column.index, float)
+    return pd.Series([number_of(cell) for cell in column.tolist()], column.index, float)
 
 # %% ../nbs/10_validation.ipynb #f8790e97
 def measured_column(df, column):  # Series of float
@@ -1556,24 +1551,24 @@ def prior_of(t):  # (values, how far they may be off)
     return tuple(map(np.array, zip(*known)))
 
 # %% ../nbs/10_validation.ipynb #10d00013
-def fit_tied(problem, sets, weights, rounds=3):  # (sets, Tangent, errors)
+def fit_tied(problem, sets, weights):  # (sets, Tangent, values, standard errors)
     "One value of each parameter for all software."
-    for _ in range(rounds):
+    for _ in range(3):
         t = tangent_at(problem, FREE, sets)
         first, pull = prior_of(t)
         values, error = settled_at(t, first, weights, pull)
         sets = tied(sets, t.entries, values)
-    return sets, t._replace(), values, error
+    return sets, t, values, error
 
-def fit_stacks(problem, sets, weights, rounds=2):  # (sets, Tangent, values, errors, pulls)
+def fit_stacks(problem, sets, weights):  # (sets, (Tangent, first, pulls), values, errors)
     "What each stack has of its own, drawn to what all have."
     pulls = free_of_stacks(problem.runs, sets)
     t = tangent_at(problem, list(pulls), sets)
     first, pull = t.values, np.array(list(pulls.values()))
-    for i in range(rounds):
-        values, error = settled_at(t, first, weights, pull)
-        sets = replaced(sets, t.entries, values)
-        if i < rounds - 1: t = tangent_at(problem, list(pulls), sets)
+    values, _ = settled_at(t, first, weights, pull)
+    t = tangent_at(problem, list(pulls), replaced(sets, t.entries, values))
+    values, error = settled_at(t, first, weights, pull)
+    sets = replaced(sets, t.entries, values)
     return sets, (t, first, pull), values, error
 
 # %% ../nbs/10_validation.ipynb #10b0000b
@@ -1699,15 +1694,19 @@ def usable_runs(df):  # DataFrame
     return df[good].reset_index(drop=True)
 
 # %% ../nbs/10_validation.ipynb #10b0000d
-def calibrate_published(measured, path, show=print):  # DataFrame
+def aside(table):
+    "A table of progress; answers go to standard output."
+    print(pd.DataFrame(table).to_string(), file=sys.stderr)
+
+def calibrate_published(measured, path):  # DataFrame
     "Fit and write the shipped parameters, and what they predict of rows that they did not see."
     runs = usable_runs(measured)
     start, seconds = with_sets(start_of_published()), measured_column(runs, 'iteration_s')
     problem, weights = problem_of(runs, seconds, start), weights_of(source_of(runs))
     sets, *common = fit_tied(problem, start.measured.sets, weights)
-    show(pd.DataFrame(fitted_rows(common[0], *common[1:])).to_string())
+    aside(fitted_rows(common[0], *common[1:]))
     final, stacks_at, *own = fit_stacks(problem, sets, weights)
-    show(pd.DataFrame(fitted_rows(stacks_at[0], *own)).to_string())
+    aside(fitted_rows(stacks_at[0], *own))
     without = {name: flat_changes(final, k) for name, k in without_each(
         common[0], sets, weights, source_of(runs)).items()}
     halves = [flat_changes(final, k) for k in halves_apart(stacks_at, sets, weights, half_of(runs))]
@@ -1715,21 +1714,21 @@ def calibrate_published(measured, path, show=print):  # DataFrame
     rows = [*fitted_rows(common[0], *common[1:]), *fitted_rows(stacks_at[0], *own)]
     about = 'fitted by transformer-perf calibrate RUNS.csv --published'
     fit.save(path, about=about, without=without, halves=halves)
-    errors = add_records(path, runs, rows, show)
-    add_choices(path, runs, show)
+    errors = add_records(path, runs, rows)
+    add_choices(path, runs)
     return errors
 
 # %% ../nbs/10_validation.ipynb #10d00010
-def add_choices(path, runs, show):
+def add_choices(path, runs):
     "Where a search ranks published configurations, written into a file of parameters."
     table = recipes(runs, path)
-    show(recipe_score(table).to_string())
+    aside(recipe_score(table))
     plain = lambda t: t.astype(object).where(t.notna(), None).to_dict('records')
     found = {'recipes': plain(table), 'regret': plain(picked(predict(runs, path)))}
     write_whole(path, json.dumps(read_json(path) | found, indent=1) + '\n')
 
 # %% ../nbs/10_validation.ipynb #d7aa1263
-def add_records(path, runs, fitted, show):  # DataFrame, a row per source
+def add_records(path, runs, fitted):  # DataFrame, a row per source
     "What the parameters in a file predict, written into it."
     found = read_json(path)
     of = lambda sets, df: predict(df, with_sets(of_values(sets, path))).predicted_iteration_s
@@ -1740,7 +1739,7 @@ def add_records(path, runs, fitted, show):  # DataFrame, a row per source
     parts = {'never seen': source_of(runs), 'half held out': half}
     covered = {name: covered_apart(seen, columns[name], part, name) for name, part in parts.items()}
     errors = error_table(runs, columns, covered)
-    show(errors.to_string())
+    aside(errors)
     regret = picked(seen[source_of(seen) == 'vtrain-multi'])
     found |= dict(
         errors=rows(errors), residuals=rows(residual_table(runs, columns)), fitted=fitted,
