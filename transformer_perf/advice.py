@@ -7,12 +7,12 @@ __all__ = ['RANK_PARTS', 'SWITCHES', 'ORDERS', 'LEAST_GAIN', 'MOST_SHOWN', 'USUA
            'parts_on_rank', 'peaks_of', 'held_by_ranks', 'Step', 'beside', 'primes', 'moves', 'ways_of_recompute',
            'chunks_possible', 'values_beside', 'with_consequences', 'given_places', 'steps_of', 'changed', 'together',
            'pairs_of', 'table_of', 'allowed', 'filled_by', 'placements_of', 'counted_alike', 'prices', 'said',
-           'in_short', 'largest', 'reason', 'Change', 'change_of', 'changes_table', 'changes_view', 'as_html',
-           'Neighbours', 'neighbours', 'fastest_first', 'first_good', 'that_fit', 'Fit', 'parts_of', 'changes_in_words',
-           'where_run', 'fit_in_words', 'fits', 'worthwhile', 'improvements', 'best_pair', 'measured_figures',
-           'Deviation', 'explanations', 'deviation', 'deviation_in_words', 'Improvements', 'improvements_in_words',
-           'improve', 'broken_rules', 'best_known', 'WhyNot', 'is_best', 'against_the_best', 'why_not_in_words',
-           'why_not']
+           'in_short', 'largest', 'times_of', 'reason', 'Change', 'change_of', 'changes_table', 'changes_view',
+           'as_html', 'Neighbours', 'neighbours', 'fastest_first', 'first_good', 'that_fit', 'Fit', 'parts_of',
+           'changes_in_words', 'where_run', 'fit_in_words', 'fits', 'worthwhile', 'improvements', 'best_pair',
+           'measured_figures', 'Deviation', 'explanations', 'deviation', 'deviation_in_words', 'Improvements',
+           'improvements_in_words', 'improve', 'broken_rules', 'best_known', 'WhyNot', 'is_best', 'against_the_best',
+           'why_not_in_words', 'why_not']
 
 # %% ../nbs/13_advice.ipynb #13a00005
 import dataclasses
@@ -34,12 +34,12 @@ from .estimates import (
     CHOICES, CONTEXTS, DISPATCHERS, FITS_BY, RECIPES, Assumptions, as_assumptions)
 from .modules import (
     STRATEGIES, end_weights, expert_rules, leaves_rows, reduces_each, sharing_rules)
-from transformer_perf.iteration import (
-    COMPONENTS, GROUPS, MEMORY_PARTS, MOST_PLAYED, PLACES, Estimate, Memory, Parallel,
-    changes_something, check_parallel, division_rules, divisors, estimate, iteration_times, keep,
-    layers_memory, layers_to_deal, memory_at, memory_bound, memory_played, more_of, own_stages,
-    passes_in, play_on, plural, priced, rate_in_words, rows_of, settled, short, stages_differ,
-    statistics)
+from .iteration import (
+    GROUPS, MEMORY_PARTS, MOST_PLAYED, PLACES, Estimate, Memory, Parallel,
+    changes_something, check_parallel, components, division_rules, divisors, estimate,
+    iteration_times, keep, layers_memory, layers_to_deal, memory_at, memory_bound,
+    memory_played, more_of, own_stages, passes_in, play_on, plural, priced, rate_in_words,
+    rows_of, settled, short, stages_differ, statistics)
 from .execution import (
     can_run, considered_choices, distinct, divides_batch, filled, filling,
     pipeline_divides, practice, runs, search, splits)
@@ -301,10 +301,15 @@ def largest(parts, sign):  # (amount, name)
     return max((sign * x, name) for name, x in parts.items())
 
 # %% ../nbs/13_advice.ipynb #13a00053
-def reason(before, after):  # str
+def times_of(*estimates):  # dict: column -> words
+    "The parts of their iterations."
+    return components({'other_s': 1., 'ep': max(one.parallel.ep for one in estimates)})
+
+def reason(before: Estimate, after: Estimate):  # str
     "Which parts of the time and of the memory change most."
-    moved = lambda names: {word: after[name] - before[name] for name, word in names.items()}
-    time, GB = moved(COMPONENTS), moved(MEMORY_PARTS)
+    old, new = before.stats, after.stats
+    moved = lambda names: {word: new[name] - old[name] for name, word in names.items()}
+    time, GB = moved(times_of(before, after)), moved(MEMORY_PARTS)
     sign = 1 if sum(time.values()) > 0 else -1
     (most, name), (against, other) = largest(time, sign), largest(time, -sign)
     words = {1: 'more', -1: 'less'}
@@ -335,7 +340,7 @@ def changes_table(one: Estimate, changes):  # DataFrame, a row for each change
         new, old = c.estimate.stats, one.stats
         return (c.words, new['iteration_s'], new['iteration_s'] - old['iteration_s'], new['mfu'],
                 new['hfu'], c.estimate.needed, c.estimate.needed - one.needed, c.estimate.fits,
-                reason(old, new))
+                reason(one, c.estimate))
     return pd.DataFrame([row(c) for c in changes], columns=columns)
 
 # %% ../nbs/13_advice.ipynb #13a00024
@@ -526,7 +531,7 @@ def explanations(d: Deviation):  # DataFrame, the least unlikely first
     "What each component would have to take to explain a measurement alone."
     stats, gap = d.estimate.stats, d.seconds - d.estimate.stats['iteration_s']
     rows = [(word, stats[name], stats[name] + gap, 1 + gap / stats[name])
-            for name, word in COMPONENTS.items() if stats[name] > max(-gap, 0)]
+            for name, word in times_of(d.estimate).items() if stats[name] > max(-gap, 0)]
     table = pd.DataFrame(rows, columns=['component', 'predicted_s', 'would_take_s', 'times'])
     return table.sort_values('times', key=lambda x: np.abs(np.log(x)), ignore_index=True)
 
@@ -669,9 +674,10 @@ def is_best(found: WhyNot):
 
 def against_the_best(found: WhyNot):  # DataFrame
     "Component by component: here, at the best, and the difference."
-    rows = {**COMPONENTS, 'iteration_s': 'iteration', 'mfu': 'MFU', 'hfu': 'HFU',
-            **MEMORY_PARTS, 'memory_bound_GB': 'at most'}
-    if found.estimate is None or found.best is None: rows = {}
+    known = found.estimate is not None and found.best is not None
+    rows = {} if not known else {
+        **times_of(found.estimate, found.best), 'iteration_s': 'iteration', 'mfu': 'MFU',
+        'hfu': 'HFU', **MEMORY_PARTS, 'memory_bound_GB': 'at most'}
     of = lambda one: [one.stats[name] for name in rows]
     units = [{'_s': 's', 'GB': 'GB'}.get(name[-2:], '0 to 1') for name in rows]
     table = pd.DataFrame({'what': rows.values(), 'unit': units})
@@ -695,7 +701,7 @@ def why_not_in_words(found: WhyNot):  # str
     if ratio <= 0: words.append('It is faster than the best that fits.')
     else: words.append(f'It takes {ratio:.1%} more time than the best that fits, with the same '
                        f'overlaps (MFU {found.estimate.stats["mfu"]:.1%}): '
-                       f'{reason(best.stats, found.estimate.stats)}.')
+                       f'{reason(best, found.estimate)}.')
     return ' '.join([*words, f'The best: {how} ({time}).'])
 
 # %% ../nbs/13_advice.ipynb #13a0003f

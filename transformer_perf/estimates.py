@@ -87,7 +87,7 @@ class Message(NamedTuple):
     volume: float          # GB of the whole tensor; of an all-to-all, GB that one GPU holds
     group: str             # which group of GPUs, as in 'tp' or 'cp'
     exposed: float = 1.    # share of its time that nothing hides
-    behind: bool = False   # hides behind the operation itself
+    behind: bool = False   # what hides, hides behind the operation itself, if that is as long
     far: float = None      # GB that a GPU sends to other domains, where copies are sent once each
 
 class Work(NamedTuple):
@@ -304,12 +304,16 @@ def price(
 ):  # Pass
     "What one pass of an operation takes, with the messages that stick out."
     busy, pieces = pricer.busy(work), 1 if panels is None else panels
-    own, comm = busy.total, 0.
+    own, comm, behind = busy.total, 0., []
     for m in work.messages:
         group = groups.get(m.group, Group())
         t = (pricer.exchange(m.volume, m.far, group) if m.kind == 'alltoall' else
              pricer.collective(m.kind, m.volume / pieces, group))
-        comm = comm + (np.maximum(t - own, 0) if m.behind else m.exposed * t)
+        if m.behind: behind.append((m.exposed * t, t))
+        else: comm = comm + m.exposed * t
+    if behind:
+        least, whole = map(sum, zip(*behind))
+        comm = comm + np.maximum(least, whole - own)
     if panels is not None: comm = comm + np.maximum(panels * comm - own, 0)
     return Pass(busy.compute, busy.memory, comm, busy.launch, busy.moving)
 

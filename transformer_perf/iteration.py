@@ -11,15 +11,15 @@ __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'DEALT', 'TIMES', 'COMPONENTS', 'M
            'update_time', 'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages',
            'holds_more', 'alike', 'distinct_rows', 'stages_of', 'unlike_stages', 'mean_layer', 'of_kinds',
            'layers_cost', 'costs_again', 'layers_memory', 'slowest_stage', 'bubble_time', 'iteration_times', 'Memory',
-           'alive', 'working', 'largest_units', 'weights_held', 'gradients_held', 'memory_at', 'other_copies',
-           'memory_of', 'memory_bound', 'memory_needed', 'components', 'figures', 'priced', 'utilization',
-           'all_figures', 'seconds_and_GB', 'statistics', 'own_stages', 'stages_differ', 'passes_in', 'on_chunks',
-           'play', 'play_on', 'memory_played', 'more_of', 'played_figures', 'played_statistics', 'parts_said', 'beyond',
-           'gpu_in', 'evidence', 'kind_of_run', 'interval_columns', 'figures_of', 'left_out', 'Estimate', 'layers_of',
-           'row_of', 'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'traced_figures',
-           'explanation_of', 'divisors', 'rows_of', 'cross', 'keep', 'possible_places', 'fastest_place', 'settled',
-           'estimate', 'short', 'layer_groups', 'memory_columns', 'readable', 'plural', 'layout_in_words',
-           'time_in_words', 'rate_in_words', 'memory_in_words', 'interval_in_words', 'in_words']
+           'alive', 'working', 'largest_units', 'units_at_hand', 'weights_held', 'gradients_held', 'memory_at',
+           'other_copies', 'memory_of', 'memory_bound', 'memory_needed', 'components', 'figures', 'priced',
+           'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'own_stages', 'stages_differ', 'passes_in',
+           'on_chunks', 'play', 'play_on', 'memory_played', 'more_of', 'played_figures', 'played_statistics',
+           'parts_said', 'beyond', 'gpu_in', 'evidence', 'kind_of_run', 'interval_columns', 'figures_of', 'left_out',
+           'Estimate', 'layers_of', 'row_of', 'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks',
+           'traced_figures', 'explanation_of', 'divisors', 'rows_of', 'cross', 'keep', 'possible_places',
+           'fastest_place', 'settled', 'estimate', 'short', 'layer_groups', 'memory_columns', 'readable', 'plural',
+           'layout_in_words', 'time_in_words', 'rate_in_words', 'memory_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
@@ -506,8 +506,8 @@ def iteration_times(
     more = w.host_micro_batch + own_ends
     bubble = bubble_time(job, costs, layers + own_ends, w.host_micro_batch + sent, ends)
     slack = (layers + sent + more) * straggling(job)
-    other = N * (L * cost.wait + more + slack) + update_time(stage, cost, pricer)
-    return Times(N * L * cost.compute, N * L * cost.memory, N * L * cost.comm,
+    other = N * (L * cost.wait + w.host_micro_batch + slack) + update_time(stage, cost, pricer)
+    return Times(N * (L * cost.compute + own_ends), N * L * cost.memory, N * L * cost.comm,
                  reduced, N * sent, bubble, other)
 
 # %% ../nbs/05_iteration.ipynb #7ddccbcb
@@ -542,11 +542,15 @@ def largest_units(job: Job, stored, ends, units):  # GB
     most = np.maximum(np.minimum(layers, units) * w, beside * (units > 0))   # none after a step
     return np.where(units < layers + tables, most, layers * w + ends)[()]
 
+def units_at_hand(job: Job):
+    "How many layers are gathered at once: of ZeRO-3 that gathers them again, a few."
+    few = np.equal(job.zero_stage, 3) & job.reshard_after_forward
+    return np.where(few, job.assumptions.zero_gathered, np.inf)[()]
+
 def weights_held(job: Job, stored, parts, ends):  # GB
     "Weights: all, or a share of all and what is gathered."
-    thirds, a = np.equal(job.zero_stage, 3), job.assumptions
-    units = np.where(job.reshard_after_forward, a.zero_gathered, np.inf)[()]
-    gathered = if_any(thirds, lambda: largest_units(job, stored, ends, units))
+    thirds = np.equal(job.zero_stage, 3)
+    gathered = if_any(thirds, lambda: largest_units(job, stored, ends, units_at_hand(job)))
     return np.minimum(sum(GB for GB, _ in parts), shared(parts, thirds) + gathered)
 
 def gradients_held(job: Job, stored, parts, ends):  # GB
@@ -565,7 +569,8 @@ def memory_at(job: Job, stored, at: Stage, end_weights):  # Memory
     parts, stage = stage_weights(own, of, ends), np.asarray(job.zero_stage)
     kept = alive(job, at.rank) * L * of.activations * at.widest   # exact with one chunk
     if a.working_memory: kept = kept + working(job, of.again, at.first, at.last)
-    held = weights_held(own, of, parts, ends) + stages_held(job) * L * other_copies(job, of)
+    copied = np.minimum(stages_held(job) * L, units_at_hand(job))
+    held = weights_held(own, of, parts, ends) + copied * other_copies(job, of)
     return Memory(held, gradients_held(own, of, parts, ends),
                   a.state_bytes / 2 * shared(parts, stage > 0), kept)
 
@@ -758,7 +763,8 @@ def parts_said(value):  # set
 def beyond(row, known):  # str
     "Which choices of a configuration are not among those known."
     parts = {name: set().union(*map(parts_said, values)) for name, values in known.items()}
-    new = [name for name in known if not (parts_said(row[name]) <= parts[name] or usual(row, name))]
+    new = [name for name in known if changes_something(row, name)
+           and not (parts_said(row[name]) <= parts[name] or usual(row, name))]
     return ', '.join(f'{name} {row[name]}' for name in new)
 
 # %% ../nbs/05_iteration.ipynb #8559f3bc
@@ -783,7 +789,7 @@ def evidence(row, model: Model, system: System, assumptions):  # str
     return known.trust(gpu_in(system, known), assumptions.measured.stack, kind, row['precision'])
 
 # %% ../nbs/05_iteration.ipynb #e3ed259f
-WAITS = .25   # share of an iteration beside layers and messages: the host decides
+WAITS = .1   # share of an iteration beside layers and messages: the host decides
 
 def kind_of_run(experts, other, seconds):  # array of str
     "With experts; or dense, with or without much waiting for the host by our count."

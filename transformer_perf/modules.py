@@ -153,22 +153,23 @@ def meeting(job: Job, kind, exposed=1., width=None):  # Message
     "One collective of a tensor-parallel group over the layer's input, or one of another width."
     width = job.embed_dim if width is None else width
     volume = job.units.element * job.tokens * width * (job.tp > 1)
-    seen = np.where(job.tp_overlap, job.software.tp_exposed, 1.)[()]
-    return Message(kind, volume, 'tp', exposed * seen)
+    seen = exposed * np.where(job.tp_overlap, job.software.tp_exposed, 1.)[()]
+    return Message(kind, volume, 'tp', seen, behind=bool(np.any(np.less(seen, 1))))
 
 # %% ../nbs/04_modules.ipynb #25e30db5
 def column_product(job: Job, name, outputs, inputs=None):  # Operation
     "Product with a weight whose columns are shared out; `outputs` of them are here."
     a, sharded = job.assumptions, np.asarray(job.sequence_sharded, dtype=bool)
-    inputs = job.embed_dim if inputs is None else inputs
+    of_layer, inputs = inputs is None, job.embed_dim if inputs is None else inputs
     op = linear(name, job.tokens, inputs, outputs, job.units, **training(job, name))
     back = when(sharded & (not a.gather_backward), meeting(job, 'reducescatter', width=inputs))
     if a.inputs_sharded:
         op = op._replace(activations=op.activations * (job.own / job.tokens))
         again = meeting(job, 'allgather', job.software.regather, inputs)
         back = back + when(sharded, again)
-    return op._replace(backward=op.backward._replace(messages=back),
-                       frees=(('layernorm', op.activations),))
+    op = op._replace(backward=op.backward._replace(messages=back),
+                     frees=(('layernorm', op.activations),))
+    return gathers(job, op) if a.inputs_sharded and of_layer else op
 
 # %% ../nbs/04_modules.ipynb #f9384ae9
 def row_product(job: Job, name, inputs):  # Operation
@@ -212,7 +213,8 @@ def norm(job: Job, name):  # Operation
     op = any_norm(job, name, job.own, job.embed_dim)
     if name == 'ln2' and job.layer_norms == 1: op = no_norm(op)   # one for both, computed before
     latent = name == 'ln1' and job.q_lora_rank
-    return op if latent or name == 'ln2' and job.experts else gathers(job, op)
+    apart = latent or name == 'ln2' and job.experts or job.assumptions.inputs_sharded
+    return op if apart else gathers(job, op)   # or at the product that wants all
 
 # %% ../nbs/04_modules.ipynb #16d07e76
 def summa_column(job: Job, name, outputs):  # Operation
@@ -329,7 +331,7 @@ def passes_keys(job: Job, op: Operation, width, merges=True):  # Operation
     keys = E * width * job.micro_batch * (job.own_kv / swapped) * job.seq_len * (around > 1)
     ring = (context == 'ring') | (context == 'ulysses+ring')
     gather, scatter = (Message(kind, keys, 'cp') for kind in ('allgather', 'reducescatter'))
-    pass_on = Message('ring', keys, 'cp', behind=True)
+    pass_on = Message('ring', keys, 'cp', 0., behind=True)
     twice = pass_on._replace(volume=2 * keys)   # keys and values, and their gradients
     swap = when(swapped > 1, Message(
         'alltoall', E * tokens * width * (job.own_heads + job.own_kv), 'cp_heads'))
@@ -527,7 +529,8 @@ def shared_experts(job: Job):  # list of Operation
     "The experts that see every token: a narrow MLP."
     width = job.shared_expert_dim // job.tp
     E, inputs = job.units.element, width * (1 + job.gated)
-    first = gathers(job, column_product(job, 'shared-fc1', inputs))
+    first = column_product(job, 'shared-fc1', inputs)
+    if not job.assumptions.inputs_sharded: first = gathers(job, first)
     first = first._replace(weights=first.weights + E * job.embed_dim * job.shared_expert_gate)
     act = gelu('shared-act', job.tokens * width, job.units, job.gated)
     return [in_part('shared_experts', first, freed=False), in_part('shared_experts', act),
@@ -673,7 +676,7 @@ def host_wait(gpu, job: Job, passes=1.):  # s
     "What a layer takes longer than its kernels, because the host launches so many passes of it."
     w = job.software
     own = w.host_layer + w.host_wrapped * w.wrapped + w.host_experts * bool(job.experts)
-    host = own * (1 + w.host_tp * (job.tp - 1)) * passes
+    host = own * (1 + w.host_tp * np.log2(job.tp)) * passes
     sharp = w.host_sharpness
     if not np.any(host): return 0. * gpu
     more, less = np.maximum(gpu, host), np.minimum(gpu, host)   # so that no power is infinite

@@ -122,7 +122,7 @@ class Software:
         'judged: Python of Transformer Engine, or hooks of FSDP: 20 to 100 calls of 5 to 30 us')
     host_experts: float = figure(0., 0, 10e-3, 's more, where it has experts',
         'judged: 50 to 300 further launches to sort, send and group tokens')
-    host_tp: float = figure(0., 0, .2, 'more of it for each further tensor-parallel GPU',
+    host_tp: float = figure(0., 0, .2, 'more of it for each doubling of the tensor-parallel GPUs',
         'judged: a group waits for its slowest launcher', **PART)
     host_sharpness: float = figure(3., 1.5, 10, 'exponent of the smooth maximum of host and GPU',
         'judged: 1.5: host and GPU hardly overlap; 10: the larger of the two', least=1)

@@ -556,7 +556,8 @@ WRAPPED = dict(wrapped=True)
 FACTS = {   # what is known of software, whatever it measures
     **dict.fromkeys(('NeMo', 'Megatron-Bridge', 'SimuMax', 'Paxml'), WRAPPED),
     'Megatron-Core': dict(logit_held=6., wrapped=True),   # in 16 bits, its softmax in 32
-    'torchtitan': dict(attention_library='FlashAttention-2', wrapped=True),   # PyTorch's own
+    # PyTorch's own attention; logits, their float32 and the gradients of both at once
+    'torchtitan': dict(attention_library='FlashAttention-2', logit_held=12., wrapped=True),
     # FlashAttention in Triton with a bias, half as fast as its successor; a fused loss
     'llm-foundry': dict(attention_library='FlashAttention-2', attention_share=.5, loss_traffic=8.,
                         wrapped=True)}
