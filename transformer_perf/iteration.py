@@ -11,7 +11,7 @@ __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'DEALT', 'TIMES', 'COMPONENTS', 'M
            'update_time', 'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages',
            'holds_more', 'alike', 'distinct_rows', 'stages_of', 'unlike_stages', 'mean_layer', 'of_kinds',
            'layers_cost', 'costs_again', 'layers_memory', 'slowest_stage', 'bubble_time', 'iteration_times', 'Memory',
-           'alive', 'working', 'largest_units', 'units_at_hand', 'weights_held', 'gradients_held', 'memory_at',
+           'alive', 'working', 'units_at_hand', 'largest_units', 'weights_held', 'gradients_held', 'memory_at',
            'other_copies', 'memory_of', 'memory_bound', 'memory_needed', 'components', 'figures', 'priced',
            'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'own_stages', 'stages_differ', 'passes_in',
            'on_chunks', 'play', 'play_on', 'memory_played', 'more_of', 'played_figures', 'played_statistics',
@@ -239,13 +239,13 @@ def job_of(
 # %% ../nbs/05_iteration.ipynb #83c55b7b
 class Times(NamedTuple):
     "Seconds of one iteration; they add up."
-    compute: float
+    compute: float  # of layers, and of the two ends: embedding and loss
     memory: float   # exposed memory traffic
     tp_comm: float
     dp_comm: float
     pp_comm: float
     bubble: float
-    other: float = 0.  # host, embedding and loss, optimizer: not in the paper's model
+    other: float = 0.  # host, stragglers, optimizer: not in the paper's model
 
     @property
     def total(self): return sum(self)
@@ -533,6 +533,12 @@ def working(job: Job, again, first, last):  # GB
     logits = last * w.logit_held * E / 2 * T * words(job)
     return gathered + keys + again + apart + logits + w.framework_GB
 
+# %% ../nbs/05_iteration.ipynb #5a4d0022
+def units_at_hand(job: Job):
+    "How many layers are gathered at once: of ZeRO-3 that gathers them again, a few."
+    few = np.equal(job.zero_stage, 3) & job.reshard_after_forward
+    return np.where(few, job.assumptions.zero_gathered, np.inf)[()]
+
 # %% ../nbs/05_iteration.ipynb #5a4d0021
 def largest_units(job: Job, stored, ends, units):  # GB
     "So many units in a row: layers, and tables of words at the ends."
@@ -541,11 +547,6 @@ def largest_units(job: Job, stored, ends, units):  # GB
     beside = np.minimum(ends, table) + np.minimum(layers, units - 1) * w
     most = np.maximum(np.minimum(layers, units) * w, beside * (units > 0))   # none after a step
     return np.where(units < layers + tables, most, layers * w + ends)[()]
-
-def units_at_hand(job: Job):
-    "How many layers are gathered at once: of ZeRO-3 that gathers them again, a few."
-    few = np.equal(job.zero_stage, 3) & job.reshard_after_forward
-    return np.where(few, job.assumptions.zero_gathered, np.inf)[()]
 
 def weights_held(job: Job, stored, parts, ends):  # GB
     "Weights: all, or a share of all and what is gathered."

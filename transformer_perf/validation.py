@@ -1694,11 +1694,12 @@ def usable_runs(df):  # DataFrame
     good = predict(df).reason.isin(['', TOO_LARGE])
     return df[good].reset_index(drop=True)
 
-# %% ../nbs/10_validation.ipynb #10b0000d
+# %% ../nbs/10_validation.ipynb #10e00001
 def aside(table):
     "A table of progress; answers go to standard output."
     print(pd.DataFrame(table).to_string(), file=sys.stderr)
 
+# %% ../nbs/10_validation.ipynb #10b0000d
 def calibrate_published(measured, path):  # DataFrame
     "Fit and write the shipped parameters, and what they predict of rows that they did not see."
     runs = usable_runs(measured)
