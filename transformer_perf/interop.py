@@ -1523,8 +1523,9 @@ def steps_table(text, job=None, name='log'):  # DataFrame
     table = pd.DataFrame(steps).astype({'iteration': int})
     if job is None: return table
     job = as_job(job)
-    for needed in {'seq_len', 'n_gpus', 'global_batch'} - {*table}:
-        if getattr(job, needed) is None: raise ValueError(f'the job does not say {needed}')
+    for needed in ('seq_len', 'n_gpus', 'global_batch'):
+        if needed not in table and getattr(job, needed) is None:
+            raise ValueError(f'the job does not say {needed}')
     if 'global_batch' not in table: table['global_batch'] = job.global_batch
     tokens = table.global_batch.astype(float) * job.seq_len / job.n_gpus
     if 'iteration_s' not in table: table['iteration_s'] = tokens / table.tokens_per_s_per_gpu
