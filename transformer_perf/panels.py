@@ -2225,13 +2225,8 @@ LOOK = ('{0} div {{display: contents}} {0} span {{align-self: center; text-align
         '{0} button.jupyter-button {{width: 64px; height: 28px; margin: 0; padding: 0; '
         'font-size: 11px; line-height: 1; box-shadow: none}}')
 
-def map_html(
-    own,     # class of the map
-    cells,   # as map_cells
-    looks,   # of each: (color of the words, color of the cell)
-    chosen,  # name of a cell
-):  # str
-    "The sizes around a map, and where its buttons stand."
+def map_html(own, cells, looks, chosen):  # str
+    "The sizes around a map of class `own`, and its buttons' places and looks: (ink, color)."
     sizes = cells.iloc[:, :2].to_numpy().tolist()
     rows, columns = ({size: i for i, size in enumerate(sorted(set(one)), 2)} for one in zip(*sizes))
     heads = [(' \\ '.join(cells.columns[:2]), 1, 1), *((size, i, 1) for size, i in rows.items()),
@@ -2267,24 +2262,23 @@ class CellMap(ipywidgets.VBox):
     def show(self, state):
         "Show the cells of a state's map; no map where there is no state."
         self.layout.display = None if state else 'none'
-        if not state: return
-        self.options = tuple((cell, cell) for cell in cells_of(state))
-        show_cells(self, map_cells(state), state.cell)
+        if state: show_cells(self, state)
 
 # %% ../nbs/07b_panels.ipynb #7a51c174
-def show_cells(shown: CellMap, cells, chosen):
-    "Show a map of `map_cells`, and frame the chosen cell."
-    a, b = cells.columns[:2]
+def show_cells(shown: CellMap, state):
+    "Show the map of a state, and frame the chosen cell."
+    cells, names = map_cells(state), cells_of(state)
+    (a, b), shown.options = cells.columns[:2], tuple(zip(names, names))
     said = [cell_words(row, cells.seconds.min(), cells.attrs['capacity'])
             for row in cells.itertuples()]
     shown.title.value = (f'<b>The fastest that fits, for each {a} and {b}</b>: a '
                          'click loads it in the layer panel; grey: even the smallest is too large')
     with shown.buttons.hold_sync():
-        shown.buttons.options = [(words[0], cell) for words, (cell, _) in
-                                 zip(said, shown.options[1:])]
+        shown.buttons.options = [(words[0], cell) for words, cell in zip(said, names[1:])]
         shown.buttons.tooltips = [f'{a} {row[1]}, {b} {row[2]}: {words[-1]}'
                                   for words, row in zip(said, cells.itertuples())]
-    shown.look.value = map_html(shown.grid._dom_classes[0], cells, [x[1:3] for x in said], chosen)
+    shown.look.value = map_html(f'map-{shown.grid.model_id}', cells, [x[1:3] for x in said],
+                                state.cell)
 
 # %% ../nbs/07b_panels.ipynb #7a51c181
 def moment_words(p: Pipeline, now):  # str
