@@ -504,6 +504,7 @@ RULE = re.compile(r'button:nth-child\((\d+)\) {grid-area: (\d+) / (\d+); color: 
 
 def test_a_cell_is_loaded():
     "A click loads its best; one where nothing fits says why and loads nothing; a second lets go."
+    panels.best_of.cache_clear()
     both = Panels()
     search, layer = both.panels['search'], both.panels['layer']
     shown = search.controls['cell']
@@ -512,7 +513,9 @@ def test_a_cell_is_loaded():
         shown.buttons._handle_custom_msg({'event': 'click'}, [])
     framed = lambda: [shown.buttons.options[int(rule[0]) - 1][1]
                       for rule in RULE.findall(shown.look.value) if rule[-1] != '0']
+    searches = panels.best_of.cache_info().misses
     click('16 x 8')
+    assert panels.best_of.cache_info().misses == searches + 1   # for both panels
     loaded = layer.state.tp, layer.state.pp
     assert loaded == (16, 8) and framed() == ['16 x 8']
     seconds = layer.state.estimate.stats['iteration_s']

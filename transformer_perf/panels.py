@@ -1212,7 +1212,7 @@ def found_by(state, k=TOP, **fixed):  # SearchResult
     return search(model, state.n_gpus, system, state.global_batch, state.strategy, k,
                   assumptions_of(state), fixed=fixed)
 
-best_of = functools.lru_cache(4)(found_by)   # of a state and the one before it
+best_of = functools.lru_cache(4)(found_by)   # of a state and the one before it, and their cells
 
 def unchosen(state): return dataclasses.replace(state, cell='none', candidate=0)
 
@@ -1221,7 +1221,8 @@ def searched(state): return dataclasses.replace(unchosen(state), map='')   # wha
 def found_at(state):  # SearchResult
     "What is found in the chosen cell of the map; without one, everywhere."
     if state.cell == 'none': return state.found
-    return found_by(state, 1, **dict(zip(state.map.split(' x '), map(int, state.cell.split('x')))))
+    sizes = map(int, state.cell.split('x'))
+    return best_of(searched(state), 1, **dict(zip(state.map.split(' x '), sizes)))
 
 # %% ../nbs/07b_panels.ipynb #7a51c124
 def asked_settled(state):  # (SearchState, dict: control -> options)
