@@ -498,22 +498,33 @@ def test_each_cell_of_the_map(state):
         assert len(found) or cell.GB > capacity
 
 
+RULE = re.compile(r'button:nth-child\((\d+)\) {grid-area: (\d+) / (\d+); color: (#?\w+); '
+                  r'background: (#\w+); border: (\d)px')
+
+
 def test_a_cell_is_loaded():
     "A click loads its best; one where nothing fits says why and loads nothing; a second lets go."
+    panels.best_of.cache_clear()
     both = Panels()
     search, layer = both.panels['search'], both.panels['layer']
-    buttons = {own.cell: own for own in search.controls['cell'].buttons}
-    framed = lambda: [cell for cell, own in buttons.items() if own.layout.border_top[0] != '0']
-    buttons['16 x 8'].click()
+    shown = search.controls['cell']
+    def click(cell):
+        shown.buttons.value = cell
+        shown.buttons._handle_custom_msg({'event': 'click'}, [])
+    framed = lambda: [shown.buttons.options[int(rule[0]) - 1][1]
+                      for rule in RULE.findall(shown.look.value) if rule[-1] != '0']
+    searches = panels.best_of.cache_info().misses
+    click('16 x 8')
+    assert panels.best_of.cache_info().misses == searches + 1   # for both panels
     loaded = layer.state.tp, layer.state.pp
     assert loaded == (16, 8) and framed() == ['16 x 8']
     seconds = layer.state.estimate.stats['iteration_s']
     assert f'tp x pp = 16 x 8 takes {panels.short(seconds)} s' in search.output.value
     assert search.controls['candidate'].disabled
-    buttons['1 x 1'].click()
+    click('1 x 1')
     assert 'Nothing of tp x pp = 1 x 1 runs' in search.output.value.replace('&#x27;', "'")
     assert layer.state.tp == 16 and framed() == ['1 x 1']
-    buttons['1 x 1'].click()
+    click('1 x 1')
     assert search.state.cell == 'none' and framed() == []
     search.bar.buttons['back'].click()
     assert search.state.cell == '1 x 1' and framed() == ['1 x 1']
@@ -527,20 +538,34 @@ def test_the_buttons_are_the_map(state):
     panel = Panel(SearchState())
     panel.load(state)
     shown, cells = panel.controls['cell'], panels.map_cells(panel.state)
-    names, best, wide = list(cells)[:2], cells.seconds.min(), cells.iloc[:, 1].nunique() + 1
-    grid = [getattr(own, 'description', '') or own.value for own in shown.grid.children]
-    heads = [re.sub('<.*?>', '', own.value) for own in shown.grid.children[1:wide]]
-    assert len(grid) % wide == 0
-    for button, row in zip(shown.buttons, cells.itertuples(), strict=False):
-        at = shown.grid.children.index(button)
-        assert heads[at % wide - 1] == str(row[2]) and f'>{row[1]}<' in grid[at - at % wide]
-        assert button.tooltip.startswith(f'{names[0]} {row[1]}, {names[1]} {row[2]}: ')
+    names, best = list(cells)[:2], cells.seconds.min()
+    heads = {(row, column): words for row, column, words in re.findall(
+        r'grid-area: (\d+) / (\d+)">(.*?)<', shown.look.value)}
+    assert heads['1', '1'] == ' \\ '.join(names)
+    for (_, at, across, _, color, _), (words, cell), tip, row in zip(
+            RULE.findall(shown.look.value), shown.buttons.options, shown.buttons.tooltips,
+            cells.itertuples(), strict=True):
+        assert cell == f'{row[1]} x {row[2]}' == f'{heads[at, "1"]} x {heads["1", across]}'
+        assert tip.startswith(f'{names[0]} {row[1]}, {names[1]} {row[2]}: ')
         if np.isfinite(row.seconds):
             said = f'{panels.short(row.seconds)} s'
-            assert button.description == said and f': {said}, {panels.short(row.GB)} GB' in \
-                button.tooltip
-            assert (button.style.button_color == panels.shade(1.)) == (row.seconds < 1.05 * best)
-        else: assert 'needs' in button.tooltip and button.style.button_color == '#e4e4e4'
+            assert words == said and f': {said}, {panels.short(row.GB)} GB' in tip
+            assert (color == panels.shade(1.)) == (row.seconds < 1.05 * best)
+        else: assert 'needs' in tip and color == '#e4e4e4'
+
+
+def test_a_new_map_is_few_messages(monkeypatch):
+    "Other sizes, then a chosen cell: one message for each of the map's widgets that changes."
+    panel, sent = Panel(SearchState()), []
+    monkeypatch.setattr(panels.ipywidgets.Widget, '_send',
+                        lambda own, *message, **buffers: sent.append(own))
+    own = panel.controls['cell']
+    for control, value, changed in (('map', 'tp x dp', [own.title, own.buttons, own.look]),
+                                    ('cell', '8 x 16', [own.look])):
+        sent.clear()
+        panel.controls[control].value = value
+        of_map = {own, own.title, own.grid, own.buttons, own.look}
+        assert [widget for widget in sent if widget in of_map] == changed
 
 
 def test_no_map_of_what_is_impossible(tmp_path):
