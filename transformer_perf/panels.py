@@ -34,12 +34,12 @@ __all__ = ['POWERS', 'RATES', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEPT', 'FEW', 
            'collectives_shown', 'as_path', 'draw_again', 'drawn_again', 'png_of', 'picture_html', 'row_html',
            'table_html', 'call_html', 'state_call', 'served', 'address_html', 'Pinned', 'changes_between', 'difference',
            'comparison_html', 'calls_html', 'wide', 'pieces', 'page', 'not_possible', 'shown_or_why', 'launch_files',
-           'files_of', 'link_html', 'files_html', 'help_html', 'value_of', 'with_values', 'state_of', 'frame', 'colors',
-           'word', 'grid_of', 'CellMap', 'place_cells', 'show_cells', 'moment_words', 'watched', 'Player', 'slider_of',
-           'draw', 'moment_html', 'control_of', 'Controls', 'offer', 'row_of', 'rows_of', 'bundle', 'History', 'Page',
-           'pin', 'load', 'go', 'take_typed', 'make_files', 'button_of', 'uploads', 'take_model', 'file_of',
-           'upload_for', 'absolute', 'not_shown', 'state_of_job', 'opened_at', 'Bar', 'Panel', 'addressed', 'Panels',
-           'latencies', 'bench', 'notebook_of', 'Own', 'Headed', 'refuse', 'few_kernels', 'voila_of', 'answer', 'serve']
+           'files_of', 'link_html', 'files_html', 'help_html', 'value_of', 'with_values', 'state_of', 'map_html',
+           'CellMap', 'show_cells', 'moment_words', 'watched', 'Player', 'slider_of', 'draw', 'moment_html',
+           'control_of', 'Controls', 'offer', 'row_of', 'rows_of', 'bundle', 'History', 'Page', 'pin', 'load', 'go',
+           'take_typed', 'make_files', 'button_of', 'uploads', 'take_model', 'file_of', 'upload_for', 'absolute',
+           'not_shown', 'state_of_job', 'opened_at', 'Bar', 'Panel', 'addressed', 'Panels', 'latencies', 'bench',
+           'notebook_of', 'Own', 'Headed', 'refuse', 'few_kernels', 'voila_of', 'answer', 'serve']
 
 # %% ../nbs/07b_panels.ipynb #03c08142
 import asyncio
@@ -1212,7 +1212,7 @@ def found_by(state, k=TOP, **fixed):  # SearchResult
     return search(model, state.n_gpus, system, state.global_batch, state.strategy, k,
                   assumptions_of(state), fixed=fixed)
 
-best_of = functools.lru_cache(4)(found_by)   # of a state and the one before it
+best_of = functools.lru_cache(4)(found_by)   # of a state and the one before it, and their cells
 
 def unchosen(state): return dataclasses.replace(state, cell='none', candidate=0)
 
@@ -1221,7 +1221,8 @@ def searched(state): return dataclasses.replace(unchosen(state), map='')   # wha
 def found_at(state):  # SearchResult
     "What is found in the chosen cell of the map; without one, everywhere."
     if state.cell == 'none': return state.found
-    return found_by(state, 1, **dict(zip(state.map.split(' x '), map(int, state.cell.split('x')))))
+    sizes = map(int, state.cell.split('x'))
+    return best_of(searched(state), 1, **dict(zip(state.map.split(' x '), sizes)))
 
 # %% ../nbs/07b_panels.ipynb #7a51c124
 def asked_settled(state):  # (SearchState, dict: control -> options)
@@ -2221,23 +2222,24 @@ def state_of(
     return with_values(state or PANELS[nearest(panel, PANELS, 'panel')](), settings)
 
 # %% ../nbs/07b_panels.ipynb #7a51c171
-LOOK = {'width': '64px', 'height': '28px', 'margin': '0', 'padding': '0'}
+LOOK = ('{0} div {{display: contents}} {0} span {{align-self: center; text-align: center}} '
+        '{0} button.jupyter-button {{width: 64px; height: 28px; margin: 0; padding: 0; '
+        'font-size: 11px; line-height: 1; box-shadow: none}}')
 
-@functools.cache
-def frame(px): return ipywidgets.Layout(**LOOK, border=f'{px}px solid black')
-
-@functools.cache
-def colors(ink, color): return ipywidgets.ButtonStyle(text_color=ink, button_color=color,
-                                                      font_size='11px')
-
-@functools.cache
-def word(text): return ipywidgets.HTML(f'<div style="text-align:center">{text}</div>')
-
-def grid_of(names, rows, columns, buttons):  # list of widgets
-    "Buttons by their sizes, with the sizes above and at the left; blank where there is none."
-    lines = [[f'{names[0]} \\ {names[1]}', *columns]]
-    lines += [[row, *(buttons.get((row, column), '') for column in columns)] for row in rows]
-    return [x if isinstance(x, ipywidgets.Button) else word(x) for line in lines for x in line]
+def map_html(own, cells, looks, chosen):  # str
+    "The sizes around a map of class `own`, and its buttons' places and looks: (ink, color)."
+    sizes = cells.iloc[:, :2].to_numpy().tolist()
+    rows, columns = ({size: i for i, size in enumerate(sorted(set(one)), 2)} for one in zip(*sizes))
+    heads = [(' \\ '.join(cells.columns[:2]), 1, 1), *((size, i, 1) for size, i in rows.items()),
+             *((size, 1, i) for size, i in columns.items())]
+    rules = [f'.{own} {{grid-template-columns: 70px repeat({len(columns)}, 64px)}}',
+             LOOK.format(f'.{own}')]
+    for n, ((row, column), (ink, color)) in enumerate(zip(sizes, looks), 1):
+        border = f'{2 * (cell_name((row, column)) == chosen)}px solid black'
+        rules.append(f'.{own} button:nth-child({n}) {{grid-area: {rows[row]} / {columns[column]}; '
+                     f'color: {ink}; background: {color}; border: {border}}}')
+    heads = [f'<span style="grid-area: {i} / {j}">{words}</span>' for words, i, j in heads]
+    return f'<style>{" ".join(rules)}</style>{"".join(heads)}'
 
 # %% ../nbs/07b_panels.ipynb #7a51c172
 class CellMap(ipywidgets.VBox):
@@ -2246,48 +2248,38 @@ class CellMap(ipywidgets.VBox):
     tooltip = HELP['cell']   # the title has it: in a browser a box cannot
 
     def __init__(self):
-        self.title = ipywidgets.HTML(tooltip=self.tooltip)
-        self.grid = ipywidgets.GridBox(layout={'grid_gap': '1px', 'overflow': 'auto',
-                                               'max_width': '100%'})
-        self.buttons, self.sizes = [], None
+        self.title, self.look = ipywidgets.HTML(tooltip=self.tooltip), ipywidgets.HTML()
+        self.buttons = ipywidgets.ToggleButtons()
+        self.buttons.on_msg(lambda *_: self.clicked())   # not its value: the same one again, too
+        self.grid = ipywidgets.GridBox([self.look, self.buttons], layout={
+            'grid_gap': '1px', 'overflow': 'auto', 'max_width': '100%'})
+        self.grid.add_class(f'map-{self.grid.model_id}')
         super().__init__([self.title, self.grid])
         self.add_class('control-cell')
 
-    def clicked(self, button):   # a second click lets go
-        self.value = button.cell if self.value != button.cell else 'none'
+    def clicked(self):   # a second click lets go
+        self.value = self.buttons.value if self.value != self.buttons.value else 'none'
 
     def show(self, state):
-        "Colour the cells of a state's map; no map where there is no state."
+        "Show the cells of a state's map; no map where there is no state."
         self.layout.display = None if state else 'none'
-        if not state: return
-        self.options = tuple((cell, cell) for cell in cells_of(state))
-        show_cells(self, map_cells(state), state.cell)
-
-# %% ../nbs/07b_panels.ipynb #7a51c173
-def place_cells(shown: CellMap, names, sizes):
-    "Put a button for each cell, as many as it takes, where its sizes are."
-    for _ in sizes[len(shown.buttons):]:
-        shown.buttons.append(ipywidgets.Button(layout=frame(0), style=colors('black', 'white')))
-        shown.buttons[-1].on_click(shown.clicked)
-    for size, button in zip(sizes, shown.buttons): button.cell = cell_name(size)
-    rows, columns = (sorted(set(numbers)) for numbers in zip(*sizes))
-    shown.grid.layout.grid_template_columns = f'70px repeat({len(columns)}, 64px)'
-    shown.grid.children = grid_of(names, rows, columns, dict(zip(sizes, shown.buttons)))
-    shown.title.value = (f'<b>The fastest that fits, for each {names[0]} and {names[1]}</b>: a '
-                         'click loads it in the layer panel; grey: even the smallest is too large')
-    shown.sizes = names, sizes
+        if state: show_cells(self, state)
 
 # %% ../nbs/07b_panels.ipynb #7a51c174
-def show_cells(shown: CellMap, cells, chosen):
-    "Colour a map of `map_cells`, and frame the chosen cell."
-    names, sizes = list(cells.columns[:2]), list(map(tuple, cells.iloc[:, :2].to_numpy().tolist()))
-    if shown.sizes != (names, sizes): place_cells(shown, names, sizes)
-    for button, row in zip(shown.buttons, cells.itertuples()):
-        words, ink, color, tip = cell_words(row, cells.seconds.min(), cells.attrs['capacity'])
-        with button.hold_sync():
-            button.description, button.style = words, colors(ink, color)
-            button.tooltip = f'{names[0]} {row[1]}, {names[1]} {row[2]}: {tip}'
-            button.layout = frame(2 * (button.cell == chosen))
+def show_cells(shown: CellMap, state):
+    "Show the map of a state, and frame the chosen cell."
+    cells, names = map_cells(state), cells_of(state)
+    (a, b), shown.options = cells.columns[:2], tuple(zip(names, names))
+    said = [cell_words(row, cells.seconds.min(), cells.attrs['capacity'])
+            for row in cells.itertuples()]
+    shown.title.value = (f'<b>The fastest that fits, for each {a} and {b}</b>: a '
+                         'click loads it in the layer panel; grey: even the smallest is too large')
+    with shown.buttons.hold_sync():
+        shown.buttons.options = [(words[0], cell) for words, cell in zip(said, names[1:])]
+        shown.buttons.tooltips = [f'{a} {row[1]}, {b} {row[2]}: {words[-1]}'
+                                  for words, row in zip(said, cells.itertuples())]
+    shown.look.value = map_html(f'map-{shown.grid.model_id}', cells, [x[1:3] for x in said],
+                                state.cell)
 
 # %% ../nbs/07b_panels.ipynb #7a51c181
 def moment_words(p: Pipeline, now):  # str
