@@ -1531,6 +1531,7 @@ def steps_table(text, job=None, name='log'):  # DataFrame
     if 'iteration_s' not in table: table['iteration_s'] = tokens / table.tokens_per_s_per_gpu
     return table.assign(tokens_per_s_per_gpu=tokens / table.iteration_s)
 
+# %% ../nbs/12_interop.ipynb #12ab0059
 def read_log(
     path,       # of what Megatron-LM or torchtitan printed
     job=None,   # anything that `as_job` takes

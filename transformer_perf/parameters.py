@@ -332,8 +332,8 @@ def unknown_architecture(calibration, system):  # str
     "What to do where no set belongs to a system."
     have = ', '.join(dict.fromkeys(k.architecture for k in calibration.sets.values()))
     return (f'system {quoted(system.name)} has architecture {quoted(system.architecture)}; '
-            f'{named(calibration.name)} knows {have}: name one of them, or calibrate to measured '
-            'runs')
+            f'{named(calibration.name)} knows {have}: name one of them, calibrate to measured '
+            'runs, or take corrected assumptions, which price any system')
 
 # %% ../nbs/01b_parameters.ipynb #2b91d7a3
 def measured_folder():  # Path
