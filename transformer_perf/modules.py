@@ -149,10 +149,11 @@ def when(flag, *messages):  # tuple of Message
     if np.ndim(flag) == 0: return messages if flag else ()
     return tuple(m._replace(volume=m.volume * flag) for m in messages)
 
-def meeting(job: Job, kind, exposed=1., width=None):  # Message
-    "One collective of a tensor-parallel group over the layer's input, or one of another width."
+def meeting(job: Job, kind, exposed=1., width=None, quantized=False):  # Message
+    "A tensor-parallel collective over the layer's input or one of another width, as products read."
     width = job.embed_dim if width is None else width
-    volume = job.units.element * job.tokens * width * (job.tp > 1)
+    element = job.units.element * (of_recipe(job.precision, 'kept') / 2 if quantized else 1)
+    volume = element * job.tokens * width * (job.tp > 1)
     seen = exposed * np.where(job.tp_overlap, job.software.tp_exposed, 1.)[()]
     return Message(kind, volume, 'tp', seen, behind=bool(np.any(np.less(seen, 1))))
 
@@ -165,7 +166,7 @@ def column_product(job: Job, name, outputs, inputs=None):  # Operation
     back = when(sharded & (not a.gather_backward), meeting(job, 'reducescatter', width=inputs))
     if a.inputs_sharded:
         op = op._replace(activations=op.activations * (job.own / job.tokens))
-        again = meeting(job, 'allgather', job.software.regather, inputs)
+        again = meeting(job, 'allgather', job.software.regather, inputs, quantized=True)
         back = back + when(sharded, again)
     op = op._replace(backward=op.backward._replace(messages=back),
                      frees=(('layernorm', op.activations),))
@@ -177,7 +178,8 @@ def row_product(job: Job, name, inputs):  # Operation
     sharded = np.asarray(job.sequence_sharded, dtype=bool)
     op = linear(name, job.tokens, inputs, job.embed_dim, job.units, **training(job, name))
     there = when(sharded, meeting(job, 'reducescatter')) + when(~sharded, meeting(job, 'allreduce'))
-    back = when(sharded & job.assumptions.gather_backward, meeting(job, 'allgather'))
+    gather = meeting(job, 'allgather', quantized=True)
+    back = when(sharded & job.assumptions.gather_backward, gather)
     return op._replace(forward=op.forward._replace(messages=there),
                        backward=op.backward._replace(messages=back))
 
@@ -199,7 +201,8 @@ def no_norm(op: Operation):  # Operation
 def gathers(job: Job, op: Operation, width=None):  # Operation
     "An operation on a GPU's share of the sequence, whose result all GPUs of tp then have."
     sharded = np.asarray(job.sequence_sharded, dtype=bool)
-    gather, reduce = (meeting(job, kind, width=width) for kind in ('allgather', 'allreduce'))
+    gather = meeting(job, 'allgather', width=width, quantized=width is None)
+    reduce = meeting(job, 'allreduce', width=width)
     hides = job.assumptions.inputs_sharded   # behind the gradient of the weight
     scatter = meeting(job, 'reducescatter', job.software.regather if hides else 1., width)
     back = when(sharded, scatter) + when(~sharded, reduce)

@@ -930,7 +930,8 @@ FREE = ('clock@Ampere', 'clock@Hopper', 'clock@Blackwell', 'host_layer', 'host_w
         'host_experts', 'host_tp', 'host_micro_batch', 'ep_exposed', 'dp_exposed',
         'unit_exposed')   # of all alike
 PRIOR = {   # what is likely before any run is seen, and how far it may be off: 70 launches of 11 us
-    'host_layer': (.8e-3, 2e-4), 'host_wrapped': (.5e-3, 3e-4), 'host_micro_batch': (1e-3, 5e-4)}
+    'host_layer': (.8e-3, 2e-4), 'host_wrapped': (.5e-3, 3e-4), 'host_micro_batch': (1e-3, 5e-4),
+    'ep_exposed': (.25, .2)}
 FREE_OF_STACK = {'clock': .03, 'host_layer': 3e-4, 'host_experts': 1e-3}  # how far a stack may be
 FREE_OF_SHARED = {'unit_exposed': .2}   # of a stack that shares out weights, more than others
 SHARES = 'torchtitan', 'llm-foundry'
