@@ -3,6 +3,7 @@ import dataclasses
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -183,6 +184,10 @@ def test_measured():
     assert off.table.times.is_monotonic_increasing
     assert improve(*about).deviation is None
     with pytest.raises(ValueError, match='measured=-1'): improve(*about, measured=-1)
+    for table, words in ((pd.DataFrame({'x': [1.]}), "lacks the column 'iteration_s'"),
+                         (pd.DataFrame({'iteration_s': []}), 'has no steps'),
+                         (pd.DataFrame({'iteration_s': [-1.]}), 'iteration_s=-1')):
+        with pytest.raises(ValueError, match=words): improve(*about, measured=table)
 
 
 def test_a_switch_that_is_off_is_found():

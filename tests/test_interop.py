@@ -18,7 +18,7 @@ from transformer_perf.configs import FAMILIES, FOREIGN, foreign_keys
 from transformer_perf.estimates import CHOICES
 from transformer_perf.interop import (
     EXPORTS, FORMATS, TrainingJob, as_job, export, facts_of, meaning, no_difference, parse_yaml,
-    read_log, read_profile)
+    read_log, read_products, read_profile)
 from transformer_perf.models import NAMED, as_model
 
 HERE = Path(__file__).parent / 'data' / 'hf_configs'   # as their owners published them
@@ -761,6 +761,36 @@ def test_logs(tmp_path):
     assert 'does not say seq_len' in refused(read_log, log, TrainingJob(Parallel()))
     log.write_text('nothing here')
     assert 'has no steps' in refused(read_log, log)
+
+
+@pytest.mark.parametrize('format', ['megatron', 'deepspeed', 'accelerate', 'torchtitan'])
+@pytest.mark.parametrize('idle', [dict(zero_stage=3, reshard_after_forward=False),
+                                  dict(zero_stage=0, dp=8, dp_replicate=2)])
+def test_what_makes_no_difference_is_no_reason_to_refuse(format, idle):
+    p = Parallel(**idle)
+    assert export(TrainingJob(p, None, 8, p.dp, 1024), format)
+
+
+def test_logs_of_jobs_without_a_batch(tmp_path):
+    "Megatron-LM prints its batch; for torchtitan the job must say it."
+    job = TrainingJob(Parallel(tp=2, dp=4), n_gpus=8, seq_len=1000)
+    log = tmp_path / 'run.log'
+    log.write_text(TITAN_LOG.format(n=1))
+    assert 'does not say global_batch' in refused(read_log, log, job)
+    log.write_text(MEGATRON_LOG.format(n=10, ms=800.))
+    assert read_log(log, job).iteration_s.tolist() == [.8]
+
+
+def test_products_take_possible_times(tmp_path):
+    op = {'cat': 'cpu_op', 'name': 'aten::mm', 'args': {
+        'External id': 7, 'Input Dims': [[64, 32], [32, 16]], 'Input type': ['c10::BFloat16'] * 2}}
+    kernel = lambda us: {'cat': 'kernel', 'name': 'gemm', 'dur': us, 'args': {'External id': 7}}
+    file = tmp_path / 'trace.json'
+    def times(*durations):
+        file.write_text(json.dumps({'traceEvents': [op, *map(kernel, durations)]}))
+        return read_products(file).microseconds.tolist()
+    assert times(10) == times(10, -5, float('inf'), True) == [10]
+    assert 'no matrix products' in refused(times, -5)
 
 
 def test_profiles(tmp_path):

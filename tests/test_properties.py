@@ -11,9 +11,10 @@ from transformer_perf import Model, Parallel, estimate, execution, layers, searc
 from transformer_perf.estimates import COLLECTIVES, as_assumptions, collective_time, counted
 from transformer_perf.execution import best_of, considered_choices, Question, search_each
 from transformer_perf.iteration import (
-    COMPONENTS, MEMORY_PARTS, iteration_times, memory_of)
+    COMPONENTS, MEMORY_PARTS, iteration_times, memory_of, readable)
 from transformer_perf.kernels import pricer_of
-from transformer_perf.modules import STRATEGIES, Job, ends_cost, layer_cost, layer_memory
+from transformer_perf.modules import (
+    STRATEGIES, Job, ends_cost, host_wait, layer_cost, layer_memory)
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.systems import as_system
 
@@ -342,6 +343,64 @@ def test_what_is_the_models_own_counts(model, preset, gpu, strategy):
     assert figure(gated_mlp=True)['weights_GB'] > figure()['weights_GB']
     assert figure(gated_mlp=True)['TFLOP_per_gpu'] > figure()['TFLOP_per_gpu']
     if model.heads > 1: assert figure(kv_heads=1)['weights_GB'] < figure()['weights_GB']
+
+
+def test_what_overlaps_needs_something_to_hide_behind():
+    "Messages over a slow link show, however they overlap; norms are computed again without any."
+    def stats(domain, **layout):
+        return estimate('llama3.1_70B', Parallel(tp=8, pp=4, dp=2, **layout),
+                        as_system('H100-80GB', domain), 64, 'calibrated').stats
+    near, far, over = stats(8), stats(1), stats(1, tp_overlap=True)
+    assert stats(8, tp_overlap=True)['iteration_s'] < near['iteration_s'] < over['iteration_s']
+    hidden = far['tp_comm_s'] - over['tp_comm_s']
+    assert 0 < hidden < far['compute_s'] + far['exposed_memory_s']
+    again = stats(8, recompute='layernorm')
+    assert math.isclose(again['tp_comm_s'], near['tp_comm_s'], rel_tol=1e-12)
+    assert again['iteration_s'] > near['iteration_s']
+
+
+@pytest.mark.parametrize('preset', ['corrected', 'calibrated'])
+def test_what_products_read_in_8_bits_is_gathered_in_8_bits(preset):
+    "Half of the gathers' bytes; what is scattered and summed stays in 16 bits."
+    seen = [estimate('llama3.1_8B', Parallel(tp=8, precision=precision), 'H100-80GB', 64,
+                     preset).stats['tp_comm_s'] for precision in ('bf16', 'fp8')]
+    assert .5 * seen[0] < seen[1] < .9 * seen[0]
+
+
+def test_host_time_grows_with_each_doubling():
+    "Of the tensor-parallel GPUs, by as much: a group of 64 is no 64 times as late."
+    a = as_assumptions('calibrated').on(as_system('H100-80GB'))
+    alone = [host_wait(0., Job(1, 1, 1, 1, tp=2**i, assumptions=a)) for i in range(7)]
+    assert np.allclose(np.diff(alone), a.software.host_tp * alone[0]) and alone[0] > 0
+
+
+def test_a_wide_search_has_every_layout_once():
+    found = {s: search('llama3.1_8B', 32, 'H100-80GB', 64, s, k=30, assumptions='calibrated')
+             for s in (None, '1d', '2d-seqp')}
+    both = found[None]
+    assert not both.duplicated([*Parallel.__dataclass_fields__.keys() & both.columns]).any()
+    assert ((both.strategy == '1d') == (both.cp == 1)).all() and set(both.strategy) == {
+        '1d', '2d-seqp'}
+    assert both.candidates == sum(
+        search('llama3.1_8B', 32, 'H100-80GB', 64, s, k=1, assumptions='calibrated',
+               **more).candidates for s, more in (('1d', {}), ('2d-seqp', {'cp': range(2, 33)})))
+    assert both.iteration_s[0] == min(found[s].iteration_s[0] for s in ('1d', '2d-seqp'))
+
+
+def test_a_table_shows_what_differs():
+    "Choices that all rows share are not shown; one that tells two rows apart is."
+    titles = lambda **choices: set(readable(search(
+        'gpt3', 64, 'H200', 512, k=4, fixed={'tp': 4, 'pp': 8}, **choices), as_system('H200')))
+    overlaps = titles(tp_overlap=[False, True])
+    assert 'tp_overlap' in overlaps and not {'schedule', 'tp_overlap', 'context'} & titles()
+    assert 'schedule' in titles(schedule=['1f1b', 'zb-h1'])
+
+
+def test_evidence_ignores_choices_that_change_nothing():
+    say = lambda **p: estimate('llama3.1_8B', Parallel(dp=8, **p), 'H100-80GB', 64,
+                               'calibrated').notes[0]
+    assert say() == say(context='allgather') == say(dispatcher='allgather')
+    assert 'allgather' in say(cp=2, context='allgather')
 
 
 @few

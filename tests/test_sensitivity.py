@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from test_cli import bad, good, has, run
-from transformer_perf import Assumptions, Parallel, estimate, search
+from transformer_perf import Assumptions, Model, Parallel, estimate, search
 from transformer_perf.sensitivity import closing_in, needed, sensitivity, tornado
 from transformer_perf.systems import as_system
 
@@ -57,6 +57,12 @@ def test_halves_and_doubles_are_estimates():
 def test_sizes_that_cannot_be_are_left_open():
     found = of('gpt3', Parallel(tp=32, dp=4, pp=4), 'A100', 1024)
     assert np.isnan(found.at_low_s['heads']) and np.isfinite(found.elasticity['heads'])
+
+
+def test_a_model_whose_sizes_neither_halve_nor_double():
+    odd = Model(seq_len=1024, embed_dim=640, heads=5, kv_heads=5, depth=4, mlp_dim=2560)
+    found = of(odd, Parallel(), 'H200', 8)
+    assert np.isnan(found.elasticity['kv_heads']) and np.isfinite(found.elasticity['heads'])
 
 
 def test_chosen_anew():

@@ -223,7 +223,7 @@ def test_messages_saved_by_hand():
 @pytest.mark.parametrize('preset', PRESETS)
 @pytest.mark.parametrize('n', [8, 64, 512])
 def test_weights_hide_behind_enough_tokens(preset, n):
-    "What of a gather hides at all does so from (its share of) C / W tokens a GPU on."
+    "What of a gather can hide does so from C / W tokens a GPU on."
     system = as_system('H100-80GB', 8)
     a = dataclasses.replace(as_assumptions(preset), zero_stage=3).on(system)
     pricer, group, depth = pricer_of(system, a), Group(n, min(n, 8)), 50
@@ -237,6 +237,17 @@ def test_weights_hide_behind_enough_tokens(preset, n):
         least = gather * (1 + a.software.unit_exposed * (depth - 1))
         assert close(seen(tokens * 1.01), least)
         assert seen(tokens * .5) > 1.01 * least and close(seen(0.), depth * gather)
+
+
+def test_copies_in_8_bits_are_those_at_hand():
+    "ZeRO-3 holds what it gathered in 8 bits, too, not every layer; if it keeps layers, all."
+    held = lambda precision, **more: estimate(
+        'llama3.1_70B', Parallel(dp=64, zero_stage=3, precision=precision, **more), 'H100-80GB', 64,
+        'calibrated').stats['weights_GB']
+    layer = 2 * as_model('llama3.1_70B').parameters / 80 / 1e9   # and more: the words
+    assert 0 < held('fp8') - held('bf16') < 2 * 2 * layer
+    kept = [held(precision, reshard_after_forward=False) for precision in ('bf16', 'fp8')]
+    assert 70 * layer < kept[1] - kept[0] < 80 * layer
 
 
 @pytest.mark.parametrize('preset', PRESETS)
