@@ -150,7 +150,7 @@ def when(flag, *messages):  # tuple of Message
     return tuple(m._replace(volume=m.volume * flag) for m in messages)
 
 def meeting(job: Job, kind, exposed=1., width=None, quantized=False):  # Message
-    "A tensor-parallel collective over the layer's input or one of another width, as products read."
+    "A collective over the input of a layer, or as wide; `quantized`: in the bits of its products."
     width = job.embed_dim if width is None else width
     element = job.units.element * (of_recipe(job.precision, 'kept') / 2 if quantized else 1)
     volume = element * job.tokens * width * (job.tp > 1)
