@@ -29,8 +29,8 @@ from transformer_perf.measured_kernels import (
 AS_MEASURED = {'bf16': 'bf16', 'fp8': 'fp8', 'fp8-block': 'fp8_block', 'mxfp8': 'fp8',
                'nvfp4': 'nvfp4'}   # a precision of training -> the measured one
 MIDDLE = {'Ampere': 'A100', 'Hopper': 'H100', 'Blackwell': 'B200'}   # of a generation
-NEWEST = {'Ampere': 'FlashAttention-2', 'Hopper': 'vllm_flash_attn_fa3',
-          'Blackwell': 'vllm_flashinfer_trtllmprefill'}              # fused attention
+NEWEST = {'Ampere': 'FlashAttention-2', 'Hopper': 'cuDNN-9.19',
+          'Blackwell': 'cuDNN-9.19'}   # fused attention, as Transformer Engine chooses it
 
 def gpu_near(system: System, parameters: Parameters):  # its short name
     "The measured GPU that is nearest to a system's."
@@ -66,8 +66,8 @@ def product_fit(gpu, precision, kernels, adds):  # ProductFit
     "What products reach in training."
     fit = beside(kernels, *closest('products', gpu, 'trtllm', precision))
     return dataclasses.replace(
-        fit, rate=fit.rate * kernels.clock, prepare=0., host=0., launch=kernels.launch_gap,
-        writes=fit.writes + adds * kernels.accumulate_traffic / 2)
+        fit, rate=fit.rate * kernels.clock * kernels.product_share, prepare=0., host=0.,
+        launch=kernels.launch_gap, writes=fit.writes + adds * kernels.accumulate_traffic / 2)
 
 def added_time(p: Product, system: System, parameters: Parameters):  # s
     "A kernel that adds a gradient to what is there, where no product does so itself."

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'BYTES', 'CACHE', 'TILES', 'HEADS', 'QUERIES', 'GROUPED', 'MOST_NODES', 'KINDS', 'SHEETS', 'DTYPES',
-           'OPERATIONS', 'OTHERS', 'TABLES', 'STARTS', 'NOISE', 'PULL', 'FOLDS', 'GENERATION', 'SAMPLE', 'SOURCE',
-           'FITTED', 'SHOWN', 'EACH', 'peak', 'waves', 'either', 'both', 'fitted', 'ProductFit', 'tile_shares',
-           'long_run', 'product_seconds', 'AttentionFit', 'seconds_a_key', 'attention_seconds', 'ExpertFit',
-           'grouped_seconds', 'work_of_rank', 'expert_seconds', 'DomainFit', 'domain_seconds', 'ExchangeFit',
-           'spread_over', 'exchange_seconds', 'gpu_of', 'sheet_of', 'read_fits', 'closest', 'words_of', 'number_of',
-           'numbers_of', 'Job', 'groups_of', 'priced_rows', 'keys_of', 'product_price', 'product_job', 'renamed',
-           'attention_job', 'routing_of', 'expert_price', 'expert_job', 'domain_job', 'exchange_job',
+           'OPERATIONS', 'ON_DEVICE', 'OTHERS', 'TABLES', 'STARTS', 'NOISE', 'PULL', 'FOLDS', 'GENERATION', 'SAMPLE',
+           'SOURCE', 'FITTED', 'SHOWN', 'EACH', 'peak', 'waves', 'either', 'both', 'fitted', 'ProductFit',
+           'tile_shares', 'long_run', 'product_seconds', 'AttentionFit', 'seconds_a_key', 'attention_seconds',
+           'ExpertFit', 'grouped_seconds', 'work_of_rank', 'expert_seconds', 'DomainFit', 'domain_seconds',
+           'ExchangeFit', 'spread_over', 'exchange_seconds', 'gpu_of', 'sheet_of', 'read_fits', 'closest', 'words_of',
+           'number_of', 'numbers_of', 'Job', 'groups_of', 'priced_rows', 'keys_of', 'product_price', 'product_job',
+           'renamed', 'attention_job', 'routing_of', 'expert_price', 'expert_job', 'domain_job', 'exchange_job',
            'published_attention_job', 'published_product_job', 'grouped_product_job', 'jobs_of', 'predict_kernels',
            'published_kernels', 'fit_errors', 'mean_errors', 'least_squares', 'fit_shares', 'shape_of', 'fit_rows',
            'measured_seconds', 'error_of', 'usable', 'fit_job', 'read_kernels', 'fit_tables', 'save_fits', 'sample_of']
@@ -352,10 +352,11 @@ def closest(kind, gpu, library, precision='bf16'):  # (name of a set, its parame
     for name in read_fits()[kind]:
         other, words, kept = name.split('/')
         if kept != precision or sheet_of(other).architecture != sheet.architecture: continue
-        found.append((words != library, other != gpu, name))
+        sister = other.endswith(gpu) or gpu.endswith(other)   # B300 and GB300: one chip
+        found.append((words != library, other != gpu, not sister, name))
     if not found: raise ValueError(
         f'no {kind} in {precision} were measured on GPUs like {quoted(gpu)}')
-    name = min(found)[2]
+    name = min(found)[-1]
     return name, read_fits()[kind][name]
 
 # %% ../nbs/02c_measured_kernels.ipynb #02c0001b
@@ -488,20 +489,30 @@ def exchange_job(df):  # Job
         **x, system=system, fit=fit), other)
 
 # %% ../nbs/02c_measured_kernels.ipynb #02c0001f
+ON_DEVICE = 2e-6   # s, of a launch where the clock is the GPU's own
+
 def published_attention_job(df):  # Job
-    "Attention as its authors measured it: forward, or forward and backward."
+    "Attention as its authors measured it: forward (fwd), backward (bwd) or both (fwd+bwd)."
     library = words_of(df, 'library').str.split().str[-1]
     keys = keys_of(words_of(df, 'gpu'), library, words_of(df, 'dtype'))
     numbers = renamed(df, {'batch': 'batch', 'seq_len': 'seq', 'heads': 'heads',
                            'kv_heads': 'kv_heads', 'head_dim': 'head_dim'})
+    for name, usual in (('value_dim', 'head_dim'), ('window', 'seq')):   # where a table has them
+        own = numbers_of(df, [name])[name] if name in df else np.nan
+        numbers[name] = np.where(np.isnan(own), numbers[usual], own)
     def price(own, x, system, fit, name):
-        call = functools.partial(attention_seconds, **x, system=system, fit=fit,
-                                 causal=own.causal.to_numpy() != 0,
+        if 'cuDNN-' in name[1]: fit = SimpleNamespace(**vars(fit) | {'launch': ON_DEVICE})
+        keys = np.minimum(x['window'], x['seq']) / x['seq']   # a query's, at most
+        seen = np.where(own.causal != 0, keys * (1 - keys / 2), 1.)
+        call = functools.partial(attention_seconds, **{n: v for n, v in x.items() if n != 'window'},
+                                 system=system, fit=fit, seen=seen,
                                  cached=name[1].startswith('vllm'))
-        trained = (own.op == 'fwd+bwd').to_numpy()
-        return call() + np.where(trained, call(backward=True), 0)
+        op = words_of(own, 'op')
+        backward = np.where(op.isin(['bwd', 'fwd+bwd']), call(backward=True), 0)
+        return np.where(op == 'bwd', 0, call()) + backward
     return Job('attention', keys, numbers, price)
 
+# %% ../nbs/02c_measured_kernels.ipynb #2c0000a1
 def published_product_job(df):  # Job
     "Products of other tables."
     keys = keys_of(words_of(df, 'gpu'), words_of(df, 'library').str.split().str[0].str.lower(),
@@ -525,6 +536,8 @@ TABLES = {   # kind -> (its columns, how its rows are priced)
     'gemm': (('device', 'framework', 'gemm_dtype', 'm', 'n', 'k'), product_job),
     'attention': (('sys', 'kernel_source', 'attn_dtype', 'batch_size', 'isl', 'num_heads',
                    'num_key_value_heads', 'head_dim'), attention_job),
+    'training': (('gpu', 'op', 'dtype', 'batch', 'seq_len', 'heads', 'kv_heads', 'head_dim',
+                  'causal', 'library'), published_attention_job),
     'moe': (('sys', 'fw', 'kernel_source', 'moe_dtype', 'num_tokens', 'hidden_size', 'inter_size',
              'topk', 'num_experts', 'moe_tp_size', 'moe_ep_size', 'distribution'), expert_job),
     'other': (('kind', 'gpu', 'n_gpus', 'n_nodes', 'op', 'dtype', 'm', 'n', 'k', 'batch',
@@ -542,7 +555,7 @@ def jobs_of(df, kind):  # yields (rows, Job)
 # %% ../nbs/02c_measured_kernels.ipynb #02c00021
 def predict_kernels(
     df,     # a table of kernels with the columns of TABLES
-    kind,   # gemm, attention, moe or other
+    kind,   # one of TABLES
 ):  # DataFrame: df with predicted_us, and a reason where there is none
     "Predicted times of single kernels."
     columns, _ = TABLES[nearest(kind, TABLES, 'kind of kernel')]
@@ -634,7 +647,7 @@ def fit_rows(df, job, rows, name, seconds, weights):  # parameters
 def measured_seconds(df):  # array
     "What was measured; figures in TFLOP/s are turned into seconds."
     found = df.time_us.to_numpy(float) * 1e-6
-    if 'causal' not in df: return found
+    if 'kind' not in df or 'tflops' not in df: return found
     flop = 4. * df.batch * df.seq_len**2 * df.heads * df.head_dim * np.where(df.causal, .5, 1.)
     flop = flop * np.where(df.op == 'fwd+bwd', 3.5, 1.)
     flop = np.where(df.kind.str.contains('gemm'), 2. * df.m * df.n * df.k, flop)
@@ -673,12 +686,14 @@ def fit_job(df, job, seconds):  # yields (name, parameters, their errors on shap
 
 # %% ../nbs/02c_measured_kernels.ipynb #02c00034
 SOURCE = ('NVIDIA, ai-dynamo/aiconfigurator @ 095f58a51c (Apache-2.0), half of the rows of its '
-          'tables with products of 1024 and more; FlashAttention: figures of Dao-AILab')
+          'tables with products of 1024 and more; FlashAttention: figures of Dao-AILab; cuDNN: '
+          'NVIDIA, cudnn-frontend (measured_training.csv)')
 FITTED = ('collective', 'moe_a2a', 'attention')   # kinds of the mixed table with enough rows
 
 def read_kernels(folder, kind):  # DataFrame
     "One of the tables of measured kernels."
     import pandas as pd
+    if kind == 'training': return published_kernels(kind)
     df = pd.read_csv(Path(folder) / f'kernels_{kind}.csv.gz', low_memory=False)
     return df[df.kind.isin(FITTED)].reset_index(drop=True) if kind == 'other' else df
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'NEEDED', 'FLAGS', 'ZERO', 'TOLD', 'GPUS', 'FUSED_WIDE', 'STACKS', 'RECIPE',
-           'ONE_GRAPH', 'OVERLAPPED', 'FIRST', 'LAST', 'SCRIPTS', 'BY_NAME', 'SAME', 'TRIED', 'EIGHT_BITS',
+           'ONE_GRAPH', 'OVERLAPPED', 'FIRST', 'LAST', 'GRAPHED', 'SCRIPTS', 'BY_NAME', 'SAME', 'TRIED', 'EIGHT_BITS',
            'MOST_BATCHES', 'NO_HOST', 'WRAPPED', 'FACTS', 'SLACK', 'PREDICTED', 'OPEN', 'TOO_LARGE', 'OWN', 'PROTOCOL',
            'TEST_SIZES', 'OTHERS', 'FREE', 'PRIOR', 'FREE_OF_STACK', 'FREE_OF_SHARED', 'SHARES', 'TWICE', 'LEAST_RUNS',
            'SWEEPS', 'ONLY_DATA', 'HELD', 'UNEVEN', 'WHOLE_LAYERS', 'ALWAYS_AGAIN', 'BEFORE_CONTEXT', 'SHARING',
@@ -14,22 +14,23 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'NEEDED', 'FLAGS', 'ZERO', '
            'layout_rules', 'batch_rules', 'reasons_of', 'Batch', 'stack_of', 'software_of', 'spread', 'column_of',
            'recompute_of', 'release_of', 'with_scripts', 'precision_of', 'layouts_of', 'structure_of', 'expert_choices',
            'alternatives', 'with_experts', 'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of',
-           'shape_of', 'batches_of', 'few_groups', 'parameters_for', 'priced', 'room_of', 'chosen', 'predicted_rows',
-           'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'assumed_of', 'features_of',
-           'kinds_of_runs', 'with_trust', 'predict', 'table_of', 'least_squares_within', 'standard_errors', 'Fit',
-           'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of', 'table_of_fit', 'fit_entries',
-           'calibrate', 'published_collectives', 'checked_kinds', 'collectives_us', 'predict_collectives',
-           'calibrate_network', 'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at', 'weights_of', 'Problem',
-           'problem_of', 'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset', 'of_values',
-           'never_seen', 'scoreboard', 'fitted', 'jobs_of', 'picked', 'at_row', 'model_at', 'asked_of', 'recipe_found',
-           'named_choice', 'why_missed', 'recipes', 'ranked', 'recipe_score', 'product_rows', 'attention_rows',
-           'vector_rows', 'collective_rows', 'kernel_seconds', 'tells', 'is_share', 'possible_entry', 'is_told',
-           'fit_part', 'calibrate_kernels', 'kernel_table', 'products_table', 'recompute_cells', 'run_of', 'run_of_log',
-           'nccl_table', 'kernels_in', 'read_inputs', 'told_by_runs', 'calibrate_inputs', 'as_shipped_names',
-           'start_of_published', 'with_facts', 'contested_rows', 'prior_of', 'fit_tied', 'fit_stacks', 'flat_changes',
-           'fitted_rows', 'without_each', 'halves_apart', 'spread_of', 'intervals_of', 'coverage_of', 'covered_apart',
-           'error_table', 'residual_table', 'evidence_of', 'seen_in', 'evidence_with', 'usable_runs', 'aside',
-           'calibrate_published', 'add_choices', 'add_records', 'predict_kernels', 'published_kernels']
+           'shape_of', 'batches_of', 'few_groups', 'facts_of', 'parameters_for', 'priced', 'room_of', 'chosen',
+           'predicted_rows', 'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'assumed_of',
+           'features_of', 'kinds_of_runs', 'with_trust', 'predict', 'table_of', 'least_squares_within',
+           'standard_errors', 'Fit', 'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of',
+           'table_of_fit', 'fit_entries', 'calibrate', 'published_collectives', 'checked_kinds', 'collectives_us',
+           'predict_collectives', 'calibrate_network', 'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at',
+           'weights_of', 'Problem', 'problem_of', 'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset',
+           'of_values', 'never_seen', 'scoreboard', 'fitted', 'jobs_of', 'picked', 'at_row', 'model_at', 'asked_of',
+           'recipe_found', 'named_choice', 'why_missed', 'recipes', 'ranked', 'recipe_score', 'product_rows',
+           'attention_rows', 'vector_rows', 'collective_rows', 'kernel_seconds', 'tells', 'is_share', 'possible_entry',
+           'is_told', 'fit_part', 'calibrate_kernels', 'kernel_table', 'products_table', 'recompute_cells', 'run_of',
+           'run_of_log', 'nccl_table', 'kernels_in', 'read_inputs', 'told_by_runs', 'calibrate_inputs',
+           'as_shipped_names', 'start_of_published', 'with_facts', 'contested_rows', 'prior_of', 'fit_tied',
+           'fit_stacks', 'flat_changes', 'fitted_rows', 'without_each', 'halves_apart', 'spread_of', 'intervals_of',
+           'coverage_of', 'covered_apart', 'error_table', 'residual_table', 'evidence_of', 'seen_in', 'evidence_with',
+           'usable_runs', 'aside', 'calibrate_published', 'add_choices', 'add_records', 'predict_kernels',
+           'published_kernels']
 
 # %% ../nbs/10_validation.ipynb #889ed19c
 import dataclasses
@@ -333,9 +334,15 @@ def recompute_of(df, x):  # Series of str
 # %% ../nbs/10_validation.ipynb #10b00012
 ONE_GRAPH, OVERLAPPED = 'cuda_graph_impl=full_iteration', 'hybridep; moe_a2a_overlap=True'
 FIRST, LAST = (0, 25.11), (26.08, 27)   # releases of Megatron-Bridge whose tables say least
+GRAPHED = (25.05, 27)                   # of NeMo
 SCRIPTS = (   # software, releases, model, GPUs -> further flags, what is computed again
     ('NeMo', (0, 25.07), 'deepseek-v3', ('H100',), '', 'mla_up_proj'),
     ('NeMo', (0, 25.07), 'deepseek-v3', ('B200', 'GB200'), '', 'core_attn'),
+    ('NeMo', GRAPHED, 'grok1', ('GB200', 'GB300'), ONE_GRAPH, ''),
+    ('NeMo', GRAPHED, 'nemotron', ('B200', 'GB200', 'GB300'), ONE_GRAPH, ''),
+    ('NeMo', GRAPHED, 'llama3-8b', ('B200', 'GB200', 'GB300'), ONE_GRAPH, ''),
+    ('NeMo', GRAPHED, 'llama3.1-8b', ('B200', 'GB200', 'GB300'), ONE_GRAPH, ''),
+    ('NeMo', GRAPHED, 'mixtral-8x7b', ('B200', 'GB200', 'GB300'), ONE_GRAPH, ''),
     ('Megatron-Bridge', FIRST, 'deepseek-v3', ('H100',), 'deepep; moe_a2a_overlap=True',
      'mla_up_proj+mlp'),
     ('Megatron-Bridge', FIRST, 'deepseek-v3', ('B200', 'GB200'), '', 'mla_up_proj'),
@@ -560,7 +567,13 @@ FACTS = {   # what is known of software, whatever it measures
     'torchtitan': dict(attention_library='FlashAttention-2', logit_held=12., wrapped=True),
     # FlashAttention in Triton with a bias, half as fast as its successor; a fused loss
     'llm-foundry': dict(attention_library='FlashAttention-2', attention_share=.5, loss_traffic=8.,
-                        wrapped=True)}
+                        wrapped=True),
+    # measured in 2025: the cuDNN of that year (Measured kernels)
+    **dict.fromkeys(('Blackwell/NeMo', 'Blackwell/SimuMax'), dict(attention_share=.85))}
+
+def facts_of(architecture, software):  # dict: name of a parameter -> its value
+    "What is known of software, and of its runs on a generation of GPUs."
+    return FACTS.get(software, {}) | FACTS.get(f'{architecture}/{software}', {})
 
 def parameters_for(batch, assumptions):  # Parameters, or None under a preset without
     "The parameter set for a batch: that of its stack where there is one."
@@ -569,7 +582,7 @@ def parameters_for(batch, assumptions):  # Parameters, or None under a preset wi
         mine = f'{batch.system.architecture}/{batch.stack}'
         known = mine in k.sets
         k = k.of(batch.system, batch.stack if known else None)
-        if not known: k = changed(k, FACTS.get(batch.software, {}))
+        if not known: k = changed(k, facts_of(batch.system.architecture, batch.software))
     return changed(k, NO_HOST) if k and batch.graphs else k
 
 def priced(batch, assumptions):  # dict of columns, one value a candidate
@@ -932,7 +945,8 @@ FREE = ('clock@Ampere', 'clock@Hopper', 'clock@Blackwell', 'host_layer', 'host_w
 PRIOR = {   # what is likely before any run is seen, and how far it may be off: 70 launches of 11 us
     'host_layer': (.8e-3, 2e-4), 'host_wrapped': (.5e-3, 3e-4), 'host_micro_batch': (1e-3, 5e-4),
     'ep_exposed': (.25, .2)}
-FREE_OF_STACK = {'clock': .03, 'host_layer': 3e-4, 'host_experts': 1e-3}  # how far a stack may be
+FREE_OF_STACK = {   # how far a stack may be
+    'product_share': .025, 'host_layer': 3e-4, 'host_experts': 1e-3}
 FREE_OF_SHARED = {'unit_exposed': .2}   # of a stack that shares out weights, more than others
 SHARES = 'torchtitan', 'llm-foundry'
 TWICE = ('megatron-2021', 'megatron-2022', 'vtrain-multi', 'vtrain-single')  # software known
@@ -1536,8 +1550,10 @@ def start_of_published():  # Calibration
     return Calibration({**sets, 'Ampere/nccl-tests': tests})
 
 def with_facts(sets):  # dict
-    "Sets with what is known of their software."
-    return {name: changed(k, FACTS.get(k.stack, {})) for name, k in sets.items()}
+    "Sets with what is known of their software, before any run is seen."
+    unseen = {'product_share': 1.}   # what all software has is fitted anew anyway
+    return {name: changed(k, unseen | facts_of(k.architecture, k.stack))
+            for name, k in sets.items()}
 
 # %% ../nbs/10_validation.ipynb #012d7630
 def contested_rows(runs):  # DataFrame
