@@ -316,9 +316,9 @@ def own_files(tmp_path):
 
 
 @pytest.mark.parametrize('files, told', [
-    (['products.csv'], {'clock'}), (['trace.json'], {'clock'}),
+    (['products.csv'], {'product_share'}), (['trace.json'], {'product_share'}),
     (['all_reduce.txt'], {'domain_share'}), (['train.log'], {'clock'}),
-    (['trace.json', 'all_reduce.txt', 'train.log'], {'clock', 'domain_share'})])
+    (['trace.json', 'all_reduce.txt', 'train.log'], {'product_share', 'clock', 'domain_share'})])
 def test_calibrate_from_what_people_have(own_files, files, told):
     output = own_files / 'cal.json'
     jobs = ['--jobs', own_files / 'train.sh'] if 'train.log' in files else []

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_perf import measured_kernels as kernels
+from transformer_perf.kernels import NEWEST
 from transformer_perf.validation import predict_kernels
 
 BULK = os.environ.get('TRANSFORMER_PERF_KERNELS')
@@ -119,6 +120,33 @@ def test_what_attention_counts():
     assert 2.5 * call(cached=False) < call(backward=True, cached=False) + 1e-4
     wider = kernels.attention_seconds(2, 8192, 32, np.array([1, 8, 32]), 128, **known_)
     assert (np.diff(wider) > 0).all()
+
+
+def test_attention_of_training():
+    "Both directions of what NVIDIA measured for training, on the GPUs that training prices."
+    table = kernels.published_kernels('training')
+    found = predict_kernels(table, 'training')
+    assert (found.reason == '').all()
+    off = (found.predicted_us / found.time_us - 1).abs().groupby([table.gpu, table.op]).mean()
+    assert len(off) == 8 and off.max() < .07
+    # a window is that many keys before a query; one as long as the sequence hides nothing more
+    one = table[(table.window > 0) & (table.seq_len == 8192)]
+    seconds = [predict_kernels(one.assign(window=w), 'training').predicted_us.to_numpy()
+               for w in (512, 1024, 8192, 65536, np.nan)]
+    assert (np.diff(seconds[:3], axis=0) > 0).all()
+    assert (seconds[2] == seconds[3]).all() and (seconds[2] == seconds[4]).all()
+
+
+@pytest.mark.parametrize('gpu, kin', [('H100', 'H200'), ('B200', 'GB200'), ('B300', 'GB300'),
+                                      ('GB300', 'GB300')])
+def test_training_takes_the_attention_of_its_chip(gpu, kin):
+    "And long sequences are no slower by the FLOP than short ones: none of these throttled."
+    name, fit = kernels.closest('attention', gpu, NEWEST[kernels.sheet_of(gpu).architecture])
+    assert name == f'{kin}/cuDNN-9.19/bf16'
+    call = lambda seq, backward: float(kernels.attention_seconds(
+        1, seq, 64, 8, 128, kernels.sheet_of(gpu), fit, cached=False, backward=backward))
+    for backward in (False, True):
+        assert call(65536, backward) < 4.1 * call(32768, backward) < 16.9 * call(16384, backward)
 
 
 # sets that are missing

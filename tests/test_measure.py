@@ -99,7 +99,7 @@ def test_the_machine_at_hand(tmp_path):
     table, fit, _ = measure(tmp_path / 'my.json', seconds=10)
     assert list(table) == list(MEASURED) and set(table.kind) <= {'gemm', 'vector', 'attention'}
     assert table.time_us.gt(0).all() and set(rates(table).op) >= {'NT', 'copy'}
-    assert len(fit.table) and {'clock', 'vector_bandwidth'} & set(fit.table.parameter)
+    assert len(fit.table) and {'product_share', 'vector_bandwidth'} & set(fit.table.parameter)
     system = as_system(str(tmp_path / 'my.json'))
     if not table.gpu[0].startswith('NVIDIA'): assert system.hbm_bandwidth < 4000
     mine = Assumptions.calibrated(tmp_path / 'my-calibrated.json')

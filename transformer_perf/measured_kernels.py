@@ -493,7 +493,7 @@ ON_DEVICE = 2e-6   # s, of a launch where the clock is the GPU's own
 
 def published_attention_job(df):  # Job
     "Attention as its authors measured it: forward (fwd), backward (bwd) or both (fwd+bwd)."
-    library = words_of(df, 'library').str.split().str[-1]
+    library = words_of(df, 'library').str.split().str[-1].fillna('')
     keys = keys_of(words_of(df, 'gpu'), library, words_of(df, 'dtype'))
     numbers = renamed(df, {'batch': 'batch', 'seq_len': 'seq', 'heads': 'heads',
                            'kv_heads': 'kv_heads', 'head_dim': 'head_dim'})

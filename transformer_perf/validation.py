@@ -1333,8 +1333,8 @@ ROWS = {'gemm': product_rows, 'attention': attention_rows, 'vector': vector_rows
         'collective': collective_rows}   # kind -> its price
 
 def kernel_seconds(df, system, parameters):  # array
-    "Measured kernels as a training step would price them; NaN where there is no model."
-    found = np.full(len(df), np.nan)
+    "Kernels as training would price them at full clock; NaN where there is no model."
+    found, parameters = np.full(len(df), np.nan), changed(parameters, {'clock': 1.})
     for kind, rows in df.groupby(words_of(df, 'kind')).indices.items():
         if kind in ROWS: found[rows] = ROWS[kind](df.iloc[rows], system, parameters)
     return found
@@ -1344,7 +1344,7 @@ def tells(df):  # list of (rows, names of parameters)
     "Which rows tell which parameters."
     kind, far = words_of(df, 'kind'), as_numbers(df.n_nodes) > 1
     adds = words_of(df, 'op').str.contains('add')
-    own = [((kind == 'gemm') & ~adds, ('clock',)),
+    own = [((kind == 'gemm') & ~adds, ('product_share',)),
            ((kind == 'gemm') & adds, ('accumulate_traffic',)),
            (kind == 'attention', ('attention_share',)), (kind == 'vector', ('vector_bandwidth',)),
            ((kind == 'collective') & ~far, ('domain_share',)),
@@ -1497,12 +1497,10 @@ def read_inputs(
     return whole(kernels), whole(runs)
 
 # %% ../nbs/10_validation.ipynb #17d00019
-def told_by_runs(runs, start, free, system, told=None):  # Fit; told: name -> value, of kernels
+def told_by_runs(runs, start, free, system, told=None):  # Fit; told: names, of kernels
     "What runs can tell, beside what kernels told; no more parameters than runs."
     if free: return calibrate(runs, start, free, system)
-    told, (low, high, _) = told or {}, limits('clock')
-    again = low <= told.get('clock', low) <= high   # the clock, under a lasting load
-    free = [name for name in OWN if name not in told or name == 'clock' and again][:len(runs)]
+    free = [name for name in OWN if name not in (told or ())][:len(runs)]
     fit = calibrate(runs, start, free, system)
     kept = [name for name, known in zip(free, is_told(fit.table)) if known]
     if not kept: raise ValueError(f'{len(runs)} runs cannot tell {", ".join(free)}')
@@ -1526,7 +1524,7 @@ def calibrate_inputs(
     if system is None and 'gpu' not in runs.dropna(axis=1, how='all'):
         raise ValueError('a system must say where the runs were measured')
     told = fits[0].table if fits else pd.DataFrame({'parameter': [], 'value': []})
-    fit = told_by_runs(runs, start, free, system, told.set_index('parameter').value.to_dict())
+    fit = told_by_runs(runs, start, free, system, set(told.parameter))
     table = pd.concat([told[~told.parameter.isin(fit.table.parameter)], fit.table])
     return [*fits, dataclasses.replace(fit, table=table.reset_index(drop=True))]
 
