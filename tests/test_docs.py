@@ -472,9 +472,14 @@ EACH_EXERCISE = pytest.mark.parametrize('path', EXERCISES, ids=lambda path: path
 
 @EACH_EXERCISE
 def test_exercise_ships_blank(path):
-    "No output gives an answer away, and solutions are a last section, folded wherever it is read."
+    """A picture of the question, and no output from the first blank on, which gives nothing away.
+
+    Solutions are a last section, folded wherever it is read."""
     found = notebooks.cells_of(path)
-    assert not [cell['id'] for cell in found if cell.get('outputs')]
+    blank = next(i for i, cell in enumerate(found) if is_blank(''.join(cell['source'])))
+    assert not [cell['id'] for cell in found[blank:] if cell.get('outputs')]
+    opening = [cell for cell in found[:blank] if any(map(is_picture, cell.get('outputs', [])))]
+    assert len(opening) == 1
     start = [''.join(cell['source']) for cell in found].index('## Solutions')
     assert found[start]['metadata'] == {'jp-MarkdownHeadingCollapsed': True}, 'in JupyterLab'
     for cell in found[start + 1:]: assert cell['metadata'] == {'jupyter': {'source_hidden': True}}

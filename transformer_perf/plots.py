@@ -552,6 +552,7 @@ def timeline(
         draw_passes(ax, own)
         ax.set_title(name, loc='left', fontsize=9)
     axes[-1, 0].set(xlabel='time (s)', xlim=(0, table.end_s.max()))
-    figure.legend(handles=[Patch(color=color, label=words) for color, words in PASSES.values()],
+    drawn = [look for kind, look in PASSES.items() if kind in set(table.kind)]
+    figure.legend(handles=[Patch(color=color, label=words) for color, words in drawn],
                   loc='outside lower center', ncols=3)
     return figure
