@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / 'tools')]
 import pages
+import pictures
 import play
 from notebooks import NOTEBOOKS, ROOT
 
@@ -154,6 +155,13 @@ def run_sphinx():
     if done.returncode: fail('Sphinx found faults')
 
 
+def stack_panels():
+    "Let pictures of several panels be seen one below the other on a phone."
+    for path in HTML.glob('*.html'):
+        text = path.read_text(encoding='utf-8')
+        path.write_text(pictures.stacked(text, HTML), encoding='utf-8')
+
+
 def main():
     "Write the sources, build the site, and check its links."
     write_sources()
@@ -161,6 +169,7 @@ def main():
     run_sphinx()
     templates = (HTML / '_static').glob('*-macros.html')   # of the theme: no pages
     for path in templates: path.unlink()
+    stack_panels()
     faults = check_site(HTML)
     if faults: fail('\n'.join(['faults of the site:', *faults]))
     print(f'{len(list(HTML.rglob("*.html")))} pages: open {HTML / "index.html"}')

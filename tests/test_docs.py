@@ -4,6 +4,7 @@ Its order, pages, links, glossary, how-tos and exercises; `python docs/build.py`
 the rest.
 """
 import ast
+import base64
 import contextlib
 import dataclasses
 import functools
@@ -15,12 +16,15 @@ import shlex
 import sys
 from configparser import ConfigParser
 
+import pandas as pd
 import pytest
 from execnb.nbio import read_nb
+from matplotlib.figure import Figure
 
 import notebooks
 import pages
-from transformer_perf import Assumptions, Model, Parallel, System, estimate, search
+import pictures
+from transformer_perf import Assumptions, Model, Parallel, System, estimate, plots, search
 from transformer_perf.cli import COMMANDS, main
 from transformer_perf.estimates import RECIPES
 from transformer_perf.exercises import NotYet
@@ -141,6 +145,68 @@ def test_every_picture_has_a_caption_and_words(path):
         words = notebooks.directives(text)
         caption, alt = (pages.told(words, name) for name in ('fig-cap', 'fig-alt'))
         assert 10 < len(caption) < 400 and 20 < len(alt) < 400 and caption != alt, cell['id']
+
+
+WIDEST = 570   # CSS pixels that a phone, with 390, makes smaller and still shows legibly
+WIDE = {'07b_panels', '10_validation'}   # the panels of an application; a list of all runs
+
+
+def ink_of(figure):
+    "The pixels of a picture that are not white, two for each of a screen."
+    file = io.BytesIO()
+    figure.savefig(file, dpi=160)
+    return pictures.ink_of(file)
+
+
+@pytest.mark.parametrize('panels', [1, 2, 3])
+def test_panels_are_told_apart(panels):
+    "A panel with its labels, a map with its colours, and a legend that stands apart."
+    table = pd.DataFrame([(f'panel {i}', f'line {j}', n, 1 + j + n) for i in range(panels)
+                          for j in range(3) for n in (8, 64, 512)],
+                         columns=['model', 'system', 'n_gpus', 'ms'])
+    curves = plots.against_gpus(table, 'ms', 'time (ms)')
+    ink = ink_of(curves)
+    found = pictures.windows(ink, 2)
+    assert len(found) == panels + 1
+    assert [a for a, *_ in found[1:]] == [b for _, b, *_ in found[:-1]]
+    assert sum(ink[top:bottom, a:b].sum() for a, b, top, bottom in found) == ink.sum()
+    sides = [ax.get_position().x0 * ink.shape[1] for ax in curves.axes]
+    assert all(a < side < b for side, (a, b, *_) in zip(sides, found))
+    table['size'] = table.system.str[-1].astype(int) + 1
+    drawn = plots.heat_map(table, 'n_gpus', 'size', 'ms', '', '', 'ms', panels='model')
+    assert len(pictures.windows(ink_of(drawn), 2)) == panels + 1
+
+
+def test_a_list_with_long_names_is_one_panel():
+    figure = Figure(figsize=(7, 4), layout='constrained')
+    figure.subplots().barh([f'a run with a long name, {i}' for i in range(9)], range(9))
+    assert len(pictures.windows(ink_of(figure), 2)) == 1
+
+
+def test_a_page_shows_a_picture_whole_and_in_parts(tmp_path):
+    figure = Figure(figsize=(8, 3), layout='constrained')
+    for ax in figure.subplots(1, 2): ax.plot([1, 2])
+    (tmp_path / '_images').mkdir()
+    figure.savefig(tmp_path / '_images' / 'a1.png', dpi=160)
+    image = '<img alt="Lines." height="240" src="_images/a1.png" width="640" />'
+    narrow = image.replace('height', 'class="narrow" height')
+    page = pictures.stacked(f'<p>{image}{narrow}</p>', tmp_path)
+    assert page.startswith('<p><img class="whole" alt="Lines."') and page.endswith(f'{narrow}</p>')
+    assert page.count('<span style') == page.count('url(_images/a1.png)') == 2
+    assert '<span class="parts" role="img" aria-label="Lines.">' in page
+
+
+@pytest.mark.parametrize('path', notebooks.NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_phone_has_room_for_every_picture(path):
+    for cell in notebooks.cells_of(path):
+        for output in filter(is_picture, cell.get('outputs', [])):
+            if path.stem in WIDE or 'image/png' not in output['data']: continue
+            shown = output['metadata']['image/png']['width']
+            ink = pictures.ink_of(io.BytesIO(base64.b64decode(output['data']['image/png'])))
+            whole = pages.told(notebooks.directives(''.join(cell['source'])), 'fig-class')
+            parts = [(0, ink.shape[1])] if whole else pictures.parts_of(ink, ink.shape[1] / shown)
+            widest = max(b - a for a, b in parts) * shown / ink.shape[1]
+            assert widest <= WIDEST, f'{cell["id"]}: {widest:.0f} pixels'
 
 
 def test_plumbing_and_answers_are_folded(tmp_path):
@@ -406,9 +472,14 @@ EACH_EXERCISE = pytest.mark.parametrize('path', EXERCISES, ids=lambda path: path
 
 @EACH_EXERCISE
 def test_exercise_ships_blank(path):
-    "No output gives an answer away, and solutions are a last section, folded wherever it is read."
+    """A picture of the question, and no output from the first blank on, which gives nothing away.
+
+    Solutions are a last section, folded wherever it is read."""
     found = notebooks.cells_of(path)
-    assert not [cell['id'] for cell in found if cell.get('outputs')]
+    blank = next(i for i, cell in enumerate(found) if is_blank(''.join(cell['source'])))
+    assert not [cell['id'] for cell in found[blank:] if cell.get('outputs')]
+    opening = [cell for cell in found[:blank] if any(map(is_picture, cell.get('outputs', [])))]
+    assert len(opening) == 1
     start = [''.join(cell['source']) for cell in found].index('## Solutions')
     assert found[start]['metadata'] == {'jp-MarkdownHeadingCollapsed': True}, 'in JupyterLab'
     for cell in found[start + 1:]: assert cell['metadata'] == {'jupyter': {'source_hidden': True}}

@@ -62,6 +62,17 @@ def is_exercise(path): return '_exercise_' in Path(path).stem
 def is_solutions(cell): return cell.cell_type == 'markdown' and cell.source == '## Solutions'
 
 
+def first_blank(path):  # index of a cell
+    "Where an exercise begins to ask: what stands before it keeps its outputs, the rest has none."
+    asks = lambda cell: 'eval: false' in directives(''.join(cell['source']))
+    return [asks(cell) for cell in cells_of(path)].index(True)
+
+
+def ships_outputs(path, index):
+    "Whether the outputs of a cell are stored: in an exercise, where they give nothing away."
+    return not is_exercise(path) or index < first_blank(path)
+
+
 def fill(cells):
     "Put the solutions of an exercise's last section into its blanks: the first into the first."
     start = next(i for i, cell in enumerate(cells) if is_solutions(cell))
@@ -105,7 +116,8 @@ class Notebook:
         for cell, ran in zip(stored['cells'], self.nb.cells):
             if cell['cell_type'] != 'code' or not is_run(''.join(cell['source'])): continue
             outputs = json.loads(json.dumps(ran.get('outputs', [])))
-            kept = [] if is_exercise(self.path) else [clean(output) for output in outputs]
+            shipped = ships_outputs(self.path, ran.idx_)
+            kept = [clean(output) for output in outputs] if shipped else []
             cell |= {'outputs': kept, 'execution_count': None}
         text = json.dumps(with_widgets(stored, self.path.stem), indent=1, ensure_ascii=False)
         write_whole(self.path, text + '\n')
