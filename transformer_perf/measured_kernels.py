@@ -11,9 +11,10 @@ __all__ = ['FORMATS', 'BYTES', 'CACHE', 'TILES', 'HEADS', 'QUERIES', 'GROUPED', 
            'ExchangeFit', 'spread_over', 'exchange_seconds', 'gpu_of', 'sheet_of', 'read_fits', 'closest', 'words_of',
            'number_of', 'numbers_of', 'Job', 'groups_of', 'priced_rows', 'keys_of', 'product_price', 'product_job',
            'renamed', 'attention_job', 'routing_of', 'expert_price', 'expert_job', 'domain_job', 'exchange_job',
-           'published_attention_job', 'published_product_job', 'grouped_product_job', 'jobs_of', 'predict_kernels',
-           'published_kernels', 'fit_errors', 'mean_errors', 'least_squares', 'fit_shares', 'shape_of', 'fit_rows',
-           'measured_seconds', 'error_of', 'usable', 'fit_job', 'read_kernels', 'fit_tables', 'save_fits', 'sample_of']
+           'published_attention_price', 'published_attention_job', 'published_product_job', 'grouped_product_job',
+           'jobs_of', 'predict_kernels', 'published_kernels', 'fit_errors', 'mean_errors', 'least_squares',
+           'fit_shares', 'shape_of', 'fit_rows', 'measured_seconds', 'error_of', 'usable', 'fit_job', 'read_kernels',
+           'fit_tables', 'save_fits', 'sample_of']
 
 # %% ../nbs/02c_measured_kernels.ipynb #02c00005
 import dataclasses
@@ -491,6 +492,17 @@ def exchange_job(df):  # Job
 # %% ../nbs/02c_measured_kernels.ipynb #02c0001f
 ON_DEVICE = 2e-6   # s, of a launch where the clock is the GPU's own
 
+def published_attention_price(own, x, system, fit, name):
+    if 'cuDNN-' in name[1]: fit = SimpleNamespace(**vars(fit) | {'launch': ON_DEVICE})
+    window, x = x['window'], {name: values for name, values in x.items() if name != 'window'}
+    keys = np.minimum(window, x['seq']) / x['seq']   # a query's, at most
+    seen = np.where(own.causal != 0, keys * (1 - keys / 2), 1.)
+    call = functools.partial(attention_seconds, **x, system=system, fit=fit, seen=seen,
+                             cached=name[1].startswith('vllm'))
+    op = words_of(own, 'op')
+    backward = np.where(op.isin(['bwd', 'fwd+bwd']), call(backward=True), 0)
+    return np.where(op == 'bwd', 0, call()) + backward
+
 def published_attention_job(df):  # Job
     "Attention as its authors measured it: forward (fwd), backward (bwd) or both (fwd+bwd)."
     library = words_of(df, 'library').str.split().str[-1].fillna('')
@@ -500,17 +512,7 @@ def published_attention_job(df):  # Job
     for name, usual in (('value_dim', 'head_dim'), ('window', 'seq')):   # where a table has them
         own = numbers_of(df, [name])[name] if name in df else np.nan
         numbers[name] = np.where(np.isnan(own), numbers[usual], own)
-    def price(own, x, system, fit, name):
-        if 'cuDNN-' in name[1]: fit = SimpleNamespace(**vars(fit) | {'launch': ON_DEVICE})
-        keys = np.minimum(x['window'], x['seq']) / x['seq']   # a query's, at most
-        seen = np.where(own.causal != 0, keys * (1 - keys / 2), 1.)
-        call = functools.partial(attention_seconds, **{n: v for n, v in x.items() if n != 'window'},
-                                 system=system, fit=fit, seen=seen,
-                                 cached=name[1].startswith('vllm'))
-        op = words_of(own, 'op')
-        backward = np.where(op.isin(['bwd', 'fwd+bwd']), call(backward=True), 0)
-        return np.where(op == 'bwd', 0, call()) + backward
-    return Job('attention', keys, numbers, price)
+    return Job('attention', keys, numbers, published_attention_price)
 
 # %% ../nbs/02c_measured_kernels.ipynb #2c0000a1
 def published_product_job(df):  # Job

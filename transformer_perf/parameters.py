@@ -81,9 +81,10 @@ MULTIPROCESSORS = {'Ampere': 108, 'Hopper': 132, 'Blackwell': 148}
 @dataclass(frozen=True)
 class Kernels:
     "What kernels reach on a GPU."
-    clock: float = figure(.92, .75, 1, 'of the rate of single kernels, under a lasting load',
-        'best products of real numbers (MAMF) over those of easy ones: 0.8 to 1; a B200 in '
-        'lasting work kept 1580 of 1965 MHz', **SHARE)
+    clock: float = figure(.92, .75, 1, 'of the rate of single kernels, under a lasting load, '
+        'for a GPU of the usual power',
+        'best products of real numbers (MAMF) over those of easy ones: 0.8 to 1; a B200 '
+        'fell to 1580 of 1965 MHz within a second', **SHARE)
     product_share: float = figure(1., .8, 1.2, 'of what measured products reach',
         'two libraries on one GPU: 0.89 to 1.19 in the mean of a precision', above=True)
     vector_bandwidth: float = figure(.85, .6, .9, "of the memory's rate, elementwise kernels",
@@ -320,7 +321,7 @@ class Calibration:
     def of(
         self,
         system,      # a System, for its architecture
-        stack=None,  # the training software; the newest that was measured there unless given
+        stack=None,  # the training software; the last set, `any` in what ships, unless given
     ):  # Parameters
         "The set for a system."
         known = [k for k in self.sets.values() if k.architecture == system.architecture]

@@ -93,7 +93,9 @@ def panels_of(
 ):  # (Figure, array of Axes)
     "An empty figure that pyplot does not know of, so that it is shown once and never leaks."
     figure = Figure(figsize=(width, height))
-    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    for ax in axes.flat: ax.tick_params(labelleft=True)   # a phone shows each panel by itself
+    return figure, axes
 
 MOST_GROUPS, MOST_DRAWN = 50, 300   # panels or lines; rows that each take their place
 
@@ -252,12 +254,12 @@ def second_axis(ax, x, values, label, color, name):  # Axes
     return twin
 
 # %% ../nbs/07_plots.ipynb #df381286
-def beside(ax, twin):
-    "One legend for both axes, to the right of them and of their labels."
+def beside(ax, twin, end):
+    "One legend for both axes, to the right of their labels, at the upper or the lower end."
     handles, names = (bars + points for bars, points in zip(
         ax.get_legend_handles_labels(), twin.get_legend_handles_labels()))
     right = 1 + 0.75 / (ax.figure.get_figwidth() - 2.8)
-    ax.legend(handles, names, loc='center left', bbox_to_anchor=(right, 0.5))
+    ax.legend(handles, names, loc=f'{end} left', bbox_to_anchor=(right, end == 'upper'))
 
 def write_shares(ax, x, share, bottom, look):
     "The percentages of one part, where they fit into its bars."
@@ -282,7 +284,7 @@ def stacked_shares(ax, table, x):
         bottom += share
     ax.set(ylabel='share of the iteration (%)', ylim=(0, 100)); ax.grid(False)
     beside(ax, second_axis(ax, x + 0.2, table.iteration_s, 'iteration (s)', BLACK,
-                           'iteration time'))
+                           'iteration time'), 'lower')
 
 # %% ../nbs/07_plots.ipynb #df381288
 def group_bars(ax, table, x, bars):
@@ -298,7 +300,7 @@ def group_bars(ax, table, x, bars):
     ax.set_yticks([2**i for i in range(0, 40, 2 if top > 64 else 1) if 2**i < top])
     counted = 'micro-batches, or GPUs of a group' if 'micro_batches' in bars else ''
     ax.set_ylabel(counted or 'GPUs in an NVLink domain'); ax.grid(False, axis='x')
-    beside(ax, second_axis(ax, x, table.memory_GB, 'memory (GB)', GREEN, 'memory'))
+    beside(ax, second_axis(ax, x, table.memory_GB, 'memory (GB)', GREEN, 'memory'), 'upper')
 
 # %% ../nbs/07_plots.ipynb #df381289
 def labels_of(table, labels):  # list of str
@@ -335,12 +337,12 @@ def configurations(
     table, bars = shape_of(table, bars)
     labels = labels_of(table, labels)
     x, lines = np.arange(len(table)), max(label.count('\n') for label in labels)
-    figure, ((top,), (low,)) = panels_of(1, max(6.4, 2.8 + 0.75 * len(table)), 5.6 + 0.15 * lines,
+    figure, ((top,), (low,)) = panels_of(1, max(5.2, 2.8 + 0.5 * len(table)), 5.6 + 0.15 * lines,
                                          rows=2, sharex=True, height_ratios=(1.25, 1))
     stacked_shares(top, table, x)
     group_bars(low, table, x, bars)
     low.set(xticks=x, xticklabels=labels, xlabel=xlabel)
-    if title: figure.suptitle(title, fontsize=10)
+    top.set_title(title)
     return figure
 
 # %% ../nbs/07_plots.ipynb #3d76926d
@@ -409,7 +411,7 @@ def maps_of(table, x, y, value, panels):  # (values of x, values of y, list of (
     if table.duplicated(point).any(): raise ValueError('two rows of the table are at one point')
     grid = lambda own: own.pivot(index=y, columns=x, values=value).reindex(index=ys, columns=xs)
     shown = [('', table)] if panels is None else groups_of(table, panels)
-    return xs, ys, [(name, grid(own).values) for name, own in shown]
+    return xs, ys, [(name, grid(own).to_numpy(float)) for name, own in shown]
 
 # %% ../nbs/07_plots.ipynb #eadaa7fb
 def draw_contours(ax, xs, ys, z, contours):  # dict: words -> handle
@@ -452,8 +454,7 @@ def map_legend(figure, axes, mesh, label, drawn, marks):
     "What colours, dots, contours and hatching mean."
     dot = Line2D([], [], color=RED, marker='o', linestyle='')
     drawn = ({'a real GPU': dot} if marks else {}) | drawn
-    figure.legend(drawn.values(), drawn.keys(), loc='outside lower center',
-                  ncols=3 * min(axes.size, 2), handlelength=3)
+    figure.legend(drawn.values(), drawn.keys(), loc='outside right center', handlelength=3)
     bar = figure.colorbar(mesh, ax=axes, label=label, pad=0.02)
     log_ticks(bar.ax.yaxis, (1, 1.5, 2, 3, 5, 7))
 
@@ -471,7 +472,7 @@ def heat_map(
     "A column over two others, both logarithmic."
     table = numbers_in(table, x, y, value, least=0, **ABOVE)
     xs, ys, shown = maps_of(table, x, y, value, panels)
-    figure, axes = panels_of(len(shown), 1.4 + 3.9 * len(shown), 3.7, sharey=True)
+    figure, axes = panels_of(len(shown), 2.8 + 3.6 * len(shown), 3.5, sharey=True)
     norm, drawn = LogNorm(table[value].min(), table[value].max()), {}
     for ax, (name, z) in zip(axes[0], shown):
         mesh, lines = draw_map(ax, xs, ys, z, norm, contours, marks)
@@ -546,11 +547,12 @@ def timeline(
     table = with_numbers(table_with(table, columns, least=0), columns)
     shown = [('', table)] if panels is None else groups_of(table, panels)
     ranks = sum(own['rank'].nunique() for _, own in shown)
-    figure, axes = panels_of(1, 8, .8 + .35 * len(shown) + .16 * ranks, len(shown), sharex=True)
+    figure, axes = panels_of(1, 6, .8 + .35 * len(shown) + .16 * ranks, len(shown), sharex=True)
     for ax, (name, own) in zip(axes[:, 0], shown):
         draw_passes(ax, own)
         ax.set_title(name, loc='left', fontsize=9)
     axes[-1, 0].set(xlabel='time (s)', xlim=(0, table.end_s.max()))
-    figure.legend(handles=[Patch(color=color, label=words) for color, words in PASSES.values()],
+    drawn = [look for kind, look in PASSES.items() if kind in set(table.kind)]
+    figure.legend(handles=[Patch(color=color, label=words) for color, words in drawn],
                   loc='outside lower center', ncols=3)
     return figure

@@ -184,7 +184,7 @@ def draw_iteration(table, one):
     from transformer_perf.plots import (
         GREY, PASSES, Patch, check_passes, draw_passes, panels_of)
     check_passes(table)
-    figure, axes = panels_of(1, 8, 3 + .16 * one.parallel.pp, 2, sharex=True)
+    figure, axes = panels_of(1, 6, 3 + .16 * one.parallel.pp, 2, sharex=True)
     end, total = table.end_s.max(), one.stats['iteration_s']
     draw_passes(axes[0, 0], table)
     axes[0, 0].axvspan(end, total, color=GREY, alpha=.3, lw=0)

@@ -84,9 +84,7 @@ TOLD = ('nic_GBps_per_gpu', 'n_gpus', 'dp', 'vp', 'micro_batch', 'ep', 'recomput
 GPUS = {   # where a name is not that of a system: the system, and what differs
     'A100-80GB': ('A100-80GB', {}), 'H100': ('H100-80GB', {}), 'H100-80GB': ('H100-80GB', {}),
     'A100-40GB': ('A100-80GB', dict(hbm_bandwidth=1555, hbm_capacity=40, accelerator='A100')),
-    # 500 W instead of 700, of which some 150 feed memory and links; power goes with the clock cubed
-    'H100-96GB-HBM2e-500W': ('H100-80GB', dict(hbm_bandwidth=2400, hbm_capacity=96,
-                                               matrix_flops_fp16=851., matrix_flops_fp8=1702.)),
+    'H100-96GB-HBM2e-500W': ('H100-80GB', dict(hbm_bandwidth=2400, hbm_capacity=96, power=500.)),
     'H200': ('H200-141GB', {}), 'B200': ('B200-180GB', {}), 'GB200': ('GB200-NVL72', {}),
     'GB300': ('GB300-NVL72', {})}
 
@@ -561,15 +559,15 @@ def few_groups(x, shared):
 NO_HOST = dict(host_layer=0., host_wrapped=0., host_experts=0., host_micro_batch=0.)   # in a graph
 WRAPPED = dict(wrapped=True)
 FACTS = {   # what is known of software, whatever it measures
-    **dict.fromkeys(('NeMo', 'Megatron-Bridge', 'SimuMax', 'Paxml'), WRAPPED),
+    'NeMo': WRAPPED, 'Megatron-Bridge': WRAPPED, 'SimuMax': WRAPPED, 'Paxml': WRAPPED,
     'Megatron-Core': dict(logit_held=6., wrapped=True),   # in 16 bits, its softmax in 32
     # PyTorch's own attention; logits, their float32 and the gradients of both at once
     'torchtitan': dict(attention_library='FlashAttention-2', logit_held=12., wrapped=True),
     # FlashAttention in Triton with a bias, half as fast as its successor; a fused loss
     'llm-foundry': dict(attention_library='FlashAttention-2', attention_share=.5, loss_traffic=8.,
                         wrapped=True),
-    # measured in 2025: the cuDNN of that year (Measured kernels)
-    **dict.fromkeys(('Blackwell/NeMo', 'Blackwell/SimuMax'), dict(attention_share=.85))}
+    # measured in 2025, by the cuDNN of that year (Measured kernels)
+    'Blackwell/NeMo': dict(attention_share=.85), 'Blackwell/SimuMax': dict(attention_share=.85)}
 
 def facts_of(architecture, software):  # dict: name of a parameter -> its value
     "What is known of software, and of its runs on a generation of GPUs."
@@ -1335,6 +1333,7 @@ ROWS = {'gemm': product_rows, 'attention': attention_rows, 'vector': vector_rows
 def kernel_seconds(df, system, parameters):  # array
     "Kernels as training would price them at full clock; NaN where there is no model."
     found, parameters = np.full(len(df), np.nan), changed(parameters, {'clock': 1.})
+    system = dataclasses.replace(system, power=None)
     for kind, rows in df.groupby(words_of(df, 'kind')).indices.items():
         if kind in ROWS: found[rows] = ROWS[kind](df.iloc[rows], system, parameters)
     return found
