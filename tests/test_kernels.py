@@ -17,7 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_perf import measured_kernels as kernels
-from transformer_perf.kernels import NEWEST
+from transformer_perf.estimates import Product
+from transformer_perf.kernels import NEWEST, POWER, lasting, product_time
+from transformer_perf.parameters import read_calibration
+from transformer_perf.systems import as_system
 from transformer_perf.validation import predict_kernels
 
 BULK = os.environ.get('TRANSFORMER_PERF_KERNELS')
@@ -147,6 +150,21 @@ def test_training_takes_the_attention_of_its_chip(gpu, kin):
         1, seq, 64, 8, 128, kernels.sheet_of(gpu), fit, cached=False, backward=backward))
     for backward in (False, True):
         assert call(65536, backward) < 4.1 * call(32768, backward) < 16.9 * call(16384, backward)
+
+
+@pytest.mark.parametrize('name', ['A100-80GB', 'H100-80GB', 'B200-180GB', 'GB300-NVL72'])
+def test_power_moves_the_clock_under_load(name):
+    system = as_system(name)
+    k = read_calibration().of(system)
+    usual = dataclasses.replace(system, power=POWER[system.architecture])
+    at = lambda power: lasting(dataclasses.replace(system, power=power), k)
+    assert lasting(usual, k) == at(None) == 1
+    powers = np.array([[300.], [700.], [1200.], [2000.], [1e5]])
+    assert (np.diff(at(powers), axis=0) >= 0).all() and at(300.) < at(700.)
+    assert (k.kernels.clock * at(powers) <= 1 + 1e-12).all()   # never above the full clock
+    product = Product(4096, 8192, 8192)
+    halved = dataclasses.replace(usual, power=usual.power / 2)
+    assert product_time(product, halved, k) > 1.2 * product_time(product, usual, k)
 
 
 # sets that are missing

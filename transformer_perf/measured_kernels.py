@@ -503,6 +503,7 @@ def published_attention_price(own, x, system, fit, name):
     backward = np.where(op.isin(['bwd', 'fwd+bwd']), call(backward=True), 0)
     return np.where(op == 'bwd', 0, call()) + backward
 
+# %% ../nbs/02c_measured_kernels.ipynb #2c0000a7
 def published_attention_job(df):  # Job
     "Attention as its authors measured it: forward (fwd), backward (bwd) or both (fwd+bwd)."
     library = words_of(df, 'library').str.split().str[-1].fillna('')
