@@ -504,7 +504,6 @@ RULE = re.compile(r'button:nth-child\((\d+)\) {grid-area: (\d+) / (\d+); color: 
 
 def test_a_cell_is_loaded():
     "A click loads its best; one where nothing fits says why and loads nothing; a second lets go."
-    panels.best_of.cache_clear()
     both = Panels()
     search, layer = both.panels['search'], both.panels['layer']
     shown = search.controls['cell']
@@ -513,9 +512,9 @@ def test_a_cell_is_loaded():
         shown.buttons._handle_custom_msg({'event': 'click'}, [])
     framed = lambda: [shown.buttons.options[int(rule[0]) - 1][1]
                       for rule in RULE.findall(shown.look.value) if rule[-1] != '0']
-    searches = panels.best_of.cache_info().misses
+    priced = panels.priced_state.cache_info().misses
     click('16 x 8')
-    assert panels.best_of.cache_info().misses == searches + 1   # for both panels
+    assert panels.priced_state.cache_info().misses == priced + 1   # for both panels
     loaded = layer.state.tp, layer.state.pp
     assert loaded == (16, 8) and framed() == ['16 x 8']
     seconds = layer.state.estimate.stats['iteration_s']
@@ -664,7 +663,7 @@ def test_experiments_can_be_solved(name):
                           zero_stages=[0, 1, 2, 3], **panels.practice(model))
     best = found[found.memory_GB < task.memory].iloc[0]
     solved = panels.layer_state_of(SearchState(
-        **{key: getattr(state, key) for key in panels.HELD}, candidate=1), best.to_frame().T)
+        **{key: getattr(state, key) for key in panels.HELD}), best)
     panel.load(dataclasses.replace(solved, task=name))
     assert 'solved!' in panel.output.value and best.iteration_s < task.seconds
     panel.controls['nvlink_size'].value = 64
@@ -676,7 +675,7 @@ def test_the_challenge():
     panel = Panel(LayerState(task='challenge'))
     best = panels.search('gpt3_1T', 2048, as_system('H200', 8), 4096, '1d', 1,
                          zero_stages=[0, 1, 2, 3], **panels.practice(panels.as_model('gpt3_1T')))
-    for state, score in ((panels.layer_state_of(SearchState(candidate=1), best), 100),
+    for state, score in ((panels.layer_state_of(SearchState(), best.iloc[0]), 100),
                          (LayerState(tp=1), 0), (LayerState(tp=16), None)):
         panel.load(dataclasses.replace(state, task='challenge'))
         said = int(re.search(r'Score (\d+)', panel.output.value)[1])
