@@ -483,7 +483,8 @@ def test_every_control_has_help(name):
 @pytest.mark.parametrize('state', [
     SearchState(), SearchState(map='tp x dp', system='A100'),
     SearchState(model='mixtral_8x7B', map='ep x pp', n_gpus=512, global_batch=1024),
-    SearchState(strategy='2d-seqp', map='cp x pp', n_gpus=512)])
+    SearchState(strategy='2d-seqp', map='cp x pp', n_gpus=512),
+    SearchState(assumptions='calibrated', system='B200')])
 def test_each_cell_of_the_map(state):
     "Its time is what a search of that cell alone finds; where none fits, it finds none."
     cells, names = panels.map_cells(state), state.map.split(' x ')
@@ -949,11 +950,12 @@ def test_it_needs_its_extra_only_when_used():
 
 def test_bench_prints_a_line_for_each_panel(monkeypatch):
     "Of each control, one move is enough here."
-    every, lines = panels.neighbours, []
-    monkeypatch.setattr(panels, 'neighbours', lambda *args: every(*args)[:1])
+    every, lines = panels.tried, []
+    monkeypatch.setattr(panels, 'tried', lambda *args: every(*args)[:1])
     found = panels.bench(lines.append)
-    assert [line.split()[0] for line in lines] == ['panel', *found]
-    assert all(len(times) > 5 for times in found.values())
+    assert [tuple(line.split()[:2]) for line in lines] == [('panel', 'preset'), *found]
+    least = {'layer': 10, 'map': 2, 'search': 5}
+    assert all(len(times) >= least[panel] for (panel, _), times in found.items())
 
 
 # --- the server ---

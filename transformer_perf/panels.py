@@ -7,40 +7,41 @@ __all__ = ['POWERS', 'RATES', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEPT', 'FEW', 
            'DRAWN_STEPS', 'SAID', 'HELD', 'TASKS', 'SORTS', 'CHAIN', 'LAST', 'WAYS', 'WAITS', 'BOUND', 'STORES',
            'CALLED', 'OUTLINE', 'STEPS', 'MACHINE', 'CONTROLS', 'COLUMNS', 'TOP', 'MAPPED', 'SWEPT', 'SCENARIO', 'AXES',
            'SIZE_LINES', 'SIZES_BYTES', 'ANCHORS', 'ENDINGS', 'HELP', 'CHAPTERS', 'LOOK', 'MOMENTS', 'FOLDED',
-           'BUTTONS', 'PANELS', 'LIMITS_MS', 'CELL', 'HEADERS', 'MOST_PAGES', 'CULLED', 'Shown', 'closest', 'with_own',
-           'presets_for', 'rate_options', 'machine_options', 'strategies_for', 'runnable', 'settled', 'own_value',
-           'own_values', 'habits_of', 'assumptions_of', 'named_in', 'call_of', 'calls_of', 'Drawing', 'element',
-           'drawing', 'box', 'line', 'label', 'headline', 'stack', 'legend', 'round_step', 'ticks', 'Pipeline',
-           'one_f_one_b', 'break_of', 'drawn_passes', 'breaks', 'passes_in', 'Rows', 'schedule', 'numbers_on',
-           'timeline', 'time_axis', 'in_flight', 'Store', 'activation_steps', 'memory_curve', 'JobState', 'LayerState',
-           'parallel_of', 'job_alone', 'question_of', 'loaded', 'priced_state', 'written', 'estimate_call',
-           'explain_command', 'panel_name', 'as_text', 'said', 'command_of', 'address_of', 'Task', 'begun', 'optimum',
-           'score_words', 'goal_words', 'task_words', 'unplaced', 'groupings_of', 'counts_of', 'candidates_of',
-           'narrowed', 'placed', 'nearest_possible', 'layer_settled', 'operations_of', 'launch_times', 'pass_times',
-           'layer_table', 'operation_bars', 'ghost_box', 'interval_line', 'iteration_bar', 'memory_parts', 'over_box',
-           'memory_bar', 'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'layer_figure', 'control_name',
-           'placement_name', 'in_control', 'Step', 'neighbours', 'system_of', 'domain_of', 'are_one', 'moves', 'priced',
-           'one_step', 'best_step', 'change_words', 'gain_words', 'step_words', 'slip_words', 'limit_words',
-           'layer_words', 'as_view', 'facts_of', 'layer_shown', 'SearchState', 'found_by', 'unchosen', 'searched',
-           'fitted', 'best_of', 'asked_settled', 'cells_of', 'search_settled', 'search_call', 'search_command',
-           'why_slower', 'candidate_name', 'candidate_bar', 'candidate_bars', 'strategies_in', 'maps_for', 'sizes_of',
-           'least_memory', 'first_of', 'fastest_in_cells', 'map_cells', 'mapped', 'best_in_cell', 'candidate_at',
-           'cell_name', 'shade', 'cell_words', 'search_figure', 'layer_state_of', 'chosen_of', 'search_facts',
-           'cell_found', 'search_words', 'compared', 'search_shown', 'SweepState', 'scenarios', 'swept_values',
-           'sweep_options', 'sweep_calls', 'sweep_commands', 'sweep_settled', 'sweep_table', 'with_unit', 'ticks_at',
-           'memory_areas', 'size_lines', 'sweep_column', 'sweep_lines', 'sweep_map', 'sweep_figure', 'scenario_words',
-           'sweep_shown', 'RooflineState', 'roofline_call', 'roofline_settled', 'roofline_table', 'Roof', 'roofs',
-           'roof_lines', 'ghost_points', 'operation_points', 'roofline_figure', 'ridge_words', 'roofline_shown',
-           'CollectivesState', 'collectives_call', 'measured_times', 'predicted_times', 'collectives_table',
-           'collectives_words', 'collectives_shown', 'as_path', 'draw_again', 'drawn_again', 'png_of', 'picture_html',
-           'row_html', 'table_html', 'call_html', 'state_call', 'served', 'address_html', 'Pinned', 'changes_between',
-           'difference', 'comparison_html', 'calls_html', 'wide', 'pieces', 'page', 'not_possible', 'shown_or_why',
-           'launch_files', 'files_of', 'link_html', 'files_html', 'help_html', 'value_of', 'with_values', 'state_of',
-           'map_html', 'CellMap', 'show_cells', 'moment_words', 'watched', 'Player', 'slider_of', 'draw', 'moment_html',
-           'control_of', 'Controls', 'offer', 'row_of', 'rows_of', 'bundle', 'History', 'Page', 'pin', 'load', 'go',
-           'take_typed', 'make_files', 'button_of', 'uploads', 'take_model', 'file_of', 'upload_for', 'absolute',
-           'not_shown', 'state_of_job', 'opened_at', 'Bar', 'Panel', 'addressed', 'Panels', 'latencies', 'bench',
-           'notebook_of', 'Own', 'Headed', 'refuse', 'few_kernels', 'voila_of', 'answer', 'serve']
+           'BUTTONS', 'PANELS', 'LIMITS_MS', 'MAP', 'SLOWER', 'CELL', 'HEADERS', 'MOST_PAGES', 'CULLED', 'Shown',
+           'closest', 'with_own', 'presets_for', 'rate_options', 'machine_options', 'strategies_for', 'runnable',
+           'settled', 'own_value', 'own_values', 'habits_of', 'assumptions_of', 'named_in', 'call_of', 'calls_of',
+           'Drawing', 'element', 'drawing', 'box', 'line', 'label', 'headline', 'stack', 'legend', 'round_step',
+           'ticks', 'Pipeline', 'one_f_one_b', 'break_of', 'drawn_passes', 'breaks', 'passes_in', 'Rows', 'schedule',
+           'numbers_on', 'timeline', 'time_axis', 'in_flight', 'Store', 'activation_steps', 'memory_curve', 'JobState',
+           'LayerState', 'parallel_of', 'job_alone', 'question_of', 'loaded', 'priced_state', 'written',
+           'estimate_call', 'explain_command', 'panel_name', 'as_text', 'said', 'command_of', 'address_of', 'Task',
+           'begun', 'optimum', 'score_words', 'goal_words', 'task_words', 'unplaced', 'groupings_of', 'counts_of',
+           'candidates_of', 'narrowed', 'placed', 'nearest_possible', 'layer_settled', 'operations_of', 'launch_times',
+           'pass_times', 'layer_table', 'operation_bars', 'ghost_box', 'interval_line', 'iteration_bar', 'memory_parts',
+           'over_box', 'memory_bar', 'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'layer_figure',
+           'control_name', 'placement_name', 'in_control', 'Step', 'neighbours', 'system_of', 'domain_of', 'are_one',
+           'moves', 'priced', 'one_step', 'best_step', 'change_words', 'gain_words', 'step_words', 'slip_words',
+           'limit_words', 'layer_words', 'as_view', 'facts_of', 'layer_shown', 'SearchState', 'found_by', 'unchosen',
+           'searched', 'fitted', 'best_of', 'asked_settled', 'cells_of', 'search_settled', 'search_call',
+           'search_command', 'why_slower', 'candidate_name', 'candidate_bar', 'candidate_bars', 'strategies_in',
+           'maps_for', 'sizes_of', 'least_memory', 'first_of', 'fastest_in_cells', 'map_cells', 'mapped',
+           'best_in_cell', 'candidate_at', 'cell_name', 'shade', 'cell_words', 'search_figure', 'layer_state_of',
+           'chosen_of', 'search_facts', 'cell_found', 'search_words', 'compared', 'search_shown', 'SweepState',
+           'scenarios', 'swept_values', 'sweep_options', 'sweep_calls', 'sweep_commands', 'sweep_settled',
+           'sweep_table', 'with_unit', 'ticks_at', 'memory_areas', 'size_lines', 'sweep_column', 'sweep_lines',
+           'sweep_map', 'sweep_figure', 'scenario_words', 'sweep_shown', 'RooflineState', 'roofline_call',
+           'roofline_settled', 'roofline_table', 'Roof', 'roofs', 'roof_lines', 'ghost_points', 'operation_points',
+           'roofline_figure', 'ridge_words', 'roofline_shown', 'CollectivesState', 'collectives_call', 'measured_times',
+           'predicted_times', 'collectives_table', 'collectives_words', 'collectives_shown', 'as_path', 'draw_again',
+           'drawn_again', 'png_of', 'picture_html', 'row_html', 'table_html', 'call_html', 'state_call', 'served',
+           'address_html', 'Pinned', 'changes_between', 'difference', 'comparison_html', 'calls_html', 'wide', 'pieces',
+           'page', 'not_possible', 'shown_or_why', 'launch_files', 'files_of', 'link_html', 'files_html', 'help_html',
+           'value_of', 'with_values', 'state_of', 'map_html', 'CellMap', 'show_cells', 'moment_words', 'watched',
+           'Player', 'slider_of', 'draw', 'moment_html', 'control_of', 'Controls', 'offer', 'row_of', 'rows_of',
+           'bundle', 'History', 'Page', 'pin', 'load', 'go', 'take_typed', 'make_files', 'button_of', 'uploads',
+           'take_model', 'file_of', 'upload_for', 'absolute', 'not_shown', 'state_of_job', 'opened_at', 'Bar', 'Panel',
+           'addressed', 'Panels', 'tried', 'latencies', 'bench', 'notebook_of', 'Own', 'Headed', 'refuse',
+           'few_kernels', 'voila_of', 'answer', 'serve']
 
 # %% ../nbs/07b_panels.ipynb #03c08142
 import asyncio
@@ -2687,20 +2688,28 @@ class Panels:
         if chosen: self.panels['layer'].load(chosen)
 
 # %% ../nbs/07b_panels.ipynb #413521b1
-LIMITS_MS = {'layer': 100, 'search': 300}  # from a change to the new picture
+LIMITS_MS = {'layer': 100, 'map': 100, 'search': 300}  # from a change to all that follows from it
+MAP, SLOWER = ('map', 'cell'), ('n_gpus', 'strategy')  # controls of the search panel: the limit is
+                                                       # not for the last two
+def tried(name, own):  # list
+    "Values that a control is moved to: its neighbours, or cells all over the map."
+    values = [value for _, value in own.options]
+    return values[1::7] if name == 'cell' else neighbours(name, own.value, values)
 
+# %% ../nbs/07b_panels.ipynb #413521b2
 def latencies(
-    panel,  # 'layer' or 'search', in its first state: 2048 GPUs, 1D
+    both: Panels,
+    panel,        # one of LIMITS_MS
+    assumptions,  # of the first state: 2048 GPUs, 1D
 ):  # list of ms, one for each move
     "Move each control of a panel to its neighbours and back, and time every move."
-    moving, found = Panel(PANELS[panel]()), []
-    first = moving.state
-    for name, own in moving.controls.items():
-        limited = panel == 'layer' or name not in ('n_gpus', 'strategy')   # the limit is for these
-        if name in ('own', 'task') or not limited: continue
-        for value in neighbours(name, own.value, [value for _, value in own.options]):
+    moving, found = both.panels['layer' if panel == 'layer' else 'search'], []
+    moving.load(type(moving.state)(assumptions=assumptions))
+    first, others = moving.state, ('own', 'task', *(MAP + SLOWER) * (panel == 'search'))
+    for name in MAP if panel == 'map' else [n for n in moving.controls if n not in others]:
+        for value in tried(name, moving.controls[name]):
             start = time.perf_counter()
-            own.value = value
+            moving.controls[name].value = value
             found.append((time.perf_counter() - start) * 1000)
             moving.load(first)
     return found
@@ -2708,13 +2717,16 @@ def latencies(
 # %% ../nbs/07b_panels.ipynb #b6426bdc
 def bench(
     show=print,  # called with each line
-):  # dict: panel -> ms of each move
-    "Print how long the layer and the search panel take from a change to the new picture."
-    show(f'{"panel":8} {"moves":>6} {"median ms":>10} {"slowest ms":>11} {"limit ms":>9}')
-    found = {panel: latencies(panel) for panel in LIMITS_MS}
-    for panel, times in found.items():
-        show(f'{panel:8} {len(times):6} {np.median(times):10.0f} {max(times):11.0f} '
-             f'{LIMITS_MS[panel]:9}')
+):  # dict: (panel, preset) -> ms of each move
+    "Print how long the layer panel, the map and a search take from a change to the new page."
+    both, found = Panels(), {}
+    show(f'{"panel":8} {"preset":10} {"moves":>6} {"median ms":>10} {"slowest ms":>11} '
+         f'{"limit ms":>9}')
+    for panel, limit in LIMITS_MS.items():
+        for preset in ('corrected', 'calibrated'):
+            found[panel, preset] = times = latencies(both, panel, preset)
+            show(f'{panel:8} {preset:10} {len(times):6} {np.median(times):10.0f} '
+                 f'{max(times):11.0f} {limit:9}')
     return found
 
 # %% ../nbs/07b_panels.ipynb #1d56f931
