@@ -483,7 +483,8 @@ def test_every_control_has_help(name):
 @pytest.mark.parametrize('state', [
     SearchState(), SearchState(map='tp x dp', system='A100'),
     SearchState(model='mixtral_8x7B', map='ep x pp', n_gpus=512, global_batch=1024),
-    SearchState(strategy='2d-seqp', map='cp x pp', n_gpus=512)])
+    SearchState(strategy='2d-seqp', map='cp x pp', n_gpus=512),
+    SearchState(assumptions='calibrated', system='B200')])
 def test_each_cell_of_the_map(state):
     "Its time is what a search of that cell alone finds; where none fits, it finds none."
     cells, names = panels.map_cells(state), state.map.split(' x ')
@@ -494,7 +495,8 @@ def test_each_cell_of_the_map(state):
         assert len(found) == np.isfinite(cell.seconds)
         if len(found):
             assert np.isclose(found.iteration_s[0], cell.seconds, rtol=1e-12)
-            assert np.isclose(found.memory_GB[0], cell.GB, rtol=1e-12)
+            needed = panels.FITS_BY[found.fits_by[0]]
+            assert np.isclose(found[needed][0], cell.GB, rtol=1e-12)
         assert len(found) or cell.GB > capacity
 
 
@@ -504,7 +506,6 @@ RULE = re.compile(r'button:nth-child\((\d+)\) {grid-area: (\d+) / (\d+); color: 
 
 def test_a_cell_is_loaded():
     "A click loads its best; one where nothing fits says why and loads nothing; a second lets go."
-    panels.best_of.cache_clear()
     both = Panels()
     search, layer = both.panels['search'], both.panels['layer']
     shown = search.controls['cell']
@@ -513,9 +514,9 @@ def test_a_cell_is_loaded():
         shown.buttons._handle_custom_msg({'event': 'click'}, [])
     framed = lambda: [shown.buttons.options[int(rule[0]) - 1][1]
                       for rule in RULE.findall(shown.look.value) if rule[-1] != '0']
-    searches = panels.best_of.cache_info().misses
+    priced = panels.priced_state.cache_info().misses
     click('16 x 8')
-    assert panels.best_of.cache_info().misses == searches + 1   # for both panels
+    assert panels.priced_state.cache_info().misses == priced + 1   # for both panels
     loaded = layer.state.tp, layer.state.pp
     assert loaded == (16, 8) and framed() == ['16 x 8']
     seconds = layer.state.estimate.stats['iteration_s']
@@ -664,7 +665,7 @@ def test_experiments_can_be_solved(name):
                           zero_stages=[0, 1, 2, 3], **panels.practice(model))
     best = found[found.memory_GB < task.memory].iloc[0]
     solved = panels.layer_state_of(SearchState(
-        **{key: getattr(state, key) for key in panels.HELD}, candidate=1), best.to_frame().T)
+        **{key: getattr(state, key) for key in panels.HELD}), best)
     panel.load(dataclasses.replace(solved, task=name))
     assert 'solved!' in panel.output.value and best.iteration_s < task.seconds
     panel.controls['nvlink_size'].value = 64
@@ -676,7 +677,7 @@ def test_the_challenge():
     panel = Panel(LayerState(task='challenge'))
     best = panels.search('gpt3_1T', 2048, as_system('H200', 8), 4096, '1d', 1,
                          zero_stages=[0, 1, 2, 3], **panels.practice(panels.as_model('gpt3_1T')))
-    for state, score in ((panels.layer_state_of(SearchState(candidate=1), best), 100),
+    for state, score in ((panels.layer_state_of(SearchState(), best.iloc[0]), 100),
                          (LayerState(tp=1), 0), (LayerState(tp=16), None)):
         panel.load(dataclasses.replace(state, task='challenge'))
         said = int(re.search(r'Score (\d+)', panel.output.value)[1])
@@ -950,11 +951,12 @@ def test_it_needs_its_extra_only_when_used():
 
 def test_bench_prints_a_line_for_each_panel(monkeypatch):
     "Of each control, one move is enough here."
-    every, lines = panels.neighbours, []
-    monkeypatch.setattr(panels, 'neighbours', lambda *args: every(*args)[:1])
+    every, lines = panels.tried, []
+    monkeypatch.setattr(panels, 'tried', lambda *args: every(*args)[:1])
     found = panels.bench(lines.append)
-    assert [line.split()[0] for line in lines] == ['panel', *found]
-    assert all(len(times) > 5 for times in found.values())
+    assert [tuple(line.split()[:2]) for line in lines] == [('panel', 'preset'), *found]
+    least = {'layer': 10, 'map': 2, 'search': 5}
+    assert all(len(times) >= least[panel] for (panel, _), times in found.items())
 
 
 # --- the server ---
