@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['POWERS', 'RATES', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEPT', 'FEW', 'MOST_PASSES', 'PASSES', 'BROKEN', 'REST',
            'DRAWN_STEPS', 'SAID', 'HELD', 'TASKS', 'SORTS', 'CHAIN', 'LAST', 'WAYS', 'WAITS', 'BOUND', 'STORES',
-           'CALLED', 'OUTLINE', 'STEPS', 'MACHINE', 'CONTROLS', 'COLUMNS', 'TOP', 'best_of', 'MAPPED', 'many_of',
-           'SWEPT', 'SCENARIO', 'AXES', 'SIZE_LINES', 'SIZES_BYTES', 'ANCHORS', 'ENDINGS', 'HELP', 'CHAPTERS', 'LOOK',
-           'MOMENTS', 'FOLDED', 'BUTTONS', 'PANELS', 'LIMITS_MS', 'CELL', 'HEADERS', 'MOST_PAGES', 'CULLED', 'Shown',
+           'CALLED', 'OUTLINE', 'STEPS', 'MACHINE', 'CONTROLS', 'COLUMNS', 'TOP', 'MAPPED', 'SWEPT', 'SCENARIO', 'AXES',
+           'SIZE_LINES', 'SIZES_BYTES', 'ANCHORS', 'ENDINGS', 'HELP', 'CHAPTERS', 'LOOK', 'MOMENTS', 'FOLDED',
+           'BUTTONS', 'PANELS', 'LIMITS_MS', 'MAP', 'SLOWER', 'CELL', 'HEADERS', 'MOST_PAGES', 'CULLED', 'Shown',
            'closest', 'with_own', 'presets_for', 'rate_options', 'machine_options', 'strategies_for', 'runnable',
            'settled', 'own_value', 'own_values', 'habits_of', 'assumptions_of', 'named_in', 'call_of', 'calls_of',
            'Drawing', 'element', 'drawing', 'box', 'line', 'label', 'headline', 'stack', 'legend', 'round_step',
@@ -19,27 +19,29 @@ __all__ = ['POWERS', 'RATES', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEPT', 'FEW', 
            'candidates_of', 'narrowed', 'placed', 'nearest_possible', 'layer_settled', 'operations_of', 'launch_times',
            'pass_times', 'layer_table', 'operation_bars', 'ghost_box', 'interval_line', 'iteration_bar', 'memory_parts',
            'over_box', 'memory_bar', 'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'layer_figure',
-           'control_name', 'placement_name', 'in_control', 'Step', 'neighbours', 'system_of', 'moves', 'priced',
-           'one_step', 'best_step', 'change_words', 'gain_words', 'step_words', 'slip_words', 'limit_words',
-           'layer_words', 'as_view', 'facts_of', 'layer_shown', 'SearchState', 'found_by', 'unchosen', 'searched',
-           'found_at', 'asked_settled', 'cells_of', 'search_settled', 'search_call', 'search_command', 'why_slower',
-           'candidate_name', 'candidate_bar', 'candidate_bars', 'strategies_in', 'maps_for', 'least_memory',
-           'map_cells', 'mapped', 'cell_name', 'shade', 'cell_words', 'search_figure', 'layer_state_of', 'search_facts',
-           'cell_found', 'search_words', 'search_shown', 'SweepState', 'scenarios', 'swept_values', 'sweep_options',
-           'sweep_calls', 'sweep_commands', 'sweep_settled', 'sweep_table', 'with_unit', 'ticks_at', 'memory_areas',
-           'size_lines', 'sweep_column', 'sweep_lines', 'sweep_map', 'sweep_figure', 'scenario_words', 'sweep_shown',
-           'RooflineState', 'roofline_call', 'roofline_settled', 'roofline_table', 'Roof', 'roofs', 'roof_lines',
-           'ghost_points', 'operation_points', 'roofline_figure', 'ridge_words', 'roofline_shown', 'CollectivesState',
-           'collectives_call', 'measured_times', 'predicted_times', 'collectives_table', 'collectives_words',
-           'collectives_shown', 'as_path', 'draw_again', 'drawn_again', 'png_of', 'picture_html', 'row_html',
-           'table_html', 'call_html', 'state_call', 'served', 'address_html', 'Pinned', 'changes_between', 'difference',
-           'comparison_html', 'calls_html', 'wide', 'pieces', 'page', 'not_possible', 'shown_or_why', 'launch_files',
-           'files_of', 'link_html', 'files_html', 'help_html', 'value_of', 'with_values', 'state_of', 'map_html',
-           'CellMap', 'show_cells', 'moment_words', 'watched', 'Player', 'slider_of', 'draw', 'moment_html',
-           'control_of', 'Controls', 'offer', 'row_of', 'rows_of', 'bundle', 'History', 'Page', 'pin', 'load', 'go',
-           'take_typed', 'make_files', 'button_of', 'uploads', 'take_model', 'file_of', 'upload_for', 'absolute',
-           'not_shown', 'state_of_job', 'opened_at', 'Bar', 'Panel', 'addressed', 'Panels', 'latencies', 'bench',
-           'notebook_of', 'Own', 'Headed', 'refuse', 'few_kernels', 'voila_of', 'answer', 'serve']
+           'control_name', 'placement_name', 'in_control', 'Step', 'neighbours', 'system_of', 'domain_of', 'are_one',
+           'moves', 'priced', 'one_step', 'best_step', 'change_words', 'gain_words', 'step_words', 'slip_words',
+           'limit_words', 'layer_words', 'as_view', 'facts_of', 'layer_shown', 'SearchState', 'found_by', 'unchosen',
+           'searched', 'fitted', 'best_of', 'asked_settled', 'cells_of', 'search_settled', 'search_call',
+           'search_command', 'why_slower', 'candidate_name', 'candidate_bar', 'candidate_bars', 'strategies_in',
+           'maps_for', 'sizes_of', 'least_memory', 'first_of', 'fastest_in_cells', 'map_cells', 'mapped',
+           'best_in_cell', 'candidate_at', 'cell_name', 'shade', 'cell_words', 'search_figure', 'layer_state_of',
+           'chosen_of', 'search_facts', 'cell_found', 'search_words', 'compared', 'search_shown', 'SweepState',
+           'scenarios', 'swept_values', 'sweep_options', 'sweep_calls', 'sweep_commands', 'sweep_settled',
+           'sweep_table', 'with_unit', 'ticks_at', 'memory_areas', 'size_lines', 'sweep_column', 'sweep_lines',
+           'sweep_map', 'sweep_figure', 'scenario_words', 'sweep_shown', 'RooflineState', 'roofline_call',
+           'roofline_settled', 'roofline_table', 'Roof', 'roofs', 'roof_lines', 'ghost_points', 'operation_points',
+           'roofline_figure', 'ridge_words', 'roofline_shown', 'CollectivesState', 'collectives_call', 'measured_times',
+           'predicted_times', 'collectives_table', 'collectives_words', 'collectives_shown', 'as_path', 'draw_again',
+           'drawn_again', 'png_of', 'picture_html', 'row_html', 'table_html', 'call_html', 'state_call', 'served',
+           'address_html', 'Pinned', 'changes_between', 'difference', 'comparison_html', 'calls_html', 'wide', 'pieces',
+           'page', 'not_possible', 'shown_or_why', 'launch_files', 'files_of', 'link_html', 'files_html', 'help_html',
+           'value_of', 'with_values', 'state_of', 'map_html', 'CellMap', 'show_cells', 'moment_words', 'watched',
+           'Player', 'slider_of', 'draw', 'moment_html', 'control_of', 'Controls', 'offer', 'row_of', 'rows_of',
+           'bundle', 'History', 'Page', 'pin', 'load', 'go', 'take_typed', 'make_files', 'button_of', 'uploads',
+           'take_model', 'file_of', 'upload_for', 'absolute', 'not_shown', 'state_of_job', 'opened_at', 'Bar', 'Panel',
+           'addressed', 'Panels', 'tried', 'latencies', 'bench', 'notebook_of', 'Own', 'Headed', 'refuse',
+           'few_kernels', 'voila_of', 'answer', 'serve']
 
 # %% ../nbs/07b_panels.ipynb #03c08142
 import asyncio
@@ -90,7 +92,7 @@ from .parameters import measured_folder
 
 # %% ../nbs/07b_panels.ipynb #eb7699e2
 from .estimates import CHOICES, COLLECTIVES, FITS_BY, Group, as_assumptions, counted
-from .kernels import pricer_of
+from .kernels import lasting, pricer_of
 from .modules import STRATEGIES, kinds_of, layer_operations, layers_of_kinds
 
 from transformer_perf.iteration import (
@@ -99,8 +101,8 @@ from transformer_perf.iteration import (
     short)
 
 from .execution import (
-    Question, all_placements, configurations, considered_choices, groupings, layers_and_memory,
-    practice, search, search_space)
+    Question, all_placements, asked_about, configurations, considered_choices, fastest_of, fitting,
+    groupings, practice, questions, result_of, search, tables_of)
 
 from .plots import (
     BARS, BLUE, GREEN, GREY, PALETTE, PARTS, RED, SKY, communication, heat_map,
@@ -220,6 +222,7 @@ def assumptions_of(state):  # Assumptions
     "A state's preset with its habits."
     return dataclasses.replace(as_assumptions(state.assumptions), **habits_of(state))
 
+@functools.lru_cache(8)   # asked for again and again, and read from files
 def named_in(state):  # (Model, System)
     "The model and the system of a state, with its own values."
     own, things = own_values(state), (as_model(state.model),
@@ -1033,6 +1036,13 @@ def system_of(state, q: Question):  # System
     return dataclasses.replace(q.system, nvlink_size=state.nvlink_size)
 
 # %% ../nbs/07b_panels.ipynb #2af46884
+def domain_of(state): return state.tp, state.cp, state.pp, state.nvlink_size
+
+def are_one(state, moved):
+    "Whether two states with fused kernels do the same: 1d is 2d-seqp with cp = 1."
+    same = moved == dataclasses.replace(state, strategy=moved.strategy) and state.cp == 1
+    return same and {state.strategy, moved.strategy} == {'1d', '2d-seqp'}
+
 def moves(state, options, q, controls):  # list of (control, LayerState)
     "The possible states one step away: each control at its next and its previous option."
     found = []
@@ -1042,7 +1052,9 @@ def moves(state, options, q, controls):  # list of (control, LayerState)
             try: t = candidates_of(unplaced(moved))
             except ValueError: continue  # the strategy has no configuration of so many GPUs
             moved, _, t = narrowed(moved, t)
-            if moved.placement: moved, _ = placed(moved, t, system_of(moved, q))
+            if q.assumptions.fused_kernels and are_one(state, moved): continue
+            if moved.placement and domain_of(moved) != domain_of(state):
+                moved, _ = placed(moved, t, system_of(moved, q))
             found.append((name, moved))
     return found
 
@@ -1197,9 +1209,8 @@ class SearchState(JobState):
     @property
     def found(self): return best_of(searched(self))
     @property
-    def job(self): return layer_state_of(dataclasses.replace(
-        self, candidate=self.candidate or 1), self.found).estimate
-    def chosen(self): return layer_state_of(self, found_at(self))
+    def job(self): return layer_state_of(self, candidate_at(self, self.candidate or 1)).estimate
+    def chosen(self): return chosen_of(self)[0]
     def python(self): return search_call(self)
     def command_line(self): return search_command(self)
     def show(self, ghost=None): return search_shown(self, ghost)
@@ -1212,17 +1223,24 @@ def found_by(state, k=TOP, **fixed):  # SearchResult
     return search(model, state.n_gpus, system, state.global_batch, state.strategy, k,
                   assumptions_of(state), fixed=fixed)
 
-best_of = functools.lru_cache(4)(found_by)   # of a state and the one before it, and their cells
-
 def unchosen(state): return dataclasses.replace(state, cell='none', candidate=0)
 
 def searched(state): return dataclasses.replace(unchosen(state), map='')   # what is searched for
 
-def found_at(state):  # SearchResult
-    "What is found in the chosen cell of the map; without one, everywhere."
-    if state.cell == 'none': return state.found
-    sizes = map(int, state.cell.split('x'))
-    return best_of(searched(state), 1, **dict(zip(state.map.split(' x '), sizes)))
+# %% ../nbs/07b_panels.ipynb #f17113b4
+@functools.lru_cache(2)
+def fitted(state):  # (list of Question, list of Fitting)
+    "What is asked, and what of it fits: the candidates, the map and its cells come from it."
+    about = asked_about(*named_in(state), state.global_batch, assumptions_of(state), None)
+    asked = questions(about, state.strategy, {})
+    return asked, [fitting([whole(state.n_gpus, 'n_gpus')], q) for q in asked]
+
+@functools.lru_cache(4)   # of a state and the one before it
+def best_of(state):  # SearchResult
+    "The best configurations of a state, with all their figures."
+    (asked, fit), counts = fitted(state), [state.n_gpus]
+    some = fastest_of(asked, fit, TOP).sort_index()
+    return result_of(tables_of(counts, asked, fit, some), asked, counts)
 
 # %% ../nbs/07b_panels.ipynb #7a51c124
 def asked_settled(state):  # (SearchState, dict: control -> options)
@@ -1330,19 +1348,25 @@ def maps_for(state):  # list of str: pairs of sizes
 # %% ../nbs/07b_panels.ipynb #7a51c148
 MAPPED = 10_000   # candidates behind the map
 
-many_of = functools.lru_cache(2)(functools.partial(found_by, k=MAPPED))
+def sizes_of(t, names):  # dict of columns
+    return {name: np.broadcast_to(t[name], t['dp'].shape) for name in names}
 
-def least_memory(state):  # DataFrame: the two sizes of each cell, GB
+def least_memory(fit, names):  # DataFrame: the two sizes of each cell, GB
     "What the smallest configuration of each cell of the map needs."
-    (model, system), a = named_in(state), assumptions_of(state)
-    tables, names, a = [], state.map.split(' x '), a.on(system)
-    for strategy in strategies_in(state):
-        q = Question(model, system, state.global_batch, a, strategy,
-                     considered_choices({}, model, a), {})
-        space = search_space([state.n_gpus], q)
-        sizes = {name: np.broadcast_to(space.t[name], space.t['dp'].shape) for name in names}
-        tables.append(pd.DataFrame(sizes | {'GB': layers_and_memory(space, q)[2]}))
-    return pd.concat(tables).groupby(names, as_index=False).GB.min()
+    tables = [pd.DataFrame(sizes_of(f.space.t, names) | {'least_GB': f.memory}) for f in fit]
+    return pd.concat(tables).groupby(names, as_index=False).min()
+
+@functools.lru_cache(2)   # of all maps of a state
+def first_of(state): return fastest_of(*fitted(state), MAPPED)
+
+def fastest_in_cells(some, fit, names):  # DataFrame: the two sizes, the candidate, GB
+    "The fastest of some candidates of each cell of the map that has one."
+    tables = []
+    for at, f in enumerate(fit):
+        own = some[some.search == at]
+        sizes = {name: x[own.i] for name, x in sizes_of(f.less.t, names).items()}
+        tables.append(own.assign(**sizes, GB=f.memory[f.some[own.i]]))
+    return pd.concat(tables).sort_values('seconds', kind='stable').drop_duplicates(names)
 
 # %% ../nbs/07b_panels.ipynb #7a51c14a
 def map_cells(state):  # DataFrame: the two sizes, seconds and GB of the fastest that fits
@@ -1352,14 +1376,30 @@ def map_cells(state):  # DataFrame: the two sizes, seconds and GB of the fastest
 @functools.lru_cache(2)
 def mapped(state):  # as map_cells
     "The map of a state in which no cell is chosen."
-    names, found = state.map.split(' x '), many_of(searched(state))
-    needed = FITS_BY[as_assumptions(state.assumptions).fits_by]
-    fastest = found.drop_duplicates(names)[[*names, 'iteration_s', needed]]   # they are in order
-    cells = least_memory(state).merge(fastest, on=names, how='left').rename(
-        columns={'iteration_s': 'seconds'})
-    cells['least_GB'], cells['GB'] = cells.GB, cells.pop(needed).fillna(cells.GB)
+    names, job = state.map.split(' x '), searched(state)
+    fit, some = fitted(job)[1], first_of(job)
+    cells = least_memory(fit, names).merge(fastest_in_cells(some, fit, names), 'left', names)
+    cells['GB'] = cells.GB.fillna(cells.least_GB)
     cells.attrs['capacity'] = named_in(state)[1].hbm_capacity
     return cells
+
+# %% ../nbs/07b_panels.ipynb #7a51c14c
+def best_in_cell(state):  # (a row or None, why there is none)
+    "The best of the chosen cell: that of the map, or if it has none, what a search of it says."
+    sizes = dict(zip(state.map.split(' x '), map(int, state.cell.split('x'))))
+    cells = map_cells(state)
+    own = cells[np.all([cells[name] == size for name, size in sizes.items()], axis=0)].dropna()
+    if not len(own):
+        found = found_by(state, 1, **sizes)
+        return (found.iloc[0], '') if len(found) else (None, found.reasons[state.n_gpus])
+    search, i, j = (int(own[name].iloc[0]) for name in ('search', 'i', 'j'))
+    space = fitted(searched(state))[1][search].less
+    return keep(space.t, i) | {name: space.places[name][j] for name in PLACES}, ''
+
+def candidate_at(state, rank):  # a row, or None
+    "A candidate, or the last one if there are fewer."
+    found = state.found
+    return found.iloc[min(rank, len(found)) - 1] if len(found) and rank else None
 
 # %% ../nbs/07b_panels.ipynb #7a51c122
 def cell_name(sizes): return ' x '.join(map(str, sizes))
@@ -1387,16 +1427,21 @@ def search_figure(found, chosen=0, before=0.):  # Drawing
 # %% ../nbs/07b_panels.ipynb #b70e6b18
 def layer_state_of(
     state: SearchState,
-    found,  # its result
-):  # LayerState, or None where nothing fits
-    "The layer panel's state of the chosen candidate, or of the last one if there are fewer."
-    rank = max(state.candidate, state.cell != 'none')
-    if not len(found) or not rank: return None
-    row = found.iloc[min(rank, len(found)) - 1]
+    row,  # one of its configurations, or None
+):  # LayerState, or None
+    "The layer panel's state of a configuration that a search found."
+    if row is None: return None
     shared = {name: getattr(state, name) for name in HELD}
     own = {name: int(row[name]) for name in (*CHAIN, 'zero_stage')}
-    return LayerState(**shared, **own, strategy=row.strategy, recompute=row.recompute,
+    return LayerState(**shared, **own, strategy=row['strategy'], recompute=str(row['recompute']),
                       placement=tuple(int(row[name]) for name in PLACES))
+
+@functools.lru_cache(2)   # asked for what is said, and for what is loaded
+def chosen_of(state):  # (LayerState or None, why there is none)
+    "What is loaded in the layer panel: the chosen candidate, or the best of the chosen cell."
+    cell = state.cell != 'none'
+    row, why = best_in_cell(state) if cell else (candidate_at(state, state.candidate), '')
+    return layer_state_of(state, row), why
 
 # %% ../nbs/07b_panels.ipynb #2be028e7
 def search_facts(found):  # dict
@@ -1408,9 +1453,9 @@ def search_facts(found):  # dict
 def cell_found(state):  # str
     "What is in the chosen cell of the map."
     if state.cell == 'none': return ''
-    found, where = found_at(state), f'{state.map} = {state.cell}'
-    if not len(found): return f' Nothing of {where} runs: {found.reasons[state.n_gpus]}.'
-    seconds = short(found.iteration_s.iloc[0])
+    (chosen, why), where = chosen_of(state), f'{state.map} = {state.cell}'
+    if chosen is None: return f' Nothing of {where} runs: {why}.'
+    seconds = short(chosen.estimate.stats['iteration_s'])   # priced once, for both panels
     return f' The best of {where} takes {seconds} s; it is in the layer panel.'
 
 # %% ../nbs/07b_panels.ipynb #7a51c149
@@ -1426,6 +1471,18 @@ def search_words(state, found, why):  # str
             f'iteration{runs}, {short(first.samples_per_s)} samples/s.{loses}{chosen}\n'
             f'{rests.strip()}')
 
+# %% ../nbs/07b_panels.ipynb #b70e6b1a
+@functools.lru_cache(2)   # whichever candidate or cell is chosen
+def compared(state):  # (DataFrame, the same for the eye beside the candidates)
+    "What the candidates of a search lose to the first."
+    why, view = why_slower(state.found), readable(state.found, named_in(state)[1])
+    grew = [f'{name} +{short(seconds)} s' if seconds > 0 else ''
+            for name, seconds in zip(why.grew, why.grew_s)]
+    at = view.columns.get_loc('iteration s') + 1
+    view.insert(at, 'slower by', [f'{short(seconds)} s' for seconds in why.slower_s])
+    view.insert(at + 1, 'what grew', grew)
+    return why, view
+
 # %% ../nbs/07b_panels.ipynb #b70e6b19
 def search_shown(state: SearchState, ghost=None):  # Shown
     "Everything that the search panel shows; dashed, the best of a ghost, another state."
@@ -1435,13 +1492,7 @@ def search_shown(state: SearchState, ghost=None):  # Shown
         reason = found.reasons[state.n_gpus]
         words = f'No configuration of {state.n_gpus:,} GPUs is feasible. {reason}.'
         return Shown(found, None, None, lambda: words, {})
-    why = why_slower(found)
-    grew = [f'{name} +{short(seconds)} s' if seconds > 0 else ''
-            for name, seconds in zip(why.grew, why.grew_s)]
-    view = readable(found, named_in(state)[1])
-    at = view.columns.get_loc('iteration s') + 1
-    view.insert(at, 'slower by', [f'{short(seconds)} s' for seconds in why.slower_s])
-    view.insert(at + 1, 'what grew', grew)
+    why, view = compared(searched(state))
     return Shown(pd.concat([pd.DataFrame(found), why], axis=1), view,
                  search_figure(found, min(state.candidate, len(found)), before),
                  lambda: search_words(state, found, why), search_facts(found))
@@ -1772,13 +1823,13 @@ class Roof(NamedTuple):
 def roofs(result: Estimate):  # (Roof, Roof)
     "The roof of the data sheet, and the one that kernels reach under an estimate's assumptions."
     s, a = result.system, result.assumptions
-    sheet, share, fed = Roof(s.matrix_flops_fp16, s.vector_flops_fp16, s.hbm_bandwidth), 1., 1.
-    if a.measured is None: share = a.flops_efficiency
+    sheet = Roof(s.matrix_flops_fp16, s.vector_flops_fp16, s.hbm_bandwidth)
+    if a.measured is None: matrix, vector, fed = a.flops_efficiency, a.flops_efficiency, 1.
     else:
-        kernels = a.measured.kernels
-        share = kernels.clock
-        fed = kernels.vector_bandwidth
-    return sheet, Roof(sheet.matrix * share, sheet.vector * share, sheet.memory * fed)
+        k = a.measured.kernels
+        vector, fed = k.clock * lasting(s, a.measured), k.vector_bandwidth
+        matrix = vector * k.product_share
+    return sheet, Roof(sheet.matrix * matrix, sheet.vector * vector, sheet.memory * fed)
 
 # %% ../nbs/07b_panels.ipynb #65b66d7b
 def roof_lines(ax, x, result: Estimate):
@@ -2637,20 +2688,28 @@ class Panels:
         if chosen: self.panels['layer'].load(chosen)
 
 # %% ../nbs/07b_panels.ipynb #413521b1
-LIMITS_MS = {'layer': 100, 'search': 300}  # from a change to the new picture
+LIMITS_MS = {'layer': 100, 'map': 100, 'search': 300}  # from a change to all that follows from it
+MAP, SLOWER = ('map', 'cell'), ('n_gpus', 'strategy')  # controls of the search panel: the limit is
+                                                       # not for the last two
+def tried(name, own):  # list
+    "Values that a control is moved to: its neighbours, or cells all over the map."
+    values = [value for _, value in own.options]
+    return values[1::7] if name == 'cell' else neighbours(name, own.value, values)
 
+# %% ../nbs/07b_panels.ipynb #413521b2
 def latencies(
-    panel,  # 'layer' or 'search', in its first state: 2048 GPUs, 1D
+    both: Panels,
+    panel,        # one of LIMITS_MS
+    assumptions,  # of the first state: 2048 GPUs, 1D
 ):  # list of ms, one for each move
     "Move each control of a panel to its neighbours and back, and time every move."
-    moving, found = Panel(PANELS[panel]()), []
-    first = moving.state
-    for name, own in moving.controls.items():
-        limited = panel == 'layer' or name not in ('n_gpus', 'strategy')   # the limit is for these
-        if name in ('own', 'task') or not limited: continue
-        for value in neighbours(name, own.value, [value for _, value in own.options]):
+    moving, found = both.panels['layer' if panel == 'layer' else 'search'], []
+    moving.load(type(moving.state)(assumptions=assumptions))
+    first, others = moving.state, ('own', 'task', *(MAP + SLOWER) * (panel == 'search'))
+    for name in MAP if panel == 'map' else [n for n in moving.controls if n not in others]:
+        for value in tried(name, moving.controls[name]):
             start = time.perf_counter()
-            own.value = value
+            moving.controls[name].value = value
             found.append((time.perf_counter() - start) * 1000)
             moving.load(first)
     return found
@@ -2658,13 +2717,16 @@ def latencies(
 # %% ../nbs/07b_panels.ipynb #b6426bdc
 def bench(
     show=print,  # called with each line
-):  # dict: panel -> ms of each move
-    "Print how long the layer and the search panel take from a change to the new picture."
-    show(f'{"panel":8} {"moves":>6} {"median ms":>10} {"slowest ms":>11} {"limit ms":>9}')
-    found = {panel: latencies(panel) for panel in LIMITS_MS}
-    for panel, times in found.items():
-        show(f'{panel:8} {len(times):6} {np.median(times):10.0f} {max(times):11.0f} '
-             f'{LIMITS_MS[panel]:9}')
+):  # dict: (panel, preset) -> ms of each move
+    "Print how long the layer panel, the map and a search take from a change to the new page."
+    both, found = Panels(), {}
+    show(f'{"panel":8} {"preset":10} {"moves":>6} {"median ms":>10} {"slowest ms":>11} '
+         f'{"limit ms":>9}')
+    for panel, limit in LIMITS_MS.items():
+        for preset in ('corrected', 'calibrated'):
+            found[panel, preset] = times = latencies(both, panel, preset)
+            show(f'{panel:8} {preset:10} {len(times):6} {np.median(times):10.0f} '
+                 f'{max(times):11.0f} {limit:9}')
     return found
 
 # %% ../nbs/07b_panels.ipynb #1d56f931
