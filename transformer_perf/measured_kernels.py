@@ -493,6 +493,7 @@ def exchange_job(df):  # Job
 ON_DEVICE = 2e-6   # s, of a launch where the clock is the GPU's own
 
 def published_attention_price(own, x, system, fit, name):
+    "Rows of `published_attention_job` at the parameters of one set, in s."
     if 'cuDNN-' in name[1]: fit = SimpleNamespace(**vars(fit) | {'launch': ON_DEVICE})
     window, x = x['window'], {name: values for name, values in x.items() if name != 'window'}
     keys = np.minimum(window, x['seq']) / x['seq']   # a query's, at most
