@@ -310,7 +310,7 @@ def own_files(tmp_path):
              'products.csv': 'm,n,k,precision,microseconds\n4096,4096,4096,bf16,460\n'
                              '8192,8192,8192,fp8,1700\n',
              'train.sh': TRAIN.replace('\n', ''),
-             'train.log': ''.join(STEP.format(i, x) for i, x in enumerate((9000, 3100, 3000)))}
+             'train.log': ''.join(STEP.format(i, x) for i, x in enumerate((9000, 2200, 2100)))}
     for name, text in files.items(): (tmp_path / name).write_text(text)
     return tmp_path
 
