@@ -356,3 +356,13 @@ def test_layers_of_several_kinds_where_they_sit():
     assert took[1:29].max() == pytest.approx(took[1:29].min()) and len(took) == 32
     assert .45 < took[30] / took[1] < .55      # one layer with experts instead of two
     assert took[0] < .6 * took[1]   # three layers without experts
+
+
+def test_what_plays_best_is_found_however_few_are_asked_for():
+    "Formulas alone would put five virtual stages first; played, four are faster."
+    about = dict(n_gpus=16384, system='H100-80GB', global_batch=2048, assumptions='calibrated',
+                 strategy='2d-seqp', fixed=dict(tp=8, cp=2, pp=16, micro_batch=1))
+    one, more = (search('llama3.1_405B', k=k, **about) for k in (1, 20))
+    assert len(one) == 1 and len(more) > 5
+    assert one.iteration_s[0] == more.iteration_s[0] == more.iteration_s.min()
+    assert one.virtual_stages[0] == 4 and list(more['rank']) == list(range(1, len(more) + 1))

@@ -25,8 +25,9 @@ from .models import Model, as_markdown, as_model
 from .systems import as_system, price_per_gpu_hour, read_prices
 from .estimates import CHOICES, FITS_BY
 from .iteration import GROUPS, PLACES, SHOWN, keep, short, statistics, usual
-from .execution import (
-    Question, asked_about, best_candidates, counts_of, fitting, questions, result_of, tables_of)
+from transformer_perf.execution import (
+    PLAYED, Question, asked_about, best_candidates, counts_of, fitting, questions, result_of,
+    tables_of)
 
 # %% ../nbs/14_plan.ipynb #14a00011
 @checked
@@ -164,7 +165,7 @@ def worth_asking(f, q: Question):  # bools [question, configuration]
     return np.concatenate([memory <= room, knobs <= most])
 
 # %% ../nbs/14_plan.ipynb #14a00042
-FINALISTS = 10   # of the fastest; one of each other question
+FINALISTS = PLAYED   # of the fastest; one of each other question
 
 def candidates(f, q: Question):  # DataFrame
     "The best of each question and number of GPUs, before schedules are played."
