@@ -40,7 +40,7 @@ __all__ = ['POWERS', 'RATES', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEPT', 'FEW', 
            'Player', 'slider_of', 'draw', 'moment_html', 'control_of', 'Controls', 'offer', 'row_of', 'rows_of',
            'bundle', 'History', 'Page', 'pin', 'load', 'go', 'take_typed', 'make_files', 'button_of', 'uploads',
            'take_model', 'file_of', 'upload_for', 'absolute', 'not_shown', 'state_of_job', 'opened_at', 'Bar', 'Panel',
-           'addressed', 'Panels', 'tried', 'latencies', 'bench', 'notebook_of', 'Own', 'Headed', 'refuse',
+           'addressed', 'Panels', 'tried', 'latencies', 'bench', 'warmed', 'notebook_of', 'Own', 'Headed', 'refuse',
            'few_kernels', 'voila_of', 'answer', 'serve']
 
 # %% ../nbs/07b_panels.ipynb #03c08142
@@ -2730,8 +2730,13 @@ def bench(
     return found
 
 # %% ../nbs/07b_panels.ipynb #1d56f931
-CELL = ('from transformer_perf.panels import LayerState, Panels, addressed\n'
+CELL = ('from transformer_perf.panels import LayerState, Panels, addressed, warmed\n'
+        'warmed()\n'
         'Panels(addressed()) if addressed() else Panels({state!r}, {notes!r})')
+
+def warmed():
+    "Read and compute once, before a page is shown, what its first moves would wait for."
+    layer_shown(LayerState(assumptions='calibrated')).tell()
 
 def notebook_of(source):  # str
     "A notebook of one cell."
