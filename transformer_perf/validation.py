@@ -78,7 +78,7 @@ WORDS = ('gpu', 'recompute')                        # columns that hold words
 NEEDED = ('layers', 'hidden', 'heads', 'seq_len', 'global_batch')   # may not be empty
 FLAGS = ('gated_mlp', 'sequence_parallel', 'flash_attention', 'dp_overlap', 'tp_overlap')  # 0 or 1
 ZERO = ('fsdp_shard', 'shared_expert_ffn', 'dense_layers_first', 'mtp_layers')   # from 0
-TOLD = ('nic_GBps_per_gpu', 'n_gpus', 'dp', 'vp', 'micro_batch', 'ep', 'recompute',
+TOLD = ('nic_GBps_per_gpu', 'vocab', 'n_gpus', 'dp', 'vp', 'micro_batch', 'ep', 'recompute',
         'sequence_parallel', 'dp_overlap', 'tp_overlap',
         'precision')    # what was taken for them is said, where empty
 GPUS = {   # where a name is not that of a system: the system, and what differs
