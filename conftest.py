@@ -1,4 +1,5 @@
-"Every code cell of every notebook is a test: it must run, and its text outputs must be as stored."
+"Every code cell of a notebook must run, with the text outputs that are stored: a test for each."
+import ast
 import os
 import shutil
 import sys
@@ -21,9 +22,19 @@ def pytest_collect_file(file_path, parent):
         return NotebookFile.from_parent(parent, path=file_path)
 
 
-def is_test(cell):
-    return (cell.cell_type == 'code' and notebooks.is_run(cell.source)
-            and 'default_exp' not in cell.source)
+def only_defines(source):
+    "Whether a cell can do no more than define and import."
+    try: body = ast.parse(notebooks.without_directives(source)).body
+    except SyntaxError: return False   # a command of the shell
+    kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    return all(isinstance(statement, kinds) for statement in body)
+
+
+def tests_of(cells):  # list
+    "The cells that can fail by what they show or assert; they run all that stands before them."
+    own = [cell for cell in cells if cell.cell_type == 'code' and notebooks.is_run(cell.source)
+           and 'default_exp' not in cell.source]
+    return [cell for cell in own if cell is own[-1] or not only_defines(cell.source)]
 
 
 def name_of(cell):
@@ -39,7 +50,7 @@ def text_outputs(cell):
 class NotebookFile(pytest.File):
     def collect(self):
         notebook = notebooks.Notebook(self.path)
-        for cell in filter(is_test, notebook.nb.cells):
+        for cell in tests_of(notebook.nb.cells):
             yield Cell.from_parent(self, name=name_of(cell), notebook=notebook, cell=cell)
 
 

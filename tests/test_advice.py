@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from test_cli import bad, good, has
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.advice import (
-    case_of, changed, fits, held_by_ranks, improve, neighbours, steps_of, why_not)
+    case_of, changed, fits, held_by_ranks, improve, neighbours, steps_of, why_not,
+    worthwhile)
 from transformer_perf.interop import as_job
 from transformer_perf.models import as_model
 
@@ -117,6 +118,29 @@ def test_improve_is_never_for_the_worse(about):
         pair, single = (c.estimate.stats['iteration_s'] for c in (found.pair, found.changes[0]))
         assert pair < single
     assert found.best.fits or not one.fits
+
+
+def test_what_is_worthwhile():
+    "What fits and is faster by a thousandth; of a job that does not fit, whatever fits."
+    one = estimate('llama3.1_8B', Parallel(tp=2, dp=8), 'H100-80GB', 64, 'calibrated')
+    def like(ratio, GB=1.):
+        stats = {'iteration_s': ratio * one.stats['iteration_s'], 'memory_GB': GB,
+                 'memory_bound_GB': GB}
+        return dataclasses.replace(one, stats=one.stats | stats)
+    ratios = .5, .9985, .9995, 1., 1.0005, 2.
+    asked = [worthwhile(one)(like(ratio)) for ratio in ratios]
+    assert asked == [True, True, False, False, False, False] and one.fits
+    assert not worthwhile(one)(like(.5, GB=81)) and worthwhile(one)(like(.5, GB=79))
+    assert all(worthwhile(like(1., GB=81))(like(ratio)) for ratio in ratios)
+    assert not worthwhile(like(1., GB=81))(like(.5, GB=90))
+
+
+def test_improve_finds_what_is_too_much():
+    "A forward pass computed again for nothing: a quarter of the time."
+    about = 'llama3.1_8B', Parallel(tp=2, dp=8, recompute='full'), 'H100-80GB', 64, 'calibrated'
+    before, found = estimate(*about).stats['iteration_s'], improve(*about)
+    times = [change.estimate.stats['iteration_s'] / before for change in found.changes]
+    assert times == sorted(times) and .7 < times[0] < .85 and times[-1] < .999
 
 
 @pytest.mark.parametrize('model, n, batch', [('llama3.1_8B', 64, 64), ('mixtral_8x7B', 32, 64)])

@@ -249,6 +249,14 @@ def test_links_lead_somewhere():
     assert not dead, f'these lead nowhere: {dead}'
 
 
+@pytest.mark.parametrize('path', notebooks.NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_page_leads_only_within_the_site(path):
+    "The site has pages and notebooks in one folder, the repository in two."
+    written = '\n'.join(cell['source'] for cell in pages.page(path)['cells']
+                        if cell['cell_type'] == 'markdown')
+    assert '](..' not in written
+
+
 @pytest.fixture
 def build():
     "docs/build.py as a module."

@@ -320,7 +320,7 @@ def test_out_and_in_again(job, name):
     if text is None: assert name != 'json'; return
     again = back(text, name)
     if name == 'json': assert again == job
-    own, idle = facts_of(again), no_difference(job.parallel)
+    own, idle = facts_of(again), no_difference(job.parallel, job.model)
     for row in FORMATS[name].rows if name in FORMATS else ():
         fact = row.fact
         if row.where or fact in idle or fact not in (*CHOICES, 'tp', 'cp', 'pp', 'micro_batch'):
@@ -460,6 +460,31 @@ SAYS = [
 def test_flags_of_megatron(flags, fields):
     p = as_job(FLAGS + flags).parallel
     for name, x in fields.items(): assert getattr(p, name) == x
+
+
+@pytest.mark.parametrize('e, width', [(1024, 2688), (1536, 4096), (4096, 10880), (8192, 21824)])
+def test_the_usual_width_of_a_gated_mlp(e, width):
+    "Megatron-LM: two thirds of 4 e, down to a multiple of 64; of any other MLP 4 e."
+    sizes = (f'--num-layers 2 --hidden-size {e} --num-attention-heads 8 --seq-length 1024 '
+             '--max-position-embeddings 1024 ')
+    for flags, expected in (('--swiglu', width), ('', 4 * e), ('--squared-relu', 4 * e),
+                            ('--swiglu --ffn-hidden-size 1000', 1000)):
+        assert as_job(FLAGS + sizes + flags).model.mlp_dim == expected
+    assert width % 64 == 0 and width <= 8 * e / 3 < width + 64
+
+
+@pytest.mark.parametrize('stage', [0, 1, 3])
+@pytest.mark.parametrize('overlap', [True, False])
+def test_weights_are_gathered_behind_something_where_they_are_shared_out(stage, overlap):
+    "Megatron-LM refuses --overlap-param-gather without a distributed optimizer."
+    p = Parallel(tp=2, dp=4, zero_stage=stage, dp_overlap=overlap)
+    job = TrainingJob(p, NAMED['llama3.1_8B'], 16, 8, 8192)
+    text = export(job, 'megatron')
+    assert ('--overlap-param-gather' in text) == (overlap and stage > 0)
+    assert ('--overlap-grad-reduce' in text) == overlap
+    again = as_job(text)
+    assert (again.parallel.zero_stage, again.parallel.dp_overlap) == (stage, overlap)
+    assert not [key for key, _ in again.ignored if 'overlap' in key]
 
 
 def test_what_is_ignored_says_why():

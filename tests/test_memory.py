@@ -15,7 +15,8 @@ from transformer_perf.iteration import (
 from transformer_perf.memory_runs import (
     arguments_of, counted_job, empty_gradients, left_alive, megatron_runs, not_said, peak_memory,
     static_memory, table_of_runs, why_not, words_of)
-from transformer_perf.modules import end_weights, ends_GB, layer_operations
+from transformer_perf.blocks import layer_operations
+from transformer_perf.modules import end_weights, ends_GB
 from transformer_perf.parameters import (
     HANDLES, WORKSPACES, Parameters, Software, measured_folder)
 from transformer_perf.systems import as_system
@@ -103,7 +104,7 @@ def test_arguments_by_hand():
     run = run_of('multi_dist_optimizer_instances')
     job = counted_job(run)
     assert (job.tp, job.pp, job.dp, job.ep, job.etp) == (2, 1, 4, 2, 2)
-    assert (job.experts, job.dp_replicate, job.zero_stage, job.vocab) == (8, 2, 1, 50432)
+    assert (job.here.ffn.number, job.dp_replicate, job.zero_stage, job.vocab) == (8, 2, 1, 50432)
 
 
 def test_words_are_padded():

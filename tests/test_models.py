@@ -7,8 +7,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.models import (
-    CONVENTIONS, NAMED, attended, expert_layers, has_experts, has_window, parameter_table,
-    window_layers)
+    CONVENTIONS, NAMED, counted_once, has_experts, parameter_table)
 from transformer_perf.modules import model_figures
 from transformer_perf.scaling import Sizes
 
@@ -103,15 +102,22 @@ def test_flops_as_megatron_reports_them(name):
     assert NAMED[name].flops_per_token() <= m.flops_per_token() * (1 + 1e-12)
 
 
+def keys_seen(m, causal_mask):
+    "Keys that a token meets, summed over the layers."
+    cores = [(op.forward.attention, n) for op, n in counted_once(m, causal_mask)]
+    return sum(core.seen * core.keys * n for core, n in cores if core)
+
+
 @settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 80), st.booleans())
 def test_keys_in_a_window(l, window, causal):
     "Against the mask, counted out: half a key more at most, for a token sees itself."
     m = Model(l, 8, 2, 3, window=window, causal=causal)
     seen = [sum(0 <= i - j < window for j in range(l)) for i in range(l)]
-    mean, found = 3 * sum(seen) / l, attended(m, halved=True)
-    if causal: assert mean - 1.5 - 1e-9 <= found <= mean
-    assert attended(m, halved=False) == 3 * min(window, l) >= found
+    mean, found = 3 * sum(seen) / l, keys_seen(m, causal_mask=True)
+    if causal: assert mean - 1.5 - 1e-9 <= found <= mean * (1 + 1e-12)
+    assert math.isclose(keys_seen(m, causal_mask=False), 3 * min(window, l))
+    assert found <= 3 * min(window, l) * (1 + 1e-12)
 
 
 # what all models have in common
@@ -129,7 +135,7 @@ sizes = st.fixed_dictionaries(
         norm=some('layernorm', 'rmsnorm', 'unscaled'), layer_norms=st.integers(1, 4),
         output_bias=st.booleans(), qk_norm_whole=st.booleans(),
         head_dim=some(5, 8), kv_heads=some(1, 2), qk_norm=st.booleans(),
-        attention_sinks=st.booleans(), window=some(1, 7, 200),
+        attention_sinks=st.booleans(), attention_gate=st.booleans(), window=some(1, 7, 200),
         full_attention_every=some(1, 2, 6), kv_lora_rank=some(4), q_lora_rank=some(3),
         qk_nope_head_dim=some(5), qk_rope_head_dim=some(2), v_head_dim=some(6),
         experts=some(1, 4), experts_per_token=some(1, 3), expert_dim=some(7),
@@ -148,9 +154,55 @@ def made(given):  # Model or None
 
 
 NEIGHBOURS = (dict(kv_lora_rank=4, qk_nope_head_dim=5, qk_rope_head_dim=2, v_head_dim=6,
-                   head_dim=None, kv_heads=None, qk_norm=False),
+                   head_dim=None, kv_heads=None, qk_norm=False, attention_gate=False),
               dict(experts=4, experts_per_token=2, expert_dim=7), dict(window=7), dict(vocab=10),
               dict(heads=2, kv_heads=None))
+
+
+def norm_parameters(m): return {'layernorm': 2, 'rmsnorm': 1, 'unscaled': 0}[m.norm_kind]
+
+
+def attention_by_formula(m):
+    "Of one layer: its matrices, biases, norms and sinks."
+    e, h, norm = m.embed_dim, m.heads, norm_parameters(m)
+    sinks = h * m.attention_sinks
+    biased = e * (m.bias_kind in ('attention', 'all'))
+    if m.kv_lora_rank:
+        key, queries = m.qk_nope_head_dim + m.qk_rope_head_dim, m.q_lora_rank or 0
+        down = e * (queries + m.kv_lora_rank + m.qk_rope_head_dim)
+        up = (queries or e) * h * key + m.kv_lora_rank * h * (m.qk_nope_head_dim + m.v_head_dim)
+        return down + up + h * m.v_head_dim * e + norm * (queries + m.kv_lora_rank) + biased + sinks
+    wide, narrow = h * m.head, 2 * (m.kv_heads or h) * m.head
+    biases = (wide + narrow) * (m.bias_kind not in ('none', 'mlp')) + biased
+    normed = (wide + narrow // 2) if m.qk_norm_whole else 2 * m.head
+    gate = (e + (m.bias_kind not in ('none', 'mlp'))) * wide * m.attention_gate
+    return e * (2 * wide + narrow) + gate + biases + norm * normed * m.qk_norm + sinks
+
+
+def mlp_by_formula(m, width):
+    "Two matrices, or three, and their biases."
+    inputs = 1 + m.gated_mlp
+    biases = (inputs * width + m.embed_dim) * (m.bias_kind in ('mlp', 'all'))
+    return (inputs + 1) * m.embed_dim * width + biases
+
+
+def ffn_by_formula(m, layer):
+    "Of one layer: an MLP; or a router, experts, those that see every token, and their gate."
+    if not has_experts(m, layer): return mlp_by_formula(m, m.mlp_dim)
+    routed = m.experts * (m.embed_dim + m.router_bias + mlp_by_formula(m, m.expert_dim))
+    if not m.shared_expert_dim: return routed
+    return (routed + mlp_by_formula(m, m.shared_expert_dim)
+            + m.embed_dim * m.shared_expert_gate)
+
+
+def parameters_by_formula(m):
+    "A second count, from the fields of a model alone."
+    e, norm, words = m.embed_dim, norm_parameters(m), (m.vocab or 0) * m.embed_dim
+    layers = sum(attention_by_formula(m) + ffn_by_formula(m, i) + m.layer_norms * norm * e
+                 for i in range(m.depth + m.mtp_layers))
+    ends = (words * (2 - m.tied_embeddings) + m.seq_len * e * m.learned_positions
+            + (m.vocab or 0) * m.output_bias + norm * e * bool(m.vocab))
+    return layers + ends + m.mtp_layers * (2 * e * e + 3 * norm * e)
 
 
 @settings(max_examples=300, deadline=None)
@@ -163,9 +215,8 @@ def test_every_model(given, more):
     assert 0 < m.active_parameters <= m.parameters
     assert m.experts or m.active_parameters == m.parameters
     assert len({p.component for p in table}) == len(table)
-    layers = range(m.depth + m.mtp_layers)
-    assert expert_layers(m) == sum(has_experts(m, i) for i in layers)
-    assert window_layers(m) == sum(has_window(m, i) for i in layers)
+    assert m.parameters == parameters_by_formula(m)
+    assert sum(n for _, n in m.blocks) == m.depth
     half, whole = (m.flops_per_token(convention) for convention in CONVENTIONS)
     assert 0 < half <= whole
     assert eval(repr(m)) == m
@@ -198,6 +249,7 @@ def test_each_field_counts():
     assert added(norm='rmsnorm') == -(2 * 2 + 1) * 48
     assert added(biases='attention') == -2 * (192 + 48) and added(biases='none') == -2 * 9 * 48
     assert added(biases='qkv') == -2 * (192 + 48 + 48)
+    assert added(attention_gate=True, biases='none') == added(biases='none') + 2 * 48 * 48
     assert added(qk_norm=True) == 2 * 2 * 2 * 12 and added(attention_sinks=True) == 2 * 4
     assert added(kv_heads=2) == -2 * 2 * (48 + 1) * 24
     assert added(head_dim=24) == 2 * (4 * 48 * 48 + 3 * 48)

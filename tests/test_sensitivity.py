@@ -42,16 +42,32 @@ def test_rates_only_help_and_latencies_only_hurt(assumptions):
     assert (own.memory_elasticity == 0).all()   # a system changes no memory
 
 
-def test_halves_and_doubles_are_estimates():
-    found = of('gpt3', LAYOUT, 'A100', 1024)
-    one = estimate('gpt3', LAYOUT, 'A100', 1024)
+@pytest.mark.parametrize('assumptions, schedule', [
+    ('corrected', {}), ('calibrated', {'schedule': 'zb-v'}), ('calibrated', {'virtual_stages': 3})])
+def test_halves_and_doubles_are_estimates(assumptions, schedule):
+    layout = dataclasses.replace(LAYOUT, **schedule)
+    found = of('gpt3', layout, 'A100', 1024, assumptions)
+    one = estimate('gpt3', layout, 'A100', 1024, assumptions)
     for field in ('hbm_bandwidth', 'ib_bandwidth', 'nvlink_latency'):
+        assert found.base_s[field] == pytest.approx(one.stats['iteration_s'], rel=1e-12)
         for column, factor in (('at_low_s', .5), ('at_high_s', 2)):
             system = dataclasses.replace(one.system, **{field: factor * getattr(one.system, field)})
-            again = estimate('gpt3', one.parallel, system, 1024).stats['iteration_s']
+            again = estimate('gpt3', one.parallel, system, 1024, assumptions).stats['iteration_s']
             assert found[column][field] == pytest.approx(again, rel=1e-12)
-    deep = estimate(dataclasses.replace(one.model, depth=192), one.parallel, one.system, 1024)
-    assert found.at_high_s['depth'] == deep.stats['iteration_s']
+    deep = dataclasses.replace(one.model, depth=192)
+    again = estimate(deep, one.parallel, one.system, 1024, assumptions)
+    assert found.at_high_s['depth'] == again.stats['iteration_s']
+
+
+def test_what_is_needed_is_estimated():
+    "The bandwidth that is enough by all figures is enough by the schedule as it is played."
+    layout = dataclasses.replace(LAYOUT, schedule='zb-v', tp=8)
+    one = estimate('gpt3', layout, 'A100', 1024, 'calibrated')
+    asked = needed('matrix_flops_fp16', 'gpt3', layout, 'A100', 1024, 'calibrated', ratio=.8)
+    assert asked.target_s == pytest.approx(.8 * one.stats['iteration_s'], rel=1e-12)
+    system = dataclasses.replace(one.system, matrix_flops_fp16=asked.value)
+    again = estimate('gpt3', one.parallel, system, 1024, 'calibrated').stats['iteration_s']
+    assert again == pytest.approx(asked.target_s, rel=1e-4)
 
 
 def test_sizes_that_cannot_be_are_left_open():

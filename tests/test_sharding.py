@@ -231,7 +231,7 @@ def test_weights_hide_behind_enough_tokens(preset, n):
         gather = pricer.collective('allgather', GB, group)
         rate = GB / gather                               # GB/s that a gather reaches: W
         tokens = system.matrix_flops_fp16 * 1e3 / rate   # C / W: 2 FLOP and 2 bytes a weight
-        job = Job(1, 1, 1, 1, depth=depth, zero_stage=3, assumptions=a)
+        job = Job(seq_len=1, embed_dim=1, depth=depth, zero_stage=3, assumptions=a)
         seen = lambda T, GB=GB, job=job: data_parallel_time(
             [(GB, group)], 1e-3 * GB * T / system.matrix_flops_fp16, 1e9, pricer, job)[0]
         least = gather * (1 + a.software.unit_exposed * (depth - 1))
@@ -313,3 +313,13 @@ def test_nothing_beats_the_peak(preset):
     assert (found.executed_TFLOP_per_gpu >= found.model_TFLOP_per_gpu * .97).all()
     full = found[found.recompute == 'full']
     assert (full.hfu > 1.3 * full.mfu * .97).all()
+
+
+def test_bundled_messages_are_a_choice_of_their_own():
+    "One message pays its hops once, whatever the prices are; layer by layer each pays them."
+    system, preset = as_system('H100-80GB', 8), as_assumptions('corrected')
+    seen = [estimate('llama3.1_8B', Parallel(dp=64, nvlink_dp=8, dp_overlap=False), system, 64,
+                     dataclasses.replace(preset, bundled_messages=flag)).stats['dp_comm_s']
+            for flag in (False, True)]
+    hops = system.ib_latency * (8 - 1) + system.nvlink_latency * (64 - 8)
+    assert math.isclose(seen[0] - seen[1], 2 * (32 - 1) * hops, rel_tol=1e-9)   # to gather, reduce

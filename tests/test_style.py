@@ -1,4 +1,4 @@
-"How code looks: the linter has nothing to say, lines and cells are short, imports point one way."
+"How code looks: the linter has nothing to say, lines are short, imports point one way."
 import ast
 import graphlib
 import re
@@ -10,7 +10,7 @@ import pytest
 import notebooks
 import pages
 
-WIDTH, LENGTH = 100, 20   # characters of a line, lines of a cell
+WIDTH = 100   # characters of a line
 CHECKED = ('nbs', 'transformer_perf', 'tests', 'tools', 'docs', 'conftest.py', 'setup.py')
 MODULES = {path.stem: path.read_text() for path in pages.PACKAGE.glob('*.py')
            if path.stem not in ('__init__', '_modidx')}
@@ -51,65 +51,6 @@ def test_lines_of_modules_are_short(module):
     assert not wide, '\n'.join(wide)
 
 
-# cells
-
-def is_table(statement):
-    "Whether a statement names a table: a dict, a list or a tuple that is written out."
-    if not isinstance(statement, ast.Assign): return False
-    value = statement.value
-    by_name = isinstance(value, ast.Call) and ast.unparse(value.func) == 'dict' and not value.args
-    return by_name or isinstance(value, (ast.Dict, ast.List, ast.Tuple))
-
-
-def lines_aside(source):  # set of line numbers
-    "The lines of a cell's tables, and those from the first field of a class to the last."
-    try: body = ast.parse(source).body
-    except SyntaxError: return set()   # a command of the shell: no table
-    found = [(statement, statement) for statement in body if is_table(statement)]
-    for node in body:
-        if not isinstance(node, ast.ClassDef): continue
-        fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
-        if fields: found.append((fields[0], fields[-1]))
-    return {line for first, last in found for line in range(first.lineno, last.end_lineno + 1)}
-
-
-def length(source):
-    "Lines to read: neither blank nor part of a table."
-    aside = lines_aside(source)
-    return sum(i not in aside and bool(line.strip())
-               for i, line in enumerate(source.splitlines(), 1))
-
-
-@EACH
-def test_cells_are_short(path):
-    lengths = {cell: length(source) for cell, source in code_of(path)}
-    long = [f'cell {cell}: {n} lines' for cell, n in lengths.items() if n > LENGTH]
-    assert not long, '\n'.join(long)
-
-
-def test_what_counts_as_a_line():
-    cell = '''
-@dataclass
-class Pair:
-    "Two numbers."
-    a: int      # the first
-    # a comment between fields
-    b: int = 1  # the second
-
-    def sum(self): return self.a + self.b
-
-TABLE = {
-    'one': Pair(0),
-}
-KNOWN = dict(
-    one=1)
-squares = [x * x
-           for x in range(3)]
-'''
-    assert length(cell) == 6
-    assert length('!transformer-perf search\n\nx = 1') == 2
-
-
 # imports
 
 def imported(text):  # set of dotted names
@@ -142,7 +83,7 @@ def house():  # list of modules, the lowest first
 
 def test_arrows_point_down():
     floors, found = house(), arrows()
-    assert len(floors) == 14 and set(floors) < set(MODULES)
+    assert len(floors) == 15 and set(floors) < set(MODULES)
     for i, module in enumerate(floors):
         assert found[module] <= set(floors[:i]), f'{module} imports what is above it'
     assert not [module for module in found if 'cli' in found[module]], 'the command line is on top'

@@ -4,6 +4,7 @@ Nothing here needs Sphinx; `python docs/build.py` does the rest.
 """
 import ast
 import copy
+import functools
 import inspect
 import io
 import json
@@ -25,7 +26,7 @@ COURSE = [
     ('One layer on one GPU', ['00_', '01_', '02_', '03_', '4\\d_exercise_roofline']),
     ('Many GPUs', [
         '26_',                                                      # rings, and who sits where
-        '04_', '4\\d_exercise_tensor',                             # tensor parallelism
+        '03b_', '04_', '4\\d_exercise_tensor',                     # tensor parallelism
         '05_', '4\\d_exercise_(pipeline|bubble|interleav)',         # the pipeline and its bubble
         '33_', '4\\d_exercise_(zero|data|shard)',                   # data parallelism and ZeRO
         '38_', '42_', '4\\d_exercise_memory']),
@@ -42,8 +43,8 @@ REFERENCE = [
     ('Models, parameters, pictures', ['00b_', '01b_', '07_', '07c_', '08_', '28_']),
     ('Runs and files', ['12_', '16_', '17_', '06c_']),
     ('Command line and API', ['11_', '06b_', '90_', '90b_', 'api/index']),
-    ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_strategy',
-                'howto_add_a_schedule', 'howto_add_a_precision']),
+    ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_block',
+                'howto_add_a_strategy', 'howto_add_a_schedule', 'howto_add_a_precision']),
     ('Words and sources', ['glossary', 'references']),
 ]
 ORDER = COURSE + REFERENCE
@@ -169,7 +170,9 @@ def figure_of(words):  # dict: metadata that MyST-NB knows
 def shown_cell(cell):
     "A cell as it is read, or None where it is hidden."
     text = ''.join(cell['source'])
-    if cell['cell_type'] != 'code': return {**cell, 'source': answer_folded(text)}
+    if cell['cell_type'] != 'code':
+        beside = text.replace('](../docs/', '](')   # pages and notebooks share the site's folder
+        return {**cell, 'source': answer_folded(beside)}
     words, source = directives(text), without_directives(text)
     if 'hide' in words or any(word.startswith('default_exp') for word in words): return None
     for output in cell['outputs']:
@@ -352,9 +355,27 @@ def as_called(method):
     return method
 
 
+@functools.cache
+def rows_of_classes():  # dict: class -> its own fields, as rows
+    "The fields that each class of the package declares."
+    found = {}
+    for text in modules().values():
+        notes = comments(text)
+        found |= {node.name: fields(node, notes) for node in ast.parse(text).body
+                  if isinstance(node, ast.ClassDef)}
+    return found | {'Unsaid': [row._replace(default='None') for row in found['Choices']]}
+
+
+def all_fields(node, notes):  # list of Row
+    "The fields of a class after those of the classes it is made from, as a dataclass has them."
+    bases = [ast.unparse(base) for base in reversed(node.bases)]
+    rows = [row for base in bases for row in rows_of_classes().get(base, [])]
+    return list({row.names[0]: row for row in [*rows, *fields(node, notes)]}.values())
+
+
 def class_page(node, notes):  # list of lines
     "One class with its fields and its public methods."
-    rows = fields(node, notes)
+    rows = all_fields(node, notes)
     taken = ', '.join(row.names[0] for row in rows)
     lines = [summary_of(node), '', *as_table(rows, 'field')]
     for item in node.body:

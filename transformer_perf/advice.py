@@ -6,8 +6,8 @@
 __all__ = ['RANK_PARTS', 'SWITCHES', 'ORDERS', 'LEAST_GAIN', 'MOST_SHOWN', 'USUAL_ERROR', 'SUSPECTS', 'Case', 'case_of',
            'parts_on_rank', 'peaks_of', 'held_by_ranks', 'Step', 'beside', 'primes', 'moves', 'ways_of_recompute',
            'chunks_possible', 'values_beside', 'with_consequences', 'given_places', 'steps_of', 'changed', 'together',
-           'pairs_of', 'table_of', 'allowed', 'filled_by', 'placements_of', 'counted_alike', 'prices', 'said',
-           'in_short', 'largest', 'times_of', 'reason', 'Change', 'change_of', 'changes_table', 'changes_view',
+           'pairs_of', 'table_of', 'allowed', 'filled_by', 'placements_of', 'counted_alike', 'figures_by', 'prices',
+           'said', 'in_short', 'largest', 'times_of', 'reason', 'Change', 'change_of', 'changes_table', 'changes_view',
            'as_html', 'Neighbours', 'neighbours', 'fastest_first', 'first_good', 'that_fit', 'Fit', 'parts_of',
            'changes_in_words', 'where_run', 'fit_in_words', 'fits', 'worthwhile', 'improvements', 'best_pair',
            'measured_figures', 'Deviation', 'explanations', 'deviation', 'deviation_in_words', 'Improvements',
@@ -32,14 +32,15 @@ from .schedules import SCHEDULES, possible
 # %% ../nbs/13_advice.ipynb #13a00006
 from .estimates import (
     CHOICES, CONTEXTS, DISPATCHERS, FITS_BY, RECIPES, Assumptions, as_assumptions)
+from .blocks import STRATEGIES
 from .modules import (
-    STRATEGIES, end_weights, expert_rules, leaves_rows, reduces_each, sharing_rules)
+    expert_rules, leaves_rows, reduces_each, sharing_rules)
 from .iteration import (
     GROUPS, MEMORY_PARTS, MOST_PLAYED, PLACES, Estimate, Memory, Parallel,
-    changes_something, check_parallel, components, division_rules, divisors, estimate,
-    iteration_times, keep, layers_memory, layers_to_deal, memory_at, memory_bound,
-    memory_played, more_of, own_stages, passes_in, play_on, plural, priced, rate_in_words,
-    rows_of, settled, short, stages_differ, statistics)
+    changes_something, check_parallel, components, division_rules, divisors, estimate, exact_table,
+    iteration_times, keep, layers_memory, layers_to_deal, memory_bound,
+    memory_on_ranks, memory_played, more_of, passes_in, play, plural, priced, rate_in_words,
+    rows_of, settled, short, statistics)
 from .execution import (
     can_run, considered_choices, distinct, divides_batch, filled, filling,
     pipeline_divides, practice, runs, search, splits)
@@ -99,16 +100,10 @@ def held_by_ranks(one: Estimate):  # DataFrame, a row for each rank
     "What each rank of the pipeline holds at its peak, GB, and from when on."
     about = one.model, one.system, one.global_batch, one.assumptions
     job, pricer, costs, ends = priced(vars(one.parallel), *about)
-    stored, stages, words = layers_memory(job), own_stages(job), end_weights(job)
-    empty = stored._replace(activations=0 * stored.activations)
-    fixed = [memory_at(job, empty, stage, words) for stage in stages]
-    found, start = [memory_at(job, stored, stage, words) for stage in stages], np.nan
+    (found, fixed), start = memory_on_ranks(job, layers_memory(job)), np.nan
     if passes_in(job) <= MOST_PLAYED:
         more = more_of(job, iteration_times(job, costs, pricer, ends))
-        GB, start = peaks_of(memory_played(job, play_on(job, costs, ends, more)[0])[0])
-        if stages_differ(job):
-            found = [m._replace(activations=m.activations + x - sum(m))
-                     for m, x in zip(fixed, GB)]
+        _, start = peaks_of(memory_played(job, play(job, costs, ends, more))[0])
     rows = [parts_on_rank(job, m, float(own.activations)) for m, own in zip(found, fixed)]
     table = pd.DataFrame(rows).assign(needed_GB=[sum(row.values()) for row in rows], from_s=start)
     return table.rename_axis('rank').reset_index()
@@ -165,7 +160,7 @@ def values_beside(case: Case, precision=()):  # dict: field -> other values
              'precision': [nearest(name, RECIPES, 'precision') for name in names],
              **dict.fromkeys(SWITCHES, (False, True))}
     return {name: [x for x in values if x != getattr(p, name)] for name, values in found.items()
-            if name not in CHOICES or changes_something(vars(p), name)}
+            if name not in CHOICES or changes_something(vars(p), name, bool(m.experts))}
 
 # %% ../nbs/13_advice.ipynb #13a00017
 def with_consequences(p: Parallel, to):  # dict
@@ -217,7 +212,7 @@ def allowed(t, one: Estimate):  # mask
     "Which rows of a table, of one strategy, can run."
     m, a, batch, s = one.model, one.assumptions, one.global_batch, STRATEGIES[t['strategy']]
     tp, cp, pp, dp = (t[group] for group in GROUPS)
-    rules = sharing_rules(m, tp, cp, s, a) + expert_rules(m, t['ep'], t['etp'], tp)
+    rules = sharing_rules(m, tp, cp, s, a) + expert_rules(m, t['ep'], t['etp'])
     rules += [('', tp * cp * dp, '', t['ep'] * t['etp']), ('', batch, '', dp),
               ('', m.embed_dim * s.has_panels, '', t['panels'])]
     right = [number % by == 0 for _, number, _, by in rules]
@@ -268,22 +263,31 @@ def counted_alike(t):  # list of (strategy, layout, rows)
             for name, own in kinds.items() for layout in {*t['layout'][own].tolist()}]
 
 # %% ../nbs/13_advice.ipynb #13a00052
-def prices(t, one: Estimate, every=True):  # (s, GB needed, placement), of each row
-    "A table of neighbours at every placement or at a few; infinite where it cannot run."
-    about, number = (one.model, one.system, one.global_batch, one.assumptions), rows_of(t)
-    row, t = placements_of(t, one, every)
-    found = np.full((2, len(row)), np.inf)
-    t['reduce_each'] = reduces_each(t['reduce_each'], t['zero_stage'])
+def figures_by(price, t, one: Estimate):  # array [2, row]: s, GB needed
+    "What `statistics` or `exact_table` says of each row; infinite where it cannot run."
+    found = np.full((2, rows_of(t)), np.inf)
     for strategy, layout, rows in counted_alike(t):
         part = keep(t, rows) | {'strategy': strategy, 'layout': layout}
         fine = allowed(part, one)
         if not fine.any(): continue
-        stats = statistics(keep(part, fine), *about)
+        about = one.model, one.system, one.global_batch, one.assumptions
+        stats = price(keep(part, fine), *about)
         found[:, rows[fine]] = stats['iteration_s'], stats[FITS_BY[one.assumptions.fits_by]]
+    return found
+
+# %% ../nbs/13_advice.ipynb #13a00a56
+def prices(t, one: Estimate, every=True):  # (s, GB needed, placement), of each row
+    "Neighbours at the best of every placement, as `estimate` has them; or of a few, about."
+    number = rows_of(t)
+    row, t = placements_of(t, one, every)
+    t['reduce_each'] = reduces_each(t['reduce_each'], t['zero_stage'])
+    found = figures_by(statistics, t, one)
     order = np.lexsort((found[0], row))
     best = order[np.searchsorted(row[order], np.arange(number))]
-    places = zip(*(t[name][best].tolist() for name in PLACES))
-    return *found[:, best], [dict(zip(PLACES, at)) for at in places]
+    t = keep(t, best)
+    found = figures_by(exact_table, t, one) if every else found[:, best]
+    places = zip(*(t[name].tolist() for name in PLACES))
+    return *found, [dict(zip(PLACES, at)) for at in places]
 
 # %% ../nbs/13_advice.ipynb #13a00022
 def said(x):  # str

@@ -264,7 +264,8 @@ def idle_in(job):  # set of fields
     "What changes nothing in a job; of copies that it does not number there may be several."
     from transformer_perf.interop import no_difference
     p = job.parallel
-    return no_difference(p if job.n_gpus else dataclasses.replace(p, dp=max(p.dp, 2)))
+    if not job.n_gpus: p = dataclasses.replace(p, dp=max(p.dp, 2))
+    return no_difference(p, job.model)
 
 def said_by(job):  # dict: option -> value, as it would be typed
     "What a job says, under the names of options; not what makes no difference in it."

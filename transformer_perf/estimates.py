@@ -7,7 +7,8 @@ __all__ = ['RECIPES', 'COLLECTIVES', 'CONTEXTS', 'DISPATCHERS', 'FITS_BY', 'MEND
            'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message', 'Work', 'Operation', 'Recipe', 'of_names',
            'of_recipe', 'counted', 'gained', 'roofline', 'ring_share', 'two_tier_time', 'send_time', 'Group', 'Busy',
            'exchanged', 'exchange_time', 'Roofline', 'Pass', 'price', 'parts_again', 'layers_again', 'is_again',
-           'check_choices', 'software_of', 'state_bytes', 'Assumptions', 'shipped', 'as_assumptions', 'collective_time']
+           'check_choices', 'software_of', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped',
+           'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -19,9 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .inputs import (
-    ANY, checked, field, nearest, of_type, quoted, takes, whole)
-from .traced import beside
-from .models import as_markdown
+    ANY, as_markdown, checked, field, nearest, of_type, quoted, takes, whole)
 from .parameters import Calibration, Parameters, Software, read_calibration
 from .systems import Link, System, Units
 from .schedules import SCHEDULES
@@ -326,8 +325,8 @@ MENDED = dict(   # what the published model has wrong
     bias_rows_sharded=True, rows_shared_exactly=True, gather_backward=True)
 AS_TRAINED = dict(   # what it leaves out, and training frameworks do
     fused_kernels=True, causal_mask=True, vocabulary=True, inputs_sharded=True,
-    working_memory=True, uneven_stages=True, slowest_link=True, fits_by='bound', context='ring',
-    wide_search=True)
+    working_memory=True, bundled_messages=True, uneven_stages=True, slowest_link=True,
+    fits_by='bound', context='ring', wide_search=True)
 
 # %% ../nbs/02_estimates.ipynb #6635d1dc
 RECOMPUTE = {   # -> the parts of a layer that are computed again; 'full': all of it
@@ -364,18 +363,39 @@ IDEAL = Software()   # costs nothing
 
 def software_of(a):  # Software
     "What the training software costs: as measured, or by default nothing."
-    return a.measured.software if a.measured else beside(a, 'default Software', IDEAL)
+    return a.measured.software if a.measured else IDEAL
 
 def state_bytes(a):  # of a parameter
     "Optimizer states."
     if a.optimizer_bytes is not None: return 2 * a.optimizer_bytes
     return a.master_bytes + 2 * a.moment_bytes
 
-# %% ../nbs/02_estimates.ipynb #6635d1dd
-@checked
+# %% ../nbs/02_estimates.ipynb #6635d1e1
 @dataclass(frozen=True)
-class Assumptions:
-    "Every modelling choice, by name. The defaults are those of the published model."
+class Choices:
+    "What a configuration chooses, beside how many GPUs share what."
+    # copies share out: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
+    zero_stage: int = field(1, choices=(0, 1, 2, 3))
+    recompute: str = 'none'             # computed again in the backward pass: `parts_again`
+    virtual_stages: int = 1             # parts of each pipeline stage in an interleaved schedule
+    sequence_sharded: bool = True       # tp shares out the sequence too, between its products
+    context: str = field('allgather', choices=CONTEXTS) # how cp passes keys and values
+    dp_overlap: bool = True             # data-parallel communication hides behind compute
+    tp_overlap: bool = False            # tensor-parallel messages hide behind their products
+    schedule: str = field('1f1b', choices=SCHEDULES)    # in which order pipeline stages work
+    reduce_each: bool = None            # gradients are reduced each time; none: where shared out
+    reshard_after_forward: bool = True  # ZeRO-3 gathers weights again for the backward pass
+    dp_replicate: int = 1               # hybrid sharding: copies of what copies share out
+    precision: str = field('bf16', choices=RECIPES)     # of the products with weights
+    dispatcher: str = field('alltoall', choices=DISPATCHERS)  # how tokens travel to their experts
+    ep_overlap: bool = False            # expert-parallel messages hide behind other compute
+
+CHOICES = tuple(f.name for f in dataclasses.fields(Choices))
+
+# %% ../nbs/02_estimates.ipynb #6635d1dd
+@dataclass(frozen=True)
+class Modelling:
+    "How a job is counted and priced. The defaults are those of the published model."
     launch_time: float = 20e-6          # s that every pass of an operation pays beforehand
     flops_efficiency: float = field(0.8, above=True, most=1)  # of the peak rate, in arithmetic
     measured: object = None             # measured Parameters or Calibration, instead of these two
@@ -400,6 +420,7 @@ class Assumptions:
     bf16_ends: int = field(0, least=0)  # first layers, and last ones, that stay in 16 bits
     fp8_parameters: bool = False        # weights are held and gathered in the products' precision
     fp8_copies: int = field(2, choices=(1, 2))  # of a weight in 8 bits: by rows, and by columns
+    bundled_messages: bool = False      # copies exchange all layers in one message, unless ZeRO-3
     uneven_stages: bool = False         # a search tries stages with different numbers of layers
     wide_search: bool = False           # a search tries what practitioners try, unless told
     slowest_link: bool = False          # one slow pipeline link slows them all; else their mean
@@ -412,23 +433,11 @@ class Assumptions:
     fits_by: str = field('point', choices=FITS_BY)   # what must fit: an estimate, or its bound
     least_features: int = 128           # a GPU keeps at least so many features, and rows
     least_panel: int = 512              # a SUMMA panel is at least so wide
-    # what a configuration does, unless it says otherwise
-    # copies share out: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
-    zero_stage: int = field(1, choices=(0, 1, 2, 3))
-    recompute: str = 'none'             # computed again in the backward pass: `parts_again`
-    virtual_stages: int = 1             # parts of each pipeline stage in an interleaved schedule
-    sequence_sharded: bool = True       # tp shares out the sequence too, between its products
-    context: str = field('allgather', choices=CONTEXTS) # how cp passes keys and values
-    dp_overlap: bool = True             # data-parallel communication hides behind compute
-    tp_overlap: bool = False            # tensor-parallel messages hide behind their products
-    schedule: str = field('1f1b', choices=SCHEDULES)    # in which order pipeline stages work
-    reduce_each: bool = None            # gradients are reduced each time; none: where shared out
-    reshard_after_forward: bool = True  # ZeRO-3 gathers weights again for the backward pass
-    dp_replicate: int = 1               # hybrid sharding: copies of what copies share out
-    precision: str = field('bf16', choices=RECIPES)     # of the products with weights
-    dispatcher: str = field('alltoall', choices=DISPATCHERS)  # how tokens travel to their experts
-    ep_overlap: bool = False            # expert-parallel messages hide behind other compute
 
+@checked
+@dataclass(frozen=True)
+class Assumptions(Choices, Modelling):
+    "Every assumption, by name: of the model, and what a configuration does unless it says."
     def __post_init__(self): check_choices(self)
     def _repr_markdown_(self): return as_markdown(self)
 
@@ -448,9 +457,6 @@ class Assumptions:
         return cls(**MENDED, **AS_TRAINED, measured=read_calibration(path))
 
 # %% ../nbs/02_estimates.ipynb #1dd50c02
-CHOICES = ('zero_stage', 'recompute', 'virtual_stages', 'sequence_sharded', 'context',
-           'dp_overlap', 'tp_overlap', 'schedule', 'reduce_each', 'reshard_after_forward',
-           'dp_replicate', 'precision', 'dispatcher', 'ep_overlap')  # of a configuration
 PRESETS = {'paper': Assumptions.paper(), 'corrected': Assumptions.corrected()}
 
 @functools.cache

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'WHOLE', 'FLAG', 'MOST_VALUES', 'MEGABYTE', 'LARGEST_JSON',
            'LARGEST_CSV', 'MOST_COLUMNS', 'MOST_CELLS', 'PATIENCE', 'printable', 'quoted', 'nearest', 'whole', 'finite',
-           'flag', 'label', 'field', 'one_of', 'checked_number', 'of_type', 'checked_value', 'checked', 'takes',
-           'several', 'table_with', 'divides', 'named', 'checked_path', 'read_bytes', 'read_text', 'once',
-           'no_constant', 'infinity', 'parse_json', 'read_json', 'naming', 'check_cells', 'read_csv', 'is_special',
-           'why_not', 'check_writable', 'write_whole', 'write_to', 'open_special', 'replace_file']
+           'flag', 'label', 'field', 'one_of', 'checked_number', 'of_type', 'checked_value', 'checked', 'differing',
+           'as_markdown', 'takes', 'several', 'table_with', 'divides', 'named', 'checked_path', 'read_bytes',
+           'read_text', 'once', 'no_constant', 'infinity', 'parse_json', 'read_json', 'naming', 'check_cells',
+           'read_csv', 'is_special', 'why_not', 'check_writable', 'write_whole', 'write_to', 'open_special',
+           'replace_file']
 
 # %% ../nbs/90_inputs.ipynb #90a00005
 import contextlib
@@ -167,6 +168,18 @@ def checked(cls):
 
     cls.__init__ = named
     return cls
+
+# %% ../nbs/90_inputs.ipynb #b4ce6bc1
+def differing(x):  # dict
+    "The fields of a dataclass that differ from their defaults."
+    values = {f.name: (getattr(x, f.name), f.default) for f in dataclasses.fields(x)}
+    return {name: value for name, (value, usual) in values.items() if value != usual}
+
+def as_markdown(x, values=None):
+    "A dataclass as a table, for notebooks: some values, or all that there are."
+    if values is None: values = {f.name: getattr(x, f.name) for f in dataclasses.fields(x)}
+    rows = [f'| {name} | {value} |' for name, value in values.items() if value is not None]
+    return '\n'.join([f'| {type(x).__name__} | |', '| --- | --- |', *rows])
 
 # %% ../nbs/90_inputs.ipynb #90a00051
 ANY, ABOVE = {}, dict(above=True)   # numbers from 0; more than nothing

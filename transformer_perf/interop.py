@@ -47,12 +47,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .inputs import (
-    HUGE, MEGABYTE, checked, finite, flag, named, naming, nearest, of_type, once, parse_json,
-    printable, quoted, read_bytes, read_text, whole)
+    HUGE, MEGABYTE, checked, differing, finite, flag, named, naming, nearest, of_type, once,
+    parse_json, printable, quoted, read_bytes, read_text, whole)
 from .configs import rule_of
 
 # %% ../nbs/12_interop.ipynb #177de633
-from .models import Model, as_model, differing, has_experts
+from .models import Model, as_model, has_experts
 from .estimates import CHOICES, PARTS, layers_again, parts_again
 from .iteration import PLACES, Estimate, Parallel, changes_something
 from .modules import reduces_each
@@ -296,6 +296,7 @@ MEGATRON_ROWS = (
     Row('--untie-embeddings-and-output-weights', 'tied_embeddings', OFF, True),
     Row('--position-embedding-type', 'position_type', TEXT, 'learned_absolute'),
     Row('--use-rotary-position-embeddings', 'rotary', ON, False),
+    Row('--attention-output-gate', 'attention_gate', ON, False),
     Row('--qk-layernorm', 'qk_norm', ON, False), Row('--window-size', 'window_size', LIST),
     Row('--window-attn-skip-freq', 'full_attention_every', WHOLE),
     Row('--softmax-type', 'attention_sinks',
@@ -1347,10 +1348,12 @@ def keys_for(job: TrainingJob, format):  # dict: key -> value
     return found
 
 # %% ../nbs/12_interop.ipynb #3af64a4b
-def no_difference(p: Parallel):  # set of fields
+def no_difference(p: Parallel, model):  # set of fields; model: a Model or None
     "The fields of a configuration that change nothing in it, and those that are no key anywhere."
-    t = vars(p) | {'zero_stage': 1 if p.zero_stage is None else p.zero_stage}
-    found = {name for name in CHOICES if not changes_something(t, name)}
+    experts = bool(model and model.experts)
+    t = vars(p) | {'zero_stage': 1 if p.zero_stage is None else p.zero_stage,
+                   'schedule': p.schedule or '1f1b'}
+    found = {name for name in CHOICES if not changes_something(t, name, experts)}
     if p.pp == 1: found |= {'virtual_stages'}
     return {*PLACES, 'panels', 'strategy'} | found
 
@@ -1365,7 +1368,7 @@ def meaning(m):  # Model or None
 # %% ../nbs/12_interop.ipynb #12ab003b
 def lost(job: TrainingJob, again: TrainingJob):  # dict: field -> value
     "What of a job did not come back."
-    own, back, idle = facts_of(job), facts_of(again), no_difference(job.parallel)
+    own, back, idle = facts_of(job), facts_of(again), no_difference(job.parallel, job.model)
     names = [n for n in (*PARALLEL_FIELDS, 'global_batch', 'n_gpus', 'seq_len') if n not in idle]
     found = {n: own[n] for n in names if own[n] is not None and own[n] != back[n]}
     if job.parallel.strategy == '2d': found['strategy'] = '2d'

@@ -20,7 +20,8 @@ from .estimates import AS_TRAINED, MENDED, Assumptions
 from .interop import MEGATRON_ROWS, as_job
 from .iteration import (
     PLACES, job_of, layers_memory, memory_at, own_stages, settled)
-from .modules import end_weights, kinds_of, layer_operations, words
+from .blocks import kinds_of, layer_operations, words
+from .modules import end_weights
 from transformer_perf.parameters import (
     GROUPED_WORKSPACES, HANDLES, OVERLAP_WORKSPACES, REPEATABLE, WORKSPACES, Parameters, Software,
     measured_folder)
@@ -121,10 +122,11 @@ def left_alive(run, job):  # dict of GB
     E, e = job.units.element, job.embed_dim
     number = (2 * job.virtual_stages + (job.virtual_stages > 1)) * (job.pp > 1)
     gathered = E * job.tokens * e * (job.tp > 1 and job.sequence_sharded)
-    every = bool(job.experts) * (job.dispatcher == 'allgather')
+    experts = any(kind.here.ffn.sends_tokens for kind in kinds_of(job))
+    every = experts * (job.dispatcher == 'allgather')
     routed = E * job.own * e * job.ep * job.etp * every
     local = said(run, 'transformer_impl') == 'local'
-    scores = E * job.micro_batch * job.own_heads * job.rows * job.seq_len * local
+    scores = E * job.micro_batch * job.here.mixer.own_heads(job) * job.rows * job.seq_len * local
     return {'between stages': number * E * job.own * e, 'one buffer': max(gathered, routed, scores)}
 
 def empty_gradients(run, job):  # GB

@@ -85,20 +85,20 @@ from tornado.httputil import HTTPHeaders, ResponseStartLine
 from tornado.netutil import bind_sockets
 from tornado.routing import AnyMatches, Matcher, Rule, RuleRouter
 from tornado.web import Application, HTTPError, OutputTransform
-from .inputs import nearest, whole
-from .models import NAMED, Model, as_model, differing
+from .inputs import differing, nearest, whole
+from .models import NAMED, Model, as_model
 from .systems import PHYSICAL, REQUIRED, UNIT_OF, as_system, system_names
 from .parameters import measured_folder
 
 # %% ../nbs/07b_panels.ipynb #eb7699e2
 from .estimates import CHOICES, COLLECTIVES, FITS_BY, Group, as_assumptions, counted
 from .kernels import lasting, pricer_of
-from .modules import STRATEGIES, kinds_of, layer_operations, layers_of_kinds
+from .blocks import STRATEGIES, kinds_of, layer_operations, layers_of_kinds
 
 from transformer_perf.iteration import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PAPER_NAMES, PLACES, Estimate, Parallel, components, divisors,
-    estimate, interval_in_words, job_of, keep, plural, possible_places, readable, seconds_and_GB,
-    short)
+    estimate, exact_table, interval_in_words, job_of, keep, plural, possible_places, readable,
+    seconds_and_GB, short)
 
 from .execution import (
     Question, all_placements, asked_about, configurations, considered_choices, fastest_of, fitting,
@@ -1070,11 +1070,13 @@ def priced(states, q: Question):  # (s of an iteration, GB) of each state
         tables.append(t | {name: np.full(len(t['dp']), value) for name, value in own.items()})
     rows = {name: np.concatenate([t[name] for t in tables])
             for name, column in tables[0].items() if np.ndim(column)}
-    seconds, GB = seconds_and_GB(tables[0] | rows, q.model, q.system, q.global_batch,
-                                 q.assumptions)
+    asked = q.model, q.system, q.global_batch, q.assumptions
+    seconds, _ = seconds_and_GB(tables[0] | rows, *asked)
     order = np.lexsort((seconds, rows['state']))
     first = order[np.unique(rows['state'][order], return_index=True)[1]]
-    return zip(seconds[first], GB[first])
+    exact = exact_table(keep(tables[0] | rows, first), *asked)
+    GB = exact[FITS_BY[q.assumptions.fits_by]]
+    return zip(*(np.broadcast_to(x, first.shape) for x in (exact['iteration_s'], GB)))
 
 # %% ../nbs/07b_panels.ipynb #955f3808
 def one_step(
@@ -1239,8 +1241,7 @@ def fitted(state):  # (list of Question, list of Fitting)
 def best_of(state):  # SearchResult
     "The best configurations of a state, with all their figures."
     (asked, fit), counts = fitted(state), [state.n_gpus]
-    some = fastest_of(asked, fit, TOP).sort_index()
-    return result_of(tables_of(counts, asked, fit, some), asked, counts)
+    return result_of(tables_of(counts, asked, fit, fastest_of(asked, fit, TOP)), asked, counts)
 
 # %% ../nbs/07b_panels.ipynb #7a51c124
 def asked_settled(state):  # (SearchState, dict: control -> options)
@@ -1357,7 +1358,7 @@ def least_memory(fit, names):  # DataFrame: the two sizes of each cell, GB
     return pd.concat(tables).groupby(names, as_index=False).min()
 
 @functools.lru_cache(2)   # of all maps of a state
-def first_of(state): return fastest_of(*fitted(state), MAPPED)
+def first_of(state): return pd.DataFrame(fastest_of(*fitted(state), MAPPED))
 
 def fastest_in_cells(some, fit, names):  # DataFrame: the two sizes, the candidate, GB
     "The fastest of some candidates of each cell of the map that has one."
@@ -2583,7 +2584,7 @@ def absolute(name):  # str
 def not_shown(state, p: Parallel):  # list of (field, its value, the one that is shown)
     "In what a state differs from a configuration."
     shown = vars(state.estimate.parallel)
-    idle = no_difference(p) - {'strategy', 'panels', *PLACES}
+    idle = no_difference(p, state.estimate.model) - {'strategy', 'panels', *PLACES}
     return [(name, x, shown[name]) for name, x in vars(p).items()
             if x != shown[name] and name not in idle]
 

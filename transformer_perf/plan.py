@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from transformer_perf.inputs import (
-    ABOVE, ANY, checked, divides, field, finite, nearest, of_type, quoted,
+    ABOVE, ANY, as_markdown, checked, divides, field, finite, nearest, of_type, quoted,
     several, takes, whole)
-from .models import Model, as_markdown, as_model
+from .models import Model, as_model
 
 # %% ../nbs/14_plan.ipynb #14a00006
 from .systems import as_system, price_per_gpu_hour, read_prices
@@ -169,7 +169,7 @@ FINALISTS = PLAYED   # of the fastest; one of each other question
 
 def candidates(f, q: Question):  # DataFrame
     "The best of each question and number of GPUs, before schedules are played."
-    best = best_candidates(f.less, f.layers, worth_asking(f, q), q, FINALISTS)
+    best = pd.DataFrame(best_candidates(f.less, f.layers, worth_asking(f, q), q, FINALISTS))
     t = keep(f.less.t, best.i) | {name: f.less.places[name][best.j] for name in PLACES}
     found = statistics(t, q.model, q.system, q.global_batch, q.assumptions)
     shown = {name: found[name] for name in ('iteration_s', 'memory_GB')}

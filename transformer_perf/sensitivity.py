@@ -16,7 +16,7 @@ import pandas as pd
 
 from .inputs import finite, flag, nearest, table_with, whole
 from .systems import PHYSICAL, System
-from .iteration import estimate, short, statistics
+from .iteration import estimate, exact_statistics, short
 from .execution import (
     asked_about, best_of, questions, search, search_each, variants)
 
@@ -49,8 +49,9 @@ def one_by_one(system: System, values):  # System of arrays (variants, 1)
     return dataclasses.replace(system, **columns)
 
 def priced_on(one, system: System):  # (s, GB), an array each
-    "Time and memory of an estimate's configuration on a system of arrays, in closed form."
-    found = statistics(vars(one.parallel), one.model, system, one.global_batch, one.assumptions)
+    "Time and memory of an estimate's configuration on a system of arrays."
+    about = one.model, system, one.global_batch, one.assumptions
+    found = exact_statistics(vars(one.parallel), *about)
     return tuple(np.broadcast_to(found[name], (variants(system), 1))[:, 0]
                  for name in ('iteration_s', 'memory_GB'))
 
@@ -60,7 +61,7 @@ def best_on(one, system: System):  # s, an array; infinite where nothing fits
     n = one.parallel.n_gpus
     about = asked_about(one.model, one.system, one.global_batch, one.assumptions, None)
     asked = [q._replace(system=system) for q in questions(about, None, {})]
-    found = best_of([table for table, *_ in search_each([n], asked, 1)], [n])
+    found = pd.DataFrame(best_of([table for table, *_ in search_each([n], asked, 1)], [n]))
     seconds = np.full(variants(system), np.inf)
     seconds[found.variant.to_numpy()] = found.iteration_s
     return seconds

@@ -16,9 +16,10 @@ import numpy as np
 from . import __version__
 from .inputs import of_type, write_whole
 from .schedules import SCHEDULES, position
-from .modules import kinds_of, priced_operations
+from .blocks import kinds_of
+from .modules import priced_operations
 from .iteration import (
-    Estimate, memory_played, on_chunks, priced, run_of, slowest_stage, update_time)
+    Estimate, memory_played, most_of_ends, on_chunks, priced, run_of, slowest_stage, update_time)
 
 # %% ../nbs/16_traces.ipynb #16a00008
 LANES = ('compute', 'communication')   # of a rank
@@ -30,9 +31,9 @@ def priced_one(one: Estimate):  # (Job, pricer, LayerCost, ends)
 def messages_of(one: Estimate):  # (forward, backward), s of each chunk in the order of the model
     "Exposed messages inside the layers of a pass."
     job, pricer, costs, _ = priced_one(one)
-    there = np.array([sum(float(op.forward.comm) for op in priced_operations(kind, pricer))
-                      for kind in kinds_of(job)])
-    return on_chunks(job, there), on_chunks(job, np.atleast_1d(costs.comm) - there)
+    there = np.squeeze([sum(float(op.forward.comm) for op in priced_operations(kind, pricer))
+                        for kind in kinds_of(job)])
+    return on_chunks(job, there), on_chunks(job, costs.comm - there)
 
 def handed_over(one: Estimate):  # s
     "What a pass takes to hand its result to the next stage, as the estimate charges it."
@@ -44,7 +45,8 @@ def ending(one: Estimate, played):  # list of (lane, name, s)
     "What follows the passes, which took so many s."
     job, pricer, costs, ends = priced_one(one)
     cost, layers, _ = slowest_stage(job, costs, ends)
-    step = float(update_time(job._replace(depth=layers * job.pp), cost, pricer))
+    own = job._replace(depth=layers * job.pp)
+    step = float(update_time(own, cost, pricer, most_of_ends(job)))
     copies = one.stats['dp_comm_s']
     wait = one.stats['iteration_s'] - played - copies - step
     return [('communication', 'gradients and weights of copies', copies),

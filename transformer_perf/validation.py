@@ -15,8 +15,8 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'NEEDED', 'FLAGS', 'ZERO', '
            'recompute_of', 'release_of', 'with_scripts', 'precision_of', 'layouts_of', 'structure_of', 'expert_choices',
            'alternatives', 'with_experts', 'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of',
            'shape_of', 'batches_of', 'few_groups', 'facts_of', 'parameters_for', 'priced', 'room_of', 'chosen',
-           'predicted_rows', 'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'assumed_of',
-           'features_of', 'kinds_of_runs', 'with_trust', 'predict', 'table_of', 'least_squares_within',
+           'of_candidates', 'predicted_rows', 'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests',
+           'assumed_of', 'features_of', 'kinds_of_runs', 'with_trust', 'predict', 'table_of', 'least_squares_within',
            'standard_errors', 'Fit', 'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of',
            'table_of_fit', 'fit_entries', 'calibrate', 'published_collectives', 'checked_kinds', 'collectives_us',
            'predict_collectives', 'calibrate_network', 'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at',
@@ -59,7 +59,8 @@ from .parameters import (
     measured_folder, read_calibration, value_of)
 from .kernels import collective_seconds
 from .measured_kernels import gpu_of, number_of
-from .iteration import COMPONENTS, divisors, keep, kind_of_run, statistics
+from .iteration import (
+    COMPONENTS, divisors, exact_table, keep, kind_of_run, statistics)
 from .execution import crossed, practice, search
 
 # %% ../nbs/10_validation.ipynb #d020e0f6
@@ -583,11 +584,11 @@ def parameters_for(batch, assumptions):  # Parameters, or None under a preset wi
         if not known: k = changed(k, facts_of(batch.system.architecture, batch.software))
     return changed(k, NO_HOST) if k and batch.graphs else k
 
-def priced(batch, assumptions):  # dict of columns, one value a candidate
-    "A batch under assumptions."
+def priced(batch, assumptions, price=statistics):  # dict of columns, one value a candidate
+    "A batch under assumptions, by the formulas; or by `exact_table`, played where none holds."
     a = dataclasses.replace(assumptions, measured=parameters_for(batch, assumptions),
                             flash_attention=batch.flash_attention, **batch.more)
-    return statistics(batch.t, batch.model, batch.system, batch.global_batch, a)
+    return price(batch.t, batch.model, batch.system, batch.global_batch, a)
 SLACK = 1.2   # of a GPU's memory, by a count that may be too high
 
 # %% ../nbs/10_validation.ipynb #33ae7e26
@@ -613,13 +614,22 @@ PREDICTED = ('iteration_s', 'memory_GB', 'memory_bound_GB', *COMPONENTS, 'micro_
 
 OPEN = {'micro_batch': 'micro_batch', 'vp': 'virtual_stages', 'ep': 'ep'}   # -> of a search
 
+def of_candidates(batch, which):  # Batch
+    "Some candidates of a batch."
+    some = {name: value[which] if np.ndim(value) else value
+            for name, value in vars(batch.model).items()}
+    return batch._replace(t=keep(batch.t, which), row=batch.row[which],
+                          model=SimpleNamespace(**some), global_batch=batch.global_batch[which])
+
 def predicted_rows(batch, assumptions):  # (figures, rows, whether they fit, what is recomputed)
     "The predictions of a batch, one for each of its rows."
     figures = priced(batch, assumptions)
     first, fits = chosen(batch, figures)
+    exact = priced(of_candidates(batch, first), assumptions, exact_table)
     figures |= {name: batch.t[column] for name, column in OPEN.items()}
     shape = batch.row.shape
     best = {name: np.broadcast_to(figures[name], shape)[first] for name in PREDICTED}
+    best |= {name: np.broadcast_to(exact[name], first.shape) for name in PREDICTED if name in exact}
     return best, batch.row[first], fits, batch.t['recompute'][first]
 
 # %% ../nbs/10_validation.ipynb #6beb4e17
@@ -817,10 +827,7 @@ def feasible(batch, assumptions):
     least = np.full(len(rows), np.inf)
     np.minimum.at(least, place, np.where(fits, -1, memory))
     which = np.flatnonzero(np.where(least[place] < 0, fits, memory == least[place]))
-    some = {name: value[which] if np.ndim(value) else value
-            for name, value in vars(batch.model).items()}
-    return batch._replace(t=keep(batch.t, which), row=batch.row[which],
-                          model=SimpleNamespace(**some), global_batch=batch.global_batch[which])
+    return of_candidates(batch, which)
 
 # %% ../nbs/10_validation.ipynb #ea5ab0ce
 def residuals_of(batches, own, start, sets, entries, y):

@@ -30,6 +30,7 @@ const Formulas = (() => {
   const range = (n) => Array.from({length: Math.max(n, 0)}, (_, i) => i);
 
   function* gpipe(rank, p, v, N) {
+    if (p === 1) { yield* oneFoneB(rank, p, v, N); return; }   // nothing to wait for
     for (const kind of 'FB') for (const m of range(N)) yield [[kind, 0, m]];
   }
   function* inTurns(turns, back, warm) {

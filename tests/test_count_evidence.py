@@ -1,0 +1,85 @@
+"What figures rest on: runs that are known are counted by hand, and their errors make the interval."
+import dataclasses
+import math
+
+import pytest
+
+from transformer_perf import Assumptions, Model, Parallel, estimate
+from transformer_perf.estimates import AS_TRAINED, MENDED
+from transformer_perf.parameters import Evidence, Kernels, Parameters, Software
+from transformer_perf.systems import as_system
+
+MODEL = Model(1024, 512, 8, 12, mlp_dim=1536, vocab=4096, name='small')
+EXPERTS = dataclasses.replace(MODEL, experts=8, experts_per_token=2, expert_dim=256)
+SYSTEM = as_system('H100-80GB', 8)
+
+
+def run(runs, gpu='H100', stack='NeMo', model='dense', precision='bf16'):
+    return dict(runs=runs, gpu=gpu, stack=stack, model=model, precision=precision)
+
+
+KNOWN = Evidence(
+    runs=[run(3), run(2, precision='fp8'), run(4, stack='Other'), run(5, gpu='H200')],
+    seen={'zero_stage': [1], 'recompute': ['none', 'full'], 'schedule': ['1f1b']},
+    intervals={'half held out': {'dense': (-.1, .2), 'waiting': (-.2, .3), 'experts': (-.3, .4)},
+               'never seen': {'dense': (-.4, .5), 'waiting': (-.5, .6), 'experts': (-.6, .7)}})
+
+
+def asked(layout, model=MODEL, system=SYSTEM, stack='NeMo', **software):
+    "An estimate by parameters of which these runs are known."
+    measured = Parameters('Hopper', stack, Kernels(), software=Software(**software), evidence=KNOWN)
+    a = Assumptions(**MENDED | AS_TRAINED, measured=measured)
+    return estimate(model, Parallel(micro_batch=2, **layout), system, 64, a)
+
+
+RESTS = [   # a question, what it rests on, and the interval of its kind
+    ({}, 'measured: 3 runs of NeMo on H100, dense, bf16', ('half held out', 'dense', 1)),
+    (dict(precision='fp8'), 'measured: 2 runs of NeMo on H100, dense, fp8',
+     ('half held out', 'dense', 1)),
+    (dict(precision='fp8-block'), 'near: 5 runs of NeMo on H100, none of them dense, fp8-block',
+     ('never seen', 'dense', 1)),
+    (dict(dp=2, zero_stage=3), 'extrapolated: no run with zero_stage 3 was fitted to',
+     ('never seen', 'dense', 1.5)),
+    (dict(recompute='full:3'), 'measured: 3 runs', ('half held out', 'dense', 1)),
+    (dict(recompute='mlp'), 'extrapolated: no run with recompute mlp',
+     ('never seen', 'dense', 1.5)),
+    (dict(zero_stage=3), 'measured: 3 runs', ('half held out', 'dense', 1)),   # of one copy
+    (dict(pp=2, schedule='zb-h1'), 'extrapolated: no run with schedule zb-h1',
+     ('never seen', 'dense', 1.5))]
+
+
+@pytest.mark.parametrize('layout, words, where', RESTS, ids=[words for _, words, _ in RESTS])
+def test_an_interval_by_hand(layout, words, where):
+    one = asked(layout)
+    assert any(f'Evidence: {words}' in note for note in one.notes), one.notes
+    of, kind, wider = where
+    low, high = KNOWN.intervals[of][kind]
+    s = one.stats
+    assert math.isclose(s['iteration_low_s'], s['iteration_s'] / math.exp(wider * high))
+    assert math.isclose(s['iteration_high_s'], s['iteration_s'] / math.exp(wider * low))
+
+
+def test_kinds_of_runs():
+    "With experts; waiting for the host where it takes more than a tenth; on another stack or GPU."
+    s = asked({}, EXPERTS).stats
+    assert math.isclose(s['iteration_high_s'] / s['iteration_s'], math.exp(.6))
+    busy, waiting = asked({}).stats, asked({}, host_micro_batch=.05).stats
+    assert busy['other_s'] < .1 * busy['iteration_s'] < waiting['other_s']
+    assert math.isclose(waiting['iteration_low_s'], waiting['iteration_s'] / math.exp(.3))
+    for seconds, part in ((0., False), (.5, True)):   # at the edge: more than a tenth
+        one = asked({}, iteration_constant=seconds).stats
+        share = one['other_s'] / one['iteration_s']
+        assert (one['iteration_low_s'] < one['iteration_s'] / math.exp(.25)) == (share > .1) == part
+
+
+def test_the_nearest_runs_are_named():
+    says = lambda **more: ' '.join(asked({}, **more).notes)
+    assert 'near: 9 runs on H100, none of them of Third' in says(stack='Third')
+    assert 'near: 7 runs on H100, dense, bf16, of several stacks' in says(stack='any')
+    assert 'near: 9 runs on H100, none of them with experts, bf16' in says(
+        stack='any', model=EXPERTS)
+    for field in ('matrix_flops_fp16', 'hbm_bandwidth'):
+        for ratio, near in ((.92, True), (1.08, True), (.88, False), (1.12, False)):
+            changed = dataclasses.replace(SYSTEM, **{field: ratio * getattr(SYSTEM, field)})
+            assert ('measured: 3 runs' in says(system=changed)) == near
+            assert ('extrapolated: no run on a GPU of the rates' in says(system=changed)) != near

@@ -1,0 +1,520 @@
+"""An iteration by hand: from the rows of one layer to every part of its time and its memory.
+
+The rows themselves test_count_layers.py counts, the prices of messages test_count_prices.py.
+"""
+import dataclasses
+import itertools
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_count_schedules import walk
+
+from transformer_perf import Assumptions, Model, Parallel, estimate, execution, modules
+from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Product, Work
+from transformer_perf.kernels import pricer_of
+from transformer_perf.parameters import Parameters, Software
+from transformer_perf.schedules import played
+from transformer_perf.systems import as_system
+
+SYSTEM = as_system('H100-80GB', 8)
+PAPER = Assumptions()
+TRAINED = Assumptions(**MENDED | AS_TRAINED)
+COSTLY = Software(   # everything costs something
+    host_layer=4e-4, host_wrapped=3e-4, host_experts=2e-3, host_tp=.1, host_sharpness=2.5,
+    host_micro_batch=1e-3, iteration_constant=.01, straggler=.02, loss_traffic=40.,
+    optimizer_traffic=33., gradient_bytes=4., gradient_held=4., logit_held=7., wrapped=True,
+    gradients_apart=.5, framework_GB=.3, nccl_GB=.4, context_GB=.6, fragments=.05,
+    p2p_exposed=.5)
+MEASURED = dataclasses.replace(TRAINED, measured=Parameters('Hopper', software=COSTLY))
+b, l, e, h, f, V, depth = 2, 1024, 512, 8, 1536, 4096, 12
+MODEL = Model(l, e, h, depth, mlp_dim=f, vocab=V, tied_embeddings=True, name='small')
+
+
+def close(x, y, rel=1e-9): return math.isclose(x, y, rel_tol=rel, abs_tol=1e-18)
+
+
+def case(a=TRAINED, model=MODEL, batch=64, **layout):
+    "An estimate of micro-batches of two, its pricer, and its layers' sums."
+    one = estimate(model, Parallel(micro_batch=b, **layout), SYSTEM, batch, a)
+    return one, pricer_of(SYSTEM, one.assumptions), one.layers
+
+
+def summed(table, part): return table[f't_fwd_{part}'].sum() + table[f't_bwd_{part}'].sum()
+
+
+# the ends of the model
+
+def passes(pricer, there, back, sent):  # s
+    "Work of both directions, and all-reduces of so many GB."
+    busy = sum(pricer.busy(work).total for work in (there, back))
+    return busy + sum(pricer.collective('allreduce', GB, group) for GB, group in sent)
+
+
+def ends_by_hand(pricer, tp, cp, place, loss_traffic=52.):  # (s of the first, of the last stage)
+    "Words are looked up; after the last layer a norm, a product with every word, and the loss."
+    T, own, group = b * l / cp, b * l / cp / tp, Group(tp, place)
+    look = Work(nbytes=4e-9 * own * e, launches=3)
+    whole = 2e-9 * T * e
+    first = passes(pricer, look, look, [(whole, group)])
+    x = own * e
+    last = passes(pricer, Work(vector=9e-12 * x, nbytes=4e-9 * x, launches=1),
+                  Work(vector=12e-12 * x, nbytes=8e-9 * x, launches=2), [])
+    loss = (1e-9 * loss_traffic * T * V / tp + 6e-9 * x) / 2
+    last += passes(
+        pricer, Work((Product(T, V / tp, e),), nbytes=loss, launches=5),
+        Work((Product(T, e, V / tp), Product(V / tp, e, T)), nbytes=loss, launches=4),
+        [(whole, group)] + [(4e-9 * T, group)] * 3)
+    return first, last
+
+
+# time
+
+@pytest.mark.parametrize('layout', [
+    dict(tp=2, pp=2, nvlink_tp=2, nvlink_pp=1), dict(tp=4, cp=2, pp=3, nvlink_tp=4, nvlink_pp=1),
+    dict(tp=2, pp=4, virtual_stages=3, nvlink_tp=2, nvlink_pp=4),
+    dict(cp=2, pp=1, nvlink_cp=2, nvlink_pp=1)])
+def test_time_without_software(layout):
+    "Layers, messages between stages, and the bubble of 1F1B; the slower end sets the pace."
+    one, pricer, table = case(nvlink_dp=1, **dict(nvlink_cp=1) | layout)
+    tp, cp, pp, v = (layout.get(name, 1) for name in ('tp', 'cp', 'pp', 'virtual_stages'))
+    N, L, s = 64 // b, depth / pp, one.stats
+    first, last = ends_by_hand(pricer, tp, cp, layout.get('nvlink_tp', 1))
+    own = first + last if pp == 1 else max(first, last)
+    link = pricer.send(2e-9 * b * l / cp / tp * e, layout['nvlink_pp'] == pp) * (pp > 1)
+    assert close(s['compute_s'], N * (L * summed(table, 'comp') + own))
+    assert close(s['exposed_memory_s'], N * L * summed(table, 'mem'))
+    assert close(s['tp_comm_s'], N * L * summed(table, 'comm'))
+    assert close(s['pp_comm_s'], N * 2 * v * link)
+    stage = L * table.t.sum() + 2 * v * link
+    idle = (pp - 1) * stage + (first + last - own) * (pp > 1)
+    if v > 1:   # no formula: the ends make two chunks longer than the others
+        F, B = (np.full(pp * v, L / v * table[way].sum() + link) for way in ('t_fwd', 't_bwd'))
+        for chunk, end in ((0, first), (-1, last)): F[chunk] += end / 3; B[chunk] += end * 2 / 3
+        idle = played('1f1b', pp, v, N, F, B, 0.).total - N * (stage + own)
+    assert close(s['bubble_s'], idle, 1e-7 if v > 1 else 1e-9)
+    flop = table.flops_fwd.sum() + table.flops_bwd.sum()
+    assert close(s['TFLOP_per_gpu'], N * L * flop)
+    words = pricer.send(2e-9 * V / tp * e, False) * (pp > 1)   # the gradient of a shared table
+    if layout['nvlink_pp'] == pp > 1: words = pricer.send(2e-9 * V / tp * e, True)
+    assert close(s['other_s'], words)
+
+
+def test_every_micro_batch_and_layer_counts_once():
+    "Twice the batch is twice the work; of a pipeline each stage has its share."
+    once, twice = (case(batch=n, tp=2, pp=2)[0].stats for n in (64, 128))
+    for part in ('compute_s', 'exposed_memory_s', 'tp_comm_s', 'pp_comm_s', 'TFLOP_per_gpu',
+                 'model_TFLOP_per_gpu', 'executed_TFLOP_per_gpu'):
+        assert close(twice[part], 2 * once[part])
+    assert twice['bubble_s'] == once['bubble_s'] and once['samples_per_s'] * once[
+        'iteration_s'] == pytest.approx(64)
+
+
+def test_what_is_computed_again():
+    "In full: a forward pass more, with its messages; of the core: its operation alone."
+    plain, _, table = case(tp=2, nvlink_tp=2)
+    full, core = (case(tp=2, nvlink_tp=2, recompute=name)[0] for name in ('full', 'selective'))
+    N = 64 // b
+    again = {'full': table, 'core': table[table.layer == 'fusedla']}
+    for one, rows in ((full, again['full']), (core, again['core'])):
+        for part, name in (('comp', 'compute_s'), ('mem', 'exposed_memory_s'),
+                           ('comm', 'tp_comm_s')):
+            more = one.stats[name] - plain.stats[name]
+            assert math.isclose(more, N * depth * rows[f't_fwd_{part}'].sum(), rel_tol=1e-6,
+                                abs_tol=1e-12)
+        assert close(one.layers.t_bwd.sum(), table.t_bwd.sum() + rows.t_fwd.sum())
+    some = case(tp=2, nvlink_tp=2, recompute='full:3')[0].stats
+    share = (some['compute_s'] - plain.stats['compute_s']) / (
+        full.stats['compute_s'] - plain.stats['compute_s'])
+    assert close(share, 3 / depth, 1e-6)
+
+
+def test_what_the_host_costs():
+    "The longer of GPU and host, rounded; more where modules are wrapped, and for each doubling."
+    one, pricer, table = case(MEASURED, tp=4, pp=2, nvlink_tp=4, nvlink_pp=2)
+    N, L, n, s = 64 // b, depth / 2, 8, one.stats
+    host = (4e-4 + 3e-4) * (1 + .1 * 2)
+    longer = lambda gpu: (gpu**2.5 + host**2.5)**(1 / 2.5)
+    F, B = longer(table.t_fwd.sum()), longer(table.t_bwd.sum())
+    wait = F + B - table.t.sum()
+    assert wait > .01 * table.t.sum()
+    first, last = ends_by_hand(pricer, 4, 1, 4, loss_traffic=40.)
+    own = max(first, last)
+    sent = 2 * pricer.send(2e-9 * b * l / 4 * e, True)
+    assert close(s['compute_s'], N * (L * summed(table, 'comp') + own))
+    assert close(s['pp_comm_s'], N * sent)
+    stage = L * (F + B) + 1e-3 + sent
+    assert close(s['bubble_s'], stage + first + last - own)
+    slow = .02 * math.sqrt(2 * math.log(n)) * (L * (F + B) + sent + 1e-3 + own)
+    # weights, gradient and states of a parameter, against 24 + 4 + 2 bytes
+    weights = 1e-9 * table.weights_mem.sum() * 1e9 * L + 2e-9 * (e * V / 4 + 2 * e)
+    moved = 33 * (24 + 4 + 2) / (24 + 4 + 2) / 2 * weights
+    step = pricer.busy(Work(nbytes=moved)).total + .01
+    words = pricer.send(2e-9 * V / 4 * e, True)
+    assert close(s['other_s'], N * (L * wait + 1e-3 + slow) + step + words, 1e-6)
+
+
+@pytest.mark.parametrize('precision', ['bf16', 'fp8'])
+@pytest.mark.parametrize('changes, moved', [   # bytes of a parameter, both ways
+    ({}, 2 * 12 + 4 + 2), (dict(master_bytes=2.), 2 * 10 + 4 + 2 * 2),
+    (dict(moment_bytes=2., gradient_held=2.), 2 * 8 + 2 + 2)])
+@pytest.mark.parametrize('stage', [0, 1])
+def test_a_step_by_hand(precision, changes, moved, stage):
+    "States, gradient and weight of a GPU's share, as often as software does; weights cast anew."
+    software = Software(optimizer_traffic=33., gradient_held=4., iteration_constant=.02)
+    a = dataclasses.replace(TRAINED, **changes, measured=Parameters('Hopper', software=software))
+    one, pricer, table = case(a, dp=8, zero_stage=stage, precision=precision)
+    weights = depth * table.weights_mem.sum() + 2e-9 * e * (V + 2)
+    nbytes = weights / 2 * 33 * moved / (24 + 4 + 2) / (8 if stage else 1)
+    if precision == 'fp8': nbytes += 4 * depth * table.weights_mem.sum() / 2
+    assert close(one.stats['other_s'], pricer.busy(Work(nbytes=nbytes)).total + .02)
+
+
+# messages between copies
+
+@pytest.mark.parametrize('stage', [0, 1, 2, 3])
+@pytest.mark.parametrize('overlap, low', [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize('bundled', [False, True])
+def test_messages_of_copies(stage, overlap, low, bundled):
+    """Layer by layer behind the layers; a table by itself, which nothing hides; weights in 8 bits.
+
+    Or all in one message, unless weights are shared out: a layer's part of it behind each layer."""
+    layout = dict(tp=2, dp=8, cp=2, nvlink_tp=2, nvlink_dp=2, nvlink_cp=1, nvlink_pp=1)
+    a = dataclasses.replace(TRAINED, fp8_parameters=low, bundled_messages=bundled)
+    if low: layout |= dict(precision='fp8')
+    one, pricer, table = case(a, zero_stage=stage, dp_overlap=overlap, **layout)
+    group, N = Group(16, 2), 64 // 8 // b
+    pieces = depth if bundled and stage < 3 else 1
+    take = lambda kind, GB: pricer.collective(kind, GB * pieces, group) / pieces
+    def shown(t, layer, number):
+        return t + max(t - layer, 0) * (number - 1) if overlap else t * number
+    def of(GB, number):
+        "Gathered before, reduced after: each time with ZeRO-2 and 3, and again for the way back."
+        gathers, reduces = (N if stage == 3 else 1), (N if stage > 1 else 1)
+        there = back = 0.
+        F, B = table.t_fwd.sum(), table.t_bwd.sum()
+        if stage == 0: return shown(take('allreduce', GB), B, number)
+        t = take('allgather', GB / (1 + low))
+        there = shown(t, F, number * gathers)
+        if stage == 3:
+            back += shown(t, B, number * N)
+            B = max(B - t, 0)
+        back += shown(take('reducescatter', GB), B, number * reduces)
+        return there + back
+    ends = 2e-9 * (e * V / 2 + 2 * e)   # one table for both ends, and the last norm
+    layer = table.weights_mem.sum()
+    apart = of(layer, depth) + of(ends, 1) if pieces == 1 else of(layer + ends / depth, depth)
+    assert close(one.stats['dp_comm_s'], apart, 1e-7)
+
+
+def test_messages_of_published_copies():
+    "One all-gather and one reduce-scatter of a layer's weights show, and what exceeds a layer."
+    one, pricer, table = case(PAPER, tp=2, dp=8, nvlink_tp=2, nvlink_dp=2, nvlink_pp=1)
+    GB, group, seen = table.weights_mem.sum(), Group(8, 2), 0.
+    for kind, layer in (('allgather', table.t_fwd.sum()), ('reducescatter', table.t_bwd.sum())):
+        t = pricer.collective(kind, GB, group)
+        seen += t + max(t - layer, 0) * (depth - 1)
+    assert close(one.stats['dp_comm_s'], seen)
+
+
+def test_slow_and_fast_links_of_a_pipeline():
+    "The published mean forgets slow links; mended, each has its own; as trained, the slowest."
+    volume, L = 2e-9 * b * l / 2 * e, 64 // b
+    for a, place, hand in (
+            (PAPER, 2, lambda near, far: 2 * near / 3), (PAPER, 4, lambda near, far: near),
+            (PAPER, 1, lambda near, far: far),
+            (dataclasses.replace(PAPER, slow_pipeline_links=True), 2,
+             lambda near, far: (2 * near + far) / 3),
+            (dataclasses.replace(PAPER, slowest_link=True), 2, lambda near, far: far),
+            (dataclasses.replace(PAPER, slowest_link=True), 4, lambda near, far: near),
+            (dataclasses.replace(PAPER, pp_overlap=True), 2, lambda near, far: 0)):
+        one, pricer, _ = case(a, tp=2, pp=4, nvlink_tp=2, nvlink_pp=place)
+        each = hand(pricer.send(volume, True), pricer.send(volume, False))
+        assert close(one.stats['pp_comm_s'], 2 * L * each), (a, place)
+
+
+def test_without_shared_sequences_a_stage_gathers():
+    one, pricer, _ = case(tp=2, pp=2, nvlink_tp=2, nvlink_pp=1, sequence_sharded=False)
+    link = pricer.send(2e-9 * b * l / 2 * e, False)
+    gathered = pricer.collective('allgather', 2e-9 * b * l * e, Group(2, 2))
+    assert close(one.stats['pp_comm_s'], 64 // b * 2 * (link + gathered))
+
+
+# memory
+
+def memory_by_hand(table, tp, cp, rank, pp, N, last=None, shards=1, zero=1,
+                   keys=False, gated=False, software=COSTLY):
+    "(weights, gradients, states, activations) of one rank of a 1F1B pipeline."
+    T, last = b * l / cp, (rank == pp - 1 if last is None else last)
+    first = rank == 0
+    L, w = depth / pp, table.weights_mem.sum()
+    table_GB, norm = 2e-9 * V / tp * e, 2e-9 * (2 - gated) * e
+    both = first and last
+    weights = L * w + table_GB * (first + last - both) + norm * last
+    kept = min(N, pp - rank) * L * table.activation_buffer.sum()
+    gathered = 4e-9 * T * e * (tp > 1)                 # an input and its gradient, whole
+    others = 4e-9 * T * max(h / tp, 1) * (e / h) * (cp - 1) * keys
+    matrices = (V / tp * e) * (first or last) + (1 + gated) * e * f / tp * last
+    apart = 2e-9 * software.gradients_apart * matrices
+    logits = 1e-9 * software.logit_held * T * V / tp * last
+    held = software.gradient_held / 2
+    return (weights, weights * held / (shards if zero > 1 else 1), weights * 6 / shards,
+            kept + gathered + others + apart + logits + software.framework_GB)
+
+
+PARTS = ('weights_GB', 'gradients_GB', 'optimizer_GB', 'activations_GB')
+
+
+@pytest.mark.parametrize('gated', [False, True])
+@pytest.mark.parametrize('pp, N', [(1, 32), (2, 32), (4, 32), (4, 2)])
+def test_memory_of_a_pipeline(pp, N, gated):
+    "The fullest rank: the first keeps most micro-batches, the last has the logits."
+    model = dataclasses.replace(MODEL, gated_mlp=gated)
+    one, _, table = case(MEASURED, model, batch=N * b, tp=2, pp=pp)
+    ranks = [memory_by_hand(table, 2, 1, rank, pp, N, gated=gated) for rank in range(pp)]
+    fullest = max(ranks, key=sum)
+    for part, GB in zip(PARTS, fullest): assert close(one.stats[part], GB), part
+    assert close(one.stats['memory_GB'], sum(fullest))
+
+
+def test_keys_of_all_gpus_are_held():
+    "Gathered: those of every other GPU of cp, both keys and values; a ring holds none."
+    for tp, cp in ((2, 2), (1, 4), (8, 2)):
+        held = [case(MEASURED, tp=tp, cp=cp, context=context)[0].stats['activations_GB']
+                for context in ('allgather', 'ring')]
+        others = l * (cp - 1) / cp          # tokens of a sample on other GPUs
+        GB = 2e-9 * 2 * b * others * h / tp * e / h
+        assert close(held[0] - held[1], GB, 1e-6)
+        one, _, table = case(MEASURED, tp=tp, cp=cp, context='allgather')
+        hand = memory_by_hand(table, tp, cp, 0, 1, 32, keys=True, shards=cp)
+        for part, x in zip(PARTS, hand): assert close(one.stats[part], x), part
+
+
+@pytest.mark.parametrize('groups', [
+    {}, dict(tp=2), dict(tp=2, pp=2), dict(dp=2), dict(cp=2, dp=4), dict(dp=4, ep=4),
+    dict(tp=2, dp=2, ep=4), dict(tp=2, cp=2, pp=2, dp=2, ep=8)])
+def test_the_bound_counts_each_group_that_talks(groups):
+    "NCCL's buffers of tp, cp, pp, dp, and of the GPUs that share experts."
+    model = MODEL if 'ep' not in groups else dataclasses.replace(
+        MODEL, experts=8, experts_per_token=2, expert_dim=256)
+    s = case(MEASURED, model, **groups)[0].stats
+    talking = len([n for n in groups.values() if n > 1])
+    hand = .05 * s['activations_GB'] + .4 * talking + .6
+    assert close(s['memory_bound_GB'] - s['memory_GB'], hand, 1e-7)
+
+
+def test_what_copies_share_out():
+    "ZeRO 1: states; 2: and gradients, of which a layer is whole; 3: and weights but for two units."
+    for stage in (0, 1, 2, 3):
+        one, _, table = case(MEASURED, batch=256, dp=8, zero_stage=stage)
+        weights, gradients, states, kept = memory_by_hand(table, 1, 1, 0, 1, 16)
+        layer, words = table.weights_mem.sum(), 2e-9 * V * e
+        largest, ends = max(layer, words), weights - depth * layer
+        share = lambda GB, least, stage=stage: GB / 8 if stage >= least else GB
+        hand = [share(weights, 3), share(gradients, 2), share(states, 1), kept]
+        if stage > 1: hand[1] += 4 / 2 * largest      # fp32, on their way
+        if stage > 2: hand[0] += max(2 * layer, min(words, ends) + layer)
+        for part, GB in zip(PARTS, hand): assert close(one.stats[part], GB, 1e-6), (stage, part)
+
+
+# gradients of weights, which nothing waits for
+
+@pytest.mark.parametrize('a', [PAPER, dataclasses.replace(MEASURED, measured=Parameters('Hopper'))])
+def test_what_can_wait(a):
+    "In zero-bubble schedules the products that make gradients of weights are passes of their own."
+    one, pricer, table = case(dataclasses.replace(a, vocabulary=False), batch=6 * b, tp=2, pp=3,
+                              schedule='zb-h1', nvlink_tp=2, nvlink_pp=1)
+    T, adds, late = b * l, a.fused_kernels, 0.
+    for inputs, outputs in ((e, 3 * e / 2), (e / 2, e), (e, f / 2), (f / 2, e)):
+        first = Product(T, inputs, outputs)
+        both = first, Product(outputs, inputs, T, adds=adds)
+        late += pricer.busy(Work(both)).total - pricer.busy(Work((first,))).total
+    sent, L, t = 2 * pricer.send(2e-9 * b * l / 2 * e, False), depth / 3, one.timeline
+    expected = {'F': L * table.t_fwd.sum() + sent / 2,
+                'B': L * (table.t_bwd.sum() - late) + sent / 2, 'W': L * late}
+    for kind, seconds in expected.items():
+        rows = t[t.kind == kind]
+        assert len(rows) == 3 * 6
+        assert np.allclose(rows.end_s - rows.start_s, seconds, rtol=1e-9), kind
+
+
+# stages of unequal layers
+
+def kept_and_played(name, layers, first, last, F, B, more, N, kept):
+    "(s, GB of each rank) of a 1F1B pipeline whose ranks hold so many layers, step by step."
+    p = len(layers)
+    end = [first, *[0] * (p - 2), last]
+    cost = {'F': [n * F + x / 3 + more / 2 for n, x in zip(layers, end)],
+            'B': [n * B + 2 * x / 3 + more / 2 for n, x in zip(layers, end)]}
+    total, most = walk(name, p, 1, N, cost)
+    return total, [n * x * kept for n, x in zip(layers, most)]
+
+
+@pytest.mark.parametrize('N', [3, 8, 40])
+@pytest.mark.parametrize('layers', [(7, 5), (2, 5, 4, 1), (3, 3, 3, 3)])
+def test_unequal_stages_by_hand(layers, N):
+    "The schedule is played, and the fullest rank is found."
+    p, layout = len(layers), 'E' + '|'.join(f't*{n}' for n in layers) + 'L'
+    one, pricer, table = case(batch=N * b, tp=2, pp=p, layout=layout, nvlink_tp=2, nvlink_cp=1,
+                              nvlink_pp=p, nvlink_dp=1)
+    first, last = ends_by_hand(pricer, 2, 1, 2)
+    sent = 2 * pricer.send(2e-9 * b * l / 2 * e, True)
+    total, kept = kept_and_played('1f1b', layers, first, last, table.t_fwd.sum(),
+                                  table.t_bwd.sum(), sent, N, table.activation_buffer.sum())
+    parts = ('compute_s', 'exposed_memory_s', 'tp_comm_s', 'pp_comm_s', 'bubble_s')
+    assert close(sum(one.stats[part] for part in parts), total)
+    w, words, found = table.weights_mem.sum(), 2e-9 * V / 2 * e, []
+    for rank, GB in enumerate(kept):
+        at_end = rank == p - 1
+        weights = layers[rank] * w + words * (rank in (0, p - 1)) + 4e-9 * e * at_end
+        logits = 1e-9 * 10 * b * l * V / 2 * at_end
+        found.append((weights, weights, 6 * weights, GB + 4e-9 * b * l * e + logits))
+    for part, x in zip(PARTS, max(found, key=sum)): assert close(one.stats[part], x), part
+
+
+def test_a_longer_chunk_sets_the_pace():
+    "Twelve layers on five ranks: as the rule deals them, and as a layout says them."
+    ask = lambda **more: case(tp=2, pp=5, nvlink_tp=2, **more)
+    (dealt, _, table), (told, _, _) = ask(), ask(layout='Ett|t*3|t*3|t*3|tL')
+    assert dealt.stats == told.stats
+    assert close(dealt.stats['compute_s'], 64 // b * 3 * summed(table, 'comp'))
+
+
+@pytest.mark.parametrize('schedule, held', [('1f1b', 2), ('zb-v', 2), ('dualpipe', 4)])
+def test_layers_of_two_kinds_on_a_rank(schedule, held):
+    "One dense layer, then seven with experts: the fullest rank has experts in all of its layers."
+    model = dataclasses.replace(MODEL, depth=8, experts=8, experts_per_token=2,
+                                expert_dim=1024, dense_layers_first=1)
+    a = dataclasses.replace(TRAINED, vocabulary=False)
+    one, _, table = case(a, model, pp=4, dp=2, ep=2, schedule=schedule)
+    assert 'router' in set(table.layer)
+    assert close(one.stats['weights_GB'], held * table.weights_mem.sum())   # both ways: twice
+
+
+# placements
+
+def test_the_fastest_placement_is_taken():
+    "Of all that fit into a domain, one by one; a place that is given stays."
+    groups, system = dict(tp=4, cp=2, pp=2, dp=4), dataclasses.replace(SYSTEM, nvlink_size=8)
+    places = [f'nvlink_{name}' for name in groups]
+    of = lambda n: [d for d in range(1, n + 1) if n % d == 0]
+    ask = lambda **more: estimate(MODEL, Parallel(**groups, **more), system, 64, TRAINED)
+    times = {}
+    for inside in itertools.product(*map(of, groups.values())):
+        if math.prod(inside) > 8: continue
+        times[inside] = ask(**dict(zip(places, inside))).stats['iteration_s']
+    best = ask()
+    assert best.stats['iteration_s'] == min(times.values())
+    assert times[tuple(getattr(best.parallel, place) for place in places)] == min(times.values())
+    held = ask(nvlink_tp=2)
+    assert held.parallel.nvlink_tp == 2
+    assert held.stats['iteration_s'] == min(t for inside, t in times.items() if inside[0] == 2)
+    assert len(times) > 20
+
+
+# what must divide what
+
+RULES = [   # a layout that breaks one rule, what is said; and one that does not
+    (dict(tp=3), 'heads=8 must be divisible by tp=3', dict(tp=4)),
+    (dict(pp=5), 'depth=12 must be divisible by pp=5', dict(pp=6)),
+    (dict(dp=3), 'global_batch=64 must be divisible by dp=3', dict(dp=4)),
+    (dict(dp=8, micro_batch=3), 'global_batch/dp=8 must be divisible by micro_batch=3',
+     dict(dp=8, micro_batch=4)),
+    (dict(dp=8, dp_replicate=3), 'dp=8 must be divisible by dp_replicate=3',
+     dict(dp=8, dp_replicate=2)),
+    (dict(cp=3), 'seq_len=1024 must be divisible by cp=3', dict(cp=4)),
+    (dict(strategy='2d', tp=2, cp=2, panels=3), 'embed_dim=512 must be divisible by panels=3',
+     dict(strategy='2d', tp=2, cp=2, panels=4)),
+    (dict(ep=2), 'experts=1 must be divisible by ep=2', {}),
+    (dict(pp=2, virtual_stages=4), 'schedule=1f1b needs', dict(pp=2, virtual_stages=3)),
+    (dict(tp=4, nvlink_tp=3), 'tp=4 must be divisible by the 3', dict(tp=4, nvlink_tp=2)),
+    (dict(tp=4, dp=4, nvlink_tp=4, nvlink_dp=4), '16 GPUs placed in one NVLink domain',
+     dict(tp=4, dp=4, nvlink_tp=4, nvlink_dp=2)),
+    (dict(pp=2, layout='Et*6|t*6L', virtual_stages=2), 'not virtual_stages=2',
+     dict(pp=2, layout='Et*6|t*6L'))]
+
+
+@pytest.mark.parametrize('wrong, says, right', RULES, ids=[says[:24] for _, says, _ in RULES])
+def test_each_rule_by_itself(wrong, says, right):
+    a = dataclasses.replace(TRAINED, uneven_stages=False)
+    ask = lambda layout: estimate(MODEL, Parallel(**layout), SYSTEM, 64, a)
+    with pytest.raises(ValueError) as error: ask(wrong)
+    assert says in str(error.value)
+    assert ask(right).stats['iteration_s'] > 0
+
+
+def test_rules_of_experts():
+    "Of sixteen GPUs four share the experts; four copies of each make two replicas, or four."
+    model = dataclasses.replace(MODEL, experts=8, experts_per_token=2, expert_dim=256)
+    ask = lambda **layout: estimate(model, Parallel(**layout), SYSTEM, 64, TRAINED)
+    for layout, says in (
+            (dict(tp=2, dp=8, ep=4, dp_replicate=8),
+             'copies of an expert=4 must be divisible by dp_replicate=8'),
+            (dict(dp=8, ep=3), 'experts=8 must be divisible by ep=3'),
+            (dict(dp=8, ep=2, etp=3), 'expert_dim=256 must be divisible by etp=3'),
+            (dict(tp=2, ep=4), 'tp*cp*dp=2 must be divisible by ep*etp=4'),
+            (dict(dp=4, ep=4, etp=2), 'tp*cp*dp=4 must be divisible by ep*etp=8'),
+            (dict(tp=2, sequence_sharded=False), 'tp=2 with experts needs sequence_sharded=True')):
+        with pytest.raises(ValueError) as error: ask(**layout)
+        assert says in str(error.value)
+    for layout in (dict(tp=2, dp=8, ep=4, dp_replicate=4), dict(dp=8, ep=8), dict(tp=2, ep=2),
+                   dict(tp=2, cp=2, dp=2, ep=4, etp=2)):
+        assert ask(**layout).stats['iteration_s'] > 0
+
+
+# in words
+
+def numbers_in(text, pattern): return [float(x.replace(',', '')) for x in re.search(
+    pattern, text).groups()]
+
+
+@pytest.mark.parametrize('layout', [dict(tp=2, pp=2, dp=2), dict(tp=4, cp=2), dict(dp=16)])
+def test_a_summary_says_the_figures(layout):
+    one = case(dataclasses.replace(TRAINED, fits_by='point'), batch=64, **layout)[0]
+    s, words, N = one.stats, one.summary, one.parallel.n_gpus
+    near = lambda pattern, *expected: [
+        pytest.approx(x, rel=1e-3) for x in expected] == numbers_in(words, pattern)
+    assert near(r'on (\d+) H100', N) and f'in micro-batches of {b};' in words
+    assert near(r': ([\d.,]+) samples/s, ([\d.,]+) s for an iteration of (\d+) samples',
+                64 / s['iteration_s'], s['iteration_s'], 64)
+    assert near(r'Memory: ([\d.]+) GB, of which ([\d.]+) GB',
+                round(s['memory_GB'], 1), round(max(s[part] for part in PARTS), 1))
+    assert near(r'MFU ([\d.]+)%', round(100 * s['mfu'], 1))
+    times = {name: 100 * x / s['iteration_s'] for name, x in s.items()
+             if name in ('exposed_memory_s', 'tp_comm_s', 'dp_comm_s', 'pp_comm_s', 'bubble_s')}
+    first, second = sorted(times.values())[:-3:-1]
+    assert near(r'Arithmetic takes ([\d.]+)%', round(100 * s['compute_s'] / s['iteration_s'], 1))
+    found = re.findall(r'\(([\d.]+)%\)', words)
+    assert [float(x) for x in found] == [round(first, 1), round(second, 1)]
+    copies = one.parallel.dp
+    assert ('the batch by 1 copy ' if copies == 1 else f'the batch by {copies} copies ') in words
+    assert ('within' in words) == (s['memory_GB'] <= 80) == one.fits
+
+
+# tables of messages, as users of the paper's code put them together
+
+@pytest.mark.parametrize('overlap', [True, False])
+def test_tables_of_messages(overlap):
+    "Copies gather and reduce weights; stages send; all that a table takes is in its last column."
+    table = [modules.mlp_1d(1, 2048, 4096, 16384, {'m': 4}, {'t': 4}, SYSTEM),
+             modules.sa_1d(1, 2048, 4096, 32, {'m': 4}, {'t': 4}, True, system=SYSTEM)]
+    pricer, group = pricer_of(SYSTEM, PAPER), Group(8, 2)
+    GB, F, B = (sum(part[name].sum() for part in table) for name in
+                ('weights_mem', 't_fwd', 't_bwd'))
+    dp = modules.dataparallel(table, 24, 8, 2, overlap, SYSTEM).iloc[0]
+    for way, kind, layer in (('fwd', 'allgather', F), ('bwd', 'reducescatter', B)):
+        t = pricer.collective(kind, GB, group)
+        seen = t + max(t - layer, 0) * 23 if overlap else 24 * t
+        assert close(dp[f't_{way}'], seen) and dp[f't_{way}_comm'] == dp[f't_{way}']
+        assert close(dp[f'comm_{way}'], GB) and dp[f'comm_{way}_type'] == kind
+    assert close(dp.t, dp.t_fwd + dp.t_bwd)
+    pp = modules.pipelineparallel(table, 16, .02, 4, 2, system=SYSTEM).iloc[0]
+    link = 2 * pricer.send(.02, True) / 3     # of three links, the published mean forgets one
+    assert close(pp.t_fwd, 16 * link) and close(pp.t, 32 * link) and pp.t_bwd == pp.t_fwd
+    (t, mem), stats = execution.totals(*table, pd.DataFrame([dp]), pd.DataFrame([pp]), 24, 4, 8, 16)
+    assert close(t, 16 * 6 * (F + B) + dp.t + pp.t + 3 * (6 * (F + B) + 2 * link))
+    kept = sum(part.activation_buffer.sum() for part in table)
+    assert close(mem, 6 * (GB + GB + 6 * GB / 8 + 4 * kept))
+    assert stats['t'] == t and stats['mem'] == mem

@@ -1,0 +1,569 @@
+"""What each operation of a layer counts, by hand: FLOP, bytes, messages, weights, what is kept.
+
+A GPU that does a FLOP in a picosecond and moves a byte in a nanosecond, with no launches, tells all
+of these in the table of an estimate's layers.
+"""
+import dataclasses
+import math
+from typing import NamedTuple
+
+import pytest
+
+from transformer_perf import Assumptions, Model, Parallel, estimate, modules
+from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Roofline
+from transformer_perf.systems import as_system
+
+MATRIX, VECTOR, MEMORY = 1000., 8., 50.   # TFLOP/s, TFLOP/s, GB/s
+SYSTEM = dataclasses.replace(as_system('H200', 8), matrix_flops_fp16=MATRIX,
+                             matrix_flops_fp8=MATRIX, vector_flops_fp16=VECTOR,
+                             hbm_bandwidth=MEMORY)
+BARE = dict(launch_time=0., flops_efficiency=1.)
+PAPER = Assumptions(**BARE)
+TRAINED = Assumptions(**BARE | MENDED | AS_TRAINED)
+b, l, e, h, f = 3, 64, 48, 4, 160   # samples, tokens, widths as the paper has them
+q = e // h
+GPT = Model(l, e, h, 2, mlp_dim=f, name='gpt')
+LLAMA = dataclasses.replace(GPT, gated_mlp=True, kv_heads=2, qk_norm=True)
+n, k, w = 8, 2, 40   # experts, of a token, their width
+EXPERTS = dataclasses.replace(GPT, gated_mlp=True, experts=n, experts_per_token=k, expert_dim=w)
+SHARED = dataclasses.replace(EXPERTS, shared_expert_dim=20, shared_expert_gate=True,
+                             router_bias=True)
+LATENT = dataclasses.replace(GPT, gated_mlp=True, kv_lora_rank=16, q_lora_rank=24,
+                             qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=10)
+
+
+class Pass(NamedTuple):
+    "One pass: FLOP on matrix and vector units, bytes moved, bytes of messages by kind."
+    matrix: float = 0.
+    vector: float = 0.
+    moved: float = 0.
+    sent: tuple = ()   # (kind, bytes), and a group of GPUs that is not the kind's own
+
+    def __add__(self, other): return Pass(*(x + y for x, y in zip(self, other)))
+
+
+class Row(NamedTuple):
+    "One operation: its passes, bytes of its weights, and bytes kept."
+    there: Pass
+    back: Pass
+    weights: float = 0.
+    kept: float = 0.
+
+    def sends(self, there=(), back=()):
+        "The same with messages."
+        return self._replace(there=self.there._replace(sent=tuple(there)),
+                             back=self.back._replace(sent=tuple(back)))
+
+
+# an operation, in numbers
+
+def matmul(rows, columns, inner, batch=1, adds=0):  # Pass
+    "Every number of a result is `inner` products and a sum of them; 16 bits in and out."
+    flop = batch * rows * columns * (inner + inner - 1 + adds)
+    return Pass(flop, 0, 2 * batch * (rows * inner + inner * columns + rows * columns))
+
+
+def product(rows, inputs, outputs, kept, batch=1, adds=0, biased=0, more=0):  # Row
+    "A product with a weight, and with its bias's gradient a kernel that reads what comes back."
+    back = (matmul(rows, inputs, outputs, batch)
+            + matmul(inputs, outputs, rows, batch, adds=adds))
+    back += Pass(moved=2 * rows * outputs * biased)
+    return Row(matmul(rows, outputs, inputs, batch), back,
+               2 * (batch * inputs * outputs + outputs * biased + more), kept)
+
+
+def elementwise(x, flop, bytes_, weights=0, kept=0):  # Row
+    "So many FLOP and bytes of each of x numbers, there and back."
+    passes = [Pass(0, flop[i] * x, bytes_[i] * x) for i in (0, 1)]
+    return Row(*passes, weights, kept)
+
+
+def fused_norm(rows, width, vectors=2, learned=None):
+    learned = width if learned is None else learned
+    return elementwise(rows * width, (9, 12), (4, 8), 2 * vectors * learned, 2 * rows * width)
+
+
+def residual(rows, width):
+    "Reads two, writes one, and a mask of a byte."
+    return elementwise(rows * width, (2, 2), (7, 5), kept=rows * width)
+
+
+def activation(x, gated):
+    "GELU is 8 FLOP and its gradient 13; a gate is one more input."
+    return elementwise(x, (8 + gated, 13 + 2 * gated),
+                       (2 * (2 + gated), 2 * (3 + 2 * gated)), kept=2 * (1 + gated) * x)
+
+
+def fused_core(heads, kv, rows, width, value, seen, keeps_output):  # Row, of b samples
+    "Attention in one kernel: products stay on the chip, scores are computed twice."
+    pairs, all_rows = b * heads * rows * l * seen, b * heads * rows
+    scores = pairs * (2 * width - 1)
+    chosen = all_rows * value * (2 * l - 1) * seen
+    softmax = 2 * pairs + (pairs - all_rows) + pairs            # and dropout
+    softmax_back = 3 * pairs + (pairs - all_rows) + pairs
+    back = (scores + pairs * (2 * value - 1)                    # scores, and their gradients
+            + all_rows * width * (2 * l - 1) * seen             # of queries
+            + b * heads * l * (width + value) * (2 * rows - 1) * seen)   # of keys and values
+    queries, keys = all_rows * (width + value), b * kv * l * (width + value)
+    there = Pass(scores + chosen, softmax, 2 * (queries + all_rows + keys))
+    own_keys = b * kv * rows * (width + value)
+    back = Pass(back, softmax + softmax_back,
+                2 * (2 * queries + 2 * all_rows + keys + own_keys))
+    kept = all_rows * width + own_keys + all_rows * (2 + value * keeps_output)
+    return Row(there, back, 0, 2 * kept)
+
+
+def ring(row, heads, kv, T, width, merged, cp=2):  # Row
+    "Keys and values go round, and back with gradients; each step merges numbers, 12 bytes each."
+    keys, once = 2 * b * kv * l * width, (cp - 1) * 12 * T * merged
+    there, back = Pass(moved=once * heads), Pass(moved=once * (heads + 2 * kv))
+    row = row._replace(there=row.there + there, back=row.back + back)
+    return row.sends([('ring', keys)], [('ring', 2 * keys)])
+
+
+# layers
+
+class Way(NamedTuple):
+    "How products have their inputs: half of the rows a GPU, or all of them; in 16 bits, or 8."
+    T: float             # tokens of the products
+    whole: bool = False
+    low: bool = False    # 8 bits
+
+    @property
+    def own(self): return self.T if self.whole else self.T / 2
+
+    def column(self, outputs, biased=0):  # Row: a share of the input is kept, and gathered again
+        full, low = 2 * self.T * e, 2 * self.T * e / (1 + self.low)
+        op = self.in_bits(product(self.T, e, outputs, 2 * self.own * e, adds=1, biased=biased),
+                          self.T * e, self.T * outputs)
+        if self.whole: return op.sends(back=[('allreduce', full)])
+        return op.sends([('allgather', low)], [('allgather', low), ('reducescatter', full)])
+
+    def row(self, inputs, biased=0):  # Row
+        full, low = 2 * self.T * e, 2 * self.T * e / (1 + self.low)
+        op = self.in_bits(product(self.T, inputs, e, 2 * self.T * inputs, adds=1, biased=biased),
+                          self.T * inputs, self.T * e)
+        if self.whole: return op.sends([('allreduce', full)])
+        return op.sends([('reducescatter', full)], [('allgather', low)])
+
+    def in_bits(self, op, x, y):
+        "In 8 bits: 4 bytes to cast a number of the input, and of what comes back; half is kept."
+        if not self.low: return op
+        return op._replace(there=op.there + Pass(moved=4 * x), back=op.back + Pass(moved=4 * y),
+                           kept=op.kept / 2)
+
+
+def trained_mlp(way, width, gated, biased):
+    return {'fc1': way.column(width * (1 + gated), biased),
+            'act1': activation(way.T * width, gated), 'fc2': way.row(width, biased)}
+
+
+def trained_attention(way, core, qkv, value, biased, vectors):
+    first = {} if qkv is None else {'qkv': way.column(qkv, biased)}
+    return first | core | {'vproj': way.row(value, biased), 'dpr_v': residual(way.own, e),
+                           'ln2': fused_norm(way.own, e, vectors)}
+
+
+def ends(own, vectors): return {'dpr2': residual(own, e), 'ln1': fused_norm(own, e, vectors)}
+
+
+def transposed(T, width): return elementwise(T * width, (0, 0), (12, 12))
+
+
+def fused(heads, kv, rows, width=q, value=q, T=None, tp=2, seen=.5, swapped=False):
+    "Queries, keys and values laid out, then the core with its ring; or all rows of fewer heads."
+    layout = transposed(T, (2 * h * width + h * value) / 3 / tp)
+    if swapped:
+        core = fused_core(heads / 2, kv / 2, 2 * rows, width, value, seen, 0)
+        once = [('alltoall', 2 * T * (width + value) * (heads + kv), 'cp')]
+        return {'layout': layout, 'fusedla': core.sends(once, once)}
+    core = fused_core(heads, kv, rows, width, value, seen, 0)
+    return {'layout': layout,
+            'fusedla': ring(core, heads, kv, T, width + value, value, round(l / rows))}
+
+
+def gpt_trained(seen=.5, swapped=False, cp=2, **how):
+    "tp 2 and cp 2: half of the heads, half of the rows."
+    way = Way(b * l / cp, **how)
+    core = fused(h / 2, h / 2, l / cp, T=way.T, seen=seen, swapped=swapped)
+    return {**trained_attention(way, core, 3 * e / 2, e / 2, 1, 2),
+            **trained_mlp(way, f / 2, 0, 1), **ends(way.own, 2)}
+
+
+def llama_trained():
+    "Grouped queries, norms of heads, a gate, no biases."
+    T, own, kv = b * l / 2, b * l / 4, 1
+    normed = fused_norm(T * (h / 2 + kv), q, 1, learned=2 * q)
+    core = {'qk-norm': normed} | fused(h / 2, kv, l / 2, T=T)
+    return {**trained_attention(Way(T), core, e / 2 + 2 * q, e / 2, 0, 1),
+            **trained_mlp(Way(T), f / 2, 1, 0), **ends(own, 1)}
+
+
+def latent_trained():
+    "Latents of 24 and 16, keys of 8 + 4, values of 10."
+    T, own, stream = b * l / 2, b * l / 4, 2
+    gather = lambda width: ([('allgather', stream * T * width)],
+                            [('reducescatter', stream * T * width)])
+    core = {
+        'q-down': product(own, e, 24, 2 * own * e, adds=1),
+        'q-norm': fused_norm(own, 24, 1).sends(*gather(24)),
+        'kv-down': product(own, e, 20, 0, adds=1),   # its input is kept already
+        'kv-norm': fused_norm(own, 16, 1).sends(*gather(20)),
+        'q-up': product(T, 24, h / 2 * 12, 2 * own * 24, adds=1).sends(
+            back=[('allgather', 2 * T * 24)]),
+        'kv-up': product(T, 16, h / 2 * 18, 2 * own * 16, adds=1).sends(
+            back=[('allgather', 2 * T * 16)]),
+        **fused(h / 2, h / 2, l / 2, 12, 10, T)}
+    return {**trained_attention(Way(T), core, None, h / 2 * 10, 0, 1),
+            **trained_mlp(Way(T), f / 2, 1, 0), **ends(own, 1)}
+
+
+def expert_layer(shared=0, ep=4, etp=2, gathered=False, crowd=1.):
+    "ep GPUs share eight experts, etp of them the features of each; tp 2, cp 2, dp 2."
+    T, own = b * l / 2, b * l / 4
+    core = fused(h / 2, h / 2, l / 2, T=T)
+    copies, here = own * k, n / ep
+    rows = copies * etp / here * crowd          # of each expert of the busiest GPU
+    tokens, spread, all_of = 2 * copies * e * crowd, 2 * own * etp * e * k, 2 * own * e * ep * etp
+    if gathered: there, back = [('allgather', all_of, 'experts')], [
+        ('reducescatter', all_of, 'experts')]
+    else: there, back = ([('alltoall', tokens), *[(kind, spread, 'etp')] * (etp > 1)]
+                         for kind in ('allgather', 'reducescatter'))
+    sorts = elementwise(e * (own + copies + 2 * copies), (0, 0), (2, 2))
+    scores = Pass(moved=16 * own * n)           # in 32 bits, in and out a few times
+    router = product(own, e, n, 0 if shared else 2 * own * e, adds=1, more=n * shared)
+    router = router._replace(there=router.there + scores, back=router.back + scores)
+    act = activation(rows * here * w / etp, 1)
+    found = {
+        'router': router,
+        'dispatch': sorts._replace(kept=12 * copies).sends(there, back),
+        'expert-fc1': product(rows, e, 2 * w / etp, 2 * here * rows * e, here, adds=1),
+        'expert-act': act,
+        'expert-fc2': product(rows, w / etp, e, 2 * here * rows * w / etp, here, adds=1),
+        'combine': sorts.sends(back, there)}
+    first, wide = Way(T).column(20), 20 / 2
+    if shared: found |= {
+        'shared-fc1': first._replace(weights=first.weights + 2 * e),   # and a gate
+        'shared-act': activation(T * wide, 1), 'shared-fc2': Way(T).row(wide)}
+    return {**trained_attention(Way(T), core, 3 * e / 2, e / 2, 0, 1), **found, **ends(own, 1)}
+
+
+def published_norm(rows, width, whole=None):
+    "Nine FLOP a number there; statistics of each row and both vectors are read, too."
+    x = rows * width
+    return Row(Pass(0, 9 * x, 4 * (x + rows + width)),
+               Pass(0, 8 * x + 4 * rows * (width - 1), 2 * (5 * x + 2 * width)),
+               2 * 2 * width, 2 * x)
+
+
+def published_bias(rows, columns):
+    x = rows * columns
+    return Row(*[Pass(0, x, 2 * (x + columns))] * 2, 2 * columns)
+
+
+def dropout(x): return elementwise(x, (1, 1), (5, 5), kept=x)
+
+
+def attention_apart(heads, rows, fused_kernels=False):  # dict of Row
+    "Logits, softmax, dropout and attend as operations of their own."
+    all_rows, pairs = b * heads * rows, b * heads * rows * l
+    operands = 2 * b * heads * (3 * rows * q + l * q + 2 * rows * l)
+    chosen, gradient = (matmul(*sizes, b * heads).matrix for sizes in (
+        (rows, q, l), (l, q, rows)))
+    scores = matmul(rows, l, q, b * heads)
+    sums = pairs - all_rows
+    middle = {'softmax': elementwise(pairs, (4, 5), (8, 9), kept=3 * pairs)} if fused_kernels else {
+        'softmax': Row(Pass(0, 2 * pairs + sums, 4 * pairs), Pass(0, 3 * pairs + sums, 6 * pairs),
+                       0, 2 * pairs),
+        'dpr_at': dropout(pairs)}
+    return {'logits': Row(scores, Pass(chosen + gradient, 0, operands), 0, 4 * all_rows * q),
+            **middle,
+            'attend': Row(matmul(rows, q, l, b * heads),
+                          Pass(scores.matrix + gradient, 0, operands), 0,
+                          2 * pairs + 2 * all_rows * q)}
+
+
+def gpt_paper(core):
+    "tp 2: everything between products is shared out, too, but for the output's biases."
+    T, own, stream = b * l, b * l / 2, 2 * b * l * e
+    gather, scatter = [('allgather', stream)], [('reducescatter', stream)]
+    wide = T * f / 2
+    return {
+        'qkv': product(T, e, 3 * e / 2, 2 * T * e).sends(back=scatter), **core,
+        'vproj': product(T, e / 2, e, T * e).sends(scatter),
+        'vproj-bias': published_bias(T, e), 'dpr_v': dropout(own * e),
+        'ln2': published_norm(own, e).sends(gather, scatter),
+        'fc1': product(T, e, f / 2, 2 * T * e).sends(back=scatter),
+        'fc1-bias': published_bias(T, f / 2), 'act1': activation(wide, 0), 'dpr1': dropout(wide),
+        'fc2': product(T, f / 2, e, 2 * wide).sends(scatter),
+        'fc2-bias': published_bias(T, e), 'dpr2': dropout(own * e),
+        'ln1': published_norm(own, e).sends(gather, scatter)}
+
+
+def panelled(rows, inputs, outputs, panels, columns, rows_of_grid):  # Row
+    "SUMMA: the sum over panels is one; each panel reads and writes its result."
+    flop = 2 * rows * outputs * inputs
+    once = rows * inputs + inputs * outputs          # each of the three products
+    moved = 2 * (once + panels * rows * outputs)
+    back = rows * inputs * (2 * outputs - 1) + inputs * outputs * (2 * rows - 1)
+    x, y = 2 * rows * inputs, 2 * inputs * outputs
+    return Row(Pass(flop, 0, moved), Pass(back, 0, 2 * moved), y / rows_of_grid,
+               x / columns).sends(
+        [('broadcast', x), ('broadcast', y)],
+        [('broadcast', y), ('reduce', x), ('broadcast', x), ('reduce', y)])
+
+
+def gpt_grid():
+    "A grid of 2 x 2, two panels, as published: its norms are l / 2 wide (slip E2)."
+    rows, own = b * l / 2, b * l / 2 * e / 2
+    keys = 2 * b * h / 2 * l * 2 * q
+    core = fused_core(h / 2, h / 2, l / 2, q, q, 1, 1).sends(
+        [('allgather', keys)], [('allgather', keys), ('reducescatter', keys)])
+    norm = published_norm(rows, l / 2).sends(
+        [('allreduce', 4 * rows)], [('allreduce', 2 * (2 * e / 2 + 2 * b * l / 2))])
+    wide = rows * f / 2
+    return {
+        'qkv': panelled(rows, e, 3 * e / 2, 2, 2, 2), 'fusedla': core,
+        'vproj': panelled(rows, e, e / 2, 2, 2, 2), 'vproj-bias': published_bias(rows, e / 2),
+        'dpr_v': dropout(own), 'ln2': norm, 'fc1': panelled(rows, e, f / 2, 2, 2, 2),
+        'fc1-bias': published_bias(rows, f / 2), 'act1': activation(wide, 0),
+        'dpr1': dropout(wide), 'fc2': panelled(rows, f, e / 2, 2, 2, 2),
+        'fc2-bias': published_bias(rows, e / 2), 'dpr2': dropout(own), 'ln1': norm}
+
+
+def gpt_scores():
+    "Without fused attention, but with fused kernels."
+    T, own = b * l / 2, b * l / 4
+    apart = attention_apart(h / 2, l / 2, fused_kernels=True)
+    for name, merged in (('logits', 0), ('attend', q)):
+        apart[name] = ring(apart[name], h / 2, h / 2, T, q, merged)
+    core = {'layout': transposed(T, e / 2)} | apart
+    return {**trained_attention(Way(T), core, 3 * e / 2, e / 2, 1, 2),
+            **trained_mlp(Way(T), f / 2, 0, 1), **ends(own, 2)}
+
+
+BOTH = dict(tp=2, cp=2, micro_batch=b)
+FOLDED = BOTH | dict(dp=2, ep=4, etp=2)
+CASES = {   # -> model, layout, assumptions, every row by hand
+    'gpt, published': (GPT, dict(tp=2, micro_batch=b), PAPER, lambda: gpt_paper(
+        {'fusedla': fused_core(h / 2, h / 2, l, q, q, 1, 1)})),
+    'gpt, scores, published': (
+        GPT, dict(tp=2, micro_batch=b), dataclasses.replace(PAPER, flash_attention=False),
+        lambda: gpt_paper(attention_apart(h / 2, l))),
+    'gpt on a grid, published': (
+        GPT, BOTH | dict(strategy='2d', panels=2), PAPER, gpt_grid),
+    'gpt': (GPT, BOTH, TRAINED, gpt_trained),
+    'gpt, whole sequences': (GPT, BOTH | dict(sequence_sharded=False), TRAINED,
+                             lambda: gpt_trained(whole=True)),
+    'gpt, 8 bits': (GPT, BOTH | dict(precision='fp8'), TRAINED, lambda: gpt_trained(low=True)),
+    'llama': (LLAMA, BOTH, TRAINED, llama_trained),
+    'gpt, scores': (
+        GPT, BOTH, dataclasses.replace(TRAINED, flash_attention=False), gpt_scores),
+    'latents': (LATENT, BOTH, TRAINED, latent_trained),
+    'gpt, windows': (dataclasses.replace(GPT, window=16), BOTH, TRAINED,
+                     lambda: gpt_trained(seen=1 / 4 - 1 / 32)),
+    'gpt, both sides seen': (dataclasses.replace(GPT, causal=False), BOTH, TRAINED,
+                             lambda: gpt_trained(seen=1)),
+    'gpt, the last GPU sees most': (GPT, BOTH, dataclasses.replace(TRAINED, zigzag=False),
+                                    lambda: gpt_trained(seen=3 / 4)),
+    'gpt, a ring of four': (GPT, BOTH | dict(cp=4), TRAINED, lambda: gpt_trained(cp=4)),
+    'gpt, Ulysses': (GPT, BOTH | dict(context='ulysses'), TRAINED,
+                     lambda: gpt_trained(swapped=True)),
+    'experts': (EXPERTS, FOLDED, TRAINED, expert_layer),
+    'shared experts': (SHARED, FOLDED, TRAINED, lambda: expert_layer(1)),
+    'experts, whole': (EXPERTS, FOLDED | dict(etp=1, ep=2), TRAINED,
+                       lambda: expert_layer(ep=2, etp=1)),
+    'experts, gathered': (EXPERTS, FOLDED | dict(etp=1, ep=2, dispatcher='allgather'), TRAINED,
+                          lambda: expert_layer(ep=2, etp=1, gathered=True)),
+    'experts, uneven': (EXPERTS, FOLDED, dataclasses.replace(TRAINED, expert_imbalance=1.5),
+                        lambda: expert_layer(crowd=1.5)),
+    'experts, padded': (EXPERTS, FOLDED, dataclasses.replace(TRAINED, capacity_factor=1.25),
+                        lambda: expert_layer(crowd=1.25))}
+
+
+def close(found, expected): return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-21)
+
+
+def messages(row, way):  # tuple of (kind, bytes)
+    "What a row of the table says that is sent."
+    kinds, volumes = row[f'comm_{way}_type'], row[f'comm_{way}']
+    if isinstance(kinds, str): kinds, volumes = [kinds], [volumes]
+    return [(kind, 1e9 * GB) for kind, GB in zip(kinds, volumes) if GB]
+
+
+def check_pass(row, way, own, launch=0., share=1.):
+    "FLOP and seconds of a pass, and its messages; `share` of the peak after a launch."
+    dear = MATRIX / VECTOR if own.matrix else 1
+    assert close(row[f'flops_{way}'], 1e-12 * (own.matrix + dear * own.vector))
+    compute = launch + 1e-12 * (own.matrix / MATRIX + own.vector / VECTOR) / share
+    memory = 1e-9 * own.moved / MEMORY
+    assert close(row[f't_{way}_comp'], compute)
+    assert close(row[f't_{way}_mem'], max(memory - compute, 0))
+    if memory: assert close(row[f'intensity_{way}'], compute / memory)
+    sent = messages(row, way)
+    assert [kind for kind, _ in sent] == [kind for kind, *_ in own.sent], row
+    assert all(close(x, y[1]) for (_, x), y in zip(sent, own.sent))
+
+
+GROUPS = {'ring': 'cp', 'alltoall': 'ep'}   # whose messages they are; all others are of tp
+
+
+def sent_by_hand(own, groups, busy):  # s
+    "One message after the other; a ring hides behind its own operation."
+    pricer, seen = Roofline(SYSTEM), 0.
+    for kind, nbytes, *group in own.sent:
+        where = groups[group[0] if group else GROUPS.get(kind, 'tp')]
+        if kind == 'alltoall': seen += pricer.exchange(1e-9 * nbytes, None, where)
+        else:
+            t = pricer.collective(kind, 1e-9 * nbytes, where)
+            seen += max(t - busy, 0) if kind == 'ring' else t
+    return seen
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_messages_of_layers_by_hand(case):
+    "tp, then cp, then dp have a domain's GPUs; experts take theirs from them, etp first."
+    model, layout, a, rows = CASES[case]
+    if layout.get('strategy') == '2d': return   # its messages hide behind panels
+    layout = layout | dict(nvlink_tp=2, nvlink_cp=1, nvlink_dp=layout.get('dp', 1), nvlink_pp=1)
+    inside, ep, etp = 2 * layout.get('dp', 1), layout.get('ep', 1), layout.get('etp', 1)
+    near = min(ep, inside // etp)
+    groups = {'tp': Group(2, 2), 'cp': Group(layout.get('cp', 1), 1), 'ep': Group(ep, near),
+              'etp': Group(etp, etp), 'experts': Group(ep * etp, near * etp)}
+    table = estimate(model, Parallel(**layout), SYSTEM, 24, a).layers
+    expected = rows()
+    for row in table.to_dict('records'):
+        hand = expected[row['layer']]
+        for way, own in (('fwd', hand.there), ('bwd', hand.back)):
+            busy = row[f't_{way}_comp'] + row[f't_{way}_mem']
+            assert close(row[f't_{way}_comm'], sent_by_hand(own, groups, busy)), row
+            assert close(row[f't_{way}'], busy + row[f't_{way}_comm'])
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_layers_by_hand(case):
+    model, layout, a, rows = CASES[case]
+    table = estimate(model, Parallel(**layout), SYSTEM, 24, a).layers
+    expected = rows()
+    assert list(table.layer) == list(expected)
+    for row in table.to_dict('records'):
+        own = expected[row['layer']]
+        check_pass(row, 'fwd', own.there)
+        check_pass(row, 'bwd', own.back)
+        assert close(row['weights_mem'], 1e-9 * own.weights), row['layer']
+        assert close(row['weights_grad_mem'], 1e-9 * own.weights), row['layer']
+        assert close(row['activation_buffer'], 1e-9 * own.kept), row['layer']
+
+
+# the names of the paper's users
+
+def scores_on_a_grid(panels):
+    "2 x 2 GPUs, all heads on each: half of the rows, and of a head's width; panels of keys."
+    rows, wide, n_heads, part = l / 2, q / 2, b * h, l / panels
+    left, keys, scores = rows * wide, l * wide, rows * l      # numbers of a head
+    panel = panels * (left + part * wide + rows * part)       # what each panel moves
+    sends = lambda *messages: [(kind, 2 * n_heads * x) for kind, x in messages]
+    back = scores * (2 * wide - 1), rows * wide * (2 * l - 1), keys * (2 * rows - 1)
+    whole = rows * l / 2 * n_heads                            # scores that a GPU has
+    sums = [('allreduce', 2 * n_heads * rows)]
+    softmax = Row(Pass(0, 3 * whole - n_heads * rows, 4 * whole),
+                  Pass(0, 4 * whole - n_heads * rows, 6 * whole), 0, 2 * whole)
+    logits = Row(
+        Pass(n_heads * scores * (2 * wide - 1), 0, 2 * n_heads * panel),
+        Pass(n_heads * (back[1] + back[2]), 0, 2 * n_heads * (
+            scores + keys + left + panel + (panels - 1) * left)), 0, 4 * n_heads * left)
+    attend = Row(
+        Pass(n_heads * 2 * left * l, 0, 2 * n_heads * panel),
+        Pass(n_heads * (back[0] + back[2]), 0, 2 * n_heads * 2 * panel), 0,
+        2 * whole + 2 * n_heads * left)
+    return {
+        'logits': logits.sends(
+            sends(('broadcast', keys), ('reduce', scores)),
+            sends(('broadcast', scores), ('broadcast', keys), ('broadcast', scores),
+                  ('reduce', keys))),
+        'softmax': softmax.sends(sums, sums), 'dpr_at': dropout(whole),
+        'attend': attend.sends(
+            sends(('broadcast', scores), ('broadcast', keys)),
+            sends(('broadcast', keys), ('reduce', scores), ('broadcast', scores),
+                  ('reduce', keys)))}
+
+
+@pytest.mark.parametrize('panels', [1, 2, 4])
+def test_scores_on_a_grid_by_hand(panels):
+    "Of `sa_2d`, which computes every product of attention as SUMMA."
+    expected = scores_on_a_grid(panels)
+    table = modules.sa_2d(b, l, e, h, {'m1': 2, 'm2': 2}, {'t1': 2, 't2': 1},
+                          dataclasses.replace(SYSTEM, summa_nb=panels))
+    found = [row for row in table.to_dict('records') if row['name'] in expected]
+    assert len(found) == len(expected)
+    for row in found:
+        own = expected[row['name']]
+        for way, work in (('fwd', own.there), ('bwd', own.back)):
+            check_pass(row, way, work, launch=20e-6, share=.8)
+        assert row['weights_mem'] == 0 and close(row['activation_buffer'], 1e-9 * own.kept)
+
+
+# what is computed again
+
+AGAIN = [   # model, layout, part, what is run again, and whose input or result need not be kept
+    (GPT, BOTH, 'mlp', ['fc1', 'act1', 'fc2'], ['act1', 'fc2']),
+    (GPT, BOTH, 'layernorm', ['ln2', 'ln1'], ['qkv', 'fc1']),
+    (GPT, BOTH, 'mlp+layernorm', ['ln2', 'fc1', 'act1', 'fc2', 'ln1'],
+     ['qkv', 'fc1', 'act1', 'fc2']),
+    (SHARED, FOLDED, 'moe_act', ['expert-act'], ['expert-fc2']),
+    (SHARED, FOLDED, 'moe', ['dispatch', 'expert-fc1', 'expert-act', 'expert-fc2', 'combine'],
+     ['dispatch', 'expert-fc1', 'expert-act', 'expert-fc2']),
+    (SHARED, FOLDED, 'shared_experts', ['shared-fc1', 'shared-act', 'shared-fc2'],
+     ['shared-act', 'shared-fc2']),
+    (EXPERTS, FOLDED, 'layernorm', ['ln2', 'ln1'], ['qkv', 'router']),
+    (LATENT, BOTH, 'layernorm', ['ln2', 'ln1'], ['q-down', 'fc1'])]
+
+
+def kept_and_rerun(model, layout, part, **changes):  # (GB of all layers, table)
+    "What a GPU without a pipeline keeps for the backward pass."
+    a = dataclasses.replace(TRAINED, working_memory=False, **changes)
+    places = dict(nvlink_tp=2, nvlink_cp=1, nvlink_pp=1, nvlink_dp=1)
+    one = estimate(model, Parallel(**layout, recompute=part, **places), SYSTEM, 24, a)
+    return one.stats['activations_GB'], one.layers
+
+
+@pytest.mark.parametrize('model, layout, part, rerun, freed', AGAIN,
+                         ids=[f'{part}, {model.experts or ""}' for model, _, part, *_ in AGAIN])
+def test_what_is_computed_again_is_not_kept(model, layout, part, rerun, freed):
+    (whole, plain), (kept, again) = (kept_and_rerun(model, layout, name)
+                                     for name in ('none', part))
+    assert close(whole, 2 * plain.activation_buffer.sum())
+    rows = plain.set_index('layer')
+    assert close(whole - kept, 2 * rows.activation_buffer[freed].sum())
+    longer = again.set_index('layer').t_bwd - rows.t_bwd
+    for name, seconds in rows.t_fwd.items():
+        assert close(longer[name], seconds * (name in rerun)), name
+
+
+def test_attention_computed_again():
+    "Fused, its two sums a row go; apart, all scores; of latents queries, keys and values, too."
+    rows = b * h / 2 * l / 2
+    whole, kept = (kept_and_rerun(GPT, BOTH, part)[0] for part in ('none', 'core_attn'))
+    assert close(whole - kept, 2 * 4e-9 * rows)
+    (whole, _), (no_scores, one), (kept, two) = (
+        kept_and_rerun(GPT, BOTH, part, flash_attention=False)
+        for part in ('none', 'scores', 'core_attn'))
+    assert close(whole - no_scores, 2 * 5e-9 * rows * l) and kept == no_scores
+    assert two.t_bwd.sum() > one.t_bwd.sum()
+    whole, kept = (kept_and_rerun(LATENT, BOTH, part)[0] for part in ('none', 'mla_up_proj'))
+    inputs = 2e-9 * b * l / 2 * h / 2 * (12 + 12 + 10)
+    assert close(whole - kept, 2 * inputs)
+
+
+def test_a_layer_computed_again_keeps_its_input():
+    "Of a GPU's own rows; while it runs again it holds all that it kept before."
+    whole, plain = kept_and_rerun(GPT, BOTH, 'none')
+    kept, again = kept_and_rerun(GPT, BOTH, 'full')
+    assert close(kept, 2 * 2e-9 * b * l / 4 * e)
+    assert close(again.t_bwd.sum(), plain.t_bwd.sum() + plain.t_fwd.sum())
+    half, table = kept_and_rerun(GPT, BOTH, 'full:1')
+    assert close(half, (whole + kept) / 2)
+    assert close(table.t_bwd.sum(), plain.t_bwd.sum() + plain.t_fwd.sum() / 2)
+    held = [estimate(GPT, Parallel(**BOTH, recompute=part), SYSTEM, 24, TRAINED)
+            .stats['activations_GB'] for part in ('none', 'full')]
+    assert close(held[0] - held[1], whole - kept - (plain.activation_buffer.sum() - kept / 2))

@@ -1,0 +1,570 @@
+"""Prices by a second count: each formula again for one kernel or message, in plain numbers.
+
+What the notebooks say in words, tile by tile and step by step; the package has it for arrays.
+"""
+import dataclasses
+import itertools
+import math
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from transformer_perf import estimates, kernels, measured_kernels as single
+from transformer_perf.estimates import Attention, Group, Product, Roofline, Work
+from transformer_perf.kernels import Measured
+from transformer_perf.parameters import Kernels, Network, Parameters, Software
+from transformer_perf.systems import as_system
+
+FITS = single.read_fits()
+MULTIPROCESSORS = {'Ampere': 108, 'Hopper': 132, 'Blackwell': 148}   # of A100, H100, B200
+CACHES = {'Ampere': 40e6, 'Hopper': 50e6, 'Blackwell': 126e6}        # bytes
+
+
+def close(x, y, rel=1e-9): return math.isclose(float(x), float(y), rel_tol=rel, abs_tol=1e-18)
+
+
+def draws(*ranges, times=12):  # lists of whole numbers
+    "Sizes drawn evenly in their logarithm, the same in every run."
+    rng = np.random.default_rng(7)
+    low, high = np.log([*zip(*ranges)])
+    return np.exp(rng.uniform(low, high, (times, len(ranges)))).round().astype(int).tolist()
+
+
+def smooth_most(x, y, sharpness):
+    "The norm of two times: max(x, y) where one is much longer."
+    longer, other = max(x, y), min(x, y)
+    return longer * (1 + (other / longer)**sharpness)**(1 / sharpness) if longer else 0.
+
+
+def smooth_least(times, sharpness):
+    "The same the other way round: of n equal times each is taken for n^(1/sharpness) less."
+    first, *others = sorted(times)
+    return first / (1 + sum((first / t)**sharpness for t in others))**(1 / sharpness)
+
+
+# kernels
+
+def rate_of(precision, system):  # FLOP/s of one multiprocessor
+    name = {'bf16': 'fp16', 'fp8': 'fp8', 'fp8_block': 'fp8', 'nvfp4': 'fp4'}[precision]
+    return 1e12 * getattr(system, f'matrix_flops_{name}') / MULTIPROCESSORS[system.architecture]
+
+
+def rounds_of(tiles, system, whole):
+    "Full waves, and of the last one a share that is waited for."
+    part = tiles / MULTIPROCESSORS[system.architecture]
+    return max(1., (1 - whole) * part + whole * math.ceil(part))
+
+
+def late(seconds, fit):
+    "Under the power limit a kernel that runs long slows down."
+    x = (seconds / fit.after)**fit.onset
+    return seconds * (1 + fit.drop * x / (1 + x))
+
+
+def product_by_hand(m, n, k, system, fit, precision, batch=1):  # s
+    shares = {(256, 128): 1, (128, 256): 1, (128, 128): fit.square, (256, 256): fit.paired,
+              (128, 64): fit.small, (64, 64): .75 * fit.small}
+    times = []
+    for (high, wide), share in shares.items():
+        tiles = batch * math.ceil(m / high) * math.ceil(n / wide)
+        flop = 2 * high * wide * (k + fit.ramp)
+        tile = flop / (rate_of(precision, system) * fit.rate * share)
+        times.append(rounds_of(tiles, system, fit.whole) * tile)
+    compute = late(smooth_least(times, fit.choice), fit)
+    size = {'bf16': 2, 'fp8': 1, 'fp8_block': 1, 'nvfp4': 9 / 16}[precision]
+    nbytes = batch * (size * (m * k + k * n) + 2 * m * n * fit.writes)
+    memory = nbytes / (1e9 * system.hbm_bandwidth * fit.bandwidth)
+    before = fit.prepare * batch * m * k / (.85e9 * system.hbm_bandwidth)
+    return smooth_most(smooth_most(compute, memory, fit.overlap) + before + fit.launch, fit.host, 6)
+
+
+def attention_by_hand(batch, seq, heads, kv, width, value, keys, seen, backward, cached, system,
+                      fit):  # s
+    "Tiles of 128 queries walk along the keys that they see."
+    mean, rates = (width + value) / 2, [(d, getattr(fit, f'head_{d}')) for d in
+                                        (64, 128, 192, 256, 512)]
+    share = rates[0][1] if mean <= 64 else rates[-1][1]
+    for (low, x), (high, y) in itertools.pairwise(rates):
+        if low <= mean <= high: share = x + (y - x) * (mean - low) / (high - low)
+    flop = 2 * (3 * width + 2 * value) if backward else 2 * (width + value)
+    if backward: share *= fit.backward
+    a_key = 128 * flop / (rate_of('bf16', system) * share)
+    tiles = batch * heads * math.ceil(seq / 128) / MULTIPROCESSORS[system.architecture]
+    tiles = (1 - fit.whole) * tiles + fit.whole * math.ceil(tiles)
+    met = keys * seen + (64 if seen < 1 else 0)   # half a tile is computed beyond the diagonal
+    compute = max(tiles * a_key * (met + fit.ramp), a_key * (keys + fit.ramp))
+    moved = batch * mean * (fit.cache * kv * keys * cached + fit.query * heads * seq)
+    return late(compute, fit) + moved / (1e9 * system.hbm_bandwidth) + fit.launch
+
+
+def grouped_by_hand(groups, rows, n, k, system, fit, precision, padded):  # s
+    shares = {(16, 128): fit.rows_16, (32, 128): fit.rows_32, (64, 128): fit.rows_64,
+              (128, 128): fit.rows_128, (128, 256): 1, (256, 128): 1}
+    size = {'bf16': 2, 'fp8': 1, 'fp8_block': 1, 'nvfp4': 9 / 16}[precision]
+    weights, times = size * n * k, []
+    fill = (weights / (fit.cache * CACHES[system.architecture]))**4
+    for (high, wide), share in shares.items():
+        tall = math.ceil(rows * padded / high)
+        tile = 2 * high * wide * (k + fit.ramp) / (rate_of(precision, system) * fit.rate * share)
+        compute = rounds_of(groups * tall * math.ceil(n / wide), system, fit.whole) * tile
+        read = groups * weights * (1 + (tall - 1) * fill / (1 + fill))
+        nbytes = read + groups * rows * (size * k + 2 * n)
+        memory = nbytes / (1e9 * system.hbm_bandwidth * fit.bandwidth)
+        times.append(smooth_most(compute, memory, fit.overlap))
+    return smooth_least(times, 25)
+
+
+def experts_by_hand(tokens, hidden, inner, topk, experts, ep, own, same, gated, system, fit,
+                    precision):  # s
+    held = experts / ep
+    if same: groups, rows = min(held, topk), tokens * min(held, topk)
+    else:
+        rows = tokens * topk / ep
+        if own: rows += fit.away * (tokens * topk * min(1, topk / ep) - rows)
+        groups = held
+    groups = min(groups, rows)
+    more = (2**math.ceil(math.log2(tokens) - 1e-9) / tokens)**fit.tuned
+    first, second = (
+        grouped_by_hand(groups, rows / groups, n, k, system, fit, precision, more)
+        for n, k in ((inner * (2 if gated else 1), hidden), (hidden, inner)))
+    moved = rows + fit.touched * max(tokens * topk - rows, 0)
+    nbytes = fit.token * tokens * hidden + moved * (fit.row * hidden + fit.inner * inner)
+    return (first + second + nbytes / (.85e9 * system.hbm_bandwidth) + fit.expert * held
+            + fit.launch)
+
+
+def domain_by_hand(kind, volume, gpus, bandwidth, fit):  # s
+    if gpus == 1: return 0.
+    on_a_link = volume * (gpus - 1) / gpus * (2 if kind == 'allreduce' else 1) / bandwidth
+    times = []
+    for way in ('first', 'second', 'third'):
+        share = getattr(fit, f'{way}_share') * math.exp(
+            getattr(fit, f'{way}_growth') * math.log2(min(gpus, 8) / 8))
+        wait = getattr(fit, way) + (gpus - 2) * getattr(fit, f'{way}_gpu')
+        stream = on_a_link / share
+        times.append(wait + stream if way == 'third' else smooth_most(wait, stream, fit.rounding))
+    return smooth_least(times, fit.choice)
+
+
+def exchange_by_hand(tokens, hidden, topk, gpus, nodes, units, system, fit):  # s
+    expected = lambda places: places * (1 - ((places - 1) / places)**topk)
+    GB = 2e-9 * tokens * hidden
+    if nodes > 1:
+        leave = expected(min(nodes, 4)) * (nodes - 1) / nodes
+        wire = system.ib_bandwidth * system.nic_factor
+    else: leave, wire = expected(gpus) * (gpus - 1) / gpus, system.nvlink_bandwidth
+    stream = smooth_most(GB * leave / (wire * fit.link), GB * expected(gpus) / (units * fit.unit),
+                         fit.limit)
+    return smooth_most(fit.base + math.log2(nodes) * fit.doubling, stream + fit.per_token * tokens,
+                       fit.overlap)
+
+
+def sets_of(kind): return pytest.mark.parametrize('name', FITS[kind])
+
+
+def known(kind, name):
+    gpu, words, precision = name.split('/')
+    return single.sheet_of(gpu), FITS[kind][name], words, precision
+
+
+@sets_of('products')
+def test_products(name):
+    system, fit, _, precision = known('products', name)
+    sizes = draws((1, 30000), (8, 30000), (8, 30000), (1, 9))
+    found = single.product_seconds(*np.array(sizes).T[:3], system, fit, precision,
+                                   np.array(sizes).T[3])
+    for seconds, (m, n, k, batch) in zip(found, sizes):
+        assert close(seconds, product_by_hand(m, n, k, system, fit, precision, batch))
+
+
+@sets_of('attention')
+def test_attention(name):
+    system, fit, _, _ = known('attention', name)
+    for batch, seq, heads, group, width in draws((1, 16), (1, 20000), (1, 8), (1, 8), (40, 600)):
+        for backward, cached in itertools.product((False, True), repeat=2):
+            sizes = batch, seq, heads * group, heads, width
+            more = dict(backward=backward, cached=cached)
+            hand = partial(attention_by_hand, *sizes, system=system, fit=fit, **more)
+            found = partial(single.attention_seconds, *sizes, system, fit, **more)
+            assert close(found(), hand(value=width, keys=seq, seen=.5))
+            assert close(found(causal=False), hand(value=width, keys=seq, seen=1))
+            assert close(found(keys=2 * seq, seen=.3, value_dim=width / 2),
+                         hand(value=width / 2, keys=2 * seq, seen=.3))
+
+
+@sets_of('experts')
+def test_experts(name):
+    system, fit, _, precision = known('experts', name)
+    for tokens, hidden, inner, topk, ep in draws((1, 90000), (500, 8000), (100, 8000), (1, 9),
+                                                 (1, 16), times=6):
+        for own, same, gated in itertools.product((False, True), repeat=3):
+            args = tokens, hidden, inner, topk, 16 * ep, ep
+            found = single.expert_seconds(*args, system, fit, precision, gated, own, same)
+            assert close(found, experts_by_hand(*args, own, same, gated, system, fit, precision))
+
+
+@sets_of('domains')
+def test_domains(name):
+    system, fit, kind, _ = known('domains', name)
+    for kB, gpus in [*draws((1, 4e6), (2, 72)), (100, 1), (100, 2), (100, 8)]:
+        found = single.domain_seconds(kind, 1e-6 * kB, gpus, system, fit)
+        assert close(found, domain_by_hand(kind, 1e-6 * kB, gpus, system.nvlink_bandwidth, fit))
+
+
+@sets_of('exchanges')
+def test_exchanges(name):
+    system, fit, _, _ = known('exchanges', name)
+    for tokens, topk, nodes in [*draws((1, 10000), (1, 9), (1, 9)), (4096, 8, 1)]:
+        args = tokens, 7168, topk, 8 * nodes, nodes, 20
+        assert close(single.exchange_seconds(*args, system, fit),
+                     exchange_by_hand(*args, system, fit))
+
+
+# messages, published
+
+@pytest.mark.parametrize('kind', estimates.COLLECTIVES)
+@pytest.mark.parametrize('doubled', [False, True])
+def test_a_ring_step_by_step(kind, doubled):
+    "n - 1 steps over n links; through an all-reduce twice, of which one latency may be left out."
+    system = dataclasses.replace(as_system('B200', 8), nic_factor=.5)
+    pricer = Roofline(system, allreduce_doubled=doubled)
+    fast, slow = system.nvlink, system.network
+    turns = 2 if kind == 'allreduce' else 1
+    share = lambda n: (n > 1) * 1. if kind in ('broadcast', 'reduce') else (n - 1) / n
+    for n, d in ((1, 1), (2, 2), (8, 8), (2, 1), (16, 1), (16, 8), (24, 2)):
+        for GB in (.001, 1., 7.):
+            again, moved = turns if doubled else 1, share(n) * GB
+            if d == 1 or d == n:
+                link = slow if d == 1 else fast
+                hand = again * (moved / link.bandwidth + (n - 1) * link.latency)
+            else:
+                rate = min(system.nic_factor * d * slow.bandwidth, fast.bandwidth)
+                steps = (n // d - 1) * slow.latency + (n - n // d) * fast.latency
+                hand = turns * moved / rate + again * steps
+            assert close(pricer.collective(kind, GB, Group(n, d)), hand)
+    assert pricer.collective(kind, 0., Group(16, 8)) == 0
+
+
+def test_an_exchange_goes_over_both_tiers():
+    for nics in (.25, 1., 4.):
+        system = dataclasses.replace(as_system('H200', 8), nic_factor=nics)
+        pricer, fast, slow = Roofline(system), system.nvlink, system.network
+        for n, d in ((8, 8), (16, 8), (16, 1), (1, 1)):
+            near, away = 1.5 * (d - 1) / n, 1.5 * (n - d) / n
+            wait = (near > 0) * fast.latency + (away > 0) * slow.latency
+            longer = max(near / fast.bandwidth, away / (slow.bandwidth * min(nics, 1)))
+            assert close(pricer.exchange(1.5, None, Group(n, d)), longer + wait)
+            near, away = 1.5 * (d - 1) / d, .4 * (n > d)
+            wait = (near > 0) * fast.latency + (away > 0) * slow.latency
+            longer = max(near / fast.bandwidth, away / (slow.bandwidth * min(nics, 1)))
+            assert close(pricer.exchange(1.5, .4, Group(n, d)), longer + wait)
+        for near, link in ((True, fast), (False, slow)):
+            assert close(pricer.send(3., near), link.latency + 3 / link.bandwidth)
+            assert pricer.send(0., near) == 0
+
+
+def test_wires_of_a_domain():
+    "Through a switch all of a GPU's links lead to any other; on a torus or a mesh, some of them."
+    for topology, size, links in (('switch', 8, 1), ('mesh', 8, 7), ('mesh', 1, 1),
+                                  ('2d-torus', 16, 4), ('3d-torus', 64, 6)):
+        system = dataclasses.replace(as_system('H200', size), topology=topology)
+        assert system.links == links
+        for gpus in (1, 2, 3, 5, 8):
+            share = 1 if topology == 'switch' else min(max(gpus - 1, 1), links) / links
+            GB = share * system.nvlink_bandwidth
+            assert close(system.bandwidth_among(gpus), GB)
+            assert close(system.link_among(gpus).bandwidth, GB * system.nvlink_eff)
+        assert system.peer_bandwidth == system.bandwidth_among(2)
+
+
+def test_a_roofline_by_hand():
+    "Arithmetic at its share of the peak after a launch; memory alone; nothing takes no time."
+    system = as_system('H200-141GB')
+    work = Work((Product(512, 256, 128, 2.), Product(8, 8, 8, precision='fp8')), vector=.003,
+                nbytes=2., scores=.5)
+    plain, low = 2 * 512 * 256 * 255e-12, 8 * 8 * 15e-12
+    arithmetic = (plain / system.matrix_flops_fp16 + low / system.matrix_flops_fp8
+                  + .003 / system.vector_flops_fp16)
+    numbers = 2 * (512 * 128 + 128 * 256 + 512 * 256) + 3 * 64
+    memory = (2e-9 * numbers + 2.5) / system.hbm_bandwidth
+    busy = Roofline(system, 1e-5, .6).busy(work)
+    assert close(busy.compute, 1e-5 + arithmetic / .6) and busy.launch == 1e-5
+    assert close(busy.moving, memory) and close(busy.memory, memory - busy.compute)
+    nothing = Roofline(system).busy(Work())
+    assert nothing.compute == nothing.memory == nothing.launch == 0
+
+
+# messages and kernels, measured
+
+NET = Network(base=3e-5, nvlink_share=.7, gather_factor=.81, scatter_factor=.9, nic_share=.71,
+              nic_alone=.83, groups_share=.6, bulk_hop=1.1e-5, bulk_far_hop=1.9e-5,
+              bulk_tree_hop=4.4e-5, tree_share=.87, quick_hop=1.7e-6, quick_far_hop=2.2e-6,
+              quick_tree_hop=2.1e-5, quick_share=.9, quick_far_share=.3, domain_share=.9)
+KERNELS = Kernels(clock=.9, product_share=1.05, vector_bandwidth=.8, score_bandwidth=.5,
+                  attention_share=.95, launch_gap=3e-6, accumulate_traffic=5.)
+HOPPER = dataclasses.replace(as_system('H100-80GB', 8), nic_factor=.5)
+
+
+def measured(system=HOPPER, **software):
+    return Measured(system, Parameters('Hopper', network=NET, kernels=KERNELS,
+                                       software=Software(**software)))
+
+
+def nccl(kind, GB, n, d, crowded):  # s
+    "A ring, or for an all-reduce a tree, by the bulk or the quick protocol: whichever is faster."
+    twice = 2 if kind == 'allreduce' else 1
+    share = 1 if kind in ('broadcast', 'reduce') else (n - 1) / n
+    moved, nodes = GB * twice * share, n / d
+    kinds = {'allgather': .81, 'broadcast': .81, 'reducescatter': .9, 'reduce': .9}
+    nvlink = HOPPER.nvlink_bandwidth * .7 * kinds.get(kind, 1)
+    nics = HOPPER.ib_bandwidth * .5 * d * .71
+    if d == 1: nics *= .83
+    if crowded: nics *= .6
+    times = []
+    for hop, far, tree, near_share, far_share in ((1.1e-5, 1.9e-5, 4.4e-5, 1, 1),
+                                                  (1.7e-6, 2.2e-6, 2.1e-5, .9, .3)):
+        link = min(nvlink * near_share, nics * far_share)
+        times.append(twice * ((nodes - 1) * far + (n - nodes) * hop) + moved / link)
+        if kind == 'allreduce': times.append(
+            2 * (math.log2(nodes) * tree + (d - 1) * hop) + moved / (link * .87))
+    return 3e-5 + min(times)
+
+
+@pytest.mark.parametrize('kind', estimates.COLLECTIVES)
+def test_collectives_across_nodes(kind):
+    for n, d, crowded in ((16, 8, False), (64, 8, True), (32, 1, False), (24, 2, False)):
+        for GB in (1e-5, .003, .5, 20.):
+            found = measured().collective(kind, GB, Group(n, d, crowded))
+            assert close(found, nccl(kind, GB, n, d, crowded)), (n, d, GB)
+    assert measured().collective(kind, 0., Group(16, 8)) == 0
+    assert measured().collective(kind, 1., Group(1, 1)) == 0
+
+
+def test_collectives_inside_a_domain():
+    for kind, as_kind in (('allgather', 'allgather'), ('reduce', 'reducescatter'),
+                          ('broadcast', 'allgather'), ('allreduce', 'allreduce')):
+        _, fit = single.closest('domains', 'H100', as_kind)
+        for n in (2, 4, 8):
+            hand = domain_by_hand(as_kind, .3, n, HOPPER.nvlink_bandwidth * .9, fit)
+            assert close(measured().collective(kind, .3, Group(n, n)), hand)
+
+
+def test_a_ring_of_keys_and_single_messages():
+    "A step sends a share over the slower of the links; stages send whole tensors."
+    near, nic = HOPPER.nvlink_bandwidth * .7, HOPPER.ib_bandwidth * .5 * .71
+    for n, d, link in ((4, 4, near), (16, 8, min(near, nic)), (4, 1, min(near, nic))):
+        assert close(measured().collective('ring', 2., Group(n, d)), 2 * (n - 1) / n / link)
+    assert close(measured().send(2., True), 3e-5 + 1.1e-5 + 2 / near)
+    assert close(measured().send(2., False), 3e-5 + 1.9e-5 + 2 / (nic * .83))
+
+
+def test_exchanges_of_tokens():
+    "Inside a domain as measured, of what stays; across, what leaves through a GPU's own NIC."
+    _, fit = single.closest('domains', 'H100', 'alltoall')
+    inside = lambda GB, d: domain_by_hand('alltoall', GB, d, HOPPER.nvlink_bandwidth * .9, fit)
+    for nics in (.5, 3.):
+        system = dataclasses.replace(HOPPER, nic_factor=nics)
+        ask, nic = measured(system).exchange, HOPPER.ib_bandwidth * min(nics, 1) * .71
+        across = lambda GB, nic=nic: 3e-5 + 1.9e-5 + GB / nic
+        assert close(ask(.4, None, Group(8, 8)), inside(.4, 8))
+        assert close(ask(.4, None, Group(32, 8)), max(inside(.4 / 4, 8), across(.4 * 24 / 32)))
+        assert close(ask(.4, .01, Group(32, 8)), max(inside(.4, 8), across(.01)))
+        assert close(ask(.4, None, Group(4, 1)), across(.3))
+
+
+def test_kernels_of_training():
+    "Products at the lasting clock, that add gradients; vector kernels by their bytes and gaps."
+    _, fit = single.closest('products', 'H100', 'trtllm', 'bf16')
+    lasting = dataclasses.replace(fit, rate=fit.rate * .9 * 1.05, prepare=0., host=0., launch=3e-6)
+    adding = dataclasses.replace(lasting, writes=fit.writes + 5 / 2)
+    p, system = Product(3000, 5000, 700, 2., times=3.), dataclasses.replace(HOPPER, power=None)
+    once = product_by_hand(3000, 5000, 700, system, lasting, 'bf16', 2)
+    summed = product_by_hand(3000, 5000, 700, system, adding, 'bf16', 2)
+    pricer = measured(system)
+    assert close(pricer.busy(Work((p,))).compute, 3 * once)
+    assert close(pricer.busy(Work((p._replace(adds=True),))).compute, 3 * summed)
+    apart = measured(system, gradients_apart=1.).busy(Work((p._replace(adds=True),))).compute
+    moved = 2e-9 * 2 * 3000 * 5000 * (2 + 5 / 2)
+    kernel = 3e-6 + moved / (system.hbm_bandwidth * .8)
+    assert close(apart, 3 * (once + kernel))
+    busy = pricer.busy(Work((p,), vector=9., nbytes=.4, scores=.3, launches=7.))
+    vector = (.4 / .8 + .3 / .5) / system.hbm_bandwidth
+    numbers = 3 * 2 * (3000 * 700 + 700 * 5000 + 3000 * 5000)
+    assert close(busy.memory, vector + 7 * 3e-6) and close(busy.launch, (7 + 3) * 3e-6)
+    assert close(busy.moving, vector + 2e-9 * numbers / .8 / system.hbm_bandwidth)
+
+
+def test_power_sets_the_clock():
+    "As its 0.4th power, and never above the full clock."
+    usual = {'Ampere': 400, 'Hopper': 700, 'Blackwell': 1200}
+    for generation, watts in usual.items():
+        parameters = Parameters(generation, kernels=KERNELS)
+        for power in (.3 * watts, watts, 1.1 * watts, 9 * watts):
+            system = dataclasses.replace(HOPPER, power=power, architecture=generation)
+            share = min((power / watts)**.4, 1 / .9)
+            assert close(kernels.lasting(system, parameters), share)
+        assert kernels.lasting(dataclasses.replace(HOPPER, power=None), parameters) == 1
+
+
+def test_attention_of_training_by_hand():
+    _, fit = single.closest('attention', 'H100', 'cuDNN-9.19')
+    share = .9 * .95
+    fit = dataclasses.replace(fit, launch=3e-6, **{
+        f'head_{d}': share * getattr(fit, f'head_{d}') for d in (64, 128, 192, 256, 512)})
+    system = dataclasses.replace(HOPPER, power=None)
+    for backward in (False, True):
+        work = Attention(2, 16, 4, 3000, 6000, 192, .4, backward, 128)
+        hand = attention_by_hand(2, 3000, 16, 4, 192, 128, 6000, .4, backward, False, system, fit)
+        assert close(measured(system).busy(Work(attention=work)).compute, hand)
+
+
+def test_columns_are_priced_as_rows():
+    "A thousand rows with few that differ, in another order each."
+    rng, pricer = np.random.default_rng(1), measured()
+    m, n = rng.choice([64, 512, 3000], 1000), rng.choice([128, 7000], 1000)
+    k, low = rng.choice([100, 4096], 1000), rng.choice(['bf16', 'fp8'], 1000)
+    found = pricer.busy(Work((Product(m, n, k, precision=low),))).compute
+    for i in range(0, 1000, 83):
+        one = Product(int(m[i]), int(n[i]), int(k[i]), precision=str(low[i]))
+        assert close(found[i], pricer.busy(Work((one,))).compute)
+
+
+# tables of kernels: every row by the same formulas
+
+PRECISIONS = {'bfloat16': 'bf16', 'half': 'bf16', 'float16': 'bf16', 'fp16/bf16': 'bf16'}
+
+
+def shown(kind, every):  # (row, its microseconds) of some published kernels
+    found = single.predict_kernels(single.published_kernels(kind).iloc[::every], kind)
+    assert (found.reason == '').all() and len(found) > 10
+    return [(row, row.predicted_us * 1e-6) for row in found.itertuples()]
+
+
+def set_of(kind, gpu, library, precision):
+    gpu = single.gpu_of(gpu)
+    precision = PRECISIONS.get(precision, precision)
+    return dict(system=single.sheet_of(gpu), fit=single.closest(kind, gpu, library, precision)[1])
+
+
+def test_rows_of_products():
+    for row, seconds in shown('gemm', 9):
+        known = set_of('products', row.device, row.framework.lower(), row.gemm_dtype)
+        precision = PRECISIONS.get(row.gemm_dtype, row.gemm_dtype)
+        assert close(seconds, product_by_hand(row.m, row.n, row.k, precision=precision, **known))
+
+
+def test_rows_of_attention():
+    "Of serving: causal, and with a cache that is written."
+    for row, seconds in shown('attention', 5):
+        known = set_of('attention', row.sys, row.kernel_source, row.attn_dtype)
+        assert close(seconds, attention_by_hand(
+            row.batch_size, row.isl, row.num_heads, row.num_key_value_heads, row.head_dim,
+            row.head_dim, row.isl, .5, False, True, **known))
+
+
+def test_rows_of_attention_in_training():
+    "Both directions; values narrower than keys; windows; the GPU's own clock for a launch."
+    table = single.published_kernels('training')
+    table = table.assign(causal=np.arange(len(table)) % 5 > 0)
+    found = single.predict_kernels(table, 'training')
+    assert {'fwd', 'bwd'} <= set(found.op) and found.window.notna().any()
+    for row in found.itertuples():
+        library = row.library.split()[-1]
+        known = set_of('attention', row.gpu, library, row.dtype)
+        if library.startswith('cuDNN-'):
+            known['fit'] = dataclasses.replace(known['fit'], launch=2e-6)
+        value = row.head_dim if math.isnan(row.value_dim) else row.value_dim
+        wide = 1 if math.isnan(row.window) else min(row.window / row.seq_len, 1)
+        seen = wide - wide**2 / 2 if row.causal else 1
+        ways = {'fwd': [False], 'bwd': [True], 'fwd+bwd': [False, True]}[row.op]
+        hand = sum(attention_by_hand(
+            row.batch, row.seq_len, row.heads, row.kv_heads, row.head_dim, value, row.seq_len, seen,
+            backward, library.startswith('vllm'), **known) for backward in ways)
+        assert close(row.predicted_us * 1e-6, hand)
+
+
+def test_rows_of_experts():
+    "Who measured decides which tokens arrive, and whether they go to one group of experts."
+    table = single.published_kernels('moe')
+    for row, seconds in shown('moe', 2):
+        known = set_of('experts', row.sys, row.kernel_source, row.moe_dtype)
+        newer = row.fw == 'sglang' and 'a100' not in row.sys
+        own = (not (newer and row.kernel_source == 'sglang_fused_moe_triton')
+               or row.num_experts == 8 or row.hidden_size == 2816)
+        grouped = newer or any(x in row.kernel_source for x in (
+            'monolithic', 'fp8moe_flashinfer_cutlass'))
+        same = grouped and row.hidden_size == 7168 and row.num_experts == 256
+        precision = PRECISIONS.get(row.moe_dtype, row.moe_dtype)
+        assert close(seconds, experts_by_hand(
+            row.num_tokens, row.hidden_size, row.inter_size / row.moe_tp_size, row.topk,
+            row.num_experts, row.moe_ep_size, own, same, 'nongated' not in row.kernel_source,
+            precision=precision, **known))
+    uneven = single.predict_kernels(table.head(2).assign(distribution='power_law'), 'moe')
+    assert (uneven.reason == 'uneven routing').all() and uneven.predicted_us.isna().all()
+
+
+def other(**columns):  # DataFrame
+    "A row of the mixed table."
+    empty = dict.fromkeys(single.TABLES['other'][0], np.nan) | dict(dtype='bf16', n_nodes=1.)
+    return single.predict_kernels(pd.DataFrame([empty | columns]), 'other').iloc[0]
+
+
+def test_rows_of_messages():
+    for row, seconds in shown('other', 3):
+        op = {'all_reduce': 'allreduce', 'all_gather': 'allgather',
+              'reduce_scatter': 'reducescatter', 'alltoall': 'alltoall'}[row.op.split()[0]]
+        known = set_of('domains', row.gpu, op, 'bf16')
+        assert close(seconds, domain_by_hand(op, row.message_bytes / 1e9, row.n_gpus,
+                                             known['system'].nvlink_bandwidth, known['fit']))
+    sent = dict(kind='collective', gpu='H100', n_gpus=8., message_bytes=1e8)
+    assert other(op='all_reduce', n_nodes=2., **sent).reason == 'goes between nodes'
+    assert other(op='scatter', **sent).reason == 'no such collective was measured'
+    assert other(kind='copy', gpu='H100').reason == 'no model of such a kernel'
+    for nodes, place in ((1., 'near'), (4., 'far')):
+        row = other(kind='moe_a2a', gpu='H100', op='deepep_normal_dispatch', tokens=4096., topk=8.,
+                    hidden=7168., n_gpus=8 * nodes, n_nodes=nodes, library='DeepEP normal, 24 SMs')
+        known = set_of('exchanges', 'H100', f'dispatch {place}', 'bf16')
+        assert close(row.predicted_us * 1e-6, exchange_by_hand(
+            4096, 7168, 8, 8 * nodes, nodes, 24, **known))
+    row = other(kind='moe_a2a', gpu='H100', op='deepep_low_latency', tokens=1., topk=8., n_gpus=8.,
+                hidden=7168., library='DeepEP normal, 24 SMs')
+    assert row.reason == 'another kind of exchange'
+    row = other(kind='gemm', gpu='H100', library='trtllm x', m=4096., n=512., k=3000.)
+    known = set_of('products', 'H100', 'trtllm', 'bf16')
+    hand = product_by_hand(4096, 512, 3000, precision='bf16', **known)
+    assert close(row.predicted_us * 1e-6, hand)
+
+
+def test_what_was_measured_in_rates():
+    "TFLOP/s of attention or of a product as seconds; half of the scores where causal."
+    rows = pd.DataFrame([
+        dict(kind='attention', op='fwd', causal=1., batch=2., seq_len=4096., heads=16.,
+             head_dim=128., tflops=500.),
+        dict(kind='attention', op='fwd+bwd', causal=0., batch=2., seq_len=4096., heads=16.,
+             head_dim=128., tflops=400.),
+        dict(kind='gemm_max', op='x', causal=0., m=4096., n=8192., k=1000., tflops=700.),
+        dict(kind='gemm', op='x', causal=0., m=1., n=1., k=1., tflops=1., time_us=17.)])
+    scores = 4 * 2 * 4096**2 * 16 * 128
+    assert np.allclose(single.measured_seconds(rows), [
+        scores / 2 / 500e12, 3.5 * scores / 400e12, 2 * 4096 * 8192 * 1000 / 700e12, 17e-6])
+
+
+def test_a_fit_sees_what_it_may():
+    "Rows with all numbers, a time and a model; scored on the half that another fit did not see."
+    table = single.published_kernels('gemm').query(
+        'device.str.contains("H100") and framework == "TRTLLM" and gemm_dtype == "bfloat16"')
+    job, seconds = single.product_job(table), table.time_us.to_numpy() * 1e-6
+    usable = single.usable(job, np.where(np.arange(len(table)) % 3, seconds, np.nan))
+    assert usable.tolist() == (np.arange(len(table)) % 3 > 0).tolist()
+    gone = single.usable(job._replace(refused='no model'), seconds)
+    assert not np.any(gone)
+    name, rows = next(iter(single.groups_of(job)))
+    fit = set_of('products', 'H100', 'trtllm', 'bf16')['fit']
+    errors = single.error_of(table, job, rows, name, fit, seconds)
+    hand = [product_by_hand(row.m, row.n, row.k, single.sheet_of('H100'), fit, 'bf16')
+            / row.time_us / 1e-6 - 1 for row in table.itertuples()]
+    assert np.allclose(errors, hand)
+    found = pd.DataFrame({'kind': ['a', 'a', 'b'], 'rows': [1, 3, 5], 'mean': [.1, .2, .4]})
+    assert single.mean_errors(found, 'kind').tolist() == pytest.approx([17.5, 40])

@@ -1,0 +1,154 @@
+"""Orders of work against their definitions, and played by a second hand, one pass at a time."""
+import itertools
+
+import numpy as np
+import pytest
+
+from transformer_perf.schedules import SCHEDULES, check_schedule, most_kept, played, possible
+
+GRID = [(name, p, v, N) for name, s in SCHEDULES.items() for p in (2, 3, 4, 6) for v in (1, 2, 3)
+        for N in (p, 2 * p, 2 * p + 2, 3 * p) if possible(s, p, v, N, v)]
+EACH = pytest.mark.parametrize('name', SCHEDULES)
+
+
+def cases_of(name): return [case for case in GRID if case[0] == name]
+
+
+def place_of(name, p, rank, chunk):  # (direction, number of the chunk in the model)
+    "Chunks go round the ranks; or down and up again; or both ways at once."
+    if name == 'dualpipe':
+        down = (chunk == 0) == (rank < p // 2)
+        return ('down', rank) if down else ('up', p - 1 - rank)
+    if name in ('zb-v', 'dualpipe-v') and chunk == 1: return 'down', 2 * p - 1 - rank
+    return 'down', chunk * p + rank
+
+
+def orders(name, p, v, N):  # list, for each rank, of steps of (kind, direction, place, micro-batch)
+    "What each rank does, one after the other."
+    found = []
+    for rank in range(p):
+        found.append([[(kind, *place_of(name, p, rank, chunk), m) for kind, chunk, m in step]
+                      for step in SCHEDULES[name].steps(rank, p, v, N)])
+    return found
+
+
+def before(kind, way, place, m, last):
+    "What a pass waits for."
+    if kind == 'F': return ('F', way, place - 1, m)
+    if kind == 'W': return ('B', way, place, m)
+    return ('F', way, place, m) if place == last else ('B', way, place + 1, m)
+
+
+def walk(name, p, v, N, cost, waits=0., late=0., overlap=0.):  # (s, most that each rank keeps)
+    """Every rank does its next step as soon as what it waits for is done.
+
+    A message takes a pass of F or B `waits`, and comes `late` to another rank."""
+    todo, last = orders(name, p, v, N), p * v - 1
+    done, by, clock = {}, {}, [0.] * p
+    split = SCHEDULES[name].splits
+    held, most = [0] * p, [0] * p
+    while any(todo):
+        moved = False
+        for rank in range(p):
+            while todo[rank]:
+                step = todo[rank][0]
+                need = [before(*one, last) for one in step]
+                need = [x for x in need if x[2] >= 0 and x not in step]
+                if any(x not in done for x in need): break
+                there = [done[x] + late * (by[x] != rank) for x in need]
+                start = max([clock[rank], *there])
+                if len(step) > 1: start -= overlap * (cost['F'][step[0][2]] + waits)
+                for kind, way, place, m in step:
+                    start += cost[kind][place] + waits * (kind != 'W')
+                    held[rank] += (kind == 'F') - (kind == ('W' if split else 'B'))
+                    most[rank] = max(most[rank], held[rank])
+                for one in step: done[one], by[one] = start, rank
+                clock[rank], moved = start, True
+                todo[rank].pop(0)
+        assert moved, 'ranks wait for each other'
+    return max(clock), [x / v for x in most]
+
+
+@EACH
+def test_every_pass_is_done_once(name):
+    "Forward and backward of every chunk and micro-batch, and the weights' where they wait."
+    s = SCHEDULES[name]
+    for _, p, v, N in cases_of(name):
+        every = [one for rank in orders(name, p, v, N) for step in rank for one in step]
+        ways, each = (('down', 'up'), N // 2) if s.both_ways else (('down',), N)
+        kinds = 'FBW' if s.splits else 'FB'
+        expected = set(itertools.product(kinds, ways, range(p * v), range(each)))
+        assert len(every) == len(expected) and set(every) == expected
+
+
+@EACH
+def test_a_second_hand_takes_as_long(name):
+    "Chunks of any length; and what each rank keeps at most is what the schedule says."
+    rng, s = np.random.default_rng(3), SCHEDULES[name]
+    for _, p, v, N in cases_of(name):
+        F, B, W = rng.uniform(.5, 2, (3, p * v))
+        cost = {'F': F, 'B': B, 'W': W} if s.splits else {'F': F, 'B': B + W}
+        run = played(name, p, v, N, F, B, W)
+        total, kept = walk(name, p, v, N, cost)
+        if not s.both_ways and not s.blocks: assert most_kept(run, p, v, s.splits) == kept
+        assert run.total == pytest.approx(total, rel=1e-12)
+        run = played(name, p, v, N, F, B, W, sent=.3, exposed=.25, overlap=.4)
+        assert run.total == pytest.approx(walk(name, p, v, N, cost, .075, .225, .4)[0], rel=1e-12)
+        said = [np.broadcast_to(s.kept(p, v, N, rank), ()).item() for rank in range(p)]
+        assert np.allclose(most_kept(run, p, v, s.splits), said)
+
+
+@pytest.mark.parametrize('p, N', [(2, 6), (4, 6), (4, 16), (8, 3)])
+def test_1f1b_as_written(p, N):
+    "As many forward passes ahead as ranks follow, then one of each in turn."
+    for rank in range(p):
+        ahead = min(p - 1 - rank, N)
+        text = ''.join(kind for ((kind, *_),) in SCHEDULES['1f1b'].steps(rank, p, 1, N))
+        assert text == 'F' * ahead + 'FB' * (N - ahead) + 'B' * ahead
+
+
+def test_interleaved_as_written():
+    "Two ranks, two chunks: micro-batches in groups of two, chunk after chunk; back in reverse."
+    steps = [one for (one,) in SCHEDULES['1f1b'].steps(0, 2, 2, 4)]
+    ahead = [(c, m) for pair in ((0, 1), (2, 3)) for c in (0, 1) for m in pair]
+    back = [(1 - c, m) for c, m in ahead]
+    assert [one[1:] for one in steps if one[0] == 'F'] == ahead
+    assert [one[1:] for one in steps if one[0] == 'B'] == back
+    text = ''.join(one[0] for one in steps)
+    assert text == 'F' * 4 + 'FB' * 4 + 'B' * 4   # 2 (p - 1 - rank) + (v - 1) p ahead
+    last = ''.join(kind for ((kind, *_),) in SCHEDULES['1f1b'].steps(1, 2, 2, 4))
+    assert last == 'F' * 2 + 'FB' * 6 + 'B' * 2
+
+
+@pytest.mark.parametrize('name, times', [('zb-h1', 1), ('zb-h2', 2)])
+def test_gradients_of_weights_fill_the_bubble(name, times):
+    "H1 keeps as many micro-batches as 1F1B, H2 about twice as many; W comes times * rank late."
+    for p, N in ((2, 4), (4, 9)):
+        for rank in range(p):
+            steps = [one for (one,) in SCHEDULES[name].steps(rank, p, 1, N)]
+            text = ''.join(one[0] for one in steps)
+            assert len(text) == 3 * N and text.startswith('F' * min(times * (p - 1 - rank), N))
+            late = most = 0
+            for kind in text:
+                late += (kind == 'B') - (kind == 'W')
+                most = max(most, late)
+            assert most == min(times * rank + 1, N)
+            for kind in 'FBW': assert [m for k, _, m in steps if k == kind] == list(range(N))
+
+
+def test_which_schedules_are_possible():
+    "Chunks, pairs and enough micro-batches, each by itself."
+    yes = {('1f1b', 4, 1, 3, 5), ('1f1b', 4, 2, 8, 6), ('1f1b', 1, 1, 1, 1), ('gpipe', 4, 1, 1, 1),
+           ('zb-h1', 4, 1, 4, 2), ('zb-h2', 4, 1, 7, 2), ('zb-v', 4, 2, 8, 2),
+           ('dualpipe', 4, 1, 8, 2), ('dualpipe-v', 3, 2, 6, 4)}
+    no = {('1f1b', 4, 2, 6, 6), ('1f1b', 4, 2, 8, 5), ('1f1b', 1, 2, 8, 2), ('gpipe', 4, 2, 8, 4),
+          ('zb-h1', 4, 2, 8, 4), ('zb-h2', 4, 1, 6, 2), ('zb-v', 4, 1, 8, 2), ('zb-v', 4, 2, 7, 2),
+          ('zb-v', 4, 2, 8, 3), ('zb-v', 1, 2, 8, 2), ('dualpipe', 3, 1, 8, 2),
+          ('dualpipe', 4, 1, 7, 2), ('dualpipe', 4, 1, 9, 2), ('dualpipe-v', 4, 2, 7, 2)}
+    for case, can in [*((case, True) for case in yes), *((case, False) for case in no)]:
+        name, *sizes = case
+        assert bool(possible(SCHEDULES[name], *sizes)) == can, case
+        if can: check_schedule(name, *sizes)
+        else:
+            with pytest.raises(ValueError, match=f'schedule={name} needs'):
+                check_schedule(name, *sizes)

@@ -1,0 +1,133 @@
+"The space of a search, counted by plain loops; and candidates as users of the paper ask for them."
+import itertools
+import math
+
+import pytest
+
+from transformer_perf import Model, Parallel, estimate, search
+from transformer_perf.execution import (
+    factors, micro_batch_size_candidates, nv_candidates_1d, nv_candidates_2d, pp_candidates,
+    summa_nb_candidates, tp1d_candidates)
+from transformer_perf.systems import as_system
+
+
+def of(n): return [d for d in range(1, n + 1) if n % d == 0]
+
+
+# the paper's names
+
+@pytest.mark.parametrize('n', [1, 2, 12, 97, 360, 1024])
+def test_factors(n): assert factors(n) == of(n)
+
+
+@pytest.mark.parametrize('n, heads, embed', [(16, 12, 64), (24, 16, 96), (64, 160, 25600),
+                                             (9, 6, 6)])
+def test_groups_of_tp(n, heads, embed):
+    both = [d for d in of(n) if heads % d == 0 and embed % d == 0]
+    assert tp1d_candidates(n, heads, embed) == both
+
+
+@pytest.mark.parametrize('n, tp, depth', [(64, 4, 48), (96, 2, 96), (8, 8, 4), (60, 5, 36)])
+def test_stages(n, tp, depth):
+    left = n // tp
+    assert pp_candidates(n, tp, depth) == [
+        p for p in of(depth) if left % p == 0 and min(left, depth) % p == 0]
+
+
+@pytest.mark.parametrize('batch, tp, pp, dp, l', [(64, 4, 2, 8, 2048), (96, 8, 1, 2, 36),
+                                                  (6, 4, 1, 3, 2)])
+def test_micro_batches(batch, tp, pp, dp, l):
+    "They divide a copy's share of the batch, and tp divides their tokens."
+    assert micro_batch_size_candidates(batch, tp, pp, dp, l) == [
+        m for m in of(batch // dp) if m * l % tp == 0]
+
+
+@pytest.mark.parametrize('tp1, tp2, e', [(4, 2, 25600), (2, 2, 1024), (8, 4, 12288), (1, 1, 512),
+                                         (4, 4, 1024)])
+def test_panels(tp1, tp2, e):
+    "They start at the longer side and double, while a panel is 512 wide at least."
+    start, found = max(tp1, tp2), []
+    for i in range(20):
+        panels = start * 2**i
+        if e % panels == 0 and e // panels >= 512 and 2**i < e // start: found.append(panels)
+    assert summa_nb_candidates(tp1, tp2, e) == (found if e / start >= 512 else [start])
+
+
+@pytest.mark.parametrize('groups, size', [((4, 2, 8, 2), 8), ((8, 1, 4, 4), 4), ((2, 2, 1, 1), 8),
+                                          ((3, 2, 4, 2), 6)])
+def test_placements(groups, size):
+    "Every way to fill a domain; or the whole job, where it fits into one."
+    ways = [groups] if math.prod(groups) <= size else [
+        way for way in itertools.product(*map(of, groups)) if math.prod(way) == size]
+    assert sorted(nv_candidates_2d(*groups, size)) == sorted(ways)
+    tp1, _, dp, pp = groups
+    one = [groups[:1] + groups[2:]] if tp1 * dp * pp <= size else [
+        way for way in itertools.product(of(tp1), of(dp), of(pp)) if math.prod(way) == size]
+    assert sorted(nv_candidates_1d(tp1, dp, pp, size)) == sorted(one)
+
+
+# the space of a small search
+
+MODEL = Model(1024, 512, 8, 6, mlp_dim=1536, name='small')
+
+
+def layouts(n, batch, system, strategy):
+    "Published: features at least 128 wide, or rows; stages that divide the layers."
+    two = strategy == '2d-seqp'
+    for tp, cp in itertools.product(of(n), of(n) if two else [1]):
+        wide = 512 / tp if two else 3 * 512 / tp
+        if n % (tp * cp) or 8 % tp or wide < 128 or two and 1024 / cp < 128: continue
+        for pp in of(6):
+            if n % (tp * cp * pp) or min(n // (tp * cp), 6) % pp: continue
+            dp = n // (tp * cp * pp)
+            if batch % dp: continue
+            groups = tp, cp, pp, dp
+            places = [groups] if n <= system.nvlink_size else [
+                way for way in itertools.product(*map(of, groups))
+                if math.prod(way) == system.nvlink_size]
+            for m, place in itertools.product(of(batch // dp), places):
+                if m * 1024 % (tp * cp): continue
+                yield Parallel(strategy, *groups, m, None, None, *place)
+
+
+@pytest.mark.parametrize('n, size, batch', [(12, 4, 24), (8, 8, 12), (48, 4, 48)])
+@pytest.mark.parametrize('strategy', ['1d', '2d-seqp'])
+def test_every_layout_once(n, size, batch, strategy):
+    system = as_system('H200', size)
+    expected = list(layouts(n, batch, system, strategy))
+    found = search(MODEL, n, system, batch, strategy, k=len(expected) + 9, assumptions='paper')
+    assert found.candidates == len(expected) > 10
+    columns = ('tp', 'cp', 'pp', 'dp', 'micro_batch', 'nvlink_tp', 'nvlink_cp', 'nvlink_pp',
+               'nvlink_dp')
+    assert sorted(zip(*(found[c] for c in columns))) == sorted(
+        tuple(getattr(p, c) for c in columns) for p in expected)
+    for p, seconds in {tuple(row[c] for c in columns): row['iteration_s']
+                       for row in found.iloc[::29].to_dict('records')}.items():
+        one = estimate(MODEL, Parallel(strategy, **dict(zip(columns, p))), system, batch, 'paper')
+        assert one.stats['iteration_s'] == pytest.approx(seconds, rel=1e-12)
+    assert found.iteration_s.is_monotonic_increasing and found['rank'].tolist() == list(
+        range(1, len(found) + 1))
+
+
+def test_columns_that_are_held():
+    "Under either name, one value or several; no other row is left out."
+    system = as_system('H200', 8)
+    ask = dict(n_gpus=16, global_batch=32, assumptions='paper', k=9999)
+    whole = search(MODEL, system=system, **ask)
+    for fixed, rows in (({'tp': 2}, whole.tp == 2), ({'tp1': [1, 4]}, whole.tp.isin([1, 4])),
+                        ({'pp': 2, 'micro_batch': [1, 2]}, (whole.pp == 2) & (
+                            whole.micro_batch <= 2)), ({'nvlink_dp': 2}, whole.nvlink_dp == 2)):
+        found = search(MODEL, system=system, fixed=fixed, **ask)
+        assert found.iteration_s.tolist() == whole[rows].iteration_s.tolist()
+        assert found.candidates == len(found) == rows.sum() > 0
+
+
+def test_why_there_is_nothing():
+    "No layout, no placement or no room: each says so, with its numbers."
+    tiny = Model(512, 256, 4, 2)
+    ask = lambda system, n, **more: search(tiny, n, system, 7, '1d', assumptions='paper', **more)
+    assert 'no numbers of tp, pp and dp GPUs multiply to 5' in ask('H200', 5).reasons[5]
+    small = dict(vars(as_system('H200')), hbm_capacity=.01)
+    found = ask(small, 1)
+    least = estimate(tiny, Parallel(), 'H200', 7, 'paper').stats['memory_GB']
+    assert f'needs {least:.1f} GB, {least - .01:.1f} GB over the 0.01 GB' in found.reasons[1]

@@ -1,0 +1,237 @@
+"""A search finds the best of all: every configuration is tried, and those that differ told apart.
+
+The space is spelled out here once more, in loops over the definitions, and all of it is priced:
+no bounds, no layers that are priced once, no choices that are left out.
+"""
+import dataclasses
+import itertools
+import math
+import os
+import random
+
+import numpy as np
+import pytest
+
+from transformer_perf import Model, Parallel, estimate, search
+from transformer_perf.estimates import CHOICES, FITS_BY, as_assumptions
+from transformer_perf.iteration import GROUPS, PLACES, statistics
+from transformer_perf.schedules import SCHEDULES, check_schedule
+from transformer_perf.systems import as_system
+
+CASES = int(os.environ.get('TRANSFORMER_PERF_CASES', '300'))   # questions that are drawn
+GPT = dict(seq_len=1024, embed_dim=1024, heads=8, depth=8, vocab=32000)
+EXPERTS = dict(mlp_dim=2048, gated_mlp=True, experts=8, experts_per_token=2, expert_dim=512)
+LATENT = dict(kv_lora_rank=256, q_lora_rank=512, qk_nope_head_dim=64, qk_rope_head_dim=32,
+              v_head_dim=64)
+MODELS = {
+    'dense': Model(**GPT), 'grouped': Model(**GPT | dict(kv_heads=2, gated_mlp=True, depth=12)),
+    'experts': Model(**GPT | EXPERTS | dict(kv_heads=4)),
+    'shared': Model(**GPT | EXPERTS | dict(kv_heads=4, shared_expert_dim=516, depth=6)),
+    'latent': Model(**GPT | EXPERTS | LATENT | dict(shared_expert_dim=512))}
+OPEN = {   # what a question may leave open
+    'zero_stage': (0, 1, 2, 3), 'recompute': ('none', 'selective', 'full', 'full:1', 'mlp'),
+    'virtual_stages': (1, 2, 4), 'sequence_sharded': (True, False),
+    'context': ('ring', 'allgather', 'ulysses', 'ulysses+ring'), 'dp_overlap': (True, False),
+    'tp_overlap': (False, True), 'schedule': tuple(SCHEDULES), 'reduce_each': (True, False),
+    'reshard_after_forward': (True, False), 'dp_replicate': (1, 2, 4),
+    'precision': ('bf16', 'fp8', 'fp8-block'), 'dispatcher': ('alltoall', 'allgather', 'once'),
+    'ep_overlap': (False, True)}
+
+
+def divisors(x): return [c for c in range(1, x + 1) if x % c == 0]
+
+
+# the space, once more
+
+def groups_of(model, n, batch, strategy, a):
+    "(tp, cp, pp, dp) by loops over the definitions."
+    widest = (3 if strategy == '1d' else 1) * model.embed_dim // a.least_features
+    kv = model.kv_heads or model.heads
+    for tp, cp, pp in itertools.product(divisors(n), divisors(n), divisors(model.depth)):
+        dp, rest = divmod(n, tp * cp * pp)
+        if rest or batch % dp or tp > widest or strategy == '1d' and cp > 1: continue
+        if model.seq_len // cp < a.least_features: continue
+        if model.seq_len % cp and a.rows_shared_exactly: continue
+        if model.heads % tp or model.embed_dim % tp or model.mlp_dim % tp: continue
+        if max(kv, tp) % min(kv, tp) or (model.shared_expert_dim or tp) % tp: continue
+        yield tp, cp, pp, dp
+
+
+def places_of(groups, size):
+    "How many GPUs of each group share a domain."
+    n = math.prod(groups)
+    if n <= size: return [groups]
+    used = max(d for d in divisors(n) if d <= size)
+    return [p for p in itertools.product(*map(divisors, groups)) if math.prod(p) == used]
+
+
+def follows(*sizes):
+    "Whether a pipeline can follow a schedule."
+    try: check_schedule(*sizes)
+    except ValueError: return False
+    return True
+
+
+def can_be(c, model, batch):
+    "Whether the choices of a configuration go together."
+    copies, of_experts = c['dp'], c['tp'] * c['cp'] * c['dp'] // (c['ep'] * c['etp'])
+    kv = max((model.kv_heads or model.heads) // c['tp'], 1)
+    if copies % c['dp_replicate'] or of_experts % c['dp_replicate']: return False
+    if c['context'] == 'ulysses' and kv % c['cp']: return False
+    if model.experts and c['tp'] > 1 and not c['sequence_sharded']: return False
+    N, layers = batch // c['dp'] // c['micro_batch'], model.depth // c['pp']
+    return follows(c['schedule'], c['pp'], c['virtual_stages'], N, layers)
+
+
+def configurations(model, n, size, batch, strategy, a, considered, etps):  # list of dict
+    "Every configuration."
+    found, values = [], list(itertools.product(*considered.values()))
+    for groups in groups_of(model, n, batch, strategy, a):
+        tp, cp, _, dp = groups
+        experts = [(ep, etp) for ep in divisors(model.experts or 1) for etp in etps
+                   if tp * cp * dp % (ep * etp) == 0]
+        shards = tp * cp
+        sizes = [b for b in divisors(batch // dp) if b * model.seq_len % shards == 0]
+        for (ep, etp), b, chosen in itertools.product(experts, sizes, values):
+            c = dict(zip(GROUPS, groups)) | dict(ep=ep, etp=etp, micro_batch=b)
+            c |= dict(zip(considered, chosen))
+            if not can_be(c, model, batch): continue
+            found += [c | dict(zip(PLACES, place)) for place in places_of(groups, size)]
+    return found
+
+
+# a question, and all answers to it
+
+class Case:
+    "A small question, drawn by a seed."
+    def __init__(self, seed):
+        r = self.random = random.Random(seed)
+        self.model, self.strategy = MODELS[r.choice(list(MODELS))], r.choice(('1d', '2d-seqp'))
+        preset = as_assumptions(r.choice(('paper', 'corrected', 'corrected', 'calibrated')))
+        self.assumed = dataclasses.replace(   # without ends, whose schedules are played
+            preset, wide_search=False, uneven_stages=False, vocabulary=False)
+        self.n, self.batch = r.choice((2, 4, 6, 8, 8, 12)), r.choice((4, 8, 8, 12, 24))
+        self.system = as_system(r.choice(('H100-80GB', 'H200-141GB', 'B200-180GB')),
+                                r.choice((1, 2, 4, 8)))
+        few = r.sample(list(OPEN), r.choice((1, 2, 2, 3)))
+        self.opened = {name: r.sample(OPEN[name], min(len(OPEN[name]), r.choice((2, 2, 3))))
+                       for name in few}
+        self.etps = r.choice(([1], [1], [1, 2], [2])) if self.model.experts else [1]
+
+    @property
+    def considered(self):   # choice -> values
+        a = self.assumed
+        found = {name: self.opened.get(name, [getattr(a, name)]) for name in CHOICES}
+        if 'virtual_stages' in self.opened: return found
+        own = [SCHEDULES[name].chunks for name in found['schedule'] if SCHEDULES[name].chunks > 1]
+        return found | {'virtual_stages': list(dict.fromkeys(found['virtual_stages'] + own))}
+
+    def every(self):  # (s of each, GB that must fit)
+        "All configurations, priced as one table."
+        a = self.assumed.on(self.system)
+        found = configurations(self.model, self.n, self.system.nvlink_size, self.batch,
+                               self.strategy, a, self.considered, self.etps)
+        if not found: return np.zeros(0), np.zeros(0)
+        t = {name: np.array([c[name] for c in found]) for name in found[0]}
+        t |= {'strategy': self.strategy, 'panels': 1}
+        stats = statistics(t, self.model, self.system, self.batch, a)
+        one = np.ones(len(found))
+        return stats['iteration_s'] * one, stats[FITS_BY[a.fits_by]] * one
+
+    def search(self, capacity, k):
+        system = dataclasses.replace(self.system, hbm_capacity=capacity)
+        return search(self.model, self.n, system, self.batch, self.strategy, k,
+                      self.assumed, {'etp': self.etps}, **self.opened)
+
+
+def different(seconds):
+    "Ascending, those that are equal but for rounding once."
+    seconds = np.sort(seconds)
+    return seconds[np.diff(seconds, prepend=0) > 1e-12 * seconds]
+
+
+@pytest.mark.parametrize('first', range(0, CASES, 10))
+def test_brute_force_finds_nothing_better(first):
+    "The 20 best of a search are the best of all configurations that fit, each of them once."
+    for seed in range(first, first + 10):
+        case = Case(seed)
+        seconds, GB = case.every()
+        capacity = float(np.quantile(GB, case.random.uniform(.1, 1))) if len(GB) else 80.
+        best = case.search(capacity, k=20)
+        expected, got = different(seconds[GB <= capacity]), different(best.iteration_s)
+        known = len(got) if len(best) < 20 else len(got) - 1   # of the slowest, some may lack
+        np.testing.assert_allclose(got[:known], expected[:known], rtol=1e-11, err_msg=seed)
+        if len(best) < 20: assert len(got) == len(expected), seed
+        if not len(best): continue
+        row = best.iloc[case.random.randrange(len(best))]
+        one = estimate(case.model, Parallel.from_row(row), case.system, case.batch, case.assumed)
+        np.testing.assert_allclose(one.stats['iteration_s'], row.iteration_s, rtol=1e-11)
+
+
+# choices that were taken for the same
+
+def test_one_rank_needs_no_pipeline():
+    "The order in which schedules are named decides nothing, also where some need a pipeline."
+    model, h100 = MODELS['dense'], as_system('H100-80GB', 8)
+    fastest = [search(model, 4, h100, 4, '1d', k=1, schedule=names).iteration_s[0]
+               for names in (['zb-v', '1f1b'], ['1f1b', 'zb-v'], ['1f1b'])]
+    assert fastest[0] == fastest[1] <= fastest[2]
+    assert len(search(model, 1, h100, 4, '1d', schedule=['dualpipe', 'gpipe']))
+
+
+@pytest.mark.parametrize('name', ['gpipe', 'zb-h1', 'zb-h2'])
+def test_one_rank_works_micro_batch_by_micro_batch(name):
+    one, other = (estimate('gpt3', Parallel(tp=8, schedule=s), 'B200', 64) for s in (name, '1f1b'))
+    assert one.stats == other.stats
+    assert math.isclose(one.memory_over_time.memory_GB.max(), one.stats['memory_GB'])
+
+
+def test_experts_alone_are_shared_out():
+    "Without copies of the dense layers, ZeRO shares out what tp holds of experts again."
+    asked = dict(fixed={'tp': 8, 'ep': 1, 'pp': 1}, zero_stages=[0, 1, 2, 3])
+    found = search(MODELS['experts'], 8, as_system('B200', 8), 8, '1d', **asked)
+    by_stage = found.groupby('zero_stage').memory_GB.min()
+    assert list(by_stage.index) == [0, 1, 2, 3] and (np.diff(by_stage) < 0).all()
+    need = by_stage[3] * 1.001
+    tight = dataclasses.replace(as_system('B200', 8), hbm_capacity=need)
+    found = search(MODELS['experts'], 8, tight, 8, '1d', **asked)
+    assert len(found) and set(found.zero_stage) <= {2, 3}   # that of one micro-batch alone
+
+
+def test_features_of_an_expert_travel_too():
+    "With ep=1 and etp=2 tokens meet, and what hides their messages is worth trying."
+    found = search(MODELS['experts'], 8, as_system('B200', 2), 8, '1d', k=1000,
+                   fixed={'etp': 2, 'ep': 1}, ep_overlap=[False, True],
+                   dispatcher=['alltoall', 'allgather'])
+    assert len(found.groupby(['dispatcher', 'ep_overlap'])) == 4
+
+
+def test_dense_layers_have_nothing_to_share_alone():
+    "Where no weight is held twice, one ZeRO stage stands for all."
+    found = search(MODELS['dense'], 4, as_system('B200', 4), 4, '1d', k=1000,
+                   zero_stages=[0, 1, 2, 3])
+    assert set(found.zero_stage[found.dp == 1]) == {0}
+    assert set(found.zero_stage[found.dp > 1]) == {0, 1, 2, 3}
+
+
+def test_nothing_is_shared_out_among_one_gpu():
+    "ZeRO-3 frees no weight in 8 bits that only one GPU has."
+    of = lambda **more: estimate(MODELS['dense'], Parallel(precision='fp8', **more), 'H100-80GB', 8)
+    assert of(zero_stage=3).stats['memory_GB'] == of(zero_stage=1).stats['memory_GB']
+    assert of(dp=2, zero_stage=3).stats['memory_GB'] < of(dp=2, zero_stage=1).stats['memory_GB']
+
+
+def test_layers_computed_again_are_a_share_of_a_stage():
+    "Of one layer in full, a deep stage computes a smaller share again than a shallow one."
+    ask = lambda system: search(MODELS['dense'], 4, system, 8, '1d', k=1000, recompute=['full:1'])
+    b200 = as_system('B200', 4)
+    every = ask(b200)
+    for room in every.memory_GB:
+        found = ask(dataclasses.replace(b200, hbm_capacity=room))
+        assert len(found) == (every.memory_GB <= room).sum()
+
+
+def test_shared_experts_divide_too():
+    "What a search finds, an estimate accepts: 516 features are not shared by 8."
+    found = search(MODELS['shared'], 8, as_system('B200', 8), 8, '1d', k=1000)
+    assert 0 < found.tp.max() < 8
