@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings, strategies as st
 from transformer_perf import Model, Parallel, estimate, iteration, search
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.schedules import (
-    SCHEDULES, check_layout, chunk_sums, chunks_in, chunks_of, formula_holds, heaviest,
+    SCHEDULES, check_layout, chunk_sums, chunks_in, chunks_of, ends_of, formula_holds, heaviest,
     held_chunks, layout_of, memory_over_time, most_held, most_kept, on_ranks, passes_of, peaks,
-    played, possible, time_played, total_time)
+    played, possible, program, time_played, total_time)
 
 few = settings(max_examples=30, deadline=None)
 pick = st.sampled_from
@@ -366,6 +366,60 @@ def test_few_micro_batches_tell_of_many(name):
                 assert total_time(*case) == pytest.approx(whole.total, rel=1e-9), case[:4]
                 compared += 1
     assert compared > 5
+
+
+def moved(steps, m):  # list
+    "The same steps of later micro-batches."
+    return [tuple((kind, chunk, one + m) for kind, chunk, one in step) for step in steps]
+
+
+@pytest.mark.parametrize('name', [name for name in SCHEDULES if name != 'gpipe'])
+def test_more_micro_batches_are_more_periods(name):
+    "Orders of many are those of few, with the last period of the steady state again and again."
+    s, more = SCHEDULES[name], 5
+    for p, times in itertools.product((1, 2, 3, 4, 5, 8), (3, 4)):
+        for v, rest in itertools.product((s.chunks,) if s.chunks else (1, 2, 3), (0, 1, 2)):
+            few, each = times * p + rest, s.repeats(p, v)
+            if p == 2 and times == 3 and s.both_ways or not possible(s, p, v, few, v): continue
+            steps, period = program(name, p, v, few), each // (1 + s.both_ways)
+            now, before = steps.steady
+            for rank in range(p):
+                cells = steps.cell[:-1][steps.rank == rank].tolist()
+                last, earlier = (cells.index(x[x % p == rank].max()) for x in (now, before))
+                order, many = (list(s.steps(rank, p, v, n)) for n in (few, few + more * each))
+                again = [moved(order[earlier + 1:last + 1], period * (i + 1)) for i in range(more)]
+                after = moved(order[last + 1:], period * more)
+                assert many == [*order[:last + 1], *itertools.chain(*again), *after]
+
+
+@pytest.mark.parametrize('name', [name for name in SCHEDULES if name != 'gpipe'])
+def test_later_steps_wait_for_few_of_the_steady_state(name):
+    "All that comes after the steady state can be played from these steps alone."
+    s, random = SCHEDULES[name], np.random.default_rng(5)
+    for p in (4, 6):
+        v = s.chunks or 2
+        steps = program(name, p, v, 4 * p)
+        own, (now, _) = steps.cell[:-1], steps.steady
+        stop = np.array([now[now % p == rank].max() for rank in range(p)])
+        took = random.uniform(.5, 1, len(own))
+        end = dict(zip(own.tolist(), ends_of(steps, took)[own]))
+        found = {cell: end[cell] for cell in now.tolist()}
+        far = steps.far | (np.arange(steps.far.shape[1]) == 0)   # what else is there is over
+        for i in np.flatnonzero(own > stop[steps.rank]):
+            needs = steps.cell[steps.waits[i][far[i] & (steps.waits[i] >= 0)]]
+            found[own[i]] = max(found[cell] for cell in needs.tolist()) + took[i]
+        assert len(found) > len(now) and all(end[cell] == x for cell, x in found.items())
+
+
+def test_few_micro_batches_are_played():
+    "Interleaved, with an embedding and a loss at the ends: three of each rank are enough."
+    work = np.full((3, 64, 2), .1)
+    work[:, 0] += .01
+    work[:, -1] += .02, .03
+    before = program.cache_info()
+    time_played('1f1b', 8, 8, 4096, *work)
+    after = program.cache_info()
+    assert after.hits + after.misses == before.hits + before.misses + 1
 
 
 def test_a_rank_that_is_a_little_slower_makes_others_wait_late():

@@ -7,9 +7,9 @@ __all__ = ['NEVER', 'SCHEDULES', 'KINDS', 'MOST_PLAYED', 'MOST_LETTERS', 'REPEAT
            'zero_bubble', 'zb_h1', 'zb_h2', 'Counter', 'zb_v', 'Dual', 'dual_steps', 'dualpipe', 'dualpipe_v',
            'idle_turns', 'idle_h2', 'idle_h1', 'idle_v', 'idle_half', 'idle_dual', 'idle_dual_v', 'kept_turns',
            'each_time', 'last_slowest', 'one_slowest', 'Schedule', 'own_figure', 'possible', 'check_schedule',
-           'position', 'orders', 'needs', 'waits_of', 'moments', 'steady_steps', 'Program', 'program', 'Timeline',
-           'costs_of', 'times_of_steps', 'ends_of', 'played', 'shortened', 'time_played', 'passes_of', 'Held',
-           'memory_over_time', 'peaks', 'heaviest', 'most_kept', 'kept_at_once', 'most_held', 'spelled_out',
+           'position', 'orders', 'needs', 'waits_of', 'moments', 'repeated', 'steady_steps', 'Program', 'program',
+           'Timeline', 'costs_of', 'times_of_steps', 'ends_of', 'played', 'shortened', 'time_played', 'passes_of',
+           'Held', 'memory_over_time', 'peaks', 'heaviest', 'most_kept', 'kept_at_once', 'most_held', 'spelled_out',
            'chunks_in', 'shorter', 'layout_of', 'check_layout', 'chunks_of', 'chunk_sums', 'held_chunks', 'on_ranks',
            'total_time', 'formula_holds']
 
@@ -143,20 +143,29 @@ def idle_h1(p, v, N, F, B, W):
     return (p - 1) * (F + B) - filled
 
 def idle_v(p, v, N, F, B, W):
-    "The longest chain of passes that each way through the fold can make."
-    k = p - 1
-    back = k * B, 2 * k * (B - W), np.maximum(F, B) + (k - 1) * W
-    ahead = (2 * k - 1) * F - (k - 1) * B, 2 * k * F - k * B - W
-    late = 2 * k * F - (2 * k + 1) * W, (2 * k - 1) * F + B - 2 * k * W
-    return (p > 1) * np.maximum.reduce(np.broadcast_arrays(*back, *ahead, *late)) / 2
+    "By how much the longest chain is longer than the work of a rank; a pass takes half of F."
+    k = p - 1                                      # from one end of the ranks to the other
+    ahead = k * F                                  # the first pass comes down to the last rank
+    near = (k - 1) * (F - B)                       # the last one goes up, and turns next to rank 0
+    far = k * (F - B) - W                          # or on rank 0
+    back = k * B                                   # instead of both, the first gradient comes down
+    early = np.maximum(back, ahead + np.maximum(near, far))
+    late = np.maximum(0, k * B - 2 * k * W)        # the last gradient goes up, W is left out
+    beside = np.maximum(F, B) + (k - 1) * W        # the chain that stays next to rank 0
+    return (p > 1) * np.maximum(early + late, beside) / 2
 
 # %% ../nbs/01c_schedules.ipynb #01ca0120
 def idle_half(h, F, B, W, overlap):
-    "Of a direction of DualPipe with h ranks in its half."
-    back, alone = (h - 1) * B, (h + 2) * overlap * F
-    early = np.maximum(2 * (h - 1) * F, (h - 2) * F + back)
-    late = np.maximum(back - h * W, back - (h - 1) * W - (1 - overlap) * F)
-    return early + np.maximum(late, 0) + alone
+    "Of a direction of DualPipe with h ranks in its half: its longest chain, less a rank's work."
+    k = h - 1                                      # from the end of the ranks to the middle
+    ahead = k * F                                  # the first pass comes to the middle
+    back = k * B - F                               # or the first gradient, and one F less
+    out = k * F                                    # the last forward pass goes to the end
+    far = k * B - h * W                            # the last gradient goes from there and back
+    near = k * (B - W) - (1 - overlap) * F         # or from next to the end
+    late = np.maximum(0, np.maximum(far, near))
+    alone = (h + 2) * overlap * F                  # not hidden: so many find no partner
+    return np.maximum(ahead, back) + out + late + alone
 
 def idle_dual(p, v, N, F, B, W, overlap=0.): return idle_half(p // 2, F, B, W, overlap)
 def idle_dual_v(p, v, N, F, B, W, overlap=0.): return idle_half(p, F, B, W, overlap) / 2
@@ -219,10 +228,15 @@ def own_figure(names, figure):
 # %% ../nbs/01c_schedules.ipynb #04b00015
 def possible(s: Schedule, p, v, N, layers):
     "Whether ranks with so many layers can follow a schedule; any number may be an array."
-    chunks = (v == s.chunks) if s.chunks else (v == 1) | (p > 1) & (N % p == 0)
-    paired = (p % 2 == 0) & (N % 2 == 0) if s.both_ways else True
-    several = (p > 1) | (s.chunks < 2 and not s.both_ways)
-    return chunks & paired & several & (layers % v == 0) & (N >= s.least(p))
+    in_groups = (p > 1) & (N % p == 0)   # interleaved, groups of p micro-batches take turns
+    chunks = (v == s.chunks) if s.chunks else (v == 1) | in_groups
+    in_halves = (p % 2 == 0) & (N % 2 == 0)   # half of them come from each end
+    halved = in_halves if s.both_ways else True
+    straight = s.chunks < 2 and not s.both_ways
+    several = (p > 1) | straight   # one rank alone can neither be folded nor have two ends
+    divided = layers % v == 0   # every chunk has as many layers
+    enough = N >= s.least(p)   # as many as are under way at once
+    return chunks & halved & several & divided & enough
 
 def check_schedule(name, p, v, N, layers):
     "A ValueError, in one line, unless ranks with so many layers can follow a schedule."
@@ -299,22 +313,42 @@ def moments(name, rank, waits):  # array
         if not len(own): break
     raise ValueError(f'schedule={name}: ranks wait for each other')
 
+# %% ../nbs/01c_schedules.ipynb #01ca0126
+def repeated(passes, length, period):  # array, of each step
+    "Whether a step is the one `length` steps before on its rank, `period` micro-batches later."
+    step = passes['step']
+    first = np.flatnonzero(np.diff(step, prepend=-1))
+    rank, size = passes['rank'][first], np.diff(first, append=len(step))
+    before = np.arange(len(first)) - length[rank]
+    known = (before >= 0) & (rank[before] == rank) & (size[before] == size)
+    then = (np.arange(len(step)) + (first[before] - first)[step]) % len(step)   # of each pass
+    later = {'kind': 0, 'chunk': 0, 'micro_batch': period}
+    alike = [passes[name] == passes[name][then] + more for name, more in later.items()]
+    return known & np.logical_and.reduceat(np.all(alike, axis=0), first)
+
 # %% ../nbs/01c_schedules.ipynb #01ca0111
-def steady_steps(name, p, v, passes):  # (steps, the same a period before), or None
-    "The last steps of the steady state on every rank: a period of them, and at least 2 p."
-    s, (rank, step, kind, chunk, m) = SCHEDULES[name], (
-        passes[name] for name in ('rank', 'step', 'kind', 'chunk', 'micro_batch'))
+def steady_steps(name, p, v, passes, rank, waits, far):  # (steps, a period before), or None
+    "The steps of the steady state that others wait for after it, or would in one more period."
+    s, (step, kind, chunk, m) = SCHEDULES[name], (
+        passes[name] for name in ('step', 'kind', 'chunk', 'micro_batch'))
     period, last = s.repeats(p, v) // (1 + s.both_ways), m.max()
     if last < period: return None
     at = lambda m0: step[(kind == KINDS['F']) & (chunk == 0) & (m == m0)]   # of each rank
-    length, first = at(last) - at(last - period), np.flatnonzero(np.diff(step, prepend=-1))
-    now = at(last)[:, None] - np.arange(max(2 * p, length.max()))
-    before = now - length[:, None]
-    if (before[:, -1] < step[np.flatnonzero(np.diff(rank, prepend=-1))]).any(): return None
-    passes_in = np.diff(first, append=len(step))
-    same = [x[first[now]] - x[first[before]] for x in (kind, chunk, m)]
-    alike = (same[0] == 0) & (same[1] == 0) & (same[2] == period)
-    return (now, before) if (alike & (passes_in[now] == passes_in[before])).all() else None
+    length, number = at(last) - at(last - period), np.arange(len(rank))
+    alike = repeated(passes, length, period)
+    others = np.append(np.flatnonzero(~alike), len(rank))
+    stop = others[np.searchsorted(others, at(last))]   # of the steady state, on each rank
+    over = number >= stop[rank]
+    counts = far | (np.arange(far.shape[1]) == 0)   # what else is on a rank is over before
+    who, slot = np.nonzero(counts & (waits >= 0))
+    what = waits[who, slot]
+    if (stop <= at(last)).any() or over[what[~over[who]]].any(): return None
+    later = what + np.where(over[who], 0, length[rank[what]])   # what one more period waits for
+    some = (who >= (stop - length)[rank[who]]) & (later < stop[rank[what]])
+    start = stop - 1
+    np.minimum.at(start, rank[what[some]], later[some])
+    now = number[(number >= start[rank]) & ~over]
+    return (now, now - length[rank[now]]) if alike[now].all() else None
 
 # %% ../nbs/01c_schedules.ipynb #04b00019
 class Program(NamedTuple):
@@ -322,28 +356,34 @@ class Program(NamedTuple):
     rank: np.ndarray    # of each step
     waits: np.ndarray   # [step, few]: numbers of the steps that it waits for; -1: none
     far: np.ndarray     # [step, few]: whether that sends a message
-    stops: list         # the first step of each moment, and the number of steps
+    cell: np.ndarray    # of each step, in a table [moment, rank]; and 0, of none
+    needs: np.ndarray   # [moment, few, rank]: cells that a rank waits for, besides its own last
     columns: dict       # of all passes: rank, step, kind, chunk, micro-batch, place
+    work: np.ndarray    # of each pass: place in the costs of all kinds and chunks
     first: np.ndarray   # the number of each step's first pass
-    steady: tuple       # (steps before the last forward passes, those a period before), or None
+    steady: tuple       # cells (of `steady_steps`, of those a period before), or None
 
 @lru_cache(maxsize=64)
 def program(name, p, v, N):  # Program
     "All steps of all ranks; each after what it waits for."
-    passes = orders(name, p, v, N)
-    rank, waits, far = waits_of(passes, p * (SCHEDULES[name].chunks or v) - 1)
+    passes, chunks = orders(name, p, v, N), p * (SCHEDULES[name].chunks or v)
+    rank, waits, far = waits_of(passes, chunks - 1)
+    steady = steady_steps(name, p, v, passes, rank, waits, far)
     when = moments(name, rank, waits)
     order = np.argsort(when, kind='stable')
     number = np.append(np.argsort(order), -1)   # of each step, as it was; none stays none
-    stops = np.searchsorted(when[order], np.arange(when.max() + 2)).tolist()
     step = number[passes['step']]
     own = np.argsort(step, kind='stable')
     columns = {name: passes[name][own] for name in passes} | {'step': step[own]}
+    work = columns['kind'] * chunks + columns['place']
     columns['kind'] = np.array([*KINDS])[columns['kind']]
     first = np.flatnonzero(np.diff(columns['step'], prepend=-1))
-    steady = steady_steps(name, p, v, passes)
-    if steady: steady = tuple(number[some] for some in steady)
-    return Program(rank[order], number[waits[order]], far[order], stops, columns, first, steady)
+    when, rank, waits, far = when[order], rank[order], number[waits[order]], far[order]
+    cell = np.append((when + 1) * p + rank, 0)
+    needs = np.zeros((when[-1] + 1, waits.shape[1] - 1, p), dtype=int)
+    needs[when, :, rank] = cell[waits[:, 1:]]
+    if steady: steady = tuple(cell[number[some]] for some in steady)
+    return Program(rank, waits, far, cell, needs, columns, work, first, steady)
 
 # %% ../nbs/01c_schedules.ipynb #04b0001a
 class Timeline(NamedTuple):
@@ -365,27 +405,32 @@ def costs_of(name, p, v, F, B, W, exposed=0.):  # dict: kind -> array [chunk, ..
 
 def times_of_steps(steps: Program, cost, overlap):  # array [step, ...]
     "What each step takes."
-    kind, place, first = steps.columns['kind'], steps.columns['place'], steps.first
-    own = np.select([(kind == k).reshape(-1, *[1] * (np.ndim(x) - 1)) for k, x in cost.items()],
-                    [x[place] for x in cost.values()])
-    blocks = np.diff(first, append=len(kind)) > 1
-    hidden = overlap * cost['F'][place[first[blocks]]]
-    took = np.add.reduceat(own, first, axis=0)
-    took[blocks] -= hidden
+    own = np.concatenate([*cost.values()]).take(steps.work, axis=0)
+    if len(own) == len(steps.first): return own   # every step is one pass
+    blocks = np.diff(steps.first, append=len(own)) > 1
+    took = np.add.reduceat(own, steps.first, axis=0)
+    took[blocks] -= overlap * own[steps.first[blocks]]   # a forward pass comes first
     return took
 
 # %% ../nbs/01c_schedules.ipynb #04b00030
-def ends_of(steps: Program, took, late=0.):  # array [step, ...], s; and a zero
+def ends_of(steps: Program, took, late=0.):  # array [cell, ...], s
     "When each step is over: its own time after the last of what it waits for."
-    end = np.zeros((len(took) + 1, *took.shape[1:]))   # the last: of nothing
-    columns = list(steps.waits.T)
-    delay = late * steps.far.T if late else None
-    for start, stop in zip(steps.stops, steps.stops[1:]):
-        there = [end.take(waits[start:stop], axis=0) for waits in columns]
-        if late: there = [x + y[start:stop] for x, y in zip(there, delay)]
-        latest = there[0]
-        for x in there[1:]: latest = np.maximum(latest, x)
-        np.add(latest, took[start:stop], out=end[start:stop])
+    moments, few, p = steps.needs.shape
+    end = np.zeros(((moments + 1) * p, *took.shape[1:]))
+    end[steps.cell[:-1]] = took   # each row is added to when its moment comes
+    there = np.empty((few, p, *took.shape[1:]))
+    delays = [None] * moments
+    if late:
+        delays = np.zeros(steps.needs.shape)
+        delays[steps.cell[:-1] // p - 1, :, steps.rank] = late * steps.far[:, 1:]
+    rows, each = end.reshape(-1, *there.shape[1:]), list(there)
+    latest = rows[0]
+    for row, needs, delay in zip(rows[1:], steps.needs, delays):
+        end.take(needs, 0, there, 'clip')   # any other mode makes a copy first
+        if late: there += delay
+        for one in each: latest = np.maximum(latest, one, out=one)
+        row += latest
+        latest = row
     return end
 
 # %% ../nbs/01c_schedules.ipynb #01ca0122
@@ -399,14 +444,14 @@ def played(
     "Play a schedule."
     steps, cost = program(name, p, v, N), costs_of(name, p, v, F, B, W, sent * exposed)
     took, late = times_of_steps(steps, cost, overlap), sent * (1 - exposed)
-    end = ends_of(steps, took, late)
+    end = ends_of(steps, took, late)[steps.cell]   # the last: of nothing
     start = (end[steps.waits] + late * steps.far).max(axis=1, initial=0.)
     return Timeline(steps, start, end[:-1], cost)
 
 # %% ../nbs/01c_schedules.ipynb #01ca0113
 MOST_PLAYED = 200_000   # passes through a chunk, forward and back
 
-def shortened(name, p, v, N, times=4):
+def shortened(name, p, v, N, times=3):
     "Fewer micro-batches whose orders begin and end as those of N: `times` p and a remainder."
     few = times * p
     return min(N, few + (N - few) % SCHEDULES[name].repeats(p, v))
@@ -416,20 +461,20 @@ def time_played(
     name, p, v, N,   # a schedule; ranks; chunks of a rank; micro-batches
     F, B, W,         # s, [chunk, ...] in the order of the model
     overlap=0.,      # as in `played`
-    times=4,         # p micro-batches are played at first
+    times=3,         # p micro-batches are played at first
 ):  # s, [...]
     "What a schedule takes, played; many durations at once."
     few, cost = shortened(name, p, v, N, times), costs_of(name, p, v, F, B, W)
     steps = program(name, p, v, few)
     end = ends_of(steps, times_of_steps(steps, cost, overlap))
-    total = end.max(axis=0)
+    total = end[-p:].max(axis=0)
     if few == N: return total
     if steps.steady:
-        now, before = (end[some].reshape(-1, *total.shape) for some in steps.steady)
-        later, many = now - before, 2 * few * p * v > MOST_PLAYED   # then nearly so
+        now, before = steps.steady
+        later, many = end[now] - end[before], few * p * v > MOST_PLAYED   # then nearly so
         if many or (np.ptp(later, axis=0) <= 1e-12 * total).all():
             return total + (N - few) // SCHEDULES[name].repeats(p, v) * later.max(axis=0)
-    return time_played(name, p, v, N, F, B, W, overlap, 4 * times)
+    return time_played(name, p, v, N, F, B, W, overlap, 2 * times)
 
 # %% ../nbs/01c_schedules.ipynb #04b00031
 def passes_of(timeline: Timeline):  # dict of columns
