@@ -7,11 +7,11 @@ __all__ = ['NEVER', 'SCHEDULES', 'KINDS', 'MOST_PLAYED', 'MOST_LETTERS', 'REPEAT
            'zero_bubble', 'zb_h1', 'zb_h2', 'Counter', 'zb_v', 'Dual', 'dual_steps', 'dualpipe', 'dualpipe_v',
            'idle_turns', 'idle_h2', 'idle_h1', 'idle_v', 'idle_half', 'idle_dual', 'idle_dual_v', 'kept_turns',
            'each_time', 'last_slowest', 'one_slowest', 'Schedule', 'own_figure', 'possible', 'check_schedule',
-           'position', 'orders', 'needs', 'waits_of', 'moments', 'repeated', 'steady_steps', 'Program', 'program',
-           'Timeline', 'costs_of', 'times_of_steps', 'ends_of', 'played', 'shortened', 'time_played', 'passes_of',
-           'Held', 'memory_over_time', 'peaks', 'heaviest', 'most_kept', 'kept_at_once', 'most_held', 'spelled_out',
-           'chunks_in', 'shorter', 'layout_of', 'check_layout', 'chunks_of', 'chunk_sums', 'held_chunks', 'on_ranks',
-           'total_time', 'formula_holds']
+           'position', 'orders', 'needs', 'waits_of', 'moments', 'repeated', 'steady_state', 'steady_steps', 'Program',
+           'program', 'Timeline', 'costs_of', 'times_of_steps', 'ends_of', 'played', 'shortened', 'time_played',
+           'passes_of', 'Held', 'memory_over_time', 'peaks', 'heaviest', 'most_kept', 'kept_at_once', 'most_held',
+           'spelled_out', 'chunks_in', 'shorter', 'layout_of', 'check_layout', 'chunks_of', 'chunk_sums', 'held_chunks',
+           'on_ranks', 'total_time', 'formula_holds']
 
 # %% ../nbs/01c_schedules.ipynb #04b00004
 import re
@@ -326,28 +326,35 @@ def repeated(passes, length, period):  # array, of each step
     alike = [passes[name] == passes[name][then] + more for name, more in later.items()]
     return known & np.logical_and.reduceat(np.all(alike, axis=0), first)
 
-# %% ../nbs/01c_schedules.ipynb #01ca0111
-def steady_steps(name, p, v, passes, rank, waits, far):  # (steps, a period before), or None
-    "The steps of the steady state that others wait for after it, or would in one more period."
+# %% ../nbs/01c_schedules.ipynb #01ca0129
+def steady_state(name, p, v, passes):  # (alike, of each step; length, stop, of each rank), or None
+    "Which steps repeat others, how many steps a period has, and before which one that is over."
     s, (step, kind, chunk, m) = SCHEDULES[name], (
         passes[name] for name in ('step', 'kind', 'chunk', 'micro_batch'))
     period, last = s.repeats(p, v) // (1 + s.both_ways), m.max()
     if last < period: return None
-    at = lambda m0: step[(kind == KINDS['F']) & (chunk == 0) & (m == m0)]   # of each rank
-    length, number = at(last) - at(last - period), np.arange(len(rank))
+    entering = lambda m0: step[(kind == KINDS['F']) & (chunk == 0) & (m == m0)]   # on each rank
+    length = entering(last) - entering(last - period)
     alike = repeated(passes, length, period)
-    others = np.append(np.flatnonzero(~alike), len(rank))
-    stop = others[np.searchsorted(others, at(last))]   # of the steady state, on each rank
-    over = number >= stop[rank]
+    others = np.append(np.flatnonzero(~alike), len(alike))
+    stop = others[np.searchsorted(others, entering(last))]
+    return (alike, length, stop) if (stop > entering(last)).all() else None
+
+# %% ../nbs/01c_schedules.ipynb #01ca0111
+def steady_steps(rank, waits, far, alike, length, stop):  # (steps, a period before), or None
+    "The steps of the steady state that others wait for after it, or would in one more period."
+    step, over = np.arange(len(rank)), np.arange(len(rank)) >= stop[rank]
     counts = far | (np.arange(far.shape[1]) == 0)   # what else is on a rank is over before
     who, slot = np.nonzero(counts & (waits >= 0))
     what = waits[who, slot]
-    if (stop <= at(last)).any() or over[what[~over[who]]].any(): return None
-    later = what + np.where(over[who], 0, length[rank[what]])   # what one more period waits for
-    some = (who >= (stop - length)[rank[who]]) & (later < stop[rank[what]])
+    if over[what[~over[who]]].any(): return None
+    # one more period is as the last one: its steps, and what they wait for, are a period later
+    later = what + np.where(over[who], 0, length[rank[what]])
+    known = later < stop[rank[what]]
+    some = known & (who >= (stop - length)[rank[who]])
     start = stop - 1
     np.minimum.at(start, rank[what[some]], later[some])
-    now = number[(number >= start[rank]) & ~over]
+    now = step[(step >= start[rank]) & ~over]
     return (now, now - length[rank[now]]) if alike[now].all() else None
 
 # %% ../nbs/01c_schedules.ipynb #04b00019
@@ -368,7 +375,8 @@ def program(name, p, v, N):  # Program
     "All steps of all ranks; each after what it waits for."
     passes, chunks = orders(name, p, v, N), p * (SCHEDULES[name].chunks or v)
     rank, waits, far = waits_of(passes, chunks - 1)
-    steady = steady_steps(name, p, v, passes, rank, waits, far)
+    state = steady_state(name, p, v, passes)
+    steady = steady_steps(rank, waits, far, *state) if state else None
     when = moments(name, rank, waits)
     order = np.argsort(when, kind='stable')
     number = np.append(np.argsort(order), -1)   # of each step, as it was; none stays none
