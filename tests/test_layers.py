@@ -10,13 +10,13 @@ from transformer_perf import Model, estimate, search
 from transformer_perf.estimates import (
     CHOICES, Group, as_assumptions, counted, exchanged, parts_again)
 from transformer_perf.iteration import (
-    GROUPS, PLACES, Parallel, distinct_stages, job_of, layers_memory, mean_layer, stages_of,
+    GROUPS, PLACES, Parallel, distinct_stages, job_of, mean_layer, stages_of,
     statistics)
 from transformer_perf.kernels import pricer_of
 from transformer_perf.blocks import (
     domains_met, end_operations, expert_copies, expert_groups, kinds_of, layer_operations,
     pattern_of)
-from transformer_perf.modules import end_weights, ends_GB, layer_cost, layer_memory
+from transformer_perf.modules import count, ends_GB, layer_cost, layer_memory
 from transformer_perf.models import NAMED
 from transformer_perf.systems import as_system
 
@@ -32,10 +32,11 @@ def job(model, a=CALIBRATED, **given):
 
 def weights_of(j):
     "Numbers of weights of the whole model on one GPU."
+    j = count(j)
     (stage, *_) = stages_of(j)
-    of = mean_layer(layers_memory(j), stage.layers)
+    of = mean_layer(j.stored, stage.layers)
     layers = sum(stage.layers) * (of.weights + of.routed)
-    return (layers + ends_GB(end_weights(j), 1., 1.)) / j.units.element
+    return (layers + ends_GB(j.weights, 1., 1.)) / j.layouts.units.element
 
 
 @pytest.mark.parametrize('name', NAMED)

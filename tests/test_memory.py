@@ -11,12 +11,12 @@ from transformer_perf import Model, Parallel
 from transformer_perf.estimates import AS_TRAINED, MENDED, Assumptions
 from transformer_perf.interop import as_job
 from transformer_perf.iteration import (
-    PLACES, check_parallel, job_of, layers_memory, memory_at, own_stages, settled)
+    PLACES, check_parallel, job_of, memory_at, own_stages, settled)
 from transformer_perf.memory_runs import (
     arguments_of, counted_job, empty_gradients, left_alive, megatron_runs, not_said, peak_memory,
     static_memory, table_of_runs, why_not, words_of)
 from transformer_perf.blocks import layer_operations
-from transformer_perf.modules import end_weights, ends_GB
+from transformer_perf.modules import count, end_weights, ends_GB
 from transformer_perf.parameters import (
     HANDLES, WORKSPACES, Parameters, Software, measured_folder)
 from transformer_perf.systems import as_system
@@ -40,9 +40,9 @@ def at_rest(model, layout, **changes):
     p = settled(Parallel(**layout), system, a)
     check_parallel(p, model, system, 64, a)
     job = job_of(vars(p) | dict.fromkeys(PLACES, 1), model, system, 64, a)
-    stored = layers_memory(job)
-    empty = stored._replace(activations=0 * stored.activations)
-    return job, [sum(memory_at(job, empty, stage, end_weights(job))) for stage in own_stages(job)]
+    work = count(job)
+    at_rest = work._replace(stored=work.stored._replace(activations=0 * work.stored.activations))
+    return job, [sum(memory_at(at_rest, stage)) for stage in own_stages(work)]
 
 
 # measured runs

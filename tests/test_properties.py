@@ -16,7 +16,7 @@ from transformer_perf.iteration import (
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import sizes_of
 from transformer_perf.modules import (
-    STRATEGIES, Job, ends_cost, host_wait, layer_cost, layer_memory)
+    STRATEGIES, Job, Layouts, count, ends_cost, host_wait, layer_cost)
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.systems import as_system
 
@@ -62,8 +62,8 @@ def whole_cost(job, system):
     pricer = pricer_of(system, job.assumptions)
     cost = layer_cost(job, pricer)
     ends = ends_cost(job, pricer)
-    return [*cost, *ends, *iteration_times(job, cost, pricer, ends),
-            *memory_of(job, layer_memory(job))]
+    work = count(job)
+    return [*cost, *ends, *iteration_times(work, cost, pricer, ends), *memory_of(work)]
 
 
 points = st.lists(st.tuples(
@@ -373,8 +373,8 @@ def test_what_products_read_in_8_bits_is_gathered_in_8_bits(preset):
 def test_host_time_grows_with_each_doubling():
     "Of the tensor-parallel GPUs, by as much: a group of 64 is no 64 times as late."
     a = as_assumptions('calibrated').on(as_system('H100-80GB'))
-    one = Job(seq_len=1, embed_dim=1, block=gpt_block(1, 1), assumptions=a)
-    alone = [host_wait(0., one._replace(tp=2**i)) for i in range(7)]
+    one = Layouts(assumptions=a)
+    alone = [host_wait(0., one._replace(tp=2**i), False) for i in range(7)]
     assert np.allclose(np.diff(alone), a.software.host_tp * alone[0]) and alone[0] > 0
 
 

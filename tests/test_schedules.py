@@ -252,12 +252,10 @@ def priced(preset, schedule, pp, batch, recompute, depth=8, **options):
 
 def by_order(one):  # (s, s)
     "What an estimate's passes take by its figures, and by its timeline."
-    about = one.model, one.system, one.global_batch, one.assumptions
-    job, pricer, costs, ends = iteration.priced(vars(one.parallel), *about)
-    times = iteration.iteration_times(job, costs, pricer, ends)
-    cost, layers, own = iteration.slowest_stage(job, costs, ends)
-    busy = layers * (cost.forward + cost.backward) + own + iteration.more_of(job, times)
-    return job.micro_batches * busy + one.stats['bubble_s'], one.timeline.end_s.max()
+    work, pricer, costs, ends = iteration.priced_estimate(one)
+    times = iteration.iteration_times(work, costs, pricer, ends)
+    busy = iteration.slowest_stage(work, costs, ends).busy + iteration.more_of(work.layouts, times)
+    return work.layouts.micro_batches * busy + one.stats['bubble_s'], one.timeline.end_s.max()
 
 
 def is_its_timeline(one):

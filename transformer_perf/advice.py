@@ -38,9 +38,8 @@ from .modules import (
 from .iteration import (
     GROUPS, MEMORY_PARTS, MOST_PLAYED, PLACES, Estimate, Memory, Parallel,
     changes_something, check_parallel, components, division_rules, divisors, estimate, exact_table,
-    iteration_times, keep, layers_memory, layers_to_deal, memory_bound,
-    memory_on_ranks, memory_played, more_of, passes_in, play, plural, priced, rate_in_words,
-    rows_of, settled, short, statistics)
+    iteration_times, keep, layers_to_deal, memory_bound, memory_on_ranks, memory_played, more_of,
+    passes_in, play, plural, priced_estimate, rate_in_words, rows_of, settled, short, statistics)
 from .execution import (
     can_run, considered_choices, distinct, divides_batch, filled, filling,
     pipeline_divides, practice, runs, search, splits)
@@ -80,13 +79,13 @@ RANK_PARTS = {
     'gaps_GB': 'gaps between blocks, at most',
     'context_GB': 'CUDA context and NCCL, at most'}
 
-def parts_on_rank(job, memory: Memory, working):  # dict of GB
+def parts_on_rank(p, memory: Memory, working):  # dict of GB
     "What a rank holds at its peak, part by part."
     weights, gradients, states, activations = map(float, memory)
     found = [weights, gradients, states, activations - working, working]
-    if job.assumptions.fits_by == 'bound':
-        beside = float(memory_bound(job, Memory(0., 0., 0., 0.)))
-        found += [float(memory_bound(job, memory)) - sum(map(float, memory)) - beside, beside]
+    if p.assumptions.fits_by == 'bound':
+        beside = float(memory_bound(p, Memory(0., 0., 0., 0.)))
+        found += [float(memory_bound(p, memory)) - sum(map(float, memory)) - beside, beside]
     return dict(zip(RANK_PARTS, found))
 
 # %% ../nbs/13_advice.ipynb #13a0000e
@@ -98,13 +97,12 @@ def peaks_of(held):  # (GB, s): two arrays, of each rank
 # %% ../nbs/13_advice.ipynb #13a00050
 def held_by_ranks(one: Estimate):  # DataFrame, a row for each rank
     "What each rank of the pipeline holds at its peak, GB, and from when on."
-    about = one.model, one.system, one.global_batch, one.assumptions
-    job, pricer, costs, ends = priced(vars(one.parallel), *about)
-    (found, fixed), start = memory_on_ranks(job, layers_memory(job)), np.nan
-    if passes_in(job) <= MOST_PLAYED:
-        more = more_of(job, iteration_times(job, costs, pricer, ends))
-        _, start = peaks_of(memory_played(job, play(job, costs, ends, more))[0])
-    rows = [parts_on_rank(job, m, float(own.activations)) for m, own in zip(found, fixed)]
+    work, pricer, costs, ends = priced_estimate(one)
+    (found, fixed), start, p = memory_on_ranks(work), np.nan, work.layouts
+    if passes_in(p) <= MOST_PLAYED:
+        more = more_of(p, iteration_times(work, costs, pricer, ends))
+        _, start = peaks_of(memory_played(work, play(work, costs, ends, more))[0])
+    rows = [parts_on_rank(p, m, float(own.activations)) for m, own in zip(found, fixed)]
     table = pd.DataFrame(rows).assign(needed_GB=[sum(row.values()) for row in rows], from_s=start)
     return table.rename_axis('rank').reset_index()
 

@@ -7,30 +7,31 @@ __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'Unsaid', 'TIMES', 'COMPONENTS', '
            'SHARED_BY', 'OTHERS', 'MOST_PLACES', 'SHOWN', 'with_paper_names', 'usual', 'follows', 'has_copies',
            'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules', 'choices_fit', 'sends_tokens',
            'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal', 'check_stages', 'check_parallel',
-           'job_of', 'Times', 'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies', 'routed_copies',
-           'weight_parts', 'table_GB', 'most_of_ends', 'reduction_time', 'stage_weights', 'shared', 'step_bytes',
+           'layouts_of', 'job_of', 'Times', 'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies',
+           'routed_copies', 'weight_parts', 'most_of_ends', 'reduction_time', 'stage_weights', 'shared', 'step_bytes',
            'update_time', 'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages',
-           'holds_more', 'alike', 'distinct_rows', 'stages_of', 'unlike_stages', 'mean_layer', 'of_kinds',
-           'layers_cost', 'costs_again', 'layers_memory', 'slowest_stage', 'bubble_time', 'iteration_times', 'Memory',
-           'alive', 'working', 'units_at_hand', 'largest_units', 'weights_held', 'gradients_held', 'memory_at',
-           'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'memory_needed', 'components', 'figures',
-           'priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'own_stages', 'held_by_chunks',
-           'on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'totals_played', 'bubble_left',
-           'exact_times', 'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics',
-           'model_of_row', 'exact_table', 'parts_said', 'beyond', 'gpu_in', 'evidence', 'kind_of_run',
-           'interval_columns', 'figures_of', 'left_out', 'Estimate', 'layers_of', 'row_of', 'notes_of', 'how_priced',
-           'run_of', 'timeline_of', 'memory_of_ranks', 'given_of', 'sizes_in', 'with_sizes', 'stage_counts', 'Told',
-           'own_ends', 'pace_of', 'fullest_stage', 'layers_told', 'mean_told', 'end_told', 'stage_told', 'sent_told',
-           'exchange_told', 'behind', 'unit_told', 'both_ways', 'reduction_told', 'bubble_told', 'played_seconds',
-           'update_told', 'times_told', 'memory_told', 'kept_told', 'flops_told', 'work_figures', 'figures_told',
-           'explanation_of', 'divisors', 'rows_of', 'cross', 'keep', 'possible_places', 'gathered', 'fastest_place',
-           'interval_of', 'settled', 'estimate', 'short', 'layer_groups', 'memory_columns', 'readable', 'plural',
-           'layout_in_words', 'time_in_words', 'rate_in_words', 'memory_in_words', 'interval_in_words', 'in_words']
+           'holds_more', 'alike', 'distinct_rows', 'stages_of', 'unlike_stages', 'mean_layer', 'costs_at_places',
+           'Pace', 'slowest_stage', 'pace_of', 'slower_of', 'bubble_time', 'iteration_times', 'Memory', 'alive',
+           'working', 'units_at_hand', 'StageWeights', 'largest_units', 'weights_of_stage', 'weights_held',
+           'gradients_held', 'memory_at', 'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'memory_needed',
+           'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
+           'figures_by_formula', 'own_stages', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'kept_on_chunks',
+           'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'totals_played', 'bubble_left', 'exact_times',
+           'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics', 'exact_table',
+           'exact_figures_of_each', 'bubbles_played', 'memories_played', 'parts_said', 'beyond', 'gpu_in', 'evidence',
+           'kind_of_run', 'interval_columns', 'figures_of', 'left_out', 'Estimate', 'layers_of', 'job_of_estimate',
+           'most_of', 'priced_estimate', 'row_of', 'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks',
+           'given_of', 'sizes_in', 'with_sizes', 'stage_counts', 'Told', 'fullest_stage', 'layers_told', 'mean_told',
+           'end_told', 'stage_told', 'sent_told', 'exchange_told', 'behind', 'unit_told', 'both_ways', 'reduction_told',
+           'bubble_told', 'played_seconds', 'update_told', 'times_told', 'memory_told', 'kept_told', 'flops_told',
+           'work_figures', 'figures_told', 'explanation_of', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep',
+           'possible_places', 'fastest_place', 'interval_of', 'settled', 'estimate', 'short', 'layer_groups',
+           'memory_columns', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
+           'memory_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
 import functools
-import itertools
 import operator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,19 +49,19 @@ from .systems import System, as_system
 from .schedules import (
     MOST_PLAYED, SCHEDULES, check_layout, check_schedule, chunks_in, chunks_of, formula_holds,
     memory_over_time, most_held, own_figure, passes_of, played, time_played)
-from .estimates import (
-    CHOICES, FITS_BY, Assumptions, Choices, Group, Work, as_assumptions, of_recipe, parts_again)
+from transformer_perf.estimates import (
+    CHOICES, FITS_BY, Assumptions, Choices, Group, any_of, as_assumptions, of_recipe,
+    parts_again, where)
 from .parameters import interval
 from .measured_kernels import SHEETS, gpu_of, sheet_of
 from .kernels import pricer_of
-from transformer_perf.blocks import (
-    STRATEGIES, Job, expert_copies, kinds_of, layer_operations, layers_of_kinds, meeting,
-    one_kind, words)
-from transformer_perf.modules import (
-    LayerCost, check_placement, data_parallel_time, end_weights, ends_GB, ends_cost,
-    executed_TFLOP, expert_rules, gradient_held, halves_of, if_any, layer_cost, layer_memory,
-    leaves_rows, operation_table, pipeline_time, priced_operations, reduces_each, sharers,
-    sharing_rules, tied)
+from .blocks import (
+    STRATEGIES, Job, Layouts, expert_copies, numbers_in, words)
+from .modules import (
+    LayerCost, Stored, Workload, check_placement, count, data_parallel_time,
+    ends_GB, expert_rules, gathered, gradient_held, groups_of, groups_of_ends, halves_of, if_any,
+    leaves_rows, of_kinds, operation_table, pipeline_time, priced_rows, prices_of, reduces_each,
+    seconds_of_ends, sharers, sharing_rules, summed_layer, with_recompute)
 
 # %% ../nbs/05_iteration.ipynb #cc0fae14
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -240,21 +241,31 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: A
     check_stages(p, model, global_batch // p.dp // p.micro_batch, a)
 
 # %% ../nbs/05_iteration.ipynb #8cf0a002
-def job_of(
+def layouts_of(
     t,              # table of configurations: dict of columns, or of numbers
-    model,          # a Model, or an object whose sizes are columns
     system: System, global_batch,
     assumptions: Assumptions,
-):  # Job
-    "The rows of a table as the job that is counted and priced."
+):  # dict: field of Layouts -> number or column
+    "The rows of a table as layouts of a job."
     a, size = assumptions.on(system), t['micro_batch']
     others = ('panels', 'strategy', 'ep', 'etp', 'layout')
     taken = {name: t[name] for name in GROUPS + PLACES + others if name in t}
     chosen = {name: getattr(a, name) if t.get(name) is None else t[name] for name in CHOICES}
     samples = size * 1. if np.ndim(size) else size   # floats cannot overflow
     number = global_batch // t['dp'] // size
-    return Job(**sizes_of(model), micro_batch=samples, micro_batches=number, **taken,
-               **chosen, units=system.units, assumptions=a)
+    return dict(micro_batch=samples, micro_batches=number, **taken, **chosen, units=system.units,
+                assumptions=a)
+
+def job_of(
+    t,              # as in `layouts_of`
+    model,          # a Model, or an object whose sizes are columns
+    system: System, global_batch,
+    assumptions: Assumptions,
+):  # Job
+    "The rows of a table as the job that is counted and priced."
+    known = isinstance(model, Model)
+    return Job(**sizes_of(model), **layouts_of(t, system, global_batch, assumptions),
+               flops_per_token=model.flops_per_token('megatron') if known else None)
 
 # %% ../nbs/05_iteration.ipynb #83c55b7b
 class Times(NamedTuple):
@@ -270,93 +281,91 @@ class Times(NamedTuple):
     @property
     def total(self): return sum(self)
 
-def sent_between_stages(job: Job, boundary, pricer):  # s
+def sent_between_stages(work: Workload, pricer):  # s
     "Pipeline messages of one micro-batch, both directions."
-    v, link = job.virtual_stages, pipeline_time(
-        boundary, job.pp, job.nvlink_pp, pricer, job.assumptions)
-    whole = meeting(job, 'allgather')   # behind a message, where the sequence is not shared out
-    unshared = np.logical_not(job.sequence_sharded)
-    if np.any(unshared):
-        gathered = pricer.collective(*whole[:2], Group(job.tp, job.nvlink_tp))
-        link = link + gathered * unshared * (job.pp > 1)
-    return 2 * v * link * np.where(np.greater(v, 1), job.software.p2p_exposed, 1.)[()]
+    p, beside = work.layouts, work.beside
+    v, link = p.virtual_stages, pipeline_time(
+        beside.boundary, p.pp, p.nvlink_pp, pricer, p.assumptions)
+    unshared = np.logical_not(p.sequence_sharded)   # then rows are gathered behind a message
+    if any_of(unshared):
+        gathered = pricer.collective('allgather', beside.stream, Group(p.tp, p.nvlink_tp))
+        link = link + gathered * unshared * (p.pp > 1)
+    return 2 * v * link * where(np.greater(v, 1), p.software.p2p_exposed, 1.)
 
 # %% ../nbs/05_iteration.ipynb #83c55b7c
-def ends_meet(job: Job):
+def ends_meet(p: Layouts):
     "Whether one rank holds both ends of the model."
-    return np.equal(job.pp, 1) | own_figure(job.schedule, lambda s: s.folded or s.both_ways)
+    return np.equal(p.pp, 1) | own_figure(p.schedule, lambda s: s.folded or s.both_ways)
 
-def stages_held(job: Job):
+def stages_held(p: Layouts):
     "How many stages a rank holds: a schedule may let micro-batches enter at both ends."
-    return own_figure(job.schedule, lambda s: 1 + s.both_ways)
+    return own_figure(p.schedule, lambda s: 1 + s.both_ways)
 
-def weight_copies(job: Job):  # Group
+def weight_copies(p: Layouts):  # Group
     "The GPUs that hold the same weights: copies, and in context parallelism those of cp."
-    if not STRATEGIES[job.strategy].copies_weights: size, placed = job.dp, job.nvlink_dp
-    else: size, placed = job.dp * job.cp, job.nvlink_dp * job.nvlink_cp
-    return Group(size * stages_held(job), placed)
+    if not STRATEGIES[p.strategy].copies_weights: size, placed = p.dp, p.nvlink_dp
+    else: size, placed = p.dp * p.cp, p.nvlink_dp * p.nvlink_cp
+    return Group(size * stages_held(p), placed)
 
-def routed_copies(job: Job):  # Group
+def routed_copies(p: Layouts):  # Group
     "The GPUs that hold the same routed experts."
-    group = expert_copies(job)
-    return group._replace(size=group.size * stages_held(job))
+    group = expert_copies(p)
+    return group._replace(size=group.size * stages_held(p))
 
 # %% ../nbs/05_iteration.ipynb #5a4d0033
-def weight_parts(job: Job, cost):  # list of (GB, Group)
+def weight_parts(p: Layouts, of: Stored):  # list of (GB, Group)
     "The weights of one layer on one GPU, and the GPUs that hold copies of them."
-    parts = [(cost.weights, weight_copies(job))]
-    return parts + [(cost.routed, routed_copies(job))] * bool(np.any(cost.routed))
+    parts = [(of.weights, weight_copies(p))]
+    return parts + [(of.routed, routed_copies(p))] if any_of(of.routed) else parts
 
-def table_GB(job: Job):  # of words, on one GPU
-    return job.units.element * words(job) * job.embed_dim
-
-def most_of_ends(job: Job):  # GB
+def most_of_ends(work: Workload):  # GB
     "Weights of the ends on the rank that has most of them."
-    weights = end_weights(job)
-    apart = np.maximum(ends_GB(weights, 1, 0), ends_GB(weights, 0, 1))
-    return np.where(ends_meet(job), ends_GB(weights, 1, 1), apart)[()]
+    apart = np.maximum(ends_GB(work.weights, 1, 0), ends_GB(work.weights, 0, 1))
+    return where(ends_meet(work.layouts), ends_GB(work.weights, 1, 1), apart)
 
 # %% ../nbs/05_iteration.ipynb #5a4d0031
-def reduction_time(job: Job, cost, pricer, tables):  # s; tables: GB, as `most_of_ends`
+def reduction_time(p: Layouts, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
     "Gradients and weights exchanged between the copies, as far as nothing hides it."
-    few = (job.tp > 1) & np.less(pricer.system.nic_factor, 1)
-    parts = [(GB * stages_held(job), group._replace(crowded=few & (group.in_domain > 1)))
-             for GB, group in weight_parts(job, cost)]
-    return sum(data_parallel_time(parts, cost.forward, cost.backward, pricer, job, tables))
+    few = (p.tp > 1) & np.less(pricer.system.nic_factor, 1)
+    parts = [(GB * stages_held(p), group._replace(crowded=few & (group.in_domain > 1)))
+             for GB, group in weight_parts(p, pace.stored)]
+    forward, backward = pace.cost[:2]
+    return sum(data_parallel_time(parts, forward, backward, pricer, p, pace.layers, tables))
 
 # %% ../nbs/05_iteration.ipynb #83c55b7d
-def stage_weights(job: Job, cost, ends):  # list of (GB, GPUs)
+def stage_weights(p: Layouts, of: Stored, layers, ends):  # list of (GB, GPUs)
     "All weights of one GPU, part by part, and how many GPUs may share each out."
-    layers = job.layers * stages_held(job)
-    (GB, group), *more = [(GB * layers, group) for GB, group in weight_parts(job, cost)]
-    return [(GB, sharers(job, group)[0].size) for GB, group in [(GB + ends, group), *more]]
+    held = layers * stages_held(p)
+    (GB, group), *more = [(GB * held, group) for GB, group in weight_parts(p, of)]
+    return [(GB, sharers(p, group)[0].size) for GB, group in [(GB + ends, group), *more]]
 
 def shared(parts, out):  # GB
     "What a GPU holds of weights, shared out where a flag holds."
     return sum(GB / np.where(out, gpus, 1) for GB, gpus in parts)
 
 # %% ../nbs/05_iteration.ipynb #5a4d0030
-def step_bytes(job: Job):  # of a parameter
+def step_bytes(p: Layouts):  # of a parameter
     "What a step moves at least: states both ways, the gradient in, the weight out, or both ways."
-    a = job.assumptions
+    a = p.assumptions
     halved = a.master_bytes < 4   # what lies beside a 16-bit weight is no whole weight
-    return 2 * a.state_bytes + gradient_held(job) + 2 * (1 + halved)
+    return 2 * a.state_bytes + gradient_held(p) + 2 * (1 + halved)
 
-def update_time(job: Job, cost, pricer, tables):  # s; tables: GB, as `most_of_ends`
+def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
-    w, layers = job.software, job.layers * stages_held(job)
-    own = shared(stage_weights(job, cost, tables), np.greater(job.zero_stage, 0))
-    traffic = w.optimizer_traffic * step_bytes(job) / (2 * 12 + w.gradient_held + 2)
-    cast = of_recipe(job.precision, 'cast') / 2 * layers * (cost.weights + cost.routed)
-    step = pricer.busy(Work(nbytes=traffic / 2 * own + cast)).total + w.iteration_constant
-    if not (tied(job) and np.any(words(job))): return step
-    near, table = np.greater_equal(job.nvlink_pp, job.pp), table_GB(job)
-    return step + pricer.send(table, near) * ~ends_meet(job) * (words(job) > 0)
+    p, of, table = work.layouts, pace.stored, work.weights.shared
+    w, layers = p.software, pace.layers * stages_held(p)
+    own = shared(stage_weights(p, of, pace.layers, tables), np.greater(p.zero_stage, 0))
+    traffic = w.optimizer_traffic * step_bytes(p) / (2 * 12 + w.gradient_held + 2)
+    cast = of_recipe(p.precision, 'cast') / 2 * layers * (of.weights + of.routed)
+    step = pricer.moved(traffic / 2 * own + cast) + w.iteration_constant
+    if not any_of(table): return step
+    near = np.greater_equal(p.nvlink_pp, p.pp)
+    return step + pricer.send(table, near) * ~ends_meet(p) * (table > 0)
 
-def straggling(job: Job):
+def straggling(p: Layouts):
     "By what share the slowest GPU is slower than the mean: the largest of n normal values."
-    n = np.maximum(job.tp * job.cp * job.pp * job.dp, 2)
-    return job.software.straggler * np.sqrt(2 * np.log(n)) if job.software.straggler else 0.
+    n = np.maximum(p.tp * p.cp * p.pp * p.dp, 2)
+    return p.software.straggler * np.sqrt(2 * np.log(n)) if p.software.straggler else 0.
 
 # %% ../nbs/05_iteration.ipynb #83c55b80
 class Stage(NamedTuple):
@@ -407,10 +416,11 @@ def holds_more(a: Stage, b: Stage):
     most = [*zip(a.layers, b.layers), (a.first, b.first), (a.last, b.last), (a.widest, b.widest)]
     return a != b and a.rank <= b.rank and all(x >= y for x, y in most)
 
-def alike(job: Job):
+def alike(work: Workload):
     "Whether all stages are alike but for the ends."
-    if job.layout or job.mtp_layers or not one_kind(job): return False
-    return not np.any(job.depth % (job.pp * job.virtual_stages))
+    p = work.layouts
+    if p.layout or work.mtp_layers or work.order: return False
+    return not any_of(work.depth % (p.pp * p.virtual_stages))
 
 # %% ../nbs/05_iteration.ipynb #83c55b87
 def distinct_rows(*columns):  # (array: a row each, array: which row each place has)
@@ -423,21 +433,21 @@ def distinct_rows(*columns):  # (array: a row each, array: which row each place 
     return rows, (np.cumsum(used) - 1)[code]
 
 # %% ../nbs/05_iteration.ipynb #83c55b89
-def stages_of(job: Job):  # list of Stage; in each, columns where the configurations are columns
+def stages_of(work: Workload):  # list of Stage; in each, columns where layouts are columns
     "The stages that differ; where they differ in their ends alone, the first and the last."
-    if alike(job):
-        L, both, end = (job.layers,), ends_meet(job) * 1., job.pp - 1
+    if alike(work):
+        L, both, end = (work.layers,), ends_meet(work.layouts) * 1., work.layouts.pp - 1
         return [Stage(L, 1., both, np.where(both, end, 0)), Stage(L, both, 1., end)]
-    return unlike_stages(job)
+    return unlike_stages(work)
 
 # %% ../nbs/05_iteration.ipynb #83c55b88
-def unlike_stages(job: Job):  # list of Stage
+def unlike_stages(work: Workload):  # list of Stage
     "The stages that differ, dealt out layer by layer."
-    s = job.schedule
+    p, s = work.layouts, work.layouts.schedule
     folded, both = (own_figure(s, lambda s, n=n: getattr(s, n)) for n in ('folded', 'both_ways'))
-    rows, which = distinct_rows(job.pp, job.virtual_stages, 1 * folded, 1 * both)
-    pattern, one = job.pattern, (1, 1, 0, 0)   # of no configuration at all, too
-    tables = [distinct_stages(pattern, *map(int, row), job.layout)
+    rows, which = distinct_rows(p.pp, p.virtual_stages, 1 * folded, 1 * both)
+    pattern, one = work.pattern, (1, 1, 0, 0)   # of no configuration at all, too
+    tables = [distinct_stages(pattern, *map(int, row), p.layout)
               for row in (rows if len(rows) else [one])]
     most = max(map(len, tables))
     every = np.array([[(*stage.layers, *stage[1:]) for stage in table + table[:1] * most][:most]
@@ -454,78 +464,90 @@ def mean_layer(parts, layers):
                          for x in parts))
 
 # %% ../nbs/05_iteration.ipynb #83c55b82
-def of_kinds(job: Job, function):
-    "What a function says of each kind of layer, along a first axis where there are several."
-    found = [function(kind) for kind in kinds_of(job)]
-    if len(found) == 1: return found[0]
-    size, every = len(found[0]), np.broadcast_arrays(*itertools.chain(*found), job.tp)[:-1]
-    return type(found[0])(*(np.stack(every[i::size]) for i in range(size)))   # all of one shape
-
-def layers_cost(job: Job, pricer):  # LayerCost
-    "What a layer of each kind takes."
-    return of_kinds(job, lambda kind: layer_cost(kind, pricer))
-
-def costs_again(job: Job, pricer, recompute):  # list of LayerCost, of each way of recompute
+def costs_at_places(
+    work: Workload,   # of layers
+    job: Job,         # the same layers, placed
+    columns,          # which column of the work each placed layer has; None: they are the same
+    pricer, recompute,
+):  # (list of LayerCost, s of both ends)
     "What a layer of each kind takes with one or another part computed again."
-    priced = {i: priced_operations(kind, pricer) for i, kind in enumerate(kinds_of(job))}
-    def of(name):
-        each = iter(priced.values())
-        return of_kinds(job._replace(recompute=name),
-                        lambda kind: layer_cost(kind, pricer, next(each)))
-    return [of(name) for name in recompute]
-
-def layers_memory(job: Job):  # Stored
-    "What a layer of each kind stores."
-    return of_kinds(job, layer_memory)
+    kinds = [layer._replace(rows=layer.rows._replace(groups=groups_of(kind)))
+             for layer, kind in zip(work.kinds, job.kinds)]
+    ends = [end._replace(groups=groups_of_ends(job)) for end in work.ends]
+    priced = priced_rows([*(layer.rows for layer in kinds), *ends], pricer, columns)
+    def cost(name):
+        layers = [with_recompute(layer, name, work.layers) for layer in kinds]
+        found = [summed_layer(layer, one, job) for layer, one in zip(layers, priced)]
+        return of_kinds(found, job)
+    return ([cost(name) for name in recompute],
+            seconds_of_ends(priced[len(kinds):], words(job) > 0))
 
 # %% ../nbs/05_iteration.ipynb #83c55b85
-def slowest_stage(job: Job, costs, ends):  # (LayerCost, layers, s of its ends)
+class Pace(NamedTuple):
+    "The stage that sets the pace."
+    cost: LayerCost   # of its mean layer
+    stored: Stored    # by it
+    layers: float
+    ends: float       # s of its ends
+
+    @property
+    def busy(self): return self.layers * (self.cost.forward + self.cost.backward) + self.ends
+
+def slowest_stage(work: Workload, costs, ends):  # Pace
     "The mean layer of the stage that sets the pace."
-    copies, best = stages_held(job), None
-    for stage in stages_of(job):
-        cost, layers = mean_layer(costs, stage.layers), sum(stage.layers)
-        own = (stage.first * ends[0] + stage.last * ends[1]) / np.where(
-            np.equal(stage.first, stage.last), copies, 1)
-        new = layers * (cost.forward + cost.backward) + own, cost, layers, own
-        if best is None: best = new; continue
-        slower, same = new[0] > best[0], len(stage.layers) == 1
-        choose = lambda a, b, slower=slower: np.where(slower, a, b)[()]
-        mean = cost if same else LayerCost(*map(choose, cost, best[1]))
-        best = choose(new[0], best[0]), mean, choose(layers, best[2]), choose(own, best[3])
-    return best[1:]
+    first, *others = stages_of(work)
+    best = pace_of(work, costs, ends, first)
+    for stage in others:
+        best = slower_of(pace_of(work, costs, ends, stage), best, len(stage.layers) == 1)
+    return best
+
+def pace_of(work: Workload, costs, ends, stage: Stage):  # Pace
+    "The mean layer of a stage."
+    both = np.equal(stage.first, stage.last)   # then two ranks share the ends
+    own = stage.first * ends[0] + stage.last * ends[1]
+    return Pace(mean_layer(costs, stage.layers), mean_layer(work.stored, stage.layers),
+                sum(stage.layers), own / np.where(both, stages_held(work.layouts), 1))
+
+def slower_of(a: Pace, b: Pace, same):  # Pace
+    "The slower one, column by column; `same`: their layers are."
+    slower = a.busy > b.busy
+    choose = lambda x, y: where(slower, x, y)
+    if same: cost, of = b.cost, b.stored
+    else:
+        cost = LayerCost(*map(choose, a.cost, b.cost))
+        of = Stored(*map(choose, a.stored, b.stored))
+    return Pace(cost, of, choose(a.layers, b.layers), choose(a.ends, b.ends))
 
 # %% ../nbs/05_iteration.ipynb #83c55b7e
-def bubble_time(job: Job, costs, pace, more, ends):  # s
+def bubble_time(work: Workload, costs, pace, more, ends):  # s
     "What a stage idles; `pace`: s of the slowest; `more`: of a micro-batch besides its layers."
-    p, v = job.pp, job.virtual_stages
-    number = layers_of_kinds(job)
-    mean, L = mean_layer(costs, number), sum(number) / p
+    p = work.layouts
+    mean, L = mean_layer(costs, work.number), sum(work.number) / p.pp
     F, W = L * mean.forward + more / 2, L * mean.late
     B = L * (mean.backward - mean.late) + more / 2
     rest = L * (mean.forward + mean.backward) + sum(ends) - pace   # what the others take besides
-    idle = own_figure(job.schedule, lambda s: s.idle(p, v, job.micro_batches, F, B, W))
-    return np.maximum(idle + rest * ~ends_meet(job) / v, 0.)
+    sizes = p.pp, p.virtual_stages, p.micro_batches
+    idle = own_figure(p.schedule, lambda s: s.idle(*sizes, F, B, W))
+    return np.maximum(idle + rest * ~ends_meet(p) / p.virtual_stages, 0.)
 
 # %% ../nbs/05_iteration.ipynb #c1956c27
 def iteration_times(
-    job: Job,
+    work: Workload,
     costs,              # LayerCost, of each kind of layer where there are several
     pricer,
     ends=(0., 0.),      # s of the first and the last stage beside their layers, of one micro-batch
     messages=True,      # between stages and between copies; without, a lower bound
 ):  # Times
     "Layers, micro-batches, stages and copies add up to an iteration."
-    cost, L, own_ends = slowest_stage(job, costs, ends)
-    stage, tables = job._replace(depth=L * job.pp), most_of_ends(job)   # all as the slowest
-    w, N, layers = job.software, job.micro_batches, L * (cost.forward + cost.backward)
-    sent = sent_between_stages(job, cost.boundary, pricer) if messages else 0.
-    reduced = reduction_time(stage, cost, pricer, tables) if messages else 0.
-    more = w.host_micro_batch + own_ends
-    bubble = bubble_time(job, costs, layers + own_ends, w.host_micro_batch + sent, ends)
-    slack = (layers + sent + more) * straggling(job)
-    step = update_time(stage, cost, pricer, tables)
+    pace, tables, p = slowest_stage(work, costs, ends), most_of_ends(work), work.layouts
+    cost, L, w, N = pace.cost, pace.layers, p.software, p.micro_batches
+    sent = sent_between_stages(work, pricer) if messages else 0.
+    reduced = reduction_time(p, pace, pricer, tables) if messages else 0.   # all as the slowest
+    bubble = bubble_time(work, costs, pace.busy, w.host_micro_batch + sent, ends)
+    slack = (pace.busy + sent + w.host_micro_batch) * straggling(p)
+    step = update_time(work, pace, pricer, tables)
     other = N * (L * cost.wait + w.host_micro_batch + slack) + step
-    return Times(N * (L * cost.compute + own_ends), N * L * cost.memory, N * L * cost.comm,
+    return Times(N * (L * cost.compute + pace.ends), N * L * cost.memory, N * L * cost.comm,
                  reduced, N * sent, bubble, other)
 
 # %% ../nbs/05_iteration.ipynb #7ddccbcb
@@ -536,100 +558,109 @@ class Memory(NamedTuple):
     optimizer: float
     activations: float
 
-def alive(job: Job, rank):
+def alive(p: Layouts, rank):
     "Micro-batches whose activations a rank keeps at once."
-    sizes = job.pp, job.virtual_stages, job.micro_batches
-    return own_figure(job.schedule, lambda s: s.kept(*sizes, rank))
+    sizes = p.pp, p.virtual_stages, p.micro_batches
+    return own_figure(p.schedule, lambda s: s.kept(*sizes, rank))
 
-def working(job: Job, again, first, last):  # GB
+def working(work: Workload, again, first, last):  # GB
     "What a stage holds while it works, beside what it keeps."
-    E, w, T, e = job.units.element, job.software, job.tokens, job.embed_dim
-    halves = [half for kind in kinds_of(job) for half in kind.here.halves]
-    gathered = 2 * E * T * e * np.asarray(job.sequence_sharded) * (job.tp > 1)
-    whole = np.equal(job.context, 'allgather') * (job.cp - 1)   # of keys, beside the GPU's own
-    keys = E * T * whole * functools.reduce(
-        np.maximum, (half.keys_gathered(job) for half in halves))
-    second = last * e * job.dense_width / job.tp
-    apart = E * w.gradients_apart * (words(job) * e * np.maximum(first, last) + second)
-    logits = last * w.logit_held * E / 2 * T * words(job)
-    return gathered + keys + again + apart + logits + w.framework_GB
+    p, of, w = work.layouts, work.beside, work.layouts.software
+    gathered = 2 * of.stream * np.asarray(p.sequence_sharded)
+    keys = of.keys * np.equal(p.context, 'allgather') * (p.cp - 1)   # beside the GPU's own
+    apart = w.gradients_apart * (of.table * np.maximum(first, last) + last * of.dense)
+    return gathered + keys + again + apart + last * w.logit_held * of.logits + w.framework_GB
 
 # %% ../nbs/05_iteration.ipynb #5a4d0022
-def units_at_hand(job: Job):
+def units_at_hand(p: Layouts):
     "How many layers are gathered at once: of ZeRO-3 that gathers them again, a few."
-    few = np.equal(job.zero_stage, 3) & job.reshard_after_forward
-    return np.where(few, job.assumptions.zero_gathered, np.inf)[()]
+    few = np.equal(p.zero_stage, 3) & p.reshard_after_forward
+    return where(few, p.assumptions.zero_gathered, np.inf)
 
 # %% ../nbs/05_iteration.ipynb #5a4d0021
-def largest_units(job: Job, stored, ends, units):  # GB
+class StageWeights(NamedTuple):
+    "The weights of a stage."
+    parts: list     # of (GB, GPUs that may share them out)
+    layers: float   # how many, of both stages of a rank that holds two
+    layer: float    # GB of one
+    ends: float     # GB
+    table: float    # GB of words
+
+def largest_units(own: StageWeights, units):  # GB
     "So many units in a row: layers, and tables of words at the ends."
-    layers, w = job.layers * stages_held(job), sum(GB for GB, _ in weight_parts(job, stored))
-    table, tables = table_GB(job), (ends > 0) + 1. * (ends > 1.5 * table_GB(job))
-    beside = np.minimum(ends, table) + np.minimum(layers, units - 1) * w
-    most = np.maximum(np.minimum(layers, units) * w, beside * (units > 0))   # none after a step
-    return np.where(units < layers + tables, most, layers * w + ends)[()]
+    tables = (own.ends > 0) + 1. * (own.ends > 1.5 * own.table)
+    beside = np.minimum(own.ends, own.table) + np.minimum(own.layers, units - 1) * own.layer
+    most = np.maximum(np.minimum(own.layers, units) * own.layer,
+                      beside * (units > 0))   # none after a step
+    return where(units < own.layers + tables, most, own.layers * own.layer + own.ends)
 
-def weights_held(job: Job, stored, parts, ends):  # GB
+def weights_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights
+    "The weights of a stage whose mean layer stores so much."
+    p, layers = work.layouts, sum(at.layers)
+    ends = ends_GB(work.weights, at.first, at.last)
+    layer = sum(GB for GB, _ in weight_parts(p, of))
+    return StageWeights(stage_weights(p, of, layers, ends), layers * stages_held(p), layer, ends,
+                work.beside.table)
+
+def weights_held(p: Layouts, own: StageWeights):  # GB
     "Weights: all, or a share of all and what is gathered."
-    thirds = np.equal(job.zero_stage, 3)
-    gathered = if_any(thirds, lambda: largest_units(job, stored, ends, units_at_hand(job)))
-    return np.minimum(sum(GB for GB, _ in parts), shared(parts, thirds) + gathered)
+    thirds = np.equal(p.zero_stage, 3)
+    gathered = if_any(thirds, lambda: largest_units(own, units_at_hand(p)))
+    return np.minimum(sum(GB for GB, _ in own.parts), shared(own.parts, thirds) + gathered)
 
-def gradients_held(job: Job, stored, parts, ends):  # GB
+def gradients_held(p: Layouts, own: StageWeights):  # GB
     "Gradients: all, or a share of all and those on their way."
-    out = np.greater(job.zero_stage, 1) & reduces_each(job.reduce_each, job.zero_stage)
-    found, whole = (gradient_held(job) / 2 * shared(parts, flag) for flag in (out, False))
-    if not job.assumptions.working_memory: return found
-    unit = if_any(out, lambda: largest_units(job, stored, ends, 1))
-    return np.minimum(whole, found + job.software.gradient_bytes / 2 * unit)
+    out = np.greater(p.zero_stage, 1) & reduces_each(p.reduce_each, p.zero_stage)
+    found, whole = (gradient_held(p) / 2 * shared(own.parts, flag) for flag in (out, False))
+    if not p.assumptions.working_memory: return found
+    unit = if_any(out, lambda: largest_units(own, 1))
+    return np.minimum(whole, found + p.software.gradient_bytes / 2 * unit)
 
 # %% ../nbs/05_iteration.ipynb #7ddccbcc
-def memory_at(job: Job, stored, at: Stage, end_weights):  # Memory
+def memory_at(work: Workload, at: Stage):  # Memory
     "Peak memory of a pipeline stage."
-    a, L, of = job.assumptions, sum(at.layers), mean_layer(stored, at.layers)
-    own, ends = job._replace(depth=L * job.pp), ends_GB(end_weights, at.first, at.last)
-    parts, stage = stage_weights(own, of, ends), np.asarray(job.zero_stage)
-    kept = alive(job, at.rank) * L * of.activations * at.widest   # exact with one chunk
+    p, L, of = work.layouts, sum(at.layers), mean_layer(work.stored, at.layers)
+    a, own, stage = p.assumptions, weights_of_stage(work, at, of), np.asarray(p.zero_stage)
+    kept = alive(p, at.rank) * L * of.activations * at.widest   # exact with one chunk
     again = of.again * np.greater(L, 0)   # none where a stage has only an end
-    if a.working_memory: kept = kept + working(job, again, at.first, at.last)
-    copied = layers_copied(own, parts) * other_copies(job, of)
-    held = weights_held(own, of, parts, ends) + copied
-    return Memory(held, gradients_held(own, of, parts, ends),
-                  a.state_bytes / 2 * shared(parts, stage > 0), kept)
+    if a.working_memory: kept = kept + working(work, again, at.first, at.last)
+    copied = layers_copied(p, own) * other_copies(p, of)
+    return Memory(weights_held(p, own) + copied, gradients_held(p, own),
+                  a.state_bytes / 2 * shared(own.parts, stage > 0), kept)
 
 # %% ../nbs/05_iteration.ipynb #7ddccbcd
-def layers_copied(job: Job, parts):
+def layers_copied(p: Layouts, own: StageWeights):
     "Layers whose weights are held in another precision at once: alone, a GPU frees none."
-    shares = sum(gpus for _, gpus in parts) > len(parts)
-    return np.minimum(stages_held(job) * job.layers, np.where(shares, units_at_hand(job), np.inf))
+    shares = sum(gpus for _, gpus in own.parts) > len(own.parts)
+    return np.minimum(own.layers, np.where(shares, units_at_hand(p), np.inf))
 
-def other_copies(job: Job, of):  # GB, of a layer
+def other_copies(p: Layouts, of: Stored):  # GB, of a layer
     "Weights that are held in the precision of the products, instead of 16 bits or besides."
-    a, held = job.assumptions, of.copies * job.assumptions.fp8_copies / 2
+    a, held = p.assumptions, of.copies * p.assumptions.fp8_copies / 2
     if not a.fp8_parameters: return held
-    return held - of.copies * 2 / np.maximum(of_recipe(job.precision, 'copies'), .5)
+    return held - of.copies * 2 / np.maximum(of_recipe(p.precision, 'copies'), .5)
 
-def memory_of(job: Job, stored):  # Memory
+def memory_of(work: Workload):  # Memory
     "Peak memory of the fullest stage."
-    best, weights = None, end_weights(job)
-    for stage in stages_of(job):
-        new = memory_at(job, stored, stage, weights)
+    best = None
+    for stage in stages_of(work):
+        new = memory_at(work, stage)
         fuller = None if best is None else sum(new) > sum(best)
-        best = new if best is None else Memory(*(np.where(fuller, b, a)[()]
+        best = new if best is None else Memory(*(where(fuller, b, a)
                                                  for a, b in zip(best, new)))
     return best
 
 # %% ../nbs/05_iteration.ipynb #5a4d0011
-def memory_bound(job: Job, memory: Memory):  # GB
+def memory_bound(p: Layouts, memory: Memory):  # GB
     "The most that a GPU may need: the estimate, and what no count sees."
-    w = job.software
-    groups = sum(np.greater(getattr(job, name), 1) for name in (*GROUPS, 'ep'))
+    w = p.software
+    groups = sum(np.greater(getattr(p, name), 1) for name in (*GROUPS, 'ep'))
     return sum(memory) + w.fragments * memory.activations + w.nccl_GB * groups + w.context_GB
 
-def memory_needed(job: Job, stored):  # GB
+def memory_needed(work: Workload):  # GB
     "What must fit into a GPU: the estimate, or its bound."
-    memory = memory_of(job, stored)
-    return memory_bound(job, memory) if job.assumptions.fits_by == 'bound' else sum(memory)
+    memory, p = memory_of(work), work.layouts
+    return memory_bound(p, memory) if p.assumptions.fits_by == 'bound' else sum(memory)
 
 # %% ../nbs/05_iteration.ipynb #8559f3b7
 TIMES = ('compute_s', 'exposed_memory_s', 'tp_comm_s', 'dp_comm_s', 'pp_comm_s', 'bubble_s',
@@ -652,48 +683,49 @@ def figures(times: Times, memory: Memory, TFLOP):  # dict of columns
             **dict(zip(MEMORY_PARTS, memory)), 'TFLOP_per_gpu': TFLOP}
 
 # %% ../nbs/05_iteration.ipynb #8559f3ba
-def priced(t, model, system, global_batch, assumptions, known=None):
-    "What a table's layers and ends take, unless it is known: (Job, pricer, LayerCost, ends)."
-    job = job_of(t, model, system, global_batch, assumptions)
-    pricer = pricer_of(system, job.assumptions)
-    return job, pricer, *(known or (layers_cost(job, pricer), ends_cost(job, pricer)))
+def counted_and_priced(t, model, system, global_batch, assumptions):
+    "The rows of a table: (Workload, pricer, LayerCost, s of both ends)."
+    work = count(job_of(t, model, system, global_batch, assumptions))
+    pricer = pricer_of(system, work.layouts.assumptions)
+    return work, pricer, *prices_of(work, pricer)
 
-def utilization(job: Job, model, system, seconds):  # dict of columns
+def utilization(work: Workload, system, seconds):  # dict of columns
     "Model FLOP and executed FLOP, and their shares of what matrix units could do (dense, 16 bits)."
-    if not isinstance(model, Model): return {}   # sizes as columns
-    tokens = job.micro_batch * job.micro_batches * model.seq_len / (job.tp * job.cp * job.pp)
-    TFLOP = {'mfu': 1e-12 * tokens * model.flops_per_token('megatron'), 'hfu': executed_TFLOP(job)}
+    if work.model_TFLOP is None: return {}   # sizes as columns
+    number = work.layouts.micro_batches / work.layouts.pp
+    TFLOP = {'mfu': number * work.model_TFLOP, 'hfu': number * work.matrix}
     shares = {name: x / (seconds * system.matrix_flops_fp16) for name, x in TFLOP.items()}
     return {'model_TFLOP_per_gpu': TFLOP['mfu'], 'executed_TFLOP_per_gpu': TFLOP['hfu'], **shares}
 
 # %% ../nbs/05_iteration.ipynb #5a4d0041
-def all_figures(job, costs, ends, times: Times, memory: Memory, about):  # dict of columns
-    "Every figure, from times and memory."
-    cost, layers, _ = slowest_stage(job, costs, ends)
-    (model, system, global_batch), TFLOP = about, cost.flops * layers * job.micro_batches
-    return {'samples_per_s': global_batch / times.total, **figures(times, memory, TFLOP),
-            'memory_bound_GB': memory_bound(job, memory),
-            **utilization(job, model, system, times.total)}
+def all_figures(work: Workload, costs, ends, times: Times, memory: Memory, system):
+    "Every figure, from times and memory: a dict of columns."
+    pace, p = slowest_stage(work, costs, ends), work.layouts
+    TFLOP = pace.cost.flops * pace.layers * p.micro_batches
+    samples = p.micro_batches * p.micro_batch * p.dp
+    return {'samples_per_s': samples / times.total, **figures(times, memory, TFLOP),
+            'memory_bound_GB': memory_bound(p, memory),
+            **utilization(work, system, times.total)}
 
 def seconds_and_GB(t, *asked):  # (s of an iteration, GB that must fit) of every row
     "What decides between the rows of a table of configurations."
-    job, pricer, costs, ends = priced(t, *asked)
-    return (iteration_times(job, costs, pricer, ends).total,
-            memory_needed(job, layers_memory(job)))
+    work, pricer, costs, ends = counted_and_priced(t, *asked)
+    return iteration_times(work, costs, pricer, ends).total, memory_needed(work)
 
-def statistics(t, model, system, global_batch, assumptions, known=None):  # dict of columns
-    "Every figure of every row of a table of configurations; `known` as in `priced`."
-    job, pricer, costs, ends = priced(t, model, system, global_batch, assumptions, known)
-    times = iteration_times(job, costs, pricer, ends)
-    memory, about = memory_of(job, layers_memory(job)), (model, system, global_batch)
-    return all_figures(job, costs, ends, times, memory, about)
+def statistics(t, model, system, global_batch, assumptions):  # dict of columns
+    "Every figure of every row of a table of configurations."
+    return figures_by_formula(*counted_and_priced(t, model, system, global_batch, assumptions))
+
+def figures_by_formula(work, pricer, costs, ends):  # dict of columns
+    "Every figure of a workload that is priced."
+    times = iteration_times(work, costs, pricer, ends)
+    return all_figures(work, costs, ends, times, memory_of(work), pricer.system)
 
 # %% ../nbs/05_iteration.ipynb #5c0ed002
-def own_stages(job: Job):  # list of Stage
+def own_stages(work: Workload):  # list of Stage
     "The stage of every rank of one configuration."
-    s = SCHEDULES[job.schedule]
-    return stages_in_order(job.pattern, job.pp, job.virtual_stages, s.folded, s.both_ways,
-                           job.layout)
+    p, s = work.layouts, SCHEDULES[work.layouts.schedule]
+    return stages_in_order(work.pattern, p.pp, p.virtual_stages, s.folded, s.both_ways, p.layout)
 
 @lru_cache(maxsize=4096)
 def held_by_chunks(pattern, p, v, layout):  # array [kind, then 3, chunk]
@@ -707,138 +739,158 @@ def held_by_chunks(pattern, p, v, layout):  # array [kind, then 3, chunk]
     return np.vstack([layers, ends, np.ones(len(chunks))])
 
 # %% ../nbs/05_iteration.ipynb #5c0ed007
-def on_chunks(job: Job, x, first=0., last=0., every=0.):  # array [chunk, ...]
-    "A figure of each chunk from those of each kind of layer, of the two ends, and of any chunk."
-    held = held_by_chunks(job.pattern, job.pp, job.virtual_stages, job.layout)
-    if len(kinds_of(job)) == 1: x, held = [x], np.vstack([held[:-3].sum(axis=0), held[-3:]])
-    return np.tensordot(held.T, np.stack(np.broadcast_arrays(*x, first, last, every)), axes=1)
+def of_each_kind(work: Workload, x):  # list
+    "A figure of each kind of layer."
+    return [x] if work.order is None else [*x]
+
+def on_chunks(work: Workload, *figures):  # array [chunk, figure, ...]
+    "Figures of each chunk: each a list, of a layer of each kind, of both ends, and of any chunk."
+    p, number = work.layouts, len(figures)
+    held = held_by_chunks(work.pattern, p.pp, p.virtual_stages, p.layout)
+    rows = np.stack(np.broadcast_arrays(*(x for figure in figures for x in figure)))
+    return np.tensordot(held.T, rows.reshape(number, -1, *rows.shape[1:]), axes=(1, 1))
+
+def kept_on_chunks(work: Workload):  # array [chunk, ...]
+    "GB of activations that a pass of each chunk keeps."
+    return on_chunks(work, [*of_each_kind(work, work.stored.activations), 0., 0., 0.])[:, 0]
 
 # %% ../nbs/05_iteration.ipynb #5c0ed003
 def pass_times(
-    job: Job, costs, ends,   # of one configuration
-    more,                    # s of a micro-batch on every rank, besides layers and ends
+    work: Workload, costs, ends,   # of one configuration
+    more,                          # s of a micro-batch on every rank, besides layers and ends
 ):  # F, B, W: s, [chunk, ...]
     "What each pass of each chunk takes."
-    third, own = [end / 3 for end in ends], more / 2 / job.virtual_stages
-    times = (on_chunks(job, costs.forward, *third, own),
-             on_chunks(job, costs.backward - costs.late, *third, own),
-             on_chunks(job, costs.late, *third))
-    axes = max(map(np.ndim, times))   # some may be the same for all systems of a table
-    return np.broadcast_arrays(*(x.reshape(*x.shape, *[1] * (axes - x.ndim)) for x in times))
+    third, own = [end / 3 for end in ends], more / 2 / work.layouts.virtual_stages
+    kinds = lambda x: of_each_kind(work, x)
+    found = on_chunks(work, [*kinds(costs.forward), *third, own],
+                      [*kinds(costs.backward - costs.late), *third, own],
+                      [*kinds(costs.late), *third, 0.])
+    return found[:, 0], found[:, 1], found[:, 2]
 
-def passes_in(job: Job):
+def passes_in(p: Layouts):
     "How many passes a schedule has."
-    return 2 * job.micro_batches * job.pp * job.virtual_stages
+    return 2 * p.micro_batches * p.pp * p.virtual_stages
 
-def play(job: Job, costs, ends, more):  # Timeline
+def play(work: Workload, costs, ends, more):  # Timeline
     "A configuration's schedule, pass by pass."
-    if passes_in(job) > MOST_PLAYED:
-        raise ValueError(f'{passes_in(job)} passes are more than {MOST_PLAYED}: too many to play')
-    return played(job.schedule, job.pp, job.virtual_stages, job.micro_batches,
-                  *pass_times(job, costs, ends, more))
+    p = work.layouts
+    if passes_in(p) > MOST_PLAYED:
+        raise ValueError(f'{passes_in(p)} passes are more than {MOST_PLAYED}: too many to play')
+    return played(p.schedule, p.pp, p.virtual_stages, p.micro_batches,
+                  *pass_times(work, costs, ends, more))
 
 # %% ../nbs/05_iteration.ipynb #5c0ed006
-def more_of(job: Job, times: Times):  # s
+def more_of(p: Layouts, times: Times):  # s
     "What a micro-batch takes on every rank besides layers and ends."
-    return job.software.host_micro_batch + times.pp_comm / job.micro_batches
+    return p.software.host_micro_batch + times.pp_comm / p.micro_batches
 
-def chunks_alike(job: Job, ends):
+def chunks_alike(work: Workload, ends):
     "Whether all chunks of each configuration are alike, as one sees without pricing them."
-    return np.all(np.equal(job.pp, 1)) or alike(job) and not any(map(np.any, ends))
+    return np.all(np.equal(work.layouts.pp, 1)) or alike(work) and not any(map(np.any, ends))
 
-def totals_played(jobs, chunks):  # list of s, None where a formula holds
-    "What the schedules of configurations take that must be played; those of one order at once."
-    found, together = [None] * len(jobs), {}
-    for i, (job, times) in enumerate(zip(jobs, chunks)):
-        sizes = job.schedule, job.pp, job.virtual_stages
-        holds = np.equal(job.pp, 1) or np.all(formula_holds(*sizes, *times))
-        if not holds: together.setdefault((*sizes, job.micro_batches), []).append(i)
+def totals_played(each, chunks):  # list of s, None where a formula holds
+    "What the schedules of layouts take that must be played; those of one order at once."
+    found, together = [None] * len(each), {}
+    for i, (p, times) in enumerate(zip(each, chunks)):
+        sizes = p.schedule, p.pp, p.virtual_stages
+        holds = np.equal(p.pp, 1) or np.all(formula_holds(*sizes, *times))
+        if not holds: together.setdefault((*sizes, p.micro_batches), []).append(i)
     for order, some in together.items():
         stacked = [np.stack(x, axis=-1) for x in zip(*(chunks[i] for i in some))]
         totals = time_played(*order, *stacked)
         for i, total in zip(some, np.moveaxis(totals, -1, 0)): found[i] = total
     return found
 
-def bubble_left(job: Job, costs, ends, more, total):  # s
+def bubble_left(work: Workload, costs, ends, more, total):  # s
     "What the slowest rank of a played schedule idles."
-    cost, layers, own = slowest_stage(job, costs, ends)
-    busy = layers * (cost.forward + cost.backward) + own + more
-    return np.maximum(total - job.micro_batches * busy, 0.)
+    busy = slowest_stage(work, costs, ends).busy + more
+    return np.maximum(total - work.layouts.micro_batches * busy, 0.)
 
-def exact_times(job: Job, costs, ends, times: Times):  # Times
+def exact_times(work: Workload, costs, ends, times: Times):  # Times
     "The times of one configuration: its schedule is played unless the formulas hold."
-    if chunks_alike(job, ends): return times
-    more = more_of(job, times)
-    chunks = pass_times(job, costs, ends, more)
-    (total,) = totals_played([job], [chunks])
+    if chunks_alike(work, ends): return times
+    p, more = work.layouts, more_of(work.layouts, times)
+    chunks = pass_times(work, costs, ends, more)
+    (total,) = totals_played([p], [chunks])
     if total is None: return times
-    known = formula_holds(job.schedule, job.pp, job.virtual_stages, *chunks)
-    played = bubble_left(job, costs, ends, more, total)
-    return times._replace(bubble=np.where(known, times.bubble, played)[()])
+    known = formula_holds(p.schedule, p.pp, p.virtual_stages, *chunks)
+    played = bubble_left(work, costs, ends, more, total)
+    return times._replace(bubble=where(known, times.bubble, played))
 
 # %% ../nbs/05_iteration.ipynb #5c0ed005
-def memory_on_ranks(job: Job, stored):  # (list of Memory at its peak, list of Memory that stays)
+def memory_on_ranks(work: Workload):  # (list of Memory at its peak, list of Memory that stays)
     "What each rank of one configuration holds."
-    empty, weights = stored._replace(activations=0 * stored.activations), end_weights(job)
+    p, stored = work.layouts, work.stored
+    at_rest = work._replace(stored=stored._replace(activations=0 * stored.activations))
     alone = lambda stage: stage._replace(rank=0, widest=1.)   # what stays depends on neither
-    stages = [alone(stage) for stage in own_stages(job)]
-    stay = {stage: memory_at(job, empty, stage, weights) for stage in dict.fromkeys(stages)}
+    stages = [alone(stage) for stage in own_stages(work)]
+    stay = {stage: memory_at(at_rest, stage) for stage in dict.fromkeys(stages)}
     fixed = [stay[stage] for stage in stages]
-    kept = most_held(job.schedule, job.pp, job.virtual_stages, job.micro_batches,
-                     on_chunks(job, stored.activations))
+    kept = most_held(p.schedule, p.pp, p.virtual_stages, p.micro_batches,
+                     kept_on_chunks(work))
     full = [x._replace(activations=x.activations + GB) for x, GB in zip(fixed, kept)]
     return full, fixed
 
-def exact_memory(job: Job, stored):  # Memory
+def exact_memory(work: Workload):  # Memory
     "Peak memory of the fullest rank of one configuration."
-    if job.pp == 1 or alike(job): return memory_of(job, stored)
-    return max(memory_on_ranks(job, stored)[0], key=sum)
+    if work.layouts.pp == 1 or alike(work): return memory_of(work)
+    return max(memory_on_ranks(work)[0], key=sum)
 
 # %% ../nbs/05_iteration.ipynb #5c0ed015
-def memory_played(job: Job, run):  # (Held, list of Memory: what each rank holds throughout)
+def memory_played(work: Workload, run):  # (Held, list of Memory: what each rank holds throughout)
     "What each rank holds over time."
-    stored = layers_memory(job)
-    fixed = memory_on_ranks(job, stored)[1]
-    held = memory_over_time(run, SCHEDULES[job.schedule].splits, on_chunks(job, stored.activations),
+    fixed, s = memory_on_ranks(work)[1], SCHEDULES[work.layouts.schedule]
+    held = memory_over_time(run, s.splits, kept_on_chunks(work),
                             [sum(memory) for memory in fixed])
     return held, fixed
 
 # %% ../nbs/05_iteration.ipynb #5c0ed008
-def exact_figures(job: Job, costs, ends, times: Times, about):  # dict
-    "As `all_figures`, of one configuration, its schedule played where no formula holds."
-    times, memory = exact_times(job, costs, ends, times), exact_memory(job, layers_memory(job))
-    return all_figures(job, costs, ends, times, memory, about)
+def exact_figures(work: Workload, pricer, costs, ends, times: Times):  # dict
+    "Every figure of one configuration, its schedule played where no formula holds."
+    times, memory = exact_times(work, costs, ends, times), exact_memory(work)
+    return all_figures(work, costs, ends, times, memory, pricer.system)
 
-def exact_statistics(t, model, system, global_batch, assumptions):  # dict
+def exact_statistics(t, *asked):  # dict
     "As `statistics`, of one configuration, its schedule played where no formula holds."
-    job, pricer, costs, ends = priced(t, model, system, global_batch, assumptions)
-    times = iteration_times(job, costs, pricer, ends)
-    return exact_figures(job, costs, ends, times, (model, system, global_batch))
+    work, pricer, costs, ends = counted_and_priced(t, *asked)
+    times = iteration_times(work, costs, pricer, ends)
+    return exact_figures(work, pricer, costs, ends, times)
 
 # %% ../nbs/05_iteration.ipynb #5c0ed016
-def model_of_row(model, i):
-    "The model of one row, where sizes are columns."
-    if isinstance(model, Model): return model
-    return SimpleNamespace(**dict(zip(vars(model), gathered((*vars(model).values(),), i))))
-
-def exact_table(t, model, system, global_batch, assumptions, known=None):  # dict of columns
+def exact_table(t, *asked):  # dict of columns
     "As `statistics`, of a table of a few configurations: `exact_statistics` of each."
-    job, pricer, costs, ends = priced(t, model, system, global_batch, assumptions, known)
-    times, stored = iteration_times(job, costs, pricer, ends), layers_memory(job)
-    memory, about = memory_of(job, stored), (model, system, global_batch)
-    if not chunks_alike(job, ends):
-        jobs, batch = [], np.broadcast_to(global_batch, rows_of(t))
-        for i in range(rows_of(t)):
-            row = dict(zip(t, gathered((*t.values(),), i)))
-            jobs.append(job_of(row, model_of_row(model, i), system, batch[i], assumptions))
-        own = [[gathered(x, i) for x in (costs, ends, times, stored)] for i in range(len(jobs))]
-        more = [more_of(one, x[2]) for one, x in zip(jobs, own)]
-        chunks = [pass_times(one, *x[:2], m) for one, x, m in zip(jobs, own, more)]
-        bubble = [x[2].bubble if total is None else bubble_left(one, *x[:2], m, total)
-                  for one, x, m, total in zip(jobs, own, more, totals_played(jobs, chunks))]
-        parts = [exact_memory(one, x[3]) for one, x in zip(jobs, own)]
-        times, memory = times._replace(bubble=np.array(bubble)), Memory(*np.array(parts).T)
-    return all_figures(job, costs, ends, times, memory, about)
+    return exact_figures_of_each(*counted_and_priced(t, *asked))
+
+def exact_figures_of_each(work: Workload, pricer, costs, ends):  # dict of columns
+    "`exact_figures` of each of a few layouts, those of one order of passes played together."
+    times, memory = iteration_times(work, costs, pricer, ends), memory_of(work)
+    if not chunks_alike(work, ends):
+        number = np.size(times.total)
+        each = [work.at(i, work.layouts.at(i)) for i in range(number)]
+        times = bubbles_played(work, each, costs, ends, times)
+        memory = memories_played(each, Memory(*(np.broadcast_to(x, number) for x in memory)))
+    return all_figures(work, costs, ends, times, memory, pricer.system)
+
+def bubbles_played(work: Workload, each, costs, ends, times: Times):  # Times
+    "The times of some layouts, `each` by itself too, played where no formula holds."
+    more = more_of(work.layouts, times)
+    number, busy = work.layouts.micro_batches, slowest_stage(work, costs, ends).busy + more
+    number, busy, more, known = (np.broadcast_to(x, len(each)) for x in (
+        number, busy, more, times.bubble))
+    chunks = [pass_times(one, gathered(costs, i), gathered(ends, i), more[i])
+              for i, one in enumerate(each)]
+    totals = totals_played([one.layouts for one in each], chunks)
+    bubble = [known[i] if total is None else np.maximum(total - number[i] * busy[i], 0.)
+              for i, total in enumerate(totals)]
+    return times._replace(bubble=np.array(bubble))
+
+def memories_played(each, memory: Memory):  # Memory
+    "The memory of some layouts, played where stages are unlike."
+    memory = Memory(*map(np.array, memory))
+    for i, one in enumerate(each):
+        if one.layouts.pp == 1 or alike(one): continue
+        for column, GB in zip(memory, exact_memory(one)): column[i] = GB
+    return memory
 
 # %% ../nbs/05_iteration.ipynb #8559f3b9
 PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,),
@@ -940,10 +992,22 @@ class Estimate:
 # %% ../nbs/05_iteration.ipynb #1896f8d9
 def layers_of(one: Estimate):  # DataFrame
     "One layer (of the kind that most are) and one micro-batch: a row per operation."
-    job = job_of(vars(one.parallel), one.model, one.system, one.global_batch, one.assumptions)
-    number = layers_of_kinds(job)
-    kind = kinds_of(job)[number.index(max(number))]
-    return operation_table(layer_operations(kind), kind, pricer_of(one.system, job.assumptions))
+    kind = most_of(job_of_estimate(one))
+    return operation_table(kind.operations, kind, pricer_of(one.system, kind.assumptions))
+
+def job_of_estimate(one: Estimate):  # Job
+    "What was estimated, as a job to count."
+    return job_of(vars(one.parallel), one.model, one.system, one.global_batch, one.assumptions)
+
+def most_of(job: Job):  # Job
+    "The job with the kind of block at hand that most layers are of."
+    number = numbers_in(job.order, job.depth, job.mtp_layers)
+    return job.kinds[number.index(max(number))]
+
+def priced_estimate(one: Estimate):  # as `counted_and_priced`
+    "What was estimated, counted and priced."
+    return counted_and_priced(vars(one.parallel), one.model, one.system, one.global_batch,
+                              one.assumptions)
 
 # %% ../nbs/05_iteration.ipynb #72f10fd7
 def row_of(one: Estimate):  # Series
@@ -961,19 +1025,17 @@ def notes_of(one: Estimate):  # list of str
 
 def how_priced(one: Estimate):  # str
     "Whether the schedule was played, where stages differ."
-    asked = one.model, one.system, one.global_batch, one.assumptions
-    job, pricer, costs, ends = priced(vars(one.parallel), *asked)
-    by_formula = iteration_times(job, costs, pricer, ends)
-    if exact_times(job, costs, ends, by_formula) is by_formula: return ''
+    work, pricer, costs, ends = priced_estimate(one)
+    by_formula = iteration_times(work, costs, pricer, ends)
+    if exact_times(work, costs, ends, by_formula) is by_formula: return ''
     return 'Stages differ: the schedule was played.'
 
 # %% ../nbs/05_iteration.ipynb #7b8c3169
-def run_of(one: Estimate):  # (Job, Timeline)
+def run_of(one: Estimate):  # (Workload, Timeline)
     "An estimate's schedule, played."
-    t = vars(one.parallel)
-    job, pricer, costs, ends = priced(t, one.model, one.system, one.global_batch, one.assumptions)
-    times = iteration_times(job, costs, pricer, ends)
-    return job, play(job, costs, ends, more_of(job, times))
+    work, pricer, costs, ends = priced_estimate(one)
+    times = iteration_times(work, costs, pricer, ends)
+    return work, play(work, costs, ends, more_of(work.layouts, times))
 
 def timeline_of(one: Estimate):  # DataFrame
     "Every pass of every rank, until gradients are reduced: a row each."
@@ -988,7 +1050,6 @@ def memory_of_ranks(one: Estimate):  # DataFrame
 
 # %% ../nbs/05_iteration.ipynb #5e0000b0
 from .parameters import changed
-from .blocks import end_operations
 from .modules import exposed, replicas
 from .traced import (
     Counted, Explanation, Quantity, Rows, as_name, counted_rows, flat, layer_told, leaves_of,
@@ -1029,19 +1090,18 @@ def with_sizes(one: Estimate, sizes):  # Job
                   dataclasses.replace(one.system, **own(one.system)), one.global_batch,
                   dataclasses.replace(a, **own(a)))
 
-def stage_counts(job: Job, stage: Stage):  # dict
+def stage_counts(work: Workload, stage: Stage):  # dict
     "What a stage holds, and who shares it."
-    layers, of = sum(stage.layers), mean_layer(layers_memory(job), stage.layers)
-    own, weights = job._replace(depth=layers * job.pp), end_weights(job)
-    ends, again = ends_GB(weights, stage.first, stage.last), of.again * (layers > 0)
+    p, of = work.layouts, mean_layer(work.stored, stage.layers)
+    own, again = weights_of_stage(work, stage, of), of.again * (sum(stage.layers) > 0)
     return dict(
-        kept_here=of.activations, ends_here=ends,
-        copies_here=other_copies(job, of), working=working(job, again, stage.first, stage.last),
-        gathered=largest_units(own, of, ends, units_at_hand(job)),
-        unit=largest_units(own, of, ends, 1), tables=most_of_ends(job), table=table_GB(job),
-        sharers=sharers(job, weight_copies(job)), expert_sharers=sharers(job, routed_copies(job)),
-        cast=of_recipe(job.precision, 'cast'), gradient=gradient_held(job),
-        moved_by_step=step_bytes(job))
+        kept_here=of.activations, ends_here=own.ends, copies_here=other_copies(p, of),
+        working=working(work, again, stage.first, stage.last),
+        gathered=largest_units(own, units_at_hand(p)), unit=largest_units(own, 1),
+        tables=most_of_ends(work), table=work.beside.table,
+        sharers=sharers(p, weight_copies(p)), expert_sharers=sharers(p, routed_copies(p)),
+        cast=of_recipe(p.precision, 'cast'), gradient=gradient_held(p),
+        moved_by_step=step_bytes(p))
 
 # %% ../nbs/05_iteration.ipynb #5e0000b2
 # what the figures of an estimate are told from
@@ -1050,22 +1110,24 @@ class Told:
     "An estimate, its rows, and the quantities that are told so far, by name."
     def __init__(self, one: Estimate):
         self.one, self.known, given = one, {}, given_of(one)
-        asked = one.model, one.system, one.global_batch, one.assumptions
-        job, pricer, costs, ends = priced(vars(one.parallel), *asked)
-        self.job, self.costs, self.ends = job, costs, ends
-        self.closed = iteration_times(job, costs, pricer, ends)
-        paces = [float(pace_of(job, costs, ends, stage)) for stage in stages_of(job)]
-        self.pace = stages_of(job)[int(np.argmax(paces))]
-        self.fullest = fullest_stage(one, job)
+        work, pricer, costs, ends = priced_estimate(one)
+        self.work, self.p, self.costs, self.ends = work, work.layouts, costs, ends
+        self.closed = iteration_times(work, costs, pricer, ends)
+        stages = stages_of(work)
+        paces = [float(pace_of(work, costs, ends, stage).busy) for stage in stages]
+        self.pace = stages[int(np.argmax(paces))]
+        self.fullest = fullest_stage(one, work)
         counted = Counted(self.counts, sizes_in(one, given))
-        self.rows = Rows(job, pricer, given, counted)
-        self.layers = [layer_told(self.rows, i, kind, layer_cost(kind, pricer))
-                       for i, kind in enumerate(kinds_of(job))]
+        self.rows = Rows(pricer, given, counted)
+        priced = priced_rows([layer.rows for layer in work.kinds], pricer)
+        found = [summed_layer(*both, self.p) for both in zip(work.kinds, priced)]
+        self.layers = [layer_told(self.rows, i, layer, cost, self.p)
+                       for i, (layer, cost) in enumerate(zip(work.kinds, found))]
 
     def counts(self, sizes):  # dict: path -> number
         "All counts, with some sizes changed."
-        job = with_sizes(self.one, sizes)
-        return counted_rows(job) | flat(stage_counts(job, self.fullest), ('stage',))
+        work = count(with_sizes(self.one, sizes))
+        return counted_rows(work) | flat(stage_counts(work, self.fullest), ('stage',))
 
     def step(self, name, formula, *inputs, **about):  # Quantity
         "A number by those that are known and given; it is known from now on."
@@ -1079,22 +1141,12 @@ class Told:
         self.known[name] = self.rows.counted.quantity(name, path or ('stage', name), unit)
         return self.known[name]
 
-def own_ends(job: Job, ends, stage: Stage):  # s
-    "What the ends take that a stage has."
-    both = np.equal(stage.first, stage.last)
-    return (stage.first * ends[0] + stage.last * ends[1]) / np.where(both, stages_held(job), 1)
-
-def pace_of(job: Job, costs, ends, stage: Stage):  # s
-    "What a stage takes for a micro-batch."
-    cost = mean_layer(costs, stage.layers)
-    return sum(stage.layers) * (cost.forward + cost.backward) + own_ends(job, ends, stage)
-
-def fullest_stage(one: Estimate, job: Job):  # Stage
+def fullest_stage(one: Estimate, work: Workload):  # Stage
     "The first of the stages that hold what the estimate says."
-    stored, weights = layers_memory(job), end_weights(job)
     parts = [one.stats[name] for name in MEMORY_PARTS]
-    stages = stages_of(job) + ([] if job.pp == 1 or alike(job) else own_stages(job))
-    held = [[float(GB) for GB in memory_at(job, stored, stage, weights)] for stage in stages]
+    alone = work.layouts.pp == 1 or alike(work)
+    stages = stages_of(work) + ([] if alone else own_stages(work))
+    held = [[float(GB) for GB in memory_at(work, stage)] for stage in stages]
     by_formula = [stage for stage, GB in zip(stages, held) if GB == parts]
     played = [stage for stage, GB in zip(stages, held) if GB[:3] == parts[:3]]
     return [*by_formula, *played][0]
@@ -1104,7 +1156,7 @@ def fullest_stage(one: Estimate, job: Job):  # Stage
 
 def layers_told(t: Told, name, layers, words):  # list of Quantity
     "How many layers of each kind; their sum is told by the name."
-    if alike(t.job) and len(layers) == 1 and name == 'L': t.step(name, 'depth / pp', unit='')
+    if alike(t.work) and len(layers) == 1 and name == 'L': t.step(name, 'depth / pp', unit='')
     each = [Quantity(f'{name}_{i}', float(n), source='choice', words=f'layers of this kind {words}')
             for i, n in enumerate(layers, 1)]
     if name not in t.known or len(each) > 1:
@@ -1122,14 +1174,14 @@ def mean_told(t: Told, name, field, each, L):  # Quantity
 
 def end_told(t: Told, i):  # Quantity
     "What the first stage (0) or the last (1) computes beside its layers."
-    groups, name = {'tp': Group(t.job.tp, t.job.nvlink_tp)}, ('first_end', 'last_end')[i]
+    groups, name = {'tp': Group(t.p.tp, t.p.nvlink_tp)}, ('first_end', 'last_end')[i]
     if not t.ends[i]: return t.step(name, '0')
     passes = []
-    for j, op in enumerate(end_operations(t.job)[i]):
+    for j, op in enumerate(t.work.ends[i].operations):
         told = operation_told(t.rows, ('ends', i, j), ('kinds', 0), op, groups)
         passes += [x.total._replace(name=f'{x.total.name}_{j}') for x in told[:2]]
     text = ' + '.join(x.name for x in passes)
-    return t.step(name, text, *passes, of=ends_cost, value=t.ends[i])
+    return t.step(name, text, *passes, of=seconds_of_ends, value=t.ends[i])
 
 def stage_told(t: Told):
     "The slowest stage: its layers, the mean of them, and its ends."
@@ -1140,7 +1192,7 @@ def stage_told(t: Told):
     for i in (0, 1): end_told(t, i)
     has = zip(('first_end', 'last_end'), (t.pace.first, t.pace.last))
     at = [name for name, here in has if here]
-    held = stages_held(t.job) if t.pace.first == t.pace.last else 1
+    held = stages_held(t.p) if t.pace.first == t.pace.last else 1
     t.step('ends', f'({" + ".join(at) or 0}) / {held}' if held > 1 else ' + '.join(at) or '0')
 
 # %% ../nbs/05_iteration.ipynb #5e0000b4
@@ -1148,30 +1200,30 @@ def stage_told(t: Told):
 
 def sent_told(t: Told):  # Quantity
     "Pipeline messages of one micro-batch, both directions."
-    job, a, rows = t.job, t.one.assumptions, t.rows
-    if job.pp == 1 or a.pp_overlap: return t.step('sent', '0')
-    boundary, far = t.count('boundary', 'kinds', 0, 'boundary'), job.pp // job.nvlink_pp - 1
+    p, a, rows = t.p, t.one.assumptions, t.rows
+    if p.pp == 1 or a.pp_overlap: return t.step('sent', '0')
+    boundary, far = t.count('boundary', 'kinds', 0, 'boundary'), p.pp // p.nvlink_pp - 1
     links = [sent_on(rows, name, boundary, name == 'near') for name in ('near', 'far')]
     text = '((pp - pp / nvlink_pp) * near + (pp / nvlink_pp - 1) * far) / (pp - 1)'
     if a.slowest_link: text = 'far' if far else 'near'
-    elif not (a.slow_pipeline_links or job.nvlink_pp == 1):   # slip E3
+    elif not (a.slow_pipeline_links or p.nvlink_pp == 1):   # slip E3
         text = '(pp - pp / nvlink_pp) * near / (pp - 1)'
     t.step('link', text, *links, of=pipeline_time)
     t.step('gathered_again', '0')
-    if not job.sequence_sharded and job.tp > 1:
-        volume = Quantity('volume', float(meeting(job, 'allgather').volume), 'GB', source='counted')
+    if not p.sequence_sharded and p.tp > 1:
+        volume = Quantity('volume', float(t.work.beside.stream), 'GB', source='counted')
         sizes = rows.given['tp'], rows.given['nvlink_tp']
         t.step('gathered_again', 'it', ring(rows, 'it', 'allgather', volume, *sizes))
     text = '2 * virtual_stages * (link + gathered_again)'
-    if job.virtual_stages > 1: text += ' * p2p_exposed'
+    if p.virtual_stages > 1: text += ' * p2p_exposed'
     return t.step('sent', text, of=sent_between_stages)
 
 def exchange_told(t: Told, name, kind, parts, factor, at_once, replicas=0):  # Quantity
     "Seconds of a message with weights or gradients; parts: (name of GB, of who shares it)."
-    job, times = t.job, []
+    p, times = t.p, []
     for GB, group in parts:
-        of = (weight_copies if group == 'sharers' else routed_copies)(job)
-        crowded = job.tp > 1 and t.one.system.nic_factor < 1 and of.in_domain > 1
+        of = (weight_copies if group == 'sharers' else routed_copies)(p)
+        crowded = p.tp > 1 and t.one.system.nic_factor < 1 and of.in_domain > 1
         shared = [t.rows.counted.quantity(f'{field}_of_{group}', ('stage', group, replicas, field))
                   for field in ('size', 'in_domain')]
         t.count(f'{group}_all', 'stage', group, 0, 'size', unit='')
@@ -1183,21 +1235,21 @@ def exchange_told(t: Told, name, kind, parts, factor, at_once, replicas=0):  # Q
 
 def behind(t: Told, name, seconds, layer, number):  # Quantity
     "What messages show behind layers; `layer` becomes what they leave of its time."
-    share = 'unit_exposed' if t.job.zero_stage == 3 else 'dp_exposed'
+    share = 'unit_exposed' if t.p.zero_stage == 3 else 'dp_exposed'
     text = f'{seconds} + max({seconds} - {layer}, 0) * ({number} - 1)'
-    if getattr(t.job.software, share):
+    if getattr(t.p.software, share):
         text = f'({text}) * (1 - {share}) + {share} * {seconds} * {number}'
-    if not t.job.dp_overlap: text = f'{seconds} * {number}'
+    if not t.p.dp_overlap: text = f'{seconds} * {number}'
     found = t.step(name, text, of=exposed)
     if t.known[seconds].value: t.step(layer, f'max({layer} - {seconds}, 0)')
     return found
 
 def unit_told(t: Told, of, parts, pieces, at_once):  # list of Quantity
     "What the messages of `pieces` units show."
-    job, stage = t.job, t.job.zero_stage
-    low = of_recipe(job.precision, 'kept') / 2 if job.assumptions.fp8_parameters else 1.
+    p, stage = t.p, t.p.zero_stage
+    low = of_recipe(p.precision, 'kept') / 2 if p.assumptions.fp8_parameters else 1.
     kind, each = 'reducescatter' if stage else 'allreduce', f'({pieces} * N)'
-    number = each if reduces_each(job.reduce_each, stage) else pieces
+    number = each if reduces_each(p.reduce_each, stage) else pieces
     exchange_told(t, f'reduce{of}', kind, parts, 'gradient_bytes / 2', at_once)
     t.step('ahead', 'forward'), t.step('back', 'backward')
     found = []
@@ -1205,19 +1257,19 @@ def unit_told(t: Told, of, parts, pieces, at_once):  # list of Quantity
         exchange_told(t, f'gather{of}', 'allgather', parts, f'{low:.16g}', at_once)
         often = each if stage == 3 else pieces
         found.append(behind(t, f'gathered_fwd{of}', f'gather{of}', 'ahead', often))
-    if stage == 3 and job.reshard_after_forward:
+    if stage == 3 and p.reshard_after_forward:
         found.append(behind(t, f'gathered_bwd{of}', f'gather{of}', 'back', each))
-    if replicas(job) > 1:
+    if replicas(p) > 1:
         exchange_told(t, f'alike{of}', 'allreduce', parts, 'gradient_bytes / 2', at_once, 1)
         found.append(behind(t, f'made_alike{of}', f'alike{of}', 'back', pieces))
     return [*found, behind(t, f'reduced{of}', f'reduce{of}', 'back', number)]
 
-def both_ways(job): return f'{stages_held(job)} * ' if stages_held(job) > 1 else ''   # weights
+def both_ways(p): return f'{stages_held(p)} * ' if stages_held(p) > 1 else ''   # weights
 
 def reduction_told(t: Told):  # Quantity
     "Gradients and weights exchanged between the copies, as far as nothing hides it."
-    held, tables = both_ways(t.job), t.count('tables')
-    bulk = t.job.zero_stage < 3 and t.job.assumptions.bundled_messages
+    held, tables = both_ways(t.p), t.count('tables')
+    bulk = t.p.zero_stage < 3 and t.p.assumptions.bundled_messages
     t.step('pieces', 'max(L, 1)' if bulk else 'L', unit='')
     more = ' + tables' * bool(bulk and tables.value)
     t.step('layer_GB', f'{held}weights' + ' * L' * bulk + more, unit='GB')
@@ -1234,10 +1286,10 @@ def reduction_told(t: Told):  # Quantity
 
 def bubble_told(t: Told):  # Quantity
     "What a stage idles."
-    job, value = t.job, t.one.stats['bubble_s']
+    p, value = t.p, t.one.stats['bubble_s']
     t.step('more', 'sent + host_micro_batch', of=more_of)
     t.step('busy', 'L * (forward + backward) + ends')
-    each = layers_told(t, 'layers', layers_of_kinds(job), '')
+    each = layers_told(t, 'layers', t.work.number, '')
     for part in ('forward', 'backward', 'late'):
         mean_told(t, f'mean_{part}', part, each, 'layers')
     t.step('F', 'layers / pp * mean_forward + more / 2')
@@ -1248,25 +1300,25 @@ def bubble_told(t: Told):  # Quantity
         run = Quantity('played', float(played_seconds(t)), 's', '', passes, 'schedules.played',
                        'All passes in their order, each when what it waits for is there.')
         return t.step('bubble_s', 'max(played - N * (busy + more), 0)', run)
-    idle = SCHEDULES[job.schedule].idle
+    idle = SCHEDULES[p.schedule].idle
     seconds = [t.known[name].value for name in 'FBW']
     t.step('idle', 'idle(pp, virtual_stages, N, F, B, W)', of=bubble_time,
-           value=idle(job.pp, job.virtual_stages, job.micro_batches, *seconds))
-    t.step('rest', '0' if ends_meet(job) else
+           value=idle(p.pp, p.virtual_stages, p.micro_batches, *seconds))
+    t.step('rest', '0' if ends_meet(p) else
            'layers / pp * (mean_forward + mean_backward) + first_end + last_end - busy')
     return t.step('bubble_s', 'max(idle + rest / virtual_stages, 0)', of=bubble_time)
 
 def played_seconds(t: Told):
     "Of an iteration whose passes are played."
-    job, chunks = t.job, pass_times(t.job, t.costs, t.ends, more_of(t.job, t.closed))
-    return time_played(job.schedule, job.pp, job.virtual_stages, job.micro_batches, *chunks)
+    p, chunks = t.p, pass_times(t.work, t.costs, t.ends, more_of(t.p, t.closed))
+    return time_played(p.schedule, p.pp, p.virtual_stages, p.micro_batches, *chunks)
 
 def update_told(t: Told):  # Quantity
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
-    job, held = t.job, both_ways(t.job)
+    p, held = t.p, both_ways(t.p)
     t.count('moved_by_step', unit=''), t.count('cast', unit=''), t.count('table')
     for name in ('sharers', 'expert_sharers'): t.count(name, 'stage', name, 0, 'size', unit='')
-    out, of_experts = (' / sharers', ' / expert_sharers') if job.zero_stage else ('', '')
+    out, of_experts = (' / sharers', ' / expert_sharers') if p.zero_stage else ('', '')
     t.step('own', f'({held}weights * L + tables){out} + {held}routed * L{of_experts}',
            unit='GB', of=shared)
     t.step('moved', 'optimizer_traffic * moved_by_step / (2 * 12 + gradient_held + 2) / 2 * own '
@@ -1275,8 +1327,8 @@ def update_told(t: Told):  # Quantity
     if t.known['moved'].value: text += (
         ' + moved / (vector_bandwidth * hbm_bandwidth)' if t.rows.measured else
         ' + max(launch_time, moved / hbm_bandwidth)')
-    if tied(job) and t.known['table'].value and not ends_meet(job):
-        near, text = bool(job.nvlink_pp >= job.pp), f'{text} + table_s'
+    if t.work.weights.shared and not ends_meet(p):
+        near, text = bool(p.nvlink_pp >= p.pp), f'{text} + table_s'
         table = [sent_on(t.rows, 'table_s', t.known['table'], near)]
     return t.step('update', text, *table, of=update_time)
 
@@ -1298,25 +1350,25 @@ def times_told(t: Told):
 
 def memory_told(t: Told):
     "What the fullest stage holds."
-    job, zero, a = t.job, t.job.zero_stage, t.job.assumptions
+    p, zero, a = t.p, t.p.zero_stage, t.p.assumptions
     for name in ('ends_here', 'copies_here', 'working', 'gathered', 'unit'): t.count(name)
     t.count('gradient', unit='')
     t.known.pop('L')
     each = layers_told(t, 'L', t.fullest.layers, 'on the fullest stage')
     for part in ('weights', 'routed'): mean_told(t, f'{part}_here', part, each, 'L')
-    if job.recompute == 'none': mean_told(t, 'kept_here', 'kept', each, 'L')
+    if p.recompute == 'none': mean_told(t, 'kept_here', 'kept', each, 'L')
     else: t.count('kept_here')
-    held, of = f'{both_ways(job)}L', dict(unit='GB', of=memory_at)
+    held, of = f'{both_ways(p)}L', dict(unit='GB', of=memory_at)
     t.step('stage_GB', f'weights_here * {held} + ends_here', unit='GB', of=stage_weights)
     t.step('experts_GB', f'routed_here * {held}', unit='GB', of=stage_weights)
     t.step('all_GB', 'stage_GB + experts_GB', unit='GB')
     t.step('shared_GB', 'stage_GB / sharers + experts_GB / expert_sharers', unit='GB', of=shared)
-    units = units_at_hand(job)
+    units = units_at_hand(p)
     copied = f'min({units}, {held})' if np.isfinite(units) else held
     weights = 'min(all_GB, shared_GB + gathered)' if zero == 3 else 'all_GB'
     more = f' + {copied} * copies_here' * bool(t.known['copies_here'].value)
     t.step('weights_GB', weights + more, **of)
-    out = zero > 1 and reduces_each(job.reduce_each, zero)
+    out = zero > 1 and reduces_each(p.reduce_each, zero)
     text = f'gradient / 2 * {"shared_GB" if out else "all_GB"}'
     if out and a.working_memory:
         text = f'min(gradient / 2 * all_GB, {text} + gradient_bytes / 2 * unit)'
@@ -1326,23 +1378,23 @@ def memory_told(t: Told):
     t.step('optimizer_GB', f'state_bytes / 2 * {"shared_GB" if zero else "all_GB"}', **of)
     t.step('activations_GB', kept_told(t) + ' + working' * a.working_memory, **of)
     t.step('memory_GB', 'weights_GB + gradients_GB + optimizer_GB + activations_GB', unit='GB')
-    groups = sum(getattr(job, name) > 1 for name in (*GROUPS, 'ep'))
+    groups = sum(getattr(p, name) > 1 for name in (*GROUPS, 'ep'))
     t.step('memory_bound_GB', 'memory_GB + fragments * activations_GB + context_GB '
            f'+ nccl_GB * {groups}', unit='GB', of=memory_bound)
 
 def kept_told(t: Told):  # str
     "How the activations that the fullest stage keeps are written."
-    job, at, value = t.job, t.fullest, t.one.stats['activations_GB']
-    closed = memory_at(job, layers_memory(job), at, end_weights(job)).activations
+    p, at, value = t.p, t.fullest, t.one.stats['activations_GB']
+    closed = memory_at(t.work, at).activations
     if float(closed) != value:
-        here = value - t.known['working'].value * job.assumptions.working_memory
+        here = value - t.known['working'].value * p.assumptions.working_memory
         t.known['kept_GB'] = Quantity(
             'kept_GB', here, 'GB', '', (t.known['kept_here'], t.known['N']), 'schedules.played',
             'What passes of the fullest rank keep at once.')
         return 'kept_GB'
     t.known['rank'] = Quantity('rank', float(at.rank), source='choice', words='of the fullest')
     t.step('kept', 'kept(pp, virtual_stages, N, rank)', unit='', of=alive,
-           value=alive(job, at.rank))
+           value=alive(p, at.rank))
     return 'kept * L * kept_here' + (f' * {float(at.widest):.16g}' if at.widest != 1 else '')
 
 # %% ../nbs/05_iteration.ipynb #5e0000b7
@@ -1363,7 +1415,7 @@ def flops_told(t: Told, name, layer, every):  # Quantity
 
 def work_figures(t: Told):
     "What is computed, and what share of the peak that is."
-    job, about = t.job, dict(unit='TFLOP')
+    about = dict(unit='TFLOP')
     for i, layer in enumerate(t.layers, 1):
         flops_told(t, f'TFLOP_{i}', layer, True), flops_told(t, f'matrix_{i}', layer, False)
     each = layers_told(t, 'on_slowest', t.pace.layers, 'on the slowest stage')
@@ -1371,12 +1423,12 @@ def work_figures(t: Told):
     t.step('TFLOP_per_gpu', f'N * ({text})', *each, of=all_figures, **about)
     ends = [work_told(t.rows, f'{as_name(op.name)}_{j}_{way}', ('ends', i, j, way),
                       getattr(op, way), False)
-            for i, ops in enumerate(end_operations(job)) for j, op in enumerate(ops)
-            for way in ('forward', 'backward')] * bool(np.any(words(job)))
+            for i, end in enumerate(t.work.ends) for j, op in enumerate(end.operations)
+            for way in ('forward', 'backward')]
     t.step('ends', ' + '.join(x.name for x in ends) or '0', *ends, **about)
-    each = layers_told(t, 'in_model', layers_of_kinds(job), '')
+    each = layers_told(t, 'in_model', t.work.number, '')
     text = ' + '.join(f'{n.name} * matrix_{i}' for i, n in enumerate(each, 1))
-    t.step('executed_TFLOP_per_gpu', f'N / pp * ({text} + ends)', *each, of=executed_TFLOP, **about)
+    t.step('executed_TFLOP_per_gpu', f'N / pp * ({text} + ends)', *each, of=utilization, **about)
     t.known['flops_per_token'] = Quantity(
         'flops_per_token', float(t.one.model.flops_per_token('megatron')),
         source=f'model {t.one.model.name}', words='FLOP of both directions')
@@ -1413,10 +1465,16 @@ def divisors(
     n,  # a whole number
 ):  # array, ascending
     "The whole numbers that divide n."
-    n = whole(n, 'n')
+    return divisors_of(whole(n, 'n'))
+
+@lru_cache(maxsize=4096)
+def divisors_of(n):  # array that cannot be changed
+    "The same of a number that is known to be whole."
     small = np.arange(1, n**.5 + 1, dtype=np.int64)
     small = small[n % small == 0]
-    return np.unique(np.concatenate([small, n // small]))
+    found = np.unique(np.concatenate([small, n // small]))
+    found.flags.writeable = False
+    return found
 
 def rows_of(t):
     "How many rows a table has."
@@ -1430,16 +1488,15 @@ def cross(t, **column):
 
 def keep(t, rows):
     "Some rows of a table: a mask or indices. What is no column but one value for all, stays."
-    return {key: column[rows] if np.ndim(column) else column for key, column in t.items()}
+    columns = lambda x: isinstance(x, np.ndarray) and x.ndim
+    return {key: x[rows] if columns(x) else x for key, x in t.items()}
 
 # %% ../nbs/05_iteration.ipynb #3d696952
 MOST_PLACES = 200_000   # of one configuration that are priced
 
 def possible_places(p: Parallel, system: System):  # table
     "A configuration with every placement that its NVLink domain has room for."
-    t = {name: np.array([getattr(p, name)])
-         for name in GROUPS + ('micro_batch', 'panels', 'ep', 'etp')}
-    t['room'] = np.array([system.nvlink_size])
+    t = {'room': np.array([system.nvlink_size])}
     for group, place in zip(GROUPS, PLACES):
         given = getattr(p, place)
         sizes = divisors(getattr(p, group)) if given is None else np.array([given])
@@ -1450,22 +1507,18 @@ def possible_places(p: Parallel, system: System):  # table
         t = keep(t, t['room'] >= t[place])
         t['room'] = t['room'] // t[place]
     del t['room']
-    return {'strategy': p.strategy, 'layout': p.layout, **{c: getattr(p, c) for c in CHOICES}, **t}
+    same = GROUPS + ('micro_batch', 'panels', 'ep', 'etp', 'strategy', 'layout') + CHOICES
+    return {name: getattr(p, name) for name in same} | t
 
 # %% ../nbs/05_iteration.ipynb #36e897b3
-def gathered(parts, which):
-    "Every field of a tuple of arrays, at some of its last indices."
-    columns = lambda x: isinstance(x, np.ndarray) and x.ndim
-    found = [x[..., which][()] if columns(x) else x for x in parts]
-    return type(parts)(*found) if hasattr(parts, '_fields') else tuple(found)
-
-def fastest_place(t, asked):  # (dict: place -> GPUs, LayerCost, ends, Times)
-    "Of several placements the one with the shortest iteration, and what was priced for it."
-    job, pricer, costs, ends = priced(t, *asked)
-    times = iteration_times(job, costs, pricer, ends)
-    best = int(np.argmin(np.broadcast_to(times.total, t['dp'].shape)))
-    known = (gathered(parts, best) for parts in (costs, ends, times))
-    return {place: int(t[place][best]) for place in PLACES}, *known
+def fastest_place(t, asked):  # (dict: place -> GPUs, what `exact_figures` takes of it)
+    "Of several placements the one with the shortest iteration."
+    work, pricer, costs, ends = counted_and_priced(t, *asked)
+    times = iteration_times(work, costs, pricer, ends)
+    best = int(np.argmin(np.broadcast_to(times.total, rows_of(t))))
+    place = {name: int(t[name][best]) for name in PLACES}
+    one = work.at(best, work.layouts._replace(**place))
+    return place, (one, pricer, *(gathered(parts, best) for parts in (costs, ends, times)))
 
 # %% ../nbs/05_iteration.ipynb #36e897b4
 def interval_of(found, p: Parallel, model, system, a: Assumptions):  # dict
@@ -1495,9 +1548,9 @@ def estimate(
     check_parallel(p, model, system, global_batch, a)
     a = dataclasses.replace(a, **{c: getattr(p, c) for c in CHOICES}).on(system)
     asked = (model, system, global_batch, a)
-    place, *known = fastest_place(possible_places(p, system), asked)
+    place, known = fastest_place(possible_places(p, system), asked)
     placed = dataclasses.replace(p, **place)
-    found = exact_figures(job_of(vars(placed), *asked), *known, asked[:3])
+    found = exact_figures(*known)
     found |= interval_of(found, placed, model, system, a)
     return Estimate(model, placed, system, global_batch, a,
                     {name: float(x) for name, x in found.items()})

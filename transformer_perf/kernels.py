@@ -6,7 +6,8 @@
 __all__ = ['AS_MEASURED', 'MIDDLE', 'NEWEST', 'FEW', 'POWER', 'RATES', 'gpu_near', 'in_generation', 'once_each', 'lasting',
            'product_fit', 'added_time', 'product_time', 'slowed', 'attention_fit', 'attention_time', 'domain_time',
            'link_rates', 'protocols', 'collective_seconds', 'collective_time', 'send_seconds', 'ring_seconds',
-           'exchange_time', 'matrix_time', 'Measured', 'pricer_of']
+           'exchange_time', 'by_key', 'stacked_kernels', 'products_time', 'attentions_time', 'matrix_time', 'Measured',
+           'pricer_of']
 
 # %% ../nbs/02b_kernels.ipynb #1ab43756
 import dataclasses
@@ -18,7 +19,8 @@ import numpy as np
 
 from .systems import PHYSICAL, System
 from .estimates import (
-    Assumptions, Attention, Busy, Group, Product, Roofline, Work, exchanged)
+    Assumptions, Attention, Busy, Group, Product, Roofline, Work, Works, below, exchanged,
+    first_of, in_rows, of_one_rank)
 from .parameters import Parameters
 from transformer_perf.measured_kernels import (
     FORMATS, HEADS, SHEETS, attention_seconds, closest, domain_seconds, gpu_of, product_seconds,
@@ -244,11 +246,45 @@ def exchange_time(
     return np.maximum(inside, across)
 
 # %% ../nbs/02b_kernels.ipynb #616e13f6
-def matrix_time(work: Work, system: System, parameters: Parameters):  # s
-    "The products and the fused attention of one pass."
-    compute = sum(product_time(p, system, parameters) for p in work.products)
-    if not work.attention: return compute
-    return compute + attention_time(work.attention, system, parameters)
+def by_key(each, key):  # dict: key -> list of places
+    "The places of things that have the same key."
+    found = {}
+    for i, one in enumerate(each): found.setdefault(key(one), []).append(i)
+    return found
+
+def stacked_kernels(each, system: System):  # Product or Attention
+    "Kernels as one of arrays [kernel, ...]; texts and flags are those of the first."
+    first, columns = each[0], zip(*each)
+    told = [isinstance(x, (str, bool)) or np.asarray(x).dtype.kind in 'US' for x in first]
+    numbers = iter(in_rows([column for column, one in zip(columns, told) if not one], system.axes))
+    return type(first)(*(x if one else next(numbers) for x, one in zip(first, told)))
+
+def products_time(each, system: System, parameters: Parameters):  # list of s
+    "Products; those of one precision are priced together."
+    found = [0.] * len(each)
+    precision = lambda p: p.precision if isinstance(p.precision, str) else id(p.precision)
+    for some in by_key(each, lambda p: (bool(p.adds), precision(p))).values():
+        rows = stacked_kernels([each[i] for i in some], system)
+        for i, t in zip(some, product_time(rows, system, parameters)): found[i] = t
+    return found
+
+def attentions_time(each, system: System, parameters: Parameters):  # list of s
+    "Fused attention kernels; those of one direction are priced together."
+    found = [0.] * len(each)
+    for some in by_key(each, lambda work: work.backward).values():
+        rows = stacked_kernels(
+            [each[i]._replace(values=each[i].value) for i in some], system)
+        for i, t in zip(some, attention_time(rows, system, parameters)): found[i] = t
+    return found
+
+def matrix_time(each, system: System, parameters: Parameters):  # array [pass, ...], s
+    "The products and the fused attention of passes."
+    products = {id(p): p for work in each for p in work.products}   # some are of two passes
+    seconds = dict(zip(products, products_time([*products.values()], system, parameters)))
+    kernels = [work.attention for work in each if work.attention]
+    attention = iter(attentions_time(kernels, system, parameters))
+    return below([sum(seconds[id(p)] for p in work.products)
+                  + (next(attention) if work.attention else 0.) for work in each])
 
 # %% ../nbs/02b_kernels.ipynb #519ae267
 @dataclass(frozen=True)
@@ -257,15 +293,25 @@ class Measured:
     system: System
     parameters: Parameters
 
-    def busy(self, work: Work):  # Busy
+    def busy_of_each(self, works: Works):  # Busy, [pass, ...]
         "Kernels one after the other."
-        k, compute = self.parameters.kernels, matrix_time(work, self.system, self.parameters)
-        vector = work.nbytes / k.vector_bandwidth + work.scores / k.score_bandwidth
-        operands = self.system.element_size * sum(p.elements for p in work.products)
-        moving = (vector + operands / k.vector_bandwidth) / self.system.hbm_bandwidth
-        gaps = k.launch_gap * work.launches   # of vector kernels
-        launch = gaps + k.launch_gap * sum(p.times for p in work.products)
-        return Busy(compute, vector / self.system.hbm_bandwidth + gaps, launch, moving)
+        k, system, each = self.parameters.kernels, self.system, works.each
+        rows = [(work.nbytes, work.scores, work.launches, sum(p.elements for p in work.products),
+                 sum(p.times for p in work.products)) for work in each]
+        nbytes, scores, launches, operands, products = in_rows(zip(*rows), system.axes)
+        vector = nbytes / k.vector_bandwidth + scores / k.score_bandwidth
+        moving = vector + system.element_size * operands / k.vector_bandwidth
+        gaps = k.launch_gap * launches   # of vector kernels
+        launch = gaps + k.launch_gap * products
+        return Busy(*of_one_rank([
+            matrix_time(each, system, self.parameters), vector / system.hbm_bandwidth + gaps,
+            launch, moving / system.hbm_bandwidth]))
+
+    def busy(self, work: Work): return first_of(self.busy_of_each, work, self.system)
+
+    def moved(self, nbytes):  # s
+        "Kernels that only move so many GB."
+        return nbytes / self.parameters.kernels.vector_bandwidth / self.system.hbm_bandwidth
 
     def collective(self, kind, volume, group: Group):  # s
         "A collective of NCCL, or a ring of single messages."

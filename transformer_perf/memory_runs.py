@@ -19,9 +19,9 @@ from .inputs import read_csv
 from .estimates import AS_TRAINED, MENDED, Assumptions
 from .interop import MEGATRON_ROWS, as_job
 from .iteration import (
-    PLACES, job_of, layers_memory, memory_at, own_stages, settled)
+    PLACES, job_of, memory_at, own_stages, settled)
 from .blocks import kinds_of, layer_operations, words
-from .modules import end_weights
+from .modules import count
 from transformer_perf.parameters import (
     GROUPED_WORKSPACES, HANDLES, OVERLAP_WORKSPACES, REPEATABLE, WORKSPACES, Parameters, Software,
     measured_folder)
@@ -132,7 +132,7 @@ def left_alive(run, job):  # dict of GB
 def empty_gradients(run, job):  # GB
     "What a product hands on that adds its gradient up itself: one of each shape of a weight."
     if said(run, 'gradients') != 'added': return 0.
-    shapes, last = {(words(job), job.embed_dim)}, own_stages(job)[-1]
+    shapes, last = {(words(job), job.embed_dim)}, own_stages(count(job))[-1]
     for kind, number in zip(kinds_of(job), last.layers):
         here = [op for op in layer_operations(kind) if np.any(op.weights) and op.name != 'router']
         shapes |= {(p.n, p.k) for op in here for p in op.forward.products if number}
@@ -144,9 +144,8 @@ LARGER_BLOCKS = 3.5   # MiB
 def static_memory(run):  # dict of GB
     "What a run's last rank holds after a step, part by part."
     job = counted_job(run)
-    stored = layers_memory(job)
-    at_rest = stored._replace(activations=0 * stored.activations)
-    weights, gradients, states, _ = memory_at(job, at_rest, own_stages(job)[-1], end_weights(job))
+    work = count(job)
+    weights, gradients, states, _ = memory_at(work, own_stages(work)[-1])
     apart = job.zero_stage == 0 and job.virtual_stages == 1
     return {'weights': float(weights), 'gradients': float(gradients), 'states': float(states),
             **workspaces(run, as_system(GPUS[run.gpu]).architecture), **left_alive(run, job),
@@ -196,8 +195,8 @@ def peak_memory(run):  # GB
         logit_held=LOGIT_BYTES + FUSED_LOSS * fused, dropout=said(run, 'dropout') != 'none'))
     job = job._replace(assumptions=replace(
         job.assumptions, working_memory=True, zero_gathered=2, measured=software))
-    needed = memory_at(job, layers_memory(job), own_stages(job)[-1],
-                       end_weights(job)).activations
+    work = count(job)
+    needed = memory_at(work, own_stages(work)[-1]).activations
     for_later = said(run, 'deferred', 0) * (words(job) + job.embed_dim)   # of the output layer
     return (sum(static_memory(run).values()) + float(needed)
             + job.units.element * job.tokens * float(for_later))

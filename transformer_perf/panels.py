@@ -37,7 +37,7 @@ __all__ = ['POWERS', 'RATES', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEPT', 'FEW', 
            'address_html', 'Pinned', 'changes_between', 'difference', 'comparison_html', 'calls_html', 'wide', 'pieces',
            'page', 'not_possible', 'shown_or_why', 'launch_files', 'files_of', 'link_html', 'files_html', 'help_html',
            'value_of', 'with_values', 'state_of', 'map_html', 'CellMap', 'show_cells', 'moment_words', 'watched',
-           'Player', 'slider_of', 'draw', 'moment_html', 'control_of', 'Controls', 'offer', 'row_of', 'rows_of',
+           'Player', 'slider_of', 'draw', 'moment_html', 'control_of', 'Controls', 'offer', 'row_of', 'control_rows',
            'bundle', 'History', 'Page', 'pin', 'load', 'go', 'take_typed', 'make_files', 'button_of', 'uploads',
            'take_model', 'file_of', 'upload_for', 'absolute', 'not_shown', 'state_of_job', 'opened_at', 'Bar', 'Panel',
            'addressed', 'Panels', 'tried', 'latencies', 'bench', 'warmed', 'notebook_of', 'Own', 'Headed', 'refuse',
@@ -93,12 +93,12 @@ from .parameters import measured_folder
 # %% ../nbs/07b_panels.ipynb #eb7699e2
 from .estimates import CHOICES, COLLECTIVES, FITS_BY, Group, as_assumptions, counted
 from .kernels import lasting, pricer_of
-from .blocks import STRATEGIES, kinds_of, layer_operations, layers_of_kinds
+from .blocks import STRATEGIES
 
-from transformer_perf.iteration import (
+from .iteration import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PAPER_NAMES, PLACES, Estimate, Parallel, components, divisors,
-    estimate, exact_table, interval_in_words, job_of, keep, plural, possible_places, readable,
-    seconds_and_GB, short)
+    estimate, exact_table, interval_in_words, job_of_estimate, keep, most_of, plural,
+    possible_places, readable, rows_of, seconds_and_GB, short)
 
 from .execution import (
     Question, all_placements, asked_about, configurations, considered_choices, fastest_of, fitting,
@@ -807,10 +807,7 @@ def layer_settled(state):  # as nearest_possible
 # %% ../nbs/07b_panels.ipynb #a5079771
 def operations_of(result: Estimate):  # list of Operation
     "What each operation of a layer (of the kind that most are) counts in an estimate."
-    job = job_of(vars(result.parallel), result.model, result.system, result.global_batch,
-                 result.assumptions)
-    number = layers_of_kinds(job)
-    return layer_operations(kinds_of(job)[number.index(max(number))])
+    return most_of(job_of_estimate(result)).operations
 
 def launch_times(result: Estimate, works):  # list of (forward, backward) for each operation, ms
     "What the launch of kernels takes of an operation's passes."
@@ -1067,7 +1064,8 @@ def priced(states, q: Question):  # (s of an iteration, GB) of each state
         p = dataclasses.replace(parallel_of(state), panels=state.panels)
         t = possible_places(p, system_of(state, q))
         own = {name: getattr(state, name) for name in varied} | {'state': i}
-        tables.append(t | {name: np.full(len(t['dp']), value) for name, value in own.items()})
+        own |= {name: t[name] for name in (*GROUPS, 'micro_batch', 'panels', 'ep', 'etp')}
+        tables.append(t | {name: np.full(rows_of(t), value) for name, value in own.items()})
     rows = {name: np.concatenate([t[name] for t in tables])
             for name, column in tables[0].items() if np.ndim(column)}
     asked = q.model, q.system, q.global_batch, q.assumptions
@@ -2444,7 +2442,7 @@ def row_of(widgets):
 
 FOLDED = (*RATES, 'own', 'sort')   # controls that a first visitor can do without
 
-def rows_of(controls):  # list of widgets
+def control_rows(controls):  # list of widgets
     "The controls in rows: experiments first, the rates of the machine folded, a map below."
     order = sorted(controls, key=lambda name: name != 'task')
     folded = [controls[name] for name in order if name in FOLDED]
@@ -2642,7 +2640,7 @@ class Panel:
         self.bar, players = Bar(self), [Player()] * isinstance(state, LayerState)
         self.parts = [own for own in self.controls.values() if hasattr(own, 'show')] + players
         self.widget = ipywidgets.VBox([
-            self.bar.widget, *rows_of(self.controls), *(player.widget for player in players),
+            self.bar.widget, *control_rows(self.controls), *(player.widget for player in players),
             self.notes, self.output, ipywidgets.HTML(help_html(state))])
         self.load(state)
 

@@ -218,6 +218,7 @@ SCHEDULES = {
 # %% ../nbs/01c_schedules.ipynb #04b00021
 def own_figure(names, figure):
     "A figure of a schedule, or of each row's own where names are a column."
+    if isinstance(names, str): return figure(SCHEDULES[names])
     if np.ndim(names) == 0: return figure(SCHEDULES[str(names)])
     out = None
     for name, s in SCHEDULES.items():

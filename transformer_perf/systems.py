@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['TOPOLOGIES', 'PRECISIONS', 'UNIT_OF', 'PHYSICAL', 'REQUIRED', 'PRICE_COLUMNS', 'Link', 'Wiring', 'Units', 'positive',
-           'System', 'systems_folder', 'system_names', 'read_system', 'check_one', 'as_system', 'systems_table',
-           'read_prices', 'Price', 'price_per_gpu_hour']
+           'System', 'systems_folder', 'system_names', 'read_system', 'shipped_system', 'check_one', 'as_system',
+           'systems_table', 'read_prices', 'Price', 'price_per_gpu_hour']
 
 # %% ../nbs/01_systems.ipynb #344011a2
 import dataclasses
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -105,6 +106,16 @@ class System(Wiring):
     @property
     def units(self): return Units(self.element_size, self.mask_element_size, self.flops_units)
 
+    @property
+    def axes(self):  # of its figures: none, unless it stands for many systems
+        return max((np.ndim(x) for x in vars(self).values() if isinstance(x, np.ndarray)),
+                   default=0)
+
+    def rows(self, x):  # array [row, ...]
+        "Rows of numbers, with the axes that the figures of many systems need."
+        missing = self.axes + 1 - np.ndim(x)
+        return x if missing <= 0 else np.reshape(x, (len(x), *[1] * missing, *np.shape(x)[1:]))
+
     def given(self, name):
         "A figure; a ValueError if it is missing."
         value = getattr(self, nearest(name, UNIT_OF, 'figure of a system'))
@@ -148,6 +159,12 @@ def read_system(name):  # dict
     nearest(name, system_names(), 'system')
     return {'name': name, **read_json(systems_folder() / f'{name}.json')}
 
+@functools.lru_cache(maxsize=64)
+def shipped_system(name):  # System
+    "A system that ships, read once."
+    given = read_system(name)
+    with naming(name): return as_system(given)
+
 # %% ../nbs/01_systems.ipynb #cf718e1a
 def check_one(system):
     "A ValueError where a System stands for many."
@@ -163,6 +180,7 @@ def as_system(
     nvlink_size=None,  # GPUs in an NVLink domain, to replace the system's own
 ):  # System
     "A `System` from whatever form it was given in."
+    if isinstance(system, str) and not system.endswith('.json'): system = shipped_system(system)
     if isinstance(system, str):
         given = read_system(system)
         with naming(system): return as_system(given, nvlink_size)

@@ -29,14 +29,15 @@ from .systems import PRECISIONS, System
 from .parameters import PART_OF, changed
 from .estimates import (
     RECIPES, Attention, Choices, Group, Message, Operation, Product, Roofline, Work, counted,
-    exchange_time, exchanged, price, ring_share, roofline, send_time, two_tier_time)
+    exchange_time, exchanged, comm_of_each, ring_share, roofline_of_each, send_time, two_tier_time)
 from .measured_kernels import closest
 from transformer_perf.kernels import (
     AS_MEASURED, NEWEST, Measured, attention_time, gpu_near, matrix_time, product_time,
     send_seconds)
-from .blocks import end_operations, kinds_of, layer_operations
-from .modules import (
-    boundary_of, flops, full_share, groups_of, host_wait, late_time, layer_cost, reruns)
+from .blocks import Layouts
+from transformer_perf.modules import (
+    Layer, LayerCost, Workload, flops, has_late, host_wait, priced_rows, summed_layer,
+    without_late)
 
 AS_TIMED = {'broadcast': 'allgather', 'reduce': 'reducescatter'}   # -> as timed
 
@@ -114,11 +115,11 @@ def flat(x, path=(), found=None):  # dict: path -> number
     elif np.ndim(x) == 0: found[path] = float(x)
     return found
 
-def counted_rows(job):  # dict: path -> number
-    "What the operations of a job count, and the groups that they send to."
-    kinds = [dict(operations=layer_operations(kind), groups=groups_of(kind),
-                  boundary=boundary_of(kind)) for kind in kinds_of(job)]
-    return flat(dict(kinds=kinds, ends=end_operations(job)))
+def counted_rows(work: Workload):  # dict: path -> number
+    "What operations count, and the groups that they send to."
+    kinds = [dict(operations=layer.rows.operations, groups=layer.rows.groups,
+                  boundary=work.beside.boundary) for layer in work.kinds]
+    return flat(dict(kinds=kinds, ends=[end.operations for end in work.ends]))
 
 class Counted:
     "Counted numbers as formulas of sizes: found by counting again with each size changed."
@@ -185,9 +186,9 @@ def times(value, factor): return type(value)(value * factor)
 
 # %% ../nbs/05b_traced.ipynb #05b10000
 class Rows:
-    "The counted rows of a job and their prices, as quantities."
-    def __init__(self, job, pricer, given, counted):
-        self.job, self.pricer, self.counted = job, pricer, counted
+    "Counted rows and their prices, as quantities."
+    def __init__(self, pricer, given, counted):
+        self.pricer, self.counted = pricer, counted
         self.given = given   # name of a field -> its leaf
         self.known = {}      # so that each number is told once
         self.measured = isinstance(pricer, Measured)
@@ -240,7 +241,7 @@ def arithmetic(rows: Rows, path, work: Work, busy):  # Quantity
         parts.append(f'{inputs[-1].name} / vector_flops_fp16')
     text = f'launch_time + ({" + ".join(parts) or 0}) / flops_efficiency'
     if not busy.launch: text = '0'
-    return rows.step('compute', text, *inputs, unit='s', of=roofline,
+    return rows.step('compute', text, *inputs, unit='s', of=roofline_of_each,
                 value=busy.compute)
 
 def traffic(rows: Rows, path, work: Work):  # Quantity
@@ -261,7 +262,8 @@ def by_roofline(rows: Rows, path, work: Work):  # (compute, memory)
     busy = rows.pricer.busy(work)
     compute, moved = arithmetic(rows, path, work, busy), traffic(rows, path, work)
     memory = rows.step('memory', 'max(moved / hbm_bandwidth - compute, 0)', moved, compute,
-                  rows.given['hbm_bandwidth'], unit='s', of=Roofline.busy, value=busy.memory)
+                       rows.given['hbm_bandwidth'], unit='s', of=Roofline.busy_of_each,
+                       value=busy.memory)
     return compute, memory
 
 # %% ../nbs/05b_traced.ipynb #05b10002
@@ -440,7 +442,8 @@ def messages(rows: Rows, path, kind, work: Work, groups, panels, own):  # Quanti
     if behind: seen.append(f'max({" + ".join(behind)}, {" + ".join(whole)} - own)')
     text = ' + '.join(seen) or '0'
     if panels and seen: text = f'{text} + max({panels.name} * ({text}) - own, 0)'
-    return rows.step('comm', text, *inputs, own, *[panels] * bool(panels), unit='s', of=price)
+    return rows.step('comm', text, *inputs, own, *[panels] * bool(panels), unit='s',
+                     of=comm_of_each)
 
 class PassTold(NamedTuple):
     "What one pass takes."
@@ -470,10 +473,9 @@ class OperationTold(NamedTuple):
 
 def late_told(rows: Rows, path, kind, name, op: Operation, groups, busy):  # Quantity
     "What a backward pass is longer by for a product that nothing but a weight waits for."
-    if not len(op.backward.products) or not op.weights: return step(name, '0')
-    first = op.backward._replace(products=op.backward.products[:1], messages=())
-    without = pass_told(rows, path, kind, 'first', first, groups).busy
-    return step(name, 'own - first', busy, without._replace(name='first'), unit='s', of=late_time)
+    if not has_late(op): return step(name, '0')
+    without = pass_told(rows, path, kind, 'first', without_late(op), groups).busy
+    return step(name, 'own - first', busy, without._replace(name='first'), unit='s', of=priced_rows)
 
 def operation_told(rows: Rows, path, kind, op: Operation, groups, again=0.):  # OperationTold
     "An operation with what its passes take."
@@ -514,11 +516,11 @@ def over_passes(name, ops, field, terms, shares, value, backward=True, again=Tru
             texts.append(back.name)
             inputs.append(back)
     text = ' + '.join(texts) or '0'
-    return step(name, text, *inputs, unit='s', of=layer_cost, value=value)
+    return step(name, text, *inputs, unit='s', of=summed_layer, value=value)
 
-def waiting(rows: Rows, name, gpu, kind, routed, passes):  # Quantity
+def waiting(rows: Rows, name, gpu, p: Layouts, routed, passes):  # Quantity
     "What a layer takes longer than its kernels, because the host launches them."
-    value, w = host_wait(gpu.value, kind, passes), kind.software
+    value, w = host_wait(gpu.value, p, routed, passes), p.software
     if not value: return step(name, '0', unit='s')
     own = ['host_layer', *['host_wrapped'] * bool(w.wrapped), *['host_experts'] * routed]
     text = (f'({" + ".join(own)}) * (1 + host_tp * log2(tp))' + f' * {passes:.16g}' * (passes != 1))
@@ -528,15 +530,14 @@ def waiting(rows: Rows, name, gpu, kind, routed, passes):  # Quantity
     return rows.step(name, text, gpu._replace(name='gpu'), host, unit='s',
                 of=host_wait, value=value)
 
-def layer_told(rows: Rows, i, kind, cost):  # LayerTold
-    "A layer of a kind; `cost`: what it takes, a LayerCost."
-    path, groups, full = ('kinds', i), groups_of(kind), float(full_share(kind))
-    words = f'share of its forward passes that are computed again: recompute={kind.recompute}'
+def layer_told(rows: Rows, i, layer: Layer, cost: LayerCost, p: Layouts):  # LayerTold
+    "A layer of a kind, and what it takes."
+    path, full, listed = ('kinds', i), float(layer.full), layer.rows
+    words = f'share of its forward passes that are computed again: recompute={p.recompute}'
     shares = [Quantity(name, x, source='choice', words=words)
               for name, x in (('again', 1 - full), ('full', full))]
-    ops = [operation_told(rows, (*path, 'operations', j), path, op, groups,
-                          float(reruns(kind, op)) * (1 - full))
-           for j, op in enumerate(layer_operations(kind))]
+    ops = [operation_told(rows, (*path, 'operations', j), path, op, listed.groups, float(again))
+           for j, (op, again) in enumerate(zip(listed.operations, layer.again))]
     terms = ['1', *['full'] * bool(full)]
     of_all = {field: over_passes(field, ops, field, terms, shares, getattr(cost, field))
               for field in ('compute', 'memory', 'comm')}
@@ -545,22 +546,22 @@ def layer_told(rows: Rows, i, kind, cost):  # LayerTold
     passes = 1 + sum(op.again for op in ops) / len(ops)
     routed = [op for op in ops if op.operation.routed]
     others = [op for op in ops if not op.operation.routed]
-    waits = (waiting(rows, 'wait', there, kind, bool(routed), 1.),
-             waiting(rows, 'wait', back, kind, bool(routed), passes))
-    forward = sum_of('forward', [there, waits[0]], unit='s', of=layer_cost, value=cost.forward)
+    waits = (waiting(rows, 'wait', there, p, layer.routes, 1.),
+             waiting(rows, 'wait', back, p, layer.routes, passes))
+    forward = sum_of('forward', [there, waits[0]], unit='s', of=summed_layer, value=cost.forward)
     text = 'kernels' + ' + wait' * bool(waits[1].value) + ' + full * forward' * bool(full)
-    backward = step('backward', text, back, waits[1], shares[1], forward, unit='s', of=layer_cost,
+    backward = step('backward', text, back, waits[1], shares[1], forward, unit='s', of=summed_layer,
                     value=cost.backward)
     wait = step('wait', 'wait_fwd * (1 + full) + wait_bwd', waits[0]._replace(name='wait_fwd'),
                 shares[1], waits[1]._replace(name='wait_bwd'), unit='s', value=cost.wait)
-    late = sum_of('late', [op.late for op in ops], unit='s', of=layer_cost, value=cost.late)
+    late = sum_of('late', [op.late for op in ops], unit='s', of=summed_layer, value=cost.late)
     def held(name, field, some, **about):
         parts = [rows.count(as_name(f'{op.operation.name}_GB'), *op.path, field, unit='GB')
                  for op in some]
         return sum_of(name, parts, unit='GB', **about)
     return LayerTold(ops, forward, backward, **of_all, wait=wait, late=late, shares=shares,
-                     weights=held('weights', 'weights', others, value=cost.weights),
-                     routed=held('routed', 'weights', routed, value=cost.routed),
+                     weights=held('weights', 'weights', others),
+                     routed=held('routed', 'weights', routed),
                      kept=held('kept', 'activations', ops))
 
 def work_told(rows: Rows, name, path, work: Work, vector=True):  # Quantity
