@@ -44,7 +44,8 @@ REFERENCE = [
     ('Runs and files', ['12_', '16_', '17_', '06c_']),
     ('Command line and API', ['11_', '06b_', '90_', '90b_', 'api/index']),
     ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_block',
-                'howto_add_a_strategy', 'howto_add_a_schedule', 'howto_add_a_precision']),
+                'howto_add_an_optimizer', 'howto_add_a_strategy', 'howto_add_a_schedule',
+                'howto_add_a_precision']),
     ('Words and sources', ['glossary', 'references']),
 ]
 ORDER = COURSE + REFERENCE

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'Half', 'Block', 'Layouts', 'Job', 'when', 'meeting', 'column_product',
-           'row_product', 'training', 'any_norm', 'no_norm', 'gathers', 'norm', 'summa_column', 'summa_row',
+           'row_product', 'of_group', 'training', 'any_norm', 'no_norm', 'gathers', 'norm', 'summa_column', 'summa_row',
            'summa_norm', 'Strategy', 'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features', 'residual',
            'after_mlp', 'MLP', 'in_part', 'heads_swapped', 'passes_keys', 'seen_share', 'attention_core', 'Heads',
            'Attention', 'output_gate', 'kept_once', 'to_latent', 'LatentAttention', 'expert_groups', 'expert_copies',
@@ -25,8 +25,8 @@ import numpy as np
 from .inputs import divides
 from .systems import Units
 from transformer_perf.estimates import (
-    Assumptions, Choices, Group, Message, Operation, Product, Work, any_of, exchanged, of_recipe,
-    where)
+    Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work, any_of, exchanged,
+    of_recipe, where)
 from transformer_perf.layers import (
     attend, attend_summa, bias, dropout, dropout_add, fused_attention, fused_norm, fused_softmax,
     gelu, layernorm, layernorm_2d, linear, linear_summa, logits, logits_summa, softmax, softmax_2d,
@@ -219,7 +219,8 @@ def column_product(job: Job, name, outputs, inputs=None):  # Operation
         again = meeting(job, 'allgather', job.software.regather, inputs, quantized=True)
         back = back + when(sharded, again)
     op = op._replace(backward=op.backward._replace(messages=back),
-                     frees=(('layernorm', op.activations),))
+                     frees=(('layernorm', op.activations),),
+                     matrices=(of_group(Matrix(inputs, outputs * job.tp)),))
     return gathers(job, op) if a.inputs_sharded and of_layer else op
 
 # %% ../nbs/03b_blocks.ipynb #f9384ae9
@@ -232,7 +233,12 @@ def row_product(job: Job, name, inputs):  # Operation
     gather = meeting(job, 'allgather', quantized=True)
     back = when(sharded & job.assumptions.gather_backward, gather)
     return op._replace(forward=op.forward._replace(messages=there),
-                       backward=op.backward._replace(messages=back))
+                       backward=op.backward._replace(messages=back),
+                       matrices=(of_group(Matrix(inputs * job.tp, job.embed_dim)),))
+
+def of_group(x: Matrix, group='tp'):  # Matrix
+    "A matrix of which each GPU of a group has a part."
+    return x._replace(gathers=((group, 1.),))
 
 def training(job, name):  # dict of arguments of `linear`
     "Frameworks add gradients up in the product, and have a kernel for the bias's."
@@ -496,12 +502,20 @@ class Attention(Heads):
     "Multi-head attention, with or without grouped queries."
     normed: str = None     # norms of queries and keys: of each 'head', or 'whole'
 
+    def own_matrices(self, job, whole):  # tuple of Matrix
+        "Queries, keys, values and the gate: one product, but a matrix each."
+        keys = self.kv_heads * self.width
+        widths = (self.heads * self.width, keys, keys)
+        widths += (self.heads * self.value,) * self.gated_output
+        return tuple(whole._replace(columns=width) for width in widths)
+
     def projections(self, job: Job):  # list of Operation
         "What attention works on, from the stream."
         heads, kv = self.own_heads(job), self.own_kv(job)
         features = self.heads * self.width // job.tp + 2 * kv * self.width
         features = features + self.own_values(job) * self.gated_output
         found = STRATEGIES[job.strategy].column(job, 'qkv', features)
+        found = found._replace(matrices=self.own_matrices(job, found.matrices[0]))
         if self.normed is None: return [found]
         each = any_norm(job, 'qk-norm', job.tokens * (heads + kv), self.width)
         vectors = (heads + kv) * self.width if self.normed == 'whole' else 2 * self.width
@@ -640,8 +654,11 @@ def router(job: Job, experts):  # Operation
 def routed_experts(job: Job, experts):  # list of Operation
     "From copies of tokens to what their experts say."
     width, units, gated = experts.hidden_dim // job.etp, job.units, job.here.gated
-    first = grouped(job, experts, 'expert-fc1', job.embed_dim, width * (1 + gated))
-    second = grouped(job, experts, 'expert-fc2', width, job.embed_dim)
+    wide, here = width * (1 + gated), experts.number / job.ep
+    first = grouped(job, experts, 'expert-fc1', job.embed_dim, wide)._replace(
+        matrices=(of_group(Matrix(job.embed_dim, wide * job.etp, here), 'etp'),))
+    second = grouped(job, experts, 'expert-fc2', width, job.embed_dim)._replace(
+        matrices=(of_group(Matrix(width * job.etp, job.embed_dim, here), 'etp'),))
     act = gelu('expert-act', expert_rows(job, experts) * width, units, gated)
     apart = second.activations * (1 - gated)   # before it is weighed; a gate's kernel does both
     act = act._replace(again=('moe_act',), activations=act.activations + apart,

@@ -240,6 +240,7 @@ CHOSEN = (  # options of a configuration that assumptions answer unless given
               'numbers'),
     option_of('--precision', 'of the products with weights: bf16, fp8, fp8-block, mxfp8, nvfp4',
               'words'),
+    option_of('--optimizer', 'adam, muon (of matrices; Adam of the rest), lion or sgd', 'words'),
     option_of('--dispatcher', 'how tokens travel to their experts: alltoall, allgather, once',
               'words'),
     *(option_of(f'--{group}-overlap', f'{kind}-parallel messages hide behind compute: yes or no',

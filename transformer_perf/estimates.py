@@ -4,17 +4,19 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'COLLECTIVES', 'ALONE', 'CONTEXTS', 'DISPATCHERS', 'FITS_BY', 'MENDED', 'AS_TRAINED', 'RECOMPUTE', 'PARTS',
-           'IDEAL', 'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message', 'Work', 'Operation', 'Recipe', 'where',
-           'any_of', 'of_names', 'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked',
-           'joined_works', 'gained', 'roofline_of_each', 'roofline', 'ring_share', 'two_tier_time', 'send_time',
-           'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass', 'seconds_of_messages',
-           'shown_of_messages', 'at_columns', 'comm_of_each', 'price', 'parts_again', 'layers_again', 'is_again',
-           'check_choices', 'software_of', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped',
-           'as_assumptions', 'collective_time']
+           'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message', 'Work',
+           'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'of_names', 'of_recipe', 'counted', 'below',
+           'of_one_rank', 'in_rows', 'added', 'Works', 'stacked', 'joined_works', 'gained', 'roofline_of_each',
+           'roofline', 'ring_share', 'two_tier_time', 'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time',
+           'Roofline', 'first_of', 'Pass', 'seconds_of_messages', 'shown_of_messages', 'at_columns', 'comm_of_each',
+           'price', 'parts_again', 'layers_again', 'is_again', 'check_choices', 'software_of', 'Optimizer',
+           'orthogonalized', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'as_assumptions',
+           'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -106,6 +108,13 @@ class Work(NamedTuple):
     def all_products(self):
         return self.products + (self.attention.products if self.attention else ())
 
+class Matrix(NamedTuple):
+    "Weights that some optimizers take as a whole."
+    rows: float
+    columns: float
+    number: float = 1.   # of this size
+    gathers: tuple = ()  # (group whose GPUs have parts of it, share of it that they have together)
+
 class Operation(NamedTuple):
     "One operation of a layer: what it counts, nothing of what it costs."
     name: str
@@ -118,6 +127,8 @@ class Operation(NamedTuple):
     panels: int = None       # SUMMA: messages are cut into so many panels that hide behind compute
     routed: bool = False     # the weights are those of routed experts
     copies: float = 0.       # GB of its weights that are held in another precision besides
+    matrices: tuple = ()     # of Matrix, whole
+    in_matrices: float = 0.  # GB of its weights that are parts of them
 
 # %% ../nbs/02_estimates.ipynb #1c8e7f08
 class Recipe(NamedTuple):
@@ -488,10 +499,30 @@ def software_of(a):  # Software
     "What the training software costs: as measured, or by default nothing."
     return a.measured.software if a.measured else IDEAL
 
-def state_bytes(a):  # of a parameter
-    "Optimizer states."
+class Optimizer(NamedTuple):
+    "What a step keeps and computes."
+    moments: int              # numbers that are kept of a weight, beside it
+    of_matrices: int          # the same of weights in matrices
+    whole: Callable = None    # (Matrix, GB of a moment of it) -> Work: of a matrix as a whole
+
+NEWTON_SCHULZ = 5   # steps
+
+def orthogonalized(x: Matrix, moment):  # Work
+    "Newton-Schulz: steps of X X', its square, and the square times X; parts of moments gathered."
+    short, long = np.minimum(x.rows, x.columns), np.maximum(x.rows, x.columns)
+    product = lambda m, n, k: Product(m, n, k, x.number, times=NEWTON_SCHULZ)
+    products = product(short, short, long), product(short, short, short), product(
+        short, long, short)
+    return Work(products, messages=tuple(
+        Message('allgather', moment * share, group) for group, share in x.gathers))
+
+OPTIMIZERS = {'adam': Optimizer(2, 2), 'muon': Optimizer(2, 1, orthogonalized),
+              'lion': Optimizer(1, 1), 'sgd': Optimizer(1, 1)}   # with momentum
+
+def state_bytes(a, moments=2):  # of a parameter
+    "Optimizer states: the optimizer's own copy of a weight, and so many moments of it."
     if a.optimizer_bytes is not None: return 2 * a.optimizer_bytes
-    return a.master_bytes + 2 * a.moment_bytes
+    return a.master_bytes + moments * a.moment_bytes
 
 # %% ../nbs/02_estimates.ipynb #6635d1e1
 @dataclass(frozen=True)
@@ -512,6 +543,7 @@ class Choices:
     precision: str = field('bf16', choices=RECIPES)     # of the products with weights
     dispatcher: str = field('alltoall', choices=DISPATCHERS)  # how tokens travel to their experts
     ep_overlap: bool = False            # expert-parallel messages hide behind other compute
+    optimizer: str = field('adam', choices=OPTIMIZERS)  # Muon takes matrices; Adam all others
 
 CHOICES = tuple(f.name for f in dataclasses.fields(Choices))
 
@@ -549,7 +581,7 @@ class Modelling:
     slowest_link: bool = False          # one slow pipeline link slows them all; else their mean
     pp_overlap: bool = False            # pipeline messages cost nothing
     master_bytes: float = 4.            # of a parameter, beside its weight: the optimizer's own
-    moment_bytes: float = 4.            # each of Adam's two moments of a parameter
+    moment_bytes: float = 4.            # each moment of a parameter
     optimizer_bytes: float = None       # all of these, as a multiple of the weights
     gradient_held: float = field(None, above=True)   # bytes a parameter; none: as the software's
     zero_gathered: int = field(2, least=0)   # ZeRO-3: units held whole, in use or on their way

@@ -323,8 +323,8 @@ def pairs(left, right):
 # %% ../nbs/06_execution.ipynb #6a4c89d1
 MOST_PRICED = 10_000_000   # layers, each at a placement
 LAYER = ('tp', 'cp', 'ep', 'etp', 'micro_batch', 'panels', 'recompute', 'sequence_sharded',
-         'context', 'tp_overlap', 'precision', 'dispatcher',
-         'ep_overlap')   # what the price of a layer depends on, beside its placement
+         'context', 'tp_overlap', 'precision', 'dispatcher', 'ep_overlap',
+         'optimizer')   # what the price of a layer depends on, beside its placement
 
 def decides_layer(considered):  # tuple of columns
     "As `LAYER`; 'full:4' computes a larger share again of a stage with fewer layers."
@@ -572,7 +572,9 @@ def table_of(space: Space, layers: Layers, row, i, j, q: Question):  # dict of c
     system = variant(q.system, row)
     t |= {'variant': row, 'candidate': i * len(space.places['grouping']) + j}
     figures = figures_found(space, layers, system, i, j, q)
-    found = {name: t[name] for name in SHOWN_FIRST} | figures
+    only_adam = q.considered['optimizer'] == ['adam']   # then it is not worth a column
+    shown = [name for name in SHOWN_FIRST if name != 'optimizer' or not only_adam]
+    found = {name: t[name] for name in shown} | figures
     found = {name: np.broadcast_to(x, i.shape) for name, x in found.items()}
     return keep(found, found[FITS_BY[q.assumptions.fits_by]] <= system.hbm_capacity)
 SHOWN_FIRST = ('variant', 'candidate', 'n_gpus', 'strategy', *GROUPS, 'ep', 'etp', 'micro_batch',
@@ -681,7 +683,8 @@ def resting_on(t, model, system, assumptions):  # dict of columns
     "What the figures of each row rest on, and the interval of its time."
     if not len(t['strategy']): return {'evidence': np.array([], dtype=str)}
     several = [t[name] > 1 for name in (*GROUPS, 'ep', 'etp')]   # else a choice changes nothing
-    which, first = distinct(*(t[name] for name in ('strategy', *CHOICES)), *several)
+    choices = [name for name in CHOICES if name in t]
+    which, first = distinct(*(t[name] for name in ('strategy', *choices)), *several)
     words = np.array([evidence({name: x[i] for name, x in t.items()}, model, system, assumptions)
                       for i in first])[which]
     return interval_columns(t, words, model, assumptions) | {'evidence': words}

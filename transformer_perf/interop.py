@@ -10,23 +10,24 @@ __all__ = ['SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'LIST', 'HARMLESS
            'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS', 'ACCELERATE_KINDS', 'ACCELERATE', 'ORDERS',
            'CHECKPOINTS', 'TORCHTITAN_ROWS', 'TORCHTITAN', 'OWN', 'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE', 'LARGEST_LOG',
            'COLOUR', 'FIGURE', 'STEPS', 'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE', 'FACTORS', 'NUMBERS',
-           'TrainingJob', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of', 'same_words', 'one_word', 'no_model',
-           'add', 'value', 'spelled', 'why_ignored', 'understood', 'also', 'copies', 'batch', 'model_said', 'job_said',
-           'take', 'zero_of_megatron', 'overlap_of_megatron', 'recompute_of_megatron', 'chunks_of_megatron',
-           'heads_of_megatron', 'list_said', 'of_tree', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron',
-           'positions_of_megatron', 'derive_megatron', 'recompute_for_megatron', 'stages_for_megatron', 'undo_megatron',
-           'model_for_megatron', 'without_heredocs', 'pieces', 'unknown', 'summed', 'variable', 'expanded',
-           'one_expanded', 'words', 'all_words', 'assignment', 'as_plain', 'maybe', 'truth', 'branch', 'commands_of',
-           'carry_out', 'opens_array', 'joined_arrays', 'plain_words', 'options', 'gpus_of', 'named_unknown',
-           'as_value', 'without_strays', 'flags_of', 'slurm_of', 'nothing', 'elsewhere', 'fixed', 'derive_deepspeed',
-           'undo_deepspeed', 'zero_of_fsdp', 'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate',
-           'batch_of_torchtitan', 'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan',
-           'derive_torchtitan', 'undo_torchtitan', 'plain_loader', 'not_valid', 'parse_yaml', 'parse_toml', 'flat',
-           'kind_of', 'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text', 'job_in', 'facts_of',
-           'keys_for', 'no_difference', 'meaning', 'lost', 'puts_off', 'set_elsewhere', 'nested', 'as_flags',
-           'as_script', 'comment', 'as_yaml', 'as_own', 'job_asked', 'export', 'figure_said', 'steps_of', 'steps_table',
-           'read_log', 'trace_text', 'arguments', 'launched_by', 'is_kernel', 'events_in', 'kernels_of', 'read_profile',
-           'sides', 'read_products']
+           'TrainingJob', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of', 'words_in_any_case', 'same_words',
+           'one_word', 'no_model', 'add', 'value', 'spelled', 'why_ignored', 'understood', 'also', 'copies', 'batch',
+           'model_said', 'job_said', 'take', 'zero_of_megatron', 'overlap_of_megatron', 'recompute_of_megatron',
+           'chunks_of_megatron', 'heads_of_megatron', 'list_said', 'of_tree', 'experts_of_megatron',
+           'layers_with_experts', 'mlp_of_megatron', 'positions_of_megatron', 'derive_megatron',
+           'recompute_for_megatron', 'stages_for_megatron', 'undo_megatron', 'model_for_megatron', 'without_heredocs',
+           'pieces', 'unknown', 'summed', 'variable', 'expanded', 'one_expanded', 'words', 'all_words', 'assignment',
+           'as_plain', 'maybe', 'truth', 'branch', 'commands_of', 'carry_out', 'opens_array', 'joined_arrays',
+           'plain_words', 'options', 'gpus_of', 'named_unknown', 'as_value', 'without_strays', 'flags_of', 'slurm_of',
+           'nothing', 'elsewhere', 'fixed', 'derive_deepspeed', 'undo_deepspeed', 'zero_of_fsdp',
+           'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate', 'batch_of_torchtitan',
+           'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan', 'derive_torchtitan',
+           'undo_torchtitan', 'plain_loader', 'not_valid', 'parse_yaml', 'parse_toml', 'flat', 'kind_of',
+           'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text', 'job_in', 'facts_of', 'keys_for',
+           'no_difference', 'meaning', 'lost', 'puts_off', 'set_elsewhere', 'nested', 'as_flags', 'as_script',
+           'comment', 'as_yaml', 'as_own', 'job_asked', 'export', 'figure_said', 'steps_of', 'steps_table', 'read_log',
+           'trace_text', 'arguments', 'launched_by', 'is_kernel', 'events_in', 'kernels_of', 'read_profile', 'sides',
+           'read_products']
 
 # %% ../nbs/12_interop.ipynb #12ab0005
 import ast
@@ -108,6 +109,12 @@ def words_of(table):
     "Words of a framework for values of ours; of two words for one value the first is written."
     back = {value: word for word, value in reversed(table.items())}
     return Kind(lambda x, key: table[nearest(x, table, key)], back.get)
+
+def words_in_any_case(table):
+    "The same of a framework that does not tell capitals from other letters."
+    words = words_of(table)
+    small = {word.lower(): value for word, value in table.items()}
+    return Kind(lambda x, key: small[nearest(str(x).lower(), small, key)], words.write)
 
 def same_words(*words): return words_of({word: word for word in words})
 def one_word(fact):
@@ -278,6 +285,8 @@ MEGATRON_ROWS = (
     Row('--moe-token-dispatcher-type', 'dispatcher', words_of(
         {'alltoall': 'alltoall', 'allgather': 'allgather', 'flex': 'once'})),
     Row('--overlap-moe-expert-parallel-comm', 'ep_overlap', ON, False),
+    Row('--optimizer', 'optimizer', words_of({
+        'adam': 'adam', 'muon': 'muon', 'dist_muon': 'muon', 'lion': 'lion', 'sgd': 'sgd'})),
     Row('--num-layers', 'depth', WHOLE), Row('--hidden-size', 'embed_dim', WHOLE),
     Row('--ffn-hidden-size', 'mlp_dim', WHOLE), Row('--num-attention-heads', 'heads', WHOLE),
     Row('--kv-channels', 'head_dim', WHOLE), Row('--group-query-attention', 'grouped', ON, False),
@@ -919,6 +928,9 @@ DEEPSPEED_ROWS = (
     Row('expert_parallel.autoep_size', 'ep', WHOLE, 1),
     Row('bf16.enabled', 'precision', one_word('bf16')),
     Row('fp16.enabled', 'precision', one_word('fp16')),
+    Row('optimizer.type', 'optimizer', words_in_any_case({
+        'AdamW': 'adam', 'Adam': 'adam', 'OneBitAdam': 'adam', 'ZeroOneAdam': 'adam',
+        'Lamb': 'adam', 'OneBitLamb': 'adam', 'Muon': 'muon', 'Lion': 'lion', 'SGD': 'sgd'})),
     *elsewhere(f'{CODE}: PipelineModule', pp=1, virtual_stages=1, schedule='1f1b'),
     *elsewhere(f'{CODE}: gradient checkpointing', recompute=None),
     *elsewhere(CODE, context=None, sequence_sharded=None, seq_len=None), *fixed(
@@ -977,7 +989,8 @@ ACCELERATE_ROWS = (
         {'allgather': 'allgather', 'alltoall': 'ring'}), 'allgather'),
     Row('mixed_precision', 'precision', Kind(
         lambda x, key: x if isinstance(x, str) and x != 'no' else None, lambda x: x)),
-    *elsewhere('the script that trains', global_batch=None, micro_batch=None, seq_len=None),
+    *elsewhere('the script that trains', global_batch=None, micro_batch=None, seq_len=None,
+               optimizer=None),
     *elsewhere('the script that trains: sync_each_batch', reduce_each=False),
     *elsewhere(CODE, tp_overlap=None, dp_overlap=None),
     *fixed(virtual_stages=1, schedule='1f1b', **UNSAID))
@@ -1077,6 +1090,8 @@ TORCHTITAN_ROWS = (
     also('parallelism.pipeline_parallel_microbatch_size', 'micro_said', WHOLE),
     Row('parallelism.expert_parallel_degree', 'ep', WHOLE, 1),
     Row('parallelism.expert_tensor_parallel_degree', 'etp', WHOLE),
+    Row('optimizer.name', 'optimizer', words_in_any_case(
+        {'AdamW': 'adam', 'Adam': 'adam', 'Muon': 'muon', 'DistMuon': 'muon'})),
     Row('compile.enable_async_tensor_parallel', 'tp_overlap', ON, False),
     also('parallelism.enable_async_tensor_parallel', 'tp_overlap', ON),
     also('experimental.enable_async_tensor_parallel', 'tp_overlap', ON),

@@ -8,13 +8,14 @@ __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'Unsaid', 'TIMES', 'COMPONENTS', '
            'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules', 'choices_fit', 'sends_tokens',
            'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal', 'check_stages', 'check_parallel',
            'layouts_of', 'job_of', 'Times', 'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies',
-           'routed_copies', 'weight_parts', 'most_of_ends', 'reduction_time', 'stage_weights', 'shared', 'step_bytes',
-           'update_time', 'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages',
-           'holds_more', 'alike', 'distinct_rows', 'stages_of', 'unlike_stages', 'mean_layer', 'costs_at_places',
-           'Pace', 'slowest_stage', 'pace_of', 'slower_of', 'bubble_time', 'iteration_times', 'Memory', 'alive',
-           'working', 'units_at_hand', 'StageWeights', 'largest_units', 'weights_of_stage', 'weights_held',
-           'gradients_held', 'memory_at', 'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'memory_needed',
-           'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
+           'routed_copies', 'weight_parts', 'most_of_ends', 'reduction_time', 'stage_weights', 'stage_matrices',
+           'shared', 'states_of', 'step_bytes', 'with_matrices', 'dealt', 'step_on_matrices', 'update_time',
+           'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more',
+           'alike', 'distinct_rows', 'stages_of', 'unlike_stages', 'mean_layer', 'costs_at_places', 'Pace',
+           'slowest_stage', 'pace_of', 'slower_of', 'bubble_time', 'iteration_times', 'Memory', 'alive', 'working',
+           'units_at_hand', 'StageWeights', 'largest_units', 'weights_of_stage', 'weights_held', 'gradients_held',
+           'memory_at', 'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'memory_needed', 'components',
+           'figures', 'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
            'figures_by_formula', 'own_stages', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'kept_on_chunks',
            'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'totals_played', 'bubble_left', 'exact_times',
            'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics', 'exact_table',
@@ -23,10 +24,10 @@ __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'Unsaid', 'TIMES', 'COMPONENTS', '
            'most_of', 'priced_estimate', 'row_of', 'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks',
            'given_of', 'sizes_in', 'with_sizes', 'stage_counts', 'Told', 'fullest_stage', 'layers_told', 'mean_told',
            'end_told', 'stage_told', 'sent_told', 'exchange_told', 'behind', 'unit_told', 'both_ways', 'reduction_told',
-           'bubble_told', 'played_seconds', 'update_told', 'times_told', 'memory_told', 'kept_told', 'flops_told',
-           'work_figures', 'figures_told', 'explanation_of', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep',
-           'possible_places', 'fastest_place', 'interval_of', 'settled', 'estimate', 'short', 'layer_groups',
-           'memory_columns', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
+           'bubble_told', 'played_seconds', 'update_told', 'whole_told', 'times_told', 'memory_told', 'kept_told',
+           'flops_told', 'work_figures', 'figures_told', 'explanation_of', 'divisors', 'divisors_of', 'rows_of',
+           'cross', 'keep', 'possible_places', 'fastest_place', 'interval_of', 'settled', 'estimate', 'short',
+           'layer_groups', 'memory_columns', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
            'memory_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
@@ -49,9 +50,9 @@ from .systems import System, as_system
 from .schedules import (
     MOST_PLAYED, SCHEDULES, check_layout, check_schedule, chunks_in, chunks_of, formula_holds,
     memory_over_time, most_held, own_figure, passes_of, played, time_played)
-from transformer_perf.estimates import (
-    CHOICES, FITS_BY, Assumptions, Choices, Group, any_of, as_assumptions, of_recipe,
-    parts_again, where)
+from .estimates import (
+    CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions, of_names,
+    of_recipe, parts_again, state_bytes, where)
 from .parameters import interval
 from .measured_kernels import SHEETS, gpu_of, sheet_of
 from .kernels import pricer_of
@@ -61,7 +62,7 @@ from .modules import (
     LayerCost, Stored, Workload, check_placement, count, data_parallel_time,
     ends_GB, expert_rules, gathered, gradient_held, groups_of, groups_of_ends, halves_of, if_any,
     leaves_rows, of_kinds, operation_table, pipeline_time, priced_rows, prices_of, reduces_each,
-    seconds_of_ends, sharers, sharing_rules, summed_layer, with_recompute)
+    seconds_of_ends, sharers, sharing_rules, step_seconds, summed_layer, with_recompute)
 
 # %% ../nbs/05_iteration.ipynb #cc0fae14
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -339,25 +340,59 @@ def stage_weights(p: Layouts, of: Stored, layers, ends):  # list of (GB, GPUs)
     (GB, group), *more = [(GB * held, group) for GB, group in weight_parts(p, of)]
     return [(GB, sharers(p, group)[0].size) for GB, group in [(GB + ends, group), *more]]
 
+def stage_matrices(p: Layouts, of: Stored, layers, parts):  # list of (GB, GPUs)
+    "Of all weights of one GPU those in matrices, which some optimizers take as a whole."
+    (_, gpus), *routed = parts
+    return [(of.matrices * layers * stages_held(p), gpus), *routed]
+
 def shared(parts, out):  # GB
     "What a GPU holds of weights, shared out where a flag holds."
     return sum(GB / np.where(out, gpus, 1) for GB, gpus in parts)
 
 # %% ../nbs/05_iteration.ipynb #5a4d0030
-def step_bytes(p: Layouts):  # of a parameter
+def states_of(p: Layouts, matrices=False):  # bytes of a parameter
+    "Optimizer states, of weights in matrices or of the others."
+    field = 'of_matrices' if matrices else 'moments'
+    return of_names(p.optimizer,
+                    lambda name: state_bytes(p.assumptions, getattr(OPTIMIZERS[name], field)))
+
+def step_bytes(p: Layouts, matrices=False):  # of a parameter
     "What a step moves at least: states both ways, the gradient in, the weight out, or both ways."
-    a = p.assumptions
-    halved = a.master_bytes < 4   # what lies beside a 16-bit weight is no whole weight
-    return 2 * a.state_bytes + gradient_held(p) + 2 * (1 + halved)
+    halved = p.assumptions.master_bytes < 4   # what lies beside a 16-bit weight is no whole weight
+    return 2 * states_of(p, matrices) + gradient_held(p) + 2 * (1 + halved)
+
+def with_matrices(bytes_of, p: Layouts, parts, matrices):  # GB
+    "What all weights of a GPU come to: shared out, and less for those in matrices."
+    out = np.greater(p.zero_stage, 0)
+    less = bytes_of(p) - bytes_of(p, matrices=True)
+    found = bytes_of(p) / 2 * shared(parts, out)
+    return found - less / 2 * shared(matrices, out) if any_of(less) else found
+
+def dealt(number, gpus):
+    "The share of some matrices that the busiest of GPUs has to which they are dealt out whole."
+    return np.ceil(number / gpus) / np.maximum(number, 1)
+
+def step_on_matrices(p: Layouts, pace, parts):  # s
+    "What an optimizer of matrices takes, each of them on one of the GPUs that share them out."
+    of, cost, layers = pace.stored, pace.cost, pace.layers * stages_held(p)
+    if not any_of(cost.step): return 0.
+    out, ((_, gpus), *routed) = np.greater(p.zero_stage, 0), parts
+    busiest = lambda number, gpus: dealt(layers * number, np.where(out, gpus, 1))
+    found = layers * cost.step * busiest(of.number, gpus)
+    for _, gpus in routed:
+        found = found + layers * cost.step_routed * busiest(of.of_experts, gpus)
+    return found * of_names(p.optimizer, lambda name: OPTIMIZERS[name].whole is not None)
 
 def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
     p, of, table = work.layouts, pace.stored, work.weights.shared
-    w, layers = p.software, pace.layers * stages_held(p)
-    own = shared(stage_weights(p, of, pace.layers, tables), np.greater(p.zero_stage, 0))
-    traffic = w.optimizer_traffic * step_bytes(p) / (2 * 12 + w.gradient_held + 2)
-    cast = of_recipe(p.precision, 'cast') / 2 * layers * (of.weights + of.routed)
-    step = pricer.moved(traffic / 2 * own + cast) + w.iteration_constant
+    w, parts = p.software, stage_weights(p, of, pace.layers, tables)
+    matrices = stage_matrices(p, of, pace.layers, parts)
+    moved = with_matrices(step_bytes, p, parts, matrices)
+    traffic = w.optimizer_traffic / (2 * 12 + w.gradient_held + 2)
+    cast = of_recipe(p.precision, 'cast') / 2 * pace.layers * stages_held(p)
+    step = pricer.moved(traffic * moved + cast * (of.weights + of.routed)) + w.iteration_constant
+    step = step + step_on_matrices(p, pace, parts)
     if not any_of(table): return step
     near = np.greater_equal(p.nvlink_pp, p.pp)
     return step + pricer.send(table, near) * ~ends_meet(p) * (table > 0)
@@ -475,9 +510,11 @@ def costs_at_places(
              for layer, kind in zip(work.kinds, job.kinds)]
     ends = [end._replace(groups=groups_of_ends(job)) for end in work.ends]
     priced = priced_rows([*(layer.rows for layer in kinds), *ends], pricer, columns)
+    steps = [step_seconds(layer, pricer, columns) for layer in kinds]
     def cost(name):
         layers = [with_recompute(layer, name, work.layers) for layer in kinds]
-        found = [summed_layer(layer, one, job) for layer, one in zip(layers, priced)]
+        found = [summed_layer(layer, one, job)._replace(step=own[0], step_routed=own[1])
+                 for layer, one, own in zip(layers, priced, steps)]
         return of_kinds(found, job)
     return ([cost(name) for name in recompute],
             seconds_of_ends(priced[len(kinds):], words(job) > 0))
@@ -581,6 +618,7 @@ def units_at_hand(p: Layouts):
 class StageWeights(NamedTuple):
     "The weights of a stage."
     parts: list     # of (GB, GPUs that may share them out)
+    matrices: list  # the same, of what is in matrices
     layers: float   # how many, of both stages of a rank that holds two
     layer: float    # GB of one
     ends: float     # GB
@@ -599,8 +637,9 @@ def weights_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights
     p, layers = work.layouts, sum(at.layers)
     ends = ends_GB(work.weights, at.first, at.last)
     layer = sum(GB for GB, _ in weight_parts(p, of))
-    return StageWeights(stage_weights(p, of, layers, ends), layers * stages_held(p), layer, ends,
-                work.beside.table)
+    parts = stage_weights(p, of, layers, ends)
+    return StageWeights(parts, stage_matrices(p, of, layers, parts), layers * stages_held(p),
+                        layer, ends, work.beside.table)
 
 def weights_held(p: Layouts, own: StageWeights):  # GB
     "Weights: all, or a share of all and what is gathered."
@@ -620,13 +659,13 @@ def gradients_held(p: Layouts, own: StageWeights):  # GB
 def memory_at(work: Workload, at: Stage):  # Memory
     "Peak memory of a pipeline stage."
     p, L, of = work.layouts, sum(at.layers), mean_layer(work.stored, at.layers)
-    a, own, stage = p.assumptions, weights_of_stage(work, at, of), np.asarray(p.zero_stage)
+    a, own = p.assumptions, weights_of_stage(work, at, of)
     kept = alive(p, at.rank) * L * of.activations * at.widest   # exact with one chunk
     again = of.again * np.greater(L, 0)   # none where a stage has only an end
     if a.working_memory: kept = kept + working(work, again, at.first, at.last)
     copied = layers_copied(p, own) * other_copies(p, of)
     return Memory(weights_held(p, own) + copied, gradients_held(p, own),
-                  a.state_bytes / 2 * shared(own.parts, stage > 0), kept)
+                  with_matrices(states_of, p, own.parts, own.matrices), kept)
 
 # %% ../nbs/05_iteration.ipynb #7ddccbcd
 def layers_copied(p: Layouts, own: StageWeights):
@@ -896,7 +935,7 @@ def memories_played(each, memory: Memory):  # Memory
 PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,),
                  zero_stage=(1,), context=('allgather',), tp_overlap=(False,),
                  schedule=('1f1b',), reduce_each=(), reshard_after_forward=(True,),
-                 dp_replicate=(1,), precision=('bf16',), ep=(1,))
+                 dp_replicate=(1,), precision=('bf16',), ep=(1,), optimizer=('adam',))
 
 def parts_said(value):  # set
     "A choice, or its parts: 'full:4' and 'layernorm+moe_act' are of parts."
@@ -906,8 +945,9 @@ def parts_said(value):  # set
 def beyond(row, known, model: Model):  # str
     "Which choices of a configuration are not among those known."
     parts = {name: set().union(*map(parts_said, values)) for name, values in known.items()}
-    new = [name for name in known if changes_something(row, name, bool(model.experts))
-           and not (parts_said(row[name]) <= parts[name] or usual(row, name))]
+    told = [name for name in known if name in row]
+    new = [name for name in told if changes_something(row, name, bool(model.experts)) and not
+           (parts_said(row[name]) <= parts[name] or usual(row, name))]
     return ', '.join(f'{name} {row[name]}' for name in new)
 
 # %% ../nbs/05_iteration.ipynb #8559f3bc
@@ -927,7 +967,7 @@ def evidence(row, model: Model, system: System, assumptions):  # str
         return 'published model' + ', its slips mended' * assumptions.slow_pipeline_links
     known = assumptions.measured.evidence
     if known is None: return 'parameters whose runs are not recorded'
-    if new := beyond(row, known.seen, model):
+    if new := beyond(row, {'optimizer': ('adam',)} | known.seen, model):
         return f'extrapolated: no run with {new} was fitted to'
     kind = 'with experts' if model.experts else 'dense'
     return known.trust(gpu_in(system, known), assumptions.measured.stack, kind, row['precision'])
@@ -1101,7 +1141,8 @@ def stage_counts(work: Workload, stage: Stage):  # dict
         tables=most_of_ends(work), table=work.beside.table,
         sharers=sharers(p, weight_copies(p)), expert_sharers=sharers(p, routed_copies(p)),
         cast=of_recipe(p.precision, 'cast'), gradient=gradient_held(p),
-        moved_by_step=step_bytes(p))
+        moved_by_step=step_bytes(p), fewer=states_of(p) - states_of(p, matrices=True),
+        matrices=of.matrices)
 
 # %% ../nbs/05_iteration.ipynb #5e0000b2
 # what the figures of an estimate are told from
@@ -1116,6 +1157,7 @@ class Told:
         stages = stages_of(work)
         paces = [float(pace_of(work, costs, ends, stage).busy) for stage in stages]
         self.pace = stages[int(np.argmax(paces))]
+        self.slowest = pace_of(work, costs, ends, self.pace)
         self.fullest = fullest_stage(one, work)
         counted = Counted(self.counts, sizes_in(one, given))
         self.rows = Rows(pricer, given, counted)
@@ -1321,16 +1363,40 @@ def update_told(t: Told):  # Quantity
     out, of_experts = (' / sharers', ' / expert_sharers') if p.zero_stage else ('', '')
     t.step('own', f'({held}weights * L + tables){out} + {held}routed * L{of_experts}',
            unit='GB', of=shared)
-    t.step('moved', 'optimizer_traffic * moved_by_step / (2 * 12 + gradient_held + 2) / 2 * own '
+    at_least = 'moved_by_step * own'
+    if t.count('fewer', unit='').value:
+        given = Quantity('matrices', float(t.slowest.stored.matrices), 'GB', source='counted')
+        t.step('own_matrices', f'{held}matrices * L{out} + {held}routed * L{of_experts}', given,
+               unit='GB', of=stage_matrices)
+        at_least = f'({at_least} - 2 * fewer * own_matrices)'
+    t.step('moved', f'optimizer_traffic / (2 * 12 + gradient_held + 2) * {at_least} / 2 '
            f'+ cast / 2 * {held}L * (weights + routed)', unit='GB')
     text, table = 'iteration_constant', []
     if t.known['moved'].value: text += (
         ' + moved / (vector_bandwidth * hbm_bandwidth)' if t.rows.measured else
         ' + max(launch_time, moved / hbm_bandwidth)')
+    if t.slowest.cost.step: text += f' + {whole_told(t).name}'
     if t.work.weights.shared and not ends_meet(p):
         near, text = bool(p.nvlink_pp >= p.pp), f'{text} + table_s'
         table = [sent_on(t.rows, 'table_s', t.known['table'], near)]
     return t.step('update', text, *table, of=update_time)
+
+def whole_told(t: Told):  # Quantity
+    "What an optimizer of matrices takes."
+    held, parts = both_ways(t.p), []
+    for name, number, gpus in (('step', 'number', 'sharers'),
+                               ('step_routed', 'of_experts', 'expert_sharers')):
+        seconds, how_many = getattr(t.slowest.cost, name), getattr(t.slowest.stored, number)
+        if not seconds: continue
+        about = 'of a layer, if one GPU had all of its matrices'
+        given = [Quantity(name, float(seconds), 's', source='modules.step_seconds', words=about),
+                 Quantity(number, float(how_many), source='counted', words='matrices of a layer')]
+        over = f' / {gpus}' if t.p.zero_stage else ''
+        t.step(f'{name}_busiest', f'ceil({held}L * {number}{over}) / ({held}L * {number})', *given,
+               unit='', of=dealt)
+        t.step(f'{name}_s', f'{held}L * {name} * {name}_busiest', *given)
+        parts.append(f'{name}_s')
+    return t.step('on_matrices', ' + '.join(parts), of=step_on_matrices)
 
 def times_told(t: Told):
     "The parts of an iteration."
@@ -1373,9 +1439,17 @@ def memory_told(t: Told):
     if out and a.working_memory:
         text = f'min(gradient / 2 * all_GB, {text} + gradient_bytes / 2 * unit)'
     t.step('gradients_GB', text, **of)
-    t.step('state_bytes', 'master_bytes + 2 * moment_bytes' if a.optimizer_bytes is None else
-           '2 * optimizer_bytes', unit='')
-    t.step('optimizer_GB', f'state_bytes / 2 * {"shared_GB" if zero else "all_GB"}', **of)
+    moments = OPTIMIZERS[p.optimizer].moments
+    t.step('state_bytes', '2 * optimizer_bytes' if a.optimizer_bytes is not None else
+           f'master_bytes + {moments} * moment_bytes', unit='')
+    states = f'state_bytes / 2 * {"shared_GB" if zero else "all_GB"}'
+    if t.count('fewer', unit='').value:
+        t.count('matrices')
+        over = (' / sharers', ' / expert_sharers') if zero else ('', '')
+        t.step('in_matrices', f'matrices * {held}{over[0]} + experts_GB{over[1]}', unit='GB',
+               of=stage_matrices)
+        states += ' - fewer / 2 * in_matrices'
+    t.step('optimizer_GB', states, **of)
     t.step('activations_GB', kept_told(t) + ' + working' * a.working_memory, **of)
     t.step('memory_GB', 'weights_GB + gradients_GB + optimizer_GB + activations_GB', unit='GB')
     groups = sum(getattr(p, name) > 1 for name in (*GROUPS, 'ep'))
@@ -1569,6 +1643,7 @@ SHOWN = (('ep', 1, 'ep'), ('precision', 'bf16', 'precision'), ('zero_stage', 1, 
          ('virtual_stages', 1, 'virtual stages'), ('sequence_sharded', True, 'sequence sharded'),
          ('reduce_each', None, 'reduced each time'), ('reshard_after_forward', True, 'reshard'),
          ('dp_replicate', 1, 'replicas'), ('etp', 1, 'etp'), ('schedule', '1f1b', 'schedule'),
+         ('optimizer', 'adam', 'optimizer'),
          *((name, ..., name) for name in ('context', 'dispatcher', 'dp_overlap', 'tp_overlap',
                                           'ep_overlap')))   # ...: what the first row has
 

@@ -11,7 +11,7 @@ __all__ = ['CORE', 'linear', 'linear_summa', 'bias', 'gelu', 'dropout', 'softmax
 import numpy as np
 
 from .estimates import (
-    Attention, Message, Operation, Product, Work, of_recipe)
+    Attention, Matrix, Message, Operation, Product, Work, of_recipe)
 from .systems import Units
 
 # %% ../nbs/03_layers.ipynb #418dee8f
@@ -34,7 +34,8 @@ def linear(
     there = Work((Product(rows, outputs, inputs, **each),), nbytes=B * cast * x, launches=casts)
     back = Work((to_input, to_weight), nbytes=(E * biased + B * cast) * y, launches=biased + casts)
     return Operation(name, there, back, weights=E * (weight + batch * outputs * biased),
-                     activations=B * kept * x, copies=B * copies * weight)
+                     activations=B * kept * x, copies=B * copies * weight,
+                     matrices=(Matrix(inputs, outputs, batch),), in_matrices=E * weight)
 
 # %% ../nbs/03_layers.ipynb #ad038c8b
 def linear_summa(
@@ -56,7 +57,9 @@ def linear_summa(
     back = (column, row._replace(kind='reduce'), row, column._replace(kind='reduce'))
     return Operation(name, Work((forward,), messages=(row, column)),
                      Work((to_input, to_weight), messages=back), panels=nb,
-                     weights=E * (e // m2) * outputs, activations=E * rows * (e // m1))
+                     weights=E * (e // m2) * outputs, activations=E * rows * (e // m1),
+                     matrices=(Matrix(e, outputs * m1, gathers=(('cp', 1 / m1), ('tp', 1.))),),
+                     in_matrices=E * (e // m2) * outputs)
 
 # %% ../nbs/03_layers.ipynb #99161d0a
 def bias(

@@ -154,7 +154,8 @@ BEARABLE = 2                              # times the fastest on as many GPUs
 
 def knobs_of(t, assumptions):  # array
     "How many kinds of parallelism rows use, and how many of their choices are unusual."
-    default = {name: getattr(assumptions, name) for name in CHOICES if name != 'reduce_each'}
+    default = {name: getattr(assumptions, name) for name in CHOICES
+               if name in t and name != 'reduce_each'}
     kinds = sum(np.greater(t[name], 1) * 1 for name in KINDS)
     return kinds + sum(np.not_equal(t[name], value) * 1 for name, value in default.items())
 
@@ -225,8 +226,9 @@ def answers_among(rows, budget: Budget, margin):  # (answers of each row, whethe
 def described(row):  # str
     "A configuration in a few words: what differs from one GPU that does everything."
     sizes = [f'{group} {row[group]}' for group in (*GROUPS, 'ep') if row[group] > 1]
-    more = [f'{title} {row[name]}' for name, often, title in SHOWN
-            if name != 'ep' and often not in (..., row[name]) and not usual(row, name)]
+    told = [(name, often, title) for name, often, title in SHOWN if name in row and name != 'ep']
+    more = [f'{title} {row[name]}' for name, often, title in told
+            if often not in (..., row[name]) and not usual(row, name)]
     return ', '.join([*sizes, f'micro-batch {row.micro_batch}', *more])
 
 def figure(x, digits=','):  # str

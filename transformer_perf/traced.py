@@ -53,7 +53,7 @@ class Quantity(NamedTuple):
     words: str = ''      # what it means
     why: str = ''        # the evidence, of a measured parameter
 
-FUNCTIONS = dict(max=max, min=min, log=math.log, log2=math.log2, sqrt=math.sqrt)
+FUNCTIONS = dict(max=max, min=min, ceil=math.ceil, log=math.log, log2=math.log2, sqrt=math.sqrt)
 
 def step(
     name, formula, *inputs,   # Quantity; those that the formula names

@@ -1,0 +1,199 @@
+"""What a step of an optimizer keeps, computes and gathers, counted by hand."""
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_perf import Parallel, estimate, search
+from transformer_perf.blocks import kinds_of
+from transformer_perf.estimates import (
+    NEWTON_SCHULZ, OPTIMIZERS, Group, Matrix, Roofline, as_assumptions, orthogonalized)
+from transformer_perf.interop import TrainingJob, as_job, export
+from transformer_perf.iteration import dealt, job_of
+from transformer_perf.models import NAMED
+from transformer_perf.systems import as_system
+
+H200, CORRECTED = as_system('H200', 8), as_assumptions('corrected')
+DENSE, ROUTED = 'llama3.1_8B', 'mixtral_8x7B'
+
+
+def close(a, b, rel=1e-9): return math.isclose(a, b, rel_tol=rel)
+
+
+def matrices(name, **layout):
+    "(routed, Matrix, GB here) of every layer of a model."
+    t = dict(dict.fromkeys(('micro_batch', 'tp', 'cp', 'pp', 'dp'), 1), **layout)
+    job = job_of(t, NAMED[name], H200, 64, replace(CORRECTED, fused_kernels=True))
+    (kind,) = kinds_of(job)
+    return [(op.routed, x, op.in_matrices) for op in kind.operations for x in op.matrices]
+
+
+@settings(max_examples=40, deadline=None)
+@given(*[st.integers(1, 2**14)] * 2, st.integers(1, 64))
+def test_newton_schulz_by_hand(rows, columns, number):
+    "20 m^2 n + 10 m^3 FLOP of an m x n matrix, m the shorter side (within one term of each sum)."
+    m, n = min(rows, columns), max(rows, columns)
+    work = orthogonalized(Matrix(rows, columns, number), 1.)
+    whole = number * (20 * m**2 * n + 10 * m**3)
+    terms = number * NEWTON_SCHULZ * (2 * m**2 + m * n)
+    assert sum(p.flop for p in work.products) == whole - terms
+    assert orthogonalized(Matrix(columns, rows, number), 1.).products == work.products
+    assert not work.messages   # all of it is there
+
+
+@pytest.mark.parametrize('name', [DENSE, 'gpt3', ROUTED, 'qwen3_30B_A3B'])
+@pytest.mark.parametrize('tp', [1, 4])
+def test_matrices_are_all_weights_but_words_norms_and_biases(name, tp):
+    "However many GPUs share a layer, its matrices are the same."
+    m, found = NAMED[name], matrices(name, tp=tp, dp=4 // tp)
+    in_layers = m.depth * sum(x.rows * x.columns * x.number for _, x, _ in found)
+    others = m.parameters - in_layers
+    words = m.vocab * m.embed_dim * (1 if m.tied_embeddings else 2)
+    assert words <= others <= 1.02 * words + 2e-4 * m.parameters
+
+
+def test_matrices_by_hand():
+    "Queries, keys and values are three; a gate and what it gates are one; experts one each."
+    e, kv, f = 4096, 1024, 14336
+    sizes = lambda found: [(x.rows, x.columns, x.number) for _, x, _ in found]
+    dense = [(e, e, 1), (e, kv, 1), (e, kv, 1), (e, e, 1), (e, 2 * f, 1), (f, e, 1)]
+    assert sizes(matrices(DENSE, tp=8)) == dense
+    shared, routed = dense[:4], [(e, 2 * f, 2), (f, e, 2)]
+    assert sizes(matrices(ROUTED, dp=4, ep=4)) == [*shared, (e, 8, 1), *routed]
+    assert sizes(matrices(ROUTED, dp=8, ep=4, etp=2)) == [*shared, (e, 8, 1), *routed]
+
+
+@pytest.mark.parametrize('layout, gathered', [
+    (dict(tp=8), {'tp': 6}), (dict(dp=8, ep=4, etp=2), {'etp': 2})])
+def test_parts_are_gathered(layout, gathered):
+    "Where GPUs have parts of a matrix, they bring together one moment of all of it."
+    name = ROUTED if 'ep' in layout else DENSE
+    found = [x for _, x, _ in matrices(name, **layout) if x.gathers[:1] and
+             x.gathers[0][0] in gathered]
+    (group, number), = gathered.items()
+    assert len(found) == number and {x.gathers for x in found} == {((group, 1.),)}
+    x = found[0]
+    (message,) = orthogonalized(x, 4e-9 * x.rows * x.columns).messages
+    assert message[:3] == ('allgather', 4e-9 * x.rows * x.columns, group)
+
+
+def figures(optimizer, model=DENSE, a=CORRECTED, **layout):
+    p = Parallel(**layout, optimizer=optimizer)
+    return estimate(model, p, H200, 64, a).stats
+
+
+@pytest.mark.parametrize('layout', [dict(tp=2), dict(dp=4), dict(dp=8, zero_stage=0),
+                                    dict(pp=2, dp=2)])
+def test_moments_that_are_kept(layout):
+    "Muon keeps one of a weight in a matrix and two of others; Lion and SGD one of each."
+    adam, muon, lion, sgd = (figures(name, **layout)['optimizer_GB'] for name in OPTIMIZERS)
+    weights = adam / 12   # parameters that a GPU has the states of, in 1e9
+    assert close(lion, 8 * weights) and lion == sgd
+    tp, pp = layout.get('tp', 1), layout.get('pp', 1)
+    sharers = layout.get('dp', 1) if layout.get('zero_stage', 1) else 1
+    held = NAMED[DENSE].depth / pp / sharers * in_matrices(tp)
+    assert close(adam - muon, 4 * held)
+
+
+def in_matrices(tp):
+    "1e9 numbers of a layer's matrices on one of tp GPUs."
+    return sum(x.rows * x.columns for _, x, _ in matrices(DENSE, tp=tp)) / tp / 1e9
+
+
+def test_optimizer_bytes_hold_for_any():
+    "The paper's multiple of the weights is what is asked for, whatever the optimizer."
+    a = replace(CORRECTED, optimizer_bytes=3.)
+    assert len({figures(name, a=a, dp=2)['optimizer_GB'] for name in OPTIMIZERS}) == 1
+
+
+@pytest.mark.parametrize('layout, whole', [
+    (dict(tp=2), 32 * 6), (dict(tp=2, dp=4), 48), (dict(tp=2, dp=4, zero_stage=0), 192),
+    (dict(dp=64), 3), (dict(pp=32, dp=2), 3), (dict(pp=16, dp=16, micro_batch=1), 1)])
+def test_a_step_takes_the_busiest_gpu(layout, whole):
+    "Matrices are dealt out whole: of six in each of 32 layers the busiest of 64 copies has 3."
+    took = figures('muon', **layout)['other_s'] - figures('lion', **layout)['other_s']
+    tp, pricer = layout.get('tp', 1), Roofline(H200, allreduce_doubled=True)
+    each = 0.
+    for _, x, _ in matrices(DENSE, tp=tp):
+        GB = 2e-9 * 2 * x.rows * x.columns
+        work = orthogonalized(x, GB)
+        moved = sum(pricer.collective(m.kind, m.volume, Group(tp, tp)) for m in work.messages)
+        each += pricer.busy(work).total + moved
+    assert close(took, each / 6 * whole)
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_no_matrix_is_cut_or_lost(number, gpus):
+    busiest = dealt(number, gpus) * number
+    assert close(busiest, round(busiest))
+    assert (round(busiest) - 1) * gpus < number <= round(busiest) * gpus
+
+
+def test_a_step_with_experts():
+    "Each copy of an expert's GPUs has its own part of them; the others are shared by all."
+    took = {dp: figures('muon', ROUTED, dp=dp, ep=8)['other_s'] for dp in (8, 16, 32)}
+    assert took[8] > took[16] > took[32] > 0
+    alone = figures('muon', ROUTED, dp=8, ep=8)['other_s'] - figures('lion', ROUTED, dp=8,
+                                                                   ep=8)['other_s']
+    seconds = {True: 0., False: 0.}
+    for routed, x, _ in matrices(ROUTED, dp=8, ep=8):
+        seconds[routed] += Roofline(H200, allreduce_doubled=True).busy(
+            orthogonalized(x, 0.)).total
+    assert close(alone, 32 * (seconds[False] * 20 / 160 + seconds[True]))   # of 5 a layer 20 each
+
+
+def test_a_search_compares_optimizers():
+    found = search(DENSE, 16, 'H100-80GB', 64, k=4, optimizer=['adam', 'muon'],
+                   fixed={'tp': 2, 'pp': 1, 'micro_batch': 1})
+    assert set(found.optimizer) == {'adam', 'muon'}
+    for _, row in found.iterrows():
+        again = estimate(DENSE, Parallel.from_row(row), 'H100-80GB', 64)
+        assert close(row.iteration_s, again.stats['iteration_s'])
+        assert close(row.memory_GB, again.stats['memory_GB'])
+    plain = search(DENSE, 16, 'H100-80GB', 64, k=4)
+    assert 'optimizer' not in plain   # Adam is not worth a column
+
+
+FLAGS = ('--num-layers 2 --hidden-size 1024 --num-attention-heads 8 --seq-length 1024 '
+         '--max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 8 ')
+
+
+@pytest.mark.parametrize('word, name', [('muon', 'muon'), ('dist_muon', 'muon'), ('adam', 'adam'),
+                                        ('sgd', 'sgd'), ('lion', 'lion')])
+def test_a_script_says_its_optimizer(word, name):
+    job = as_job(f'python pretrain_gpt.py {FLAGS} --optimizer {word}')
+    assert job.parallel.optimizer == name
+    assert not [key for key, _ in job.ignored if 'optimizer' in key]
+    assert as_job(export(job, 'megatron')).parallel.optimizer == name
+
+
+@pytest.mark.parametrize('format, suffix', [('deepspeed', 'json'), ('torchtitan', 'yaml'),
+                                            ('json', 'json')])
+def test_other_files_say_it_too(format, suffix, tmp_path):
+    p = Parallel(dp=8, zero_stage=3, optimizer='muon')
+    job = TrainingJob(p, NAMED[DENSE], 64, 8, 8192)
+    (tmp_path / f'job.{suffix}').write_text(export(job, format))
+    assert as_job(str(tmp_path / f'job.{suffix}'), 8).parallel.optimizer == 'muon'
+
+
+def test_what_a_file_cannot_say_is_said_beside_it():
+    job = TrainingJob(Parallel(dp=8, zero_stage=3, optimizer='muon'), NAMED[DENSE], 64, 8, 8192)
+    assert 'optimizer=muon (the script that trains)' in export(job, 'accelerate')
+
+
+def test_an_unknown_optimizer_is_refused():
+    with pytest.raises(ValueError, match="unknown .*'soap'"):
+        as_job(f'python pretrain_gpt.py {FLAGS} --optimizer soap')
+
+
+def test_what_it_rests_on():
+    "No run with Muon was fitted to, and the published model has Adam."
+    p = Parallel(dp=8, optimizer='muon')
+    words = [' '.join(estimate(DENSE, p, 'H100-80GB', 64, name).notes)
+             for name in ('corrected', 'calibrated')]
+    assert 'not in the published model: optimizer muon' in words[0]
+    assert 'no run with optimizer muon' in words[1]
+    assert np.isfinite(estimate(DENSE, p, 'H100-80GB', 64, 'calibrated').stats['iteration_s'])
