@@ -491,3 +491,36 @@ def test_system_fields_may_be_arrays(preset):
     for i, value in enumerate(bandwidth[:, 0]):
         one = cost(dataclasses.replace(system, hbm_bandwidth=value))
         np.testing.assert_allclose(together[i], one, rtol=1e-12)
+
+
+# hardware
+
+RATES = ('matrix_flops_fp16', 'vector_flops_fp16', 'hbm_bandwidth', 'nvlink_bandwidth',
+         'ib_bandwidth')
+
+
+def is_no_slower(one, field, factor):
+    "Whether an estimate's layout takes no longer where one rate of its system is higher."
+    faster = dataclasses.replace(one.system, **{field: factor * getattr(one.system, field)})
+    again = estimate(one.model, one.parallel, faster, one.global_batch, one.assumptions)
+    return again.stats['iteration_s'] <= one.stats['iteration_s'] * (1 + 1e-9)
+
+
+@settings(max_examples=120, deadline=None)
+@given(pick(['gpt3', 'llama3.1_8B', 'mixtral_8x7B', 'qwen3_30B_A3B']), presets,
+       pick(['A100-80GB', 'H100-80GB', 'B200-180GB']), pick(list(SCHEDULES)), pick([1, 2, 4, 8]),
+       pick([1, 2, 4, 8, 16]), pick([1, 2, 8]), pick([2, 4, 8, 32]), recomputes, pick(RATES),
+       pick([1.02, 1.5, 3]))
+def test_faster_hardware_is_never_slower(model, preset, gpu, schedule, tp, pp, dp, N, recompute,
+                                         field, factor):
+    p = Parallel(tp=tp, pp=pp, dp=dp, schedule=schedule, recompute=recompute)
+    try: one = estimate(model, p, gpu, dp * N, preset)
+    except ValueError: return
+    assert is_no_slower(one, field, factor)
+
+
+@pytest.mark.parametrize('field', RATES)
+def test_faster_hardware_where_the_host_is_waited_for(field):
+    "Gradients of weights come late, in passes of their own, which the host launches as well."
+    p = Parallel(tp=4, cp=2, pp=8, ep=2, micro_batch=2, schedule='zb-h1', zero_stage=2)
+    assert is_no_slower(estimate('qwen3_30B_A3B', p, 'H200', 8, 'calibrated'), field, 1.5)

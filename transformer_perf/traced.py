@@ -35,9 +35,9 @@ from transformer_perf.kernels import (
     AS_MEASURED, NEWEST, Measured, attention_time, gpu_near, matrix_time, product_time,
     send_seconds)
 from .blocks import Layouts
-from transformer_perf.modules import (
-    Layer, LayerCost, Workload, flops, has_late, host_wait, priced_rows, summed_layer,
-    without_late)
+from .modules import (
+    Layer, LayerCost, Workload, flops, has_late, host_wait, late_share, priced_rows,
+    summed_layer, without_late)
 
 AS_TIMED = {'broadcast': 'allgather', 'reduce': 'reducescatter'}   # -> as timed
 
@@ -554,7 +554,14 @@ def layer_told(rows: Rows, i, layer: Layer, cost: LayerCost, p: Layouts):  # Lay
                     value=cost.backward)
     wait = step('wait', 'wait_fwd * (1 + full) + wait_bwd', waits[0]._replace(name='wait_fwd'),
                 shares[1], waits[1]._replace(name='wait_bwd'), unit='s', value=cost.wait)
-    late = sum_of('late', [op.late for op in ops], unit='s', of=summed_layer, value=cost.late)
+    late = sum_of('late_kernels', [op.late for op in ops], unit='s')
+    if waits[1].value:   # the host launches them apart
+        often = len(listed.late) / (len(ops) + len(listed.late))
+        first = step('first', 'kernels - late_kernels', back, late, unit='s')
+        apart = waiting(rows, 'wait_first', first, p, layer.routes, passes * (1 - often))
+        late = step('late', 'kernels + wait - first - wait_first', back, waits[1], first, apart,
+                    unit='s', of=late_share, value=cost.late)
+    else: late = late._replace(name='late', value=float(cost.late))
     def held(name, field, some, **about):
         parts = [rows.count(as_name(f'{op.operation.name}_GB'), *op.path, field, unit='GB')
                  for op in some]
