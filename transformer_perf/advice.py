@@ -40,9 +40,9 @@ from .iteration import (
     changes_something, check_parallel, components, division_rules, divisors, estimate, exact_table,
     iteration_times, keep, layers_memory, layers_to_deal, memory_bound,
     memory_on_ranks, memory_played, more_of, passes_in, play, plural, priced, rate_in_words,
-    rows_of, settled, short, statistics)
+    rows_of, sends_tokens, settled, short, statistics)
 from .execution import (
-    can_run, considered_choices, distinct, divides_batch, filled, filling,
+    can_run, considered_choices, distinct, divides_batch, expert_shares, filled, filling, parts_in,
     pipeline_divides, practice, runs, search, splits)
 from .interop import job_asked, read_log
 
@@ -132,8 +132,7 @@ def moves(p: Parallel):  # list of Step
 # %% ../nbs/13_advice.ipynb #13a00014
 def ways_of_recompute(model: Model, p: Parallel):  # list of str
     "What could be computed again in this model."
-    parts = ['mlp', 'layernorm'] + ['mla_up_proj'] * bool(model.kv_lora_rank)
-    parts += ['moe_act', 'moe'] * bool(model.experts)
+    parts = parts_in(model, 'mlp', 'layernorm', 'mla_up_proj', 'moe_act', 'moe')
     half = max(-(-model.depth // p.pp) // 2, 1)
     return list(dict.fromkeys([*practice(model)['recompute'], 'selective', *parts, f'full:{half}']))
 
@@ -153,14 +152,14 @@ def values_beside(case: Case, precision=()):  # dict: field -> other values
     names = several(precision, 'precision', least=0)
     found = {'micro_batch': beside(divisors(case.global_batch // p.dp), p.micro_batch),
              'virtual_stages': beside(chunks_possible(case), p.virtual_stages),
-             'ep': beside(divisors(m.experts or 1), p.ep),
+             'ep': beside(expert_shares(m, p.n_gpus), p.ep),
              'dp_replicate': beside(divisors(p.dp), p.dp_replicate),
              'zero_stage': range(4), 'recompute': ways_of_recompute(m, p), 'schedule': SCHEDULES,
              'context': CONTEXTS, 'dispatcher': DISPATCHERS,
              'precision': [nearest(name, RECIPES, 'precision') for name in names],
              **dict.fromkeys(SWITCHES, (False, True))}
     return {name: [x for x in values if x != getattr(p, name)] for name, values in found.items()
-            if name not in CHOICES or changes_something(vars(p), name, bool(m.experts))}
+            if name not in CHOICES or changes_something(vars(p), name, sends_tokens(m))}
 
 # %% ../nbs/13_advice.ipynb #13a00017
 def with_consequences(p: Parallel, to):  # dict

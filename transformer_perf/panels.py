@@ -94,11 +94,12 @@ from .parameters import measured_folder
 from .estimates import CHOICES, COLLECTIVES, FITS_BY, Group, as_assumptions, counted
 from .kernels import lasting, pricer_of
 from .blocks import STRATEGIES, kinds_of, layer_operations, layers_of_kinds
+from .modules import halves_of
 
-from transformer_perf.iteration import (
+from .iteration import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PAPER_NAMES, PLACES, Estimate, Parallel, components, divisors,
     estimate, exact_table, interval_in_words, job_of, keep, plural, possible_places, readable,
-    seconds_and_GB, short)
+    seconds_and_GB, sends_tokens, short)
 
 from .execution import (
     Question, all_placements, asked_about, configurations, considered_choices, fastest_of, fitting,
@@ -177,7 +178,7 @@ def machine_options(state):  # dict: control -> options
 # %% ../nbs/07b_panels.ipynb #7a51c111
 def strategies_for(model):  # list of names
     "The strategies that can run a model: SUMMA knows neither experts nor latent attention."
-    plain_one = not (model.experts or model.kv_lora_rank)
+    plain_one = all(half.on_grid for half in halves_of(model))
     return [name for name, s in STRATEGIES.items() if plain_one or not s.has_panels]
 
 def runnable(state, model):  # state
@@ -1343,8 +1344,8 @@ def maps_for(state):  # list of str: pairs of sizes
     "The maps that can say something."
     model, groups = named_in(state)[0], set().union(*(
         STRATEGIES[nearest(s, STRATEGIES, 'strategy')].groups for s in strategies_in(state)))
-    some = ['tp', *['cp'] * ('cp' in groups), *['ep'] * bool(model.experts)]
-    return [f'{name} x pp' for name in some] + ['tp x dp'] + ['ep x tp'] * bool(model.experts)
+    some = ['tp', *['cp'] * ('cp' in groups), *['ep'] * sends_tokens(model)]
+    return [f'{name} x pp' for name in some] + ['tp x dp'] + ['ep x tp'] * sends_tokens(model)
 
 # %% ../nbs/07b_panels.ipynb #7a51c148
 MAPPED = 10_000   # candidates behind the map

@@ -14,6 +14,7 @@ __all__ = ['SIZED', 'STUDIED', 'STAGES', 'ASSUMED', 'TURNS', 'SHARED', 'PUBLISHE
            'efficiency_seen', 'predicted_row', 'predict_scaling']
 
 # %% ../nbs/09_scaling.ipynb #bc9cc622
+import dataclasses
 import io
 import itertools
 import re
@@ -41,6 +42,9 @@ def plain(model):
         if own and own != usual.get(name):
             raise ValueError(f'{model.name}: {name}={own} is not in the estimates of the '
                              'characterization; `estimate` and `fits` count it')
+    if model.blocks != dataclasses.replace(model, layers=None).blocks:
+        raise ValueError(f'{model.name}: its own layers are not in the estimates of the '
+                         'characterization; `estimate` and `fits` count them')
 
 # %% ../nbs/09_scaling.ipynb #a8276614
 def size(): return field(arrays=True, least=1, most=LARGEST)
