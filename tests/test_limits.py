@@ -34,6 +34,7 @@ HOSTILE = {
     'systems.csv': f'{HEAD}\n' + '\n'.join(
         ROW.replace(',25.0,', f',{nic}.5,') for nic in range(1, 30_000)),
     'ranks.txt': 'Rank 1 ' * 2_000_000, 'lines.txt': '\n' * 15_900_000,
+    'short.txt': 'all_reduce_perf' + '\n.' * 7_900_000, 'names.txt': 'all_reduce_perf\n' * 990_000,
     'words.txt': 'Out of bounds values ' * 700_000, 'tags.txt': ('[' + '1' * 9000 + '\n') * 1700,
     'rows.txt': LOG + '\n'.join([line for line in LOG.splitlines() if '1048576' in line] * 100_000)}
 READER = '''

@@ -1,7 +1,8 @@
 """A search finds the best of all: every configuration is tried, and those that differ told apart.
 
-The space is spelled out here once more, in loops over the definitions, and all of it is priced:
-no bounds, no layers that are priced once, no choices that are left out.
+The space is spelled out here once more, in loops over the definitions, and all of it is priced,
+schedules played where stages differ: no bounds, no layers that are priced once, no choices that are
+left out.
 """
 import dataclasses
 import itertools
@@ -14,7 +15,8 @@ import pytest
 
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.estimates import CHOICES, FITS_BY, as_assumptions
-from transformer_perf.iteration import GROUPS, PLACES, statistics
+from transformer_perf.execution import MOST_REPLAYED
+from transformer_perf.iteration import GROUPS, PLACES, exact_table, statistics
 from transformer_perf.schedules import SCHEDULES, check_schedule
 from transformer_perf.systems import as_system
 
@@ -28,6 +30,12 @@ MODELS = {
     'experts': Model(**GPT | EXPERTS | dict(kv_heads=4)),
     'shared': Model(**GPT | EXPERTS | dict(kv_heads=4, shared_expert_dim=516, depth=6)),
     'latent': Model(**GPT | EXPERTS | LATENT | dict(shared_expert_dim=512))}
+ODD = dict(seq_len=1536, depth=7)   # layers that few numbers of stages divide
+UNEQUAL = {
+    'dense': Model(**GPT | ODD), 'narrow': Model(**GPT | ODD | dict(kv_heads=2, vocab=128000)),
+    'grouped': Model(**GPT | dict(ODD, depth=11, kv_heads=2, gated_mlp=True)),
+    'first': Model(**GPT | EXPERTS | dict(ODD, kv_heads=4, dense_layers_first=1)),
+    'latent': Model(**GPT | EXPERTS | LATENT | dict(ODD, moe_every=2, mtp_layers=1))}
 OPEN = {   # what a question may leave open
     'zero_stage': (0, 1, 2, 3), 'recompute': ('none', 'selective', 'full', 'full:1', 'mlp'),
     'virtual_stages': (1, 2, 4), 'sequence_sharded': (True, False),
@@ -47,8 +55,9 @@ def groups_of(model, n, batch, strategy, a):
     "(tp, cp, pp, dp) by loops over the definitions."
     widest = (3 if strategy == '1d' else 1) * model.embed_dim // a.least_features
     kv = model.kv_heads or model.heads
-    for tp, cp, pp in itertools.product(divisors(n), divisors(n), divisors(model.depth)):
+    for tp, cp, pp in itertools.product(divisors(n), repeat=3):
         dp, rest = divmod(n, tp * cp * pp)
+        if pp > model.depth or model.depth % pp and not a.uneven_stages: continue
         if rest or batch % dp or tp > widest or strategy == '1d' and cp > 1: continue
         if model.seq_len // cp < a.least_features: continue
         if model.seq_len % cp and a.rows_shared_exactly: continue
@@ -72,7 +81,7 @@ def follows(*sizes):
     return True
 
 
-def can_be(c, model, batch):
+def can_be(c, model, batch, a):
     "Whether the choices of a configuration go together."
     copies, of_experts = c['dp'], c['tp'] * c['cp'] * c['dp'] // (c['ep'] * c['etp'])
     kv = max((model.kv_heads or model.heads) // c['tp'], 1)
@@ -80,6 +89,8 @@ def can_be(c, model, batch):
     if c['context'] == 'ulysses' and kv % c['cp']: return False
     if model.experts and c['tp'] > 1 and not c['sequence_sharded']: return False
     N, layers = batch // c['dp'] // c['micro_batch'], model.depth // c['pp']
+    if a.uneven_stages and c['pp'] * c['virtual_stages'] <= model.depth:
+        layers = c['virtual_stages']   # each chunk has a layer, some may have more
     return follows(c['schedule'], c['pp'], c['virtual_stages'], N, layers)
 
 
@@ -95,7 +106,7 @@ def configurations(model, n, size, batch, strategy, a, considered, etps):  # lis
         for (ep, etp), b, chosen in itertools.product(experts, sizes, values):
             c = dict(zip(GROUPS, groups)) | dict(ep=ep, etp=etp, micro_batch=b)
             c |= dict(zip(considered, chosen))
-            if not can_be(c, model, batch): continue
+            if not can_be(c, model, batch, a): continue
             found += [c | dict(zip(PLACES, place)) for place in places_of(groups, size)]
     return found
 
@@ -104,12 +115,11 @@ def configurations(model, n, size, batch, strategy, a, considered, etps):  # lis
 
 class Case:
     "A small question, drawn by a seed."
-    def __init__(self, seed):
+    def __init__(self, seed, models, uneven):
         r = self.random = random.Random(seed)
-        self.model, self.strategy = MODELS[r.choice(list(MODELS))], r.choice(('1d', '2d-seqp'))
+        self.model, self.strategy = models[r.choice(list(models))], r.choice(('1d', '2d-seqp'))
         preset = as_assumptions(r.choice(('paper', 'corrected', 'corrected', 'calibrated')))
-        self.assumed = dataclasses.replace(   # without ends, whose schedules are played
-            preset, wide_search=False, uneven_stages=False, vocabulary=False)
+        self.assumed = dataclasses.replace(preset, wide_search=False, uneven_stages=uneven)
         self.n, self.batch = r.choice((2, 4, 6, 8, 8, 12)), r.choice((4, 8, 8, 12, 24))
         self.system = as_system(r.choice(('H100-80GB', 'H200-141GB', 'B200-180GB')),
                                 r.choice((1, 2, 4, 8)))
@@ -126,17 +136,18 @@ class Case:
         own = [SCHEDULES[name].chunks for name in found['schedule'] if SCHEDULES[name].chunks > 1]
         return found | {'virtual_stages': list(dict.fromkeys(found['virtual_stages'] + own))}
 
-    def every(self):  # (s of each, GB that must fit)
-        "All configurations, priced as one table."
+    def every(self):  # (s of each, GB that must fit, the same by formula)
+        "All configurations, priced as one table, their schedules played where it matters."
         a = self.assumed.on(self.system)
         found = configurations(self.model, self.n, self.system.nvlink_size, self.batch,
                                self.strategy, a, self.considered, self.etps)
-        if not found: return np.zeros(0), np.zeros(0)
+        if not found: return np.zeros((3, 0))
         t = {name: np.array([c[name] for c in found]) for name in found[0]}
         t |= {'strategy': self.strategy, 'panels': 1}
-        stats = statistics(t, self.model, self.system, self.batch, a)
-        one = np.ones(len(found))
-        return stats['iteration_s'] * one, stats[FITS_BY[a.fits_by]] * one
+        about, needed = (t, self.model, self.system, self.batch, a), FITS_BY[a.fits_by]
+        stats, by_formula = exact_table(*about), statistics(*about)
+        figures = stats['iteration_s'], stats[needed], by_formula[needed]
+        return np.stack(np.broadcast_arrays(*figures, np.ones(len(found)))[:3])
 
     def search(self, capacity, k):
         system = dataclasses.replace(self.system, hbm_capacity=capacity)
@@ -154,8 +165,8 @@ def different(seconds):
 def test_brute_force_finds_nothing_better(first):
     "The 20 best of a search are the best of all configurations that fit, each of them once."
     for seed in range(first, first + 10):
-        case = Case(seed)
-        seconds, GB = case.every()
+        case = Case(seed, MODELS, uneven=False)
+        seconds, GB, _ = case.every()
         capacity = float(np.quantile(GB, case.random.uniform(.1, 1))) if len(GB) else 80.
         best = case.search(capacity, k=20)
         expected, got = different(seconds[GB <= capacity]), different(best.iteration_s)
@@ -166,6 +177,22 @@ def test_brute_force_finds_nothing_better(first):
         row = best.iloc[case.random.randrange(len(best))]
         one = estimate(case.model, Parallel.from_row(row), case.system, case.batch, case.assumed)
         np.testing.assert_allclose(one.stats['iteration_s'], row.iteration_s, rtol=1e-11)
+
+
+@pytest.mark.parametrize('first', range(0, CASES // 5, 10))
+def test_nothing_is_better_when_stages_are_unequal(first):
+    """A search that plays all it finds finds the times of all configurations, each of them once.
+
+    It looks for what fits by the formulas, and leaves out what does not fit when it is played."""
+    for seed in range(first, first + 10):
+        case = Case(seed, UNEQUAL, uneven=True)
+        seconds, GB, by_formula = case.every()
+        capacity = float(np.quantile(GB, case.random.uniform(.1, 1))) if len(GB) else 80.
+        best = case.search(capacity, k=MOST_REPLAYED)
+        fit = (by_formula <= capacity) & (GB <= capacity)
+        expected, got = different(seconds[fit]), different(best.iteration_s)
+        if fit.sum() > MOST_REPLAYED: expected, got = expected[:20], got[:20]
+        np.testing.assert_allclose(got, expected, rtol=1e-11, err_msg=seed)
 
 
 # choices that were taken for the same

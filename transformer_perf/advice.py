@@ -6,13 +6,13 @@
 __all__ = ['RANK_PARTS', 'SWITCHES', 'ORDERS', 'LEAST_GAIN', 'MOST_SHOWN', 'USUAL_ERROR', 'SUSPECTS', 'Case', 'case_of',
            'parts_on_rank', 'peaks_of', 'held_by_ranks', 'Step', 'beside', 'primes', 'moves', 'ways_of_recompute',
            'chunks_possible', 'values_beside', 'with_consequences', 'given_places', 'steps_of', 'changed', 'together',
-           'pairs_of', 'table_of', 'allowed', 'filled_by', 'placements_of', 'counted_alike', 'figures_by', 'prices',
-           'said', 'in_short', 'largest', 'times_of', 'reason', 'Change', 'change_of', 'changes_table', 'changes_view',
-           'as_html', 'Neighbours', 'neighbours', 'fastest_first', 'first_good', 'that_fit', 'Fit', 'parts_of',
-           'changes_in_words', 'where_run', 'fit_in_words', 'fits', 'worthwhile', 'improvements', 'best_pair',
-           'measured_figures', 'Deviation', 'explanations', 'deviation', 'deviation_in_words', 'Improvements',
-           'improvements_in_words', 'improve', 'broken_rules', 'best_known', 'WhyNot', 'is_best', 'against_the_best',
-           'why_not_in_words', 'why_not']
+           'pairs_of', 'table_of', 'allowed', 'filled_by', 'placements_of', 'counted_alike', 'figures_by',
+           'best_placed', 'exact_rows', 'prices', 'said', 'in_short', 'largest', 'times_of', 'reason', 'Change',
+           'change_of', 'changes_table', 'changes_view', 'as_html', 'Neighbours', 'neighbours', 'change_at',
+           'first_good', 'that_fit', 'Fit', 'parts_of', 'changes_in_words', 'where_run', 'fit_in_words', 'fits',
+           'worthwhile', 'improvements', 'best_pair', 'measured_figures', 'Deviation', 'explanations', 'deviation',
+           'deviation_in_words', 'Improvements', 'improvements_in_words', 'improve', 'broken_rules', 'best_known',
+           'WhyNot', 'is_best', 'against_the_best', 'why_not_in_words', 'why_not']
 
 # %% ../nbs/13_advice.ipynb #13a00005
 import dataclasses
@@ -38,10 +38,11 @@ from .modules import (
 from .iteration import (
     GROUPS, MEMORY_PARTS, MOST_PLAYED, PLACES, Estimate, Memory, Parallel,
     changes_something, check_parallel, components, division_rules, divisors, estimate, exact_table,
-    iteration_times, keep, layers_to_deal, memory_bound, memory_on_ranks, memory_played, more_of,
-    passes_in, play, plural, priced_estimate, rate_in_words, rows_of, settled, short, statistics)
+    interval_of, iteration_times, keep, layers_to_deal, memory_bound, memory_on_ranks,
+    memory_played, more_of, passes_in, play, plural, priced_estimate, rate_in_words, rows_of,
+    seconds_and_GB, sends_tokens, settled, short)
 from .execution import (
-    can_run, considered_choices, distinct, divides_batch, filled, filling,
+    can_run, considered_choices, distinct, divides_batch, expert_shares, filled, filling, parts_in,
     pipeline_divides, practice, runs, search, splits)
 from .interop import job_asked, read_log
 
@@ -55,6 +56,14 @@ class Case(NamedTuple):
     assumptions: Assumptions
 
     def estimate(self, parallel): return estimate(self.model, parallel, *self[2:])
+
+    def estimated(self, parallel, stats):  # Estimate
+        "An estimate whose figures are known."
+        p = settled(parallel, self.system, self.assumptions)
+        a = dataclasses.replace(self.assumptions, **{c: getattr(p, c) for c in CHOICES})
+        a, about = a.on(self.system), (p, self.model, self.system)
+        found = {name: float(x) for name, x in interval_of(stats, *about, a).items()}
+        return Estimate(self.model, p, self.system, self.global_batch, a, stats | found)
 
 def case_of(model, parallel, system, global_batch, assumptions):  # Case
     "A question as objects; a job brings its own model, configuration and batch."
@@ -130,8 +139,7 @@ def moves(p: Parallel):  # list of Step
 # %% ../nbs/13_advice.ipynb #13a00014
 def ways_of_recompute(model: Model, p: Parallel):  # list of str
     "What could be computed again in this model."
-    parts = ['mlp', 'layernorm'] + ['mla_up_proj'] * bool(model.kv_lora_rank)
-    parts += ['moe_act', 'moe'] * bool(model.experts)
+    parts = parts_in(model, 'mlp', 'layernorm', 'mla_up_proj', 'moe_act', 'moe')
     half = max(-(-model.depth // p.pp) // 2, 1)
     return list(dict.fromkeys([*practice(model)['recompute'], 'selective', *parts, f'full:{half}']))
 
@@ -151,14 +159,14 @@ def values_beside(case: Case, precision=()):  # dict: field -> other values
     names = several(precision, 'precision', least=0)
     found = {'micro_batch': beside(divisors(case.global_batch // p.dp), p.micro_batch),
              'virtual_stages': beside(chunks_possible(case), p.virtual_stages),
-             'ep': beside(divisors(m.experts or 1), p.ep),
+             'ep': beside(expert_shares(m, p.n_gpus), p.ep),
              'dp_replicate': beside(divisors(p.dp), p.dp_replicate),
              'zero_stage': range(4), 'recompute': ways_of_recompute(m, p), 'schedule': SCHEDULES,
              'context': CONTEXTS, 'dispatcher': DISPATCHERS,
              'precision': [nearest(name, RECIPES, 'precision') for name in names],
              **dict.fromkeys(SWITCHES, (False, True))}
     return {name: [x for x in values if x != getattr(p, name)] for name, values in found.items()
-            if name not in CHOICES or changes_something(vars(p), name, bool(m.experts))}
+            if name not in CHOICES or changes_something(vars(p), name, sends_tokens(m))}
 
 # %% ../nbs/13_advice.ipynb #13a00017
 def with_consequences(p: Parallel, to):  # dict
@@ -252,40 +260,51 @@ def placements_of(t, one: Estimate, every):  # (row of each, table)
                      for place in PLACES}
 
 # %% ../nbs/13_advice.ipynb #13a0001f
-def counted_alike(t):  # list of (strategy, layout, rows)
+def counted_alike(t, fused):  # list of (strategy, layout, rows)
     "The rows that are counted alike: those of one strategy, with a layout or without."
-    has, cp = np.not_equal(t['layout'], None), t['cp'] > 1
-    two = np.equal(t['strategy'], '2d')
+    has, two = np.not_equal(t['layout'], None), np.equal(t['strategy'], '2d')
+    cp = (t['cp'] > 1) | fused   # fused kernels: '1d' is '2d-seqp' with cp=1
     kinds = {'2d': two, '2d-seqp': cp & ~two, '1d': ~cp & ~two}
     return [(name, layout, np.flatnonzero(own & (has == bool(layout))))
             for name, own in kinds.items() for layout in {*t['layout'][own].tolist()}]
 
 # %% ../nbs/13_advice.ipynb #13a00052
-def figures_by(price, t, one: Estimate):  # array [2, row]: s, GB needed
-    "What `statistics` or `exact_table` says of each row; infinite where it cannot run."
-    found = np.full((2, rows_of(t)), np.inf)
-    for strategy, layout, rows in counted_alike(t):
+def figures_by(price, t, one: Estimate):  # list of (rows, figures)
+    "What `seconds_and_GB` or `exact_table` says of the rows that can run."
+    about, found = (one.model, one.system, one.global_batch, one.assumptions), []
+    for strategy, layout, rows in counted_alike(t, one.assumptions.fused_kernels):
         part = keep(t, rows) | {'strategy': strategy, 'layout': layout}
         fine = allowed(part, one)
-        if not fine.any(): continue
-        about = one.model, one.system, one.global_batch, one.assumptions
-        stats = price(keep(part, fine), *about)
-        found[:, rows[fine]] = stats['iteration_s'], stats[FITS_BY[one.assumptions.fits_by]]
+        if fine.any(): found.append((rows[fine], price(keep(part, fine), *about)))
     return found
 
-# %% ../nbs/13_advice.ipynb #13a00a56
-def prices(t, one: Estimate, every=True):  # (s, GB needed, placement), of each row
-    "Neighbours at the best of every placement, as `estimate` has them; or of a few, about."
+def best_placed(t, one: Estimate, every):  # (s, GB needed, table), by formula
+    "Each row at the best of every placement, or of a few."
     number = rows_of(t)
     row, t = placements_of(t, one, every)
     t['reduce_each'] = reduces_each(t['reduce_each'], t['zero_stage'])
-    found = figures_by(statistics, t, one)
-    order = np.lexsort((found[0], row))
+    seconds, GB = np.full((2, rows_of(t)), np.inf)
+    for rows, figures in figures_by(seconds_and_GB, t, one): seconds[rows], GB[rows] = figures
+    order = np.lexsort((seconds, row))
     best = order[np.searchsorted(row[order], np.arange(number))]
-    t = keep(t, best)
-    found = figures_by(exact_table, t, one) if every else found[:, best]
-    places = zip(*(t[name].tolist() for name in PLACES))
-    return *found, [dict(zip(PLACES, at)) for at in places]
+    return seconds[best], GB[best], keep(t, best)
+
+# %% ../nbs/13_advice.ipynb #13a00a56
+def exact_rows(t, one: Estimate):  # list of dict, None where a row cannot run
+    "Every figure of each row, as `estimate` has it."
+    found = [None] * rows_of(t)
+    for rows, figures in figures_by(exact_table, t, one):
+        columns = [np.broadcast_to(x, len(rows)).tolist() for x in figures.values()]
+        for i, own in zip(rows, zip(*columns)): found[i] = dict(zip(figures, own))
+    return found
+
+def prices(t, one: Estimate):  # (s, GB needed, placement, every figure), of each row
+    "Neighbours at the best of every placement, as `estimate` has them; infinite if one cannot run."
+    _, _, t = best_placed(t, one, True)
+    stats, needed = exact_rows(t, one), FITS_BY[one.assumptions.fits_by]
+    of = lambda name: np.array([own[name] if own else np.inf for own in stats])
+    places = [dict(zip(PLACES, at)) for at in zip(*(t[name].tolist() for name in PLACES))]
+    return of('iteration_s'), of(needed), places, stats
 
 # %% ../nbs/13_advice.ipynb #13a00022
 def said(x):  # str
@@ -329,10 +348,9 @@ class Change(NamedTuple):
     to: dict             # field -> its new value
     estimate: Estimate
 
-def change_of(case: Case, to, at=()):  # Change
-    "A step, estimated at a placement, or at its best."
-    p = dataclasses.replace(changed(case.parallel, to), **dict(at))
-    return Change(in_short(case.parallel, to), to, case.estimate(p))
+def change_of(case: Case, to):  # Change
+    "A step, estimated at its best placement."
+    return Change(in_short(case.parallel, to), to, case.estimate(changed(case.parallel, to)))
 
 def changes_table(one: Estimate, changes):  # DataFrame, a row for each change
     "What changes cost and bring."
@@ -369,35 +387,40 @@ class Neighbours(NamedTuple):
     to: list               # of dict: field -> its new value
     seconds: np.ndarray    # infinite where it cannot run
     GB: np.ndarray
-    places: list           # of dict: the placement, if all were tried
+    places: list           # of dict: the placement; none where only a few were tried
+    stats: list            # of dict, alike: every figure
 
 def neighbours(case: Case, one: Estimate, steps, every=True):  # Neighbours
-    "Steps as one table, priced."
-    if not steps: return Neighbours([], np.zeros(0), np.zeros(0), [])
-    seconds, GB, places = prices(table_of(case.parallel, steps), one, every)
-    return Neighbours([s.to for s in steps], seconds, GB, places if every else [{}] * len(steps))
+    "Steps as one table, priced at every placement; or at a few, by formula."
+    if not steps: return Neighbours([], np.zeros(0), np.zeros(0), [], [])
+    t, to = table_of(case.parallel, steps), [s.to for s in steps]
+    if every: return Neighbours(to, *prices(t, one))
+    seconds, GB, _ = best_placed(t, one, False)
+    return Neighbours(to, seconds, GB, [], [])
 
-def fastest_first(found: Neighbours, some):  # list of (step, placement)
-    "Some of the steps in the order of their times."
-    rows = np.flatnonzero(some)
-    rows = rows[np.argsort(found.seconds[rows], kind='stable')]
-    return [(found.to[i], found.places[i]) for i in rows]
+def change_at(case: Case, found: Neighbours, i):  # Change
+    "A neighbour that has been priced."
+    to, p = found.to[i], case.parallel
+    placed = dataclasses.replace(changed(p, to), **found.places[i])
+    return Change(in_short(p, to), to, case.estimated(placed, found.stats[i]))
 
 # %% ../nbs/13_advice.ipynb #13a00054
-def first_good(case: Case, steps, good, k, most):  # list of Change, fastest first
-    "The first k steps that are good when they are estimated; no more than `most` are."
-    found = []
-    for to, at in steps[:most]:
-        change = change_of(case, to, at)
-        if good(change.estimate): found.append(change)
-        if len(found) == k: break
-    return sorted(found, key=lambda change: change.estimate.stats['iteration_s'])
+def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list of Change
+    "Of the `most` fastest of some steps, the first k that are good; the fastest first."
+    rows = np.flatnonzero(some)
+    rows = rows[np.argsort(found.seconds[rows], kind='stable')][:most]
+    if not found.stats:   # these few at every placement
+        found = neighbours(case, one, [Step('', found.to[i]) for i in rows])
+        rows = np.flatnonzero(np.isfinite(found.seconds))
+    changes = (change_at(case, found, i) for i in rows)
+    best = itertools.islice((change for change in changes if good(change.estimate)), k)
+    return sorted(best, key=lambda change: change.estimate.stats['iteration_s'])
 
 def that_fit(case: Case, one: Estimate, steps, k, every=True):  # list of Change
     "The k fastest of some steps that fit."
     found = neighbours(case, one, steps, every)
     some = np.isfinite(found.seconds) & (found.GB <= one.system.hbm_capacity)
-    return first_good(case, fastest_first(found, some), lambda new: new.fits, k, 2 * k)
+    return first_good(case, one, found, some, lambda new: new.fits, k, 2 * k)
 
 # %% ../nbs/13_advice.ipynb #13a00028
 @dataclass(frozen=True)
@@ -487,10 +510,10 @@ def improvements(case: Case, one: Estimate, found: Neighbours, k):  # list of Ch
     inside = found.GB <= one.system.hbm_capacity
     faster = found.seconds < found.seconds[0] * (1 - LEAST_GAIN)
     some = np.isfinite(found.seconds) & inside & (faster | (not one.fits))
-    best = first_good(case, fastest_first(found, some), worthwhile(one), k, 2 * k)
+    best = first_good(case, one, found, some, worthwhile(one), k, 2 * k)
     if one.fits or len(best) == k: return best
     still = lambda new: not new.fits and new.stats['iteration_s'] < one.stats['iteration_s']
-    return best + first_good(case, fastest_first(found, faster & ~inside), still, k - len(best), k)
+    return best + first_good(case, one, found, faster & ~inside, still, k - len(best), k)
 
 # %% ../nbs/13_advice.ipynb #13a00056
 def best_pair(case: Case, one: Estimate, steps, best):  # Change or None
@@ -499,7 +522,7 @@ def best_pair(case: Case, one: Estimate, steps, best):  # Change or None
     limit = best[0].estimate if best and best[0].estimate.fits else one
     better = worthwhile(limit)
     some = np.isfinite(found.seconds) & (found.GB <= one.system.hbm_capacity)
-    pair = first_good(case, fastest_first(found, some), better, 1, 3)
+    pair = first_good(case, one, found, some, better, 1, 3)
     return pair[0] if pair else None
 
 # %% ../nbs/13_advice.ipynb #13a00031

@@ -173,7 +173,7 @@ class Job(Layouts):
         exact = self.assumptions.rows_shared_exactly
         mine = (self.tokens // self.tp if exact else
                 self.micro_batch * (self.rows // self.tp))
-        return where(self.sequence_sharded, mine, self.tokens)
+        return where(self.sequence_sharded | np.equal(self.tp, 1), mine, self.tokens)
 
     @cached_property
     def operations(self):  # tuple of Operation
@@ -197,7 +197,8 @@ class Job(Layouts):
 def when(flag, *messages):  # tuple of Message
     "Messages that are sent where a flag holds: a truth value, or an array of them."
     if np.ndim(flag) == 0: return messages if flag else ()
-    return tuple(m._replace(volume=m.volume * flag) for m in messages)
+    far = lambda m: None if m.far is None else m.far * flag
+    return tuple(m._replace(volume=m.volume * flag, far=far(m)) for m in messages)
 
 def meeting(job: Job, kind, exposed=1., width=None, quantized=False):  # Message
     "A collective over the input of a layer, or as wide; `quantized`: in the bits of its products."

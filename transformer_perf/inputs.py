@@ -7,9 +7,9 @@ __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'WHOLE', 'FLAG'
            'LARGEST_CSV', 'MOST_COLUMNS', 'MOST_CELLS', 'PATIENCE', 'printable', 'quoted', 'nearest', 'whole', 'finite',
            'flag', 'label', 'field', 'one_of', 'checked_number', 'of_type', 'checked_value', 'checked', 'differing',
            'as_markdown', 'takes', 'several', 'table_with', 'divides', 'named', 'checked_path', 'read_bytes',
-           'read_text', 'once', 'no_constant', 'infinity', 'parse_json', 'read_json', 'naming', 'check_cells',
-           'read_csv', 'is_special', 'why_not', 'check_writable', 'write_whole', 'write_to', 'open_special',
-           'replace_file']
+           'read_text', 'check_new', 'once', 'no_constant', 'infinity', 'parse_json', 'read_json', 'naming',
+           'check_cells', 'read_csv', 'is_special', 'why_not', 'check_writable', 'write_whole', 'write_to',
+           'open_special', 'replace_file']
 
 # %% ../nbs/90_inputs.ipynb #90a00005
 import contextlib
@@ -276,11 +276,15 @@ def read_text(path, most):  # str
 # %% ../nbs/90_inputs.ipynb #90a00033
 LARGEST_JSON = 4 * MEGABYTE   # a model or system file takes about 600 bytes, a calibration 30,000
 
+def check_new(key, known):
+    "A ValueError if a key is known already."
+    if key in known: raise ValueError(f'the key {quoted(key)} stands there twice')
+
 def once(pairs):  # dict
     "The pairs of a JSON object, each key once."
     found = {}
     for key, value in pairs:
-        if key in found: raise ValueError(f'the key {quoted(key)} stands there twice')
+        check_new(key, found)
         found[key] = value
     return found
 

@@ -48,7 +48,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .inputs import (
-    HUGE, MEGABYTE, checked, differing, finite, flag, named, naming, nearest, of_type, once,
+    HUGE, MEGABYTE, check_new, checked, differing, finite, flag, named, naming, nearest, of_type,
     parse_json, printable, quoted, read_bytes, read_text, whole)
 from .configs import rule_of
 
@@ -1204,14 +1204,23 @@ TORCHTITAN = Format(TORCHTITAN_ROWS, derive_torchtitan, undo_torchtitan, {
 def plain_loader():  # class
     "A loader of YAML that makes no object but plain ones, and none that stands in two places."
     import yaml
-    class Plain(yaml.SafeLoader):
+    fast = getattr(yaml, 'CSafeLoader', None)   # reads with libyaml, where it is installed
+    bases = (yaml.composer.Composer, fast) if fast else (yaml.SafeLoader,)
+    class Plain(*bases):
+        def __init__(self, text):
+            bases[-1].__init__(self, text)
+            self.anchors, self.keys = {}, {}   # keys: those of each mapping so far
+
         def compose_node(self, parent, index):
             if self.check_event(yaml.AliasEvent): raise ValueError('it refers to another part')
-            return super().compose_node(parent, index)
+            node = super().compose_node(parent, index)
+            if parent is not None and index is None: self.check_once(parent, node)
+            return node
 
-        def construct_mapping(self, node, deep=False):
-            once((self.construct_object(key, deep=True), None) for key, _ in node.value)
-            return super().construct_mapping(node, deep)
+        def check_once(self, mapping, node):
+            known, key = self.keys.setdefault(mapping, set()), self.construct_object(node, True)
+            check_new(key, known)
+            known.add(key)
     return Plain
 
 def not_valid(name, what, error):  # ValueError
@@ -1223,7 +1232,8 @@ def parse_yaml(text, name):  # dict
     "The dict in a YAML text: plain values only, no references, each key once."
     import yaml
     try: found = yaml.load(text, plain_loader())   # a safe one
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError, LookupError,
+            AttributeError) as error:   # the last two of a value that is not what its tag says
         raise not_valid(name, 'YAML', error) from None
     if isinstance(found, dict): return found
     raise ValueError(f'{name}: must hold keys and values, not a {type(found).__name__}')

@@ -946,7 +946,7 @@ def beyond(row, known, model: Model):  # str
     "Which choices of a configuration are not among those known."
     parts = {name: set().union(*map(parts_said, values)) for name, values in known.items()}
     told = [name for name in known if name in row]
-    new = [name for name in told if changes_something(row, name, bool(model.experts)) and not
+    new = [name for name in told if changes_something(row, name, sends_tokens(model)) and not
            (parts_said(row[name]) <= parts[name] or usual(row, name))]
     return ', '.join(f'{name} {row[name]}' for name in new)
 
@@ -969,7 +969,7 @@ def evidence(row, model: Model, system: System, assumptions):  # str
     if known is None: return 'parameters whose runs are not recorded'
     if new := beyond(row, {'optimizer': ('adam',)} | known.seen, model):
         return f'extrapolated: no run with {new} was fitted to'
-    kind = 'with experts' if model.experts else 'dense'
+    kind = 'with experts' if sends_tokens(model) else 'dense'
     return known.trust(gpu_in(system, known), assumptions.measured.stack, kind, row['precision'])
 
 # %% ../nbs/05_iteration.ipynb #e3ed259f
@@ -982,7 +982,7 @@ def kind_of_run(experts, other, seconds):  # array of str
 def interval_columns(t, words, model: Model, assumptions):  # dict of columns
     "Where four of five measured runs would lie; nothing under assumptions without runs."
     if not getattr(assumptions.measured, 'evidence', None): return {}
-    kinds = kind_of_run(model.experts is not None, t['other_s'], t['iteration_s'])
+    kinds = kind_of_run(sends_tokens(model), t['other_s'], t['iteration_s'])
     low, high = interval(assumptions.measured.evidence, words, kinds, t['iteration_s'])
     return {'iteration_low_s': low, 'iteration_high_s': high}
 
@@ -996,7 +996,8 @@ def left_out(model: Model, assumptions):  # str
     "What of a model its assumptions do not count."
     parts = ["the vocabulary's layers (but by MFU, which is too high by their share)"] * bool(
         model.vocab and not assumptions.vocabulary)
-    parts += ['the causal mask'] * bool(model.causal and not assumptions.causal_mask)
+    causal = any(getattr(half, 'causal', False) for half in halves_of(model))
+    parts += ['the causal mask'] * bool(causal and not assumptions.causal_mask)
     return f'Not counted, as in the published model: {" and ".join(parts)}.' if parts else ''
 
 # %% ../nbs/05_iteration.ipynb #3d696950

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['POWERS', 'RATES', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEPT', 'FEW', 'MOST_PASSES', 'PASSES', 'BROKEN', 'REST',
            'DRAWN_STEPS', 'SAID', 'HELD', 'TASKS', 'SORTS', 'CHAIN', 'LAST', 'WAYS', 'WAITS', 'BOUND', 'STORES',
-           'CALLED', 'OUTLINE', 'STEPS', 'MACHINE', 'CONTROLS', 'COLUMNS', 'TOP', 'MAPPED', 'SWEPT', 'SCENARIO', 'AXES',
+           'CALLED', 'OUTLINE', 'STEPS', 'MACHINE', 'CONTROLS', 'COLUMNS', 'TOP', 'OVER', 'SWEPT', 'SCENARIO', 'AXES',
            'SIZE_LINES', 'SIZES_BYTES', 'ANCHORS', 'ENDINGS', 'HELP', 'CHAPTERS', 'LOOK', 'MOMENTS', 'FOLDED',
            'BUTTONS', 'PANELS', 'LIMITS_MS', 'MAP', 'SLOWER', 'CELL', 'HEADERS', 'MOST_PAGES', 'CULLED', 'Shown',
            'closest', 'with_own', 'presets_for', 'rate_options', 'machine_options', 'strategies_for', 'runnable',
@@ -24,10 +24,10 @@ __all__ = ['POWERS', 'RATES', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEPT', 'FEW', 
            'limit_words', 'layer_words', 'as_view', 'facts_of', 'layer_shown', 'SearchState', 'found_by', 'unchosen',
            'searched', 'fitted', 'best_of', 'asked_settled', 'cells_of', 'search_settled', 'search_call',
            'search_command', 'why_slower', 'candidate_name', 'candidate_bar', 'candidate_bars', 'strategies_in',
-           'maps_for', 'sizes_of', 'least_memory', 'first_of', 'fastest_in_cells', 'map_cells', 'mapped',
-           'best_in_cell', 'candidate_at', 'cell_name', 'shade', 'cell_words', 'search_figure', 'layer_state_of',
-           'chosen_of', 'search_facts', 'cell_found', 'search_words', 'compared', 'search_shown', 'SweepState',
-           'scenarios', 'swept_values', 'sweep_options', 'sweep_calls', 'sweep_commands', 'sweep_settled',
+           'maps_for', 'sizes_of', 'least_memory', 'in_cells', 'played_for', 'play_those', 'best_in_cells', 'map_cells',
+           'mapped', 'best_in_cell', 'candidate_at', 'cell_name', 'shade', 'cell_words', 'search_figure',
+           'layer_state_of', 'chosen_of', 'search_facts', 'cell_found', 'search_words', 'compared', 'search_shown',
+           'SweepState', 'scenarios', 'swept_values', 'sweep_options', 'sweep_calls', 'sweep_commands', 'sweep_settled',
            'sweep_table', 'with_unit', 'ticks_at', 'memory_areas', 'size_lines', 'sweep_column', 'sweep_lines',
            'sweep_map', 'sweep_figure', 'scenario_words', 'sweep_shown', 'RooflineState', 'roofline_call',
            'roofline_settled', 'roofline_table', 'Roof', 'roofs', 'roof_lines', 'ghost_points', 'operation_points',
@@ -94,15 +94,17 @@ from .parameters import measured_folder
 from .estimates import CHOICES, COLLECTIVES, FITS_BY, Group, as_assumptions, counted
 from .kernels import lasting, pricer_of
 from .blocks import STRATEGIES
+from .modules import halves_of
 
 from .iteration import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PAPER_NAMES, PLACES, Estimate, Parallel, components, divisors,
     estimate, exact_table, interval_in_words, job_of_estimate, keep, most_of, plural,
-    possible_places, readable, rows_of, seconds_and_GB, short)
+    possible_places, readable, rows_of, seconds_and_GB, sends_tokens, short)
 
-from .execution import (
-    Question, all_placements, asked_about, configurations, considered_choices, fastest_of, fitting,
-    groupings, practice, questions, result_of, search, tables_of)
+from transformer_perf.execution import (
+    MOST_REPLAYED, Question, all_placements, asked_about, configurations, considered_choices,
+    fastest_of, fitting, groupings, practice, questions, result_of, runs, search, tables_of,
+    to_play)
 
 from .plots import (
     BARS, BLUE, GREEN, GREY, PALETTE, PARTS, RED, SKY, communication, heat_map,
@@ -177,7 +179,7 @@ def machine_options(state):  # dict: control -> options
 # %% ../nbs/07b_panels.ipynb #7a51c111
 def strategies_for(model):  # list of names
     "The strategies that can run a model: SUMMA knows neither experts nor latent attention."
-    plain_one = not (model.experts or model.kv_lora_rank)
+    plain_one = all(half.on_grid for half in halves_of(model))
     return [name for name, s in STRATEGIES.items() if plain_one or not s.has_panels]
 
 def runnable(state, model):  # state
@@ -1239,7 +1241,8 @@ def fitted(state):  # (list of Question, list of Fitting)
 def best_of(state):  # SearchResult
     "The best configurations of a state, with all their figures."
     (asked, fit), counts = fitted(state), [state.n_gpus]
-    return result_of(tables_of(counts, asked, fit, fastest_of(asked, fit, TOP)), asked, counts)
+    some = fastest_of(asked, fit, to_play(TOP, asked[0].assumptions))
+    return result_of(tables_of(counts, asked, fit, some), asked, counts, TOP)
 
 # %% ../nbs/07b_panels.ipynb #7a51c124
 def asked_settled(state):  # (SearchState, dict: control -> options)
@@ -1341,12 +1344,10 @@ def maps_for(state):  # list of str: pairs of sizes
     "The maps that can say something."
     model, groups = named_in(state)[0], set().union(*(
         STRATEGIES[nearest(s, STRATEGIES, 'strategy')].groups for s in strategies_in(state)))
-    some = ['tp', *['cp'] * ('cp' in groups), *['ep'] * bool(model.experts)]
-    return [f'{name} x pp' for name in some] + ['tp x dp'] + ['ep x tp'] * bool(model.experts)
+    some = ['tp', *['cp'] * ('cp' in groups), *['ep'] * sends_tokens(model)]
+    return [f'{name} x pp' for name in some] + ['tp x dp'] + ['ep x tp'] * sends_tokens(model)
 
 # %% ../nbs/07b_panels.ipynb #7a51c148
-MAPPED = 10_000   # candidates behind the map
-
 def sizes_of(t, names):  # dict of columns
     return {name: np.broadcast_to(t[name], t['dp'].shape) for name in names}
 
@@ -1355,17 +1356,36 @@ def least_memory(fit, names):  # DataFrame: the two sizes of each cell, GB
     tables = [pd.DataFrame(sizes_of(f.space.t, names) | {'least_GB': f.memory}) for f in fit]
     return pd.concat(tables).groupby(names, as_index=False).min()
 
-@functools.lru_cache(2)   # of all maps of a state
-def first_of(state): return pd.DataFrame(fastest_of(*fitted(state), MAPPED))
+def in_cells(cells, names, f):  # Fitting
+    "What fits, for each cell of the map as for a system of its own."
+    sizes = [cells[name].to_numpy()[:, None] == x for name, x in sizes_of(f.space.t, names).items()]
+    return f._replace(fits=np.all(sizes, axis=0) & f.fits)
 
-def fastest_in_cells(some, fit, names):  # DataFrame: the two sizes, the candidate, GB
-    "The fastest of some candidates of each cell of the map that has one."
-    tables = []
-    for at, f in enumerate(fit):
-        own = some[some.search == at]
-        sizes = {name: x[own.i] for name, x in sizes_of(f.less.t, names).items()}
-        tables.append(own.assign(**sizes, GB=f.memory[f.some[own.i]]))
-    return pd.concat(tables).sort_values('seconds', kind='stable').drop_duplicates(names)
+@functools.lru_cache(2)   # of all maps of a state
+def played_for(job): return {}   # (search, i, j) -> as of `play_those`
+
+def play_those(some, job):  # list of dict, a row of a search; None where it does not fit after all
+    "Price candidates as a search does, but for those that another map has asked for."
+    (asked, fit), known = fitted(job), played_for(job)
+    keys = list(zip(*(some[name].tolist() for name in ('search', 'i', 'j'))))
+    new = np.flatnonzero([key not in known for key in keys])
+    for block in runs(np.arange(len(new)) // MOST_REPLAYED):
+        few = keep(some, new[block])
+        tables = tables_of([], asked, fit, few | {'variant': 0 * few['i']})
+        for at, ((table, *_), f) in enumerate(zip(tables, fit)):
+            for row in pd.DataFrame(table).to_dict('records'):
+                known[at, *divmod(row['candidate'], len(f.less.places['grouping']))] = row
+    return [known.setdefault(key) for key in keys]
+
+def best_in_cells(cells, names, job):  # list of dict, as of `play_those`
+    "What a search of each cell alone finds: its fastest by formula are played."
+    asked, fit = fitted(job)
+    own, found = [in_cells(cells, names, f) for f in fit], [[] for _ in cells.index]
+    some = fastest_of(asked, own, to_play(1, asked[0].assumptions))
+    for cell, row in zip(some['variant'], play_those(some, job)):
+        if row: found[cell].append(row)
+    first = lambda row: (row['iteration_s'], row['candidate'])
+    return [min(rows, key=first, default=None) for rows in found]
 
 # %% ../nbs/07b_panels.ipynb #7a51c14a
 def map_cells(state):  # DataFrame: the two sizes, seconds and GB of the fastest that fits
@@ -1373,13 +1393,17 @@ def map_cells(state):  # DataFrame: the two sizes, seconds and GB of the fastest
     return mapped(unchosen(state))
 
 @functools.lru_cache(2)
-def mapped(state):  # as map_cells
+def mapped(state):  # as map_cells; `best`: its row
     "The map of a state in which no cell is chosen."
     names, job = state.map.split(' x '), searched(state)
-    fit, some = fitted(job)[1], first_of(job)
-    cells = least_memory(fit, names).merge(fastest_in_cells(some, fit, names), 'left', names)
-    cells['GB'] = cells.GB.fillna(cells.least_GB)
-    cells.attrs['capacity'] = named_in(state)[1].hbm_capacity
+    (q, *_), fit = fitted(job)
+    cells, needed = least_memory(fit, names), FITS_BY[q.assumptions.fits_by]
+    best = best_in_cells(cells, names, job)
+    figures = [(row['iteration_s'], row[needed]) if row else (np.nan, least)
+               for row, least in zip(best, cells.least_GB)]
+    cells = cells.assign(**dict(zip(('seconds', 'GB'), np.array(figures).T)))
+    cells['best'] = pd.Series(best, dtype=object)
+    cells.attrs['capacity'] = q.system.hbm_capacity
     return cells
 
 # %% ../nbs/07b_panels.ipynb #7a51c14c
@@ -1387,13 +1411,10 @@ def best_in_cell(state):  # (a row or None, why there is none)
     "The best of the chosen cell: that of the map, or if it has none, what a search of it says."
     sizes = dict(zip(state.map.split(' x '), map(int, state.cell.split('x'))))
     cells = map_cells(state)
-    own = cells[np.all([cells[name] == size for name, size in sizes.items()], axis=0)].dropna()
-    if not len(own):
-        found = found_by(state, 1, **sizes)
-        return (found.iloc[0], '') if len(found) else (None, found.reasons[state.n_gpus])
-    search, i, j = (int(own[name].iloc[0]) for name in ('search', 'i', 'j'))
-    space = fitted(searched(state))[1][search].less
-    return keep(space.t, i) | {name: space.places[name][j] for name in PLACES}, ''
+    own = cells[np.all([cells[name] == size for name, size in sizes.items()], axis=0)]
+    best = next(iter(own.best), None)
+    if best: return best, ''
+    return None, found_by(state, 1, **sizes).reasons.get(state.n_gpus, OVER)
 
 def candidate_at(state, rank):  # a row, or None
     "A candidate, or the last one if there are fewer."
@@ -1408,12 +1429,14 @@ def shade(ratio):  # color
     pale = min((ratio - 1) / 2, 1.)
     return '#' + ''.join(f'{round(low + (255 - low) * pale):02x}' for low in (0, 114, 178))
 
+OVER = 'the fastest do not fit when their schedules are played'
+
 def cell_words(row, best, capacity):  # (words, their color, color of the cell, what follows)
     "What a cell of the map says: its time; or in red what it needs."
     if not np.isfinite(row.seconds):
-        fits, needs = row.GB <= capacity, f'the smallest needs {short(row.GB)} GB'
-        return (('slow', '#444444', '#e4e4e4', f'slower than {MAPPED:,} others; {needs}') if fits
-                else (f'{row.GB:,.0f} GB', '#a33c00', '#e4e4e4', f'nothing fits; {needs}'))
+        why = OVER if row.GB <= capacity else 'nothing fits'
+        return (f'{row.GB:,.0f} GB', '#a33c00', '#e4e4e4',
+                f'{why}; the smallest needs {short(row.GB)} GB')
     ratio = round(row.seconds / best, 1)   # a few shades, that buttons can share
     return (f'{short(row.seconds)} s', 'white' if ratio < 1.3 else 'black', shade(ratio),
             f'{short(row.seconds)} s, {short(row.GB)} GB, {row.seconds / best:.2f} times the best')

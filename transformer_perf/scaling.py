@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['SIZED', 'STUDIED', 'STAGES', 'ASSUMED', 'TURNS', 'SHARED', 'PUBLISHED', 'PROGRAMS', 'LARGEST_LOG', 'LONGEST_LINE',
-           'MOST_RESULTS', 'plain', 'size', 'Sizes', 'parameters', 'training_TFLOP', 'activation_GB', 'Stage',
-           'weights_GB', 'as_stage', 'stage_memory', 'gpus_needed', 'first_stage', 'sent_GB', 'messages_of',
+           'MOST_LINES', 'MOST_RESULTS', 'plain', 'size', 'Sizes', 'parameters', 'training_TFLOP', 'activation_GB',
+           'Stage', 'weights_GB', 'as_stage', 'stage_memory', 'gpus_needed', 'first_stage', 'sent_GB', 'messages_of',
            'stage_sent_GB', 'Fractions', 'achieved_rate', 'kernel_time', 'compute_time', 'dispatch_share',
            'dispatch_of_share', 'by_gpus', 'ascending', 'above_nothing', 'per_doubling', 'Efficiency', 'Network',
            'pieces_of', 'system_time', 'network_of_system', 'published_network', 'NcclLog', 'check_row', 'result_row',
-           'lines_of', 'rows_of', 'collective_of', 'rank_in', 'ranks_of', 'parse_nccl_log', 'read_nccl_log',
+           'lines_of', 'rows_of', 'place_of', 'collective_of', 'rank_in', 'ranks_of', 'parse_nccl_log', 'read_nccl_log',
            'network_of_logs', 'stage_table', 'zero_table', 'speedup', 'efficiency_behind', 'check_measured',
            'efficiency_seen', 'predicted_row', 'predict_scaling']
 
 # %% ../nbs/09_scaling.ipynb #bc9cc622
+import dataclasses
 import io
 import itertools
 import re
@@ -41,6 +42,9 @@ def plain(model):
         if own and own != usual.get(name):
             raise ValueError(f'{model.name}: {name}={own} is not in the estimates of the '
                              'characterization; `estimate` and `fits` count it')
+    if model.blocks != dataclasses.replace(model, layers=None).blocks:
+        raise ValueError(f'{model.name}: its own layers are not in the estimates of the '
+                         'characterization; `estimate` and `fits` count them')
 
 # %% ../nbs/09_scaling.ipynb #a8276614
 def size(): return field(arrays=True, least=1, most=LARGEST)
@@ -365,7 +369,7 @@ PROGRAMS = {'all_reduce_perf': 'allreduce', 'all_gather_perf': 'allgather',
             'reduce_scatter_perf': 'reducescatter', 'broadcast_perf': 'broadcast',
             'reduce_perf': 'reduce'}
 LARGEST_LOG = 16_000_000  # bytes; a log with all of NCCL's own messages takes a few million
-LONGEST_LINE, MOST_RESULTS = 10_000, 10_000   # characters; rows
+LONGEST_LINE, MOST_LINES, MOST_RESULTS = 10_000, 1_000_000, 10_000   # characters; lines; rows
 
 # %% ../nbs/09_scaling.ipynb #95628879
 def check_row(row, where, size, out, bandwidth, wrong):
@@ -395,13 +399,15 @@ def result_row(words, where):  # ((size GB, out-of-place s, in-place s), GB/s, G
 
 # %% ../nbs/09_scaling.ipynb #9562887a
 def lines_of(text, name):  # yields (number, words of a line)
-    "The lines of a log, none of them endless; mpirun may have put a tag before each."
+    "The lines of a log, not too many or too long; mpirun may have put a tag before each."
     if len(of_type(text, str, 'text')) > LARGEST_LOG:
         raise ValueError(f'{name}: has more than {LARGEST_LOG} characters')
+    if text.count('\n') > MOST_LINES: raise ValueError(f'{name}: has more than {MOST_LINES} lines')
     for at, line in enumerate(io.StringIO(text), 1):
         if len(line) > LONGEST_LINE:
             raise ValueError(f'{name}, line {at}: has more than {LONGEST_LINE} characters')
-        yield at, re.sub(r'^\s*\[\d+,\d+\]<\w+>:', '', line).split()
+        if '>:' in line: line = re.sub(r'^\s*\[\d+,\d+\]<\w+>:', '', line)
+        yield at, line.split()
 
 # %% ../nbs/09_scaling.ipynb #95628881
 def rows_of(text, name):  # (rows of results, bus over algorithm bandwidth of some)
@@ -420,10 +426,17 @@ def rows_of(text, name):  # (rows of results, bus over algorithm bandwidth of so
     raise ValueError(f'{name}: no row of results')
 
 # %% ../nbs/09_scaling.ipynb #9562887c
+def place_of(word, text):  # index, -1 where there is none
+    "Where a text says a word for the first time, not as the end of a longer one."
+    at = text.find(word)
+    while at > 0 and (text[at - 1] == '_' or text[at - 1].isalnum()): at = text.find(word, at + 1)
+    return at
+
 def collective_of(text, kind, name):  # one of TURNS
     "The collective that a log is of; one that was asked for must be the log's own."
-    found = re.finditer(rf'\b({"|".join(PROGRAMS)})', of_type(text, str, 'text'))
-    programs = list(dict.fromkeys(program[1] for program in found))
+    text = of_type(text, str, 'text')
+    places = {program: place_of(program, text) for program in PROGRAMS}
+    programs = sorted((program for program in PROGRAMS if places[program] >= 0), key=places.get)
     if len(programs) > 1:
         raise ValueError(f'{name}: holds runs of {" and ".join(programs)}: one run a log')
     if kind is None and not programs:
