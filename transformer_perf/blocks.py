@@ -57,6 +57,9 @@ class Half:
     def groups(self, job):  # dict: name -> Group
         "Groups of GPUs that it talks in, beside those of its strategy."
         return {}
+    def widest_weight(self, job):
+        "Numbers of the weight on a GPU whose gradient is the largest that is not added up at once."
+        return 0.
     def counts_places(self, p):
         "Whether what it counts depends on which GPUs share an NVLink domain."
         return False
@@ -142,7 +145,6 @@ class Job(Layouts):
     block: Block = None            # the one at hand; the first, unless given
     depth: int = 1                 # layers
     mtp_layers: int = 0            # layers of multi-token prediction: like the last, after it
-    dense_width: int = 0           # columns of the first product of a dense MLP
     vocab: int = 0
     tied_embeddings: bool = False
     learned_positions: bool = False
@@ -365,6 +367,8 @@ class MLP(Half):
     on_grid = True
 
     def divisions(self, tp): return [('mlp_dim', self.hidden_dim, 'tp', tp)]
+    def widest_weight(self, job):
+        return job.embed_dim * self.hidden_dim * (1 + np.asarray(self.gated) * 1.) / job.tp
 
     def operations(self, job: Job):  # list of Operation
         "Both products and what is between; then the residual stream and its norm."

@@ -605,7 +605,7 @@ def working(work: Workload, again, first, last):  # GB
     p, of, w = work.layouts, work.beside, work.layouts.software
     gathered = 2 * of.stream * np.asarray(p.sequence_sharded)
     keys = of.keys * np.equal(p.context, 'allgather') * (p.cp - 1)   # beside the GPU's own
-    apart = w.gradients_apart * (of.table * np.maximum(first, last) + last * of.dense)
+    apart = w.gradients_apart * (of.table * np.maximum(first, last) + last * of.widest)
     return gathered + keys + again + apart + last * w.logit_held * of.logits + w.framework_GB
 
 # %% ../nbs/05_iteration.ipynb #5a4d0022

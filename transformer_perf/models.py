@@ -300,9 +300,7 @@ def sizes_of(model):  # dict
             'output_bias')
     blocks = model.blocks if isinstance(model, Model) else blocks_from(model)
     vocab = 0 if own['vocab'] is None else own['vocab']
-    dense_width = own['mlp_dim'] * (1 + np.asarray(own['gated_mlp']) * 1.)
-    return {name: own[name] for name in same} | {
-        'blocks': blocks, 'vocab': vocab, 'dense_width': dense_width}
+    return {name: own[name] for name in same} | {'blocks': blocks, 'vocab': vocab}
 
 @lru_cache(maxsize=256)
 def counted_once(m: Model, causal_mask=True):  # list of (Operation, in how many layers)

@@ -510,7 +510,7 @@ class Beside(NamedTuple):
     stream: float = 0.     # rows of the stream that tp shares out, all of them
     keys: float = 0.       # of the GPU's own rows, that context parallelism gathers
     table: float = 0.      # words, as weights
-    dense: float = 0.      # the first product of a dense MLP, as weights
+    widest: float = 0.     # the widest weight of a layer whose gradient waits beside it
     logits: float = 0.     # of the GPU's words, in 16 bits
 
 class Workload(NamedTuple):
@@ -554,9 +554,11 @@ def beside_layers(job: Job):  # Beside
     "What a GPU hands on and needs at hand beside its layers."
     E, rows, e = job.units.element, job.tokens, job.embed_dim
     halves = [half for kind in job.kinds for half in kind.here.halves]
-    keys = functools.reduce(np.maximum, (half.keys_gathered(job) for half in halves))
+    most = lambda figures: functools.reduce(np.maximum, figures)
+    keys = most(half.keys_gathered(job) for half in halves)
+    widest = most(half.widest_weight(job) for half in halves)
     return Beside(boundary_of(job), E * rows * e * (job.tp > 1), E * rows * keys,
-                  E * words(job) * e, E * e * job.dense_width / job.tp, E / 2 * rows * words(job))
+                  E * words(job) * e, E * widest, E / 2 * rows * words(job))
 
 def count(job: Job):  # Workload
     "The only place that counts: every layer and both ends, once."
