@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.blocks import kinds_of
 from transformer_perf.estimates import (
-    NEWTON_SCHULZ, OPTIMIZERS, Group, Matrix, Roofline, as_assumptions, orthogonalized)
+    NEWTON_SCHULZ, Group, Matrix, Roofline, as_assumptions, orthogonalized)
 from transformer_perf.interop import TrainingJob, as_job, export
 from transformer_perf.iteration import dealt, job_of
 from transformer_perf.models import NAMED
@@ -18,6 +18,7 @@ from transformer_perf.systems import as_system
 
 H200, CORRECTED = as_system('H200', 8), as_assumptions('corrected')
 DENSE, ROUTED = 'llama3.1_8B', 'mixtral_8x7B'
+NAMES = 'adam', 'muon', 'lion', 'sgd'
 
 
 def close(a, b, rel=1e-9): return math.isclose(a, b, rel_tol=rel)
@@ -89,7 +90,7 @@ def figures(optimizer, model=DENSE, a=CORRECTED, **layout):
                                     dict(pp=2, dp=2)])
 def test_moments_that_are_kept(layout):
     "Muon keeps one of a weight in a matrix and two of others; Lion and SGD one of each."
-    adam, muon, lion, sgd = (figures(name, **layout)['optimizer_GB'] for name in OPTIMIZERS)
+    adam, muon, lion, sgd = (figures(name, **layout)['optimizer_GB'] for name in NAMES)
     weights = adam / 12   # parameters that a GPU has the states of, in 1e9
     assert close(lion, 8 * weights) and lion == sgd
     tp, pp = layout.get('tp', 1), layout.get('pp', 1)
@@ -106,7 +107,7 @@ def in_matrices(tp):
 def test_optimizer_bytes_hold_for_any():
     "The paper's multiple of the weights is what is asked for, whatever the optimizer."
     a = replace(CORRECTED, optimizer_bytes=3.)
-    assert len({figures(name, a=a, dp=2)['optimizer_GB'] for name in OPTIMIZERS}) == 1
+    assert len({figures(name, a=a, dp=2)['optimizer_GB'] for name in NAMES}) == 1
 
 
 @pytest.mark.parametrize('layout, whole', [
