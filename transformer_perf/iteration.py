@@ -14,21 +14,22 @@ __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'Unsaid', 'TIMES', 'COMPONENTS', '
            'alike', 'distinct_rows', 'stages_of', 'unlike_stages', 'mean_layer', 'costs_at_places', 'Pace',
            'slowest_stage', 'pace_of', 'slower_of', 'bubble_time', 'iteration_times', 'Memory', 'alive', 'working',
            'units_at_hand', 'StageWeights', 'largest_units', 'weights_of_stage', 'weights_held', 'gradients_held',
-           'memory_at', 'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'memory_needed', 'components',
-           'figures', 'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
-           'figures_by_formula', 'own_stages', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'kept_on_chunks',
-           'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'totals_played', 'bubble_left', 'exact_times',
-           'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics', 'exact_table',
-           'exact_figures_of_each', 'bubbles_played', 'memories_played', 'parts_said', 'beyond', 'gpu_in', 'evidence',
-           'kind_of_run', 'interval_columns', 'figures_of', 'left_out', 'Estimate', 'layers_of', 'job_of_estimate',
-           'most_of', 'priced_estimate', 'row_of', 'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks',
-           'given_of', 'sizes_in', 'with_sizes', 'stage_counts', 'Told', 'fullest_stage', 'layers_told', 'mean_told',
-           'end_told', 'stage_told', 'sent_told', 'exchange_told', 'behind', 'unit_told', 'both_ways', 'reduction_told',
-           'bubble_told', 'played_seconds', 'update_told', 'whole_told', 'times_told', 'memory_told', 'kept_told',
-           'flops_told', 'work_figures', 'figures_told', 'explanation_of', 'divisors', 'divisors_of', 'rows_of',
-           'cross', 'keep', 'possible_places', 'fastest_place', 'interval_of', 'settled', 'estimate', 'short',
-           'layer_groups', 'memory_columns', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
-           'memory_in_words', 'interval_in_words', 'in_words']
+           'kept_at', 'memory_at', 'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'that_must_fit',
+           'memory_needed', 'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization',
+           'all_figures', 'seconds_and_GB', 'statistics', 'figures_by_formula', 'own_stages', 'held_by_chunks',
+           'of_each_kind', 'on_chunks', 'kept_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike',
+           'totals_played', 'bubble_left', 'exact_times', 'memory_on_ranks', 'exact_memory', 'memory_played',
+           'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
+           'memories_played', 'parts_said', 'beyond', 'gpu_in', 'evidence', 'kind_of_run', 'interval_columns',
+           'figures_of', 'left_out', 'Estimate', 'layers_of', 'job_of_estimate', 'most_of', 'priced_estimate', 'row_of',
+           'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'given_of', 'sizes_in', 'with_sizes',
+           'stage_counts', 'Told', 'fullest_stage', 'layers_told', 'mean_told', 'end_told', 'stage_told', 'sent_told',
+           'exchange_told', 'behind', 'unit_told', 'both_ways', 'reduction_told', 'bubble_told', 'played_seconds',
+           'update_told', 'whole_told', 'times_told', 'memory_told', 'kept_told', 'flops_told', 'work_figures',
+           'figures_told', 'explanation_of', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'possible_places',
+           'fastest_place', 'interval_of', 'settled', 'estimate', 'short', 'layer_groups', 'memory_columns', 'readable',
+           'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'memory_in_words', 'interval_in_words',
+           'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
@@ -409,7 +410,8 @@ class Stage(NamedTuple):
     first: float    # 1 where it begins the model
     last: float     # 1 where it ends it
     rank: int       # the first one that holds so much
-    widest: float = 1.   # layers of its longest chunk over those of its mean one
+    widest: float = 1.     # layers of its longest chunk over those of its mean one
+    narrowest: float = 1.  # layers of its shortest chunk over those
 
 def places_of(rank, p, v, folded, both_ways):
     "The chunks of the model, of p v, that a rank holds, and how often it holds each."
@@ -433,8 +435,9 @@ def stages_in_order(pattern, p, v, folded, both_ways, layout=None):  # list of S
         own = [which[([0] + stop)[c]:stop[c]] for c in places]
         count = tuple(part * sum(o.count(k) for o in own) for k in range(max(which) + 1))
         ends = [float(any(end in chunks[c] for c in places)) for end in 'EL']
-        widest = len(own) * max(map(len, own)) / max(sum(map(len, own)), 1)
-        stages.append(Stage(count, *ends, rank, widest))
+        widest, narrowest = (len(own) * most(map(len, own)) / max(sum(map(len, own)), 1)
+                             for most in (max, min))
+        stages.append(Stage(count, *ends, rank, widest, narrowest))
     return stages
 
 # %% ../nbs/05_iteration.ipynb #83c55b81
@@ -487,8 +490,9 @@ def unlike_stages(work: Workload):  # list of Stage
     most = max(map(len, tables))
     every = np.array([[(*stage.layers, *stage[1:]) for stage in table + table[:1] * most][:most]
                       for table in tables])[which]
-    *layers, first, last, rank, wide = np.moveaxis(every, -1, 0)
-    return [Stage(tuple(x[..., i] for x in layers), *(x[..., i] for x in (first, last, rank, wide)))
+    columns = np.moveaxis(every, -1, 0)
+    kinds = len(columns) - len(Stage._fields) + 1
+    return [Stage(tuple(x[..., i] for x in columns[:kinds]), *(x[..., i] for x in columns[kinds:]))
             for i in range(most)]
 
 # %% ../nbs/05_iteration.ipynb #83c55b84
@@ -656,11 +660,18 @@ def gradients_held(p: Layouts, own: StageWeights):  # GB
     return np.minimum(whole, found + p.software.gradient_bytes / 2 * unit)
 
 # %% ../nbs/05_iteration.ipynb #7ddccbcc
-def memory_at(work: Workload, at: Stage):  # Memory
-    "Peak memory of a pipeline stage."
+def kept_at(work: Workload, at: Stage, of: Stored, least=False):  # GB
+    "Activations that a stage keeps: exact with one chunk, else as if all were its longest."
+    kept = alive(work.layouts, at.rank) * sum(at.layers)
+    if not least: return kept * of.activations * at.widest
+    kinds = of_each_kind(work, work.stored.activations)   # no less than if all were its shortest
+    return kept * functools.reduce(np.minimum, kinds) * at.narrowest
+
+def memory_at(work: Workload, at: Stage, least=False):  # Memory
+    "Peak memory of a pipeline stage; or the least that it can be where its chunks differ."
     p, L, of = work.layouts, sum(at.layers), mean_layer(work.stored, at.layers)
     a, own = p.assumptions, weights_of_stage(work, at, of)
-    kept = alive(p, at.rank) * L * of.activations * at.widest   # exact with one chunk
+    kept = kept_at(work, at, of, least)
     again = of.again * np.greater(L, 0)   # none where a stage has only an end
     if a.working_memory: kept = kept + working(work, again, at.first, at.last)
     copied = layers_copied(p, own) * other_copies(p, of)
@@ -679,11 +690,11 @@ def other_copies(p: Layouts, of: Stored):  # GB, of a layer
     if not a.fp8_parameters: return held
     return held - of.copies * 2 / np.maximum(of_recipe(p.precision, 'copies'), .5)
 
-def memory_of(work: Workload):  # Memory
-    "Peak memory of the fullest stage."
+def memory_of(work: Workload, least=False):  # Memory
+    "Peak memory of the fullest stage; or the least that it can be where chunks differ."
     best = None
     for stage in stages_of(work):
-        new = memory_at(work, stage)
+        new = memory_at(work, stage, least)
         fuller = None if best is None else sum(new) > sum(best)
         best = new if best is None else Memory(*(where(fuller, b, a)
                                                  for a, b in zip(best, new)))
@@ -696,10 +707,22 @@ def memory_bound(p: Layouts, memory: Memory):  # GB
     groups = sum(np.greater(getattr(p, name), 1) for name in (*GROUPS, 'ep'))
     return sum(memory) + w.fragments * memory.activations + w.nccl_GB * groups + w.context_GB
 
-def memory_needed(work: Workload):  # GB
+def that_must_fit(p: Layouts, memory: Memory):  # GB
     "What must fit into a GPU: the estimate, or its bound."
-    memory, p = memory_of(work), work.layouts
     return memory_bound(p, memory) if p.assumptions.fits_by == 'bound' else sum(memory)
+
+def memory_needed(work: Workload, least=False):  # GB
+    "What must fit into a GPU, by formula; or the least that it can be where chunks differ."
+    return that_must_fit(work.layouts, memory_of(work, least))
+
+def chunks_differ(work: Workload):  # bools, of each layout
+    "Whether a rank has chunks that keep different amounts: only playing tells what it holds."
+    p = work.layouts
+    several = np.greater(p.virtual_stages, 1) | own_figure(
+        p.schedule, lambda s: s.folded or s.both_ways)
+    dealt = bool(p.layout or work.order) or np.not_equal(work.mtp_layers, 0)
+    uneven = dealt | np.not_equal(work.depth % (p.pp * p.virtual_stages), 0)
+    return several & uneven & np.greater(p.pp, 1)
 
 # %% ../nbs/05_iteration.ipynb #8559f3b7
 TIMES = ('compute_s', 'exposed_memory_s', 'tp_comm_s', 'dp_comm_s', 'pp_comm_s', 'bubble_s',

@@ -103,7 +103,7 @@ from .iteration import (
 
 from transformer_perf.execution import (
     MOST_REPLAYED, Question, all_placements, asked_about, configurations, considered_choices,
-    fastest_of, fitting, groupings, practice, questions, result_of, runs, search, tables_of,
+    fastest_that_fit, fitting, groupings, practice, questions, result_of, runs, search, tables_of,
     to_play)
 
 from .plots import (
@@ -1241,7 +1241,7 @@ def fitted(state):  # (list of Question, list of Fitting)
 def best_of(state):  # SearchResult
     "The best configurations of a state, with all their figures."
     (asked, fit), counts = fitted(state), [state.n_gpus]
-    some = fastest_of(asked, fit, to_play(TOP, asked[0].assumptions))
+    some = fastest_that_fit(asked, fit, to_play(TOP, asked[0].model, asked[0].assumptions))
     return result_of(tables_of(counts, asked, fit, some), asked, counts, TOP)
 
 # %% ../nbs/07b_panels.ipynb #7a51c124
@@ -1381,7 +1381,7 @@ def best_in_cells(cells, names, job):  # list of dict, as of `play_those`
     "What a search of each cell alone finds: its fastest by formula are played."
     asked, fit = fitted(job)
     own, found = [in_cells(cells, names, f) for f in fit], [[] for _ in cells.index]
-    some = fastest_of(asked, own, to_play(1, asked[0].assumptions))
+    some = fastest_that_fit(asked, own, to_play(1, asked[0].model, asked[0].assumptions))
     for cell, row in zip(some['variant'], play_those(some, job)):
         if row: found[cell].append(row)
     first = lambda row: (row['iteration_s'], row['candidate'])
