@@ -368,17 +368,20 @@ class Layers(NamedTuple):
         return self.counted.at(self.own[i], p)
 
 def counted_and_held(space: Space, q: Question):
-    "(Workload of the distinct layers, which of them each configuration has, GB of each)."
+    "(Workload of the distinct layers, which of them each has, GB by formula, GB at least)."
     t, args = space.t, (q.system, q.global_batch, q.assumptions)
     layer, first = distinct(*(t[name] for name in decides_layer(q.considered)))
     work = count(job_of(keep(t, first), q.model, *args))
     every = work.at(layer, Layouts(**layouts_of(t, *args)))
-    memory = np.broadcast_to(memory_needed(every), layer.shape).astype(float)
-    some = np.flatnonzero(chunks_differ(every) & (memory > np.max(q.system.hbm_capacity)))
+    memory = np.atleast_2d(memory_needed(every))   # units may be those of many systems
+    memory = np.array(np.broadcast_to(memory, (len(memory), len(layer))))
+    over = (memory > np.max(q.system.hbm_capacity)).any(axis=0)
+    some, least = np.flatnonzero(chunks_differ(every) & over), memory
     if len(some):   # these may fit after all
         few = work.at(layer[some], every.layouts.at(some))
-        memory[some] = np.minimum(memory[some], memory_needed(few, least=True))
-    return work, layer, memory
+        least = memory.copy()
+        least[:, some] = np.minimum(memory[:, some], memory_needed(few, least=True))
+    return work, layer, memory[0] if len(memory) == 1 else memory, least
 
 # %% ../nbs/06_execution.ipynb #0d525521
 def placed_layers(space: Space, first, q: Question):  # (place of each placement, table, possible)
@@ -567,7 +570,7 @@ def figures_found(space: Space, layers: Layers, system, i, j, q: Question):  # d
 class Fitting(NamedTuple):
     "What of a space fits, and its layers priced."
     space: Space         # all of it
-    memory: np.ndarray   # GB of each configuration
+    memory: np.ndarray   # GB of each configuration, by formula
     fits: np.ndarray     # [variant, configuration]
     some: np.ndarray     # the configurations that fit somewhere and have placements
     less: Space          # only these
@@ -577,8 +580,8 @@ class Fitting(NamedTuple):
 def fitting(n_gpus, q: Question):  # Fitting
     "The configurations that fit."
     space = search_space(n_gpus, q)
-    work, layer, memory = counted_and_held(space, q)
-    fits = np.atleast_2d(memory <= q.system.hbm_capacity)
+    work, layer, memory, least = counted_and_held(space, q)
+    fits = np.atleast_2d(least <= q.system.hbm_capacity)
     fits = np.broadcast_to(fits, (variants(q.system), fits.shape[1]))
     some = np.flatnonzero(fits.any(axis=0) & (space.placed > 0))
     less = space._replace(t=keep(space.t, some))
@@ -631,7 +634,7 @@ def fitting_when_played(t, asked, fit, known):  # bools
         every = f.layers.work(keep(f.less.t, new), new, q)
         for n, i in enumerate(new.tolist()):
             one = every.at(n, every.layouts.at(n))
-            known[at, i] = float(that_must_fit(one.layouts, exact_memory(one)))
+            known[at, i] = np.max(that_must_fit(one.layouts, exact_memory(one)))
     room = np.ravel(asked[0].system.hbm_capacity)   # of each variant, or of all
     room = room[t['variant']] if len(room) > 1 else room
     return np.array([known.get(row, 0.) for row in rows]) <= room
