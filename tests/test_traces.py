@@ -7,13 +7,14 @@ import shutil
 import threading
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.cli import main
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.traces import (
-    TICKS, in_us, messages_between, picture_of, slices_of, trace_of, write_trace)
+    TICKS, in_us, messages_between, opened, picture_of, slices_of, trace_of, write_trace)
 
 CASES = {
     **{name: ('llama3.1_70B', dict(tp=8, pp=4, dp=2, schedule=name)) for name in SCHEDULES},
@@ -212,3 +213,19 @@ def test_the_real_viewer_opens_it(name, browser, perfetto):
     (ns,), = ask('select max(ts + dur) - min(ts) from slice')
     assert ns == 1000 * in_us(one.stats['iteration_s'])
     page.close()
+
+
+def test_kernels_and_messages_are_those_of_their_pass(case):
+    "Inside the first micro-batch nothing is lost: every pass takes what it took, lane by lane."
+    one = case[0]
+    whole = slices_of(one)
+    inside = opened(one, whole)
+    took = lambda t: t.assign(s=t.end_s - t.start_s).groupby(
+        ['rank', 'lane', 'micro_batch']).s.sum()
+    pd.testing.assert_series_equal(took(inside), took(whole), rtol=1e-9, atol=1e-12)
+    first = inside[(inside.micro_batch == 0) & ~inside.name.str.startswith('to the')]
+    layers = {name.partition(':')[0] for name in first.name if name.startswith('layer ')}
+    assert len(layers) == one.model.depth + one.model.mtp_layers
+    waits = first[first.name == 'wait for the host'].eval('end_s - start_s')
+    software = one.assumptions.software   # what is left of a pass is the host's share of it
+    assert (waits <= software.host_micro_batch + 1e-9 * one.stats['iteration_s']).all()

@@ -1644,7 +1644,9 @@ def estimate(
     global_batch = whole(global_batch, 'global_batch')
     p = settled(parallel, system, a)
     check_parallel(p, model, system, global_batch, a)
-    a = dataclasses.replace(a, **{c: getattr(p, c) for c in CHOICES}).on(system)
+    own = {c: getattr(p, c) for c in CHOICES if getattr(p, c) != getattr(a, c)}
+    if own: a = dataclasses.replace(a, **own)
+    a = a.on(system)
     asked = (model, system, global_batch, a)
     place, known = fastest_place(possible_places(p, system), asked)
     placed = dataclasses.replace(p, **place)
