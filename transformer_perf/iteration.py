@@ -21,7 +21,7 @@ __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'Unsaid', 'TIMES', 'COMPONENTS', '
            'totals_played', 'bubble_left', 'exact_times', 'memory_on_ranks', 'exact_memory', 'memory_played',
            'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
            'memories_played', 'parts_said', 'beyond', 'gpu_in', 'evidence', 'kind_of_run', 'interval_columns',
-           'figures_of', 'left_out', 'Estimate', 'layers_of', 'job_of_estimate', 'most_of', 'priced_estimate', 'row_of',
+           'figures_of', 'left_out', 'Estimate', 'layers_of', 'job_of_estimate', 'priced_estimate', 'row_of',
            'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'given_of', 'sizes_in', 'with_sizes',
            'stage_counts', 'Told', 'fullest_stage', 'layers_told', 'mean_told', 'end_told', 'stage_told', 'sent_told',
            'exchange_told', 'behind', 'unit_told', 'both_ways', 'reduction_told', 'bubble_told', 'played_seconds',
@@ -58,7 +58,7 @@ from .parameters import interval
 from .measured_kernels import SHEETS, gpu_of, sheet_of
 from .kernels import pricer_of
 from .blocks import (
-    STRATEGIES, Job, Layouts, expert_copies, numbers_in, words)
+    STRATEGIES, Job, Layouts, expert_copies, words)
 from .modules import (
     LayerCost, Stored, Workload, check_placement, count, data_parallel_time,
     ends_GB, expert_rules, gathered, gradient_held, groups_of, groups_of_ends, halves_of, if_any,
@@ -1056,17 +1056,13 @@ class Estimate:
 # %% ../nbs/05_iteration.ipynb #1896f8d9
 def layers_of(one: Estimate):  # DataFrame
     "One layer (of the kind that most are) and one micro-batch: a row per operation."
-    kind = most_of(job_of_estimate(one))
-    return operation_table(kind.operations, kind, pricer_of(one.system, kind.assumptions))
+    work = count(job_of_estimate(one))
+    layer = work.kinds[work.number.index(max(work.number))]
+    return operation_table(layer, pricer_of(one.system, work.layouts.assumptions), work.layouts)
 
 def job_of_estimate(one: Estimate):  # Job
     "What was estimated, as a job to count."
     return job_of(vars(one.parallel), one.model, one.system, one.global_batch, one.assumptions)
-
-def most_of(job: Job):  # Job
-    "The job with the kind of block at hand that most layers are of."
-    number = numbers_in(job.order, job.depth, job.mtp_layers)
-    return job.kinds[number.index(max(number))]
 
 def priced_estimate(one: Estimate):  # as `counted_and_priced`
     "What was estimated, counted and priced."

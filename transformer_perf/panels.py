@@ -94,11 +94,11 @@ from .parameters import measured_folder
 from .estimates import CHOICES, COLLECTIVES, FITS_BY, Group, as_assumptions, counted
 from .kernels import lasting, pricer_of
 from .blocks import STRATEGIES
-from .modules import halves_of
+from .modules import count, halves_of
 
 from .iteration import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PAPER_NAMES, PLACES, Estimate, Parallel, components, divisors,
-    estimate, exact_table, interval_in_words, job_of_estimate, keep, most_of, plural,
+    estimate, exact_table, interval_in_words, job_of_estimate, keep, plural,
     possible_places, readable, rows_of, seconds_and_GB, sends_tokens, short)
 
 from transformer_perf.execution import (
@@ -809,7 +809,8 @@ def layer_settled(state):  # as nearest_possible
 # %% ../nbs/07b_panels.ipynb #a5079771
 def operations_of(result: Estimate):  # list of Operation
     "What each operation of a layer (of the kind that most are) counts in an estimate."
-    return most_of(job_of_estimate(result)).operations
+    work = count(job_of_estimate(result))
+    return work.kinds[work.number.index(max(work.number))].rows.operations
 
 def launch_times(result: Estimate, works):  # list of (forward, backward) for each operation, ms
     "What the launch of kernels takes of an operation's passes."
