@@ -4,10 +4,11 @@ import math
 
 import pytest
 
-from transformer_perf import Model, Parallel, estimate, search
+from transformer_perf import Assumptions, Model, Parallel, estimate, execution, search
 from transformer_perf.execution import (
     factors, micro_batch_size_candidates, nv_candidates_1d, nv_candidates_2d, pp_candidates,
     summa_nb_candidates, tp1d_candidates)
+from transformer_perf.models import as_model
 from transformer_perf.systems import as_system
 
 
@@ -131,3 +132,20 @@ def test_why_there_is_nothing():
     found = ask(small, 1)
     least = estimate(tiny, Parallel(), 'H200', 7, 'paper').stats['memory_GB']
     assert f'needs {least:.1f} GB, {least - .01:.1f} GB over the 0.01 GB' in found.reasons[1]
+
+
+@pytest.mark.parametrize('l, batch', [(1, 65537), (2048, 96), (4096, 96), (8192, 64), (3000, 210)])
+def test_micro_batches_that_are_tried(l, batch):
+    "In a wide search those of 16 samples or 65,536 tokens at most."
+    model = Model(l, 512, 8, 4, name='any')
+    for wide in (False, True):
+        asked = Assumptions(wide_search=wide)
+        few = [m for m in of(batch) if m <= 16 or m * l <= 65536]
+        found = execution.sizes_tried(model, batch, asked).tolist()
+        assert found == (few if wide else of(batch))
+
+
+@pytest.mark.parametrize('name', ['llama3.1_8B', 'deepseek_v3', 'mixtral_8x7B'])
+def test_what_is_tried_by_itself_is_tried_once(name):
+    for values in execution.practice(as_model(name)).values():
+        assert len(values) == len(set(values))
