@@ -505,6 +505,19 @@ def test_scores_on_a_grid_by_hand(panels):
         assert row['weights_mem'] == 0 and close(row['activation_buffer'], 1e-9 * own.kept)
 
 
+@pytest.mark.parametrize('columns, rows', [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_nobody_talks_alone(columns, rows):
+    "On a grid of one column nothing is sent along rows, of one row nothing along columns."
+    grid = columns, rows
+    for op in (layers.linear_summa('x', b, l, e, f // columns, *grid, 2),
+               layers.layernorm_2d('x', b, l, e, *grid), layers.softmax_2d('x', b, h, l, *grid),
+               layers.logits_summa('x', b, l, q, h, *grid, 2),
+               layers.attend_summa('x', b, l, q, h, *grid, 2)):
+        for message in op.forward.messages + op.backward.messages:
+            several = {'tp': columns, 'cp': rows}[message.group] > 1
+            assert (message.volume > 0) == several and math.isfinite(message.volume), op.name
+
+
 # what is computed again
 
 AGAIN = [   # model, layout, part, what is run again, and whose input or result need not be kept

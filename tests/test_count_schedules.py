@@ -127,6 +127,7 @@ def test_where_a_formula_holds(name):
         for i in range(6):
             F, W = np.full(p * v, 1.), np.full(p * v, .5)
             F[rng.integers(p * v) if i % 2 else -1] += rng.uniform(.1, 2)   # one is longer
+            if i > 3: F = np.sort(rng.uniform(.5, 2, p * v))                # all differ
             B = 1.5 * F
             if not formula_holds(name, p, v, F, B, W): continue
             said += 1
@@ -134,6 +135,18 @@ def test_where_a_formula_holds(name):
             total, _ = walk(name, p, v, N, cost)
             assert total_time(name, p, v, N, F, B, W) == pytest.approx(total, rel=1e-12)
     assert bool(said) == (s.unequal is not None)
+
+
+@pytest.mark.parametrize('name', [name for name in SCHEDULES if not SCHEDULES[name].unequal])
+@pytest.mark.parametrize('unit', [1e-9, 1., 1e9])
+def test_equal_is_equal_in_any_unit(name, unit):
+    "Chunks that differ by rounding alone are equal, whatever their times are counted in."
+    for _, p, v, _ in cases_of(name):
+        for more, equal in ((1e-15, True), (1e-10, False)):
+            F, W = np.full(p * v, unit), np.full(p * v, 3 * unit)
+            F[0] *= 1 + more
+            for times in ((F, W, W), (W, F, W), (W, W, F), (F, F, W)):
+                assert formula_holds(name, p, v, *times) == equal
 
 
 @pytest.mark.parametrize('p, N', [(2, 6), (4, 6), (4, 16), (8, 3)])
