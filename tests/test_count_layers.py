@@ -628,6 +628,15 @@ def test_launches_of_experts_and_ends():
         (3, 3), (1, 2), (5, 4)]
 
 
+@pytest.mark.parametrize('cp', [1, 2, 4])
+def test_launches_of_a_ring(cp):
+    "Attention is launched for the keys of each GPU, and two kernels merge what is new."
+    for context, steps in (('ring', cp), ('allgather', 1), ('ulysses', 1)):
+        op, = (op for op in job_at(GPT, cp=cp, context=context).operations if op.name == 'fusedla')
+        found = op.forward.launches, op.backward.launches
+        assert found == (steps + 2 * (steps - 1), 2 * steps + 2 * (steps - 1))
+
+
 # domains that a token's copies meet
 
 @pytest.mark.parametrize('ep, near', [(2, 1), (4, 1), (4, 2), (8, 2), (8, 4), (8, 8)])
@@ -639,7 +648,11 @@ def test_domains_that_copies_meet(ep, near, each):
     domain = [expert * ep // 8 // near for expert in range(8)]
     met = [len({domain[expert] for expert in chosen} - {0})
            for chosen in itertools.combinations(range(8), each)]
-    assert math.isclose(blocks.domains_met(job, job.here.ffn), sum(met) / len(met), abs_tol=1e-15)
+    others = sum(met) / len(met)
+    assert math.isclose(blocks.domains_met(job, job.here.ffn), others, abs_tol=1e-15)
+    sent = job._replace(dispatcher='once').operations
+    far, = (op.forward.messages[0].far for op in sent if op.name == 'dispatch')
+    assert math.isclose(far, 2e-9 * b * l * e * others, abs_tol=1e-18)   # one copy to each of them
 
 
 # norms

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from transformer_perf.schedules import (
-    SCHEDULES, check_schedule, formula_holds, most_kept, played, possible, total_time)
+    SCHEDULES, check_schedule, formula_holds, most_held, most_kept, played, possible, total_time)
 
 GRID = [(name, p, v, N) for name, s in SCHEDULES.items() for p in (2, 3, 4, 6) for v in (1, 2, 3)
         for N in (p, 2 * p, 2 * p + 2, 3 * p) if possible(s, p, v, N, v)]
@@ -97,6 +97,24 @@ def test_a_second_hand_takes_as_long(name):
         assert run.total == pytest.approx(walk(name, p, v, N, cost, .075, .225, .4)[0], rel=1e-12)
         said = [np.broadcast_to(s.kept(p, v, N, rank), ()).item() for rank in range(p)]
         assert np.allclose(most_kept(run, p, v, s.splits), said)
+
+
+@EACH
+def test_what_unequal_chunks_hold(name):
+    "Each rank step by step: a forward pass begins to hold, the last of its backward passes frees."
+    s, rng = SCHEDULES[name], np.random.default_rng(6)
+    freeing = 'W' if s.splits else 'B'
+    for _, p, v, N in cases_of(name):
+        GB, hand = rng.uniform(.1, 3, p * v), []
+        for rank in orders(name, p, v, N):
+            held = most = 0.
+            for step in rank:
+                held += sum(GB[place] for kind, _, place, _ in step if kind == 'F')
+                most = max(most, held)
+                held -= sum(GB[place] for kind, _, place, _ in step if kind == freeing)
+            assert abs(held) < 1e-9
+            hand.append(most)
+        assert np.allclose(most_held(name, p, v, N, GB), hand, rtol=1e-12)
 
 
 @EACH

@@ -1,10 +1,12 @@
 "The space of a search, counted by plain loops; and candidates as users of the paper ask for them."
+import dataclasses
 import itertools
 import math
 
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate, execution, search
+from transformer_perf.estimates import as_assumptions
 from transformer_perf.execution import (
     factors, micro_batch_size_candidates, nv_candidates_1d, nv_candidates_2d, pp_candidates,
     summa_nb_candidates, tp1d_candidates)
@@ -149,3 +151,20 @@ def test_micro_batches_that_are_tried(l, batch):
 def test_what_is_tried_by_itself_is_tried_once(name):
     for values in execution.practice(as_model(name)).values():
         assert len(values) == len(set(values))
+
+
+@pytest.mark.parametrize('assumptions', ['corrected', 'calibrated'])
+def test_rows_of_unequal_stages_are_estimates(assumptions):
+    "Seven layers on two to four ranks: what a search says of a row, an estimate of it says."
+    model = Model(1024, 512, 8, 7, vocab=4096, name='seven')
+    asked = dataclasses.replace(as_assumptions(assumptions), uneven_stages=True)
+    found = search(model, 8, 'H200', 32, '1d', assumptions=asked, pp=[2, 4], k=12,
+                   schedule=['1f1b', 'zb-h1'])
+    played = 0
+    names = [f.name for f in dataclasses.fields(Parallel) if f.name in found]
+    for row in found.to_dict('records'):
+        one = estimate(model, Parallel(**{name: row[name] for name in names}), 'H200', 32, asked)
+        played += any('played' in note for note in one.notes)
+        for name in ('iteration_s', 'bubble_s', 'memory_GB', 'activations_GB'):
+            assert one.stats[name] == pytest.approx(row[name], rel=1e-9), (row, name)
+    assert played
