@@ -192,6 +192,15 @@ def gpt_trained(seen=.5, swapped=False, cp=2, **how):
             **trained_mlp(way, f / 2, 0, 1), **ends(way.own, 2)}
 
 
+def gated_trained():
+    "A gate for each number that attention gives: half of qkv's width more, and a kernel."
+    T, own = b * l / 2, b * l / 4
+    core = fused(h / 2, h / 2, l / 2, T=T)
+    gate = elementwise(T * e / 2, (5, 10), (6, 10), kept=2 * 2 * T * e / 2)   # both factors
+    return {**trained_attention(Way(T), core | {'gate': gate}, 4 * e / 2, e / 2, 1, 2),
+            **trained_mlp(Way(T), f / 2, 0, 1), **ends(own, 2)}
+
+
 def llama_trained():
     "Grouped queries, norms of heads, a gate, no biases."
     T, own, kv = b * l / 2, b * l / 4, 1
@@ -358,6 +367,8 @@ CASES = {   # -> model, layout, assumptions, every row by hand
     'gpt, whole sequences': (GPT, BOTH | dict(sequence_sharded=False), TRAINED,
                              lambda: gpt_trained(whole=True)),
     'gpt, 8 bits': (GPT, BOTH | dict(precision='fp8'), TRAINED, lambda: gpt_trained(low=True)),
+    'gpt, a gate on attention': (dataclasses.replace(GPT, attention_gate=True), BOTH, TRAINED,
+                                 gated_trained),
     'llama': (LLAMA, BOTH, TRAINED, llama_trained),
     'gpt, scores': (
         GPT, BOTH, dataclasses.replace(TRAINED, flash_attention=False), gpt_scores),
