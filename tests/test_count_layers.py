@@ -691,3 +691,16 @@ def test_a_token_further_ahead():
     assert close(norms.weights, 2 * norm.weights) and close(norm.weights, 2e-9 * e)
     assert close(join.weights, 2e-9 * 2 * e * e)
     assert again == output._replace(weights=0.)
+
+
+@pytest.mark.parametrize('model', [GPT, LLAMA, SHARED], ids=['gpt', 'llama', 'experts'])
+def test_figures_of_a_model(model):
+    "What one GPU computes of one sample, up to the second norm by attention, then by the MLP."
+    table = estimate(model, Parallel(), SYSTEM, 1, PAPER).layers
+    TFLOP = (table.flops_fwd + table.flops_bwd).tolist()
+    first = table.layer.tolist().index('ln2') + 1
+    attention, others = sum(TFLOP[:first]), sum(TFLOP[first:])
+    found = modules.model_figures(model, SYSTEM, PAPER)
+    assert close(found['mlp_to_attention'], others / attention)
+    assert close(found['PFLOP_per_sample'], model.depth * (attention + others) / 1000)
+    assert close(found['parameters_B'], model.depth * table.weights_mem.sum() / 2)

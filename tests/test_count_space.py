@@ -3,6 +3,7 @@ import dataclasses
 import itertools
 import math
 
+import numpy as np
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate, execution, search
@@ -11,7 +12,7 @@ from transformer_perf.execution import (
     factors, micro_batch_size_candidates, nv_candidates_1d, nv_candidates_2d, pp_candidates,
     summa_nb_candidates, tp1d_candidates)
 from transformer_perf.models import as_model
-from transformer_perf.systems import as_system
+from transformer_perf.systems import PHYSICAL, as_system
 
 
 def of(n): return [d for d in range(1, n + 1) if n % d == 0]
@@ -168,3 +169,18 @@ def test_rows_of_unequal_stages_are_estimates(assumptions):
         for name in ('iteration_s', 'bubble_s', 'memory_GB', 'activations_GB'):
             assert one.stats[name] == pytest.approx(row[name], rel=1e-9), (row, name)
     assert played
+
+
+@pytest.mark.parametrize('fields', [{}, {'hbm_bandwidth': 1.}, {'ib_latency': 2.},
+                                    {'nic_factor': .5, 'hbm_capacity': 3.}])
+def test_systems_side_by_side(fields):
+    "As many as there are values of any field; each has its own, and all others as they were."
+    base = as_system('H200')
+    columns = {name: np.array([[x], [2 * x], [3 * x]]) for name, x in fields.items()}
+    together = dataclasses.replace(base, **columns)
+    assert execution.variants(together) == (3 if fields else 1)
+    if not fields: return
+    some = execution.variant(together, np.array([2, 0, 0, 1]))
+    for name in PHYSICAL:
+        own = np.array([3, 1, 1, 2]) * fields[name] if name in fields else getattr(base, name)
+        assert np.array_equal(getattr(some, name), own), name
