@@ -12,7 +12,9 @@ import pandas as pd
 import pytest
 from test_count_schedules import walk
 
-from transformer_perf import Assumptions, Model, Parallel, estimate, execution, modules
+from transformer_perf import (
+    Assumptions, Model, Parallel, estimate, execution, iteration, modules)
+from transformer_perf.blocks import Job, Layouts, gpt_block
 from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Product, Work
 from transformer_perf.kernels import pricer_of
 from transformer_perf.parameters import Parameters, Software
@@ -338,6 +340,107 @@ def test_what_can_wait(a):
         rows = t[t.kind == kind]
         assert len(rows) == 3 * 6
         assert np.allclose(rows.end_s - rows.start_s, seconds, rtol=1e-9), kind
+
+
+@pytest.mark.parametrize('again, more', [('none', 0), ('mlp', 3), ('layernorm', 2)])
+def test_what_can_wait_is_launched_by_itself(again, more):
+    "The host launches fewer passes for the rest; what the whole takes longer comes with the late."
+    one, pricer, table = case(dataclasses.replace(MEASURED, vocabulary=False), batch=6 * b, tp=2,
+                              pp=3, schedule='zb-h1', recompute=again, nvlink_tp=2, nvlink_pp=1)
+    rows, late = table.set_index('layer'), 0.
+    for inputs, outputs in ((e, 3 * e / 2), (e / 2, e), (e, f / 2), (f / 2, e)):
+        first = Product(b * l, inputs, outputs)
+        both = first, Product(outputs, inputs, b * l, adds=True)
+        late += pricer.busy(Work(both)).total - pricer.busy(Work((first,))).total
+    host, passes, share = (4e-4 + 3e-4) * 1.1, 1 + more / len(rows), 4 / (len(rows) + 4)
+    longer = lambda gpu, host: (gpu**2.5 + host**2.5)**(1 / 2.5)
+    whole = longer(table.t_bwd.sum(), host * passes)
+    first = longer(table.t_bwd.sum() - late, host * passes * (1 - share))
+    sent, L, t = one.stats['pp_comm_s'] / 6 + 1e-3, depth / 3, one.timeline
+    expected = {'F': L * longer(table.t_fwd.sum(), host) + sent / 2, 'B': L * first + sent / 2,
+                'W': L * (whole - first)}
+    for kind, seconds in expected.items():
+        found = t[t.kind == kind]
+        assert np.allclose(found.end_s - found.start_s, seconds, rtol=1e-9), kind
+
+
+# both ends on one rank, and ends that some have
+
+@pytest.mark.parametrize('schedule, held', [('zb-v', 1), ('dualpipe', 2), ('dualpipe-v', 1)])
+def test_both_ends_on_a_rank(schedule, held):
+    "A rank that holds them has each whole; two ranks that both do have half of the work each."
+    one, pricer, table = case(tp=2, pp=2, schedule=schedule, nvlink_tp=2, nvlink_pp=1)
+    hand = depth / 2 * summed(table, 'comp') + sum(ends_by_hand(pricer, 2, 1, 2)) / held
+    assert close(one.stats['compute_s'], 64 // b * hand)
+
+
+def test_models_with_words_and_without():
+    "As columns each has its own ends; where words do not count there are none."
+    pricer = pricer_of(SYSTEM, TRAINED)
+    block = ((gpt_block(e, h, f), depth),)
+    job = lambda vocab: Job(seq_len=l, embed_dim=e, blocks=block, depth=depth, vocab=vocab,
+                            micro_batch=b, assumptions=TRAINED)
+    together = modules.ends_cost(job(np.array([0, V, 2 * V])), pricer)
+    for i, vocab in enumerate((0, V, 2 * V)):
+        for both, own in zip(together, modules.ends_cost(job(vocab), pricer)):
+            assert close(both[i], own) and bool(own) == bool(vocab)
+
+
+# who shares what
+
+@pytest.mark.parametrize('dp, near', [(16, 4), (16, 1), (8, 8), (64, 8)])
+@pytest.mark.parametrize('replicas', [1, 2, 4, 8])
+def test_who_shares_weights_out(dp, near, replicas):
+    "Neighbours share them out; GPUs of the same number in their groups hold the same share."
+    domain = [rank // near for rank in range(dp)]
+    size = dp // replicas
+    own, same = range(size), range(0, dp, size)
+    inside = lambda ranks: sum(domain[rank] == 0 for rank in ranks)
+    layout = Layouts(zero_stage=3, dp_replicate=replicas)
+    found = modules.sharers(layout, Group(dp, near))
+    assert found == (Group(size, inside(own)), Group(replicas, inside(same)))
+    assert modules.sharers(layout._replace(zero_stage=0), Group(dp, near)) == (
+        Group(dp, near), Group())
+
+
+@pytest.mark.parametrize('with_experts', [False, True])
+def test_who_has_copies(with_experts):
+    "GPUs by name: the stage and the part of each weight, and of each expert, that it holds."
+    for tp, cp, dp, ep, etp, both in itertools.product((1, 2), (1, 2), (1, 2), (1, 2, 4), (1, 2),
+                                                       (False, True)):
+        gpus = [*itertools.product(range(tp), range(cp), range(dp))]
+        if len(gpus) % (ep * etp): continue
+        weights = [rank[0] for rank in gpus] * (1 + both)
+        experts = [i % (ep * etp) for i in range(len(gpus))]
+        several = lambda held: len(held) > len(set(held))
+        row = dict(tp=tp, cp=cp, dp=dp, ep=ep, etp=etp, strategy='2d-seqp',
+                   schedule='dualpipe' if both else '1f1b')
+        hand = several(weights) or (with_experts and several(experts))
+        assert bool(iteration.has_copies(row, with_experts)) == hand
+
+
+@pytest.mark.parametrize('layout', ['Ett|ttt|tttt|tttL', 'Ettt|ttt|ttt|tttL', 'Etttt|tttt|tt|ttL',
+                                    'Et|ttttt|t|tttttL', 'Ettt|tttt|tttt|tL'])
+@pytest.mark.parametrize('vocabulary', [False, True])
+def test_no_stage_is_overlooked(layout, vocabulary):
+    "The fullest and the slowest of all stages, one by one."
+    a = dataclasses.replace(MEASURED, vocabulary=vocabulary)
+    one, _, _ = case(a, tp=2, pp=4, layout=layout, nvlink_tp=2, nvlink_pp=1)
+    work, _, costs, ends = iteration.priced_estimate(one)
+    stages = iteration.stages_in_order(work.pattern, 4, 1, False, False, layout)
+    assert [sum(stage.layers) for stage in stages] == [x.count('t') for x in layout.split('|')]
+    fullest = max((iteration.memory_at(work, stage) for stage in stages), key=sum)
+    assert close(sum(iteration.memory_of(work)), sum(fullest))
+    slowest = max(iteration.pace_of(work, costs, ends, stage).busy for stage in stages)
+    assert close(iteration.slowest_stage(work, costs, ends).busy, slowest)
+
+
+def test_the_slowest_of_many_gpus():
+    "The largest of n normal values, for all GPUs of the job."
+    for sizes in ((1, 1, 1, 2), (2, 3, 5, 7), (8, 1, 4, 16)):
+        p = Layouts(**dict(zip(('tp', 'cp', 'pp', 'dp'), sizes)), assumptions=MEASURED)
+        hand = .02 * math.sqrt(2 * math.log(math.prod(sizes)))
+        assert close(iteration.straggling(p), hand)
 
 
 # stages of unequal layers

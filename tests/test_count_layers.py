@@ -4,14 +4,16 @@ A GPU that does a FLOP in a picosecond and moves a byte in a nanosecond, with no
 of these in the table of an estimate's layers.
 """
 import dataclasses
+import itertools
 import math
 from typing import NamedTuple
 
 import pytest
 
-from transformer_perf import Assumptions, Model, Parallel, estimate, modules
-from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Roofline
-from transformer_perf.systems import as_system
+from transformer_perf import Assumptions, Model, Parallel, blocks, estimate, layers, modules
+from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Roofline, Work
+from transformer_perf.iteration import job_of, settled
+from transformer_perf.systems import Units, as_system
 
 MATRIX, VECTOR, MEMORY = 1000., 8., 50.   # TFLOP/s, TFLOP/s, GB/s
 SYSTEM = dataclasses.replace(as_system('H200', 8), matrix_flops_fp16=MATRIX,
@@ -190,6 +192,15 @@ def gpt_trained(seen=.5, swapped=False, cp=2, **how):
             **trained_mlp(way, f / 2, 0, 1), **ends(way.own, 2)}
 
 
+def gated_trained():
+    "A gate for each number that attention gives: half of qkv's width more, and a kernel."
+    T, own = b * l / 2, b * l / 4
+    core = fused(h / 2, h / 2, l / 2, T=T)
+    gate = elementwise(T * e / 2, (5, 10), (6, 10), kept=2 * 2 * T * e / 2)   # both factors
+    return {**trained_attention(Way(T), core | {'gate': gate}, 4 * e / 2, e / 2, 1, 2),
+            **trained_mlp(Way(T), f / 2, 0, 1), **ends(own, 2)}
+
+
 def llama_trained():
     "Grouped queries, norms of heads, a gate, no biases."
     T, own, kv = b * l / 2, b * l / 4, 1
@@ -356,6 +367,8 @@ CASES = {   # -> model, layout, assumptions, every row by hand
     'gpt, whole sequences': (GPT, BOTH | dict(sequence_sharded=False), TRAINED,
                              lambda: gpt_trained(whole=True)),
     'gpt, 8 bits': (GPT, BOTH | dict(precision='fp8'), TRAINED, lambda: gpt_trained(low=True)),
+    'gpt, a gate on attention': (dataclasses.replace(GPT, attention_gate=True), BOTH, TRAINED,
+                                 gated_trained),
     'llama': (LLAMA, BOTH, TRAINED, llama_trained),
     'gpt, scores': (
         GPT, BOTH, dataclasses.replace(TRAINED, flash_attention=False), gpt_scores),
@@ -503,6 +516,19 @@ def test_scores_on_a_grid_by_hand(panels):
         assert row['weights_mem'] == 0 and close(row['activation_buffer'], 1e-9 * own.kept)
 
 
+@pytest.mark.parametrize('columns, rows', [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_nobody_talks_alone(columns, rows):
+    "On a grid of one column nothing is sent along rows, of one row nothing along columns."
+    grid = columns, rows
+    for op in (layers.linear_summa('x', b, l, e, f // columns, *grid, 2),
+               layers.layernorm_2d('x', b, l, e, *grid), layers.softmax_2d('x', b, h, l, *grid),
+               layers.logits_summa('x', b, l, q, h, *grid, 2),
+               layers.attend_summa('x', b, l, q, h, *grid, 2)):
+        for message in op.forward.messages + op.backward.messages:
+            several = {'tp': columns, 'cp': rows}[message.group] > 1
+            assert (message.volume > 0) == several and math.isfinite(message.volume), op.name
+
+
 # what is computed again
 
 AGAIN = [   # model, layout, part, what is run again, and whose input or result need not be kept
@@ -567,3 +593,114 @@ def test_a_layer_computed_again_keeps_its_input():
     held = [estimate(GPT, Parallel(**BOTH, recompute=part), SYSTEM, 24, TRAINED)
             .stats['activations_GB'] for part in ('none', 'full')]
     assert close(held[0] - held[1], whole - kept - (plain.activation_buffer.sum() - kept / 2))
+
+
+# kernels that are launched
+
+LAUNCHED = {   # (forward, backward), beside products
+    'a product': (layers.linear('x', 4, 6, 8), 0, 0),
+    'a product with a bias': (layers.linear('x', 4, 6, 8, biased=1.), 0, 1),   # its gradient
+    'a product in 8 bits': (layers.linear('x', 4, 6, 8, precision='fp8'), 1, 1),   # casts
+    'a bias': (layers.bias('x', 4, 6), 1, 1),
+    'no bias': (layers.bias('x', 4, 6, Units(), 0.), 0, 0),
+    'gelu': (layers.gelu('x', 24), 1, 2), 'dropout': (layers.dropout('x', 24), 1, 1),
+    'softmax': (layers.softmax('x', 2, 3, 4, 6), 1, 1),
+    'a norm': (layers.layernorm('x', 4, 6), 1, 1),
+    'a fused norm': (layers.fused_norm('x', 4, 6), 1, 2),   # gradients of rows, and of vectors
+    'dropout and sum': (layers.dropout_add('x', 4, 6), 1, 1),
+    'transposes': (layers.transposes('x', 4, 6), 2, 2),
+    'fused softmax': (layers.fused_softmax('x', 2, 3, 4, 6), 2, 2),   # it, and dropout
+    'logits': (layers.logits('x', 2, 3, 3, 4, 6, 5), 0, 0),
+    'attend': (layers.attend('x', 2, 3, 3, 4, 6, 5), 0, 0),
+    'fused attention': (layers.fused_attention('x', 2, 3, 3, 4, 6, 5), 1, 2)}
+
+
+@pytest.mark.parametrize('name', LAUNCHED)
+def test_launches_of_operations(name):
+    op, there, back = LAUNCHED[name]
+    assert (op.forward.launches, op.backward.launches) == (there, back)
+
+
+def job_at(model, a=TRAINED, **layout):  # Job
+    "A job to count."
+    alone = dict(nvlink_tp=1, nvlink_cp=1, nvlink_pp=1, nvlink_dp=1)
+    given = Parallel(micro_batch=b, **alone | layout)
+    return job_of(vars(settled(given, SYSTEM, a)), model, SYSTEM, 24, a)
+
+
+def test_launches_of_experts_and_ends():
+    "A router scores, picks, weighs; copies are sorted, placed and sent, both ways alike."
+    job = job_at(dataclasses.replace(EXPERTS, vocab=96), dp=2, ep=2)
+    own = {op.name: (op.forward.launches, op.backward.launches) for op in job.operations}
+    assert own['router'] == (5, 4) and own['dispatch'] == own['combine'] == (3, 3)
+    assert own['expert-fc1'] == own['expert-fc2'] == (0, 0) and own['expert-act'] == (1, 2)
+    (look,), (norm, output) = blocks.end_operations(job)
+    assert [(op.forward.launches, op.backward.launches) for op in (look, norm, output)] == [
+        (3, 3), (1, 2), (5, 4)]
+
+
+@pytest.mark.parametrize('cp', [1, 2, 4])
+def test_launches_of_a_ring(cp):
+    "Attention is launched for the keys of each GPU, and two kernels merge what is new."
+    for context, steps in (('ring', cp), ('allgather', 1), ('ulysses', 1)):
+        op, = (op for op in job_at(GPT, cp=cp, context=context).operations if op.name == 'fusedla')
+        found = op.forward.launches, op.backward.launches
+        assert found == (steps + 2 * (steps - 1), 2 * steps + 2 * (steps - 1))
+
+
+# domains that a token's copies meet
+
+@pytest.mark.parametrize('ep, near', [(2, 1), (4, 1), (4, 2), (8, 2), (8, 4), (8, 8)])
+@pytest.mark.parametrize('each', [1, 2, 3, 6])
+def test_domains_that_copies_meet(ep, near, each):
+    "Every choice of experts, one by one; a token is in the first domain."
+    model = dataclasses.replace(EXPERTS, experts=8, experts_per_token=each)
+    job = job_at(model, dp=8, ep=ep, nvlink_dp=near)
+    domain = [expert * ep // 8 // near for expert in range(8)]
+    met = [len({domain[expert] for expert in chosen} - {0})
+           for chosen in itertools.combinations(range(8), each)]
+    others = sum(met) / len(met)
+    assert math.isclose(blocks.domains_met(job, job.here.ffn), others, abs_tol=1e-15)
+    sent = job._replace(dispatcher='once').operations
+    far, = (op.forward.messages[0].far for op in sent if op.name == 'dispatch')
+    assert math.isclose(far, 2e-9 * b * l * e * others, abs_tol=1e-18)   # one copy to each of them
+
+
+# norms
+
+def test_one_norm_of_a_layer_is_the_first():
+    "Attention and the MLP read the same normed rows: the second norm is not computed."
+    one, two = (job_at(dataclasses.replace(GPT, layer_norms=number), tp=2).operations
+                for number in (1, 2))
+    for x, y in zip(one, two, strict=True):
+        if x.name == 'ln2': assert (x.forward, x.backward) == (Work(), Work()) and not x.weights
+        else: assert x == y
+
+
+def test_a_token_further_ahead():
+    "Two norms side by side, a product that joins them, a norm; then the output once more."
+    model = dataclasses.replace(GPT, vocab=96, norm='rmsnorm', mtp_layers=2)
+    _, (_, output, *more) = blocks.end_operations(job_at(model))
+    assert [op.name for op in more] == ['mtp-join', 'mtp-norms', 'mtp-norm', 'output'] * 2
+    T, (join, norms, norm, again) = b * l, more[:4]
+    assert join.forward.products[0][:3] == (T, e, 2 * e)
+    for op, rows in ((norms, 2 * T), (norm, T)):
+        assert close(op.forward.nbytes, 4e-9 * rows * e)
+        assert close(op.backward.nbytes, 8e-9 * rows * e)
+        assert close(op.forward.vector, 9e-12 * rows * e)
+    assert close(norms.weights, 2 * norm.weights) and close(norm.weights, 2e-9 * e)
+    assert close(join.weights, 2e-9 * 2 * e * e)
+    assert again == output._replace(weights=0.)
+
+
+@pytest.mark.parametrize('model', [GPT, LLAMA, SHARED], ids=['gpt', 'llama', 'experts'])
+def test_figures_of_a_model(model):
+    "What one GPU computes of one sample, up to the second norm by attention, then by the MLP."
+    table = estimate(model, Parallel(), SYSTEM, 1, PAPER).layers
+    TFLOP = (table.flops_fwd + table.flops_bwd).tolist()
+    first = table.layer.tolist().index('ln2') + 1
+    attention, others = sum(TFLOP[:first]), sum(TFLOP[first:])
+    found = modules.model_figures(model, SYSTEM, PAPER)
+    assert close(found['mlp_to_attention'], others / attention)
+    assert close(found['PFLOP_per_sample'], model.depth * (attention + others) / 1000)
+    assert close(found['parameters_B'], model.depth * table.weights_mem.sum() / 2)

@@ -335,7 +335,7 @@ def nccl(kind, GB, n, d, crowded):  # s
 @pytest.mark.parametrize('kind', estimates.COLLECTIVES)
 def test_collectives_across_nodes(kind):
     for n, d, crowded in ((16, 8, False), (64, 8, True), (32, 1, False), (24, 2, False)):
-        for GB in (1e-5, .003, .5, 20.):
+        for GB in (1e-5, .003, .01, .5, 20.):
             found = measured().collective(kind, GB, Group(n, d, crowded))
             assert close(found, nccl(kind, GB, n, d, crowded)), (n, d, GB)
     assert measured().collective(kind, 0., Group(16, 8)) == 0
@@ -406,6 +406,21 @@ def test_power_sets_the_clock():
             share = min((power / watts)**.4, 1 / .9)
             assert close(kernels.lasting(system, parameters), share)
         assert kernels.lasting(dataclasses.replace(HOPPER, power=None), parameters) == 1
+
+
+@pytest.mark.parametrize('watts', [200, 500, 760, 5000])
+@pytest.mark.parametrize('work', [
+    Work((Product(4096, 8192, 4096),)), Work((Product(4096, 8192, 4096, adds=True),)),
+    Work(attention=Attention(2, 16, 4, 3000, 6000, 128, .5))], ids=['product', 'adds', 'attention'])
+def test_less_power_is_a_lower_clock(work, watts):
+    "Of products and of attention."
+    share = min((watts / 700)**.4, 1 / .9)
+    lower = dataclasses.replace(KERNELS, clock=KERNELS.clock * share)
+    slower, usual = (dataclasses.replace(HOPPER, power=power) for power in (watts, None))
+    found, hand, full = (
+        Measured(system, Parameters('Hopper', kernels=kernels)).busy(work).compute
+        for system, kernels in ((slower, KERNELS), (usual, lower), (usual, KERNELS)))
+    assert close(found, hand) and (found > full) == (watts < 700)
 
 
 def test_attention_of_training_by_hand():

@@ -4,7 +4,8 @@ import itertools
 import numpy as np
 import pytest
 
-from transformer_perf.schedules import SCHEDULES, check_schedule, most_kept, played, possible
+from transformer_perf.schedules import (
+    SCHEDULES, check_schedule, formula_holds, most_held, most_kept, played, possible, total_time)
 
 GRID = [(name, p, v, N) for name, s in SCHEDULES.items() for p in (2, 3, 4, 6) for v in (1, 2, 3)
         for N in (p, 2 * p, 2 * p + 2, 3 * p) if possible(s, p, v, N, v)]
@@ -96,6 +97,74 @@ def test_a_second_hand_takes_as_long(name):
         assert run.total == pytest.approx(walk(name, p, v, N, cost, .075, .225, .4)[0], rel=1e-12)
         said = [np.broadcast_to(s.kept(p, v, N, rank), ()).item() for rank in range(p)]
         assert np.allclose(most_kept(run, p, v, s.splits), said)
+
+
+@EACH
+def test_what_unequal_chunks_hold(name):
+    "Each rank step by step: a forward pass begins to hold, the last of its backward passes frees."
+    s, rng = SCHEDULES[name], np.random.default_rng(6)
+    freeing = 'W' if s.splits else 'B'
+    for _, p, v, N in cases_of(name):
+        GB, hand = rng.uniform(.1, 3, p * v), []
+        for rank in orders(name, p, v, N):
+            held = most = 0.
+            for step in rank:
+                held += sum(GB[place] for kind, _, place, _ in step if kind == 'F')
+                most = max(most, held)
+                held -= sum(GB[place] for kind, _, place, _ in step if kind == freeing)
+            assert abs(held) < 1e-9
+            hand.append(most)
+        assert np.allclose(most_held(name, p, v, N, GB), hand, rtol=1e-12)
+
+
+@EACH
+def test_what_a_rank_idles(name):
+    "With equal chunks the formula is what the second hand finds, whichever pass is longest."
+    s, rng = SCHEDULES[name], np.random.default_rng(4)
+    longest = [(1., 2., .1), (1., 1.2, 3.), (3., 1., 1.), (1., 1., 1.), (1., 5., .2)]
+    for _, p, v, N in cases_of(name):
+        for each in [*longest, *rng.uniform(.2, 2, (2, 3))]:
+            F, B, W = (np.full(p * v, x) for x in each)
+            overlap = .5 * min(1, (B + W)[0] / F[0]) * s.blocks
+            cost = {'F': F, 'B': B, 'W': W} if s.splits else {'F': F, 'B': B + W}
+            total, _ = walk(name, p, v, N, cost, overlap=overlap)
+            assert total_time(name, p, v, N, F, B, W, overlap) == pytest.approx(total, rel=1e-12)
+            assert formula_holds(name, p, v, F, B, W)
+            more = {'overlap': overlap} if s.blocks else {}
+            idle = s.idle(p, v, N, *(v * x for x in each), **more)
+            busy = N * v * (sum(each) - overlap * each[0])
+            assert busy + idle == pytest.approx(total, rel=1e-12)
+
+
+@EACH
+def test_where_a_formula_holds(name):
+    "Where it says so of unequal chunks, the second hand agrees; it says so nowhere but there."
+    rng, said = np.random.default_rng(5), 0
+    s = SCHEDULES[name]
+    for _, p, v, N in cases_of(name):
+        for i in range(6):
+            F, W = np.full(p * v, 1.), np.full(p * v, .5)
+            F[rng.integers(p * v) if i % 2 else -1] += rng.uniform(.1, 2)   # one is longer
+            if i > 3: F = np.sort(rng.uniform(.5, 2, p * v))                # all differ
+            B = 1.5 * F
+            if not formula_holds(name, p, v, F, B, W): continue
+            said += 1
+            cost = {'F': F, 'B': B, 'W': W} if s.splits else {'F': F, 'B': B + W}
+            total, _ = walk(name, p, v, N, cost)
+            assert total_time(name, p, v, N, F, B, W) == pytest.approx(total, rel=1e-12)
+    assert bool(said) == (s.unequal is not None)
+
+
+@pytest.mark.parametrize('name', [name for name in SCHEDULES if not SCHEDULES[name].unequal])
+@pytest.mark.parametrize('unit', [1e-9, 1., 1e9])
+def test_equal_is_equal_in_any_unit(name, unit):
+    "Chunks that differ by rounding alone are equal, whatever their times are counted in."
+    for _, p, v, _ in cases_of(name):
+        for more, equal in ((1e-15, True), (1e-10, False)):
+            F, W = np.full(p * v, unit), np.full(p * v, 3 * unit)
+            F[0] *= 1 + more
+            for times in ((F, W, W), (W, F, W), (W, W, F), (F, F, W)):
+                assert formula_holds(name, p, v, *times) == equal
 
 
 @pytest.mark.parametrize('p, N', [(2, 6), (4, 6), (4, 16), (8, 3)])

@@ -1,14 +1,18 @@
 "The space of a search, counted by plain loops; and candidates as users of the paper ask for them."
+import dataclasses
 import itertools
 import math
 
+import numpy as np
 import pytest
 
-from transformer_perf import Model, Parallel, estimate, search
+from transformer_perf import Assumptions, Model, Parallel, estimate, execution, search
+from transformer_perf.estimates import as_assumptions
 from transformer_perf.execution import (
     factors, micro_batch_size_candidates, nv_candidates_1d, nv_candidates_2d, pp_candidates,
     summa_nb_candidates, tp1d_candidates)
-from transformer_perf.systems import as_system
+from transformer_perf.models import as_model
+from transformer_perf.systems import PHYSICAL, as_system
 
 
 def of(n): return [d for d in range(1, n + 1) if n % d == 0]
@@ -131,3 +135,52 @@ def test_why_there_is_nothing():
     found = ask(small, 1)
     least = estimate(tiny, Parallel(), 'H200', 7, 'paper').stats['memory_GB']
     assert f'needs {least:.1f} GB, {least - .01:.1f} GB over the 0.01 GB' in found.reasons[1]
+
+
+@pytest.mark.parametrize('l, batch', [(1, 65537), (2048, 96), (4096, 96), (8192, 64), (3000, 210)])
+def test_micro_batches_that_are_tried(l, batch):
+    "In a wide search those of 16 samples or 65,536 tokens at most."
+    model = Model(l, 512, 8, 4, name='any')
+    for wide in (False, True):
+        asked = Assumptions(wide_search=wide)
+        few = [m for m in of(batch) if m <= 16 or m * l <= 65536]
+        found = execution.sizes_tried(model, batch, asked).tolist()
+        assert found == (few if wide else of(batch))
+
+
+@pytest.mark.parametrize('name', ['llama3.1_8B', 'deepseek_v3', 'mixtral_8x7B'])
+def test_what_is_tried_by_itself_is_tried_once(name):
+    for values in execution.practice(as_model(name)).values():
+        assert len(values) == len(set(values))
+
+
+@pytest.mark.parametrize('assumptions', ['corrected', 'calibrated'])
+def test_rows_of_unequal_stages_are_estimates(assumptions):
+    "Seven layers on two to four ranks: what a search says of a row, an estimate of it says."
+    model = Model(1024, 512, 8, 7, vocab=4096, name='seven')
+    asked = dataclasses.replace(as_assumptions(assumptions), uneven_stages=True)
+    found = search(model, 8, 'H200', 32, '1d', assumptions=asked, pp=[2, 4], k=12,
+                   schedule=['1f1b', 'zb-h1'])
+    played = 0
+    names = [f.name for f in dataclasses.fields(Parallel) if f.name in found]
+    for row in found.to_dict('records'):
+        one = estimate(model, Parallel(**{name: row[name] for name in names}), 'H200', 32, asked)
+        played += any('played' in note for note in one.notes)
+        for name in ('iteration_s', 'bubble_s', 'memory_GB', 'activations_GB'):
+            assert one.stats[name] == pytest.approx(row[name], rel=1e-9), (row, name)
+    assert played
+
+
+@pytest.mark.parametrize('fields', [{}, {'hbm_bandwidth': 1.}, {'ib_latency': 2.},
+                                    {'nic_factor': .5, 'hbm_capacity': 3.}])
+def test_systems_side_by_side(fields):
+    "As many as there are values of any field; each has its own, and all others as they were."
+    base = as_system('H200')
+    columns = {name: np.array([[x], [2 * x], [3 * x]]) for name, x in fields.items()}
+    together = dataclasses.replace(base, **columns)
+    assert execution.variants(together) == (3 if fields else 1)
+    if not fields: return
+    some = execution.variant(together, np.array([2, 0, 0, 1]))
+    for name in PHYSICAL:
+        own = np.array([3, 1, 1, 2]) * fields[name] if name in fields else getattr(base, name)
+        assert np.array_equal(getattr(some, name), own), name
