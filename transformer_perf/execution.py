@@ -586,8 +586,8 @@ def fitting(n_gpus, q: Question):  # Fitting
     some = np.flatnonzero(fits.any(axis=0) & (space.placed > 0))
     less = space._replace(t=keep(space.t, some))
     layers = priced_layers(less, work, layer[some], q)
-    every = layers.work(less.t, np.arange(len(some)), q)
-    played = np.broadcast_to(chunks_differ(every), some.shape)
+    p = Layouts(**layouts_of(less.t, q.system, q.global_batch, q.assumptions))
+    played = np.broadcast_to(chunks_differ(work._replace(layouts=p)), some.shape)
     return Fitting(space, memory, fits, some, less, played, layers)
 
 # %% ../nbs/06_execution.ipynb #6a4c89dc
