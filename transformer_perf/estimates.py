@@ -10,8 +10,8 @@ __all__ = ['RECIPES', 'COLLECTIVES', 'ALONE', 'CONTEXTS', 'DISPATCHERS', 'FITS_B
            'roofline', 'ring_share', 'two_tier_time', 'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time',
            'Roofline', 'first_of', 'Pass', 'seconds_of_messages', 'shown_of_messages', 'at_columns', 'comm_of_each',
            'price', 'parts_again', 'layers_again', 'is_again', 'check_choices', 'software_of', 'Optimizer',
-           'orthogonalized', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'as_assumptions',
-           'collective_time']
+           'tells_matrices', 'orthogonalized', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped',
+           'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -504,6 +504,10 @@ class Optimizer(NamedTuple):
     moments: int              # numbers that are kept of a weight, beside it
     of_matrices: int          # the same of weights in matrices
     whole: Callable = None    # (Matrix, GB of a moment of it) -> Work: of a matrix as a whole
+
+def tells_matrices(own: Optimizer):
+    "Whether an optimizer treats weights in matrices unlike others."
+    return own.moments != own.of_matrices or own.whole is not None
 
 NEWTON_SCHULZ = 5   # steps
 

@@ -12,24 +12,24 @@ __all__ = ['GROUPS', 'PLACES', 'PAPER_NAMES', 'Unsaid', 'TIMES', 'COMPONENTS', '
            'shared', 'states_of', 'step_bytes', 'with_matrices', 'dealt', 'step_on_matrices', 'update_time',
            'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more',
            'alike', 'distinct_rows', 'stages_of', 'unlike_stages', 'mean_layer', 'costs_at_places', 'Pace',
-           'slowest_stage', 'pace_of', 'slower_of', 'bubble_time', 'iteration_times', 'Memory', 'alive', 'working',
-           'units_at_hand', 'StageWeights', 'largest_units', 'weights_of_stage', 'weights_held', 'gradients_held',
-           'kept_at', 'memory_at', 'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'that_must_fit',
-           'memory_needed', 'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization',
-           'all_figures', 'seconds_and_GB', 'statistics', 'figures_by_formula', 'own_stages', 'held_by_chunks',
-           'of_each_kind', 'on_chunks', 'kept_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike',
-           'totals_played', 'bubble_left', 'exact_times', 'memory_on_ranks', 'exact_memory', 'memory_played',
-           'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
-           'memories_played', 'parts_said', 'beyond', 'gpu_in', 'evidence', 'kind_of_run', 'interval_columns',
-           'figures_of', 'left_out', 'Estimate', 'layers_of', 'job_of_estimate', 'priced_estimate', 'row_of',
-           'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'given_of', 'sizes_in', 'with_sizes',
-           'stage_counts', 'Told', 'fullest_stage', 'layers_told', 'mean_told', 'end_told', 'stage_told', 'sent_told',
-           'exchange_told', 'behind', 'unit_told', 'both_ways', 'reduction_told', 'bubble_told', 'played_seconds',
-           'update_told', 'whole_told', 'times_told', 'memory_told', 'kept_told', 'flops_told', 'work_figures',
-           'figures_told', 'explanation_of', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'possible_places',
-           'fastest_place', 'interval_of', 'settled', 'estimate', 'short', 'layer_groups', 'memory_columns', 'readable',
-           'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'memory_in_words', 'interval_in_words',
-           'in_words']
+           'slowest_stage', 'pace_of', 'mean_matrices', 'slower_of', 'bubble_time', 'iteration_times', 'Memory',
+           'alive', 'working', 'units_at_hand', 'StageWeights', 'largest_units', 'weights_of_stage', 'weights_held',
+           'gradients_held', 'kept_at', 'memory_at', 'layers_copied', 'other_copies', 'memory_of', 'memory_bound',
+           'that_must_fit', 'memory_needed', 'chunks_differ', 'components', 'figures', 'counted_and_priced',
+           'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'figures_by_formula', 'own_stages',
+           'held_by_chunks', 'of_each_kind', 'on_chunks', 'kept_on_chunks', 'pass_times', 'passes_in', 'play',
+           'more_of', 'chunks_alike', 'totals_played', 'bubble_left', 'exact_times', 'memory_on_ranks', 'exact_memory',
+           'memory_played', 'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each',
+           'bubbles_played', 'memories_played', 'parts_said', 'beyond', 'gpu_in', 'evidence', 'kind_of_run',
+           'interval_columns', 'figures_of', 'left_out', 'Estimate', 'layers_of', 'job_of_estimate', 'priced_estimate',
+           'row_of', 'notes_of', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'given_of', 'sizes_in',
+           'with_sizes', 'stage_counts', 'Told', 'fullest_stage', 'layers_told', 'mean_told', 'end_told', 'stage_told',
+           'sent_told', 'exchange_told', 'behind', 'unit_told', 'both_ways', 'reduction_told', 'bubble_told',
+           'played_seconds', 'update_told', 'whole_told', 'times_told', 'memory_told', 'kept_told', 'flops_told',
+           'work_figures', 'figures_told', 'explanation_of', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep',
+           'possible_places', 'fastest_place', 'interval_of', 'settled', 'estimate', 'short', 'layer_groups',
+           'memory_columns', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
+           'memory_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/05_iteration.ipynb #514cb26a
 import dataclasses
@@ -53,14 +53,14 @@ from .schedules import (
     memory_over_time, most_held, own_figure, passes_of, played, time_played)
 from .estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions, of_names,
-    of_recipe, parts_again, state_bytes, where)
+    of_recipe, parts_again, state_bytes, tells_matrices, where)
 from .parameters import interval
 from .measured_kernels import SHEETS, gpu_of, sheet_of
 from .kernels import pricer_of
 from .blocks import (
     STRATEGIES, Job, Layouts, expert_copies, words)
 from .modules import (
-    LayerCost, Stored, Workload, check_placement, count, data_parallel_time,
+    LayerCost, Matrices, Stored, Workload, check_placement, count, data_parallel_time,
     ends_GB, expert_rules, gathered, gradient_held, groups_of, groups_of_ends, halves_of, if_any,
     leaves_rows, of_kinds, operation_table, pipeline_time, priced_rows, prices_of, reduces_each,
     seconds_of_ends, sharers, sharing_rules, step_seconds, summed_layer, with_recompute)
@@ -341,10 +341,10 @@ def stage_weights(p: Layouts, of: Stored, layers, ends):  # list of (GB, GPUs)
     (GB, group), *more = [(GB * held, group) for GB, group in weight_parts(p, of)]
     return [(GB, sharers(p, group)[0].size) for GB, group in [(GB + ends, group), *more]]
 
-def stage_matrices(p: Layouts, of: Stored, layers, parts):  # list of (GB, GPUs)
+def stage_matrices(p: Layouts, matrices: Matrices, layers, parts):  # list of (GB, GPUs)
     "Of all weights of one GPU those in matrices, which some optimizers take as a whole."
     (_, gpus), *routed = parts
-    return [(of.matrices * layers * stages_held(p), gpus), *routed]
+    return [(matrices.weights * layers * stages_held(p), gpus), *routed]
 
 def shared(parts, out):  # GB
     "What a GPU holds of weights, shared out where a flag holds."
@@ -375,20 +375,20 @@ def dealt(number, gpus):
 
 def step_on_matrices(p: Layouts, pace, parts):  # s
     "What an optimizer of matrices takes, each of them on one of the GPUs that share them out."
-    of, cost, layers = pace.stored, pace.cost, pace.layers * stages_held(p)
+    of, cost, layers = pace.matrices, pace.cost, pace.layers * stages_held(p)
     if not any_of(cost.step): return 0.
     out, ((_, gpus), *routed) = np.greater(p.zero_stage, 0), parts
     busiest = lambda number, gpus: dealt(layers * number, np.where(out, gpus, 1))
     found = layers * cost.step * busiest(of.number, gpus)
     for _, gpus in routed:
-        found = found + layers * cost.step_routed * busiest(of.of_experts, gpus)
+        found = found + layers * cost.step_routed * busiest(of.routed, gpus)
     return found * of_names(p.optimizer, lambda name: OPTIMIZERS[name].whole is not None)
 
 def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
     p, of, table = work.layouts, pace.stored, work.weights.shared
     w, parts = p.software, stage_weights(p, of, pace.layers, tables)
-    matrices = stage_matrices(p, of, pace.layers, parts)
+    matrices = stage_matrices(p, pace.matrices, pace.layers, parts)
     moved = with_matrices(step_bytes, p, parts, matrices)
     traffic = w.optimizer_traffic / (2 * 12 + w.gradient_held + 2)
     cast = of_recipe(p.precision, 'cast') / 2 * pace.layers * stages_held(p)
@@ -499,8 +499,8 @@ def unlike_stages(work: Workload):  # list of Stage
 def mean_layer(parts, layers):
     "The mean of some layers: of the parts of each kind, along a first axis."
     if len(layers) == 1: return parts
-    return type(parts)(*(sum(n * x[k] for k, n in enumerate(layers)) / np.maximum(sum(layers), 1)
-                         for x in parts))
+    total = np.maximum(sum(layers), 1)
+    return type(parts)(*(sum(n * x[k] for k, n in enumerate(layers)) / total for x in parts))
 
 # %% ../nbs/05_iteration.ipynb #83c55b82
 def costs_at_places(
@@ -530,6 +530,7 @@ class Pace(NamedTuple):
     stored: Stored    # by it
     layers: float
     ends: float       # s of its ends
+    matrices: Matrices
 
     @property
     def busy(self): return self.layers * (self.cost.forward + self.cost.backward) + self.ends
@@ -547,17 +548,21 @@ def pace_of(work: Workload, costs, ends, stage: Stage):  # Pace
     both = np.equal(stage.first, stage.last)   # then two ranks share the ends
     own = stage.first * ends[0] + stage.last * ends[1]
     return Pace(mean_layer(costs, stage.layers), mean_layer(work.stored, stage.layers),
-                sum(stage.layers), own / np.where(both, stages_held(work.layouts), 1))
+                sum(stage.layers), own / np.where(both, stages_held(work.layouts), 1),
+                mean_matrices(work, stage))
+
+def mean_matrices(work: Workload, stage: Stage):  # Matrices
+    "Those of the mean layer of a stage; none where no optimizer asks for them."
+    takes = of_names(work.layouts.optimizer, lambda name: tells_matrices(OPTIMIZERS[name]))
+    return mean_layer(work.matrices, stage.layers) if any_of(takes) else Matrices()
 
 def slower_of(a: Pace, b: Pace, same):  # Pace
     "The slower one, column by column; `same`: their layers are."
     slower = a.busy > b.busy
     choose = lambda x, y: where(slower, x, y)
-    if same: cost, of = b.cost, b.stored
-    else:
-        cost = LayerCost(*map(choose, a.cost, b.cost))
-        of = Stored(*map(choose, a.stored, b.stored))
-    return Pace(cost, of, choose(a.layers, b.layers), choose(a.ends, b.ends))
+    fields = lambda x, y: y if same else type(x)(*map(choose, x, y))
+    return Pace(fields(a.cost, b.cost), fields(a.stored, b.stored), choose(a.layers, b.layers),
+                choose(a.ends, b.ends), fields(a.matrices, b.matrices))
 
 # %% ../nbs/05_iteration.ipynb #83c55b7e
 def bubble_time(work: Workload, costs, pace, more, ends):  # s
@@ -642,8 +647,8 @@ def weights_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights
     ends = ends_GB(work.weights, at.first, at.last)
     layer = sum(GB for GB, _ in weight_parts(p, of))
     parts = stage_weights(p, of, layers, ends)
-    return StageWeights(parts, stage_matrices(p, of, layers, parts), layers * stages_held(p),
-                        layer, ends, work.beside.table)
+    matrices = stage_matrices(p, mean_matrices(work, at), layers, parts)
+    return StageWeights(parts, matrices, layers * stages_held(p), layer, ends, work.beside.table)
 
 def weights_held(p: Layouts, own: StageWeights):  # GB
     "Weights: all, or a share of all and what is gathered."
@@ -1162,7 +1167,7 @@ def stage_counts(work: Workload, stage: Stage):  # dict
         sharers=sharers(p, weight_copies(p)), expert_sharers=sharers(p, routed_copies(p)),
         cast=of_recipe(p.precision, 'cast'), gradient=gradient_held(p),
         moved_by_step=step_bytes(p), fewer=states_of(p) - states_of(p, matrices=True),
-        matrices=of.matrices)
+        matrices=mean_matrices(work, stage).weights)
 
 # %% ../nbs/05_iteration.ipynb #5e0000b2
 # what the figures of an estimate are told from
@@ -1385,7 +1390,7 @@ def update_told(t: Told):  # Quantity
            unit='GB', of=shared)
     at_least = 'moved_by_step * own'
     if t.count('fewer', unit='').value:
-        given = Quantity('matrices', float(t.slowest.stored.matrices), 'GB', source='counted')
+        given = Quantity('matrices', float(t.slowest.matrices.weights), 'GB', source='counted')
         t.step('own_matrices', f'{held}matrices * L{out} + {held}routed * L{of_experts}', given,
                unit='GB', of=stage_matrices)
         at_least = f'({at_least} - 2 * fewer * own_matrices)'
@@ -1404,9 +1409,11 @@ def update_told(t: Told):  # Quantity
 def whole_told(t: Told):  # Quantity
     "What an optimizer of matrices takes."
     held, parts = both_ways(t.p), []
-    for name, number, gpus in (('step', 'number', 'sharers'),
-                               ('step_routed', 'of_experts', 'expert_sharers')):
-        seconds, how_many = getattr(t.slowest.cost, name), getattr(t.slowest.stored, number)
+    of = t.slowest.matrices
+    for name, number, how_many, gpus in (
+            ('step', 'number', of.number, 'sharers'),
+            ('step_routed', 'number_routed', of.routed, 'expert_sharers')):
+        seconds = getattr(t.slowest.cost, name)
         if not seconds: continue
         about = 'of a layer, if one GPU had all of its matrices'
         given = [Quantity(name, float(seconds), 's', source='modules.step_seconds', words=about),
