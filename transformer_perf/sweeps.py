@@ -223,7 +223,7 @@ def shard_digest(path, data): return sha256(path.name.encode() + data).encode()
 
 def shard_bytes(path):
     "The content of a shard; nothing if it is not yet there, or another run has tidied up."
-    try: return read_bytes(path, LARGEST_SHARD)
+    try: return again(lambda: read_bytes(path, LARGEST_SHARD))   # it may come back at any time
     except ValueError:
         if path.exists(): raise
         return b''
