@@ -14,8 +14,7 @@ from transformer_perf.iteration import (
     statistics)
 from transformer_perf.kernels import pricer_of
 from transformer_perf.blocks import (
-    domains_met, end_operations, expert_copies, expert_groups, kinds_of, layer_operations,
-    pattern_of)
+    domains_met, end_operations, expert_copies, expert_groups, kinds_of, layer_operations)
 from transformer_perf.modules import count, ends_GB, layer_cost, layer_memory
 from transformer_perf.models import NAMED
 from transformer_perf.systems import as_system
@@ -104,7 +103,7 @@ def test_experts_are_shared_out(model, ep, tp):
 def test_products_are_the_model_flop(name):
     "Forward and backward, with the masks, within what a sum of k terms is less than 2 k."
     j, m = job(name), NAMED[name]
-    which = pattern_of(j).which
+    which = count(j).pattern.which
     # fused attention computes its scores again, which model FLOP leave out
     own = lambda w: sum(p.flop for p in w.products) + (
         0 if not w.attention else sum(p.flop for p in w.attention.products[
@@ -311,7 +310,7 @@ def test_what_cannot_be():
 
 def test_stages_of_unequal_layers():
     "DeepSeek-V3 on one rank, or dealt to 61: three dense layers, and MTP's at the end."
-    pattern = pattern_of(job('deepseek_v3'))
+    pattern = count(job('deepseek_v3')).pattern
     (one,) = distinct_stages(pattern, 1, 1, False, False)
     assert one.layers == (3, 59) and (one.first, one.last) == (1, 1)
     every = distinct_stages(pattern, 61, 1, False, False)

@@ -11,7 +11,7 @@ __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'Half', 'Block', 'Layouts'
            'domains_met', 'travels', 'crowding', 'expert_rows', 'moved_copies', 'grouped', 'router', 'routed_experts',
            'shared_experts', 'Experts', 'attention_core_summa', 'layer_operations', 'gpt_block', 'words', 'embedding',
            'output_layer', 'ahead', 'end_operations', 'kinds_among', 'Pattern', 'ends_in_16_bits', 'one_kind',
-           'pattern_of', 'pattern_in', 'kinds_of', 'layers_of_kinds', 'numbers_in']
+           'pattern_in', 'kinds_of', 'layers_of_kinds', 'numbers_in']
 
 # %% ../nbs/03b_blocks.ipynb #3b000005
 import dataclasses
@@ -803,12 +803,8 @@ def one_kind(job: Job):
     "Whether all layers are alike; only then may the sizes of a block be columns."
     return len(job.blocks) < 2 and not ends_in_16_bits(job)
 
-def pattern_of(job: Job):  # Pattern
-    "Which kind each of a job's layers is of."
-    return pattern_in(job.order, job.depth, job.mtp_layers)
-
 def pattern_in(order, depth, mtp_layers):  # Pattern
-    "The same from the kinds of layers in order; none: all alike."
+    "Which kind each layer is of, from the kinds in order; none: all alike."
     depth, ahead = int(depth), int(mtp_layers)
     return Pattern(depth, ahead, order or (0,) * (depth + ahead))
 
