@@ -261,3 +261,12 @@ def test_shared_experts_divide_too():
     "What a search finds, an estimate accepts: 516 features are not shared by 8."
     found = search(MODELS['shared'], 8, as_system('B200', 8), 8, '1d', k=1000)
     assert 0 < found.tp.max() < 8
+
+
+@pytest.mark.parametrize('preset', ['paper', 'calibrated'])
+def test_a_search_that_finds_nothing_has_the_columns_of_one_that_finds_some(preset):
+    nothing, some = (search('gpt3_1T', n, 'A100', assumptions=preset) for n in (64, 4096))
+    assert len(nothing) == 0 and len(some) == 10
+    ranges = {'iteration_low_s', 'iteration_high_s'}   # of what was found
+    assert set(some) - set(nothing) <= ranges and set(nothing) <= set(some)
+    assert {name: some[name].dtype for name in nothing} == dict(nothing.dtypes)

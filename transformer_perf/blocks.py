@@ -77,7 +77,7 @@ class Block:
     norms: int = 2           # on the residual stream; 4 in Gemma 2 and 3
     in_16_bits: bool = False # its products stay in 16 bits, whatever the precision of the others
 
-    @property
+    @cached_property
     def gated(self): return np.asarray(self.ffn.gated) * 1.
 
     @property
@@ -162,9 +162,9 @@ class Job(Layouts):
     def layouts(self): return Layouts(**{name: getattr(self, name) for name in LAYOUT})
     @property
     def here(self): return self.block or self.blocks[0][0]
-    @property
+    @cached_property
     def rows(self): return self.seq_len / self.cp   # of the sequence, in the products
-    @property
+    @cached_property
     def tokens(self): return self.micro_batch * self.rows
     @property
     def layers(self): return self.depth / self.pp   # of a stage

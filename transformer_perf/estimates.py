@@ -273,13 +273,14 @@ def two_tier_time(
     fast, slow = system.link_among(2 if kind == 'ring' else in_domain), system.network
     turns = 2 if kind == 'allreduce' else 1
     again = turns if doubled else 1   # what the published model doubles only on two tiers
-    moved, domains = ring_share(kind, n) * volume, n // in_domain
-    ring = lambda link: again * (moved / link.bandwidth + link.latency * (n - 1))
+    domains = n // in_domain
+    latency = again * (slow.latency * (domains - 1) + fast.latency * (n - domains))
     nics = system.nic_factor * in_domain * slow.bandwidth
-    both = (turns * np.maximum(moved / nics, moved / fast.bandwidth)
-            + again * (slow.latency * (domains - 1) + fast.latency * (n - domains)))
-    near = np.where(domains == 1, ring(fast), both)
-    return where(in_domain == 1, ring(slow), near) * (volume > 0)
+    one_tier = again / where(in_domain == 1, slow.bandwidth, fast.bandwidth)
+    two_tiers = turns / np.minimum(nics, fast.bandwidth)
+    alone = (in_domain == 1) | (domains == 1)
+    of_a_GB = ring_share(kind, n) * where(alone, one_tier, two_tiers)
+    return (of_a_GB * volume + latency) * (volume > 0)
 
 # %% ../nbs/02_estimates.ipynb #18b74c39
 def send_time(
@@ -387,16 +388,18 @@ def seconds_of_messages(
     messages,   # list of (Message, the Group of GPUs that talk, pieces that it is cut into)
     pricer,     # Roofline, or Measured
 ):  # list of s, of each message whole
-    "What messages take alone; those of one kind are priced together."
+    "What messages take alone; those of one kind in one group are priced together."
     found, alike = [0.] * len(messages), {}
-    for i, (m, _, _) in enumerate(messages):
-        alike.setdefault((m.kind, m.far is None), []).append(i)
-    for (kind, direct), some in alike.items():
-        rows = [(m.volume / pieces, 0. if direct else m.far, *group)
-                for m, group, pieces in (messages[i] for i in some)]
-        volume, far, *group = in_rows(zip(*rows), pricer.system.axes)
-        if kind != 'alltoall': seconds = pricer.collective(kind, volume, Group(*group))
-        else: seconds = pricer.exchange(volume, None if direct else far, Group(*group))
+    for i, (m, group, _) in enumerate(messages):
+        alike.setdefault((m.kind, m.far is None, *map(id, group)), []).append(i)
+    for (kind, direct, *_), some in alike.items():
+        group = messages[some[0]][1]
+        rows = [(m.volume / pieces, 0. if direct else m.far)
+                for m, _, pieces in (messages[i] for i in some)]
+        axes = max(pricer.system.axes, *map(np.ndim, group))
+        volume, far = in_rows(zip(*rows), axes)
+        if kind != 'alltoall': seconds = pricer.collective(kind, volume, group)
+        else: seconds = pricer.exchange(volume, None if direct else far, group)
         for i, t in zip(some, seconds): found[i] = t
     return found
 
@@ -413,7 +416,7 @@ def shown_of_messages(messages, seconds, own, panels=None):  # s
 def at_columns(x, columns):
     "Columns of an array, or of none where a number or a single column stands for all."
     if columns is None or not isinstance(x, np.ndarray) or not x.ndim: return x
-    return x[..., columns if x.shape[-1] > 1 else 0 * columns][()]
+    return x.take(columns if x.shape[-1] > 1 else 0 * columns, axis=-1)[()]
 
 def comm_of_each(
     works: Works,
