@@ -13,7 +13,7 @@ import pytest
 from test_count_schedules import walk
 
 from transformer_perf import (
-    Assumptions, Model, Parallel, estimate, execution, iteration, modules)
+    Assumptions, Model, Parallel, estimate, execution, iteration, modules, timeline)
 from transformer_perf.blocks import Job, Layouts, gpt_block
 from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Product, Work
 from transformer_perf.kernels import pricer_of
@@ -426,13 +426,13 @@ def test_no_stage_is_overlooked(layout, vocabulary):
     "The fullest and the slowest of all stages, one by one."
     a = dataclasses.replace(MEASURED, vocabulary=vocabulary)
     one, _, _ = case(a, tp=2, pp=4, layout=layout, nvlink_tp=2, nvlink_pp=1)
-    work, _, costs, ends = iteration.priced_estimate(one)
-    stages = iteration.stages_in_order(work.pattern, 4, 1, False, False, layout)
+    work, _, costs, ends = timeline.priced_estimate(one)
+    stages = timeline.stages_in_order(work.pattern, 4, 1, False, False, layout)
     assert [sum(stage.layers) for stage in stages] == [x.count('t') for x in layout.split('|')]
-    fullest = max((iteration.memory_at(work, stage) for stage in stages), key=sum)
-    assert close(sum(iteration.memory_of(work)), sum(fullest))
-    slowest = max(iteration.pace_of(work, costs, ends, stage).busy for stage in stages)
-    assert close(iteration.slowest_stage(work, costs, ends).busy, slowest)
+    fullest = max((timeline.memory_at(work, stage) for stage in stages), key=sum)
+    assert close(sum(timeline.memory_of(work)), sum(fullest))
+    slowest = max(timeline.pace_of(work, costs, ends, stage).busy for stage in stages)
+    assert close(timeline.slowest_stage(work, costs, ends).busy, slowest)
 
 
 def test_the_slowest_of_many_gpus():
@@ -440,7 +440,7 @@ def test_the_slowest_of_many_gpus():
     for sizes in ((1, 1, 1, 2), (2, 3, 5, 7), (8, 1, 4, 16)):
         p = Layouts(**dict(zip(('tp', 'cp', 'pp', 'dp'), sizes)), assumptions=MEASURED)
         hand = .02 * math.sqrt(2 * math.log(math.prod(sizes)))
-        assert close(iteration.straggling(p), hand)
+        assert close(timeline.straggling(p), hand)
 
 
 # stages of unequal layers

@@ -12,7 +12,8 @@ import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, blocks, estimate, layers, modules
 from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Roofline, Work
-from transformer_perf.iteration import job_of, settled
+from transformer_perf.timeline import job_of
+from transformer_perf.iteration import settled
 from transformer_perf.systems import Units, as_system
 
 MATRIX, VECTOR, MEMORY = 1000., 8., 50.   # TFLOP/s, TFLOP/s, GB/s

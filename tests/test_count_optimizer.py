@@ -12,7 +12,7 @@ from transformer_perf.blocks import kinds_of
 from transformer_perf.estimates import (
     NEWTON_SCHULZ, Group, Matrix, Roofline, as_assumptions, orthogonalized)
 from transformer_perf.interop import TrainingJob, as_job, export
-from transformer_perf.iteration import dealt, job_of
+from transformer_perf.timeline import dealt, job_of
 from transformer_perf.models import NAMED
 from transformer_perf.systems import as_system
 

@@ -22,7 +22,8 @@ from transformer_perf import advice, interop, iteration, measure, modules, param
 from transformer_perf import scaling, sensitivity, systems, validation
 from transformer_perf.inputs import quoted
 from transformer_perf.estimates import as_assumptions
-from transformer_perf.iteration import COMPONENTS, MEMORY_PARTS, Estimate
+from transformer_perf.timeline import COMPONENTS, MEMORY_PARTS
+from transformer_perf.iteration import Estimate
 from transformer_perf.interop import as_job
 from transformer_perf.models import as_model
 from transformer_perf.systems import as_system, read_system

@@ -9,9 +9,9 @@ from hypothesis import given, settings, strategies as st
 from transformer_perf import Model, estimate, search
 from transformer_perf.estimates import (
     CHOICES, Group, as_assumptions, counted, exchanged, parts_again)
-from transformer_perf.iteration import (
-    GROUPS, PLACES, Parallel, distinct_stages, job_of, mean_layer, stages_of,
-    statistics)
+from transformer_perf.timeline import (
+    GROUPS, PLACES, distinct_stages, job_of, mean_layer, stages_of, statistics)
+from transformer_perf.iteration import Parallel
 from transformer_perf.kernels import pricer_of
 from transformer_perf.blocks import (
     domains_met, end_operations, expert_copies, expert_groups, kinds_of, layer_operations)

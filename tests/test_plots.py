@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from test_fuzz import contract, spoiled, spoiled_table, tries
 
 from transformer_perf import search
-from transformer_perf.iteration import COMPONENTS
+from transformer_perf.timeline import COMPONENTS
 from transformer_perf.models import as_model
 from transformer_perf.plots import (
     PARTS, PLACED, against_gpus, communication, configurations, heat_map, look_of, micro_batches,

@@ -11,8 +11,8 @@ from transformer_perf import Model, Parallel, estimate, execution, layers, searc
 from transformer_perf.estimates import COLLECTIVES, as_assumptions, collective_time, counted
 from transformer_perf.blocks import gpt_block
 from transformer_perf.execution import best_of, considered_choices, Question, search_each
-from transformer_perf.iteration import (
-    COMPONENTS, MEMORY_PARTS, iteration_times, memory_of, readable)
+from transformer_perf.timeline import COMPONENTS, MEMORY_PARTS, iteration_times, memory_of
+from transformer_perf.iteration import readable
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import sizes_of
 from transformer_perf.modules import (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from transformer_perf import Model, Parallel, estimate, iteration, search
+from transformer_perf import Model, Parallel, estimate, search, timeline
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.schedules import (
     SCHEDULES, check_layout, chunk_sums, chunks_in, chunks_of, ends_of, formula_holds, heaviest,
@@ -252,9 +252,9 @@ def priced(preset, schedule, pp, batch, recompute, depth=8, **options):
 
 def by_order(one):  # (s, s)
     "What an estimate's passes take by its figures, and by its timeline."
-    work, pricer, costs, ends = iteration.priced_estimate(one)
-    times = iteration.iteration_times(work, costs, pricer, ends)
-    busy = iteration.slowest_stage(work, costs, ends).busy + iteration.more_of(work.layouts, times)
+    work, pricer, costs, ends = timeline.priced_estimate(one)
+    times = timeline.iteration_times(work, costs, pricer, ends)
+    busy = timeline.slowest_stage(work, costs, ends).busy + timeline.more_of(work.layouts, times)
     return work.layouts.micro_batches * busy + one.stats['bubble_s'], one.timeline.end_s.max()
 
 

@@ -16,7 +16,7 @@ import pytest
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.estimates import CHOICES, FITS_BY, as_assumptions
 from transformer_perf.execution import MOST_REPLAYED
-from transformer_perf.iteration import GROUPS, PLACES, exact_table
+from transformer_perf.timeline import GROUPS, PLACES, exact_table
 from transformer_perf.schedules import SCHEDULES, check_schedule
 from transformer_perf.systems import as_system
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings, strategies a
 
 from transformer_perf import Model, Parallel, estimate, kernels, search
 from transformer_perf.estimates import Attention, Group, Product, as_assumptions
-from transformer_perf.iteration import figures_told
+from transformer_perf.explained import figures_told
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.systems import PHYSICAL
 from transformer_perf.traced import Counted, Explanation, Quantity, leaves_of, step

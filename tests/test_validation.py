@@ -11,7 +11,7 @@ import pytest
 
 from transformer_perf import Parallel, estimate
 from transformer_perf.estimates import as_assumptions
-from transformer_perf.iteration import COMPONENTS
+from transformer_perf.timeline import COMPONENTS
 from transformer_perf.parameters import PARTS, changed, limits, read_calibration, value_of
 from transformer_perf.systems import as_system
 from transformer_perf.validation import (

@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import cache
 
 from transformer_perf import Parallel, estimate, search
-from transformer_perf.iteration import TIMES, divisors
+from transformer_perf.timeline import TIMES
+from transformer_perf.iteration import divisors
 from transformer_perf.models import as_model
 from transformer_perf.systems import as_system
 

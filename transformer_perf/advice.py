@@ -27,7 +27,7 @@ import pandas as pd
 from .inputs import divides, finite, nearest, several, table_with, whole
 from .models import Model, as_model
 from .systems import System, as_system
-from .schedules import SCHEDULES, possible
+from .schedules import MOST_PLAYED, SCHEDULES, possible
 
 # %% ../nbs/13_advice.ipynb #13a00006
 from .estimates import (
@@ -35,12 +35,13 @@ from .estimates import (
 from .blocks import STRATEGIES
 from .modules import (
     expert_rules, leaves_rows, reduces_each, sharing_rules)
-from .iteration import (
-    GROUPS, MEMORY_PARTS, MOST_PLAYED, PLACES, Estimate, Memory, Parallel,
-    changes_something, check_parallel, components, division_rules, divisors, estimate, exact_table,
-    interval_of, iteration_times, keep, layers_to_deal, memory_bound, memory_on_ranks,
-    memory_played, more_of, passes_in, play, plural, priced_estimate, rate_in_words, rows_of,
-    seconds_and_GB, sends_tokens, settled, short)
+from .timeline import (
+    GROUPS, MEMORY_PARTS, PLACES, Memory, components, exact_table, iteration_times, memory_bound,
+    memory_on_ranks, memory_played, more_of, passes_in, play, priced_estimate, seconds_and_GB)
+from transformer_perf.iteration import (
+    Estimate, Parallel, changes_something, check_parallel, division_rules, divisors, estimate,
+    interval_of, keep, layers_to_deal, plural, rate_in_words, rows_of, sends_tokens, settled,
+    short)
 from .execution import (
     can_run, considered_choices, distinct, divides_batch, expert_shares, filled, filling, parts_in,
     pipeline_divides, practice, runs, search, splits)

@@ -25,11 +25,13 @@ from .blocks import STRATEGIES, Layouts
 from .modules import (
     LayerCost, Workload, count, expert_rules, gathered, halves_of, leaves_rows,
     prices_of, reduces_each, sharing_rules)
+from transformer_perf.timeline import (
+    COMPONENTS, FIGURES, GROUPS, PLACES, chunks_differ, costs_at_places, exact_figures_of_each,
+    exact_memory, figures_by_formula, iteration_times, job_of, layouts_of, memory_needed,
+    that_must_fit)
 from .iteration import (
-    COMPONENTS, FIGURES, GROUPS, PAPER_NAMES, PLACES, changes_something, choices_fit, chunks_differ,
-    costs_at_places, cross, divisors, evidence, exact_figures_of_each, exact_memory,
-    figures_by_formula, interval_columns, iteration_times, job_of, keep, layers_to_deal, layouts_of,
-    left_out, memory_needed, readable, rows_of, sends_tokens, that_must_fit)
+    PAPER_NAMES, changes_something, choices_fit, cross, divisors, evidence, interval_columns, keep,
+    layers_to_deal, left_out, readable, rows_of, sends_tokens)
 
 # %% ../nbs/06_execution.ipynb #0ac1f301
 BLOCK = 20_000           # rows computed at a time: bounds the memory of a search
@@ -849,8 +851,9 @@ def search(
 
 # %% ../nbs/06b_paper_names.ipynb #7d50b9da
 from .inputs import FLAG, WHOLE, divides, takes
-from .iteration import (  # noqa: F401  some were here before
-    MEMORY_PARTS, Parallel, Times, estimate, figures, memory_of)
+from .timeline import (  # noqa: F401  some were here before
+    MEMORY_PARTS, Times, figures, memory_of)
+from .iteration import Parallel, estimate  # noqa: F401  some were here before
 from .modules import Stored, Workload, summed
 
 # %% ../nbs/06b_paper_names.ipynb #7d50b9d7

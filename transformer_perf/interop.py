@@ -55,7 +55,8 @@ from .configs import rule_of
 # %% ../nbs/12_interop.ipynb #177de633
 from .models import Model, as_model, has_experts
 from .estimates import CHOICES, PARTS, layers_again, parts_again
-from .iteration import PLACES, Estimate, Parallel, changes_something
+from .timeline import PLACES
+from .iteration import Estimate, Parallel, changes_something
 from .modules import reduces_each
 from .schedules import chunks_of, layout_of
 

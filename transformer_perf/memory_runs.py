@@ -18,8 +18,8 @@ import pandas as pd
 from .inputs import read_csv
 from .estimates import AS_TRAINED, MENDED, Assumptions
 from .interop import MEGATRON_ROWS, as_job
-from .iteration import (
-    PLACES, job_of, memory_at, own_stages, settled)
+from .timeline import PLACES, job_of, memory_at, own_stages
+from .iteration import settled
 from .blocks import kinds_of, layer_operations, words
 from .modules import count
 from transformer_perf.parameters import (

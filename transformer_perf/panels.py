@@ -96,10 +96,12 @@ from .kernels import lasting, pricer_of
 from .blocks import STRATEGIES
 from .modules import count, halves_of
 
+from transformer_perf.timeline import (
+    COMPONENTS, GROUPS, MEMORY_PARTS, PLACES, components, exact_table, job_of_estimate,
+    seconds_and_GB)
 from .iteration import (
-    COMPONENTS, GROUPS, MEMORY_PARTS, PAPER_NAMES, PLACES, Estimate, Parallel, components, divisors,
-    estimate, exact_table, interval_in_words, job_of_estimate, keep, plural,
-    possible_places, readable, rows_of, seconds_and_GB, sends_tokens, short)
+    PAPER_NAMES, Estimate, Parallel, divisors, estimate, interval_in_words, keep, plural,
+    possible_places, readable, rows_of, sends_tokens, short)
 
 from transformer_perf.execution import (
     MOST_REPLAYED, Question, all_placements, asked_about, configurations, considered_choices,

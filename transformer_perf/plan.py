@@ -24,7 +24,8 @@ from .models import Model, as_model
 # %% ../nbs/14_plan.ipynb #14a00006
 from .systems import as_system, price_per_gpu_hour, read_prices
 from .estimates import CHOICES, FITS_BY
-from .iteration import GROUPS, PLACES, SHOWN, keep, short, statistics, usual
+from .timeline import GROUPS, PLACES, statistics
+from .iteration import SHOWN, keep, short, usual
 from transformer_perf.execution import (
     PLAYED, Question, asked_about, best_candidates, counts_of, fitting, questions, result_of,
     tables_of)

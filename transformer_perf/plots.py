@@ -30,7 +30,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from .inputs import (
     ABOVE, FLAG, HUGE, finite, nearest, quoted, several, table_with, takes)
 from .models import as_model
-from .iteration import TIMES, components
+from .timeline import TIMES, components
 
 # %% ../nbs/07_plots.ipynb #d52189fc
 BLUE, SKY, GREEN = '#0072b2', '#56b4e9', '#009e73'

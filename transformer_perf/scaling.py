@@ -30,7 +30,7 @@ from .inputs import (
 from .models import Model, as_model
 from .systems import System, as_system
 from .estimates import Assumptions, as_assumptions, collective_time, ring_share
-from .iteration import Memory
+from .timeline import Memory
 
 # %% ../nbs/09_scaling.ipynb #a8276613
 def plain(model):

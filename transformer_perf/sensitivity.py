@@ -16,7 +16,8 @@ import pandas as pd
 
 from .inputs import finite, flag, nearest, table_with, whole
 from .systems import PHYSICAL, System
-from .iteration import estimate, exact_statistics, short
+from .timeline import exact_statistics
+from .iteration import estimate, short
 from .execution import (
     asked_about, best_of, questions, search, search_each, variants)
 

@@ -20,9 +20,10 @@ from .inputs import of_type, write_whole
 from .schedules import SCHEDULES, position
 from .estimates import added
 from .modules import Layer, LayerCost, Priced, priced_rows, summed_layer
-from .iteration import (
-    Estimate, chunks_dealt, job_of_estimate, memory_played, most_of_ends, of_each_kind,
-    on_chunks, priced_estimate, run_of, slowest_stage, update_time)
+from .timeline import (
+    chunks_dealt, job_of_estimate, memory_played, most_of_ends, of_each_kind, on_chunks,
+    priced_estimate, slowest_stage, update_time)
+from .iteration import Estimate, run_of
 
 # %% ../nbs/16_traces.ipynb #16a00008
 LANES = ('compute', 'communication')   # of a rank

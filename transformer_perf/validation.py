@@ -59,8 +59,8 @@ from .parameters import (
     measured_folder, read_calibration, value_of)
 from .kernels import collective_seconds
 from .measured_kernels import gpu_of, number_of
-from .iteration import (
-    COMPONENTS, divisors, exact_table, keep, kind_of_run, statistics)
+from .timeline import COMPONENTS, exact_table, statistics
+from .iteration import divisors, keep, kind_of_run
 from .execution import crossed, practice, search
 
 # %% ../nbs/10_validation.ipynb #d020e0f6
