@@ -228,7 +228,11 @@ def test_a_switch_that_is_off_is_found():
 def test_a_job_is_what_it_says():
     job = as_job(SCRIPT)
     about = job.model, job.parallel, 'H100-80GB', job.global_batch
-    assert fits(SCRIPT, system='H100-80GB').summary == fits(*about).summary
+    assert job.software.name == 'Megatron-Core'
+    by_hand = fits(*about, software='Megatron-Core')
+    assert fits(SCRIPT, system='H100-80GB').summary == by_hand.summary != fits(*about).summary
+    other = fits(SCRIPT, system='H100-80GB', software='nanotron').estimate
+    assert other.assumptions.software.name == 'nanotron'   # what is said comes first
     with pytest.raises(ValueError, match='does not say its model'):
         fits({'train_batch_size': 64, 'zero_optimization': {'stage': 3}}, system='H200')
     with pytest.raises(ValueError, match='global_batch'): fits('llama3.1_8B', Parallel(), 'H200')

@@ -6,7 +6,7 @@ import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate
 from transformer_perf.estimates import AS_TRAINED, MENDED
-from transformer_perf.parameters import Evidence, Kernels, Parameters, Software
+from transformer_perf.parameters import Evidence, Kernels, Parameters, Costs
 from transformer_perf.systems import as_system
 
 MODEL = Model(1024, 512, 8, 12, mlp_dim=1536, vocab=4096, name='small')
@@ -27,7 +27,7 @@ KNOWN = Evidence(
 
 def asked(layout, model=MODEL, system=SYSTEM, stack='NeMo', **software):
     "An estimate by parameters of which these runs are known."
-    measured = Parameters('Hopper', stack, Kernels(), software=Software(**software), evidence=KNOWN)
+    measured = Parameters('Hopper', stack, Kernels(), software=Costs(**software), evidence=KNOWN)
     a = Assumptions(**MENDED | AS_TRAINED, measured=measured)
     return estimate(model, Parallel(micro_batch=2, **layout), system, 64, a)
 

@@ -17,14 +17,14 @@ from transformer_perf import (
 from transformer_perf.blocks import Job, Layouts, gpt_block
 from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Product, Work
 from transformer_perf.kernels import pricer_of
-from transformer_perf.parameters import Parameters, Software
+from transformer_perf.parameters import Parameters, Costs
 from transformer_perf.schedules import played
 from transformer_perf.systems import as_system
 
 SYSTEM = as_system('H100-80GB', 8)
 PAPER = Assumptions()
 TRAINED = Assumptions(**MENDED | AS_TRAINED)
-COSTLY = Software(   # everything costs something
+COSTLY = Costs(   # everything costs something
     host_layer=4e-4, host_wrapped=3e-4, host_experts=2e-3, host_tp=.1, host_sharpness=2.5,
     host_micro_batch=1e-3, iteration_constant=.01, straggler=.02, loss_traffic=40.,
     optimizer_traffic=33., gradient_bytes=4., gradient_held=4., logit_held=7., wrapped=True,
@@ -165,7 +165,7 @@ def test_what_the_host_costs():
 @pytest.mark.parametrize('stage', [0, 1])
 def test_a_step_by_hand(precision, changes, moved, stage):
     "States, gradient and weight of a GPU's share, as often as software does; weights cast anew."
-    software = Software(optimizer_traffic=33., gradient_held=4., iteration_constant=.02)
+    software = Costs(optimizer_traffic=33., gradient_held=4., iteration_constant=.02)
     a = dataclasses.replace(TRAINED, **changes, measured=Parameters('Hopper', software=software))
     one, pricer, table = case(a, dp=8, zero_stage=stage, precision=precision)
     weights = depth * table.weights_mem.sum() + 2e-9 * e * (V + 2)

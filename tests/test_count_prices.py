@@ -14,7 +14,7 @@ import pytest
 from transformer_perf import estimates, kernels, measured_kernels as single
 from transformer_perf.estimates import Attention, Group, Product, Roofline, Work
 from transformer_perf.kernels import Measured
-from transformer_perf.parameters import Kernels, Network, Parameters, Software
+from transformer_perf.parameters import Kernels, Network, Parameters, Costs
 from transformer_perf.systems import as_system
 
 FITS = single.read_fits()
@@ -309,7 +309,7 @@ HOPPER = dataclasses.replace(as_system('H100-80GB', 8), nic_factor=.5)
 
 def measured(system=HOPPER, **software):
     return Measured(system, Parameters('Hopper', network=NET, kernels=KERNELS,
-                                       software=Software(**software)))
+                                       software=Costs(**software)))
 
 
 def nccl(kind, GB, n, d, crowded):  # s

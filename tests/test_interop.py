@@ -337,6 +337,7 @@ def test_every_choice_has_a_row(name):
     "So that nothing of a configuration is dropped in silence."
     facts = {row.fact for row in FORMATS[name].rows} | {'zero_stage', 'dp_overlap', 'recompute',
         'virtual_stages', 'schedule', 'micro_batch', 'sequence_sharded'}
+    if 'graph_impl' in facts: facts |= {'cuda_graphs'}   # said by two flags
     assert {*CHOICES, 'tp', 'cp', 'pp'} <= facts
     job = TrainingJob(Parallel(tp=2, dp=4, zero_stage=3), global_batch=8, n_gpus=8, seq_len=64)
     for field, x in (('reduce_each', False), ('strategy', '2d')):
@@ -963,3 +964,26 @@ def test_costly_files_cost_little(tmp_path):
         assert says in refused(as_job, file) and time.process_time() - start < 2, text[:9]
     for _ in range(3000): deep = {'a': deep}
     assert 'nested too deep' in refused(as_job, {'training': deep})
+
+
+@pytest.mark.parametrize('said, graphs', [
+    ('', 'none'), ('--cuda-graph-impl none', 'none'), ('--cuda-graph-impl local', 'attn+mlp'),
+    ('--enable-cuda-graph', 'attn+mlp'), ('--cuda-graph-impl full_iteration', 'iteration'),
+    ('--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router',
+     'attn+moe_router')])
+def test_cuda_graphs(said, graphs):
+    "What the host launches as one is read, priced, and written again."
+    job = as_job(f'pretrain_gpt.py --tensor-model-parallel-size 2 --world-size 8 {said}')
+    assert job.parallel.cuda_graphs == graphs
+    again = as_job(export(job, 'megatron'))
+    assert again.parallel.cuda_graphs == graphs
+    for name in ('deepspeed', 'accelerate', 'torchtitan'):
+        p = Parallel(dp=8, cuda_graphs='iteration')
+        changed = TrainingJob(p, global_batch=8, n_gpus=8, seq_len=64)
+        assert "cuda_graphs='iteration' cannot be said" in refused(export, changed, name)
+
+
+def test_graphs_of_what_is_not_modelled_are_named():
+    job = as_job('pretrain_gpt.py --cuda-graph-impl local --cuda-graph-modules mamba attn')
+    assert job.parallel.cuda_graphs == 'attn'
+    assert ('--cuda-graph-modules', 'not modelled: a graph of mamba') in job.ignored

@@ -18,7 +18,7 @@ from transformer_perf.memory_runs import (
 from transformer_perf.blocks import layer_operations
 from transformer_perf.modules import count, end_weights, ends_GB
 from transformer_perf.parameters import (
-    HANDLES, WORKSPACES, Parameters, Software, measured_folder)
+    HANDLES, WORKSPACES, Parameters, Costs, measured_folder)
 from transformer_perf.systems import as_system
 
 RUNS = megatron_runs()
@@ -60,7 +60,7 @@ def test_without_dropout_scores_are_kept_once():
     job, _ = at_rest(SMALL, {}, flash_attention=False)
     ops = {}
     for dropped in (True, False):
-        software = Parameters(software=Software(dropout=dropped))
+        software = Parameters(software=Costs(dropout=dropped))
         own = job._replace(assumptions=dataclasses.replace(job.assumptions, measured=software))
         ops[dropped] = {op.name: op.activations for op in layer_operations(own)}
     lost = sum(ops[True][name] - ops[False][name] for name in ('softmax', 'attend'))

@@ -375,7 +375,7 @@ def test_host_time_grows_with_each_doubling():
     a = as_assumptions('calibrated').on(as_system('H100-80GB'))
     one = Layouts(assumptions=a)
     alone = [host_wait(0., one._replace(tp=2**i), False) for i in range(7)]
-    assert np.allclose(np.diff(alone), a.software.host_tp * alone[0]) and alone[0] > 0
+    assert np.allclose(np.diff(alone), a.costs.host_tp * alone[0]) and alone[0] > 0
 
 
 def test_a_wide_search_has_every_layout_once():

@@ -72,7 +72,7 @@ def test_a_step_moves_its_states():
 def test_the_bound_is_the_estimate_and_three_named_parts():
     a = as_assumptions('calibrated').on(as_system('H100-80GB'))
     for layout, groups in (({}, 0), ({'dp': 8}, 1), ({'tp': 2, 'cp': 2, 'pp': 2, 'dp': 2}, 4)):
-        found, w = figures(preset='calibrated', parallel=layout), a.software
+        found, w = figures(preset='calibrated', parallel=layout), a.costs
         unseen = .08 * found['activations_GB'] + groups * 392 * 2**20 / 1e9 + 551 * 2**20 / 1e9
         assert close(found['memory_bound_GB'], found['memory_GB'] + unseen, 1e-4)   # figures in MB
         tight = dataclasses.replace(w, fragments=0., nccl_GB=0., context_GB=0.)
@@ -234,7 +234,7 @@ def test_weights_hide_behind_enough_tokens(preset, n):
         p = Layouts(zero_stage=3, assumptions=a)
         seen = lambda T, GB=GB, p=p: data_parallel_time(
             [(GB, group)], 1e-3 * GB * T / system.matrix_flops_fp16, 1e9, pricer, p, depth)[0]
-        least = gather * (1 + a.software.unit_exposed * (depth - 1))
+        least = gather * (1 + a.costs.unit_exposed * (depth - 1))
         assert close(seen(tokens * 1.01), least)
         assert seen(tokens * .5) > 1.01 * least and close(seen(0.), depth * gather)
 

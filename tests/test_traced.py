@@ -87,6 +87,8 @@ KINDS = {
     'sent once': ('deepseek_v3', dict(tp=2, dp=32, ep=8, etp=2, precision='fp8-block',
                                       dispatcher='once', tp_overlap=True), 'H100-80GB'),
     'windows': ('gpt_oss_120B', dict(pp=4, dp=8, ep=8), 'B200-180GB'),
+    'graphs': ('mixtral_8x7B', dict(tp=2, pp=4, dp=8, ep=8, cuda_graphs='attn+moe_router'),
+               'H100-80GB'),
     'interleaved': ('gpt3', dict(tp=8, pp=4, dp=2, virtual_stages=2, recompute='full:1',
                                  precision='fp8'), 'H100-80GB')}
 

@@ -227,5 +227,5 @@ def test_kernels_and_messages_are_those_of_their_pass(case):
     layers = {name.partition(':')[0] for name in first.name if name.startswith('layer ')}
     assert len(layers) == one.model.depth + one.model.mtp_layers
     waits = first[first.name == 'wait for the host'].eval('end_s - start_s')
-    software = one.assumptions.software   # what is left of a pass is the host's share of it
+    software = one.assumptions.costs   # what is left of a pass is the host's share of it
     assert (waits <= software.host_micro_batch + 1e-9 * one.stats['iteration_s']).all()

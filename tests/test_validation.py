@@ -10,13 +10,15 @@ import pandas as pd
 import pytest
 
 from transformer_perf import Parallel, estimate
+from transformer_perf.cli import main
 from transformer_perf.estimates import as_assumptions
+from transformer_perf.interop import as_job, export
 from transformer_perf.timeline import COMPONENTS
 from transformer_perf.parameters import PARTS, changed, limits, read_calibration, value_of
 from transformer_perf.systems import as_system
 from transformer_perf.validation import (
     calibrate, calibrate_network, fitted, half_of, never_seen, of_values, picked, predict,
-    predict_collectives, published, published_collectives, recorded, scoreboard,
+    predict_collectives, published, published_collectives, recorded, run_jobs, scoreboard,
     shipped_record, source_of, table_of, with_sets)
 
 MUST = {'megatron-2022': .03, 'megatron-2021': .04, 'mcore-h100': .09, 'simumax-b200': .06,
@@ -321,3 +323,38 @@ def test_scoreboard_has_every_table():
     score = scoreboard(RUNS, ('paper', 'calibrated'))
     assert score.table.tolist() == list(dict.fromkeys(table_of(RUNS)))
     assert (score['calibrated %'] < score['paper %']).all()
+
+
+def test_three_doors(tmp_path, capsys):
+    "A published run is one job: as a row, as an estimate, and as a file on the command line."
+    runs = RUNS if BULK is None else pd.read_csv(BULK, low_memory=False).head(300)
+    by_row, (jobs, _) = predict(runs), run_jobs(runs)
+    assert len(jobs) > .9 * len(runs) >= 27
+    for row, job, _ in jobs:
+        seconds = by_row.predicted_iteration_s[row]
+        one = estimate(job.model, job.parallel, job.system, job.global_batch,
+                       job.assumptions('calibrated'))
+        path = tmp_path / f'{row}.json'
+        path.write_text(export(job))
+        assert as_job(path) == job
+        asked = ['explain', '--job', str(path), '--assumptions', 'calibrated', '--format', 'json']
+        with pytest.raises(SystemExit, match='0'): main(asked)
+        told = json.loads(capsys.readouterr().out)
+        assert one.stats['iteration_s'] == seconds == told['stats']['iteration_s'], row
+
+
+def test_what_is_fitted_to_a_named_software_takes_effect(tmp_path):
+    "Runs that name Megatron-Bridge, a tenth slower than we say: so is what their file predicts."
+    p = Parallel(tp=4, pp=4, dp=2)
+    ask = lambda *how: estimate('llama3.1_70B', p, 'H100-80GB', 64, *how).stats['iteration_s']
+    columns = dict(gpu='H100', framework='megatron-bridge', layers=80, hidden=8192, ffn=28672,
+                   heads=64, kv_heads=8, vocab=128256, seq_len=8192, gated_mlp=1, pp=4, dp=2,
+                   tp=4, micro_batch=1, vp=1, recompute='none')
+    rows = [columns | {'global_batch': batch} for batch in (32, 64, 128, 256)]
+    runs = pd.DataFrame(rows, columns=[*RUNS.columns, 'framework'])
+    runs['iteration_s'] = 1.1 * predict(runs).predicted_iteration_s
+    fit = calibrate(runs)
+    fit.save(path := tmp_path / 'mine.json')
+    before, named = ask('calibrated', 'Megatron-Bridge'), ask(str(path), 'Megatron-Bridge')
+    assert abs(named / before - 1.1) < .03 and ask(str(path)) != ask('calibrated')
+    assert ask(str(path), 'NeMo') == ask('calibrated', 'NeMo')   # not what was measured

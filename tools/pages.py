@@ -34,7 +34,7 @@ COURSE = [
         '37_', '4\\d_exercise_(context|long)', '34_', '4\\d_exercise_(experts|all)', '35_', '36_']),
     ('Schedules and the search', ['01c_', '32_', '06_', '41_', '4\\d_exercise']),
     ('The optimum', ['22_', '24_', '23_', '21_', '25_']),
-    ('What real stacks add', ['02c_', '02b_', '10_', '44_']),
+    ('What real stacks add', ['01d_', '02c_', '02b_', '10_', '44_']),
     ('Claims', ['20_', '27_', '09_', '30_']),
     ('Plan a run', ['43_', '13_', '14_', '15_', '05b_']),
 ]

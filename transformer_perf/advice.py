@@ -66,18 +66,20 @@ class Case(NamedTuple):
         found = {name: float(x) for name, x in interval_of(stats, *about, a).items()}
         return Estimate(self.model, p, self.system, self.global_batch, a, stats | found)
 
-def case_of(model, parallel, system, global_batch, assumptions):  # Case
+def case_of(model, parallel, system, global_batch, assumptions, software=None):  # Case
     "A question as objects; a job brings its own model, configuration and batch."
     if parallel is None:
         job = job_asked(model)
         model, parallel = job.model, job.parallel
         if global_batch is None: global_batch = job.global_batch
+        if system is None: system = job.system
+        assumptions, software = job.assumptions(assumptions, software), None
         if model is None: raise ValueError('the job does not say its model: give the model, and '
                                            'the configuration of the job as `parallel`')
         if job.n_gpus is None: raise ValueError('the job does not say its number of GPUs: give it '
                                                 'to `as_job`')
     if global_batch is None: raise ValueError('global_batch must be given: no job says it')
-    system, a = as_system(system), as_assumptions(assumptions)
+    system, a = as_system(system), as_assumptions(assumptions, software)
     p = settled(parallel, system, a)
     return Case(as_model(model), p, system, whole(global_batch, 'global_batch'), a)
 
@@ -487,9 +489,10 @@ def fits(
     system=None,                # a System, a name, a .json file or a dict
     global_batch=None,          # samples of an iteration; a job may say it
     assumptions='calibrated',   # a preset's name, or Assumptions
+    software=None,              # which runs it: a name, a .json file or a Software
 ):  # Fit
     "Whether a job fits in memory, where every gigabyte is, and the cheapest changes if not."
-    case = case_of(model, parallel, system, global_batch, assumptions)
+    case = case_of(model, parallel, system, global_batch, assumptions, software)
     one = case.estimate(case.parallel)
     if one.fits: return Fit(one, held_by_ranks(one), ())
     steps = steps_of(case)
@@ -641,9 +644,10 @@ def improve(
     measured=None,              # s of an iteration, a log, or the table of `read_log`
     precision=(),               # others to try: 'fp8'
     k=5,                        # changes to show
+    software=None,              # which runs it: a name, a .json file or a Software
 ):  # Improvements
     "What would be better: changes of one knob and the best of two, at the same number of GPUs."
-    case = case_of(model, parallel, system, global_batch, assumptions)
+    case = case_of(model, parallel, system, global_batch, assumptions, software)
     one = case.estimate(case.parallel)
     steps = steps_of(case, precision)
     own = [Step('', {}), *steps]
@@ -737,9 +741,10 @@ def why_not(
     system=None,                # a System, a name, a .json file or a dict
     global_batch=None,          # samples of an iteration; a job may say it
     assumptions='calibrated',   # a preset's name, or Assumptions
+    software=None,              # which runs it: a name, a .json file or a Software
 ):  # WhyNot
     "What excludes a configuration, or how much slower than `best_known` it is, part by part."
-    case = case_of(model, parallel, system, global_batch, assumptions)
+    case = case_of(model, parallel, system, global_batch, assumptions, software)
     excluded, one = broken_rules(case), None
     if not excluded:
         one = case.estimate(case.parallel)

@@ -122,7 +122,7 @@ class Layouts(Choices):
     def _replace(self, **changes): return dataclasses.replace(self, **changes)
 
     @property
-    def software(self): return self.assumptions.software
+    def costs(self): return self.assumptions.costs
 
     @property
     def column(self):  # one that has a number for each layout; a number where there is only one
@@ -207,7 +207,7 @@ def meeting(job: Job, kind, exposed=1., width=None, quantized=False):  # Message
     width = job.embed_dim if width is None else width
     element = job.units.element * (of_recipe(job.precision, 'kept') / 2 if quantized else 1)
     volume = element * job.tokens * width * (job.tp > 1)
-    seen = exposed * where(job.tp_overlap, job.software.tp_exposed, 1.)
+    seen = exposed * where(job.tp_overlap, job.costs.tp_exposed, 1.)
     return Message(kind, volume, 'tp', seen, behind=any_of(np.less(seen, 1)))
 
 # %% ../nbs/03b_blocks.ipynb #25e30db5
@@ -219,7 +219,7 @@ def column_product(job: Job, name, outputs, inputs=None):  # Operation
     back = when(sharded & (not a.gather_backward), meeting(job, 'reducescatter', width=inputs))
     if a.inputs_sharded:
         op = op._replace(activations=op.activations * (job.own / job.tokens))
-        again = meeting(job, 'allgather', job.software.regather, inputs, quantized=True)
+        again = meeting(job, 'allgather', job.costs.regather, inputs, quantized=True)
         back = back + when(sharded, again)
     op = op._replace(backward=op.backward._replace(messages=back),
                      frees=(('layernorm', op.activations),),
@@ -264,7 +264,7 @@ def gathers(job: Job, op: Operation, width=None):  # Operation
     gather = meeting(job, 'allgather', width=width, quantized=width is None)
     reduce = meeting(job, 'allreduce', width=width)
     hides = job.assumptions.inputs_sharded   # behind the gradient of the weight
-    scatter = meeting(job, 'reducescatter', job.software.regather if hides else 1., width)
+    scatter = meeting(job, 'reducescatter', job.costs.regather if hides else 1., width)
     back = when(sharded, scatter) + when(np.logical_not(sharded), reduce)
     return op._replace(
         forward=op.forward._replace(messages=when(sharded, gather) + op.forward.messages),
@@ -347,7 +347,7 @@ def residual(job: Job, bias_name, dropout_name, biased=True):  # list of Operati
     after = [any_norm(job, bias_name.replace('bias', 'norm'), rows, columns)._replace(again=())]
     after *= int(block.norms > 2 + place)
     if job.assumptions.fused_kernels:
-        masked = np.asarray(job.software.dropout) * 1.
+        masked = np.asarray(job.costs.dropout) * 1.
         return [*after, dropout_add(dropout_name, rows, columns, units, masked)]
     there = block.has_bias(bias_name[:-5]) if biased else 0.
     return [bias(bias_name, *strategy.output_bias(job, bias_name), units, there), *after,
@@ -442,7 +442,7 @@ def attention_core(job: Job, mixer):  # list of Operation
         inputs = op.activations - op.frees[0][1]   # what it works on, if it can be made again
         op = op._replace(frees=(*op.frees, *((part, inputs) for part in mixer.remakes_inputs)))
         return [passes_keys(job, mixer, op, mixer.width + mixer.value)]
-    masked = 1. * (job.software.dropout or not a.fused_kernels)
+    masked = 1. * (job.costs.dropout or not a.fused_kernels)
     scores = [fused_softmax('softmax', b, h, rows, l, units, masked)] if a.fused_kernels else [
         softmax('softmax', b, h, rows, l, units),
         dropout('dpr_at', b * h * rows * l, units, again=('scores', 'core_attn'))]
@@ -605,7 +605,7 @@ def travels(job: Job, experts, back=False, share=1.):  # tuple of Message
     "Messages with copies of tokens for experts, or results back; share: bytes over 16 bits."
     E, width, way = job.units.element * share, job.embed_dim, np.asarray(job.dispatcher)
     copies = E * job.own * experts.per_token * width * (job.ep > 1) * crowding(job)
-    seen = where(job.ep_overlap, job.software.ep_exposed, 1.)
+    seen = where(job.ep_overlap, job.costs.ep_exposed, 1.)
     once = E * job.own * width * domains_met(job, experts)
     far = None if np.all(way != 'once') else np.where(
         way == 'once', once, exchanged(copies, None, *expert_groups(job)['ep'][:2])[1])
@@ -753,7 +753,7 @@ def output_layer(job: Job):  # Operation
     E, e, T, V = job.units.element, job.embed_dim, job.tokens, np.maximum(words(job), 1 / job.tp)
     gradient = Message('allreduce', E * T * e, 'tp')
     sums = Message('allreduce', 2 * E * T, 'tp')
-    loss = E / 2 * job.software.loss_traffic * T * V + 3 * E * job.own * e
+    loss = E / 2 * job.costs.loss_traffic * T * V + 3 * E * job.own * e
     there = Work((Product(T, V, e),), nbytes=loss / 2, launches=5, messages=(sums,) * 3)
     back = Work((Product(T, e, V), Product(V, e, T)), nbytes=loss / 2, launches=4,
                 messages=(gradient,))

@@ -4,19 +4,20 @@
 
 # %% auto #0
 __all__ = ['WIDTH', 'FORMATS', 'COMMANDS_OF_TERMINALS', 'ANSWER', 'VERSION', 'ASKED', 'COMMANDS', 'SEVERAL', 'MODEL', 'SYSTEM',
-           'NVLINK', 'BATCH', 'ASSUMPTIONS', 'FORMAT', 'OUTPUT', 'RESULT', 'EXPORTS', 'JOB', 'WORKERS', 'STRATEGY',
-           'CHOSEN', 'YES_OR_NO', 'UNSAID', 'SEARCH', 'LAYOUT', 'FIGURE', 'ADVICE', 'MEASURED', 'PRECISIONS',
-           'SYSTEM_HEADS', 'LISTED', 'MOST_POINTS', 'ZERO', 'RUNS', 'RUNS_SYSTEM', 'VALIDATE', 'CALIBRATE', 'PLAN',
-           'POWERS', 'FACTOR', 'SENSITIVITY', 'MEASURE', 'OPENED', 'PANELS', 'OURS', 'records', 'as_text', 'paragraph',
-           'deliver', 'without_infinities', 'as_json', 'as_csv', 'deliver_table', 'deliver_written', 'Option', 'option',
-           'Command', 'command', 'as_number', 'numbers', 'words', 'value_of', 'option_of', 'chosen_of', 'idle_in',
-           'said_by', 'names_of', 'usual_of', 'check_said', 'model_asked', 'assumptions_asked', 'subject', 'title_of',
-           'title_for', 'estimate_of', 'not_used', 'exported', 'search_command', 'text_of_search', 'stages_told',
-           'strategies_told', 'place', 'parallel_of', 'text_of_figure', 'explain_command', 'text_of_estimate',
-           'layers_view', 'case_asked', 'text_of_advice', 'first_exported', 'few_digits', 'priced_fields', 'changes_of',
-           'fits_command', 'improve_command', 'measured_of', 'text_of_improvements', 'why_not_command', 'model_row',
-           'models_command', 'systems_view', 'systems_command', 'labelled', 'strategies_of', 'study_options',
-           'resumable', 'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command', 'zero_command', 'zero_view',
+           'NVLINK', 'BATCH', 'ASSUMPTIONS', 'SOFTWARE', 'PRICED', 'CALIBRATED', 'FORMAT', 'OUTPUT', 'RESULT',
+           'EXPORTS', 'JOB', 'WORKERS', 'STRATEGY', 'CHOSEN', 'YES_OR_NO', 'UNSAID', 'SEARCH', 'LAYOUT', 'FIGURE',
+           'ADVICE', 'MEASURED', 'PRECISIONS', 'SYSTEM_HEADS', 'LISTED', 'MOST_POINTS', 'ZERO', 'RUNS', 'RUNS_SYSTEM',
+           'VALIDATE', 'CALIBRATE', 'PLAN', 'POWERS', 'FACTOR', 'SENSITIVITY', 'MEASURE', 'OPENED', 'PANELS', 'OURS',
+           'records', 'as_text', 'paragraph', 'deliver', 'without_infinities', 'as_json', 'as_csv', 'deliver_table',
+           'deliver_written', 'Option', 'option', 'option_of', 'Command', 'command', 'as_number', 'numbers', 'words',
+           'value_of', 'chosen_of', 'idle_in', 'said_by', 'names_of', 'usual_of', 'check_said', 'model_asked',
+           'assumptions_of', 'assumptions_asked', 'subject', 'title_of', 'title_for', 'estimate_of', 'not_used',
+           'exported', 'search_command', 'text_of_search', 'stages_told', 'strategies_told', 'place', 'parallel_of',
+           'text_of_figure', 'explain_command', 'text_of_estimate', 'layers_view', 'case_asked', 'text_of_advice',
+           'first_exported', 'few_digits', 'priced_fields', 'changes_of', 'fits_command', 'improve_command',
+           'measured_of', 'text_of_improvements', 'why_not_command', 'model_row', 'models_command', 'systems_view',
+           'systems_command', 'software_command', 'labelled', 'strategies_of', 'study_options', 'resumable',
+           'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command', 'zero_command', 'zero_view',
            'runs_about', 'validate_command', 'text_of_recipes', 'text_of_scores', 'calibrate_command', 'error_after',
            'told_of', 'text_of_fits', 'fit_view', 'amount', 'fields_given', 'plan_command', 'text_of_plan',
            'configuration_asked', 'sensitivity_command', 'deliver_needed', 'sensitivity_view', 'bench_command',
@@ -144,6 +145,8 @@ class Option(NamedTuple):
 def option(flags, help, default=None, kind='text', least=1, most=LARGEST, needs=''):
     return Option(tuple(flags.split()), help, default, kind, least, most, needs)
 
+def option_of(name, help, kind='text'): return option(name, help, None, kind)
+
 class Command(NamedTuple):
     "A command: what it is called with, and what it does."
     run: Callable
@@ -197,6 +200,10 @@ BATCH = option('--global-batch', 'samples of one iteration, over all GPUs', '409
 ASSUMPTIONS = option('--assumptions', 'paper: the published model, slips included; corrected: its '
                      'four slips mended; calibrated: measured prices; or a FILE.json that '
                      '`calibrate` wrote', 'corrected')
+SOFTWARE = option_of('--software', 'which software runs it, with measured prices: a name (see '
+                     '`software`) or a FILE.json; unless given that of the job, or all together')
+PRICED = (ASSUMPTIONS, SOFTWARE)
+CALIBRATED = (ASSUMPTIONS._replace(default='calibrated'), SOFTWARE)
 FORMAT = option('--format', 'table to read; csv or json, in full precision, for programs', 'table')
 OUTPUT = option('--output -o', 'write to this file instead of the terminal')
 RESULT = (FORMAT, OUTPUT)
@@ -211,8 +218,6 @@ JOB = (   # what frameworks are told, in and out
 
 WORKERS = option('--workers', 'processes on this machine; under mpiexec its ranks are used instead',
                  '1', 'number')
-
-def option_of(name, help, kind='text'): return option(name, help, None, kind)
 
 STRATEGY = option_of('--strategy', 'how a layer is shared: 1d (Megatron), 2d-seqp (with context '
                      'parallelism), 2d (SUMMA), or all; unless given 1d, and with calibrated '
@@ -241,6 +246,8 @@ CHOSEN = (  # options of a configuration that assumptions answer unless given
     option_of('--precision', 'of the products with weights: bf16, fp8, fp8-block, mxfp8, nvfp4',
               'words'),
     option_of('--optimizer', 'adam, muon (of matrices; Adam of the rest), lion or sgd', 'words'),
+    option_of('--cuda-graphs', 'what the host launches as one: none, iteration, or parts of a '
+              'layer as attn+mlp+moe_router+moe_preprocess', 'words'),
     option_of('--dispatcher', 'how tokens travel to their experts: alltoall, allgather, once',
               'words'),
     *(option_of(f'--{group}-overlap', f'{kind}-parallel messages hide behind compute: yes or no',
@@ -273,7 +280,7 @@ def said_by(job):  # dict: option -> value, as it would be typed
     p, m, idle = vars(job.parallel), job.model, idle_in(job)
     each = job.global_batch and job.n_gpus and job.global_batch // job.n_gpus
     found = {'model': m, 'global_batch': job.global_batch, 'gpus': job.n_gpus and [str(job.n_gpus)],
-             'samples': each or None,
+             'samples': each or None, 'system': job.system,
              'seq_len': job.seq_len if m is None else None, **{o.name: p[o.name] for o in LAYOUT}}
     if not job.n_gpus: del found['dp']
     for o in CHOSEN:
@@ -313,10 +320,16 @@ def model_asked(a, model=None):  # Model
     return model if a.seq_len is None else dataclasses.replace(model, seq_len=a.seq_len)
 
 # %% ../nbs/11_cli.ipynb #1a0dae96
+def assumptions_of(a):  # Assumptions
+    "Those of a command, for the software that it names, or its job."
+    from transformer_perf.estimates import as_assumptions
+    if a.job is not None: return a.job.assumptions(a.assumptions, a.software)
+    return as_assumptions(a.assumptions, a.software)
+
 def assumptions_asked(a, **more):  # Assumptions
     "The assumptions of a command, with what its job chooses and, if it has one, with more."
-    from transformer_perf.estimates import CHOICES, as_assumptions
-    own = as_assumptions(a.assumptions)
+    from transformer_perf.estimates import CHOICES
+    own = assumptions_of(a)
     if a.job is None: return own
     told = {name: getattr(a.job.parallel, name) for name in CHOICES if name not in idle_in(a.job)}
     said = {name: x for name, x in told.items() if x is not None}
@@ -368,7 +381,7 @@ SEARCH = (
     option('--top', 'configurations to show for each number of GPUs', '10', 'number'),
     option_of('--fits-by', 'what must fit into the memory of a GPU: point (the estimate) or bound '
               '(with what no count sees: nine in ten measured peaks lie below); as assumed unless '
-              'given'), ASSUMPTIONS, *JOB, *RESULT)
+              'given'), *PRICED, *JOB, *RESULT)
 
 @command('search', *SEARCH)
 def search_command(a):
@@ -476,7 +489,7 @@ def text_of_figure(result, a):  # str
 # %% ../nbs/11_cli.ipynb #b12d1d15
 @command('explain', MODEL, SYSTEM, NVLINK, BATCH,
          option_of('--strategy', '2d for SUMMA; 1d and 2d-seqp follow from cp'), *LAYOUT, *CHOSEN,
-         ASSUMPTIONS, *JOB, *FIGURE, *RESULT)
+         *PRICED, *JOB, *FIGURE, *RESULT)
 def explain_command(a):
     """Price one configuration: its totals, and what each operation of a layer takes.
 
@@ -487,7 +500,7 @@ def explain_command(a):
     from transformer_perf.iteration import estimate
     from transformer_perf.systems import as_system
     system = as_system(a.system, a.nvlink_size)
-    result = estimate(model_asked(a), parallel_of(a), system, a.global_batch, a.assumptions)
+    result = estimate(model_asked(a), parallel_of(a), system, a.global_batch, assumptions_of(a))
     if a.figure and a.export: raise ValueError('--figure and --export exclude each other')
     told = text_of_figure if a.figure else text_of_estimate
     deliver(exported(result, a) if a.export else told(result, a), a.output)
@@ -525,13 +538,13 @@ def layers_view(layers):  # DataFrame of text
 ADVICE = (
     MODEL, SYSTEM, NVLINK, BATCH,
     option_of('--strategy', '2d for SUMMA; 1d and 2d-seqp follow from cp'), *LAYOUT, *CHOSEN,
-    ASSUMPTIONS._replace(default='calibrated'), *JOB, *RESULT)
+    *CALIBRATED, *JOB, *RESULT)
 
 def case_asked(a):  # what the functions of advice take
     "The job that a question is about."
     from transformer_perf.systems import as_system
     system = as_system(a.system, a.nvlink_size)
-    return model_asked(a), parallel_of(a), system, a.global_batch, a.assumptions
+    return model_asked(a), parallel_of(a), system, a.global_batch, assumptions_of(a)
 
 def text_of_advice(found, table, content, views, a):  # str
     "An answer as it was asked for: one table as csv, all content as json, or views to read."
@@ -703,6 +716,15 @@ def systems_command(a):
     table = table.astype(object).where(table.notna(), None)   # what no source gives is empty
     deliver_table(table if a.format != 'table' else systems_view(table), a)
 
+@command('software', *RESULT)
+def software_command(a):
+    "List the software that is known by name: what it costs, chooses and offers, and from where."
+    from transformer_perf.parameters import read_calibration
+    from transformer_perf.software import software_table
+    table = software_table(read_calibration())
+    few = ['software', 'released', 'fitted on', 'costs known', 'chooses']
+    deliver_table(table if a.format != 'table' else table[few], a)
+
 # %% ../nbs/11_cli.ipynb #19a70646
 def labelled(texts):  # dict: label -> System
     "Systems from names: NAME, NAME-NVS8 for another NVLink domain, or FILE.json; no name twice."
@@ -753,7 +775,7 @@ def resumable():
 @command('run-configs', *study_options('10'),
          option('--folder', 'where the files go', 'outputs'),
          option('--table', 'kind of the tidy tables: csv or parquet', 'csv'),
-         ASSUMPTIONS._replace(default='paper'), WORKERS, LISTED)
+         ASSUMPTIONS._replace(default='paper'), SOFTWARE, WORKERS, LISTED)
 def run_configs_command(a):
     """Write the best configurations over systems and GPU counts to files.
 
@@ -810,7 +832,7 @@ def axes(texts):  # dict: field -> values
 @command('sweep', OUTPUT._replace(help='the table to write: .csv or .parquet'),
          option('--vary', 'FIELD=1,2,4 or FIELD=LOW:HIGH:COUNT (on a logarithmic scale), for any '
                 'numeric field of the system or the model, or global_batch; repeat for a product',
-                [], 'texts'), *study_options('1'), ASSUMPTIONS, WORKERS, LISTED)
+                [], 'texts'), *study_options('1'), *PRICED, WORKERS, LISTED)
 def sweep_command(a):
     """Search at every point of a product and write one table.
 
@@ -991,9 +1013,12 @@ def text_of_fits(told, fit, files, a, before=''):  # str
         f'{one["mean_error"]:.1%} in the mean, {one["median_error"]:.1%} in the middle'
         for one in told['errors'])
     shipped = '; '.join(f'{part}: {", ".join(names)}' for part, names in told['as_shipped'].items())
+    sets = {k.architecture: k.stack for k in fit.calibration.sets.values()}   # the last of each
+    taken = ', '.join(f'{stack} on {name}' for name, stack in sets.items())
     written = ''.join(f'{file}\n' for file in files)
     table = as_text(fit_view(fit.table), titles)
-    return f'{before}{table}\n{paragraph(f"As shipped: {shipped}.")}\n{written}'
+    told = f'As shipped: {shipped}. Unless --software says otherwise, prices are those of: {taken}.'
+    return f'{before}{table}\n{paragraph(told)}\n{written}'
 
 # %% ../nbs/11_cli.ipynb #e62d38f1
 def fit_view(table):  # DataFrame of text
@@ -1022,7 +1047,7 @@ PLAN = (
     option('--margin', 'by what share the simplest may be slower than the fastest', '0.05'),
     option('--answer', 'which answer --export writes: fastest, least memory, cheapest, simplest or '
            'fewest GPUs', 'fastest', needs='export'),
-    ASSUMPTIONS._replace(default='calibrated'), *JOB, *RESULT)
+    *CALIBRATED, *JOB, *RESULT)
 
 # %% ../nbs/11_cli.ipynb #11a00003
 POWERS = {'K': 3, 'M': 6, 'B': 9, 'T': 12}
@@ -1059,7 +1084,7 @@ def plan_command(a):
     model, batch = model_asked(a), amount(a.batch_tokens, '--batch-tokens')
     limits = {name: amount(getattr(a, name), f'--{name}') for name in ('tokens', 'hours', 'usd')}
     found = plan(model, a.gpus, [*labelled(a.system).values()], **limits, prices=a.prices,
-                 global_batch=a.global_batch, batch_tokens=batch, assumptions=a.assumptions,
+                 global_batch=a.global_batch, batch_tokens=batch, assumptions=assumptions_of(a),
                  operation=Operation(**fields_given(a.operation, '--operation')),
                  strategy=a.strategy, margin=amount(a.margin, '--margin'), **chosen_of(a))
     a.global_batch = found.global_batch
@@ -1096,7 +1121,7 @@ SENSITIVITY = (
     option('--again', 'also choose the configuration anew for each value', False, 'switch'),
     option('--needed', 'instead: what this figure of the system must be (hbm_bandwidth, ...)'),
     option('--ratio', 'for which part of the time, with --needed', '0.5', needs='needed'),
-    ASSUMPTIONS, *JOB[:2], *RESULT)
+    *PRICED, *JOB[:2], *RESULT)
 
 def configuration_asked(a):  # (Model, Parallel, System)
     "The configuration described, or the best on so many GPUs."
@@ -1107,7 +1132,7 @@ def configuration_asked(a):  # (Model, Parallel, System)
     if said and not a.job: raise ValueError(f'--gpus chooses {said[0]}: give one of them')
     from transformer_perf.execution import search
     from transformer_perf.iteration import Parallel
-    found = search(model, a.gpus, system, a.global_batch, a.strategy, 1, a.assumptions,
+    found = search(model, a.gpus, system, a.global_batch, a.strategy, 1, assumptions_of(a),
                    **chosen_of(a))
     best = Parallel.from_row(found.iloc[0]) if len(found) else None
     return model, best or paragraph(f'{found.reasons[a.gpus]}.'), system
@@ -1125,7 +1150,7 @@ def sensitivity_command(a):
     from transformer_perf.sensitivity import needed, sensitivity
     model, parallel, system = configuration_asked(a)
     if isinstance(parallel, str): deliver(parallel, a.output); return 1   # why nothing fits
-    about = model, parallel, system, a.global_batch, a.assumptions
+    about = model, parallel, system, a.global_batch, assumptions_of(a)
     if a.needed and a.factor != FACTOR: raise ValueError('--factor says nothing with --needed')
     if a.needed: return deliver_needed(needed(a.needed, *about, amount(a.ratio, '--ratio'),
                                               a.again), a)

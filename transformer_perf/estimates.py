@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'COLLECTIVES', 'ALONE', 'CONTEXTS', 'DISPATCHERS', 'FITS_BY', 'MENDED', 'AS_TRAINED', 'RECOMPUTE', 'PARTS',
-           'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message', 'Work',
-           'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'of_names', 'of_recipe', 'counted', 'below',
+           'GRAPHED', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message',
+           'Work', 'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'of_names', 'of_recipe', 'counted', 'below',
            'of_one_rank', 'in_rows', 'added', 'Works', 'stacked', 'joined_works', 'gained', 'roofline_of_each',
            'roofline', 'ring_share', 'two_tier_time', 'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time',
            'Roofline', 'first_of', 'Pass', 'seconds_of_messages', 'shown_of_messages', 'at_columns', 'comm_of_each',
-           'price', 'parts_again', 'layers_again', 'is_again', 'check_choices', 'software_of', 'Optimizer',
-           'tells_matrices', 'orthogonalized', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped',
-           'as_assumptions', 'collective_time']
+           'price', 'parts_again', 'layers_again', 'is_again', 'in_low_precision', 'graphed', 'launched',
+           'check_choices', 'costs_of', 'Optimizer', 'tells_matrices', 'orthogonalized', 'state_bytes', 'Choices',
+           'Modelling', 'Assumptions', 'shipped', 'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -25,7 +25,8 @@ import numpy as np
 
 from .inputs import (
     ANY, as_markdown, checked, field, nearest, of_type, quoted, takes, whole)
-from .parameters import Calibration, Parameters, Software, read_calibration
+from .parameters import Calibration, Costs, Parameters, read_calibration
+from .software import run_by
 from .systems import Link, System, Units
 from .schedules import SCHEDULES
 
@@ -490,15 +491,41 @@ def is_again(recompute, part):
     "Whether a part of a layer is computed again; an array where `recompute` is a column."
     return of_names(recompute, lambda name: part in parts_again(name)) != 0
 
+def in_low_precision(a, precision):  # bool, or an array where precisions are a column
+    "Whether weights are held and gathered in the precision of the products."
+    told = a.fp8_parameters
+    return told if isinstance(told, bool) else of_names(precision, lambda x: x in told.split('+'))
+
+GRAPHED = {   # -> shares of what a layer costs the host: in general, and of its experts
+    'none': (0., 0.), 'attn': (.5, 0.), 'mlp': (.5, 0.), 'moe_router': (0., .2),
+    'moe_preprocess': (0., .2), 'moe': (0., 1.), 'iteration': (1., 1.)}
+
+@functools.cache
+def graphed(cuda_graphs):  # (share of a layer, share of its experts, whether the whole iteration)
+    "What of the host's work CUDA graphs take: 'attn+moe_router' of each layer, or the 'iteration'."
+    names = of_type(cuda_graphs, str, 'cuda_graphs').split('+')
+    for name in names: nearest(name, GRAPHED, 'part of cuda_graphs')
+    if len(names) > 1 and {'none', 'iteration'} & {*names}:
+        raise ValueError(f'cuda_graphs={quoted(cuda_graphs)}: {names[0]} stands alone')
+    layer, experts = (min(sum(GRAPHED[name][i] for name in names), 1.) for i in (0, 1))
+    return layer, experts, names == ['iteration']
+
+def launched(cuda_graphs, part):  # share; an array where graphs are a column
+    "What the host still launches: of a layer (0), of its experts (1), of a micro-batch (2)."
+    return of_names(cuda_graphs, lambda name: 1. - graphed(name)[part])
+
 def check_choices(a):
     "A ValueError where assumptions contradict each other."
-    parts_again(a.recompute)
+    parts_again(a.recompute), graphed(a.cuda_graphs)
+    if not isinstance(a.fp8_parameters, bool):
+        for name in of_type(a.fp8_parameters, (bool, str), 'fp8_parameters').split('+'):
+            nearest(name, RECIPES, 'precision of fp8_parameters')
     if not isinstance(a.measured, (Parameters, Calibration, type(None))):
         raise ValueError(f'measured={quoted(a.measured)} must be Parameters or a Calibration')
 
-IDEAL = Software()   # costs nothing
+IDEAL = Costs()   # costs nothing
 
-def software_of(a):  # Software
+def costs_of(a):  # Costs
     "What the training software costs: as measured, or by default nothing."
     return a.measured.software if a.measured else IDEAL
 
@@ -551,6 +578,7 @@ class Choices:
     dispatcher: str = field('alltoall', choices=DISPATCHERS)  # how tokens travel to their experts
     ep_overlap: bool = False            # expert-parallel messages hide behind other compute
     optimizer: str = field('adam', choices=OPTIMIZERS)  # Muon takes matrices; Adam all others
+    cuda_graphs: str = 'none'           # what the host launches as one: `GRAPHED`, or parts of it
 
 CHOICES = tuple(f.name for f in dataclasses.fields(Choices))
 
@@ -561,6 +589,7 @@ class Modelling:
     launch_time: float = 20e-6          # s that every pass of an operation pays beforehand
     flops_efficiency: float = field(0.8, above=True, most=1)  # of the peak rate, in arithmetic
     measured: object = None             # measured Parameters or Calibration, instead of these two
+    software: object = None             # which Software runs it, as `as_assumptions` took it
     # the slips of the published model, mended
     allreduce_doubled: bool = False     # E1: an all-reduce costs two all-gathers everywhere
     norm_shards_features: bool = False  # E2: the 2D LayerNorm shards e, not l, over the first group
@@ -580,7 +609,8 @@ class Modelling:
     capacity_factor: float = field(None, above=True)  # room of an expert over its mean; none: all
     fp8_dispatch: bool = False          # tokens travel to experts in the products' precision
     bf16_ends: int = field(0, least=0)  # first layers, and last ones, that stay in 16 bits
-    fp8_parameters: bool = False        # weights are held and gathered in the products' precision
+    fp8_parameters: object = False      # weights are held and gathered in the products'
+                                        # precision: all, none, or where it is 'fp8+mxfp8'
     fp8_copies: int = field(2, choices=(1, 2))  # of a weight in 8 bits: by rows, and by columns
     bundled_messages: bool = False      # copies exchange all layers in one message, unless ZeRO-3
     uneven_stages: bool = False         # a search tries stages with different numbers of layers
@@ -603,7 +633,7 @@ class Assumptions(Choices, Modelling):
     def __post_init__(self): check_choices(self)
     def _repr_markdown_(self): return as_markdown(self)
 
-    software = property(lambda self: software_of(self))
+    costs = property(lambda self: costs_of(self))
     state_bytes = property(lambda self: state_bytes(self))
     def on(self, system):  # Assumptions
         "The same for one system: of several sets of measured parameters, its own."
@@ -625,9 +655,11 @@ PRESETS = {'paper': Assumptions.paper(), 'corrected': Assumptions.corrected()}
 def shipped(): return Assumptions.calibrated()   # read once, when it is asked for
 
 def as_assumptions(
-    assumptions,  # Assumptions, the name of a preset, or a .json file that `calibrate` wrote
+    assumptions,    # Assumptions, the name of a preset, or a .json file that `calibrate` wrote
+    software=None,  # which runs the job: a Software, a name, a .json file or a dict
 ):  # Assumptions
     "The `Assumptions` of a preset, or those given; `calibrated` is read when it is asked for."
+    if software is not None: return run_by(as_assumptions(assumptions), software)
     if isinstance(assumptions, Assumptions): return assumptions
     file = isinstance(assumptions, (str, Path)) and str(assumptions).endswith('.json')
     if file: return Assumptions.calibrated(assumptions)

@@ -349,7 +349,7 @@ def pairs(left, right):
 MOST_PRICED = 10_000_000   # layers, each at a placement
 LAYER = ('tp', 'cp', 'ep', 'etp', 'micro_batch', 'panels', 'recompute', 'sequence_sharded',
          'context', 'tp_overlap', 'precision', 'dispatcher', 'ep_overlap',
-         'optimizer')   # what the price of a layer depends on, beside its placement
+         'optimizer', 'cuda_graphs')   # what a layer's price depends on, beside its placement
 
 def decides_layer(considered):  # tuple of columns
     "As `LAYER`; 'full:4' computes a larger share again of a stage with fewer layers."
@@ -620,9 +620,9 @@ SHOWN_FIRST = ('variant', 'candidate', 'n_gpus', 'strategy', *GROUPS, 'ep', 'etp
                'panels', *PLACES, *CHOICES)
 
 def shown_first(q: Question):  # list of columns
-    "What a table tells before its figures; where there is only Adam, that is not worth a column."
-    only_adam = q.considered['optimizer'] == ['adam']
-    return [name for name in SHOWN_FIRST if name != 'optimizer' or not only_adam]
+    "What a table tells before its figures; what is not asked about is not worth some columns."
+    usual = {'optimizer': ['adam'], 'cuda_graphs': ['none']}
+    return [name for name in SHOWN_FIRST if q.considered.get(name) != usual.get(name, ())]
 
 def empty_table(q: Question):  # dict of columns
     "A table of no candidate."
@@ -790,9 +790,9 @@ def fixed_columns(fixed, more):  # dict: column -> value or values
     return found
 
 # %% ../nbs/06_execution.ipynb #8a037b05
-def asked_about(model, system, global_batch, assumptions, fits_by):  # tuple: a Question's first
-    "What a search is about, as objects."
-    model, system, a = as_model(model), as_system(system), as_assumptions(assumptions)
+def asked_about(model, system, global_batch, assumptions, fits_by=None, software=None):
+    "What a search is about, as objects: the first of a Question."
+    model, system, a = as_model(model), as_system(system), as_assumptions(assumptions, software)
     batch = whole(global_batch, 'global_batch')
     if fits_by is not None: a = dataclasses.replace(a, fits_by=fits_by)
     return model, system, batch, a.on(system)
@@ -841,10 +841,11 @@ def search(
     fixed=None,             # columns held at a value, or at several: {'tp': 8, 'pp': [1, 2, 4]}
     zero_stages=None,       # ZeRO stages to consider; the assumptions' own unless given
     fits_by=None,           # what must fit: 'point' or 'bound'; as assumed unless given
+    software=None,          # which runs it: a name, a .json file or a Software
     **choices,              # values to consider: recompute=['none', 'full'], ep=[8, 16], ...
 ):  # SearchResult: a DataFrame, one row per candidate, best first
     "The fastest configurations that fit in memory, for each GPU count."
-    about = asked_about(model, system, global_batch, assumptions, fits_by)
+    about = asked_about(model, system, global_batch, assumptions, fits_by, software)
     asked = questions(about, strategy, {'zero_stage': zero_stages} | choices, fixed)
     counts, k = counts_of(n_gpus), whole(k, 'k', most=MOST_VALUES)
     return result_of(search_each(counts, asked, to_play(k, about[0], about[-1])), asked, counts, k)

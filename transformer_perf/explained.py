@@ -17,7 +17,7 @@ import numpy as np
 # %% ../nbs/05c_explained.ipynb #05c00004
 from .inputs import nearest
 from .schedules import SCHEDULES, time_played
-from .estimates import OPTIMIZERS, Group, of_recipe
+from .estimates import OPTIMIZERS, Group, in_low_precision, launched, of_recipe
 from .parameters import changed, interval
 from .modules import (
     Workload, count, exposed, gradient_held, pipeline_time, priced_rows, reduces_each, replicas,
@@ -26,9 +26,9 @@ from .traced import (
     Counted, Explanation, Quantity, Rows, as_name, counted_rows, flat, layer_told, leaves_of,
     operation_told, ring, sent_on, work_told)
 from .timeline import (
-    GROUPS, MEMORY_PARTS, TIMES, Stage, alike, alive, all_figures, bubble_time, dealt, ends_meet,
-    figures, iteration_times, job_of, largest_units, mean_layer, mean_matrices, memory_at,
-    memory_bound, more_of, most_of_ends, other_copies, own_stages, pace_of, pass_times,
+    GROUPS, MEMORY_PARTS, TIMES, Stage, alike, alive, all_figures, between_layers, bubble_time,
+    dealt, ends_meet, figures, iteration_times, job_of, largest_units, mean_layer, mean_matrices,
+    memory_at, memory_bound, more_of, most_of_ends, other_copies, own_stages, pace_of, pass_times,
     priced_estimate, reduction_time, routed_copies, sent_between_stages, shared, stage_matrices,
     stage_weights, stages_held, stages_of, states_of, step_bytes, step_on_matrices, straggling,
     units_at_hand, update_time, utilization, weight_copies, weights_of_stage, working)
@@ -44,8 +44,8 @@ OTHERS = ('element_size', 'mask_element_size', 'flops_units', 'expert_imbalance'
 def given_of(one):  # dict: field -> Quantity
     "Every number that was given."
     a, m, system = one.assumptions, one.assumptions.measured, one.system
-    owner = f'measured {m.name}' if m else 'default Software'
-    found = leaves_of(a, 'assumption') | leaves_of(a.software, owner)
+    owner = f'measured {m.name}' if m else 'default Costs'
+    found = leaves_of(a, 'assumption') | leaves_of(a.costs, owner)
     if m: found |= leaves_of(m.kernels, owner) | leaves_of(m.network, owner)
     found |= leaves_of(system, f'system {system.name}')
     found |= leaves_of(one.model, f'model {one.model.name}') | leaves_of(one.parallel, 'choice')
@@ -55,7 +55,7 @@ def given_of(one):  # dict: field -> Quantity
 def sizes_in(one, given):  # dict: field -> Quantity
     "The given numbers that counts depend on."
     names = [name for name in vars(one.model) if name not in DEALS] + [*SHARED_BY, *OTHERS]
-    if one.assumptions.measured: names += vars(one.assumptions.software)
+    if one.assumptions.measured: names += vars(one.assumptions.costs)
     return {name: given[name] for name in names if name in given and given[name].value}
 
 def with_sizes(one, sizes):  # Job
@@ -217,7 +217,7 @@ def behind(t: Told, name, seconds, layer, number):  # Quantity
     "What messages show behind layers; `layer` becomes what they leave of its time."
     share = 'unit_exposed' if t.p.zero_stage == 3 else 'dp_exposed'
     text = f'{seconds} + max({seconds} - {layer}, 0) * ({number} - 1)'
-    if getattr(t.p.software, share):
+    if getattr(t.p.costs, share):
         text = f'({text}) * (1 - {share}) + {share} * {seconds} * {number}'
     if not t.p.dp_overlap: text = f'{seconds} * {number}'
     found = t.step(name, text, of=exposed)
@@ -227,7 +227,8 @@ def behind(t: Told, name, seconds, layer, number):  # Quantity
 def unit_told(t: Told, of, parts, pieces, at_once):  # list of Quantity
     "What the messages of `pieces` units show."
     p, stage = t.p, t.p.zero_stage
-    low = of_recipe(p.precision, 'kept') / 2 if p.assumptions.fp8_parameters else 1.
+    held = of_recipe(p.precision, 'kept') / 2
+    low = held if in_low_precision(p.assumptions, p.precision) else 1.
     kind, each = 'reducescatter' if stage else 'allreduce', f'({pieces} * N)'
     number = each if reduces_each(p.reduce_each, stage) else pieces
     exchange_told(t, f'reduce{of}', kind, parts, 'gradient_bytes / 2', at_once)
@@ -267,7 +268,7 @@ def reduction_told(t: Told):  # Quantity
 def bubble_told(t: Told):  # Quantity
     "What a stage idles."
     p, value = t.p, t.one.stats['bubble_s']
-    t.step('more', 'sent + host_micro_batch', of=more_of)
+    t.step('more', 'sent + host', of=more_of)
     t.step('busy', 'L * (forward + backward) + ends')
     each = layers_told(t, 'layers', t.work.number, '')
     for part in ('forward', 'backward', 'late'):
@@ -341,13 +342,15 @@ def whole_told(t: Told):  # Quantity
 def times_told(t: Told):
     "The parts of an iteration."
     stage_told(t), sent_told(t)
+    left = float(launched(t.p.cuda_graphs, 2))
+    t.step('host', 'host_micro_batch' if left else '0', of=between_layers)
     t.step('spread', 'straggler * sqrt(2 * log(max(tp * cp * pp * dp, 2)))', unit='', of=straggling)
-    t.step('slack', '(L * (forward + backward) + sent + host_micro_batch + ends) * spread')
+    t.step('slack', '(L * (forward + backward) + sent + host + ends) * spread')
     texts = {'compute_s': 'N * (L * compute + ends)', 'exposed_memory_s': 'N * L * memory',
              'tp_comm_s': 'N * L * comm', 'pp_comm_s': 'N * sent'}
     for name, text in texts.items(): t.step(name, text, of=iteration_times)
     reduction_told(t), update_told(t), bubble_told(t)
-    t.step('other_s', 'N * (L * wait + host_micro_batch + slack) + update', of=iteration_times)
+    t.step('other_s', 'N * (L * wait + host + slack) + update', of=iteration_times)
     t.step('iteration_s', ' + '.join(TIMES), of=figures)
     t.step('samples_per_s', 'global_batch / iteration_s', unit='samples/s')
 

@@ -226,7 +226,8 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: A
 PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,),
                  zero_stage=(1,), context=('allgather',), tp_overlap=(False,),
                  schedule=('1f1b',), reduce_each=(), reshard_after_forward=(True,),
-                 dp_replicate=(1,), precision=('bf16',), ep=(1,), optimizer=('adam',))
+                 dp_replicate=(1,), precision=('bf16',), ep=(1,), optimizer=('adam',),
+                 cuda_graphs=('none',))
 
 def parts_said(value):  # set
     "A choice, or its parts: 'full:4' and 'layernorm+moe_act' are of parts."
@@ -258,7 +259,8 @@ def evidence(row, model: Model, system: System, assumptions):  # str
         return 'published model' + ', its slips mended' * assumptions.slow_pipeline_links
     known = assumptions.measured.evidence
     if known is None: return 'parameters whose runs are not recorded'
-    if new := beyond(row, {'optimizer': ('adam',)} | known.seen, model):
+    always = {'optimizer': ('adam',), 'cuda_graphs': ('none', 'iteration')}
+    if new := beyond(row, always | known.seen, model):
         return f'extrapolated: no run with {new} was fitted to'
     kind = 'with experts' if sends_tokens(model) else 'dense'
     return known.trust(gpu_in(system, known), assumptions.measured.stack, kind, row['precision'])
@@ -449,9 +451,10 @@ def estimate(
     system,                    # a System, a name, a .json file or a dict
     global_batch=4096,         # samples of an iteration
     assumptions='corrected',   # a preset's name, or Assumptions
+    software=None,             # which runs it: a name, a .json file or a Software
 ):  # Estimate
     "Time and memory of one iteration of one configuration; a ValueError if it cannot run."
-    model, system, a = as_model(model), as_system(system), as_assumptions(assumptions)
+    model, system, a = as_model(model), as_system(system), as_assumptions(assumptions, software)
     global_batch = whole(global_batch, 'global_batch')
     p = settled(parallel, system, a)
     check_parallel(p, model, system, global_batch, a)
@@ -480,7 +483,7 @@ SHOWN = (('ep', 1, 'ep'), ('precision', 'bf16', 'precision'), ('zero_stage', 1, 
          ('virtual_stages', 1, 'virtual stages'), ('sequence_sharded', True, 'sequence sharded'),
          ('reduce_each', None, 'reduced each time'), ('reshard_after_forward', True, 'reshard'),
          ('dp_replicate', 1, 'replicas'), ('etp', 1, 'etp'), ('schedule', '1f1b', 'schedule'),
-         ('optimizer', 'adam', 'optimizer'),
+         ('optimizer', 'adam', 'optimizer'), ('cuda_graphs', 'none', 'CUDA graphs'),
          *((name, ..., name) for name in ('context', 'dispatcher', 'dp_overlap', 'tp_overlap',
                                           'ep_overlap')))   # ...: what the first row has
 

@@ -23,7 +23,7 @@ from .iteration import settled
 from .blocks import kinds_of, layer_operations, words
 from .modules import count
 from transformer_perf.parameters import (
-    GROUPED_WORKSPACES, HANDLES, OVERLAP_WORKSPACES, REPEATABLE, WORKSPACES, Parameters, Software,
+    GROUPED_WORKSPACES, HANDLES, OVERLAP_WORKSPACES, REPEATABLE, WORKSPACES, Parameters, Costs,
     measured_folder)
 from .systems import as_system
 
@@ -191,7 +191,7 @@ FUSED_LOSS = 4.    # more where the loss is compiled: it reads logits in 32 bits
 def peak_memory(run):  # GB
     "What a run's last rank holds at most: what is there after a step, and what a pass needs."
     job, fused = counted_job(run), bool(said(run, 'cross_entropy_loss_fusion'))
-    software = Parameters(software=Software(
+    software = Parameters(software=Costs(
         logit_held=LOGIT_BYTES + FUSED_LOSS * fused, dropout=said(run, 'dropout') != 'none'))
     job = job._replace(assumptions=replace(
         job.assumptions, working_memory=True, zero_gathered=2, measured=software))

@@ -17,8 +17,8 @@ from .models import as_model, sizes_of
 from .systems import Units, as_system
 from .estimates import (
     OPTIMIZERS, RECOMPUTE, Busy, Group, Operation, Pass, Work, Works, added, any_of, as_assumptions,
-    at_columns, below, comm_of_each, counted, in_rows, is_again, joined_works, layers_again,
-    of_names, of_one_rank, of_recipe, stacked, where)
+    at_columns, below, comm_of_each, counted, in_low_precision, in_rows, is_again, joined_works,
+    launched, layers_again, of_names, of_one_rank, of_recipe, stacked, where)
 from .kernels import pricer_of
 from .blocks import (
     STRATEGIES, Job, Layouts, end_operations, kinds_of, layer_operations, layers_of_kinds,
@@ -179,7 +179,7 @@ def operation_row(op: Operation, there: Pass, back: Pass, again, p: Layouts, gro
                 f'comm_{way}_type': kind, f't_{way}': total, f't_{way}_comm': t.comm,
                 f't_{way}_comp': t.compute, f't_{way}_mem': t.memory,
                 f'intensity_{way}': t.intensity}
-    gradient = op.weights * p.software.gradient_bytes / 2
+    gradient = op.weights * p.costs.gradient_bytes / 2
     return row | {'layer': op.name, 'weights_mem': op.weights, 'weights_grad_mem': gradient,
                   'activation_buffer': op.activations, 't': there.total + t_bwd}
 
@@ -262,8 +262,9 @@ class LayerCost(NamedTuple):
 
 def host_wait(gpu, p: Layouts, routes, passes=1.):  # s
     "What a layer takes longer than its kernels, because the host launches so many passes of it."
-    w = p.software
-    own = w.host_layer + w.host_wrapped * w.wrapped + w.host_experts * routes
+    w = p.costs
+    own = (w.host_layer + w.host_wrapped * w.wrapped) * launched(p.cuda_graphs, 0)
+    own = own + w.host_experts * routes * launched(p.cuda_graphs, 1)
     host = own * (1 + w.host_tp * np.log2(p.tp)) * passes
     sharp = w.host_sharpness
     if not any_of(host): return 0. * gpu
@@ -371,7 +372,7 @@ def check_placement(groups: dict, system):
 def gradient_held(p: Layouts):  # bytes of a parameter
     "The gradient that micro-batches add up: as assumed, or as the software holds it."
     a = p.assumptions
-    return a.software.gradient_held if a.gradient_held is None else a.gradient_held
+    return a.costs.gradient_held if a.gradient_held is None else a.gradient_held
 
 def if_any(flag, value):
     "value() where a flag holds and 0 elsewhere; not even computed where it holds nowhere."
@@ -380,7 +381,7 @@ def if_any(flag, value):
 # %% ../nbs/04_modules.ipynb #2a2f65b8
 def exposed(p: Layouts, t, t_layer, messages):  # s
     "What messages of t seconds show behind layers of t_layer seconds."
-    w, units = p.software, np.equal(p.zero_stage, 3)
+    w, units = p.costs, np.equal(p.zero_stage, 3)
     least = t + np.maximum(t - t_layer, 0) * (messages - 1)
     share = np.where(units, w.unit_exposed, w.dp_exposed)
     behind = least + share * (t * messages - least) if any_of(share) else least
@@ -418,11 +419,12 @@ def sharers(p: Layouts, group: Group):  # (Group, Group)
 def unit_time(parts, pieces, at_once, t_fwd, t_bwd, pricer, p: Layouts):  # (s, s)
     "What the messages of `pieces` units of equal weights show, so many of them in one message."
     stage, N = np.asarray(p.zero_stage), p.micro_batches
-    factor = p.software.gradient_bytes / 2
+    factor = p.costs.gradient_bytes / 2
     parts = [(GB, *sharers(p, group)) for GB, group in parts]
     take = lambda kind, factor=1.: sum(pricer.collective(kind, GB * factor, group)
                                        for GB, group, _ in parts) / at_once
-    low = of_recipe(p.precision, 'kept') / 2 if p.assumptions.fp8_parameters else 1.
+    held = of_recipe(p.precision, 'kept') / 2
+    low = where(in_low_precision(p.assumptions, p.precision), held, 1.)
     gather = if_any(stage > 0, lambda: take('allgather', low))
     reduce = (if_any(stage > 0, lambda: take('reducescatter', factor))
               + if_any(stage == 0, lambda: take('allreduce', factor)))
@@ -507,7 +509,7 @@ def end_weights(job: Job, ends=None):  # EndWeights
     if not ends: return EndWeights()
     at_first, at_last = (sum(op.weights for op in end.operations) for end in ends)
     table = job.units.element * words(job) * job.embed_dim
-    tied = 1. * (job.tied_embeddings or job.software.tied_tables)   # as the model or its software
+    tied = 1. * (job.tied_embeddings or job.costs.tied_tables)   # as the model or its software
     ahead = table * (1 - tied) * (job.mtp_layers > 0)
     return EndWeights(at_first, at_last, tied * table, ahead)
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHARE', 'PART', 'MULTIPROCESSORS', 'WORKSPACES', 'HANDLES', 'REPEATABLE', 'GROUPED_WORKSPACES', 'OVERLAP_WORKSPACES',
-           'SHOWS', 'KINDS_OF_RUN', 'WIDER', 'PARTS', 'PART_OF', 'figure', 'Network', 'Kernels', 'Software', 'Evidence',
+           'SHOWS', 'KINDS_OF_RUN', 'WIDER', 'PARTS', 'PART_OF', 'figure', 'Network', 'Kernels', 'Costs', 'Evidence',
            'interval', 'checked_interval', 'evidence_in', 'Parameters', 'part_of', 'limits', 'value_of', 'changed',
            'Calibration', 'unknown_architecture', 'measured_folder', 'parameters_from', 'as_flat', 'read_calibration']
 
@@ -102,7 +102,7 @@ class Kernels:
 # %% ../nbs/01b_parameters.ipynb #cb0d1e12
 @checked
 @dataclass(frozen=True)
-class Software:
+class Costs:
     "What a training framework costs; by default nothing."
     # messages
     regather: float = figure(1., 0, 1, 'share of the gather and the scatter of a column product '
@@ -250,7 +250,7 @@ class Parameters:
     stack: str = 'Megatron-LM'    # the training software
     kernels: Kernels = Kernels()
     network: Network = Network()
-    software: Software = Software()
+    software: Costs = Costs()
     evidence: object = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
@@ -261,7 +261,7 @@ class Parameters:
     def of(self, system): return self
 
 # %% ../nbs/01b_parameters.ipynb #44f29d95
-PARTS = {'kernels': Kernels, 'network': Network, 'software': Software}
+PARTS = {'kernels': Kernels, 'network': Network, 'software': Costs}
 PART_OF = {f.name: (part, f.name) for part, cls in PARTS.items()
            for f in dataclasses.fields(cls)}
 PART_OF |= {f'{part}.{field}': (part, field) for part, field in PART_OF.values()}

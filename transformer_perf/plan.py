@@ -369,12 +369,12 @@ def plan(
     prices=None,              # of GPUs: a .csv file or DataFrame as SkyPilot's vms.csv
     operation=Operation(),    # how the cluster is run
     margin=.05,               # by how much the simplest may be slower than the fastest
-    strategy=None, fits_by=None, **choices,   # as in `search`
+    strategy=None, fits_by=None, software=None, **choices,   # as in `search`
 ):  # Plan
     "What to run on which GPUs, how long it takes and what it costs: a short list."
     m, systems, counts = as_model(model), systems_named(system), counts_of(n_gpus)
     batch, budget = batch_of(m, global_batch, batch_tokens), budget_of(m, tokens, hours, usd)
     more = prices, of_type(operation, Operation, 'operation'), finite(margin, 'margin')
-    about = [asked_about(m, one, batch, assumptions, fits_by) for one in systems]
+    about = [asked_about(m, one, batch, assumptions, fits_by, software) for one in systems]
     found = [searched(each, counts, strategy, choices) for each in about]
     return listed(m, batch, budget, found, *more)

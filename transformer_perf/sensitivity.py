@@ -139,10 +139,12 @@ def sensitivity(
     assumptions='corrected',   # a preset's name, or Assumptions
     factor=2.,                 # what figures of the system are divided and multiplied by
     again=False,               # whether to choose the configuration anew for each of them, too
+    software=None,             # which runs it, as in `estimate`
 ):  # DataFrame, a row for each figure of the system, size of the model, and the batch
     "How time and memory of an iteration depend on every figure: elasticities, halves and doubles."
     factor = finite(factor, 'factor', least=1.001, most=1e3)
-    one, again = estimate(model, parallel, system, global_batch, assumptions), flag(again, 'again')
+    one = estimate(model, parallel, system, global_batch, assumptions, software)
+    again = flag(again, 'again')
     return pd.concat([of_system(one, factor, again), of_model(one, again)], ignore_index=True)
 
 # %% ../nbs/15_sensitivity.ipynb #15a00051
@@ -213,9 +215,11 @@ def needed(
     assumptions='corrected',   # a preset's name, or Assumptions
     ratio=.5,                  # of the time now that is asked for
     again=False,               # whether to choose the configuration anew for each value
+    software=None,             # which runs it, as in `estimate`
 ):  # Needed
     "What one figure of a GPU would have to be, for an iteration that takes a part of its time."
-    one, again = estimate(model, parallel, system, global_batch, assumptions), flag(again, 'again')
+    one = estimate(model, parallel, system, global_batch, assumptions, software)
+    again = flag(again, 'again')
     given, ratio = figures_of(one.system), finite(ratio, 'ratio', above=True, most=1)
     now = given[nearest(field, given, 'figure of the system')]
     def times_at(values):

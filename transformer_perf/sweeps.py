@@ -141,10 +141,11 @@ def sweep(
     assumptions='corrected',  # a preset's name, or Assumptions
     vary=None,                # field -> values: {'hbm_bandwidth': [2000, 8000], 'seq_len': [2048]}
     workers=1,                # processes on this machine; under mpiexec, its ranks are used instead
+    software=None,            # which runs the jobs: a name, a .json file or a Software
 ):  # DataFrame: the columns of a search, after `model`, `system` and the varied fields
     "A search at every point of a product, as one table; points where nothing fits are absent."
     tasks = tasks_of(models, systems, n_gpus, strategies or list(STRATEGIES), global_batch, k,
-                     assumptions, vary)
+                     as_assumptions(assumptions, software), vary)
     tables = run(run_task, tasks, workers=workers)
     return None if tables is None else joined(tables)   # None on ranks other than 0
 
@@ -282,13 +283,13 @@ def paper_systems():  # dict: label -> System
 def write_sweep(
     path,     # of the table: .csv or .parquet
     models, systems, n_gpus, strategies=None, global_batch=4096, k=1, assumptions='corrected',
-    vary=None, workers=1,  # all as in `sweep`
+    vary=None, workers=1, software=None,  # all as in `sweep`
 ):  # whether this process wrote it; ranks other than 0 do not
     "Write a sweep as one table; interrupted, it continues from what is done."
     path = Path(path)
     suffix, partial = checked_suffix(path.suffix), path.with_name(f'.{path.name}.partial')
     tasks = tasks_of(models, systems, n_gpus, strategies or list(STRATEGIES), global_batch, k,
-                     assumptions, vary)
+                     as_assumptions(assumptions, software), vary)
     tables = run(run_task, tasks, partial, workers)
     if tables is None: return False
     write_whole(path, table_bytes(joined(tables), suffix))

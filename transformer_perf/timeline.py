@@ -9,15 +9,15 @@ __all__ = ['GROUPS', 'PLACES', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'FIGURES',
            'with_matrices', 'dealt', 'step_on_matrices', 'update_time', 'straggling', 'Stage', 'places_of',
            'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'alike', 'distinct_rows', 'stages_of',
            'unlike_stages', 'mean_layer', 'costs_at_places', 'Pace', 'slowest_stage', 'pace_of', 'mean_matrices',
-           'slower_of', 'bubble_time', 'iteration_times', 'Memory', 'alive', 'working', 'units_at_hand', 'StageWeights',
-           'largest_units', 'weights_of_stage', 'weights_held', 'gradients_held', 'kept_at', 'memory_at',
-           'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed',
-           'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
-           'seconds_and_GB', 'statistics', 'figures_by_formula', 'own_stages', 'held_by_chunks', 'of_each_kind',
-           'on_chunks', 'kept_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'totals_played',
-           'bubble_left', 'exact_times', 'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures',
-           'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played', 'memories_played',
-           'job_of_estimate', 'priced_estimate']
+           'slower_of', 'bubble_time', 'between_layers', 'iteration_times', 'Memory', 'alive', 'working',
+           'units_at_hand', 'StageWeights', 'largest_units', 'weights_of_stage', 'weights_held', 'gradients_held',
+           'kept_at', 'memory_at', 'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'that_must_fit',
+           'memory_needed', 'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization',
+           'all_figures', 'seconds_and_GB', 'statistics', 'figures_by_formula', 'own_stages', 'held_by_chunks',
+           'of_each_kind', 'on_chunks', 'kept_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike',
+           'totals_played', 'bubble_left', 'exact_times', 'memory_on_ranks', 'exact_memory', 'memory_played',
+           'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
+           'memories_played', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/04b_timeline.ipynb #04b00004
 import functools
@@ -32,9 +32,9 @@ from .systems import System
 from .schedules import (
     MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, formula_holds, memory_over_time, most_held,
     own_figure, played, time_played)
-from transformer_perf.estimates import (
-    CHOICES, OPTIMIZERS, Assumptions, Group, any_of, of_names, of_recipe, state_bytes,
-    tells_matrices, where)
+from .estimates import (
+    CHOICES, OPTIMIZERS, Assumptions, Group, any_of, in_low_precision, launched, of_names,
+    of_recipe, state_bytes, tells_matrices, where)
 from .kernels import pricer_of
 from .blocks import STRATEGIES, Job, Layouts, expert_copies, words
 from .modules import (
@@ -96,7 +96,7 @@ def sent_between_stages(work: Workload, pricer):  # s
     if any_of(unshared):
         gathered = pricer.collective('allgather', beside.stream, Group(p.tp, p.nvlink_tp))
         link = link + gathered * unshared * (p.pp > 1)
-    return 2 * v * link * where(np.greater(v, 1), p.software.p2p_exposed, 1.)
+    return 2 * v * link * where(np.greater(v, 1), p.costs.p2p_exposed, 1.)
 
 # %% ../nbs/04b_timeline.ipynb #83c55b7c
 def ends_meet(p: Layouts):
@@ -191,7 +191,7 @@ def step_on_matrices(p: Layouts, pace, parts):  # s
 def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
     p, of, table = work.layouts, pace.stored, work.weights.shared
-    w, parts = p.software, stage_weights(p, of, pace.layers, tables)
+    w, parts = p.costs, stage_weights(p, of, pace.layers, tables)
     matrices = stage_matrices(p, pace.matrices, pace.layers, parts)
     moved = with_matrices(step_bytes, p, parts, matrices)
     traffic = w.optimizer_traffic / (2 * 12 + w.gradient_held + 2)
@@ -205,7 +205,7 @@ def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `mos
 def straggling(p: Layouts):
     "By what share the slowest GPU is slower than the mean: the largest of n normal values."
     n = np.maximum(p.tp * p.cp * p.pp * p.dp, 2)
-    return p.software.straggler * np.sqrt(2 * np.log(n)) if p.software.straggler else 0.
+    return p.costs.straggler * np.sqrt(2 * np.log(n)) if p.costs.straggler else 0.
 
 # %% ../nbs/04b_timeline.ipynb #83c55b80
 class Stage(NamedTuple):
@@ -381,6 +381,10 @@ def bubble_time(work: Workload, costs, pace, more, ends):  # s
     return np.maximum(idle + rest * ~ends_meet(p) / p.virtual_stages, 0.)
 
 # %% ../nbs/04b_timeline.ipynb #c1956c27
+def between_layers(p: Layouts):  # s
+    "What the host takes for a micro-batch beside its layers, unless a graph has it all."
+    return p.costs.host_micro_batch * launched(p.cuda_graphs, 2)
+
 def iteration_times(
     work: Workload,
     costs,              # LayerCost, of each kind of layer where there are several
@@ -390,13 +394,14 @@ def iteration_times(
 ):  # Times
     "Layers, micro-batches, stages and copies add up to an iteration."
     pace, tables, p = slowest_stage(work, costs, ends), most_of_ends(work), work.layouts
-    cost, L, w, N = pace.cost, pace.layers, p.software, p.micro_batches
+    cost, L, N = pace.cost, pace.layers, p.micro_batches
     sent = sent_between_stages(work, pricer) if messages else 0.
     reduced = reduction_time(p, pace, pricer, tables) if messages else 0.   # all as the slowest
-    bubble = bubble_time(work, costs, pace.busy, w.host_micro_batch + sent, ends)
-    slack = (pace.busy + sent + w.host_micro_batch) * straggling(p)
+    host = between_layers(p)
+    bubble = bubble_time(work, costs, pace.busy, host + sent, ends)
+    slack = (pace.busy + sent + host) * straggling(p)
     step = update_time(work, pace, pricer, tables)
-    other = N * (L * cost.wait + w.host_micro_batch + slack) + step
+    other = N * (L * cost.wait + host + slack) + step
     return Times(N * (L * cost.compute + pace.ends), N * L * cost.memory, N * L * cost.comm,
                  reduced, N * sent, bubble, other)
 
@@ -415,7 +420,7 @@ def alive(p: Layouts, rank):
 
 def working(work: Workload, again, first, last):  # GB
     "What a stage holds while it works, beside what it keeps."
-    p, of, w = work.layouts, work.beside, work.layouts.software
+    p, of, w = work.layouts, work.beside, work.layouts.costs
     gathered = 2 * of.stream * np.asarray(p.sequence_sharded)
     keys = of.keys * np.equal(p.context, 'allgather') * (p.cp - 1)   # beside the GPU's own
     apart = w.gradients_apart * (of.table * np.maximum(first, last) + last * of.widest)
@@ -466,7 +471,7 @@ def gradients_held(p: Layouts, own: StageWeights):  # GB
     found, whole = (gradient_held(p) / 2 * shared(own.parts, flag) for flag in (out, False))
     if not p.assumptions.working_memory: return found
     unit = if_any(out, lambda: largest_units(own, 1))
-    return np.minimum(whole, found + p.software.gradient_bytes / 2 * unit)
+    return np.minimum(whole, found + p.costs.gradient_bytes / 2 * unit)
 
 # %% ../nbs/04b_timeline.ipynb #7ddccbcc
 def kept_at(work: Workload, at: Stage, of: Stored, least=False):  # GB
@@ -496,8 +501,8 @@ def layers_copied(p: Layouts, own: StageWeights):
 def other_copies(p: Layouts, of: Stored):  # GB, of a layer
     "Weights that are held in the precision of the products, instead of 16 bits or besides."
     a, held = p.assumptions, of.copies * p.assumptions.fp8_copies / 2
-    if not a.fp8_parameters: return held
-    return held - of.copies * 2 / np.maximum(of_recipe(p.precision, 'copies'), .5)
+    beside = of.copies * 2 / np.maximum(of_recipe(p.precision, 'copies'), .5)
+    return held - where(in_low_precision(a, p.precision), beside, 0.)
 
 def memory_of(work: Workload, least=False):  # Memory
     "Peak memory of the fullest stage; or the least that it can be where chunks differ."
@@ -512,7 +517,7 @@ def memory_of(work: Workload, least=False):  # Memory
 # %% ../nbs/04b_timeline.ipynb #5a4d0011
 def memory_bound(p: Layouts, memory: Memory):  # GB
     "The most that a GPU may need: the estimate, and what no count sees."
-    w = p.software
+    w = p.costs
     groups = sum(np.greater(getattr(p, name), 1) for name in (*GROUPS, 'ep'))
     return sum(memory) + w.fragments * memory.activations + w.nccl_GB * groups + w.context_GB
 
@@ -656,7 +661,7 @@ def play(work: Workload, costs, ends, more):  # Timeline
 # %% ../nbs/04b_timeline.ipynb #5c0ed006
 def more_of(p: Layouts, times: Times):  # s
     "What a micro-batch takes on every rank besides layers and ends."
-    return p.software.host_micro_batch + times.pp_comm / p.micro_batches
+    return between_layers(p) + times.pp_comm / p.micro_batches
 
 def chunks_alike(work: Workload, ends):
     "Whether all chunks of each configuration are alike, as one sees without pricing them."

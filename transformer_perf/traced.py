@@ -27,9 +27,10 @@ from . import kernels
 from .inputs import whole
 from .systems import PRECISIONS, System
 from .parameters import PART_OF, changed
-from .estimates import (
-    RECIPES, Attention, Choices, Group, Message, Operation, Product, Roofline, Work, counted,
-    exchange_time, exchanged, comm_of_each, ring_share, roofline_of_each, send_time, two_tier_time)
+from transformer_perf.estimates import (
+    RECIPES, Attention, Choices, Group, Message, Operation, Product, Roofline, Work, comm_of_each,
+    counted, exchange_time, exchanged, launched, ring_share, roofline_of_each, send_time,
+    two_tier_time)
 from .measured_kernels import closest
 from transformer_perf.kernels import (
     AS_MEASURED, NEWEST, Measured, attention_time, gpu_near, matrix_time, product_time,
@@ -520,9 +521,12 @@ def over_passes(name, ops, field, terms, shares, value, backward=True, again=Tru
 
 def waiting(rows: Rows, name, gpu, p: Layouts, routed, passes):  # Quantity
     "What a layer takes longer than its kernels, because the host launches them."
-    value, w = host_wait(gpu.value, p, routed, passes), p.software
+    value, w = host_wait(gpu.value, p, routed, passes), p.costs
     if not value: return step(name, '0', unit='s')
-    own = ['host_layer', *['host_wrapped'] * bool(w.wrapped), *['host_experts'] * routed]
+    shares = {'host_layer': 0, 'host_wrapped': 0, 'host_experts': 1}   # of what graphs leave
+    names = ['host_layer', *['host_wrapped'] * bool(w.wrapped), *['host_experts'] * routed]
+    left = {name: float(launched(p.cuda_graphs, shares[name])) for name in names}
+    own = [name if share == 1 else f'{share:.16g} * {name}' for name, share in left.items()]
     text = (f'({" + ".join(own)}) * (1 + host_tp * log2(tp))' + f' * {passes:.16g}' * (passes != 1))
     host = rows.step('host', text, unit='s', of=host_wait)
     text = ('max(gpu, host) * (1 + (min(gpu, host) / max(gpu, host))**host_sharpness)'

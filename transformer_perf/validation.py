@@ -4,33 +4,33 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'NEEDED', 'FLAGS', 'ZERO', 'TOLD', 'GPUS', 'FUSED_WIDE', 'STACKS', 'RECIPE',
-           'ONE_GRAPH', 'OVERLAPPED', 'FIRST', 'LAST', 'GRAPHED', 'SCRIPTS', 'BY_NAME', 'SAME', 'TRIED', 'EIGHT_BITS',
-           'MOST_BATCHES', 'NO_HOST', 'WRAPPED', 'FACTS', 'SLACK', 'PREDICTED', 'OPEN', 'TOO_LARGE', 'OWN', 'PROTOCOL',
-           'TEST_SIZES', 'OTHERS', 'FREE', 'PRIOR', 'FREE_OF_STACK', 'FREE_OF_SHARED', 'SHARES', 'TWICE', 'LEAST_RUNS',
-           'SWEEPS', 'ONLY_DATA', 'HELD', 'UNEVEN', 'WHOLE_LAYERS', 'ALWAYS_AGAIN', 'BEFORE_CONTEXT', 'SHARING',
-           'SHOWN_OF_RECIPE', 'WITHIN', 'JOB', 'KERNELS', 'FORMATS_READ', 'ROWS', 'LEVELS', 'published', 'read_runs',
-           'on_system', 'as_numbers', 'measured_column', 'row_name', 'as_word', 'texts', 'column_rules', 'numbers_in',
-           'sheet_of_run', 'of_sheets', 'filled', 'sharing_of_experts', 'chosen_by_software', 'cannot_fuse',
-           'layout_rules', 'batch_rules', 'reasons_of', 'Batch', 'stack_of', 'software_of', 'spread', 'column_of',
-           'recompute_of', 'release_of', 'with_scripts', 'precision_of', 'layouts_of', 'structure_of', 'expert_choices',
-           'alternatives', 'with_experts', 'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of',
-           'shape_of', 'batches_of', 'few_groups', 'facts_of', 'parameters_for', 'priced', 'room_of', 'chosen',
-           'of_candidates', 'predicted_rows', 'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests',
-           'assumed_of', 'features_of', 'kinds_of_runs', 'with_trust', 'predict', 'table_of', 'least_squares_within',
-           'standard_errors', 'Fit', 'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of',
-           'table_of_fit', 'fit_entries', 'calibrate', 'published_collectives', 'checked_kinds', 'collectives_us',
+           'ONE_GRAPH', 'OVERLAPPED', 'FIRST', 'LAST', 'GRAPHED', 'SCRIPTS', 'BY_NAME', 'SAME', 'TRIED', 'MOST_BATCHES',
+           'SLACK', 'PREDICTED', 'OPEN', 'TOO_LARGE', 'OWN', 'PROTOCOL', 'TEST_SIZES', 'OTHERS', 'FREE', 'PRIOR',
+           'FREE_OF_STACK', 'FREE_OF_SHARED', 'SHARES', 'TWICE', 'LEAST_RUNS', 'SWEEPS', 'ONLY_DATA', 'HELD', 'UNEVEN',
+           'WHOLE_LAYERS', 'ALWAYS_AGAIN', 'BEFORE_CONTEXT', 'SHARING', 'SHOWN_OF_RECIPE', 'WITHIN', 'JOB', 'KERNELS',
+           'FORMATS_READ', 'ROWS', 'LEVELS', 'published', 'read_runs', 'on_system', 'as_numbers', 'measured_column',
+           'row_name', 'as_word', 'texts', 'column_rules', 'numbers_in', 'sheet_of_run', 'of_sheets', 'filled',
+           'sharing_of_experts', 'chosen_by_software', 'cannot_fuse', 'layout_rules', 'batch_rules', 'reasons_of',
+           'Batch', 'stack_of', 'software_of', 'spread', 'column_of', 'recompute_of', 'release_of', 'with_scripts',
+           'precision_of', 'layouts_of', 'structure_of', 'expert_choices', 'alternatives', 'with_experts',
+           'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of', 'shape_of', 'batches_of',
+           'few_groups', 'at_row', 'model_at', 'software_for', 'job_at', 'assumed_in', 'assumptions_for',
+           'parameters_for', 'priced', 'room_of', 'chosen', 'of_candidates', 'jobs_in', 'estimate_job',
+           'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'assumed_of', 'features_of',
+           'kinds_of_runs', 'with_trust', 'run_jobs', 'predict', 'table_of', 'least_squares_within', 'standard_errors',
+           'Fit', 'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of', 'table_of_fit',
+           'fit_entries', 'calibrate', 'published_collectives', 'checked_kinds', 'collectives_us',
            'predict_collectives', 'calibrate_network', 'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at',
            'weights_of', 'Problem', 'problem_of', 'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset',
-           'of_values', 'never_seen', 'scoreboard', 'fitted', 'jobs_of', 'picked', 'at_row', 'model_at', 'asked_of',
-           'recipe_found', 'named_choice', 'why_missed', 'recipes', 'ranked', 'recipe_score', 'product_rows',
-           'attention_rows', 'vector_rows', 'collective_rows', 'kernel_seconds', 'tells', 'is_share', 'possible_entry',
-           'is_told', 'fit_part', 'calibrate_kernels', 'kernel_table', 'products_table', 'recompute_cells', 'run_of',
-           'run_of_log', 'nccl_table', 'kernels_in', 'read_inputs', 'told_by_runs', 'calibrate_inputs',
-           'as_shipped_names', 'start_of_published', 'with_facts', 'contested_rows', 'prior_of', 'fit_tied',
-           'fit_stacks', 'flat_changes', 'fitted_rows', 'without_each', 'halves_apart', 'spread_of', 'intervals_of',
-           'coverage_of', 'covered_apart', 'error_table', 'residual_table', 'evidence_of', 'seen_in', 'evidence_with',
-           'usable_runs', 'aside', 'calibrate_published', 'add_choices', 'add_records', 'predict_kernels',
-           'published_kernels']
+           'of_values', 'never_seen', 'scoreboard', 'fitted', 'jobs_of', 'picked', 'asked_of', 'recipe_found',
+           'named_choice', 'why_missed', 'recipes', 'ranked', 'recipe_score', 'product_rows', 'attention_rows',
+           'vector_rows', 'collective_rows', 'kernel_seconds', 'tells', 'is_share', 'possible_entry', 'is_told',
+           'fit_part', 'calibrate_kernels', 'kernel_table', 'products_table', 'recompute_cells', 'run_of', 'run_of_log',
+           'nccl_table', 'kernels_in', 'read_inputs', 'told_by_runs', 'calibrate_inputs', 'as_shipped_names',
+           'start_of_published', 'with_facts', 'contested_rows', 'prior_of', 'fit_tied', 'fit_stacks', 'flat_changes',
+           'fitted_rows', 'without_each', 'halves_apart', 'spread_of', 'intervals_of', 'coverage_of', 'covered_apart',
+           'error_table', 'residual_table', 'evidence_of', 'seen_in', 'evidence_with', 'usable_runs', 'aside',
+           'calibrate_published', 'add_choices', 'add_records', 'predict_kernels', 'published_kernels']
 
 # %% ../nbs/10_validation.ipynb #889ed19c
 import dataclasses
@@ -57,10 +57,12 @@ from .estimates import RECIPES, Assumptions, Group, as_assumptions
 from .parameters import (
     KINDS_OF_RUN, SHOWS, Calibration, Parameters, as_flat, changed, interval, limits,
     measured_folder, read_calibration, value_of)
+from .software import Software, known_costs, known_software, run_by
 from .kernels import collective_seconds
 from .measured_kernels import gpu_of, number_of
-from .timeline import COMPONENTS, exact_table, statistics
-from .iteration import divisors, keep, kind_of_run
+from .timeline import COMPONENTS, statistics
+from .iteration import Parallel, divisors, estimate, keep, kind_of_run
+from .interop import PARALLEL_FIELDS, TrainingJob
 from .execution import crossed, practice, search
 
 # %% ../nbs/10_validation.ipynb #d020e0f6
@@ -281,7 +283,6 @@ class Batch(NamedTuple):
     flash_attention: bool
     stack: str          # the software, if it is known
     more: dict          # further assumptions
-    graphs: bool = False   # the whole iteration is launched as one graph
     software: str = ''     # what is known of it beside its fitted values
 
 STACKS = {   # words that name a source or a framework -> the software
@@ -479,20 +480,19 @@ def sheet_for(one, system):  # System
 
 def configurations(t, node, one):  # table
     "The columns of a search, from those of a table of runs."
-    same = ('tp', 'cp', 'pp', 'dp', 'ep', 'etp', 'micro_batch', 'recompute', 'tp_overlap',
-            'zero_stage', 'dispatcher', 'ep_overlap', 'unsaid')
+    same = ('tp', 'cp', 'pp', 'dp', 'ep', 'etp', 'micro_batch', 'recompute', 'zero_stage',
+            'dispatcher', 'ep_overlap', 'unsaid')
     copies = t['dp'] * t['cp']
     shard = np.where((t['fsdp_shard'] > 0) & (t['zero_stage'] > 1), t['fsdp_shard'], copies)
     return {name: t[name] for name in same} | places_of(t, node.nvlink_size) | dict(
         panels=np.ones_like(t['tp']), virtual_stages=t['vp'],
         sequence_sharded=t['sequence_parallel'] > 0, dp_overlap=t['dp_overlap'] > 0,
+        tp_overlap=t['tp_overlap'] > 0,
         dp_replicate=np.maximum(copies // shard, 1), precision=one.precision_words,
-        strategy='2d-seqp' if one.cp > 1 else '1d', context='ring', layout=one.layout or None)
+        strategy='2d-seqp' if one.cp > 1 else '1d', context='ring', layout=one.layout or None,
+        cuda_graphs='iteration' if one.graphs else 'none')
 
 # %% ../nbs/10_validation.ipynb #860395b3
-EIGHT_BITS = {   # software -> in which precisions it holds and gathers weights in 8 bits
-    'torchtitan': ('fp8', 'mxfp8'), 'NeMo': ('fp8',), 'Megatron-Bridge': ('fp8', 'mxfp8')}
-
 def batch_of(own, position, system=None):  # Batch
     "Rows of one system, stack and structure as candidates."
     one, t = own.iloc[0], alternatives(own, position)
@@ -505,10 +505,10 @@ def batch_of(own, position, system=None):  # Batch
         sizes['seq_len'] = int(one.seq_len)
     drop = 'token drop' in column_of(own, 'other_flags').iloc[0]
     more = dict(capacity_factor=1.) if drop else {}
-    more['fp8_parameters'] = one.precision_words in EIGHT_BITS.get(one.software, ())
+    chooses = known_software()[one.software].chooses if one.software in known_software() else {}
+    more['fp8_parameters'] = (chooses or {}).get('fp8_parameters', False)
     return Batch(configurations(t, node, one), t['row'], SimpleNamespace(**sizes, **structure),
-                 node, t['global_batch'], bool(one.flash_attention), one.stack, more, one.graphs,
-                 one.software)
+                 node, t['global_batch'], bool(one.flash_attention), one.stack, more, one.software)
 
 # %% ../nbs/10_validation.ipynb #8e481416
 MOST_BATCHES = 1000   # different systems, stacks and structures in one table of runs
@@ -556,39 +556,55 @@ def few_groups(x, shared):
                          f'runs are more than {MOST_BATCHES}')
     return groups
 
-# %% ../nbs/10_validation.ipynb #860395a7
-NO_HOST = dict(host_layer=0., host_wrapped=0., host_experts=0., host_micro_batch=0.)   # in a graph
-WRAPPED = dict(wrapped=True)
-FACTS = {   # what is known of software, whatever it measures
-    'NeMo': WRAPPED, 'Megatron-Bridge': WRAPPED, 'SimuMax': WRAPPED, 'Paxml': WRAPPED,
-    'Megatron-Core': dict(logit_held=6., wrapped=True),   # in 16 bits, its softmax in 32
-    # PyTorch's own attention; logits, their float32 and the gradients of both at once
-    'torchtitan': dict(attention_library='FlashAttention-2', logit_held=12., wrapped=True),
-    # FlashAttention in Triton with a bias, half as fast as its successor; a fused loss
-    'llm-foundry': dict(attention_library='FlashAttention-2', attention_share=.5, loss_traffic=8.,
-                        wrapped=True),
-    # measured in 2025, by the cuDNN of that year (Measured kernels)
-    'Blackwell/NeMo': dict(attention_share=.85), 'Blackwell/SimuMax': dict(attention_share=.85)}
+# %% ../nbs/10_validation.ipynb #10b00020
+def at_row(columns, i):  # dict
+    "One row of a table, as plain values."
+    plain = lambda x: x.item() if isinstance(x, np.generic) else x
+    return {name: plain(x[i]) if np.ndim(x) else plain(x) for name, x in columns.items()}
 
-def facts_of(architecture, software):  # dict: name of a parameter -> its value
-    "What is known of software, and of its runs on a generation of GPUs."
-    return FACTS.get(software, {}) | FACTS.get(f'{architecture}/{software}', {})
+def model_at(batch, i):  # Model
+    "The model of a candidate."
+    own = at_row(vars(batch.model), i)
+    dense, latent = not own.get('experts'), own.get('kv_lora_rank')
+    unused = [name for name in own if 'expert' in name or 'moe' in name or 'dense' in name]
+    dropped = unused * dense + ['kv_heads'] * bool(latent) + ['vocab'] * (not own['vocab'])
+    dropped += ['mlp_dim'] * (not own['mlp_dim']) + ['head_dim'] * bool(latent)
+    own = {name: x for name, x in own.items() if x is not None and name not in dropped}
+    return Model(**own | dict(gated_mlp=bool(own['gated_mlp'])))
+
+# %% ../nbs/10_validation.ipynb #860395a7
+def software_for(batch):  # Software, or None
+    "What is known of the software of some rows; fitted costs are those that `stack` names."
+    if not batch.software and not batch.stack: return None
+    known = known_software().get(batch.software) or Software(batch.software or batch.stack)
+    stack = batch.stack or 'any'
+    return known if stack == known.name else dataclasses.replace(known, stack=stack)
+
+def job_at(batch, i):  # TrainingJob
+    "A candidate as a job."
+    own, model = at_row(batch.t, i), model_at(batch, i)
+    p = Parallel(**{name: own[name] for name in PARALLEL_FIELDS if name in own})
+    return TrainingJob(p, model, int(batch.global_batch[i]), p.n_gpus, model.seq_len,
+                       software_for(batch), batch.system, assumed_in(batch))
+
+def assumed_in(batch):  # dict: field of Assumptions -> value
+    "What holds of a batch besides its layouts."
+    return dict(flash_attention=batch.flash_attention, **batch.more)
+
+def assumptions_for(batch, assumptions):  # Assumptions
+    "Assumptions for the jobs of a batch: with the parameters of its software, where any has."
+    a, s = assumptions, software_for(batch)
+    if s is not None and a.measured is not None: a = run_by(a, s)
+    return dataclasses.replace(a.on(batch.system), **assumed_in(batch))
 
 def parameters_for(batch, assumptions):  # Parameters, or None under a preset without
-    "The parameter set for a batch: that of its stack where there is one."
-    k = assumptions.measured
-    if isinstance(k, Calibration):
-        mine = f'{batch.system.architecture}/{batch.stack}'
-        known = mine in k.sets
-        k = k.of(batch.system, batch.stack if known else None)
-        if not known: k = changed(k, facts_of(batch.system.architecture, batch.software))
-    return changed(k, NO_HOST) if k and batch.graphs else k
+    "The parameter set for a batch."
+    return assumptions_for(batch, assumptions).measured
 
-def priced(batch, assumptions, price=statistics):  # dict of columns, one value a candidate
-    "A batch under assumptions, by the formulas; or by `exact_table`, played where none holds."
-    a = dataclasses.replace(assumptions, measured=parameters_for(batch, assumptions),
-                            flash_attention=batch.flash_attention, **batch.more)
-    return price(batch.t, batch.model, batch.system, batch.global_batch, a)
+def priced(batch, assumptions):  # dict of columns, one value a candidate
+    "A batch under assumptions, by the formulas."
+    a = assumptions_for(batch, assumptions)
+    return statistics(batch.t, batch.model, batch.system, batch.global_batch, a)
 SLACK = 1.2   # of a GPU's memory, by a count that may be too high
 
 # %% ../nbs/10_validation.ipynb #33ae7e26
@@ -621,16 +637,17 @@ def of_candidates(batch, which):  # Batch
     return batch._replace(t=keep(batch.t, which), row=batch.row[which],
                           model=SimpleNamespace(**some), global_batch=batch.global_batch[which])
 
-def predicted_rows(batch, assumptions):  # (figures, rows, whether they fit, what is recomputed)
-    "The predictions of a batch, one for each of its rows."
-    figures = priced(batch, assumptions)
-    first, fits = chosen(batch, figures)
-    exact = priced(of_candidates(batch, first), assumptions, exact_table)
-    figures |= {name: batch.t[column] for name, column in OPEN.items()}
-    shape = batch.row.shape
-    best = {name: np.broadcast_to(figures[name], shape)[first] for name in PREDICTED}
-    best |= {name: np.broadcast_to(exact[name], first.shape) for name in PREDICTED if name in exact}
-    return best, batch.row[first], fits, batch.t['recompute'][first]
+def jobs_in(batch, assumptions):  # yields (row, job or a ValueError, whether it fits)
+    "The job of each row of a batch: of what nobody says, the fastest that fits."
+    first, fits = chosen(batch, priced(batch, assumptions))
+    for row, i, fit in zip(batch.row[first].tolist(), first, fits.tolist()):
+        try: yield row, job_at(batch, i), fit
+        except ValueError as error: yield row, error, fit
+
+def estimate_job(job, assumptions):  # Estimate
+    "A job that says all, priced."
+    return estimate(job.model, job.parallel, job.system, job.global_batch,
+                    job.assumptions(assumptions))
 
 # %% ../nbs/10_validation.ipynb #6beb4e17
 def shipped_record(key, path=None):  # as it is stored
@@ -698,23 +715,36 @@ def with_trust(found, assumptions):  # DataFrame
 # %% ../nbs/10_validation.ipynb #aa56d759
 TOO_LARGE = 'no micro-batch fits by our count: the smallest is priced'
 
+def run_jobs(df, assumptions='calibrated', system=None):  # ((row, job, fits) of each, reasons)
+    "Measured runs as jobs, as `predict` takes them; why the others are none."
+    df, assumptions = on_system(df, system), as_assumptions(assumptions)
+    reason, found = reasons_of(df, system), []
+    good = np.flatnonzero(reason == '')
+    for batch in batches_of(df.iloc[good], system):
+        try: own = [*jobs_in(batch, assumptions)]
+        except ValueError as error: own = [(row, error, True) for row in np.unique(batch.row)]
+        for row, job, fits in own:
+            if isinstance(job, ValueError): reason.iloc[good[row]] = str(job)
+            else: found.append((int(good[row]), job, fits))
+    return found, reason
+
 def predict(
     df,                       # DataFrame of runs with COLUMNS; all but NEEDED may be empty
     assumptions='calibrated', # a preset's name, a calibrated .json file, or Assumptions
     system=None,              # of all rows, instead of gpu, gpus_per_node and nic_GBps_per_gpu
 ):  # DataFrame: df with predicted_iteration_s, predicted_memory_GB, the components and a reason
-    "Predicted iteration time and memory of measured runs."
+    "Predicted iteration time and memory of measured runs: the estimate of each row's job."
     df, assumptions = on_system(df, system), as_assumptions(assumptions)
-    reason, again = reasons_of(df, system), np.full(len(df), '', dtype=object)
-    good = np.flatnonzero(reason == '')
+    jobs, reason = run_jobs(df, assumptions, system)
+    again = np.full(len(df), '', dtype=object)
     found = {f'predicted_{name}': np.full(len(df), np.nan) for name in PREDICTED}
-    for batch in batches_of(df.iloc[good], system):
-        try: figures, rows, fits, words = predicted_rows(batch, assumptions)
-        except ValueError as error:
-            reason.iloc[good[np.unique(batch.row)]] = str(error)
-            continue
-        for name, values in figures.items(): found[f'predicted_{name}'][good[rows]] = values
-        again[good[rows]], reason.iloc[good[rows[~fits]]] = words, TOO_LARGE
+    for row, job, fits in jobs:
+        try: one = estimate_job(job, assumptions)
+        except ValueError as error: reason.iloc[row] = str(error); continue
+        figures = one.stats | {name: getattr(job.parallel, of) for name, of in OPEN.items()}
+        for name in PREDICTED: found[f'predicted_{name}'][row] = figures[name]
+        again[row] = job.parallel.recompute
+        if not fits: reason.iloc[row] = TOO_LARGE
     found = df.assign(**found, reason=reason)
     return with_trust(found.assign(assumed=assumed_of(found, again, system)), assumptions)
 
@@ -877,8 +907,9 @@ def calibrate(
                          'a file that calibrate wrote')
     values, errors, bounds, entries, sets = fit_entries(runs, y, start, free, system)
     several = isinstance(start.measured, Calibration) and system is None
-    known = start.measured.sets if several else {}
-    calibration = Calibration({**known, **replaced(sets, entries, values)})
+    known, own = start.measured.sets if several else {}, replaced(sets, entries, values)
+    others = {name: k for name, k in known.items() if name not in own}
+    calibration = Calibration({**others, **own})   # the last of a generation is its default
     return Fit(calibration, table_of_fit(entries, values, errors, bounds),
                predict(runs, dataclasses.replace(start, measured=calibration), system), system)
 
@@ -1019,7 +1050,9 @@ class Problem(NamedTuple):
 def problem_of(runs, seconds, start):  # Problem
     "Runs as candidates that fit in memory."
     batches = [feasible(batch, start) for batch in batches_of(runs)]
-    return Problem(runs, seconds, batches, [parameters_for(b, start) for b in batches], start)
+    own = [parameters_for(batch, start) for batch in batches]
+    shared = lambda k: k if k.name in start.measured.sets else dataclasses.replace(k, stack='any')
+    return Problem(runs, seconds, batches, [shared(k) for k in own], start)
 
 def tangent_at(problem, free, sets):  # Tangent
     "Slopes of the logarithms at the values that sets of parameters hold."
@@ -1156,23 +1189,8 @@ def picked(
 # %% ../nbs/10_validation.ipynb #10d00002
 SWEEPS = ('vtrain-multi', 'vtrain-single', 'simumax-b200', 'mcore-goldens')   # no one's choice
 ONLY_DATA = ('llm-foundry', 'Paxml')   # software that was run with copies alone: no tp, pp, cp
-HELD = ('precision', 'dispatcher', 'ep_overlap', 'dp_overlap', 'tp_overlap', 'zero_stage',
-        'dp_replicate')                # what a row's software decides
-
-def at_row(columns, i):  # dict
-    "One row of a table, as plain values."
-    plain = lambda x: x.item() if isinstance(x, np.generic) else x
-    return {name: plain(x[i]) if np.ndim(x) else plain(x) for name, x in columns.items()}
-
-def model_at(batch, i):  # Model
-    "The model of a candidate."
-    own = at_row(vars(batch.model), i)
-    dense, latent = not own.get('experts'), own.get('kv_lora_rank')
-    unused = [name for name in own if 'expert' in name or 'moe' in name or 'dense' in name]
-    dropped = unused * dense + ['kv_heads'] * bool(latent) + ['vocab'] * (not own['vocab'])
-    dropped += ['mlp_dim'] * (not own['mlp_dim'])
-    own = {name: x for name, x in own.items() if x is not None and name not in dropped}
-    return Model(**own | dict(gated_mlp=bool(own['gated_mlp'])))
+HELD = ('precision', 'cuda_graphs', 'dispatcher', 'ep_overlap', 'dp_overlap', 'tp_overlap',
+        'zero_stage', 'dp_replicate')                # what a row's software decides
 
 # %% ../nbs/10_validation.ipynb #10d00003
 UNEVEN = ('Megatron-Bridge',)   # software whose stages may have different numbers of layers
@@ -1198,8 +1216,7 @@ def recipe_found(row, assumptions, k):  # dict
     batch, = batches_of(row)
     first, _ = chosen(batch, priced(batch, assumptions))
     own, model = at_row(batch.t, first[0]), model_at(batch, first[0])
-    a = dataclasses.replace(assumptions, measured=parameters_for(batch, assumptions),
-                            flash_attention=batch.flash_attention, **batch.more)
+    a = assumptions_for(batch, assumptions)
     about = model, int(row.n_gpus.iloc[0]), batch.system, int(row.global_batch.iloc[0])
     uneven = model.depth % (own['pp'] * own['virtual_stages']) > 0 or batch.software in UNEVEN
     free = dataclasses.replace(a, uneven_stages=a.uneven_stages and uneven)
@@ -1556,7 +1573,7 @@ def start_of_published():  # Calibration
 def with_facts(sets):  # dict
     "Sets with what is known of their software, before any run is seen."
     unseen = {'product_share': 1.}   # what all software has is fitted anew anyway
-    return {name: changed(k, unseen | facts_of(k.architecture, k.stack))
+    return {name: changed(k, unseen | known_costs(k.stack, k.architecture))
             for name, k in sets.items()}
 
 # %% ../nbs/10_validation.ipynb #012d7630

@@ -1,0 +1,189 @@
+"Training software by name: what it costs and chooses, at every door the same."
+import dataclasses
+import json
+import math
+
+import pytest
+
+from transformer_perf import Parallel, Software, estimate, search
+from transformer_perf.advice import fits, improve, why_not
+from transformer_perf.cli import main
+from transformer_perf.estimates import (
+    CHOICES, GRAPHED, Assumptions, as_assumptions, graphed, launched)
+from transformer_perf.interop import as_job, export
+from transformer_perf.parameters import changed, read_calibration
+from transformer_perf.plan import plan
+from transformer_perf.sensitivity import sensitivity
+from transformer_perf.software import as_software, known_costs, known_software, run_by
+from transformer_perf.systems import as_system
+
+CALIBRATED = as_assumptions('calibrated')
+LAYOUT = Parallel(tp=4, pp=4, dp=2)
+ABOUT = 'llama3.1_8B', LAYOUT, 'H100-80GB', 64
+HOST = ('host_layer', 'host_wrapped', 'host_experts', 'host_micro_batch')
+
+
+def seconds(*how, **more): return estimate(*ABOUT, *how, **more).stats['iteration_s']
+
+
+def answer(capsys, *texts):
+    "What a command says in JSON."
+    with pytest.raises(SystemExit, match='0'): main([*map(str, texts), '--format', 'json'])
+    return json.loads(capsys.readouterr().out)
+
+
+# records
+
+@pytest.mark.parametrize('name', known_software())
+def test_every_record_has_a_source_and_can_be_run(name):
+    s = as_software(name)
+    assert s.released and len(s.source) > 40 and set(s.knobs) <= {*CHOICES, 'layout'}
+    assert {*(s.chooses or {})} <= {f.name for f in dataclasses.fields(Assumptions)}
+    one = estimate(*ABOUT, 'calibrated', name)
+    assert one.assumptions.software == s and one.assumptions.measured.stack == name
+    for choice in set(s.chooses or {}) & {*CHOICES}:
+        assert getattr(one.parallel, choice) == s.chooses[choice]
+
+
+@pytest.mark.parametrize('given, message', [
+    ('Nemo', "did you mean 'NeMo'"), ({'name': 'x', 'knws': {}}, "field of Software 'knws'"),
+    ({'name': 'x', 'knows': {'clok': 1}}, "unknown parameter 'clok'"), ({}, "lacks 'name'"),
+    ({'name': 'x', 'knows_on': {'Hoper': {}}}, "architecture 'Hoper'"), (7, 'unknown software 7'),
+    ({'name': 'x', 'chooses': {'tp_ovrlap': True}}, "tp_ovrlap"),
+    ({'name': 'x', 'knows': {'wrapped': 3}}, 'wrapped=3'), ('none.json', 'none.json')])
+def test_records_that_are_none(given, message):
+    with pytest.raises(ValueError, match=message) as error: estimate(*ABOUT, 'calibrated', given)
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('preset', ['paper', 'corrected'])
+def test_costs_are_measured_or_there_are_none(preset):
+    with pytest.raises(ValueError, match='needs measured prices'): seconds(preset, 'NeMo')
+
+
+def test_fitted_costs_where_there_are_runs_else_what_is_known():
+    sets, hopper, ampere = CALIBRATED.measured.sets, as_system('H100-80GB'), as_system('A100')
+    of = lambda name, system: run_by(CALIBRATED, name).on(system).measured
+    assert of('NeMo', hopper).software == sets['Hopper/NeMo'].software
+    assert of('NeMo', hopper).kernels == sets['Hopper/NeMo'].kernels
+    assert of('NeMo', ampere) == dataclasses.replace(
+        changed(sets['Ampere/any'], {'wrapped': True}), stack='NeMo')
+    nobody = dataclasses.replace(as_software('NeMo'), stack='any')
+    assert of(nobody, hopper).software == changed(sets['Hopper/any'], {'wrapped': True}).software
+    assert known_costs('NeMo', 'Blackwell')['attention_share'] == .85
+    assert known_costs('who knows', 'Hopper') == {}
+
+
+def test_what_a_configuration_says_comes_first():
+    loud = dataclasses.replace(LAYOUT, tp_overlap=False)
+    quiet, said = (estimate('llama3.1_8B', p, 'H100-80GB', 64, 'calibrated', 'NeMo')
+                   for p in (LAYOUT, loud))
+    assert quiet.parallel.tp_overlap and not said.parallel.tp_overlap
+    assert quiet.stats['tp_comm_s'] < said.stats['tp_comm_s']
+
+
+def test_fp8_weights_by_precision():
+    "NeMo gathers weights in FP8, tensorwise, and in no other precision; Megatron-Bridge in MXFP8."
+    def gathered(name, precision):
+        p = Parallel(dp=64, zero_stage=3, precision=precision, dp_overlap=False)
+        one = estimate('llama3.1_8B', p, 'B200-180GB', 64, 'calibrated',
+                       dataclasses.replace(as_software(name), stack='any'))
+        return one.stats['dp_comm_s']
+    assert gathered('NeMo', 'fp8') < .8 * gathered('NeMo', 'bf16')
+    assert math.isclose(gathered('NeMo', 'mxfp8'), gathered('NeMo', 'bf16'), rel_tol=.02)
+    assert gathered('Megatron-Bridge', 'mxfp8') < .8 * gathered('Megatron-Bridge', 'bf16')
+
+
+# doors
+
+def test_every_door_prices_the_same(tmp_path, capsys):
+    name, wanted = 'Megatron-Bridge', seconds('calibrated', 'Megatron-Bridge')
+    assert wanted != seconds('calibrated')
+    how = dict(assumptions='calibrated', software=name)
+    assert fits(*ABOUT, **how).estimate.stats['iteration_s'] == wanted
+    assert improve(*ABOUT, **how).estimate.stats['iteration_s'] == wanted
+    assert why_not(*ABOUT, **how).estimate.stats['iteration_s'] == wanted
+    assert (sensitivity(*ABOUT, **how).base_s == wanted).all()
+    same = {name: x for name, x in vars(LAYOUT).items() if name in ('tp', 'pp', 'dp', 'cp')}
+    asked = dict(recompute='none', virtual_stages=1, micro_batch=1, software=name, **same)
+    found = search('llama3.1_8B', 32, 'H100-80GB', 64, assumptions='calibrated', **asked)
+    assert math.isclose(found.iteration_s.min(), wanted, rel_tol=1e-12)
+    rows = plan('llama3.1_8B', 32, 'H100-80GB', global_batch=64, tokens=1e12, **asked).rows
+    assert math.isclose(rows.iteration_s.min(), wanted, rel_tol=1e-12)
+    layout = ['--tp', 4, '--pp', 4, '--dp', 2, '--global-batch', 64, '--model', 'llama3.1_8B',
+              '--system', 'H100-80GB', '--assumptions', 'calibrated']
+    told = answer(capsys, 'explain', *layout, '--software', name)
+    assert told['stats']['iteration_s'] == wanted
+    mine = tmp_path / 'mine.json'
+    mine.write_text(json.dumps(vars(as_software(name))))
+    told = answer(capsys, 'explain', *layout, '--software', mine)
+    assert told['stats']['iteration_s'] == wanted
+
+
+def test_the_command_lists_all(capsys):
+    rows = answer(capsys, 'software')['rows']
+    assert [row['software'] for row in rows] == [*known_software()]
+    assert all(row['source'] and row['knobs'] for row in rows)
+    with pytest.raises(SystemExit, match='2'): main(['explain', '--software', 'Nemo'])
+    assert "did you mean 'NeMo'" in capsys.readouterr().err
+
+
+def test_jobs_bring_their_software(tmp_path):
+    titan = as_job({'parallelism': {'tensor_parallel_degree': 8}, 'training': {'seq_len': 4096}})
+    assert titan.software.name == 'torchtitan'
+    assert as_job('pretrain_gpt.py --world-size 8').software.name == 'Megatron-Core'
+    one = estimate(*ABOUT, 'calibrated', Software('mine', knows={'host_layer': .002}))
+    again = as_job(json.loads(export(one)))
+    assert again.software == one.assumptions.software and again.system == one.system
+    repeated = estimate(again.model, again.parallel, again.system, again.global_batch,
+                        again.assumptions('calibrated'))
+    assert repeated.stats == one.stats
+
+
+# CUDA graphs
+
+def test_a_graph_of_the_iteration_leaves_the_host_nothing():
+    free = changed(CALIBRATED.on(as_system('H100-80GB')).measured, dict.fromkeys(HOST, 0.))
+    idle = dataclasses.replace(CALIBRATED, measured=free)
+    graph = dataclasses.replace(LAYOUT, cuda_graphs='iteration')
+    one = estimate('llama3.1_8B', graph, 'H100-80GB', 64, 'calibrated')
+    assert one.stats['iteration_s'] == seconds(idle) < seconds('calibrated')
+    told = one.explain('other_s', 9).as_dict()
+    assert 'host_micro_batch' not in json.dumps(told)
+
+
+def test_graphs_of_parts_take_their_share():
+    "Half of a layer's launches are its attention's, half its MLP's; experts have their own."
+    layer, experts, all_of_it = zip(*(graphed(name) for name in (
+        'none', 'attn', 'attn+mlp', 'moe_router', 'moe_router+moe_preprocess', 'moe', 'iteration')))
+    assert layer == (0, .5, 1, 0, 0, 0, 1) and experts == (0, 0, 0, .2, .4, 1, 1)
+    assert [*all_of_it] == [False] * 6 + [True]
+    assert launched('attn', 0) == .5 and launched('attn', 2) == 1 and launched('iteration', 2) == 0
+    less = [estimate('mixtral_8x7B', dataclasses.replace(LAYOUT, ep=2, cuda_graphs=name),
+                     'H100-80GB', 64, 'calibrated').stats['other_s'] for name in GRAPHED]
+    assert len(set(less)) == 5 and min(less) == less[-1]   # two pairs are alike
+
+
+def test_a_search_may_try_graphs():
+    asked = dict(assumptions='calibrated', tp=4, pp=4, cp=1, recompute='none', virtual_stages=1,
+                 micro_batch=1)
+    found = search('llama3.1_8B', 32, 'H100-80GB', 64, **asked, cuda_graphs=['none', 'iteration'])
+    best = found.groupby('cuda_graphs').iteration_s.min()
+    graph = dataclasses.replace(LAYOUT, cuda_graphs='iteration')
+    assert math.isclose(best['none'], seconds('calibrated'), rel_tol=1e-12)
+    assert math.isclose(best['iteration'], estimate(
+        'llama3.1_8B', graph, *ABOUT[2:], 'calibrated').stats['iteration_s'], rel_tol=1e-12)
+    assert 'cuda_graphs' not in search('llama3.1_8B', 32, 'H100-80GB', 64, **asked)
+
+
+@pytest.mark.parametrize('graphs, message', [
+    ('atn', "did you mean 'attn'"), ('attn+none', 'stands alone'), ('', 'cuda_graphs'),
+    ('iteration+attn', 'stands alone'), (3, 'cuda_graphs=3')])
+def test_graphs_that_are_none(graphs, message):
+    with pytest.raises(ValueError, match=message):
+        estimate('llama3.1_8B', Parallel(cuda_graphs=graphs), 'H100-80GB', 64)
+
+
+def test_sets_that_ship_have_records():
+    stacks = {k.stack for k in read_calibration().sets.values()} - {'any', 'nccl-tests'}
+    assert stacks <= {*known_software()}
