@@ -3,17 +3,24 @@
 The twin of a named model says of its layers only what they are made of.
 """
 import dataclasses
+import math
+import re
 
 import pandas as pd
 import pytest
 
-from transformer_perf import Model, Parallel, search
+from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.advice import fits, improve, why_not
+from transformer_perf.blocks import Half
+from transformer_perf.estimates import Operation, Product, Work, as_assumptions
 from transformer_perf.execution import practice
+from transformer_perf.kernels import pricer_of
 from transformer_perf.models import as_model
 from transformer_perf.panels import strategies_for
 from transformer_perf.scaling import parameters
 from transformer_perf.sensitivity import needed
+from transformer_perf.systems import as_system
+
 NAMES = ('mixtral_8x7B', 'deepseek_v3', 'llama3.1_8B')
 CASES = {   # a configuration that runs, and one that needs too much
     'mixtral_8x7B': (Parallel(tp=2, pp=4, dp=8, ep=4), Parallel(tp=1, pp=4, dp=16, ep=2), 256),
@@ -92,3 +99,69 @@ def test_experts_of_two_kinds():
     both = dataclasses.replace(TWINS['mixtral_8x7B'], layers=((block, 16), (more, depth - 16)))
     found = search(both, 64, 'H200', 64, k=10_000)
     assert set(found.ep) == {1, 2, 4}
+
+
+# what a half and a model may hold
+
+class Odd(Half):
+    "What lists something else."
+    def __init__(self, found): self.found = found
+    def operations(self, job): return self.found
+
+
+NORM = Operation('norm', Work(), Work())
+
+
+@pytest.mark.parametrize('found, message', [
+    ((), 'operations of Odd=() must be of type list'), (None, 'must be of type list'),
+    ([NORM, [NORM]], 'a list in a list needs a star'), ([NORM._replace(again='core_attn')],
+                                                        "again of norm='core_attn'")])
+def test_what_is_no_list_of_operations(found, message):
+    (full, depth), = as_model('llama3.1_8B').blocks
+    layers = ((dataclasses.replace(full, ffn=Odd(found)), depth),)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        estimate(dataclasses.replace(as_model('llama3.1_8B'), layers=layers), Parallel(), 'H200', 8)
+
+
+@pytest.mark.parametrize('change, message', [
+    (dict(mixer=None), 'mixer=None must be of type Half'), (dict(norm='rms'), "unknown norm 'rms'"),
+    (dict(biases='some'), "unknown biases 'some'")])
+def test_what_is_no_block(change, message):
+    (full, _), = as_model('llama3.1_8B').blocks
+    with pytest.raises(ValueError, match=message): dataclasses.replace(full, **change)
+
+
+def test_layers_are_blocks_and_how_many():
+    llama = as_model('llama3.1_8B')
+    (full, depth), = llama.blocks
+    for layers in (((full, depth + 1), (full, -1)), ((full, depth - .5), (full, .5)),
+                   (full,) * depth, ((None, depth),)):
+        with pytest.raises(ValueError, match='layers'): dataclasses.replace(llama, layers=layers)
+
+
+class Nothing(Half):
+    "What forgot its operations."
+
+
+def test_a_half_without_operations_is_named():
+    (full, depth), = as_model('llama3.1_8B').blocks
+    layers = ((dataclasses.replace(full, mixer=Nothing()), depth),)
+    with pytest.raises(ValueError, match='Nothing lists no operations'):
+        estimate(dataclasses.replace(as_model('llama3.1_8B'), layers=layers), Parallel(), 'H200', 8)
+
+
+@pytest.mark.parametrize('preset', ['corrected', 'calibrated'])
+def test_a_fused_kernel_moves_only_its_operands(preset):
+    "By its arithmetic, or its traffic, whichever takes longer; and is told so."
+    pricer = pricer_of(as_system('H100-80GB'), as_assumptions(preset).on(as_system('H100-80GB')))
+    product = Product(4096., 4096., 4096.)
+    alone, fused = Work((product,)), Work((product,), operands=1e6, fused=True)
+    large = fused._replace(operands=1e10)
+    busy = [pricer.busy(work) for work in (alone, fused, large)]
+    assert busy[2].total > 5 * busy[1].total
+    if preset == 'calibrated':
+        k = pricer.parameters.kernels
+        by_hand = k.launch_gap + 1e-12 * product.flop / (989.4 * k.fused_share * k.clock)
+        assert math.isclose(busy[1].total, by_hand, rel_tol=1e-9)
+        by_hand = k.launch_gap + 2e-9 * 1e10 / (k.vector_bandwidth * pricer.system.hbm_bandwidth)
+        assert math.isclose(busy[2].total, by_hand, rel_tol=1e-9)

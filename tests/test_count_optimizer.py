@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.blocks import kinds_of
 from transformer_perf.estimates import (
-    NEWTON_SCHULZ, Group, Matrix, Roofline, as_assumptions, orthogonalized)
+    NEWTON_SCHULZ, OPTIMIZERS, Group, Matrix, Message, Optimizer, Roofline, Work, as_assumptions,
+    orthogonalized)
 from transformer_perf.interop import TrainingJob, as_job, export
 from transformer_perf.timeline import dealt, job_of
 from transformer_perf.models import NAMED
@@ -156,6 +157,46 @@ def test_a_search_compares_optimizers():
         assert close(row.memory_GB, again.stats['memory_GB'])
     plain = search(DENSE, 16, 'H100-80GB', 64, k=4)
     assert 'optimizer' not in plain   # Adam is not worth a column
+
+
+def halved(x, moment):   # half of what Muon computes and sends
+    work = OPTIMIZERS['muon'].whole(x, moment)
+    return work._replace(products=tuple(p._replace(times=p.times / 2) for p in work.products),
+                         messages=tuple(m._replace(volume=m.volume / 2) for m in work.messages))
+
+
+@pytest.mark.parametrize('preset', ['corrected', 'calibrated'])
+def test_each_row_of_a_search_pays_for_its_own_optimizer(monkeypatch, preset):
+    "Of several that take matrices as a whole, too."
+    monkeypatch.setitem(OPTIMIZERS, 'half', Optimizer(2, 1, halved))
+    found = search(DENSE, 16, 'H100-80GB', 64, k=12, assumptions=preset, recompute='none',
+                   optimizer=['muon', 'half', 'adam'], tp=2, cp=1, pp=1, micro_batch=1)
+    assert set(found.optimizer) == {'muon', 'half', 'adam'}
+    for _, row in found.iterrows():
+        again = estimate(DENSE, Parallel.from_row(row), 'H100-80GB', 64, preset)
+        assert close(row.iteration_s, again.stats['iteration_s']), row.optimizer
+    best = found.groupby('optimizer').iteration_s.min()
+    assert best['adam'] < best['half'] < best['muon']
+
+
+def test_moments_of_an_optimizers_own(monkeypatch):
+    "Two of a byte each: whatever is assumed of the others."
+    monkeypatch.setitem(OPTIMIZERS, 'adam8bit', Optimizer(2, 2, moment_bytes=1.))
+    for assumed in (4., 2.):
+        a = replace(as_assumptions('corrected'), moment_bytes=assumed)
+        one, adam = (estimate(DENSE, Parallel(dp=16, zero_stage=0, optimizer=name), 'H200', 64, a)
+                     for name in ('adam8bit', 'adam'))
+        assert close(one.stats['optimizer_GB'] / one.stats['weights_GB'], (4 + 2) / 2)
+        assert close(adam.stats['optimizer_GB'] / adam.stats['weights_GB'], (4 + 2 * assumed) / 2)
+        assert 'master_bytes + 2 * 1 = 6' in repr(one.explain('optimizer_GB', 9))
+    assert replace(a, optimizer='lion').state_bytes == 4 + 2
+
+
+def test_a_message_is_for_gpus_that_there_are(monkeypatch):
+    aside = lambda x, moment: Work(messages=(Message('allgather', moment, 'dpp'),))
+    monkeypatch.setitem(OPTIMIZERS, 'aside', Optimizer(2, 1, aside))
+    with pytest.raises(ValueError, match="unknown group of GPUs of a message 'dpp'"):
+        estimate(DENSE, Parallel(tp=2, optimizer='aside'), 'H200', 64)
 
 
 FLAGS = ('--num-layers 2 --hidden-size 1024 --num-attention-heads 8 --seq-length 1024 '

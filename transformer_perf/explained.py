@@ -382,9 +382,10 @@ def memory_told(t: Told):
     if out and a.working_memory:
         text = f'min(gradient / 2 * all_GB, {text} + gradient_bytes / 2 * unit)'
     t.step('gradients_GB', text, **of)
-    moments = OPTIMIZERS[p.optimizer].moments
+    own = OPTIMIZERS[p.optimizer]
+    each = 'moment_bytes' if own.moment_bytes is None else f'{own.moment_bytes:.16g}'
     t.step('state_bytes', '2 * optimizer_bytes' if a.optimizer_bytes is not None else
-           f'master_bytes + {moments} * moment_bytes', unit='')
+           f'master_bytes + {own.moments} * {each}', unit='')
     states = f'state_bytes / 2 * {"shared_GB" if zero else "all_GB"}'
     if t.count('fewer', unit='').value:
         t.count('matrices')

@@ -6,8 +6,8 @@
 __all__ = ['AS_MEASURED', 'MIDDLE', 'NEWEST', 'FEW', 'POWER', 'RATES', 'gpu_near', 'in_generation', 'once_each', 'lasting',
            'product_fit', 'added_time', 'product_time', 'slowed', 'attention_fit', 'attention_time', 'domain_time',
            'link_rates', 'protocols', 'collective_seconds', 'collective_time', 'send_seconds', 'ring_seconds',
-           'exchange_time', 'by_key', 'stacked_kernels', 'products_time', 'attentions_time', 'matrix_time', 'Measured',
-           'pricer_of']
+           'exchange_time', 'by_key', 'stacked_kernels', 'products_time', 'attentions_time', 'fused_time',
+           'matrix_time', 'Measured', 'pricer_of']
 
 # %% ../nbs/02b_kernels.ipynb #1ab43756
 import dataclasses
@@ -277,14 +277,24 @@ def attentions_time(each, system: System, parameters: Parameters):  # list of s
         for i, t in zip(some, attention_time(rows, system, parameters)): found[i] = t
     return found
 
+def fused_time(work: Work, system: System, parameters: Parameters):  # s
+    "Products that are one kernel: the larger of its arithmetic and its traffic."
+    k, flop = parameters.kernels, system.units.flop * sum(p.flop for p in work.products)
+    moved = system.element_size * work.operands
+    return k.launch_gap + np.maximum(
+        flop / (system.matrix_flops_fp16 * k.fused_share * k.clock),
+        moved / (system.hbm_bandwidth * k.vector_bandwidth))
+
 def matrix_time(each, system: System, parameters: Parameters):  # array [pass, ...], s
     "The products and the fused attention of passes."
-    products = {id(p): p for work in each for p in work.products}   # some are of two passes
+    alone = [work for work in each if not work.fused]
+    products = {id(p): p for work in alone for p in work.products}   # some are of two passes
     seconds = dict(zip(products, products_time([*products.values()], system, parameters)))
     kernels = [work.attention for work in each if work.attention]
     attention = iter(attentions_time(kernels, system, parameters))
-    return below([sum(seconds[id(p)] for p in work.products)
-                  + (next(attention) if work.attention else 0.) for work in each])
+    own = lambda work: (fused_time(work, system, parameters) if work.fused else
+                        sum(seconds[id(p)] for p in work.products))
+    return below([own(work) + (next(attention) if work.attention else 0.) for work in each])
 
 # %% ../nbs/02b_kernels.ipynb #519ae267
 @dataclass(frozen=True)
@@ -296,8 +306,9 @@ class Measured:
     def busy_of_each(self, works: Works):  # Busy, [pass, ...]
         "Kernels one after the other."
         k, system, each = self.parameters.kernels, self.system, works.each
-        rows = [(work.nbytes, work.scores, work.launches, sum(p.elements for p in work.products),
-                 sum(p.times for p in work.products)) for work in each]
+        rows = [(work.nbytes, work.scores, work.launches,
+                 work.operands if work.fused else sum(p.elements for p in work.products),
+                 1. if work.fused else sum(p.times for p in work.products)) for work in each]
         nbytes, scores, launches, operands, products = in_rows(zip(*rows), system.axes)
         vector = nbytes / k.vector_bandwidth + scores / k.score_bandwidth
         moving = vector + system.element_size * operands / k.vector_bandwidth

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LATENT', 'NEEDS', 'DEFAULTS', 'GPT', 'GATED', 'LLAMA', 'MIXTRAL', 'QWEN3', 'QWEN3_EXPERTS', 'DEEPSEEK', 'PUBLISHED',
-           'NAMED', 'SYMBOLS', 'models', 'CONVENTIONS', 'COUNTED_NORMS', 'Model', 'check_needs', 'check_model',
-           'has_window', 'has_experts', 'attention_of', 'experts_of', 'block_of', 'blocks_from', 'blocks_of',
-           'as_model', 'model_in', 'Part', 'sizes_of', 'counted_once', 'parts_of', 'parameter_table', 'forward_flops',
-           'parameters_met', 'model_flops']
+           'NAMED', 'SYMBOLS', 'models', 'CONVENTIONS', 'COUNTED_NORMS', 'Model', 'check_needs', 'check_layers',
+           'check_model', 'has_window', 'has_experts', 'attention_of', 'experts_of', 'block_of', 'blocks_from',
+           'blocks_of', 'as_model', 'model_in', 'Part', 'sizes_of', 'counted_once', 'parts_of', 'parameter_table',
+           'forward_flops', 'parameters_met', 'model_flops']
 
 # %% ../nbs/00_models.ipynb #f48410b2
 import dataclasses
@@ -21,8 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .inputs import (
-    as_markdown, checked, differing, divides, field, naming, nearest, quoted, read_json)
+from transformer_perf.inputs import (
+    as_markdown, checked, differing, divides, field, naming, nearest, of_type, quoted, read_json,
+    whole)
 from .configs import fields_of, is_config
 from .systems import Units
 from .estimates import Assumptions
@@ -120,12 +121,21 @@ def check_needs(m):
                              f'kv_lora_rank={m.kv_lora_rank}')
 
 # %% ../nbs/00_models.ipynb #b4ce6bc5
+def check_layers(m):
+    "A ValueError unless a model's layers are blocks, as many as it has."
+    for pair in m.layers:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ValueError(f'layers holds {quoted(pair)}: it must hold pairs of a Block and how '
+                             'many of it')
+        of_type(pair[0], Block, 'a block of layers'), whole(pair[1], 'a number of layers')
+    number = sum(number for _, number in m.layers)
+    if number != m.depth:
+        raise ValueError(f'layers of {number} blocks must be as many as depth={m.depth}')
+
 def check_model(m):
     "A ValueError, in one line, where the sizes of a model contradict each other."
     check_needs(m)
-    if m.layers is not None and sum(number for _, number in m.layers) != m.depth:
-        raise ValueError(f'layers of {sum(number for _, number in m.layers)} blocks must be as '
-                         f'many as depth={m.depth}')
+    if m.layers is not None: check_layers(m)
     if not (m.head_dim or m.kv_lora_rank): divides('embed_dim', m.embed_dim, 'heads', m.heads)
     divides('heads', m.heads, 'kv_heads', m.kv_heads or m.heads)
     if m.experts and m.experts_per_token > m.experts:

@@ -18,7 +18,7 @@ from .systems import Units, as_system
 from .estimates import (
     OPTIMIZERS, RECOMPUTE, Busy, Group, Operation, Pass, Work, Works, added, any_of, as_assumptions,
     at_columns, below, comm_of_each, counted, in_low_precision, in_rows, is_again, joined_works,
-    launched, layers_again, of_names, of_one_rank, of_recipe, stacked, where)
+    launched, layers_again, moment_bytes, of_names, of_one_rank, of_recipe, stacked, where)
 from .kernels import pricer_of
 from .blocks import (
     STRATEGIES, Job, Layouts, end_operations, kinds_of, layer_operations, layers_of_kinds,
@@ -86,7 +86,7 @@ class Layer(NamedTuple):
     routes: bool        # its tokens travel to experts
     again: tuple        # how often the forward pass of each operation runs again, with a part
     full: float         # how often all of them do, with the layer
-    steps: tuple = ()   # (Works, of weights, of routed experts): an optimizer's, on matrices
+    steps: tuple = ()   # of an optimizer's on matrices: (Works, whether of routed experts, whose)
 
 def counted_layer(job: Job):  # Layer
     "The layer at hand."
@@ -96,15 +96,14 @@ def counted_layer(job: Job):  # Layer
 
 def steps_on_matrices(job: Job):  # as `Layer.steps`
     "What optimizers compute of the whole matrices of a layer, once a step."
-    names = np.unique(job.optimizer).tolist()
-    whole = [own.whole for own in map(OPTIMIZERS.get, names) if own.whole]
-    if not whole: return ()
-    GB = job.units.element * job.assumptions.moment_bytes / 2   # of a moment of one number
     found = []
-    for routed in (False, True):
-        each = [step(x, GB * x.rows * x.columns * x.number) for op in job.operations
-                if op.routed == routed for x in op.matrices for step in whole]
-        found.append(stacked(each, job.units) if each else None)
+    for name in np.unique(job.optimizer).tolist():
+        step, whose = OPTIMIZERS[name].whole, np.equal(job.optimizer, name)
+        GB = job.units.element * moment_bytes(job.assumptions, name) / 2   # of one number
+        for routed in (False, True) if step else ():
+            each = [step(x, GB * x.rows * x.columns * x.number) for op in job.operations
+                    if op.routed == routed for x in op.matrices]
+            if each: found.append((stacked(each, job.units), routed, whose))
     return tuple(found)
 
 def with_recompute(layer: Layer, recompute, layers):  # Layer
@@ -273,13 +272,13 @@ def host_wait(gpu, p: Layouts, routes, passes=1.):  # s
 
 def step_seconds(layer: Layer, pricer, columns=None):  # (s, s of routed experts)
     "What an optimizer of matrices takes for those of a layer, if one GPU had them all."
-    found = []
-    for works in layer.steps or (None, None):
-        if works is None: found.append(0.); continue
+    found = [0., 0.]
+    for works, routed, whose in layer.steps:
         own, number = pricer.busy_of_each(works).total, len(works.each)
         groups, panels = [layer.rows.groups] * number, [None] * number
         sent = comm_of_each(works, groups, pricer, panels, own, columns)
-        found.append(at_columns(added(own), columns) + sum(sent))
+        seconds = at_columns(added(own), columns) + sum(sent)
+        found[routed] = found[routed] + seconds * at_columns(whose, columns)
     return tuple(found)
 
 def late_share(layer: Layer, backward, late, wait, p: Layouts, passes):  # s

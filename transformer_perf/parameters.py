@@ -94,6 +94,8 @@ class Kernels:
     attention_share: float = figure(1., .4, 1.1, 'of what measured fused attention reaches',
         'judged: kernels with a bias on scores are slower; so are those of early releases',
         above=True)
+    fused_share: float = figure(.4, .2, .7, 'of the matrix rate, other kernels that fuse products',
+        'judged: between the scans of state-space models and fused attention', **SHARE)
     launch_gap: float = figure(2e-6, 1e-6, 5e-6, 's a kernel',
         'gap between two kernels of a stream')
     accumulate_traffic: float = figure(4., 2, 8, 'bytes of extra traffic, a weight',

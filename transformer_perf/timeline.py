@@ -157,9 +157,7 @@ def shared(parts, out):  # GB
 # %% ../nbs/04b_timeline.ipynb #5a4d0030
 def states_of(p: Layouts, matrices=False):  # bytes of a parameter
     "Optimizer states, of weights in matrices or of the others."
-    field = 'of_matrices' if matrices else 'moments'
-    return of_names(p.optimizer,
-                    lambda name: state_bytes(p.assumptions, getattr(OPTIMIZERS[name], field)))
+    return of_names(p.optimizer, lambda name: state_bytes(p.assumptions, name, matrices))
 
 def step_bytes(p: Layouts, matrices=False):  # of a parameter
     "What a step moves at least: states both ways, the gradient in, the weight out, or both ways."
@@ -186,7 +184,7 @@ def step_on_matrices(p: Layouts, pace, parts):  # s
     found = layers * cost.step * busiest(of.number, gpus)
     for _, gpus in routed:
         found = found + layers * cost.step_routed * busiest(of.routed, gpus)
-    return found * of_names(p.optimizer, lambda name: OPTIMIZERS[name].whole is not None)
+    return found
 
 def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."

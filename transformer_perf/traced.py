@@ -6,10 +6,10 @@
 __all__ = ['AS_TIMED', 'FUNCTIONS', 'UNUSED', 'WIDEST', 'Quantity', 'step', 'sum_of', 'as_name', 'comments', 'is_number',
            'leaves_of', 'flat', 'counted_rows', 'Counted', 'factors_of', 'times', 'Rows', 'product_formula',
            'products_of', 'flop_of', 'arithmetic', 'traffic', 'by_roofline', 'neighbours', 'by_kernels', 'fit_of',
-           'written', 'kernel_times', 'by_measurements', 'link_between', 'ring', 'ring_by_roofline', 'exchange',
-           'sent_on', 'message', 'messages', 'PassTold', 'pass_told', 'OperationTold', 'late_told', 'operation_told',
-           'LayerTold', 'over_passes', 'waiting', 'layer_told', 'work_told', 'Explanation', 'told', 'in_short',
-           'clipped', 'equation', 'remark', 'lines_of', 'as_text', 'folded', 'as_html']
+           'written', 'fused_kernel', 'kernel_times', 'by_measurements', 'link_between', 'ring', 'ring_by_roofline',
+           'exchange', 'sent_on', 'message', 'messages', 'PassTold', 'pass_told', 'OperationTold', 'late_told',
+           'operation_told', 'LayerTold', 'over_passes', 'waiting', 'layer_told', 'work_told', 'Explanation', 'told',
+           'in_short', 'clipped', 'equation', 'remark', 'lines_of', 'as_text', 'folded', 'as_html']
 
 # %% ../nbs/05b_traced.ipynb #05b00005
 import dataclasses
@@ -33,7 +33,7 @@ from transformer_perf.estimates import (
     two_tier_time)
 from .measured_kernels import closest
 from transformer_perf.kernels import (
-    AS_MEASURED, NEWEST, Measured, attention_time, gpu_near, matrix_time, product_time,
+    AS_MEASURED, NEWEST, Measured, attention_time, fused_time, gpu_near, matrix_time, product_time,
     send_seconds)
 from .blocks import Layouts
 from .modules import (
@@ -308,10 +308,19 @@ def written(rows: Rows, path, x):  # (str, list of Quantity)
         texts.append(f'{field}={text}' if field in x._field_defaults else text)
     return f'{type(x).__name__}({", ".join(texts)})', found
 
+def fused_kernel(rows: Rows, path, work: Work):  # Quantity
+    "Seconds of products that are one kernel."
+    flop = flop_of(rows, path, work._replace(attention=None))
+    moved = rows.count('operands', *path, 'operands')
+    text = (f'launch_gap + max(flops_units * ({" + ".join(x.name for x in flop)})'
+            f' / (matrix_flops_fp16 * fused_share * clock), element_size * {moved.name}'
+            ' / (hbm_bandwidth * vector_bandwidth))')
+    return rows.step('fused', text, *flop, moved, unit='s', of=fused_time)
+
 def kernel_times(rows: Rows, path, work: Work):  # list of Quantity
     "Seconds of each product and of fused attention."
-    found, at = [], 'system, parameters'
-    for i, p in enumerate(work.products):
+    found, at = [fused_kernel(rows, path, work)] if work.fused else [], 'system, parameters'
+    for i, p in enumerate(work.products if not work.fused else ()):
         text, sizes = written(rows, (*path, 'products', i), p)
         fit = fit_of(rows, 'products', 'trtllm', AS_MEASURED[str(p.precision)])
         found.append(by_kernels(rows, f'product_{i + 1}', f'product_time({text}, {at})',
