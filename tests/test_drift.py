@@ -4,12 +4,14 @@ Run `python tools/notebooks.py` where it is not. (Stored outputs are checked cel
 conftest.py.)
 """
 import ast
+import json
 import re
 from configparser import ConfigParser
 
 import notebooks
 import pages
 import transformer_perf
+from execnb.nbio import dict2nb, nb2dict
 
 BY_HAND = ('__init__.py', '_modidx.py')   # not made from a notebook
 MODULES = {path.name: path.read_text() for path in pages.PACKAGE.glob('*.py')
@@ -34,6 +36,18 @@ def test_readme_names_what_ci_runs():
     use, work_on = "pip install . && transformer-perf search", "pip install -e '.[dev]' && pytest"
     for command in (use, work_on):
         assert f'\n{command}\n' in readme and f'\n{command}\n' in ci
+
+
+def test_what_nbdev_cleans_is_clean():
+    "Whoever installs nbdev's hooks gets no diff."
+    from nbdev.clean import clean_nb
+    keys = dict(allowed_metadata_keys=['widgets'],
+                allowed_cell_metadata_keys=['jp-MarkdownHeadingCollapsed', 'jupyter'])
+    for path in notebooks.NOTEBOOKS:
+        stored = path.read_text(encoding='utf-8')
+        nb = dict2nb(json.loads(stored))
+        clean_nb(nb, clear_all=False, **keys)
+        assert notebooks.as_stored(nb2dict(nb)) == stored, path.name
 
 
 def test_notebooks_are_clean():

@@ -121,8 +121,12 @@ class Notebook:
             shipped = ships_outputs(self.path, ran.idx_)
             kept = [clean(output) for output in outputs] if shipped else []
             cell |= {'outputs': kept, 'execution_count': None}
-        text = json.dumps(with_widgets(stored, self.path.stem), indent=1, ensure_ascii=False)
-        write_whole(self.path, text + '\n')
+        write_whole(self.path, as_stored(with_widgets(stored, self.path.stem)))
+
+
+def as_stored(nb):  # str
+    "A notebook as a file holds it: as nbdev writes it, so that its own tools change nothing."
+    return json.dumps(nb, indent=1, ensure_ascii=False, sort_keys=True) + '\n'
 
 
 def traceback_in(outputs):
@@ -198,7 +202,7 @@ def text_of(outputs):
     for output in outputs:
         if output['output_type'] == 'stream': found.append(''.join(output['text']))
         data = output.get('data', {})
-        found += [''.join(data[kind]) for kind in data if kind in TEXT]
+        found += [''.join(data[kind]) for kind in TEXT if kind in data]
     return found
 
 

@@ -85,7 +85,9 @@ def toctree(entries, caption='', options=()):
 
 def opening(stem):  # (title, the line under it)
     "How a notebook opens."
-    first = ''.join(cells_of(ROOT / 'nbs' / f'{stem}.ipynb')[0]['source']).splitlines()
+    cells = cells_of(ROOT / 'nbs' / f'{stem}.ipynb')
+    title = next(cell for cell in cells if cell['cell_type'] == 'markdown')
+    first = ''.join(title['source']).splitlines()
     return [line.lstrip('#> ') for line in first if line.strip()][:2]
 
 
@@ -172,6 +174,7 @@ def figure_of(words):  # dict: metadata that MyST-NB knows
 def shown_cell(cell):
     "A cell as it is read, or None where it is hidden."
     text = ''.join(cell['source'])
+    if cell['cell_type'] == 'raw': return None   # for nbdev
     if cell['cell_type'] != 'code':
         beside = text.replace('](../docs/', '](')   # pages and notebooks share the site's folder
         return {**cell, 'source': answer_folded(beside)}
