@@ -16,6 +16,7 @@ from transformer_perf.plan import plan
 from transformer_perf.sensitivity import sensitivity
 from transformer_perf.software import as_software, known_costs, known_software, run_by
 from transformer_perf.systems import as_system
+from transformer_perf.validation import check_measured
 
 CALIBRATED = as_assumptions('calibrated')
 LAYOUT = Parallel(tp=4, pp=4, dp=2)
@@ -187,3 +188,26 @@ def test_graphs_that_are_none(graphs, message):
 def test_sets_that_ship_have_records():
     stacks = {k.stack for k in read_calibration().sets.values()} - {'any', 'nccl-tests'}
     assert stacks <= {*known_software()}
+
+
+# GPUs that nobody measured
+
+@pytest.mark.parametrize('system, generation', [
+    ('MI300X', 'Hopper'), ('MI355X', 'Blackwell'), ('TPU-v5p', 'Ampere'), ('Gaudi3', 'Blackwell')])
+def test_kernels_that_nobody_measured(system, generation):
+    "Their data sheet is used as well as that of the generation of the nearest rate; it is said."
+    p = Parallel(dp=8, recompute='full')
+    one = estimate('llama3.1_8B', p, system, 64, 'calibrated')
+    sheet = as_system(system)
+    assert one.assumptions.measured.architecture == generation
+    assert f'no kernel of {sheet.architecture} was measured' in one.notes[0]
+    twin = dataclasses.replace(sheet, architecture=generation, name='twin')
+    own = estimate('llama3.1_8B', p, twin, 64, 'calibrated')
+    assert own.stats['iteration_s'] == one.stats['iteration_s']
+    width = {x.system.name: x.stats['iteration_high_s'] / x.stats['iteration_low_s']
+             for x in (one, estimate('llama3.1_8B', p, 'H100-80GB', 64, 'calibrated'))}
+    assert width[system] > width['H100-80GB']
+    found = search('llama3.1_8B', 8, system, 64, assumptions='calibrated', k=1)
+    assert f'no kernel of {sheet.architecture}' in found.evidence[0]
+    with pytest.raises(ValueError, match='parameters are fitted for Ampere, Hopper, Blackwell'):
+        check_measured(sheet, CALIBRATED)

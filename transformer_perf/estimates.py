@@ -606,6 +606,7 @@ class Modelling:
     launch_time: float = 20e-6          # s that every pass of an operation pays beforehand
     flops_efficiency: float = field(0.8, above=True, most=1)  # of the peak rate, in arithmetic
     measured: object = None             # measured Parameters or Calibration, instead of these two
+    unmeasured: str = None              # a GPU generation none of whose kernels were measured
     software: object = None             # which Software runs it, as `as_assumptions` took it
     # the slips of the published model, mended
     allreduce_doubled: bool = False     # E1: an all-reduce costs two all-gathers everywhere
@@ -653,9 +654,10 @@ class Assumptions(Choices, Modelling):
     costs = property(lambda self: costs_of(self))
     state_bytes = property(lambda self: state_bytes(self, self.optimizer))
     def on(self, system):  # Assumptions
-        "The same for one system: of several sets of measured parameters, its own."
+        "The same for one system: of several sets of measured parameters, its own, or the nearest."
         if not isinstance(self.measured, Calibration): return self
-        return dataclasses.replace(self, measured=self.measured.of(system))
+        unmeasured = None if self.measured.knows(system) else system.architecture or system.name
+        return dataclasses.replace(self, measured=self.measured.of(system), unmeasured=unmeasured)
     @classmethod
     def paper(cls): return cls()
     @classmethod

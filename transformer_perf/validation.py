@@ -19,7 +19,7 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'NEEDED', 'FLAGS', 'ZERO', '
            'shipped_record', 'record', 'recorded', 'with_sets', 'but_tests', 'assumed_of', 'features_of',
            'kinds_of_runs', 'with_trust', 'run_jobs', 'predict', 'table_of', 'least_squares_within', 'standard_errors',
            'Fit', 'Entry', 'entries_of', 'replaced', 'checked_runs', 'feasible', 'residuals_of', 'table_of_fit',
-           'fit_entries', 'calibrate', 'published_collectives', 'checked_kinds', 'collectives_us',
+           'check_measured', 'fit_entries', 'calibrate', 'published_collectives', 'checked_kinds', 'collectives_us',
            'predict_collectives', 'calibrate_network', 'source_of', 'half_of', 'Tangent', 'tangent_of', 'settled_at',
            'weights_of', 'Problem', 'problem_of', 'tangent_at', 'tied', 'free_of_stacks', 'percent', 'errors_by_preset',
            'of_values', 'never_seen', 'scoreboard', 'fitted', 'jobs_of', 'picked', 'asked_of', 'recipe_found',
@@ -881,9 +881,17 @@ def table_of_fit(entries, values, errors, bounds):  # DataFrame, a row per param
         for e, value, error, at in zip(entries, values, errors, bounds)])
 
 # %% ../nbs/10_validation.ipynb #ea5ab0cf
+def check_measured(system, start):
+    "A ValueError where parameters are those of another generation of GPUs."
+    if start.on(system).unmeasured is None: return
+    known = ', '.join(dict.fromkeys(k.architecture for k in start.measured.sets.values()))
+    raise ValueError(f'system {quoted(system.name)} has architecture '
+                     f'{quoted(system.architecture)}; parameters are fitted for {known}')
+
 def fit_entries(runs, y, start, free, system):  # (values, errors, at a bound, entries, sets)
     "The fit itself."
     batches = [feasible(batch, start) for batch in batches_of(runs, system)]
+    for batch in batches: check_measured(batch.system, start)
     own = [parameters_for(batch, start) for batch in batches]
     sets = {k.name: k for k in own}
     entries = entries_of(free, sets, len(runs))
