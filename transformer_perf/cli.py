@@ -958,9 +958,7 @@ CALIBRATE = (
     option('--jobs', 'what the logs ran, files as for --job: one, or repeat for each log', [],
            'texts'),
     option_of('--free', 'parameters that runs are to tell, separated by commas', 'words'),
-    option('--start', 'parameters to begin with: calibrated, or a FILE.json', 'calibrated'),
-    option('--published', 'fit the parameters that ship, with all folds, to published runs', False,
-           'switch'), FORMAT)
+    option('--start', 'parameters to begin with: calibrated, or a FILE.json', 'calibrated'), FORMAT)
 
 # %% ../nbs/11_cli.ipynb #17e00001
 @command('calibrate', *CALIBRATE)
@@ -974,12 +972,8 @@ def calibrate_command(a):
     Example: transformer-perf calibrate train.log nccl.txt trace.json --jobs train.sh \\
         --system my.json -o my-calibrated.json
     """
-    from transformer_perf.validation import (
-        calibrate_inputs, calibrate_published, read_inputs, read_runs)
+    from transformer_perf.validation import calibrate_inputs, read_inputs
     if not a.inputs or a.output is None: raise ValueError('calibrate needs files and -o FILE')
-    if a.published:
-        calibrate_published(read_runs(a.inputs[0]), a.output)
-        return deliver_written([a.output], a)
     system, start = runs_about(a.system, a.start)
     kernels, runs = read_inputs(a.inputs, [Path(job) for job in a.jobs or ()])
     names = ', '.join(Path(path).name for path in a.inputs)

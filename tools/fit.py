@@ -1,0 +1,357 @@
+"""Fit the parameters that ship to published runs, with all folds, and write them.
+
+`python tools/fit.py RUNS.csv nbs/data/calibrated.json`; tables of progress go to standard error.
+"""
+import dataclasses
+import json
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from transformer_perf.inputs import read_json, write_whole
+from transformer_perf.estimates import Assumptions
+from transformer_perf.parameters import (
+    KINDS_OF_RUN, Calibration, as_flat, changed, read_calibration, value_of)
+from transformer_perf.software import known_costs
+from transformer_perf.runs import (
+    batches_of, column_of, measured_column, read_runs, sheet_of_run, stack_of)
+from transformer_perf.validation import (
+    OTHERS, PROTOCOL, TOO_LARGE, Fit, but_tests, calibrate_network, entries_of, evidence_of,
+    feasible, features_of, half_of, kinds_of_runs, least_squares_within, never_seen, of_values,
+    parameters_for, picked, predict, published_collectives, recipe_score, recipes, replaced,
+    residuals_of, seen_in, source_of, table_of, table_of_fit, with_sets)
+
+
+FREE = ('clock@Ampere', 'clock@Hopper', 'clock@Blackwell', 'host_layer', 'host_wrapped',
+        'host_experts', 'host_tp', 'host_micro_batch', 'ep_exposed', 'dp_exposed',
+        'unit_exposed')   # of all alike
+
+PRIOR = {   # what is likely before any run is seen, and how far it may be off: 70 launches of 11 us
+    'host_layer': (.8e-3, 2e-4), 'host_wrapped': (.5e-3, 3e-4), 'host_micro_batch': (1e-3, 5e-4),
+    'ep_exposed': (.25, .2)}
+
+FREE_OF_STACK = {   # how far a stack may be
+    'product_share': .025, 'host_layer': 3e-4, 'host_experts': 1e-3}
+
+FREE_OF_SHARED = {'unit_exposed': .2}   # of a stack that shares out weights, more than others
+
+SHARES = 'torchtitan', 'llm-foundry'
+
+LEAST_RUNS = 4     # of a stack with values of its own
+
+
+class Tangent(NamedTuple):
+    "How the logarithm of predicted over measured depends on parameters, near some values."
+    entries: list           # of Entry
+    values: np.ndarray
+    logs: np.ndarray        # of each run, in the order of the runs
+    slopes: np.ndarray      # (runs, parameters)
+
+
+def tangent_of(residuals, order, entries, values, owner):  # Tangent
+    "Slopes by differences; entries of one name, which share no run, are moved together."
+    base, slopes = residuals(values), np.zeros((len(order), len(entries)))
+    for name in dict.fromkeys(e.name for e in entries):
+        which = [i for i, e in enumerate(entries) if e.name == name]
+        step = np.array([.02 * (e.high - e.low) * (i in which) for i, e in enumerate(entries)])
+        step = np.where(values + step > [e.high for e in entries], -step, step)
+        change = residuals(values + step) - base
+        for i in which:
+            slopes[:, i] = np.where(np.isin(owner, entries[i].sets), change / step[i], 0)
+    back = np.argsort(order)
+    return Tangent(entries, values, base[back], slopes[back])
+
+
+def settled_at(t: Tangent, first, weights, pull=None):  # (values, standard errors)
+    "The values at which a tangent fits best, within their bounds; `pull`: how far from the first."
+    low, high = (np.array([getattr(e, side) for e in t.entries]) for side in ('low', 'high'))
+    own = weights > 0
+    def residuals(values):
+        found = t.logs[own] + t.slopes[own] @ (values - t.values)
+        if pull is None: return found
+        return np.append(found, .03 * (values - first) / pull)
+    more = np.ones(0 if pull is None else len(first)) * weights[own].mean()
+    found, error, _ = least_squares_within(residuals, np.clip(t.values, low, high), low, high,
+                                           np.append(weights[own], more))
+    return found, error
+
+
+def weights_of(source):  # array
+    "Each of n rows of a source weighs n^(-3/4)."
+    return source.map(source.value_counts()).to_numpy(float)**-.75
+
+
+class Problem(NamedTuple):
+    "Measured runs, ready to be fitted to."
+    runs: pd.DataFrame
+    seconds: pd.Series
+    batches: list
+    own: list              # the parameters of each batch
+    start: Assumptions
+
+
+def problem_of(runs, seconds, start):  # Problem
+    "Runs as candidates that fit in memory."
+    batches = [feasible(batch, start) for batch in batches_of(runs)]
+    own = [parameters_for(batch, start) for batch in batches]
+    shared = lambda k: k if k.name in start.measured.sets else dataclasses.replace(k, stack='any')
+    return Problem(runs, seconds, batches, [shared(k) for k in own], start)
+
+
+def tangent_at(problem, free, sets):  # Tangent
+    "Slopes of the logarithms at the values that sets of parameters hold."
+    mine = {k.name: sets[k.name] for k in problem.own}
+    entries = entries_of(free, mine, len(problem.runs))
+    own = [sets[k.name] for k in problem.own]
+    residuals, order = residuals_of(problem.batches, own, problem.start, mine, entries,
+                                    problem.seconds)
+    owner = np.concatenate([np.full(len(np.unique(batch.row)), k.name)
+                            for batch, k in zip(problem.batches, own)])
+    values = np.array([value_of(mine[e.sets[0]], e.name) for e in entries])
+    return tangent_of(residuals, order, entries, values, owner)
+
+
+def tied(sets, entries, values):  # dict: name -> Parameters
+    "Values given to all sets of an architecture or, without one, to all but nccl-tests."
+    found = dict(sets)
+    for entry, value in zip(entries, values):
+        prefixes = {name.partition('/')[0] for name in entry.sets}
+        for name, k in found.items():
+            alone = k.stack == 'nccl-tests' or (entry.name == 'clock'
+                                                and k.architecture not in prefixes)
+            if not alone: found[name] = changed(found[name], {entry.name: float(value)})
+    return found
+
+
+def free_of_stacks(runs, sets):  # dict: 'parameter@set' -> how far it may be from the others'
+    "What each stack of an architecture may have of its own."
+    found, system = {}, runs.gpu.map({gpu: sheet_of_run(gpu) for gpu in set(runs.gpu)})
+    names = system.map(lambda s: s.architecture) + '/' + stack_of(runs)
+    experts = column_of(runs, 'experts').isin(['', 'nan'])
+    for name, own in runs.groupby(names):
+        if len(own) < LEAST_RUNS or name not in sets: continue
+        ours = FREE_OF_STACK | (FREE_OF_SHARED if name.endswith(SHARES) else {})
+        for parameter, pull in ours.items():
+            dense = experts[own.index].sum() > len(own) - LEAST_RUNS
+            if parameter == 'host_experts' and dense: continue
+            found[f'{parameter}@{name}'] = pull
+    return found
+
+
+def start_of_published():  # Calibration
+    "The shipped sets with the network that nccl-tests show."
+    start = read_calibration()
+    tests = calibrate_network(published_collectives(), start.sets['Ampere/nccl-tests'])
+    shares = ('nvlink_share', 'gather_factor', 'scatter_factor', 'nic_share')   # not Perlmutter's
+    hops = {name: value_of(tests, name) for name in PROTOCOL if name not in shares}
+    # behind an NVSwitch all hops are quick; Perlmutter's GPUs are joined in pairs
+    hops['bulk_hop'] = tests.network.quick_hop
+    sets = with_facts(but_tests(start.sets, hops).sets)
+    return Calibration({**sets, 'Ampere/nccl-tests': tests})
+
+
+def with_facts(sets):  # dict
+    "Sets with what is known of their software, before any run is seen."
+    unseen = {'product_share': 1.}   # what all software has is fitted anew anyway
+    return {name: changed(k, unseen | known_costs(k.stack, k.architecture))
+            for name, k in sets.items()}
+
+
+def contested_rows(runs):  # DataFrame
+    "The job of vTrain whose choice is wrong, best prediction first."
+    own = runs[(table_of(runs) == 'vtrain-multi') & (runs.hidden == 8192)]
+    columns = ['id', 'tp', 'pp', 'dp', 'micro_batch', 'iteration_s', 'predicted_iteration_s']
+    return own.sort_values('predicted_iteration_s')[columns].round(4)
+
+
+def prior_of(t):  # (values, how far they may be off)
+    "What is likely before any run is seen; infinitely far where nothing is."
+    known = [PRIOR.get(e.name, (value, np.inf)) for e, value in zip(t.entries, t.values)]
+    return tuple(map(np.array, zip(*known)))
+
+
+def fit_tied(problem, sets, weights):  # (sets, Tangent, values, standard errors)
+    "One value of each parameter for all software."
+    for _ in range(3):
+        t = tangent_at(problem, FREE, sets)
+        first, pull = prior_of(t)
+        values, error = settled_at(t, first, weights, pull)
+        sets = tied(sets, t.entries, values)
+    return sets, t, values, error
+
+
+def fit_stacks(problem, sets, weights):  # (sets, (Tangent, first, pulls), values, errors)
+    "What each stack has of its own, drawn to what all have."
+    pulls = free_of_stacks(problem.runs, sets)
+    t = tangent_at(problem, list(pulls), sets)
+    first, pull = t.values, np.array(list(pulls.values()))
+    values, _ = settled_at(t, first, weights, pull)
+    t = tangent_at(problem, list(pulls), replaced(sets, t.entries, values))
+    values, error = settled_at(t, first, weights, pull)
+    sets = replaced(sets, t.entries, values)
+    return sets, (t, first, pull), values, error
+
+
+def flat_changes(old, new):  # dict: name of a set -> name of a parameter -> value
+    "What differs between two dicts of sets."
+    found = {}
+    for name, k in new.items():
+        before, after = as_flat(old[name]), as_flat(k)
+        found[name] = {key: after[key] for key in after if after[key] != before[key]}
+    return {name: values for name, values in found.items() if values}
+
+
+def fitted_rows(t, values, errors):  # list of dict
+    "Fitted parameters as they are stored."
+    number = lambda x: float(x) if np.isfinite(x) else None
+    return [{'parameter': e.name, 'sets': e.sets, 'value': float(v), 'standard_error': number(s),
+             'low': e.low, 'high': e.high,
+             'determined': bool(np.isfinite(s) and s < .3 * abs(v))}
+            for e, v, s in zip(t.entries, values, errors)]
+
+
+def without_each(tied_at, sets, weights, source):  # dict: source -> sets without it
+    "Tied values fitted without each source."
+    found = {}
+    for name in source.unique():
+        first, pull = prior_of(tied_at)
+        seen = weights * (source != name).to_numpy()
+        values, _ = settled_at(tied_at, first, seen, pull)
+        found[name] = tied(sets, tied_at.entries, values)
+    return found
+
+
+def halves_apart(stacks_at, sets, weights, half):  # list of sets
+    "What each stack has of its own, fitted to the other half of the runs."
+    t, first, pull = stacks_at
+    fits = (settled_at(t, first, weights * (half != i).to_numpy(), pull)[0] for i in range(2))
+    return [replaced(sets, t.entries, values) for values in fits]
+
+LEVELS = {'half held out': (.08, .92), 'never seen': (.05, .95)}   # few sources tell: wider
+
+
+def spread_of(logs, weights, levels):  # (low, high)
+    "Weighted quantiles of log(predicted / measured)."
+    order = np.argsort(logs)
+    share = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
+    return [float(np.interp(level, share, logs[order])) for level in levels]
+
+
+def intervals_of(df, predicted, levels='never seen'):  # dict: kind of run -> (low, high)
+    "How far predictions were off, in logarithms."
+    logs = np.log((predicted / df.iteration_s).to_numpy(float))
+    kind, weights = kinds_of_runs(df).to_numpy(), weights_of(source_of(df))
+    known, found = np.isfinite(logs), {}
+    for name in KINDS_OF_RUN:
+        own = known & (kind == name)
+        found[name] = spread_of(logs[own if own.any() else known],
+                                weights[own if own.any() else known], LEVELS[levels])
+    return found
+
+
+def coverage_of(df, predicted, intervals):  # Series of bool
+    "Whether what was measured lies in the interval."
+    logs = np.log((predicted / df.iteration_s).to_numpy(float))
+    low, high = (kinds_of_runs(df).map({k: v[i] for k, v in intervals.items()}) for i in (0, 1))
+    return pd.Series((logs >= low) & (logs <= high), df.index)
+
+
+def covered_apart(df, predicted, part, levels):  # Series of bool
+    "The same, each part of the runs with intervals from the others."
+    found = pd.Series(False, df.index)
+    for name in part.unique():
+        own = part == name
+        others = intervals_of(df[~own], predicted[~own], levels)
+        found[own] = coverage_of(df[own], predicted[own], others)
+    return found
+
+
+def error_table(df, columns, covered):  # DataFrame, a row per source, in percent
+    "Errors of every way to predict, by source."
+    source, e = source_of(df), {name: x / df.iteration_s - 1 for name, x in columns.items()}
+    by = lambda x: x.groupby(source, sort=False)
+    table = pd.DataFrame({'runs': by(df.iteration_s).size()} | {
+        f'{name} %': (100 * by(x.abs()).mean()).round(1) for name, x in e.items()} | {
+        'bias never seen %': (100 * by(e['never seen']).mean()).round(1)} | {
+        f'{name}, inside %': (100 * by(x.astype(float)).mean()).round(0)
+        for name, x in covered.items()})
+    table = table.reset_index(names='source')
+    return table.assign(others=table.source.map(OTHERS).fillna(''))
+
+
+def residual_table(df, columns):  # DataFrame, a row per source, GPU, model and precision
+    "The same in more detail."
+    e = {name: (x / df.iteration_s - 1).abs() for name, x in columns.items()}
+    by = features_of(df).assign(source=source_of(df), **e).groupby(
+        ['source', 'gpu', 'model', 'precision'], sort=False)[list(e)]
+    mean = (100 * by.mean()).round(1).add_suffix(' %')
+    return mean.assign(runs=by.size()).reset_index()
+
+
+def usable_runs(df):  # DataFrame
+    "Runs that can be fitted to: measured, modelled, and on a GPU whose kernels are known."
+    df = df[measured_column(df, 'iteration_s').notna()]
+    good = predict(df).reason.isin(['', TOO_LARGE])
+    return df[good].reset_index(drop=True)
+
+
+def aside(table):
+    "A table of progress; answers go to standard output."
+    print(pd.DataFrame(table).to_string(), file=sys.stderr)
+
+
+def calibrate_published(measured, path):  # DataFrame
+    "Fit and write the shipped parameters, and what they predict of rows that they did not see."
+    runs = usable_runs(measured)
+    start, seconds = with_sets(start_of_published()), measured_column(runs, 'iteration_s')
+    problem, weights = problem_of(runs, seconds, start), weights_of(source_of(runs))
+    sets, *common = fit_tied(problem, start.measured.sets, weights)
+    aside(fitted_rows(common[0], *common[1:]))
+    final, stacks_at, *own = fit_stacks(problem, sets, weights)
+    aside(fitted_rows(stacks_at[0], *own))
+    without = {name: flat_changes(final, k) for name, k in without_each(
+        common[0], sets, weights, source_of(runs)).items()}
+    halves = [flat_changes(final, k) for k in halves_apart(stacks_at, sets, weights, half_of(runs))]
+    fit = Fit(Calibration(final), table_of_fit(stacks_at[0].entries, *own, own[1] < 0), runs)
+    rows = [*fitted_rows(common[0], *common[1:]), *fitted_rows(stacks_at[0], *own)]
+    about = 'fitted by tools/fit.py RUNS.csv'
+    fit.save(path, about=about, without=without, halves=halves)
+    errors = add_records(path, runs, rows)
+    add_choices(path, runs)
+    return errors
+
+
+def add_choices(path, runs):
+    "Where a search ranks published configurations, written into a file of parameters."
+    table = recipes(runs, path)
+    aside(recipe_score(table))
+    plain = lambda t: t.astype(object).where(t.notna(), None).to_dict('records')
+    found = {'recipes': plain(table), 'regret': plain(picked(predict(runs, path)))}
+    write_whole(path, json.dumps(read_json(path) | found, indent=1) + '\n')
+
+
+def add_records(path, runs, fitted):  # DataFrame, a row per source
+    "What the parameters in a file predict, written into it."
+    found = read_json(path)
+    of = lambda sets, df: predict(df, with_sets(of_values(sets, path))).predicted_iteration_s
+    seen, half, rows = predict(runs, path), half_of(runs), lambda t: t.to_dict('records')
+    columns = {'never seen': never_seen(runs, path), 'tuned on': seen.predicted_iteration_s,
+               'half held out': pd.concat([of(found['halves'][i], runs[half == i])
+                                           for i in range(2)]).sort_index()}
+    parts = {'never seen': source_of(runs), 'half held out': half}
+    covered = {name: covered_apart(seen, columns[name], part, name) for name, part in parts.items()}
+    errors = error_table(runs, columns, covered)
+    aside(errors)
+    regret = picked(seen[source_of(seen) == 'vtrain-multi'])
+    found |= dict(
+        errors=rows(errors), residuals=rows(residual_table(runs, columns)), fitted=fitted,
+        evidence=evidence_of(runs), seen=seen_in(runs),
+        intervals={name: intervals_of(seen, columns[name], name) for name in parts},
+        contested=rows(contested_rows(seen)), regret=rows(regret))
+    write_whole(path, json.dumps(found, indent=1) + '\n')
+    return errors
+
+
+if __name__ == '__main__': calibrate_published(read_runs(sys.argv[1]), sys.argv[2])
