@@ -3,6 +3,7 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 
 from transformer_perf import Parallel, Software, estimate, search
@@ -16,7 +17,7 @@ from transformer_perf.plan import plan
 from transformer_perf.sensitivity import sensitivity
 from transformer_perf.software import as_software, known_costs, known_software, run_by
 from transformer_perf.systems import as_system
-from transformer_perf.validation import check_measured
+from transformer_perf.validation import check_measured, published, run_jobs
 
 CALIBRATED = as_assumptions('calibrated')
 LAYOUT = Parallel(tp=4, pp=4, dp=2)
@@ -93,6 +94,32 @@ def test_fp8_weights_by_precision():
     assert gathered('NeMo', 'fp8') < .8 * gathered('NeMo', 'bf16')
     assert math.isclose(gathered('NeMo', 'mxfp8'), gathered('NeMo', 'bf16'), rel_tol=.02)
     assert gathered('Megatron-Bridge', 'mxfp8') < .8 * gathered('Megatron-Bridge', 'bf16')
+
+
+def test_plain_software_borrows_what_eager_pytorch_costs():
+    sets, hopper = CALIBRATED.measured.sets, as_system('H100-80GB')
+    for name in ('plain', 'nanotron', 'BLOOM', 'GPT-NeoX'):
+        own = run_by(CALIBRATED, name).on(hopper).measured
+        assert own.stack == name
+        assert own.software.host_layer == sets['Hopper/torchtitan'].software.host_layer
+    tuned, plain = (estimate(*ABOUT, 'calibrated', name) for name in ('NeMo', 'plain'))
+    assert not plain.parallel.tp_overlap and not plain.parallel.dp_overlap
+    assert plain.stats['iteration_s'] > 1.1 * tuned.stats['iteration_s']
+    assert 'none of them of plain' in plain.notes[0]
+
+
+def test_a_published_run_of_plain_software_is_priced_so():
+    "What its table does not say is as its software has it: nothing hides."
+    row = published().iloc[[0]].assign(source='', framework='nanotron', tp=2, pp=1, cp=1, dp=8,
+                                       n_gpus=16, vp=1, zero_stage=1, global_batch=64,
+                                       micro_batch=1, recompute='full', tp_overlap=np.nan,
+                                       dp_overlap=np.nan, sequence_parallel=np.nan)
+    (_, job, _), = run_jobs(row)[0]
+    assert job.software == as_software('nanotron') and not job.parallel.tp_overlap
+    (_, other, _), = run_jobs(row.assign(framework='NeMo'))[0]
+    assert other.parallel.tp_overlap and other.parallel.dp_overlap
+    (_, told, _), = run_jobs(row.assign(tp_overlap=1.))[0]
+    assert told.parallel.tp_overlap   # what the table says comes first
 
 
 # doors

@@ -7,12 +7,12 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'NEEDED', 'FLAGS', 'ZERO', '
            'ONE_GRAPH', 'OVERLAPPED', 'FIRST', 'LAST', 'GRAPHED', 'SCRIPTS', 'BY_NAME', 'SAME', 'TRIED', 'MOST_BATCHES',
            'SLACK', 'OPEN', 'published', 'read_runs', 'on_system', 'as_numbers', 'measured_column', 'row_name',
            'as_word', 'texts', 'column_rules', 'numbers_in', 'sheet_of_run', 'of_sheets', 'filled',
-           'sharing_of_experts', 'chosen_by_software', 'cannot_fuse', 'layout_rules', 'batch_rules', 'reasons_of',
-           'Batch', 'stack_of', 'software_of', 'spread', 'column_of', 'recompute_of', 'release_of', 'with_scripts',
-           'precision_of', 'layouts_of', 'structure_of', 'expert_choices', 'alternatives', 'with_experts',
-           'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of', 'shape_of', 'batches_of',
-           'few_groups', 'at_row', 'model_at', 'software_for', 'job_at', 'assumed_in', 'assumptions_for', 'priced',
-           'room_of', 'chosen', 'jobs_in', 'run_jobs']
+           'sharing_of_experts', 'chosen_plainly', 'chosen_by_software', 'cannot_fuse', 'layout_rules', 'batch_rules',
+           'reasons_of', 'Batch', 'stack_of', 'software_of', 'spread', 'column_of', 'recompute_of', 'release_of',
+           'with_scripts', 'precision_of', 'layouts_of', 'structure_of', 'expert_choices', 'alternatives',
+           'with_experts', 'with_recompute', 'places_of', 'sheet_for', 'configurations', 'batch_of', 'shape_of',
+           'batches_of', 'few_groups', 'at_row', 'model_at', 'software_for', 'job_at', 'assumed_in', 'assumptions_for',
+           'priced', 'room_of', 'chosen', 'jobs_in', 'run_jobs']
 
 # %% ../nbs/10b_runs.ipynb #10b10004
 import dataclasses
@@ -180,13 +180,24 @@ def sharing_of_experts(df, x):  # Series
     return said.where(fits).where(x.experts.notna(), 1.)
 
 # %% ../nbs/10b_runs.ipynb #10b00003
+def chosen_plainly(df, choice):  # Series of float: 0 or 1; NaN where nothing is known
+    "What software chooses by its record, unless it was fitted to runs that others tuned."
+    known = {name: s.chooses[choice] for name, s in known_software().items()
+             if s.stack is not None and choice in (s.chooses or {})}
+    return software_of(df).map(known).astype(float)
+
 def chosen_by_software(df, x):  # DataFrame
     "The same, with what software does unless it is told otherwise."
     fill = lambda c, value: x[c].where(x[c].notna(), value)
+    tuned = 1. * (x.tp > 1)   # who publishes, tunes; but not all do
     x['vocab'] = fill('vocab', 0.)
-    x['sequence_parallel'] = fill('sequence_parallel', 1. * (x.tp > 1))
-    x['tp_overlap'] = fill('tp_overlap', 1. * (x.tp > 1))   # who publishes, tunes
-    x['dp_overlap'] = fill('dp_overlap', 1.)
+    for column, choice, usual in (('sequence_parallel', 'sequence_sharded', tuned),
+                                  ('tp_overlap', 'tp_overlap', tuned),
+                                  ('dp_overlap', 'dp_overlap', 1.)):
+        own = chosen_plainly(df, choice)
+        x[column] = fill(column, own.where(own.notna(), usual))
+    own, said = chosen_plainly(df, 'flash_attention'), column_of(df, 'flash_attention')
+    x['flash_attention'] = x.flash_attention.mask(said.isin(['', 'nan']) & own.notna(), own)
     asynchronous = column_of(df, 'other_flags').str.contains('async TP')
     x['tp_overlap'] = x.tp_overlap.mask(asynchronous, 1.)
     latent = (software_of(df) == 'NeMo') & x.kv_lora_rank.notna()
@@ -267,7 +278,9 @@ STACKS = {   # words that name a source or a framework -> the software
     'vtrain': 'Megatron-DeepSpeed', 'simumax': 'SimuMax', 'megatron-bridge': 'Megatron-Bridge',
     'paxml': 'Paxml', 'nemo': 'NeMo', 'dgxc': 'NeMo', 'llm-foundry': 'llm-foundry',
     'torchtitan': 'torchtitan', '2104.04473': 'Megatron-LM', '2205.05198': 'Megatron-LM',
-    'megatron-core': 'Megatron-Core', 'primus': 'Primus', 'megatron-lm': 'Megatron-Core'}
+    'bigscience': 'BLOOM', 'nanotron': 'nanotron', 'gpt-neox': 'GPT-NeoX', 'aa-scaling': 'plain',
+    'deepspeed': 'DeepSpeed', 'megatron-core': 'Megatron-Core', 'primus': 'Primus',
+    'megatron-lm': 'Megatron-Core'}
 
 def stack_of(df):  # Series: the software whose fitted values a row has
     "The column `stack`; or what the framework or the source of a run says."
@@ -555,6 +568,7 @@ def software_for(batch):  # Software, or None
     "What is known of the software of some rows; fitted costs are those that `stack` names."
     if not batch.software and not batch.stack: return None
     known = known_software().get(batch.software) or Software(batch.software or batch.stack)
+    if known.stack is not None: return known   # it was not fitted to runs of its own
     stack = batch.stack or 'any'
     return known if stack == known.name else dataclasses.replace(known, stack=stack)
 

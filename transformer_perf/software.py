@@ -24,7 +24,7 @@ class Software:
     name: str
     released: str = ''       # the release or the month that is described
     source: object = ''      # where this is known from
-    stack: str = None        # whose fitted costs it has: its own, unless given; 'any': nobody's
+    stack: str = None        # whose fitted costs it has: its own, unless given; 'any': of all
     knows: dict = None       # parameter -> value, whatever all software has in common
     knows_on: dict = None    # generation of GPUs -> the same
     chooses: dict = None     # choice, or assumption -> value, unless a configuration says it
@@ -76,8 +76,9 @@ def sets_of(calibration: Calibration, s: Software):  # Calibration
     found, stack = {}, s.name if s.stack is None else s.stack
     for k in calibration.sets.values():   # of those of a generation, the last is of all software
         name = f'{k.architecture}/{s.name}'
-        fitted = calibration.sets.get(f'{k.architecture}/{stack}') if stack != 'any' else None
-        own = fitted or changed(k, s.known_on(k.architecture))
+        fitted = calibration.sets.get(f'{k.architecture}/{stack}')
+        mine = fitted is not None and stack == s.name
+        own = fitted if mine else changed(fitted or k, s.known_on(k.architecture))
         found[name] = dataclasses.replace(own, stack=s.name)
     return dataclasses.replace(calibration, sets=found)
 
