@@ -149,13 +149,13 @@ def test_a_step_with_experts():
 
 def test_a_search_compares_optimizers():
     found = search(DENSE, 16, 'H100-80GB', 64, k=4, optimizer=['adam', 'muon'],
-                   fixed={'tp': 2, 'pp': 1, 'micro_batch': 1})
+                   fixed={'tp': 2, 'pp': 1, 'micro_batch': 1}, assumptions='corrected')
     assert set(found.optimizer) == {'adam', 'muon'}
     for _, row in found.iterrows():
-        again = estimate(DENSE, Parallel.from_row(row), 'H100-80GB', 64)
+        again = estimate(DENSE, Parallel.from_row(row), 'H100-80GB', 64, assumptions='corrected')
         assert close(row.iteration_s, again.stats['iteration_s'])
         assert close(row.memory_GB, again.stats['memory_GB'])
-    plain = search(DENSE, 16, 'H100-80GB', 64, k=4)
+    plain = search(DENSE, 16, 'H100-80GB', 64, k=4, assumptions='corrected')
     assert 'optimizer' not in plain   # Adam is not worth a column
 
 

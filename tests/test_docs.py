@@ -72,14 +72,14 @@ def test_order_of_pages():
 
 
 def test_the_course_runs_from_a_layer_to_a_plan():
-    "README.md lists the notebooks in the order of the site, the course before all else."
-    readme = (notebooks.ROOT / 'README.md').read_text().partition('## Reading order')[2]
-    linked = re.findall(r'^\| \[.*\]\(nbs/(\w+)\.ipynb\)', readme, re.MULTILINE)
+    "nbs/README.md lists the notebooks in the order of the site, the course before all else."
+    listing = pages.reading_order()
+    linked = re.findall(r'^\| \[.*\]\((\w+)\.ipynb\)', listing, re.MULTILINE)
     assert linked == [page for page in listed(STEMS) if has_number(page)]
-    course = readme.partition('### To look things up')[0]
+    course = listing.partition('## To look things up')[0]
     steps = ('00_models', '40_exercise_roofline', '26_', '04_', '05_', '33_', '38_', '37_', '34_',
              '36_', '32_', '06_', '41_', '22_', '10_', '27_')
-    places = [course.find(f'(nbs/{step}') for step in steps]
+    places = [course.find(f'({step}') for step in steps]
     assert -1 not in places and places == sorted(places)
 
 
@@ -366,10 +366,11 @@ def test_glossary_has_every_name_once():
     names = [name for row in glossary() if len(row) == 4 for name in re.findall(r'`(\w+)`', row[1])]
     terms = [term for row in glossary() if len(row) == 2 for term in row[0].split(', ')]
     assert len(set(names)) == len(names) and len(set(terms)) == len(terms)
-    one = estimate('gpt3', Parallel(tp=8), 'H200', global_batch=64)
+    one = estimate('gpt3', Parallel(tp=8), 'H200', global_batch=64, assumptions='corrected')
     kinds = (Model, System, Parallel, Assumptions)
     wanted = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-    wanted |= {*search('gpt3', 1024, 'H200').columns, *one.layers.columns, *model_figures('gpt3')}
+    found = search('gpt3', 1024, 'H200', global_batch=4096, assumptions='corrected')
+    wanted |= {*found.columns, *one.layers.columns, *model_figures('gpt3')}
     missing = wanted - {*names} - {'name', 'layer'}
     assert not missing, f'docs/glossary.md lacks {missing}'
 

@@ -355,7 +355,7 @@ def test_memory_is_that_of_the_job(name, stage):
     p = Parallel(dp=64, zero_stage=stage, recompute='full', dp_overlap=True)
     text = export(TrainingJob(p, m, 256, 64, m.seq_len), name)
     again = dataclasses.replace(back(text, name).parallel, recompute='full', dp_overlap=True)
-    one, two = (estimate(m, q, 'H100-80GB', 256).stats for q in (p, again))
+    one, two = (estimate(m, q, 'H100-80GB', 256, assumptions='corrected').stats for q in (p, again))
     assert {n: two[n] for n in one if n.startswith('memory')} == {
         n: x for n, x in one.items() if n.startswith('memory')}
     assert one['iteration_s'] == two['iteration_s']
@@ -425,13 +425,14 @@ def test_experts_as_megatron_takes_them():
 
 
 def test_rows_of_a_search():
-    found = search('gpt3', 512, 'H200', 512, k=3)
+    found = search('gpt3', 512, 'H200', 512, k=3, assumptions='corrected')
     for _, row in found.iterrows():
         text = export(row, 'megatron', 'gpt3', 512)
         job = as_job(text)
         assert (job.n_gpus, job.global_batch, job.model.depth) == (512, 512, 96)
         assert job.parallel.tp == row.tp and '# set elsewhere: nvlink_tp=' in text
-    one = estimate('llama3.1_8B', Parallel(tp=2, dp=4, zero_stage=3), 'H100-80GB', 8)
+    one = estimate('llama3.1_8B', Parallel(tp=2, dp=4, zero_stage=3), 'H100-80GB', 8,
+                   assumptions='corrected')
     job = back(export(one, 'torchtitan'), 'torchtitan')
     assert (job.parallel.tp, job.parallel.zero_stage, job.global_batch) == (2, 3, 8)
     assert as_job(json.loads(export(one))).parallel == one.parallel
@@ -896,8 +897,8 @@ def test_studies_take_these_files(tmp_path, capsys):
     assert found['written'] == [str(table)] and '--foo' in ' '.join(found['notes'])
     row = pd.read_csv(table).iloc[0]
     assert (row.n_gpus, row.precision, row.recompute, row.dp_overlap) == (16, 'fp8', 'full', True)
-    best = json.loads(ran(capsys, 'search', '--job', script, *system, '--top', 1, '--format',
-                          'json').out)['found'][0]
+    best = json.loads(ran(capsys, 'search', '--job', script, *system, '--strategy', '1d', '--top',
+                          1, '--virtual-stages', 1, '--format', 'json').out)['found'][0]
     assert {name: best[name] for name in ('precision', 'recompute', 'iteration_s')} == {
         name: row[name] for name in ('precision', 'recompute', 'iteration_s')}
     ran(capsys, 'run-configs', '--job', script, *system, '--folder', folder, '--model',

@@ -273,7 +273,9 @@ def main(names):
     nbdev_export()
     for path in NOTEBOOKS:
         if path.stem in names or not names: run_whole(path)
-    if (ROOT / 'nbs' / 'index.ipynb').exists(): write_whole(ROOT / 'README.md', readme())
+    from pages import reading_order   # pages, too, reads the notebooks through this module
+    write_whole(ROOT / 'README.md', readme())
+    write_whole(ROOT / 'nbs' / 'README.md', reading_order())
 
 
 if __name__ == '__main__': main(sys.argv[1:])

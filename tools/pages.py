@@ -19,7 +19,7 @@ from notebooks import NOTEBOOKS, ROOT, cells_of, directives, without_directives
 
 PACKAGE = ROOT / 'transformer_perf'
 
-# The order of README.md and of the site, its sidebar and its next-links: a caption, and its pages.
+# The order of nbs/README.md and of the site, its sidebar and its links: a caption, and its pages.
 # A pattern (it begins with a digit) stands for the notebooks whose names begin so, and that no
 # pattern before it stands for; anything else is a page of docs/ or the API.
 COURSE = [
@@ -102,17 +102,27 @@ def title_of(stem):
     return stem if numbered(stem) == stem else f'{numbered(stem)} <{stem}>'
 
 
+ABOVE_THE_ORDER = '''<!-- made by tools/notebooks.py -->
+
+# Reading order
+
+The course runs from a single layer on a single GPU to the plan of a run; its exercises are inside
+it. What comes after it is for looking things up. Each chapter opens with its question:
+'''
+
+
 def reading_order():
-    "The notebooks in their order, as tables in Markdown: the course, then what is looked up."
-    known, lines = dict(contents([path.stem for path in NOTEBOOKS])), []
+    "The notebooks in their order, as nbs/README.md: the course, then what is looked up."
+    known = dict(contents([path.stem for path in NOTEBOOKS]))
+    lines = [ABOVE_THE_ORDER]
     for part, entries in (('The course', COURSE), ('To look things up', REFERENCE)):
-        lines += [f'### {part}', '']
+        lines += [f'## {part}', '']
         for caption, _ in entries:
             rows = [(f'[{numbered(stem)}]({stem}.ipynb)', opening(stem)[1])
                     for stem in known.get(caption, ()) if is_pattern(stem)]
             table = [(caption, ''), ('---', '---'), *rows] if rows else []
             lines += [f'| {" | ".join(row)} |' for row in table] + [''] * bool(rows)
-    return '\n'.join(lines)
+    return '\n'.join(lines).rstrip() + '\n'
 
 
 def toctrees():

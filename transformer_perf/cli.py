@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['WIDTH', 'FORMATS', 'COMMANDS_OF_TERMINALS', 'ANSWER', 'VERSION', 'ASKED', 'COMMANDS', 'SEVERAL', 'MODEL', 'SYSTEM',
-           'NVLINK', 'BATCH', 'ASSUMPTIONS', 'SOFTWARE', 'PRICED', 'CALIBRATED', 'FORMAT', 'OUTPUT', 'RESULT',
-           'EXPORTS', 'JOB', 'WORKERS', 'STRATEGY', 'CHOSEN', 'YES_OR_NO', 'UNSAID', 'SEARCH', 'LAYOUT', 'FIGURE',
-           'ADVICE', 'MEASURED', 'PRECISIONS', 'SYSTEM_HEADS', 'LISTED', 'MOST_POINTS', 'ZERO', 'RUNS', 'RUNS_SYSTEM',
+           'NVLINK', 'BATCH', 'ASSUMPTIONS', 'SOFTWARE', 'PRICED', 'FORMAT', 'OUTPUT', 'RESULT', 'EXPORTS', 'JOB',
+           'WORKERS', 'STRATEGY', 'CHOSEN', 'YES_OR_NO', 'UNSAID', 'SEARCH', 'LAYOUT', 'FIGURE', 'ADVICE', 'MEASURED',
+           'PRECISIONS', 'SYSTEM_HEADS', 'LISTED', 'PAPER_SYSTEMS', 'MOST_POINTS', 'ZERO', 'RUNS', 'RUNS_SYSTEM',
            'VALIDATE', 'CALIBRATE', 'PLAN', 'POWERS', 'FACTOR', 'SENSITIVITY', 'MEASURE', 'OPENED', 'PANELS', 'OURS',
            'records', 'as_text', 'paragraph', 'deliver', 'without_infinities', 'as_json', 'as_csv', 'deliver_table',
            'deliver_written', 'Option', 'option', 'option_of', 'Command', 'command', 'as_number', 'numbers', 'words',
@@ -190,20 +190,19 @@ def value_of(o: Option, given):
 
 # %% ../nbs/11_cli.ipynb #1a0dae8c
 MODEL = option('--model', 'a model by name (see `models`), a FILE.json of ours or of Hugging Face, '
-               'or its folder', 'gpt3_1T')
-SYSTEM = option('--system', 'a system by name (see `systems`), or a FILE.json', 'H200')
+               'or its folder', 'llama3.1_405B')
+SYSTEM = option('--system', 'a system by name (see `systems`), or a FILE.json', 'H100-80GB')
 
 NVLINK = option('--nvlink-size', "GPUs in an NVLink domain, instead of the system's own number",
                 kind='number')
-BATCH = option('--global-batch', 'samples of one iteration, over all GPUs', '4096', 'number')
+BATCH = option('--global-batch', 'samples of one iteration, over all GPUs', '2048', 'number')
 
-ASSUMPTIONS = option('--assumptions', 'paper: the published model, slips included; corrected: its '
-                     'four slips mended; calibrated: measured prices; or a FILE.json that '
-                     '`calibrate` wrote', 'corrected')
+ASSUMPTIONS = option('--assumptions', 'calibrated: measured prices; paper: the published model, '
+                     'slips included; corrected: its four slips mended; or a FILE.json that '
+                     '`calibrate` wrote', 'calibrated')
 SOFTWARE = option_of('--software', 'which software runs it, with measured prices: a name (see '
                      '`software`) or a FILE.json; unless given that of the job, or all together')
 PRICED = (ASSUMPTIONS, SOFTWARE)
-CALIBRATED = (ASSUMPTIONS._replace(default='calibrated'), SOFTWARE)
 FORMAT = option('--format', 'table to read; csv or json, in full precision, for programs', 'table')
 OUTPUT = option('--output -o', 'write to this file instead of the terminal')
 RESULT = (FORMAT, OUTPUT)
@@ -376,8 +375,8 @@ def exported(what, a, model=None):  # str
 # %% ../nbs/11_cli.ipynb #db69c1d9
 SEARCH = (
     MODEL, SYSTEM, NVLINK,
-    option('--gpus', 'how many GPUs; repeat, or separate by commas', ['2048'], 'numbers'), BATCH,
-    STRATEGY, *CHOSEN,
+    option('--gpus', 'how many GPUs; repeat, or separate by commas', ['16384'], 'numbers'),
+    BATCH, STRATEGY, *CHOSEN,
     option('--top', 'configurations to show for each number of GPUs', '10', 'number'),
     option_of('--fits-by', 'what must fit into the memory of a GPU: point (the estimate) or bound '
               '(with what no count sees: nine in ten measured peaks lie below); as assumed unless '
@@ -538,7 +537,7 @@ def layers_view(layers):  # DataFrame of text
 ADVICE = (
     MODEL, SYSTEM, NVLINK, BATCH,
     option_of('--strategy', '2d for SUMMA; 1d and 2d-seqp follow from cp'), *LAYOUT, *CHOSEN,
-    *CALIBRATED, *JOB, *RESULT)
+    *PRICED, *JOB, *RESULT)
 
 def case_asked(a):  # what the functions of advice take
     "The job that a question is about."
@@ -745,17 +744,16 @@ def strategies_of(names):  # list of str
     return strategies_named(names)
 
 # %% ../nbs/11_cli.ipynb #19a70647
-def study_options(top):
-    "What the studies share."
+def study_options(top, model, batch, systems):
+    "What the studies share; their defaults differ."
     return (option('--model', 'models by name or FILE.json; repeat, or separate by commas',
-                   ['gpt3_1T'], 'words'),
+                   [model], 'words'),
             option('--parallel-strat --strategy', '1d, 2d-seqp, 2d or all; repeat, or separate by '
                    'commas', ['1d'], 'words'),
-            option('--global-batch-size --global-batch', 'samples of one iteration', '4096',
+            option('--global-batch-size --global-batch', 'samples of one iteration', batch,
                    'number'),
             option('--systems --system', 'systems by name, NAME-NVS8 for another NVLink domain, or '
-                   "FILE.json; repeat, or separate by commas; the paper's nine unless given",
-                   kind='words'),
+                   'FILE.json; repeat, or separate by commas', systems, 'words'),
             option('--gpus', 'numbers of GPUs; 4, 8, ... 16384 unless given', kind='numbers'),
             option('--top', 'candidates to keep for each number of GPUs', top, 'number'), *JOB[:2])
 
@@ -772,7 +770,9 @@ def resumable():
         raise KeyboardInterrupt(again) from None
 
 # %% ../nbs/11_cli.ipynb #19a70648
-@command('run-configs', *study_options('10'),
+PAPER_SYSTEMS = [f'{gpu}-NVS{size}' for gpu in ('A100', 'H200', 'B200') for size in (4, 8, 64)]
+
+@command('run-configs', *study_options('10', 'gpt3_1T', '4096', PAPER_SYSTEMS),
          option('--folder', 'where the files go', 'outputs'),
          option('--table', 'kind of the tidy tables: csv or parquet', 'csv'),
          ASSUMPTIONS._replace(default='paper'), SOFTWARE, WORKERS, LISTED)
@@ -785,13 +785,12 @@ def run_configs_command(a):
     Example, on nine ranks:
         mpiexec -n 9 transformer-perf run-configs --model vit_era5 --parallel-strat 2d
     """
-    from transformer_perf.sweeps import PAPER_GPUS, paper_systems, run_configs
-    systems = labelled(a.systems) if a.systems else paper_systems()
+    from transformer_perf.sweeps import PAPER_GPUS, run_configs
     with resumable():
         written = run_configs([model_asked(a, model) for model in a.model],
-                              strategies_of(a.parallel_strat), systems, a.gpus or PAPER_GPUS,
-                              a.global_batch_size, a.top, Path(a.folder), f'.{a.table}',
-                              assumptions_asked(a, wide_search=False), a.workers)
+                              strategies_of(a.parallel_strat), labelled(a.systems),
+                              a.gpus or PAPER_GPUS, a.global_batch_size, a.top, Path(a.folder),
+                              f'.{a.table}', assumptions_asked(a, wide_search=False), a.workers)
     if written is not None: deliver_written(written, a, not_used(a))
 
 # %% ../nbs/11_cli.ipynb #19a70649
@@ -832,21 +831,21 @@ def axes(texts):  # dict: field -> values
 @command('sweep', OUTPUT._replace(help='the table to write: .csv or .parquet'),
          option('--vary', 'FIELD=1,2,4 or FIELD=LOW:HIGH:COUNT (on a logarithmic scale), for any '
                 'numeric field of the system or the model, or global_batch; repeat for a product',
-                [], 'texts'), *study_options('1'), *PRICED, WORKERS, LISTED)
+                [], 'texts'), *study_options('1', 'llama3.1_405B', '2048', ['H100-80GB']),
+         *PRICED, WORKERS, LISTED)
 def sweep_command(a):
     """Search at every point of a product and write one table.
 
     Example: transformer-perf sweep --systems B200-NVS8 --gpus 8192 -o map.csv \\
         --vary hbm_bandwidth=500:16000:28 --vary hbm_capacity=80:1000:32
     """
-    from transformer_perf.sweeps import PAPER_GPUS, paper_systems, write_sweep
+    from transformer_perf.sweeps import PAPER_GPUS, write_sweep
     if a.output is None: raise ValueError('sweep needs -o FILE')
-    systems = labelled(a.systems) if a.systems else paper_systems()
     with resumable():
-        done = write_sweep(Path(a.output), [model_asked(a, model) for model in a.model], systems,
-                           a.gpus or PAPER_GPUS, strategies_of(a.parallel_strat),
-                           a.global_batch_size, a.top, assumptions_asked(a, wide_search=False),
-                           axes(a.vary), a.workers)
+        done = write_sweep(Path(a.output), [model_asked(a, model) for model in a.model],
+                           labelled(a.systems), a.gpus or PAPER_GPUS,
+                           strategies_of(a.parallel_strat), a.global_batch_size, a.top,
+                           assumptions_asked(a, wide_search=False), axes(a.vary), a.workers)
     if done: deliver_written([a.output], a, not_used(a))
 
 # %% ../nbs/11_cli.ipynb #10a50435
@@ -906,7 +905,7 @@ def runs_about(system, assumptions):  # (System or None, Assumptions)
     return None if system is None else as_system(system), as_assumptions(assumptions)
 
 # %% ../nbs/11_cli.ipynb #92dd1de9
-VALIDATE = (RUNS, RUNS_SYSTEM, ASSUMPTIONS._replace(default='calibrated'), *RESULT)
+VALIDATE = (RUNS, RUNS_SYSTEM, ASSUMPTIONS, *RESULT)
 
 @command('validate', *VALIDATE)
 def validate_command(a):
@@ -1025,13 +1024,13 @@ def fit_view(table):  # DataFrame of text
 # %% ../nbs/11_cli.ipynb #11a00002
 PLAN = (
     MODEL, option('--system --systems', 'systems by name, NAME-NVS8 for another NVLink domain, or '
-                  'FILE.json; repeat, or separate by commas', ['H200'], 'words'),
-    option('--gpus', 'how many GPUs; several to compare', ['2048'], 'numbers'),
+                  'FILE.json; repeat, or separate by commas', ['H100-80GB'], 'words'),
+    option('--gpus', 'how many GPUs; several to compare', ['16384'], 'numbers'),
     option('--tokens', 'tokens to train on, such as 15.6T; those of the model unless anything is '
            'given'),
     option('--hours', 'hours of the clock: a deadline, or without --tokens what they buy'),
     option('--usd', 'dollars: a limit, or without --tokens what they buy'),
-    BATCH._replace(default=None, help=f'{BATCH.help}; 4096 unless --batch-tokens says it'),
+    BATCH._replace(default=None, help=f'{BATCH.help}; 2048 unless --batch-tokens says it'),
     option('--batch-tokens', 'tokens of one iteration, such as 16777216', kind='text'),
     STRATEGY, *CHOSEN,
     option('--prices', "a CSV file of prices, in the shape of SkyPilot's vms.csv; a dated table "
@@ -1041,7 +1040,7 @@ PLAN = (
     option('--margin', 'by what share the simplest may be slower than the fastest', '0.05'),
     option('--answer', 'which answer --export writes: fastest, least memory, cheapest, simplest or '
            'fewest GPUs', 'fastest', needs='export'),
-    *CALIBRATED, *JOB, *RESULT)
+    *PRICED, *JOB, *RESULT)
 
 # %% ../nbs/11_cli.ipynb #11a00003
 POWERS = {'K': 3, 'M': 6, 'B': 9, 'T': 12}

@@ -139,13 +139,15 @@ class Recipe(NamedTuple):
     kept: float     # bytes of an input that is kept for the backward pass
     cast: float     # bytes of traffic to cast a number
     copies: float   # bytes held besides, for each weight
+    kernels: str = ''   # whose measured prices it has; those of its rate unless given
 
 RECIPES = {
     'bf16': Recipe('bf16', 2, 0, 0),
-    'fp8': Recipe('fp8', 1, 4, 2),                               # a scale for a tensor
-    'fp8-block': Recipe('fp8', 1 + 4 / 128, 4, 2 + 8 / 128),     # for 128 numbers, or 128 x 128
-    'mxfp8': Recipe('fp8', 1 + 1 / 32, 4, 2 + 2 / 32),           # for 32 numbers, either way
-    'nvfp4': Recipe('fp4', .5 + 1 / 16, 3, 1 + 2 / 16)}          # for 16 numbers
+    'fp8': Recipe('fp8', 1, 4, 2),                        # a scale for a tensor
+    # for 128 numbers, or 128 x 128
+    'fp8-block': Recipe('fp8', 1 + 4 / 128, 4, 2 + 8 / 128, 'fp8_block'),
+    'mxfp8': Recipe('fp8', 1 + 1 / 32, 4, 2 + 2 / 32),    # for 32 numbers, either way
+    'nvfp4': Recipe('fp4', .5 + 1 / 16, 3, 1 + 2 / 16)}   # for 16 numbers
 
 def where(flag, yes, no):
     "As `np.where`, and at once where the flag is a single one."

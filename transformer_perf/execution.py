@@ -831,18 +831,18 @@ def to_play(k, model, assumptions):
 
 # %% ../nbs/06_execution.ipynb #99cc89ce
 def search(
-    model,                  # a Model, a name, a .json file or a dict
-    n_gpus,                 # how many GPUs; one number or several
-    system,                 # a System, a name, a .json file or a dict
-    global_batch=4096,      # samples of an iteration
-    strategy=None,          # '1d', '2d-seqp', '2d', several of them, or 'all'; see `practice`
-    k=10,                   # how many candidates to keep for each GPU count
-    assumptions='corrected',# a preset's name, or Assumptions
-    fixed=None,             # columns held at a value, or at several: {'tp': 8, 'pp': [1, 2, 4]}
-    zero_stages=None,       # ZeRO stages to consider; the assumptions' own unless given
-    fits_by=None,           # what must fit: 'point' or 'bound'; as assumed unless given
-    software=None,          # which runs it: a name, a .json file or a Software
-    **choices,              # values to consider: recompute=['none', 'full'], ep=[8, 16], ...
+    model,                     # a Model, a name, a .json file or a dict
+    n_gpus,                    # how many GPUs; one number or several
+    system,                    # a System, a name, a .json file or a dict
+    global_batch=2048,         # samples of an iteration
+    strategy=None,             # '1d', '2d-seqp', '2d', several of them, or 'all'; see `practice`
+    k=10,                      # how many candidates to keep for each GPU count
+    assumptions='calibrated',  # a preset's name, or Assumptions
+    fixed=None,                # columns held at a value, or at several: {'tp': 8, 'pp': [1, 2, 4]}
+    zero_stages=None,          # ZeRO stages to consider; the assumptions' own unless given
+    fits_by=None,              # what must fit: 'point' or 'bound'; as assumed unless given
+    software=None,             # which runs it: a name, a .json file or a Software
+    **choices,                 # values to consider: recompute=['none', 'full'], ep=[8, 16], ...
 ):  # SearchResult: a DataFrame, one row per candidate, best first
     "The fastest configurations that fit in memory, for each GPU count."
     about = asked_about(model, system, global_batch, assumptions, fits_by, software)

@@ -452,8 +452,8 @@ def estimate(
     model,                     # a Model, a name, a .json file or a dict
     parallel: Parallel,
     system,                    # a System, a name, a .json file or a dict
-    global_batch=4096,         # samples of an iteration
-    assumptions='corrected',   # a preset's name, or Assumptions
+    global_batch=2048,         # samples of an iteration
+    assumptions='calibrated',  # a preset's name, or Assumptions
     software=None,             # which runs it: a name, a .json file or a Software
 ):  # Estimate
     "Time and memory of one iteration of one configuration; a ValueError if it cannot run."

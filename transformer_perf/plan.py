@@ -100,7 +100,7 @@ def budget_of(model: Model, tokens, hours, usd):  # Budget
 
 def batch_of(model: Model, global_batch, batch_tokens):  # samples
     "Samples of an iteration, from samples or from tokens."
-    if batch_tokens is None: return whole(4096 if global_batch is None else global_batch,
+    if batch_tokens is None: return whole(2048 if global_batch is None else global_batch,
                                           'global_batch')
     if global_batch is not None:
         raise ValueError(f'global_batch={quoted(global_batch)} and '
@@ -363,7 +363,7 @@ def plan(
     model, n_gpus, system,    # as in `search`; several numbers of GPUs, and systems, to compare
     tokens=None,              # to train on; the model's own unless anything is given
     hours=None, usd=None,     # limits; without tokens: how many do they buy?
-    global_batch=None,        # samples of an iteration; 4096 unless batch_tokens say otherwise
+    global_batch=None,        # samples of an iteration; 2048 unless batch_tokens say otherwise
     batch_tokens=None,        # tokens of an iteration, instead
     assumptions='calibrated', # a preset's name, or Assumptions
     prices=None,              # of GPUs: a .csv file or DataFrame as SkyPilot's vms.csv

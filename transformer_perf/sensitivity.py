@@ -135,8 +135,8 @@ COLUMNS = ['field', 'of', 'value', 'low', 'high', 'elasticity', 'memory_elastici
 
 def sensitivity(
     model, parallel, system,   # as in `estimate`
-    global_batch=4096,         # samples of an iteration
-    assumptions='corrected',   # a preset's name, or Assumptions
+    global_batch=2048,         # samples of an iteration
+    assumptions='calibrated',  # a preset's name, or Assumptions
     factor=2.,                 # what figures of the system are divided and multiplied by
     again=False,               # whether to choose the configuration anew for each of them, too
     software=None,             # which runs it, as in `estimate`
@@ -211,8 +211,8 @@ def closing_in(times_at, ends, target):  # a value, or None where no time is sho
 def needed(
     field,                     # a figure of the system
     model, parallel, system,   # as in `estimate`
-    global_batch=4096,         # samples of an iteration
-    assumptions='corrected',   # a preset's name, or Assumptions
+    global_batch=2048,         # samples of an iteration
+    assumptions='calibrated',  # a preset's name, or Assumptions
     ratio=.5,                  # of the time now that is asked for
     again=False,               # whether to choose the configuration anew for each value
     software=None,             # which runs it, as in `estimate`

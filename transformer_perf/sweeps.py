@@ -110,8 +110,8 @@ def changed(model, system, point, piece):  # (Model, System)
     return dataclasses.replace(model, **sizes), dataclasses.replace(system, **columns)
 
 # %% ../nbs/08_sweeps.ipynb #72486c26
-def tasks_of(models, systems, n_gpus, strategies, global_batch=4096, k=1,
-             assumptions='corrected', vary=None):  # list of Task
+def tasks_of(models, systems, n_gpus, strategies, global_batch=2048, k=1,
+             assumptions='calibrated', vary=None):  # list of Task
     "Cut a product into tasks, in the order of the result."
     assumptions, k, vary = as_assumptions(assumptions), whole(k, 'k'), vary or {}
     counts = tuple(dict.fromkeys(whole(n, 'n_gpus') for n in n_gpus))
@@ -132,16 +132,16 @@ def joined(tables):  # DataFrame
     return pd.concat([t for t in tables if len(t)] or tables[:1], ignore_index=True)
 
 def sweep(
-    models,                   # names, Models, ...: anything that `search` takes
-    systems,                  # dict: label -> anything that `search` takes
-    n_gpus,                   # several numbers of GPUs
-    strategies=None,          # names; all of them unless given
-    global_batch=4096,        # samples of an iteration
-    k=1,                      # candidates to keep for each point
-    assumptions='corrected',  # a preset's name, or Assumptions
-    vary=None,                # field -> values: {'hbm_bandwidth': [2000, 8000], 'seq_len': [2048]}
-    workers=1,                # processes on this machine; under mpiexec, its ranks are used instead
-    software=None,            # which runs the jobs: a name, a .json file or a Software
+    models,                    # names, Models, ...: anything that `search` takes
+    systems,                   # dict: label -> anything that `search` takes
+    n_gpus,                    # several numbers of GPUs
+    strategies=None,           # names; all of them unless given
+    global_batch=2048,         # samples of an iteration
+    k=1,                       # candidates to keep for each point
+    assumptions='calibrated',  # a preset's name, or Assumptions
+    vary=None,                 # field -> values: {'hbm_bandwidth': [2000, 8000], 'seq_len': [2048]}
+    workers=1,                 # processes on this machine; under mpiexec, its ranks are used instead
+    software=None,             # which runs the jobs: a name, a .json file or a Software
 ):  # DataFrame: the columns of a search, after `model`, `system` and the varied fields
     "A search at every point of a product, as one table; points where nothing fits are absent."
     tasks = tasks_of(models, systems, n_gpus, strategies or list(STRATEGIES), global_batch, k,
@@ -282,7 +282,7 @@ def paper_systems():  # dict: label -> System
 # %% ../nbs/08_sweeps.ipynb #cc667b98
 def write_sweep(
     path,     # of the table: .csv or .parquet
-    models, systems, n_gpus, strategies=None, global_batch=4096, k=1, assumptions='corrected',
+    models, systems, n_gpus, strategies=None, global_batch=2048, k=1, assumptions='calibrated',
     vary=None, workers=1, software=None,  # all as in `sweep`
 ):  # whether this process wrote it; ranks other than 0 do not
     "Write a sweep as one table; interrupted, it continues from what is done."

@@ -33,7 +33,7 @@ from transformer_perf.estimates import (
     two_tier_time)
 from .measured_kernels import closest
 from transformer_perf.kernels import (
-    AS_MEASURED, NEWEST, Measured, attention_time, fused_time, gpu_near, matrix_time, product_time,
+    NEWEST, Measured, attention_time, fused_time, gpu_near, matrix_time, measured_as, product_time,
     send_seconds)
 from .blocks import Layouts
 from .modules import (
@@ -322,7 +322,7 @@ def kernel_times(rows: Rows, path, work: Work):  # list of Quantity
     found, at = [fused_kernel(rows, path, work)] if work.fused else [], 'system, parameters'
     for i, p in enumerate(work.products if not work.fused else ()):
         text, sizes = written(rows, (*path, 'products', i), p)
-        fit = fit_of(rows, 'products', 'trtllm', AS_MEASURED[str(p.precision)])
+        fit = fit_of(rows, 'products', 'trtllm', measured_as(str(p.precision)))
         found.append(by_kernels(rows, f'product_{i + 1}', f'product_time({text}, {at})',
                                 functools.partial(product_time, p), *sizes, fit=fit,
                                 key=(p.precision, p.adds)))

@@ -613,17 +613,17 @@ from .measured_kernels import predict_kernels, published_kernels
 _all_ = ['predict_kernels', 'published_kernels', 'published']
 
 # %% ../nbs/10_validation.ipynb #17d00002
-from .estimates import Attention, Product
+from .estimates import RECIPES, Attention, Product
 from .inputs import checked_path, naming, read_text
 from .interop import LARGEST_LOG, as_job, read_log, read_products
-from .kernels import AS_MEASURED, attention_time, collective_time, product_time
+from .kernels import attention_time, collective_time, product_time
 from .measured_kernels import DTYPES, OPERATIONS, TABLES, numbers_of, words_of
 from .parameters import PARTS, part_of
 from .scaling import PROGRAMS, parse_nccl_log
 
 # %% ../nbs/10_validation.ipynb #17d00004
 KERNELS = (*TABLES['other'][0], 'time_us')   # columns of a table of measured kernels
-FORMATS_READ = {**DTYPES, **{name: name for name in AS_MEASURED}, 'fp16': 'bf16',
+FORMATS_READ = {**DTYPES, **{name: name for name in RECIPES}, 'fp16': 'bf16',
                 'fp8_block': 'fp8-block'}    # what a table may say -> a precision of training
 
 def product_rows(df, system, parameters):  # s
