@@ -13,10 +13,9 @@ from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.advice import fits, improve, why_not
 from transformer_perf.blocks import Half
 from transformer_perf.estimates import Operation, Product, Work, as_assumptions
-from transformer_perf.execution import practice
+from transformer_perf.execution import practice, strategies_for
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import as_model
-from transformer_perf.panels import strategies_for
 from transformer_perf.scaling import parameters
 from transformer_perf.sensitivity import needed
 from transformer_perf.systems import as_system

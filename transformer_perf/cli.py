@@ -421,7 +421,7 @@ def text_of_search(found, model, system, a):  # str
         parts.append(paragraph(f'{n} GPUs: no feasible configuration. {reason}.'))
     evidence = [f'Evidence: {"; ".join(found.evidence.unique())}.'] * bool(len(found))
     parts.append(paragraph(' '.join(evidence + notes)))
-    parts.append(f'{found.candidates:,} candidates considered, {strategies_told(a)}.\n')
+    parts.append(f'{found.candidates:,} candidates considered, {strategies_told(a, model)}.\n')
     return '\n'.join(parts)
 
 # %% ../nbs/11_cli.ipynb #db69c1dc
@@ -435,11 +435,11 @@ def stages_told(model, a):  # list of str
     return [(f'{model.depth} layers divide evenly into no more than {most} {where}; with '
             '--assumptions calibrated stages may differ.')]
 
-def strategies_told(a):  # str
+def strategies_told(a, model):  # str
     "Which strategies a search has considered, and how to consider the others."
-    from transformer_perf.execution import STRATEGIES, strategies_named
-    tried = strategies_named(a.strategy, assumptions_asked(a))
-    left = ', '.join(name for name in STRATEGIES if name not in tried)
+    from transformer_perf.execution import strategies_for, strategies_named
+    tried = strategies_named(a.strategy, assumptions_asked(a), model)
+    left = ', '.join(name for name in strategies_for(model) if name not in tried)
     return f'of strategy {", ".join(tried)}' + f' (--strategy all: also {left})' * bool(left)
 
 # %% ../nbs/11_cli.ipynb #b12d1d14

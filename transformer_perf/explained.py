@@ -80,7 +80,7 @@ def stage_counts(work: Workload, stage: Stage):  # dict
         sharers=sharers(p, weight_copies(p)), expert_sharers=sharers(p, routed_copies(p)),
         cast=of_recipe(p.precision, 'cast'), gradient=gradient_held(p),
         moved_by_step=step_bytes(p), fewer=states_of(p) - states_of(p, matrices=True),
-        matrices=mean_matrices(work, stage).weights)
+        matrices=mean_matrices(work, stage).weights, beside=own.beside)
 
 # %% ../nbs/05c_explained.ipynb #5e0000b2
 # what the figures of an estimate are told from
@@ -393,6 +393,7 @@ def memory_told(t: Told):
         t.step('in_matrices', f'matrices * {held}{over[0]} + experts_GB{over[1]}', unit='GB',
                of=stage_matrices)
         states += ' - fewer / 2 * in_matrices'
+    if t.count('beside').value: states += ' + beside'
     t.step('optimizer_GB', states, **of)
     t.step('activations_GB', kept_told(t) + ' + working' * a.working_memory, **of)
     t.step('memory_GB', 'weights_GB + gradients_GB + optimizer_GB + activations_GB', unit='GB')

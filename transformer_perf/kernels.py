@@ -19,8 +19,8 @@ import numpy as np
 
 from .systems import PHYSICAL, System
 from .estimates import (
-    RECIPES, Assumptions, Attention, Busy, Group, Product, Roofline, Work, Works, below,
-    exchanged, first_of, in_rows, of_one_rank)
+    Assumptions, Attention, Busy, Group, Product, Roofline, Work, Works, below, exchanged,
+    first_of, in_rows, of_one_rank, recipe_of)
 from .parameters import Parameters
 from transformer_perf.measured_kernels import (
     FORMATS, HEADS, SHEETS, attention_seconds, closest, domain_seconds, gpu_of, product_seconds,
@@ -34,7 +34,8 @@ NEWEST = {'Ampere': 'FlashAttention-2', 'Hopper': 'cuDNN-9.19',
 
 def measured_as(precision):  # name of measured kernels
     "Whose prices the products of a precision have."
-    return RECIPES[precision].kernels or MEASURED_AT[RECIPES[precision].rate]
+    recipe = recipe_of(precision)
+    return recipe.kernels or MEASURED_AT[recipe.rate]
 
 def gpu_near(system: System, parameters: Parameters):  # its short name
     "The measured GPU that is nearest to a system's."

@@ -8,34 +8,34 @@ __all__ = ['POWERS', 'RATES', 'OFFERED', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEP
            'CALLED', 'OUTLINE', 'STEPS', 'MACHINE', 'CONTROLS', 'COLUMNS', 'TOP', 'OVER', 'SWEPT', 'SCENARIO', 'AXES',
            'SIZE_LINES', 'SIZES_BYTES', 'ANCHORS', 'ENDINGS', 'HELP', 'CHAPTERS', 'LOOK', 'MOMENTS', 'FOLDED',
            'BUTTONS', 'PANELS', 'LIMITS_MS', 'MAP', 'SLOWER', 'CELL', 'HEADERS', 'MOST_PAGES', 'CULLED', 'Shown',
-           'closest', 'with_own', 'rate_options', 'machine_options', 'strategies_for', 'runnable', 'settled',
-           'own_value', 'own_values', 'habits_of', 'assumptions_of', 'named_in', 'call_of', 'calls_of', 'Drawing',
-           'element', 'drawing', 'box', 'line', 'label', 'headline', 'stack', 'legend', 'round_step', 'ticks',
-           'Pipeline', 'one_f_one_b', 'break_of', 'drawn_passes', 'breaks', 'passes_in', 'Rows', 'schedule',
-           'numbers_on', 'timeline', 'time_axis', 'in_flight', 'Store', 'activation_steps', 'memory_curve', 'JobState',
-           'LayerState', 'parallel_of', 'job_alone', 'question_of', 'loaded', 'priced_state', 'written',
-           'estimate_call', 'explain_command', 'panel_name', 'as_text', 'said', 'command_of', 'address_of', 'Task',
-           'begun', 'optimum', 'score_words', 'goal_words', 'task_words', 'unplaced', 'groupings_of', 'counts_of',
-           'candidates_of', 'narrowed', 'placed', 'nearest_possible', 'layer_settled', 'operations_of', 'launch_times',
-           'pass_times', 'layer_table', 'operation_bars', 'ghost_box', 'interval_line', 'iteration_bar', 'memory_parts',
-           'over_box', 'memory_bar', 'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'layer_figure',
-           'control_name', 'placement_name', 'in_control', 'Step', 'neighbours', 'system_of', 'domain_of', 'are_one',
-           'moves', 'priced', 'one_step', 'best_step', 'change_words', 'gain_words', 'step_words', 'slip_words',
-           'limit_words', 'layer_words', 'as_view', 'facts_of', 'layer_shown', 'SearchState', 'found_by', 'unchosen',
-           'searched', 'fitted', 'best_of', 'asked_settled', 'cells_of', 'search_settled', 'search_call',
-           'search_command', 'why_slower', 'candidate_name', 'candidate_bar', 'candidate_bars', 'strategies_in',
-           'maps_for', 'sizes_of', 'least_memory', 'in_cells', 'played_for', 'play_those', 'best_in_cells', 'map_cells',
-           'mapped', 'best_in_cell', 'candidate_at', 'cell_name', 'shade', 'cell_words', 'search_figure',
-           'layer_state_of', 'chosen_of', 'search_facts', 'cell_found', 'search_words', 'compared', 'search_shown',
-           'SweepState', 'scenarios', 'swept_values', 'sweep_options', 'sweep_calls', 'sweep_commands', 'sweep_settled',
-           'sweep_table', 'with_unit', 'ticks_at', 'memory_areas', 'size_lines', 'sweep_column', 'sweep_lines',
-           'sweep_map', 'sweep_figure', 'scenario_words', 'sweep_shown', 'RooflineState', 'roofline_call',
-           'roofline_settled', 'roofline_table', 'Roof', 'roofs', 'roof_lines', 'ghost_points', 'operation_points',
-           'roofline_figure', 'ridge_words', 'roofline_shown', 'CollectivesState', 'collectives_call', 'measured_times',
-           'predicted_times', 'collectives_table', 'collectives_words', 'collectives_shown', 'as_path', 'draw_again',
-           'drawn_again', 'png_of', 'picture_html', 'row_html', 'table_html', 'call_html', 'state_call', 'served',
-           'address_html', 'Pinned', 'changes_between', 'difference', 'comparison_html', 'calls_html', 'wide', 'pieces',
-           'page', 'not_possible', 'shown_or_why', 'launch_files', 'files_of', 'link_html', 'files_html', 'help_html',
+           'closest', 'with_own', 'rate_options', 'machine_options', 'runnable', 'settled', 'own_value', 'own_values',
+           'habits_of', 'assumptions_of', 'named_in', 'call_of', 'calls_of', 'Drawing', 'element', 'drawing', 'box',
+           'line', 'label', 'headline', 'stack', 'legend', 'round_step', 'ticks', 'Pipeline', 'one_f_one_b', 'break_of',
+           'drawn_passes', 'breaks', 'passes_in', 'Rows', 'schedule', 'numbers_on', 'timeline', 'time_axis',
+           'in_flight', 'Store', 'activation_steps', 'memory_curve', 'JobState', 'LayerState', 'parallel_of',
+           'job_alone', 'question_of', 'loaded', 'priced_state', 'written', 'estimate_call', 'explain_command',
+           'panel_name', 'as_text', 'said', 'command_of', 'address_of', 'Task', 'begun', 'optimum', 'score_words',
+           'goal_words', 'task_words', 'unplaced', 'groupings_of', 'counts_of', 'candidates_of', 'narrowed', 'placed',
+           'nearest_possible', 'layer_settled', 'operations_of', 'launch_times', 'pass_times', 'layer_table',
+           'operation_bars', 'ghost_box', 'interval_line', 'iteration_bar', 'memory_parts', 'over_box', 'memory_bar',
+           'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'layer_figure', 'control_name', 'placement_name',
+           'in_control', 'Step', 'neighbours', 'system_of', 'domain_of', 'are_one', 'moves', 'priced', 'one_step',
+           'best_step', 'change_words', 'gain_words', 'step_words', 'slip_words', 'limit_words', 'layer_words',
+           'as_view', 'facts_of', 'layer_shown', 'SearchState', 'found_by', 'unchosen', 'searched', 'fitted', 'best_of',
+           'asked_settled', 'cells_of', 'search_settled', 'search_call', 'search_command', 'why_slower',
+           'candidate_name', 'candidate_bar', 'candidate_bars', 'strategies_in', 'maps_for', 'sizes_of', 'least_memory',
+           'in_cells', 'played_for', 'play_those', 'best_in_cells', 'map_cells', 'mapped', 'best_in_cell',
+           'candidate_at', 'cell_name', 'shade', 'cell_words', 'search_figure', 'layer_state_of', 'chosen_of',
+           'search_facts', 'cell_found', 'search_words', 'compared', 'search_shown', 'SweepState', 'scenarios',
+           'swept_values', 'sweep_options', 'sweep_calls', 'sweep_commands', 'sweep_settled', 'sweep_table',
+           'with_unit', 'ticks_at', 'memory_areas', 'size_lines', 'sweep_column', 'sweep_lines', 'sweep_map',
+           'sweep_figure', 'scenario_words', 'sweep_shown', 'RooflineState', 'roofline_call', 'roofline_settled',
+           'roofline_table', 'Roof', 'roofs', 'roof_lines', 'ghost_points', 'operation_points', 'roofline_figure',
+           'ridge_words', 'roofline_shown', 'CollectivesState', 'collectives_call', 'measured_times', 'predicted_times',
+           'collectives_table', 'collectives_words', 'collectives_shown', 'as_path', 'draw_again', 'drawn_again',
+           'png_of', 'picture_html', 'row_html', 'table_html', 'call_html', 'state_call', 'served', 'address_html',
+           'Pinned', 'changes_between', 'difference', 'comparison_html', 'calls_html', 'wide', 'pieces', 'page',
+           'not_possible', 'shown_or_why', 'launch_files', 'files_of', 'link_html', 'files_html', 'help_html',
            'value_of', 'with_values', 'state_of', 'map_html', 'CellMap', 'show_cells', 'moment_words', 'watched',
            'Player', 'slider_of', 'draw', 'moment_html', 'control_of', 'Controls', 'offer', 'row_of', 'control_rows',
            'bundle', 'History', 'Page', 'pin', 'load', 'go', 'take_typed', 'make_files', 'button_of', 'uploads',
@@ -94,7 +94,7 @@ from .parameters import measured_folder
 from .estimates import CHOICES, COLLECTIVES, FITS_BY, Group, as_assumptions, counted
 from .kernels import lasting, pricer_of
 from .blocks import STRATEGIES
-from .modules import count, halves_of
+from .modules import count
 
 from transformer_perf.timeline import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PLACES, components, exact_table, job_of_estimate,
@@ -103,10 +103,10 @@ from .iteration import (
     PAPER_NAMES, Estimate, Parallel, divisors, estimate, interval_in_words, keep, plural,
     possible_places, readable, rows_of, sends_tokens, short)
 
-from transformer_perf.execution import (
+from .execution import (
     MOST_REPLAYED, Question, all_placements, asked_about, configurations, considered_choices,
-    fastest_that_fit, fitting, groupings, practice, questions, result_of, runs, search, tables_of,
-    to_play)
+    fastest_that_fit, fitting, groupings, practice, questions, result_of, runs, search,
+    strategies_for, tables_of, to_play)
 
 from .plots import (
     BARS, BLUE, GREEN, GREY, PALETTE, PARTS, RED, SKY, communication, heat_map,
@@ -170,11 +170,6 @@ def machine_options(state):  # dict: control -> options
     return options | {'assumptions': with_own(OFFERED, own) if own.endswith('.json') else OFFERED}
 
 # %% ../nbs/07b_panels.ipynb #7a51c111
-def strategies_for(model):  # list of names
-    "The strategies that can run a model: SUMMA knows neither experts nor latent attention."
-    plain_one = all(half.on_grid for half in halves_of(model))
-    return [name for name, s in STRATEGIES.items() if plain_one or not s.has_panels]
-
 def runnable(state, model):  # state
     "A state with a strategy that its model can run with."
     known = state.strategy in STRATEGIES and state.strategy not in strategies_for(model)

@@ -140,7 +140,7 @@ def sweep(
     k=1,                       # candidates to keep for each point
     assumptions='calibrated',  # a preset's name, or Assumptions
     vary=None,                 # field -> values: {'hbm_bandwidth': [2000, 8000], 'seq_len': [2048]}
-    workers=1,                 # processes on this machine; under mpiexec, its ranks are used instead
+    workers=1,                 # processes on this machine; under mpiexec its ranks, instead
     software=None,             # which runs the jobs: a name, a .json file or a Software
 ):  # DataFrame: the columns of a search, after `model`, `system` and the varied fields
     "A search at every point of a product, as one table; points where nothing fits are absent."

@@ -6,18 +6,18 @@
 __all__ = ['GROUPS', 'PLACES', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'FIGURES', 'layouts_of', 'job_of', 'Times',
            'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies', 'routed_copies', 'weight_parts',
            'most_of_ends', 'reduction_time', 'stage_weights', 'stage_matrices', 'shared', 'states_of', 'step_bytes',
-           'with_matrices', 'dealt', 'step_on_matrices', 'update_time', 'straggling', 'Stage', 'places_of',
-           'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'alike', 'distinct_rows', 'stages_of',
-           'unlike_stages', 'mean_layer', 'costs_at_places', 'Pace', 'slowest_stage', 'pace_of', 'mean_matrices',
-           'slower_of', 'bubble_time', 'between_layers', 'iteration_times', 'Memory', 'alive', 'working',
-           'units_at_hand', 'StageWeights', 'largest_units', 'weights_of_stage', 'weights_held', 'gradients_held',
-           'kept_at', 'memory_at', 'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'that_must_fit',
-           'memory_needed', 'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization',
-           'all_figures', 'seconds_and_GB', 'statistics', 'figures_by_formula', 'own_stages', 'held_by_chunks',
-           'of_each_kind', 'on_chunks', 'kept_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike',
-           'totals_played', 'bubble_left', 'exact_times', 'memory_on_ranks', 'exact_memory', 'memory_played',
-           'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
-           'memories_played', 'job_of_estimate', 'priced_estimate']
+           'with_matrices', 'dealt', 'step_on_matrices', 'of_the_busiest', 'update_time', 'straggling', 'Stage',
+           'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'alike', 'distinct_rows',
+           'stages_of', 'unlike_stages', 'mean_layer', 'costs_at_places', 'Pace', 'slowest_stage', 'pace_of',
+           'mean_matrices', 'slower_of', 'bubble_time', 'between_layers', 'iteration_times', 'Memory', 'alive',
+           'working', 'units_at_hand', 'StageWeights', 'largest_units', 'weights_of_stage', 'weights_held',
+           'gradients_held', 'kept_at', 'memory_at', 'layers_copied', 'other_copies', 'memory_of', 'memory_bound',
+           'that_must_fit', 'memory_needed', 'chunks_differ', 'components', 'figures', 'counted_and_priced',
+           'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'figures_by_formula', 'own_stages',
+           'held_by_chunks', 'of_each_kind', 'on_chunks', 'kept_on_chunks', 'pass_times', 'passes_in', 'play',
+           'more_of', 'chunks_alike', 'totals_played', 'bubble_left', 'exact_times', 'memory_on_ranks', 'exact_memory',
+           'memory_played', 'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each',
+           'bubbles_played', 'memories_played', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/04b_timeline.ipynb #04b00004
 import functools
@@ -173,17 +173,20 @@ def with_matrices(bytes_of, p: Layouts, parts, matrices):  # GB
 
 def dealt(number, gpus):
     "The share of some matrices that the busiest of GPUs has to which they are dealt out whole."
-    return np.ceil(number / gpus) / np.maximum(number, 1)
+    return np.ceil(number / np.maximum(gpus, 1)) / np.maximum(number, 1)
 
 def step_on_matrices(p: Layouts, pace, parts):  # s
     "What an optimizer of matrices takes, each of them on one of the GPUs that share them out."
-    of, cost, layers = pace.matrices, pace.cost, pace.layers * stages_held(p)
-    if not any_of(cost.step): return 0.
+    cost, layers = pace.cost, pace.layers * stages_held(p)
+    return of_the_busiest(p, pace.matrices, layers, parts, cost.step, cost.step_routed)
+
+def of_the_busiest(p: Layouts, of: Matrices, layers, parts, each, each_routed):
+    "What the matrices come to that the busiest GPU is dealt; `each`: of all those of one layer."
+    if not any_of(each): return 0.
     out, ((_, gpus), *routed) = np.greater(p.zero_stage, 0), parts
     busiest = lambda number, gpus: dealt(layers * number, np.where(out, gpus, 1))
-    found = layers * cost.step * busiest(of.number, gpus)
-    for _, gpus in routed:
-        found = found + layers * cost.step_routed * busiest(of.routed, gpus)
+    found = layers * each * busiest(of.number, gpus)
+    for _, gpus in routed: found = found + layers * each_routed * busiest(of.routed, gpus)
     return found
 
 def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
@@ -435,6 +438,7 @@ class StageWeights(NamedTuple):
     "The weights of a stage."
     parts: list     # of (GB, GPUs that may share them out)
     matrices: list  # the same, of what is in matrices
+    beside: float   # GB that an optimizer keeps of matrices as wholes
     layers: float   # how many, of both stages of a rank that holds two
     layer: float    # GB of one
     ends: float     # GB
@@ -454,8 +458,10 @@ def weights_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights
     ends = ends_GB(work.weights, at.first, at.last)
     layer = sum(GB for GB, _ in weight_parts(p, of))
     parts = stage_weights(p, of, layers, ends)
-    matrices = stage_matrices(p, mean_matrices(work, at), layers, parts)
-    return StageWeights(parts, matrices, layers * stages_held(p), layer, ends, work.beside.table)
+    layers, mean = layers * stages_held(p), mean_matrices(work, at)
+    beside = of_the_busiest(p, mean, layers, parts, mean.beside, mean.routed_beside)
+    matrices = stage_matrices(p, mean, sum(at.layers), parts)
+    return StageWeights(parts, matrices, beside, layers, layer, ends, work.beside.table)
 
 def weights_held(p: Layouts, own: StageWeights):  # GB
     "Weights: all, or a share of all and what is gathered."
@@ -488,7 +494,7 @@ def memory_at(work: Workload, at: Stage, least=False):  # Memory
     if a.working_memory: kept = kept + working(work, again, at.first, at.last)
     copied = layers_copied(p, own) * other_copies(p, of)
     return Memory(weights_held(p, own) + copied, gradients_held(p, own),
-                  with_matrices(states_of, p, own.parts, own.matrices), kept)
+                  with_matrices(states_of, p, own.parts, own.matrices) + own.beside, kept)
 
 # %% ../nbs/04b_timeline.ipynb #7ddccbcd
 def layers_copied(p: Layouts, own: StageWeights):

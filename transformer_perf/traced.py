@@ -646,7 +646,8 @@ def remark(t, said=()):  # str
         return f'{words} [{t["owner"]}]' if t['owner'] else words
     title = t['function']
     if title == 'counted' and not t['formula']:
-        title = 'counted, from ' + ', '.join(x['name'] for x in t.get('inputs', []))
+        inputs = ', '.join(x['name'] for x in t.get('inputs', []))
+        title = f'counted, from {inputs}' if inputs else 'counted'
     words = f'{title}: {t["words"]}' if t['words'] and title not in said else title
     return f'{words} As {t["see"]}.'.strip() if 'see' in t else words
 
