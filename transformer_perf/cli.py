@@ -1224,6 +1224,7 @@ def panel_asked(a):  # (state or None, list of sentences)
         raise ValueError(f'--{next(iter(given)).replace("_", "-")} is of the layer panel, '
                          f'not of {quoted(a.panel)}')
     job = given.pop('job', None)
+    if job and job.software: given['software'] = job.software.name
     state, notes = panels.opened_at(job and job.parallel, **given)
     return state, notes + not_used(a)
 

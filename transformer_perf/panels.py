@@ -13,29 +13,29 @@ __all__ = ['POWERS', 'RATES', 'OFFERED', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEP
            'line', 'label', 'headline', 'stack', 'legend', 'round_step', 'ticks', 'Pipeline', 'one_f_one_b', 'break_of',
            'drawn_passes', 'breaks', 'passes_in', 'Rows', 'schedule', 'numbers_on', 'timeline', 'time_axis',
            'in_flight', 'Store', 'activation_steps', 'memory_curve', 'JobState', 'LayerState', 'parallel_of',
-           'job_alone', 'question_of', 'loaded', 'priced_state', 'written', 'estimate_call', 'explain_command',
-           'panel_name', 'as_text', 'said', 'command_of', 'address_of', 'Task', 'begun', 'optimum', 'score_words',
-           'goal_words', 'task_words', 'unplaced', 'groupings_of', 'counts_of', 'candidates_of', 'narrowed', 'placed',
-           'nearest_possible', 'layer_settled', 'operations_of', 'launch_times', 'pass_times', 'layer_table',
-           'operation_bars', 'ghost_box', 'interval_line', 'iteration_bar', 'memory_parts', 'over_box', 'memory_bar',
-           'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'layer_figure', 'control_name', 'placement_name',
-           'in_control', 'Step', 'neighbours', 'system_of', 'domain_of', 'are_one', 'moves', 'priced', 'one_step',
-           'best_step', 'change_words', 'gain_words', 'step_words', 'slip_words', 'limit_words', 'layer_words',
-           'as_view', 'facts_of', 'layer_shown', 'SearchState', 'found_by', 'unchosen', 'searched', 'fitted', 'best_of',
-           'asked_settled', 'cells_of', 'search_settled', 'search_call', 'search_command', 'why_slower',
-           'candidate_name', 'candidate_bar', 'candidate_bars', 'strategies_in', 'maps_for', 'sizes_of', 'least_memory',
-           'in_cells', 'played_for', 'play_those', 'best_in_cells', 'map_cells', 'mapped', 'best_in_cell',
-           'candidate_at', 'cell_name', 'shade', 'cell_words', 'search_figure', 'layer_state_of', 'chosen_of',
-           'search_facts', 'cell_found', 'search_words', 'compared', 'search_shown', 'SweepState', 'scenarios',
-           'swept_values', 'sweep_options', 'sweep_calls', 'sweep_commands', 'sweep_settled', 'sweep_table',
-           'with_unit', 'ticks_at', 'memory_areas', 'size_lines', 'sweep_column', 'sweep_lines', 'sweep_map',
-           'sweep_figure', 'scenario_words', 'sweep_shown', 'RooflineState', 'roofline_call', 'roofline_settled',
-           'roofline_table', 'Roof', 'roofs', 'roof_lines', 'ghost_points', 'operation_points', 'roofline_figure',
-           'ridge_words', 'roofline_shown', 'CollectivesState', 'collectives_call', 'measured_times', 'predicted_times',
-           'collectives_table', 'collectives_words', 'collectives_shown', 'as_path', 'draw_again', 'drawn_again',
-           'png_of', 'picture_html', 'row_html', 'table_html', 'call_html', 'state_call', 'served', 'address_html',
-           'Pinned', 'changes_between', 'difference', 'comparison_html', 'calls_html', 'wide', 'pieces', 'page',
-           'not_possible', 'shown_or_why', 'launch_files', 'files_of', 'link_html', 'files_html', 'help_html',
+           'job_alone', 'question_of', 'loaded', 'priced_state', 'written', 'estimate_call', 'software_call',
+           'explain_command', 'software_option', 'panel_name', 'as_text', 'said', 'command_of', 'address_of', 'Task',
+           'begun', 'optimum', 'score_words', 'goal_words', 'task_words', 'unplaced', 'groupings_of', 'counts_of',
+           'candidates_of', 'narrowed', 'placed', 'nearest_possible', 'layer_settled', 'operations_of', 'launch_times',
+           'pass_times', 'layer_table', 'operation_bars', 'ghost_box', 'interval_line', 'iteration_bar', 'memory_parts',
+           'over_box', 'memory_bar', 'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'layer_figure',
+           'control_name', 'placement_name', 'in_control', 'Step', 'neighbours', 'system_of', 'domain_of', 'are_one',
+           'moves', 'priced', 'one_step', 'best_step', 'change_words', 'gain_words', 'step_words', 'slip_words',
+           'limit_words', 'layer_words', 'as_view', 'facts_of', 'layer_shown', 'SearchState', 'found_by', 'unchosen',
+           'searched', 'fitted', 'best_of', 'asked_settled', 'cells_of', 'search_settled', 'search_call',
+           'search_command', 'why_slower', 'candidate_name', 'candidate_bar', 'candidate_bars', 'strategies_in',
+           'maps_for', 'sizes_of', 'least_memory', 'in_cells', 'played_for', 'play_those', 'best_in_cells', 'map_cells',
+           'mapped', 'best_in_cell', 'candidate_at', 'cell_name', 'shade', 'cell_words', 'search_figure',
+           'layer_state_of', 'chosen_of', 'search_facts', 'cell_found', 'search_words', 'compared', 'search_shown',
+           'SweepState', 'scenarios', 'swept_values', 'sweep_options', 'sweep_calls', 'sweep_commands', 'sweep_settled',
+           'sweep_table', 'with_unit', 'ticks_at', 'memory_areas', 'size_lines', 'sweep_column', 'sweep_lines',
+           'sweep_map', 'sweep_figure', 'scenario_words', 'sweep_shown', 'RooflineState', 'roofline_call',
+           'roofline_settled', 'roofline_table', 'Roof', 'roofs', 'roof_lines', 'ghost_points', 'operation_points',
+           'roofline_figure', 'ridge_words', 'roofline_shown', 'CollectivesState', 'collectives_call', 'measured_times',
+           'predicted_times', 'collectives_table', 'collectives_words', 'collectives_shown', 'as_path', 'draw_again',
+           'drawn_again', 'png_of', 'picture_html', 'row_html', 'table_html', 'call_html', 'state_call', 'served',
+           'address_html', 'Pinned', 'changes_between', 'difference', 'comparison_html', 'calls_html', 'wide', 'pieces',
+           'page', 'not_possible', 'shown_or_why', 'launch_files', 'files_of', 'link_html', 'files_html', 'help_html',
            'value_of', 'with_values', 'state_of', 'map_html', 'CellMap', 'show_cells', 'moment_words', 'watched',
            'Player', 'slider_of', 'draw', 'moment_html', 'control_of', 'Controls', 'offer', 'row_of', 'control_rows',
            'bundle', 'History', 'Page', 'pin', 'load', 'go', 'take_typed', 'make_files', 'button_of', 'uploads',
@@ -91,7 +91,9 @@ from .systems import PHYSICAL, REQUIRED, UNIT_OF, as_system, system_names
 from .parameters import measured_folder
 
 # %% ../nbs/07b_panels.ipynb #eb7699e2
-from .estimates import CHOICES, COLLECTIVES, FITS_BY, Group, as_assumptions, counted
+from .software import known_software
+from .estimates import (
+    CHOICES, COLLECTIVES, FITS_BY, PRESETS, Group, as_assumptions, counted)
 from .kernels import lasting, pricer_of
 from .blocks import STRATEGIES
 from .modules import count
@@ -149,7 +151,7 @@ def with_own(
 # %% ../nbs/07b_panels.ipynb #5d0a9c12
 POWERS = tuple(2**i for i in range(17))  # 1 to 65,536
 RATES = ('matrix_flops_fp16', 'hbm_bandwidth', 'hbm_capacity', 'nvlink_bandwidth', 'ib_bandwidth')
-OFFERED = ['corrected', 'paper', 'calibrated']   # presets
+OFFERED = ['calibrated', 'corrected', 'paper']   # presets
 
 # %% ../nbs/07b_panels.ipynb #7a51c0e1
 def rate_options(sheet, own):  # list, ascending; 0 stands for the data sheet
@@ -167,7 +169,11 @@ def machine_options(state):  # dict: control -> options
     options |= {rate: rate_options(getattr(system, rate), getattr(state, rate))
                 for rate in RATES if hasattr(state, rate)}
     own = state.assumptions
-    return options | {'assumptions': with_own(OFFERED, own) if own.endswith('.json') else OFFERED}
+    options['assumptions'] = with_own(OFFERED, own) if own.endswith('.json') else OFFERED
+    if not hasattr(state, 'software'): return options
+    known = known_software() if own not in PRESETS else ()   # what is measured
+    file = [state.software] * (bool(known) and state.software.endswith('.json'))
+    return options | {'software': ['any', *known, *file]}
 
 # %% ../nbs/07b_panels.ipynb #7a51c111
 def runnable(state, model):  # state
@@ -209,8 +215,9 @@ def habits_of(state):  # dict: choice of a configuration -> value
     return {name: value for name, value in own_values(state).items() if name in HABITS}
 
 def assumptions_of(state):  # Assumptions
-    "A state's preset with its habits."
-    return dataclasses.replace(as_assumptions(state.assumptions), **habits_of(state))
+    "A state's preset with its software and its habits."
+    software = None if state.software == 'any' else state.software
+    return dataclasses.replace(as_assumptions(state.assumptions, software), **habits_of(state))
 
 @functools.lru_cache(8)   # asked for again and again, and read from files
 def named_in(state):  # (Model, System)
@@ -533,7 +540,8 @@ class JobState:
     system: str = 'H200'         # name, or FILE.json
     nvlink_size: int = 8         # GPUs in an NVLink domain
     global_batch: int = 4096     # samples of an iteration
-    assumptions: str = 'corrected'
+    assumptions: str = 'calibrated'
+    software: str = 'any'        # which runs it, with measured prices: a name, or FILE.json
     strategy: str = '1d'         # in a search, or 'all'
     n_gpus: int = 2048
     matrix_flops_fp16: float = 0.   # TFLOP/s, as the next ones instead of the data sheet's; 0: its
@@ -622,8 +630,13 @@ def estimate_call(state: LayerState):  # str
     given = ', '.join(f'{name}={value!r}' for name, value in written(state.parallel).items())
     imports, model, system = calls_of(state)
     call = (f'estimate({model}, Parallel({given}), {system}, '
-            f'global_batch={state.global_batch}, assumptions={state.assumptions!r})')
+            f'global_batch={state.global_batch}, assumptions={state.assumptions!r}'
+            f'{software_call(state)})')
     return '\n'.join(['from transformer_perf import Parallel, estimate', *imports, call])
+
+def software_call(state):  # str
+    "The argument that names a state's software, where it names one."
+    return '' if state.software == 'any' else f', software={state.software!r}'
 
 def explain_command(state: LayerState):  # str
     "The command that gives the same numbers."
@@ -632,7 +645,11 @@ def explain_command(state: LayerState):  # str
                      for name, value in written(state.parallel).items())
     return (f'transformer-perf explain --model {state.model} --system {state.system} '
             f'--nvlink-size {state.nvlink_size} --global-batch {state.global_batch} '
-            f'{given} --assumptions {state.assumptions}')
+            f'{given} --assumptions {state.assumptions}{software_option(state)}')
+
+def software_option(state):  # str
+    "The option that names a state's software, where it names one."
+    return '' if state.software == 'any' else f' --software {shlex.quote(state.software)}'
 
 # %% ../nbs/07b_panels.ipynb #7a51c0e6
 def panel_name(state): return type(state).__name__.removesuffix('State').lower()
@@ -676,9 +693,10 @@ TASKS = {
 
 # %% ../nbs/07b_panels.ipynb #7a51c151
 def begun(state):  # LayerState
-    "Where the task of a state begins; free play begins where one is."
+    "Where the task of a state begins, at round prices; free play begins where one is."
     task = TASKS[nearest(state.task, TASKS, 'experiment')]
-    return LayerState(task=state.task, **task.start) if task else state
+    if task is None: return state
+    return LayerState(assumptions='corrected', task=state.task, **task.start)
 
 # %% ../nbs/07b_panels.ipynb #7a51c142
 @functools.lru_cache(32)
@@ -725,7 +743,7 @@ CHAIN = ('tp', 'cp', 'pp', 'ep', 'micro_batch', 'panels', 'virtual_stages')  # e
 # %% ../nbs/07b_panels.ipynb #4caff540
 def unplaced(state):  # LayerState
     "A state with nothing but what its candidates depend on, which are asked for again and again."
-    names = ('model', 'global_batch', 'assumptions', 'strategy', 'n_gpus', 'own')
+    names = ('model', 'global_batch', 'assumptions', 'software', 'strategy', 'n_gpus', 'own')
     return LayerState(**{name: getattr(state, name) for name in names})
 
 def groupings_of(n_gpus, q: Question):  # table
@@ -1263,10 +1281,11 @@ def search_call(state: SearchState):  # str
     preset = repr(state.assumptions)
     if habits:
         imports = ['from transformer_perf.estimates import as_assumptions', *imports]
-        preset = call_of(f'as_assumptions({preset})', habits)
+        own = '' if state.software == 'any' else f', {state.software!r}'
+        preset = call_of(f'as_assumptions({preset}{own})', habits)
     call = (f'search({model}, {state.n_gpus}, {system}, '
             f'global_batch={state.global_batch}, strategy={state.strategy!r}, k={TOP}, '
-            f'assumptions={preset})')
+            f'assumptions={preset}{"" if habits else software_call(state)})')
     return '\n'.join(['from transformer_perf import search', *imports, call])
 
 def search_command(state: SearchState):  # str
@@ -1275,7 +1294,7 @@ def search_command(state: SearchState):  # str
     return (f'transformer-perf search --model {state.model} --system {state.system} '
             f'--nvlink-size {state.nvlink_size} --gpus {state.n_gpus} '
             f'--global-batch {state.global_batch} --strategy {state.strategy} --top {TOP} '
-            f'--assumptions {state.assumptions}')
+            f'--assumptions {state.assumptions}{software_option(state)}')
 
 # %% ../nbs/07b_panels.ipynb #b70e6b17
 def why_slower(
@@ -1520,7 +1539,7 @@ class SweepState:
     vary: str = 'n_gpus'         # one of SWEPT
     second: str = 'none'         # another, for a map
     doublings: int = 3           # so often doubled, and halved
-    assumptions: str = 'corrected'
+    assumptions: str = 'calibrated'
     model: str = 'gpt3_1T'
     system: str = 'H200'
     nvlink_size: int = 8
@@ -1756,7 +1775,7 @@ class RooflineState:
     "The controls of the roofline panel."
     model: str = 'gpt3'
     system: str = 'H200'
-    assumptions: str = 'corrected'
+    assumptions: str = 'calibrated'
     strategy: str = '1d'
     seq_len: int = 2048
     micro_batch: int = 1
@@ -1927,7 +1946,7 @@ class CollectivesState:
     n_gpus: int = 32
     system: str = 'A100'
     nvlink_size: int = 4
-    assumptions: str = 'corrected'
+    assumptions: str = 'calibrated'
 
     @property
     def in_domain(self):
@@ -2213,8 +2232,9 @@ HELP = {
     'model': 'What is trained: a published model, or an uploaded config.json.',
     'system': 'The GPU and its links.', 'nvlink_size': 'GPUs in an NVLink domain.',
     'global_batch': 'Samples of an iteration.',
-    'assumptions': 'corrected: the published model, its slips mended; paper: slips included; '
-                   'calibrated: measured kernels, with an interval of the time.',
+    'assumptions': 'calibrated: measured kernels, with an interval of the time; corrected: the '
+                   'published model, its slips mended; paper: slips included.',
+    'software': 'Which software runs it, at measured prices: what it costs, hides and chooses.',
     'strategy': 'How tensors are shared out: 1d over tp; 2d-seqp over tp and, by the sequence, cp; '
                 '2d on a grid (SUMMA).',
     'n_gpus': 'All GPUs of the job; the copies (dp) follow.',
