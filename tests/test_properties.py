@@ -16,7 +16,7 @@ from transformer_perf.iteration import readable
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import sizes_of
 from transformer_perf.modules import (
-    STRATEGIES, Job, Layouts, count, ends_cost, host_wait, layer_cost)
+    STRATEGIES, CountedJob, Layouts, count, ends_cost, host_wait, layer_cost)
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.systems import as_system
 
@@ -83,7 +83,7 @@ def test_array_is_elementwise(points, model, strategy, preset, gpu, flash):
     sizes = sizes_of(model) | {'depth': 64}
     def cost(**columns):
         if strategy == '1d': columns['cp'] = columns['cp'] * 0 + 1
-        job = Job(**sizes, micro_batches=16, strategy=strategy, nvlink_tp=columns['tp'],
+        job = CountedJob(**sizes, micro_batches=16, strategy=strategy, nvlink_tp=columns['tp'],
                   assumptions=a, units=system.units, **columns)
         return whole_cost(job, system)
     together = cost(**dict(zip(COLUMNS, map(np.array, zip(*points)))))
@@ -491,7 +491,7 @@ def test_system_fields_may_be_arrays(preset):
     "A sweep over imagined hardware is one computation."
     system, bandwidth = as_system('H100-80GB'), np.array([[500.], [4800.], [16000.]])
     a = as_assumptions(preset).on(system)
-    job = Job(seq_len=2048, embed_dim=25600, block=gpt_block(25600, 160),
+    job = CountedJob(seq_len=2048, embed_dim=25600, block=gpt_block(25600, 160),
               micro_batch=np.array([1., 2.]), tp=np.array([4, 8]), nvlink_tp=np.array([4, 8]),
               assumptions=a)
     cost = lambda s: layer_cost(job, pricer_of(s, a)).forward

@@ -58,7 +58,7 @@ def sizes_in(one, given):  # dict: field -> Quantity
     if one.assumptions.measured: names += vars(one.assumptions.costs)
     return {name: given[name] for name in names if name in given and given[name].value}
 
-def with_sizes(one, sizes):  # Job
+def with_sizes(one, sizes):  # CountedJob
     "The job of an estimate with some numbers changed, whether groups divide them or not."
     own = lambda record: {name: x for name, x in sizes.items() if name in vars(record)}
     a, m = one.assumptions, one.assumptions.measured

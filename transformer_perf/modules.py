@@ -22,7 +22,7 @@ from transformer_perf.estimates import (
     where)
 from .kernels import pricer_of
 from .blocks import (
-    STRATEGIES, Job, Layouts, end_operations, kinds_of, layer_operations, layers_of_kinds,
+    STRATEGIES, CountedJob, Layouts, end_operations, kinds_of, layer_operations, layers_of_kinds,
     numbers_in, pattern_in, words)
 
 # %% ../nbs/12_modules.ipynb #0917f916
@@ -44,7 +44,7 @@ def names_of_messages(work: Work, groups, silent):
     return [m.volume for m in sent], [m.kind for m in sent]
 
 # %% ../nbs/12_modules.ipynb #0917f918
-def groups_of(job: Job):  # dict: name -> Group
+def groups_of(job: CountedJob):  # dict: name -> Group
     "The groups that talk in a layer."
     every = {'tp': Group(job.tp, job.nvlink_tp), 'cp': Group(job.cp, job.nvlink_cp)}
     found = {name: every[name] for name in STRATEGIES[job.strategy].groups}
@@ -89,13 +89,13 @@ class Layer(NamedTuple):
     full: float         # how often all of them do, with the layer
     steps: tuple = ()   # of an optimizer's on matrices: (Works, whether of routed experts, whose)
 
-def counted_layer(job: Job):  # Layer
+def counted_layer(job: CountedJob):  # Layer
     "The layer at hand."
     rows = listed(job.operations, groups_of(job), job.units)
     layer = Layer(rows, job.here.ffn.sends_tokens, (), 0., steps_on_matrices(job))
     return with_recompute(layer, job.recompute, job.layers)
 
-def steps_on_matrices(job: Job):  # as `Layer.steps`
+def steps_on_matrices(job: CountedJob):  # as `Layer.steps`
     "What optimizers compute of the whole matrices of a layer, once a step."
     found = []
     for name in np.unique(job.optimizer).tolist():
@@ -231,7 +231,7 @@ def freed_of(recompute, op: Operation):  # GB
     found = sum(GB * is_again(recompute, part) for part, GB in op.frees)
     return np.minimum(found, op.activations)
 
-def layer_memory(job: Job):  # Stored
+def layer_memory(job: CountedJob):  # Stored
     "What one layer stores, priced on no system at all."
     operations, full = layer_operations(job), full_share(job.recompute, job.layers)
     kept = sum(op.activations for op in operations)
@@ -252,7 +252,7 @@ class Matrices(NamedTuple):
     beside: float = 0.    # GB that optimizers keep of the first as wholes
     routed_beside: float = 0.   # of the others
 
-def layer_matrices(job: Job):  # Matrices
+def layer_matrices(job: CountedJob):  # Matrices
     "The matrices of a layer, for optimizers that take them as a whole."
     weights = sum(op.in_matrices for op in job.operations if not op.routed)
     kinds = [[x for op in job.operations if op.routed == flag for x in op.matrices]
@@ -260,7 +260,7 @@ def layer_matrices(job: Job):  # Matrices
     number, routed = (sum(x.number for x in kind) for kind in kinds)
     return Matrices(weights, number, routed, *(kept_beside(job, kind) for kind in kinds))
 
-def kept_beside(job: Job, matrices):  # GB
+def kept_beside(job: CountedJob, matrices):  # GB
     "What optimizers keep of matrices as wholes."
     found = 0.
     for name in np.unique(job.optimizer).tolist():
@@ -334,7 +334,7 @@ def summed_layer(layer: Layer, priced: Priced, p: Layouts):  # LayerCost
                      waits[0] * (1 + full) + waits[1], late, at(added(priced.flops)))
 
 # %% ../nbs/12_modules.ipynb #456b2953
-def layer_cost(job: Job, pricer):  # LayerCost
+def layer_cost(job: CountedJob, pricer):  # LayerCost
     "What one layer takes."
     layer = counted_layer(job)
     cost = summed_layer(layer, *priced_rows([layer.rows], pricer), job)
@@ -345,7 +345,7 @@ def with_steps(cost: LayerCost, layer: Layer, pricer, columns=None):  # LayerCos
     step, routed = step_seconds(layer, pricer, columns)
     return cost._replace(step=step, step_routed=routed)
 
-def boundary_of(job: Job):  # GB
+def boundary_of(job: CountedJob):  # GB
     "What a GPU hands to the next pipeline stage: its share of the layer's output."
     shared = job if job.sequence_sharded is True else job._replace(sequence_sharded=True)
     rows, columns = STRATEGIES[job.strategy].between(shared)
@@ -499,7 +499,7 @@ def pipeline_time(
     return ((pp - 1 - slow) * near + slow * far) / links
 
 # %% ../nbs/12_modules.ipynb #d9fda5d4
-def counted_ends(job: Job):  # (Listed of the first stage, of the last), or () where none count
+def counted_ends(job: CountedJob):  # (Listed of the first stage, of the last), or ()
     "What the first and the last stage compute beside their layers."
     if not any_of(words(job)): return ()
     groups = groups_of_ends(job)
@@ -515,7 +515,7 @@ def seconds_of_ends(priced, counts):  # (s of the first stage, s of the last)
     return tuple((at_columns(added(end.forward.total + end.backward.total), end.columns)
                   + added(end.sent_forward + end.sent_backward)) * counts for end in priced)
 
-def ends_cost(job: Job, pricer):  # (s of the first stage, s of the last)
+def ends_cost(job: CountedJob, pricer):  # (s of the first stage, s of the last)
     "What the first and the last stage compute beside their layers."
     ends = counted_ends(job)
     return seconds_of_ends(priced_rows(ends, pricer) if ends else (), words(job) > 0)
@@ -527,7 +527,7 @@ class EndWeights(NamedTuple):
     shared: float = 0.   # of them the same, where a stage has both
     ahead: float = 0.    # words of multi-token prediction, where a stage has the last alone
 
-def end_weights(job: Job, ends=None):  # EndWeights
+def end_weights(job: CountedJob, ends=None):  # EndWeights
     "Weights beside the layers; `ends` as in `counted_ends`."
     ends = counted_ends(job) if ends is None else ends
     if not ends: return EndWeights()
@@ -590,7 +590,7 @@ def of_kinds(found, p: Layouts):
     size, every = len(found[0]), np.broadcast_arrays(*itertools.chain(*found), p.column)[:-1]
     return type(found[0])(*(np.stack(every[i::size]) for i in range(size)))   # all of one shape
 
-def beside_layers(job: Job):  # Beside
+def beside_layers(job: CountedJob):  # Beside
     "What a GPU hands on and needs at hand beside its layers."
     E, rows, e = job.units.element, job.tokens, job.embed_dim
     halves = [half for kind in job.kinds for half in kind.here.halves]
@@ -600,7 +600,7 @@ def beside_layers(job: Job):  # Beside
     return Beside(boundary_of(job), E * rows * e * (job.tp > 1), E * rows * keys,
                   E * words(job) * e, E * widest, E / 2 * rows * words(job))
 
-def count(job: Job):  # Workload
+def count(job: CountedJob):  # Workload
     "The only place that counts: every layer and both ends, once."
     kinds, ends = tuple(map(counted_layer, job.kinds)), counted_ends(job)
     number = numbers_in(job.order, job.depth, job.mtp_layers)
@@ -634,7 +634,7 @@ def model_figures(
     model, assumptions = as_model(model), as_assumptions(assumptions)
     units = Units() if system is None else as_system(system).units
     sizes = sizes_of(model) | {'mtp_layers': 0}
-    job = Job(**sizes, units=units, assumptions=assumptions)
+    job = CountedJob(**sizes, units=units, assumptions=assumptions)
     total = lambda w: (sum(counted(w, units)[:2]) if system is None
                        else flops(w, as_system(system)))
     count = lambda ops: sum(total(op.forward) + total(op.backward) for op in ops)
@@ -666,7 +666,7 @@ def checked_groups(parallelism, topology, system, names):
     return found
 
 # %% ../nbs/96_paper_names.ipynb #bd880e09
-def module_job(strategy, sizes, parallelism, topology, system, assumed):  # Job
+def module_job(strategy, sizes, parallelism, topology, system, assumed):  # CountedJob
     "The paper's arguments as a job; a ValueError unless everything divides."
     b, l, e, f, h = (1 if size is None else whole(size, name)
                      for name, size in zip('blefh', sizes))
@@ -674,7 +674,7 @@ def module_job(strategy, sizes, parallelism, topology, system, assumed):  # Job
     groups = checked_groups(parallelism, topology, system, ONE if strategy == '1d' else TWO)
     places = {f'nvlink_{name}': group.in_domain for name, group in groups.items()}
     shares = {name: group.size for name, group in groups.items()}
-    job = Job(seq_len=l, embed_dim=e, block=gpt_block(e, h, f), micro_batch=b,
+    job = CountedJob(seq_len=l, embed_dim=e, block=gpt_block(e, h, f), micro_batch=b,
               panels=system.summa_nb, strategy=strategy, **places, **shares, units=system.units,
               assumptions=Assumptions(**assumed), recompute=assumed.get('recompute', 'none'))
     for rule in module_rules(job, *sizes[3:]): divides(*rule)
@@ -684,7 +684,7 @@ def module_job(strategy, sizes, parallelism, topology, system, assumed):  # Job
 
 # %% ../nbs/96_paper_names.ipynb #acc570ba
 def module_table(
-    operations,              # Job -> list of Operation
+    operations,              # CountedJob -> list of Operation
     strategy, sizes,         # b, l, e, f, h; None where the module has none
     parallelism, topology,   # GPUs of each group, and of them in one NVLink domain
     system, **assumed,

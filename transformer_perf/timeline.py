@@ -36,7 +36,7 @@ from .estimates import (
     CHOICES, OPTIMIZERS, Assumptions, Group, any_of, in_low_precision, launched, of_names,
     of_recipe, state_bytes, tells_matrices, where)
 from .kernels import pricer_of
-from .blocks import STRATEGIES, Job, Layouts, expert_copies, words
+from .blocks import STRATEGIES, CountedJob, Layouts, expert_copies, words
 from .modules import (
     LayerCost, Matrices, Stored, Workload, count, data_parallel_time, ends_GB, gathered,
     gradient_held, groups_of, groups_of_ends, if_any, of_kinds, pipeline_time, priced_rows,
@@ -67,10 +67,10 @@ def job_of(
     model,          # a Model, or an object whose sizes are columns
     system: System, global_batch,
     assumptions: Assumptions,
-):  # Job
+):  # CountedJob
     "The rows of a table as the job that is counted and priced."
     known = isinstance(model, Model)
-    return Job(**sizes_of(model), **layouts_of(t, system, global_batch, assumptions),
+    return CountedJob(**sizes_of(model), **layouts_of(t, system, global_batch, assumptions),
                flops_per_token=model.flops_per_token('megatron') if known else None)
 
 # %% ../nbs/87_timeline.ipynb #83c55b7b
@@ -310,7 +310,7 @@ def mean_layer(parts, layers):
 # %% ../nbs/87_timeline.ipynb #83c55b82
 def costs_at_places(
     work: Workload,   # of layers
-    job: Job,         # the same layers, placed
+    job: CountedJob,         # the same layers, placed
     columns,          # which column of the work each placed layer has; None: they are the same
     pricer, recompute,
 ):  # (list of LayerCost, s of both ends)
@@ -776,7 +776,7 @@ def memories_played(each, memory: Memory):  # Memory
     return memory
 
 # %% ../nbs/87_timeline.ipynb #04b00007
-def job_of_estimate(one):  # Job
+def job_of_estimate(one):  # CountedJob
     "What was estimated, as a job to count."
     return job_of(vars(one.parallel), one.model, one.system, one.global_batch, one.assumptions)
 
