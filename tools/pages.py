@@ -42,7 +42,7 @@ REFERENCE = [
     ('Play', ['play', '07b_']),
     ('Models, parameters, pictures', ['00b_', '01b_', '07_', '07c_', '08_', '28_']),
     ('How an iteration is added up', ['04b_', '05c_']),
-    ('Runs and files', ['12_', '10b_', '16_', '17_', '06c_']),
+    ('Runs and files', ['12_', '12b_', '10b_', '16_', '17_', '06c_']),
     ('Command line and API', ['11_', '06b_', '90_', '90b_', 'api/index']),
     ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_block',
                 'howto_add_an_optimizer', 'howto_add_a_strategy', 'howto_add_a_schedule',
