@@ -52,7 +52,7 @@ def tokens(text, line=1):  # yields (line, kind, token)
 
 # %% ../nbs/12b_scripts.ipynb #12b1000c
 AS_IF = {   # words that begin a command -> the same with `if`
-    'while': ['if'], 'until': ['if', '!'], 'for': ['if', 'for'], 
+    'while': ['if'], 'until': ['if', '!'], 'for': ['if', 'for'], 'select': ['if', 'for'],
     'do': ['&&', '?', '\n', 'then'], 'done': ['fi'], '{': [':', '\n', 'if', 'then'], '}': ['fi'],
     'case': ['if', '[', '-n', '""', ']', '\n', 'then'], 'esac': ['fi'], 'time': []}
 APART, IDLE = ('\n', ';', '&&', '||', '|', '&'), ('then', 'elif', 'else', 'fi')
@@ -97,11 +97,11 @@ def unknown(line, what):  # str
 @dataclass
 class Shell:
     "What is known at one place of a script."
-    lines: list             # of the script
-    ahead: list             # its tokens, the next one last
-    known: dict             # variable -> str, or list of str
-    runs: bool = True       # False in a branch that does not run
-    holds: object = True    # whether the last command succeeded; None: not known
+    lines: list            # of the script
+    ahead: list            # its tokens, the next one last
+    known: dict            # variable -> str, or list of str
+    runs: bool = True      # False in a branch that does not run
+    holds: object = True   # whether the last command succeeded; None: not known
     room: int = 500_000   # characters and variables that its steps may handle
     depth: int = 0        # conditions that are open
     found: list = field(default_factory=list)   # (line, words) of each command
@@ -124,7 +124,8 @@ def of_tree(node):  # int, or list
     sides = of_tree(node.left), of_tree(node.right)
     sizes = [len(x) if isinstance(x, list) else abs(x) for x in sides]
     most = MOST_ITEMS if list in map(type, sides) else 2**63
-    if max(*sizes, math.prod(sizes) * isinstance(node.op, ast.Mult)) > most: raise ValueError
+    if isinstance(node.op, ast.Mult): sizes.append(math.prod(sizes))
+    if max(sizes) > most: raise ValueError
     return OPERATORS[type(node.op)](*sides)
 
 def parsed(text):  # int, or list
@@ -243,7 +244,7 @@ def truth(test):  # bool, or None where it is not known
 
 # %% ../nbs/12b_scripts.ipynb #12b1001e
 DECLARING = ('export', 'declare', 'local', 'readonly', 'typeset')
-CHANGED = re.compile(rf'({NAME})(?:\s*[-+*/%]?=(?!=)|\+\+|--|\s+in\s)')   # in `let`, `((` and `for`
+CHANGED = re.compile(rf'({NAME})(?:\[[^]]*\])?(?:\s*[-+*/%]?=(?!=)|\+\+|--|\s+in\s)')
 
 def run(shell, command):  # whether it succeeds, or None where that is not known
     "Note what a command sets, or its words."
@@ -255,9 +256,9 @@ def run(shell, command):  # whether it succeeds, or None where that is not known
         return True
     while ASSIGNED.match(command[0][1]): command = command[1:]
     found = [x for item in command for x in words(shell, *item)]
-    if first in ('let', 'for') or first[:2] == '((':
-        for name in CHANGED.findall(' '.join(found)):
-            shell.known[name] = unknown(line, ' '.join(found))
+    changed = found[1:] if first in ('read', 'unset') else []
+    if re.match(rf'(?:let|for)$|\(\(|{NAME}\[', first): changed = CHANGED.findall(' '.join(found))
+    for name in changed: shell.known[name] = unknown(line, ' '.join(found))
     at = found.index('-c') if '-c' in found[1:-1] else 0
     if at and found[at - 1][-2:] == 'sh':   # a script in a word
         shell.spend(len(found[at + 1]))
