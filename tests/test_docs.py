@@ -60,7 +60,7 @@ def test_order_of_pages():
     found = listed(known)
     assert [page for page in found if has_number(page)] == sorted(known)
     assert found[-1] == 'references' and 'api/index' in found
-    with pytest.raises(ValueError, match='89_other.ipynb has no place'): listed(['89_other'])
+    with pytest.raises(ValueError, match='other.ipynb has no place'): listed(['other'])
 
 
 def test_numbers_are_the_reading_order():

@@ -668,15 +668,84 @@ SCRIPTS = [   # each with four GPUs for tensors
     'T=4\nA="--tensor-model-parallel-size $T \\\n --micro-batch-size 2"\npython t.py $A',
     f"bash -c '{TRAIN} 4'", f'N=2; T=$((N * 2))\n{TRAIN}=$T | tee x',
     f"cat <<EOF > hosts\nit's here\nEOF\n{TRAIN} 4 > log 2>&1 &",
-    f'if [ "$1" = big ]; then\n L=4\nelse\n L=4\nfi\n{TRAIN} ${{TP:-4}} --lr $L']
+    f'if [ "$1" = big ]; then\n L=4\nelse\n L=4\nfi\n{TRAIN} ${{TP:-4}} --lr $L',
+    f'T=${{T:-"4"}}\n{TRAIN} $T', f'{TRAIN} "${{T:-"4"}}"', f': ${{T:=4}}\n{TRAIN} $T',
+    f': "${{T:="4"}}"; {TRAIN} ${{T}}', f'{TRAIN} ${{A:-${{B:-4}}}}', f'{TRAIN} ${{1:-4}}',
+    f'export T=4 U=8\n{TRAIN} $T', f'U=8 T=4\nA=1 {TRAIN} $T', f"U='$T'; T=4\n{TRAIN} $T --lr $U",
+    f'A=8B\ncase $A in\n "7B") T=1 ;;\n 8B|9B) T=4; U=1 ;;\n *) T=2 ;;\nesac\n{TRAIN} $T',
+    f'case "$1" in\n x) T=4 ;;\n *) T=4 ;;\nesac\n{TRAIN} $T',
+    f'T=4; [ $T = 1 ] && T=2\n[[ $T == 4 ]] || T=3\n[ $T = 5 ] && {{ T=6; T=7; }}\n{TRAIN} $T',
+    f'T=4; A=1\nif [ $T -eq 4 ] && [ $A = 2 ]; then T=8; fi\n{TRAIN} $T',
+    f'if [ -z "$T" ]; then T=4; fi\n{TRAIN} $T', f'[ -z "$T" ] && T=4; {TRAIN} $T',
+    f'if [ $X = 1 ]; then T=4; elif [ $X = 2 ]; then T=4; else T=4; fi\n{TRAIN} $T',
+    f'T=4\nwhile [[ $# -gt 0 ]]; do case $1 in --tp) T=$2; shift;; esac; done\n{TRAIN} $T',
+    f'f() {{\n local T=4\n {TRAIN} $T\n}}\nfunction usage {{\n echo "f"\n}}\nf',
+    f'if [ $X = 1 ]; then\n {TRAIN} 4\nelse\n srun {TRAIN} 4\nfi',
+    f'T=4 # it is "4"\n(cd x; {TRAIN} $T) 2>&1 >"log $T" |& tee x',
+    f'A=(--tp x)\nA+=" --y"; A=("${{A[@]}}" # not "y\n 4)\n{TRAIN} $((8 / 2)) ${{A[@]}}']
 
 
 @pytest.mark.parametrize('script', SCRIPTS, ids=range(len(SCRIPTS)))
 def test_scripts(script): assert as_job(script + '\n').parallel.tp == 4
 
 
+NEEDS = '--tensor-model-parallel-size needs '
+UNKNOWN = [   # what is told of it
+    (f'\n{TRAIN} \\\n $T', f"line 3: {NEEDS}'$T', which the script does not say"),
+    (f'T=1\nT=$(nproc)\n{TRAIN} $T', f"line 2: {NEEDS}'$(nproc)'"),
+    (f'A=(\n 1\n $T)\n{TRAIN} ${{A[1]}}', f"line 3: {NEEDS}'$T'"),
+    (f'T=2\nif [ $X = 1 ]; then\n T=4\nfi\n{TRAIN} $T', f"line 2: {NEEDS}'4 or 2 (if [ $X = 1 ]"),
+    (f'T=2\ncase $1 in a) T=4;; esac\n{TRAIN} $T', f"line 2: {NEEDS}'4 or 2 (case $1 in"),
+    (f'for T in 1 2; do\n{TRAIN} $T\ndone', f"line 1: {NEEDS}'for T in 1 2'"),
+    (f'T=2\nwhile read x; do T=$((T * 2)); done\n{TRAIN} $T', f"line 2: {NEEDS}'4 or 2 (while"),
+    (f'T=2\nlet T=T*2\n{TRAIN} $T', f"line 2: {NEEDS}'let T=T*2'"),
+    (f'T=2\n(( T += 2 ))\n{TRAIN} $T', f"line 2: {NEEDS}'(( T += 2 ))'"),
+    (f'T=2\nread -r T\n{TRAIN} $T', f"line 2: {NEEDS}'read -r T'"),
+    (f'T=(1 2)\nT[0]=8\n{TRAIN} $T', f"line 2: {NEEDS}'T[0]=8'"),
+    (f'select T in 1 2; do\n{TRAIN} $T\ndone', f"line 1: {NEEDS}'for T in 1 2'"),
+    (f'A=tp-4\n{TRAIN} ${{A##*-}}', f"line 2: {NEEDS}'${{A##*-}}'"),
+    (f'[ $X = 1 ] && T=4\n{TRAIN} $T', f"line 1: {NEEDS}'nothing or 4"),
+    ('A=1\nB="x', 'line 2: a quote or bracket is not closed'),
+    ('A=1\n\nB=(x', 'line 3: a quote or bracket is not closed'),
+    (f'{TRAIN} 4\n{TRAIN} 2', '2 commands here have flags of Megatron-LM, not one: lines 1, 2'),
+    (f'cat > x.sh <<EOF\nsrun {TRAIN} 4\nEOF\nsbatch x.sh', 'line 2 is in none that is read'),
+    ('if [ x ]; then ' * 60 + TRAIN, 'nested too deep')]
+
+
+@pytest.mark.parametrize('script, says', UNKNOWN, ids=range(len(UNKNOWN)))
+def test_what_is_not_known_has_a_line(script, says): assert says in refused(as_job, script + '\n')
+
+
+def test_a_branch_is_told_only_where_flags_differ():
+    "Both branches by their flags and the line that decides; other values are no matter."
+    often = ('if [ $X = 1 ]; then\n A=(--bf16 {})\n L=1; P=a\nelse\n A=(--bf16)\n L=2; P=b\nfi\n'
+             + TRAIN + ' 4 ${{A[@]}} --lr $L --save $P\n')
+    job = as_job(often.format('--sequence-parallel'))
+    assert job.parallel.precision == 'bf16' and not job.parallel.sequence_sharded
+    assert [key for key, _ in job.ignored] == [
+        '--lr', '--save', 'line 1: --sequence-parallel or nothing (if [ $X = 1 ]; then)']
+    assert [key for key, _ in as_job(often.format('')).ignored] == ['--lr', '--save']
+
+
+def test_slurm_sets_what_its_head_says():
+    head = '#SBATCH --nodes=4\n#SBATCH --ntasks-per-node 8\n'
+    for nodes in ('$SLURM_NNODES', '${SLURM_NNODES:-1}', '${SLURM_JOB_NUM_NODES}'):
+        script = f'srun torchrun --nnodes {nodes} --nproc_per_node 8 {TRAIN.split(" ", 1)[1]} 4\n'
+        assert as_job(head + script).n_gpus == 32
+    assert as_job(head + f'srun {TRAIN} 4\n').n_gpus == 32
+
+
+def test_branches_that_start_other_numbers_of_gpus_leave_them_open():
+    both = ('if [ $X = 1 ]; then\n torchrun --nproc_per_node {} t.py {}\n'
+            'else\n srun -n {} {} 4\nfi\n')
+    flags = TRAIN.split(' ', 2)[2] + ' 4'
+    assert as_job(both.format(8, flags, 8, TRAIN)).n_gpus == 8
+    assert as_job(both.format(8, flags, 16, TRAIN)).n_gpus is None
+
+
 CRUMBS = ['$', '{', '}', '((', '))', '(', ')', '"', "'", '\\', '`', '#', '\n', ' ', ';', '|', '&',
-          '<', '>', '=', 'A', 'if', 'fi', 'do', '--tp', '[@]', ':-', '<<E', '1', '+', '\0', '-c']
+          '<', '>', '=', 'A', 'if', 'fi', 'do', 'then ', 'case ', 'esac', ';;', '--tp', '[@]', ':-',
+          '<<E', '1', '+', '\0', '-c']
 
 
 @settings(max_examples=300, deadline=None)

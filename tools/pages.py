@@ -36,7 +36,7 @@ REFERENCE = [
     ('Play', ['play', '80_']),
     ('Models, parameters, pictures', ['8[1-6]_']),
     ('How an iteration is added up', ['8[78]_']),
-    ('Runs and files', ['9[0-4]_']),
+    ('Runs and files', ['89_', '9[0-4]_']),
     ('Command line and API', ['9[5-9]_', 'api/index']),
     ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_block',
                 'howto_add_an_optimizer', 'howto_add_a_strategy', 'howto_add_a_schedule',

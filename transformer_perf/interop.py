@@ -4,40 +4,34 @@
 
 # %% auto #0
 __all__ = ['OF_JOBS', 'SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'LIST', 'HARMLESS', 'OFF_WORDS', 'MODEL_FIELDS',
-           'PARALLEL_FIELDS', 'NEEDED', 'FP8', 'SHARDS', 'MEGATRON_ROWS', 'LATENT', 'MOST_LAYERS', 'MEGATRON',
-           'LARGEST_TEXT', 'NESTED', 'PIECE', 'HEREDOC', 'MARK', 'NAME', 'MOST_WORDS', 'OPERATORS', 'EXPANDED',
-           'OPENING', 'CLOSING', 'LEADING', 'LEADING_OR_CLOSING', 'COMPARED', 'NUMBERED', 'PER_NODE', 'NODES', 'IN_ALL',
-           'FLAGS', 'CODE', 'UNSAID', 'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS', 'ACCELERATE_KINDS',
-           'ACCELERATE', 'ORDERS', 'CHECKPOINTS', 'TORCHTITAN_ROWS', 'TORCHTITAN', 'OWN', 'KEYS', 'FORMATS', 'EXPORTS',
-           'BESIDE', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS', 'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE',
-           'FACTORS', 'NUMBERS', 'TrainingJob', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of',
-           'words_in_any_case', 'same_words', 'one_word', 'no_model', 'add', 'value', 'spelled', 'why_ignored',
-           'understood', 'also', 'copies', 'batch', 'model_said', 'job_said', 'take', 'zero_of_megatron',
+           'PARALLEL_FIELDS', 'NEEDED', 'FP8', 'SHARDS', 'MEGATRON_ROWS', 'LATENT', 'MEGATRON', 'FLAGS',
+           'MAY_HOLD_FLAGS', 'UNREAD', 'CODE', 'UNSAID', 'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS',
+           'ACCELERATE_KINDS', 'ACCELERATE', 'ORDERS', 'CHECKPOINTS', 'TORCHTITAN_ROWS', 'TORCHTITAN', 'LARGEST_TEXT',
+           'OWN', 'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS', 'LARGEST_LOSS',
+           'PEAK', 'TIMES', 'LARGEST_TRACE', 'FACTORS', 'NUMBERS', 'TrainingJob', 'Kind', 'Row', 'Said', 'Format',
+           'number', 'words_of', 'words_in_any_case', 'same_words', 'one_word', 'no_model', 'add', 'value', 'spelled',
+           'why_ignored', 'understood', 'also', 'copies', 'batch', 'model_said', 'job_said', 'take', 'zero_of_megatron',
            'overlap_of_megatron', 'recompute_of_megatron', 'graphs_of_megatron', 'chunks_of_megatron',
-           'heads_of_megatron', 'list_said', 'of_tree', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron',
+           'heads_of_megatron', 'list_said', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron',
            'positions_of_megatron', 'derive_megatron', 'recompute_for_megatron', 'stages_for_megatron',
-           'graphs_for_megatron', 'undo_megatron', 'model_for_megatron', 'without_heredocs', 'pieces', 'unknown',
-           'summed', 'variable', 'expanded', 'one_expanded', 'words', 'all_words', 'assignment', 'as_plain', 'maybe',
-           'truth', 'branch', 'commands_of', 'carry_out', 'opens_array', 'joined_arrays', 'plain_words', 'options',
-           'gpus_of', 'named_unknown', 'as_value', 'without_strays', 'flags_of', 'slurm_of', 'nothing', 'elsewhere',
-           'fixed', 'derive_deepspeed', 'undo_deepspeed', 'zero_of_fsdp', 'copies_of_accelerate', 'derive_accelerate',
-           'undo_accelerate', 'batch_of_torchtitan', 'micro_batch_of_torchtitan', 'copies_of_torchtitan',
-           'order_of_torchtitan', 'derive_torchtitan', 'undo_torchtitan', 'plain_loader', 'not_valid', 'parse_yaml',
-           'parse_toml', 'flat', 'kind_of', 'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text',
-           'job_in', 'facts_of', 'keys_for', 'no_difference', 'meaning', 'lost', 'puts_off', 'set_elsewhere', 'nested',
-           'as_flags', 'as_script', 'comment', 'as_yaml', 'software_said', 'system_said', 'as_own', 'job_asked',
-           'export', 'figure_said', 'steps_of', 'steps_table', 'read_log', 'trace_text', 'arguments', 'launched_by',
-           'is_kernel', 'events_in', 'kernels_of', 'read_profile', 'sides', 'read_products']
+           'graphs_for_megatron', 'undo_megatron', 'model_for_megatron', 'place_of', 'as_value', 'without_strays',
+           'training_commands', 'flags_of', 'nothing', 'elsewhere', 'fixed', 'derive_deepspeed', 'undo_deepspeed',
+           'zero_of_fsdp', 'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate', 'batch_of_torchtitan',
+           'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan', 'derive_torchtitan',
+           'undo_torchtitan', 'plain_loader', 'not_valid', 'parse_yaml', 'parse_toml', 'flat', 'kind_of',
+           'megatron_keys', 'own_job', 'job_of_dict', 'as_job', 'job_of_text', 'job_in', 'facts_of', 'keys_for',
+           'no_difference', 'meaning', 'lost', 'puts_off', 'set_elsewhere', 'nested', 'as_flags', 'as_script',
+           'comment', 'as_yaml', 'software_said', 'system_said', 'as_own', 'job_asked', 'export', 'figure_said',
+           'steps_of', 'steps_table', 'read_log', 'trace_text', 'arguments', 'launched_by', 'is_kernel', 'events_in',
+           'kernels_of', 'read_profile', 'sides', 'read_products']
 
 # %% ../nbs/90_interop.ipynb #12ab0005
-import ast
 import dataclasses
 import gzip
 import io
 import itertools
 import json
 import math
-import operator
 import os
 import re
 import shlex
@@ -62,6 +56,7 @@ from .timeline import PLACES
 from .iteration import Estimate, Parallel, changes_something
 from .modules import reduces_each
 from .schedules import chunks_of, layout_of
+from .scripts import MARK, commands_of, gpus_of, options, parsed, slurm_of
 
 # %% ../nbs/90_interop.ipynb #12ab0009
 OF_JOBS = ('flash_attention', 'capacity_factor', 'expert_imbalance', 'fp8_parameters',
@@ -458,28 +453,12 @@ def heads_of_megatron(facts, ignored):
 LATENT = dict(kv_lora_rank=32, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 
 # %% ../nbs/90_interop.ipynb #12ab0017
-MOST_LAYERS = 10_000
-
 def list_said(text, key):  # list of int, or int
     "A number, or a list written with + and *, without running anything."
-    try: return of_tree(ast.parse(text.strip(), mode='eval').body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
+    try: return parsed(text)
+    except ValueError:
         raise ValueError(f'{key}={quoted(text)} must be a number or a list such as '
                          '([0]*3+[1]*58)') from None
-
-def of_tree(node):
-    "The value of a tree of lists, numbers, + and *."
-    if isinstance(node, ast.Constant) and type(node.value) is int: return node.value
-    if isinstance(node, ast.List): found = [of_tree(item) for item in node.elts]
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
-        left, right = of_tree(node.left), of_tree(node.right)
-        sizes = [len(x) if isinstance(x, list) else abs(x) for x in (left, right)]
-        if max(sizes) > MOST_LAYERS or isinstance(node.op, ast.Mult) and (
-                math.prod(sizes) > MOST_LAYERS): raise ValueError
-        found = left + right if isinstance(node.op, ast.Add) else left * right
-    else: raise ValueError
-    if isinstance(found, list) and len(found) > MOST_LAYERS: raise ValueError
-    return found
 
 # %% ../nbs/90_interop.ipynb #8008269d
 def experts_of_megatron(facts, ignored):
@@ -633,326 +612,66 @@ MEGATRON = Format(MEGATRON_ROWS, derive_megatron, undo_megatron, {
     '--use-tp-pp-dp-mapping': 'another order of ranks',
     '--make-vocab-size-divisible-by': 'padding of the vocabulary'}, 'Megatron-Core')
 
-# %% ../nbs/90_interop.ipynb #12ab001d
-LARGEST_TEXT = 256 * 1024   # characters of a script, or of a variable in it
-NESTED = r'\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)'   # $(...) and $((...))
-PIECE = re.compile(rf'''
-    (?P<space>(?:[ \t\r]|\\\r?\n)+) | (?P<comment>(?<![^\s;&|()])\#[^\n]*)
-  | (?P<operator>\n|;+|&&?|\|\|?|\d?>[>&]?|<<?<?|[()]) | (?P<single>'[^']*') | (?P<dynamic>{NESTED})
-  | (?P<double>"(?:\\.|{NESTED}|(?!\$\()[^"\\])*") | (?P<escaped>\\.) | (?P<tick>`[^`]*`)
-  | (?P<braced>\$\{{[^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*)*\}})
-  | (?P<plain>(?:\$(?![({{])|[^\s'"\\;&|()<>$`])+)
-''', re.VERBOSE | re.DOTALL)
-HEREDOC = re.compile(r'''(?<!<)<<-?[ \t]*(['"]?)(\w+)\1''')
-
-# %% ../nbs/90_interop.ipynb #cd3f3b36
-def without_heredocs(text):  # str
-    "A script without the texts that stand in it as files."
-    lines, found, end = text.split('\n'), [], None
-    still = {}   # a line -> the last place where it stands
-    for i, line in enumerate(lines): still[line.strip()] = i
-    for i, line in enumerate(lines):
-        if end is not None:
-            if line.strip() == end: end = None
-            continue
-        start = HEREDOC.search(line)
-        if start and still.get(start[2], -1) > i: end, line = start[2], HEREDOC.sub('', line, 1)
-        found.append(line)
-    return '\n'.join(found)
-
-# %% ../nbs/90_interop.ipynb #4185f38a
-def pieces(text):  # list of commands, each a list of words, each a list of (kind, text)
-    "A script cut into words; a single operator is a word of its own."
-    commands, word, at = [[]], None, 0
-    text = without_heredocs(text)
-    while at < len(text):
-        found = PIECE.match(text, at)
-        if not found: raise ValueError(f'a quote or bracket is not closed: {quoted(text[at:])}')
-        kind, at = found.lastgroup, found.end()
-        if kind in ('space', 'comment', 'operator'): word = None
-        if kind == 'operator' and found[0][0] in '\n;&|': commands.append([])
-        elif kind == 'operator': commands[-1].append([(kind, found[0])])
-        elif kind not in ('space', 'comment'):
-            if word is None: word = []; commands[-1].append(word)
-            word.append((kind, found[0]))
-    return [command for command in commands if command]
-
-# %% ../nbs/90_interop.ipynb #12ab001f
-MARK = '\0'
-def unknown(name): return f'{MARK}{name.replace(MARK, "")[:60]}{MARK}'
-NAME = r'[A-Za-z_]\w*'
-MOST_WORDS = 20_000
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-             ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
-
-def summed(text, known):  # str
-    "What is between $(( and )): whole numbers, variables, + - * / %."
-    def of(node):
-        if isinstance(node, ast.Constant) and type(node.value) is int: return node.value
-        if isinstance(node, ast.Name): return int(known.get(node.id, ''))
-        if not isinstance(node, ast.BinOp) or type(node.op) not in OPERATORS: raise ValueError
-        found = OPERATORS[type(node.op)](of(node.left), of(node.right))
-        if abs(found) > 2**63: raise ValueError
-        return found
-    plain = re.sub(rf'\$\{{?({NAME})\}}?', r'\1', text).strip()
-    try: return str(of(ast.parse(plain, mode='eval').body))
-    except (SyntaxError, ValueError, TypeError, ZeroDivisionError, RecursionError, MemoryError):
-        return unknown('$((...))')
-
-# %% ../nbs/90_interop.ipynb #24366f51
-def variable(text, known):  # str or list
-    "What ${...} stands for."
-    found = re.fullmatch(rf'({NAME})(\[[@*]\]|\[\d+\])?(?::?([-=+?])(.*))?', text, re.DOTALL)
-    if not found: return unknown(f'${text}')
-    name, at, sign, other = found.groups()
-    x = known.get(name)
-    if x is None: return expanded(other, known) if sign in ('-', '=') else unknown(f'${name}')
-    if sign == '+': return expanded(other, known)
-    if isinstance(x, list) and at not in ('[@]', '[*]'):
-        i = int(at[1:-1]) if at else 0
-        return x[i] if i < len(x) else unknown(f'${name}')
-    return x
-
-# %% ../nbs/90_interop.ipynb #12ab0020
-EXPANDED = re.compile(rf'''\\(.) | ({NESTED}) | \$\{{([^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*)*)\}}
-    | \$({NAME}|[@*\#?0-9]) | `[^`]*`''', re.VERBOSE | re.DOTALL)
-
-def expanded(text, known):  # str
-    "A text with its variables put in, as inside double quotes."
-    room = LARGEST_TEXT
-    def put(found):
-        nonlocal room
-        x = one_expanded(*found.groups(), found[0], known)
-        room -= len(x)
-        if room < 0: raise ValueError(f'a text grows longer than {LARGEST_TEXT} characters')
-        return x
-    return EXPANDED.sub(put, text)
-
-def one_expanded(escaped, nested, braced, name, text, known):  # str
-    "What one variable, command or escaped character becomes."
-    if escaped: return escaped if escaped in '$`"\\' else '' if escaped == '\n' else text
-    if nested and nested.startswith('$(('): return summed(nested[3:-2], known)
-    if nested or not (braced or name): return unknown('$(...)')
-    x = variable(braced or name, known)
-    if not isinstance(x, list): return x
-    return ' '.join(x) if sum(map(len, x)) <= LARGEST_TEXT else MARK * (LARGEST_TEXT + 1)
-
-# %% ../nbs/90_interop.ipynb #e3cc0d27
-def words(word, known):  # list of str
-    "The words that one word of a script becomes."
-    array = re.fullmatch(rf'("?)\$\{{({NAME})\[[@*]\]\}}"?', ''.join(text for _, text in word))
-    if array and isinstance(known.get(array[2]), list):
-        items = known[array[2]]
-        return items if array[1] else [x for item in items for x in item.split()]
-    found = ['']
-    for kind, text in word:
-        if kind in ('single', 'escaped'): found[-1] += text[1:-1] if kind == 'single' else text[1:]
-        elif kind == 'double': found[-1] += expanded(text[1:-1], known)
-        else:
-            first, *more = re.split(r'\s+', expanded(text, known))
-            found[-1] += first
-            found += more
-        if len(found[-1]) > LARGEST_TEXT: raise ValueError('a word grows too long')
-    return [x for x in found if x or any(kind in ('single', 'double') for kind, _ in word)]
-
-# %% ../nbs/90_interop.ipynb #12ab0021
-OPENING, CLOSING = {'if', 'for', 'while', 'until', 'case', 'select'}, {'fi', 'done', 'esac'}
-LEADING = {'then', 'else', 'elif', 'do', '{', '}', '!', 'export', 'declare', 'local', 'readonly',
-           'exec', 'time', 'nohup', 'sudo', *OPENING}
-
-def all_words(command, known):  # list of str
-    "The words of a command, without operators and where they send what it prints."
-    found, skip = [], False
-    for word in command:
-        if word[0][0] == 'operator': skip = '>' in word[0][1] or '<' in word[0][1]; continue
-        if not skip: found += words(word, known)
-        skip = False
-        if len(found) > MOST_WORDS: raise ValueError(f'a command has more than {MOST_WORDS} words')
-    return found
-
-# %% ../nbs/90_interop.ipynb #9c2ad5fc
-def assignment(command, known):  # (name, value) or None
-    "What a command assigns, if it does nothing else."
-    (kind, text), *rest = command[0]
-    found = re.match(rf'({NAME})(\+?)=', text) if kind == 'plain' else None
-    if not found: return None
-    name, more = found[1], found[2]
-    first = [(kind, text[found.end():]), *rest]
-    if not first[0][1] and not rest and command[1:2] == [[('operator', '(')]]:
-        old = known.get(name, []) if more else []
-        return name, [*(old if isinstance(old, list) else [old]),
-                      *all_words(command[2:], known)]
-    if len(command) > 1: return None   # for one command only
-    text = ''.join(expanded(text[1:-1], known) if kind == 'double' else text[1:-1]
-                   if kind == 'single' else expanded(text, known) for kind, text in first)
-    return name, str(known.get(name, '')) * bool(more) + text
-
-LEADING_OR_CLOSING = LEADING | CLOSING
-def as_plain(word): return ''.join(text for _, text in word)
-
-# %% ../nbs/90_interop.ipynb #4e684710
-def maybe(name, old, new):  # str or list
-    "What a variable holds after an assignment that may be or not be."
-    open_end = unknown(f'${name}?')
-    if old == new: return new
-    if isinstance(old, list) and isinstance(new, list) and new[:len(old)] == old:
-        return [*old, open_end]
-    if isinstance(old, str) and isinstance(new, str) and new.startswith(old): return old + open_end
-    return open_end
-
-COMPARED = {'=': operator.eq, '==': operator.eq, '!=': operator.ne}
-NUMBERED = {'-eq': operator.eq, '-ne': operator.ne, '-lt': operator.lt, '-le': operator.le,
-            '-gt': operator.gt, '-ge': operator.ge}
-
-def truth(test):  # bool, or None where it is not known
-    "Whether a condition holds: [ A = B ], [[ -n A ]] and the like."
-    inside = test[1:-1] if test[:1] in (['['], ['[[']) else test[1:] if test[:1] == ['test'] else []
-    if not inside or MARK in ''.join(inside): return None
-    match inside:
-        case ['-n', x]: return bool(x)
-        case ['-z', x]: return not x
-        case [x, sign, y] if sign in COMPARED and not set(y) & {*'*?['}: return COMPARED[sign](x, y)
-        case [x, sign, y] if sign in NUMBERED and x.isdigit() and y.isdigit():
-            return NUMBERED[sign](int(x), int(y))
-    return None
-
-# %% ../nbs/90_interop.ipynb #6f2d20e5
-def branch(stack, leading):
-    "Where in conditions and loops a command is: a list with what is known of each."
-    for word in leading:
-        if word in OPENING: stack.append(None)
-        elif word in CLOSING and stack: stack.pop()
-        elif word == 'else' and stack: stack[-1] = None if stack[-1] is None else not stack[-1]
-        elif word == 'elif' and stack: stack[-1] = False if stack[-1] else None
-    if len(stack) > 100: raise ValueError('its conditions are nested too deep')
-
-def commands_of(text):  # list of commands, each a list of str
-    "The commands of a script, their variables put in."
-    known, stack, found = {}, [], []
-    every = joined_arrays(pieces(text))
-    for command, after in zip(every, [*every[1:], [[('', '')]]]):
-        leading = list(itertools.takewhile(LEADING_OR_CLOSING.__contains__, map(as_plain, command)))
-        branch(stack, leading)
-        command = command[len(leading):]
-        if leading[-1:] == ['if'] and as_plain(after[0]) == 'then' and command:
-            stack[-1] = truth(plain_words(command, known))
-        elif command and False not in stack: carry_out(command, known, None in stack, found)
-    return found
-
-# %% ../nbs/90_interop.ipynb #61af74d4
-def carry_out(command, known, in_doubt, found):
-    "Note what a command assigns, or its words."
-    set_here = assignment(command, known)
-    if set_here is None: found.append(plain_words(command, known)); return
-    name, x = set_here
-    known[name] = maybe(name, known.get(name), x) if in_doubt else x
-    if len(x) > (MOST_WORDS if isinstance(x, list) else LARGEST_TEXT):
-        raise ValueError(f'{name} grows too long')
-
-# %% ../nbs/90_interop.ipynb #12ab0022
-def opens_array(command):
-    "Whether an array begins in a command and does not end in it."
-    starts = [i for i, word in enumerate(command[:-1]) if command[i + 1] == [('operator', '(')]
-              and word[-1][1].endswith('=')]
-    return bool(starts) and [('operator', ')')] not in command[starts[0]:]
-
-def joined_arrays(commands):  # list of commands
-    "Arrays may go over lines: what stands between ( and ) of an assignment is one command."
-    found, open_array = [], False
-    for command in commands:
-        if open_array: found[-1] += command
-        else: found.append(list(command))
-        ends = [('operator', ')')] in command
-        open_array = not ends if open_array else opens_array(command)
-    return found
-
-# %% ../nbs/90_interop.ipynb #d503634a
-def plain_words(command, known):  # list of str
-    "The words of a command that runs something; a script in a word (bash -c '...') is read too."
-    found = all_words(command, known)
-    if '-c' in found[:-1]:
-        inside = found[found.index('-c') + 1]
-        more = [x for inner in pieces(inside) for x in all_words(inner, known)]
-        return found[:found.index('-c')] + more
-    return found
-
-# %% ../nbs/90_interop.ipynb #12ab0025
-PER_NODE = ('--nproc_per_node', '--nproc-per-node', '--num_gpus', '--ntasks-per-node',
-            '--gpus-per-node', '--gpus_per_node')
-NODES = ('--nnodes', '--num_nodes', '--nodes', '-N')
-IN_ALL = ('--num_processes', '--ntasks', '-n', '-np')
-
-def options(found):  # dict: key -> list of values
-    "The options among words; one that is given twice must say the same."
-    pairs, said = [], {}
-    for word in found:
-        if re.match(r'--[A-Za-z]', word) or word in ('-n', '-np', '-N'):
-            key, equals, x = word.partition('=')
-            pairs.append((key, [x] * bool(equals)))
-        elif pairs: pairs[-1][1].append(word)
-    for key, values in pairs:
-        if said.setdefault(key, values) != values:
-            raise ValueError(f'{key} is given twice: {quoted(" ".join(said[key]))} and '
-                             f'{quoted(" ".join(values))}')
-    return said
-
-# %% ../nbs/90_interop.ipynb #43474891
-def gpus_of(launch):  # (keys, GPUs) or None
-    "How many processes a launcher starts: one for each GPU."
-    count = lambda names: next(((name, int(launch[name][0])) for name in names
-        if launch.get(name) and launch[name][0].isdigit() and launch[name][0] != '0'), None)
-    total, nodes, each = map(count, (IN_ALL, NODES, PER_NODE))
-    if nodes and each: return f'{nodes[0]} * {each[0]}', nodes[1] * each[1]
-    if total: return total
-    one_node = each and not any(name in launch for name in NODES)
-    return each if one_node else None
-
 # %% ../nbs/90_interop.ipynb #12ab0026
-def named_unknown(text): return quoted(text.replace(MARK, ''))[1:-1]
+FLAGS = {row.key: row.kind.switch for row in MEGATRON_ROWS if row.key}
+MAY_HOLD_FLAGS = re.compile(rf'{MARK}\d+: (?:[^($]*(?<!\S)--|\$\{{\w+\[)')
+
+UNREAD = (['echo'], ['printf'])   # commands that only print
+
+def place_of(text):  # [line, what stands there]
+    "What is not known in a word."
+    return text.split(MARK)[1].split(': ', 1)
 
 def as_value(texts, key):
     "The value of an option: true where it has none, a number where it looks like one."
     for text in texts:
-        if MARK in text:
-            raise ValueError(f'{key}: the script does not say {named_unknown(text)}')
+        if MARK not in text: continue
+        if key not in FLAGS: return True   # whatever it is, it is not used
+        line, what = place_of(text)
+        raise ValueError(f'line {line}: {key} needs {quoted(what)}, which the script does not say')
     if not texts: return True
     found = [int(x) if re.fullmatch(r'[+-]?\d[\d_]{0,25}', x) else x for x in texts]
     return found[0] if len(found) == 1 else found
-
-FLAGS = {row.key: row.kind.switch for row in MEGATRON_ROWS if row.key}
 
 def without_strays(mine):  # (dict: key -> list of values, list of str)
     "Options without the words that no one knows and that are none of their values."
     found, strays = {}, []
     for key, texts in mine.items():
         own = texts[:not FLAGS.get(key, False)]
-        if key not in FLAGS: strays += [x for x in own if x.endswith(f'?{MARK}') or '[' in x]
+        if key not in FLAGS: strays += filter(MAY_HOLD_FLAGS.search, own)
         more = texts[len(own):]
         found[key] = own + [x for x in more if MARK not in x]
         strays += [x for x in more if MARK in x]
     return found, strays
 
 # %% ../nbs/90_interop.ipynb #dc216c7a
+def training_commands(text):  # list of (line, options of what starts it, options of its own)
+    "The commands of a script with the most flags of Megatron-LM: all of them say the same."
+    every, found = [words for words in commands_of(text) if words[1][:1] not in UNREAD], []
+    flags = [len(FLAGS.keys() & {x.partition('=')[0] for x in words}) for _, words in every]
+    for (line, words), n in zip(every, flags):
+        if not n or n < max(flags): continue
+        at = next((i for i, word in enumerate(words) if word.endswith('.py')), -1)
+        with naming(f'line {line}'): mine = options(words[at + 1:])
+        found.append((line, options(words[:at]) if at > 0 else mine, mine))
+    said = [{key: x for key, x in mine.items() if key in FLAGS} for _, _, mine in found]
+    if not found:
+        lines = [i for i, line in enumerate(text.splitlines(), 1) if FLAGS.keys() & {*line.split()}]
+        why = f'; line {lines[0]} is in none that is read' if lines else ''
+        raise ValueError(f'no commands here have flags of Megatron-LM{why}')
+    if any(flags != said[0] for flags in said):
+        lines = ', '.join(str(line) for line, *_ in found[:4])
+        raise ValueError(f'{len(found)} commands here have flags of Megatron-LM, not one: '
+                         f'lines {lines}')
+    return found
+
 def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, strays)
     "The flags of the command that trains, what starts it, and words that are not known."
-    known = {row.key for row in MEGATRON_ROWS}
-    every = [found for found in commands_of(text) if found[:1] not in (['echo'], ['printf'])]
-    flags = [len(known & {w.partition('=')[0] for w in found}) for found in every]
-    own = [found for n, found in zip(flags, every) if n and n == max(flags)]
-    if len(own) != 1:
-        raise ValueError(f'{len(own) or "no"} commands here have flags of Megatron-LM, not one')
-    at = next((i for i, word in enumerate(own[0]) if word.endswith('.py')), -1)
-    launch, mine = options(own[0][:max(at, 0)]), options(own[0][at + 1:])
-    if at < 0: launch = mine
-    mine, strays = without_strays(mine)
-    used = {key: x for key, x in mine.items() if key in known or MARK not in ''.join(x)}
-    gpus = gpus_of(launch) or gpus_of({**slurm_of(text), **launch})
-    return {key: as_value(x, key) for key, x in used.items()}, gpus, strays
-
-def slurm_of(text):  # dict: key -> list of values
-    "The options of Slurm at the head of a script."
-    lines = re.findall(r'(?m)^#SBATCH[ \t]+([^\n#]*)', text)
-    return dict(pair for line in lines for pair in options(line.split()).items())
+    commands = training_commands(text)
+    mine, strays = without_strays(commands[0][2])
+    started = [gpus_of(launch) or gpus_of(slurm_of(text) | launch) for _, launch, _ in commands]
+    same = len({gpus and gpus[1] for gpus in started}) == 1
+    return {key: as_value(x, key) for key, x in mine.items()}, started[0] if same else None, strays
 
 # %% ../nbs/90_interop.ipynb #12ab0028
 def nothing(facts, ignored): "There is nothing to derive."
@@ -1254,6 +973,8 @@ TORCHTITAN = Format(TORCHTITAN_ROWS, derive_torchtitan, undo_torchtitan, {
     'is computed again'}, 'torchtitan')
 
 # %% ../nbs/90_interop.ipynb #12ab0031
+LARGEST_TEXT = 256 * 1024   # characters of a file
+
 def plain_loader():  # class
     "A loader of YAML that makes no object but plain ones, and none that stands in two places."
     import yaml
@@ -1388,12 +1109,10 @@ def as_job(
 
 def job_of_text(text, n_gpus=None):  # TrainingJob
     "A job from a command line or a script."
-    if len(text) > LARGEST_TEXT:
-        raise ValueError(f'a script of more than {LARGEST_TEXT} characters is not read')
     keys, gpus, strays = flags_of(text)
     job = job_of_dict(keys, n_gpus, 'flags', gpus)
-    why = 'depends on what a running shell would know; flags in it are not read'
-    more = tuple((named_unknown(x), why) for x in dict.fromkeys(strays))
+    why = 'known only when the script runs; flags in it are not read'
+    more = tuple((f'line {": ".join(place_of(x))}', why) for x in dict.fromkeys(strays))
     return dataclasses.replace(job, ignored=job.ignored + more)
 
 # %% ../nbs/90_interop.ipynb #b47e4cd2
