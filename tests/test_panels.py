@@ -1262,7 +1262,6 @@ def test_browser_plays_the_pipeline(browser_page):
 
 
 def test_browser_says_why_nothing_fits(browser_page):
-    move(browser_page, 'search', 'model', 'vit_era5')
     move(browser_page, 'search', 'system', 'A100')
     text, _ = move(browser_page, 'search', 'n_gpus', '64')
     assert 'No configuration of 64 GPUs is feasible' in text and 'Traceback' not in text
