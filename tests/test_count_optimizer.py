@@ -12,7 +12,7 @@ from transformer_perf.blocks import kinds_of
 from transformer_perf.estimates import (
     NEWTON_SCHULZ, OPTIMIZERS, Group, Matrix, Message, Optimizer, Roofline, Work, as_assumptions,
     orthogonalized)
-from transformer_perf.interop import TrainingJob, as_job, export
+from transformer_perf.interop import Job, as_job, export
 from transformer_perf.timeline import dealt, job_of
 from transformer_perf.models import NAMED
 from transformer_perf.systems import as_system
@@ -252,13 +252,13 @@ def test_a_script_says_its_optimizer(word, name):
                                             ('json', 'json')])
 def test_other_files_say_it_too(format, suffix, tmp_path):
     p = Parallel(dp=8, zero_stage=3, optimizer='muon')
-    job = TrainingJob(p, NAMED[DENSE], 64, 8, 8192)
+    job = Job(p, NAMED[DENSE], 64, 8, 8192)
     (tmp_path / f'job.{suffix}').write_text(export(job, format))
     assert as_job(str(tmp_path / f'job.{suffix}'), 8).parallel.optimizer == 'muon'
 
 
 def test_what_a_file_cannot_say_is_said_beside_it():
-    job = TrainingJob(Parallel(dp=8, zero_stage=3, optimizer='muon'), NAMED[DENSE], 64, 8, 8192)
+    job = Job(Parallel(dp=8, zero_stage=3, optimizer='muon'), NAMED[DENSE], 64, 8, 8192)
     assert 'optimizer=muon (the script that trains)' in export(job, 'accelerate')
 
 

@@ -27,8 +27,9 @@ import pages
 import pictures
 from transformer_perf import Assumptions, Model, Parallel, System, estimate, plots, search
 from transformer_perf.cli import COMMANDS, main
-from transformer_perf.estimates import RECIPES
+from transformer_perf.estimates import OPTIMIZERS, RECIPES
 from transformer_perf.exercises import NotYet
+from transformer_perf.interop import FORMATS
 from transformer_perf.modules import STRATEGIES, model_figures
 from transformer_perf.schedules import SCHEDULES
 
@@ -425,8 +426,9 @@ def lines(text): return [line.rstrip() for line in text.splitlines()]
 
 @pytest.fixture
 def own_tables():
-    "Strategies, schedules and precisions that a how-to adds are taken away again."
-    before = [(table, dict(table)) for table in (STRATEGIES, SCHEDULES, RECIPES)]
+    "What a how-to adds to a table of ours is taken away again."
+    tables = (STRATEGIES, SCHEDULES, RECIPES, OPTIMIZERS, FORMATS)
+    before = [(table, dict(table)) for table in tables]
     yield
     for table, rows in before:
         table.clear()

@@ -17,7 +17,7 @@ from transformer_perf.cli import main
 from transformer_perf.configs import FAMILIES, FOREIGN, foreign_keys
 from transformer_perf.estimates import CHOICES
 from transformer_perf.interop import (
-    EXPORTS, FORMATS, TrainingJob, as_job, export, facts_of, meaning, no_difference, parse_yaml,
+    EXPORTS, FORMATS, Job, as_job, export, facts_of, meaning, no_difference, parse_yaml,
     read_log, read_products, read_profile)
 from transformer_perf.models import NAMED, as_model
 
@@ -275,7 +275,7 @@ def test_parameters_as_transformers_counts_them(kind):
 
 # jobs
 
-def back(text, name):  # TrainingJob
+def back(text, name):  # Job
     "What a text that `export` wrote says."
     if name == 'megatron': return as_job(text)
     return as_job(json.loads(text) if name in ('json', 'deepspeed') else parse_yaml(text, name))
@@ -302,14 +302,14 @@ KNOWN_MODELS = [None, *NAMED.values(), *(as_model(file) for _, file in FILES)]
 
 
 @st.composite
-def jobs(draw):  # TrainingJob
+def jobs(draw):  # Job
     "Any job."
     sizes_drawn = draw(sizes)
     if sizes_drawn.get('schedule') in ('zb-v', 'dualpipe-v'): sizes_drawn['virtual_stages'] = 2
     p, m = Parallel(**sizes_drawn), draw(pick(KNOWN_MODELS))
     batch = draw(pick([None, p.dp * p.micro_batch * 20]))
     l = m.seq_len if m else draw(pick([None, 4096]))
-    return TrainingJob(p, m, batch, draw(pick([p.n_gpus, p.n_gpus, None])), l)
+    return Job(p, m, batch, draw(pick([p.n_gpus, p.n_gpus, None])), l)
 
 
 @settings(max_examples=300, deadline=None)
@@ -339,7 +339,7 @@ def test_every_choice_has_a_row(name):
         'virtual_stages', 'schedule', 'micro_batch', 'sequence_sharded'}
     if 'graph_impl' in facts: facts |= {'cuda_graphs'}   # said by two flags
     assert {*CHOICES, 'tp', 'cp', 'pp'} <= facts
-    job = TrainingJob(Parallel(tp=2, dp=4, zero_stage=3), global_batch=8, n_gpus=8, seq_len=64)
+    job = Job(Parallel(tp=2, dp=4, zero_stage=3), global_batch=8, n_gpus=8, seq_len=64)
     for field, x in (('reduce_each', False), ('strategy', '2d')):
         changed = dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, **{field: x}))
         if (field, name) == ('reduce_each', 'accelerate'):
@@ -353,14 +353,14 @@ def test_memory_is_that_of_the_job(name, stage):
     "Gradients too are shared out in stages 2 and 3, whichever format says so."
     m = NAMED['llama3.1_70B']
     p = Parallel(dp=64, zero_stage=stage, recompute='full', dp_overlap=True)
-    text = export(TrainingJob(p, m, 256, 64, m.seq_len), name)
+    text = export(Job(p, m, 256, 64, m.seq_len), name)
     again = dataclasses.replace(back(text, name).parallel, recompute='full', dp_overlap=True)
     one, two = (estimate(m, q, 'H100-80GB', 256, assumptions='corrected').stats for q in (p, again))
     assert {n: two[n] for n in one if n.startswith('memory')} == {
         n: x for n, x in one.items() if n.startswith('memory')}
     assert one['iteration_s'] == two['iteration_s']
     assert ('sync_each_batch=True' in text) == (name == 'accelerate' and stage > 1)
-    once = TrainingJob(p, m, 64, 64, m.seq_len)   # nothing is added up
+    once = Job(p, m, 64, 64, m.seq_len)   # nothing is added up
     assert 'sync_each_batch' not in export(once, name)
 
 
@@ -369,7 +369,7 @@ def test_gradients_in_a_pipeline_of_torchtitan():
     given = {'parallelism': {'pipeline_parallel_degree': 2, 'data_parallel_shard_degree': 8}}
     p = as_job(given).parallel
     assert (p.zero_stage, p.reduce_each) == (2, False)
-    job = TrainingJob(Parallel(pp=2, dp=8, zero_stage=2), None, 64, 16, 4096)
+    job = Job(Parallel(pp=2, dp=8, zero_stage=2), None, 64, 16, 4096)
     assert 'reduce_each=True cannot be said in torchtitan' in refused(export, job, 'torchtitan')
     job = dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, reduce_each=False))
     assert back(export(job, 'torchtitan'), 'torchtitan').parallel.reduce_each is False
@@ -384,7 +384,7 @@ def test_uneven_stages_are_written(name, pp, v):
     "Megatron-LM asserts that layers divide, unless each chunk is told; and takes one flag of two."
     m = NAMED[name]
     p = Parallel(tp=8, pp=pp, virtual_stages=v, dp=2, sequence_sharded=True, zero_stage=1)
-    text = export(TrainingJob(p, m, 64, p.n_gpus, m.seq_len), 'megatron')
+    text = export(Job(p, m, 64, p.n_gpus, m.seq_len), 'megatron')
     again = as_job(text).parallel
     assert again.layout.count('m') == (m.mtp_layers > 0) and again.virtual_stages == (v or 1)
     assert 'virtual' not in text and as_job(export(as_job(text), 'megatron')).parallel == again
@@ -395,7 +395,7 @@ def test_uneven_stages_are_written(name, pp, v):
 
 def test_even_stages_need_no_layout():
     m = NAMED['llama3.1_70B']
-    job = TrainingJob(Parallel(pp=4, virtual_stages=5), m, 64, 4, m.seq_len)
+    job = Job(Parallel(pp=4, virtual_stages=5), m, 64, 4, m.seq_len)
     text = export(job, 'megatron')
     assert '--num-virtual-stages-per-pipeline-rank 5' in text and 'layout' not in text
     many = dataclasses.replace(job, parallel=Parallel(pp=4, virtual_stages=30))
@@ -406,7 +406,7 @@ def test_even_stages_need_no_layout():
 def test_models_as_flags(name):
     "Every model that is known by name, but one that is not causal, or has two shapes of biases."
     m = NAMED[name]
-    job = TrainingJob(Parallel(tp=2), m, 16, 2, m.seq_len)
+    job = Job(Parallel(tp=2), m, 16, 2, m.seq_len)
     text = export(job, 'megatron')
     assert meaning(as_job(text).model) == meaning(m)
     assert as_job(text).model.parameters == m.parameters
@@ -416,7 +416,7 @@ def test_experts_as_megatron_takes_them():
     "A bias of the router goes with sigmoids only; the products of experts are grouped."
     for name in ('deepseek_v3', 'mixtral_8x7B', 'llama3.1_8B'):
         m = NAMED[name]
-        text = export(TrainingJob(Parallel(tp=2), m, 16, 2, m.seq_len), 'megatron')
+        text = export(Job(Parallel(tp=2), m, 16, 2, m.seq_len), 'megatron')
         assert ('--moe-router-score-function sigmoid' in text) == m.router_bias
         assert ('--moe-router-enable-expert-bias' in text) == m.router_bias
         assert ('--moe-grouped-gemm' in text) == bool(m.experts)
@@ -480,7 +480,7 @@ def test_the_usual_width_of_a_gated_mlp(e, width):
 def test_weights_are_gathered_behind_something_where_they_are_shared_out(stage, overlap):
     "Megatron-LM refuses --overlap-param-gather without a distributed optimizer."
     p = Parallel(tp=2, dp=4, zero_stage=stage, dp_overlap=overlap)
-    job = TrainingJob(p, NAMED['llama3.1_8B'], 16, 8, 8192)
+    job = Job(p, NAMED['llama3.1_8B'], 16, 8, 8192)
     text = export(job, 'megatron')
     assert ('--overlap-param-gather' in text) == (overlap and stage > 0)
     assert ('--overlap-grad-reduce' in text) == overlap
@@ -753,7 +753,7 @@ CRUMBS = ['$', '{', '}', '((', '))', '(', ')', '"', "'", '\\', '`', '#', '\n', '
 def test_any_text(crumbs, more):
     "A job, or one line; never a surprise."
     for text in (''.join(crumbs) + more + '\n', FLAGS + ''.join(crumbs)):
-        try: assert isinstance(as_job(text), TrainingJob)
+        try: assert isinstance(as_job(text), Job)
         except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
 
 
@@ -764,7 +764,7 @@ def test_any_dict(data, name):
     given = data.draw(st.dictionaries(pick([*keys, 'x', 'fsdp_config', 'training']), pick(
         [*WORTHLESS, 2, 4, 'FSDP', 'none', 'auto', 'full', 'FULL_SHARD', '1F1B', [1, 2], 'p2p']),
         max_size=8))
-    try: assert isinstance(as_job(given), TrainingJob)
+    try: assert isinstance(as_job(given), Job)
     except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
 
 
@@ -772,7 +772,7 @@ def test_any_dict(data, name):
 
 def test_deepspeed_takes_it():
     config = pytest.importorskip('deepspeed.runtime.zero.config')
-    job = TrainingJob(Parallel(dp=8, zero_stage=3, dp_overlap=False), global_batch=64, n_gpus=8)
+    job = Job(Parallel(dp=8, zero_stage=3, dp_overlap=False), global_batch=64, n_gpus=8)
     text = json.loads(export(job, 'deepspeed'))
     found = config.DeepSpeedZeroConfig(**text['zero_optimization'])
     assert (int(found.stage), found.overlap_comm) == (3, False)
@@ -783,7 +783,7 @@ def test_deepspeed_takes_the_whole_file(stage):
     "On one process, which is all that its own check of the batch finds here."
     config = pytest.importorskip('deepspeed.runtime.config')
     p = Parallel(micro_batch=2, zero_stage=stage, dp_overlap=True)
-    found = config.DeepSpeedConfig(json.loads(export(TrainingJob(p, None, 64, 1), 'deepspeed')))
+    found = config.DeepSpeedConfig(json.loads(export(Job(p, None, 64, 1), 'deepspeed')))
     assert (found.train_batch_size, found.train_micro_batch_size_per_gpu) == (64, 2)
     assert found.gradient_accumulation_steps == 32 and found.zero_optimization_stage == stage
     assert found.bfloat16_config.enabled and not found.float16_config.enabled
@@ -791,7 +791,7 @@ def test_deepspeed_takes_the_whole_file(stage):
 
 def test_deepspeed_shares_experts():
     auto_ep = pytest.importorskip('deepspeed.module_inject.auto_ep_config')
-    keys = json.loads(export(TrainingJob(Parallel(dp=8, ep=4, zero_stage=2), n_gpus=8),
+    keys = json.loads(export(Job(Parallel(dp=8, ep=4, zero_stage=2), n_gpus=8),
                              'deepspeed'))
     found = auto_ep.parse_autoep_config(keys['expert_parallel'])
     assert (found.enabled, found.autoep_size) == (True, 4)
@@ -827,7 +827,7 @@ def test_accelerate_takes_it(p, tmp_path):
     "Its launcher reads the file, fills what is open, and finds nothing to refuse."
     launch = pytest.importorskip('accelerate.commands.launch')
     file = tmp_path / 'accelerate.yaml'
-    file.write_text(export(TrainingJob(p, n_gpus=8), 'accelerate'))
+    file.write_text(export(Job(p, n_gpus=8), 'accelerate'))
     given = launch.launch_command_parser().parse_args(['--config_file', str(file), 'train.py'])
     found = vars(launch._validate_launch_command(given)[0])
     assert {name: found[name] for name in LAUNCHED[p]} == LAUNCHED[p]
@@ -847,7 +847,7 @@ TITAN_LOG = ('\x1b[32m[titan] 2025-06-01 - root - INFO - \x1b[31mstep: {n:2d}  '
 
 def test_logs(tmp_path):
     "Times in s, tokens from the job, memory in GB; other lines are passed over."
-    job = TrainingJob(Parallel(tp=2, dp=4), global_batch=64, n_gpus=8, seq_len=1000)
+    job = Job(Parallel(tp=2, dp=4), global_batch=64, n_gpus=8, seq_len=1000)
     log = tmp_path / 'run.log'
     log.write_text('starting\n' + ''.join(MEGATRON_LOG.format(n=n, ms=800.) for n in (10, 20)))
     table = read_log(log, job)
@@ -859,7 +859,7 @@ def test_logs(tmp_path):
     assert table.iteration_s.tolist() == [1.6, 1.6] and table.mfu.round(6).tolist() == [.354] * 2
     assert abs(table.memory_GB[0] - 42.95) < .01
     assert 'iteration_s' not in read_log(log)
-    assert 'does not say seq_len' in refused(read_log, log, TrainingJob(Parallel()))
+    assert 'does not say seq_len' in refused(read_log, log, Job(Parallel()))
     log.write_text('nothing here')
     assert 'has no steps' in refused(read_log, log)
 
@@ -869,12 +869,12 @@ def test_logs(tmp_path):
                                   dict(zero_stage=0, dp=8, dp_replicate=2)])
 def test_what_makes_no_difference_is_no_reason_to_refuse(format, idle):
     p = Parallel(**idle)
-    assert export(TrainingJob(p, None, 8, p.dp, 1024), format)
+    assert export(Job(p, None, 8, p.dp, 1024), format)
 
 
 def test_logs_of_jobs_without_a_batch(tmp_path):
     "Megatron-LM prints its batch; for torchtitan the job must say it."
-    job = TrainingJob(Parallel(tp=2, dp=4), n_gpus=8, seq_len=1000)
+    job = Job(Parallel(tp=2, dp=4), n_gpus=8, seq_len=1000)
     log = tmp_path / 'run.log'
     log.write_text(TITAN_LOG.format(n=1))
     assert 'does not say global_batch' in refused(read_log, log, job)
@@ -1016,7 +1016,7 @@ COSTLY = ['<<A\n' * 60_000, 'A=x\necho ' + '$A' * 120_000, 'A=xxxxxxxxxx\n' + 'A
 def test_costly_scripts_cost_little(text):
     "Whatever grows is bounded: in time too."
     start = time.process_time()
-    try: assert isinstance(as_job(f'{FLAGS}\n{text}\n'), TrainingJob)
+    try: assert isinstance(as_job(f'{FLAGS}\n{text}\n'), Job)
     except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
     assert time.process_time() - start < 5
     assert 'is not read' in refused(as_job, 'x\n' * 200_000)
@@ -1049,7 +1049,7 @@ def test_cuda_graphs(said, graphs):
     assert again.parallel.cuda_graphs == graphs
     for name in ('deepspeed', 'accelerate', 'torchtitan'):
         p = Parallel(dp=8, cuda_graphs='iteration')
-        changed = TrainingJob(p, global_batch=8, n_gpus=8, seq_len=64)
+        changed = Job(p, global_batch=8, n_gpus=8, seq_len=64)
         assert "cuda_graphs='iteration' cannot be said" in refused(export, changed, name)
 
 

@@ -40,7 +40,8 @@ REFERENCE = [
     ('Command line and API', ['9[5-9]_', 'api/index']),
     ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_block',
                 'howto_add_an_optimizer', 'howto_add_a_strategy', 'howto_add_a_schedule',
-                'howto_add_a_precision', 'howto_add_a_software', 'howto_add_a_chapter']),
+                'howto_add_a_precision', 'howto_add_a_software', 'howto_add_a_job_format',
+                'howto_add_a_chapter']),
     ('Words and sources', ['glossary', 'references']),
 ]
 ORDER = COURSE + REFERENCE

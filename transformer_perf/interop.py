@@ -7,10 +7,10 @@ __all__ = ['OF_JOBS', 'SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'LIST'
            'PARALLEL_FIELDS', 'NEEDED', 'FP8', 'SHARDS', 'MEGATRON_ROWS', 'LATENT', 'MEGATRON', 'FLAGS',
            'MAY_HOLD_FLAGS', 'UNREAD', 'CODE', 'UNSAID', 'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS',
            'ACCELERATE_KINDS', 'ACCELERATE', 'ORDERS', 'CHECKPOINTS', 'TORCHTITAN_ROWS', 'TORCHTITAN', 'LARGEST_TEXT',
-           'OWN', 'KEYS', 'FORMATS', 'EXPORTS', 'BESIDE', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS', 'LARGEST_LOSS',
-           'PEAK', 'TIMES', 'LARGEST_TRACE', 'FACTORS', 'NUMBERS', 'TrainingJob', 'Kind', 'Row', 'Said', 'Format',
-           'number', 'words_of', 'words_in_any_case', 'same_words', 'one_word', 'no_model', 'add', 'value', 'spelled',
-           'why_ignored', 'understood', 'also', 'copies', 'batch', 'model_said', 'job_said', 'take', 'zero_of_megatron',
+           'OWN', 'FORMATS', 'EXPORTS', 'BESIDE', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS', 'LARGEST_LOSS', 'PEAK',
+           'TIMES', 'LARGEST_TRACE', 'FACTORS', 'NUMBERS', 'Job', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of',
+           'words_in_any_case', 'same_words', 'one_word', 'no_model', 'add', 'value', 'spelled', 'why_ignored',
+           'understood', 'also', 'copies', 'batch', 'model_said', 'job_said', 'take', 'zero_of_megatron',
            'overlap_of_megatron', 'recompute_of_megatron', 'graphs_of_megatron', 'chunks_of_megatron',
            'heads_of_megatron', 'list_said', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron',
            'positions_of_megatron', 'derive_megatron', 'recompute_for_megatron', 'stages_for_megatron',
@@ -64,7 +64,7 @@ OF_JOBS = ('flash_attention', 'capacity_factor', 'expert_imbalance', 'fp8_parame
 
 @checked
 @dataclass(frozen=True)
-class TrainingJob:
+class Job:
     "What a framework is told to train, and how; None where it says nothing."
     parallel: Parallel
     model: Model = None
@@ -117,6 +117,7 @@ class Format(NamedTuple):
     undo: Callable     # (dict of our facts) -> dict of its own
     not_yet: dict      # key -> what of it is not modelled yet
     software: str = None   # which runs it, by name; none where it may be another
+    known_by: tuple = ()   # keys that no other format has
 
 # %% ../nbs/90_interop.ipynb #12ab000c
 def number(least=1): return Kind(lambda x, key: whole(x, key, least), lambda fact: fact)
@@ -253,7 +254,7 @@ def model_said(facts):  # Model or None
     return Model(**{name: facts[name].value for name in MODEL_FIELDS if name in facts})
 
 # %% ../nbs/90_interop.ipynb #12ab0a10
-def job_said(facts, ignored):  # TrainingJob
+def job_said(facts, ignored):  # Job
     "Facts as a job."
     G, dp, n = batch(facts, *copies(facts))
     if value(facts, 'precision') == 'fp16': facts['precision'] = Said(None, 'bf16')   # as fast
@@ -261,8 +262,7 @@ def job_said(facts, ignored):  # TrainingJob
         del facts['reduce_each']   # each time: gradients are shared out
     own = {name: facts[name].value for name in PARALLEL_FIELDS if name in facts}
     p = Parallel(**own | ({'dp': dp} if dp else {}))
-    return TrainingJob(p, model_said(facts), G, n, value(facts, 'seq_len'),
-                       ignored=tuple(ignored))
+    return Job(p, model_said(facts), G, n, value(facts, 'seq_len'), ignored=tuple(ignored))
 
 # %% ../nbs/90_interop.ipynb #12ab0012
 FP8 = {'delayed': 'fp8', 'tensorwise': 'fp8', 'blockwise': 'fp8-block', 'mxfp8': 'mxfp8'}
@@ -734,7 +734,8 @@ DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {
     'fp16*': 'number formats', 'torch_autocast*': 'number formats', 'data_types*': 'number formats',
     'communication_data_type': 'number formats', 'zero_optimization.*': 'sizes of buckets',
     'activation_checkpointing.*': 'how checkpoints are kept', 'optimizer.*': 'other optimizers'},
-    'DeepSpeed')
+    'DeepSpeed', ('zero_optimization', 'train_batch_size', 'train_micro_batch_size_per_gpu',
+                  'gradient_accumulation_steps', 'tensor_parallel'))
 
 # %% ../nbs/90_interop.ipynb #12ab002a
 FSDP = {'FULL_SHARD': 3, 'SHARD_GRAD_OP': 2, 'NO_SHARD': 0, 'HYBRID_SHARD': 3,
@@ -830,7 +831,9 @@ ACCELERATE = Format(ACCELERATE_ROWS, derive_accelerate, undo_accelerate, {
     'deepspeed_config.deepspeed_config_file': 'another file; read it too',
     'parallelism_config.parallelism_config_sp_*': 'sequence parallelism of DeepSpeed',
     'fp8_config.*': 'number formats', 'fsdp_config.*': 'how FSDP goes about it',
-    'dynamo_config.*': 'compiled kernels'})
+    'dynamo_config.*': 'compiled kernels'}, None, (
+        'distributed_type', 'compute_environment', 'num_processes', 'fsdp_config',
+        'parallelism_config'))
 
 # %% ../nbs/90_interop.ipynb #12ab002d
 ORDERS = {'1F1B': '1f1b', 'Interleaved1F1B': '1f1b', 'GPipe': 'gpipe', 'ZBVZeroBubble': 'zb-v',
@@ -970,7 +973,7 @@ TORCHTITAN = Format(TORCHTITAN_ROWS, derive_torchtitan, undo_torchtitan, {
     'parallelism.module_fqns_per_model_part': 'stages of unequal depth',
     'compile.*': 'compiled kernels', 'memory_estimation.*': 'its own estimate',
     'model.*': 'models known by name to torchtitan only', 'activation_checkpoint.*': 'what exactly '
-    'is computed again'}, 'torchtitan')
+    'is computed again'}, 'torchtitan', ('training', 'parallelism', 'activation_checkpoint'))
 
 # %% ../nbs/90_interop.ipynb #12ab0031
 LARGEST_TEXT = 256 * 1024   # characters of a file
@@ -1030,19 +1033,13 @@ def flat(given, before=''):  # dict: path with dots -> value
 
 # %% ../nbs/90_interop.ipynb #12ab0032
 OWN = 'transformer_perf.job'
-KEYS = {   # keys that no other format has
-    'own': ('format',),
-    'deepspeed': ('zero_optimization', 'train_batch_size', 'train_micro_batch_size_per_gpu',
-                  'gradient_accumulation_steps', 'tensor_parallel'),
-    'accelerate': ('distributed_type', 'compute_environment', 'num_processes', 'fsdp_config',
-                   'parallelism_config'),
-    'torchtitan': ('training', 'parallelism', 'activation_checkpoint')}
 
 def kind_of(given):  # str
     "Which format a dict is in."
     first = {str(key).partition('.')[0] for key in given}
-    for kind, keys in KEYS.items():
-        if first & {*keys}: return kind
+    if 'format' in first: return 'own'
+    for kind, format in FORMATS.items():
+        if first & {*format.known_by}: return kind
     flags = {key.strip() for key in megatron_keys(given)}
     if len(flags & {row.key for row in MEGATRON_ROWS}) > 1: return 'megatron'
     raise ValueError('has no keys of Megatron-LM, DeepSpeed, Accelerate, torchtitan or our own')
@@ -1058,7 +1055,7 @@ def megatron_keys(given):  # dict: flag -> value
     return found
 
 # %% ../nbs/90_interop.ipynb #32ee68a6
-def own_job(given):  # TrainingJob
+def own_job(given):  # Job
     "A job in our own JSON."
     known = ('format', 'version', 'parallel', 'model', 'global_batch', 'n_gpus', 'seq_len',
              'ignored', 'software', 'system', 'assumes')
@@ -1072,7 +1069,7 @@ def own_job(given):  # TrainingJob
     pairs = of_type([] if given.get('ignored') is None else given['ignored'], list, 'ignored')
     ignored = tuple(tuple(map(str, of_type(pair, list, 'ignored'))) for pair in pairs)
     software, system = given.get('software'), given.get('system')
-    return TrainingJob(parallel, model, *(given.get(name) for name in known[4:7]),
+    return Job(parallel, model, *(given.get(name) for name in known[4:7]),
                        None if software is None else as_software(software),
                        None if system is None else as_system(system), given.get('assumes'),
                        ignored)
@@ -1081,7 +1078,7 @@ def own_job(given):  # TrainingJob
 FORMATS = {'megatron': MEGATRON, 'deepspeed': DEEPSPEED, 'accelerate': ACCELERATE,
            'torchtitan': TORCHTITAN}
 
-def job_of_dict(given, n_gpus=None, kind=None, gpus=None):  # TrainingJob
+def job_of_dict(given, n_gpus=None, kind=None, gpus=None):  # Job
     "A job from the keys of one format."
     kind = kind or kind_of(of_type(given, dict, 'job'))
     if kind == 'own': return own_job(given)
@@ -1096,18 +1093,18 @@ def job_of_dict(given, n_gpus=None, kind=None, gpus=None):  # TrainingJob
 
 # %% ../nbs/90_interop.ipynb #fc01894b
 def as_job(
-    job,           # a TrainingJob, a path, a text with flags, or a dict
+    job,           # a Job, a path, a text with flags, or a dict
     n_gpus=None,   # where the file does not say it
-):  # TrainingJob
-    "A `TrainingJob` from whatever form it was given in."
-    if isinstance(job, TrainingJob): return job
+):  # Job
+    "A `Job` from whatever form it was given in."
+    if isinstance(job, Job): return job
     if isinstance(job, dict): return job_of_dict(job, n_gpus)
     if isinstance(job, str) and ('\n' in job or ' --' in job):
         return job_of_text(job, n_gpus)
     if isinstance(job, (str, os.PathLike)): return job_in(job, n_gpus)
     raise ValueError(f'job must be a path, a text with flags or a dict, not {quoted(job)}')
 
-def job_of_text(text, n_gpus=None):  # TrainingJob
+def job_of_text(text, n_gpus=None):  # Job
     "A job from a command line or a script."
     keys, gpus, strays = flags_of(text)
     job = job_of_dict(keys, n_gpus, 'flags', gpus)
@@ -1116,7 +1113,7 @@ def job_of_text(text, n_gpus=None):  # TrainingJob
     return dataclasses.replace(job, ignored=job.ignored + more)
 
 # %% ../nbs/90_interop.ipynb #b47e4cd2
-def job_in(path, n_gpus=None):  # TrainingJob
+def job_in(path, n_gpus=None):  # Job
     "A job from a file."
     kind = os.path.splitext(path)[1].lower()
     readers = {'.json': parse_json, '.yaml': parse_yaml, '.yml': parse_yaml, '.toml': parse_toml}
@@ -1127,7 +1124,7 @@ def job_in(path, n_gpus=None):  # TrainingJob
     with naming(path): return job_of_dict(given, n_gpus)
 
 # %% ../nbs/90_interop.ipynb #12ab003a
-def facts_of(job: TrainingJob):  # dict: fact -> value
+def facts_of(job: Job):  # dict: fact -> value
     "A job as flat facts."
     m, p = job.model, job.parallel
     own = {} if m is None else {name: getattr(m, name) for name in MODEL_FIELDS} | {'model': m}
@@ -1136,7 +1133,7 @@ def facts_of(job: TrainingJob):  # dict: fact -> value
     if p.zero_stage is None: return own
     return own | {'reduce_each': bool(reduces_each(p.reduce_each, p.zero_stage))}
 
-def keys_for(job: TrainingJob, format):  # dict: key -> value
+def keys_for(job: Job, format):  # dict: key -> value
     "The keys that say a job in a format; what holds without a key has none."
     facts, found, done = format.undo(facts_of(job)), {}, set()
     for row in format.rows:
@@ -1167,7 +1164,7 @@ def meaning(m):  # Model or None
     return dataclasses.replace(m, **same)
 
 # %% ../nbs/90_interop.ipynb #12ab003b
-def lost(job: TrainingJob, again: TrainingJob):  # dict: field -> value
+def lost(job: Job, again: Job):  # dict: field -> value
     "What of a job did not come back."
     own, back, idle = facts_of(job), facts_of(again), no_difference(job.parallel, job.model)
     names = [n for n in (*PARALLEL_FIELDS, 'global_batch', 'n_gpus', 'seq_len') if n not in idle]
@@ -1181,13 +1178,13 @@ def lost(job: TrainingJob, again: TrainingJob):  # dict: field -> value
     return found
 
 # %% ../nbs/90_interop.ipynb #e720ac11
-def puts_off(job: TrainingJob):
+def puts_off(job: Job):
     "Whether Accelerate would, unless told, hold gradients whole that are shared out."
     p, G = job.parallel, job.global_batch or 0
     return p.dp > 1 and G > p.dp * p.micro_batch and facts_of(job)['reduce_each'] is True
 
 # %% ../nbs/90_interop.ipynb #e720ac10
-def set_elsewhere(job: TrainingJob, name, keys):  # list of str
+def set_elsewhere(job: Job, name, keys):  # list of str
     "What a format leaves to another place; a ValueError for what it cannot say at all."
     format = FORMATS[name]
     again = job_of_dict(keys, kind='flags' if name == 'megatron' else name)
@@ -1267,7 +1264,7 @@ EXPORTS = ('json', *FORMATS)
 BESIDE = {'accelerate': {'compute_environment': 'LOCAL_MACHINE', 'mixed_precision': 'bf16',
                          'num_machines': 1, 'machine_rank': 0}}
 
-def job_asked(what, model=None, global_batch=None):  # TrainingJob
+def job_asked(what, model=None, global_batch=None):  # Job
     "A job from an Estimate, a row of a search or what `as_job` takes."
     if isinstance(what, Estimate):
         m, a = what.model, what.assumptions
@@ -1275,21 +1272,21 @@ def job_asked(what, model=None, global_batch=None):  # TrainingJob
             name: x for name, x in (a.software.chooses or {}).items() if name in OF_JOBS})
         assumes = {name: getattr(a, name) for name in OF_JOBS
                    if getattr(a, name) != getattr(own, name)}
-        return TrainingJob(what.parallel, m, what.global_batch, what.parallel.n_gpus, m.seq_len,
+        return Job(what.parallel, m, what.global_batch, what.parallel.n_gpus, m.seq_len,
                            a.software, what.system, assumes or None)
     if not hasattr(what, 'keys') or isinstance(what, dict): return as_job(what)
     p, m = Parallel.from_row(what), None if model is None else as_model(model)
-    return TrainingJob(p, m, global_batch, p.n_gpus, m and m.seq_len)
+    return Job(p, m, global_batch, p.n_gpus, m and m.seq_len)
 
 # %% ../nbs/90_interop.ipynb #1f307ce6
 def export(
-    job,                # a TrainingJob, an Estimate, a row of a search, or what `as_job` takes
+    job,                # a Job, an Estimate, a row of a search, or what `as_job` takes
     format='json',      # json, megatron, deepspeed, accelerate or torchtitan
     model=None,         # of a row
     global_batch=None,  # of a row
 ):  # str
     "A job as a framework spells it; a ValueError for what it cannot say."
-    job, name = job_asked(job, model, global_batch), nearest(format, EXPORTS, 'format')
+    job, name = job_asked(job, model, global_batch), nearest(format, ('json', *FORMATS), 'format')
     if name == 'json': return as_own(job)
     keys = keys_for(job, FORMATS[name])
     notes = set_elsewhere(job, name, keys)
