@@ -380,7 +380,7 @@ def test_references_has_every_paper():
 
 # opening a notebook
 
-BRINGS = {'jupyterlab': {'IPython', 'tornado', 'zmq', 'traitlets', 'jupyter_server'},
+BRINGS = {'jupyterlab': {'IPython', 'jupyter_server', 'nbformat', 'tornado', 'traitlets', 'zmq'},
           'pyyaml': {'yaml'}}   # what is imported by another name than it is installed by
 
 

@@ -1020,11 +1020,11 @@ def until(true, seconds=15):
         time.sleep(0.1)
 
 
-def ask(url, path=None, **headers):
+def ask(url, path=None, method='GET', **headers):
     "What a server answers, as (status, headers, text); and the connection, still open."
     port = urlsplit(url).port
     connection = http.client.HTTPConnection('127.0.0.1', port, timeout=60)
-    connection.putrequest('GET', urlsplit(url).path if path is None else path, skip_host=True)
+    connection.putrequest(method, urlsplit(url).path if path is None else path, skip_host=True)
     for name, value in ({'Host': f'127.0.0.1:{port}'} | headers).items():
         connection.putheader(name.replace('_', '-'), value)
     connection.endheaders()
@@ -1074,6 +1074,20 @@ def test_files_are_given_to_our_own_pages(server):
     local = f'localhost:{urlsplit(url).port}'
     assert ask(url, urlsplit(url).path + HIDDEN[2], Host=local, Origin=f'http://{local}')[0] == 200
     assert kernels(process) == []
+
+
+@pytest.mark.parametrize('name', [
+    'api/contents', 'api/kernels', 'api/kernelspecs', 'api/sessions', 'api/terminals', 'tree',
+    'files/panels.ipynb', 'panels.ipynb', 'voila/files/panels.ipynb', 'voila/render/panels.ipynb'])
+def test_the_page_is_all_there_is(server, name):
+    "Who knows the address, too, gets no other file, and starts nothing but the page."
+    process, url = server
+    before, path = kernels(process), urlsplit(url).path + name
+    for method in ('GET', 'POST'):
+        status, told, *_ = ask(url, path, method)
+        if status == 302: status = ask(url, told['Location'])[0]
+        assert status in (403, 404, 405) and guarded(told)
+    assert kernels(process) == before
 
 
 def test_the_browser_is_led_by_a_file(strict):

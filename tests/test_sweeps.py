@@ -187,6 +187,7 @@ if rank == 1:
     if how == 'MemoryError': sweeps.tasks_of = failing(MemoryError())
     if how == 'interrupted': sweeps.tasks_of = failing(KeyboardInterrupt())
     if how == 'in a task': sweeps.packed = failing(ValueError('task went wrong'))
+    if how == 'bug in a task': sweeps.packed = failing(TypeError('a bug'))
     if how == 'killed': sweeps.packed = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 if rank == 0 and how == 'shard': sweeps.Shards.load = failing(ValueError('unreadable'))
 cli.main()
@@ -194,7 +195,9 @@ cli.main()
 SAID = {'no such model': 'gone.json: cannot be read', 'TypeError': 'TypeError: a bug',
         'MemoryError': 'the memory of this computer is not enough', 'killed': '',
         'interrupted': 'interrupted; the same command continues', 'exit at once': '',
-        'in a task': 'transformer-perf: task went wrong', 'shard': 'transformer-perf: unreadable'}
+        'in a task': 'transformer-perf: task went wrong',
+        'bug in a task': 'def function(*args): raise error',   # the line there
+        'shard': 'transformer-perf: unreadable'}
 
 
 @needs_mpi
@@ -205,7 +208,7 @@ def test_a_failing_rank_ends_the_job(undisturbed, tmp_path, how):
     command = [sys.executable, tmp_path / 'job.py', how, *SMALL, '--folder', tmp_path / 'out']
     done = run([BIN / 'mpiexec', '-n', 3, *command], timeout=60)
     assert done.returncode != 0 and SAID[how] in done.stderr
-    assert ('Traceback' in done.stderr) == (how == 'TypeError')
+    assert ('Traceback' in done.stderr) == (how in ('TypeError', 'bug in a task'))
     written = tmp_path.glob('out/exec*')
     assert all(path.read_bytes() == undisturbed[path.name] for path in written)
 

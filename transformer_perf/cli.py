@@ -782,7 +782,7 @@ def run_configs_command(a):
     For each model and strategy: a tidy table exec_STRATEGY_MODEL.csv and, for each system,
     exec_STRATEGY_MODEL_SYSTEM.npy in the layout of the paper's own code.
 
-    Example, on nine ranks:
+    Example, on eight cores and with a rank that deals to them:
         mpiexec -n 9 transformer-perf run-configs --model vit_era5 --parallel-strat 2d
     """
     from transformer_perf.sweeps import PAPER_GPUS, run_configs

@@ -40,7 +40,7 @@ __all__ = ['POWERS', 'RATES', 'OFFERED', 'HABITS', 'TYPED', 'DRAWN_STAGES', 'KEP
            'Player', 'slider_of', 'draw', 'moment_html', 'control_of', 'Controls', 'offer', 'row_of', 'control_rows',
            'bundle', 'History', 'Page', 'pin', 'load', 'go', 'take_typed', 'make_files', 'button_of', 'uploads',
            'take_model', 'file_of', 'upload_for', 'absolute', 'not_shown', 'state_of_job', 'opened_at', 'Bar', 'Panel',
-           'addressed', 'Panels', 'tried', 'latencies', 'bench', 'warmed', 'notebook_of', 'Own', 'Headed', 'refuse',
+           'addressed', 'Panels', 'tried', 'latencies', 'bench', 'warmed', 'notebook_of', 'Own', 'Headed', 'Refused',
            'few_kernels', 'voila_of', 'answer', 'serve']
 
 # %% ../nbs/80_panels.ipynb #03c08142
@@ -81,10 +81,9 @@ from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import FixedLocator, LogLocator
 from tornado.httpserver import HTTPServer
-from tornado.httputil import HTTPHeaders, ResponseStartLine
 from tornado.netutil import bind_sockets
-from tornado.routing import AnyMatches, Matcher, Rule, RuleRouter
-from tornado.web import Application, HTTPError, OutputTransform
+from tornado.routing import Matcher
+from tornado.web import Application, HTTPError, OutputTransform, RequestHandler
 from .inputs import differing, nearest, whole
 from .models import NAMED, Model, as_model
 from .systems import PHYSICAL, REQUIRED, UNIT_OF, as_system, system_names
@@ -2771,11 +2770,10 @@ def warmed():
 
 def notebook_of(source):  # str
     "A notebook of one cell."
+    from nbformat import v4
     kernel = {'name': 'python3', 'display_name': 'Python 3', 'language': 'python'}
-    cell = {'cell_type': 'code', 'id': 'panels', 'metadata': {}, 'source': source, 'outputs': [],
-            'execution_count': None}
-    return json.dumps({'cells': [cell], 'metadata': {'kernelspec': kernel}, 'nbformat': 4,
-                       'nbformat_minor': 5})
+    return v4.writes(v4.new_notebook(cells=[v4.new_code_cell(source)],
+                                     metadata={'kernelspec': kernel}))
 
 # %% ../nbs/80_panels.ipynb #8c41e7a0
 class Own(Matcher):
@@ -2803,13 +2801,10 @@ class Headed(OutputTransform):
         headers.update(HEADERS)
         return status_code, headers, chunk
 
-def refuse(request):
-    "Answer with 403: nothing is started for it."
-    words = b'403: use the address that transformer-perf panels printed when it was started.\n'
-    headers = {**HEADERS, 'Content-Type': 'text/plain', 'Content-Length': str(len(words))}
-    line = ResponseStartLine('HTTP/1.1', 403, 'Forbidden')
-    request.connection.write_headers(line, HTTPHeaders(headers), words)
-    request.connection.finish()
+class Refused(RequestHandler):
+    "Answers whatever is not one of our own pages' requests: nothing is started for it."
+    def prepare(self):
+        raise HTTPError(403, reason='use the address that transformer-perf panels printed')
 
 # %% ../nbs/80_panels.ipynb #52d8f613
 MOST_PAGES = 4                                          # open at the same time
@@ -2859,12 +2854,11 @@ async def answer(
     own: Own,  # who is answered
 ):
     "Answer requests until interrupted; then end all kernels."
-    app = Application(**voila.init_settings(), disable_check_xsrf=True)  # the token is in its place
-    app.add_handlers('.*$', voila.init_handlers())
-    app.add_transform(Headed)
+    settings = voila.init_settings()                # before the handlers, which need what it makes
+    app = Application([(own, voila.init_handlers())], transforms=[Headed], **settings,
+                      default_handler_class=Refused, disable_check_xsrf=True)  # it has the token
     logging.getLogger('tornado').setLevel(logging.ERROR)        # no line for each refusal
-    router = RuleRouter([Rule(own, app), Rule(AnyMatches(), refuse)])
-    HTTPServer(router, max_body_size=2**16).add_sockets(sockets)
+    HTTPServer(app, max_body_size=2**16).add_sockets(sockets)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C
     try: await asyncio.Event().wait()
     finally: await voila.kernel_manager.shutdown_all(now=True)

@@ -20,6 +20,7 @@ import itertools
 import json
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -178,6 +179,8 @@ def run(
     return [unpacked(found[i]) for i in range(len(tasks))] if leads else None
 
 # %% ../nbs/85_sweeps.ipynb #9e2dfb4a
+LARGEST_SHARD = 256 * MEGABYTE
+
 def widths(table):  # dict: column of strings -> NumPy type
     "The narrowest type that holds each column of strings."
     strings = [name for name in table if pd.api.types.is_string_dtype(table[name])]
@@ -185,15 +188,16 @@ def widths(table):  # dict: column of strings -> NumPy type
     return {name: f'U{longest(table[name])}' for name in strings}
 
 def pack(table):  # bytes
-    "A table of numbers and strings as an .npy file, exact to the last bit."
+    "A table of numbers and strings as a compressed .npy file, exact to the last bit."
     buffer = io.BytesIO()
     rows = table.to_records(index=False, column_dtypes=widths(table))
     np.save(buffer, np.asarray(rows), allow_pickle=False)
-    return buffer.getvalue()
+    return zlib.compress(buffer.getvalue(), level=1)
 
 def unpacked(data):  # DataFrame
     "A packed table."
-    rows = np.load(io.BytesIO(data), allow_pickle=False)
+    content = zlib.decompressobj().decompress(data, LARGEST_SHARD)   # no more than that
+    rows = np.load(io.BytesIO(content), allow_pickle=False)
     return pd.DataFrame({name: rows[name] for name in rows.dtype.names})
 
 def packed(function, task): return pack(function(task))
@@ -212,8 +216,6 @@ def plain(x):
     return {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
 
 # %% ../nbs/85_sweeps.ipynb #6019b23c
-LARGEST_SHARD = 256 * MEGABYTE
-
 def make_folder(folder):
     "A folder and those above it; a one-line ValueError if that cannot be."
     try: folder.mkdir(parents=True, exist_ok=True)
