@@ -37,7 +37,7 @@ from .measured_kernels import number_of
 from .timeline import statistics
 from .iteration import Parallel, divisors
 from .execution import crossed
-from .interop import PARALLEL_FIELDS, TrainingJob
+from .interop import PARALLEL_FIELDS, Job
 
 # %% ../nbs/91_runs.ipynb #d020e0r6
 COLUMNS = ('gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'n_gpus', 'layers', 'hidden', 'ffn', 'heads',
@@ -572,11 +572,11 @@ def software_for(batch):  # Software, or None
     stack = batch.stack or 'any'
     return known if stack == known.name else dataclasses.replace(known, stack=stack)
 
-def job_at(batch, i):  # TrainingJob
+def job_at(batch, i):  # Job
     "A candidate as a job."
     own, model = at_row(batch.t, i), model_at(batch, i)
     p = Parallel(**{name: own[name] for name in PARALLEL_FIELDS if name in own})
-    return TrainingJob(p, model, int(batch.global_batch[i]), p.n_gpus, model.seq_len,
+    return Job(p, model, int(batch.global_batch[i]), p.n_gpus, model.seq_len,
                        software_for(batch), batch.system, assumed_in(batch))
 
 def assumed_in(batch):  # dict: field of Assumptions -> value
