@@ -14,7 +14,7 @@ from test_count_schedules import walk
 
 from transformer_perf import (
     Assumptions, Model, Parallel, estimate, execution, iteration, modules, timeline)
-from transformer_perf.blocks import Job, Layouts, gpt_block
+from transformer_perf.blocks import CountedJob, Layouts, gpt_block
 from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Product, Work
 from transformer_perf.kernels import pricer_of
 from transformer_perf.parameters import Parameters, Costs
@@ -378,7 +378,7 @@ def test_models_with_words_and_without():
     "As columns each has its own ends; where words do not count there are none."
     pricer = pricer_of(SYSTEM, TRAINED)
     block = ((gpt_block(e, h, f), depth),)
-    job = lambda vocab: Job(seq_len=l, embed_dim=e, blocks=block, depth=depth, vocab=vocab,
+    job = lambda vocab: CountedJob(seq_len=l, embed_dim=e, blocks=block, depth=depth, vocab=vocab,
                             micro_batch=b, assumptions=TRAINED)
     together = modules.ends_cost(job(np.array([0, V, 2 * V])), pricer)
     for i, vocab in enumerate((0, V, 2 * V)):

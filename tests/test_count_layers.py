@@ -622,7 +622,7 @@ def test_launches_of_operations(name):
     assert (op.forward.launches, op.backward.launches) == (there, back)
 
 
-def job_at(model, a=TRAINED, **layout):  # Job
+def job_at(model, a=TRAINED, **layout):  # CountedJob
     "A job to count."
     alone = dict(nvlink_tp=1, nvlink_cp=1, nvlink_pp=1, nvlink_dp=1)
     given = Parallel(micro_batch=b, **alone | layout)

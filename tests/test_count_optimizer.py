@@ -12,7 +12,7 @@ from transformer_perf.blocks import kinds_of
 from transformer_perf.estimates import (
     NEWTON_SCHULZ, OPTIMIZERS, Group, Matrix, Message, Optimizer, Roofline, Work, as_assumptions,
     orthogonalized)
-from transformer_perf.interop import TrainingJob, as_job, export
+from transformer_perf.interop import Job, as_job, export
 from transformer_perf.timeline import dealt, job_of
 from transformer_perf.models import NAMED
 from transformer_perf.systems import as_system
@@ -134,6 +134,42 @@ def test_no_matrix_is_cut_or_lost(number, gpus):
     assert (round(busiest) - 1) * gpus < number <= round(busiest) * gpus
 
 
+@pytest.fixture
+def shampoo(monkeypatch):
+    "One moment of a weight, and of a matrix two factors of 32 bits with their powers."
+    own = Optimizer(1, 1, beside=lambda x: 2 * (x.rows**2 + x.columns**2))
+    monkeypatch.setitem(OPTIMIZERS, 'shampoo', own)
+
+
+@pytest.mark.usefixtures('shampoo')
+@pytest.mark.parametrize('name', [DENSE, ROUTED])
+@pytest.mark.parametrize('layout, dense, routed', [   # copies of one matrix, that keep a share
+    ({}, 1, 1), (dict(tp=4), 1, 4), (dict(dp=8), 8, 8), (dict(dp=8, zero_stage=0), 1, 1),
+    (dict(pp=4, dp=8), 8, 8)])
+def test_what_is_kept_of_matrices_as_wholes(name, layout, dense, routed):
+    "GPUs that share a matrix each keep its factors; copies are dealt whole matrices."
+    lion, own = (figures(one, name, **layout)['optimizer_GB'] for one in ('lion', 'shampoo'))
+    each = [x.number * 2 * (x.rows**2 + x.columns**2) / (routed if of_experts else dense)
+            for of_experts, x, _ in matrices(name)]
+    layers = NAMED[name].depth / layout.get('pp', 1)
+    assert close(own - lion, 4e-9 * layers * sum(each))
+    found = estimate(name, Parallel(**layout, optimizer='shampoo'), H200, 64, CORRECTED)
+    assert close(found.stats['optimizer_GB'], own)
+    told = str(found.explain('optimizer_GB', 1))
+    assert '+ beside' in told and f'= {own:.6g} GB' in told
+
+
+def test_what_an_optimizer_lists_is_checked(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, 'mine', Optimizer(1, 1, lambda x, GB: None))
+    p = Parallel(dp=2, optimizer='mine')
+    with pytest.raises(ValueError, match='mine: what it computes of a matrix must be a Work'):
+        estimate(DENSE, p, H200, 64)
+    one_by_one = Optimizer(1, 1, lambda x, GB: Work(vector=min(x.rows, x.columns)))
+    monkeypatch.setitem(OPTIMIZERS, 'mine', one_by_one)
+    with pytest.raises(ValueError, match='optimizer mine: .* arrays in a search: np.minimum'):
+        search(DENSE, 8, H200, 64, optimizer='mine')
+
+
 def test_a_step_with_experts():
     "Each copy of an expert's GPUs has its own part of them; the others are shared by all."
     took = {dp: figures('muon', ROUTED, dp=dp, ep=8)['other_s'] for dp in (8, 16, 32)}
@@ -149,13 +185,13 @@ def test_a_step_with_experts():
 
 def test_a_search_compares_optimizers():
     found = search(DENSE, 16, 'H100-80GB', 64, k=4, optimizer=['adam', 'muon'],
-                   fixed={'tp': 2, 'pp': 1, 'micro_batch': 1})
+                   fixed={'tp': 2, 'pp': 1, 'micro_batch': 1}, assumptions='corrected')
     assert set(found.optimizer) == {'adam', 'muon'}
     for _, row in found.iterrows():
-        again = estimate(DENSE, Parallel.from_row(row), 'H100-80GB', 64)
+        again = estimate(DENSE, Parallel.from_row(row), 'H100-80GB', 64, assumptions='corrected')
         assert close(row.iteration_s, again.stats['iteration_s'])
         assert close(row.memory_GB, again.stats['memory_GB'])
-    plain = search(DENSE, 16, 'H100-80GB', 64, k=4)
+    plain = search(DENSE, 16, 'H100-80GB', 64, k=4, assumptions='corrected')
     assert 'optimizer' not in plain   # Adam is not worth a column
 
 
@@ -216,19 +252,19 @@ def test_a_script_says_its_optimizer(word, name):
                                             ('json', 'json')])
 def test_other_files_say_it_too(format, suffix, tmp_path):
     p = Parallel(dp=8, zero_stage=3, optimizer='muon')
-    job = TrainingJob(p, NAMED[DENSE], 64, 8, 8192)
+    job = Job(p, NAMED[DENSE], 64, 8, 8192)
     (tmp_path / f'job.{suffix}').write_text(export(job, format))
     assert as_job(str(tmp_path / f'job.{suffix}'), 8).parallel.optimizer == 'muon'
 
 
 def test_what_a_file_cannot_say_is_said_beside_it():
-    job = TrainingJob(Parallel(dp=8, zero_stage=3, optimizer='muon'), NAMED[DENSE], 64, 8, 8192)
+    job = Job(Parallel(dp=8, zero_stage=3, optimizer='muon'), NAMED[DENSE], 64, 8, 8192)
     assert 'optimizer=muon (the script that trains)' in export(job, 'accelerate')
 
 
 def test_an_unknown_optimizer_is_refused():
-    with pytest.raises(ValueError, match="unknown .*'soap'"):
-        as_job(f'python pretrain_gpt.py {FLAGS} --optimizer soap')
+    with pytest.raises(ValueError, match="unknown .*'none-such'"):
+        as_job(f'python pretrain_gpt.py {FLAGS} --optimizer none-such')
 
 
 def test_what_it_rests_on():

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib.util
 import io
+import itertools
 import json
 import re
 import shlex
@@ -26,8 +27,9 @@ import pages
 import pictures
 from transformer_perf import Assumptions, Model, Parallel, System, estimate, plots, search
 from transformer_perf.cli import COMMANDS, main
-from transformer_perf.estimates import RECIPES
+from transformer_perf.estimates import OPTIMIZERS, RECIPES
 from transformer_perf.exercises import NotYet
+from transformer_perf.interop import FORMATS
 from transformer_perf.modules import STRATEGIES, model_figures
 from transformer_perf.schedules import SCHEDULES
 
@@ -41,7 +43,7 @@ STEMS = [path.stem for path in notebooks.NOTEBOOKS]
 def cells(path, kind): return [c for c in notebooks.cells_of(path) if c['cell_type'] == kind]
 def sources(path, kind): return [''.join(cell['source']) for cell in cells(path, kind)]
 def listed(stems): return [page for _, found in pages.contents(stems) for page in found]
-def has_number(page): return bool(re.match(r'\d\d[a-z]?_', page))
+def has_number(page): return bool(re.match(r'\d\d_', page))
 
 
 # order
@@ -55,32 +57,23 @@ def test_every_notebook_has_one_place():
 
 
 def test_order_of_pages():
-    known = ['11_cli', '90_inputs', '10_validation', '30_reach', '21_figures', '06b_paper_names',
-             '06_execution', '02b_kernels', '02_estimates', '40_exercise_roofline', '05_iteration',
-             '47_exercise_zero', '33_sharded_data', '43_plan_a_run', '00_models', '03_layers',
-             '49_exercise_of_another_kind', '41_exercise_parallelization']
-    course = ['00_models', '02_estimates', '03_layers', '40_exercise_roofline', '05_iteration',
-              '33_sharded_data', '47_exercise_zero', '06_execution', '41_exercise_parallelization',
-              '49_exercise_of_another_kind', '21_figures', '02b_kernels', '10_validation',
-              '30_reach', '43_plan_a_run']
+    known = ['95_cli', '53_validation', '96_paper_names', '32_execution', '00_models', '03_layers']
     found = listed(known)
-    assert found[:len(course)] == course, 'the order of the list, not of the names'
-    assert [p for p in found[len(course):] if has_number(p)] == [
-        '11_cli', '06b_paper_names', '90_inputs']
+    assert [page for page in found if has_number(page)] == sorted(known)
     assert found[-1] == 'references' and 'api/index' in found
-    with pytest.raises(ValueError, match='99_other.ipynb has no place'): listed(['99_other'])
+    with pytest.raises(ValueError, match='other.ipynb has no place'): listed(['other'])
 
 
-def test_the_course_runs_from_a_layer_to_a_plan():
-    "README.md lists the notebooks in the order of the site, the course before all else."
-    readme = (notebooks.ROOT / 'README.md').read_text().partition('## Reading order')[2]
-    linked = re.findall(r'^\| \[.*\]\(nbs/(\w+)\.ipynb\)', readme, re.MULTILINE)
-    assert linked == [page for page in listed(STEMS) if has_number(page)]
-    course = readme.partition('### To look things up')[0]
-    steps = ('00_models', '40_exercise_roofline', '26_', '04_', '05_', '33_', '38_', '37_', '34_',
-             '36_', '32_', '06_', '41_', '22_', '10_', '27_')
-    places = [course.find(f'(nbs/{step}') for step in steps]
-    assert -1 not in places and places == sorted(places)
+def test_numbers_are_the_reading_order():
+    "`ls nbs` is the course, then what is looked up; nbs/README.md and the site follow it."
+    listing = pages.reading_order()
+    linked = re.findall(r'^\| \[.*\]\((\w+)\.ipynb\)', listing, re.MULTILINE)
+    numbered = sorted(filter(has_number, STEMS))
+    assert linked == [page for page in listed(STEMS) if has_number(page)] == numbered
+    numbers = [stem.partition('_')[0] for stem in numbered]
+    assert len({*numbers}) == len(numbers)
+    for before, after in itertools.pairwise(numbers):   # no gaps but between parts
+        assert int(after) == int(before) + 1 or after.endswith('0')
 
 
 def test_titles_carry_numbers():
@@ -148,7 +141,7 @@ def test_every_picture_has_a_caption_and_words(path):
 
 
 WIDEST = 570   # CSS pixels that a phone, with 390, makes smaller and still shows legibly
-WIDE = {'07b_panels', '10_validation'}   # the panels of an application; a list of all runs
+WIDE = {'80_panels', '53_validation'}   # the panels of an application; a list of all runs
 
 
 def ink_of(figure):
@@ -227,7 +220,7 @@ def test_the_first_page_opens_with_a_picture():
 
 
 def test_a_page_leads_to_every_module_that_it_adds_to():
-    page = pages.page(notebooks.ROOT / 'nbs' / '06b_paper_names.ipynb')
+    page = pages.page(notebooks.ROOT / 'nbs' / '96_paper_names.ipynb')
     links = page['cells'][0]['source']
     for module in ('modules', 'execution'): assert f'(api/{module}.md)' in links
 
@@ -366,10 +359,11 @@ def test_glossary_has_every_name_once():
     names = [name for row in glossary() if len(row) == 4 for name in re.findall(r'`(\w+)`', row[1])]
     terms = [term for row in glossary() if len(row) == 2 for term in row[0].split(', ')]
     assert len(set(names)) == len(names) and len(set(terms)) == len(terms)
-    one = estimate('gpt3', Parallel(tp=8), 'H200', global_batch=64)
+    one = estimate('gpt3', Parallel(tp=8), 'H200', global_batch=64, assumptions='corrected')
     kinds = (Model, System, Parallel, Assumptions)
     wanted = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-    wanted |= {*search('gpt3', 1024, 'H200').columns, *one.layers.columns, *model_figures('gpt3')}
+    found = search('gpt3', 1024, 'H200', global_batch=4096, assumptions='corrected')
+    wanted |= {*found.columns, *one.layers.columns, *model_figures('gpt3')}
     missing = wanted - {*names} - {'name', 'layer'}
     assert not missing, f'docs/glossary.md lacks {missing}'
 
@@ -386,7 +380,7 @@ def test_references_has_every_paper():
 
 # opening a notebook
 
-BRINGS = {'jupyterlab': {'IPython', 'tornado', 'zmq', 'traitlets', 'jupyter_server'},
+BRINGS = {'jupyterlab': {'IPython', 'jupyter_server', 'nbformat', 'tornado', 'traitlets', 'zmq'},
           'pyyaml': {'yaml'}}   # what is imported by another name than it is installed by
 
 
@@ -432,8 +426,9 @@ def lines(text): return [line.rstrip() for line in text.splitlines()]
 
 @pytest.fixture
 def own_tables():
-    "Strategies, schedules and precisions that a how-to adds are taken away again."
-    before = [(table, dict(table)) for table in (STRATEGIES, SCHEDULES, RECIPES)]
+    "What a how-to adds to a table of ours is taken away again."
+    tables = (STRATEGIES, SCHEDULES, RECIPES, OPTIMIZERS, FORMATS)
+    before = [(table, dict(table)) for table in tables]
     yield
     for table, rows in before:
         table.clear()

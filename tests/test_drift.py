@@ -27,7 +27,9 @@ def test_modules_are_exported():
     for name, text in MODULES.items(): assert text == exported[name], f'{name} is stale'
 
 
-def test_readme(): assert text_of('README.md') == notebooks.readme()
+def test_readme():
+    assert text_of('README.md') == notebooks.readme()
+    assert text_of('nbs/README.md') == pages.reading_order()
 
 
 def test_readme_names_what_ci_runs():

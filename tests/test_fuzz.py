@@ -320,7 +320,8 @@ def test_advice(asked, layout, measured):
 
 
 def test_no_row_of_several_schedules_is_an_answer():
-    found = contract(search, SMALL, 3, 'H200', 8, schedule=['1f1b', 'zb-h1'])
+    found = contract(search, SMALL, 3, 'H200', 8, assumptions='corrected',
+                     schedule=['1f1b', 'zb-h1'])
     assert len(found) == 0 and 3 in found.reasons
 
 

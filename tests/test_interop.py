@@ -17,7 +17,7 @@ from transformer_perf.cli import main
 from transformer_perf.configs import FAMILIES, FOREIGN, foreign_keys
 from transformer_perf.estimates import CHOICES
 from transformer_perf.interop import (
-    EXPORTS, FORMATS, TrainingJob, as_job, export, facts_of, meaning, no_difference, parse_yaml,
+    EXPORTS, FORMATS, Job, as_job, export, facts_of, meaning, no_difference, parse_yaml,
     read_log, read_products, read_profile)
 from transformer_perf.models import NAMED, as_model
 
@@ -275,7 +275,7 @@ def test_parameters_as_transformers_counts_them(kind):
 
 # jobs
 
-def back(text, name):  # TrainingJob
+def back(text, name):  # Job
     "What a text that `export` wrote says."
     if name == 'megatron': return as_job(text)
     return as_job(json.loads(text) if name in ('json', 'deepspeed') else parse_yaml(text, name))
@@ -302,14 +302,14 @@ KNOWN_MODELS = [None, *NAMED.values(), *(as_model(file) for _, file in FILES)]
 
 
 @st.composite
-def jobs(draw):  # TrainingJob
+def jobs(draw):  # Job
     "Any job."
     sizes_drawn = draw(sizes)
     if sizes_drawn.get('schedule') in ('zb-v', 'dualpipe-v'): sizes_drawn['virtual_stages'] = 2
     p, m = Parallel(**sizes_drawn), draw(pick(KNOWN_MODELS))
     batch = draw(pick([None, p.dp * p.micro_batch * 20]))
     l = m.seq_len if m else draw(pick([None, 4096]))
-    return TrainingJob(p, m, batch, draw(pick([p.n_gpus, p.n_gpus, None])), l)
+    return Job(p, m, batch, draw(pick([p.n_gpus, p.n_gpus, None])), l)
 
 
 @settings(max_examples=300, deadline=None)
@@ -339,7 +339,7 @@ def test_every_choice_has_a_row(name):
         'virtual_stages', 'schedule', 'micro_batch', 'sequence_sharded'}
     if 'graph_impl' in facts: facts |= {'cuda_graphs'}   # said by two flags
     assert {*CHOICES, 'tp', 'cp', 'pp'} <= facts
-    job = TrainingJob(Parallel(tp=2, dp=4, zero_stage=3), global_batch=8, n_gpus=8, seq_len=64)
+    job = Job(Parallel(tp=2, dp=4, zero_stage=3), global_batch=8, n_gpus=8, seq_len=64)
     for field, x in (('reduce_each', False), ('strategy', '2d')):
         changed = dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, **{field: x}))
         if (field, name) == ('reduce_each', 'accelerate'):
@@ -353,14 +353,14 @@ def test_memory_is_that_of_the_job(name, stage):
     "Gradients too are shared out in stages 2 and 3, whichever format says so."
     m = NAMED['llama3.1_70B']
     p = Parallel(dp=64, zero_stage=stage, recompute='full', dp_overlap=True)
-    text = export(TrainingJob(p, m, 256, 64, m.seq_len), name)
+    text = export(Job(p, m, 256, 64, m.seq_len), name)
     again = dataclasses.replace(back(text, name).parallel, recompute='full', dp_overlap=True)
-    one, two = (estimate(m, q, 'H100-80GB', 256).stats for q in (p, again))
+    one, two = (estimate(m, q, 'H100-80GB', 256, assumptions='corrected').stats for q in (p, again))
     assert {n: two[n] for n in one if n.startswith('memory')} == {
         n: x for n, x in one.items() if n.startswith('memory')}
     assert one['iteration_s'] == two['iteration_s']
     assert ('sync_each_batch=True' in text) == (name == 'accelerate' and stage > 1)
-    once = TrainingJob(p, m, 64, 64, m.seq_len)   # nothing is added up
+    once = Job(p, m, 64, 64, m.seq_len)   # nothing is added up
     assert 'sync_each_batch' not in export(once, name)
 
 
@@ -369,7 +369,7 @@ def test_gradients_in_a_pipeline_of_torchtitan():
     given = {'parallelism': {'pipeline_parallel_degree': 2, 'data_parallel_shard_degree': 8}}
     p = as_job(given).parallel
     assert (p.zero_stage, p.reduce_each) == (2, False)
-    job = TrainingJob(Parallel(pp=2, dp=8, zero_stage=2), None, 64, 16, 4096)
+    job = Job(Parallel(pp=2, dp=8, zero_stage=2), None, 64, 16, 4096)
     assert 'reduce_each=True cannot be said in torchtitan' in refused(export, job, 'torchtitan')
     job = dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, reduce_each=False))
     assert back(export(job, 'torchtitan'), 'torchtitan').parallel.reduce_each is False
@@ -384,7 +384,7 @@ def test_uneven_stages_are_written(name, pp, v):
     "Megatron-LM asserts that layers divide, unless each chunk is told; and takes one flag of two."
     m = NAMED[name]
     p = Parallel(tp=8, pp=pp, virtual_stages=v, dp=2, sequence_sharded=True, zero_stage=1)
-    text = export(TrainingJob(p, m, 64, p.n_gpus, m.seq_len), 'megatron')
+    text = export(Job(p, m, 64, p.n_gpus, m.seq_len), 'megatron')
     again = as_job(text).parallel
     assert again.layout.count('m') == (m.mtp_layers > 0) and again.virtual_stages == (v or 1)
     assert 'virtual' not in text and as_job(export(as_job(text), 'megatron')).parallel == again
@@ -395,7 +395,7 @@ def test_uneven_stages_are_written(name, pp, v):
 
 def test_even_stages_need_no_layout():
     m = NAMED['llama3.1_70B']
-    job = TrainingJob(Parallel(pp=4, virtual_stages=5), m, 64, 4, m.seq_len)
+    job = Job(Parallel(pp=4, virtual_stages=5), m, 64, 4, m.seq_len)
     text = export(job, 'megatron')
     assert '--num-virtual-stages-per-pipeline-rank 5' in text and 'layout' not in text
     many = dataclasses.replace(job, parallel=Parallel(pp=4, virtual_stages=30))
@@ -406,7 +406,7 @@ def test_even_stages_need_no_layout():
 def test_models_as_flags(name):
     "Every model that is known by name, but one that is not causal, or has two shapes of biases."
     m = NAMED[name]
-    job = TrainingJob(Parallel(tp=2), m, 16, 2, m.seq_len)
+    job = Job(Parallel(tp=2), m, 16, 2, m.seq_len)
     text = export(job, 'megatron')
     assert meaning(as_job(text).model) == meaning(m)
     assert as_job(text).model.parameters == m.parameters
@@ -416,7 +416,7 @@ def test_experts_as_megatron_takes_them():
     "A bias of the router goes with sigmoids only; the products of experts are grouped."
     for name in ('deepseek_v3', 'mixtral_8x7B', 'llama3.1_8B'):
         m = NAMED[name]
-        text = export(TrainingJob(Parallel(tp=2), m, 16, 2, m.seq_len), 'megatron')
+        text = export(Job(Parallel(tp=2), m, 16, 2, m.seq_len), 'megatron')
         assert ('--moe-router-score-function sigmoid' in text) == m.router_bias
         assert ('--moe-router-enable-expert-bias' in text) == m.router_bias
         assert ('--moe-grouped-gemm' in text) == bool(m.experts)
@@ -425,13 +425,14 @@ def test_experts_as_megatron_takes_them():
 
 
 def test_rows_of_a_search():
-    found = search('gpt3', 512, 'H200', 512, k=3)
+    found = search('gpt3', 512, 'H200', 512, k=3, assumptions='corrected')
     for _, row in found.iterrows():
         text = export(row, 'megatron', 'gpt3', 512)
         job = as_job(text)
         assert (job.n_gpus, job.global_batch, job.model.depth) == (512, 512, 96)
         assert job.parallel.tp == row.tp and '# set elsewhere: nvlink_tp=' in text
-    one = estimate('llama3.1_8B', Parallel(tp=2, dp=4, zero_stage=3), 'H100-80GB', 8)
+    one = estimate('llama3.1_8B', Parallel(tp=2, dp=4, zero_stage=3), 'H100-80GB', 8,
+                   assumptions='corrected')
     job = back(export(one, 'torchtitan'), 'torchtitan')
     assert (job.parallel.tp, job.parallel.zero_stage, job.global_batch) == (2, 3, 8)
     assert as_job(json.loads(export(one))).parallel == one.parallel
@@ -479,7 +480,7 @@ def test_the_usual_width_of_a_gated_mlp(e, width):
 def test_weights_are_gathered_behind_something_where_they_are_shared_out(stage, overlap):
     "Megatron-LM refuses --overlap-param-gather without a distributed optimizer."
     p = Parallel(tp=2, dp=4, zero_stage=stage, dp_overlap=overlap)
-    job = TrainingJob(p, NAMED['llama3.1_8B'], 16, 8, 8192)
+    job = Job(p, NAMED['llama3.1_8B'], 16, 8, 8192)
     text = export(job, 'megatron')
     assert ('--overlap-param-gather' in text) == (overlap and stage > 0)
     assert ('--overlap-grad-reduce' in text) == overlap
@@ -667,15 +668,84 @@ SCRIPTS = [   # each with four GPUs for tensors
     'T=4\nA="--tensor-model-parallel-size $T \\\n --micro-batch-size 2"\npython t.py $A',
     f"bash -c '{TRAIN} 4'", f'N=2; T=$((N * 2))\n{TRAIN}=$T | tee x',
     f"cat <<EOF > hosts\nit's here\nEOF\n{TRAIN} 4 > log 2>&1 &",
-    f'if [ "$1" = big ]; then\n L=4\nelse\n L=4\nfi\n{TRAIN} ${{TP:-4}} --lr $L']
+    f'if [ "$1" = big ]; then\n L=4\nelse\n L=4\nfi\n{TRAIN} ${{TP:-4}} --lr $L',
+    f'T=${{T:-"4"}}\n{TRAIN} $T', f'{TRAIN} "${{T:-"4"}}"', f': ${{T:=4}}\n{TRAIN} $T',
+    f': "${{T:="4"}}"; {TRAIN} ${{T}}', f'{TRAIN} ${{A:-${{B:-4}}}}', f'{TRAIN} ${{1:-4}}',
+    f'export T=4 U=8\n{TRAIN} $T', f'U=8 T=4\nA=1 {TRAIN} $T', f"U='$T'; T=4\n{TRAIN} $T --lr $U",
+    f'A=8B\ncase $A in\n "7B") T=1 ;;\n 8B|9B) T=4; U=1 ;;\n *) T=2 ;;\nesac\n{TRAIN} $T',
+    f'case "$1" in\n x) T=4 ;;\n *) T=4 ;;\nesac\n{TRAIN} $T',
+    f'T=4; [ $T = 1 ] && T=2\n[[ $T == 4 ]] || T=3\n[ $T = 5 ] && {{ T=6; T=7; }}\n{TRAIN} $T',
+    f'T=4; A=1\nif [ $T -eq 4 ] && [ $A = 2 ]; then T=8; fi\n{TRAIN} $T',
+    f'if [ -z "$T" ]; then T=4; fi\n{TRAIN} $T', f'[ -z "$T" ] && T=4; {TRAIN} $T',
+    f'if [ $X = 1 ]; then T=4; elif [ $X = 2 ]; then T=4; else T=4; fi\n{TRAIN} $T',
+    f'T=4\nwhile [[ $# -gt 0 ]]; do case $1 in --tp) T=$2; shift;; esac; done\n{TRAIN} $T',
+    f'f() {{\n local T=4\n {TRAIN} $T\n}}\nfunction usage {{\n echo "f"\n}}\nf',
+    f'if [ $X = 1 ]; then\n {TRAIN} 4\nelse\n srun {TRAIN} 4\nfi',
+    f'T=4 # it is "4"\n(cd x; {TRAIN} $T) 2>&1 >"log $T" |& tee x',
+    f'A=(--tp x)\nA+=" --y"; A=("${{A[@]}}" # not "y\n 4)\n{TRAIN} $((8 / 2)) ${{A[@]}}']
 
 
 @pytest.mark.parametrize('script', SCRIPTS, ids=range(len(SCRIPTS)))
 def test_scripts(script): assert as_job(script + '\n').parallel.tp == 4
 
 
+NEEDS = '--tensor-model-parallel-size needs '
+UNKNOWN = [   # what is told of it
+    (f'\n{TRAIN} \\\n $T', f"line 3: {NEEDS}'$T', which the script does not say"),
+    (f'T=1\nT=$(nproc)\n{TRAIN} $T', f"line 2: {NEEDS}'$(nproc)'"),
+    (f'A=(\n 1\n $T)\n{TRAIN} ${{A[1]}}', f"line 3: {NEEDS}'$T'"),
+    (f'T=2\nif [ $X = 1 ]; then\n T=4\nfi\n{TRAIN} $T', f"line 2: {NEEDS}'4 or 2 (if [ $X = 1 ]"),
+    (f'T=2\ncase $1 in a) T=4;; esac\n{TRAIN} $T', f"line 2: {NEEDS}'4 or 2 (case $1 in"),
+    (f'for T in 1 2; do\n{TRAIN} $T\ndone', f"line 1: {NEEDS}'for T in 1 2'"),
+    (f'T=2\nwhile read x; do T=$((T * 2)); done\n{TRAIN} $T', f"line 2: {NEEDS}'4 or 2 (while"),
+    (f'T=2\nlet T=T*2\n{TRAIN} $T', f"line 2: {NEEDS}'let T=T*2'"),
+    (f'T=2\n(( T += 2 ))\n{TRAIN} $T', f"line 2: {NEEDS}'(( T += 2 ))'"),
+    (f'T=2\nread -r T\n{TRAIN} $T', f"line 2: {NEEDS}'read -r T'"),
+    (f'T=(1 2)\nT[0]=8\n{TRAIN} $T', f"line 2: {NEEDS}'T[0]=8'"),
+    (f'select T in 1 2; do\n{TRAIN} $T\ndone', f"line 1: {NEEDS}'for T in 1 2'"),
+    (f'A=tp-4\n{TRAIN} ${{A##*-}}', f"line 2: {NEEDS}'${{A##*-}}'"),
+    (f'[ $X = 1 ] && T=4\n{TRAIN} $T', f"line 1: {NEEDS}'nothing or 4"),
+    ('A=1\nB="x', 'line 2: a quote or bracket is not closed'),
+    ('A=1\n\nB=(x', 'line 3: a quote or bracket is not closed'),
+    (f'{TRAIN} 4\n{TRAIN} 2', '2 commands here have flags of Megatron-LM, not one: lines 1, 2'),
+    (f'cat > x.sh <<EOF\nsrun {TRAIN} 4\nEOF\nsbatch x.sh', 'line 2 is in none that is read'),
+    ('if [ x ]; then ' * 60 + TRAIN, 'nested too deep')]
+
+
+@pytest.mark.parametrize('script, says', UNKNOWN, ids=range(len(UNKNOWN)))
+def test_what_is_not_known_has_a_line(script, says): assert says in refused(as_job, script + '\n')
+
+
+def test_a_branch_is_told_only_where_flags_differ():
+    "Both branches by their flags and the line that decides; other values are no matter."
+    often = ('if [ $X = 1 ]; then\n A=(--bf16 {})\n L=1; P=a\nelse\n A=(--bf16)\n L=2; P=b\nfi\n'
+             + TRAIN + ' 4 ${{A[@]}} --lr $L --save $P\n')
+    job = as_job(often.format('--sequence-parallel'))
+    assert job.parallel.precision == 'bf16' and not job.parallel.sequence_sharded
+    assert [key for key, _ in job.ignored] == [
+        '--lr', '--save', 'line 1: --sequence-parallel or nothing (if [ $X = 1 ]; then)']
+    assert [key for key, _ in as_job(often.format('')).ignored] == ['--lr', '--save']
+
+
+def test_slurm_sets_what_its_head_says():
+    head = '#SBATCH --nodes=4\n#SBATCH --ntasks-per-node 8\n'
+    for nodes in ('$SLURM_NNODES', '${SLURM_NNODES:-1}', '${SLURM_JOB_NUM_NODES}'):
+        script = f'srun torchrun --nnodes {nodes} --nproc_per_node 8 {TRAIN.split(" ", 1)[1]} 4\n'
+        assert as_job(head + script).n_gpus == 32
+    assert as_job(head + f'srun {TRAIN} 4\n').n_gpus == 32
+
+
+def test_branches_that_start_other_numbers_of_gpus_leave_them_open():
+    both = ('if [ $X = 1 ]; then\n torchrun --nproc_per_node {} t.py {}\n'
+            'else\n srun -n {} {} 4\nfi\n')
+    flags = TRAIN.split(' ', 2)[2] + ' 4'
+    assert as_job(both.format(8, flags, 8, TRAIN)).n_gpus == 8
+    assert as_job(both.format(8, flags, 16, TRAIN)).n_gpus is None
+
+
 CRUMBS = ['$', '{', '}', '((', '))', '(', ')', '"', "'", '\\', '`', '#', '\n', ' ', ';', '|', '&',
-          '<', '>', '=', 'A', 'if', 'fi', 'do', '--tp', '[@]', ':-', '<<E', '1', '+', '\0', '-c']
+          '<', '>', '=', 'A', 'if', 'fi', 'do', 'then ', 'case ', 'esac', ';;', '--tp', '[@]', ':-',
+          '<<E', '1', '+', '\0', '-c']
 
 
 @settings(max_examples=300, deadline=None)
@@ -683,7 +753,7 @@ CRUMBS = ['$', '{', '}', '((', '))', '(', ')', '"', "'", '\\', '`', '#', '\n', '
 def test_any_text(crumbs, more):
     "A job, or one line; never a surprise."
     for text in (''.join(crumbs) + more + '\n', FLAGS + ''.join(crumbs)):
-        try: assert isinstance(as_job(text), TrainingJob)
+        try: assert isinstance(as_job(text), Job)
         except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
 
 
@@ -694,7 +764,7 @@ def test_any_dict(data, name):
     given = data.draw(st.dictionaries(pick([*keys, 'x', 'fsdp_config', 'training']), pick(
         [*WORTHLESS, 2, 4, 'FSDP', 'none', 'auto', 'full', 'FULL_SHARD', '1F1B', [1, 2], 'p2p']),
         max_size=8))
-    try: assert isinstance(as_job(given), TrainingJob)
+    try: assert isinstance(as_job(given), Job)
     except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
 
 
@@ -702,7 +772,7 @@ def test_any_dict(data, name):
 
 def test_deepspeed_takes_it():
     config = pytest.importorskip('deepspeed.runtime.zero.config')
-    job = TrainingJob(Parallel(dp=8, zero_stage=3, dp_overlap=False), global_batch=64, n_gpus=8)
+    job = Job(Parallel(dp=8, zero_stage=3, dp_overlap=False), global_batch=64, n_gpus=8)
     text = json.loads(export(job, 'deepspeed'))
     found = config.DeepSpeedZeroConfig(**text['zero_optimization'])
     assert (int(found.stage), found.overlap_comm) == (3, False)
@@ -713,7 +783,7 @@ def test_deepspeed_takes_the_whole_file(stage):
     "On one process, which is all that its own check of the batch finds here."
     config = pytest.importorskip('deepspeed.runtime.config')
     p = Parallel(micro_batch=2, zero_stage=stage, dp_overlap=True)
-    found = config.DeepSpeedConfig(json.loads(export(TrainingJob(p, None, 64, 1), 'deepspeed')))
+    found = config.DeepSpeedConfig(json.loads(export(Job(p, None, 64, 1), 'deepspeed')))
     assert (found.train_batch_size, found.train_micro_batch_size_per_gpu) == (64, 2)
     assert found.gradient_accumulation_steps == 32 and found.zero_optimization_stage == stage
     assert found.bfloat16_config.enabled and not found.float16_config.enabled
@@ -721,7 +791,7 @@ def test_deepspeed_takes_the_whole_file(stage):
 
 def test_deepspeed_shares_experts():
     auto_ep = pytest.importorskip('deepspeed.module_inject.auto_ep_config')
-    keys = json.loads(export(TrainingJob(Parallel(dp=8, ep=4, zero_stage=2), n_gpus=8),
+    keys = json.loads(export(Job(Parallel(dp=8, ep=4, zero_stage=2), n_gpus=8),
                              'deepspeed'))
     found = auto_ep.parse_autoep_config(keys['expert_parallel'])
     assert (found.enabled, found.autoep_size) == (True, 4)
@@ -757,7 +827,7 @@ def test_accelerate_takes_it(p, tmp_path):
     "Its launcher reads the file, fills what is open, and finds nothing to refuse."
     launch = pytest.importorskip('accelerate.commands.launch')
     file = tmp_path / 'accelerate.yaml'
-    file.write_text(export(TrainingJob(p, n_gpus=8), 'accelerate'))
+    file.write_text(export(Job(p, n_gpus=8), 'accelerate'))
     given = launch.launch_command_parser().parse_args(['--config_file', str(file), 'train.py'])
     found = vars(launch._validate_launch_command(given)[0])
     assert {name: found[name] for name in LAUNCHED[p]} == LAUNCHED[p]
@@ -777,7 +847,7 @@ TITAN_LOG = ('\x1b[32m[titan] 2025-06-01 - root - INFO - \x1b[31mstep: {n:2d}  '
 
 def test_logs(tmp_path):
     "Times in s, tokens from the job, memory in GB; other lines are passed over."
-    job = TrainingJob(Parallel(tp=2, dp=4), global_batch=64, n_gpus=8, seq_len=1000)
+    job = Job(Parallel(tp=2, dp=4), global_batch=64, n_gpus=8, seq_len=1000)
     log = tmp_path / 'run.log'
     log.write_text('starting\n' + ''.join(MEGATRON_LOG.format(n=n, ms=800.) for n in (10, 20)))
     table = read_log(log, job)
@@ -789,7 +859,7 @@ def test_logs(tmp_path):
     assert table.iteration_s.tolist() == [1.6, 1.6] and table.mfu.round(6).tolist() == [.354] * 2
     assert abs(table.memory_GB[0] - 42.95) < .01
     assert 'iteration_s' not in read_log(log)
-    assert 'does not say seq_len' in refused(read_log, log, TrainingJob(Parallel()))
+    assert 'does not say seq_len' in refused(read_log, log, Job(Parallel()))
     log.write_text('nothing here')
     assert 'has no steps' in refused(read_log, log)
 
@@ -799,12 +869,12 @@ def test_logs(tmp_path):
                                   dict(zero_stage=0, dp=8, dp_replicate=2)])
 def test_what_makes_no_difference_is_no_reason_to_refuse(format, idle):
     p = Parallel(**idle)
-    assert export(TrainingJob(p, None, 8, p.dp, 1024), format)
+    assert export(Job(p, None, 8, p.dp, 1024), format)
 
 
 def test_logs_of_jobs_without_a_batch(tmp_path):
     "Megatron-LM prints its batch; for torchtitan the job must say it."
-    job = TrainingJob(Parallel(tp=2, dp=4), n_gpus=8, seq_len=1000)
+    job = Job(Parallel(tp=2, dp=4), n_gpus=8, seq_len=1000)
     log = tmp_path / 'run.log'
     log.write_text(TITAN_LOG.format(n=1))
     assert 'does not say global_batch' in refused(read_log, log, job)
@@ -896,8 +966,8 @@ def test_studies_take_these_files(tmp_path, capsys):
     assert found['written'] == [str(table)] and '--foo' in ' '.join(found['notes'])
     row = pd.read_csv(table).iloc[0]
     assert (row.n_gpus, row.precision, row.recompute, row.dp_overlap) == (16, 'fp8', 'full', True)
-    best = json.loads(ran(capsys, 'search', '--job', script, *system, '--top', 1, '--format',
-                          'json').out)['found'][0]
+    best = json.loads(ran(capsys, 'search', '--job', script, *system, '--strategy', '1d', '--top',
+                          1, '--virtual-stages', 1, '--format', 'json').out)['found'][0]
     assert {name: best[name] for name in ('precision', 'recompute', 'iteration_s')} == {
         name: row[name] for name in ('precision', 'recompute', 'iteration_s')}
     ran(capsys, 'run-configs', '--job', script, *system, '--folder', folder, '--model',
@@ -946,7 +1016,7 @@ COSTLY = ['<<A\n' * 60_000, 'A=x\necho ' + '$A' * 120_000, 'A=xxxxxxxxxx\n' + 'A
 def test_costly_scripts_cost_little(text):
     "Whatever grows is bounded: in time too."
     start = time.process_time()
-    try: assert isinstance(as_job(f'{FLAGS}\n{text}\n'), TrainingJob)
+    try: assert isinstance(as_job(f'{FLAGS}\n{text}\n'), Job)
     except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
     assert time.process_time() - start < 5
     assert 'is not read' in refused(as_job, 'x\n' * 200_000)
@@ -979,7 +1049,7 @@ def test_cuda_graphs(said, graphs):
     assert again.parallel.cuda_graphs == graphs
     for name in ('deepspeed', 'accelerate', 'torchtitan'):
         p = Parallel(dp=8, cuda_graphs='iteration')
-        changed = TrainingJob(p, global_batch=8, n_gpus=8, seq_len=64)
+        changed = Job(p, global_batch=8, n_gpus=8, seq_len=64)
         assert "cuda_graphs='iteration' cannot be said" in refused(export, changed, name)
 
 

@@ -263,8 +263,9 @@ def test_each_field_counts():
 @pytest.mark.parametrize('name', NAMED)
 def test_priced(name):
     "By every way in; the characterization, which knows plain models only, names what it lacks."
-    for way in (lambda: estimate(name, Parallel(), 'H200', 16), lambda: model_figures(name),
-                lambda: search(name, 64, 'H200', 64)): way()
+    for way in (lambda: estimate(name, Parallel(), 'H200', 16,
+                                 assumptions='corrected'), lambda: model_figures(name),
+                lambda: search(name, 64, 'H200', 64, assumptions='corrected')): way()
     m = NAMED[name]
     if not (m.experts or m.head_dim or m.kv_heads): Sizes.of([name]); return
     with pytest.raises(ValueError, match=f'^{name}: .* is not in the estimates'): Sizes.of([name])

@@ -180,7 +180,8 @@ def test_what_is_white_is_the_bubble(state, broken):
 
 # --- the advice ---
 
-GPT3 = LayerState(model='gpt3', global_batch=1024, tp=8, pp=4)  # on 2048 H200
+CORRECTED = LayerState(assumptions='corrected')
+GPT3 = dataclasses.replace(CORRECTED, model='gpt3', global_batch=1024, tp=8, pp=4)   # 2048 H200
 
 
 def test_the_advice_does_not_follow_a_slip():
@@ -232,8 +233,8 @@ def test_advice_that_makes_it_fit():
 
 
 def test_nothing_to_advise():
-    assert 'No single step of a control makes it smaller.' in LayerState(
-        n_gpus=1, tp=1, pp=1, recompute='full').show().words
+    alone = dataclasses.replace(CORRECTED, n_gpus=1, tp=1, pp=1, recompute='full')
+    assert 'No single step of a control makes it smaller.' in alone.show().words
 
 
 # --- what an operation is bound by ---
@@ -251,9 +252,11 @@ def longest(op, layer, system):
 
 @pytest.mark.parametrize('state', [
     LayerState(), RooflineState(model='gpt3_1T'), RooflineState(seq_len=16384, micro_batch=4),
-    LayerState(model='vit_era5', strategy='2d-seqp', cp=4, pp=1, n_gpus=512)])
+    LayerState(model='vit_era5', strategy='2d-seqp', cp=4, pp=1, n_gpus=512)],
+    ids=['layer', 'roofline', 'long', 'context'])
 def test_one_rule_for_what_binds(state):
     "Both panels give the answer of the estimate: whatever takes longest, each taken alone."
+    state = dataclasses.replace(state, assumptions='corrected')
     table, result = state.show().table, state.estimate
     operations = panels.operations_of(result)
     expected = {op.name: longest(op, layer, result.system)
@@ -313,10 +316,10 @@ def test_ticks_are_where_the_points_are(vary, second):
 
 # --- presets ---
 
-def test_corrected_unless_asked():
+def test_calibrated_unless_asked():
     for State in PANELS.values():
         settled, options = State().settle()
-        assert settled.assumptions == 'corrected'
+        assert settled.assumptions == 'calibrated'
         assert sorted(options['assumptions']) == ['calibrated', 'corrected', 'paper']
 
 
@@ -660,7 +663,7 @@ def test_experiments_can_be_solved(name):
     strategies = panels.strategies_for(model)
     assert set(strategies) <= set(ways)
     found = panels.search(model, state.n_gpus, system, state.global_batch, strategies, 2000,
-                          zero_stages=[0, 1, 2, 3], **panels.practice(model))
+                          state.assumptions, zero_stages=[0, 1, 2, 3], **panels.practice(model))
     best = found[found.memory_GB < task.memory].iloc[0]
     solved = panels.layer_state_of(SearchState(
         **{key: getattr(state, key) for key in panels.HELD}), best)
@@ -673,11 +676,11 @@ def test_experiments_can_be_solved(name):
 def test_the_challenge():
     "The optimum scores 100, what does not fit 0, and all else between."
     panel = Panel(LayerState(task='challenge'))
-    best = panels.search('gpt3_1T', 2048, as_system('H200', 8), 4096, '1d', 1,
+    best = panels.search('gpt3_1T', 2048, as_system('H200', 8), 4096, '1d', 1, 'corrected',
                          zero_stages=[0, 1, 2, 3], **panels.practice(panels.as_model('gpt3_1T')))
-    for state, score in ((panels.layer_state_of(SearchState(), best.iloc[0]), 100),
+    for state, score in ((panels.layer_state_of(CORRECTED, best.iloc[0]), 100),
                          (LayerState(tp=1), 0), (LayerState(tp=16), None)):
-        panel.load(dataclasses.replace(state, task='challenge'))
+        panel.load(dataclasses.replace(state, assumptions='corrected', task='challenge'))
         said = int(re.search(r'Score (\d+)', panel.output.value)[1])
         assert said == score if score is not None else 50 < said < 100
 
@@ -872,10 +875,10 @@ def test_a_job_is_shown_as_it_is(tmp_path):
     assert table['notes'] == ['Not used of the job: --foo (not known here).']
     job = as_job(tmp_path / 'train.sh')
     state, notes = panels.opened_at(job.parallel, model=job.model, system='H100-80GB',
-                                    global_batch=job.global_batch)
+                                    software='Megatron-Core', global_batch=job.global_batch)
     assert state.estimate.stats == explained['stats'] and notes == []
     assert (state.n_gpus, state.tp, state.cp, state.pp) == (64, 4, 2, 2)
-    assert 'context=ring' in state.own and 'dp_overlap=false' in state.own
+    assert state.own == 'reduce_each=false'   # all else is as that software does
     assert call(state.python()).stats == explained['stats']
     assert panels.addressed(panels.address_of(state)) == state
     both = panels.Panels(state, table['notes'])
@@ -926,7 +929,7 @@ def test_a_file_of_ones_own_is_served(tmp_path):
 
 def test_the_terminal(tmp_path):
     assert 'measured' in run('transformer-perf panels collectives n_gpus=32', tmp_path)
-    none = run('transformer-perf panels search model=vit_era5 system=A100 n_gpus=64', tmp_path)
+    none = run('transformer-perf panels search n_gpus=64', tmp_path)
     assert 'No configuration of 64 GPUs is feasible' in none
     for line, words in (('panels layr', "unknown panel 'layr'; did you mean 'layer'?"),
                         ('panels layer tp', 'must be tp=VALUE'),
@@ -1017,11 +1020,11 @@ def until(true, seconds=15):
         time.sleep(0.1)
 
 
-def ask(url, path=None, **headers):
+def ask(url, path=None, method='GET', **headers):
     "What a server answers, as (status, headers, text); and the connection, still open."
     port = urlsplit(url).port
     connection = http.client.HTTPConnection('127.0.0.1', port, timeout=60)
-    connection.putrequest('GET', urlsplit(url).path if path is None else path, skip_host=True)
+    connection.putrequest(method, urlsplit(url).path if path is None else path, skip_host=True)
     for name, value in ({'Host': f'127.0.0.1:{port}'} | headers).items():
         connection.putheader(name.replace('_', '-'), value)
     connection.endheaders()
@@ -1071,6 +1074,20 @@ def test_files_are_given_to_our_own_pages(server):
     local = f'localhost:{urlsplit(url).port}'
     assert ask(url, urlsplit(url).path + HIDDEN[2], Host=local, Origin=f'http://{local}')[0] == 200
     assert kernels(process) == []
+
+
+@pytest.mark.parametrize('name', [
+    'api/contents', 'api/kernels', 'api/kernelspecs', 'api/sessions', 'api/terminals', 'tree',
+    'files/panels.ipynb', 'panels.ipynb', 'voila/files/panels.ipynb', 'voila/render/panels.ipynb'])
+def test_the_page_is_all_there_is(server, name):
+    "Who knows the address, too, gets no other file, and starts nothing but the page."
+    process, url = server
+    before, path = kernels(process), urlsplit(url).path + name
+    for method in ('GET', 'POST'):
+        status, told, *_ = ask(url, path, method)
+        if status == 302: status = ask(url, told['Location'])[0]
+        assert status in (403, 404, 405) and guarded(told)
+    assert kernels(process) == before
 
 
 def test_the_browser_is_led_by_a_file(strict):
@@ -1190,7 +1207,7 @@ def python_on(browser_page, panel):
 
 
 MOVED = (('nvlink_size', '64'), ('system', 'B200'), ('strategy', '2d'), ('strategy', '1d'),
-         ('micro_batch', '2'), ('pp', '64'), ('assumptions', 'calibrated'), ('system', 'H200'))
+         ('micro_batch', '2'), ('pp', '64'), ('assumptions', 'corrected'), ('system', 'H200'))
 
 
 def test_browser_layer(browser_page, capsys):
@@ -1213,7 +1230,7 @@ def browser_options(name, browser_page):
     p, names = result.parallel, [field.name for field in dataclasses.fields(LayerState)]
     own = {field: getattr(p, field) for field in names if getattr(p, field, None) is not None}
     state = LayerState(result.model.name, result.system.name, result.system.nvlink_size,
-                       result.global_batch, 'calibrated', **own)
+                       result.global_batch, 'corrected', **own)
     return state.settle()[1][name]
 
 
@@ -1259,7 +1276,6 @@ def test_browser_plays_the_pipeline(browser_page):
 
 
 def test_browser_says_why_nothing_fits(browser_page):
-    move(browser_page, 'search', 'model', 'vit_era5')
     move(browser_page, 'search', 'system', 'A100')
     text, _ = move(browser_page, 'search', 'n_gpus', '64')
     assert 'No configuration of 64 GPUs is feasible' in text and 'Traceback' not in text

@@ -132,7 +132,8 @@ def test_memory(shown, model):
     found = computed(shown('play'), 'Formulas.memory(PLAY.models[name], ...x)', rows)
     for (_, stage, tp, pp, dp, N, size), one in zip(rows, found):
         parallel = Parallel(tp=tp, pp=pp, dp=dp, micro_batch=size, zero_stage=stage)
-        stats = estimate(model, parallel, 'H200', global_batch=N * dp * size).stats
+        stats = estimate(model, parallel, 'H200', global_batch=N * dp * size,
+                         assumptions='corrected').stats
         parts = [one[name] for name in ('weights', 'gradients', 'optimizer', 'activations')]
         names = ('weights_GB', 'gradients_GB', 'optimizer_GB', 'activations_GB')
         assert np.allclose(parts, [stats[name] for name in names], rtol=1e-9)
@@ -145,11 +146,12 @@ def test_a_map_is_a_search(system):
     cells = [dict(zip(play.CELL, cell)) for cell in play.map_of('gpt3_1T', system, n_gpus)]
     for cell in cells[::5]:
         figures = {name: int(cell[name]) for name in play.CELL[:7]}
-        stats = estimate('gpt3_1T', Parallel(**figures), system, global_batch=play.BATCH).stats
+        stats = estimate('gpt3_1T', Parallel(**figures), system, global_batch=play.BATCH,
+                         assumptions='corrected').stats
         for name in play.CELL[7:]: assert np.isclose(cell[name], stats[name], rtol=1e-5)
     best = min((c['iteration_s'] for c in cells if c['memory_GB'] <= capacity), default=None)
     found = search('gpt3_1T', n_gpus, system, play.BATCH, k=1,
-                   fixed={'micro_batch': [1, 2, 4]})
+                   fixed={'micro_batch': [1, 2, 4]}, assumptions='corrected')
     assert best is None and len(found) == 0 or np.isclose(best, found.iteration_s[0], rtol=1e-5)
 
 
@@ -185,7 +187,8 @@ def test_what_is_said_is_what_the_package_says(shown):
     said = re.match(r'([\d.]+) ms for 1 GB on 64 GPUs, 8 in', words_of(page, 'ring'))
     assert np.isclose(float(said[1]), expected, rtol=5e-3)
     assert 'idles 27 % of the time: 9 units beside 24' in words_of(page, 'bubble')
-    best = search('gpt3', 512, H200, play.BATCH, k=1, fixed={'micro_batch': [1, 2, 4]}).iloc[0]
+    best = search('gpt3', 512, H200, play.BATCH, k=1, fixed={'micro_batch': [1, 2, 4]},
+                  assumptions='corrected').iloc[0]
     assert (f'tp {best.tp} x pp {best.pp} x dp {best.dp}, micro-batches of {best.micro_batch}: '
             f'{best.iteration_s:.4g} s') in words_of(page, 'map')
 

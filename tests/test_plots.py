@@ -44,7 +44,8 @@ def drawn(ax):  # dict: name -> (x, y)
 @pytest.mark.parametrize('model, strategy', [
     ('gpt3_1T', '1d'), ('vit_era5', '2d-seqp'), ('vit_era5', '2d')])
 def test_training_days_are_the_published(model, strategy):
-    table = sweep([model], paper_systems(), PAPER_GPUS, [strategy], assumptions='paper')
+    table = sweep([model], paper_systems(), PAPER_GPUS, [strategy], assumptions='paper',
+                  global_batch=4096)
     table['days'] = training_days(table)
     lines = drawn(against_gpus(table, 'days', 'training time (days)', perfect=-1).axes[0])
     assert set(lines) == set(paper_systems())
@@ -88,7 +89,8 @@ def test_configurations_are_the_published(strategy, model, gpu, size):
 
 def test_speed_ups_are_the_published():
     system = {'B200-NVS8': as_system('B200', 8)}
-    table = sweep(['gpt3_1T'], system, PAPER_GPUS, ['1d', '2d-seqp'], assumptions='paper')
+    table = sweep(['gpt3_1T'], system, PAPER_GPUS, ['1d', '2d-seqp'], assumptions='paper',
+                  global_batch=4096)
     rate = table.pivot(index='n_gpus', columns='strategy', values='samples_per_s')
     ratio = (rate['2d-seqp'] / rate['1d']).rename('speed_up').reset_index()
     ratio = ratio.assign(model='gpt3_1T', system='B200-NVS8')
@@ -102,7 +104,8 @@ def test_the_best_placement_is_the_published():
     golden = optima('1d', 'gpt3_1T', 'B200', 64).iloc[-1]
     names = {'tp': 'tp', 'pp': 'pp', 'dp': 'dp', 'micro_batch': 'mbs'}
     fixed = {ours: int(golden[theirs]) for ours, theirs in names.items()}
-    found = search('gpt3_1T', 16384, as_system('B200', 64), k=100, assumptions='paper', fixed=fixed)
+    found = search('gpt3_1T', 16384, as_system('B200', 64), k=100, assumptions='paper', fixed=fixed,
+                   global_batch=4096)
     ax, = placements(pd.DataFrame(found).assign(system='B200-NVS64')).axes
     (x, y), = [data for name, data in drawn(ax).items() if name == 'best']
     np.testing.assert_allclose(y, golden.throughput, rtol=1e-9)
@@ -110,8 +113,10 @@ def test_the_best_placement_is_the_published():
     assert ax.get_xticklabels()[int(x[0])].get_text() == label
 
 
-searched = search('gpt3_1T', [1024, 4096], as_system('H200', 8), k=1)
-swept = sweep(['gpt3_1T'], {'H200-NVS8': as_system('H200', 8)}, [1024, 4096], ['1d'])
+searched = search('gpt3_1T', [1024, 4096], as_system('H200', 8), k=1,
+                  global_batch=4096, assumptions='corrected')
+swept = sweep(['gpt3_1T'], {'H200-NVS8': as_system('H200', 8)}, [1024, 4096], ['1d'],
+              global_batch=4096, assumptions='corrected')
 grid = pd.DataFrame([(x, y, x + y) for x in (1., 2., 4.) for y in (1., 2.)],
                     columns=['x', 'y', 'days'])
 AXES = 'x', 'y', 'days', 'x (GB/s)', 'y (GB)', 'time (days)'
@@ -150,7 +155,8 @@ def test_nothing_to_draw_is_said_in_one_line(name):
 
 def test_an_infeasible_search_gives_its_reason():
     why = '64 GPUs: 1d: the smallest of .* GB over the 80 GB of A100'
-    with pytest.raises(ValueError, match=why): configurations(search('vit_era5', [64], 'A100'))
+    found = search('vit_era5', [64], 'A100', assumptions='corrected')
+    with pytest.raises(ValueError, match=why): configurations(found)
 
 
 NANO = {'l': 8, 'e': 8, 'h': 1, 'depth': 1, 'name': 'nano'}
@@ -214,7 +220,8 @@ print(len(transformer_perf.search('gpt3', 64, 'H200')))
 
 # whatever the table and the options are (test_fuzz.py says what an answer must be)
 
-FOUND = search('gpt3', [8, 64], 'H200', 64, 'all', 2).assign(model='gpt3', system='H200')
+FOUND = search('gpt3', [8, 64], 'H200', 64, 'all', 2,
+               assumptions='corrected').assign(model='gpt3', system='H200')
 GRID = pd.DataFrame([(a, b, a + b) for a in (1., 2., 4.) for b in (1., 3.)], columns=list('abc'))
 PICTURES = {
     against_gpus: (FOUND, dict(column='iteration_s', label='s', panels='model', level=None)),

@@ -16,7 +16,7 @@ from transformer_perf.iteration import readable
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import sizes_of
 from transformer_perf.modules import (
-    STRATEGIES, Job, Layouts, count, ends_cost, host_wait, layer_cost)
+    STRATEGIES, CountedJob, Layouts, count, ends_cost, host_wait, layer_cost)
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.systems import as_system
 
@@ -83,7 +83,7 @@ def test_array_is_elementwise(points, model, strategy, preset, gpu, flash):
     sizes = sizes_of(model) | {'depth': 64}
     def cost(**columns):
         if strategy == '1d': columns['cp'] = columns['cp'] * 0 + 1
-        job = Job(**sizes, micro_batches=16, strategy=strategy, nvlink_tp=columns['tp'],
+        job = CountedJob(**sizes, micro_batches=16, strategy=strategy, nvlink_tp=columns['tp'],
                   assumptions=a, units=system.units, **columns)
         return whole_cost(job, system)
     together = cost(**dict(zip(COLUMNS, map(np.array, zip(*points)))))
@@ -109,7 +109,8 @@ def test_counts_never_wrap_around():
     huge = np.array([2**31])
     op = layers.linear('x', huge, huge, huge)
     assert close(counted(op.forward)[0][0], 1e-12 * 2.0**(3 * 31 + 1), 1e-6)
-    found = search(Model(2**20, 2**15, 2**8, 2**7), [2**20], 'H200', 2**20, 'all', 3)
+    found = search(Model(2**20, 2**15, 2**8, 2**7), [2**20], 'H200', 2**20, 'all', 3,
+                   assumptions='corrected')
     assert np.isfinite(found[list(COMPONENTS)]).all(axis=None)
 
 
@@ -210,9 +211,11 @@ def test_bounds_change_nothing_over_variants(monkeypatch):
 
 
 def test_search_in_blocks(monkeypatch):
-    whole = search('gpt3_1T', [256, 2048], 'B200', strategy='all', k=20)
+    whole = search('gpt3_1T', [256, 2048], 'B200', strategy='all', k=20,
+                   global_batch=4096, assumptions='corrected')
     monkeypatch.setattr(execution, 'BLOCK', 100)
-    in_blocks = search('gpt3_1T', [256, 2048], 'B200', strategy='all', k=20)
+    in_blocks = search('gpt3_1T', [256, 2048], 'B200', strategy='all', k=20,
+                       global_batch=4096, assumptions='corrected')
     assert len(whole) == 40 and whole.equals(in_blocks)
 
 
@@ -232,11 +235,13 @@ def test_search_over_choices():
 
 def test_search_over_schedules(monkeypatch):
     system = dataclasses.replace(as_system('H200'), hbm_capacity=130.)
-    ask = lambda: search('gpt3_1T', 2048, system, k=300, schedule=list(SCHEDULES))
+    ask = lambda: search('gpt3_1T', 2048, system, k=300, schedule=list(SCHEDULES),
+                         global_batch=4096, assumptions='corrected')
     together = ask()
     assert set(together.schedule) >= {*SCHEDULES} - {'gpipe'}   # whose activations do not fit
     for row in together.iloc[::23].to_dict('records'):
-        again = estimate('gpt3_1T', Parallel.from_row(row), system).stats
+        again = estimate('gpt3_1T', Parallel.from_row(row), system,
+                         global_batch=4096, assumptions='corrected').stats
         assert close(again['iteration_s'], row['iteration_s'])
         assert close(again['memory_GB'], row['memory_GB'])
     unbounded(monkeypatch)
@@ -394,7 +399,8 @@ def test_a_wide_search_has_every_layout_once():
 def test_a_table_shows_what_differs():
     "Choices that all rows share are not shown; one that tells two rows apart is."
     titles = lambda **choices: set(readable(search(
-        'gpt3', 64, 'H200', 512, k=4, fixed={'tp': 4, 'pp': 8}, **choices), as_system('H200')))
+        'gpt3', 64, 'H200', 512, k=4, fixed={'tp': 4, 'pp': 8}, assumptions='corrected',
+        **choices), as_system('H200')))
     overlaps = titles(tp_overlap=[False, True])
     assert 'tp_overlap' in overlaps and not {'schedule', 'tp_overlap', 'context'} & titles()
     assert 'schedule' in titles(schedule=['1f1b', 'zb-h1'])
@@ -463,7 +469,8 @@ def test_intervals_are_wider_where_less_is_known():
         assert (found.iteration_low_s < found.iteration_s).all()
         assert (found.iteration_s < found.iteration_high_s).all()
     assert max(wide['near']) < min(wide['extrapolated'])
-    assert 'iteration_low_s' not in estimate('gpt3', parallel, 'H100-80GB', 512).row
+    assert 'iteration_low_s' not in estimate('gpt3', parallel, 'H100-80GB', 512,
+                                             assumptions='corrected').row
 
 
 # any number of GPUs, any batch, any system
@@ -472,7 +479,8 @@ def test_intervals_are_wider_where_less_is_known():
                                       (2**20, 2**20), (999983, 4096), (2**31, 2**31)])
 def test_scales(n, batch):
     for strategy in STRATEGIES:
-        found = search('gpt3_1T', n, as_system('B200-next', 8), batch, strategy)
+        found = search('gpt3_1T', n, as_system('B200-next', 8), batch, strategy,
+                       assumptions='corrected')
         assert len(found) or found.reasons[n]
         together = found[['tp', 'cp', 'pp', 'dp']].prod(axis=1)
         assert (together == n).all() and (found.iteration_s > 0).all()
@@ -483,7 +491,7 @@ def test_system_fields_may_be_arrays(preset):
     "A sweep over imagined hardware is one computation."
     system, bandwidth = as_system('H100-80GB'), np.array([[500.], [4800.], [16000.]])
     a = as_assumptions(preset).on(system)
-    job = Job(seq_len=2048, embed_dim=25600, block=gpt_block(25600, 160),
+    job = CountedJob(seq_len=2048, embed_dim=25600, block=gpt_block(25600, 160),
               micro_batch=np.array([1., 2.]), tp=np.array([4, 8]), nvlink_tp=np.array([4, 8]),
               assumptions=a)
     cost = lambda s: layer_cost(job, pricer_of(s, a)).forward

@@ -19,7 +19,8 @@ from transformer_perf.systems import as_system
 
 def test_npy_layout(tmp_path):
     path, system = tmp_path / 'x.npy', as_system('B200', 64)
-    table = search('gpt3_1T', [256, 1024], system, strategy='1d', assumptions='paper')
+    table = search('gpt3_1T', [256, 1024], system, strategy='1d', assumptions='paper',
+                   global_batch=4096)
     path.write_bytes(npy_bytes(table, 64, [256, 1024]))
     nvs, t_max, t_min, n_gpus, configs = np.load(path, allow_pickle=True)[0]
     ours = read_npy(path)
@@ -32,7 +33,8 @@ def test_npy_layout(tmp_path):
 
 
 def test_npy_of_what_never_fits():
-    nothing = pd.DataFrame(search('vit_era5', [4, 8], 'A100'))
+    nothing = pd.DataFrame(search('vit_era5', [4, 8], 'A100',
+                                  global_batch=4096, assumptions='corrected'))
     file = io.BytesIO(npy_bytes(nothing, 4, [4, 8]))
     _, t_max, t_min, n_gpus, configs = np.load(file, allow_pickle=True)[0]
     assert (t_max, t_min, list(n_gpus), configs) == ([], [], [4, 8], [[], []])
@@ -52,7 +54,8 @@ def test_reader_runs_nothing(tmp_path, monkeypatch):
     assert not Path('evil-was-run').exists()
 
 
-GOOD = npy_bytes(pd.DataFrame(search('gpt3_1T', 1024, 'B200', k=2)), 4, [1024])
+GOOD = npy_bytes(pd.DataFrame(search('gpt3_1T', 1024, 'B200', k=2,
+                                     global_batch=4096, assumptions='corrected')), 4, [1024])
 
 
 @settings(max_examples=200, deadline=None)

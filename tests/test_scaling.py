@@ -430,5 +430,5 @@ def test_systems_of_the_study(name, node, gpus, capacity):
     assert (system.nvlink_size, system.hbm_capacity) == (gpus, capacity)
     assert system.ib_bandwidth * system.nic_factor * system.nvlink_size == node
     assert 'Cheng' in system.source
-    found = search(STUDIED['6.7B'], 64, name, 256, strategy='all', k=3)
+    found = search(STUDIED['6.7B'], 64, name, 256, strategy='all', k=3, assumptions='corrected')
     assert len(found) == 3 and (found.memory_GB <= capacity).all()

@@ -312,9 +312,10 @@ def test_a_rank_without_layers_computes_none_again():
 
 def test_few_micro_batches_leave_bubbles_unfilled():
     "With two micro-batches, zero bubble can fill little of the waiting of 16 stages."
-    one = estimate('gpt3', Parallel(pp=16, schedule='zb-h1'), 'H200', 2)
+    one = estimate('gpt3', Parallel(pp=16, schedule='zb-h1'), 'H200', 2, assumptions='corrected')
     is_its_timeline(one)
-    whole = estimate('gpt3', Parallel(pp=16), 'H200', 2).stats['iteration_s']
+    whole = estimate('gpt3', Parallel(pp=16), 'H200', 2,
+                     assumptions='corrected').stats['iteration_s']
     assert .6 * whole < one.stats['iteration_s'] < .8 * whole
 
 
@@ -463,7 +464,7 @@ def test_layouts_that_do_not_fit(options, says):
 def test_uneven_stages_are_for_whoever_asks():
     odd = dataclasses.replace(TINY, depth=7)
     with pytest.raises(ValueError, match='depth=7 must be divisible by pp=4'):
-        estimate(odd, Parallel(pp=4), 'H200', 8)
+        estimate(odd, Parallel(pp=4), 'H200', 8, 'corrected')
     with pytest.raises(ValueError, match='depth=7 must be divisible by pp=8'):
         estimate(odd, Parallel(pp=8), 'H100-80GB', 8, 'calibrated')
     one = estimate(odd, Parallel(pp=4), 'H100-80GB', 8, 'calibrated')

@@ -207,14 +207,16 @@ def test_one_rank_needs_no_pipeline():
 
 @pytest.mark.parametrize('name', ['gpipe', 'zb-h1', 'zb-h2'])
 def test_one_rank_works_micro_batch_by_micro_batch(name):
-    one, other = (estimate('gpt3', Parallel(tp=8, schedule=s), 'B200', 64) for s in (name, '1f1b'))
+    one, other = (estimate('gpt3', Parallel(tp=8, schedule=s), 'B200', 64,
+                           assumptions='corrected') for s in (name, '1f1b'))
     assert one.stats == other.stats
     assert math.isclose(one.memory_over_time.memory_GB.max(), one.stats['memory_GB'])
 
 
 def test_experts_alone_are_shared_out():
     "Without copies of the dense layers, ZeRO shares out what tp holds of experts again."
-    asked = dict(fixed={'tp': 8, 'ep': 1, 'pp': 1}, zero_stages=[0, 1, 2, 3])
+    asked = dict(fixed={'tp': 8, 'ep': 1, 'pp': 1}, zero_stages=[0, 1, 2, 3],
+                 assumptions='corrected')
     found = search(MODELS['experts'], 8, as_system('B200', 8), 8, '1d', **asked)
     by_stage = found.groupby('zero_stage').memory_GB.min()
     assert list(by_stage.index) == [0, 1, 2, 3] and (np.diff(by_stage) < 0).all()
@@ -242,14 +244,16 @@ def test_dense_layers_have_nothing_to_share_alone():
 
 def test_nothing_is_shared_out_among_one_gpu():
     "ZeRO-3 frees no weight in 8 bits that only one GPU has."
-    of = lambda **more: estimate(MODELS['dense'], Parallel(precision='fp8', **more), 'H100-80GB', 8)
+    of = lambda **more: estimate(MODELS['dense'], Parallel(precision='fp8', **more), 'H100-80GB', 8,
+                                 assumptions='corrected')
     assert of(zero_stage=3).stats['memory_GB'] == of(zero_stage=1).stats['memory_GB']
     assert of(dp=2, zero_stage=3).stats['memory_GB'] < of(dp=2, zero_stage=1).stats['memory_GB']
 
 
 def test_layers_computed_again_are_a_share_of_a_stage():
     "Of one layer in full, a deep stage computes a smaller share again than a shallow one."
-    ask = lambda system: search(MODELS['dense'], 4, system, 8, '1d', k=1000, recompute=['full:1'])
+    ask = lambda system: search(MODELS['dense'], 4, system, 8, '1d', k=1000, recompute=['full:1'],
+                                assumptions='corrected')
     b200 = as_system('B200', 4)
     every = ask(b200)
     for room in every.memory_GB:

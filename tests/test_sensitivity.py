@@ -82,15 +82,16 @@ def test_a_model_whose_sizes_neither_halve_nor_double():
 
 
 def test_chosen_anew():
-    best = Parallel.from_row(search('gpt3', 512, 'A100', 1024, k=1).iloc[0])
-    found = of('gpt3', best, 'A100', 1024, again=True)
+    best = Parallel.from_row(search('gpt3', 512, 'A100', 1024, k=1,
+                                    assumptions='corrected').iloc[0])
+    found = of('gpt3', best, 'A100', 1024, 'corrected', again=True)
     own = found[found.of == 'system']
     np.testing.assert_allclose(own.best_s, own.base_s)
     for column in ('at_low_s', 'at_high_s'):
         feasible = own.index != 'hbm_capacity'   # the best fits; half the memory may not hold it
         assert (own[f'best_{column}'] <= own[column] * (1 + 1e-9))[feasible].all()
     system = dataclasses.replace(as_system('A100'), hbm_capacity=40.)
-    half = search('gpt3', 512, system, 1024, k=1).iteration_s[0]
+    half = search('gpt3', 512, system, 1024, k=1, assumptions='corrected').iteration_s[0]
     assert own.best_at_low_s['hbm_capacity'] == pytest.approx(half, rel=1e-12)
 
 
@@ -99,10 +100,10 @@ def test_chosen_anew():
 @pytest.mark.parametrize('field', ['matrix_flops_fp16', 'hbm_bandwidth', 'nvlink_latency'])
 @pytest.mark.parametrize('ratio', [.5, .9, .999])
 def test_what_is_needed_is_enough_and_no_more(field, ratio):
-    one = estimate('gpt3', LAYOUT, 'A100', 1024)
-    found = needed(field, 'gpt3', one.parallel, 'A100', 1024, ratio=ratio)
+    one = estimate('gpt3', LAYOUT, 'A100', 1024, assumptions='corrected')
+    found = needed(field, 'gpt3', one.parallel, 'A100', 1024, ratio=ratio, assumptions='corrected')
     time_with = lambda x: estimate('gpt3', one.parallel, dataclasses.replace(
-        one.system, **{field: float(x)}), 1024).stats['iteration_s']
+        one.system, **{field: float(x)}), 1024, assumptions='corrected').stats['iteration_s']
     target = ratio * one.stats['iteration_s']
     if found.value is None:
         assert found.limit_s > target and f'no {field} is enough' in str(found)
@@ -122,8 +123,9 @@ def test_closing_in_finds_the_edge(edge, start):
 
 
 def test_needed_with_the_configuration_chosen_anew():
-    best = Parallel.from_row(search('gpt3', 64, 'A100', 128, k=1).iloc[0])
-    fixed, free = (needed('matrix_flops_fp16', 'gpt3', best, 'A100', 128, ratio=.7, again=again)
+    best = Parallel.from_row(search('gpt3', 64, 'A100', 128, k=1, assumptions='corrected').iloc[0])
+    fixed, free = (needed('matrix_flops_fp16', 'gpt3', best, 'A100', 128, ratio=.7, again=again,
+                          assumptions='corrected')
                    for again in (False, True))
     assert free.value <= fixed.value * (1 + 1e-5)
 
@@ -136,7 +138,7 @@ def test_mistakes_are_one_line():
 
 
 def test_tornado_has_the_widest_on_top():
-    table = sensitivity('gpt3', LAYOUT, 'A100', 1024)
+    table = sensitivity('gpt3', LAYOUT, 'A100', 1024, assumptions='corrected')
     ax = tornado(table[table.of == 'system'], most=4).axes[0]
     names = [text.get_text() for text in ax.get_yticklabels()]
     assert len(names) == 4 and names[-1] == 'matrix_flops_fp16'
@@ -144,14 +146,15 @@ def test_tornado_has_the_widest_on_top():
 
 # the command
 
-COMMAND = ('sensitivity', '--model', 'gpt3', '--system', 'A100', '--global-batch', 1024)
+COMMAND = ('sensitivity', '--model', 'gpt3', '--system', 'A100', '--global-batch', 1024,
+           '--assumptions', 'corrected')
 LAID_OUT = ('--tp', 4, '--pp', 8, '--dp', 16)
 
 
 def test_command():
     has(good(*COMMAND, *LAID_OUT), 'matrix_flops_fp16', 'elasticity', 'embed_dim', 'global_batch')
     rows = json.loads(good(*COMMAND, *LAID_OUT, '--format', 'json'))['rows']
-    expected = sensitivity('gpt3', LAYOUT, 'A100', 1024)
+    expected = sensitivity('gpt3', LAYOUT, 'A100', 1024, assumptions='corrected')
     assert [row['elasticity'] for row in rows] == expected.elasticity.tolist()
     has(good(*COMMAND, '--gpus', 512), 'hbm_capacity')
 

@@ -1,5 +1,4 @@
 "How code looks: the linter has nothing to say, lines are short, imports point one way."
-import ast
 import graphlib
 import re
 import subprocess
@@ -7,6 +6,7 @@ import sys
 
 import pytest
 
+import house
 import notebooks
 import pages
 
@@ -53,44 +53,33 @@ def test_lines_of_modules_are_short(module):
 
 # imports
 
-def imported(text):  # set of dotted names
-    "What a module imports, anywhere in it."
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import): found |= {alias.name for alias in node.names}
-        if not isinstance(node, ast.ImportFrom): continue
-        parts = ['transformer_perf'] * bool(node.level) + [node.module] * bool(node.module)
-        found |= {'.'.join([*parts, alias.name]) for alias in node.names}
-    return found
-
-
-def arrows():  # dict: module -> modules of ours that it imports
-    "Who imports whom; a name of the public face leads to the module where it lives."
-    homes, found = pages.public_names(), {}
-    for module, text in MODULES.items():
-        own = [name.split('.')[1:] for name in imported(text)
-               if name.split('.')[0] == 'transformer_perf']
-        found[module] = {homes.get(parts[0], parts[0]) for parts in own if parts} & MODULES.keys()
-    return found
-
-
-def house():  # list of modules, the lowest first
-    "The floors of the house, as CONTRIBUTING.md lists them; above are rooms beside each other."
-    text = (notebooks.ROOT / 'CONTRIBUTING.md').read_text()
-    told = re.search(r'Imports point down this list only: (.*?); then one room each', text)
-    return re.findall(r'`(\w+)`', told[1])
+CORE = {   # each rests on all that it needs, and on no wing
+    'inputs', 'systems', 'parameters', 'software', 'schedules', 'estimates', 'measured_kernels',
+    'kernels', 'layers', 'blocks', 'configs', 'models', 'modules', 'timeline', 'traced',
+    'explained', 'iteration', 'execution'}
 
 
 def test_arrows_point_down():
-    floors, found = house(), arrows()
-    assert len(floors) == 18 and set(floors) < set(MODULES)
-    for i, module in enumerate(floors):
-        assert found[module] <= set(floors[:i]), f'{module} imports what is above it'
-    assert not [module for module in found if 'cli' in found[module]], 'the command line is on top'
+    found = house.arrows()
     graphlib.TopologicalSorter(found).prepare()   # no room imports another in a circle
+    assert set(found) - {room for rooms in house.WINGS.values() for room in rooms} == CORE
+    for room in CORE: assert found[room] <= CORE, f'{room} imports what is above it'
+    assert not [room for room in found if 'cli' in found[room]], 'the command line is on top'
+
+
+def test_the_diagram_is_of_today():
+    "`python tools/house.py` draws it anew; what follows from other arrows is not drawn."
+    text = (notebooks.ROOT / 'CONTRIBUTING.md').read_text()
+    assert house.diagram() in text and house.with_diagram(text) == text
+    found = house.arrows()
+    drawn = {room: set() for room in found} | {
+        room: set(below.split(' & '))
+        for room, below in re.findall(r'^    (\w+) --> (.+)$', house.diagram(), re.MULTILINE)}
+    assert all(drawn[room] <= found[room] for room in found)
+    assert house.below(drawn) == house.below(found)
 
 
 def test_the_package_needs_no_tools_of_ours():
     for module, text in MODULES.items():
-        roots = {name.split('.')[0] for name in imported(text)}
+        roots = {name.split('.')[0] for name in house.imported(text)}
         assert not roots & {'nbdev', 'fastcore', 'execnb', 'typer', 'rich'}, module

@@ -52,19 +52,21 @@ def undisturbed(tmp_path_factory):
 def test_a_sweep_is_its_searches():
     vary = {'seq_len': [2048, 8192], 'nvlink_size': [4, 8], 'global_batch': [512]}
     table = sweep(['gpt3', 'vit_era5'], {'B200-NVS8': as_system('B200', 8)}, [256, 1024],
-                  ['1d', '2d-seqp'], k=2, vary=vary)
+                  ['1d', '2d-seqp'], k=2, vary=vary, global_batch=4096, assumptions='corrected')
     assert len(table) == 2 * 2 * 2 * 2 * 2 * 2
     for key, own in table.groupby(['model', 'seq_len', 'nvlink_size', 'strategy', 'n_gpus']):
         model, seq_len, nvlink_size, strategy, n = key
         model = dataclasses.replace(as_model(model), seq_len=seq_len)
-        expected = search(model, n, as_system('B200', nvlink_size), 512, strategy, k=2)
+        expected = search(model, n, as_system('B200', nvlink_size), 512, strategy, k=2,
+                          assumptions='corrected')
         own = own[list(expected)].reset_index(drop=True)
         pd.testing.assert_frame_equal(own, pd.DataFrame(expected))
 
 
 def test_a_sweep_says_what_it_rests_on():
     for assumptions, evidence in (('paper', 'published model'), ('calibrated', 'near: 107 runs')):
-        table = sweep(['gpt3'], {'H100': 'H100-80GB'}, [64], ['1d'], assumptions=assumptions)
+        table = sweep(['gpt3'], {'H100': 'H100-80GB'}, [64], ['1d'], assumptions=assumptions,
+                      global_batch=4096)
         assert table.evidence.str.startswith(evidence).all() and len(table)
 
 
@@ -83,7 +85,8 @@ def test_an_empty_product_is_refused(wrong, says):
 def test_tasks_cut_a_grid_into_pieces():
     vary = {'hbm_bandwidth': np.arange(1., 41), 'seq_len': [64, 128],
             'ib_eff': np.arange(1., 31) / 30}
-    tasks = tasks_of(['gpt3'], {'H200': 'H200'}, [64], ['1d', '2d'], vary=vary)
+    tasks = tasks_of(['gpt3'], {'H200': 'H200'}, [64], ['1d', '2d'], vary=vary,
+                     global_batch=4096, assumptions='corrected')
     pieces = [len(task.varied['ib_eff']) for task in tasks]
     assert pieces == [VARIANTS, VARIANTS, 1200 - 2 * VARIANTS] * 4
     points = {(t.strategy, t.varied['seq_len'], a, b) for t in tasks
@@ -102,11 +105,13 @@ PHYSICAL = ['hbm_bandwidth', 'hbm_capacity', 'matrix_flops_fp16', 'ib_bandwidth'
 def test_varied_as_arrays_is_one_by_one(fields, factors, strategy):
     system = as_system('H200', 8)
     vary = {f: [getattr(system, f) * x for x in factors] for f in fields}
-    table = sweep(['gpt3_1T'], {'x': system}, [512], [strategy], vary=vary)
+    table = sweep(['gpt3_1T'], {'x': system}, [512], [strategy], vary=vary,
+                  global_batch=4096, assumptions='corrected')
     found = table.set_index(fields).iteration_s.to_dict()
     for point in itertools.product(*vary.values()):
         changed = dataclasses.replace(system, **dict(zip(fields, point)))
-        alone = search('gpt3_1T', 512, changed, strategy=strategy, k=1)
+        alone = search('gpt3_1T', 512, changed, strategy=strategy, k=1,
+                       global_batch=4096, assumptions='corrected')
         key = tuple(point) if len(point) > 1 else point[0]
         assert (key in found) == bool(len(alone))
         if len(alone): assert np.isclose(found[key], alone.iteration_s[0], rtol=1e-12)
@@ -119,7 +124,8 @@ def test_varied_as_arrays_is_one_by_one(fields, factors, strategy):
 def test_varied_with_unlike_layers(model, field, assumptions, factors):
     system = as_system('H100-80GB')
     vary = {field: [getattr(system, field) * x for x in factors]}
-    found = sweep([model], {'x': system}, [512], ['1d'], assumptions=assumptions, vary=vary)
+    found = sweep([model], {'x': system}, [512], ['1d'], assumptions=assumptions, vary=vary,
+                  global_batch=4096)
     for value, seconds in zip(found[field], found.iteration_s, strict=True):
         changed = dataclasses.replace(system, **{field: value})
         alone, = search(model, 512, changed, 4096, '1d', 1, assumptions).iteration_s
@@ -181,6 +187,7 @@ if rank == 1:
     if how == 'MemoryError': sweeps.tasks_of = failing(MemoryError())
     if how == 'interrupted': sweeps.tasks_of = failing(KeyboardInterrupt())
     if how == 'in a task': sweeps.packed = failing(ValueError('task went wrong'))
+    if how == 'bug in a task': sweeps.packed = failing(TypeError('a bug'))
     if how == 'killed': sweeps.packed = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 if rank == 0 and how == 'shard': sweeps.Shards.load = failing(ValueError('unreadable'))
 cli.main()
@@ -188,7 +195,9 @@ cli.main()
 SAID = {'no such model': 'gone.json: cannot be read', 'TypeError': 'TypeError: a bug',
         'MemoryError': 'the memory of this computer is not enough', 'killed': '',
         'interrupted': 'interrupted; the same command continues', 'exit at once': '',
-        'in a task': 'transformer-perf: task went wrong', 'shard': 'transformer-perf: unreadable'}
+        'in a task': 'transformer-perf: task went wrong',
+        'bug in a task': 'def function(*args): raise error',   # the line there
+        'shard': 'transformer-perf: unreadable'}
 
 
 @needs_mpi
@@ -199,7 +208,7 @@ def test_a_failing_rank_ends_the_job(undisturbed, tmp_path, how):
     command = [sys.executable, tmp_path / 'job.py', how, *SMALL, '--folder', tmp_path / 'out']
     done = run([BIN / 'mpiexec', '-n', 3, *command], timeout=60)
     assert done.returncode != 0 and SAID[how] in done.stderr
-    assert ('Traceback' in done.stderr) == (how == 'TypeError')
+    assert ('Traceback' in done.stderr) == (how in ('TypeError', 'bug in a task'))
     written = tmp_path.glob('out/exec*')
     assert all(path.read_bytes() == undisturbed[path.name] for path in written)
 
@@ -213,7 +222,8 @@ def test_two_runs_in_one_folder(undisturbed, tmp_path):
 
 
 def test_a_shard_of_another_task_is_not_taken(tmp_path):
-    one, other = tasks_of(['gpt3'], {'A100': 'A100'}, [64], ['1d', '2d-seqp'])
+    one, other = tasks_of(['gpt3'], {'A100': 'A100'}, [64], ['1d', '2d-seqp'],
+                          global_batch=4096, assumptions='corrected')
     shards = Shards(tmp_path)
     for task in (one, other): shards.save(task, packed(run_task, task))
     assert shards.load(one) != shards.load(other)

@@ -87,7 +87,7 @@ def test_published_systems_are_untouched():
 def test_every_system_can_be_searched():
     for name in system_names():
         system = as_system(name, 8)
-        found = search('gpt3', 256, system, 256, k=1)
+        found = search('gpt3', 256, system, 256, k=1, assumptions='corrected')
         assert len(found) == 1 and found.iteration_s[0] > 0, name
 
 
@@ -147,7 +147,8 @@ def test_missing_figures_say_so():
 
 def test_a_sweep_may_vary_what_a_system_lacks():
     table = sweep(['gpt3'], {'A100': as_system('A100', 8)}, [256], ['1d'],
-                  vary={'matrix_flops_fp8': [1000., 2000.]})
+                  vary={'matrix_flops_fp8': [1000., 2000.]},
+                  global_batch=4096, assumptions='corrected')
     assert {*OPTIONAL} <= {*PHYSICAL}
     assert table.matrix_flops_fp8.tolist() == [1000, 2000] and table.iteration_s.nunique() == 1
 

@@ -187,7 +187,7 @@ def test_an_estimate_is_not_changed():
 # how it is told
 
 def test_text_and_html_and_data():
-    one = estimate('gpt3', Parallel(tp=4, pp=8, dp=4), 'A100-80GB', 256)
+    one = estimate('gpt3', Parallel(tp=4, pp=8, dp=4), 'A100-80GB', 256, assumptions='corrected')
     found = one.explain('dp_comm_s', depth=2)
     text, page, data = repr(found), found._repr_html_(), found.as_dict()
     assert text.startswith('1. dp_comm_s = ') and 'allgather' in text
@@ -200,7 +200,7 @@ def test_text_and_html_and_data():
 
 
 def test_what_is_nothing_is_told_as_such():
-    one = estimate('gpt3', Parallel(tp=4, pp=8), 'A100-80GB', 256)
+    one = estimate('gpt3', Parallel(tp=4, pp=8), 'A100-80GB', 256, assumptions='corrected')
     assert repr(one.explain('dp_comm_s')).startswith('dp_comm_s = 0 s')
     tree = one.explain('dp_comm_s').as_dict()['tree']
     assert (tree['name'], tree['value'], tree['unit']) == ('dp_comm_s', 0., 's')
@@ -208,8 +208,8 @@ def test_what_is_nothing_is_told_as_such():
 
 
 def test_a_row_of_a_search_can_be_explained():
-    best = search('gpt3', 64, 'A100-80GB', global_batch=64, k=1).iloc[0]
-    one = estimate('gpt3', Parallel.from_row(best), 'A100-80GB', 64)
+    best = search('gpt3', 64, 'A100-80GB', global_batch=64, k=1, assumptions='corrected').iloc[0]
+    one = estimate('gpt3', Parallel.from_row(best), 'A100-80GB', 64, assumptions='corrected')
     assert close(one.explain('iteration_s').number.value, best.iteration_s)
 
 
@@ -217,7 +217,7 @@ def test_a_row_of_a_search_can_be_explained():
     ('iteration', 3, 'iteration_s'), ('tp', 3, 'unknown figure'), ('mfu', -1, 'depth=-1'),
     ('mfu', 'x', "depth='x'"), (None, 3, 'unknown figure None')])
 def test_mistakes(figure, depth, message):
-    one = estimate('gpt3', Parallel(tp=4, pp=8, dp=4), 'A100-80GB', 256)
+    one = estimate('gpt3', Parallel(tp=4, pp=8, dp=4), 'A100-80GB', 256, assumptions='corrected')
     with pytest.raises(ValueError, match=message) as caught: one.explain(figure, depth)
     assert '\n' not in str(caught.value) and len(str(caught.value)) < 300
 

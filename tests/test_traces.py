@@ -142,17 +142,18 @@ def test_picture(case):
 
 def test_files(tmp_path, capsys):
     "Written whole, from Python and from a terminal: of one configuration, and of the best."
-    one = estimate('gpt3', Parallel(tp=8, pp=8, dp=2), 'H200', 64)
+    one = estimate('gpt3', Parallel(tp=8, pp=8, dp=2), 'H200', 64, assumptions='corrected')
     write_trace(one, tmp_path / 'one.json')
     assert json.loads((tmp_path / 'one.json').read_text()) == trace_of(one)
     for command in (['explain', '--tp', '8', '--pp', '8', '--dp', '2'],
                     ['search', '--gpus', '128']):
         with pytest.raises(SystemExit) as done:
-            main([*command, '--model', 'gpt3', '--global-batch', '64', '--export', 'perfetto', '-o',
+            main([*command, '--model', 'gpt3', '--system', 'H200', '--global-batch', '64',
+                  '--assumptions', 'corrected', '--export', 'perfetto', '-o',
                   str(tmp_path / f'{command[0]}.json')])
         assert done.value.code == 0 and capsys.readouterr().out == ''
     assert (tmp_path / 'explain.json').read_text() == (tmp_path / 'one.json').read_text()
-    best = search('gpt3', 128, 'H200', 64, k=1).iteration_s[0]
+    best = search('gpt3', 128, 'H200', 64, k=1, assumptions='corrected').iteration_s[0]
     found = json.loads((tmp_path / 'search.json').read_text())
     assert found['otherData']['iteration_s'] == pytest.approx(best, rel=1e-9)
 
@@ -160,7 +161,7 @@ def test_files(tmp_path, capsys):
 def test_what_cannot_be_traced():
     with pytest.raises(ValueError, match='one=.* must be'): picture_of('gpt3')
     with pytest.raises(ValueError, match='one=.* must be'): trace_of({'tp': 1})
-    many = estimate('gpt3', Parallel(pp=96), 'H200', 2048)
+    many = estimate('gpt3', Parallel(pp=96), 'H200', 2048, assumptions='corrected')
     with pytest.raises(ValueError, match='too many to play'): trace_of(many)
 
 

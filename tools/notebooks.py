@@ -1,6 +1,6 @@
 """Everything that is derived from the notebooks: the package, the stored outputs and README.md.
 
-`python tools/notebooks.py` makes all three; `python tools/notebooks.py 05_iteration` runs only the
+`python tools/notebooks.py` makes all three; `python tools/notebooks.py 13_iteration` runs only the
 notebooks named. The tests use the same functions to see that nothing is stale.
 """
 import base64
@@ -249,7 +249,7 @@ def readme():
     nb.cells = [as_read(cell) for cell in nb.cells if 'hide' not in directives(cell.source)]
     text, _ = MarkdownExporter().from_notebook_node(nb)
     text = text.replace('](images/', '](nbs/images/')
-    text = re.sub(r'\]\((\d\d[a-z]?_\w+)\.ipynb\)', r'](nbs/\1.ipynb)', text)
+    text = re.sub(r'\]\((\d\d_\w+)\.ipynb\)', r'](nbs/\1.ipynb)', text)
     text = re.sub(r'\n{3,}', '\n\n', text).strip()
     return f'<!-- made from nbs/index.ipynb by tools/notebooks.py -->\n\n{text}\n'
 
@@ -273,7 +273,9 @@ def main(names):
     nbdev_export()
     for path in NOTEBOOKS:
         if path.stem in names or not names: run_whole(path)
-    if (ROOT / 'nbs' / 'index.ipynb').exists(): write_whole(ROOT / 'README.md', readme())
+    from pages import reading_order   # pages, too, reads the notebooks through this module
+    write_whole(ROOT / 'README.md', readme())
+    write_whole(ROOT / 'nbs' / 'README.md', reading_order())
 
 
 if __name__ == '__main__': main(sys.argv[1:])

@@ -19,34 +19,29 @@ from notebooks import NOTEBOOKS, ROOT, cells_of, directives, without_directives
 
 PACKAGE = ROOT / 'transformer_perf'
 
-# The order of README.md and of the site, its sidebar and its next-links: a caption, and its pages.
-# A pattern (it begins with a digit) stands for the notebooks whose names begin so, and that no
-# pattern before it stands for; anything else is a page of docs/ or the API.
+# The order of nbs/README.md and of the site, its sidebar and its links: a caption, and its pages.
+# A pattern (it begins with a digit) stands for the notebooks whose names begin so; anything else is
+# a page of docs/ or the API. A notebook's number is its place: the tens are the part it is of.
 COURSE = [
-    ('One layer on one GPU', ['00_', '01_', '02_', '03_', '4\\d_exercise_roofline']),
-    ('Many GPUs', [
-        '26_',                                                      # rings, and who sits where
-        '03b_', '04_', '4\\d_exercise_tensor',                     # tensor parallelism
-        '05_', '4\\d_exercise_(pipeline|bubble|interleav)',         # the pipeline and its bubble
-        '33_', '4\\d_exercise_(zero|data|shard)',                   # data parallelism and ZeRO
-        '38_', '42_', '4\\d_exercise_memory']),
-    ('Long sequences, experts, precision', [
-        '37_', '4\\d_exercise_(context|long)', '34_', '4\\d_exercise_(experts|all)', '35_', '36_']),
-    ('Schedules and the search', ['01c_', '32_', '06_', '41_', '4\\d_exercise']),
-    ('The optimum', ['22_', '24_', '23_', '21_', '25_']),
-    ('What real stacks add', ['01d_', '02c_', '02b_', '10_', '44_']),
-    ('Claims', ['20_', '27_', '09_', '30_']),
-    ('Plan a run', ['43_', '13_', '14_', '15_', '05b_']),
+    ('One layer on one GPU', ['0\\d_']),
+    ('Many GPUs', ['1\\d_']),
+    ('Long sequences, experts, precision', ['2\\d_']),
+    ('Schedules and the search', ['3\\d_']),
+    ('The optimum', ['4\\d_']),
+    ('What real stacks add', ['5\\d_']),
+    ('Claims', ['6\\d_']),
+    ('Plan a run', ['7\\d_']),
 ]
 REFERENCE = [
-    ('Play', ['play', '07b_']),
-    ('Models, parameters, pictures', ['00b_', '01b_', '07_', '07c_', '08_', '28_']),
-    ('How an iteration is added up', ['04b_', '05c_']),
-    ('Runs and files', ['12_', '10b_', '16_', '17_', '06c_']),
-    ('Command line and API', ['11_', '06b_', '90_', '90b_', 'api/index']),
+    ('Play', ['play', '80_']),
+    ('Models, parameters, pictures', ['8[1-6]_']),
+    ('How an iteration is added up', ['8[78]_']),
+    ('Runs and files', ['89_', '9[0-4]_']),
+    ('Command line and API', ['9[5-9]_', 'api/index']),
     ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_block',
                 'howto_add_an_optimizer', 'howto_add_a_strategy', 'howto_add_a_schedule',
-                'howto_add_a_precision']),
+                'howto_add_a_precision', 'howto_add_a_software', 'howto_add_a_job_format',
+                'howto_add_a_chapter']),
     ('Words and sources', ['glossary', 'references']),
 ]
 ORDER = COURSE + REFERENCE
@@ -93,7 +88,7 @@ def opening(stem):  # (title, the line under it)
 
 def numbered(stem):
     "A page by its title; a notebook with the number that other pages call it by."
-    number = re.match(r'\d\d[a-z]?(?=_)', stem)
+    number = re.match(r'\d\d(?=_)', stem)
     return f'{number[0]} {opening(stem)[0]}' if number else stem
 
 
@@ -102,17 +97,27 @@ def title_of(stem):
     return stem if numbered(stem) == stem else f'{numbered(stem)} <{stem}>'
 
 
+ABOVE_THE_ORDER = '''<!-- made by tools/notebooks.py -->
+
+# Reading order
+
+The course runs from a single layer on a single GPU to the plan of a run; its exercises are inside
+it. What comes after it is for looking things up. Each chapter opens with its question:
+'''
+
+
 def reading_order():
-    "The notebooks in their order, as tables in Markdown: the course, then what is looked up."
-    known, lines = dict(contents([path.stem for path in NOTEBOOKS])), []
+    "The notebooks in their order, as nbs/README.md: the course, then what is looked up."
+    known = dict(contents([path.stem for path in NOTEBOOKS]))
+    lines = [ABOVE_THE_ORDER]
     for part, entries in (('The course', COURSE), ('To look things up', REFERENCE)):
-        lines += [f'### {part}', '']
+        lines += [f'## {part}', '']
         for caption, _ in entries:
             rows = [(f'[{numbered(stem)}]({stem}.ipynb)', opening(stem)[1])
                     for stem in known.get(caption, ()) if is_pattern(stem)]
             table = [(caption, ''), ('---', '---'), *rows] if rows else []
             lines += [f'| {" | ".join(row)} |' for row in table] + [''] * bool(rows)
-    return '\n'.join(lines)
+    return '\n'.join(lines).rstrip() + '\n'
 
 
 def toctrees():
@@ -209,8 +214,8 @@ DOORS = [   # name, what is behind it, page
     ('Learn', 'A course in small chapters, from one layer on one GPU to the plan of a run.',
      '00_models'),
     ('Play', 'Rings, the roofline, bubbles, a map, ZeRO: move a control and see.', 'play'),
-    ('Use', 'The same answers in a terminal, in Python, and for your own job.', '11_cli'),
-    ('Check', 'Predicted against measured runs: how far to trust a number.', '10_validation'),
+    ('Use', 'The same answers in a terminal, in Python, and for your own job.', '95_cli'),
+    ('Check', 'Predicted against measured runs: how far to trust a number.', '53_validation'),
 ]
 SCRIPTS = ('play-data', 'formulas', 'play')
 

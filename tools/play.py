@@ -38,7 +38,7 @@ def layer_figures(name):  # dict
     "What a GPU holds of one layer at each tp: GB of weights, and of activations of a micro-batch."
     model, found = as_model(name), {}
     for tp in (1, 2, 4, 8):
-        one = estimate(model, Parallel(tp=tp), 'H200', global_batch=1).stats
+        one = estimate(model, Parallel(tp=tp), 'H200', 1, 'corrected').stats
         found[tp] = [one[part] / model.depth for part in ('weights_GB', 'activations_GB')]
     return {'depth': model.depth, 'layer': found}
 
@@ -54,7 +54,7 @@ def map_of(model, system, n_gpus):  # list of cells
     "Every tp x pp x dp of a job, each at its best micro-batch and placement."
     s = as_system(system)
     found = search(model, n_gpus, replace(s, hbm_capacity=ENOUGH), global_batch=BATCH, k=10_000,
-                   fixed={'micro_batch': [1, 2, 4]})
+                   fixed={'micro_batch': [1, 2, 4]}, assumptions='corrected')
     return [cell_of(rows, s.hbm_capacity) for _, rows in found.groupby(['tp', 'pp'])]
 
 
@@ -66,10 +66,11 @@ def maps():  # dict: model, system, GPUs -> cells
 @cache
 def hero():  # dict
     "One configuration of a pipeline, and the best of all."
-    one = estimate(parallel=HERO_PARALLEL, **HERO)
+    one = estimate(parallel=HERO_PARALLEL, **HERO, assumptions='corrected')
     n_gpus, first = HERO_PARALLEL.tp * HERO_PARALLEL.pp * HERO_PARALLEL.dp, one.timeline
     took = (first.end_s - first.start_s).groupby(first.kind).first()
-    ways = search(HERO['model'], n_gpus, HERO['system'], HERO['global_batch'], k=10_000)
+    ways = search(HERO['model'], n_gpus, HERO['system'], HERO['global_batch'], k=10_000,
+                  assumptions='corrected')
     return {'p': HERO_PARALLEL.pp, 'N': HERO['global_batch'] // HERO_PARALLEL.dp, 'F': took['F'],
             'B': took['B'], 'n_gpus': n_gpus, 'iteration_s': one.stats['iteration_s'],
             'idle': one.stats['bubble_s'] / one.stats['iteration_s'],

@@ -4,8 +4,8 @@ __version__ = "0.1.0"
 import importlib
 
 HOMES = {'Model': 'models', 'System': 'systems', 'Assumptions': 'estimates',
-         'Software': 'software', 'Parallel': 'iteration', 'estimate': 'iteration',
-         'search': 'execution'}
+         'Software': 'software', 'Parallel': 'iteration', 'Job': 'interop',
+         'estimate': 'iteration', 'search': 'execution'}
 __all__ = list(HOMES)
 
 

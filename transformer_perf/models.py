@@ -28,7 +28,7 @@ from .configs import fields_of, is_config
 from .systems import Units
 from .estimates import Assumptions
 from .blocks import (
-    MLP, Attention, Block, Experts, Job, LatentAttention, end_operations, kinds_of,
+    MLP, Attention, Block, Experts, CountedJob, LatentAttention, end_operations, kinds_of,
     layer_operations, layers_of_kinds)
 
 # %% ../nbs/00_models.ipynb #b4ce6bc2
@@ -304,7 +304,7 @@ class Part(NamedTuple):
 
 # %% ../nbs/00_models.ipynb #c0de0020
 def sizes_of(model):  # dict
-    "What a `Job` takes from a model, or from an object whose sizes are columns."
+    "What a `CountedJob` takes from a model, or from an object whose sizes are columns."
     own = DEFAULTS | vars(model)
     same = ('seq_len', 'embed_dim', 'depth', 'mtp_layers', 'tied_embeddings', 'learned_positions',
             'output_bias')
@@ -316,7 +316,7 @@ def sizes_of(model):  # dict
 def counted_once(m: Model, causal_mask=True):  # list of (Operation, in how many layers)
     "What one sample asks of one GPU, in single numbers and single FLOP."
     a = Assumptions(fused_kernels=True, vocabulary=True, causal_mask=causal_mask)
-    job = Job(**sizes_of(m), units=Units(1., 1., 1.), assumptions=a)
+    job = CountedJob(**sizes_of(m), units=Units(1., 1., 1.), assumptions=a)
     first, last = end_operations(job)
     layers = [(op, number) for kind, number in zip(kinds_of(job), layers_of_kinds(job))
               for op in layer_operations(kind)]

@@ -90,7 +90,7 @@ class System(Wiring):
     matrix_flops_fp4: float = positive(None)   # TFLOP/s, tensor cores, dense
     topology: str = field('switch', choices=TOPOLOGIES)  # how a domain is wired
     host_bandwidth: float = positive(None)     # GB/s to the host's memory, one direction
-    power: float = positive(None)              # W a GPU draws at most; moves its clock (02b)
+    power: float = positive(None)              # W a GPU draws at most; moves its clock (52)
     server_power: float = positive(None)       # W, its share of what its server draws at most
     architecture: str = None      # GPU generation, which measured parameters belong to
     accelerator: str = None       # its name in price lists, where it is not the system's

@@ -26,7 +26,7 @@ const Formulas = (() => {
     return {TFLOP, GB, compute, memory, time, intensity: 1000 * TFLOP / GB, rate: TFLOP / time};
   }
 
-  // notebook 01c: orders of work; a step is a list of passes [kind, chunk, micro-batch]
+  // notebook 30: orders of work; a step is a list of passes [kind, chunk, micro-batch]
   const range = (n) => Array.from({length: Math.max(n, 0)}, (_, i) => i);
 
   function* gpipe(rank, p, v, N) {
@@ -100,7 +100,7 @@ const Formulas = (() => {
     return place === last ? `F${place},${m}` : `B${place + 1},${m}`;
   }
 
-  // played of notebook 01c, without messages: every pass with its start and its end
+  // played of notebook 30, without messages: every pass with its start and its end
   function played(name, p, v, N, F, B, W) {   // F, B, W: s of a chunk
     const s = SCHEDULES[name], cost = s.splits ? {F, B, W} : {F, B: B + W};
     const left = range(p).map((rank) => [...s.steps(rank, p, v, N)].map(([pass]) => pass));
@@ -122,7 +122,7 @@ const Formulas = (() => {
     return {passes, total: Math.max(...free), busy: v * N * (F + B + W)};
   }
 
-  // memory_at of notebook 05: GB on the fullest GPU of a 1F1B pipeline at a stage of ZeRO
+  // memory_at of notebook 13: GB on the fullest GPU of a 1F1B pipeline at a stage of ZeRO
   function memory(model, stage, tp, pp, dp, N, size) {   // size: samples of a micro-batch
     const [weights, activations] = model.layer[tp], layers = model.depth / pp;
     const whole = layers * weights, share = whole / dp;
@@ -135,7 +135,7 @@ const Formulas = (() => {
     };
   }
 
-  // what a step sends, in copies of the weights (notebook 33)
+  // what a step sends, in copies of the weights (notebook 15)
   const sent = (stage, dp) => (stage === 3 ? 3 : 2) * (dp - 1) / dp;
 
   return {ringTime, product, played, possible, memory, sent, SCHEDULES, range, LAUNCH, EFFICIENCY};
