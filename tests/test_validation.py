@@ -15,7 +15,9 @@ from transformer_perf.estimates import as_assumptions
 from transformer_perf.interop import as_job, export
 from transformer_perf.timeline import COMPONENTS
 from transformer_perf.parameters import PARTS, changed, limits, read_calibration, value_of
+from transformer_perf.runs import clean
 from transformer_perf.systems import as_system
+from transformer_perf.validation import PREDICTED as PRICED
 from transformer_perf.validation import (
     calibrate, calibrate_network, fitted, half_of, never_seen, of_values, picked, predict,
     predict_collectives, published, published_collectives, recorded, run_jobs, scoreboard,
@@ -128,7 +130,7 @@ def test_intervals_hold_the_prediction_and_trust_names_its_evidence():
     assert (found.iteration_low_s < found.predicted_iteration_s).all()
     assert (found.predicted_iteration_s < found.iteration_high_s).all()
     assert found.trust.str.startswith('measured').all()
-    unknown = predict(RUNS.drop(columns='source'))
+    unknown = predict(RUNS.drop(columns=['source', 'software']))
     assert unknown.trust.str.startswith('near').all()
     wider = lambda t: (t.iteration_high_s / t.iteration_low_s)
     assert (wider(unknown) >= wider(found) * .99).mean() > .8
@@ -162,6 +164,68 @@ def test_a_row_of_today():
     assert found.predicted_iteration_s[0] < found.predicted_iteration_s[1]
     assert 'belong together' in found.reason[2] and np.isnan(found.predicted_iteration_s[2])
     assert found.reason[3] == '' and found.trust[3].startswith('extrapolated: no run on MI300X')
+
+
+# clean tables
+
+SAID = dict(MODERN, framework='Megatron-Bridge', version='NeMo container 25.09', gpu='GB200',
+            precision_detail='MXFP8 blocks of 32', recompute='selective',
+            recompute_detail='modules=layernorm+moe_act', id='x-ep8', ep=np.nan,
+            other_flags='hybridep; moe_a2a_overlap=True; token drop; tied embeddings')
+TEXTS = ['framework', 'version', 'precision_detail', 'recompute_detail', 'id', 'other_flags',
+         'model']
+
+
+def said_table(*changes):
+    rows = [SAID | change for change in changes]
+    return pd.DataFrame(rows).reindex(columns=list(dict.fromkeys((*RUNS.columns, *SAID))))
+
+
+def test_texts_become_columns_once():
+    "A clean table needs no text any more, stays as it is, and predicts the same."
+    table = said_table({}, {'recompute': 'full', 'recompute_detail': 'num_layers=5'}, {
+        'framework': 'NeMo', 'version': '25.05', 'model': 'deepseek-v3', 'recompute': np.nan,
+        'recompute_detail': np.nan, 'precision': 'fp8', 'precision_detail': 'blocks',
+        'other_flags': 'pp_layout=E' + 't' * 48 + 'L'})
+    rows = clean(table)
+    assert list(rows.software) == ['Megatron-Bridge', 'Megatron-Bridge', 'NeMo']
+    assert list(rows.recompute) == ['layernorm+moe_act', 'full:5', 'core_attn']
+    assert list(rows.precision) == ['mxfp8', 'mxfp8', 'fp8-block']
+    assert list(rows.cuda_graphs.fillna('')) == ['iteration', 'iteration', '']
+    assert list(rows.dispatcher.fillna('')) == ['once', 'once', ''] and list(rows.ep) == [8] * 3
+    assert list(rows.layout.fillna('')) == ['', '', 'E' + 't' * 48 + 'L']
+    for name in ('ep_overlap', 'capacity_factor', 'tied_embeddings'):
+        assert list(rows[name].fillna(0)) == [1, 1, 0], name
+    pd.testing.assert_frame_equal(clean(rows), rows)
+    wanted = [f'predicted_{name}' for name in PRICED]
+    found = [predict(each)[wanted] for each in (table, rows, rows.drop(columns=TEXTS))]
+    assert found[0].notna().all(axis=None)
+    for other in found[1:]: pd.testing.assert_frame_equal(other, found[0], check_exact=True)
+
+
+def test_the_runs_that_ship_are_clean():
+    pd.testing.assert_frame_equal(clean(RUNS), RUNS)
+    blind = RUNS.drop(columns='source')
+    assert predict(blind).predicted_iteration_s.equals(predict(RUNS).predicted_iteration_s)
+
+
+def test_what_a_table_says_counts_before_its_recipe():
+    silent, loud = said_table({'recompute': np.nan}, {'recompute': 'none'}).drop(
+        columns='recompute_detail').pipe(lambda t: (t.iloc[[0]], t.iloc[[1]]))
+    silent, loud = (clean(t.assign(gpu='H100', model='deepseek-v3')) for t in (silent, loud))
+    assert silent.recompute.item() == 'mla_up_proj+mlp' and loud.recompute.item() == 'none'
+    late = clean(said_table({'version': '26.02', 'model': 'qwen3-30b'}))
+    assert late.cuda_graphs.isna().all() and clean(late.assign(release=25.09)).cuda_graphs.all()
+
+
+@pytest.mark.parametrize('change, reason', [
+    ({'layout': 'Etx'}, 'layout must be chunks'), ({'cuda_graphs': 'atn'}, 'cuda_graphs must be'),
+    ({'layout': 'E|' + 't' * 48 + '|L', 'pp': 2, 'n_gpus': 16}, 'as many chunks in each stage'),
+    ({'dispatcher': 'post'}, 'dispatcher must be one of'), ({'qk_norm': 2}, 'must be 0 or 1'),
+    ({'capacity_factor': -1.}, 'capacity_factor must be from')])
+def test_a_clean_row_that_makes_no_sense_has_a_reason(change, reason):
+    row = row_of('megatron-2022-22B-full').astype(object).assign(**change)
+    assert reason in predict(row).reason.item()
 
 
 @pytest.mark.parametrize('stage, less', [(1, 2), (2, 3)])
@@ -263,7 +327,8 @@ def test_unknown_choices_are_the_best_feasible():
 @PRESETS
 def test_predict_is_estimate(preset):
     "A row of a table of runs and the same job asked as a configuration cost the same."
-    row = row_of('megatron-2022-175B-selective').drop(columns='source')   # of no known software
+    row = row_of('megatron-2022-175B-selective')
+    row = row.drop(columns=['source', 'software'])   # of no known software
     found = predict(row, preset).iloc[0]
     assumptions = dataclasses.replace(as_assumptions(preset), flash_attention=False,
                                       dp_overlap=False, zero_stage=0)

@@ -16,7 +16,7 @@ from transformer_perf.parameters import (
     KINDS_OF_RUN, Calibration, as_flat, changed, read_calibration, value_of)
 from transformer_perf.software import known_costs
 from transformer_perf.runs import (
-    batches_of, column_of, measured_column, read_runs, sheet_of_run, stack_of)
+    batches_of, clean, column_of, measured_column, read_runs, sheet_of_run, stack_of)
 from transformer_perf.validation import (
     OTHERS, PROTOCOL, TOO_LARGE, Fit, but_tests, calibrate_network, entries_of, evidence_of,
     feasible, features_of, half_of, kinds_of_runs, least_squares_within, never_seen, of_values,
@@ -128,7 +128,7 @@ def tied(sets, entries, values):  # dict: name -> Parameters
 def free_of_stacks(runs, sets):  # dict: 'parameter@set' -> how far it may be from the others'
     "What each stack of an architecture may have of its own."
     found, system = {}, runs.gpu.map({gpu: sheet_of_run(gpu) for gpu in set(runs.gpu)})
-    names = system.map(lambda s: s.architecture) + '/' + stack_of(runs)
+    names = system.map(lambda s: s.architecture) + '/' + stack_of(clean(runs))
     experts = column_of(runs, 'experts').isin(['', 'nan'])
     for name, own in runs.groupby(names):
         if len(own) < LEAST_RUNS or name not in sets: continue
