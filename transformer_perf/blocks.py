@@ -28,10 +28,10 @@ from .systems import Units
 from .estimates import (
     KINDS, PARTS, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work, any_of,
     exchanged, of_recipe, where)
-from transformer_perf.layers import (
-    attend, attend_summa, bias, dropout, dropout_add, fused_attention, fused_norm, fused_softmax,
-    gelu, layernorm, layernorm_2d, linear, linear_summa, logits, logits_summa, softmax, softmax_2d,
-    transposes)
+from .layers import (
+    attend, attend_summa, bias, dropout, dropout_add, eager_norm, eager_softmax, fused_attention,
+    fused_norm, fused_softmax, gelu, layernorm, layernorm_2d, linear, linear_summa, logits,
+    logits_summa, softmax, softmax_2d, transposes)
 
 # %% ../nbs/11_blocks.ipynb #3b000007
 BIASED = {'none': (), 'qkv': ('qkv',), 'attention': ('qkv', 'vproj'), 'mlp': ('fc1', 'fc2'),
@@ -287,7 +287,8 @@ def training(job, name):  # dict of arguments of `linear`
 # %% ../nbs/11_blocks.ipynb #25e30db4
 def any_norm(job: CountedJob, name, rows, width):  # Operation
     "The model's norm, as its software computes it."
-    kernel = fused_norm if job.assumptions.fused_kernels else layernorm
+    fused = eager_norm if job.costs.eager_norms else fused_norm
+    kernel = fused if job.assumptions.fused_kernels else layernorm
     return kernel(name, rows, width, job.units, job.here.norm_vectors)
 
 def no_norm(op: Operation):  # Operation
@@ -479,7 +480,8 @@ def attention_core(job: CountedJob, mixer):  # list of Operation
         op = op._replace(frees=(*op.frees, *((part, inputs) for part in mixer.remakes_inputs)))
         return [passes_keys(job, mixer, op, mixer.width + mixer.value)]
     masked = 1. * (job.costs.dropout or not a.fused_kernels)
-    scores = [fused_softmax('softmax', b, h, rows, l, units, masked)] if a.fused_kernels else [
+    kernel = eager_softmax if job.costs.eager_scores else fused_softmax
+    scores = [kernel('softmax', b, h, rows, l, units, masked)] if a.fused_kernels else [
         softmax('softmax', b, h, rows, l, units),
         dropout('dpr_at', b * h * rows * l, units, again=('scores', 'core_attn'))]
     compared = logits('logits', *sizes, mixer.width, units)

@@ -163,6 +163,8 @@ class Costs:
     wrapped: bool = False         # modules are those of Transformer Engine, or FSDP's
     tied_tables: bool = False     # the output layer shares the embedding's weights
     dropout: bool = True          # dropout after attention and MLP
+    eager_norms: bool = False     # each step of a norm of root mean squares is a kernel
+    eager_scores: bool = False    # the same of the softmax of attention scores
 
 # %% ../nbs/82_parameters.ipynb #f90ab3d2
 WORKSPACES = {   # MiB; get_cublas_workspace_size_bytes of Transformer Engine, CUDABlas of PyTorch

@@ -6,13 +6,13 @@
 __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'ADDED', 'NEEDED', 'FLAGS', 'ZERO', 'GPUS', 'REAL', 'CHECKED', 'SAME',
            'TRIED', 'MOST_BATCHES', 'SLACK', 'OPEN', 'published', 'read_runs', 'on_system', 'as_numbers',
            'measured_column', 'row_name', 'as_word', 'texts', 'column_of', 'numbers_in', 'shared_out', 'sheet_of_run',
-           'of_sheets', 'recipe_records', 'holds', 'software_said', 'recompute_said', 'precision_said', 'experts_said',
-           'facts_of', 'clean', 'tried_by', 'makes_sense', 'column_rules', 'filled', 'stack_of', 'precision_of',
-           'chosen_plainly', 'chosen_by_software', 'layout_rules', 'batch_rules', 'reasons_of', 'Batch', 'spread',
-           'dealt', 'with_layouts', 'structure_of', 'alternatives', 'with_experts', 'with_recompute', 'places_of',
-           'sheet_for', 'configurations', 'batch_of', 'shape_of', 'batches_of', 'few_groups', 'at_row', 'model_at',
-           'software_for', 'job_at', 'assumed_in', 'assumptions_for', 'priced', 'room_of', 'chosen', 'jobs_in',
-           'run_jobs']
+           'of_sheets', 'recipe_records', 'holds', 'software_said', 'recompute_said', 'precision_said', 'graphs_said',
+           'experts_said', 'facts_of', 'clean', 'tried_by', 'makes_sense', 'column_rules', 'filled', 'stack_of',
+           'precision_of', 'chosen_plainly', 'chosen_by_software', 'layout_rules', 'batch_rules', 'reasons_of', 'Batch',
+           'spread', 'dealt', 'with_layouts', 'structure_of', 'alternatives', 'with_experts', 'with_recompute',
+           'places_of', 'sheet_for', 'configurations', 'batch_of', 'shape_of', 'batches_of', 'few_groups', 'at_row',
+           'model_at', 'software_for', 'job_at', 'assumed_in', 'assumptions_for', 'priced', 'room_of', 'chosen',
+           'jobs_in', 'run_jobs']
 
 # %% ../nbs/91_runs.ipynb #10b10004
 import dataclasses
@@ -166,7 +166,7 @@ def holds(record, x):  # Series of bool
     found = pd.Series(True, x.index)
     for name, asked in record['when'].items():
         if not found.any(): break
-        if isinstance(asked, str): found &= x[name].str.contains(asked)
+        if isinstance(asked, str): found &= x[name].str.contains(asked, case=False)
         elif isinstance(asked, list): found &= x[name].isin(asked)
         else: found &= x[name].ge(asked.get('from', -HUGE)) & x[name].lt(asked.get('below', HUGE))
     return found
@@ -200,6 +200,11 @@ def precision_said(df):  # Series of str
     small = given.isin(['fp8', '']) & detail.str.contains('MXFP8')
     return given.mask(blocks, 'fp8-block').mask(small, 'mxfp8')
 
+def graphs_said(flags):  # Series of str, NaN where nobody says
+    "The parts of a layer that flags of Megatron-Bridge capture in CUDA graphs."
+    scope = r"cuda_graph_impl=transformer_engine.*cuda_graph_scope=\[?([\w', ]+)"
+    return flags.str.extract(scope, expand=False).str.replace(r'\W+', '+', regex=True).str.strip('+')
+
 def experts_said(df, x):  # Series
     "GPUs that share experts, as a row's id says it, if that is possible."
     said = as_numbers(column_of(df, 'id').str.extract(r'(?<![a-z])ep(\d+)', expand=False))
@@ -231,6 +236,7 @@ def clean(
     empty = lambda name: column_of(found, name) == ''
     layout = x.other_flags.str.extract(r'pp_layout=([^;]+)', expand=False).str.strip()
     for name, values in {'software': x.software, 'release': x.release, 'layout': layout,
+                         'cuda_graphs': graphs_said(x.other_flags),
                          'ep': experts_said(df, x)}.items():
         put(name, values, empty(name) & values.notna() & (values != ''))
     put('precision', x.precision, x.precision != column_of(df, 'precision'))
