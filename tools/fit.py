@@ -1,6 +1,8 @@
 """Fit the parameters that ship to published runs, with all folds, and write them.
 
-`python tools/fit.py RUNS.csv nbs/data/calibrated.json`; tables of progress go to standard error.
+`python tools/fit.py RUNS.csv nbs/data/calibrated.json [MORE.csv]`; nothing is fitted to MORE, runs
+of other software and by other hands: with them the intervals are judged. Tables of progress go to
+standard error.
 """
 import dataclasses
 import json
@@ -154,7 +156,8 @@ def start_of_published():  # Calibration
 
 def with_facts(sets):  # dict
     "Sets with what is known of their software, before any run is seen."
-    unseen = {'product_share': 1.}   # what all software has is fitted anew anyway
+    # what all software has is fitted anew anyway; messages take the wires that there are
+    unseen = {'product_share': 1., 'groups_share': 1.}
     return {name: changed(k, unseen | known_costs(k.stack, k.architecture))
             for name, k in sets.items()}
 
@@ -302,7 +305,7 @@ def aside(table):
     print(pd.DataFrame(table).to_string(), file=sys.stderr)
 
 
-def calibrate_published(measured, path):  # DataFrame
+def calibrate_published(measured, path, more=None):  # DataFrame
     "Fit and write the shipped parameters, and what they predict of rows that they did not see."
     runs = usable_runs(measured)
     start, seconds = with_sets(start_of_published()), measured_column(runs, 'iteration_s')
@@ -318,40 +321,52 @@ def calibrate_published(measured, path):  # DataFrame
     rows = [*fitted_rows(common[0], *common[1:]), *fitted_rows(stacks_at[0], *own)]
     about = 'fitted by tools/fit.py RUNS.csv'
     fit.save(path, about=about, without=without, halves=halves)
-    errors = add_records(path, runs, rows)
+    errors = add_records(path, runs, rows, usable_runs(runs[:0] if more is None else more))
     add_choices(path, runs)
     return errors
+
+
+def plain_records(table):  # list of dict
+    "A table as it is stored: nothing where a cell is empty."
+    return table.astype(object).where(table.notna(), None).to_dict('records')
 
 
 def add_choices(path, runs):
     "Where a search ranks published configurations, written into a file of parameters."
     table = recipes(runs, path)
     aside(recipe_score(table))
-    plain = lambda t: t.astype(object).where(t.notna(), None).to_dict('records')
-    found = {'recipes': plain(table), 'regret': plain(picked(predict(runs, path)))}
+    regret = picked(predict(runs, path))
+    found = {'recipes': plain_records(table), 'regret': plain_records(regret)}
     write_whole(path, json.dumps(read_json(path) | found, indent=1) + '\n')
 
 
-def add_records(path, runs, fitted):  # DataFrame, a row per source
-    "What the parameters in a file predict, written into it."
+def add_records(path, runs, fitted, others):  # DataFrame, a row per source
+    "What the parameters in a file predict, also of other runs, written into it."
     found = read_json(path)
     of = lambda sets, df: predict(df, with_sets(of_values(sets, path))).predicted_iteration_s
-    seen, half, rows = predict(runs, path), half_of(runs), lambda t: t.to_dict('records')
-    columns = {'never seen': never_seen(runs, path), 'tuned on': seen.predicted_iteration_s,
-               'half held out': pd.concat([of(found['halves'][i], runs[half == i])
-                                           for i in range(2)]).sort_index()}
-    parts = {'never seen': source_of(runs), 'half held out': half}
-    covered = {name: covered_apart(seen, columns[name], part, name) for name, part in parts.items()}
-    errors = error_table(runs, columns, covered)
+    seen, half, rows = predict(runs, path), half_of(runs), plain_records
+    foreign, judged = predict(others, path), pd.concat([runs, others], ignore_index=True)
+    unseen = [never_seen(runs, path), foreign.predicted_iteration_s]
+    halves = pd.concat([of(found['halves'][i], runs[half == i]) for i in range(2)]).sort_index()
+    columns = {'never seen': pd.concat(unseen, ignore_index=True),
+               'tuned on': seen.predicted_iteration_s, 'half held out': halves}
+    both = pd.concat([seen, foreign], ignore_index=True)
+    covered = {'never seen': covered_apart(both, columns['never seen'], source_of(judged),
+                                           'never seen'),
+               'half held out': covered_apart(seen, halves, half, 'half held out')}
+    errors = error_table(judged, columns, covered)
     aside(errors)
     regret = picked(seen[source_of(seen) == 'vtrain-multi'])
     found |= dict(
-        errors=rows(errors), residuals=rows(residual_table(runs, columns)), fitted=fitted,
+        errors=rows(errors), residuals=rows(residual_table(judged, columns)), fitted=fitted,
         evidence=evidence_of(runs), seen=seen_in(runs),
-        intervals={name: intervals_of(seen, columns[name], name) for name in parts},
+        intervals={'never seen': intervals_of(both, columns['never seen']),
+                   'half held out': intervals_of(seen, halves, 'half held out')},
         contested=rows(contested_rows(seen)), regret=rows(regret))
     write_whole(path, json.dumps(found, indent=1) + '\n')
     return errors
 
 
-if __name__ == '__main__': calibrate_published(read_runs(sys.argv[1]), sys.argv[2])
+if __name__ == '__main__':
+    measured, path, *more = sys.argv[1:]
+    calibrate_published(read_runs(measured), path, *map(read_runs, more))

@@ -6,13 +6,13 @@
 __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'Half', 'listed_by', 'check_operation', 'Block', 'Layouts', 'CountedJob',
            'when', 'meeting', 'column_product', 'row_product', 'of_group', 'inner_product', 'training', 'any_norm',
            'no_norm', 'gathers', 'norm', 'summa_column', 'summa_row', 'summa_norm', 'Strategy', 'one_dimensional_bias',
-           'context_bias', 'own_rows', 'own_features', 'residual', 'after_mlp', 'MLP', 'in_part', 'heads_swapped',
-           'passes_keys', 'seen_share', 'attention_core', 'Heads', 'Attention', 'output_gate', 'kept_once', 'to_latent',
-           'LatentAttention', 'expert_groups', 'expert_copies', 'domains_met', 'travels', 'crowding', 'expert_rows',
-           'moved_copies', 'grouped', 'router', 'routed_experts', 'shared_experts', 'Experts', 'attention_core_summa',
-           'layer_operations', 'gpt_block', 'words', 'embedding', 'output_layer', 'ahead', 'end_operations',
-           'kinds_among', 'Pattern', 'ends_in_16_bits', 'one_kind', 'pattern_in', 'kinds_of', 'layers_of_kinds',
-           'numbers_in']
+           'context_bias', 'own_rows', 'own_features', 'residual', 'activated', 'after_mlp', 'MLP', 'in_part',
+           'heads_swapped', 'passes_keys', 'seen_share', 'attention_core', 'Heads', 'Attention', 'output_gate',
+           'kept_once', 'to_latent', 'LatentAttention', 'expert_groups', 'expert_copies', 'domains_met', 'travels',
+           'crowding', 'expert_rows', 'moved_copies', 'grouped', 'router', 'routed_experts', 'shared_experts',
+           'Experts', 'attention_core_summa', 'layer_operations', 'gpt_block', 'words', 'embedding', 'output_layer',
+           'ahead', 'end_operations', 'kinds_among', 'Pattern', 'ends_in_16_bits', 'one_kind', 'pattern_in', 'kinds_of',
+           'layers_of_kinds', 'numbers_in']
 
 # %% ../nbs/11_blocks.ipynb #3b000005
 import dataclasses
@@ -29,8 +29,8 @@ from .estimates import (
     KINDS, PARTS, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work, any_of,
     exchanged, of_recipe, where)
 from .layers import (
-    attend, attend_summa, bias, dropout, dropout_add, eager_norm, eager_softmax, fused_attention,
-    fused_norm, fused_softmax, gelu, layernorm, layernorm_2d, linear, linear_summa, logits,
+    attend, attend_summa, bias, dropout, dropout_add, eager_gelu, eager_norm, eager_softmax,
+    fused_attention, fused_norm, fused_softmax, gelu, layernorm, layernorm_2d, linear, linear_summa, logits,
     logits_summa, softmax, softmax_2d, transposes)
 
 # %% ../nbs/11_blocks.ipynb #3b000007
@@ -391,6 +391,11 @@ def residual(job: CountedJob, bias_name, dropout_name, biased=True):  # list of 
             dropout(dropout_name, rows * columns, units)]
 
 # %% ../nbs/11_blocks.ipynb #7385b8fc
+def activated(job: CountedJob, name, numbers):  # Operation
+    "The nonlinearity between two products, as the software computes it."
+    kernel = eager_gelu if job.costs.eager_gates and job.assumptions.fused_kernels else gelu
+    return kernel(name, numbers, job.units, job.here.gated)
+
 def after_mlp(job: CountedJob, biased=True):  # list of Operation
     "Back to the residual stream, and the norm of the next layer's attention."
     return [*residual(job, 'fc2-bias', 'dpr2', biased), STRATEGIES[job.strategy].norm(job, 'ln1')]
@@ -412,7 +417,7 @@ class MLP(Half):
         strategy, units, gated = STRATEGIES[job.strategy], job.units, job.here.gated
         width = self.hidden_dim // job.tp
         inputs, hidden = width * (1 + gated), job.tokens * width
-        activation = [gelu('act1', hidden, units, gated)]
+        activation = [activated(job, 'act1', hidden)]
         if not job.assumptions.fused_kernels:
             there = job.here.has_bias('fc1')
             activation = [bias('fc1-bias', job.tokens, inputs, units, there),
@@ -695,13 +700,13 @@ def router(job: CountedJob, experts):  # Operation
 # %% ../nbs/11_blocks.ipynb #bc00318f
 def routed_experts(job: CountedJob, experts):  # list of Operation
     "From copies of tokens to what their experts say."
-    width, units, gated = experts.hidden_dim // job.etp, job.units, job.here.gated
+    width, gated = experts.hidden_dim // job.etp, job.here.gated
     wide, here = width * (1 + gated), experts.number / job.ep
     first = grouped(job, experts, 'expert-fc1', job.embed_dim, wide)._replace(
         matrices=(of_group(Matrix(job.embed_dim, wide * job.etp, here), 'etp'),))
     second = grouped(job, experts, 'expert-fc2', width, job.embed_dim)._replace(
         matrices=(of_group(Matrix(width * job.etp, job.embed_dim, here), 'etp'),))
-    act = gelu('expert-act', expert_rows(job, experts) * width, units, gated)
+    act = activated(job, 'expert-act', expert_rows(job, experts) * width)
     apart = second.activations * (1 - gated)   # before it is weighed; a gate's kernel does both
     act = act._replace(again=('moe_act',), activations=act.activations + apart,
                        frees=(('moe_act', apart),))
@@ -718,7 +723,7 @@ def shared_experts(job: CountedJob, experts):  # list of Operation
     first = column_product(job, 'shared-fc1', width * (1 + gated))
     if not job.assumptions.inputs_sharded: first = gathers(job, first)
     first = first._replace(weights=first.weights + E * job.embed_dim * experts.shared_gate)
-    act = gelu('shared-act', job.tokens * width, job.units, gated)
+    act = activated(job, 'shared-act', job.tokens * width)
     return [in_part('shared_experts', first, freed=False), in_part('shared_experts', act),
             in_part('shared_experts', row_product(job, 'shared-fc2', width))]
 

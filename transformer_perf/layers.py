@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CORE', 'EAGER_NORM', 'EAGER_SCORES', 'linear', 'linear_summa', 'bias', 'gelu', 'dropout', 'softmax', 'layernorm',
-           'layernorm_2d', 'fused_norm', 'dropout_add', 'transposes', 'fused_softmax', 'eager_norm', 'eager_softmax',
-           'score_products', 'operands', 'logits', 'attend', 'fused_attention', 'logits_summa', 'attend_summa',
-           'softmax_2d']
+           'layernorm_2d', 'fused_norm', 'dropout_add', 'transposes', 'fused_softmax', 'eager_norm', 'eager_gelu',
+           'eager_softmax', 'score_products', 'operands', 'logits', 'attend', 'fused_attention', 'logits_summa',
+           'attend_summa', 'softmax_2d']
 
 # %% ../nbs/03_layers.ipynb #85f4e8ae
 import numpy as np
@@ -205,6 +205,15 @@ def eager_norm(name, rows, width, units=Units(), vectors=1):  # Operation
                           backward=by_steps(fused.backward, EAGER_NORM['backward']),
                           activations=fused.activations + in_32_bits,
                           frees=(('layernorm', in_32_bits),))
+
+def eager_gelu(name, m, units=Units(), gated=1.):  # Operation
+    "An MLP's nonlinearity whose gate is a kernel apart: what it multiplies is kept, too."
+    fused, more = gelu(name, m, units, gated), units.element * m * gated
+    def apart(work, passes, kernels):
+        return work._replace(nbytes=work.nbytes + passes * more,
+                             launches=work.launches + kernels * gated)
+    return fused._replace(forward=apart(fused.forward, 2, 1), backward=apart(fused.backward, 4, 2),
+                          activations=fused.activations + more)
 
 def eager_softmax(name, b, h, rows, columns, units=Units(), masked=1.):  # Operation
     "Softmax of attention scores as PyTorch's own kernels; and dropout (unless masked is 0)."

@@ -146,8 +146,8 @@ class Costs:
     # memory
     gradient_held: float = figure(2., 2, 4, 'bytes a parameter',
         'fp32 or 16-bit gradients', above=True)
-    logit_held: float = figure(10., 4, 12, 'bytes a logit',
-        '16-bit, fp32 and gradient; fused loss: 16-bit and gradient')
+    logit_held: float = figure(10., 4, 14, 'bytes a logit',
+        '16-bit, fp32 and gradient; fused loss: 16-bit and gradient; 14: fp32 once more')
     gradients_apart: float = figure(0., 0, 1, '1: a product writes its gradient apart, to be added',
         '0 or 1', **PART)
     framework_GB: float = figure(0., 0, 1, 'GB', 'buffers of framework and libraries')
@@ -156,13 +156,16 @@ class Costs:
         "NCCL's buffers: 342 MiB for 2 GPUs, 392 for 4 to 8 (aiconfigurator, h100_sxm.yaml)")
     context_GB: float = figure(.578, .578, 5, 'GB',
         'CUDA context: 551 MiB seen; 3.5 GiB, to be safe (aiconfigurator), refuse runs that ran')
-    fragments: float = figure(.08, 0, .1, 'of activations: what exceeds their count',
-        "of nine in ten of Megatron-LM's test runs the measured peak lies below", **PART)
+    fragments: float = figure(.08, 0, .4, 'of activations: what exceeds their count',
+        "of nine in ten of Megatron-LM's test runs the measured peak lies below; .3: with PyTorch's "
+        'allocator as it is, 59 GB did not fit into 80 (Megatron-Bridge, skill memory-tuning)',
+        **PART)
     # the model as this software runs it
     attention_library: str = 'newest'   # of the measured ones: which fused attention
     wrapped: bool = False         # modules are those of Transformer Engine, or FSDP's
     tied_tables: bool = False     # the output layer shares the embedding's weights
     dropout: bool = True          # dropout after attention and MLP
+    eager_gates: bool = False     # what a gate multiplies is a kernel apart
     eager_norms: bool = False     # each step of a norm of root mean squares is a kernel
     eager_scores: bool = False    # the same of the softmax of attention scores
 

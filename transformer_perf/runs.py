@@ -177,9 +177,11 @@ def software_said(df):  # Series of str
     said = [c for c in ('framework', 'source_group', 'source') if c in df]
     own = column_of(df, 'software')
     if not said: return own.mask(own == '', column_of(df, 'stack'))
-    named, records = texts(df, *said).str.lower(), known_software().values()
-    which = lambda text: next((s.name for s in records
-                               if any(word in text for word in s.known_as)), '')
+    named = texts(df, *said).str.lower()
+    records = known_software().values()   # a source's stands before that of its framework
+    def which(text):   # what nobody knows, nobody tuned
+        known = (s.name for s in records if any(word in text for word in s.known_as))
+        return next(known, 'plain' if text.strip() else '')
     return own.mask(own == '', named.map({text: which(text) for text in named.unique()}))
 
 def recompute_said(df, x):  # Series of str, NaN where nothing is added
