@@ -608,6 +608,10 @@ LAUNCHED = {   # (forward, backward), beside products
     'softmax': (layers.softmax('x', 2, 3, 4, 6), 1, 1),
     'a norm': (layers.layernorm('x', 4, 6), 1, 1),
     'a fused norm': (layers.fused_norm('x', 4, 6), 1, 2),   # gradients of rows, and of vectors
+    'a norm in steps': (layers.eager_norm('x', 4, 6), 6, 10),
+    'a LayerNorm of PyTorch': (layers.eager_norm('x', 4, 6, vectors=2), 1, 2),
+    'a gate apart': (layers.eager_gelu('x', 24), 2, 4),
+    'softmax in steps': (layers.eager_softmax('x', 2, 3, 4, 6, masked=0.), 4, 5),
     'dropout and sum': (layers.dropout_add('x', 4, 6), 1, 1),
     'transposes': (layers.transposes('x', 4, 6), 2, 2),
     'fused softmax': (layers.fused_softmax('x', 2, 3, 4, 6), 2, 2),   # it, and dropout
@@ -620,6 +624,26 @@ LAUNCHED = {   # (forward, backward), beside products
 def test_launches_of_operations(name):
     op, there, back = LAUNCHED[name]
     assert (op.forward.launches, op.backward.launches) == (there, back)
+
+
+def test_bytes_of_kernels_of_one_step_each():
+    "By hand, a number: what each kernel of PyTorch reads and writes, and what autograd keeps."
+    def moved(op): return op.forward.nbytes, op.backward.nbytes
+    x = 4 * 6 * 1e-9
+    norm = layers.eager_norm('x', 4, 6)
+    # float 6, pow 8, mean 4, times 8, cast 6, weight 4; the input in 32 bits is kept, too
+    assert close(moved(norm)[0], 36 * x) and close(moved(norm)[1], 84 * x)
+    assert close(norm.activations, (2 + 4) * x) and norm.frees == (('layernorm', 4 * x),)
+    # SiLU reads and writes, the product reads both and writes; gradients of each read two more
+    gate = layers.eager_gelu('x', 24)
+    assert close(moved(gate)[0], (4 + 6) * x) and close(moved(gate)[1], (6 + 6 + 6) * x)
+    assert close(gate.activations, 3 * 2 * x)
+    scores = layers.eager_softmax('x', 2, 3, 4, 6, masked=0.)
+    s = 2 * 3 * 4 * 6 * 1e-9
+    assert close(scores.forward.scores, 21 * s) and close(scores.backward.scores, 33 * s)
+    assert close(scores.activations, (2 + 4) * s)
+    dropped = layers.eager_softmax('x', 2, 3, 4, 6)
+    assert close(dropped.forward.scores, (21 + 5) * s) and close(dropped.activations, 7 * s)
 
 
 def job_at(model, a=TRAINED, **layout):  # CountedJob

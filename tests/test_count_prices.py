@@ -14,8 +14,9 @@ import pytest
 from transformer_perf import estimates, kernels, measured_kernels as single
 from transformer_perf.estimates import Attention, Group, Product, Roofline, Work
 from transformer_perf.kernels import Measured
-from transformer_perf.parameters import Kernels, Network, Parameters, Costs
-from transformer_perf.systems import as_system
+from transformer_perf.parameters import (
+    Costs, Kernels, Network, Parameters, read_calibration)
+from transformer_perf.systems import as_system, system_names
 
 FITS = single.read_fits()
 MULTIPROCESSORS = {'Ampere': 108, 'Hopper': 132, 'Blackwell': 148}   # of A100, H100, B200
@@ -340,6 +341,27 @@ def test_collectives_across_nodes(kind):
             assert close(found, nccl(kind, GB, n, d, crowded)), (n, d, GB)
     assert measured().collective(kind, 0., Group(16, 8)) == 0
     assert measured().collective(kind, 1., Group(1, 1)) == 0
+
+
+HALF = .5   # of the NICs: the named worst case of any message between nodes
+ONE_NIC = {'Megatron-DeepSpeed': .25}   # fitted on vTrain's machine: one of two NICs, in turns
+
+
+@pytest.mark.parametrize('name', read_calibration().sets)
+def test_no_fitted_constant_beats_the_wires_or_halves_them(name):
+    "Large messages of every system between its nodes, however many NICs their groups share."
+    parameters = read_calibration().sets[name]
+    worst = HALF * ONE_NIC.get(parameters.stack, 1)
+    for system in map(as_system, system_names()):
+        for in_domain, nics in itertools.product({1, 2, min(system.nvlink_size, 8)}, (.5, 1.)):
+            here = dataclasses.replace(system, nic_factor=nics * system.nic_factor)
+            group, GB = Group(8 * in_domain, in_domain, in_domain > 1), 1e3
+            wires = min(here.ib_bandwidth * here.nic_factor * in_domain,
+                        here.bandwidth_among(in_domain) if in_domain > 1 else np.inf)
+            moved = GB * (group.size - 1) / group.size
+            for kind in ('allgather', 'reducescatter'):
+                seconds = Measured(here, parameters).collective(kind, GB, group)
+                assert moved / wires <= seconds <= moved / wires / worst, (system.name, group)
 
 
 def test_collectives_inside_a_domain():

@@ -30,8 +30,8 @@ from .estimates import (
     exchanged, of_recipe, where)
 from .layers import (
     attend, attend_summa, bias, dropout, dropout_add, eager_gelu, eager_norm, eager_softmax,
-    fused_attention, fused_norm, fused_softmax, gelu, layernorm, layernorm_2d, linear, linear_summa, logits,
-    logits_summa, softmax, softmax_2d, transposes)
+    fused_attention, fused_norm, fused_softmax, gelu, layernorm, layernorm_2d, linear, linear_summa,
+    logits, logits_summa, softmax, softmax_2d, transposes)
 
 # %% ../nbs/11_blocks.ipynb #3b000007
 BIASED = {'none': (), 'qkv': ('qkv',), 'attention': ('qkv', 'vproj'), 'mlp': ('fc1', 'fc2'),

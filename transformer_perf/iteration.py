@@ -7,11 +7,11 @@ __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'WAITS', 'MOST_PLACES', 'SHOWN'
            'has_copies', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules', 'choices_fit',
            'sends_tokens', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal', 'check_stages',
            'check_parallel', 'parts_said', 'beyond', 'gpu_in', 'evidence', 'kind_of_run', 'interval_columns',
-           'figures_of', 'left_out', 'Estimate', 'layers_of', 'row_of', 'notes_of', 'how_priced', 'run_of',
-           'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'possible_places',
-           'fastest_place', 'interval_of', 'settled', 'estimate', 'short', 'layer_groups', 'memory_columns', 'readable',
-           'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'memory_in_words', 'interval_in_words',
-           'in_words']
+           'figures_of', 'left_out', 'Estimate', 'layers_of', 'row_of', 'notes_of', 'seconds_in', 'both_ends',
+           'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross',
+           'keep', 'possible_places', 'fastest_place', 'interval_of', 'settled', 'estimate', 'short', 'layer_groups',
+           'memory_columns', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
+           'memory_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/13_iteration.ipynb #514cb26a
 import dataclasses
@@ -344,8 +344,25 @@ def notes_of(one: Estimate):  # list of str
     "What the figures rest on, and what they leave out."
     a = one.assumptions
     words = evidence(one.row, one.model, one.system, a)
-    found = [f'Evidence: {words}.', left_out(one.model, a), how_priced(one)]
+    found = [f'Evidence: {words}.', both_ends(one), left_out(one.model, a), how_priced(one)]
     return [note for note in found if note]
+
+def seconds_in(one: Estimate, name):  # s
+    "The iteration of an estimate's layout in another software."
+    other = as_assumptions('calibrated', name)
+    chosen = {name: x for name, x in other.software.chooses.items() if name in CHOICES}
+    a = dataclasses.replace(one.assumptions, measured=other.measured, software=other.software,
+                            **chosen)
+    p = dataclasses.replace(one.parallel, **chosen)
+    return estimate(one.model, p, one.system, one.global_batch, a).stats['iteration_s']
+
+def both_ends(one: Estimate):  # str
+    "What the same layout takes in tuned and in plain software, unless a software is named."
+    a, calibrated = one.assumptions, as_assumptions('calibrated')
+    if a.software is not None or a.measured != calibrated.on(one.system).measured: return ''
+    tuned, plain = (short(seconds_in(one, name)) for name in ('tuned', 'plain'))
+    return (f'No software is named: the same takes {tuned} s where messages hide behind compute '
+            f'(tuned), {plain} s where none does (plain).')
 
 def how_priced(one: Estimate):  # str
     "Whether the schedule was played, where stages differ."

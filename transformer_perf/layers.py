@@ -186,7 +186,8 @@ EAGER_NORM = dict(   # bytes that each kernel reads and writes, an element in 16
              'to 16 bits': 4 + 2, 'times the weight': 2 + 2},
     backward={'of the weight': 4 + 2 + 2, 'through the weight': 2 + 2, 'to 32 bits': 2 + 4,
               'through the root': 4 + 4, 'of the root': 4 + 4 + 4 + 4, 'copy': 4 + 4,
-              'twice': 4 + 4, 'of the square': 4 + 4, 'sum of both': 4 + 4 + 4, 'to 16 bits': 4 + 2})
+              'twice': 4 + 4, 'of the square': 4 + 4, 'sum of both': 4 + 4 + 4,
+              'to 16 bits': 4 + 2})
 EAGER_SCORES = dict(
     forward={'scale': 2 + 2, 'mask': 2 + 1 + 2, 'softmax': 2 + 4, 'to 16 bits': 4 + 2},
     backward={'to 32 bits': 2 + 4, 'softmax': 4 + 4 + 4, 'to 16 bits': 4 + 2, 'mask': 2 + 1 + 2,
