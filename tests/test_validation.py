@@ -392,13 +392,29 @@ def test_calibration_finds_what_made_the_data(tmp_path):
     truth = changed(read_calibration().sets['Hopper/Megatron-Core'], made)
     runs = of_table('mcore-h100').assign(vp=1., micro_batch=1.)
     runs['iteration_s'] = predict(runs, with_sets(truth)).predicted_iteration_s
+    few = calibrate(runs, free=tuple(made)).table.value   # five runs are drawn to what is usual
+    np.testing.assert_allclose(few, list(made.values()), rtol=.015)
+    many = calibrate(pd.concat([runs] * 20, ignore_index=True), free=tuple(made)).table.value
+    np.testing.assert_allclose(many, list(made.values()), rtol=1e-3)
+    before = {name: value_of(read_calibration().sets['Hopper/Megatron-Core'], name) for name in made}
+    for one, true, name in zip(few, made.values(), made):
+        assert min(before[name], true) < one < max(before[name], true)
     fit = calibrate(runs, free=tuple(made))
-    np.testing.assert_allclose(fit.table.value, list(made.values()), rtol=1e-3)
     file = tmp_path / 'mine.json'
     fit.save(file)
     again = predict(runs, str(file)).predicted_iteration_s
     assert again.tolist() == fit.runs.predicted_iteration_s.tolist()
     assert json.loads(file.read_text())['fitted'][0]['parameter'] == 'clock'
+
+
+def test_runs_of_software_that_borrows_its_costs_teach_it():
+    "Where a record has the costs of another, those fitted to runs of its own come first."
+    runs = of_table('mcore-h100').assign(vp=1., micro_batch=1., software='nanotron')
+    slower = predict(runs).predicted_iteration_s * 1.2
+    fit = calibrate(runs.assign(iteration_s=slower))
+    assert set(fit.table.sets) == {'Hopper/nanotron'}
+    taught = predict(runs, with_sets(fit.calibration)).predicted_iteration_s
+    assert (taught / slower - 1).abs().mean() < .06
 
 
 def test_calibration_says_what_it_cannot_determine():

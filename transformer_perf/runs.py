@@ -323,7 +323,7 @@ def precision_of(df):  # Series of str
 def chosen_plainly(x, choice):  # Series of float: 0 or 1; NaN where nothing is known
     "What software chooses by its record, unless it was fitted to runs that others tuned."
     known = {name: s.chooses[choice] for name, s in known_software().items()
-             if s.stack is not None and choice in (s.chooses or {})}
+             if s.like is not None and choice in (s.chooses or {})}
     return x.software.map(known).astype(float)
 
 def chosen_by_software(x):  # DataFrame
@@ -574,7 +574,7 @@ def software_for(batch):  # Software, or None
     "What is known of the software of some rows; fitted costs are those that `stack` names."
     if not batch.software and not batch.stack: return None
     known = known_software().get(batch.software) or Software(batch.software or batch.stack)
-    if known.stack is not None: return known   # it was not fitted to runs of its own
+    if known.like is not None: return known   # what ships was not fitted to runs of its own
     stack = batch.stack or 'any'
     return known if stack == known.name else dataclasses.replace(known, stack=stack)
 

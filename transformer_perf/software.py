@@ -27,7 +27,8 @@ class Software:
     name: str
     released: str = ''       # the release or the month that is described
     source: object = ''      # where this is known from
-    stack: str = None        # whose fitted costs it has: its own, unless given; 'any': of all
+    like: str = None         # whose fitted costs it has where no run of its own was fitted
+    stack: str = None        # whose it has in any case; 'any': of all
     knows: dict = None       # parameter -> value, whatever all software has in common
     knows_on: dict = None    # generation of GPUs -> the same
     chooses: dict = None     # choice, or assumption -> value, unless a configuration says it
@@ -78,13 +79,13 @@ def as_software(
 # %% ../nbs/50_software.ipynb #01d00041
 def sets_of(calibration: Calibration, s: Software):  # Calibration
     "The parameters of one software, for each generation of GPUs."
-    found, stack = {}, s.name if s.stack is None else s.stack
-    for k in calibration.sets.values():   # of those of a generation, the last is of all software
-        name = f'{k.architecture}/{s.name}'
-        fitted = calibration.sets.get(f'{k.architecture}/{stack}')
-        mine = fitted is not None and stack == s.name
-        own = fitted if mine else changed(fitted or k, s.known_on(k.architecture))
-        found[name] = dataclasses.replace(own, stack=s.name)
+    found, sets = {}, calibration.sets
+    for k in sets.values():   # of those of a generation, the last is of all software
+        on = k.architecture
+        own = sets.get(f'{on}/{s.stack or s.name}')
+        if own is None or s.stack not in (None, s.name):   # none of it, or another's is meant
+            own = changed(own or sets.get(f'{on}/{s.like}', k), s.known_on(on))
+        found[f'{on}/{s.name}'] = dataclasses.replace(own, stack=s.name)
     return dataclasses.replace(calibration, sets=found)
 
 def run_by(
