@@ -226,6 +226,30 @@ def without_each(tied_at, sets, weights, source):  # dict: source -> sets withou
     return found
 
 
+JUDGED = {'host_experts': 2e-3}   # 180 launches of 11 us, where no run with experts was seen
+
+
+def without_kinds(tied_at, sets, weights, runs):  # DataFrame, a row per kind
+    "How far off predictions are of a kind of run that no fit saw: no Blackwell, no experts."
+    experts = kinds_of_runs(predict(runs)).eq('experts')
+    blackwell = runs.gpu.map(lambda gpu: sheet_of_run(gpu).architecture).eq('Blackwell')
+    first, pull = prior_of(tied_at)
+    rows = []
+    for kind, own in (('on Blackwell', blackwell), ('with experts', experts)):
+        values, _ = settled_at(tied_at, first, weights * ~own.to_numpy(), pull)
+        others = tied(sets, tied_at.entries, values)
+        hopper = value_of(others['Hopper/any'], 'clock')   # the nearest that was seen
+        instead = {'clock': hopper} if kind == 'on Blackwell' else JUDGED
+        theirs = lambda k: kind == 'with experts' or k.architecture == 'Blackwell'
+        found = {name: changed(k, instead) if theirs(k) else k for name, k in others.items()}
+        there = runs[own].assign(stack='')
+        e = predict(there, with_sets(Calibration(found))).predicted_iteration_s
+        e = e / measured_column(there, 'iteration_s') - 1
+        rows.append({'kind': kind, 'runs': int(own.sum()), 'error %': round(100 * e.abs().mean(), 1),
+                     'bias %': round(100 * e.mean(), 1)})
+    return pd.DataFrame(rows)
+
+
 def halves_apart(stacks_at, sets, weights, half):  # list of sets
     "What each stack has of its own, fitted to the other half of the runs."
     t, first, pull = stacks_at
@@ -324,7 +348,9 @@ def calibrate_published(measured, path, more=None):  # DataFrame
     fit = Fit(Calibration(final), table_of_fit(stacks_at[0].entries, *own, own[1] < 0), runs)
     rows = [*fitted_rows(common[0], *common[1:]), *fitted_rows(stacks_at[0], *own)]
     about = 'fitted by tools/fit.py RUNS.csv'
-    fit.save(path, about=about, without=without, halves=halves)
+    kinds = without_kinds(common[0], sets, weights, runs)
+    aside(kinds)
+    fit.save(path, about=about, without=without, halves=halves, kinds=plain_records(kinds))
     errors = add_records(path, runs, rows, usable_runs(runs[:0] if more is None else more))
     add_choices(path, runs)
     return errors
