@@ -240,10 +240,11 @@ def without_kinds(tied_at, sets, weights, runs):  # DataFrame, a row per kind
         others = tied(sets, tied_at.entries, values)
         hopper = value_of(others['Hopper/any'], 'clock')   # the nearest that was seen
         instead = {'clock': hopper} if kind == 'on Blackwell' else JUDGED
-        theirs = lambda k: kind == 'with experts' or k.architecture == 'Blackwell'
-        found = {name: changed(k, instead) if theirs(k) else k for name, k in others.items()}
+        everywhere = kind == 'with experts'
+        found = {name: changed(k, instead) for name, k in others.items()
+                 if everywhere or k.architecture == 'Blackwell'}
         there = runs[own].assign(stack='')
-        e = predict(there, with_sets(Calibration(found))).predicted_iteration_s
+        e = predict(there, with_sets(Calibration(others | found))).predicted_iteration_s
         e = e / measured_column(there, 'iteration_s') - 1
         rows.append({'kind': kind, 'runs': int(own.sum()), 'error %': round(100 * e.abs().mean(), 1),
                      'bias %': round(100 * e.mean(), 1)})
