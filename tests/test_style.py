@@ -29,8 +29,10 @@ def code_of(path):  # list of (id of a cell, its code as it is read)
 
 def test_facts_of_generations_stand_in_their_file():
     "No module tells Ampere from Hopper; one only says which of them is meant unless another is."
-    said = {(module, word) for module, text in MODULES.items() for node in ast.walk(ast.parse(text))
-            for word in (getattr(node, 'value', None), getattr(node, 'arg', None))   # dict(Ampere=1)
+    nodes = ((module, node) for module, text in MODULES.items()
+             for node in ast.walk(ast.parse(text)))
+    said = {(module, word) for module, node in nodes   # {'Ampere': 1}, dict(Ampere=1)
+            for word in (getattr(node, 'value', None), getattr(node, 'arg', None))
             if isinstance(word, str) and word in generations()}
     assert said == {('parameters', 'Ampere')}
 
