@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from transformer_perf import measured_kernels as kernels
 from transformer_perf.estimates import Product
-from transformer_perf.kernels import NEWEST, POWER, lasting, product_time
+from transformer_perf.kernels import lasting, product_time
 from transformer_perf.parameters import read_calibration
 from transformer_perf.systems import as_system
 from transformer_perf.validation import predict_kernels
@@ -144,7 +144,8 @@ def test_attention_of_training():
                                       ('GB300', 'GB300')])
 def test_training_takes_the_attention_of_its_chip(gpu, kin):
     "And long sequences are no slower by the FLOP than short ones: none of these throttled."
-    name, fit = kernels.closest('attention', gpu, NEWEST[kernels.sheet_of(gpu).architecture])
+    library = kernels.generation_of(kernels.sheet_of(gpu)).newest_attention
+    name, fit = kernels.closest('attention', gpu, library)
     assert name == f'{kin}/cuDNN-9.19/bf16'
     call = lambda seq, backward: float(kernels.attention_seconds(
         1, seq, 64, 8, 128, kernels.sheet_of(gpu), fit, cached=False, backward=backward))
@@ -156,7 +157,7 @@ def test_training_takes_the_attention_of_its_chip(gpu, kin):
 def test_power_moves_the_clock_under_load(name):
     system = as_system(name)
     k = read_calibration().of(system)
-    usual = dataclasses.replace(system, power=POWER[system.architecture])
+    usual = dataclasses.replace(system, power=kernels.generation_of(system).power)
     at = lambda power: lasting(dataclasses.replace(system, power=power), k)
     assert lasting(usual, k) == at(None) == 1
     powers = np.array([[300.], [700.], [1200.], [2000.], [1e5]])

@@ -1,4 +1,5 @@
 "How code looks: the linter has nothing to say, lines are short, imports point one way."
+import ast
 import graphlib
 import re
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 import house
 import notebooks
 import pages
+from transformer_perf.parameters import generations
 
 WIDTH = 100   # characters of a line
 CHECKED = ('nbs', 'transformer_perf', 'tests', 'tools', 'docs', 'conftest.py', 'setup.py')
@@ -21,6 +23,18 @@ def code_of(path):  # list of (id of a cell, its code as it is read)
     "The code cells of a notebook."
     return [(cell['id'], notebooks.without_directives(''.join(cell['source'])))
             for cell in notebooks.cells_of(path) if cell['cell_type'] == 'code']
+
+
+# facts
+
+def test_facts_of_generations_stand_in_their_file():
+    "No module tells Ampere from Hopper; one only says which of them is meant unless another is."
+    nodes = ((module, node) for module, text in MODULES.items()
+             for node in ast.walk(ast.parse(text)))
+    said = {(module, word) for module, node in nodes   # {'Ampere': 1}, dict(Ampere=1)
+            for word in (getattr(node, 'value', None), getattr(node, 'arg', None))
+            if isinstance(word, str) and word in generations()}
+    assert said == {('parameters', 'Ampere')}
 
 
 # lines

@@ -23,7 +23,7 @@ from .iteration import settled
 from .blocks import kinds_of, layer_operations, words
 from .modules import count
 from transformer_perf.parameters import (
-    GROUPED_WORKSPACES, HANDLES, OVERLAP_WORKSPACES, REPEATABLE, WORKSPACES, Parameters, Costs,
+    GROUPED_WORKSPACES, HANDLES, OVERLAP_WORKSPACES, REPEATABLE, Parameters, Costs, generations,
     measured_folder)
 from .systems import as_system
 
@@ -86,7 +86,8 @@ AT_REST = MENDED | AS_TRAINED | {'working_memory': False, 'zero_gathered': 0}   
 
 def assumptions_of(run, system):  # Assumptions
     "What a run's bytes depend on, beside its model and its configuration."
-    once = system.architecture == 'Blackwell' and said(run, 'fp8_recipe') == 'tensorwise'
+    either_way = generations()[system.architecture].fp8_either_way
+    once = either_way and said(run, 'fp8_recipe') == 'tensorwise'
     return Assumptions(**AT_REST | {
         'gradient_held': 6. if said(run, 'fp16') else 4.,   # fp16: in 16 bits and in 32
         'fp8_parameters': bool(said(run, 'fp8_param_gather')), 'fp8_copies': 1 if once else 2,
@@ -106,13 +107,13 @@ def counted_job(run):  # Job
 # %% ../nbs/17_memory.ipynb #38a0000e
 def workspaces(run, architecture):  # dict of GB
     "Room for matrix products."
-    here = {name: sizes[architecture] for name, sizes in WORKSPACES.items()}
+    known = generations()[architecture]
     layers, experts = said(run, 'transformer_impl'), bool(said(run, 'num_experts'))
     engine = layers == 'transformer_engine' or experts
     more = (bool(said(run, 'moe_grouped_gemm')) * GROUPED_WORKSPACES
             + bool(said(run, 'tp_comm_overlap')) * OVERLAP_WORKSPACES)
-    handle = here['cuBLAS'] if said(run, 'cublas') == 'none' else REPEATABLE
-    MiB = {'Transformer Engine': engine * (1 + more) * here['Transformer Engine'],
+    handle = known.handle_workspace if said(run, 'cublas') == 'none' else REPEATABLE
+    MiB = {'Transformer Engine': engine * (1 + more) * known.engine_workspace,
            'cuBLAS': HANDLES * handle}
     return {name: size * 2**20 / 1e9 for name, size in MiB.items()}
 

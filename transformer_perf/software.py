@@ -15,7 +15,7 @@ from pathlib import Path
 from .inputs import (
     as_markdown, checked, label, naming, nearest, of_type, quoted, read_json)
 from .parameters import (
-    MULTIPROCESSORS, Calibration, changed, measured_folder, part_of)
+    Calibration, changed, generations, measured_folder, part_of)
 
 # %% ../nbs/50_software.ipynb #01d00031
 LISTS = ('knobs', 'known_as')   # fields of a record that are lists in a file
@@ -38,7 +38,7 @@ class Software:
     def __post_init__(self):
         for name in LISTS: of_type(getattr(self, name), tuple, name)
         on = self.knows_on or {}
-        for architecture in on: nearest(architecture, MULTIPROCESSORS, 'architecture')
+        for architecture in on: nearest(architecture, generations(), 'architecture')
         for values in (self.knows or {}, *on.values()):
             for name in of_type(values, dict, 'knows'): part_of(name)
 
@@ -106,7 +106,7 @@ def software_table(calibration=None):  # DataFrame, a row for each; calibration:
     import pandas as pd
     fitted = {} if calibration is None else calibration.sets
     said = lambda values: ', '.join(f'{name} {x}' for name, x in (values or {}).items())
-    on = lambda s: ', '.join(a for a in MULTIPROCESSORS if f'{a}/{s.name}' in fitted)
+    on = lambda s: ', '.join(a for a in generations() if f'{a}/{s.name}' in fitted)
     return pd.DataFrame([{
         'software': s.name, 'released': s.released, 'fitted on': on(s),
         'costs known': said(s.knows), 'chooses': said(s.chooses),

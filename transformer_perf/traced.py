@@ -33,7 +33,7 @@ from transformer_perf.estimates import (
     two_tier_time)
 from .measured_kernels import closest
 from transformer_perf.kernels import (
-    NEWEST, Measured, attention_time, fused_time, gpu_near, matrix_time, measured_as, product_time,
+    Measured, attention_time, fused_time, gpu_near, matrix_time, measured_as, product_time,
     send_seconds)
 from .blocks import Layouts
 from .modules import (
@@ -328,8 +328,7 @@ def kernel_times(rows: Rows, path, work: Work):  # list of Quantity
                                 key=(p.precision, p.adds)))
     if not work.attention: return found
     text, sizes = written(rows, (*path, 'attention'), work.attention)
-    library = rows.pricer.parameters.software.attention_library
-    if library == 'newest': library = NEWEST[rows.pricer.parameters.architecture]
+    library = rows.pricer.parameters.attention_library
     return [*found, by_kernels(
         rows, 'attention', f'attention_time({text}, {at})',
         functools.partial(attention_time, work.attention), *sizes,

@@ -231,13 +231,12 @@ def entries_of(free, sets, runs):  # list of Entry
     found = []
     for text in several(free, 'free'):
         name, _, prefix = of_type(text, str, 'free').partition('@')
-        limits(name)
+        low, high, why = limits(name)
         which = [key for key in sets if key.startswith(prefix)]
         if not which:
             raise ValueError(f'{quoted(text)}: no row belongs to such a set; the rows use '
                              f'{quoted(", ".join(sets))}')
-        lows, highs, whys = zip(*(limits(name, sets[key].architecture) for key in which))
-        found.append(Entry(name, which, max(lows), min(highs), whys[0]))
+        found.append(Entry(name, which, low, high, why))
     if not found or len(found) > runs:
         raise ValueError(f'{runs} runs cannot determine {len(found)} parameters')
     return found
