@@ -412,7 +412,7 @@ def dealt(layers, chunks, ahead):  # str
 
 def with_layouts(x):  # DataFrame
     "Runs with the layers of each chunk, and as many virtual stages as these are."
-    sizes = x.assign(chunks=x.pp * x.vp.fillna(1))[['layers', 'chunks', 'mtp_layers']]
+    sizes = x.assign(chunks=x.pp * x.vp.fillna(1))[['layers', 'chunks', 'mtp_layers']].fillna(1)
     layouts = [said or dealt(*map(int, row))
                for said, row in zip(x.layout, sizes.itertuples(index=False))]
     vp = [len(chunks_in(text)) / pp if text else vp for text, pp, vp in zip(layouts, x.pp, x.vp)]
