@@ -220,7 +220,8 @@ def test_texts_become_columns_once():
     ('cuda_graph_impl=transformer_engine; cuda_graph_scope=mlp', 'cuda_graphs', 'mlp'),
     ('cuda_graph_impl=none; cuda_graph_scope=full_iteration', 'cuda_graphs', 'none'),
     ('cuda_graph of a layer', 'cuda_graphs', 'attn+mlp'),
-    ('HybridEP 32 SMs, 64-token chunks', 'dispatcher', 'once'), ('TE + DeepEP', 'dispatcher', 'once'),
+    ('HybridEP 32 SMs, 64-token chunks', 'dispatcher', 'once'),
+    ('TE + DeepEP', 'dispatcher', 'once'),
     ('alltoall dispatcher', 'dispatcher', 'alltoall'), ('EP A2A overlap on', 'ep_overlap', 1),
     ('EP overlap on', 'ep_overlap', 1), ('EP overlap off', 'ep_overlap', None)])
 def test_flags_are_read_however_they_are_written(flags, column, value):
@@ -243,8 +244,9 @@ def test_a_run_is_of_the_software_that_its_table_names(about, software):
 
 def test_the_network_of_a_node_is_no_network_of_a_gpu():
     "No A100 ever had a NIC of 400 Gb/s of its own."
-    row = said_table({'framework': 'fms-fsdp', 'source': 'foundation-model-stack/fms-fsdp README.md',
-                      'other_flags': 'interconnect printed 400Gbps', 'nic_GBps_per_gpu': np.nan})
+    row = said_table({
+        'framework': 'fms-fsdp', 'source': 'foundation-model-stack/fms-fsdp README.md',
+        'other_flags': 'interconnect printed 400Gbps', 'nic_GBps_per_gpu': np.nan})
     assert clean(row).nic_GBps_per_gpu.item() == 400 / 8 / 8
 
 
@@ -396,7 +398,8 @@ def test_calibration_finds_what_made_the_data(tmp_path):
     np.testing.assert_allclose(few, list(made.values()), rtol=.015)
     many = calibrate(pd.concat([runs] * 20, ignore_index=True), free=tuple(made)).table.value
     np.testing.assert_allclose(many, list(made.values()), rtol=1e-3)
-    before = {name: value_of(read_calibration().sets['Hopper/Megatron-Core'], name) for name in made}
+    shipped = read_calibration().sets['Hopper/Megatron-Core']
+    before = {name: value_of(shipped, name) for name in made}
     for one, true, name in zip(few, made.values(), made):
         assert min(before[name], true) < one < max(before[name], true)
     fit = calibrate(runs, free=tuple(made))

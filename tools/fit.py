@@ -246,7 +246,8 @@ def without_kinds(tied_at, sets, weights, runs):  # DataFrame, a row per kind
         there = runs[own].assign(stack='')
         e = predict(there, with_sets(Calibration(others | found))).predicted_iteration_s
         e = e / measured_column(there, 'iteration_s') - 1
-        rows.append({'kind': kind, 'runs': int(own.sum()), 'error %': round(100 * e.abs().mean(), 1),
+        rows.append({'kind': kind, 'runs': int(own.sum()),
+                     'error %': round(100 * e.abs().mean(), 1),
                      'bias %': round(100 * e.mean(), 1)})
     return pd.DataFrame(rows)
 

@@ -182,7 +182,7 @@ class Costs:
     context_GB: float = figure(.578, .578, 5, 'GB',
         'CUDA context: 551 MiB seen; 3.5 GiB, to be safe (aiconfigurator), refuse runs that ran')
     fragments: float = figure(.08, 0, .4, 'of activations: what exceeds their count',
-        "of nine in ten of Megatron-LM's test runs the measured peak lies below; .3: with PyTorch's "
+        "of nine in ten of Megatron-LM's test runs the measured peak lies below; .3: by PyTorch's "
         'allocator as it is, 59 GB did not fit into 80 (Megatron-Bridge, skill memory-tuning)',
         **PART)
     # the model as this software runs it

@@ -205,7 +205,8 @@ def precision_said(df):  # Series of str
 def graphs_said(flags):  # Series of str, NaN where nobody says
     "The parts of a layer that flags of Megatron-Bridge capture in CUDA graphs."
     scope = r"cuda_graph_impl=transformer_engine.*cuda_graph_scope=\[?([\w', ]+)"
-    return flags.str.extract(scope, expand=False).str.replace(r'\W+', '+', regex=True).str.strip('+')
+    said = flags.str.extract(scope, expand=False)
+    return said.str.replace(r'\W+', '+', regex=True).str.strip('+')
 
 def experts_said(df, x):  # Series
     "GPUs that share experts, as a row's id says it, if that is possible."
@@ -329,6 +330,8 @@ def chosen_plainly(x, choice):  # Series of float: 0 or 1; NaN where nothing is 
 def chosen_by_software(x):  # DataFrame
     "The same, with what software does unless it is told otherwise."
     tuned = 1. * (x.tp > 1)   # who publishes, tunes; but not all do
+    needed = tuned.where(x.experts.notna())   # tokens go to experts from the GPU that has them
+    x['sequence_parallel'] = x.sequence_parallel.fillna(needed)
     for column, choice, usual in (('sequence_parallel', 'sequence_sharded', tuned),
                                   ('tp_overlap', 'tp_overlap', tuned),
                                   ('dp_overlap', 'dp_overlap', 1.),
