@@ -4,6 +4,8 @@ import gzip
 import json
 import os
 import random
+import re
+import shlex
 import time
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from transformer_perf.interop import (
     EXPORTS, FORMATS, Job, as_job, export, facts_of, meaning, no_difference, parse_yaml,
     read_log, read_products, read_profile)
 from transformer_perf.models import NAMED, as_model
+from transformer_perf.systems import as_system
 
 HERE = Path(__file__).parent / 'data' / 'hf_configs'   # as their owners published them
 
@@ -496,7 +499,9 @@ def test_what_is_ignored_says_why():
     assert dict(job.ignored) == {
         '--lr': 'changes neither time nor memory here',
         '--cpu-offloading-num-layers': 'not modelled yet: offloading',
-        '--shiny-new-flag': 'not known here'}
+        '--shiny-new-flag': 'not known here',
+        '--hidden-dropout': 'absent: Megatron-LM then drops 0.1; priced like the runs that its '
+                            'prices were fitted to'}
     assert (job.parallel.ep, job.parallel.precision) == (8, 'bf16')
     assert job.parallel.recompute == 'core_attn+moe_act'
 
@@ -596,8 +601,8 @@ def test_files_of_accelerate():
     p = as_job(two).parallel
     assert (p.tp, p.cp, p.dp, p.zero_stage, p.recompute) == (2, 2, 4, 3, 'full')
     hybrid = given | {'fsdp_config': {'fsdp_sharding_strategy': 'HYBRID_SHARD'}}
-    assert dict(as_job(hybrid).ignored)['fsdp_config.fsdp_sharding_strategy'] == (
-        'not modelled yet: copies of shards')
+    p = as_job(hybrid).parallel   # shared out inside a machine
+    assert (p.dp, p.dp_replicate, p.zero_stage) == (16, 2, 3)
     mega = {'distributed_type': 'MEGATRON_LM', 'num_processes': 16, 'megatron_lm_config': {
         'megatron_lm_tp_degree': 2, 'megatron_lm_pp_degree': 4,
         'megatron_lm_use_distributed_optimizer': True}}
@@ -723,8 +728,10 @@ def test_a_branch_is_told_only_where_flags_differ():
     job = as_job(often.format('--sequence-parallel'))
     assert job.parallel.precision == 'bf16' and not job.parallel.sequence_sharded
     assert [key for key, _ in job.ignored] == [
-        '--lr', '--save', 'line 1: --sequence-parallel or nothing (if [ $X = 1 ]; then)']
-    assert [key for key, _ in as_job(often.format('')).ignored] == ['--lr', '--save']
+        '--lr', '--save', '--hidden-dropout',
+        'line 1: --sequence-parallel or nothing (if [ $X = 1 ]; then)']
+    assert [key for key, _ in as_job(often.format('')).ignored] == [
+        '--lr', '--save', '--hidden-dropout']
 
 
 def test_slurm_sets_what_its_head_says():
@@ -768,7 +775,150 @@ def test_any_dict(data, name):
     except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
 
 
+# the parsers of frameworks: what they take, as it was written down
+
+PARSERS = json.loads((Path(__file__).parent / 'data' / 'parsers.json').read_text())
+
+
+def flags_in(text):  # dict: flag -> list of values
+    words = shlex.split(text.replace('\\\n', ' '), comments=True)
+    found, at = {}, None
+    for word in words[words.index('pretrain_gpt.py') + 1 if 'pretrain_gpt.py' in words else 0:]:
+        if re.match('--[a-z]', word): at = found.setdefault(word, [])
+        elif at is not None: at.append(word)
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs())
+def test_flags_are_those_of_the_parser(job):
+    text = said(job, 'megatron')
+    for flag, values in flags_in(text or '').items():
+        number, *choices = PARSERS['megatron']['flags'][flag]
+        assert len(values) == number or number == '+' and values, (flag, values)
+        assert not choices or {*values} <= {*choices[0]}, (flag, values)
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs())
+def test_fields_are_those_of_torchtitan(job):
+    text = said(job, 'torchtitan')
+    if text is None: return
+    assert PARSERS['torchtitan']['of'].removesuffix(' (PyPI)') in text.splitlines()[0]
+    for section, fields in parse_yaml(text, 'x').items():
+        if section != 'activation_checkpoint':
+            assert fields.keys() <= {*PARSERS['torchtitan']['fields'][section]}
+        else: assert fields in PARSERS['torchtitan']['activation_checkpoint']
+
+
+def job_of(name='llama3.1_8B', batch=64, **sizes):  # Job
+    m, p = NAMED[name], Parallel(**sizes)
+    return Job(p, m, batch, p.n_gpus, m.seq_len)
+
+
+def test_megatron_is_told_what_it_asserts():
+    "What its parser refuses otherwise: a format of checkpoints, connections, checks, optimizers."
+    sharded = export(job_of(tp=2, dp=4, zero_stage=3), 'megatron')
+    assert '--ckpt-format fsdp_dtensor' in sharded and 'CONNECTIONS' not in sharded
+    assert 'ckpt' not in export(job_of(dp=8, zero_stage=1), 'megatron')
+    for groups in (dict(tp=2), dict(cp=2)):
+        text = export(job_of(**groups, dp=4), 'megatron')
+        assert '\nCUDA_DEVICE_MAX_CONNECTIONS=1 torchrun' in text and as_job(text).n_gpus == 8
+        bare = export(dataclasses.replace(job_of(**groups, dp=4), n_gpus=None), 'megatron')
+        assert '# set elsewhere: CUDA_DEVICE_MAX_CONNECTIONS=1 (the environment)' in bare
+        new = dataclasses.replace(job_of(**groups, dp=4), system=as_system('B200'))
+        assert 'CONNECTIONS' not in export(new, 'megatron')
+    assert 'CONNECTIONS' not in export(job_of(dp=8), 'megatron')
+    graphs = export(job_of(dp=8, cuda_graphs='iteration'), 'megatron')
+    assert '--no-check-for-nan-in-loss-and-grad' in graphs
+    muon = job_of(dp=8, zero_stage=3, optimizer='muon')
+    assert 'its FSDP takes adam and sgd' in refused(export, muon, 'megatron')
+
+
+def test_dropout_is_trained_as_it_was_priced():
+    "Megatron-LM's own default drops 0.1, which no calibrated price of it has."
+    about = 'llama3.1_8B', Parallel(dp=8), 'H100-80GB', 64
+    for assumptions, share in (('calibrated', '0'), ('paper', '0.1')):
+        text = export(estimate(*about, assumptions), 'megatron')
+        assert f'--attention-dropout {share} ' in text and f'--hidden-dropout {share} ' in text
+        assert as_job(text).dropout == (share != '0')
+    kept = {}
+    for share in ('0', '0.1'):
+        job = as_job(text.replace('--hidden-dropout 0.1', f'--hidden-dropout {share}'))
+        a = job.assumptions('calibrated').on(as_system('H100-80GB'))
+        assert a.costs.dropout == job.dropout == (share == '0.1') and a.measured.evidence
+        kept[share] = estimate(job.model, job.parallel, 'H100-80GB', 64, a).stats['activations_GB']
+    assert kept['0'] < kept['0.1']
+    assert "dropout (not said: Megatron-LM's own is 0.1)" in export(job_of(dp=8), 'megatron')
+    assert 'dropout=True (the model' in export(job, 'accelerate')
+    assert '--hidden-dropout=2.0 must' in refused(as_job, FLAGS + '--hidden-dropout 2 ')
+
+
+def test_norms_and_routers_are_those_that_were_priced():
+    for name in ('deepseek_v3', 'kimi_k2'):   # norms of the latents
+        text = export(job_of(name, dp=8, ep=8, zero_stage=1), 'megatron')
+        assert '--qk-layernorm' in text and not as_job(text).model.qk_norm
+    oss = export(job_of('gpt_oss_120B', dp=8, ep=8, zero_stage=1), 'megatron')
+    assert 'sigmoid' not in oss and 'expert-bias' not in oss   # a linear layer's own bias
+    assert as_job(oss).model.router_bias
+    bare = oss.replace('--softmax-type learnable', '').replace('--num-experts 128', '')
+    assert not as_job(bare).model.router_bias
+
+
+def test_what_deepspeed_cannot_say_stands_beside_it():
+    job = job_of(pp=2, dp=4, zero_stage=1, recompute='full')
+    given = json.loads(export(job, 'deepspeed'))
+    beside = ' '.join(given['set elsewhere'])
+    assert 'pp=2 (' in beside and 'recompute=full (' in beside and 'model=llama3.1_8B (' in beside
+    assert 'pp=2' in dict(as_job(given).ignored)['set elsewhere']
+    for more, says in [(dict(schedule='zb-h1'), "schedule='zb-h1'"),
+                       (dict(virtual_stages=2), 'virtual_stages=2'), (dict(zero_stage=2), 'with pp=2')]:
+        changed = dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, **more))
+        assert f'{says} cannot be said in deepspeed' in refused(export, changed, 'deepspeed')
+
+
+REFUSED_BY_LAUNCHERS = [   # (groups, format): what its own checks refuse
+    (dict(cp=2, dp=4, zero_stage=0), 'accelerate'), (dict(cp=2, dp=4, zero_stage=1), 'accelerate'),
+    (dict(dp=8, dp_replicate=8, zero_stage=3), 'accelerate'),
+    (dict(cp=2, dp=4, zero_stage=0), 'torchtitan'),
+    (dict(dp=8, dp_replicate=8, zero_stage=3), 'torchtitan')]
+
+
+@pytest.mark.parametrize('sizes, name', REFUSED_BY_LAUNCHERS, ids=str)
+def test_groups_that_launchers_refuse(sizes, name):
+    assert f'cannot be said in {name}' in refused(export, job_of(**sizes), name)
+
+
+@pytest.mark.parametrize('name', ['accelerate', 'torchtitan'])
+def test_copies_of_shards(name):
+    "Hybrid sharding out and in; cp shares weights out even where there is one copy."
+    hybrid = job_of(dp=8, dp_replicate=2, zero_stage=3)
+    p = back(export(hybrid, name), name).parallel
+    assert (p.dp, p.dp_replicate, p.zero_stage) == (8, 2, 3)
+    p = back(export(job_of(cp=8, zero_stage=3), name), name).parallel
+    assert (p.cp, p.dp, p.zero_stage) == (8, 1, 3)
+    one = {'distributed_type': 'FSDP', 'num_processes': 8, 'fsdp_config': {'fsdp_version': 2},
+           'parallelism_config': {'parallelism_config_dp_shard_size': 1,
+                                  'parallelism_config_cp_size': 8}}
+    other = {'parallelism': {'context_parallel_degree': 8, 'data_parallel_shard_degree': 1}}
+    assert as_job(one).parallel.zero_stage == as_job(other, 8).parallel.zero_stage == 3
+    alone = {'parallelism': {'data_parallel_replicate_degree': 8}}   # -1 leaves one to share
+    p = as_job(alone, 8).parallel
+    assert (p.dp, p.zero_stage, p.dp_replicate) == (8, 0, 1)
+
+
 # the real parsers, where they are installed
+
+def test_torchtitan_takes_its_fields():
+    configs = pytest.importorskip('torchtitan.config.configs')
+    job = job_of(tp=2, pp=2, dp=4, dp_replicate=2, zero_stage=2, reduce_each=False, tp_overlap=True)
+    keys = parse_yaml(export(job, 'torchtitan'), 'x')
+    training = configs.TrainingConfig(**keys['training'])
+    p = configs.ParallelismConfig(**keys['parallelism'])
+    assert configs.CompileConfig(**keys['compile']).enable_async_tensor_parallel
+    assert (training.local_batch_size, training.global_batch_size) == (16, 64)
+    assert (p.data_parallel_replicate_degree, p.data_parallel_shard_degree) == (2, 2)
+
 
 def test_deepspeed_takes_it():
     config = pytest.importorskip('deepspeed.runtime.zero.config')
@@ -817,6 +967,13 @@ LAUNCHED = {   # what Accelerate makes of it
         use_fsdp=True, parallelism_config_cp_size=2,
         parallelism_config_cp_comm_strategy='alltoall'),
     Parallel(dp=8, zero_stage=0): dict(multi_gpu=True, use_fsdp=False),
+    Parallel(dp=8, zero_stage=0, recompute='full'): dict(
+        use_fsdp=True, fsdp_sharding_strategy='NO_SHARD'),
+    Parallel(tp=2, dp=4, zero_stage=0): dict(use_megatron_lm=True, megatron_lm_tp_degree=2),
+    Parallel(tp=8, zero_stage=3): dict(use_megatron_lm=True, megatron_lm_tp_degree=8),
+    Parallel(dp=8, zero_stage=3, dp_replicate=2): dict(
+        use_fsdp=True, parallelism_config_dp_replicate_size=2,
+        parallelism_config_dp_shard_size=4),
     Parallel(dp=8, zero_stage=1): dict(use_deepspeed=True, zero_stage=1),
     Parallel(tp=2, pp=2, dp=2, zero_stage=1): dict(
         use_megatron_lm=True, megatron_lm_tp_degree=2, megatron_lm_pp_degree=2)}
@@ -832,7 +989,8 @@ def test_accelerate_takes_it(p, tmp_path):
     found = vars(launch._validate_launch_command(given)[0])
     assert {name: found[name] for name in LAUNCHED[p]} == LAUNCHED[p]
     assert (found['num_processes'], found['mixed_precision']) == (8, 'bf16')
-    assert as_job(file).parallel.zero_stage == p.zero_stage
+    shares = p.dp * p.cp > 1
+    assert not shares or as_job(file).parallel.zero_stage == p.zero_stage
 
 
 # measurements

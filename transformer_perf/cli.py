@@ -350,12 +350,10 @@ def title_for(one):  # str
     return title_of(one.model, one.global_batch, one.parallel.n_gpus, one.system)
 
 # %% ../nbs/95_cli.ipynb #1a0dae97
-def estimate_of(row, a, model):  # Estimate
+def estimate_of(row, a, model, system, assumptions):  # Estimate
     "A row of a search, priced again."
     from transformer_perf.iteration import Parallel, estimate
-    from transformer_perf.systems import as_system
-    return estimate(model, Parallel.from_row(row), as_system(a.system, a.nvlink_size),
-                    a.global_batch, assumptions_asked(a))
+    return estimate(model, Parallel.from_row(row), system, a.global_batch, assumptions)
 
 def not_used(a):  # list of str
     "What of a job counts for nothing here, but might."
@@ -364,13 +362,13 @@ def not_used(a):  # list of str
     found = [f'{key} ({reason})' for key, reason in ignored if reason != why]
     return [f'Not used of the job: {"; ".join(found)}.'] * bool(found)
 
-def exported(what, a, model=None):  # str
-    "An estimate, or a row with its model, as a job of a framework or as a trace."
+def exported(one, a):  # str
+    "An estimate as a job of a framework or as a trace."
     if a.export == 'perfetto':
         from transformer_perf.traces import trace_text
-        return trace_text(what if model is None else estimate_of(what, a, model))
+        return trace_text(one)
     from transformer_perf.interop import export
-    return export(what, a.export, model, a.global_batch)
+    return export(one, a.export)
 
 # %% ../nbs/95_cli.ipynb #db69c1d9
 SEARCH = (
@@ -396,9 +394,11 @@ def search_command(a):
     from transformer_perf.execution import search
     from transformer_perf.systems import as_system
     model, system = model_asked(a), as_system(a.system, a.nvlink_size)
+    assumptions = assumptions_asked(a)
     found = search(model, a.gpus, system, a.global_batch, a.strategy, a.top,
-                   assumptions_asked(a), fits_by=a.fits_by, **chosen_of(a))
-    if a.export and len(found): text = exported(found.iloc[0], a, model)
+                   assumptions, fits_by=a.fits_by, **chosen_of(a))
+    if a.export and len(found):
+        text = exported(estimate_of(found.iloc[0], a, model, system, assumptions), a)
     else: text = text_of_search(found, model, system, a)
     deliver(text, a.output)
     return 0 if len(found) else 1
@@ -1076,13 +1076,18 @@ def plan_command(a):
     from transformer_perf.plan import Operation, plan
     model, batch = model_asked(a), amount(a.batch_tokens, '--batch-tokens')
     limits = {name: amount(getattr(a, name), f'--{name}') for name in ('tokens', 'hours', 'usd')}
-    found = plan(model, a.gpus, [*labelled(a.system).values()], **limits, prices=a.prices,
-                 global_batch=a.global_batch, batch_tokens=batch, assumptions=assumptions_of(a),
+    systems, assumptions = [*labelled(a.system).values()], assumptions_of(a)
+    found = plan(model, a.gpus, systems, **limits, prices=a.prices,
+                 global_batch=a.global_batch, batch_tokens=batch, assumptions=assumptions,
                  operation=Operation(**fields_given(a.operation, '--operation')),
                  strategy=a.strategy, margin=amount(a.margin, '--margin'), **chosen_of(a))
     a.global_batch = found.global_batch
-    chosen = a.export and len(found.rows)
-    deliver(exported(found.row(a.answer), a, model) if chosen else text_of_plan(found, a), a.output)
+    if a.export and len(found.rows):
+        row = found.row(a.answer)
+        system = next(one for one in systems if one.name == row.system)
+        text = exported(estimate_of(row, a, model, system, assumptions), a)
+    else: text = text_of_plan(found, a)
+    deliver(text, a.output)
     return 0 if len(found.rows) else 1
 
 # %% ../nbs/95_cli.ipynb #11a00005
