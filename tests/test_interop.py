@@ -993,6 +993,207 @@ def test_accelerate_takes_it(p, tmp_path):
     assert not shares or as_job(file).parallel.zero_stage == p.zero_stage
 
 
+# what is no training of a whole decoder, and files that lean on others
+
+DECODER = ('--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 256 '
+           '--max-position-embeddings 256 --vocab-size 1000 ')
+
+
+def test_latent_attention_has_its_norms():
+    text = FLAGS + DECODER + '--multi-latent-attention --kv-lora-rank 512 {}\n'
+    normed, bare = as_job(text.format('--qk-layernorm')), as_job(text.format(''))
+    assert normed.model == bare.model and normed.model.kv_lora_rank == 512
+    assert 'counted even so' in dict(bare.ignored)['--qk-layernorm']
+    assert '--qk-layernorm' not in dict(normed.ignored)
+
+
+def test_modules_in_any_order():
+    text = FLAGS + '--recompute-granularity selective --recompute-modules {}\n'
+    found = [as_job(text.format(x)) for x in ('mlp core_attn', 'core_attn mlp', '"mlp core_attn"')]
+    assert {job.parallel.recompute for job in found} == {'core_attn+mlp'}
+    job = job_of(dp=8, recompute='mlp+core_attn')
+    assert '--recompute-modules core_attn mlp' in export(job, 'megatron')
+
+
+OTHERS = [   # (program, flags): words that the refusal has
+    ('pretrain_gpt.py', '--freeze-LM', 'are not trained'),
+    ('pretrain_gpt.py', '--freeze-ViT', 'are not trained'),
+    ('pretrain_gpt.py', '--num-image-tokens 576', 'images'),
+    ('pretrain_gpt.py', '--img-h 336', 'images'), ('pretrain_gpt.py', '--skip-train', 'nothing is'),
+    ('pretrain_gpt.py', '--lora-rank 8', 'adapters'), ('pretrain_vlm.py', '', 'pretrain_vlm.py'),
+    ('pretrain_t5.py', '', 'a whole decoder'),
+    ('tools/run_text_generation_server.py', '', 'generates or evaluates'),
+    ('examples/inference/gpt_static.py', '', 'generates or evaluates'),
+    ('examples/multimodal/train.py', '', 'a whole decoder'),
+    ('pretrain_gpt.py', '--optimizer soap', "'soap'")]
+
+
+@pytest.mark.parametrize('program, flags, says', OTHERS, ids=str)
+def test_what_is_no_training_of_a_decoder(program, flags, says):
+    text = f'{FLAGS}{DECODER}{flags}\n'.replace('pretrain_gpt.py', program)
+    assert says in refused(as_job, text)
+
+
+def test_programs_in_folders_of_any_name():
+    for place in ('/export/home/me', '/data/server', '$HOME/lora'):
+        assert as_job(FLAGS.replace('pretrain_gpt', f'{place}/pretrain_gpt') + '\n').n_gpus == 16
+    assert as_job(FLAGS + '--img-h 224 --patch-dim 16\n').n_gpus == 16   # as its parser has them
+
+
+PRIMUS = """modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: ${MODEL:small}.yaml
+    overrides:
+      seq_length: ${LENGTH:4096}
+      tensor_model_parallel_size: ${TP:2}
+      micro_batch_size: 2
+      shiny: 1
+"""
+
+
+def primus(folder, text=PRIMUS):
+    "A job in a clone of Primus, with files as short as can be."
+    configs = folder / 'primus' / 'configs'
+    for name, own in [('modules/megatron/base.yaml', 'bf16: true\nlr: 1.0'),
+                      ('modules/megatron/pre_trainer.yaml',
+                       'extends: [base.yaml]\nglobal_batch_size: 64\nsequence_parallel: 1'),
+                      ('models/megatron/base.yaml', 'num_layers: 8\nhidden_size: 512\n'
+                       'swiglu: true\nhidden_dropout: 0.0\nattention_dropout: 0.0'),
+                      ('models/megatron/small.yaml',
+                       'extends: base.yaml\nnum_layers: 4\nnum_attention_heads: 8')]:
+        (configs / name).parent.mkdir(parents=True, exist_ok=True)
+        (configs / name).write_text(own)
+    (folder / 'examples').mkdir(exist_ok=True)
+    (folder / 'examples' / 'job.yaml').write_text(text)
+    return folder / 'examples' / 'job.yaml'
+
+
+def test_jobs_of_primus(tmp_path, monkeypatch):
+    monkeypatch.setenv('TP', '8')   # the environment is none of ours
+    job = as_job(primus(tmp_path), 8)
+    m, p = job.model, job.parallel
+    assert (m.depth, m.embed_dim, m.heads, m.gated_mlp) == (4, 512, 8, True)
+    assert (p.tp, p.dp, p.micro_batch, p.sequence_sharded) == (2, 4, 2, True)
+    assert (job.seq_len, job.global_batch, job.dropout) == (4096, 64, False)
+    told = dict(job.ignored)
+    assert told['--tensor-model-parallel-size'] == '${TP:2}: its default is taken'
+    assert told['--shiny'] == 'not known here'
+    assert told['the files that it names'] == '1 of their keys are not used'
+
+
+def test_what_a_job_of_primus_lacks(tmp_path):
+    file = primus(tmp_path)
+    for text, says in [
+            (PRIMUS.replace('small', 'large'), "line 5: model: 'large.yaml' is another file"),
+            (PRIMUS.replace('pre_trainer.yaml', '/etc/x.yaml'), 'is not the name of a YAML file'),
+            (PRIMUS.replace('framework: megatron', 'framework: maxtext'), "'maxtext' is not read"),
+            (PRIMUS.replace('${LENGTH:4096}', '${LENGTH}'), '--seq-length=')]:
+        file.write_text(text)
+        assert says in refused(as_job, file, 8), says
+    file.write_text(PRIMUS)
+    loop = tmp_path / 'primus' / 'configs' / 'models' / 'megatron' / 'base.yaml'
+    loop.write_text('extends: base.yaml')
+    assert 'it names more than 30 files' in refused(as_job, file, 8)
+    assert 'give the job as a path' in refused(as_job, parse_yaml(PRIMUS, 'x'), 8)
+
+
+def test_flavours_of_torchtitan():
+    given = {'model': {'name': 'llama3', 'flavor': '8B'}, 'training': {'seq_len': 4096},
+             'parallelism': {'tensor_parallel_degree': 1}}
+    m = as_job(given, 8).model
+    assert (m.seq_len, m.parameters) == (4096, NAMED['llama3.1_8B'].parameters)
+    given['model']['flavor'] = '9B'
+    job = as_job(given, 8)
+    assert job.model is None and 'torchtitan only' in dict(job.ignored)['model.flavor']
+
+
+BRIDGE = """_target_: megatron.bridge.training.config.ConfigContainer
+comm_overlap: {overlap_grad_reduce: null, tp_comm_overlap: true}
+dataset: {sequence_length: 4096}
+ddp: {overlap_grad_reduce: true, overlap_param_gather: true, use_distributed_optimizer: true}
+mixed_precision: bf16_with_fp8_current_scaling_mixed
+model:
+  activation_func: {_call_: false, _target_: torch.nn.functional.silu}
+  gated_linear_unit: true
+  autocast_dtype: &id001
+    _call_: false
+    _target_: torch.bfloat16
+  params_dtype: *id001
+  add_bias_linear: false
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  hidden_size: 4096
+  num_layers: 32
+  num_attention_heads: 32
+  num_query_groups: 8
+  ffn_hidden_size: 14336
+  normalization: RMSNorm
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  seq_length: 4096
+  max_position_embeddings: 131072
+  tensor_model_parallel_size: 4
+  tp_comm_overlap: false
+  sequence_parallel: true
+  vocab_size: 128256
+optimizer: {optimizer: adam, bf16: true, overlap_param_gather: false}
+peft: null
+train: {global_batch_size: 512, micro_batch_size: 1}
+"""
+NEMO = """_target_: nemo.collections.llm.api.pretrain
+data: {_target_: x, global_batch_size: 512, micro_batch_size: 1, seq_length: 8192}
+model: {_target_: y, config: {_target_: Llama31Config70B}}
+optim: {config: {optimizer: adam, use_distributed_optimizer: true}}
+trainer:
+  devices: 8
+  num_nodes: 4
+  plugins: {_target_: z, precision: bf16-mixed}
+  strategy:
+    pipeline_model_parallel_size: 4
+    sequence_parallel: true
+    tensor_model_parallel_size: 4
+    ddp: {overlap_grad_reduce: true, overlap_param_gather: true}
+"""
+
+
+def test_what_recipes_print():
+    "Of Megatron-Bridge the model too; NeMo leaves it to a class in Python."
+    job = as_job(parse_yaml(BRIDGE, 'x'), 64)
+    m, p = job.model, job.parallel
+    assert dataclasses.replace(NAMED['llama3.1_8B'], seq_len=4096).parameters == m.parameters
+    assert (p.tp, p.dp, p.zero_stage, p.precision, p.tp_overlap) == (4, 16, 1, 'fp8', True)
+    assert (job.global_batch, job.seq_len, job.dropout) == (512, 4096, False)
+    assert m.gated_mlp and m.seq_len == 4096 and job.software.name == 'Megatron-Bridge'
+    for old, new, says in [('peft: null', 'peft: {dim: 8}', 'adapters'), ('silu', 'relu', "'relu'"),
+                           ('bf16_with_fp8_current_scaling', 'int4', 'int4_mixed'),
+                           ('model:\n', 'model:\n  freeze_vision_model: true\n', 'not trained')]:
+        assert says in refused(as_job, parse_yaml(BRIDGE.replace(old, new), 'x'), 64)
+    job = as_job(parse_yaml(NEMO, 'x'))
+    p = job.parallel
+    assert (job.n_gpus, p.tp, p.pp, p.dp, p.zero_stage, job.model) == (32, 4, 4, 2, 1, None)
+    assert (job.global_batch, job.seq_len, p.precision) == (512, 8192, 'bf16')
+
+
+def test_whose_tokens_are_taken(tmp_path, capsys):
+    "The job's; where nobody says them, the first line says whose they are."
+    file, hf = tmp_path / 'job.json', HERE / 'Meta-Llama-3.1-8B.json'
+    about = 'explain', '--job', file, '--system', 'H100-80GB', '--dp', 8, '--model'
+    file.write_text('{"train_batch_size": 64}')
+    own = "8192 tokens (the model's own, for the job says none)"
+    assert own in ran(capsys, *about, 'llama3.1_8B').out.splitlines()[0]
+    said = ran(capsys, *about, 'llama3.1_8B', '--seq-len', 4096).out.splitlines()[0]
+    assert '64 samples of 4096 tokens an' in said
+    most = '131072 tokens (the most that its config.json allows)'
+    few = 'search', '--gpus', 64, '--global-batch', 64, '--system', 'H100-80GB', '--top', 1
+    assert most in ran(capsys, *few, '--model', hf).out.splitlines()[0]
+    found = json.loads(ran(capsys, *few, '--model', hf, '--format', 'json').out)
+    assert 'Tokens of a sample: the most that its config.json allows.' in found['notes']
+    named = ran(capsys, *few, '--model', 'llama3.1_8B').out.splitlines()[0]
+    assert 'samples of 8192 tokens an' in named
+
+
 # measurements
 
 MEGATRON_LOG = (' iteration {n:8d}/ 100 | consumed samples: 512 | elapsed time per iteration (ms): '

@@ -5,19 +5,19 @@
 # %% auto #0
 __all__ = ['WIDTH', 'FORMATS', 'COMMANDS_OF_TERMINALS', 'ANSWER', 'VERSION', 'ASKED', 'COMMANDS', 'SEVERAL', 'MODEL', 'SYSTEM',
            'NVLINK', 'BATCH', 'ASSUMPTIONS', 'SOFTWARE', 'PRICED', 'FORMAT', 'OUTPUT', 'RESULT', 'EXPORTS', 'JOB',
-           'WORKERS', 'STRATEGY', 'CHOSEN', 'YES_OR_NO', 'UNSAID', 'SEARCH', 'LAYOUT', 'FIGURE', 'ADVICE', 'MEASURED',
-           'PRECISIONS', 'SYSTEM_HEADS', 'LISTED', 'PAPER_SYSTEMS', 'MOST_POINTS', 'ZERO', 'RUNS', 'RUNS_SYSTEM',
-           'VALIDATE', 'CALIBRATE', 'PLAN', 'POWERS', 'FACTOR', 'SENSITIVITY', 'MEASURE', 'OPENED', 'PANELS', 'OURS',
-           'records', 'as_text', 'paragraph', 'deliver', 'without_infinities', 'as_json', 'as_csv', 'deliver_table',
-           'deliver_written', 'Option', 'option', 'option_of', 'Command', 'command', 'as_number', 'numbers', 'words',
-           'value_of', 'chosen_of', 'idle_in', 'said_by', 'names_of', 'usual_of', 'check_said', 'model_asked',
-           'assumptions_of', 'assumptions_asked', 'subject', 'title_of', 'title_for', 'estimate_of', 'not_used',
-           'exported', 'search_command', 'text_of_search', 'stages_told', 'strategies_told', 'place', 'parallel_of',
-           'text_of_figure', 'explain_command', 'text_of_estimate', 'layers_view', 'case_asked', 'text_of_advice',
-           'first_exported', 'few_digits', 'priced_fields', 'changes_of', 'fits_command', 'improve_command',
-           'measured_of', 'text_of_improvements', 'why_not_command', 'model_row', 'models_command', 'systems_view',
-           'systems_command', 'software_command', 'labelled', 'strategies_of', 'study_options', 'resumable',
-           'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command', 'zero_command', 'zero_view',
+           'WORKERS', 'STRATEGY', 'CHOSEN', 'YES_OR_NO', 'UNSAID', 'LENGTH', 'SEARCH', 'LAYOUT', 'FIGURE', 'ADVICE',
+           'MEASURED', 'PRECISIONS', 'SYSTEM_HEADS', 'LISTED', 'PAPER_SYSTEMS', 'MOST_POINTS', 'ZERO', 'RUNS',
+           'RUNS_SYSTEM', 'VALIDATE', 'CALIBRATE', 'PLAN', 'POWERS', 'FACTOR', 'SENSITIVITY', 'MEASURE', 'OPENED',
+           'PANELS', 'OURS', 'records', 'as_text', 'paragraph', 'deliver', 'without_infinities', 'as_json', 'as_csv',
+           'deliver_table', 'deliver_written', 'Option', 'option', 'option_of', 'Command', 'command', 'as_number',
+           'numbers', 'words', 'value_of', 'chosen_of', 'idle_in', 'said_by', 'names_of', 'usual_of', 'check_said',
+           'model_asked', 'length_taken', 'assumptions_of', 'assumptions_asked', 'subject', 'title_of', 'title_for',
+           'estimate_of', 'not_used', 'exported', 'search_command', 'text_of_search', 'stages_told', 'strategies_told',
+           'place', 'parallel_of', 'text_of_figure', 'explain_command', 'text_of_estimate', 'layers_view', 'case_asked',
+           'text_of_advice', 'first_exported', 'few_digits', 'priced_fields', 'changes_of', 'fits_command',
+           'improve_command', 'measured_of', 'text_of_improvements', 'why_not_command', 'model_row', 'models_command',
+           'systems_view', 'systems_command', 'software_command', 'labelled', 'strategies_of', 'study_options',
+           'resumable', 'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command', 'zero_command', 'zero_view',
            'runs_about', 'validate_command', 'text_of_recipes', 'text_of_scores', 'calibrate_command', 'error_after',
            'told_of', 'text_of_fits', 'fit_view', 'amount', 'fields_given', 'plan_command', 'text_of_plan',
            'configuration_asked', 'sensitivity_command', 'deliver_needed', 'sensitivity_view', 'bench_command',
@@ -312,11 +312,26 @@ def check_said(options, a, said):
             raise ValueError(f'the job does not say its {words}: give {o.flags[0]}')
 
 # %% ../nbs/95_cli.ipynb #1a0dae94
+LENGTH = ContextVar('LENGTH', default='')   # whose tokens of a sample an answer is about
+
 def model_asked(a, model=None):  # Model
     "The model of a command, or one of several, with samples as long as was said."
     from transformer_perf.models import as_model
-    model = as_model(a.model if model is None else model)
+    asked = a.model if model is None else model
+    model = as_model(asked)
+    LENGTH.set(length_taken(a, asked, model))
     return model if a.seq_len is None else dataclasses.replace(model, seq_len=a.seq_len)
+
+def length_taken(a, asked, model):  # str
+    "Whose number of tokens is taken where neither options nor a job say it."
+    from transformer_perf.models import NAMED
+    if a.seq_len is not None or asked is model: return ''
+    if getattr(a, 'job', None) is not None: return "the model's own, for the job says none"
+    from transformer_perf.configs import is_config
+    from transformer_perf.inputs import read_json
+    if asked in NAMED or isinstance(asked, dict): return ''
+    place = Path(asked) / 'config.json' if Path(asked).is_dir() else Path(asked)
+    return 'the most that its config.json allows' * is_config(read_json(place, infinities=True))
 
 # %% ../nbs/95_cli.ipynb #1a0dae96
 def assumptions_of(a):  # Assumptions
@@ -343,7 +358,8 @@ def title_of(model, batch, n_gpus=None, system=None):  # str
     "The same as a line."
     gpus = '' if system is None else (
         f', {n_gpus} {system.name} GPUs, {system.nvlink_size} to an NVLink domain')
-    return f'{model.name}{gpus}, {batch} samples of {model.seq_len} tokens an iteration'
+    whose = f' ({LENGTH.get()})' if LENGTH.get() else ''
+    return f'{model.name}{gpus}, {batch} samples of {model.seq_len} tokens{whose} an iteration'
 
 def title_for(one):  # str
     "What an estimate is about."
@@ -360,7 +376,8 @@ def not_used(a):  # list of str
     why = 'changes neither time nor memory here'
     ignored = a.job.ignored if a.job else ()
     found = [f'{key} ({reason})' for key, reason in ignored if reason != why]
-    return [f'Not used of the job: {"; ".join(found)}.'] * bool(found)
+    taken = f'Tokens of a sample: {LENGTH.get()}.'
+    return [taken] * bool(LENGTH.get()) + [f'Not used of the job: {"; ".join(found)}.'] * bool(found)
 
 def exported(one, a):  # str
     "An estimate as a job of a framework or as a trace."

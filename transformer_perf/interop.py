@@ -4,27 +4,31 @@
 
 # %% auto #0
 __all__ = ['OF_JOBS', 'SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE', 'ONLY_WRITTEN', 'LIST', 'HARMLESS',
-           'OFF_WORDS', 'MODEL_FIELDS', 'PARALLEL_FIELDS', 'NEEDED', 'FP8', 'SHARDS', 'MEGATRON_ROWS', 'LATENT',
-           'DROPPED', 'MEGATRON', 'FLAGS', 'MAY_HOLD_FLAGS', 'UNREAD', 'CODE', 'UNSAID', 'DEEPSPEED_ROWS', 'DEEPSPEED',
-           'FSDP', 'ACCELERATE_ROWS', 'ACCELERATE_KINDS', 'ACCELERATE', 'ORDERS', 'CHECKPOINTS', 'TORCHTITAN_ROWS',
-           'TORCHTITAN', 'LARGEST_TEXT', 'OWN', 'FORMATS', 'EXPORTS', 'BESIDE', 'WRITTEN_FOR', 'LARGEST_LOG', 'COLOUR',
-           'FIGURE', 'STEPS', 'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE', 'FACTORS', 'NUMBERS', 'Job', 'dropping',
-           'Kind', 'Row', 'Said', 'Format', 'number', 'words_of', 'words_in_any_case', 'same_words', 'one_word',
-           'share', 'no_model', 'add', 'value', 'spelled', 'why_ignored', 'understood', 'also', 'copies', 'batch',
-           'model_said', 'job_said', 'take', 'zero_of_megatron', 'overlap_of_megatron', 'recompute_of_megatron',
-           'graphs_of_megatron', 'dropout_of_megatron', 'chunks_of_megatron', 'heads_of_megatron', 'list_said',
-           'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron', 'positions_of_megatron', 'derive_megatron',
+           'OTHERWISE', 'USUAL_IMAGES', 'OFF_WORDS', 'MODEL_FIELDS', 'PARALLEL_FIELDS', 'NEEDED', 'FP8', 'SHARDS',
+           'MEGATRON_ROWS', 'LATENT', 'DROPPED', 'MEGATRON', 'FLAGS', 'MAY_HOLD_FLAGS', 'UNREAD', 'OTHER_PROGRAMS',
+           'OTHER_FOLDERS', 'CODE', 'UNSAID', 'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS',
+           'ACCELERATE_KINDS', 'ACCELERATE', 'ORDERS', 'CHECKPOINTS', 'FLAVOURS', 'TORCHTITAN_ROWS', 'TORCHTITAN',
+           'LARGEST_TEXT', 'OWN', 'MOST_COMPANIONS', 'DEFAULTED', 'PLAIN_WORDS', 'SECTIONS', 'MIXED', 'GATES',
+           'FORMATS', 'EXPORTS', 'BESIDE', 'WRITTEN_FOR', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS', 'LARGEST_LOSS',
+           'PEAK', 'TIMES', 'LARGEST_TRACE', 'FACTORS', 'NUMBERS', 'Job', 'dropping', 'Kind', 'Row', 'Said', 'Format',
+           'number', 'words_of', 'words_in_any_case', 'same_words', 'one_word', 'share', 'no_model', 'add', 'value',
+           'spelled', 'why_ignored', 'check_trains', 'understood', 'also', 'copies', 'batch', 'model_said', 'job_said',
+           'take', 'zero_of_megatron', 'overlap_of_megatron', 'recompute_of_megatron', 'graphs_of_megatron',
+           'dropout_of_megatron', 'chunks_of_megatron', 'heads_of_megatron', 'list_said', 'experts_of_megatron',
+           'layers_with_experts', 'mlp_of_megatron', 'positions_of_megatron', 'derive_megatron',
            'recompute_for_megatron', 'stages_for_megatron', 'graphs_for_megatron', 'undo_megatron',
-           'model_for_megatron', 'place_of', 'as_value', 'without_strays', 'training_commands', 'flags_of', 'nothing',
-           'elsewhere', 'fixed', 'derive_deepspeed', 'undo_deepspeed', 'zero_of_fsdp', 'copies_of_accelerate',
-           'derive_accelerate', 'undo_accelerate', 'batch_of_torchtitan', 'micro_batch_of_torchtitan',
-           'copies_of_torchtitan', 'order_of_torchtitan', 'derive_torchtitan', 'undo_torchtitan', 'plain_loader',
-           'not_valid', 'parse_yaml', 'parse_toml', 'flat', 'kind_of', 'megatron_keys', 'own_job', 'job_of_dict',
-           'as_job', 'job_of_text', 'job_in', 'facts_of', 'keys_for', 'no_difference', 'meaning', 'lost', 'puts_off',
-           'set_elsewhere', 'nested', 'as_flags', 'as_script', 'one_connection', 'comment', 'as_yaml', 'software_said',
-           'system_said', 'as_own', 'job_asked', 'export', 'figure_said', 'steps_of', 'steps_table', 'read_log',
-           'trace_text', 'arguments', 'launched_by', 'is_kernel', 'events_in', 'kernels_of', 'read_profile', 'sides',
-           'read_products']
+           'model_for_megatron', 'check_program', 'place_of', 'as_value', 'without_strays', 'training_commands',
+           'flags_of', 'nothing', 'elsewhere', 'fixed', 'derive_deepspeed', 'undo_deepspeed', 'zero_of_fsdp',
+           'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate', 'batch_of_torchtitan',
+           'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan', 'model_of_torchtitan',
+           'derive_torchtitan', 'undo_torchtitan', 'plain_loader', 'check_small', 'not_valid', 'parse_yaml',
+           'parse_toml', 'flat', 'kind_of', 'megatron_keys', 'own_job', 'with_defaults', 'merged', 'extended',
+           'yaml_name', 'companion', 'trainer_of', 'primus_job', 'flags_of_keys', 'without_presets', 'section_of',
+           'dumped_job', 'precision_named', 'shape_of_nemo', 'job_of_dict', 'as_job', 'job_of_text', 'job_in',
+           'facts_of', 'keys_for', 'no_difference', 'meaning', 'lost', 'puts_off', 'set_elsewhere', 'nested',
+           'as_flags', 'as_script', 'one_connection', 'comment', 'as_yaml', 'software_said', 'system_said', 'as_own',
+           'job_asked', 'export', 'figure_said', 'steps_of', 'steps_table', 'read_log', 'trace_text', 'arguments',
+           'launched_by', 'is_kernel', 'events_in', 'kernels_of', 'read_profile', 'sides', 'read_products']
 
 # %% ../nbs/90_interop.ipynb #12ab0005
 import dataclasses
@@ -48,7 +52,7 @@ from .inputs import (
 from .configs import rule_of
 
 # %% ../nbs/90_interop.ipynb #177de633
-from .models import Model, as_model, has_experts
+from .models import NAMED, Model, as_model, has_experts
 from .systems import as_system, system_names
 from .parameters import Calibration
 from .software import as_software, known_software
@@ -204,6 +208,26 @@ def why_ignored(key, format):
     harmless = HARMLESS.match(key.rpartition('.')[2]) or HARMLESS.match(key)
     return 'changes neither time nor memory here' if harmless else 'not known here'
 
+OTHERWISE = {   # keys -> why a job that says them is no training of a whole decoder
+    r'-*(model\.)?freeze[-_].*|-*trainable_parts|-*finetune[-_]adapter.*':
+        'parts that are not trained are not modelled',
+    r'-*peft.*|-*lora[-_].*': 'adapters beside weights that are not trained are not modelled',
+    r'-*((num|max)[-_])?(image|img|vision|sound|video)[-_]?(tokens?|tiles|token[-_].*|seq.*)'
+    r'|-*(vision|language|sound)[-_]model[-_]type|-*use[-_]tiling|-*max[-_]num[-_]tiles':
+        'images and sound are not modelled',
+    r'-*skip[-_]train|-*eval[-_]only|-*num[-_]tokens[-_]to[-_]generate|-*prompts?':
+        'nothing is trained'}
+USUAL_IMAGES = {'--img-h': 224, '--img-w': 224, '--patch-dim': 16}   # Megatron-LM's, unless said
+
+def check_trains(key, x):
+    "A ValueError where a key says that the job is no training of a whole decoder."
+    if x is None or x in (*OFF_WORDS, 'null', {}): return
+    for pattern, why in OTHERWISE.items():
+        if re.fullmatch(pattern, key, re.IGNORECASE):
+            raise ValueError(f'{printable(key)}={quoted(x)}: {why}')
+    if USUAL_IMAGES.get(key, x) != x:
+        raise ValueError(f'{key}={quoted(x)}: images and sound are not modelled')
+
 OFF_WORDS = (False, 'none', 'no', 'None', 'NO', [], '')   # said of what is not there
 
 # %% ../nbs/90_interop.ipynb #131ffc26
@@ -214,7 +238,9 @@ def understood(given, format, facts=None):  # (facts, ignored)
     for key, x in given.items():
         said = isinstance(x, (bool, str, list))
         if x is None or said and key not in rows and x in OFF_WORDS: continue
-        if key not in rows: ignored.append((key, why_ignored(key, format))); continue
+        if key not in rows:
+            check_trains(key, x)
+            ignored.append((key, why_ignored(key, format))); continue
         if said and x == 'auto':
             ignored.append((key, "'auto': left to what starts the job")); continue
         fact = rows[key].kind.read(x, key)
@@ -319,7 +345,7 @@ MEGATRON_ROWS = (
     also('--zero-stage', 'deepspeed_stage', number(0)),
     Row('--recompute-activations', 'recompute_activations', ON, False),
     Row('--recompute-method', 'recompute_method', same_words('uniform', 'block')),
-    Row('--recompute-num-layers', 'recompute_layers', WHOLE),
+    Row('--recompute-num-layers', 'recompute_layers', number(0)),
     Row('--recompute-modules', 'recompute_modules', LIST),
     Row(None, 'schedule', absent='1f1b'), Row(None, 'reduce_each', absent=False),
     Row(None, 'reshard_after_forward', absent=True),
@@ -374,10 +400,10 @@ MEGATRON_ROWS = (
     Row('--moe-grouped-gemm', 'grouped_gemm', ON, False),
     *(Row(f'--{name}', 'foreign', FOREIGN) for name in (
         'hybrid-layer-pattern', 'hybrid-override-pattern', 'experimental-attention-variant',
-        'linear-attention-freq', 'attention-output-gate', 'moe-latent-size', 'spec')),
+        'linear-attention-freq', 'moe-latent-size', 'spec')),
     Row('--bf16', 'precision', one_word('bf16')), Row('--fp16', 'precision', one_word('fp16')),
     Row('--fp8-format', 'fp8', TEXT), Row('--fp8-recipe', 'fp8_recipe', words_of(FP8), 'fp8'),
-    Row('--fp4-format', 'fp4', TEXT),
+    Row('--fp4-format', 'fp4', TEXT), also('--fp8', 'fp8', TEXT), also('--fp4', 'fp4', TEXT),
     Row('--expert-model-parallel-size', 'ep', WHOLE, 1),
     Row('--expert-tensor-parallel-size', 'etp', WHOLE),
     Row('--pipeline-model-parallel-layout', 'layout', TEXT))
@@ -415,11 +441,13 @@ def recompute_of_megatron(facts, ignored):
     if short.value and kind == 'full':
         raise ValueError(f'{short.key} contradicts {spelled(facts, "granularity")}')
     key, modules = facts.get('recompute_modules', Said(None, ('core_attn',)))
+    modules = tuple(name for text in modules for name in text.replace(',', ' ').split())
     one, n = facts.get('recompute_layers', Said(None, 1))
+    if one and not n: kind = None   # of no layer
     block = one and value(facts, 'recompute_method') == 'block' and n
     if kind == 'full' and n > 1 and not block:
         ignored.append((one, f'not modelled yet: {n} layers that keep one input'))
-    if one and kind != 'full':
+    if one and n and kind != 'full':
         ignored.append((one, 'does nothing without --recompute-granularity full'))
     if short.value or kind == 'selective':
         ignored += [(key, f'not modelled: {name} computed again') for name in modules
@@ -669,6 +697,21 @@ FLAGS = {row.key: row.kind.switch for row in MEGATRON_ROWS if row.key}
 MAY_HOLD_FLAGS = re.compile(rf'{MARK}\d+: (?:[^($]*(?<!\S)--|\$\{{\w+\[)')
 
 UNREAD = (['echo'], ['printf'])   # commands that only print
+OTHER_PROGRAMS = {   # words in the name of a program, or its folder -> what it does instead
+    r'inference|generat|serv(er|ing|e_)|evaluat|eval_|mmlu': 'generates or evaluates',
+    r'convert|export|quantize|prune': 'makes another file of a model',
+    r'pretrain_(vlm|mimo|vision|t5|bert|ict|retro)|train_rl|lora':
+        'trains something other than a whole decoder'}
+OTHER_FOLDERS = {'inference': 'generates or evaluates', 'evaluation': 'generates or evaluates',
+                 **dict.fromkeys(('multimodal', 'mimo', 'rl'),
+                                 'trains something other than a whole decoder')}
+
+def check_program(path):
+    "A ValueError for a program that does not train a whole decoder."
+    folder, name = ('/' + path.lower()).split('/')[-2:]
+    found = [what for pattern, what in OTHER_PROGRAMS.items() if re.search(pattern, name)]
+    found += [OTHER_FOLDERS[folder]] if folder in OTHER_FOLDERS else []
+    if found: raise ValueError(f'{printable(path)[-80:]} {found[0]}, which is not modelled')
 
 def place_of(text):  # [line, what stands there]
     "What is not known in a word."
@@ -704,7 +747,9 @@ def training_commands(text):  # list of (line, options of what starts it, option
     for (line, words), n in zip(every, flags):
         if not n or n < max(flags): continue
         at = next((i for i, word in enumerate(words) if word.endswith('.py')), -1)
-        with naming(f'line {line}'): mine = options(words[at + 1:])
+        with naming(f'line {line}'):
+            if at >= 0: check_program(words[at])
+            mine = options(words[at + 1:])
         found.append((line, options(words[:at]) if at > 0 else mine, mine))
     said = [{key: x for key, x in mine.items() if key in FLAGS} for _, _, mine in found]
     if not found:
@@ -907,7 +952,12 @@ ORDERS = {'1F1B': '1f1b', 'Interleaved1F1B': '1f1b', 'GPipe': 'gpipe', 'ZBVZeroB
           'DualPipeV': 'dualpipe-v'}
 CHECKPOINTS = {'none': 'none', 'full': 'full', 'FullAC.Config': 'full',
                'selective': 'selective', 'SelectiveAC.Config': 'selective'}
+FLAVOURS = {('llama3', '8B'): 'llama3.1_8B', ('llama3', '70B'): 'llama3.1_70B',
+            ('llama3', '405B'): 'llama3.1_405B', ('deepseek_v3', '671B'): 'deepseek_v3',
+            ('qwen3', '32B'): 'qwen3_32B', ('qwen3', '30B-A3B'): 'qwen3_30B_A3B',
+            ('qwen3', '235B-A22B'): 'qwen3_235B_A22B', ('gpt_oss', '120b'): 'gpt_oss_120B'}
 TORCHTITAN_ROWS = (
+    also('model.name', 'model_name', TEXT), also('model.flavor', 'flavour', TEXT),
     also('training.num_tokens_per_microbatch_per_dp_rank', 'tokens', WHOLE),
     also('training.num_tokens_per_train_step', 'step_tokens', number(-1)),
     also('training.max_context_length', 'seq_len', WHOLE),
@@ -1009,9 +1059,23 @@ def order_of_torchtitan(facts, ignored):
     else: facts['schedule'], facts['virtual_stages'] = Said(None, '1f1b'), Said(None, 1)
 
 # %% ../nbs/90_interop.ipynb #c91e4642
+def model_of_torchtitan(facts, ignored):
+    "A model that torchtitan knows by name and flavour, if it is one of ours."
+    name, flavour = facts.pop('model_name', None), facts.pop('flavour', None)
+    if not flavour: return
+    known = FLAVOURS.get((name and name.value, flavour.value))
+    if not known or 'seq_len' not in facts:
+        ignored.append((flavour.key, 'a model known by name to torchtitan only' if not known else
+                        'training.seq_len is not given'))
+        return
+    own = differing(NAMED[known]) | {'mtp_layers': 0}   # unless its registry is asked for some
+    facts |= {field: Said(flavour.key, x) for field, x in own.items()
+              if field not in ('seq_len', 'train_samples')}
+
 def derive_torchtitan(facts, ignored):
     "What fields say together."
     batch_of_torchtitan(facts)
+    model_of_torchtitan(facts, ignored)
     copies_of_torchtitan(facts, ignored)
     order_of_torchtitan(facts, ignored)
     if value(facts, 'pp') > 1: facts['reduce_each'] = Said(facts['pp'].key, False)
@@ -1074,8 +1138,9 @@ def plain_loader():  # class
             self.anchors, self.keys = {}, {}   # keys: those of each mapping so far
 
         def compose_node(self, parent, index):
-            if self.check_event(yaml.AliasEvent): raise ValueError('it refers to another part')
+            again = self.check_event(yaml.AliasEvent)
             node = super().compose_node(parent, index)
+            if again: check_small(node)
             if parent is not None and index is None: self.check_once(parent, node)
             return node
 
@@ -1084,6 +1149,13 @@ def plain_loader():  # class
             check_new(key, known)
             known.add(key)
     return Plain
+
+def check_small(node):
+    "A ValueError where a part of a YAML stands in two places, unless it is the name of an object."
+    pairs = node.value if type(node).__name__ == 'MappingNode' else []
+    words = [x.value for pair in pairs for x in pair]
+    if '_target_' not in words or len(words) > 8 or not all(isinstance(x, str) for x in words):
+        raise ValueError('it refers to another part')
 
 def not_valid(name, what, error):  # ValueError
     why = printable(' '.join(str(error).split()))[:100]
@@ -1123,6 +1195,10 @@ def kind_of(given):  # str
     "Which format a dict is in."
     first = {str(key).partition('.')[0] for key in given}
     if 'format' in first: return 'own'
+    if trainer_of(given): return 'primus'
+    target = str(given.get('_target_', ''))
+    if target.startswith(('megatron.bridge', 'nemo.')): return target.split('.')[0].replace(
+        'megatron', 'bridge')
     for kind, format in FORMATS.items():
         if first & {*format.known_by}: return kind
     flags = {key.strip() for key in megatron_keys(given)}
@@ -1159,6 +1235,162 @@ def own_job(given):  # Job
                None if system is None else as_system(system), given.get('assumes'),
                given.get('dropout'), ignored)
 
+# %% ../nbs/90_interop.ipynb #32ee68b1
+MOST_COMPANIONS, DEFAULTED = 30, re.compile(r'\$\{([^:{}]+):([^{}]*)\}')
+PLAIN_WORDS = {'true': True, 'false': False, 'null': None, 'none': None}
+
+def with_defaults(x, taken, key=''):
+    "A part of a file of Primus with what stands for variables; `taken`: where, and what was there."
+    if isinstance(x, dict): return {name: with_defaults(y, taken, name) for name, y in x.items()}
+    if isinstance(x, list): return [with_defaults(y, taken, key) for y in x]
+    if not isinstance(x, str) or not DEFAULTED.search(x): return x
+    taken[key], text = x, DEFAULTED.sub(lambda found: found[2], x)
+    if text.lower() in PLAIN_WORDS: return PLAIN_WORDS[text.lower()]
+    return int(text) if re.fullmatch(r'-?\d{1,25}', text) else text
+
+def merged(one, other):  # dict
+    "A dict of dicts with what another one changes."
+    both = {key: merged(one[key], x) if isinstance(one.get(key), dict) and isinstance(x, dict)
+            else x for key, x in other.items()}
+    return one | both
+
+def extended(path, taken, left):  # dict
+    "A file of Primus with those that it extends; left: how many more may be read, as a list."
+    if not left: raise ValueError(f'it names more than {MOST_COMPANIONS} files')
+    left.pop()
+    given = with_defaults(parse_yaml(read_text(path, LARGEST_TEXT), named(path)), taken)
+    found, others = {}, given.pop('extends', [])
+    for name in [others] if isinstance(others, str) else of_type(others, list, 'extends'):
+        found = merged(found, extended(os.path.join(os.path.dirname(path), yaml_name(name)), taken,
+                                       left))
+    return merged(found, given)
+
+def yaml_name(name):  # str
+    "The name of a companion file; a ValueError for what is none."
+    if isinstance(name, str) and name.endswith(('.yaml', '.yml')) and not os.path.isabs(name):
+        return name
+    raise ValueError(f'{quoted(name)} is not the name of a YAML file')
+
+def companion(name, path, kind, framework, line):  # path
+    "Where a file that a job of Primus names stands."
+    folder, places = os.path.dirname(os.path.abspath(path)), []
+    places.append(os.path.join(folder, name))
+    while folder != os.path.dirname(folder):
+        places.append(os.path.join(folder, 'primus', 'configs', kind, framework, name))
+        folder = os.path.dirname(folder)
+    found = next((place for place in places if os.path.exists(place)), None)
+    if found is None: raise ValueError(
+        f'{line}{quoted(name)} is another file, and neither beside this one nor in '
+        f'primus/configs/{kind}/{framework} of a folder above')
+    return found
+
+# %% ../nbs/90_interop.ipynb #32ee68b2
+def trainer_of(given):  # dict, or None
+    "The module of a file of Primus that trains."
+    modules = given.get('modules')
+    each = modules.values() if isinstance(modules, dict) else ()
+    return next((x for x in each if isinstance(x, dict) and 'framework' in x), None)
+
+def primus_job(given, n_gpus=None, path=None, text=''):  # Job
+    "A job of Primus, with the files that it names."
+    taken = {}
+    module = with_defaults(trainer_of(given), taken)
+    framework = module['framework']
+    if framework not in ('megatron', 'torchtitan'):
+        raise ValueError(f'framework: {quoted(framework)} is not read: its recipes are Python; give '
+                         'what they print, or a job of megatron or torchtitan')
+    keys, left = {}, [None] * MOST_COMPANIONS
+    for word, kind in (('config', 'modules'), ('model', 'models')):
+        name = yaml_name(module.get(word))
+        at = next((f'line {i}: ' for i, line in enumerate(text.splitlines(), 1)
+                   if re.match(rf'\s*{word}:', line)), '')
+        if path is None: raise ValueError(f'{word}: {name} is another file: give the job as a path')
+        place = companion(name, path, kind, framework, f'{at}{word}: ')
+        keys = merged(keys, extended(place, taken, left))
+    own = of_type(module.get('overrides') or {}, dict, 'overrides')
+    if framework == 'torchtitan': spelled, kind = flat, framework
+    else: spelled, kind = flags_of_keys, 'flags'
+    job = job_of_dict(spelled(merged(keys, own)), n_gpus, kind)
+    return without_presets(job, spelled(own), spelled(keys), {
+        flag: taken[name] for name in taken for flag in (*spelled({name: 0}), name)}, kind)
+
+def flags_of_keys(keys):  # dict: flag -> value
+    "Names of arguments as flags; 0 and 1 stand for no and yes."
+    found = {'--' + str(key).replace('_', '-'): x for key, x in keys.items()
+             if not isinstance(x, dict)}
+    return {key: bool(x) if FLAGS.get(key) and x in (0, 1) else x for key, x in found.items()}
+
+def without_presets(job, own, presets, taken, kind):  # Job
+    "What is not used of a job itself; of the files that it names, how much; and defaults taken."
+    ends = lambda key: key if key in taken else key.rpartition('.')[2]
+    found = [(key, why) for key, why in job.ignored if key in own or key not in presets]
+    read = {row.key for row in FORMATS['megatron' if kind == 'flags' else kind].rows}
+    found += [(key, f'{taken[ends(key)]}: its default is taken') for key in (*own, *presets)
+              if key in read and ends(key) in taken]
+    if n := len(job.ignored) - len([key for key, _ in job.ignored if key in own or
+                                    key not in presets]):
+        found.append(('the files that it names', f'{n} of their keys are not used'))
+    return dataclasses.replace(job, ignored=tuple(dict.fromkeys(found)))
+
+# %% ../nbs/90_interop.ipynb #32ee68b3
+SECTIONS = {   # of what a recipe prints: a later one says it again
+    'bridge': ('optimizer', 'ddp', 'model', 'train', 'mixed_precision', 'comm_overlap', 'dist'),
+    'nemo': ('data', 'optim.config', 'trainer.strategy', 'trainer.strategy.ddp',
+             'trainer.plugins')}
+MIXED = {'bf16_mixed': None, 'bf16-mixed': None, 'fp8_delayed': 'delayed', 'fp8_current':
+         'tensorwise', 'mxfp8': 'mxfp8', 'fp8_subchannel': 'blockwise'}   # words -> recipe of FP8
+GATES = {('silu', True): '--swiglu', ('gelu', True): '--quick-geglu', ('gelu', False): None,
+         ('squared_relu', False): '--squared-relu'}   # activation, whether gated -> flag
+
+def section_of(given, path):
+    "A part of a dict of dicts by its path; nothing where there is none."
+    for name in path.split('.'): given = given.get(name) if isinstance(given, dict) else None
+    return given
+
+def dumped_job(given, kind, n_gpus=None):  # Job
+    "A job from what a recipe of Megatron-Bridge or NeMo prints."
+    found, flags = {}, {}
+    for path in SECTIONS[kind]:
+        section = section_of(given, path)
+        if isinstance(section, str) and path == 'mixed_precision': found |= precision_named(section)
+        if isinstance(section, dict): found |= {
+            key: x for key, x in section.items() if x is not None and (
+                not isinstance(x, dict) or key == 'activation_func')}
+    for key in ('peft', 'resume.peft', 'model.model_transform'):
+        check_trains('peft', section_of(given, key))
+    if kind == 'nemo': found |= shape_of_nemo(given, found)
+    act, gated = found.pop('activation_func', None), bool(found.pop('gated_linear_unit', False))
+    if act is not None:
+        name = str(act.get('_target_') if isinstance(act, dict) else act).rpartition('.')[2]
+        if (name, gated) not in GATES: raise ValueError(
+            f'activation_func={quoted(name)} with gated_linear_unit={gated} is not modelled')
+        if GATES[name, gated]: flags[GATES[name, gated]] = True
+    flags |= flags_of_keys({key: x for key, x in found.items() if not key.startswith('_')})
+    if '--num-query-groups' in flags: flags['--group-query-attention'] = True
+    job = job_of_dict(flags, n_gpus, 'flags')
+    usual = ('not known here', 'changes neither', 'does nothing')
+    own = ('--hidden-dropout',) if kind == 'nemo' else ()   # its models have their own default
+    told = [(key, why) for key, why in job.ignored if not why.startswith(usual)
+            and key not in own and flags.get(key, True) not in (*OFF_WORDS, 0)]
+    rest = len([key for key, _ in job.ignored if key in flags]) - len(
+        [key for key, _ in told if key in flags])
+    if rest: told.append(('the recipe', f'{rest} more of its keys are not used'))
+    software = 'Megatron-Bridge' if kind == 'bridge' else 'NeMo'
+    return dataclasses.replace(job, software=software, ignored=tuple(told))
+
+def precision_named(name):  # dict
+    "What the name of a precision in Megatron-Bridge says."
+    recipe = next((x for word, x in MIXED.items() if word in name), 'no')
+    if recipe == 'no': raise ValueError(f'mixed_precision={quoted(name)} is not modelled')
+    return {'bf16': True} | ({} if recipe is None else dict(fp8='hybrid', fp8_recipe=recipe))
+
+def shape_of_nemo(given, found):  # dict
+    "How many GPUs a recipe of NeMo starts, and in which precision."
+    sizes = [section_of(given, f'trainer.{name}') for name in ('num_nodes', 'devices')]
+    more = {'world_size': math.prod(whole(x, 'trainer') for x in sizes)} if all(sizes) else {}
+    precision = found.pop('precision', None)
+    return more | (precision_named(str(precision)) if precision else {})
+
 # %% ../nbs/90_interop.ipynb #12ab0033
 FORMATS = {'megatron': MEGATRON, 'deepspeed': DEEPSPEED, 'accelerate': ACCELERATE,
            'torchtitan': TORCHTITAN}
@@ -1167,6 +1399,8 @@ def job_of_dict(given, n_gpus=None, kind=None, gpus=None):  # Job
     "A job from the keys of one format."
     kind = kind or kind_of(of_type(given, dict, 'job'))
     if kind == 'own': return own_job(given)
+    if kind == 'primus': return primus_job(given, n_gpus)
+    if kind in ('bridge', 'nemo'): return dumped_job(given, kind, n_gpus)
     keys = given if gpus or kind == 'flags' else (
         megatron_keys(given) if kind == 'megatron' else flat(given))
     format = FORMATS['megatron' if kind == 'flags' else kind]
@@ -1206,7 +1440,9 @@ def job_in(path, n_gpus=None):  # Job
     if kind not in readers:
         with naming(path): return job_of_text(text, n_gpus)
     given = readers[kind](text, named(path))
-    with naming(path): return job_of_dict(given, n_gpus)
+    with naming(path):
+        if trainer_of(given): return primus_job(given, n_gpus, path, text)
+        return job_of_dict(given, n_gpus)
 
 # %% ../nbs/90_interop.ipynb #12ab003a
 def facts_of(job: Job):  # dict: fact -> value
