@@ -775,6 +775,84 @@ def test_any_dict(data, name):
     except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
 
 
+PRIMUS = """modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: ${MODEL:small}.yaml
+    overrides:
+      seq_length: ${LENGTH:4096}
+      tensor_model_parallel_size: ${TP:2}
+      micro_batch_size: 2
+      shiny: 1
+"""
+BRIDGE = """_target_: megatron.bridge.training.config.ConfigContainer
+comm_overlap: {overlap_grad_reduce: null, tp_comm_overlap: true}
+dataset: {sequence_length: 4096}
+ddp: {overlap_grad_reduce: true, overlap_param_gather: true, use_distributed_optimizer: true}
+mixed_precision: bf16_with_fp8_current_scaling_mixed
+model:
+  activation_func: {_call_: false, _target_: torch.nn.functional.silu}
+  gated_linear_unit: true
+  autocast_dtype: &id001
+    _call_: false
+    _target_: torch.bfloat16
+  params_dtype: *id001
+  add_bias_linear: false
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  hidden_size: 4096
+  num_layers: 32
+  num_attention_heads: 32
+  num_query_groups: 8
+  ffn_hidden_size: 14336
+  normalization: RMSNorm
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  seq_length: 4096
+  max_position_embeddings: 131072
+  tensor_model_parallel_size: 4
+  tp_comm_overlap: false
+  sequence_parallel: true
+  vocab_size: 128256
+optimizer: {optimizer: adam, bf16: true, overlap_param_gather: false}
+peft: null
+train: {global_batch_size: 512, micro_batch_size: 1}
+"""
+NEMO = """_target_: nemo.collections.llm.api.pretrain
+data: {_target_: x, global_batch_size: 512, micro_batch_size: 1, seq_length: 8192}
+model: {_target_: y, config: {_target_: Llama31Config70B}}
+optim: {config: {optimizer: adam, use_distributed_optimizer: true}}
+trainer:
+  devices: 8
+  num_nodes: 4
+  plugins: {_target_: z, precision: bf16-mixed}
+  strategy:
+    pipeline_model_parallel_size: 4
+    sequence_parallel: true
+    tensor_model_parallel_size: 4
+    ddp: {overlap_grad_reduce: true, overlap_param_gather: true}
+"""
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), pick([PRIMUS, BRIDGE, NEMO]))
+def test_any_dump(data, text):
+    "Files that lean on others, and dumps, spoiled in some places: a job or a line that says why."
+    given = parse_yaml(text, 'x')
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = given
+        while isinstance(at, dict) and at:
+            key = data.draw(pick([*at]))
+            if not isinstance(at[key], dict) or data.draw(st.booleans()):
+                at[data.draw(pick([key, key, 3]))] = data.draw(pick([
+                    *WORTHLESS, {}, {'_target_': 3}, {1: 2}, 8, 'bf16', '${A:8}', 'x.yaml']))
+                break
+            at = at[key]
+    try: assert isinstance(as_job(given, 8), Job)
+    except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
+
+
 # the parsers of frameworks: what they take, as it was written down
 
 PARSERS = json.loads((Path(__file__).parent / 'data' / 'parsers.json').read_text())
@@ -851,7 +929,7 @@ def test_dropout_is_trained_as_it_was_priced():
     assert kept['0'] < kept['0.1']
     assert "dropout (not said: Megatron-LM's own is 0.1)" in export(job_of(dp=8), 'megatron')
     assert 'dropout=True (the model' in export(job, 'accelerate')
-    assert '--hidden-dropout=2.0 must' in refused(as_job, FLAGS + '--hidden-dropout 2 ')
+    assert '--hidden-dropout=2 must' in refused(as_job, FLAGS + '--hidden-dropout 2 ')
 
 
 def test_norms_and_routers_are_those_that_were_priced():
@@ -872,7 +950,8 @@ def test_what_deepspeed_cannot_say_stands_beside_it():
     assert 'pp=2 (' in beside and 'recompute=full (' in beside and 'model=llama3.1_8B (' in beside
     assert 'pp=2' in dict(as_job(given).ignored)['set elsewhere']
     for more, says in [(dict(schedule='zb-h1'), "schedule='zb-h1'"),
-                       (dict(virtual_stages=2), 'virtual_stages=2'), (dict(zero_stage=2), 'with pp=2')]:
+                       (dict(virtual_stages=2), 'virtual_stages=2'),
+                       (dict(zero_stage=2), 'with pp=2')]:
         changed = dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, **more))
         assert f'{says} cannot be said in deepspeed' in refused(export, changed, 'deepspeed')
 
@@ -1040,27 +1119,14 @@ def test_programs_in_folders_of_any_name():
     assert as_job(FLAGS + '--img-h 224 --patch-dim 16\n').n_gpus == 16   # as its parser has them
 
 
-PRIMUS = """modules:
-  pre_trainer:
-    framework: megatron
-    config: pre_trainer.yaml
-    model: ${MODEL:small}.yaml
-    overrides:
-      seq_length: ${LENGTH:4096}
-      tensor_model_parallel_size: ${TP:2}
-      micro_batch_size: 2
-      shiny: 1
-"""
-
-
 def primus(folder, text=PRIMUS):
     "A job in a clone of Primus, with files as short as can be."
     configs = folder / 'primus' / 'configs'
     for name, own in [('modules/megatron/base.yaml', 'bf16: true\nlr: 1.0'),
                       ('modules/megatron/pre_trainer.yaml',
                        'extends: [base.yaml]\nglobal_batch_size: 64\nsequence_parallel: 1'),
-                      ('models/megatron/base.yaml', 'num_layers: 8\nhidden_size: 512\n'
-                       'swiglu: true\nhidden_dropout: 0.0\nattention_dropout: 0.0'),
+                      ('models/megatron/base.yaml', '{num_layers: 8, hidden_size: 512, swiglu: '
+                       + 'true, hidden_dropout: 0.0, attention_dropout: 0.0}'),
                       ('models/megatron/small.yaml',
                        'extends: base.yaml\nnum_layers: 4\nnum_attention_heads: 8')]:
         (configs / name).parent.mkdir(parents=True, exist_ok=True)
@@ -1107,55 +1173,6 @@ def test_flavours_of_torchtitan():
     given['model']['flavor'] = '9B'
     job = as_job(given, 8)
     assert job.model is None and 'torchtitan only' in dict(job.ignored)['model.flavor']
-
-
-BRIDGE = """_target_: megatron.bridge.training.config.ConfigContainer
-comm_overlap: {overlap_grad_reduce: null, tp_comm_overlap: true}
-dataset: {sequence_length: 4096}
-ddp: {overlap_grad_reduce: true, overlap_param_gather: true, use_distributed_optimizer: true}
-mixed_precision: bf16_with_fp8_current_scaling_mixed
-model:
-  activation_func: {_call_: false, _target_: torch.nn.functional.silu}
-  gated_linear_unit: true
-  autocast_dtype: &id001
-    _call_: false
-    _target_: torch.bfloat16
-  params_dtype: *id001
-  add_bias_linear: false
-  hidden_dropout: 0.0
-  attention_dropout: 0.0
-  hidden_size: 4096
-  num_layers: 32
-  num_attention_heads: 32
-  num_query_groups: 8
-  ffn_hidden_size: 14336
-  normalization: RMSNorm
-  position_embedding_type: rope
-  share_embeddings_and_output_weights: false
-  seq_length: 4096
-  max_position_embeddings: 131072
-  tensor_model_parallel_size: 4
-  tp_comm_overlap: false
-  sequence_parallel: true
-  vocab_size: 128256
-optimizer: {optimizer: adam, bf16: true, overlap_param_gather: false}
-peft: null
-train: {global_batch_size: 512, micro_batch_size: 1}
-"""
-NEMO = """_target_: nemo.collections.llm.api.pretrain
-data: {_target_: x, global_batch_size: 512, micro_batch_size: 1, seq_length: 8192}
-model: {_target_: y, config: {_target_: Llama31Config70B}}
-optim: {config: {optimizer: adam, use_distributed_optimizer: true}}
-trainer:
-  devices: 8
-  num_nodes: 4
-  plugins: {_target_: z, precision: bf16-mixed}
-  strategy:
-    pipeline_model_parallel_size: 4
-    sequence_parallel: true
-    tensor_model_parallel_size: 4
-    ddp: {overlap_grad_reduce: true, overlap_param_gather: true}
-"""
 
 
 def test_what_recipes_print():
@@ -1268,7 +1285,8 @@ def test_profiles(tmp_path):
     assert table.shapes.tolist() == ['', '[[2, 3], [3, 4]]'] and table.share.tolist() == [.6, .4]
     assert table.mean_s.round(9).tolist() == [6e-5, 2e-5]
     for data, why in ((b'\x1f\x8bx', 'is damaged'), (b'{"traceEvents": 3}', 'has no kernels'),
-                      (b'[]', 'must hold one JSON object'), (b'\xff', 'is not a text file')):
+                      (b'["kernel"]', 'must hold one JSON object'), (b'[]', 'has no kernels'),
+                      (b'\xff"kernel"', 'is not a text file')):
         file.write_bytes(data)
         assert why in refused(read_profile, file)
     packed = gzip.compress(bytes(2**20)) * 300   # members follow one another

@@ -8,27 +8,29 @@ __all__ = ['WIDTH', 'FORMATS', 'COMMANDS_OF_TERMINALS', 'ANSWER', 'VERSION', 'AS
            'WORKERS', 'STRATEGY', 'CHOSEN', 'YES_OR_NO', 'UNSAID', 'LENGTH', 'SEARCH', 'LAYOUT', 'FIGURE', 'ADVICE',
            'MEASURED', 'PRECISIONS', 'SYSTEM_HEADS', 'LISTED', 'PAPER_SYSTEMS', 'MOST_POINTS', 'ZERO', 'RUNS',
            'RUNS_SYSTEM', 'VALIDATE', 'CALIBRATE', 'PLAN', 'POWERS', 'FACTOR', 'SENSITIVITY', 'MEASURE', 'OPENED',
-           'PANELS', 'OURS', 'records', 'as_text', 'paragraph', 'deliver', 'without_infinities', 'as_json', 'as_csv',
-           'deliver_table', 'deliver_written', 'Option', 'option', 'option_of', 'Command', 'command', 'as_number',
-           'numbers', 'words', 'value_of', 'chosen_of', 'idle_in', 'said_by', 'names_of', 'usual_of', 'check_said',
-           'model_asked', 'length_taken', 'assumptions_of', 'assumptions_asked', 'subject', 'title_of', 'title_for',
-           'estimate_of', 'not_used', 'exported', 'search_command', 'text_of_search', 'stages_told', 'strategies_told',
-           'place', 'parallel_of', 'text_of_figure', 'explain_command', 'text_of_estimate', 'layers_view', 'case_asked',
-           'text_of_advice', 'first_exported', 'few_digits', 'priced_fields', 'changes_of', 'fits_command',
-           'improve_command', 'measured_of', 'text_of_improvements', 'why_not_command', 'model_row', 'models_command',
-           'systems_view', 'systems_command', 'software_command', 'labelled', 'strategies_of', 'study_options',
-           'resumable', 'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command', 'zero_command', 'zero_view',
-           'runs_about', 'validate_command', 'text_of_recipes', 'text_of_scores', 'calibrate_command', 'error_after',
-           'told_of', 'text_of_fits', 'fit_view', 'amount', 'fields_given', 'plan_command', 'text_of_plan',
-           'configuration_asked', 'sensitivity_command', 'deliver_needed', 'sensitivity_view', 'bench_command',
-           'measure_command', 'panel_asked', 'panels_command', 'Parser', 'summary_of', 'parser_of', 'overview',
-           'job_of', 'gpus_told', 'arguments_of', 'schema_text', 'run_command', 'failure_of', 'main']
+           'PANELS', 'NO_HELP', 'OURS', 'records', 'as_text', 'paragraph', 'deliver', 'without_infinities', 'as_json',
+           'as_csv', 'deliver_table', 'deliver_written', 'Option', 'option', 'option_of', 'Command', 'command',
+           'as_number', 'numbers', 'words', 'value_of', 'chosen_of', 'idle_in', 'said_by', 'names_of', 'usual_of',
+           'check_said', 'model_asked', 'length_taken', 'assumptions_of', 'assumptions_asked', 'subject', 'title_of',
+           'title_for', 'estimate_of', 'not_used', 'exported', 'search_command', 'text_of_search', 'stages_told',
+           'strategies_told', 'place', 'parallel_of', 'text_of_figure', 'explain_command', 'text_of_estimate',
+           'layers_view', 'case_asked', 'text_of_advice', 'first_exported', 'few_digits', 'priced_fields', 'changes_of',
+           'fits_command', 'improve_command', 'measured_of', 'text_of_improvements', 'why_not_command', 'model_row',
+           'models_command', 'systems_view', 'systems_command', 'software_command', 'labelled', 'strategies_of',
+           'study_options', 'resumable', 'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command',
+           'zero_command', 'zero_view', 'runs_about', 'validate_command', 'text_of_recipes', 'text_of_scores',
+           'calibrate_command', 'error_after', 'told_of', 'text_of_fits', 'fit_view', 'amount', 'fields_given',
+           'plan_command', 'text_of_plan', 'configuration_asked', 'sensitivity_command', 'deliver_needed',
+           'sensitivity_view', 'bench_command', 'measure_command', 'panel_asked', 'panels_command', 'Parser', 'help_of',
+           'summary_of', 'parser_of', 'overview', 'job_of', 'gpus_told', 'arguments_of', 'schema_text', 'run_command',
+           'failure_of', 'main']
 
 # %% ../nbs/95_cli.ipynb #86ef7f4e
 import argparse
 import contextlib
 import csv
 import dataclasses
+import errno
 import io
 import json
 import math
@@ -80,6 +82,7 @@ def deliver(
 ):
     "Print a text, or write it to a file, whole or not at all."
     if output is not None: return write_whole(output, text)
+    if sys.stdout is None: raise OSError(errno.EBADF, os.strerror(errno.EBADF))   # it is closed
     sys.stdout.write(COMMANDS_OF_TERMINALS.sub(lambda found: repr(found[0])[1:-1], text))
     sys.stdout.flush()
 
@@ -376,8 +379,8 @@ def not_used(a):  # list of str
     why = 'changes neither time nor memory here'
     ignored = a.job.ignored if a.job else ()
     found = [f'{key} ({reason})' for key, reason in ignored if reason != why]
-    taken = f'Tokens of a sample: {LENGTH.get()}.'
-    return [taken] * bool(LENGTH.get()) + [f'Not used of the job: {"; ".join(found)}.'] * bool(found)
+    taken = [f'Tokens of a sample: {LENGTH.get()}.'] * bool(LENGTH.get())
+    return taken + [f'Not used of the job: {"; ".join(found)}.'] * bool(found)
 
 def exported(one, a):  # str
     "An estimate as a job of a framework or as a trace."
@@ -1279,14 +1282,17 @@ class Parser(argparse.ArgumentParser):
     "A parser whose errors are a ValueError in one line."
     def error(self, message): raise ValueError(message)
 
-def summary_of(function): return function.__doc__.strip().splitlines()[0]
+NO_HELP = 'What this does is said where Python keeps its texts, without -OO.'
+
+def help_of(function): return function.__doc__ or NO_HELP
+def summary_of(function): return help_of(function).strip().splitlines()[0]
 
 # %% ../nbs/95_cli.ipynb #6e5cd44d
 def parser_of(name):  # Parser
     "The parser of one command."
     do = COMMANDS[name]
     parser = Parser(prog=f'transformer-perf {name}', allow_abbrev=False,
-                    description=textwrap.dedent(' ' * 4 + do.run.__doc__),
+                    description=textwrap.dedent(' ' * 4 + help_of(do.run)),
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     for o in do.options:
         several = o.kind in SEVERAL
@@ -1397,7 +1403,8 @@ def main(texts=None):
     except (ValueError, KeyboardInterrupt, OSError, MemoryError) as error:
         message, code = failure_of(error)
         with contextlib.suppress(OSError):
-            if message: print(f'transformer-perf: {message}', file=sys.stderr, flush=True)
+            if message and sys.stderr:
+                print(f'transformer-perf: {message}', file=sys.stderr, flush=True)
         if launched(): end_all_ranks(code)
         with contextlib.suppress(OSError):   # nothing more can be written; nor is it tried at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

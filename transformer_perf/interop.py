@@ -8,27 +8,28 @@ __all__ = ['OF_JOBS', 'SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE
            'MEGATRON_ROWS', 'LATENT', 'DROPPED', 'MEGATRON', 'FLAGS', 'MAY_HOLD_FLAGS', 'UNREAD', 'OTHER_PROGRAMS',
            'OTHER_FOLDERS', 'CODE', 'UNSAID', 'DEEPSPEED_ROWS', 'DEEPSPEED', 'FSDP', 'ACCELERATE_ROWS',
            'ACCELERATE_KINDS', 'ACCELERATE', 'ORDERS', 'CHECKPOINTS', 'FLAVOURS', 'TORCHTITAN_ROWS', 'TORCHTITAN',
-           'LARGEST_TEXT', 'OWN', 'MOST_COMPANIONS', 'DEFAULTED', 'PLAIN_WORDS', 'SECTIONS', 'MIXED', 'GATES',
-           'FORMATS', 'EXPORTS', 'BESIDE', 'WRITTEN_FOR', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS', 'LARGEST_LOSS',
-           'PEAK', 'TIMES', 'LARGEST_TRACE', 'FACTORS', 'NUMBERS', 'Job', 'dropping', 'Kind', 'Row', 'Said', 'Format',
-           'number', 'words_of', 'words_in_any_case', 'same_words', 'one_word', 'share', 'no_model', 'add', 'value',
-           'spelled', 'why_ignored', 'check_trains', 'understood', 'also', 'copies', 'batch', 'model_said', 'job_said',
-           'take', 'zero_of_megatron', 'overlap_of_megatron', 'recompute_of_megatron', 'graphs_of_megatron',
-           'dropout_of_megatron', 'chunks_of_megatron', 'heads_of_megatron', 'list_said', 'experts_of_megatron',
-           'layers_with_experts', 'mlp_of_megatron', 'positions_of_megatron', 'derive_megatron',
-           'recompute_for_megatron', 'stages_for_megatron', 'graphs_for_megatron', 'undo_megatron',
-           'model_for_megatron', 'check_program', 'place_of', 'as_value', 'without_strays', 'training_commands',
-           'flags_of', 'nothing', 'elsewhere', 'fixed', 'derive_deepspeed', 'undo_deepspeed', 'zero_of_fsdp',
-           'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate', 'batch_of_torchtitan',
-           'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan', 'model_of_torchtitan',
-           'derive_torchtitan', 'undo_torchtitan', 'plain_loader', 'check_small', 'not_valid', 'parse_yaml',
-           'parse_toml', 'flat', 'kind_of', 'megatron_keys', 'own_job', 'with_defaults', 'merged', 'extended',
-           'yaml_name', 'companion', 'trainer_of', 'primus_job', 'flags_of_keys', 'without_presets', 'section_of',
-           'dumped_job', 'precision_named', 'shape_of_nemo', 'job_of_dict', 'as_job', 'job_of_text', 'job_in',
-           'facts_of', 'keys_for', 'no_difference', 'meaning', 'lost', 'puts_off', 'set_elsewhere', 'nested',
+           'LARGEST_TEXT', 'MOST_DOTS', 'OWN', 'MOST_COMPANIONS', 'DEFAULTED', 'PLAIN_WORDS', 'SECTIONS', 'MIXED',
+           'GATES', 'FORMATS', 'EXPORTS', 'BESIDE', 'WRITTEN_FOR', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS',
+           'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE', 'MOST_OBJECTS', 'MOST_COMMAS', 'FACTORS', 'NUMBERS', 'Job',
+           'dropping', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of', 'words_in_any_case', 'same_words',
+           'one_word', 'share', 'no_model', 'add', 'value', 'spelled', 'why_ignored', 'check_trains', 'understood',
+           'also', 'copies', 'batch', 'model_said', 'job_said', 'take', 'zero_of_megatron', 'overlap_of_megatron',
+           'recompute_of_megatron', 'graphs_of_megatron', 'dropout_of_megatron', 'chunks_of_megatron',
+           'heads_of_megatron', 'list_said', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron',
+           'positions_of_megatron', 'derive_megatron', 'recompute_for_megatron', 'stages_for_megatron',
+           'graphs_for_megatron', 'undo_megatron', 'model_for_megatron', 'check_program', 'place_of', 'as_value',
+           'without_strays', 'training_commands', 'flags_of', 'nothing', 'elsewhere', 'fixed', 'derive_deepspeed',
+           'undo_deepspeed', 'zero_of_fsdp', 'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate',
+           'batch_of_torchtitan', 'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan',
+           'model_of_torchtitan', 'derive_torchtitan', 'undo_torchtitan', 'plain_loader', 'check_small', 'not_valid',
+           'parse_yaml', 'parse_toml', 'flat', 'kind_of', 'megatron_keys', 'own_job', 'with_defaults', 'merged',
+           'extended', 'yaml_name', 'companion', 'trainer_of', 'primus_job', 'flags_of_keys', 'without_presets',
+           'section_of', 'dumped_job', 'precision_named', 'shape_of_nemo', 'job_of_dict', 'as_job', 'job_of_text',
+           'job_in', 'facts_of', 'keys_for', 'no_difference', 'meaning', 'lost', 'puts_off', 'set_elsewhere', 'nested',
            'as_flags', 'as_script', 'one_connection', 'comment', 'as_yaml', 'software_said', 'system_said', 'as_own',
-           'job_asked', 'export', 'figure_said', 'steps_of', 'steps_table', 'read_log', 'trace_text', 'arguments',
-           'launched_by', 'is_kernel', 'events_in', 'kernels_of', 'read_profile', 'sides', 'read_products']
+           'job_asked', 'export', 'figure_said', 'steps_of', 'steps_table', 'read_log', 'unpacked', 'check_trace',
+           'trace_text', 'arguments', 'launched_by', 'is_kernel', 'events_in', 'kernels_of', 'read_profile', 'sides',
+           'read_products']
 
 # %% ../nbs/90_interop.ipynb #12ab0005
 import dataclasses
@@ -157,9 +158,8 @@ def one_word(fact):
 
 def share(x, key):
     "A number from 0 to 1; flags bring it as text."
-    try: number = float(x)
-    except (TypeError, ValueError): number = x
-    return finite(number, key, most=1)
+    if isinstance(x, str) and re.fullmatch(r'\d{0,20}\.?\d{1,20}(e-?\d{1,3})?', x): x = float(x)
+    return finite(x, key, most=1)
 
 def no_model(x, key):
     if x is not False: raise ValueError(f'{key}={quoted(x)}: no field of a Model says it')
@@ -478,8 +478,9 @@ def dropout_of_megatron(facts, ignored):
     hidden, scores = (facts.pop(f'{name}_dropout', Said(None, None)) for name in (
         'hidden', 'attention'))
     if hidden.key: facts['dropout'] = Said(hidden.key, hidden.value > 0)
-    else: ignored.append(('--hidden-dropout', 'absent: Megatron-LM then drops 0.1; priced like the '
-                          'runs that its prices were fitted to'))
+    else:
+        why = 'absent: Megatron-LM then drops 0.1; priced like the runs that its prices were fitted to'
+        ignored.append(('--hidden-dropout', why))
     if scores.key and (scores.value > 0) != bool(hidden.value):
         ignored.append((scores.key, 'not modelled: dropout of the scores alone'))
 
@@ -1172,8 +1173,12 @@ def parse_yaml(text, name):  # dict
     if isinstance(found, dict): return found
     raise ValueError(f'{name}: must hold keys and values, not a {type(found).__name__}')
 
+MOST_DOTS = 50   # of a key in TOML
+
 def parse_toml(text, name):  # dict
     "The dict in a TOML text."
+    for words in re.findall(r'[^,={}\[\]\n#]+', text):   # of them, a key with dots
+        if words.count('.') > MOST_DOTS: raise ValueError(f'{name}: its keys are nested too deep')
     try: return tomllib.loads(text)
     except (RecursionError, ValueError) as error:
         raise not_valid(name, 'TOML', error) from None
@@ -1297,8 +1302,8 @@ def primus_job(given, n_gpus=None, path=None, text=''):  # Job
     module = with_defaults(trainer_of(given), taken)
     framework = module['framework']
     if framework not in ('megatron', 'torchtitan'):
-        raise ValueError(f'framework: {quoted(framework)} is not read: its recipes are Python; give '
-                         'what they print, or a job of megatron or torchtitan')
+        raise ValueError(f'framework: {quoted(framework)} is not read: its recipes are Python; '
+                         'give what they print, or a job of megatron or torchtitan')
     keys, left = {}, [None] * MOST_COMPANIONS
     for word, kind in (('config', 'modules'), ('model', 'models')):
         name = yaml_name(module.get(word))
@@ -1365,7 +1370,7 @@ def dumped_job(given, kind, n_gpus=None):  # Job
         if (name, gated) not in GATES: raise ValueError(
             f'activation_func={quoted(name)} with gated_linear_unit={gated} is not modelled')
         if GATES[name, gated]: flags[GATES[name, gated]] = True
-    flags |= flags_of_keys({key: x for key, x in found.items() if not key.startswith('_')})
+    flags |= flags_of_keys({key: x for key, x in found.items() if not str(key).startswith('_')})
     if '--num-query-groups' in flags: flags['--group-query-attention'] = True
     job = job_of_dict(flags, n_gpus, 'flags')
     usual = ('not known here', 'changes neither', 'does nothing')
@@ -1639,12 +1644,12 @@ LARGEST_LOG = 64 * MEGABYTE
 COLOUR = re.compile(r'\x1b\[[0-9;]*m')
 FIGURE = r'[:=]\s*([-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?)'
 STEPS = {   # what a line must have -> column: (its words, factor)
-    r'elapsed time per iteration \(ms\)': {
+    (r'elapsed time per iteration \(ms\)',): {
         'iteration': (r'iteration\s+(\d+)\s*/', 1),
         'iteration_s': (r'elapsed time per iteration \(ms\)' + FIGURE, 1e-3),
         'TFLOPs_per_gpu': (r'(?:throughput )?per GPU \(TFLOP/s/GPU\)' + FIGURE, 1),
         'global_batch': (r'global batch size' + FIGURE, 1), 'loss': (r'lm loss' + FIGURE, 1)},
-    r'step:\s*\d+.*\btps:': {
+    (r'step:\s*\d', r'\btps:'): {
         'iteration': (r'step' + FIGURE, 1), 'tokens_per_s_per_gpu': (r'\btps' + FIGURE, 1),
         'TFLOPs_per_gpu': (r'\btflops' + FIGURE, 1), 'mfu': (r'\bmfu' + FIGURE, .01),
         'memory_GB': (r'\bmemory' + FIGURE + r'GiB', 2**30 / 1e9), 'loss': (r'\bloss' + FIGURE, 1)}}
@@ -1665,8 +1670,8 @@ def steps_of(text):  # list of dict
     "The figures of each step that a log prints, whichever framework wrote it."
     found, text = [], COLOUR.sub('', text)
     for line in text.splitlines():
-        for sign, columns in STEPS.items():
-            if not re.search(sign, line): continue
+        for signs, columns in STEPS.items():
+            if not all(re.search(sign, line) for sign in signs): continue
             matches = {name: (re.search(words, line), factor)
                        for name, (words, factor) in columns.items()}
             step = {name: figure_said(m[1], name, factor) for name, (m, factor) in matches.items()
@@ -1702,19 +1707,37 @@ def read_log(
 
 # %% ../nbs/90_interop.ipynb #12ab0057
 LARGEST_TRACE = 256 * MEGABYTE   # unpacked
+MOST_OBJECTS, MOST_COMMAS = 1_000_000, 6_000_000   # in it: of each some 10 to 100 bytes in memory
+
+def unpacked(data):  # yields bytes
+    "A file piece by piece, unpacked if it is packed."
+    packed = data[:2] == b'\x1f\x8b'
+    with gzip.open(io.BytesIO(data)) if packed else io.BytesIO(data) as file:
+        while piece := file.read(MEGABYTE): yield piece
+
+def check_trace(data):
+    "A ValueError, before much is held in memory, for what is too large, or has no kernels."
+    size = objects = commas = 0
+    kernels, before = False, b''
+    for piece in unpacked(data):
+        size, objects = size + len(piece), objects + piece.count(b'{') + piece.count(b'[')
+        commas, kernels = commas + piece.count(b','), kernels or b'"kernel"' in before + piece
+        before = piece[-10:]
+        for number, most, what in ((size, LARGEST_TRACE, 'bytes, unpacked'),
+                                   (objects, MOST_OBJECTS, 'objects: profile fewer steps'),
+                                   (commas, MOST_COMMAS, 'values: profile fewer steps')):
+            if number > most: raise ValueError(f'has more than {most} {what}')
+    if not kernels: raise ValueError('has no kernels')
 
 def trace_text(path):  # str
-    "The text of a trace, unpacked if it is packed."
+    "The text of a trace."
     data = read_bytes(path, LARGEST_TRACE)
-    if data[:2] == b'\x1f\x8b':
+    with naming(path):
         try:
-            with gzip.open(io.BytesIO(data)) as file: data = file.read(LARGEST_TRACE + 1)
-        except (OSError, EOFError, zlib.error):
-            raise ValueError(f'{named(path)}: is damaged') from None
-        if len(data) > LARGEST_TRACE:
-            raise ValueError(f'{named(path)}: has more than {LARGEST_TRACE} bytes, unpacked')
-    try: return data.decode()
-    except UnicodeDecodeError: raise ValueError(f'{named(path)}: is not a text file') from None
+            check_trace(data)
+            return b''.join(unpacked(data)).decode()
+        except (OSError, EOFError, zlib.error): raise ValueError('is damaged') from None
+        except UnicodeDecodeError: raise ValueError('is not a text file') from None
 
 def arguments(event): return event['args'] if isinstance(event.get('args'), dict) else {}
 def launched_by(event):  # number of an operation
