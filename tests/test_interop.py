@@ -500,8 +500,8 @@ def test_what_is_ignored_says_why():
         '--lr': 'changes neither time nor memory here',
         '--cpu-offloading-num-layers': 'not modelled yet: offloading',
         '--shiny-new-flag': 'not known here',
-        '--hidden-dropout': 'absent: Megatron-LM then drops 0.1; priced like the runs that its '
-                            'prices were fitted to'}
+        '--hidden-dropout': 'absent: Megatron-LM then drops 0.1; priced like the runs behind its '
+                            'prices'}
     assert (job.parallel.ep, job.parallel.precision) == (8, 'bf16')
     assert job.parallel.recompute == 'core_attn+moe_act'
 

@@ -479,7 +479,7 @@ def dropout_of_megatron(facts, ignored):
         'hidden', 'attention'))
     if hidden.key: facts['dropout'] = Said(hidden.key, hidden.value > 0)
     else:
-        why = 'absent: Megatron-LM then drops 0.1; priced like the runs that its prices were fitted to'
+        why = 'absent: Megatron-LM then drops 0.1; priced like the runs behind its prices'
         ignored.append(('--hidden-dropout', why))
     if scores.key and (scores.value > 0) != bool(hidden.value):
         ignored.append((scores.key, 'not modelled: dropout of the scores alone'))
