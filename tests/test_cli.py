@@ -124,7 +124,8 @@ def test_every_field_of_a_configuration_can_be_typed():
 def test_answers_say_what_they_are_about():
     "A file of Hugging Face brings its own length of samples: it is said."
     file = Path(__file__).parent / 'data' / 'hf_configs' / 'Meta-Llama-3.1-8B.json'
-    about = '2048 samples of 131072 tokens an iteration'
+    about = ('2048 samples of 131072 tokens (the most that its config.json allows) an '
+             'iteration')
     model = ('--model', file, '--system', 'H200')
     for command in ('explain', 'fits', 'why-not'):
         done = run(command, *model, '--tp', 8, '--cp', 8, '--pp', 2)

@@ -4,6 +4,8 @@ import gzip
 import json
 import os
 import random
+import re
+import shlex
 import time
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from transformer_perf.interop import (
     EXPORTS, FORMATS, Job, as_job, export, facts_of, meaning, no_difference, parse_yaml,
     read_log, read_products, read_profile)
 from transformer_perf.models import NAMED, as_model
+from transformer_perf.systems import as_system
 
 HERE = Path(__file__).parent / 'data' / 'hf_configs'   # as their owners published them
 
@@ -496,7 +499,9 @@ def test_what_is_ignored_says_why():
     assert dict(job.ignored) == {
         '--lr': 'changes neither time nor memory here',
         '--cpu-offloading-num-layers': 'not modelled yet: offloading',
-        '--shiny-new-flag': 'not known here'}
+        '--shiny-new-flag': 'not known here',
+        '--hidden-dropout': 'absent: Megatron-LM then drops 0.1; priced like the runs behind its '
+                            'prices'}
     assert (job.parallel.ep, job.parallel.precision) == (8, 'bf16')
     assert job.parallel.recompute == 'core_attn+moe_act'
 
@@ -596,8 +601,8 @@ def test_files_of_accelerate():
     p = as_job(two).parallel
     assert (p.tp, p.cp, p.dp, p.zero_stage, p.recompute) == (2, 2, 4, 3, 'full')
     hybrid = given | {'fsdp_config': {'fsdp_sharding_strategy': 'HYBRID_SHARD'}}
-    assert dict(as_job(hybrid).ignored)['fsdp_config.fsdp_sharding_strategy'] == (
-        'not modelled yet: copies of shards')
+    p = as_job(hybrid).parallel   # shared out inside a machine
+    assert (p.dp, p.dp_replicate, p.zero_stage) == (16, 2, 3)
     mega = {'distributed_type': 'MEGATRON_LM', 'num_processes': 16, 'megatron_lm_config': {
         'megatron_lm_tp_degree': 2, 'megatron_lm_pp_degree': 4,
         'megatron_lm_use_distributed_optimizer': True}}
@@ -723,8 +728,10 @@ def test_a_branch_is_told_only_where_flags_differ():
     job = as_job(often.format('--sequence-parallel'))
     assert job.parallel.precision == 'bf16' and not job.parallel.sequence_sharded
     assert [key for key, _ in job.ignored] == [
-        '--lr', '--save', 'line 1: --sequence-parallel or nothing (if [ $X = 1 ]; then)']
-    assert [key for key, _ in as_job(often.format('')).ignored] == ['--lr', '--save']
+        '--lr', '--save', '--hidden-dropout',
+        'line 1: --sequence-parallel or nothing (if [ $X = 1 ]; then)']
+    assert [key for key, _ in as_job(often.format('')).ignored] == [
+        '--lr', '--save', '--hidden-dropout']
 
 
 def test_slurm_sets_what_its_head_says():
@@ -768,7 +775,229 @@ def test_any_dict(data, name):
     except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
 
 
+PRIMUS = """modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: ${MODEL:small}.yaml
+    overrides:
+      seq_length: ${LENGTH:4096}
+      tensor_model_parallel_size: ${TP:2}
+      micro_batch_size: 2
+      shiny: 1
+"""
+BRIDGE = """_target_: megatron.bridge.training.config.ConfigContainer
+comm_overlap: {overlap_grad_reduce: null, tp_comm_overlap: true}
+dataset: {sequence_length: 4096}
+ddp: {overlap_grad_reduce: true, overlap_param_gather: true, use_distributed_optimizer: true}
+mixed_precision: bf16_with_fp8_current_scaling_mixed
+model:
+  activation_func: {_call_: false, _target_: torch.nn.functional.silu}
+  gated_linear_unit: true
+  autocast_dtype: &id001
+    _call_: false
+    _target_: torch.bfloat16
+  params_dtype: *id001
+  add_bias_linear: false
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  hidden_size: 4096
+  num_layers: 32
+  num_attention_heads: 32
+  num_query_groups: 8
+  ffn_hidden_size: 14336
+  normalization: RMSNorm
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  seq_length: 4096
+  max_position_embeddings: 131072
+  tensor_model_parallel_size: 4
+  tp_comm_overlap: false
+  sequence_parallel: true
+  vocab_size: 128256
+optimizer: {optimizer: adam, bf16: true, overlap_param_gather: false}
+peft: null
+train: {global_batch_size: 512, micro_batch_size: 1}
+"""
+NEMO = """_target_: nemo.collections.llm.api.pretrain
+data: {_target_: x, global_batch_size: 512, micro_batch_size: 1, seq_length: 8192}
+model: {_target_: y, config: {_target_: Llama31Config70B}}
+optim: {config: {optimizer: adam, use_distributed_optimizer: true}}
+trainer:
+  devices: 8
+  num_nodes: 4
+  plugins: {_target_: z, precision: bf16-mixed}
+  strategy:
+    pipeline_model_parallel_size: 4
+    sequence_parallel: true
+    tensor_model_parallel_size: 4
+    ddp: {overlap_grad_reduce: true, overlap_param_gather: true}
+"""
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), pick([PRIMUS, BRIDGE, NEMO]))
+def test_any_dump(data, text):
+    "Files that lean on others, and dumps, spoiled in some places: a job or a line that says why."
+    given = parse_yaml(text, 'x')
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = given
+        while isinstance(at, dict) and at:
+            key = data.draw(pick([*at]))
+            if not isinstance(at[key], dict) or data.draw(st.booleans()):
+                at[data.draw(pick([key, key, 3]))] = data.draw(pick([
+                    *WORTHLESS, {}, {'_target_': 3}, {1: 2}, 8, 'bf16', '${A:8}', 'x.yaml']))
+                break
+            at = at[key]
+    try: assert isinstance(as_job(given, 8), Job)
+    except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
+
+
+# the parsers of frameworks: what they take, as it was written down
+
+PARSERS = json.loads((Path(__file__).parent / 'data' / 'parsers.json').read_text())
+
+
+def flags_in(text):  # dict: flag -> list of values
+    words = shlex.split(text.replace('\\\n', ' '), comments=True)
+    found, at = {}, None
+    for word in words[words.index('pretrain_gpt.py') + 1 if 'pretrain_gpt.py' in words else 0:]:
+        if re.match('--[a-z]', word): at = found.setdefault(word, [])
+        elif at is not None: at.append(word)
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs())
+def test_flags_are_those_of_the_parser(job):
+    text = said(job, 'megatron')
+    for flag, values in flags_in(text or '').items():
+        number, *choices = PARSERS['megatron']['flags'][flag]
+        assert len(values) == number or number == '+' and values, (flag, values)
+        assert not choices or {*values} <= {*choices[0]}, (flag, values)
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs())
+def test_fields_are_those_of_torchtitan(job):
+    text = said(job, 'torchtitan')
+    if text is None: return
+    assert PARSERS['torchtitan']['of'].removesuffix(' (PyPI)') in text.splitlines()[0]
+    for section, fields in parse_yaml(text, 'x').items():
+        if section != 'activation_checkpoint':
+            assert fields.keys() <= {*PARSERS['torchtitan']['fields'][section]}
+        else: assert fields in PARSERS['torchtitan']['activation_checkpoint']
+
+
+def job_of(name='llama3.1_8B', batch=64, **sizes):  # Job
+    m, p = NAMED[name], Parallel(**sizes)
+    return Job(p, m, batch, p.n_gpus, m.seq_len)
+
+
+def test_megatron_is_told_what_it_asserts():
+    "What its parser refuses otherwise: a format of checkpoints, connections, checks, optimizers."
+    sharded = export(job_of(tp=2, dp=4, zero_stage=3), 'megatron')
+    assert '--ckpt-format fsdp_dtensor' in sharded and 'CONNECTIONS' not in sharded
+    assert 'ckpt' not in export(job_of(dp=8, zero_stage=1), 'megatron')
+    for groups in (dict(tp=2), dict(cp=2)):
+        text = export(job_of(**groups, dp=4), 'megatron')
+        assert '\nCUDA_DEVICE_MAX_CONNECTIONS=1 torchrun' in text and as_job(text).n_gpus == 8
+        bare = export(dataclasses.replace(job_of(**groups, dp=4), n_gpus=None), 'megatron')
+        assert '# set elsewhere: CUDA_DEVICE_MAX_CONNECTIONS=1 (the environment)' in bare
+        new = dataclasses.replace(job_of(**groups, dp=4), system=as_system('B200'))
+        assert 'CONNECTIONS' not in export(new, 'megatron')
+    assert 'CONNECTIONS' not in export(job_of(dp=8), 'megatron')
+    graphs = export(job_of(dp=8, cuda_graphs='iteration'), 'megatron')
+    assert '--no-check-for-nan-in-loss-and-grad' in graphs
+    muon = job_of(dp=8, zero_stage=3, optimizer='muon')
+    assert 'its FSDP takes adam and sgd' in refused(export, muon, 'megatron')
+
+
+def test_dropout_is_trained_as_it_was_priced():
+    "Megatron-LM's own default drops 0.1, which no calibrated price of it has."
+    about = 'llama3.1_8B', Parallel(dp=8), 'H100-80GB', 64
+    for assumptions, share in (('calibrated', '0'), ('paper', '0.1')):
+        text = export(estimate(*about, assumptions), 'megatron')
+        assert f'--attention-dropout {share} ' in text and f'--hidden-dropout {share} ' in text
+        assert as_job(text).dropout == (share != '0')
+    kept = {}
+    for share in ('0', '0.1'):
+        job = as_job(text.replace('--hidden-dropout 0.1', f'--hidden-dropout {share}'))
+        a = job.assumptions('calibrated').on(as_system('H100-80GB'))
+        assert a.costs.dropout == job.dropout == (share == '0.1') and a.measured.evidence
+        kept[share] = estimate(job.model, job.parallel, 'H100-80GB', 64, a).stats['activations_GB']
+    assert kept['0'] < kept['0.1']
+    assert "dropout (not said: Megatron-LM's own is 0.1)" in export(job_of(dp=8), 'megatron')
+    assert 'dropout=True (the model' in export(job, 'accelerate')
+    assert '--hidden-dropout=2 must' in refused(as_job, FLAGS + '--hidden-dropout 2 ')
+
+
+def test_norms_and_routers_are_those_that_were_priced():
+    for name in ('deepseek_v3', 'kimi_k2'):   # norms of the latents
+        text = export(job_of(name, dp=8, ep=8, zero_stage=1), 'megatron')
+        assert '--qk-layernorm' in text and not as_job(text).model.qk_norm
+    oss = export(job_of('gpt_oss_120B', dp=8, ep=8, zero_stage=1), 'megatron')
+    assert 'sigmoid' not in oss and 'expert-bias' not in oss   # a linear layer's own bias
+    assert as_job(oss).model.router_bias
+    bare = oss.replace('--softmax-type learnable', '').replace('--num-experts 128', '')
+    assert not as_job(bare).model.router_bias
+
+
+def test_what_deepspeed_cannot_say_stands_beside_it():
+    job = job_of(pp=2, dp=4, zero_stage=1, recompute='full')
+    given = json.loads(export(job, 'deepspeed'))
+    beside = ' '.join(given['set elsewhere'])
+    assert 'pp=2 (' in beside and 'recompute=full (' in beside and 'model=llama3.1_8B (' in beside
+    assert 'pp=2' in dict(as_job(given).ignored)['set elsewhere']
+    for more, says in [(dict(schedule='zb-h1'), "schedule='zb-h1'"),
+                       (dict(virtual_stages=2), 'virtual_stages=2'),
+                       (dict(zero_stage=2), 'with pp=2')]:
+        changed = dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, **more))
+        assert f'{says} cannot be said in deepspeed' in refused(export, changed, 'deepspeed')
+
+
+REFUSED_BY_LAUNCHERS = [   # (groups, format): what its own checks refuse
+    (dict(cp=2, dp=4, zero_stage=0), 'accelerate'), (dict(cp=2, dp=4, zero_stage=1), 'accelerate'),
+    (dict(dp=8, dp_replicate=8, zero_stage=3), 'accelerate'),
+    (dict(cp=2, dp=4, zero_stage=0), 'torchtitan'),
+    (dict(dp=8, dp_replicate=8, zero_stage=3), 'torchtitan')]
+
+
+@pytest.mark.parametrize('sizes, name', REFUSED_BY_LAUNCHERS, ids=str)
+def test_groups_that_launchers_refuse(sizes, name):
+    assert f'cannot be said in {name}' in refused(export, job_of(**sizes), name)
+
+
+@pytest.mark.parametrize('name', ['accelerate', 'torchtitan'])
+def test_copies_of_shards(name):
+    "Hybrid sharding out and in; cp shares weights out even where there is one copy."
+    hybrid = job_of(dp=8, dp_replicate=2, zero_stage=3)
+    p = back(export(hybrid, name), name).parallel
+    assert (p.dp, p.dp_replicate, p.zero_stage) == (8, 2, 3)
+    p = back(export(job_of(cp=8, zero_stage=3), name), name).parallel
+    assert (p.cp, p.dp, p.zero_stage) == (8, 1, 3)
+    one = {'distributed_type': 'FSDP', 'num_processes': 8, 'fsdp_config': {'fsdp_version': 2},
+           'parallelism_config': {'parallelism_config_dp_shard_size': 1,
+                                  'parallelism_config_cp_size': 8}}
+    other = {'parallelism': {'context_parallel_degree': 8, 'data_parallel_shard_degree': 1}}
+    assert as_job(one).parallel.zero_stage == as_job(other, 8).parallel.zero_stage == 3
+    alone = {'parallelism': {'data_parallel_replicate_degree': 8}}   # -1 leaves one to share
+    p = as_job(alone, 8).parallel
+    assert (p.dp, p.zero_stage, p.dp_replicate) == (8, 0, 1)
+
+
 # the real parsers, where they are installed
+
+def test_torchtitan_takes_its_fields():
+    configs = pytest.importorskip('torchtitan.config.configs')
+    job = job_of(tp=2, pp=2, dp=4, dp_replicate=2, zero_stage=2, reduce_each=False, tp_overlap=True)
+    keys = parse_yaml(export(job, 'torchtitan'), 'x')
+    training = configs.TrainingConfig(**keys['training'])
+    p = configs.ParallelismConfig(**keys['parallelism'])
+    assert configs.CompileConfig(**keys['compile']).enable_async_tensor_parallel
+    assert (training.local_batch_size, training.global_batch_size) == (16, 64)
+    assert (p.data_parallel_replicate_degree, p.data_parallel_shard_degree) == (2, 2)
+
 
 def test_deepspeed_takes_it():
     config = pytest.importorskip('deepspeed.runtime.zero.config')
@@ -817,6 +1046,13 @@ LAUNCHED = {   # what Accelerate makes of it
         use_fsdp=True, parallelism_config_cp_size=2,
         parallelism_config_cp_comm_strategy='alltoall'),
     Parallel(dp=8, zero_stage=0): dict(multi_gpu=True, use_fsdp=False),
+    Parallel(dp=8, zero_stage=0, recompute='full'): dict(
+        use_fsdp=True, fsdp_sharding_strategy='NO_SHARD'),
+    Parallel(tp=2, dp=4, zero_stage=0): dict(use_megatron_lm=True, megatron_lm_tp_degree=2),
+    Parallel(tp=8, zero_stage=3): dict(use_megatron_lm=True, megatron_lm_tp_degree=8),
+    Parallel(dp=8, zero_stage=3, dp_replicate=2): dict(
+        use_fsdp=True, parallelism_config_dp_replicate_size=2,
+        parallelism_config_dp_shard_size=4),
     Parallel(dp=8, zero_stage=1): dict(use_deepspeed=True, zero_stage=1),
     Parallel(tp=2, pp=2, dp=2, zero_stage=1): dict(
         use_megatron_lm=True, megatron_lm_tp_degree=2, megatron_lm_pp_degree=2)}
@@ -832,7 +1068,147 @@ def test_accelerate_takes_it(p, tmp_path):
     found = vars(launch._validate_launch_command(given)[0])
     assert {name: found[name] for name in LAUNCHED[p]} == LAUNCHED[p]
     assert (found['num_processes'], found['mixed_precision']) == (8, 'bf16')
-    assert as_job(file).parallel.zero_stage == p.zero_stage
+    shares = p.dp * p.cp > 1
+    assert not shares or as_job(file).parallel.zero_stage == p.zero_stage
+
+
+# what is no training of a whole decoder, and files that lean on others
+
+DECODER = ('--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 256 '
+           '--max-position-embeddings 256 --vocab-size 1000 ')
+
+
+def test_latent_attention_has_its_norms():
+    text = FLAGS + DECODER + '--multi-latent-attention --kv-lora-rank 512 {}\n'
+    normed, bare = as_job(text.format('--qk-layernorm')), as_job(text.format(''))
+    assert normed.model == bare.model and normed.model.kv_lora_rank == 512
+    assert 'counted even so' in dict(bare.ignored)['--qk-layernorm']
+    assert '--qk-layernorm' not in dict(normed.ignored)
+
+
+def test_modules_in_any_order():
+    text = FLAGS + '--recompute-granularity selective --recompute-modules {}\n'
+    found = [as_job(text.format(x)) for x in ('mlp core_attn', 'core_attn mlp', '"mlp core_attn"')]
+    assert {job.parallel.recompute for job in found} == {'core_attn+mlp'}
+    job = job_of(dp=8, recompute='mlp+core_attn')
+    assert '--recompute-modules core_attn mlp' in export(job, 'megatron')
+
+
+OTHERS = [   # (program, flags): words that the refusal has
+    ('pretrain_gpt.py', '--freeze-LM', 'are not trained'),
+    ('pretrain_gpt.py', '--freeze-ViT', 'are not trained'),
+    ('pretrain_gpt.py', '--num-image-tokens 576', 'images'),
+    ('pretrain_gpt.py', '--img-h 336', 'images'), ('pretrain_gpt.py', '--skip-train', 'nothing is'),
+    ('pretrain_gpt.py', '--lora-rank 8', 'adapters'), ('pretrain_vlm.py', '', 'pretrain_vlm.py'),
+    ('pretrain_t5.py', '', 'a whole decoder'),
+    ('tools/run_text_generation_server.py', '', 'generates or evaluates'),
+    ('examples/inference/gpt_static.py', '', 'generates or evaluates'),
+    ('examples/multimodal/train.py', '', 'a whole decoder'),
+    ('pretrain_gpt.py', '--optimizer soap', "'soap'")]
+
+
+@pytest.mark.parametrize('program, flags, says', OTHERS, ids=str)
+def test_what_is_no_training_of_a_decoder(program, flags, says):
+    text = f'{FLAGS}{DECODER}{flags}\n'.replace('pretrain_gpt.py', program)
+    assert says in refused(as_job, text)
+
+
+def test_programs_in_folders_of_any_name():
+    for place in ('/export/home/me', '/data/server', '$HOME/lora'):
+        assert as_job(FLAGS.replace('pretrain_gpt', f'{place}/pretrain_gpt') + '\n').n_gpus == 16
+    assert as_job(FLAGS + '--img-h 224 --patch-dim 16\n').n_gpus == 16   # as its parser has them
+
+
+def primus(folder, text=PRIMUS):
+    "A job in a clone of Primus, with files as short as can be."
+    configs = folder / 'primus' / 'configs'
+    for name, own in [('modules/megatron/base.yaml', 'bf16: true\nlr: 1.0'),
+                      ('modules/megatron/pre_trainer.yaml',
+                       'extends: [base.yaml]\nglobal_batch_size: 64\nsequence_parallel: 1'),
+                      ('models/megatron/base.yaml', '{num_layers: 8, hidden_size: 512, swiglu: '
+                       + 'true, hidden_dropout: 0.0, attention_dropout: 0.0}'),
+                      ('models/megatron/small.yaml',
+                       'extends: base.yaml\nnum_layers: 4\nnum_attention_heads: 8')]:
+        (configs / name).parent.mkdir(parents=True, exist_ok=True)
+        (configs / name).write_text(own)
+    (folder / 'examples').mkdir(exist_ok=True)
+    (folder / 'examples' / 'job.yaml').write_text(text)
+    return folder / 'examples' / 'job.yaml'
+
+
+def test_jobs_of_primus(tmp_path, monkeypatch):
+    monkeypatch.setenv('TP', '8')   # the environment is none of ours
+    job = as_job(primus(tmp_path), 8)
+    m, p = job.model, job.parallel
+    assert (m.depth, m.embed_dim, m.heads, m.gated_mlp) == (4, 512, 8, True)
+    assert (p.tp, p.dp, p.micro_batch, p.sequence_sharded) == (2, 4, 2, True)
+    assert (job.seq_len, job.global_batch, job.dropout) == (4096, 64, False)
+    told = dict(job.ignored)
+    assert told['--tensor-model-parallel-size'] == '${TP:2}: its default is taken'
+    assert told['--shiny'] == 'not known here'
+    assert told['the files that it names'] == '1 of their keys are not used'
+
+
+def test_what_a_job_of_primus_lacks(tmp_path):
+    file = primus(tmp_path)
+    for text, says in [
+            (PRIMUS.replace('small', 'large'), "line 5: model: 'large.yaml' is another file"),
+            (PRIMUS.replace('pre_trainer.yaml', '/etc/x.yaml'), 'is not the name of a YAML file'),
+            (PRIMUS.replace('framework: megatron', 'framework: maxtext'), "'maxtext' is not read"),
+            (PRIMUS.replace('${LENGTH:4096}', '${LENGTH}'), '--seq-length=')]:
+        file.write_text(text)
+        assert says in refused(as_job, file, 8), says
+    file.write_text(PRIMUS)
+    loop = tmp_path / 'primus' / 'configs' / 'models' / 'megatron' / 'base.yaml'
+    loop.write_text('extends: base.yaml')
+    assert 'it names more than 30 files' in refused(as_job, file, 8)
+    assert 'give the job as a path' in refused(as_job, parse_yaml(PRIMUS, 'x'), 8)
+
+
+def test_flavours_of_torchtitan():
+    given = {'model': {'name': 'llama3', 'flavor': '8B'}, 'training': {'seq_len': 4096},
+             'parallelism': {'tensor_parallel_degree': 1}}
+    m = as_job(given, 8).model
+    assert (m.seq_len, m.parameters) == (4096, NAMED['llama3.1_8B'].parameters)
+    given['model']['flavor'] = '9B'
+    job = as_job(given, 8)
+    assert job.model is None and 'torchtitan only' in dict(job.ignored)['model.flavor']
+
+
+def test_what_recipes_print():
+    "Of Megatron-Bridge the model too; NeMo leaves it to a class in Python."
+    job = as_job(parse_yaml(BRIDGE, 'x'), 64)
+    m, p = job.model, job.parallel
+    assert dataclasses.replace(NAMED['llama3.1_8B'], seq_len=4096).parameters == m.parameters
+    assert (p.tp, p.dp, p.zero_stage, p.precision, p.tp_overlap) == (4, 16, 1, 'fp8', True)
+    assert (job.global_batch, job.seq_len, job.dropout) == (512, 4096, False)
+    assert m.gated_mlp and m.seq_len == 4096 and job.software.name == 'Megatron-Bridge'
+    for old, new, says in [('peft: null', 'peft: {dim: 8}', 'adapters'), ('silu', 'relu', "'relu'"),
+                           ('bf16_with_fp8_current_scaling', 'int4', 'int4_mixed'),
+                           ('model:\n', 'model:\n  freeze_vision_model: true\n', 'not trained')]:
+        assert says in refused(as_job, parse_yaml(BRIDGE.replace(old, new), 'x'), 64)
+    job = as_job(parse_yaml(NEMO, 'x'))
+    p = job.parallel
+    assert (job.n_gpus, p.tp, p.pp, p.dp, p.zero_stage, job.model) == (32, 4, 4, 2, 1, None)
+    assert (job.global_batch, job.seq_len, p.precision) == (512, 8192, 'bf16')
+
+
+def test_whose_tokens_are_taken(tmp_path, capsys):
+    "The job's; where nobody says them, the first line says whose they are."
+    file, hf = tmp_path / 'job.json', HERE / 'Meta-Llama-3.1-8B.json'
+    about = 'explain', '--job', file, '--system', 'H100-80GB', '--dp', 8, '--model'
+    file.write_text('{"train_batch_size": 64}')
+    own = "8192 tokens (the model's own, for the job says none)"
+    assert own in ran(capsys, *about, 'llama3.1_8B').out.splitlines()[0]
+    said = ran(capsys, *about, 'llama3.1_8B', '--seq-len', 4096).out.splitlines()[0]
+    assert '64 samples of 4096 tokens an' in said
+    most = '131072 tokens (the most that its config.json allows)'
+    few = 'search', '--gpus', 64, '--global-batch', 64, '--system', 'H100-80GB', '--top', 1
+    assert most in ran(capsys, *few, '--model', hf).out.splitlines()[0]
+    found = json.loads(ran(capsys, *few, '--model', hf, '--format', 'json').out)
+    assert 'Tokens of a sample: the most that its config.json allows.' in found['notes']
+    named = ran(capsys, *few, '--model', 'llama3.1_8B').out.splitlines()[0]
+    assert 'samples of 8192 tokens an' in named
 
 
 # measurements
@@ -909,7 +1285,8 @@ def test_profiles(tmp_path):
     assert table.shapes.tolist() == ['', '[[2, 3], [3, 4]]'] and table.share.tolist() == [.6, .4]
     assert table.mean_s.round(9).tolist() == [6e-5, 2e-5]
     for data, why in ((b'\x1f\x8bx', 'is damaged'), (b'{"traceEvents": 3}', 'has no kernels'),
-                      (b'[]', 'must hold one JSON object'), (b'\xff', 'is not a text file')):
+                      (b'["kernel"]', 'must hold one JSON object'), (b'[]', 'has no kernels'),
+                      (b'\xff"kernel"', 'is not a text file')):
         file.write_bytes(data)
         assert why in refused(read_profile, file)
     packed = gzip.compress(bytes(2**20)) * 300   # members follow one another

@@ -3,21 +3,28 @@
 What an answer must be, test_fuzz.py says.
 """
 import contextlib
+import gzip
 import io
+import json
 import os
 import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
 from test_fuzz import LOG, RUNS, SYSTEM, contract, pick, pytestmark, tries  # noqa: F401
 
 from transformer_perf import Parallel, estimate, search
-from transformer_perf.cli import COMMANDS, run_command
+from transformer_perf.cli import COMMANDS, EXPORTS, run_command
 from transformer_perf.estimates import RECOMPUTE
 from transformer_perf.inputs import read_bytes
+from transformer_perf.parameters import Parameters, changed
+from transformer_perf.results import read_table
+from transformer_perf.sweeps import run_configs, sweep
 from transformer_perf.systems import as_system
 
 
@@ -36,14 +43,28 @@ HOSTILE = {
     'ranks.txt': 'Rank 1 ' * 2_000_000, 'lines.txt': '\n' * 15_900_000,
     'short.txt': 'all_reduce_perf' + '\n.' * 7_900_000, 'names.txt': 'all_reduce_perf\n' * 990_000,
     'words.txt': 'Out of bounds values ' * 700_000, 'tags.txt': ('[' + '1' * 9000 + '\n') * 1700,
+    'layers.json': '{"l":8,"e":8,"h":1,"depth":2147483647,"window":4,"full_attention_every":2}',
+    'ahead.json': '{"l":8,"e":8,"h":1,"depth":8,"vocab":9,"mtp_layers":2147483647}',
+    'sparse.json': json.dumps(dict(
+        model_type='qwen3_moe', num_hidden_layers=9999, hidden_size=64, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=16, intermediate_size=128, moe_intermediate_size=64,
+        num_experts=8, num_experts_per_tok=2, decoder_sparse_step=1, vocab_size=99,
+        max_position_embeddings=64, mlp_only_layers=[*range(5000, 9999)])),
+    'dots.toml': 'a' + '.a' * 60_000 + '=1', 'tables.toml': '[a' + '.a' * 60_000 + ']',
+    'inline.toml': 'x={a' + '.a' * 60_000 + '=1}',
+    'steps.log': 'step:1' * 2_000_000, 'steps2.log': 'step: 1 tps' * 1_000_000,
+    'times.log': 'elapsed time per iteration (ms)' + 'iteration 1' * 1_000_000,
     'rows.txt': LOG + '\n'.join([line for line in LOG.splitlines() if '1048576' in line] * 100_000)}
 READER = '''
 import sys, time
+from transformer_perf.interop import as_job, read_log, read_profile
 from transformer_perf.models import as_model
+from transformer_perf.results import read_table
 from transformer_perf.scaling import read_nccl_log
 from transformer_perf.validation import predict, read_runs
 peak = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]) / 1000
-read = {'.json': as_model, '.csv': lambda path: predict(read_runs(path)), '.txt': read_nccl_log}
+read = {'.toml': as_job, '.log': read_log, '.trace': read_profile, '.parquet': read_table,
+        '.json': as_model, '.csv': lambda path: predict(read_runs(path)), '.txt': read_nccl_log}
 print(peak())
 for path in sys.argv[1:]:
     start = time.process_time()
@@ -54,6 +75,9 @@ for path in sys.argv[1:]:
 
 def test_refused_files_cost_little(tmp_path):
     for name, text in HOSTILE.items(): (tmp_path / name).write_text(text)
+    with gzip.open(tmp_path / 'empties.trace', 'wb', 1) as file:   # 1 MB, of 240 unpacked
+        file.write(b'{"traceEvents":[')
+        for _ in range(80): file.write(b'{},' * 1_000_000)
     for end in ('.json', '.csv', '.txt'):
         (tmp_path / f'zero{end}').symlink_to('/dev/zero'); os.mkfifo(tmp_path / f'pipe{end}')
         (tmp_path / f'folder{end}').mkdir()
@@ -61,12 +85,40 @@ def test_refused_files_cost_little(tmp_path):
     done = subprocess.run([sys.executable, '-c', READER, *names], capture_output=True, text=True,
                           check=True, cwd=tmp_path, timeout=60)
     before, *refused = done.stdout.splitlines()
-    assert len(refused) == len(names) and 'Error' not in done.stderr
+    assert len(refused) == len(names) and 'Error' not in done.stderr, done.stderr
     for name, line in zip(names, refused):
         peak, seconds, message = line.split(' ', 2)
         assert float(peak) < float(before) + 300 and float(seconds) < 2, line
         assert len(message) < 302 and '\\n' not in message, line
         assert name in message or 'measured runs' in message, line
+
+
+def test_tables_packed_tightly_cost_little(tmp_path):
+    "One text that stands in every row, and rows that take no room in the file."
+    parquet = pytest.importorskip('pyarrow.parquet')
+    import pyarrow
+    zeros = lambda n: pyarrow.array(np.zeros(n, 'i4'))
+    named = lambda text, n: pyarrow.table({'a': pyarrow.DictionaryArray.from_arrays(
+        zeros(n), pyarrow.array([text]))})
+    parquet.write_table(named('x', 60_000_000), tmp_path / 'rows.parquet')
+    parquet.write_table(named('x' * 5000, 500_000), tmp_path / 'texts.parquet')
+    names = 'rows.parquet', 'texts.parquet'
+    done = subprocess.run([sys.executable, '-c', READER, *names], capture_output=True, text=True,
+                          check=True, cwd=tmp_path, timeout=60)
+    before, *refused = done.stdout.splitlines()
+    assert 'rows of 1 columns in' in refused[0] and 'its texts take more than' in refused[1]
+    for line in refused:
+        peak, seconds, _ = line.split(' ', 2)
+        assert float(peak) < float(before) + 300 and float(seconds) < 2, line
+
+
+def test_tables_of_ours_are_read_as_they_were(tmp_path):
+    pytest.importorskip('pyarrow')
+    table = pd.DataFrame({'model': ['a', 'b', None], 'x': [1, 2, 3], 'y': [.5, np.nan, 2.],
+                          'z': [True, False, True]})
+    table.to_parquet(tmp_path / 'x.parquet', index=False)
+    pd.testing.assert_frame_equal(read_table(tmp_path / 'x.parquet'),
+                                  pd.read_parquet(tmp_path / 'x.parquet'))
 
 
 # the command line
@@ -170,3 +222,70 @@ def test_huge_questions_are_refused_with_the_count(ask):
     limit = 'more than|must be a whole number from 1 to'
     with pytest.raises(ValueError, match=limit) as error: ask()
     assert len(str(error.value)) < 300
+
+
+# what people type
+
+MAIN = 'from transformer_perf.cli import main; main()'
+
+
+def test_a_closed_output_is_an_error_of_one_line():
+    for words in (['models'], ['models', '--format', 'json']):
+        command = ' '.join([sys.executable, '-c', f"'{MAIN}'", *words, '>&-'])
+        done = subprocess.run(command, shell=True, capture_output=True, text=True,
+                              check=False)
+        assert (done.returncode, done.stderr) == (
+            2, 'transformer-perf: cannot write (Bad file descriptor)\n')
+
+
+@pytest.mark.parametrize('words', [['models'], ['--help'], ['search', '--help']])
+def test_without_docstrings(words):
+    command = [sys.executable, '-OO', '-c', MAIN, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout and not done.stderr
+
+
+def test_one_of_a_thing_is_as_good_as_a_list(tmp_path):
+    "And what is none is refused in one line."
+    system = as_system('H200', 8)
+    file = tmp_path / 'my.json'
+    file.write_text(json.dumps(vars(system) | {'name': 'my'}))
+    assert as_system(file).name == as_system(str(file)).name == 'my'
+    small = dict(l=256, e=1024, h=16, depth=8, name='small')
+    asked = dict(strategies=['1d'], global_batch=16, assumptions='paper')
+    one = sweep(small, 'H200', 8, **asked)
+    assert one.equals(sweep([small], {'H200': as_system('H200')}, [8], **asked))
+    for wrong in (dict(models='gpt3', systems=8, n_gpus=8), dict(
+            models='gpt3', systems='H200', n_gpus='8'), dict(models=8, systems='H200', n_gpus=8)):
+        with pytest.raises(ValueError): sweep(**wrong)
+    told = dict(systems='H200', n_gpus=8, global_batch=16, folder=tmp_path / 'out')
+    assert len(run_configs(small, '1d', **told)) == 2
+    for models, says in [([small, small], "two models are called 'small'"),
+                         ([small | dict(name='a/b')], "'a/b' cannot be part of the name")]:
+        with pytest.raises(ValueError, match=says): run_configs(models, '1d', **told)
+    with pytest.raises(ValueError, match='cannot be part'):
+        run_configs(small, '1d', **told | dict(systems={'a/b': system}))
+
+
+@pytest.mark.parametrize('name', ['product_share', 'attention_share', 'gather_factor',
+                                  'scatter_factor', 'domain_share'])
+def test_shares_of_a_calibration_are_bounded(name):
+    with pytest.raises(ValueError, match=f'{name}=3 must be'): changed(Parameters(), {name: 3})
+    assert changed(Parameters(), {name: 1.05})
+
+
+def test_a_rate_above_all_has_its_reason():
+    "Few layers and many words: their FLOP are in MFU, their time is not in the published model."
+    small = dict(l=2048, e=1024, h=8, depth=1, vocab=512000)
+    for assumptions in ('paper', 'corrected'):
+        one = estimate(small, Parallel(), 'H200', 64, assumptions=assumptions)
+        assert one.stats['mfu'] > 1 and 'above 100 %: it counts layers' in one.summary
+    assert 'above 100' not in estimate('gpt3', Parallel(tp=8), 'H200', 64, 'paper').summary
+
+
+def test_a_plan_is_exported(tmp_path, capsys):
+    words = ['plan', '--model', 'llama3.1_8B', '--gpus', '8', '--system', 'H200,H100-80GB',
+             '--tokens', '1B', '--global-batch', '64', '--export']
+    for name in EXPORTS:
+        try: assert run_command([*words, name]) == 0 and capsys.readouterr().out.strip()
+        except ValueError as error: assert f'cannot be said in {name}' in str(error)

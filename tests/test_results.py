@@ -139,7 +139,7 @@ def test_a_table_that_unpacks_to_too_much(tmp_path):
     path = tmp_path / 'x.parquet'
     parquet.write_table(pyarrow.table({'x': np.zeros(70_000_000, 'i1')}), path)
     assert path.stat().st_size < 10**6
-    with pytest.raises(ValueError, match='70000000 rows of 1 columns are too many'):
+    with pytest.raises(ValueError, match=r'70000000 rows of 1 columns in \d+ bytes are'):
         read_table(path)
 
 

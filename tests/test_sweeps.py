@@ -73,7 +73,7 @@ def test_a_sweep_says_what_it_rests_on():
 @pytest.mark.parametrize('wrong, says', [
     (dict(models=[]), 'models=[] must name at least one'),
     (dict(systems={}), 'systems={} must name at least one'),
-    (dict(n_gpus=[]), 'n_gpus=() must name at least one'),
+    (dict(n_gpus=[]), 'n_gpus=[] must name at least one'),
     (dict(strategies=['3d']), "unknown strategy '3d'"),
     (dict(vary={'hbm_bandwidth': []}), 'hbm_bandwidth=[] must be a list of at least one value')])
 def test_an_empty_product_is_refused(wrong, says):

@@ -5,30 +5,32 @@
 # %% auto #0
 __all__ = ['WIDTH', 'FORMATS', 'COMMANDS_OF_TERMINALS', 'ANSWER', 'VERSION', 'ASKED', 'COMMANDS', 'SEVERAL', 'MODEL', 'SYSTEM',
            'NVLINK', 'BATCH', 'ASSUMPTIONS', 'SOFTWARE', 'PRICED', 'FORMAT', 'OUTPUT', 'RESULT', 'EXPORTS', 'JOB',
-           'WORKERS', 'STRATEGY', 'CHOSEN', 'YES_OR_NO', 'UNSAID', 'SEARCH', 'LAYOUT', 'FIGURE', 'ADVICE', 'MEASURED',
-           'PRECISIONS', 'SYSTEM_HEADS', 'LISTED', 'PAPER_SYSTEMS', 'MOST_POINTS', 'ZERO', 'RUNS', 'RUNS_SYSTEM',
-           'VALIDATE', 'CALIBRATE', 'PLAN', 'POWERS', 'FACTOR', 'SENSITIVITY', 'MEASURE', 'OPENED', 'PANELS', 'OURS',
-           'records', 'as_text', 'paragraph', 'deliver', 'without_infinities', 'as_json', 'as_csv', 'deliver_table',
-           'deliver_written', 'Option', 'option', 'option_of', 'Command', 'command', 'as_number', 'numbers', 'words',
-           'value_of', 'chosen_of', 'idle_in', 'said_by', 'names_of', 'usual_of', 'check_said', 'model_asked',
-           'assumptions_of', 'assumptions_asked', 'subject', 'title_of', 'title_for', 'estimate_of', 'not_used',
-           'exported', 'search_command', 'text_of_search', 'stages_told', 'strategies_told', 'place', 'parallel_of',
-           'text_of_figure', 'explain_command', 'text_of_estimate', 'layers_view', 'case_asked', 'text_of_advice',
-           'first_exported', 'few_digits', 'priced_fields', 'changes_of', 'fits_command', 'improve_command',
-           'measured_of', 'text_of_improvements', 'why_not_command', 'model_row', 'models_command', 'systems_view',
-           'systems_command', 'software_command', 'labelled', 'strategies_of', 'study_options', 'resumable',
-           'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command', 'zero_command', 'zero_view',
-           'runs_about', 'validate_command', 'text_of_recipes', 'text_of_scores', 'calibrate_command', 'error_after',
-           'told_of', 'text_of_fits', 'fit_view', 'amount', 'fields_given', 'plan_command', 'text_of_plan',
-           'configuration_asked', 'sensitivity_command', 'deliver_needed', 'sensitivity_view', 'bench_command',
-           'measure_command', 'panel_asked', 'panels_command', 'Parser', 'summary_of', 'parser_of', 'overview',
-           'job_of', 'gpus_told', 'arguments_of', 'schema_text', 'run_command', 'failure_of', 'main']
+           'WORKERS', 'STRATEGY', 'CHOSEN', 'YES_OR_NO', 'UNSAID', 'LENGTH', 'SEARCH', 'LAYOUT', 'FIGURE', 'ADVICE',
+           'MEASURED', 'PRECISIONS', 'SYSTEM_HEADS', 'LISTED', 'PAPER_SYSTEMS', 'MOST_POINTS', 'ZERO', 'RUNS',
+           'RUNS_SYSTEM', 'VALIDATE', 'CALIBRATE', 'PLAN', 'POWERS', 'FACTOR', 'SENSITIVITY', 'MEASURE', 'OPENED',
+           'PANELS', 'NO_HELP', 'OURS', 'records', 'as_text', 'paragraph', 'deliver', 'without_infinities', 'as_json',
+           'as_csv', 'deliver_table', 'deliver_written', 'Option', 'option', 'option_of', 'Command', 'command',
+           'as_number', 'numbers', 'words', 'value_of', 'chosen_of', 'idle_in', 'said_by', 'names_of', 'usual_of',
+           'check_said', 'model_asked', 'length_taken', 'assumptions_of', 'assumptions_asked', 'subject', 'title_of',
+           'title_for', 'estimate_of', 'not_used', 'exported', 'search_command', 'text_of_search', 'stages_told',
+           'strategies_told', 'place', 'parallel_of', 'text_of_figure', 'explain_command', 'text_of_estimate',
+           'layers_view', 'case_asked', 'text_of_advice', 'first_exported', 'few_digits', 'priced_fields', 'changes_of',
+           'fits_command', 'improve_command', 'measured_of', 'text_of_improvements', 'why_not_command', 'model_row',
+           'models_command', 'systems_view', 'systems_command', 'software_command', 'labelled', 'strategies_of',
+           'study_options', 'resumable', 'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command',
+           'zero_command', 'zero_view', 'runs_about', 'validate_command', 'text_of_recipes', 'text_of_scores',
+           'calibrate_command', 'error_after', 'told_of', 'text_of_fits', 'fit_view', 'amount', 'fields_given',
+           'plan_command', 'text_of_plan', 'configuration_asked', 'sensitivity_command', 'deliver_needed',
+           'sensitivity_view', 'bench_command', 'measure_command', 'panel_asked', 'panels_command', 'Parser', 'help_of',
+           'summary_of', 'parser_of', 'overview', 'job_of', 'gpus_told', 'arguments_of', 'schema_text', 'run_command',
+           'failure_of', 'main']
 
 # %% ../nbs/95_cli.ipynb #86ef7f4e
 import argparse
 import contextlib
 import csv
 import dataclasses
+import errno
 import io
 import json
 import math
@@ -80,6 +82,7 @@ def deliver(
 ):
     "Print a text, or write it to a file, whole or not at all."
     if output is not None: return write_whole(output, text)
+    if sys.stdout is None: raise OSError(errno.EBADF, os.strerror(errno.EBADF))   # it is closed
     sys.stdout.write(COMMANDS_OF_TERMINALS.sub(lambda found: repr(found[0])[1:-1], text))
     sys.stdout.flush()
 
@@ -312,11 +315,26 @@ def check_said(options, a, said):
             raise ValueError(f'the job does not say its {words}: give {o.flags[0]}')
 
 # %% ../nbs/95_cli.ipynb #1a0dae94
+LENGTH = ContextVar('LENGTH', default='')   # whose tokens of a sample an answer is about
+
 def model_asked(a, model=None):  # Model
     "The model of a command, or one of several, with samples as long as was said."
     from transformer_perf.models import as_model
-    model = as_model(a.model if model is None else model)
+    asked = a.model if model is None else model
+    model = as_model(asked)
+    LENGTH.set(length_taken(a, asked, model))
     return model if a.seq_len is None else dataclasses.replace(model, seq_len=a.seq_len)
+
+def length_taken(a, asked, model):  # str
+    "Whose number of tokens is taken where neither options nor a job say it."
+    from transformer_perf.models import NAMED
+    if a.seq_len is not None or asked is model: return ''
+    if getattr(a, 'job', None) is not None: return "the model's own, for the job says none"
+    from transformer_perf.configs import is_config
+    from transformer_perf.inputs import read_json
+    if asked in NAMED or isinstance(asked, dict): return ''
+    place = Path(asked) / 'config.json' if Path(asked).is_dir() else Path(asked)
+    return 'the most that its config.json allows' * is_config(read_json(place, infinities=True))
 
 # %% ../nbs/95_cli.ipynb #1a0dae96
 def assumptions_of(a):  # Assumptions
@@ -343,34 +361,34 @@ def title_of(model, batch, n_gpus=None, system=None):  # str
     "The same as a line."
     gpus = '' if system is None else (
         f', {n_gpus} {system.name} GPUs, {system.nvlink_size} to an NVLink domain')
-    return f'{model.name}{gpus}, {batch} samples of {model.seq_len} tokens an iteration'
+    whose = f' ({LENGTH.get()})' if LENGTH.get() else ''
+    return f'{model.name}{gpus}, {batch} samples of {model.seq_len} tokens{whose} an iteration'
 
 def title_for(one):  # str
     "What an estimate is about."
     return title_of(one.model, one.global_batch, one.parallel.n_gpus, one.system)
 
 # %% ../nbs/95_cli.ipynb #1a0dae97
-def estimate_of(row, a, model):  # Estimate
+def estimate_of(row, a, model, system, assumptions):  # Estimate
     "A row of a search, priced again."
     from transformer_perf.iteration import Parallel, estimate
-    from transformer_perf.systems import as_system
-    return estimate(model, Parallel.from_row(row), as_system(a.system, a.nvlink_size),
-                    a.global_batch, assumptions_asked(a))
+    return estimate(model, Parallel.from_row(row), system, a.global_batch, assumptions)
 
 def not_used(a):  # list of str
     "What of a job counts for nothing here, but might."
     why = 'changes neither time nor memory here'
     ignored = a.job.ignored if a.job else ()
     found = [f'{key} ({reason})' for key, reason in ignored if reason != why]
-    return [f'Not used of the job: {"; ".join(found)}.'] * bool(found)
+    taken = [f'Tokens of a sample: {LENGTH.get()}.'] * bool(LENGTH.get())
+    return taken + [f'Not used of the job: {"; ".join(found)}.'] * bool(found)
 
-def exported(what, a, model=None):  # str
-    "An estimate, or a row with its model, as a job of a framework or as a trace."
+def exported(one, a):  # str
+    "An estimate as a job of a framework or as a trace."
     if a.export == 'perfetto':
         from transformer_perf.traces import trace_text
-        return trace_text(what if model is None else estimate_of(what, a, model))
+        return trace_text(one)
     from transformer_perf.interop import export
-    return export(what, a.export, model, a.global_batch)
+    return export(one, a.export)
 
 # %% ../nbs/95_cli.ipynb #db69c1d9
 SEARCH = (
@@ -396,9 +414,11 @@ def search_command(a):
     from transformer_perf.execution import search
     from transformer_perf.systems import as_system
     model, system = model_asked(a), as_system(a.system, a.nvlink_size)
+    assumptions = assumptions_asked(a)
     found = search(model, a.gpus, system, a.global_batch, a.strategy, a.top,
-                   assumptions_asked(a), fits_by=a.fits_by, **chosen_of(a))
-    if a.export and len(found): text = exported(found.iloc[0], a, model)
+                   assumptions, fits_by=a.fits_by, **chosen_of(a))
+    if a.export and len(found):
+        text = exported(estimate_of(found.iloc[0], a, model, system, assumptions), a)
     else: text = text_of_search(found, model, system, a)
     deliver(text, a.output)
     return 0 if len(found) else 1
@@ -1076,13 +1096,18 @@ def plan_command(a):
     from transformer_perf.plan import Operation, plan
     model, batch = model_asked(a), amount(a.batch_tokens, '--batch-tokens')
     limits = {name: amount(getattr(a, name), f'--{name}') for name in ('tokens', 'hours', 'usd')}
-    found = plan(model, a.gpus, [*labelled(a.system).values()], **limits, prices=a.prices,
-                 global_batch=a.global_batch, batch_tokens=batch, assumptions=assumptions_of(a),
+    systems, assumptions = [*labelled(a.system).values()], assumptions_of(a)
+    found = plan(model, a.gpus, systems, **limits, prices=a.prices,
+                 global_batch=a.global_batch, batch_tokens=batch, assumptions=assumptions,
                  operation=Operation(**fields_given(a.operation, '--operation')),
                  strategy=a.strategy, margin=amount(a.margin, '--margin'), **chosen_of(a))
     a.global_batch = found.global_batch
-    chosen = a.export and len(found.rows)
-    deliver(exported(found.row(a.answer), a, model) if chosen else text_of_plan(found, a), a.output)
+    if a.export and len(found.rows):
+        row = found.row(a.answer)
+        system = next(one for one in systems if one.name == row.system)
+        text = exported(estimate_of(row, a, model, system, assumptions), a)
+    else: text = text_of_plan(found, a)
+    deliver(text, a.output)
     return 0 if len(found.rows) else 1
 
 # %% ../nbs/95_cli.ipynb #11a00005
@@ -1257,14 +1282,17 @@ class Parser(argparse.ArgumentParser):
     "A parser whose errors are a ValueError in one line."
     def error(self, message): raise ValueError(message)
 
-def summary_of(function): return function.__doc__.strip().splitlines()[0]
+NO_HELP = 'What this does is said where Python keeps its texts, without -OO.'
+
+def help_of(function): return function.__doc__ or NO_HELP
+def summary_of(function): return help_of(function).strip().splitlines()[0]
 
 # %% ../nbs/95_cli.ipynb #6e5cd44d
 def parser_of(name):  # Parser
     "The parser of one command."
     do = COMMANDS[name]
     parser = Parser(prog=f'transformer-perf {name}', allow_abbrev=False,
-                    description=textwrap.dedent(' ' * 4 + do.run.__doc__),
+                    description=textwrap.dedent(' ' * 4 + help_of(do.run)),
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     for o in do.options:
         several = o.kind in SEVERAL
@@ -1375,7 +1403,8 @@ def main(texts=None):
     except (ValueError, KeyboardInterrupt, OSError, MemoryError) as error:
         message, code = failure_of(error)
         with contextlib.suppress(OSError):
-            if message: print(f'transformer-perf: {message}', file=sys.stderr, flush=True)
+            if message and sys.stderr:
+                print(f'transformer-perf: {message}', file=sys.stderr, flush=True)
         if launched(): end_all_ranks(code)
         with contextlib.suppress(OSError):   # nothing more can be written; nor is it tried at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

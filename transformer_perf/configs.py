@@ -329,11 +329,12 @@ def with_experts(c: Config, depth):  # list of bool
 # %% ../nbs/81_configs.ipynb #00bc0022
 def rule_of(layers):  # (layers without experts first, every so many has them), or None
     "The layers with experts as a rule of a Model: after so many dense ones, every so many."
-    first = layers.index(True)
-    for every in range(1, len(layers) + 1):
-        if layers == [i >= first and i % every == 0 for i in range(len(layers))]:
-            return first, every
-    return None
+    places = [i for i, sparse in enumerate(layers) if sparse]
+    first, depth = places[0], len(layers)
+    steps = [places[1] - first] if len(places) > 1 else [   # with one place, the next is beyond
+        n for n in range(max(depth - first, 1), max(first, depth) + 1) if first % n == 0][:1]
+    known = steps and first % steps[0] == 0 and places == [*range(first, depth, steps[0])]
+    return (first, steps[0]) if known else None
 
 def places_of_experts(c: Config, depth):  # dict of fields
     "Which layers have experts."

@@ -565,6 +565,8 @@ def time_in_words(row):
 def rate_in_words(row, system):
     "What share of the peak the job reaches."
     more = f', HFU {row.hfu:.1%} with what is computed again' * (row.recompute != 'none')
+    above = ' (above 100 %: it counts layers of the vocabulary, for which no time is counted)'
+    more += above * bool(row.mfu > 1)
     return f'MFU {row.mfu:.1%}{more}, of {system.matrix_flops_fp16:g} TFLOP/s (dense, 16 bits).'
 
 # %% ../nbs/13_iteration.ipynb #5a4d0042

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['VARIANTS', 'MODEL_FIELDS', 'LARGEST_SHARD', 'PAPER_MODELS', 'PAPER_GPUS', 'Task', 'run_task', 'check_product',
-           'pieces_of', 'points_of', 'changed', 'tasks_of', 'joined', 'sweep', 'finished', 'run', 'widths', 'pack',
-           'unpacked', 'packed', 'sha256', 'code_digest', 'plain', 'make_folder', 'shard_digest', 'shard_bytes',
-           'Shards', 'again', 'tidy', 'paper_systems', 'write_sweep', 'write_results', 'tasks_of_files', 'run_configs',
-           'peak_GB', 'bench_row', 'candidates_of', 'estimates_of', 'users_candidates', 'today_candidates',
-           'study_candidates', 'map_candidates', 'bench_rows', 'bench']
+           'pieces_of', 'points_of', 'changed', 'labelled_systems', 'tasks_of', 'joined', 'sweep', 'finished', 'run',
+           'widths', 'pack', 'unpacked', 'packed', 'sha256', 'code_digest', 'plain', 'make_folder', 'shard_digest',
+           'shard_bytes', 'Shards', 'again', 'tidy', 'paper_systems', 'write_sweep', 'write_results', 'tasks_of_files',
+           'run_configs', 'peak_GB', 'bench_row', 'candidates_of', 'estimates_of', 'users_candidates',
+           'today_candidates', 'study_candidates', 'map_candidates', 'bench_rows', 'bench']
 
 # %% ../nbs/85_sweeps.ipynb #b70fb9bc
 import contextlib
@@ -18,6 +18,7 @@ import hashlib
 import io
 import itertools
 import json
+import os
 import sys
 import time
 import zlib
@@ -31,7 +32,7 @@ from tqdm import tqdm
 
 import transformer_perf
 from .inputs import (
-    MEGABYTE, named, nearest, read_bytes, whole, write_whole)
+    MEGABYTE, named, nearest, quoted, read_bytes, several, whole, write_whole)
 from .models import Model, as_model
 from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, as_assumptions
@@ -111,11 +112,22 @@ def changed(model, system, point, piece):  # (Model, System)
     return dataclasses.replace(model, **sizes), dataclasses.replace(system, **columns)
 
 # %% ../nbs/85_sweeps.ipynb #72486c26
+def labelled_systems(systems):  # dict: label -> anything that `search` takes
+    "Systems by label; without labels, by their own names."
+    if isinstance(systems, dict) and 'nvlink_size' not in systems: return systems
+    found = {}
+    for system in map(as_system, several(systems, 'systems')):
+        if system.name in found: raise ValueError(f'two systems are called {quoted(system.name)}')
+        found[system.name] = system
+    return found
+
 def tasks_of(models, systems, n_gpus, strategies, global_batch=2048, k=1,
              assumptions='calibrated', vary=None):  # list of Task
     "Cut a product into tasks, in the order of the result."
     assumptions, k, vary = as_assumptions(assumptions), whole(k, 'k'), vary or {}
-    counts = tuple(dict.fromkeys(whole(n, 'n_gpus') for n in n_gpus))
+    models, systems = several(models, 'models'), labelled_systems(systems)
+    strategies = several(strategies, 'strategies')
+    counts = tuple(dict.fromkeys(whole(n, 'n_gpus') for n in several(n_gpus, 'n_gpus')))
     check_product(strategies, vary, models=models, systems=systems, n_gpus=counts)
     product = itertools.product(map(as_model, models), systems.items(), points_of(vary),
                                 strategies, pieces_of(vary))
@@ -310,8 +322,16 @@ def write_results(folder, name, suffix, tasks, tables):  # list of Path
 
 def tasks_of_files(models, strategies, systems, n_gpus, *more):  # dict
     "Name of a table -> the tasks behind it."
+    models = [as_model(model) for model in several(models, 'models')]
+    names = [model.name for model in models]
+    for name in names:
+        if names.count(name) > 1: raise ValueError(
+            f'two models are called {quoted(name)}: their files would have one name')
+    for name in (*names, *systems):
+        if '/' in name or os.sep in name:
+            raise ValueError(f'{quoted(name)} cannot be part of the name of a file')
     return {f'exec_{strategy}_{model.name}': tasks_of([model], systems, n_gpus, [strategy], *more)
-            for model in map(as_model, models) for strategy in strategies}
+            for model in models for strategy in several(strategies, 'strategies')}
 
 # %% ../nbs/85_sweeps.ipynb #cc667b9b
 def run_configs(
@@ -324,7 +344,8 @@ def run_configs(
     assumptions='paper', workers=1,
 ):  # list of Path, the files written; None on ranks other than 0
     "Run searches over systems and write tidy tables, and .npy files in the paper's layout."
-    folder, suffix, systems = Path(folder), checked_suffix(suffix), systems or paper_systems()
+    folder, suffix = Path(folder), checked_suffix(suffix)
+    systems = paper_systems() if systems is None else labelled_systems(systems)
     files = tasks_of_files(models, strategies, systems, n_gpus, global_batch, k, assumptions)
     everything = list(itertools.chain(*files.values()))
     tables = run(run_task, everything, folder / '.partial', workers)

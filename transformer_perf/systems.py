@@ -180,6 +180,7 @@ def as_system(
     nvlink_size=None,  # GPUs in an NVLink domain, to replace the system's own
 ):  # System
     "A `System` from whatever form it was given in."
+    if isinstance(system, Path): system = str(system)
     if isinstance(system, str) and not system.endswith('.json'): system = shipped_system(system)
     if isinstance(system, str):
         given = read_system(system)
