@@ -357,6 +357,13 @@ def test_calibrated_prices_any_architecture(name, tmp_path):
     assert panel.output.value.count('<pre') == 3
 
 
+def test_only_measured_prices_know_software():
+    "Another preset lets go of it, and is shown."
+    panel = Panel(LayerState(software='Megatron-LM'))
+    panel.controls['assumptions'].value = 'corrected'
+    assert panel.state.software == 'any' and 'svg' in panel.output.value
+
+
 def test_calibrated_collectives_are_measured_ones():
     times = {name: CollectivesState(assumptions=name).show().table.predicted_ms
              for name in ('corrected', 'calibrated')}

@@ -97,7 +97,6 @@ def sweep_options(state, end):  # dict
             'systems': {f'{name}-NVS{size}': (name, size)}, 'strategies': [s['strategy']],
             'global_batch': s['global_batch'], 'assumptions': state.assumptions, 'vary': values}
 
-# %% ../nbs/79_chart_panels.ipynb #97be519b
 def sweep_calls(state):  # str
     "The Python calls that give the same numbers, one for each scenario."
     lines = ['from transformer_perf.systems import as_system',
@@ -122,7 +121,6 @@ def sweep_commands(state):  # str
         lines.append(' '.join([command('sweep', asked), *vary, f'-o {name[0].lower()}.csv']))
     return '\n'.join(lines)
 
-# %% ../nbs/79_chart_panels.ipynb #cdd565cb
 def sweep_settled(state):  # (SweepState, dict: control -> options)
     "What is varied as the first quantity is not offered as the second."
     options = {'vary': list(SWEPT), 'doublings': [1, 2, 3, 4],
@@ -173,7 +171,6 @@ def size_lines(ax, x, table, names):
     ax.set_yscale('log', base=2)
     plain(ax.yaxis)
 
-# %% ../nbs/79_chart_panels.ipynb #ef6f3109
 def sweep_column(axes, name, own, x, measure, sizes):
     "The three pictures of one scenario, one below the other."
     top, middle, low = axes
@@ -201,7 +198,6 @@ def sweep_lines(table, x, measure):  # Figure
     for ax in axes[1:, -1]: ax.legend(loc='center left', bbox_to_anchor=(1.01, 0.5))
     return figure
 
-# %% ../nbs/79_chart_panels.ipynb #ef6f310d
 def sweep_figure(state, table):  # Figure, or None
     "A map where two quantities vary, else lines over the one that does."
     varied = [field for field in state.fields if table[field].nunique() > 1]
@@ -226,7 +222,6 @@ def scenario_words(state, name, own):  # str
     if len(own) == points: return words
     return f'{words} Nothing fits at {points - len(own)} of {points} points.'
 
-# %% ../nbs/79_chart_panels.ipynb #2a0fafa0
 def sweep_shown(state: SweepState):  # Shown
     "Everything that the sweep panel shows."
     table = sweep_table(state)
@@ -277,7 +272,6 @@ def roofline_call(state: RooflineState):  # str
             f'estimate({model}, Parallel({arguments(written(state.parallel))}), {state.system!r}, '
             f'global_batch={state.micro_batch}, assumptions={state.assumptions!r}).layers')
 
-# %% ../nbs/79_chart_panels.ipynb #8edfdc4a
 def roofline_settled(state):  # (RooflineState, dict: control -> options)
     "tp divides the heads, and the GPUs that share the tokens divide them."
     model = as_model(state.model)
@@ -310,7 +304,6 @@ def roofline_table(result: Estimate):  # DataFrame, a row per operation and pass
                          'TFLOP_per_s': TFLOP / seconds, 'bound_by': layer['bound_by']})
     return pd.DataFrame(rows)
 
-# %% ../nbs/79_chart_panels.ipynb #65b66d7e
 class Roof(NamedTuple):
     "The most that operations can do."
     matrix: float    # TFLOP/s of the matrix units
@@ -365,7 +358,6 @@ def operation_points(ax, table):
             ax.plot(own.FLOP_per_byte, own.TFLOP_per_s, marker=marker, color=color, markersize=7,
                     linestyle='', markerfacecolor=fill, label=name if fill == color else '_')
 
-# %% ../nbs/79_chart_panels.ipynb #65b66d7c
 @picture
 def roofline_figure(table, result: Estimate, ghost=None):  # Figure
     "The operations of a `roofline_table` under the roofs of their GPU; pale, those of a ghost."
@@ -444,22 +436,21 @@ def measured_times(state):  # DataFrame: in_domain, bytes, measured_ms
     table = table[same].rename(columns={'gpus_per_node': 'in_domain'})
     return table.assign(measured_ms=table.us / 1000)[['in_domain', 'bytes', 'measured_ms']]
 
-def predicted_times(state, in_domain):  # DataFrame
-    "Predicted times of one placement."
-    system, nbytes = as_system(state.system, state.nvlink_size), np.array(SIZES_BYTES)
-    pricer = pricer_of(system, as_assumptions(state.assumptions))
-    seconds = pricer.collective(state.kind, nbytes / 1e9, Group(state.n_gpus, in_domain))
-    return pd.DataFrame({
-        'in_domain': in_domain, 'placement': f'{in_domain} of {state.n_gpus} in a domain',
-        'operation': state.kind, 'bytes': nbytes, 'MB': nbytes / 1e6,
-        'predicted_ms': seconds * 1000})
+def predicted_times(state):  # DataFrame, a row per placement and size
+    "Predicted times of every placement."
+    system = as_system(state.system, state.nvlink_size)
+    pricer, nbytes = pricer_of(system, as_assumptions(state.assumptions)), np.array(SIZES_BYTES)
+    return pd.concat([pd.DataFrame({
+        'in_domain': near, 'placement': f'{near} of {state.n_gpus} in a domain',
+        'operation': state.kind, 'bytes': nbytes, 'MB': nbytes / 1e6, 'predicted_ms':
+        1000 * pricer.collective(state.kind, nbytes / 1e9, Group(state.n_gpus, near))})
+        for near in state.in_domain], ignore_index=True)
 
-# %% ../nbs/79_chart_panels.ipynb #d8bd5f79
 def collectives_table(state: CollectivesState):  # DataFrame, a row per placement and size
     "Predicted times, and the measured ones where there are any."
     nearest(state.kind, COLLECTIVES, 'collective')
-    predicted = pd.concat([predicted_times(state, d) for d in state.in_domain], ignore_index=True)
-    return predicted.merge(measured_times(state), on=['in_domain', 'bytes'], how='left')
+    measured = measured_times(state)
+    return predicted_times(state).merge(measured, on=['in_domain', 'bytes'], how='left')
 
 # %% ../nbs/79_chart_panels.ipynb #d8bd5f78
 def collectives_words(table):  # str
@@ -476,7 +467,6 @@ def collectives_words(table):  # str
     return words + (f'Messages of 128 MiB and more are predicted at {ratio.min():.2f} to '
                     f'{ratio.max():.2f} of their measured time (Perlmutter, A100).')
 
-# %% ../nbs/79_chart_panels.ipynb #3a15e610
 def collectives_shown(state: CollectivesState):  # Shown
     "Everything that the collectives panel shows."
     table = collectives_table(state)

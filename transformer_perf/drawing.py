@@ -59,7 +59,6 @@ def label(x, y, words, anchor='start', size=11, color='black', weight='normal'):
 def headline(x, y, words, color='black'):  # str
     return label(x, y, words, size=13, color=color, weight='bold')
 
-# %% ../nbs/75_drawing.ipynb #bedf2be5
 def stack(x, y, height, scale, parts, unit):  # list of str
     "A stacked bar of (what, value, color), from (x, y) on, at so many pixels per unit."
     ends = x + scale * np.cumsum([0., *(value for _, value, _ in parts)])
@@ -80,7 +79,6 @@ def legend(x, y, entries, columns, spacing):  # list of str
         parts += [box(left, top - 9, 10, 10, color), label(left + 15, top, words)]
     return parts
 
-# %% ../nbs/75_drawing.ipynb #bedf2be6
 def round_step(most):
     "A round number, of which about five make up `most`."
     power = 10. ** np.floor(np.log10(most / 5))
@@ -111,7 +109,6 @@ class Pipeline(NamedTuple):
     @property
     def total(self): return self.seconds + self.rest
 
-# %% ../nbs/75_drawing.ipynb #c96cf5cb
 def one_f_one_b(p: Pipeline, stages=None, which=None):  # array of records
     """The 1F1B schedule: stage, micro_batch, backward (whether), start and end of each pass.
 
@@ -213,7 +210,6 @@ def schedule(p: Pipeline, rows: Rows, stages, width, passes, broken):  # list of
     lines = [rows.y + rows.high * i for i in range(len(stages) + 1)]
     return parts + [line(rows.x, at, rows.x + width, at, '#999', .5) for at in lines]
 
-# %% ../nbs/75_drawing.ipynb #96bf6ce1
 def numbers_on(passes, rows: Rows):  # list of str
     "The number of its micro-batch, from 1, on each pass that has room for it."
     left, right = rows.at(passes.start), rows.at(passes.end)
@@ -243,7 +239,6 @@ def timeline(x, y, width, height, p: Pipeline, rest='the rest', span=None):  # l
             *legend(x, low, entries, 2, width / 2),
             label(x, low + 16 * -(-len(entries) // 2), words)]
 
-# %% ../nbs/75_drawing.ipynb #7a51c143
 def in_flight(p: Pipeline):  # (s, micro-batches that stage 0 keeps from then on)
     "What the first stage keeps of the activations over time; it keeps most."
     passes = one_f_one_b(p, np.array([0]))

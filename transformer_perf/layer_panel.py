@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SAID', 'priced_state', 'TASKS', 'CHAIN', 'WAYS', 'WAITS', 'BOUND', 'STORES', 'CALLED', 'STEPS', 'MACHINE', 'COLUMNS',
            'LayerState', 'parallel_of', 'priced', 'written', 'estimate_call', 'explain_command', 'Task', 'begun',
-           'unplaced', 'groupings_of', 'counts_of', 'operations_of', 'launch_times', 'pass_times', 'layer_table',
-           'interval_line', 'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'Step', 'beside', 'one_step',
-           'has_row', 'figures_of', 'best_step', 'change_words', 'as_view', 'facts_of', 'layer_shown']
+           'unplaced', 'groupings_of', 'counts_of', 'operations_of', 'pass_times', 'layer_table', 'interval_line',
+           'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'Step', 'beside', 'one_step', 'has_row',
+           'figures_of', 'best_step', 'change_words', 'as_view', 'facts_of', 'layer_shown']
 
 # %% ../nbs/77_layer_panel.ipynb #d2a70204
 import dataclasses
@@ -127,7 +127,6 @@ TASKS = {
         'zero_stage': 0}, 6.5, 100),
     'challenge': Task('Come as near to the optimum as you can.', {'tp': 4, 'pp': 16})}
 
-# %% ../nbs/77_layer_panel.ipynb #7a51c151
 def begun(state):  # LayerState
     "Where the task of a state begins, at round prices; free play begins where one is."
     task = TASKS[nearest(state.task, TASKS, 'experiment')]
@@ -136,7 +135,7 @@ def begun(state):  # LayerState
 
 # %% ../nbs/77_layer_panel.ipynb #7a51c142
 @functools.lru_cache(32)
-def optimum(job: LayerState):  # s, or None; of a `job_alone`
+def optimum(job: JobState):  # s, or None; of a `job_alone`
     "The fastest that the panel's controls can reach with a strategy."
     model, system = named_in(job)
     found = search(model, job.n_gpus, system, job.global_batch, job.strategy, 1,
@@ -201,7 +200,6 @@ def candidates_of(job: JobState):  # table of configurations; a ValueError if th
     raise ValueError(f'{q.strategy}: no configuration of {job.n_gpus} GPUs divides the heads, '
                      f'the layers, the tokens and a batch of {q.global_batch} of {q.model.name}')
 
-# %% ../nbs/77_layer_panel.ipynb #4caff53f
 def narrowed(state, t):  # (LayerState, dict: control -> options, a row that is left of the table)
     "Fix one control after the other at its nearest value that a table of configurations has."
     options, values, rows = {}, {}, np.arange(len(t['dp']))
@@ -238,21 +236,17 @@ def operations_of(result: Estimate):  # list of Operation
     work = count(job_of_estimate(result))
     return work.kinds[work.number.index(max(work.number))].rows.operations
 
-def launch_times(result: Estimate, works):  # list of (forward, backward) for each operation, ms
-    "What the launch of kernels takes of an operation's passes."
-    pricer = pricer_of(result.system, result.assumptions)
-    return [tuple(1000 * pricer.busy(work).launch for work in both) for both in works]
-
-# %% ../nbs/77_layer_panel.ipynb #7a51c113
 WAYS = {'forward': 'fwd', 'backward': 'bwd'}
 WAITS = {'compute': 'comp', 'memory': 'mem', 'network': 'comm'}
 
-def pass_times(layers, launches):  # dict of columns
+def pass_times(result: Estimate, layers, works):  # dict of columns
     "Milliseconds of each pass, and of each of its parts; compute comes without its launch."
     parts = {f'{way}_{part}_ms': layers[f't_{end}_{column}'] * 1000
              for way, end in WAYS.items() for part, column in WAITS.items()}
-    for way, ms in zip(WAYS, zip(*launches)):
-        parts[f'{way}_launch_ms'] = np.minimum(ms, parts[f'{way}_compute_ms'])
+    pricer = pricer_of(result.system, result.assumptions)
+    for way, own in zip(WAYS, zip(*works)):
+        launch = [1000 * pricer.busy(work).launch for work in own]
+        parts[f'{way}_launch_ms'] = np.minimum(launch, parts[f'{way}_compute_ms'])
         parts[f'{way}_compute_ms'] = parts[f'{way}_compute_ms'] - parts[f'{way}_launch_ms']
     return parts | {f'{way}_ms': layers[f't_{end}'] * 1000 for way, end in WAYS.items()}
 
@@ -268,7 +262,7 @@ def layer_table(result: Estimate, sort='order'):  # DataFrame, a row per operati
         'sent_GB': [sum(m.volume for m in messages) for messages in sent],
         'messages': [', '.join(dict.fromkeys(m.kind for m in messages)) or 'none'
                      for messages in sent],
-        **pass_times(layers, launch_times(result, works)), 'bound_by': layers['bound_by']})
+        **pass_times(result, layers, works), 'bound_by': layers['bound_by']})
     if nearest(sort, SORTS, 'order') == 'order': return table
     keys = table.forward_ms + table.backward_ms if sort == 'time' else table[sort]
     order = keys.sort_values(ascending=False, kind='stable').index
@@ -321,7 +315,6 @@ def iteration_bar(result: Estimate, x, y, width, ghost=None):  # list of str
     if ghost: drawn.append(ghost_box(x, y + 7, scale * before, 30, f'before: {short(before)} s'))
     return drawn
 
-# %% ../nbs/77_layer_panel.ipynb #fc968aa9
 def memory_parts(result: Estimate):  # list of (what, GB, color)
     "What the memory of a GPU holds."
     parts = [(name, result.stats[column], STORES[column]) for column, name in MEMORY_PARTS.items()]
@@ -410,8 +403,6 @@ def beside(name, value, options):  # list
     return options[max(at - 1, 0):at] + options[at + 1:at + 2]
 
 # %% ../nbs/77_layer_panel.ipynb #2af46884
-def domain_of(state): return state.tp, state.cp, state.pp, state.nvlink_size
-
 def are_one(state, moved):
     "Whether two states with fused kernels do the same: 1d is 2d-seqp with cp = 1."
     same = moved == dataclasses.replace(state, strategy=moved.strategy) and state.cp == 1
@@ -427,11 +418,9 @@ def moves(state, options, q, controls):  # list of (control, LayerState)
             try: t = candidates_of(unplaced(moved))
             except ValueError: continue  # the strategy has no configuration of so many GPUs
             moved, _, t = narrowed(moved, t)
-            if q.assumptions.fused_kernels and are_one(state, moved): continue
-            if moved.placement and domain_of(moved) != domain_of(state):
-                system = dataclasses.replace(q.system, nvlink_size=moved.nvlink_size)
-                moved, _ = placed(moved, t, system)
-            found.append((name, moved))
+            if moved.placement: moved, _ = placed(moved, t, named_in(moved)[1])
+            if not (q.assumptions.fused_kernels and are_one(state, moved)):
+                found.append((name, moved))
     return found
 
 # %% ../nbs/77_layer_panel.ipynb #d2a70206
@@ -502,7 +491,6 @@ def gain_words(result: Estimate, step: Step):  # str
     over = step.memory - step.capacity
     return f'{step.memory:.1f} GB, still too large by {over:.1f} GB, and {took}'
 
-# %% ../nbs/77_layer_panel.ipynb #59ecaa27
 def step_words(state, result: Estimate, step, elsewhere=False):  # str
     "A step in a sentence; `elsewhere` is a step to another machine, worth no word if it is none."
     if step is None and elsewhere: return ''
@@ -539,7 +527,6 @@ def limit_words(result: Estimate):  # str
     return (f'Limited by arithmetic ({share["compute"]:.1%} of the iteration); the largest loss is '
             f'{loss} ({share[loss]:.1%}).')
 
-# %% ../nbs/77_layer_panel.ipynb #0dc53d9c
 def layer_words(state, options, q: Question, result: Estimate):  # str
     "What limits a configuration, and which single change would help most."
     tried = one_step(state, options, q)

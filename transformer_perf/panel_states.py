@@ -51,7 +51,6 @@ def closest(value, options):  # one of the options
     if not numbers or not isinstance(value, int) or value <= 0: return options[0]
     return min(numbers, key=lambda x: abs(np.log(x / value)))
 
-# %% ../nbs/76_panel_states.ipynb #4d16953b
 def with_own(options, own):  # list
     "The usual options, and the state's own value if it is none of them: a file, an odd number."
     options = list(options)
@@ -91,11 +90,12 @@ def software_options(state):  # list
 
 # %% ../nbs/76_panel_states.ipynb #7a51c111
 def runnable(state, model):  # state
-    "A state with a strategy that its model can run with."
-    known = state.strategy in STRATEGIES and state.strategy not in strategies_for(model)
-    return dataclasses.replace(state, strategy='1d') if known else state
+    "A state with a strategy that its model, and a software that its prices can run with."
+    if state.strategy in STRATEGIES and state.strategy not in strategies_for(model):
+        state = dataclasses.replace(state, strategy='1d')
+    if not hasattr(state, 'software'): return state
+    return dataclasses.replace(state, software=closest(state.software, software_options(state)))
 
-# %% ../nbs/76_panel_states.ipynb #ee058875
 def nearest_settled(state, options):  # (state, dict: control -> options)
     "A state with every control at its nearest possible value, and the options."
     options = machine_options(state) | options

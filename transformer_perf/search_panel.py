@@ -50,7 +50,6 @@ class SearchState(JobState):
     def show(self, ghost=None): return search_shown(self, ghost)
     def settle(self): return search_settled(self)
 
-# %% ../nbs/78_search_panel.ipynb #f17113a1
 def found_by(state, k=TOP, **fixed):  # SearchResult
     "The k best configurations of a state of the search panel."
     model, system = named_in(state)
@@ -148,7 +147,6 @@ def candidate_bar(row, names, x, y, scale, chosen):  # list of str
             *stack(x, y + 4, 14, scale, bar, 's'), *interval_line(row, x, y + 21, scale),
             label(x + scale * end + 5, y + 16, f'{short(row.iteration_s)} s')]
 
-# %% ../nbs/78_search_panel.ipynb #7a51c130
 def candidate_bars(found, chosen=0, before=0.):  # Drawing
     "A bar for each candidate, one rank bold; dashed, the best s of another state."
     x, y, width, names = 420, 40, 600, components(found)
@@ -299,7 +297,6 @@ def cell_found(state):  # list of at most one sentence
     seconds = short(chosen.estimate.stats['iteration_s'])   # priced once, for both panels
     return [f'The best of {where} takes {seconds} s; it is in the layer panel.']
 
-# %% ../nbs/78_search_panel.ipynb #7a51c149
 def search_words(state, found, why):  # str
     "What the search found, why the others lose, and what the figures rest on."
     first, rank = found.iloc[0], min(state.candidate, len(found))
@@ -325,7 +322,6 @@ def compared(state):  # (DataFrame, the same for the eye beside the candidates)
     view.insert(at + 1, 'what grew', grew)
     return why, view
 
-# %% ../nbs/78_search_panel.ipynb #b70e6b19
 def search_shown(state: SearchState, ghost=None):  # Shown
     "Everything that the search panel shows; dashed, the best of a ghost, another state."
     found, before = state.found, 0.
