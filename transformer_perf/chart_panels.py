@@ -80,11 +80,11 @@ def scenarios(state):  # list of (label, how its fields end)
 def swept_values(state: SweepState, field):  # list, ascending
     "The first scenario's own value of one of SWEPT, halved and doubled, as far as it allows."
     nearest(field, SWEPT, 'quantity to sweep')
-    whole_ones = field in SCENARIO or field == 'seq_len'
-    value = (getattr(state, field) if field in SCENARIO else as_model(state.model).seq_len
-             if field == 'seq_len' else getattr(as_system(state.system), field))
+    if field in SCENARIO: value = getattr(state, field)
+    elif field == 'seq_len': value = as_model(state.model).seq_len
+    else: value = getattr(as_system(state.system), field)
     values = [value * 2.**i for i in range(-state.doublings, state.doublings + 1)]
-    if whole_ones: return [int(v) for v in values if v >= 1 and v == int(v)]
+    if field in (*SCENARIO, 'seq_len'): return [int(v) for v in values if v >= 1 and v == int(v)]
     return [v for v in values if v <= 1 or not field.endswith('_eff')]
 
 # %% ../nbs/79_chart_panels.ipynb #64036945

@@ -496,11 +496,11 @@ def step_words(state, result: Estimate, step, elsewhere=False):  # str
     if step is None and elsewhere: return ''
     if step is None and result.fits: return 'No single step of a control makes it faster.'
     if step is None: return 'No single step of a control makes it smaller.'
-    begin = ('On another machine: ' if elsewhere else
-             'The single change that helps most: ' if result.fits else
-             'The fastest single change that makes it fit: ' if step.fits else
-             'No single change makes it fit; the one that saves most memory: ')
-    return f'{begin}{change_words(state, step)}: {gain_words(result, step)}.'
+    if elsewhere: begin = 'On another machine'
+    elif result.fits: begin = 'The single change that helps most'
+    elif step.fits: begin = 'The fastest single change that makes it fit'
+    else: begin = 'No single change makes it fit; the one that saves most memory'
+    return f'{begin}: {change_words(state, step)}: {gain_words(result, step)}.'
 
 def slip_words(state, step):  # str
     "A warning where only the slips of the published model make a step look good."

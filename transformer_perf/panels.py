@@ -88,13 +88,11 @@ def changes_between(one, other):  # list of str
 
 def difference(a, b):  # DataFrame for the eye
     "The facts of two states, side by side."
-    say = lambda facts, name: short(facts[name]) if name in facts else ''
-    ratio = lambda name: b[name] / a[name] - 1 if a.get(name) and name in b else None
-    change = {name: ratio(name) for name in a | b}
-    return pd.DataFrame({
-        '': list(change), 'A (pinned)': [say(a, name) for name in change],
-        'B (now)': [say(b, name) for name in change],
-        'B against A': ['' if x is None else f'{x:+.1%}' for x in change.values()]})
+    facts = pd.DataFrame({'A (pinned)': a, 'B (now)': b}, index=[*(a | b)])
+    change = facts['B (now)'] / facts['A (pinned)'].replace(0, np.nan) - 1
+    said = facts.map(lambda x: '' if np.isnan(x) else short(x))
+    said['B against A'] = ['' if np.isnan(x) else f'{x:+.1%}' for x in change]
+    return said.rename_axis('').reset_index()
 
 # %% ../nbs/80_panels.ipynb #7a51c0f6
 def comparison_html(state, shown, pinned):  # str
@@ -292,13 +290,13 @@ def moment_html(player: Player):  # str
 def control_of(name):  # Dropdown, SelectionSlider or Text
     "The control of one field of a state."
     if name == 'cell': return CellMap()
-    Kind = (ipywidgets.SelectionSlider if name in RATES else ipywidgets.Text if name == 'own'
-            else ipywidgets.Dropdown)
-    given = {} if Kind is ipywidgets.Dropdown else {'continuous_update': False}
-    if name in RATES: given['options'] = [0.]
-    widget = Kind(description=control_name(name), layout={'width': '262px'},
-                  tooltip=HELP.get(name.removesuffix('_b'), ''),
-                  style={'description_width': '118px' if name not in RATES else '70px'}, **given)
+    looks = {'description': control_name(name), 'tooltip': HELP.get(name.removesuffix('_b'), ''),
+             'layout': {'width': '262px'}, 'style': {'description_width': '118px'}}
+    if name in RATES:
+        looks['style'] = {'description_width': '70px'}
+        widget = ipywidgets.SelectionSlider(options=[0.], continuous_update=False, **looks)
+    elif name == 'own': widget = ipywidgets.Text(continuous_update=False, **looks)
+    else: widget = ipywidgets.Dropdown(**looks)
     widget.add_class(f'control-{name}')
     return widget
 
@@ -462,14 +460,6 @@ def file_of(model: Model):  # str
     place.write_text(json.dumps(differing(model)))
     return str(place)
 
-# %% ../nbs/80_panels.ipynb #7a51c196
-def upload_for(panel):  # FileUpload
-    "The button that takes a model's file."
-    widget = ipywidgets.FileUpload(accept='.json', description='Model file',
-                                   tooltip='a config.json of Hugging Face')
-    widget.observe(lambda change: take_model(panel, change.new), names='value')
-    return widget
-
 # %% ../nbs/80_panels.ipynb #7a51c191
 def found_anywhere(thing):
     "What names a thing from wherever the panels run: a model's file, a file's whole path."
@@ -517,8 +507,11 @@ class Bar:
             tooltip='FIELD=VALUE of a control, or of any number of the model or the system')
         self.typed.add_class('typed')
         self.typed.observe(lambda change: take_typed(panel, change.new), names='value')
-        upload = [upload_for(panel)] if 'model' in panel.controls else []
-        self.widget = row_of([*self.buttons.values(), *upload, self.typed])
+        self.upload = ipywidgets.FileUpload(accept='.json', description='Model file',
+                                            tooltip='a config.json of Hugging Face')
+        self.upload.observe(lambda change: take_model(panel, change.new), names='value')
+        takes_models = [self.upload] if 'model' in panel.controls else []
+        self.widget = row_of([*self.buttons.values(), *takes_models, self.typed])
 
     def show(self, panel):
         "Which buttons can be pressed now."
