@@ -141,7 +141,8 @@ def test_every_picture_has_a_caption_and_words(path):
 
 
 WIDEST = 570   # CSS pixels that a phone, with 390, makes smaller and still shows legibly
-WIDE = {'80_panels', '53_validation'}   # the panels of an application; a list of all runs
+WIDE = {'75_drawing', '77_layer_panel', '78_search_panel', '79_chart_panels', '80_panels',
+        '53_validation'}   # the panels of an application; a list of all runs
 
 
 def ink_of(figure):

@@ -25,13 +25,19 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from test_cli import bad, good, has
-from transformer_perf import panels
-from transformer_perf.estimates import counted
-from transformer_perf.interop import as_job
+from transformer_perf import (
+    chart_panels, drawing, execution, layer_panel, panel_server, panel_states, panels, search_panel)
+from transformer_perf.blocks import STRATEGIES
+from transformer_perf.estimates import FITS_BY, counted
+from transformer_perf.interop import as_job, export
+from transformer_perf.iteration import Parallel, short
+from transformer_perf.models import as_model
+from transformer_perf.panel_states import question_of
 from transformer_perf.panels import (
     PANELS, CollectivesState, LayerState, Panel, Panels, RooflineState, SearchState, SweepState,
-    page, question_of, shown_or_why)
+    page, shown_or_why)
 from transformer_perf.systems import as_system
+from transformer_perf.timeline import PLACES
 
 COMMAND = str(Path(sys.executable).parent / 'transformer-perf')
 
@@ -83,7 +89,7 @@ def test_any_moves_of_the_layer_panel(moves):
     text = panel.output.value
     if 'no configuration of' in text: return   # a batch of 1 on 1024 GPUs
     result = panel.state.estimate
-    assert f'One iteration: {panels.short(result.stats["iteration_s"])} s' in text
+    assert f'One iteration: {short(result.stats["iteration_s"])} s' in text
     assert f'Memory: {result.needed:.1f} of' in text
     assert ('GB too much' in text) == (not result.fits)
     assert result.fits or 'helps most' not in text
@@ -97,7 +103,7 @@ def test_any_moves_of_the_layer_panel(moves):
 def test_any_moves_of_the_search_panel(moves):
     panel = moved_about(SearchState, moves)
     found = panel.state.found
-    words = panels.candidate_name(found.iloc[0]) if len(found) else 'No configuration of'
+    words = search_panel.candidate_name(found.iloc[0]) if len(found) else 'No configuration of'
     assert words in panel.output.value
 
 
@@ -112,7 +118,8 @@ def test_any_moves_of_the_collectives_panel(moves): moved_about(CollectivesState
 
 
 @settings(max_examples=2, deadline=None)
-@given(st.sampled_from(panels.SWEPT), st.sampled_from(('none', 'hbm_capacity', 'nvlink_size')),
+@given(st.sampled_from(chart_panels.SWEPT),
+       st.sampled_from(('none', 'hbm_capacity', 'nvlink_size')),
        st.sampled_from(('gpt3', 'vit_era5')), st.sampled_from((16, 512)))
 def test_any_sweep(vary, second, model, n_gpus):
     panel = Panel(SweepState(doublings=1, model=model, n_gpus=n_gpus))
@@ -175,7 +182,7 @@ def test_what_is_white_is_the_bubble(state, broken):
     assert f'bubble {bubble:.1%}' in figure
     assert np.isclose(white_share(figure), bubble, atol=1e-3)
     assert ('micro-batches of the middle left out' in figure) == broken
-    assert (f'fill="{panels.BROKEN}"' in figure) == broken
+    assert (f'fill="{drawing.BROKEN}"' in figure) == broken
 
 
 # --- the advice ---
@@ -202,14 +209,14 @@ def test_the_advice_does_not_follow_a_slip():
 def test_the_advice_is_the_best_step(state):
     "No step that fits is faster than the one advised, priced one by one."
     state, options = state.settle()
-    steps = panels.one_step(state, options, question_of(state), panels.STEPS)
-    best = panels.best_step(steps, state.estimate)
+    steps = layer_panel.one_step(state, options, question_of(state), layer_panel.STEPS)
+    best = layer_panel.best_step(steps, state.estimate)
     for step in steps:
         result = step.state.estimate
         assert np.allclose((step.seconds, step.memory),
                            (result.stats['iteration_s'], result.needed), rtol=1e-12)
         if result.fits: assert best.seconds <= result.stats['iteration_s']
-    assert best.fits and f'{panels.short(best.seconds)} s an iteration' in state.show().words
+    assert best.fits and f'{short(best.seconds)} s an iteration' in state.show().words
 
 
 @pytest.mark.parametrize('state', [
@@ -218,7 +225,7 @@ def test_advice_where_nothing_fits(state):
     "It says what is still too large, and recommends what leaves least to save."
     state, options = state.settle()
     words, capacity = state.show().words, as_system(state.system).hbm_capacity
-    steps = panels.one_step(state, options, question_of(state), panels.STEPS)
+    steps = layer_panel.one_step(state, options, question_of(state), layer_panel.STEPS)
     least = min(step.memory for step in steps)
     assert not any(step.fits for step in steps) and least < state.estimate.stats['memory_GB']
     assert 'helps most' not in words and 'No single change makes it fit' in words
@@ -235,6 +242,20 @@ def test_advice_that_makes_it_fit():
 def test_nothing_to_advise():
     alone = dataclasses.replace(CORRECTED, n_gpus=1, tp=1, pp=1, recompute='full')
     assert 'No single step of a control makes it smaller.' in alone.show().words
+
+
+def test_no_unfair_advice_for_summa():
+    "SUMMA hides its messages by design: it is not advised before 1D hides its own, too."
+    waiting, hiding = LayerState(), LayerState(own='tp_overlap=true')
+    words = waiting.show().words
+    assert 'helps most: messages of tp hidden behind products (type tp_overlap=true)' in words
+    assert 'Assumed: the messages of tp are waited for' in words
+    seconds = hiding.estimate.stats['iteration_s']
+    assert f'{short(seconds)} s an iteration' in words
+    assert seconds < waiting.estimate.stats['iteration_s']
+    for state in (hiding, LayerState(strategy='2d', panels=8), CORRECTED):
+        assert 'Assumed' not in state.show().words
+    assert 'strategy 2d' not in hiding.show().words
 
 
 # --- what an operation is bound by ---
@@ -258,7 +279,7 @@ def test_one_rule_for_what_binds(state):
     "Both panels give the answer of the estimate: whatever takes longest, each taken alone."
     state = dataclasses.replace(state, assumptions='corrected')
     table, result = state.show().table, state.estimate
-    operations = panels.operations_of(result)
+    operations = layer_panel.operations_of(result)
     expected = {op.name: longest(op, layer, result.system)
                 for op, layer in zip(operations, result.layers.itertuples())}
     assert dict(zip(result.layers.layer, result.layers.bound_by)) == expected
@@ -276,11 +297,11 @@ def test_a_dropout_waits_for_memory():
 @pytest.mark.parametrize('assumptions, reached', [('corrected', 164.9), ('calibrated', 202.8)])
 def test_both_ridges_are_explained(assumptions, reached):
     state = RooflineState(assumptions=assumptions)
-    shown, (sheet, kernels) = state.show(), panels.roofs(state.estimate)
+    shown, (sheet, kernels) = state.show(), chart_panels.roofs(state.estimate)
     assert np.isclose(sheet.ridge, 989.4 / 4.8)
     assert np.isclose(kernels.ridge, reached, atol=.05)   # of arithmetic more is lost
-    assert f'ridge of the matrix units is at {panels.short(sheet.ridge)} FLOP' in shown.words
-    assert f'which puts it at {panels.short(kernels.ridge)}' in shown.words
+    assert f'ridge of the matrix units is at {short(sheet.ridge)} FLOP' in shown.words
+    assert f'which puts it at {short(kernels.ridge)}' in shown.words
     assert f'{kernels.matrix / sheet.matrix:.0%} of the peak' in shown.words
     labels = [text.get_text() for text in shown.figure.legends[0].get_texts()]
     assert {'matrix units, data sheet', 'matrix units, reached'} <= set(labels)
@@ -311,7 +332,7 @@ def test_ticks_are_where_the_points_are(vary, second):
     for ax in axes:
         for ticks, field in ((ax.get_xticks(), vary), (ax.get_yticks(), second)):
             assert len(ticks) >= 3
-            assert set(ticks) <= set(panels.swept_values(SweepState(), field))
+            assert set(ticks) <= set(chart_panels.swept_values(SweepState(), field))
 
 
 # --- presets ---
@@ -334,6 +355,13 @@ def test_calibrated_prices_any_architecture(name, tmp_path):
     offered = [value for _, value in panel.controls['assumptions'].options]
     assert panel.state.assumptions == 'calibrated' and 'calibrated' in offered
     assert panel.output.value.count('<pre') == 3
+
+
+def test_only_measured_prices_know_software():
+    "Another preset lets go of it, and is shown."
+    panel = Panel(LayerState(software='Megatron-LM'))
+    panel.controls['assumptions'].value = 'corrected'
+    assert panel.state.software == 'any' and 'svg' in panel.output.value
 
 
 def test_calibrated_collectives_are_measured_ones():
@@ -387,8 +415,8 @@ def test_a_pinned_state_is_compared(name, control, value):
     RooflineState(micro_batch=4), CollectivesState(kind='allreduce')])
 def test_a_state_is_said_in_three_ways(state):
     "Its address, its command and its Python call give it back."
-    assert panels.addressed(panels.address_of(state)) == state
-    _, _, name, *settings = shlex.split(panels.command_of(state))
+    assert panels.addressed(panel_states.address_of(state)) == state
+    _, _, name, *settings = shlex.split(panel_states.command_of(state))
     assert panels.state_of(name, settings) == state
     assert call(panels.state_call(state)).state == state.settle()[0]
 
@@ -406,7 +434,7 @@ def test_files(name):
     assert len(again) == len(shown.table) and list(again) == list(shown.table)
     assert files[f'{name}.png'].startswith(b'\x89PNG')
     if name in ('layer', 'search'):
-        job = panels.export(panel.state.job, 'megatron')
+        job = export(panel.state.job, 'megatron')
         assert files['megatron.sh'].decode() == job and 'torchrun' in job
     panel.load(dataclasses.replace(panel.state, assumptions='paper'))
     assert panel.notes.value == ''   # they were of another state
@@ -437,7 +465,7 @@ def test_the_bar_before_is_dashed():
     panel = Panel(LayerState())
     before = panel.state.estimate.stats['iteration_s']
     panel.controls['hbm_bandwidth'].value = panel.controls['hbm_bandwidth'].options[0][1]
-    assert f'before: {panels.short(before)} s' in panel.output.value
+    assert f'before: {short(before)} s' in panel.output.value
     assert panel.state.estimate.stats['iteration_s'] > before
     assert 'before: ' not in page(panel.state, panel.state.show())
 
@@ -454,7 +482,7 @@ def test_models_with_experts(model, assumptions):
     assert result.parallel.ep == 8 and result.model.experts
     table = panel.state.show().table
     assert np.isclose(table.forward_ms.sum(), result.layers.t_fwd.sum() * 1000)
-    seconds = f'One iteration: {panels.short(result.stats["iteration_s"])} s'
+    seconds = f'One iteration: {short(result.stats["iteration_s"])} s'
     assert seconds in panel.output.value and call(panel.state.python()).stats == result.stats
 
 
@@ -463,7 +491,7 @@ def test_calibrated_has_an_interval():
     for state in (LayerState(assumptions='calibrated'), SearchState(assumptions='calibrated')):
         shown = state.show()
         row = state.found.iloc[0] if isinstance(state, SearchState) else state.estimate.stats
-        low, high = (panels.short(row[f'iteration_{end}_s']) for end in ('low', 'high'))
+        low, high = (short(row[f'iteration_{end}_s']) for end in ('low', 'high'))
         assert f'four of five runs: {low} to {high} s' in shown.words
         plain = dataclasses.replace(state, assumptions='paper').show()
         assert 'data-part="interval"' in shown.figure and 'interval' not in plain.figure
@@ -474,9 +502,29 @@ def test_every_control_has_help(name):
     panel = Panel(PANELS[name]())
     told = panel.widget.children[-1].value
     for field, control in panel.controls.items():
-        assert control.tooltip and control.tooltip == panels.HELP[field.removesuffix('_b')]
-        assert panels.control_name(field) in told or field.endswith('_b')
+        assert control.tooltip and control.tooltip == panel_states.HELP[field.removesuffix('_b')]
+        assert panel_states.control_name(field) in told or field.endswith('_b')
     assert panels.CHAPTERS[name] in told
+
+
+@pytest.mark.parametrize('name', PANELS)
+def test_few_controls_before_the_picture(name):
+    "Ten at most; whatever is folded or below the picture, no control is lost."
+    panel = first_panel(name)
+    first, *folded, page_of_panel, _ = panel.widget.children
+    assert page_of_panel is panel.output and len(first.children) <= panels.MOST_CONTROLS
+    assert all(row.selected_index is None for row in folded)
+    later = [own for row in folded for own in row.children[0].children]
+    below = [own for own in panel.output.children if own in panel.controls.values()]
+    assert {*first.children, *later, *below} == {*panel.controls.values()}
+
+
+def test_a_tab_is_made_when_it_is_looked_at():
+    both = Panels()
+    assert list(both.panels) == ['layer']
+    both.widget.selected_index = list(PANELS).index('roofline')
+    assert list(both.panels) == ['layer', 'roofline']
+    assert both.widget.children[both.widget.selected_index].children
 
 
 # --- the map ---
@@ -488,15 +536,15 @@ def test_every_control_has_help(name):
     SearchState(assumptions='calibrated', system='B200')])
 def test_each_cell_of_the_map(state):
     "Its time is what a search of that cell alone finds; where none fits, it finds none."
-    cells, names = panels.map_cells(state), state.map.split(' x ')
+    cells, names = search_panel.map_cells(state), state.map.split(' x ')
     capacity = as_system(state.system).hbm_capacity
     assert cells.seconds.min() == state.found.iteration_s.min()
     for _, cell in cells.sample(8, random_state=1).iterrows():
-        found = panels.found_by(state, 1, **{name: int(cell[name]) for name in names})
+        found = search_panel.found_by(state, 1, **{name: int(cell[name]) for name in names})
         assert len(found) == np.isfinite(cell.seconds)
         if len(found):
             assert np.isclose(found.iteration_s[0], cell.seconds, rtol=1e-12)
-            needed = panels.FITS_BY[found.fits_by[0]]
+            needed = FITS_BY[found.fits_by[0]]
             assert np.isclose(found[needed][0], cell.GB, rtol=1e-12)
         assert len(found) or cell.GB > capacity
 
@@ -515,13 +563,13 @@ def test_a_cell_is_loaded():
         shown.buttons._handle_custom_msg({'event': 'click'}, [])
     framed = lambda: [shown.buttons.options[int(rule[0]) - 1][1]
                       for rule in RULE.findall(shown.look.value) if rule[-1] != '0']
-    priced = panels.priced_state.cache_info().misses
+    priced = layer_panel.priced_state.cache_info().misses
     click('16 x 8')
-    assert panels.priced_state.cache_info().misses == priced + 1   # for both panels
+    assert layer_panel.priced_state.cache_info().misses == priced + 1   # for both panels
     loaded = layer.state.tp, layer.state.pp
     assert loaded == (16, 8) and framed() == ['16 x 8']
     seconds = layer.state.estimate.stats['iteration_s']
-    assert f'tp x pp = 16 x 8 takes {panels.short(seconds)} s' in search.output.value
+    assert f'tp x pp = 16 x 8 takes {short(seconds)} s' in search.output.value
     assert search.controls['candidate'].disabled
     click('1 x 1')
     assert 'Nothing of tp x pp = 1 x 1 runs' in search.output.value.replace('&#x27;', "'")
@@ -539,7 +587,7 @@ def test_the_buttons_are_the_map(state):
     "Each says the time, or what is needed in vain, of the cell whose sizes stand beside it."
     panel = Panel(SearchState())
     panel.load(state)
-    shown, cells = panel.controls['cell'], panels.map_cells(panel.state)
+    shown, cells = panel.controls['cell'], search_panel.map_cells(panel.state)
     names, best = list(cells)[:2], cells.seconds.min()
     heads = {(row, column): words for row, column, words in re.findall(
         r'grid-area: (\d+) / (\d+)">(.*?)<', shown.look.value)}
@@ -550,9 +598,9 @@ def test_the_buttons_are_the_map(state):
         assert cell == f'{row[1]} x {row[2]}' == f'{heads[at, "1"]} x {heads["1", across]}'
         assert tip.startswith(f'{names[0]} {row[1]}, {names[1]} {row[2]}: ')
         if np.isfinite(row.seconds):
-            said = f'{panels.short(row.seconds)} s'
-            assert words == said and f': {said}, {panels.short(row.GB)} GB' in tip
-            assert (color == panels.shade(1.)) == (row.seconds < 1.05 * best)
+            said = f'{short(row.seconds)} s'
+            assert words == said and f': {said}, {short(row.GB)} GB' in tip
+            assert (color == search_panel.shade(1.)) == (row.seconds < 1.05 * best)
         else: assert 'needs' in tip and color == '#e4e4e4'
 
 
@@ -603,7 +651,7 @@ def test_a_moment_of_the_pipeline(state):
     for span, at in (((0, 100), 0), ((0, 100), 37), ((3, 9), 75), ((95, 100), 60), ((50, 50), 5)):
         watched.span.value, watched.at.value = span, at
         p = watched.pipeline
-        passes = pd.DataFrame(panels.one_f_one_b(p))
+        passes = pd.DataFrame(drawing.one_f_one_b(p))
         start, end = (p.total * share / 100 for share in span)
         now = start + max(end - start, p.total / 1000) * at / panels.MOMENTS
         ended = passes[(passes.stage == 0) & (passes.end <= now + 1e-12)]
@@ -617,12 +665,12 @@ def test_a_moment_of_the_pipeline(state):
 @pytest.mark.parametrize('span', [(.2, .5), (.9, 1.), (.51, .52)])
 def test_a_range_of_the_pipeline(span):
     "What is white of a range, all of it drawn, is what its stages idle."
-    p = panels.Pipeline(8, 64, 1., 2., 3.)
+    p = drawing.Pipeline(8, 64, 1., 2., 3.)
     start, end = span = tuple(share * p.total for share in span)
-    passes = pd.DataFrame(panels.one_f_one_b(p))
+    passes = pd.DataFrame(drawing.one_f_one_b(p))
     busy = (passes.end.clip(start, end) - passes.start.clip(start, end)).sum()
     busy += p.pp * max(end - max(start, p.seconds), 0)
-    drawn = panels.drawing(panels.timeline(0, 0, 1000, 144, p, span=span), 1000, 200)
+    drawn = drawing.drawing(drawing.timeline(0, 0, 1000, 144, p, span=span), 1000, 200)
     assert np.isclose(white_share(drawn), 1 - busy / (p.pp * (end - start)), atol=1e-3)
     assert 'left out' not in drawn
 
@@ -650,23 +698,23 @@ def test_the_candidate_of_a_wide_search_is_loaded_whole():
 
 # --- experiments, the challenge and a model of one's own ---
 
-@pytest.mark.parametrize('name', [name for name, task in panels.TASKS.items() if task])
+@pytest.mark.parametrize('name', [name for name, task in layer_panel.TASKS.items() if task])
 def test_experiments_can_be_solved(name):
     "Not solved where it begins, on a possible state; some configuration reaches the goal."
     panel = Panel(LayerState())
     panel.controls['task'].value = name
-    state, task = panel.state, panels.TASKS[name]
+    state, task = panel.state, layer_panel.TASKS[name]
     assert all(getattr(state, key) == value for key, value in task.start.items())
     if task.seconds is None: return
     assert 'not yet' in panel.output.value
-    (model, system), ways = panels.named_in(state), panels.STRATEGIES
-    strategies = panels.strategies_for(model)
+    (model, system), ways = panel_states.named_in(state), STRATEGIES
+    strategies = execution.strategies_for(model)
     assert set(strategies) <= set(ways)
-    found = panels.search(model, state.n_gpus, system, state.global_batch, strategies, 2000,
-                          state.assumptions, zero_stages=[0, 1, 2, 3], **panels.practice(model))
+    found = execution.search(model, state.n_gpus, system, state.global_batch, strategies, 2000,
+                          state.assumptions, zero_stages=[0, 1, 2, 3], **execution.practice(model))
     best = found[found.memory_GB < task.memory].iloc[0]
-    solved = panels.layer_state_of(SearchState(
-        **{key: getattr(state, key) for key in panels.HELD}), best)
+    solved = search_panel.layer_state_of(SearchState(
+        **{key: getattr(state, key) for key in panel_states.HELD}), best)
     panel.load(dataclasses.replace(solved, task=name))
     assert 'solved!' in panel.output.value and best.iteration_s < task.seconds
     panel.controls['nvlink_size'].value = 64
@@ -676,9 +724,9 @@ def test_experiments_can_be_solved(name):
 def test_the_challenge():
     "The optimum scores 100, what does not fit 0, and all else between."
     panel = Panel(LayerState(task='challenge'))
-    best = panels.search('gpt3_1T', 2048, as_system('H200', 8), 4096, '1d', 1, 'corrected',
-                         zero_stages=[0, 1, 2, 3], **panels.practice(panels.as_model('gpt3_1T')))
-    for state, score in ((panels.layer_state_of(CORRECTED, best.iloc[0]), 100),
+    best = execution.search('gpt3_1T', 2048, as_system('H200', 8), 4096, '1d', 1, 'corrected',
+                         zero_stages=[0, 1, 2, 3], **execution.practice(as_model('gpt3_1T')))
+    for state, score in ((search_panel.layer_state_of(CORRECTED, best.iloc[0]), 100),
                          (LayerState(tp=1), 0), (LayerState(tp=16), None)):
         panel.load(dataclasses.replace(state, assumptions='corrected', task='challenge'))
         said = int(re.search(r'Score (\d+)', panel.output.value)[1])
@@ -710,14 +758,14 @@ def test_an_uploaded_model():
 def test_memory_over_time(state):
     "It begins and ends with what stays; its most is the memory that is stated."
     result = state.estimate
-    pipeline = panels.pipeline_of(result, panels.layer_table(result))
-    time, kept = panels.in_flight(pipeline)
+    pipeline = layer_panel.pipeline_of(result, layer_panel.layer_table(result))
+    time, kept = drawing.in_flight(pipeline)
     assert kept[-1] == 0 and (np.diff(time) >= -1e-9).all()   # rounding
     assert kept.max() == min(pipeline.pp, pipeline.micro_batches)
-    store = panels.store_of(result)
+    store = layer_panel.store_of(result)
     assert np.isclose(store.below + store.most[1], result.needed)
-    path = panels.activation_steps(0., 1000., 100., 1., pipeline, store)
-    tops = [float(top) for top in re.findall(r'V([\d.]+)', path)]
+    path = drawing.activation_steps(0., 1000., 100., 1., pipeline, store)
+    tops = [float(corner.split(',')[1]) for corner in path.split('"')[3].split()]
     assert np.isclose(1000 - min(tops), store.most[1], atol=.1)
 
 
@@ -880,7 +928,7 @@ def test_a_job_is_shown_as_it_is(tmp_path):
     assert (state.n_gpus, state.tp, state.cp, state.pp) == (64, 4, 2, 2)
     assert state.own == 'reduce_each=false'   # all else is as that software does
     assert call(state.python()).stats == explained['stats']
-    assert panels.addressed(panels.address_of(state)) == state
+    assert panels.addressed(panel_states.address_of(state)) == state
     both = panels.Panels(state, table['notes'])
     assert both.panels['layer'].state == state and both.widget.selected_index == 0
     assert 'Not used of the job' in both.panels['layer'].notes.value
@@ -889,12 +937,12 @@ def test_a_job_is_shown_as_it_is(tmp_path):
 @pytest.mark.parametrize('told, words', [
     (dict(schedule='zb-h1', pp=4), ['The panel shows schedule zb-h1 as 1f1b.']),
     (dict(schedule='zb-h1', dp=4), []),
-    (dict(tp=2, dp=8) | dict(zip(panels.PLACES, (1, 1, 1, 8))), []),
-    (dict(tp=2, dp=8) | dict(zip(panels.PLACES, (1, 1, 1, 4))),
+    (dict(tp=2, dp=8) | dict(zip(PLACES, (1, 1, 1, 8))), []),
+    (dict(tp=2, dp=8) | dict(zip(PLACES, (1, 1, 1, 4))),
      ['The panel shows nvlink tp 1 as 2.'])])   # which leaves half of the domain to others
 def test_what_of_a_job_cannot_be_shown(told, words):
     "A schedule is said where there is a pipeline; a placement has its control."
-    state, notes = panels.opened_at(panels.Parallel(**told), model='gpt3', nvlink_size=8)
+    state, notes = panels.opened_at(Parallel(**told), model='gpt3', nvlink_size=8)
     assert notes == words and (state.placement == (1, 1, 1, 8)) == (told.get('nvlink_dp') == 8)
 
 
@@ -903,7 +951,7 @@ def test_own_habits():
     one, other = SearchState(own='dp_overlap=false'), SearchState()
     times = one.found.iteration_s
     assert times[0] > other.found.iteration_s[0]
-    assert panels.map_cells(one).seconds.min() == times[0]
+    assert search_panel.map_cells(one).seconds.min() == times[0]
     assert np.array_equal(times, call(one.python()).iteration_s)
     assert not dataclasses.replace(one, candidate=1).chosen().estimate.parallel.dp_overlap
     assert 'dp_overlap=' in shown_or_why(LayerState(own='dp_overlap=maybe'))
@@ -918,7 +966,7 @@ def test_a_file_of_ones_own_is_served(tmp_path):
     with contextlib.chdir(tmp_path):
         state, _ = panels.opened_at(model='small.json', seq_len=2048)
     assert state.model == name and state.estimate.model.seq_len == 2048
-    told = panels.CELL.format(state=state, notes=['a "note"'])
+    told = panel_server.CELL.format(state=state, notes=['a "note"'])
     names = {}
     exec(told.rpartition('\n')[0], names)  # noqa: S102
     layer = eval(told.rpartition('\n')[2], names).panels['layer']
@@ -988,10 +1036,10 @@ def server():
     with served(COMMAND, 'panels', '--no-browser', '--port', str(free_port())) as found: yield found
 
 
-STRICT = """from transformer_perf import panels
-panels.MOST_PAGES = 2
-panels.CULLED.update(cull_idle_timeout=2, cull_interval=1)
-panels.serve({port})"""
+STRICT = """from transformer_perf import panel_server
+panel_server.MOST_PAGES = 2
+panel_server.CULLED.update(cull_idle_timeout=2, cull_interval=1)
+panel_server.serve({port})"""
 
 
 @pytest.fixture(scope='module')
@@ -1189,6 +1237,10 @@ WATCH = '''panel => { window.took = new Promise(done => {
 def move(browser_page, panel, control, option):
     "Move a control: the text of the new page; ms until something of it is seen, and all of it."
     browser_page.locator('.lm-TabBar-tab').nth(TABS.index(panel)).click()
+    browser_page.wait_for_selector(f'.panel-{panel} pre')   # a tab is made when it is looked at
+    box = browser_page.locator(f'.panel-{panel} .control-{control} select')
+    if not box.is_visible():
+        browser_page.locator(f'.panel-{panel}').get_by_text('More controls').click()
     browser_page.evaluate(WATCH, panel)
     browser_page.select_option(f'.panel-{panel} .control-{control} select', label=option)
     took = browser_page.evaluate('took')
@@ -1215,9 +1267,9 @@ def test_browser_layer(browser_page, capsys):
     for control, option in MOVED:
         text, took = move(browser_page, 'layer', control, option)
         result = python_on(browser_page, 'layer')
-        seconds = f'One iteration: {panels.short(result.stats["iteration_s"])} s'
+        seconds = f'One iteration: {short(result.stats["iteration_s"])} s'
         assert seconds in browser_page.locator('.panel-layer svg').text_content()
-        assert panels.short(result.layers.t_fwd[0] * 1000) in text and result.summary in text
+        assert short(result.layers.t_fwd[0] * 1000) in text and result.summary in text
         with capsys.disabled(): print(f'\nbrowser: {control} to {option}: '
                                       f'picture {took[0]:.0f} ms, page {took[1]:.0f} ms', end='')
     options = browser_page.locator('.panel-layer .control-tp option').all_inner_texts()
@@ -1237,19 +1289,19 @@ def browser_options(name, browser_page):
 def test_browser_search_loads_the_layer_panel(browser_page):
     text, _ = move(browser_page, 'search', 'system', 'B200')
     found = python_on(browser_page, 'search')
-    assert f'{panels.short(found.iteration_s[0])} s an iteration' in text
+    assert f'{short(found.iteration_s[0])} s an iteration' in text
     browser_page.select_option('.panel-search .control-candidate select', label='3')
     wait_for(browser_page, '.panel-search .page', 'Candidate 3 is in the layer panel')
     browser_page.locator('.lm-TabBar-tab').nth(0).click()
-    expected = f'One iteration: {panels.short(found.iteration_s[2])} s'
+    expected = f'One iteration: {short(found.iteration_s[2])} s'
     wait_for(browser_page, '.panel-layer svg', expected)
 
 
 def test_browser_loads_a_cell_by_keyboard(browser_page):
     "Its button says what is there, and has the keyboard afterwards, too."
     move(browser_page, 'search', 'system', 'H200')
-    found = panels.found_by(SearchState(), 1, tp=8, pp=16).iteration_s[0]
-    seconds = panels.short(found)
+    found = search_panel.found_by(SearchState(), 1, tp=8, pp=16).iteration_s[0]
+    seconds = short(found)
     cell = browser_page.locator(f'.panel-search button[title^="tp 8, pp 16: {seconds} s, "]')
     assert cell.inner_text() == f'{seconds} s'
     cell.focus()
@@ -1284,12 +1336,12 @@ def test_browser_says_why_nothing_fits(browser_page):
 
 def test_browser_others(browser_page):
     text, _ = move(browser_page, 'sweep', 'vary', 'seq_len')
-    assert panels.short(python_on(browser_page, 'sweep')['b'].iteration_s.iloc[0]) in text
+    assert short(python_on(browser_page, 'sweep')['b'].iteration_s.iloc[0]) in text
     text, _ = move(browser_page, 'roofline', 'micro_batch', '4')
     layers = python_on(browser_page, 'roofline')
-    assert panels.short((layers.t_fwd_comp + layers.t_fwd_mem)[0] * 1000) in text
+    assert short((layers.t_fwd_comp + layers.t_fwd_mem)[0] * 1000) in text
     text, _ = move(browser_page, 'collectives', 'kind', 'allreduce')
-    assert panels.short(python_on(browser_page, 'collectives')[4][-1] * 1000) in text
+    assert short(python_on(browser_page, 'collectives')[4][-1] * 1000) in text
     for panel in ('sweep', 'roofline', 'collectives'):
         assert browser_page.locator(f'.panel-{panel} img').count() == 1
 

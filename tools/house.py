@@ -15,7 +15,8 @@ WINGS = {   # rooms beside each other; all others are the core, below them
     'advice': ('advice', 'plan', 'sensitivity'),
     'studies': ('plots', 'sweeps', 'ranks', 'scaling'),
     'evidence': ('runs', 'memory_runs', 'validation', 'measure'),
-    'doors': ('panels', 'exercises', 'cli'),
+    'panels': ('drawing', 'panel_states', 'layer_panel', 'search_panel', 'chart_panels', 'panels'),
+    'doors': ('panel_server', 'exercises', 'cli'),
 }
 MODULES = {path.stem: path.read_text(encoding='utf-8') for path in pages.PACKAGE.glob('*.py')
            if not path.stem.startswith('_')}

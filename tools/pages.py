@@ -30,10 +30,10 @@ COURSE = [
     ('The optimum', ['4\\d_']),
     ('What real stacks add', ['5\\d_']),
     ('Claims', ['6\\d_']),
-    ('Plan a run', ['7\\d_']),
+    ('Plan a run', ['7[0-4]_']),
 ]
 REFERENCE = [
-    ('Play', ['play', '80_']),
+    ('Play', ['play', '7[5-9]_', '80_']),
     ('Models, parameters, pictures', ['8[1-6]_']),
     ('How an iteration is added up', ['8[78]_']),
     ('Runs and files', ['89_', '9[0-4]_']),

@@ -1242,9 +1242,9 @@ PANELS = (
 
 def panel_asked(a):  # (state or None, list of sentences)
     "The layer panel's state that a job or other options name, and what it cannot show."
-    from transformer_perf import panels
     given = {o.name: getattr(a, o.name) for o in OPENED if getattr(a, o.name) is not None}
     if not given: return None, []
+    from transformer_perf import panels
     if a.panel not in (None, 'layer'):
         raise ValueError(f'--{next(iter(given)).replace("_", "-")} is of the layer panel, '
                          f'not of {quoted(a.panel)}')
@@ -1264,10 +1264,12 @@ def panels_command(a):
         transformer-perf panels collectives kind=allreduce n_gpus=64
     """
     try:
-        from transformer_perf import panels
-        if a.bench: panels.bench(); return
         state, notes = panel_asked(a)
-        if a.panel is None: panels.serve(a.port, not a.no_browser, state, notes); return
+        if a.panel is None and not a.bench:
+            from transformer_perf.panel_server import serve
+            return serve(a.port, not a.no_browser, state, notes)
+        from transformer_perf import panels
+        if a.bench: return panels.bench(print)
     except ImportError as error:
         raise ValueError(f'the panels need more than is installed ({error}): '
                          "pip install 'transformer_perf[panels]'") from None
