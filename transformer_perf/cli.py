@@ -12,18 +12,18 @@ __all__ = ['WIDTH', 'FORMATS', 'COMMANDS_OF_TERMINALS', 'ANSWER', 'VERSION', 'AS
            'as_csv', 'deliver_table', 'deliver_written', 'Option', 'option', 'option_of', 'Command', 'command',
            'as_number', 'numbers', 'words', 'value_of', 'chosen_of', 'idle_in', 'said_by', 'names_of', 'usual_of',
            'check_said', 'model_asked', 'length_taken', 'assumptions_of', 'assumptions_asked', 'subject', 'title_of',
-           'title_for', 'estimate_of', 'not_used', 'exported', 'search_command', 'text_of_search', 'stages_told',
-           'strategies_told', 'place', 'parallel_of', 'text_of_figure', 'explain_command', 'text_of_estimate',
-           'layers_view', 'case_asked', 'text_of_advice', 'first_exported', 'few_digits', 'priced_fields', 'changes_of',
-           'fits_command', 'improve_command', 'measured_of', 'text_of_improvements', 'why_not_command', 'model_row',
-           'models_command', 'systems_view', 'systems_command', 'software_command', 'labelled', 'strategies_of',
-           'study_options', 'resumable', 'run_configs_command', 'axis', 'as_value', 'axes', 'sweep_command',
-           'zero_command', 'zero_view', 'runs_about', 'validate_command', 'text_of_recipes', 'text_of_scores',
-           'calibrate_command', 'error_after', 'told_of', 'text_of_fits', 'fit_view', 'amount', 'fields_given',
-           'plan_command', 'text_of_plan', 'configuration_asked', 'sensitivity_command', 'deliver_needed',
-           'sensitivity_view', 'bench_command', 'measure_command', 'panel_asked', 'panels_command', 'Parser', 'help_of',
-           'summary_of', 'parser_of', 'overview', 'job_of', 'gpus_told', 'arguments_of', 'schema_text', 'run_command',
-           'failure_of', 'main']
+           'title_for', 'estimate_of', 'not_used', 'exported', 'search_command', 'text_of_search', 'rests_on',
+           'stages_told', 'strategies_told', 'place', 'parallel_of', 'text_of_figure', 'explain_command',
+           'text_of_estimate', 'layers_view', 'case_asked', 'text_of_advice', 'first_exported', 'few_digits',
+           'priced_fields', 'changes_of', 'fits_command', 'improve_command', 'measured_of', 'text_of_improvements',
+           'why_not_command', 'model_row', 'models_command', 'systems_view', 'systems_command', 'software_command',
+           'labelled', 'strategies_of', 'study_options', 'resumable', 'run_configs_command', 'axis', 'as_value', 'axes',
+           'sweep_command', 'zero_command', 'zero_view', 'runs_about', 'validate_command', 'text_of_recipes',
+           'text_of_scores', 'calibrate_command', 'error_after', 'told_of', 'text_of_fits', 'fit_view', 'amount',
+           'fields_given', 'plan_command', 'text_of_plan', 'configuration_asked', 'sensitivity_command',
+           'deliver_needed', 'sensitivity_view', 'bench_command', 'measure_command', 'panel_asked', 'panels_command',
+           'Parser', 'help_of', 'summary_of', 'parser_of', 'overview', 'job_of', 'gpus_told', 'arguments_of',
+           'schema_text', 'run_command', 'failure_of', 'main']
 
 # %% ../nbs/95_cli.ipynb #86ef7f4e
 import argparse
@@ -439,12 +439,20 @@ def text_of_search(found, model, system, a):  # str
                   paragraph(in_words(own.iloc[0], model, system, a.global_batch))]
     for n, reason in found.reasons.items():
         parts.append(paragraph(f'{n} GPUs: no feasible configuration. {reason}.'))
-    evidence = [f'Evidence: {"; ".join(found.evidence.unique())}.'] * bool(len(found))
-    parts.append(paragraph(' '.join(evidence + notes)))
+    notes = rests_on(found, model, system, a) + notes
+    if notes: parts.append(paragraph(' '.join(notes)))
     parts.append(f'{found.candidates:,} candidates considered, {strategies_told(a, model)}.\n')
     return '\n'.join(parts)
 
 # %% ../nbs/95_cli.ipynb #db69c1dc
+def rests_on(found, model, system, a):  # list of str
+    "The evidence of what was found; and what the best takes in other software, if none is named."
+    if not len(found): return []
+    from transformer_perf.iteration import both_ends
+    best = estimate_of(found.iloc[0], a, model, system, assumptions_asked(a))
+    evidence = f'Evidence: {"; ".join(found.evidence.unique())}.'
+    return [evidence, *filter(None, [both_ends(best)])]
+
 def stages_told(model, a):  # list of str
     "A sentence where the number of layers leaves a pipeline next to no choice."
     few = [n for n in a.gpus if math.gcd(model.depth, n) < 3 <= min(model.depth, n)]
