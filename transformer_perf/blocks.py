@@ -4,15 +4,12 @@
 
 # %% auto #0
 __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'Half', 'listed_by', 'check_operation', 'Block', 'Layouts', 'CountedJob',
-           'when', 'meeting', 'column_product', 'row_product', 'of_group', 'inner_product', 'training', 'any_norm',
-           'no_norm', 'gathers', 'norm', 'summa_column', 'summa_row', 'summa_norm', 'Strategy', 'one_dimensional_bias',
-           'context_bias', 'own_rows', 'own_features', 'residual', 'activated', 'after_mlp', 'MLP', 'in_part',
-           'heads_swapped', 'passes_keys', 'seen_share', 'attention_core', 'Heads', 'Attention', 'output_gate',
-           'kept_once', 'to_latent', 'LatentAttention', 'expert_groups', 'expert_copies', 'domains_met', 'travels',
-           'crowding', 'expert_rows', 'moved_copies', 'grouped', 'router', 'routed_experts', 'shared_experts',
-           'Experts', 'attention_core_summa', 'layer_operations', 'gpt_block', 'words', 'embedding', 'output_layer',
-           'ahead', 'end_operations', 'kinds_among', 'Pattern', 'ends_in_16_bits', 'one_kind', 'pattern_in', 'kinds_of',
-           'layers_of_kinds', 'numbers_in']
+           'column_product', 'row_product', 'of_group', 'inner_product', 'training', 'any_norm', 'no_norm', 'gathers',
+           'norm', 'Strategy', 'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features', 'residual',
+           'activated', 'after_mlp', 'MLP', 'in_part', 'Attention', 'to_latent', 'LatentAttention', 'expert_groups',
+           'expert_copies', 'domains_met', 'moved_copies', 'grouped', 'shared_experts', 'Experts',
+           'attention_core_summa', 'layer_operations', 'gpt_block', 'words', 'embedding', 'output_layer', 'ahead',
+           'end_operations', 'ends_in_16_bits', 'one_kind', 'pattern_in', 'kinds_of', 'layers_of_kinds', 'numbers_in']
 
 # %% ../nbs/11_blocks.ipynb #3b000005
 import dataclasses

@@ -4,12 +4,10 @@
 
 # %% auto #0
 __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'WHOLE', 'FLAG', 'MOST_VALUES', 'MEGABYTE', 'LARGEST_JSON',
-           'LARGEST_CSV', 'MOST_COLUMNS', 'MOST_CELLS', 'PATIENCE', 'printable', 'quoted', 'nearest', 'whole', 'finite',
-           'flag', 'label', 'field', 'one_of', 'checked_number', 'of_type', 'checked_value', 'checked', 'differing',
-           'as_markdown', 'takes', 'several', 'table_with', 'divides', 'named', 'checked_path', 'read_bytes',
-           'read_text', 'check_new', 'once', 'no_constant', 'infinity', 'parse_json', 'read_json', 'naming',
-           'check_cells', 'read_csv', 'is_special', 'why_not', 'check_writable', 'write_whole', 'write_to',
-           'open_special', 'replace_file']
+           'printable', 'quoted', 'nearest', 'whole', 'finite', 'flag', 'label', 'field', 'one_of', 'of_type',
+           'checked_value', 'checked', 'differing', 'as_markdown', 'takes', 'several', 'table_with', 'divides', 'named',
+           'checked_path', 'read_bytes', 'read_text', 'check_new', 'once', 'no_constant', 'infinity', 'parse_json',
+           'read_json', 'naming', 'read_csv', 'is_special', 'why_not', 'check_writable', 'write_whole', 'write_to']
 
 # %% ../nbs/97_inputs.ipynb #90a00005
 import contextlib

@@ -6,8 +6,8 @@
 __all__ = ['SAID', 'priced_state', 'TASKS', 'CHAIN', 'WAYS', 'WAITS', 'BOUND', 'STORES', 'CALLED', 'STEPS', 'MACHINE', 'COLUMNS',
            'LayerState', 'parallel_of', 'priced', 'written', 'estimate_call', 'explain_command', 'Task', 'begun',
            'unplaced', 'groupings_of', 'counts_of', 'operations_of', 'pass_times', 'layer_table', 'interval_line',
-           'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'Step', 'beside', 'one_step', 'has_row',
-           'figures_of', 'best_step', 'change_words', 'as_view', 'facts_of', 'layer_shown']
+           'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'Step', 'beside', 'as_view', 'facts_of',
+           'layer_shown']
 
 # %% ../nbs/77_layer_panel.ipynb #d2a70204
 import dataclasses

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SHARE', 'PART', 'FACTOR', 'HANDLES', 'REPEATABLE', 'GROUPED_WORKSPACES', 'OVERLAP_WORKSPACES', 'SHOWS',
            'KINDS_OF_RUN', 'WIDER', 'PARTS', 'PART_OF', 'figure', 'Network', 'Kernels', 'measured_folder', 'Generation',
-           'generations', 'Costs', 'Evidence', 'interval', 'checked_interval', 'evidence_in', 'Parameters', 'part_of',
-           'limits', 'value_of', 'changed', 'Calibration', 'parameters_from', 'as_flat', 'read_calibration']
+           'generations', 'Costs', 'Evidence', 'interval', 'Parameters', 'part_of', 'limits', 'value_of', 'changed',
+           'Calibration', 'parameters_from', 'as_flat', 'read_calibration']
 
 # %% ../nbs/82_parameters.ipynb #c3ca8f62
 import dataclasses

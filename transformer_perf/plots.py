@@ -4,14 +4,11 @@
 
 # %% auto #0
 __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', 'GREY', 'PALETTE', 'DASHES', 'MARKERS', 'FILLS',
-           'PARTS', 'LOOK', 'DRAWING', 'MOST_CHARACTERS', 'MOST_GROUPS', 'MOST_DRAWN', 'TEXT', 'ONE', 'GUIDE', 'SIZES',
-           'PLACED', 'BARS', 'SHAPE', 'EDGE', 'HOLES', 'PASSES', 'MOST_PASSES', 'style', 'nothing_to_draw',
-           'check_texts', 'picture', 'panels_of', 'groups_of', 'as_number', 'with_numbers', 'numbers_in', 'drawable',
-           'plain', 'log_ticks', 'look_of', 'draw_curves', 'draw_guides', 'gpu_axes', 'legend_of_curves',
-           'against_gpus', 'training_days', 'micro_batches', 'second_axis', 'beside', 'write_shares', 'stacked_shares',
-           'group_bars', 'labels_of', 'shape_of', 'configurations', 'draw_placements', 'placements', 'edges',
-           'value_ticks', 'grid_of', 'maps_of', 'draw_contours', 'mark_machines', 'draw_map', 'map_legend', 'heat_map',
-           'draw_messages', 'message_legend', 'communication', 'check_passes', 'draw_passes', 'timeline']
+           'PARTS', 'LOOK', 'MOST_CHARACTERS', 'MOST_GROUPS', 'MOST_DRAWN', 'TEXT', 'ONE', 'SIZES', 'PLACED', 'BARS',
+           'SHAPE', 'PASSES', 'MOST_PASSES', 'style', 'check_texts', 'picture', 'panels_of', 'groups_of', 'as_number',
+           'with_numbers', 'numbers_in', 'drawable', 'plain', 'log_ticks', 'against_gpus', 'training_days',
+           'micro_batches', 'second_axis', 'beside', 'write_shares', 'configurations', 'placements', 'edges',
+           'value_ticks', 'heat_map', 'communication', 'check_passes', 'draw_passes', 'timeline']
 
 # %% ../nbs/83_plots.ipynb #cf2e19e0
 import functools

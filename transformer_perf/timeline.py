@@ -7,17 +7,17 @@ __all__ = ['GROUPS', 'PLACES', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'FIGURES',
            'sent_between_stages', 'ends_meet', 'stages_held', 'weight_copies', 'routed_copies', 'weight_parts',
            'most_of_ends', 'reduction_time', 'stage_weights', 'stage_matrices', 'shared', 'states_of', 'step_bytes',
            'with_matrices', 'dealt', 'step_on_matrices', 'of_the_busiest', 'update_time', 'straggling', 'Stage',
-           'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'alike', 'distinct_rows',
-           'stages_of', 'unlike_stages', 'mean_layer', 'costs_at_places', 'Pace', 'slowest_stage', 'pace_of',
-           'mean_matrices', 'slower_of', 'bubble_time', 'between_layers', 'iteration_times', 'Memory', 'alive',
-           'working', 'units_at_hand', 'StageWeights', 'largest_units', 'weights_of_stage', 'weights_held',
-           'gradients_held', 'kept_at', 'memory_at', 'layers_copied', 'other_copies', 'memory_of', 'memory_bound',
-           'that_must_fit', 'memory_needed', 'chunks_differ', 'components', 'figures', 'counted_and_priced',
-           'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'figures_by_formula', 'own_stages',
-           'held_by_chunks', 'of_each_kind', 'on_chunks', 'kept_on_chunks', 'pass_times', 'passes_in', 'play',
-           'more_of', 'chunks_alike', 'totals_played', 'bubble_left', 'exact_times', 'memory_on_ranks', 'exact_memory',
-           'memory_played', 'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each',
-           'bubbles_played', 'memories_played', 'job_of_estimate', 'priced_estimate']
+           'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'alike', 'stages_of',
+           'mean_layer', 'costs_at_places', 'Pace', 'slowest_stage', 'pace_of', 'mean_matrices', 'slower_of',
+           'bubble_time', 'between_layers', 'iteration_times', 'Memory', 'alive', 'working', 'units_at_hand',
+           'StageWeights', 'largest_units', 'weights_of_stage', 'weights_held', 'gradients_held', 'kept_at',
+           'memory_at', 'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed',
+           'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
+           'seconds_and_GB', 'statistics', 'figures_by_formula', 'own_stages', 'held_by_chunks', 'of_each_kind',
+           'on_chunks', 'kept_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'totals_played',
+           'bubble_left', 'exact_times', 'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures',
+           'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played', 'memories_played',
+           'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
