@@ -40,7 +40,7 @@ from .configs import rule_of
 # %% ../nbs/90_interop.ipynb #177de633
 from .models import NAMED, Model, as_model, has_experts
 from .systems import as_system, system_names
-from .parameters import Calibration
+from .parameters import Calibration, generations
 from .software import as_software, known_software
 from .estimates import (
     CHOICES, GRAPHED, PARTS, Assumptions, as_assumptions, layers_again, parts_again)
@@ -1549,9 +1549,10 @@ def as_script(job, keys, notes):  # str
     return comment(notes) + ' \\\n    '.join(flags) + '\n'
 
 def one_connection(job):  # list of str
-    "What Megatron-LM asserts of tp or cp, but not under FSDP, nor on Blackwell."
-    p, newest = job.parallel, job.system is not None and job.system.architecture == 'Blackwell'
-    alone = p.tp * p.cp == 1 or (p.zero_stage or 0) > 1 or p.ep_overlap or newest
+    "What Megatron-LM asserts of tp or cp, but not under FSDP, nor on the newest GPUs."
+    p, known = job.parallel, job.system and generations().get(job.system.architecture)
+    free = known is not None and not known.one_connection
+    alone = p.tp * p.cp == 1 or (p.zero_stage or 0) > 1 or p.ep_overlap or free
     return [] if alone else ['CUDA_DEVICE_MAX_CONNECTIONS=1']
 
 def comment(notes): return ''.join(f'# set elsewhere: {note}\n' for note in notes)

@@ -119,6 +119,7 @@ class Generation:
     engine_workspace: float = field(above=True)     # MiB, of Transformer Engine
     handle_workspace: float = field(above=True)     # MiB, of PyTorch for a handle of cuBLAS
     fp8_either_way: bool     # 8-bit products take a matrix by rows as well as by columns
+    one_connection: bool     # Megatron-LM wants a single queue where tp or cp send messages
     source: object           # where the figures come from
 
 @functools.cache
