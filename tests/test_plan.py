@@ -231,7 +231,8 @@ def test_command_ends_at_flags(tmp_path):
     row = plan('llama3.1_8B', [64, 256], H100, tokens=1e12, batch_tokens=BATCH).row('cheapest')
     assert (job.parallel.tp, job.parallel.cp, job.parallel.pp) == (row.tp, row.cp, row.pp)
     assert job.global_batch == BATCH // 8192
-    assert file.read_text() == export(row, 'megatron', 'llama3.1_8B', job.global_batch)
+    one = estimate('llama3.1_8B', Parallel.from_row(row), H100, job.global_batch)
+    assert file.read_text() == export(one, 'megatron') and job.dropout is False
 
 
 def test_command_where_nothing_is_in_time():

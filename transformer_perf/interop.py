@@ -206,11 +206,12 @@ USUAL_IMAGES = {'--img-h': 224, '--img-w': 224, '--patch-dim': 16}   # Megatron-
 
 def check_trains(key, x):
     "A ValueError where a key says that the job is no training of a whole decoder."
-    if x is None or x in (*OFF_WORDS, 'null', {}): return
+    plain = isinstance(x, (bool, int, float, str, list, dict))
+    if not plain or x in (*OFF_WORDS, 'null', {}): return
     for pattern, why in OTHERWISE.items():
         if re.fullmatch(pattern, key, re.IGNORECASE):
             raise ValueError(f'{printable(key)}={quoted(x)}: {why}')
-    if USUAL_IMAGES.get(key, x) != x:
+    if key in USUAL_IMAGES and x != USUAL_IMAGES[key]:
         raise ValueError(f'{key}={quoted(x)}: images and sound are not modelled')
 
 OFF_WORDS = (False, 'none', 'no', 'None', 'NO', [], '')   # said of what is not there
