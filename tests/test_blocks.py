@@ -113,8 +113,8 @@ NORM = Operation('norm', Work(), Work())
 
 @pytest.mark.parametrize('found, message', [
     ((), 'operations of Odd=() must be of type list'), (None, 'must be of type list'),
-    ([NORM, [NORM]], 'a list in a list needs a star'), ([NORM._replace(again='core_attn')],
-                                                        "again of norm='core_attn'")])
+    ([NORM, [NORM]], 'a list in a list needs a star'),
+    ([NORM._replace(recomputed_with='core_attn')], "recomputed_with of norm='core_attn'")])
 def test_what_is_no_list_of_operations(found, message):
     (full, depth), = as_model('llama3.1_8B').blocks
     layers = ((dataclasses.replace(full, ffn=Odd(found)), depth),)

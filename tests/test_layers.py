@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from transformer_perf import Model, estimate, search
 from transformer_perf.estimates import (
-    CHOICES, Group, as_assumptions, counted, exchanged, parts_again)
+    CHOICES, Group, as_assumptions, counted, exchanged, recomputed_parts)
 from transformer_perf.timeline import (
     GROUPS, PLACES, distinct_stages, job_of, mean_layer, stages_of, statistics)
 from transformer_perf.iteration import Parallel
@@ -214,7 +214,8 @@ def test_recompute_keeps_less_and_takes_longer(name, part):
     pricer = pricer_of(H100, CALIBRATED)
     took = [layer_cost(j, pricer) for j in (plain, again)]
     kept = [layer_memory(j).activations for j in (plain, again)]
-    reruns = [op for op in layer_operations(plain) if set(op.again) & set(parts_again(part))]
+    reruns = [op for op in layer_operations(plain)
+              if set(op.recomputed_with) & set(recomputed_parts(part))]
     assert took[0].forward == took[1].forward
     assert (took[1].backward > took[0].backward) == bool(reruns or part == 'full')
     assert (kept[1] < kept[0]) == bool(reruns or part == 'full') and kept[1] > 0

@@ -8,8 +8,9 @@ __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'Half', 'listed_by', 'chec
            'norm', 'Strategy', 'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features', 'residual',
            'activated', 'after_mlp', 'MLP', 'in_part', 'Attention', 'to_latent', 'LatentAttention', 'expert_groups',
            'expert_copies', 'domains_met', 'moved_copies', 'grouped', 'shared_experts', 'Experts',
-           'attention_core_summa', 'layer_operations', 'gpt_block', 'words', 'embedding', 'output_layer', 'ahead',
-           'end_operations', 'ends_in_16_bits', 'one_kind', 'pattern_in', 'kinds_of', 'layers_of_kinds', 'numbers_in']
+           'attention_core_summa', 'layer_operations', 'gpt_block', 'own_vocabulary', 'embedding', 'output_layer',
+           'ahead', 'end_operations', 'ends_in_16_bits', 'one_kind', 'pattern_in', 'kinds_of', 'layers_of_kinds',
+           'numbers_in']
 
 # %% ../nbs/11_blocks.ipynb #3b000005
 import dataclasses
@@ -77,7 +78,7 @@ def listed_by(half: Half, job):  # list of Operation
 
 def check_operation(op: Operation):
     "What else of an operation may be mistaken: words, and weights that no optimizer would see."
-    for part in of_type(op.again, tuple, f'again of {op.name}'):
+    for part in of_type(op.recomputed_with, tuple, f'recomputed_with of {op.name}'):
         nearest(part, ('scores', *PARTS), f'part of a layer, in {op.name}')
     for message in op.forward.messages + op.backward.messages:
         nearest(message.kind, KINDS, f'kind of a message of {op.name}')
@@ -378,8 +379,8 @@ def residual(job: CountedJob, bias_name, dropout_name, biased=True):  # list of 
     strategy, units, block = STRATEGIES[job.strategy], job.units, job.here
     rows, columns = strategy.between(job)
     place = 0 if bias_name == 'vproj-bias' else 1   # with three norms, the third follows attention
-    after = [any_norm(job, bias_name.replace('bias', 'norm'), rows, columns)._replace(again=())]
-    after *= int(block.norms > 2 + place)
+    more = any_norm(job, bias_name.replace('bias', 'norm'), rows, columns)
+    after = [more._replace(recomputed_with=())] * int(block.norms > 2 + place)
     if job.assumptions.fused_kernels:
         masked = np.asarray(job.costs.dropout) * 1.
         return [*after, dropout_add(dropout_name, rows, columns, units, masked)]
@@ -427,7 +428,7 @@ class MLP(Half):
 def in_part(part, op: Operation, freed=True):  # Operation
     "An operation that is computed again with a part of its layer, and need keep nothing then."
     frees = op.frees + (((part, op.activations),) if freed else ())
-    return op._replace(again=op.again + (part,), frees=frees)
+    return op._replace(recomputed_with=op.recomputed_with + (part,), frees=frees)
 
 # %% ../nbs/11_blocks.ipynb #7385b8f6
 def heads_swapped(job: CountedJob, mixer):
@@ -485,7 +486,7 @@ def attention_core(job: CountedJob, mixer):  # list of Operation
     kernel = eager_softmax if job.costs.eager_scores else fused_softmax
     scores = [kernel('softmax', b, h, rows, l, units, masked)] if a.fused_kernels else [
         softmax('softmax', b, h, rows, l, units),
-        dropout('dpr_at', b * h * rows * l, units, again=('scores', 'core_attn'))]
+        dropout('dpr_at', b * h * rows * l, units, recomputed_with=('scores', 'core_attn'))]
     compared = logits('logits', *sizes, mixer.width, units)
     chosen = attend('attend', *sizes, mixer.value, units, masked)
     return [passes_keys(job, mixer, compared, mixer.width, merges=False), *scores,
@@ -564,7 +565,8 @@ class Attention(Heads):
         if self.normed is None: return [found]
         each = any_norm(job, 'qk-norm', job.tokens * (heads + kv), self.width)
         vectors = (heads + kv) * self.width if self.normed == 'whole' else 2 * self.width
-        return [found, each._replace(weights=each.weights / self.width * vectors, again=())]
+        weights = each.weights / self.width * vectors
+        return [found, each._replace(weights=weights, recomputed_with=())]
 
 # %% ../nbs/11_blocks.ipynb #3b000021
 def output_gate(job: CountedJob, mixer):  # Operation
@@ -586,7 +588,7 @@ def kept_once(job: CountedJob, op: Operation, elsewhere=True):  # Operation
 def to_latent(job: CountedJob, name, width, beside=0):  # list of Operation
     "From a GPU's own rows to a latent, its norm, and all rows of it (with what goes beside it)."
     down = inner_product(job, f'{name}-down', job.own, job.embed_dim, width + beside)
-    normed = any_norm(job, f'{name}-norm', job.own, width)._replace(again=())
+    normed = any_norm(job, f'{name}-norm', job.own, width)._replace(recomputed_with=())
     return [down._replace(frees=(('layernorm', down.activations),)),
             gathers(job, normed, width + beside)]
 
@@ -610,7 +612,7 @@ class LatentAttention(Heads):
         up = column_product(job, 'q-up', heads * self.width, queries)
         both = heads * (self.width - self.rope + self.value)
         kv_up = column_product(job, 'kv-up', both, self.latent)
-        rebuilt = [op._replace(again=('mla_up_proj',), frees=()) for op in (up, kv_up)]
+        rebuilt = [op._replace(recomputed_with=('mla_up_proj',), frees=()) for op in (up, kv_up)]
         kv_down, kv_norm = to_latent(job, 'kv', self.latent, self.rope)
         known = bool(queries) or job.assumptions.inputs_sharded   # the queries' product has it too
         return [*down, kept_once(job, kv_down, known), kv_norm, *rebuilt]
@@ -705,7 +707,7 @@ def routed_experts(job: CountedJob, experts):  # list of Operation
         matrices=(of_group(Matrix(width * job.etp, job.embed_dim, here), 'etp'),))
     act = activated(job, 'expert-act', expert_rows(job, experts) * width)
     apart = second.activations * (1 - gated)   # before it is weighed; a gate's kernel does both
-    act = act._replace(again=('moe_act',), activations=act.activations + apart,
+    act = act._replace(recomputed_with=('moe_act',), activations=act.activations + apart,
                        frees=(('moe_act', apart),))
     second = second._replace(frees=(('moe_act', second.activations),))
     parts = [moved_copies(job, experts, 'dispatch', False), first, act, second,
@@ -761,7 +763,7 @@ def attention_core_summa(job: CountedJob, mixer):  # list of Operation
     sizes = b, l, mixer.width, h, *grid, job.panels
     return [logits_summa('logits', *sizes, units), softmax_2d('softmax', b, h, l, *grid, units),
             dropout('dpr_at', b * h * job.rows * (l // job.tp), units,
-                    again=('scores', 'core_attn')),
+                    recomputed_with=('scores', 'core_attn')),
             attend_summa('attend', *sizes, units)]
 
 # %% ../nbs/11_blocks.ipynb #3b000013
@@ -775,33 +777,35 @@ def gpt_block(embed_dim, heads, mlp_dim=None):  # Block
     return Block(Attention(heads, heads, width, width), MLP(mlp_dim or 4 * embed_dim))
 
 # %% ../nbs/11_blocks.ipynb #fe5ce2c4
-def words(job: CountedJob):
-    "Words of the vocabulary on one GPU; 0 where they do not count."
+def own_vocabulary(job: CountedJob):
+    "Entries of the vocabulary on one GPU; 0 where they do not count."
     return job.vocab / job.tp * job.assumptions.vocabulary
 
 def embedding(job: CountedJob):  # Operation
     "Looking tokens up."
     E, e = job.units.element, job.embed_dim
-    rows = Message('allreduce', E * job.tokens * e * (words(job) > 0), 'tp')
+    rows = Message('allreduce', E * job.tokens * e * (own_vocabulary(job) > 0), 'tp')
     there = Work(nbytes=2 * E * job.own * e, launches=3, messages=(rows,))
     places = job.seq_len * job.learned_positions * job.assumptions.vocabulary
-    return Operation('embedding', there, there._replace(messages=()), E * (words(job) + places) * e)
+    weights = E * (own_vocabulary(job) + places) * e
+    return Operation('embedding', there, there._replace(messages=()), weights)
 
 def output_layer(job: CountedJob):  # Operation
     "From the last layer to the loss: a product with every word, and a softmax over them."
-    E, e, T, V = job.units.element, job.embed_dim, job.tokens, np.maximum(words(job), 1 / job.tp)
+    E, e, T = job.units.element, job.embed_dim, job.tokens
+    V = np.maximum(own_vocabulary(job), 1 / job.tp)
     gradient = Message('allreduce', E * T * e, 'tp')
     sums = Message('allreduce', 2 * E * T, 'tp')
     loss = E / 2 * job.costs.loss_traffic * T * V + 3 * E * job.own * e
     there = Work((Product(T, V, e),), nbytes=loss / 2, launches=5, messages=(sums,) * 3)
     back = Work((Product(T, e, V), Product(V, e, T)), nbytes=loss / 2, launches=4,
                 messages=(gradient,))
-    return Operation('output', there, back, E * words(job) * (e + job.output_bias))
+    return Operation('output', there, back, E * own_vocabulary(job) * (e + job.output_bias))
 
 # %% ../nbs/11_blocks.ipynb #d9fda5d3
 def ahead(job: CountedJob):  # list of Operation
     "What one further layer of multi-token prediction has besides a layer."
-    e, counts = job.embed_dim, words(job) > 0
+    e, counts = job.embed_dim, own_vocabulary(job) > 0
     join = column_product(job._replace(precision='bf16'), 'mtp-join', e // job.tp, 2 * e)
     norms = [any_norm(job, 'mtp-norms', 2 * job.own, e), any_norm(job, 'mtp-norm', job.own, e)]
     weights = [join.weights * counts, 2 * norms[0].weights * counts, norms[1].weights * counts]
@@ -810,7 +814,7 @@ def ahead(job: CountedJob):  # list of Operation
 def end_operations(job: CountedJob):  # (list of Operation of the first stage, of the last)
     "What the first and the last stage compute beside their layers."
     final = any_norm(job, 'final-norm', job.own, job.embed_dim)
-    final = final._replace(weights=final.weights * (words(job) > 0))
+    final = final._replace(weights=final.weights * (own_vocabulary(job) > 0))
     more = [*ahead(job), output_layer(job)._replace(weights=0.)]
     return [embedding(job)], [final, output_layer(job), *more * int(job.mtp_layers)]
 

@@ -9,7 +9,7 @@ __all__ = ['RECIPES', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CONTEXTS', 'DISP
            'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked', 'joined_works',
            'gained', 'roofline_of_each', 'roofline', 'ring_share', 'two_tier_time', 'send_time', 'Group', 'Busy',
            'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass', 'seconds_of_messages', 'shown_of_messages',
-           'at_columns', 'group_of', 'comm_of_each', 'price', 'parts_again', 'layers_again', 'is_again',
+           'at_columns', 'group_of', 'comm_of_each', 'price', 'recomputed_parts', 'recomputed_layers', 'is_recomputed',
            'in_low_precision', 'graphed', 'launched', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices',
            'orthogonalized', 'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped',
            'as_assumptions', 'collective_time']
@@ -125,7 +125,7 @@ class Operation(NamedTuple):
     backward: Work
     weights: float = 0.      # GB of weights
     activations: float = 0.  # GB kept from the forward pass for the backward pass
-    again: tuple = ()        # the parts of a layer with which it is computed again: recompute
+    recomputed_with: tuple = ()  # the parts of a layer: choices of recompute
     frees: tuple = ()        # (part, GB of the activations that need not be kept then)
     panels: int = None       # SUMMA: messages are cut into so many panels that hide behind compute
     routed: bool = False     # the weights are those of routed experts
@@ -488,15 +488,15 @@ RECOMPUTE = {   # -> the parts of a layer that are computed again; 'full': all o
     'none': (), 'scores': ('scores',), 'selective': ('core_attn',), 'full': ()}
 PARTS = ('core_attn', 'mlp', 'layernorm', 'mla_up_proj', 'moe_act', 'moe', 'shared_experts')
 
-def parts_again(recompute):  # tuple of str
+def recomputed_parts(recompute):  # tuple of str
     "The parts of a layer that are computed again: 'selective', or 'layernorm+moe_act'."
     if of_type(recompute, str, 'recompute') in RECOMPUTE: return RECOMPUTE[recompute]
-    if layers_again(recompute): return ()
+    if recomputed_layers(recompute): return ()
     names = recompute.split('+')
     return tuple(nearest(name, [*PARTS, *RECOMPUTE] if len(names) == 1 else PARTS, 'recompute')
                  for name in names)
 
-def layers_again(recompute):
+def recomputed_layers(recompute):
     "The layers of a stage that are computed again in full: all with 'full', 4 with 'full:4'."
     if recompute == 'full': return np.inf
     word, colon, number = recompute.partition(':')
@@ -504,9 +504,9 @@ def layers_again(recompute):
     return whole(int(number) if number.isdecimal() else number, 'layers of recompute')
 
 # %% ../nbs/02_estimates.ipynb #6635d1de
-def is_again(recompute, part):
+def is_recomputed(recompute, part):
     "Whether a part of a layer is computed again; an array where `recompute` is a column."
-    return of_names(recompute, lambda name: part in parts_again(name)) != 0
+    return of_names(recompute, lambda name: part in recomputed_parts(name)) != 0
 
 def in_low_precision(a, precision):  # bool, or an array where precisions are a column
     "Whether weights are held and gathered in the precision of the products."
@@ -533,7 +533,7 @@ def launched(cuda_graphs, part):  # share; an array where graphs are a column
 
 def check_choices(a):
     "A ValueError where assumptions contradict each other."
-    parts_again(a.recompute), graphed(a.cuda_graphs)
+    recomputed_parts(a.recompute), graphed(a.cuda_graphs)
     if not isinstance(a.fp8_parameters, bool):
         for name in of_type(a.fp8_parameters, (bool, str), 'fp8_parameters').split('+'):
             nearest(name, RECIPES, 'precision of fp8_parameters')
@@ -590,7 +590,7 @@ class Choices:
     "What a configuration chooses, beside how many GPUs share what."
     # copies share out: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
     zero_stage: int = field(1, choices=(0, 1, 2, 3))
-    recompute: str = 'none'             # computed again in the backward pass: `parts_again`
+    recompute: str = 'none'             # computed again in the backward pass: `recomputed_parts`
     virtual_stages: int = 1             # parts of each pipeline stage in an interleaved schedule
     sequence_sharded: bool = True       # tp shares out the sequence too, between its products
     context: str = field('allgather', choices=CONTEXTS) # how cp passes keys and values

@@ -19,7 +19,7 @@ from .models import Model, as_model, counted_once
 from .systems import PHYSICAL, as_system
 from .schedules import SCHEDULES, own_figure, possible
 from .estimates import (
-    CHOICES, FITS_BY, Assumptions, Choices, as_assumptions, layers_again)
+    CHOICES, FITS_BY, Assumptions, Choices, as_assumptions, recomputed_layers)
 from .kernels import pricer_of
 from .blocks import STRATEGIES, Layouts
 from .modules import (
@@ -353,7 +353,7 @@ LAYER = ('tp', 'cp', 'ep', 'etp', 'micro_batch', 'panels', 'recompute', 'sequenc
 
 def decides_layer(considered):  # tuple of columns
     "As `LAYER`; 'full:4' computes a larger share again of a stage with fewer layers."
-    of_stage = any(0 < layers_again(name) < np.inf for name in considered['recompute'])
+    of_stage = any(0 < recomputed_layers(name) < np.inf for name in considered['recompute'])
     return LAYER + ('pp',) * of_stage
 
 def variants(system):
@@ -742,7 +742,7 @@ def strategies_named(strategy, assumptions=None, model=None):  # list of str
 # %% ../nbs/32_execution.ipynb #abba6bbd
 def parts_in(model: Model, *parts):  # list of str
     "Of some parts of a layer that can be computed again those that a model has."
-    own = {part for op, _ in counted_once(model) for part in op.again}
+    own = {part for op, _ in counted_once(model) for part in op.recomputed_with}
     return [part for part in parts if part in own]
 
 def practice(model: Model):  # dict: choice -> values

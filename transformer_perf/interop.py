@@ -43,7 +43,7 @@ from .systems import as_system, system_names
 from .parameters import Calibration, generations
 from .software import as_software, known_software
 from .estimates import (
-    CHOICES, GRAPHED, PARTS, Assumptions, as_assumptions, layers_again, parts_again)
+    CHOICES, GRAPHED, PARTS, Assumptions, as_assumptions, recomputed_layers, recomputed_parts)
 from .timeline import PLACES
 from .iteration import Estimate, Parallel, changes_something
 from .modules import reduces_each
@@ -595,9 +595,9 @@ def recompute_for_megatron(f):  # (granularity, dict of facts)
     again = f.get('recompute') or 'none'
     if again == 'none': return None, {}
     if again == 'full': return 'full', dict(recompute_method='uniform', recompute_layers=1)
-    if layers_again(again):
-        return 'full', dict(recompute_method='block', recompute_layers=layers_again(again))
-    modules = tuple(p for p in parts_again(again) if p in PARTS)
+    if recomputed_layers(again):
+        return 'full', dict(recompute_method='block', recompute_layers=recomputed_layers(again))
+    modules = tuple(p for p in recomputed_parts(again) if p in PARTS)
     return 'selective', {} if again == 'selective' else dict(recompute_modules=modules)
 
 # %% ../nbs/90_interop.ipynb #12ab0b1c

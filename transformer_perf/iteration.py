@@ -29,7 +29,7 @@ from .systems import System, as_system
 from .schedules import (
     SCHEDULES, check_layout, check_schedule, chunks_in, own_figure, passes_of)
 from .estimates import (
-    CHOICES, FITS_BY, Assumptions, Choices, Group, as_assumptions, parts_again)
+    CHOICES, FITS_BY, Assumptions, Choices, Group, as_assumptions, recomputed_parts)
 from .parameters import interval
 from .measured_kernels import SHEETS, gpu_of, sheet_of
 from .kernels import pricer_of
@@ -130,7 +130,7 @@ Unsaid = dataclasses.make_dataclass(
 class Parallel(Unsaid, Shares):
     "How a job is shared out over tp x cp x pp x dp GPUs, and what it chooses (see `Choices`)."
     def __post_init__(self):
-        if self.recompute is not None: parts_again(self.recompute)
+        if self.recompute is not None: recomputed_parts(self.recompute)
         for name, value in follows(self).items(): object.__setattr__(self, name, value)
 
     def _repr_markdown_(self): return as_markdown(self)

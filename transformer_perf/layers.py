@@ -92,15 +92,16 @@ def dropout(
     name,
     m,              # elements
     units=Units(),
-    again=(),       # in attention: the parts with which it is computed again
+    recomputed_with=(),       # in attention: the parts with which it is computed again
 ):  # Operation
     "Dropout: reads, writes, and keeps a one-byte mask."
-    kept, inside = units.mask * m, again != ()
+    kept, inside = units.mask * m, recomputed_with != ()
     nbytes = (2 * units.element + units.mask) * m
     same = Work(vector=units.flop * m, launches=1, nbytes=nbytes * (not inside),
                 scores=nbytes * inside)
-    frees = tuple((part, kept) for part in again)
-    return Operation(name, same, same, activations=kept, again=again, frees=frees)
+    frees = tuple((part, kept) for part in recomputed_with)
+    return Operation(name, same, same, activations=kept,
+                     recomputed_with=recomputed_with, frees=frees)
 
 # %% ../nbs/03_layers.ipynb #16f72d9e
 CORE = ('scores', 'core_attn')   # recompute: of attention's scores, or of its whole core
@@ -115,7 +116,7 @@ def softmax(
     x, sums = r * columns, r * (columns - 1)
     forward = Work(vector=units.flop * (2 * x + sums), scores=2 * E * x, launches=1)
     back = Work(vector=units.flop * (3 * x + sums), scores=3 * E * x, launches=1)
-    return Operation(name, forward, back, activations=E * x, again=CORE,
+    return Operation(name, forward, back, activations=E * x, recomputed_with=CORE,
                      frees=(('scores', E * x), ('core_attn', E * x)))
 
 # %% ../nbs/03_layers.ipynb #aef916dd
@@ -131,7 +132,7 @@ def layernorm(
     back = Work(vector=flop * (8 * x + 4 * rows * (width - 1)), nbytes=E * (5 * x + 2 * width),
                 launches=1)
     return Operation(name, forward, back, weights=vectors * E * width, activations=E * x,
-                     again=('layernorm',))
+                     recomputed_with=('layernorm',))
 
 # %% ../nbs/03_layers.ipynb #c1ace197
 def layernorm_2d(
@@ -156,7 +157,7 @@ def fused_norm(name, rows, width, units=Units(), vectors=2):  # Operation
     forward = Work(vector=units.flop * 9 * x, nbytes=2 * E * x, launches=1)
     back = Work(vector=units.flop * 12 * x, nbytes=4 * E * x, launches=2)
     return Operation(name, forward, back, weights=vectors * E * width, activations=E * x,
-                     again=('layernorm',))
+                     recomputed_with=('layernorm',))
 
 def dropout_add(name, rows, width, units=Units(), masked=1.):  # Operation
     "Bias, dropout (unless masked is 0) and the sum with the residual stream, as one kernel."
@@ -177,7 +178,7 @@ def fused_softmax(name, b, h, rows, columns, units=Units(), masked=1.):  # Opera
     forward = Work(vector=units.flop * 4 * x, scores=4 * E * x, launches=2)
     back = Work(vector=units.flop * 5 * x, scores=4.5 * E * x, launches=2)
     kept = (E + units.mask * masked) * x
-    return Operation(name, forward, back, activations=kept, again=CORE,
+    return Operation(name, forward, back, activations=kept, recomputed_with=CORE,
                      frees=(('scores', kept), ('core_attn', kept)))
 
 # %% ../nbs/03_layers.ipynb #30c9975b
@@ -245,7 +246,7 @@ def logits(
     "Attention scores of the queries at hand against all keys."
     scores, values, gradient = score_products(b, h, rows, l, q)
     back = Work((values, gradient), operands=operands(b, h, rows, l, q))
-    return Operation(name, Work((scores,)), back, again=CORE,
+    return Operation(name, Work((scores,)), back, recomputed_with=CORE,
                      activations=units.element * b * rows * q * (h + kv))
 
 # %% ../nbs/03_layers.ipynb #ec330945
@@ -258,7 +259,7 @@ def attend(
     scores, values, gradient = score_products(b, h, rows, l, q)
     back, E = Work((scores, gradient), operands=operands(b, h, rows, l, q)), units.element
     kept = E * b * h * rows * l * masked
-    return Operation(name, Work((values,)), back, again=CORE[1:],
+    return Operation(name, Work((values,)), back, recomputed_with=CORE[1:],
                      frees=(('scores', kept), ('core_attn', kept)),
                      activations=kept + E * b * kv * rows * q)
 
@@ -280,7 +281,7 @@ def fused_attention(
     kept = E * b * rows * (q * (h + kv) + kernel.value * kv)
     return Operation(name, Work(attention=kernel, vector=flop * there, launches=1),
                      Work(attention=kernel._replace(backward=True), vector=flop * (back + there),
-                          launches=2), activations=kept + freed, again=CORE[1:],
+                          launches=2), activations=kept + freed, recomputed_with=CORE[1:],
                      frees=(('core_attn', freed),))
 
 # %% ../nbs/03_layers.ipynb #c4416572
@@ -299,7 +300,7 @@ def logits_summa(
     there = Work((forward,), messages=(keys, scores._replace(kind='reduce')))
     messages = (scores, keys, scores, keys._replace(kind='reduce'))
     return Operation(name, there, Work(back, nbytes=again, messages=messages), panels=nb,
-                     activations=2 * E * batch * rows * ql, again=CORE)
+                     activations=2 * E * batch * rows * ql, recomputed_with=CORE)
 
 # %% ../nbs/03_layers.ipynb #8819525e
 def attend_summa(
@@ -316,7 +317,7 @@ def attend_summa(
     messages = (values, scores._replace(kind='reduce'), scores, values._replace(kind='reduce'))
     kept = E * batch * rows * (l // m1)
     return Operation(name, Work((forward,), messages=(scores, values)),
-                     Work(back, messages=messages), panels=nb, again=CORE[1:],
+                     Work(back, messages=messages), panels=nb, recomputed_with=CORE[1:],
                      frees=(('scores', kept), ('core_attn', kept)),
                      activations=kept + E * batch * rows * ql)
 

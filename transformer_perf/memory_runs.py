@@ -18,7 +18,7 @@ from .estimates import AS_TRAINED, MENDED, Assumptions
 from .interop import MEGATRON_ROWS, as_job
 from .timeline import PLACES, job_of, memory_at, own_stages
 from .iteration import settled
-from .blocks import kinds_of, layer_operations, words
+from .blocks import kinds_of, layer_operations, own_vocabulary
 from .modules import count
 from transformer_perf.parameters import (
     GROUPED_WORKSPACES, HANDLES, OVERLAP_WORKSPACES, REPEATABLE, Parameters, Costs, generations,
@@ -131,7 +131,7 @@ def left_alive(run, job):  # dict of GB
 def empty_gradients(run, job):  # GB
     "What a product hands on that adds its gradient up itself: one of each shape of a weight."
     if said(run, 'gradients') != 'added': return 0.
-    shapes, last = {(words(job), job.embed_dim)}, own_stages(count(job))[-1]
+    shapes, last = {(own_vocabulary(job), job.embed_dim)}, own_stages(count(job))[-1]
     for kind, number in zip(kinds_of(job), last.layers):
         here = [op for op in layer_operations(kind) if np.any(op.weights) and op.name != 'router']
         shapes |= {(p.n, p.k) for op in here for p in op.forward.products if number}
@@ -196,7 +196,7 @@ def peak_memory(run):  # GB
         job.assumptions, working_memory=True, zero_gathered=2, measured=software))
     work = count(job)
     needed = memory_at(work, own_stages(work)[-1]).activations
-    for_later = said(run, 'deferred', 0) * (words(job) + job.embed_dim)   # of the output layer
+    for_later = said(run, 'deferred', 0) * (own_vocabulary(job) + job.embed_dim)   # for the output
     return (sum(static_memory(run).values()) + float(needed)
             + job.units.element * job.tokens * float(for_later))
 

@@ -15,15 +15,15 @@ import numpy as np
 
 from .models import as_model, sizes_of
 from .systems import Units, as_system
-from transformer_perf.estimates import (
+from .estimates import (
     OPTIMIZERS, RECOMPUTE, Busy, Group, Matrix, Operation, Pass, Work, Works, added, any_of,
-    as_assumptions, at_columns, below, comm_of_each, counted, in_low_precision, in_rows, is_again,
-    joined_works, launched, layers_again, moment_bytes, of_names, of_one_rank, of_recipe, stacked,
-    where)
+    as_assumptions, at_columns, below, comm_of_each, counted, in_low_precision, in_rows,
+    is_recomputed, joined_works, launched, moment_bytes, of_names, of_one_rank, of_recipe,
+    recomputed_layers, stacked, where)
 from .kernels import pricer_of
 from .blocks import (
     STRATEGIES, CountedJob, Layouts, end_operations, kinds_of, layer_operations, layers_of_kinds,
-    numbers_in, pattern_in, words)
+    numbers_in, own_vocabulary, pattern_in)
 
 # %% ../nbs/12_modules.ipynb #0917f916
 def flops(work: Work, system):
@@ -53,12 +53,13 @@ def groups_of(job: CountedJob):  # dict: name -> Group
 
 def reruns(recompute, op: Operation):
     "Whether an operation is computed again in the backward pass, with only a part of its layer."
-    return functools.reduce(operator.or_, (is_again(recompute, p) for p in op.again), False)
+    each = (is_recomputed(recompute, part) for part in op.recomputed_with)
+    return functools.reduce(operator.or_, each, False)
 
 def full_share(recompute, layers):
     "The share of its layers that a stage computes again in full."
     if isinstance(recompute, str) and recompute in RECOMPUTE: return 1. * (recompute == 'full')
-    return np.minimum(of_names(recompute, layers_again) / np.maximum(layers, 1), 1.)
+    return np.minimum(of_names(recompute, recomputed_layers) / np.maximum(layers, 1), 1.)
 
 # %% ../nbs/12_modules.ipynb #85c52d6b
 class Listed(NamedTuple):
@@ -228,7 +229,7 @@ class Stored(NamedTuple):
 def freed_of(recompute, op: Operation):  # GB
     "What of an operation's activations need not be kept, because a part is computed again."
     if not op.frees: return 0.
-    found = sum(GB * is_again(recompute, part) for part, GB in op.frees)
+    found = sum(GB * is_recomputed(recompute, part) for part, GB in op.frees)
     return np.minimum(found, op.activations)
 
 def layer_memory(job: CountedJob):  # Stored
@@ -501,7 +502,7 @@ def pipeline_time(
 # %% ../nbs/12_modules.ipynb #d9fda5d4
 def counted_ends(job: CountedJob):  # (Listed of the first stage, of the last), or ()
     "What the first and the last stage compute beside their layers."
-    if not any_of(words(job)): return ()
+    if not any_of(own_vocabulary(job)): return ()
     groups = groups_of_ends(job)
     return tuple(listed(operations, groups, job.units) for operations in end_operations(job))
 
@@ -518,7 +519,7 @@ def seconds_of_ends(priced, counts):  # (s of the first stage, s of the last)
 def ends_cost(job: CountedJob, pricer):  # (s of the first stage, s of the last)
     "What the first and the last stage compute beside their layers."
     ends = counted_ends(job)
-    return seconds_of_ends(priced_rows(ends, pricer) if ends else (), words(job) > 0)
+    return seconds_of_ends(priced_rows(ends, pricer) if ends else (), own_vocabulary(job) > 0)
 
 class EndWeights(NamedTuple):
     "GB of weights beside the layers."
@@ -532,7 +533,7 @@ def end_weights(job: CountedJob, ends=None):  # EndWeights
     ends = counted_ends(job) if ends is None else ends
     if not ends: return EndWeights()
     at_first, at_last = (sum(op.weights for op in end.operations) for end in ends)
-    table = job.units.element * words(job) * job.embed_dim
+    table = job.units.element * own_vocabulary(job) * job.embed_dim
     tied = 1. * (job.tied_embeddings or job.costs.tied_tables)   # as the model or its software
     ahead = table * (1 - tied) * (job.mtp_layers > 0)
     return EndWeights(at_first, at_last, tied * table, ahead)
@@ -598,7 +599,7 @@ def beside_layers(job: CountedJob):  # Beside
     keys = most(half.keys_gathered(job) for half in halves)
     widest = most(half.widest_weight(job) for half in halves)
     return Beside(boundary_of(job), E * rows * e * (job.tp > 1), E * rows * keys,
-                  E * words(job) * e, E * widest, E / 2 * rows * words(job))
+                  E * own_vocabulary(job) * e, E * widest, E / 2 * rows * own_vocabulary(job))
 
 def count(job: CountedJob):  # Workload
     "The only place that counts: every layer and both ends, once."
@@ -614,7 +615,7 @@ def count(job: CountedJob):  # Workload
     matrices = of_kinds([layer_matrices(kind) for kind in job.kinds], job)
     return Workload(job.layouts, job.depth, stored, job.mtp_layers, job.order, matrices,
                     end_weights(job, ends), beside_layers(job),
-                    matrix + at_ends * (words(job) > 0), model, kinds, ends)
+                    matrix + at_ends * (own_vocabulary(job) > 0), model, kinds, ends)
 
 def prices_of(work: Workload, pricer):  # (LayerCost of each kind of layer, s of both ends)
     "All rows of all layouts at prices: one call."

@@ -28,7 +28,8 @@ from .inputs import (
 from .models import Model
 from .systems import as_system, system_names
 from .schedules import SCHEDULES, chunks_in, possible
-from .estimates import DISPATCHERS, RECIPES, as_assumptions, graphed, parts_again
+from .estimates import (
+    DISPATCHERS, RECIPES, as_assumptions, graphed, recomputed_parts)
 from .parameters import measured_folder
 from .software import Software, known_software, run_by
 from .measured_kernels import number_of
@@ -182,7 +183,7 @@ def software_said(df):  # Series of str
     return own.mask(own == '', named.map({text: which(text) for text in named.unique()}))
 
 def recompute_said(df, x):  # Series of str, NaN where nothing is added
-    "What `recompute_detail` adds, in the words of `parts_again`."
+    "What `recompute_detail` adds, in the words of `recomputed_parts`."
     given, detail = column_of(df, 'recompute'), column_of(df, 'recompute_detail')
     parts = detail.str.extract(r'modules=([\w+]+)', expand=False)
     listed = detail.str.extract(r'^\[([\w ]+)\]', expand=False).str.replace(' ', '+')
@@ -260,7 +261,7 @@ def tried_by(row):  # dict: choice -> values
 # %% ../nbs/91_runs.ipynb #f8790e95
 REAL = ('nic_GBps_per_gpu', 'capacity_factor')   # columns of numbers that need not be whole
 CHECKED = {   # columns of words: what refuses one that makes no sense, and what they hold
-    'recompute': (parts_again, 'none, selective, full, or parts of a layer'),
+    'recompute': (recomputed_parts, 'none, selective, full, or parts of a layer'),
     'layout': (chunks_in, 'chunks of a model as in Et*4|t*4L'),
     'cuda_graphs': (graphed, 'none, iteration, or parts of a layer'),
     'dispatcher': (partial(nearest, known=DISPATCHERS, what='dispatcher'),

@@ -36,7 +36,8 @@ from .estimates import (
     CHOICES, OPTIMIZERS, Assumptions, Group, any_of, in_low_precision, launched, of_names,
     of_recipe, state_bytes, tells_matrices, where)
 from .kernels import pricer_of
-from .blocks import STRATEGIES, CountedJob, Layouts, expert_copies, words
+from .blocks import (
+    STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)
 from .modules import (
     LayerCost, Matrices, Stored, Workload, count, data_parallel_time, ends_GB, gathered,
     gradient_held, groups_of, groups_of_ends, if_any, of_kinds, pipeline_time, priced_rows,
@@ -326,7 +327,7 @@ def costs_at_places(
                  for layer, one, own in zip(layers, priced, steps)]
         return of_kinds(found, job)
     return ([cost(name) for name in recompute],
-            seconds_of_ends(priced[len(kinds):], words(job) > 0))
+            seconds_of_ends(priced[len(kinds):], own_vocabulary(job) > 0))
 
 # %% ../nbs/87_timeline.ipynb #83c55b85
 class Pace(NamedTuple):
