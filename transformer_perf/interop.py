@@ -17,19 +17,19 @@ __all__ = ['OF_JOBS', 'SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE
            'recompute_of_megatron', 'graphs_of_megatron', 'dropout_of_megatron', 'chunks_of_megatron',
            'heads_of_megatron', 'list_said', 'experts_of_megatron', 'layers_with_experts', 'mlp_of_megatron',
            'positions_of_megatron', 'derive_megatron', 'recompute_for_megatron', 'stages_for_megatron',
-           'graphs_for_megatron', 'undo_megatron', 'model_for_megatron', 'check_program', 'place_of', 'as_value',
-           'without_strays', 'training_commands', 'flags_of', 'nothing', 'elsewhere', 'fixed', 'derive_deepspeed',
-           'undo_deepspeed', 'zero_of_fsdp', 'copies_of_accelerate', 'derive_accelerate', 'undo_accelerate',
-           'batch_of_torchtitan', 'micro_batch_of_torchtitan', 'copies_of_torchtitan', 'order_of_torchtitan',
-           'model_of_torchtitan', 'derive_torchtitan', 'undo_torchtitan', 'plain_loader', 'check_small', 'not_valid',
-           'parse_yaml', 'parse_toml', 'flat', 'kind_of', 'megatron_keys', 'own_job', 'with_defaults', 'merged',
-           'extended', 'yaml_name', 'companion', 'trainer_of', 'primus_job', 'flags_of_keys', 'without_presets',
-           'section_of', 'dumped_job', 'precision_named', 'shape_of_nemo', 'job_of_dict', 'as_job', 'job_of_text',
-           'job_in', 'facts_of', 'keys_for', 'no_difference', 'meaning', 'lost', 'puts_off', 'set_elsewhere', 'nested',
-           'as_flags', 'as_script', 'one_connection', 'comment', 'as_yaml', 'software_said', 'system_said', 'as_own',
-           'job_asked', 'export', 'figure_said', 'steps_of', 'steps_table', 'read_log', 'unpacked', 'check_trace',
-           'trace_text', 'arguments', 'launched_by', 'is_kernel', 'events_in', 'kernels_of', 'read_profile', 'sides',
-           'read_products']
+           'graphs_for_megatron', 'check_megatron', 'undo_megatron', 'model_for_megatron', 'check_program', 'place_of',
+           'as_value', 'without_strays', 'training_commands', 'flags_of', 'nothing', 'elsewhere', 'fixed',
+           'derive_deepspeed', 'undo_deepspeed', 'zero_of_fsdp', 'copies_of_accelerate', 'derive_accelerate',
+           'undo_accelerate', 'batch_of_torchtitan', 'micro_batch_of_torchtitan', 'copies_of_torchtitan',
+           'order_of_torchtitan', 'model_of_torchtitan', 'derive_torchtitan', 'undo_torchtitan', 'plain_loader',
+           'check_small', 'not_valid', 'parse_yaml', 'parse_toml', 'flat', 'kind_of', 'megatron_keys', 'own_job',
+           'with_defaults', 'merged', 'extended', 'yaml_name', 'companion', 'trainer_of', 'primus_job', 'flags_of_keys',
+           'without_presets', 'section_of', 'dumped_job', 'precision_named', 'shape_of_nemo', 'job_of_dict', 'as_job',
+           'job_of_text', 'job_in', 'facts_of', 'keys_for', 'no_difference', 'meaning', 'lost', 'puts_off',
+           'set_elsewhere', 'nested', 'as_flags', 'as_script', 'one_connection', 'comment', 'as_yaml', 'software_said',
+           'system_said', 'as_own', 'job_asked', 'export', 'figure_said', 'steps_of', 'steps_table', 'read_log',
+           'unpacked', 'check_trace', 'trace_text', 'arguments', 'launched_by', 'is_kernel', 'events_in', 'kernels_of',
+           'read_profile', 'sides', 'read_products']
 
 # %% ../nbs/90_interop.ipynb #12ab0005
 import dataclasses
@@ -635,13 +635,44 @@ def graphs_for_megatron(f):  # dict
 
 DROPPED = .1   # of all numbers, by Megatron-LM's own default
 
+def check_megatron(f, stage):
+    "A ValueError for choices that Megatron-LM's own checks refuse together."
+    again, graphs = f.get('recompute') or 'none', f.get('cuda_graphs') or 'none'
+    parts, model = {*parts_again(again)}, f.get('model')
+    frugal = parts & {'layernorm', 'moe_act'}   # whose outputs are dropped
+    full, other = again == 'full' or layers_again(again), f.get('optimizer') or 'adam'
+    kinds = {has_experts(model, i) for i in range(model.depth)} if model else {False}
+    refused = {
+        f'optimizer={other!r} with zero_stage={stage}':
+            (stage > 1 and other not in ('adam', 'sgd'), 'its FSDP takes adam and sgd'),
+        'tp_overlap=True': (f['tp_overlap'] and not f.get('sequence_sharded'),
+                            'it needs sequence_sharded'),
+        'ep_overlap=True': (f['ep_overlap'] and f['pp'] > 1 and (f.get('virtual_stages') or 1) == 1
+                            and not f.get('layout'), 'in a pipeline it needs virtual_stages'),
+        f'recompute={again!r}': (parts & {'moe_act', 'moe', 'shared_experts'} and model is not None
+                                 and not model.experts, 'it has no experts'),
+        f'recompute={again!r} with cuda_graphs={graphs!r}': (
+            full and graphs not in ('none', 'iteration'), 'graphs of layers take none in full'),
+        f'recompute={again!r} with ep_overlap=True': (
+            full and f['ep_overlap'], 'it takes no full recompute'),
+        f'ep_overlap=True with dispatcher={f.get("dispatcher")!r}': (
+            f['ep_overlap'] and f.get('dispatcher') == 'allgather', 'it takes others'),
+        f'cuda_graphs={graphs!r}': ('mlp' in graphs.split('+') and kinds == {True},
+                                    'no layer has an MLP without experts'),
+        f'etp={f["etp"]}': (model is not None and model.experts and f['etp'] > 1
+                            and model.bias_kind == 'all', 'experts with biases take one'),
+        f'recompute={again!r} with precision={f.get("precision")!r}': (
+            frugal and f.get('precision') == 'fp8', 'its delayed scaling takes no such parts')}
+    for words, (wrong, why) in refused.items():
+        if wrong: raise ValueError(f'{words} cannot be said in megatron: {why}')
+
 def undo_megatron(f):  # dict
     "Facts as flags have them."
     stage, (granularity, again) = f.get('zero_stage') or 0, recompute_for_megatron(f)
     low = f.get('precision') if f.get('precision') != 'bf16' else None
-    if stage > 1 and f.get('optimizer') not in (None, 'adam', 'sgd'):
-        raise ValueError(f'optimizer={f["optimizer"]!r} with zero_stage={stage} cannot be said in '
-                         'megatron: its FSDP takes adam and sgd')
+    f |= dict(tp_overlap=f['tp'] > 1 and f.get('tp_overlap'),   # where there is anything to hide
+              ep_overlap=f['ep'] > 1 and f.get('ep_overlap'))
+    check_megatron(f, stage)
     if f.get('dropout') is not None:
         f |= dict.fromkeys(('attention_dropout', 'hidden_dropout'), DROPPED if f['dropout'] else 0)
     own = dict(precision='bf16', fp8='hybrid' if low and low != 'nvfp4' else None,
@@ -1567,7 +1598,8 @@ def as_script(job, keys, notes):  # str
 def one_connection(job):  # list of str
     "What Megatron-LM asserts of tp or cp, but not under FSDP, nor on Blackwell."
     p, newest = job.parallel, job.system is not None and job.system.architecture == 'Blackwell'
-    alone = p.tp * p.cp == 1 or (p.zero_stage or 0) > 1 or p.ep_overlap or newest
+    hides = p.ep_overlap and p.ep > 1   # which needs more connections
+    alone = p.tp * p.cp == 1 or (p.zero_stage or 0) > 1 or hides or newest
     return [] if alone else ['CUDA_DEVICE_MAX_CONNECTIONS=1']
 
 def comment(notes): return ''.join(f'# set elsewhere: {note}\n' for note in notes)
