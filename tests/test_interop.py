@@ -929,7 +929,8 @@ REFUSED_BY_MEGATRON = [   # (model, sizes, more of them): what its own checks re
 @pytest.mark.parametrize('name, sizes, more', REFUSED_BY_MEGATRON, ids=str)
 def test_what_megatron_refuses_together(name, sizes, more):
     assert export(job_of(name, **sizes), 'megatron')
-    assert 'cannot be said in megatron: ' in refused(export, job_of(name, **sizes | more), 'megatron')
+    job = job_of(name, **sizes | more)
+    assert 'cannot be said in megatron: ' in refused(export, job, 'megatron')
 
 
 def test_dropout_is_trained_as_it_was_priced():
