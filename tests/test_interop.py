@@ -913,6 +913,26 @@ def test_megatron_is_told_what_it_asserts():
     assert 'its FSDP takes adam and sgd' in refused(export, muon, 'megatron')
 
 
+SHARED = dict(tp=2, dp=4, sequence_sharded=True)
+EXPERTS = 'mixtral_8x7B', SHARED | dict(ep=4, zero_stage=1)
+REFUSED_BY_MEGATRON = [   # (model, sizes, more of them): what its own checks refuse together
+    ('llama3.1_8B', SHARED, dict(tp_overlap=True, sequence_sharded=False)),
+    ('llama3.1_8B', SHARED, dict(recompute='moe_act')),
+    ('llama3.1_8B', SHARED, dict(recompute='layernorm', precision='fp8')),
+    ('llama3.1_8B', SHARED, dict(recompute='full', cuda_graphs='attn')),
+    (*EXPERTS, dict(ep_overlap=True, pp=2)), (*EXPERTS, dict(ep_overlap=True, recompute='full')),
+    (*EXPERTS, dict(ep_overlap=True, dispatcher='allgather')),
+    (*EXPERTS, dict(cuda_graphs='attn+mlp')),
+    ('gpt_oss_120B', SHARED | dict(ep=2, etp=1), dict(etp=2))]
+
+
+@pytest.mark.parametrize('name, sizes, more', REFUSED_BY_MEGATRON, ids=str)
+def test_what_megatron_refuses_together(name, sizes, more):
+    assert export(job_of(name, **sizes), 'megatron')
+    job = job_of(name, **sizes | more)
+    assert 'cannot be said in megatron: ' in refused(export, job, 'megatron')
+
+
 def test_dropout_is_trained_as_it_was_priced():
     "Megatron-LM's own default drops 0.1, which no calibrated price of it has."
     about = 'llama3.1_8B', Parallel(dp=8), 'H100-80GB', 64

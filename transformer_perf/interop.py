@@ -620,13 +620,44 @@ def graphs_for_megatron(f):  # dict
 
 DROPPED = .1   # of all numbers, by Megatron-LM's own default
 
+def check_megatron(f, stage):
+    "A ValueError for choices that Megatron-LM's own checks refuse together."
+    again, graphs = f.get('recompute') or 'none', f.get('cuda_graphs') or 'none'
+    parts, model = {*recomputed_parts(again)}, f.get('model')
+    frugal = parts & {'layernorm', 'moe_act'}   # whose outputs are dropped
+    full, other = again == 'full' or recomputed_layers(again), f.get('optimizer') or 'adam'
+    kinds = {has_experts(model, i) for i in range(model.depth)} if model else {False}
+    refused = {
+        f'optimizer={other!r} with zero_stage={stage}':
+            (stage > 1 and other not in ('adam', 'sgd'), 'its FSDP takes adam and sgd'),
+        'tp_overlap=True': (f['tp_overlap'] and not f.get('sequence_sharded'),
+                            'it needs sequence_sharded'),
+        'ep_overlap=True': (f['ep_overlap'] and f['pp'] > 1 and (f.get('virtual_stages') or 1) == 1
+                            and not f.get('layout'), 'in a pipeline it needs virtual_stages'),
+        f'recompute={again!r}': (parts & {'moe_act', 'moe', 'shared_experts'} and model is not None
+                                 and not model.experts, 'it has no experts'),
+        f'recompute={again!r} with cuda_graphs={graphs!r}': (
+            full and graphs not in ('none', 'iteration'), 'graphs of layers take none in full'),
+        f'recompute={again!r} with ep_overlap=True': (
+            full and f['ep_overlap'], 'it takes no full recompute'),
+        f'ep_overlap=True with dispatcher={f.get("dispatcher")!r}': (
+            f['ep_overlap'] and f.get('dispatcher') == 'allgather', 'it takes others'),
+        f'cuda_graphs={graphs!r}': ('mlp' in graphs.split('+') and kinds == {True},
+                                    'no layer has an MLP without experts'),
+        f'etp={f["etp"]}': (model is not None and model.experts and f['etp'] > 1
+                            and model.bias_kind == 'all', 'experts with biases take one'),
+        f'recompute={again!r} with precision={f.get("precision")!r}': (
+            frugal and f.get('precision') == 'fp8', 'its delayed scaling takes no such parts')}
+    for words, (wrong, why) in refused.items():
+        if wrong: raise ValueError(f'{words} cannot be said in megatron: {why}')
+
 def undo_megatron(f):  # dict
     "Facts as flags have them."
     stage, (granularity, again) = f.get('zero_stage') or 0, recompute_for_megatron(f)
     low = f.get('precision') if f.get('precision') != 'bf16' else None
-    if stage > 1 and f.get('optimizer') not in (None, 'adam', 'sgd'):
-        raise ValueError(f'optimizer={f["optimizer"]!r} with zero_stage={stage} cannot be said in '
-                         'megatron: its FSDP takes adam and sgd')
+    f |= dict(tp_overlap=f['tp'] > 1 and f.get('tp_overlap'),   # where there is anything to hide
+              ep_overlap=f['ep'] > 1 and f.get('ep_overlap'))
+    check_megatron(f, stage)
     if f.get('dropout') is not None:
         f |= dict.fromkeys(('attention_dropout', 'hidden_dropout'), DROPPED if f['dropout'] else 0)
     own = dict(precision='bf16', fp8='hybrid' if low and low != 'nvfp4' else None,
@@ -1552,8 +1583,9 @@ def as_script(job, keys, notes):  # str
 def one_connection(job):  # list of str
     "What Megatron-LM asserts of tp or cp, but not under FSDP, nor on the newest GPUs."
     p, known = job.parallel, job.system and generations().get(job.system.architecture)
+    hides = p.ep_overlap and p.ep > 1   # which needs more connections
     free = known is not None and not known.one_connection
-    alone = p.tp * p.cp == 1 or (p.zero_stage or 0) > 1 or p.ep_overlap or free
+    alone = p.tp * p.cp == 1 or (p.zero_stage or 0) > 1 or hides or free
     return [] if alone else ['CUDA_DEVICE_MAX_CONNECTIONS=1']
 
 def comment(notes): return ''.join(f'# set elsewhere: {note}\n' for note in notes)
