@@ -248,8 +248,7 @@ def test_a_script_says_its_optimizer(word, name):
     assert as_job(export(job, 'megatron')).parallel.optimizer == name
 
 
-@pytest.mark.parametrize('format, suffix', [('deepspeed', 'json'), ('torchtitan', 'yaml'),
-                                            ('json', 'json')])
+@pytest.mark.parametrize('format, suffix', [('deepspeed', 'json'), ('json', 'json')])
 def test_other_files_say_it_too(format, suffix, tmp_path):
     p = Parallel(dp=8, zero_stage=3, optimizer='muon')
     job = Job(p, NAMED[DENSE], 64, 8, 8192)
@@ -260,6 +259,7 @@ def test_other_files_say_it_too(format, suffix, tmp_path):
 def test_what_a_file_cannot_say_is_said_beside_it():
     job = Job(Parallel(dp=8, zero_stage=3, optimizer='muon'), NAMED[DENSE], 64, 8, 8192)
     assert 'optimizer=muon (the script that trains)' in export(job, 'accelerate')
+    assert 'optimizer=muon (param_groups of its configuration)' in export(job, 'torchtitan')
 
 
 def test_an_unknown_optimizer_is_refused():
