@@ -28,6 +28,7 @@ from test_cli import bad, good, has
 from transformer_perf import (
     chart_panels, drawing, execution, layer_panel, panel_server, panel_states, panels, search_panel)
 from transformer_perf.blocks import STRATEGIES
+from transformer_perf.cli import main
 from transformer_perf.estimates import FITS_BY, counted
 from transformer_perf.interop import as_job, export
 from transformer_perf.iteration import Parallel, short
@@ -999,11 +1000,18 @@ def test_it_needs_its_extra_only_when_used():
     assert "pip install 'transformer_perf[panels]'" in done.stderr
 
 
-def test_bench_prints_a_line_for_each_panel(monkeypatch):
-    "Of each control, one move is enough here."
-    every, lines = panels.tried, []
+def test_bench_prints_a_line_for_each_panel(monkeypatch, capsys):
+    "Of each control, one move is enough here; the command ends well."
+    every, bench, found = panels.tried, panels.bench, {}
+    def noted(show):
+        found.update(bench(show))
+        return found
+
     monkeypatch.setattr(panels, 'tried', lambda *args: every(*args)[:1])
-    found = panels.bench(lines.append)
+    monkeypatch.setattr(panels, 'bench', noted)
+    with pytest.raises(SystemExit) as ended: main(['panels', '--bench'])
+    assert not ended.value.code
+    lines = capsys.readouterr().out.splitlines()
     assert [tuple(line.split()[:2]) for line in lines] == [('panel', 'preset'), *found]
     least = {'layer': 10, 'map': 2, 'search': 5}
     assert all(len(times) >= least[panel] for (panel, _), times in found.items())

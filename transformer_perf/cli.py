@@ -1262,7 +1262,9 @@ def panels_command(a):
             from transformer_perf.panel_server import serve
             return serve(a.port, not a.no_browser, state, notes)
         from transformer_perf import panels
-        if a.bench: return panels.bench(print)
+        if a.bench:
+            panels.bench(print)
+            return
     except ImportError as error:
         raise ValueError(f'the panels need more than is installed ({error}): '
                          "pip install 'transformer_perf[panels]'") from None
