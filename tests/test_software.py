@@ -224,8 +224,8 @@ def test_sets_that_ship_have_records():
 def test_kernels_that_nobody_measured(system, generation):
     "Their data sheet is used as well as that of the generation of the nearest rate; it is said."
     p = Parallel(dp=8, recompute='full')
-    one = estimate('llama3.1_8B', p, system, 64, 'calibrated')
-    sheet = as_system(system)
+    sheet = dataclasses.replace(as_system(system), matrix_eff=None)   # as if no product was timed
+    one = estimate('llama3.1_8B', p, sheet, 64, 'calibrated')
     assert one.assumptions.measured.architecture == generation
     assert f'no kernel of {sheet.architecture} was measured' in one.notes[0]
     twin = dataclasses.replace(sheet, architecture=generation, name='twin')
@@ -238,3 +238,19 @@ def test_kernels_that_nobody_measured(system, generation):
     assert f'no kernel of {sheet.architecture}' in found.evidence[0]
     with pytest.raises(ValueError, match='parameters are fitted for Ampere, Hopper, Blackwell'):
         check_measured(sheet, CALIBRATED)
+
+
+@pytest.mark.parametrize('system', ['MI300X', 'MI325X', 'MI355X', 'Gaudi3'])
+def test_the_best_product_scales_what_nobody_measured(system):
+    "What a GPU's best product does not reach, training does not reach either."
+    sheet, p = as_system(system), Parallel(dp=8, recompute='full')
+    one = estimate('llama3.1_8B', p, sheet, 64, 'calibrated')
+    generation = one.assumptions.measured.generation
+    assert one.stats['mfu'] < .9 * sheet.matrix_eff
+    whole = dataclasses.replace(sheet, matrix_eff=generation.matrix_eff, power=None)
+    plain = dataclasses.replace(whole, matrix_eff=None)
+    same, other = (estimate('llama3.1_8B', p, s, 64, 'calibrated') for s in (whole, plain))
+    assert same.stats['iteration_s'] == other.stats['iteration_s']
+    flop = same.stats['compute_s'] - one.stats['compute_s']   # only products and attention differ
+    assert (flop > 0) == (sheet.matrix_eff > generation.matrix_eff)
+    assert 'its memory and links are used as well' in one.notes[0]

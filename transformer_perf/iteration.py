@@ -254,8 +254,9 @@ def gpu_in(system: System, known):  # its short name, or None
 def evidence(row, model: Model, system: System, assumptions):  # str
     "What the figures of a configuration rest on."
     if assumptions.unmeasured is not None:
-        return (f'extrapolated: no kernel of {assumptions.unmeasured} was measured; its data sheet '
-                f'is used as well as {assumptions.measured.architecture} GPUs use theirs')
+        rate = 'data sheet is' if system.matrix_eff is None else 'memory and links are'
+        return (f'extrapolated: no kernel of {assumptions.unmeasured} was measured; its {rate} '
+                f'used as well as {assumptions.measured.architecture} GPUs use theirs')
     if assumptions.measured is None:
         if new := beyond(row, PUBLISHED, model): return f'not in the published model: {new}'
         return 'published model' + ', its slips mended' * assumptions.slow_pipeline_links

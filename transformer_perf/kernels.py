@@ -65,9 +65,12 @@ def once_each(function, system: System, *columns):
 
 # %% ../nbs/52_kernels.ipynb #2b0000b1
 def lasting(system: System, parameters: Parameters):  # share of `clock`
-    "What a GPU's power does to its clock under a lasting load, which is at most 1."
+    "What power does to a GPU's clock under a lasting load; without measured kernels, a product."
+    generation = parameters.generation
+    if system.architecture != parameters.architecture and system.matrix_eff is not None:
+        return system.matrix_eff / generation.matrix_eff
     if system.power is None: return 1.   # as usual
-    share = (system.power / parameters.generation.power)**.4
+    share = (system.power / generation.power)**.4
     return np.minimum(share, 1 / parameters.kernels.clock)
 
 # %% ../nbs/52_kernels.ipynb #f1919820

@@ -113,6 +113,7 @@ class Generation:
     measured_gpu: str                               # the one that was measured; its short name
     multiprocessors: int = field(least=1)           # of that GPU, as the next two
     matrix_flops_fp16: float = field(above=True)    # TFLOP/s, dense
+    matrix_eff: float = field(above=True)           # of it, what the best bf16 product reaches
     cache: float = field(above=True)                # GB, L2
     power: float = field(above=True)                # W of a usual GPU, whose clock was fitted
     newest_attention: str                           # of the libraries that were measured

@@ -87,6 +87,7 @@ class System(Wiring):
     flops_units: float = positive()            # TFLOP per FLOP
     matrix_flops_fp8: float = positive(None)   # TFLOP/s, tensor cores, dense
     matrix_flops_fp4: float = positive(None)   # TFLOP/s, tensor cores, dense
+    matrix_eff: float = positive(None, most=1) # of the bf16 rate, what the best product reaches
     topology: str = field('switch', choices=TOPOLOGIES)  # how a domain is wired
     host_bandwidth: float = positive(None)     # GB/s to the host's memory, one direction
     power: float = positive(None)              # W a GPU draws at most; moves its clock (52)
@@ -136,7 +137,7 @@ UNIT_OF = dict(
     nvlink_latency='s', nvlink_size='GPUs', ib_bandwidth='GB/s', ib_eff='', ib_latency='s',
     nic_factor='NICs per GPU', summa_nb='panels', element_size='GB', mask_element_size='GB',
     flops_units='TFLOP', matrix_flops_fp8='TFLOP/s', matrix_flops_fp4='TFLOP/s',
-    host_bandwidth='GB/s', power='W', server_power='W')
+    matrix_eff='', host_bandwidth='GB/s', power='W', server_power='W')
 PHYSICAL = [f for f in UNIT_OF if f not in ('nvlink_size', 'summa_nb')]  # fractions, or arrays
 REQUIRED = [f.name for f in dataclasses.fields(System) if f.default is dataclasses.MISSING]
 
