@@ -36,7 +36,7 @@ COURSE = [
 REFERENCE = [
     ('Play', ['play', '7[5-9]', '80']),
     ('Models, parameters, pictures', ['8[1-6]']),
-    ('How an iteration is added up', ['8[78]']),
+    ('How iterations are priced and searched', ['8[78]']),
     ('Runs and files', ['89', '9[0-4]']),
     ('Command line and API', ['9[5-9]', 'api/index']),
     ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_block',
