@@ -249,7 +249,7 @@ def readme():
     nb.cells = [as_read(cell) for cell in nb.cells if 'hide' not in directives(cell.source)]
     text, _ = MarkdownExporter().from_notebook_node(nb)
     text = text.replace('](images/', '](nbs/images/')
-    text = re.sub(r'\]\((\d\d_\w+)\.ipynb\)', r'](nbs/\1.ipynb)', text)
+    text = re.sub(r'\]\((\d\d\w+)\.ipynb\)', r'](nbs/\1.ipynb)', text)
     text = re.sub(r'\n{3,}', '\n\n', text).strip()
     return f'<!-- made from nbs/index.ipynb by tools/notebooks.py -->\n\n{text}\n'
 

@@ -21,7 +21,8 @@ PACKAGE = ROOT / 'transformer_perf'
 
 # The order of nbs/README.md and of the site, its sidebar and its links: a caption, and its pages.
 # A pattern (it begins with a digit) stands for the notebooks whose names begin so; anything else is
-# a page of docs/ or the API. A notebook's number is its place: the tens are the part it is of.
+# a page of docs/ or the API. A notebook's number is its place: the tens are the part it is of. What
+# is looked up may have a letter, too (91a): it belongs to the number before it.
 COURSE = [
     ('One layer on one GPU', ['0\\d_']),
     ('Many GPUs', ['1\\d_']),
@@ -33,11 +34,11 @@ COURSE = [
     ('Plan a run', ['7[0-4]_']),
 ]
 REFERENCE = [
-    ('Play', ['play', '7[5-9]_', '80_']),
-    ('Models, parameters, pictures', ['8[1-6]_']),
-    ('How an iteration is added up', ['8[78]_']),
-    ('Runs and files', ['89_', '9[0-4]_']),
-    ('Command line and API', ['9[5-9]_', 'api/index']),
+    ('Play', ['play', '7[5-9]', '80']),
+    ('Models, parameters, pictures', ['8[1-6]']),
+    ('How iterations are priced and searched', ['8[78]']),
+    ('Runs and files', ['89', '9[0-4]']),
+    ('Command line and API', ['9[5-9]', 'api/index']),
     ('How to', ['howto_add_a_system', 'howto_add_an_operation', 'howto_add_a_block',
                 'howto_add_an_optimizer', 'howto_add_a_strategy', 'howto_add_a_schedule',
                 'howto_add_a_precision', 'howto_add_a_software', 'howto_add_a_job_format',
@@ -88,7 +89,7 @@ def opening(stem):  # (title, the line under it)
 
 def numbered(stem):
     "A page by its title; a notebook with the number that other pages call it by."
-    number = re.match(r'\d\d(?=_)', stem)
+    number = re.match(r'\d\d[a-z]?(?=_)', stem)
     return f'{number[0]} {opening(stem)[0]}' if number else stem
 
 
