@@ -427,7 +427,7 @@ def test_power_sets_the_clock():
             system = dataclasses.replace(HOPPER, power=power, architecture=generation)
             share = min((power / watts)**.4, 1 / .9)
             assert close(kernels.lasting(system, parameters), share)
-        assert kernels.lasting(dataclasses.replace(HOPPER, power=None), parameters) == 1
+        assert kernels.lasting(dataclasses.replace(system, power=None), parameters) == 1
 
 
 @pytest.mark.parametrize('watts', [200, 500, 760, 5000])

@@ -34,10 +34,10 @@ from .timeline import (
     memory_on_ranks, memory_played, more_of, passes_in, play, priced_estimate, seconds_and_GB)
 from transformer_perf.iteration import (
     Estimate, Parallel, changes_something, check_parallel, division_rules, divisors, estimate,
-    interval_of, keep, layers_to_deal, plural, rate_in_words, rows_of, sends_tokens, settled,
+    filled, interval_of, keep, layers_to_deal, plural, rate_in_words, rows_of, sends_tokens, settled,
     short)
 from .execution import (
-    can_run, considered_choices, distinct, divides_batch, expert_shares, filled, filling, parts_in,
+    can_run, considered_choices, distinct, divides_batch, expert_shares, filling, parts_in,
     pipeline_divides, practice, runs, search, splits)
 from .interop import job_asked, read_log
 

@@ -481,7 +481,7 @@ MENDED = dict(   # what the published model has wrong
 AS_TRAINED = dict(   # what it leaves out, and training frameworks do
     fused_kernels=True, causal_mask=True, vocabulary=True, inputs_sharded=True,
     working_memory=True, bundled_messages=True, uneven_stages=True, slowest_link=True,
-    fits_by='bound', context='ring', wide_search=True)
+    fits_by='bound', context='ring', wide_search=True, placed_by_rank=True)
 
 # %% ../nbs/02_estimates.ipynb #6635d1dc
 RECOMPUTE = {   # -> the parts of a layer that are computed again; 'full': all of it
@@ -642,6 +642,7 @@ class Modelling:
     bundled_messages: bool = False      # copies exchange all layers in one message, unless ZeRO-3
     uneven_stages: bool = False         # a search tries stages with different numbers of layers
     wide_search: bool = False           # a search tries what practitioners try, unless told
+    placed_by_rank: bool = False        # groups lie as ranks do, unless told; else as is fastest
     slowest_link: bool = False          # one slow pipeline link slows them all; else their mean
     pp_overlap: bool = False            # pipeline messages cost nothing
     master_bytes: float = 4.            # of a parameter, beside its weight: the optimizer's own

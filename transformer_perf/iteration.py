@@ -6,11 +6,11 @@
 __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'WAITS', 'HIDING', 'SHOWN', 'with_paper_names', 'usual', 'follows', 'has_copies',
            'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules', 'choices_fit', 'sends_tokens',
            'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal', 'check_stages', 'check_parallel',
-           'parts_said', 'beyond', 'gpu_in', 'evidence', 'kind_of_run', 'interval_columns', 'figures_of', 'left_out',
-           'Estimate', 'row_of', 'notes_of', 'seconds_in', 'both_ends', 'how_priced', 'run_of', 'timeline_of',
-           'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'interval_of', 'settled',
-           'estimate', 'short', 'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words',
-           'rate_in_words', 'interval_in_words', 'in_words']
+           'parts_said', 'beyond', 'out_of_reach', 'gpu_in', 'evidence', 'kind_of_run', 'interval_columns',
+           'figures_of', 'left_out', 'Estimate', 'row_of', 'notes_of', 'seconds_in', 'both_ends', 'how_priced',
+           'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled',
+           'interval_of', 'settled', 'estimate', 'short', 'layer_groups', 'readable', 'plural', 'layout_in_words',
+           'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/13_iteration.ipynb #514cb26a
 import dataclasses
@@ -30,17 +30,17 @@ from .schedules import (
     SCHEDULES, check_layout, check_schedule, chunks_in, own_figure, passes_of)
 from .estimates import (
     CHOICES, FITS_BY, Assumptions, Choices, Group, as_assumptions, recomputed_parts)
-from .parameters import interval
+from .parameters import REACHED, interval
 from .measured_kernels import SHEETS, gpu_of, sheet_of
 from .kernels import pricer_of
 from .blocks import STRATEGIES
 from transformer_perf.modules import (
     check_placement, count, expert_rules, gathered, halves_of, leaves_rows, operation_table,
     sharing_rules)
-from transformer_perf.timeline import (
+from .timeline import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PLACES, components, counted_and_priced, exact_figures,
-    exact_statistics, exact_times, iteration_times, job_of_estimate, memory_played, more_of, play,
-    priced_estimate)
+    exact_statistics, exact_times, iteration_times, job_of_estimate, memory_played, more_of,
+    placed_by_rank, play, priced_estimate)
 from .timeline import (  # noqa: F401  these were here before
     TIMES, Memory, Stage, Times, bubble_time, figures, job_of, memory_at, memory_bound, memory_of,
     slowest_stage, stages_of, statistics, update_time)
@@ -241,6 +241,16 @@ def beyond(row, known, model: Model):  # str
            (parts_said(row[name]) <= parts[name] or usual(row, name))]
     return ', '.join(f'{name} {row[name]}' for name in new)
 
+def out_of_reach(row, known, model: Model):  # str
+    "What of a layout no measured run came near: too short pieces of a sequence, too wide tp."
+    found, tokens = [], model.seq_len / row['cp']
+    least, most = (known.get(name) for name in REACHED)
+    if least and row['cp'] > 1 and tokens < min(least):
+        found.append(f'a context of {tokens:,.0f} tokens to a GPU (measured: {min(least):,.0f})')
+    domains = row['tp'] // row['nvlink_tp']
+    if most and domains > max(most): found.append(f'tp over {domains} NVLink domains')
+    return ', '.join(found)
+
 # %% ../nbs/13_iteration.ipynb #8559f3bc
 def gpu_in(system: System, known):  # its short name, or None
     "The GPU whose runs speak for a system: one of about its rates."
@@ -263,7 +273,9 @@ def evidence(row, model: Model, system: System, assumptions):  # str
     known = assumptions.measured.evidence
     if known is None: return 'parameters whose runs are not recorded'
     always = {'optimizer': ('adam',), 'cuda_graphs': ('none', 'iteration')}
-    if new := beyond(row, always | known.seen, model):
+    choices = {name: values for name, values in known.seen.items() if name not in REACHED}
+    told = beyond(row, always | choices, model), out_of_reach(row, known.seen, model)
+    if new := ', '.join(filter(None, told)):
         return f'extrapolated: no run with {new} was fitted to'
     kind = 'with experts' if sends_tokens(model) else 'dense'
     return known.trust(gpu_in(system, known), assumptions.measured.stack, kind, row['precision'])
@@ -424,11 +436,21 @@ def keep(t, rows):
     columns = lambda x: isinstance(x, np.ndarray) and x.ndim
     return {key: x.take(rows, axis=0) if columns(x) else x for key, x in t.items()}
 
+def filled(n, size):
+    "GPUs of a domain that n GPUs use alike in each: the most that divide n, 64 of 72 for 512."
+    few = divisors(n)
+    return int(few[few <= size].max())
+
 # %% ../nbs/13_iteration.ipynb #3d696952
 MOST_PLACES = 200_000   # of one configuration that are priced
 
-def possible_places(p: Parallel, system: System):  # table
-    "A configuration with every placement that its NVLink domain has room for."
+def possible_places(p: Parallel, system: System, a: Assumptions):  # table
+    "A configuration with its placement by rank, or with all that an NVLink domain has room for."
+    same = GROUPS + ('micro_batch', 'panels', 'ep', 'etp', 'strategy', 'layout') + CHOICES
+    one = {name: getattr(p, name) for name in same}
+    if a.placed_by_rank and all(getattr(p, place) is None for place in PLACES):
+        of_each = {group: np.array([getattr(p, group)]) for group in GROUPS}
+        return one | placed_by_rank(of_each, filled(p.n_gpus, system.nvlink_size))
     t = {'room': np.array([system.nvlink_size])}
     for group, place in zip(GROUPS, PLACES):
         given = getattr(p, place)
@@ -440,8 +462,7 @@ def possible_places(p: Parallel, system: System):  # table
         t = keep(t, t['room'] >= t[place])
         t['room'] = t['room'] // t[place]
     del t['room']
-    same = GROUPS + ('micro_batch', 'panels', 'ep', 'etp', 'strategy', 'layout') + CHOICES
-    return {name: getattr(p, name) for name in same} | t
+    return one | t
 
 # %% ../nbs/13_iteration.ipynb #36e897b3
 def fastest_place(t, asked):  # (dict: place -> GPUs, what `exact_figures` takes of it)
@@ -484,7 +505,7 @@ def estimate(
     if own: a = dataclasses.replace(a, **own)
     a = a.on(system)
     asked = (model, system, global_batch, a)
-    place, known = fastest_place(possible_places(p, system), asked)
+    place, known = fastest_place(possible_places(p, system, a), asked)
     placed = dataclasses.replace(p, **place)
     found = exact_figures(*known)
     found |= interval_of(found, placed, model, system, a)

@@ -33,7 +33,7 @@ from .estimates import (
 from .parameters import measured_folder
 from .software import Software, known_software, run_by
 from .measured_kernels import number_of
-from .timeline import statistics
+from .timeline import placed_by_rank, statistics
 from .iteration import Parallel, divisors
 from .execution import crossed
 from .interop import PARALLEL_FIELDS, Job
@@ -469,15 +469,6 @@ def with_recompute(t, own, position):  # table
                lambda t: t['recompute'] >= 0)
     return t | {'recompute': np.array(names)[t['recompute']]}
 
-# %% ../nbs/91_runs.ipynb #884d53a3
-def places_of(t, room):  # dict of columns
-    "How many GPUs of each group share a node, in Megatron's order of ranks."
-    places = {}
-    for group in ('tp', 'cp', 'dp', 'pp'):
-        places[f'nvlink_{group}'] = np.gcd(t[group], np.maximum(room, 1))
-        room = room // places[f'nvlink_{group}']
-    return places
-
 # %% ../nbs/91_runs.ipynb #860395a6
 def sheet_for(one, system):  # System
     "The system of some rows, with the domain and the network that they had."
@@ -493,7 +484,7 @@ def configurations(t, node, one):  # table
             'dispatcher', 'unsaid')
     copies = t['dp'] * t['cp']
     shard = np.where((t['fsdp_shard'] > 0) & (t['zero_stage'] > 1), t['fsdp_shard'], copies)
-    return {name: t[name] for name in same} | places_of(t, node.nvlink_size) | dict(
+    return {name: t[name] for name in same} | placed_by_rank(t, node.nvlink_size) | dict(
         panels=np.ones_like(t['tp']), virtual_stages=t['vp'],
         sequence_sharded=t['sequence_parallel'] > 0, dp_overlap=t['dp_overlap'] > 0,
         tp_overlap=t['tp_overlap'] > 0, ep_overlap=t['ep_overlap'] > 0,

@@ -25,18 +25,19 @@ from .inputs import naming, quoted
 LARGEST_SCRIPT = 64 * 1024   # characters
 NAME = r'[A-Za-z_]\w*'
 
-ROUND = r'\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\)'   # brackets in brackets
-BRACED = r'\$\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}'
+# (?>...) and not *+, which Python 3.11 mended only in its fifth release
+ROUND = r'\((?>(?:[^()]|\((?>(?:[^()]|\((?>[^()]*)\))*)\))*)\)'   # brackets in brackets
+BRACED = r'\$\{(?>(?:[^{}]|\{(?>(?:[^{}]|\{(?>[^{}]*)\})*)\})*)\}'
 RUN, SINGLE = rf'\${ROUND}|`[^`]*`', "'[^']*'"
-DOUBLE = rf'"(?:\\.|{RUN}|{BRACED}|[^"\\])*+"'
-WORD = rf"""(?:{SINGLE}|{DOUBLE}|\\[^\n]|{RUN}|{BRACED}|[<>]{ROUND}
-            |[^\s;&|()<>'"\\`$]|\$(?![({{]))++"""
+DOUBLE = rf'"(?>(?:\\.|{RUN}|{BRACED}|[^"\\])*)"'
+WORD = rf"""(?>(?:{SINGLE}|{DOUBLE}|\\[^\n]|{RUN}|{BRACED}|[<>]{ROUND}
+            |[^\s;&|()<>'"\\`$]|\$(?![({{]))+)"""
 BLANK = r'[ \t]|\\\n|(?:function[ \t]+)?[\w-]+[ \t]*\([ \t]*\)'   # so the name of a function
 TOKEN = re.compile(rf'''(?P<blank>{BLANK}|\#[^\n]*|\d?&?[<>]+(?!\()[&|]?[ \t]*(?:{WORD})?)
-    | (?P<apart>\n|;;|&&|\|\||[;|&]) | (?P<word>{NAME}\+?=\((?:{BLANK}|\n|\#[^\n]*|{WORD})*+\)
+    | (?P<apart>\n|;;|&&|\|\||[;|&]) | (?P<word>{NAME}\+?=\((?>(?:{BLANK}|\n|\#[^\n]*|{WORD})*)\)
     | \({ROUND}\)|(?!{NAME}\+?=\(){WORD}|[()]) | (?P<open>.)''', re.VERBOSE | re.DOTALL)
 HEREDOC = re.compile(r'''<<-?[ \t]*(["']?)(\w+)\1([^\n]*)
-                         ((?:\n(?![ \t]*\2[ \t]*$)[^\n]*){0,500}+\n)[ \t]*\2[ \t]*$''',
+                         ((?>(?:\n(?![ \t]*\2[ \t]*$)[^\n]*){0,500})\n)[ \t]*\2[ \t]*$''',
                      re.VERBOSE | re.MULTILINE)
 
 # %% ../nbs/89_scripts.ipynb #12b10009

@@ -371,7 +371,7 @@ from .estimates import Group
 from .parameters import SHOWS, Parameters, as_flat, value_of
 from .kernels import collective_seconds
 from .runs import (
-    ADDED, COLUMNS, MORE, STRUCTURE, read_runs, reasons_of, room_of)
+    ADDED, COLUMNS, MORE, STRUCTURE, clean, of_sheets, read_runs, reasons_of, room_of)
 
 # %% ../nbs/91b_fits.ipynb #91b00005
 OWN = ('clock', 'host_layer', 'nic_share')  # what a few runs of one's own can tell
@@ -416,7 +416,18 @@ def seen_in(df, system=None):  # dict: choice -> its values
         for name in SHOWS:
             values = batch.t.get(name, batch.more.get(name, getattr(a, name, None)))
             seen[name] |= set(np.atleast_1d(values).tolist())
-    return {name: sorted(values - {None}) for name, values in seen.items()}
+    return {name: sorted(values - {None}) for name, values in seen.items()} | reached_in(df)
+
+FEW = 3   # runs: fewer do not make a layout a measured one
+
+def reached_in(df):  # dict: figure -> its values in more than a few runs
+    "How short the pieces of a sequence and how wide the tensor parallelism of runs were."
+    x = clean(df)
+    tp, cp, tokens = (as_numbers(x[name]).fillna(1) for name in ('tp', 'cp', 'seq_len'))
+    found = {'context_tokens': (tokens / cp)[cp > 1],
+             'tp_domains': np.ceil(tp / of_sheets(x, None, lambda sheet: sheet.nvlink_size))}
+    counts = {name: values.value_counts() for name, values in found.items()}
+    return {name: sorted(int(x) for x in each.index[each >= FEW]) for name, each in counts.items()}
 
 def evidence_with(df, system):  # dict
     "What the shipped parameters rest on, and further runs."
