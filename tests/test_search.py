@@ -119,7 +119,8 @@ class Case:
         r = self.random = random.Random(seed)
         self.model, self.strategy = models[r.choice(list(models))], r.choice(('1d', '2d-seqp'))
         preset = as_assumptions(r.choice(('paper', 'corrected', 'corrected', 'calibrated')))
-        self.assumed = dataclasses.replace(preset, wide_search=False, uneven_stages=uneven)
+        self.assumed = dataclasses.replace(preset, wide_search=False, uneven_stages=uneven,
+                                           placed_by_rank=False)
         self.n, self.batch = r.choice((2, 4, 6, 8, 8, 12)), r.choice((4, 8, 8, 12, 24))
         self.system = as_system(r.choice(('H100-80GB', 'H200-141GB', 'B200-180GB')),
                                 r.choice((1, 2, 4, 8)))
@@ -274,3 +275,37 @@ def test_a_search_that_finds_nothing_has_the_columns_of_one_that_finds_some(pres
     ranges = {'iteration_low_s', 'iteration_high_s'}   # of what was found
     assert set(some) - set(nothing) <= ranges and set(nothing) <= set(some)
     assert {name: some[name].dtype for name in nothing} == dict(nothing.dtypes)
+
+
+# what frameworks run, and what was measured
+
+def test_placements_are_those_of_ranks_unless_asked():
+    question = 'llama3.1_8B', 64, 'H100-80GB', 128
+    found = search(*question, k=40)
+    for row in found.itertuples():
+        room, inside = 8, []
+        for size in (row.tp, row.cp, row.dp, row.pp):   # ranks 0 to 7 share a node
+            inside.append(math.gcd(size, room))
+            room //= inside[-1]
+        assert inside == [row.nvlink_tp, row.nvlink_cp, row.nvlink_dp, row.nvlink_pp]
+    layout = Parallel(tp=2, dp=32)
+    assert estimate('llama3.1_8B', layout, 'H100-80GB', 128).parallel.nvlink_dp == 4
+    across = search(*question, k=3, fixed={'tp': 2, 'nvlink_tp': 1})
+    assert len(across) == 3 and set(across.nvlink_tp) == {1}
+    lain = estimate('llama3.1_8B', dataclasses.replace(layout, nvlink_tp=1), 'H100-80GB', 128)
+    assert lain.parallel.nvlink_tp == 1 and lain.parallel.nvlink_dp == 8
+
+
+def test_a_layout_that_no_run_came_near_is_said_with_the_best_that_one_did():
+    found = search('llama3.1_405B', 512, 'H100-80GB')
+    assert 'a context of 2,048 tokens to a GPU (measured: 4,096)' in found.evidence[0]
+    tested = found[~found.evidence.str.startswith('extrapolated')].iloc[0]
+    more = tested.iteration_s / found.iteration_s[0] - 1
+    assert f'is rank {tested["rank"]}, tp {tested.tp}' in found.notes[-1]
+    assert found.notes[-1].endswith(f'{more:.1%} slower.')
+    widths = found.iteration_high_s / found.iteration_low_s
+    assert widths[0] > 1.15 * widths[tested.name]
+    near = search('llama3.1_405B', 512, 'H100-80GB', fixed={'cp': [1, 2]})
+    assert not near.evidence[0].startswith('extrapolated') and not near.notes
+    wide = estimate('llama3.1_70B', Parallel(tp=16, pp=2, dp=2), 'H100-80GB', 64)
+    assert 'tp over 2 NVLink domains' in wide.notes[0]

@@ -29,13 +29,14 @@ from .estimates import (
 from .blocks import STRATEGIES
 from .modules import (
     expert_rules, leaves_rows, reduces_each, sharing_rules)
-from .timeline import (
+from transformer_perf.timeline import (
     GROUPS, MEMORY_PARTS, PLACES, Memory, components, exact_table, iteration_times, memory_bound,
-    memory_on_ranks, memory_played, more_of, passes_in, play, priced_estimate, seconds_and_GB)
+    memory_on_ranks, memory_played, more_of, passes_in, placed_by_rank, play, priced_estimate,
+    seconds_and_GB)
 from transformer_perf.iteration import (
     Estimate, Parallel, changes_something, check_parallel, division_rules, divisors, estimate,
-    filled, interval_of, keep, layers_to_deal, plural, rate_in_words, rows_of, sends_tokens, settled,
-    short)
+    filled, interval_of, keep, layers_to_deal, plural, rate_in_words, rows_of, sends_tokens,
+    settled, short)
 from .execution import (
     can_run, considered_choices, distinct, divides_batch, expert_shares, filling, parts_in,
     pipeline_divides, practice, runs, search, splits)
@@ -232,19 +233,18 @@ ORDERS = (('tp', 'cp', 'dp', 'pp'), ('tp', 'cp', 'pp', 'dp'), ('dp', 'tp', 'cp',
 
 def filled_by(order, t, room):  # array [row, group]
     "An NVLink domain filled with one group after the other."
-    found, room = {}, np.full(rows_of(t), room)
-    for group in order:
-        found[group] = np.gcd(t[group], room)
-        room = room // found[group]
-    return np.stack([found[group] for group in GROUPS], axis=1)
+    found = placed_by_rank(t, np.full(rows_of(t), room), order)
+    return np.stack([found[place] for place in PLACES], axis=1)
 
 # %% ../nbs/71_advice.ipynb #13a00051
 def placements_of(t, one: Estimate, every):  # (row of each, table)
-    "The placements at which each row is priced: every way to fill a domain, or a few."
+    "The placements at which each row is priced: by rank, a few, or every way to fill a domain."
     room, rows = filled(one.parallel.n_gpus, one.system.nvlink_size), np.arange(rows_of(t))
-    ways = [filled_by(order, t, room) for order in ORDERS]
-    row = np.tile(rows, len(ORDERS))
-    if every:
+    by_rank = one.assumptions.placed_by_rank
+    orders = ORDERS[:1] if by_rank else ORDERS
+    ways = [filled_by(order, t, room) for order in orders]
+    row = np.tile(rows, len(orders))
+    if every and not by_rank:
         groups, more = np.stack([t[group] for group in GROUPS], axis=1), splits(room)
         at, way = filling(groups, rows, more)
         ways, row = [*ways, more[way]], np.concatenate([row, at])

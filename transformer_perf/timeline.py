@@ -47,10 +47,10 @@ from .modules import (
 GROUPS = ('tp', 'cp', 'pp', 'dp')
 PLACES = tuple(f'nvlink_{group}' for group in GROUPS)
 
-def placed_by_rank(t, room):  # dict of columns
-    "How many GPUs of each group share a domain of `room`, in Megatron's order of ranks."
+def placed_by_rank(t, room, order=('tp', 'cp', 'dp', 'pp')):  # dict of columns
+    "How many GPUs of each group share a domain of `room`, filled in Megatron's order of ranks."
     places = {}
-    for group in ('tp', 'cp', 'dp', 'pp'):
+    for group in order:
         inside = np.gcd(t[group], np.maximum(room, 1))
         room, places[f'nvlink_{group}'] = room // inside, inside
     return places

@@ -371,7 +371,7 @@ from .estimates import Group
 from .parameters import SHOWS, Parameters, as_flat, value_of
 from .kernels import collective_seconds
 from .runs import (
-    ADDED, COLUMNS, MORE, STRUCTURE, clean, of_sheets, read_runs, reasons_of, room_of)
+    ADDED, COLUMNS, MORE, STRUCTURE, of_sheets, read_runs, reasons_of, room_of)
 
 # %% ../nbs/91b_fits.ipynb #91b00005
 OWN = ('clock', 'host_layer', 'nic_share')  # what a few runs of one's own can tell
@@ -423,6 +423,7 @@ FEW = 3   # runs: fewer do not make a layout a measured one
 def reached_in(df):  # dict: figure -> its values in more than a few runs
     "How short the pieces of a sequence and how wide the tensor parallelism of runs were."
     x = clean(df)
+    x = x.reindex(columns=['gpu', 'tp', 'cp', 'seq_len'])
     tp, cp, tokens = (as_numbers(x[name]).fillna(1) for name in ('tp', 'cp', 'seq_len'))
     found = {'context_tokens': (tokens / cp)[cp > 1],
              'tp_domains': np.ceil(tp / of_sheets(x, None, lambda sheet: sheet.nvlink_size))}
