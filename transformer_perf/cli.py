@@ -235,6 +235,8 @@ CHOSEN = (  # options of a configuration that assumptions answer unless given
     option_of('--optimizer', 'adam, muon (of matrices; Adam of the rest), lion or sgd', 'words'),
     option_of('--cuda-graphs', 'what the host launches as one: none, iteration, or parts of a '
               'layer as attn+mlp+moe_router+moe_preprocess', 'words'),
+    option_of('--offload', "what the host's memory holds: none, or optimizer:0.5+weights, "
+              'activations:4 (layers), modules as core_attn+moe_act', 'words'),
     option_of('--dispatcher', 'how tokens travel to their experts: alltoall, allgather, once',
               'words'),
     *(option_of(f'--{group}-overlap', f'{kind}-parallel messages hide behind compute: yes or no',
