@@ -495,7 +495,7 @@ def fits(
     global_batch=None,          # samples of an iteration; a job may say it
     assumptions='calibrated',   # a preset's name, or Assumptions
     software=None,              # which runs it: a name, a .json file or a Software
-    offload=None,               # what the host may take: as the choice; none: where nothing else helps
+    offload=None,               # what the host may take; none: anything, where nothing else helps
 ):  # Fit
     "Whether a job fits in memory, where every gigabyte is, and the cheapest changes if not."
     case = case_of(model, parallel, system, global_batch, assumptions, software)

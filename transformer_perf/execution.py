@@ -353,7 +353,7 @@ def pairs(left, right):
 MOST_PRICED = 10_000_000   # layers, each at a placement
 LAYER = ('tp', 'cp', 'ep', 'etp', 'micro_batch', 'panels', 'recompute', 'sequence_sharded',
          'context', 'tp_overlap', 'precision', 'dispatcher', 'ep_overlap',
-         'optimizer', 'cuda_graphs', 'offload')   # what a layer's price depends on, beside its placement
+         'optimizer', 'cuda_graphs', 'offload')   # what a layer depends on, beside its place
 
 def decides_layer(considered):  # tuple of columns
     "As `LAYER`; 'full:4' computes a larger share again of a stage with fewer layers."

@@ -15,7 +15,8 @@ import numpy as np
 # %% ../nbs/88_explained.ipynb #05c00004
 from .inputs import nearest
 from .schedules import SCHEDULES, time_played
-from .estimates import OPTIMIZERS, Group, in_low_precision, launched, of_recipe, offloads, on_host
+from .estimates import (
+    OPTIMIZERS, Group, in_low_precision, launched, of_recipe, offloads, on_host)
 from .parameters import changed, interval
 from .modules import (
     Workload, count, exposed, gradient_held, over_host_link, pipeline_time, priced_rows,
@@ -30,8 +31,8 @@ from .timeline import (
     largest_units, mean_layer, mean_matrices,
     memory_at, memory_bound, more_of, most_of_ends, other_copies, own_stages, pace_of, pass_times,
     priced_estimate, reduction_time, routed_copies, sent_between_stages, shared, stage_matrices,
-    stage_weights, stages_held, stages_of, states_held, states_of, step_bytes, step_on_matrices, straggling,
-    units_at_hand, update_time, utilization, weight_copies, weights_of_stage, working)
+    stage_weights, stages_held, stages_of, states_held, states_of, step_bytes, step_on_matrices,
+    straggling, units_at_hand, update_time, utilization, weight_copies, weights_of_stage, working)
 
 # %% ../nbs/88_explained.ipynb #5e0000b1
 DEALS = ('depth', 'mtp_layers', 'dense_layers_first', 'moe_every', 'full_attention_every',
@@ -128,7 +129,7 @@ class Told:
 
 def with_copies_told(t: Told, layer, GB):  # LayerTold
     "A layer that waits where copies of its activations take longer than itself."
-    given = Quantity('offloaded', float(GB), 'GB', source='counted', words='of a layer, on the host')
+    given = Quantity('offloaded', float(GB), 'GB', source='counted', words='of a layer')
     copy = t.rows.step('copy', 'offloaded / (host_bandwidth * host_link_share)', given, unit='s',
                        of=over_host_link)
     about, pair = dict(unit='s', of=with_copies), (layer.forward, layer.backward, copy)
@@ -424,7 +425,8 @@ def memory_told(t: Told):
     t.known.pop('L')
     each = layers_told(t, 'L', t.fullest.layers, 'on the fullest stage')
     for part in ('weights', 'routed'): mean_told(t, f'{part}_here', part, each, 'L')
-    if p.recompute == 'none' and not np.any(t.work.stored.offloaded): mean_told(t, 'kept_here', 'kept', each, 'L')
+    plain = p.recompute == 'none' and not np.any(t.work.stored.offloaded)
+    if plain: mean_told(t, 'kept_here', 'kept', each, 'L')
     else: t.count('kept_here')
     held, of = f'{both_ways(p)}L', dict(unit='GB', of=memory_at)
     t.step('stage_GB', f'weights_here * {held} + ends_here', unit='GB', of=stage_weights)

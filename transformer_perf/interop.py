@@ -924,7 +924,8 @@ def undo_deepspeed(f):  # dict
         raise ValueError(f'zero_stage={f["zero_stage"]} with pp={f["pp"]} cannot be said in '
                          'deepspeed: its pipelines take stages 0 and 1')
     return f | offload_for_zero(f, 'deepspeed') | dict(
-        overlap=f.get('dp_overlap'), accumulation=steps, precision='bf16', autoep=f.get('ep', 1) > 1)
+        overlap=f.get('dp_overlap'), accumulation=steps, precision='bf16',
+        autoep=f.get('ep', 1) > 1)
 
 # %% ../nbs/90_interop.ipynb #91b0cf3a
 DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {
@@ -1229,7 +1230,8 @@ def undo_torchtitan(f):  # dict
                          'said in torchtitan: nobody is left to share weights')
     offload = f.get('offload') or 'none'
     if offload not in ('none', SHARDS_ON_HOST) or offload != 'none' and stage != 3:
-        raise ValueError(f'offload={offload!r} with zero_stage={stage} cannot be said in torchtitan')
+        raise ValueError(f'offload={offload!r} with zero_stage={stage} cannot be said in '
+                         'torchtitan')
     names = {order: name for name, order in reversed(ORDERS.items())}
     order = names.get(f.get('schedule') or '1f1b')
     own = dict(local=b if pp == 1 or not G else G // dp, cpu_shards=offload != 'none',

@@ -208,7 +208,7 @@ def layers_to_deal(depth, p, v, a: Assumptions):
     return np.where(a.uneven_stages & (p * v <= depth), v, depth // p)
 
 def can_offload(t):
-    "Which rows leave the host what it can take: ZeRO-3's weights, and steps without whole matrices."
+    "Which rows ask the host for what it can take: ZeRO-3's weights, no steps of matrices."
     if not offloads(t['offload']): return np.array(True)
     whole = of_names(t['optimizer'], lambda name: OPTIMIZERS[name].whole is not None)
     optimizer, weights = (on_host(t['offload'], part) > 0 for part in ('optimizer', 'weights'))

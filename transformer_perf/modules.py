@@ -251,8 +251,8 @@ def layer_memory(job: CountedJob):  # Stored
 def activations_away(job: CountedJob, operations, kept, full):  # GB
     "Of what a layer keeps, what the host holds: all of some layers, or the inputs of some modules."
     whole = np.minimum(on_host(job.offload, 'activations') / job.layers, 1.)
-    part = sum((op.activations - freed_of(job.recompute, op)) * of_names(
-        job.offload, lambda name: op.name in offloaded(name).operations) for op in operations)
+    goes = lambda op: of_names(job.offload, lambda name: op.name in offloaded(name).operations)
+    part = sum((op.activations - freed_of(job.recompute, op)) * goes(op) for op in operations)
     return whole * kept + (1 - full) * part
 
 def with_copies(costs, stored: Stored, pricer, p: Layouts):  # LayerCost
@@ -464,7 +464,7 @@ def over_host_link(GB, pricer, p: Layouts):  # s
     return GB / (pricer.system.given('host_bandwidth') * p.assumptions.host_link_share)
 
 def with_host(parts, at_once, gather, reduce, pricer, p: Layouts):  # (s, s)
-    "Messages of a unit, with the copies before weights are gathered and after gradients are reduced."
+    "Messages of a unit, and the copies before weights are gathered and after gradients are."
     if not offloads(p.offload): return gather, reduce
     share = sum(GB / group.size for GB, group, _ in parts) / at_once   # in 16 bits
     weights = on_host(p.offload, 'weights')
