@@ -154,7 +154,7 @@ def stage_matrices(p: Layouts, matrices: Matrices, layers, parts):  # list of (G
 
 def shared(parts, out):  # GB
     "What a GPU holds of weights, shared out where a flag holds."
-    return sum(GB / np.where(out, gpus, 1) for GB, gpus in parts)
+    return sum(GB / np.where(out, np.maximum(gpus, 1), 1) for GB, gpus in parts)
 
 # %% ../nbs/87_timeline.ipynb #5a4d0030
 def states_of(p: Layouts, matrices=False):  # bytes of a parameter
