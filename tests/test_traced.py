@@ -98,6 +98,9 @@ KINDS = {
                                           recompute='layernorm'), 'H100-80GB'),
     'offload layers': ('gpt3', dict(tp=8, pp=4, dp=2, virtual_stages=2,
                                     offload='activations:3+optimizer'), 'A100-80GB'),
+    'adapters': ('llama3.1_8B', dict(tp=2, pp=2, dp=2, adapters='lora:16'), 'H100-80GB'),
+    'adapters, zero3': ('mixtral_8x7B', dict(dp=8, ep=8, zero_stage=3, adapters='qlora:8:mlp',
+                                             offload='optimizer+weights'), 'H100-80GB'),
     'interleaved': ('gpt3', dict(tp=8, pp=4, dp=2, virtual_stages=2, recompute='full:1',
                                  precision='fp8'), 'H100-80GB')}
 

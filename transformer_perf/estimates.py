@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CONTEXTS', 'DISPATCHERS', 'FITS_BY', 'MENDED', 'AS_TRAINED',
-           'RECOMPUTE', 'PARTS', 'GRAPHED', 'KEEPS', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS',
-           'Product', 'Attention', 'Message', 'Work', 'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'of_names',
-           'recipe_of', 'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked',
-           'joined_works', 'gained', 'roofline_of_each', 'roofline', 'ring_share', 'two_tier_time', 'send_time',
-           'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass', 'seconds_of_messages',
-           'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'price', 'recomputed_parts',
-           'recomputed_layers', 'is_recomputed', 'in_low_precision', 'graphed', 'launched', 'Offloaded',
-           'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host', 'offloads', 'check_choices',
-           'costs_of', 'Optimizer', 'tells_matrices', 'orthogonalized', 'moment_bytes', 'state_bytes', 'Choices',
-           'Modelling', 'Assumptions', 'shipped', 'as_assumptions', 'collective_time']
+           'RECOMPUTE', 'PARTS', 'GRAPHED', 'KEEPS', 'ADAPTED', 'NF4', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS',
+           'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message', 'Work', 'Matrix', 'Operation', 'Recipe', 'where',
+           'any_of', 'of_names', 'recipe_of', 'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added',
+           'Works', 'stacked', 'joined_works', 'gained', 'roofline_of_each', 'roofline', 'ring_share', 'two_tier_time',
+           'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
+           'seconds_of_messages', 'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'price',
+           'recomputed_parts', 'recomputed_layers', 'is_recomputed', 'in_low_precision', 'graphed', 'launched',
+           'Offloaded', 'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host', 'offloads',
+           'Adapters', 'adapted', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices', 'orthogonalized',
+           'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'as_assumptions',
+           'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -125,7 +126,7 @@ class Operation(NamedTuple):
     name: str
     forward: Work
     backward: Work
-    weights: float = 0.      # GB of weights
+    weights: float = 0.      # GB of weights that train
     activations: float = 0.  # GB kept from the forward pass for the backward pass
     recomputed_with: tuple = ()  # the parts of a layer: choices of recompute
     frees: tuple = ()        # (part, GB of the activations that need not be kept then)
@@ -134,6 +135,7 @@ class Operation(NamedTuple):
     copies: float = 0.       # GB of its weights that are held in another precision besides
     matrices: tuple = ()     # of Matrix, whole
     in_matrices: float = 0.  # GB of its weights that are parts of them
+    frozen: float = 0.       # GB of weights that do not train, as they are held
 
 # %% ../nbs/02_estimates.ipynb #1c8e7f08
 class Recipe(NamedTuple):
@@ -592,9 +594,35 @@ def offloads(offload):
     "Whether a choice, or any of a column, asks the host for anything."
     return not (isinstance(offload, str) and offload == 'none')
 
+ADAPTED = {   # where adapters may be -> the products that have one
+    'attention': ('qkv', 'q-down', 'q-up', 'kv-down', 'kv-up', 'vproj'),
+    'mlp': ('fc1', 'fc2', 'expert-fc1', 'expert-fc2', 'shared-fc1', 'shared-fc2')}
+NF4 = .5 + 1 / 64 + 4 / (64 * 256)   # bytes of a weight in 4 bits, with scales of scales
+
+class Adapters(NamedTuple):
+    "What trains beside weights that do not."
+    rank: int = 0           # of two matrices beside a weight; 0: all weights train
+    products: tuple = ()    # which have them
+    held: float = 2.        # bytes of a weight of a layer that does not train
+
+@functools.cache
+def adapted(adapters):  # Adapters
+    "'none', 'lora:16', 'qlora:64' (weights in 4 bits), 'lora:16:attention'."
+    kind, *more = of_type(adapters, str, 'adapters').split(':')
+    if nearest(kind, ['none', 'lora', 'qlora'], 'kind of adapters') == 'none':
+        if more: raise ValueError(f'adapters={quoted(adapters)}: none has no rank')
+        return Adapters()
+    if not 1 <= len(more) <= 2: raise ValueError(
+        f'adapters={quoted(adapters)} must say a rank, as {kind}:16 or {kind}:16:attention')
+    rank = whole(int(more[0]) if more[0].isdecimal() else more[0], 'rank of adapters', most=2**16)
+    places = [nearest(more[1], ADAPTED, 'place of adapters')] if more[1:] else [*ADAPTED]
+    products = tuple(name for place in places for name in ADAPTED[place])
+    return Adapters(rank, products, NF4 if kind == 'qlora' else 2.)
+
 def check_choices(a):
     "A ValueError where assumptions contradict each other."
     recomputed_parts(a.recompute), graphed(a.cuda_graphs), offloaded(a.offload)
+    adapted(a.adapters)
     if not isinstance(a.fp8_parameters, bool):
         for name in of_type(a.fp8_parameters, (bool, str), 'fp8_parameters').split('+'):
             nearest(name, RECIPES, 'precision of fp8_parameters')
@@ -667,6 +695,7 @@ class Choices:
     optimizer: str = field('adam', choices=OPTIMIZERS)  # Muon takes matrices; Adam all others
     cuda_graphs: str = 'none'           # what the host launches as one: `GRAPHED`, or parts of it
     offload: str = 'none'               # what the host's memory holds: `offloaded`
+    adapters: str = 'none'              # what trains, if not all weights: `adapted`
 
 CHOICES = tuple(f.name for f in dataclasses.fields(Choices))
 

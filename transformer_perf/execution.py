@@ -29,7 +29,7 @@ from .modules import (
 from .timeline import (
     COMPONENTS, FIGURES, GROUPS, PLACES, chunks_differ, costs_at_places, exact_figures_of_each,
     exact_memory, figures_by_formula, host_has_room, iteration_times, job_of, layouts_of,
-    memory_needed, that_must_fit)
+    memory_needed, one_for_all, that_must_fit)
 from .iteration import (
     PAPER_NAMES, can_offload, changes_something, check_host, choices_fit, cross, divisors, evidence,
     interval_columns, keep, layers_to_deal, left_out, readable, rows_of, sends_tokens)
@@ -631,7 +631,8 @@ SHOWN_FIRST = ('variant', 'candidate', 'n_gpus', 'strategy', *GROUPS, 'ep', 'etp
 
 def shown_first(q: Question):  # list of columns
     "What a table tells before its figures; what is not asked about is not worth some columns."
-    usual = {'optimizer': ['adam'], 'cuda_graphs': ['none'], 'offload': ['none']}
+    usual = {'optimizer': ['adam'], 'cuda_graphs': ['none'], 'offload': ['none'],
+             'adapters': ['none']}
     return [name for name in SHOWN_FIRST if q.considered.get(name) != usual.get(name, ())]
 
 def empty_table(q: Question):  # dict of columns
@@ -821,6 +822,7 @@ def questions(about, strategy, choices, fixed=None):  # list of Question, of eac
     others = {name: x for name, x in choices.items() if name not in FIXED}
     considered, columns = considered_choices(others, *about[::3]), fixed_columns(fixed, held)
     for offload in considered['offload']: check_host(offload, about[1])
+    one_for_all(considered['adapters'], 'adapters')
     names = strategies_named(strategy, about[-1], about[0])
     both = {'1d', '2d-seqp'} <= set(names) and about[-1].fused_kernels   # one is the other's cp=1
     if both: names.remove('1d')

@@ -19,7 +19,8 @@ from .estimates import (
     OPTIMIZERS, Group, in_low_precision, launched, of_recipe, offloads, on_host)
 from .parameters import changed, interval
 from .modules import (
-    Workload, count, exposed, gradient_held, over_host_link, pipeline_time, priced_rows,
+    Workload, count, exposed, gradient_held, gradients_left_out, over_host_link, pipeline_time,
+    priced_rows,
     reduces_each, replicas, seconds_of_ends, sharers, summed_layer, with_copies, with_host)
 from .traced import (
     Counted, Explanation, Quantity, Rows, as_name, counted_rows, flat, layer_told, leaves_of,
@@ -32,7 +33,7 @@ from .timeline import (
     memory_at, memory_bound, more_of, most_of_ends, other_copies, own_stages, pace_of, pass_times,
     priced_estimate, reduction_time, routed_copies, sent_between_stages, shared, stage_matrices,
     stage_weights, stages_held, stages_of, states_held, states_of, step_bytes, step_on_matrices,
-    straggling, units_at_hand, update_time, utilization, weight_copies, weights_of_stage, working)
+    still_gathered, still_held, straggling, units_at_hand, update_time, utilization, weight_copies, weights_of_stage, working)
 
 # %% ../nbs/88_explained.ipynb #5e0000b1
 DEALS = ('depth', 'mtp_layers', 'dense_layers_first', 'moe_every', 'full_attention_every',
@@ -83,7 +84,8 @@ def stage_counts(work: Workload, stage: Stage):  # dict
         moved_by_step=step_bytes(p), states=states_of(p),
         fewer=states_of(p) - states_of(p, matrices=True),
         matrices=mean_matrices(work, stage).weights, beside=own.beside,
-        host_GB=host_of(work) if offloads(p.offload) else 0.)
+        host_GB=host_of(work) if offloads(p.offload) else 0.,
+        frozen=still_held(work, stage, of))
 
 # %% ../nbs/88_explained.ipynb #5e0000b2
 # what the figures of an estimate are told from
@@ -304,8 +306,11 @@ def reduction_told(t: Told):  # Quantity
     parts = parts[:1 + bool(t.known['routed'].value)]
     found = unit_told(t, '', parts, 'pieces', ' / pieces' * bulk)
     if tables.value and not bulk: found += unit_told(t, '_tables', [('tables', 'sharers')], '1', '')
+    still = t.p.zero_stage == 3 and float(still_gathered(t.p, t.slowest, t.rows.pricer))
+    if still: found.append(Quantity('still_gathered', still, 's', source='modules.frozen_time',
+                                    words='weights gathered that do not train'))
     text = ' + '.join(x.name for x in found if x.value) or '0'
-    return t.step('dp_comm_s', text, of=reduction_time)
+    return t.step('dp_comm_s', text, *found[-1:], of=reduction_time)
 
 # %% ../nbs/88_explained.ipynb #5e0000b5
 # the bubble, and what is neither layer nor message
@@ -438,6 +443,7 @@ def memory_told(t: Told):
     weights = 'all_GB'
     if zero == 3: weights = f'min(all_GB, shared_GB{here_told(t, "weights")} + gathered)'
     more = f' + {copied} * copies_here' * bool(t.known['copies_here'].value)
+    if t.count('frozen').value: more += ' + frozen'
     t.step('weights_GB', weights + more, **of)
     out = zero > 1 and reduces_each(p.reduce_each, zero)
     text = f'gradient / 2 * {"shared_GB" if out else "all_GB"}'
@@ -516,8 +522,13 @@ def work_figures(t: Told):
     t.known['flops_per_token'] = Quantity(
         'flops_per_token', float(t.one.model.flops_per_token('megatron')),
         source=f'model {t.one.model.name}', words='FLOP of both directions')
+    each = [n * float(gradients_left_out(rows)) for n, rows in zip(
+        (*t.work.number, 1, 1), (*(kind.rows for kind in t.work.kinds), *t.work.ends))]
+    out = Quantity('left_out', sum(each), 'TFLOP', source='counted',
+                   words='gradients of weights that do not train, of a micro-batch')
     t.step('model_TFLOP_per_gpu', '1e-12 * micro_batch * N * seq_len / (tp * cp * pp) '
-           '* flops_per_token', of=utilization, **about)
+           '* flops_per_token' + ' - N / pp * left_out' * bool(out.value), out, of=utilization,
+           **about)
     for name, of in (('mfu', 'model'), ('hfu', 'executed')):
         t.step(name, f'{of}_TFLOP_per_gpu / (iteration_s * matrix_flops_fp16)', unit='')
 

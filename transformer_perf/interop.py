@@ -197,7 +197,7 @@ def why_ignored(key, format):
 OTHERWISE = {   # keys -> why a job that says them is no training of a whole decoder
     r'-*(model\.)?freeze[-_].*|-*trainable_parts|-*finetune[-_]adapter.*':
         'parts that are not trained are not modelled',
-    r'-*peft.*|-*lora[-_].*': 'adapters beside weights that are not trained are not modelled',
+    r'-*peft.*|-*lora[-_].*': "adapters are not read: give them as `adapters`, like 'lora:16'",
     r'-*((num|max)[-_])?(image|img|vision|sound|video)[-_]?(tokens?|tiles|token[-_].*|seq.*)'
     r'|-*(vision|language|sound)[-_]model[-_]type|-*use[-_]tiling|-*max[-_]num[-_]tiles':
         'images and sound are not modelled',
@@ -350,7 +350,7 @@ MEGATRON_ROWS = (
     Row('--optimizer', 'optimizer', words_of({
         'adam': 'adam', 'muon': 'muon', 'dist_muon': 'muon', 'lion': 'lion', 'sgd': 'sgd'})),
     Row('--optimizer-cpu-offload', 'cpu_optimizer', ON, False),
-    Row(None, 'offload', absent='none'),
+    Row(None, 'offload', absent='none'), Row(None, 'adapters', absent='none'),
     Row('--optimizer-offload-fraction', 'cpu_share', SHARE),
     Row('--use-precision-aware-optimizer', 'precision_aware', ONLY_WRITTEN._replace(switch=True)),
     Row('--cpu-offloading-num-layers', 'cpu_layers', number(0)),
@@ -849,7 +849,7 @@ def fixed(**facts):  # rows
 
 CODE = "the model's code"
 UNSAID = dict(reshard_after_forward=True, dispatcher='alltoall', ep_overlap=False,
-              cuda_graphs='none')
+              cuda_graphs='none', adapters='none')
 DEEPSPEED_ROWS = (
     Row('train_batch_size', 'global_batch', WHOLE),
     Row('train_micro_batch_size_per_gpu', 'micro_batch', WHOLE),

@@ -29,8 +29,8 @@ from .systems import System, as_system
 from .schedules import (
     SCHEDULES, check_layout, check_schedule, chunks_in, own_figure, passes_of)
 from .estimates import (
-    CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, amounts_offloaded, as_assumptions,
-    of_names, offload_said, offloaded, offloads, on_host, recomputed_parts)
+    CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, adapted, amounts_offloaded,
+    as_assumptions,     of_names, offload_said, offloaded, offloads, on_host, recomputed_parts)
 from .parameters import interval
 from .measured_kernels import SHEETS, gpu_of, sheet_of
 from .kernels import pricer_of
@@ -138,6 +138,7 @@ class Parallel(Unsaid, Shares):
     "How a job is shared out over tp x cp x pp x dp GPUs, and what it chooses (see `Choices`)."
     def __post_init__(self):
         if self.recompute is not None: recomputed_parts(self.recompute)
+        if self.adapters is not None: adapted(self.adapters)   # or an error
         if self.offload is not None:   # always in the same words
             object.__setattr__(self, 'offload', offload_said(amounts_offloaded(self.offload)))
         for name, value in follows(self).items(): object.__setattr__(self, name, value)
@@ -251,6 +252,8 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: A
                      for g, place in zip(GROUPS, PLACES)}, system)
     check_choices_of(p, model, a)
     check_offload(p, system)
+    if p.strategy == '2d' and adapted(p.adapters or a.adapters).rank:
+        raise ValueError(f'adapters={quoted(p.adapters)} with strategy 2d: SUMMA has none')
     check_stages(p, model, global_batch // p.dp // p.micro_batch, a)
 
 # %% ../nbs/13_iteration.ipynb #8559f3b9
@@ -258,7 +261,7 @@ PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(Tru
                  zero_stage=(1,), context=('allgather',), tp_overlap=(False,),
                  schedule=('1f1b',), reduce_each=(), reshard_after_forward=(True,),
                  dp_replicate=(1,), precision=('bf16',), ep=(1,), optimizer=('adam',),
-                 cuda_graphs=('none',), offload=('none',))
+                 cuda_graphs=('none',), offload=('none',), adapters=('none',))
 
 def parts_said(value):  # set
     "A choice, or its parts: 'full:4' and 'layernorm+moe_act' are of parts."
@@ -294,7 +297,7 @@ def evidence(row, model: Model, system: System, assumptions):  # str
     known = assumptions.measured.evidence
     if known is None: return 'parameters whose runs are not recorded'
     always = {'optimizer': ('adam',), 'cuda_graphs': ('none', 'iteration'),
-              'offload': ('none',)}
+              'offload': ('none',), 'adapters': ('none',)}
     if new := beyond(row, always | known.seen, model):
         return f'extrapolated: no run with {new} was fitted to'
     kind = 'with experts' if sends_tokens(model) else 'dense'
@@ -540,7 +543,7 @@ SHOWN = (('ep', 1, 'ep'), ('precision', 'bf16', 'precision'), ('zero_stage', 1, 
          ('reduce_each', None, 'reduced each time'), ('reshard_after_forward', True, 'reshard'),
          ('dp_replicate', 1, 'replicas'), ('etp', 1, 'etp'), ('schedule', '1f1b', 'schedule'),
          ('optimizer', 'adam', 'optimizer'), ('cuda_graphs', 'none', 'CUDA graphs'),
-         ('offload', 'none', 'offload'),
+         ('offload', 'none', 'offload'), ('adapters', 'none', 'adapters'),
          *((name, ..., name) for name in ('context', 'dispatcher', 'dp_overlap', 'tp_overlap',
                                           'ep_overlap')))   # ...: what the first row has
 
