@@ -116,7 +116,8 @@ def test_messages_are_of_what_trains():
 @pytest.mark.parametrize('preset', EVERY)
 def test_experts_latents_and_grids(preset):
     for model, layout in (('mixtral_8x7B', dict(ep=8, dp=8)), ('deepseek_v3', dict(ep=64, dp=64))):
-        some, whole = (of(adapters, preset, model, **layout).stats for adapters in ('lora:8', 'none'))
+        some, whole = (of(adapters, preset, model, **layout).stats
+                       for adapters in ('lora:8', 'none'))
         assert 0 < some['optimizer_GB'] < whole['optimizer_GB'] / 10
         assert some['iteration_s'] < whole['iteration_s']
         assert whole['weights_GB'] < some['weights_GB'] < 1.1 * whole['weights_GB']

@@ -659,7 +659,11 @@ def orthogonalized(x: Matrix, moment):  # Work
         Message('allgather', moment * share, group) for group, share in x.gathers))
 
 OPTIMIZERS = {'adam': Optimizer(2, 2), 'muon': Optimizer(2, 1, orthogonalized),
-              'lion': Optimizer(1, 1), 'sgd': Optimizer(1, 1)}   # with momentum
+              'lion': Optimizer(1, 1), 'sgd': Optimizer(1, 1),   # with momentum
+              # bitsandbytes: a scale of 32 bits for each 256 moments
+              'adam-8bit': Optimizer(2, 2, moment_bytes=1 + 4 / 256),
+              # sums of rows and of columns (arXiv 1804.04235), no momentum
+              'adafactor': Optimizer(1, 0, beside=lambda x: x.rows + x.columns)}
 
 def moment_bytes(a, optimizer):  # of each moment of a parameter
     "Of an optimizer by name: its own, or as assumed of all."

@@ -18,22 +18,21 @@ from .schedules import SCHEDULES, time_played
 from .estimates import (
     OPTIMIZERS, Group, in_low_precision, launched, of_recipe, offloads, on_host)
 from .parameters import changed, interval
-from .modules import (
+from transformer_perf.modules import (
     Workload, count, exposed, gradient_held, gradients_left_out, over_host_link, pipeline_time,
-    priced_rows,
-    reduces_each, replicas, seconds_of_ends, sharers, summed_layer, with_copies, with_host)
+    priced_rows, reduces_each, replicas, seconds_of_ends, sharers, summed_layer, with_copies,
+    with_host)
 from .traced import (
     Counted, Explanation, Quantity, Rows, as_name, counted_rows, flat, layer_told, leaves_of,
     operation_told, ring, sent_on, work_told)
 from .timeline import (
     GROUPS, HOST_GRADIENT, MEMORY_PARTS, TIMES, Stage, alike, alive, all_figures, at_hand,
-    between_layers,
-    bubble_time, dealt, ends_meet, figures, host_of, host_step, iteration_times, job_of,
-    largest_units, mean_layer, mean_matrices,
-    memory_at, memory_bound, more_of, most_of_ends, other_copies, own_stages, pace_of, pass_times,
-    priced_estimate, reduction_time, routed_copies, sent_between_stages, shared, stage_matrices,
-    stage_weights, stages_held, stages_of, states_held, states_of, step_bytes, step_on_matrices,
-    still_gathered, still_held, straggling, units_at_hand, update_time, utilization, weight_copies, weights_of_stage, working)
+    between_layers, bubble_time, dealt, ends_meet, figures, host_of, host_step, iteration_times,
+    job_of, largest_units, mean_layer, mean_matrices, memory_at, memory_bound, more_of,
+    most_of_ends, other_copies, own_stages, pace_of, pass_times, priced_estimate, reduction_time,
+    routed_copies, sent_between_stages, shared, stage_matrices, stage_weights, stages_held,
+    stages_of, states_held, states_of, step_bytes, step_on_matrices, still_gathered, still_held,
+    straggling, units_at_hand, update_time, utilization, weight_copies, weights_of_stage, working)
 
 # %% ../nbs/88_explained.ipynb #5e0000b1
 DEALS = ('depth', 'mtp_layers', 'dense_layers_first', 'moe_every', 'full_attention_every',

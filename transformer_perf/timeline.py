@@ -35,16 +35,16 @@ from .schedules import (
     MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, formula_holds, memory_over_time, most_held,
     own_figure, played, time_played)
 from .estimates import (
-    CHOICES, OPTIMIZERS, Assumptions, Group, adapted, any_of, in_low_precision, launched, of_names,
-    of_recipe, offloads, on_host, state_bytes, tells_matrices, where)
+    CHOICES, OPTIMIZERS, Assumptions, Group, adapted, any_of, in_low_precision, launched,
+    of_names, of_recipe, offloads, on_host, state_bytes, tells_matrices, where)
 from .kernels import pricer_of
 from .blocks import (
     STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)
 from .modules import (
-    LayerCost, Matrices, Stored, Workload, count, data_parallel_time, ends_GB, gathered,
-    frozen_time, gradient_held, groups_of, groups_of_ends, if_any, of_kinds, over_host_link, pipeline_time,
-    priced_rows,
-    prices_of, reduces_each, seconds_of_ends, sharers, step_seconds, summed_layer, with_recompute)
+    LayerCost, Matrices, Stored, Workload, count, data_parallel_time, ends_GB, frozen_time,
+    gathered, gradient_held, groups_of, groups_of_ends, if_any, of_kinds, over_host_link,
+    pipeline_time, priced_rows, prices_of, reduces_each, seconds_of_ends, sharers, step_seconds,
+    summed_layer, with_recompute)
 
 # %% ../nbs/87_timeline.ipynb #04b00006
 GROUPS = ('tp', 'cp', 'pp', 'dp')
