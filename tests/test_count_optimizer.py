@@ -127,6 +127,19 @@ def test_a_step_takes_the_busiest_gpu(layout, whole):
     assert close(took, each / 6 * whole)
 
 
+@pytest.mark.parametrize('preset', ['paper', 'calibrated'])
+def test_fewer_bytes_of_states(preset):
+    "Beside 4 of the optimizer's own weight: 2.03 in 8 bits, 4 (m + n) / (m n) of a matrix's sums."
+    adam, eight, few = (figures(name, a=as_assumptions(preset), dp=2)['optimizer_GB']
+                        for name in ('adam', 'adam-8bit', 'adafactor'))
+    number = adam / 12   # that a GPU has, in 1e9
+    assert close(eight, (4 + 2 * (1 + 4 / 256)) * number)
+    held = 32 * in_matrices(1) / 2
+    sums = 32 / 2 * sum(x.rows + x.columns for _, x, _ in matrices(DENSE)) / 1e9
+    assert close(few, 4 * number + 4 * (number - held) + 4 * sums)
+    assert sums < 1e-3 * number
+
+
 @given(st.integers(1, 5000), st.integers(1, 5000))
 def test_no_matrix_is_cut_or_lost(number, gpus):
     busiest = dealt(number, gpus) * number

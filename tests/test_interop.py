@@ -493,12 +493,12 @@ def test_weights_are_gathered_behind_something_where_they_are_shared_out(stage, 
 
 
 def test_what_is_ignored_says_why():
-    job = as_job(FLAGS + '--lr 1e-4 --expert-model-parallel-size 8 --cpu-offloading-num-layers 4 '
+    job = as_job(FLAGS + '--lr 1e-4 --expert-model-parallel-size 8 --cpu-offloading-weights '
                  '--bf16 --shiny-new-flag --recompute-granularity selective --recompute-modules '
                  'core_attn moe_act --num-query-groups 4')
     assert dict(job.ignored) == {
         '--lr': 'changes neither time nor memory here',
-        '--cpu-offloading-num-layers': 'not modelled yet: offloading',
+        '--cpu-offloading-weights': 'not modelled yet: this of offloading',
         '--shiny-new-flag': 'not known here',
         '--hidden-dropout': 'absent: Megatron-LM then drops 0.1; priced like the runs behind its '
                             'prices'}
@@ -576,8 +576,7 @@ def test_deepspeed_with_auto():
                               'reduce_bucket_size': 'auto'}, 'fp16': {'enabled': 'auto'}}
     job = as_job(given)
     assert (job.n_gpus, job.parallel.dp, job.parallel.zero_stage) == (32, 32, 3)
-    assert dict(job.ignored)['zero_optimization.offload_param.device'] == (
-        'not modelled yet: offloading')
+    assert job.parallel.offload == 'weights'
     assert "'auto'" in dict(job.ignored)['fp16.enabled']
     auto = given | {'train_batch_size': 'auto', 'train_micro_batch_size_per_gpu': 'auto'}
     job = as_job(auto, n_gpus=16)

@@ -89,6 +89,18 @@ KINDS = {
     'windows': ('gpt_oss_120B', dict(pp=4, dp=8, ep=8), 'B200-180GB'),
     'graphs': ('mixtral_8x7B', dict(tp=2, pp=4, dp=8, ep=8, cuda_graphs='attn+moe_router'),
                'H100-80GB'),
+    'offload': ('llama3.1_8B', dict(tp=2, dp=4, pp=2, offload='optimizer:0.5'), 'H100-80GB'),
+    'offload all': ('mixtral_8x7B', dict(tp=2, dp=8, ep=8, zero_stage=3,
+                                         offload='optimizer+weights'), 'H100-80GB'),
+    'offload activations': ('mixtral_8x7B', dict(tp=2, pp=2, dp=2, offload='activations'),
+                            'GB200-NVL72'),
+    'offload parts': ('deepseek_v3', dict(pp=1, dp=64, ep=64, offload='core_attn+moe_act',
+                                          recompute='layernorm'), 'H100-80GB'),
+    'offload layers': ('gpt3', dict(tp=8, pp=4, dp=2, virtual_stages=2,
+                                    offload='activations:3+optimizer'), 'A100-80GB'),
+    'adapters': ('llama3.1_8B', dict(tp=2, pp=2, dp=2, adapters='lora:16'), 'H100-80GB'),
+    'adapters, zero3': ('mixtral_8x7B', dict(dp=8, ep=8, zero_stage=3, adapters='qlora:8:mlp',
+                                             offload='optimizer+weights'), 'H100-80GB'),
     'interleaved': ('gpt3', dict(tp=8, pp=4, dp=2, virtual_stages=2, recompute='full:1',
                                  precision='fp8'), 'H100-80GB')}
 

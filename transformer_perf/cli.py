@@ -232,9 +232,14 @@ CHOSEN = (  # options of a configuration that assumptions answer unless given
               'numbers'),
     option_of('--precision', 'of the products with weights: bf16, fp8, fp8-block, mxfp8, nvfp4',
               'words'),
-    option_of('--optimizer', 'adam, muon (of matrices; Adam of the rest), lion or sgd', 'words'),
+    option_of('--optimizer', 'adam, muon (of matrices; Adam of the rest), lion, sgd, adam-8bit or '
+              'adafactor', 'words'),
     option_of('--cuda-graphs', 'what the host launches as one: none, iteration, or parts of a '
               'layer as attn+mlp+moe_router+moe_preprocess', 'words'),
+    option_of('--offload', "what the host's memory holds: none, or optimizer:0.5+weights, "
+              'activations:4 (layers), modules as core_attn+moe_act', 'words'),
+    option_of('--adapters', 'what trains, if not all weights: none, lora:16 (rank), qlora:16 '
+              '(weights in 4 bits), lora:16:attention or :mlp', 'words'),
     option_of('--dispatcher', 'how tokens travel to their experts: alltoall, allgather, once',
               'words'),
     *(option_of(f'--{group}-overlap', f'{kind}-parallel messages hide behind compute: yes or no',
@@ -1049,7 +1054,7 @@ PLAN = (
     option('--prices', "a CSV file of prices, in the shape of SkyPilot's vms.csv; a dated table "
            'ships'),
     option('--operation', 'FIELD=VALUE of how the cluster is run: mtbf_gpu_hours, restart_s, '
-           'checkpoint_s, pue, ...; repeat for several', [], 'texts'),
+           'checkpoint_s, checkpoint_async (yes or no), pue, ...; repeat for several', [], 'texts'),
     option('--margin', 'by what share the simplest may be slower than the fastest', '0.05'),
     option('--answer', 'which answer --export writes: fastest, least memory, cheapest, simplest or '
            'fewest GPUs', 'fastest', needs='export'),
@@ -1066,13 +1071,14 @@ def amount(text, flag):  # float, or None
     except ValueError: raise ValueError(f'{flag}={quoted(text)} must be a number from 0, such as '
                                         '1000 or 15.6T') from None
 
-def fields_given(texts, flag):  # dict: field -> number
+def fields_given(texts, flag):  # dict: field -> number, or True or False
     "FIELD=VALUE, each field once."
-    found = {}
+    found, answers = {}, {'yes': True, 'no': False}
     for text in texts or []:
         name, _, value = text.partition('=')
         if name in found: raise ValueError(f'{flag}: {quoted(name)} is given twice')
-        found[name] = amount(value, f'{flag} {printable(name)[:40]}')
+        about = f'{flag} {printable(name)[:40]}'
+        found[name] = answers[value] if value in answers else amount(value, about)
     return found
 
 # %% ../nbs/95_cli.ipynb #11a00004

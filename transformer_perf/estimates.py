@@ -4,19 +4,22 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CONTEXTS', 'DISPATCHERS', 'FITS_BY', 'MENDED', 'AS_TRAINED',
-           'RECOMPUTE', 'PARTS', 'GRAPHED', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS', 'Product',
-           'Attention', 'Message', 'Work', 'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'of_names', 'recipe_of',
-           'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked', 'joined_works',
-           'gained', 'roofline_of_each', 'roofline', 'ring_share', 'two_tier_time', 'send_time', 'Group', 'Busy',
-           'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass', 'seconds_of_messages', 'shown_of_messages',
-           'at_columns', 'group_of', 'comm_of_each', 'price', 'recomputed_parts', 'recomputed_layers', 'is_recomputed',
-           'in_low_precision', 'graphed', 'launched', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices',
-           'orthogonalized', 'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped',
-           'as_assumptions', 'collective_time']
+           'RECOMPUTE', 'PARTS', 'GRAPHED', 'KEEPS', 'ADAPTED', 'NF4', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS',
+           'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message', 'Work', 'Matrix', 'Operation', 'Recipe', 'where',
+           'any_of', 'of_names', 'recipe_of', 'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added',
+           'Works', 'stacked', 'joined_works', 'gained', 'roofline_of_each', 'roofline', 'ring_share', 'two_tier_time',
+           'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
+           'seconds_of_messages', 'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'price',
+           'recomputed_parts', 'recomputed_layers', 'is_recomputed', 'in_low_precision', 'graphed', 'launched',
+           'Offloaded', 'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host', 'offloads',
+           'Adapters', 'adapted', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices', 'orthogonalized',
+           'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'as_assumptions',
+           'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +126,7 @@ class Operation(NamedTuple):
     name: str
     forward: Work
     backward: Work
-    weights: float = 0.      # GB of weights
+    weights: float = 0.      # GB of weights that train
     activations: float = 0.  # GB kept from the forward pass for the backward pass
     recomputed_with: tuple = ()  # the parts of a layer: choices of recompute
     frees: tuple = ()        # (part, GB of the activations that need not be kept then)
@@ -132,6 +135,7 @@ class Operation(NamedTuple):
     copies: float = 0.       # GB of its weights that are held in another precision besides
     matrices: tuple = ()     # of Matrix, whole
     in_matrices: float = 0.  # GB of its weights that are parts of them
+    frozen: float = 0.       # GB of weights that do not train, as they are held
 
 # %% ../nbs/02_estimates.ipynb #1c8e7f08
 class Recipe(NamedTuple):
@@ -531,9 +535,94 @@ def launched(cuda_graphs, part):  # share; an array where graphs are a column
     "What the host still launches: of a layer (0), of its experts (1), of a micro-batch (2)."
     return of_names(cuda_graphs, lambda name: 1. - graphed(name)[part])
 
+KEEPS = {   # modules of Megatron-LM -> the operations that keep what it brings to the host
+    'attn_norm': ('ln1',), 'qkv_linear': ('qkv', 'q-down', 'q-norm', 'q-up', 'kv-down', 'kv-norm',
+                                          'kv-up'),
+    'core_attn': ('fusedla', 'logits', 'softmax', 'dpr_at', 'attend'), 'attn_proj': ('vproj',),
+    'mlp_norm': ('ln2',), 'expert_fc1': ('expert-fc1',), 'moe_act': ('expert-act',)}
+
+class Offloaded(NamedTuple):
+    "What the memory of the host holds, instead of the GPU's."
+    optimizer: float = 0.   # share of the optimizer's states, which the CPU then updates
+    weights: float = 0.     # 1: a GPU's share of the weights, with ZeRO-3
+    activations: float = 0. # layers of a stage whose activations go there; infinite: all
+    operations: tuple = ()  # in every layer, those whose activations do
+
+def amounts_offloaded(offload):  # dict: part -> amount
+    "Which parts of a job a choice names, and how much of each."
+    found, about = {}, f'offload={quoted(offload)}'
+    for part in of_type(offload, str, 'offload').split('+'):
+        name, colon, amount = part.partition(':')
+        nearest(name, ['optimizer', 'weights', 'activations', *KEEPS, 'none'], 'part of offload')
+        if name == 'none' and offload != 'none' or name in found: raise ValueError(
+            f'{about}: {name} ' + ('stands alone' if name == 'none' else 'is said twice'))
+        found[name] = amount_offloaded(name, amount, about) if colon else (
+            np.inf if name == 'activations' else 1.)
+    modules = [name for name in found if name in KEEPS]
+    if modules and 'activations' in found: raise ValueError(
+        f'{about}: activations are of whole layers, {modules[0]} is a part of them')
+    return found
+
+@functools.cache
+def offloaded(offload):  # Offloaded
+    "'none', or parts: 'optimizer:0.5+weights', 'activations:4' (layers), 'core_attn+moe_act'."
+    found = amounts_offloaded(offload)
+    return Offloaded(*(found.get(name, 0.) for name in Offloaded._fields[:3]),
+                     tuple(op for name in found if name in KEEPS for op in KEEPS[name]))
+
+def offload_said(amounts):  # str
+    "Amounts of parts as a choice; the same ones always in the same words."
+    order = ('optimizer', 'weights', 'activations', *KEEPS)
+    usual = lambda name: np.inf if name == 'activations' else 1.
+    return '+'.join(name + f':{amounts[name]:g}' * (amounts[name] != usual(name))
+                    for name in order if amounts.get(name)) or 'none'
+
+def amount_offloaded(name, amount, about):
+    "How much of a part: a share of the optimizer's states, layers of activations."
+    if name not in ('optimizer', 'activations'): raise ValueError(f'{about}: {name} has no amount')
+    if name == 'activations':
+        number = int(amount) if amount.isdecimal() else amount
+        return float(whole(number, f'layers in {about}', most=10_000))
+    if re.fullmatch(r'0?\.\d{1,9}|1(\.0*)?', amount) and float(amount): return float(amount)
+    raise ValueError(f'{about}: the share {quoted(amount)} must be above 0 and at most 1')
+
+def on_host(offload, part):  # share; an array where choices are a column
+    "How much of a part the host holds."
+    return of_names(offload, lambda name: getattr(offloaded(name), part))
+
+def offloads(offload):
+    "Whether a choice, or any of a column, asks the host for anything."
+    return not (isinstance(offload, str) and offload == 'none')
+
+ADAPTED = {   # where adapters may be -> the products that have one
+    'attention': ('qkv', 'q-down', 'q-up', 'kv-down', 'kv-up', 'vproj'),
+    'mlp': ('fc1', 'fc2', 'expert-fc1', 'expert-fc2', 'shared-fc1', 'shared-fc2')}
+NF4 = .5 + 1 / 64 + 4 / (64 * 256)   # bytes of a weight in 4 bits, with scales of scales
+
+class Adapters(NamedTuple):
+    "What trains beside weights that do not."
+    rank: int = 0           # of two matrices beside a weight; 0: all weights train
+    products: tuple = ()    # which have them
+    held: float = 2.        # bytes of a weight of a layer that does not train
+
+@functools.cache
+def adapted(adapters):  # Adapters
+    "'none', 'lora:16', 'qlora:64' (weights in 4 bits), 'lora:16:attention'."
+    kind, *more = of_type(adapters, str, 'adapters').split(':')
+    if nearest(kind, ['none', 'lora', 'qlora'], 'kind of adapters') == 'none':
+        if more: raise ValueError(f'adapters={quoted(adapters)}: none has no rank')
+        return Adapters()
+    if not 1 <= len(more) <= 2: raise ValueError(
+        f'adapters={quoted(adapters)} must say a rank, as {kind}:16 or {kind}:16:attention')
+    rank = whole(int(more[0]) if more[0].isdecimal() else more[0], 'rank of adapters', most=2**16)
+    places = [nearest(more[1], ADAPTED, 'place of adapters')] if more[1:] else [*ADAPTED]
+    products = tuple(name for place in places for name in ADAPTED[place])
+    return Adapters(rank, products, NF4 if kind == 'qlora' else 2.)
+
 def check_choices(a):
     "A ValueError where assumptions contradict each other."
-    recomputed_parts(a.recompute), graphed(a.cuda_graphs)
+    recomputed_parts(a.recompute), graphed(a.cuda_graphs), offloaded(a.offload)
+    adapted(a.adapters)
     if not isinstance(a.fp8_parameters, bool):
         for name in of_type(a.fp8_parameters, (bool, str), 'fp8_parameters').split('+'):
             nearest(name, RECIPES, 'precision of fp8_parameters')
@@ -570,7 +659,11 @@ def orthogonalized(x: Matrix, moment):  # Work
         Message('allgather', moment * share, group) for group, share in x.gathers))
 
 OPTIMIZERS = {'adam': Optimizer(2, 2), 'muon': Optimizer(2, 1, orthogonalized),
-              'lion': Optimizer(1, 1), 'sgd': Optimizer(1, 1)}   # with momentum
+              'lion': Optimizer(1, 1), 'sgd': Optimizer(1, 1),   # with momentum
+              # bitsandbytes: a scale of 32 bits for each 256 moments
+              'adam-8bit': Optimizer(2, 2, moment_bytes=1 + 4 / 256),
+              # sums of rows and of columns (arXiv 1804.04235), no momentum
+              'adafactor': Optimizer(1, 0, beside=lambda x: x.rows + x.columns)}
 
 def moment_bytes(a, optimizer):  # of each moment of a parameter
     "Of an optimizer by name: its own, or as assumed of all."
@@ -605,6 +698,8 @@ class Choices:
     ep_overlap: bool = False            # expert-parallel messages hide behind other compute
     optimizer: str = field('adam', choices=OPTIMIZERS)  # Muon takes matrices; Adam all others
     cuda_graphs: str = 'none'           # what the host launches as one: `GRAPHED`, or parts of it
+    offload: str = 'none'               # what the host's memory holds: `offloaded`
+    adapters: str = 'none'              # what trains, if not all weights: `adapted`
 
 CHOICES = tuple(f.name for f in dataclasses.fields(Choices))
 
@@ -650,6 +745,8 @@ class Modelling:
     optimizer_bytes: float = None       # all of these, as a multiple of the weights
     gradient_held: float = field(None, above=True)   # bytes a parameter; none: as the software's
     zero_gathered: int = field(2, least=0)   # ZeRO-3: units held whole, in use or on their way
+    host_link_share: float = field(.8, above=True, most=1)   # of its rate, that copies reach
+    host_step_share: float = field(.5, above=True, most=1)   # of the host's memory, a CPU's step
     fits_by: str = field('point', choices=FITS_BY)   # what must fit: an estimate, or its bound
     least_features: int = 128           # a GPU keeps at least so many features, and rows
     least_panel: int = 512              # a SUMMA panel is at least so wide

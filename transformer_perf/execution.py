@@ -18,19 +18,21 @@ from .inputs import MOST_VALUES, nearest, of_type, several, whole
 from .models import Model, as_model, counted_once
 from .systems import PHYSICAL, as_system
 from .schedules import SCHEDULES, own_figure, possible
-from .estimates import (
-    CHOICES, FITS_BY, Assumptions, Choices, as_assumptions, recomputed_layers)
+from transformer_perf.estimates import (
+    CHOICES, FITS_BY, Assumptions, Choices, as_assumptions, offloaded, offloads,
+    recomputed_layers)
 from .kernels import pricer_of
 from .blocks import STRATEGIES, Layouts
 from .modules import (
     LayerCost, Workload, count, expert_rules, gathered, halves_of, leaves_rows,
-    prices_of, reduces_each, sharing_rules)
+    prices_of, reduces_each, sharing_rules, with_copies)
 from .timeline import (
     COMPONENTS, FIGURES, GROUPS, PLACES, chunks_differ, costs_at_places, exact_figures_of_each,
-    exact_memory, figures_by_formula, iteration_times, job_of, layouts_of, memory_needed,
-    placed_by_rank, that_must_fit)
+    exact_memory, figures_by_formula, host_has_room, iteration_times, job_of, layouts_of,
+    memory_needed, one_for_all, placed_by_rank, that_must_fit)
 from .iteration import (
-    PAPER_NAMES, changes_something, choices_fit, cross, divisors, evidence, filled,
+    PAPER_NAMES, can_offload, changes_something, check_host, choices_fit, cross, divisors, evidence,
+    filled,
     interval_columns, keep, layers_to_deal, left_out, readable, rows_of, sends_tokens)
 
 # %% ../nbs/88a_search.ipynb #0ac1f301
@@ -171,7 +173,8 @@ def can_replicate(t):
 def can_run(t, model: Model, global_batch, assumptions):
     "Which rows have a schedule, heads and copies that go with the rest."
     heads = choices_fit(model, t['tp'], t['cp'], t['context'], t['sequence_sharded'])
-    return can_follow(t, model, global_batch, assumptions) & heads & can_replicate(t)
+    follows = can_follow(t, model, global_batch, assumptions)
+    return follows & heads & can_replicate(t) & can_offload(t)
 
 # %% ../nbs/88a_search.ipynb #29a72047
 def first_possible(possible, several):
@@ -202,11 +205,13 @@ def configurations(t, strategy, model, global_batch, assumptions, considered, fi
     t = with_experts(restrict(t, fixed), model, fixed) | {'strategy': strategy}
     rules = {'schedule': lambda t: can_follow(t, model, global_batch, assumptions),
              'dp_replicate': can_replicate}
-    for choice in ('virtual_stages', 'schedule', *CHOICES):   # who holds copies is known first
+    # who holds copies is known first
+    for choice in ('virtual_stages', 'schedule', 'offload', *CHOICES):
         if choice in t: continue
         possible = rules.get(choice, lambda t: True)
         t = with_choice(t, choice, considered[choice], experts, possible)
     t = t | {'reduce_each': reduces_each(t['reduce_each'], t['zero_stage'])}
+    t = keep(t, can_offload(t) & np.ones(len(t['dp']), dtype=bool))
     return keep(t, choices_fit(model, t['tp'], t['cp'], t['context'], t['sequence_sharded']))
 
 # %% ../nbs/88a_search.ipynb #7113f518
@@ -346,11 +351,12 @@ def pairs(left, right):
 MOST_PRICED = 10_000_000   # layers, each at a placement
 LAYER = ('tp', 'cp', 'ep', 'etp', 'micro_batch', 'panels', 'recompute', 'sequence_sharded',
          'context', 'tp_overlap', 'precision', 'dispatcher', 'ep_overlap',
-         'optimizer', 'cuda_graphs')   # what a layer's price depends on, beside its placement
+         'optimizer', 'cuda_graphs', 'offload')   # what a layer depends on, beside its place
 
 def decides_layer(considered):  # tuple of columns
     "As `LAYER`; 'full:4' computes a larger share again of a stage with fewer layers."
     of_stage = any(0 < recomputed_layers(name) < np.inf for name in considered['recompute'])
+    of_stage |= any(0 < offloaded(name).activations < np.inf for name in considered['offload'])
     return LAYER + ('pp',) * of_stage
 
 def variants(system):
@@ -481,7 +487,9 @@ def known_of(space: Space, layers: Layers, i, j, q: Question):  # (Workload, Lay
     "What candidates ask and take: configurations i at placements j."
     column = layers.at[layers.which[i], layers.place[j]]
     t = keep(space.t, i) | {name: space.places[name][j] for name in PLACES}
-    return layers.work(t, i, q), gathered(layers.cost, column), gathered(layers.ends, column)
+    work, cost = layers.work(t, i, q), gathered(layers.cost, column)
+    cost = with_copies(cost, work.stored, pricer_of(q.system, q.assumptions), work.layouts)
+    return work, cost, gathered(layers.ends, column)
 
 def placed_times(space: Space, layers: Layers, i, j, q: Question):  # s, [variant, candidate]
     "The iteration times of candidates."
@@ -593,6 +601,9 @@ def fitting(n_gpus, q: Question):  # Fitting
     space = search_space(n_gpus, q)
     work, layer, memory, least = counted_and_held(space, q)
     fits = np.atleast_2d(least <= q.system.hbm_capacity)
+    if any(map(offloads, q.considered['offload'])):
+        p = Layouts(**layouts_of(space.t, q.system, q.global_batch, q.assumptions))
+        fits = fits & host_has_room(work.at(layer, p), q.system)
     fits = np.broadcast_to(fits, (variants(q.system), fits.shape[1]))
     some = np.flatnonzero(fits.any(axis=0) & (space.placed > 0))
     less = space._replace(t=keep(space.t, some))
@@ -618,7 +629,8 @@ SHOWN_FIRST = ('variant', 'candidate', 'n_gpus', 'strategy', *GROUPS, 'ep', 'etp
 
 def shown_first(q: Question):  # list of columns
     "What a table tells before its figures; what is not asked about is not worth some columns."
-    usual = {'optimizer': ['adam'], 'cuda_graphs': ['none']}
+    usual = {'optimizer': ['adam'], 'cuda_graphs': ['none'], 'offload': ['none'],
+             'adapters': ['none']}
     return [name for name in SHOWN_FIRST if q.considered.get(name) != usual.get(name, ())]
 
 def empty_table(q: Question):  # dict of columns
@@ -704,6 +716,8 @@ def why_none(n, space: Space, memory, q: Question):
     if least > room:
         return (f'{name}: the smallest of {own.sum()} configurations needs {least:.1f} GB, '
                 f'{least - room:.1f} GB over the {room:g} GB of {s.name}')
+    if any(map(offloads, q.considered['offload'])) and s.host_capacity:
+        return f'{name}: what fits asks the host for more than its {s.host_capacity:g} GB a GPU'
     return (f'{name}: the configurations that fit have no placement that fills an NVLink '
             f'domain of {s.nvlink_size}')
 
@@ -806,6 +820,8 @@ def questions(about, strategy, choices, fixed=None):  # list of Question, of eac
     held = {name: x for name, x in choices.items() if name in FIXED and x is not None}
     others = {name: x for name, x in choices.items() if name not in FIXED}
     considered, columns = considered_choices(others, *about[::3]), fixed_columns(fixed, held)
+    for offload in considered['offload']: check_host(offload, about[1])
+    one_for_all(considered['adapters'], 'adapters')
     names = strategies_named(strategy, about[-1], about[0])
     both = {'1d', '2d-seqp'} <= set(names) and about[-1].fused_kernels   # one is the other's cp=1
     if both: names.remove('1d')

@@ -11,10 +11,10 @@ __all__ = ['OF_JOBS', 'SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE
            'Row', 'Said', 'Format', 'number', 'words_of', 'words_in_any_case', 'same_words', 'one_word', 'share',
            'no_model', 'add', 'value', 'spelled', 'also', 'copies', 'batch', 'model_said', 'take', 'zero_of_megatron',
            'check_program', 'place_of', 'as_value', 'without_strays', 'nothing', 'elsewhere', 'fixed',
-           'derive_deepspeed', 'flat', 'job_of_dict', 'as_job', 'job_of_text', 'facts_of', 'keys_for', 'no_difference',
-           'meaning', 'as_script', 'one_connection', 'comment', 'as_yaml', 'software_said', 'system_said', 'as_own',
-           'job_asked', 'export', 'figure_said', 'steps_of', 'read_log', 'unpacked', 'check_trace', 'trace_text',
-           'arguments', 'launched_by', 'read_products']
+           'offload_of_zero', 'offload_for_zero', 'derive_deepspeed', 'flat', 'job_of_dict', 'as_job', 'job_of_text',
+           'facts_of', 'keys_for', 'no_difference', 'meaning', 'as_script', 'one_connection', 'comment', 'as_yaml',
+           'software_said', 'system_said', 'as_own', 'job_asked', 'export', 'figure_said', 'steps_of', 'read_log',
+           'unpacked', 'check_trace', 'trace_text', 'arguments', 'launched_by', 'read_products']
 
 # %% ../nbs/90_interop.ipynb #12ab0005
 import dataclasses
@@ -43,7 +43,8 @@ from .systems import as_system, system_names
 from .parameters import Calibration, generations
 from .software import as_software, known_software
 from .estimates import (
-    CHOICES, GRAPHED, PARTS, Assumptions, as_assumptions, recomputed_layers, recomputed_parts)
+    CHOICES, GRAPHED, KEEPS, PARTS, Assumptions, amounts_offloaded, as_assumptions, offload_said,
+    recomputed_layers, recomputed_parts)
 from .timeline import PLACES
 from .iteration import Estimate, Parallel, changes_something
 from .modules import reduces_each
@@ -196,7 +197,7 @@ def why_ignored(key, format):
 OTHERWISE = {   # keys -> why a job that says them is no training of a whole decoder
     r'-*(model\.)?freeze[-_].*|-*trainable_parts|-*finetune[-_]adapter.*':
         'parts that are not trained are not modelled',
-    r'-*peft.*|-*lora[-_].*': 'adapters beside weights that are not trained are not modelled',
+    r'-*peft.*|-*lora[-_].*': "adapters are not read: give them as `adapters`, like 'lora:16'",
     r'-*((num|max)[-_])?(image|img|vision|sound|video)[-_]?(tokens?|tiles|token[-_].*|seq.*)'
     r'|-*(vision|language|sound)[-_]model[-_]type|-*use[-_]tiling|-*max[-_]num[-_]tiles':
         'images and sound are not modelled',
@@ -348,6 +349,13 @@ MEGATRON_ROWS = (
     also('--cuda-graph-scope', 'graph_modules', LIST),
     Row('--optimizer', 'optimizer', words_of({
         'adam': 'adam', 'muon': 'muon', 'dist_muon': 'muon', 'lion': 'lion', 'sgd': 'sgd'})),
+    Row('--optimizer-cpu-offload', 'cpu_optimizer', ON, False),
+    Row(None, 'offload', absent='none'), Row(None, 'adapters', absent='none'),
+    Row('--optimizer-offload-fraction', 'cpu_share', SHARE),
+    Row('--use-precision-aware-optimizer', 'precision_aware', ONLY_WRITTEN._replace(switch=True)),
+    Row('--cpu-offloading-num-layers', 'cpu_layers', number(0)),
+    Row('--fine-grained-activation-offloading', 'cpu_parts', ON, False),
+    Row('--offload-modules', 'cpu_modules', LIST),
     Row('--num-layers', 'depth', WHOLE), Row('--hidden-size', 'embed_dim', WHOLE),
     Row('--ffn-hidden-size', 'mlp_dim', WHOLE), Row('--num-attention-heads', 'heads', WHOLE),
     Row('--kv-channels', 'head_dim', WHOLE), Row('--group-query-attention', 'grouped', ON, False),
@@ -458,6 +466,25 @@ def graphs_of_megatron(facts, ignored):
     elif modules and graphs == 'none':
         ignored.append((key, 'does nothing without --cuda-graph-impl'))
     facts['cuda_graphs'] = Said(impl.key, graphs)
+
+def offload_of_megatron(facts, ignored):
+    "What goes to the host: states, the activations of some layers, or of some modules."
+    names = ('cpu_optimizer', 'cpu_share', 'cpu_layers', 'cpu_parts', 'cpu_modules')
+    states, share, layers, parts, modules = (facts.pop(n, Said(None, None)) for n in names)
+    for said, needed in ((share, states), (modules, parts)):
+        if said.key and not needed.value: ignored.append((said.key, 'does nothing without '
+            + ('--optimizer-cpu-offload' if said is share else
+               '--fine-grained-activation-offloading')))
+    found = {'activations': layers.value or 0.}
+    if states.value: found['optimizer'] = 1. if share.value is None else share.value
+    if parts.value:
+        own = [name for text in modules.value or () for name in text.strip('[]').replace(
+            ',', ' ').split()]
+        ignored += [(modules.key, f'not modelled: what {name} keeps, on the host')
+                    for name in own if name not in KEEPS]
+        found |= {name: 1. for name in own if name in KEEPS}
+    key = next((said.key for said in (states, layers, parts) if said.value), None)
+    facts['offload'] = Said(key, offload_said(found))
 
 def dropout_of_megatron(facts, ignored):
     "Whether numbers are dropped after attention and MLP; those of the scores are in no price."
@@ -583,7 +610,8 @@ def derive_megatron(facts, ignored):
     if fp8: facts['precision'] = Said(fp8.key, recipe.value)
     if fp4: facts['precision'] = Said(fp4.key, 'nvfp4')
     for derive in (zero_of_megatron, overlap_of_megatron, recompute_of_megatron,
-                   graphs_of_megatron, chunks_of_megatron, dropout_of_megatron):
+                   graphs_of_megatron, chunks_of_megatron, offload_of_megatron,
+                   dropout_of_megatron):
         derive(facts, ignored)
     if not {'depth', 'embed_dim', 'heads'} <= facts.keys(): return
     for derive in (heads_of_megatron, mlp_of_megatron, experts_of_megatron, positions_of_megatron):
@@ -618,6 +646,16 @@ def graphs_for_megatron(f):  # dict
     if graphs == 'iteration': return dict(graph_impl='iteration', unchecked=True)   # it demands so
     return dict(graph_impl='layer', graph_modules=tuple(graphs.split('+')))
 
+def offload_for_megatron(f):  # dict
+    "What goes to the host as flags have it."
+    found = amounts_offloaded(f.get('offload') or 'none')
+    own, share = {}, found.get('optimizer')
+    modules = tuple(name for name in KEEPS if name in found)
+    if share: own |= dict(cpu_optimizer=True, precision_aware=True,
+                          cpu_share=share if share < 1 else None)
+    if 'activations' in found: own['cpu_layers'] = int(found['activations'])
+    return own | (dict(cpu_parts=True, cpu_modules=modules) if modules else {})
+
 DROPPED = .1   # of all numbers, by Megatron-LM's own default
 
 def check_megatron(f, stage):
@@ -627,7 +665,18 @@ def check_megatron(f, stage):
     frugal = parts & {'layernorm', 'moe_act'}   # whose outputs are dropped
     full, other = again == 'full' or recomputed_layers(again), f.get('optimizer') or 'adam'
     kinds = {has_experts(model, i) for i in range(model.depth)} if model else {False}
+    offload = f.get('offload') or 'none'
+    host = amounts_offloaded(offload)
     refused = {
+        f'offload={offload!r}': ('weights' in host or host.get('activations') == math.inf,
+                                 'it has flags for states and for some layers'),
+        f'offload={offload!r} with optimizer={other!r} and zero_stage={stage}': (
+            'optimizer' in host and (other, stage) != ('adam', 1),
+            'it takes adam, shared out once'),
+        f'offload={offload!r} with pp={f["pp"]} and recompute={again!r}': (
+            'activations' in host and (f['pp'] > 1 or again != 'none'), 'it takes neither'),
+        f'offload={offload!r} alone': ('attn_proj' in host and 'core_attn' not in host,
+                                       'attn_proj needs core_attn'),
         f'optimizer={other!r} with zero_stage={stage}':
             (stage > 1 and other not in ('adam', 'sgd'), 'its FSDP takes adam and sgd'),
         'tp_overlap=True': (f['tp_overlap'] and not f.get('sequence_sharded'),
@@ -667,7 +716,7 @@ def undo_megatron(f):  # dict
                checkpoints='fsdp_dtensor' if stage > 1 else None,
                overlap_reduce=f.get('dp_overlap'), granularity=granularity,
                overlap_gather=bool(f.get('dp_overlap')) and stage > 0)
-    own |= again | stages_for_megatron(f) | graphs_for_megatron(f)
+    own |= again | stages_for_megatron(f) | graphs_for_megatron(f) | offload_for_megatron(f)
     return f | own | (model_for_megatron(f) if 'depth' in f else {})
 
 # %% ../nbs/90_interop.ipynb #4c0505b0
@@ -699,9 +748,8 @@ MEGATRON = Format(MEGATRON_ROWS, derive_megatron, undo_megatron, {
     '--fp8*': 'number formats', '--fp4*': 'number formats', '--moe*': 'how tokens reach experts',
     '--decoder-first-pipeline-num-layers': 'stages of unequal depth',
     '--decoder-last-pipeline-num-layers': 'stages of unequal depth',
-    '--account-for-*': 'stages of unequal depth', '--cpu-offloading*': 'offloading',
-    '--optimizer-cpu-offload*': 'offloading', '--fine-grained-activation-offloading': 'offloading',
-    '--optimizer-offload-fraction': 'offloading', '--offload-modules': 'offloading',
+    '--account-for-*': 'stages of unequal depth', '--cpu-offloading*': 'this of offloading',
+    '--overlap-cpu-optimizer-d2h-h2d': 'copies that hide behind the step of the CPU',
     '--rampup-batch-size': 'a batch that grows', '--ddp-*': 'sizes of buckets',
     '--outer-dp-sharding-strategy': 'copies of shards', '--cuda-graph*': 'this of graphs',
     '--overlap-*': 'this overlap', '--delay-wgrad-compute': 'this overlap',
@@ -801,14 +849,17 @@ def fixed(**facts):  # rows
 
 CODE = "the model's code"
 UNSAID = dict(reshard_after_forward=True, dispatcher='alltoall', ep_overlap=False,
-              cuda_graphs='none')
+              cuda_graphs='none', adapters='none')
 DEEPSPEED_ROWS = (
     Row('train_batch_size', 'global_batch', WHOLE),
     Row('train_micro_batch_size_per_gpu', 'micro_batch', WHOLE),
     Row('gradient_accumulation_steps', 'accumulation', WHOLE),
     Row('zero_optimization.stage', 'zero_stage', number(0), 0),
     Row('zero_optimization.overlap_comm', 'overlap', ON),
-    Row('tensor_parallel.autotp_size', 'tp', number(0), 1),
+    Row('zero_optimization.offload_optimizer.device', 'cpu_optimizer', TEXT),
+    Row('zero_optimization.offload_optimizer.ratio', 'cpu_share', SHARE),
+    Row('zero_optimization.offload_param.device', 'cpu_weights', TEXT),
+    Row(None, 'offload', absent='none'), Row('tensor_parallel.autotp_size', 'tp', number(0), 1),
     Row('tensor_parallel.tp_overlap_comm', 'tp_overlap', ON, False),
     Row('expert_parallel.enabled', 'autoep', ON, False),
     Row('expert_parallel.autoep_size', 'ep', WHOLE, 1),
@@ -823,6 +874,34 @@ DEEPSPEED_ROWS = (
     *elsewhere(CODE, context=None, sequence_sharded=None, seq_len=None), *fixed(
         cp=1, virtual_stages=1, schedule='1f1b', reduce_each=False, dp_replicate=1, **UNSAID))
 
+def offload_of_zero(facts, ignored):
+    "What goes to the host: states from stage 1 on, and weights with stage 3."
+    names, stage = ('cpu_optimizer', 'cpu_share', 'cpu_weights'), value(facts, 'zero_stage', 0)
+    states, share, weights = (facts.pop(n, Said(None, None)) for n in names)
+    found = {}
+    for name, said, least in (('optimizer', states, 1), ('weights', weights, 3)):
+        if said.value in (None, 'none'): continue
+        if said.value != 'cpu': why = f'not modelled yet: {printable(said.value)}'
+        elif stage < least: why = f'does nothing below stage {least}'
+        else: found[name] = 1.; continue
+        ignored.append((said.key, why))
+    if share.value is not None and 'optimizer' in found and stage == 3:
+        found['optimizer'] = share.value
+    elif share.key: ignored.append((share.key, 'does nothing without stage 3 and cpu'))
+    key = next((said.key for said in (states, weights) if said.value == 'cpu'), None)
+    facts['offload'] = Said(key, offload_said(found))
+
+def offload_for_zero(f, name):  # dict
+    "What goes to the host as DeepSpeed has it."
+    offload, stage = f.get('offload') or 'none', f.get('zero_stage') or 0
+    found = amounts_offloaded(offload)
+    share = found.get('optimizer', 0.)
+    if {*found} - {'optimizer', 'weights', 'none'} or found and 0 < share < 1 and stage < 3 or (
+            share and not stage):
+        raise ValueError(f'offload={offload!r} with zero_stage={stage} cannot be said in {name}')
+    return dict(cpu_optimizer='cpu' if share else None, cpu_share=share if 0 < share < 1 else None,
+                cpu_weights='cpu' if 'weights' in found else None)
+
 def derive_deepspeed(facts, ignored):
     "Overlap that is not said depends on the stage, and 0 GPUs for tensors means one."
     if not value(facts, 'tp'): facts['tp'] = Said(None, 1)
@@ -832,6 +911,7 @@ def derive_deepspeed(facts, ignored):
     if not facts.pop('autoep').value and facts['ep'].value > 1:
         ignored.append((facts['ep'].key, 'does nothing without expert_parallel.enabled'))
         facts['ep'] = Said(None, 1)
+    offload_of_zero(facts, ignored)
     overlap, stage = facts.pop('overlap', None), value(facts, 'zero_stage')
     facts['dp_overlap'] = overlap or Said(None, stage == 3)
 
@@ -843,13 +923,13 @@ def undo_deepspeed(f):  # dict
     if f['pp'] > 1 and (f.get('zero_stage') or 0) > 1:
         raise ValueError(f'zero_stage={f["zero_stage"]} with pp={f["pp"]} cannot be said in '
                          'deepspeed: its pipelines take stages 0 and 1')
-    return f | dict(overlap=f.get('dp_overlap'), accumulation=steps, precision='bf16',
-                    autoep=f.get('ep', 1) > 1)
+    return f | offload_for_zero(f, 'deepspeed') | dict(
+        overlap=f.get('dp_overlap'), accumulation=steps, precision='bf16',
+        autoep=f.get('ep', 1) > 1)
 
 # %% ../nbs/90_interop.ipynb #91b0cf3a
 DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {
-    **dict.fromkeys(('zero_optimization.offload_*', 'activation_checkpointing.cpu_checkpointing'),
-                    'offloading'),
+    'zero_optimization.offload_*': 'this of offloading',
     **dict.fromkeys(('zero_optimization.zero_hpz_partition_size', 'zero_optimization.mics_*'),
                     'copies of shards'),
     'zero_optimization.zero_quantized_*': 'messages in fewer bits', 'bf16*': 'number formats',
@@ -869,6 +949,10 @@ ACCELERATE_ROWS = (
     Row('fsdp_config.fsdp_sharding_strategy', 'strategy_said', TEXT),
     Row('fsdp_config.fsdp_reshard_after_forward', 'reshard', TEXT),
     Row('fsdp_config.fsdp_activation_checkpointing', 'checkpoint', ON, False),
+    Row('fsdp_config.fsdp_offload_params', 'cpu_shards', ON, False),
+    Row('deepspeed_config.offload_optimizer_device', 'cpu_optimizer', TEXT),
+    Row('deepspeed_config.offload_param_device', 'cpu_weights', TEXT),
+    Row(None, 'offload', absent='none'),
     Row('deepspeed_config.zero_stage', 'deepspeed_stage', number(0), 2),
     Row('deepspeed_config.gradient_accumulation_steps', 'accumulation', WHOLE),
     Row('megatron_lm_config.megatron_lm_tp_degree', 'megatron_tp', WHOLE),
@@ -914,6 +998,14 @@ def copies_of_accelerate(facts, ignored):  # whether they may share something ou
     return shares
 
 # %% ../nbs/90_interop.ipynb #21544ada
+SHARDS_ON_HOST = 'optimizer+weights'   # what FSDP's CPU offload takes there
+
+def shards_on_host(facts, ignored, key):
+    "FSDP's shards and the step on them; weights that are not gathered again cannot go there."
+    stage = value(facts, 'zero_stage')
+    if stage != 3: ignored.append((key, f'not modelled: offloading with stage {stage}'))
+    facts['offload'] = Said(key, SHARDS_ON_HOST if stage == 3 else 'none')
+
 def derive_accelerate(facts, ignored):
     "One program stands for several: each kind of job has its own keys."
     kind = nearest(facts['kind'].value, ACCELERATE_KINDS, facts['kind'].key or 'distributed_type')
@@ -928,6 +1020,10 @@ def derive_accelerate(facts, ignored):
     elif kind == 'NO': add(facts, 'n_gpus', 'distributed_type', 1)
     if not copies_of_accelerate(facts, ignored): stage = 0
     facts['zero_stage'] = Said(key, stage)
+    shards = facts.pop('cpu_shards')
+    if kind != 'DEEPSPEED': take(facts, 'cpu_optimizer', 'cpu_weights')
+    if kind == 'FSDP' and shards.value: shards_on_host(facts, ignored, shards.key)
+    else: offload_of_zero(facts, ignored)
     again = 'full' if value(facts, 'checkpoint') else 'none'
     facts['recompute'] = Said(None, 'selective' if value(facts, 'selective') else again)
     facts.setdefault('sequence_sharded', Said(None, kind != 'MEGATRON_LM'))
@@ -937,6 +1033,13 @@ def undo_accelerate(f):  # dict
     "Facts as Accelerate has them: FSDP 2 where it can, DeepSpeed or Megatron-LM where it must."
     stage, sizes = f.get('zero_stage') or 0, [f.get(g) or 1 for g in ('tp', 'cp', 'dp')]
     n, own = f.get('n_gpus'), dict(checkpoint=f.get('recompute') == 'full')
+    offload = f.get('offload') or 'none'
+    if offload == SHARDS_ON_HOST and stage == 3: own['cpu_shards'] = True
+    elif offload != 'none':
+        host = offload_for_zero(f, 'accelerate')
+        if n != 1 and all(f.get(g, 1) == 1 for g in ('tp', 'cp', 'pp')) and not host['cpu_share']:
+            return f | host | dict(kind='DEEPSPEED', deepspeed_stage=stage)
+        raise ValueError(f'offload={offload!r} of this job cannot be said in accelerate')
     several, alone = f.get('dp_replicate') or 1, sizes[1] * sizes[2] == 1   # nobody shares weights
     if n == 1: return f | dict(kind='NO', n_gpus=None)
     if sizes[1] > 1 and (stage < 2 or f.get('pp', 1) > 1):
@@ -957,7 +1060,7 @@ def undo_accelerate(f):  # dict
     return f | own | ({'sequence_sharded': None} if f.get('sequence_sharded') else {})
 
 ACCELERATE = Format(ACCELERATE_ROWS, derive_accelerate, undo_accelerate, {
-    'fsdp_config.fsdp_offload_params': 'offloading', 'deepspeed_config.offload_*': 'offloading',
+    'deepspeed_config.offload_*': 'this of offloading',
     'deepspeed_config.deepspeed_config_file': 'another file; read it too',
     'parallelism_config.parallelism_config_sp_*': 'sequence parallelism of DeepSpeed',
     'fp8_config.*': 'number formats', 'fsdp_config.*': 'how FSDP goes about it',
@@ -1004,6 +1107,8 @@ TORCHTITAN_ROWS = (
     also('parallelism.expert_tensor_parallel_degree', 'etp', WHOLE),
     also('optimizer.name', 'optimizer', words_in_any_case(
         {'AdamW': 'adam', 'Adam': 'adam', 'Muon': 'muon', 'DistMuon': 'muon'})),
+    Row('training.enable_cpu_offload', 'cpu_shards', ON, False),
+    Row(None, 'offload', absent='none'),
     Row('compile.enable', 'compiled', ON),
     Row('compile.enable_async_tensor_parallel', 'tp_overlap', ON, False),
     also('parallelism.enable_async_tensor_parallel', 'tp_overlap', ON),
@@ -1096,6 +1201,8 @@ def derive_torchtitan(facts, ignored):
     model_of_torchtitan(facts, ignored)
     copies_of_torchtitan(facts, ignored)
     order_of_torchtitan(facts, ignored)
+    shards = facts.pop('cpu_shards')
+    if shards.value: shards_on_host(facts, ignored, shards.key)
     if value(facts, 'pp') > 1: facts['reduce_each'] = Said(facts['pp'].key, False)
     if value(facts, 'compiled'):
         ignored.append((facts['compiled'].key, 'not modelled yet: compiled kernels'))
@@ -1121,9 +1228,14 @@ def undo_torchtitan(f):  # dict
     if stage and several > 1 and several == dp:
         raise ValueError(f'dp_replicate={several} of dp={dp} with zero_stage={stage} cannot be '
                          'said in torchtitan: nobody is left to share weights')
+    offload = f.get('offload') or 'none'
+    if offload not in ('none', SHARDS_ON_HOST) or offload != 'none' and stage != 3:
+        raise ValueError(f'offload={offload!r} with zero_stage={stage} cannot be said in '
+                         'torchtitan')
     names = {order: name for name, order in reversed(ORDERS.items())}
     order = names.get(f.get('schedule') or '1f1b')
-    own = dict(local=b if pp == 1 or not G else G // dp, compiled=f.get('tp_overlap') or None,
+    own = dict(local=b if pp == 1 or not G else G // dp, cpu_shards=offload != 'none',
+               compiled=f.get('tp_overlap') or None,
                micro_said=b if pp > 1 else None,
                order='Interleaved1F1B' if order == '1F1B' and v > 1 else order if pp > 1 else None,
                replicate=dp if stage == 0 else several, shard=1 if stage == 0 else dp // several,
@@ -1134,7 +1246,7 @@ def undo_torchtitan(f):  # dict
 
 # %% ../nbs/90_interop.ipynb #25ad56e3
 TORCHTITAN = Format(TORCHTITAN_ROWS, derive_torchtitan, undo_torchtitan, {
-    'training.enable_cpu_offload': 'offloading', 'training.dtype': 'number formats',
+    'training.dtype': 'number formats',
     'training.mixed_precision*': 'number formats', 'float8.*': 'number formats',
     'quantize.*': 'number formats', 'parallelism.pipeline_parallel_*': 'this of pipelines',
     'parallelism.module_fqns_per_model_part': 'stages of unequal depth',

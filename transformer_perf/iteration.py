@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'WAITS', 'HIDING', 'SHOWN', 'with_paper_names', 'usual', 'follows', 'has_copies',
-           'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules', 'choices_fit', 'sends_tokens',
-           'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal', 'check_stages', 'check_parallel',
-           'parts_said', 'beyond', 'out_of_reach', 'gpu_in', 'evidence', 'kind_of_run', 'interval_columns',
-           'figures_of', 'left_out', 'Estimate', 'row_of', 'notes_of', 'seconds_in', 'both_ends', 'how_priced',
-           'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled',
-           'interval_of', 'settled', 'estimate', 'short', 'layer_groups', 'readable', 'plural', 'layout_in_words',
-           'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'asks_host', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules', 'choices_fit',
+           'sends_tokens', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal', 'can_offload',
+           'check_host', 'check_offload', 'check_stages', 'check_parallel', 'parts_said', 'beyond', 'out_of_reach',
+           'gpu_in', 'evidence', 'kind_of_run', 'interval_columns', 'figures_of', 'left_out', 'Estimate', 'row_of',
+           'notes_of', 'seconds_in', 'both_ends', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors',
+           'divisors_of', 'rows_of', 'cross', 'keep', 'filled', 'interval_of', 'settled', 'estimate', 'short',
+           'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
+           'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -29,7 +30,8 @@ from .systems import System, as_system
 from .schedules import (
     SCHEDULES, check_layout, check_schedule, chunks_in, own_figure, passes_of)
 from .estimates import (
-    CHOICES, FITS_BY, Assumptions, Choices, Group, as_assumptions, recomputed_parts)
+    CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, adapted, amounts_offloaded,
+    as_assumptions, of_names, offload_said, offloaded, offloads, on_host, recomputed_parts)
 from .parameters import REACHED, interval
 from .measured_kernels import SHEETS, gpu_of, sheet_of
 from .kernels import pricer_of
@@ -87,13 +89,19 @@ def has_copies(t, experts):
     of_experts = t['tp'] * t['cp'] * t['dp'] // (t['ep'] * t['etp'])
     return (copies > 1) | (of_experts > 1) & experts
 
+def asks_host(t):
+    "The rows of a table in which the host holds something, with one copy too."
+    offload = t['offload'] if 'offload' in t and t['offload'] is not None else 'none'
+    return of_names(offload, lambda name: name != 'none') != 0
+
 def changes_something(t, choice, experts):
     "The rows of a table in which a choice can make a difference; `experts` as in `has_copies`."
     copies = ('zero_stage', 'reduce_each', 'dp_overlap', 'reshard_after_forward', 'dp_replicate')
     if choice in ('dispatcher', 'ep_overlap'): return t['ep'] * t['etp'] > 1
     if choice in copies:
         least = {'reshard_after_forward': 3, 'dp_replicate': 1}.get(choice, 0)
-        return has_copies(t, experts) & np.greater_equal(t['zero_stage'], least)
+        shared = has_copies(t, experts) | asks_host(t) & (choice != 'dp_replicate')
+        return shared & np.greater_equal(t['zero_stage'], least)
     group = {'sequence_sharded': 'tp', 'tp_overlap': 'tp', 'context': 'cp', 'schedule': 'pp'}
     return t[group[choice]] > 1 if choice in group else np.array(True)
 
@@ -131,6 +139,9 @@ class Parallel(Unsaid, Shares):
     "How a job is shared out over tp x cp x pp x dp GPUs, and what it chooses (see `Choices`)."
     def __post_init__(self):
         if self.recompute is not None: recomputed_parts(self.recompute)
+        if self.adapters is not None: adapted(self.adapters)   # or an error
+        if self.offload is not None:   # always in the same words
+            object.__setattr__(self, 'offload', offload_said(amounts_offloaded(self.offload)))
         for name, value in follows(self).items(): object.__setattr__(self, name, value)
 
     def _repr_markdown_(self): return as_markdown(self)
@@ -198,6 +209,28 @@ def layers_to_deal(depth, p, v, a: Assumptions):
     "Layers that a stage deals to its chunks: as many as it has, or any number of at least one."
     return np.where(a.uneven_stages & (p * v <= depth), v, depth // p)
 
+def can_offload(t):
+    "Which rows ask the host for what it can take: ZeRO-3's weights, no steps of matrices."
+    if not offloads(t['offload']): return np.array(True)
+    whole = of_names(t['optimizer'], lambda name: OPTIMIZERS[name].whole is not None)
+    optimizer, weights = (on_host(t['offload'], part) > 0 for part in ('optimizer', 'weights'))
+    return ((np.equal(t['zero_stage'], 3) | np.logical_not(weights))
+            & np.logical_not(optimizer & np.not_equal(whole, 0)))
+
+def check_host(offload, system: System):
+    "A ValueError where nobody knows how fast the host is that is asked for."
+    if offloads(offload): system.given('host_bandwidth')
+    if offloaded(offload).optimizer: system.given('host_memory_bandwidth')
+
+def check_offload(p, system: System):
+    "A ValueError where the host cannot take what is asked for."
+    check_host(p.offload, system)
+    if can_offload(vars(p)): return
+    about, own = f'offload={quoted(p.offload)}', offloaded(p.offload)
+    if own.weights and p.zero_stage != 3: raise ValueError(
+        f'{about}: weights are on the host with zero_stage=3, not {p.zero_stage}')
+    raise ValueError(f'{about}: a CPU takes no steps of {p.optimizer} on whole matrices')
+
 def check_stages(p: Parallel, model: Model, micro_batches, a: Assumptions):
     "A ValueError unless the chunks of a pipeline can hold the model and follow the schedule."
     v = a.virtual_stages if p.virtual_stages is None else p.virtual_stages
@@ -219,6 +252,9 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: A
     check_placement({g: Group(getattr(p, g), getattr(p, place) or 1)
                      for g, place in zip(GROUPS, PLACES)}, system)
     check_choices_of(p, model, a)
+    check_offload(p, system)
+    if p.strategy == '2d' and adapted(p.adapters or a.adapters).rank:
+        raise ValueError(f'adapters={quoted(p.adapters)} with strategy 2d: SUMMA has none')
     check_stages(p, model, global_batch // p.dp // p.micro_batch, a)
 
 # %% ../nbs/87a_estimate.ipynb #8559f3b9
@@ -226,7 +262,7 @@ PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(Tru
                  zero_stage=(1,), context=('allgather',), tp_overlap=(False,),
                  schedule=('1f1b',), reduce_each=(), reshard_after_forward=(True,),
                  dp_replicate=(1,), precision=('bf16',), ep=(1,), optimizer=('adam',),
-                 cuda_graphs=('none',))
+                 cuda_graphs=('none',), offload=('none',), adapters=('none',))
 
 def parts_said(value):  # set
     "A choice, or its parts: 'full:4' and 'layernorm+moe_act' are of parts."
@@ -272,7 +308,8 @@ def evidence(row, model: Model, system: System, assumptions):  # str
         return 'published model' + ', its slips mended' * assumptions.slow_pipeline_links
     known = assumptions.measured.evidence
     if known is None: return 'parameters whose runs are not recorded'
-    always = {'optimizer': ('adam',), 'cuda_graphs': ('none', 'iteration')}
+    always = {'optimizer': ('adam',), 'cuda_graphs': ('none', 'iteration'),
+              'offload': ('none',), 'adapters': ('none',)}
     choices = {name: values for name, values in known.seen.items() if name not in REACHED}
     told = beyond(row, always | choices, model), out_of_reach(row, known.seen, model)
     if new := ', '.join(filter(None, told)):
@@ -328,7 +365,9 @@ class Estimate:
     @property
     def needed(self): return self.stats[FITS_BY[self.assumptions.fits_by]]   # GB
     @property
-    def fits(self): return self.needed <= self.system.hbm_capacity
+    def fits(self):
+        host = self.stats.get('host_GB', 0.) <= (self.system.host_capacity or np.inf)
+        return self.needed <= self.system.hbm_capacity and host
 
     @property
     def summary(self): return in_words(self.row, self.model, self.system, self.global_batch)
@@ -527,6 +566,7 @@ SHOWN = (('ep', 1, 'ep'), ('precision', 'bf16', 'precision'), ('zero_stage', 1, 
          ('reduce_each', None, 'reduced each time'), ('reshard_after_forward', True, 'reshard'),
          ('dp_replicate', 1, 'replicas'), ('etp', 1, 'etp'), ('schedule', '1f1b', 'schedule'),
          ('optimizer', 'adam', 'optimizer'), ('cuda_graphs', 'none', 'CUDA graphs'),
+         ('offload', 'none', 'offload'), ('adapters', 'none', 'adapters'),
          *((name, ..., name) for name in ('context', 'dispatcher', 'dp_overlap', 'tp_overlap',
                                           'ep_overlap')))   # ...: what the first row has
 
@@ -598,7 +638,15 @@ def memory_in_words(row, system):
     fits = 'within' if row[FITS_BY[by]] <= system.hbm_capacity else 'MORE than'
     most = f'; in nine of ten runs at most {row.memory_bound_GB:.1f} GB' * (by == 'bound')
     return (f'Memory: {row.memory_GB:.1f} GB, of which {row[biggest]:.1f} GB '
-            f'{MEMORY_PARTS[biggest]}{most}, {fits} the {system.hbm_capacity:g} GB of the GPU.')
+            f'{MEMORY_PARTS[biggest]}{most}, {fits} the {system.hbm_capacity:g} GB of the GPU.'
+            f'{host_in_words(row, system)}')
+
+def host_in_words(row, system):
+    "What the host holds."
+    if not row.get('host_GB'): return ''
+    room = system.host_capacity
+    most = f', MORE than its {room:g} GB' * (room is not None and row.host_GB > (room or 0))
+    return f' The host holds {row.host_GB:.1f} GB for each GPU{most}.'
 
 # %% ../nbs/87a_estimate.ipynb #5a4d0043
 def interval_in_words(row):

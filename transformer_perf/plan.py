@@ -21,7 +21,7 @@ from .models import Model, as_model
 
 # %% ../nbs/72_plan.ipynb #14a00006
 from .systems import as_system, price_per_gpu_hour, read_prices
-from .estimates import CHOICES, FITS_BY
+from .estimates import CHOICES, FITS_BY, Assumptions
 from .timeline import GROUPS, PLACES, statistics
 from .iteration import SHOWN, keep, short, usual
 from transformer_perf.execution import (
@@ -37,6 +37,7 @@ class Operation:
     checkpoint_bytes: float = field(14., above=True)   # of a parameter: the weight and its states
     checkpoint_GBps: float = field(2000 / 16384, above=True)  # GB/s from each GPU into storage
     checkpoint_s: float = field(None, above=True)      # that a job waits, instead of these two
+    checkpoint_async: bool = False         # it waits for copies to the host, which then saves them
     restart_s: float = 600.                # s from a failure until the job computes again
     pue: float = field(1.3, least=1)       # watts of the building over watts of its servers
 
@@ -114,18 +115,21 @@ def price_of(system, prices):  # Price, or None
     own = table.AcceleratorName == (system.accelerator or system.name)
     return price_per_gpu_hour(system, prices) if (own & table.Price.notna()).any() else None
 
-def checkpoint_time(model: Model, n_gpus, operation: Operation):  # s
-    "What a job waits while its state is saved."
-    if operation.checkpoint_s is not None: return operation.checkpoint_s
-    GB = model.parameters * operation.checkpoint_bytes * 1e-9
-    return GB / (operation.checkpoint_GBps * n_gpus)
+def checkpoint_time(model: Model, n_gpus, operation: Operation, system):  # (s, s)
+    "What a job waits while its state is saved, and how long the storage takes."
+    if operation.checkpoint_s is not None: return operation.checkpoint_s, 0.
+    GB = model.parameters * operation.checkpoint_bytes * 1e-9 / n_gpus   # of a GPU
+    saved = GB / operation.checkpoint_GBps
+    if not operation.checkpoint_async: return saved, saved
+    return GB / (system.given('host_bandwidth') * Assumptions().host_link_share), saved
 
 # %% ../nbs/72_plan.ipynb #14a00034
-def operated(t, model: Model, operation: Operation):  # dict of columns
+def operated(t, model: Model, operation: Operation, system):  # dict of columns
     "How rows of a search get on when things fail."
     n = t['n_gpus'].to_numpy(float)
-    mtbf, save = operation.mtbf_gpu_hours * 3600 / n, checkpoint_time(model, n, operation)
-    interval = daly_interval(save, mtbf)
+    mtbf = operation.mtbf_gpu_hours * 3600 / n
+    save, stored = checkpoint_time(model, n, operation, system)
+    interval = np.maximum(daly_interval(save, mtbf), stored - save)   # one after the other
     share = goodput(interval, save, mtbf, operation.restart_s)
     return {'mtbf_s': mtbf, 'checkpoint_s': save + 0 * n, 'checkpoint_interval_s': interval,
             'goodput': share, 'tokens_per_s': t['samples_per_s'].to_numpy() * model.seq_len * share}
@@ -314,7 +318,7 @@ def costed(found, model, budget: Budget, prices, operation):  # (rows, Price or 
     rows = pd.DataFrame(found.drop(columns='rank')).drop_duplicates(ALIKE)
     fastest = rows.groupby('n_gpus').iteration_s.transform('min')
     rows = rows[rows.iteration_s <= BEARABLE * fastest]
-    rows = rows.assign(system=system.name, **operated(rows, model, operation))
+    rows = rows.assign(system=system.name, **operated(rows, model, operation, system))
     rows = rows[rows.goodput >= LEAST_GOODPUT]
     found.reasons |= dict.fromkeys({*found.n_gpus} - {*rows.n_gpus}, FAILS)
     return rows.assign(**spent(rows, system, price and price.usd, budget, operation)), price

@@ -90,6 +90,8 @@ class System(Wiring):
     matrix_eff: float = positive(None, most=1) # of the bf16 rate, what the best product reaches
     topology: str = field('switch', choices=TOPOLOGIES)  # how a domain is wired
     host_bandwidth: float = positive(None)     # GB/s to the host's memory, one direction
+    host_memory_bandwidth: float = positive(None)  # GB/s of the host's memory, a GPU's share
+    host_capacity: float = positive(None)      # GB of the host's memory, a GPU's share
     power: float = positive(None)              # W a GPU draws at most; moves its clock (52)
     server_power: float = positive(None)       # W, its share of what its server draws at most
     architecture: str = None      # GPU generation, which measured parameters belong to
@@ -137,7 +139,8 @@ UNIT_OF = dict(
     nvlink_latency='s', nvlink_size='GPUs', ib_bandwidth='GB/s', ib_eff='', ib_latency='s',
     nic_factor='NICs per GPU', summa_nb='panels', element_size='GB', mask_element_size='GB',
     flops_units='TFLOP', matrix_flops_fp8='TFLOP/s', matrix_flops_fp4='TFLOP/s',
-    matrix_eff='', host_bandwidth='GB/s', power='W', server_power='W')
+    matrix_eff='', host_bandwidth='GB/s', host_memory_bandwidth='GB/s', host_capacity='GB',
+    power='W', server_power='W')
 PHYSICAL = [f for f in UNIT_OF if f not in ('nvlink_size', 'summa_nb')]  # fractions, or arrays
 REQUIRED = [f.name for f in dataclasses.fields(System) if f.default is dataclasses.MISSING]
 

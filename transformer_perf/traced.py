@@ -150,7 +150,7 @@ class Counted:
         now, known = self.now.get(path), self.powers.get(path)
         if now is None or value == now and name not in known: return
         ratio = value / now if now else 0.
-        power = round(math.log(ratio, factor)) if ratio > 0 else None
+        power = round(math.log(ratio, factor)) if 0 < ratio < math.inf else None
         if power is not None and not math.isclose(ratio, factor**power, rel_tol=1e-12): power = None
         if known.setdefault(name, power) != power: known[name] = None
 

@@ -1,0 +1,163 @@
+"""What trains beside weights that do not: two narrow matrices, by hand."""
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from transformer_perf import Parallel, estimate, search
+from transformer_perf.estimates import NF4, PRESETS, adapted, as_assumptions
+from transformer_perf.interop import Job, as_job, export
+from transformer_perf.models import NAMED, Model
+from transformer_perf.systems import as_system
+
+H100, DENSE = as_system('H100-80GB'), 'llama3.1_8B'
+M = NAMED[DENSE]
+EVERY = (*PRESETS, 'calibrated')
+
+
+def close(a, b, rel=1e-9): return math.isclose(a, b, rel_tol=rel)
+
+
+def of(adapters='none', preset='calibrated', model=DENSE, batch=64, **layout):
+    return estimate(model, Parallel(adapters=adapters, **layout), H100, batch, preset)
+
+
+@pytest.mark.parametrize('preset', EVERY)
+@pytest.mark.parametrize('where, number', [
+    ('', 41_943_040), (':attention', 13_631_488), (':mlp', 28_311_552)])
+def test_parameters_of_adapters(preset, where, number):
+    """Llama 3 8B with rank 16 beside all seven products: 41,943,040, as PEFT says.
+
+    Of attention 16 * (3 * 4096 + 4096 + 2 * 1024 + 2 * 4096), of the MLP 16 * 3 * (4096 + 14336),
+    in 32 layers."""
+    by_hand = {':attention': 16 * (3 * 4096 + 6144 + 8192), ':mlp': 16 * 3 * (4096 + 14336)}
+    assert 32 * by_hand.get(where, sum(by_hand.values())) == number
+    stats = of(f'lora:16{where}', preset).stats
+    held = 4 if preset == 'calibrated' else 2   # bytes of a gradient
+    assert close(stats['gradients_GB'], held * 1e-9 * number)
+    assert close(stats['optimizer_GB'], 12e-9 * number)
+    assert close(stats['weights_GB'], of(preset=preset).stats['weights_GB'] + 2e-9 * number)
+    assert close(of(f'lora:32{where}', preset).stats['optimizer_GB'], 24e-9 * number)
+
+
+def test_arithmetic_of_a_frozen_product():
+    "4 m n of 6 a token, and 6 r (m + n) for the adapter; attention's core stays."
+    whole, some = (of(adapters, 'corrected', batch=1) for adapters in ('none', 'lora:16'))
+    flop = lambda one: one.stats['executed_TFLOP_per_gpu'] * 1e12 / M.seq_len
+    in_layers = (whole.stats['weights_GB'] / 2e-9) - 32 * 2 * 4096   # without norms
+    assert close(flop(whole) - flop(some), 2 * in_layers - 6 * 41_943_040, 1e-3)
+    rank = flop(of('lora:32', 'corrected', batch=1)) - flop(some)
+    assert close(rank, 6 * 41_943_040, 1e-3)
+    model = [one.stats['model_TFLOP_per_gpu'] * 1e12 / M.seq_len for one in (whole, some)]
+    assert close(model[0] - model[1], 2 * in_layers, 1e-3)
+
+
+def test_flop_of_llama_70b_as_published():
+    """Megatron-Bridge, 26.06: Llama 3 70B, 710 TFLOP/s at 1,638 tokens/s of full fine-tuning are
+    433 GFLOP a token; 735 at 2,643 with LoRA are 278, two thirds of the products' 417."""
+    model = replace(NAMED['llama3.1_70B'], seq_len=4096)
+    each = lambda adapters: (of(adapters, model=model, tp=2, pp=4, batch=32).stats[
+        'model_TFLOP_per_gpu'] * 8e3 / 32 / 4096)
+    assert close(each('none'), 710e3 / 1638, 2e-3)
+    core = each('none') - 3 * (each('none') - each('lora:16'))   # what has no weights
+    assert close(each('lora:16') - core, 735e3 / 2643, 2e-3) and core < .04 * each('none')
+
+
+def test_inputs_that_no_gradient_wants():
+    "Without an adapter, the MLP keeps neither of its products' inputs; the rest stays."
+    unit = 2e-9 * M.seq_len * 32   # GB of a number for each token, in all layers
+    kept = lambda adapters, **more: of(adapters, tp=1, batch=1, **more).stats['activations_GB']
+    all_of = kept('lora:16')
+    saved = all_of - kept('lora:16:attention')
+    ranks = 16 * 3 + 16   # fc1's and fc2's narrow results (gate and values apart)
+    assert close(saved, unit * (M.embed_dim + M.mlp_dim + ranks - 16), 1e-6)
+    more = all_of - kept('none')
+    assert close(more, unit * 16 * 7, 1e-6)   # seven adapters' own
+
+
+def test_four_bits():
+    "0.5 bytes, a byte for each 64, and four for each 64 * 256 of these (arXiv 2305.14314)."
+    assert close(NF4, .5 + .015625 + .000244140625)
+    four, sixteen = of('qlora:16').stats, of('lora:16').stats
+    in_layers = 32 * (4096 * (4096 + 2048) + 4096**2 + 3 * 4096 * 14336)
+    assert close(sixteen['weights_GB'] - four['weights_GB'], (2 - NF4) * 1e-9 * in_layers)
+    moved = 64 * 2 * (2 + NF4) * 1e-9 * in_layers / 3350   # read and written in both passes
+    assert moved < four['iteration_s'] - sixteen['iteration_s'] < 2 * moved
+    again = of('qlora:16', recompute='full').stats['iteration_s']
+    more = again - of('lora:16', recompute='full').stats['iteration_s']
+    assert close(more, 1.5 * (four['iteration_s'] - sixteen['iteration_s']), .05)
+
+
+def test_65_billion_parameters_on_one_gpu_of_48_gb():
+    """QLoRA (arXiv 2305.14314, abstract): 65 B on one GPU of 48 GB (49,140 MiB), with rank 64
+    beside all products of a layer; more than 780 GB where all of it trains in 16 bits."""
+    llama = Model(512, 8192, 64, 80, 22016, vocab=32000, gated_mlp=True)
+    assert close(llama.parameters, 65.3e9, 1e-3)
+    GB = {name: of(name, model=llama, batch=16, recompute='full').stats['memory_GB']
+          for name in ('none', 'lora:64', 'qlora:64')}
+    assert .9 * 49.14 * 1.048576 < GB['qlora:64'] < 49.14 * 1.048576
+    assert GB['lora:64'] > 140 and GB['none'] > 780
+
+
+def test_messages_are_of_what_trains():
+    "Copies exchange adapters alone, but ZeRO-3 gathers all weights."
+    small, large = of('lora:16', dp=8, dp_overlap=False), of(dp=8, dp_overlap=False)
+    assert small.stats['dp_comm_s'] < large.stats['dp_comm_s'] / 50
+    for offload in ('none', 'weights'):
+        some, whole = (of(adapters, dp=8, dp_overlap=False, zero_stage=3, offload=offload,
+                          preset='corrected').stats for adapters in ('lora:16', 'none'))
+        assert .5 < some['dp_comm_s'] / whole['dp_comm_s'] < .85   # both gathers, no reduction
+        assert some['weights_GB'] < 1.01 * whole['weights_GB']
+        assert close(some.get('host_GB', 0), whole.get('host_GB', 0), .01)
+    assert of('lora:16', tp=2).stats['tp_comm_s'] == of(tp=2).stats['tp_comm_s']
+
+
+@pytest.mark.parametrize('preset', EVERY)
+def test_experts_latents_and_grids(preset):
+    for model, layout in (('mixtral_8x7B', dict(ep=8, dp=8)), ('deepseek_v3', dict(ep=64, dp=64))):
+        some, whole = (of(adapters, preset, model, **layout).stats
+                       for adapters in ('lora:8', 'none'))
+        assert 0 < some['optimizer_GB'] < whole['optimizer_GB'] / 10
+        assert some['iteration_s'] < whole['iteration_s']
+        assert whole['weights_GB'] < some['weights_GB'] < 1.1 * whole['weights_GB']
+    with pytest.raises(ValueError, match='SUMMA has none'):
+        of('lora:8', preset, 'gpt3', strategy='2d', tp=4, cp=2)
+
+
+@pytest.mark.parametrize('asked, why', [
+    ('lora', 'must say a rank'), ('lora:0', 'rank of adapters'), ('lora:x', 'rank of adapters'),
+    ('none:4', 'has no rank'), ('dora:16', "did you mean 'lora'"),
+    ('lora:16:attenton', "did you mean 'attention'"), ('lora:1:mlp:2', 'must say a rank')])
+def test_mistakes(asked, why):
+    with pytest.raises(ValueError, match=why) as error: of(asked)
+    assert '\n' not in str(error.value)
+
+
+def test_a_search_has_one_kind_for_all():
+    found = search(DENSE, 8, H100, 64, k=3, adapters='qlora:16')
+    assert {*found.adapters} == {'qlora:16'}
+    for _, row in found.iterrows():
+        one = estimate(DENSE, Parallel.from_row(row), H100, 64)
+        assert close(one.stats['iteration_s'], row.iteration_s) and one.fits
+        assert 'extrapolated: no run with adapters qlora' in row.evidence
+    assert 'adapters' not in search(DENSE, 8, H100, 64, k=3)
+    with pytest.raises(ValueError, match='a search has one'):
+        search(DENSE, 8, H100, 64, adapters=['none', 'lora:16'])
+    assert adapted('none').rank == 0
+
+
+def test_files_say_none():
+    job = Job(Parallel(dp=8, adapters='lora:16'), M, 64, 8, M.seq_len)
+    for name in ('megatron', 'deepspeed', 'accelerate', 'torchtitan'):
+        with pytest.raises(ValueError, match="adapters='lora:16' cannot be said"): export(job, name)
+    assert as_job(json.loads(export(job, 'json'))).parallel.adapters == 'lora:16'
+    flags = '--num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 64 --bf16 '
+    with pytest.raises(ValueError, match='adapters are not read'): as_job(flags + '--lora-dim 16')
+
+
+def test_an_optimizer_of_matrices_takes_theirs():
+    a = as_assumptions('corrected')
+    muon, adam = (of('lora:16', a, optimizer=name).stats for name in ('muon', 'adam'))
+    assert close(muon['optimizer_GB'], 8 / 12 * adam['optimizer_GB'])
+    assert muon['other_s'] < of('none', a, optimizer='muon').stats['other_s'] / 10
