@@ -502,12 +502,14 @@ def fits(
     case = case_of(model, parallel, system, global_batch, assumptions, software)
     one = case.estimate(case.parallel)
     if one.fits: return Fit(one, held_by_ranks(one), ())
-    def changes(offload):
+    def changes(offload, both=False):
         steps = steps_of(case, offload=offload)
-        return (that_fit(case, one, steps, 3) or
-                that_fit(case, one, pairs_of(case.parallel, steps), 3, every=False))
-    found = changes(offload or ())
-    if not found and offload is None: found = changes(to_host(case))
+        found = that_fit(case, one, steps, 3)
+        if found and not both: return found
+        found += that_fit(case, one, pairs_of(case.parallel, steps), 3, every=False)
+        return sorted(found, key=lambda change: change.estimate.stats['iteration_s'])[:3]
+    found = changes(offload or ())   # else two knobs with the host, which is dear
+    if not found and offload is None: found = changes(to_host(case), both=True)
     return Fit(one, held_by_ranks(one), tuple(found))
 
 # %% ../nbs/88c_advice.ipynb #13a0002f

@@ -462,8 +462,10 @@ def memory_told(t: Told):
                of=stage_matrices)
         states += ' - fewer / 2 * in_matrices'
     if t.count('beside').value: states += ' + beside'
-    t.step('states_GB', states, unit='GB', of=states_held)
-    t.step('optimizer_GB', 'states_GB' + here_told(t, 'optimizer'), **of)
+    if here := here_told(t, 'optimizer'):
+        t.step('states_GB', states, unit='GB', of=states_held)
+        states = f'states_GB{here}'
+    t.step('optimizer_GB', states, **of)
     if 'host_GB' in t.one.stats: t.count('host_GB')
     t.step('activations_GB', kept_told(t) + ' + working' * a.working_memory, **of)
     t.step('memory_GB', 'weights_GB + gradients_GB + optimizer_GB + activations_GB', unit='GB')

@@ -273,8 +273,8 @@ def best_rates(table):  # dict: field of a System -> what a data sheet would hav
                 nvlink_bandwidth=link / LINK_SHARE)
 
 # %% ../nbs/93_measure.ipynb #17000043
-NOT_SAID = ('matrix_flops_fp8', 'matrix_flops_fp4', 'host_bandwidth', 'power', 'server_power',
-            'accelerator')
+NOT_SAID = ('matrix_flops_fp8', 'matrix_flops_fp4', 'host_bandwidth', 'host_memory_bandwidth',
+            'host_capacity', 'power', 'server_power', 'accelerator')
 
 def inferred(machine, table):  # System
     "A data sheet for a machine that has none."

@@ -202,7 +202,7 @@ def peak_memory(run):  # GB
 
 # %% ../nbs/17_memory.ipynb #38a00032
 def moves_out(run):
-    "Whether a run keeps activations in the host's memory: they are not counted here."
+    "Whether a run keeps activations in the host's memory: chapter 27 has its peak."
     return bool(said(run, 'fine_grained_activation_offloading'))
 
 # %% ../nbs/17_memory.ipynb #38a00033

@@ -16,7 +16,7 @@ from . import __version__
 from .inputs import of_type, write_whole
 from .schedules import SCHEDULES, position
 from .estimates import added
-from .modules import Layer, LayerCost, Priced, priced_rows, summed_layer
+from .modules import Layer, LayerCost, Priced, priced_rows
 from .timeline import (
     chunks_dealt, job_of_estimate, memory_played, most_of_ends, of_each_kind, on_chunks,
     priced_estimate, slowest_stage, update_time)
@@ -120,10 +120,10 @@ def layer_rows(layer: Layer, priced: Priced, cost: LayerCost):  # dict: kind of 
 # %% ../nbs/92_traces.ipynb #16000032
 def rows_of_chunks(one: Estimate):  # list of dict: kind of pass -> list of (lane, name, s)
     "What each chunk of the model does in each kind of pass."
-    work, pricer, _, ends = priced_estimate(one)
+    work, pricer, costs, ends = priced_estimate(one)
     priced, p, found = priced_rows([layer.rows for layer in work.kinds], pricer), work.layouts, []
-    costs = [summed_layer(layer, own, p) for layer, own in zip(work.kinds, priced)]
-    kinds = [layer_rows(*three) for three in zip(work.kinds, priced, costs)]
+    each = map(LayerCost, *(of_each_kind(work, x) for x in costs))
+    kinds = [layer_rows(*three) for three in zip(work.kinds, priced, each)]
     which = iter(enumerate(work.pattern.which, 1))
     for letters in chunks_dealt(work.depth, work.mtp_layers, p.pp, p.virtual_stages, p.layout):
         own = [next(which) for _ in letters.strip('EL')]
