@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['UNTIED', 'TIED', 'DERIVED', 'TIED_DERIVED', 'SWITCHED', 'PLAIN', 'EVERY', 'ALL_ROUTED', 'QWEN_ROUTED', 'AS_LLAMA',
-           'OFF', 'ONE_BIAS', 'DEEPEST', 'SIZES', 'GELU', 'ACTIVATIONS', 'PLACES', 'LATENT', 'EXPERTS', 'Config',
-           'Family', 'basic', 'attention', 'layers_listed', 'rule_of', 'places_of_experts', 'experts', 'is_config',
-           'text_part', 'fields_of', 'settled']
+           'OFF', 'ONE_BIAS', 'DEEPEST', 'SIZES', 'GELU', 'ACTIVATIONS', 'PLACES', 'LATENT', 'EXPERTS', 'ANYWHERE',
+           'Config', 'Family', 'basic', 'attention', 'layers_listed', 'rule_of', 'places_of_experts', 'experts',
+           'is_config', 'text_part', 'together', 'fields_of', 'settled']
 
 # %% ../nbs/81_configs.ipynb #00bc0005
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .inputs import flag, nearest, of_type, quoted, whole
@@ -24,10 +25,11 @@ class Config(NamedTuple):
     "A file's keys, and the values of those that its family lets it leave out."
     given: dict
     usual: dict
+    names: dict = {}   # noqa: RUF012  the usual key -> this family's own
 
     def said(self, names):  # (key, value)
         "The key among several spellings that a file has, and its value."
-        names = names.split()
+        names = [self.names.get(name, name) for name in names.split()]
         found = [(name, self.given[name]) for name in names if self.given.get(name) is not None]
         for other in found[1:]: agree(found[0], other)
         if found: return found[0]
@@ -109,6 +111,8 @@ class Family(NamedTuple):
     latent: bool = False    # latent attention
     mtp: bool = False       # layers of multi-token prediction may follow
     never: tuple = ()       # keys that must not be on
+    names: dict = {}        # noqa: RUF012  usual key -> the one of this family
+    more: Callable = None   # (Config, fields so far) -> further fields
 
 UNTIED = dict(tie_word_embeddings=False, hidden_act='silu')
 TIED = dict(tie_word_embeddings=True, hidden_act='silu')
@@ -117,7 +121,8 @@ TIED_DERIVED = DERIVED | TIED
 SWITCHED = dict(use_sliding_window=False, sliding_window=None, max_window_layers=None)
 PLAIN = dict(gated_mlp=False, norm='layernorm')
 EVERY = dict(moe_layer_freq=1, decoder_sparse_step=1, mlp_only_layers=[],
-             shared_expert_intermediate_size=None, topk_method='noaux_tc')
+             shared_expert_intermediate_size=None, topk_method='noaux_tc',
+             moe_layer_end_index=None)
 ALL_ROUTED = EVERY | dict(first_k_dense_replace=0, n_shared_experts=None)
 QWEN_ROUTED = {key: x for key, x in ALL_ROUTED.items() if key != 'shared_expert_intermediate_size'}
 AS_LLAMA = {'attention_bias': 'attention', 'mlp_bias': 'mlp'}
@@ -228,6 +233,120 @@ FAMILIES = {
     'gptj': Family('GPTJForCausalLM', PLAIN | dict(layer_norms=1, output_bias=True),
                    DERIVED | dict(hidden_act='gelu'), {None: 'mlp'})}
 
+FAMILIES |= {   # dense ones
+    'internlm3': Family('InternLM3ForCausalLM LlamaForCausalLM', usual=DERIVED | OFF,
+                        biases=AS_LLAMA),
+    'iquestcoder': Family('IQuestCoderForCausalLM LlamaForCausalLM', usual=DERIVED | OFF,
+                          biases=AS_LLAMA),
+    'helium': Family('HeliumForCausalLM', usual=UNTIED | OFF,
+                     biases={'attention_bias': 'qkv', 'mlp_bias': 'mlp'}),
+    'ernie4_5': Family('Ernie4_5ForCausalLM', usual=TIED | OFF,
+                       biases={'use_bias': 'attention mlp'}),
+    'cwm': Family('CwmForCausalLM', usual=UNTIED | OFF, biases={'mlp_bias': 'mlp'},
+                  windows='listed'),
+    'ministral3': Family('Ministral3ForCausalLM', usual=UNTIED | dict(sliding_window=None),
+                         windows='all'),
+    'jais2': Family('Jais2ForCausalLM', PLAIN, DERIVED | dict(
+        hidden_act='relu2', attention_bias=True, mlp_bias=True), AS_LLAMA),
+    'hyperclovax': Family(
+        'HyperCLOVAXForCausalLM', usual=DERIVED | OFF | dict(use_post_norm=False), biases=AS_LLAMA,
+        more=lambda c, found: {'layer_norms': 4 if c.on('use_post_norm') else 2}),
+    'youtu': Family('YoutuForCausalLM', usual=TIED | OFF, latent=True, never=('attention_bias',)),
+    'minicpm3': Family('MiniCPM3ForCausalLM', usual=TIED | OFF, latent=True,
+                       never=('attention_bias', 'mlp_bias')),
+    'vaultgemma': Family('VaultGemmaForCausalLM', {}, TIED | OFF | dict(hidden_act='gelu'),
+                         ONE_BIAS, windows=2),
+    'codegen': Family('CodeGenForCausalLM', PLAIN | dict(layer_norms=1, output_bias=True),
+                      DERIVED | dict(hidden_act='gelu'), {None: 'mlp'}),
+    'mpt': Family(   # norms with a scale and no shift; its MLP has 4 e, whatever a file says
+        'MptForCausalLM', dict(gated_mlp=False, norm='rmsnorm'),
+        TIED_DERIVED | dict(hidden_act='gelu', intermediate_size=None), names=dict(
+            hidden_size='d_model', num_attention_heads='n_heads', num_hidden_layers='n_layers',
+            max_position_embeddings='max_seq_len')),
+    'persimmon': Family(
+        'PersimmonForCausalLM', PLAIN, DERIVED | dict(hidden_act='relu2', qk_layernorm=True),
+        {None: 'attention mlp'}, dict(qk_norm='qk_layernorm')),
+    'xglm': Family(
+        'XGLMForCausalLM', PLAIN, TIED_DERIVED | dict(hidden_act='gelu'), {None: 'attention mlp'},
+        names=dict(hidden_size='d_model', num_attention_heads='attention_heads',
+                   num_hidden_layers='num_layers', intermediate_size='ffn_dim')),
+    'gpt_bigcode': Family(
+        'GPTBigCodeForCausalLM', PLAIN | dict(learned_positions=True), TIED_DERIVED | dict(
+            hidden_act='gelu', multi_query=True, intermediate_size=None),
+        {None: 'attention mlp'}),
+    'falcon': Family(
+        'FalconForCausalLM', PLAIN, TIED_DERIVED | dict(
+            hidden_act='gelu', multi_query=True, bias=False, parallel_attn=True,
+            intermediate_size=None, num_ln_in_parallel_attn=None), {'bias': 'attention mlp'},
+        names=dict(num_key_value_heads='num_kv_heads', intermediate_size='ffn_hidden_size',
+                   hidden_act='activation'),
+        more=lambda c, found: {'layer_norms': falcon_norms(c)}),
+    'nanochat': Family('NanoChatForCausalLM', dict(gated_mlp=False, norm='unscaled', qk_norm=True),
+                       DERIVED | OFF | dict(hidden_act='relu2'), ONE_BIAS)}
+
+def falcon_norms(c):
+    "One norm for both halves, where they work side by side and no second one is asked for."
+    several = c.size('num_ln_in_parallel_attn')
+    if several is None and c.on('new_decoder_architecture'): several = 2
+    return 1 if c.on('parallel_attn') and several != 2 else 2
+
+FAMILIES |= {   # with experts
+    'granitemoeshared': Family(
+        'GraniteMoeSharedForCausalLM', usual=DERIVED | OFF | ALL_ROUTED, biases=ONE_BIAS,
+        experts='intermediate_size',
+        names=dict(shared_expert_intermediate_size='shared_intermediate_size')),
+    'granite_swa': Family('GraniteSWAForCausalLM', dict(attention_sinks=True), TIED_DERIVED | OFF,
+                          AS_LLAMA, windows='listed'),
+    'granitemoe_swa': Family(
+        'GraniteMoeSWAForCausalLM', dict(attention_sinks=True), DERIVED | OFF | ALL_ROUTED,
+        ONE_BIAS, windows='listed', experts='intermediate_size',
+        names=dict(shared_expert_intermediate_size='shared_intermediate_size')),
+    'flex_olmo': Family(
+        'FlexOlmoForCausalLM', dict(qk_norm=True, qk_norm_whole=True),
+        DERIVED | OFF | ALL_ROUTED, ONE_BIAS, experts='intermediate_size'),
+    'hy_v3': Family(
+        'HYV3ForCausalLM', dict(qk_norm=True, router_bias=True), UNTIED | OFF | EVERY, AS_LLAMA,
+        experts='moe_intermediate_size'),
+    'aria_text': Family(
+        'AriaTextForCausalLM', {}, DERIVED | OFF | ALL_ROUTED, AS_LLAMA,
+        experts='intermediate_size', names=dict(
+            num_experts='moe_num_experts', num_experts_per_tok='moe_topk',
+            n_shared_experts='moe_num_shared_experts')),
+    'ernie4_5_moe': Family(
+        'Ernie4_5_MoeForCausalLM', dict(router_bias=True),
+        TIED | OFF | ALL_ROUTED | dict(head_dim=None), {'use_bias': 'attention mlp'},
+        experts='moe_intermediate_size', names=dict(
+            num_experts='moe_num_experts', num_experts_per_tok='moe_k',
+            n_shared_experts='moe_num_shared_experts', decoder_sparse_step='moe_layer_interval',
+            first_k_dense_replace='moe_layer_start_index')),
+    'exaone_moe': Family(
+        'ExaoneMoeForCausalLM', dict(qk_norm=True, router_bias=True),
+        UNTIED | EVERY | dict(head_dim=None), windows=4, experts='moe_intermediate_size'),
+    'solar_open': Family(
+        'SolarOpenForCausalLM', dict(router_bias=True),
+        UNTIED | OFF | EVERY | dict(first_k_dense_replace=0, intermediate_size=None),
+        {'attention_bias': 'qkv'}, experts='moe_intermediate_size'),
+    'kolibri1': Family(
+        'Kolibri1ForCausalLM', dict(qk_norm=True, router_bias=True, layer_norms=4),
+        UNTIED | ALL_ROUTED | dict(intermediate_size=None), windows=5,
+        experts='moe_intermediate_size'),
+    'mellum': Family(
+        'MellumForCausalLM', dict(qk_norm=True), UNTIED | OFF | ALL_ROUTED, ONE_BIAS,
+        windows='listed', experts='moe_intermediate_size'),
+    'flint': Family(
+        'FlintForCausalLM', dict(qk_norm=True, attention_sinks=True),
+        UNTIED | OFF | QWEN_ROUTED, ONE_BIAS, windows='listed', experts='moe_intermediate_size'),
+    'afmoe': Family(
+        'AfmoeForCausalLM', dict(qk_norm=True, attention_gate=True, router_bias=True,
+                                 layer_norms=4), UNTIED | OFF | EVERY, ONE_BIAS, windows='listed',
+        experts='moe_intermediate_size', names=dict(first_k_dense_replace='num_dense_layers')),
+    'cohere2_moe': Family(
+        'Cohere2MoeForCausalLM', dict(layer_norms=1), TIED_DERIVED | OFF | ALL_ROUTED, ONE_BIAS,
+        windows='listed', experts='intermediate_size'),
+    'mimo_v2_flash': Family(
+        'MiMoV2FlashForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY, {
+            'attention_bias': 'qkv'}, windows='listed', experts='moe_intermediate_size')}
+
 # %% ../nbs/81_configs.ipynb #00bc0010
 DEEPEST = 10_000   # layers
 SIZES = {'embed_dim': 'hidden_size n_embd', 'depth': 'num_hidden_layers n_layer',
@@ -262,6 +381,7 @@ def attention(c: Config, family, found):  # dict of fields
         'q_lora_rank': c.size('q_lora_rank')}
     e, heads = found['embed_dim'], found['heads']
     width, groups = c.size('head_dim'), c.size('num_key_value_heads')
+    if c.on('multi_query') and not c.on('new_decoder_architecture'): groups = 1
     return {'head_dim': None if width and width * heads == e else width,
             'kv_heads': None if groups == heads else groups}
 
@@ -277,6 +397,7 @@ def in_windows(c: Config, family, depth):  # list of bool: which layers have a w
     "The layers with a sliding window, by a list or by the rule of the family."
     listed = c.given.get('layer_types')
     if listed: return layers_listed(c, 'layer_types', listed, KNOWN_LAYERS[::-1], depth)
+    if family.windows == 'listed': raise ValueError("lacks 'layer_types'")
     rule = c.size('sliding_window_pattern _sliding_window_pattern') if (
         c.given.get('sliding_window_pattern') or c.given.get('_sliding_window_pattern')
         ) else family.windows
@@ -297,8 +418,7 @@ def windows(c: Config, family, depth):  # dict of fields
     if not any(layers): return {}
     every = layers.index(False) + 1 if not all(layers) else None
     if every and layers != [(i + 1) % every > 0 for i in range(depth)]:
-        key = 'layer_types' if c.given.get('layer_types') else 'max_window_layers'
-        raise ValueError(f'{key}: no rule of a Model says which layers have the sliding_window')
+        return {'window': window, 'layers': [{} if has else {'window': None} for has in layers]}
     return {'window': window, 'full_attention_every': every}
 
 # %% ../nbs/81_configs.ipynb #00bc0016
@@ -307,10 +427,11 @@ LISTS = ('mlp_layer_types', 'moe_layer_freq')   # the second may be a list of 0 
 def by_rules(c: Config, depth):  # list of bool
     "The layers with experts, by four keys."
     first = c.size('first_k_dense_replace', least=0) or 0
+    last = c.size('moe_layer_end_index', least=0)
     freq, step = (c.size(name) or 1 for name in ('moe_layer_freq', 'decoder_sparse_step'))
     dense = of_type(c.said('mlp_only_layers')[1] or [], list, 'mlp_only_layers')
-    return [i >= first and i % freq == 0 and (i + 1) % step == 0 and i not in dense
-            for i in range(depth)]
+    return [first <= i <= (depth if last is None else last) and i % freq == 0
+            and (i + 1) % step == 0 and i not in dense for i in range(depth)]
 
 def with_experts(c: Config, depth):  # list of bool
     "The layers with experts."
@@ -340,8 +461,7 @@ def places_of_experts(c: Config, depth):  # dict of fields
     if not any(layers): return None
     rule = rule_of(layers)
     if rule: return dict(zip(('dense_layers_first', 'moe_every'), rule))
-    keys = [key for key in (*LISTS, 'decoder_sparse_step', 'mlp_only_layers') if c.given.get(key)]
-    raise ValueError(f'{" and ".join(keys)}: no rule of a Model says which layers have experts')
+    return {'layers': [{} if sparse else {'experts': None} for sparse in layers]}
 
 # %% ../nbs/81_configs.ipynb #00bc0017
 EXPERTS = 'num_local_experts num_experts n_routed_experts'
@@ -352,7 +472,8 @@ def experts(c: Config, family, depth):  # dict of fields
     places = places_of_experts(c, depth)
     if places is None: return dict.fromkeys(('router_bias', 'shared_expert_gate'), False)
     width, shared = c.needed(family.experts), c.size('shared_expert_intermediate_size', least=0)
-    if shared is None: shared = width * (c.size('n_shared_experts', least=0) or 0)
+    if shared is None:
+        shared = width * (c.size('n_shared_experts num_shared_experts', least=0) or 0)
     return {'experts': c.needed(EXPERTS), 'expert_dim': width, **places,
             'experts_per_token': c.needed('num_experts_per_tok experts_per_token'),
             'shared_expert_dim': shared or None,
@@ -412,6 +533,16 @@ def check_family(c: Config, kind, family):
             raise ValueError(f'{key}={quoted(c.given[key])} has no meaning in a {kind}')
 
 # %% ../nbs/81_configs.ipynb #00bc0025
+ANYWHERE = dict(use_sliding_window=True, multi_query=False, new_decoder_architecture=False)
+
+def together(*several):  # dict of fields
+    "Fields of several; what each layer has of its own, layer by layer."
+    apart = [fields['layers'] for fields in several if 'layers' in fields]
+    found = {name: value for fields in several for name, value in fields.items()}
+    if not apart: return found
+    return found | {'layers': [dict(pair for own in layer for pair in own.items())
+                               for layer in zip(*apart, strict=True)]}
+
 def fields_of(given):  # dict: field of a Model -> value
     "A config.json of Hugging Face as the fields of a Model; a ValueError that names a key."
     text = text_part(of_type(given, dict, 'config'))
@@ -419,11 +550,13 @@ def fields_of(given):  # dict: field of a Model -> value
     nested = text is not given
     check_expressible(text, nested)
     kind, family = family_of(text, nested)
-    c = Config(text, dict(use_sliding_window=True) | family.usual)
+    c = Config(text, ANYWHERE | family.usual, family.names)
     check_family(c, kind, family)
     found = basic(c, family)
     depth = found['depth']
-    found |= attention(c, family, found) | windows(c, family, depth) | experts(c, family, depth)
+    found |= attention(c, family, found)
+    found = together(found, windows(c, family, depth), experts(c, family, depth))
+    if family.more: found = together(found, family.more(c, found))
     if family.mtp and text.get('num_nextn_predict_layers', text.get('num_mtp_layers')):
         found['mtp_layers'] = c.size('num_nextn_predict_layers num_mtp_layers', least=0)
     return settled(found) | {'name': kind}

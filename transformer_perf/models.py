@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MOST_LAYERS', 'MOST_AHEAD', 'DEFAULTS', 'GPT', 'GATED', 'LLAMA', 'MIXTRAL', 'QWEN3', 'QWEN3_EXPERTS', 'DEEPSEEK',
            'PUBLISHED', 'NAMED', 'SYMBOLS', 'models', 'Model', 'check_layers', 'check_model', 'has_window',
-           'has_experts', 'block_of', 'blocks_from', 'blocks_of', 'as_model', 'sizes_of', 'counted_once', 'parts_of',
-           'parameter_table']
+           'has_experts', 'block_of', 'blocks_from', 'blocks_of', 'from_config', 'as_model', 'sizes_of', 'counted_once',
+           'parts_of', 'parameter_table']
 
 # %% ../nbs/00_models.ipynb #f48410b2
 import dataclasses
@@ -255,6 +255,21 @@ NAMED = {name: Model(name=name, **sizes) for name, sizes in PUBLISHED.items()}
 # %% ../nbs/00_models.ipynb #ed678cc5
 SYMBOLS = {'l': 'seq_len', 'e': 'embed_dim', 'h': 'heads', 'f': 'mlp_dim'}  # the paper's names
 
+def from_config(fields):  # Model
+    "A model whose layers, if they are said one by one, have fields or halves of their own."
+    changes = fields.pop('layers', None)
+    m = Model(**fields)
+    if changes is None: return m
+    same = vars(m) | dict(biases=m.bias_kind, norm=m.norm_kind)   # also where a half is missing
+    blocks = []
+    for i, own in enumerate(changes):
+        one = SimpleNamespace(**same | own)
+        halves = {name: own[name] for name in ('mixer', 'ffn') if name in own}
+        block = block_of(one, has_window(one, i), has_experts(one, i))
+        blocks.append(dataclasses.replace(block, **halves))
+    runs = tuple((block, len(list(run))) for block, run in groupby(blocks))
+    return dataclasses.replace(m, layers=runs)
+
 def as_model(
     model,  # a Model, a name, the path of a .json file or its folder, or a dict
 ):  # Model
@@ -265,7 +280,7 @@ def as_model(
     if not isinstance(model, dict):
         raise ValueError('model must be a Model, a name, a .json file or a dict, '
                          f'not {quoted(model)}')
-    if is_config(model): return Model(**fields_of(model))
+    if is_config(model): return from_config(fields_of(model))
     fields, sizes = [f.name for f in dataclasses.fields(Model)], {}
     for key, value in model.items():
         name = SYMBOLS.get(key) or nearest(key, fields, 'model field')
