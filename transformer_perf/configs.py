@@ -58,7 +58,7 @@ FOREIGN = {   # a kind of thing -> the keys, or their beginnings (with *), that 
         'sparse_attention* attention_chunk_size nsa_* moba_* blocksparse_* '
         'use_bidirectional_attention num_hash_layers',
     'other encoders': 'vision_config audio_config speech_config vision_tower mm_vision_tower '
-        'thinker_config talker_config is_encoder_decoder add_cross_attention '
+        'image_size patch_size thinker_config talker_config is_encoder_decoder add_cross_attention '
         'cross_attention_layers cross_attention_interval encoder_layers',
     'layers of other shapes': 'block_configs num_kv_shared_layers hidden_size_per_layer_input '
         'attention_k_eq_v global_head_dim num_global_key_value_heads enable_moe_block altup_* '
@@ -342,14 +342,42 @@ FAMILIES |= {   # with experts
         experts='moe_intermediate_size', names=dict(first_k_dense_replace='num_dense_layers')),
     'cohere2_moe': Family(
         'Cohere2MoeForCausalLM', dict(layer_norms=1), TIED_DERIVED | OFF | ALL_ROUTED, ONE_BIAS,
-        windows='listed', experts='intermediate_size'),
-    'mimo_v2_flash': Family(
-        'MiMoV2FlashForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY, {
-            'attention_bias': 'qkv'}, windows='listed', experts='moe_intermediate_size')}
+        windows='listed', experts='intermediate_size')}
+
+BERT = PLAIN | dict(learned_positions=True, output_transform=True, output_bias=True)
+SEGMENTS = TIED_DERIVED | dict(hidden_act='gelu', type_vocab_size=2, add_cross_attention=False)
+
+def kinds_of_text(c, found): return {'other_embeddings': c.needed('type_vocab_size', least=0)}
+
+FAMILIES |= {   # made of encoders: in most, the last norm stands after the embedding, and not last
+    **{kind: Family(f'{name}ForCausalLM {name}LMHeadModel {name}ForMaskedLM', BERT, SEGMENTS,
+                    {None: 'attention mlp'}, more=kinds_of_text)
+       for kind, name in {
+           'bert': 'Bert', 'camembert': 'Camembert', 'data2vec-text': 'Data2VecText',
+           'megatron-bert': 'MegatronBert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta',
+           'xlm-roberta-xl': 'XLMRobertaXL'}.items()},
+    'ernie': Family('ErnieForCausalLM ErnieForMaskedLM', BERT, SEGMENTS | dict(use_task_id=False),
+                    {None: 'attention mlp'}, more=kinds_of_text, never=('use_task_id',)),
+    'roberta-prelayernorm': Family(
+        'RobertaPreLayerNormForCausalLM RobertaPreLayerNormForMaskedLM',
+        BERT | dict(embedding_norm=True), SEGMENTS, {None: 'attention mlp'}, more=kinds_of_text),
+    'bert-generation': Family(
+        'BertGenerationDecoder', BERT | dict(output_transform=False), SEGMENTS,
+        {None: 'attention mlp'}),
+    'modernbert-decoder': Family(
+        'ModernBertDecoderForCausalLM', dict(output_transform=True),
+        TIED_DERIVED | OFF | dict(hidden_act='gelu', norm_bias=False, decoder_bias=True),
+        AS_LLAMA, dict(output_bias='decoder_bias'), windows='listed', never=('norm_bias',)),
+    'bloom': Family(   # ALiBi has no longest sample: 2048 tokens are those of its training
+        'BloomForCausalLM', PLAIN | dict(embedding_norm=True), TIED_DERIVED | dict(
+            hidden_act='gelu', intermediate_size=None, seq_length=2048), {None: 'attention mlp'},
+        names=dict(max_position_embeddings='seq_length')),
+    'biogpt': Family('BioGptForCausalLM', PLAIN | dict(learned_positions=True, other_embeddings=2),
+                     TIED_DERIVED | dict(hidden_act='gelu'), {None: 'attention mlp'})}
 
 # %% ../nbs/81_configs.ipynb #00bc0010
 DEEPEST = 10_000   # layers
-SIZES = {'embed_dim': 'hidden_size n_embd', 'depth': 'num_hidden_layers n_layer',
+SIZES = {'embed_dim': 'hidden_size n_embd n_embed', 'depth': 'num_hidden_layers n_layer',
          'heads': 'num_attention_heads n_head', 'vocab': 'vocab_size',
          'seq_len': 'max_position_embeddings n_positions'}
 GELU = ('gelu', 'gelu_new', 'gelu_fast', 'gelu_python', 'gelu_pytorch_tanh')

@@ -79,7 +79,10 @@ class Model:
     # ends
     tied_embeddings: bool = False      # the output layer has the embedding's words
     output_bias: bool = False   # a number for each word, added to the output layer's
+    output_transform: bool = False     # a product and a norm before the output layer, as in BERT
     learned_positions: bool = False    # a vector for each position, as in GPT-3
+    other_embeddings: int = field(0, least=0)   # vectors beside those: of kinds of text, spare ones
+    embedding_norm: bool = False       # a norm between the embedding and the first layer
     mtp_layers: int = field(0, least=0, most=MOST_AHEAD)   # after the last: multi-token prediction
     layers: tuple = None        # (Block, how many in a row), where the fields above do not say it
 
@@ -106,7 +109,8 @@ NEEDS = {   # a field -> what it means nothing without
                      'dense_layers_first', 'moe_every'), ('experts',)),
     'experts': ('experts_per_token', 'expert_dim'), 'shared_expert_gate': ('shared_expert_dim',),
     'full_attention_every': ('window',), 'qk_norm_whole': ('qk_norm',),
-    **dict.fromkeys(('tied_embeddings', 'output_bias', 'mtp_layers'), ('vocab',)),
+    **dict.fromkeys(('tied_embeddings', 'output_bias', 'mtp_layers', 'output_transform',
+                     'other_embeddings', 'embedding_norm'), ('vocab',)),
 }
 
 def check_needs(m):
@@ -323,7 +327,7 @@ def sizes_of(model):  # dict
     "What a `CountedJob` takes from a model, or from an object whose sizes are columns."
     own = DEFAULTS | vars(model)
     same = ('seq_len', 'embed_dim', 'depth', 'mtp_layers', 'tied_embeddings', 'learned_positions',
-            'output_bias')
+            'output_bias', 'output_transform', 'other_embeddings', 'embedding_norm')
     blocks = model.blocks if isinstance(model, Model) else blocks_from(model)
     vocab = 0 if own['vocab'] is None else own['vocab']
     return {name: own[name] for name in same} | {'blocks': blocks, 'vocab': vocab}
