@@ -251,7 +251,9 @@ def some_file(kind, r):  # dict
               **{name: 8 for name in MLA}, num_local_experts=4, num_experts=4, n_routed_experts=4)
     renamed = {'hidden_size': 'n_embd', 'num_hidden_layers': 'n_layer', 'intermediate_size':
                'n_inner', 'num_attention_heads': 'n_head', 'max_position_embeddings': 'n_positions'}
-    if kind == 'exaone4': file['sliding_window'] = 4   # without, its own code fails
+    if kind in ('exaone4', 'cwm', 'exaone_moe', 'kolibri1', 'flint', 'vaultgemma'):
+        file['sliding_window'] = 4   # without, their own code fails
+    if kind == 'internlm3': file.pop('qkv_bias', None)
     if kind not in ('gpt2', 'gptj'): return file
     return {renamed.get(name, name): value for name, value in file.items()}
 

@@ -126,7 +126,8 @@ EVERY = dict(moe_layer_freq=1, decoder_sparse_step=1, mlp_only_layers=[],
 ALL_ROUTED = EVERY | dict(first_k_dense_replace=0, n_shared_experts=None)
 QWEN_ROUTED = {key: x for key, x in ALL_ROUTED.items() if key != 'shared_expert_intermediate_size'}
 AS_LLAMA = {'attention_bias': 'attention', 'mlp_bias': 'mlp'}
-OFF = dict(attention_bias=False, mlp_bias=False, use_bias=False, use_qk_norm=False)
+OFF = dict(attention_bias=False, mlp_bias=False, use_bias=False, use_qk_norm=False, bias=False,
+           qkv_bias=False)
 ONE_BIAS = {'attention_bias': 'attention'}
 
 # %% ../nbs/81_configs.ipynb #00bc000e
@@ -233,12 +234,18 @@ FAMILIES = {
     'gptj': Family('GPTJForCausalLM', PLAIN | dict(layer_norms=1, output_bias=True),
                    DERIVED | dict(hidden_act='gelu'), {None: 'mlp'})}
 
+def as_wide(c, found):
+    "Heads that together are as wide as the stream."
+    if found['head_dim'] is None: return {}
+    raise ValueError(f'no field of a Model says head_dim={found["head_dim"]} with an output of '
+                     f'hidden_size={found["embed_dim"]}')
+
 FAMILIES |= {   # dense ones
     'internlm3': Family('InternLM3ForCausalLM LlamaForCausalLM', usual=DERIVED | OFF,
-                        biases=AS_LLAMA),
+                        biases=AS_LLAMA, never=('bias', 'qkv_bias')),
     'iquestcoder': Family('IQuestCoderForCausalLM LlamaForCausalLM', usual=DERIVED | OFF,
                           biases=AS_LLAMA),
-    'helium': Family('HeliumForCausalLM', usual=UNTIED | OFF,
+    'helium': Family('HeliumForCausalLM', usual=UNTIED | OFF, more=as_wide,
                      biases={'attention_bias': 'qkv', 'mlp_bias': 'mlp'}),
     'ernie4_5': Family('Ernie4_5ForCausalLM', usual=TIED | OFF,
                        biases={'use_bias': 'attention mlp'}),
@@ -305,16 +312,16 @@ FAMILIES |= {   # with experts
         'FlexOlmoForCausalLM', dict(qk_norm=True, qk_norm_whole=True),
         DERIVED | OFF | ALL_ROUTED, ONE_BIAS, experts='intermediate_size'),
     'hy_v3': Family(
-        'HYV3ForCausalLM', dict(qk_norm=True, router_bias=True), UNTIED | OFF | EVERY, AS_LLAMA,
-        experts='moe_intermediate_size'),
+        'HYV3ForCausalLM', dict(qk_norm=True, router_bias=True), UNTIED | OFF | EVERY, ONE_BIAS,
+        experts='moe_intermediate_size', never=('mlp_bias',)),
     'aria_text': Family(
-        'AriaTextForCausalLM', {}, DERIVED | OFF | ALL_ROUTED, AS_LLAMA,
-        experts='intermediate_size', names=dict(
+        'AriaTextForCausalLM', {}, DERIVED | OFF | ALL_ROUTED, ONE_BIAS,
+        experts='intermediate_size', never=('mlp_bias',), names=dict(
             num_experts='moe_num_experts', num_experts_per_tok='moe_topk',
             n_shared_experts='moe_num_shared_experts')),
     'ernie4_5_moe': Family(
         'Ernie4_5_MoeForCausalLM', dict(router_bias=True),
-        TIED | OFF | ALL_ROUTED | dict(head_dim=None), {'use_bias': 'attention mlp'},
+        TIED | OFF | ALL_ROUTED | dict(head_dim=None), never=('use_bias',),
         experts='moe_intermediate_size', names=dict(
             num_experts='moe_num_experts', num_experts_per_tok='moe_k',
             n_shared_experts='moe_num_shared_experts', decoder_sparse_step='moe_layer_interval',
@@ -338,8 +345,9 @@ FAMILIES |= {   # with experts
         UNTIED | OFF | QWEN_ROUTED, ONE_BIAS, windows='listed', experts='moe_intermediate_size'),
     'afmoe': Family(
         'AfmoeForCausalLM', dict(qk_norm=True, attention_gate=True, router_bias=True,
-                                 layer_norms=4), UNTIED | OFF | EVERY, ONE_BIAS, windows='listed',
-        experts='moe_intermediate_size', names=dict(first_k_dense_replace='num_dense_layers')),
+                                 layer_norms=4), UNTIED | OFF | EVERY, windows='listed',
+        experts='moe_intermediate_size', names=dict(first_k_dense_replace='num_dense_layers'),
+        never=('attention_bias',)),
     'cohere2_moe': Family(
         'Cohere2MoeForCausalLM', dict(layer_norms=1), TIED_DERIVED | OFF | ALL_ROUTED, ONE_BIAS,
         windows='listed', experts='intermediate_size')}
@@ -347,7 +355,11 @@ FAMILIES |= {   # with experts
 BERT = PLAIN | dict(learned_positions=True, output_transform=True, output_bias=True)
 SEGMENTS = TIED_DERIVED | dict(hidden_act='gelu', type_vocab_size=2, add_cross_attention=False)
 
-def kinds_of_text(c, found): return {'other_embeddings': c.needed('type_vocab_size', least=0)}
+def kinds_of_text(c, found):
+    "Vectors for the first text of a pair and the second; untied words have a second bias there."
+    if not c.on('tie_word_embeddings'): raise ValueError('no field of a Model says untied words '
+                                                         'with a bias of their own')
+    return {'other_embeddings': c.needed('type_vocab_size', least=0)}
 
 FAMILIES |= {   # made of encoders: in most, the last norm stands after the embedding, and not last
     **{kind: Family(f'{name}ForCausalLM {name}LMHeadModel {name}ForMaskedLM', BERT, SEGMENTS,
@@ -362,12 +374,13 @@ FAMILIES |= {   # made of encoders: in most, the last norm stands after the embe
         'RobertaPreLayerNormForCausalLM RobertaPreLayerNormForMaskedLM',
         BERT | dict(embedding_norm=True), SEGMENTS, {None: 'attention mlp'}, more=kinds_of_text),
     'bert-generation': Family(
-        'BertGenerationDecoder', BERT | dict(output_transform=False), SEGMENTS,
-        {None: 'attention mlp'}),
+        'BertGenerationDecoder', BERT | dict(output_transform=False),
+        SEGMENTS | dict(type_vocab_size=0), {None: 'attention mlp'}, more=kinds_of_text),
     'modernbert-decoder': Family(
         'ModernBertDecoderForCausalLM', dict(output_transform=True),
         TIED_DERIVED | OFF | dict(hidden_act='gelu', norm_bias=False, decoder_bias=True),
-        AS_LLAMA, dict(output_bias='decoder_bias'), windows='listed', never=('norm_bias',)),
+        ONE_BIAS, dict(output_bias='decoder_bias'), windows='listed',
+        never=('norm_bias', 'mlp_bias')),
     'bloom': Family(   # ALiBi has no longest sample: 2048 tokens are those of its training
         'BloomForCausalLM', PLAIN | dict(embedding_norm=True), TIED_DERIVED | dict(
             hidden_act='gelu', intermediate_size=None, seq_length=2048), {None: 'attention mlp'},
