@@ -13,6 +13,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .inputs import flag, nearest, of_type, quoted, whole
+from .blocks import MLP, Experts
+from .linear_attention import (
+    GatedDeltaNet, KimiDelta, Lightning, Mamba2, Nothing)
 
 # %% ../nbs/81_configs.ipynb #00bc0026
 def agree(one, other):
@@ -67,8 +70,13 @@ FOREIGN = {   # a kind of thing -> the keys, or their beginnings (with *), that 
         'zero_expert_num cla_share_factor use_cla pruned_heads word_embed_proj_dim '
         'num_experts_per_layer embedding_size num_residual_streams engram_* ngram_*'}
 
-def foreign_keys(given):  # list of str
-    "The keys of a file that no field of a Model can say."
+def named_in(key, names):
+    "Whether a key is among names, or begins with one that ends in a star."
+    return any(key.startswith(name[:-1]) if name.endswith('*') else key == name
+               for name in names.split())
+
+def foreign_keys(given, known=''):  # list of str
+    "The keys of a file that no field of a Model can say, but for those that its family reads."
     found = []
     for names in FOREIGN.values():
         for name in names.split():
@@ -76,20 +84,21 @@ def foreign_keys(given):  # list of str
             matches = [whole_name] if whole_name == name else [
                 key for key in given if str(key).startswith(whole_name)]
             found += [key for key in matches if given.get(key) not in (None, False, 0, '', [], {})]
-    return found
+    return [key for key in found if not named_in(key, known)]
 
 # %% ../nbs/81_configs.ipynb #00bc000b
 KNOWN_LAYERS = ('full_attention', 'sliding_attention')
 
-def other_layers(given):  # list of str
+def other_layers(given, known=''):  # list of str
     "The kinds of layers that a file lists and no field of a Model can say."
     lists = (given.get(key) for key in ('layer_types', 'attn_type_list'))
     listed = [kind for found in lists if isinstance(found, list) for kind in found]
-    return list(dict.fromkeys(quoted(kind) for kind in listed if kind not in (*KNOWN_LAYERS, 1)))
+    return list(dict.fromkeys(quoted(kind) for kind in listed if kind not in (*KNOWN_LAYERS, 1)
+                              and not named_in(str(kind), known)))
 
-def check_expressible(given, nested):
+def check_expressible(given, nested, known=''):
     "A ValueError that names every key of a file that no field of a Model can say."
-    kinds, keys = other_layers(given), foreign_keys(given)
+    kinds, keys = other_layers(given, known), foreign_keys(given, known)
     lists = [key for key in ('layer_types', 'attn_type_list') if given.get(key)]
     named = [f'{" and ".join(lists)} with {", ".join(kinds[:2])}'] * bool(kinds) + keys
     if not named: return
@@ -113,6 +122,7 @@ class Family(NamedTuple):
     never: tuple = ()       # keys that must not be on
     names: dict = {}        # noqa: RUF012  usual key -> the one of this family
     more: Callable = None   # (Config, fields so far) -> further fields
+    reads: str = ''         # keys and kinds of layers, foreign to others, that `more` reads
 
 UNTIED = dict(tie_word_embeddings=False, hidden_act='silu')
 TIED = dict(tie_word_embeddings=True, hidden_act='silu')
@@ -388,6 +398,157 @@ FAMILIES |= {   # made of encoders: in most, the last norm stands after the embe
     'biogpt': Family('BioGptForCausalLM', PLAIN | dict(learned_positions=True, other_embeddings=2),
                      TIED_DERIVED | dict(hidden_act='gelu'), {None: 'attention mlp'})}
 
+# %% ../nbs/81_configs.ipynb #00bc0031
+def with_state(c, depth):  # list of bool
+    "The layers with a state, by a list or by the rule of Qwen3-Next."
+    listed = c.given.get('layer_types') or c.given.get('layers_block_type')
+    if listed: return layers_listed(c, 'layer_types', listed, STATES, depth)
+    every = c.size('full_attention_interval')
+    if every is None: raise ValueError("lacks 'layer_types'")
+    return [(i + 1) % every > 0 for i in range(depth)]
+
+STATES = ('linear_attention', 'full_attention')
+
+def in_places(places, own):  # dict of fields
+    "What some layers have of their own."
+    return {'layers': [own if there else {} for there in places]}
+
+def gated_delta(c, found):
+    "Layers of Gated DeltaNet, as in Qwen3-Next."
+    mixer = GatedDeltaNet(
+        heads=c.needed('linear_num_value_heads'), key_heads=c.needed('linear_num_key_heads'),
+        key=c.needed('linear_key_head_dim'), value=c.needed('linear_value_head_dim'),
+        conv=c.needed('linear_conv_kernel_dim'))
+    return in_places(with_state(c, found['depth']), {'mixer': mixer})
+
+def kimi_delta(c, found):
+    "Layers of Kimi Delta Attention; its owners' file has their numbers, from 1."
+    own = c.given.get('linear_attn_config')
+    if own:
+        own = Config(of_type(own, dict, 'linear_attn_config'), {})
+        places = of_type(own.said('kda_layers')[1], list, 'kda_layers')
+        places = [i + 1 in places for i in range(found['depth'])]
+        head, heads, taps = (own.needed(name) for name in (
+            'head_dim', 'num_heads', 'short_conv_kernel_size'))
+    else:
+        places = with_state(c, found['depth'])
+        head, heads, taps = (c.needed(name) for name in (
+            'linear_head_dim', 'linear_num_heads', 'linear_conv_kernel_dim'))
+    mixer = KimiDelta(heads=heads, key=head, value=head, conv=taps, rank=head)
+    return in_places(places, {'mixer': mixer})
+
+def lightning(c, found):
+    "Layers of lightning attention, as in MiniMax-01; its owners' file has 0 for them, else 1."
+    width, listed = found['head_dim'] or found['embed_dim'] // found['heads'], c.given.get(
+        'attn_type_list')
+    if listed: c = c._replace(given=c.given | {'layer_types': [
+        'full_attention' if kind == 1 else 'linear_attention' for kind in listed]})
+    mixer = Lightning(heads=found['heads'], key=width, value=width, chunk=c.needed('block_size'))
+    return in_places(with_state(c, found['depth']), {'mixer': mixer})
+
+def mamba2(c):  # Mamba2
+    "The mixer of a family with the keys of Bamba, or others renamed as they are."
+    heads, width = c.needed('mamba_n_heads'), c.said('mamba_d_head')[1]
+    if width == 'auto': width = c.needed('mamba_expand') * c.needed('hidden_size') // heads
+    return Mamba2(heads=heads, value=whole(width, 'mamba_d_head'), key=c.needed('mamba_d_state'),
+                  key_groups=c.needed('mamba_n_groups'), conv=c.needed('mamba_d_conv'),
+                  chunk=c.needed('mamba_chunk_size'), conv_bias=c.on('mamba_conv_bias'))
+
+def bamba(c, found):
+    "Every layer has Mamba-2 but for a few with attention."
+    places = of_type(c.said('attn_layer_indices')[1] or [], list, 'attn_layer_indices')
+    return in_places([i not in places for i in range(found['depth'])], {'mixer': mamba2(c)})
+
+def granite_hybrid(c, found):
+    "Layers of Mamba-2; every layer has an MLP, or experts and a shared one."
+    places = with_state(c, found['depth'])
+    if found.get('experts'): return in_places(places, {'mixer': mamba2(c)})
+    ffn = {'ffn': MLP(c.needed('shared_intermediate_size'), True)}
+    return {'layers': [ffn | {'mixer': mamba2(c)} if state else ffn for state in places]}
+
+LETTERS = {'M': 'mamba', '*': 'attention', '-': 'mlp', 'E': 'moe'}
+
+def nemotron_h(c, found):
+    "Layers that are one half each: Mamba-2, attention, an MLP or experts."
+    pattern = c.given.get('hybrid_override_pattern')
+    kinds = [LETTERS[nearest(x, LETTERS, 'kind of layer')] for x in pattern] if pattern else (
+        of_type(c.said('layers_block_type')[1], list, 'layers_block_type'))
+    halves = {'mamba': lambda: {'mixer': mamba2(c), 'ffn': Nothing()},
+              'attention': lambda: {'ffn': Nothing()}, 'mlp': lambda: {'mixer': Nothing()},
+              'moe': lambda: {'mixer': Nothing(), 'ffn': nemotron_experts(c)}}
+    halves |= {'linear_attention': halves['mamba'], 'full_attention': halves['attention']}
+    if len(kinds) != found['depth']:
+        raise ValueError(f'{len(kinds)} kinds of layers, num_hidden_layers={found["depth"]}')
+    return {'layers': [halves[nearest(kind, halves, 'kind of layer')]() for kind in kinds]}
+
+def nemotron_experts(c):  # Experts
+    "Two matrices each, and a number added to each one's scores."
+    shared = c.size('moe_shared_expert_intermediate_size', least=0) or 0
+    return Experts(c.needed('n_routed_experts'), c.needed('num_experts_per_tok'),
+                   c.needed('moe_intermediate_size'), shared_dim=shared * c.needed(
+                       'n_shared_experts', least=0) or None, router_bias=True)
+
+def only_mamba(c, found):
+    "Mamba-2 in every layer, and nothing else."
+    return {'layers': [{'mixer': mamba2(c), 'ffn': Nothing()}] * found['depth']}
+
+DELTA = dict(full_attention_interval=None)
+MAMBA = dict(mamba_conv_bias=True, mamba_proj_bias=False, use_bias=False)
+GATED_DELTA = 'linear_* full_attention_interval attn_output_gate'
+
+FAMILIES |= {   # hybrids
+    'qwen3_next': Family(
+        'Qwen3NextForCausalLM', dict(qk_norm=True, attention_gate=True, shared_expert_gate=True),
+        UNTIED | OFF | QWEN_ROUTED | DELTA, never=('attention_bias',), more=gated_delta,
+        experts='moe_intermediate_size', reads=GATED_DELTA, mtp=True),
+    'qwen3_5_text': Family(
+        'Qwen3_5ForCausalLM', dict(qk_norm=True, attention_gate=True),
+        UNTIED | OFF | DELTA, never=('attention_bias',), more=gated_delta, reads=GATED_DELTA),
+    'qwen3_5_moe_text': Family(
+        'Qwen3_5MoeForCausalLM', dict(qk_norm=True, attention_gate=True, shared_expert_gate=True),
+        UNTIED | OFF | QWEN_ROUTED | DELTA | dict(intermediate_size=None),
+        never=('attention_bias',), more=gated_delta, experts='moe_intermediate_size',
+        reads=GATED_DELTA),
+    'olmo_hybrid': Family(
+        'OlmoHybridForCausalLM', dict(qk_norm=True, qk_norm_whole=True), DERIVED | OFF | DELTA,
+        never=('attention_bias',), more=gated_delta, reads='linear_*'),
+    'kimi_linear': Family(
+        'KimiLinearForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY | DELTA | dict(
+            q_lora_rank=None, model_max_length=None), latent=True,
+        experts='moe_intermediate_size', never=('attention_bias',), more=kimi_delta,
+        reads='linear_*', names=dict(max_position_embeddings='model_max_length')),
+    'minimax': Family(
+        'MiniMaxForCausalLM MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM', {},
+        UNTIED | ALL_ROUTED | DELTA | dict(head_dim=None), more=lightning,
+        experts='intermediate_size', reads='linear_* 0'),
+    'bamba': Family('BambaForCausalLM', {}, UNTIED | OFF | MAMBA | dict(
+        head_dim=None, attn_layer_indices=None), never=('mamba_proj_bias', 'attention_bias',
+        'mlp_bias'), more=bamba, reads='mamba_* attn_layer_indices'),
+    'granitemoehybrid': Family(
+        'GraniteMoeHybridForCausalLM', {}, DERIVED | OFF | MAMBA | ALL_ROUTED | DELTA,
+        never=('mamba_proj_bias', 'attention_bias'), more=granite_hybrid,
+        experts='intermediate_size', reads='mamba_* linear_attention layers_block_type',
+        names=dict(shared_expert_intermediate_size='shared_intermediate_size')),
+    'nemotron_h': Family(
+        'NemotronHForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), UNTIED | OFF | MAMBA | dict(
+            hidden_act='relu2', use_conv_bias=True), never=(
+            'mamba_proj_bias', 'attention_bias', 'mlp_bias', 'use_bias'), more=nemotron_h,
+        reads='mamba_* ssm_* conv_kernel layers_block_type hybrid_override_pattern '
+              'time_step_rank n_routed_experts num_nextn_predict_layers',
+        names=dict(mamba_n_heads='mamba_num_heads', mamba_d_head='mamba_head_dim',
+                   mamba_d_state='ssm_state_size', mamba_n_groups='n_groups',
+                   mamba_d_conv='conv_kernel', mamba_chunk_size='chunk_size',
+                   mamba_conv_bias='use_conv_bias', hidden_act='mlp_hidden_act')),
+    'mamba2': Family(
+        'Mamba2ForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), UNTIED | MAMBA | dict(
+            num_key_value_heads=None, intermediate_size=None, use_conv_bias=True,
+            max_position_embeddings=2048), never=('use_bias',),   # as long as in its training
+        more=only_mamba, reads='state_size conv_kernel time_step_rank',
+        names=dict(mamba_n_heads='num_heads', mamba_d_head='head_dim',
+                   mamba_d_state='state_size', mamba_n_groups='n_groups',
+                   mamba_d_conv='conv_kernel', mamba_chunk_size='chunk_size',
+                   mamba_conv_bias='use_conv_bias', num_attention_heads='num_heads'))}
+
 # %% ../nbs/81_configs.ipynb #00bc0010
 DEEPEST = 10_000   # layers
 SIZES = {'embed_dim': 'hidden_size n_embd n_embed', 'depth': 'num_hidden_layers n_layer',
@@ -544,6 +705,12 @@ TEXTS = {   # the language models inside others -> what they are
     'qwen2_vl_text': 'qwen2', 'qwen2_5_vl_text': 'qwen2', 'qwen3_vl_text': 'qwen3',
     'qwen3_vl_moe_text': 'qwen3_moe'}
 
+def known_to(given):  # str
+    "What only the family of a file reads."
+    kind = given.get('model_type')
+    kind = TEXTS.get(kind, kind) if isinstance(kind, str) else None
+    return FAMILIES[kind].reads if kind in FAMILIES else ''
+
 def family_of(given, nested):  # (model_type, Family)
     "The family that a file is of."
     listed = given.get('architectures')
@@ -570,7 +737,7 @@ def check_family(c: Config, kind, family):
               **dict.fromkeys(EXPERTS.split(), bool(family.experts)),
               'sliding_window': family.windows or c.given.get('use_sliding_window') is False}
     for key, has in others.items():
-        if c.given.get(key) and not has:
+        if c.given.get(key) and not has and not named_in(key, family.reads):
             raise ValueError(f'{key}={quoted(c.given[key])} has no meaning in a {kind}')
 
 # %% ../nbs/81_configs.ipynb #00bc0025
@@ -589,9 +756,11 @@ def fields_of(given):  # dict: field of a Model -> value
     text = text_part(of_type(given, dict, 'config'))
     for key in text: of_type(key, str, 'key')
     nested = text is not given
-    check_expressible(text, nested)
+    check_expressible(text, nested, known_to(text))
     kind, family = family_of(text, nested)
-    c = Config(text, ANYWHERE | family.usual, family.names)
+    listed = text.get('layers_block_type') or text.get('hybrid_override_pattern')
+    depth = {} if not listed or 'num_hidden_layers' in text else {'num_hidden_layers': len(listed)}
+    c = Config(text | depth, ANYWHERE | family.usual, family.names)
     check_family(c, kind, family)
     found = basic(c, family)
     depth = found['depth']
