@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['UNTIED', 'TIED', 'DERIVED', 'TIED_DERIVED', 'SWITCHED', 'PLAIN', 'EVERY', 'ALL_ROUTED', 'QWEN_ROUTED', 'AS_LLAMA',
            'OFF', 'ONE_BIAS', 'DEEPEST', 'SIZES', 'GELU', 'ACTIVATIONS', 'PLACES', 'LATENT', 'EXPERTS', 'ANYWHERE',
-           'Config', 'Family', 'basic', 'attention', 'layers_listed', 'rule_of', 'places_of_experts', 'experts',
-           'is_config', 'text_part', 'together', 'fields_of', 'settled']
+           'AHEAD', 'Config', 'Family', 'basic', 'attention', 'layers_listed', 'rule_of', 'places_of_experts',
+           'experts', 'is_config', 'text_part', 'together', 'fields_of', 'settled']
 
 # %% ../nbs/81_configs.ipynb #00bc0005
 from collections.abc import Callable
@@ -485,8 +485,7 @@ def nemotron_experts(c):  # Experts
     "Two matrices each, and a number added to each one's scores."
     shared = c.size('moe_shared_expert_intermediate_size', least=0) or 0
     return Experts(c.needed('n_routed_experts'), c.needed('num_experts_per_tok'),
-                   c.needed('moe_intermediate_size'), shared_dim=shared * c.needed(
-                       'n_shared_experts', least=0) or None, router_bias=True)
+                   c.needed('moe_intermediate_size'), shared_dim=shared or None, router_bias=True)
 
 def only_mamba(c, found):
     "Mamba-2 in every layer, and nothing else."
@@ -494,7 +493,7 @@ def only_mamba(c, found):
 
 DELTA = dict(full_attention_interval=None)
 MAMBA = dict(mamba_conv_bias=True, mamba_proj_bias=False, use_bias=False)
-GATED_DELTA = 'linear_* full_attention_interval attn_output_gate'
+GATED_DELTA = 'linear_* full_attention_interval attn_output_gate mamba_ssm_dtype'
 
 FAMILIES |= {   # hybrids
     'qwen3_next': Family(
@@ -503,19 +502,21 @@ FAMILIES |= {   # hybrids
         experts='moe_intermediate_size', reads=GATED_DELTA, mtp=True),
     'qwen3_5_text': Family(
         'Qwen3_5ForCausalLM', dict(qk_norm=True, attention_gate=True),
-        UNTIED | OFF | DELTA, never=('attention_bias',), more=gated_delta, reads=GATED_DELTA),
+        UNTIED | OFF | DELTA, never=('attention_bias',), more=gated_delta, reads=GATED_DELTA,
+        mtp=True),
     'qwen3_5_moe_text': Family(
         'Qwen3_5MoeForCausalLM', dict(qk_norm=True, attention_gate=True, shared_expert_gate=True),
         UNTIED | OFF | QWEN_ROUTED | DELTA | dict(intermediate_size=None),
         never=('attention_bias',), more=gated_delta, experts='moe_intermediate_size',
-        reads=GATED_DELTA),
+        reads=GATED_DELTA, mtp=True),
     'olmo_hybrid': Family(
         'OlmoHybridForCausalLM', dict(qk_norm=True, qk_norm_whole=True), DERIVED | OFF | DELTA,
         never=('attention_bias',), more=gated_delta, reads='linear_*'),
     'kimi_linear': Family(
         'KimiLinearForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY | DELTA | dict(
             q_lora_rank=None, model_max_length=None), latent=True,
-        experts='moe_intermediate_size', never=('attention_bias',), more=kimi_delta,
+        experts='moe_intermediate_size', more=kimi_delta,
+        never=('attention_bias', 'tie_word_embeddings'),
         reads='linear_*', names=dict(max_position_embeddings='model_max_length')),
     'minimax': Family(
         'MiniMaxForCausalLM MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM', {},
@@ -532,7 +533,8 @@ FAMILIES |= {   # hybrids
     'nemotron_h': Family(
         'NemotronHForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), UNTIED | OFF | MAMBA | dict(
             hidden_act='relu2', use_conv_bias=True), never=(
-            'mamba_proj_bias', 'attention_bias', 'mlp_bias', 'use_bias'), more=nemotron_h,
+            'mamba_proj_bias', 'attention_bias', 'mlp_bias', 'use_bias', 'tie_word_embeddings'),
+        more=nemotron_h,
         reads='mamba_* ssm_* conv_kernel layers_block_type hybrid_override_pattern '
               'time_step_rank n_routed_experts num_nextn_predict_layers',
         names=dict(mamba_n_heads='mamba_num_heads', mamba_d_head='mamba_head_dim',
@@ -582,7 +584,7 @@ def attention(c: Config, family, found):  # dict of fields
     if family.latent: return {name: c.needed(name) for name in LATENT} | {
         'q_lora_rank': c.size('q_lora_rank')}
     e, heads = found['embed_dim'], found['heads']
-    width, groups = c.size('head_dim'), c.size('num_key_value_heads')
+    width, groups = c.size('head_dim attention_head_dim'), c.size('num_key_value_heads')
     if c.on('multi_query') and not c.on('new_decoder_architecture'): groups = 1
     return {'head_dim': None if width and width * heads == e else width,
             'kv_heads': None if groups == heads else groups}
@@ -677,7 +679,8 @@ def experts(c: Config, family, depth):  # dict of fields
     if shared is None:
         shared = width * (c.size('n_shared_experts num_shared_experts', least=0) or 0)
     return {'experts': c.needed(EXPERTS), 'expert_dim': width, **places,
-            'experts_per_token': c.needed('num_experts_per_tok experts_per_token'),
+            'experts_per_token': c.needed(
+                'num_experts_per_tok experts_per_token num_experts_per_token'),
             'shared_expert_dim': shared or None,
             'shared_expert_gate': bool(shared) and family.about.get('shared_expert_gate', False),
             'router_bias': family.about.get('router_bias', False)
@@ -733,7 +736,7 @@ def check_family(c: Config, kind, family):
     "A ValueError where a file has what its family has not."
     for key in family.never:
         if c.on(key): raise ValueError(f'no field of a Model says {key} of {kind}')
-    others = {'kv_lora_rank': family.latent, 'num_nextn_predict_layers': family.mtp,
+    others = {'kv_lora_rank': family.latent, **dict.fromkeys(AHEAD.split(), family.mtp),
               **dict.fromkeys(EXPERTS.split(), bool(family.experts)),
               'sliding_window': family.windows or c.given.get('use_sliding_window') is False}
     for key, has in others.items():
@@ -742,6 +745,7 @@ def check_family(c: Config, kind, family):
 
 # %% ../nbs/81_configs.ipynb #00bc0025
 ANYWHERE = dict(use_sliding_window=True, multi_query=False, new_decoder_architecture=False)
+AHEAD = 'num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers'
 
 def together(*several):  # dict of fields
     "Fields of several; what each layer has of its own, layer by layer."
@@ -767,8 +771,8 @@ def fields_of(given):  # dict: field of a Model -> value
     found |= attention(c, family, found)
     found = together(found, windows(c, family, depth), experts(c, family, depth))
     if family.more: found = together(found, family.more(c, found))
-    if family.mtp and text.get('num_nextn_predict_layers', text.get('num_mtp_layers')):
-        found['mtp_layers'] = c.size('num_nextn_predict_layers num_mtp_layers', least=0)
+    if family.mtp and any(text.get(key) for key in AHEAD.split()):
+        found['mtp_layers'] = c.size(AHEAD, least=0)
     return settled(found) | {'name': kind}
 
 # %% ../nbs/81_configs.ipynb #00bc0027
