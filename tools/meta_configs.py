@@ -30,7 +30,7 @@ def compared(transformers, torch, kind):  # (parameters of theirs or None, of ou
     try:
         config = transformers.CONFIG_MAPPING[kind]()
         theirs = parameters_of(transformers, torch, config)
-    except Exception as error: return None, None, repr(error)   # whatever its code ends with
+    except Exception as error: return None, None, repr(error)   # noqa: BLE001
     try: model = as_model(json.loads(json.dumps(config.to_dict())))
     except ValueError as error: return theirs, None, str(error)
     return theirs, dataclasses.replace(model, mtp_layers=0).parameters, ''
