@@ -8,9 +8,11 @@ import pytest
 from transformer_perf import Assumptions, Model, Parallel, estimate, search
 from transformer_perf.blocks import MLP, Block
 from transformer_perf.estimates import AS_TRAINED, MENDED
+from transformer_perf.interop import Job, export
 from transformer_perf.iteration import job_of, settled
 from transformer_perf.linear_attention import (
     GatedDeltaNet, KimiDelta, Lightning, Mamba2, Nothing)
+from transformer_perf.sensitivity import sensitivity
 from transformer_perf.systems import as_system
 
 TRAINED = Assumptions(**MENDED | AS_TRAINED)
@@ -158,3 +160,40 @@ def test_half_a_layer():
     both = Block(MIXERS['mamba'], MLP(200), 'none', 'rmsnorm')
     together = dataclasses.replace(model, layers=((both, 2),)).parameters
     assert together == model.parameters + model_with(MIXERS['mamba']).parameters
+
+
+def test_kernels_between():
+    "A convolution reads and writes each channel; the norm reads what was read and its gate."
+    for name, mixer in MIXERS.items():
+        for tp in (1, 2):
+            own, T = operations(mixer, tp=tp), b * l
+            x, taps = T * mixer.channels(1) / tp, mixer.conv
+            conv, norm = own['short-conv'], own['gated-norm']
+            assert close(conv.forward.nbytes, 4e-9 * x) and close(conv.backward.nbytes, 6e-9 * x)
+            assert close(conv.forward.vector, 1e-12 * (2 * taps + 5) * x), name
+            assert close(conv.backward.vector, 2e-12 * (2 * taps + 5) * x)
+            y = T * V / tp
+            assert close(norm.forward.nbytes, 6e-9 * y) and close(norm.backward.nbytes, 1e-8 * y)
+            assert close(norm.forward.vector, 14e-12 * y)
+            assert close(norm.backward.vector, 22e-12 * y)
+            passes = [(op.forward.launches, op.backward.launches) for op in (conv, norm)]
+            assert passes == [(1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize('name', MIXERS)
+def test_gpus_share_the_weights(name):
+    "Those of tp have all together, but what each has: norms of a head, and narrow products."
+    mixer = MIXERS[name]
+    held = lambda tp: sum(op.weights for op in operations(mixer, tp=tp).values())
+    rank = getattr(mixer, 'rank', None) or 0
+    norms = e + (0 if name in ('mamba', 'lightning') else 24)
+    assert close(2 * held(2), held(1) + 2e-9 * (norms + 2 * e * rank))
+
+
+def test_layers_are_no_sizes():
+    "Sizes that blocks say are not varied; and our own JSON has no blocks."
+    model = replace(model_with(MIXERS['mamba']), vocab=640)
+    varied = sensitivity(model, Parallel(), 'H200', 8)
+    assert {*varied.field[varied['of'] == 'model']} == {'seq_len', 'embed_dim', 'vocab'}
+    with pytest.raises(ValueError, match='layers=.* cannot be said in json'):
+        export(Job(Parallel(), model, 8, 1, 256), 'json')
