@@ -1609,7 +1609,7 @@ def as_own(job):  # str
     "Everything, in our own JSON."
     model = None if job.model is None else differing(job.model)
     if model and 'layers' in model:
-        raise ValueError(f'layers={quoted(model["layers"])} cannot be said in json: they are Python')
+        raise ValueError(f'layers={quoted(model["layers"])} cannot be said in json')
     parallel = {name: x for name, x in vars(job.parallel).items() if x is not None}
     rest = {name: getattr(job, name) for name in ('global_batch', 'n_gpus', 'seq_len')}
     own = {'software': software_said(job.software), 'assumes': job.assumes,
