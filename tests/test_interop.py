@@ -136,6 +136,17 @@ FILES = [   # parameters that owners publish, and sizes of their files
     (8_170_848_256, of('granite', 4096, 40, 32, 12800, 49155, tie_word_embeddings=True, **kv(8))),
     (36_151_104_512, of('seed_oss', 5120, 64, 80, 27648, 155136, **kv(8, 128))),
     (9_400_279_040, of('glm4', 4096, 40, 32, 13696, 151552, **kv(2, 128)))]
+FILES += [   # hybrids; Granite's is its 4.0-H-Micro, with the words of its owners
+    (9_780_235_392, of('bamba', 4096, 32, 32, 14336, 128256, attn_layer_indices=[9, 18, 27],
+                       **kv(8), mamba_n_heads=128, mamba_d_head='auto', mamba_expand=2,
+                       mamba_n_groups=1, mamba_d_state=128, mamba_d_conv=4,
+                       mamba_chunk_size=256)),
+    (3_191_396_096, of('granitemoehybrid', 2048, 40, 32, 8192, 100352, **kv(8),
+                       num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=8192,
+                       tie_word_embeddings=True, mamba_n_heads=64, mamba_d_head=64,
+                       mamba_n_groups=1, mamba_d_state=128, mamba_d_conv=4, mamba_expand=2,
+                       mamba_chunk_size=256, layer_types=(
+                           ['mamba'] * 5 + ['attention'] + ['mamba'] * 4) * 4))]
 GLM = dict(num_experts_per_tok=8, n_shared_experts=1, attention_bias=True, **kv(8, 128))
 GLM_FILES = [
     (110_468_824_832, of('glm4_moe', 4096, 46, 96, 10944, 151552, n_routed_experts=128,

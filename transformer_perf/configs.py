@@ -28,11 +28,11 @@ class Config(NamedTuple):
     "A file's keys, and the values of those that its family lets it leave out."
     given: dict
     usual: dict
-    names: dict = {}   # noqa: RUF012  the usual key -> this family's own
+    names: dict = {}   # noqa: RUF012  the usual key -> this family's own, or several spellings
 
     def said(self, names):  # (key, value)
         "The key among several spellings that a file has, and its value."
-        names = [self.names.get(name, name) for name in names.split()]
+        names = ' '.join(self.names.get(name, name) for name in names.split()).split()
         found = [(name, self.given[name]) for name in names if self.given.get(name) is not None]
         for other in found[1:]: agree(found[0], other)
         if found: return found[0]
@@ -402,12 +402,16 @@ FAMILIES |= {   # made of encoders: in most, the last norm stands after the embe
 def with_state(c, depth):  # list of bool
     "The layers with a state, by a list or by the rule of Qwen3-Next."
     listed = c.given.get('layer_types') or c.given.get('layers_block_type')
-    if listed: return layers_listed(c, 'layer_types', listed, STATES, depth)
+    if listed:
+        words = [OLD_WORDS.get(x, x) for x in of_type(listed, list, 'layer_types')
+                 if isinstance(x, str)]
+        return layers_listed(c, 'layer_types', words, STATES, depth)
     every = c.size('full_attention_interval')
     if every is None: raise ValueError("lacks 'layer_types'")
     return [(i + 1) % every > 0 for i in range(depth)]
 
 STATES = ('linear_attention', 'full_attention')
+OLD_WORDS = {'mamba': 'linear_attention', 'attention': 'full_attention'}
 
 def in_places(places, own):  # dict of fields
     "What some layers have of their own."
@@ -514,13 +518,14 @@ FAMILIES |= {   # hybrids
         never=('attention_bias',), more=gated_delta, reads='linear_*'),
     'kimi_linear': Family(
         'KimiLinearForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY | DELTA | dict(
-            q_lora_rank=None, model_max_length=None), latent=True,
+            q_lora_rank=None), latent=True,
         experts='moe_intermediate_size', more=kimi_delta,
         never=('attention_bias', 'tie_word_embeddings'),
-        reads='linear_*', names=dict(max_position_embeddings='model_max_length')),
+        reads='linear_*', names=dict(
+            max_position_embeddings='max_position_embeddings model_max_length')),
     'minimax': Family(
         'MiniMaxForCausalLM MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM', {},
-        UNTIED | ALL_ROUTED | DELTA | dict(head_dim=None), more=lightning,
+        UNTIED | ALL_ROUTED | DELTA | dict(head_dim=None, block_size=256), more=lightning,
         experts='intermediate_size', reads='linear_* 0'),
     'bamba': Family('BambaForCausalLM', {}, UNTIED | OFF | MAMBA | dict(
         head_dim=None, attn_layer_indices=None), never=('mamba_proj_bias', 'attention_bias',
@@ -528,7 +533,7 @@ FAMILIES |= {   # hybrids
     'granitemoehybrid': Family(
         'GraniteMoeHybridForCausalLM', {}, DERIVED | OFF | MAMBA | ALL_ROUTED | DELTA,
         never=('mamba_proj_bias', 'attention_bias'), more=granite_hybrid,
-        experts='intermediate_size', reads='mamba_* linear_attention layers_block_type',
+        experts='intermediate_size', reads='mamba_* linear_attention mamba attention layers_block_type',
         names=dict(shared_expert_intermediate_size='shared_intermediate_size')),
     'nemotron_h': Family(
         'NemotronHForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), UNTIED | OFF | MAMBA | dict(
@@ -536,7 +541,7 @@ FAMILIES |= {   # hybrids
             'mamba_proj_bias', 'attention_bias', 'mlp_bias', 'use_bias', 'tie_word_embeddings'),
         more=nemotron_h,
         reads='mamba_* ssm_* conv_kernel layers_block_type hybrid_override_pattern '
-              'time_step_rank n_routed_experts num_nextn_predict_layers',
+              'time_step_rank n_routed_experts',
         names=dict(mamba_n_heads='mamba_num_heads', mamba_d_head='mamba_head_dim',
                    mamba_d_state='ssm_state_size', mamba_n_groups='n_groups',
                    mamba_d_conv='conv_kernel', mamba_chunk_size='chunk_size',
@@ -672,7 +677,7 @@ EXPERTS = 'num_local_experts num_experts n_routed_experts'
 
 def experts(c: Config, family, depth):  # dict of fields
     "Routed experts and shared ones."
-    if not family.experts or c.size(EXPERTS) is None: return {}
+    if not family.experts or not c.size(EXPERTS, least=0): return {}
     places = places_of_experts(c, depth)
     if places is None: return dict.fromkeys(('router_bias', 'shared_expert_gate'), False)
     width, shared = c.needed(family.experts), c.size('shared_expert_intermediate_size', least=0)
@@ -706,7 +711,7 @@ def text_part(given):  # dict
 # %% ../nbs/81_configs.ipynb #00bc0024
 TEXTS = {   # the language models inside others -> what they are
     'qwen2_vl_text': 'qwen2', 'qwen2_5_vl_text': 'qwen2', 'qwen3_vl_text': 'qwen3',
-    'qwen3_vl_moe_text': 'qwen3_moe'}
+    'qwen3_vl_moe_text': 'qwen3_moe', 'minimax_text_01': 'minimax', 'minimax_m1': 'minimax'}
 
 def known_to(given):  # str
     "What only the family of a file reads."
