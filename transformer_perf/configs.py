@@ -533,7 +533,8 @@ FAMILIES |= {   # hybrids
     'granitemoehybrid': Family(
         'GraniteMoeHybridForCausalLM', {}, DERIVED | OFF | MAMBA | ALL_ROUTED | DELTA,
         never=('mamba_proj_bias', 'attention_bias'), more=granite_hybrid,
-        experts='intermediate_size', reads='mamba_* linear_attention mamba attention layers_block_type',
+        experts='intermediate_size',
+        reads='mamba_* linear_attention mamba attention layers_block_type',
         names=dict(shared_expert_intermediate_size='shared_intermediate_size')),
     'nemotron_h': Family(
         'NemotronHForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), UNTIED | OFF | MAMBA | dict(
