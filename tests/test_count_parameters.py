@@ -17,7 +17,8 @@ SHARED = EXPERTS | dict(shared_expert_dim=56)
 VARIANTS = [
     {}, dict(vocab=None), dict(gated_mlp=True), dict(output_bias=True),
     dict(output_bias=True, tied_embeddings=True), dict(tied_embeddings=True, mtp_layers=2),
-    dict(mtp_layers=1), dict(learned_positions=True), dict(norm='rmsnorm'), dict(norm='unscaled'),
+    dict(mtp_layers=1), dict(learned_positions=True), dict(output_transform=True),
+    dict(embedding_norm=True, other_embeddings=5), dict(norm='rmsnorm'), dict(norm='unscaled'),
     dict(layer_norms=1), dict(layer_norms=3), dict(layer_norms=4), dict(kv_heads=2),
     dict(head_dim=20), dict(qk_norm=True), dict(qk_norm=True, kv_heads=2, qk_norm_whole=True),
     dict(attention_sinks=True), dict(window=64, full_attention_every=3), LATENT,

@@ -48,7 +48,7 @@ HOSTILE = {
     'sparse.json': json.dumps(dict(
         model_type='qwen3_moe', num_hidden_layers=9999, hidden_size=64, num_attention_heads=4,
         num_key_value_heads=4, head_dim=16, intermediate_size=128, moe_intermediate_size=64,
-        num_experts=8, num_experts_per_tok=2, decoder_sparse_step=1, vocab_size=99,
+        num_experts=8, num_experts_per_tok=9, decoder_sparse_step=1, vocab_size=99,
         max_position_embeddings=64, mlp_only_layers=[*range(5000, 9999)])),
     'dots.toml': 'a' + '.a' * 60_000 + '=1', 'tables.toml': '[a' + '.a' * 60_000 + ']',
     'inline.toml': 'x={a' + '.a' * 60_000 + '=1}',

@@ -142,6 +142,8 @@ sizes = st.fixed_dictionaries(
         shared_expert_dim=some(5), shared_expert_gate=st.booleans(), router_bias=st.booleans(),
         dense_layers_first=st.integers(0, 3), moe_every=st.integers(1, 3),
         tied_embeddings=st.booleans(), learned_positions=st.booleans(),
+        output_transform=st.booleans(), embedding_norm=st.booleans(),
+        other_embeddings=st.integers(0, 2),
         mtp_layers=st.integers(0, 2)))
 
 
@@ -200,8 +202,11 @@ def parameters_by_formula(m):
     e, norm, words = m.embed_dim, norm_parameters(m), (m.vocab or 0) * m.embed_dim
     layers = sum(attention_by_formula(m) + ffn_by_formula(m, i) + m.layer_norms * norm * e
                  for i in range(m.depth + m.mtp_layers))
-    ends = (words * (2 - m.tied_embeddings) + m.seq_len * e * m.learned_positions
-            + (m.vocab or 0) * m.output_bias + norm * e * bool(m.vocab))
+    vectors = m.seq_len * m.learned_positions + m.other_embeddings
+    norms = bool(m.vocab) + m.embedding_norm + m.output_transform
+    transform = e * (e + (m.bias_kind in ('mlp', 'all'))) * m.output_transform
+    ends = (words * (2 - m.tied_embeddings) + vectors * e + (m.vocab or 0) * m.output_bias
+            + norms * norm * e + transform)
     return layers + ends + m.mtp_layers * (2 * e * e + 3 * norm * e)
 
 
@@ -233,6 +238,7 @@ def test_every_model(given, more):
      'dense_layers_first=2 and moe_every=1 leave none of depth=2 layers with experts'),
     (dict(moe_every=2), 'moe_every=2 needs experts'), (dict(mtp_layers=1), 'needs vocab'),
     (dict(shared_expert_dim=8), 'shared_expert_dim=8 needs experts'),
+    (dict(other_embeddings=2), 'other_embeddings=2 needs vocab'),
     (dict(biases='some'), "unknown biases 'some'"), (dict(window=0), 'window=0 must be a whole'),
     (dict(vision_config=1), "unknown field of Model 'vision_config'")])
 def test_what_cannot_be(given, says):
@@ -256,7 +262,9 @@ def test_each_field_counts():
     assert added(window=3) == 0
     assert added(biases='mlp') == -2 * (3 * 48 + 48)
     assert added(norm='unscaled') == -(2 * 2 + 1) * 2 * 48 and added(layer_norms=4) == 8 * 48
-    assert added(output_bias=True) == 10
+    assert added(output_bias=True) == 10 and added(other_embeddings=3) == 3 * 48
+    assert added(output_transform=True) == 48 * 48 + 48 + 2 * 48
+    assert added(embedding_norm=True) == 2 * 48
     assert added(qk_norm=True, qk_norm_whole=True) == 2 * 2 * 2 * 48
 
 

@@ -9,8 +9,8 @@ __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'INPUT_KEPT', 'Half', 'lis
            'residual', 'activated', 'after_mlp', 'MLP', 'in_part', 'Attention', 'to_latent', 'LatentAttention',
            'expert_groups', 'expert_copies', 'domains_met', 'moved_copies', 'grouped', 'shared_experts', 'Experts',
            'attention_core_summa', 'trained', 'frozen', 'with_adapter', 'layer_operations', 'gpt_block',
-           'own_vocabulary', 'embedding', 'output_layer', 'ahead', 'end_operations', 'ends_in_16_bits', 'one_kind',
-           'pattern_in', 'kinds_of', 'layers_of_kinds', 'numbers_in']
+           'own_vocabulary', 'embedding', 'output_layer', 'ahead', 'end_norm', 'transform', 'end_operations',
+           'ends_in_16_bits', 'one_kind', 'pattern_in', 'kinds_of', 'layers_of_kinds', 'numbers_in']
 
 # %% ../nbs/11_blocks.ipynb #3b000005
 import dataclasses
@@ -172,6 +172,9 @@ class CountedJob(Layouts):
     vocab: int = 0
     tied_embeddings: bool = False
     learned_positions: bool = False
+    other_embeddings: int = 0
+    embedding_norm: bool = False
+    output_transform: bool = False
     output_bias: bool = False
     flops_per_token: float = None  # of the model, in both directions; none: nobody asks
 
@@ -831,7 +834,8 @@ def embedding(job: CountedJob):  # Operation
     E, e = job.units.element, job.embed_dim
     rows = Message('allreduce', E * job.tokens * e * (own_vocabulary(job) > 0), 'tp')
     there = Work(nbytes=2 * E * job.own * e, launches=3, messages=(rows,))
-    places = job.seq_len * job.learned_positions * job.assumptions.vocabulary
+    vectors = job.seq_len * job.learned_positions + job.other_embeddings
+    places = vectors * job.assumptions.vocabulary
     weights = E * (own_vocabulary(job) + places) * e
     return Operation('embedding', there, there._replace(messages=()), weights)
 
@@ -856,13 +860,26 @@ def ahead(job: CountedJob):  # list of Operation
     weights = [join.weights * counts, 2 * norms[0].weights * counts, norms[1].weights * counts]
     return [op._replace(weights=w) for op, w in zip((join, *norms), weights)]
 
+def end_norm(job: CountedJob, name):  # Operation
+    "A norm at either end; it has weights where the words do."
+    op = any_norm(job, name, job.own, job.embed_dim)
+    return op._replace(weights=op.weights * (own_vocabulary(job) > 0))
+
+def transform(job: CountedJob):  # list of Operation
+    "From the last layer to what is compared with words, in BERT: a product, a norm between."
+    e, counts = job.embed_dim, own_vocabulary(job) > 0
+    dense = linear('transform', job.own, e, e, job.units,
+                   **training(job._replace(precision='bf16'), 'fc2'))
+    act = gelu('transform-act', job.own * e, job.units)
+    return [dense._replace(weights=dense.weights * counts), act, end_norm(job, 'transform-norm')]
+
 def end_operations(job: CountedJob):  # (list of Operation of the first stage, of the last)
     "What the first and the last stage compute beside their layers."
-    final = any_norm(job, 'final-norm', job.own, job.embed_dim)
-    final = final._replace(weights=final.weights * (own_vocabulary(job) > 0))
+    first = [embedding(job), *[end_norm(job, 'embedding-norm')] * int(job.embedding_norm)]
+    output = [*transform(job) * int(job.output_transform), output_layer(job)]
     more = [*ahead(job), output_layer(job)._replace(weights=0.)]
-    last = [final, output_layer(job), *more * int(job.mtp_layers)]
-    return [[trained(op, job, False) for op in end] for end in ([embedding(job)], last)]
+    last = [end_norm(job, 'final-norm'), *output, *more * int(job.mtp_layers)]
+    return [[trained(op, job, False) for op in end] for end in (first, last)]
 
 # %% ../nbs/11_blocks.ipynb #456b2955
 @lru_cache(maxsize=256)

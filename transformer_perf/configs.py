@@ -4,14 +4,18 @@
 
 # %% auto #0
 __all__ = ['UNTIED', 'TIED', 'DERIVED', 'TIED_DERIVED', 'SWITCHED', 'PLAIN', 'EVERY', 'ALL_ROUTED', 'QWEN_ROUTED', 'AS_LLAMA',
-           'OFF', 'ONE_BIAS', 'DEEPEST', 'SIZES', 'GELU', 'ACTIVATIONS', 'PLACES', 'LATENT', 'EXPERTS', 'Config',
-           'Family', 'basic', 'attention', 'layers_listed', 'rule_of', 'places_of_experts', 'experts', 'is_config',
-           'text_part', 'fields_of', 'settled']
+           'OFF', 'ONE_BIAS', 'DEEPEST', 'SIZES', 'GELU', 'ACTIVATIONS', 'PLACES', 'LATENT', 'EXPERTS', 'ANYWHERE',
+           'AHEAD', 'Config', 'Family', 'basic', 'attention', 'layers_listed', 'rule_of', 'places_of_experts',
+           'experts', 'is_config', 'text_part', 'together', 'fields_of', 'settled']
 
 # %% ../nbs/81_configs.ipynb #00bc0005
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .inputs import flag, nearest, of_type, quoted, whole
+from .blocks import MLP, Experts
+from .linear_attention import (
+    GatedDeltaNet, KimiDelta, Lightning, Mamba2, Nothing)
 
 # %% ../nbs/81_configs.ipynb #00bc0026
 def agree(one, other):
@@ -24,10 +28,11 @@ class Config(NamedTuple):
     "A file's keys, and the values of those that its family lets it leave out."
     given: dict
     usual: dict
+    names: dict = {}   # noqa: RUF012  the usual key -> this family's own, or several spellings
 
     def said(self, names):  # (key, value)
         "The key among several spellings that a file has, and its value."
-        names = names.split()
+        names = ' '.join(self.names.get(name, name) for name in names.split()).split()
         found = [(name, self.given[name]) for name in names if self.given.get(name) is not None]
         for other in found[1:]: agree(found[0], other)
         if found: return found[0]
@@ -56,7 +61,7 @@ FOREIGN = {   # a kind of thing -> the keys, or their beginnings (with *), that 
         'sparse_attention* attention_chunk_size nsa_* moba_* blocksparse_* '
         'use_bidirectional_attention num_hash_layers',
     'other encoders': 'vision_config audio_config speech_config vision_tower mm_vision_tower '
-        'thinker_config talker_config is_encoder_decoder add_cross_attention '
+        'image_size patch_size thinker_config talker_config is_encoder_decoder add_cross_attention '
         'cross_attention_layers cross_attention_interval encoder_layers',
     'layers of other shapes': 'block_configs num_kv_shared_layers hidden_size_per_layer_input '
         'attention_k_eq_v global_head_dim num_global_key_value_heads enable_moe_block altup_* '
@@ -65,8 +70,13 @@ FOREIGN = {   # a kind of thing -> the keys, or their beginnings (with *), that 
         'zero_expert_num cla_share_factor use_cla pruned_heads word_embed_proj_dim '
         'num_experts_per_layer embedding_size num_residual_streams engram_* ngram_*'}
 
-def foreign_keys(given):  # list of str
-    "The keys of a file that no field of a Model can say."
+def named_in(key, names):
+    "Whether a key is among names, or begins with one that ends in a star."
+    return any(key.startswith(name[:-1]) if name.endswith('*') else key == name
+               for name in names.split())
+
+def foreign_keys(given, known=''):  # list of str
+    "The keys of a file that no field of a Model can say, but for those that its family reads."
     found = []
     for names in FOREIGN.values():
         for name in names.split():
@@ -74,20 +84,21 @@ def foreign_keys(given):  # list of str
             matches = [whole_name] if whole_name == name else [
                 key for key in given if str(key).startswith(whole_name)]
             found += [key for key in matches if given.get(key) not in (None, False, 0, '', [], {})]
-    return found
+    return [key for key in found if not named_in(key, known)]
 
 # %% ../nbs/81_configs.ipynb #00bc000b
 KNOWN_LAYERS = ('full_attention', 'sliding_attention')
 
-def other_layers(given):  # list of str
+def other_layers(given, known=''):  # list of str
     "The kinds of layers that a file lists and no field of a Model can say."
     lists = (given.get(key) for key in ('layer_types', 'attn_type_list'))
     listed = [kind for found in lists if isinstance(found, list) for kind in found]
-    return list(dict.fromkeys(quoted(kind) for kind in listed if kind not in (*KNOWN_LAYERS, 1)))
+    return list(dict.fromkeys(quoted(kind) for kind in listed if kind not in (*KNOWN_LAYERS, 1)
+                              and not named_in(str(kind), known)))
 
-def check_expressible(given, nested):
+def check_expressible(given, nested, known=''):
     "A ValueError that names every key of a file that no field of a Model can say."
-    kinds, keys = other_layers(given), foreign_keys(given)
+    kinds, keys = other_layers(given, known), foreign_keys(given, known)
     lists = [key for key in ('layer_types', 'attn_type_list') if given.get(key)]
     named = [f'{" and ".join(lists)} with {", ".join(kinds[:2])}'] * bool(kinds) + keys
     if not named: return
@@ -109,6 +120,9 @@ class Family(NamedTuple):
     latent: bool = False    # latent attention
     mtp: bool = False       # layers of multi-token prediction may follow
     never: tuple = ()       # keys that must not be on
+    names: dict = {}        # noqa: RUF012  usual key -> the one of this family
+    more: Callable = None   # (Config, fields so far) -> further fields
+    reads: str = ''         # keys and kinds of layers, foreign to others, that `more` reads
 
 UNTIED = dict(tie_word_embeddings=False, hidden_act='silu')
 TIED = dict(tie_word_embeddings=True, hidden_act='silu')
@@ -117,11 +131,13 @@ TIED_DERIVED = DERIVED | TIED
 SWITCHED = dict(use_sliding_window=False, sliding_window=None, max_window_layers=None)
 PLAIN = dict(gated_mlp=False, norm='layernorm')
 EVERY = dict(moe_layer_freq=1, decoder_sparse_step=1, mlp_only_layers=[],
-             shared_expert_intermediate_size=None, topk_method='noaux_tc')
+             shared_expert_intermediate_size=None, topk_method='noaux_tc',
+             moe_layer_end_index=None)
 ALL_ROUTED = EVERY | dict(first_k_dense_replace=0, n_shared_experts=None)
 QWEN_ROUTED = {key: x for key, x in ALL_ROUTED.items() if key != 'shared_expert_intermediate_size'}
 AS_LLAMA = {'attention_bias': 'attention', 'mlp_bias': 'mlp'}
-OFF = dict(attention_bias=False, mlp_bias=False, use_bias=False, use_qk_norm=False)
+OFF = dict(attention_bias=False, mlp_bias=False, use_bias=False, use_qk_norm=False, bias=False,
+           qkv_bias=False)
 ONE_BIAS = {'attention_bias': 'attention'}
 
 # %% ../nbs/81_configs.ipynb #00bc000e
@@ -228,9 +244,327 @@ FAMILIES = {
     'gptj': Family('GPTJForCausalLM', PLAIN | dict(layer_norms=1, output_bias=True),
                    DERIVED | dict(hidden_act='gelu'), {None: 'mlp'})}
 
+def as_wide(c, found):
+    "Heads that together are as wide as the stream."
+    if found['head_dim'] is None: return {}
+    raise ValueError(f'no field of a Model says head_dim={found["head_dim"]} with an output of '
+                     f'hidden_size={found["embed_dim"]}')
+
+FAMILIES |= {   # dense ones
+    'internlm3': Family('InternLM3ForCausalLM LlamaForCausalLM', usual=DERIVED | OFF,
+                        biases=AS_LLAMA, never=('bias', 'qkv_bias')),
+    'iquestcoder': Family('IQuestCoderForCausalLM LlamaForCausalLM', usual=DERIVED | OFF,
+                          biases=AS_LLAMA),
+    'helium': Family('HeliumForCausalLM', usual=UNTIED | OFF, more=as_wide,
+                     biases={'attention_bias': 'qkv', 'mlp_bias': 'mlp'}),
+    'ernie4_5': Family('Ernie4_5ForCausalLM', usual=TIED | OFF,
+                       biases={'use_bias': 'attention mlp'}),
+    'cwm': Family('CwmForCausalLM', usual=UNTIED | OFF, biases={'mlp_bias': 'mlp'},
+                  windows='listed'),
+    'ministral3': Family('Ministral3ForCausalLM', usual=UNTIED | dict(sliding_window=None),
+                         windows='all'),
+    'jais2': Family('Jais2ForCausalLM', PLAIN, DERIVED | dict(
+        hidden_act='relu2', attention_bias=True, mlp_bias=True), AS_LLAMA),
+    'hyperclovax': Family(
+        'HyperCLOVAXForCausalLM', usual=DERIVED | OFF | dict(use_post_norm=False), biases=AS_LLAMA,
+        more=lambda c, found: {'layer_norms': 4 if c.on('use_post_norm') else 2}),
+    'youtu': Family('YoutuForCausalLM', usual=TIED | OFF, latent=True, never=('attention_bias',)),
+    'minicpm3': Family('MiniCPM3ForCausalLM', usual=TIED | OFF, latent=True,
+                       never=('attention_bias', 'mlp_bias')),
+    'vaultgemma': Family('VaultGemmaForCausalLM', {}, TIED | OFF | dict(hidden_act='gelu'),
+                         ONE_BIAS, windows=2),
+    'codegen': Family('CodeGenForCausalLM', PLAIN | dict(layer_norms=1, output_bias=True),
+                      DERIVED | dict(hidden_act='gelu'), {None: 'mlp'}),
+    'mpt': Family(   # norms with a scale and no shift; its MLP has 4 e, whatever a file says
+        'MptForCausalLM', dict(gated_mlp=False, norm='rmsnorm'),
+        TIED_DERIVED | dict(hidden_act='gelu', intermediate_size=None), names=dict(
+            hidden_size='d_model', num_attention_heads='n_heads', num_hidden_layers='n_layers',
+            max_position_embeddings='max_seq_len')),
+    'persimmon': Family(
+        'PersimmonForCausalLM', PLAIN, DERIVED | dict(hidden_act='relu2', qk_layernorm=True),
+        {None: 'attention mlp'}, dict(qk_norm='qk_layernorm')),
+    'xglm': Family(
+        'XGLMForCausalLM', PLAIN, TIED_DERIVED | dict(hidden_act='gelu'), {None: 'attention mlp'},
+        names=dict(hidden_size='d_model', num_attention_heads='attention_heads',
+                   num_hidden_layers='num_layers', intermediate_size='ffn_dim')),
+    'gpt_bigcode': Family(
+        'GPTBigCodeForCausalLM', PLAIN | dict(learned_positions=True), TIED_DERIVED | dict(
+            hidden_act='gelu', multi_query=True, intermediate_size=None),
+        {None: 'attention mlp'}),
+    'falcon': Family(
+        'FalconForCausalLM', PLAIN, TIED_DERIVED | dict(
+            hidden_act='gelu', multi_query=True, bias=False, parallel_attn=True,
+            intermediate_size=None, num_ln_in_parallel_attn=None), {'bias': 'attention mlp'},
+        names=dict(num_key_value_heads='num_kv_heads', intermediate_size='ffn_hidden_size',
+                   hidden_act='activation'),
+        more=lambda c, found: {'layer_norms': falcon_norms(c)}),
+    'nanochat': Family('NanoChatForCausalLM', dict(gated_mlp=False, norm='unscaled', qk_norm=True),
+                       DERIVED | OFF | dict(hidden_act='relu2'), ONE_BIAS)}
+
+def falcon_norms(c):
+    "One norm for both halves, where they work side by side and no second one is asked for."
+    several = c.size('num_ln_in_parallel_attn')
+    if several is None and c.on('new_decoder_architecture'): several = 2
+    return 1 if c.on('parallel_attn') and several != 2 else 2
+
+FAMILIES |= {   # with experts
+    'granitemoeshared': Family(
+        'GraniteMoeSharedForCausalLM', usual=DERIVED | OFF | ALL_ROUTED, biases=ONE_BIAS,
+        experts='intermediate_size',
+        names=dict(shared_expert_intermediate_size='shared_intermediate_size')),
+    'granite_swa': Family('GraniteSWAForCausalLM', dict(attention_sinks=True), TIED_DERIVED | OFF,
+                          AS_LLAMA, windows='listed'),
+    'granitemoe_swa': Family(
+        'GraniteMoeSWAForCausalLM', dict(attention_sinks=True), DERIVED | OFF | ALL_ROUTED,
+        ONE_BIAS, windows='listed', experts='intermediate_size',
+        names=dict(shared_expert_intermediate_size='shared_intermediate_size')),
+    'flex_olmo': Family(
+        'FlexOlmoForCausalLM', dict(qk_norm=True, qk_norm_whole=True),
+        DERIVED | OFF | ALL_ROUTED, ONE_BIAS, experts='intermediate_size'),
+    'hy_v3': Family(
+        'HYV3ForCausalLM', dict(qk_norm=True, router_bias=True), UNTIED | OFF | EVERY, ONE_BIAS,
+        experts='moe_intermediate_size', never=('mlp_bias',)),
+    'aria_text': Family(
+        'AriaTextForCausalLM', {}, DERIVED | OFF | ALL_ROUTED, ONE_BIAS,
+        experts='intermediate_size', never=('mlp_bias',), names=dict(
+            num_experts='moe_num_experts', num_experts_per_tok='moe_topk',
+            n_shared_experts='moe_num_shared_experts')),
+    'ernie4_5_moe': Family(
+        'Ernie4_5_MoeForCausalLM', dict(router_bias=True),
+        TIED | OFF | ALL_ROUTED | dict(head_dim=None), never=('use_bias',),
+        experts='moe_intermediate_size', names=dict(
+            num_experts='moe_num_experts', num_experts_per_tok='moe_k',
+            n_shared_experts='moe_num_shared_experts', decoder_sparse_step='moe_layer_interval',
+            first_k_dense_replace='moe_layer_start_index')),
+    'exaone_moe': Family(
+        'ExaoneMoeForCausalLM', dict(qk_norm=True, router_bias=True),
+        UNTIED | EVERY | dict(head_dim=None), windows=4, experts='moe_intermediate_size'),
+    'solar_open': Family(
+        'SolarOpenForCausalLM', dict(router_bias=True),
+        UNTIED | OFF | EVERY | dict(first_k_dense_replace=0, intermediate_size=None),
+        {'attention_bias': 'qkv'}, experts='moe_intermediate_size'),
+    'kolibri1': Family(
+        'Kolibri1ForCausalLM', dict(qk_norm=True, router_bias=True, layer_norms=4),
+        UNTIED | ALL_ROUTED | dict(intermediate_size=None), windows=5,
+        experts='moe_intermediate_size'),
+    'mellum': Family(
+        'MellumForCausalLM', dict(qk_norm=True), UNTIED | OFF | ALL_ROUTED, ONE_BIAS,
+        windows='listed', experts='moe_intermediate_size'),
+    'flint': Family(
+        'FlintForCausalLM', dict(qk_norm=True, attention_sinks=True),
+        UNTIED | OFF | QWEN_ROUTED, ONE_BIAS, windows='listed', experts='moe_intermediate_size'),
+    'afmoe': Family(
+        'AfmoeForCausalLM', dict(qk_norm=True, attention_gate=True, router_bias=True,
+                                 layer_norms=4), UNTIED | OFF | EVERY, windows='listed',
+        experts='moe_intermediate_size', names=dict(first_k_dense_replace='num_dense_layers'),
+        never=('attention_bias',)),
+    'cohere2_moe': Family(
+        'Cohere2MoeForCausalLM', dict(layer_norms=1), TIED_DERIVED | OFF | ALL_ROUTED, ONE_BIAS,
+        windows='listed', experts='intermediate_size')}
+
+BERT = PLAIN | dict(learned_positions=True, output_transform=True, output_bias=True)
+SEGMENTS = TIED_DERIVED | dict(hidden_act='gelu', type_vocab_size=2, is_decoder=False,
+                               position_embedding_type='absolute')
+
+def kinds_of_text(c, found):
+    "Vectors for the first text of a pair and the second; all tokens are seen, but by a decoder."
+    if not c.on('tie_word_embeddings'):   # they would have a second bias there
+        raise ValueError('no field of a Model says untied words with a bias of their own')
+    positions = c.said('position_embedding_type')[1]
+    if positions != 'absolute':
+        raise ValueError(f'no field of a Model says position_embedding_type={quoted(positions)}')
+    return {'other_embeddings': c.needed('type_vocab_size', least=0),
+            'causal': c.on('is_decoder')}
+
+FAMILIES |= {   # made of encoders: in most, the last norm stands after the embedding, and not last
+    **{kind: Family(f'{name}ForCausalLM {name}LMHeadModel {name}ForMaskedLM', BERT, SEGMENTS,
+                    {None: 'attention mlp'}, more=kinds_of_text)
+       for kind, name in {
+           'bert': 'Bert', 'camembert': 'Camembert', 'data2vec-text': 'Data2VecText',
+           'megatron-bert': 'MegatronBert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta',
+           'xlm-roberta-xl': 'XLMRobertaXL'}.items()},
+    'ernie': Family('ErnieForCausalLM ErnieForMaskedLM', BERT, SEGMENTS | dict(use_task_id=False),
+                    {None: 'attention mlp'}, more=kinds_of_text, never=('use_task_id',)),
+    'roberta-prelayernorm': Family(
+        'RobertaPreLayerNormForCausalLM RobertaPreLayerNormForMaskedLM',
+        BERT | dict(embedding_norm=True), SEGMENTS, {None: 'attention mlp'}, more=kinds_of_text),
+    'bert-generation': Family(
+        'BertGenerationDecoder', BERT | dict(output_transform=False),
+        SEGMENTS | dict(type_vocab_size=0), {None: 'attention mlp'}, more=kinds_of_text),
+    'modernbert-decoder': Family(
+        'ModernBertDecoderForCausalLM', dict(output_transform=True),
+        TIED_DERIVED | OFF | dict(hidden_act='gelu', norm_bias=False, decoder_bias=True),
+        ONE_BIAS, dict(output_bias='decoder_bias'), windows='listed',
+        never=('norm_bias', 'mlp_bias')),
+    'bloom': Family(   # ALiBi has no longest sample: 2048 tokens are those of its training
+        'BloomForCausalLM', PLAIN | dict(embedding_norm=True), TIED_DERIVED | dict(
+            hidden_act='gelu', intermediate_size=None, seq_length=2048), {None: 'attention mlp'},
+        names=dict(max_position_embeddings='seq_length')),
+    'biogpt': Family('BioGptForCausalLM', PLAIN | dict(learned_positions=True, other_embeddings=2),
+                     TIED_DERIVED | dict(hidden_act='gelu'), {None: 'attention mlp'})}
+
+# %% ../nbs/81_configs.ipynb #00bc0031
+def with_state(c, depth):  # list of bool
+    "The layers with a state, by a list or by the rule of Qwen3-Next."
+    listed = c.given.get('layer_types') or c.given.get('layers_block_type')
+    if listed:
+        words = [OLD_WORDS.get(x, x) for x in of_type(listed, list, 'layer_types')
+                 if isinstance(x, str)]
+        return layers_listed(c, 'layer_types', words, STATES, depth)
+    every = c.size('full_attention_interval')
+    if every is None: raise ValueError("lacks 'layer_types'")
+    return [(i + 1) % every > 0 for i in range(depth)]
+
+STATES = ('linear_attention', 'full_attention')
+OLD_WORDS = {'mamba': 'linear_attention', 'attention': 'full_attention'}
+
+def in_places(places, own):  # dict of fields
+    "What some layers have of their own."
+    return {'layers': [own if there else {} for there in places]}
+
+def gated_delta(c, found):
+    "Layers of Gated DeltaNet, as in Qwen3-Next."
+    mixer = GatedDeltaNet(
+        heads=c.needed('linear_num_value_heads'), key_heads=c.needed('linear_num_key_heads'),
+        key=c.needed('linear_key_head_dim'), value=c.needed('linear_value_head_dim'),
+        conv=c.needed('linear_conv_kernel_dim'))
+    return in_places(with_state(c, found['depth']), {'mixer': mixer})
+
+def kimi_delta(c, found):
+    "Layers of Kimi Delta Attention; its owners' file has their numbers, from 1."
+    own = c.given.get('linear_attn_config')
+    if own:
+        own = Config(of_type(own, dict, 'linear_attn_config'), {})
+        places = of_type(own.said('kda_layers')[1], list, 'kda_layers')
+        places = [i + 1 in places for i in range(found['depth'])]
+        head, heads, taps = (own.needed(name) for name in (
+            'head_dim', 'num_heads', 'short_conv_kernel_size'))
+    else:
+        places = with_state(c, found['depth'])
+        head, heads, taps = (c.needed(name) for name in (
+            'linear_head_dim', 'linear_num_heads', 'linear_conv_kernel_dim'))
+    mixer = KimiDelta(heads=heads, key=head, value=head, conv=taps, rank=head)
+    return in_places(places, {'mixer': mixer})
+
+def lightning(c, found):
+    "Layers of lightning attention, as in MiniMax-01; its owners' file has 0 for them, else 1."
+    width, listed = found['head_dim'] or found['embed_dim'] // found['heads'], c.given.get(
+        'attn_type_list')
+    if listed: c = c._replace(given=c.given | {'layer_types': [
+        'full_attention' if kind == 1 else 'linear_attention' for kind in listed]})
+    mixer = Lightning(heads=found['heads'], key=width, value=width, chunk=c.needed('block_size'))
+    return in_places(with_state(c, found['depth']), {'mixer': mixer})
+
+def mamba2(c):  # Mamba2
+    "The mixer of a family with the keys of Bamba, or others renamed as they are."
+    heads, width = c.needed('mamba_n_heads'), c.said('mamba_d_head')[1]
+    if width == 'auto': width = c.needed('mamba_expand') * c.needed('hidden_size') // heads
+    return Mamba2(heads=heads, value=whole(width, 'mamba_d_head'), key=c.needed('mamba_d_state'),
+                  key_groups=c.needed('mamba_n_groups'), conv=c.needed('mamba_d_conv'),
+                  chunk=c.needed('mamba_chunk_size'), conv_bias=c.on('mamba_conv_bias'))
+
+def bamba(c, found):
+    "Every layer has Mamba-2 but for a few with attention."
+    places = of_type(c.said('attn_layer_indices')[1] or [], list, 'attn_layer_indices')
+    return in_places([i not in places for i in range(found['depth'])], {'mixer': mamba2(c)})
+
+def granite_hybrid(c, found):
+    "Layers of Mamba-2; every layer has an MLP, or experts and a shared one."
+    places = with_state(c, found['depth'])
+    if found.get('experts'): return in_places(places, {'mixer': mamba2(c)})
+    ffn = {'ffn': MLP(c.needed('shared_intermediate_size'), True)}
+    return {'layers': [ffn | {'mixer': mamba2(c)} if state else ffn for state in places]}
+
+LETTERS = {'M': 'mamba', '*': 'attention', '-': 'mlp', 'E': 'moe'}
+
+def nemotron_h(c, found):
+    "Layers that are one half each: Mamba-2, attention, an MLP or experts."
+    pattern = c.given.get('hybrid_override_pattern')
+    kinds = [LETTERS[nearest(x, LETTERS, 'kind of layer')] for x in pattern] if pattern else (
+        of_type(c.said('layers_block_type')[1], list, 'layers_block_type'))
+    halves = {'mamba': lambda: {'mixer': mamba2(c), 'ffn': Nothing()},
+              'attention': lambda: {'ffn': Nothing()}, 'mlp': lambda: {'mixer': Nothing()},
+              'moe': lambda: {'mixer': Nothing(), 'ffn': nemotron_experts(c)}}
+    halves |= {'linear_attention': halves['mamba'], 'full_attention': halves['attention']}
+    if len(kinds) != found['depth']:
+        raise ValueError(f'{len(kinds)} kinds of layers, num_hidden_layers={found["depth"]}')
+    return {'layers': [halves[nearest(kind, halves, 'kind of layer')]() for kind in kinds]}
+
+def nemotron_experts(c):  # Experts
+    "Two matrices each, and a number added to each one's scores."
+    shared = c.size('moe_shared_expert_intermediate_size', least=0) or 0
+    return Experts(c.needed('n_routed_experts'), c.needed('num_experts_per_tok'),
+                   c.needed('moe_intermediate_size'), shared_dim=shared or None, router_bias=True)
+
+def only_mamba(c, found):
+    "Mamba-2 in every layer, and nothing else."
+    return {'layers': [{'mixer': mamba2(c), 'ffn': Nothing()}] * found['depth']}
+
+DELTA = dict(full_attention_interval=None)
+MAMBA = dict(mamba_conv_bias=True, mamba_proj_bias=False, use_bias=False)
+GATED_DELTA = 'linear_* full_attention_interval attn_output_gate mamba_ssm_dtype'
+
+FAMILIES |= {   # hybrids
+    'qwen3_next': Family(
+        'Qwen3NextForCausalLM', dict(qk_norm=True, attention_gate=True, shared_expert_gate=True),
+        UNTIED | OFF | QWEN_ROUTED | DELTA, never=('attention_bias',), more=gated_delta,
+        experts='moe_intermediate_size', reads=GATED_DELTA, mtp=True),
+    'qwen3_5_text': Family(
+        'Qwen3_5ForCausalLM', dict(qk_norm=True, attention_gate=True),
+        UNTIED | OFF | DELTA, never=('attention_bias',), more=gated_delta, reads=GATED_DELTA,
+        mtp=True),
+    'qwen3_5_moe_text': Family(
+        'Qwen3_5MoeForCausalLM', dict(qk_norm=True, attention_gate=True, shared_expert_gate=True),
+        UNTIED | OFF | QWEN_ROUTED | DELTA | dict(intermediate_size=None),
+        never=('attention_bias',), more=gated_delta, experts='moe_intermediate_size',
+        reads=GATED_DELTA, mtp=True),
+    'olmo_hybrid': Family(
+        'OlmoHybridForCausalLM', dict(qk_norm=True, qk_norm_whole=True), DERIVED | OFF | DELTA,
+        never=('attention_bias',), more=gated_delta, reads='linear_*'),
+    'kimi_linear': Family(
+        'KimiLinearForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY | DELTA | dict(
+            q_lora_rank=None), latent=True,
+        experts='moe_intermediate_size', more=kimi_delta,
+        never=('attention_bias', 'tie_word_embeddings'),
+        reads='linear_*', names=dict(
+            max_position_embeddings='max_position_embeddings model_max_length')),
+    'minimax': Family(
+        'MiniMaxForCausalLM MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM', {},
+        UNTIED | ALL_ROUTED | DELTA | dict(head_dim=None, block_size=256), more=lightning,
+        experts='intermediate_size', reads='linear_* 0'),
+    'bamba': Family('BambaForCausalLM', {}, UNTIED | OFF | MAMBA | dict(
+        head_dim=None, attn_layer_indices=None), never=('mamba_proj_bias', 'attention_bias',
+        'mlp_bias'), more=bamba, reads='mamba_* attn_layer_indices'),
+    'granitemoehybrid': Family(
+        'GraniteMoeHybridForCausalLM', {}, DERIVED | OFF | MAMBA | ALL_ROUTED | DELTA,
+        never=('mamba_proj_bias', 'attention_bias'), more=granite_hybrid,
+        experts='intermediate_size',
+        reads='mamba_* linear_attention mamba attention layers_block_type',
+        names=dict(shared_expert_intermediate_size='shared_intermediate_size')),
+    'nemotron_h': Family(
+        'NemotronHForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), UNTIED | OFF | MAMBA | dict(
+            hidden_act='relu2', use_conv_bias=True), never=(
+            'mamba_proj_bias', 'attention_bias', 'mlp_bias', 'use_bias', 'tie_word_embeddings'),
+        more=nemotron_h,
+        reads='mamba_* ssm_* conv_kernel layers_block_type hybrid_override_pattern '
+              'time_step_rank n_routed_experts',
+        names=dict(mamba_n_heads='mamba_num_heads', mamba_d_head='mamba_head_dim',
+                   mamba_d_state='ssm_state_size', mamba_n_groups='n_groups',
+                   mamba_d_conv='conv_kernel', mamba_chunk_size='chunk_size',
+                   mamba_conv_bias='use_conv_bias', hidden_act='mlp_hidden_act')),
+    'mamba2': Family(
+        'Mamba2ForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), UNTIED | MAMBA | dict(
+            num_key_value_heads=None, intermediate_size=None, use_conv_bias=True,
+            max_position_embeddings=2048), never=('use_bias',),   # as long as in its training
+        more=only_mamba, reads='state_size conv_kernel time_step_rank',
+        names=dict(mamba_n_heads='num_heads', mamba_d_head='head_dim',
+                   mamba_d_state='state_size', mamba_n_groups='n_groups',
+                   mamba_d_conv='conv_kernel', mamba_chunk_size='chunk_size',
+                   mamba_conv_bias='use_conv_bias', num_attention_heads='num_heads'))}
+
 # %% ../nbs/81_configs.ipynb #00bc0010
 DEEPEST = 10_000   # layers
-SIZES = {'embed_dim': 'hidden_size n_embd', 'depth': 'num_hidden_layers n_layer',
+SIZES = {'embed_dim': 'hidden_size n_embd n_embed', 'depth': 'num_hidden_layers n_layer',
          'heads': 'num_attention_heads n_head', 'vocab': 'vocab_size',
          'seq_len': 'max_position_embeddings n_positions'}
 GELU = ('gelu', 'gelu_new', 'gelu_fast', 'gelu_python', 'gelu_pytorch_tanh')
@@ -261,7 +595,8 @@ def attention(c: Config, family, found):  # dict of fields
     if family.latent: return {name: c.needed(name) for name in LATENT} | {
         'q_lora_rank': c.size('q_lora_rank')}
     e, heads = found['embed_dim'], found['heads']
-    width, groups = c.size('head_dim'), c.size('num_key_value_heads')
+    width, groups = c.size('head_dim attention_head_dim'), c.size('num_key_value_heads')
+    if c.on('multi_query') and not c.on('new_decoder_architecture'): groups = 1
     return {'head_dim': None if width and width * heads == e else width,
             'kv_heads': None if groups == heads else groups}
 
@@ -277,6 +612,7 @@ def in_windows(c: Config, family, depth):  # list of bool: which layers have a w
     "The layers with a sliding window, by a list or by the rule of the family."
     listed = c.given.get('layer_types')
     if listed: return layers_listed(c, 'layer_types', listed, KNOWN_LAYERS[::-1], depth)
+    if family.windows == 'listed': raise ValueError("lacks 'layer_types'")
     rule = c.size('sliding_window_pattern _sliding_window_pattern') if (
         c.given.get('sliding_window_pattern') or c.given.get('_sliding_window_pattern')
         ) else family.windows
@@ -297,8 +633,7 @@ def windows(c: Config, family, depth):  # dict of fields
     if not any(layers): return {}
     every = layers.index(False) + 1 if not all(layers) else None
     if every and layers != [(i + 1) % every > 0 for i in range(depth)]:
-        key = 'layer_types' if c.given.get('layer_types') else 'max_window_layers'
-        raise ValueError(f'{key}: no rule of a Model says which layers have the sliding_window')
+        return {'window': window, 'layers': [{} if has else {'window': None} for has in layers]}
     return {'window': window, 'full_attention_every': every}
 
 # %% ../nbs/81_configs.ipynb #00bc0016
@@ -307,10 +642,11 @@ LISTS = ('mlp_layer_types', 'moe_layer_freq')   # the second may be a list of 0 
 def by_rules(c: Config, depth):  # list of bool
     "The layers with experts, by four keys."
     first = c.size('first_k_dense_replace', least=0) or 0
+    last = c.size('moe_layer_end_index', least=0)
     freq, step = (c.size(name) or 1 for name in ('moe_layer_freq', 'decoder_sparse_step'))
     dense = of_type(c.said('mlp_only_layers')[1] or [], list, 'mlp_only_layers')
-    return [i >= first and i % freq == 0 and (i + 1) % step == 0 and i not in dense
-            for i in range(depth)]
+    return [first <= i <= (depth if last is None else last) and i % freq == 0
+            and (i + 1) % step == 0 and i not in dense for i in range(depth)]
 
 def with_experts(c: Config, depth):  # list of bool
     "The layers with experts."
@@ -340,21 +676,22 @@ def places_of_experts(c: Config, depth):  # dict of fields
     if not any(layers): return None
     rule = rule_of(layers)
     if rule: return dict(zip(('dense_layers_first', 'moe_every'), rule))
-    keys = [key for key in (*LISTS, 'decoder_sparse_step', 'mlp_only_layers') if c.given.get(key)]
-    raise ValueError(f'{" and ".join(keys)}: no rule of a Model says which layers have experts')
+    return {'layers': [{} if sparse else {'experts': None} for sparse in layers]}
 
 # %% ../nbs/81_configs.ipynb #00bc0017
 EXPERTS = 'num_local_experts num_experts n_routed_experts'
 
 def experts(c: Config, family, depth):  # dict of fields
     "Routed experts and shared ones."
-    if not family.experts or c.size(EXPERTS) is None: return {}
+    if not family.experts or not c.size(EXPERTS, least=0): return {}
     places = places_of_experts(c, depth)
     if places is None: return dict.fromkeys(('router_bias', 'shared_expert_gate'), False)
     width, shared = c.needed(family.experts), c.size('shared_expert_intermediate_size', least=0)
-    if shared is None: shared = width * (c.size('n_shared_experts', least=0) or 0)
+    if shared is None:
+        shared = width * (c.size('n_shared_experts num_shared_experts', least=0) or 0)
     return {'experts': c.needed(EXPERTS), 'expert_dim': width, **places,
-            'experts_per_token': c.needed('num_experts_per_tok experts_per_token'),
+            'experts_per_token': c.needed(
+                'num_experts_per_tok experts_per_token num_experts_per_token'),
             'shared_expert_dim': shared or None,
             'shared_expert_gate': bool(shared) and family.about.get('shared_expert_gate', False),
             'router_bias': family.about.get('router_bias', False)
@@ -380,7 +717,13 @@ def text_part(given):  # dict
 # %% ../nbs/81_configs.ipynb #00bc0024
 TEXTS = {   # the language models inside others -> what they are
     'qwen2_vl_text': 'qwen2', 'qwen2_5_vl_text': 'qwen2', 'qwen3_vl_text': 'qwen3',
-    'qwen3_vl_moe_text': 'qwen3_moe'}
+    'qwen3_vl_moe_text': 'qwen3_moe', 'minimax_text_01': 'minimax', 'minimax_m1': 'minimax'}
+
+def known_to(given):  # str
+    "What only the family of a file reads."
+    kind = given.get('model_type')
+    kind = TEXTS.get(kind, kind) if isinstance(kind, str) else None
+    return FAMILIES[kind].reads if kind in FAMILIES else ''
 
 def family_of(given, nested):  # (model_type, Family)
     "The family that a file is of."
@@ -404,28 +747,43 @@ def check_family(c: Config, kind, family):
     "A ValueError where a file has what its family has not."
     for key in family.never:
         if c.on(key): raise ValueError(f'no field of a Model says {key} of {kind}')
-    others = {'kv_lora_rank': family.latent, 'num_nextn_predict_layers': family.mtp,
+    others = {'kv_lora_rank': family.latent, **dict.fromkeys(AHEAD.split(), family.mtp),
               **dict.fromkeys(EXPERTS.split(), bool(family.experts)),
               'sliding_window': family.windows or c.given.get('use_sliding_window') is False}
     for key, has in others.items():
-        if c.given.get(key) and not has:
+        if c.given.get(key) and not has and not named_in(key, family.reads):
             raise ValueError(f'{key}={quoted(c.given[key])} has no meaning in a {kind}')
 
 # %% ../nbs/81_configs.ipynb #00bc0025
+ANYWHERE = dict(use_sliding_window=True, multi_query=False, new_decoder_architecture=False)
+AHEAD = 'num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers'
+
+def together(*several):  # dict of fields
+    "Fields of several; what each layer has of its own, layer by layer."
+    apart = [fields['layers'] for fields in several if 'layers' in fields]
+    found = {name: value for fields in several for name, value in fields.items()}
+    if not apart: return found
+    return found | {'layers': [dict(pair for own in layer for pair in own.items())
+                               for layer in zip(*apart, strict=True)]}
+
 def fields_of(given):  # dict: field of a Model -> value
     "A config.json of Hugging Face as the fields of a Model; a ValueError that names a key."
     text = text_part(of_type(given, dict, 'config'))
     for key in text: of_type(key, str, 'key')
     nested = text is not given
-    check_expressible(text, nested)
+    check_expressible(text, nested, known_to(text))
     kind, family = family_of(text, nested)
-    c = Config(text, dict(use_sliding_window=True) | family.usual)
+    listed = text.get('layers_block_type') or text.get('hybrid_override_pattern')
+    depth = {} if not listed or 'num_hidden_layers' in text else {'num_hidden_layers': len(listed)}
+    c = Config(text | depth, ANYWHERE | family.usual, family.names)
     check_family(c, kind, family)
     found = basic(c, family)
     depth = found['depth']
-    found |= attention(c, family, found) | windows(c, family, depth) | experts(c, family, depth)
-    if family.mtp and text.get('num_nextn_predict_layers', text.get('num_mtp_layers')):
-        found['mtp_layers'] = c.size('num_nextn_predict_layers num_mtp_layers', least=0)
+    found |= attention(c, family, found)
+    found = together(found, windows(c, family, depth), experts(c, family, depth))
+    if family.more: found = together(found, family.more(c, found))
+    if family.mtp and any(text.get(key) for key in AHEAD.split()):
+        found['mtp_layers'] = c.size(AHEAD, least=0)
     return settled(found) | {'name': kind}
 
 # %% ../nbs/81_configs.ipynb #00bc0027

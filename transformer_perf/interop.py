@@ -1720,6 +1720,8 @@ def system_said(system):  # str or dict
 def as_own(job):  # str
     "Everything, in our own JSON."
     model = None if job.model is None else differing(job.model)
+    if model and 'layers' in model:
+        raise ValueError(f'layers={quoted(model["layers"])} cannot be said in json')
     parallel = {name: x for name, x in vars(job.parallel).items() if x is not None}
     rest = {name: getattr(job, name) for name in ('global_batch', 'n_gpus', 'seq_len')}
     own = {'software': software_said(job.software), 'assumes': job.assumes,

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MOST_LAYERS', 'MOST_AHEAD', 'DEFAULTS', 'GPT', 'GATED', 'LLAMA', 'MIXTRAL', 'QWEN3', 'QWEN3_EXPERTS', 'DEEPSEEK',
            'PUBLISHED', 'NAMED', 'SYMBOLS', 'models', 'Model', 'check_layers', 'check_model', 'has_window',
-           'has_experts', 'block_of', 'blocks_from', 'blocks_of', 'as_model', 'sizes_of', 'counted_once', 'parts_of',
-           'parameter_table']
+           'has_experts', 'block_of', 'blocks_from', 'blocks_of', 'from_config', 'as_model', 'sizes_of', 'counted_once',
+           'parts_of', 'parameter_table']
 
 # %% ../nbs/00_models.ipynb #f48410b2
 import dataclasses
@@ -79,7 +79,10 @@ class Model:
     # ends
     tied_embeddings: bool = False      # the output layer has the embedding's words
     output_bias: bool = False   # a number for each word, added to the output layer's
+    output_transform: bool = False     # a product and a norm before the output layer, as in BERT
     learned_positions: bool = False    # a vector for each position, as in GPT-3
+    other_embeddings: int = field(0, least=0)   # vectors beside those: of kinds of text, spare ones
+    embedding_norm: bool = False       # a norm between the embedding and the first layer
     mtp_layers: int = field(0, least=0, most=MOST_AHEAD)   # after the last: multi-token prediction
     layers: tuple = None        # (Block, how many in a row), where the fields above do not say it
 
@@ -106,7 +109,8 @@ NEEDS = {   # a field -> what it means nothing without
                      'dense_layers_first', 'moe_every'), ('experts',)),
     'experts': ('experts_per_token', 'expert_dim'), 'shared_expert_gate': ('shared_expert_dim',),
     'full_attention_every': ('window',), 'qk_norm_whole': ('qk_norm',),
-    **dict.fromkeys(('tied_embeddings', 'output_bias', 'mtp_layers'), ('vocab',)),
+    **dict.fromkeys(('tied_embeddings', 'output_bias', 'mtp_layers', 'output_transform',
+                     'other_embeddings', 'embedding_norm'), ('vocab',)),
 }
 
 def check_needs(m):
@@ -255,6 +259,21 @@ NAMED = {name: Model(name=name, **sizes) for name, sizes in PUBLISHED.items()}
 # %% ../nbs/00_models.ipynb #ed678cc5
 SYMBOLS = {'l': 'seq_len', 'e': 'embed_dim', 'h': 'heads', 'f': 'mlp_dim'}  # the paper's names
 
+def from_config(fields):  # Model
+    "A model whose layers, if they are said one by one, have fields or halves of their own."
+    changes = fields.pop('layers', None)
+    m = Model(**fields)
+    if changes is None: return m
+    same = vars(m) | dict(biases=m.bias_kind, norm=m.norm_kind)   # also where a half is missing
+    blocks = []
+    for i, own in enumerate(changes):
+        one = SimpleNamespace(**same | own)
+        halves = {name: own[name] for name in ('mixer', 'ffn') if name in own}
+        block = block_of(one, has_window(one, i), has_experts(one, i))
+        blocks.append(dataclasses.replace(block, **halves))
+    runs = tuple((block, len(list(run))) for block, run in groupby(blocks))
+    return dataclasses.replace(m, layers=runs)
+
 def as_model(
     model,  # a Model, a name, the path of a .json file or its folder, or a dict
 ):  # Model
@@ -265,7 +284,7 @@ def as_model(
     if not isinstance(model, dict):
         raise ValueError('model must be a Model, a name, a .json file or a dict, '
                          f'not {quoted(model)}')
-    if is_config(model): return Model(**fields_of(model))
+    if is_config(model): return from_config(fields_of(model))
     fields, sizes = [f.name for f in dataclasses.fields(Model)], {}
     for key, value in model.items():
         name = SYMBOLS.get(key) or nearest(key, fields, 'model field')
@@ -308,7 +327,7 @@ def sizes_of(model):  # dict
     "What a `CountedJob` takes from a model, or from an object whose sizes are columns."
     own = DEFAULTS | vars(model)
     same = ('seq_len', 'embed_dim', 'depth', 'mtp_layers', 'tied_embeddings', 'learned_positions',
-            'output_bias')
+            'output_bias', 'output_transform', 'other_embeddings', 'embedding_norm')
     blocks = model.blocks if isinstance(model, Model) else blocks_from(model)
     vocab = 0 if own['vocab'] is None else own['vocab']
     return {name: own[name] for name in same} | {'blocks': blocks, 'vocab': vocab}

@@ -1,0 +1,199 @@
+"Mixers with a state, counted a second time: per token, by hand; and shared out."
+import dataclasses
+import math
+from dataclasses import replace
+
+import pytest
+
+from transformer_perf import Assumptions, Model, Parallel, estimate, search
+from transformer_perf.blocks import MLP, Block
+from transformer_perf.estimates import AS_TRAINED, MENDED
+from transformer_perf.interop import Job, export
+from transformer_perf.iteration import job_of, settled
+from transformer_perf.linear_attention import (
+    GatedDeltaNet, KimiDelta, Lightning, Mamba2, Nothing)
+from transformer_perf.sensitivity import sensitivity
+from transformer_perf.systems import as_system
+
+TRAINED = Assumptions(**MENDED | AS_TRAINED)
+SYSTEM = as_system('H200')
+b, l, e = 2, 256, 96
+SMALL = dict(heads=8, key=16, value=24, chunk=32, conv=3)
+MIXERS = {
+    'gated delta': GatedDeltaNet(**SMALL, key_heads=4), 'kimi delta': KimiDelta(**SMALL),
+    'kimi delta, low rank': KimiDelta(**SMALL, rank=12), 'mamba': Mamba2(**SMALL, key_groups=4),
+    'lightning': Lightning(heads=8, key=16, value=24, chunk=32)}
+K, V, H, C, w = 8 * 16, 8 * 24, 8, 32, 3
+LESS = 4 * 16   # keys of Gated DeltaNet's four heads, or of Mamba's four groups
+PARAMETERS = {   # of a layer: product in, convolution, vectors, norm, product out
+    'gated delta': e * (2 * LESS + 2 * V + 2 * H) + w * (2 * LESS + V) + 2 * H + 24 + V * e,
+    'kimi delta': e * (3 * K + 2 * V + H) + w * (2 * K + V) + H + K + 24 + V * e,
+    'kimi delta, low rank': e * (2 * K + V + H + 2 * 12) + 12 * (K + V) + w * (2 * K + V)
+                            + H + K + 24 + V * e,
+    'mamba': e * (2 * V + 2 * LESS + H) + (w + 1) * (V + 2 * LESS) + 3 * H + V + V * e,
+    'lightning': e * (2 * K + 2 * V) + V + V * e}
+FORWARD = {   # FLOP of a token in the scan
+    'gated delta': H * (6 * 16 * 24 + C * (5.25 * 16 + 4 * 24) + C**2 / 2),
+    'kimi delta': H * (6 * 16 * 24 + C * (4.5 * 16 + 4 * 24) + C**2 / 2),
+    'mamba': 4 * V * 16 + 2 * C * LESS + V * (C + 64),
+    'lightning': H * (2 * C * (16 + 24) + 4 * 16 * 24)}
+BACKWARD = {
+    'gated delta': H * (16 * 16 * 24 + C * (18 * 16 + 10 * 24) + 4 * C**2),
+    'kimi delta': H * (16 * 16 * 24 + C * (11 * 16 + 10 * 24) + 4 * C**2),
+    'mamba': 10 * V * 16 + 6 * C * LESS + 3 * V * (C + 64),
+    'lightning': 2 * FORWARD['lightning']}
+FORWARD['kimi delta, low rank'], BACKWARD['kimi delta, low rank'] = (
+    FORWARD['kimi delta'], BACKWARD['kimi delta'])
+
+
+def model_with(mixer, depth=2):
+    "Layers of nothing but a mixer, without words."
+    block = Block(mixer, Nothing(), 'none', 'rmsnorm')
+    return Model(l, e, 8, depth, layers=((block, depth),))
+
+
+def operations(mixer, **layout):  # dict of Operation
+    "What one GPU does in a layer."
+    alone = dict(nvlink_tp=1, nvlink_cp=1, nvlink_pp=1, nvlink_dp=1)
+    p = Parallel(micro_batch=b, **alone | layout)
+    model = model_with(mixer)
+    job = job_of(vars(settled(p, SYSTEM, TRAINED)), model, SYSTEM, 24, TRAINED)
+    return {op.name: op for op in job.operations}
+
+
+def flop(work): return sum(2 * p.times * p.batch * p.m * p.n * p.k for p in work.products)
+def close(x, y): return math.isclose(x, y, rel_tol=1e-12)
+
+
+@pytest.mark.parametrize('name', MIXERS)
+def test_parameters_by_hand(name):
+    "The matrices, the convolution, vectors and the norm of heads; one norm of the stream."
+    assert model_with(MIXERS[name]).parameters == 2 * (PARAMETERS[name] + e)
+
+
+@pytest.mark.parametrize('name', MIXERS)
+def test_scan_by_formula(name):
+    "FLOP of a token as published kernels count them; by tokens and samples; shared by tp."
+    for tp in (1, 2, 4):
+        op = operations(MIXERS[name], tp=tp)['scan']
+        assert close(flop(op.forward) * tp, b * l * FORWARD[name])
+        assert close(flop(op.backward) * tp, b * l * BACKWARD[name])
+        assert op.forward.fused and op.backward.fused
+
+
+def test_numbers_moved_by_the_scan():
+    "Of a token and head, each operand of each kernel once; three times as many backward."
+    delta = 7 * 16 + 6 * 24 + 2 * C + 2 * 16 * 24 / C
+    by_hand = {'gated delta': 8 * delta, 'kimi delta': 8 * delta, 'lightning': 2 * K + 2 * V,
+               'mamba': 2 * V + 2 * (LESS + 4 * C) + H + 4 * V * 16 / C}
+    for name, moved in by_hand.items():
+        op = operations(MIXERS[name])['scan']
+        assert close(op.forward.operands, b * l * moved)
+        assert close(op.backward.operands, 3 * b * l * moved)
+
+
+def test_what_is_kept():
+    "Bytes of a token, by operation; a recomputed core frees what is inside the scan."
+    T = 1e-9 * b * l
+    kept = {name: {op.name: op.activations / T for op in operations(mixer).values()}
+            for name, mixer in MIXERS.items()}
+    for name, own in kept.items():
+        assert close(own['state-in'], 2 * e) and close(own['state-out'], 2 * V), name
+        assert close(own['gated-norm'], 4 * V + 4 * H)
+    scans = {'gated delta': 2 * (2 * LESS + V) + 2 * C * H + 11 * H + 8 * 4,
+             'kimi delta': 2 * (3 * K + V) + 4 * C * H, 'mamba': 0,
+             'lightning': 2 * (2 * K + V)}
+    for name, there in scans.items(): assert close(1 + kept[name]['scan'], 1 + there), name
+    convs = {'gated delta': 2 * LESS + V, 'kimi delta': 2 * K + V,
+             'mamba': 2 * V + 2 * LESS + H, 'lightning': 2 * K + V}
+    for name, there in convs.items(): assert close(kept[name]['short-conv'], 2 * there)
+    scan = operations(MIXERS['kimi delta'])['scan']
+    assert close(dict(scan.frees)['core_attn'], T * 4 * C * H)
+
+
+@pytest.mark.parametrize('name', MIXERS)
+def test_context_parallelism_passes_states(name):
+    "Each GPU's states, in 32 bits; nothing that grows with the sequence but the own tokens' work."
+    mixer = MIXERS[name]
+    matrices = 16 * (16 + 24) if mixer.transition else 16 * 24
+    for tp, cp in ((1, 1), (1, 4), (2, 4), (2, 8)):
+        own = operations(mixer, tp=tp, cp=cp, strategy='2d-seqp')
+        for work in (own['scan'].forward, own['scan'].backward):
+            sent, = work.messages
+            assert (sent.kind, sent.group) == ('allgather', 'cp')
+            assert close(1 + sent.volume, 1 + 4e-9 * b * H / tp * matrices * cp * (cp > 1))
+        tail, = own['short-conv'].forward.messages
+        channels = mixer.channels(1) / tp
+        passed = 2e-9 * b * max(mixer.conv - 1, 0) * channels * (cp > 1)
+        assert close(1 + tail.volume * (cp - 1) / cp, 1 + passed)
+        again = 4 * 16 * (16 + 24) * H * mixer.transition * (cp > 1)   # what is handed on
+        work = FORWARD[name] + again
+        assert close(flop(own['scan'].forward) * tp * cp, b * l * work)
+
+
+@pytest.mark.parametrize('mixer, tp, says', [
+    (MIXERS['gated delta'], 8, 'key_heads=4 must be divisible by tp=8'),
+    (MIXERS['mamba'], 8, 'key_groups=4 must be divisible by tp=8'),
+    (MIXERS['lightning'], 16, 'heads with a state=8 must be divisible by tp=16')])
+def test_what_cannot_be_shared(mixer, tp, says):
+    with pytest.raises(ValueError, match=says):
+        estimate(model_with(mixer), Parallel(tp=tp), 'H200', 16)
+
+
+@pytest.mark.parametrize('name', MIXERS)
+def test_memory_and_searches(name):
+    "All parameters are held, under tensor parallelism by parts; a search finds a layout."
+    model = replace(model_with(MIXERS[name], 4), vocab=640, seq_len=1024)
+    one = estimate(model, Parallel(), 'H200', 8, TRAINED).stats
+    assert one['weights_GB'] == pytest.approx(2e-9 * model.parameters, rel=1e-12)
+    for preset in ('paper', 'corrected', 'calibrated'):
+        best = search(model, 8, 'H200', 8, k=1, assumptions=preset)
+        assert best.iteration_s.iloc[0] > 0
+
+
+def test_half_a_layer():
+    "A layer without one half has one norm, and costs what the other half costs."
+    mlp = Block(Nothing(), MLP(200), 'none', 'rmsnorm')
+    model = Model(l, e, 8, 2, layers=((mlp, 2),))
+    assert model.parameters == 2 * (2 * e * 200 + e) and Nothing() == Nothing()
+    assert hash(Nothing()) == hash(Nothing()) and Nothing() != MLP(8)
+    both = Block(MIXERS['mamba'], MLP(200), 'none', 'rmsnorm')
+    together = dataclasses.replace(model, layers=((both, 2),)).parameters
+    assert together == model.parameters + model_with(MIXERS['mamba']).parameters
+
+
+def test_kernels_between():
+    "A convolution reads and writes each channel; the norm reads what was read and its gate."
+    for name, mixer in MIXERS.items():
+        for tp in (1, 2):
+            own, T = operations(mixer, tp=tp), b * l
+            x, taps = T * mixer.channels(1) / tp, mixer.conv
+            conv, norm = own['short-conv'], own['gated-norm']
+            assert close(conv.forward.nbytes, 4e-9 * x) and close(conv.backward.nbytes, 6e-9 * x)
+            assert close(conv.forward.vector, 1e-12 * (2 * taps + 5) * x), name
+            assert close(conv.backward.vector, 2e-12 * (2 * taps + 5) * x)
+            y = T * V / tp
+            assert close(norm.forward.nbytes, 6e-9 * y) and close(norm.backward.nbytes, 1e-8 * y)
+            assert close(norm.forward.vector, 14e-12 * y)
+            assert close(norm.backward.vector, 22e-12 * y)
+            passes = [(op.forward.launches, op.backward.launches) for op in (conv, norm)]
+            assert passes == [(1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize('name', MIXERS)
+def test_gpus_share_the_weights(name):
+    "Those of tp have all together, but what each has: norms of a head, and narrow products."
+    mixer = MIXERS[name]
+    held = lambda tp: sum(op.weights for op in operations(mixer, tp=tp).values())
+    rank = getattr(mixer, 'rank', None) or 0
+    norms = e + (0 if name in ('mamba', 'lightning') else 24)
+    assert close(2 * held(2), held(1) + 2e-9 * (norms + 2 * e * rank))
+
+
+def test_layers_are_no_sizes():
+    "Sizes that blocks say are not varied; and our own JSON has no blocks."
+    model = replace(model_with(MIXERS['mamba']), vocab=640)
+    varied = sensitivity(model, Parallel(), 'H200', 8)
+    assert {*varied.field[varied['of'] == 'model']} == {'seq_len', 'embed_dim', 'vocab'}
+    with pytest.raises(ValueError, match='layers=.* cannot be said in json'):
+        export(Job(Parallel(), model, 8, 1, 256), 'json')
