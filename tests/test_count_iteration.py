@@ -503,7 +503,8 @@ def test_the_fastest_placement_is_taken():
     groups, system = dict(tp=4, cp=2, pp=2, dp=4), dataclasses.replace(SYSTEM, nvlink_size=8)
     places = [f'nvlink_{name}' for name in groups]
     of = lambda n: [d for d in range(1, n + 1) if n % d == 0]
-    ask = lambda **more: estimate(MODEL, Parallel(**groups, **more), system, 64, TRAINED)
+    anywhere = dataclasses.replace(TRAINED, placed_by_rank=False)
+    ask = lambda **more: estimate(MODEL, Parallel(**groups, **more), system, 64, anywhere)
     times = {}
     for inside in itertools.product(*map(of, groups.values())):
         if math.prod(inside) > 8: continue

@@ -333,7 +333,8 @@ def late_share(layer: Layer, backward, late, wait, p: Layouts, passes):  # s
     if not any_of(wait): return late
     often = len(layer.rows.late) / (len(layer.rows.operations) + len(layer.rows.late))
     first = backward - late   # launched by itself
-    return backward + wait - first - host_wait(first, p, layer.routes, passes * (1 - often))
+    split = backward + wait - first - host_wait(first, p, layer.routes, passes * (1 - often))
+    return np.maximum(late, split)   # no kernel is shorter for being launched later
 
 def summed_layer(layer: Layer, priced: Priced, p: Layouts):  # LayerCost
     "What one layer takes: the sum over its operations, some of them computed again."
