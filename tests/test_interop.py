@@ -293,6 +293,17 @@ def test_parameters_as_transformers_counts_them(kind):
     assert compared
 
 
+def test_encoders():
+    "BERT of its owners; each token sees all, unless it is made a decoder."
+    bert = of('bert', 768, 12, 12, 3072, 30522, hidden_act='gelu', type_vocab_size=2) | {
+        'max_position_embeddings': 512}
+    m = as_model(bert)
+    assert m.parameters == 109_514_298 and not m.causal
+    assert as_model(bert | {'is_decoder': True}).causal
+    for change in ({'position_embedding_type': 'relative_key'}, {'tie_word_embeddings': False}):
+        assert 'no field of a Model says' in refused(as_model, bert | change)
+
+
 def test_all_causal_types_of_transformers():
     "Every type whose defaults the library builds is read exactly, or refused in one line."
     for name in ('torch', 'transformers'): pytest.importorskip(name)

@@ -363,13 +363,18 @@ FAMILIES |= {   # with experts
         windows='listed', experts='intermediate_size')}
 
 BERT = PLAIN | dict(learned_positions=True, output_transform=True, output_bias=True)
-SEGMENTS = TIED_DERIVED | dict(hidden_act='gelu', type_vocab_size=2, add_cross_attention=False)
+SEGMENTS = TIED_DERIVED | dict(hidden_act='gelu', type_vocab_size=2, is_decoder=False,
+                               position_embedding_type='absolute')
 
 def kinds_of_text(c, found):
-    "Vectors for the first text of a pair and the second; untied words have a second bias there."
-    if not c.on('tie_word_embeddings'): raise ValueError('no field of a Model says untied words '
-                                                         'with a bias of their own')
-    return {'other_embeddings': c.needed('type_vocab_size', least=0)}
+    "Vectors for the first text of a pair and the second; all tokens are seen, but by a decoder."
+    if not c.on('tie_word_embeddings'):   # they would have a second bias there
+        raise ValueError('no field of a Model says untied words with a bias of their own')
+    positions = c.said('position_embedding_type')[1]
+    if positions != 'absolute':
+        raise ValueError(f'no field of a Model says position_embedding_type={quoted(positions)}')
+    return {'other_embeddings': c.needed('type_vocab_size', least=0),
+            'causal': c.on('is_decoder')}
 
 FAMILIES |= {   # made of encoders: in most, the last norm stands after the embedding, and not last
     **{kind: Family(f'{name}ForCausalLM {name}LMHeadModel {name}ForMaskedLM', BERT, SEGMENTS,
