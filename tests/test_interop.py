@@ -233,7 +233,7 @@ WORTHLESS = [None, True, -1, 0, 1.5, 'x', [], [1], {}, {'a': 1}, 10**400, ['full
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from([given for _, given in FILES]), st.data())
+@given(st.sampled_from([given for _, given in FILES + HYBRIDS]), st.data())
 def test_spoiled_files(file, data):
     "A model, or one line."
     names = data.draw(st.lists(st.sampled_from([*file, 'layer_types', 'mlp_layer_types',
