@@ -451,7 +451,8 @@ def lightning(c, found):
     width, listed = found['head_dim'] or found['embed_dim'] // found['heads'], c.given.get(
         'attn_type_list')
     if listed: c = c._replace(given=c.given | {'layer_types': [
-        'full_attention' if kind == 1 else 'linear_attention' for kind in listed]})
+        'full_attention' if kind == 1 else 'linear_attention'
+        for kind in of_type(listed, list, 'attn_type_list')]})
     mixer = Lightning(heads=found['heads'], key=width, value=width, chunk=c.needed('block_size'))
     return in_places(with_state(c, found['depth']), {'mixer': mixer})
 
