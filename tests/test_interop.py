@@ -233,7 +233,7 @@ WORTHLESS = [None, True, -1, 0, 1.5, 'x', [], [1], {}, {'a': 1}, 10**400, ['full
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from([given for _, given in FILES]), st.data())
+@given(st.sampled_from([given for _, given in FILES + HYBRIDS]), st.data())
 def test_spoiled_files(file, data):
     "A model, or one line."
     names = data.draw(st.lists(st.sampled_from([*file, 'layer_types', 'mlp_layer_types',
@@ -291,6 +291,17 @@ def test_parameters_as_transformers_counts_them(kind):
         assert dataclasses.replace(m, mtp_layers=0).parameters == theirs, file
         compared += 1
     assert compared
+
+
+def test_encoders():
+    "BERT of its owners; each token sees all, unless it is made a decoder."
+    bert = of('bert', 768, 12, 12, 3072, 30522, hidden_act='gelu', type_vocab_size=2) | {
+        'max_position_embeddings': 512}
+    m = as_model(bert)
+    assert m.parameters == 109_514_298 and not m.causal
+    assert as_model(bert | {'is_decoder': True}).causal
+    for change in ({'position_embedding_type': 'relative_key'}, {'tie_word_embeddings': False}):
+        assert 'no field of a Model says' in refused(as_model, bert | change)
 
 
 def test_all_causal_types_of_transformers():

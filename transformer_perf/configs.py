@@ -451,7 +451,8 @@ def lightning(c, found):
     width, listed = found['head_dim'] or found['embed_dim'] // found['heads'], c.given.get(
         'attn_type_list')
     if listed: c = c._replace(given=c.given | {'layer_types': [
-        'full_attention' if kind == 1 else 'linear_attention' for kind in listed]})
+        'full_attention' if kind == 1 else 'linear_attention'
+        for kind in of_type(listed, list, 'attn_type_list')]})
     mixer = Lightning(heads=found['heads'], key=width, value=width, chunk=c.needed('block_size'))
     return in_places(with_state(c, found['depth']), {'mixer': mixer})
 
@@ -480,8 +481,10 @@ LETTERS = {'M': 'mamba', '*': 'attention', '-': 'mlp', 'E': 'moe'}
 def nemotron_h(c, found):
     "Layers that are one half each: Mamba-2, attention, an MLP or experts."
     pattern = c.given.get('hybrid_override_pattern')
-    kinds = [LETTERS[nearest(x, LETTERS, 'kind of layer')] for x in pattern] if pattern else (
-        of_type(c.said('layers_block_type')[1], list, 'layers_block_type'))
+    if pattern:
+        of_type(pattern, str, 'hybrid_override_pattern')
+        kinds = [LETTERS[nearest(letter, LETTERS, 'kind of layer')] for letter in pattern]
+    else: kinds = of_type(c.said('layers_block_type')[1], list, 'layers_block_type')
     halves = {'mamba': lambda: {'mixer': mamba2(c), 'ffn': Nothing()},
               'attention': lambda: {'ffn': Nothing()}, 'mlp': lambda: {'mixer': Nothing()},
               'moe': lambda: {'mixer': Nothing(), 'ffn': nemotron_experts(c)}}
@@ -774,7 +777,8 @@ def fields_of(given):  # dict: field of a Model -> value
     check_expressible(text, nested, known_to(text))
     kind, family = family_of(text, nested)
     listed = text.get('layers_block_type') or text.get('hybrid_override_pattern')
-    depth = {} if not listed or 'num_hidden_layers' in text else {'num_hidden_layers': len(listed)}
+    known = 'num_hidden_layers' in text or not isinstance(listed, (list, str))
+    depth = {} if known else {'num_hidden_layers': len(listed)}
     c = Config(text | depth, ANYWHERE | family.usual, family.names)
     check_family(c, kind, family)
     found = basic(c, family)
