@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from transformer_perf.schedules import (
-    SCHEDULES, check_schedule, formula_holds, most_held, most_kept, played, possible, total_time)
+    SCHEDULES, check_schedule, formula_holds, most_held, most_saved, played, possible, total_time)
 
 GRID = [(name, p, v, N) for name, s in SCHEDULES.items() for p in (2, 3, 4, 6) for v in (1, 2, 3)
         for N in (p, 2 * p, 2 * p + 2, 3 * p) if possible(s, p, v, N, v)]
@@ -91,12 +91,12 @@ def test_a_second_hand_takes_as_long(name):
         cost = {'F': F, 'B': B, 'W': W} if s.splits else {'F': F, 'B': B + W}
         run = played(name, p, v, N, F, B, W)
         total, kept = walk(name, p, v, N, cost)
-        if not s.both_ways and not s.blocks: assert most_kept(run, p, v, s.splits) == kept
+        if not s.both_ways and not s.blocks: assert most_saved(run, p, v, s.splits) == kept
         assert run.total == pytest.approx(total, rel=1e-12)
         run = played(name, p, v, N, F, B, W, sent=.3, exposed=.25, overlap=.4)
         assert run.total == pytest.approx(walk(name, p, v, N, cost, .075, .225, .4)[0], rel=1e-12)
-        said = [np.broadcast_to(s.kept(p, v, N, rank), ()).item() for rank in range(p)]
-        assert np.allclose(most_kept(run, p, v, s.splits), said)
+        said = [np.broadcast_to(s.saved(p, v, N, rank), ()).item() for rank in range(p)]
+        assert np.allclose(most_saved(run, p, v, s.splits), said)
 
 
 @EACH

@@ -11,7 +11,7 @@ from transformer_perf import Model, Parallel, estimate, search, timeline
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.schedules import (
     SCHEDULES, check_layout, chunk_sums, chunks_in, chunks_of, ends_of, formula_holds, heaviest,
-    held_chunks, layout_of, memory_over_time, most_held, most_kept, on_ranks, passes_of, peaks,
+    held_chunks, layout_of, memory_over_time, most_held, most_saved, on_ranks, passes_of, peaks,
     played, possible, program, time_played, total_time)
 
 few = settings(max_examples=30, deadline=None)
@@ -230,8 +230,8 @@ def test_what_is_kept_does_not_depend_on_times(case, other):
     some, others = (peaks(memory_over_time(played(name, p, v, N, *work), s.splits, F))
                     for work in (case[4:], other[0]))
     np.testing.assert_allclose(some, others)
-    kept = np.broadcast_to([s.kept(p, v, N, rank) for rank in range(p)], p)
-    np.testing.assert_allclose(most_kept(played(*case), p, v, s.splits), kept)
+    kept = np.broadcast_to([s.saved(p, v, N, rank) for rank in range(p)], p)
+    np.testing.assert_allclose(most_saved(played(*case), p, v, s.splits), kept)
     assert (some <= kept * v * F[held_chunks(name, p, v)].max(axis=1) * (1 + 1e-9)).all()
 
 

@@ -45,7 +45,7 @@ def names_for(one):
     schedule = SCHEDULES[one.parallel.schedule]
     priced = ('product_time', 'attention_time', 'collective_time', 'exchange_time', 'send_seconds')
     return {**vars(math), 'max': max, 'min': min, 'Group': Group, 'Product': Product,
-            'Attention': Attention, 'idle': schedule.idle, 'kept': schedule.kept,
+            'Attention': Attention, 'idle': schedule.idle, 'saved': schedule.saved,
             'system': one.system, 'parameters': one.assumptions.measured,
             **{name: getattr(kernels, name) for name in priced}}
 

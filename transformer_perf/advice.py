@@ -84,7 +84,7 @@ def case_of(model, parallel, system, global_batch, assumptions, software=None): 
 # %% ../nbs/88c_advice.ipynb #13a0000c
 RANK_PARTS = {
     'weights_GB': 'weights', 'gradients_GB': 'gradients', 'optimizer_GB': 'optimizer states',
-    'kept_GB': 'activations kept for the backward pass',
+    'kept_GB': 'activations saved for the backward pass',
     'working_GB': 'buffers of the pass that runs',
     'gaps_GB': 'gaps between blocks, at most',
     'context_GB': 'CUDA context and NCCL, at most'}

@@ -232,7 +232,7 @@ def when(flag, *messages):  # tuple of Message
 def meeting(job: CountedJob, kind, exposed=1., width=None, quantized=False):  # Message
     "A collective over the input of a layer, or as wide; `quantized`: in the bits of its products."
     width = job.embed_dim if width is None else width
-    element = job.units.element * (of_recipe(job.precision, 'kept') / 2 if quantized else 1)
+    element = job.units.element * (of_recipe(job.precision, 'saved') / 2 if quantized else 1)
     volume = element * job.tokens * width * (job.tp > 1)
     seen = exposed * where(job.tp_overlap, job.costs.tp_exposed, 1.)
     return Message(kind, volume, 'tp', seen, behind=any_of(np.less(seen, 1)))
@@ -576,14 +576,14 @@ def output_gate(job: CountedJob, mixer):  # Operation
     "What attention says times the sigmoid of a gate: 5 FLOP a number forward, 10 backward."
     E, a = job.units.element, job.assumptions
     x = 1. * job.tokens * mixer.own_values(job)
-    kept = 1 if a.flash_attention and not a.fused_kernels else 2   # the gate; and its other factor
+    saved = 1 if a.flash_attention and not a.fused_kernels else 2   # the gate; and its other factor
     forward = Work(vector=job.units.flop * 5 * x, nbytes=3 * E * x, launches=1)
     backward = Work(vector=job.units.flop * 10 * x, nbytes=5 * E * x, launches=1)
-    return Operation('gate', forward, backward, activations=kept * E * x)
+    return Operation('gate', forward, backward, activations=saved * E * x)
 
 # %% ../nbs/11_blocks.ipynb #bc00318a
-def kept_once(job: CountedJob, op: Operation, elsewhere=True):  # Operation
-    "A product whose input in 16 bits is kept elsewhere already."
+def saved_once(job: CountedJob, op: Operation, elsewhere=True):  # Operation
+    "A product whose input in 16 bits is saved elsewhere already."
     own = 1. - np.equal(job.precision, 'bf16') * elsewhere
     return op._replace(activations=op.activations * own)
 
@@ -618,7 +618,7 @@ class LatentAttention(Heads):
         rebuilt = [op._replace(recomputed_with=('mla_up_proj',), frees=()) for op in (up, kv_up)]
         kv_down, kv_norm = to_latent(job, 'kv', self.latent, self.rope)
         known = bool(queries) or job.assumptions.inputs_sharded   # the queries' product has it too
-        return [*down, kept_once(job, kv_down, known), kv_norm, *rebuilt]
+        return [*down, saved_once(job, kv_down, known), kv_norm, *rebuilt]
 
 # %% ../nbs/11_blocks.ipynb #bc00318c
 def expert_groups(job: CountedJob):  # dict: name -> Group
@@ -675,7 +675,7 @@ def moved_copies(job: CountedJob, experts, name, back):  # Operation
     sorts = 2 * copies * (job.ep > 1)   # by GPU, then by expert
     nbytes = E * job.embed_dim * (job.own + copies + sorts)
     low = job.assumptions.fp8_dispatch and not back   # tokens alone: no result, and no gradient
-    share = of_recipe(job.precision, 'kept') / 2 if low else 1.
+    share = of_recipe(job.precision, 'saved') / 2 if low else 1.
     there, again = (Work(nbytes=nbytes, launches=3, messages=travels(job, experts, *way))
                     for way in ((back, share), (not back,)))
     places = 6 * E * copies * (not back)   # where each copy goes, and how much it weighs
@@ -755,7 +755,7 @@ class Experts(Half):
         scores, routed = router(job, self), routed_experts(job, self)
         after = after_mlp(job, biased=False)   # each expert has a bias of its own
         if not self.shared_dim: return [scores, *routed, *after]
-        scores = kept_once(job, scores, job.assumptions.inputs_sharded)   # with the router's input
+        scores = saved_once(job, scores, job.assumptions.inputs_sharded)   # with the router's input
         return [scores, *routed, *shared_experts(job, self), *after]
 
 # %% ../nbs/11_blocks.ipynb #7385b8f9
@@ -783,17 +783,17 @@ def trained(op: Operation, job, in_layer=True):  # Operation
     return with_adapter(found, own.rank, len(op.matrices) + gate, job.units)
 
 def frozen(op: Operation, held, keeps_input):  # Operation
-    "An operation whose weights do not train: no gradient of them, and no input kept for it."
+    "An operation whose weights do not train: no gradient of them, and no input saved for it."
     unpacked = (held + 2) / 2 * op.in_matrices * (held < 2)   # read as held, written in 16 bits
     moved = lambda work: work._replace(nbytes=work.nbytes + unpacked)
     back = Work()   # nothing comes before a table of words
     if op.forward.products:
         back = moved(op.backward._replace(products=op.backward.products[:1]))
     elif op.name != 'embedding': back = op.backward
-    kept = op.activations if keeps_input or not op.forward.products else 0.
+    saved = op.activations if keeps_input or not op.forward.products else 0.
     return op._replace(
         forward=moved(op.forward), backward=back, weights=0., in_matrices=0., matrices=(),
-        activations=kept, frees=op.frees if any_of(kept) else (),
+        activations=saved, frees=op.frees if any_of(saved) else (),
         frozen=op.weights - op.in_matrices * (1 - held / 2))
 
 def with_adapter(op: Operation, r, several, units):  # Operation

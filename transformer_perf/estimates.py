@@ -127,9 +127,9 @@ class Operation(NamedTuple):
     forward: Work
     backward: Work
     weights: float = 0.      # GB of weights that train
-    activations: float = 0.  # GB kept from the forward pass for the backward pass
+    activations: float = 0.  # GB saved from the forward pass for the backward pass
     recomputed_with: tuple = ()  # the parts of a layer: choices of recompute
-    frees: tuple = ()        # (part, GB of the activations that need not be kept then)
+    frees: tuple = ()        # (part, GB of the activations that need not be saved then)
     panels: int = None       # SUMMA: messages are cut into so many panels that hide behind compute
     routed: bool = False     # the weights are those of routed experts
     copies: float = 0.       # GB of its weights that are held in another precision besides
@@ -141,7 +141,7 @@ class Operation(NamedTuple):
 class Recipe(NamedTuple):
     "What a precision of products brings and costs."
     rate: str       # of the matrix units: a precision that a System knows
-    kept: float     # bytes of an input that is kept for the backward pass
+    saved: float     # bytes of an input that is saved for the backward pass
     cast: float     # bytes of traffic to cast a number
     copies: float   # bytes held besides, for each weight
     kernels: str = ''   # whose measured prices it has; those of its rate unless given
@@ -637,11 +637,11 @@ def costs_of(a):  # Costs
 
 class Optimizer(NamedTuple):
     "What a step keeps and computes."
-    moments: int              # numbers that are kept of a weight, beside it
+    moments: int              # numbers that are saved of a weight, beside it
     of_matrices: int          # the same of weights in matrices
     whole: Callable = None    # (Matrix, GB of a moment of it) -> Work: of a matrix as a whole
     moment_bytes: float = None   # of each moment; none: as the assumptions have it
-    beside: Callable = None   # Matrix -> numbers of 32 bits kept of one as a whole, besides
+    beside: Callable = None   # Matrix -> numbers of 32 bits saved of one as a whole, besides
 
 def tells_matrices(own: Optimizer):
     "Whether an optimizer treats weights in matrices unlike others."
@@ -725,7 +725,7 @@ class Modelling:
     causal_mask: bool = False           # fused attention skips what a causal mask hides
     vocabulary: bool = False            # embedding, output layer and loss count
     inputs_sharded: bool = False        # products keep a share of their input, gathered again later
-    working_memory: bool = False        # buffers in use count, beside what is kept
+    working_memory: bool = False        # buffers in use count, beside what is saved
     zigzag: bool = True                 # cp shares out the work of a causal mask evenly
     expert_imbalance: float = field(1., least=1)   # tokens of the busiest GPU over the mean
     capacity_factor: float = field(None, above=True)  # room of an expert over its mean; none: all

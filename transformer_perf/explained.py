@@ -74,7 +74,7 @@ def stage_counts(work: Workload, stage: Stage):  # dict
     p, of = work.layouts, mean_layer(work.stored, stage.layers)
     own, again = weights_of_stage(work, stage, of), at_hand(of, sum(stage.layers))
     return dict(
-        kept_here=of.activations, ends_here=own.ends, copies_here=other_copies(p, of),
+        saved_here=of.activations, ends_here=own.ends, copies_here=other_copies(p, of),
         working=working(work, again, stage.first, stage.last),
         gathered=largest_units(own, units_at_hand(p)), unit=largest_units(own, 1),
         tables=most_of_ends(work), table=work.beside.table,
@@ -270,7 +270,7 @@ def behind(t: Told, name, seconds, layer, number):  # Quantity
 def unit_told(t: Told, of, parts, pieces, at_once):  # list of Quantity
     "What the messages of `pieces` units show."
     p, stage = t.p, t.p.zero_stage
-    held = of_recipe(p.precision, 'kept') / 2
+    held = of_recipe(p.precision, 'saved') / 2
     low = held if in_low_precision(p.assumptions, p.precision) else 1.
     kind, each = 'reducescatter' if stage else 'allreduce', f'({pieces} * N)'
     often = reduces_each(p.reduce_each, stage)
@@ -430,8 +430,8 @@ def memory_told(t: Told):
     each = layers_told(t, 'L', t.fullest.layers, 'on the fullest stage')
     for part in ('weights', 'routed'): mean_told(t, f'{part}_here', part, each, 'L')
     plain = p.recompute == 'none' and not np.any(t.work.stored.offloaded)
-    if plain: mean_told(t, 'kept_here', 'kept', each, 'L')
-    else: t.count('kept_here')
+    if plain: mean_told(t, 'saved_here', 'saved', each, 'L')
+    else: t.count('saved_here')
     held, of = f'{both_ways(p)}L', dict(unit='GB', of=memory_at)
     t.step('stage_GB', f'weights_here * {held} + ends_here', unit='GB', of=stage_weights)
     t.step('experts_GB', f'routed_here * {held}', unit='GB', of=stage_weights)
@@ -467,26 +467,26 @@ def memory_told(t: Told):
         states = f'states_GB{here}'
     t.step('optimizer_GB', states, **of)
     if 'host_GB' in t.one.stats: t.count('host_GB')
-    t.step('activations_GB', kept_told(t) + ' + working' * a.working_memory, **of)
+    t.step('activations_GB', saved_told(t) + ' + working' * a.working_memory, **of)
     t.step('memory_GB', 'weights_GB + gradients_GB + optimizer_GB + activations_GB', unit='GB')
     groups = sum(getattr(p, name) > 1 for name in (*GROUPS, 'ep'))
     t.step('memory_bound_GB', 'memory_GB + fragments * activations_GB + context_GB '
            f'+ nccl_GB * {groups}', unit='GB', of=memory_bound)
 
-def kept_told(t: Told):  # str
+def saved_told(t: Told):  # str
     "How the activations that the fullest stage keeps are written."
     p, at, value = t.p, t.fullest, t.one.stats['activations_GB']
     closed = memory_at(t.work, at).activations
     if float(closed) != value:
         here = value - t.known['working'].value * p.assumptions.working_memory
         t.known['kept_GB'] = Quantity(
-            'kept_GB', here, 'GB', '', (t.known['kept_here'], t.known['N']), 'schedules.played',
+            'kept_GB', here, 'GB', '', (t.known['saved_here'], t.known['N']), 'schedules.played',
             'What passes of the fullest rank keep at once.')
         return 'kept_GB'
     t.known['rank'] = Quantity('rank', float(at.rank), source='choice', words='of the fullest')
-    t.step('kept', 'kept(pp, virtual_stages, N, rank)', unit='', of=alive,
+    t.step('saved', 'saved(pp, virtual_stages, N, rank)', unit='', of=alive,
            value=alive(p, at.rank))
-    return 'kept * L * kept_here' + (f' * {float(at.widest):.16g}' if at.widest != 1 else '')
+    return 'saved * L * saved_here' + (f' * {float(at.widest):.16g}' if at.widest != 1 else '')
 
 # %% ../nbs/88_explained.ipynb #5e0000b7
 # all figures

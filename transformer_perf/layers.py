@@ -27,7 +27,7 @@ def linear(
 ):  # Operation
     "Matrix product with a weight."
     E, B, weight = units.element, units.element / 2, batch * inputs * outputs
-    kept, cast, copies = (of_recipe(precision, name) for name in ('kept', 'cast', 'copies'))
+    saved, cast, copies = (of_recipe(precision, name) for name in ('saved', 'cast', 'copies'))
     each = dict(batch=batch, precision=precision)
     to_input = Product(rows, inputs, outputs, **each)
     to_weight = Product(outputs, inputs, rows, adds=adds, **each)
@@ -35,7 +35,7 @@ def linear(
     there = Work((Product(rows, outputs, inputs, **each),), nbytes=B * cast * x, launches=casts)
     back = Work((to_input, to_weight), nbytes=(E * biased + B * cast) * y, launches=biased + casts)
     return Operation(name, there, back, weights=E * (weight + batch * outputs * biased),
-                     activations=B * kept * x, copies=B * copies * weight,
+                     activations=B * saved * x, copies=B * copies * weight,
                      matrices=(Matrix(inputs, outputs, batch),), in_matrices=E * weight)
 
 # %% ../nbs/03_layers.ipynb #ad038c8b
@@ -95,12 +95,12 @@ def dropout(
     recomputed_with=(),       # in attention: the parts with which it is computed again
 ):  # Operation
     "Dropout: reads, writes, and keeps a one-byte mask."
-    kept, inside = units.mask * m, recomputed_with != ()
+    saved, inside = units.mask * m, recomputed_with != ()
     nbytes = (2 * units.element + units.mask) * m
     same = Work(vector=units.flop * m, launches=1, nbytes=nbytes * (not inside),
                 scores=nbytes * inside)
-    frees = tuple((part, kept) for part in recomputed_with)
-    return Operation(name, same, same, activations=kept,
+    frees = tuple((part, saved) for part in recomputed_with)
+    return Operation(name, same, same, activations=saved,
                      recomputed_with=recomputed_with, frees=frees)
 
 # %% ../nbs/03_layers.ipynb #16f72d9e
@@ -177,9 +177,9 @@ def fused_softmax(name, b, h, rows, columns, units=Units(), masked=1.):  # Opera
     E, x = units.element, 1. * b * h * rows * columns
     forward = Work(vector=units.flop * 4 * x, scores=4 * E * x, launches=2)
     back = Work(vector=units.flop * 5 * x, scores=4.5 * E * x, launches=2)
-    kept = (E + units.mask * masked) * x
-    return Operation(name, forward, back, activations=kept, recomputed_with=CORE,
-                     frees=(('scores', kept), ('core_attn', kept)))
+    saved = (E + units.mask * masked) * x
+    return Operation(name, forward, back, activations=saved, recomputed_with=CORE,
+                     frees=(('scores', saved), ('core_attn', saved)))
 
 # %% ../nbs/03_layers.ipynb #30c9975b
 EAGER_NORM = dict(   # bytes that each kernel reads and writes, an element in 16 bits
@@ -209,7 +209,7 @@ def eager_norm(name, rows, width, units=Units(), vectors=1):  # Operation
                           frees=(('layernorm', in_32_bits),))
 
 def eager_gelu(name, m, units=Units(), gated=1.):  # Operation
-    "An MLP's nonlinearity whose gate is a kernel apart: what it multiplies is kept, too."
+    "An MLP's nonlinearity whose gate is a kernel apart: what it multiplies is saved, too."
     fused, more = gelu(name, m, units, gated), units.element * m * gated
     def apart(work, passes, kernels):
         return work._replace(nbytes=work.nbytes + passes * more,
@@ -225,10 +225,10 @@ def eager_softmax(name, b, h, rows, columns, units=Units(), masked=1.):  # Opera
     def by_steps(work, kernels):
         return work._replace(scores=byte * sum(kernels.values()) * x + dropped,
                              launches=len(kernels) + masked)
-    kept = fused.activations + 2 * units.element * x   # its result, in 32 bits
+    saved = fused.activations + 2 * units.element * x   # its result, in 32 bits
     return fused._replace(forward=by_steps(fused.forward, EAGER_SCORES['forward']),
                           backward=by_steps(fused.backward, EAGER_SCORES['backward']),
-                          activations=kept, frees=(('scores', kept), ('core_attn', kept)))
+                          activations=saved, frees=(('scores', saved), ('core_attn', saved)))
 
 # %% ../nbs/03_layers.ipynb #8db5f1c5
 def score_products(b, h, rows, l, q):  # (scores, values, gradient of keys or values)
@@ -258,10 +258,10 @@ def attend(
     "Apply attention scores to the values."
     scores, values, gradient = score_products(b, h, rows, l, q)
     back, E = Work((scores, gradient), operands=operands(b, h, rows, l, q)), units.element
-    kept = E * b * h * rows * l * masked
+    saved = E * b * h * rows * l * masked
     return Operation(name, Work((values,)), back, recomputed_with=CORE[1:],
-                     frees=(('scores', kept), ('core_attn', kept)),
-                     activations=kept + E * b * kv * rows * q)
+                     frees=(('scores', saved), ('core_attn', saved)),
+                     activations=saved + E * b * kv * rows * q)
 
 # %% ../nbs/03_layers.ipynb #6f85581f
 def fused_attention(
@@ -278,10 +278,10 @@ def fused_attention(
     sums = 1. * b * h * rows * (l * seen - 1)
     there, back = 2 * x + sums + x, 3 * x + sums + x   # softmax and dropout
     freed = E * b * h * rows * (kernel.value * keeps_output + 2)
-    kept = E * b * rows * (q * (h + kv) + kernel.value * kv)
+    saved = E * b * rows * (q * (h + kv) + kernel.value * kv)
     return Operation(name, Work(attention=kernel, vector=flop * there, launches=1),
                      Work(attention=kernel._replace(backward=True), vector=flop * (back + there),
-                          launches=2), activations=kept + freed, recomputed_with=CORE[1:],
+                          launches=2), activations=saved + freed, recomputed_with=CORE[1:],
                      frees=(('core_attn', freed),))
 
 # %% ../nbs/03_layers.ipynb #c4416572
@@ -315,11 +315,11 @@ def attend_summa(
     forward = Product(rows, ql, l / nb, batch, adds=True, times=nb)
     back = (Product(rows, l / nb, ql, batch, times=nb), Product(l / nb, ql, rows, batch, times=nb))
     messages = (values, scores._replace(kind='reduce'), scores, values._replace(kind='reduce'))
-    kept = E * batch * rows * (l // m1)
+    saved = E * batch * rows * (l // m1)
     return Operation(name, Work((forward,), messages=(scores, values)),
                      Work(back, messages=messages), panels=nb, recomputed_with=CORE[1:],
-                     frees=(('scores', kept), ('core_attn', kept)),
-                     activations=kept + E * batch * rows * ql)
+                     frees=(('scores', saved), ('core_attn', saved)),
+                     activations=saved + E * batch * rows * ql)
 
 # %% ../nbs/03_layers.ipynb #035d12b6
 def softmax_2d(

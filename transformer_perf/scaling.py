@@ -129,8 +129,8 @@ def stage_memory(
     "What one GPU keeps. Every argument may be an array."
     W = weights_GB(model)
     shared = lambda first: np.where(as_stage(stage) >= first, gpus, 1)
-    kept = activation_GB(model, samples) * np.ones_like(shared(3), dtype=float)
-    return Memory(W / shared(3), W / shared(2), assumptions.state_bytes / 2 * W / shared(1), kept)
+    saved = activation_GB(model, samples) * np.ones_like(shared(3), dtype=float)
+    return Memory(W / shared(3), W / shared(2), assumptions.state_bytes / 2 * W / shared(1), saved)
 
 # %% ../nbs/85a_scaling.ipynb #5b9ccef4
 @takes(capacity=ABOVE)
@@ -512,14 +512,14 @@ def stage_table(model, system, gpus, samples, stage, links, assumptions, fractio
     rate = achieved_rate(system, assumptions)
     compute = compute_time(training_TFLOP(model, samples), rate, fractions)
     memory = stage_memory(model, samples, stage, gpus, assumptions)
-    seconds, kept = compute + forward + backward, sum(memory)
+    seconds, saved = compute + forward + backward, sum(memory)
     least = gpus_needed(model, samples, stage, system.hbm_capacity, assumptions)
     parts = {f'{name}_GB': column for name, column in memory._asdict().items()}
     return pd.DataFrame({
         'model': model.name, 'system': system.name, 'n_gpus': gpus, 'stage': stage,
         'iteration_s': seconds, 'compute_s': compute, 'forward_comm_s': forward,
         'backward_comm_s': backward, 'samples_per_s': samples * gpus / seconds,
-        'memory_GB': kept, **parts, 'fits': kept <= system.hbm_capacity, 'gpus_needed': least})
+        'memory_GB': saved, **parts, 'fits': saved <= system.hbm_capacity, 'gpus_needed': least})
 
 # %% ../nbs/85a_scaling.ipynb #d8a07b21
 @takes(samples=WHOLE, fractions=SHARED, network=dict(kind=Network))

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['NEVER', 'SCHEDULES', 'KINDS', 'MOST_PLAYED', 'MOST_LETTERS', 'REPEATED', 'gpipe', 'in_turns', 'Counter', 'dual_steps',
-           'dualpipe', 'dualpipe_v', 'idle_turns', 'idle_h2', 'idle_h1', 'idle_v', 'kept_turns', 'each_time',
+           'dualpipe', 'dualpipe_v', 'idle_turns', 'idle_h2', 'idle_h1', 'idle_v', 'saved_turns', 'each_time',
            'last_slowest', 'one_slowest', 'Schedule', 'own_figure', 'possible', 'check_schedule', 'position', 'orders',
            'needs', 'moments', 'played', 'shortened', 'time_played', 'passes_of', 'Held', 'memory_over_time', 'peaks',
-           'heaviest', 'most_kept', 'kept_at_once', 'most_held', 'spelled_out', 'chunks_in', 'shorter', 'layout_of',
+           'heaviest', 'most_saved', 'saved_at_once', 'most_held', 'spelled_out', 'chunks_in', 'shorter', 'layout_of',
            'check_layout', 'chunks_of', 'formula_holds']
 
 # %% ../nbs/30_schedules.ipynb #04b00004
@@ -168,7 +168,7 @@ def idle_dual(p, v, N, F, B, W, overlap=0.): return idle_half(p // 2, F, B, W, o
 def idle_dual_v(p, v, N, F, B, W, overlap=0.): return idle_half(p, F, B, W, overlap) / 2
 
 # %% ../nbs/30_schedules.ipynb #04b00013
-def kept_turns(p, v, N, rank):
+def saved_turns(p, v, N, rank):
     "Micro-batches that a rank keeps at once, in 1F1B or interleaved."
     after = p - 1 - rank
     several = np.greater(v, 1) & np.greater(p, 1)
@@ -184,7 +184,7 @@ class Schedule(NamedTuple):
     "One order of work."
     steps: Callable            # (rank, p, v, N) -> steps, in order
     idle: Callable             # (p, v, N, F, B, W) -> s that a rank idles; F, B, W of a whole rank
-    kept: Callable             # (p, v, N, rank) -> micro-batches kept at once
+    saved: Callable             # (p, v, N, rank) -> micro-batches saved at once
     chunks: int = 1            # on a rank; 0: as many as wanted
     least: Callable = lambda p: 1   # micro-batches that it needs
     splits: bool = True        # B and W are separate steps
@@ -196,7 +196,7 @@ class Schedule(NamedTuple):
 
 # %% ../nbs/30_schedules.ipynb #04b00014
 SCHEDULES = {
-    '1f1b': Schedule(one_f_one_b, idle_turns, kept_turns, chunks=0, splits=False,
+    '1f1b': Schedule(one_f_one_b, idle_turns, saved_turns, chunks=0, splits=False,
                      repeats=lambda p, v: p if v > 1 else 1, unequal=last_slowest),
     'gpipe': Schedule(gpipe, idle_turns, lambda p, v, N, rank: np.where(np.equal(p, 1), 1, N),
                       splits=False, unequal=one_slowest),
@@ -507,7 +507,7 @@ class Held(NamedTuple):
 
 def memory_over_time(
     timeline: Timeline, splits,   # whether the schedule has steps W
-    GB=1.,                        # kept of each chunk for a micro-batch
+    GB=1.,                        # saved of each chunk for a micro-batch
     fixed=0.,                     # GB that each rank holds all the time
 ):  # Held
     "What each rank holds: of a chunk from the start of its forward pass to its last end."
@@ -533,30 +533,30 @@ def heaviest(held: Held):  # (rank, GB, s)
     i = int(np.argmax(held.GB))
     return int(held.rank[i]), held.GB[i], held.time[i]
 
-def most_kept(timeline, p, v, splits):  # list, a number of micro-batches for each rank
+def most_saved(timeline, p, v, splits):  # list, a number of micro-batches for each rank
     "The most that each rank keeps at once."
     return (peaks(memory_over_time(timeline, splits)) / v).tolist()
 
 # %% ../nbs/30_schedules.ipynb #01ca0115
 @lru_cache(maxsize=256)
-def kept_at_once(name, p, v, N):  # array [rank, moment, chunk of the rank]
+def saved_at_once(name, p, v, N):  # array [rank, moment, chunk of the rank]
     "How many micro-batches of each of its chunks a rank keeps, whenever that is more than before."
     passes, s = orders(name, p, v, N), SCHEDULES[name]
     kind, chunk, rank = (passes[x] for x in ('kind', 'chunk', 'rank'))
     change = 1 * (kind == KINDS['F']) - (kind == KINDS['W' if s.splits else 'B'])
-    kept = np.cumsum(change[:, None] * (chunk[:, None] == np.arange(chunk.max() + 1)), axis=0)
-    found = np.unique(np.column_stack([rank, kept])[change > 0], axis=0)
+    saved = np.cumsum(change[:, None] * (chunk[:, None] == np.arange(chunk.max() + 1)), axis=0)
+    found = np.unique(np.column_stack([rank, saved])[change > 0], axis=0)
     start = np.searchsorted(found[:, 0], np.arange(p))
-    every = np.zeros((p, np.bincount(found[:, 0]).max(), kept.shape[1]), dtype=int)
+    every = np.zeros((p, np.bincount(found[:, 0]).max(), saved.shape[1]), dtype=int)
     every[found[:, 0], np.arange(len(found)) - start[found[:, 0]]] = found[:, 1:]
     return every
 
 def most_held(name, p, v, N, GB):  # array [rank, ...], GB
     "The most that each rank keeps at once; `GB`: [chunk, ...] in the order of the model."
     each = np.asarray(GB)[held_chunks(name, p, v)]   # [rank, chunk of the rank, ...]
-    if each.shape[1] == 1: return (SCHEDULES[name].kept(p, v, N, np.arange(p)) * each[:, 0].T).T
-    kept = kept_at_once(name, p, v, shortened(name, p, v, N))
-    return np.einsum('rmc,rc...->rm...', kept, each).max(axis=1)
+    if each.shape[1] == 1: return (SCHEDULES[name].saved(p, v, N, np.arange(p)) * each[:, 0].T).T
+    saved = saved_at_once(name, p, v, shortened(name, p, v, N))
+    return np.einsum('rmc,rc...->rm...', saved, each).max(axis=1)
 
 # %% ../nbs/30_schedules.ipynb #04b00041
 MOST_LETTERS = 100_000   # of a layout

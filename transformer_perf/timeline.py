@@ -12,10 +12,10 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_P
            'costs_at_places', 'Pace', 'slowest_stage', 'pace_of', 'mean_matrices', 'slower_of', 'bubble_time',
            'between_layers', 'iteration_times', 'Memory', 'alive', 'working', 'units_at_hand', 'StageWeights',
            'largest_units', 'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held', 'gradients_held',
-           'kept_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
+           'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
            'other_copies', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ', 'components',
            'figures', 'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
-           'figures_by_formula', 'own_stages', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'kept_on_chunks',
+           'figures_by_formula', 'own_stages', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks',
            'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'totals_played', 'bubble_left', 'exact_times',
            'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics', 'exact_table',
            'exact_figures_of_each', 'bubbles_played', 'memories_played', 'job_of_estimate', 'priced_estimate']
@@ -462,7 +462,7 @@ class Memory(NamedTuple):
 def alive(p: Layouts, rank):
     "Micro-batches whose activations a rank keeps at once."
     sizes = p.pp, p.virtual_stages, p.micro_batches
-    return own_figure(p.schedule, lambda s: s.kept(*sizes, rank))
+    return own_figure(p.schedule, lambda s: s.saved(*sizes, rank))
 
 def working(work: Workload, again, first, last):  # GB
     "What a stage holds while it works, beside what it keeps."
@@ -538,12 +538,12 @@ def gradients_held(p: Layouts, own: StageWeights):  # GB
     return np.minimum(whole, found + p.costs.gradient_bytes / 2 * unit)
 
 # %% ../nbs/87_timeline.ipynb #7ddccbcc
-def kept_at(work: Workload, at: Stage, of: Stored, least=False):  # GB
+def saved_at(work: Workload, at: Stage, of: Stored, least=False):  # GB
     "Activations that a stage keeps: exact with one chunk, else as if all were its longest."
-    kept = alive(work.layouts, at.rank) * sum(at.layers)
-    if not least: return kept * of.activations * at.widest
+    saved = alive(work.layouts, at.rank) * sum(at.layers)
+    if not least: return saved * of.activations * at.widest
     kinds = of_each_kind(work, work.stored.activations)   # no less than if all were its shortest
-    return kept * functools.reduce(np.minimum, kinds) * at.narrowest
+    return saved * functools.reduce(np.minimum, kinds) * at.narrowest
 
 def at_hand(of: Stored, layers):  # GB
     "Held while a layer works: what runs again, and of two layers what comes from the host."
@@ -554,12 +554,12 @@ def memory_at(work: Workload, at: Stage, least=False):  # Memory
     "Peak memory of a pipeline stage; or the least that it can be where its chunks differ."
     p, L, of = work.layouts, sum(at.layers), mean_layer(work.stored, at.layers)
     a, own = p.assumptions, weights_of_stage(work, at, of)
-    kept = kept_at(work, at, of, least)
+    saved = saved_at(work, at, of, least)
     again = at_hand(of, L)
-    if a.working_memory: kept = kept + working(work, again, at.first, at.last)
+    if a.working_memory: saved = saved + working(work, again, at.first, at.last)
     copied = layers_copied(p, own) * other_copies(p, of) + still_held(work, at, of)
     return Memory(weights_held(p, own) + copied, gradients_held(p, own),
-                  states_held(p, own) * (1 - on_host(p.offload, 'optimizer')), kept)
+                  states_held(p, own) * (1 - on_host(p.offload, 'optimizer')), saved)
 
 def states_held(p: Layouts, own: StageWeights):  # GB
     "Optimizer states of a GPU, wherever they are."
@@ -569,12 +569,12 @@ def host_at(work: Workload, at: Stage):  # GB
     "What the host holds for a GPU of a stage: states and gradients in 32 bits, and weights."
     p = work.layouts
     of = mean_layer(work.stored, at.layers)
-    own, kept = weights_of_stage(work, at, of), alive(p, at.rank) * sum(at.layers) * at.widest
+    own, saved = weights_of_stage(work, at, of), alive(p, at.rank) * sum(at.layers) * at.widest
     GB = shared(own.parts, np.greater(p.zero_stage, 0))
     states = lambda: states_held(p, own) + HOST_GRADIENT / 2 * GB
     still = frozen_of_stage(work, at, of)
     frozen = shared(still.parts, np.greater(p.zero_stage, 0)) if still else 0.
-    return (kept * of.offloaded + if_any(on_host(p.offload, 'optimizer'), states)
+    return (saved * of.offloaded + if_any(on_host(p.offload, 'optimizer'), states)
             + if_any(on_host(p.offload, 'weights'), lambda: GB + frozen))
 
 def host_of(work: Workload):  # GB
@@ -724,7 +724,7 @@ def on_chunks(work: Workload, *figures):  # array [chunk, figure, ...]
     rows = np.stack(np.broadcast_arrays(*(x for figure in figures for x in figure)))
     return np.tensordot(held.T, rows.reshape(number, -1, *rows.shape[1:]), axes=(1, 1))
 
-def kept_on_chunks(work: Workload):  # array [chunk, ...]
+def saved_on_chunks(work: Workload):  # array [chunk, ...]
     "GB of activations that a pass of each chunk keeps."
     return on_chunks(work, [*of_each_kind(work, work.stored.activations), 0., 0., 0.])[:, 0]
 
@@ -800,9 +800,9 @@ def memory_on_ranks(work: Workload):  # (list of Memory at its peak, list of Mem
     stages = [alone(stage) for stage in own_stages(work)]
     stay = {stage: memory_at(at_rest, stage) for stage in dict.fromkeys(stages)}
     fixed = [stay[stage] for stage in stages]
-    kept = most_held(p.schedule, p.pp, p.virtual_stages, p.micro_batches,
-                     kept_on_chunks(work))
-    full = [x._replace(activations=x.activations + GB) for x, GB in zip(fixed, kept)]
+    saved = most_held(p.schedule, p.pp, p.virtual_stages, p.micro_batches,
+                     saved_on_chunks(work))
+    full = [x._replace(activations=x.activations + GB) for x, GB in zip(fixed, saved)]
     return full, fixed
 
 def exact_memory(work: Workload):  # Memory
@@ -814,7 +814,7 @@ def exact_memory(work: Workload):  # Memory
 def memory_played(work: Workload, run):  # (Held, list of Memory: what each rank holds throughout)
     "What each rank holds over time."
     fixed, s = memory_on_ranks(work)[1], SCHEDULES[work.layouts.schedule]
-    held = memory_over_time(run, s.splits, kept_on_chunks(work),
+    held = memory_over_time(run, s.splits, saved_on_chunks(work),
                             [sum(memory) for memory in fixed])
     return held, fixed
 

@@ -506,7 +506,7 @@ class LayerTold(NamedTuple):
     late: Quantity
     weights: Quantity   # GB that all copies of a stage share
     routed: Quantity    # GB of routed experts
-    kept: Quantity      # GB for the backward pass, where nothing is computed again
+    saved: Quantity      # GB for the backward pass, where nothing is computed again
     shares: list        # how often: again with a part of the layer, with all of it
 
 def over_passes(name, ops, field, terms, shares, value, backward=True, again=True):  # Quantity
@@ -569,8 +569,8 @@ def layer_told(rows: Rows, i, layer: Layer, cost: LayerCost, p: Layouts):  # Lay
         often = len(listed.late) / (len(ops) + len(listed.late))
         first = step('first', 'kernels - late_kernels', back, late, unit='s')
         apart = waiting(rows, 'wait_first', first, p, layer.routes, passes * (1 - often))
-        late = step('late', 'kernels + wait - first - wait_first', back, waits[1], first, apart,
-                    unit='s', of=late_share, value=cost.late)
+        late = step('late', 'max(late_kernels, kernels + wait - first - wait_first)', late, back,
+                    waits[1], first, apart, unit='s', of=late_share, value=cost.late)
     else: late = late._replace(name='late', value=float(cost.late))
     def held(name, field, some, **about):
         parts = [rows.count(as_name(f'{op.operation.name}_GB'), *op.path, field, unit='GB')
@@ -579,7 +579,7 @@ def layer_told(rows: Rows, i, layer: Layer, cost: LayerCost, p: Layouts):  # Lay
     return LayerTold(ops, forward, backward, **of_all, wait=wait, late=late, shares=shares,
                      weights=held('weights', 'weights', others),
                      routed=held('routed', 'weights', routed),
-                     kept=held('kept', 'activations', ops))
+                     saved=held('saved', 'activations', ops))
 
 def work_told(rows: Rows, name, path, work: Work, vector=True):  # Quantity
     "TFLOP of one pass: of products; and of vectors, which weigh in a product what they cost."

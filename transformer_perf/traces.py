@@ -238,8 +238,8 @@ def memory_rows(one: Estimate):  # list of (rank, s, GB, of it activations)
 def memory_events(one: Estimate):  # list of dict
     "A counter for each rank."
     return [{'ph': 'C', 'pid': rank, 'name': 'memory GB', 'ts': in_us(s), 'args': {
-        'weights, gradients, optimizer': round(GB - kept, 9), 'activations': round(kept, 9)}}
-        for rank, s, GB, kept in memory_rows(one)]
+        'weights, gradients, optimizer': round(GB - saved, 9), 'activations': round(saved, 9)}}
+        for rank, s, GB, saved in memory_rows(one)]
 
 # %% ../nbs/92_traces.ipynb #1600001b
 def trace_of(one: Estimate):  # dict
