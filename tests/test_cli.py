@@ -152,7 +152,7 @@ def test_the_papers_names_of_options():
 
 
 def test_lists():
-    has(good('models'), '1006.666')
+    has(good('models', '--wide'), '1006.666')
     has(good('systems'), 'MI300X')
     models = {row['name']: row for row in json.loads(good('models', '--format', 'json'))['rows']}
     names, one = models.keys(), models['deepseek_v3']
@@ -258,7 +258,7 @@ def test_choices_of_a_search():
 
 
 def test_validate(tmp_path):
-    text = good('validate')
+    text = good('validate', '--wide')
     has(text, 'megatron-2022', 'Calculon 3.65 %', 'never', 'paper', 'corrected')
     rows = list(csv.DictReader(io.StringIO(good('validate', '--format', 'csv'))))
     assert len(rows) == 30
@@ -474,7 +474,11 @@ MISTAKES = [
     (['search', '--output', '/no/such/folder/x.txt'], 'cannot be written'),
     (['search', '--output', '/tmp'], '/tmp: cannot be written (Is a directory)'),
     (['search', '--gpu', '4'], "unknown option of search '--gpu'; did you mean '--gpus'?"),
-    (['search', 'extra'], "search does not take 'extra'"),
+    (['search', 'extra'], "unknown model 'extra'"),
+    (['search', 'gpt3', 'extra'], "search does not take 'extra'"),
+    (['search', 'gpt3', '--model', 'vit_era5'],
+     "takes one model, not 'gpt3' and --model 'vit_era5'"),
+    (['systems', 'extra'], "systems does not take 'extra'"),
     (['search', '--top'], 'expected one argument'),
     (['search', '--format', 'xml'], "unknown --format 'xml'"),
     (['search', '--model', '[/red]'], "unknown model '[/red]'"),
@@ -541,3 +545,28 @@ def test_a_full_or_closed_output_is_no_traceback():
     done = subprocess.run(f'{COMMAND} systems --format json | head -c 1', shell=True,
                           capture_output=True, text=True, check=False)
     assert done.stderr == ''
+
+
+@pytest.mark.parametrize('command', [
+    ('search', 'llama3.1_405B', '--gpus', 512), ('explain', 'gpt3', '--tp', 8, '--dp', 16),
+    ('models',),
+    ('fits', 'llama3.1_70B', '--tp', 8, '--pp', 2, '--dp', 8), ('plan', '--gpus', 8192)],
+    ids=lambda words: words[0])
+def test_tables_fit_a_terminal_unless_all_columns_are_asked_for(command):
+    text, wide = good(*command), good(*command, '--wide')
+    assert max(map(len, text.splitlines())) <= 100 < max(map(len, wide.splitlines()))
+    assert '--wide)' in text and '--wide' not in wide
+
+
+def test_a_model_needs_no_flag():
+    question = '--gpus', 64, '--format', 'json'
+    assert good('search', 'llama3.1_8B', *question) == good('search', '--model', 'llama3.1_8B',
+                                                            *question)
+    assert good('search', *question[:2], 'llama3.1_8B', *question[2:]) == good(
+        'search', 'llama3.1_8B', *question)
+
+
+def test_a_command_has_a_schema_of_its_own():
+    for name in ('search', 'plan', 'models'):
+        own = json.loads(good(name, '--schema'))
+        assert own['properties']['command'] == {'const': name} and len(own['allOf']) == 1
