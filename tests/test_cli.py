@@ -477,7 +477,7 @@ MISTAKES = [
     (['search', 'extra'], "unknown model 'extra'"),
     (['search', 'gpt3', 'extra'], "search does not take 'extra'"),
     (['search', 'gpt3', '--model', 'vit_era5'],
-     "takes one model, not 'gpt3' and --model 'vit_era5'"),
+     "takes the model 'gpt3' or --model, not both"),
     (['systems', 'extra'], "systems does not take 'extra'"),
     (['search', '--top'], 'expected one argument'),
     (['search', '--format', 'xml'], "unknown --format 'xml'"),
@@ -558,12 +558,16 @@ def test_tables_fit_a_terminal_unless_all_columns_are_asked_for(command):
     assert '--wide)' in text and '--wide' not in wide
 
 
-def test_a_model_needs_no_flag():
+def test_a_model_needs_no_flag(tmp_path):
     question = '--gpus', 64, '--format', 'json'
     assert good('search', 'llama3.1_8B', *question) == good('search', '--model', 'llama3.1_8B',
                                                             *question)
     assert good('search', *question[:2], 'llama3.1_8B', *question[2:]) == good(
         'search', 'llama3.1_8B', *question)
+    two = 'sweep', '--gpus', 64, '--systems', 'H100-80GB', '--top', 1, '--output'
+    good(*two, tmp_path / 'one.csv', 'gpt3,vit_era5')
+    good(*two, tmp_path / 'two.csv', '--model', 'gpt3,vit_era5')
+    assert (tmp_path / 'one.csv').read_text() == (tmp_path / 'two.csv').read_text()
 
 
 def test_a_command_has_a_schema_of_its_own():

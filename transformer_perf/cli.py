@@ -1386,9 +1386,10 @@ def arguments_of(name, texts):  # Namespace
     a, rest = parser.parse_known_args(texts)
     known = [flag for o in COMMANDS[name].options for flag in o.flags]
     if rest and '--model' in known and not rest[0].startswith('-'):
-        if a.model: raise ValueError(f'{name} takes one model, not {quoted(rest[0])} and '
-                                     f'--model {quoted(a.model)}')
-        a.model = rest.pop(0)
+        if a.model: raise ValueError(f'{name} takes the model {quoted(rest[0])} or --model, '
+                                     'not both')
+        one, = (o for o in COMMANDS[name].options if o.name == 'model')
+        a.model = [rest.pop(0)] if one.kind in SEVERAL else rest.pop(0)
     for text in rest:
         if text.startswith('-'): nearest(text.partition('=')[0], known, f'option of {name}')
         raise ValueError(f'{name} does not take {quoted(text)}')
