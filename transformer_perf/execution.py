@@ -303,12 +303,18 @@ def search_space(n_gpus, q: Question):  # Space
                  all_placements(t, q.system.nvlink_size, q.fixed, q.assumptions.placed_by_rank))
 
 # %% ../nbs/88a_search.ipynb #d096f97d
+MOST_HELD = 10_000   # values that a table of all between the least and the most may have
+
 def numbered(column):  # (array, how many)
-    "A column's values as numbers from 0, in any order."
+    "A column's values as numbers from 0 without a gap, in any order."
     column = np.asarray(column)
     if column.dtype.kind in 'iub' and len(column):
-        least, most = int(column.min()), int(column.max())
-        if most - least <= MOST_ROWS: return column - least, most - least + 1
+        above = column.astype(np.int64) - int(column.min())
+        if (most := int(above.max())) <= MOST_HELD + 8 * len(column):   # a table of all is small
+            there = np.zeros(most + 1, dtype=bool)
+            there[above] = True
+            number = np.cumsum(there)
+            return number[above] - 1, int(number[-1])
     which, values = pd.factorize(column)
     return which, len(values)
 
@@ -316,18 +322,14 @@ def numbered(column):  # (array, how many)
 def distinct(*columns):
     "(which distinct combination of values each row has, the first row of each), as they appear."
     which, several = numbered(columns[0])
-    which = which.astype(np.int64)
     for column in columns[1:]:
         if not np.ndim(column) or not len(column) or (column == column[0]).all(): continue
         own, more = numbered(column)
-        if several * more > 2**62:
-            which = pd.factorize(which)[0]
-            several = len(which)
-        which, several = which * more + own, several * more
-    which, values = pd.factorize(which)
-    first = np.empty(len(values), dtype=np.int64)
-    first[which[::-1]] = np.arange(len(which))[::-1]
-    return which, first
+        which, several = numbered(which * more + own)
+    first = np.empty(several, dtype=np.int64)
+    first[which[::-1]] = np.arange(len(which))[::-1]   # the last one written is the first row
+    order = np.argsort(first)
+    return np.argsort(order)[which], first[order]
 
 # %% ../nbs/88a_search.ipynb #d096f97e
 def places_in(groups, *values):  # array, from 0

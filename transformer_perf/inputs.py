@@ -139,6 +139,7 @@ def of_type(value, kind, name):
 
 def checked_value(value, name, kind, notes, default):
     "The value of a field, as what it should be."
+    if value is default: return value
     if value is None and default is None: return None
     if 'choices' in notes: return one_of(value, notes['choices'], name)
     if kind in (int, float): return checked_number(value, name, kind, notes)

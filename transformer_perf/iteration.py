@@ -272,9 +272,10 @@ def parts_said(value):  # set
 def beyond(row, known, model: Model):  # str
     "Which choices of a configuration are not among those known."
     parts = {name: set().union(*map(parts_said, values)) for name, values in known.items()}
-    told = [name for name in known if name in row]
-    new = [name for name in told if changes_something(row, name, sends_tokens(model)) and not
-           (parts_said(row[name]) <= parts[name] or usual(row, name))]
+    experts = sends_tokens(model)
+    new = [name for name in known if name in row and not
+           (parts_said(row[name]) <= parts[name] or usual(row, name))
+           and changes_something(row, name, experts)]
     return ', '.join(f'{name} {row[name]}' for name in new)
 
 def out_of_reach(row, known, model: Model):  # str
@@ -471,7 +472,9 @@ def cross(t, **column):
 def keep(t, rows):
     "Some rows of a table: a mask or indices. What is no column but one value for all, stays."
     rows = np.asarray(rows)
-    if rows.dtype == bool: rows = np.flatnonzero(rows)
+    if rows.dtype == bool:
+        if rows.ndim and rows.all(): return dict(t)
+        rows = np.flatnonzero(rows)
     columns = lambda x: isinstance(x, np.ndarray) and x.ndim
     return {key: x.take(rows, axis=0) if columns(x) else x for key, x in t.items()}
 
@@ -490,18 +493,17 @@ def possible_places(p: Parallel, system: System, a: Assumptions):  # table
     if a.placed_by_rank and all(getattr(p, place) is None for place in PLACES):
         of_each = {group: np.array([getattr(p, group)]) for group in GROUPS}
         return one | placed_by_rank(of_each, filled(p.n_gpus, system.nvlink_size))
-    t = {'room': np.array([system.nvlink_size])}
+    room, places = np.array([system.nvlink_size]), {}
     for group, place in zip(GROUPS, PLACES):
         given = getattr(p, place)
         sizes = divisors(getattr(p, group)) if given is None else np.array([given])
-        if len(t['room']) * len(sizes) > MOST_PLACES:
-            raise ValueError(f'{len(t["room"]) * len(sizes)} placements are more than '
+        if len(room) * len(sizes) > MOST_PLACES:
+            raise ValueError(f'{len(room) * len(sizes)} placements are more than '
                              f'{MOST_PLACES}: say {place} and others')
-        t = cross(t, **{place: sizes[sizes <= system.nvlink_size]})
-        t = keep(t, t['room'] >= t[place])
-        t['room'] = t['room'] // t[place]
-    del t['room']
-    return one | t
+        row, column = np.nonzero(sizes <= room[:, None])
+        places = keep(places, row) | {place: sizes[column]}
+        room = room[row] // sizes[column]
+    return one | places
 
 # %% ../nbs/87a_estimate.ipynb #36e897b3
 def fastest_place(t, asked):  # (dict: place -> GPUs, what `exact_figures` takes of it)
