@@ -5,6 +5,7 @@ The twin of a named model says of its layers only what they are made of.
 import dataclasses
 import math
 import re
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -16,7 +17,7 @@ from transformer_perf.estimates import Operation, Product, Work, as_assumptions
 from transformer_perf.execution import practice, strategies_for
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import as_model
-from transformer_perf.scaling import parameters
+from transformer_perf.scaling import Sizes, activation_GB, parameters, training_TFLOP
 from transformer_perf.sensitivity import needed
 from transformer_perf.systems import as_system
 
@@ -82,11 +83,13 @@ def test_what_would_be_needed(name):
 
 @EACH
 def test_other_rooms(name):
-    "Grids know what layers are made of; the estimates of the characterization do not."
+    "Grids and the characterization know what layers are made of."
     assert strategies_for(TWINS[name]) == strategies_for(as_model(name))
-    with pytest.raises(ValueError, match=f'{name}: mlp_dim'): parameters(TWINS[name])
-    plain = dataclasses.replace(TWINS[name], gated_mlp=False, mlp_dim=4 * TWINS[name].embed_dim)
-    with pytest.raises(ValueError, match=f'{name}: its own layers are not'): parameters(plain)
+    of_two = (partial(figure, samples=2) for figure in (training_TFLOP, activation_GB))
+    for counted in (parameters, *of_two):
+        assert counted(TWINS[name]) == counted(as_model(name))
+    with pytest.raises(ValueError, match=f'{name}: .* is more than sizes say'):
+        Sizes.of([TWINS[name]])
     gpt3 = as_model('gpt3')
     assert parameters(dataclasses.replace(gpt3, layers=gpt3.blocks)) == parameters(gpt3)
 

@@ -174,6 +174,7 @@ def test_zero():
     memory = [row['memory_GB'] for row in rows]
     assert [row['stage'] for row in rows] == [0, 1, 2, 3] and memory == sorted(memory, reverse=True)
     has(bad('zero', '--samples', 0), '--samples=0 must be')
+    has(good('zero', 'deepseek_v3', '--system', 'H200'), 'deepseek_v3 on H200', 'never')
 
 
 JOBS = {

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transformer_perf import Assumptions, Model, search
+from transformer_perf import Assumptions, Model, Parallel, estimate, search
 from transformer_perf.estimates import collective_time
 from transformer_perf.scaling import (
     STAGES, STUDIED, TURNS, Efficiency, Fractions, Network, Sizes, achieved_rate, activation_GB,
@@ -17,6 +17,7 @@ from transformer_perf.scaling import (
     network_of_logs, network_of_system, parameters, parse_nccl_log, predict_scaling,
     published_network, read_nccl_log, sent_GB, speedup, stage_memory, stage_sent_GB, system_time,
     training_TFLOP, weights_GB, zero_table)
+from transformer_perf.models import as_model
 from transformer_perf.systems import as_system
 
 DATA = Path(__file__).parent / 'data'  # logs written by hand in the format of nccl-tests
@@ -238,6 +239,21 @@ def test_zero_table_is_its_parts():
         assert math.isclose(row.memory_GB, sum(stage_memory(model, samples, row.stage, row.n_gpus)))
         assert row.fits == (row.memory_GB <= 80) == (row.gpus_needed <= row.n_gpus)
         assert math.isclose(row.samples_per_s * row.iteration_s, samples * row.n_gpus)
+    assert (table.compute_s == table.compute_s[0]).all()
+
+
+@pytest.mark.parametrize('name', ['llama3.1_8B', 'mixtral_8x7B', 'deepseek_v3'])
+def test_zero_table_takes_models_unlike_gpt(name):
+    "Their weights are those of the main model: 16 bytes a parameter, then 14, 12 and all shared."
+    table, model = zero_table(name, 'H200', 64, samples=3), as_model(name)
+    one = estimate(model, Parallel(micro_batch=3, zero_stage=0), 'H200', 3, 'corrected')
+    weights = [table[f'{part}_GB'].tolist() for part in ('weights', 'gradients', 'optimizer')]
+    W = 2e-9 * parameters(model)
+    np.testing.assert_allclose(weights, [[W, W, W, W / 64], [W, W, W / 64, W / 64],
+                                         [6 * W, *[6 * W / 64] * 3]])
+    assert model.vocab == 0 or W > one.stats['weights_GB']   # which leaves the vocabulary out
+    one_TFLOP = one.stats['executed_TFLOP_per_gpu']   # a sum of k products has k - 1 additions
+    assert math.isclose(training_TFLOP(model, 3), one_TFLOP, rel_tol=1e-3)
     assert (table.compute_s == table.compute_s[0]).all()
 
 

@@ -908,7 +908,8 @@ def zero_command(a):
     """Memory and time of data parallelism at each ZeRO stage.
 
     Stage 0 shares out nothing over the GPUs, 1 the optimizer states, 2 the gradients too, 3 the
-    weights too. The model is that of Cheng et al. 2024.
+    weights too. The estimate is that of Cheng et al. 2024: messages hide behind nothing. Models
+    unlike GPT bring their own counts of weights, FLOP and activations.
 
     Example: transformer-perf zero --model 13B --system tg40 --gpus 8,64
     """
