@@ -132,10 +132,14 @@ def test_any_sweep(vary, second, model, n_gpus):
     assert 'not possible' not in panel.output.value
 
 
-@pytest.mark.parametrize('name', ['layer', 'search', 'roofline', 'collectives'])
-def test_there_and_back(name):
+SMALL_SEARCH = SearchState(model='llama3.1_8B', n_gpus=64)   # as all others, in a third the time
+
+
+@pytest.mark.parametrize('state', [LayerState(), SMALL_SEARCH, RooflineState(), CollectivesState()],
+                         ids=lambda state: type(state).__name__)
+def test_there_and_back(state):
     "A control moved elsewhere shows something else, if it matters; the first state the first page."
-    panel = Panel(PANELS[name]())
+    panel = Panel(state)
     first, page_before = panel.state, panel.output.value
     changed = 0
     for control in panel.controls.values():
@@ -1001,20 +1005,25 @@ def test_it_needs_its_extra_only_when_used():
 
 
 def test_bench_prints_a_line_for_each_panel(monkeypatch, capsys):
-    "Of each control, one move is enough here; the command ends well."
-    every, bench, found = panels.tried, panels.bench, {}
+    "Of each panel one move of two controls is enough here; the command ends well."
+    every, taken, bench, found, asked = panels.tried, panels.latencies, panels.bench, {}, []
+    def of_two(moving, names):
+        asked.append(len(names))
+        return taken(moving, [*names][:2])
     def noted(show):
         found.update(bench(show))
         return found
 
     monkeypatch.setattr(panels, 'tried', lambda *args: every(*args)[:1])
+    monkeypatch.setattr(panels, 'latencies', of_two)
     monkeypatch.setattr(panels, 'bench', noted)
     with pytest.raises(SystemExit) as ended: main(['panels', '--bench'])
     assert not ended.value.code
     lines = capsys.readouterr().out.splitlines()
     assert [tuple(line.split()[:2]) for line in lines] == [('panel', 'preset'), *found]
+    assert all(len(times) == 2 and min(times) > 0 for times in found.values())
     least = {'layer': 10, 'map': 2, 'search': 5}
-    assert all(len(times) >= least[panel] for (panel, _), times in found.items())
+    assert all(controls >= least[panel] for (panel, _), controls in zip(found, asked))
 
 
 # --- the server ---

@@ -15,10 +15,11 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_P
            'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
            'other_copies', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ', 'components',
            'figures', 'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
-           'figures_by_formula', 'own_stages', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks',
-           'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'totals_played', 'bubble_left', 'exact_times',
-           'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics', 'exact_table',
-           'exact_figures_of_each', 'bubbles_played', 'memories_played', 'job_of_estimate', 'priced_estimate']
+           'figures_by_formula', 'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind',
+           'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike',
+           'totals_played', 'bubble_left', 'exact_times', 'memory_on_ranks', 'exact_memory', 'memory_played',
+           'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
+           'memories_played', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -696,10 +697,22 @@ def figures_by_formula(work, pricer, costs, ends):  # dict of columns
     return all_figures(work, costs, ends, times, memory_of(work), pricer.system)
 
 # %% ../nbs/87_timeline.ipynb #5c0ed002
+def stages_asked(work: Workload):  # arguments of `stages_in_order`
+    p, s = work.layouts, SCHEDULES[work.layouts.schedule]
+    return work.pattern, p.pp, p.virtual_stages, s.folded, s.both_ways, p.layout
+
 def own_stages(work: Workload):  # list of Stage
     "The stage of every rank of one configuration."
-    p, s = work.layouts, SCHEDULES[work.layouts.schedule]
-    return stages_in_order(work.pattern, p.pp, p.virtual_stages, s.folded, s.both_ways, p.layout)
+    return stages_in_order(*stages_asked(work))
+
+@lru_cache(maxsize=4096)
+def stages_at_rest(*asked):  # (Stage of columns, which of them each rank is)
+    "The stages that differ in what stays, whichever rank and chunks have it."
+    stages = [stage._replace(rank=0, widest=1.) for stage in stages_in_order(*asked)]
+    different = list(dict.fromkeys(stages))
+    layers, *others = zip(*different)
+    columns = Stage(tuple(map(np.array, zip(*layers))), *map(np.array, others))
+    return columns, np.array([different.index(stage) for stage in stages])
 
 @lru_cache(maxsize=4096)
 def held_by_chunks(pattern, p, v, layout):  # array [kind, then 3, chunk]
@@ -796,10 +809,9 @@ def memory_on_ranks(work: Workload):  # (list of Memory at its peak, list of Mem
     "What each rank of one configuration holds."
     p, stored = work.layouts, work.stored
     at_rest = work._replace(stored=stored._replace(activations=0 * stored.activations))
-    alone = lambda stage: stage._replace(rank=0, widest=1.)   # what stays depends on neither
-    stages = [alone(stage) for stage in own_stages(work)]
-    stay = {stage: memory_at(at_rest, stage) for stage in dict.fromkeys(stages)}
-    fixed = [stay[stage] for stage in stages]
+    stages, which = stages_at_rest(*stages_asked(work))
+    stay = [np.broadcast_to(GB, stages.first.shape) for GB in memory_at(at_rest, stages)]
+    fixed = [Memory(*GB) for GB in np.transpose(stay)[which].tolist()]
     saved = most_held(p.schedule, p.pp, p.virtual_stages, p.micro_batches,
                      saved_on_chunks(work))
     full = [x._replace(activations=x.activations + GB) for x, GB in zip(fixed, saved)]
