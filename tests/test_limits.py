@@ -128,7 +128,8 @@ WORDS = ['', ' ', ',', '0', '-1', '2', '8', '8,,64', '9' * 400, '1.5', 'nan', 'Â
          'none,full', 'yes,no', 'calibrated', 'csv', 'json', 'x=1:2:1000000000', 'seq_len=nan',
          'hbm_bandwidth=1:1e300:9', '=', 'folder', 'none/x.csv', '/dev/full', '/dev/null', 'pipe',
          '/dev/zero', 'missing.json', 'http://x.org/x.csv', '\udcff', 'runs.csv', 'out.csv']
-TOLD = {'panels': ['layer'], 'sweep': ['--gpus', '8', '--systems', 'H200'],
+TOLD = {'panels': ['layer'], 'validate': ['runs.csv'],
+        'sweep': ['--gpus', '8', '--systems', 'H200'],
         'run-configs': ['--gpus', '8', '--systems', 'H200', '--folder', 'out']}
 SPOKEN = [name for name in COMMANDS if name not in ('bench', 'measure')]   # these take long
 

@@ -64,9 +64,12 @@ def first_panel(name):
 
 # --- random moves ---
 
-def moved_about(State, moves):
+SMALL_SEARCH = SearchState(model='llama3.1_8B', n_gpus=64)   # as all others, in a third the time
+
+
+def moved_about(state, moves):
     "Move random controls to random options; after each move all on the page is of the state."
-    panel = Panel(State())
+    panel = Panel(state)
     for which, option in moves:
         some = [own for own in panel.controls.values() if hasattr(own, 'options')]
         control = some[which % len(some)]
@@ -86,7 +89,7 @@ MOVES = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size
 @settings(max_examples=5, deadline=None)
 @given(MOVES)
 def test_any_moves_of_the_layer_panel(moves):
-    panel = moved_about(LayerState, moves)
+    panel = moved_about(LayerState(), moves)
     text = panel.output.value
     if 'no configuration of' in text: return   # a batch of 1 on 1024 GPUs
     result = panel.state.estimate
@@ -102,7 +105,7 @@ def test_any_moves_of_the_layer_panel(moves):
 @settings(max_examples=5, deadline=None)
 @given(MOVES)
 def test_any_moves_of_the_search_panel(moves):
-    panel = moved_about(SearchState, moves)
+    panel = moved_about(SMALL_SEARCH, moves)
     found = panel.state.found
     words = search_panel.candidate_name(found.iloc[0]) if len(found) else 'No configuration of'
     assert words in panel.output.value
@@ -110,12 +113,12 @@ def test_any_moves_of_the_search_panel(moves):
 
 @settings(max_examples=3, deadline=None)
 @given(MOVES)
-def test_any_moves_of_the_roofline_panel(moves): moved_about(RooflineState, moves)
+def test_any_moves_of_the_roofline_panel(moves): moved_about(RooflineState(), moves)
 
 
 @settings(max_examples=4, deadline=None)
 @given(MOVES)
-def test_any_moves_of_the_collectives_panel(moves): moved_about(CollectivesState, moves)
+def test_any_moves_of_the_collectives_panel(moves): moved_about(CollectivesState(), moves)
 
 
 @settings(max_examples=2, deadline=None)
@@ -130,9 +133,6 @@ def test_any_sweep(vary, second, model, n_gpus):
     assert panel.state.vary != panel.state.second
     assert panel.output.value == panel.page()
     assert 'not possible' not in panel.output.value
-
-
-SMALL_SEARCH = SearchState(model='llama3.1_8B', n_gpus=64)   # as all others, in a third the time
 
 
 @pytest.mark.parametrize('state', [LayerState(), SMALL_SEARCH, RooflineState(), CollectivesState()],
