@@ -80,8 +80,8 @@ SIZED = dict(kind=(Model, Sizes))   # an argument of the functions below
 def parameters(
     model,  # a Model, or Sizes
 ):  # how many
-    "Weights of the big matrices; of a model unlike GPT, all of them, as `count` has them."
-    if wants_count(model): return memory_of(counted_alone(model, True)).weights / 2e-9
+    "Weights of the big matrices; of a model unlike GPT, all of them."
+    if wants_count(model): return float(model.parameters)
     return 12. * model.depth * model.embed_dim**2
 
 # %% ../nbs/85a_scaling.ipynb #a8276616
