@@ -2,6 +2,7 @@
 import dataclasses
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -135,6 +136,55 @@ def test_why_there_is_nothing():
     found = ask(small, 1)
     least = estimate(tiny, Parallel(), 'H200', 7, 'paper').stats['memory_GB']
     assert f'needs {least:.1f} GB, {least - .01:.1f} GB over the 0.01 GB' in found.reasons[1]
+
+
+def test_gpus_that_can_share_experts():
+    "Each expert has as many as another; etp divides their width, of which 129 has no half."
+    model = Model(512, 256, 4, 2, experts=12, experts_per_token=2, expert_dim=129, name='odd')
+    for n in (1, 8, 12, 36, 60):
+        assert execution.expert_shares(model, n).tolist() == [d for d in of(n) if 12 % d == 0]
+    t = {'n_gpus': np.array([12]), 'tp': np.array([1]), 'cp': np.array([1]), 'dp': np.array([12])}
+    for etp in (1, 3):
+        table = execution.with_experts(t, model, {'etp': etp})
+        assert table['ep'].tolist() == [d for d in of(12) if 12 % (d * etp) == 0]
+        assert table['etp'].tolist() == [etp] * len(table['ep'])
+
+
+def test_what_is_counted_before_it_is_done(monkeypatch):
+    "Results of each system and number of GPUs, and layers priced under each system."
+    systems = dataclasses.replace(as_system('H200', 8), ib_latency=np.array([[1.], [2.], [3.]]))
+    a, found, limit = as_assumptions('paper'), [], execution.check_count
+    monkeypatch.setattr(execution, 'check_count', lambda *args: found.append(args))
+    q = execution.Question(MODEL, systems, 32, a, '1d',
+                           execution.considered_choices({}, MODEL, a), {})
+    layers = execution.fitting((8, 16), q).layers
+    execution.search_each((8, 16), [q], 5)
+    numbers = {(most, what): number for number, most, what in found}
+    assert numbers[execution.MOST_ROWS, 'results'] == 3 * 2 * 5
+    priced = 3 * np.shape(layers.cost.forward)[-1]
+    assert numbers[execution.MOST_PRICED, 'layers at placements'] == priced > 100
+    limit(7, 7, 'cells')
+    with pytest.raises(ValueError, match='7 cells are more than 6'): limit(7, 6, 'cells')
+
+
+def test_the_lowest_bounds_are_placed_first():
+    "Of each number of GPUs, until there are enough placements; and each variant's own lowest."
+    random = np.random.default_rng(0)
+    for variants, enough in itertools.product((1, 3), (1, 4, 9)):
+        numbers = np.repeat([0, 1, 2], (5, 8, 1))
+        placed = random.integers(1, 4, len(numbers))
+        bounds = random.permutation(variants * len(numbers)).reshape(variants, -1) * 1.
+        bounds[:, [3, 9]] = np.inf   # they do not fit
+        expected = set()
+        for n in (0, 1, 2):
+            own, before = np.flatnonzero(numbers == n).tolist(), 0
+            for i in sorted(own, key=lambda i: bounds[:, i].min()):
+                if before < enough: expected.add(i)
+                before += placed[i]
+            expected |= {min(own, key=lambda i: row[i]) for row in bounds}
+        expected -= {3, 9}
+        space = SimpleNamespace(numbers=numbers, placed=placed)
+        assert execution.first_of_each(bounds, space, enough).tolist() == sorted(expected)
 
 
 @pytest.mark.parametrize('l, batch', [(1, 65537), (2048, 96), (4096, 96), (8192, 64), (3000, 210)])
