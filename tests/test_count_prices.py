@@ -13,7 +13,7 @@ import pytest
 
 from transformer_perf import estimates, kernels, measured_kernels as single
 from transformer_perf.estimates import Attention, Group, Product, Roofline, Work
-from transformer_perf.kernels import Measured
+from transformer_perf.kernels import FEW, Measured
 from transformer_perf.parameters import (
     Costs, Kernels, Network, Parameters, read_calibration)
 from transformer_perf.systems import as_system, system_names
@@ -458,13 +458,13 @@ def test_attention_of_training_by_hand():
 
 
 def test_columns_are_priced_as_rows():
-    "A thousand rows with few that differ, in another order each."
-    rng, pricer = np.random.default_rng(1), measured()
-    m, n = rng.choice([64, 512, 3000], 1000), rng.choice([128, 7000], 1000)
-    k, low = rng.choice([100, 4096], 1000), rng.choice(['bf16', 'fp8'], 1000)
-    found = pricer.busy(Work((Product(m, n, k, precision=low),))).compute
-    for i in range(0, 1000, 83):
-        one = Product(int(m[i]), int(n[i]), int(k[i]), precision=str(low[i]))
+    "Many rows with few that differ, in another order each: where these are, they are priced once."
+    rng, pricer, rows = np.random.default_rng(1), measured(), 2 * FEW
+    m, n = rng.choice([64, 512, 3000], rows), rng.choice([128, 7000], rows)
+    k, low = rng.choice([100, 4096], rows), rng.choice(['bf16', 'fp8'], rows)
+    found = pricer.busy(Work((Product(m, n, k, precision=low, times=3.),))).compute
+    for i in range(0, rows, rows // 12):
+        one = Product(int(m[i]), int(n[i]), int(k[i]), precision=str(low[i]), times=3.)
         assert close(found[i], pricer.busy(Work((one,))).compute)
 
 
@@ -568,6 +568,15 @@ def test_rows_of_messages():
     row = other(kind='moe_a2a', gpu='H100', op='deepep_low_latency', tokens=1., topk=8., n_gpus=8.,
                 hidden=7168., library='DeepEP normal, 24 SMs')
     assert row.reason == 'another kind of exchange'
+    for precision in ('bf16', 'fp8'):
+        dtype = {'bf16': 'bfloat16'}.get(precision, precision)
+        name = [name for name in FITS['experts'] if name.endswith(f'/{precision}')][0]
+        gpu, library, _ = name.split('/')
+        row = other(kind='grouped_gemm', gpu=gpu, library=library, dtype=dtype, m=384., n=1024.,
+                    k=4096., experts=16.)
+        known = set_of('experts', gpu, library, precision)
+        hand = grouped_by_hand(16, 384, 1024, 4096, known['system'], known['fit'], precision, 1)
+        assert close(row.predicted_us * 1e-6, hand + known['fit'].launch), name
     row = other(kind='gemm', gpu='H100', library='trtllm x', m=4096., n=512., k=3000.)
     known = set_of('products', 'H100', 'trtllm', 'bf16')
     hand = product_by_hand(4096, 512, 3000, precision='bf16', **known)
