@@ -8,7 +8,8 @@ import pytest
 from transformer_perf import Assumptions, Model, Parallel, estimate
 from transformer_perf.estimates import AS_TRAINED, MENDED
 from transformer_perf.iteration import changes_something, out_of_reach
-from transformer_perf.parameters import Evidence, Kernels, Parameters, Costs
+from transformer_perf.parameters import (
+    Calibration, Costs, Evidence, Kernels, Parameters, checked_interval)
 from transformer_perf.systems import as_system
 
 MODEL = Model(1024, 512, 8, 12, mlp_dim=1536, vocab=4096, name='small')
@@ -122,3 +123,24 @@ def test_layouts_that_no_run_came_near(tp, near, far, cp):
         if short: assert f'a context of {l // cp:,} tokens' in found and f' {min(least)})' in found
         assert (f'tp over {far} NVLink domains' in found) == ('NVLink' in found) == (
             bool(most) and far > max(most))
+
+
+# GPUs that no run is of
+
+@pytest.mark.parametrize('rate, generation', [(100, 'Ampere'), (500, 'Ampere'), (600, 'Hopper'),
+                                              (2000, 'Hopper'), (5000, 'Hopper')])
+def test_an_unknown_generation_has_the_next_by_its_rate(rate, generation):
+    "312 and 989 TFLOP/s: 600 is 1.9 times the one, and 1/1.6 of the other."
+    own = {f'{name}/{stack}': Parameters(name, stack) for name in ('Ampere', 'Hopper')
+           for stack in ('old', 'new')}
+    known, other = Calibration(own), dataclasses.replace(as_system('B200'), matrix_flops_fp16=rate)
+    assert known.generation_for(other) == generation
+    assert known.of(other) == own[f'{generation}/new']
+    assert known.of(other, 'old') == own[f'{generation}/old']
+    assert known.of(SYSTEM) == own['Hopper/new'] and known.of(as_system('A100')).stack == 'new'
+
+
+def test_an_interval_has_two_logarithms():
+    for pair in ((-.1, .2), (.3, .3), (-10, 10)): assert checked_interval([*pair]) == pair
+    for pair in ([.2, .1], [-10.1, 0], [0, 10.1], [.1], [.1, .2, .3], (.1, .2), [.1, math.inf]):
+        with pytest.raises(ValueError): checked_interval(pair)

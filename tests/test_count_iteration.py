@@ -133,23 +133,29 @@ def test_what_is_computed_again():
     assert close(share, 3 / depth, 1e-6)
 
 
-def test_what_the_host_costs():
-    "The longer of GPU and host, rounded; more where modules are wrapped, and for each doubling."
-    one, pricer, table = case(MEASURED, tp=4, pp=2, nvlink_tp=4, nvlink_pp=2)
+@pytest.mark.parametrize('recompute', ['none', 'full'])
+def test_what_the_host_costs(recompute):
+    """The longer of GPU and host, rounded; more where modules are wrapped, and for each doubling.
+
+    A layer that is computed again is launched again."""
+    layout, full = dict(tp=4, pp=2, nvlink_tp=4, nvlink_pp=2), int(recompute == 'full')
+    (one, pricer, _), (_, _, table) = case(MEASURED, **layout, recompute=recompute), case(
+        MEASURED, **layout)
     N, L, n, s = 64 // b, depth / 2, 8, one.stats
     host = (4e-4 + 3e-4) * (1 + .1 * 2)
     longer = lambda gpu: (gpu**2.5 + host**2.5)**(1 / 2.5)
     F, B = longer(table.t_fwd.sum()), longer(table.t_bwd.sum())
-    wait = F + B - table.t.sum()
+    wait = (1 + full) * (F - table.t_fwd.sum()) + B - table.t_bwd.sum()
     assert wait > .01 * table.t.sum()
+    layer, compute = (1 + full) * F + B, summed(table, 'comp') + full * table.t_fwd_comp.sum()
     first, last = ends_by_hand(pricer, 4, 1, 4, loss_traffic=40.)
     own = max(first, last)
     sent = 2 * pricer.send(2e-9 * b * l / 4 * e, True)
-    assert close(s['compute_s'], N * (L * summed(table, 'comp') + own))
+    assert close(s['compute_s'], N * (L * compute + own))
     assert close(s['pp_comm_s'], N * sent)
-    stage = L * (F + B) + 1e-3 + sent
+    stage = L * layer + 1e-3 + sent
     assert close(s['bubble_s'], stage + first + last - own)
-    slow = .02 * math.sqrt(2 * math.log(n)) * (L * (F + B) + sent + 1e-3 + own)
+    slow = .02 * math.sqrt(2 * math.log(n)) * (L * layer + sent + 1e-3 + own)
     # weights, gradient and states of a parameter, against 24 + 4 + 2 bytes
     weights = 1e-9 * table.weights_mem.sum() * 1e9 * L + 2e-9 * (e * V / 4 + 2 * e)
     moved = 33 * (24 + 4 + 2) / (24 + 4 + 2) / 2 * weights
@@ -219,6 +225,33 @@ def test_messages_of_published_copies():
         t = pricer.collective(kind, GB, group)
         seen += t + max(t - layer, 0) * (depth - 1)
     assert close(one.stats['dp_comm_s'], seen)
+
+
+def test_several_messages_behind_the_same_layers():
+    "The first shows whole; others as far as a layer, less what hides behind it already, is short."
+    for layer, first, second, N, M in itertools.product((.5, 3., 9.), (1., 4.), (2., 6.), (1, 5),
+                                                        (1, 3)):
+        hand = first + (N - 1) * max(first - layer, 0)
+        left = max(layer - first, 0)
+        hand += second + (M - 1) * max(second - left, 0)
+        layout = Layouts(zero_stage=3, dp_overlap=True)
+        assert close(modules.in_turn(layout, layer, (first, N), (0., 7), (second, M)), hand)
+        layout = Layouts(zero_stage=3, dp_overlap=False)
+        assert close(modules.in_turn(layout, layer, (first, N), (second, M)), N * first + M * second)
+
+
+@pytest.mark.parametrize('tp, near', [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_groups_share_the_cards_of_a_domain(tp, near):
+    "Copies of several shards in a domain with few cards get less of them each."
+    system = dataclasses.replace(SYSTEM, nic_factor=.5)
+    a = dataclasses.replace(MEASURED, vocabulary=False, bundled_messages=False)
+    layout = Parallel(micro_batch=b, tp=tp, dp=8, nvlink_tp=tp, nvlink_dp=near, dp_overlap=False)
+    one = estimate(MODEL, layout, system, 64, a)
+    pricer, GB = pricer_of(system, one.assumptions), one.layers.weights_mem.sum()
+    group = Group(8, near, tp > 1 and near > 1)
+    hand = depth * (pricer.collective('allgather', GB, group)
+                    + pricer.collective('reducescatter', 2 * GB, group))   # of 4 bytes
+    assert close(one.stats['dp_comm_s'], hand)
 
 
 def test_slow_and_fast_links_of_a_pipeline():
@@ -433,6 +466,22 @@ def test_no_stage_is_overlooked(layout, vocabulary):
     assert close(sum(timeline.memory_of(work)), sum(fullest))
     slowest = max(timeline.pace_of(work, costs, ends, stage).busy for stage in stages)
     assert close(timeline.slowest_stage(work, costs, ends).busy, slowest)
+
+
+@pytest.mark.parametrize('layout', ['Ettt|t|tt|tL', 'Et|tttt|t|tL', 'E|t|t|tL', 'Ettt||t|L'])
+def test_the_longest_and_the_shortest_chunk(layout):
+    "Over the mean of a rank's own: ranks take turns, chunk by chunk."
+    chunks = [part.count('t') for part in layout.split('|')]
+    one, _, _ = case(model=dataclasses.replace(MODEL, depth=sum(chunks)))
+    pattern = timeline.priced_estimate(one)[0].pattern
+    for p in (1, 2, 4):
+        v = 4 // p
+        for stage in timeline.stages_in_order(pattern, p, v, False, False, layout):
+            own = chunks[stage.rank::p]
+            mean = sum(own) / v
+            if not mean: continue
+            assert close(stage.widest, max(own) / mean)
+            assert close(stage.narrowest, min(own) / mean)
 
 
 def test_the_slowest_of_many_gpus():
