@@ -15,7 +15,8 @@ from test_count_schedules import walk
 from transformer_perf import (
     Assumptions, Model, Parallel, estimate, execution, iteration, modules, timeline)
 from transformer_perf.blocks import CountedJob, Layouts, gpt_block
-from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Product, Work
+from transformer_perf.estimates import (
+    AS_TRAINED, MENDED, Group, Product, Work, launched)
 from transformer_perf.kernels import pricer_of
 from transformer_perf.parameters import Parameters, Costs
 from transformer_perf.schedules import played
@@ -162,6 +163,18 @@ def test_what_the_host_costs(recompute):
     step = pricer.busy(Work(nbytes=moved)).total + .01
     words = pricer.send(2e-9 * V / 4 * e, True)
     assert close(s['other_s'], N * (L * wait + 1e-3 + slow) + step + words, 1e-6)
+
+
+def test_what_graphs_take_from_the_host():
+    "Half of a layer each for attention and MLP; its experts in parts, or whole, but never twice."
+    left = lambda graphs: [float(launched(graphs, part)) for part in (0, 1, 2)]
+    for graphs, shares in (('none', (1, 1, 1)), ('attn', (.5, 1, 1)), ('attn+mlp', (0, 1, 1)),
+                           ('moe_router', (1, .8, 1)), ('moe_router+moe_preprocess', (1, .6, 1)),
+                           ('moe', (1, 0, 1)), ('moe+moe_router', (1, 0, 1)),
+                           ('attn+moe_router', (.5, .8, 1)), ('iteration', (0, 0, 0))):
+        assert left(graphs) == pytest.approx(shares, abs=1e-15), graphs
+    column = np.array(['none', 'attn+mlp', 'attn'])
+    assert launched(column, 0).tolist() == [1, 0, .5]
 
 
 @pytest.mark.parametrize('precision', ['bf16', 'fp8'])
