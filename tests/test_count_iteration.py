@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ import pytest
 from test_count_schedules import walk
 
 from transformer_perf import (
-    Assumptions, Model, Parallel, estimate, execution, iteration, modules, timeline)
+    Assumptions, Model, Parallel, estimate, execution, iteration, modules, search, timeline)
 from transformer_perf.blocks import CountedJob, Layouts, gpt_block
 from transformer_perf.estimates import (
     AS_TRAINED, MENDED, Group, Product, Work, launched)
@@ -251,6 +252,17 @@ def test_several_messages_behind_the_same_layers():
         assert close(modules.in_turn(layout, layer, (first, N), (0., 7), (second, M)), hand)
         layout = Layouts(zero_stage=3, dp_overlap=False)
         assert close(modules.in_turn(layout, layer, (first, N), (second, M)), N * first + M * second)
+
+
+@pytest.mark.parametrize('stage, share', [(0, .1), (1, .1), (2, .1), (3, .3)])
+def test_messages_hide_as_far_as_software_lets_them(stage, share):
+    "Of what could hide a share shows: one of units that are gathered, one of other messages."
+    software = dataclasses.replace(COSTLY, dp_exposed=.1, unit_exposed=.3)
+    a = dataclasses.replace(TRAINED, measured=Parameters('Hopper', software=software))
+    layout = Layouts(zero_stage=stage, dp_overlap=True, assumptions=a)
+    for t, layer, N in ((2., 3., 5), (2., 1.5, 5), (2., 0., 5), (2., 3., 1)):
+        could_hide = (N - 1) * min(t, layer)
+        assert close(modules.exposed(layout, t, layer, N), N * t - (1 - share) * could_hide)
 
 
 @pytest.mark.parametrize('tp, near', [(1, 1), (1, 2), (2, 1), (2, 2)])
@@ -657,6 +669,35 @@ def test_a_summary_says_the_figures(layout):
     copies = one.parallel.dp
     assert ('the batch by 1 copy ' if copies == 1 else f'the batch by {copies} copies ') in words
     assert ('within' in words) == (s['memory_GB'] <= 80) == one.fits
+
+
+SHOWN = {   # choice: (the usual, another, its title)
+    'zero_stage': (1, 0, 'ZeRO'), 'recompute': ('none', 'full', 'recompute'),
+    'precision': ('bf16', 'fp8', 'precision'), 'schedule': ('1f1b', 'zb-h1', 'schedule'),
+    'tp_overlap': (False, True, 'tp_overlap'), 'context': ('ring', 'allgather', 'context')}
+
+
+def test_a_table_shows_the_choices_that_rows_differ_in():
+    "What is usual in every row is not shown, nor what all rows share of an overlap."
+    found = search(MODEL, 8, SYSTEM, 64, '1d', assumptions=TRAINED, k=3)
+    usual = {name: of[0] for name, of in SHOWN.items()}
+    table = found.assign(**usual, strategy='2d-seqp', tp=2, cp=2, pp=2)
+    titles = lambda **changed: {*iteration.readable(table.assign(**changed), SYSTEM).columns}
+    for name, (often, other, title) in SHOWN.items():
+        assert title not in titles()
+        assert titles(**{name: [other, often, often]}) == titles() | {title}
+        of_groups = name in ('tp_overlap', 'context')
+        assert titles(**{name: other}) == (titles() if of_groups else titles() | {title})
+
+
+def test_a_rate_in_words():
+    "Shares of the peak; more of it than there is has a reason."
+    for mfu, recompute in itertools.product((.4, 1., 1.5), ('none', 'full')):
+        row = SimpleNamespace(mfu=mfu, hfu=1.3 * mfu, recompute=recompute)
+        words = iteration.rate_in_words(row, SYSTEM)
+        assert f'MFU {100 * mfu:.1f}%' in words and f'{SYSTEM.matrix_flops_fp16:g} TFLOP/s' in words
+        assert (f'HFU {130 * mfu:.1f}%' in words) == (recompute == 'full')
+        assert ('above 100 %' in words) == (mfu > 1)
 
 
 # tables of messages, as users of the paper's code put them together

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, blocks, estimate, layers, modules
-from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Roofline, Work, exchanged
+from transformer_perf.estimates import (
+    AS_TRAINED, MENDED, Group, Roofline, Work, exchanged, recomputed_parts)
 from transformer_perf.timeline import job_of
 from transformer_perf.iteration import settled
 from transformer_perf.systems import Units, as_system
@@ -566,6 +567,17 @@ def test_what_is_computed_again_is_not_kept(model, layout, part, rerun, freed):
     longer = again.set_index('layer').t_bwd - rows.t_bwd
     for name, seconds in rows.t_fwd.items():
         assert close(longer[name], seconds * (name in rerun)), name
+
+
+def test_parts_that_are_computed_again():
+    "One of the words for usual parts, or names of parts; a word for several stands alone."
+    assert recomputed_parts('selective') == ('core_attn',) and recomputed_parts('none') == ()
+    assert recomputed_parts('mlp+layernorm') == ('mlp', 'layernorm')
+    for wrong, meant in (('selectiv', 'selective'), ('mlp+layernrm', 'layernorm'),
+                         ('ful', 'full'), ('moe_ac', 'moe_act')):
+        with pytest.raises(ValueError, match=f"'{meant}'"): recomputed_parts(wrong)
+    for several in ('selective+mlp', 'mlp+full', 'none+mlp'):
+        with pytest.raises(ValueError): recomputed_parts(several)
 
 
 def test_attention_computed_again():
