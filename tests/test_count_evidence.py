@@ -96,7 +96,8 @@ def test_choices_that_can_matter():
     for tp, cp, pp, dp, ep, etp in itertools.product((1, 2), repeat=6):
         row = dict(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, strategy='2d-seqp',
                    schedule='1f1b', zero_stage=0)
-        matters = lambda choice, **more: bool(changes_something(row | more, choice, False))
+        def matters(choice, row=row, **more):
+            return bool(changes_something(row | more, choice, False))
         for choice, group in of_groups.items(): assert matters(choice) == (row[group] > 1)
         assert matters('dispatcher') == matters('ep_overlap') == (ep > 1 or etp > 1)
         assert matters('recompute') and matters('precision')

@@ -251,7 +251,8 @@ def test_several_messages_behind_the_same_layers():
         layout = Layouts(zero_stage=3, dp_overlap=True)
         assert close(modules.in_turn(layout, layer, (first, N), (0., 7), (second, M)), hand)
         layout = Layouts(zero_stage=3, dp_overlap=False)
-        assert close(modules.in_turn(layout, layer, (first, N), (second, M)), N * first + M * second)
+        whole = N * first + M * second
+        assert close(modules.in_turn(layout, layer, (first, N), (second, M)), whole)
 
 
 @pytest.mark.parametrize('stage, share', [(0, .1), (1, .1), (2, .1), (3, .3)])
@@ -666,7 +667,8 @@ def test_a_summary_says_the_figures(layout):
     assert near(r'Arithmetic takes ([\d.]+)%', round(100 * s['compute_s'] / s['iteration_s'], 1))
     found = re.findall(r'\(([\d.]+)%\)', words)
     assert [float(x) for x in found] == [round(first, 1), round(second, 1)]
-    copies = one.parallel.dp
+    copies, stages = one.parallel.dp, one.parallel.pp
+    assert f' by {stages} pipeline stage{"s" * (stages > 1)}, ' in words
     assert ('the batch by 1 copy ' if copies == 1 else f'the batch by {copies} copies ') in words
     assert ('within' in words) == (s['memory_GB'] <= 80) == one.fits
 

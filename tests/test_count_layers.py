@@ -741,12 +741,12 @@ def test_ways_to_send_tokens_in_a_column():
     together = each[0]._replace(dispatcher=np.array(ways))
     whole = {op.name: op for op in together.operations}
     for i, job in enumerate(each):
+        at = lambda x, i=i: np.broadcast_to(x, 3)[i]
         for op in job.operations:
             for way in ('forward', 'backward'):
                 sent = {(m.kind, m.group): m for m in getattr(op, way).messages}
                 for m in getattr(whole[op.name], way).messages:
                     own = sent.get((m.kind, m.group))
-                    at = lambda x: np.broadcast_to(x, 3)[i]
                     assert close(at(m.volume), own.volume if own else 0)
                     if m.far is None: continue
                     far = exchanged(own.volume, own.far, 4, 2)[1] if own else 0

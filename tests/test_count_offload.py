@@ -220,7 +220,8 @@ def test_amounts_are_said_and_read():
         assert offloaded(again) == offloaded(words)
         assert (':' in again) == (amount != 1), again
     assert offload_said({'activations': math.inf}) == 'activations'
-    for words in ('activations:10001', 'activations:0', 'optimizer:1.1', 'optimizer:0', 'weights:1'):
+    for words in ('activations:10001', 'activations:0', 'optimizer:1.1', 'optimizer:0',
+                  'weights:1'):
         with pytest.raises(ValueError): offloaded(words)
     assert offloaded('core_attn+moe_act').operations == (*KEEPS['core_attn'], *KEEPS['moe_act'])
 

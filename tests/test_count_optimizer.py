@@ -89,7 +89,7 @@ def test_parts_are_gathered(layout, gathered):
 
 
 @pytest.mark.parametrize('layout', [
-    dict(), dict(tp=4), dict(tp=2, cp=4, strategy='2d-seqp'), dict(tp=4, cp=2, strategy='2d'),
+    {}, dict(tp=4), dict(tp=2, cp=4, strategy='2d-seqp'), dict(tp=4, cp=2, strategy='2d'),
     dict(tp=2, cp=4, strategy='2d'), dict(tp=1, cp=8, strategy='2d')])
 def test_gathers_bring_all_of_a_matrix(layout):
     "Each multiplies what a GPU has by the GPUs of its group; the last leaves nothing out."

@@ -570,7 +570,7 @@ def test_rows_of_messages():
     assert row.reason == 'another kind of exchange'
     for precision in ('bf16', 'fp8'):
         dtype = {'bf16': 'bfloat16'}.get(precision, precision)
-        name = [name for name in FITS['experts'] if name.endswith(f'/{precision}')][0]
+        name = next(name for name in FITS['experts'] if name.endswith(f'/{precision}'))
         gpu, library, _ = name.split('/')
         row = other(kind='grouped_gemm', gpu=gpu, library=library, dtype=dtype, m=384., n=1024.,
                     k=4096., experts=16.)

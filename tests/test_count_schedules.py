@@ -208,12 +208,13 @@ def test_gradients_of_weights_fill_the_bubble(name, times):
 
 def test_a_figure_of_each_row_is_its_schedules():
     "A name, a column of names, or none."
-    chunks = {name: s.chunks for name, s in SCHEDULES.items()}
+    of = lambda s: s.chunks
+    chunks = {name: of(s) for name, s in SCHEDULES.items()}
     names = np.array([*chunks] * 2)
-    assert own_figure(names, lambda s: s.chunks).tolist() == [chunks[name] for name in names]
-    for name in chunks:
-        for one in (name, np.array(name)): assert own_figure(one, lambda s: s.chunks) == chunks[name]
-    assert np.size(own_figure(names[:0], lambda s: s.chunks)) <= 1
+    assert own_figure(names, of).tolist() == [chunks[name] for name in names]
+    for name, number in chunks.items():
+        assert own_figure(name, of) == own_figure(np.array(name), of) == number
+    assert np.size(own_figure(names[:0], of)) <= 1
 
 
 def test_which_schedules_are_possible():
