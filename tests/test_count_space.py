@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from transformer_perf import Assumptions, Model, Parallel, estimate, execution, search
+from transformer_perf import Assumptions, Model, Parallel, estimate, execution, iteration, search
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.execution import (
     factors, micro_batch_size_candidates, nv_candidates_1d, nv_candidates_2d, pp_candidates,
@@ -165,6 +165,44 @@ def test_what_is_counted_before_it_is_done(monkeypatch):
     assert numbers[execution.MOST_PRICED, 'layers at placements'] == priced > 100
     limit(7, 7, 'cells')
     with pytest.raises(ValueError, match='7 cells are more than 6'): limit(7, 6, 'cells')
+
+
+@pytest.mark.parametrize('rows', [0, 1, 40])
+def test_tables_by_loops(rows):
+    "Places among equals, pairs of equals, and what is distinct, in the order of appearance."
+    a, b, c = columns = np.random.default_rng(rows).integers(0, 4, (3, rows))
+    each = range(rows)
+    assert execution.places_in((a, b), c).tolist() == [
+        sum((a[j], b[j]) == (a[i], b[i]) and (c[j], j) < (c[i], i) for j in each) for i in each]
+    right = np.sort(b)
+    assert list(zip(*execution.pairs(a, right))) == [
+        (i, j) for i in each for j in each if a[i] == right[j]]
+    which, first = execution.distinct(*columns)
+    known = list(dict.fromkeys(zip(*columns)))
+    assert [known[number] for number in which] == list(zip(*columns))
+    assert first.tolist() == [list(zip(*columns)).index(row) for row in known]
+
+
+@pytest.mark.parametrize('size', [1, 8, 12, 72])
+def test_ways_to_fill_a_domain(size):
+    hand = [way for way in itertools.product(*[of(size)] * 4) if math.prod(way) == size]
+    assert sorted(map(tuple, execution.splits(size))) == hand
+    for n in (1, 6, 36, 64, 512):
+        assert iteration.filled(n, size) == max(d for d in of(n) if d <= size)
+
+
+def test_the_best_so_far():
+    "Whatever order candidates come in: the k least times of each variant, and whose they are."
+    random, k = np.random.default_rng(3), 4
+    best, times = execution.Best((2, 3), k), random.permutation(240).reshape(2, 3, 40) * 1.
+    for start, n in itertools.product(range(0, 40, 8), range(3)):
+        rows = np.arange(start, start + 8)
+        best.add(n, times[:, n, rows], np.stack([rows, 100 + rows]))
+    for variant, n in itertools.product(range(2), range(3)):
+        order = np.argsort(times[variant, n])[:k]
+        assert best.times[variant, n].tolist() == times[variant, n, order].tolist()
+        assert best.limit[variant, n] == times[variant, n, order[-1]]
+        assert best.pairs[:, variant, n].tolist() == [order.tolist(), (100 + order).tolist()]
 
 
 def test_the_lowest_bounds_are_placed_first():
