@@ -19,7 +19,7 @@ from transformer_perf.blocks import CountedJob, Layouts, gpt_block
 from transformer_perf.estimates import (
     AS_TRAINED, MENDED, Group, Product, Work, launched)
 from transformer_perf.kernels import pricer_of
-from transformer_perf.parameters import Parameters, Costs
+from transformer_perf.parameters import Costs, Network, Parameters
 from transformer_perf.schedules import played
 from transformer_perf.systems import as_system
 
@@ -270,7 +270,8 @@ def test_messages_hide_as_far_as_software_lets_them(stage, share):
 def test_groups_share_the_cards_of_a_domain(tp, near):
     "Copies of several shards in a domain with few cards get less of them each."
     system = dataclasses.replace(SYSTEM, nic_factor=.5)
-    a = dataclasses.replace(MEASURED, vocabulary=False, bundled_messages=False)
+    network = Parameters('Hopper', network=Network(groups_share=.4), software=COSTLY)
+    a = dataclasses.replace(TRAINED, measured=network, vocabulary=False, bundled_messages=False)
     layout = Parallel(micro_batch=b, tp=tp, dp=8, nvlink_tp=tp, nvlink_dp=near, dp_overlap=False)
     one = estimate(MODEL, layout, system, 64, a)
     pricer, GB = pricer_of(system, one.assumptions), one.layers.weights_mem.sum()
@@ -278,6 +279,8 @@ def test_groups_share_the_cards_of_a_domain(tp, near):
     hand = depth * (pricer.collective('allgather', GB, group)
                     + pricer.collective('reducescatter', 2 * GB, group))   # of 4 bytes
     assert close(one.stats['dp_comm_s'], hand)
+    alone = pricer.collective('allgather', GB, group._replace(crowded=False))
+    assert (alone < pricer.collective('allgather', GB, group)) == group.crowded
 
 
 def test_slow_and_fast_links_of_a_pipeline():
