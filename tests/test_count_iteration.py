@@ -17,7 +17,7 @@ from transformer_perf import (
     Assumptions, Model, Parallel, estimate, execution, iteration, modules, search, timeline)
 from transformer_perf.blocks import CountedJob, Layouts, gpt_block
 from transformer_perf.estimates import (
-    AS_TRAINED, MENDED, Group, Product, Work, launched)
+    AS_TRAINED, CHOICES, MENDED, Group, Product, Work, launched)
 from transformer_perf.kernels import pricer_of
 from transformer_perf.parameters import Costs, Network, Parameters
 from transformer_perf.schedules import played
@@ -693,6 +693,15 @@ def test_a_table_shows_the_choices_that_rows_differ_in():
         assert titles(**{name: [other, often, often]}) == titles() | {title}
         of_groups = name in ('tp_overlap', 'context')
         assert titles(**{name: other}) == (titles() if of_groups else titles() | {title})
+
+
+def test_assumptions_say_what_was_chosen():
+    "Those of an estimate are its configuration's, whatever was assumed."
+    chosen = dict(zero_stage=3, recompute='full', precision='fp8', tp_overlap=True)
+    p = case(tp=2, dp=2, **chosen)[0]
+    assert {name: getattr(p.assumptions, name) for name in CHOICES} == {
+        name: getattr(p.parallel, name) for name in CHOICES}
+    assert chosen.items() <= vars(p.assumptions).items()
 
 
 def test_a_rate_in_words():

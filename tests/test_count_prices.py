@@ -614,3 +614,34 @@ def test_a_fit_sees_what_it_may():
     assert np.allclose(errors, hand)
     found = pd.DataFrame({'kind': ['a', 'a', 'b'], 'rows': [1, 3, 5], 'mean': [.1, .2, .4]})
     assert single.mean_errors(found, 'kind').tolist() == pytest.approx([17.5, 40])
+
+
+@pytest.mark.parametrize('kind', ['gemm', 'other'])
+def test_who_sees_what_in_a_fit(kind, monkeypatch):
+    """Of a few sizes a fifth is held out five times, and a generation is fitted as one GPU.
+
+    Of others one half is, and the fit that ships has not seen the sample that travels with it."""
+    table = single.published_kernels(kind).query('time_us > 0').reset_index(drop=True)
+    (_, job), *_ = single.jobs_of(table, kind)
+    small, seen, shape = kind == 'other', [], single.shape_of(job)
+    monkeypatch.setattr(single, 'fit_rows', lambda df, job, rows, name, seconds, weights: (
+        seen.append((name, set(rows), weights[rows])), len(seen))[1])
+    monkeypatch.setattr(single, 'error_of', lambda df, job, rows, name, fit, seconds: np.array(
+        sorted(rows)) * 1.)
+    found = list(single.fit_job(table, job, table.time_us.to_numpy() * 1e-6))
+    folds, each = (5, 6) if small else (2, 2)
+    assert len(seen) == each * len(found) > each and all(fit % each == 0 for _, fit, _ in found)
+    for i, (name, _, errors) in enumerate(found):
+        *parts, (_, whole, weights) = seen[i * each:(i + 1) * each]
+        every = set().union(whole, *(rows for _, rows, _ in parts), errors.astype(int))
+        new = {row for row in every if shape[row] % 100 < single.SAMPLE and not small}
+        assert whole == every - new and {name} == {'/'.join(key) for key, _, _ in parts}
+        for fold, (_, rows, _) in enumerate(parts):
+            assert rows == {row for row in every if shape[row] // 100 % folds != fold}
+        held = [row for fold in range(len(parts)) for row in every
+                if shape[row] // 100 % folds == fold]
+        assert sorted(errors) == sorted(held)
+        light = table.message_bytes[sorted(whole)] < 2**20 if small else 0 * weights
+        assert sorted(weights) == sorted(np.where(light, .4, 1))
+    names = [name.split('/')[0] for name, _, _ in found]
+    if small: assert {single.pooled(name) for name in names} == {*names}
