@@ -157,11 +157,13 @@ def test_what_is_counted_before_it_is_done(monkeypatch):
     monkeypatch.setattr(execution, 'check_count', lambda *args: found.append(args))
     q = execution.Question(MODEL, systems, 32, a, '1d',
                            execution.considered_choices({}, MODEL, a), {})
-    layers = execution.fitting((8, 16), q).layers
+    fit = execution.fitting((8, 16), q)
     execution.search_each((8, 16), [q], 5)
     numbers = {(most, what): number for number, most, what in found}
     assert numbers[execution.MOST_ROWS, 'results'] == 3 * 2 * 5
-    priced = 3 * np.shape(layers.cost.forward)[-1]
+    rows = 3 * fit.fits[:, fit.some].shape[1]
+    assert numbers[10 * execution.MOST_PRICED, 'configurations of systems'] == rows > 100
+    priced = 3 * np.shape(fit.layers.cost.forward)[-1]
     assert numbers[execution.MOST_PRICED, 'layers at placements'] == priced > 100
     limit(7, 7, 'cells')
     with pytest.raises(ValueError, match='7 cells are more than 6'): limit(7, 6, 'cells')
