@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from transformer_perf import Parallel, estimate, search
+from transformer_perf.blocks import kinds_of
 from transformer_perf.estimates import NF4, PRESETS, adapted, as_assumptions
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.models import NAMED, Model
 from transformer_perf.systems import as_system
+from transformer_perf.timeline import job_of_estimate
 
 H100, DENSE = as_system('H100-80GB'), 'llama3.1_8B'
 M = NAMED[DENSE]
@@ -87,6 +89,33 @@ def test_four_bits():
     again = of('qlora:16', recompute='full').stats['iteration_s']
     more = again - of('lora:16', recompute='full').stats['iteration_s']
     assert close(more, 1.5 * (four['iteration_s'] - sixteen['iteration_s']), .05)
+
+
+@pytest.mark.parametrize('adapters, held', [('lora:16', 2), ('qlora:16', NF4)])
+def test_an_adapted_layer_by_hand(adapters, held):
+    "Each product: its input's gradient alone, and two narrow products; weights are unpacked."
+    def rows(adapters):
+        one = of(adapters, batch=1)
+        return {op.name: op for kind in kinds_of(job_of_estimate(one)) for op in kind.operations}
+    plain, some = rows('none'), rows(adapters)
+    T, r, unpacked = M.seq_len, 16, 0 if held == 2 else held + 2
+    for name, several in (('qkv', 3), ('vproj', 1), ('fc1', 2), ('fc2', 1)):
+        old, new = plain[name], some[name]
+        (_, n, m, *_), = (p[:4] for p in old.forward.products)
+        narrow = [(T, r * several, m), (T, n, r)]
+        assert [p[:3] for p in new.forward.products] == [(T, n, m), *narrow]
+        back = [(T, m, n), (T, r, n), (T, m, r * several), (r, n, T), (m, r * several, T)]
+        assert [p[:3] for p in new.backward.products] == back
+        assert [p.adds for p in new.backward.products] == [False] * 3 + [True] * 2
+        assert close(new.forward.nbytes, old.forward.nbytes + 1e-9 * (
+            unpacked * m * n + 3 * 2 * T * n))   # what the weight says, and the sum
+        assert close(new.backward.nbytes, old.backward.nbytes + 1e-9 * unpacked * m * n)
+        assert new.forward.launches == old.forward.launches + 1
+        assert close(new.weights, 2e-9 * (m * r * several + r * n))
+        assert close(new.frozen, 1e-9 * held * m * n)
+        assert sum(x.rows * x.columns for x in new.matrices) == m * r * several + r * n
+        wide = 2e-9 * T * r * several
+        assert close(new.activations - wide, old.activations), name
 
 
 def test_65_billion_parameters_on_one_gpu_of_48_gb():

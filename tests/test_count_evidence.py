@@ -1,12 +1,15 @@
 "What figures rest on: runs that are known are counted by hand, and their errors make the interval."
 import dataclasses
+import itertools
 import math
 
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate
 from transformer_perf.estimates import AS_TRAINED, MENDED
-from transformer_perf.parameters import Evidence, Kernels, Parameters, Costs
+from transformer_perf.iteration import changes_something, out_of_reach
+from transformer_perf.parameters import (
+    Calibration, Costs, Evidence, Kernels, Parameters, checked_interval)
 from transformer_perf.systems import as_system
 
 MODEL = Model(1024, 512, 8, 12, mlp_dim=1536, vocab=4096, name='small')
@@ -79,7 +82,66 @@ def test_the_nearest_runs_are_named():
     assert 'near: 9 runs on H100, none of them with experts, bf16' in says(
         stack='any', model=EXPERTS)
     for field in ('matrix_flops_fp16', 'hbm_bandwidth'):
-        for ratio, near in ((.92, True), (1.08, True), (.88, False), (1.12, False)):
+        for ratio, near in ((.905, True), (1.095, True), (.895, False), (1.105, False)):
             changed = dataclasses.replace(SYSTEM, **{field: ratio * getattr(SYSTEM, field)})
             assert ('measured: 3 runs' in says(system=changed)) == near
             assert ('extrapolated: no run on a GPU of the rates' in says(system=changed)) != near
+
+
+# what a choice can change, and what no run came near
+
+def test_choices_that_can_matter():
+    "Those of a group where it has two GPUs; those of copies where there are two, or a host's."
+    of_groups = dict(sequence_sharded='tp', tp_overlap='tp', context='cp', schedule='pp')
+    for tp, cp, pp, dp, ep, etp in itertools.product((1, 2), repeat=6):
+        row = dict(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, strategy='2d-seqp',
+                   schedule='1f1b', zero_stage=0)
+        def matters(choice, row=row, **more):
+            return bool(changes_something(row | more, choice, False))
+        for choice, group in of_groups.items(): assert matters(choice) == (row[group] > 1)
+        assert matters('dispatcher') == matters('ep_overlap') == (ep > 1 or etp > 1)
+        assert matters('recompute') and matters('precision')
+        copies = dp * cp > 1
+        for stage, offload in itertools.product(range(4), ('none', 'weights')):
+            own = dict(zero_stage=stage, offload=offload)
+            for choice in ('zero_stage', 'reduce_each', 'dp_overlap'):
+                assert matters(choice, **own) == (copies or offload == 'weights'), choice
+            assert matters('reshard_after_forward', **own) == (
+                stage == 3 and (copies or offload == 'weights'))
+            assert matters('dp_replicate', **own) == (stage > 0 and copies)
+
+
+@pytest.mark.parametrize('tp, near, far', [(16, 16, 1), (16, 8, 2), (16, 4, 4), (8, 2, 4)])
+@pytest.mark.parametrize('cp', [1, 2, 8])
+def test_layouts_that_no_run_came_near(tp, near, far, cp):
+    "A sequence cut into shorter pieces than any known run's, or more domains of tp."
+    row, l = dict(tp=tp, cp=cp, nvlink_tp=near), MODEL.seq_len
+    for least, most in (([256], [1]), ([128, 512], [2]), ([512, 2048], [1, 4, 2]), (None, None)):
+        known = {} if least is None else {'context_tokens': least, 'tp_domains': most}
+        found = out_of_reach(row, known, MODEL)
+        short = bool(least) and cp > 1 and l / cp < min(least)
+        assert ('a context of' in found) == short
+        if short: assert f'a context of {l // cp:,} tokens' in found and f' {min(least)})' in found
+        assert (f'tp over {far} NVLink domains' in found) == ('NVLink' in found) == (
+            bool(most) and far > max(most))
+
+
+# GPUs that no run is of
+
+@pytest.mark.parametrize('rate, generation', [(100, 'Ampere'), (500, 'Ampere'), (600, 'Hopper'),
+                                              (2000, 'Hopper'), (5000, 'Hopper')])
+def test_an_unknown_generation_has_the_next_by_its_rate(rate, generation):
+    "312 and 989 TFLOP/s: 600 is 1.9 times the one, and 1/1.6 of the other."
+    own = {f'{name}/{stack}': Parameters(name, stack) for name in ('Ampere', 'Hopper')
+           for stack in ('old', 'new')}
+    known, other = Calibration(own), dataclasses.replace(as_system('B200'), matrix_flops_fp16=rate)
+    assert known.generation_for(other) == generation
+    assert known.of(other) == own[f'{generation}/new']
+    assert known.of(other, 'old') == own[f'{generation}/old']
+    assert known.of(SYSTEM) == own['Hopper/new'] and known.of(as_system('A100')).stack == 'new'
+
+
+def test_an_interval_has_two_logarithms():
+    for pair in ((-.1, .2), (.3, .3), (-10, 10)): assert checked_interval([*pair]) == pair
+    for pair in ([.2, .1], [-10.1, 0], [0, 10.1], [.1], [.1, .2, .3], (.1, .2), [.1, math.inf]):
+        with pytest.raises(ValueError): checked_interval(pair)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,11 +14,12 @@ import pytest
 from test_count_schedules import walk
 
 from transformer_perf import (
-    Assumptions, Model, Parallel, estimate, execution, iteration, modules, timeline)
+    Assumptions, Model, Parallel, estimate, execution, iteration, modules, search, timeline)
 from transformer_perf.blocks import CountedJob, Layouts, gpt_block
-from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Product, Work
+from transformer_perf.estimates import (
+    AS_TRAINED, CHOICES, MENDED, Group, Product, Work, launched)
 from transformer_perf.kernels import pricer_of
-from transformer_perf.parameters import Parameters, Costs
+from transformer_perf.parameters import Costs, Network, Parameters
 from transformer_perf.schedules import played
 from transformer_perf.systems import as_system
 
@@ -133,29 +135,47 @@ def test_what_is_computed_again():
     assert close(share, 3 / depth, 1e-6)
 
 
-def test_what_the_host_costs():
-    "The longer of GPU and host, rounded; more where modules are wrapped, and for each doubling."
-    one, pricer, table = case(MEASURED, tp=4, pp=2, nvlink_tp=4, nvlink_pp=2)
+@pytest.mark.parametrize('recompute', ['none', 'full'])
+def test_what_the_host_costs(recompute):
+    """The longer of GPU and host, rounded; more where modules are wrapped, and for each doubling.
+
+    A layer that is computed again is launched again."""
+    layout, full = dict(tp=4, pp=2, nvlink_tp=4, nvlink_pp=2), int(recompute == 'full')
+    (one, pricer, _), (_, _, table) = case(MEASURED, **layout, recompute=recompute), case(
+        MEASURED, **layout)
     N, L, n, s = 64 // b, depth / 2, 8, one.stats
     host = (4e-4 + 3e-4) * (1 + .1 * 2)
     longer = lambda gpu: (gpu**2.5 + host**2.5)**(1 / 2.5)
     F, B = longer(table.t_fwd.sum()), longer(table.t_bwd.sum())
-    wait = F + B - table.t.sum()
+    wait = (1 + full) * (F - table.t_fwd.sum()) + B - table.t_bwd.sum()
     assert wait > .01 * table.t.sum()
+    layer, compute = (1 + full) * F + B, summed(table, 'comp') + full * table.t_fwd_comp.sum()
     first, last = ends_by_hand(pricer, 4, 1, 4, loss_traffic=40.)
     own = max(first, last)
     sent = 2 * pricer.send(2e-9 * b * l / 4 * e, True)
-    assert close(s['compute_s'], N * (L * summed(table, 'comp') + own))
+    assert close(s['compute_s'], N * (L * compute + own))
     assert close(s['pp_comm_s'], N * sent)
-    stage = L * (F + B) + 1e-3 + sent
+    stage = L * layer + 1e-3 + sent
     assert close(s['bubble_s'], stage + first + last - own)
-    slow = .02 * math.sqrt(2 * math.log(n)) * (L * (F + B) + sent + 1e-3 + own)
+    slow = .02 * math.sqrt(2 * math.log(n)) * (L * layer + sent + 1e-3 + own)
     # weights, gradient and states of a parameter, against 24 + 4 + 2 bytes
     weights = 1e-9 * table.weights_mem.sum() * 1e9 * L + 2e-9 * (e * V / 4 + 2 * e)
     moved = 33 * (24 + 4 + 2) / (24 + 4 + 2) / 2 * weights
     step = pricer.busy(Work(nbytes=moved)).total + .01
     words = pricer.send(2e-9 * V / 4 * e, True)
     assert close(s['other_s'], N * (L * wait + 1e-3 + slow) + step + words, 1e-6)
+
+
+def test_what_graphs_take_from_the_host():
+    "Half of a layer each for attention and MLP; its experts in parts, or whole, but never twice."
+    left = lambda graphs: [float(launched(graphs, part)) for part in (0, 1, 2)]
+    for graphs, shares in (('none', (1, 1, 1)), ('attn', (.5, 1, 1)), ('attn+mlp', (0, 1, 1)),
+                           ('moe_router', (1, .8, 1)), ('moe_router+moe_preprocess', (1, .6, 1)),
+                           ('moe', (1, 0, 1)), ('moe+moe_router', (1, 0, 1)),
+                           ('attn+moe_router', (.5, .8, 1)), ('iteration', (0, 0, 0))):
+        assert left(graphs) == pytest.approx(shares, abs=1e-15), graphs
+    column = np.array(['none', 'attn+mlp', 'attn'])
+    assert launched(column, 0).tolist() == [1, 0, .5]
 
 
 @pytest.mark.parametrize('precision', ['bf16', 'fp8'])
@@ -219,6 +239,48 @@ def test_messages_of_published_copies():
         t = pricer.collective(kind, GB, group)
         seen += t + max(t - layer, 0) * (depth - 1)
     assert close(one.stats['dp_comm_s'], seen)
+
+
+def test_several_messages_behind_the_same_layers():
+    "The first shows whole; others as far as a layer, less what hides behind it already, is short."
+    for layer, first, second, N, M in itertools.product((.5, 3., 9.), (1., 4.), (2., 6.), (1, 5),
+                                                        (1, 3)):
+        hand = first + (N - 1) * max(first - layer, 0)
+        left = max(layer - first, 0)
+        hand += second + (M - 1) * max(second - left, 0)
+        layout = Layouts(zero_stage=3, dp_overlap=True)
+        assert close(modules.in_turn(layout, layer, (first, N), (0., 7), (second, M)), hand)
+        layout = Layouts(zero_stage=3, dp_overlap=False)
+        whole = N * first + M * second
+        assert close(modules.in_turn(layout, layer, (first, N), (second, M)), whole)
+
+
+@pytest.mark.parametrize('stage, share', [(0, .1), (1, .1), (2, .1), (3, .3)])
+def test_messages_hide_as_far_as_software_lets_them(stage, share):
+    "Of what could hide a share shows: one of units that are gathered, one of other messages."
+    software = dataclasses.replace(COSTLY, dp_exposed=.1, unit_exposed=.3)
+    a = dataclasses.replace(TRAINED, measured=Parameters('Hopper', software=software))
+    layout = Layouts(zero_stage=stage, dp_overlap=True, assumptions=a)
+    for t, layer, N in ((2., 3., 5), (2., 1.5, 5), (2., 0., 5), (2., 3., 1)):
+        could_hide = (N - 1) * min(t, layer)
+        assert close(modules.exposed(layout, t, layer, N), N * t - (1 - share) * could_hide)
+
+
+@pytest.mark.parametrize('tp, near', [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_groups_share_the_cards_of_a_domain(tp, near):
+    "Copies of several shards in a domain with few cards get less of them each."
+    system = dataclasses.replace(SYSTEM, nic_factor=.5)
+    network = Parameters('Hopper', network=Network(groups_share=.4), software=COSTLY)
+    a = dataclasses.replace(TRAINED, measured=network, vocabulary=False, bundled_messages=False)
+    layout = Parallel(micro_batch=b, tp=tp, dp=8, nvlink_tp=tp, nvlink_dp=near, dp_overlap=False)
+    one = estimate(MODEL, layout, system, 64, a)
+    pricer, GB = pricer_of(system, one.assumptions), one.layers.weights_mem.sum()
+    group = Group(8, near, tp > 1 and near > 1)
+    hand = depth * (pricer.collective('allgather', GB, group)
+                    + pricer.collective('reducescatter', 2 * GB, group))   # of 4 bytes
+    assert close(one.stats['dp_comm_s'], hand)
+    alone = pricer.collective('allgather', GB, group._replace(crowded=False))
+    assert (alone < pricer.collective('allgather', GB, group)) == group.crowded
 
 
 def test_slow_and_fast_links_of_a_pipeline():
@@ -435,6 +497,22 @@ def test_no_stage_is_overlooked(layout, vocabulary):
     assert close(timeline.slowest_stage(work, costs, ends).busy, slowest)
 
 
+@pytest.mark.parametrize('layout', ['Ettt|t|tt|tL', 'Et|tttt|t|tL', 'E|t|t|tL', 'Ettt||t|L'])
+def test_the_longest_and_the_shortest_chunk(layout):
+    "Over the mean of a rank's own: ranks take turns, chunk by chunk."
+    chunks = [part.count('t') for part in layout.split('|')]
+    one, _, _ = case(model=dataclasses.replace(MODEL, depth=sum(chunks)))
+    pattern = timeline.priced_estimate(one)[0].pattern
+    for p in (1, 2, 4):
+        v = 4 // p
+        for stage in timeline.stages_in_order(pattern, p, v, False, False, layout):
+            own = chunks[stage.rank::p]
+            mean = sum(own) / v
+            if not mean: continue
+            assert close(stage.widest, max(own) / mean)
+            assert close(stage.narrowest, min(own) / mean)
+
+
 def test_the_slowest_of_many_gpus():
     "The largest of n normal values, for all GPUs of the job."
     for sizes in ((1, 1, 1, 2), (2, 3, 5, 7), (8, 1, 4, 16)):
@@ -592,9 +670,48 @@ def test_a_summary_says_the_figures(layout):
     assert near(r'Arithmetic takes ([\d.]+)%', round(100 * s['compute_s'] / s['iteration_s'], 1))
     found = re.findall(r'\(([\d.]+)%\)', words)
     assert [float(x) for x in found] == [round(first, 1), round(second, 1)]
-    copies = one.parallel.dp
+    copies, stages = one.parallel.dp, one.parallel.pp
+    assert f' by {stages} pipeline stage{"s" * (stages > 1)}, ' in words
     assert ('the batch by 1 copy ' if copies == 1 else f'the batch by {copies} copies ') in words
     assert ('within' in words) == (s['memory_GB'] <= 80) == one.fits
+
+
+SHOWN = {   # choice: (the usual, another, its title)
+    'zero_stage': (1, 0, 'ZeRO'), 'recompute': ('none', 'full', 'recompute'),
+    'precision': ('bf16', 'fp8', 'precision'), 'schedule': ('1f1b', 'zb-h1', 'schedule'),
+    'tp_overlap': (False, True, 'tp_overlap'), 'context': ('ring', 'allgather', 'context')}
+
+
+def test_a_table_shows_the_choices_that_rows_differ_in():
+    "What is usual in every row is not shown, nor what all rows share of an overlap."
+    found = search(MODEL, 8, SYSTEM, 64, '1d', assumptions=TRAINED, k=3)
+    usual = {name: of[0] for name, of in SHOWN.items()}
+    table = found.assign(**usual, strategy='2d-seqp', tp=2, cp=2, pp=2)
+    titles = lambda **changed: {*iteration.readable(table.assign(**changed), SYSTEM).columns}
+    for name, (often, other, title) in SHOWN.items():
+        assert title not in titles()
+        assert titles(**{name: [other, often, often]}) == titles() | {title}
+        of_groups = name in ('tp_overlap', 'context')
+        assert titles(**{name: other}) == (titles() if of_groups else titles() | {title})
+
+
+def test_assumptions_say_what_was_chosen():
+    "Those of an estimate are its configuration's, whatever was assumed."
+    chosen = dict(zero_stage=3, recompute='full', precision='fp8', tp_overlap=True)
+    p = case(tp=2, dp=2, **chosen)[0]
+    assert {name: getattr(p.assumptions, name) for name in CHOICES} == {
+        name: getattr(p.parallel, name) for name in CHOICES}
+    assert chosen.items() <= vars(p.assumptions).items()
+
+
+def test_a_rate_in_words():
+    "Shares of the peak; more of it than there is has a reason."
+    for mfu, recompute in itertools.product((.4, 1., 1.5), ('none', 'full')):
+        row = SimpleNamespace(mfu=mfu, hfu=1.3 * mfu, recompute=recompute)
+        words = iteration.rate_in_words(row, SYSTEM)
+        assert f'MFU {100 * mfu:.1f}%' in words and f'{SYSTEM.matrix_flops_fp16:g} TFLOP/s' in words
+        assert (f'HFU {130 * mfu:.1f}%' in words) == (recompute == 'full')
+        assert ('above 100 %' in words) == (mfu > 1)
 
 
 # tables of messages, as users of the paper's code put them together

@@ -8,10 +8,12 @@ import itertools
 import math
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, blocks, estimate, layers, modules
-from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Roofline, Work
+from transformer_perf.estimates import (
+    AS_TRAINED, MENDED, Group, Roofline, Work, exchanged, recomputed_parts)
 from transformer_perf.timeline import job_of
 from transformer_perf.iteration import settled
 from transformer_perf.systems import Units, as_system
@@ -567,6 +569,17 @@ def test_what_is_computed_again_is_not_kept(model, layout, part, rerun, freed):
         assert close(longer[name], seconds * (name in rerun)), name
 
 
+def test_parts_that_are_computed_again():
+    "One of the words for usual parts, or names of parts; a word for several stands alone."
+    assert recomputed_parts('selective') == ('core_attn',) and recomputed_parts('none') == ()
+    assert recomputed_parts('mlp+layernorm') == ('mlp', 'layernorm')
+    for wrong, meant in (('selectiv', 'selective'), ('mlp+layernrm', 'layernorm'),
+                         ('ful', 'full'), ('moe_ac', 'moe_act')):
+        with pytest.raises(ValueError, match=f"'{meant}'"): recomputed_parts(wrong)
+    for several in ('selective+mlp', 'mlp+full', 'none+mlp'):
+        with pytest.raises(ValueError): recomputed_parts(several)
+
+
 def test_attention_computed_again():
     "Fused, its two sums a row go; apart, all scores; of latents queries, keys and values, too."
     rows = b * h / 2 * l / 2
@@ -700,6 +713,44 @@ def test_one_norm_of_a_layer_is_the_first():
     for x, y in zip(one, two, strict=True):
         if x.name == 'ln2': assert (x.forward, x.backward) == (Work(), Work()) and not x.weights
         else: assert x == y
+
+
+@pytest.mark.parametrize('fused', [False, True])
+@pytest.mark.parametrize('number, after', [(1, ()), (2, ()), (3, ('vproj',)),
+                                           (4, ('vproj', 'fc2'))])
+def test_more_norms_follow_a_half(number, after, fused):
+    "The third follows attention, the fourth the MLP: each right before its sum with the stream."
+    a = dataclasses.replace(TRAINED, fused_kernels=fused)
+    own = job_at(dataclasses.replace(GPT, layer_norms=number), a).operations
+    names = [op.name for op in own]
+    plain = [op.name for op in job_at(GPT, a).operations]
+    assert [name for name in names if name[-4:] != 'norm'] == plain
+    for half, following in (('vproj', 'dpr1' if fused else 'dpr'), ('fc2', 'dpr2')):
+        assert (f'{half}-norm' in names) == (half in after)
+        if half not in after: continue
+        i = names.index(f'{half}-norm')
+        assert names[i - 1] == (half if fused else f'{half}-bias')
+        assert close(own[i].forward.nbytes, own[names.index('ln2')].forward.nbytes)
+
+
+def test_ways_to_send_tokens_in_a_column():
+    "Rows of several dispatchers send what each sends by itself; who sends nothing has zeros."
+    ways = ['alltoall', 'once', 'allgather']
+    layout = dict(tp=2, dp=4, ep=4, etp=2, nvlink_tp=2, nvlink_dp=2)
+    each = [job_at(EXPERTS, **layout, dispatcher=way) for way in ways]
+    together = each[0]._replace(dispatcher=np.array(ways))
+    whole = {op.name: op for op in together.operations}
+    for i, job in enumerate(each):
+        at = lambda x, i=i: np.broadcast_to(x, 3)[i]
+        for op in job.operations:
+            for way in ('forward', 'backward'):
+                sent = {(m.kind, m.group): m for m in getattr(op, way).messages}
+                for m in getattr(whole[op.name], way).messages:
+                    own = sent.get((m.kind, m.group))
+                    assert close(at(m.volume), own.volume if own else 0)
+                    if m.far is None: continue
+                    far = exchanged(own.volume, own.far, 4, 2)[1] if own else 0
+                    assert close(at(m.far), far)
 
 
 def test_a_token_further_ahead():

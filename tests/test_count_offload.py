@@ -6,7 +6,8 @@ import pytest
 
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.advice import fits, improve
-from transformer_perf.estimates import KEEPS, PRESETS, as_assumptions, offloaded
+from transformer_perf.estimates import (
+    KEEPS, PRESETS, as_assumptions, offload_said, offloaded)
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.models import NAMED, Model
 from transformer_perf.systems import as_system
@@ -206,6 +207,23 @@ def test_the_same_choice_has_one_name():
     same = ('weights+optimizer:1.0', 'optimizer+weights')
     assert len({Parallel(zero_stage=3, offload=words).offload for words in same}) == 1
     assert offloaded('activations').activations == math.inf
+
+
+def test_amounts_are_said_and_read():
+    "Layers, or a share; all of a part where nothing is said, so that this is said no more."
+    for words, field, amount in (
+            ('activations:3', 'activations', 3), ('activations:10000', 'activations', 10_000),
+            ('optimizer:.25', 'optimizer', .25), ('optimizer', 'optimizer', 1),
+            ('optimizer:1', 'optimizer', 1), ('weights', 'weights', 1)):
+        assert getattr(offloaded(words), field) == amount
+        again = offload_said({field: amount})
+        assert offloaded(again) == offloaded(words)
+        assert (':' in again) == (amount != 1), again
+    assert offload_said({'activations': math.inf}) == 'activations'
+    for words in ('activations:10001', 'activations:0', 'optimizer:1.1', 'optimizer:0',
+                  'weights:1'):
+        with pytest.raises(ValueError): offloaded(words)
+    assert offloaded('core_attn+moe_act').operations == (*KEEPS['core_attn'], *KEEPS['moe_act'])
 
 
 def test_a_search_takes_it_only_when_asked():

@@ -25,12 +25,18 @@ NAMES = 'adam', 'muon', 'lion', 'sgd'
 def close(a, b, rel=1e-9): return math.isclose(a, b, rel_tol=rel)
 
 
-def matrices(name, **layout):
-    "(routed, Matrix, GB here) of every layer of a model."
+def operations(name, **layout):
+    "Those of every layer of a model."
     t = dict(dict.fromkeys(('micro_batch', 'tp', 'cp', 'pp', 'dp'), 1), **layout)
     job = job_of(t, NAMED[name], H200, 64, replace(CORRECTED, fused_kernels=True))
     (kind,) = kinds_of(job)
-    return [(op.routed, x, op.in_matrices) for op in kind.operations for x in op.matrices]
+    return kind.operations
+
+
+def matrices(name, **layout):
+    "(routed, Matrix, GB here) of every layer of a model."
+    return [(op.routed, x, op.in_matrices) for op in operations(name, **layout)
+            for x in op.matrices]
 
 
 @settings(max_examples=40, deadline=None)
@@ -80,6 +86,22 @@ def test_parts_are_gathered(layout, gathered):
     x = found[0]
     (message,) = orthogonalized(x, 4e-9 * x.rows * x.columns).messages
     assert message[:3] == ('allgather', 4e-9 * x.rows * x.columns, group)
+
+
+@pytest.mark.parametrize('layout', [
+    {}, dict(tp=4), dict(tp=2, cp=4, strategy='2d-seqp'), dict(tp=4, cp=2, strategy='2d'),
+    dict(tp=2, cp=4, strategy='2d'), dict(tp=1, cp=8, strategy='2d')])
+def test_gathers_bring_all_of_a_matrix(layout):
+    "Each multiplies what a GPU has by the GPUs of its group; the last leaves nothing out."
+    whole = lambda op: 2e-9 * sum(x.rows * x.columns * x.number for x in op.matrices)
+    own = [op for op in operations('gpt3', **layout) if op.matrices]
+    assert len(own) == 4
+    for op in own:
+        share, (gathers,) = op.in_matrices / whole(op), {x.gathers for x in op.matrices}
+        for group, part in gathers:
+            share *= layout.get(group, 1)
+            assert close(share, part)
+        assert close(share, 1)
 
 
 def figures(optimizer, model=DENSE, a=CORRECTED, **layout):

@@ -13,7 +13,7 @@ import pytest
 
 from transformer_perf import estimates, kernels, measured_kernels as single
 from transformer_perf.estimates import Attention, Group, Product, Roofline, Work
-from transformer_perf.kernels import Measured
+from transformer_perf.kernels import FEW, Measured
 from transformer_perf.parameters import (
     Costs, Kernels, Network, Parameters, read_calibration)
 from transformer_perf.systems import as_system, system_names
@@ -217,6 +217,7 @@ def test_domains(name):
 @sets_of('exchanges')
 def test_exchanges(name):
     system, fit, _, _ = known('exchanges', name)
+    system = dataclasses.replace(system, nic_factor=.5)   # two GPUs to a card
     for tokens, topk, nodes in [*draws((1, 10000), (1, 9), (1, 9)), (4096, 8, 1)]:
         args = tokens, 7168, topk, 8 * nodes, nodes, 20
         assert close(single.exchange_seconds(*args, system, fit),
@@ -458,13 +459,13 @@ def test_attention_of_training_by_hand():
 
 
 def test_columns_are_priced_as_rows():
-    "A thousand rows with few that differ, in another order each."
-    rng, pricer = np.random.default_rng(1), measured()
-    m, n = rng.choice([64, 512, 3000], 1000), rng.choice([128, 7000], 1000)
-    k, low = rng.choice([100, 4096], 1000), rng.choice(['bf16', 'fp8'], 1000)
-    found = pricer.busy(Work((Product(m, n, k, precision=low),))).compute
-    for i in range(0, 1000, 83):
-        one = Product(int(m[i]), int(n[i]), int(k[i]), precision=str(low[i]))
+    "Many rows with few that differ, in another order each: where these are, they are priced once."
+    rng, pricer, rows = np.random.default_rng(1), measured(), 2 * FEW
+    m, n = rng.choice([64, 512, 3000], rows), rng.choice([128, 7000], rows)
+    k, low = rng.choice([100, 4096], rows), rng.choice(['bf16', 'fp8'], rows)
+    found = pricer.busy(Work((Product(m, n, k, precision=low, times=3.),))).compute
+    for i in range(0, rows, rows // 12):
+        one = Product(int(m[i]), int(n[i]), int(k[i]), precision=str(low[i]), times=3.)
         assert close(found[i], pricer.busy(Work((one,))).compute)
 
 
@@ -568,6 +569,15 @@ def test_rows_of_messages():
     row = other(kind='moe_a2a', gpu='H100', op='deepep_low_latency', tokens=1., topk=8., n_gpus=8.,
                 hidden=7168., library='DeepEP normal, 24 SMs')
     assert row.reason == 'another kind of exchange'
+    for precision in ('bf16', 'fp8'):
+        dtype = {'bf16': 'bfloat16'}.get(precision, precision)
+        name = next(name for name in FITS['experts'] if name.endswith(f'/{precision}'))
+        gpu, library, _ = name.split('/')
+        row = other(kind='grouped_gemm', gpu=gpu, library=library, dtype=dtype, m=384., n=1024.,
+                    k=4096., experts=16.)
+        known = set_of('experts', gpu, library, precision)
+        hand = grouped_by_hand(16, 384, 1024, 4096, known['system'], known['fit'], precision, 1)
+        assert close(row.predicted_us * 1e-6, hand + known['fit'].launch), name
     row = other(kind='gemm', gpu='H100', library='trtllm x', m=4096., n=512., k=3000.)
     known = set_of('products', 'H100', 'trtllm', 'bf16')
     hand = product_by_hand(4096, 512, 3000, precision='bf16', **known)
@@ -605,3 +615,34 @@ def test_a_fit_sees_what_it_may():
     assert np.allclose(errors, hand)
     found = pd.DataFrame({'kind': ['a', 'a', 'b'], 'rows': [1, 3, 5], 'mean': [.1, .2, .4]})
     assert single.mean_errors(found, 'kind').tolist() == pytest.approx([17.5, 40])
+
+
+@pytest.mark.parametrize('kind', ['gemm', 'other'])
+def test_who_sees_what_in_a_fit(kind, monkeypatch):
+    """Of a few sizes a fifth is held out five times, and a generation is fitted as one GPU.
+
+    Of others one half is, and the fit that ships has not seen the sample that travels with it."""
+    table = single.published_kernels(kind).query('time_us > 0').reset_index(drop=True)
+    (_, job), *_ = single.jobs_of(table, kind)
+    small, seen, shape = kind == 'other', [], single.shape_of(job)
+    monkeypatch.setattr(single, 'fit_rows', lambda df, job, rows, name, seconds, weights: (
+        seen.append((name, set(rows), weights[rows])), len(seen))[1])
+    monkeypatch.setattr(single, 'error_of', lambda df, job, rows, name, fit, seconds: np.array(
+        sorted(rows)) * 1.)
+    found = list(single.fit_job(table, job, table.time_us.to_numpy() * 1e-6))
+    folds, each = (5, 6) if small else (2, 2)
+    assert len(seen) == each * len(found) > each and all(fit % each == 0 for _, fit, _ in found)
+    for i, (name, _, errors) in enumerate(found):
+        *parts, (_, whole, weights) = seen[i * each:(i + 1) * each]
+        every = set().union(whole, *(rows for _, rows, _ in parts), errors.astype(int))
+        new = {row for row in every if shape[row] % 100 < single.SAMPLE and not small}
+        assert whole == every - new and {name} == {'/'.join(key) for key, _, _ in parts}
+        for fold, (_, rows, _) in enumerate(parts):
+            assert rows == {row for row in every if shape[row] // 100 % folds != fold}
+        held = [row for fold in range(len(parts)) for row in every
+                if shape[row] // 100 % folds == fold]
+        assert sorted(errors) == sorted(held)
+        light = table.message_bytes[sorted(whole)] < 2**20 if small else 0 * weights
+        assert sorted(weights) == sorted(np.where(light, .4, 1))
+    names = [name.split('/')[0] for name, _, _ in found]
+    if small: assert {single.pooled(name) for name in names} == {*names}

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from transformer_perf.schedules import (
-    SCHEDULES, check_schedule, formula_holds, most_held, most_saved, played, possible, total_time)
+    SCHEDULES, check_schedule, formula_holds, most_held, most_saved, own_figure, played,
+    possible, total_time)
 
 GRID = [(name, p, v, N) for name, s in SCHEDULES.items() for p in (2, 3, 4, 6) for v in (1, 2, 3)
         for N in (p, 2 * p, 2 * p + 2, 3 * p) if possible(s, p, v, N, v)]
@@ -203,6 +204,17 @@ def test_gradients_of_weights_fill_the_bubble(name, times):
                 most = max(most, late)
             assert most == min(times * rank + 1, N)
             for kind in 'FBW': assert [m for k, _, m in steps if k == kind] == list(range(N))
+
+
+def test_a_figure_of_each_row_is_its_schedules():
+    "A name, a column of names, or none."
+    of = lambda s: s.chunks
+    chunks = {name: of(s) for name, s in SCHEDULES.items()}
+    names = np.array([*chunks] * 2)
+    assert own_figure(names, of).tolist() == [chunks[name] for name in names]
+    for name, number in chunks.items():
+        assert own_figure(name, of) == own_figure(np.array(name), of) == number
+    assert np.size(own_figure(names[:0], of)) <= 1
 
 
 def test_which_schedules_are_possible():

@@ -2,11 +2,12 @@
 import dataclasses
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from transformer_perf import Assumptions, Model, Parallel, estimate, execution, search
+from transformer_perf import Assumptions, Model, Parallel, estimate, execution, iteration, search
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.execution import (
     factors, micro_batch_size_candidates, nv_candidates_1d, nv_candidates_2d, pp_candidates,
@@ -135,6 +136,95 @@ def test_why_there_is_nothing():
     found = ask(small, 1)
     least = estimate(tiny, Parallel(), 'H200', 7, 'paper').stats['memory_GB']
     assert f'needs {least:.1f} GB, {least - .01:.1f} GB over the 0.01 GB' in found.reasons[1]
+
+
+def test_gpus_that_can_share_experts():
+    "Each expert has as many as another; etp divides their width, of which 129 has no half."
+    model = Model(512, 256, 4, 2, experts=12, experts_per_token=2, expert_dim=129, name='odd')
+    for n in (1, 8, 12, 36, 60):
+        assert execution.expert_shares(model, n).tolist() == [d for d in of(n) if 12 % d == 0]
+    t = {'n_gpus': np.array([12]), 'tp': np.array([1]), 'cp': np.array([1]), 'dp': np.array([12])}
+    for etp in (1, 3):
+        table = execution.with_experts(t, model, {'etp': etp})
+        assert table['ep'].tolist() == [d for d in of(12) if 12 % (d * etp) == 0]
+        assert table['etp'].tolist() == [etp] * len(table['ep'])
+
+
+def test_what_is_counted_before_it_is_done(monkeypatch):
+    "Results of each system and number of GPUs, and layers priced under each system."
+    systems = dataclasses.replace(as_system('H200', 8), ib_latency=np.array([[1.], [2.], [3.]]))
+    a, found, limit = as_assumptions('paper'), [], execution.check_count
+    monkeypatch.setattr(execution, 'check_count', lambda *args: found.append(args))
+    q = execution.Question(MODEL, systems, 32, a, '1d',
+                           execution.considered_choices({}, MODEL, a), {})
+    fit = execution.fitting((8, 16), q)
+    execution.search_each((8, 16), [q], 5)
+    numbers = {(most, what): number for number, most, what in found}
+    assert numbers[execution.MOST_ROWS, 'results'] == 3 * 2 * 5
+    rows = 3 * fit.fits[:, fit.some].shape[1]
+    assert numbers[10 * execution.MOST_PRICED, 'configurations of systems'] == rows > 100
+    priced = 3 * np.shape(fit.layers.cost.forward)[-1]
+    assert numbers[execution.MOST_PRICED, 'layers at placements'] == priced > 100
+    limit(7, 7, 'cells')
+    with pytest.raises(ValueError, match='7 cells are more than 6'): limit(7, 6, 'cells')
+
+
+@pytest.mark.parametrize('rows', [0, 1, 40])
+def test_tables_by_loops(rows):
+    "Places among equals, pairs of equals, and what is distinct, in the order of appearance."
+    a, b, c = columns = np.random.default_rng(rows).integers(0, 4, (3, rows))
+    each = range(rows)
+    assert execution.places_in((a, b), c).tolist() == [
+        sum((a[j], b[j]) == (a[i], b[i]) and (c[j], j) < (c[i], i) for j in each) for i in each]
+    right = np.sort(b)
+    assert list(zip(*execution.pairs(a, right))) == [
+        (i, j) for i in each for j in each if a[i] == right[j]]
+    which, first = execution.distinct(*columns)
+    known = list(dict.fromkeys(zip(*columns)))
+    assert [known[number] for number in which] == list(zip(*columns))
+    assert first.tolist() == [list(zip(*columns)).index(row) for row in known]
+
+
+@pytest.mark.parametrize('size', [1, 8, 12, 72])
+def test_ways_to_fill_a_domain(size):
+    hand = [way for way in itertools.product(*[of(size)] * 4) if math.prod(way) == size]
+    assert sorted(map(tuple, execution.splits(size))) == hand
+    for n in (1, 6, 36, 64, 512):
+        assert iteration.filled(n, size) == max(d for d in of(n) if d <= size)
+
+
+def test_the_best_so_far():
+    "Whatever order candidates come in: the k least times of each variant, and whose they are."
+    random, k = np.random.default_rng(3), 4
+    best, times = execution.Best((2, 3), k), random.permutation(240).reshape(2, 3, 40) * 1.
+    for start, n in itertools.product(range(0, 40, 8), range(3)):
+        rows = np.arange(start, start + 8)
+        best.add(n, times[:, n, rows], np.stack([rows, 100 + rows]))
+    for variant, n in itertools.product(range(2), range(3)):
+        order = np.argsort(times[variant, n])[:k]
+        assert best.times[variant, n].tolist() == times[variant, n, order].tolist()
+        assert best.limit[variant, n] == times[variant, n, order[-1]]
+        assert best.pairs[:, variant, n].tolist() == [order.tolist(), (100 + order).tolist()]
+
+
+def test_the_lowest_bounds_are_placed_first():
+    "Of each number of GPUs, until there are enough placements; and each variant's own lowest."
+    random = np.random.default_rng(0)
+    for variants, enough in itertools.product((1, 3), (1, 4, 9)):
+        numbers = np.repeat([0, 1, 2], (5, 8, 1))
+        placed = random.integers(1, 4, len(numbers))
+        bounds = random.permutation(variants * len(numbers)).reshape(variants, -1) * 1.
+        bounds[:, [3, 9]] = np.inf   # they do not fit
+        expected = set()
+        for n in (0, 1, 2):
+            own, before = np.flatnonzero(numbers == n).tolist(), 0
+            for i in sorted(own, key=lambda i: bounds[:, i].min()):
+                if before < enough: expected.add(i)
+                before += placed[i]
+            expected |= {min(own, key=lambda i: row[i]) for row in bounds}
+        expected -= {3, 9}
+        space = SimpleNamespace(numbers=numbers, placed=placed)
+        assert execution.first_of_each(bounds, space, enough).tolist() == sorted(expected)
 
 
 @pytest.mark.parametrize('l, batch', [(1, 65537), (2048, 96), (4096, 96), (8192, 64), (3000, 210)])
