@@ -362,9 +362,12 @@ def test_recompute_counts_under_every_preset(preset):
 
 def test_unknown_choices_are_the_best_feasible():
     row = row_of('megatron-2021-145.6B')
+    choices = list(itertools.product([1, 2, 4, 8, 16, 32], [1, 2, 5, 10]))
+    micro_batch, vp = zip(*choices)
+    every = predict(pd.concat([row] * len(choices), ignore_index=True)
+                    .assign(micro_batch=micro_batch, vp=vp))
     found, tried = predict(row).iloc[0], []
-    for micro_batch, vp in itertools.product([1, 2, 4, 8, 16, 32], [1, 2, 5, 10]):
-        each = predict(row.assign(micro_batch=micro_batch, vp=vp)).iloc[0]
+    for (micro_batch, vp), each in zip(choices, every.itertuples(), strict=True):
         fits = not each.reason and each.predicted_memory_bound_GB <= 80
         interleaves = vp == 1 or 2304 // 24 // micro_batch % 8 == 0
         if fits and interleaves: tried.append(each.predicted_iteration_s)
