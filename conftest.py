@@ -22,6 +22,12 @@ def pytest_collect_file(file_path, parent):
         return NotebookFile.from_parent(parent, path=file_path)
 
 
+def pytest_collection_modifyitems(items):
+    "Large files of tests first, notebooks last: these are short, so that no worker waits long."
+    items.sort(key=lambda item: (item.path.suffix == '.ipynb', -item.path.stat().st_size,
+                                 item.path))
+
+
 def only_defines(source):
     "Whether a cell can do no more than define and import."
     try: body = ast.parse(notebooks.without_directives(source)).body
