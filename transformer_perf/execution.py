@@ -47,7 +47,8 @@ def check_count(number, most, what):
                          'some columns')
 
 def runs(labels):
-    "Cut a table's rows wherever their label changes."
+    "Cut a table's rows wherever their label changes; labels never become less."
+    if not len(labels) or labels[0] == labels[-1]: return [np.arange(len(labels))]
     return np.split(np.arange(len(labels)), np.flatnonzero(np.diff(labels)) + 1)
 
 def joined(parts):  # table
@@ -321,13 +322,14 @@ def numbered(column):  # (array, how many)
 # %% ../nbs/88a_search.ipynb #d096f980
 def distinct(*columns):
     "(which distinct combination of values each row has, the first row of each), as they appear."
-    which, several = numbered(columns[0])
-    for column in columns[1:]:
-        if not np.ndim(column) or not len(column) or (column == column[0]).all(): continue
+    rows = len(columns[0])
+    which, several = np.zeros(rows, dtype=np.int64), min(rows, 1)
+    for column in columns:
+        if not np.ndim(column) or not rows or (column == column[0]).all(): continue
         own, more = numbered(column)
         which, several = numbered(which * more + own)
     first = np.empty(several, dtype=np.int64)
-    first[which[::-1]] = np.arange(len(which))[::-1]   # the last one written is the first row
+    first[which[::-1]] = np.arange(rows)[::-1]   # the last one written is the first row
     order = np.argsort(first)
     return np.argsort(order)[which], first[order]
 
@@ -368,7 +370,7 @@ def variants(system):
 def variant(system, rows):
     "The systems of some rows: array fields become columns."
     arrays = {f: getattr(system, f)[rows, 0] for f in PHYSICAL if np.ndim(getattr(system, f))}
-    return dataclasses.replace(system, **arrays)
+    return dataclasses.replace(system, **arrays) if arrays else system
 
 # %% ../nbs/88a_search.ipynb #6a4c89d2
 class Layers(NamedTuple):
@@ -435,14 +437,15 @@ def priced_layers(space: Space, counted: Workload, own, q: Question):  # Layers
     "Price each distinct layer once at each placement that its groups can have."
     layer, first = distinct(own)
     t = keep(space.t, first)
-    names, again = np.unique(np.broadcast_to(t['recompute'], t['dp'].shape), return_inverse=True)
+    recompute = np.broadcast_to(t['recompute'], t['dp'].shape)
+    again, of_each = distinct(recompute)
+    names = recompute[of_each].tolist() or ['none']
     columns = decides_layer(q.considered)
     base, some = distinct(*(t[name] for name in columns if name != 'recompute'))
     place, table, possible = placed_layers(space, first[some], q)
     row, column = np.nonzero(possible)
     check_count(len(row) * variants(q.system), MOST_PRICED, 'layers at placements')
     placed = keep(t, some[row]) | keep(table, column)
-    names = names if len(names) else ['none']
     cost, ends = in_blocks(placed, own[first[some]][row], counted, names, q)
     at = np.full(possible.shape, -1)
     at[row, column] = np.arange(len(row))
@@ -623,7 +626,8 @@ def table_of(space: Space, layers: Layers, row, i, j, q: Question):  # dict of c
     t |= {'variant': row, 'candidate': i * len(space.places['grouping']) + j}
     figures = figures_found(space, layers, system, i, j, q)
     found = {name: t[name] for name in shown_first(q)} | figures
-    found = {name: np.broadcast_to(x, i.shape) for name, x in found.items()}
+    found = {name: x if np.shape(x) == i.shape else np.broadcast_to(x, i.shape)
+             for name, x in found.items()}
     return keep(found, found[FITS_BY[q.assumptions.fits_by]] <= system.hbm_capacity)
 
 SHOWN_FIRST = ('variant', 'candidate', 'n_gpus', 'strategy', *GROUPS, 'ep', 'etp', 'micro_batch',

@@ -6,12 +6,12 @@
 __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'WAITS', 'HIDING', 'SHOWN', 'with_paper_names', 'usual', 'follows', 'has_copies',
            'asks_host', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules', 'choices_fit',
            'sends_tokens', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal', 'can_offload',
-           'check_host', 'check_offload', 'check_stages', 'check_parallel', 'parts_said', 'beyond', 'out_of_reach',
-           'gpu_in', 'evidence', 'kind_of_run', 'interval_columns', 'figures_of', 'left_out', 'Estimate', 'row_of',
-           'notes_of', 'seconds_in', 'both_ends', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors',
-           'divisors_of', 'rows_of', 'cross', 'keep', 'filled', 'interval_of', 'settled', 'estimate', 'short',
-           'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
-           'interval_in_words', 'in_words']
+           'check_host', 'check_offload', 'check_stages', 'check_parallel', 'parts_said', 'parts_among', 'beyond',
+           'out_of_reach', 'gpu_in', 'evidence', 'kind_of_run', 'interval_columns', 'figures_of', 'left_out',
+           'Estimate', 'row_of', 'notes_of', 'seconds_in', 'both_ends', 'how_priced', 'run_of', 'timeline_of',
+           'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled', 'interval_of', 'settled',
+           'estimate', 'short', 'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words',
+           'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -269,12 +269,16 @@ def parts_said(value):  # set
     if not isinstance(value, str): return {value}
     return {part.partition(':')[0] for part in value.split('+')}
 
+@functools.cache
+def parts_among(values):  # set
+    "The parts of all of several values of a choice."
+    return set().union(*map(parts_said, values))
+
 def beyond(row, known, model: Model):  # str
     "Which choices of a configuration are not among those known."
-    parts = {name: set().union(*map(parts_said, values)) for name, values in known.items()}
     experts = sends_tokens(model)
-    new = [name for name in known if name in row and not
-           (parts_said(row[name]) <= parts[name] or usual(row, name))
+    new = [name for name, values in known.items() if name in row and not
+           (parts_said(row[name]) <= parts_among(tuple(values)) or usual(row, name))
            and changes_something(row, name, experts)]
     return ', '.join(f'{name} {row[name]}' for name in new)
 
@@ -475,8 +479,8 @@ def keep(t, rows):
     if rows.dtype == bool:
         if rows.ndim and rows.all(): return dict(t)
         rows = np.flatnonzero(rows)
-    columns = lambda x: isinstance(x, np.ndarray) and x.ndim
-    return {key: x.take(rows, axis=0) if columns(x) else x for key, x in t.items()}
+    return {key: x.take(rows, axis=0) if isinstance(x, np.ndarray) and x.ndim else x
+            for key, x in t.items()}
 
 def filled(n, size):
     "GPUs of a domain that n GPUs use alike in each: the most that divide n, 64 of 72 for 512."

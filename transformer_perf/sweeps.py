@@ -392,7 +392,7 @@ def today_candidates(model, n, batch):
 def study_candidates():
     "The candidates of the paper's study, searched one by one."
     points = itertools.product(PAPER_MODELS, paper_systems().values(), STRATEGIES)
-    return sum(candidates_of(model, PAPER_GPUS, system, 4096, strategy)
+    return sum(candidates_of(model, PAPER_GPUS, system, 4096, strategy, assumptions='paper')
                for model, system, strategy in points)
 
 def map_candidates(model, strategy):
@@ -400,8 +400,8 @@ def map_candidates(model, strategy):
     b200, memories = as_system('B200', 8), {'hbm_bandwidth': np.geomspace(500, 16000, 28),
                                             'hbm_capacity': np.geomspace(80, 1000, 32)}
     points = np.prod([len(values) for values in memories.values()])
-    sweep([model], {'B200': b200}, [8192], [strategy], vary=memories)
-    return int(points) * candidates_of(model, 8192, b200, 4096, strategy)
+    sweep([model], {'B200': b200}, [8192], [strategy], assumptions='paper', vary=memories)
+    return int(points) * candidates_of(model, 8192, b200, 4096, strategy, assumptions='paper')
 
 # %% ../nbs/85_sweeps.ipynb #cf010891
 def bench_rows():  # yields dict
