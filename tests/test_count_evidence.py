@@ -25,7 +25,8 @@ KNOWN = Evidence(
     runs=[run(3), run(2, precision='fp8'), run(4, stack='Other'), run(5, gpu='H200')],
     seen={'zero_stage': [1], 'recompute': ['none', 'full'], 'schedule': ['1f1b']},
     intervals={'half held out': {'dense': (-.1, .2), 'waiting': (-.2, .3), 'experts': (-.3, .4)},
-               'never seen': {'dense': (-.4, .5), 'waiting': (-.5, .6), 'experts': (-.6, .7)}})
+               'never seen': {'dense': (-.4, .5), 'waiting': (-.5, .6), 'experts': (-.6, .7)},
+               'unnamed': {'dense': (-.7, .8), 'waiting': (-.8, .9), 'experts': (-.9, .95)}})
 
 
 def asked(layout, model=MODEL, system=SYSTEM, stack='NeMo', **software):
@@ -47,13 +48,16 @@ RESTS = [   # a question, what it rests on, and the interval of its kind
     (dict(recompute='mlp'), 'extrapolated: no run with recompute mlp',
      ('never seen', 'dense', 1.5)),
     (dict(zero_stage=3), 'measured: 3 runs', ('half held out', 'dense', 1)),   # of one copy
+    (dict(stack='any', precision='fp8'), 'near: 2 runs on H100, dense, fp8, of several stacks',
+     ('unnamed', 'dense', 1)),
     (dict(pp=2, schedule='zb-h1'), 'extrapolated: no run with schedule zb-h1',
      ('never seen', 'dense', 1.5))]
 
 
 @pytest.mark.parametrize('layout, words, where', RESTS, ids=[words for _, words, _ in RESTS])
 def test_an_interval_by_hand(layout, words, where):
-    one = asked(layout)
+    stack = layout.pop('stack', 'NeMo') if 'stack' in layout else 'NeMo'
+    one = asked(layout, stack=stack)
     assert any(f'Evidence: {words}' in note for note in one.notes), one.notes
     of, kind, wider = where
     low, high = KNOWN.intervals[of][kind]

@@ -14,6 +14,7 @@ import pytest
 from transformer_perf import Assumptions, Model, Parallel, blocks, estimate, layers, modules
 from transformer_perf.estimates import (
     AS_TRAINED, MENDED, Group, Roofline, Work, exchanged, recomputed_parts)
+from transformer_perf.parameters import Costs, Parameters
 from transformer_perf.timeline import job_of
 from transformer_perf.iteration import settled
 from transformer_perf.systems import Units, as_system
@@ -623,6 +624,8 @@ LAUNCHED = {   # (forward, backward), beside products
     'a fused norm': (layers.fused_norm('x', 4, 6), 1, 2),   # gradients of rows, and of vectors
     'a norm in steps': (layers.eager_norm('x', 4, 6), 6, 10),
     'a LayerNorm of PyTorch': (layers.eager_norm('x', 4, 6, vectors=2), 1, 2),
+    'a rotation in steps': (layers.eager_rotation('x', 24), 2 * 5, 2 * 9),   # queries and keys
+    'no rotation': (layers.eager_rotation('x', 0), 0, 0),
     'a gate apart': (layers.eager_gelu('x', 24), 2, 4),
     'softmax in steps': (layers.eager_softmax('x', 2, 3, 4, 6, masked=0.), 4, 5),
     'dropout and sum': (layers.dropout_add('x', 4, 6), 1, 1),
@@ -651,6 +654,11 @@ def test_bytes_of_kernels_of_one_step_each():
     gate = layers.eager_gelu('x', 24)
     assert close(moved(gate)[0], (4 + 6) * x) and close(moved(gate)[1], (6 + 6 + 6) * x)
     assert close(gate.activations, 3 * 2 * x)
+    # q * cos + cat(-q2, q1) * sin: products 4 each, negation of a half 2, cat 4, sum 6; backward
+    # the products, the negation, twice a half into zeros (2 + 2), and two sums of 6
+    turned = layers.eager_rotation('x', 24)
+    assert close(moved(turned)[0], 20 * x) and close(moved(turned)[1], 30 * x)
+    assert turned.activations == 0
     scores = layers.eager_softmax('x', 2, 3, 4, 6, masked=0.)
     s = 2 * 3 * 4 * 6 * 1e-9
     assert close(scores.forward.scores, 21 * s) and close(scores.backward.scores, 33 * s)
@@ -664,6 +672,37 @@ def job_at(model, a=TRAINED, **layout):  # CountedJob
     alone = dict(nvlink_tp=1, nvlink_cp=1, nvlink_pp=1, nvlink_dp=1)
     given = Parallel(micro_batch=b, **alone | layout)
     return job_of(vars(settled(given, SYSTEM, a)), model, SYSTEM, 24, a)
+
+
+@pytest.mark.parametrize('recompute', ['none', 'full', 'full:1', 'mlp'])
+@pytest.mark.parametrize('model, dropout, spared', [
+    (GPT, False, 1), (LLAMA, False, 1), (LATENT, False, 1),
+    (GPT, True, 0),          # its mask is made again, of what the product gives
+    (EXPERTS, False, 0)])    # what weighs results of experts takes them
+def test_a_checkpoint_that_stops_early(model, dropout, spared, recompute):
+    "The last product runs again with nothing: its input is the last that is saved."
+    found = []
+    for stops in (True, False):
+        known = Parameters(software=Costs(stops_early=stops, dropout=dropout))
+        job = job_at(model, dataclasses.replace(TRAINED, measured=known), recompute=recompute)
+        found.append(modules.count(job).matrix)
+    again = {'none': 0, 'full': 2, 'full:1': 1, 'mlp': 2}[recompute]   # of two layers
+    last = b * l * (2 * model.mlp_dim - 1) * e / 1e12
+    assert close(found[1] - found[0], again * spared * last) or again * spared == 0
+    assert (found[1] > found[0]) == (again * spared > 0)
+
+
+@pytest.mark.parametrize('model, tp, numbers', [
+    (dataclasses.replace(GPT, learned_positions=True), 1, 0), (GPT, 1, (4 + 4) * 12),
+    (LLAMA, 1, (4 + 2) * 12), (LLAMA, 2, (2 + 1) * 12), (LATENT, 1, (4 + 1) * 4)])
+def test_what_is_turned(model, tp, numbers):
+    "Queries and keys of this GPU; of latent attention the part that carries the position."
+    assert 'rotary' not in {op.name for op in job_at(model, tp=tp).operations}   # on the way
+    eager = dataclasses.replace(TRAINED, measured=Parameters(
+        software=Costs(eager_rotation=True)))
+    turned, = (op for op in job_at(model, eager, tp=tp).operations if op.name == 'rotary')
+    assert close(turned.forward.nbytes, 20 * b * l * numbers / 1e9)
+    assert turned.forward.launches == 10 * (numbers > 0)
 
 
 def test_launches_of_experts_and_ends():

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings, strategies a
 from transformer_perf import Model, Parallel, estimate, kernels, search
 from transformer_perf.estimates import Attention, Group, Product, as_assumptions
 from transformer_perf.explained import figures_told
+from transformer_perf.parameters import Costs
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.systems import PHYSICAL
 from transformer_perf.traced import Counted, Explanation, Quantity, leaves_of, step
@@ -115,6 +116,18 @@ def estimate_of(kind, preset):
     *(('corrected', kind) for kind in ('dense', 'whole rows', 'experts')),
     *(('calibrated', kind) for kind in KINDS)])
 def test_every_line_gives_its_value(kind, preset): check(estimate_of(kind, preset))
+
+
+@pytest.mark.parametrize('recompute', ['none', 'full', 'full:1', 'layernorm'])
+@pytest.mark.parametrize('layout', [dict(tp=4, pp=2, dp=2), dict(dp=8, zero_stage=3)])
+def test_what_code_does_is_told(layout, recompute):
+    "Every fact that a record may know of its software."
+    facts = {f.name: True for f in dataclasses.fields(Costs) if isinstance(f.default, bool)}
+    facts['bucket_bytes'] = 2.
+    plain = {'tp_overlap': False, 'dp_overlap': False, 'sequence_sharded': False}
+    p = Parallel(**layout, recompute=recompute)
+    check(estimate('llama3.1_8B', p, 'H100-80GB', 64, 'calibrated', {
+        'name': 'mine', 'like': 'any', 'knows': facts, 'chooses': plain}))
 
 
 @pytest.mark.parametrize('preset', ['corrected', 'calibrated'])

@@ -15,12 +15,13 @@ import pandas as pd
 from transformer_perf.inputs import read_json, write_whole
 from transformer_perf.estimates import Assumptions
 from transformer_perf.parameters import (
-    KINDS_OF_RUN, Calibration, as_flat, changed, read_calibration, value_of)
-from transformer_perf.software import known_costs
+    KINDS_OF_RUN, Calibration, as_flat, changed, generations, limits, read_calibration, value_of)
+from transformer_perf.software import known_costs, known_software
 from transformer_perf.runs import (
     batches_of, clean, column_of, measured_column, read_runs, sheet_of_run, stack_of)
 from transformer_perf.validation import (
-    OTHERS, PROTOCOL, TOO_LARGE, Fit, but_tests, calibrate_network, entries_of, evidence_of,
+    OTHERS, PROTOCOL, TOO_LARGE, Entry, Fit, but_tests, calibrate_network, entries_of,
+    evidence_of,
     feasible, features_of, half_of, kinds_of_runs, least_squares_within, never_seen, of_values,
     parameters_for, picked, predict, published_collectives, recipe_score, recipes, replaced,
     residuals_of, seen_in, source_of, table_of, table_of_fit, with_sets)
@@ -32,12 +33,13 @@ FREE = ('clock@Ampere', 'clock@Hopper', 'clock@Blackwell', 'host_layer', 'host_w
 
 PRIOR = {   # what is likely before any run is seen, and how far it may be off: 70 launches of 11 us
     'host_layer': (.8e-3, 2e-4), 'host_wrapped': (.5e-3, 3e-4), 'host_micro_batch': (1e-3, 5e-4),
-    'ep_exposed': (.25, .2)}
+    'ep_exposed': (.25, .2), 'product_share': (.9, .1),
+    'dp_exposed': (.25, .2)}   # NCCL takes up to 32 multiprocessors of 132 while it sends
 
 FREE_OF_STACK = {   # how far a stack may be
     'product_share': .025, 'host_layer': 3e-4, 'host_experts': 1e-3}
 
-FREE_OF_SHARED = {'unit_exposed': .2}   # of a stack that shares out weights, more than others
+FREE_OF_SHARED = {'unit_exposed': .1}   # of a stack that shares out weights, more than others
 
 SHARES = 'torchtitan', 'llm-foundry'
 
@@ -102,10 +104,16 @@ def problem_of(runs, seconds, start):  # Problem
     return Problem(runs, seconds, batches, [shared(k) for k in own], start)
 
 
-def tangent_at(problem, free, sets):  # Tangent
+def of_plain(sets):  # list of Entry
+    "What products of all plain software reach of others'."
+    which = [name for name, k in sets.items() if is_plain(k.stack)]
+    return [Entry('product_share', which, *limits('product_share'))] if which else []
+
+
+def tangent_at(problem, free, sets, more=lambda sets: []):  # Tangent
     "Slopes of the logarithms at the values that sets of parameters hold."
     mine = {k.name: sets[k.name] for k in problem.own}
-    entries = entries_of(free, mine, len(problem.runs))
+    entries = entries_of(free, mine, len(problem.runs)) + more(mine)
     own = [sets[k.name] for k in problem.own]
     residuals, order = residuals_of(problem.batches, own, problem.start, mine, entries,
                                     problem.seconds)
@@ -123,6 +131,7 @@ def tied(sets, entries, values):  # dict: name -> Parameters
         for name, k in found.items():
             alone = k.stack == 'nccl-tests' or (entry.name == 'clock'
                                                 and k.architecture not in prefixes)
+            alone |= entry.name == 'product_share' and not is_plain(k.stack)
             if not alone: found[name] = changed(found[name], {entry.name: float(value)})
     return found
 
@@ -142,15 +151,36 @@ def free_of_stacks(runs, sets):  # dict: 'parameter@set' -> how far it may be fr
     return found
 
 
-def start_of_published():  # Calibration
-    "The shipped sets with the network that nccl-tests show."
+def is_plain(stack):
+    "Whether nobody tuned a software."
+    known = known_software().get(stack)
+    return stack == 'plain' or known is not None and known.like == 'plain'
+
+
+def sets_of_runs(runs, sets):  # dict
+    "Sets with one for plain software, and one for each software of runs that is like another."
+    records, x = known_software(), clean(runs)
+    like = {name: s.like for name, s in records.items() if s.like not in (None, 'any')}
+    found = {name: k for name, k in sets.items() if k.stack not in (*like, 'plain')}
+    there = {(sheet_of_run(gpu).architecture, name) for gpu, name in zip(x.gpu, x.software)}
+    for on in generations():
+        for name in ['plain', *sorted(name for other, name in there if other == on)]:
+            if name != 'plain' and name not in like: continue
+            start = changed(found[f'{on}/any'], known_costs(like.get(name, name), on))
+            found[f'{on}/{name}'] = dataclasses.replace(start, stack=name)   # own facts: later
+    last = {name: k for name, k in found.items() if k.stack == 'any'}   # the default
+    return {name: k for name, k in found.items() if name not in last} | last
+
+
+def start_of_published(runs):  # Calibration
+    "The shipped sets, and one for each software of some runs, with nccl-tests' network."
     start = read_calibration()
     tests = calibrate_network(published_collectives(), start.sets['Ampere/nccl-tests'])
     shares = ('nvlink_share', 'gather_factor', 'scatter_factor', 'nic_share')   # not Perlmutter's
     hops = {name: value_of(tests, name) for name in PROTOCOL if name not in shares}
     # behind an NVSwitch all hops are quick; Perlmutter's GPUs are joined in pairs
     hops['bulk_hop'] = tests.network.quick_hop
-    sets = with_facts(but_tests(start.sets, hops).sets)
+    sets = with_facts(sets_of_runs(runs, but_tests(start.sets, hops).sets))
     return Calibration({**sets, 'Ampere/nccl-tests': tests})
 
 
@@ -178,7 +208,7 @@ def prior_of(t):  # (values, how far they may be off)
 def fit_tied(problem, sets, weights):  # (sets, Tangent, values, standard errors)
     "One value of each parameter for all software."
     for _ in range(3):
-        t = tangent_at(problem, FREE, sets)
+        t = tangent_at(problem, FREE, sets, of_plain)
         first, pull = prior_of(t)
         values, error = settled_at(t, first, weights, pull)
         sets = tied(sets, t.entries, values)
@@ -230,17 +260,19 @@ JUDGED = {'host_experts': 2e-3}   # 180 launches of 11 us, where no run with exp
 
 
 def without_kinds(tied_at, sets, weights, runs):  # DataFrame, a row per kind
-    "How far off predictions are of a kind of run that no fit saw: no Blackwell, no experts."
+    "How far off predictions are of a kind of run that no fit saw."
     experts = kinds_of_runs(predict(runs)).eq('experts')
     blackwell = runs.gpu.map(lambda gpu: sheet_of_run(gpu).architecture).eq('Blackwell')
+    plain = stack_of(clean(runs)).map(is_plain)
     first, pull = prior_of(tied_at)
     rows = []
-    for kind, own in (('on Blackwell', blackwell), ('with experts', experts)):
+    for kind, own in (('on Blackwell', blackwell), ('with experts', experts),
+                      ('of plain software', plain)):
         values, _ = settled_at(tied_at, first, weights * ~own.to_numpy(), pull)
         others = tied(sets, tied_at.entries, values)
         hopper = value_of(others['Hopper/any'], 'clock')   # the nearest that was seen
-        instead = {'clock': hopper} if kind == 'on Blackwell' else JUDGED
-        everywhere = kind == 'with experts'
+        instead = {'on Blackwell': {'clock': hopper}, 'with experts': JUDGED}.get(kind, {})
+        everywhere = kind != 'on Blackwell'
         found = {name: changed(k, instead) for name, k in others.items()
                  if everywhere or k.architecture == 'Blackwell'}
         there = runs[own].assign(stack='')
@@ -258,7 +290,7 @@ def halves_apart(stacks_at, sets, weights, half):  # list of sets
     fits = (settled_at(t, first, weights * (half != i).to_numpy(), pull)[0] for i in range(2))
     return [replaced(sets, t.entries, values) for values in fits]
 
-LEVELS = {'half held out': (.08, .92), 'never seen': (.05, .95)}   # few sources tell: wider
+LEVELS = .08, .92   # few sources tell: a little wider than a tenth
 
 
 HEAVIEST = .03   # of all weight: what one run may have
@@ -272,7 +304,7 @@ def spread_of(logs, weights, levels):  # (low, high)
     return [float(np.interp(level, share, logs[order])) for level in levels]
 
 
-def intervals_of(df, predicted, levels='never seen'):  # dict: kind of run -> (low, high)
+def intervals_of(df, predicted):  # dict: kind of run -> (low, high)
     "How far predictions were off, in logarithms."
     logs = np.log((predicted / df.iteration_s).to_numpy(float))
     kind, weights = kinds_of_runs(df).to_numpy(), weights_of(source_of(df))
@@ -280,8 +312,17 @@ def intervals_of(df, predicted, levels='never seen'):  # dict: kind of run -> (l
     for name in KINDS_OF_RUN:
         own = known & (kind == name)
         found[name] = spread_of(logs[own if own.any() else known],
-                                weights[own if own.any() else known], LEVELS[levels])
+                                weights[own if own.any() else known], LEVELS)
     return found
+
+
+def unnamed(runs, path):  # Series of s
+    "Predictions as if nobody said which software ran: of all of it, by a fit without the source."
+    source, without = source_of(runs), read_json(path)['without']
+    found = [predict(runs[source == name].assign(software='any', stack='any'),
+                     with_sets(of_values(without[name], path))).predicted_iteration_s
+             for name in source.unique()]
+    return pd.concat(found).reindex(runs.index)
 
 
 def coverage_of(df, predicted, intervals):  # Series of bool
@@ -291,12 +332,12 @@ def coverage_of(df, predicted, intervals):  # Series of bool
     return pd.Series((logs >= low) & (logs <= high), df.index)
 
 
-def covered_apart(df, predicted, part, levels):  # Series of bool
+def covered_apart(df, predicted, part):  # Series of bool
     "The same, each part of the runs with intervals from the others."
     found = pd.Series(False, df.index)
     for name in part.unique():
         own = part == name
-        others = intervals_of(df[~own], predicted[~own], levels)
+        others = intervals_of(df[~own], predicted[~own])
         found[own] = coverage_of(df[own], predicted[own], others)
     return found
 
@@ -338,7 +379,7 @@ def aside(table):
 def calibrate_published(measured, path, more=None):  # DataFrame
     "Fit and write the shipped parameters, and what they predict of rows that they did not see."
     runs = usable_runs(measured)
-    start, seconds = with_sets(start_of_published()), measured_column(runs, 'iteration_s')
+    start, seconds = with_sets(start_of_published(runs)), measured_column(runs, 'iteration_s')
     problem, weights = problem_of(runs, seconds, start), weights_of(source_of(runs))
     sets, *common = fit_tied(problem, start.measured.sets, weights)
     aside(fitted_rows(common[0], *common[1:]))
@@ -383,9 +424,8 @@ def add_records(path, runs, fitted, others):  # DataFrame, a row per source
     columns = {'never seen': pd.concat(unseen, ignore_index=True),
                'tuned on': seen.predicted_iteration_s, 'half held out': halves}
     both = pd.concat([seen, foreign], ignore_index=True)
-    covered = {'never seen': covered_apart(both, columns['never seen'], source_of(judged),
-                                           'never seen'),
-               'half held out': covered_apart(seen, halves, half, 'half held out')}
+    covered = {'never seen': covered_apart(both, columns['never seen'], source_of(judged)),
+               'half held out': covered_apart(seen, halves, half)}
     errors = error_table(judged, columns, covered)
     aside(errors)
     regret = picked(seen[source_of(seen) == 'vtrain-multi'])
@@ -393,7 +433,8 @@ def add_records(path, runs, fitted, others):  # DataFrame, a row per source
         errors=rows(errors), residuals=rows(residual_table(judged, columns)), fitted=fitted,
         evidence=evidence_of(runs), seen=seen_in(runs),
         intervals={'never seen': intervals_of(both, columns['never seen']),
-                   'half held out': intervals_of(seen, halves, 'half held out')},
+                   'half held out': intervals_of(seen, halves),
+                   'unnamed': intervals_of(seen, unnamed(runs, path))},
         contested=rows(contested_rows(seen)), regret=rows(regret))
     write_whole(path, json.dumps(found, indent=1) + '\n')
     return errors

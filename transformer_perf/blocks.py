@@ -9,8 +9,8 @@ __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'INPUT_KEPT', 'Half', 'lis
            'residual', 'activated', 'after_mlp', 'MLP', 'in_part', 'Attention', 'to_latent', 'LatentAttention',
            'expert_groups', 'expert_copies', 'domains_met', 'moved_copies', 'grouped', 'shared_experts', 'Experts',
            'attention_core_summa', 'trained', 'frozen', 'with_adapter', 'layer_operations', 'gpt_block',
-           'own_vocabulary', 'embedding', 'output_layer', 'ahead', 'end_norm', 'transform', 'end_operations',
-           'ends_in_16_bits', 'one_kind', 'pattern_in', 'kinds_of', 'layers_of_kinds', 'numbers_in']
+           'own_vocabulary', 'embedding', 'numbers_of_logits', 'output_layer', 'ahead', 'end_norm', 'transform',
+           'end_operations', 'ends_in_16_bits', 'one_kind', 'pattern_in', 'kinds_of', 'layers_of_kinds', 'numbers_in']
 
 # %% ../nbs/11_blocks.ipynb #3b000005
 import dataclasses
@@ -27,9 +27,9 @@ from .estimates import (
     KINDS, PARTS, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work, adapted,
     any_of, exchanged, of_recipe, where)
 from .layers import (
-    attend, attend_summa, bias, dropout, dropout_add, eager_gelu, eager_norm, eager_softmax,
-    fused_attention, fused_norm, fused_softmax, gelu, layernorm, layernorm_2d, linear, linear_summa,
-    logits, logits_summa, softmax, softmax_2d, transposes)
+    attend, attend_summa, bias, dropout, dropout_add, eager_gelu, eager_norm, eager_rotation,
+    eager_softmax, fused_attention, fused_norm, fused_softmax, gelu, layernorm, layernorm_2d,
+    linear, linear_summa, logits, logits_summa, softmax, softmax_2d, transposes)
 
 # %% ../nbs/11_blocks.ipynb #3b000007
 BIASED = {'none': (), 'qkv': ('qkv',), 'attention': ('qkv', 'vproj'), 'mlp': ('fc1', 'fc2'),
@@ -303,7 +303,9 @@ def gathers(job: CountedJob, op: Operation, width=None):  # Operation
     reduce = meeting(job, 'allreduce', width=width)
     hides = job.assumptions.inputs_sharded   # behind the gradient of the weight
     scatter = meeting(job, 'reducescatter', job.costs.regather if hides else 1., width)
-    back = when(sharded, scatter) + when(np.logical_not(sharded), reduce)
+    whole, two = np.logical_not(sharded), op.name in ('fc1', 'ln2') and job.costs.gate_apart
+    back = when(sharded, scatter) + when(whole, reduce)
+    if two: back = back + when(whole & np.asarray(job.here.gated, bool), reduce)
     return op._replace(
         forward=op.forward._replace(messages=when(sharded, gather) + op.forward.messages),
         backward=op.backward._replace(messages=op.backward.messages + back))
@@ -474,6 +476,12 @@ def seen_share(job: CountedJob, mixer):
     return wide * (1 - .5 * halved * wide * (1 - last))
 
 # %% ../nbs/11_blocks.ipynb #7385b8ff
+def turned(job: CountedJob, mixer):  # list of Operation
+    "Queries and keys turned by their positions, where no kernel does it on the way."
+    if not (job.costs.eager_rotation and job.assumptions.fused_kernels): return []
+    numbers = job.tokens * mixer.placed(job) * (1. - job.learned_positions)
+    return [eager_rotation('rotary', numbers, job.units)]
+
 def attention_core(job: CountedJob, mixer):  # list of Operation
     "Logits to attend: one fused operation, or several."
     a, units, l, swapped = job.assumptions, job.units, job.seq_len, heads_swapped(job, mixer)
@@ -521,6 +529,7 @@ class Heads(Half):
                 ('the larger of kv_heads and tp', larger, 'the smaller', smaller)]
 
     def keys_gathered(self, job): return 2 * self.own_kv(job) * self.width
+    def placed(self, job): return (self.own_heads(job) + self.own_kv(job)) * self.width
 
     def counts_places(self, p): return any_of(np.equal(p.context, 'ulysses+ring'))
 
@@ -541,8 +550,8 @@ class Heads(Half):
         sinks = job.units.element * self.own_heads(job) * self.sinks
         first = first._replace(weights=first.weights + sinks)
         gate = [output_gate(job, self)] * self.gated_output
-        return [first, *more, *(layout if fused else []), *core(job, self), *gate,
-                strategy.row(job, 'vproj', self.own_values(job)),
+        return [first, *more, *turned(job, self), *(layout if fused else []), *core(job, self),
+                *gate, strategy.row(job, 'vproj', self.own_values(job)),
                 *residual(job, 'vproj-bias', 'dpr_v'), strategy.norm(job, 'ln2')]
 
 # %% ../nbs/11_blocks.ipynb #bc003188
@@ -607,6 +616,8 @@ class LatentAttention(Heads):
 
     @property
     def wants_all_rows(self): return not self.query_latent
+
+    def placed(self, job): return (self.own_heads(job) + 1) * self.rope
 
     def projections(self, job: CountedJob):  # list of Operation
         "Down to the latents and up to all heads."
@@ -839,14 +850,19 @@ def embedding(job: CountedJob):  # Operation
     weights = E * (own_vocabulary(job) + places) * e
     return Operation('embedding', there, there._replace(messages=()), weights)
 
+def numbers_of_logits(job: CountedJob, words):
+    "Logits of which a GPU takes the loss: of so many words, or of those of all of tp."
+    return job.tokens * words * (job.tp if job.costs.whole_logits else 1)
+
 def output_layer(job: CountedJob):  # Operation
     "From the last layer to the loss: a product with every word, and a softmax over them."
     E, e, T = job.units.element, job.embed_dim, job.tokens
     V = np.maximum(own_vocabulary(job), 1 / job.tp)
     gradient = Message('allreduce', E * T * e, 'tp')
-    sums = Message('allreduce', 2 * E * T, 'tp')
-    loss = E / 2 * job.costs.loss_traffic * T * V + 3 * E * job.own * e
-    there = Work((Product(T, V, e),), nbytes=loss / 2, launches=5, messages=(sums,) * 3)
+    sums = (Message('allreduce', 2 * E * T, 'tp'),) * 3
+    if job.costs.whole_logits: sums = (Message('allgather', E * T * V * job.tp, 'tp'),)
+    loss = E / 2 * job.costs.loss_traffic * numbers_of_logits(job, V) + 3 * E * job.own * e
+    there = Work((Product(T, V, e),), nbytes=loss / 2, launches=5, messages=sums)
     back = Work((Product(T, e, V), Product(V, e, T)), nbytes=loss / 2, launches=4,
                 messages=(gradient,))
     return Operation('output', there, back, E * own_vocabulary(job) * (e + job.output_bias))

@@ -209,7 +209,7 @@ def sent_told(t: Told):  # Quantity
         text = '(pp - pp / nvlink_pp) * near / (pp - 1)'
     t.step('link', text, *links, of=pipeline_time)
     t.step('gathered_again', '0')
-    if not p.sequence_sharded and p.tp > 1:
+    if not (p.sequence_sharded or p.costs.whole_boundary) and p.tp > 1:
         volume = Quantity('volume', float(t.work.beside.stream), 'GB', source='counted')
         sizes = rows.given['tp'], rows.given['nvlink_tp']
         t.step('gathered_again', 'it', ring(rows, 'it', 'allgather', volume, *sizes))
@@ -272,12 +272,13 @@ def unit_told(t: Told, of, parts, pieces, at_once):  # list of Quantity
     p, stage = t.p, t.p.zero_stage
     held = of_recipe(p.precision, 'saved') / 2
     low = held if in_low_precision(p.assumptions, p.precision) else 1.
-    kind, each = 'reducescatter' if stage else 'allreduce', f'({pieces} * N)'
+    parted, each = stage and not p.costs.reduces_whole, f'({pieces} * N)'
+    kind = 'reducescatter' if parted else 'allreduce'
     often = reduces_each(p.reduce_each, stage)
     number = each if often else pieces
     exchange_told(t, f'reduce{of}', kind, parts, 'gradient_bytes / 2', at_once)
     if often: with_host_told(t, f'reduce{of}', 'optimizer', parts, 'gradient_bytes / 2', at_once)
-    t.step('ahead', 'forward'), t.step('back', 'backward')
+    t.step('ahead', '0' if p.costs.gathers_shown else 'forward'), t.step('back', 'backward')
     found = []
     if stage:
         exchange_told(t, f'gather{of}', 'allgather', parts, f'{low:.16g}', at_once)
@@ -449,6 +450,7 @@ def memory_told(t: Told):
     if out: text += here_told(t, 'optimizer')
     if out and a.working_memory:
         text = f'min(gradient / 2 * all_GB, {text} + gradient_bytes / 2 * unit)'
+    if p.costs.bucket_bytes and p.dp > 1 and not out: text += ' + bucket_bytes / 2 * all_GB'
     t.step('gradients_GB', text, **of)
     own = OPTIMIZERS[p.optimizer]
     each = 'moment_bytes' if own.moment_bytes is None else f'{own.moment_bytes:.16g}'
@@ -499,7 +501,8 @@ def flops_told(t: Told, name, layer, every):  # Quantity
         for way, x in (('forward', op.forward), ('backward', op.backward)):
             work = getattr(op.operation, way)
             TFLOP = work_told(t.rows, x.total.name, (*op.path, way), work, every)
-            again = [*full, *['again'] * bool(op.again and not every)] * (way == 'forward')
+            again = [*full * (op.again >= 0), *['again'] * (op.again > 0 and not every)]
+            again = again * (way == 'forward')
             passes.append(TFLOP)
             texts.append(f'{TFLOP.name} * ({" + ".join(["1", *again])})' if again else TFLOP.name)
     return t.step(name, ' + '.join(texts), *layer.shares, *passes, unit='TFLOP')

@@ -333,7 +333,8 @@ def interval_columns(t, words, model: Model, assumptions):  # dict of columns
     "Where four of five measured runs would lie; nothing under assumptions without runs."
     if not getattr(assumptions.measured, 'evidence', None): return {}
     kinds = kind_of_run(sends_tokens(model), t['other_s'], t['iteration_s'])
-    low, high = interval(assumptions.measured.evidence, words, kinds, t['iteration_s'])
+    low, high = interval(assumptions.measured.evidence, words, kinds, t['iteration_s'],
+                         assumptions.measured.stack != 'any')
     return {'iteration_low_s': low, 'iteration_high_s': high}
 
 def figures_of(t, words, model, system, global_batch, assumptions):  # dict

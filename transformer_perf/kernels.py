@@ -22,8 +22,8 @@ from .estimates import (
     first_of, in_rows, of_one_rank, recipe_of)
 from .parameters import Parameters
 from transformer_perf.measured_kernels import (
-    FORMATS, HEADS, SHEETS, attention_seconds, closest, domain_seconds, gpu_of, product_seconds,
-    sheet_of)
+    FORMATS, HEADS, SHEETS, attention_seconds, closest, domain_seconds, generation_of, gpu_of,
+    product_seconds, sheet_of)
 
 # %% ../nbs/52_kernels.ipynb #f1919818
 MEASURED_AT = {'bf16': 'bf16', 'fp8': 'fp8', 'fp4': 'nvfp4'}   # a rate -> its measured kernels
@@ -78,8 +78,9 @@ def lasting(system: System, parameters: Parameters):  # share of `clock`
 def product_fit(gpu, precision, kernels, adds):  # ProductFit
     "What products reach in training."
     fit = closest('products', gpu, 'trtllm', precision)[1]
+    trained = generation_of(sheet_of(gpu)).fp4_in_training if precision == 'nvfp4' else 1.
     return dataclasses.replace(
-        fit, rate=fit.rate * kernels.clock * kernels.product_share, prepare=0., host=0.,
+        fit, rate=fit.rate * kernels.clock * kernels.product_share * trained, prepare=0., host=0.,
         launch=kernels.launch_gap, writes=fit.writes + adds * kernels.accumulate_traffic / 2)
 
 def added_time(p: Product, system: System, parameters: Parameters):  # s

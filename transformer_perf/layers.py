@@ -193,6 +193,20 @@ EAGER_SCORES = dict(
     forward={'scale': 2 + 2, 'mask': 2 + 1 + 2, 'softmax': 2 + 4, 'to 16 bits': 4 + 2},
     backward={'to 32 bits': 2 + 4, 'softmax': 4 + 4 + 4, 'to 16 bits': 4 + 2, 'mask': 2 + 1 + 2,
               'scale': 2 + 2})
+EAGER_ROTATION = dict(   # of queries and of keys; halves are moved and negated
+    forward={'times cosines': 2 + 2, 'negated half': 1 + 1, 'halves joined': 2 + 2,
+             'times sines': 2 + 2, 'sum of both': 2 + 2 + 2},
+    backward={'times cosines': 2 + 2, 'times sines': 2 + 2, 'negated half': 1 + 1,
+              'zeros for a half': 2, 'its half': 1 + 1, 'zeros for the other': 2,
+              'the other half': 1 + 1, 'sum of halves': 2 + 2 + 2, 'sum of all': 2 + 2 + 2})
+
+def eager_rotation(name, numbers, units=Units()):  # Operation
+    "Queries and keys turned by their positions, as PyTorch's own kernels: six FLOP a pair."
+    def by_steps(kernels):
+        return Work(vector=units.flop * 3 * numbers, launches=2 * len(kernels) * (numbers > 0),
+                    nbytes=units.element / 2 * sum(kernels.values()) * numbers)
+    return Operation(name, by_steps(EAGER_ROTATION['forward']),
+                     by_steps(EAGER_ROTATION['backward']))
 
 def eager_norm(name, rows, width, units=Units(), vectors=1):  # Operation
     "A norm as PyTorch's own kernels: one for a LayerNorm, one a step for root mean squares."

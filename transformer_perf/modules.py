@@ -23,7 +23,7 @@ from .estimates import (
 from .kernels import pricer_of
 from .blocks import (
     STRATEGIES, CountedJob, Layouts, end_operations, kinds_of, layer_operations, layers_of_kinds,
-    numbers_in, own_vocabulary, pattern_in)
+    numbers_in, numbers_of_logits, own_vocabulary, pattern_in)
 
 # %% ../nbs/87b_workload.ipynb #0917f916
 def flops(work: Work, system):
@@ -89,12 +89,25 @@ class Layer(NamedTuple):
     again: tuple        # how often the forward pass of each operation runs again, with a part
     full: float         # how often all of them do, with the layer
     steps: tuple = ()   # of an optimizer's on matrices: (Works, whether of routed experts, whose)
+    spared: range = range(0)   # operations that run again in no case
 
 def counted_layer(job: CountedJob):  # Layer
     "The layer at hand."
     rows = listed(job.operations, groups_of(job), job.units)
-    layer = Layer(rows, job.here.ffn.sends_tokens, (), 0., steps_on_matrices(job))
+    routes = job.here.ffn.sends_tokens   # what weighs the results of experts asks for them
+    stops = job.costs.stops_early and not routes
+    spared = without_use(job.operations) if stops else range(0)
+    layer = Layer(rows, routes, (), 0., steps_on_matrices(job), spared)
     return with_recompute(layer, job.recompute, job.layers)
+
+def without_use(operations):  # range
+    "Which make nothing that the backward pass of their layer asks for: from its last product on."
+    end = len(operations) - (operations[-1].name == 'ln1')   # that is where the next layer begins
+    for i in reversed(range(end)):
+        op = operations[i]
+        if op.forward.products: return range(i, end)   # what it keeps goes in
+        if any_of(op.activations): break
+    return range(0)
 
 def steps_on_matrices(job: CountedJob):  # as `Layer.steps`
     "What optimizers compute of the whole matrices of a layer, once a step."
@@ -122,7 +135,8 @@ def of_whole(name, x: Matrix, GB):  # Work
 def with_recompute(layer: Layer, recompute, layers):  # Layer
     "The same with other parts computed again; `layers`: of a stage."
     full = full_share(recompute, layers)
-    again = tuple(reruns(recompute, op) * (1 - full) for op in layer.rows.operations)
+    again = tuple(-full if i in layer.spared else reruns(recompute, op) * (1 - full)
+                  for i, op in enumerate(layer.rows.operations))   # not with the layer, either
     return layer._replace(again=again, full=full)
 
 def matrix_TFLOP(rows: Listed, again):
@@ -371,6 +385,7 @@ def with_steps(cost: LayerCost, layer: Layer, pricer, columns=None):  # LayerCos
 def boundary_of(job: CountedJob):  # GB
     "What a GPU hands to the next pipeline stage: its share of the layer's output."
     shared = job if job.sequence_sharded is True else job._replace(sequence_sharded=True)
+    if job.costs.whole_boundary: shared = job
     rows, columns = STRATEGIES[job.strategy].between(shared)
     if job.strategy == '2d' and not job.assumptions.norm_shards_features:
         columns = job.seq_len // job.tp   # slip E2
@@ -487,14 +502,16 @@ def unit_time(parts, pieces, at_once, t_fwd, t_bwd, pricer, p: Layouts):  # (s, 
     held = of_recipe(p.precision, 'saved') / 2
     low = where(in_low_precision(p.assumptions, p.precision), held, 1.)
     gather = if_any(stage > 0, lambda: take('allgather', low))
-    reduce = (if_any(stage > 0, lambda: take('reducescatter', factor))
-              + if_any(stage == 0, lambda: take('allreduce', factor)))
+    parted = (stage > 0) & (not p.costs.reduces_whole)
+    reduce = (if_any(parted, lambda: take('reducescatter', factor))
+              + if_any(~parted, lambda: take('allreduce', factor)))
     gather, reduce = with_host(parts, at_once, gather, reduce, pricer, p)
     alike = if_any(np.greater(replicas(p), 1), lambda: sum(
         pricer.collective('allreduce', GB * factor / group.size, other)
         for GB, group, other in parts) / at_once)
     again = gather * ((stage == 3) & p.reshard_after_forward)
     often = reduces_each(p.reduce_each, stage)
+    if p.costs.gathers_shown: t_fwd = 0. * t_fwd
     return (in_turn(p, t_fwd, (gather, pieces * where(stage == 3, N, 1))),
             in_turn(p, t_bwd, (again, pieces * N), (alike, pieces),
                     (reduce, pieces * where(often, N, 1))))
@@ -648,7 +665,8 @@ def beside_layers(job: CountedJob):  # Beside
     keys = most(half.keys_gathered(job) for half in halves)
     widest = most(half.widest_weight(job) for half in halves)
     return Beside(boundary_of(job), E * rows * e * (job.tp > 1), E * rows * keys,
-                  E * own_vocabulary(job) * e, E * widest, E / 2 * rows * own_vocabulary(job))
+                  E * own_vocabulary(job) * e, E * widest,
+                  E / 2 * numbers_of_logits(job, own_vocabulary(job)))
 
 def gradients_left_out(rows: Listed):  # TFLOP
     "Of weights that do not train: as much as their product with the input."

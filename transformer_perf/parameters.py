@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SHARE', 'PART', 'FACTOR', 'HANDLES', 'REPEATABLE', 'GROUPED_WORKSPACES', 'OVERLAP_WORKSPACES', 'SHOWS', 'REACHED',
-           'KINDS_OF_RUN', 'WIDER', 'PARTS', 'PART_OF', 'figure', 'Network', 'Kernels', 'measured_folder', 'Generation',
-           'generations', 'Costs', 'Evidence', 'interval', 'Parameters', 'part_of', 'limits', 'value_of', 'changed',
-           'Calibration', 'parameters_from', 'as_flat', 'read_calibration']
+           'KINDS_OF_RUN', 'WIDER', 'SEEN', 'PARTS', 'PART_OF', 'figure', 'Network', 'Kernels', 'measured_folder',
+           'Generation', 'generations', 'Costs', 'Evidence', 'interval', 'Parameters', 'part_of', 'limits', 'value_of',
+           'changed', 'Calibration', 'parameters_from', 'as_flat', 'read_calibration']
 
 # %% ../nbs/82_parameters.ipynb #c3ca8f62
 import dataclasses
@@ -121,6 +121,7 @@ class Generation:
     handle_workspace: float = field(above=True)     # MiB, of PyTorch for a handle of cuBLAS
     fp8_either_way: bool     # 8-bit products take a matrix by rows as well as by columns
     one_connection: bool     # Megatron-LM wants a single queue where tp or cp send messages
+    fp4_in_training: float = field(above=True)   # 4-bit products: of what those of serving reach
     source: object           # where the figures come from
 
 @functools.cache
@@ -178,6 +179,8 @@ class Costs:
         '16-bit, fp32 and gradient; fused loss: 16-bit and gradient; 14: fp32 once more')
     gradients_apart: float = figure(0., 0, 1, '1: a product writes its gradient apart, to be added',
         '0 or 1', **PART)
+    bucket_bytes: float = figure(0., 0, 4, 'bytes a parameter, of buckets that copies sum up',
+        "PyTorch's DistributedDataParallel keeps them beside the gradients, in their precision")
     framework_GB: float = figure(0., 0, 1, 'GB', 'buffers of framework and libraries')
     # memory that no count sees, at most: the upper bound
     nccl_GB: float = figure(.411, .359, .6, 'GB, each group of GPUs that talks',
@@ -195,7 +198,14 @@ class Costs:
     dropout: bool = True          # dropout after attention and MLP
     eager_gates: bool = False     # what a gate multiplies is a kernel apart
     eager_norms: bool = False     # each step of a norm of root mean squares is a kernel
+    eager_rotation: bool = False  # so is each of turning queries and keys by their positions
     eager_scores: bool = False    # the same of the softmax of attention scores
+    gate_apart: bool = False      # the gate has a product of its own, and sums up its gradient
+    whole_boundary: bool = False  # every GPU of tp hands on all that its stage puts out
+    gathers_shown: bool = False   # nothing hides weights that copies share out being gathered
+    reduces_whole: bool = False   # gradients are summed up whole, whatever copies share out
+    whole_logits: bool = False    # every GPU of tp holds all logits, and takes their loss
+    stops_early: bool = False     # what runs again ends with what the backward pass has use for
 
 # %% ../nbs/82_parameters.ipynb #f90ab3d2
 HANDLES = 2             # of cuBLAS
@@ -209,13 +219,15 @@ SHOWS = ('strategy', 'zero_stage', 'recompute', 'context', 'schedule', 'reduce_e
 REACHED = ('context_tokens', 'tp_domains')   # of which it has the least, or the most, of few runs
 KINDS_OF_RUN = ('dense', 'waiting', 'experts')
 WIDER = 1.5   # the interval where something was never measured
+SEEN = ('half held out', 'never seen', 'unnamed')   # what a prediction knew: runs of the same, the
+                                                    # software by its code, not even that
 
 @dataclass(frozen=True, repr=False)
 class Evidence:
     "The runs that parameters were fitted to, and how far off such predictions were."
     runs: list       # of dict: gpu, stack, model, precision, and how many runs
     seen: dict       # choice -> its values in these runs
-    intervals: dict  # 'half held out', 'never seen' -> kind of run -> (low, high): `interval`
+    intervals: dict  # one of SEEN -> kind of run -> (low, high): `interval`
 
     def count(self, **features):  # runs
         "How many runs have these features."
@@ -241,6 +253,7 @@ def interval(
     words,    # what each prediction rests on: `trust`
     kinds,    # of each run: 'experts', 'dense', or 'waiting' for the host
     seconds,  # predicted
+    named,    # whether their software is
 ):  # (s, s)
     "Where four of five measured runs lie, by how far off predictions of unseen runs were."
     words, kinds = np.asarray(words, dtype=str), np.asarray(kinds, dtype=str)
@@ -248,9 +261,9 @@ def interval(
         return np.select([kinds == kind for kind in known.intervals[of]],
                          [low_high[i] for low_high in known.intervals[of].values()], np.nan)
     far = np.where(np.char.startswith(words, 'extrapolated'), WIDER, 1.)
-    own = np.char.startswith(words, 'measured')
-    high, low = (np.where(own, logs('half held out', i), far * logs('never seen', i))
-                 for i in (0, 1))
+    own, measured, never, unnamed = np.char.startswith(words, 'measured'), *SEEN
+    high, low = (np.where(own, logs(measured, i),
+                          far * np.where(named, logs(never, i), logs(unnamed, i))) for i in (0, 1))
     return seconds / np.exp(low), seconds / np.exp(high)
 
 # %% ../nbs/82_parameters.ipynb #f90ab3a4
@@ -272,7 +285,7 @@ def evidence_in(found):  # Evidence or None
                                                   for x in of_type(values, list, name)]
             for name, values in found['seen'].items()}
     spread = {of: {kind: checked_interval(found['intervals'][of][kind]) for kind in KINDS_OF_RUN}
-              for of in ('half held out', 'never seen')}
+              for of in SEEN}
     return Evidence(runs, seen, spread)
 
 # %% ../nbs/82_parameters.ipynb #f90ab3c2

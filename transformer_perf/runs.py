@@ -7,9 +7,10 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'ADDED', 'NEEDED', 'FLAGS', 
            'read_runs', 'on_system', 'as_numbers', 'measured_column', 'row_name', 'as_word', 'texts', 'column_of',
            'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds', 'software_said',
            'recompute_said', 'precision_said', 'graphs_said', 'experts_said', 'facts_of', 'clean', 'tried_by', 'filled',
-           'stack_of', 'precision_of', 'reasons_of', 'dealt', 'with_layouts', 'with_experts', 'with_recompute',
-           'sheet_for', 'configurations', 'batches_of', 'at_row', 'model_at', 'software_for', 'job_at', 'assumed_in',
-           'assumptions_for', 'priced', 'room_of', 'chosen', 'jobs_in', 'run_jobs']
+           'stack_of', 'precision_of', 'reasons_of', 'dealt', 'ends_as_layers', 'layout_of', 'with_layouts',
+           'with_experts', 'with_recompute', 'sheet_for', 'configurations', 'batches_of', 'at_row', 'model_at',
+           'software_for', 'job_at', 'assumed_in', 'assumptions_for', 'priced', 'room_of', 'chosen', 'jobs_in',
+           'run_jobs']
 
 # %% ../nbs/91_runs.ipynb #10b10004
 import dataclasses
@@ -70,8 +71,8 @@ ZERO = ('fsdp_shard', 'shared_expert_ffn', 'dense_layers_first', 'mtp_layers')  
 
 GPUS = {   # where a name is not that of a system: the system, and what differs
     'A100-80GB': ('A100-80GB', {}), 'H100': ('H100-80GB', {}), 'H100-80GB': ('H100-80GB', {}),
-    'A100-40GB': ('A100-80GB', dict(hbm_bandwidth=1555, hbm_capacity=40, accelerator='A100')),
-    'H100-96GB-HBM2e-500W': ('H100-80GB', dict(hbm_bandwidth=2400, hbm_capacity=96, power=500.)),
+    'A100-40GB': ('A100-80GB', dict(hbm_bandwidth=1555, hbm_capacity=42.4, accelerator='A100')),
+    'H100-96GB-HBM2e-500W': ('H100-80GB', dict(hbm_bandwidth=2400, hbm_capacity=102., power=500.)),
     'H200': ('H200-141GB', {}), 'B200': ('B200-180GB', {}), 'GB200': ('GB200-NVL72', {}),
     'GB300': ('GB300-NVL72', {})}
 
@@ -411,11 +412,26 @@ def dealt(layers, chunks, ahead):  # str
     last = layers - each * (chunks - 1)   # beside what is predicted ahead, and the loss
     return f'Et*{each}|(t*{each}|)*{chunks - 2}t*{last}{"m" * ahead}L' if last > 0 else ''
 
+def ends_as_layers(layers, chunks):  # str
+    "Embedding, layers, last norm and output dealt out as if each of them took as long."
+    if chunks < 2: return ''
+    units = ['E', *'t' * layers, '', 'L']   # the norm has no letter
+    least, more = divmod(len(units), chunks)
+    stop = np.cumsum([least + (i < more) for i in range(chunks)])
+    return '|'.join(''.join(own) for own in np.split(units, stop[:-1]))
+
+def layout_of(said, layers, chunks, ahead, software):  # str
+    "The layers of each chunk: as a run says, as its software deals them, or without a choice."
+    known = known_software().get(software)
+    if said: return said
+    if known is not None and known.ends_as_layers: return ends_as_layers(layers, chunks)
+    return dealt(layers, chunks, ahead)
+
 def with_layouts(x):  # DataFrame
     "Runs with the layers of each chunk, and as many virtual stages as these are."
     sizes = x.assign(chunks=x.pp * x.vp.fillna(1))[['layers', 'chunks', 'mtp_layers']].fillna(1)
-    layouts = [said or dealt(*map(int, row))
-               for said, row in zip(x.layout, sizes.itertuples(index=False))]
+    layouts = [layout_of(said, *map(int, row), software) for said, row, software in zip(
+        x.layout, sizes.itertuples(index=False), x.software)]
     vp = [len(chunks_in(text)) / pp if text else vp for text, pp, vp in zip(layouts, x.pp, x.vp)]
     return x.assign(layout=layouts, vp=vp)
 

@@ -34,6 +34,7 @@ class Software:
     chooses: dict = None     # choice, or assumption -> value, unless a configuration says it
     knobs: tuple = ()        # the choices that it offers
     known_as: tuple = ()     # words of a table's source that name it, in lower case
+    ends_as_layers: bool = False  # what stands at the ends is dealt to stages as if it were layers
 
     def __post_init__(self):
         for name in LISTS: of_type(getattr(self, name), tuple, name)

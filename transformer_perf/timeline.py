@@ -112,7 +112,7 @@ def sent_between_stages(work: Workload, pricer):  # s
     p, beside = work.layouts, work.beside
     v, link = p.virtual_stages, pipeline_time(
         beside.boundary, p.pp, p.nvlink_pp, pricer, p.assumptions)
-    unshared = np.logical_not(p.sequence_sharded)   # then rows are gathered behind a message
+    unshared = np.logical_not(p.sequence_sharded) & (not p.costs.whole_boundary)
     if any_of(unshared):
         gathered = pricer.collective('allgather', beside.stream, Group(p.tp, p.nvlink_tp))
         link = link + gathered * unshared * (p.pp > 1)
@@ -539,9 +539,11 @@ def gradients_held(p: Layouts, own: StageWeights):  # GB
     found, whole = (gradient_held(p) / 2 * shared(own.parts, flag) for flag in (out, False))
     found = found * (1 - on_host(p.offload, 'optimizer') * reduces_each(p.reduce_each, p.zero_stage)
                      * np.greater(p.zero_stage, 1))   # each goes to the host at once
-    if not p.assumptions.working_memory: return found
+    buckets = p.costs.bucket_bytes / 2 * (np.greater(p.dp, 1) & ~out)
+    beside = if_any(buckets, lambda: sum(GB for GB, _ in own.parts))
+    if not p.assumptions.working_memory: return found + beside
     unit = if_any(out, lambda: largest_units(own, 1))
-    return np.minimum(whole, found + p.costs.gradient_bytes / 2 * unit)
+    return np.minimum(whole, found + p.costs.gradient_bytes / 2 * unit) + beside
 
 # %% ../nbs/87_timeline.ipynb #7ddccbcc
 def saved_at(work: Workload, at: Stage, of: Stored, least=False):  # GB

@@ -515,7 +515,11 @@ def over_passes(name, ops, field, terms, shares, value, backward=True, again=Tru
     for op in ops:
         there, back = (getattr(x, field)._replace(name=x.total.name)
                        for x in (op.forward, op.backward))
-        often = ' + '.join([*terms, *['again'] * bool(again and op.again)])
+        spared = op.again < 0   # in the passes of whole layers, too
+        own = [x for x in terms if x != 'full' or not spared]
+        own += ['again'] * bool(again and op.again > 0)
+        own += ['-full'] * (again and spared and 'full' not in terms)
+        often = ' + '.join(own)
         if there.value and often:
             texts.append(there.name + f' * ({often})' * (often != '1'))
             inputs.append(there)
