@@ -520,7 +520,8 @@ class Heads(Half):
         return [('heads', self.heads, 'tp', tp),
                 ('the larger of kv_heads and tp', larger, 'the smaller', smaller)]
 
-    def keys_gathered(self, job): return 2 * self.own_kv(job) * self.width
+    def keys_gathered(self, job):
+        return 2 * self.own_kv(job) * self.width * np.equal(job.context, 'allgather')
 
     def counts_places(self, p): return any_of(np.equal(p.context, 'ulysses+ring'))
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from .inputs import flag, nearest, of_type, quoted, whole
 from .blocks import MLP, Experts
 from .linear_attention import (
-    GatedDeltaNet, KimiDelta, Lightning, Mamba2, Nothing)
+    GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2, Nothing)
+from .sparse_attention import IndexedAttention
 
 # %% ../nbs/81_configs.ipynb #00bc0026
 def agree(one, other):
@@ -503,9 +504,90 @@ def only_mamba(c, found):
     "Mamba-2 in every layer, and nothing else."
     return {'layers': [{'mixer': mamba2(c), 'ffn': Nothing()}] * found['depth']}
 
+def mamba1(c, normed=False):  # Mamba
+    "The mixer of a family with the keys of Jamba, or others renamed as they are."
+    e, rank = c.needed('hidden_size'), c.said('mamba_dt_rank')[1]
+    if rank == 'auto': rank = -(-e // 16)
+    return Mamba(channels=c.needed('mamba_expand') * e, key=c.needed('mamba_d_state'),
+                 rank=whole(rank, 'mamba_dt_rank'), conv=c.needed('mamba_d_conv'),
+                 conv_bias=c.on('mamba_conv_bias'), normed=normed)
+
+def only_mamba1(c, found):
+    "Mamba in every layer, and nothing else."
+    return {'layers': [{'mixer': mamba1(c), 'ffn': Nothing()}] * found['depth']}
+
+def every_so_many(c, kind, depth):  # list of bool
+    "Layers at an offset of a period."
+    period, offset = c.needed(f'{kind}_layer_period'), c.needed(f'{kind}_layer_offset', least=0)
+    return [i % period == offset for i in range(depth)]
+
+def jamba(c, found):
+    "Attention in one layer of so many, experts in others; Mamba and an MLP in the rest."
+    depth = found['depth']
+    attends, routed = (every_so_many(c, kind, depth) for kind in ('attn', 'expert'))
+    several = found.get('experts', 1) > 1
+    layers = [{} if sparse and several else {'experts': None} for sparse in routed]
+    mixer = mamba1(c, normed=True)
+    return {'layers': [own | ({} if own_attends else {'mixer': mixer})
+                       for own, own_attends in zip(layers, attends)]}
+
+def short_convolutions(c, found):
+    "Layers of a short convolution where none attends."
+    listed, depth = c.given.get('layer_types'), found['depth']
+    if listed: attends = layers_listed(c, 'layer_types', listed, ('full_attention', 'conv'), depth)
+    else:
+        places = of_type(c.said('full_attn_idxs')[1], list, 'full_attn_idxs')
+        attends = [i in places for i in range(depth)]
+    mixer = GatedConv(channels=found['embed_dim'], conv=c.needed('conv_L_cache'),
+                      conv_bias=c.on('conv_bias'))
+    return in_places([not own for own in attends], {'mixer': mixer})
+
+def lfm2(c, found):
+    "The same; its MLP may be two thirds as wide as the file says."
+    width = c.needed('intermediate_size')
+    if c.on('block_auto_adjust_ff_dim'):
+        step = c.needed('block_multiple_of')
+        width = int(c.said('block_ffn_dim_multiplier')[1] * int(2 * width / 3))
+        width = step * -(-width // step)
+    return short_convolutions(c, found) | {'mlp_dim': width}
+
+def indexed(c, found):
+    "Every layer attends to the best keys; some take what the layer before chose."
+    depth = found['depth']
+    listed = c.given.get('layer_types')
+    if listed: layers_listed(c, 'layer_types', listed, ('indexed_attention',), depth)
+    kinds = c.given.get('indexer_types')
+    own = layers_listed(c, 'indexer_types', kinds, ('full', 'shared'), depth) if kinds else (
+        own_indexers(c, depth))
+    if not own[0]: raise ValueError('the first layer has no indexer before it')
+    about = dict(heads=found['heads'], kv_heads=1, latent=found['kv_lora_rank'],
+                 width=found['qk_nope_head_dim'] + found['qk_rope_head_dim'],
+                 value=found['v_head_dim'], rope=found['qk_rope_head_dim'],
+                 query_latent=c.needed('q_lora_rank'), index_heads=c.needed('index_n_heads'),
+                 index_width=c.needed('index_head_dim'), chosen=c.needed('index_topk'))
+    return {'layers': [{'mixer': IndexedAttention(**about, own_index=has)} for has in own]}
+
+def own_indexers(c, depth):  # list of bool
+    "Which layers have an indexer, as GLM's file says it, in letters or as one of so many."
+    pattern, every = c.given.get('index_topk_pattern'), c.size('index_topk_freq')
+    if pattern:
+        letters = [*pattern] if isinstance(pattern, str) else pattern
+        return layers_listed(c, 'index_topk_pattern', letters, ('F', 'S'), depth)
+    skipped = c.needed('index_skip_topk_offset', least=0)
+    return [max(i - skipped + 1, 0) % every == 0 for i in range(depth)]
+
+INDEXED = dict(index_topk_freq=1, index_skip_topk_offset=2)
+INDEX = 'index_* indexed_attention'
 DELTA = dict(full_attention_interval=None)
 MAMBA = dict(mamba_conv_bias=True, mamba_proj_bias=False, use_bias=False)
 GATED_DELTA = 'linear_* full_attention_interval attn_output_gate mamba_ssm_dtype'
+
+MAMBA1 = dict(mamba_d_state='state_size', mamba_expand='expand', mamba_d_conv='conv_kernel',
+              mamba_dt_rank='time_step_rank', mamba_conv_bias='use_conv_bias')
+ONLY_MAMBA = dict(num_attention_heads=1, num_key_value_heads=None, intermediate_size=None,
+                  head_dim=None, use_conv_bias=True, time_step_rank='auto',
+                  max_position_embeddings=2048)   # as long as in its training
+STATE_SIZES = 'state_size conv_kernel time_step_rank'
 
 FAMILIES |= {   # hybrids
     'qwen3_next': Family(
@@ -535,6 +617,30 @@ FAMILIES |= {   # hybrids
         'MiniMaxForCausalLM MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM', {},
         UNTIED | ALL_ROUTED | DELTA | dict(head_dim=None, block_size=256), more=lightning,
         experts='intermediate_size', reads='linear_* 0'),
+    'deepseek_v32': Family(
+        'DeepseekV32ForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY | INDEXED,
+        latent=True, mtp=True, experts='moe_intermediate_size', more=indexed, reads=INDEX,
+        never=('attention_bias', 'mlp_bias')),
+    'glm_moe_dsa': Family(
+        'GlmMoeDsaForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY | INDEXED,
+        latent=True, mtp=True, experts='moe_intermediate_size', more=indexed,
+        reads=INDEX + ' indexer_types', never=('attention_bias', 'mlp_bias')),
+    'jamba': Family(
+        'JambaForCausalLM', {}, UNTIED | OFF | MAMBA | ALL_ROUTED | dict(
+            head_dim=None, mamba_dt_rank='auto'), experts='intermediate_size',
+        never=('mamba_proj_bias',), more=jamba, reads='mamba_* attn_layer_period'),
+    'mamba': Family(
+        'MambaForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), TIED | MAMBA | ONLY_MAMBA,
+        never=('use_bias',), more=only_mamba1, reads=STATE_SIZES, names=MAMBA1),
+    'falcon_mamba': Family(   # its norms of steps, keys and queries have no weights
+        'FalconMambaForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), TIED | MAMBA | ONLY_MAMBA,
+        never=('use_bias',), more=only_mamba1, reads=STATE_SIZES, names=MAMBA1),
+    'lfm2': Family(
+        'Lfm2ForCausalLM', dict(qk_norm=True), TIED | OFF | dict(
+            conv_bias=False, head_dim=None, block_auto_adjust_ff_dim=True,
+            block_ffn_dim_multiplier=1., block_multiple_of=256),
+        names=dict(hidden_size='hidden_size block_dim'), more=lfm2,
+        reads='conv_L_cache full_attn_idxs conv'),
     'bamba': Family('BambaForCausalLM', {}, UNTIED | OFF | MAMBA | dict(
         head_dim=None, attn_layer_indices=None), never=('mamba_proj_bias', 'attention_bias',
         'mlp_bias'), more=bamba, reads='mamba_* attn_layer_indices'),

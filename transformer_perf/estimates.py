@@ -109,6 +109,7 @@ class Work(NamedTuple):
     fused: bool = False          # the products are one kernel, which moves only these
     launches: float = 0.         # vector kernels
     messages: tuple = ()         # of Message
+    speed: float = 1.            # of its products, or attention, over that of others as large
 
     @property
     def all_products(self):
@@ -262,6 +263,10 @@ def roofline_of_each(
     for i, work in enumerate(works.each):
         for p in work.products:   # those that are not in 16 bits gain what their rate is higher
             if not p.plain: flops_time[i] = flops_time[i] - gained(p, system)
+    speeds = {i: work.speed for i, work in enumerate(works.each) if work.speed != 1}
+    if speeds: nbytes = nbytes.copy()
+    for i, speed in speeds.items():
+        flops_time[i], nbytes[i] = flops_time[i] / speed, nbytes[i] / speed
     launch = launch_time * (flops_time + nbytes > 0)
     return launch + flops_time / flops_efficiency, nbytes / system.hbm_bandwidth
 
@@ -758,6 +763,9 @@ class Modelling:
     fits_by: str = field('point', choices=FITS_BY)   # what must fit: an estimate, or its bound
     least_features: int = 128           # a GPU keeps at least so many features, and rows
     least_panel: int = 512              # a SUMMA panel is at least so wide
+    # kernels of today, against others that multiply or move as much
+    scan_speed: float = field(.33, above=True)    # chunks of a mixer with a state
+    sparse_speed: float = field(.7, above=True)   # attention to some of the keys
 
 @checked
 @dataclass(frozen=True)

@@ -294,7 +294,8 @@ def matrix_time(each, system: System, parameters: Parameters):  # array [pass, .
     attention = iter(attentions_time(kernels, system, parameters))
     own = lambda work: (fused_time(work, system, parameters) if work.fused else
                         sum(seconds[id(p)] for p in work.products))
-    return below([own(work) + (next(attention) if work.attention else 0.) for work in each])
+    whole = lambda work: own(work) + (next(attention) if work.attention else 0.)
+    return below([whole(work) / work.speed for work in each])
 
 # %% ../nbs/52_kernels.ipynb #519ae267
 @dataclass(frozen=True)

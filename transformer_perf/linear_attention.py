@@ -4,15 +4,17 @@
 
 # %% auto #0
 __all__ = ['TILE', 'Recurrent', 'short_conv', 'gated_norm', 'scan', 'DeltaRule', 'GatedDeltaNet', 'KimiDelta', 'Mamba2',
-           'Lightning', 'Nothing']
+           'Lightning', 'Mamba', 'selective_scan', 'GatedConv', 'Nothing']
 
 # %% ../nbs/26_linear_attention.ipynb #26a00010
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 
 from .estimates import Message, Operation, Product, Work
-from .blocks import STRATEGIES, CountedJob, Half, inner_product, residual
+from .blocks import (
+    STRATEGIES, CountedJob, Half, any_norm, inner_product, residual, saved_once)
 
 # %% ../nbs/26_linear_attention.ipynb #26a00011
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +77,9 @@ def scan(job: CountedJob, mixer):  # Operation
     again = sizes * mixer.transition * (job.cp > 1)          # a pass for what is handed on
     sent = Message('allgather', 2 * E * mixer.state(job) * sizes * job.cp * (job.cp > 1), 'cp')
     moved = rows * mixer.moved(job.tp)
-    forward = Work(mixer.forward(chunks, again), operands=moved, fused=True, messages=(sent,))
-    backward = Work(mixer.backward(chunks), operands=3 * moved, fused=True, messages=(sent,))
+    kernels = Work(fused=True, messages=(sent,), speed=job.assumptions.scan_speed)
+    forward = kernels._replace(products=mixer.forward(chunks, again), operands=moved)
+    backward = kernels._replace(products=mixer.backward(chunks), operands=3 * moved)
     inputs, inside = (E * rows * x for x in mixer.scan_keeps(job.tp))
     return Operation('scan', forward, backward, activations=inputs + inside,
                      recomputed_with=('core_attn',), frees=(('core_attn', inside),))
@@ -144,6 +147,8 @@ class KimiDelta(DeltaRule):
         return own + ((keys + values) // tp if self.rank is None else 2 * self.rank)
     def channels(self, tp): return self.heads * (2 * self.key + self.value) // tp
     def vectors(self, tp): return self.heads * (1 + self.key) // tp
+    def moved(self, tp):   # sums of decays in 32 bits, too: one kernel writes them, four read them
+        return super().moved(tp) + self.heads // tp * 5 * 2 * self.key
     def scan_keeps(self, tp):
         return (self.heads * (3 * self.key + self.value) // tp, 2 * self.chunk * self.heads / tp)
 
@@ -206,6 +211,80 @@ class Lightning(Recurrent):
         C, k, v = self.chunk, self.key, self.value
         return Product(C, C, k, chunks), Product(C, v, C, chunks), Product(C, v, k, 2 * chunks)
     def backward(self, chunks): return self.forward(2 * chunks, 0)   # two gradients of each
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba(Half):
+    "Mamba (arXiv 2312.00752): each channel has a small state, and no products in its scan."
+    channels: int          # D
+    key: int               # numbers of a state; N
+    rank: int              # between channels and the steps that they take
+    conv: int = 4
+    conv_bias: bool = True
+    normed: bool = False   # steps, keys and queries have norms with weights of their own (Jamba)
+
+    name = 'Mamba'
+
+    def divisions(self, tp): return [('channels', self.channels, 'tp', tp)]
+
+    def selected(self, job: CountedJob):  # list of Operation
+        "From channels to a narrow step, keys and queries, whole on every GPU; and to all steps."
+        width, T = self.rank + 2 * self.key, job.tokens
+        shared = Message('allreduce', job.units.element * T * width * (job.tp > 1), 'tp')
+        with_sum = lambda work: work._replace(messages=(shared,))
+        op = inner_product(job, 'state-select', T, self.channels // job.tp, width, 'inputs')
+        op = saved_once(job, op)._replace(
+            forward=with_sum(op.forward), backward=with_sum(op.backward))
+        norms = [any_norm(job, 'select-norm', T, width)] * self.normed
+        steps = inner_product(job, 'state-step', T, self.rank, self.channels // job.tp, 'outputs')
+        bias = job.units.element * (self.channels // job.tp)
+        return [op, *norms, steps._replace(weights=steps.weights + bias)]
+
+    def operations(self, job: CountedJob):  # list of Operation
+        "Projection, convolution, what is selected, scan with its gate, projection; the stream."
+        strategy, own = STRATEGIES[job.strategy], self.channels // job.tp
+        return [strategy.column(job, 'state-in', 2 * own), conv_of(job, self, own),
+                *self.selected(job), selective_scan(job, self),
+                strategy.row(job, 'state-out', own),
+                *residual(job, 'vproj-bias', 'dpr_v', biased=False), strategy.norm(job, 'ln2')]
+
+def conv_of(job: CountedJob, mixer, channels):  # Operation
+    "A short convolution of channels, which are what it saves."
+    return short_conv(job, SimpleNamespace(
+        channels=lambda tp: channels, conv_keeps=lambda tp: channels, conv=mixer.conv,
+        conv_bias=mixer.conv_bias))
+
+def selective_scan(job: CountedJob, mixer: Mamba):  # Operation
+    "Channels, steps and gates in, channels out, 9 FLOP a number of the state; CP passes states on."
+    E, D, N, T = job.units.element, mixer.channels // job.tp, mixer.key, 1. * job.tokens
+    state = 2 * E * job.micro_batch * D * N   # in 32 bits; and what it is multiplied by
+    sent = Message('allgather', 2 * state * job.cp * (job.cp > 1), 'cp')
+    forward = Work(vector=job.units.flop * 9 * D * N * T, operands=T * (5 * D + 2 * N), fused=True,
+                   messages=(sent,), speed=job.assumptions.scan_speed)
+    backward = forward._replace(vector=3 * forward.vector, operands=T * (8 * D + 6 * N))
+    return Operation('scan', forward, backward, E * D * (N + 1),
+                     activations=E * T * (4 * D + 2 * N), recomputed_with=('core_attn',),
+                     frees=(('core_attn', E * T * D),))
+
+@dataclass(frozen=True, kw_only=True)
+class GatedConv(Half):
+    "A short convolution between two gates, and nothing else (LFM2)."
+    channels: int
+    conv: int = 3
+    conv_bias: bool = False
+
+    name = 'a short convolution'
+    def divisions(self, tp): return [('channels', self.channels, 'tp', tp)]
+    def operations(self, job: CountedJob):  # list of Operation
+        "Two gates and what they gate; between the gates a convolution."
+        strategy, E, own = STRATEGIES[job.strategy], job.units.element, self.channels // job.tp
+        x = 1. * job.tokens * own
+        gate = Operation('conv-gate', Work(vector=2 * job.units.flop * x, nbytes=6 * E * x,
+                                           launches=2),
+                         Work(vector=4 * job.units.flop * x, nbytes=10 * E * x, launches=2),
+                         activations=4 * E * x)
+        return [strategy.column(job, 'state-in', 3 * own), conv_of(job, self, own), gate,
+                strategy.row(job, 'state-out', own),
+                *residual(job, 'vproj-bias', 'dpr_v', biased=False), strategy.norm(job, 'ln2')]
 
 class Nothing(Half):
     "No half at all: a layer that is only a mixer, or only an MLP."

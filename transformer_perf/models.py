@@ -394,8 +394,8 @@ def model_flops(m: Model, convention='megatron'):  # FLOP
     palm = nearest(convention, CONVENTIONS, 'convention') == 'palm'
     total = 0.
     for op, layers in counted_once(m, causal_mask=not palm):
-        if palm or op.name != 'router':
-            total += 3 * layers * forward_flops(op) / m.seq_len
+        if palm or op.name != 'router':   # what has no gradient, as scores that choose, is once
+            total += (3 if op.backward.all_products else 1) * layers * forward_flops(op) / m.seq_len
         if palm or op.name in COUNTED_NORMS:
             total += 6 * layers * parameters_met(op, m.seq_len)
     return total

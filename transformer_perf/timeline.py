@@ -474,7 +474,7 @@ def working(work: Workload, again, first, last):  # GB
     "What a stage holds while it works, beside what it keeps."
     p, of, w = work.layouts, work.beside, work.layouts.costs
     gathered = 2 * of.stream * np.asarray(p.sequence_sharded)
-    keys = of.keys * np.equal(p.context, 'allgather') * (p.cp - 1)   # beside the GPU's own
+    keys = of.keys * (p.cp - 1)   # beside the GPU's own
     apart = w.gradients_apart * (of.table * np.maximum(first, last) + last * of.widest)
     if adapted(p.adapters).rank: apart = 0.   # those have no gradient
     return gathered + keys + again + apart + last * w.logit_held * of.logits + w.framework_GB

@@ -230,6 +230,12 @@ def flop_of(rows: Rows, path, work: Work):  # list of Quantity
         rows, f'flop_{i}', 'm * n * 2 * k' if p.adds else 'm * n * (2 * k - 1)', place, p)
         for i, (place, p) in enumerate(products_of(path, work), 1)]
 
+def over_speed(rows: Rows, path, work: Work, inputs):  # str
+    "The divisor of a kernel that is slower than others; what it counts joins the inputs."
+    if work.speed == 1: return ''
+    inputs.append(rows.count('speed', *path, 'speed'))
+    return f' / {inputs[-1].name}'
+
 def arithmetic(rows: Rows, path, work: Work, busy):  # Quantity
     "Seconds of arithmetic by the roofline."
     inputs = flop_of(rows, path, work)
@@ -239,6 +245,7 @@ def arithmetic(rows: Rows, path, work: Work, busy):  # Quantity
         inputs.append(rows.count('vector', *path, 'vector', unit='TFLOP'))
         parts.append(f'{inputs[-1].name} / vector_flops_fp16')
     text = f'launch_time + ({" + ".join(parts) or 0}) / flops_efficiency'
+    text += over_speed(rows, path, work, inputs)
     if not busy.launch: text = '0'
     return rows.step('compute', text, *inputs, unit='s', of=roofline_of_each,
                 value=busy.compute)
@@ -260,8 +267,9 @@ def by_roofline(rows: Rows, path, work: Work):  # (compute, memory)
     "What keeps a GPU busy at the paper's prices."
     busy = rows.pricer.busy(work)
     compute, moved = arithmetic(rows, path, work, busy), traffic(rows, path, work)
-    memory = rows.step('memory', 'max(moved / hbm_bandwidth - compute, 0)', moved, compute,
-                       rows.given['hbm_bandwidth'], unit='s', of=Roofline.busy_of_each,
+    inputs = [moved, compute, rows.given['hbm_bandwidth']]
+    text = f'max(moved / hbm_bandwidth{over_speed(rows, path, work, inputs)} - compute, 0)'
+    memory = rows.step('memory', text, *inputs, unit='s', of=Roofline.busy_of_each,
                        value=busy.memory)
     return compute, memory
 
@@ -343,8 +351,12 @@ def by_measurements(rows: Rows, path, work: Work):  # (compute, memory)
     text = ' + '.join(parts) or '0'
     memory = rows.step('memory', text, *counts.values(), unit='s',
                   of=Measured.busy, value=busy.memory)
-    return sum_of('compute', kernel_times(rows, path, work), unit='s', of=matrix_time,
-                 value=busy.compute), memory
+    kernels = kernel_times(rows, path, work)
+    if work.speed == 1:
+        return sum_of('compute', kernels, unit='s', of=matrix_time, value=busy.compute), memory
+    text = f'({" + ".join(x.name for x in kernels)}){over_speed(rows, path, work, kernels)}'
+    return rows.step('compute', text, *kernels, unit='s', of=matrix_time,
+                     value=busy.compute), memory
 
 # %% ../nbs/88b_traced.ipynb #05b10004
 # messages
