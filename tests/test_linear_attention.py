@@ -11,7 +11,7 @@ from transformer_perf.estimates import AS_TRAINED, MENDED
 from transformer_perf.interop import Job, export
 from transformer_perf.iteration import job_of, settled
 from transformer_perf.linear_attention import (
-    GatedDeltaNet, KimiDelta, Lightning, Mamba2, Nothing)
+    GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2, Nothing)
 from transformer_perf.sensitivity import sensitivity
 from transformer_perf.systems import as_system
 
@@ -84,8 +84,8 @@ def test_scan_by_formula(name):
 def test_numbers_moved_by_the_scan():
     "Of a token and head, each operand of each kernel once; three times as many backward."
     delta = 7 * 16 + 6 * 24 + 2 * C + 2 * 16 * 24 / C
-    by_hand = {'gated delta': 8 * delta, 'kimi delta': 8 * delta, 'lightning': 2 * K + 2 * V,
-               'mamba': 2 * V + 2 * (LESS + 4 * C) + H + 4 * V * 16 / C}
+    by_hand = {'gated delta': 8 * delta, 'kimi delta': 8 * (delta + 10 * 16),
+               'lightning': 2 * K + 2 * V, 'mamba': 2 * V + 2 * (LESS + 4 * C) + H + 4 * V * 16 / C}
     for name, moved in by_hand.items():
         op = operations(MIXERS[name])['scan']
         assert close(op.forward.operands, b * l * moved)
@@ -197,3 +197,71 @@ def test_layers_are_no_sizes():
     assert {*varied.field[varied['of'] == 'model']} == {'seq_len', 'embed_dim', 'vocab'}
     with pytest.raises(ValueError, match='layers=.* cannot be said in json'):
         export(Job(Parallel(), model, 8, 1, 256), 'json')
+
+
+# mixers whose scan has no products
+
+D, N, R = 192, 16, 12
+PLAIN = {'mamba': Mamba(channels=D, key=N, rank=R), 'jamba': Mamba(channels=D, key=N, rank=R,
+                                                                  normed=True),
+         'convolution': GatedConv(channels=e, conv=3)}
+
+
+def test_parameters_of_plain_scans():
+    "In, convolution and its bias, selection, steps and their bias, decays and a skip, out."
+    mamba = (2 * e * D + 5 * D + D * (R + 2 * N) + (R + 1) * D + D * N + D + D * e)
+    for name, own in (('mamba', mamba), ('jamba', mamba + R + 2 * N),
+                      ('convolution', 3 * e * e + 3 * e + e * e)):
+        assert model_with(PLAIN[name]).parameters == 2 * (own + e), name
+
+
+def test_a_selective_scan_by_hand():
+    "Channels, steps, gates and results; states in 32 bits; what is selected is added up by tp."
+    T = b * l
+    for tp, cp in ((1, 1), (2, 1), (4, 2)):
+        own = operations(PLAIN['jamba'], tp=tp, cp=cp, strategy='2d-seqp')
+        scan, chosen = own['scan'], own['state-select']
+        n, d = T / cp, D / tp
+        assert close(scan.forward.operands, n * (5 * d + 2 * N))
+        assert close(scan.backward.operands, n * (8 * d + 6 * N))
+        assert close(scan.forward.vector, 9e-12 * n * d * N) and not scan.forward.products
+        assert close(scan.activations, 2e-9 * n * (4 * d + 2 * N))
+        assert close(scan.weights, 2e-9 * d * (N + 1))
+        sent, = scan.forward.messages
+        assert close(1 + sent.volume, 1 + 2 * 4e-9 * b * d * N * cp * (cp > 1))
+        for work in (chosen.forward, chosen.backward):
+            message, = work.messages
+            assert (message.kind, message.group) == ('allreduce', 'tp')
+            assert close(1 + message.volume, 1 + 2e-9 * n * (R + 2 * N) * (tp > 1))
+        assert close(flop(own['state-step'].forward), 2 * n * R * d)
+        assert scan.forward.memory_speed == TRAINED.scan_speed == .33
+
+
+def test_gates_of_a_short_convolution():
+    x = b * l * e
+    own = operations(PLAIN['convolution'])
+    gate, conv = own['conv-gate'], own['short-conv']
+    assert close(gate.forward.nbytes, 12e-9 * x) and close(gate.activations, 8e-9 * x)
+    assert close(conv.weights, 2e-9 * 3 * e) and close(flop(own['state-in'].forward), 6 * x * e)
+
+
+@pytest.mark.parametrize('name', PLAIN)
+def test_plain_scans_are_searched_and_told(name):
+    model = replace(model_with(PLAIN[name], 4), vocab=640, seq_len=1024)
+    one = estimate(model, Parallel(), 'H200', 8, TRAINED).stats
+    assert one['weights_GB'] == pytest.approx(2e-9 * model.parameters, rel=1e-12)
+    for preset in ('paper', 'corrected', 'calibrated'):
+        best = search(model, 8, 'H200', 8, k=1, assumptions=preset).iloc[0]
+        again = estimate(model, Parallel.from_row(best), 'H200', 8, preset)
+        assert close(again.stats['iteration_s'], best.iteration_s) or abs(
+            again.stats['iteration_s'] / best.iteration_s - 1) < 1e-9
+        assert str(again.explain('compute_s', depth=30))
+
+
+def test_a_scan_reaches_a_share_of_the_memorys_rate():
+    "Under measured prices the scan takes three times as long as its traffic; nothing else moves."
+    model = replace(model_with(MIXERS['gated delta']), seq_len=8192)
+    table = {speed: estimate(model, Parallel(), SYSTEM, 8, replace(
+        TRAINED, scan_speed=speed)).layers.set_index('layer').t for speed in (.33, 1.)}
+    assert [*table[1.].index[table[1.] != table[.33]]] == ['scan']
+    assert table[.33].scan > 2 * table[1.].scan

@@ -109,7 +109,8 @@ class Work(NamedTuple):
     fused: bool = False          # the products are one kernel, which moves only these
     launches: float = 0.         # vector kernels
     messages: tuple = ()         # of Message
-    speed: float = 1.            # of its products, or attention, over that of others as large
+    matrix_speed: float = 1.     # a fused kernel's products over those of others as large
+    memory_speed: float = 1.     # its traffic over that of others
 
     @property
     def all_products(self):
@@ -263,12 +264,11 @@ def roofline_of_each(
     for i, work in enumerate(works.each):
         for p in work.products:   # those that are not in 16 bits gain what their rate is higher
             if not p.plain: flops_time[i] = flops_time[i] - gained(p, system)
-    speeds = {i: work.speed for i, work in enumerate(works.each) if work.speed != 1}
-    if speeds: nbytes = nbytes.copy()
-    for i, speed in speeds.items():
-        flops_time[i], nbytes[i] = flops_time[i] / speed, nbytes[i] / speed
+        flops_time[i] = flops_time[i] / work.matrix_speed
     launch = launch_time * (flops_time + nbytes > 0)
-    return launch + flops_time / flops_efficiency, nbytes / system.hbm_bandwidth
+    moving = nbytes / system.hbm_bandwidth
+    for i, work in enumerate(works.each): moving[i] = moving[i] / work.memory_speed
+    return launch + flops_time / flops_efficiency, moving
 
 def roofline(work: Work, system: System, *more):  # (compute s, memory s), both whole
     "Time of one pass; `more` as in `roofline_of_each`."
@@ -763,9 +763,9 @@ class Modelling:
     fits_by: str = field('point', choices=FITS_BY)   # what must fit: an estimate, or its bound
     least_features: int = 128           # a GPU keeps at least so many features, and rows
     least_panel: int = 512              # a SUMMA panel is at least so wide
-    # kernels of today, against others that multiply or move as much
-    scan_speed: float = field(.33, above=True)    # chunks of a mixer with a state
-    sparse_speed: float = field(.7, above=True)   # attention to some of the keys
+    # fused kernels of today, against others
+    scan_speed: float = field(.33, above=True)    # traffic of a mixer with a state (chapter 26)
+    sparse_speed: float = field(1.25, above=True) # products of attention to some keys (24a)
 
 @checked
 @dataclass(frozen=True)

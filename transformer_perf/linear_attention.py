@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TILE', 'Recurrent', 'short_conv', 'gated_norm', 'scan', 'DeltaRule', 'GatedDeltaNet', 'KimiDelta', 'Mamba2',
-           'Lightning', 'Mamba', 'selective_scan', 'GatedConv', 'Nothing']
+           'Lightning', 'Mamba', 'conv_of', 'selective_scan', 'GatedConv', 'Nothing']
 
 # %% ../nbs/26_linear_attention.ipynb #26a00010
 from dataclasses import dataclass
@@ -77,7 +77,8 @@ def scan(job: CountedJob, mixer):  # Operation
     again = sizes * mixer.transition * (job.cp > 1)          # a pass for what is handed on
     sent = Message('allgather', 2 * E * mixer.state(job) * sizes * job.cp * (job.cp > 1), 'cp')
     moved = rows * mixer.moved(job.tp)
-    kernels = Work(fused=True, messages=(sent,), speed=job.assumptions.scan_speed)
+    kernels = Work(fused=True, messages=(sent,),
+                   memory_speed=job.assumptions.scan_speed)
     forward = kernels._replace(products=mixer.forward(chunks, again), operands=moved)
     backward = kernels._replace(products=mixer.backward(chunks), operands=3 * moved)
     inputs, inside = (E * rows * x for x in mixer.scan_keeps(job.tp))
@@ -259,7 +260,7 @@ def selective_scan(job: CountedJob, mixer: Mamba):  # Operation
     state = 2 * E * job.micro_batch * D * N   # in 32 bits; and what it is multiplied by
     sent = Message('allgather', 2 * state * job.cp * (job.cp > 1), 'cp')
     forward = Work(vector=job.units.flop * 9 * D * N * T, operands=T * (5 * D + 2 * N), fused=True,
-                   messages=(sent,), speed=job.assumptions.scan_speed)
+                   messages=(sent,), memory_speed=job.assumptions.scan_speed)
     backward = forward._replace(vector=3 * forward.vector, operands=T * (8 * D + 6 * N))
     return Operation('scan', forward, backward, E * D * (N + 1),
                      activations=E * T * (4 * D + 2 * N), recomputed_with=('core_attn',),
