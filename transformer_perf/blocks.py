@@ -176,6 +176,7 @@ class CountedJob(Layouts):
     embedding_norm: bool = False
     output_transform: bool = False
     output_bias: bool = False
+    documents: object = None       # Lengths, of which samples are packed; none: each is one piece
     flops_per_token: float = None  # of the model, in both directions; none: nobody asks
 
     def of_block(self, block: Block):  # CountedJob
@@ -470,8 +471,11 @@ def seen_share(job: CountedJob, mixer):
     a, whole = job.assumptions, job.seq_len
     halved = np.asarray(mixer.causal) * (a.causal_mask * 1.)
     last = 0. if a.zigzag else 1 - 1 / job.cp   # of the hidden half, seen by the last GPU
-    wide = 1. if mixer.window is None else np.minimum(mixer.window, whole) / whole
-    return wide * (1 - .5 * halved * wide * (1 - last))
+    def share(length):   # of the pairs of one piece
+        wide = 1. if mixer.window is None else np.minimum(mixer.window, length) / length
+        return wide * (1 - .5 * halved * wide * (1 - last))
+    if job.documents is None: return share(whole)
+    return job.documents.of_tokens(lambda length: share(length) * length) / whole
 
 # %% ../nbs/11_blocks.ipynb #7385b8ff
 def attention_core(job: CountedJob, mixer):  # list of Operation

@@ -24,6 +24,7 @@ from transformer_perf.inputs import (
     as_markdown, checked, differing, divides, field, naming, nearest, of_type, quoted, read_json,
     whole)
 from .configs import fields_of, is_config
+from .lengths import as_lengths
 from .systems import Units
 from .estimates import Assumptions
 from .blocks import (
@@ -85,9 +86,12 @@ class Model:
     embedding_norm: bool = False       # a norm between the embedding and the first layer
     mtp_layers: int = field(0, least=0, most=MOST_AHEAD)   # after the last: multi-token prediction
     layers: tuple = None        # (Block, how many in a row), where the fields above do not say it
+    documents: object = None    # Lengths of what a sample is packed of; none: it is one piece
 
     def __post_init__(self):
         if self.mlp_dim is None: object.__setattr__(self, 'mlp_dim', 4 * self.embed_dim)
+        if self.documents is not None:
+            object.__setattr__(self, 'documents', as_lengths(self.documents))
         check_model(self)
 
     head = property(lambda self: self.head_dim or self.embed_dim // self.heads)   # width
@@ -141,6 +145,9 @@ def check_model(m):
     "A ValueError, in one line, where the sizes of a model contradict each other."
     check_needs(m)
     if m.layers is not None: check_layers(m)
+    if m.documents is not None and m.documents.longest > m.seq_len:
+        raise ValueError(f'documents of up to {m.documents.longest} tokens must be cut to '
+                         f'seq_len={m.seq_len}')
     if not (m.head_dim or m.kv_lora_rank): divides('embed_dim', m.embed_dim, 'heads', m.heads)
     divides('heads', m.heads, 'kv_heads', m.kv_heads or m.heads)
     if m.experts and m.experts_per_token > m.experts:
@@ -327,7 +334,7 @@ def sizes_of(model):  # dict
     "What a `CountedJob` takes from a model, or from an object whose sizes are columns."
     own = DEFAULTS | vars(model)
     same = ('seq_len', 'embed_dim', 'depth', 'mtp_layers', 'tied_embeddings', 'learned_positions',
-            'output_bias', 'output_transform', 'other_embeddings', 'embedding_norm')
+            'output_bias', 'output_transform', 'other_embeddings', 'embedding_norm', 'documents')
     blocks = model.blocks if isinstance(model, Model) else blocks_from(model)
     vocab = 0 if own['vocab'] is None else own['vocab']
     return {name: own[name] for name in same} | {'blocks': blocks, 'vocab': vocab}

@@ -160,7 +160,9 @@ class BlockSparse(Attention):
 
 def block_core(job: CountedJob, mixer: BlockSparse):  # list of Operation
     "Means of blocks, their scores, attention to the best blocks; and what else a query reads."
-    seen = mixer.keys_seen(job.seq_len) / job.seq_len
+    keys = mixer.keys_seen(job.seq_len) if job.documents is None else job.documents.of_tokens(
+        mixer.keys_seen)
+    seen = keys / job.seq_len
     best = gathered_keys(job, to_some_keys(job, 'fusedla', mixer, mixer.width, mixer.value, seen))
     found = [*block_scores(job, mixer), passes_keys(job, mixer, best, mixer.width + mixer.value)]
     if mixer.reads_means:
