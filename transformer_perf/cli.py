@@ -230,6 +230,8 @@ JOB = (   # what frameworks are told, in and out
            'of DeepSpeed, a YAML of Accelerate, fields of torchtitan): what it says holds unless '
            'an option says otherwise'),
     option('--seq-len', "tokens of a sample, instead of the model's own number", kind='number'),
+    option('--lengths', 'a file of how long the documents are that samples are packed of: a '
+           'number a line, a JSON object, or a CSV file with columns tokens and documents'),
     option('--export', 'write the best configuration as a job instead: json, megatron, deepspeed, '
            'accelerate or torchtitan; or its iteration as a trace: perfetto'))
 
@@ -339,11 +341,14 @@ LENGTH = ContextVar('LENGTH', default='')   # whose tokens of a sample an answer
 
 def model_asked(a, model=None):  # Model
     "The model of a command, or one of several, with samples as long as was said."
+    from transformer_perf.lengths import as_lengths
     from transformer_perf.models import as_model
     asked = a.model if model is None else model
     model = as_model(asked)
     LENGTH.set(length_taken(a, asked, model))
-    return model if a.seq_len is None else dataclasses.replace(model, seq_len=a.seq_len)
+    own = {} if a.seq_len is None else {'seq_len': a.seq_len}
+    if a.lengths is not None: own['documents'] = as_lengths(a.lengths)
+    return dataclasses.replace(model, **own) if own else model
 
 def length_taken(a, asked, model):  # str
     "Whose number of tokens is taken where neither options nor a job say it."
@@ -553,10 +558,17 @@ def explain_command(a):
     deliver(exported(result, a) if a.export else told(result, a), a.output)
 
 # %% ../nbs/95_cli.ipynb #7a776b03
+def who_waits(one):  # list of str
+    "What an iteration takes whose samples are packed, and not alike."
+    if one.model.documents is None: return []
+    from transformer_perf.packing import packing
+    return [packing(one.model, one.parallel, one.system, None, one.global_batch,
+                    one.assumptions).summary]
+
 def text_of_estimate(result, a):  # str
     "An estimate as it was asked for."
     if a.format == 'csv': return result.layers.to_csv(index=False)
-    notes = result.notes + not_used(a)
+    notes = result.notes + who_waits(result) + not_used(a)
     if a.format == 'json':
         return as_json({**priced_fields(result), 'layers': records(result.layers), 'notes': notes})
     from transformer_perf.iteration import readable

@@ -30,10 +30,11 @@ from .timeline import (
     COMPONENTS, FIGURES, GROUPS, PLACES, chunks_differ, costs_at_places, exact_figures_of_each,
     exact_memory, figures_by_formula, host_has_room, iteration_times, job_of, layouts_of,
     memory_needed, one_for_all, placed_by_rank, that_must_fit)
-from .iteration import (
+from transformer_perf.iteration import (
     PAPER_NAMES, can_offload, changes_something, check_host, choices_fit, cross, divisors, evidence,
     filled,
-    interval_columns, keep, layers_to_deal, left_out, readable, rows_of, sends_tokens)
+    interval_columns, keep, layers_to_deal, left_out, packed_in_words, readable, rows_of,
+    sends_tokens)
 
 # %% ../nbs/88a_search.ipynb #0ac1f301
 BLOCK = 20_000           # rows computed at a time: bounds the memory of a search
@@ -855,7 +856,7 @@ def result_of(searched, asked, counts, k=None):  # SearchResult; k: rows of a co
     best |= resting_on(best, q.model, q.system, q.assumptions)
     result = SearchResult(best | {'fits_by': np.full(len(best['rank']), q.assumptions.fits_by)})
     result.priced_on, result.candidates = q.system, sum(candidates)
-    notes = left_out(q.model, q.assumptions), beside_untested(best)
+    notes = left_out(q.model, q.assumptions), packed_in_words(q.model), beside_untested(best)
     result.notes = [note for note in notes if note]
     result.reasons = {n: '; '.join(dict.fromkeys(why[n] for why in reasons))
                       for n in counts if all(n in why for why in reasons)}

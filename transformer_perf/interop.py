@@ -1722,6 +1722,9 @@ def as_own(job):  # str
     model = None if job.model is None else differing(job.model)
     if model and 'layers' in model:
         raise ValueError(f'layers={quoted(model["layers"])} cannot be said in json')
+    if model and 'documents' in model:
+        own = model['documents']
+        model['documents'] = dict(zip(own.tokens, own.documents))
     parallel = {name: x for name, x in vars(job.parallel).items() if x is not None}
     rest = {name: getattr(job, name) for name in ('global_batch', 'n_gpus', 'seq_len')}
     own = {'software': software_said(job.software), 'assumes': job.assumes,

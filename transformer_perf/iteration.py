@@ -8,10 +8,10 @@ __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'WAITS', 'HIDING', 'SHOWN', 'wi
            'sends_tokens', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal', 'can_offload',
            'check_host', 'check_offload', 'check_stages', 'check_parallel', 'parts_said', 'parts_among', 'beyond',
            'out_of_reach', 'gpu_in', 'evidence', 'kind_of_run', 'interval_columns', 'figures_of', 'left_out',
-           'Estimate', 'row_of', 'notes_of', 'seconds_in', 'both_ends', 'how_priced', 'run_of', 'timeline_of',
-           'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled', 'interval_of', 'settled',
-           'estimate', 'short', 'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words',
-           'rate_in_words', 'interval_in_words', 'in_words']
+           'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'seconds_in', 'both_ends', 'how_priced', 'run_of',
+           'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled',
+           'interval_of', 'settled', 'estimate', 'short', 'layer_groups', 'readable', 'plural', 'layout_in_words',
+           'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -350,6 +350,13 @@ def left_out(model: Model, assumptions):  # str
     parts += ['the causal mask'] * bool(causal and not assumptions.causal_mask)
     return f'Not counted, as in the published model: {" and ".join(parts)}.' if parts else ''
 
+def packed_in_words(model: Model):  # str
+    "What samples are packed of, and what an iteration of the mean one leaves out."
+    own = model.documents
+    if own is None: return ''
+    return (f'Samples are packed of {own!r}; a token is in one of {own.of_a_token:,.0f}. All are '
+            'taken as the mean one: what copies and stages wait for, `packing` says.')
+
 # %% ../nbs/87a_estimate.ipynb #3d696950
 @dataclass(frozen=True)
 class Estimate:
@@ -400,7 +407,8 @@ def notes_of(one: Estimate):  # list of str
     "What the figures rest on, and what they leave out."
     a = one.assumptions
     words = evidence(one.row, one.model, one.system, a)
-    found = [f'Evidence: {words}.', both_ends(one), left_out(one.model, a), how_priced(one)]
+    found = [f'Evidence: {words}.', both_ends(one), left_out(one.model, a),
+             packed_in_words(one.model), how_priced(one)]
     return [note for note in found if note]
 
 HIDING = ('tp_overlap', 'dp_overlap', 'ep_overlap')   # choices of what hides behind compute

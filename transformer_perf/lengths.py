@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .inputs import of_type, quoted, read_csv, read_json, read_text, whole
+from .inputs import quoted, read_csv, read_json, read_text, whole
 
 # %% ../nbs/29_packing.ipynb #29a00007
 MOST_LENGTHS = 100_000   # different ones
@@ -71,8 +71,8 @@ def as_lengths(given):  # Lengths
     return Lengths(*map(tuple, zip(*pairs)))
 
 def lengths_in(path):  # list or dict
-    "What a file says: numbers, JSON, or a table of `tokens` and `documents`."
-    if path.suffix == '.json': return of_type(read_json(path), (dict, list), path.name)
+    "What a file says: numbers, a JSON object, or a table of `tokens` and `documents`."
+    if path.suffix == '.json': return read_json(path)
     if path.suffix != '.csv':
         found = read_text(path, LARGEST_LIST).split()
         return [int(x) if x.isdecimal() else x for x in found]

@@ -17,7 +17,7 @@ from .models import as_model
 from .systems import as_system
 from .estimates import as_assumptions
 from .lengths import Lengths, as_lengths
-from .timeline import iteration_times, priced_estimate, slowest_stage
+from .timeline import priced_estimate, slowest_stage
 from .iteration import Estimate, Parallel, estimate, short
 
 # %% ../nbs/85b_packing.ipynb #85b00006
@@ -173,6 +173,9 @@ def dynamic_context(
     if documents is None: raise ValueError('documents: how long are they?')
     M = model.seq_len // parallel.cp if tokens_per_gpu is None else whole(
         tokens_per_gpu, 'tokens_per_gpu')
+    if documents.longest > M * parallel.cp: raise ValueError(
+        f'documents of up to {documents.longest} tokens need more than cp={parallel.cp} GPUs of '
+        f'{M} tokens')
     def seconds(cp, own):   # of one GPU of cp, for a million tokens
         p = replace(parallel, cp=cp, dp=1, micro_batch=1, strategy=None, nvlink_cp=None)
         m = replace(model, seq_len=cp * M, documents=own)
@@ -185,8 +188,5 @@ def dynamic_context(
             rows.append(dict(cp=int(cp), tokens=tokens, alone=seconds(int(cp), as_lengths(own)),
                              together=together))
         least = cp * M
-    if documents.longest > least: raise ValueError(
-        f'documents of up to {documents.longest} tokens need more than cp={parallel.cp} GPUs of '
-        f'{M} tokens')
     t = pd.DataFrame(rows)
     return t.assign(tokens=t.tokens / t.tokens.sum())
