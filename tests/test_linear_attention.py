@@ -6,14 +6,17 @@ from dataclasses import replace
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate, search
-from transformer_perf.blocks import MLP, Block
+from transformer_perf.blocks import MLP, Attention, Block, Experts
 from transformer_perf.estimates import AS_TRAINED, MENDED
 from transformer_perf.interop import Job, export
 from transformer_perf.iteration import job_of, settled
 from transformer_perf.linear_attention import (
     GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2, Nothing)
+from transformer_perf.models import as_model
+from transformer_perf.modules import count
 from transformer_perf.sensitivity import sensitivity
 from transformer_perf.systems import as_system
+from transformer_perf.timeline import PLACES, memory_at, own_stages
 
 TRAINED = Assumptions(**MENDED | AS_TRAINED)
 SYSTEM = as_system('H200')
@@ -265,3 +268,25 @@ def test_a_scan_reaches_a_share_of_the_memorys_rate():
         TRAINED, scan_speed=speed)).layers.set_index('layer').t for speed in (.33, 1.)}
     assert [*table[1.].index[table[1.] != table[.33]]] == ['scan']
     assert table[.33].scan > 2 * table[1.].scan
+
+
+def test_bytes_of_a_hybrid_that_megatron_trained():
+    """Nemotron-3.5: nightly test nemotron3_5_lightning_... of Megatron-LM at d98e8a64dd.
+
+    88,828,608,512 bytes after a step, 173,031,964,672 at the peak, on 8 GB200: Nemotron-3-Nano and
+    two layers of multi-token prediction, each attention and experts. Its words are not recorded;
+    they are taken as Nemotron-3-Nano's."""
+    nano = as_model('nemotron3_nano_30B_A3B')
+    each = {block for block, _ in nano.layers}
+    attends, routes = (next(block for block in each if test(block)) for test in (
+        lambda x: isinstance(x.mixer, Attention), lambda x: isinstance(x.ffn, Experts)))
+    more = ((attends, 1), (routes, 1)) * 2
+    model = replace(nano, depth=56, layers=nano.layers + more)
+    system = as_system('GB200-NVL72')
+    a = replace(TRAINED, working_memory=False, zero_gathered=0)
+    p = settled(Parallel(dp=8, ep=8, micro_batch=2, dispatcher='once'), system, a)
+    work = count(job_of(dict(vars(p), **dict.fromkeys(PLACES, 1)), model, system, 512, a))
+    memory = memory_at(work, own_stages(work)[-1])
+    join = 2 * (2 * 2688**2 + 3 * 2688) * (2 + 4 + 12 / 8) * 1e-9   # to the next token, and norms
+    assert 88.83 < sum(memory[:3]) + join < 88.83 * 1.01
+    assert .96 < (sum(memory) + join) / 173.03 < 1

@@ -347,7 +347,7 @@ def model_asked(a, model=None):  # Model
     model = as_model(asked)
     LENGTH.set(length_taken(a, asked, model))
     own = {} if a.seq_len is None else {'seq_len': a.seq_len}
-    if a.lengths is not None: own['documents'] = as_lengths(a.lengths)
+    if getattr(a, 'lengths', None) is not None: own['documents'] = as_lengths(a.lengths)
     return dataclasses.replace(model, **own) if own else model
 
 def length_taken(a, asked, model):  # str

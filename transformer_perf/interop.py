@@ -13,8 +13,8 @@ __all__ = ['OF_JOBS', 'SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE
            'check_program', 'place_of', 'as_value', 'without_strays', 'nothing', 'elsewhere', 'fixed',
            'offload_of_zero', 'offload_for_zero', 'derive_deepspeed', 'flat', 'job_of_dict', 'as_job', 'job_of_text',
            'facts_of', 'keys_for', 'no_difference', 'meaning', 'as_script', 'one_connection', 'comment', 'as_yaml',
-           'software_said', 'system_said', 'as_own', 'job_asked', 'export', 'figure_said', 'steps_of', 'read_log',
-           'unpacked', 'check_trace', 'trace_text', 'arguments', 'launched_by', 'read_products']
+           'software_said', 'system_said', 'model_in_words', 'as_own', 'job_asked', 'export', 'figure_said', 'steps_of',
+           'read_log', 'unpacked', 'check_trace', 'trace_text', 'arguments', 'launched_by', 'read_products']
 
 # %% ../nbs/90_interop.ipynb #12ab0005
 import dataclasses
@@ -1717,12 +1717,17 @@ def system_said(system):  # str or dict
     if system.name in system_names() and as_system(system.name) == system: return system.name
     return {name: x for name, x in vars(system).items() if x is not None}
 
+def model_in_words(m):  # dict, or a name where no field says what its layers are
+    "A model in our own JSON."
+    own = differing(m)
+    if 'layers' not in own: return own
+    if NAMED.get(m.name) == m: return m.name
+    raise ValueError(f'layers={quoted(own["layers"])} cannot be said in json')
+
 def as_own(job):  # str
     "Everything, in our own JSON."
-    model = None if job.model is None else differing(job.model)
-    if model and 'layers' in model:
-        raise ValueError(f'layers={quoted(model["layers"])} cannot be said in json')
-    if model and 'documents' in model:
+    model = None if job.model is None else model_in_words(job.model)
+    if 'documents' in (model or ()):
         own = model['documents']
         model['documents'] = dict(zip(own.tokens, own.documents))
     parallel = {name: x for name, x in vars(job.parallel).items() if x is not None}

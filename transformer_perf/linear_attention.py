@@ -69,7 +69,6 @@ def gated_norm(job: CountedJob, mixer):  # Operation
     return Operation('gated-norm', forward, backward, E * mixer.normed(job.tp),
                      activations=E * (2 * x + sums))
 
-# %% ../nbs/26_linear_attention.ipynb #26a00013
 def filled_up(job: CountedJob, mixer):
     "Tokens that a scan computes over those that there are."
     if job.documents is None or not mixer.fills_up: return 1.
