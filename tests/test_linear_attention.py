@@ -283,7 +283,7 @@ def test_bytes_of_a_hybrid_that_megatron_trained():
     more = ((attends, 1), (routes, 1)) * 2
     model = replace(nano, depth=56, layers=nano.layers + more)
     system = as_system('GB200-NVL72')
-    a = replace(TRAINED, working_memory=False, zero_gathered=0)
+    a = replace(TRAINED, working_memory=False, zero_gathered=0, gradient_held=4.)
     p = settled(Parallel(dp=8, ep=8, micro_batch=2, dispatcher='once'), system, a)
     work = count(job_of(dict(vars(p), **dict.fromkeys(PLACES, 1)), model, system, 512, a))
     memory = memory_at(work, own_stages(work)[-1])

@@ -175,7 +175,7 @@ def with_consequences(p: Parallel, to):  # dict
     "A step, and what follows from it: messages hide only where the sequence is shared out."
     if to.get('tp_overlap'): to = to | {'sequence_sharded': True}
     if to.get('sequence_sharded') is False: to = to | {'tp_overlap': False}
-    if 'weights' in to.get('offload', ''): to = to | {'zero_stage': 3, 'reduce_each': None}
+    if {'weights', 'nvme'} & {*to.get('offload', '').split('+')}: to = to | {'zero_stage': 3, 'reduce_each': None}
     if 'schedule' in to: to = to | {'virtual_stages': SCHEDULES[to['schedule']].chunks or 1}
     if 'zero_stage' in to: to = to | {'reduce_each': None}   # as the stage has it
     if p.layout and {'pp', 'virtual_stages', 'schedule'} & to.keys(): to = to | {'layout': None}
@@ -188,6 +188,7 @@ def to_host(case: Case):  # list of str
     try: check_host('optimizer', case.system)
     except ValueError: return []
     zero = ['optimizer+weights', 'optimizer+weights+activations']
+    if case.system.nvme_bandwidth is not None: zero += [f'{name}+nvme' for name in zero]
     return ['optimizer:0.5', 'optimizer', 'activations', 'optimizer+activations'] + zero
 
 def steps_of(case: Case, precision=(), offload=()):  # list of Step

@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['OF_JOBS', 'SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE', 'ONLY_WRITTEN', 'LIST', 'MODEL_FIELDS',
            'PARALLEL_FIELDS', 'NEEDED', 'FP8', 'SHARDS', 'MEGATRON_ROWS', 'FLAGS', 'MAY_HOLD_FLAGS', 'UNREAD',
-           'OTHER_PROGRAMS', 'OTHER_FOLDERS', 'CODE', 'UNSAID', 'DEEPSPEED_ROWS', 'ORDERS', 'CHECKPOINTS', 'FLAVOURS',
-           'TORCHTITAN_ROWS', 'FORMATS', 'EXPORTS', 'BESIDE', 'WRITTEN_FOR', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS',
-           'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE', 'MOST_OBJECTS', 'MOST_COMMAS', 'Job', 'dropping', 'Kind',
-           'Row', 'Said', 'Format', 'number', 'words_of', 'words_in_any_case', 'same_words', 'one_word', 'share',
-           'no_model', 'add', 'value', 'spelled', 'also', 'copies', 'batch', 'model_said', 'take', 'zero_of_megatron',
-           'check_program', 'place_of', 'as_value', 'without_strays', 'nothing', 'elsewhere', 'fixed',
-           'offload_of_zero', 'offload_for_zero', 'derive_deepspeed', 'flat', 'job_of_dict', 'as_job', 'job_of_text',
-           'facts_of', 'keys_for', 'no_difference', 'meaning', 'as_script', 'one_connection', 'comment', 'as_yaml',
-           'software_said', 'system_said', 'model_in_words', 'as_own', 'job_asked', 'export', 'figure_said', 'steps_of',
-           'read_log', 'unpacked', 'check_trace', 'trace_text', 'arguments', 'launched_by', 'read_products']
+           'OTHER_PROGRAMS', 'OTHER_FOLDERS', 'CODE', 'UNSAID', 'DEEPSPEED_ROWS', 'HOSTS', 'ORDERS', 'CHECKPOINTS',
+           'FLAVOURS', 'TORCHTITAN_ROWS', 'FORMATS', 'EXPORTS', 'BESIDE', 'WRITTEN_FOR', 'LARGEST_LOG', 'COLOUR',
+           'FIGURE', 'STEPS', 'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE', 'MOST_OBJECTS', 'MOST_COMMAS', 'Job',
+           'dropping', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of', 'words_in_any_case', 'same_words',
+           'one_word', 'share', 'no_model', 'add', 'value', 'spelled', 'also', 'copies', 'batch', 'model_said', 'take',
+           'zero_of_megatron', 'check_program', 'place_of', 'as_value', 'without_strays', 'nothing', 'elsewhere',
+           'fixed', 'offload_of_zero', 'offload_for_zero', 'derive_deepspeed', 'flat', 'job_of_dict', 'as_job',
+           'job_of_text', 'facts_of', 'keys_for', 'no_difference', 'meaning', 'as_script', 'one_connection', 'comment',
+           'as_yaml', 'software_said', 'system_said', 'model_in_words', 'as_own', 'job_asked', 'export', 'figure_said',
+           'steps_of', 'read_log', 'unpacked', 'check_trace', 'trace_text', 'arguments', 'launched_by', 'read_products']
 
 # %% ../nbs/90_interop.ipynb #12ab0005
 import dataclasses
@@ -668,7 +668,8 @@ def check_megatron(f, stage):
     offload = f.get('offload') or 'none'
     host = amounts_offloaded(offload)
     refused = {
-        f'offload={offload!r}': ('weights' in host or host.get('activations') == math.inf,
+        f'offload={offload!r}': ({'weights', 'nvme'} & {*host}
+                                 or host.get('activations') == math.inf,
                                  'it has flags for states and for some layers'),
         f'offload={offload!r} with optimizer={other!r} and zero_stage={stage}': (
             'optimizer' in host and (other, stage) != ('adam', 1),
@@ -874,21 +875,25 @@ DEEPSPEED_ROWS = (
     *elsewhere(CODE, context=None, sequence_sharded=None, seq_len=None), *fixed(
         cp=1, virtual_stages=1, schedule='1f1b', reduce_each=False, dp_replicate=1, **UNSAID))
 
+HOSTS = ('cpu', 'nvme')
+
 def offload_of_zero(facts, ignored):
     "What goes to the host: states from stage 1 on, and weights with stage 3."
     names, stage = ('cpu_optimizer', 'cpu_share', 'cpu_weights'), value(facts, 'zero_stage', 0)
     states, share, weights = (facts.pop(n, Said(None, None)) for n in names)
-    found = {}
+    found, disks = {}, {said.value for said in (states, weights)} - {None, 'none'} == {'nvme'}
     for name, said, least in (('optimizer', states, 1), ('weights', weights, 3)):
         if said.value in (None, 'none'): continue
-        if said.value != 'cpu': why = f'not modelled yet: {printable(said.value)}'
-        elif stage < least: why = f'does nothing below stage {least}'
+        if said.value != 'cpu' and not disks:
+            why = f'not modelled yet: {printable(said.value)} for one of two'
+        elif stage < (3 if disks else least): why = f'does nothing below stage {least}'
         else: found[name] = 1.; continue
         ignored.append((said.key, why))
+    if found and disks: found['nvme'] = 1.
     if share.value is not None and 'optimizer' in found and stage == 3:
         found['optimizer'] = share.value
     elif share.key: ignored.append((share.key, 'does nothing without stage 3 and cpu'))
-    key = next((said.key for said in (states, weights) if said.value == 'cpu'), None)
+    key = next((said.key for said in (states, weights) if said.value in HOSTS), None)
     facts['offload'] = Said(key, offload_said(found))
 
 def offload_for_zero(f, name):  # dict
@@ -896,11 +901,11 @@ def offload_for_zero(f, name):  # dict
     offload, stage = f.get('offload') or 'none', f.get('zero_stage') or 0
     found = amounts_offloaded(offload)
     share = found.get('optimizer', 0.)
-    if {*found} - {'optimizer', 'weights', 'none'} or found and 0 < share < 1 and stage < 3 or (
-            share and not stage):
+    host, least = HOSTS['nvme' in found], 3 if 'nvme' in found or 0 < share < 1 else 1
+    if {*found} - {'optimizer', 'weights', 'nvme', 'none'} or share and stage < least:
         raise ValueError(f'offload={offload!r} with zero_stage={stage} cannot be said in {name}')
-    return dict(cpu_optimizer='cpu' if share else None, cpu_share=share if 0 < share < 1 else None,
-                cpu_weights='cpu' if 'weights' in found else None)
+    return dict(cpu_optimizer=host if share else None, cpu_share=share if 0 < share < 1 else None,
+                cpu_weights=host if 'weights' in found else None)
 
 def derive_deepspeed(facts, ignored):
     "Overlap that is not said depends on the stage, and 0 GPUs for tensors means one."

@@ -210,25 +210,28 @@ def layers_to_deal(depth, p, v, a: Assumptions):
     return np.where(a.uneven_stages & (p * v <= depth), v, depth // p)
 
 def can_offload(t):
-    "Which rows ask the host for what it can take: ZeRO-3's weights, no steps of matrices."
+    "Which rows ask the host for what it can take: ZeRO-3's for disks, no steps of matrices."
     if not offloads(t['offload']): return np.array(True)
     whole = of_names(t['optimizer'], lambda name: OPTIMIZERS[name].whole is not None)
-    optimizer, weights = (on_host(t['offload'], part) > 0 for part in ('optimizer', 'weights'))
-    return ((np.equal(t['zero_stage'], 3) | np.logical_not(weights))
+    optimizer, weights, disks = (on_host(t['offload'], part) > 0
+                                 for part in ('optimizer', 'weights', 'nvme'))
+    return ((np.equal(t['zero_stage'], 3) | np.logical_not(weights | disks))
             & np.logical_not(optimizer & np.not_equal(whole, 0)))
 
 def check_host(offload, system: System):
     "A ValueError where nobody knows how fast the host is that is asked for."
     if offloads(offload): system.given('host_bandwidth')
     if offloaded(offload).optimizer: system.given('host_memory_bandwidth')
+    if offloaded(offload).nvme: system.given('nvme_bandwidth')
 
 def check_offload(p, system: System):
     "A ValueError where the host cannot take what is asked for."
     check_host(p.offload, system)
     if can_offload(vars(p)): return
     about, own = f'offload={quoted(p.offload)}', offloaded(p.offload)
-    if own.weights and p.zero_stage != 3: raise ValueError(
-        f'{about}: weights are on the host with zero_stage=3, not {p.zero_stage}')
+    if (own.weights or own.nvme) and p.zero_stage != 3: raise ValueError(
+        f'{about}: {"weights are on the host" if own.weights else "disks hold states"} with '
+        f'zero_stage=3, not {p.zero_stage}')
     raise ValueError(f'{about}: a CPU takes no steps of {p.optimizer} on whole matrices')
 
 def check_stages(p: Parallel, model: Model, micro_batches, a: Assumptions):

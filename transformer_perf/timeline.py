@@ -224,13 +224,19 @@ def of_the_busiest(p: Layouts, of: Matrices, layers, parts, each, each_routed):
 HOST_GRADIENT = 4   # bytes of a parameter's gradient in the host's memory, in 32 bits
 
 def host_step(p: Layouts, parts, matrices, pricer):  # s
-    "A step on the CPU, were it to make all of it: gradients come down, weights go back up."
+    """A step on the CPU, were it to make all of it: gradients come down, weights go back up.
+
+    States on disks are read and written while the CPU works on others."""
     GB = shared(parts, np.greater(p.zero_stage, 0))   # of weights in 16 bits
     down = HOST_GRADIENT / 2 * np.logical_not(reduces_each(p.reduce_each, p.zero_stage))
     up = 1 - on_host(p.offload, 'weights')
-    moved = 2 * with_matrices(states_of, p, parts, matrices) + (HOST_GRADIENT + 2) / 2 * GB
+    states = with_matrices(states_of, p, parts, matrices)
+    moved = 2 * states + (HOST_GRADIENT + 2) / 2 * GB
     rate = pricer.system.given('host_memory_bandwidth') * p.assumptions.host_step_share
-    return over_host_link((down + up) * GB, pricer, p) + moved / rate
+    step, disks = moved / rate, on_host(p.offload, 'nvme')
+    if any_of(disks):
+        step = np.maximum(step, disks * 2 * states / pricer.system.given('nvme_bandwidth'))
+    return over_host_link((down + up) * GB, pricer, p) + step
 
 def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
@@ -572,16 +578,18 @@ def states_held(p: Layouts, own: StageWeights):  # GB
     return with_matrices(states_of, p, own.parts, own.matrices) + own.beside
 
 def host_at(work: Workload, at: Stage):  # GB
-    "What the host holds for a GPU of a stage: states and gradients in 32 bits, and weights."
+    """What the host's memory holds for a GPU of a stage: gradients in 32 bits, and unless its disks
+    do states and weights."""
     p = work.layouts
     of = mean_layer(work.stored, at.layers)
     own, saved = weights_of_stage(work, at, of), alive(p, at.rank) * sum(at.layers) * at.widest
     GB = shared(own.parts, np.greater(p.zero_stage, 0))
-    states = lambda: states_held(p, own) + HOST_GRADIENT / 2 * GB
+    here = 1 - on_host(p.offload, 'nvme')
+    states = lambda: states_held(p, own) * here + HOST_GRADIENT / 2 * GB
     still = frozen_of_stage(work, at, of)
     frozen = shared(still.parts, np.greater(p.zero_stage, 0)) if still else 0.
     return (saved * of.offloaded + if_any(on_host(p.offload, 'optimizer'), states)
-            + if_any(on_host(p.offload, 'weights'), lambda: GB + frozen))
+            + if_any(on_host(p.offload, 'weights'), lambda: (GB + frozen) * here))
 
 def host_of(work: Workload):  # GB
     "The most that the host holds for a GPU."
