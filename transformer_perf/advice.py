@@ -175,7 +175,8 @@ def with_consequences(p: Parallel, to):  # dict
     "A step, and what follows from it: messages hide only where the sequence is shared out."
     if to.get('tp_overlap'): to = to | {'sequence_sharded': True}
     if to.get('sequence_sharded') is False: to = to | {'tp_overlap': False}
-    if {'weights', 'nvme'} & {*to.get('offload', '').split('+')}: to = to | {'zero_stage': 3, 'reduce_each': None}
+    thirds = {'weights', 'nvme'} & {*to.get('offload', '').split('+')}
+    if thirds: to = to | {'zero_stage': 3, 'reduce_each': None}
     if 'schedule' in to: to = to | {'virtual_stages': SCHEDULES[to['schedule']].chunks or 1}
     if 'zero_stage' in to: to = to | {'reduce_each': None}   # as the stage has it
     if p.layout and {'pp', 'virtual_stages', 'schedule'} & to.keys(): to = to | {'layout': None}

@@ -393,10 +393,10 @@ def sizes_of(model):  # dict
     return {name: own[name] for name in same} | {'blocks': blocks, 'vocab': vocab}
 
 @lru_cache(maxsize=256)
-def counted_once(m: Model, causal_mask=True):  # list of (Operation, in how many layers)
-    "What one sample asks of one GPU, in single numbers and single FLOP."
+def counted_once(m: Model, causal_mask=True, adapters='none'):
+    "What one sample asks of one GPU, in single numbers: list of (Operation, in how many layers)."
     a = Assumptions(fused_kernels=True, vocabulary=True, causal_mask=causal_mask)
-    job = CountedJob(**sizes_of(m), units=Units(1., 1., 1.), assumptions=a)
+    job = CountedJob(**sizes_of(m), units=Units(1., 1., 1.), assumptions=a, adapters=adapters)
     first, last = end_operations(job)
     layers = [(op, number) for kind, number in zip(kinds_of(job), layers_of_kinds(job))
               for op in layer_operations(kind)]
