@@ -207,3 +207,30 @@ def test_dense_blocks_are_attention():
     mlp = Block(BLOCKS, MLP(64), 'none', 'rmsnorm')
     with pytest.raises(ValueError, match='block-sparse attention'):
         estimate(Model(l, e, 8, 2, layers=((mlp, 2),)), Parallel(strategy='2d'), 'H200', 8)
+
+
+def test_keys_of_chunks():
+    "Whole chunks of 64 and what is left of 256 - 16 tokens, counted pair by pair."
+    chunked = Attention(a, 4, 12, 12, chunk=60)   # 4 chunks of 60, and 16 tokens
+    pairs = sum(i % 60 + .5 for i in range(l))
+    for p in (dict(), dict(tp=2)):
+        found, tp = operations(chunked, **p)['fusedla'].forward, p.get('tp', 1)
+        counted = 2 * b * a / tp * pairs * (12 + 12)
+        assert close(sum(2 * x.times * x.batch * x.m * x.n * x.k for x in found.all_products),
+                     counted)
+    wide, full = (operations(Attention(a, 4, 12, 12, chunk=size))['fusedla'] for size in (l, None))
+    assert wide.forward == full.forward   # one chunk is all
+
+
+def test_a_gate_of_a_head_and_values_of_another_width():
+    "A value of 8 beside keys of 12; one gate a head: its weight, and bytes that it moves."
+    plain = Attention(a, 4, 12, 8)
+    gated = replace(plain, gated_output=True, gate_of_head=True)
+    whole = model_with(plain).parameters
+    assert whole == 2 * (e * (a * 12 + 4 * (12 + 8)) + a * 8 * e + e)
+    assert model_with(gated).parameters - whole == 2 * e * a
+    own, each = (operations(m)['gate'] for m in (gated, replace(gated, gate_of_head=False)))
+    rows = b * l
+    assert close(own.forward.nbytes, 2e-9 * rows * (2 * a * 8 + a))
+    assert close(each.forward.nbytes, 2e-9 * rows * 3 * a * 8)
+    assert close(each.activations - own.activations, 2e-9 * rows * (a * 8 - a), 1e-9)

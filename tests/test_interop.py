@@ -147,6 +147,34 @@ HYBRIDS = [   # Granite's is its 4.0-H-Micro, with the words of its owners
                        mamba_n_groups=1, mamba_d_state=128, mamba_d_conv=4, mamba_expand=2,
                        mamba_chunk_size=256, layer_types=(
                            ['mamba'] * 5 + ['attention'] + ['mamba'] * 4) * 4))]
+CHUNKS = of('llama4_text', 5120, 48, 40, 8192, 202048, **kv(8, 128), num_local_experts=16,
+            num_experts_per_tok=1, intermediate_size_mlp=16384, attention_chunk_size=8192)
+NEO = {'model_type': 'gpt_neo', 'hidden_size': 2048, 'num_layers': 24, 'num_heads': 16,
+       'vocab_size': 50257, 'max_position_embeddings': 2048, 'window_size': 256,
+       'attention_types': [[['global', 'local'], 12]], 'activation_function': 'gelu_new'}
+OPT = {'model_type': 'opt', 'hidden_size': 768, 'num_hidden_layers': 12, 'ffn_dim': 3072,
+       'num_attention_heads': 12, 'vocab_size': 50272, 'max_position_embeddings': 2048,
+       'activation_function': 'relu', 'word_embed_proj_dim': 768}
+SHAPED = [   # published, or counted by transformers 5.23
+    (125_239_296, OPT), (1_315_575_808, NEO), (107_769_861_120, CHUNKS),
+    (1_637_964_550, {'model_type': 'ctrl', 'n_embd': 1280, 'n_layer': 48, 'n_head': 16,
+                     'dff': 8192, 'vocab_size': 246534, 'n_positions': 256}),
+    (6_979_596_352, of('apertus', 4096, 32, 32, 14336, 131072, hidden_act='xielu')),
+    (308_778_780_864, of(
+        'mimo_v2_flash', 4096, 48, 64, 16384, 152576, **kv(4, 192), v_head_dim=128,
+        n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048,
+        sliding_window=129, mlp_layer_types=['dense'] + ['sparse'] * 47,
+        layer_types=['full_attention'] + (['sliding_attention'] * 4 + ['full_attention']
+                                          + ['sliding_attention']) * 7
+        + ['sliding_attention'] * 4 + ['full_attention'])),
+    (33_189_975_808, of(
+        'laguna', 2048, 40, 48, 8192, 100352, **kv(8, 128), num_experts=256,
+        num_experts_per_tok=8, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+        layer_types=['full_attention'] * 40, mlp_layer_types=['dense'] + ['sparse'] * 39)),
+    (8_514_961_408, of(
+        'falcon_h1', 4096, 32, 32, 14336, 128000, **kv(8), mamba_d_ssm=1024, mamba_n_heads=128,
+        mamba_n_groups=1, mamba_d_state=256, mamba_d_conv=4, mamba_expand=2,
+        mamba_chunk_size=256))]
 GLM = dict(num_experts_per_tok=8, n_shared_experts=1, attention_bias=True, **kv(8, 128))
 GLM_FILES = [
     (110_468_824_832, of('glm4_moe', 4096, 46, 96, 10944, 151552, n_routed_experts=128,
@@ -157,7 +185,7 @@ GLM_FILES = [
                          num_nextn_predict_layers=1, **GLM))]
 
 
-@pytest.mark.parametrize('published, given', FILES + HYBRIDS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize('published, given', FILES + HYBRIDS + SHAPED, ids=lambda x: str(x)[:40])
 def test_parameters_of_files(published, given): assert as_model(given).parameters == published
 
 
@@ -166,6 +194,22 @@ def test_files_with_layers_of_mtp(published, given):
     "They store both tables of words once more, for the layer of multi-token prediction."
     m = as_model(given)
     assert m.mtp_layers == 1 and m.parameters + 2 * m.vocab * m.embed_dim == published
+
+
+def test_layers_of_other_shapes():
+    "What layers of Llama 4, MiMo-V2 and GPT-Neo see, and what no field says."
+    found = [[block.mixer for block, number in as_model(file).blocks for _ in range(number)]
+             for _, file in SHAPED]
+    assert [m.chunk for m in found[2]] == [8192, 8192, 8192, None] * 12
+    assert [m.window for m in found[1]] == [None, 256] * 12
+    assert {(m.kv_heads, m.value, m.window, m.sinks) for m in found[5]} == {
+        (4, 128, None, False), (8, 128, 129, True)}
+    maverick = as_model(CHUNKS | dict(num_local_experts=128, interleave_moe_layer_step=2))
+    assert round(maverick.parameters / 1e9) == 401   # "400B"
+    for file, change in ((OPT, {'word_embed_proj_dim': 512}), (OPT, {'do_layer_norm_before': False}),
+                         (SHAPED[6][1], {'num_attention_heads_per_layer': [48] * 39 + [64]})):
+        assert 'no field of a Model says' in refused(as_model, file | change)
+    assert 'attention_layers' in refused(as_model, NEO | {'attention_types': [[['global'], 3]]})
 
 
 def test_a_file_in_its_folder(tmp_path):
@@ -233,7 +277,7 @@ WORTHLESS = [None, True, -1, 0, 1.5, 'x', [], [1], {}, {'a': 1}, 10**400, ['full
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from([given for _, given in FILES + HYBRIDS]), st.data())
+@given(st.sampled_from([given for _, given in FILES + HYBRIDS + SHAPED]), st.data())
 def test_spoiled_files(file, data):
     "A model, or one line."
     names = data.draw(st.lists(st.sampled_from([*file, 'layer_types', 'mlp_layer_types',
@@ -261,8 +305,9 @@ def some_file(kind, r):  # dict
               **{name: 8 for name in MLA}, num_local_experts=4, num_experts=4, n_routed_experts=4)
     renamed = {'hidden_size': 'n_embd', 'num_hidden_layers': 'n_layer', 'intermediate_size':
                'n_inner', 'num_attention_heads': 'n_head', 'max_position_embeddings': 'n_positions'}
-    if kind in ('exaone4', 'cwm', 'exaone_moe', 'kolibri1', 'flint', 'vaultgemma'):
-        file['sliding_window'] = 4   # without, their own code fails
+    if kind in ('exaone4', 'cwm', 'exaone_moe', 'kolibri1', 'flint', 'vaultgemma', 'laguna',
+                'mimo_v2_flash'): file['sliding_window'] = 4   # without, their own code fails
+    if kind in ('deepseek_v32', 'glm_moe_dsa'): file['q_lora_rank'] = 12
     if kind == 'internlm3':
         file = {name: x for name, x in file.items() if not name.endswith('bias')}
     if kind in ('minimax', 'nemotron_h'): file['sliding_window'] = None

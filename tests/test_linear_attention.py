@@ -11,7 +11,7 @@ from transformer_perf.estimates import AS_TRAINED, MENDED
 from transformer_perf.interop import Job, export
 from transformer_perf.iteration import job_of, settled
 from transformer_perf.linear_attention import (
-    GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2, Nothing)
+    Beside, GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2, Nothing)
 from transformer_perf.models import as_model
 from transformer_perf.modules import count
 from transformer_perf.sensitivity import sensitivity
@@ -290,3 +290,25 @@ def test_bytes_of_a_hybrid_that_megatron_trained():
     join = 2 * (2 * 2688**2 + 3 * 2688) * (2 + 4 + 12 / 8) * 1e-9   # to the next token, and norms
     assert 88.83 < sum(memory[:3]) + join < 88.83 * 1.01
     assert .96 < (sum(memory) + join) / 173.03 < 1
+
+
+def test_attention_beside_a_state():
+    "All of both but one norm and one residual stream, and a sum; the state's input is attention's."
+    attention, state = Attention(4, 2, 8, 8), MIXERS['mamba']
+    both = Beside(heads=attention, state=state)
+    alone = [model_with(m).parameters for m in (attention, state, both)]
+    norms = model_with(Nothing()).parameters   # of both layers and the end
+    assert alone[0] + alone[1] - norms == alone[2]
+    for layout in (dict(), dict(tp=2)):
+        ops = [operations(m, **layout) for m in (attention, state, both)]
+        assert ops[2].keys() - {'sum'} == ops[0].keys() | ops[1].keys()
+        for way in ('forward', 'backward'):
+            for name, op in ops[2].items():
+                if name in ('sum', 'ln1', 'ln2', 'dpr_v'): continue
+                assert getattr(op, way) == getattr((ops[1] | ops[0])[name], way), name
+        rows = b * l / layout.get('tp', 1)
+        assert close(ops[2]['sum'].forward.nbytes, 2e-9 * 3 * rows * e)
+        assert ops[2]['state-in'].activations == 0 < ops[1]['state-in'].activations
+    plain = replace(state, gate_normed=False)
+    assert (model_with(state).parameters - model_with(plain).parameters
+            == 2 * state.heads * state.value)

@@ -42,10 +42,14 @@ class Recurrent(Half):
 
     def operations(self, job: CountedJob):  # list of Operation
         "Projections, convolution, scan, gated norm, projection; then the stream and its norm."
-        strategy, tp = STRATEGIES[job.strategy], job.tp
+        return [*self.mixed(job), *residual(job, 'vproj-bias', 'dpr_v', biased=False),
+                STRATEGIES[job.strategy].norm(job, 'ln2')]
+
+    def mixed(self, job: CountedJob):  # list of Operation
+        "From the stream to what is added to it."
+        out = STRATEGIES[job.strategy].row(job, 'state-out', self.own_values(job.tp))
         return [*self.projections(job), short_conv(job, self), scan(job, self),
-                gated_norm(job, self), strategy.row(job, 'state-out', self.own_values(tp)),
-                *residual(job, 'vproj-bias', 'dpr_v', biased=False), strategy.norm(job, 'ln2')]
+                gated_norm(job, self), out]
 
 # %% ../nbs/26_linear_attention.ipynb #26a00012
 def short_conv(job: CountedJob, mixer):  # Operation
@@ -173,6 +177,7 @@ class Mamba2(Recurrent):
     "A state-space model (arXiv 2405.21060): keys and queries are shared by a group of heads."
     key_groups: int    # G, of queries and keys
     conv_bias: bool = True
+    gate_normed: bool = True   # what heads read has a norm before its gate
 
     name = 'Mamba-2'
 
@@ -182,7 +187,7 @@ class Mamba2(Recurrent):
         return (2 * self.heads * self.value + 2 * self.key_groups * self.key + self.heads) // tp
     def channels(self, tp): return (self.heads * self.value + 2 * self.key_groups * self.key) // tp
     def vectors(self, tp): return 3 * self.heads // tp
-    def normed(self, tp): return self.own_values(tp)
+    def normed(self, tp): return self.own_values(tp) * self.gate_normed
     def conv_keeps(self, tp): return self.columns(tp)   # the convolution is computed again
     def scan_keeps(self, tp): return 0., 0.
     def moved(self, tp):
@@ -292,6 +297,30 @@ class GatedConv(Half):
         return [strategy.column(job, 'state-in', 3 * own), conv_of(job, self, own), gate,
                 strategy.row(job, 'state-out', own),
                 *residual(job, 'vproj-bias', 'dpr_v', biased=False), strategy.norm(job, 'ln2')]
+
+@dataclass(frozen=True, kw_only=True)
+class Beside(Half):
+    "Two mixers that read the same norm; the stream gets the sum of what they say (Falcon-H1)."
+    heads: Half    # attention
+    state: Half    # and a mixer with a state
+
+    name = 'attention beside a state'
+
+    def divisions(self, tp): return [*self.heads.divisions(tp), *self.state.divisions(tp)]
+    def groups(self, job): return self.heads.groups(job)
+    def counts_places(self, p): return self.heads.counts_places(p)
+    def keys_gathered(self, job): return self.heads.keys_gathered(job)
+
+    def operations(self, job: CountedJob):  # list of Operation
+        "Both, one after the other, and their sum; then the stream and its norm."
+        strategy, E = STRATEGIES[job.strategy], job.units.element
+        first, *rest = self.state.mixed(job)
+        first = saved_once(job, first)._replace(frees=())   # with the input of attention
+        rows, columns = strategy.between(job)
+        add = Work(vector=job.units.flop * rows * columns, nbytes=3 * E * rows * columns,
+                   launches=1)   # of two outputs; backward of two gradients of one input
+        return [*self.heads.mixed(job), first, *rest, Operation('sum', add, add),
+                *residual(job, 'vproj-bias', 'dpr_v'), strategy.norm(job, 'ln2')]
 
 class Nothing(Half):
     "No half at all: a layer that is only a mixer, or only an MLP."

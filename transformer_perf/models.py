@@ -28,7 +28,7 @@ from .lengths import as_lengths
 from .systems import Units
 from .estimates import Assumptions
 from .blocks import (
-    MLP, Attention, Block, Experts, CountedJob, LatentAttention, end_operations, kinds_of,
+    BIASED, MLP, Attention, Block, Experts, CountedJob, LatentAttention, end_operations, kinds_of,
     layer_operations, layers_of_kinds)
 
 # %% ../nbs/00_models.ipynb #b4ce6bc2
@@ -50,8 +50,8 @@ class Model:
     gated_mlp: bool = False     # three matrices in the MLP (SwiGLU)
     causal: bool = True         # a token sees only what came before it
     # throughout
-    activation: str = field('gelu', choices=('gelu', 'silu', 'squared_relu'))  # of the MLP
-    biases: str = field(None, choices=('none', 'qkv', 'attention', 'mlp', 'all'))  # `bias_kind`
+    activation: str = field('gelu', choices=('gelu', 'silu', 'squared_relu', 'relu', 'xielu'))
+    biases: str = field(None, choices=tuple(BIASED))   # see `bias_kind`
     norm: str = field(None, choices=('layernorm', 'rmsnorm', 'unscaled'))   # see `norm_kind`
     layer_norms: int = 2        # norms of a layer on the residual stream; 4 in Gemma 2 and 3
     # attention

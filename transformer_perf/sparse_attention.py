@@ -35,7 +35,7 @@ def gathered_keys(job: CountedJob, op: Operation):  # Operation
 
 def latest(job: CountedJob, mixer, keys):
     "The share of all keys that queries see, of the latest so many, or of as many that are chosen."
-    return seen_share(job, SimpleNamespace(causal=mixer.causal, window=keys))
+    return seen_share(job, SimpleNamespace(causal=mixer.causal, window=keys, chunk=None))
 
 # %% ../nbs/24a_sparse_attention.ipynb #24c00007
 @dataclass(frozen=True, kw_only=True)
