@@ -213,7 +213,7 @@ def test_keys_of_chunks():
     "Whole chunks of 64 and what is left of 256 - 16 tokens, counted pair by pair."
     chunked = Attention(a, 4, 12, 12, chunk=60)   # 4 chunks of 60, and 16 tokens
     pairs = sum(i % 60 + .5 for i in range(l))
-    for p in (dict(), dict(tp=2)):
+    for p in ({}, dict(tp=2)):
         found, tp = operations(chunked, **p)['fusedla'].forward, p.get('tp', 1)
         counted = 2 * b * a / tp * pairs * (12 + 12)
         assert close(sum(2 * x.times * x.batch * x.m * x.n * x.k for x in found.all_products),

@@ -206,8 +206,9 @@ def test_layers_of_other_shapes():
         (4, 128, None, False), (8, 128, 129, True)}
     maverick = as_model(CHUNKS | dict(num_local_experts=128, interleave_moe_layer_step=2))
     assert round(maverick.parameters / 1e9) == 401   # "400B"
-    for file, change in ((OPT, {'word_embed_proj_dim': 512}), (OPT, {'do_layer_norm_before': False}),
-                         (SHAPED[6][1], {'num_attention_heads_per_layer': [48] * 39 + [64]})):
+    for file, change in ((OPT, {'word_embed_proj_dim': 512}),
+                         (OPT, {'do_layer_norm_before': False}), (
+                             SHAPED[6][1], {'num_attention_heads_per_layer': [48] * 39 + [64]})):
         assert 'no field of a Model says' in refused(as_model, file | change)
     assert 'attention_layers' in refused(as_model, NEO | {'attention_types': [[['global'], 3]]})
 

@@ -297,9 +297,9 @@ def test_attention_beside_a_state():
     attention, state = Attention(4, 2, 8, 8), MIXERS['mamba']
     both = Beside(heads=attention, state=state)
     alone = [model_with(m).parameters for m in (attention, state, both)]
-    norms = model_with(Nothing()).parameters   # of both layers and the end
+    norms = 2 * e   # one before the mixer, in both layers
     assert alone[0] + alone[1] - norms == alone[2]
-    for layout in (dict(), dict(tp=2)):
+    for layout in ({}, dict(tp=2)):
         ops = [operations(m, **layout) for m in (attention, state, both)]
         assert ops[2].keys() - {'sum'} == ops[0].keys() | ops[1].keys()
         for way in ('forward', 'backward'):

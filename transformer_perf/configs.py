@@ -777,8 +777,8 @@ FAMILIES |= {   # whose layers have shapes of their own
         never=('attention_bias',)),
     'laguna': Family(
         'LagunaForCausalLM', dict(qk_norm=True, router_bias=True),
-        UNTIED | OFF | QWEN_ROUTED | dict(gating=True, sliding_window=None), experts='moe_intermediate_size',
-        windows='listed', more=laguna, never=('attention_bias',)),
+        UNTIED | OFF | QWEN_ROUTED | dict(gating=True, sliding_window=None),
+        experts='moe_intermediate_size', windows='listed', more=laguna, never=('attention_bias',)),
     'gpt_neo': Family(
         'GPTNeoForCausalLM', PLAIN | dict(learned_positions=True),
         TIED_DERIVED | dict(hidden_act='gelu', intermediate_size=None), {None: 'but_qkv'},

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TILE', 'Recurrent', 'short_conv', 'gated_norm', 'filled_up', 'scan', 'DeltaRule', 'GatedDeltaNet', 'KimiDelta',
-           'Mamba2', 'Lightning', 'Mamba', 'conv_of', 'selective_scan', 'GatedConv', 'Nothing']
+           'Mamba2', 'Lightning', 'Mamba', 'conv_of', 'selective_scan', 'GatedConv', 'Beside', 'Nothing']
 
 # %% ../nbs/26_linear_attention.ipynb #26a00010
 from dataclasses import dataclass
