@@ -1045,6 +1045,35 @@ def test_copies_of_shards(name):
     assert (p.dp, p.zero_stage, p.dp_replicate) == (8, 0, 1)
 
 
+def test_parts_of_torchtitan():
+    "Its parts have at most so many layers, and each stage as many parts: counted as it counts."
+    for name, pp, v, layers in (('llama3.1_8B', 2, 4, 4), ('llama3.1_405B', 8, 3, None),
+                                ('llama3.1_405B', 6, 3, 7), ('llama3.1_8B', 4, 12, None),
+                                ('llama3.1_8B', 32, 2, None), ('llama3.1_405B', 16, 2, 8)):
+        job = job_of(name, pp=pp, virtual_stages=v, dp=2, zero_stage=2, reduce_each=False)
+        if layers is None:
+            assert 'cannot be said in torchtitan' in refused(export, job, 'torchtitan'); continue
+        text = export(job, 'torchtitan')
+        assert v == 2 or f'layers_per_stage: {layers}\n' in text
+        assert v == 2 or f'# set elsewhere: virtual_stages={v} (' in text
+        keys = parse_yaml(text, 'x')
+        own = {'name': 'llama3', 'flavor': name.partition('_')[2]}   # which the file cannot say
+        again = as_job(keys | {'model': own}, job.n_gpus)
+        assert (again.model.depth, again.parallel.virtual_stages) == (job.model.depth, v)
+    sizes = {'pipeline_parallel_degree': 4, 'pipeline_parallel_schedule': 'Interleaved1F1B'}
+    read = lambda **more: as_job({'model': {'name': 'llama3', 'flavor': '8B'}, 'training': {
+        'seq_len': 64}, 'parallelism': sizes | {f'pipeline_parallel_{name}': x
+                                                for name, x in more.items()}}, 8)
+    even = dict(first_stage_less_layers=0, last_stage_less_layers=0)
+    assert read(layers_per_stage=2, **even).parallel.virtual_stages == 4
+    assert read(layers_per_stage=3).parallel.virtual_stages == 3   # of 32 layers and two ends
+    says = 'cuts 32 layers into 9 parts: parallelism.pipeline_parallel_degree=4 stages must'
+    assert says in refused(read, layers_per_stage=4)
+    assert 'must have more than one' in refused(read, layers_per_stage=8, **even)
+    assert 'a layer less' in dict(read().ignored)[
+        'parallelism.pipeline_parallel_first_stage_less_layers']
+
+
 # the real parsers, where they are installed
 
 def test_torchtitan_takes_its_fields():
@@ -1445,7 +1474,9 @@ COSTLY = ['<<A\n' * 60_000, 'A=x\necho ' + '$A' * 120_000, 'A=xxxxxxxxxx\n' + 'A
           'A=(a b)\n' + 'A=(${A[@]} ${A[@]})\n' * 40, '(' * 250_000, '`' * 250_000,
           'A+=x\n' * 50_000, 'A+=(x)\n' * 30_000, '${a:-' * 50_000, 'A=(\n' * 60_000,
           'python t.py ' + '--tensor-model-parallel-size 2 ' * 8000,
-          'A=x\n' + 'A=("${A[@]}" "${A[*]}")\n' * 40 + 'B="${A[*]}${A[*]}"']
+          'A=x\n' + 'A=("${A[@]}" "${A[*]}")\n' * 40 + 'B="${A[*]}${A[*]}"',
+          '`$#||<<EOF' * 6000, 'A=x\n' + 'A=$A$A\n' * 14 + 'if a; then let $A; fi\n' * 9,
+          'A=a[\n' + 'A=$A$A\n' * 13 + 'let $A\n' * 9]
 
 
 @pytest.mark.parametrize('text', COSTLY, ids=range(len(COSTLY)))
@@ -1455,6 +1486,9 @@ def test_costly_scripts_cost_little(text):
     try: assert isinstance(as_job(f'{FLAGS}\n{text}\n'), Job)
     except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
     assert time.process_time() - start < 5
+
+
+def test_a_script_has_a_length():
     assert 'is not read' in refused(as_job, 'x\n' * 200_000)
 
 

@@ -1167,17 +1167,29 @@ def copies_of_torchtitan(facts, ignored):
     facts['zero_stage'] = Said(key, stage if shares else 0)
 
 # %% ../nbs/90_interop.ipynb #12ab002f
+def chunks_of_torchtitan(facts, depth, pp, several):
+    "Parts of a stage, from the layers of one part: each has at most so many (torchtitan 0.3.0)."
+    key, layers = facts['layers_per_chunk']
+    ends = value(facts, 'first_less', 1) + value(facts, 'last_less', 1)
+    number = -(-(depth + ends) // layers)
+    chunks, rest = divmod(number, pp)
+    if rest or (chunks > 1) != several:
+        each = 'more than one' if several else 'one'
+        raise ValueError(f'{key}={layers} cuts {depth} layers into {number} parts: '
+                         f'{spelled(facts, "pp")} stages must have {each} of them each')
+    return chunks
+
 def order_of_torchtitan(facts, ignored):
     "The schedule, and the parts of a stage."
     key, name = facts['order']
     name = next((known for known in ORDERS if known.lower() == name.lower()), name)
     facts['schedule'] = Said(key, ORDERS[nearest(name, ORDERS, key or 'schedule')])
-    chunks = 2 if name in ('Interleaved1F1B', 'ZBVZeroBubble', 'DualPipeV') else 1
-    depth, pp = value(facts, 'depth'), value(facts, 'pp')
-    if 'layers_per_chunk' in facts and chunks > 1:
-        key = facts['layers_per_chunk'].key
-        if depth: chunks = max(1, depth // (pp * facts['layers_per_chunk'].value))
-        else: ignored.append((key, 'not used: the file does not say how many layers there are'))
+    several = name in ('Interleaved1F1B', 'ZBVZeroBubble', 'DualPipeV')
+    chunks, pp = 2 if several else 1, value(facts, 'pp')
+    if 'layers_per_chunk' in facts and pp > 1:
+        own, depth = facts['layers_per_chunk'].key, value(facts, 'depth')
+        if depth: chunks = chunks_of_torchtitan(facts, depth, pp, several)
+        else: ignored.append((own, 'not used: the file does not say how many layers there are'))
     if pp > 1: facts['virtual_stages'] = Said(key, chunks)
     else: facts['schedule'], facts['virtual_stages'] = Said(None, '1f1b'), Said(None, 1)
 
@@ -1208,6 +1220,9 @@ def derive_torchtitan(facts, ignored):
         ignored.append((facts['compiled'].key, 'not modelled yet: compiled kernels'))
     if not facts['recompute'].key:
         ignored.append(('activation_checkpoint', 'absent: selective, as torchtitan has it'))
+    if value(facts, 'pp') > 1 and not facts.keys() & {'first_less', 'last_less'}:
+        why = 'absent: stages at the ends have a layer less, which is not modelled yet'
+        ignored.append(('parallelism.pipeline_parallel_first_stage_less_layers', why))
     for less in (facts.get('first_less'), facts.get('last_less')):
         if less and less.value: ignored.append(
             (less.key, 'not modelled yet: stages of unequal depth'))
@@ -1241,7 +1256,12 @@ def undo_torchtitan(f):  # dict
                replicate=dp if stage == 0 else several, shard=1 if stage == 0 else dp // several,
                reshard={3: 'always', 2: 'never'}.get(stage))
     if pp > 1: own |= dict(first_less=0, last_less=0)   # else stages at the ends have fewer layers
-    if v > 2 and f.get('depth'): own['layers_per_chunk'] = f['depth'] // (pp * v)
+    if pp > 1 and f.get('depth'):
+        layers = -(-f['depth'] // (pp * v))
+        if -(-f['depth'] // layers) != pp * v:
+            raise ValueError(f'virtual_stages={v} of pp={pp} with depth={f["depth"]} cannot be '
+                             'said in torchtitan: its parts have as many layers, but the last')
+        if v > 2: own['layers_per_chunk'] = layers
     return f | own
 
 # %% ../nbs/90_interop.ipynb #25ad56e3
@@ -1649,6 +1669,8 @@ def set_elsewhere(job: Job, name, keys):  # list of str
     places = {row.fact: row.where for row in format.rows if row.where}
     if name != 'megatron': places |= {'model': CODE, 'dropout': CODE}
     places |= {'n_gpus': 'the launcher', 'dp': 'the launcher'}
+    if (parts := 'parallelism.pipeline_parallel_layers_per_stage') in keys:
+        places |= {'virtual_stages': f'{parts}={keys[parts]} of {job.model.depth} layers'}
     found = []
     for fact, x in lost(job, again).items():
         if fact not in places: raise ValueError(f'{fact}={quoted(x)} cannot be said in {name}')
