@@ -77,9 +77,10 @@ def case_of(model, parallel, system, global_batch, assumptions, software=None): 
         if job.n_gpus is None: raise ValueError('the job does not say its number of GPUs: give it '
                                                 'to `as_job`')
     if global_batch is None: raise ValueError('global_batch must be given: no job says it')
-    system, a = as_system(system), as_assumptions(assumptions, software)
-    p = settled(parallel, system, a)
-    return Case(as_model(model), p, system, whole(global_batch, 'global_batch'), a)
+    model, system = as_model(model), as_system(system)
+    a = as_assumptions(assumptions, software)
+    p = settled(parallel, system, a, model)
+    return Case(model, p, system, whole(global_batch, 'global_batch'), a)
 
 # %% ../nbs/88c_advice.ipynb #13a0000c
 RANK_PARTS = {

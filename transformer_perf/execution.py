@@ -779,6 +779,8 @@ def considered_choices(choices, model, assumptions):  # dict: choice -> list of 
         each = (dataclasses.replace(assumptions, **{name: value})   # or an error
                 for value in several(values, name))
         found[name] = list(dict.fromkeys(getattr(a, name) for a in each))
+    if choices.get('sequence_sharded') is None and sends_tokens(model):   # tp needs it
+        found['sequence_sharded'] = list(dict.fromkeys([*found['sequence_sharded'], True]))
     if choices.get('virtual_stages') is None:   # some schedules have a number of their own
         own = [chunks for name in found['schedule'] if (chunks := SCHEDULES[name].chunks) > 1]
         found['virtual_stages'] = list(dict.fromkeys(found['virtual_stages'] + own))

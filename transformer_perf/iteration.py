@@ -525,10 +525,12 @@ def interval_of(found, p: Parallel, model, system, a: Assumptions):  # dict
     if not getattr(a.measured, 'evidence', None): return {}
     return interval_columns(found, evidence(vars(p), model, system, a), model, a)
 
-def settled(p: Parallel, system: System, a: Assumptions):  # Parallel
+def settled(p: Parallel, system: System, a: Assumptions, model: Model = None):  # Parallel
     "A configuration with nothing left open but its placement."
     of_type(p, Parallel, 'parallel')
     unsaid = {c: getattr(a, c) for c in CHOICES if getattr(p, c) is None}
+    if 'sequence_sharded' in unsaid and model and p.tp > 1 and sends_tokens(model):
+        unsaid['sequence_sharded'] = True   # whatever is usual: experts run in no other way
     panels = (p.panels or system.summa_nb) if p.strategy == '2d' else 1
     return dataclasses.replace(p, **unsaid, panels=panels)
 
@@ -544,7 +546,7 @@ def estimate(
     "Time and memory of one iteration of one configuration; a ValueError if it cannot run."
     model, system, a = as_model(model), as_system(system), as_assumptions(assumptions, software)
     global_batch = whole(global_batch, 'global_batch')
-    p = settled(parallel, system, a)
+    p = settled(parallel, system, a, model)
     check_parallel(p, model, system, global_batch, a)
     own = {c: getattr(p, c) for c in CHOICES if getattr(p, c) != getattr(a, c)}
     if own: a = dataclasses.replace(a, **own)
