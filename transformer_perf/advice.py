@@ -41,7 +41,7 @@ from transformer_perf.iteration import (
 from .execution import (
     can_run, considered_choices, distinct, divides_batch, expert_shares, filling, parts_in,
     pipeline_divides, practice, runs, search, splits)
-from .interop import job_asked, read_log
+from .interop import FORMATS, export, job_asked, read_log
 
 # %% ../nbs/88c_advice.ipynb #13a00008
 class Case(NamedTuple):
@@ -197,7 +197,23 @@ def steps_of(case: Case, precision=(), offload=()):  # list of Step
     found = moves(p) + [Step(name, {name: x}) for name, values in
                         values_beside(case, precision, offload).items() for x in values]
     found += [Step('placement', dict.fromkeys(given_places(p)))] * bool(given_places(p))
-    return [Step(s.knob, with_consequences(p, s.to)) for s in found]
+    found = [Step(s.knob, with_consequences(p, s.to)) for s in found]
+    return [s for s in found if can_be_asked(case, s.to)]
+
+def can_be_asked(case: Case, to):  # bool
+    "Whether the software that runs a job, if one is named, offers what a step changes."
+    software, named = case.assumptions.software, to.keys() & {*CHOICES} - {'reduce_each'}
+    return software is None or all(software.offers(name, to[name]) for name in named
+                                   if to[name] not in (None, getattr(case.parallel, name)))
+
+def can_be_told(case: Case):  # function: Estimate -> bool
+    "Whether the framework that runs a job could be told another; if it can be told this one."
+    software, own = case.assumptions.software, case.estimate(case.parallel)
+    formats = [name for name, x in FORMATS.items() if software and x.software == software.name]
+    def told(one):
+        try: return all(export(one, name) for name in formats)
+        except ValueError: return False
+    return told if told(own) else lambda one: True
 
 def changed(p: Parallel, to):  # Parallel
     "A configuration after a step."
@@ -422,8 +438,9 @@ def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list
     if not found.stats:   # these few at every placement
         found = neighbours(case, one, [Step('', found.to[i]) for i in rows])
         rows = np.flatnonzero(np.isfinite(found.seconds))
-    changes = (change_at(case, found, i) for i in rows)
-    best = itertools.islice((change for change in changes if good(change.estimate)), k)
+    changes, told = (change_at(case, found, i) for i in rows), can_be_told(case)
+    best = itertools.islice((change for change in changes
+                             if good(change.estimate) and told(change.estimate)), k)
     return sorted(best, key=lambda change: change.estimate.stats['iteration_s'])
 
 def that_fit(case: Case, one: Estimate, steps, k, every=True):  # list of Change

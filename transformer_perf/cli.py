@@ -427,16 +427,18 @@ def search_command(a):
     A configuration shares each layer over tp GPUs (and cp, in context parallelism), the layers
     over pp pipeline stages and the batch over dp copies, in micro-batches; its placement says how
     many GPUs of each group share an NVLink domain (in the order tp, cp, pp, dp). Where an option
-    names several values, all are considered: --recompute none,full --virtual-stages 1,2,4.
+    names several values, all are considered: --recompute none,full --virtual-stages 1,2,4. Shown
+    is the fastest of each way to group the GPUs, and of each value of such an option.
 
     Example: transformer-perf search --model vit_era5 --gpus 4096,16384 --strategy all
     """
-    from transformer_perf.execution import search
+    from transformer_perf.execution import KIND, search
     from transformer_perf.systems import as_system
-    model, system = model_asked(a), as_system(a.system, a.nvlink_size)
+    model, system, chosen = model_asked(a), as_system(a.system, a.nvlink_size), chosen_of(a)
     assumptions = assumptions_asked(a)
-    found = search(model, a.gpus, system, a.global_batch, a.strategy, a.top,
-                   assumptions, fits_by=a.fits_by, **chosen_of(a))
+    compared = [name for name, values in chosen.items() if len(values) > 1]
+    found = search(model, a.gpus, system, a.global_batch, a.strategy, a.top, assumptions,
+                   fits_by=a.fits_by, kind=[*KIND, *compared], **chosen)
     if a.export and len(found):
         text = exported(estimate_of(found.iloc[0], a, model, system, assumptions), a)
     else: text = text_of_search(found, model, system, a)

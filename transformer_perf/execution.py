@@ -671,6 +671,7 @@ def fitting_when_played(t, asked, fit, known):  # bools
     for at, (q, f) in enumerate(zip(asked, fit)):
         new = np.array([i for i in dict.fromkeys(i for search, i in rows if search == at)
                         if f.played[i] and (at, i) not in known], dtype=int)
+        if not len(new): continue
         every = f.layers.work(keep(f.less.t, new), new, q)
         for n, i in enumerate(new.tolist()):
             one = every.at(n, every.layouts.at(n))
@@ -697,6 +698,53 @@ def search_each(n_gpus, asked, k):  # as `tables_of`
     "What several Questions find together."
     fit = [fitting(n_gpus, q) for q in asked]
     return tables_of(n_gpus, asked, fit, fastest_that_fit(asked, fit, k))
+
+# %% ../nbs/88a_search.ipynb #6a4c89e1
+KIND = (*GROUPS, 'ep', 'etp')   # how the GPUs of a layout are grouped
+FEW_ALIKE, MORE_KINDS = 4, 4    # of a kind are played; of so many kinds beside those shown
+
+def column_of(name, asked, fit, t):  # array
+    "A column of configurations that several Questions have in common, for some candidates."
+    every = [np.broadcast_to(f.less.t[name], rows_of(f.less.t)) for f in fit]
+    start = np.cumsum([0, *map(len, every)])
+    return np.concatenate(every)[start[t['search']] + t['i']]
+
+def fastest_of_kinds(asked, fit, k, kind):  # as `fastest_of`; kind: columns
+    "The fastest few by formula, that fit when they are played, of the k best kinds and some more."
+    t = fastest_of(asked, fit, MOST_REPLAYED)
+    which, first = distinct(t['n_gpus'], *(column_of(name, asked, fit, t) for name in kind))
+    alike = places_in((which,), t['seconds'])
+    best = np.empty(len(first))
+    best[which[alike == 0]] = t['seconds'][alike == 0]
+    place = places_in((t['n_gpus'][first],), best)   # of a kind among all
+    t = keep(t, (alike < FEW_ALIKE) & (place[which] < k + MORE_KINDS))
+    return keep(t, fitting_when_played(t, asked, fit, {}))
+
+def joined_once(parts):  # as `fastest_of`
+    "Candidates of several lists, each once."
+    t = joined(parts)
+    _, once = distinct(t['search'], t['variant'], t['i'], t['j'])
+    return keep(t, once)
+
+# %% ../nbs/88a_search.ipynb #6a4c89e2
+def is_tested(f: Fitting, q: Question):  # bools, of each configuration that fits
+    "Which layouts measured runs came near, each at its first placement."
+    t, places = f.less.t, f.less.places
+    first = np.searchsorted(places['grouping'], t['grouping'])
+    t = t | {'strategy': np.where(t['cp'] == 1, *q.strategies),
+             'nvlink_tp': places['nvlink_tp'][first]}
+    return ~np.char.startswith(evidence_of(t, q.model, q.system, q.assumptions), 'extrapolated')
+
+def fastest_tested(asked, fit, some):  # as `fastest_of`, at most one row
+    "Where all of some candidates are untested: the fastest that measured runs came near."
+    tested = [is_tested(f, q) if len(f.some) else np.zeros(0, dtype=bool)
+              for q, f in zip(asked, fit)]
+    known = any(tested[at][i] for at, i in zip(some['search'], some['i']))
+    if known or not any(own.any() for own in tested): return keep(some, np.arange(0))
+    every = [np.arange(f.fits.shape[1]) for f in fit]
+    less = [f._replace(fits=f.fits & np.isin(rows, f.some[own]))
+            for f, rows, own in zip(fit, every, tested)]
+    return keep(fastest_that_fit(asked, less, 1), np.arange(1))
 
 # %% ../nbs/88a_search.ipynb #c3a1d7e8
 def best_of(tables, n_gpus):  # dict of columns
@@ -787,15 +835,20 @@ def considered_choices(choices, model, assumptions):  # dict: choice -> list of 
     return found
 
 # %% ../nbs/88a_search.ipynb #99cc89cd
+def evidence_of(t, model, system, assumptions):  # array of str
+    "What the figures of each row rest on."
+    several = [t[name] > 1 for name in (*GROUPS, 'ep', 'etp')]   # else a choice changes nothing
+    choices = [name for name in CHOICES if name in t]
+    which, first = distinct(*(np.broadcast_to(t[name], t['dp'].shape) for name in (
+        'strategy', 'cp', *choices)), *several, t['tp'] // t['nvlink_tp'])
+    value = lambda x, i: x[i] if np.ndim(x) else x
+    return np.array([evidence({name: value(x, i) for name, x in t.items()}, model, system,
+                              assumptions) for i in first])[which]
+
 def resting_on(t, model, system, assumptions):  # dict of columns
     "What the figures of each row rest on, and the interval of its time."
     if not len(t['strategy']): return {'evidence': np.array([], dtype=str)}
-    several = [t[name] > 1 for name in (*GROUPS, 'ep', 'etp')]   # else a choice changes nothing
-    choices = [name for name in CHOICES if name in t]
-    which, first = distinct(*(t[name] for name in ('strategy', 'cp', *choices)), *several,
-                            t['tp'] // t['nvlink_tp'])
-    words = np.array([evidence({name: x[i] for name, x in t.items()}, model, system, assumptions)
-                      for i in first])[which]
+    words = evidence_of(t, model, system, assumptions)
     return interval_columns(t, words, model, assumptions) | {'evidence': words}
 
 # %% ../nbs/88a_search.ipynb #99cc89cf
@@ -833,31 +886,51 @@ def questions(about, strategy, choices, fixed=None):  # list of Question, of eac
     names = strategies_named(strategy, about[-1], about[0])
     both = {'1d', '2d-seqp'} <= set(names) and about[-1].fused_kernels   # one is the other's cp=1
     if both: names.remove('1d')
-    return [Question(*about, name, considered, columns, both and name == '2d-seqp')
-            for name in names]
+    asked = [Question(*about, name, considered, columns, both and name == '2d-seqp')
+             for name in names]
+    return asked if choices.get('zero_stage') is not None else asked + sharded_more(asked)
+
+def sharded_more(asked):  # list of Question
+    "The same with what its software offers to share out besides, where there is no pipeline."
+    found = []
+    for q in asked:
+        software, (usual, *_) = q.assumptions.software, q.considered['zero_stage']
+        wide = q.assumptions.wide_search and software is not None
+        stages = [stage for stage in (2, 3) if wide and software.offers('zero_stage', stage)
+                  and stage != usual and q.considered['offload'] == ['none']]
+        alone = 1 in q.fixed.get('pp', [1])
+        if stages and alone: found.append(q._replace(
+            considered=q.considered | {'zero_stage': stages}, fixed=q.fixed | {'pp': [1]}))
+    return found
 
 # %% ../nbs/88a_search.ipynb #8a037b06
-def beside_untested(best):  # str
-    "The fastest layout that measured runs came near, where the first of a search is none."
+def beside_untested(best, shown):  # str
+    "The fastest layout that measured runs came near, where the first of those shown is none."
     tested = ~np.char.startswith(best['evidence'], 'extrapolated')
     one = len(set(best['n_gpus'].tolist())) == 1
     if not one or tested[0] or not tested.any(): return ''
     row = int(np.argmax(tested))
     sizes = ', '.join(f'{group} {best[group][row]}' for group in GROUPS if best[group][row] > 1)
     more = best['iteration_s'][row] / best['iteration_s'][0] - 1
-    return (f'The first is untested; the fastest layout that measured runs came near is rank '
-            f'{best["rank"][row]}, {sizes}: {more:.1%} slower.')
+    at = [f'rank {rank}' for i, rank in zip(*shown) if i == row] + ['not among those shown']
+    return (f'The first is untested; the fastest layout that measured runs came near is {at[0]}, '
+            f'{sizes or "copies alone"}: {more:.1%} slower.')
 
-def result_of(searched, asked, counts, k=None):  # SearchResult; k: rows of a count, at most
-    "The searches of several strategies, one for each question, as one result."
+def result_of(searched, asked, counts, k=None, kind=None):  # SearchResult
+    "The searches of several Questions as one result: k rows of a count at most, one of a kind."
     tables, reasons, candidates = zip(*searched)
     best, q = best_of(tables, counts), asked[0]
     del best['variant']
-    if k: best = keep(best, best['rank'] <= k)
     best |= resting_on(best, q.model, q.system, q.assumptions)
-    result = SearchResult(best | {'fits_by': np.full(len(best['rank']), q.assumptions.fits_by)})
+    shown, rank = np.arange(len(best['rank'])), best['rank']
+    if kind:
+        _, shown = distinct(best['n_gpus'], *(best[name] for name in kind))
+        rank = 1 + places_in((best['n_gpus'][shown],), rank[shown])
+    if k: shown, rank = shown[rank <= k], rank[rank <= k]
+    notes = left_out(q.model, q.assumptions), beside_untested(best, (shown.tolist(), rank.tolist()))
+    best = keep(best, shown) | {'rank': rank}
+    result = SearchResult(best | {'fits_by': np.full(len(rank), q.assumptions.fits_by)})
     result.priced_on, result.candidates = q.system, sum(candidates)
-    notes = left_out(q.model, q.assumptions), beside_untested(best)
     result.notes = [note for note in notes if note]
     result.reasons = {n: '; '.join(dict.fromkeys(why[n] for why in reasons))
                       for n in counts if all(n in why for why in reasons)}
@@ -882,13 +955,20 @@ def search(
     zero_stages=None,          # ZeRO stages to consider; the assumptions' own unless given
     fits_by=None,              # what must fit: 'point' or 'bound'; as assumed unless given
     software=None,             # which runs it: a name, a .json file or a Software
+    kind=None,                 # columns: of layouts alike in them the fastest alone, as in `KIND`
     **choices,                 # values to consider: recompute=['none', 'full'], ep=[8, 16], ...
 ):  # SearchResult: a DataFrame, one row per candidate, best first
     "The fastest configurations that fit in memory, for each GPU count."
     about = asked_about(model, system, global_batch, assumptions, fits_by, software)
     asked = questions(about, strategy, {'zero_stage': zero_stages} | choices, fixed)
     counts, k = counts_of(n_gpus), whole(k, 'k', most=MOST_VALUES)
-    return result_of(search_each(counts, asked, to_play(k, about[0], about[-1])), asked, counts, k)
+    kind = [nearest(name, SHOWN_FIRST, 'column') for name in several(kind, 'kind')] if kind else ()
+    fit = [fitting(counts, q) for q in asked]
+    some = [fastest_that_fit(asked, fit, to_play(k, about[0], about[-1]))]
+    if kind: some.append(fastest_of_kinds(asked, fit, k, kind))
+    if len(counts) == 1: some.append(fastest_tested(asked, fit, joined_once(some)))
+    searched = tables_of(counts, asked, fit, joined_once(some))
+    return result_of(searched, asked, counts, k, kind)
 
 # %% ../nbs/96_paper_names.ipynb #7d50b9da
 from .inputs import FLAG, WHOLE, divides, takes
