@@ -367,6 +367,16 @@ def variants(system):
     "How many systems an object with array fields stands for."
     return max(np.size(getattr(system, field)) for field in PHYSICAL)
 
+def priced_once(q):  # (Question, which of its systems each variant is; None for one system)
+    "A question whose variants differ in more than their capacity, which no price depends on."
+    arrays = {name: np.ravel(getattr(q.system, name)) for name in PHYSICAL
+              if np.ndim(getattr(q.system, name))}
+    if not arrays: return q, None
+    priced = [x for name, x in arrays.items() if name != 'hbm_capacity']
+    which, first = distinct(*(priced or [np.zeros(variants(q.system))]))
+    columns = {name: x[first, None] for name, x in arrays.items()}
+    return q._replace(system=dataclasses.replace(q.system, **columns)), which
+
 def variant(system, rows):
     "The systems of some rows: array fields become columns."
     arrays = {f: getattr(system, f)[rows, 0] for f in PHYSICAL if np.ndim(getattr(system, f))}
@@ -382,6 +392,12 @@ class Layers(NamedTuple):
     at: np.ndarray        # [layer, placement] -> column of the cost, -1 where there is none
     cost: LayerCost
     ends: tuple           # s of the embedding and of the output layer, alike
+    priced: Question      # for which they are priced: each variant once
+    of_variant: np.ndarray   # which of its systems each variant is, if there are several
+
+    def of_each(self, seconds):  # [variant, row]
+        "What is known of each system, for each variant."
+        return seconds if self.of_variant is None else seconds[self.of_variant]
 
     def work(self, t, i, q: Question):  # Workload
         "What configurations i ask of each GPU; t: their rows, placed or not."
@@ -435,7 +451,7 @@ def in_blocks(t, columns, work: Workload, recompute, q: Question):  # (LayerCost
 # %% ../nbs/88a_search.ipynb #0d525522
 def priced_layers(space: Space, counted: Workload, own, q: Question):  # Layers
     "Price each distinct layer once at each placement that its groups can have."
-    layer, first = distinct(own)
+    (q, of_variant), (layer, first) = priced_once(q), distinct(own)
     t = keep(space.t, first)
     recompute = np.broadcast_to(t['recompute'], t['dp'].shape)
     again, of_each = distinct(recompute)
@@ -450,7 +466,7 @@ def priced_layers(space: Space, counted: Workload, own, q: Question):  # Layers
     at = np.full(possible.shape, -1)
     at[row, column] = np.arange(len(row))
     at = np.where(at[base] < 0, -1, at[base] + (again * len(row))[:, None])
-    return Layers(counted, own, layer, place, at, cost, ends)
+    return Layers(counted, own, layer, place, at, cost, ends, q, of_variant)
 
 # %% ../nbs/88a_search.ipynb #1bace6f1
 def cost_and_ends(t, columns, work, recompute, q: Question):  # list of arrays
@@ -472,8 +488,9 @@ def seconds_of(work: Workload, cost, ends, q: Question, messages=True):  # s, [v
     pricer = pricer_of(q.system, q.assumptions)
     return np.atleast_2d(iteration_times(work, cost, pricer, ends, messages).total)
 
-def lower_bounds(space: Space, layers: Layers, q: Question):  # s, [variant, configuration]
+def lower_bounds(space: Space, layers: Layers):  # s, [variant, configuration]
     "No placement of a configuration is faster than this."
+    q = layers.priced
     rows, places = np.nonzero(layers.at >= 0)
     start, column = np.flatnonzero(np.diff(rows, prepend=-1)), layers.at[rows, places]
     least = lambda x: np.minimum.reduceat(x[..., column], start, axis=-1)
@@ -485,20 +502,22 @@ def lower_bounds(space: Space, layers: Layers, q: Question):  # s, [variant, con
         return seconds_of(layers.work(keep(t, some), some, q), *known, q, messages=False)
     some = np.arange(len(which))
     found = [of(block) for block in runs(some * variants(q.system) // BLOCK)]
-    return np.concatenate(found, axis=1).astype(np.float32) * np.float32(1 - 1e-6)
+    seconds = np.concatenate(found, axis=1).astype(np.float32) * np.float32(1 - 1e-6)
+    return layers.of_each(seconds)
 
 # %% ../nbs/88a_search.ipynb #903ae171
-def known_of(space: Space, layers: Layers, i, j, q: Question):  # (Workload, LayerCost, ends)
+def known_of(space: Space, layers: Layers, i, j):  # (Workload, LayerCost, ends)
     "What candidates ask and take: configurations i at placements j."
+    q = layers.priced
     column = layers.at[layers.which[i], layers.place[j]]
     t = keep(space.t, i) | {name: space.places[name][j] for name in PLACES}
     work, cost = layers.work(t, i, q), gathered(layers.cost, column)
     cost = with_copies(cost, work.stored, pricer_of(q.system, q.assumptions), work.layouts)
     return work, cost, gathered(layers.ends, column)
 
-def placed_times(space: Space, layers: Layers, i, j, q: Question):  # s, [variant, candidate]
+def placed_times(space: Space, layers: Layers, i, j):  # s, [variant, candidate]
     "The iteration times of candidates."
-    return seconds_of(*known_of(space, layers, i, j, q), q)
+    return layers.of_each(seconds_of(*known_of(space, layers, i, j), layers.priced))
 
 # %% ../nbs/88a_search.ipynb #6a4c89d4
 class Best:
@@ -525,11 +544,11 @@ class Best:
 def best_of_some(space: Space, layers: Layers, fits, some, q: Question, k):  # Best
     "Place some configurations, and keep the best."
     n, best = space.numbers, Best((len(fits), space.numbers.max(initial=0) + 1), k)
-    blocks = runs(np.cumsum(space.placed[some]) * len(fits) // BLOCK)
+    blocks = runs(np.cumsum(space.placed[some]) * variants(layers.priced.system) // BLOCK)
     for block in (some[b] for b in blocks if len(b)):
         i, j = pairs(space.t['grouping'][block], space.places['grouping'])
         i = block[i]
-        seconds = np.where(fits[:, i], placed_times(space, layers, i, j, q), np.inf)
+        seconds = np.where(fits[:, i], placed_times(space, layers, i, j), np.inf)
         for own in runs(n[i]):
             if len(own): best.add(n[i[own[0]]], seconds[:, own], np.stack([i[own], j[own]]))
     return best
@@ -554,7 +573,7 @@ def worth_placing(space: Space, layers: Layers, fits, q: Question, k):  # config
     "Those that may be among the k fastest, as far as one knows without placing them."
     some = fits.any(axis=0)
     if len(fits) * space.placed[some].sum() <= FEW: return np.flatnonzero(some)
-    bounds = np.where(fits, lower_bounds(space, layers, q), np.inf)
+    bounds = np.where(fits, lower_bounds(space, layers), np.inf)
     for enough in FIRST_TRIED:   # a few give a limit, more of them a sharper one
         if space.placed[some].sum() < 10 * enough: break
         first = first_of_each(bounds, space, max(k, enough))
@@ -578,17 +597,25 @@ def best_candidates(space: Space, layers: Layers, fits, q: Question, k):  # dict
 MOST_REPLAYED = 1000   # rows whose schedules are played
 PLAYED = 20            # of each GPU count, at least
 
-def figures_found(space: Space, layers: Layers, system, i, j, q: Question):  # dict of columns
+def figures_found(space: Space, layers: Layers, row, i, j, q: Question):  # dict of columns
     "Every figure of what a search found; schedules are played where no formula holds."
-    work, costs, ends = known_of(space, layers, i, j, q)
-    several = any(np.ndim(getattr(q.system, name)) for name in PHYSICAL)   # a system of each row
-    pricer = pricer_of(system, q.assumptions)
-    if several:
-        t = keep(space.t, i) | {name: space.places[name][j] for name in PLACES}
-        work = count(job_of(t, q.model, system, q.global_batch, q.assumptions))
-        costs, ends = prices_of(work, pricer)
+    if layers.of_variant is not None: return figures_of_variants(space, layers, row, i, j, q)
+    work, costs, ends = known_of(space, layers, i, j)
     few = 0 < len(i) <= MOST_REPLAYED
-    return (exact_figures_of_each if few else figures_by_formula)(work, pricer, costs, ends)
+    return (exact_figures_of_each if few else figures_by_formula)(
+        work, pricer_of(q.system, q.assumptions), costs, ends)
+
+def figures_of_variants(space: Space, layers: Layers, row, i, j, q: Question):  # dict of columns
+    "The same of candidates that each have a system of their own; alike ones are priced once."
+    which, first = distinct(layers.of_variant[row], i, j)
+    system, i, j = variant(q.system, row[first]), i[first], j[first]
+    t = keep(space.t, i) | {name: space.places[name][j] for name in PLACES}
+    work = count(job_of(t, q.model, system, q.global_batch, q.assumptions))
+    pricer = pricer_of(system, q.assumptions)
+    few = 0 < len(i) <= MOST_REPLAYED
+    found = (exact_figures_of_each if few else figures_by_formula)(
+        work, pricer, *prices_of(work, pricer))
+    return {name: x[which] if np.ndim(x) else x for name, x in found.items()}
 
 # %% ../nbs/88a_search.ipynb #6a4c89d7
 class Fitting(NamedTuple):
@@ -624,7 +651,7 @@ def table_of(space: Space, layers: Layers, row, i, j, q: Question):  # dict of c
     t['strategy'] = np.where(t['cp'] == 1, *q.strategies)
     system = variant(q.system, row)
     t |= {'variant': row, 'candidate': i * len(space.places['grouping']) + j}
-    figures = figures_found(space, layers, system, i, j, q)
+    figures = figures_found(space, layers, row, i, j, q)
     found = {name: t[name] for name in shown_first(q)} | figures
     found = {name: x if np.shape(x) == i.shape else np.broadcast_to(x, i.shape)
              for name, x in found.items()}

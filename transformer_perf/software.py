@@ -47,7 +47,7 @@ class Software:
     def _repr_markdown_(self): return as_markdown(self)
 
     def offers(self, choice, value):  # bool
-        "Whether a choice may be given a value; without a list of knobs nothing is known against it."
+        "Whether a choice may be given a value; of a record without knobs nothing is known."
         if not self.knobs: return True
         return choice in self.knobs and value in (self.takes or {}).get(choice, [value])
 

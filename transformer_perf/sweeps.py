@@ -90,11 +90,12 @@ def check_product(strategies, vary, **axes):
 
 def pieces_of(vary):  # list of dict: physical field -> array
     "Every combination of the physical values, at most `VARIANTS` of them in a piece."
-    values = {name: np.asarray(vary[name], dtype=float) for name in vary if name in PHYSICAL}
-    if not values: return [{}]
-    grid = [axis.ravel() for axis in np.meshgrid(*values.values(), indexing='ij')]
+    names = sorted((name for name in vary if name in PHYSICAL), key='hbm_capacity'.__eq__)
+    if not names: return [{}]   # capacity is last: what differs in it alone is priced once
+    axes = [np.asarray(vary[name], dtype=float) for name in names]
+    grid = [axis.ravel() for axis in np.meshgrid(*axes, indexing='ij')]
     cuts = [slice(at, at + VARIANTS) for at in range(0, len(grid[0]), VARIANTS)]
-    return [{name: axis[cut] for name, axis in zip(values, grid)} for cut in cuts]
+    return [{name: axis[cut] for name, axis in zip(names, grid)} for cut in cuts]
 
 # %% ../nbs/85_sweeps.ipynb #72486c25
 def points_of(vary):  # list of dict: field -> value
