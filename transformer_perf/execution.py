@@ -544,7 +544,8 @@ class Best:
 def best_of_some(space: Space, layers: Layers, fits, some, q: Question, k):  # Best
     "Place some configurations, and keep the best."
     n, best = space.numbers, Best((len(fits), space.numbers.max(initial=0) + 1), k)
-    blocks = runs(np.cumsum(space.placed[some]) * variants(layers.priced.system) // BLOCK)
+    systems = variants(layers.priced.system) if layers else 1
+    blocks = runs(np.cumsum(space.placed[some]) * systems // BLOCK)
     for block in (some[b] for b in blocks if len(b)):
         i, j = pairs(space.t['grouping'][block], space.places['grouping'])
         i = block[i]

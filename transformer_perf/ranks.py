@@ -49,31 +49,77 @@ def end_with_traceback(kind, error, traceback):
     sys.__excepthook__(kind, error, traceback)
     end_all_ranks(1)
 
+# %% ../nbs/98_ranks.ipynb #90b0000a
+MOST_DEALT = 32   # tasks that are given at once
+
+def share_of(left, workers):  # tasks
+    "How many of the tasks that are left a worker is given: half of its share, all towards the end."
+    each = -(-left // workers)
+    return min(each if each <= 2 else each // 2, MOST_DEALT)
+
+def blocks_of(numbers, workers):  # yields lists
+    "Tasks as they are dealt, from many at once to few."
+    at = 0
+    while at < len(numbers):
+        more = share_of(len(numbers) - at, workers)
+        yield numbers[at:at + more]
+        at += more
+
+# %% ../nbs/98_ranks.ipynb #90b0000b
+ASK, GIVE = 1, 2   # what a message is
+NAP = .001         # s that rank 0 sleeps where nobody asks
+
+def deal(world, numbers):
+    "On rank 0: give each worker that asks its next block; yields what they bring."
+    from mpi4py import MPI
+    about, blocks = MPI.Status(), blocks_of(numbers, world.size - 1)
+    for _ in range(1, world.size):   # each of the others is told once that nothing is left
+        block = [None]
+        while block:
+            while not world.iprobe(tag=ASK): time.sleep(NAP)
+            found = world.recv(source=MPI.ANY_SOURCE, tag=ASK, status=about)
+            block = next(blocks, [])
+            world.send(block, dest=about.source, tag=GIVE)
+            yield from found
+
+def work_off(world, do):
+    "On another rank: ask for blocks and do them until nothing is left."
+    found = []
+    while True:
+        world.send(found, dest=0, tag=ASK)
+        block = world.recv(source=0, tag=GIVE)
+        if not block: return
+        found = do(block)
+
 # %% ../nbs/98_ranks.ipynb #90b0000c
-def pool_of(world, tasks, workers):
-    "A pool of processes: all ranks but 0, which alone gets an executor of it, or workers here."
-    if world is not None:
-        from mpi4py.futures import MPICommExecutor
-        return MPICommExecutor(world)
-    from concurrent.futures import ProcessPoolExecutor
-    return ProcessPoolExecutor(min(workers, max(len(tasks), 1)))
+HELD = {}   # what a worker process does, for it is too large to be sent with each block
 
-def pooled(executor, function, tasks):
-    "Yield (number of a task, its result) from an executor, as they are done."
-    from concurrent.futures import BrokenExecutor, as_completed
-    numbers = {executor.submit(function, task): i for i, task in tasks}
-    try:
-        for done in as_completed(numbers): yield numbers[done], done.result()
-    except BrokenExecutor:
-        raise ValueError('a worker process was ended from outside; is the memory of this '
-                         'computer enough for so many workers?') from None
-    finally:
-        for future in numbers: future.cancel()
+def hold(do): HELD['do'] = do
+def do_held(block): return HELD['do'](block)
 
-def completed(function, tasks, workers):
+def pooled(do, numbers, workers):
+    "Yield what worker processes on this machine bring."
+    from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+    workers = min(workers, max(len(numbers), 1))
+    with ProcessPoolExecutor(workers, initializer=hold, initargs=(do,)) as executor:
+        blocks = [executor.submit(do_held, block) for block in blocks_of(numbers, workers)]
+        try:
+            for done in as_completed(blocks): yield from done.result()
+        except BrokenExecutor:
+            raise ValueError('a worker process was ended from outside; is the memory of this '
+                             'computer enough for so many workers?') from None
+        finally:
+            for block in blocks: block.cancel()
+
+def completed(
+    do,        # function: list of numbers of tasks -> list of (number, result); picklable
+    numbers,   # of tasks
+    workers,   # processes on this machine; under mpiexec its ranks do the work
+):
     "Yield (number of a task, its result), as they are done; nothing on ranks other than 0."
     world = mpi_world()
-    if world is None and workers == 1: yield from ((i, function(task)) for i, task in tasks)
+    if world is not None and world.rank: work_off(world, do)
+    elif world is not None: yield from deal(world, numbers)
+    elif workers > 1: yield from pooled(do, numbers, workers)
     else:
-        with pool_of(world, tasks, workers) as executor:   # None on a rank that computes
-            if executor is not None: yield from pooled(executor, function, tasks)
+        for block in blocks_of(numbers, len(numbers)): yield from do(block)   # one by one

@@ -167,6 +167,15 @@ def finished(shards, tasks):  # dict: number of a task -> its result
     loaded = {i: shards.load(task) for i, task in enumerate(tasks)} if shards else {}
     return {i: data for i, data in loaded.items() if data is not None}
 
+def done_by(function, tasks, shards, hand_on, numbers):  # list of (number, result or None)
+    "Do some tasks, and keep each; who reads what was kept need not be handed it."
+    found = []
+    for i in numbers:
+        data = packed(function, tasks[i])
+        if shards: shards.save(tasks[i], data)
+        found.append((i, data if hand_on else None))
+    return found
+
 # %% ../nbs/85_sweeps.ipynb #c331bf2f
 def run(
     function,         # of a task; picklable
@@ -176,33 +185,37 @@ def run(
 ):  # list of DataFrames in the order of the tasks; None on ranks other than 0
     "Run tasks; with a folder, keep each result as a shard and continue from those that are there."
     world = mpi_world()
-    leads = world is None or world.rank == 0
-    shards = Shards(folder) if folder is not None and leads else None
-    found = finished(shards, tasks)
-    todo = [(i, task) for i, task in enumerate(tasks) if i not in found]
-    bar = tqdm(total=len(tasks), initial=len(found), unit=' tasks', disable=None if leads else True)
-    results = completed(functools.partial(packed, function), todo, workers)
-    with bar, contextlib.closing(results):   # the bar is shown on terminals only
-        for i, data in results:
-            if shards: shards.save(tasks[i], data)
-            found[i] = data
+    leads, shards = world is None or world.rank == 0, Shards(folder) if folder is not None else None
+    found = finished(shards if leads else None, tasks)
+    hand_on = world is None or shards is None
+    do = functools.partial(done_by, function, tasks, shards, hand_on)
+    numbers = [i for i in range(len(tasks)) if i not in found]
+    for i, data in told(completed(do, numbers, workers), len(tasks), len(found), leads):
+        found[i] = data
+    if not leads: return None
+    for i, task in enumerate(tasks):   # of a rank; or another run has tidied it up
+        if found[i] is None: found[i] = shards.load(task) or packed(function, task)
+    return [unpacked(found[i]) for i in range(len(tasks))]
+
+def told(results, number, so_far=0, leads=True):  # yields them
+    "The results, with a bar that shows how many there are; on terminals only."
+    bar = tqdm(total=number, initial=so_far, unit=' tasks', disable=None if leads else True)
+    with bar, contextlib.closing(results):
+        for result in results:
+            yield result
             bar.update()
-    return [unpacked(found[i]) for i in range(len(tasks))] if leads else None
 
 # %% ../nbs/85_sweeps.ipynb #9e2dfb4a
 LARGEST_SHARD = 256 * MEGABYTE
 
-def widths(table):  # dict: column of strings -> NumPy type
-    "The narrowest type that holds each column of strings."
-    strings = [name for name in table if pd.api.types.is_string_dtype(table[name])]
-    longest = lambda column: column.str.len().max() if len(column) else 1
-    return {name: f'U{longest(table[name])}' for name in strings}
-
 def pack(table):  # bytes
     "A table of numbers and strings as a compressed .npy file, exact to the last bit."
+    columns = {name: column.to_numpy() if column.dtype.kind in 'biuf' else
+               np.asarray(column.tolist(), dtype='U') for name, column in table.items()}
+    rows = np.empty(len(table), [(name, column.dtype) for name, column in columns.items()])
+    for name, column in columns.items(): rows[name] = column
     buffer = io.BytesIO()
-    rows = table.to_records(index=False, column_dtypes=widths(table))
-    np.save(buffer, np.asarray(rows), allow_pickle=False)
+    np.save(buffer, rows, allow_pickle=False)
     return zlib.compress(buffer.getvalue(), level=1)
 
 def unpacked(data):  # DataFrame
