@@ -878,7 +878,8 @@ def axes(texts):  # dict: field -> values
     raise ValueError(f'--vary: {points:,} points are more than {MOST_POINTS:,}')
 
 # %% ../nbs/95_cli.ipynb #19a7064b
-@command('sweep', OUTPUT._replace(help='the table to write: .csv or .parquet'),
+@command('sweep', OUTPUT._replace(help='the table to write: .csv or .parquet; without an ending, a '
+                                       'folder of .parquet parts, which ranks write themselves'),
          option('--vary', 'FIELD=1,2,4 or FIELD=LOW:HIGH:COUNT (on a logarithmic scale), for any '
                 'numeric field of the system or the model, or global_batch; repeat for a product',
                 [], 'texts'), *study_options('1', 'llama3.1_405B', '2048', ['H100-80GB']),
@@ -1406,7 +1407,8 @@ def arguments_of(name, texts):  # Namespace
         setattr(a, o.name, value_of(o, usual if given in (None, []) else given))
     ALL_COLUMNS.set(getattr(a, 'wide', False))
     if getattr(a, 'format', None): nearest(a.format, FORMATS, '--format')
-    if getattr(a, 'output', None): check_writable(a.output)
+    folder = name == 'sweep' and a.output and not Path(a.output).suffix
+    if getattr(a, 'output', None) and not folder: check_writable(a.output)
     if getattr(a, 'export', None): nearest(a.export, EXPORTS, '--export')
     return a
 

@@ -8,15 +8,17 @@ __all__ = ['LARGEST_PARQUET', 'MOST_CELLS', 'FEW_CELLS', 'CELLS_OF_A_BYTE', 'tab
 
 # %% ../nbs/94_results.ipynb #06c00004
 import io
+import os
 import pickle
 import pickletools
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from .execution import paper_candidate
-from .inputs import MEGABYTE, named, printable, read_bytes, read_csv
+from .inputs import MEGABYTE, named, printable, read_bytes, read_csv, read_json
 
 # %% ../nbs/94_results.ipynb #3ebf6af3
 def table_bytes(table, suffix):
@@ -71,7 +73,8 @@ def as_texts(column):
     return column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
 
 def read_table(path):  # DataFrame
-    "A table that was written by a sweep, from a .csv or .parquet file."
+    "A table that was written by a sweep: a .csv or .parquet file, or a folder of parts."
+    if os.path.isdir(path): return table_of_parts(path)
     if not str(path).endswith('.parquet'): return read_csv(path, times=64, keep_default_na=False)
     data = read_bytes(path, LARGEST_PARQUET)
     try: return parquet_table(data)
@@ -79,6 +82,32 @@ def read_table(path):  # DataFrame
     except Exception as error:  # noqa: BLE001 -- a damaged file can fail in any way
         why = printable((str(error) or 'it is damaged').splitlines()[0])[:120]
         raise ValueError(f'{named(path)}: is not a table ({why})') from None
+
+# %% ../nbs/94_results.ipynb #06c00011
+STUDY = '_study.json'   # beside the parts; readers of datasets pass over names that begin with _
+PART = re.compile(r'_?part-(\d{6,12})-(\d{6,12})\.parquet')
+
+def part_path(folder, first, last, empty=False):  # Path
+    "Where the rows of some tasks in a row stand; if they have none, it is no part of the dataset."
+    return Path(folder) / f'{"_" if empty else ""}part-{first:06}-{last:06}.parquet'
+
+def parts_in(folder):  # dict: (first, last task) -> Path, in order
+    "The parts of a study."
+    found = {(int(name[1]), int(name[2])): path for path in Path(folder).iterdir()
+             if (name := PART.fullmatch(path.name))}
+    return dict(sorted(found.items()))
+
+def table_of_parts(folder):  # DataFrame
+    "All rows of a study that is complete."
+    if read_json(Path(folder) / STUDY).get('complete') is not True:
+        raise ValueError(f'{named(folder)}: is not complete: the same command continues it')
+    paths = [path for path in parts_in(folder).values() if path.name[0] != '_']
+    if sum(path.stat().st_size for path in paths) > LARGEST_PARQUET:
+        raise ValueError(f'{named(folder)}: has more than {LARGEST_PARQUET} bytes')
+    tables = [read_table(path) for path in paths]
+    if sum(table.size for table in tables) > MOST_CELLS:
+        raise ValueError(f'{named(folder)}: has more than {MOST_CELLS} cells')
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 # %% ../nbs/94_results.ipynb #3ebf6af2
 def npy_bytes(table, nvlink_size, n_gpus):

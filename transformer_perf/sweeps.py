@@ -16,6 +16,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import sys
 import time
@@ -30,7 +31,7 @@ from tqdm import tqdm
 
 import transformer_perf
 from .inputs import (
-    MEGABYTE, named, nearest, quoted, read_bytes, several, whole, write_whole)
+    MEGABYTE, named, nearest, quoted, read_bytes, read_json, several, whole, write_whole)
 from .models import Model, as_model
 from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, as_assumptions
@@ -40,7 +41,7 @@ from transformer_perf.execution import (
     MOST_REPLAYED, Question, best_of, considered_choices, resting_on, search, search_each, to_play,
     variants)
 from .ranks import completed, mpi_world
-from .results import checked_suffix, npy_bytes, table_bytes
+from .results import STUDY, checked_suffix, npy_bytes, part_path, parts_in, table_bytes
 
 # %% ../nbs/85_sweeps.ipynb #d0c5180e
 VARIANTS = 512  # of a system, priced together in one task
@@ -88,13 +89,13 @@ def check_product(strategies, vary, **axes):
         if not np.ndim(values) or not np.size(values):
             raise ValueError(f'vary: {name}={values!r} must be a list of at least one value')
 
-def pieces_of(vary):  # list of dict: physical field -> array
-    "Every combination of the physical values, at most `VARIANTS` of them in a piece."
+def pieces_of(vary, most=VARIANTS):  # list of dict: physical field -> array
+    "Every combination of the physical values, at most so many of them in a piece."
     names = sorted((name for name in vary if name in PHYSICAL), key='hbm_capacity'.__eq__)
     if not names: return [{}]   # capacity is last: what differs in it alone is priced once
     axes = [np.asarray(vary[name], dtype=float) for name in names]
     grid = [axis.ravel() for axis in np.meshgrid(*axes, indexing='ij')]
-    cuts = [slice(at, at + VARIANTS) for at in range(0, len(grid[0]), VARIANTS)]
+    cuts = [slice(at, at + most) for at in range(0, len(grid[0]), most)]
     return [{name: axis[cut] for name, axis in zip(names, grid)} for cut in cuts]
 
 # %% ../nbs/85_sweeps.ipynb #72486c25
@@ -121,15 +122,15 @@ def labelled_systems(systems):  # dict: label -> anything that `search` takes
     return found
 
 def tasks_of(models, systems, n_gpus, strategies, global_batch=2048, k=1,
-             assumptions='calibrated', vary=None):  # list of Task
-    "Cut a product into tasks, in the order of the result."
+             assumptions='calibrated', vary=None, most=VARIANTS):  # list of Task
+    "Cut a product into tasks of at most so many variants, in the order of the result."
     assumptions, k, vary = as_assumptions(assumptions), whole(k, 'k'), vary or {}
     models, systems = several(models, 'models'), labelled_systems(systems)
     strategies = several(strategies, 'strategies')
     counts = tuple(dict.fromkeys(whole(n, 'n_gpus') for n in several(n_gpus, 'n_gpus')))
     check_product(strategies, vary, models=models, systems=systems, n_gpus=counts)
     product = itertools.product(map(as_model, models), systems.items(), points_of(vary),
-                                strategies, pieces_of(vary))
+                                strategies, pieces_of(vary, most))
     tasks = []
     for model, (label, system), point, strategy, piece in product:
         model, system = changed(model, system, point, piece)
@@ -305,17 +306,101 @@ def paper_systems():  # dict: label -> System
     return {f'{gpu}-NVS{size}': as_system(gpu, size)
             for gpu in ('A100', 'H200', 'B200') for size in (4, 8, 64)}
 
+# %% ../nbs/85_sweeps.ipynb #cc667b95
+SAVED_EACH = 5   # s of work after which a part is written
+
+def in_a_row(numbers):  # list of lists
+    "Numbers cut wherever one is left out."
+    numbers = np.asarray(numbers)
+    return [own.tolist() for own in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)]
+
+def write_parts(function, tasks, folder, numbers):  # list of (number, None)
+    "Do some tasks, and write what they give as parts of a dataset, each whole or not at all."
+    for own in in_a_row(numbers):
+        tables, first, since = [], own[0], time.monotonic()
+        for i in own:
+            tables.append(function(tasks[i]))
+            if i < own[-1] and time.monotonic() - since < SAVED_EACH: continue
+            table = joined(tables)
+            data = table_bytes(table, '.parquet') if len(table) else b''
+            write_whole(part_path(folder, first, i, not len(table)), data)
+            tables, first, since = [], i + 1, time.monotonic()
+    return [(i, None) for i in numbers]
+
+def left_to_do(folder, number):  # list of numbers of tasks
+    "Which tasks no part holds; what is damaged, or stands there twice, is removed."
+    done = np.zeros(number, dtype=bool)
+    for (first, last), path in parts_in(folder).items():
+        if last >= number or done[first:last + 1].any() or not is_whole(path): path.unlink()
+        else: done[first:last + 1] = True
+    return np.flatnonzero(~done).tolist()
+
+def is_whole(path):
+    "Whether a part can be read."
+    from pyarrow import ArrowException, parquet
+    if path.name[0] == '_': return True   # nothing is in it
+    try: return parquet.read_metadata(path).num_rows > 0
+    except (ArrowException, OSError): return False
+
+# %% ../nbs/85_sweeps.ipynb #cc667b96
+FEW_TASKS = 8   # of a worker: these are cut so that every worker has as many
+
+def variants_for(points, workers):  # of a task
+    "Into how large tasks so many points are cut for some workers."
+    each = points / workers / VARIANTS
+    if each >= FEW_TASKS: return VARIANTS
+    return max(1, math.ceil(points / workers / max(1, round(each))))
+
+def prepared(folder, question, most):  # variants of a task
+    "Make the folder of a study, or find one that was begun: tasks then are cut as they were."
+    make_folder(folder)
+    if (folder / STUDY).exists():
+        known = read_json(folder / STUDY)
+        if known.get('question') == question: return whole(known.get('variants'), 'variants')
+        raise ValueError(f'{named(folder)}: holds another sweep, or one of another version: name '
+                         'another folder, or remove it')
+    if any(folder.iterdir()):
+        raise ValueError(f'{named(folder)}: is not empty, and holds no sweep')
+    note_study(folder, question, most)
+    return most
+
+def note_study(folder, question, most, **more):
+    note = {'question': question, 'variants': most, 'complete': False, **more}
+    write_whole(folder / STUDY, json.dumps(note, indent=1) + '\n')
+
+# %% ../nbs/85_sweeps.ipynb #cc667b97
+def write_dataset(folder, vary, workers, *product):  # whether this process leads
+    "Write a sweep as a dataset, of which every worker writes its own parts."
+    world = mpi_world()
+    leads, number = world is None or world.rank == 0, workers if world is None else world.size - 1
+    question = sha256((code_digest() + json.dumps([product, vary], default=plain)).encode())
+    asked, points = tasks_of(*product, vary), math.prod(map(np.size, (vary or {}).values()))
+    beside = len(asked) // len(pieces_of(vary or {})) // len(points_of(vary or {}))
+    most = variants_for(points * beside, number)
+    if leads: most = prepared(folder, question, most)
+    if world is not None: most = world.bcast(most)
+    tasks = asked if most == VARIANTS else tasks_of(*product, vary, most)
+    left = left_to_do(folder, len(tasks)) if leads else []
+    do = functools.partial(write_parts, run_task, tasks, folder)
+    for _ in told(completed(do, left, number), len(tasks), len(tasks) - len(left), leads): pass
+    if not leads: return False
+    while left := left_to_do(folder, len(tasks)): do(left)   # another run was here, too
+    note_study(folder, question, most, complete=True)
+    return True
+
 # %% ../nbs/85_sweeps.ipynb #cc667b98
 def write_sweep(
-    path,     # of the table: .csv or .parquet
+    path,     # of the table: .csv or .parquet; without an ending, of a folder of .parquet parts
     models, systems, n_gpus, strategies=None, global_batch=2048, k=1, assumptions='calibrated',
     vary=None, workers=1, software=None,  # all as in `sweep`
 ):  # whether this process wrote it; ranks other than 0 do not
     "Write a sweep as one table; interrupted, it continues from what is done."
     path = Path(path)
-    suffix, partial = checked_suffix(path.suffix), path.with_name(f'.{path.name}.partial')
-    tasks = tasks_of(models, systems, n_gpus, strategies or list(STRATEGIES), global_batch, k,
-                     as_assumptions(assumptions, software), vary)
+    suffix = checked_suffix(path.suffix or '.parquet')
+    product = (models, systems, n_gpus, strategies or list(STRATEGIES), global_batch, k,
+               as_assumptions(assumptions, software))
+    if not path.suffix: return write_dataset(path, vary, workers, *product)
+    tasks, partial = tasks_of(*product, vary), path.with_name(f'.{path.name}.partial')
     tables = run(run_task, tasks, partial, workers)
     if tables is None: return False
     write_whole(path, table_bytes(joined(tables), suffix))
