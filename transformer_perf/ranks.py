@@ -67,35 +67,48 @@ def blocks_of(numbers, workers):  # yields lists
 
 # %% ../nbs/98_ranks.ipynb #90b0000b
 ASK, GIVE = 1, 2   # what a message is
-NAP = .001         # s that rank 0 sleeps where nobody asks
 
-def deal(world, numbers):
-    "On rank 0: give each worker that asks its next block; yields what they bring."
+def wait_for(test):
+    "Sleep until a test holds, ever longer: MPI itself would keep a core busy."
+    nap = 2e-5
+    while not test():
+        time.sleep(nap)
+        nap = min(2 * nap, 2e-3)
+
+def deal(world, blocks):
+    "On rank 0: give each worker that asks its next block; yields what all bring."
     from mpi4py import MPI
-    about, blocks = MPI.Status(), blocks_of(numbers, world.size - 1)
-    for _ in range(1, world.size):   # each of the others is told once that nothing is left
+    about, left = MPI.Status(), iter(blocks[world.size - 1:])   # they have the first ones
+    for _ in range(1, world.size if len(blocks) >= world.size else 1):
         block = [None]
-        while block:
-            while not world.iprobe(tag=ASK): time.sleep(NAP)
+        while block:   # each of them is told once that nothing is left
+            wait_for(lambda: world.iprobe(tag=ASK))
             found = world.recv(source=MPI.ANY_SOURCE, tag=ASK, status=about)
-            block = next(blocks, [])
+            block = next(left, [])
             world.send(block, dest=about.source, tag=GIVE)
             yield from found
+    yield from ended_together(world, [])
 
-def work_off(world, do):
-    "On another rank: ask for blocks and do them until nothing is left."
-    found = []
-    while True:
+def work_off(world, do, blocks):
+    "On another rank: do the block that is its own, then ask for more until nothing is left."
+    block, found = next(iter(blocks[world.rank - 1:world.rank]), []), []
+    while block:
+        found = list(do(block))
+        if len(blocks) < world.size: break   # each has one
         world.send(found, dest=0, tag=ASK)
-        block = world.recv(source=0, tag=GIVE)
-        if not block: return
-        found = do(block)
+        block, found = world.recv(source=0, tag=GIVE), []
+    ended_together(world, found)
+
+def ended_together(world, found):  # list, on rank 0
+    "What is still held by ranks, as soon as all are done."
+    wait_for(world.Ibarrier().Test)
+    return [x for own in world.gather(found) or () for x in own]
 
 # %% ../nbs/98_ranks.ipynb #90b0000c
 HELD = {}   # what a worker process does, for it is too large to be sent with each block
 
 def hold(do): HELD['do'] = do
-def do_held(block): return HELD['do'](block)
+def do_held(block): return list(HELD['do'](block))
 
 def pooled(do, numbers, workers):
     "Yield what worker processes on this machine bring."
@@ -112,14 +125,15 @@ def pooled(do, numbers, workers):
             for block in blocks: block.cancel()
 
 def completed(
-    do,        # function: list of numbers of tasks -> list of (number, result); picklable
+    do,        # function: numbers of tasks -> (number, result) of each, in turn; picklable
     numbers,   # of tasks
     workers,   # processes on this machine; under mpiexec its ranks do the work
 ):
     "Yield (number of a task, its result), as they are done; nothing on ranks other than 0."
     world = mpi_world()
-    if world is not None and world.rank: work_off(world, do)
-    elif world is not None: yield from deal(world, numbers)
+    if world is not None: blocks = [*blocks_of(world.bcast(numbers), world.size - 1)]
+    if world is not None and world.rank: work_off(world, do, blocks)
+    elif world is not None: yield from deal(world, blocks)
     elif workers > 1: yield from pooled(do, numbers, workers)
     else:
-        for block in blocks_of(numbers, len(numbers)): yield from do(block)   # one by one
+        for block in blocks_of(numbers, 1): yield from do(block)

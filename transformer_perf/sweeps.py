@@ -41,7 +41,8 @@ from transformer_perf.execution import (
     MOST_REPLAYED, Question, best_of, considered_choices, resting_on, search, search_each, to_play,
     variants)
 from .ranks import completed, mpi_world
-from .results import STUDY, checked_suffix, npy_bytes, part_path, parts_in, table_bytes
+from .results import (
+    STUDY, checked_suffix, npy_bytes, part_path, parts_in, table_bytes)
 
 # %% ../nbs/85_sweeps.ipynb #d0c5180e
 VARIANTS = 512  # of a system, priced together in one task
@@ -168,14 +169,12 @@ def finished(shards, tasks):  # dict: number of a task -> its result
     loaded = {i: shards.load(task) for i, task in enumerate(tasks)} if shards else {}
     return {i: data for i, data in loaded.items() if data is not None}
 
-def done_by(function, tasks, shards, hand_on, numbers):  # list of (number, result or None)
+def done_by(function, tasks, shards, hand_on, numbers):  # yields (number, result or None)
     "Do some tasks, and keep each; who reads what was kept need not be handed it."
-    found = []
     for i in numbers:
         data = packed(function, tasks[i])
         if shards: shards.save(tasks[i], data)
-        found.append((i, data if hand_on else None))
-    return found
+        yield i, data if hand_on else None
 
 # %% ../nbs/85_sweeps.ipynb #c331bf2f
 def run(
@@ -314,18 +313,18 @@ def in_a_row(numbers):  # list of lists
     numbers = np.asarray(numbers)
     return [own.tolist() for own in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)]
 
-def write_parts(function, tasks, folder, numbers):  # list of (number, None)
+def write_parts(function, tasks, folder, numbers):  # yields (number, None)
     "Do some tasks, and write what they give as parts of a dataset, each whole or not at all."
     for own in in_a_row(numbers):
         tables, first, since = [], own[0], time.monotonic()
         for i in own:
             tables.append(function(tasks[i]))
+            yield i, None
             if i < own[-1] and time.monotonic() - since < SAVED_EACH: continue
             table = joined(tables)
             data = table_bytes(table, '.parquet') if len(table) else b''
             write_whole(part_path(folder, first, i, not len(table)), data)
             tables, first, since = [], i + 1, time.monotonic()
-    return [(i, None) for i in numbers]
 
 def left_to_do(folder, number):  # list of numbers of tasks
     "Which tasks no part holds; what is damaged, or stands there twice, is removed."
@@ -359,7 +358,7 @@ def prepared(folder, question, most):  # variants of a task
         if known.get('question') == question: return whole(known.get('variants'), 'variants')
         raise ValueError(f'{named(folder)}: holds another sweep, or one of another version: name '
                          'another folder, or remove it')
-    if any(folder.iterdir()):
+    if any(path.name != STUDY and path.name[0] != '.' for path in folder.iterdir()):
         raise ValueError(f'{named(folder)}: is not empty, and holds no sweep')
     note_study(folder, question, most)
     return most
@@ -384,7 +383,7 @@ def write_dataset(folder, vary, workers, *product):  # whether this process lead
     do = functools.partial(write_parts, run_task, tasks, folder)
     for _ in told(completed(do, left, number), len(tasks), len(tasks) - len(left), leads): pass
     if not leads: return False
-    while left := left_to_do(folder, len(tasks)): do(left)   # another run was here, too
+    while left := left_to_do(folder, len(tasks)): list(do(left))   # another run was here, too
     note_study(folder, question, most, complete=True)
     return True
 
