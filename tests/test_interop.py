@@ -1,12 +1,14 @@
 "Formats that people have: configurations of Hugging Face, jobs of frameworks, their logs."
 import dataclasses
 import gzip
+import itertools
 import json
 import os
 import random
 import re
 import shlex
 import time
+import types
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +21,7 @@ from transformer_perf.cli import main
 from transformer_perf.configs import FAMILIES, FOREIGN, foreign_keys
 from transformer_perf.estimates import CHOICES
 from transformer_perf.interop import (
-    EXPORTS, FORMATS, Job, as_job, export, facts_of, meaning, no_difference, parse_yaml,
+    EXPORTS, FORMATS, Job, as_job, export, facts_of, flat, meaning, no_difference, parse_yaml,
     read_log, read_products, read_profile)
 from transformer_perf.models import NAMED, as_model
 from transformer_perf.systems import as_system
@@ -928,6 +930,31 @@ def test_fields_are_those_of_torchtitan(job):
         else: assert fields in PARSERS['torchtitan']['activation_checkpoint']
 
 
+@settings(max_examples=200, deadline=None)
+@given(jobs(), pick(['adam', 'muon', 'lion', 'sgd']))
+def test_keys_are_those_of_deepspeed(job, optimizer):
+    known, layout = PARSERS['deepspeed'], dataclasses.replace(job.parallel, optimizer=optimizer)
+    text = said(dataclasses.replace(job, parallel=layout), 'deepspeed')
+    if text is None: return
+    given = json.loads(text)
+    for path in flat(given):
+        section, _, name = path.rpartition('.')
+        assert path == 'set elsewhere' or name in known['fields'][section], path
+    own = given.get('optimizer', {'type': 'adam'})['type'].lower()
+    untested = own not in known['optimizers'] and layout.zero_stage != 0
+    assert untested == given.get('zero_allow_untested_optimizer', False) or not layout.zero_stage
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs())
+def test_keys_are_those_of_accelerate(job):
+    text, known = said(job, 'accelerate'), PARSERS['accelerate']
+    for path in flat(parse_yaml(text, 'x')) if text else ():
+        section, _, name = path.rpartition('.')
+        assert (section or name) in known['fields'], path
+        assert not section or name in known['options'], path
+
+
 def job_of(name='llama3.1_8B', batch=64, **sizes):  # Job
     m, p = NAMED[name], Parallel(**sizes)
     return Job(p, m, batch, p.n_gpus, m.seq_len)
@@ -1075,6 +1102,80 @@ def test_parts_of_torchtitan():
 
 
 # the real parsers, where they are installed
+
+CALLED = {   # flags of Megatron-LM whose fields in megatron-core have another name
+    '--num-experts': 'num_moe_experts', '--fp8-format': 'fp8', '--fp4-format': 'fp4',
+    '--cuda-graph-modules': 'cuda_graph_scope',
+    '--num-virtual-stages-per-pipeline-rank': 'virtual_pipeline_model_parallel_size'}
+
+
+def core_config(text, configs):  # TransformerConfig of megatron-core
+    "What Megatron-LM's `core_transformer_config_from_args` makes of flags, as far as names agree."
+    flags = flags_in(text)
+    latent = '--multi-latent-attention' in flags
+    cls = configs.MLATransformerConfig if latent else configs.TransformerConfig
+    kinds, given = {f.name: f for f in dataclasses.fields(cls)}, {}
+    for flag, values in flags.items():
+        name = CALLED.get(flag, flag[2:].replace('-', '_'))
+        if name not in kinds: continue
+        several = name in ('recompute_modules', 'offload_modules', 'cuda_graph_scope')
+        read = [int(x) if re.fullmatch(r'\d+', x) else float(x) if re.fullmatch(
+            r'\d*\.\d+', x) else x for x in values]
+        given[name] = read if several else read[0] if read else True
+    for name in ('window_size', 'moe_layer_freq'):   # which its parser reads as Python
+        if isinstance(given.get(name), str): given.pop(name)
+    if '--swiglu' in flags or '--quick-geglu' in flags: given['gated_linear_unit'] = True
+    if '--disable-bias-linear' in flags: given['add_bias_linear'] = False
+    given |= dict(pipeline_dtype=configs.torch.bfloat16, bf16=True)
+    return cls(**given)
+
+
+def test_megatron_core_takes_its_fields():
+    "The checks that megatron-core makes of a layout and a model, for jobs of all kinds."
+    configs = pytest.importorskip('megatron.core.transformer.transformer_config')
+    configs.torch = pytest.importorskip('torch')
+    layouts = [dict(dp=8), dict(tp=2, dp=4, sequence_sharded=True), dict(cp=2, dp=4),
+               dict(tp=2, pp=4, virtual_stages=2), dict(dp=8, zero_stage=3),
+               dict(dp=8, recompute='full'), dict(dp=8, recompute='selective'),
+               dict(pp=4, dp=2, recompute='full:2'), dict(dp=8, cuda_graphs='attn')]
+    experts = [dict(dp=8, ep=8, zero_stage=1), dict(tp=2, dp=4, ep=4, sequence_sharded=True),
+               dict(dp=8, ep=4, recompute='moe_act+layernorm', dispatcher='alltoall')]
+    taken = 0
+    for name, m in NAMED.items():
+        for sizes in layouts + (experts if m.experts else []):
+            try: text = export(job_of(name, **sizes), 'megatron')
+            except ValueError: continue
+            found = core_config(text, configs)
+            assert (found.num_layers, found.hidden_size) == (m.depth, m.embed_dim)
+            assert found.tensor_model_parallel_size == sizes.get('tp', 1)
+            assert (found.num_moe_experts or None) == m.experts
+            assert m.kv_lora_rank or (found.num_query_groups or m.heads) == (m.kv_heads or m.heads)
+            assert found.recompute_granularity == {'none': None, 'selective': 'selective'}.get(
+                sizes.get('recompute', 'none').partition('+')[0], 'full' if 'full' in sizes.get(
+                    'recompute', '') else 'selective')
+            taken += 1
+    assert taken > 80
+
+
+def test_torchtitan_counts_the_same_parts():
+    "Its own rule for the parts of a pipeline, for whatever we export."
+    own = pytest.importorskip('torchtitan.distributed.pipeline_parallel')
+    configs = pytest.importorskip('torchtitan.config.configs')
+    if not hasattr(own, '_get_pipeline_metadata'): pytest.skip('another torchtitan')
+    taken = 0
+    for name in ('llama3.1_8B', 'llama3.1_405B', 'qwen3_32B'):
+        for pp, v in itertools.product((2, 4, 6, 7, 8, 16), (1, 2, 3, 4, 5, 8)):
+            job = job_of(name, pp=pp, virtual_stages=v, dp=2, zero_stage=2, reduce_each=False)
+            try: keys = parse_yaml(export(job, 'torchtitan'), 'x')
+            except ValueError: continue
+            layers = types.SimpleNamespace(layers=[None] * job.model.depth)
+            found, *_ = own._get_pipeline_metadata(
+                parallel_dims=types.SimpleNamespace(pp=pp), model_config=layers,
+                parallelism=configs.ParallelismConfig(**keys['parallelism']))
+            assert found == pp * v
+            taken += 1
+    assert taken > 15
+
 
 def test_torchtitan_takes_its_fields():
     configs = pytest.importorskip('torchtitan.config.configs')

@@ -868,6 +868,7 @@ DEEPSPEED_ROWS = (
     Row('optimizer.type', 'optimizer', words_in_any_case({
         'AdamW': 'adam', 'Adam': 'adam', 'OneBitAdam': 'adam', 'ZeroOneAdam': 'adam',
         'Lamb': 'adam', 'OneBitLamb': 'adam', 'Muon': 'muon', 'Lion': 'lion', 'SGD': 'sgd'})),
+    Row('zero_allow_untested_optimizer', 'untested', ONLY_WRITTEN),
     Row('set elsewhere', 'notes', LIST),
     *elsewhere(f'{CODE}: PipelineModule', pp=1),
     *elsewhere(f'{CODE}: gradient checkpointing', recompute=None),
@@ -924,6 +925,7 @@ def undo_deepspeed(f):  # dict
         raise ValueError(f'zero_stage={f["zero_stage"]} with pp={f["pp"]} cannot be said in '
                          'deepspeed: its pipelines take stages 0 and 1')
     return f | offload_for_zero(f, 'deepspeed') | dict(
+        untested=f.get('optimizer') == 'sgd' and bool(f.get('zero_stage')) or None,
         overlap=f.get('dp_overlap'), accumulation=steps, precision='bf16',
         autoep=f.get('ep', 1) > 1)
 
