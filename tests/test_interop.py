@@ -534,6 +534,18 @@ def test_weights_are_gathered_behind_something_where_they_are_shared_out(stage, 
     assert not [key for key, _ in again.ignored if 'overlap' in key]
 
 
+@pytest.mark.parametrize('said, every', [
+    ('4', 4), ('[1,1,1,0]*2', 4), ('([1,0]*4)', 2), ('[0]*8', 1), ('[1]*8', None)])
+def test_which_layers_attend_to_all(said, every):
+    sizes = '--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 256 '
+    flags = f'{FLAGS}{sizes}--window-size 128,0 '
+    m = as_job(f'{flags}--window-attn-skip-freq "{said}" ').model
+    assert (m.window, m.full_attention_every) == (128, every)
+    says = 'no rule of a Model says which layers'
+    for other in ('[0,1]*4', '[1,1,0]+[1]*5+[0]'):
+        assert says in refused(as_job, f'{flags}--window-attn-skip-freq "{other}" ')
+
+
 def test_what_is_ignored_says_why():
     job = as_job(FLAGS + '--lr 1e-4 --expert-model-parallel-size 8 --cpu-offloading-weights '
                  '--bf16 --shiny-new-flag --recompute-granularity selective --recompute-modules '
@@ -1099,6 +1111,15 @@ def test_parts_of_torchtitan():
     assert 'must have more than one' in refused(read, layers_per_stage=8, **even)
     assert 'a layer less' in dict(read().ignored)[
         'parallelism.pipeline_parallel_first_stage_less_layers']
+
+
+@pytest.mark.parametrize('stage', [0, 2, 3, None])
+def test_replicas_that_do_not_divide_the_copies(stage):
+    "Refused; where nobody knows how many copies there are, whoever is left shares."
+    p = Parallel(dp=1, dp_replicate=2, zero_stage=stage)
+    assert 'must divide the copies' in refused(export, Job(p, None, 8, 1), 'torchtitan')
+    text = said(Job(p, None, 8), 'torchtitan')
+    assert text is None or '_shard_degree: 0' not in text
 
 
 # the real parsers, where they are installed

@@ -9,12 +9,12 @@ __all__ = ['OF_JOBS', 'SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE
            'TORCHTITAN_ROWS', 'FORMATS', 'EXPORTS', 'BESIDE', 'WRITTEN_FOR', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS',
            'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE', 'MOST_OBJECTS', 'MOST_COMMAS', 'Job', 'dropping', 'Kind',
            'Row', 'Said', 'Format', 'number', 'words_of', 'words_in_any_case', 'same_words', 'one_word', 'share',
-           'no_model', 'add', 'value', 'spelled', 'also', 'copies', 'batch', 'model_said', 'take', 'zero_of_megatron',
-           'check_program', 'place_of', 'as_value', 'without_strays', 'nothing', 'elsewhere', 'fixed',
-           'offload_of_zero', 'offload_for_zero', 'derive_deepspeed', 'flat', 'job_of_dict', 'as_job', 'job_of_text',
-           'facts_of', 'keys_for', 'no_difference', 'meaning', 'as_script', 'one_connection', 'comment', 'as_yaml',
-           'software_said', 'system_said', 'as_own', 'job_asked', 'export', 'figure_said', 'steps_of', 'read_log',
-           'unpacked', 'check_trace', 'trace_text', 'arguments', 'launched_by', 'read_products']
+           'no_model', 'list_said', 'full_every', 'add', 'value', 'spelled', 'also', 'copies', 'batch', 'model_said',
+           'take', 'zero_of_megatron', 'check_program', 'place_of', 'as_value', 'without_strays', 'nothing',
+           'elsewhere', 'fixed', 'offload_of_zero', 'offload_for_zero', 'derive_deepspeed', 'flat', 'job_of_dict',
+           'as_job', 'job_of_text', 'facts_of', 'keys_for', 'no_difference', 'meaning', 'as_script', 'one_connection',
+           'comment', 'as_yaml', 'software_said', 'system_said', 'as_own', 'job_asked', 'export', 'figure_said',
+           'steps_of', 'read_log', 'unpacked', 'check_trace', 'trace_text', 'arguments', 'launched_by', 'read_products']
 
 # %% ../nbs/90_interop.ipynb #12ab0005
 import dataclasses
@@ -149,6 +149,22 @@ def share(x, key):
 
 def no_model(x, key):
     if x is not False: raise ValueError(f'{key}={quoted(x)}: no field of a Model says it')
+
+def list_said(text, key):  # list of int, or int
+    "A number, or a list written with + and *, without running anything."
+    try: return parsed(text)
+    except ValueError:
+        raise ValueError(f'{key}={quoted(text)} must be a number or a list such as '
+                         '([0]*3+[1]*58)') from None
+
+def full_every(x, key):
+    "How many layers there are to one that attends to all: a number, or a list with 0 for these."
+    if isinstance(x, str): x = list_said(x, key)
+    if not isinstance(x, list): return whole(x, key)
+    n = x.index(0) + 1 if 0 in x else None
+    if n and x == [int((i + 1) % n > 0) for i in range(len(x))]: return n
+    if x and all(one == 1 for one in x): return None   # none of them does
+    raise ValueError(f'{key}={quoted(x)}: no rule of a Model says which layers attend to all')
 
 SAMPLES = Kind(lambda x, key: whole(x, key, most=2**53),
                lambda fact: int(fact) if fact == int(fact) else None)
@@ -376,7 +392,7 @@ MEGATRON_ROWS = (
     Row('--use-rotary-position-embeddings', 'rotary', ON, False),
     Row('--attention-output-gate', 'attention_gate', ON, False),
     Row('--qk-layernorm', 'qk_norm', ON, False), Row('--window-size', 'window_size', LIST),
-    Row('--window-attn-skip-freq', 'full_attention_every', WHOLE),
+    Row('--window-attn-skip-freq', 'full_attention_every', Kind(full_every, lambda fact: fact)),
     Row('--softmax-type', 'attention_sinks',
         words_of({'vanilla': False, 'learnable': True}), False),
     Row('--mtp-num-layers', 'mtp_layers', number(0), 0),
@@ -531,14 +547,6 @@ def heads_of_megatron(facts, ignored):
         if left and left[0] != '-1': facts['window'] = Said(key, whole(int(left[0]), key))
 
 LATENT = dict(kv_lora_rank=32, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
-
-# %% ../nbs/90_interop.ipynb #12ab0017
-def list_said(text, key):  # list of int, or int
-    "A number, or a list written with + and *, without running anything."
-    try: return parsed(text)
-    except ValueError:
-        raise ValueError(f'{key}={quoted(text)} must be a number or a list such as '
-                         '([0]*3+[1]*58)') from None
 
 # %% ../nbs/90_interop.ipynb #8008269d
 def experts_of_megatron(facts, ignored):
@@ -1239,6 +1247,9 @@ def undo_torchtitan(f):  # dict
     G, dp, several = f.get('global_batch'), f.get('dp'), f.get('dp_replicate') or 1
     b, pp = f.get('micro_batch') or 1, f.get('pp') or 1
     stage, v = f.get('zero_stage'), f.get('virtual_stages') or 1
+    if dp % several and f.get('n_gpus'):
+        raise ValueError(f'dp_replicate={several} of dp={dp} cannot be said in torchtitan: it must '
+                         'divide the copies')
     if stage == 0 and (f.get('cp') or 1) > 1:
         raise ValueError(f'zero_stage=0 with cp={f["cp"]} cannot be said in torchtitan: cp shares '
                          'weights out')
@@ -1255,7 +1266,8 @@ def undo_torchtitan(f):  # dict
                compiled=f.get('tp_overlap') or None,
                micro_said=b if pp > 1 else None,
                order='Interleaved1F1B' if order == '1F1B' and v > 1 else order if pp > 1 else None,
-               replicate=dp if stage == 0 else several, shard=1 if stage == 0 else dp // several,
+               replicate=dp if stage == 0 else several,   # None: whoever is left shares
+               shard=1 if stage == 0 else dp // several or None,
                reshard={3: 'always', 2: 'never'}.get(stage))
     if pp > 1: own |= dict(first_less=0, last_less=0)   # else stages at the ends have fewer layers
     if pp > 1 and f.get('depth'):
