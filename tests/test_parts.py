@@ -107,13 +107,15 @@ def test_points_without_rows_are_done_too(tmp_path):
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 1000))
 def test_blocks_shrink(number, workers):
-    "All tasks, each once, in order; no block is more than a share of what is left."
+    "All tasks, each once, in order; in a round everyone has as many, at most half of a share."
     blocks, left = [*blocks_of([*range(number)], workers)], number
     assert [*itertools.chain(*blocks)] == [*range(number)]
-    for block in blocks:
-        share = -(-left // workers)
-        assert len(block) <= min(share, MOST_DEALT) and (share <= 2 or len(block) <= share / 2)
-        left -= len(block)
+    for start in range(0, len(blocks), workers):
+        own, share = [len(x) for x in blocks[start:start + workers]], -(-left // workers)
+        assert len({*own[:-1]}) <= 1 and own[-1] <= own[0] <= min(share, MOST_DEALT)
+        assert share <= 2 or own[0] <= share / 2
+        left -= sum(own)
+    assert len([*blocks_of(range(1998), 999)]) == 999   # dealt at once
 
 
 @pytest.mark.parametrize('points, workers', [(16**5, 999), (16**5, 1), (16**5, 2), (16**5, 500),

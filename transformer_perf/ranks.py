@@ -59,12 +59,13 @@ def share_of(left, workers):  # tasks
     return min(each if each <= 2 else each // 2, MOST_DEALT)
 
 def blocks_of(numbers, workers):  # yields lists
-    "Tasks as they are dealt, from many at once to few."
+    "Tasks as they are dealt, round by round, from many at once to few."
     at = 0
     while at < len(numbers):
         more = share_of(len(numbers) - at, workers)
-        yield numbers[at:at + more]
-        at += more
+        for start in range(at, min(at + more * workers, len(numbers)), more):
+            yield numbers[start:start + more]
+        at += more * workers
 
 # %% ../nbs/98_ranks.ipynb #90b0000b
 ASK, GIVE = 1, 2   # what a message is

@@ -331,7 +331,8 @@ def left_to_do(folder, number):  # list of numbers of tasks
     "Which tasks no part holds; what is damaged, or stands there twice, is removed."
     done = np.zeros(number, dtype=bool)
     for (first, last), path in parts_in(folder).items():
-        if last >= number or done[first:last + 1].any() or not is_whole(path): path.unlink()
+        if last >= number or done[first:last + 1].any() or not is_whole(path):
+            path.unlink(missing_ok=True)   # another run may tidy up, too
         else: done[first:last + 1] = True
     return np.flatnonzero(~done).tolist()
 
