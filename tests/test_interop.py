@@ -1440,7 +1440,21 @@ def test_what_recipes_print():
     assert (p.tp, p.dp, p.zero_stage, p.precision, p.tp_overlap) == (4, 16, 1, 'fp8', True)
     assert (job.global_batch, job.seq_len, job.dropout) == (512, 4096, False)
     assert m.gated_mlp and m.seq_len == 4096 and job.software.name == 'Megatron-Bridge'
-    for old, new, says in [('peft: null', 'peft: {dim: 8}', 'adapters'), ('silu', 'relu', "'relu'"),
+    lora = 'peft: {_target_: megatron.bridge.peft.lora.LoRA, %s}'
+    for own, word in [('dim: 8', 'lora:8'), ('alpha: 16', 'lora:32'),
+                      ('dim: 16, target_modules: [linear_proj, linear_qkv]', 'lora:16:attention'),
+                      ('target_modules: [linear_fc1, linear_fc2]', 'lora:32:mlp')]:
+        job = as_job(parse_yaml(BRIDGE.replace('peft: null', lora % own), 'x'), 64)
+        assert job.parallel == dataclasses.replace(p, adapters=word)
+        assert back(export(job, 'json'), 'json').parallel.adapters == word
+        assert 'adapters' in refused(export, job, 'megatron')
+    for own, says in [('target_modules: [linear_qkv]', 'linear_qkv'), ('dim: 0', 'dim'),
+                      ('normalize_moe_lora: true', 'normalize')]:
+        other = BRIDGE.replace('peft: null', lora % own)
+        assert says in refused(as_job, parse_yaml(other, 'x'), 64)
+    for old, new, says in [('peft: null', 'peft: {dim: 8}', 'peft'),
+                           ('peft: null', 'peft: {_target_: a.DoRA}', 'DoRA'),
+                           ('silu', 'relu', "'relu'"),
                            ('bf16_with_fp8_current_scaling', 'int4', 'int4_mixed'),
                            ('model:\n', 'model:\n  freeze_vision_model: true\n', 'not trained')]:
         assert says in refused(as_job, parse_yaml(BRIDGE.replace(old, new), 'x'), 64)

@@ -1530,8 +1530,7 @@ def dumped_job(given, kind, n_gpus=None):  # Job
         if isinstance(section, dict): found |= {
             key: x for key, x in section.items() if x is not None and (
                 not isinstance(x, dict) or key == 'activation_func')}
-    for key in ('peft', 'resume.peft', 'model.model_transform'):
-        check_trains('peft', section_of(given, key))
+    adapters = adapters_of(given)
     if kind == 'nemo': found |= shape_of_nemo(given, found)
     act, gated = found.pop('activation_func', None), bool(found.pop('gated_linear_unit', False))
     if act is not None:
@@ -1550,7 +1549,29 @@ def dumped_job(given, kind, n_gpus=None):  # Job
         [key for key, _ in told if key in flags])
     if rest: told.append(('the recipe', f'{rest} more of its keys are not used'))
     software = 'Megatron-Bridge' if kind == 'bridge' else 'NeMo'
-    return dataclasses.replace(job, software=software, ignored=tuple(told))
+    job = dataclasses.replace(job, software=software, ignored=tuple(told))
+    return dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, adapters=adapters))
+
+WITH_LORA = ('linear_qkv', 'linear_proj', 'linear_fc1', 'linear_fc2')   # unless a recipe says it
+
+def adapters_of(given):  # str
+    "What of a recipe trains: all, or LoRA of all products, of attention or of the MLP."
+    paths = 'peft', 'resume.peft', 'model.model_transform'
+    found = [x for path in paths if (x := section_of(given, path)) not in (None, *OFF_WORDS)]
+    if not found: return 'none'
+    if any(x != found[0] for x in found): raise ValueError('the recipe says peft twice')
+    own = of_type(found[0], dict, 'peft')
+    said = own.get('_target_')
+    if str(said).rpartition('.')[2] != 'LoRA': raise ValueError(
+        f'peft of {quoted(said)}: of adapters, LoRA is modelled')
+    places = of_type(own.get('target_modules') or [*WITH_LORA], list, 'target_modules')
+    known = {(*WITH_LORA,): '', WITH_LORA[:2]: ':attention', WITH_LORA[2:]: ':mlp'}
+    named = next((word for names, word in known.items() if {*names} == {*map(str, places)}), None)
+    if named is None: raise ValueError(f'target_modules={quoted(places)}: adapters must be at '
+                                       'both products of attention, of the MLP, or at all four')
+    if own.get('normalize_moe_lora'): raise ValueError('normalize_moe_lora=True is not modelled')
+    rank = whole(own.get('dim', 32), 'dim')
+    return f'lora:{rank}{named}'
 
 def precision_named(name):  # dict
     "What the name of a precision in Megatron-Bridge says."
