@@ -312,3 +312,38 @@ def test_attention_beside_a_state():
     plain = replace(state, gate_normed=False)
     assert (model_with(state).parameters - model_with(plain).parameters
             == 2 * state.heads * state.value)
+
+
+SUPER = dict(   # nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16
+    model_type='nemotron_h', hidden_size=4096, num_attention_heads=32, num_key_value_heads=2,
+    head_dim=128, intermediate_size=2688, vocab_size=131072, mlp_hidden_act='relu2',
+    hybrid_override_pattern='MEMEMEM*' + 'EMEMEMEM*' * 2 + 'EMEMEMEMEM*' * 4 + 'EMEMEMEM*'
+    + 'EMEMEMEME', mamba_num_heads=128, mamba_head_dim=64, ssm_state_size=128, n_groups=8,
+    conv_kernel=4, chunk_size=128, n_routed_experts=512, num_experts_per_tok=22,
+    moe_intermediate_size=2688, moe_shared_expert_intermediate_size=5376, moe_latent_size=1024,
+    max_position_embeddings=8192)
+
+
+def test_latent_experts():
+    "Nemotron-3 Super: 120B, 12B of them active (its card); copies a quarter as wide travel."
+    m = as_model(SUPER)
+    layer = 512 * (4096 + 1) + 2 * 4096 * 1024 + 512 * 2 * 1024 * 2688 + 2 * 4096 * 5376 + 4096
+    block = next(block for block, _ in m.blocks if isinstance(block.ffn, Experts))
+    alone = replace(m, depth=1, layers=((block, 1),), vocab=None, train_samples=None)
+    assert alone.parameters == layer
+    assert (m.parameters, m.active_parameters) == (120_668_707_840, 12_770_237_440)
+    wide = replace(block, ffn=replace(block.ffn, latent=None))
+    jobs = [job_of(vars(settled(Parallel(dp=8, ep=8, etp=1, nvlink_tp=1, nvlink_cp=1, nvlink_pp=1,
+        nvlink_dp=8), SYSTEM, TRAINED)), replace(
+        alone, layers=((one, 1),)), SYSTEM, 8, TRAINED) for one in (block, wide)]
+    narrow, whole = ({op.name: op for op in job.operations} for job in jobs)
+    assert whole.keys() | {'latent-down', 'latent-up'} == narrow.keys()
+    for name in ('dispatch', 'combine'):
+        for way in ('forward', 'backward'):
+            own, other = (getattr(ops[name], way).messages for ops in (narrow, whole))
+            assert own[0].kind == 'alltoall' and own[0].volume > 0
+            assert close(4 * own[0].volume, other[0].volume)
+    assert close(4 * flop(narrow['expert-fc1'].forward), flop(whole['expert-fc1'].forward))
+    assert close(flop(narrow['latent-up'].forward), 2 * 8192 * 1024 * 4096)
+    assert narrow['latent-down'].activations == 0   # the router has its input
+    assert close(narrow['latent-up'].activations, 2e-9 * 8192 * 1024)

@@ -668,7 +668,7 @@ def domains_met(job: CountedJob, experts):
 # %% ../nbs/11_blocks.ipynb #bc00318d
 def travels(job: CountedJob, experts, back=False, share=1.):  # tuple of Message
     "Messages with copies of tokens for experts, or results back; share: bytes over 16 bits."
-    E, width, way = job.units.element * share, job.embed_dim, np.asarray(job.dispatcher)
+    E, width, way = job.units.element * share, experts.width(job), np.asarray(job.dispatcher)
     copies = E * job.own * experts.per_token * width * (job.ep > 1) * crowding(job)
     seen = where(job.ep_overlap, job.costs.ep_exposed, 1.)
     once = E * job.own * width * domains_met(job, experts)
@@ -694,7 +694,7 @@ def moved_copies(job: CountedJob, experts, name, back):  # Operation
     "Copies sorted by expert and sent; or sent back, weighed and summed up."
     E, copies = job.units.element, job.own * experts.per_token
     sorts = 2 * copies * (job.ep > 1)   # by GPU, then by expert
-    nbytes = E * job.embed_dim * (job.own + copies + sorts)
+    nbytes = E * experts.width(job) * (job.own + copies + sorts)
     low = job.assumptions.fp8_dispatch and not back   # tokens alone: no result, and no gradient
     share = of_recipe(job.precision, 'saved') / 2 if low else 1.
     there, again = (Work(nbytes=nbytes, launches=3, messages=travels(job, experts, *way))
@@ -723,12 +723,12 @@ def router(job: CountedJob, experts):  # Operation
 # %% ../nbs/11_blocks.ipynb #bc00318f
 def routed_experts(job: CountedJob, experts):  # list of Operation
     "From copies of tokens to what their experts say."
-    width, gated = experts.hidden_dim // job.etp, job.here.gated
+    width, gated, seen = experts.hidden_dim // job.etp, job.here.gated, experts.width(job)
     wide, here = width * (1 + gated), experts.number / job.ep
-    first = grouped(job, experts, 'expert-fc1', job.embed_dim, wide)._replace(
-        matrices=(of_group(Matrix(job.embed_dim, wide * job.etp, here), 'etp'),))
-    second = grouped(job, experts, 'expert-fc2', width, job.embed_dim)._replace(
-        matrices=(of_group(Matrix(width * job.etp, job.embed_dim, here), 'etp'),))
+    first = grouped(job, experts, 'expert-fc1', seen, wide)._replace(
+        matrices=(of_group(Matrix(seen, wide * job.etp, here), 'etp'),))
+    second = grouped(job, experts, 'expert-fc2', width, seen)._replace(
+        matrices=(of_group(Matrix(width * job.etp, seen, here), 'etp'),))
     act = activated(job, 'expert-act', expert_rows(job, experts) * width)
     apart = second.activations * (1 - gated)   # before it is weighed; a gate's kernel does both
     act = act._replace(recomputed_with=('moe_act',), activations=act.activations + apart,
@@ -736,6 +736,10 @@ def routed_experts(job: CountedJob, experts):  # list of Operation
     second = second._replace(frees=(('moe_act', second.activations),))
     parts = [moved_copies(job, experts, 'dispatch', False), first, act, second,
              moved_copies(job, experts, 'combine', True)]
+    if experts.latent:   # the narrow stream of a GPU's own rows
+        down = inner_product(job, 'latent-down', job.own, job.embed_dim, seen)
+        up = inner_product(job, 'latent-up', job.own, seen, job.embed_dim)
+        parts = [saved_once(job, down), *parts, up]   # beside the router's input
     return [in_part('moe', op) for op in parts]
 
 # %% ../nbs/11_blocks.ipynb #bc003191
@@ -760,6 +764,9 @@ class Experts(Half):
     shared_dim: int = None     # of those that see every token, together
     shared_gate: bool = False  # a vector weighs what they say
     router_bias: bool = False  # a number for each expert, added to its scores
+    latent: int = None         # width of what routed ones see and say; the stream's, unless given
+
+    def width(self, job): return self.latent or job.embed_dim
 
     name = 'experts'
     wants_all_rows = False     # the router works on a GPU's own rows

@@ -500,7 +500,8 @@ def nemotron_experts(c):  # Experts
     "Two matrices each, and a number added to each one's scores."
     shared = c.size('moe_shared_expert_intermediate_size', least=0) or 0
     return Experts(c.needed('n_routed_experts'), c.needed('num_experts_per_tok'),
-                   c.needed('moe_intermediate_size'), shared_dim=shared or None, router_bias=True)
+                   c.needed('moe_intermediate_size'), shared_dim=shared or None, router_bias=True,
+                   latent=c.size('moe_latent_size'))
 
 def only_mamba(c, found):
     "Mamba-2 in every layer, and nothing else."
@@ -654,11 +655,11 @@ FAMILIES |= {   # hybrids
         names=dict(shared_expert_intermediate_size='shared_intermediate_size')),
     'nemotron_h': Family(
         'NemotronHForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), UNTIED | OFF | MAMBA | dict(
-            hidden_act='relu2', use_conv_bias=True), never=(
+            hidden_act='relu2', use_conv_bias=True, moe_latent_size=None), never=(
             'mamba_proj_bias', 'attention_bias', 'mlp_bias', 'use_bias', 'tie_word_embeddings'),
         more=nemotron_h,
         reads='mamba_* ssm_* conv_kernel layers_block_type hybrid_override_pattern '
-              'time_step_rank n_routed_experts',
+              'time_step_rank n_routed_experts moe_latent_size',
         names=dict(mamba_n_heads='mamba_num_heads', mamba_d_head='mamba_head_dim',
                    mamba_d_state='ssm_state_size', mamba_n_groups='n_groups',
                    mamba_d_conv='conv_kernel', mamba_chunk_size='chunk_size',
