@@ -608,18 +608,22 @@ def checked_kinds(df):  # list of str
     return list(dict.fromkeys(nearest(cell, known, 'operation') for cell in df.operation.tolist()))
 
 # %% ../nbs/91b_fits.ipynb #5dfad2a5
-def collectives_us(df, kinds, parameters):  # array of us
-    "Predicted time of collectives whose table makes sense."
-    predicted = np.full(len(df), np.nan)
-    for kind in kinds:
+def tests_by_kind(df):  # list of (kind, its rows, GB, Group, System)
+    "The collectives of a table of tests, and the nodes that they ran on."
+    found = []
+    for kind in checked_kinds(df):
         rows = np.flatnonzero(df.operation == kind)
-        own = df.iloc[rows].astype(dict.fromkeys(TEST_SIZES, float))
-        group = Group(own.gpus.to_numpy(), own.gpus_per_node.to_numpy())
-        node = dataclasses.replace(
-            as_system('A100', 4), ib_bandwidth=25., nic_factor=1.,
-            nvlink_bandwidth=np.where(group.in_domain > 2, 300., 100.))
-        seconds = collective_seconds(kind, own.bytes.to_numpy() / 1e9, group, node, parameters)
-        predicted[rows] = seconds * 1e6
+        gpus, near, nbytes = df[list(TEST_SIZES)].iloc[rows].to_numpy(float).T
+        node = dataclasses.replace(as_system('A100', 4), ib_bandwidth=25., nic_factor=1.,
+                                   nvlink_bandwidth=np.where(near > 2, 300., 100.))
+        found.append((kind, rows, nbytes / 1e9, Group(gpus, near), node))
+    return found
+
+def collectives_us(tests, parameters):  # array of us
+    "Predicted time of collectives, as of `tests_by_kind`."
+    predicted = np.empty(sum(len(rows) for _, rows, *_ in tests))
+    for kind, rows, *asked in tests:
+        predicted[rows] = collective_seconds(kind, *asked, parameters) * 1e6
     return predicted
 
 # %% ../nbs/91b_fits.ipynb #5dfad275
@@ -630,15 +634,15 @@ def predict_collectives(
 ):  # DataFrame with predicted_us
     "Predicted time of collectives on Perlmutter."
     if parameters is None: parameters = read_calibration().sets['Ampere/nccl-tests']
-    return df.assign(predicted_us=collectives_us(df, checked_kinds(df), parameters))
+    return df.assign(predicted_us=collectives_us(tests_by_kind(df), parameters))
 
 # %% ../nbs/91b_fits.ipynb #c603ba48
 def calibrate_network(df, start=Parameters()):  # Parameters
     "The network's parameters from measured collectives (nccl-tests)."
     low, high = (np.array([limits(name)[i] for name in PROTOCOL]) for i in (0, 1))
-    kinds = checked_kinds(table_with(df, ['us'], above=True))
+    tests = tests_by_kind(table_with(df, ['us'], above=True))
     def residuals(x):
-        found = collectives_us(df, kinds, changed(start, dict(zip(PROTOCOL, x))))
+        found = collectives_us(tests, changed(start, dict(zip(PROTOCOL, x))))
         return np.log(found / df.us.to_numpy())
     first = np.array([value_of(start, name) for name in PROTOCOL])
     values, _, _ = least_squares_within(residuals, first, low, high, np.ones(len(df)), scale=.1)
