@@ -56,7 +56,6 @@ def fresh_shell(path):
     from execnb.shell import CaptureShell
     shell = CaptureShell(path)
     atexit.unregister(shell.atexit_operations)   # a second or more of collecting garbage, for each
-    shell.displayhook.compute_format_data = lambda result: ({}, {})   # execnb formats it, too
     shell.run(DISPLAY)
     return shell
 
