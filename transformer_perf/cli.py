@@ -427,16 +427,18 @@ def search_command(a):
     A configuration shares each layer over tp GPUs (and cp, in context parallelism), the layers
     over pp pipeline stages and the batch over dp copies, in micro-batches; its placement says how
     many GPUs of each group share an NVLink domain (in the order tp, cp, pp, dp). Where an option
-    names several values, all are considered: --recompute none,full --virtual-stages 1,2,4.
+    names several values, all are considered: --recompute none,full --virtual-stages 1,2,4. Shown
+    is the fastest of each way to group the GPUs, and of each value of such an option.
 
     Example: transformer-perf search --model vit_era5 --gpus 4096,16384 --strategy all
     """
-    from transformer_perf.execution import search
+    from transformer_perf.execution import KIND, search
     from transformer_perf.systems import as_system
-    model, system = model_asked(a), as_system(a.system, a.nvlink_size)
+    model, system, chosen = model_asked(a), as_system(a.system, a.nvlink_size), chosen_of(a)
     assumptions = assumptions_asked(a)
-    found = search(model, a.gpus, system, a.global_batch, a.strategy, a.top,
-                   assumptions, fits_by=a.fits_by, **chosen_of(a))
+    compared = [name for name, values in chosen.items() if len(values) > 1]
+    found = search(model, a.gpus, system, a.global_batch, a.strategy, a.top, assumptions,
+                   fits_by=a.fits_by, kind=[*KIND, *compared], **chosen)
     if a.export and len(found):
         text = exported(estimate_of(found.iloc[0], a, model, system, assumptions), a)
     else: text = text_of_search(found, model, system, a)
@@ -876,7 +878,8 @@ def axes(texts):  # dict: field -> values
     raise ValueError(f'--vary: {points:,} points are more than {MOST_POINTS:,}')
 
 # %% ../nbs/95_cli.ipynb #19a7064b
-@command('sweep', OUTPUT._replace(help='the table to write: .csv or .parquet'),
+@command('sweep', OUTPUT._replace(help='the table to write: .csv or .parquet; without an ending, a '
+                                       'folder of .parquet parts, which ranks write themselves'),
          option('--vary', 'FIELD=1,2,4 or FIELD=LOW:HIGH:COUNT (on a logarithmic scale), for any '
                 'numeric field of the system or the model, or global_batch; repeat for a product',
                 [], 'texts'), *study_options('1', 'llama3.1_405B', '2048', ['H100-80GB']),
@@ -1404,7 +1407,8 @@ def arguments_of(name, texts):  # Namespace
         setattr(a, o.name, value_of(o, usual if given in (None, []) else given))
     ALL_COLUMNS.set(getattr(a, 'wide', False))
     if getattr(a, 'format', None): nearest(a.format, FORMATS, '--format')
-    if getattr(a, 'output', None): check_writable(a.output)
+    folder = name == 'sweep' and a.output and not Path(a.output).suffix
+    if getattr(a, 'output', None) and not folder: check_writable(a.output)
     if getattr(a, 'export', None): nearest(a.export, EXPORTS, '--export')
     return a
 

@@ -6,9 +6,9 @@
 __all__ = ['RECIPES', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CONTEXTS', 'DISPATCHERS', 'FITS_BY', 'MENDED', 'AS_TRAINED',
            'RECOMPUTE', 'PARTS', 'GRAPHED', 'KEEPS', 'ADAPTED', 'NF4', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS',
            'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message', 'Work', 'Matrix', 'Operation', 'Recipe', 'where',
-           'any_of', 'of_names', 'recipe_of', 'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added',
-           'Works', 'stacked', 'joined_works', 'gained', 'roofline_of_each', 'roofline', 'ring_share', 'two_tier_time',
-           'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
+           'any_of', 'different', 'of_names', 'recipe_of', 'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows',
+           'added', 'Works', 'stacked', 'joined_works', 'gained', 'roofline_of_each', 'roofline', 'ring_share',
+           'two_tier_time', 'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
            'seconds_of_messages', 'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'price',
            'recomputed_parts', 'recomputed_layers', 'is_recomputed', 'in_low_precision', 'graphed', 'launched',
            'Offloaded', 'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host', 'offloads',
@@ -163,6 +163,10 @@ def any_of(x):
     "Whether a number, or any of an array, is not zero."
     return x.any() if isinstance(x, np.ndarray) else bool(x)
 
+def different(names):  # list of str
+    "The names in a column, each once; or the one that stands for all rows."
+    return [names] if isinstance(names, str) else np.unique(np.asarray(names, dtype=str)).tolist()
+
 def of_names(names, figure):
     "A figure of a name, or of each row's own where names are a column."
     if isinstance(names, str): return figure(names)
@@ -184,10 +188,12 @@ def counted(
     units: Units = Units(),
 ):  # (TFLOP on matrix units, TFLOP on vector units, GB moved)
     "What one pass comes to."
-    elements = work.operands
-    if elements is None: elements = sum(p.elements for p in work.products)
-    if work.attention: elements = elements + work.attention.elements
-    flop = sum(p.flop for p in work.all_products)
+    flop = elements = 0.
+    for p in work.products: flop, elements = flop + p.flop, elements + p.elements
+    if work.operands is not None: elements = work.operands
+    if work.attention is not None:
+        elements = elements + work.attention.elements
+        for p in work.attention.products: flop = flop + p.flop
     return units.flop * flop, work.vector, units.element * elements + work.nbytes + work.scores
 
 # %% ../nbs/02_estimates.ipynb #f30d7f4e
@@ -450,8 +456,10 @@ def comm_of_each(
 ):  # list of s, of each pass
     "What the messages of passes show."
     comm, at = [0.] * len(works.each), lambda x: at_columns(x, columns)
-    sent = {i: [m._replace(volume=at(m.volume), far=at(m.far), exposed=at(m.exposed))
-                for m in work.messages if any_of(m.volume)]
+    def placed(m):
+        if columns is None: return m
+        return m._replace(volume=at(m.volume), far=at(m.far), exposed=at(m.exposed))
+    sent = {i: [placed(m) for m in work.messages if any_of(m.volume)]
             for i, work in enumerate(works.each) if work.messages}
     panels = [at(number) for number in panels]
     about = [(m, group_of(m, groups[i]), 1 if panels[i] is None else panels[i])

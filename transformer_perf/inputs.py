@@ -70,6 +70,7 @@ def whole(
     least=1, most=LARGEST,
 ):  # the value as a Python int
     "`value` as an int; a ValueError unless it is a whole number between the bounds."
+    if type(value) is int and least <= value <= most: return value
     real = isinstance(value, numbers.Real) and not _is_flag(value)
     if real and least <= value <= most and value == int(value): return int(value)
     raise ValueError(f'{name}={quoted(value)} must be a whole number from {least} to {most}')
@@ -109,6 +110,7 @@ def field(default=dataclasses.MISSING, **notes):
 
 def one_of(value, choices, name):
     "`value` if it is one of a few words or whole numbers."
+    if type(value) is str and value in choices: return value
     if isinstance(next(iter(choices)), str): return nearest(value, choices, name)
     real = isinstance(value, numbers.Real) and not _is_flag(value)
     if real and value in choices: return int(value)

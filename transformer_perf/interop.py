@@ -9,12 +9,12 @@ __all__ = ['OF_JOBS', 'SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE
            'TORCHTITAN_ROWS', 'FORMATS', 'EXPORTS', 'BESIDE', 'WRITTEN_FOR', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS',
            'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE', 'MOST_OBJECTS', 'MOST_COMMAS', 'Job', 'dropping', 'Kind',
            'Row', 'Said', 'Format', 'number', 'words_of', 'words_in_any_case', 'same_words', 'one_word', 'share',
-           'no_model', 'add', 'value', 'spelled', 'also', 'copies', 'batch', 'model_said', 'take', 'zero_of_megatron',
-           'check_program', 'place_of', 'as_value', 'without_strays', 'nothing', 'elsewhere', 'fixed',
-           'offload_of_zero', 'offload_for_zero', 'derive_deepspeed', 'flat', 'job_of_dict', 'as_job', 'job_of_text',
-           'facts_of', 'keys_for', 'no_difference', 'meaning', 'as_script', 'one_connection', 'comment', 'as_yaml',
-           'software_said', 'system_said', 'as_own', 'job_asked', 'export', 'figure_said', 'steps_of', 'read_log',
-           'unpacked', 'check_trace', 'trace_text', 'arguments', 'launched_by', 'read_products']
+           'no_model', 'list_said', 'full_every', 'add', 'value', 'spelled', 'also', 'copies', 'batch', 'model_said',
+           'take', 'zero_of_megatron', 'check_program', 'place_of', 'as_value', 'without_strays', 'nothing',
+           'elsewhere', 'fixed', 'offload_of_zero', 'offload_for_zero', 'derive_deepspeed', 'flat', 'job_of_dict',
+           'as_job', 'job_of_text', 'facts_of', 'keys_for', 'no_difference', 'meaning', 'as_script', 'one_connection',
+           'comment', 'as_yaml', 'software_said', 'system_said', 'as_own', 'job_asked', 'export', 'figure_said',
+           'steps_of', 'read_log', 'unpacked', 'check_trace', 'trace_text', 'arguments', 'launched_by', 'read_products']
 
 # %% ../nbs/90_interop.ipynb #12ab0005
 import dataclasses
@@ -149,6 +149,22 @@ def share(x, key):
 
 def no_model(x, key):
     if x is not False: raise ValueError(f'{key}={quoted(x)}: no field of a Model says it')
+
+def list_said(text, key):  # list of int, or int
+    "A number, or a list written with + and *, without running anything."
+    try: return parsed(text)
+    except ValueError:
+        raise ValueError(f'{key}={quoted(text)} must be a number or a list such as '
+                         '([0]*3+[1]*58)') from None
+
+def full_every(x, key):
+    "How many layers there are to one that attends to all: a number, or a list with 0 for these."
+    if isinstance(x, str): x = list_said(x, key)
+    if not isinstance(x, list): return whole(x, key)
+    n = x.index(0) + 1 if 0 in x else None
+    if n and x == [int((i + 1) % n > 0) for i in range(len(x))]: return n
+    if x and all(one == 1 for one in x): return None   # none of them does
+    raise ValueError(f'{key}={quoted(x)}: no rule of a Model says which layers attend to all')
 
 SAMPLES = Kind(lambda x, key: whole(x, key, most=2**53),
                lambda fact: int(fact) if fact == int(fact) else None)
@@ -376,7 +392,7 @@ MEGATRON_ROWS = (
     Row('--use-rotary-position-embeddings', 'rotary', ON, False),
     Row('--attention-output-gate', 'attention_gate', ON, False),
     Row('--qk-layernorm', 'qk_norm', ON, False), Row('--window-size', 'window_size', LIST),
-    Row('--window-attn-skip-freq', 'full_attention_every', WHOLE),
+    Row('--window-attn-skip-freq', 'full_attention_every', Kind(full_every, lambda fact: fact)),
     Row('--softmax-type', 'attention_sinks',
         words_of({'vanilla': False, 'learnable': True}), False),
     Row('--mtp-num-layers', 'mtp_layers', number(0), 0),
@@ -531,14 +547,6 @@ def heads_of_megatron(facts, ignored):
         if left and left[0] != '-1': facts['window'] = Said(key, whole(int(left[0]), key))
 
 LATENT = dict(kv_lora_rank=32, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
-
-# %% ../nbs/90_interop.ipynb #12ab0017
-def list_said(text, key):  # list of int, or int
-    "A number, or a list written with + and *, without running anything."
-    try: return parsed(text)
-    except ValueError:
-        raise ValueError(f'{key}={quoted(text)} must be a number or a list such as '
-                         '([0]*3+[1]*58)') from None
 
 # %% ../nbs/90_interop.ipynb #8008269d
 def experts_of_megatron(facts, ignored):
@@ -868,6 +876,7 @@ DEEPSPEED_ROWS = (
     Row('optimizer.type', 'optimizer', words_in_any_case({
         'AdamW': 'adam', 'Adam': 'adam', 'OneBitAdam': 'adam', 'ZeroOneAdam': 'adam',
         'Lamb': 'adam', 'OneBitLamb': 'adam', 'Muon': 'muon', 'Lion': 'lion', 'SGD': 'sgd'})),
+    Row('zero_allow_untested_optimizer', 'untested', ONLY_WRITTEN),
     Row('set elsewhere', 'notes', LIST),
     *elsewhere(f'{CODE}: PipelineModule', pp=1),
     *elsewhere(f'{CODE}: gradient checkpointing', recompute=None),
@@ -924,6 +933,7 @@ def undo_deepspeed(f):  # dict
         raise ValueError(f'zero_stage={f["zero_stage"]} with pp={f["pp"]} cannot be said in '
                          'deepspeed: its pipelines take stages 0 and 1')
     return f | offload_for_zero(f, 'deepspeed') | dict(
+        untested=f.get('optimizer') == 'sgd' and bool(f.get('zero_stage')) or None,
         overlap=f.get('dp_overlap'), accumulation=steps, precision='bf16',
         autoep=f.get('ep', 1) > 1)
 
@@ -1167,17 +1177,29 @@ def copies_of_torchtitan(facts, ignored):
     facts['zero_stage'] = Said(key, stage if shares else 0)
 
 # %% ../nbs/90_interop.ipynb #12ab002f
+def chunks_of_torchtitan(facts, depth, pp, several):
+    "Parts of a stage, from the layers of one part: each has at most so many (torchtitan 0.3.0)."
+    key, layers = facts['layers_per_chunk']
+    ends = value(facts, 'first_less', 1) + value(facts, 'last_less', 1)
+    number = -(-(depth + ends) // layers)
+    chunks, rest = divmod(number, pp)
+    if rest or (chunks > 1) != several:
+        each = 'more than one' if several else 'one'
+        raise ValueError(f'{key}={layers} cuts {depth} layers into {number} parts: '
+                         f'{spelled(facts, "pp")} stages must have {each} of them each')
+    return chunks
+
 def order_of_torchtitan(facts, ignored):
     "The schedule, and the parts of a stage."
     key, name = facts['order']
     name = next((known for known in ORDERS if known.lower() == name.lower()), name)
     facts['schedule'] = Said(key, ORDERS[nearest(name, ORDERS, key or 'schedule')])
-    chunks = 2 if name in ('Interleaved1F1B', 'ZBVZeroBubble', 'DualPipeV') else 1
-    depth, pp = value(facts, 'depth'), value(facts, 'pp')
-    if 'layers_per_chunk' in facts and chunks > 1:
-        key = facts['layers_per_chunk'].key
-        if depth: chunks = max(1, depth // (pp * facts['layers_per_chunk'].value))
-        else: ignored.append((key, 'not used: the file does not say how many layers there are'))
+    several = name in ('Interleaved1F1B', 'ZBVZeroBubble', 'DualPipeV')
+    chunks, pp = 2 if several else 1, value(facts, 'pp')
+    if 'layers_per_chunk' in facts and pp > 1:
+        own, depth = facts['layers_per_chunk'].key, value(facts, 'depth')
+        if depth: chunks = chunks_of_torchtitan(facts, depth, pp, several)
+        else: ignored.append((own, 'not used: the file does not say how many layers there are'))
     if pp > 1: facts['virtual_stages'] = Said(key, chunks)
     else: facts['schedule'], facts['virtual_stages'] = Said(None, '1f1b'), Said(None, 1)
 
@@ -1208,6 +1230,9 @@ def derive_torchtitan(facts, ignored):
         ignored.append((facts['compiled'].key, 'not modelled yet: compiled kernels'))
     if not facts['recompute'].key:
         ignored.append(('activation_checkpoint', 'absent: selective, as torchtitan has it'))
+    if value(facts, 'pp') > 1 and not facts.keys() & {'first_less', 'last_less'}:
+        why = 'absent: stages at the ends have a layer less, which is not modelled yet'
+        ignored.append(('parallelism.pipeline_parallel_first_stage_less_layers', why))
     for less in (facts.get('first_less'), facts.get('last_less')):
         if less and less.value: ignored.append(
             (less.key, 'not modelled yet: stages of unequal depth'))
@@ -1222,6 +1247,9 @@ def undo_torchtitan(f):  # dict
     G, dp, several = f.get('global_batch'), f.get('dp'), f.get('dp_replicate') or 1
     b, pp = f.get('micro_batch') or 1, f.get('pp') or 1
     stage, v = f.get('zero_stage'), f.get('virtual_stages') or 1
+    if dp % several and f.get('n_gpus'):
+        raise ValueError(f'dp_replicate={several} of dp={dp} cannot be said in torchtitan: it must '
+                         'divide the copies')
     if stage == 0 and (f.get('cp') or 1) > 1:
         raise ValueError(f'zero_stage=0 with cp={f["cp"]} cannot be said in torchtitan: cp shares '
                          'weights out')
@@ -1238,10 +1266,16 @@ def undo_torchtitan(f):  # dict
                compiled=f.get('tp_overlap') or None,
                micro_said=b if pp > 1 else None,
                order='Interleaved1F1B' if order == '1F1B' and v > 1 else order if pp > 1 else None,
-               replicate=dp if stage == 0 else several, shard=1 if stage == 0 else dp // several,
+               replicate=dp if stage == 0 else several,   # None: whoever is left shares
+               shard=1 if stage == 0 else dp // several or None,
                reshard={3: 'always', 2: 'never'}.get(stage))
     if pp > 1: own |= dict(first_less=0, last_less=0)   # else stages at the ends have fewer layers
-    if v > 2 and f.get('depth'): own['layers_per_chunk'] = f['depth'] // (pp * v)
+    if pp > 1 and f.get('depth'):
+        layers = -(-f['depth'] // (pp * v))
+        if -(-f['depth'] // layers) != pp * v:
+            raise ValueError(f'virtual_stages={v} of pp={pp} with depth={f["depth"]} cannot be '
+                             'said in torchtitan: its parts have as many layers, but the last')
+        if v > 2: own['layers_per_chunk'] = layers
     return f | own
 
 # %% ../nbs/90_interop.ipynb #25ad56e3
@@ -1649,6 +1683,8 @@ def set_elsewhere(job: Job, name, keys):  # list of str
     places = {row.fact: row.where for row in format.rows if row.where}
     if name != 'megatron': places |= {'model': CODE, 'dropout': CODE}
     places |= {'n_gpus': 'the launcher', 'dp': 'the launcher'}
+    if (parts := 'parallelism.pipeline_parallel_layers_per_stage') in keys:
+        places |= {'virtual_stages': f'{parts}={keys[parts]} of {job.model.depth} layers'}
     found = []
     for fact, x in lost(job, again).items():
         if fact not in places: raise ValueError(f'{fact}={quoted(x)} cannot be said in {name}')

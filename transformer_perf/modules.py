@@ -17,9 +17,9 @@ from .models import as_model, sizes_of
 from .systems import Units, as_system
 from .estimates import (
     OPTIMIZERS, RECOMPUTE, Busy, Group, Matrix, Operation, Pass, Work, Works, adapted, added,
-    any_of, as_assumptions, at_columns, below, comm_of_each, counted, in_low_precision, in_rows,
-    is_recomputed, joined_works, launched, moment_bytes, of_names, of_one_rank, of_recipe,
-    offloaded, offloads, on_host, recomputed_layers, stacked, where)
+    any_of, as_assumptions, at_columns, below, comm_of_each, counted, different, in_low_precision,
+    in_rows, is_recomputed, joined_works, launched, moment_bytes, of_names, of_one_rank,
+    of_recipe, offloaded, offloads, on_host, recomputed_layers, stacked, where)
 from .kernels import pricer_of
 from .blocks import (
     STRATEGIES, CountedJob, Layouts, end_operations, kinds_of, layer_operations, layers_of_kinds,
@@ -99,7 +99,7 @@ def counted_layer(job: CountedJob):  # Layer
 def steps_on_matrices(job: CountedJob):  # as `Layer.steps`
     "What optimizers compute of the whole matrices of a layer, once a step."
     found = []
-    for name in np.unique(job.optimizer).tolist():
+    for name in different(job.optimizer):
         step, whose = OPTIMIZERS[name].whole, np.equal(job.optimizer, name)
         GB = job.units.element * moment_bytes(job.assumptions, name) / 2   # of one number
         for routed in (False, True) if step else ():
@@ -285,7 +285,7 @@ def layer_matrices(job: CountedJob):  # Matrices
 def kept_beside(job: CountedJob, matrices):  # GB
     "What optimizers keep of matrices as wholes."
     found = 0.
-    for name in np.unique(job.optimizer).tolist():
+    for name in different(job.optimizer):
         beside = OPTIMIZERS[name].beside
         if beside is None: continue
         numbers = sum(x.number * beside(x) for x in matrices)
@@ -456,7 +456,7 @@ def replicas(p: Layouts):
 def sharers(p: Layouts, group: Group):  # (Group, Group)
     "The copies that share weights out, as near as can be; and the GPUs that hold the same share."
     several = replicas(p)
-    if np.all(np.equal(several, 1)): return group, Group()
+    if not any_of(np.greater(several, 1)): return group, Group()
     size = group.size // several
     near = np.gcd(group.in_domain, size)
     return (group._replace(size=size, in_domain=near),

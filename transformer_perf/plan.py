@@ -25,7 +25,7 @@ from .estimates import CHOICES, FITS_BY, Assumptions
 from .timeline import GROUPS, PLACES, statistics
 from .iteration import SHOWN, keep, short, usual
 from transformer_perf.execution import (
-    PLAYED, Question, asked_about, best_candidates, counts_of, fitting, questions, result_of,
+    KIND, PLAYED, Question, asked_about, best_candidates, counts_of, fitting, questions, result_of,
     tables_of)
 
 # %% ../nbs/72_plan.ipynb #14a00011
@@ -223,7 +223,17 @@ def answers_among(rows, budget: Budget, margin):  # (answers of each row, whethe
         own = m[m[ANSWERS[name][0]].notna()]
         if name == 'simplest': own = own[own.s_per_token <= (1 + margin) * m.s_per_token.min()]
         if len(own): found[own.sort_values([*ANSWERS[name]], kind='stable').index[0]].append(name)
-    return [', '.join(names) for names in found], on_front(m[CRITERIA].fillna(np.inf))
+    for system, own in m.groupby(rows.system, sort=False):
+        first = own.sort_values([*ANSWERS['fastest']], kind='stable').index[0]
+        if 'fastest' not in found[first]: found[first].append(f'fastest on {system}')
+    answers, front = [', '.join(names) for names in found], on_front(m[CRITERIA].fillna(np.inf))
+    return answers, front & first_of_kinds(rows, answers)
+
+def first_of_kinds(rows, answers):  # bools
+    "Answers, and the fastest layout of each way to group the GPUs of a system."
+    kind = ['system', 'n_gpus', *KIND]
+    return (np.array(answers) != '') | ~rows.sort_values('tokens_per_s', ascending=False,
+        kind='stable').duplicated(kind).reindex(rows.index).to_numpy()
 
 # %% ../nbs/72_plan.ipynb #14a00054
 def described(row):  # str

@@ -8,18 +8,18 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_P
            'routed_copies', 'weight_parts', 'most_of_ends', 'reduction_time', 'still_gathered', 'still_of',
            'stage_weights', 'stage_matrices', 'shared', 'states_of', 'step_bytes', 'with_matrices', 'dealt',
            'step_on_matrices', 'of_the_busiest', 'host_step', 'update_time', 'straggling', 'Stage', 'places_of',
-           'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'alike', 'stages_of', 'mean_layer',
-           'costs_at_places', 'Pace', 'slowest_stage', 'pace_of', 'mean_matrices', 'slower_of', 'bubble_time',
-           'between_layers', 'iteration_times', 'Memory', 'alive', 'working', 'units_at_hand', 'StageWeights',
-           'largest_units', 'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held', 'gradients_held',
-           'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
-           'other_copies', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ', 'components',
-           'figures', 'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
-           'figures_by_formula', 'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind',
-           'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike',
-           'totals_played', 'bubble_left', 'exact_times', 'memory_on_ranks', 'exact_memory', 'memory_played',
-           'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
-           'memories_played', 'job_of_estimate', 'priced_estimate']
+           'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'alike', 'ends_differ', 'stages_of',
+           'mean_layer', 'costs_at_places', 'Pace', 'slowest_stage', 'pace_of', 'mean_matrices', 'slower_of',
+           'bubble_time', 'between_layers', 'iteration_times', 'Memory', 'alive', 'working', 'units_at_hand',
+           'StageWeights', 'largest_units', 'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held',
+           'gradients_held', 'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room',
+           'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed',
+           'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
+           'seconds_and_GB', 'statistics', 'figures_by_formula', 'stages_asked', 'own_stages', 'stages_at_rest',
+           'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play',
+           'more_of', 'chunks_alike', 'totals_played', 'bubble_left', 'exact_times', 'memory_on_ranks', 'exact_memory',
+           'memory_played', 'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each',
+           'bubbles_played', 'memories_played', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -36,8 +36,8 @@ from .schedules import (
     MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, formula_holds, memory_over_time, most_held,
     own_figure, played, time_played)
 from .estimates import (
-    CHOICES, OPTIMIZERS, Assumptions, Group, adapted, any_of, in_low_precision, launched,
-    of_names, of_recipe, offloads, on_host, state_bytes, tells_matrices, where)
+    CHOICES, OPTIMIZERS, Assumptions, Group, adapted, any_of, different, in_low_precision,
+    launched, of_names, of_recipe, offloads, on_host, state_bytes, tells_matrices, where)
 from .kernels import pricer_of
 from .blocks import (
     STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)
@@ -62,7 +62,7 @@ def placed_by_rank(t, room, order=('tp', 'cp', 'dp', 'pp')):  # dict of columns
 # %% ../nbs/87_timeline.ipynb #8cf0a002
 def one_for_all(column, name):
     "The value of a choice that is the same in all rows of a table."
-    values = np.unique(np.asarray(column, dtype=str)).tolist() or ['none']
+    values = different(column) or ['none']
     if len(values) == 1: return values[0]
     raise ValueError(f'{name}={quoted(values)}: a search has one of them for all of its rows')
 
@@ -322,11 +322,16 @@ def distinct_rows(*columns):  # (array: a row each, array: which row each place 
     return rows, (np.cumsum(used) - 1)[code]
 
 # %% ../nbs/87_timeline.ipynb #83c55b89
+def ends_differ(work: Workload):
+    "Whether the first stage and the last have anything but layers, or work on any."
+    return any_of(work.beside.table) or work.layouts.assumptions.working_memory
+
 def stages_of(work: Workload):  # list of Stage; in each, columns where layouts are columns
     "The stages that differ; where they differ in their ends alone, the first and the last."
     if alike(work):
         L, both, end = (work.layers,), ends_meet(work.layouts) * 1., work.layouts.pp - 1
-        return [Stage(L, 1., both, np.where(both, end, 0)), Stage(L, both, 1., end)]
+        first, last = Stage(L, 1., both, np.where(both, end, 0)), Stage(L, both, 1., end)
+        return [first, last] if ends_differ(work) else [first]   # which holds as much, or more
     return unlike_stages(work)
 
 # %% ../nbs/87_timeline.ipynb #83c55b88
