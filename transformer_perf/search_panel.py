@@ -322,6 +322,7 @@ def compared(state):  # (DataFrame, the same for the eye beside the candidates)
     view.insert(at + 1, 'what grew', grew)
     return why, view
 
+@functools.lru_cache(4)   # to and fro, pinned, taken away as files
 def search_shown(state: SearchState, ghost=None):  # Shown
     "Everything that the search panel shows; dashed, the best of a ghost, another state."
     found, before = state.found, 0.
