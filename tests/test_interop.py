@@ -248,7 +248,7 @@ TINY = of('llama', 64, 2, 4, 96, 100)
 
 @pytest.mark.parametrize('change, says', [
     (dict(model_type='rwkv5'), "unknown model_type 'rwkv5'"), (dict(num_hidden_layers=None),
-    'num_hidden_layers=None must be'), (dict(hidden_act='relu'), "unknown hidden_act 'relu'"),
+    'num_hidden_layers=None must be'), (dict(hidden_act='selu'), "unknown hidden_act 'selu'"),
     (dict(kv_lora_rank=8), 'kv_lora_rank=8 has no meaning in a llama'),
     (dict(num_experts=8), 'num_experts=8 has no meaning in a llama'),
     (dict(num_hidden_layers=10**8), 'must be a whole number from 1 to 10000'),
