@@ -64,7 +64,7 @@ def first_panel(name):
 
 # --- random moves ---
 
-SMALL_SEARCH = SearchState(model='llama3.1_8B', n_gpus=64)   # as all others, in a third the time
+SMALL_SEARCH = SearchState(model='llama3.1_8B', n_gpus=16, global_batch=64)   # quicker
 
 
 def moved_about(state, moves):

@@ -22,6 +22,7 @@ MODULES = {path.stem: path.read_text(encoding='utf-8') for path in pages.PACKAGE
            if not path.stem.startswith('_')}
 
 
+@functools.cache
 def imported(text):  # set of str: what a module imports, by full names
     found = set()
     for node in ast.walk(ast.parse(text)):

@@ -28,8 +28,8 @@ from .modules import (
     prices_of, reduces_each, sharing_rules, with_copies)
 from .timeline import (
     COMPONENTS, FIGURES, GROUPS, PLACES, chunks_differ, costs_at_places, exact_figures_of_each,
-    exact_memory, figures_by_formula, host_has_room, iteration_times, job_of, layouts_of,
-    memory_needed, one_for_all, placed_by_rank, that_must_fit)
+    figures_by_formula, host_has_room, iteration_times, job_of, layouts_of, memories_played,
+    memory_needed, memory_of, one_for_all, placed_by_rank, that_must_fit)
 from transformer_perf.iteration import (
     PAPER_NAMES, can_offload, changes_something, check_host, choices_fit, cross, divisors, evidence,
     filled, interval_columns, keep, layers_to_deal, left_out, never_run, packed_in_words, readable,
@@ -701,9 +701,9 @@ def fitting_when_played(t, asked, fit, known):  # bools
                         if f.played[i] and (at, i) not in known], dtype=int)
         if not len(new): continue
         every = f.layers.work(keep(f.less.t, new), new, q)
-        for n, i in enumerate(new.tolist()):
-            one = every.at(n, every.layouts.at(n))
-            known[at, i] = np.max(that_must_fit(one.layouts, exact_memory(one)))
+        memory = memories_played(every, memory_of(every), len(new))
+        GB = np.broadcast_to(that_must_fit(every.layouts, memory), len(new))
+        known.update(((at, i), x) for i, x in zip(new.tolist(), GB.tolist()))
     room = np.ravel(asked[0].system.hbm_capacity)   # of each variant, or of all
     room = room[t['variant']] if len(room) > 1 else room
     return np.array([known.get(row, 0.) for row in rows]) <= room
