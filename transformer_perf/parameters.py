@@ -160,7 +160,7 @@ class Costs:
         'judged: 50 to 300 further launches to sort, send and group tokens')
     host_tp: float = figure(0., 0, .2, 'more of it for each doubling of the tensor-parallel GPUs',
         'judged: a group waits for its slowest launcher', **PART)
-    host_sharpness: float = figure(3., 1.5, 10, 'exponent of the smooth maximum of host and GPU',
+    host_sharpness: float = figure(3., 1, 10, 'exponent of the smooth maximum of host and GPU',
         'judged: 1.5: host and GPU hardly overlap; 10: the larger of the two', least=1)
     host_micro_batch: float = figure(0., 0, 5e-3, 's a micro-batch',
         'judged: Python between the layers')
