@@ -130,9 +130,9 @@ def test_what_is_worthwhile():
     ratios = .5, .9985, .9995, 1., 1.0005, 2.
     asked = [worthwhile(one)(like(ratio)) for ratio in ratios]
     assert asked == [True, True, False, False, False, False] and one.fits
-    assert not worthwhile(one)(like(.5, GB=81)) and worthwhile(one)(like(.5, GB=79))
-    assert all(worthwhile(like(1., GB=81))(like(ratio)) for ratio in ratios)
-    assert not worthwhile(like(1., GB=81))(like(.5, GB=90))
+    assert not worthwhile(one)(like(.5, GB=86)) and worthwhile(one)(like(.5, GB=84))
+    assert all(worthwhile(like(1., GB=86))(like(ratio)) for ratio in ratios)
+    assert not worthwhile(like(1., GB=86))(like(.5, GB=90))
 
 
 def test_improve_finds_what_is_too_much():

@@ -413,6 +413,11 @@ def add_choices(path, runs):
     write_whole(path, json.dumps(read_json(path) | found, indent=1) + '\n')
 
 
+def near(ratios):  # array of bool
+    "Whether runs took what was predicted; else they do not show that their layout is understood."
+    return np.abs(np.log(ratios.to_numpy(float))) < np.log(1.5)
+
+
 def add_records(path, runs, fitted, others):  # DataFrame, a row per source
     "What the parameters in a file predict, also of other runs, written into it."
     found = read_json(path)
@@ -428,10 +433,11 @@ def add_records(path, runs, fitted, others):  # DataFrame, a row per source
                'half held out': covered_apart(seen, halves, half)}
     errors = error_table(judged, columns, covered)
     aside(errors)
+    like = near(seen.predicted_iteration_s / seen.iteration_s)
     regret = picked(seen[source_of(seen) == 'vtrain-multi'])
     found |= dict(
         errors=rows(errors), residuals=rows(residual_table(judged, columns)), fitted=fitted,
-        evidence=evidence_of(clean(runs)), seen=seen_in(clean(runs)),
+        evidence=evidence_of(clean(runs)), seen=seen_in(clean(runs[like])),
         intervals={'never seen': intervals_of(both, columns['never seen']),
                    'half held out': intervals_of(seen, halves),
                    'unnamed': intervals_of(seen, unnamed(runs, path))},

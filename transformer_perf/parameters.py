@@ -161,7 +161,7 @@ class Costs:
     host_tp: float = figure(0., 0, .2, 'more of it for each doubling of the tensor-parallel GPUs',
         'judged: a group waits for its slowest launcher', **PART)
     host_sharpness: float = figure(3., 1, 10, 'exponent of the smooth maximum of host and GPU',
-        'judged: 1.5: host and GPU hardly overlap; 10: the larger of the two', least=1)
+        'judged: 1: a launch waits for its kernel; 1.5: hardly any overlap; 10: the larger', least=1)
     host_micro_batch: float = figure(0., 0, 5e-3, 's a micro-batch',
         'judged: Python between the layers')
     iteration_constant: float = figure(0., 0, .05, 's an iteration',
@@ -238,14 +238,15 @@ class Evidence:
         "How near the nearest evidence is, and what it is."
         what, here = dict(model=model, precision=precision), self.count(gpu=gpu)
         such, mine = f'{model}, {precision}', self.count(gpu=gpu, stack=stack)
+        runs = lambda n: f'{n} run' + 's' * (n != 1)
         if own := self.count(gpu=gpu, stack=stack, **what):
-            return f'measured: {own} runs of {stack} on {gpu}, {such}'
+            return f'measured: {runs(own)} of {stack} on {gpu}, {such}'
         if not here: return f'extrapolated: no run on {gpu} was fitted to, only single kernels'
-        if mine: return f'near: {mine} runs of {stack} on {gpu}, none of them {such}'
-        if stack not in ('', 'any'): return f'near: {here} runs on {gpu}, none of them of {stack}'
+        if mine: return f'near: {runs(mine)} of {stack} on {gpu}, none of them {such}'
+        if stack not in ('', 'any'): return f'near: {runs(here)} on {gpu}, none of them of {stack}'
         if own := self.count(gpu=gpu, **what):
-            return f'near: {own} runs on {gpu}, {such}, of several stacks'
-        return f'near: {here} runs on {gpu}, none of them {such}'
+            return f'near: {runs(own)} on {gpu}, {such}, of several stacks'
+        return f'near: {runs(here)} on {gpu}, none of them {such}'
 
 # %% ../nbs/82_parameters.ipynb #f90ab3a2
 def interval(
