@@ -400,12 +400,12 @@ def test_predict_is_estimate(preset):
 # fitting
 
 def test_calibration_finds_what_made_the_data(tmp_path):
-    made = {'clock': .8, 'host_layer': 1.2e-3}
+    made = {'clock': .8, 'host_layer': 1.5e-3}
     truth = changed(read_calibration().sets['Hopper/Megatron-Core'], made)
     runs = of_table('mcore-h100').assign(vp=1., micro_batch=1.)
     runs['iteration_s'] = predict(runs, with_sets(truth)).predicted_iteration_s
     few = calibrate(runs, free=tuple(made)).table.value   # five runs are drawn to what is usual
-    np.testing.assert_allclose(few, list(made.values()), rtol=.015)
+    np.testing.assert_allclose(few, list(made.values()), rtol=.02)
     many = calibrate(pd.concat([runs] * 20, ignore_index=True), free=tuple(made)).table.value
     np.testing.assert_allclose(many, list(made.values()), rtol=1e-3)
     shipped = read_calibration().sets['Hopper/Megatron-Core']

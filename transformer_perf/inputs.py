@@ -96,16 +96,16 @@ def flag(value, name):  # bool
     raise ValueError(f'{name}={quoted(value)} must be true or false')
 
 # %% ../nbs/97_inputs.ipynb #90a00041
-def label(value, name):  # str
-    "`value` as a name: text that prints, of at most 100 characters, and no HTML."
-    short = isinstance(value, str) and 0 < len(value) <= 100
+def label(value, name, longest=100):  # str
+    "`value` as a name: text that prints, of so many characters at most, and no HTML."
+    short = isinstance(value, str) and 0 < len(value) <= longest
     if short and value.isprintable() and '<' not in value: return value
-    raise ValueError(f'{name}={quoted(value)} must be text of 1 to 100 printable characters '
-                     'without <')
+    raise ValueError(f'{name}={quoted(value)} must be text of 1 to {longest} printable '
+                     'characters without <')
 
 # %% ../nbs/97_inputs.ipynb #90a00019
 def field(default=dataclasses.MISSING, **notes):
-    "A dataclass field with notes: least, most, above, choices, arrays."
+    "A dataclass field with notes: least, most, above, choices, arrays, longest (of a text)."
     return dataclasses.field(default=default, metadata=notes)
 
 def one_of(value, choices, name):
@@ -145,7 +145,8 @@ def checked_value(value, name, kind, notes, default):
     if value is None and default is None: return None
     if 'choices' in notes: return one_of(value, notes['choices'], name)
     if kind in (int, float): return checked_number(value, name, kind, notes)
-    if kind in (bool, str): return (flag if kind is bool else label)(value, name)
+    if kind is bool: return flag(value, name)
+    if kind is str: return label(value, name, notes.get('longest', 100))
     return of_type(value, kind, name)
 
 # %% ../nbs/97_inputs.ipynb #90a0001a

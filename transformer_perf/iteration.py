@@ -24,7 +24,7 @@ import numpy as np
 
 # %% ../nbs/87a_estimate.ipynb #514cb26c
 from .inputs import (
-    as_markdown, checked, divides, nearest, of_type, quoted, table_with, whole)
+    as_markdown, checked, divides, field, nearest, of_type, quoted, table_with, whole)
 from .models import Model, as_model
 from .systems import System, as_system
 from .schedules import (
@@ -123,7 +123,7 @@ class Shares:
     nvlink_dp: int = None          # dp GPUs that do
     ep: int = 1                    # GPUs (of tp, cp and dp) that share the experts
     etp: int = 1                   # of them, GPUs that share the features of an expert
-    layout: str = None             # layers of each chunk of the pipeline: 'Et*3|(tt|)*30mL'
+    layout: str = field(None, longest=1000)  # layers of each chunk: 'Et*3|(tt|)*30mL'
 
 def unsaid(choice):  # (name, type, field)
     "A choice that a configuration leaves to the assumptions unless it says otherwise."

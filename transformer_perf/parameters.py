@@ -161,7 +161,7 @@ class Costs:
     host_tp: float = figure(0., 0, .2, 'more of it for each doubling of the tensor-parallel GPUs',
         'judged: a group waits for its slowest launcher', **PART)
     host_sharpness: float = figure(3., 1, 10, 'exponent of the smooth maximum of host and GPU',
-        'judged: 1: a launch waits for its kernel; 1.5: hardly any overlap; 10: the larger', least=1)
+        'judged: 1: a launch waits for its kernel; 1.5: hardly; 10: the larger of the two', least=1)
     host_micro_batch: float = figure(0., 0, 5e-3, 's a micro-batch',
         'judged: Python between the layers')
     iteration_constant: float = figure(0., 0, .05, 's an iteration',
