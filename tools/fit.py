@@ -76,10 +76,16 @@ def settled_at(t: Tangent, first, weights, pull=None):  # (values, standard erro
         found = t.logs[own] + t.slopes[own] @ (values - t.values)
         if pull is None: return found
         return np.append(found, .03 * (values - first) / pull)
-    more = np.ones(0 if pull is None else len(first)) * weights[own].mean()
+    more = [] if pull is None else mean_weights(weights[own], t.slopes[own] != 0)
     found, error, _ = least_squares_within(residuals, np.clip(t.values, low, high), low, high,
                                            np.append(weights[own], more))
     return found, error
+
+
+def mean_weights(weights, touches):  # array
+    "What a run weighs that each parameter has a say in: so much has what is likely before."
+    number = touches.sum(axis=0)
+    return np.where(number, weights @ touches / np.maximum(number, 1), weights.mean())
 
 
 def weights_of(source):  # array

@@ -423,7 +423,7 @@ def seen_in(df, system=None):  # dict: choice -> its values
             seen[name] |= set(np.atleast_1d(values).tolist())
     return {name: sorted(values - {None}) for name, values in seen.items()} | reached_in(df)
 
-FEW = 3   # runs: fewer do not make a layout a measured one
+FEW = 5   # runs: fewer do not make a layout a measured one
 
 def reached_in(df):  # dict: figure -> its values in more than a few runs
     "How short the pieces of a sequence and how wide the tensor parallelism of runs were."
