@@ -229,9 +229,9 @@ def test_the_search_has_the_defaults_of_python():
 
 def test_layers_that_do_not_divide_are_told():
     told = 'layers divide evenly into no more than'
-    search_of = ('search', '--gpus', 2048, '--assumptions', 'corrected', '--model')
+    search_of = ('search', '--gpus', 1024, '--assumptions', 'corrected', '--model')
     text = ' '.join(good(*search_of, 'llama3.1_405B', code=1).split())
-    has(text, f'126 {told} 2 pipeline stages on 2048 GPUs; with --assumptions calibrated')
+    has(text, f'126 {told} 2 pipeline stages on 1024 GPUs; with --assumptions calibrated')
     text = good(*search_of, 'deepseek_v3', '--system', 'H200')
     has(' '.join(text.split()), f'61 {told} 1 pipeline stage ')
     assert told not in ' '.join(good('search').split())   # calibrated: stages may differ
@@ -245,7 +245,7 @@ def test_choices_of_a_search():
     has(bad('search', '--zero-stage', 4), 'zero_stage=4 must be 0, 1, 2 or 3')
     text = good('search', *SMALL, '--assumptions', 'calibrated', '--recompute', 'none,full',
                 '--virtual-stages', '1,2,4', '--sequence-sharded', 'yes,no')
-    has(text, 'virtual', 'other', 'Evidence: extrapolated: no run on H200')
+    has(text, 'virtual', 'other', 'Evidence: extrapolated: H200 was fitted to 1 run only')
     text = good('search', *SMALL, '--assumptions', 'corrected', '--recompute', 'full')
     has(text, 'not in the published model: recompute full')
     has(bad('search', '--recompute', 'all'), "unknown recompute 'all'")
@@ -418,7 +418,7 @@ def test_nothing_that_fits_is_json_too(schema):
     text = good('search', '--gpus', '64', '--format', 'json', code=1)
     found = json.loads(text)
     schema.validate(found)
-    assert found['found'] == [] and 'GB over the 80 GB' in found['none']['64']
+    assert found['found'] == [] and 'GB over the 84.9 GB' in found['none']['64']
 
 
 def test_a_fault_of_ours_is_no_answer():
@@ -463,7 +463,7 @@ def test_help_teaches():
 
 def test_nothing_feasible_is_an_answer():
     text = good('search', '--gpus', '64', code=1)
-    has(' '.join(text.split()), 'no feasible configuration', 'GB over the 80 GB')
+    has(' '.join(text.split()), 'no feasible configuration', 'GB over the 84.9 GB')
     has(good('search', *CORRECTED, '--gpus', 7, '--global-batch', 4, code=1), 'multiply to 7')
 
 

@@ -451,7 +451,7 @@ def test_evidence_is_said():
     say = lambda preset, **p: estimate('gpt3', Parallel(tp=8, pp=8, **p), 'H100-80GB', 512, preset)
     assert say('paper').notes[0] == 'Evidence: published model.'
     assert 'recompute full' in say('corrected', recompute='full').notes[0]
-    near = 'Evidence: near: 107 runs on H100, dense, bf16, of several stacks.'
+    near = 'Evidence: near: 195 runs on H100, dense, bf16, of several stacks.'
     assert say('calibrated').notes[0] == say('calibrated', zero_stage=3).notes[0] == near
     assert 'strategy 2d' in say('calibrated', strategy='2d', cp=2).notes[0]
     found = search('gpt3', 512, 'H100-80GB', 512, k=3, assumptions='calibrated', schedule='zb-h1')

@@ -63,7 +63,7 @@ def test_a_sweep_is_its_searches():
 
 
 def test_a_sweep_says_what_it_rests_on():
-    for assumptions, evidence in (('paper', 'published model'), ('calibrated', 'near: 107 runs')):
+    for assumptions, evidence in (('paper', 'published model'), ('calibrated', 'near: 195 runs')):
         table = sweep(['gpt3'], {'H100': 'H100-80GB'}, [64], ['1d'], assumptions=assumptions,
                       global_batch=4096)
         assert table.evidence.str.startswith(evidence).all() and len(table)

@@ -152,7 +152,7 @@ def test_intervals_hold_the_prediction_and_trust_names_its_evidence():
     wider = lambda t: (t.iteration_high_s / t.iteration_low_s)
     assert (wider(unknown) >= wider(found) * .99).mean() > .8
     assert predictions('paper').iteration_low_s.isna().all()
-    new = predict(RUNS[RUNS.gpu == 'H100-80GB'].assign(gpu='MI300X'))
+    new = predict(RUNS[RUNS.gpu == 'H100-80GB'].assign(gpu='H200-141GB'))
     assert new.trust.str.startswith('extrapolated').all()
 
 

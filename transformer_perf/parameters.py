@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SHARE', 'PART', 'FACTOR', 'HANDLES', 'REPEATABLE', 'GROUPED_WORKSPACES', 'OVERLAP_WORKSPACES', 'SHOWS', 'REACHED',
-           'KINDS_OF_RUN', 'WIDER', 'SEEN', 'PARTS', 'PART_OF', 'figure', 'Network', 'Kernels', 'measured_folder',
-           'Generation', 'generations', 'Costs', 'Evidence', 'interval', 'Parameters', 'part_of', 'limits', 'value_of',
-           'changed', 'Calibration', 'parameters_from', 'as_flat', 'read_calibration']
+           'KINDS_OF_RUN', 'WIDER', 'FEW', 'SEEN', 'PARTS', 'PART_OF', 'figure', 'Network', 'Kernels',
+           'measured_folder', 'Generation', 'generations', 'Costs', 'Evidence', 'interval', 'Parameters', 'part_of',
+           'limits', 'value_of', 'changed', 'Calibration', 'parameters_from', 'as_flat', 'read_calibration']
 
 # %% ../nbs/82_parameters.ipynb #c3ca8f62
 import dataclasses
@@ -219,6 +219,7 @@ SHOWS = ('strategy', 'zero_stage', 'recompute', 'context', 'schedule', 'reduce_e
 REACHED = ('context_tokens', 'tp_domains')   # of which it has the least, or the most, of few runs
 KINDS_OF_RUN = ('dense', 'waiting', 'experts')
 WIDER = 1.5   # the interval where something was never measured
+FEW = 5       # runs: fewer make neither a GPU nor a layout a measured one
 SEEN = ('half held out', 'never seen', 'unnamed')   # what a prediction knew: runs of the same, the
                                                     # software by its code, not even that
 
@@ -242,6 +243,7 @@ class Evidence:
         if own := self.count(gpu=gpu, stack=stack, **what):
             return f'measured: {runs(own)} of {stack} on {gpu}, {such}'
         if not here: return f'extrapolated: no run on {gpu} was fitted to, only single kernels'
+        if here < FEW: return f'extrapolated: {gpu} was fitted to {runs(here)} only'
         if mine: return f'near: {runs(mine)} of {stack} on {gpu}, none of them {such}'
         if stack not in ('', 'any'): return f'near: {runs(here)} on {gpu}, none of them of {stack}'
         if own := self.count(gpu=gpu, **what):

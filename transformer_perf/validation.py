@@ -372,7 +372,7 @@ from typing import NamedTuple
 
 from .inputs import named, nearest, of_type, quoted, read_csv, write_whole
 from .estimates import Group
-from .parameters import SHOWS, Parameters, as_flat, value_of
+from .parameters import FEW, SHOWS, Parameters, as_flat, value_of
 from .kernels import collective_seconds
 from .runs import (
     ADDED, COLUMNS, MORE, STRUCTURE, column_of, of_sheets, read_runs, reasons_of, room_of)
@@ -422,8 +422,6 @@ def seen_in(df, system=None):  # dict: choice -> its values
             values = batch.t.get(name, batch.more.get(name, getattr(a, name, None)))
             seen[name] |= set(np.atleast_1d(values).tolist())
     return {name: sorted(values - {None}) for name, values in seen.items()} | reached_in(df)
-
-FEW = 5   # runs: fewer do not make a layout a measured one
 
 def reached_in(df):  # dict: figure -> its values in more than a few runs
     "How short the pieces of a sequence and how wide the tensor parallelism of runs were."
