@@ -5,22 +5,24 @@
 # %% auto #0
 __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', 'GREY', 'PALETTE', 'DASHES', 'MARKERS', 'FILLS',
            'PARTS', 'LOOK', 'MOST_CHARACTERS', 'MOST_GROUPS', 'MOST_DRAWN', 'TEXT', 'ONE', 'SIZES', 'PLACED', 'BARS',
-           'SHAPE', 'PASSES', 'MOST_PASSES', 'style', 'check_texts', 'picture', 'panels_of', 'groups_of', 'as_number',
-           'with_numbers', 'numbers_in', 'drawable', 'plain', 'log_ticks', 'against_gpus', 'training_days',
-           'micro_batches', 'second_axis', 'beside', 'write_shares', 'configurations', 'placements', 'edges',
-           'value_ticks', 'heat_map', 'communication', 'check_passes', 'draw_passes', 'timeline']
+           'SHAPE', 'PASSES', 'MOST_PASSES', 'KEPT', 'ARROW', 'GAP', 'style', 'check_texts', 'picture', 'panels_of',
+           'groups_of', 'as_number', 'with_numbers', 'numbers_in', 'drawable', 'plain', 'log_ticks', 'against_gpus',
+           'training_days', 'micro_batches', 'second_axis', 'beside', 'write_shares', 'configurations', 'placements',
+           'edges', 'value_ticks', 'heat_map', 'communication', 'check_passes', 'draw_passes', 'timeline', 'Held',
+           'whole', 'by_rows', 'by_columns', 'by_grid', 'draw_held', 'draw_message', 'sharding']
 
 # %% ../nbs/83_plots.ipynb #cf2e19e0
 import functools
 import numbers
 import threading
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
@@ -552,4 +554,71 @@ def timeline(
     drawn = [look for kind, look in PASSES.items() if kind in set(table.kind)]
     figure.legend(handles=[Patch(color=color, label=words) for color, words in drawn],
                   loc='outside lower center', ncols=3)
+    return figure
+
+# %% ../nbs/83_plots.ipynb #7c100007
+KEPT = {'weights': BLUE, 'gradients': SKY, 'optimizer': ORANGE, 'activations': GREEN}
+
+class Held(NamedTuple):
+    "A tensor at one moment, and what each GPU holds of it."
+    name: str
+    shape: str           # as a formula without dollars, such as 'e, f/4'
+    parts: list          # for each GPU, boxes (left, top, width, height) in shares of the tensor
+    kind: str = 'activations'
+    term: bool = False   # whether what a GPU holds is one term of a sum
+    width: float = 1.    # of the drawing; of a GPU's row
+    height: float = 1.
+
+def whole(n): return n * [[(0, 0, 1, 1)]]
+def by_rows(n): return [[(0, i / n, 1, 1 / n)] for i in range(n)]
+def by_columns(n): return [[(i / n, 0, 1 / n, 1)] for i in range(n)]
+def by_grid(rows, columns):
+    return [[(j / columns, i / rows, 1 / columns, 1 / rows)]
+            for i in range(rows) for j in range(columns)]
+
+# %% ../nbs/83_plots.ipynb #7c100008
+ARROW, GAP = 1.25, .35   # of a GPU's row: the width of a message, and between two tensors
+
+def draw_held(ax, held, x):
+    "One tensor, a row for each GPU: its outline, and what the GPU holds."
+    look = dict(facecolor=KEPT[held.kind], edgecolor='white', linewidth=.6)
+    if held.term: look |= dict(hatch='////')
+    for row, boxes in enumerate(held.parts):
+        y = row + (1 - .8 * held.height) / 2
+        ax.add_patch(Rectangle((x, y), held.width, .8 * held.height, facecolor='white',
+                               edgecolor=GREY, linewidth=.6))
+        for left, top, width, height in boxes:
+            ax.add_patch(Rectangle((x + left * held.width, y + .8 * top * held.height),
+                                   width * held.width, .8 * height * held.height, **look))
+    words = f'{held.name}\n$[{held.shape}]$'
+    ax.text(x + held.width / 2, -.1, words, ha='center', va='bottom', fontsize=8)
+
+def draw_message(ax, words, x, n):
+    "An arrow to the right, and what is sent."
+    ax.annotate('', (x + ARROW - .1, n / 2), (x + .1, n / 2),
+                arrowprops=dict(arrowstyle='->', color=RED, linewidth=1.6))
+    ax.text(x + ARROW / 2, n / 2 - .12, words, color=RED, ha='center', va='bottom', fontsize=8)
+
+def sharding(
+    steps,   # tensors (Held) and messages (their words) from left to right
+    rows=None,   # what the rows are called: GPU 0, GPU 1, ... unless given
+):  # Figure
+    "What each GPU holds before and after each message."
+    n = next(len(step.parts) for step in steps if isinstance(step, Held))
+    widths = [ARROW if isinstance(step, str) else step.width + GAP for step in steps]
+    names = rows or [f'GPU {i}' for i in range(n)]
+    with DRAWING, style():
+        figure = Figure(figsize=(.75 + .5 * sum(widths), .55 + .5 * n))
+        ax, x = figure.subplots(), 0.
+        for step, width in zip(steps, widths):
+            if isinstance(step, str): draw_message(ax, step, x - GAP / 2, n)
+            else: draw_held(ax, step, x)
+            x += width
+        ax.set(xlim=(-.1, x), ylim=(n, -.9), xticks=[], yticks=np.arange(n) + .5)
+        ax.set_yticklabels(names)
+        ax.tick_params(length=0)
+        ax.grid(False)
+        for side in ax.spines.values(): side.set_visible(False)
+        figure.draw_without_rendering()
+        figure.set_layout_engine('none')
     return figure
