@@ -1,5 +1,6 @@
 "Every code cell of a notebook must run, with the text outputs that are stored: a test for each."
 import ast
+import gc
 import os
 import shutil
 import sys
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(items):
                                  item.path))
 
 
+def pytest_collection_finish():
+    "What was collected stays to the end: garbage is looked for among the rest, and less often."
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 50)   # a tenth of the time, where each test is looked through
+
+
 def only_defines(source):
     "Whether a cell can do no more than define and import."
     try: body = ast.parse(notebooks.without_directives(source)).body
@@ -50,7 +57,23 @@ def name_of(cell):
 
 
 def text_outputs(cell):
-    return notebooks.text_of([notebooks.clean(output) for output in cell.get('outputs', [])])
+    return notebooks.text_of([notebooks.lasting(output) for output in cell.get('outputs', [])])
+
+
+def drawn(figure):
+    "Draw a picture that nobody will look at, once and without a file: its mistakes are found."
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    FigureCanvasAgg(figure).draw()
+    return ''
+
+
+class Tested(notebooks.Notebook):
+    "A notebook of which only the texts are read."
+    def new_shell(self):
+        from matplotlib.figure import Figure
+        shell = super().new_shell()
+        shell.display_formatter.formatters['image/png'].for_type(Figure, drawn)
+        return shell
 
 
 # whose pictures wait for the rebuilding of the evidence
@@ -60,7 +83,7 @@ DRAWN_LATER = {'51_measured_kernels', '52_kernels', '53_validation', '54_why_is_
 
 class NotebookFile(pytest.File):
     def collect(self):
-        notebook = notebooks.Notebook(self.path)
+        notebook = Tested(self.path)
         for cell in tests_of(notebook.nb.cells):
             yield Cell.from_parent(self, name=name_of(cell), notebook=notebook, cell=cell)
 

@@ -739,3 +739,5 @@ def test_tables_of_messages(overlap):
     kept = sum(part.activation_buffer.sum() for part in table)
     assert close(mem, 6 * (GB + GB + 6 * GB / 8 + 4 * kept))
     assert stats['t'] == t and stats['mem'] == mem
+    TFLOP = sum((part.flops_fwd + part.flops_bwd).sum() for part in table)
+    assert close(stats['flops_per_gpu'], 16 * 6 * TFLOP)

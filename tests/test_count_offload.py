@@ -312,6 +312,74 @@ def test_files_of_deepspeed():
     assert given('cpu', 2).parallel.offload == 'optimizer'
     assert given('cpu', 3, ratio=.3).parallel.offload == 'optimizer:0.3'
     assert given('none', 3).parallel.offload == 'none'
-    nvme = given('nvme', 3)
-    assert nvme.parallel.offload == 'none' and 'nvme' in str(nvme.ignored)
+    assert given('nvme', 3).parallel.offload == 'optimizer+nvme'
+    nvme = given('nvme', 2)
+    assert nvme.parallel.offload == 'none' and 'below stage' in str(nvme.ignored)
     assert 'below stage 1' in str(given('cpu', 0).ignored)
+
+
+# the host's disks
+
+DISKS = replace(H100, nvme_bandwidth=3.)
+
+
+def test_states_on_disks():
+    "ZeRO-Infinity: 12 bytes of a parameter are read and written; the host keeps gradients alone."
+    there = dict(dp=8, zero_stage=3, dp_overlap=False)
+    of = lambda offload, **more: stats('corrected', system=DISKS, **there, offload=offload, **more)
+    number = on_gpus('corrected') / 8
+    none, host, disks = (of(how) for how in ('none', 'optimizer', 'optimizer+nvme'))
+    assert close(host['host_GB'], 16 * number) and close(disks['host_GB'], 4 * number)
+    same = 'memory_GB', 'optimizer_GB', 'weights_GB', 'dp_comm_s'
+    assert all(host[name] == disks[name] for name in same)
+    up = 2 / LINK   # gradients go down as they are made
+    assert close(host['other_s'] - none['other_s'], number * (up + 30 / STEP))
+    assert close(disks['other_s'] - none['other_s'], number * (up + 24 / 3.))
+    fast = stats('corrected', system=replace(H100, nvme_bandwidth=100.), **there,
+                 offload='optimizer+nvme')
+    assert fast['other_s'] == host['other_s']   # the CPU is slower
+
+
+def test_weights_on_disks():
+    "They come at the rate of the link, or of the disks if that is less, for each pass."
+    there = dict(dp=8, zero_stage=3, dp_overlap=False)
+    of = lambda system, offload: stats('corrected', system=system, **there, offload=offload)
+    none, number = of(DISKS, 'none'), on_gpus('corrected') / 8
+    disks = of(DISKS, 'weights+nvme')
+    assert close(disks['dp_comm_s'] - none['dp_comm_s'], 2 * 8 * 2 * number / 3.)
+    assert disks['host_GB'] == 0 and disks['weights_GB'] == of(DISKS, 'weights')['weights_GB']
+    fast = replace(H100, nvme_bandwidth=100.)
+    assert of(fast, 'weights+nvme')['dp_comm_s'] == of(fast, 'weights')['dp_comm_s']
+    every = 'optimizer+weights+nvme'
+    p = Parallel(**there, offload=every)
+    for preset in EVERY:
+        one = estimate(DENSE, p, DISKS, 64, preset)
+        assert one.fits and str(one.explain('iteration_s', depth=30))   # formulas give the numbers
+        assert str(one.explain('memory_GB', depth=30))
+
+
+def test_disks_are_asked_for_by_name(tmp_path):
+    with pytest.raises(ValueError, match="'H100-80GB' has no nvme_bandwidth"):
+        stats(dp=8, zero_stage=3, offload='optimizer+nvme')
+    with pytest.raises(ValueError, match='disks hold the optimizer or weights'):
+        stats(dp=8, offload='activations+nvme')
+    with pytest.raises(ValueError, match='disks hold states with zero_stage=3, not 1'):
+        stats(system=DISKS, dp=8, offload='optimizer+nvme')
+    small = replace(DISKS, host_capacity=100.)   # too small for 8 B of states
+    helped = fits(DENSE, Parallel(), small, 16)
+    assert not helped.fits and 'nvme' in helped.changes[0].words
+    found = search(DENSE, 8, DISKS, 64, k=60, zero_stages=3, fixed={'dp': 8},
+                   offload=['optimizer+weights', 'optimizer+weights+nvme'])
+    assert {*found.offload} == {'optimizer+weights', 'optimizer+weights+nvme'}
+    p = Parallel(dp=8, zero_stage=3, offload='nvme+weights+optimizer')
+    text = export(Job(p, NAMED[DENSE], 64, 8, 8192), 'deepspeed')
+    assert '"nvme"' in text
+    file = tmp_path / 'job.json'
+    file.write_text(text)
+    assert as_job(file, n_gpus=8).parallel.offload == 'optimizer+weights+nvme'
+    both = as_job({'train_batch_size': 64, 'zero_optimization': {
+        'stage': 3, 'offload_optimizer': {'device': 'nvme'}, 'offload_param': {'device': 'cpu'}}})
+    assert both.parallel.offload == 'weights' and 'nvme for one of two' in str(both.ignored)
+    for name in ('megatron', 'torchtitan'):
+        with pytest.raises(ValueError, match='cannot be said'):
+            export(Job(p, NAMED[DENSE], 64, 8, 8192), name)

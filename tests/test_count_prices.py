@@ -279,6 +279,8 @@ def test_wires_of_a_domain():
             assert close(system.bandwidth_among(gpus), GB)
             assert close(system.link_among(gpus).bandwidth, GB * system.nvlink_eff)
         assert system.peer_bandwidth == system.bandwidth_among(2)
+        one_link = system.nvlink_latency + 3 / (system.peer_bandwidth * system.nvlink_eff)
+        assert close(Roofline(system).send(3., True), one_link)
 
 
 def test_a_roofline_by_hand():

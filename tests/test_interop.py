@@ -1,12 +1,14 @@
 "Formats that people have: configurations of Hugging Face, jobs of frameworks, their logs."
 import dataclasses
 import gzip
+import itertools
 import json
 import os
 import random
 import re
 import shlex
 import time
+import types
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +21,7 @@ from transformer_perf.cli import main
 from transformer_perf.configs import FAMILIES, FOREIGN, foreign_keys
 from transformer_perf.estimates import CHOICES
 from transformer_perf.interop import (
-    EXPORTS, FORMATS, Job, as_job, export, facts_of, meaning, no_difference, parse_yaml,
+    EXPORTS, FORMATS, Job, as_job, export, facts_of, flat, meaning, no_difference, parse_yaml,
     read_log, read_products, read_profile)
 from transformer_perf.models import NAMED, as_model
 from transformer_perf.systems import as_system
@@ -147,6 +149,34 @@ HYBRIDS = [   # Granite's is its 4.0-H-Micro, with the words of its owners
                        mamba_n_groups=1, mamba_d_state=128, mamba_d_conv=4, mamba_expand=2,
                        mamba_chunk_size=256, layer_types=(
                            ['mamba'] * 5 + ['attention'] + ['mamba'] * 4) * 4))]
+CHUNKS = of('llama4_text', 5120, 48, 40, 8192, 202048, **kv(8, 128), num_local_experts=16,
+            num_experts_per_tok=1, intermediate_size_mlp=16384, attention_chunk_size=8192)
+NEO = {'model_type': 'gpt_neo', 'hidden_size': 2048, 'num_layers': 24, 'num_heads': 16,
+       'vocab_size': 50257, 'max_position_embeddings': 2048, 'window_size': 256,
+       'attention_types': [[['global', 'local'], 12]], 'activation_function': 'gelu_new'}
+OPT = {'model_type': 'opt', 'hidden_size': 768, 'num_hidden_layers': 12, 'ffn_dim': 3072,
+       'num_attention_heads': 12, 'vocab_size': 50272, 'max_position_embeddings': 2048,
+       'activation_function': 'relu', 'word_embed_proj_dim': 768}
+SHAPED = [   # published, or counted by transformers 5.23
+    (125_239_296, OPT), (1_315_575_808, NEO), (107_769_861_120, CHUNKS),
+    (1_637_964_550, {'model_type': 'ctrl', 'n_embd': 1280, 'n_layer': 48, 'n_head': 16,
+                     'dff': 8192, 'vocab_size': 246534, 'n_positions': 256}),
+    (6_979_596_352, of('apertus', 4096, 32, 32, 14336, 131072, hidden_act='xielu')),
+    (308_778_780_864, of(
+        'mimo_v2_flash', 4096, 48, 64, 16384, 152576, **kv(4, 192), v_head_dim=128,
+        n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048,
+        sliding_window=129, mlp_layer_types=['dense'] + ['sparse'] * 47,
+        layer_types=['full_attention'] + (['sliding_attention'] * 4 + ['full_attention']
+                                          + ['sliding_attention']) * 7
+        + ['sliding_attention'] * 4 + ['full_attention'])),
+    (33_189_975_808, of(
+        'laguna', 2048, 40, 48, 8192, 100352, **kv(8, 128), num_experts=256,
+        num_experts_per_tok=8, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+        layer_types=['full_attention'] * 40, mlp_layer_types=['dense'] + ['sparse'] * 39)),
+    (8_514_961_408, of(
+        'falcon_h1', 4096, 32, 32, 14336, 128000, **kv(8), mamba_d_ssm=1024, mamba_n_heads=128,
+        mamba_n_groups=1, mamba_d_state=256, mamba_d_conv=4, mamba_expand=2,
+        mamba_chunk_size=256))]
 GLM = dict(num_experts_per_tok=8, n_shared_experts=1, attention_bias=True, **kv(8, 128))
 GLM_FILES = [
     (110_468_824_832, of('glm4_moe', 4096, 46, 96, 10944, 151552, n_routed_experts=128,
@@ -157,7 +187,7 @@ GLM_FILES = [
                          num_nextn_predict_layers=1, **GLM))]
 
 
-@pytest.mark.parametrize('published, given', FILES + HYBRIDS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize('published, given', FILES + HYBRIDS + SHAPED, ids=lambda x: str(x)[:40])
 def test_parameters_of_files(published, given): assert as_model(given).parameters == published
 
 
@@ -166,6 +196,23 @@ def test_files_with_layers_of_mtp(published, given):
     "They store both tables of words once more, for the layer of multi-token prediction."
     m = as_model(given)
     assert m.mtp_layers == 1 and m.parameters + 2 * m.vocab * m.embed_dim == published
+
+
+def test_layers_of_other_shapes():
+    "What layers of Llama 4, MiMo-V2 and GPT-Neo see, and what no field says."
+    found = [[block.mixer for block, number in as_model(file).blocks for _ in range(number)]
+             for _, file in SHAPED]
+    assert [m.chunk for m in found[2]] == [8192, 8192, 8192, None] * 12
+    assert [m.window for m in found[1]] == [None, 256] * 12
+    assert {(m.kv_heads, m.value, m.window, m.sinks) for m in found[5]} == {
+        (4, 128, None, False), (8, 128, 129, True)}
+    maverick = as_model(CHUNKS | dict(num_local_experts=128, interleave_moe_layer_step=2))
+    assert round(maverick.parameters / 1e9) == 401   # "400B"
+    for file, change in ((OPT, {'word_embed_proj_dim': 512}),
+                         (OPT, {'do_layer_norm_before': False}), (
+                             SHAPED[6][1], {'num_attention_heads_per_layer': [48] * 39 + [64]})):
+        assert 'no field of a Model says' in refused(as_model, file | change)
+    assert 'attention_layers' in refused(as_model, NEO | {'attention_types': [[['global'], 3]]})
 
 
 def test_a_file_in_its_folder(tmp_path):
@@ -201,7 +248,7 @@ TINY = of('llama', 64, 2, 4, 96, 100)
 
 @pytest.mark.parametrize('change, says', [
     (dict(model_type='rwkv5'), "unknown model_type 'rwkv5'"), (dict(num_hidden_layers=None),
-    'num_hidden_layers=None must be'), (dict(hidden_act='relu'), "unknown hidden_act 'relu'"),
+    'num_hidden_layers=None must be'), (dict(hidden_act='selu'), "unknown hidden_act 'selu'"),
     (dict(kv_lora_rank=8), 'kv_lora_rank=8 has no meaning in a llama'),
     (dict(num_experts=8), 'num_experts=8 has no meaning in a llama'),
     (dict(num_hidden_layers=10**8), 'must be a whole number from 1 to 10000'),
@@ -233,7 +280,7 @@ WORTHLESS = [None, True, -1, 0, 1.5, 'x', [], [1], {}, {'a': 1}, 10**400, ['full
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from([given for _, given in FILES + HYBRIDS]), st.data())
+@given(st.sampled_from([given for _, given in FILES + HYBRIDS + SHAPED]), st.data())
 def test_spoiled_files(file, data):
     "A model, or one line."
     names = data.draw(st.lists(st.sampled_from([*file, 'layer_types', 'mlp_layer_types',
@@ -261,8 +308,9 @@ def some_file(kind, r):  # dict
               **{name: 8 for name in MLA}, num_local_experts=4, num_experts=4, n_routed_experts=4)
     renamed = {'hidden_size': 'n_embd', 'num_hidden_layers': 'n_layer', 'intermediate_size':
                'n_inner', 'num_attention_heads': 'n_head', 'max_position_embeddings': 'n_positions'}
-    if kind in ('exaone4', 'cwm', 'exaone_moe', 'kolibri1', 'flint', 'vaultgemma'):
-        file['sliding_window'] = 4   # without, their own code fails
+    if kind in ('exaone4', 'cwm', 'exaone_moe', 'kolibri1', 'flint', 'vaultgemma', 'laguna',
+                'mimo_v2_flash'): file['sliding_window'] = 4   # without, their own code fails
+    if kind in ('deepseek_v32', 'glm_moe_dsa'): file['q_lora_rank'] = 12
     if kind == 'internlm3':
         file = {name: x for name, x in file.items() if not name.endswith('bias')}
     if kind in ('minimax', 'nemotron_h'): file['sliding_window'] = None
@@ -445,9 +493,10 @@ def test_even_stages_need_no_layout():
     assert 'depth=80 in 120 chunks cannot be said' in refused(export, many, 'megatron')
 
 
-@pytest.mark.parametrize('name', [name for name in NAMED if name != 'vit_era5'])
+@pytest.mark.parametrize('name', [
+    name for name, m in NAMED.items() if name != 'vit_era5' and not m.layers])
 def test_models_as_flags(name):
-    "Every model that is known by name, but one that is not causal, or has two shapes of biases."
+    "Every model that fields describe, but one that is not causal, or has two shapes of biases."
     m = NAMED[name]
     job = Job(Parallel(tp=2), m, 16, 2, m.seq_len)
     text = export(job, 'megatron')
@@ -530,6 +579,18 @@ def test_weights_are_gathered_behind_something_where_they_are_shared_out(stage, 
     again = as_job(text)
     assert (again.parallel.zero_stage, again.parallel.dp_overlap) == (stage, overlap)
     assert not [key for key, _ in again.ignored if 'overlap' in key]
+
+
+@pytest.mark.parametrize('said, every', [
+    ('4', 4), ('[1,1,1,0]*2', 4), ('([1,0]*4)', 2), ('[0]*8', 1), ('[1]*8', None)])
+def test_which_layers_attend_to_all(said, every):
+    sizes = '--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 256 '
+    flags = f'{FLAGS}{sizes}--window-size 128,0 '
+    m = as_job(f'{flags}--window-attn-skip-freq "{said}" ').model
+    assert (m.window, m.full_attention_every) == (128, every)
+    says = 'no rule of a Model says which layers'
+    for other in ('[0,1]*4', '[1,1,0]+[1]*5+[0]'):
+        assert says in refused(as_job, f'{flags}--window-attn-skip-freq "{other}" ')
 
 
 def test_what_is_ignored_says_why():
@@ -928,6 +989,31 @@ def test_fields_are_those_of_torchtitan(job):
         else: assert fields in PARSERS['torchtitan']['activation_checkpoint']
 
 
+@settings(max_examples=200, deadline=None)
+@given(jobs(), pick(['adam', 'muon', 'lion', 'sgd']))
+def test_keys_are_those_of_deepspeed(job, optimizer):
+    known, layout = PARSERS['deepspeed'], dataclasses.replace(job.parallel, optimizer=optimizer)
+    text = said(dataclasses.replace(job, parallel=layout), 'deepspeed')
+    if text is None: return
+    given = json.loads(text)
+    for path in flat(given):
+        section, _, name = path.rpartition('.')
+        assert path == 'set elsewhere' or name in known['fields'][section], path
+    own = given.get('optimizer', {'type': 'adam'})['type'].lower()
+    untested = own not in known['optimizers'] and layout.zero_stage != 0
+    assert untested == given.get('zero_allow_untested_optimizer', False) or not layout.zero_stage
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs())
+def test_keys_are_those_of_accelerate(job):
+    text, known = said(job, 'accelerate'), PARSERS['accelerate']
+    for path in flat(parse_yaml(text, 'x')) if text else ():
+        section, _, name = path.rpartition('.')
+        assert (section or name) in known['fields'], path
+        assert not section or name in known['options'], path
+
+
 def job_of(name='llama3.1_8B', batch=64, **sizes):  # Job
     m, p = NAMED[name], Parallel(**sizes)
     return Job(p, m, batch, p.n_gpus, m.seq_len)
@@ -1045,7 +1131,119 @@ def test_copies_of_shards(name):
     assert (p.dp, p.zero_stage, p.dp_replicate) == (8, 0, 1)
 
 
+def test_parts_of_torchtitan():
+    "Its parts have at most so many layers, and each stage as many parts: counted as it counts."
+    for name, pp, v, layers in (('llama3.1_8B', 2, 4, 4), ('llama3.1_405B', 8, 3, None),
+                                ('llama3.1_405B', 6, 3, 7), ('llama3.1_8B', 4, 12, None),
+                                ('llama3.1_8B', 32, 2, None), ('llama3.1_405B', 16, 2, 8)):
+        job = job_of(name, pp=pp, virtual_stages=v, dp=2, zero_stage=2, reduce_each=False)
+        if layers is None:
+            assert 'cannot be said in torchtitan' in refused(export, job, 'torchtitan'); continue
+        text = export(job, 'torchtitan')
+        assert v == 2 or f'layers_per_stage: {layers}\n' in text
+        assert v == 2 or f'# set elsewhere: virtual_stages={v} (' in text
+        keys = parse_yaml(text, 'x')
+        own = {'name': 'llama3', 'flavor': name.partition('_')[2]}   # which the file cannot say
+        again = as_job(keys | {'model': own}, job.n_gpus)
+        assert (again.model.depth, again.parallel.virtual_stages) == (job.model.depth, v)
+    sizes = {'pipeline_parallel_degree': 4, 'pipeline_parallel_schedule': 'Interleaved1F1B'}
+    read = lambda **more: as_job({'model': {'name': 'llama3', 'flavor': '8B'}, 'training': {
+        'seq_len': 64}, 'parallelism': sizes | {f'pipeline_parallel_{name}': x
+                                                for name, x in more.items()}}, 8)
+    even = dict(first_stage_less_layers=0, last_stage_less_layers=0)
+    assert read(layers_per_stage=2, **even).parallel.virtual_stages == 4
+    assert read(layers_per_stage=3).parallel.virtual_stages == 3   # of 32 layers and two ends
+    says = 'cuts 32 layers into 9 parts: parallelism.pipeline_parallel_degree=4 stages must'
+    assert says in refused(read, layers_per_stage=4)
+    assert 'must have more than one' in refused(read, layers_per_stage=8, **even)
+    assert 'a layer less' in dict(read().ignored)[
+        'parallelism.pipeline_parallel_first_stage_less_layers']
+
+
+@pytest.mark.parametrize('stage', [0, 2, 3, None])
+def test_replicas_that_do_not_divide_the_copies(stage):
+    "Refused; where nobody knows how many copies there are, whoever is left shares."
+    p = Parallel(dp=1, dp_replicate=2, zero_stage=stage)
+    assert 'must divide the copies' in refused(export, Job(p, None, 8, 1), 'torchtitan')
+    text = said(Job(p, None, 8), 'torchtitan')
+    assert text is None or '_shard_degree: 0' not in text
+
+
 # the real parsers, where they are installed
+
+CALLED = {   # flags of Megatron-LM whose fields in megatron-core have another name
+    '--num-experts': 'num_moe_experts', '--fp8-format': 'fp8', '--fp4-format': 'fp4',
+    '--cuda-graph-modules': 'cuda_graph_scope',
+    '--num-virtual-stages-per-pipeline-rank': 'virtual_pipeline_model_parallel_size'}
+
+
+def core_config(text, configs):  # TransformerConfig of megatron-core
+    "What Megatron-LM's `core_transformer_config_from_args` makes of flags, as far as names agree."
+    flags = flags_in(text)
+    latent = '--multi-latent-attention' in flags
+    cls = configs.MLATransformerConfig if latent else configs.TransformerConfig
+    kinds, given = {f.name: f for f in dataclasses.fields(cls)}, {}
+    for flag, values in flags.items():
+        name = CALLED.get(flag, flag[2:].replace('-', '_'))
+        if name not in kinds: continue
+        several = name in ('recompute_modules', 'offload_modules', 'cuda_graph_scope')
+        read = [int(x) if re.fullmatch(r'\d+', x) else float(x) if re.fullmatch(
+            r'\d*\.\d+', x) else x for x in values]
+        given[name] = read if several else read[0] if read else True
+    for name in ('window_size', 'moe_layer_freq'):   # which its parser reads as Python
+        if isinstance(given.get(name), str): given.pop(name)
+    if '--swiglu' in flags or '--quick-geglu' in flags: given['gated_linear_unit'] = True
+    if '--disable-bias-linear' in flags: given['add_bias_linear'] = False
+    given |= dict(pipeline_dtype=configs.torch.bfloat16, bf16=True)
+    return cls(**given)
+
+
+def test_megatron_core_takes_its_fields():
+    "The checks that megatron-core makes of a layout and a model, for jobs of all kinds."
+    configs = pytest.importorskip('megatron.core.transformer.transformer_config')
+    configs.torch = pytest.importorskip('torch')
+    layouts = [dict(dp=8), dict(tp=2, dp=4, sequence_sharded=True), dict(cp=2, dp=4),
+               dict(tp=2, pp=4, virtual_stages=2), dict(dp=8, zero_stage=3),
+               dict(dp=8, recompute='full'), dict(dp=8, recompute='selective'),
+               dict(pp=4, dp=2, recompute='full:2'), dict(dp=8, cuda_graphs='attn')]
+    experts = [dict(dp=8, ep=8, zero_stage=1), dict(tp=2, dp=4, ep=4, sequence_sharded=True),
+               dict(dp=8, ep=4, recompute='moe_act+layernorm', dispatcher='alltoall')]
+    taken = 0
+    for name, m in NAMED.items():
+        for sizes in layouts + (experts if m.experts else []):
+            try: text = export(job_of(name, **sizes), 'megatron')
+            except ValueError: continue
+            found = core_config(text, configs)
+            assert (found.num_layers, found.hidden_size) == (m.depth, m.embed_dim)
+            assert found.tensor_model_parallel_size == sizes.get('tp', 1)
+            assert (found.num_moe_experts or None) == m.experts
+            assert m.kv_lora_rank or (found.num_query_groups or m.heads) == (m.kv_heads or m.heads)
+            assert found.recompute_granularity == {'none': None, 'selective': 'selective'}.get(
+                sizes.get('recompute', 'none').partition('+')[0], 'full' if 'full' in sizes.get(
+                    'recompute', '') else 'selective')
+            taken += 1
+    assert taken > 80
+
+
+def test_torchtitan_counts_the_same_parts():
+    "Its own rule for the parts of a pipeline, for whatever we export."
+    own = pytest.importorskip('torchtitan.distributed.pipeline_parallel')
+    configs = pytest.importorskip('torchtitan.config.configs')
+    if not hasattr(own, '_get_pipeline_metadata'): pytest.skip('another torchtitan')
+    taken = 0
+    for name in ('llama3.1_8B', 'llama3.1_405B', 'qwen3_32B'):
+        for pp, v in itertools.product((2, 4, 6, 7, 8, 16), (1, 2, 3, 4, 5, 8)):
+            job = job_of(name, pp=pp, virtual_stages=v, dp=2, zero_stage=2, reduce_each=False)
+            try: keys = parse_yaml(export(job, 'torchtitan'), 'x')
+            except ValueError: continue
+            layers = types.SimpleNamespace(layers=[None] * job.model.depth)
+            found, *_ = own._get_pipeline_metadata(
+                parallel_dims=types.SimpleNamespace(pp=pp), model_config=layers,
+                parallelism=configs.ParallelismConfig(**keys['parallelism']))
+            assert found == pp * v
+            taken += 1
+    assert taken > 15
+
 
 def test_torchtitan_takes_its_fields():
     configs = pytest.importorskip('torchtitan.config.configs')
@@ -1242,7 +1440,21 @@ def test_what_recipes_print():
     assert (p.tp, p.dp, p.zero_stage, p.precision, p.tp_overlap) == (4, 16, 1, 'fp8', True)
     assert (job.global_batch, job.seq_len, job.dropout) == (512, 4096, False)
     assert m.gated_mlp and m.seq_len == 4096 and job.software.name == 'Megatron-Bridge'
-    for old, new, says in [('peft: null', 'peft: {dim: 8}', 'adapters'), ('silu', 'relu', "'relu'"),
+    lora = 'peft: {_target_: megatron.bridge.peft.lora.LoRA, %s}'
+    for own, word in [('dim: 8', 'lora:8'), ('alpha: 16', 'lora:32'),
+                      ('dim: 16, target_modules: [linear_proj, linear_qkv]', 'lora:16:attention'),
+                      ('target_modules: [linear_fc1, linear_fc2]', 'lora:32:mlp')]:
+        job = as_job(parse_yaml(BRIDGE.replace('peft: null', lora % own), 'x'), 64)
+        assert job.parallel == dataclasses.replace(p, adapters=word)
+        assert back(export(job, 'json'), 'json').parallel.adapters == word
+        assert 'adapters' in refused(export, job, 'megatron')
+    for own, says in [('target_modules: [linear_qkv]', 'linear_qkv'), ('dim: 0', 'dim'),
+                      ('normalize_moe_lora: true', 'normalize')]:
+        other = BRIDGE.replace('peft: null', lora % own)
+        assert says in refused(as_job, parse_yaml(other, 'x'), 64)
+    for old, new, says in [('peft: null', 'peft: {dim: 8}', 'peft'),
+                           ('peft: null', 'peft: {_target_: a.DoRA}', 'DoRA'),
+                           ('silu', 'relu', "'relu'"),
                            ('bf16_with_fp8_current_scaling', 'int4', 'int4_mixed'),
                            ('model:\n', 'model:\n  freeze_vision_model: true\n', 'not trained')]:
         assert says in refused(as_job, parse_yaml(BRIDGE.replace(old, new), 'x'), 64)
@@ -1445,7 +1657,9 @@ COSTLY = ['<<A\n' * 60_000, 'A=x\necho ' + '$A' * 120_000, 'A=xxxxxxxxxx\n' + 'A
           'A=(a b)\n' + 'A=(${A[@]} ${A[@]})\n' * 40, '(' * 250_000, '`' * 250_000,
           'A+=x\n' * 50_000, 'A+=(x)\n' * 30_000, '${a:-' * 50_000, 'A=(\n' * 60_000,
           'python t.py ' + '--tensor-model-parallel-size 2 ' * 8000,
-          'A=x\n' + 'A=("${A[@]}" "${A[*]}")\n' * 40 + 'B="${A[*]}${A[*]}"']
+          'A=x\n' + 'A=("${A[@]}" "${A[*]}")\n' * 40 + 'B="${A[*]}${A[*]}"',
+          '`$#||<<EOF' * 6000, 'A=x\n' + 'A=$A$A\n' * 14 + 'if a; then let $A; fi\n' * 9,
+          'A=a[\n' + 'A=$A$A\n' * 13 + 'let $A\n' * 9]
 
 
 @pytest.mark.parametrize('text', COSTLY, ids=range(len(COSTLY)))
@@ -1455,6 +1669,9 @@ def test_costly_scripts_cost_little(text):
     try: assert isinstance(as_job(f'{FLAGS}\n{text}\n'), Job)
     except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
     assert time.process_time() - start < 5
+
+
+def test_a_script_has_a_length():
     assert 'is not read' in refused(as_job, 'x\n' * 200_000)
 
 

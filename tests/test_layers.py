@@ -99,7 +99,8 @@ def test_experts_are_shared_out(model, ep, tp):
         assert math.isclose(flop[0], flop[1] * tp, rel_tol=1e-9)   # tokens are shared out over tp
 
 
-@pytest.mark.parametrize('name', [name for name, m in NAMED.items() if m.vocab])
+@pytest.mark.parametrize('name', [   # scans compute some of it twice: counted elsewhere
+    name for name, m in NAMED.items() if m.vocab and not m.layers])
 def test_products_are_the_model_flop(name):
     "Forward and backward, with the masks, within what a sum of k terms is less than 2 k."
     j, m = job(name), NAMED[name]

@@ -210,7 +210,7 @@ SWEEP = ['sweep', '-o', 'x.csv', '--vary']
 HUGE = [
     lambda: search(DIVISIBLE, 15120**2, SYSTEM | dict(hbm_capacity=1e9), 15120**2, 'all',
                    assumptions='corrected'),
-    lambda: search('gpt3_1T', 2**15, as_system('H200', 8), 2**15, 'all', **EVERY),
+    lambda: search('gpt3_1T', 2**15, as_system('H200', 8), 2**15, '2d', **EVERY),
     lambda: search('gpt3', range(10**9), 'H200'), lambda: search('gpt3', 64, 'H200', k=2**31),
     lambda: estimate(dict(l=15120, e=15120**2, h=15120**2, depth=15120), Parallel(
         tp=15120, pp=15120, dp=15120), as_system('H200', 2**31), 15120, assumptions='corrected'),

@@ -6,14 +6,17 @@ from dataclasses import replace
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate, search
-from transformer_perf.blocks import MLP, Block
+from transformer_perf.blocks import MLP, Attention, Block, Experts
 from transformer_perf.estimates import AS_TRAINED, MENDED
 from transformer_perf.interop import Job, export
 from transformer_perf.iteration import job_of, settled
 from transformer_perf.linear_attention import (
-    GatedDeltaNet, KimiDelta, Lightning, Mamba2, Nothing)
+    Beside, GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2, Nothing)
+from transformer_perf.models import as_model
+from transformer_perf.modules import count
 from transformer_perf.sensitivity import sensitivity
 from transformer_perf.systems import as_system
+from transformer_perf.timeline import PLACES, memory_at, own_stages
 
 TRAINED = Assumptions(**MENDED | AS_TRAINED)
 SYSTEM = as_system('H200')
@@ -84,8 +87,8 @@ def test_scan_by_formula(name):
 def test_numbers_moved_by_the_scan():
     "Of a token and head, each operand of each kernel once; three times as many backward."
     delta = 7 * 16 + 6 * 24 + 2 * C + 2 * 16 * 24 / C
-    by_hand = {'gated delta': 8 * delta, 'kimi delta': 8 * delta, 'lightning': 2 * K + 2 * V,
-               'mamba': 2 * V + 2 * (LESS + 4 * C) + H + 4 * V * 16 / C}
+    by_hand = {'gated delta': 8 * delta, 'kimi delta': 8 * (delta + 10 * 16),
+               'lightning': 2 * K + 2 * V, 'mamba': 2 * V + 2 * (LESS + 4 * C) + H + 4 * V * 16 / C}
     for name, moved in by_hand.items():
         op = operations(MIXERS[name])['scan']
         assert close(op.forward.operands, b * l * moved)
@@ -197,3 +200,150 @@ def test_layers_are_no_sizes():
     assert {*varied.field[varied['of'] == 'model']} == {'seq_len', 'embed_dim', 'vocab'}
     with pytest.raises(ValueError, match='layers=.* cannot be said in json'):
         export(Job(Parallel(), model, 8, 1, 256), 'json')
+
+
+# mixers whose scan has no products
+
+D, N, R = 192, 16, 12
+PLAIN = {'mamba': Mamba(channels=D, key=N, rank=R), 'jamba': Mamba(channels=D, key=N, rank=R,
+                                                                  normed=True),
+         'convolution': GatedConv(channels=e, conv=3)}
+
+
+def test_parameters_of_plain_scans():
+    "In, convolution and its bias, selection, steps and their bias, decays and a skip, out."
+    mamba = (2 * e * D + 5 * D + D * (R + 2 * N) + (R + 1) * D + D * N + D + D * e)
+    for name, own in (('mamba', mamba), ('jamba', mamba + R + 2 * N),
+                      ('convolution', 3 * e * e + 3 * e + e * e)):
+        assert model_with(PLAIN[name]).parameters == 2 * (own + e), name
+
+
+def test_a_selective_scan_by_hand():
+    "Channels, steps, gates and results; states in 32 bits; what is selected is added up by tp."
+    T = b * l
+    for tp, cp in ((1, 1), (2, 1), (4, 2)):
+        own = operations(PLAIN['jamba'], tp=tp, cp=cp, strategy='2d-seqp')
+        scan, chosen = own['scan'], own['state-select']
+        n, d = T / cp, D / tp
+        assert close(scan.forward.operands, n * (5 * d + 2 * N))
+        assert close(scan.backward.operands, n * (8 * d + 6 * N))
+        assert close(scan.forward.vector, 9e-12 * n * d * N) and not scan.forward.products
+        assert close(scan.activations, 2e-9 * n * (4 * d + 2 * N))
+        assert close(scan.weights, 2e-9 * d * (N + 1))
+        sent, = scan.forward.messages
+        assert close(1 + sent.volume, 1 + 2 * 4e-9 * b * d * N * cp * (cp > 1))
+        for work in (chosen.forward, chosen.backward):
+            message, = work.messages
+            assert (message.kind, message.group) == ('allreduce', 'tp')
+            assert close(1 + message.volume, 1 + 2e-9 * n * (R + 2 * N) * (tp > 1))
+        assert close(flop(own['state-step'].forward), 2 * n * R * d)
+        assert scan.forward.memory_speed == TRAINED.scan_speed == .33
+
+
+def test_gates_of_a_short_convolution():
+    x = b * l * e
+    own = operations(PLAIN['convolution'])
+    gate, conv = own['conv-gate'], own['short-conv']
+    assert close(gate.forward.nbytes, 12e-9 * x) and close(gate.activations, 8e-9 * x)
+    assert close(conv.weights, 2e-9 * 3 * e) and close(flop(own['state-in'].forward), 6 * x * e)
+
+
+@pytest.mark.parametrize('name', PLAIN)
+def test_plain_scans_are_searched_and_told(name):
+    model = replace(model_with(PLAIN[name], 4), vocab=640, seq_len=1024)
+    one = estimate(model, Parallel(), 'H200', 8, TRAINED).stats
+    assert one['weights_GB'] == pytest.approx(2e-9 * model.parameters, rel=1e-12)
+    for preset in ('paper', 'corrected', 'calibrated'):
+        best = search(model, 8, 'H200', 8, k=1, assumptions=preset).iloc[0]
+        again = estimate(model, Parallel.from_row(best), 'H200', 8, preset)
+        assert close(again.stats['iteration_s'], best.iteration_s) or abs(
+            again.stats['iteration_s'] / best.iteration_s - 1) < 1e-9
+        assert str(again.explain('compute_s', depth=30))
+
+
+def test_a_scan_reaches_a_share_of_the_memorys_rate():
+    "Under measured prices the scan takes three times as long as its traffic; nothing else moves."
+    model = replace(model_with(MIXERS['gated delta']), seq_len=8192)
+    table = {speed: estimate(model, Parallel(), SYSTEM, 8, replace(
+        TRAINED, scan_speed=speed)).layers.set_index('layer').t for speed in (.33, 1.)}
+    assert [*table[1.].index[table[1.] != table[.33]]] == ['scan']
+    assert table[.33].scan > 2 * table[1.].scan
+
+
+def test_bytes_of_a_hybrid_that_megatron_trained():
+    """Nemotron-3.5: nightly test nemotron3_5_lightning_... of Megatron-LM at d98e8a64dd.
+
+    88,828,608,512 bytes after a step, 173,031,964,672 at the peak, on 8 GB200: Nemotron-3-Nano and
+    two layers of multi-token prediction, each attention and experts. Its words are not recorded;
+    they are taken as Nemotron-3-Nano's."""
+    nano = as_model('nemotron3_nano_30B_A3B')
+    each = {block for block, _ in nano.layers}
+    attends, routes = (next(block for block in each if test(block)) for test in (
+        lambda x: isinstance(x.mixer, Attention), lambda x: isinstance(x.ffn, Experts)))
+    more = ((attends, 1), (routes, 1)) * 2
+    model = replace(nano, depth=56, layers=nano.layers + more)
+    system = as_system('GB200-NVL72')
+    a = replace(TRAINED, working_memory=False, zero_gathered=0, gradient_held=4.)
+    p = settled(Parallel(dp=8, ep=8, micro_batch=2, dispatcher='once'), system, a)
+    work = count(job_of(dict(vars(p), **dict.fromkeys(PLACES, 1)), model, system, 512, a))
+    memory = memory_at(work, own_stages(work)[-1])
+    join = 2 * (2 * 2688**2 + 3 * 2688) * (2 + 4 + 12 / 8) * 1e-9   # to the next token, and norms
+    assert 88.83 < sum(memory[:3]) + join < 88.83 * 1.01
+    assert .96 < (sum(memory) + join) / 173.03 < 1
+
+
+def test_attention_beside_a_state():
+    "All of both but one norm and one residual stream, and a sum; the state's input is attention's."
+    attention, state = Attention(4, 2, 8, 8), MIXERS['mamba']
+    both = Beside(heads=attention, state=state)
+    alone = [model_with(m).parameters for m in (attention, state, both)]
+    norms = 2 * e   # one before the mixer, in both layers
+    assert alone[0] + alone[1] - norms == alone[2]
+    for layout in ({}, dict(tp=2)):
+        ops = [operations(m, **layout) for m in (attention, state, both)]
+        assert ops[2].keys() - {'sum'} == ops[0].keys() | ops[1].keys()
+        for way in ('forward', 'backward'):
+            for name, op in ops[2].items():
+                if name in ('sum', 'ln1', 'ln2', 'dpr_v'): continue
+                assert getattr(op, way) == getattr((ops[1] | ops[0])[name], way), name
+        rows = b * l / layout.get('tp', 1)
+        assert close(ops[2]['sum'].forward.nbytes, 2e-9 * 3 * rows * e)
+        assert ops[2]['state-in'].activations == 0 < ops[1]['state-in'].activations
+    plain = replace(state, gate_normed=False)
+    assert (model_with(state).parameters - model_with(plain).parameters
+            == 2 * state.heads * state.value)
+
+
+SUPER = dict(   # nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16
+    model_type='nemotron_h', hidden_size=4096, num_attention_heads=32, num_key_value_heads=2,
+    head_dim=128, intermediate_size=2688, vocab_size=131072, mlp_hidden_act='relu2',
+    hybrid_override_pattern='MEMEMEM*' + 'EMEMEMEM*' * 2 + 'EMEMEMEMEM*' * 4 + 'EMEMEMEM*'
+    + 'EMEMEMEME', mamba_num_heads=128, mamba_head_dim=64, ssm_state_size=128, n_groups=8,
+    conv_kernel=4, chunk_size=128, n_routed_experts=512, num_experts_per_tok=22,
+    moe_intermediate_size=2688, moe_shared_expert_intermediate_size=5376, moe_latent_size=1024,
+    max_position_embeddings=8192)
+
+
+def test_latent_experts():
+    "Nemotron-3 Super: 120B, 12B of them active (its card); copies a quarter as wide travel."
+    m = as_model(SUPER)
+    layer = 512 * (4096 + 1) + 2 * 4096 * 1024 + 512 * 2 * 1024 * 2688 + 2 * 4096 * 5376 + 4096
+    block = next(block for block, _ in m.blocks if isinstance(block.ffn, Experts))
+    alone = replace(m, depth=1, layers=((block, 1),), vocab=None, train_samples=None)
+    assert alone.parameters == layer
+    assert (m.parameters, m.active_parameters) == (120_668_707_840, 12_770_237_440)
+    wide = replace(block, ffn=replace(block.ffn, latent=None))
+    jobs = [job_of(vars(settled(Parallel(dp=8, ep=8, etp=1, nvlink_tp=1, nvlink_cp=1, nvlink_pp=1,
+        nvlink_dp=8), SYSTEM, TRAINED)), replace(
+        alone, layers=((one, 1),)), SYSTEM, 8, TRAINED) for one in (block, wide)]
+    narrow, whole = ({op.name: op for op in job.operations} for job in jobs)
+    assert whole.keys() | {'latent-down', 'latent-up'} == narrow.keys()
+    for name in ('dispatch', 'combine'):
+        for way in ('forward', 'backward'):
+            own, other = (getattr(ops[name], way).messages for ops in (narrow, whole))
+            assert own[0].kind == 'alltoall' and own[0].volume > 0
+            assert close(4 * own[0].volume, other[0].volume)
+    assert close(4 * flop(narrow['expert-fc1'].forward), flop(whole['expert-fc1'].forward))
+    assert close(flop(narrow['latent-up'].forward), 2 * 8192 * 1024 * 4096)
+    assert narrow['latent-down'].activations == 0   # the router has its input
+    assert close(narrow['latent-up'].activations, 2e-9 * 8192 * 1024)

@@ -64,7 +64,7 @@ def first_panel(name):
 
 # --- random moves ---
 
-SMALL_SEARCH = SearchState(model='llama3.1_8B', n_gpus=64)   # as all others, in a third the time
+SMALL_SEARCH = SearchState(model='llama3.1_8B', n_gpus=16, global_batch=64)   # quicker
 
 
 def moved_about(state, moves):
@@ -316,17 +316,17 @@ def test_both_ridges_are_explained(assumptions, reached):
 
 @functools.cache
 def map_of(**fields):
-    shown = SweepState(doublings=3, **fields).show()
+    shown = SweepState(doublings=2, **fields).show()
     return shown, shown.figure.axes[:2], shown.figure.axes[-1].get_ylabel()
 
 
 def test_a_map_over_the_batch_shows_throughput():
     shown, _, colour = map_of(vary='n_gpus', second='global_batch')
     assert colour == 'samples/s'
-    assert 'samples/s, most at n_gpus 16,384, global_batch 32,768' in shown.words
+    assert 'samples/s, most at n_gpus 8,192, global_batch 16,384' in shown.words
     assert 'least' not in shown.words
     assert not shown.figure.legends[0].get_texts()   # no `1.1 x the best` time
-    assert map_of(vary='n_gpus', second='nvlink_size')[2] == 'iteration (s)'
+    assert map_of(vary='hbm_bandwidth', second='n_gpus')[2] == 'iteration (s)'
     lines = SweepState(vary='global_batch', doublings=1).show().figure
     assert lines.axes[0].get_ylabel() == 'samples/s'
 
@@ -337,7 +337,7 @@ def test_ticks_are_where_the_points_are(vary, second):
     for ax in axes:
         for ticks, field in ((ax.get_xticks(), vary), (ax.get_yticks(), second)):
             assert len(ticks) >= 3
-            assert set(ticks) <= set(chart_panels.swept_values(SweepState(), field))
+            assert set(ticks) <= set(chart_panels.swept_values(SweepState(doublings=2), field))
 
 
 # --- presets ---
@@ -355,7 +355,7 @@ def test_calibrated_prices_any_architecture(name, tmp_path):
     own = dataclasses.asdict(as_system('A100')) | {'architecture': 'Aurora', 'empirical': False}
     file = tmp_path / 'odd.json'
     file.write_text(json.dumps({key: value for key, value in own.items() if key != 'name'}))
-    panel = Panel(PANELS[name](assumptions='calibrated'))
+    panel = first_panel(name)
     panel.moved('system', str(file))
     offered = [value for _, value in panel.controls['assumptions'].options]
     assert panel.state.assumptions == 'calibrated' and 'calibrated' in offered
@@ -416,7 +416,7 @@ def test_a_pinned_state_is_compared(name, control, value):
 
 @pytest.mark.parametrize('state', [
     LayerState(tp=16, placement=(8, 1, 1, 1), own='seq_len=8192,ib_eff=0.5', hbm_bandwidth=6000.),
-    SearchState(hbm_capacity=288., candidate=2), SweepState(second='nvlink_size'),
+    SearchState(hbm_capacity=288., candidate=2), SweepState(second='nvlink_size', doublings=1),
     RooflineState(micro_batch=4), CollectivesState(kind='allreduce')])
 def test_a_state_is_said_in_three_ways(state):
     "Its address, its command and its Python call give it back."
@@ -504,7 +504,7 @@ def test_calibrated_has_an_interval():
 
 @pytest.mark.parametrize('name', PANELS)
 def test_every_control_has_help(name):
-    panel = Panel(PANELS[name]())
+    panel = first_panel(name)
     told = panel.widget.children[-1].value
     for field, control in panel.controls.items():
         assert control.tooltip and control.tooltip == panel_states.HELP[field.removesuffix('_b')]
@@ -1380,9 +1380,11 @@ def test_browser_by_keyboard(browser_page):
     assert took[0] <= took[1] < 5000   # something moves, however busy this computer is
 
 
-def test_browser_opens_an_address(browser_page, site):
-    "The link on a page opens its state; on a phone nothing is wider than the screen but pictures."
-    page = browser_page.context.new_page()
+def test_browser_opens_an_address(browser_page, server, site):
+    """The link on a page opens its state; on a phone nothing is wider than the screen but pictures.
+
+    A page says when it is closed or left, and its kernel ends."""
+    before, page = kernels(server[0]), browser_page.context.new_page()
     page.set_viewport_size({'width': 390, 'height': 844})
     page.goto(f'{site}?panel=search&system=B200&cell=8+x+32')
     page.wait_for_selector('.panel-search svg', timeout=90_000)
@@ -1393,15 +1395,6 @@ def test_browser_opens_an_address(browser_page, site):
     ends = page.evaluate("""[...document.querySelectorAll('.panel-search .page :is(p, pre)')]
         .map(e => e.getBoundingClientRect().right)""")
     assert len(ends) > 4 and max(ends) <= 390
-    page.close()
-
-
-def test_a_closed_page_ends_its_kernel(browser_page, server, site):
-    "A page says when it is closed or left."
-    before = kernels(server[0])
-    page = browser_page.context.new_page()
-    page.goto(site)
-    page.wait_for_selector('.panel-layer svg', timeout=90_000)
     assert len(kernels(server[0])) == len(before) + 1
     page.goto('about:blank')
     until(lambda: kernels(server[0]) == before, 10)  # the culler would take 30 s

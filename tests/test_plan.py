@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from test_cli import bad, good, has, run
 from transformer_perf import Parallel, estimate, search
+from transformer_perf.estimates import as_assumptions
 from transformer_perf.interop import as_job, export
 from transformer_perf.models import NAMED
 from transformer_perf.plan import (
-    ANSWERS, BEARABLE, Operation, daly_interval, goodput, on_front, operated, plan, young_interval)
+    ANSWERS, BEARABLE, Operation, checkpoint_GB, daly_interval, goodput, on_front, operated, plan,
+    young_interval)
 from transformer_perf.systems import as_system
 
 H100 = 'H100-80GB'
@@ -260,7 +262,8 @@ def test_a_checkpoint_by_way_of_the_host():
 
     The next one waits for the storage, though less would be lost if it came sooner."""
     rows = pd.DataFrame({'n_gpus': [16384], 'samples_per_s': [1.]})
-    of = lambda **given: operated(rows, NAMED['llama3.1_405B'], Operation(**given), as_system(H100))
+    of = lambda **given: operated(rows, NAMED['llama3.1_405B'], Operation(**given), as_system(H100),
+                                  as_assumptions('calibrated'))
     waits, copies = of(), of(checkpoint_async=True)
     GB = 405.85 * 14 / 16384
     assert math.isclose(waits['checkpoint_s'][0], GB / (2000 / 16384), rel_tol=1e-3)
@@ -272,4 +275,33 @@ def test_a_checkpoint_by_way_of_the_host():
     assert of(checkpoint_s=5.)['checkpoint_s'] == of(checkpoint_s=5., checkpoint_async=True)[
         'checkpoint_s'] == 5
     with pytest.raises(ValueError, match='no host_bandwidth'):
-        operated(rows, NAMED['llama3.1_405B'], Operation(checkpoint_async=True), as_system('A100'))
+        operated(rows, NAMED['llama3.1_405B'], Operation(checkpoint_async=True), as_system('A100'),
+                 as_assumptions('calibrated'))
+
+
+def test_what_a_checkpoint_holds():
+    "What trains: 2 bytes of each weight, and its states as the optimizer keeps them."
+    a, m = as_assumptions('calibrated'), NAMED['llama3.1_8B']
+    of = lambda optimizer='adam', adapters='none': checkpoint_GB(m, optimizer, adapters, a)
+    P, words = m.parameters / 1e9, 2 * 128256 * 4096 / 1e9
+    norms = 65 * 4096 / 1e9
+    assert math.isclose(of(), 14 * P) and math.isclose(of('lion'), 10 * P)
+    assert math.isclose(of('muon'), 10 * P + 4 * (words + norms))
+    assert math.isclose(of('adam-8bit'), (2 + 4 + 2 * (1 + 4 / 256)) * P)
+    assert math.isclose(of(adapters='lora:16'), 14 * 41_943_040 / 1e9)   # as PEFT counts them
+    tied = dataclasses.replace(m, tied_embeddings=True)
+    assert math.isclose(checkpoint_GB(tied, 'adam', 'none', a), 14 * tied.parameters / 1e9)
+
+
+def test_each_row_saves_what_it_keeps():
+    "Fewer bytes are saved sooner, and more often; by hand for each row."
+    found = plan('llama3.1_70B', 256, H100, tokens=1e12, global_batch=512,
+                 optimizer=['adam', 'muon'], zero_stage=1)
+    by = found.rows.groupby('optimizer').checkpoint_GB
+    assert (by.nunique() == 1).all() and by.first()['muon'] < by.first()['adam']
+    row = found.rows.iloc[0]
+    seconds = row.checkpoint_GB / 256 / Operation().checkpoint_GBps
+    assert math.isclose(row.checkpoint_s, seconds)
+    told = plan('llama3.1_70B', 256, H100, tokens=1e12, global_batch=512,
+                operation=Operation(checkpoint_bytes=2.)).rows.iloc[0]
+    assert math.isclose(told.checkpoint_GB, 2 * NAMED['llama3.1_70B'].parameters / 1e9)

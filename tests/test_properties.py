@@ -182,7 +182,8 @@ def test_search_is_exhaustive(model, n, gpu, size, batch, strategy, preset, reco
 
 def unbounded(monkeypatch):
     "A search that places every configuration."
-    zero = lambda space, layers, q: np.zeros((execution.variants(q.system), len(space.t['dp'])))
+    zero = lambda space, layers: layers.of_each(np.zeros((
+        execution.variants(layers.priced.system), len(space.t['dp']))))
     monkeypatch.setattr(execution, 'lower_bounds', zero)
 
 

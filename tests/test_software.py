@@ -14,10 +14,11 @@ from transformer_perf.estimates import (
 from transformer_perf.interop import as_job, export
 from transformer_perf.parameters import changed, read_calibration
 from transformer_perf.plan import plan
+from transformer_perf.runs import run_jobs
 from transformer_perf.sensitivity import sensitivity
 from transformer_perf.software import as_software, known_costs, known_software, run_by
 from transformer_perf.systems import as_system
-from transformer_perf.validation import check_measured, published, run_jobs
+from transformer_perf.validation import check_measured, published
 
 CALIBRATED = as_assumptions('calibrated')
 LAYOUT = Parallel(tp=4, pp=4, dp=2)

@@ -23,8 +23,8 @@ from transformer_perf.systems import as_system
 
 BIN = Path(sys.executable).parent
 COMMAND = str(BIN / 'transformer-perf')
-SMALL = ['run-configs', '--systems', 'A100-NVS8,H200-NVS4,B200-NVS64', '--gpus', '256,1024',
-         '--parallel-strat', '1d,2d-seqp']
+SMALL = ['run-configs', '--systems', 'A100-NVS8,B200-NVS64', '--gpus', '256,1024',
+         '--parallel-strat', '1d,2d-seqp']   # four tasks
 ROOT = Path(__file__).parent.parent
 needs_mpi = pytest.mark.skipif(
     not (BIN / 'mpiexec').exists(),
@@ -44,8 +44,7 @@ def contents(folder):
 @pytest.fixture(scope='module')
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp('undisturbed')
-    done = run([COMMAND, *SMALL, '--folder', folder])
-    assert done.returncode == 0, done.stderr
+    good(*SMALL, '--folder', folder)
     return contents(folder)
 
 
@@ -135,9 +134,8 @@ def test_varied_with_unlike_layers(model, field, assumptions, factors):
 
 def test_paper_study_in_outputs_is_current(tmp_path):
     "What is committed in outputs/ is what the command writes now."
-    models = [x for model in PAPER_MODELS for x in ('--model', model)]
-    done = run([COMMAND, 'run-configs', '--folder', tmp_path, '--parallel-strat', 'all', *models])
-    assert done.returncode == 0, done.stderr
+    good('run-configs', '--folder', tmp_path, '--parallel-strat', 'all',
+         '--model', ','.join(PAPER_MODELS))
     committed = sorted((ROOT / 'outputs').glob('exec_*.csv'))
     assert len(committed) == 6
     for path in committed:
@@ -146,14 +144,13 @@ def test_paper_study_in_outputs_is_current(tmp_path):
         pd.testing.assert_frame_equal(ours, theirs, rtol=1e-12)
 
 
-@pytest.mark.parametrize('n', [1, 2])
-def test_workers_give_the_same_bytes(undisturbed, tmp_path, n):
-    assert run([COMMAND, *SMALL, '--folder', tmp_path, '--workers', n]).returncode == 0
+def test_workers_give_the_same_bytes(undisturbed, tmp_path):
+    assert run([COMMAND, *SMALL, '--folder', tmp_path, '--workers', 2]).returncode == 0
     assert contents(tmp_path) == undisturbed
 
 
 @needs_mpi
-@pytest.mark.parametrize('n', [1, 2, 3, 9])
+@pytest.mark.parametrize('n', [1, 3, 6])   # alone; fewer that compute than tasks; more
 def test_ranks_give_the_same_bytes(undisturbed, tmp_path, n):
     done = run([BIN / 'mpiexec', '-n', n, COMMAND, *SMALL, '--folder', tmp_path])
     assert done.returncode == 0, done.stderr
@@ -165,7 +162,7 @@ def test_ranks_give_the_same_bytes(undisturbed, tmp_path, n):
 def test_sweeps_run_on_ranks(tmp_path):
     args = ['sweep', '--systems', 'B200-NVS8', '--gpus', 512, '--vary', 'hbm_capacity=48,96,192',
             '--vary', 'seq_len=2048,4096']
-    assert run([COMMAND, *args, '-o', tmp_path / 'alone.csv']).returncode == 0
+    good(*args, '-o', tmp_path / 'alone.csv')
     ranks = [BIN / 'mpiexec', '-n', 3, COMMAND, *args, '-o', tmp_path / 'ranks.csv']
     assert run(ranks).returncode == 0
     assert (tmp_path / 'alone.csv').read_bytes() == (tmp_path / 'ranks.csv').read_bytes()
@@ -206,7 +203,8 @@ def test_a_failing_rank_ends_the_job(undisturbed, tmp_path, how):
     "Within seconds, with its message and no half result; MPI itself would wait for ever."
     (tmp_path / 'job.py').write_text(FAILING)
     command = [sys.executable, tmp_path / 'job.py', how, *SMALL, '--folder', tmp_path / 'out']
-    done = run([BIN / 'mpiexec', '-n', 3, *command], timeout=60)
+    ranks = 3 if how in ('in a task', 'killed') else 2   # one that neither leads nor fails
+    done = run([BIN / 'mpiexec', '-n', ranks, *command], timeout=60)
     assert done.returncode != 0 and SAID[how] in done.stderr
     assert ('Traceback' in done.stderr) == (how in ('TypeError', 'bug in a task'))
     written = tmp_path.glob('out/exec*')
@@ -216,8 +214,8 @@ def test_a_failing_rank_ends_the_job(undisturbed, tmp_path, how):
 def test_two_runs_in_one_folder(undisturbed, tmp_path):
     "Both succeed, and nothing but the results is left, whoever tidies up first."
     command = [COMMAND, *SMALL, '--folder', tmp_path]
-    runs = [subprocess.Popen([str(word) for word in command]) for _ in range(3)]
-    assert [process.wait(timeout=120) for process in runs] == [0, 0, 0]
+    runs = [subprocess.Popen([str(word) for word in command]) for _ in range(2)]
+    assert [process.wait(timeout=120) for process in runs] == [0, 0]
     assert contents(tmp_path) == undisturbed
 
 
@@ -314,7 +312,7 @@ def test_a_full_disk_is_one_line_and_no_half_file(undisturbed, tmp_path):
     written = [path for path in tmp_path.iterdir() if path.is_file()]
     assert all(undisturbed[path.name] == path.read_bytes() for path in written)
     assert not list(tmp_path.rglob('.*.part'))
-    assert run([COMMAND, *SMALL, '--folder', tmp_path]).returncode == 0
+    good(*SMALL, '--folder', tmp_path)
     assert contents(tmp_path) == undisturbed
 
 

@@ -1,5 +1,6 @@
 "Predictions against measured runs: how wrong they may be, and that nothing is guessed."
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -15,12 +16,12 @@ from transformer_perf.estimates import as_assumptions
 from transformer_perf.interop import as_job, export
 from transformer_perf.timeline import COMPONENTS
 from transformer_perf.parameters import PARTS, changed, limits, read_calibration, value_of
-from transformer_perf.runs import clean
+from transformer_perf.runs import clean, run_jobs
 from transformer_perf.systems import as_system
 from transformer_perf.validation import PREDICTED as PRICED
 from transformer_perf.validation import (
     calibrate, calibrate_network, fitted, half_of, never_seen, of_values, picked, predict,
-    predict_collectives, published, published_collectives, recorded, run_jobs, scoreboard,
+    predict_collectives, published, published_collectives, recorded, scoreboard,
     shipped_record, source_of, table_of, with_sets)
 
 MUST = {'megatron-2022': .03, 'megatron-2021': .04, 'mcore-h100': .09, 'simumax-b200': .06,
@@ -36,13 +37,17 @@ BULK = os.environ.get('TRANSFORMER_PERF_RUNS')  # a CSV file with more measured 
 PRESETS = pytest.mark.parametrize('preset', ['paper', 'corrected', 'calibrated'])
 
 
+@functools.cache
+def predictions(preset='calibrated'): return predict(RUNS, preset)   # nobody changes them
+
+
 def of_table(name): return RUNS[table_of(RUNS) == name]
 def row_of(name): return RUNS[RUNS.id == name]
 
 
-def errors(predicted, runs):
+def errors(seconds):
     "Mean error of each table."
-    return (predicted / runs.iteration_s - 1).abs().groupby(table_of(runs)).mean()
+    return (seconds / RUNS.iteration_s - 1).abs().groupby(table_of(RUNS)).mean()
 
 
 def mean_error(tests, *parameters):
@@ -52,27 +57,28 @@ def mean_error(tests, *parameters):
 
 # how wrong
 
-def half_held_out(runs):
+@functools.cache
+def half_held_out():
     "Each half predicted by what the stacks taught in the other one."
-    half, values = half_of(runs), shipped_record('halves')
-    found = [predict(runs[half == i], with_sets(of_values(values[i]))) for i in range(2)]
+    half, values = half_of(RUNS), shipped_record('halves')
+    found = [predict(RUNS[half == i], with_sets(of_values(values[i]))) for i in range(2)]
     return pd.concat(found).sort_index().predicted_iteration_s
 
 
-PREDICTED = {'tuned': lambda runs: predict(runs).predicted_iteration_s, 'half': half_held_out}
+PREDICTED = {'tuned': lambda: predictions().predicted_iteration_s, 'half': half_held_out}
 
 
 @pytest.mark.parametrize('kind', PREDICTED)
 @pytest.mark.parametrize('table', sorted(SHIP))
 def test_errors_of_the_published_tables(kind, table):
-    found = errors(PREDICTED[kind](RUNS), RUNS)
+    found = errors(PREDICTED[kind]())
     assert set(found.index) == SHIP
     assert found[table] <= MUST[table]
 
 
 def test_sources_never_seen():
     "The headline: what a fit without a source says of it, as of unknown software."
-    found = errors(never_seen(RUNS), RUNS)
+    found = errors(never_seen(RUNS))
     assert set(found.index) == SHIP and (found < .16).all()
     recorded_ones = recorded().set_index('source')['never seen %']
     for table, error in found.items():
@@ -80,8 +86,8 @@ def test_sources_never_seen():
 
 
 def test_peak_memory():
-    own = of_table('simumax-b200')
-    assert (predict(own).predicted_memory_GB / own.memory_GB - 1).abs().mean() < .01
+    own = table_of(RUNS) == 'simumax-b200'
+    assert (predictions().predicted_memory_GB / RUNS.memory_GB - 1)[own].abs().mean() < .01
 
 
 @pytest.mark.parametrize('kind', PREDICTED)
@@ -137,7 +143,7 @@ def test_rows_held_out_are_held_out():
 # empty cells, intervals, trust
 
 def test_intervals_hold_the_prediction_and_trust_names_its_evidence():
-    found = predict(RUNS)
+    found = predictions()
     assert (found.iteration_low_s < found.predicted_iteration_s).all()
     assert (found.predicted_iteration_s < found.iteration_high_s).all()
     assert found.trust.str.startswith('measured').all()
@@ -145,7 +151,7 @@ def test_intervals_hold_the_prediction_and_trust_names_its_evidence():
     assert unknown.trust.str.startswith('near').all()
     wider = lambda t: (t.iteration_high_s / t.iteration_low_s)
     assert (wider(unknown) >= wider(found) * .99).mean() > .8
-    assert predict(RUNS, 'paper').iteration_low_s.isna().all()
+    assert predictions('paper').iteration_low_s.isna().all()
     new = predict(RUNS[RUNS.gpu == 'H100-80GB'].assign(gpu='H200-141GB'))
     assert new.trust.str.startswith('extrapolated').all()
 
@@ -253,7 +259,7 @@ def test_the_network_of_a_node_is_no_network_of_a_gpu():
 def test_the_runs_that_ship_are_clean():
     pd.testing.assert_frame_equal(clean(RUNS), RUNS)
     blind = RUNS.drop(columns='source')
-    assert predict(blind).predicted_iteration_s.equals(predict(RUNS).predicted_iteration_s)
+    assert predict(blind).predicted_iteration_s.equals(predictions().predicted_iteration_s)
 
 
 def test_what_a_table_says_counts_before_its_recipe():
@@ -304,7 +310,7 @@ def test_shipped_parameters_are_within_bounds(name):
 
 def test_prediction_does_not_see_the_measurement():
     "Nor the name of a row, nor the order."
-    expected = predict(RUNS).predicted_iteration_s
+    expected = predictions().predicted_iteration_s
     blind = RUNS.drop(columns=['iteration_s', 'memory_GB', 'id'])
     assert predict(blind).predicted_iteration_s.tolist() == expected.tolist()
     shuffled = predict(RUNS.sample(frac=1, random_state=1)).predicted_iteration_s
@@ -343,7 +349,7 @@ def test_a_missing_column_is_named():
 
 @PRESETS
 def test_components_add_up(preset):
-    found = predict(RUNS, preset)
+    found = predictions(preset)
     total = found[[f'predicted_{c}' for c in COMPONENTS]].sum(axis=1)
     np.testing.assert_allclose(total, found.predicted_iteration_s, rtol=1e-12)
     assert (found.predicted_other_s == 0).all() == (preset != 'calibrated')

@@ -96,7 +96,7 @@ class Problem(NamedTuple):
 
 def problem_of(runs, seconds, start):  # Problem
     "Runs as candidates that fit in memory."
-    batches = [feasible(batch, start) for batch in batches_of(runs)]
+    batches = [feasible(batch, start) for batch in batches_of(clean(runs))]
     own = [parameters_for(batch, start) for batch in batches]
     shared = lambda k: k if k.name in start.measured.sets else dataclasses.replace(k, stack='any')
     return Problem(runs, seconds, batches, [shared(k) for k in own], start)
@@ -317,7 +317,7 @@ def error_table(df, columns, covered):  # DataFrame, a row per source, in percen
 def residual_table(df, columns):  # DataFrame, a row per source, GPU, model and precision
     "The same in more detail."
     e = {name: (x / df.iteration_s - 1).abs() for name, x in columns.items()}
-    by = features_of(df).assign(source=source_of(df), **e).groupby(
+    by = features_of(clean(df)).assign(source=source_of(df), **e).groupby(
         ['source', 'gpu', 'model', 'precision'], sort=False)[list(e)]
     mean = (100 * by.mean()).round(1).add_suffix(' %')
     return mean.assign(runs=by.size()).reset_index()
@@ -391,7 +391,7 @@ def add_records(path, runs, fitted, others):  # DataFrame, a row per source
     regret = picked(seen[source_of(seen) == 'vtrain-multi'])
     found |= dict(
         errors=rows(errors), residuals=rows(residual_table(judged, columns)), fitted=fitted,
-        evidence=evidence_of(runs), seen=seen_in(runs),
+        evidence=evidence_of(clean(runs)), seen=seen_in(clean(runs)),
         intervals={'never seen': intervals_of(both, columns['never seen']),
                    'half held out': intervals_of(seen, halves, 'half held out')},
         contested=rows(contested_rows(seen)), regret=rows(regret))

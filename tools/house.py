@@ -13,7 +13,7 @@ from notebooks import ROOT, write_whole
 WINGS = {   # rooms beside each other; all others are the core, below them
     'files': ('interop', 'scripts', 'traces', 'results'),
     'advice': ('advice', 'plan', 'sensitivity'),
-    'studies': ('plots', 'sweeps', 'ranks', 'scaling'),
+    'studies': ('plots', 'sweeps', 'ranks', 'scaling', 'packing'),
     'evidence': ('runs', 'memory_runs', 'validation', 'measure'),
     'panels': ('drawing', 'panel_states', 'layer_panel', 'search_panel', 'chart_panels', 'panels'),
     'doors': ('panel_server', 'exercises', 'cli'),
@@ -22,6 +22,7 @@ MODULES = {path.stem: path.read_text(encoding='utf-8') for path in pages.PACKAGE
            if not path.stem.startswith('_')}
 
 
+@functools.cache
 def imported(text):  # set of str: what a module imports, by full names
     found = set()
     for node in ast.walk(ast.parse(text)):

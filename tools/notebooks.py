@@ -3,6 +3,7 @@
 `python tools/notebooks.py` makes all three; `python tools/notebooks.py 13_iteration` runs only the
 notebooks named. The tests use the same functions to see that nothing is stale.
 """
+import atexit
 import base64
 import io
 import json
@@ -54,6 +55,7 @@ def fresh_shell(path):
     matplotlib.rcdefaults()
     from execnb.shell import CaptureShell
     shell = CaptureShell(path)
+    atexit.unregister(shell.atexit_operations)   # a second or more of collecting garbage, for each
     shell.run(DISPLAY)
     return shell
 
@@ -94,9 +96,11 @@ class Notebook:
         self.faults = {}   # index of a cell -> what is wrong with the pictures that it shows
         if is_exercise(path): fill(self.nb.cells)
 
+    def new_shell(self): return fresh_shell(self.path)
+
     def run_to(self, index):
         "Run the code cells up to one; its exception, if any, is raised."
-        if self.shell is None: self.shell = fresh_shell(self.path)
+        if self.shell is None: self.shell = self.new_shell()
         for cell in self.nb.cells[self.done + 1:index + 1]:
             self.done = cell.idx_
             if cell.cell_type == 'code' and is_run(cell.source): self._run(cell)
@@ -182,12 +186,17 @@ def with_widgets(stored, stem):
 
 
 def clean(output):
+    "An output without what changes from run to run, its picture lighter."
+    if PNG in output.get('data', {}): output['data'][PNG] = lighter(''.join(output['data'][PNG]))
+    return lasting(output)
+
+
+def lasting(output):
     "An output without what changes from run to run."
     if 'execution_count' in output: output['execution_count'] = None
     if 'text' in output:
         lines = [line.replace('\r\n', '\n') for line in output['text']]
         output['text'] = [re.sub(r'0x[0-9a-f]{6,}', '0x...', line) for line in lines]
-    if PNG in output.get('data', {}): output['data'][PNG] = lighter(''.join(output['data'][PNG]))
     return output
 
 

@@ -32,8 +32,9 @@ from .layers import (
     logits, logits_summa, softmax, softmax_2d, transposes)
 
 # %% ../nbs/11_blocks.ipynb #3b000007
-BIASED = {'none': (), 'qkv': ('qkv',), 'attention': ('qkv', 'vproj'), 'mlp': ('fc1', 'fc2'),
-          'all': ('qkv', 'vproj', 'fc1', 'fc2')}   # the products that have a bias
+BIASED = {   # the products that have a bias
+    'none': (), 'qkv': ('qkv',), 'attention': ('qkv', 'vproj'), 'mlp': ('fc1', 'fc2'),
+    'all': ('qkv', 'vproj', 'fc1', 'fc2'), 'but_qkv': ('vproj', 'fc1', 'fc2')}
 NORMS = {'layernorm': 2., 'rmsnorm': 1., 'unscaled': 0.}   # vectors: a scale, and a shift
 
 class Half:
@@ -176,6 +177,7 @@ class CountedJob(Layouts):
     embedding_norm: bool = False
     output_transform: bool = False
     output_bias: bool = False
+    documents: object = None       # Lengths, of which samples are packed; none: each is one piece
     flops_per_token: float = None  # of the model, in both directions; none: nobody asks
 
     def of_block(self, block: Block):  # CountedJob
@@ -406,6 +408,7 @@ class MLP(Half):
     "Widen, activate, narrow."
     hidden_dim: int      # f
     gated: bool = False  # three matrices (SwiGLU)
+    learned: int = 0     # numbers of its activation that are learned (xIELU has two)
 
     on_grid = True
 
@@ -418,7 +421,8 @@ class MLP(Half):
         strategy, units, gated = STRATEGIES[job.strategy], job.units, job.here.gated
         width = self.hidden_dim // job.tp
         inputs, hidden = width * (1 + gated), job.tokens * width
-        activation = [activated(job, 'act1', hidden)]
+        act = activated(job, 'act1', hidden)
+        activation = [act._replace(weights=act.weights + units.element * self.learned)]
         if not job.assumptions.fused_kernels:
             there = job.here.has_bias('fc1')
             activation = [bias('fc1-bias', job.tokens, inputs, units, there),
@@ -470,8 +474,15 @@ def seen_share(job: CountedJob, mixer):
     a, whole = job.assumptions, job.seq_len
     halved = np.asarray(mixer.causal) * (a.causal_mask * 1.)
     last = 0. if a.zigzag else 1 - 1 / job.cp   # of the hidden half, seen by the last GPU
-    wide = 1. if mixer.window is None else np.minimum(mixer.window, whole) / whole
-    return wide * (1 - .5 * halved * wide * (1 - last))
+    def share(length):   # of the pairs of one piece
+        if mixer.chunk:   # whole chunks and what is left
+            full, rest = length // mixer.chunk, length % mixer.chunk
+            pairs = full * mixer.chunk**2 + rest**2
+            return pairs / length**2 * (1 - .5 * halved * (1 - last))
+        wide = 1. if mixer.window is None else np.minimum(mixer.window, length) / length
+        return wide * (1 - .5 * halved * wide * (1 - last))
+    if job.documents is None: return share(whole)
+    return job.documents.of_tokens(lambda length: share(length) * length) / whole
 
 # %% ../nbs/11_blocks.ipynb #7385b8ff
 def attention_core(job: CountedJob, mixer):  # list of Operation
@@ -507,6 +518,8 @@ class Heads(Half):
     window: int = None     # latest tokens that a token sees; all, unless given
     sinks: bool = False    # each head has a learned score for no token at all
     gated_output: bool = False   # a gate for each number that attention gives (sigmoid)
+    gate_of_head: bool = False   # it is one number for a whole head
+    chunk: int = None      # tokens that see none of the others' (Llama 4); all, unless given
 
     on_grid = True
     remakes_inputs = ()    # parts of a layer that, computed again, make queries, keys and values
@@ -514,13 +527,16 @@ class Heads(Half):
     def own_heads(self, job): return self.heads // job.tp
     def own_kv(self, job): return np.maximum(self.kv_heads / job.tp, 1)   # at least one each
     def own_values(self, job): return self.heads * self.value // job.tp   # features
+    def own_gates(self, job):
+        return self.gated_output * self.own_heads(job) * (1 if self.gate_of_head else self.value)
 
     def divisions(self, tp):
         larger, smaller = np.maximum(self.kv_heads, tp), np.minimum(self.kv_heads, tp)
         return [('heads', self.heads, 'tp', tp),
                 ('the larger of kv_heads and tp', larger, 'the smaller', smaller)]
 
-    def keys_gathered(self, job): return 2 * self.own_kv(job) * self.width
+    def keys_gathered(self, job):
+        return 2 * self.own_kv(job) * self.width * np.equal(job.context, 'allgather')
 
     def counts_places(self, p): return any_of(np.equal(p.context, 'ulysses+ring'))
 
@@ -534,6 +550,11 @@ class Heads(Half):
 
     def operations(self, job: CountedJob, core=attention_core):  # list of Operation
         "Queries, keys and values; scores; what they select; then the residual stream and its norm."
+        return [*self.mixed(job, core), *residual(job, 'vproj-bias', 'dpr_v'),
+                STRATEGIES[job.strategy].norm(job, 'ln2')]
+
+    def mixed(self, job: CountedJob, core=attention_core):  # list of Operation
+        "From the stream to what is added to it."
         strategy, fused = STRATEGIES[job.strategy], job.assumptions.fused_kernels
         laid_out = (2 * self.heads * self.width // job.tp + self.own_values(job)) / 3   # the mean
         layout = [transposes('layout', job.tokens, laid_out, job.units)]
@@ -542,8 +563,7 @@ class Heads(Half):
         first = first._replace(weights=first.weights + sinks)
         gate = [output_gate(job, self)] * self.gated_output
         return [first, *more, *(layout if fused else []), *core(job, self), *gate,
-                strategy.row(job, 'vproj', self.own_values(job)),
-                *residual(job, 'vproj-bias', 'dpr_v'), strategy.norm(job, 'ln2')]
+                strategy.row(job, 'vproj', self.own_values(job))]
 
 # %% ../nbs/11_blocks.ipynb #bc003188
 @dataclass(frozen=True)
@@ -553,16 +573,16 @@ class Attention(Heads):
 
     def own_matrices(self, job, whole):  # tuple of Matrix
         "Queries, keys, values and the gate: one product, but a matrix each."
-        keys = self.kv_heads * self.width
-        widths = (self.heads * self.width, keys, keys)
-        widths += (self.heads * self.value,) * self.gated_output
+        widths = (self.heads * self.width, self.kv_heads * self.width, self.kv_heads * self.value)
+        gates = self.heads * (1 if self.gate_of_head else self.value)
+        widths += (gates,) * self.gated_output
         return tuple(whole._replace(columns=width) for width in widths)
 
     def projections(self, job: CountedJob):  # list of Operation
         "What attention works on, from the stream."
         heads, kv = self.own_heads(job), self.own_kv(job)
-        features = self.heads * self.width // job.tp + 2 * kv * self.width
-        features = features + self.own_values(job) * self.gated_output
+        features = self.heads * self.width // job.tp + kv * (self.width + self.value)
+        features = features + self.own_gates(job)
         found = STRATEGIES[job.strategy].column(job, 'qkv', features)
         found = found._replace(matrices=self.own_matrices(job, found.matrices[0]))
         if self.normed is None: return [found]
@@ -575,11 +595,12 @@ class Attention(Heads):
 def output_gate(job: CountedJob, mixer):  # Operation
     "What attention says times the sigmoid of a gate: 5 FLOP a number forward, 10 backward."
     E, a = job.units.element, job.assumptions
-    x = 1. * job.tokens * mixer.own_values(job)
-    saved = 1 if a.flash_attention and not a.fused_kernels else 2   # the gate; and its other factor
-    forward = Work(vector=job.units.flop * 5 * x, nbytes=3 * E * x, launches=1)
-    backward = Work(vector=job.units.flop * 10 * x, nbytes=5 * E * x, launches=1)
-    return Operation('gate', forward, backward, activations=saved * E * x)
+    x, gates = (1. * job.tokens * n for n in (mixer.own_values(job), mixer.own_gates(job)))
+    other = not a.flash_attention or a.fused_kernels   # its other factor is saved, too
+    flop = job.units.flop * (4 * gates + x)
+    forward = Work(vector=flop, nbytes=E * (2 * x + gates), launches=1)
+    backward = Work(vector=2 * flop, nbytes=E * (3 * x + 2 * gates), launches=1)
+    return Operation('gate', forward, backward, activations=E * (gates + other * x))
 
 # %% ../nbs/11_blocks.ipynb #bc00318a
 def saved_once(job: CountedJob, op: Operation, elsewhere=True):  # Operation
@@ -647,7 +668,7 @@ def domains_met(job: CountedJob, experts):
 # %% ../nbs/11_blocks.ipynb #bc00318d
 def travels(job: CountedJob, experts, back=False, share=1.):  # tuple of Message
     "Messages with copies of tokens for experts, or results back; share: bytes over 16 bits."
-    E, width, way = job.units.element * share, job.embed_dim, np.asarray(job.dispatcher)
+    E, width, way = job.units.element * share, experts.width(job), np.asarray(job.dispatcher)
     copies = E * job.own * experts.per_token * width * (job.ep > 1) * crowding(job)
     seen = where(job.ep_overlap, job.costs.ep_exposed, 1.)
     once = E * job.own * width * domains_met(job, experts)
@@ -673,7 +694,7 @@ def moved_copies(job: CountedJob, experts, name, back):  # Operation
     "Copies sorted by expert and sent; or sent back, weighed and summed up."
     E, copies = job.units.element, job.own * experts.per_token
     sorts = 2 * copies * (job.ep > 1)   # by GPU, then by expert
-    nbytes = E * job.embed_dim * (job.own + copies + sorts)
+    nbytes = E * experts.width(job) * (job.own + copies + sorts)
     low = job.assumptions.fp8_dispatch and not back   # tokens alone: no result, and no gradient
     share = of_recipe(job.precision, 'saved') / 2 if low else 1.
     there, again = (Work(nbytes=nbytes, launches=3, messages=travels(job, experts, *way))
@@ -702,12 +723,12 @@ def router(job: CountedJob, experts):  # Operation
 # %% ../nbs/11_blocks.ipynb #bc00318f
 def routed_experts(job: CountedJob, experts):  # list of Operation
     "From copies of tokens to what their experts say."
-    width, gated = experts.hidden_dim // job.etp, job.here.gated
+    width, gated, seen = experts.hidden_dim // job.etp, job.here.gated, experts.width(job)
     wide, here = width * (1 + gated), experts.number / job.ep
-    first = grouped(job, experts, 'expert-fc1', job.embed_dim, wide)._replace(
-        matrices=(of_group(Matrix(job.embed_dim, wide * job.etp, here), 'etp'),))
-    second = grouped(job, experts, 'expert-fc2', width, job.embed_dim)._replace(
-        matrices=(of_group(Matrix(width * job.etp, job.embed_dim, here), 'etp'),))
+    first = grouped(job, experts, 'expert-fc1', seen, wide)._replace(
+        matrices=(of_group(Matrix(seen, wide * job.etp, here), 'etp'),))
+    second = grouped(job, experts, 'expert-fc2', width, seen)._replace(
+        matrices=(of_group(Matrix(width * job.etp, seen, here), 'etp'),))
     act = activated(job, 'expert-act', expert_rows(job, experts) * width)
     apart = second.activations * (1 - gated)   # before it is weighed; a gate's kernel does both
     act = act._replace(recomputed_with=('moe_act',), activations=act.activations + apart,
@@ -715,6 +736,10 @@ def routed_experts(job: CountedJob, experts):  # list of Operation
     second = second._replace(frees=(('moe_act', second.activations),))
     parts = [moved_copies(job, experts, 'dispatch', False), first, act, second,
              moved_copies(job, experts, 'combine', True)]
+    if experts.latent:   # the narrow stream of a GPU's own rows
+        down = inner_product(job, 'latent-down', job.own, job.embed_dim, seen)
+        up = inner_product(job, 'latent-up', job.own, seen, job.embed_dim)
+        parts = [saved_once(job, down), *parts, up]   # beside the router's input
     return [in_part('moe', op) for op in parts]
 
 # %% ../nbs/11_blocks.ipynb #bc003191
@@ -739,6 +764,9 @@ class Experts(Half):
     shared_dim: int = None     # of those that see every token, together
     shared_gate: bool = False  # a vector weighs what they say
     router_bias: bool = False  # a number for each expert, added to its scores
+    latent: int = None         # width of what routed ones see and say; the stream's, unless given
+
+    def width(self, job): return self.latent or job.embed_dim
 
     name = 'experts'
     wants_all_rows = False     # the router works on a GPU's own rows

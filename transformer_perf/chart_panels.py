@@ -7,6 +7,7 @@ __all__ = ['SWEPT', 'SCENARIO', 'SIZES_BYTES', 'SweepState', 'RooflineState', 'C
 
 # %% ../nbs/79_chart_panels.ipynb #d2a70405
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -221,6 +222,7 @@ def scenario_words(state, name, own):  # str
     if len(own) == points: return words
     return f'{words} Nothing fits at {points - len(own)} of {points} points.'
 
+@functools.lru_cache(4)   # to and fro, pinned, taken away as files
 def sweep_shown(state: SweepState):  # Shown
     "Everything that the sweep panel shows."
     table = sweep_table(state)
@@ -382,6 +384,7 @@ def ridge_words(result: Estimate):  # str
             f'Kernels reach {compute:.0%} of the peak{feed}, which puts it at '
             f'{short(reached.ridge)}: left of that a product waits for memory.')
 
+@functools.lru_cache(4)
 def roofline_shown(state: RooflineState, ghost=None):  # Shown
     "Everything that the roofline panel shows; pale, the operations of a ghost, another state."
     result = state.estimate
@@ -466,6 +469,7 @@ def collectives_words(table):  # str
     return words + (f'Messages of 128 MiB and more are predicted at {ratio.min():.2f} to '
                     f'{ratio.max():.2f} of their measured time (Perlmutter, A100).')
 
+@functools.lru_cache(4)
 def collectives_shown(state: CollectivesState):  # Shown
     "Everything that the collectives panel shows."
     table = collectives_table(state)

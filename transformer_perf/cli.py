@@ -230,6 +230,8 @@ JOB = (   # what frameworks are told, in and out
            'of DeepSpeed, a YAML of Accelerate, fields of torchtitan): what it says holds unless '
            'an option says otherwise'),
     option('--seq-len', "tokens of a sample, instead of the model's own number", kind='number'),
+    option('--lengths', 'a file of how long the documents are that samples are packed of: a '
+           'number a line, a JSON object, or a CSV file with columns tokens and documents'),
     option('--export', 'write the best configuration as a job instead: json, megatron, deepspeed, '
            'accelerate or torchtitan; or its iteration as a trace: perfetto'))
 
@@ -339,11 +341,14 @@ LENGTH = ContextVar('LENGTH', default='')   # whose tokens of a sample an answer
 
 def model_asked(a, model=None):  # Model
     "The model of a command, or one of several, with samples as long as was said."
+    from transformer_perf.lengths import as_lengths
     from transformer_perf.models import as_model
     asked = a.model if model is None else model
     model = as_model(asked)
     LENGTH.set(length_taken(a, asked, model))
-    return model if a.seq_len is None else dataclasses.replace(model, seq_len=a.seq_len)
+    own = {} if a.seq_len is None else {'seq_len': a.seq_len}
+    if getattr(a, 'lengths', None) is not None: own['documents'] = as_lengths(a.lengths)
+    return dataclasses.replace(model, **own) if own else model
 
 def length_taken(a, asked, model):  # str
     "Whose number of tokens is taken where neither options nor a job say it."
@@ -427,16 +432,18 @@ def search_command(a):
     A configuration shares each layer over tp GPUs (and cp, in context parallelism), the layers
     over pp pipeline stages and the batch over dp copies, in micro-batches; its placement says how
     many GPUs of each group share an NVLink domain (in the order tp, cp, pp, dp). Where an option
-    names several values, all are considered: --recompute none,full --virtual-stages 1,2,4.
+    names several values, all are considered: --recompute none,full --virtual-stages 1,2,4. Shown
+    is the fastest of each way to group the GPUs, and of each value of such an option.
 
     Example: transformer-perf search --model vit_era5 --gpus 4096,16384 --strategy all
     """
-    from transformer_perf.execution import search
+    from transformer_perf.execution import KIND, search
     from transformer_perf.systems import as_system
-    model, system = model_asked(a), as_system(a.system, a.nvlink_size)
+    model, system, chosen = model_asked(a), as_system(a.system, a.nvlink_size), chosen_of(a)
     assumptions = assumptions_asked(a)
-    found = search(model, a.gpus, system, a.global_batch, a.strategy, a.top,
-                   assumptions, fits_by=a.fits_by, **chosen_of(a))
+    compared = [name for name, values in chosen.items() if len(values) > 1]
+    found = search(model, a.gpus, system, a.global_batch, a.strategy, a.top, assumptions,
+                   fits_by=a.fits_by, kind=[*KIND, *compared], **chosen)
     if a.export and len(found):
         text = exported(estimate_of(found.iloc[0], a, model, system, assumptions), a)
     else: text = text_of_search(found, model, system, a)
@@ -553,10 +560,17 @@ def explain_command(a):
     deliver(exported(result, a) if a.export else told(result, a), a.output)
 
 # %% ../nbs/95_cli.ipynb #7a776b03
+def who_waits(one):  # list of str
+    "What an iteration takes whose samples are packed, and not alike."
+    if one.model.documents is None: return []
+    from transformer_perf.packing import packing
+    return [packing(one.model, one.parallel, one.system, None, one.global_batch,
+                    one.assumptions).summary]
+
 def text_of_estimate(result, a):  # str
     "An estimate as it was asked for."
     if a.format == 'csv': return result.layers.to_csv(index=False)
-    notes = result.notes + not_used(a)
+    notes = result.notes + who_waits(result) + not_used(a)
     if a.format == 'json':
         return as_json({**priced_fields(result), 'layers': records(result.layers), 'notes': notes})
     from transformer_perf.iteration import readable
@@ -876,7 +890,8 @@ def axes(texts):  # dict: field -> values
     raise ValueError(f'--vary: {points:,} points are more than {MOST_POINTS:,}')
 
 # %% ../nbs/95_cli.ipynb #19a7064b
-@command('sweep', OUTPUT._replace(help='the table to write: .csv or .parquet'),
+@command('sweep', OUTPUT._replace(help='the table to write: .csv or .parquet; without an ending, a '
+                                       'folder of .parquet parts, which ranks write themselves'),
          option('--vary', 'FIELD=1,2,4 or FIELD=LOW:HIGH:COUNT (on a logarithmic scale), for any '
                 'numeric field of the system or the model, or global_batch; repeat for a product',
                 [], 'texts'), *study_options('1', 'llama3.1_405B', '2048', ['H100-80GB']),
@@ -1404,7 +1419,8 @@ def arguments_of(name, texts):  # Namespace
         setattr(a, o.name, value_of(o, usual if given in (None, []) else given))
     ALL_COLUMNS.set(getattr(a, 'wide', False))
     if getattr(a, 'format', None): nearest(a.format, FORMATS, '--format')
-    if getattr(a, 'output', None): check_writable(a.output)
+    folder = name == 'sweep' and a.output and not Path(a.output).suffix
+    if getattr(a, 'output', None) and not folder: check_writable(a.output)
     if getattr(a, 'export', None): nearest(a.export, EXPORTS, '--export')
     return a
 

@@ -10,12 +10,14 @@ __all__ = ['UNTIED', 'TIED', 'DERIVED', 'TIED_DERIVED', 'SWITCHED', 'PLAIN', 'EV
 
 # %% ../nbs/81_configs.ipynb #00bc0005
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from .inputs import flag, nearest, of_type, quoted, whole
-from .blocks import MLP, Experts
+from .blocks import BIASED, MLP, Attention, Experts
 from .linear_attention import (
-    GatedDeltaNet, KimiDelta, Lightning, Mamba2, Nothing)
+    Beside, GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2, Nothing)
+from .sparse_attention import IndexedAttention
 
 # %% ../nbs/81_configs.ipynb #00bc0026
 def agree(one, other):
@@ -122,6 +124,7 @@ class Family(NamedTuple):
     never: tuple = ()       # keys that must not be on
     names: dict = {}        # noqa: RUF012  usual key -> the one of this family
     more: Callable = None   # (Config, fields so far) -> further fields
+    narrow: bool = False    # heads need not be as wide as the stream, together
     reads: str = ''         # keys and kinds of layers, foreign to others, that `more` reads
 
 UNTIED = dict(tie_word_embeddings=False, hidden_act='silu')
@@ -175,7 +178,7 @@ FAMILIES = {
     'glm4_moe': Family(
         'Glm4MoeForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY | dict(head_dim=None),
         {'attention_bias': 'qkv'}, dict(qk_norm='use_qk_norm'), experts='moe_intermediate_size',
-        mtp=True),
+        mtp=True, narrow=True),
     'glm': Family('GlmForCausalLM', usual=UNTIED | dict(attention_bias=True),
                   biases={'attention_bias': 'qkv'}),
     'glm4': Family('Glm4ForCausalLM', dict(layer_norms=4), UNTIED | dict(attention_bias=True),
@@ -497,15 +500,97 @@ def nemotron_experts(c):  # Experts
     "Two matrices each, and a number added to each one's scores."
     shared = c.size('moe_shared_expert_intermediate_size', least=0) or 0
     return Experts(c.needed('n_routed_experts'), c.needed('num_experts_per_tok'),
-                   c.needed('moe_intermediate_size'), shared_dim=shared or None, router_bias=True)
+                   c.needed('moe_intermediate_size'), shared_dim=shared or None, router_bias=True,
+                   latent=c.size('moe_latent_size'))
 
 def only_mamba(c, found):
     "Mamba-2 in every layer, and nothing else."
     return {'layers': [{'mixer': mamba2(c), 'ffn': Nothing()}] * found['depth']}
 
+def mamba1(c, normed=False):  # Mamba
+    "The mixer of a family with the keys of Jamba, or others renamed as they are."
+    e, rank = c.needed('hidden_size'), c.said('mamba_dt_rank')[1]
+    if rank == 'auto': rank = -(-e // 16)
+    return Mamba(channels=c.needed('mamba_expand') * e, key=c.needed('mamba_d_state'),
+                 rank=whole(rank, 'mamba_dt_rank'), conv=c.needed('mamba_d_conv'),
+                 conv_bias=c.on('mamba_conv_bias'), normed=normed)
+
+def only_mamba1(c, found):
+    "Mamba in every layer, and nothing else."
+    return {'layers': [{'mixer': mamba1(c), 'ffn': Nothing()}] * found['depth']}
+
+def every_so_many(c, kind, depth):  # list of bool
+    "Layers at an offset of a period."
+    period, offset = c.needed(f'{kind}_layer_period'), c.needed(f'{kind}_layer_offset', least=0)
+    return [i % period == offset for i in range(depth)]
+
+def jamba(c, found):
+    "Attention in one layer of so many, experts in others; Mamba and an MLP in the rest."
+    depth = found['depth']
+    attends, routed = (every_so_many(c, kind, depth) for kind in ('attn', 'expert'))
+    several = found.get('experts', 1) > 1
+    layers = [{} if sparse and several else {'experts': None} for sparse in routed]
+    mixer = mamba1(c, normed=True)
+    return {'layers': [own | ({} if own_attends else {'mixer': mixer})
+                       for own, own_attends in zip(layers, attends)]}
+
+def short_convolutions(c, found):
+    "Layers of a short convolution where none attends."
+    listed, depth = c.given.get('layer_types'), found['depth']
+    if listed: attends = layers_listed(c, 'layer_types', listed, ('full_attention', 'conv'), depth)
+    else:
+        places = of_type(c.said('full_attn_idxs')[1], list, 'full_attn_idxs')
+        attends = [i in places for i in range(depth)]
+    mixer = GatedConv(channels=found['embed_dim'], conv=c.needed('conv_L_cache'),
+                      conv_bias=c.on('conv_bias'))
+    return in_places([not own for own in attends], {'mixer': mixer})
+
+def lfm2(c, found):
+    "The same; its MLP may be two thirds as wide as the file says."
+    width = c.needed('intermediate_size')
+    if c.on('block_auto_adjust_ff_dim'):
+        step = c.needed('block_multiple_of')
+        width = int(c.said('block_ffn_dim_multiplier')[1] * int(2 * width / 3))
+        width = step * -(-width // step)
+    return short_convolutions(c, found) | {'mlp_dim': width}
+
+def indexed(c, found):
+    "Every layer attends to the best keys; some take what the layer before chose."
+    depth = found['depth']
+    listed = c.given.get('layer_types')
+    if listed: layers_listed(c, 'layer_types', listed, ('indexed_attention',), depth)
+    kinds = c.given.get('indexer_types')
+    own = layers_listed(c, 'indexer_types', kinds, ('full', 'shared'), depth) if kinds else (
+        own_indexers(c, depth))
+    if not own[0]: raise ValueError('the first layer has no indexer before it')
+    about = dict(heads=found['heads'], kv_heads=1, latent=found['kv_lora_rank'],
+                 width=found['qk_nope_head_dim'] + found['qk_rope_head_dim'],
+                 value=found['v_head_dim'], rope=found['qk_rope_head_dim'],
+                 query_latent=c.needed('q_lora_rank'), index_heads=c.needed('index_n_heads'),
+                 index_width=c.needed('index_head_dim'), chosen=c.needed('index_topk'))
+    return {'layers': [{'mixer': IndexedAttention(**about, own_index=has)} for has in own]}
+
+def own_indexers(c, depth):  # list of bool
+    "Which layers have an indexer, as GLM's file says it, in letters or as one of so many."
+    pattern, every = c.given.get('index_topk_pattern'), c.size('index_topk_freq')
+    if pattern:
+        letters = [*pattern] if isinstance(pattern, str) else pattern
+        return layers_listed(c, 'index_topk_pattern', letters, ('F', 'S'), depth)
+    skipped = c.needed('index_skip_topk_offset', least=0)
+    return [max(i - skipped + 1, 0) % every == 0 for i in range(depth)]
+
+INDEXED = dict(index_topk_freq=1, index_skip_topk_offset=2)
+INDEX = 'index_* indexed_attention'
 DELTA = dict(full_attention_interval=None)
 MAMBA = dict(mamba_conv_bias=True, mamba_proj_bias=False, use_bias=False)
 GATED_DELTA = 'linear_* full_attention_interval attn_output_gate mamba_ssm_dtype'
+
+MAMBA1 = dict(mamba_d_state='state_size', mamba_expand='expand', mamba_d_conv='conv_kernel',
+              mamba_dt_rank='time_step_rank', mamba_conv_bias='use_conv_bias')
+ONLY_MAMBA = dict(num_attention_heads=1, num_key_value_heads=None, intermediate_size=None,
+                  head_dim=None, use_conv_bias=True, time_step_rank='auto',
+                  max_position_embeddings=2048)   # as long as in its training
+STATE_SIZES = 'state_size conv_kernel time_step_rank'
 
 FAMILIES |= {   # hybrids
     'qwen3_next': Family(
@@ -535,6 +620,30 @@ FAMILIES |= {   # hybrids
         'MiniMaxForCausalLM MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM', {},
         UNTIED | ALL_ROUTED | DELTA | dict(head_dim=None, block_size=256), more=lightning,
         experts='intermediate_size', reads='linear_* 0'),
+    'deepseek_v32': Family(
+        'DeepseekV32ForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY | INDEXED,
+        latent=True, mtp=True, experts='moe_intermediate_size', more=indexed, reads=INDEX,
+        never=('attention_bias', 'mlp_bias')),
+    'glm_moe_dsa': Family(
+        'GlmMoeDsaForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY | INDEXED,
+        latent=True, mtp=True, experts='moe_intermediate_size', more=indexed,
+        reads=INDEX + ' indexer_types', never=('attention_bias', 'mlp_bias')),
+    'jamba': Family(
+        'JambaForCausalLM', {}, UNTIED | OFF | MAMBA | ALL_ROUTED | dict(
+            head_dim=None, mamba_dt_rank='auto'), experts='intermediate_size',
+        never=('mamba_proj_bias',), more=jamba, reads='mamba_* attn_layer_period'),
+    'mamba': Family(
+        'MambaForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), TIED | MAMBA | ONLY_MAMBA,
+        never=('use_bias',), more=only_mamba1, reads=STATE_SIZES, names=MAMBA1),
+    'falcon_mamba': Family(   # its norms of steps, keys and queries have no weights
+        'FalconMambaForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), TIED | MAMBA | ONLY_MAMBA,
+        never=('use_bias',), more=only_mamba1, reads=STATE_SIZES, names=MAMBA1),
+    'lfm2': Family(
+        'Lfm2ForCausalLM', dict(qk_norm=True), TIED | OFF | dict(
+            conv_bias=False, head_dim=None, block_auto_adjust_ff_dim=True,
+            block_ffn_dim_multiplier=1., block_multiple_of=256),
+        names=dict(hidden_size='hidden_size block_dim'), more=lfm2,
+        reads='conv_L_cache full_attn_idxs conv'),
     'bamba': Family('BambaForCausalLM', {}, UNTIED | OFF | MAMBA | dict(
         head_dim=None, attn_layer_indices=None), never=('mamba_proj_bias', 'attention_bias',
         'mlp_bias'), more=bamba, reads='mamba_* attn_layer_indices'),
@@ -546,11 +655,11 @@ FAMILIES |= {   # hybrids
         names=dict(shared_expert_intermediate_size='shared_intermediate_size')),
     'nemotron_h': Family(
         'NemotronHForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), UNTIED | OFF | MAMBA | dict(
-            hidden_act='relu2', use_conv_bias=True), never=(
+            hidden_act='relu2', use_conv_bias=True, moe_latent_size=None), never=(
             'mamba_proj_bias', 'attention_bias', 'mlp_bias', 'use_bias', 'tie_word_embeddings'),
         more=nemotron_h,
         reads='mamba_* ssm_* conv_kernel layers_block_type hybrid_override_pattern '
-              'time_step_rank n_routed_experts',
+              'time_step_rank n_routed_experts moe_latent_size',
         names=dict(mamba_n_heads='mamba_num_heads', mamba_d_head='mamba_head_dim',
                    mamba_d_state='ssm_state_size', mamba_n_groups='n_groups',
                    mamba_d_conv='conv_kernel', mamba_chunk_size='chunk_size',
@@ -565,15 +674,141 @@ FAMILIES |= {   # hybrids
                    mamba_d_conv='conv_kernel', mamba_chunk_size='chunk_size',
                    mamba_conv_bias='use_conv_bias', num_attention_heads='num_heads'))}
 
+# %% ../nbs/81_configs.ipynb #00bc0040
+CHUNKED = 'attention_chunk_size chunked_attention'
+
+def llama4(c, found):
+    "Layers attend in chunks, but for some; those without experts have a wider MLP."
+    if 'experts' not in found: raise ValueError("lacks 'num_local_experts'")
+    depth, width = found['depth'], found['head_dim'] or found['embed_dim'] // found['heads']
+    listed, rope = c.given.get('layer_types'), c.given.get('no_rope_layers')
+    every = c.needed('no_rope_layer_interval')
+    if listed: chunked = layers_listed(
+        c, 'layer_types', listed, ('chunked_attention', 'full_attention'), depth)
+    elif rope: chunked = layers_listed(c, 'no_rope_layers', [str(x) for x in rope], ('1', '0'),
+                                       depth)
+    else: chunked = [(i + 1) % every > 0 for i in range(depth)]
+    places, step = c.given.get('moe_layers'), c.needed('interleave_moe_layer_step')
+    if places is None: places = range(step - 1, depth, step)
+    else: of_type(places, list, 'moe_layers')
+    mixer = Attention(found['heads'], found['kv_heads'] or found['heads'], width, width,
+                      chunk=c.size('attention_chunk_size'))   # norms of heads have no weights
+    dense = {'ffn': MLP(c.needed('intermediate_size_mlp'), True)}
+    return {'layers': [({'mixer': mixer} if own else {}) | ({} if i in places else dense)
+                       for i, own in enumerate(chunked)],
+            'shared_expert_dim': found['expert_dim']}
+
+def falcon_h1(c, found):
+    "Attention and Mamba-2 side by side in every layer."
+    heads, width = found['heads'], found['head_dim'] or found['embed_dim'] // found['heads']
+    inside = c.size('mamba_d_ssm') or c.needed('mamba_expand') * found['embed_dim']
+    if c.said('mamba_d_head')[1] == 'auto':
+        c = c._replace(given=c.given | {'mamba_d_head': inside // c.needed('mamba_n_heads')})
+    own = mamba2(c)
+    if own.heads * own.value != inside:
+        raise ValueError(f'mamba_n_heads={own.heads} of mamba_d_head={own.value} contradict '
+                         f'mamba_d_ssm={inside}')
+    state = replace(own, gate_normed=c.on('mamba_rms_norm'))
+    attention = Attention(heads, found['kv_heads'] or heads, width, width)
+    return {'layers': [{'mixer': Beside(heads=attention, state=state)}] * found['depth']}
+
+def mimo_v2(c, found):
+    "Layers with a window have twice the heads of keys and values, and sinks."
+    windowed = layers_listed(c, 'layer_types', c.said('layer_types')[1], KNOWN_LAYERS[::-1],
+                             found['depth'])
+    same = dict(heads=found['heads'], width=c.needed('head_dim'), value=c.needed('v_head_dim'))
+    kv = found['kv_heads'] or found['heads']
+    full = Attention(kv_heads=kv, **same)
+    local = Attention(kv_heads=2 * kv, window=c.needed('sliding_window'), sinks=True, **same)
+    return {'layers': [{'mixer': local if own else full} for own in windowed]}
+
+def laguna(c, found):
+    "The gate of attention is one number a head."
+    kinds = c.given.get('num_attention_heads_per_layer') or [found['heads']]
+    if {*of_type(kinds, list, 'num_attention_heads_per_layer')} != {found['heads']}:
+        raise ValueError('no field of a Model says num_attention_heads_per_layer that differ')
+    if not c.on('gating'): return {}
+    layers = found.get('layers') or [{}] * found['depth']
+    every, window = found.get('full_attention_every'), found.get('window')
+    own = [layer.get('window', None if every and (i + 1) % every == 0 else window)
+           for i, layer in enumerate(layers)]
+    kv = found['kv_heads'] or found['heads']
+    mixers = [Attention(found['heads'], kv, c.needed('head_dim'), c.needed('head_dim'), True,
+                        size, gated_output=True, gate_of_head=True, normed='head') for size in own]
+    return {'layers': [{'mixer': mixer} for mixer in mixers]}
+
+def gpt_neo(c, found):
+    "Some layers see a window only, as its list says."
+    kinds = c.given.get('attention_layers')
+    if kinds is None:
+        kinds = [kind for kinds, times in of_type(c.said('attention_types')[1], list,
+                                                  'attention_types')
+                 for kind in kinds * times]
+    local = layers_listed(c, 'attention_layers', kinds, ('local', 'global'), found['depth'])
+    window = c.needed('window_size')
+    return {'window': window, 'layers': [{} if own else {'window': None} for own in local]}
+
+def opt(c, found):
+    "Two vectors more than positions; words as wide as the stream."
+    if c.size('word_embed_proj_dim') not in (None, found['embed_dim']):
+        raise ValueError(f'no field of a Model says word_embed_proj_dim='
+                         f'{c.size("word_embed_proj_dim")}')
+    for key in ('do_layer_norm_before', 'layer_norm_elementwise_affine'):
+        if not c.on(key): raise ValueError(f'no field of a Model says {key}=False')
+    return {'other_embeddings': 2}
+
+def xielu(c, found):
+    "Two numbers of each activation are learned."
+    learned = 2 * (found['activation'] == 'xielu')
+    return {'layers': [{'ffn': MLP(found['mlp_dim'], learned=learned)}] * found['depth']}
+
+FAMILIES |= {   # whose layers have shapes of their own
+    'llama4_text': Family(
+        'Llama4ForCausalLM Llama4ForConditionalGeneration', {}, UNTIED | OFF | dict(
+            interleave_moe_layer_step=1, no_rope_layer_interval=4, head_dim=None) | ALL_ROUTED,
+        ONE_BIAS, experts='intermediate_size', more=llama4, reads=CHUNKED),
+    'falcon_h1': Family(
+        'FalconH1ForCausalLM', {}, UNTIED | OFF | MAMBA | dict(
+            head_dim=None, mamba_d_ssm=None, mamba_rms_norm=False, projectors_bias=False,
+            mamba_d_head='auto'), more=falcon_h1, reads='mamba_* ssm_*', never=(
+                'attention_bias', 'mlp_bias', 'mamba_proj_bias', 'projectors_bias')),
+    'mimo_v2_flash': Family(
+        'MiMoV2FlashForCausalLM', dict(router_bias=True), UNTIED | OFF | ALL_ROUTED,
+        experts='moe_intermediate_size', windows='listed', more=mimo_v2,
+        never=('attention_bias',)),
+    'laguna': Family(
+        'LagunaForCausalLM', dict(qk_norm=True, router_bias=True),
+        UNTIED | OFF | QWEN_ROUTED | dict(gating=True, sliding_window=None),
+        experts='moe_intermediate_size', windows='listed', more=laguna, never=('attention_bias',)),
+    'gpt_neo': Family(
+        'GPTNeoForCausalLM', PLAIN | dict(learned_positions=True),
+        TIED_DERIVED | dict(hidden_act='gelu', intermediate_size=None), {None: 'but_qkv'},
+        more=gpt_neo, names=dict(num_attention_heads='num_heads', num_hidden_layers='num_layers')),
+    'opt': Family(
+        'OPTForCausalLM', PLAIN | dict(learned_positions=True), TIED_DERIVED | dict(
+            hidden_act='relu', enable_bias=True, do_layer_norm_before=True,
+            word_embed_proj_dim=None, layer_norm_elementwise_affine=True,
+            _remove_final_layer_norm=False),
+        {'enable_bias': 'attention mlp'}, more=opt, reads='word_embed_proj_dim',
+        names=dict(intermediate_size='ffn_dim'), never=('_remove_final_layer_norm',)),
+    'ctrl': Family(   # its activation is in no file
+        'CTRLLMHeadModel', PLAIN | dict(activation='relu', output_bias=True),
+        TIED_DERIVED | dict(hidden_act='relu'), {None: 'attention mlp'},
+        names=dict(intermediate_size='dff')),
+    'apertus': Family(
+        'ApertusForCausalLM', dict(qk_norm=True, norm='rmsnorm', gated_mlp=False), DERIVED | OFF
+        | dict(hidden_act='xielu'), ONE_BIAS, more=xielu, never=('mlp_bias',))}
+
 # %% ../nbs/81_configs.ipynb #00bc0010
 DEEPEST = 10_000   # layers
 SIZES = {'embed_dim': 'hidden_size n_embd n_embed', 'depth': 'num_hidden_layers n_layer',
          'heads': 'num_attention_heads n_head', 'vocab': 'vocab_size',
          'seq_len': 'max_position_embeddings n_positions'}
 GELU = ('gelu', 'gelu_new', 'gelu_fast', 'gelu_python', 'gelu_pytorch_tanh')
-ACTIVATIONS = {'silu': 'silu', 'swish': 'silu', 'relu2': 'squared_relu',
+ACTIVATIONS = {'silu': 'silu', 'swish': 'silu', 'relu2': 'squared_relu', 'relu': 'relu',
+               'xielu': 'xielu',
                **dict.fromkeys(GELU, 'gelu')}
-PLACES = {'': 'none', 'qkv': 'qkv', 'attention': 'attention', 'mlp': 'mlp', 'attention mlp': 'all'}
+PLACES = {'attention mlp': 'all', '': 'none', **{one: one for one in BIASED}}
 
 def basic(c: Config, family):  # dict of fields
     "Sizes, activation, norms and biases."
@@ -599,6 +834,7 @@ def attention(c: Config, family, found):  # dict of fields
         'q_lora_rank': c.size('q_lora_rank')}
     e, heads = found['embed_dim'], found['heads']
     width, groups = c.size('head_dim attention_head_dim'), c.size('num_key_value_heads')
+    if family.narrow: width = width or e // heads
     if c.on('multi_query') and not c.on('new_decoder_architecture'): groups = 1
     return {'head_dim': None if width and width * heads == e else width,
             'kv_heads': None if groups == heads else groups}

@@ -4,17 +4,17 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CONTEXTS', 'DISPATCHERS', 'FITS_BY', 'MENDED', 'AS_TRAINED',
-           'RECOMPUTE', 'PARTS', 'GRAPHED', 'KEEPS', 'ADAPTED', 'NF4', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS',
-           'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message', 'Work', 'Matrix', 'Operation', 'Recipe', 'where',
-           'any_of', 'different', 'of_names', 'recipe_of', 'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows',
-           'added', 'Works', 'stacked', 'joined_works', 'gained', 'roofline_of_each', 'roofline', 'ring_share',
-           'two_tier_time', 'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
-           'seconds_of_messages', 'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'price',
-           'recomputed_parts', 'recomputed_layers', 'is_recomputed', 'in_low_precision', 'graphed', 'launched',
-           'Offloaded', 'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host', 'offloads',
-           'Adapters', 'adapted', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices', 'orthogonalized',
-           'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'as_assumptions',
-           'collective_time']
+           'RECOMPUTE', 'PARTS', 'GRAPHED', 'KEEPS', 'WHOLE_PARTS', 'ADAPTED', 'NF4', 'IDEAL', 'NEWTON_SCHULZ',
+           'OPTIMIZERS', 'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message', 'Work', 'Matrix', 'Operation',
+           'Recipe', 'where', 'any_of', 'different', 'of_names', 'recipe_of', 'of_recipe', 'counted', 'below',
+           'of_one_rank', 'in_rows', 'added', 'Works', 'stacked', 'joined_works', 'gained', 'roofline_of_each',
+           'roofline', 'ring_share', 'two_tier_time', 'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time',
+           'Roofline', 'first_of', 'Pass', 'seconds_of_messages', 'shown_of_messages', 'at_columns', 'group_of',
+           'comm_of_each', 'price', 'recomputed_parts', 'recomputed_layers', 'is_recomputed', 'in_low_precision',
+           'graphed', 'launched', 'Offloaded', 'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded',
+           'on_host', 'offloads', 'Adapters', 'adapted', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices',
+           'orthogonalized', 'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped',
+           'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -109,6 +109,8 @@ class Work(NamedTuple):
     fused: bool = False          # the products are one kernel, which moves only these
     launches: float = 0.         # vector kernels
     messages: tuple = ()         # of Message
+    matrix_speed: float = 1.     # a fused kernel's products over those of others as large
+    memory_speed: float = 1.     # its traffic over that of others
 
     @property
     def all_products(self):
@@ -262,8 +264,11 @@ def roofline_of_each(
     for i, work in enumerate(works.each):
         for p in work.products:   # those that are not in 16 bits gain what their rate is higher
             if not p.plain: flops_time[i] = flops_time[i] - gained(p, system)
+        flops_time[i] = flops_time[i] / work.matrix_speed
     launch = launch_time * (flops_time + nbytes > 0)
-    return launch + flops_time / flops_efficiency, nbytes / system.hbm_bandwidth
+    moving = nbytes / system.hbm_bandwidth
+    for i, work in enumerate(works.each): moving[i] = moving[i] / work.memory_speed
+    return launch + flops_time / flops_efficiency, moving
 
 def roofline(work: Work, system: System, *more):  # (compute s, memory s), both whole
     "Time of one pass; `more` as in `roofline_of_each`."
@@ -549,11 +554,14 @@ KEEPS = {   # modules of Megatron-LM -> the operations that keep what it brings 
     'core_attn': ('fusedla', 'logits', 'softmax', 'dpr_at', 'attend'), 'attn_proj': ('vproj',),
     'mlp_norm': ('ln2',), 'expert_fc1': ('expert-fc1',), 'moe_act': ('expert-act',)}
 
+WHOLE_PARTS = ('optimizer', 'weights', 'activations', 'nvme')
+
 class Offloaded(NamedTuple):
     "What the memory of the host holds, instead of the GPU's."
     optimizer: float = 0.   # share of the optimizer's states, which the CPU then updates
     weights: float = 0.     # 1: a GPU's share of the weights, with ZeRO-3
     activations: float = 0. # layers of a stage whose activations go there; infinite: all
+    nvme: float = 0.        # 1: its disks hold the states and weights, not its memory
     operations: tuple = ()  # in every layer, those whose activations do
 
 def amounts_offloaded(offload):  # dict: part -> amount
@@ -561,7 +569,7 @@ def amounts_offloaded(offload):  # dict: part -> amount
     found, about = {}, f'offload={quoted(offload)}'
     for part in of_type(offload, str, 'offload').split('+'):
         name, colon, amount = part.partition(':')
-        nearest(name, ['optimizer', 'weights', 'activations', *KEEPS, 'none'], 'part of offload')
+        nearest(name, [*WHOLE_PARTS, *KEEPS, 'none'], 'part of offload')
         if name == 'none' and offload != 'none' or name in found: raise ValueError(
             f'{about}: {name} ' + ('stands alone' if name == 'none' else 'is said twice'))
         found[name] = amount_offloaded(name, amount, about) if colon else (
@@ -569,18 +577,20 @@ def amounts_offloaded(offload):  # dict: part -> amount
     modules = [name for name in found if name in KEEPS]
     if modules and 'activations' in found: raise ValueError(
         f'{about}: activations are of whole layers, {modules[0]} is a part of them')
+    if 'nvme' in found and not {'optimizer', 'weights'} & {*found}: raise ValueError(
+        f'{about}: disks hold the optimizer or weights, and none is named')
     return found
 
 @functools.cache
 def offloaded(offload):  # Offloaded
     "'none', or parts: 'optimizer:0.5+weights', 'activations:4' (layers), 'core_attn+moe_act'."
     found = amounts_offloaded(offload)
-    return Offloaded(*(found.get(name, 0.) for name in Offloaded._fields[:3]),
+    return Offloaded(*(found.get(name, 0.) for name in WHOLE_PARTS),
                      tuple(op for name in found if name in KEEPS for op in KEEPS[name]))
 
 def offload_said(amounts):  # str
     "Amounts of parts as a choice; the same ones always in the same words."
-    order = ('optimizer', 'weights', 'activations', *KEEPS)
+    order = (*WHOLE_PARTS, *KEEPS)
     usual = lambda name: np.inf if name == 'activations' else 1.
     return '+'.join(name + f':{amounts[name]:g}' * (amounts[name] != usual(name))
                     for name in order if amounts.get(name)) or 'none'
@@ -758,6 +768,9 @@ class Modelling:
     fits_by: str = field('point', choices=FITS_BY)   # what must fit: an estimate, or its bound
     least_features: int = 128           # a GPU keeps at least so many features, and rows
     least_panel: int = 512              # a SUMMA panel is at least so wide
+    # fused kernels of today, against others
+    scan_speed: float = field(.33, above=True)    # traffic of a mixer with a state (chapter 26)
+    sparse_speed: float = field(1.25, above=True) # products of attention to some keys (24a)
 
 @checked
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from .estimates import (
     OPTIMIZERS, Group, in_low_precision, launched, of_recipe, offloads, on_host)
 from .parameters import changed, interval
 from transformer_perf.modules import (
-    Workload, count, exposed, gradient_held, gradients_left_out, over_host_link, pipeline_time,
+    Workload, count, exposed, from_host, gradient_held, gradients_left_out, over_host_link,
+    pipeline_time,
     priced_rows, reduces_each, replicas, seconds_of_ends, sharers, summed_layer, with_copies,
     with_host)
 from .traced import (
@@ -251,8 +252,10 @@ def with_host_told(t: Told, name, part, parts, factor, at_once):
     for GB, group in parts: t.count(f'{group}_size', 'stage', group, 0, 'size', unit='')
     own = ' + '.join(f'{GB} / {group}_size' for GB, group in parts)
     t.step('own_unit', f'({own}){at_once}', unit='GB')
-    t.step('copied', f'{share} * {factor} * own_unit / (host_bandwidth * host_link_share)',
-           of=over_host_link)
+    text, of = f'{factor} * own_unit / (host_bandwidth * host_link_share)', over_host_link
+    if part == 'weights' and on_host(t.p.offload, 'nvme'):
+        text, of = f'max({text}, {factor} * own_unit / nvme_bandwidth)', from_host
+    t.step('copied', f'{share} * {text}', of=of)
     t.known['message'] = t.known[name]._replace(name='message')
     t.step(name, 'message + copied', of=with_host)
 
@@ -381,8 +384,9 @@ def host_step_told(t: Told):  # Quantity
     t.step('host_moved', f'{states} + ({HOST_GRADIENT} + 2) / 2 * own', unit='GB')
     t.step('host_copied', f'({" + ".join(down + up) or 0}) / (host_bandwidth * host_link_share)',
            of=over_host_link)
-    return t.step('host_step', 'host_copied + host_moved / (host_memory_bandwidth '
-                  '* host_step_share)', of=host_step)
+    text = 'host_moved / (host_memory_bandwidth * host_step_share)'
+    if on_host(t.p.offload, 'nvme'): text = f'max({text}, ({states}) / nvme_bandwidth)'
+    return t.step('host_step', f'host_copied + {text}', of=host_step)
 
 def whole_told(t: Told):  # Quantity
     "What an optimizer of matrices takes."

@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['OF_JOBS', 'SAMPLES', 'FOREIGN', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE', 'ONLY_WRITTEN', 'LIST', 'MODEL_FIELDS',
            'PARALLEL_FIELDS', 'NEEDED', 'FP8', 'SHARDS', 'MEGATRON_ROWS', 'FLAGS', 'MAY_HOLD_FLAGS', 'UNREAD',
-           'OTHER_PROGRAMS', 'OTHER_FOLDERS', 'CODE', 'UNSAID', 'DEEPSPEED_ROWS', 'ORDERS', 'CHECKPOINTS', 'FLAVOURS',
-           'TORCHTITAN_ROWS', 'FORMATS', 'EXPORTS', 'BESIDE', 'WRITTEN_FOR', 'LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS',
-           'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE', 'MOST_OBJECTS', 'MOST_COMMAS', 'Job', 'dropping', 'Kind',
-           'Row', 'Said', 'Format', 'number', 'words_of', 'words_in_any_case', 'same_words', 'one_word', 'share',
-           'no_model', 'add', 'value', 'spelled', 'also', 'copies', 'batch', 'model_said', 'take', 'zero_of_megatron',
-           'check_program', 'place_of', 'as_value', 'without_strays', 'nothing', 'elsewhere', 'fixed',
-           'offload_of_zero', 'offload_for_zero', 'derive_deepspeed', 'flat', 'job_of_dict', 'as_job', 'job_of_text',
-           'facts_of', 'keys_for', 'no_difference', 'meaning', 'as_script', 'one_connection', 'comment', 'as_yaml',
-           'software_said', 'system_said', 'as_own', 'job_asked', 'export', 'figure_said', 'steps_of', 'read_log',
-           'unpacked', 'check_trace', 'trace_text', 'arguments', 'launched_by', 'read_products']
+           'OTHER_PROGRAMS', 'OTHER_FOLDERS', 'CODE', 'UNSAID', 'DEEPSPEED_ROWS', 'HOSTS', 'ORDERS', 'CHECKPOINTS',
+           'FLAVOURS', 'TORCHTITAN_ROWS', 'FORMATS', 'EXPORTS', 'BESIDE', 'WRITTEN_FOR', 'LARGEST_LOG', 'COLOUR',
+           'FIGURE', 'STEPS', 'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE', 'MOST_OBJECTS', 'MOST_COMMAS', 'Job',
+           'dropping', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of', 'words_in_any_case', 'same_words',
+           'one_word', 'share', 'no_model', 'list_said', 'full_every', 'add', 'value', 'spelled', 'also', 'copies',
+           'batch', 'model_said', 'take', 'zero_of_megatron', 'check_program', 'place_of', 'as_value', 'without_strays',
+           'nothing', 'elsewhere', 'fixed', 'offload_of_zero', 'offload_for_zero', 'derive_deepspeed', 'flat',
+           'job_of_dict', 'as_job', 'job_of_text', 'facts_of', 'keys_for', 'no_difference', 'meaning', 'as_script',
+           'one_connection', 'comment', 'as_yaml', 'software_said', 'system_said', 'model_in_words', 'as_own',
+           'job_asked', 'export', 'figure_said', 'steps_of', 'read_log', 'unpacked', 'check_trace', 'trace_text',
+           'arguments', 'launched_by', 'read_products']
 
 # %% ../nbs/90_interop.ipynb #12ab0005
 import dataclasses
@@ -149,6 +150,22 @@ def share(x, key):
 
 def no_model(x, key):
     if x is not False: raise ValueError(f'{key}={quoted(x)}: no field of a Model says it')
+
+def list_said(text, key):  # list of int, or int
+    "A number, or a list written with + and *, without running anything."
+    try: return parsed(text)
+    except ValueError:
+        raise ValueError(f'{key}={quoted(text)} must be a number or a list such as '
+                         '([0]*3+[1]*58)') from None
+
+def full_every(x, key):
+    "How many layers there are to one that attends to all: a number, or a list with 0 for these."
+    if isinstance(x, str): x = list_said(x, key)
+    if not isinstance(x, list): return whole(x, key)
+    n = x.index(0) + 1 if 0 in x else None
+    if n and x == [int((i + 1) % n > 0) for i in range(len(x))]: return n
+    if x and all(one == 1 for one in x): return None   # none of them does
+    raise ValueError(f'{key}={quoted(x)}: no rule of a Model says which layers attend to all')
 
 SAMPLES = Kind(lambda x, key: whole(x, key, most=2**53),
                lambda fact: int(fact) if fact == int(fact) else None)
@@ -376,7 +393,7 @@ MEGATRON_ROWS = (
     Row('--use-rotary-position-embeddings', 'rotary', ON, False),
     Row('--attention-output-gate', 'attention_gate', ON, False),
     Row('--qk-layernorm', 'qk_norm', ON, False), Row('--window-size', 'window_size', LIST),
-    Row('--window-attn-skip-freq', 'full_attention_every', WHOLE),
+    Row('--window-attn-skip-freq', 'full_attention_every', Kind(full_every, lambda fact: fact)),
     Row('--softmax-type', 'attention_sinks',
         words_of({'vanilla': False, 'learnable': True}), False),
     Row('--mtp-num-layers', 'mtp_layers', number(0), 0),
@@ -532,14 +549,6 @@ def heads_of_megatron(facts, ignored):
 
 LATENT = dict(kv_lora_rank=32, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 
-# %% ../nbs/90_interop.ipynb #12ab0017
-def list_said(text, key):  # list of int, or int
-    "A number, or a list written with + and *, without running anything."
-    try: return parsed(text)
-    except ValueError:
-        raise ValueError(f'{key}={quoted(text)} must be a number or a list such as '
-                         '([0]*3+[1]*58)') from None
-
 # %% ../nbs/90_interop.ipynb #8008269d
 def experts_of_megatron(facts, ignored):
     "Experts: how many, how wide, and in which layers."
@@ -668,7 +677,8 @@ def check_megatron(f, stage):
     offload = f.get('offload') or 'none'
     host = amounts_offloaded(offload)
     refused = {
-        f'offload={offload!r}': ('weights' in host or host.get('activations') == math.inf,
+        f'offload={offload!r}': ({'weights', 'nvme'} & {*host}
+                                 or host.get('activations') == math.inf,
                                  'it has flags for states and for some layers'),
         f'offload={offload!r} with optimizer={other!r} and zero_stage={stage}': (
             'optimizer' in host and (other, stage) != ('adam', 1),
@@ -868,27 +878,32 @@ DEEPSPEED_ROWS = (
     Row('optimizer.type', 'optimizer', words_in_any_case({
         'AdamW': 'adam', 'Adam': 'adam', 'OneBitAdam': 'adam', 'ZeroOneAdam': 'adam',
         'Lamb': 'adam', 'OneBitLamb': 'adam', 'Muon': 'muon', 'Lion': 'lion', 'SGD': 'sgd'})),
+    Row('zero_allow_untested_optimizer', 'untested', ONLY_WRITTEN),
     Row('set elsewhere', 'notes', LIST),
     *elsewhere(f'{CODE}: PipelineModule', pp=1),
     *elsewhere(f'{CODE}: gradient checkpointing', recompute=None),
     *elsewhere(CODE, context=None, sequence_sharded=None, seq_len=None), *fixed(
         cp=1, virtual_stages=1, schedule='1f1b', reduce_each=False, dp_replicate=1, **UNSAID))
 
+HOSTS = ('cpu', 'nvme')
+
 def offload_of_zero(facts, ignored):
     "What goes to the host: states from stage 1 on, and weights with stage 3."
     names, stage = ('cpu_optimizer', 'cpu_share', 'cpu_weights'), value(facts, 'zero_stage', 0)
     states, share, weights = (facts.pop(n, Said(None, None)) for n in names)
-    found = {}
+    found, disks = {}, {said.value for said in (states, weights)} - {None, 'none'} == {'nvme'}
     for name, said, least in (('optimizer', states, 1), ('weights', weights, 3)):
         if said.value in (None, 'none'): continue
-        if said.value != 'cpu': why = f'not modelled yet: {printable(said.value)}'
-        elif stage < least: why = f'does nothing below stage {least}'
+        if said.value != 'cpu' and not disks:
+            why = f'not modelled yet: {printable(said.value)} for one of two'
+        elif stage < (3 if disks else least): why = f'does nothing below stage {least}'
         else: found[name] = 1.; continue
         ignored.append((said.key, why))
+    if found and disks: found['nvme'] = 1.
     if share.value is not None and 'optimizer' in found and stage == 3:
         found['optimizer'] = share.value
     elif share.key: ignored.append((share.key, 'does nothing without stage 3 and cpu'))
-    key = next((said.key for said in (states, weights) if said.value == 'cpu'), None)
+    key = next((said.key for said in (states, weights) if said.value in HOSTS), None)
     facts['offload'] = Said(key, offload_said(found))
 
 def offload_for_zero(f, name):  # dict
@@ -896,11 +911,11 @@ def offload_for_zero(f, name):  # dict
     offload, stage = f.get('offload') or 'none', f.get('zero_stage') or 0
     found = amounts_offloaded(offload)
     share = found.get('optimizer', 0.)
-    if {*found} - {'optimizer', 'weights', 'none'} or found and 0 < share < 1 and stage < 3 or (
-            share and not stage):
+    host, least = HOSTS['nvme' in found], 3 if 'nvme' in found or 0 < share < 1 else 1
+    if {*found} - {'optimizer', 'weights', 'nvme', 'none'} or share and stage < least:
         raise ValueError(f'offload={offload!r} with zero_stage={stage} cannot be said in {name}')
-    return dict(cpu_optimizer='cpu' if share else None, cpu_share=share if 0 < share < 1 else None,
-                cpu_weights='cpu' if 'weights' in found else None)
+    return dict(cpu_optimizer=host if share else None, cpu_share=share if 0 < share < 1 else None,
+                cpu_weights=host if 'weights' in found else None)
 
 def derive_deepspeed(facts, ignored):
     "Overlap that is not said depends on the stage, and 0 GPUs for tensors means one."
@@ -924,6 +939,7 @@ def undo_deepspeed(f):  # dict
         raise ValueError(f'zero_stage={f["zero_stage"]} with pp={f["pp"]} cannot be said in '
                          'deepspeed: its pipelines take stages 0 and 1')
     return f | offload_for_zero(f, 'deepspeed') | dict(
+        untested=f.get('optimizer') == 'sgd' and bool(f.get('zero_stage')) or None,
         overlap=f.get('dp_overlap'), accumulation=steps, precision='bf16',
         autoep=f.get('ep', 1) > 1)
 
@@ -1167,17 +1183,29 @@ def copies_of_torchtitan(facts, ignored):
     facts['zero_stage'] = Said(key, stage if shares else 0)
 
 # %% ../nbs/90_interop.ipynb #12ab002f
+def chunks_of_torchtitan(facts, depth, pp, several):
+    "Parts of a stage, from the layers of one part: each has at most so many (torchtitan 0.3.0)."
+    key, layers = facts['layers_per_chunk']
+    ends = value(facts, 'first_less', 1) + value(facts, 'last_less', 1)
+    number = -(-(depth + ends) // layers)
+    chunks, rest = divmod(number, pp)
+    if rest or (chunks > 1) != several:
+        each = 'more than one' if several else 'one'
+        raise ValueError(f'{key}={layers} cuts {depth} layers into {number} parts: '
+                         f'{spelled(facts, "pp")} stages must have {each} of them each')
+    return chunks
+
 def order_of_torchtitan(facts, ignored):
     "The schedule, and the parts of a stage."
     key, name = facts['order']
     name = next((known for known in ORDERS if known.lower() == name.lower()), name)
     facts['schedule'] = Said(key, ORDERS[nearest(name, ORDERS, key or 'schedule')])
-    chunks = 2 if name in ('Interleaved1F1B', 'ZBVZeroBubble', 'DualPipeV') else 1
-    depth, pp = value(facts, 'depth'), value(facts, 'pp')
-    if 'layers_per_chunk' in facts and chunks > 1:
-        key = facts['layers_per_chunk'].key
-        if depth: chunks = max(1, depth // (pp * facts['layers_per_chunk'].value))
-        else: ignored.append((key, 'not used: the file does not say how many layers there are'))
+    several = name in ('Interleaved1F1B', 'ZBVZeroBubble', 'DualPipeV')
+    chunks, pp = 2 if several else 1, value(facts, 'pp')
+    if 'layers_per_chunk' in facts and pp > 1:
+        own, depth = facts['layers_per_chunk'].key, value(facts, 'depth')
+        if depth: chunks = chunks_of_torchtitan(facts, depth, pp, several)
+        else: ignored.append((own, 'not used: the file does not say how many layers there are'))
     if pp > 1: facts['virtual_stages'] = Said(key, chunks)
     else: facts['schedule'], facts['virtual_stages'] = Said(None, '1f1b'), Said(None, 1)
 
@@ -1208,6 +1236,9 @@ def derive_torchtitan(facts, ignored):
         ignored.append((facts['compiled'].key, 'not modelled yet: compiled kernels'))
     if not facts['recompute'].key:
         ignored.append(('activation_checkpoint', 'absent: selective, as torchtitan has it'))
+    if value(facts, 'pp') > 1 and not facts.keys() & {'first_less', 'last_less'}:
+        why = 'absent: stages at the ends have a layer less, which is not modelled yet'
+        ignored.append(('parallelism.pipeline_parallel_first_stage_less_layers', why))
     for less in (facts.get('first_less'), facts.get('last_less')):
         if less and less.value: ignored.append(
             (less.key, 'not modelled yet: stages of unequal depth'))
@@ -1222,6 +1253,9 @@ def undo_torchtitan(f):  # dict
     G, dp, several = f.get('global_batch'), f.get('dp'), f.get('dp_replicate') or 1
     b, pp = f.get('micro_batch') or 1, f.get('pp') or 1
     stage, v = f.get('zero_stage'), f.get('virtual_stages') or 1
+    if dp % several and f.get('n_gpus'):
+        raise ValueError(f'dp_replicate={several} of dp={dp} cannot be said in torchtitan: it must '
+                         'divide the copies')
     if stage == 0 and (f.get('cp') or 1) > 1:
         raise ValueError(f'zero_stage=0 with cp={f["cp"]} cannot be said in torchtitan: cp shares '
                          'weights out')
@@ -1238,10 +1272,16 @@ def undo_torchtitan(f):  # dict
                compiled=f.get('tp_overlap') or None,
                micro_said=b if pp > 1 else None,
                order='Interleaved1F1B' if order == '1F1B' and v > 1 else order if pp > 1 else None,
-               replicate=dp if stage == 0 else several, shard=1 if stage == 0 else dp // several,
+               replicate=dp if stage == 0 else several,   # None: whoever is left shares
+               shard=1 if stage == 0 else dp // several or None,
                reshard={3: 'always', 2: 'never'}.get(stage))
     if pp > 1: own |= dict(first_less=0, last_less=0)   # else stages at the ends have fewer layers
-    if v > 2 and f.get('depth'): own['layers_per_chunk'] = f['depth'] // (pp * v)
+    if pp > 1 and f.get('depth'):
+        layers = -(-f['depth'] // (pp * v))
+        if -(-f['depth'] // layers) != pp * v:
+            raise ValueError(f'virtual_stages={v} of pp={pp} with depth={f["depth"]} cannot be '
+                             'said in torchtitan: its parts have as many layers, but the last')
+        if v > 2: own['layers_per_chunk'] = layers
     return f | own
 
 # %% ../nbs/90_interop.ipynb #25ad56e3
@@ -1490,8 +1530,7 @@ def dumped_job(given, kind, n_gpus=None):  # Job
         if isinstance(section, dict): found |= {
             key: x for key, x in section.items() if x is not None and (
                 not isinstance(x, dict) or key == 'activation_func')}
-    for key in ('peft', 'resume.peft', 'model.model_transform'):
-        check_trains('peft', section_of(given, key))
+    adapters = adapters_of(given)
     if kind == 'nemo': found |= shape_of_nemo(given, found)
     act, gated = found.pop('activation_func', None), bool(found.pop('gated_linear_unit', False))
     if act is not None:
@@ -1510,7 +1549,29 @@ def dumped_job(given, kind, n_gpus=None):  # Job
         [key for key, _ in told if key in flags])
     if rest: told.append(('the recipe', f'{rest} more of its keys are not used'))
     software = 'Megatron-Bridge' if kind == 'bridge' else 'NeMo'
-    return dataclasses.replace(job, software=software, ignored=tuple(told))
+    job = dataclasses.replace(job, software=software, ignored=tuple(told))
+    return dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, adapters=adapters))
+
+WITH_LORA = ('linear_qkv', 'linear_proj', 'linear_fc1', 'linear_fc2')   # unless a recipe says it
+
+def adapters_of(given):  # str
+    "What of a recipe trains: all, or LoRA of all products, of attention or of the MLP."
+    paths = 'peft', 'resume.peft', 'model.model_transform'
+    found = [x for path in paths if (x := section_of(given, path)) not in (None, *OFF_WORDS)]
+    if not found: return 'none'
+    if any(x != found[0] for x in found): raise ValueError('the recipe says peft twice')
+    own = of_type(found[0], dict, 'peft')
+    said = own.get('_target_')
+    if str(said).rpartition('.')[2] != 'LoRA': raise ValueError(
+        f'peft of {quoted(said)}: of adapters, LoRA is modelled')
+    places = of_type(own.get('target_modules') or [*WITH_LORA], list, 'target_modules')
+    known = {(*WITH_LORA,): '', WITH_LORA[:2]: ':attention', WITH_LORA[2:]: ':mlp'}
+    named = next((word for names, word in known.items() if {*names} == {*map(str, places)}), None)
+    if named is None: raise ValueError(f'target_modules={quoted(places)}: adapters must be at '
+                                       'both products of attention, of the MLP, or at all four')
+    if own.get('normalize_moe_lora'): raise ValueError('normalize_moe_lora=True is not modelled')
+    rank = whole(own.get('dim', 32), 'dim')
+    return f'lora:{rank}{named}'
 
 def precision_named(name):  # dict
     "What the name of a precision in Megatron-Bridge says."
@@ -1649,6 +1710,8 @@ def set_elsewhere(job: Job, name, keys):  # list of str
     places = {row.fact: row.where for row in format.rows if row.where}
     if name != 'megatron': places |= {'model': CODE, 'dropout': CODE}
     places |= {'n_gpus': 'the launcher', 'dp': 'the launcher'}
+    if (parts := 'parallelism.pipeline_parallel_layers_per_stage') in keys:
+        places |= {'virtual_stages': f'{parts}={keys[parts]} of {job.model.depth} layers'}
     found = []
     for fact, x in lost(job, again).items():
         if fact not in places: raise ValueError(f'{fact}={quoted(x)} cannot be said in {name}')
@@ -1717,11 +1780,19 @@ def system_said(system):  # str or dict
     if system.name in system_names() and as_system(system.name) == system: return system.name
     return {name: x for name, x in vars(system).items() if x is not None}
 
+def model_in_words(m):  # dict, or a name where no field says what its layers are
+    "A model in our own JSON."
+    own = differing(m)
+    if 'layers' not in own: return own
+    if NAMED.get(m.name) == m: return m.name
+    raise ValueError(f'layers={quoted(own["layers"])} cannot be said in json')
+
 def as_own(job):  # str
     "Everything, in our own JSON."
-    model = None if job.model is None else differing(job.model)
-    if model and 'layers' in model:
-        raise ValueError(f'layers={quoted(model["layers"])} cannot be said in json')
+    model = None if job.model is None else model_in_words(job.model)
+    if 'documents' in (model or ()):
+        own = model['documents']
+        model['documents'] = dict(zip(own.tokens, own.documents))
     parallel = {name: x for name, x in vars(job.parallel).items() if x is not None}
     rest = {name: getattr(job, name) for name in ('global_batch', 'n_gpus', 'seq_len')}
     own = {'software': software_said(job.software), 'assumes': job.assumes,

@@ -282,8 +282,8 @@ def fused_time(work: Work, system: System, parameters: Parameters):  # s
     k, flop = parameters.kernels, system.units.flop * sum(p.flop for p in work.products)
     moved = system.element_size * work.operands
     return k.launch_gap + np.maximum(
-        flop / (system.matrix_flops_fp16 * k.fused_share * k.clock),
-        moved / (system.hbm_bandwidth * k.vector_bandwidth))
+        flop / (system.matrix_flops_fp16 * k.fused_share * k.clock * work.matrix_speed),
+        moved / (system.hbm_bandwidth * k.vector_bandwidth * work.memory_speed))
 
 def matrix_time(each, system: System, parameters: Parameters):  # array [pass, ...], s
     "The products and the fused attention of passes."

@@ -554,6 +554,7 @@ def facts_of(stats, needed):  # dict
     return {'iteration (s)': stats['iteration_s'], 'samples/s': stats['samples_per_s'],
             'memory (GB)': needed} | parts
 
+@functools.lru_cache(4)   # to and fro, pinned, taken away as files
 def layer_shown(state: LayerState, ghost=None):  # Shown; a ValueError if the state cannot run
     "Everything that the layer panel shows; dashed, the bars of a ghost, another state."
     q = question_of(state)

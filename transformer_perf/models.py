@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MOST_LAYERS', 'MOST_AHEAD', 'DEFAULTS', 'GPT', 'GATED', 'LLAMA', 'MIXTRAL', 'QWEN3', 'QWEN3_EXPERTS', 'DEEPSEEK',
-           'PUBLISHED', 'NAMED', 'SYMBOLS', 'models', 'Model', 'check_layers', 'check_model', 'has_window',
+           'PUBLISHED', 'NAMED', 'SYMBOLS', 'HUB', 'models', 'Model', 'check_layers', 'check_model', 'has_window',
            'has_experts', 'block_of', 'blocks_from', 'blocks_of', 'from_config', 'as_model', 'sizes_of', 'counted_once',
            'parts_of', 'parameter_table']
 
@@ -24,10 +24,11 @@ from transformer_perf.inputs import (
     as_markdown, checked, differing, divides, field, naming, nearest, of_type, quoted, read_json,
     whole)
 from .configs import fields_of, is_config
+from .lengths import as_lengths
 from .systems import Units
 from .estimates import Assumptions
 from .blocks import (
-    MLP, Attention, Block, Experts, CountedJob, LatentAttention, end_operations, kinds_of,
+    BIASED, MLP, Attention, Block, Experts, CountedJob, LatentAttention, end_operations, kinds_of,
     layer_operations, layers_of_kinds)
 
 # %% ../nbs/00_models.ipynb #b4ce6bc2
@@ -49,8 +50,8 @@ class Model:
     gated_mlp: bool = False     # three matrices in the MLP (SwiGLU)
     causal: bool = True         # a token sees only what came before it
     # throughout
-    activation: str = field('gelu', choices=('gelu', 'silu', 'squared_relu'))  # of the MLP
-    biases: str = field(None, choices=('none', 'qkv', 'attention', 'mlp', 'all'))  # `bias_kind`
+    activation: str = field('gelu', choices=('gelu', 'silu', 'squared_relu', 'relu', 'xielu'))
+    biases: str = field(None, choices=tuple(BIASED))   # see `bias_kind`
     norm: str = field(None, choices=('layernorm', 'rmsnorm', 'unscaled'))   # see `norm_kind`
     layer_norms: int = 2        # norms of a layer on the residual stream; 4 in Gemma 2 and 3
     # attention
@@ -85,9 +86,12 @@ class Model:
     embedding_norm: bool = False       # a norm between the embedding and the first layer
     mtp_layers: int = field(0, least=0, most=MOST_AHEAD)   # after the last: multi-token prediction
     layers: tuple = None        # (Block, how many in a row), where the fields above do not say it
+    documents: object = None    # Lengths of what a sample is packed of; none: it is one piece
 
     def __post_init__(self):
         if self.mlp_dim is None: object.__setattr__(self, 'mlp_dim', 4 * self.embed_dim)
+        if self.documents is not None:
+            object.__setattr__(self, 'documents', as_lengths(self.documents))
         check_model(self)
 
     head = property(lambda self: self.head_dim or self.embed_dim // self.heads)   # width
@@ -141,6 +145,9 @@ def check_model(m):
     "A ValueError, in one line, where the sizes of a model contradict each other."
     check_needs(m)
     if m.layers is not None: check_layers(m)
+    if m.documents is not None and m.documents.longest > m.seq_len:
+        raise ValueError(f'documents of up to {m.documents.longest} tokens must be cut to '
+                         f'seq_len={m.seq_len}')
     if not (m.head_dim or m.kv_lora_rank): divides('embed_dim', m.embed_dim, 'heads', m.heads)
     divides('heads', m.heads, 'kv_heads', m.kv_heads or m.heads)
     if m.experts and m.experts_per_token > m.experts:
@@ -294,6 +301,59 @@ def as_model(
         if name not in sizes: raise ValueError(f'model lacks {name!r}')
     return Model(**sizes)
 
+# %% ../nbs/00_models.ipynb #ed678cd1
+HUB = {   # files of Hugging Face, and tokens of a sample in most of the training
+    'qwen3_next_80B_A3B': (dict(   # Qwen/Qwen3-Next-80B-A3B-Instruct
+        model_type='qwen3_next', hidden_size=2048, num_hidden_layers=48, num_attention_heads=16,
+        num_key_value_heads=2, head_dim=256, intermediate_size=5120, vocab_size=151936,
+        full_attention_interval=4, linear_num_key_heads=16, linear_num_value_heads=32,
+        linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4,
+        num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512,
+        shared_expert_intermediate_size=512, max_position_embeddings=262144), 4096),
+    'kimi_linear_48B_A3B': (dict(   # moonshotai/Kimi-Linear-48B-A3B-Base, arXiv 2510.26692
+        model_type='kimi_linear', hidden_size=2304, num_hidden_layers=27, num_attention_heads=32,
+        num_key_value_heads=32, intermediate_size=9216, vocab_size=163840, q_lora_rank=None,
+        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        first_k_dense_replace=1, num_experts=256, num_experts_per_token=8, num_shared_experts=1,
+        moe_intermediate_size=1024, model_max_length=1048576, linear_attn_config=dict(
+            head_dim=128, num_heads=32, short_conv_kernel_size=4,
+            kda_layers=[i for i in range(1, 27) if i % 4],
+            full_attn_layers=[*range(4, 27, 4), 27])), 4096),
+    'nemotron_h_8B': (dict(   # nvidia/Nemotron-H-8B-Base-8K, arXiv 2504.03624
+        model_type='nemotron_h', hidden_size=4096, num_attention_heads=32, num_key_value_heads=8,
+        head_dim=128, intermediate_size=21504, vocab_size=131072, mlp_hidden_act='relu2',
+        hybrid_override_pattern='M-M-M-M*-' + 'M-M-M-M-M*-' * 3 + 'M-' * 5, mamba_num_heads=128,
+        mamba_head_dim=64, ssm_state_size=128, n_groups=8, conv_kernel=4, chunk_size=128,
+        max_position_embeddings=8192), 8192),
+    'nemotron3_nano_30B_A3B': (dict(   # nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16
+        model_type='nemotron_h', hidden_size=2688, num_attention_heads=32, num_key_value_heads=2,
+        head_dim=128, intermediate_size=1856, vocab_size=131072, mlp_hidden_act='relu2',
+        hybrid_override_pattern='MEMEM*E' + 'MEMEM*E' * 4 + 'MEMEMEM*E' + 'MEMEMEME',
+        mamba_num_heads=64, mamba_head_dim=64, ssm_state_size=128, n_groups=8, conv_kernel=4,
+        chunk_size=128, n_routed_experts=128, num_experts_per_tok=6, moe_intermediate_size=1856,
+        moe_shared_expert_intermediate_size=3712, max_position_embeddings=262144), 8192),
+    'minimax_text_01': (dict(   # MiniMaxAI/MiniMax-Text-01, arXiv 2501.08313
+        model_type='minimax', hidden_size=6144, num_hidden_layers=80, num_attention_heads=64,
+        num_key_value_heads=8, head_dim=128, intermediate_size=9216, vocab_size=200064,
+        attn_type_list=([0] * 7 + [1]) * 10, block_size=256, num_local_experts=32,
+        num_experts_per_tok=2, max_position_embeddings=10240000), 8192),
+    'jamba_52B': (dict(   # ai21labs/Jamba-v0.1, arXiv 2403.19887
+        model_type='jamba', hidden_size=4096, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8, intermediate_size=14336, vocab_size=65536, num_experts=16,
+        num_experts_per_tok=2, attn_layer_period=8, attn_layer_offset=4, expert_layer_period=2,
+        expert_layer_offset=1, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2,
+        mamba_dt_rank=256, max_position_embeddings=262144), 4096),
+    'deepseek_v3.2': (dict(   # deepseek-ai/DeepSeek-V3.2-Exp
+        model_type='deepseek_v32', hidden_size=7168, num_hidden_layers=61,
+        num_attention_heads=128, intermediate_size=18432, vocab_size=129280, q_lora_rank=1536,
+        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        first_k_dense_replace=3, n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8,
+        moe_intermediate_size=2048, index_n_heads=64, index_head_dim=128, index_topk=2048,
+        num_nextn_predict_layers=1, max_position_embeddings=163840), 131072),
+}
+NAMED |= {name: dataclasses.replace(from_config(fields_of(file)), name=name, seq_len=tokens)
+          for name, (file, tokens) in HUB.items()}
+
 # %% ../nbs/00_models.ipynb #ed678cc6
 def model_in(path):  # Model
     "The model of a .json file; in a folder it is config.json, and the folder names it."
@@ -327,16 +387,16 @@ def sizes_of(model):  # dict
     "What a `CountedJob` takes from a model, or from an object whose sizes are columns."
     own = DEFAULTS | vars(model)
     same = ('seq_len', 'embed_dim', 'depth', 'mtp_layers', 'tied_embeddings', 'learned_positions',
-            'output_bias', 'output_transform', 'other_embeddings', 'embedding_norm')
+            'output_bias', 'output_transform', 'other_embeddings', 'embedding_norm', 'documents')
     blocks = model.blocks if isinstance(model, Model) else blocks_from(model)
     vocab = 0 if own['vocab'] is None else own['vocab']
     return {name: own[name] for name in same} | {'blocks': blocks, 'vocab': vocab}
 
 @lru_cache(maxsize=256)
-def counted_once(m: Model, causal_mask=True):  # list of (Operation, in how many layers)
-    "What one sample asks of one GPU, in single numbers and single FLOP."
+def counted_once(m: Model, causal_mask=True, adapters='none'):
+    "What one sample asks of one GPU, in single numbers: list of (Operation, in how many layers)."
     a = Assumptions(fused_kernels=True, vocabulary=True, causal_mask=causal_mask)
-    job = CountedJob(**sizes_of(m), units=Units(1., 1., 1.), assumptions=a)
+    job = CountedJob(**sizes_of(m), units=Units(1., 1., 1.), assumptions=a, adapters=adapters)
     first, last = end_operations(job)
     layers = [(op, number) for kind, number in zip(kinds_of(job), layers_of_kinds(job))
               for op in layer_operations(kind)]
@@ -394,8 +454,8 @@ def model_flops(m: Model, convention='megatron'):  # FLOP
     palm = nearest(convention, CONVENTIONS, 'convention') == 'palm'
     total = 0.
     for op, layers in counted_once(m, causal_mask=not palm):
-        if palm or op.name != 'router':
-            total += 3 * layers * forward_flops(op) / m.seq_len
+        if palm or op.name != 'router':   # what has no gradient, as scores that choose, is once
+            total += (3 if op.backward.all_products else 1) * layers * forward_flops(op) / m.seq_len
         if palm or op.name in COUNTED_NORMS:
             total += 6 * layers * parameters_met(op, m.seq_len)
     return total

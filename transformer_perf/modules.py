@@ -467,6 +467,13 @@ def over_host_link(GB, pricer, p: Layouts):  # s
     "What a copy from or to the host's memory takes; copies in both directions do not meet."
     return GB / (pricer.system.given('host_bandwidth') * p.assumptions.host_link_share)
 
+def from_host(GB, pricer, p: Layouts):  # s
+    "What weights take that come over the host's link, or from its disks where that is longer."
+    link = over_host_link(GB, pricer, p)
+    disks = on_host(p.offload, 'nvme')
+    if not any_of(disks): return link
+    return np.maximum(link, disks * GB / pricer.system.given('nvme_bandwidth'))
+
 def with_host(parts, at_once, gather, reduce, pricer, p: Layouts):  # (s, s)
     "Messages of a unit, and the copies before weights are gathered and after gradients are."
     if not offloads(p.offload): return gather, reduce
@@ -474,7 +481,7 @@ def with_host(parts, at_once, gather, reduce, pricer, p: Layouts):  # (s, s)
     weights = on_host(p.offload, 'weights')
     gradients = on_host(p.offload, 'optimizer') * reduces_each(p.reduce_each, p.zero_stage)
     gradients = gradients * p.costs.gradient_bytes / 2
-    return (gather + if_any(weights, lambda: over_host_link(share, pricer, p)),
+    return (gather + if_any(weights, lambda: from_host(share, pricer, p)),
             reduce + if_any(gradients, lambda: over_host_link(share, pricer, p)))
 
 def unit_time(parts, pieces, at_once, t_fwd, t_bwd, pricer, p: Layouts):  # (s, s)
@@ -504,8 +511,7 @@ def frozen_time(parts, t_fwd, t_bwd, pricer, p: Layouts, pieces):  # s
     "ZeRO-3 gathers weights, too, that do not train: what that shows, of so many units."
     share = sum(GB / sharers(p, group)[0].size for GB, group in parts)
     gather = sum(pricer.collective('allgather', GB, sharers(p, group)[0]) for GB, group in parts)
-    gather = gather + if_any(on_host(p.offload, 'weights'),
-                             lambda: over_host_link(share, pricer, p))
+    gather = gather + if_any(on_host(p.offload, 'weights'), lambda: from_host(share, pricer, p))
     number = pieces * p.micro_batches
     there, back = (exposed(p, gather, t, number) for t in (t_fwd, t_bwd))
     return there + back * p.reshard_after_forward

@@ -16,7 +16,6 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import urlencode
 
 import numpy as np
@@ -33,7 +32,8 @@ from .execution import (
     Question, considered_choices, practice, strategies_for)
 
 # %% ../nbs/76_panel_states.ipynb #0ac2b23d
-class Shown(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Shown:
     "What a panel shows for a state."
     table: pd.DataFrame  # numbers, for programs
     view: pd.DataFrame   # the same for the eye
@@ -41,7 +41,7 @@ class Shown(NamedTuple):
     tell: object         # a function that says what it means: the picture need not wait for it
     facts: dict          # the numbers by which two states are compared, by name
 
-    @property
+    @functools.cached_property
     def words(self): return self.tell()   # a few sentences
 
 def closest(value, options):  # one of the options

@@ -75,6 +75,9 @@ class Pinned(NamedTuple):
     state: object
     shown: Shown
 
+@functools.lru_cache(4)   # as long as what is shown
+def picture_of(shown: Shown): return picture_html(shown.figure)   # HTML
+
 def changes_between(one, other):  # list of str
     "The controls that two states set differently."
     pairs = {f.name: (getattr(one, f.name), getattr(other, f.name))
@@ -95,7 +98,7 @@ def comparison_html(state, shown, pinned):  # str
     "What has changed since a state was pinned."
     if pinned is None or pinned.state == state: return ''
     words = ', '.join(changes_between(pinned.state, state)) or 'nothing'
-    picture = picture_html(pinned.shown.figure)
+    picture = picture_of(pinned.shown)
     if picture: picture = f'<details><summary>The picture of A</summary>{picture}</details>'
     return (f'<p style="margin:4px 0"><b>A against B.</b> What changed: {html.escape(words)}.</p>'
             f'{table_html(difference(pinned.shown.facts, shown.facts))}{picture}')
@@ -116,7 +119,7 @@ def pieces(state, shown, pinned=None):  # yields two str, HTML
     if isinstance(shown, str):
         yield from ('', f'<p><b>{html.escape(shown)}</b></p>')
         return
-    yield wide([picture_html(shown.figure)])
+    yield wide([picture_of(shown)])
     style = 'max-width:75em;line-height:1.5;margin:4px 0'
     words = [f'<p style="{style}">{html.escape(text)}</p>' for text in shown.words.split('\n')
              if text]

@@ -17,15 +17,15 @@ import pandas as pd
 from transformer_perf.inputs import (
     ABOVE, ANY, as_markdown, checked, divides, field, finite, nearest, of_type, quoted,
     several, takes, whole)
-from .models import Model, as_model
+from .models import Model, as_model, counted_once
 
 # %% ../nbs/72_plan.ipynb #14a00006
 from .systems import as_system, price_per_gpu_hour, read_prices
-from .estimates import CHOICES, FITS_BY, Assumptions
+from .estimates import CHOICES, FITS_BY, Assumptions, state_bytes
 from .timeline import GROUPS, PLACES, statistics
 from .iteration import SHOWN, keep, short, usual
 from transformer_perf.execution import (
-    PLAYED, Question, asked_about, best_candidates, counts_of, fitting, questions, result_of,
+    KIND, PLAYED, Question, asked_about, best_candidates, counts_of, fitting, questions, result_of,
     tables_of)
 
 # %% ../nbs/72_plan.ipynb #14a00011
@@ -34,7 +34,7 @@ from transformer_perf.execution import (
 class Operation:
     "How a cluster is run. Each figure can be replaced; `SOURCES` says where it comes from."
     mtbf_gpu_hours: float = field(54 * 24 * 16384 / 419, above=True)  # GPU-hours to a failure
-    checkpoint_bytes: float = field(14., above=True)   # of a parameter: the weight and its states
+    checkpoint_bytes: float = field(None, above=True)  # of a parameter; none: weight and states
     checkpoint_GBps: float = field(2000 / 16384, above=True)  # GB/s from each GPU into storage
     checkpoint_s: float = field(None, above=True)      # that a job waits, instead of these two
     checkpoint_async: bool = False         # it waits for copies to the host, which then saves them
@@ -46,7 +46,7 @@ class Operation:
 SOURCES = dict(
     mtbf_gpu_hours='Llama 3 (arXiv 2407.21783, table 5): 419 unexpected interruptions of 16,384 '
                    'H100s in 54 days',
-    checkpoint_bytes='a weight in 16 bits, a master copy and two moments in 32',
+    checkpoint_bytes='what trains: a weight in 16 bits, and its states as the optimizer keeps them',
     checkpoint_GBps='Llama 3 (arXiv 2407.21783, section 3.3.1): storage that sustains 2 TB/s, '
                     'shared by 16,384 GPUs',
     restart_s='assumed; with it Llama 3 would keep 93 % of its time, and says more than 90 %',
@@ -115,23 +115,42 @@ def price_of(system, prices):  # Price, or None
     own = table.AcceleratorName == (system.accelerator or system.name)
     return price_per_gpu_hour(system, prices) if (own & table.Price.notna()).any() else None
 
-def checkpoint_time(model: Model, n_gpus, operation: Operation, system):  # (s, s)
+def checkpoint_GB(model: Model, optimizer, adapters, assumptions):
+    "What trains, as a checkpoint holds it: weights in 16 bits, and the states of an optimizer."
+    counted = counted_once(model, adapters=adapters)
+    numbers = sum(layers * op.weights for op, layers in counted)
+    if adapters == 'none': numbers = model.parameters   # tied tables once
+    matrices = sum(layers * op.in_matrices for op, layers in counted)
+    whole, others = (state_bytes(assumptions, optimizer, flag) for flag in (True, False))
+    return 1e-9 * (2 * numbers + whole * matrices + others * (numbers - matrices))
+
+def saved_GB(t, model: Model, operation: Operation, assumptions):  # array
+    "What each row of a search saves."
+    if operation.checkpoint_bytes is not None:
+        return model.parameters * operation.checkpoint_bytes * 1e-9
+    said = [t[name] if name in t else [getattr(assumptions, name)] * len(t)
+            for name in ('optimizer', 'adapters')]
+    of = {pair: checkpoint_GB(model, *pair, assumptions) for pair in {*zip(*said)}}
+    return np.array([of[pair] for pair in zip(*said)])
+
+def checkpoint_time(GB, operation: Operation, system):  # (s, s); GB: of a GPU
     "What a job waits while its state is saved, and how long the storage takes."
     if operation.checkpoint_s is not None: return operation.checkpoint_s, 0.
-    GB = model.parameters * operation.checkpoint_bytes * 1e-9 / n_gpus   # of a GPU
     saved = GB / operation.checkpoint_GBps
     if not operation.checkpoint_async: return saved, saved
     return GB / (system.given('host_bandwidth') * Assumptions().host_link_share), saved
 
 # %% ../nbs/72_plan.ipynb #14a00034
-def operated(t, model: Model, operation: Operation, system):  # dict of columns
+def operated(t, model: Model, operation: Operation, system, assumptions):  # dict of columns
     "How rows of a search get on when things fail."
     n = t['n_gpus'].to_numpy(float)
     mtbf = operation.mtbf_gpu_hours * 3600 / n
-    save, stored = checkpoint_time(model, n, operation, system)
+    GB = saved_GB(t, model, operation, assumptions)
+    save, stored = checkpoint_time(GB / n, operation, system)
     interval = np.maximum(daly_interval(save, mtbf), stored - save)   # one after the other
     share = goodput(interval, save, mtbf, operation.restart_s)
-    return {'mtbf_s': mtbf, 'checkpoint_s': save + 0 * n, 'checkpoint_interval_s': interval,
+    return {'mtbf_s': mtbf, 'checkpoint_GB': GB + 0 * n, 'checkpoint_s': save + 0 * n,
+            'checkpoint_interval_s': interval,
             'goodput': share, 'tokens_per_s': t['samples_per_s'].to_numpy() * model.seq_len * share}
 
 # %% ../nbs/72_plan.ipynb #14a00035
@@ -223,7 +242,17 @@ def answers_among(rows, budget: Budget, margin):  # (answers of each row, whethe
         own = m[m[ANSWERS[name][0]].notna()]
         if name == 'simplest': own = own[own.s_per_token <= (1 + margin) * m.s_per_token.min()]
         if len(own): found[own.sort_values([*ANSWERS[name]], kind='stable').index[0]].append(name)
-    return [', '.join(names) for names in found], on_front(m[CRITERIA].fillna(np.inf))
+    for system, own in m.groupby(rows.system, sort=False):
+        first = own.sort_values([*ANSWERS['fastest']], kind='stable').index[0]
+        if 'fastest' not in found[first]: found[first].append(f'fastest on {system}')
+    answers, front = [', '.join(names) for names in found], on_front(m[CRITERIA].fillna(np.inf))
+    return answers, front & first_of_kinds(rows, answers)
+
+def first_of_kinds(rows, answers):  # bools
+    "Answers, and the fastest layout of each way to group the GPUs of a system."
+    kind = ['system', 'n_gpus', *KIND]
+    return (np.array(answers) != '') | ~rows.sort_values('tokens_per_s', ascending=False,
+        kind='stable').duplicated(kind).reindex(rows.index).to_numpy()
 
 # %% ../nbs/72_plan.ipynb #14a00054
 def described(row):  # str
@@ -310,15 +339,16 @@ ALIKE = ['n_gpus', 'iteration_s', 'memory_GB', 'memory_bound_GB']   # of rows th
 LEAST_GOODPUT = 1e-6
 FAILS = f'it fails so often that it works less than {LEAST_GOODPUT:g} of the time'
 
-def costed(found, model, budget: Budget, prices, operation):  # (rows, Price or None)
-    "What a search found, with days, energy and money; without what hardly gets on."
+def costed(found, model, budget: Budget, prices, operation, assumptions):
+    "What a search found, with days, energy and money, but what hardly gets on; a Price or None."
     system = found.priced_on
     price = price_of(system, prices)
     if price is None and budget.usd is not None: price_per_gpu_hour(system, prices)   # says why
     rows = pd.DataFrame(found.drop(columns='rank')).drop_duplicates(ALIKE)
     fastest = rows.groupby('n_gpus').iteration_s.transform('min')
     rows = rows[rows.iteration_s <= BEARABLE * fastest]
-    rows = rows.assign(system=system.name, **operated(rows, model, operation, system))
+    rows = rows.assign(system=system.name,
+                       **operated(rows, model, operation, system, assumptions))
     rows = rows[rows.goodput >= LEAST_GOODPUT]
     found.reasons |= dict.fromkeys({*found.n_gpus} - {*rows.n_gpus}, FAILS)
     return rows.assign(**spent(rows, system, price and price.usd, budget, operation)), price
@@ -339,9 +369,10 @@ def notes_on(rows, found, priced, operation: Operation):  # list of str
     return notes + list(dict.fromkeys(note for one in found for note in one.notes))
 
 # %% ../nbs/72_plan.ipynb #14a00066
-def listed(model, batch, budget, found, prices, operation, margin):  # Plan
+def listed(model, batch, budget, found, assumed, prices, operation, margin):  # Plan
     "The short list of what was found on each system."
-    rows, priced = zip(*(costed(one, model, budget, prices, operation) for one in found))
+    rows, priced = zip(*(costed(one, model, budget, prices, operation, a)
+                         for one, a in zip(found, assumed)))
     rows, late = within(pd.concat([t for t in rows if len(t)] or rows[:1]), budget)
     rows = rows.sort_values('tokens_per_s', ascending=False, kind='stable', ignore_index=True)
     answers, front = answers_among(rows, budget, margin)
@@ -379,4 +410,4 @@ def plan(
     more = prices, of_type(operation, Operation, 'operation'), finite(margin, 'margin')
     about = [asked_about(m, one, batch, assumptions, fits_by, software) for one in systems]
     found = [searched(each, counts, strategy, choices) for each in about]
-    return listed(m, batch, budget, found, *more)
+    return listed(m, batch, budget, found, [each[-1] for each in about], *more)

@@ -7,9 +7,10 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS', 'ADDED', 'NEEDED', 'FLAGS', 
            'read_runs', 'on_system', 'as_numbers', 'measured_column', 'row_name', 'as_word', 'texts', 'column_of',
            'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds', 'software_said',
            'recompute_said', 'precision_said', 'graphs_said', 'experts_said', 'facts_of', 'clean', 'tried_by', 'filled',
-           'stack_of', 'precision_of', 'reasons_of', 'dealt', 'with_layouts', 'with_experts', 'with_recompute',
-           'sheet_for', 'configurations', 'batches_of', 'at_row', 'model_at', 'software_for', 'job_at', 'assumed_in',
-           'assumptions_for', 'priced', 'room_of', 'chosen', 'jobs_in', 'run_jobs']
+           'stack_of', 'precision_of', 'cleaned', 'reasons_of', 'dealt', 'with_layouts', 'with_experts',
+           'with_recompute', 'sheet_for', 'configurations', 'batches_of', 'at_row', 'model_at', 'software_for',
+           'job_at', 'assumed_in', 'assumptions_for', 'priced', 'room_of', 'chosen', 'jobs_in', 'run_jobs',
+           'rows_as_jobs']
 
 # %% ../nbs/91_runs.ipynb #10b10004
 import dataclasses
@@ -252,8 +253,8 @@ def clean(
 
 # %% ../nbs/91_runs.ipynb #10b30009
 def tried_by(row):  # dict: choice -> values
-    "All that the software of one run had to choose from, where that is less than today."
-    x, found = facts_of(clean(row)), {}
+    "All that the software of one clean run had to choose from, where that is less than today."
+    x, found = facts_of(row), {}
     for record in recipe_records():
         if 'tries' in record and holds(record, x).all(): found |= record['tries']
     return found
@@ -372,14 +373,17 @@ def batch_rules(x):  # yields (what is wrong, where it is right)
     yield 'ep must divide experts', x.experts.isna() | (x.experts % ep == 0)
 
 # %% ../nbs/91_runs.ipynb #860395a3
+def cleaned(df):  # DataFrame
+    "A table of measured runs, clean; a ValueError if it lacks a column."
+    return clean(table_with(df, COLUMNS, 'the table of measured runs'))
+
 def reasons_of(df, system=None):  # Series of str
-    "Why a row cannot be modelled; empty where it can."
-    df = clean(table_with(df, COLUMNS, 'the table of measured runs'))
-    reason = pd.Series('', index=df.index)
+    "Why a clean row cannot be modelled; empty where it can."
+    reason = np.full(len(df), '', object)
     for text, good in (*column_rules(df, numbers_in(df), system),
                        *layout_rules(filled(df, system))):
-        reason = reason.where(good | (reason != ''), text)
-    return reason
+        reason[(reason == '') & ~np.asarray(good, bool)] = text
+    return pd.Series(reason, df.index, str)
 
 # %% ../nbs/91_runs.ipynb #860395a4
 class Batch(NamedTuple):
@@ -528,8 +532,8 @@ def shape_of(x):  # Series of str
 
 # %% ../nbs/91_runs.ipynb #10b00007
 def batches_of(df, system=None):  # list of Batch
-    "Rows as candidates, a batch for each system, stack and structure."
-    x = with_layouts(filled(clean(df), system)).assign(position=np.arange(len(df)))
+    "Clean rows as candidates, a batch for each system, stack and structure."
+    x = with_layouts(filled(df, system)).assign(position=np.arange(len(df)))
     x['model_key'] = shape_of(x)
     shared = ['gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'flash_attention', 'stack', 'software',
               'ring', 'precision', 'model_key', 'tied_embeddings', 'cuda_graphs']
@@ -626,6 +630,10 @@ def jobs_in(batch, assumptions):  # yields (row, job or a ValueError, whether it
 def run_jobs(df, assumptions='calibrated', system=None):  # ((row, job, fits) of each, reasons)
     "Measured runs as jobs, as `predict` takes them; why the others are none."
     df, assumptions = on_system(df, system), as_assumptions(assumptions)
+    return rows_as_jobs(cleaned(df), assumptions, system)
+
+def rows_as_jobs(df, assumptions, system=None):  # as `run_jobs`
+    "The same of clean rows."
     reason, found = reasons_of(df, system), []
     good = np.flatnonzero(reason == '')
     for batch in batches_of(df.iloc[good], system):

@@ -36,7 +36,7 @@ BLANK = r'[ \t]|\\\n|(?:function[ \t]+)?[\w-]+[ \t]*\([ \t]*\)'   # so the name 
 TOKEN = re.compile(rf'''(?P<blank>{BLANK}|\#[^\n]*|\d?&?[<>]+(?!\()[&|]?[ \t]*(?:{WORD})?)
     | (?P<apart>\n|;;|&&|\|\||[;|&]) | (?P<word>{NAME}\+?=\((?>(?:{BLANK}|\n|\#[^\n]*|{WORD})*)\)
     | \({ROUND}\)|(?!{NAME}\+?=\(){WORD}|[()]) | (?P<open>.)''', re.VERBOSE | re.DOTALL)
-HEREDOC = re.compile(r'''<<-?[ \t]*(["']?)(\w+)\1([^\n]*)
+HEREDOC = re.compile(r'''<<-?[ \t]*(["']?)(?>(\w+))\1(?>([^\n]{0,1000}))
                          ((?>(?:\n(?![ \t]*\2[ \t]*$)[^\n]*){0,500})\n)[ \t]*\2[ \t]*$''',
                      re.VERBOSE | re.MULTILINE)
 
@@ -244,7 +244,8 @@ def truth(test):  # bool, or None where it is not known
 
 # %% ../nbs/89_scripts.ipynb #12b1001e
 DECLARING = ('export', 'declare', 'local', 'readonly', 'typeset')
-CHANGED = re.compile(rf'({NAME})(?:\[[^]]*\])?(?:\s*[-+*/%]?=(?!=)|\+\+|--|\s+in\s)')
+CHANGED = re.compile(rf'(?<!\w)((?>{NAME}))(?:\[[^]]{{0,99}}\])?'
+                     r'(?:\s*[-+*/%]?=(?!=)|\+\+|--|\s+in\s)')
 
 def run(shell, command):  # whether it succeeds, or None where that is not known
     "Note what a command sets, or its words."

@@ -19,8 +19,8 @@ from .blocks import STRATEGIES
 from .timeline import COMPONENTS, GROUPS, PLACES, components
 from .iteration import interval_in_words, keep, readable, sends_tokens, short
 from .execution import (
-    MOST_REPLAYED, asked_about, fastest_that_fit, fitting, questions, result_of, runs, search,
-    strategies_for, tables_of, to_play)
+    KIND, MOST_REPLAYED, asked_about, fastest_that_fit, fitting, questions, result_of, runs, search,
+    strategies_for, tables_of, to_play, worth_playing)
 from .plots import PARTS
 from .drawing import (
     drawing, ghost_box, label, legend, stack, ticks)
@@ -72,8 +72,7 @@ def fitted(state):  # (list of Question, list of Fitting)
 def best_of(state):  # SearchResult
     "The best configurations of a state, with all their figures."
     (asked, fit), counts = fitted(state), [state.n_gpus]
-    some = fastest_that_fit(asked, fit, to_play(TOP, asked[0].model, asked[0].assumptions))
-    return result_of(tables_of(counts, asked, fit, some), asked, counts, TOP)
+    return result_of(worth_playing(asked, fit, counts, TOP, KIND), asked, counts, TOP, KIND)
 
 # %% ../nbs/78_search_panel.ipynb #7a51c124
 def asked_settled(state):  # (SearchState, dict: control -> options)
@@ -103,13 +102,14 @@ def search_call(state: SearchState):  # str
     "The Python call that gives the same numbers."
     (imports, model, system), habits = calls_of(state), habits_of(state)
     given = {'global_batch': state.global_batch, 'strategy': state.strategy, 'k': TOP}
+    imports = ['from transformer_perf.execution import KIND', *imports]
     priced = {'assumptions': state.assumptions} | software_said(state)
     said = arguments(priced)
     if habits:
         imports = ['from transformer_perf.estimates import as_assumptions', *imports]
         whole_one = ', '.join(map(repr, priced.values()))
         said = f'assumptions={replaced(f"as_assumptions({whole_one})", habits)}'
-    call = f'search({model}, {state.n_gpus}, {system}, {arguments(given)}, {said})'
+    call = f'search({model}, {state.n_gpus}, {system}, {arguments(given)}, kind=KIND, {said})'
     return '\n'.join(['from transformer_perf import search', *imports, call])
 
 def search_command(state: SearchState):  # str
@@ -322,6 +322,7 @@ def compared(state):  # (DataFrame, the same for the eye beside the candidates)
     view.insert(at + 1, 'what grew', grew)
     return why, view
 
+@functools.lru_cache(4)   # to and fro, pinned, taken away as files
 def search_shown(state: SearchState, ghost=None):  # Shown
     "Everything that the search panel shows; dashed, the best of a ghost, another state."
     found, before = state.found, 0.

@@ -33,16 +33,23 @@ class Software:
     knows_on: dict = None    # generation of GPUs -> the same
     chooses: dict = None     # choice, or assumption -> value, unless a configuration says it
     knobs: tuple = ()        # the choices that it offers
+    takes: dict = None       # choice -> its values that it knows, where these are not all
     known_as: tuple = ()     # words of a table's source that name it, in lower case
 
     def __post_init__(self):
         for name in LISTS: of_type(getattr(self, name), tuple, name)
         on = self.knows_on or {}
         for architecture in on: nearest(architecture, generations(), 'architecture')
+        for values in (self.takes or {}).values(): of_type(values, (list, tuple), 'takes')
         for values in (self.knows or {}, *on.values()):
             for name in of_type(values, dict, 'knows'): part_of(name)
 
     def _repr_markdown_(self): return as_markdown(self)
+
+    def offers(self, choice, value):  # bool
+        "Whether a choice may be given a value; of a record without knobs nothing is known."
+        if not self.knobs: return True
+        return choice in self.knobs and value in (self.takes or {}).get(choice, [value])
 
     def known_on(self, architecture):  # dict: parameter -> value
         "What its code says of its costs on a generation of GPUs."

@@ -92,6 +92,7 @@ class System(Wiring):
     host_bandwidth: float = positive(None)     # GB/s to the host's memory, one direction
     host_memory_bandwidth: float = positive(None)  # GB/s of the host's memory, a GPU's share
     host_capacity: float = positive(None)      # GB of the host's memory, a GPU's share
+    nvme_bandwidth: float = positive(None)     # GB/s of the host's disks, a GPU's share, one way
     power: float = positive(None)              # W a GPU draws at most; moves its clock (52)
     server_power: float = positive(None)       # W, its share of what its server draws at most
     architecture: str = None      # GPU generation, which measured parameters belong to
@@ -140,6 +141,7 @@ UNIT_OF = dict(
     nic_factor='NICs per GPU', summa_nb='panels', element_size='GB', mask_element_size='GB',
     flops_units='TFLOP', matrix_flops_fp8='TFLOP/s', matrix_flops_fp4='TFLOP/s',
     matrix_eff='', host_bandwidth='GB/s', host_memory_bandwidth='GB/s', host_capacity='GB',
+    nvme_bandwidth='GB/s',
     power='W', server_power='W')
 PHYSICAL = [f for f in UNIT_OF if f not in ('nvlink_size', 'summa_nb')]  # fractions, or arrays
 REQUIRED = [f.name for f in dataclasses.fields(System) if f.default is dataclasses.MISSING]

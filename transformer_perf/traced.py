@@ -230,6 +230,12 @@ def flop_of(rows: Rows, path, work: Work):  # list of Quantity
         rows, f'flop_{i}', 'm * n * 2 * k' if p.adds else 'm * n * (2 * k - 1)', place, p)
         for i, (place, p) in enumerate(products_of(path, work), 1)]
 
+def times_speed(rows: Rows, path, work: Work, name, inputs):  # str
+    "The factor of a rate that a kernel reaches more or less of; it joins the inputs."
+    if getattr(work, name) == 1: return ''
+    inputs.append(rows.count(name, *path, name))
+    return f' * {inputs[-1].name}'
+
 def arithmetic(rows: Rows, path, work: Work, busy):  # Quantity
     "Seconds of arithmetic by the roofline."
     inputs = flop_of(rows, path, work)
@@ -239,6 +245,9 @@ def arithmetic(rows: Rows, path, work: Work, busy):  # Quantity
         inputs.append(rows.count('vector', *path, 'vector', unit='TFLOP'))
         parts.append(f'{inputs[-1].name} / vector_flops_fp16')
     text = f'launch_time + ({" + ".join(parts) or 0}) / flops_efficiency'
+    if work.matrix_speed != 1:
+        text = (f'launch_time + ({" + ".join(parts) or 0}) / (flops_efficiency'
+                f'{times_speed(rows, path, work, "matrix_speed", inputs)})')
     if not busy.launch: text = '0'
     return rows.step('compute', text, *inputs, unit='s', of=roofline_of_each,
                 value=busy.compute)
@@ -260,8 +269,11 @@ def by_roofline(rows: Rows, path, work: Work):  # (compute, memory)
     "What keeps a GPU busy at the paper's prices."
     busy = rows.pricer.busy(work)
     compute, moved = arithmetic(rows, path, work, busy), traffic(rows, path, work)
-    memory = rows.step('memory', 'max(moved / hbm_bandwidth - compute, 0)', moved, compute,
-                       rows.given['hbm_bandwidth'], unit='s', of=Roofline.busy_of_each,
+    inputs = [moved, compute, rows.given['hbm_bandwidth']]
+    speed = times_speed(rows, path, work, 'memory_speed', inputs)
+    rate = f'(hbm_bandwidth{speed})' if speed else 'hbm_bandwidth'
+    text = f'max(moved / {rate} - compute, 0)'
+    memory = rows.step('memory', text, *inputs, unit='s', of=Roofline.busy_of_each,
                        value=busy.memory)
     return compute, memory
 
@@ -309,11 +321,13 @@ def written(rows: Rows, path, x):  # (str, list of Quantity)
 def fused_kernel(rows: Rows, path, work: Work):  # Quantity
     "Seconds of products that are one kernel."
     flop = flop_of(rows, path, work._replace(attention=None))
-    moved = rows.count('operands', *path, 'operands')
-    text = (f'launch_gap + max(flops_units * ({" + ".join(x.name for x in flop)})'
-            f' / (matrix_flops_fp16 * fused_share * clock), element_size * {moved.name}'
-            ' / (hbm_bandwidth * vector_bandwidth))')
-    return rows.step('fused', text, *flop, moved, unit='s', of=fused_time)
+    inputs = [*flop, rows.count('operands', *path, 'operands')]
+    matrix, memory = (times_speed(rows, path, work, f'{of}_speed', inputs)
+                      for of in ('matrix', 'memory'))
+    text = (f'launch_gap + max(flops_units * ({" + ".join(x.name for x in flop) or 0})'
+            f' / (matrix_flops_fp16 * fused_share * clock{matrix}), element_size * '
+            f'{inputs[len(flop)].name} / (hbm_bandwidth * vector_bandwidth{memory}))')
+    return rows.step('fused', text, *inputs, unit='s', of=fused_time)
 
 def kernel_times(rows: Rows, path, work: Work):  # list of Quantity
     "Seconds of each product and of fused attention."

@@ -23,9 +23,10 @@ from .measured_kernels import gpu_of
 from .timeline import COMPONENTS
 from .iteration import estimate, keep, kind_of_run
 from .execution import practice, search
-from .runs import (
-    OPEN, as_numbers, assumptions_for, at_row, batches_of, chosen, clean, filled, measured_column,
-    model_at, on_system, precision_of, priced, row_name, run_jobs, stack_of, texts, tried_by)
+from transformer_perf.runs import (
+    OPEN, as_numbers, assumptions_for, at_row, batches_of, chosen, clean, cleaned, filled,
+    measured_column, model_at, on_system, precision_of, priced, row_name, rows_as_jobs, stack_of,
+    texts, tried_by)
 from .runs import published
 
 # %% ../nbs/91a_predictions.ipynb #d020e0f6
@@ -77,9 +78,9 @@ def but_tests(sets, values):  # Calibration
                         for name, k in sets.items()})
 
 # %% ../nbs/91a_predictions.ipynb #860395c1
-def assumed_of(found, recompute, system=None):  # Series of str
-    "What was taken for cells that are empty."
-    x = filled(clean(found), system)
+def assumed_of(found, df, recompute, system=None):  # Series of str
+    "What was taken for cells that are empty, where `df` is the clean table of what was found."
+    x = filled(df, system)
     own = {**x, **{c: found[f'predicted_{c}'] for c in OPEN},
            'recompute': pd.Series(recompute, found.index)}
     said, text = found.predicted_iteration_s.notna(), pd.Series('', found.index)
@@ -91,8 +92,7 @@ def assumed_of(found, recompute, system=None):  # Series of str
     return text.str.removeprefix(', ')
 
 def features_of(df):  # DataFrame of str
-    "What decides how near a run is to those that were fitted to."
-    df = clean(df)
+    "What decides how near a clean run is to those that were fitted to."
     experts = as_numbers(df['experts']).notna() if 'experts' in df else np.zeros(len(df), bool)
     return pd.DataFrame({'gpu': df.gpu.map(gpu_of), 'stack': stack_of(df),
                          'model': np.where(experts, 'with experts', 'dense'),
@@ -105,12 +105,12 @@ def kinds_of_runs(df):  # Series of str
     kinds = kind_of_run(experts, df.predicted_other_s, df.predicted_iteration_s)
     return pd.Series(kinds, df.index)
 
-def with_trust(found, assumptions):  # DataFrame
-    "Predictions with their intervals, and what they rest on."
+def with_trust(found, df, assumptions):  # DataFrame
+    "Predictions of clean rows with their intervals, and what they rest on."
     known = getattr(assumptions.measured, 'evidence', None)
     if known is None:
         return found.assign(iteration_low_s=np.nan, iteration_high_s=np.nan, trust='')
-    each, seconds = features_of(found), found.predicted_iteration_s
+    each, seconds = features_of(df), found.predicted_iteration_s
     words = {row: known.trust(*row) for row in set(each.itertuples(index=False, name=None))}
     trust = pd.Series([words[row] for row in each.itertuples(index=False, name=None)], found.index)
     low, high = interval(known, trust, kinds_of_runs(found), seconds)
@@ -127,7 +127,8 @@ def predict(
 ):  # DataFrame: df with predicted_iteration_s, predicted_memory_GB, the components and a reason
     "Predicted iteration time and memory of measured runs: the estimate of each row's job."
     df, assumptions = on_system(df, system), as_assumptions(assumptions)
-    jobs, reason = run_jobs(df, assumptions, system)
+    rows = cleaned(df)
+    jobs, reason = rows_as_jobs(rows, assumptions, system)
     recompute = np.full(len(df), '', dtype=object)
     found = {f'predicted_{name}': np.full(len(df), np.nan) for name in PREDICTED}
     for row, job, fits in jobs:
@@ -138,7 +139,8 @@ def predict(
         recompute[row] = job.parallel.recompute
         if not fits: reason.iloc[row] = TOO_LARGE
     found = df.assign(**found, reason=reason)
-    return with_trust(found.assign(assumed=assumed_of(found, recompute, system)), assumptions)
+    assumed = assumed_of(found, rows, recompute, system)
+    return with_trust(found.assign(assumed=assumed), rows, assumptions)
 
 # %% ../nbs/91a_predictions.ipynb #91a00004
 def table_of(df):  # Series of str
@@ -267,7 +269,7 @@ def asked_of(model, own, tried):  # dict of arguments of `search`
 
 # %% ../nbs/91a_predictions.ipynb #10d00011
 def recipe_found(row, assumptions, k):  # dict
-    "How a published configuration ranks in a search; `row`: a table of one row."
+    "How a published configuration ranks in a search; `row`: a clean table of one row."
     batch, = batches_of(row)
     first, _ = chosen(batch, priced(batch, assumptions))
     own, model = at_row(batch.t, first[0]), model_at(batch, first[0])
@@ -320,9 +322,10 @@ def recipes(
     job = source_of(predicted) + ' ' + precision + ' ' + texts(predicted, *there)
     for i in predicted.groupby(job, sort=False).iteration_s.idxmin():
         row = predicted.loc[[i]].drop(columns=[c for c in predicted if c.startswith('predicted_')])
-        own = recipe_found(row, assumptions, k)
+        one = clean(row)
+        own = recipe_found(one, assumptions, k)
         rows.append(ranked(own.pop('found'), own.pop('alone'), own, predicted.loc[i]) | {
-            'source': source_of(row).iloc[0], **features_of(row).iloc[0],
+            'source': source_of(row).iloc[0], **features_of(one).iloc[0],
             'software': own['software']})
     return pd.DataFrame(rows)
 
@@ -404,13 +407,13 @@ def standard_errors(done, free, spare):
 
 # %% ../nbs/91b_fits.ipynb #10b0000f
 def evidence_of(df):  # list of dict
-    "Which GPUs, software and features were measured, and how often."
+    "Which GPUs, software and features were measured, and how often; of clean runs."
     features = features_of(df)
     features['stack'] = features['stack'].where(features['stack'] != '', 'any')
     return features.value_counts().rename('runs').reset_index().to_dict('records')
 
 def seen_in(df, system=None):  # dict: choice -> its values
-    "The choices that measured runs were priced with."
+    "The choices that clean measured runs were priced with."
     seen, a = {name: set() for name in SHOWS}, Assumptions.calibrated()
     for batch in batches_of(df, system):
         for name in SHOWS:
@@ -422,8 +425,7 @@ FEW = 3   # runs: fewer do not make a layout a measured one
 
 def reached_in(df):  # dict: figure -> its values in more than a few runs
     "How short the pieces of a sequence and how wide the tensor parallelism of runs were."
-    x = clean(df)
-    x = x.reindex(columns=['gpu', 'tp', 'cp', 'seq_len'])
+    x = df.reindex(columns=['gpu', 'tp', 'cp', 'seq_len'])
     tp, cp, tokens = (as_numbers(x[name]).fillna(1) for name in ('tp', 'cp', 'seq_len'))
     found = {'context_tokens': (tokens / cp)[cp > 1],
              'tp_domains': np.ceil(tp / of_sheets(x, None, lambda sheet: sheet.nvlink_size))}
@@ -433,7 +435,7 @@ def reached_in(df):  # dict: figure -> its values in more than a few runs
 def evidence_with(df, system):  # dict
     "What the shipped parameters rest on, and further runs."
     name = system and gpu_of(system.accelerator or system.name)
-    runs = on_system(df, system).assign(gpu=name or df.gpu)
+    runs = clean(on_system(df, system).assign(gpu=name or df.gpu))
     known, seen = read_calibration().evidence, seen_in(runs, system)
     seen = {name: sorted({*values, *known.seen.get(name, ())}) for name, values in seen.items()}
     return {'evidence': known.runs + evidence_of(runs), 'seen': seen, 'intervals': known.intervals}
@@ -499,7 +501,8 @@ def checked_runs(measured, system):  # (runs, measured seconds)
     runs = on_system(measured, system)
     table_with(runs, ['iteration_s'], 'the table of measured runs')
     y = measured_column(runs, 'iteration_s')
-    reason = reasons_of(runs, system).where(y.notna(), 'iteration_s must be a positive number')
+    reason = reasons_of(cleaned(runs), system)
+    reason = reason.where(y.notna(), 'iteration_s must be a positive number')
     wrong = np.flatnonzero(reason != '')
     if len(wrong):
         raise ValueError(f'row {row_name(runs, wrong[0])}: {reason.iloc[wrong[0]]}')
@@ -547,7 +550,7 @@ def check_measured(system, start):
 
 def fit_entries(runs, y, start, free, system):  # (values, errors, at a bound, entries, sets)
     "The fit itself."
-    batches = [feasible(batch, start) for batch in batches_of(runs, system)]
+    batches = [feasible(batch, start) for batch in batches_of(clean(runs), system)]
     for batch in batches: check_measured(batch.system, start)
     own = [parameters_for(batch, start) for batch in batches]
     sets = {k.name: k for k in own}
@@ -605,18 +608,22 @@ def checked_kinds(df):  # list of str
     return list(dict.fromkeys(nearest(cell, known, 'operation') for cell in df.operation.tolist()))
 
 # %% ../nbs/91b_fits.ipynb #5dfad2a5
-def collectives_us(df, kinds, parameters):  # array of us
-    "Predicted time of collectives whose table makes sense."
-    predicted = np.full(len(df), np.nan)
-    for kind in kinds:
+def tests_by_kind(df):  # list of (kind, its rows, GB, Group, System)
+    "The collectives of a table of tests, and the nodes that they ran on."
+    found = []
+    for kind in checked_kinds(df):
         rows = np.flatnonzero(df.operation == kind)
-        own = df.iloc[rows].astype(dict.fromkeys(TEST_SIZES, float))
-        group = Group(own.gpus.to_numpy(), own.gpus_per_node.to_numpy())
-        node = dataclasses.replace(
-            as_system('A100', 4), ib_bandwidth=25., nic_factor=1.,
-            nvlink_bandwidth=np.where(group.in_domain > 2, 300., 100.))
-        seconds = collective_seconds(kind, own.bytes.to_numpy() / 1e9, group, node, parameters)
-        predicted[rows] = seconds * 1e6
+        gpus, near, nbytes = df[list(TEST_SIZES)].iloc[rows].to_numpy(float).T
+        node = dataclasses.replace(as_system('A100', 4), ib_bandwidth=25., nic_factor=1.,
+                                   nvlink_bandwidth=np.where(near > 2, 300., 100.))
+        found.append((kind, rows, nbytes / 1e9, Group(gpus, near), node))
+    return found
+
+def collectives_us(tests, parameters):  # array of us
+    "Predicted time of collectives, as of `tests_by_kind`."
+    predicted = np.empty(sum(len(rows) for _, rows, *_ in tests))
+    for kind, rows, *asked in tests:
+        predicted[rows] = collective_seconds(kind, *asked, parameters) * 1e6
     return predicted
 
 # %% ../nbs/91b_fits.ipynb #5dfad275
@@ -627,15 +634,15 @@ def predict_collectives(
 ):  # DataFrame with predicted_us
     "Predicted time of collectives on Perlmutter."
     if parameters is None: parameters = read_calibration().sets['Ampere/nccl-tests']
-    return df.assign(predicted_us=collectives_us(df, checked_kinds(df), parameters))
+    return df.assign(predicted_us=collectives_us(tests_by_kind(df), parameters))
 
 # %% ../nbs/91b_fits.ipynb #c603ba48
 def calibrate_network(df, start=Parameters()):  # Parameters
     "The network's parameters from measured collectives (nccl-tests)."
     low, high = (np.array([limits(name)[i] for name in PROTOCOL]) for i in (0, 1))
-    kinds = checked_kinds(table_with(df, ['us'], above=True))
+    tests = tests_by_kind(table_with(df, ['us'], above=True))
     def residuals(x):
-        found = collectives_us(df, kinds, changed(start, dict(zip(PROTOCOL, x))))
+        found = collectives_us(tests, changed(start, dict(zip(PROTOCOL, x))))
         return np.log(found / df.us.to_numpy())
     first = np.array([value_of(start, name) for name in PROTOCOL])
     values, _, _ = least_squares_within(residuals, first, low, high, np.ones(len(df)), scale=.1)

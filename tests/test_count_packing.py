@@ -1,0 +1,216 @@
+"Samples that are packed of documents: what is computed, who waits; by hand and one by one."
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from transformer_perf import Parallel, cli, estimate, search
+from transformer_perf.advice import fits
+from transformer_perf.estimates import PRESETS
+from transformer_perf.interop import Job, as_job, export
+from transformer_perf.lengths import Lengths, as_lengths
+from transformer_perf.linear_attention import GatedDeltaNet, Lightning
+from transformer_perf.models import Model, as_model
+from transformer_perf.packing import (
+    dealt, dynamic_context, packed, packing, played_unevenly, seconds_by_length)
+from transformer_perf.sparse_attention import BlockSparse
+
+DOCUMENTS = {128: 40, 1024: 9, 4096: 2, 8192: 1}
+LLAMA = replace(as_model('llama3.1_8B'), seq_len=8192)
+PACKED = replace(LLAMA, documents=DOCUMENTS)
+EVERY = (*PRESETS, 'calibrated')
+
+
+def close(a, b, rel=1e-9): return math.isclose(a, b, rel_tol=rel)
+
+
+def every_token(seen):
+    "The mean over all tokens, one by one, of the keys that the i-th of its document sees."
+    tokens = [(i, L) for L, n in DOCUMENTS.items() for i in range(L) for _ in range(n)]
+    return sum(seen(i) for i, _ in tokens) / len(tokens)
+
+
+@pytest.mark.parametrize('window', [None, 512])
+def test_pairs_of_documents(window):
+    "A token sees what came before it in its document, or the latest of that."
+    model = PACKED if window is None else replace(PACKED, window=window)
+    whole = replace(model, documents=None)
+    core = 3 * 2 * 2 * 32 * 128 * 32
+    rest = whole.flops_per_token() - core * np.mean([
+        min(i + .5, window or 8192) for i in range(8192)])
+    by_hand = rest + core * every_token(lambda i: min(i + .5, window or 8192))
+    assert close(model.flops_per_token(), by_hand, 2e-4)   # a window has half a token's corner
+    if window is None: assert close(model.flops_per_token(), by_hand, 1e-9)
+
+
+@pytest.mark.parametrize('preset', EVERY)
+def test_only_attention_changes(preset):
+    "Under every preset: nothing else of a layer takes less, and no memory."
+    p = Parallel(tp=4, dp=2)
+    tables = [estimate(m, p, 'H100-80GB', 16, preset) for m in (LLAMA, PACKED)]
+    whole, few = (one.layers.set_index('layer').t for one in tables)
+    changed = whole.index[whole != few]
+    masked = preset == 'calibrated'   # the published model computes what a mask hides
+    assert [*changed] == ['fusedla'] and whole.fusedla > few.fusedla
+    assert masked or few.fusedla < .5 * whole.fusedla
+    assert tables[0].stats['memory_GB'] == tables[1].stats['memory_GB']
+
+
+def test_one_document_is_a_sample_in_one_piece():
+    one = replace(LLAMA, documents=[8192])
+    assert close(one.flops_per_token(), LLAMA.flops_per_token())
+    for preset in EVERY:
+        a, b = (estimate(m, Parallel(tp=8), 'H100-80GB', 8, preset).stats for m in (one, LLAMA))
+        assert close(a['iteration_s'], b['iteration_s'])
+
+
+def test_chunks_are_filled_up():
+    "The delta rule's kernels take whole chunks of 64 for each document, lightning's do not."
+    (block, depth), = LLAMA.blocks
+    docs = {100: 1, 64: 1}
+    for mixer, ratio in ((GatedDeltaNet(heads=32, key_heads=32, key=128, value=128),
+                          (128 + 64) / 164), (Lightning(heads=32, key=128, value=128), 1)):
+        m = replace(LLAMA, layers=((replace(block, mixer=mixer), depth),))
+        flop = [estimate(x, Parallel(), 'H200', 8, 'corrected').layers.set_index('layer').loc[
+            'scan', 'flops_fwd'] for x in (m, replace(m, documents=docs))]
+        assert close(flop[1] / flop[0], ratio)
+
+
+def test_blocks_of_documents():
+    "A query sees blocks of its own document."
+    (block, depth), = LLAMA.blocks
+    mixer = BlockSparse(32, 8, 128, 128, block=128, chosen=4)
+    m = replace(PACKED, layers=((replace(block, mixer=mixer), depth),))
+    few = sum(n * L * mixer.keys_seen(L) for L, n in DOCUMENTS.items()) / sum(
+        n * L for L, n in DOCUMENTS.items())
+    long = replace(m, documents=None)
+    core = 3 * 2 * 2 * 32 * 128 * 32
+    scores = 2 * 32 * 128 * 32 / 128   # of blocks, once; half of them before a token
+    pairs = sum(n * L * L / 2 for L, n in DOCUMENTS.items()) / sum(
+        n * L for L, n in DOCUMENTS.items())
+    more = core * (mixer.keys_seen(8192) - few) + scores * (4096 - pairs)
+    assert close(long.flops_per_token() - m.flops_per_token(), more, 1e-9)
+
+
+def test_lengths_of_all_kinds(tmp_path):
+    want = Lengths((3, 5), (2, 1))
+    (tmp_path / 'a.txt').write_text('3 5\n3\n')
+    (tmp_path / 'b.json').write_text('{"3": 2, "5": 1}')
+    (tmp_path / 'd.csv').write_text('tokens,documents\n5,1\n3,2\n')
+    for file in 'a.txt', 'b.json', 'd.csv': assert as_lengths(tmp_path / file) == want
+    for given in ([3, 5, 3], {5: 1, 3: 2}, want, np.array([5, 3, 3])):
+        assert as_lengths(given) == want
+    assert close(want.mean, 11 / 3) and close(want.of_a_token, (2 * 9 + 25) / 11)
+    assert want.cut(4) == Lengths((1, 3, 4), (1, 2, 1)) and want.cut(5) == want
+
+
+@pytest.mark.parametrize('given, says', [
+    ([], 'none is given'), ([0], 'tokens of a document=0'), ({3: 0}, 'documents=0'),
+    ([2.5], 'whole'), ('nowhere.txt', 'nowhere.txt'), (7, 'must be a list'),
+    ([9000], 'must be cut to seq_len=8192'), ({'x': 1}, 'tokens of a document')])
+def test_mistakes(given, says):
+    with pytest.raises((ValueError, OSError), match=says) as error:
+        replace(LLAMA, documents=given)
+    assert '\n' not in str(error.value)
+
+
+def test_samples_are_full_but_for_what_fits_nowhere():
+    packs = packed(as_lengths({3000: 1, 5000: 1}), 8192, 200)
+    assert {*packs.tokens.tolist()} <= {6000, 8000, 3000, 5000} and len(packs.tokens) == 200
+    assert packs.tokens.mean() > .9 * 8000
+    small = packed(as_lengths({16: 1}), 8192, 10)
+    assert (small.tokens == 8192).all() and (small.of_a_token == 16).all()
+    again = packed(as_lengths(DOCUMENTS), 8192, 50, seed=1)
+    assert (again.squares == packed(as_lengths(DOCUMENTS), 8192, 50, seed=1).squares).all()
+    with pytest.raises(ValueError, match='more than 2,000,000'):
+        packed(as_lengths([1]), 8192, 10_000)
+
+
+def slow_pipeline(F, B, p):
+    "1F1B as a longest path: each pass begins when its stage and its neighbour are done."
+    N, end = len(F), {}
+    orders = [[('F', i) for i in range(min(p - 1 - k, N))] for k in range(p)]
+    for k, order in enumerate(orders):
+        first = len(order)
+        for i in range(N):
+            if first + i < N: order.append(('F', first + i))
+            order.append(('B', i))
+    def finish(k, at):
+        if (k, at) in end: return end[k, at]
+        kind, i = orders[k][at]
+        before = [finish(k, at - 1)] if at else [0.]
+        if kind == 'F' and k: before.append(finish(k - 1, orders[k - 1].index(('F', i))))
+        if kind == 'B' and k < p - 1: before.append(finish(k + 1, orders[k + 1].index(('B', i))))
+        end[k, at] = max(before) + (F if kind == 'F' else B)[i]
+        return end[k, at]
+    return max(finish(k, len(orders[k]) - 1) for k in range(p))
+
+
+@pytest.mark.parametrize('p', [1, 2, 3, 5])
+def test_a_pipeline_of_unlike_micro_batches(p):
+    "Against a longest path, written otherwise."
+    rng = np.random.default_rng(p)
+    F, B = rng.random((3, 9)), 2 * rng.random((3, 9))
+    for i, total in enumerate(played_unevenly(F, B, p)):
+        assert close(total, slow_pipeline(F[i], B[i], p))
+
+
+def test_who_waits():
+    "The slowest copy: by hand, without stages, from the seconds of each micro-batch."
+    p = Parallel(tp=4, dp=4)
+    found = packing(PACKED, p, 'H100-80GB', global_batch=64)
+    packs = packed(PACKED.documents, 8192, 64)
+    at = seconds_by_length(found.even)
+    each = np.array([sum(at(x / 8192)) for x in packs.squares])
+    slowest = each.reshape(4, 16).sum(axis=1).max()
+    assert close(found.as_dealt, found.even.stats['iteration_s'] + slowest - 16 * each.mean())
+    order = np.sort(each)[::-1].reshape(16, 4)
+    order[1::2] = order[1::2, ::-1]
+    fair = order.sum(axis=0).max()
+    assert close(found.balanced, found.even.stats['iteration_s'] + fair - 16 * each.mean())
+    assert fair < slowest and found.fill > .9
+    assert 'One length says' in found.summary and found.tokens_per_s > 0
+    assert dealt(np.arange(8), 2, True).sum(axis=1).tolist() == [14, 14]
+
+
+def test_seconds_are_a_straight_line():
+    "Between two lengths, and beyond: as an estimate of documents of that length."
+    from transformer_perf.packing import pass_seconds, with_documents
+    one = estimate(PACKED, Parallel(tp=8, pp=2), 'H100-80GB', 8, 'corrected')
+    for L in (512, 2048, 8192):
+        for a, b in zip(seconds_by_length(one)(L), pass_seconds(with_documents(one, [L]))):
+            assert close(a, b, 1e-6)
+
+
+def test_groups_for_each_document():
+    p = Parallel(tp=2, cp=4)
+    t = dynamic_context(PACKED, p, 'H100-80GB')
+    tokens = {2048: 128 * 40 + 1024 * 9, 4096: 2 * 4096, 8192: 8192}
+    assert [*t.cp] == [1, 2, 4]
+    assert np.allclose(t.tokens, np.array([*tokens.values()]) / sum(tokens.values()))
+    assert (t.together == t.together[0]).all() and t.alone[0] < t.together[0]
+    with pytest.raises(ValueError, match='need more than cp=4 GPUs of 1024'):
+        dynamic_context(PACKED, p, 'H100-80GB', tokens_per_gpu=1024)
+
+
+def test_every_door(tmp_path, capsys):
+    "Searches, advice, files and commands know the documents."
+    kwargs = dict(assumptions='calibrated', fixed={'tp': 4, 'dp': 2})
+    few, whole = (search(m, 8, 'H100-80GB', 16, k=1, **kwargs) for m in (PACKED, LLAMA))
+    assert few.iteration_s[0] < whole.iteration_s[0]
+    assert any('packed of 52 documents' in note for note in few.notes)
+    assert fits(PACKED, Parallel(tp=4, dp=2), 'H100-80GB', 16).estimate.model.documents
+    job = Job(Parallel(tp=4, dp=2), PACKED, 16, 8, 8192)
+    again = as_job(json.loads(export(job, 'json')))
+    assert again.model == PACKED and isinstance(again.model.documents, Lengths)
+    file = tmp_path / 'docs.json'
+    file.write_text(json.dumps({str(L): n for L, n in DOCUMENTS.items()}))
+    args = ['explain', '--model', 'llama3.1_8B', '--tp', '4', '--dp', '2', '--system',
+            'H100-80GB', '--global-batch', '16', '--lengths', str(file)]
+    with pytest.raises(SystemExit) as end: cli.main(args)
+    assert end.value.code == 0
+    text = ' '.join(capsys.readouterr().out.split())
+    assert 'a token is in one of 3,' in text and 'One length says' in text
+    with pytest.raises(ValueError, match='documents'): Model(64, 64, 2, 1, documents=[65])

@@ -1,0 +1,236 @@
+"Attention to some of the keys, counted a second time: by hand, and pair by pair."
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from transformer_perf import Assumptions, Model, Parallel, estimate, search
+from transformer_perf.blocks import MLP, Attention, Block, LatentAttention
+from transformer_perf.estimates import AS_TRAINED, MENDED
+from transformer_perf.iteration import job_of, settled
+from transformer_perf.linear_attention import Nothing
+from transformer_perf.models import as_model
+from transformer_perf.sparse_attention import BlockSparse, IndexedAttention
+from transformer_perf.systems import as_system
+
+TRAINED = Assumptions(**MENDED | AS_TRAINED)
+SYSTEM = as_system('H200')
+b, l, e, a, K = 2, 256, 96, 8, 32
+LATENT = dict(heads=a, width=24, value=16, latent=40, rope=8, query_latent=48)
+HI, dI = 4, 12
+INDEXED = IndexedAttention(**LATENT, kv_heads=1, index_heads=HI, index_width=dI, chosen=K)
+BLOCKS = BlockSparse(a, 4, 12, 12, block=16, chosen=4)
+WAYS = replace(BLOCKS, reads_means=True, recent=24)
+MIXERS = {'indexed': INDEXED, 'no own index': replace(INDEXED, own_index=False),
+          'blocks': BLOCKS, 'ways': WAYS}
+
+
+def model_with(mixer, depth=2):
+    "Layers of nothing but a mixer, without words."
+    block = Block(mixer, Nothing(), 'none', 'rmsnorm')
+    return Model(l, e, 8, depth, layers=((block, depth),))
+
+
+def operations(mixer, **layout):  # dict of Operation
+    "What one GPU does in a layer."
+    alone = dict(nvlink_tp=1, nvlink_cp=1, nvlink_pp=1, nvlink_dp=1)
+    p = Parallel(micro_batch=b, **alone | layout)
+    job = job_of(vars(settled(p, SYSTEM, TRAINED)), model_with(mixer), SYSTEM, 24, TRAINED)
+    return {op.name: op for op in job.operations}
+
+
+def flop(work): return sum(2 * p.times * p.batch * p.m * p.n * p.k for p in work.all_products)
+def close(x, y, rel=1e-12): return math.isclose(x, y, rel_tol=rel)
+
+
+def pairs_of(most):
+    "Pairs of a query and a key of one sequence, counted: all before a token, at most so many."
+    return sum(min(i + .5, most) for i in range(l))
+
+
+def pairs_formula(most):
+    "As windows are counted: a corner of the first tokens sees fewer."
+    return l * most * (1 - most / l / 2)
+
+
+def test_parameters_by_hand():
+    index = 48 * HI * dI + e * (dI + HI) + 2 * dI
+    latent = (e * 48 + 48 + 48 * a * 24 + e * (40 + 8) + 40 + 40 * a * (16 + 16) + a * 16 * e)
+    attention = e * (a + 2 * 4) * 12 + a * 12 * e
+    for name, own in {'indexed': latent + index, 'no own index': latent, 'blocks': attention,
+                      'ways': attention + e * 3 * a}.items():
+        assert model_with(MIXERS[name]).parameters == 2 * (own + e), name
+
+
+def test_dense_latent_attention_has_the_same_weights():
+    dense = LatentAttention(**LATENT, kv_heads=a)
+    same = model_with(replace(INDEXED, own_index=False))
+    assert same.parameters == model_with(dense).parameters
+    up = {name: op for name, op in operations(dense).items() if name == 'kv-up'}['kv-up']
+    absorbed = [operations(INDEXED)[name] for name in ('absorb-q', 'absorb-v')]
+    for way in ('forward', 'backward'):
+        assert close(flop(getattr(up, way)), sum(flop(getattr(op, way)) for op in absorbed))
+
+
+def test_flop_of_chosen_keys():
+    "Latents of all heads; five products backward; and of the loss scores and two gradients."
+    chosen, every = b * pairs_formula(K), b * pairs_formula(l)
+    for tp in (1, 2, 4):
+        own = operations(INDEXED, tp=tp)
+        kernel, scores, loss = (own[name] for name in ('fusedla', 'index-scores', 'index-loss'))
+        assert close(flop(kernel.forward) * tp, chosen * 2 * a * (48 + 40))
+        assert close(flop(kernel.backward) * tp, chosen * 2 * a * (3 * 48 + 2 * 40))
+        assert close(flop(scores.forward), every * 2 * HI * dI)   # on each GPU of tp
+        assert not scores.backward.products and not loss.forward.products
+        assert close(flop(loss.backward), chosen * (2 * a / tp * 48 + 2 * 2 * HI * dI))
+        summed, = loss.backward.messages
+        assert (summed.kind, summed.group) == ('allreduce', 'tp')
+        assert close(1 + summed.volume, 1 + 4e-9 * chosen * (tp > 1))
+        assert flop(own['index-q'].backward) == flop(own['index-q'].forward)   # no input's gradient
+    assert abs(pairs_formula(K) / pairs_of(K) - 1) < .01
+
+
+def test_short_sequences_see_all_keys():
+    wide = replace(INDEXED, chosen=10 * l)
+    dense = l * l / 2 * 2 * a * (48 + 40) * b
+    assert close(flop(operations(wide)['fusedla'].forward), dense)
+
+
+def test_context_parallelism_gathers_latents():
+    "Of the whole sequence, on every GPU, whichever way the job passes keys on."
+    for context in ('allgather', 'ring'):
+        own = operations(INDEXED, cp=4, strategy='2d-seqp', context=context)
+        for name, width in (('fusedla', 48), ('index-scores', dI)):
+            sent, = own[name].forward.messages
+            assert (sent.kind, sent.group) == ('allgather', 'cp')
+            assert close(sent.volume, 2e-9 * b * l * width)
+        back = own['fusedla'].backward.messages
+        assert [m.kind for m in back] == ['allgather', 'reducescatter']
+    with pytest.raises(ValueError, match='must be divisible by cp=2'):
+        estimate(model_with(INDEXED), Parallel(cp=2, context='ulysses'), 'H200', 8)
+
+
+def test_what_is_kept():
+    "Queries in latents, latents, two sums a row and the result; of the indexer, places as well."
+    T, own = 1e-9 * b * l, operations(INDEXED)
+    assert close(own['fusedla'].activations, T * (2 * (a + 1) * 48 + 4 * a))
+    assert close(own['absorb-q'].activations, T * 2 * a * 16)
+    assert close(own['absorb-v'].activations, T * 2 * a * 40)
+    assert close(own['index-scores'].activations, T * (2 * (HI * dI + HI + dI) + 4 * K))
+    frees = dict(own['fusedla'].frees)
+    assert close(frees['mla_up_proj'], T * 2 * a * 48) and close(frees['core_attn'], T * 4 * a)
+
+
+def keys_counted(block, chosen):
+    "Each query one by one: half of its own block, and at most so many before it."
+    return sum(min(i // block, chosen - 1) * block + i % block + .5 for i in range(l)) / l
+
+
+@pytest.mark.parametrize('block, chosen', [(16, 4), (32, 1), (16, 16), (64, 9), (8, 3)])
+def test_keys_of_blocks(block, chosen):
+    mixer = replace(BLOCKS, block=block, chosen=chosen)
+    assert close(mixer.keys_seen(l), keys_counted(block, chosen))
+    both_ways = replace(mixer, causal=False).keys_seen(l)
+    assert both_ways == min(block * chosen, l)
+
+
+def test_flop_of_blocks():
+    q, n, chosen = a * 12, l / 16, keys_counted(16, 4)
+    for tp in (1, 2):
+        for name in ('blocks', 'ways'):
+            own = operations(MIXERS[name], tp=tp)
+            assert close(flop(own['fusedla'].forward) * tp, b * l * chosen * 4 * q)
+            assert close(flop(own['block-scores'].forward) * tp, b * l * n / 2 * 2 * q)
+            assert not own['block-scores'].backward.products
+        assert close(flop(own['means'].forward) * tp, b * l * n / 2 * 4 * q)
+        assert close(flop(own['recent'].forward) * tp, b * pairs_formula(24) * 4 * q)
+        assert close(own['ways-summed'].forward.nbytes * tp, 8e-9 * b * l * q)
+    means = operations(BLOCKS)['block-means'].forward
+    assert close(means.nbytes, 2e-9 * b * l * 4 * 12 * (1 + 1 / 16))
+
+
+def test_speeds_are_of_kernels_that_gather():
+    "The assumption moves the sparse kernel's arithmetic, and nothing else."
+    model = replace(model_with(INDEXED), seq_len=8192)
+    times = []
+    for speed in (1.25, 2.5):
+        a = replace(TRAINED, sparse_speed=speed)
+        table = estimate(model, Parallel(), SYSTEM, 8, a).layers.set_index('layer')
+        times.append(table.t)
+    changed = times[0].index[~np.isclose(times[0], times[1], rtol=1e-9)]
+    assert [*changed] == ['fusedla'] and times[0].fusedla > times[1].fusedla
+
+
+@pytest.mark.parametrize('name', MIXERS)
+def test_memory_and_searches(name):
+    model = replace(model_with(MIXERS[name], 4), vocab=640, seq_len=1024)
+    one = estimate(model, Parallel(), 'H200', 8, TRAINED).stats
+    assert one['weights_GB'] == pytest.approx(2e-9 * model.parameters, rel=1e-12)
+    for preset in ('paper', 'corrected', 'calibrated'):
+        best = search(model, 8, 'H200', 8, k=1, assumptions=preset)
+        assert best.iteration_s.iloc[0] > 0
+        row = best.iloc[0]
+        again = estimate(model, Parallel.from_row(row), 'H200', 8, preset)
+        assert close(again.stats['iteration_s'], row.iteration_s, 1e-9)
+        assert str(again.explain('compute_s', depth=30))   # each formula gives its number
+
+
+def test_model_flop_counts_once_what_has_no_gradient():
+    "Scores of an indexer are computed once; all else has two gradients."
+    m = model_with(INDEXED, 1)
+    parts = {name: flop(op.forward) / b / l for name, op in operations(INDEXED).items()}
+    total = 3 * sum(parts.values()) - 2 * parts['index-scores']
+    norms = 6 * (48 + 40)   # of the latents, as Megatron-LM counts them
+    assert close(m.flops_per_token(), total + norms, 1e-9)
+
+
+def test_published_parameters():
+    "DeepSeek-V3.2's indexer (inference/model.py): 13,959,424 in each of 61 layers."
+    v32 = as_model(dict(
+        model_type='deepseek_v32', hidden_size=7168, num_hidden_layers=61,
+        num_attention_heads=128, intermediate_size=18432, vocab_size=129280, q_lora_rank=1536,
+        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        first_k_dense_replace=3, n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8,
+        moe_intermediate_size=2048, index_n_heads=64, index_head_dim=128, index_topk=2048,
+        max_position_embeddings=163840))
+    assert v32.parameters == 671_026_419_200 + 61 * 13_959_424
+
+
+def test_dense_blocks_are_attention():
+    "With all blocks chosen, FLOP of attention, but for the scores of blocks."
+    every = replace(BLOCKS, chosen=l // 16)
+    plain = Attention(a, 4, 12, 12)
+    assert close(flop(operations(every)['fusedla'].forward),
+                 flop(operations(plain)['fusedla'].forward))
+    assert model_with(every).parameters == model_with(plain).parameters
+    mlp = Block(BLOCKS, MLP(64), 'none', 'rmsnorm')
+    with pytest.raises(ValueError, match='block-sparse attention'):
+        estimate(Model(l, e, 8, 2, layers=((mlp, 2),)), Parallel(strategy='2d'), 'H200', 8)
+
+
+def test_keys_of_chunks():
+    "Whole chunks of 64 and what is left of 256 - 16 tokens, counted pair by pair."
+    chunked = Attention(a, 4, 12, 12, chunk=60)   # 4 chunks of 60, and 16 tokens
+    pairs = sum(i % 60 + .5 for i in range(l))
+    for p in ({}, dict(tp=2)):
+        found, tp = operations(chunked, **p)['fusedla'].forward, p.get('tp', 1)
+        counted = 2 * b * a / tp * pairs * (12 + 12)
+        assert close(sum(2 * x.times * x.batch * x.m * x.n * x.k for x in found.all_products),
+                     counted)
+    wide, full = (operations(Attention(a, 4, 12, 12, chunk=size))['fusedla'] for size in (l, None))
+    assert wide.forward == full.forward   # one chunk is all
+
+
+def test_a_gate_of_a_head_and_values_of_another_width():
+    "A value of 8 beside keys of 12; one gate a head: its weight, and bytes that it moves."
+    plain = Attention(a, 4, 12, 8)
+    gated = replace(plain, gated_output=True, gate_of_head=True)
+    whole = model_with(plain).parameters
+    assert whole == 2 * (e * (a * 12 + 4 * (12 + 8)) + a * 8 * e + e)
+    assert model_with(gated).parameters - whole == 2 * e * a
+    own, each = (operations(m)['gate'] for m in (gated, replace(gated, gate_of_head=False)))
+    rows = b * l
+    assert close(own.forward.nbytes, 2e-9 * rows * (2 * a * 8 + a))
+    assert close(each.forward.nbytes, 2e-9 * rows * 3 * a * 8)
+    assert close(each.activations - own.activations, 2e-9 * rows * (a * 8 - a), 1e-9)

@@ -1,0 +1,134 @@
+"""What a search, a plan and advice offer: each kind of layout once, and only what can be run."""
+import dataclasses
+import json
+
+import pandas as pd
+import pytest
+
+from transformer_perf import Parallel, estimate, search
+from transformer_perf.advice import improve
+from transformer_perf.cli import run_command
+from transformer_perf.estimates import CHOICES
+from transformer_perf.execution import KIND
+from transformer_perf.interop import as_job, export
+from transformer_perf.plan import plan
+from transformer_perf.schedules import SCHEDULES
+from transformer_perf.software import as_software, known_software
+
+ABOUT = 'llama3.1_8B', 64, 'H100-80GB', 256
+
+
+def test_each_kind_of_layout_once():
+    "The fastest of each way to group the GPUs, as all rows of a longer search have them."
+    every = search(*ABOUT, k=600).sort_values('iteration_s', kind='stable')
+    first = every.drop_duplicates([*KIND])
+    found = search(*ABOUT, k=8, kind=KIND)
+    assert len(found) == 8 and not found.duplicated([*KIND]).any()
+    assert found['rank'].tolist() == [*range(1, 9)]
+    pd.testing.assert_frame_equal(found[[*KIND]], first[[*KIND]].iloc[:8].reset_index(drop=True),
+                                  check_dtype=False)
+    assert (found.iteration_s.to_numpy() <= first.iteration_s.to_numpy()[:8] * (1 + 1e-9)).all()
+    with pytest.raises(ValueError, match='column'): search(*ABOUT, kind='tq')
+
+
+def test_the_command_shows_kinds(capsys):
+    words = ['search', ABOUT[0], '--gpus', '64', '--global-batch', '256', '--format', 'json']
+    def shown(*more):
+        assert run_command([*words, *more]) == 0
+        return pd.DataFrame(json.loads(capsys.readouterr().out)['found'])
+    assert not shown().duplicated([*KIND]).any()
+    both = shown('--recompute', 'none,full', '--top', '60')   # asked about: both are shown
+    assert not both.duplicated([*KIND, 'recompute']).any()
+    assert set(both.recompute) == {'none', 'full'}
+
+
+def test_the_fastest_tested_layout_is_named_even_if_it_is_not_shown():
+    few = search('llama3.1_405B', 512, 'H100-80GB', k=1)
+    assert few.evidence[0].startswith('extrapolated: no run with a context')
+    note, = few.notes
+    assert 'is not among those shown, tp 8, cp 2, pp 16, dp 2' in note
+    more = search('llama3.1_405B', 512, 'H100-80GB', k=10)
+    tested = more[~more.evidence.str.startswith('extrapolated')].iloc[0]
+    assert f'is rank {tested["rank"]}, tp 8' in more.notes[0]
+    slower = tested.iteration_s / more.iteration_s[0] - 1
+    assert f'{slower:.1%} slower' in more.notes[0] and f'{slower:.1%} slower' in note
+    assert not search('llama3.1_8B', 64, 'MI300X', 256, k=3).notes   # of which nothing is tested
+
+
+@pytest.mark.parametrize('name, stages', [('Megatron-Core', {1, 2, 3}), ('torchtitan', {2, 3}),
+                                          ('nanotron', {1}), (None, {1})])
+def test_stages_that_the_software_offers_are_tried(name, stages):
+    "Where there is no pipeline; whatever is asked for is tried alone."
+    found = search(*ABOUT, k=600, software=name)
+    assert set(found.zero_stage[found.dp * found.cp > 1]) == stages
+    usual = 3 if name == 'torchtitan' else 1
+    assert set(found.zero_stage[found.pp > 1]) <= {usual}
+    assert set(search(*ABOUT, k=20, software=name, zero_stages=[1]).zero_stage) == {1}
+    best = search(*ABOUT, k=1, software=name, zero_stages=sorted(stages)).iteration_s[0]
+    assert found.iteration_s[0] <= best * (1 + 1e-9)
+
+
+def test_what_a_software_takes():
+    s = as_software('nanotron')
+    assert s.offers('zero_stage', 1) and not s.offers('zero_stage', 3)
+    assert not s.offers('schedule', 'zb-h1') and as_software({'name': 'x'}).offers('schedule', 'x')
+    for s in known_software().values():
+        assert set(s.takes or {}) <= {*s.knobs}
+        assert set((s.takes or {}).get('schedule', ())) <= {*SCHEDULES}
+    with pytest.raises(ValueError, match='takes'): as_software({'name': 'x', 'takes': {'a': 1}})
+
+
+def test_experts_share_the_sequence_out_whatever_software_usually_does():
+    "No other way of tensor parallelism is known of them, so nobody needs to say it."
+    p = Parallel(tp=2, dp=4, ep=4, zero_stage=1)
+    one = estimate('mixtral_8x7B', p, 'H100-80GB', 64, software='plain')
+    assert one.parallel.sequence_sharded
+    said = dataclasses.replace(p, sequence_sharded=True)
+    assert one.stats == estimate('mixtral_8x7B', said, 'H100-80GB', 64, software='plain').stats
+    with pytest.raises(ValueError, match='needs sequence_sharded=True'):
+        estimate('mixtral_8x7B', dataclasses.replace(p, sequence_sharded=False), 'H100-80GB', 64)
+    dense = estimate('llama3.1_8B', Parallel(tp=2, dp=4), 'H100-80GB', 64, software='plain')
+    assert not dense.parallel.sequence_sharded
+    found = search('mixtral_8x7B', 64, 'H100-80GB', 256, k=300, software='plain')
+    assert (found.sequence_sharded == (found.tp > 1)).all() and (found.tp > 1).any()
+
+
+MEGATRON = '''torchrun --nproc-per-node 8 --nnodes 8 pretrain_gpt.py --num-layers 32 \\
+  --hidden-size 4096 --num-attention-heads 32 --group-query-attention --num-query-groups 8 \\
+  --ffn-hidden-size 14336 --swiglu --normalization RMSNorm --disable-bias-linear \\
+  --untie-embeddings-and-output-weights --position-embedding-type rope --vocab-size 128256 \\
+  --seq-length 8192 --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 256 \\
+  --tensor-model-parallel-size 4 --pipeline-model-parallel-size 8 --bf16 --sequence-parallel \\
+  --use-distributed-optimizer
+'''
+
+
+@pytest.mark.parametrize('job, name', [
+    (as_job(MEGATRON), 'megatron'),
+    (dataclasses.replace(as_job(MEGATRON), software='torchtitan', parallel=Parallel(
+        tp=4, pp=8, dp=2, zero_stage=2, reduce_each=False)), 'torchtitan')])
+def test_improvements_can_be_told_to_the_framework_of_the_job(job, name):
+    assert export(job, name)
+    for what in (improve(job, system='H100-80GB', k=60), improve(
+            dataclasses.replace(job, software=None), system='H100-80GB', k=60)):
+        own = what.estimate.assumptions.software
+        sayable = []
+        for change in (*what.changes, *filter(None, [what.pair])):
+            try: sayable.append(bool(export(change.estimate, name)))
+            except ValueError: sayable.append(False)
+        assert len(sayable) > 5 and all(sayable) == (own is not None)   # zb-h1, where none is named
+    given = {c for s in what.changes for c in s.to if c in CHOICES}
+    assert 'schedule' in given
+
+
+def test_a_plan_has_the_best_of_each_system_and_each_layout_once():
+    about = dict(tokens=1e11, global_batch=256)
+    found = plan('llama3.1_8B', [32, 64], ['H200', 'H100-80GB', 'A100'], **about)
+    answers = found.answers
+    for name in ('H200', 'H100-80GB', 'A100'):
+        own = answers[answers.system == name]
+        alone = plan('llama3.1_8B', [32, 64], name, **about).row('fastest')
+        row = found.row('fastest' if name == 'H200' else f'fastest on {name}')
+        assert row.system == name and row.days == alone.days == own.days.min()
+    others = found.rows[found.rows.answers == '']
+    assert not others.duplicated(['system', 'n_gpus', *KIND]).any() and len(others) > 5
