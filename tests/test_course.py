@@ -17,6 +17,9 @@ EACH = pytest.mark.parametrize('stem', course.EXERCISES)
 def steps_of(stem): return course.parts_of(stem)[1]
 
 
+def number(stem): return stem.partition('_')[0]
+
+
 def graded(stem, answers, seed=7):  # list: what is wrong with each step
     "Grade answers, step -> code, in this process; our solutions stand for the others."
     steps, found = steps_of(stem), []
@@ -115,11 +118,11 @@ def test_hand_out_writes_both(tmp_path, monkeypatch, capsys):
 
 def test_the_page_for_teachers_lists_all_exercises():
     page = (course.ROOT / 'docs' / 'teaching.md').read_text()
-    rows = re.findall(r'^\| (\d\d) \| .+ \| (\d+) \|$', page, re.MULTILINE)
+    rows = re.findall(r'^\| (\d\d[a-z]?) \| .+ \| (\d+) \|$', page, re.MULTILINE)
     assert [(n, int(points)) for n, points in rows] == [
-        (stem[:2], sum(step.points for step in steps_of(stem))) for stem in course.EXERCISES]
+        (number(stem), sum(step.points for step in steps_of(stem))) for stem in course.EXERCISES]
     drawn = lambda stem: 'seed = 0' in map(course.source_of, course.parts_of(stem)[0])
-    same = [stem[:2] for stem in course.EXERCISES if not drawn(stem)]
+    same = [number(stem) for stem in course.EXERCISES if not drawn(stem)]
     assert f'Two exercises, {" and ".join(same)}, are' in page
 
 
@@ -215,6 +218,94 @@ WRONG = {
         2: {'def first(K): return K': 'both send the same'},
         3: {'def width(R, beta): return 3 * beta / (2 * R)': 'upside down',
             'def width(R, beta): return R / beta': 'three matrices, not two'},
+    },
+    '25b_exercise_muon': {
+        1: {'def rounds(rows, columns):\n    m, n = sorted((rows, columns))\n'
+            '    return 10 * m**2 * n + 5 * m**3': 'a multiply-add is two FLOP',
+            'def rounds(rows, columns): return 20 * rows**2 * columns + 10 * rows**3':
+            'whichever comes first',
+            'def rounds(rows, columns):\n    m, n = sorted((rows, columns))\n'
+            '    return 20 * n**2 * m + 10 * n**3': 'not the longer one',
+            'def rounds(rows, columns):\n    m, n = sorted((rows, columns))\n'
+            '    return 20 * m**2 * n': 'the square of X X.T is a product',
+            'def rounds(rows, columns):\n    m, n = sorted((rows, columns))\n'
+            '    return 30 * m**2 * n': 'less than the others',
+            'def rounds(rows, columns):\n    m, n = sorted((rows, columns))\n'
+            '    return 4 * m**2 * n + 2 * m**3': 'that is one'},
+        2: {'def batch_needed(m): return 5 * m': 'not all of it',
+            'def batch_needed(m): return .05 * m': 'not the batch of the rounds',
+            'def batch_needed(m): return 1500 * m': '6 FLOP of each number',
+            'def batch_needed(m): return 500': 'one m is left',
+            'def batch_needed(m): return 1000 * m / 3': 'the square of X X.T is a product'},
+        3: {'def faster(q, c): return c': 'there are only q',
+            'def faster(q, c): return min(q, c)': 'one more than others',
+            'def faster(q, c): return q / max(q // c, 1)': 'the busiest copy is waited for',
+            'def faster(q, c): return q / (q // c)': 'your function raises.*ZeroDivision',
+            'def faster(q, c): return -(-q // c)': 'how many the busiest copy has'},
+    },
+    '26a_exercise_state': {
+        1: {'def of_state(C, d): return 2 * C * d + 2 * d * d': 'a multiply-add is two FLOP',
+            'def of_state(C, d): return 4 * C * d + 2 * d * d': 'and it is added to',
+            'def of_state(C, d): return 2 * C * d + 4 * d * d': 'skip no half of them',
+            'def of_state(C, d): return 4 * C * (C * d + d * d)': 'not of all in a chunk',
+            'def of_state(C, d): return 4 * d * d': 'the state alone'},
+        2: {'def crossing(C, d): return C + d': 'half of the keys',
+            'def crossing(C, d): return 4 * (C + d)': 'two products, of two FLOP',
+            'def crossing(C, d): return 2 * d': 'reads its chunk besides',
+            'def crossing(C, d): return 4 * d * (C + d)': 'what length has as much'},
+        3: {'def tokens_that_weigh(H, kv, d): return H * d / kv / 2': 'has 4 bytes',
+            'def tokens_that_weigh(H, kv, d): return 2 * H * d / kv': 'a key and a value',
+            'def tokens_that_weigh(H, kv, d): return d / kv': 'every head has a state',
+            'def tokens_that_weigh(H, kv, d): return d': 'fewer heads of keys',
+            'def tokens_that_weigh(H, kv, d): return kv / H / d': 'upside down'},
+    },
+    '27a_exercise_offload': {
+        1: {'def step_seconds(psi, beta_h, beta_c): return psi * max(6 / beta_h, 30 / beta_c)':
+            'one after the other',
+            'def step_seconds(psi, beta_h, beta_c): return psi * (4 / beta_h + 30 / beta_c)':
+            'gradients of 32 bits come',
+            'def step_seconds(psi, beta_h, beta_c): return psi * (6 / beta_h + 16 / beta_c)':
+            'writes 14 bytes besides',
+            'def step_seconds(psi, beta_h, beta_c): return psi * (30 / beta_h + 6 / beta_c)':
+            'the CPU that moves 30',
+            'def step_seconds(psi, beta_h, beta_c): return 36 * psi / beta_h': '30 do not',
+            'def step_seconds(psi, beta_h, beta_c): return 30 * psi / beta_c': 'comes besides'},
+        2: {'def tokens_needed(R, beta_h, beta_c): return R / 6e9 * (6 / beta_h + 30 / beta_c)':
+            'not as long',
+            'def tokens_needed(R, beta_h, beta_c): return 10 * R / 6 * (6 / beta_h + 30 / beta_c)':
+            '1e9 bytes/s',
+            'def tokens_needed(R, beta_h, beta_c): return 5e-9 * R * (6 / beta_h + 30 / beta_c)':
+            '6 FLOP of a parameter, not 2',
+            'def tokens_needed(R, beta_h, beta_c): return 1e-8 * R / 6 * 30 / beta_c':
+            'crosses the link is in the step'},
+        3: {'def micro_batch(R, n, beta_h): return R / (beta_h * 1e9)': 'brings its own link',
+            'def micro_batch(R, n, beta_h): return R / (n * beta_h)': '1e9 bytes/s',
+            'def micro_batch(R, n, beta_h): return R / (2e9 * n * beta_h)': 'has two bytes',
+            'def micro_batch(R, n, beta_h): return 1e9 * n * beta_h / R': 'upside down'},
+    },
+    '29a_exercise_packing': {
+        1: {'def of_a_token(documents):\n    return sum(L * n for L, n in documents.items()) / '
+            'sum(documents.values())': 'not that of the mean token',
+            'def of_a_token(documents):\n    return sum(L * L * n for L, n in documents.items()) / '
+            'sum(documents.values())': 'divide by tokens',
+            'def of_a_token(documents):\n    return sum(L * L for L in documents) / sum(documents)':
+            'several documents of a length',
+            'def of_a_token(documents): return np.mean([*documents])': 'differ in number'},
+        2: {'def too_many(S, documents, core): return core * (S - of_a_token(documents))':
+            'half of its piece',
+            'def too_many(S, documents, core): return core * of_a_token(documents) / 2':
+            'that is what there is',
+            'def too_many(S, documents, core): return core * S / 2': 'all that is counted',
+            'def too_many(S, documents, core):\n'
+            '    mean = sum(L * n for L, n in documents.items()) / sum(documents.values())\n'
+            '    return core * (S - mean) / 2': 'than the mean one'},
+        3: {'def slowest(a, b, q): return 2 * a + 2 * b * np.mean(q)': 'the mean of the copies',
+            'def slowest(a, b, q): return a + b * max(q)': 'two micro-batches',
+            'def slowest(a, b, q): return (2 * a + b * q.reshape(4, 2).sum(axis=1)).max()':
+            'two by two',
+            'def slowest(a, b, q): return 2 * a + b * sum(np.sort(q)[-2:])': 'longest two',
+            'def slowest(a, b, q):\n    best = b * np.sort(q)\n'
+            '    return a + max(best[:4] + best[:3:-1])': 'each of two micro-batches takes a'},
     },
     '33_exercise_parallelization': {
         1: {'def state_GB(tp, pp, dp):\n    W = layer_GB * model.depth / pp / tp\n'

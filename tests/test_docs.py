@@ -147,7 +147,7 @@ WIDE = {'75_drawing', '77_layer_panel', '78_search_panel', '79_chart_panels', '8
 def ink_of(figure):
     "The pixels of a picture that are not white, two for each of a screen."
     file = io.BytesIO()
-    figure.savefig(file, dpi=160)
+    figure.savefig(file, dpi=2 * figure.dpi)
     return pictures.ink_of(file)
 
 

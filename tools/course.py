@@ -250,11 +250,13 @@ def assigned(source):  # set of names
 
 
 def run_quietly(source, names):
-    "Run a cell of ours or of a student's; nothing is printed or drawn."
+    "Run a cell of ours or of a student's; nothing is printed, and no picture stays open."
+    import matplotlib.pyplot as plt
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), \
          warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        exec(compile(source, '<exercise>', 'exec'), names)  # noqa: S102 -- what grading is
+        try: exec(compile(source, '<exercise>', 'exec'), names)  # noqa: S102 -- what grading is
+        finally: plt.close('all')
 
 
 def run_answer(source, wanted, names):
@@ -284,7 +286,7 @@ def graded_steps(stem, seed, code, given_up, tell):
 
     A wrong answer is replaced by ours, so that it costs its own step and no other."""
     import matplotlib
-    matplotlib.use('Agg')
+    matplotlib.use('Agg')   # before anything is drawn
     cells, steps = parts_of(stem)
     blank = first_blank(EXERCISES[stem])
     runs = [cell for i, cell in enumerate(cells) if is_code(cell) and not is_hidden(cell)

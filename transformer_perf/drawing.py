@@ -213,7 +213,8 @@ def schedule(p: Pipeline, rows: Rows, stages, width, passes, broken):  # list of
 def numbers_on(passes, rows: Rows):  # list of str
     "The number of its micro-batch, from 1, on each pass that has room for it."
     left, right = rows.at(passes.start), rows.at(passes.end)
-    room = right - left > 6 * len(str(passes.micro_batch.max(initial=0) + 1)) + 4
+    wide = 7 * len(str(passes.micro_batch.max(initial=0) + 1)) + 4
+    room = (right - left > wide) & (rows.high > 10)
     low = rows.top(passes.stage) + rows.high / 2 + 3.5
     return [label(at, y, i + 1, 'middle', color='white') for at, y, i in zip(
         ((left + right) / 2)[room], low[room], passes.micro_batch[room])]

@@ -85,9 +85,6 @@ def match(
     if yours.shape not in ((1,), right.shape):
         raise NotYet(f'Step {step}: {yours.size} numbers came back, not {right.size}.')
     yours = np.broadcast_to(yours, right.shape)
-    if yours.shape not in ((1,), right.shape):
-        raise NotYet(f'Step {step}: {yours.size} numbers came back, not {right.size}.')
-    yours = np.broadcast_to(yours, right.shape)
     same = lambda other: np.isclose(yours, other, rtol=tolerance, atol=0)
     if same(right).all(): return
     worst = int(np.argmin(same(right)))   # the first that is wrong

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
-from cycler import cycler
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -56,7 +55,7 @@ LOOK = {
     'font.size': 9, 'axes.titlesize': 10, 'axes.grid': True, 'grid.alpha': 0.35,
     'grid.linewidth': 0.5, 'axes.axisbelow': True, 'legend.frameon': False, 'legend.fontsize': 8,
     'lines.markersize': 4.5, 'lines.linewidth': 1.4, 'hatch.linewidth': 0.4, 'figure.dpi': 96,
-    'axes.prop_cycle': cycler(color=PALETTE),
+    'axes.prop_cycle': plt.cycler(color=PALETTE),
     'figure.constrained_layout.use': True}
 
 def style():  # context manager
@@ -326,7 +325,7 @@ def configurations(
     labels = labels_of(table, labels)
     x, lines = np.arange(len(table)), max(label.count('\n') for label in labels)
     rows = 0.22 * (len(bars) + 1)
-    figure, ((top,), (low,)) = panels_of(1, max(4.6, 2.5 + 0.46 * len(table)),
+    figure, ((top,), (low,)) = panels_of(1, max(4.6, 2.45 + 0.46 * len(table)),
                                          3.4 + rows + 0.15 * lines, rows=2, sharex=True,
                                          height_ratios=(2.7, rows))
     stacked_shares(top, table, x)
