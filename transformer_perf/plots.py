@@ -274,7 +274,6 @@ def stacked_shares(ax, table, x):
         ax.text(at, 102, words, ha='center', va='bottom', fontsize=8)
     ax.set(ylabel='share of the iteration (%)', ylim=(0, 111), yticks=range(0, 101, 20))
     ax.grid(False)
-    ax.legend(loc='upper left', bbox_to_anchor=(1, 1))
 
 # %% ../nbs/83_plots.ipynb #df381288
 def rows_of_sizes(ax, table, x, bars):
@@ -324,11 +323,14 @@ def configurations(
     table, bars = shape_of(table, bars)
     labels = labels_of(table, labels)
     x, lines = np.arange(len(table)), max(label.count('\n') for label in labels)
-    rows = 0.22 * (len(bars) + 1)
-    figure, ((top,), (low,)) = panels_of(1, max(4.6, 2.45 + 0.46 * len(table)),
-                                         3.4 + rows + 0.15 * lines, rows=2, sharex=True,
+    rows, many = 0.22 * (len(bars) + 1), len(table) > 8   # then the legend stands below
+    width = 1.25 + 0.43 * len(table) if many else max(4.6, 2.45 + 0.46 * len(table))
+    height = 3.4 + 0.5 * many + 0.15 * lines + rows
+    figure, ((top,), (low,)) = panels_of(1, width, height, rows=2, sharex=True,
                                          height_ratios=(2.7, rows))
     stacked_shares(top, table, x)
+    if many: figure.legend(loc='outside lower center', ncols=3)
+    else: top.legend(loc='upper left', bbox_to_anchor=(1, 1))
     rows_of_sizes(low, table, x, bars)
     low.set(xticks=x, xticklabels=labels, xlabel=xlabel, xlim=(-.55, len(table) - .45))
     top.set_title(title)
