@@ -19,7 +19,6 @@ from configparser import ConfigParser
 
 import pandas as pd
 import pytest
-from execnb.nbio import read_nb
 from matplotlib.figure import Figure
 
 import notebooks
@@ -28,7 +27,6 @@ import pictures
 from transformer_perf import Assumptions, Model, Parallel, System, estimate, plots, search
 from transformer_perf.cli import COMMANDS, main
 from transformer_perf.estimates import OPTIMIZERS, RECIPES
-from transformer_perf.exercises import NotYet
 from transformer_perf.interop import FORMATS
 from transformer_perf.modules import STRATEGIES, model_figures
 from transformer_perf.schedules import SCHEDULES
@@ -149,7 +147,7 @@ WIDE = {'75_drawing', '77_layer_panel', '78_search_panel', '79_chart_panels', '8
 def ink_of(figure):
     "The pixels of a picture that are not white, two for each of a screen."
     file = io.BytesIO()
-    figure.savefig(file, dpi=160)
+    figure.savefig(file, dpi=2 * figure.dpi)
     return pictures.ink_of(file)
 
 
@@ -453,25 +451,6 @@ def test_howto(path, tmp_path, monkeypatch):
 def is_blank(source): return 'eval: false' in notebooks.directives(source)
 
 
-def filled_in(path):  # (code of a notebook as it ships, the same with its blanks filled in)
-    "The code cells before the solutions of an exercise."
-    shipped, full = read_nb(path).cells, notebooks.Notebook(path).nb.cells
-    end = next(i for i, cell in enumerate(shipped) if notebooks.is_solutions(cell))
-    pairs = [(a.source, b.source) for a, b in zip(shipped[:end], full) if a.cell_type == 'code']
-    return [a for a, _ in pairs], [b for _, b in pairs]
-
-
-def defined(source):  # set of names
-    "What a cell defines."
-    found = set()
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef): found.add(node.name)
-        if isinstance(node, ast.Assign):
-            found |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)
-                      and isinstance(name.ctx, ast.Store)}
-    return found
-
-
 EACH_EXERCISE = pytest.mark.parametrize('path', EXERCISES, ids=lambda path: path.stem)
 
 
@@ -490,42 +469,3 @@ def test_exercise_ships_blank(path):
     for cell in found[start + 1:]: assert cell['metadata'] == {'jupyter': {'source_hidden': True}}
     for cell in pages.page(path)['cells'][start + 1 - len(found):]:
         assert cell['metadata']['tags'] == ['hide-input'], 'on the site'
-
-
-@EACH_EXERCISE
-def test_exercise_solutions_fill_their_blanks(path):
-    shipped, full = filled_in(path)
-    blanks = [(blank, solution) for blank, solution in zip(shipped, full) if is_blank(blank)]
-    assert len(blanks) >= 3
-    for blank, solution in blanks:
-        assert '...' in blank and '...' not in solution
-        assert defined(blank) <= defined(solution)
-
-
-@EACH_EXERCISE
-def test_exercise_checks_refuse_a_blank(path):
-    "Whoever leaves a blank as it is is told which, in a sentence, by the check below it."
-    shipped, full = filled_in(path)
-    seen = [i for i, s in enumerate(shipped) if 'code-fold: true' not in notebooks.directives(s)]
-    blanks, names = [i for i in seen if is_blank(shipped[i])], {}
-    for i in seen:
-        if i in blanks:
-            left, until = dict(names), min((j for j in blanks if j > i), default=len(shipped))
-            step = blanks.index(i) + 1
-            with pytest.raises(NotYet, match=f'^Step {step} is still blank'):
-                for j in seen:
-                    if i <= j < until: execute(shipped[j], left, path.name)
-        execute(full[i], names, path.name)
-
-
-@pytest.mark.parametrize('seed', [1, 2, 3])
-@EACH_EXERCISE
-def test_exercise_with_fresh_numbers(path, seed):
-    "The solutions hold for other numbers too."
-    _, full = filled_in(path)
-    if 'seed = 0' not in full: pytest.skip('its numbers are the same for all')
-    names = {}
-    for source in full:
-        if 'code-fold: true' in notebooks.directives(source): continue
-        execute(f'seed = {seed}' if source == 'seed = 0' else source, names, path.name)
-    assert names['seed'] == seed

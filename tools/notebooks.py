@@ -93,6 +93,7 @@ class Notebook:
         from execnb.nbio import read_nb
         self.path, self.nb = Path(path), read_nb(path)
         self.shell, self.done, self.broken = None, -1, None
+        self.faults = {}   # index of a cell -> what is wrong with the pictures that it shows
         if is_exercise(path): fill(self.nb.cells)
 
     def new_shell(self): return fresh_shell(self.path)
@@ -107,10 +108,14 @@ class Notebook:
     def _run(self, cell):
         if self.broken is not None:
             raise RuntimeError(f'an earlier cell of {self.path.name} failed: cell {self.broken}')
+        import drawings
         cell.outputs, here = [], os.getcwd()
         os.chdir(self.path.parent)
-        try: self.shell.cell(cell)
+        try:
+            with drawings.watched() as found: self.shell.cell(cell)
         finally: os.chdir(here)
+        shows = any(PNG in output.get('data', {}) for output in cell.outputs)
+        self.faults[cell.idx_] = [fault for own in found.values() for fault in own] if shows else []
         failed = self.shell.exc or traceback_in(cell.outputs)
         if failed:
             self.broken = cell.idx_

@@ -43,6 +43,7 @@ REFERENCE = [
                 'howto_add_an_optimizer', 'howto_add_a_strategy', 'howto_add_a_schedule',
                 'howto_add_a_precision', 'howto_add_a_software', 'howto_add_a_job_format',
                 'howto_add_a_chapter']),
+    ('For teachers', ['teaching']),
     ('Words and sources', ['glossary', 'references']),
 ]
 ORDER = COURSE + REFERENCE

@@ -24,7 +24,7 @@ from .timeline import MEMORY_PARTS
 from .iteration import Estimate, Parallel, divisors, estimate, short
 from .execution import strategies_for
 from transformer_perf.plots import (
-    BARS, BLUE, GREY, PALETTE, communication, heat_map, log_ticks, panels_of, picture, plain,
+    BLUE, GREY, GROUPS, PALETTE, communication, heat_map, log_ticks, panels_of, picture, plain,
     value_ticks)
 from .sweeps import sweep
 from .panel_states import (
@@ -153,8 +153,8 @@ def with_unit(field):  # str
     return f'{field} ({UNIT_OF[field]})' if UNIT_OF[field] else field
 
 # %% ../nbs/79_chart_panels.ipynb #ef6f3108
-SIZE_LINES = {'tp': ('tp', BARS['TP'][0], 'o', '-'), 'cp': ('cp', BLUE, 's', '--'),
-              'pp': ('pp', BARS['PP'][0], 'D', ':'), 'dp': ('dp', BARS['DP'][0], '^', '-.'),
+SIZE_LINES = {'tp': ('tp', GROUPS['TP'], 'o', '-'), 'cp': ('cp', BLUE, 's', '--'),
+              'pp': ('pp', GROUPS['PP'], 'D', ':'), 'dp': ('dp', GROUPS['DP'], '^', '-.'),
               'micro_batch': ('micro-batch', GREY, 'v', '-')}   # name, colour, marker, dashes
 
 def memory_areas(ax, x, table):

@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 from .iteration import plural, short
-from .plots import BLUE, GREEN
+from .plots import BLUE, DARK, GREEN, GREY
 
 # %% ../nbs/75_drawing.ipynb #bedf2be3
 class Drawing(str):
@@ -91,7 +91,7 @@ def ticks(x, top, bottom, scale, span, unit, color='#ddd'):  # list of str
     names = [f'{value:g}' for value in values[:-1]] + [f'{values[-1]:g} {unit}']
     at = x + scale * (values - start)
     return ([line(here, top, here, bottom, color) for here in at]
-            + [label(here, bottom + 13, name, 'middle', 10) for here, name in zip(at, names)])
+            + [label(here, bottom + 13, name, 'middle') for here, name in zip(at, names)])
 
 # %% ../nbs/75_drawing.ipynb #e2a72c40
 class Pipeline(NamedTuple):
@@ -163,7 +163,7 @@ def passes_in(p: Pipeline, stages, span):  # (as of one_f_one_b, whether there i
 
 # %% ../nbs/75_drawing.ipynb #96bf6cde
 PASSES = {False: (BLUE, '#3a8fc4'), True: (GREEN, '#3cb893')}  # odd and even micro-batches
-BROKEN, REST = '#b9c8c4', '#777777'   # forward and backward, blended; what comes after
+BROKEN, REST = GREY, DARK   # micro-batches left out; what comes after
 
 # %% ../nbs/75_drawing.ipynb #ec9fc28b
 class Rows(NamedTuple):
@@ -213,9 +213,10 @@ def schedule(p: Pipeline, rows: Rows, stages, width, passes, broken):  # list of
 def numbers_on(passes, rows: Rows):  # list of str
     "The number of its micro-batch, from 1, on each pass that has room for it."
     left, right = rows.at(passes.start), rows.at(passes.end)
-    room = right - left > 6 * len(str(passes.micro_batch.max(initial=0) + 1)) + 4
+    wide = 7 * len(str(passes.micro_batch.max(initial=0) + 1)) + 4
+    room = (right - left > wide) & (rows.high > 10)
     low = rows.top(passes.stage) + rows.high / 2 + 3.5
-    return [label(at, y, i + 1, 'middle', 9, 'white') for at, y, i in zip(
+    return [label(at, y, i + 1, 'middle', color='white') for at, y, i in zip(
         ((left + right) / 2)[room], low[room], passes.micro_batch[room])]
 
 # %% ../nbs/75_drawing.ipynb #8083aecf
@@ -278,7 +279,7 @@ def memory_curve(x, y, width, height, p: Pipeline, store: Store):  # list of str
     roof = low - up * store.capacity
     return [*bands, activation_steps(x, ends[-1], width, up, p, store),
             line(x, roof, x + width, roof, 'black', 1.5), line(x, low, x + width, low, 'black'),
-            label(x + width, roof + 12, f'{store.capacity:g} GB', 'end', 10)]
+            label(x + width, roof + 12, f'{store.capacity:g} GB', 'end')]
 
 # %% ../nbs/75_drawing.ipynb #7a51c181
 def moment_words(p: Pipeline, now):  # str
@@ -294,7 +295,7 @@ def watched(p: Pipeline, rest, span, now):  # Drawing
     "A range of the iteration, with all after a moment pale."
     x, y, width, stages = 60, 10, 1030, range(0, p.pp, -(-p.pp // DRAWN_STAGES))
     high, at = 18 * len(stages), x + width * (now - span[0]) / (span[1] - span[0])
-    rows = [label(x - 6, y + 13 + 18 * i, f'stage {stage}', 'end', 10)
+    rows = [label(x - 6, y + 13 + 18 * i, f'stage {stage}', 'end')
             for i, stage in enumerate(stages)]
     pale = box(at, y, x + width - at, high, 'white', fill_opacity=.65)
     return drawing([*rows, *timeline(x, y, width, high, p, rest, span), pale,

@@ -27,7 +27,7 @@ from .iteration import Estimate, Parallel, estimate, keep, plural, settled, shor
 from .execution import (
     Question, all_placements, configurations, groupings, practice, search, strategies_for)
 from .advice import Step as Turned, prices, table_of
-from .plots import BLUE, GREY, PARTS, RED, SKY
+from .plots import BLUE, KEPT, PALE, PARTS, RED, SKY
 from transformer_perf.drawing import (
     Pipeline, Store, box, drawing, element, ghost_box, headline, label, legend, line, memory_curve,
     stack, ticks, timeline)
@@ -270,7 +270,7 @@ def layer_table(result: Estimate, sort='order'):  # DataFrame, a row per operati
 
 # %% ../nbs/77_layer_panel.ipynb #7808945b
 BOUND = {'compute': BLUE, 'launch': '#000000', 'memory': SKY, 'network': RED}
-STORES = dict(zip(MEMORY_PARTS, ('#5e3c99', '#b2abd2', '#8c510a', '#dfc27d')))
+STORES = dict(zip(MEMORY_PARTS, KEPT.values()))
 CALLED = {'compute': 'compute', 'launch': 'launch', 'memory': 'exposed memory',
           'network': 'network'}
 
@@ -319,7 +319,7 @@ def memory_parts(result: Estimate):  # list of (what, GB, color)
     "What the memory of a GPU holds."
     parts = [(name, result.stats[column], STORES[column]) for column, name in MEMORY_PARTS.items()]
     unseen = result.needed - result.stats['memory_GB']
-    return [*parts, ('not counted, at most', unseen, GREY)] if unseen else parts
+    return [*parts, ('not counted, at most', unseen, PALE)] if unseen else parts
 
 # %% ../nbs/77_layer_panel.ipynb #7a51c115
 def memory_bar(result: Estimate, x, y, width, ghost=None):  # list of str

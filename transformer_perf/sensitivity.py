@@ -169,7 +169,7 @@ def tornado(
     def draw(t):
         spread = (t.at_high_s - t.at_low_s).abs()
         t = t.loc[spread[spread > 0].sort_values().index[-most:]]
-        figure, ((ax,),) = panels_of(1, 6, 1 + .3 * len(t))
+        figure, ((ax,),) = panels_of(1, 5.8, 1 + .3 * len(t))
         for name, color in (('at_low_s', RED), ('at_high_s', BLUE)):
             word = 'low' if name == 'at_low_s' else 'high'
             ax.barh(t.field, t[name] - t.base_s, left=t.base_s, color=color, label=word)

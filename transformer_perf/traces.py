@@ -271,10 +271,10 @@ def draw_iteration(table, one):
     from transformer_perf.plots import (
         GREY, PASSES, Patch, check_passes, draw_passes, panels_of)
     check_passes(table)
-    figure, axes = panels_of(1, 6, 3 + .16 * one.parallel.pp, 2, sharex=True)
+    figure, axes = panels_of(1, 5.8, 3 + .16 * one.parallel.pp, 2, sharex=True)
     end, total = table.end_s.max(), one.stats['iteration_s']
     draw_passes(axes[0, 0], table)
-    axes[0, 0].axvspan(end, total, color=GREY, alpha=.3, lw=0)
+    axes[0, 0].axvspan(end, total, color=GREY, lw=0)
     for rank, own in itertools.groupby(memory_rows(one), lambda row: row[0]):
         _, s, GB, _ = zip(*own)
         axes[1, 0].step(s, GB, where='post', label=f'rank {rank}', lw=1)
