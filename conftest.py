@@ -76,11 +76,6 @@ class Tested(notebooks.Notebook):
         return shell
 
 
-# whose pictures wait for the rebuilding of the evidence
-DRAWN_LATER = {'51_measured_kernels', '52_kernels', '53_validation', '54_why_is_my_run_slow',
-               '82a_kernel_prices', '91a_predictions'}
-
-
 class NotebookFile(pytest.File):
     def collect(self):
         notebook = Tested(self.path)
@@ -97,7 +92,7 @@ class Cell(pytest.Item):
         if self.notebook.broken is not None: pytest.skip(f'cell {self.notebook.broken} failed')
         self.notebook.run_to(self.cell.idx_)
         faults = self.notebook.faults[self.cell.idx_]
-        assert not faults or self.path.stem in DRAWN_LATER, '\n'.join(faults)
+        assert not faults, '\n'.join(faults)
         if not notebooks.ships_outputs(self.path, self.cell.idx_): return
         stale = 'stored output is stale: run `python tools/notebooks.py`'
         assert text_outputs(self.cell) == self.stored, stale
