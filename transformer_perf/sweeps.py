@@ -6,8 +6,8 @@
 __all__ = ['VARIANTS', 'LARGEST_SHARD', 'PAPER_MODELS', 'PAPER_GPUS', 'SAVED_EACH', 'FEW_TASKS', 'Task', 'run_task', 'points_of',
            'changed', 'labelled_systems', 'tasks_of', 'joined', 'sweep', 'run', 'told', 'pack', 'unpacked', 'packed',
            'sha256', 'code_digest', 'plain', 'Shards', 'again', 'tidy', 'paper_systems', 'in_a_row', 'write_parts',
-           'left_to_do', 'is_whole', 'variants_for', 'prepared', 'note_study', 'write_dataset', 'write_sweep',
-           'run_configs', 'bench_rows', 'bench']
+           'one_at_a_time', 'left_to_do', 'is_whole', 'variants_for', 'prepared', 'note_study', 'write_dataset',
+           'write_sweep', 'run_configs', 'bench_rows', 'bench']
 
 # %% ../nbs/85_sweeps.ipynb #b70fb9bc
 import contextlib
@@ -327,13 +327,25 @@ def write_parts(function, tasks, folder, numbers):  # yields (number, None)
             write_whole(part_path(folder, first, i, not len(table)), data)
             tables, first, since = [], i + 1, time.monotonic()
 
+@contextlib.contextmanager
+def one_at_a_time(folder):
+    "Other processes wait; where a system has no locks they do not."
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally: os.close(handle)
+
 def left_to_do(folder, number):  # list of numbers of tasks
     "Which tasks no part holds; what is damaged, or stands there twice, is removed."
     done = np.zeros(number, dtype=bool)
-    for (first, last), path in parts_in(folder).items():
-        if last >= number or done[first:last + 1].any() or not is_whole(path):
-            path.unlink(missing_ok=True)   # another run may tidy up, too
-        else: done[first:last + 1] = True
+    with one_at_a_time(folder):   # or two runs would each remove what the other kept
+        for (first, last), path in parts_in(folder).items():
+            if last >= number or done[first:last + 1].any() or not is_whole(path):
+                path.unlink(missing_ok=True)
+            else: done[first:last + 1] = True
     return np.flatnonzero(~done).tolist()
 
 def is_whole(path):
