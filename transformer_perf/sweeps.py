@@ -367,14 +367,16 @@ def variants_for(points, workers):  # of a task
 def prepared(folder, question, most):  # variants of a task
     "Make the folder of a study, or find one that was begun: tasks then are cut as they were."
     make_folder(folder)
-    if (folder / STUDY).exists():
-        known = read_json(folder / STUDY)
-        if known.get('question') == question: return whole(known.get('variants'), 'variants')
-        raise ValueError(f'{named(folder)}: holds another sweep, or one of another version: name '
-                         'another folder, or remove it')
-    if any(path.name != STUDY and path.name[0] != '.' for path in folder.iterdir()):
-        raise ValueError(f'{named(folder)}: is not empty, and holds no sweep')
-    note_study(folder, question, most)
+    with one_at_a_time(folder):   # or two runs that begin at once would each cut as they like
+        if (folder / STUDY).exists():
+            known = read_json(folder / STUDY)
+            if known.get('question') == question:
+                return whole(known.get('variants'), 'variants')
+            raise ValueError(f'{named(folder)}: holds another sweep, or one of another version: '
+                             'name another folder, or remove it')
+        if any(path.name != STUDY and path.name[0] != '.' for path in folder.iterdir()):
+            raise ValueError(f'{named(folder)}: is not empty, and holds no sweep')
+        note_study(folder, question, most)
     return most
 
 def note_study(folder, question, most, **more):
