@@ -61,9 +61,9 @@ def text_outputs(cell):
 
 
 def drawn(figure):
-    "Draw a picture that nobody will look at, once and without a file: its mistakes are found."
+    "Draw a picture that nobody will look at, once and for no file: its mistakes are found."
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    FigureCanvasAgg(figure).draw()
+    FigureCanvasAgg(figure).print_figure(os.devnull, format='raw')   # as drawings.watched listens
     return ''
 
 

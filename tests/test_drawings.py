@@ -4,6 +4,7 @@
 import matplotlib.pyplot as plt
 import pytest
 
+import conftest
 import drawings
 from transformer_perf.plots import BLUE, GREEN, MEANINGS, ORANGE, style
 
@@ -67,3 +68,18 @@ def test_one_meaning_has_one_colour():
         assert len({*family}) == len([*family])
     assert MEANINGS['optimizer'] == MEANINGS['optimizer states'] == ORANGE
     assert MEANINGS['bubble'] == MEANINGS['waiting']
+
+
+@pytest.mark.parametrize('shown', ['fig', 'plt.show()'])
+def test_the_test_of_a_cell_looks_at_its_picture(shown, tmp_path):
+    "As the tests of notebooks draw it, for no file; and a picture that is not shown is let be."
+    from nbformat import v4
+    draw = (f'from matplotlib import pyplot as plt\n'
+            f'fig, ax = plt.subplots()\nax.set(ylabel="speed", xlabel="GPUs")\n{shown}')
+    hidden = 'fig = plt.figure()\nfig.text(0, 0, "x", fontsize=5)\nplt.close()'
+    book = v4.new_notebook(cells=[v4.new_code_cell(source) for source in (draw, hidden)])
+    path = tmp_path / 'drawn.ipynb'
+    path.write_text(v4.writes(book))
+    notebook = conftest.Tested(path)
+    notebook.run_to(1)
+    assert notebook.faults == {0: ["the y axis says 'speed': of what unit?"], 1: []}

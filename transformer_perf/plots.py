@@ -270,9 +270,10 @@ def stacked_shares(ax, table, x):
         write_shares(ax, x, share, bottom, PARTS[column])
         bottom += share
     for at, seconds in zip(x, table.iteration_s):
-        words = f'{seconds:.3g} s' if seconds < 1000 else f'{seconds:,.0f} s'
-        ax.text(at, 102, words, ha='center', va='bottom', fontsize=8)
-    ax.set(ylabel='share of the iteration (%)', ylim=(0, 111), yticks=range(0, 101, 20))
+        words = f'{seconds:.3g}' if seconds < 1000 else f'{seconds:,.0f}'
+        ax.text(at, 108, words, ha='center', va='center', fontsize=8)
+    ax.set(ylabel='share of the iteration (%)', ylim=(0, 115))
+    ax.set_yticks([*range(0, 101, 20), 108], [*range(0, 101, 20), 'iteration (s)'])
     ax.grid(False)
 
 # %% ../nbs/83_plots.ipynb #df381288
@@ -324,15 +325,16 @@ def configurations(
     labels = labels_of(table, labels)
     x, lines = np.arange(len(table)), max(label.count('\n') for label in labels)
     rows, many = 0.22 * (len(bars) + 1), len(table) > 8   # then the legend stands below
-    width = 1.25 + 0.43 * len(table) if many else max(4.6, 2.45 + 0.46 * len(table))
+    width = 1.25 + 0.43 * len(table) if many else max(4.8, 2.5 + 0.48 * len(table))
     height = 3.4 + 0.5 * many + 0.15 * lines + rows
     figure, ((top,), (low,)) = panels_of(1, width, height, rows=2, sharex=True,
                                          height_ratios=(2.7, rows))
     stacked_shares(top, table, x)
     if many: figure.legend(loc='outside lower center', ncols=3)
-    else: top.legend(loc='upper left', bbox_to_anchor=(1, 1))
+    else: top.legend(loc='upper left', bbox_to_anchor=(1, 1), borderaxespad=1)
     rows_of_sizes(low, table, x, bars)
     low.set(xticks=x, xticklabels=labels, xlabel=xlabel, xlim=(-.55, len(table) - .45))
+    low.tick_params(axis='x', labelsize=8)
     top.set_title(title)
     return figure
 
