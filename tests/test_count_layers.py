@@ -727,20 +727,31 @@ def test_launches_of_a_ring(cp):
 
 # domains that a token's copies meet
 
+def chosen_by(gate, number, each):  # list of tuples
+    "Every choice of experts that a gate makes, each as often as others."
+    if gate == 'any': return [*itertools.combinations(range(number), each)]
+    return [[(token * each + i) % number for i in range(each)] for token in range(number)]
+
+
+@pytest.mark.parametrize('gate, each', [('any', n) for n in (1, 2, 3, 6)] + [
+    ('in turn', n) for n in (1, 2, 4, 8)])
 @pytest.mark.parametrize('ep, near', [(2, 1), (4, 1), (4, 2), (8, 2), (8, 4), (8, 8)])
-@pytest.mark.parametrize('each', [1, 2, 3, 6])
-def test_domains_that_copies_meet(ep, near, each):
-    "Every choice of experts, one by one; a token is in the first domain."
+def test_places_that_copies_meet(ep, near, gate, each):
+    "Every choice of experts, one by one: domains, and GPUs, that a token's copies go to."
+    a = dataclasses.replace(TRAINED, experts_in_turn=gate == 'in turn')
     model = dataclasses.replace(EXPERTS, experts=8, experts_per_token=each)
-    job = job_at(model, dp=8, ep=ep, nvlink_dp=near)
-    domain = [expert * ep // 8 // near for expert in range(8)]
-    met = [len({domain[expert] for expert in chosen} - {0})
-           for chosen in itertools.combinations(range(8), each)]
-    others = sum(met) / len(met)
+    job = job_at(model, a, dp=8, ep=ep, nvlink_dp=near)
+    chosen = chosen_by(gate, 8, each)
+    gpus = [{expert * ep // 8 for expert in some} for some in chosen]
+    met = [len({gpu // near for gpu in some}) for some in gpus]
+    others = (1 - near / ep) * sum(met) / len(met)   # where a token is, is as likely anywhere
     assert math.isclose(blocks.domains_met(job, job.here.ffn), others, abs_tol=1e-15)
     sent = job._replace(dispatcher='once').operations
-    far, = (op.forward.messages[0].far for op in sent if op.name == 'dispatch')
-    assert math.isclose(far, 2e-9 * b * l * e * others, abs_tol=1e-18)   # one copy to each of them
+    message, = (op.forward.messages[0] for op in sent if op.name == 'dispatch')
+    one = 2e-9 * b * l * e   # a copy of each token
+    assert math.isclose(message.far, one * others, abs_tol=1e-18)   # one to each domain
+    each_gpu = sum(map(len, gpus)) / len(gpus)   # and there one to each GPU
+    assert math.isclose(message.volume, one * each_gpu, rel_tol=1e-12)
 
 
 # norms

@@ -103,7 +103,7 @@ def test_recorded_errors(kind, source):
 def test_recorded_errors_of_other_sources(source):
     one = recorded().set_index('source').loc[source]
     assert one['never seen %'] <= 100 * JUDGED[source]
-    assert one['never seen, inside %'] >= 60 or one.runs < 10   # few runs are inside by chance
+    assert one['never seen, inside %'] >= 60 or one.runs < 5
 
 
 @pytest.mark.skipif(not BULK, reason='TRANSFORMER_PERF_RUNS names no file')
@@ -400,15 +400,16 @@ def test_predict_is_estimate(preset):
 # fitting
 
 def test_calibration_finds_what_made_the_data(tmp_path):
-    made = {'clock': .8, 'host_layer': 1.5e-3}
-    truth = changed(read_calibration().sets['Hopper/Megatron-Core'], made)
+    shipped, far = read_calibration().sets['Hopper/Megatron-Core'], (-.0365, 5.1e-4)
+    made = {name: value_of(shipped, name) + more
+            for name, more in zip(('clock', 'host_layer'), far)}
+    truth = changed(shipped, made)
     runs = of_table('mcore-h100').assign(vp=1., micro_batch=1.)
     runs['iteration_s'] = predict(runs, with_sets(truth)).predicted_iteration_s
     few = calibrate(runs, free=tuple(made)).table.value   # five runs are drawn to what is usual
-    np.testing.assert_allclose(few, list(made.values()), rtol=.02)
+    np.testing.assert_allclose(few, list(made.values()), rtol=.015)
     many = calibrate(pd.concat([runs] * 20, ignore_index=True), free=tuple(made)).table.value
     np.testing.assert_allclose(many, list(made.values()), rtol=1e-3)
-    shipped = read_calibration().sets['Hopper/Megatron-Core']
     before = {name: value_of(shipped, name) for name in made}
     for one, true, name in zip(few, made.values(), made):
         assert min(before[name], true) < one < max(before[name], true)

@@ -296,7 +296,8 @@ def halves_apart(stacks_at, sets, weights, half):  # list of sets
     fits = (settled_at(t, first, weights * (half != i).to_numpy(), pull)[0] for i in range(2))
     return [replaced(sets, t.entries, values) for values in fits]
 
-LEVELS = .08, .92   # few sources tell: a little wider than a tenth
+LEVELS = {'half held out': (.08, .92), 'never seen': (.05, .95),   # few sources tell: wider
+          'unnamed': (.05, .95)}
 
 
 HEAVIEST = .03   # of all weight: what one run may have
@@ -310,7 +311,7 @@ def spread_of(logs, weights, levels):  # (low, high)
     return [float(np.interp(level, share, logs[order])) for level in levels]
 
 
-def intervals_of(df, predicted):  # dict: kind of run -> (low, high)
+def intervals_of(df, predicted, levels='never seen'):  # dict: kind of run -> (low, high)
     "How far predictions were off, in logarithms."
     logs = np.log((predicted / df.iteration_s).to_numpy(float))
     kind, weights = kinds_of_runs(df).to_numpy(), weights_of(source_of(df))
@@ -318,7 +319,7 @@ def intervals_of(df, predicted):  # dict: kind of run -> (low, high)
     for name in KINDS_OF_RUN:
         own = known & (kind == name)
         found[name] = spread_of(logs[own if own.any() else known],
-                                weights[own if own.any() else known], LEVELS)
+                                weights[own if own.any() else known], LEVELS[levels])
     return found
 
 
@@ -338,12 +339,12 @@ def coverage_of(df, predicted, intervals):  # Series of bool
     return pd.Series((logs >= low) & (logs <= high), df.index)
 
 
-def covered_apart(df, predicted, part):  # Series of bool
+def covered_apart(df, predicted, part, levels):  # Series of bool
     "The same, each part of the runs with intervals from the others."
     found = pd.Series(False, df.index)
     for name in part.unique():
         own = part == name
-        others = intervals_of(df[~own], predicted[~own])
+        others = intervals_of(df[~own], predicted[~own], levels)
         found[own] = coverage_of(df[own], predicted[own], others)
     return found
 
@@ -435,8 +436,9 @@ def add_records(path, runs, fitted, others):  # DataFrame, a row per source
     columns = {'never seen': pd.concat(unseen, ignore_index=True),
                'tuned on': seen.predicted_iteration_s, 'half held out': halves}
     both = pd.concat([seen, foreign], ignore_index=True)
-    covered = {'never seen': covered_apart(both, columns['never seen'], source_of(judged)),
-               'half held out': covered_apart(seen, halves, half)}
+    covered = {'never seen': covered_apart(both, columns['never seen'], source_of(judged),
+                                           'never seen'),
+               'half held out': covered_apart(seen, halves, half, 'half held out')}
     errors = error_table(judged, columns, covered)
     aside(errors)
     like = near(seen.predicted_iteration_s / seen.iteration_s)
@@ -445,8 +447,8 @@ def add_records(path, runs, fitted, others):  # DataFrame, a row per source
         errors=rows(errors), residuals=rows(residual_table(judged, columns)), fitted=fitted,
         evidence=evidence_of(clean(runs)), seen=seen_in(clean(runs[like])),
         intervals={'never seen': intervals_of(both, columns['never seen']),
-                   'half held out': intervals_of(seen, halves),
-                   'unnamed': intervals_of(seen, unnamed(runs, path))},
+                   'half held out': intervals_of(seen, halves, 'half held out'),
+                   'unnamed': intervals_of(seen, unnamed(runs, path), 'unnamed')},
         contested=rows(contested_rows(seen)), regret=rows(regret))
     write_whole(path, json.dumps(found, indent=1) + '\n')
     return errors

@@ -7,8 +7,8 @@ __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'INPUT_KEPT', 'Half', 'lis
            'CountedJob', 'column_product', 'row_product', 'of_group', 'inner_product', 'training', 'any_norm',
            'no_norm', 'gathers', 'norm', 'Strategy', 'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features',
            'residual', 'activated', 'after_mlp', 'MLP', 'in_part', 'Attention', 'to_latent', 'LatentAttention',
-           'expert_groups', 'expert_copies', 'domains_met', 'moved_copies', 'grouped', 'shared_experts', 'Experts',
-           'attention_core_summa', 'trained', 'frozen', 'with_adapter', 'layer_operations', 'gpt_block',
+           'expert_groups', 'expert_copies', 'places_met', 'domains_met', 'moved_copies', 'grouped', 'shared_experts',
+           'Experts', 'attention_core_summa', 'trained', 'frozen', 'with_adapter', 'layer_operations', 'gpt_block',
            'own_vocabulary', 'embedding', 'numbers_of_logits', 'output_layer', 'ahead', 'end_norm', 'transform',
            'end_operations', 'ends_in_16_bits', 'one_kind', 'pattern_in', 'kinds_of', 'layers_of_kinds', 'numbers_in']
 
@@ -667,24 +667,34 @@ def expert_copies(job: CountedJob):  # Group
     return Group(size, np.gcd(size, inside // groups['experts'].in_domain))
 
 # %% ../nbs/11_blocks.ipynb #3b000011
+def places_met(job: CountedJob, experts, places):
+    "To how many of so many GPUs, or domains, a token's copies go, on average."
+    X, K, there, none = experts.number, experts.per_token, experts.number / places, 1.
+    if job.assumptions.experts_in_turn:   # one block of K after the other
+        both = np.gcd(K, np.asarray(there, dtype=int))
+        return np.minimum((K + there - both) / there, places)
+    for i in range(K):   # all are as likely: of those of one place, none is chosen
+        none = none * np.maximum(X - there - i, 0) / (X - i)
+    return places * (1 - none)
+
 def domains_met(job: CountedJob, experts):
-    "How many other domains a token's copies go to, on average, if all experts are as likely."
+    "How many other domains a token's copies go to, on average."
     group = expert_groups(job)['ep']
-    others = group.size / group.in_domain - 1
-    there, none = experts.number / (others + 1), 1.
-    for i in range(experts.per_token):   # of the experts of one domain, none is chosen
-        none = none * np.maximum(experts.number - there - i, 0) / (experts.number - i)
-    return others * (1 - none)
+    domains = group.size / group.in_domain
+    return (1 - 1 / domains) * places_met(job, experts, domains)
 
 # %% ../nbs/11_blocks.ipynb #bc00318d
 def travels(job: CountedJob, experts, back=False, share=1.):  # tuple of Message
     "Messages with copies of tokens for experts, or results back; share: bytes over 16 bits."
     E, width, way = job.units.element * share, experts.width(job), np.asarray(job.dispatcher)
-    copies = E * job.own * experts.per_token * width * (job.ep > 1) * crowding(job)
-    seen = where(job.ep_overlap, job.costs.ep_exposed, 1.)
-    once = E * job.own * width * domains_met(job, experts)
-    far = None if np.all(way != 'once') else np.where(
-        way == 'once', once, exchanged(copies, None, *expert_groups(job)['ep'][:2])[1])
+    here, seen = E * job.own * width, where(job.ep_overlap, job.costs.ep_exposed, 1.)
+    sent = lambda each: here * each * (job.ep > 1) * crowding(job)
+    copies, far = sent(experts.per_token), None
+    if np.any(way == 'once'):   # to each domain, and there to each GPU, whatever its experts
+        group, alone = expert_groups(job)['ep'], way == 'once'
+        far = np.where(alone, here * domains_met(job, experts),
+                       exchanged(copies, None, group.size, group.in_domain)[1])
+        copies = np.where(alone, sent(places_met(job, experts, group.size)), copies)
     direct = Message('alltoall', copies, 'ep', seen, far=far)
     kind, all_of = 'reducescatter' if back else 'allgather', E * job.own * job.etp * width
     spread = Message(kind, all_of * experts.per_token * (job.etp > 1), 'etp', seen)

@@ -747,6 +747,7 @@ class Modelling:
     zigzag: bool = True                 # cp shares out the work of a causal mask evenly
     expert_imbalance: float = field(1., least=1)   # tokens of the busiest GPU over the mean
     capacity_factor: float = field(None, above=True)  # room of an expert over its mean; none: all
+    experts_in_turn: bool = False       # a token's stand side by side, as a gate of tests chooses
     fp8_dispatch: bool = False          # tokens travel to experts in the products' precision
     bf16_ends: int = field(0, least=0)  # first layers, and last ones, that stay in 16 bits
     fp8_parameters: object = False      # weights are held and gathered in the products'

@@ -53,8 +53,8 @@ from .schedules import chunks_of, layout_of
 from .scripts import MARK, commands_of, gpus_of, options, parsed, slurm_of
 
 # %% ../nbs/90_interop.ipynb #12ab0009
-OF_JOBS = ('flash_attention', 'capacity_factor', 'expert_imbalance', 'fp8_parameters',
-           'fp8_copies', 'fp8_dispatch', 'bf16_ends')   # assumptions that a job decides
+OF_JOBS = ('flash_attention', 'capacity_factor', 'expert_imbalance', 'experts_in_turn',
+           'fp8_parameters', 'fp8_copies', 'fp8_dispatch', 'bf16_ends')   # assumed of a job
 
 @checked
 @dataclass(frozen=True)

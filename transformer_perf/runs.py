@@ -54,18 +54,19 @@ STRUCTURE = {   # further columns of today's models -> what a Model calls them
     'full_attention_every': 'full_attention_every', 'attention_sinks': 'attention_sinks',
     'qk_norm': 'qk_norm', 'tied_embeddings': 'tied_embeddings'}
 
-MORE = (*STRUCTURE, 'ep', 'etp', 'fsdp_shard', 'ep_overlap', 'capacity_factor')
+MORE = (*STRUCTURE, 'ep', 'etp', 'fsdp_shard', 'ep_overlap', 'capacity_factor',
+        'experts_in_turn')
 
 WORDS = ('gpu', 'recompute', 'precision', 'software', 'layout', 'cuda_graphs', 'dispatcher')
 
 ADDED = ('software', 'release', 'layout', 'cuda_graphs', 'dispatcher', 'ep_overlap',
-         'capacity_factor', 'window', 'full_attention_every', 'attention_sinks', 'qk_norm',
-         'tied_embeddings')   # what a clean table says besides
+         'capacity_factor', 'experts_in_turn', 'window', 'full_attention_every',
+         'attention_sinks', 'qk_norm', 'tied_embeddings')   # what a clean table says besides
 
 NEEDED = ('layers', 'hidden', 'heads', 'seq_len', 'global_batch')   # may not be empty
 
 FLAGS = ('gated_mlp', 'sequence_parallel', 'flash_attention', 'dp_overlap', 'tp_overlap',
-         'ep_overlap', 'attention_sinks', 'qk_norm', 'tied_embeddings')   # 0 or 1
+         'ep_overlap', 'attention_sinks', 'qk_norm', 'tied_embeddings', 'experts_in_turn')   # 0, 1
 
 ZERO = ('fsdp_shard', 'shared_expert_ffn', 'dense_layers_first', 'mtp_layers')   # from 0
 
@@ -523,6 +524,7 @@ def batch_of(own, position, system=None):  # Batch
         sizes |= {name: int(np.nan_to_num(sizes[name][0])) for name in sizes if name != 'seq_len'}
         sizes['seq_len'] = int(one.seq_len)
     more = {} if np.isnan(one.capacity_factor) else dict(capacity_factor=one.capacity_factor)
+    more['experts_in_turn'] = one.experts_in_turn > 0
     chooses = known_software()[one.software].chooses if one.software in known_software() else {}
     more['fp8_parameters'] = (chooses or {}).get('fp8_parameters', False)
     return Batch(configurations(t, node, one), t['row'], SimpleNamespace(**sizes, **structure),
@@ -538,7 +540,7 @@ def shape_of(x):  # Series of str
     several |= x.kv_lora_rank.notna() | x.head_dim.notna() | x.capacity_factor.notna()
     several |= (x[['window', 'attention_sinks', 'qk_norm']] > 0).any(axis=1)
     sizes = ['layers', 'hidden', 'ffn', 'heads', 'kv_heads', 'vocab', 'gated_mlp', 'seq_len',
-             *STRUCTURE, 'capacity_factor']
+             *STRUCTURE, 'capacity_factor', 'experts_in_turn']
     laid_out = x.layout != ''
     placed = texts(x, 'layout', 'pp', 'vp').where(laid_out, '')
     known, own = several | laid_out, pd.Series('', x.index)
