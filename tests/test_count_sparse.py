@@ -1,22 +1,16 @@
 "Attention to some of the keys, counted a second time: by hand, and pair by pair."
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from transformer_perf import Assumptions, Model, Parallel, estimate, search
+from mixers import SYSTEM, TRAINED, b, close, e, flop, l, model_with, operations
+from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.blocks import MLP, Attention, Block, LatentAttention
-from transformer_perf.estimates import AS_TRAINED, MENDED
-from transformer_perf.iteration import job_of, settled
-from transformer_perf.linear_attention import Nothing
 from transformer_perf.models import as_model
 from transformer_perf.sparse_attention import BlockSparse, IndexedAttention
-from transformer_perf.systems import as_system
 
-TRAINED = Assumptions(**MENDED | AS_TRAINED)
-SYSTEM = as_system('H200')
-b, l, e, a, K = 2, 256, 96, 8, 32
+a, K = 8, 32
 LATENT = dict(heads=a, width=24, value=16, latent=40, rope=8, query_latent=48)
 HI, dI = 4, 12
 INDEXED = IndexedAttention(**LATENT, kv_heads=1, index_heads=HI, index_width=dI, chosen=K)
@@ -24,24 +18,6 @@ BLOCKS = BlockSparse(a, 4, 12, 12, block=16, chosen=4)
 WAYS = replace(BLOCKS, reads_means=True, recent=24)
 MIXERS = {'indexed': INDEXED, 'no own index': replace(INDEXED, own_index=False),
           'blocks': BLOCKS, 'ways': WAYS}
-
-
-def model_with(mixer, depth=2):
-    "Layers of nothing but a mixer, without words."
-    block = Block(mixer, Nothing(), 'none', 'rmsnorm')
-    return Model(l, e, 8, depth, layers=((block, depth),))
-
-
-def operations(mixer, **layout):  # dict of Operation
-    "What one GPU does in a layer."
-    alone = dict(nvlink_tp=1, nvlink_cp=1, nvlink_pp=1, nvlink_dp=1)
-    p = Parallel(micro_batch=b, **alone | layout)
-    job = job_of(vars(settled(p, SYSTEM, TRAINED)), model_with(mixer), SYSTEM, 24, TRAINED)
-    return {op.name: op for op in job.operations}
-
-
-def flop(work): return sum(2 * p.times * p.batch * p.m * p.n * p.k for p in work.all_products)
-def close(x, y, rel=1e-12): return math.isclose(x, y, rel_tol=rel)
 
 
 def pairs_of(most):

@@ -1,13 +1,12 @@
 "Mixers with a state, counted a second time: per token, by hand; and shared out."
 import dataclasses
-import math
 from dataclasses import replace
 
 import pytest
 
-from transformer_perf import Assumptions, Model, Parallel, estimate, search
+from mixers import SYSTEM, TRAINED, b, close, e, flop, l, model_with, operations
+from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.blocks import MLP, Attention, Block, Experts
-from transformer_perf.estimates import AS_TRAINED, MENDED
 from transformer_perf.interop import Job, export
 from transformer_perf.iteration import job_of, settled
 from transformer_perf.linear_attention import (
@@ -18,9 +17,6 @@ from transformer_perf.sensitivity import sensitivity
 from transformer_perf.systems import as_system
 from transformer_perf.timeline import PLACES, memory_at, own_stages
 
-TRAINED = Assumptions(**MENDED | AS_TRAINED)
-SYSTEM = as_system('H200')
-b, l, e = 2, 256, 96
 SMALL = dict(heads=8, key=16, value=24, chunk=32, conv=3)
 MIXERS = {
     'gated delta': GatedDeltaNet(**SMALL, key_heads=4), 'kimi delta': KimiDelta(**SMALL),
@@ -47,25 +43,6 @@ BACKWARD = {
     'lightning': 2 * FORWARD['lightning']}
 FORWARD['kimi delta, low rank'], BACKWARD['kimi delta, low rank'] = (
     FORWARD['kimi delta'], BACKWARD['kimi delta'])
-
-
-def model_with(mixer, depth=2):
-    "Layers of nothing but a mixer, without words."
-    block = Block(mixer, Nothing(), 'none', 'rmsnorm')
-    return Model(l, e, 8, depth, layers=((block, depth),))
-
-
-def operations(mixer, **layout):  # dict of Operation
-    "What one GPU does in a layer."
-    alone = dict(nvlink_tp=1, nvlink_cp=1, nvlink_pp=1, nvlink_dp=1)
-    p = Parallel(micro_batch=b, **alone | layout)
-    model = model_with(mixer)
-    job = job_of(vars(settled(p, SYSTEM, TRAINED)), model, SYSTEM, 24, TRAINED)
-    return {op.name: op for op in job.operations}
-
-
-def flop(work): return sum(2 * p.times * p.batch * p.m * p.n * p.k for p in work.products)
-def close(x, y): return math.isclose(x, y, rel_tol=1e-12)
 
 
 @pytest.mark.parametrize('name', MIXERS)
