@@ -10,6 +10,7 @@ from transformer_perf.blocks import kinds_of
 from transformer_perf.estimates import NF4, PRESETS, adapted, as_assumptions
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.models import NAMED, Model
+from transformer_perf.plan import checkpoint_GB
 from transformer_perf.systems import as_system
 from transformer_perf.timeline import job_of_estimate
 
@@ -76,6 +77,41 @@ def test_inputs_that_no_gradient_wants():
     assert close(saved, unit * (M.embed_dim + M.mlp_dim + ranks - 16), 1e-6)
     more = all_of - kept('none')
     assert close(more, unit * 16 * 7, 1e-6)   # seven adapters' own
+
+
+FROZEN = {'attention': 4096 * (4096 + 2048) + 4096**2, 'mlp': 3 * 4096 * 14336}   # of a layer
+RESULTS = {'attention': 4096 + 2048 + 4096, 'mlp': 2 * 14336 + 4096}   # of its products, a token
+
+
+@pytest.mark.parametrize('preset', EVERY)
+@pytest.mark.parametrize('part', FROZEN)
+def test_frozen_parts_by_hand(part, preset):
+    "Weights stay; gradients, states, their messages and two of six FLOP go, of this part alone."
+    whole, some = (of(adapters, preset, dp=2).stats for adapters in ('none', f'frozen:{part}'))
+    still = 32 * FROZEN[part]
+    assert close(some['weights_GB'], whole['weights_GB'])
+    held = 4 if preset == 'calibrated' else 2   # bytes of a gradient
+    assert close(whole['gradients_GB'] - some['gradients_GB'], held * 1e-9 * still)
+    assert close(whole['optimizer_GB'] - some['optimizer_GB'], 12e-9 * still / 2)   # two copies
+    flop = 1e12 * (whole['model_TFLOP_per_gpu'] - some['model_TFLOP_per_gpu'])
+    sums = 2 * still - 32 * RESULTS[part]   # of n numbers: one addition less
+    assert close(flop, sums * M.seq_len * 32, 1e-9)   # samples of a GPU
+    assert some['dp_comm_s'] < whole['dp_comm_s'] and some['iteration_s'] < whole['iteration_s']
+
+
+def test_frozen_parts_keep_no_inputs():
+    "The MLP's two products keep neither input; attention's keep that of the last alone."
+    unit = 2e-9 * M.seq_len * 32   # GB of a number for each token, in all layers
+    kept = lambda adapters: of(adapters, batch=1).stats['activations_GB']
+    assert close(kept('none') - kept('frozen:mlp'), unit * (M.embed_dim + M.mlp_dim), 1e-6)
+    assert close(kept('none') - kept('frozen:attention'), unit * M.embed_dim, 1e-6)
+
+
+def test_checkpoints_of_frozen_parts():
+    "Of what trains: weights in 16 bits, and 12 bytes of states."
+    whole, some = (checkpoint_GB(M, 'adam', adapters, as_assumptions('calibrated'))
+                   for adapters in ('none', 'frozen:mlp'))
+    assert close(whole - some, 14e-9 * 32 * FROZEN['mlp'])
 
 
 def test_four_bits():
@@ -157,7 +193,8 @@ def test_experts_latents_and_grids(preset):
 @pytest.mark.parametrize('asked, why', [
     ('lora', 'must say a rank'), ('lora:0', 'rank of adapters'), ('lora:x', 'rank of adapters'),
     ('none:4', 'has no rank'), ('dora:16', "did you mean 'lora'"),
-    ('lora:16:attenton', "did you mean 'attention'"), ('lora:1:mlp:2', 'must say a rank')])
+    ('lora:16:attenton', "did you mean 'attention'"), ('lora:1:mlp:2', 'must say a rank'),
+    ('frozen', 'must say what does not train'), ('frozen:mpl', "did you mean 'mlp'")])
 def test_mistakes(asked, why):
     with pytest.raises(ValueError, match=why) as error: of(asked)
     assert '\n' not in str(error.value)

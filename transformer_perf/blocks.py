@@ -822,9 +822,10 @@ def attention_core_summa(job: CountedJob, mixer):  # list of Operation
 INPUT_KEPT = ('vproj',)   # products whose input fused attention wants again
 
 def trained(op: Operation, job, in_layer=True):  # Operation
-    "What of an operation trains: its weights, or two narrow matrices beside them."
+    "What of an operation trains: its weights, two narrow matrices beside them, or nothing."
     own = adapted(job.adapters)
-    if not own.rank or not any_of(op.weights): return op
+    if not own.some or not any_of(op.weights): return op
+    if own.still: return frozen(op, 2., op.name in INPUT_KEPT) if op.name in own.still else op
     has = op.name in own.products
     found = frozen(op, own.held if in_layer else 2., has or op.name in INPUT_KEPT)
     if not has: return found

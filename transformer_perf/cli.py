@@ -271,7 +271,7 @@ CHOSEN = (  # options of a configuration that assumptions answer unless given
     option_of('--offload', "what the host's memory holds: none, or optimizer:0.5+weights, "
               'activations:4 (layers), modules as core_attn+moe_act', 'words'),
     option_of('--adapters', 'what trains, if not all weights: none, lora:16 (rank), qlora:16 '
-              '(weights in 4 bits), lora:16:attention or :mlp', 'words'),
+              '(weights in 4 bits), lora:16:attention or :mlp, frozen:attention or :mlp', 'words'),
     option_of('--dispatcher', 'how tokens travel to their experts: alltoall, allgather, once',
               'words'),
     *(option_of(f'--{group}-overlap', f'{kind}-parallel messages hide behind compute: yes or no',

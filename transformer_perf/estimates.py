@@ -622,14 +622,22 @@ class Adapters(NamedTuple):
     rank: int = 0           # of two matrices beside a weight; 0: all weights train
     products: tuple = ()    # which have them
     held: float = 2.        # bytes of a weight of a layer that does not train
+    still: tuple = ()       # where there are no adapters: products whose weights do not train
+
+    @property
+    def some(self): return bool(self.rank or self.still)   # whether any weight does not train
 
 @functools.cache
 def adapted(adapters):  # Adapters
-    "'none', 'lora:16', 'qlora:64' (weights in 4 bits), 'lora:16:attention'."
+    "'none', 'lora:16', 'qlora:64' (weights in 4 bits), 'lora:16:attention', 'frozen:mlp'."
     kind, *more = of_type(adapters, str, 'adapters').split(':')
-    if nearest(kind, ['none', 'lora', 'qlora'], 'kind of adapters') == 'none':
+    if nearest(kind, ['none', 'frozen', 'lora', 'qlora'], 'kind of adapters') == 'none':
         if more: raise ValueError(f'adapters={quoted(adapters)}: none has no rank')
         return Adapters()
+    if kind == 'frozen':
+        if len(more) != 1: raise ValueError(
+            f'adapters={quoted(adapters)} must say what does not train, as frozen:mlp')
+        return Adapters(still=ADAPTED[nearest(more[0], ADAPTED, 'frozen part')])
     if not 1 <= len(more) <= 2: raise ValueError(
         f'adapters={quoted(adapters)} must say a rank, as {kind}:16 or {kind}:16:attention')
     rank = whole(int(more[0]) if more[0].isdecimal() else more[0], 'rank of adapters', most=2**16)

@@ -256,7 +256,7 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: A
                      for g, place in zip(GROUPS, PLACES)}, system)
     check_choices_of(p, model, a)
     check_offload(p, system)
-    if p.strategy == '2d' and adapted(p.adapters or a.adapters).rank:
+    if p.strategy == '2d' and adapted(p.adapters or a.adapters).some:
         raise ValueError(f'adapters={quoted(p.adapters)} with strategy 2d: SUMMA has none')
     check_stages(p, model, global_batch // p.dp // p.micro_batch, a)
 

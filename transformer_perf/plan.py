@@ -21,7 +21,7 @@ from .models import Model, as_model, counted_once
 
 # %% ../nbs/72_plan.ipynb #14a00006
 from .systems import as_system, price_per_gpu_hour, read_prices
-from .estimates import CHOICES, FITS_BY, Assumptions, state_bytes
+from .estimates import CHOICES, FITS_BY, Assumptions, adapted, state_bytes
 from .timeline import GROUPS, PLACES, statistics
 from .iteration import SHOWN, keep, short, usual
 from transformer_perf.execution import (
@@ -119,7 +119,8 @@ def checkpoint_GB(model: Model, optimizer, adapters, assumptions):
     "What trains, as a checkpoint holds it: weights in 16 bits, and the states of an optimizer."
     counted = counted_once(model, adapters=adapters)
     numbers = sum(layers * op.weights for op, layers in counted)
-    if adapters == 'none': numbers = model.parameters   # tied tables once
+    if not adapted(adapters).rank:   # tied tables once
+        numbers = model.parameters - sum(layers * op.frozen for op, layers in counted)
     matrices = sum(layers * op.in_matrices for op, layers in counted)
     whole, others = (state_bytes(assumptions, optimizer, flag) for flag in (True, False))
     return 1e-9 * (2 * numbers + whole * matrices + others * (numbers - matrices))

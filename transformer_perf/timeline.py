@@ -512,7 +512,7 @@ def largest_units(own: StageWeights, units):  # GB
 
 def frozen_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights, or None
     "The weights of a stage that do not train."
-    if not adapted(work.layouts.adapters).rank: return None
+    if not adapted(work.layouts.adapters).some: return None
     return weights_of_stage(work._replace(weights=work.frozen, matrices=Matrices()), at,
                             still_of(of))
 
