@@ -692,9 +692,9 @@ def travels(job: CountedJob, experts, back=False, share=1.):  # tuple of Message
     copies, far = sent(experts.per_token), None
     if np.any(way == 'once'):   # to each domain, and there to each GPU, whatever its experts
         group, alone = expert_groups(job)['ep'], way == 'once'
-        far = np.where(alone, here * domains_met(job, experts),
-                       exchanged(copies, None, group.size, group.in_domain)[1])
-        copies = np.where(alone, sent(places_met(job, experts, group.size)), copies)
+        far = where(alone, here * domains_met(job, experts),
+                    exchanged(copies, None, group.size, group.in_domain)[1])
+        copies = where(alone, sent(places_met(job, experts, group.size)), copies)
     direct = Message('alltoall', copies, 'ep', seen, far=far)
     kind, all_of = 'reducescatter' if back else 'allgather', E * job.own * job.etp * width
     spread = Message(kind, all_of * experts.per_token * (job.etp > 1), 'etp', seen)

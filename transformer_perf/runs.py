@@ -524,7 +524,7 @@ def batch_of(own, position, system=None):  # Batch
         sizes |= {name: int(np.nan_to_num(sizes[name][0])) for name in sizes if name != 'seq_len'}
         sizes['seq_len'] = int(one.seq_len)
     more = {} if np.isnan(one.capacity_factor) else dict(capacity_factor=one.capacity_factor)
-    more['experts_in_turn'] = one.experts_in_turn > 0
+    more['experts_in_turn'] = bool(one.experts_in_turn > 0)
     chooses = known_software()[one.software].chooses if one.software in known_software() else {}
     more['fp8_parameters'] = (chooses or {}).get('fp8_parameters', False)
     return Batch(configurations(t, node, one), t['row'], SimpleNamespace(**sizes, **structure),
