@@ -5,7 +5,6 @@ import json
 import re
 
 import matplotlib.pyplot as plt
-import nbformat
 import pytest
 
 import course
@@ -71,6 +70,7 @@ def test_solutions_hold_for_other_numbers(stem):
 
 @EACH
 def test_a_students_version_has_blanks_and_no_answer(stem):
+    import nbformat   # slowly
     nb, steps = course.student_version(stem), steps_of(stem)
     nbformat.validate(nbformat.from_dict(nb))
     code, text = sources(nb, 'code'), '\n'.join(sources(nb, 'markdown'))
@@ -102,6 +102,7 @@ def test_a_students_checks_are_ours_packed(stem):
 
 @pytest.mark.parametrize('stem', [*course.EXERCISES][1:3])
 def test_a_teachers_version_has_solutions_points_and_outputs(stem):
+    import nbformat
     nb, steps = course.teacher_version(stem), steps_of(stem)
     nbformat.validate(nbformat.from_dict(nb))
     code, text = sources(nb, 'code'), '\n'.join(sources(nb, 'markdown'))

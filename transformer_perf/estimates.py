@@ -14,7 +14,7 @@ __all__ = ['RECIPES', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CONTEXTS', 'DISP
            'graphed', 'launched', 'Offloaded', 'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded',
            'on_host', 'offloads', 'Adapters', 'adapted', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices',
            'orthogonalized', 'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped',
-           'as_assumptions', 'collective_time']
+           'shipped_run_by', 'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -30,7 +30,7 @@ import numpy as np
 from .inputs import (
     ANY, as_markdown, checked, field, nearest, of_type, quoted, takes, whole)
 from .parameters import Calibration, Costs, Parameters, read_calibration
-from .software import run_by
+from .software import known_software, run_by
 from .systems import Link, System, Units
 from .schedules import SCHEDULES
 
@@ -810,12 +810,19 @@ PRESETS = {'paper': Assumptions.paper(), 'corrected': Assumptions.corrected()}
 @functools.cache
 def shipped(): return Assumptions.calibrated()   # read once, when it is asked for
 
+@functools.cache
+def shipped_run_by(name): return run_by(shipped(), name)   # of a software that is known
+
 def as_assumptions(
     assumptions,    # Assumptions, the name of a preset, or a .json file that `calibrate` wrote
     software=None,  # which runs the job: a Software, a name, a .json file or a dict
 ):  # Assumptions
     "The `Assumptions` of a preset, or those given; `calibrated` is read when it is asked for."
-    if software is not None: return run_by(as_assumptions(assumptions), software)
+    if software is not None:
+        own, known = as_assumptions(assumptions), isinstance(software, str)
+        if known and software in known_software() and own is shipped():
+            return shipped_run_by(software)
+        return run_by(own, software)
     if isinstance(assumptions, Assumptions): return assumptions
     file = isinstance(assumptions, (str, Path)) and str(assumptions).endswith('.json')
     if file: return Assumptions.calibrated(assumptions)

@@ -86,7 +86,9 @@ def finite(
     above=False,   # must not be zero
 ):  # the value as a Python float
     "`value` as a float; a ValueError unless it is a number between the bounds."
-    real, least = isinstance(value, numbers.Real) and not _is_flag(value), least or TINY * above
+    least = least or TINY * above
+    if type(value) is float and least <= value <= most: return value
+    real = isinstance(value, numbers.Real) and not _is_flag(value)
     if real and least <= value <= most: return float(value)
     raise ValueError(f'{name}={quoted(value)} must be a number from {least:g} to {most:g}')
 

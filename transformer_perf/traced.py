@@ -109,9 +109,12 @@ def flat(x, path=(), found=None):  # dict: path -> number
     if isinstance(x, Attention): x = x._asdict() | {'products': x.products, 'elements': x.elements}
     elif isinstance(x, tuple) and hasattr(x, '_fields'): x = x._asdict()
     elif isinstance(x, (list, tuple)): x = dict(enumerate(x))
-    if isinstance(x, dict):
-        for key, value in x.items(): flat(value, (*path, key), found)
-    elif np.ndim(x) == 0: found[path] = float(x)
+    if not isinstance(x, dict):
+        if np.ndim(x) == 0: found[path] = float(x)
+        return found
+    for key, value in x.items():
+        if type(value) in (int, float): found[*path, key] = float(value)   # most are
+        else: flat(value, (*path, key), found)
     return found
 
 def counted_rows(work: Workload):  # dict: path -> number
