@@ -17,6 +17,8 @@ settings.register_profile('same', derandomize=True)
 settings.register_profile('random')
 settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'same'))
 
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # commands that tests start compile us once
+
 
 def pytest_collect_file(file_path, parent):
     if file_path.suffix == '.ipynb' and file_path.parent.name == 'nbs':
@@ -61,9 +63,16 @@ def text_outputs(cell):
 
 
 def drawn(figure):
-    "Draw a picture that nobody will look at, once and for no file: its mistakes are found."
+    "Place all that a picture shows, once: its mistakes are found (drawings.watched)."
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    FigureCanvasAgg(figure).print_figure(os.devnull, format='raw')   # as drawings.watched listens
+
+    class Once(FigureCanvasAgg):
+        asked = False
+        def print_raw(self, *args, **options):   # asked again, where a layout was placed already
+            if not self.asked:
+                self.asked = True
+                figure.draw(self.get_renderer())
+    Once(figure).print_figure(os.devnull, format='raw')
     return ''
 
 

@@ -395,13 +395,13 @@ def test_grades_have_borders(name, grade):
 
 
 def test_a_step_that_never_ends_or_ends_python_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(course, 'PATIENCE', 2)
+    monkeypatch.setattr(course, 'PATIENCE', 1)
     path = filled_in(tmp_path, '14_exercise_interleaving', **{
         '45a0000a': 'import os\nos._exit(0)', '45a0000d': 'while True: pass',
         '45a00010': 'raise SystemExit'})
     found = course.grade(path)
     assert [wrong for *_, wrong in found.steps] == [
-        'its process ended', 'it took longer than 2 s', 'the cell ends Python']
+        'its process ended', 'it took longer than 1 s', 'the cell ends Python']
     assert (found.points, found.total, found.grade) == (0, 8, 'F')
 
 
