@@ -137,6 +137,8 @@ def test_picture(case):
     highest = max(max(line.get_ydata()) for line in memory.lines)
     assert highest == pytest.approx(one.stats['memory_GB'], rel=1e-9)
     assert len(memory.lines) == one.parallel.pp
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert ("weights' gradient" in named) == ('W' in set(one.timeline.kind))
 
 
 def test_files(tmp_path, capsys):

@@ -9,8 +9,8 @@ __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', '
            'GAP', 'style', 'check_texts', 'picture', 'panels_of', 'groups_of', 'as_number', 'with_numbers',
            'numbers_in', 'drawable', 'plain', 'log_ticks', 'against_gpus', 'training_days', 'micro_batches',
            'configurations', 'placements', 'edges', 'value_ticks', 'heat_map', 'communication', 'check_passes',
-           'draw_passes', 'timeline', 'Held', 'whole', 'by_rows', 'by_columns', 'by_grid', 'draw_held', 'draw_message',
-           'sharding']
+           'looks_of', 'draw_passes', 'timeline', 'Held', 'whole', 'by_rows', 'by_columns', 'by_grid', 'draw_held',
+           'draw_message', 'sharding']
 
 # %% ../nbs/83_plots.ipynb #cf2e19e0
 import functools
@@ -517,6 +517,10 @@ def check_passes(table):
     if len(table) > MOST_PASSES:
         raise ValueError(f'{len(table)} passes are more than the {MOST_PASSES} that can be drawn')
 
+def looks_of(table):  # list of (colour, words)
+    "What a legend says of the passes that there are."
+    return [look for kind, look in PASSES.items() if kind in set(table.kind)]
+
 def draw_passes(ax, own):
     "A bar for each pass of each rank; the later a chunk, the lighter."
     last, look = max(own.chunk.max(), 1), dict(edgecolor='white', linewidth=.4)
@@ -544,8 +548,7 @@ def timeline(
         draw_passes(ax, own)
         ax.set_title(name, loc='left', fontsize=9)
     axes[-1, 0].set(xlabel='time (s)', xlim=(0, table.end_s.max()))
-    drawn = [look for kind, look in PASSES.items() if kind in set(table.kind)]
-    figure.legend(handles=[Patch(color=color, label=words) for color, words in drawn],
+    figure.legend(handles=[Patch(color=color, label=words) for color, words in looks_of(table)],
                   loc='outside lower center', ncols=3)
     return figure
 

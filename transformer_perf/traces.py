@@ -269,7 +269,7 @@ MOST_NAMED = 8   # ranks with a name in the picture
 def draw_iteration(table, one):
     "Passes above, memory below."
     from transformer_perf.plots import (
-        GREY, PASSES, Patch, check_passes, draw_passes, panels_of)
+        GREY, Patch, check_passes, draw_passes, looks_of, panels_of)
     check_passes(table)
     figure, axes = panels_of(1, 5.8, 3 + .16 * one.parallel.pp, 2, sharex=True)
     end, total = table.end_s.max(), one.stats['iteration_s']
@@ -280,7 +280,7 @@ def draw_iteration(table, one):
         axes[1, 0].step(s, GB, where='post', label=f'rank {rank}', lw=1)
     if one.parallel.pp <= MOST_NAMED: axes[1, 0].legend(loc='lower center', ncols=MOST_NAMED)
     axes[1, 0].set(xlabel='time (s)', ylabel='memory (GB)', xlim=(0, total), ylim=(0, None))
-    words = [*PASSES.values(), (GREY, 'copies, optimizer, wait')]
+    words = [*looks_of(table), (GREY, 'copies, optimizer, wait')]
     figure.legend(handles=[Patch(color=color, label=text) for color, text in words],
                   loc='outside lower center', ncols=4)
     return figure
