@@ -1,4 +1,4 @@
-"The page `play` in a real browser, cut off from the network: its formulas are the package's."
+"The pages `play` and `run` in a real browser, offline: their formulas are the package's."
 import json
 import re
 import shutil
@@ -11,13 +11,15 @@ import pages
 import play
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.estimates import Product, Work, roofline, two_tier_time
+from transformer_perf.models import as_model
 from transformer_perf.schedules import SCHEDULES, passes_of, played, possible
 from transformer_perf.systems import as_system
+from transformer_perf.timeline import TIMES
 
 DOCS = notebooks.ROOT / 'docs'
 KINDS = ('allreduce', 'allgather', 'reducescatter', 'broadcast', 'reduce')
 IN_PAGE = ('1f1b', 'gpipe', 'zb-h1', 'zb-h2', 'zb-v')
-WIDGETS = ('ring', 'roofline', 'bubble', 'map', 'zero')
+WIDGETS = {'play': ('travel', 'ring', 'roofline', 'bubble', 'map', 'zero'), 'run': ('run',)}
 
 
 # the pages, without Sphinx: the HTML of docs/play.md and of the first screen, and the static files
@@ -40,11 +42,12 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('site')
     shutil.copytree(DOCS / '_static', folder / '_static')
     (folder / '_static' / 'play-data.js').write_text(play.script())
-    html = re.findall(r'^<.*$', (DOCS / 'play.md').read_text(), re.MULTILINE)
+    html = {name: '\n'.join(re.findall(r'^<.*$', (DOCS / f'{name}.md').read_text(), re.MULTILINE))
+            for name in WIDGETS}
     head = ('<!DOCTYPE html><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width">'
             '<link rel="stylesheet" href="_static/site.css"><body>')
-    for name, text in {'play': '\n'.join(html), 'index': pages.first_screen(play.hero()),
+    for name, text in {**html, 'index': pages.first_screen(play.hero()),
                        'wide': wide_page()}.items():
         (folder / f'{name}.html').write_text(head + text)
     return folder
@@ -139,20 +142,68 @@ def test_memory(shown, model):
         assert np.allclose(parts, [stats[name] for name in names], rtol=1e-9)
 
 
-@pytest.mark.parametrize('system', play.MAPPED)
-def test_a_map_is_a_search(system):
-    "Its cells are estimates, and the fastest that fits is the search's answer."
-    n_gpus, capacity = 512, as_system(system).hbm_capacity
-    cells = [dict(zip(play.CELL, cell)) for cell in play.map_of('gpt3_1T', system, n_gpus)]
-    for cell in cells[::5]:
-        figures = {name: int(cell[name]) for name in play.CELL[:7]}
-        stats = estimate('gpt3_1T', Parallel(**figures), system, global_batch=play.BATCH,
-                         assumptions='corrected').stats
-        for name in play.CELL[7:]: assert np.isclose(cell[name], stats[name], rtol=1e-5)
-    best = min((c['iteration_s'] for c in cells if c['memory_GB'] <= capacity), default=None)
-    found = search('gpt3_1T', n_gpus, system, play.BATCH, k=1,
-                   fixed={'micro_batch': [1, 2, 4]}, assumptions='corrected')
-    assert best is None and len(found) == 0 or np.isclose(best, found.iteration_s[0], rtol=1e-5)
+def test_iterations(shown):
+    "Time by parts, and memory, of runs of every kind."
+    rng = np.random.default_rng(0)
+    rows = [[str(rng.choice(play.MODELS)), str(rng.choice(play.SYSTEMS)),
+             *(int(rng.choice(x)) for x in (play.TENSOR, (1, 2, 4, 8), (1, 2, 8, 32))),
+             int(rng.choice(play.SIZES)), int(2 ** rng.integers(0, 7)), int(rng.choice((1, 2, 3))),
+             int(rng.integers(4)), str(rng.choice(play.RECOMPUTE))] for _ in range(400)]
+    rows = [(model, system, tp, pp, dp, size, N, v, stage, again)
+            for model, system, tp, pp, dp, size, N, v, stage, again in rows
+            if v == 1 or pp > 1 and N % pp == 0 and as_model(model).depth % (pp * v) == 0]
+    assert len(rows) > 150
+    run = """([system, tp, pp, dp, size, N, v, stage, again], model) => ({
+        ...Formulas.iteration(PLAY.models[model], PLAY.systems[system],
+            PLAY.times[model][system][tp][size][again], {tp, pp, dp, N, v, stage}),
+        memory: Formulas.memory(PLAY.models[model], stage, tp, pp, dp, N, size, v, again)})"""
+    for row, one in zip(rows, computed(shown('play'), f'({run})(x, name)', rows)):
+        model, system, tp, pp, dp, size, N, v, stage, again = row
+        p = Parallel(tp=tp, pp=pp, dp=dp, micro_batch=size, virtual_stages=v, zero_stage=stage,
+                     recompute=again, nvlink_tp=tp)
+        stats = estimate(model, p, system, N * dp * size, 'corrected').stats
+        parts = dict(zip(('compute', 'memory', 'tp', 'dp', 'pp', 'bubble'), TIMES))
+        assert np.isclose(one['total'], stats['iteration_s'], rtol=1e-9, atol=0), row
+        for name, column in parts.items():
+            assert np.isclose(one['parts'][name], stats[column], rtol=1e-9, atol=1e-12), (row, name)
+        assert np.isclose(sum(one['memory'].values()), stats['memory_GB'], rtol=1e-9), row
+
+
+@pytest.mark.parametrize('recompute, chunks', [('none', 1), ('full', 1), ('none', 4)])
+def test_a_map_is_a_search(shown, recompute, chunks):
+    "Its best cell is the search's answer; a single stage has a single chunk."
+    page = shown('play')
+    for model, system, n_gpus in (('gpt3', 'A100-80GB', 64), ('gpt3_1T', 'H200-141GB', 512),
+                                  ('llama3.1_70B', 'GB200-NVL72', 4096)):
+        said = {'model': model, 'system': system, 'GPUs': n_gpus, 'recompute': recompute,
+                'chunks': chunks}
+        best = page.evaluate('s => Play.WIDGETS.map.figures(s).best', said)
+        found = [search(model, n_gpus, system, play.BATCH, k=1, assumptions='corrected',
+                        recompute=[recompute], virtual_stages=[v],
+                        fixed={'micro_batch': [*play.SIZES], 'tp': [*play.TENSOR], 'pp': stages})
+                 for stages, v in (([1], 1), ([2, 4, 8, 16, 32], chunks))]
+        times = [one.iteration_s[0] for one in found if len(one)]
+        assert (best is None) == (not times), (model, system)
+        if times: assert np.isclose(best['time'], min(times), rtol=1e-9), (model, system)
+
+
+@pytest.mark.parametrize('n', [2, 3, 5, 8])
+def test_what_travels_arrives(shown, n):
+    page = shown('play')
+    there = lambda what, step: np.array([[part['much'] for part in gpu] for gpu in page.evaluate(
+        '([what, n, step]) => Formulas.travelled(what, n, step)', [what, n, step])])
+    gathered = [there('all-gather', step) for step in range(n)]
+    assert np.array_equal(gathered[0], np.eye(n)) and np.all(gathered[-1] == 1)
+    attended = [there('ring attention', step) for step in range(n)]
+    for step in range(1, n):
+        assert np.all(gathered[step].sum(axis=1) == step + 1)    # a part a step, on every GPU
+        new = attended[step] - attended[step - 1]
+        assert new.sum() == n - step and np.all(new >= 0)        # ever fewer have keys to look at
+    assert np.array_equal(attended[-1], np.tri(n))
+    summed = there('reduce-scatter', n - 1)
+    assert np.array_equal(summed, np.eye(n)) and np.allclose(there('reduce-scatter', 0), 1 / n)
+    for step in range(1, n):   # no term is lost, and none is there twice
+        assert np.allclose(there('reduce-scatter', step).sum(axis=0), 1)
 
 
 # the page
@@ -160,11 +211,12 @@ def test_a_map_is_a_search(system):
 def words_of(page, widget): return page.inner_text(f'[data-widget={widget}] .words')
 
 
+@pytest.mark.parametrize('name', WIDGETS)
 @pytest.mark.parametrize('width', [1280, 390])
-def test_every_control_of_every_widget_changes_what_is_shown(shown, width):
-    page = shown('play', width)
-    assert page.locator('[data-widget] svg').count() >= len(WIDGETS)
-    for widget in WIDGETS:
+def test_every_control_of_every_widget_changes_what_is_shown(shown, name, width):
+    page = shown(name, width)
+    assert page.locator('[data-widget] svg').count() >= len(WIDGETS[name])
+    for widget in WIDGETS[name]:
         controls = page.locator(f'[data-widget={widget}] [data-control]')
         for i in range(controls.count()):
             one = controls.nth(i)
@@ -205,9 +257,51 @@ def test_a_cell_of_the_map_is_clicked(shown):
     assert 'GB more than a GPU has' in words_of(page, 'map')
 
 
+def test_an_address_shows_what_was_seen(shown):
+    "And `reset` what was there at first; what the address says wrong is not taken."
+    page = shown('play')
+    page.select_option('[data-widget=bubble] [data-control=schedule]', 'zb-h1')
+    page.click('[data-cell="8,4"]')
+    seen = [words_of(page, one) for one in ('bubble', 'map')]
+    address = page.evaluate('location.hash')
+    assert 'bubble.schedule=zb-h1' in address
+    other = shown('play')
+    before = [words_of(other, one) for one in ('bubble', 'map')]
+    other.evaluate('hash => { location.hash = hash }', address + '&ring.GPUs=3&zero.tp=<b>')
+    other.wait_for_function(
+        "document.querySelector('[data-widget=bubble] select').value === 'zb-h1'")
+    assert [words_of(other, one) for one in ('bubble', 'map')] == seen != before
+    assert 'on 64 GPUs' in words_of(other, 'ring')
+    for widget in ('bubble', 'map'): other.click(f'[data-widget={widget}] button')
+    assert [words_of(other, one) for one in ('bubble', 'map')] == before
+    assert 'bubble' not in other.evaluate('location.hash')
+
+
+def test_what_travels_is_seen_travelling(shown):
+    page = shown('play')
+    page.click('[data-widget=travel] button:text("play")')
+    assert 'Step 0 of 3' in words_of(page, 'travel')
+    page.wait_for_function(
+        "document.querySelector('[data-widget=travel] .words').innerText.includes('Step 3 of 3')")
+    assert page.locator('[data-widget=travel] animateTransform').count() == 4   # a part to each
+    assert page.locator('[data-widget=travel] details:not([open])').count() == 1
+
+
+def test_a_run_is_what_the_package_says(shown):
+    page = shown('run', 390)
+    one = estimate('gpt3', Parallel(tp=8, pp=4, dp=16, nvlink_tp=8), 'H200-141GB', 512, 'corrected')
+    tokens = 512 * 2048 / one.stats['iteration_s'] / 512
+    said = words_of(page, 'run')
+    assert f'{one.stats["iteration_s"]:.3g} s for 512 samples on 512 GPUs' in said
+    assert f'MFU {100 * one.stats["mfu"]:.0f} %' in said
+    assert f'{tokens:.4g}' in said.replace(',', '') and 'it fits.' in said
+    page.select_option('[data-control=model]', 'gpt3_1T')
+    assert 'too much' in words_of(page, 'run')
+
+
 def test_an_answer_comes_at_once(shown):
     page, times = shown('play'), []
-    for widget in WIDGETS:
+    for widget in WIDGETS['play']:
         times.append(page.evaluate('''widget => {
             const e = document.querySelector(`[data-widget=${widget}] [data-control]`);
             const t = performance.now();
@@ -224,7 +318,7 @@ def test_the_first_screen_moves_and_says_a_result(shown):
     assert page.locator('.unrolled rect').count() == 2 * hero['p'] * hero['N']
     assert f'{hero["iteration_s"]:.2f} s an iteration' in page.inner_text('.result')
     assert hero['best_s'] < hero['iteration_s'] and 0 < hero['idle'] < 1
-    known = {'play', *(path.stem for path in notebooks.NOTEBOOKS)}
+    known = {*WIDGETS, *(path.stem for path in notebooks.NOTEBOOKS)}
     assert page.locator('.doors a').count() == 4 and {to for *_, to in pages.DOORS} <= known
 
 

@@ -34,7 +34,7 @@ COURSE = [
     ('Plan a run', ['7[0-4]']),
 ]
 REFERENCE = [
-    ('Play', ['play', '7[5-9]', '80']),
+    ('Play', ['run', 'play', '7[5-9]', '80']),
     ('Models, parameters, pictures', ['8[1-6]']),
     ('How iterations are priced and searched', ['8[78]']),
     ('Runs and files', ['89', '9[0-4]']),
@@ -215,7 +215,7 @@ def source_links(stem, module, others):
 DOORS = [   # name, what is behind it, page
     ('Learn', 'A course in small chapters, from one layer on one GPU to the plan of a run.',
      '00_models'),
-    ('Play', 'Rings, the roofline, bubbles, a map, ZeRO: move a control and see.', 'play'),
+    ('Play', 'Build your run on one page: move a control, see its time and memory.', 'run'),
     ('Use', 'The same answers in a terminal, in Python, and for your own job.', '95_cli'),
     ('Check', 'Predicted against measured runs: how far to trust a number.', '53_validation'),
 ]

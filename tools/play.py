@@ -1,25 +1,24 @@
-"""The numbers that the page `play` draws and computes with, as docs/_static/play.js reads them.
+"""The numbers that the pages `play` and `run` draw and compute with, as docs/_static/play.js reads
+them.
 
 Everything is from the package's own functions, under the preset `corrected`; nothing here needs
 Sphinx. `python docs/build.py` writes it into the site.
 """
 import json
-from dataclasses import replace
 from functools import cache
 
 from transformer_perf import Parallel, estimate, search
-from transformer_perf.timeline import TIMES
 from transformer_perf.iteration import divisors
 from transformer_perf.models import as_model
+from transformer_perf.plots import MEANINGS
 from transformer_perf.systems import as_system
+from transformer_perf.timeline import priced_estimate
 
 MODELS = ('gpt3', 'gpt3_1T', 'llama3.1_70B')
 SYSTEMS = ('A100-80GB', 'H100-80GB', 'H200-141GB', 'B200-180GB', 'GB200-NVL72')
-MAPPED = ('A100-80GB', 'H200-141GB', 'GB200-NVL72')   # of the maps
-GPUS, BATCH = (64, 512, 4096), 1024                   # of the maps
-ENOUGH = 1e6                                          # GB: all configurations fit, and are priced
-CELL = ('tp', 'pp', 'dp', 'micro_batch', 'nvlink_tp', 'nvlink_pp', 'nvlink_dp', 'iteration_s',
-        'memory_GB', *TIMES[:-1])                     # a cell of a map: these columns of a search
+BATCH = 1024                              # of the map
+TENSOR, SIZES = (1, 2, 4, 8), (1, 2, 4)   # tp, and samples of a micro-batch
+RECOMPUTE = ('none', 'selective', 'full')
 HERO = dict(model='gpt3', system='H200-141GB', global_batch=32)   # the first page's picture
 HERO_PARALLEL = Parallel(tp=8, pp=8, dp=2)
 
@@ -34,33 +33,34 @@ def system_figures(name):  # dict
             'matrix': s.matrix_flops_fp16, 'hbm': s.hbm_bandwidth, 'capacity': s.hbm_capacity}
 
 
+def alone(model, system='H200', size=1, **choices):  # Estimate
+    "One micro-batch of so many samples through all layers, on the GPUs of tp."
+    return estimate(model, Parallel(micro_batch=size, **choices), system, size, 'corrected')
+
+
 def layer_figures(name):  # dict
-    "What a GPU holds of one layer at each tp: GB of weights, and of activations of a micro-batch."
-    model, found = as_model(name), {}
-    for tp in (1, 2, 4, 8):
-        one = estimate(model, Parallel(tp=tp), 'H200', 1, 'corrected').stats
-        found[tp] = [one[part] / model.depth for part in ('weights_GB', 'activations_GB')]
-    return {'depth': model.depth, 'layer': found}
+    "What a GPU holds of one layer at each tp: GB of weights, and of activations of a sample."
+    model = as_model(name)
+    kept = lambda tp, again: alone(model, tp=tp, recompute=again).stats['activations_GB']
+    layer = {tp: {'weights': alone(model, tp=tp).stats['weights_GB'] / model.depth,
+                  'activations': {again: kept(tp, again) / model.depth for again in RECOMPUTE}}
+             for tp in TENSOR}
+    return {'depth': model.depth, 'tokens': model.seq_len, 'layer': layer,
+            'TFLOP': model.flops_per_token('megatron') / 1e12}
 
 
-def cell_of(rows, capacity):
-    "Of the ways to run one tp and pp, the fastest that fits, or the smallest."
-    fitting = rows[rows.memory_GB <= capacity]
-    best = rows.loc[rows.memory_GB.idxmin()] if fitting.empty else fitting.iloc[0]
-    return [float(f'{best[column]:.6g}') for column in CELL]
+def times_of(model, system, tp, size, again):  # list
+    "Of one layer and micro-batch: s of compute, memory traffic, messages, both passes; GB sent."
+    work, _, cost, _ = priced_estimate(alone(model, system, size, tp=tp, recompute=again))
+    sent = work.beside.boundary
+    figures = (cost.compute, cost.memory, cost.comm, cost.forward, cost.backward, sent)
+    return [float(f'{x:.12g}') for x in figures]
 
 
-def map_of(model, system, n_gpus):  # list of cells
-    "Every tp x pp x dp of a job, each at its best micro-batch and placement."
-    s = as_system(system)
-    found = search(model, n_gpus, replace(s, hbm_capacity=ENOUGH), global_batch=BATCH, k=10_000,
-                   fixed={'micro_batch': [1, 2, 4]}, assumptions='corrected')
-    return [cell_of(rows, s.hbm_capacity) for _, rows in found.groupby(['tp', 'pp'])]
-
-
-def maps():  # dict: model, system, GPUs -> cells
-    return {model: {system: {n: map_of(model, system, n) for n in GPUS} for system in MAPPED}
-            for model in MODELS}
+def layer_times():  # dict: model, system, tp, samples, recompute -> the times of a layer
+    return {model: {system: {tp: {size: {
+        again: times_of(model, system, tp, size, again) for again in RECOMPUTE}
+        for size in SIZES} for tp in TENSOR} for system in SYSTEMS} for model in MODELS}
 
 
 @cache
@@ -79,8 +79,9 @@ def hero():  # dict
 
 def data():  # dict
     return {'systems': {name: system_figures(name) for name in SYSTEMS},
-            'models': {name: layer_figures(name) for name in MODELS},
-            'batch': BATCH, 'cell': CELL, 'maps': maps(), 'hero': hero()}
+            'models': {name: layer_figures(name) for name in MODELS}, 'times': layer_times(),
+            'colors': MEANINGS,
+            'batch': BATCH, 'hero': hero()}
 
 
 @cache

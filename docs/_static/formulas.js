@@ -1,4 +1,4 @@
-// The formulas of the page `play`: those of the package's functions, named beside each, line by
+// The formulas of the pages `play` and `run`: those of the package's functions, named beside each, line by
 // line. tests/test_play.py holds each against its Python function. PLAY are tools/play.py's numbers.
 const Formulas = (() => {
   'use strict';
@@ -122,21 +122,76 @@ const Formulas = (() => {
     return {passes, total: Math.max(...free), busy: v * N * (F + B + W)};
   }
 
-  // memory_at of notebook 13: GB on the fullest GPU of a 1F1B pipeline at a stage of ZeRO
-  function memory(model, stage, tp, pp, dp, N, size) {   // size: samples of a micro-batch
-    const [weights, activations] = model.layer[tp], layers = model.depth / pp;
+  // memory_at of notebook 87: GB on the fullest GPU of a 1F1B pipeline at a stage of ZeRO
+  function memory(model, stage, tp, pp, dp, N, size, v = 1, again = 'none') {   // size: samples
+    const {weights, activations} = model.layer[tp], layers = model.depth / pp;
     const whole = layers * weights, share = whole / dp;
+    const most = v > 1 ? (2 * (pp - 1) + (v - 1) * pp + 1) / v : pp;   // micro-batches at once
     const gathered = Math.min(layers, 2) * weights;   // in use, or on its way
     return {
       weights: stage === 3 ? Math.min(whole, share + gathered) : whole,
       gradients: stage >= 2 ? share : whole,
       optimizer: 6 * (stage >= 1 ? share : whole),
-      activations: Math.min(N, pp) * layers * activations * size,
+      activations: Math.min(N, most) * layers * activations[again] * size,
     };
+  }
+
+  // exposed of notebook 87b: what n messages of t seconds show behind layers of `layer` seconds
+  const exposed = (t, layer, n) => t && t + Math.max(t - layer, 0) * (n - 1);
+
+  // data_parallel_time of notebook 87b: GB of a layer's weights, dp copies, d of them in a domain
+  function copiesTime(system, GB, stage, dp, d, layers, N, forward, backward) {   // s
+    const take = (kind) => ringTime(system, kind, GB, dp, d);
+    const gather = stage ? take('allgather') : 0, again = stage === 3 ? gather : 0;
+    const reduce = take(stage ? 'reducescatter' : 'allreduce');
+    return exposed(gather, forward, layers * (stage === 3 ? N : 1))
+      + exposed(again, backward, layers * N)
+      + exposed(reduce, Math.max(backward - again, 0), layers * (stage > 1 ? N : 1));
+  }
+
+  // pipeline_time of notebook 87b: GB handed on, pp stages, d of them in a domain
+  function handedOn(system, GB, pp, d) {   // s
+    if (pp === 1) return 0;
+    const slow = pp / d - 1, near = GB / system.fast + system.fast_latency;
+    const far = GB / system.slow + system.slow_latency;
+    return ((pp - 1 - slow) * near + slow * far) / (pp - 1);
+  }
+
+  // iteration_times of notebook 87, of 1F1B: s by parts, at the fastest place of copies and stages
+  function iteration(model, system, times, run) {   // times: of a layer; run: its sizes
+    const {tp, pp, dp, N, v, stage} = run, layers = model.depth / pp, found = [];
+    const [compute, traffic, comm, forward, backward, GB] = times;
+    const divisors = (n) => range(n).map((i) => i + 1).filter((i) => n % i === 0);
+    for (const near of divisors(pp)) for (const d of divisors(dp)) {
+      if (tp * near * d > system.nvlink_size) continue;
+      const sent = 2 * v * handedOn(system, GB, pp, near);
+      const copies = copiesTime(system, model.layer[tp].weights, stage, dp, d, layers, N, forward, backward);
+      const parts = {compute: N * layers * compute, memory: N * layers * traffic, tp: N * layers * comm,
+        dp: copies, pp: N * sent, bubble: (pp - 1) / v * (layers * (forward + backward) + sent)};
+      found.push({near, d, parts, total: Object.values(parts).reduce((a, b) => a + b)});
+    }
+    return found.reduce((a, b) => (a.total <= b.total ? a : b));
   }
 
   // what a step sends, in copies of the weights (notebook 15)
   const sent = (stage, dp) => (stage === 3 ? 3 : 2) * (dp - 1) / dp;
 
-  return {ringTime, product, played, possible, memory, sent, SCHEDULES, range, LAUNCH, EFFICIENCY};
+  // rings of notebook 84: of each GPU and each part, how much of it is there, and from where it came
+  // just now ([GPU, part], or null); `much` of a sum is the share of its terms
+  function travelled(what, n, step) {   // [GPU][part]: {much, from}
+    const mod = (x) => (x % n + n) % n, before = (i) => mod(i - 1);
+    return range(n).map((i) => range(n).map((j) => {
+      if (what === 'all-to-all') return {much: 1, from: step && i !== j ? [j, i] : null};
+      if (what === 'reduce-scatter') {   // part j starts at the GPU after j, and comes to j in the end
+        const t = mod(i - j - 1), gone = t < step;   // handed on, and no longer of use
+        if (t === step && step) return {much: (step + 1) / n, from: [before(i), j]};
+        return {much: gone ? 0 : 1 / n, from: null};
+      }
+      const t = mod(i - j);   // after so many steps part j, or its keys, come to GPU i
+      if (t > step || (what === 'ring attention' && j > i)) return {much: 0, from: null};
+      return {much: 1, from: t === step && step ? [before(i), j] : null};
+    }));
+  }
+
+  return {travelled, ringTime, product, played, possible, memory, sent, iteration, SCHEDULES, range, LAUNCH, EFFICIENCY};
 })();
