@@ -741,3 +741,18 @@ def test_tables_of_messages(overlap):
     assert stats['t'] == t and stats['mem'] == mem
     TFLOP = sum((part.flops_fwd + part.flops_bwd).sum() for part in table)
     assert close(stats['flops_per_gpu'], 16 * 6 * TFLOP)
+
+
+def test_the_largest_units_in_a_row():
+    "Layers and tables of words are gathered one after the other; a stage may have all at once."
+    def largest(units, layers=2, ends=8.):   # layers of 3 GB, tables of 4
+        own = timeline.StageWeights([], [], 0., layers, 3., ends, 4.)
+        return float(timeline.largest_units(own, units))
+    assert largest(0) == 0
+    assert largest(1) == 4                     # a table is more than a layer
+    assert largest(2) == 7                     # a table and the layer beside it
+    assert largest(3) == 10                    # a table and both layers, not the other table
+    assert largest(4) == largest(9) == 14      # all that there is
+    assert largest(3, ends=4.) == 10           # all, where one table is all of the ends
+    assert largest(2, ends=0.) == largest(3, ends=0.) == 6
+    assert largest(2, layers=5) == 7 and largest(3, layers=5) == 10

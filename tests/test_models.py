@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.models import (
-    CONVENTIONS, NAMED, counted_once, has_experts, parameter_table)
+    CONVENTIONS, NAMED, counted_once, has_experts, has_window, parameter_table)
 from transformer_perf.modules import model_figures
 from transformer_perf.scaling import Sizes
 
@@ -287,3 +287,15 @@ def test_llama_is_priced_as_it_is():
     assert math.isclose(one.stats['weights_GB'] / 2e-9, m.parameters, rel_tol=1e-12)
     assert math.isclose(model_figures(m)['parameters_B'] * 1e9,
                         m.parameters - 2 * m.vocab * m.embed_dim, rel_tol=1e-4)
+
+
+def test_which_layers_have_a_window():
+    "Every n-th layer sees all: the n-th, twice the n-th, ...; without a period none does."
+    windows = lambda **own: [has_window(Model(1024, 64, 4, 6, window=128, **own), i)
+                             for i in range(6)]
+    assert windows(full_attention_every=3) == [True, True, False] * 2
+    assert windows(full_attention_every=2) == [True, False] * 3
+    assert windows() == [True] * 6
+    last = Model(1024, 64, 4, 6, window=128, full_attention_every=3)
+    assert not has_window(last, 9)   # what guesses further ahead is as the last layer
+    assert not has_window(Model(1024, 64, 4, 6), 0)
