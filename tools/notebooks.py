@@ -283,8 +283,10 @@ def run_whole(path):
 def main(names):
     "Make all that is derived, running the notebooks named, or all."
     from nbdev import nbdev_export
+
+    from transformer_perf.sweeps import one_at_a_time
     os.environ.pop('IN_TEST', None)
-    nbdev_export()
+    with one_at_a_time(ROOT / 'transformer_perf'): nbdev_export()   # two would mix their lines
     for path in NOTEBOOKS:
         if path.stem in names or not names: run_whole(path)
     from pages import reading_order   # pages, too, reads the notebooks through this module
