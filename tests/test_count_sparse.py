@@ -60,6 +60,8 @@ def test_flop_of_chosen_keys():
         assert close(flop(scores.forward), every * 2 * HI * dI)   # on each GPU of tp
         assert not scores.backward.products and not loss.forward.products
         assert close(flop(loss.backward), chosen * (2 * a / tp * 48 + 2 * 2 * HI * dI))
+        moved = b * l * (48 * a / tp + 3 * HI * dI) + 4 * chosen   # queries, and scores both ways
+        assert close(loss.backward.operands, moved) and loss.backward.launches == 2
         summed, = loss.backward.messages
         assert (summed.kind, summed.group) == ('allreduce', 'tp')
         assert close(1 + summed.volume, 1 + 4e-9 * chosen * (tp > 1))
@@ -123,7 +125,11 @@ def test_flop_of_blocks():
         assert close(flop(own['recent'].forward) * tp, b * pairs_formula(24) * 4 * q)
         assert close(own['ways-summed'].forward.nbytes * tp, 8e-9 * b * l * q)
     means = operations(BLOCKS)['block-means'].forward
-    assert close(means.nbytes, 2e-9 * b * l * 4 * 12 * (1 + 1 / 16))
+    assert close(means.nbytes, 2e-9 * b * l * 4 * 12 * (1 + 1 / 16)) and means.launches == 1
+    both, scores = (operations(WAYS)[f'block-{name}'].forward for name in ('means', 'scores'))
+    assert close(both.nbytes, 2 * means.nbytes)   # of values, too
+    noted = 2 * b * l * a * 4                     # 4 bytes for each chosen block of each head
+    assert close(scores.nbytes, 2e-9 * (4 * b * a * l * n / 2 + noted)) and scores.launches == 2
 
 
 def test_speeds_are_of_kernels_that_gather():
