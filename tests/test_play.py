@@ -319,7 +319,9 @@ def test_the_first_screen_moves_and_says_a_result(shown):
     assert f'{hero["iteration_s"]:.2f} s an iteration' in page.inner_text('.result')
     assert hero['best_s'] < hero['iteration_s'] and 0 < hero['idle'] < 1
     known = {*WIDGETS, *(path.stem for path in notebooks.NOTEBOOKS)}
-    assert page.locator('.doors a').count() == 4 and {to for *_, to in pages.DOORS} <= known
+    assert page.locator('.doors a').count() == 4
+    assert {to for *_, to in pages.DOORS + pages.SHORT} <= known
+    assert page.locator('.short a').count() == len(pages.SHORT)
 
 
 def test_wide_tables_become_cards_and_wide_text_smaller(shown):

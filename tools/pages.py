@@ -219,17 +219,23 @@ DOORS = [   # name, what is behind it, page
     ('Use', 'The same answers in a terminal, in Python, and for your own job.', '95_cli'),
     ('Check', 'Predicted against measured runs: how far to trust a number.', '53_validation'),
 ]
+SHORT = [   # a quarter of an hour: what to do, page
+    ('build a run', 'run'), ('watch messages and a bubble', 'play'),
+    ('cut a pipeline into pieces', '14_exercise_interleaving'),
+    ('plan weeks of it', '70_plan_a_run')]
 SCRIPTS = ('play-data', 'formulas', 'play')
 
 
 def first_screen(hero):  # str; hero: the figures that tools/play.py finds
     "What the first page shows before its text: a picture that moves, a result, four doors."
     doors = '\n'.join(f'<a href="{to}.html"><b>{name}</b> {words}</a>' for name, words, to in DOORS)
+    steps = ', '.join(f'<a href="{to}.html">{words}</a>' for words, to in SHORT)
     scripts = ''.join(f'<script src="_static/{name}.js"></script>' for name in SCRIPTS)
     result = (f'GPT-3 on {hero["n_gpus"]} H200 GPUs, as {hero["p"]} pipeline stages: '
               f'{hero["iteration_s"]:.2f} s an iteration, {hero["idle"]:.0%} of it waiting. '
               f'The best of {hero["ways"]} ways takes {hero["best_s"]:.2f} s.')
     return (f'<div class="hero">\n<div data-hero></div>\n<p class="result">{result}</p>\n'
+            f'<p class="short">In a quarter of an hour: {steps}.</p>\n'
             f'<nav class="doors">\n{doors}\n</nav>\n</div>\n{scripts}')
 
 
