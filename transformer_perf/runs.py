@@ -277,16 +277,16 @@ def makes_sense(check, word):  # bool
 
 def column_rules(df, x, system):  # yields (what is wrong, where it is right)
     "What each column must hold, where it is not empty."
-    empty = {c: df[c].isna() if c in df else np.ones(len(df), bool) for c in x}
-    for c in x:
-        if c in NEEDED: yield f'{c} is missing or no number', x[c].notna()
-        least = 0 if c in ZERO else 1
-        whole = x[c].between(least, LARGEST) & (x[c] % 1 == 0)
+    for c, column in x.items():
+        n, least = column.to_numpy(float), 0 if c in ZERO else 1
+        if c in NEEDED: yield f'{c} is missing or no number', ~np.isnan(n)
+        right = (least <= n) & (n <= LARGEST) & (n == np.trunc(n))
         text = f'{c} must be a whole number of at least {least}'
-        if c in FLAGS: text, whole = f'{c} must be 0 or 1', x[c].isin([0, 1])
-        if c == 'zero_stage': text, whole = f'{c} must be 0, 1, 2 or 3', x[c].isin(range(4))
-        if c in REAL: text, whole = f'{c} must be from 1e-6 to 1e6', x[c].between(1e-6, 1e6)
-        yield text + ' or empty' * (c not in NEEDED), empty[c] | whole
+        if c in FLAGS: text, right = f'{c} must be 0 or 1', (n == 0) | (n == 1)
+        if c == 'zero_stage': text, right = f'{c} must be 0, 1, 2 or 3', np.isin(n, range(4))
+        if c in REAL: text, right = f'{c} must be from 1e-6 to 1e6', (1e-6 <= n) & (n <= 1e6)
+        empty = df[c].isna().to_numpy() if c in df else True
+        yield text + ' or empty' * (c not in NEEDED), empty | right
     known = column_of(df, 'gpu').isin([*GPUS, *system_names()]) | (system is not None)
     yield f'gpu must be one of {", ".join(GPUS)} or a system that ships', known
     for c, (check, text) in CHECKED.items():
