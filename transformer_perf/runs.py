@@ -378,11 +378,10 @@ def cleaned(df):  # DataFrame
     "A table of measured runs, clean; a ValueError if it lacks a column."
     return clean(table_with(df, COLUMNS, 'the table of measured runs'))
 
-def reasons_of(df, system=None):  # Series of str
+def reasons_of(df, system=None, x=None):  # Series of str; x: as `filled`, if it is there already
     "Why a clean row cannot be modelled; empty where it can."
-    reason = np.full(len(df), '', object)
-    for text, good in (*column_rules(df, numbers_in(df), system),
-                       *layout_rules(filled(df, system))):
+    reason, x = np.full(len(df), '', object), filled(df, system) if x is None else x
+    for text, good in (*column_rules(df, numbers_in(df), system), *layout_rules(x)):
         reason[(reason == '') & ~np.asarray(good, bool)] = text
     return pd.Series(reason, df.index, str)
 
@@ -548,9 +547,9 @@ def shape_of(x):  # Series of str
     return own + placed
 
 # %% ../nbs/91_runs.ipynb #10b00007
-def batches_of(df, system=None):  # list of Batch
+def batches_of(df, system=None, x=None):  # list of Batch; x: as `filled`, if it is there already
     "Clean rows as candidates, a batch for each system, stack and structure."
-    x = with_layouts(filled(df, system)).assign(position=np.arange(len(df)))
+    x = with_layouts(filled(df, system) if x is None else x).assign(position=np.arange(len(df)))
     x['model_key'] = shape_of(x)
     shared = ['gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'flash_attention', 'stack', 'software',
               'ring', 'precision', 'model_key', 'tied_embeddings', 'cuda_graphs']
@@ -651,9 +650,10 @@ def run_jobs(df, assumptions='calibrated', system=None):  # ((row, job, fits) of
 
 def rows_as_jobs(df, assumptions, system=None):  # as `run_jobs`
     "The same of clean rows."
-    reason, found = reasons_of(df, system), []
+    x, found = filled(df, system), []
+    reason = reasons_of(df, system, x)
     good = np.flatnonzero(reason == '')
-    for batch in batches_of(df.iloc[good], system):
+    for batch in batches_of(df.iloc[good], system, x.iloc[good]):
         try: own = [*jobs_in(batch, assumptions)]
         except ValueError as error: own = [(row, error, True) for row in np.unique(batch.row)]
         for row, job, fits in own:
