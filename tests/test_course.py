@@ -70,7 +70,7 @@ def test_solutions_hold_for_other_numbers(stem):
 
 @EACH
 def test_a_students_version_has_blanks_and_no_answer(stem):
-    import nbformat   # slowly
+    import nbformat   # seconds: not when tests are collected
     nb, steps = course.student_version(stem), steps_of(stem)
     nbformat.validate(nbformat.from_dict(nb))
     code, text = sources(nb, 'code'), '\n'.join(sources(nb, 'markdown'))

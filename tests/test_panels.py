@@ -1186,7 +1186,7 @@ def test_pages_are_limited_and_end(strict):
     status, *_, connection = ask(url, channels + '/channels', **home)
     assert status == 101
     until(lambda: len(kernels(process)) == 1)
-    time.sleep(1.5)   # another look of the server
+    time.sleep(3)
     assert len(kernels(process)) == 1
     connection.close()
     until(lambda: not kernels(process))

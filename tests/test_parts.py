@@ -50,7 +50,7 @@ def test_workers_write_their_own_parts(whole, tmp_path, workers):
 
 
 @needs_mpi
-@pytest.mark.parametrize('n', [2, 4])
+@pytest.mark.parametrize('n', [2, 5])
 def test_ranks_write_their_own_parts(whole, tmp_path, n):
     done = run([BIN / 'mpiexec', '-n', n, COMMAND, *WORDS, '-o', tmp_path / 'x'])
     assert (done.returncode, done.stdout) == (0, f'{tmp_path / "x"}\n'), done.stderr

@@ -282,7 +282,7 @@ def test_what_travels_is_seen_travelling(shown):
     page.click('[data-widget=travel] button:text("play")')
     assert 'Step 0 of 3' in words_of(page, 'travel')
     page.wait_for_function(
-        "document.querySelector('[data-widget=travel] .words').innerText.includes('Step 1 of 3')")
+        "document.querySelector('[data-widget=travel] .words').innerText.includes('Step 3 of 3')")
     assert page.locator('[data-widget=travel] animateTransform').count() == 4   # a part to each
     assert page.locator('[data-widget=travel] details:not([open])').count() == 1
 

@@ -80,7 +80,7 @@ def hero():  # dict
 def data():  # dict
     return {'systems': {name: system_figures(name) for name in SYSTEMS},
             'models': {name: layer_figures(name) for name in MODELS}, 'times': layer_times(),
-            'colors': MEANINGS,
+            'colors': MEANINGS, 'tp': TENSOR, 'sizes': SIZES, 'recompute': RECOMPUTE,
             'batch': BATCH, 'hero': hero()}
 
 

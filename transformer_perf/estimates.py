@@ -819,10 +819,9 @@ def as_assumptions(
 ):  # Assumptions
     "The `Assumptions` of a preset, or those given; `calibrated` is read when it is asked for."
     if software is not None:
-        own, known = as_assumptions(assumptions), isinstance(software, str)
-        if known and software in known_software() and own is shipped():
-            return shipped_run_by(software)
-        return run_by(own, software)
+        own = as_assumptions(assumptions)
+        by_name = isinstance(software, str) and software in known_software()
+        return shipped_run_by(software) if by_name and own is shipped() else run_by(own, software)
     if isinstance(assumptions, Assumptions): return assumptions
     file = isinstance(assumptions, (str, Path)) and str(assumptions).endswith('.json')
     if file: return Assumptions.calibrated(assumptions)

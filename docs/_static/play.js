@@ -160,7 +160,7 @@
     return {parts, GB, held, time: found.total, fits: held <= PLAY.systems[system].capacity, run, near: found.near, d: found.d};
   }
 
-  const AGAIN = ['none', 'selective', 'full'], TENSOR = [1, 2, 4, 8], STAGES = [1, 2, 4, 8, 16, 32], SIZES = [1, 2, 4];
+  const {tp: TENSOR, sizes: SIZES, recompute: AGAIN} = PLAY, STAGES = [1, 2, 4, 8, 16, 32];
   const map = {
     controls: () => [['model', models], ['system', names, 'H200-141GB'], ['GPUs', [64, 512, 4096], 512],
       ['recompute', AGAIN], ['chunks', [1, 2, 4]]],
