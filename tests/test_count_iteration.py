@@ -166,6 +166,18 @@ def test_what_the_host_costs(recompute):
     assert close(s['other_s'], N * (L * wait + 1e-3 + slow) + step + words, 1e-6)
 
 
+def test_a_dispatcher_that_sorts_spares_the_host():
+    "Only the share `host_sorted` is left of what a layer with experts costs more."
+    experts = dataclasses.replace(MODEL, experts=8, experts_per_token=2, expert_dim=256)
+    less = dataclasses.replace(COSTLY, host_sorted=.6, host_experts=.5)   # far above the kernels
+    a = dataclasses.replace(TRAINED, measured=Parameters('Hopper', software=less))
+    wait = [estimate(experts, Parallel(dp=4, ep=4, micro_batch=b, dispatcher=way), SYSTEM, 64,
+                     a).stats['iteration_s'] for way in ('once', 'once_sorted')]
+    N, layers = 64 // b // 4, 2 * depth   # there and back
+    spread = 1 + .02 * math.sqrt(2 * math.log(4))
+    assert close(wait[0] - wait[1], N * layers * .4 * .5 * spread, 1e-3)
+
+
 def test_what_graphs_take_from_the_host():
     "Half of a layer each for attention and MLP; its experts in parts, or whole, but never twice."
     left = lambda graphs: [float(launched(graphs, part)) for part in (0, 1, 2)]

@@ -73,9 +73,9 @@ def product(rows, inputs, outputs, kept, batch=1, adds=0, biased=0, more=0):  # 
     "A product with a weight, and with its bias's gradient a kernel that reads what comes back."
     back = (matmul(rows, inputs, outputs, batch)
             + matmul(inputs, outputs, rows, batch, adds=adds))
-    back += Pass(moved=2 * rows * outputs * biased)
+    back += Pass(moved=2 * batch * rows * outputs * biased)
     return Row(matmul(rows, outputs, inputs, batch), back,
-               2 * (batch * inputs * outputs + outputs * biased + more), kept)
+               2 * (batch * (inputs * outputs + outputs * biased) + more), kept)
 
 
 def elementwise(x, flop, bytes_, weights=0, kept=0):  # Row
@@ -233,7 +233,16 @@ def latent_trained():
             **trained_mlp(Way(T), f / 2, 1, 0), **ends(own, 1)}
 
 
-def expert_layer(shared=0, ep=4, etp=2, gathered=False, crowd=1.):
+def weighed_bias(rows, width):  # Row
+    "Bytes that each kernel of PyTorch reads and writes, of a number of the result."
+    weighed, added, joined, narrowed = 4, 2 + 4 + 4, 4 + 4, 4 + 2
+    widened, joined_back, weighed_back, summed = 2 + 4, 2 + 2, 4 + 4, 4
+    there = weighed + added + joined + narrowed
+    back = widened + narrowed + joined_back + 2 * (weighed_back + summed)   # of bias and weight
+    return elementwise(rows * width, (0, 0), (there, back))
+
+
+def expert_layer(shared=0, ep=4, etp=2, gathered=False, crowd=1., biased=0):
     "ep GPUs share eight experts, etp of them the features of each; tp 2, cp 2, dp 2."
     T, own = b * l / 2, b * l / 4
     core = fused(h / 2, h / 2, l / 2, T=T)
@@ -249,12 +258,18 @@ def expert_layer(shared=0, ep=4, etp=2, gathered=False, crowd=1.):
     router = product(own, e, n, 0 if shared else 2 * own * e, adds=1, more=n * shared)
     router = router._replace(there=router.there + scores, back=router.back + scores)
     act = activation(rows * here * w / etp, 1)
+    if biased:   # of either half: read and written to be clamped, and again to be joined
+        more = 2 * rows * here * w / etp * 2
+        act = act._replace(there=act.there + Pass(moved=2 * 2 * more),
+                           back=act.back + Pass(moved=(3 + 2) * more), kept=act.kept + more)
     found = {
         'router': router,
         'dispatch': sorts._replace(kept=12 * copies).sends(there, back),
-        'expert-fc1': product(rows, e, 2 * w / etp, 2 * here * rows * e, here, adds=1),
+        'expert-fc1': product(rows, e, 2 * w / etp, 2 * here * rows * e, here, 1, biased),
         'expert-act': act,
-        'expert-fc2': product(rows, w / etp, e, 2 * here * rows * w / etp, here, adds=1),
+        'expert-fc2': product(rows, w / etp, e, 2 * here * rows * w / etp, here, adds=1,
+                              more=here * e * biased),
+        **({'expert-bias': weighed_bias(here * rows, e)} if biased else {}),
         'combine': sorts.sends(back, there)}
     first, wide = Way(T).column(20), 20 / 2
     if shared: found |= {
@@ -395,7 +410,10 @@ CASES = {   # -> model, layout, assumptions, every row by hand
     'experts, uneven': (EXPERTS, FOLDED, dataclasses.replace(TRAINED, expert_imbalance=1.5),
                         lambda: expert_layer(crowd=1.5)),
     'experts, padded': (EXPERTS, FOLDED, dataclasses.replace(TRAINED, capacity_factor=1.25),
-                        lambda: expert_layer(crowd=1.25))}
+                        lambda: expert_layer(crowd=1.25)),
+    'experts with biases': (
+        dataclasses.replace(EXPERTS, biases='mlp', activation='clamped_silu'),
+        FOLDED, TRAINED, lambda: expert_layer(biased=1))}
 
 
 def close(found, expected): return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-21)
@@ -650,6 +668,8 @@ def test_bytes_of_kernels_of_one_step_each():
     # float 6, pow 8, mean 4, times 8, cast 6, weight 4; the input in 32 bits is kept, too
     assert close(moved(norm)[0], 36 * x) and close(moved(norm)[1], 84 * x)
     assert close(norm.activations, (2 + 4) * x) and norm.frees == (('layernorm', 4 * x),)
+    whole = layers.eager_norm('x', 4, 6, vectors=2)   # a LayerNorm is one kernel, and keeps less
+    assert close(whole.activations, 2 * x) and moved(whole) == moved(layers.fused_norm('x', 4, 6))
     # SiLU reads and writes, the product reads both and writes; gradients of each read two more
     gate = layers.eager_gelu('x', 24)
     assert close(moved(gate)[0], (4 + 6) * x) and close(moved(gate)[1], (6 + 6 + 6) * x)
@@ -754,6 +774,30 @@ def test_places_that_copies_meet(ep, near, gate, each):
     assert math.isclose(message.volume, one * each_gpu, rel_tol=1e-12)
 
 
+def test_a_dispatcher_that_sorts_has_no_kernels_for_it():
+    "Sorted twice by kernels of their own, every copy is read and written twice; or never."
+    apart, joined = ({op.name: op for op in job_at(EXPERTS, dp=4, ep=4, dispatcher=way).operations}
+                     for way in ('once', 'once_sorted'))
+    copies = 2e-9 * b * l * k * e   # one GPU's, 16 bits
+    for name in ('dispatch', 'combine'):
+        for one, other in zip(apart[name][1:3], joined[name][1:3], strict=True):
+            assert close(one.nbytes - other.nbytes, 2 * copies)
+            assert (one.launches, other.launches) == (3, 1)
+            assert one.messages == other.messages
+    assert joined['expert-fc1'].forward == apart['expert-fc1'].forward
+
+
+def test_launches_of_biases_are_those_of_each_expert():
+    "Weighed and added; two products, two sums and a cast for each; and joined, and cast, once."
+    model = dataclasses.replace(EXPERTS, biases='mlp')
+    for ep in (1, 4):
+        own = {op.name: op for op in job_at(model, dp=4, ep=ep).operations}['expert-bias']
+        here = n / ep
+        assert (own.forward.launches, own.backward.launches) == (2 * here + 2, 5 * here + 2)
+    bare = job_at(model, dataclasses.replace(TRAINED, fused_kernels=False), dp=4).operations
+    assert 'expert-bias' not in {op.name for op in bare}   # the published model has none
+
+
 # norms
 
 def test_one_norm_of_a_layer_is_the_first():
@@ -785,15 +829,16 @@ def test_more_norms_follow_a_half(number, after, fused):
 
 def test_ways_to_send_tokens_in_a_column():
     "Rows of several dispatchers send what each sends by itself; who sends nothing has zeros."
-    ways = ['alltoall', 'once', 'allgather']
+    ways = ['alltoall', 'once', 'allgather', 'once_sorted']
     layout = dict(tp=2, dp=4, ep=4, etp=2, nvlink_tp=2, nvlink_dp=2)
     each = [job_at(EXPERTS, **layout, dispatcher=way) for way in ways]
     together = each[0]._replace(dispatcher=np.array(ways))
     whole = {op.name: op for op in together.operations}
     for i, job in enumerate(each):
-        at = lambda x, i=i: np.broadcast_to(x, 3)[i]
+        at = lambda x, i=i: np.broadcast_to(x, 4)[i]
         for op in job.operations:
             for way in ('forward', 'backward'):
+                assert close(at(getattr(whole[op.name], way).nbytes), getattr(op, way).nbytes)
                 sent = {(m.kind, m.group): m for m in getattr(op, way).messages}
                 for m in getattr(whole[op.name], way).messages:
                     own = sent.get((m.kind, m.group))

@@ -123,7 +123,10 @@ def test_flop_of_blocks():
             assert not own['block-scores'].backward.products
         assert close(flop(own['means'].forward) * tp, b * l * n / 2 * 4 * q)
         assert close(flop(own['recent'].forward) * tp, b * pairs_formula(24) * 4 * q)
-        assert close(own['ways-summed'].forward.nbytes * tp, 8e-9 * b * l * q)
+        summed, x = own['ways-summed'], b * l * q / tp
+        assert close(summed.forward.nbytes, 8e-9 * x) and close(summed.backward.nbytes, 14e-9 * x)
+        # each of three weighed and added; backward each gate's gradient, and each way's
+        assert close(summed.forward.vector, 6e-12 * x) and close(summed.backward.vector, 12e-12 * x)
     means = operations(BLOCKS)['block-means'].forward
     assert close(means.nbytes, 2e-9 * b * l * 4 * 12 * (1 + 1 / 16)) and means.launches == 1
     both, scores = (operations(WAYS)[f'block-{name}'].forward for name in ('means', 'scores'))

@@ -1077,6 +1077,24 @@ def test_dropout_is_trained_as_it_was_priced():
     assert '--hidden-dropout=2 must' in refused(as_job, FLAGS + '--hidden-dropout 2 ')
 
 
+def test_experts_with_biases_and_a_clamped_gate_are_trained_as_they_were_priced():
+    oss = job_of('gpt_oss_120B', dp=8, ep=8, zero_stage=1, dispatcher='once_sorted')
+    text = export(oss, 'megatron')
+    for flags in ('--quick-geglu', '--activation-func-clamp-value 7.0', '--glu-linear-offset 1.0',
+                  '--moe-token-dispatcher-type flex', '--moe-flex-dispatcher-backend hybridep'):
+        assert flags in text
+    again = as_job(text)
+    assert (again.model.activation, again.parallel.dispatcher) == ('clamped_silu', 'once_sorted')
+    free = as_job(text.replace('--activation-func-clamp-value 7.0', ''))
+    assert free.model.activation == 'gelu'
+    deep = text.replace('hybridep', 'deepep')
+    assert as_job(deep).parallel.dispatcher == 'once'
+    other = as_job(deep.replace('type flex', 'type alltoall'))
+    assert other.parallel.dispatcher == 'alltoall'
+    assert 'without' in dict(other.ignored)['--moe-flex-dispatcher-backend']
+    assert 'must be a number' in refused(as_job, text.replace('value 7.0', 'value x'))
+
+
 def test_norms_and_routers_are_those_that_were_priced():
     for name in ('deepseek_v3', 'kimi_k2'):   # norms of the latents
         text = export(job_of(name, dp=8, ep=8, zero_stage=1), 'megatron')

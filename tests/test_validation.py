@@ -209,7 +209,8 @@ def test_texts_become_columns_once():
     assert list(rows.recompute) == ['layernorm+moe_act', 'full:5', 'core_attn']
     assert list(rows.precision) == ['mxfp8', 'mxfp8', 'fp8-block']
     assert list(rows.cuda_graphs.fillna('')) == ['iteration', 'iteration', '']
-    assert list(rows.dispatcher.fillna('')) == ['once', 'once', ''] and list(rows.ep) == [8] * 3
+    assert list(rows.dispatcher.fillna('')) == ['once_sorted', 'once_sorted', '']
+    assert list(rows.ep) == [8] * 3
     assert list(rows.layout.fillna('')) == ['', '', 'E' + 't' * 48 + 'L']
     for name in ('ep_overlap', 'capacity_factor', 'tied_embeddings'):
         assert list(rows[name].fillna(0)) == [1, 1, 0], name
@@ -226,7 +227,7 @@ def test_texts_become_columns_once():
     ('cuda_graph_impl=transformer_engine; cuda_graph_scope=mlp', 'cuda_graphs', 'mlp'),
     ('cuda_graph_impl=none; cuda_graph_scope=full_iteration', 'cuda_graphs', 'none'),
     ('cuda_graph of a layer', 'cuda_graphs', 'attn+mlp'),
-    ('HybridEP 32 SMs, 64-token chunks', 'dispatcher', 'once'),
+    ('HybridEP 32 SMs, 64-token chunks', 'dispatcher', 'once_sorted'),
     ('TE + DeepEP', 'dispatcher', 'once'),
     ('alltoall dispatcher', 'dispatcher', 'alltoall'), ('EP A2A overlap on', 'ep_overlap', 1),
     ('EP overlap on', 'ep_overlap', 1), ('EP overlap off', 'ep_overlap', None)])

@@ -24,8 +24,8 @@ import numpy as np
 from .inputs import divides, nearest, of_type, quoted
 from .systems import Units
 from .estimates import (
-    KINDS, PARTS, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work, adapted,
-    any_of, exchanged, of_recipe, where)
+    KINDS, ONCE, PARTS, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work,
+    adapted, any_of, exchanged, of_recipe, where)
 from .layers import (
     attend, attend_summa, bias, dropout, dropout_add, eager_gelu, eager_norm, eager_rotation,
     eager_softmax, fused_attention, fused_norm, fused_softmax, gelu, layernorm, layernorm_2d,
@@ -690,8 +690,9 @@ def travels(job: CountedJob, experts, back=False, share=1.):  # tuple of Message
     here, seen = E * job.own * width, where(job.ep_overlap, job.costs.ep_exposed, 1.)
     sent = lambda each: here * each * (job.ep > 1) * crowding(job)
     copies, far = sent(experts.per_token), None
-    if np.any(way == 'once'):   # to each domain, and there to each GPU, whatever its experts
-        group, alone = expert_groups(job)['ep'], way == 'once'
+    alone = np.isin(way, ONCE)
+    if np.any(alone):   # to each domain, and there to each GPU, whatever its experts
+        group = expert_groups(job)['ep']
         far = where(alone, here * domains_met(job, experts),
                     exchanged(copies, None, group.size, group.in_domain)[1])
         copies = where(alone, sent(places_met(job, experts, group.size)), copies)
@@ -714,11 +715,13 @@ def expert_rows(job: CountedJob, experts):
 def moved_copies(job: CountedJob, experts, name, back):  # Operation
     "Copies sorted by expert and sent; or sent back, weighed and summed up."
     E, copies = job.units.element, job.own * experts.per_token
-    sorts = 2 * copies * (job.ep > 1)   # by GPU, then by expert
+    apart = np.not_equal(job.dispatcher, 'once_sorted')   # kernels that sort
+    sorts = 2 * copies * (job.ep > 1) * apart   # by GPU, then by expert
     nbytes = E * experts.width(job) * (job.own + copies + sorts)
     low = job.assumptions.fp8_dispatch and not back   # tokens alone: no result, and no gradient
     share = of_recipe(job.precision, 'saved') / 2 if low else 1.
-    there, again = (Work(nbytes=nbytes, launches=3, messages=travels(job, experts, *way))
+    launches = 1 + 2. * apart
+    there, again = (Work(nbytes=nbytes, launches=launches, messages=travels(job, experts, *way))
                     for way in ((back, share), (not back,)))
     places = 6 * E * copies * (not back)   # where each copy goes, and how much it weighs
     return Operation(name, there, again, activations=places)
@@ -726,9 +729,11 @@ def moved_copies(job: CountedJob, experts, name, back):  # Operation
 def grouped(job: CountedJob, experts, name, inputs, outputs):  # Operation
     "The products of a GPU's experts, each with its own rows."
     here = experts.number / job.ep
+    how, E = training(job, name), job.units.element
+    apart = how.pop('biased') if name == 'expert-fc2' else 0.   # added by `expert_bias`
     op = linear(name, expert_rows(job, experts) / here, inputs, outputs, job.units, batch=here,
-                **training(job, name))
-    return op._replace(routed=True)
+                **how)
+    return op._replace(routed=True, weights=op.weights + E * here * outputs * apart)
 
 # %% ../nbs/11_blocks.ipynb #bc003190
 def router(job: CountedJob, experts):  # Operation
@@ -742,6 +747,24 @@ def router(job: CountedJob, experts):  # Operation
         weights=E * n * (e + experts.router_bias), frees=(('layernorm', op.activations),))
 
 # %% ../nbs/11_blocks.ipynb #bc00318f
+def clamped(act: Operation, job: CountedJob, numbers):  # Operation
+    "An activation before which either half is clamped, and both put together, by kernels apart."
+    x = 2 * job.units.element * numbers   # bytes of both halves
+    def after(work, passes): return work._replace(nbytes=work.nbytes + passes * x,
+                                                  launches=work.launches + 3)
+    return act._replace(forward=after(act.forward, 4), backward=after(act.backward, 5),
+                        activations=act.activations + x)
+
+def expert_bias(job: CountedJob, experts):  # list of Operation
+    "Each expert's bias, weighed as its result, added by PyTorch's kernels in 32 bits."
+    there = 1. * job.assumptions.fused_kernels * job.here.has_bias('fc2')
+    if not any_of(there): return []
+    here, numbers = experts.number / job.ep, expert_rows(job, experts) * experts.width(job)
+    each = there * job.units.element / 2 * numbers
+    forward = Work(nbytes=28 * each, launches=(2 * here + 2) * there)
+    back = Work(nbytes=40 * each, launches=(5 * here + 2) * there)
+    return [Operation('expert-bias', forward, back)]
+
 def routed_experts(job: CountedJob, experts):  # list of Operation
     "From copies of tokens to what their experts say."
     width, gated, seen = experts.hidden_dim // job.etp, job.here.gated, experts.width(job)
@@ -751,12 +774,14 @@ def routed_experts(job: CountedJob, experts):  # list of Operation
     second = grouped(job, experts, 'expert-fc2', width, seen)._replace(
         matrices=(of_group(Matrix(width * job.etp, seen, here), 'etp'),))
     act = activated(job, 'expert-act', expert_rows(job, experts) * width)
+    if experts.clamped and job.assumptions.fused_kernels:
+        act = clamped(act, job, expert_rows(job, experts) * width)
     apart = second.activations * (1 - gated)   # before it is weighed; a gate's kernel does both
     act = act._replace(recomputed_with=('moe_act',), activations=act.activations + apart,
                        frees=(('moe_act', apart),))
     second = second._replace(frees=(('moe_act', second.activations),))
     parts = [moved_copies(job, experts, 'dispatch', False), first, act, second,
-             moved_copies(job, experts, 'combine', True)]
+             *expert_bias(job, experts), moved_copies(job, experts, 'combine', True)]
     if experts.latent:   # the narrow stream of a GPU's own rows
         down = inner_product(job, 'latent-down', job.own, job.embed_dim, seen)
         up = inner_product(job, 'latent-up', job.own, seen, job.embed_dim)
@@ -785,6 +810,7 @@ class Experts(Half):
     shared_dim: int = None     # of those that see every token, together
     shared_gate: bool = False  # a vector weighs what they say
     router_bias: bool = False  # a number for each expert, added to its scores
+    clamped: bool = False      # what its activation sees is clamped, as in gpt-oss
     latent: int = None         # width of what routed ones see and say; the stream's, unless given
 
     def width(self, job): return self.latent or job.embed_dim
@@ -797,7 +823,7 @@ class Experts(Half):
     def expert_divisions(self, ep, etp):
         return [('experts', self.number, 'ep', ep), ('expert_dim', self.hidden_dim, 'etp', etp)]
     def groups(self, job): return expert_groups(job)
-    def counts_places(self, p): return any_of(np.equal(p.dispatcher, 'once'))
+    def counts_places(self, p): return any_of(np.isin(p.dispatcher, ONCE))
 
     def operations(self, job: CountedJob):  # list of Operation
         "Router, routed experts, and those that see every token; then the residual stream."

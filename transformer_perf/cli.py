@@ -272,8 +272,8 @@ CHOSEN = (  # options of a configuration that assumptions answer unless given
               'activations:4 (layers), modules as core_attn+moe_act', 'words'),
     option_of('--adapters', 'what trains, if not all weights: none, lora:16 (rank), qlora:16 '
               '(weights in 4 bits), lora:16:attention or :mlp, frozen:attention or :mlp', 'words'),
-    option_of('--dispatcher', 'how tokens travel to their experts: alltoall, allgather, once',
-              'words'),
+    option_of('--dispatcher', 'how tokens travel to their experts: alltoall, allgather, '
+              'once, once_sorted', 'words'),
     *(option_of(f'--{group}-overlap', f'{kind}-parallel messages hide behind compute: yes or no',
                 'words')
       for group, kind in (('tp', 'tensor'), ('dp', 'data'), ('ep', 'expert'))))

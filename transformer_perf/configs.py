@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['UNTIED', 'TIED', 'DERIVED', 'TIED_DERIVED', 'SWITCHED', 'PLAIN', 'EVERY', 'ALL_ROUTED', 'QWEN_ROUTED', 'AS_LLAMA',
-           'OFF', 'ONE_BIAS', 'DEEPEST', 'SIZES', 'GELU', 'ACTIVATIONS', 'PLACES', 'LATENT', 'EXPERTS', 'ANYWHERE',
+           'OFF', 'ONE_BIAS', 'DEEPEST', 'SIZES', 'GELU', 'HIDDEN_ACTS', 'PLACES', 'LATENT', 'EXPERTS', 'ANYWHERE',
            'AHEAD', 'Config', 'Family', 'basic', 'attention', 'layers_listed', 'rule_of', 'places_of_experts',
            'experts', 'is_config', 'text_part', 'together', 'fields_of', 'settled']
 
@@ -191,7 +191,8 @@ FAMILIES = {
         UNTIED | ALL_ROUTED | dict(use_qk_norm=True), flags=dict(
             qk_norm='use_qk_norm', qk_norm_whole='use_qk_norm'), experts='intermediate_size'),
     'gpt_oss': Family(
-        'GptOssForCausalLM', dict(attention_sinks=True, router_bias=True),
+        'GptOssForCausalLM', dict(
+            attention_sinks=True, router_bias=True, activation='clamped_silu'),
         UNTIED | ALL_ROUTED | dict(attention_bias=True),
         {None: 'mlp', 'attention_bias': 'attention'}, windows=2, experts='intermediate_size'),
     'gemma': Family('GemmaForCausalLM', {}, TIED | OFF | dict(hidden_act='gelu'), ONE_BIAS),
@@ -805,7 +806,7 @@ SIZES = {'embed_dim': 'hidden_size n_embd n_embed', 'depth': 'num_hidden_layers 
          'heads': 'num_attention_heads n_head', 'vocab': 'vocab_size',
          'seq_len': 'max_position_embeddings n_positions'}
 GELU = ('gelu', 'gelu_new', 'gelu_fast', 'gelu_python', 'gelu_pytorch_tanh')
-ACTIVATIONS = {'silu': 'silu', 'swish': 'silu', 'relu2': 'squared_relu', 'relu': 'relu',
+HIDDEN_ACTS = {'silu': 'silu', 'swish': 'silu', 'relu2': 'squared_relu', 'relu': 'relu',
                'xielu': 'xielu',
                **dict.fromkeys(GELU, 'gelu')}
 PLACES = {'attention mlp': 'all', '': 'none', **{one: one for one in BIASED}}
@@ -816,7 +817,7 @@ def basic(c: Config, family):  # dict of fields
     whole(found['depth'], 'num_hidden_layers', most=DEEPEST)
     name = 'hidden_activation' if c.given.get('hidden_activation') else (
         'activation_function' if 'activation_function' in c.given else 'hidden_act')
-    found['activation'] = ACTIVATIONS[nearest(c.said(name)[1], ACTIVATIONS, name)]
+    found['activation'] = HIDDEN_ACTS[nearest(c.said(name)[1], HIDDEN_ACTS, name)]
     found['mlp_dim'] = c.size('intermediate_size n_inner') or 4 * found['embed_dim']
     where = ' '.join(sorted(place for key, place in family.biases.items()
                             if key is None or c.on(key)))

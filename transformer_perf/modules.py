@@ -324,7 +324,9 @@ def host_wait(gpu, p: Layouts, routes, passes=1.):  # s
     "What a layer takes longer than its kernels, because the host launches so many passes of it."
     w = p.costs
     own = (w.host_layer + w.host_wrapped * w.wrapped) * launched(p.cuda_graphs, 0)
-    own = own + w.host_experts * routes * launched(p.cuda_graphs, 1)
+    if any_of(routes):
+        of_way = of_names(p.dispatcher, lambda way: w.host_sorted if way == 'once_sorted' else 1.)
+        own = own + w.host_experts * routes * of_way * launched(p.cuda_graphs, 1)
     host = own * (1 + w.host_tp * np.log2(p.tp)) * passes
     sharp = w.host_sharpness
     if not any_of(host): return 0. * gpu

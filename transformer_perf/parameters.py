@@ -158,6 +158,8 @@ class Costs:
         'judged: Python of Transformer Engine, or hooks of FSDP: 20 to 100 calls of 5 to 30 us')
     host_experts: float = figure(0., 0, 10e-3, 's more, where it has experts',
         'judged: 50 to 300 further launches to sort, send and group tokens')
+    host_sorted: float = figure(.7, .3, 1, 'of that, where the dispatcher sorts as well',
+        'counted: of some 70 launches forward, the 30 of an all-to-all become 9', **PART)
     host_tp: float = figure(0., 0, .2, 'more of it for each doubling of the tensor-parallel GPUs',
         'judged: a group waits for its slowest launcher', **PART)
     host_sharpness: float = figure(3., 1, 10, 'exponent of the smooth maximum of host and GPU',

@@ -554,6 +554,7 @@ def waiting(rows: Rows, name, gpu, p: Layouts, routed, passes):  # Quantity
     names = ['host_layer', *['host_wrapped'] * bool(w.wrapped), *['host_experts'] * routed]
     left = {name: float(launched(p.cuda_graphs, shares[name])) for name in names}
     own = [name if share == 1 else f'{share:.16g} * {name}' for name, share in left.items()]
+    if routed and p.dispatcher == 'once_sorted': own[-1] += ' * host_sorted'
     text = (f'({" + ".join(own)}) * (1 + host_tp * log2(tp))' + f' * {passes:.16g}' * (passes != 1))
     host = rows.step('host', text, unit='s', of=host_wait)
     text = ('max(gpu, host) * (1 + (min(gpu, host) / max(gpu, host))**host_sharpness)'
