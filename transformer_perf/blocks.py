@@ -715,13 +715,11 @@ def expert_rows(job: CountedJob, experts):
 def moved_copies(job: CountedJob, experts, name, back):  # Operation
     "Copies sorted by expert and sent; or sent back, weighed and summed up."
     E, copies = job.units.element, job.own * experts.per_token
-    apart = np.not_equal(job.dispatcher, 'once_sorted')   # kernels that sort
-    sorts = 2 * copies * (job.ep > 1) * apart   # by GPU, then by expert
+    sorts = 2 * copies * (job.ep > 1)   # by GPU, then by expert
     nbytes = E * experts.width(job) * (job.own + copies + sorts)
     low = job.assumptions.fp8_dispatch and not back   # tokens alone: no result, and no gradient
     share = of_recipe(job.precision, 'saved') / 2 if low else 1.
-    launches = 1 + 2. * apart
-    there, again = (Work(nbytes=nbytes, launches=launches, messages=travels(job, experts, *way))
+    there, again = (Work(nbytes=nbytes, launches=3, messages=travels(job, experts, *way))
                     for way in ((back, share), (not back,)))
     places = 6 * E * copies * (not back)   # where each copy goes, and how much it weighs
     return Operation(name, there, again, activations=places)
