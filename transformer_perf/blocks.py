@@ -26,10 +26,11 @@ from .systems import Units
 from .estimates import (
     KINDS, ONCE, PARTS, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work,
     adapted, any_of, exchanged, of_recipe, where)
-from .layers import (
-    attend, attend_summa, bias, dropout, dropout_add, eager_gelu, eager_norm, eager_rotation,
-    eager_softmax, fused_attention, fused_norm, fused_softmax, gelu, layernorm, layernorm_2d,
-    linear, linear_summa, logits, logits_summa, softmax, softmax_2d, transposes)
+from transformer_perf.layers import (
+    attend, attend_summa, bias, dropout, dropout_add, eager_bias, eager_clamp, eager_gelu,
+    eager_norm, eager_rotation, eager_softmax, fused_attention, fused_norm, fused_softmax, gelu,
+    layernorm, layernorm_2d, linear, linear_summa, logits, logits_summa, softmax, softmax_2d,
+    transposes)
 
 # %% ../nbs/11_blocks.ipynb #3b000007
 BIASED = {   # the products that have a bias
@@ -745,23 +746,12 @@ def router(job: CountedJob, experts):  # Operation
         weights=E * n * (e + experts.router_bias), frees=(('layernorm', op.activations),))
 
 # %% ../nbs/11_blocks.ipynb #bc00318f
-def clamped(act: Operation, job: CountedJob, numbers):  # Operation
-    "An activation before which either half is clamped, and both put together, by kernels apart."
-    x = 2 * job.units.element * numbers   # bytes of both halves
-    def after(work, passes): return work._replace(nbytes=work.nbytes + passes * x,
-                                                  launches=work.launches + 3)
-    return act._replace(forward=after(act.forward, 4), backward=after(act.backward, 5),
-                        activations=act.activations + x)
-
 def expert_bias(job: CountedJob, experts):  # list of Operation
-    "Each expert's bias, weighed as its result, added by PyTorch's kernels in 32 bits."
+    "What is added to the results of a GPU's experts."
     there = 1. * job.assumptions.fused_kernels * job.here.has_bias('fc2')
     if not any_of(there): return []
-    here, numbers = experts.number / job.ep, expert_rows(job, experts) * experts.width(job)
-    each = there * job.units.element / 2 * numbers
-    forward = Work(nbytes=28 * each, launches=(2 * here + 2) * there)
-    back = Work(nbytes=40 * each, launches=(5 * here + 2) * there)
-    return [Operation('expert-bias', forward, back)]
+    numbers = expert_rows(job, experts) * experts.width(job)
+    return [eager_bias('expert-bias', numbers, experts.number / job.ep, job.units, there)]
 
 def routed_experts(job: CountedJob, experts):  # list of Operation
     "From copies of tokens to what their experts say."
@@ -773,7 +763,7 @@ def routed_experts(job: CountedJob, experts):  # list of Operation
         matrices=(of_group(Matrix(width * job.etp, seen, here), 'etp'),))
     act = activated(job, 'expert-act', expert_rows(job, experts) * width)
     if experts.clamped and job.assumptions.fused_kernels:
-        act = clamped(act, job, expert_rows(job, experts) * width)
+        act = eager_clamp(act, expert_rows(job, experts) * width, job.units)
     apart = second.activations * (1 - gated)   # before it is weighed; a gate's kernel does both
     act = act._replace(recomputed_with=('moe_act',), activations=act.activations + apart,
                        frees=(('moe_act', apart),))
