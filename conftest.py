@@ -18,6 +18,7 @@ settings.register_profile('random')
 settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'same'))
 
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # commands that tests start compile us once
+os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')   # nor start threads that no test needs
 
 
 def pytest_collect_file(file_path, parent):
@@ -120,7 +121,7 @@ QUIET = ['--no-sandbox', '--disable-gpu', '--no-first-run', '--disable-backgroun
          '--disable-component-update', '--disable-sync']
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def chromium():
     "What starts a browser, and how; a test that needs one is skipped where there is none."
     pytest.importorskip('playwright.sync_api', reason='playwright is not installed')
@@ -131,7 +132,7 @@ def chromium():
         yield driver.chromium, {'executable_path': found, 'args': QUIET}
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def browser(chromium):
     start, how = chromium
     browser = start.launch(**how)

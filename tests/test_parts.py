@@ -20,7 +20,7 @@ from transformer_perf.sweeps import (
 from transformer_perf.systems import as_system
 
 dataset = pytest.importorskip('pyarrow.dataset')
-VARY = ['--vary', 'hbm_bandwidth=500:16000:40', '--vary', 'hbm_capacity=20:900:40']
+VARY = ['--vary', 'hbm_bandwidth=500:16000:40', '--vary', 'hbm_capacity=20:900:16']
 WORDS = ['sweep', '--model', 'gpt3', '--systems', 'B200-NVS8', '--gpus', '64,512', *VARY]
 
 
@@ -50,7 +50,7 @@ def test_workers_write_their_own_parts(whole, tmp_path, workers):
 
 
 @needs_mpi
-@pytest.mark.parametrize('n', [2, 5])
+@pytest.mark.parametrize('n', [2, 4])
 def test_ranks_write_their_own_parts(whole, tmp_path, n):
     done = run([BIN / 'mpiexec', '-n', n, COMMAND, *WORDS, '-o', tmp_path / 'x'])
     assert (done.returncode, done.stdout) == (0, f'{tmp_path / "x"}\n'), done.stderr
@@ -68,6 +68,7 @@ def test_an_interrupted_study_continues(heeded, whole, tmp_path, how):  # noqa: 
     error = process.communicate(timeout=30)[1]
     assert process.returncode and (how == signal.SIGKILL or 'the same command continues' in error)
     with pytest.raises(ValueError, match='is not complete'): read_table(folder)
+    for path in folder.glob('.*'): path.unlink()   # what a kill leaves half-written is hidden
     torn, *_ = parts_in(folder).values()
     torn.write_bytes(torn.read_bytes()[:-7])   # as by a crash of the machine
     good(*WORDS, '-o', folder, '--workers', 2)   # by another number of workers

@@ -1,4 +1,5 @@
 "The pages `play` and `run` in a real browser, offline: their formulas are the package's."
+import contextlib
 import json
 import re
 import shutil
@@ -53,8 +54,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def shown(browser, folder):
+@contextlib.contextmanager
+def opener(browser, folder):
     "Opens a page of a given width, offline; whatever it loads from elsewhere, or throws, is wrong."
     contexts, faults = [], []
 
@@ -73,6 +74,17 @@ def shown(browser, folder):
     assert not faults
 
 
+@pytest.fixture
+def shown(browser, folder):
+    with opener(browser, folder) as open_page: yield open_page
+
+
+@pytest.fixture(scope='module')
+def formulas(browser, folder):
+    "A page that is asked for what its formulas give, and on which nothing is moved."
+    with opener(browser, folder) as open_page: yield open_page('play')
+
+
 def computed(page, call, arguments):
     "What a formula of the page gives for each list of arguments."
     return page.evaluate(f'rows => rows.map(([name, ...x]) => {call})', arguments)
@@ -80,38 +92,37 @@ def computed(page, call, arguments):
 
 # formulas
 
-def test_ring_times(shown):
+def test_ring_times(formulas):
     rows = [(name, kind, GB, n, d) for name in play.SYSTEMS for kind in KINDS
             for GB in (0., 1e-6, .01, 3.) for n in (2, 8, 72, 1024) for d in (1, 2, 8, 72)
             if n % d == 0 and as_system(name).nvlink_size % d == 0]
     assert len(rows) > 500
-    found = computed(shown('play'), 'Formulas.ringTime(PLAY.systems[name], ...x)', rows)
+    found = computed(formulas, 'Formulas.ringTime(PLAY.systems[name], ...x)', rows)
     expected = [two_tier_time(kind, GB, n, d, as_system(name)) for name, kind, GB, n, d in rows]
     assert np.allclose(found, expected, rtol=1e-12, atol=0)
 
 
-def test_products(shown):
+def test_products(formulas):
     rows = [(name, m, n, k) for name in play.SYSTEMS for m in (1, 128, 8192)
             for n in (64, 12288) for k in (64, 12288)]
-    found = computed(shown('play'), 'Formulas.product(PLAY.systems[name], ...x)', rows)
+    found = computed(formulas, 'Formulas.product(PLAY.systems[name], ...x)', rows)
     for (name, m, n, k), one in zip(rows, found):
         compute, memory = roofline(Work((Product(m, n, k),)), as_system(name))
         assert np.allclose([one['compute'], one['memory']], [compute, memory], rtol=1e-12)
         assert one['time'] == max(one['compute'], one['memory'])
 
 
-def test_schedules(shown):
+def test_schedules(formulas):
     sizes = [(name, p, v, N) for name in IN_PAGE for p in (1, 2, 3, 4, 8) for v in (1, 2, 4)
              for N in (1, 4, 7, 8, 16)]
-    page = shown('play')
-    assert page.evaluate('Object.keys(Formulas.SCHEDULES)') == list(IN_PAGE)
+    assert formulas.evaluate('Object.keys(Formulas.SCHEDULES)') == list(IN_PAGE)
     can = [bool(possible(SCHEDULES[name], p, v, N, v)) for name, p, v, N in sizes]
-    found = computed(page, 'Formulas.possible(name, ...x)', sizes)
+    found = computed(formulas, 'Formulas.possible(name, ...x)', sizes)
     several = [name == 'gpipe' and v > 1 for name, _, v, _ in sizes]   # drawn with one chunk only
     assert [a or b for a, b in zip(found, several)] == [a or b for a, b in zip(can, several)]
     rows = [(*size, 1., 1.2, .7) for size, both in zip(sizes, found) if both]
     assert len(rows) > 60
-    for row, one in zip(rows, computed(page, 'Formulas.played(name, ...x)', rows)):
+    for row, one in zip(rows, computed(formulas, 'Formulas.played(name, ...x)', rows)):
         run = played(*row)
         assert np.isclose(one['total'], run.total, rtol=1e-12)
         assert passes_drawn(one) == passes_played(run)
@@ -129,10 +140,10 @@ def passes_played(run):
 
 
 @pytest.mark.parametrize('model', play.MODELS)
-def test_memory(shown, model):
+def test_memory(formulas, model):
     rows = [(model, stage, tp, pp, dp, 2 * pp, 1) for stage in range(4) for tp in (1, 8)
             for pp in (1, 4, 16) for dp in (1, 2, 64)]
-    found = computed(shown('play'), 'Formulas.memory(PLAY.models[name], ...x)', rows)
+    found = computed(formulas, 'Formulas.memory(PLAY.models[name], ...x)', rows)
     for (_, stage, tp, pp, dp, N, size), one in zip(rows, found):
         parallel = Parallel(tp=tp, pp=pp, dp=dp, micro_batch=size, zero_stage=stage)
         stats = estimate(model, parallel, 'H200', global_batch=N * dp * size,
@@ -142,7 +153,7 @@ def test_memory(shown, model):
         assert np.allclose(parts, [stats[name] for name in names], rtol=1e-9)
 
 
-def test_iterations(shown):
+def test_iterations(formulas):
     "Time by parts, and memory, of runs of every kind."
     rng = np.random.default_rng(0)
     rows = [[str(rng.choice(play.MODELS)), str(rng.choice(play.SYSTEMS)),
@@ -157,7 +168,7 @@ def test_iterations(shown):
         ...Formulas.iteration(PLAY.models[model], PLAY.systems[system],
             PLAY.times[model][system][tp][size][again], {tp, pp, dp, N, v, stage}),
         memory: Formulas.memory(PLAY.models[model], stage, tp, pp, dp, N, size, v, again)})"""
-    for row, one in zip(rows, computed(shown('play'), f'({run})(x, name)', rows)):
+    for row, one in zip(rows, computed(formulas, f'({run})(x, name)', rows)):
         model, system, tp, pp, dp, size, N, v, stage, again = row
         p = Parallel(tp=tp, pp=pp, dp=dp, micro_batch=size, virtual_stages=v, zero_stage=stage,
                      recompute=again, nvlink_tp=tp)
@@ -170,14 +181,13 @@ def test_iterations(shown):
 
 
 @pytest.mark.parametrize('recompute, chunks', [('none', 1), ('full', 1), ('none', 4)])
-def test_a_map_is_a_search(shown, recompute, chunks):
+def test_a_map_is_a_search(formulas, recompute, chunks):
     "Its best cell is the search's answer; a single stage has a single chunk."
-    page = shown('play')
     for model, system, n_gpus in (('gpt3', 'A100-80GB', 64), ('gpt3_1T', 'H200-141GB', 512),
                                   ('llama3.1_70B', 'GB200-NVL72', 4096)):
         said = {'model': model, 'system': system, 'GPUs': n_gpus, 'recompute': recompute,
                 'chunks': chunks}
-        best = page.evaluate('s => Play.WIDGETS.map.figures(s).best', said)
+        best = formulas.evaluate('s => Play.WIDGETS.map.figures(s).best', said)
         found = [search(model, n_gpus, system, play.BATCH, k=1, assumptions='corrected',
                         recompute=[recompute], virtual_stages=[v],
                         fixed={'micro_batch': [*play.SIZES], 'tp': [*play.TENSOR], 'pp': stages})
@@ -188,10 +198,10 @@ def test_a_map_is_a_search(shown, recompute, chunks):
 
 
 @pytest.mark.parametrize('n', [2, 3, 5, 8])
-def test_what_travels_arrives(shown, n):
-    page = shown('play')
-    there = lambda what, step: np.array([[part['much'] for part in gpu] for gpu in page.evaluate(
-        '([what, n, step]) => Formulas.travelled(what, n, step)', [what, n, step])])
+def test_what_travels_arrives(formulas, n):
+    travelled = '([what, n, step]) => Formulas.travelled(what, n, step)'
+    there = lambda what, step: np.array([[part['much'] for part in gpu]
+                                         for gpu in formulas.evaluate(travelled, [what, n, step])])
     gathered = [there('all-gather', step) for step in range(n)]
     assert np.array_equal(gathered[0], np.eye(n)) and np.all(gathered[-1] == 1)
     attended = [there('ring attention', step) for step in range(n)]

@@ -62,6 +62,17 @@ def test_a_sweep_is_its_searches():
         pd.testing.assert_frame_equal(own, pd.DataFrame(expected))
 
 
+def test_a_sweep_of_many_systems_is_their_searches():
+    "As many are played of each, however many there are: at 698 GB the second is the fastest."
+    system = dataclasses.replace(as_system('B200', 8), hbm_bandwidth=8589.44)
+    capacities = np.linspace(20, 900, 512)
+    table = sweep(['gpt3'], {'B200': system}, [64], ['1d'], vary={'hbm_capacity': capacities})
+    own = table.set_index('hbm_capacity').iteration_s
+    for GB in capacities[[30, 150, 250, 394, 511]]:
+        alone = search('gpt3', 64, dataclasses.replace(system, hbm_capacity=GB), 2048, '1d', k=1)
+        assert own[GB] == alone.iteration_s[0]
+
+
 def test_a_sweep_says_what_it_rests_on():
     for assumptions, evidence in (('paper', 'published model'), ('calibrated', 'near: 195 runs')):
         table = sweep(['gpt3'], {'H100': 'H100-80GB'}, [64], ['1d'], assumptions=assumptions,

@@ -28,7 +28,7 @@ from .modules import (
     prices_of, reduces_each, sharing_rules, with_copies)
 from .timeline import (
     COMPONENTS, FIGURES, GROUPS, PLACES, chunks_differ, costs_at_places, exact_figures_of_each,
-    figures_by_formula, host_has_room, iteration_times, job_of, layouts_of, memories_played,
+    host_has_room, iteration_times, job_of, layouts_of, memories_played,
     memory_needed, memory_of, one_for_all, placed_by_rank, that_must_fit)
 from transformer_perf.iteration import (
     PAPER_NAMES, can_offload, changes_something, check_host, choices_fit, cross, divisors, evidence,
@@ -595,16 +595,14 @@ def best_candidates(space: Space, layers: Layers, fits, q: Question, k):  # dict
             'seconds': best.times[variant, n, rank]}
 
 # %% ../nbs/88a_search.ipynb #5c0ed011
-MOST_REPLAYED = 1000   # rows whose schedules are played
+MOST_REPLAYED = 1000   # candidates whose memory is played, until as many as asked for fit
 PLAYED = 20            # of each GPU count, at least
 
 def figures_found(space: Space, layers: Layers, row, i, j, q: Question):  # dict of columns
     "Every figure of what a search found; schedules are played where no formula holds."
     if layers.of_variant is not None: return figures_of_variants(space, layers, row, i, j, q)
     work, costs, ends = known_of(space, layers, i, j)
-    few = 0 < len(i) <= MOST_REPLAYED
-    return (exact_figures_of_each if few else figures_by_formula)(
-        work, pricer_of(q.system, q.assumptions), costs, ends)
+    return exact_figures_of_each(work, pricer_of(q.system, q.assumptions), costs, ends)
 
 def figures_of_variants(space: Space, layers: Layers, row, i, j, q: Question):  # dict of columns
     "The same of candidates that each have a system of their own; alike ones are priced once."
@@ -613,9 +611,7 @@ def figures_of_variants(space: Space, layers: Layers, row, i, j, q: Question):  
     t = keep(space.t, i) | {name: space.places[name][j] for name in PLACES}
     work = count(job_of(t, q.model, system, q.global_batch, q.assumptions))
     pricer = pricer_of(system, q.assumptions)
-    few = 0 < len(i) <= MOST_REPLAYED
-    found = (exact_figures_of_each if few else figures_by_formula)(
-        work, pricer, *prices_of(work, pricer))
+    found = exact_figures_of_each(work, pricer, *prices_of(work, pricer))
     return {name: x[which] if np.ndim(x) else x for name, x in found.items()}
 
 # %% ../nbs/88a_search.ipynb #6a4c89d7

@@ -19,7 +19,7 @@ from .blocks import STRATEGIES
 from .timeline import COMPONENTS, GROUPS, PLACES, components
 from .iteration import interval_in_words, keep, readable, sends_tokens, short
 from .execution import (
-    KIND, MOST_REPLAYED, asked_about, fastest_that_fit, fitting, questions, result_of, runs, search,
+    KIND, asked_about, fastest_that_fit, fitting, questions, result_of, search,
     strategies_for, tables_of, to_play, worth_playing)
 from .plots import PARTS
 from .drawing import (
@@ -193,13 +193,11 @@ def play_those(some, job):  # list of dict, a row of a search; None where it doe
     "Price candidates as a search does, but for those that another map has asked for."
     (asked, fit), known = fitted(job), played_for(job)
     keys = list(zip(*(some[name].tolist() for name in ('search', 'i', 'j'))))
-    new = np.flatnonzero([key not in known for key in keys])
-    for block in runs(np.arange(len(new)) // MOST_REPLAYED):
-        few = keep(some, new[block])
-        tables = tables_of([], asked, fit, few | {'variant': 0 * few['i']})
-        for at, ((table, *_), f) in enumerate(zip(tables, fit)):
-            for row in pd.DataFrame(table).to_dict('records'):
-                known[at, *divmod(row['candidate'], len(f.less.places['grouping']))] = row
+    new = keep(some, np.flatnonzero([key not in known for key in keys]))
+    tables = tables_of([], asked, fit, new | {'variant': 0 * new['i']})
+    for at, ((table, *_), f) in enumerate(zip(tables, fit)):
+        for row in pd.DataFrame(table).to_dict('records'):
+            known[at, *divmod(row['candidate'], len(f.less.places['grouping']))] = row
     return [known.setdefault(key) for key in keys]
 
 def best_in_cells(cells, names, job):  # list of dict, as of `play_those`

@@ -38,9 +38,8 @@ from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, as_assumptions
 from .modules import STRATEGIES
 from .iteration import Parallel, estimate, keep
-from transformer_perf.execution import (
-    MOST_REPLAYED, Question, best_of, considered_choices, resting_on, search, search_each, to_play,
-    variants)
+from .execution import (
+    Question, best_of, considered_choices, resting_on, search, search_each, to_play)
 from .ranks import completed, mpi_world
 from .results import (
     STUDY, checked_suffix, npy_bytes, part_path, parts_in, table_bytes)
@@ -66,9 +65,7 @@ def run_task(task):  # DataFrame
     a = task.assumptions.on(task.system)
     question = Question(task.model, task.system, task.global_batch, a, task.strategy,
                         considered_choices({}, task.model, a), {})
-    most = MOST_REPLAYED // (variants(task.system) * len(task.n_gpus))   # that can be played
-    played = max(task.k, min(to_play(task.k, task.model, a), most))
-    (table, *_), = search_each(task.n_gpus, [question], played)
+    (table, *_), = search_each(task.n_gpus, [question], to_play(task.k, task.model, a))
     table = best_of([table], task.n_gpus)
     table = keep(table, table['rank'] <= task.k)
     which = table.pop('variant')

@@ -15,11 +15,11 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_P
            'gradients_held', 'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room',
            'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed',
            'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
-           'seconds_and_GB', 'statistics', 'figures_by_formula', 'stages_asked', 'own_stages', 'stages_at_rest',
-           'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play',
-           'more_of', 'chunks_alike', 'of_one_order', 'bubble_left', 'exact_times', 'at_rest', 'memory_on_ranks',
-           'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each',
-           'bubbles_played', 'memories_played', 'fullest_rank', 'job_of_estimate', 'priced_estimate']
+           'seconds_and_GB', 'statistics', 'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks',
+           'of_each_kind', 'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike',
+           'of_one_order', 'bubble_left', 'exact_times', 'at_rest', 'memory_on_ranks', 'exact_memory', 'memory_played',
+           'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
+           'memories_played', 'fullest_rank', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -703,11 +703,8 @@ def seconds_and_GB(t, *asked):  # (s of an iteration, GB that must fit) of every
     return iteration_times(work, costs, pricer, ends).total, memory_needed(work)
 
 def statistics(t, model, system, global_batch, assumptions):  # dict of columns
-    "Every figure of every row of a table of configurations."
-    return figures_by_formula(*counted_and_priced(t, model, system, global_batch, assumptions))
-
-def figures_by_formula(work, pricer, costs, ends):  # dict of columns
-    "Every figure of a workload that is priced."
+    "Every figure of every row of a table of configurations, by formula."
+    work, pricer, costs, ends = counted_and_priced(t, model, system, global_batch, assumptions)
     times = iteration_times(work, costs, pricer, ends)
     return all_figures(work, costs, ends, times, memory_of(work), pricer.system)
 
@@ -863,7 +860,7 @@ def exact_table(t, *asked):  # dict of columns
     return exact_figures_of_each(*counted_and_priced(t, *asked))
 
 def exact_figures_of_each(work: Workload, pricer, costs, ends):  # dict of columns
-    "`exact_figures` of each of a few layouts, those of one order of passes played together."
+    "`exact_figures` of each of many layouts, those of one order of passes played together."
     times, memory = iteration_times(work, costs, pricer, ends), memory_of(work)
     if not chunks_alike(work, ends):
         number = np.size(times.total)
