@@ -20,8 +20,9 @@ from transformer_perf.sweeps import (
 from transformer_perf.systems import as_system
 
 dataset = pytest.importorskip('pyarrow.dataset')
-VARY = ['--vary', 'hbm_bandwidth=500:16000:40', '--vary', 'hbm_capacity=20:900:16']
-WORDS = ['sweep', '--model', 'gpt3', '--systems', 'B200-NVS8', '--gpus', '64,512', *VARY]
+VARY = ['--vary', 'hbm_bandwidth=500:16000:40', '--vary', 'hbm_capacity=20:900:40']
+WORDS = ['sweep', '--model', 'gpt3', '--systems', 'B200-NVS8', '--gpus', '64,512',
+         '--assumptions', 'corrected', *VARY]
 
 
 @pytest.fixture(scope='module')
