@@ -1194,7 +1194,10 @@ def test_pages_are_limited_and_end(strict):
 
 def test_ctrl_c_ends_all(strict):
     process, url, _ = strict
-    assert ask(url)[0] == 200 and len(kernels(process)) == 1
+    status, _, text, _ = ask(url)
+    assert status == 200 and len(kernels(process)) == 1
+    # a picture comes before the process of the page is asked for one
+    assert 'One iteration' in text[text.index('<div id="first">'):text.index('id="rendered_cells"')]
     tree = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     assert process.wait(15) == 0 and not psutil.wait_procs(tree, 5)[1]
@@ -1282,6 +1285,7 @@ MOVED = (('nvlink_size', '64'), ('system', 'B200'), ('strategy', '2d'), ('strate
 
 def test_browser_layer(browser_page, capsys):
     "Each move changes the numbers on the page to what the Python call on the page says."
+    assert browser_page.locator('#first').count() == 0   # the panel stands where it stood
     for control, option in MOVED:
         text, took = move(browser_page, 'layer', control, option)
         result = python_on(browser_page, 'layer')

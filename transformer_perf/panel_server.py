@@ -14,7 +14,9 @@ import signal
 import tempfile
 import threading
 import webbrowser
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 
 from tornado.httpserver import HTTPServer
@@ -65,6 +67,45 @@ class Refused(RequestHandler):
     def prepare(self):
         raise HTTPError(403, reason='use the address that transformer-perf panels printed')
 
+# %% ../nbs/99_panel_server.ipynb #5c1f09a2
+FIRST = """<div id="first">{picture}<p>The controls come in a moment.</p></div>
+<style>#first {{ padding: 12px; font-family: sans-serif; }} #loading {{ display: none !important; }}
+</style>
+<script>new MutationObserver((_, seen) => {{
+    if (!document.querySelector('#rendered_cells svg')) return
+    document.getElementById('first').remove()
+    seen.disconnect() }}).observe(document, {{childList: true, subtree: true}})</script>"""
+BEFORE = b'<div id="rendered_cells"'   # where a page puts what its process shows
+
+def first_seen(state):  # bytes
+    "What a page shows until its process does: the picture that it opens with."
+    from .panels import LayerState, pieces, shown_or_why
+    state = state or LayerState()
+    picture, _ = pieces(state, shown_or_why(state))
+    return FIRST.format(picture=picture).encode()
+
+def drawn_beside(state):  # Future of what `first_seen` gives
+    "Draw the first picture in a process of its own, which ends with it."
+    beside = ProcessPoolExecutor(1, get_context('spawn'))
+    first = beside.submit(first_seen, state)
+    first.add_done_callback(lambda _: beside.shutdown(wait=False))
+    return first
+
+def begun_with(first):  # class; first: a Future of bytes
+    "Puts a picture into the page that names no state of its own, where it is ready."
+    class Begun(OutputTransform):
+        def __init__(self, request):
+            at_first = request.path.endswith('/') and not request.query
+            ready = first.done() and not first.exception()
+            self.more = first.result() if at_first and ready else b''
+
+        def transform_first_chunk(self, status_code, headers, chunk, finishing):
+            return status_code, headers, self.transform_chunk(chunk, finishing)
+
+        def transform_chunk(self, chunk, finishing):
+            return chunk.replace(BEFORE, self.more + BEFORE, 1)
+    return Begun
+
 # %% ../nbs/99_panel_server.ipynb #52d8f613
 MOST_PAGES = 4                                          # open at the same time
 CULLED = {'cull_idle_timeout': 30, 'cull_interval': 5}  # s idle without a page; s between looks
@@ -111,14 +152,15 @@ async def answer(
     voila,
     sockets,   # that listen
     own: Own,  # who is answered
+    first,     # as in `begun_with`
 ):
     "Answer requests until interrupted; then end all kernels."
     settings = voila.init_settings()                # before the handlers, which need what it makes
-    app = Application([(own, voila.init_handlers())], transforms=[Headed], **settings,
-                      default_handler_class=Refused, disable_check_xsrf=True)  # it has the token
+    app = Application([(own, voila.init_handlers())], transforms=[Headed, begun_with(first)],
+                      default_handler_class=Refused, disable_check_xsrf=True,  # it has the token
+                      **settings)
     logging.getLogger('tornado').setLevel(logging.ERROR)        # no line for each refusal
     HTTPServer(app, max_body_size=2**16).add_sockets(sockets)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C
     try: await asyncio.Event().wait()
     finally: await voila.kernel_manager.shutdown_all(now=True)
 
@@ -139,11 +181,13 @@ def serve(
     except OSError as error:
         raise ValueError(f'port={port} cannot be used: {error.strerror}') from None
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
+        first = drawn_beside(state)
         source, url = CELL.format(state=state, notes=notes), f'http://127.0.0.1:{port}/{token}/'
         voila = voila_of(folder, token, source)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)   # ends as with Ctrl-C
         print(f'The panels are at {url} (Ctrl-C ends them)', *notes, sep='\n', flush=True)
         leads = Path(folder) / 'open.html'
         leads.write_text(f'<meta http-equiv="refresh" content="0;url={url}">')
         if browser:
             threading.Thread(target=webbrowser.open, args=[leads.as_uri()], daemon=True).start()
-        asyncio.run(answer(voila, sockets, Own(port, token)))
+        asyncio.run(answer(voila, sockets, Own(port, token), first))

@@ -317,7 +317,7 @@ def recipes(
     "Where a search ranks published configurations: of each job, the fastest that was measured."
     assumptions, rows = as_assumptions(assumptions), []
     predicted = predict(df[~source_of(df).isin(SWEEPS)].reset_index(drop=True), assumptions)
-    predicted = predicted[predicted.predicted_iteration_s.notna()]
+    predicted = predicted.dropna(subset=['predicted_iteration_s', 'iteration_s'])
     there = [name for name in JOB if name in predicted]
     precision = precision_of(clean(predicted))
     job = source_of(predicted) + ' ' + precision + ' ' + texts(predicted, *there)
