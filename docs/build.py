@@ -89,6 +89,7 @@ def write_sources():
         shutil.copy(path, STATIC / 'notebooks')
     for path in HERE.glob('*.md'): shutil.copy(path, SOURCE)
     (STATIC / 'play-data.js').write_text(play.script(), encoding='utf-8')
+    (STATIC / 'play-maps.js').write_text(play.calibrated_script(), encoding='utf-8')
     for name, text in pages.api().items(): (SOURCE / name).write_text(text, encoding='utf-8')
 
 

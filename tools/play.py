@@ -1,9 +1,11 @@
 """The numbers that the pages `play` and `run` draw and compute with, as docs/_static/play.js reads
 them.
 
-Everything is from the package's own functions, under the preset `corrected`; nothing here needs
-Sphinx. `python docs/build.py` writes it into the site.
+Everything is from the package's own functions, under the preset `corrected`; the map can also look
+up what a search finds under `calibrated`. Nothing here needs Sphinx. `python docs/build.py` writes
+it into the site.
 """
+import dataclasses
 import json
 from functools import cache
 
@@ -12,13 +14,15 @@ from transformer_perf.iteration import divisors
 from transformer_perf.models import as_model
 from transformer_perf.plots import MEANINGS
 from transformer_perf.systems import as_system
-from transformer_perf.timeline import priced_estimate
+from transformer_perf.timeline import TIMES, priced_estimate
 
 MODELS = ('gpt3', 'gpt3_1T', 'llama3.1_70B')
 SYSTEMS = ('A100-80GB', 'H100-80GB', 'H200-141GB', 'B200-180GB', 'GB200-NVL72')
-BATCH = 1024                              # of the map
 TENSOR, SIZES = (1, 2, 4, 8), (1, 2, 4)   # tp, and samples of a micro-batch
 RECOMPUTE = ('none', 'selective', 'full')
+BATCH, GPUS = 1024, (64, 512, 4096)       # of the map
+STAGES, CHUNKS = (1, 2, 4, 8, 16, 32), (1, 2, 4)
+ROOM = 1e6   # GB, for all that a map shows
 HERO = dict(model='gpt3', system='H200-141GB', global_batch=32)   # the first page's picture
 HERO_PARALLEL = Parallel(tp=8, pp=8, dp=2)
 
@@ -63,6 +67,41 @@ def layer_times():  # dict: model, system, tp, samples, recompute -> the times o
         for size in SIZES} for tp in TENSOR} for system in SYSTEMS} for model in MODELS}
 
 
+def candidates(model, system):  # DataFrame
+    "All candidates of the maps of a model and system as a search prices them, whether they fit."
+    s = as_system(system)
+    found = search(
+        model, [*GPUS], dataclasses.replace(s, hbm_capacity=ROOM), BATCH, '1d', k=10_000,
+        fixed={'tp': [*TENSOR], 'pp': [*STAGES], 'micro_batch': [*SIZES]},
+        zero_stages=[1], recompute=[*RECOMPUTE], virtual_stages=[*CHUNKS])
+    return found.assign(fits=found.memory_bound_GB <= s.hbm_capacity)
+
+
+def cells(found):  # DataFrame
+    "Of each cell of each map the fastest that fits; where none does, the smallest."
+    cell = ['n_gpus', 'recompute', 'virtual_stages', 'tp', 'pp']
+    order = found.iteration_s.where(found.fits, found.memory_bound_GB)
+    return (found.assign(order=order).sort_values(['fits', 'order'], ascending=[False, True])
+            .drop_duplicates(cell).sort_values(cell))
+
+
+def short(x, digits=3):  # a number that takes little room in a file
+    x = float(f'{x:.{digits}g}')
+    return int(x) if x.is_integer() else x
+
+
+def maps_of(model, system):  # dict: GPUs, recompute, chunks -> a row for each cell
+    "tp, pp, samples of a micro-batch, GB that must fit, s of an iteration, and of its parts."
+    found = {}
+    for row in cells(candidates(model, system)).itertuples():
+        of_chunks = found.setdefault(row.n_gpus, {}).setdefault(row.recompute, {})
+        figures = [short(row.memory_bound_GB, 4), short(row.iteration_s, 4),
+                   *(short(getattr(row, name)) for name in TIMES)]
+        of_chunks.setdefault(row.virtual_stages, []).append(
+            [row.tp, row.pp, row.micro_batch, *figures])
+    return found
+
+
 @cache
 def hero():  # dict
     "One configuration of a pipeline, and the best of all."
@@ -81,10 +120,17 @@ def data():  # dict
     return {'systems': {name: system_figures(name) for name in SYSTEMS},
             'models': {name: layer_figures(name) for name in MODELS}, 'times': layer_times(),
             'colors': MEANINGS, 'tp': TENSOR, 'sizes': SIZES, 'recompute': RECOMPUTE,
-            'batch': BATCH, 'hero': hero()}
+            'batch': BATCH, 'n_gpus': GPUS, 'stages': STAGES, 'chunks': CHUNKS, 'hero': hero()}
 
 
 @cache
 def script():
     "The data as a script: a page that is opened as a file may load scripts, but not data."
     return f'window.PLAY = {json.dumps(data(), separators=(",", ":"))};\n'
+
+
+@cache
+def calibrated_script():
+    "The maps under `calibrated`, which a page loads after that."
+    maps = {model: {system: maps_of(model, system) for system in SYSTEMS} for model in MODELS}
+    return f'PLAY.maps = {json.dumps(maps, separators=(",", ":"))};\n'

@@ -148,7 +148,7 @@
   };
 
   // what a run takes: time and memory by parts, or why it is impossible
-  const WORDS = {compute: 'compute', memory: 'exposed memory', tp: 'TP comm', dp: 'DP comm', pp: 'PP comm', bubble: 'bubble'};
+  const WORDS = {compute: 'compute', memory: 'exposed memory', tp: 'TP comm', dp: 'DP comm', pp: 'PP comm', bubble: 'bubble', other: 'other'};
   function runOf(name, system, run) {   // run: tp, pp, dp, N, size, v, stage, again
     const model = PLAY.models[name], {tp, pp, dp, N, size, v, stage, again} = run;
     if (model.depth % (pp * v)) return {why: `${pp * v} chunks do not divide ${model.depth} layers.`};
@@ -160,11 +160,18 @@
     return {parts, GB, held, time: found.total, fits: held <= PLAY.systems[system].capacity, run, near: found.near, d: found.d};
   }
 
-  const {tp: TENSOR, sizes: SIZES, recompute: AGAIN} = PLAY, STAGES = [1, 2, 4, 8, 16, 32];
+  const {tp: TENSOR, sizes: SIZES, recompute: AGAIN, stages: STAGES, chunks: CHUNKS} = PLAY;
   const map = {
-    controls: () => [['model', models], ['system', names, 'H200-141GB'], ['GPUs', [64, 512, 4096], 512],
-      ['recompute', AGAIN], ['chunks', [1, 2, 4]]],
-    cell(s, tp, pp) {   // of all micro-batches the fastest that fits, or the smallest
+    controls: () => [['model', models], ['system', names, 'H200-141GB'], ['GPUs', PLAY.n_gpus, 512],
+      ['recompute', AGAIN], ['chunks', CHUNKS], ['prices', ['calibrated', 'corrected']]],
+    found(s) {   // what a search found; a single stage has a single chunk
+      const of = PLAY.maps[s.model][s.system][s.GPUs][s.recompute], chunked = of[s.chunks] || [];
+      const rows = s.chunks === 1 ? chunked : [...of[1].filter(([, pp]) => pp === 1), ...chunked];
+      return rows.map(([tp, pp, size, held, time, ...parts]) => ({
+        run: {tp, pp, dp: s.GPUs / (tp * pp), size}, held, time, fits: held <= PLAY.systems[s.system].capacity,
+        parts: Object.fromEntries(Object.values(WORDS).map((word, i) => [word, parts[i]]))}));
+    },
+    cell(s, tp, pp) {   // by the formulas: of all micro-batches the fastest that fits, or the smallest
       const dp = s.GPUs / (tp * pp), N = (size) => PLAY.batch / (dp * size), v = pp > 1 ? s.chunks : 1;
       const runs = SIZES.filter((size) => N(size) >= 1 && Number.isInteger(N(size)) && dp >= 1)
         .map((size) => runOf(s.model, s.system, {tp, pp, dp, N: N(size), size, v, stage: 1, again: s.recompute}))
@@ -173,7 +180,8 @@
       return fit.length ? first(fit, (one) => one.time) : runs.length ? first(runs, (one) => one.held) : null;
     },
     figures(s) {
-      const cells = TENSOR.flatMap((tp) => STAGES.map((pp) => this.cell(s, tp, pp))).filter((one) => one);
+      const all_of = () => TENSOR.flatMap((tp) => STAGES.map((pp) => this.cell(s, tp, pp))).filter((one) => one);
+      const cells = s.prices === 'calibrated' ? this.found(s) : all_of();
       const all = cells.filter((one) => one.fits), best = all.length ? all.reduce((a, b) => (a.time <= b.time ? a : b)) : null;
       const same = ({run}) => s.chosen && run.tp === s.chosen[0] && run.pp === s.chosen[1];
       return {cells, best, chosen: cells.find(same) || best || cells[0]};
