@@ -171,7 +171,8 @@ def test_ranks_give_the_same_bytes(undisturbed, tmp_path, n):
 
 @needs_mpi
 def test_sweeps_run_on_ranks(tmp_path):
-    args = ['sweep', '--systems', 'B200-NVS8', '--gpus', 512, '--vary', 'hbm_capacity=48,96,192',
+    args = ['sweep', '--systems', 'B200-NVS8', '--gpus', 512, '--assumptions', 'corrected',
+            '--vary', 'hbm_capacity=48,96,192',
             '--vary', 'seq_len=2048,4096']
     good(*args, '-o', tmp_path / 'alone.csv')
     ranks = [BIN / 'mpiexec', '-n', 3, COMMAND, *args, '-o', tmp_path / 'ranks.csv']

@@ -88,8 +88,8 @@ def as_software(
 def sets_of(calibration: Calibration, s: Software):  # Calibration
     "The parameters of one software, for each generation of GPUs."
     found, sets = {}, calibration.sets
-    for k in sets.values():   # of those of a generation, the last is of all software
-        on = k.architecture
+    for_all = {k.architecture: k for k in sets.values()}   # the last of a generation
+    for on, k in for_all.items():
         own = sets.get(f'{on}/{s.stack or s.name}')
         if own is None or s.stack not in (None, s.name):   # none of it, or another's is meant
             own = changed(own or sets.get(f'{on}/{s.like}', k), s.known_on(on))
