@@ -184,6 +184,7 @@ def choices_fit(model: Model, tp, cp, context, sequence_sharded):
         fits = fits & (np.not_equal(context, 'ulysses') | (kv_on_gpu(kv_heads, tp) % cp == 0))
     return fits
 
+@functools.lru_cache(1024)
 def sends_tokens(model):
     "Whether a model's tokens travel to experts."
     return any(half.sends_tokens for half in halves_of(model))

@@ -19,8 +19,8 @@ from .blocks import STRATEGIES
 from .timeline import COMPONENTS, GROUPS, PLACES, components
 from .iteration import interval_in_words, keep, readable, sends_tokens, short
 from .execution import (
-    KIND, asked_about, fastest_that_fit, fitting, questions, result_of, search,
-    strategies_for, tables_of, to_play, worth_playing)
+    KIND, MOST_REPLAYED, asked_about, fastest_that_fit, fitting, others_may_win, questions,
+    result_of, search, strategies_for, tables_of, to_play, worth_playing)
 from .plots import PARTS
 from .drawing import (
     drawing, ghost_box, label, legend, stack, ticks)
@@ -204,8 +204,15 @@ def best_in_cells(cells, names, job):  # list of dict, as of `play_those`
     "What a search of each cell alone finds: its fastest by formula are played."
     asked, fit = fitted(job)
     own, found = [in_cells(cells, names, f) for f in fit], [[] for _ in cells.index]
-    some = fastest_that_fit(asked, own, to_play(1, asked[0].model, asked[0].assumptions))
-    for cell, row in zip(some['variant'], play_those(some, job)):
+    more = to_play(1, asked[0])
+    while True:
+        some = fastest_that_fit(asked, own, more)
+        rows = list(zip(*(some[name].tolist() for name in ('variant', 'n_gpus')),
+                        play_those(some, job)))
+        played = [(cell, n, row['iteration_s']) for cell, n, row in rows if row]
+        if more >= MOST_REPLAYED or not others_may_win(some, played, 1, more): break
+        more = min(4 * more, MOST_REPLAYED)
+    for cell, _, row in rows:
         if row: found[cell].append(row)
     first = lambda row: (row['iteration_s'], row['candidate'])
     return [min(rows, key=first, default=None) for rows in found]

@@ -39,7 +39,7 @@ from .estimates import Assumptions, as_assumptions
 from .modules import STRATEGIES
 from .iteration import Parallel, estimate, keep
 from .execution import (
-    Question, best_of, considered_choices, resting_on, search, search_each, to_play)
+    Question, best_of, considered_choices, resting_on, search, search_each)
 from .ranks import completed, mpi_world
 from .results import (
     STUDY, checked_suffix, npy_bytes, part_path, parts_in, table_bytes)
@@ -65,7 +65,7 @@ def run_task(task):  # DataFrame
     a = task.assumptions.on(task.system)
     question = Question(task.model, task.system, task.global_batch, a, task.strategy,
                         considered_choices({}, task.model, a), {})
-    (table, *_), = search_each(task.n_gpus, [question], to_play(task.k, task.model, a))
+    (table, *_), = search_each(task.n_gpus, [question], task.k)
     table = best_of([table], task.n_gpus)
     table = keep(table, table['rank'] <= task.k)
     which = table.pop('variant')

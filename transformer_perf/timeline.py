@@ -10,16 +10,17 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_P
            'step_on_matrices', 'of_the_busiest', 'host_step', 'update_time', 'straggling', 'Stage', 'places_of',
            'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'alike', 'ends_differ', 'stages_of',
            'mean_layer', 'costs_at_places', 'Pace', 'slowest_stage', 'pace_of', 'mean_matrices', 'slower_of',
-           'bubble_time', 'between_layers', 'iteration_times', 'Memory', 'alive', 'working', 'units_at_hand',
-           'StageWeights', 'largest_units', 'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held',
-           'gradients_held', 'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room',
-           'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed',
-           'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
-           'seconds_and_GB', 'statistics', 'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks',
-           'of_each_kind', 'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike',
-           'of_one_order', 'bubble_left', 'exact_times', 'at_rest', 'memory_on_ranks', 'exact_memory', 'memory_played',
-           'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
-           'memories_played', 'fullest_rank', 'job_of_estimate', 'priced_estimate']
+           'bubble_time', 'ranks_that_wait', 'least_total', 'least_bubble', 'between_layers', 'iteration_times',
+           'Memory', 'alive', 'working', 'units_at_hand', 'StageWeights', 'largest_units', 'frozen_of_stage',
+           'still_held', 'weights_of_stage', 'weights_held', 'gradients_held', 'saved_at', 'at_hand', 'memory_at',
+           'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied', 'other_copies', 'memory_of',
+           'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ', 'components', 'figures',
+           'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked',
+           'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks',
+           'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'of_one_order', 'bubble_left', 'exact_times',
+           'at_rest', 'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics',
+           'exact_table', 'exact_figures_of_each', 'bubbles_played', 'memories_played', 'fullest_rank',
+           'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -341,21 +342,24 @@ def stages_of(work: Workload):  # list of Stage; in each, columns where layouts 
     return unlike_stages(work)
 
 # %% ../nbs/87_timeline.ipynb #83c55b88
-def unlike_stages(work: Workload):  # list of Stage
-    "The stages that differ, dealt out layer by layer."
+def of_each_pipeline(work: Workload, table):  # array [figure, ..., row]
+    "A table of figures for the pipeline of each layout; shorter ones repeat their first row."
     p, s = work.layouts, work.layouts.schedule
     folded, both = (own_figure(s, lambda s, n=n: getattr(s, n)) for n in ('folded', 'both_ways'))
     rows, which = distinct_rows(p.pp, p.virtual_stages, 1 * folded, 1 * both)
     pattern, one = work.pattern, (1, 1, 0, 0)   # of no configuration at all, too
-    tables = [distinct_stages(pattern, *map(int, row), p.layout)
-              for row in (rows if len(rows) else [one])]
+    tables = [table(pattern, *map(int, row), p.layout) for row in (rows if len(rows) else [one])]
     most = max(map(len, tables))
-    every = np.array([[(*stage.layers, *stage[1:]) for stage in table + table[:1] * most][:most]
-                      for table in tables])[which]
-    columns = np.moveaxis(every, -1, 0)
+    every = np.array([(own + own[:1] * most)[:most] for own in tables])[which]
+    return np.moveaxis(every, -1, 0)
+
+def unlike_stages(work: Workload):  # list of Stage
+    "The stages that differ, dealt out layer by layer."
+    columns = of_each_pipeline(work, lambda *asked: [
+        (*stage.layers, *stage[1:]) for stage in distinct_stages(*asked)])
     kinds = len(columns) - len(Stage._fields) + 1
     return [Stage(tuple(x[..., i] for x in columns[:kinds]), *(x[..., i] for x in columns[kinds:]))
-            for i in range(most)]
+            for i in range(columns.shape[-1])]
 
 # %% ../nbs/87_timeline.ipynb #83c55b84
 def mean_layer(parts, layers):
@@ -438,6 +442,46 @@ def bubble_time(work: Workload, costs, pace, more, ends):  # s
     idle = own_figure(p.schedule, lambda s: s.idle(*sizes, F, B, W))
     return np.maximum(idle + rest * ~ends_meet(p) / p.virtual_stages, 0.)
 
+# %% ../nbs/87_timeline.ipynb #83c55bd2
+@lru_cache(maxsize=4096)
+def ranks_that_wait(pattern, p, v, folded, both_ways, layout=None):  # list of tuples
+    """Layers of each kind and ends that a rank has, those that a first micro-batch meets before it,
+    and its number; of ranks that no later one has as much as."""
+    stages = stages_in_order(pattern, p, v, folded, both_ways, layout)
+    before = held_by_chunks(pattern, p, v, layout)[:-1, :p].cumsum(axis=1)   # with its own
+    found, part = [], 1 / (1 + both_ways)   # of the micro-batches, each way
+    for stage in reversed(stages):
+        own = (*stage.layers, part * stage.first, part * stage.last)
+        if any(all(x <= y for x, y in zip(own, later)) for later in found): continue
+        rank = 0 if both_ways else stage.rank   # the other way it may have less before it
+        met = before[:, rank - 1] if rank else 0 * before[:, 0]
+        found.append((*own, *met.tolist(), rank))
+    return found
+
+def least_total(work: Workload, costs, ends, more):  # s
+    """What no order of passes is faster than: a rank waits for the first micro-batch, has its own
+    work, and the last gradient goes back through the ranks before it; gradients of weights that
+    are steps of their own may be left until then."""
+    p = work.layouts
+    *figures, rank = of_each_pipeline(work, ranks_that_wait)
+    own, met = np.split(np.array(figures), 2)   # each: layers of each kind, both ends
+    back = 1 - 1 * own_figure(p.schedule, lambda s: s.splits)
+    kinds = lambda x: of_each_kind(work, x)
+    work_of = [*kinds(costs.forward + costs.backward), *ends]
+    path_of = [*kinds(costs.forward + back * costs.backward),
+               *((1 + 2 * back) / 3 * end for end in ends)]   # as in `pass_times`
+    every = lambda layers, seconds: sum(n * np.expand_dims(x, -1) for n, x in zip(layers, seconds))
+    row = lambda x: np.expand_dims(x, -1)
+    busy = every(own, work_of) + row(more)
+    return (row(p.micro_batches) * busy + every(met, path_of)
+            + rank * row((1 + back) / 2 * more / p.virtual_stages)).max(axis=-1)
+
+def least_bubble(work: Workload, costs, pace, more, ends):  # s
+    "As `bubble_time`; where chunks are unlike, the least that the slowest stage can idle."
+    if chunks_alike(work, ends): return bubble_time(work, costs, pace, more, ends)
+    return np.maximum(
+        least_total(work, costs, ends, more) - work.layouts.micro_batches * (pace + more), 0.)
+
 # %% ../nbs/87_timeline.ipynb #c1956c27
 def between_layers(p: Layouts):  # s
     "What the host takes for a micro-batch beside its layers, unless a graph has it all."
@@ -449,6 +493,7 @@ def iteration_times(
     pricer,
     ends=(0., 0.),      # s of the first and the last stage beside their layers, of one micro-batch
     messages=True,      # between stages and between copies; without, a lower bound
+    bubble_of=bubble_time,   # as `bubble_time`
 ):  # Times
     "Layers, micro-batches, stages and copies add up to an iteration."
     pace, tables, p = slowest_stage(work, costs, ends), most_of_ends(work), work.layouts
@@ -456,7 +501,7 @@ def iteration_times(
     sent = sent_between_stages(work, pricer) if messages else 0.
     reduced = reduction_time(p, pace, pricer, tables) if messages else 0.   # all as the slowest
     host = between_layers(p)
-    bubble = bubble_time(work, costs, pace.busy, host + sent, ends)
+    bubble = bubble_of(work, costs, pace.busy, host + sent, ends)
     slack = (pace.busy + sent + host) * straggling(p)
     step = update_time(work, pace, pricer, tables)
     other = N * (L * cost.wait + host + slack) + step
