@@ -44,6 +44,22 @@ def listed(stems): return [page for _, found in pages.contents(stems) for page i
 def has_number(page): return bool(re.match(r'\d\d[a-z]?_', page))
 
 
+# chapters
+
+MOST_READ = 40   # cells of a chapter that stand open
+FOLDED = {'export', 'exporti', 'hide', 'echo: false', 'code-fold: true'}
+
+
+@pytest.mark.parametrize('stem', [
+    stem for _, found in pages.contents(STEMS)[:len(pages.COURSE)] for stem in found
+    if has_number(stem) and '_exercise_' not in stem])
+def test_a_chapter_is_read_in_one_go(stem):
+    path = notebooks.ROOT / 'nbs' / f'{stem}.ipynb'
+    hidden = [source for source in sources(path, 'code')
+              if FOLDED & {*notebooks.directives(source)} or 'default_exp' in source]
+    assert len(notebooks.cells_of(path)) - len(hidden) <= MOST_READ
+
+
 # order
 
 def test_every_notebook_has_one_place():
