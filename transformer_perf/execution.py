@@ -820,7 +820,8 @@ def fastest_tested(asked, fit, some):  # as `fastest_of`, at most one row
     every = [np.arange(f.fits.shape[1]) for f in fit]
     less = [f._replace(fits=f.fits & np.isin(rows, f.some[own]))
             for f, rows, own in zip(fit, every, tested)]
-    return keep(fastest_that_fit(asked, less, 1), np.arange(1))
+    found = fastest_that_fit(asked, less, 1)
+    return keep(found, np.arange(min(len(found['i']), 1)))
 
 # %% ../nbs/88a_search.ipynb #c3a1d7e8
 def best_of(tables, n_gpus):  # dict of columns

@@ -24,9 +24,9 @@ from .systems import as_system, price_per_gpu_hour, read_prices
 from .estimates import CHOICES, FITS_BY, Assumptions, adapted, state_bytes
 from .timeline import GROUPS, PLACES, statistics
 from .iteration import SHOWN, keep, short, usual
-from transformer_perf.execution import (
-    KIND, PLAYED, Question, asked_about, best_candidates, counts_of, fitting, questions, result_of,
-    tables_of)
+from .execution import (
+    KIND, PLAYED, Question, asked_about, best_candidates, besides, counts_of, fitting, played_best,
+    questions, result_of, with_played)
 
 # %% ../nbs/72_plan.ipynb #14a00011
 @checked
@@ -209,9 +209,12 @@ def kept(tables):  # DataFrame, with `search`: which of the tables
 
 # %% ../nbs/72_plan.ipynb #14a00044
 def varied(n_gpus, asked):  # as `tables_of`
-    "What is worth a line, for each number of GPUs."
+    "What is worth a line, for each number of GPUs; the fastest is the first of a search."
     fit = [fitting(n_gpus, q) for q in asked]
-    return tables_of(n_gpus, asked, fit, kept([candidates(f, q) for f, q in zip(fit, asked)]))
+    found, some = played_best(n_gpus, asked, fit, 1)
+    others = kept([candidates(f, q) for f, q in zip(fit, asked)])
+    more = besides(some, {name: others[name].to_numpy() for name in some})
+    return with_played(found, n_gpus, asked, fit, more)
 
 # %% ../nbs/72_plan.ipynb #14a00051
 def on_front(values):  # bool of each row
