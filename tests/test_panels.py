@@ -1229,18 +1229,15 @@ TABS, answered = list(PANELS), []
 
 
 @pytest.fixture(scope='module')
-def browser_page(chromium, site, tmp_path_factory):
-    start, how = chromium
-    browser = start.launch_persistent_context(
-        tmp_path_factory.mktemp('profile'), **how, headless=True,
-        viewport={'width': 1280, 'height': 1000})
-    shown = browser.new_page()
+def browser_page(browser, site):
+    context = browser.new_context(viewport={'width': 1280, 'height': 1000})
+    shown = context.new_page()
     shown.on('response', lambda response: answered.append(response.url))
     answered.clear()
     shown.goto(site)
     shown.wait_for_selector('.panel-layer svg', timeout=90_000)
     yield shown
-    browser.close()
+    context.close()
 
 
 WATCH = '''panel => { window.took = new Promise(done => {
