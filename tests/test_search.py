@@ -222,10 +222,9 @@ def test_no_order_of_passes_is_faster_than_its_bound(seed):
 
 
 @pytest.mark.parametrize('about', [
-    ('gpt_oss_120B', 512, 'H200', 128), ('gpt_oss_120B', 64, 'A100-80GB', 128),
-    ('gpt3', 128, 'H100-80GB', 128), ('gpt3', 512, 'B200', 1536)])
+    ('gpt_oss_120B', 512, 'H200', 128), ('gpt3', 512, 'B200', 1536)])
 def test_the_first_of_many_is_the_first_of_one(about):
-    "However few are asked for; each was once 0.5 to 2.9 % slower than the first of a hundred."
+    "However few are asked for; each was once 0.5 or 2.8 % slower than the first of a hundred."
     best = [search(*about, k=k).iteration_s[0] for k in (1, 100)]
     assert best[0] == best[1]
 

@@ -19,8 +19,9 @@ from .blocks import STRATEGIES
 from .timeline import COMPONENTS, GROUPS, PLACES, components
 from .iteration import interval_in_words, keep, readable, sends_tokens, short
 from .execution import (
-    KIND, MOST_REPLAYED, asked_about, fastest_that_fit, fitting, others_may_win, questions,
-    result_of, search, strategies_for, tables_of, to_play, worth_playing)
+    KIND, MOST_REPLAYED, asked_about, below, fastest_of, fastest_that_fit, fitting,
+    fitting_when_played, kth_fastest, others_may_win, questions, result_of, search,
+    strategies_for, tables_of, to_play, worth_playing)
 from .plots import PARTS
 from .drawing import (
     drawing, ghost_box, label, legend, stack, ticks)
@@ -204,18 +205,21 @@ def best_in_cells(cells, names, job):  # list of dict, as of `play_those`
     "What a search of each cell alone finds: its fastest by formula are played."
     asked, fit = fitted(job)
     own, found = [in_cells(cells, names, f) for f in fit], [[] for _ in cells.index]
-    more = to_play(1, asked[0])
+    more, known = to_play(1, asked[0]), {}
+    first = new = fastest_that_fit(asked, own, more, known)
     while True:
-        some = fastest_that_fit(asked, own, more)
-        rows = list(zip(*(some[name].tolist() for name in ('variant', 'n_gpus')),
-                        play_those(some, job)))
-        played = [(cell, n, row['iteration_s']) for cell, n, row in rows if row]
-        if more >= MOST_REPLAYED or not others_may_win(some, played, 1, more): break
+        for cell, row in zip(new['variant'], play_those(new, job)):
+            if row: found[cell].append(row)
+        played = [((cell, row['n_gpus']), row['iteration_s'])
+                  for cell, rows in enumerate(found) for row in rows]
+        limit = kth_fastest(*zip(*played), 1) if played else {}
+        if more >= MOST_REPLAYED or not others_may_win(first, limit, more): break
         more = min(4 * more, MOST_REPLAYED)
-    for cell, _, row in rows:
-        if row: found[cell].append(row)
-    first = lambda row: (row['iteration_s'], row['candidate'])
-    return [min(rows, key=first, default=None) for rows in found]
+        first = fastest_of(asked, own, more)
+        new = below(limit, first)
+        new = keep(new, fitting_when_played(new, asked, own, known))
+    order = lambda row: (row['iteration_s'], row['candidate'])
+    return [min(rows, key=order, default=None) for rows in found]
 
 # %% ../nbs/78_search_panel.ipynb #7a51c14a
 def map_cells(state):  # DataFrame: the two sizes, seconds and GB of the fastest that fits
