@@ -23,6 +23,7 @@ PACKAGE = ROOT / 'transformer_perf'
 # A pattern (it begins with a digit) stands for the notebooks whose names begin so; anything else is
 # a page of docs/ or the API. A notebook's number is its place: the tens are the part it is of. A
 # letter may follow (91a): it belongs to the number before it.
+PLAY = [('Play', ['run', 'play'])]   # first: what one can do before reading
 COURSE = [
     ('One layer on one GPU', ['0']),
     ('Many GPUs', ['1']),
@@ -34,7 +35,7 @@ COURSE = [
     ('Plan a run', ['7[0-4]']),
 ]
 REFERENCE = [
-    ('Play', ['run', 'play', '7[5-9]', '80']),
+    ('Panels', ['7[5-9]', '80']),
     ('Models, parameters, pictures', ['8[1-6]']),
     ('How iterations are priced and searched', ['8[78]']),
     ('Runs and files', ['89', '9[0-4]']),
@@ -46,7 +47,7 @@ REFERENCE = [
     ('For teachers', ['teaching']),
     ('Words and sources', ['glossary', 'references']),
 ]
-ORDER = COURSE + REFERENCE
+ORDER = PLAY + COURSE + REFERENCE
 
 
 def is_pattern(entry):
