@@ -25,8 +25,8 @@ from .estimates import CHOICES, FITS_BY, Assumptions, adapted, state_bytes
 from .timeline import GROUPS, PLACES, statistics
 from .iteration import SHOWN, keep, short, usual
 from .execution import (
-    KIND, PLAYED, Question, asked_about, best_candidates, besides, counts_of, fitting, played_best,
-    questions, result_of, with_played)
+    KIND, PLAYED, Question, added, asked_about, best_candidates, besides, counts_of, fitting,
+    played_best, questions, result_of, tables_of)
 
 # %% ../nbs/72_plan.ipynb #14a00011
 @checked
@@ -214,7 +214,7 @@ def varied(n_gpus, asked):  # as `tables_of`
     found, some = played_best(n_gpus, asked, fit, 1)
     others = kept([candidates(f, q) for f, q in zip(fit, asked)])
     more = besides(some, {name: others[name].to_numpy() for name in some})
-    return with_played(found, n_gpus, asked, fit, more)
+    return added(found, tables_of(n_gpus, asked, fit, more))
 
 # %% ../nbs/72_plan.ipynb #14a00051
 def on_front(values):  # bool of each row

@@ -18,10 +18,9 @@ from .estimates import FITS_BY
 from .blocks import STRATEGIES
 from .timeline import COMPONENTS, GROUPS, PLACES, components
 from .iteration import interval_in_words, keep, readable, sends_tokens, short
-from .execution import (
-    KIND, MOST_REPLAYED, asked_about, below, fastest_of, fastest_that_fit, fitting,
-    fitting_when_played, kth_fastest, others_may_win, questions, result_of, search,
-    strategies_for, tables_of, to_play, worth_playing)
+from transformer_perf.execution import (
+    KIND, asked_about, fitting, played_until_sure, questions, result_of, search, strategies_for,
+    tables_of, worth_playing)
 from .plots import PARTS
 from .drawing import (
     drawing, ghost_box, label, legend, stack, ticks)
@@ -205,19 +204,11 @@ def best_in_cells(cells, names, job):  # list of dict, as of `play_those`
     "What a search of each cell alone finds: its fastest by formula are played."
     asked, fit = fitted(job)
     own, found = [in_cells(cells, names, f) for f in fit], [[] for _ in cells.index]
-    more, known = to_play(1, asked[0]), {}
-    first = new = fastest_that_fit(asked, own, more, known)
-    while True:
-        for cell, row in zip(new['variant'], play_those(new, job)):
-            if row: found[cell].append(row)
-        played = [((cell, row['n_gpus']), row['iteration_s'])
-                  for cell, rows in enumerate(found) for row in rows]
-        limit = kth_fastest(*zip(*played), 1) if played else {}
-        if more >= MOST_REPLAYED or not others_may_win(first, limit, more): break
-        more = min(4 * more, MOST_REPLAYED)
-        first = fastest_of(asked, own, more)
-        new = below(limit, first)
-        new = keep(new, fitting_when_played(new, asked, own, known))
+    def play(new):
+        rows = [pair for pair in zip(new['variant'].tolist(), play_those(new, job)) if pair[1]]
+        for cell, row in rows: found[cell].append(row)
+        return [((cell, row['n_gpus']), row['iteration_s']) for cell, row in rows]
+    played_until_sure(asked, own, 1, play)
     order = lambda row: (row['iteration_s'], row['candidate'])
     return [min(rows, key=order, default=None) for rows in found]
 
