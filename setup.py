@@ -6,12 +6,13 @@ the parameters fitted to them, as transformer_perf.data.
 from configparser import ConfigParser
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 here = Path(__file__).parent
 settings = ConfigParser()
 settings.read(here / 'settings.ini', encoding='utf-8')
 cfg = settings['DEFAULT']
+wings = find_packages(here, include=['transformer_perf.*'])
 folders = {'transformer_perf': 'transformer_perf', 'transformer_perf.catalogue': 'systems',
            'transformer_perf.data': 'nbs/data'}
 files = {'transformer_perf': ['py.typed'], 'transformer_perf.catalogue': ['*.json', '*.csv'],
@@ -30,7 +31,7 @@ setup(
     python_requires='>=' + cfg['min_python'],
     install_requires=cfg['requirements'].split(),
     extras_require={key.removesuffix('_requirements'): cfg[key].split() for key in extras},
-    packages=list(folders),
+    packages=[*folders, *wings],
     package_dir=folders,
     package_data=files,
     entry_points={'console_scripts': cfg['console_scripts'].split()},

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from test_cli import bad, good, has
 from transformer_perf import Parallel, estimate, search
-from transformer_perf.advice import (
-    case_of, changed, fits, held_by_ranks, improve, neighbours, steps_of, why_not,
-    worthwhile)
+from transformer_perf.advice.neighbours import case_of, changed, held_by_ranks, steps_of
+from transformer_perf.advice import fits, improve, why_not
+from transformer_perf.advice.answers import neighbours, worthwhile
 from transformer_perf.interop import as_job
 from transformer_perf.models import as_model
 

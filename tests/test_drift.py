@@ -13,16 +13,21 @@ import pages
 import transformer_perf
 from execnb.nbio import dict2nb, nb2dict
 
-BY_HAND = ('__init__.py', '_modidx.py')   # not made from a notebook
-MODULES = {path.name: path.read_text() for path in pages.PACKAGE.glob('*.py')
-           if path.name not in BY_HAND}
+def is_made(path):
+    "Whether a module is made from a notebook, by its path."
+    return path.rpartition('/')[2] not in ('__init__.py', '_modidx.py')
+
+
+EVERY = {path.relative_to(pages.PACKAGE).as_posix(): path.read_text()
+         for path in pages.PACKAGE.rglob('*.py')}
+MODULES = {path: text for path, text in EVERY.items() if is_made(path)}
 
 
 def text_of(name): return (notebooks.ROOT / name).read_text()
 
 
 def test_modules_are_exported():
-    exported = {name: text for name, text in notebooks.exported().items() if name not in BY_HAND}
+    exported = {path: text for path, text in notebooks.exported().items() if is_made(path)}
     assert MODULES.keys() == exported.keys()
     for name, text in MODULES.items(): assert text == exported[name], f'{name} is stale'
 

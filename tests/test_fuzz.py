@@ -18,15 +18,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from transformer_perf import Assumptions, Model, Parallel, System, estimate, execution, search
-from transformer_perf import advice, interop, iteration, measure, modules, parameters, plan
-from transformer_perf import scaling, sensitivity, systems, validation
+from transformer_perf import advice, iteration, modules, parameters, scaling, systems, validation
+from transformer_perf.advice import plan, sensitivity
 from transformer_perf.inputs import quoted
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.timeline import COMPONENTS, MEMORY_PARTS
 from transformer_perf.iteration import Estimate
 from transformer_perf.interop import as_job
+from transformer_perf.interop.logs import steps_table
+from transformer_perf.interop.reading import OWN
 from transformer_perf.models import as_model
 from transformer_perf.systems import as_system, read_system
+from transformer_perf.validation import measure
 
 # what pandas 4 and the next NumPy will refuse
 pytestmark = [pytest.mark.filterwarnings('ignore::RuntimeWarning'),
@@ -373,12 +376,12 @@ def test_tables_of_prices_and_sensitivities(data):
        st.integers(0, 9))
 def test_damaged_steps(at, text, length):
     log = STEPS[:at] + text + STEPS[at + length:]
-    contract(lambda: interop.steps_table(2 * log)), contract(interop.steps_table, log)
+    contract(lambda: steps_table(2 * log)), contract(steps_table, log)
 
 
 def test_values_of_a_job_are_plain():
     for x in ODD:
-        contract(as_job, {'format': interop.OWN, 'version': 1, 'parallel': x, 'ignored': x})
+        contract(as_job, {'format': OWN, 'version': 1, 'parallel': x, 'ignored': x})
         contract(as_job, {'num-layers': x, 'a': {'num_layers': 8}, 'seq-length': 8})
 
 

@@ -21,8 +21,9 @@ from transformer_perf.cli import main
 from transformer_perf.configs import FAMILIES, FOREIGN, foreign_keys
 from transformer_perf.estimates import CHOICES
 from transformer_perf.interop import (
-    EXPORTS, FORMATS, Job, as_job, export, facts_of, flat, meaning, no_difference, parse_yaml,
-    read_log, read_products, read_profile)
+    EXPORTS, FORMATS, Job, as_job, export, no_difference, read_log, read_products, read_profile)
+from transformer_perf.interop.writing import facts_of, meaning
+from transformer_perf.interop.texts import flat, parse_yaml
 from transformer_perf.models import NAMED, as_model
 from transformer_perf.systems import as_system
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from transformer_perf import Assumptions, Parallel, estimate
-from transformer_perf.measure import (
+from transformer_perf.validation.measure import (
     MEASURED, Machine, agreement, at_hand, attention_call, collectives, measure, planned,
     product_call, rates, system_of, timed, vector_call, write_measured)
 from transformer_perf.parameters import measured_folder

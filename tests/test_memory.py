@@ -12,7 +12,7 @@ from transformer_perf.estimates import AS_TRAINED, MENDED, Assumptions
 from transformer_perf.interop import as_job
 from transformer_perf.timeline import PLACES, job_of, memory_at, own_stages
 from transformer_perf.iteration import check_parallel, settled
-from transformer_perf.memory_runs import (
+from transformer_perf.validation.memory_runs import (
     arguments_of, counted_job, empty_gradients, left_alive, megatron_runs, not_said, peak_memory,
     static_memory, table_of_runs, why_not, words_of)
 from transformer_perf.blocks import layer_operations

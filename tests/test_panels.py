@@ -25,18 +25,20 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from test_cli import bad, good, has
-from transformer_perf import (
-    chart_panels, drawing, execution, layer_panel, panel_server, panel_states, panels, search_panel)
+from transformer_perf import execution
 from transformer_perf.blocks import STRATEGIES
 from transformer_perf.cli import main
 from transformer_perf.estimates import FITS_BY, counted
 from transformer_perf.interop import as_job, export
 from transformer_perf.iteration import Parallel, short
 from transformer_perf.models import as_model
-from transformer_perf.panel_states import question_of
 from transformer_perf.panels import (
-    PANELS, CollectivesState, LayerState, Panel, Panels, RooflineState, SearchState, SweepState,
-    page, shown_or_why)
+    PANELS, CollectivesState, LayerState, Panel, Panels, RooflineState, SearchState, SweepState)
+from transformer_perf.panels import (
+    charts as chart_panels, drawing, layer as layer_panel, page as panels, search as search_panel,
+    server as panel_server, states as panel_states)
+from transformer_perf.panels.page import page, shown_or_why
+from transformer_perf.panels.states import question_of
 from transformer_perf.systems import as_system
 from transformer_perf.timeline import PLACES
 
@@ -1016,7 +1018,7 @@ def test_bench_prints_a_line_for_each_panel(monkeypatch, capsys):
 
     monkeypatch.setattr(panels, 'tried', lambda *args: every(*args)[:1])
     monkeypatch.setattr(panels, 'latencies', of_two)
-    monkeypatch.setattr(panels, 'bench', noted)
+    monkeypatch.setattr('transformer_perf.panels.bench', noted)
     with pytest.raises(SystemExit) as ended: main(['panels', '--bench'])
     assert not ended.value.code
     lines = capsys.readouterr().out.splitlines()
@@ -1054,7 +1056,7 @@ def server():
     with served(COMMAND, 'panels', '--no-browser', '--port', str(free_port())) as found: yield found
 
 
-STRICT = """from transformer_perf import panel_server
+STRICT = """from transformer_perf.panels import server as panel_server
 panel_server.MOST_PAGES = 2
 panel_server.CULLED.update(cull_idle_timeout=2, cull_interval=1)
 panel_server.serve({port})"""

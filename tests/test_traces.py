@@ -13,7 +13,7 @@ import pytest
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.cli import main
 from transformer_perf.schedules import SCHEDULES
-from transformer_perf.traces import (
+from transformer_perf.interop.traces import (
     TICKS, in_us, messages_between, opened, picture_of, slices_of, trace_of, write_trace)
 
 CASES = {

@@ -6,7 +6,7 @@ written.
 import sys
 
 from transformer_perf.inputs import read_csv, write_whole
-from transformer_perf.runs import clean
+from transformer_perf.validation.runs import clean
 
 
 def write_clean(measured, path):

@@ -17,14 +17,16 @@ from transformer_perf.estimates import Assumptions
 from transformer_perf.parameters import (
     KINDS_OF_RUN, Calibration, as_flat, changed, generations, limits, read_calibration, value_of)
 from transformer_perf.software import known_costs, known_software
-from transformer_perf.runs import (
+from transformer_perf.validation.runs import (
     batches_of, clean, column_of, measured_column, read_runs, sheet_of_run, stack_of)
+from transformer_perf.validation.predictions import (
+    OTHERS, TOO_LARGE, but_tests, features_of, kinds_of_runs, parameters_for, recipes)
+from transformer_perf.validation.calibration import (
+    PROTOCOL, Entry, Fit, entries_of, evidence_of, feasible, least_squares_within, replaced,
+    residuals_of, seen_in, table_of_fit)
 from transformer_perf.validation import (
-    OTHERS, PROTOCOL, TOO_LARGE, Entry, Fit, but_tests, calibrate_network, entries_of,
-    evidence_of,
-    feasible, features_of, half_of, kinds_of_runs, least_squares_within, never_seen, of_values,
-    parameters_for, picked, predict, published_collectives, recipe_score, recipes, replaced,
-    residuals_of, seen_in, source_of, table_of, table_of_fit, with_sets)
+    calibrate_network, half_of, never_seen, of_values, picked, predict, published_collectives,
+    recipe_score, source_of, table_of, with_sets)
 
 
 FREE = ('clock@Ampere', 'clock@Hopper', 'clock@Blackwell', 'host_layer', 'host_wrapped',

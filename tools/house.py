@@ -10,53 +10,65 @@ import re
 import pages
 from notebooks import ROOT, write_whole
 
-WINGS = {   # rooms beside each other; all others are the core, below them
-    'files': ('interop', 'scripts', 'traces', 'results'),
-    'advice': ('advice', 'plan', 'sensitivity'),
-    'studies': ('plots', 'sweeps', 'ranks', 'scaling', 'packing'),
-    'evidence': ('runs', 'memory_runs', 'validation', 'measure'),
-    'panels': ('drawing', 'panel_states', 'layer_panel', 'search_panel', 'chart_panels', 'panels'),
-    'doors': ('panel_server', 'exercises', 'cli'),
-}
-MODULES = {path.stem: path.read_text(encoding='utf-8') for path in pages.PACKAGE.glob('*.py')
-           if not path.stem.startswith('_')}
+ROOMS = pages.rooms()                           # dict: name with dots -> text
+WINGS = {name.partition('.')[0] for name in ROOMS if '.' in name}   # folders
+ABOVE = ('plots', 'sweeps', 'results', 'ranks', 'scaling', 'packing', 'exercises', 'cli')
+
+
+def package_of(room):  # list of names
+    "Where a module's relative imports start."
+    parts = ['transformer_perf', *room.split('.')]
+    return parts if room in WINGS else parts[:-1]
 
 
 @functools.cache
-def imported(text):  # set of str: what a module imports, by full names
+def imported(room):  # set of str: what a module imports, by full names
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(ast.parse(ROOMS[room])):
         if isinstance(node, ast.Import): found |= {alias.name for alias in node.names}
         if not isinstance(node, ast.ImportFrom): continue
-        parts = ['transformer_perf'] * bool(node.level) + [node.module] * bool(node.module)
+        start = package_of(room)
+        if node.level: start = start[:len(start) - node.level + 1]
+        parts = start * bool(node.level) + [node.module] * bool(node.module)
         found |= {'.'.join([*parts, alias.name]) for alias in node.names}
     return found
 
 
-@functools.cache
-def arrows():  # dict: module -> modules of ours that it imports
-    "Who imports whom; a name of the public face leads to the module where it lives."
-    homes, found = pages.public_names(), {}
-    for module, text in MODULES.items():
-        own = [name.split('.')[1:] for name in imported(text)
-               if name.split('.')[0] == 'transformer_perf']
-        found[module] = {homes.get(parts[0], parts[0]) for parts in own if parts} & MODULES.keys()
-    return found
+def room_of(name):  # name of a room, or None
+    "Where what is imported stands; a name of the public face leads to the module where it lives."
+    first, *parts = name.split('.')
+    if first != 'transformer_perf' or not parts: return None
+    parts[:1] = pages.public_names().get(parts[0], parts[0]).split('.')
+    known = ('.'.join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next((room for room in known if room in ROOMS), None)
 
 
-def floors(found):  # list of modules, each after all that it imports
+def arrows():  # dict: room -> rooms of ours that it imports
+    return {room: {room_of(name) for name in imported(room)} - {None} for room in ROOMS}
+
+
+def between_wings(found):  # dict: room or wing -> those that it imports
+    "The same with each wing as one."
+    whole = {}
+    for room, others in found.items():
+        own = room.partition('.')[0]
+        whole.setdefault(own, set()).update(other.partition('.')[0] for other in others)
+    return {own: others - {own} for own, others in whole.items()}
+
+
+def floors(found):  # list of rooms, each after all that it imports
     return [*graphlib.TopologicalSorter({room: sorted(found[room]) for room in sorted(found)}
                                         ).static_order()]
 
 
-def below(found):  # dict: module -> all that it rests on
+def below(found):  # dict: room -> all that it rests on
     whole = {}
     for room in floors(found):
         whole[room] = found[room].union(*(whole[other] for other in found[room]))
     return whole
 
 
-def direct(found):  # dict: module -> modules
+def direct(found):  # dict: room -> rooms
     "Only the arrows that do not follow from others."
     whole = below(found)
     return {room: {other for other in own if not any(other in whole[third] for third in own)}
@@ -64,18 +76,15 @@ def direct(found):  # dict: module -> modules
 
 
 def diagram():  # str
-    "The core and its wings; an arrow leads to what a room imports."
-    every = arrows()
-    found, order, wings = direct(every), floors(every), {'core': (), **WINGS}
-    inside = {room for rooms in wings.values() for room in rooms}
-    wings['core'] = [room for room in order if room not in inside]
-    lines = ['```mermaid', 'flowchart TD']
-    for wing, rooms in reversed(wings.items()):
-        own = [room for room in reversed(order) if room in rooms]
-        lines += [f'    subgraph {wing}-wing [{wing}]', *(f'        {room}' for room in own),
-                  '    end']
-    lines += [f'    {room} --> {" & ".join(sorted(found[room]))}'
-              for room in reversed(order) if found[room]]
+    "The core, and what stands above it; a wing is a folder, drawn as one."
+    every = between_wings(arrows())
+    found, order = direct(every), [*reversed(floors(every))]
+    node = lambda room: f'{room}[[{room}]]' if room in WINGS else room
+    core = [room for room in order if room not in WINGS and room not in ABOVE]
+    lines = ['```mermaid', 'flowchart TD', *(f'    {node(room)}' for room in order
+                                             if room not in core),
+             '    subgraph core-rooms [core]', *(f'        {room}' for room in core), '    end']
+    lines += [f'    {room} --> {" & ".join(sorted(found[room]))}' for room in order if found[room]]
     return '\n'.join([*lines, '```'])
 
 

@@ -231,7 +231,7 @@ def write_whole(path, text):
     os.chmod(path, 0o644)
 
 
-def exported():  # dict: file name -> text
+def exported():  # dict: path below the package -> text
     "The modules that the notebooks define, as they would be written now."
     os.environ.pop('IN_TEST', None)
     from nbdev.export import nb_export
@@ -241,7 +241,8 @@ def exported():  # dict: file name -> text
         shutil.copytree(ROOT / 'nbs', nbs)
         package.mkdir()
         for path in NOTEBOOKS: nb_export(nbs / path.name, lib_path=package)
-        return {path.name: path.read_text(encoding='utf-8') for path in package.glob('*.py')}
+        return {path.relative_to(package).as_posix(): path.read_text(encoding='utf-8')
+                for path in package.rglob('*.py')}
 
 
 def as_read(cell):

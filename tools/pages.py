@@ -204,7 +204,7 @@ def modules_of(cells):  # (module or None, others)
 
 def source_links(stem, module, others):
     "Where a page's notebook is, and its modules."
-    source = f'_modules/transformer_perf/{module}.html'
+    source = f'_modules/transformer_perf/{(module or "").replace(".", "/")}.html'
     links = [f'<a href="_static/notebooks/{stem}.ipynb" download>the notebook</a>']
     if module:
         links += [f'<a href="{source}">the module that it defines</a>',
@@ -437,8 +437,9 @@ def commands_page():  # list of lines
 
 def notebooks_of(text):  # list of names
     "The notebooks that a module is made from, its own first."
-    own = re.findall(r'File to edit: \.\./nbs/(\w+)\.ipynb', text)
-    return list(dict.fromkeys(own + re.findall(r'^# %% \.\./nbs/(\w+)\.ipynb', text, re.MULTILINE)))
+    own = re.findall(r'File to edit: [./]+/nbs/(\w+)\.ipynb', text)
+    more = re.findall(r'^# %% [./]+/nbs/(\w+)\.ipynb', text, re.MULTILINE)
+    return list(dict.fromkeys(own + more))
 
 
 def module_page(module, text):
@@ -456,9 +457,18 @@ def module_page(module, text):
     return '\n'.join(lines)
 
 
+def rooms():  # dict: name below the package, with dots -> text
+    "Every module; a wing's name is that of its door, `__init__.py`."
+    paths = [path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob('*.py'))
+             if path.name != '_modidx.py' and path != PACKAGE / '__init__.py']
+    named = lambda path: path.parent if path.name == '__init__.py' else path.with_suffix('')
+    return {'.'.join(named(path).parts): (PACKAGE / path).read_text(encoding='utf-8')
+            for path in paths}
+
+
 def modules():  # dict: name -> text
     "The modules that notebooks define, in the order of the notebooks."
-    texts = {path.stem: path.read_text(encoding='utf-8') for path in PACKAGE.glob('*.py')}
+    texts = rooms()
     order = sorted((notebooks_of(text)[0], name) for name, text in texts.items()
                    if 'File to edit' in text)
     return {name: texts[name] for _, name in order}

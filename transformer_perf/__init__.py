@@ -4,7 +4,7 @@ __version__ = "0.1.0"
 import importlib
 
 HOMES = {'Model': 'models', 'System': 'systems', 'Assumptions': 'estimates',
-         'Software': 'software', 'Parallel': 'iteration', 'Job': 'interop',
+         'Software': 'software', 'Parallel': 'iteration', 'Job': 'interop.tables',
          'estimate': 'iteration', 'search': 'execution'}
 __all__ = list(HOMES)
 
