@@ -14,25 +14,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = sorted((ROOT / 'nbs').glob('*.ipynb'))
+from cells import NOTEBOOKS, ROOT, cells_of, directives, without_directives
+
 TEXT = ('text/plain', 'text/html', 'text/markdown')  # the same on every machine; pictures are not
 NOT_RUN = {'eval: false', 'slow'}   # directives of cells that are only read
-
-
-def cells_of(path):
-    "The cells of a notebook as it is stored."
-    return json.loads(Path(path).read_text(encoding='utf-8'))['cells']
-
-
-def directives(source):
-    "The `#| ...` lines at the top of a code cell."
-    return [line[2:].strip() for line in source.splitlines() if line.startswith('#|')]
-
-
-def without_directives(source):
-    "A code cell as it is read."
-    return '\n'.join(line for line in source.splitlines() if not line.startswith('#|'))
 
 
 def is_run(source):
@@ -290,7 +275,7 @@ def main(names):
     with one_at_a_time(ROOT / 'transformer_perf'): nbdev_export()   # two would mix their lines
     for path in NOTEBOOKS:
         if path.stem in names or not names: run_whole(path)
-    from pages import reading_order   # pages, too, reads the notebooks through this module
+    from pages import reading_order
     write_whole(ROOT / 'README.md', readme())
     write_whole(ROOT / 'nbs' / 'README.md', reading_order())
 

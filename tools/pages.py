@@ -14,8 +14,8 @@ import tokenize
 from pathlib import Path
 from typing import NamedTuple
 
+from cells import NOTEBOOKS, ROOT, cells_of, directives, without_directives
 from play import hero
-from notebooks import NOTEBOOKS, ROOT, cells_of, directives, without_directives
 
 PACKAGE = ROOT / 'transformer_perf'
 
