@@ -397,6 +397,8 @@ def test_exchanges_of_tokens():
         assert close(ask(.4, None, Group(32, 8)), max(inside(.4 / 4, 8), across(.4 * 24 / 32)))
         assert close(ask(.4, .01, Group(32, 8)), max(inside(.4, 8), across(.01)))
         assert close(ask(.4, None, Group(4, 1)), across(.3))
+        assert close(ask(.4, None, Group(4, 2)), max(inside(.2, 2), across(.2)))
+        assert close(ask(.4, .001, Group(4, 2)), max(inside(.4, 2), across(.001)))
 
 
 def test_kernels_of_training():

@@ -132,6 +132,7 @@ def test_flop_of_blocks():
     both, scores = (operations(WAYS)[f'block-{name}'].forward for name in ('means', 'scores'))
     assert close(both.nbytes, 2 * means.nbytes)   # of values, too
     noted = 2 * b * l * a * 4                     # 4 bytes for each chosen block of each head
+    assert close(operations(WAYS)['block-scores'].activations, 2e-9 * noted)
     assert close(scores.nbytes, 2e-9 * (4 * b * a * l * n / 2 + noted)) and scores.launches == 2
 
 
