@@ -89,7 +89,7 @@ def picture(draw):
         with DRAWING, style(), plt.rc_context({'text.parse_math': False}):
             figure = draw(table, *args, **options)
             check_texts(figure)
-            figure.draw_without_rendering()     # lays it out and makes the ticks in our style
+            figure.get_layout_engine().execute(figure)   # it makes the ticks, in our style
             figure.set_layout_engine('none')    # once is enough
         return figure
     return drawn
