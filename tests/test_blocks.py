@@ -18,7 +18,7 @@ from transformer_perf.execution import practice, strategies_for
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import as_model
 from transformer_perf.scaling import Sizes, activation_GB, parameters, training_TFLOP
-from transformer_perf.advice.sensitivity import needed
+from transformer_perf.advice import needed
 from transformer_perf.systems import as_system
 
 NAMES = ('mixtral_8x7B', 'deepseek_v3', 'llama3.1_8B')

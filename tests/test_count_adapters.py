@@ -10,7 +10,7 @@ from transformer_perf.blocks import kinds_of
 from transformer_perf.estimates import NF4, PRESETS, adapted, as_assumptions
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.models import NAMED, Model
-from transformer_perf.advice.plan import checkpoint_GB
+from transformer_perf.advice.planning import checkpoint_GB
 from transformer_perf.systems import as_system
 from transformer_perf.timeline import job_of_estimate
 

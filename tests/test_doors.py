@@ -11,7 +11,7 @@ from transformer_perf.cli import run_command
 from transformer_perf.estimates import CHOICES
 from transformer_perf.execution import KIND
 from transformer_perf.interop import as_job, export
-from transformer_perf.advice.plan import plan
+from transformer_perf.advice import plan
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.software import as_software, known_software
 

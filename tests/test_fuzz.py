@@ -19,17 +19,17 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from transformer_perf import Assumptions, Model, Parallel, System, estimate, execution, search
 from transformer_perf import advice, iteration, modules, parameters, scaling, systems, validation
-from transformer_perf.advice import plan, sensitivity
+from transformer_perf.advice import planning, sensitivities
 from transformer_perf.inputs import quoted
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.timeline import COMPONENTS, MEMORY_PARTS
 from transformer_perf.iteration import Estimate
 from transformer_perf.interop import as_job
 from transformer_perf.interop.logs import steps_table
-from transformer_perf.interop.reading import OWN
+from transformer_perf.interop.own import OWN
 from transformer_perf.models import as_model
 from transformer_perf.systems import as_system, read_system
-from transformer_perf.validation import measure
+from transformer_perf.validation import measuring, predictions
 
 # what pandas 4 and the next NumPy will refuse
 pytestmark = [pytest.mark.filterwarnings('ignore::RuntimeWarning'),
@@ -261,7 +261,7 @@ FUNCTIONS = {
     scaling.parse_nccl_log: dict(text=LOG, kind=None, gpus=None),
     scaling.speedup: dict(comm_share=.2, efficiency=.8),
     scaling.efficiency_behind: dict(comm_share=.2, speedup=.9),
-    validation.half_of: dict(df=validation.published())}
+    predictions.half_of: dict(df=validation.published())}
 
 
 @pytest.mark.parametrize('ask', FUNCTIONS, ids=lambda ask: getattr(ask, '__name__', 'Efficiency'))
@@ -328,7 +328,7 @@ def test_no_row_of_several_schedules_is_an_answer():
     assert len(found) == 0 and 3 in found.reasons
 
 
-OPERATION = defaults(plan.Operation)
+OPERATION = defaults(planning.Operation)
 PLANNED = dict(model=SMALL, n_gpus=[8], system='A100-80GB', tokens=1e9, hours=None, usd=None,
                global_batch=64, assumptions='calibrated', prices=None, margin=.05)
 
@@ -338,26 +338,27 @@ PLANNED = dict(model=SMALL, n_gpus=[8], system='A100-80GB', tokens=1e9, hours=No
 def test_plans(asked, operation, name, extreme):
     "A job that fails all the time is no plan: it would take for ever."
     for fields in (operation, OPERATION | {name: extreme}):
-        run = contract(plan.Operation, **fields)
-        found = contract(lambda run=run: plan.plan(**asked, operation=run).rows) if run else None
+        run = contract(planning.Operation, **fields)
+        ask = lambda run=run: planning.plan(**asked, operation=run).rows
+        found = contract(ask) if run else None
         assert found is None or np.isfinite(found.days.astype(float)).all()
 
 
 def test_what_fails_all_the_time_has_a_reason():
-    found = plan.plan(**PLANNED, operation=plan.Operation(mtbf_gpu_hours=1e-9))
+    found = planning.plan(**PLANNED, operation=planning.Operation(mtbf_gpu_hours=1e-9))
     assert len(found.rows) == 0 and 'it fails so often' in found.reasons[0]
 
 
 @tries(4)
-@given(spoiled(CASE), pick([*sensitivity.FIGURES, 'x']), odd, odd)
+@given(spoiled(CASE), pick([*sensitivities.FIGURES, 'x']), odd, odd)
 def test_sensitivities(asked, field, ratio, number):
-    contract(lambda: sensitivity.sensitivity(**asked)[['value', 'base_s', 'at_low_s']])
-    contract(lambda: sensitivity.needed(field, **CASE, ratio=ratio).limit_s)
-    contract(lambda: sensitivity.sensitivity(**CASE, factor=number)[['value', 'base_s']])
-    contract(measure.files_at, number), contract(measure.measure, number)
+    contract(lambda: sensitivities.sensitivity(**asked)[['value', 'base_s', 'at_low_s']])
+    contract(lambda: sensitivities.needed(field, **CASE, ratio=ratio).limit_s)
+    contract(lambda: sensitivities.sensitivity(**CASE, factor=number)[['value', 'base_s']])
+    contract(measuring.files_at, number), contract(measuring.measure, number)
 
 
-TORNADO = sensitivity.sensitivity(**CASE).iloc[[0, 3]]
+TORNADO = sensitivities.sensitivity(**CASE).iloc[[0, 3]]
 PRICES = systems.read_prices()[0].assign(Date=2026)
 
 
@@ -368,7 +369,7 @@ def test_tables_of_prices_and_sensitivities(data):
     contract(lambda: systems.price_per_gpu_hour('H200', prices).usd)
     assert systems.price_per_gpu_hour('H200', PRICES).date == '2026'
     bars = data.draw(st.one_of(spoiled_table(TORNADO), odd))
-    contract(lambda: sensitivity.tornado(bars) and None)
+    contract(lambda: sensitivities.tornado(bars) and None)
 
 
 @tries(80)
@@ -422,7 +423,7 @@ RUNS = validation.published().iloc[[0, 5, 15, 29]].astype(object).reset_index(dr
 @tries(6)
 @given(spoiled_table(RUNS), PRESETS, odd)
 def test_measured_runs(runs, preset, other):
-    new = [f'predicted_{part}' for part in validation.PREDICTED]
+    new = [f'predicted_{part}' for part in predictions.PREDICTED]
     found = contract(lambda: validation.predict(runs, preset)[[*new, 'reason']])
     priced = found.predicted_iteration_s.notna()
     assert (priced | (found.reason != '')).all() and len(found) == len(runs)

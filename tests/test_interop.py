@@ -21,7 +21,7 @@ from transformer_perf.cli import main
 from transformer_perf.configs import FAMILIES, FOREIGN, foreign_keys
 from transformer_perf.estimates import CHOICES
 from transformer_perf.interop import (
-    EXPORTS, FORMATS, Job, as_job, export, no_difference, read_log, read_products, read_profile)
+    FORMATS, Job, as_job, export, no_difference, read_log, read_products, read_profile)
 from transformer_perf.interop.writing import facts_of, meaning
 from transformer_perf.interop.texts import flat, parse_yaml
 from transformer_perf.models import NAMED, as_model
@@ -405,7 +405,7 @@ def jobs(draw):  # Job
 
 
 @settings(max_examples=300, deadline=None)
-@given(jobs(), pick(EXPORTS))
+@given(jobs(), pick(['json', *FORMATS]))
 def test_out_and_in_again(job, name):
     "A job that is said is understood as it was meant; and what was understood is said again."
     text = said(job, name)
@@ -1655,7 +1655,7 @@ def test_a_job_without_its_gpus_keeps_its_stage(tmp_path, capsys):
     assert {row['zero_stage'] for row in json.loads(out)['found']} == {3}
 
 
-def test_names_of_formats_are_the_same(): assert cli.EXPORTS == (*EXPORTS, 'perfetto')
+def test_names_of_formats_are_the_same(): assert cli.EXPORTS == ('json', *FORMATS, 'perfetto')
 
 
 def test_mistakes_in_files_are_one_line(tmp_path, capsys):

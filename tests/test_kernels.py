@@ -21,7 +21,7 @@ from transformer_perf.estimates import Product
 from transformer_perf.kernels import lasting, product_time
 from transformer_perf.parameters import read_calibration
 from transformer_perf.systems import as_system
-from transformer_perf.validation import predict_kernels
+from transformer_perf.measured_kernels import predict_kernels
 
 BULK = os.environ.get('TRANSFORMER_PERF_KERNELS')
 MUST = {'gemm': .07, 'attention': .10, 'moe': .15}   # mean errors of unseen shapes

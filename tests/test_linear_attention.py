@@ -13,7 +13,7 @@ from transformer_perf.linear_attention import (
     Beside, GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2, Nothing)
 from transformer_perf.models import as_model
 from transformer_perf.modules import count
-from transformer_perf.advice.sensitivity import sensitivity
+from transformer_perf.advice import sensitivity
 from transformer_perf.systems import as_system
 from transformer_perf.timeline import PLACES, memory_at, own_stages
 

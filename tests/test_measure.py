@@ -7,13 +7,14 @@ import pandas as pd
 import pytest
 
 from transformer_perf import Assumptions, Parallel, estimate
-from transformer_perf.validation.measure import (
+from transformer_perf.validation.measuring import (
     MEASURED, Machine, agreement, at_hand, attention_call, collectives, measure, planned,
     product_call, rates, system_of, timed, vector_call, write_measured)
 from transformer_perf.parameters import measured_folder
 from transformer_perf.systems import as_system
-from transformer_perf.validation import (
-    calibrate_inputs, calibrate_kernels, kernel_seconds, predict_kernels, read_inputs)
+from transformer_perf.validation import calibrate_inputs, read_inputs
+from transformer_perf.validation.calibration import calibrate_kernels, kernel_seconds
+from transformer_perf.measured_kernels import predict_kernels
 
 
 def torch_here(): return pytest.importorskip('torch', reason='PyTorch is not installed')

@@ -16,9 +16,9 @@ from transformer_perf import Parallel, estimate, search
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.interop import as_job, export
 from transformer_perf.models import NAMED
-from transformer_perf.advice.plan import (
-    ANSWERS, BEARABLE, Operation, checkpoint_GB, daly_interval, goodput, on_front, operated, plan,
-    young_interval)
+from transformer_perf.advice.planning import (
+    ANSWERS, BEARABLE, checkpoint_GB, daly_interval, goodput, on_front, operated, young_interval)
+from transformer_perf.advice import Operation, plan
 from transformer_perf.systems import as_system
 
 H100 = 'H100-80GB'
@@ -185,7 +185,7 @@ def test_operation_moves_days_alone(small):
 
 
 def test_intervals_are_carried_where_a_search_has_them(small):
-    from transformer_perf.advice.plan import Budget, spent
+    from transformer_perf.advice.planning import Budget, spent
     rows = small.rows.assign(iteration_low_s=.9 * small.rows.iteration_s,
                              iteration_high_s=1.2 * small.rows.iteration_s)
     found = spent(rows, as_system(H100), 2., Budget(1e12), Operation())

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from test_cli import bad, good, has, run
 from transformer_perf import Assumptions, Model, Parallel, estimate, search
-from transformer_perf.advice.sensitivity import closing_in, needed, sensitivity, tornado
+from transformer_perf.advice.sensitivities import closing_in, tornado
+from transformer_perf.advice import needed, sensitivity
 from transformer_perf.systems import as_system
 
 LAYOUT = Parallel(tp=4, pp=8, dp=16)

@@ -14,12 +14,13 @@ from transformer_perf.estimates import (
 from transformer_perf.interop import as_job, export
 from transformer_perf.kernels import collective_time, product_time, send_seconds
 from transformer_perf.parameters import changed, read_calibration
-from transformer_perf.advice.plan import plan
+from transformer_perf.advice import plan
 from transformer_perf.validation.runs import ends_as_layers, layout_of, run_jobs
-from transformer_perf.advice.sensitivity import sensitivity
+from transformer_perf.advice import sensitivity
 from transformer_perf.software import as_software, known_costs, known_software, run_by
 from transformer_perf.systems import as_system
-from transformer_perf.validation import check_measured, published
+from transformer_perf.validation.calibration import check_measured
+from transformer_perf.validation import published
 
 CALIBRATED = as_assumptions('calibrated')
 LAYOUT = Parallel(tp=4, pp=4, dp=2)

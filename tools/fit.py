@@ -18,15 +18,17 @@ from transformer_perf.parameters import (
     KINDS_OF_RUN, Calibration, as_flat, changed, generations, limits, read_calibration, value_of)
 from transformer_perf.software import known_costs, known_software
 from transformer_perf.validation.runs import (
-    batches_of, clean, column_of, measured_column, read_runs, sheet_of_run, stack_of)
+    batches_of, clean, column_of, measured_column, sheet_of_run, stack_of)
+from transformer_perf.validation import read_runs
 from transformer_perf.validation.predictions import (
     OTHERS, TOO_LARGE, but_tests, features_of, kinds_of_runs, parameters_for, recipes)
 from transformer_perf.validation.calibration import (
     PROTOCOL, Entry, Fit, entries_of, evidence_of, feasible, least_squares_within, replaced,
     residuals_of, seen_in, table_of_fit)
+from transformer_perf.validation.calibration import calibrate_network, published_collectives
+from transformer_perf.validation.predictions import half_of, never_seen, source_of
 from transformer_perf.validation import (
-    calibrate_network, half_of, never_seen, of_values, picked, predict, published_collectives,
-    recipe_score, source_of, table_of, with_sets)
+    of_values, picked, predict, recipe_score, table_of, with_sets)
 
 
 FREE = ('clock@Ampere', 'clock@Hopper', 'clock@Blackwell', 'host_layer', 'host_wrapped',

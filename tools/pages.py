@@ -466,12 +466,28 @@ def rooms():  # dict: name below the package, with dots -> text
             for path in paths}
 
 
+def is_door(text):
+    "Whether a module is written by hand, to hand on what stands in the rooms of its wing."
+    return 'File to edit' not in text
+
+
 def modules():  # dict: name -> text
-    "The modules that notebooks define, in the order of the notebooks: wing by wing."
-    made = {name: text for name, text in rooms().items() if 'File to edit' in text}
-    wing = lambda name: name.rpartition('.')[0]
-    order = sorted(made, key=lambda name: (wing(name), notebooks_of(made[name])[0]))
-    return {name: made[name] for name in order}
+    "The modules of the core in the order of their notebooks, then each wing behind its door."
+    known, wing = rooms(), lambda name: name.partition('.')[0]
+    wings = {wing(name) for name in known if '.' in name}
+    place = lambda name: (wing(name) if wing(name) in wings else '', notebooks_of(known[name]))
+    return {name: known[name] for name in sorted(known, key=place)}
+
+
+def door_page(door, text):
+    "The page of a wing: what its door hands on, and from which room."
+    names = sorted((alias.name, node.module) for node in ast.parse(text).body
+                   if isinstance(node, ast.ImportFrom) for alias in node.names)
+    title = [f'# {door}', '', f'> {ast.get_docstring(ast.parse(text))}', '',
+             f'`from transformer_perf.{door} import ...`:', '']
+    listed = [f'- {{py:obj}}`{name} <transformer_perf.{door}.{room}.{name}>`, of '
+              f'[{door}.{room}]({door}.{room}.md)' for name, room in names]
+    return '\n'.join([*title, *listed, ''])
 
 
 def public_names():  # dict: name -> module
@@ -497,5 +513,6 @@ def index_page(texts):
 def api():  # dict: path below docs -> text
     "The pages of the API: one for each module, and a list of them."
     texts = modules()
-    pages = {f'api/{name}.md': module_page(name, text) for name, text in texts.items()}
+    page = lambda name, text: (door_page if is_door(text) else module_page)(name, text)
+    pages = {f'api/{name}.md': page(name, text) for name, text in texts.items()}
     return {**pages, 'api/index.md': index_page(texts)}

@@ -1138,7 +1138,7 @@ def plan_command(a):
         --batch-tokens 16777216
         transformer-perf plan --model deepseek_v3 --gpus 2048 --usd 5M
     """
-    from transformer_perf.advice.plan import Operation, plan
+    from transformer_perf.advice import Operation, plan
     model, batch = model_asked(a), amount(a.batch_tokens, '--batch-tokens')
     limits = {name: amount(getattr(a, name), f'--{name}') for name in ('tokens', 'hours', 'usd')}
     systems, assumptions = [*labelled(a.system).values()], assumptions_of(a)
@@ -1158,7 +1158,7 @@ def plan_command(a):
 # %% ../nbs/95_cli.ipynb #11a00005
 def text_of_plan(found, a):  # str
     "A plan as it was asked for."
-    from transformer_perf.advice.plan import plan_view
+    from transformer_perf.advice import plan_view
     if a.format == 'csv': return as_csv(found.rows)
     notes = found.notes + not_used(a)
     if a.format == 'json':
@@ -1210,7 +1210,7 @@ def sensitivity_command(a):
     Example: transformer-perf sensitivity --model gpt3 --gpus 512 --system A100
         transformer-perf sensitivity --tp 4 --pp 32 --dp 16 --needed ib_bandwidth --ratio 0.9
     """
-    from transformer_perf.advice.sensitivity import needed, sensitivity
+    from transformer_perf.advice import needed, sensitivity
     model, parallel, system = configuration_asked(a)
     if isinstance(parallel, str): deliver(parallel, a.output); return 1   # why nothing fits
     about = model, parallel, system, a.global_batch, assumptions_of(a)
@@ -1263,7 +1263,7 @@ def measure_command(a):
 
     Example: torchrun --nproc-per-node 8 --no-python transformer-perf measure -o my.json
     """
-    from transformer_perf.validation.measure import files_at, measure, rates
+    from transformer_perf.validation.measuring import files_at, measure, rates
     if a.output is None: raise ValueError('measure needs -o FILE.json')
     found = measure(a.output, a.seconds, a.system)
     if found is None: return   # another rank writes

@@ -10,7 +10,7 @@ import dataclasses
 import math
 
 from ..inputs import of_type, quoted, whole
-from .megatron import MEGATRON, flags_of_keys
+from .megatron import MEGATRON, flags_of_keys, with_groups
 from .tables import OFF_WORDS, job_of_keys
 
 # %% ../../nbs/90h_recipes.ipynb #32ee68b3
@@ -46,8 +46,7 @@ def dumped_job(given, kind, n_gpus=None):  # Job
             f'activation_func={quoted(name)} with gated_linear_unit={gated} is not modelled')
         if GATES[name, gated]: flags[GATES[name, gated]] = True
     flags |= flags_of_keys({key: x for key, x in found.items() if not str(key).startswith('_')})
-    if '--num-query-groups' in flags: flags['--group-query-attention'] = True
-    job = job_of_keys(flags, MEGATRON, n_gpus)
+    job = job_of_keys(with_groups(flags), MEGATRON, n_gpus)
     usual = ('not known here', 'changes neither', 'does nothing')
     own = ('--hidden-dropout',) if kind == 'nemo' else ()   # its models have their own default
     told = [(key, why) for key, why in job.ignored if not why.startswith(usual)

@@ -79,7 +79,8 @@ BEFORE = b'<div id="rendered_cells"'   # where a page puts what its process show
 
 def first_seen(state):  # bytes
     "What a page shows until its process does: the picture that it opens with."
-    from transformer_perf.panels.page import LayerState, pieces, shown_or_why
+    from transformer_perf.panels.layer import LayerState
+    from transformer_perf.panels.page import pieces, shown_or_why
     state = state or LayerState()
     picture, _ = pieces(state, shown_or_why(state))
     return FIRST.format(picture=picture).encode()
