@@ -10,7 +10,7 @@ __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'INPUT_KEPT', 'Half', 'lis
            'expert_groups', 'expert_copies', 'places_met', 'domains_met', 'moved_copies', 'grouped', 'shared_experts',
            'Experts', 'attention_core_summa', 'trained', 'frozen', 'with_adapter', 'layer_operations', 'gpt_block',
            'own_vocabulary', 'embedding', 'numbers_of_logits', 'output_layer', 'ahead', 'end_norm', 'transform',
-           'end_operations', 'ends_in_16_bits', 'one_kind', 'pattern_in', 'kinds_of', 'layers_of_kinds', 'numbers_in']
+           'end_operations', 'ends_in_16_bits', 'one_kind', 'pattern_of', 'kinds_of', 'layers_of_kinds']
 
 # %% ../nbs/11_blocks.ipynb #3b000005
 import dataclasses
@@ -26,11 +26,11 @@ from .systems import Units
 from .estimates import (
     KINDS, ONCE, PARTS, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work,
     adapted, any_of, exchanged, of_recipe, where)
-from transformer_perf.layers import (
+from .layers import (
     attend, attend_summa, bias, dropout, dropout_add, eager_bias, eager_clamp, eager_gelu,
     eager_norm, eager_rotation, eager_softmax, fused_attention, fused_norm, fused_softmax, gelu,
     layernorm, layernorm_2d, linear, linear_summa, logits, logits_summa, softmax, softmax_2d,
-    transposes)
+    transposes, with_messages)
 
 # %% ../nbs/11_blocks.ipynb #3b000007
 BIASED = {   # the products that have a bias
@@ -264,8 +264,7 @@ def row_product(job: CountedJob, name, inputs):  # Operation
              + when(np.logical_not(sharded), meeting(job, 'allreduce')))
     gather = meeting(job, 'allgather', quantized=True)
     back = when(sharded & job.assumptions.gather_backward, gather)
-    return op._replace(forward=op.forward._replace(messages=there),
-                       backward=op.backward._replace(messages=back))
+    return with_messages(op, there, back)
 
 def of_group(x: Matrix, group='tp'):  # Matrix
     "A matrix of which each GPU of a group has a part."
@@ -309,9 +308,8 @@ def gathers(job: CountedJob, op: Operation, width=None):  # Operation
     whole, two = np.logical_not(sharded), op.name in ('fc1', 'ln2') and job.costs.gate_apart
     back = when(sharded, scatter) + when(whole, reduce)
     if two: back = back + when(whole & np.asarray(job.here.gated, bool), reduce)
-    return op._replace(
-        forward=op.forward._replace(messages=when(sharded, gather) + op.forward.messages),
-        backward=op.backward._replace(messages=op.backward.messages + back))
+    return with_messages(op, when(sharded, gather) + op.forward.messages,
+                         op.backward.messages + back)
 
 # %% ../nbs/11_blocks.ipynb #25e30db6
 def norm(job: CountedJob, name):  # Operation
@@ -342,9 +340,7 @@ def summa_norm(job: CountedJob, name):  # Operation
     if not a.fused_kernels: return op
     width = job.embed_dim // job.tp
     kernel = fused_norm(name, job.tokens, width, job.units, job.here.norm_vectors)
-    return kernel._replace(
-        forward=kernel.forward._replace(messages=op.forward.messages),
-        backward=kernel.backward._replace(messages=op.backward.messages))
+    return with_messages(kernel, op.forward.messages, op.backward.messages)
 
 # %% ../nbs/11_blocks.ipynb #7385b8f2
 class Strategy(NamedTuple):
@@ -978,21 +974,17 @@ def one_kind(job: CountedJob):
     "Whether all layers are alike; only then may the sizes of a block be columns."
     return len(job.blocks) < 2 and not ends_in_16_bits(job)
 
-def pattern_in(order, depth, mtp_layers):  # Pattern
-    "Which kind each layer is of, from the kinds in order; none: all alike."
-    depth, ahead = int(depth), int(mtp_layers)
-    return Pattern(depth, ahead, order or (0,) * (depth + ahead))
+def pattern_of(of):  # Pattern; of a CountedJob, or a Workload
+    "Which kind each layer is of."
+    depth, ahead = int(of.depth), int(of.mtp_layers)
+    return Pattern(depth, ahead, of.order or (0,) * (depth + ahead))
 
 # %% ../nbs/11_blocks.ipynb #456b2957
 def kinds_of(job: CountedJob):  # list of CountedJob
     "The job with each kind of block at hand."
     return list(job.kinds)
 
-def layers_of_kinds(job: CountedJob):
+def layers_of_kinds(of):   # a CountedJob, or a Workload
     "How many layers of each kind the model has."
-    return numbers_in(job.order, job.depth, job.mtp_layers)
-
-def numbers_in(order, depth, mtp_layers):
-    "The same from the kinds of layers in order; none: all alike."
-    if order is None: return (depth + mtp_layers,)
-    return tuple(order.count(kind) for kind in range(max(order) + 1))
+    if of.order is None: return (of.depth + of.mtp_layers,)
+    return tuple(of.order.count(kind) for kind in range(max(of.order) + 1))

@@ -16,7 +16,7 @@ import numpy as np
 from .inputs import nearest
 from .schedules import SCHEDULES, time_played
 from .estimates import (
-    OPTIMIZERS, Group, in_low_precision, launched, of_recipe, offloads, on_host)
+    OPTIMIZERS, in_low_precision, launched, of_recipe, offloads, on_host)
 from .parameters import changed, interval
 from transformer_perf.modules import (
     Workload, count, exposed, from_host, gradient_held, gradients_left_out, over_host_link,
@@ -174,11 +174,11 @@ def mean_told(t: Told, name, field, each, L):  # Quantity
 
 def end_told(t: Told, i):  # Quantity
     "What the first stage (0) or the last (1) computes beside its layers."
-    groups, name = {'tp': Group(t.p.tp, t.p.nvlink_tp)}, ('first_end', 'last_end')[i]
+    name = ('first_end', 'last_end')[i]
     if not t.ends[i]: return t.step(name, '0')
-    passes = []
-    for j, op in enumerate(t.work.ends[i].operations):
-        told = operation_told(t.rows, ('ends', i, j), ('kinds', 0), op, groups)
+    passes, end = [], t.work.ends[i]
+    for j, op in enumerate(end.operations):
+        told = operation_told(t.rows, ('ends', i, j), ('kinds', 0), op, end.groups)
         passes += [x.total._replace(name=f'{x.total.name}_{j}') for x in told[:2]]
     text = ' + '.join(x.name for x in passes)
     return t.step(name, text, *passes, of=seconds_of_ends, value=t.ends[i])
@@ -530,9 +530,8 @@ def work_figures(t: Told):
     t.known['flops_per_token'] = Quantity(
         'flops_per_token', float(t.one.model.flops_per_token('megatron')),
         source=f'model {t.one.model.name}', words='FLOP of both directions')
-    each = [n * float(gradients_left_out(rows)) for n, rows in zip(
-        (*t.work.number, 1, 1), (*(kind.rows for kind in t.work.kinds), *t.work.ends))]
-    out = Quantity('left_out', sum(each), 'TFLOP', source='counted',
+    left = gradients_left_out(t.work.number, t.work.kinds, t.work.ends)
+    out = Quantity('left_out', float(left), 'TFLOP', source='counted',
                    words='gradients of weights that do not train, of a micro-batch')
     t.step('model_TFLOP_per_gpu', '1e-12 * micro_batch * N * seq_len / (tp * cp * pp) '
            '* flops_per_token' + ' - N / pp * left_out' * bool(out.value), out, of=utilization,

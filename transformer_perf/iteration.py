@@ -7,9 +7,9 @@ __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'ALWAYS', 'WAITS', 'HIDING', 'S
            'has_copies', 'asks_host', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules',
            'choices_fit', 'sends_tokens', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal',
            'can_offload', 'check_host', 'check_offload', 'check_stages', 'check_parallel', 'parts_said', 'parts_among',
-           'beyond', 'out_of_reach', 'gpu_in', 'never_run', 'evidence', 'kind_of_run', 'interval_columns', 'figures_of',
-           'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'seconds_in', 'both_ends', 'how_priced',
-           'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled',
+           'beyond', 'out_of_reach', 'gpu_in', 'never_run', 'evidence', 'kind_of_run', 'interval_columns', 'left_out',
+           'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'seconds_in', 'both_ends', 'how_priced', 'run_of',
+           'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled',
            'interval_of', 'settled', 'estimate', 'short', 'layer_groups', 'readable', 'plural', 'layout_in_words',
            'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
@@ -41,7 +41,7 @@ from transformer_perf.modules import (
     sharing_rules)
 from .timeline import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PLACES, components, counted_and_priced, exact_figures,
-    exact_statistics, exact_times, iteration_times, job_of_estimate, memory_played, more_of,
+    exact_times, iteration_times, job_of_estimate, memory_played, more_of,
     placed_by_rank, play, priced_estimate)
 from .timeline import (  # noqa: F401  these were here before
     TIMES, Memory, Stage, Times, bubble_time, figures, job_of, memory_at, memory_bound, memory_of,
@@ -345,11 +345,6 @@ def interval_columns(t, words, model: Model, assumptions):  # dict of columns
     low, high = interval(assumptions.measured.evidence, words, kinds, t['iteration_s'],
                          assumptions.measured.stack != 'any')
     return {'iteration_low_s': low, 'iteration_high_s': high}
-
-def figures_of(t, words, model, system, global_batch, assumptions):  # dict
-    "Every figure of one configuration, and its interval by what it rests on."
-    found = exact_statistics(t, model, system, global_batch, assumptions)
-    return found | interval_columns(found, words, model, assumptions)
 
 # %% ../nbs/87a_estimate.ipynb #8559f3bb
 def left_out(model: Model, assumptions):  # str

@@ -18,8 +18,8 @@ import numpy as np
 
 from .systems import PHYSICAL, System
 from .estimates import (
-    Assumptions, Attention, Busy, Group, Product, Roofline, Work, Works, below, exchanged,
-    first_of, in_rows, of_one_rank, recipe_of)
+    Assumptions, Attention, Busy, Group, Product, Roofline, Work, Works, below, distinct,
+    exchanged, first_of, in_rows, of_one_rank, recipe_of)
 from .parameters import Parameters
 from transformer_perf.measured_kernels import (
     FORMATS, HEADS, SHEETS, attention_seconds, closest, domain_seconds, generation_of, gpu_of,
@@ -51,17 +51,10 @@ def once_each(function, system: System, *columns):
     "A function of columns, computed once for each distinct row; a search has few of them."
     few = max(map(np.size, columns)) < FEW
     if few or any(np.ndim(getattr(system, name)) for name in PHYSICAL): return function(*columns)
-    import pandas as pd
-    columns = np.broadcast_arrays(*columns)
-    code = np.zeros(columns[0].size, dtype=np.int64)
-    for column in columns:
-        if not any(column.strides): continue   # one value for all
-        own, values = pd.factorize(column.ravel())
-        code = pd.factorize(code * len(values) + own)[0]
-    first = np.empty(code.max() + 1, dtype=np.int64)
-    first[code[::-1]] = np.arange(len(code))[::-1]
-    found = function(*(column.ravel()[first] for column in columns))
-    return found[code].reshape(columns[0].shape)
+    every = np.broadcast_arrays(*columns)
+    rows = [column.ravel() for column in every]
+    which, first = distinct(*rows)
+    return function(*(row[first] for row in rows))[which].reshape(every[0].shape)
 
 # %% ../nbs/52_kernels.ipynb #2b0000b1
 def lasting(system: System, parameters: Parameters):  # share of `clock`
@@ -138,6 +131,8 @@ def attention_time(work: Attention, system: System, parameters: Parameters):  # 
                      work.width, work.value, work.seen)
 
 # %% ../nbs/52_kernels.ipynb #96a75a33
+AS_TIMED = {'broadcast': 'allgather', 'reduce': 'reducescatter'}   # -> whose prices it has
+
 def domain_time(
     kind,          # one of COLLECTIVES, or 'alltoall'
     volume,        # GB of the whole tensor
@@ -145,7 +140,7 @@ def domain_time(
     system: System, parameters: Parameters,
 ):  # s
     "Time of one collective inside a domain."
-    kind = {'broadcast': 'allgather', 'reduce': 'reducescatter'}.get(kind, kind)
+    kind = AS_TIMED.get(kind, kind)
     fit = closest('domains', gpu_near(system, parameters), kind)[1]
     def price(volume, gpus, bandwidth):
         link = SimpleNamespace(nvlink_bandwidth=bandwidth * parameters.network.domain_share)
@@ -161,8 +156,8 @@ def link_rates(
 ):  # (GB/s inside a domain, GB/s of its NICs together)
     "What a collective reaches on each tier."
     w = parameters.network
-    factor = {'allgather': w.gather_factor, 'broadcast': w.gather_factor,
-              'reducescatter': w.scatter_factor, 'reduce': w.scatter_factor}.get(kind, 1.)
+    factor = {'allgather': w.gather_factor, 'reducescatter': w.scatter_factor}.get(
+        AS_TIMED.get(kind, kind), 1.)
     nics = system.ib_bandwidth * system.nic_factor * group.in_domain * w.nic_share
     alone = np.where(group.in_domain == 1, w.nic_alone, 1.)
     shared = np.where(group.crowded, w.groups_share, 1.)

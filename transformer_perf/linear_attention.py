@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from .estimates import Message, Operation, Product, Work
+from .layers import with_messages
 from .blocks import (
     STRATEGIES, CountedJob, Half, any_norm, inner_product, residual, saved_once)
 
@@ -242,10 +243,8 @@ class Mamba(Half):
         "From channels to a narrow step, keys and queries, whole on every GPU; and to all steps."
         width, T = self.rank + 2 * self.key, job.tokens
         shared = Message('allreduce', job.units.element * T * width * (job.tp > 1), 'tp')
-        with_sum = lambda work: work._replace(messages=(shared,))
         op = inner_product(job, 'state-select', T, self.channels // job.tp, width, 'inputs')
-        op = saved_once(job, op)._replace(
-            forward=with_sum(op.forward), backward=with_sum(op.backward))
+        op = with_messages(saved_once(job, op), (shared,), (shared,))
         norms = [any_norm(job, 'select-norm', T, width)] * self.normed
         steps = inner_product(job, 'state-step', T, self.rank, self.channels // job.tp, 'outputs')
         bias = job.units.element * (self.channels // job.tp)

@@ -6,8 +6,8 @@
 __all__ = ['FORMATS', 'BYTES', 'HEADS', 'QUERIES', 'KINDS', 'SHEETS', 'DTYPES', 'OPERATIONS', 'OTHERS', 'TABLES', 'generation_of',
            'peak', 'waves', 'either', 'both', 'fitted', 'ProductFit', 'product_seconds', 'AttentionFit',
            'attention_seconds', 'domain_seconds', 'gpu_of', 'sheet_of', 'read_fits', 'closest', 'words_of', 'number_of',
-           'numbers_of', 'Job', 'groups_of', 'priced_rows', 'jobs_of', 'predict_kernels', 'published_kernels',
-           'least_squares']
+           'numbers_of', 'Job', 'groups_of', 'price_of', 'priced_rows', 'jobs_of', 'predict_kernels',
+           'published_kernels', 'least_squares']
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c00005
 import dataclasses
@@ -385,18 +385,22 @@ def groups_of(job):  # yields (key, its rows)
     "Rows that share parameters."
     yield from job.keys.groupby(list(job.keys), sort=False).indices.items()
 
+def price_of(df, job, rows, name):  # parameters -> s
+    "What rows that share parameters cost by them."
+    own = {c: x[rows] for c, x in job.numbers.items()}
+    return functools.partial(job.price, df.iloc[rows], own, sheet_of(name[0]), name=name)
+
 # %% ../nbs/82a_kernel_prices.ipynb #d417251f
 def priced_rows(df, job):  # (seconds, reasons)
     "Prices of all rows, one call for each set of parameters."
     seconds, reasons = np.full(len(df), np.nan), np.full(len(df), '', dtype=object)
     reasons[:] = job.refused
     for name, rows in groups_of(job):
-        try: system, fit = sheet_of(name[0]), closest(job.kind, *name)[1]
+        try: fit = closest(job.kind, *name)[1]
         except ValueError as error:
             reasons[rows] = str(error)
             continue
-        own = {c: x[rows] for c, x in job.numbers.items()}
-        seconds[rows] = job.price(df.iloc[rows], own, system, fit, name)
+        seconds[rows] = price_of(df, job, rows, name)(fit)
     for c, x in job.numbers.items():
         reasons[np.isnan(x) & (reasons == '')] = f'{c} is missing or no positive number'
     return np.where(reasons == '', seconds, np.nan), reasons
@@ -633,12 +637,9 @@ def shape_of(job):  # whole numbers
 
 def fit_rows(df, job, rows, name, seconds, weights):  # parameters
     "The parameters of one set."
-    own, system = {c: x[rows] for c, x in job.numbers.items()}, sheet_of(name[0])
-    table = df.iloc[rows]
     return fit_shares(
-        KINDS[job.kind], lambda fit: job.price(table, own, system, fit, name), seconds[rows],
-        weights[rows], ({}, *STARTS.get(job.kind, ())), PULL.get(job.kind, .004),
-        NOISE.get(job.kind, .05))
+        KINDS[job.kind], price_of(df, job, rows, name), seconds[rows], weights[rows],
+        ({}, *STARTS.get(job.kind, ())), PULL.get(job.kind, .004), NOISE.get(job.kind, .05))
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c00033
 def measured_seconds(df):  # array
@@ -652,8 +653,7 @@ def measured_seconds(df):  # array
 
 def error_of(df, job, rows, name, fit, seconds):  # array
     "Relative errors of one set."
-    own = {c: x[rows] for c, x in job.numbers.items()}
-    return job.price(df.iloc[rows], own, sheet_of(name[0]), fit, name) / seconds[rows] - 1
+    return price_of(df, job, rows, name)(fit) / seconds[rows] - 1
 
 SAMPLE = 3   # percent of the shapes are in no fit; some of them travel with the package
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from .estimates import Matrix, Message, Operation, Product, Work
-from .layers import fused_attention, linear
+from .layers import fused_attention, linear, with_messages
 from .blocks import (
     Attention, CountedJob, LatentAttention, any_norm, gathers, inner_product, of_group,
     passes_keys, saved_once, seen_share, training)
@@ -84,8 +84,7 @@ def gathers_latents(job: CountedJob, op: Operation, width):  # Operation
     "Context parallelism gathers what heads share, whatever it does elsewhere: any key may be best."
     GB = job.units.element * width * job.micro_batch * job.seq_len * (job.cp > 1)
     gather, scatter = (Message(kind, GB, 'cp') for kind in ('allgather', 'reducescatter'))
-    sent = lambda work, *more: work._replace(messages=(gather, *more))
-    return op._replace(forward=sent(op.forward), backward=sent(op.backward, scatter))
+    return with_messages(op, (gather,), (gather, scatter))
 
 # %% ../nbs/24a_sparse_attention.ipynb #24c00008
 def indexer(job: CountedJob, mixer: IndexedAttention):  # list of Operation

@@ -17,10 +17,10 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_P
            'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ', 'components', 'figures',
            'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked',
            'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks',
-           'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'of_one_order', 'bubble_left', 'exact_times',
-           'at_rest', 'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics',
-           'exact_table', 'exact_figures_of_each', 'bubbles_played', 'memories_played', 'fullest_rank',
-           'job_of_estimate', 'priced_estimate']
+           'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'of_one_order', 'exact_times', 'at_rest',
+           'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics', 'exact_table',
+           'exact_figures_of_each', 'bubbles_played', 'memories_played', 'fullest_rank', 'job_of_estimate',
+           'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -36,17 +36,18 @@ from .systems import System
 from .schedules import (
     MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, formula_holds, memory_over_time, most_held,
     own_figure, played, time_played)
-from .estimates import (
-    CHOICES, OPTIMIZERS, Assumptions, Group, adapted, any_of, different, in_low_precision,
-    launched, of_names, of_recipe, offloads, on_host, state_bytes, tells_matrices, where)
+from transformer_perf.estimates import (
+    CHOICES, OPTIMIZERS, Assumptions, Group, adapted, any_of, different, distinct,
+    in_low_precision, launched, of_names, of_recipe, offloads, on_host, state_bytes,
+    tells_matrices, where)
 from .kernels import pricer_of
 from .blocks import (
     STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)
-from .modules import (
-    LayerCost, Matrices, Stored, Workload, count, data_parallel_time, ends_GB, frozen_time,
-    gathered, gradient_held, groups_of, groups_of_ends, if_any, of_kinds, over_host_link,
+from transformer_perf.modules import (
+    LayerCost, Matrices, Stored, Workload, costs_of_kinds, count, data_parallel_time, ends_GB,
+    frozen_time, gathered, gradient_held, groups_of, groups_of_ends, if_any, over_host_link,
     pipeline_time, priced_rows, prices_of, reduces_each, seconds_of_ends, sharers, step_seconds,
-    summed_layer, with_recompute)
+    with_recompute)
 
 # %% ../nbs/87_timeline.ipynb #04b00006
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -346,11 +347,13 @@ def of_each_pipeline(work: Workload, table):  # array [figure, ..., row]
     "A table of figures for the pipeline of each layout; shorter ones repeat their first row."
     p, s = work.layouts, work.layouts.schedule
     folded, both = (own_figure(s, lambda s, n=n: getattr(s, n)) for n in ('folded', 'both_ways'))
-    rows, which = distinct_rows(p.pp, p.virtual_stages, 1 * folded, 1 * both)
-    pattern, one = work.pattern, (1, 1, 0, 0)   # of no configuration at all, too
-    tables = [table(pattern, *map(int, row), p.layout) for row in (rows if len(rows) else [one])]
+    columns = np.broadcast_arrays(p.pp, p.virtual_stages, 1 * folded, 1 * both)
+    which, first = distinct(*map(np.ravel, columns))
+    rows = np.stack(columns).reshape(4, -1)[:, first].T.tolist() or [(1, 1, 0, 0)]   # of none, too
+    tables = [table(work.pattern, *row, p.layout) for row in rows]
     most = max(map(len, tables))
-    every = np.array([(own + own[:1] * most)[:most] for own in tables])[which]
+    every = np.array([(own + own[:1] * most)[:most] for own in tables])
+    every = every[which.reshape(columns[0].shape)]
     return np.moveaxis(every, -1, 0)
 
 def unlike_stages(work: Workload):  # list of Stage
@@ -381,12 +384,8 @@ def costs_at_places(
     ends = [end._replace(groups=groups_of_ends(job)) for end in work.ends]
     priced = priced_rows([*(layer.rows for layer in kinds), *ends], pricer, columns)
     steps = [step_seconds(layer, pricer, columns) for layer in kinds]
-    def cost(name):
-        layers = [with_recompute(layer, name, work.layers) for layer in kinds]
-        found = [summed_layer(layer, one, job)._replace(step=own[0], step_routed=own[1])
-                 for layer, one, own in zip(layers, priced, steps)]
-        return of_kinds(found, job)
-    return ([cost(name) for name in recompute],
+    layers = ([with_recompute(layer, name, work.layers) for layer in kinds] for name in recompute)
+    return ([costs_of_kinds(own, priced, steps, job) for own in layers],
             seconds_of_ends(priced[len(kinds):], own_vocabulary(job) > 0))
 
 # %% ../nbs/87_timeline.ipynb #83c55b85
@@ -588,8 +587,7 @@ def gradients_held(p: Layouts, own: StageWeights):  # GB
     "Gradients: all, or a share of all and those on their way."
     out = np.greater(p.zero_stage, 1) & reduces_each(p.reduce_each, p.zero_stage)
     found, whole = (gradient_held(p) / 2 * shared(own.parts, flag) for flag in (out, False))
-    found = found * (1 - on_host(p.offload, 'optimizer') * reduces_each(p.reduce_each, p.zero_stage)
-                     * np.greater(p.zero_stage, 1))   # each goes to the host at once
+    found = found * (1 - on_host(p.offload, 'optimizer') * out)   # each goes there at once
     buckets = p.costs.bucket_bytes / 2 * (np.greater(p.dp, 1) & ~out)
     beside = if_any(buckets, lambda: sum(GB for GB, _ in own.parts))
     if not p.assumptions.working_memory: return found + beside
@@ -661,12 +659,10 @@ def other_copies(p: Layouts, of: Stored):  # GB, of a layer
 
 def memory_of(work: Workload, least=False):  # Memory
     "Peak memory of the fullest stage; or the least that it can be where chunks differ."
-    best = None
-    for stage in stages_of(work):
-        new = memory_at(work, stage, least)
-        fuller = None if best is None else sum(new) > sum(best)
-        best = new if best is None else Memory(*(where(fuller, b, a)
-                                                 for a, b in zip(best, new)))
+    best, *others = (memory_at(work, stage, least) for stage in stages_of(work))
+    for new in others:
+        fuller = sum(new) > sum(best)
+        best = Memory(*(where(fuller, b, a) for a, b in zip(best, new)))
     return best
 
 # %% ../nbs/87_timeline.ipynb #5a4d0011
@@ -843,11 +839,6 @@ def of_one_order(work: Workload, number):  # yields (Workload of some layouts, w
         rows = np.array(rows)
         yield work.at(rows, p.at(rows)._replace(**dict(zip(ORDER, order)))), rows
 
-def bubble_left(work: Workload, costs, ends, more, total):  # s
-    "What the slowest rank of a played schedule idles."
-    busy = slowest_stage(work, costs, ends).busy + more
-    return np.maximum(total - work.layouts.micro_batches * busy, 0.)
-
 def exact_times(work: Workload, costs, ends, times: Times):  # Times
     "The times of one configuration: its schedule is played unless the formulas hold."
     if chunks_alike(work, ends): return times
@@ -855,8 +846,9 @@ def exact_times(work: Workload, costs, ends, times: Times):  # Times
     sizes, chunks = (p.schedule, p.pp, p.virtual_stages), pass_times(work, costs, ends, more)
     known = formula_holds(*sizes, *chunks)
     if np.all(known): return times
+    busy = slowest_stage(work, costs, ends).busy + more
     total = time_played(*sizes, p.micro_batches, *chunks)
-    played = bubble_left(work, costs, ends, more, total)
+    played = np.maximum(total - p.micro_batches * busy, 0.)
     return times._replace(bubble=where(known, times.bubble, played))
 
 # %% ../nbs/87_timeline.ipynb #5c0ed005

@@ -31,14 +31,12 @@ from transformer_perf.estimates import (
     two_tier_time)
 from transformer_perf.measured_kernels import closest
 from transformer_perf.kernels import (
-    Measured, attention_time, fused_time, gpu_near, matrix_time, measured_as, product_time,
-    send_seconds)
+    AS_TIMED, Measured, attention_time, fused_time, gpu_near, matrix_time, measured_as,
+    product_time, send_seconds)
 from transformer_perf.blocks import Layouts
 from transformer_perf.modules import (
     Layer, LayerCost, Workload, flops, has_late, host_wait, late_share, priced_rows,
     summed_layer, without_late)
-
-AS_TIMED = {'broadcast': 'allgather', 'reduce': 'reducescatter'}   # -> as timed
 
 # %% ../nbs/88b_traced.ipynb #05b00007
 class Quantity(NamedTuple):
@@ -247,13 +245,10 @@ def arithmetic(rows: Rows, path, work: Work, busy):  # Quantity
     if work.vector:
         inputs.append(rows.count('vector', *path, 'vector', unit='TFLOP'))
         parts.append(f'{inputs[-1].name} / vector_flops_fp16')
-    text = f'launch_time + ({" + ".join(parts) or 0}) / flops_efficiency'
-    if work.matrix_speed != 1:
-        text = (f'launch_time + ({" + ".join(parts) or 0}) / (flops_efficiency'
-                f'{times_speed(rows, path, work, "matrix_speed", inputs)})')
-    if not busy.launch: text = '0'
-    return rows.step('compute', text, *inputs, unit='s', of=roofline_of_each,
-                value=busy.compute)
+    speed = times_speed(rows, path, work, 'matrix_speed', inputs)
+    rate = f'(flops_efficiency{speed})' if speed else 'flops_efficiency'
+    text = f'launch_time + ({" + ".join(parts) or 0}) / {rate}' if busy.launch else '0'
+    return rows.step('compute', text, *inputs, unit='s', of=roofline_of_each, value=busy.compute)
 
 def traffic(rows: Rows, path, work: Work):  # Quantity
     "GB that a pass moves."

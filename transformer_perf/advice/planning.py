@@ -22,8 +22,8 @@ from ..models import Model, as_model, counted_once
 # %% ../../nbs/72_plan.ipynb #14a00006
 from ..systems import as_system, price_per_gpu_hour, read_prices
 from ..estimates import CHOICES, FITS_BY, Assumptions, adapted, state_bytes
-from ..timeline import GROUPS, PLACES, statistics
-from ..iteration import SHOWN, keep, short, usual
+from ..timeline import GROUPS, statistics
+from ..iteration import SHOWN, short, usual
 from ..execution import (
     KIND, PLAYED, Question, added, asked_about, best_candidates, besides, counts_of, fitting,
     played_best, questions, result_of, tables_of)
@@ -194,7 +194,7 @@ FINALISTS = PLAYED   # of the fastest; one of each other question
 def candidates(f, q: Question):  # DataFrame
     "The best of each question and number of GPUs, before schedules are played."
     best = pd.DataFrame(best_candidates(f.less, f.layers, worth_asking(f, q), q, FINALISTS))
-    t = keep(f.less.t, best.i) | {name: f.less.places[name][best.j] for name in PLACES}
+    t = f.less.at(best.i, best.j)
     found = statistics(t, q.model, q.system, q.global_batch, q.assumptions)
     shown = {name: found[name] for name in ('iteration_s', 'memory_GB')}
     return best.rename(columns={'variant': 'question'}).assign(variant=0, **shown)
