@@ -11,14 +11,13 @@ import pandas as pd
 import pytest
 
 from transformer_perf import Model, Parallel, estimate, search
-from transformer_perf.advice import fits, improve, why_not
+from transformer_perf.advice import fits, improve, needed, why_not
 from transformer_perf.blocks import Half
 from transformer_perf.estimates import Operation, Product, Work, as_assumptions
 from transformer_perf.execution import practice, strategies_for
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import as_model
 from transformer_perf.scaling import Sizes, activation_GB, parameters, training_TFLOP
-from transformer_perf.advice import needed
 from transformer_perf.systems import as_system
 
 NAMES = ('mixtral_8x7B', 'deepseek_v3', 'llama3.1_8B')

@@ -6,12 +6,11 @@ import pandas as pd
 import pytest
 
 from transformer_perf import Parallel, estimate, search
-from transformer_perf.advice import improve
+from transformer_perf.advice import improve, plan
 from transformer_perf.cli import run_command
 from transformer_perf.estimates import CHOICES
 from transformer_perf.execution import KIND
 from transformer_perf.interop import as_job, export
-from transformer_perf.advice import plan
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.software import as_software, known_software
 

@@ -33,8 +33,7 @@ from transformer_perf.interop import as_job, export
 from transformer_perf.iteration import Parallel, short
 from transformer_perf.models import as_model
 from transformer_perf.panels import (
-    PANELS, CollectivesState, LayerState, Panel, Panels, RooflineState, SearchState, SweepState)
-from transformer_perf.panels import (
+    PANELS, CollectivesState, LayerState, Panel, Panels, RooflineState, SearchState, SweepState,
     charts as chart_panels, drawing, layer as layer_panel, page as panels, search as search_panel,
     server as panel_server, states as panel_states)
 from transformer_perf.panels.page import page, shown_or_why

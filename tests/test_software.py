@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 
 from transformer_perf import Parallel, Software, estimate, search
-from transformer_perf.advice import fits, improve, why_not
+from transformer_perf.advice import fits, improve, plan, sensitivity, why_not
 from transformer_perf.cli import main
 from transformer_perf.estimates import (
     CHOICES, GRAPHED, Assumptions, Group, Product, as_assumptions, graphed, launched)
 from transformer_perf.interop import as_job, export
 from transformer_perf.kernels import collective_time, product_time, send_seconds
 from transformer_perf.parameters import changed, read_calibration
-from transformer_perf.advice import plan
 from transformer_perf.validation.runs import ends_as_layers, layout_of, run_jobs
-from transformer_perf.advice import sensitivity
 from transformer_perf.software import as_software, known_costs, known_software, run_by
 from transformer_perf.systems import as_system
 from transformer_perf.validation.calibration import check_measured

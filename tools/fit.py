@@ -19,16 +19,14 @@ from transformer_perf.parameters import (
 from transformer_perf.software import known_costs, known_software
 from transformer_perf.validation.runs import (
     batches_of, clean, column_of, measured_column, sheet_of_run, stack_of)
-from transformer_perf.validation import read_runs
-from transformer_perf.validation.predictions import (
-    OTHERS, TOO_LARGE, but_tests, features_of, kinds_of_runs, parameters_for, recipes)
-from transformer_perf.validation.calibration import (
-    PROTOCOL, Entry, Fit, entries_of, evidence_of, feasible, least_squares_within, replaced,
-    residuals_of, seen_in, table_of_fit)
-from transformer_perf.validation.calibration import calibrate_network, published_collectives
-from transformer_perf.validation.predictions import half_of, never_seen, source_of
 from transformer_perf.validation import (
-    of_values, picked, predict, recipe_score, table_of, with_sets)
+    of_values, picked, predict, read_runs, recipe_score, table_of, with_sets)
+from transformer_perf.validation.predictions import (
+    OTHERS, TOO_LARGE, but_tests, features_of, half_of, kinds_of_runs, never_seen, parameters_for,
+    recipes, source_of)
+from transformer_perf.validation.calibration import (
+    PROTOCOL, Entry, Fit, calibrate_network, entries_of, evidence_of, feasible,
+    least_squares_within, published_collectives, replaced, residuals_of, seen_in, table_of_fit)
 
 
 FREE = ('clock@Ampere', 'clock@Hopper', 'clock@Blackwell', 'host_layer', 'host_wrapped',
