@@ -59,6 +59,10 @@ def test_flop_of_chosen_keys():
         assert close(flop(kernel.backward) * tp, chosen * 2 * a * (3 * 48 + 2 * 40))
         assert close(flop(scores.forward), every * 2 * HI * dI)   # on each GPU of tp
         assert not scores.backward.products and not loss.forward.products
+        read = b * l * (HI * dI + HI + dI) + 2 * every   # and scores in 32 bits, written
+        assert close(scores.forward.operands, read) and scores.forward.launches == 1
+        # read again to choose; a place has 4 bytes
+        assert close(scores.forward.nbytes, 2e-9 * (2 * every + 2 * b * l * K))
         assert close(flop(loss.backward), chosen * (2 * a / tp * 48 + 2 * 2 * HI * dI))
         moved = b * l * (48 * a / tp + 3 * HI * dI) + 4 * chosen   # queries, and scores both ways
         assert close(loss.backward.operands, moved) and loss.backward.launches == 2
