@@ -166,15 +166,12 @@ FAMILIES = {
     'deepseek_v2': Family(
         'DeepseekV2ForCausalLM', usual=UNTIED | OFF | EVERY | dict(topk_method='greedy'),
         latent=True, experts='moe_intermediate_size', never=('attention_bias', 'mlp_bias')),
-    'deepseek_v3': Family(
-        'DeepseekV3ForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY, latent=True,
-        mtp=True, experts='moe_intermediate_size', never=('attention_bias',)),
-    'kimi_k2': Family(
-        'DeepseekV3ForCausalLM KimiK2ForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY,
-        latent=True, mtp=True, experts='moe_intermediate_size', never=('attention_bias',)),
-    'glm4_moe_lite': Family(
-        'Glm4MoeLiteForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY, latent=True,
-        mtp=True, experts='moe_intermediate_size', never=('attention_bias',)),
+    **{kind: Family(classes, dict(router_bias=True), UNTIED | OFF | EVERY, latent=True, mtp=True,
+                    experts='moe_intermediate_size', never=('attention_bias',))
+       for kind, classes in {
+           'deepseek_v3': 'DeepseekV3ForCausalLM',
+           'kimi_k2': 'DeepseekV3ForCausalLM KimiK2ForCausalLM',
+           'glm4_moe_lite': 'Glm4MoeLiteForCausalLM'}.items()},
     'glm4_moe': Family(
         'Glm4MoeForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY | dict(head_dim=None),
         {'attention_bias': 'qkv'}, dict(qk_norm='use_qk_norm'), experts='moe_intermediate_size',
@@ -414,7 +411,7 @@ def with_state(c, depth):  # list of bool
     if listed:
         words = [OLD_WORDS.get(x, x) for x in of_type(listed, list, 'layer_types')
                  if isinstance(x, str)]
-        return layers_listed(c, 'layer_types', words, STATES, depth)
+        return layers_listed('layer_types', words, STATES, depth)
     every = c.size('full_attention_interval')
     if every is None: raise ValueError("lacks 'layer_types'")
     return [(i + 1) % every > 0 for i in range(depth)]
@@ -504,9 +501,9 @@ def nemotron_experts(c):  # Experts
                    c.needed('moe_intermediate_size'), shared_dim=shared or None, router_bias=True,
                    latent=c.size('moe_latent_size'))
 
-def only_mamba(c, found):
-    "Mamba-2 in every layer, and nothing else."
-    return {'layers': [{'mixer': mamba2(c), 'ffn': Nothing()}] * found['depth']}
+def alone(mixer):  # function: (Config, fields so far) -> further fields
+    "A mixer in every layer, and nothing else."
+    return lambda c, found: {'layers': [{'mixer': mixer(c), 'ffn': Nothing()}] * found['depth']}
 
 def mamba1(c, normed=False):  # Mamba
     "The mixer of a family with the keys of Jamba, or others renamed as they are."
@@ -515,10 +512,6 @@ def mamba1(c, normed=False):  # Mamba
     return Mamba(channels=c.needed('mamba_expand') * e, key=c.needed('mamba_d_state'),
                  rank=whole(rank, 'mamba_dt_rank'), conv=c.needed('mamba_d_conv'),
                  conv_bias=c.on('mamba_conv_bias'), normed=normed)
-
-def only_mamba1(c, found):
-    "Mamba in every layer, and nothing else."
-    return {'layers': [{'mixer': mamba1(c), 'ffn': Nothing()}] * found['depth']}
 
 def every_so_many(c, kind, depth):  # list of bool
     "Layers at an offset of a period."
@@ -538,7 +531,7 @@ def jamba(c, found):
 def short_convolutions(c, found):
     "Layers of a short convolution where none attends."
     listed, depth = c.given.get('layer_types'), found['depth']
-    if listed: attends = layers_listed(c, 'layer_types', listed, ('full_attention', 'conv'), depth)
+    if listed: attends = layers_listed('layer_types', listed, ('full_attention', 'conv'), depth)
     else:
         places = of_type(c.said('full_attn_idxs')[1], list, 'full_attn_idxs')
         attends = [i in places for i in range(depth)]
@@ -559,9 +552,9 @@ def indexed(c, found):
     "Every layer attends to the best keys; some take what the layer before chose."
     depth = found['depth']
     listed = c.given.get('layer_types')
-    if listed: layers_listed(c, 'layer_types', listed, ('indexed_attention',), depth)
+    if listed: layers_listed('layer_types', listed, ('indexed_attention',), depth)
     kinds = c.given.get('indexer_types')
-    own = layers_listed(c, 'indexer_types', kinds, ('full', 'shared'), depth) if kinds else (
+    own = layers_listed('indexer_types', kinds, ('full', 'shared'), depth) if kinds else (
         own_indexers(c, depth))
     if not own[0]: raise ValueError('the first layer has no indexer before it')
     about = dict(heads=found['heads'], kv_heads=1, latent=found['kv_lora_rank'],
@@ -576,7 +569,7 @@ def own_indexers(c, depth):  # list of bool
     pattern, every = c.given.get('index_topk_pattern'), c.size('index_topk_freq')
     if pattern:
         letters = [*pattern] if isinstance(pattern, str) else pattern
-        return layers_listed(c, 'index_topk_pattern', letters, ('F', 'S'), depth)
+        return layers_listed('index_topk_pattern', letters, ('F', 'S'), depth)
     skipped = c.needed('index_skip_topk_offset', least=0)
     return [max(i - skipped + 1, 0) % every == 0 for i in range(depth)]
 
@@ -588,6 +581,8 @@ GATED_DELTA = 'linear_* full_attention_interval attn_output_gate mamba_ssm_dtype
 
 MAMBA1 = dict(mamba_d_state='state_size', mamba_expand='expand', mamba_d_conv='conv_kernel',
               mamba_dt_rank='time_step_rank', mamba_conv_bias='use_conv_bias')
+MAMBA2 = dict(mamba_n_groups='n_groups', mamba_d_conv='conv_kernel', mamba_chunk_size='chunk_size',
+              mamba_conv_bias='use_conv_bias')
 ONLY_MAMBA = dict(num_attention_heads=1, num_key_value_heads=None, intermediate_size=None,
                   head_dim=None, use_conv_bias=True, time_step_rank='auto',
                   max_position_embeddings=2048)   # as long as in its training
@@ -621,24 +616,19 @@ FAMILIES |= {   # hybrids
         'MiniMaxForCausalLM MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM', {},
         UNTIED | ALL_ROUTED | DELTA | dict(head_dim=None, block_size=256), more=lightning,
         experts='intermediate_size', reads='linear_* 0'),
-    'deepseek_v32': Family(
-        'DeepseekV32ForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY | INDEXED,
-        latent=True, mtp=True, experts='moe_intermediate_size', more=indexed, reads=INDEX,
-        never=('attention_bias', 'mlp_bias')),
-    'glm_moe_dsa': Family(
-        'GlmMoeDsaForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY | INDEXED,
-        latent=True, mtp=True, experts='moe_intermediate_size', more=indexed,
-        reads=INDEX + ' indexer_types', never=('attention_bias', 'mlp_bias')),
+    **{kind: Family(f'{name}ForCausalLM', dict(router_bias=True), UNTIED | OFF | EVERY | INDEXED,
+                    latent=True, mtp=True, experts='moe_intermediate_size', more=indexed,
+                    reads=reads, never=('attention_bias', 'mlp_bias'))
+       for kind, name, reads in (('deepseek_v32', 'DeepseekV32', INDEX),
+                                 ('glm_moe_dsa', 'GlmMoeDsa', INDEX + ' indexer_types'))},
     'jamba': Family(
         'JambaForCausalLM', {}, UNTIED | OFF | MAMBA | ALL_ROUTED | dict(
             head_dim=None, mamba_dt_rank='auto'), experts='intermediate_size',
         never=('mamba_proj_bias',), more=jamba, reads='mamba_* attn_layer_period'),
-    'mamba': Family(
-        'MambaForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), TIED | MAMBA | ONLY_MAMBA,
-        never=('use_bias',), more=only_mamba1, reads=STATE_SIZES, names=MAMBA1),
-    'falcon_mamba': Family(   # its norms of steps, keys and queries have no weights
-        'FalconMambaForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), TIED | MAMBA | ONLY_MAMBA,
-        never=('use_bias',), more=only_mamba1, reads=STATE_SIZES, names=MAMBA1),
+    **{kind: Family(   # norms of steps, keys and queries, in the second, have no weights
+        f'{name}ForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), TIED | MAMBA | ONLY_MAMBA,
+        never=('use_bias',), more=alone(mamba1), reads=STATE_SIZES, names=MAMBA1)
+       for kind, name in {'mamba': 'Mamba', 'falcon_mamba': 'FalconMamba'}.items()},
     'lfm2': Family(
         'Lfm2ForCausalLM', dict(qk_norm=True), TIED | OFF | dict(
             conv_bias=False, head_dim=None, block_auto_adjust_ff_dim=True,
@@ -661,19 +651,15 @@ FAMILIES |= {   # hybrids
         more=nemotron_h,
         reads='mamba_* ssm_* conv_kernel layers_block_type hybrid_override_pattern '
               'time_step_rank n_routed_experts moe_latent_size',
-        names=dict(mamba_n_heads='mamba_num_heads', mamba_d_head='mamba_head_dim',
-                   mamba_d_state='ssm_state_size', mamba_n_groups='n_groups',
-                   mamba_d_conv='conv_kernel', mamba_chunk_size='chunk_size',
-                   mamba_conv_bias='use_conv_bias', hidden_act='mlp_hidden_act')),
+        names=MAMBA2 | dict(mamba_n_heads='mamba_num_heads', mamba_d_head='mamba_head_dim',
+                            mamba_d_state='ssm_state_size', hidden_act='mlp_hidden_act')),
     'mamba2': Family(
         'Mamba2ForCausalLM', dict(gated_mlp=False, norm='rmsnorm'), UNTIED | MAMBA | dict(
             num_key_value_heads=None, intermediate_size=None, use_conv_bias=True,
             max_position_embeddings=2048), never=('use_bias',),   # as long as in its training
-        more=only_mamba, reads='state_size conv_kernel time_step_rank',
-        names=dict(mamba_n_heads='num_heads', mamba_d_head='head_dim',
-                   mamba_d_state='state_size', mamba_n_groups='n_groups',
-                   mamba_d_conv='conv_kernel', mamba_chunk_size='chunk_size',
-                   mamba_conv_bias='use_conv_bias', num_attention_heads='num_heads'))}
+        more=alone(mamba2), reads=STATE_SIZES,
+        names=MAMBA2 | dict(mamba_n_heads='num_heads', mamba_d_head='head_dim',
+                            mamba_d_state='state_size', num_attention_heads='num_heads'))}
 
 # %% ../nbs/81_configs.ipynb #00bc0040
 CHUNKED = 'attention_chunk_size chunked_attention'
@@ -685,9 +671,8 @@ def llama4(c, found):
     listed, rope = c.given.get('layer_types'), c.given.get('no_rope_layers')
     every = c.needed('no_rope_layer_interval')
     if listed: chunked = layers_listed(
-        c, 'layer_types', listed, ('chunked_attention', 'full_attention'), depth)
-    elif rope: chunked = layers_listed(c, 'no_rope_layers', [str(x) for x in rope], ('1', '0'),
-                                       depth)
+        'layer_types', listed, ('chunked_attention', 'full_attention'), depth)
+    elif rope: chunked = layers_listed('no_rope_layers', [*map(str, rope)], ('1', '0'), depth)
     else: chunked = [(i + 1) % every > 0 for i in range(depth)]
     places, step = c.given.get('moe_layers'), c.needed('interleave_moe_layer_step')
     if places is None: places = range(step - 1, depth, step)
@@ -715,7 +700,7 @@ def falcon_h1(c, found):
 
 def mimo_v2(c, found):
     "Layers with a window have twice the heads of keys and values, and sinks."
-    windowed = layers_listed(c, 'layer_types', c.said('layer_types')[1], KNOWN_LAYERS[::-1],
+    windowed = layers_listed('layer_types', c.said('layer_types')[1], KNOWN_LAYERS[::-1],
                              found['depth'])
     same = dict(heads=found['heads'], width=c.needed('head_dim'), value=c.needed('v_head_dim'))
     kv = found['kv_heads'] or found['heads']
@@ -745,7 +730,7 @@ def gpt_neo(c, found):
         kinds = [kind for kinds, times in of_type(c.said('attention_types')[1], list,
                                                   'attention_types')
                  for kind in kinds * times]
-    local = layers_listed(c, 'attention_layers', kinds, ('local', 'global'), found['depth'])
+    local = layers_listed('attention_layers', kinds, ('local', 'global'), found['depth'])
     window = c.needed('window_size')
     return {'window': window, 'layers': [{} if own else {'window': None} for own in local]}
 
@@ -840,7 +825,7 @@ def attention(c: Config, family, found):  # dict of fields
     return {'head_dim': None if width and width * heads == e else width,
             'kv_heads': None if groups == heads else groups}
 
-def layers_listed(c: Config, key, listed, words, depth):  # list of bool
+def layers_listed(key, listed, words, depth):  # list of bool
     "Which layers a list of words says are of the first kind."
     for word in of_type(listed, list, key): nearest(word, words, key)
     if len(listed) != depth:
@@ -851,7 +836,7 @@ def layers_listed(c: Config, key, listed, words, depth):  # list of bool
 def in_windows(c: Config, family, depth):  # list of bool: which layers have a window
     "The layers with a sliding window, by a list or by the rule of the family."
     listed = c.given.get('layer_types')
-    if listed: return layers_listed(c, 'layer_types', listed, KNOWN_LAYERS[::-1], depth)
+    if listed: return layers_listed('layer_types', listed, KNOWN_LAYERS[::-1], depth)
     if family.windows == 'listed': raise ValueError("lacks 'layer_types'")
     rule = c.size('sliding_window_pattern _sliding_window_pattern') if (
         c.given.get('sliding_window_pattern') or c.given.get('_sliding_window_pattern')
@@ -893,7 +878,7 @@ def with_experts(c: Config, depth):  # list of bool
     listed = [key for key in LISTS if isinstance(c.given.get(key), list)]
     if not listed: return by_rules(c, depth)
     words = ['sparse' if x == 1 else 'dense' if x == 0 else x for x in c.given[listed[0]]]
-    layers = layers_listed(c, listed[0], words, ('sparse', 'dense'), depth)
+    layers = layers_listed(listed[0], words, ('sparse', 'dense'), depth)
     plain = c._replace(given={key: x for key, x in c.given.items() if key not in LISTS})
     if c.given.get('first_k_dense_replace') and layers != by_rules(plain, depth):
         raise ValueError(f'{listed[0]} contradicts first_k_dense_replace='

@@ -15,6 +15,7 @@ import numpy as np
 from .inputs import whole
 from .models import as_model
 from .systems import as_system
+from .schedules import ends_of, program
 from .estimates import as_assumptions
 from .lengths import Lengths, as_lengths
 from .timeline import priced_estimate, slowest_stage
@@ -52,27 +53,9 @@ def packed(documents: Lengths, budget, number, seed=0):  # Packs
 # %% ../nbs/85b_packing.ipynb #85b00009
 def played_unevenly(F, B, stages):  # s, [copy]
     "1F1B of so many stages, F and B seconds [copy, micro-batch] on each of them."
-    number = F.shape[1]
-    orders = []
-    for rank in range(stages):
-        first = min(stages - 1 - rank, number)
-        order = [('F', i) for i in range(first)]
-        for i in range(number - first): order += [('F', first + i), ('B', i)]
-        orders.append(order + [('B', i) for i in range(number - first, number)])
-    free, done, at = [np.zeros(len(F))] * stages, {}, [0] * stages
-    def waits_for(kind, i, rank):   # what must be done before, or None
-        if kind == 'F': return (kind, i, rank - 1) if rank else None
-        return (kind, i, rank + 1) if rank < stages - 1 else ('F', i, rank)
-    while any(at[rank] < len(orders[rank]) for rank in range(stages)):
-        for rank in range(stages):
-            while at[rank] < len(orders[rank]):
-                kind, i = orders[rank][at[rank]]
-                before = waits_for(kind, i, rank)
-                if before is not None and before not in done: break
-                start = free[rank] if before is None else np.maximum(free[rank], done[before])
-                free[rank] = start + (F if kind == 'F' else B)[:, i]
-                done[kind, i, rank], at[rank] = free[rank], at[rank] + 1
-    return np.max(free, axis=0)
+    steps = program('1f1b', stages, 1, F.shape[1])   # each of them is one pass
+    forward, i = steps.columns['kind'] == 'F', steps.columns['micro_batch']
+    return ends_of(steps, np.where(forward[:, None], F.T[i], B.T[i])).max(axis=0)
 
 # %% ../nbs/85b_packing.ipynb #85b0000c
 def with_documents(one: Estimate, documents):  # Estimate

@@ -13,7 +13,6 @@ __all__ = ['ALONE', 'SIZED', 'STUDIED', 'STAGES', 'SHARED', 'PUBLISHED', 'PROGRA
 # %% ../nbs/85a_scaling.ipynb #bc9cc622
 import dataclasses
 import io
-import itertools
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -238,16 +237,6 @@ def by_gpus(gpus, values, name):  # (tuple, tuple)
     raise ValueError(f'{name} needs as many values as GPU counts, not {len(values)} for '
                      f'{len(gpus)}')
 
-def ascending(gpus):
-    "Numbers of GPUs in their order, or a ValueError."
-    if all(a < b for a, b in itertools.pairwise(gpus)): return gpus
-    raise ValueError(f'gpus={quoted(gpus)} must be ascending')
-
-def above_nothing(left):
-    "An efficiency, or several; a ValueError where next to nothing is left."
-    if np.all(left >= TINY): return left
-    raise ValueError(f'on so many GPUs an efficiency of {np.min(left):.2g} is left')
-
 def per_doubling(gpus, values):
     "The factor of each doubling of the GPUs beyond the last row."
     if len(gpus) == 1: return 1.
@@ -262,7 +251,8 @@ class Efficiency:
 
     def __post_init__(self):
         gpus, values = by_gpus(self.gpus, self.values, 'efficiency')
-        vars(self).update(gpus=ascending(gpus), values=values)
+        if [*gpus] != sorted({*gpus}): raise ValueError(f'gpus={quoted(gpus)} must be ascending')
+        vars(self).update(gpus=gpus, values=values)
 
     @classmethod
     @takes(reference=WHOLE)
@@ -277,7 +267,9 @@ class Efficiency:
         "The efficiency on any number of GPUs; an array for an array."
         at, x = np.log2(self.gpus), np.log2(gpus)
         beyond = per_doubling(self.gpus, self.values) ** np.maximum(x - at[-1], 0)
-        return above_nothing(np.interp(x, at, self.values) * beyond)
+        left = np.interp(x, at, self.values) * beyond
+        if np.all(left >= TINY): return left
+        raise ValueError(f'on so many GPUs an efficiency of {np.min(left):.2g} is left')
 
     def between(self, g, n): return self(n) / self(g)   # on n GPUs with g as the measure
 

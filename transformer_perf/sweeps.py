@@ -77,10 +77,9 @@ def run_task(task):  # DataFrame
 # %% ../nbs/85_sweeps.ipynb #72486c24
 MODEL_FIELDS = ('seq_len', 'embed_dim', 'heads', 'depth', 'mlp_dim')
 
-def check_product(strategies, vary, **axes):
+def check_product(systems, strategies, vary):
     "A ValueError in one line unless every axis of a product has values."
-    for name, values in dict(strategies=strategies, **axes).items():
-        if not len(values): raise ValueError(f'{name}={values!r} must name at least one')
+    if not systems: raise ValueError(f'{systems=} must name at least one')
     fields = [*PHYSICAL, 'nvlink_size', *MODEL_FIELDS, 'global_batch']
     for name in strategies: nearest(name, STRATEGIES, 'strategy')
     for name, values in vary.items():
@@ -127,7 +126,7 @@ def tasks_of(models, systems, n_gpus, strategies, global_batch=2048, k=1,
     models, systems = several(models, 'models'), labelled_systems(systems)
     strategies = several(strategies, 'strategies')
     counts = tuple(dict.fromkeys(whole(n, 'n_gpus') for n in several(n_gpus, 'n_gpus')))
-    check_product(strategies, vary, models=models, systems=systems, n_gpus=counts)
+    check_product(systems, strategies, vary)
     product = itertools.product(map(as_model, models), systems.items(), points_of(vary),
                                 strategies, pieces_of(vary, most))
     tasks = []
@@ -489,23 +488,13 @@ def estimates_of(*args, **more):
     estimate(*args, **more)
     return 1
 
-def users_candidates():
-    "The candidates of 78 questions of the paper's users, asked one by one: all on one system."
-    points = itertools.product(PAPER_MODELS, STRATEGIES, PAPER_GPUS)
-    return sum(candidates_of(model, n, 'B200', 4096, strategy, assumptions='paper')
-               for model, strategy, n in points)
-
-def today_candidates(model, n, batch):
-    "The candidates of what a practitioner would try, at measured prices."
-    return candidates_of(model, n, 'H100-80GB', batch, assumptions='calibrated')
+def paper_candidates(systems, n_gpus):
+    "The candidates of the paper's models in all strategies, searched one by one."
+    points = itertools.product(PAPER_MODELS, systems, STRATEGIES, n_gpus)
+    return sum(candidates_of(model, n, system, 4096, strategy, assumptions='paper')
+               for model, system, strategy, n in points)
 
 # %% ../nbs/85_sweeps.ipynb #cf010894
-def study_candidates():
-    "The candidates of the paper's study, searched one by one."
-    points = itertools.product(PAPER_MODELS, paper_systems().values(), STRATEGIES)
-    return sum(candidates_of(model, PAPER_GPUS, system, 4096, strategy, assumptions='paper')
-               for model, system, strategy in points)
-
 def map_candidates(model, strategy):
     "The candidates of a map of 28 x 32 imagined memories, priced as one sweep."
     b200, memories = as_system('B200', 8), {'hbm_bandwidth': np.geomspace(500, 16000, 28),
@@ -524,13 +513,16 @@ def bench_rows():  # yields dict
                         assumptions=preset, often=10)
         yield bench_row(f'estimate, gpt3_1T, 2048 H200, {preset}', estimates_of, 'gpt3_1T',
                         layout, 'H200', assumptions=preset, often=20)
-    yield bench_row("78 searches of the paper's users, one by one", users_candidates)
+    yield bench_row("78 searches of the paper's users, one by one", paper_candidates, ['B200'],
+                    PAPER_GPUS)
     for n, batch in ((65536, 4096), (2**20, 2**20)):
         yield bench_row(f'SUMMA search, gpt3_1T, {n:,} H200', candidates_of,
                         'gpt3_1T', n, 'H200', batch, '2d')
     for model, n, batch in (('llama3.1_405B', 16384, 2048), ('deepseek_v3', 2048, 15360)):
-        yield bench_row(f'everything, {model}, {n:,} H100', today_candidates, model, n, batch)
-    yield bench_row("the paper's study: 702 searches", study_candidates)
+        yield bench_row(f'everything, {model}, {n:,} H100', candidates_of, model, n, 'H100-80GB',
+                        batch, assumptions='calibrated')
+    yield bench_row("the paper's study: 702 searches", paper_candidates,
+                    paper_systems().values(), [PAPER_GPUS])
     for model, strategy in (('gpt3_1T', '1d'), ('vit_era5', '2d-seqp'), ('vit_era5', '2d')):
         yield bench_row(f'{strategy} at 8192 GPUs, {model}, 28 x 32 memories', map_candidates,
                         model, strategy)

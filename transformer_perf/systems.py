@@ -17,7 +17,7 @@ import numpy as np
 
 import transformer_perf
 from .inputs import (
-    checked, field, finite, naming, nearest, printable, quoted, read_csv, read_json)
+    checked, field, finite, naming, nearest, printable, quoted, read_csv, read_json, table_with)
 
 # %% ../nbs/01_systems.ipynb #94a3ce87
 class Link(NamedTuple):
@@ -220,8 +220,7 @@ def read_prices(
     path = systems_folder() / 'prices.csv' if prices is None else prices
     own = isinstance(path, pd.DataFrame)
     table, name = (path, 'the price table') if own else (read_csv(path), Path(path).name)
-    for column in PRICE_COLUMNS:
-        if column not in table: raise ValueError(f'{name}: lacks the column {column!r}')
+    table_with(table, PRICE_COLUMNS, name)
     try: numbers = {c: pd.to_numeric(table[c]) for c in PRICE_COLUMNS[1:]}
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f'{name}: a price is not a number ({quoted(str(error))})') from None

@@ -25,7 +25,6 @@ ACCELERATE_ROWS = (
     Row('fsdp_config.fsdp_offload_params', 'cpu_shards', ON, False),
     Row('deepspeed_config.offload_optimizer_device', 'cpu_optimizer', TEXT),
     Row('deepspeed_config.offload_param_device', 'cpu_weights', TEXT),
-    Row(None, 'offload', absent='none'),
     Row('deepspeed_config.zero_stage', 'deepspeed_stage', number(0), 2),
     Row('deepspeed_config.gradient_accumulation_steps', 'accumulation', WHOLE),
     Row('megatron_lm_config.megatron_lm_tp_degree', 'megatron_tp', WHOLE),
@@ -49,7 +48,7 @@ ACCELERATE_ROWS = (
     *fixed(virtual_stages=1, schedule='1f1b', dp_replicate=1, **UNSAID))
 ACCELERATE_KINDS = ('NO', 'MULTI_GPU', 'FSDP', 'DEEPSPEED', 'MEGATRON_LM')
 
-def zero_of_fsdp(facts, ignored):  # (key, stage)
+def zero_of_fsdp(facts):  # (key, stage)
     "What FSDP shares out, in the words of its first or second version."
     said, reshard = facts.get('strategy_said'), facts.get('reshard')
     if value(facts, 'version') == 1 and not (reshard and reshard.value in FSDP):
@@ -60,7 +59,7 @@ def zero_of_fsdp(facts, ignored):  # (key, stage)
     return reshard, 2 if reshard and reshard.value in ('False', 'false') else 3
 
 # %% ../../nbs/90e_accelerate.ipynb #12ab002b
-def copies_of_accelerate(facts, ignored):  # whether they may share something out
+def copies_of_accelerate(facts):  # whether they may share something out
     "Copies, where the file says how GPUs are grouped; those of cp share weights out too."
     if not (facts['shard'].key or facts['replicate'].key): return True
     shard, replicate = value(facts, 'shard'), value(facts, 'replicate')
@@ -84,14 +83,14 @@ def derive_accelerate(facts, ignored):
     kind = nearest(facts['kind'].value, ACCELERATE_KINDS, facts['kind'].key or 'distributed_type')
     stage, key = 0, facts['kind'].key
     if kind == 'FSDP':
-        said, stage = zero_of_fsdp(facts, ignored)
+        said, stage = zero_of_fsdp(facts)
         key = said.key if said else key
     elif kind == 'DEEPSPEED': key, stage = facts['deepspeed_stage']
     elif kind == 'MEGATRON_LM':
         stage = int(value(facts, 'distributed'))
         if 'megatron_tp' in facts: add(facts, 'tp', *facts['megatron_tp'])
     elif kind == 'NO': add(facts, 'n_gpus', 'distributed_type', 1)
-    if not copies_of_accelerate(facts, ignored): stage = 0
+    if not copies_of_accelerate(facts): stage = 0
     facts['zero_stage'] = Said(key, stage)
     shards = facts.pop('cpu_shards')
     if kind != 'DEEPSPEED': take(facts, 'cpu_optimizer', 'cpu_weights')

@@ -10,7 +10,7 @@ from ..inputs import printable
 from ..estimates import amounts_offloaded, offload_said
 from .tables import (
     CODE, LIST, ON, ONLY_WRITTEN, SHARE, TEXT, UNSAID, WHOLE, Format, Row, Said, elsewhere, fixed,
-    number, one_word, value, words_in_any_case)
+    number, one_word, take, value, words_in_any_case)
 
 # %% ../../nbs/90d_deepspeed.ipynb #12ab0028
 DEEPSPEED_ROWS = (
@@ -22,7 +22,7 @@ DEEPSPEED_ROWS = (
     Row('zero_optimization.offload_optimizer.device', 'cpu_optimizer', TEXT),
     Row('zero_optimization.offload_optimizer.ratio', 'cpu_share', SHARE),
     Row('zero_optimization.offload_param.device', 'cpu_weights', TEXT),
-    Row(None, 'offload', absent='none'), Row('tensor_parallel.autotp_size', 'tp', number(0), 1),
+    Row('tensor_parallel.autotp_size', 'tp', number(0), 1),
     Row('tensor_parallel.tp_overlap_comm', 'tp_overlap', ON, False),
     Row('expert_parallel.enabled', 'autoep', ON, False),
     Row('expert_parallel.autoep_size', 'ep', WHOLE, 1),
@@ -42,8 +42,8 @@ HOSTS = ('cpu', 'nvme')
 
 def offload_of_zero(facts, ignored):
     "What goes to the host: states from stage 1 on, and weights with stage 3."
-    names, stage = ('cpu_optimizer', 'cpu_share', 'cpu_weights'), value(facts, 'zero_stage', 0)
-    states, share, weights = (facts.pop(n, Said(None, None)) for n in names)
+    states, share, weights = take(facts, 'cpu_optimizer', 'cpu_share', 'cpu_weights')
+    stage = value(facts, 'zero_stage', 0)
     found, disks = {}, {said.value for said in (states, weights)} - {None, 'none'} == {'nvme'}
     for name, said, least in (('optimizer', states, 1), ('weights', weights, 3)):
         if said.value in (None, 'none'): continue

@@ -128,23 +128,20 @@ def is_kernel(e):
     timed = e.get('cat') == 'kernel' and type(e.get('dur')) in (int, float)
     return timed and 0 <= e['dur'] < 1e15
 
-def events_in(path):  # list of dict
-    "The events of a trace."
+def kernels_in(path):  # list of (kernel, the operation that launched it, or {})
+    "The kernels among the events of a trace."
     found = parse_json(profile_text(path), named(path), infinities=True).get('traceEvents')
-    return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
-
-def kernels_of(events):  # list of (name, shapes, s)
-    "Every kernel of a trace, with the shapes of the operation that launched it."
-    shapes = {str(launched_by(e)): str(arguments(e).get('Input Dims', '')) for e in events
-              if e.get('cat') == 'cpu_op' and launched_by(e) is not None}
-    return [(str(e.get('name')), shapes.get(str(launched_by(e)), ''), e['dur'] / 1e6)
-            for e in events if is_kernel(e)]
+    events = [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
+    known = {str(launched_by(e)): e for e in events
+             if e.get('cat') == 'cpu_op' and launched_by(e) is not None}
+    return [(e, known.get(str(launched_by(e)), {})) for e in events if is_kernel(e)]
 
 # %% ../../nbs/90l_logs.ipynb #990292d4
 def read_profile(path):  # DataFrame, a row for each kernel and shape
     "The kernels of a PyTorch profiler's trace: how often, s in all, s each, share of all."
     import pandas as pd
-    rows = kernels_of(events_in(path))
+    rows = [(str(e.get('name')), str(arguments(own).get('Input Dims', '')), e['dur'] / 1e6)
+            for e, own in kernels_in(path)]
     if not rows: raise ValueError(f'{named(path)}: has no kernels')
     table = pd.DataFrame(rows, columns=['kernel', 'shapes', 'seconds'])
     found = table.groupby(['kernel', 'shapes']).seconds.agg(['count', 'sum', 'mean']).reset_index()
@@ -174,15 +171,12 @@ def sides(event):  # (op, m, n, k, precision), or None
 def read_products(path):  # DataFrame: op, m, n, k, precision, count, microseconds
     "The matrix products of a PyTorch profiler's trace, a row for each shape."
     import pandas as pd
-    events = events_in(path)
-    known = {str(launched_by(e)): sides(e) for e in events
-             if e.get('cat') == 'cpu_op' and launched_by(e) is not None}
-    rows = [(str(launched_by(e)), e['dur']) for e in events
-            if is_kernel(e) and known.get(str(launched_by(e)))]
+    rows = [(str(launched_by(e)), *product, e['dur']) for e, own in kernels_in(path)
+            if (product := sides(own))]
     if not rows: raise ValueError(f'{named(path)}: has no matrix products with their shapes: '
                                   'profile with record_shapes=True')
-    calls = pd.DataFrame(rows, columns=['call', 'us']).groupby('call', sort=False).us.sum()
     names = ['op', 'm', 'n', 'k', 'precision']
-    table = pd.DataFrame([known[call] for call in calls.index], columns=names)
-    found = table.assign(us=calls.to_numpy()).groupby(names, sort=False).us
+    table = pd.DataFrame(rows, columns=['call', *names, 'us'])
+    calls = table.groupby(['call', *names], sort=False).us.sum()   # of all kernels of a call
+    found = calls.groupby(names, sort=False)
     return found.agg(count='count', microseconds='median').reset_index()

@@ -22,8 +22,8 @@ from transformer_perf.estimates import (
 from ..schedules import chunks_of, layout_of
 from .scripts import MARK, commands_of, gpus_of, options, parsed, slurm_of
 from .tables import (
-    LIST, OFF, ON, ONLY_WRITTEN, SHARE, TEXT, WHOLE, Format, Kind, Row, Said, also, number,
-    one_word, real, spelled, take, value, words_of)
+    LIST, OFF, ON, ONLY_WRITTEN, SHARE, TEXT, WHOLE, Format, Kind, Row, Said, also, fixed,
+    number, one_word, real, spelled, take, value, words_of)
 from .texts import flat
 
 # %% ../../nbs/90c_megatron.ipynb #9682345b
@@ -91,8 +91,8 @@ MEGATRON_ROWS = (
     Row('--recompute-method', 'recompute_method', same_words('uniform', 'block')),
     Row('--recompute-num-layers', 'recompute_layers', number(0)),
     Row('--recompute-modules', 'recompute_modules', LIST),
-    Row(None, 'schedule', absent='1f1b'), Row(None, 'reduce_each', absent=False),
-    Row(None, 'reshard_after_forward', absent=True),
+    *fixed(schedule='1f1b', reduce_each=False, reshard_after_forward=True, offload='none',
+           adapters='none'),
     Row('--num-distributed-optimizer-instances', 'dp_replicate', WHOLE, 1),
     Row('--moe-token-dispatcher-type', 'dispatcher', words_of(
         {'alltoall': 'alltoall', 'allgather': 'allgather', 'flex': 'once'})),
@@ -109,7 +109,6 @@ MEGATRON_ROWS = (
     Row('--optimizer', 'optimizer', words_of({
         'adam': 'adam', 'muon': 'muon', 'dist_muon': 'muon', 'lion': 'lion', 'sgd': 'sgd'})),
     Row('--optimizer-cpu-offload', 'cpu_optimizer', ON, False),
-    Row(None, 'offload', absent='none'), Row(None, 'adapters', absent='none'),
     Row('--optimizer-offload-fraction', 'cpu_share', SHARE),
     Row('--use-precision-aware-optimizer', 'precision_aware', ONLY_WRITTEN._replace(switch=True)),
     Row('--cpu-offloading-num-layers', 'cpu_layers', number(0)),
@@ -225,8 +224,8 @@ def graphs_of_megatron(facts, ignored):
 
 def offload_of_megatron(facts, ignored):
     "What goes to the host: states, the activations of some layers, or of some modules."
-    names = ('cpu_optimizer', 'cpu_share', 'cpu_layers', 'cpu_parts', 'cpu_modules')
-    states, share, layers, parts, modules = (facts.pop(n, Said(None, None)) for n in names)
+    states, share, layers, parts, modules = take(
+        facts, 'cpu_optimizer', 'cpu_share', 'cpu_layers', 'cpu_parts', 'cpu_modules')
     for said, needed in ((share, states), (modules, parts)):
         if said.key and not needed.value: ignored.append((said.key, 'does nothing without '
             + ('--optimizer-cpu-offload' if said is share else
@@ -249,8 +248,7 @@ def dispatcher_of_megatron(facts, ignored):
 
 def dropout_of_megatron(facts, ignored):
     "Whether numbers are dropped after attention and MLP; those of the scores are in no price."
-    hidden, scores = (facts.pop(f'{name}_dropout', Said(None, None)) for name in (
-        'hidden', 'attention'))
+    hidden, scores = take(facts, 'hidden_dropout', 'attention_dropout')
     if hidden.key: facts['dropout'] = Said(hidden.key, hidden.value > 0)
     else:
         why = 'absent: Megatron-LM then drops 0.1; priced like the runs behind its prices'

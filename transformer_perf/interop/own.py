@@ -6,6 +6,7 @@
 __all__ = ['OWN', 'own_job', 'software_said', 'system_said', 'model_in_words', 'as_own']
 
 # %% ../../nbs/90i_own.ipynb #89dc709a
+import dataclasses
 import json
 
 from ..inputs import differing, nearest, of_type, quoted
@@ -20,22 +21,19 @@ OWN = 'transformer_perf.job'   # the format of a job as JSON
 
 def own_job(given):  # Job
     "A job in our own JSON."
-    known = ('format', 'version', 'parallel', 'model', 'global_batch', 'n_gpus', 'seq_len',
-             'ignored', 'software', 'system', 'assumes', 'dropout')
+    known = ('format', 'version', *(f.name for f in dataclasses.fields(Job)))
     for key in given: nearest(key, known, 'key of a job')
     if (given.get('format'), given.get('version')) != (OWN, 1):
         raise ValueError(f'format={quoted(given.get("format"))} and version='
                          f'{quoted(given.get("version"))} must be {OWN!r} and 1')
-    fields = of_type({} if given.get('parallel') is None else given['parallel'], dict, 'parallel')
-    parallel = Parallel(**{str(key): x for key, x in fields.items()})
-    model = None if given.get('model') is None else as_model(given['model'])
-    pairs = of_type([] if given.get('ignored') is None else given['ignored'], list, 'ignored')
-    ignored = tuple(tuple(map(str, of_type(pair, list, 'ignored'))) for pair in pairs)
-    software, system = given.get('software'), given.get('system')
-    return Job(parallel, model, *(given.get(name) for name in known[4:7]),
-               None if software is None else as_software(software),
-               None if system is None else as_system(system), given.get('assumes'),
-               given.get('dropout'), ignored)
+    said = {name: given[name] for name in known[2:] if given.get(name) is not None}
+    fields = of_type(said.get('parallel', {}), dict, 'parallel')
+    said['parallel'] = Parallel(**{str(key): x for key, x in fields.items()})
+    pairs = of_type(said.get('ignored', []), list, 'ignored')
+    said['ignored'] = tuple(tuple(map(str, of_type(pair, list, 'ignored'))) for pair in pairs)
+    for name, read in (('model', as_model), ('software', as_software), ('system', as_system)):
+        if name in said: said[name] = read(said[name])
+    return Job(**said)
 
 # %% ../../nbs/90i_own.ipynb #c93ca48c
 def software_said(software):  # str, dict or None

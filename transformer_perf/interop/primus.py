@@ -9,6 +9,7 @@ __all__ = []
 import dataclasses
 import os
 import re
+from pathlib import Path
 
 from ..inputs import named, of_type, quoted, read_text
 from .tables import Format, job_of_keys
@@ -54,12 +55,10 @@ def yaml_name(name):  # str
 
 def companion(name, path, kind, framework, line):  # path
     "Where a file that a job of Primus names stands."
-    folder, places = os.path.dirname(os.path.abspath(path)), []
-    places.append(os.path.join(folder, name))
-    while folder != os.path.dirname(folder):
-        places.append(os.path.join(folder, 'primus', 'configs', kind, framework, name))
-        folder = os.path.dirname(folder)
-    found = next((place for place in places if os.path.exists(place)), None)
+    folders = Path(os.path.abspath(path)).parents
+    inside = [folder / 'primus' / 'configs' / kind / framework for folder in folders]
+    places = [os.path.join(folder, name) for folder in (folders[0], *inside)]
+    found = next(filter(os.path.exists, places), None)
     if found is None: raise ValueError(
         f'{line}{quoted(name)} is another file, and neither beside this one nor in '
         f'primus/configs/{kind}/{framework} of a folder above')
@@ -101,10 +100,9 @@ def without_presets(job, own, presets, taken, format: Format):  # Job
     "What is not used of a job itself; of the files that it names, how much; and defaults taken."
     ends = lambda key: key if key in taken else key.rpartition('.')[2]
     found = [(key, why) for key, why in job.ignored if key in own or key not in presets]
+    left = len(job.ignored) - len(found)
     read = {row.key for row in format.rows}
     found += [(key, f'{taken[ends(key)]}: its default is taken') for key in (*own, *presets)
               if key in read and ends(key) in taken]
-    if n := len(job.ignored) - len([key for key, _ in job.ignored if key in own or
-                                    key not in presets]):
-        found.append(('the files that it names', f'{n} of their keys are not used'))
+    if left: found.append(('the files that it names', f'{left} of their keys are not used'))
     return dataclasses.replace(job, ignored=tuple(dict.fromkeys(found)))

@@ -15,8 +15,7 @@ from ..estimates import Assumptions
 from ..iteration import Estimate, Parallel
 from .accelerate import ACCELERATE
 from .deepspeed import DEEPSPEED
-from .megatron import (
-    MEGATRON, MEGATRON_ROWS, flags_of, megatron_keys, place_of)
+from .megatron import FLAGS, MEGATRON, flags_of, megatron_keys, place_of
 from .own import own_job
 from .primus import primus_job, trainer_of
 from .recipes import dumped_job
@@ -39,16 +38,15 @@ def kind_of(given):  # str
     for kind, format in FORMATS.items():
         if first & {*format.known_by}: return kind
     flags = {key.strip() for key in megatron_keys(given)}
-    if len(flags & {row.key for row in MEGATRON_ROWS}) > 1: return 'megatron'
+    if len(flags & FLAGS.keys()) > 1: return 'megatron'
     raise ValueError('has no keys of Megatron-LM, DeepSpeed, Accelerate, torchtitan or our own')
 
-def job_of_dict(given, n_gpus=None, kind=None, gpus=None):  # Job
+def job_of_dict(given, n_gpus=None):  # Job
     "A job from the keys of one format."
-    kind = kind or kind_of(of_type(given, dict, 'job'))
+    kind = kind_of(of_type(given, dict, 'job'))
     if kind == 'own': return own_job(given)
     if kind == 'primus': return primus_job(given, n_gpus)
     if kind in ('bridge', 'nemo'): return dumped_job(given, kind, n_gpus)
-    if kind == 'flags': return job_of_keys(given, MEGATRON, n_gpus, gpus)
     keys = megatron_keys(given) if kind == 'megatron' else flat(given)
     return job_of_keys(keys, FORMATS[kind], n_gpus)
 
@@ -68,7 +66,7 @@ def as_job(
 def job_of_text(text, n_gpus=None):  # Job
     "A job from a command line or a script."
     keys, gpus, strays = flags_of(text)
-    job = job_of_dict(keys, n_gpus, 'flags', gpus)
+    job = job_of_keys(keys, MEGATRON, n_gpus, gpus)
     why = 'known only when the script runs; flags in it are not read'
     more = tuple((f'line {": ".join(place_of(x))}', why) for x in dict.fromkeys(strays))
     return dataclasses.replace(job, ignored=job.ignored + more)

@@ -51,12 +51,11 @@ def dumped_job(given, kind, n_gpus=None):  # Job
     own = ('--hidden-dropout',) if kind == 'nemo' else ()   # its models have their own default
     told = [(key, why) for key, why in job.ignored if not why.startswith(usual)
             and key not in own and flags.get(key, True) not in (*OFF_WORDS, 0)]
-    rest = len([key for key, _ in job.ignored if key in flags]) - len(
-        [key for key, _ in told if key in flags])
+    rest = sum(key in flags for key, _ in job.ignored) - sum(key in flags for key, _ in told)
     if rest: told.append(('the recipe', f'{rest} more of its keys are not used'))
     software = 'Megatron-Bridge' if kind == 'bridge' else 'NeMo'
-    job = dataclasses.replace(job, software=software, ignored=tuple(told))
-    return dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, adapters=adapters))
+    parallel = dataclasses.replace(job.parallel, adapters=adapters)
+    return dataclasses.replace(job, parallel=parallel, software=software, ignored=tuple(told))
 
 WITH_LORA = ('linear_qkv', 'linear_proj', 'linear_fc1', 'linear_fc2')   # unless a recipe says it
 

@@ -203,9 +203,9 @@ def understood(given, format, facts=None):  # (facts, ignored)
         if row.absent is not None: facts.setdefault(row.fact, Said(None, row.absent))
     return facts, ignored
 
-def take(facts, *names):
+def take(facts, *names):  # list of Said
     "Remove facts that only a framework has."
-    for name in names: facts.pop(name, None)
+    return [facts.pop(name, Said(None, None)) for name in names]
 
 # %% ../../nbs/90a_tables.ipynb #12ab0042
 def also(key, fact, kind):  # Row
@@ -224,7 +224,7 @@ def fixed(**facts):  # rows
 
 CODE = "the model's code"
 UNSAID = dict(reshard_after_forward=True, dispatcher='alltoall', ep_overlap=False,
-              cuda_graphs='none', adapters='none')
+              cuda_graphs='none', adapters='none', offload='none')
 
 # %% ../../nbs/90a_tables.ipynb #12ab000f
 def copies(facts):  # (dp or None, GPUs or None)

@@ -53,7 +53,6 @@ TORCHTITAN_ROWS = (
     also('optimizer.name', 'optimizer', words_in_any_case(
         {'AdamW': 'adam', 'Adam': 'adam', 'Muon': 'muon', 'DistMuon': 'muon'})),
     Row('training.enable_cpu_offload', 'cpu_shards', ON, False),
-    Row(None, 'offload', absent='none'),
     Row('compile.enable', 'compiled', ON),
     Row('compile.enable_async_tensor_parallel', 'tp_overlap', ON, False),
     also('parallelism.enable_async_tensor_parallel', 'tp_overlap', ON),
@@ -98,7 +97,7 @@ def micro_batch_of_torchtitan(facts, local, pp):
     facts['accumulation'] = Said(facts['local'].key, local // size)
 
 # %% ../../nbs/90f_torchtitan.ipynb #7da8b0c4
-def copies_of_torchtitan(facts, ignored):
+def copies_of_torchtitan(facts):
     "Copies and what they share out; -1 stands for what is left."
     replicate, shard = value(facts, 'replicate'), value(facts, 'shard')
     key = facts['shard'].key or facts['replicate'].key
@@ -156,7 +155,7 @@ def derive_torchtitan(facts, ignored):
     "What fields say together."
     batch_of_torchtitan(facts)
     model_of_torchtitan(facts, ignored)
-    copies_of_torchtitan(facts, ignored)
+    copies_of_torchtitan(facts)
     order_of_torchtitan(facts, ignored)
     shards = facts.pop('cpu_shards')
     if shards.value: shards_on_host(facts, ignored, shards.key)
@@ -195,8 +194,7 @@ def undo_torchtitan(f):  # dict
     if offload not in ('none', SHARDS_ON_HOST) or offload != 'none' and stage != 3:
         raise ValueError(f'offload={offload!r} with zero_stage={stage} cannot be said in '
                          'torchtitan')
-    names = {order: name for name, order in reversed(ORDERS.items())}
-    order = names.get(f.get('schedule') or '1f1b')
+    order = words_of(ORDERS).write(f.get('schedule') or '1f1b')
     own = dict(local=b if pp == 1 or not G else G // dp, cpu_shards=offload != 'none',
                compiled=f.get('tp_overlap') or None,
                micro_said=b if pp > 1 else None,

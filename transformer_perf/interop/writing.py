@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BESIDE', 'WRITTEN_FOR', 'facts_of', 'keys_for', 'no_difference', 'meaning', 'as_script', 'one_connection', 'comment',
-           'as_yaml', 'export']
+           'export']
 
 # %% ../../nbs/90k_writing.ipynb #5fc25ee1
 import dataclasses
@@ -19,8 +19,8 @@ from ..modules import reduces_each
 from ..timeline import PLACES
 from ..iteration import Parallel, changes_something
 from .own import as_own
-from .reading import FORMATS, job_asked, job_of_dict
-from .tables import CODE, MODEL_FIELDS, PARALLEL_FIELDS, Job
+from .reading import FORMATS, job_asked
+from .tables import CODE, MODEL_FIELDS, PARALLEL_FIELDS, Job, job_of_keys
 
 # %% ../../nbs/90k_writing.ipynb #12ab003a
 def facts_of(job: Job):  # dict: fact -> value
@@ -89,7 +89,7 @@ def puts_off(job: Job):
 def set_elsewhere(job: Job, name, keys):  # list of str
     "What a format leaves to another place; a ValueError for what it cannot say at all."
     format = FORMATS[name]
-    again = job_of_dict(keys, kind='flags' if name == 'megatron' else name)
+    again = job_of_keys(keys, format)
     places = {row.fact: row.where for row in format.rows if row.where}
     if name != 'megatron': places |= {'model': CODE, 'dropout': CODE}
     places |= {'n_gpus': 'the launcher', 'dp': 'the launcher'}
@@ -147,9 +147,6 @@ def one_connection(job):  # list of str
     return [] if alone else ['CUDA_DEVICE_MAX_CONNECTIONS=1']
 
 def comment(notes): return ''.join(f'# set elsewhere: {note}\n' for note in notes)
-def as_yaml(keys, notes, head=''):
-    import yaml
-    return head + comment(notes) + yaml.safe_dump(nested(keys), sort_keys=False)
 
 # %% ../../nbs/90k_writing.ipynb #12ab003d
 BESIDE = {'accelerate': {'compute_environment': 'LOCAL_MACHINE', 'mixed_precision': 'bf16',
@@ -174,4 +171,6 @@ def export(
     if name == 'deepspeed':   # no comments in JSON: a key of its own, which DeepSpeed passes over
         keys |= {'set elsewhere': notes} if notes else {}
         return json.dumps(nested(keys), indent=1) + '\n'
-    return as_yaml(BESIDE.get(name, {}) | keys, notes, WRITTEN_FOR.get(name, ''))
+    import yaml
+    text = yaml.safe_dump(nested(BESIDE.get(name, {}) | keys), sort_keys=False)
+    return WRITTEN_FOR.get(name, '') + comment(notes) + text

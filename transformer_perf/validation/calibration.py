@@ -169,19 +169,16 @@ def checked_runs(measured, system):  # (runs, measured seconds)
 # %% ../../nbs/91b_fits.ipynb #d0e55554
 def feasible(batch, assumptions):
     "A batch without the choices that do not fit in memory."
-    memory = priced(batch, assumptions)['memory_bound_GB']
-    fits = memory <= room_of(batch)
-    rows, place = np.unique(batch.row, return_inverse=True)
-    least = np.full(len(rows), np.inf)
-    np.minimum.at(least, place, np.where(fits, -1, memory))
-    which = np.flatnonzero(np.where(least[place] < 0, fits, memory == least[place]))
-    return of_candidates(batch, which)
+    memory, start = priced(batch, assumptions)['memory_bound_GB'], batch.starts
+    score = np.where(memory <= room_of(batch), -1, memory)
+    least = np.repeat(np.minimum.reduceat(score, start), np.diff(start, append=len(score)))
+    return of_candidates(batch, np.flatnonzero(score == least))
 
 # %% ../../nbs/91b_fits.ipynb #ea5ab0ce
 def residuals_of(batches, own, start, sets, entries, y):
     "A function of parameter values: log of predicted over measured, a number a run."
     order = np.concatenate([np.unique(batch.row) for batch in batches])
-    first = [np.flatnonzero(np.diff(batch.row, prepend=-1)) for batch in batches]
+    first = [batch.starts for batch in batches]
     def residuals(values):
         found, logs = replaced(sets, entries, values), []
         for batch, k, each in zip(batches, own, first):
@@ -530,10 +527,10 @@ def read_inputs(
     return whole(kernels), whole(runs)
 
 # %% ../../nbs/91b_fits.ipynb #17d00019
-def told_by_runs(runs, start, free, system, told=None):  # Fit; told: names, of kernels
+def told_by_runs(runs, start, free, system, told):  # Fit; told: names, of kernels
     "What runs can tell, beside what kernels told; no more parameters than runs."
     if free: return calibrate(runs, start, free, system)
-    free = told_by(runs, told or ())
+    free = told_by(runs, told)
     fit = calibrate(runs, start, free, system)
     kept = [name for name, known in zip(free, is_told(fit.table)) if known]
     if not kept: raise ValueError(f'{len(runs)} runs cannot tell {", ".join(free)}')

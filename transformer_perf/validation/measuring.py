@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PASSES', 'ROW', 'HEADS', 'MEASURED', 'UNKNOWN', 'COPY_SHARE', 'LINK_SHARE', 'product_of', 'products', 'vector_call',
-           'vectors', 'attention_call', 'attentions', 'row_of', 'measured', 'best', 'best_rates', 'rates', 'files_at',
+           'vectors', 'attention_call', 'attentions', 'row_of', 'measured', 'best_rates', 'rates', 'files_at',
            'write_measured', 'measure']
 
 # %% ../../nbs/93_measure.ipynb #17000005
@@ -255,20 +255,15 @@ def measured(machine, seconds):  # (DataFrame, list of what was left out)
 UNKNOWN = 'A100-80GB'            # what is not measured on a machine without a data sheet
 COPY_SHARE, LINK_SHARE = .9, .8  # of a data sheet: what the best copies reach, and NCCL's rings
 
-def best(table, column, **where):  # float, or None
-    "The largest figure of some rows."
-    for name, value in where.items(): table = table[table[name] == value]
-    found = table[column].max() if len(table) else math.nan
-    return float(found) if found > 0 else None
-
-def best_rates(table):  # dict: field of a System -> what a data sheet would have to say, or None
+def best_rates(table):  # dict: field of a System -> what a data sheet would have to say, or NaN
     "The best of each kind, over the share of it that kernels reach."
-    gemm, rate = table[table.kind == 'gemm'], closest('products', 'A100', 'trtllm')[1].rate
-    plain, matrix = best(gemm, 'tflops', dtype='fp32'), best(gemm, 'tflops', dtype='bf16')
+    rate = closest('products', 'A100', 'trtllm')[1].rate
+    best = table[table.kind == 'gemm'].groupby('dtype').tflops.max()
+    plain, matrix = (best.get(dtype, math.nan) for dtype in ('fp32', 'bf16'))
     moved = (table.message_bytes / table.time_us / 1e3)[table.kind == 'vector'].max()   # GB/s
     ring = table[(table.op == 'all_reduce') & (table.n_nodes == 1)]
     link = (2 * ring.message_bytes * (1 - 1 / ring.n_gpus) / ring.time_us / 1e3).max()
-    return dict(matrix_flops_fp16=matrix and matrix / rate, vector_flops_fp32=plain,
+    return dict(matrix_flops_fp16=matrix / rate, vector_flops_fp32=plain,
                 vector_flops_fp16=plain, hbm_bandwidth=moved / COPY_SHARE,
                 nvlink_bandwidth=link / LINK_SHARE)
 
@@ -278,7 +273,7 @@ NOT_SAID = ('matrix_flops_fp8', 'matrix_flops_fp4', 'host_bandwidth', 'host_memo
 
 def inferred(machine, table):  # System
     "A data sheet for a machine that has none."
-    found = {name: float(f'{x:.4g}') for name, x in best_rates(table).items() if x and x > 0}
+    found = {name: float(f'{x:.4g}') for name, x in best_rates(table).items() if x > 0}
     found |= dict(hbm_capacity=round(machine.memory, 1), nvlink_size=machine.gpus // machine.nodes)
     lacks = [name for name in REQUIRED if name in PHYSICAL[:13] and name not in found]
     return dataclasses.replace(

@@ -48,11 +48,6 @@ def of_candidates(batch, which):  # Batch
     return batch._replace(t=keep(batch.t, which), row=batch.row[which],
                           model=SimpleNamespace(**some), global_batch=batch.global_batch[which])
 
-def estimate_job(job, assumptions):  # Estimate
-    "A job that says all, priced."
-    return estimate(job.model, job.parallel, job.system, job.global_batch,
-                    job.assumptions(assumptions))
-
 # %% ../../nbs/91a_predictions.ipynb #6beb4e17
 def shipped_record(key, path=None):  # as it is stored
     "What was recorded when the shipped parameters were fitted."
@@ -131,7 +126,8 @@ def predict(
     recompute = np.full(len(df), '', dtype=object)
     found = {f'predicted_{name}': np.full(len(df), np.nan) for name in PREDICTED}
     for row, job, fits in jobs:
-        try: one = estimate_job(job, assumptions)
+        try: one = estimate(job.model, job.parallel, job.system, job.global_batch,
+                            job.assumptions(assumptions))
         except ValueError as error: reason.iloc[row] = str(error); continue
         figures = one.stats | {name: getattr(job.parallel, of) for name, of in OPEN.items()}
         for name in PREDICTED: found[f'predicted_{name}'][row] = figures[name]
@@ -288,13 +284,13 @@ def recipe_found(row, assumptions, k):  # dict
 
 # %% ../../nbs/91a_predictions.ipynb #10d00004
 SHARING = ('tp', 'cp', 'pp', 'dp', 'ep', 'etp', 'micro_batch')
-SHOWN_OF_RECIPE = ('tp', 'cp', 'pp', 'dp', 'ep', 'micro_batch', 'virtual_stages', 'recompute')
+SHOWN_OF_RECIPE = dict(tp='tp', cp='cp', pp='pp', dp='dp', ep='ep', micro_batch='mb',
+                       virtual_stages='v', recompute=' ')
 WITHIN = .05   # of the first choice: recovered
 
 def named_choice(own):  # str
     "A configuration in a few letters."
-    short = dict(zip(SHOWN_OF_RECIPE, ('tp', 'cp', 'pp', 'dp', 'ep', 'mb', 'v', ' ')))
-    shown = ((short[name], own[name]) for name in SHOWN_OF_RECIPE)
+    shown = ((word, own[name]) for name, word in SHOWN_OF_RECIPE.items())
     return ' '.join(f'{word}{x}'.strip() for word, x in shown if x not in (1, 'none'))
 
 def why_missed(own, best):  # str

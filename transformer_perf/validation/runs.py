@@ -406,6 +406,9 @@ class Batch(NamedTuple):
     more: dict          # further assumptions
     software: str = ''     # what is known of it beside its fitted values
 
+    @property
+    def starts(self): return np.flatnonzero(np.diff(self.row, prepend=-1))   # of each row's
+
 def spread(t, column, values, possible):
     "A row for each value of a column that is possible, where it is unknown."
     t, unknown = {**t, 'given': t.pop(column).astype(float)}, np.isnan
@@ -456,17 +459,15 @@ def structure_of(one):  # dict of fields of a Model
     return found | {c: bool(one[c] == 1) for c in FLAGS if c in STRUCTURE} | dict(causal=True)
 
 # %% ../../nbs/91_runs.ipynb #860395a5
-SAME = ('gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'n_gpus', 'layers', 'hidden', 'ffn', 'heads',
-        'kv_heads', 'vocab', 'seq_len', 'gated_mlp', 'tp', 'pp', 'dp', 'cp', 'etp',
-        'global_batch', 'sequence_parallel', 'dp_overlap', 'tp_overlap', 'zero_stage',
-        'fsdp_shard', 'dispatcher', 'ep_overlap')
+SAME = ('layers', 'hidden', 'ffn', 'heads', 'kv_heads', 'vocab', 'seq_len', 'gated_mlp', 'tp',
+        'pp', 'dp', 'cp', 'etp', 'global_batch', 'sequence_parallel', 'dp_overlap', 'tp_overlap',
+        'zero_stage', 'fsdp_shard', 'dispatcher', 'ep_overlap')
 TRIED = ('none', 'full')   # of recompute, where it is unknown
 
 def alternatives(own, position):  # table
     "Rows with every micro-batch (a power of 2 up to 32), virtual stages and recompute if unknown."
-    unlike = ('gpu', 'dispatcher', 'nic_GBps_per_gpu', 'ffn')   # no whole numbers
     t = {c: own[c].to_numpy() for c in SAME} | {'row': position}
-    t = {c: v if c in unlike else v.astype(int) for c, v in t.items()}
+    t = {c: v if c in ('dispatcher', 'ffn') else v.astype(int) for c, v in t.items()}
     t |= {c: own[c].to_numpy() for c in ('micro_batch', 'vp', 'ep')}
     t = with_experts(t, own.experts)
     share = lambda t: t['global_batch'] // t['dp']
@@ -632,10 +633,10 @@ def room_of(batch):  # GB
 def chosen(batch, figures):  # (first candidate of each row to count, whether it fits)
     "The fastest candidate of each row that fits; where none does, the smallest."
     fits = figures['memory_bound_GB'] <= room_of(batch)
-    start = np.flatnonzero(np.diff(batch.row, prepend=-1))
-    which = np.searchsorted(batch.row[start], batch.row)
-    some = np.maximum.reduceat(fits, start)[which]
-    alone = np.diff(np.append(start, len(batch.row)))[which] == 1
+    start = batch.starts
+    number = np.diff(start, append=len(batch.row))
+    some = np.repeat(np.maximum.reduceat(fits, start), number)
+    alone = np.repeat(number, number) == 1
     # what was run did fit: a published row is priced, whatever we count
     small = np.where(some, np.inf, 1e9 * figures['memory_bound_GB'])
     score = np.where(fits | alone, figures['iteration_s'], small)
