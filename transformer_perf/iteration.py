@@ -7,16 +7,17 @@ __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'ALWAYS', 'WAITS', 'HIDING', 'S
            'has_copies', 'asks_host', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules',
            'choices_fit', 'sends_tokens', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal',
            'can_offload', 'check_host', 'check_offload', 'check_stages', 'check_parallel', 'parts_said', 'parts_among',
-           'beyond', 'out_of_reach', 'gpu_in', 'never_run', 'evidence', 'kind_of_run', 'interval_columns', 'left_out',
-           'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'seconds_in', 'both_ends', 'how_priced', 'run_of',
-           'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled',
-           'interval_of', 'settled', 'estimate', 'short', 'layer_groups', 'readable', 'plural', 'layout_in_words',
-           'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'beyond', 'out_of_reach', 'gpu_in', 'never_run', 'evidence', 'evidence_of_rows', 'kind_of_run',
+           'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'seconds_in',
+           'both_ends', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of',
+           'cross', 'keep', 'filled', 'interval_of', 'settled', 'estimate', 'short', 'layer_groups', 'readable',
+           'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
 import functools
 import operator
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -330,6 +331,12 @@ def evidence(row, model: Model, system: System, assumptions):  # str
         return f'extrapolated: no run with {new} was fitted to'
     kind = 'with experts' if sends_tokens(model) else 'dense'
     return known.trust(gpu_in(system, known), assumptions.measured.stack, kind, row['precision'])
+
+def evidence_of_rows(rows):  # str; rows: what each rests on, of at least one
+    "What the rows of a table rest on, and how many on what."
+    found = Counter(rows)
+    of = lambda n: f' ({n} of {found.total()} rows)' if len(found) > 1 else ''
+    return f'Evidence: {"; ".join(words + of(n) for words, n in found.items())}.'
 
 # %% ../nbs/87a_estimate.ipynb #e3ed259f
 WAITS = .1   # share of an iteration beside layers and messages: the host decides

@@ -9,8 +9,8 @@ __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', '
            'GAP', 'style', 'check_texts', 'picture', 'panels_of', 'groups_of', 'as_number', 'with_numbers',
            'numbers_in', 'drawable', 'plain', 'log_ticks', 'against_gpus', 'training_days', 'micro_batches',
            'configurations', 'placements', 'edges', 'value_ticks', 'heat_map', 'communication', 'check_passes',
-           'looks_of', 'draw_passes', 'timeline', 'Held', 'whole', 'by_rows', 'by_columns', 'by_grid', 'draw_held',
-           'draw_message', 'sharding']
+           'looks_of', 'draw_passes', 'timeline', 'Held', 'whole', 'by_rows', 'by_columns', 'draw_held', 'draw_message',
+           'sharding']
 
 # %% ../nbs/83_plots.ipynb #cf2e19e0
 import functools
@@ -249,8 +249,6 @@ def micro_batches(table):
     return (global_batch / table.dp / table.micro_batch).round().astype(int)
 
 # %% ../nbs/83_plots.ipynb #df381287
-EDGE = dict(edgecolor='white', linewidth=0.3)
-
 def write_shares(ax, x, share, bottom, look):
     "The percentages of one part, where they fit into its bars."
     color, ink, hatch = look
@@ -266,7 +264,8 @@ def stacked_shares(ax, table, x):
     for column, name in components(table).items():
         color, _, hatch = PARTS[column]
         share = (table[column] / table.iteration_s * 100).values
-        ax.bar(x, share, bottom=bottom, color=color, hatch=hatch, width=0.86, label=name, **EDGE)
+        ax.bar(x, share, bottom=bottom, color=color, hatch=hatch, width=0.86, label=name,
+               edgecolor='white', linewidth=0.3)
         write_shares(ax, x, share, bottom, PARTS[column])
         bottom += share
     for at, seconds in zip(x, table.iteration_s):
@@ -566,9 +565,6 @@ class Held(NamedTuple):
 def whole(n): return n * [[(0, 0, 1, 1)]]
 def by_rows(n): return [[(0, i / n, 1, 1 / n)] for i in range(n)]
 def by_columns(n): return [[(i / n, 0, 1 / n, 1)] for i in range(n)]
-def by_grid(rows, columns):
-    return [[(j / columns, i / rows, 1 / columns, 1 / rows)]
-            for i in range(rows) for j in range(columns)]
 
 # %% ../nbs/83_plots.ipynb #7c100008
 ARROW, GAP = 1.25, .35   # of a GPU's row: the width of a message, and between two tensors

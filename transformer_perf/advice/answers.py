@@ -62,11 +62,11 @@ def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list
                              if good(change.estimate) and told(change.estimate)), k)
     return sorted(best, key=lambda change: change.estimate.stats['iteration_s'])
 
-def that_fit(case: Case, one: Estimate, steps, k, every=True):  # list of Change
-    "The k fastest of some steps that fit."
+def that_fit(case, one, steps, k, most, every=True, good=lambda new: new.fits):  # list of Change
+    "Of the `most` fastest of some steps that fit, the first k that are good."
     found = neighbours(case, one, steps, every)
     some = np.isfinite(found.seconds) & (found.GB <= one.system.hbm_capacity)
-    return first_good(case, one, found, some, lambda new: new.fits, k, 2 * k)
+    return first_good(case, one, found, some, good, k, most)
 
 # %% ../../nbs/88d_answers.ipynb #13a00028
 @dataclass(frozen=True)
@@ -141,9 +141,9 @@ def fits(
     if one.fits: return Fit(one, held_by_ranks(one), ())
     def changes(offload, both=False):
         steps = steps_of(case, offload=offload)
-        found = that_fit(case, one, steps, 3)
+        found = that_fit(case, one, steps, 3, 6)
         if found and not both: return found
-        found += that_fit(case, one, pairs_of(case.parallel, steps), 3, every=False)
+        found += that_fit(case, one, pairs_of(case.parallel, steps), 3, 6, every=False)
         return sorted(found, key=lambda change: change.estimate.stats['iteration_s'])[:3]
     found = changes(offload or ())   # else two knobs with the host, which is dear
     if not found and offload is None: found = changes(to_host(case), both=True)
@@ -171,11 +171,8 @@ def improvements(case: Case, one: Estimate, found: Neighbours, k):  # list of Ch
 # %% ../../nbs/88d_answers.ipynb #13a00056
 def best_pair(case: Case, one: Estimate, steps, best):  # Change or None
     "The best two steps, if they are better than the best single one."
-    found = neighbours(case, one, pairs_of(case.parallel, steps), every=False)
-    limit = best[0].estimate if best and best[0].estimate.fits else one
-    better = worthwhile(limit)
-    some = np.isfinite(found.seconds) & (found.GB <= one.system.hbm_capacity)
-    pair = first_good(case, one, found, some, better, 1, 3)
+    better = worthwhile(best[0].estimate if best and best[0].estimate.fits else one)
+    pair = that_fit(case, one, pairs_of(case.parallel, steps), 1, 3, False, better)
     return pair[0] if pair else None
 
 # %% ../../nbs/88d_answers.ipynb #13a00031
@@ -358,10 +355,10 @@ def against_the_best(found: WhyNot):  # DataFrame
     rows = {} if not known else {
         **times_of(found.estimate, found.best), 'iteration_s': 'iteration', 'mfu': 'MFU',
         'hfu': 'HFU', **MEMORY_PARTS, 'memory_bound_GB': 'at most'}
-    of = lambda one: [one.stats[name] for name in rows]
     units = [{'_s': 's', 'GB': 'GB'}.get(name[-2:], '0 to 1') for name in rows]
     table = pd.DataFrame({'what': rows.values(), 'unit': units})
-    here, best = (np.array(of(one) if rows else []) for one in (found.estimate, found.best))
+    here, best = (np.array([one.stats[name] for name in rows])
+                  for one in (found.estimate, found.best))
     return table.assign(here=here, best=best, more=here - best)
 
 # %% ../../nbs/88d_answers.ipynb #13a0003e

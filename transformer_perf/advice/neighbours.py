@@ -91,12 +91,6 @@ def parts_on_rank(p, memory: Memory, working):  # dict of GB
         found += [float(memory_bound(p, memory)) - sum(map(float, memory)) - beside, beside]
     return dict(zip(RANK_PARTS, found))
 
-# %% ../../nbs/88c_neighbours.ipynb #13a0000e
-def peaks_of(held):  # (GB, s): two arrays, of each rank
-    "The most that each rank holds, and from when on."
-    top = [own[np.argmax(held.GB[own])] for own in runs(held.rank)]
-    return held.GB[top], held.time[top]
-
 # %% ../../nbs/88c_neighbours.ipynb #13a00050
 def held_by_ranks(one: Estimate):  # DataFrame, a row for each rank
     "What each rank of the pipeline holds at its peak, GB, and from when on."
@@ -104,7 +98,8 @@ def held_by_ranks(one: Estimate):  # DataFrame, a row for each rank
     (found, fixed), start, p = memory_on_ranks(work), np.nan, work.layouts
     if passes_in(p) <= MOST_PLAYED:
         more = more_of(p, iteration_times(work, costs, pricer, ends))
-        _, start = peaks_of(memory_played(work, play(work, costs, ends, more))[0])
+        held = memory_played(work, play(work, costs, ends, more))[0]
+        start = held.time[[own[np.argmax(held.GB[own])] for own in runs(held.rank)]]
     rows = [parts_on_rank(p, m, float(own.activations)) for m, own in zip(found, fixed)]
     table = pd.DataFrame(rows).assign(needed_GB=[sum(row.values()) for row in rows], from_s=start)
     return table.rename_axis('rank').reset_index()

@@ -23,7 +23,7 @@ from ..models import Model, as_model, counted_once
 from ..systems import as_system, price_per_gpu_hour, read_prices
 from ..estimates import CHOICES, FITS_BY, Assumptions, adapted, state_bytes
 from ..timeline import GROUPS, statistics
-from ..iteration import SHOWN, short, usual
+from ..iteration import SHOWN, evidence_of_rows, short, usual
 from ..execution import (
     KIND, PLAYED, Question, added, asked_about, best_candidates, besides, counts_of, fitting,
     played_best, questions, result_of, tables_of)
@@ -360,7 +360,7 @@ def costed(found, model, budget: Budget, prices, operation, assumptions):
 # %% ../../nbs/72_plan.ipynb #14a00065
 def notes_on(rows, found, priced, operation: Operation):  # list of str
     "What a plan rests on; `found` is a SearchResult of each system, `priced` its Price."
-    notes = [f'Evidence: {"; ".join(dict.fromkeys(rows.evidence))}.'] * bool(len(rows))
+    notes = [evidence_of_rows(rows.evidence)] * bool(len(rows))
     for system, price in zip((one.priced_on for one in found), priced):
         at = price and ', '.join(x for x in (price.date, price.source) if x)
         notes.append(f'{system.name}: {price.usd:.2f} USD per GPU-hour ({at}).' if price else

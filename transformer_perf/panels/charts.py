@@ -345,11 +345,6 @@ def roof_lines(ax, x, result: Estimate):
                     color=color, fontsize=8)
 
 # %% ../../nbs/79_chart_panels.ipynb #b14863c3
-def ghost_points(ax, table):
-    "Where the operations of another state are."
-    ax.plot(table.FLOP_per_byte, table.TFLOP_per_s, 'o', color='#cccccc', markersize=5, zorder=1,
-            label='before')
-
 def operation_points(ax, table):
     "A point per pass: filled forward, hollow backward."
     for i, name in enumerate(dict.fromkeys(table.operation)):
@@ -366,7 +361,10 @@ def roofline_figure(table, result: Estimate, ghost=None):  # Figure
     table = table[table.TFLOP > 0]   # a kernel that only moves bytes has no place here
     low, high = table.FLOP_per_byte.min(), max(table.FLOP_per_byte.max(), 1e4)
     roof_lines(ax, np.geomspace(low / 3, high * 3, 200), result)
-    if ghost is not None: ghost_points(ax, ghost[ghost.TFLOP > 0])
+    if ghost is not None:
+        pale = ghost[ghost.TFLOP > 0]
+        ax.plot(pale.FLOP_per_byte, pale.TFLOP_per_s, 'o', color='#cccccc', markersize=5,
+                zorder=1, label='before')
     operation_points(ax, table)
     ax.set(xscale='log', yscale='log', xlabel='FLOP per byte moved', ylabel='TFLOP/s',
            title=f'{result.model.name}, {result.system.name}: filled forward, hollow backward')

@@ -80,10 +80,9 @@ def picture_of(shown: Shown): return picture_html(shown.figure)   # HTML
 
 def changes_between(one, other):  # list of str
     "The controls that two states set differently."
-    pairs = {f.name: (getattr(one, f.name), getattr(other, f.name))
-             for f in dataclasses.fields(one)}
-    return [f'{control_name(name)} {in_control(name, a)} → {in_control(name, b)}'
-            for name, (a, b) in pairs.items() if a != b]
+    now = vars(other)
+    return [f'{control_name(name)} {in_control(name, x)} → {in_control(name, now[name])}'
+            for name, x in vars(one).items() if x != now[name]]
 
 def difference(a, b):  # DataFrame for the eye
     "The facts of two states, side by side."
@@ -176,9 +175,8 @@ CHAPTERS = {'layer': '13_iteration', 'search': '32_execution', 'sweep': '85_swee
 
 def help_html(state):  # str
     "What each control of a panel is, and where to read more."
-    names = [f.name for f in dataclasses.fields(state) if f.name in HELP]
     lines = [f'<dt><b>{control_name(name)}</b></dt><dd>{html.escape(HELP[name])}</dd>'
-             for name in names]
+             for name in vars(state) if name in HELP]
     chapter = CHAPTERS[panel_name(state)]
     where = chapter if served() else f'<a href="{chapter}.ipynb">{chapter}</a>'
     more = f'To read more: chapter {where}. Back and Forward go through the states of this panel.'
@@ -476,7 +474,7 @@ def state_of_job(state, parallel: Parallel):  # (LayerState, list of sentences)
     "A state's model and machine with a job's configuration, and what of it cannot be shown."
     q = question_of(state)
     p = estimate(q.model, parallel, q.system, q.global_batch, q.assumptions).parallel
-    same = {name: getattr(p, name) for name in ('strategy', 'n_gpus', 'tp', 'cp', 'pp', *SAID)}
+    same = {name: getattr(p, name) for name in ('strategy', 'n_gpus', *SAID)}
     places = tuple(getattr(parallel, name) for name in PLACES)
     placement = () if None in places else places
     state, _ = dataclasses.replace(state, **same, panels=p.panels or 1,

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from ..inputs import nearest, whole
+from ..inputs import whole
 from ..estimates import FITS_BY
 from ..blocks import STRATEGIES
 from ..timeline import COMPONENTS, GROUPS, PLACES, components
 from ..iteration import interval_in_words, keep, readable, sends_tokens, short
-from transformer_perf.execution import (
+from ..execution import (
     KIND, asked_about, fitting, played_until_sure, questions, result_of, search, strategies_for,
-    tables_of, worth_playing)
+    strategies_named, tables_of, worth_playing)
 from ..plots import PARTS
 from .drawing import drawing, ghost_box, label, legend, stack, ticks
 from transformer_perf.panels.states import (
@@ -160,15 +160,11 @@ def candidate_bars(found, chosen=0, before=0.):  # Drawing
     return drawing(parts, 1110, 65 + 24 * len(found))
 
 # %% ../../nbs/78_search_panel.ipynb #7a51c121
-def strategies_in(state):  # list of str
-    return strategies_for(named_in(state)[0]) if state.strategy == 'all' else [state.strategy]
-
 def maps_for(state):  # list of str: pairs of sizes
     "The maps that can say something."
-    model, groups = named_in(state)[0], set().union(*(
-        STRATEGIES[nearest(s, STRATEGIES, 'strategy')].groups for s in strategies_in(state)))
-    pairs = ['tp x pp', 'tp x dp']
-    if 'cp' in groups: pairs.insert(1, 'cp x pp')
+    model, pairs = named_in(state)[0], ['tp x pp', 'tp x dp']
+    tried = strategies_named(state.strategy, model=model)
+    if any('cp' in STRATEGIES[s].groups for s in tried): pairs.insert(1, 'cp x pp')
     return [*pairs, 'ep x pp', 'ep x tp'] if sends_tokens(model) else pairs
 
 # %% ../../nbs/78_search_panel.ipynb #7a51c148
