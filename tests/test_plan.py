@@ -87,7 +87,8 @@ def test_rows_are_estimates(small):
         assert one.stats['memory_GB'] == pytest.approx(row.memory_GB, rel=1e-9)
 
 
-def test_the_fastest_of_unlike_chunks_is_that_of_a_search(n=1024, batch=1024):
+@pytest.mark.parametrize('n, batch', [(768, 1536), (1024, 1024)])
+def test_the_fastest_of_unlike_chunks_is_that_of_a_search(n, batch):
     "By formula another one is."
     best = search('llama3.1_70B', n, 'B200', batch, k=1).iteration_s[0]
     assert plan('llama3.1_70B', n, 'B200', global_batch=batch).row().iteration_s == best

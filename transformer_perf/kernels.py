@@ -250,10 +250,11 @@ def by_key(each, key):  # dict: key -> list of places
 
 def stacked_kernels(each, system: System):  # Product or Attention
     "Kernels as one of arrays [kernel, ...]; texts and flags are those of the first."
-    first, columns = each[0], zip(*each)
-    told = [isinstance(x, (str, bool)) or np.asarray(x).dtype.kind in 'US' for x in first]
-    numbers = iter(in_rows([column for column, one in zip(columns, told) if not one], system.axes))
-    return type(first)(*(x if one else next(numbers) for x, one in zip(first, told)))
+    first = each[0]
+    is_text = lambda x: isinstance(x, (str, bool)) or np.asarray(x).dtype.kind in 'US'
+    counted = [name for name, x in zip(first._fields, first) if not is_text(x)]
+    columns = in_rows([[getattr(one, name) for one in each] for name in counted], system.axes)
+    return first._replace(**dict(zip(counted, columns)))
 
 def products_time(each, system: System, parameters: Parameters):  # list of s
     "Products; those of one precision are priced together."

@@ -141,9 +141,9 @@ def fits(
     if one.fits: return Fit(one, held_by_ranks(one), ())
     def changes(offload, both=False):
         steps = steps_of(case, offload=offload)
-        found = that_fit(case, one, steps, 3, 6)
+        found = that_fit(case, one, steps, k=3, most=6)
         if found and not both: return found
-        found += that_fit(case, one, pairs_of(case.parallel, steps), 3, 6, every=False)
+        found += that_fit(case, one, pairs_of(case.parallel, steps), k=3, most=6, every=False)
         return sorted(found, key=lambda change: change.estimate.stats['iteration_s'])[:3]
     found = changes(offload or ())   # else two knobs with the host, which is dear
     if not found and offload is None: found = changes(to_host(case), both=True)
@@ -172,7 +172,8 @@ def improvements(case: Case, one: Estimate, found: Neighbours, k):  # list of Ch
 def best_pair(case: Case, one: Estimate, steps, best):  # Change or None
     "The best two steps, if they are better than the best single one."
     better = worthwhile(best[0].estimate if best and best[0].estimate.fits else one)
-    pair = that_fit(case, one, pairs_of(case.parallel, steps), 1, 3, False, better)
+    pair = that_fit(case, one, pairs_of(case.parallel, steps), k=1, most=3, every=False,
+                    good=better)
     return pair[0] if pair else None
 
 # %% ../../nbs/88d_answers.ipynb #13a00031

@@ -137,7 +137,8 @@ def chunks_possible(case: Case):  # array
     p, depth = case.parallel, case.model.depth
     v, N = np.arange(1, depth // p.pp + 1), case.global_batch // p.dp // p.micro_batch
     layers = layers_to_deal(depth, p.pp, v, case.assumptions)
-    return v[possible(SCHEDULES[p.schedule], p.pp, v, N, layers) & np.ones(len(v), dtype=bool)]
+    can = possible(SCHEDULES[p.schedule], p.pp, v, N, layers)
+    return v[np.broadcast_to(can, v.shape)]
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00015
 SWITCHES = ('sequence_sharded', 'reshard_after_forward', 'dp_overlap', 'tp_overlap', 'ep_overlap')
