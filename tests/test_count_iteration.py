@@ -683,7 +683,7 @@ def test_a_summary_says_the_figures(layout):
     found = re.findall(r'\(([\d.]+)%\)', words)
     assert [float(x) for x in found] == [round(first, 1), round(second, 1)]
     copies, stages = one.parallel.dp, one.parallel.pp
-    assert f' by {stages} pipeline stage{"s" * (stages > 1)}, ' in words
+    assert f' by {stages} pipeline stage{"s" if stages > 1 else ""}, ' in words
     assert ('the batch by 1 copy ' if copies == 1 else f'the batch by {copies} copies ') in words
     assert ('within' in words) == (s['memory_GB'] <= 80) == one.fits
 

@@ -251,8 +251,11 @@ def expert_layer(shared=0, ep=4, etp=2, gathered=False, crowd=1., biased=0):
     tokens, spread, all_of = 2 * copies * e * crowd, 2 * own * etp * e * k, 2 * own * e * ep * etp
     if gathered: there, back = [('allgather', all_of, 'experts')], [
         ('reducescatter', all_of, 'experts')]
-    else: there, back = ([('alltoall', tokens), *[(kind, spread, 'etp')] * (etp > 1)]
-                         for kind in ('allgather', 'reducescatter'))
+    else:
+        there, back = [('alltoall', tokens)], [('alltoall', tokens)]
+        if etp > 1:
+            there.append(('allgather', spread, 'etp'))
+            back.append(('reducescatter', spread, 'etp'))
     sorts = elementwise(e * (own + copies + 2 * copies), (0, 0), (2, 2))
     scores = Pass(moved=16 * own * n)           # in 32 bits, in and out a few times
     router = product(own, e, n, 0 if shared else 2 * own * e, adds=1, more=n * shared)

@@ -64,6 +64,43 @@ def test_lines_of_modules_are_short(module):
     assert not wide, '\n'.join(wide)
 
 
+# habits
+
+def python_files():  # list of (where, source)
+    "All our code: of modules, notebooks, tests and tools."
+    cells = [(f'{path.stem}, cell {cell}', source) for path in notebooks.NOTEBOOKS
+             for cell, source in code_of(path) if not source.lstrip().startswith('%')]
+    folders = [path for name in ('tests', 'tools', 'docs') for path in
+               sorted((notebooks.ROOT / name).glob('*.py'))]
+    return [*MODULES.items(), *cells, *((path.name, path.read_text()) for path in folders)]
+
+
+def is_flag(node):
+    "Whether an expression is a truth by its form."
+    return (isinstance(node, (ast.Compare, ast.BoolOp))
+            or isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+            or isinstance(node, ast.Call) and ast.unparse(node.func) in ('bool', 'any', 'all'))
+
+
+def is_words_or_list(node):
+    return (isinstance(node, (ast.JoinedStr, ast.List, ast.Tuple))
+            or isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def parsed(source):  # a tree; of a cell with a command of the shell an empty one
+    try: return ast.parse(source)
+    except SyntaxError: return ast.Module([], [])
+
+
+def test_a_choice_is_written_as_one():
+    "`' more' if known else ''`, not `' more' * bool(known)`."
+    found = [(where, ast.unparse(node)) for where, source in python_files()
+             for node in ast.walk(parsed(source))
+             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+             and is_words_or_list(node.left) and is_flag(node.right)]
+    assert not found
+
+
 # imports
 
 CORE = {   # each rests on all that it needs, and on no wing

@@ -28,8 +28,8 @@ def imported(room):  # set of str: what a module imports, by full names
         if isinstance(node, ast.Import): found |= {alias.name for alias in node.names}
         if not isinstance(node, ast.ImportFrom): continue
         start = package_of(room)
-        if node.level: start = start[:len(start) - node.level + 1]
-        parts = start * bool(node.level) + [node.module] * bool(node.module)
+        parts = start[:len(start) - node.level + 1] if node.level else []
+        if node.module: parts = [*parts, node.module]
         found |= {'.'.join([*parts, alias.name]) for alias in node.names}
     return found
 

@@ -58,7 +58,8 @@ def main():
         rows = {kind: row for kind, row in found.items() if verdict(*row[:2]) == name}
         print(f'\n{name}: {len(rows)}')
         for kind, (theirs, ours, line) in rows.items():
-            print(f'  {kind:24}', line or f'{ours:,}' + f' not {theirs:,}' * (ours != theirs))
+            wrong = '' if ours == theirs else f' not {theirs:,}'
+            print(f'  {kind:24}', line or f'{ours:,}{wrong}')
     return any(verdict(*row[:2]) == 'misread' for row in found.values())
 
 

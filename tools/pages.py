@@ -77,7 +77,8 @@ def contents(stems):  # list of (caption, pages)
 
 def toctree(entries, caption='', options=()):
     "A table of contents for Sphinx."
-    lines = [f':caption: {caption}'] * bool(caption) + [f':{option}:' for option in options]
+    lines = [f':{option}:' for option in options]
+    if caption: lines.insert(0, f':caption: {caption}')
     return '\n'.join(['```{toctree}', *lines, '', *entries, '```'])
 
 
@@ -118,8 +119,9 @@ def reading_order():
         for caption, _ in entries:
             rows = [(f'[{numbered(stem)}]({stem}.ipynb)', opening(stem)[1])
                     for stem in known.get(caption, ()) if is_pattern(stem)]
-            table = [(caption, ''), ('---', '---'), *rows] if rows else []
-            lines += [f'| {" | ".join(row)} |' for row in table] + [''] * bool(rows)
+            if not rows: continue
+            table = [(caption, ''), ('---', '---'), *rows]
+            lines += [*(f'| {" | ".join(row)} |' for row in table), '']
     return '\n'.join(lines).rstrip() + '\n'
 
 

@@ -384,7 +384,7 @@ def residual(job: CountedJob, bias_name, dropout_name, biased=True):  # list of 
     rows, columns = strategy.between(job)
     place = 0 if bias_name == 'vproj-bias' else 1   # with three norms, the third follows attention
     more = any_norm(job, bias_name.replace('bias', 'norm'), rows, columns)
-    after = [more._replace(recomputed_with=())] * int(block.norms > 2 + place)
+    after = [more._replace(recomputed_with=())] if block.norms > 2 + place else []
     if job.assumptions.fused_kernels:
         masked = np.asarray(job.costs.dropout) * 1.
         return [*after, dropout_add(dropout_name, rows, columns, units, masked)]
@@ -567,7 +567,7 @@ class Heads(Half):
         first, *more = self.projections(job)
         sinks = job.units.element * self.own_heads(job) * self.sinks
         first = first._replace(weights=first.weights + sinks)
-        gate = [output_gate(job, self)] * self.gated_output
+        gate = [output_gate(job, self)] if self.gated_output else []
         return [first, *more, *turned(job, self), *(layout if fused else []), *core(job, self),
                 *gate, strategy.row(job, 'vproj', self.own_values(job))]
 
@@ -581,7 +581,7 @@ class Attention(Heads):
         "Queries, keys, values and the gate: one product, but a matrix each."
         widths = (self.heads * self.width, self.kv_heads * self.width, self.kv_heads * self.value)
         gates = self.heads * (1 if self.gate_of_head else self.value)
-        widths += (gates,) * self.gated_output
+        if self.gated_output: widths += (gates,)
         return tuple(whole._replace(columns=width) for width in widths)
 
     def projections(self, job: CountedJob):  # list of Operation
@@ -940,8 +940,9 @@ def transform(job: CountedJob):  # list of Operation
 
 def end_operations(job: CountedJob):  # (list of Operation of the first stage, of the last)
     "What the first and the last stage compute beside their layers."
-    first = [embedding(job), *[end_norm(job, 'embedding-norm')] * int(job.embedding_norm)]
-    output = [*transform(job) * int(job.output_transform), output_layer(job)]
+    first, output = [embedding(job)], [output_layer(job)]
+    if job.embedding_norm: first.append(end_norm(job, 'embedding-norm'))
+    if job.output_transform: output = [*transform(job), *output]
     more = [*ahead(job), output_layer(job)._replace(weights=0.)]
     last = [end_norm(job, 'final-norm'), *output, *more * int(job.mtp_layers)]
     return [[trained(op, job, False) for op in end] for end in (first, last)]

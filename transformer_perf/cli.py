@@ -63,7 +63,7 @@ def as_text(
         if ALL_COLUMNS.get() or max(map(len, lines)) <= WIDTH: break
     if left_out := [str(name) for name in names if name not in columns]:
         lines += textwrap.wrap(f'({", ".join(left_out)}: --wide)', WIDTH)
-    return '\n'.join([title, ''] * bool(title) + lines) + '\n'
+    return '\n'.join(([title, ''] if title else []) + lines) + '\n'
 
 def ways_to_draw(names):  # yields (columns, characters of a cell)
     "A table whole, then with less and less of it."
@@ -350,7 +350,8 @@ def length_taken(a, asked, model):  # str
     from transformer_perf.inputs import read_json
     if asked in NAMED or isinstance(asked, dict): return ''
     place = Path(asked) / 'config.json' if Path(asked).is_dir() else Path(asked)
-    return 'the most that its config.json allows' * is_config(read_json(place, infinities=True))
+    from_config = is_config(read_json(place, infinities=True))
+    return 'the most that its config.json allows' if from_config else ''
 
 # %% ../nbs/95_cli.ipynb #1a0dae96
 def assumptions_of(a):  # Assumptions
@@ -395,8 +396,8 @@ def not_used(a):  # list of str
     why = 'changes neither time nor memory here'
     ignored = a.job.ignored if a.job else ()
     found = [f'{key} ({reason})' for key, reason in ignored if reason != why]
-    taken = [f'Tokens of a sample: {LENGTH.get()}.'] * bool(LENGTH.get())
-    return taken + [f'Not used of the job: {"; ".join(found)}.'] * bool(found)
+    taken = [f'Tokens of a sample: {LENGTH.get()}.'] if LENGTH.get() else []
+    return taken + ([f'Not used of the job: {"; ".join(found)}.'] if found else [])
 
 def exported(one, a):  # str
     "An estimate as a job of a framework or as a trace."
@@ -485,7 +486,7 @@ def strategies_told(a, model):  # str
     from transformer_perf.execution import strategies_for, strategies_named
     tried = strategies_named(a.strategy, assumptions_asked(a), model)
     left = ', '.join(name for name in strategies_for(model) if name not in tried)
-    return f'of strategy {", ".join(tried)}' + f' (--strategy all: also {left})' * bool(left)
+    return f'of strategy {", ".join(tried)}' + (f' (--strategy all: also {left})' if left else '')
 
 # %% ../nbs/95_cli.ipynb #b12d1d14
 LAYOUT = (
@@ -1316,7 +1317,7 @@ def summary_of(function): return help_of(function).strip().splitlines()[0]
 def parser_of(name):  # Parser
     "The parser of one command."
     do = COMMANDS[name]
-    model = ' [MODEL]' * any(o.name == 'model' for o in do.options)
+    model = ' [MODEL]' if any(o.name == 'model' for o in do.options) else ''
     parser = Parser(prog=f'transformer-perf {name}{model}', allow_abbrev=False,
                     description=textwrap.dedent(' ' * 4 + help_of(do.run)),
                     formatter_class=argparse.RawDescriptionHelpFormatter)

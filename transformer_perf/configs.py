@@ -102,11 +102,11 @@ def check_expressible(given, nested, known=''):
     "A ValueError that names every key of a file that no field of a Model can say."
     kinds, keys = other_layers(given, known), foreign_keys(given, known)
     lists = [key for key in ('layer_types', 'attn_type_list') if given.get(key)]
-    named = [f'{" and ".join(lists)} with {", ".join(kinds[:2])}'] * bool(kinds) + keys
+    named = ([f'{" and ".join(lists)} with {", ".join(kinds[:2])}'] if kinds else []) + keys
     if not named: return
-    text = ', '.join(named[:8]) + ', ...' * (len(named) > 8)
+    text = ', '.join(named[:8]) + (', ...' if len(named) > 8 else '')
     alone = nested and not kinds and keys == ['vision_config']
-    own = '; give its text_config alone' * alone
+    own = '; give its text_config alone' if alone else ''
     raise ValueError(f'no field of a Model says {text[:180]}{own}')
 
 # %% ../nbs/81_configs.ipynb #00bc000d

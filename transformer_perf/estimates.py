@@ -622,7 +622,7 @@ def offload_said(amounts):  # str
     "Amounts of parts as a choice; the same ones always in the same words."
     order = (*WHOLE_PARTS, *KEEPS)
     usual = lambda name: np.inf if name == 'activations' else 1.
-    return '+'.join(name + f':{amounts[name]:g}' * (amounts[name] != usual(name))
+    return '+'.join(name + (f':{amounts[name]:g}' if amounts[name] != usual(name) else '')
                     for name in order if amounts.get(name)) or 'none'
 
 def amount_offloaded(name, amount, about):

@@ -91,7 +91,7 @@ def match(
     known = [reason for reason, value in (slips or {}).items() if same(value).all()]
     wrong = known[0] if known else off_by(yours, right, worst)
     case = cases if isinstance(cases, str) else cases[worst]
-    raise NotYet(f'Step {step}{case and f" ({case})"}: {wrong}' + '.' * (wrong[-1] != '?'))
+    raise NotYet(f'Step {step}{case and f" ({case})"}: {wrong}' + ('.' if wrong[-1] != '?' else ''))
 
 # %% ../nbs/84_exercises.ipynb #07c00012
 def called(step, function, *given):

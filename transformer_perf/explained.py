@@ -227,7 +227,7 @@ def exchange_told(t: Told, name, kind, parts, factor, at_once, replicas=0):  # Q
         shared = [t.rows.counted.quantity(f'{field}_of_{group}', ('stage', group, replicas, field))
                   for field in ('size', 'in_domain')]
         t.count(f'{group}_all', 'stage', group, 0, 'size', unit='')
-        text = f'{GB} * {factor}' + f' / {group}_all' * bool(replicas)
+        text = f'{GB} * {factor}' + (f' / {group}_all' if replicas else '')
         volume = t.step('volume', text, unit='GB')
         times.append(ring(t.rows, f'{kind}_{GB}', kind, volume, *shared, crowded))
     text = f'({" + ".join(x.name for x in times)}){at_once}'
@@ -302,12 +302,12 @@ def reduction_told(t: Told):  # Quantity
     held, tables = both_ways(t.p), t.count('tables')
     bulk = t.p.zero_stage < 3 and t.p.assumptions.bundled_messages
     t.step('pieces', 'max(L, 1)' if bulk else 'L', unit='')
-    more = ' + tables' * bool(bulk and tables.value)
-    t.step('layer_GB', f'{held}weights' + ' * L' * bulk + more, unit='GB')
-    t.step('expert_GB', f'{held}routed' + ' * L' * bulk, unit='GB')
+    more = ' + tables' if bulk and tables.value else ''
+    t.step('layer_GB', f'{held}weights' + (' * L' if bulk else '') + more, unit='GB')
+    t.step('expert_GB', f'{held}routed' + (' * L' if bulk else ''), unit='GB')
     parts = [('layer_GB', 'sharers'), ('expert_GB', 'expert_sharers')]
     parts = parts[:1 + bool(t.known['routed'].value)]
-    found = unit_told(t, '', parts, 'pieces', ' / pieces' * bulk)
+    found = unit_told(t, '', parts, 'pieces', ' / pieces' if bulk else '')
     if tables.value and not bulk: found += unit_told(t, '_tables', [('tables', 'sharers')], '1', '')
     still = t.p.zero_stage == 3 and float(still_gathered(t.p, t.slowest, t.rows.pricer))
     if still: found.append(Quantity('still_gathered', still, 's', source='modules.frozen_time',
@@ -378,10 +378,10 @@ def update_told(t: Told):  # Quantity
 def host_step_told(t: Told):  # Quantity
     "What a step on the CPU takes."
     often = reduces_each(t.p.reduce_each, t.p.zero_stage)
-    down = [f'{HOST_GRADIENT} / 2 * own'] * (not often)
-    up = ['own'] * (not on_host(t.p.offload, 'weights'))
+    down = [] if often else [f'{HOST_GRADIENT} / 2 * own']
+    up = [] if on_host(t.p.offload, 'weights') else ['own']
     t.count('states', unit='')
-    states = 'states * own' + ' - fewer * own_matrices' * bool(t.known['fewer'].value)
+    states = 'states * own' + (' - fewer * own_matrices' if t.known['fewer'].value else '')
     t.step('host_moved', f'{states} + ({HOST_GRADIENT} + 2) / 2 * own', unit='GB')
     t.step('host_copied', f'({" + ".join(down + up) or 0}) / (host_bandwidth * host_link_share)',
            of=over_host_link)
@@ -446,7 +446,7 @@ def memory_told(t: Told):
     copied = f'min({units}, {held})' if np.isfinite(units) else held
     weights = 'all_GB'
     if zero == 3: weights = f'min(all_GB, shared_GB{here_told(t, "weights")} + gathered)'
-    more = f' + {copied} * copies_here' * bool(t.known['copies_here'].value)
+    more = f' + {copied} * copies_here' if t.known['copies_here'].value else ''
     if t.count('frozen').value: more += ' + frozen'
     t.step('weights_GB', weights + more, **of)
     out = zero > 1 and reduces_each(p.reduce_each, zero)
@@ -473,7 +473,7 @@ def memory_told(t: Told):
         states = f'states_GB{here}'
     t.step('optimizer_GB', states, **of)
     if 'host_GB' in t.one.stats: t.count('host_GB')
-    t.step('activations_GB', saved_told(t) + ' + working' * a.working_memory, **of)
+    t.step('activations_GB', saved_told(t) + (' + working' if a.working_memory else ''), **of)
     t.step('memory_GB', 'weights_GB + gradients_GB + optimizer_GB + activations_GB', unit='GB')
     groups = sum(getattr(p, name) > 1 for name in (*GROUPS, 'ep'))
     t.step('memory_bound_GB', 'memory_GB + fragments * activations_GB + context_GB '
@@ -500,13 +500,14 @@ def saved_told(t: Told):  # str
 def flops_told(t: Told, name, layer, every):  # Quantity
     "TFLOP of a layer: of all units, once; or of matrix units, with what is computed again."
     texts, passes = [], []
-    full = [] if every else ['full'] * bool(layer.shares[1].value)
+    full = not every and bool(layer.shares[1].value)
     for op in layer.operations:
         for way, x in (('forward', op.forward), ('backward', op.backward)):
             work = getattr(op.operation, way)
             TFLOP = work_told(t.rows, x.total.name, (*op.path, way), work, every)
-            again = [*full * (op.again >= 0), *['again'] * (op.again > 0 and not every)]
-            again = again * (way == 'forward')
+            again = []
+            if way == 'forward' and full and op.again >= 0: again.append('full')
+            if way == 'forward' and not every and op.again > 0: again.append('again')
             passes.append(TFLOP)
             texts.append(f'{TFLOP.name} * ({" + ".join(["1", *again])})' if again else TFLOP.name)
     return t.step(name, ' + '.join(texts), *layer.shares, *passes, unit='TFLOP')
@@ -534,7 +535,7 @@ def work_figures(t: Told):
     out = Quantity('left_out', float(left), 'TFLOP', source='counted',
                    words='gradients of weights that do not train, of a micro-batch')
     t.step('model_TFLOP_per_gpu', '1e-12 * micro_batch * N * seq_len / (tp * cp * pp) '
-           '* flops_per_token' + ' - N / pp * left_out' * bool(out.value), out, of=utilization,
+           '* flops_per_token' + (' - N / pp * left_out' if out.value else ''), out, of=utilization,
            **about)
     for name, of in (('mfu', 'model'), ('hfu', 'executed')):
         t.step(name, f'{of}_TFLOP_per_gpu / (iteration_s * matrix_flops_fp16)', unit='')

@@ -127,7 +127,7 @@ def checked_number(value, name, kind, notes):
         value, name, **bounds)
     array = type(value).__name__ == 'ndarray' and value.dtype.kind in 'iuf'
     if not (array and notes.get('arrays')):
-        also = ', or an array of them' * bool(notes.get('arrays'))
+        also = ', or an array of them' if notes.get('arrays') else ''
         raise ValueError(f'{name}={quoted(value)} must be one number{also}')
     if value.size == 0: return value
     for extreme in (value.min(), value.max()): finite(extreme, name, **bounds)

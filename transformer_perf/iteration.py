@@ -174,8 +174,9 @@ def division_rules(p: Parallel, model: Model, global_batch, a: Assumptions):
         ('micro_batch*seq_len', p.micro_batch * model.seq_len,
          'the GPUs that share its tokens', s.token_shards(p.tp, p.cp))]
     even = p.layout is None and not (a.uneven_stages and p.pp <= model.depth)
-    rules += [('depth', model.depth, 'pp', p.pp)] * even
-    return rules + [('embed_dim', model.embed_dim, 'panels', p.panels or 1)] * s.has_panels
+    if even: rules += [('depth', model.depth, 'pp', p.pp)]
+    if s.has_panels: rules += [('embed_dim', model.embed_dim, 'panels', p.panels or 1)]
+    return rules
 
 # %% ../nbs/87a_estimate.ipynb #d64e6fb1
 def choices_fit(model: Model, tp, cp, context, sequence_sharded):
@@ -324,7 +325,7 @@ def evidence(row, model: Model, system: System, assumptions):  # str
                 f'used as well as {assumptions.measured.architecture} GPUs use theirs')
     if assumptions.measured is None:
         if new := beyond(row, PUBLISHED, model): return f'not in the published model: {new}'
-        return 'published model' + ', its slips mended' * assumptions.slow_pipeline_links
+        return 'published model' + (', its slips mended' if assumptions.slow_pipeline_links else '')
     known = assumptions.measured.evidence
     if known is None: return 'parameters whose runs are not recorded'
     if new := never_run(row, model, known):
@@ -356,10 +357,10 @@ def interval_columns(t, words, model: Model, assumptions):  # dict of columns
 # %% ../nbs/87a_estimate.ipynb #8559f3bb
 def left_out(model: Model, assumptions):  # str
     "What of a model its assumptions do not count."
-    parts = ["the vocabulary's layers (but by MFU, which is too high by their share)"] * bool(
-        model.vocab and not assumptions.vocabulary)
-    causal = any(getattr(half, 'causal', False) for half in halves_of(model))
-    parts += ['the causal mask'] * bool(causal and not assumptions.causal_mask)
+    parts, causal = [], any(getattr(half, 'causal', False) for half in halves_of(model))
+    if model.vocab and not assumptions.vocabulary:
+        parts.append("the vocabulary's layers (but by MFU, which is too high by their share)")
+    if causal and not assumptions.causal_mask: parts.append('the causal mask')
     return f'Not counted, as in the published model: {" and ".join(parts)}.' if parts else ''
 
 def packed_in_words(model: Model):  # str
@@ -653,9 +654,9 @@ def time_in_words(row):
 # %% ../nbs/87a_estimate.ipynb #2b86b4b1
 def rate_in_words(row, system):
     "What share of the peak the job reaches."
-    more = f', HFU {row.hfu:.1%} with what is computed again' * (row.recompute != 'none')
+    more = f', HFU {row.hfu:.1%} with what is computed again' if row.recompute != 'none' else ''
     above = ' (above 100 %: it counts layers of the vocabulary, for which no time is counted)'
-    more += above * bool(row.mfu > 1)
+    if row.mfu > 1: more += above
     return f'MFU {row.mfu:.1%}{more}, of {system.matrix_flops_fp16:g} TFLOP/s (dense, 16 bits).'
 
 # %% ../nbs/87a_estimate.ipynb #5a4d0042
@@ -664,7 +665,7 @@ def memory_in_words(row, system):
     biggest = max(MEMORY_PARTS, key=lambda part: row[part])
     by = row.get('fits_by', 'point')
     fits = 'within' if row[FITS_BY[by]] <= system.hbm_capacity else 'MORE than'
-    most = f'; in nine of ten runs at most {row.memory_bound_GB:.1f} GB' * (by == 'bound')
+    most = f'; in nine of ten runs at most {row.memory_bound_GB:.1f} GB' if by == 'bound' else ''
     return (f'Memory: {row.memory_GB:.1f} GB, of which {row[biggest]:.1f} GB '
             f'{MEMORY_PARTS[biggest]}{most}, {fits} the {system.hbm_capacity:g} GB of the GPU.'
             f'{host_in_words(row, system)}')
@@ -673,7 +674,7 @@ def host_in_words(row, system):
     "What the host holds."
     if not row.get('host_GB'): return ''
     room = system.host_capacity
-    most = f', MORE than its {room:g} GB' * (room is not None and row.host_GB > (room or 0))
+    most = f', MORE than its {room:g} GB' if room is not None and row.host_GB > (room or 0) else ''
     return f' The host holds {row.host_GB:.1f} GB for each GPU{most}.'
 
 # %% ../nbs/87a_estimate.ipynb #5a4d0043

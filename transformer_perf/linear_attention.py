@@ -245,7 +245,7 @@ class Mamba(Half):
         shared = Message('allreduce', job.units.element * T * width * (job.tp > 1), 'tp')
         op = inner_product(job, 'state-select', T, self.channels // job.tp, width, 'inputs')
         op = with_messages(saved_once(job, op), (shared,), (shared,))
-        norms = [any_norm(job, 'select-norm', T, width)] * self.normed
+        norms = [any_norm(job, 'select-norm', T, width)] if self.normed else []
         steps = inner_product(job, 'state-step', T, self.rank, self.channels // job.tp, 'outputs')
         bias = job.units.element * (self.channels // job.tp)
         return [op, *norms, steps._replace(weights=steps.weights + bias)]

@@ -416,8 +416,9 @@ def sharing_rules(model, tp, cp, strategy, assumptions):
                          f'{" or ".join(dict.fromkeys(unknown))}')
     rules = [rule for half in halves_of(model) for rule in half.divisions(tp)]
     rules += [('embed_dim', model.embed_dim, 'tp', tp)]
-    rules += [('seq_len', model.seq_len, 'cp', cp)] * assumptions.rows_shared_exactly
-    return rules + [('embed_dim', model.embed_dim, 'cp', cp)] * strategy.cp_shards_embed
+    if assumptions.rows_shared_exactly: rules += [('seq_len', model.seq_len, 'cp', cp)]
+    if strategy.cp_shards_embed: rules += [('embed_dim', model.embed_dim, 'cp', cp)]
+    return rules
 
 # %% ../nbs/87b_workload.ipynb #d78e4f08
 def leaves_rows(model, tp, cp, strategy, assumptions):
@@ -788,13 +789,15 @@ def module_table(
 # %% ../nbs/96_paper_names.ipynb #0e58df24
 def module_rules(job, f, h):
     "What must divide what, in the paper's letters; f or h is None where a module has none."
-    s, grid = STRATEGIES[job.strategy], [('e', job.embed_dim, 'm2', job.cp),
-                                         ('e', job.embed_dim, 'nb', job.panels)]
-    return [('e', job.embed_dim, 'm', job.tp),
-            ('b*l', job.micro_batch * job.seq_len, 'the GPUs that share it',
-             s.token_shards(job.tp, job.cp)),
-            *[('f', f, 'm', job.tp)] * (f is not None), *[('h', h, 'm', job.tp)] * (h is not None),
-            *grid * s.has_panels]
+    s = STRATEGIES[job.strategy]
+    rules = [('e', job.embed_dim, 'm', job.tp),
+             ('b*l', job.micro_batch * job.seq_len, 'the GPUs that share it',
+              s.token_shards(job.tp, job.cp))]
+    if f is not None: rules.append(('f', f, 'm', job.tp))
+    if h is not None: rules.append(('h', h, 'm', job.tp))
+    if s.has_panels:
+        rules += [('e', job.embed_dim, 'm2', job.cp), ('e', job.embed_dim, 'nb', job.panels)]
+    return rules
 
 def layer_saved(operations, job):  # list of GB
     "What each operation keeps, with what is computed again left out."

@@ -241,7 +241,7 @@ class Evidence:
         "How near the nearest evidence is, and what it is."
         what, here = dict(model=model, precision=precision), self.count(gpu=gpu)
         such, mine = f'{model}, {precision}', self.count(gpu=gpu, stack=stack)
-        runs = lambda n: f'{n} run' + 's' * (n != 1)
+        runs = lambda n: f'{n} run' + ('s' if n != 1 else '')
         if own := self.count(gpu=gpu, stack=stack, **what):
             return f'measured: {runs(own)} of {stack} on {gpu}, {such}'
         if not here: return f'extrapolated: no run on {gpu} was fitted to, only single kernels'

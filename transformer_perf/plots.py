@@ -227,7 +227,8 @@ def training_days(
     model=None,  # a Model, a name, a .json file or a dict, for all rows
 ):  # days, one for each row
     "Days that the whole training of each row's model would take."
-    table_with(table, ['samples_per_s'], **ABOVE), table_with(table, ['model'] * (model is None))
+    table_with(table, ['samples_per_s'], **ABOVE)
+    if model is None: table_with(table, ['model'])
     models = [as_model(name) for name in (table.model if model is None else [model])]
     for m in models:
         if m.train_samples is None:

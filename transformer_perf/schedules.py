@@ -244,7 +244,7 @@ def check_schedule(name, p, v, N, layers):
         'virtual_stages=1, or pp above 1 that divides the micro-batches')
     raise ValueError(
         f'schedule={name} needs {chunks}, that divides the {layers} layers of a stage, '
-        + 'an even pp, an even number of micro-batches and ' * s.both_ways
+        + ('an even pp, an even number of micro-batches and ' if s.both_ways else '')
         + f'at least {s.least(p)} micro-batches: not virtual_stages={v}, pp={p}, {N} micro-batches')
 
 # %% ../nbs/30_schedules.ipynb #04b00017

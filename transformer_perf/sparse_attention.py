@@ -171,7 +171,7 @@ def block_core(job: CountedJob, mixer: BlockSparse):  # list of Operation
         recent = latest(job, mixer, mixer.recent)
         found.append(to_some_keys(job, 'recent', mixer, mixer.width, mixer.value, recent))
     ways = len(found) - 2   # the first two choose
-    return found + [ways_summed(job, mixer, ways)] * (ways > 1)
+    return found + ([ways_summed(job, mixer, ways)] if ways > 1 else [])
 
 def block_scores(job: CountedJob, mixer: BlockSparse):  # list of Operation
     "A mean of the keys of each block, and a score of each for every query; no gradient."

@@ -25,6 +25,7 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_P
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -346,7 +347,7 @@ def stages_of(work: Workload):  # list of Stage; in each, columns where layouts 
 def of_each_pipeline(work: Workload, table):  # array [figure, ..., row]
     "A table of figures for the pipeline of each layout; shorter ones repeat their first row."
     p, s = work.layouts, work.layouts.schedule
-    folded, both = (own_figure(s, lambda s, n=n: getattr(s, n)) for n in ('folded', 'both_ways'))
+    folded, both = own_figure(s, attrgetter('folded')), own_figure(s, attrgetter('both_ways'))
     columns = np.broadcast_arrays(p.pp, p.virtual_stages, 1 * folded, 1 * both)
     which, first = distinct(*map(np.ravel, columns))
     rows = np.stack(columns).reshape(4, -1)[:, first].T.tolist() or [(1, 1, 0, 0)]   # of none, too

@@ -170,9 +170,10 @@ class Counted:
         if not (inputs and path in self.proved):
             return Quantity(name, value, unit, '', inputs, 'counted')
         part = value / math.prod(self.given[size].value**power for size, power in powers.items())
-        of = lambda sign: [size + f'**{abs(power)}' * (abs(power) > 1)
+        of = lambda sign: [size + (f'**{abs(power)}' if abs(power) > 1 else '')
                            for size, power in powers.items() if power * sign > 0]
-        over = [f'{part:.16g}'] * (not math.isclose(part, 1, rel_tol=1e-15)) + of(1)
+        alone = math.isclose(part, 1, rel_tol=1e-15)
+        over = of(1) if alone else [f'{part:.16g}', *of(1)]
         formula = ' / '.join([' * '.join(over) or '1', *of(-1)])
         return Quantity(name, value, unit, formula, inputs, 'counted')
 
@@ -365,7 +366,7 @@ def link_between(rows: Rows, name, gpus):  # Quantity
     "GB/s of NVLink to so many GPUs of a domain, after efficiency."
     system = rows.pricer.system
     share = system.bandwidth_among(gpus) / system.nvlink_bandwidth
-    part = f'{share:.16g} * ' * (share != 1)
+    part = f'{share:.16g} * ' if share != 1 else ''
     text = f'{part}nvlink_bandwidth * nvlink_eff'
     return rows.step(name, text, unit='GB/s', of=System.link_among,
                 value=system.link_among(gpus).bandwidth)
@@ -376,7 +377,7 @@ def ring(rows: Rows, name, kind, volume, n, d, crowded=False):  # Quantity
     value = rows.pricer.collective(kind, volume.value, group)
     if not value: return rows.step(name, '0', unit='s', of=two_tier_time)
     if rows.measured:
-        more = ', True' * bool(crowded)
+        more = ', True' if crowded else ''
         text = (f'collective_time({kind!r}, {volume.name}, Group({n.name}, {d.name}{more}), '
                 'system, parameters)')
         price = functools.partial(kernels.collective_time, kind, volume.value, group)
@@ -388,8 +389,8 @@ def ring(rows: Rows, name, kind, volume, n, d, crowded=False):  # Quantity
 
 def ring_by_roofline(rows: Rows, name, kind, volume, n, d, value):  # Quantity
     "Seconds of a collective over two tiers."
-    turns = '2 * ' * (kind == 'allreduce')
-    again = turns * bool(rows.pricer.allreduce_doubled)
+    turns = '2 * ' if kind == 'allreduce' else ''
+    again = turns if rows.pricer.allreduce_doubled else ''
     sent = '' if kind in ('broadcast', 'reduce') else f' * ({n.name} - 1) / {n.name}'
     moved = rows.step('moved', volume.name + sent, volume, n, unit='GB', of=ring_share)
     far = rows.step('nic', 'ib_bandwidth * ib_eff', unit='GB/s')
@@ -406,7 +407,7 @@ def exchange(rows: Rows, name, volume, far, n, d):  # Quantity
     "Seconds of an all-to-all; `far`: None, or what goes to other domains."
     group = Group(n.value, d.value)
     value = rows.pricer.exchange(volume.value, far and far.value, group)
-    inputs = [volume, n, d, *[far] * bool(far)]
+    inputs = [volume, n, d, *([far] if far else [])]
     if rows.measured:
         text = (f'exchange_time({volume.name}, {far.name if far else None}, '
                 f'Group({n.name}, {d.name}), system, parameters)')
@@ -417,7 +418,7 @@ def exchange(rows: Rows, name, volume, far, n, d):  # Quantity
     leaves = far.name if far else f'{volume.name} * ({n.name} - {d.name}) / {n.name}'
     inside = f'{volume.name} * ({d.name} - 1) / {d.name if far else n.name} / nvlink'
     across = f'{leaves} / (min(nic_factor, 1) * ib_bandwidth * ib_eff)' if away else '0'
-    latency = ' + nvlink_latency' * (near > 0) + ' + ib_latency' * (away > 0)
+    latency = (' + nvlink_latency' if near > 0 else '') + (' + ib_latency' if away > 0 else '')
     text = f'max({inside}, {across}){latency}'
     return rows.step(name, text, *inputs, link_between(rows, 'nvlink', d.value),
                 unit='s', of=exchange_time, value=value)
@@ -461,7 +462,7 @@ def messages(rows: Rows, path, kind, work: Work, groups, panels, own):  # Quanti
     if behind: seen.append(f'max({" + ".join(behind)}, {" + ".join(whole)} - own)')
     text = ' + '.join(seen) or '0'
     if panels and seen: text = f'{text} + max({panels.name} * ({text}) - own, 0)'
-    return rows.step('comm', text, *inputs, own, *[panels] * bool(panels), unit='s',
+    return rows.step('comm', text, *inputs, own, *([panels] if panels else []), unit='s',
                      of=comm_of_each)
 
 class PassTold(NamedTuple):
@@ -529,11 +530,11 @@ def over_passes(name, ops, field, terms, shares, value, backward=True, again=Tru
                        for x in (op.forward, op.backward))
         spared = op.again < 0   # in the passes of whole layers, too
         own = [x for x in terms if x != 'full' or not spared]
-        own += ['again'] * bool(again and op.again > 0)
-        own += ['-full'] * (again and spared and 'full' not in terms)
+        if again and op.again > 0: own.append('again')
+        if again and spared and 'full' not in terms: own.append('-full')
         often = ' + '.join(own)
         if there.value and often:
-            texts.append(there.name + f' * ({often})' * (often != '1'))
+            texts.append(there.name + (f' * ({often})' if often != '1' else ''))
             inputs.append(there)
         if back.value and backward:
             texts.append(back.name)
@@ -546,11 +547,14 @@ def waiting(rows: Rows, name, gpu, p: Layouts, routed, passes):  # Quantity
     value, w = host_wait(gpu.value, p, routed, passes), p.costs
     if not value: return step(name, '0', unit='s')
     shares = {'host_layer': 0, 'host_wrapped': 0, 'host_experts': 1}   # of what graphs leave
-    names = ['host_layer', *['host_wrapped'] * bool(w.wrapped), *['host_experts'] * routed]
+    names = ['host_layer']
+    if w.wrapped: names.append('host_wrapped')
+    if routed: names.append('host_experts')
     left = {name: float(launched(p.cuda_graphs, shares[name])) for name in names}
     own = [name if share == 1 else f'{share:.16g} * {name}' for name, share in left.items()]
     if routed and p.dispatcher == 'once_sorted': own[-1] += ' * host_sorted'
-    text = (f'({" + ".join(own)}) * (1 + host_tp * log2(tp))' + f' * {passes:.16g}' * (passes != 1))
+    text = f'({" + ".join(own)}) * (1 + host_tp * log2(tp))'
+    if passes != 1: text += f' * {passes:.16g}'
     host = rows.step('host', text, unit='s', of=host_wait)
     text = ('max(gpu, host) * (1 + (min(gpu, host) / max(gpu, host))**host_sharpness)'
             '**(1 / host_sharpness) - gpu')
@@ -565,7 +569,7 @@ def layer_told(rows: Rows, i, layer: Layer, cost: LayerCost, p: Layouts):  # Lay
               for name, x in (('again', 1 - full), ('full', full))]
     ops = [operation_told(rows, (*path, 'operations', j), path, op, listed.groups, float(again))
            for j, (op, again) in enumerate(zip(listed.operations, layer.again))]
-    terms = ['1', *['full'] * bool(full)]
+    terms = ['1', 'full'] if full else ['1']
     of_all = {field: over_passes(field, ops, field, terms, shares, getattr(cost, field))
               for field in ('compute', 'memory', 'comm')}
     there = over_passes('kernels', ops, 'total', ['1'], shares, None, backward=False, again=False)
@@ -576,7 +580,7 @@ def layer_told(rows: Rows, i, layer: Layer, cost: LayerCost, p: Layouts):  # Lay
     waits = (waiting(rows, 'wait', there, p, layer.routes, 1.),
              waiting(rows, 'wait', back, p, layer.routes, passes))
     forward = sum_of('forward', [there, waits[0]], unit='s', of=summed_layer, value=cost.forward)
-    text = 'kernels' + ' + wait' * bool(waits[1].value) + ' + full * forward' * bool(full)
+    text = 'kernels' + (' + wait' if waits[1].value else '') + (' + full * forward' if full else '')
     backward = step('backward', text, back, waits[1], shares[1], forward, unit='s', of=summed_layer,
                     value=cost.backward)
     wait = step('wait', 'wait_fwd * (1 + full) + wait_bwd', waits[0]._replace(name='wait_fwd'),
@@ -671,7 +675,7 @@ def lines_of(t, before='', below='', said=None):  # yields str
     new = t.get('function') and t['words'] and t['function'] not in said
     more = remark(t, said)
     if new: said.add(t['function'])
-    yield before + equation(t) + f'   {more}' * (bool(more) and not new)
+    yield before + equation(t) + (f'   {more}' if more and not new else '')
     if new: yield f'{below}   {more}'
     inputs = t.get('inputs', [])
     shown = [x for x in inputs if x['value']]
@@ -694,7 +698,8 @@ def folded(t, opened=True):  # str
     line = f'<code>{say(equation(t))}</code> <small>{say(remark(t))}</small>'
     if not t.get('inputs'): return f'<div style="margin-left: 1em">{line}</div>'
     inner = ''.join(folded(x, False) for x in t['inputs'])
-    return (f'<details style="margin-left: 1em"{" open" * opened}><summary>{line}</summary>'
+    shown = ' open' if opened else ''
+    return (f'<details style="margin-left: 1em"{shown}><summary>{line}</summary>'
             f'{inner}</details>')
 
 def as_html(explained):  # str

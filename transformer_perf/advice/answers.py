@@ -236,7 +236,7 @@ def deviation_in_words(d: Deviation):  # str
     found.append(f'To explain it alone, {" or ".join(alone)} would be needed.' if alone else
                  'No component alone can explain it.')
     near = [f'{words} ({short(s)} s)' for words, s in d.settings]
-    return ' '.join(found + [f'It runs as if {" or ".join(near)}.'] * bool(near))
+    return ' '.join(found + ([f'It runs as if {" or ".join(near)}.'] if near else []))
 
 # %% ../../nbs/88d_answers.ipynb #13a00033
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ def best_known(case: Case):  # Estimate or None
     for name, some in values.items():
         own = getattr(p, name)
         if own is not None and own not in some: values[name] = [*some, own]
-    strategy = ['1d', '2d-seqp'] + ['2d'] * (p.strategy == '2d')
+    strategy = ['1d', '2d-seqp', '2d'] if p.strategy == '2d' else ['1d', '2d-seqp']
     found = search(case.model, p.n_gpus, case.system, case.global_batch, strategy, 3,
                    case.assumptions, fixed={'etp': sorted({1, p.etp})}, **values)
     rows = [case.estimate(Parallel.from_row(row)) for _, row in found.iterrows()]
@@ -365,7 +365,7 @@ def against_the_best(found: WhyNot):  # DataFrame
 # %% ../../nbs/88d_answers.ipynb #13a0003e
 def why_not_in_words(found: WhyNot):  # str
     "What excludes a configuration, or how much slower it is than the best."
-    words = [f'Excluded: {"; ".join(found.excluded)}.'] * bool(found.excluded)
+    words = [f'Excluded: {"; ".join(found.excluded)}.'] if found.excluded else []
     if found.best is None: return ' '.join([*words, 'Nothing fits.'])
     p, best = found.parallel, found.best
     time = f'{short(best.stats["iteration_s"])} s, MFU {best.stats["mfu"]:.1%}'

@@ -186,7 +186,7 @@ def steps_of(case: Case, precision=(), offload=()):  # list of Step
     p = case.parallel
     found = moves(p) + [Step(name, {name: x}) for name, values in
                         values_beside(case, precision, offload).items() for x in values]
-    found += [Step('placement', dict.fromkeys(given_places(p)))] * bool(given_places(p))
+    if given_places(p): found.append(Step('placement', dict.fromkeys(given_places(p))))
     found = [Step(s.knob, with_consequences(p, s.to)) for s in found]
     return [s for s in found if can_be_asked(case, s.to)]
 

@@ -275,7 +275,7 @@ def figure(x, digits=','):  # str
 def plan_view(rows):  # DataFrame of text
     "Rows of a plan for the eye."
     text = lambda name, digits=',': [figure(x, digits) for x in rows[name]]
-    days = [f'{day}' + f' ({low} to {high})' * bool(low) for day, low, high in zip(
+    days = [f'{day}' + (f' ({low} to {high})' if low else '') for day, low, high in zip(
         text('days'), text('days_low'), text('days_high'))]
     return pd.DataFrame({
         'answer': rows.answers, 'GPUs': [f'{n} {s}' for n, s in zip(rows.n_gpus, rows.system)],
@@ -360,7 +360,7 @@ def costed(found, model, budget: Budget, prices, operation, assumptions):
 # %% ../../nbs/72_plan.ipynb #14a00065
 def notes_on(rows, found, priced, operation: Operation):  # list of str
     "What a plan rests on; `found` is a SearchResult of each system, `priced` its Price."
-    notes = [evidence_of_rows(rows.evidence)] * bool(len(rows))
+    notes = [evidence_of_rows(rows.evidence)] if len(rows) else []
     for system, price in zip((one.priced_on for one in found), priced):
         at = price and ', '.join(x for x in (price.date, price.source) if x)
         notes.append(f'{system.name}: {price.usd:.2f} USD per GPU-hour ({at}).' if price else

@@ -325,7 +325,7 @@ def options(found):  # dict: key -> list of values
     for word in found:
         if re.match(r'--[A-Za-z]', word) or word in ('-n', '-np', '-N'):
             key, equals, x = word.partition('=')
-            pairs.append((key, [x] * bool(equals)))
+            pairs.append((key, [x] if equals else []))
         elif pairs: pairs[-1][1].append(word)
     for key, values in pairs:
         if said.setdefault(key, values) != values:

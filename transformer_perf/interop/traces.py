@@ -127,8 +127,8 @@ def rows_of_chunks(one: Estimate):  # list of dict: kind of pass -> list of (lan
     which = iter(enumerate(work.pattern.which, 1))
     for letters in chunks_dealt(work.depth, work.mtp_layers, p.pp, p.virtual_stages, p.layout):
         own = [next(which) for _ in letters.strip('EL')]
-        first = [computed('embedding', ends[0] / 3)] * ('E' in letters)
-        last = [computed('output layer and loss', ends[1] / 3)] * ('L' in letters)
+        first = [computed('embedding', ends[0] / 3)] if 'E' in letters else []
+        last = [computed('output layer and loss', ends[1] / 3)] if 'L' in letters else []
         found.append({'F': first + of_layers(kinds, own, 'F') + last,
                       'B': last + of_layers(kinds, own[::-1], 'B') + first,
                       'W': last + of_layers(kinds, own[::-1], 'W') + first})

@@ -304,10 +304,10 @@ class Controls(dict):
         super().__init__({f.name: control_of(f.name) for f in dataclasses.fields(state)})
         self.moved, self.listening = moved, True
         for name, own in self.items():
-            own.observe(lambda change, name=name: self.heard(name, change.new), names='value')
+            own.observe(functools.partial(self.heard, name), names='value')
 
-    def heard(self, name, value):
-        if self.listening: self.moved(name, value)
+    def heard(self, name, change):
+        if self.listening: self.moved(name, change.new)
 
 def offer(controls, state, options):
     "Give controls their options and their values, where they changed, while nobody listens."

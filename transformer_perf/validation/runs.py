@@ -294,7 +294,7 @@ def column_rules(df, x, system):  # yields (what is wrong, where it is right)
         if c == 'zero_stage': text, right = f'{c} must be 0, 1, 2 or 3', np.isin(n, range(4))
         if c in REAL: text, right = f'{c} must be from 1e-6 to 1e6', (1e-6 <= n) & (n <= 1e6)
         empty = df[c].isna().to_numpy() if c in df else True
-        yield text + ' or empty' * (c not in NEEDED), empty | right
+        yield text + (' or empty' if c not in NEEDED else ''), empty | right
     known = column_of(df, 'gpu').isin([*GPUS, *system_names()]) | (system is not None)
     yield f'gpu must be one of {", ".join(GPUS)} or a system that ships', known
     for c, (check, text) in CHECKED.items():
@@ -587,8 +587,9 @@ def model_at(batch, i):  # Model
     own = at_row(vars(batch.model), i)
     dense, latent = not own.get('experts'), own.get('kv_lora_rank')
     unused = [name for name in own if 'expert' in name or 'moe' in name or 'dense' in name]
-    dropped = unused * dense + ['kv_heads'] * bool(latent) + ['vocab'] * (not own['vocab'])
-    dropped += ['mlp_dim'] * (not own['mlp_dim']) + ['head_dim'] * bool(latent)
+    dropped = [name for name in ('vocab', 'mlp_dim') if not own[name]]
+    if dense: dropped += unused
+    if latent: dropped += ['kv_heads', 'head_dim']
     own = {name: x for name, x in own.items() if x is not None and name not in dropped}
     return Model(**own | dict(gated_mlp=bool(own['gated_mlp'])))
 
