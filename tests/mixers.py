@@ -2,10 +2,9 @@
 import math
 
 from transformer_perf import Assumptions, Model, Parallel
-from transformer_perf.blocks import Block
+from transformer_perf.blocks import Block, Nothing
 from transformer_perf.estimates import AS_TRAINED, MENDED
 from transformer_perf.iteration import job_of, settled
-from transformer_perf.linear_attention import Nothing
 from transformer_perf.systems import as_system
 
 TRAINED = Assumptions(**MENDED | AS_TRAINED)

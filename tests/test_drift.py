@@ -6,6 +6,8 @@ conftest.py.)
 import ast
 import json
 import re
+import subprocess
+import sys
 from configparser import ConfigParser
 
 import notebooks
@@ -30,6 +32,17 @@ def test_modules_are_exported():
     exported = {path: text for path, text in notebooks.exported().items() if is_made(path)}
     assert MODULES.keys() == exported.keys()
     for name, text in MODULES.items(): assert text == exported[name], f'{name} is stale'
+
+
+def test_what_was_imported_is_forgotten_when_modules_are_written_anew():
+    "Or notebooks would run on the package as it was, and store what it said."
+    code = ('import nbdev; nbdev.nbdev_export = lambda: None\n'
+            'import sys, notebooks, transformer_perf.blocks\n'
+            'notebooks.export()\n'
+            "print([name for name in sys.modules if name.startswith('transformer_perf')])")
+    done = subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True,
+                          cwd=notebooks.ROOT / 'tools')
+    assert done.stdout == '[]\n'
 
 
 def test_readme():

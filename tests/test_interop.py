@@ -936,6 +936,26 @@ trainer:
 """
 
 
+CALLBACK = """  callbacks:
+  - {_target_: nemo.utils.exp_manager.TimingCallback}
+  - {_target_: nemo.lightning.pytorch.callbacks.megatron_comm_overlap.MegatronCommOverlapCallback,
+     tp_comm_overlap: true%s}
+"""
+
+
+@pytest.mark.parametrize('more, dp_overlap', [('', True), (', overlap_grad_reduce: false', False)])
+def test_what_a_callback_of_nemo_overlaps(more, dp_overlap):
+    "It says tp; messages of copies overlap unless it denies it, if they share out the optimizer."
+    silent = NEMO.replace('    ddp: {overlap_grad_reduce: true, overlap_param_gather: true}\n', '')
+    text = silent + CALLBACK % more
+    def overlaps(text):
+        p = as_job(parse_yaml(text, 'x')).parallel
+        return p.tp_overlap, p.dp_overlap
+    assert overlaps(silent) == (False, False) and overlaps(text) == (True, dp_overlap)
+    alone = text.replace('use_distributed_optimizer: true', 'use_distributed_optimizer: false')
+    assert overlaps(alone) == (True, False)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data(), pick([PRIMUS, BRIDGE, NEMO]))
 def test_any_dump(data, text):

@@ -6,11 +6,11 @@ import pytest
 
 from mixers import SYSTEM, TRAINED, b, close, e, flop, l, model_with, operations
 from transformer_perf import Model, Parallel, estimate, search
-from transformer_perf.blocks import MLP, Attention, Block, Experts
+from transformer_perf.blocks import MLP, Attention, Block, Experts, Nothing
 from transformer_perf.interop import Job, export
 from transformer_perf.iteration import job_of, settled
 from transformer_perf.linear_attention import (
-    Beside, GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2, Nothing)
+    Beside, GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2)
 from transformer_perf.models import as_model
 from transformer_perf.modules import count
 from transformer_perf.advice import sensitivity
@@ -140,6 +140,13 @@ def test_half_a_layer():
     both = Block(MIXERS['mamba'], MLP(200), 'none', 'rmsnorm')
     together = dataclasses.replace(model, layers=((both, 2),)).parameters
     assert together == model.parameters + model_with(MIXERS['mamba']).parameters
+
+
+@pytest.mark.parametrize('said', [{}, {'norm': 'rmsnorm'}, {'biases': 'none'}])
+def test_a_layer_without_an_mlp_says_its_family(said):
+    "Its norms and biases follow the MLP: of Llama without one they would become GPT's."
+    with pytest.raises(ValueError, match='must say its biases and its norm'):
+        Block(MIXERS['mamba'], Nothing(), **said)
 
 
 def test_kernels_between():

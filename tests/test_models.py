@@ -287,6 +287,10 @@ def test_llama_is_priced_as_it_is():
     assert math.isclose(one.stats['weights_GB'] / 2e-9, m.parameters, rel_tol=1e-12)
     assert math.isclose(model_figures(m)['parameters_B'] * 1e9,
                         m.parameters - 2 * m.vocab * m.embed_dim, rel_tol=1e-4)
+    assert math.isclose(model_figures(m, 'H200', 'calibrated')['parameters_B'],
+                        model_figures(m)['parameters_B'], rel_tol=1e-12)
+    with pytest.raises(ValueError, match='measured prices are those of a system'):
+        model_figures(m, assumptions='calibrated')
 
 
 def test_which_layers_have_a_window():

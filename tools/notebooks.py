@@ -266,13 +266,20 @@ def run_whole(path):
     print('ran', path.name)
 
 
-def main(names):
-    "Make all that is derived, running the notebooks named, or all."
+def export():
+    "Write the modules; what was imported of the old ones is forgotten."
     from nbdev import nbdev_export
 
     from transformer_perf.sweeps import one_at_a_time
     os.environ.pop('IN_TEST', None)
     with one_at_a_time(ROOT / 'transformer_perf'): nbdev_export()   # two would mix their lines
+    for name in [name for name in sys.modules if name.split('.')[0] == 'transformer_perf']:
+        del sys.modules[name]
+
+
+def main(names):
+    "Make all that is derived, running the notebooks named, or all."
+    export()
     for path in NOTEBOOKS:
         if path.stem in names or not names: run_whole(path)
     from pages import reading_order

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from .inputs import flag, nearest, of_type, quoted, whole
-from .blocks import BIASED, MLP, Attention, Experts
+from .blocks import BIASED, MLP, Attention, Experts, Nothing
 from .linear_attention import (
-    Beside, GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2, Nothing)
+    Beside, GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2)
 from .sparse_attention import IndexedAttention
 
 # %% ../nbs/81_configs.ipynb #00bc0026

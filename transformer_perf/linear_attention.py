@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TILE', 'Recurrent', 'short_conv', 'gated_norm', 'filled_up', 'scan', 'DeltaRule', 'GatedDeltaNet', 'KimiDelta',
-           'Mamba2', 'Lightning', 'Mamba', 'conv_of', 'selective_scan', 'GatedConv', 'Beside', 'Nothing']
+           'Mamba2', 'Lightning', 'Mamba', 'conv_of', 'selective_scan', 'GatedConv', 'Beside']
 
 # %% ../nbs/26_linear_attention.ipynb #26a00010
 from dataclasses import dataclass
@@ -320,10 +320,3 @@ class Beside(Half):
                    launches=1)   # of two outputs; backward of two gradients of one input
         return [*self.heads.mixed(job), first, *rest, Operation('sum', add, add),
                 *residual(job, 'vproj-bias', 'dpr_v'), strategy.norm(job, 'ln2')]
-
-class Nothing(Half):
-    "No half at all: a layer that is only a mixer, or only an MLP."
-    name = 'nothing'
-    def operations(self, job): return []
-    def __eq__(self, other): return type(self) is type(other)
-    def __hash__(self): return 0

@@ -716,11 +716,15 @@ def model_figures(
 ):  # dict
     "Parameters of the layers, FLOP of a sample (both passes), the MLP's over attention's."
     model, assumptions = as_model(model), as_assumptions(assumptions)
-    units = Units() if system is None else as_system(system).units
+    if system is not None:
+        system = as_system(system)
+        assumptions = assumptions.on(system)
+    elif assumptions.measured is not None:
+        raise ValueError('measured prices are those of a system: name one')
+    units = Units() if system is None else system.units
     sizes = sizes_of(model) | {'mtp_layers': 0}
     job = CountedJob(**sizes, units=units, assumptions=assumptions)
-    total = lambda w: (sum(counted(w, units)[:2]) if system is None
-                       else flops(w, as_system(system)))
+    total = lambda w: sum(counted(w, units)[:2]) if system is None else flops(w, system)
     count = lambda ops: sum(total(op.forward) + total(op.backward) for op in ops)
     of = [(n * count(kind.here.mixer.operations(kind)), n * count(layer_operations(kind)),
            n * sum(layer_memory(kind)[:2]))

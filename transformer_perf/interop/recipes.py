@@ -28,6 +28,19 @@ def section_of(given, path):
     for name in path.split('.'): given = given.get(name) if isinstance(given, dict) else None
     return given
 
+OVERLAPS = ('tp_comm_overlap', 'overlap_grad_reduce', 'overlap_param_gather')
+
+def overlapped_by_callback(given, found):  # dict
+    """What NeMo's callback switches on: messages of copies that share out the optimizer, unless
+    it says otherwise (NVIDIA/NeMo, lightning/pytorch/callbacks/megatron_comm_overlap.py)."""
+    callbacks = section_of(given, 'trainer.callbacks')
+    for own in callbacks if isinstance(callbacks, list) else ():
+        name = own.get('_target_') if isinstance(own, dict) else ''
+        if str(name).rpartition('.')[2] != 'MegatronCommOverlapCallback': continue
+        usual = dict.fromkeys(OVERLAPS[1:], True) if found.get('use_distributed_optimizer') else {}
+        return usual | {key: own[key] for key in OVERLAPS if own.get(key) is not None}
+    return {}
+
 def dumped_job(given, kind, n_gpus=None):  # Job
     "A job from what a recipe of Megatron-Bridge or NeMo prints."
     found, flags = {}, {}
@@ -38,7 +51,7 @@ def dumped_job(given, kind, n_gpus=None):  # Job
             key: x for key, x in section.items() if x is not None and (
                 not isinstance(x, dict) or key == 'activation_func')}
     adapters = adapters_of(given)
-    if kind == 'nemo': found |= shape_of_nemo(given, found)
+    if kind == 'nemo': found |= overlapped_by_callback(given, found) | shape_of_nemo(given, found)
     act, gated = found.pop('activation_func', None), bool(found.pop('gated_linear_unit', False))
     if act is not None:
         name = str(act.get('_target_') if isinstance(act, dict) else act).rpartition('.')[2]
