@@ -75,15 +75,21 @@ def direct(found):  # dict: room -> rooms
             for room, own in found.items()}
 
 
+def node(room):  # str
+    "A wing by its name, a room with the numbers of the notebooks that define it."
+    if room in WINGS: return f'{room}[[{room}]]'
+    numbers = dict.fromkeys(re.findall(r'^# %% \.\./nbs/(\w+?)_', ROOMS[room], re.MULTILINE))
+    return f'{room}["{room} ({", ".join(numbers)})"]'
+
+
 def diagram():  # str
     "The core, and what stands above it; a wing is a folder, drawn as one."
     every = between_wings(arrows())
     found, order = direct(every), [*reversed(floors(every))]
-    node = lambda room: f'{room}[[{room}]]' if room in WINGS else room
     core = [room for room in order if room not in WINGS and room not in ABOVE]
     lines = ['```mermaid', 'flowchart TD', *(f'    {node(room)}' for room in order
                                              if room not in core),
-             '    subgraph core-rooms [core]', *(f'        {room}' for room in core), '    end']
+             '    subgraph core-rooms [core]', *(f'        {node(room)}' for room in core), '    end']
     lines += [f'    {room} --> {" & ".join(sorted(found[room]))}' for room in order if found[room]]
     return '\n'.join([*lines, '```'])
 

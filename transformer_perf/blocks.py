@@ -122,8 +122,8 @@ class Block:
         if self.biases is not None: nearest(self.biases, BIASED, 'biases')
         if self.norm is not None: nearest(self.norm, NORMS, 'norm')
         if self.ffn == Nothing() and None in (self.biases, self.norm):
-            raise ValueError('a layer without a feed-forward half must say its biases and its norm: '
-                             'they would follow that half')
+            raise ValueError('a layer without a feed-forward half must say its biases and its '
+                             'norm: they would follow that half')
 
     def operations(self, job):  # list of Operation
         "One layer on one GPU, the mixer first."

@@ -519,7 +519,7 @@ def price(
 
 # %% ../nbs/02_estimates.ipynb #c3b7814a
 CONTEXTS = ('allgather', 'ring', 'ulysses', 'ulysses+ring')
-ONCE = ('once', 'once_sorted')   # a token once to a GPU; by a library that sorts, too
+ONCE = ('once', 'once_sorted')   # a token once to a GPU: DeepEP; HybridEP, which sorts too
 DISPATCHERS = ('alltoall', 'allgather', *ONCE)
 FITS_BY = {'point': 'memory_GB', 'bound': 'memory_bound_GB'}   # -> what must fit into a GPU
 MENDED = dict(   # what the published model has wrong
