@@ -89,7 +89,8 @@ def diagram():  # str
     core = [room for room in order if room not in WINGS and room not in ABOVE]
     lines = ['```mermaid', 'flowchart TD', *(f'    {node(room)}' for room in order
                                              if room not in core),
-             '    subgraph core-rooms [core]', *(f'        {node(room)}' for room in core), '    end']
+             '    subgraph core-rooms [core]', *(f'        {node(room)}' for room in core),
+              '    end']
     lines += [f'    {room} --> {" & ".join(sorted(found[room]))}' for room in order if found[room]]
     return '\n'.join([*lines, '```'])
 
