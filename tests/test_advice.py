@@ -168,6 +168,23 @@ def test_why_not_names_every_rule():
     assert found.estimate is None and not len(found.table)
 
 
+@pytest.mark.parametrize('own', [dict(adapters='lora:16'), dict(optimizer='muon'),
+                                 dict(precision='fp8')])
+def test_the_best_trains_the_same(own):
+    "Another optimizer, other adapters or another precision would be another training."
+    found = why_not('llama3.1_8B', Parallel(dp=4, tp=2, **own), 'H100-80GB', 64)
+    assert found.best is not None and not found.excluded
+    (name, value), = own.items()
+    assert getattr(found.best.parallel, name) == value
+
+
+def test_the_same_change_has_one_name():
+    "With 40 layers a stage, computing all of 40 again is computing all again."
+    found = fits('llama3.1_70B', Parallel(tp=8, dp=2), 'H100-80GB', 64)
+    costs = [(c.estimate.stats['iteration_s'], c.estimate.needed) for c in found.changes]
+    assert len(costs) > 1 and len({*costs}) == len(costs)
+
+
 def test_nothing_fits():
     found = why_not('llama3.1_405B', Parallel(), 'A100', 1)
     assert found.best is None and found.summary.endswith('Nothing fits.')

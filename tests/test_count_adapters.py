@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from transformer_perf import Parallel, estimate, search
-from transformer_perf.blocks import kinds_of
+from transformer_perf.blocks import end_operations, kinds_of
 from transformer_perf.estimates import NF4, PRESETS, adapted, as_assumptions
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.models import NAMED, Model
@@ -240,3 +240,28 @@ def test_an_optimizer_of_matrices_takes_theirs():
     muon, adam = (of('lora:16', a, optimizer=name).stats for name in ('muon', 'adam'))
     assert close(muon['optimizer_GB'], 8 / 12 * adam['optimizer_GB'])
     assert muon['other_s'] < of('none', a, optimizer='muon').stats['other_s'] / 10
+
+
+@pytest.mark.parametrize('model', ['deepseek_v3', 'gpt_oss_120B'])
+@pytest.mark.parametrize('adapters', ['lora:8', 'frozen:mlp'])
+def test_so_it_does_where_layers_are_of_several_kinds(model, adapters):
+    muon, adam = (of(adapters, 'corrected', model, dp=8, optimizer=name).stats['optimizer_GB']
+                  for name in ('muon', 'adam'))
+    assert 8 / 12 * adam <= muon < adam   # of what is no matrix two moments stay
+
+
+def test_words_that_are_shared_do_not_train_either():
+    "The layer of multi-token prediction multiplies by them once more: forward, and backward."
+    for n in (0, 1):
+        model = replace(NAMED['deepseek_v3'], mtp_layers=n)
+        one = of('lora:16', 'calibrated', model, 8, ep=8, dp=8)
+        words = [op for op in end_operations(job_of_estimate(one))[1] if op.name == 'output']
+        assert [len(op.backward.products) for op in words] == [1] * (1 + n)
+
+
+def test_all_of_attention_is_still():
+    "What DeepSeek-V3.2 absorbs are matrices of attention, and so is its indexer."
+    one = of('frozen:attention', model='deepseek_v3.2', batch=8, dp=8)
+    layer, *_ = kinds_of(job_of_estimate(one))
+    trains = {op.name for op in layer.operations if op.forward.products and op.weights}
+    assert trains and all('fc' in name or name == 'router' for name in trains), trains

@@ -726,6 +726,14 @@ def test_a_rate_in_words():
         assert ('above 100 %' in words) == (mfu > 1)
 
 
+def test_an_all_reduce_hides_behind_no_product():
+    "Where the sequence is whole, tp_overlap changes nothing; where it is shared out, it gains."
+    took = lambda **own: estimate('llama3.1_70B', Parallel(tp=8, pp=4, dp=2, **own), SYSTEM, 64,
+                                  'calibrated').stats['iteration_s']
+    whole = [took(sequence_sharded=False, tp_overlap=x) for x in (False, True)]
+    assert whole[0] == whole[1] and took(tp_overlap=True) < took(tp_overlap=False)
+
+
 # tables of messages, as users of the paper's code put them together
 
 @pytest.mark.parametrize('overlap', [True, False])

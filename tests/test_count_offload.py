@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from test_cli import good
 from transformer_perf import Parallel, estimate, search
-from transformer_perf.advice import fits, improve
+from transformer_perf.advice import fits, improve, why_not
 from transformer_perf.estimates import (
     KEEPS, PRESETS, as_assumptions, offload_said, offloaded)
 from transformer_perf.interop import Job, as_job, export
@@ -201,6 +202,18 @@ def test_the_host_must_be_known_and_have_room():
     assert one.stats['memory_GB'] < 80
     found = search(DENSE, 8, small, 64, offload='optimizer', fixed={'dp': 8}, recompute='full')
     assert not len(found) and 'host' in found.reasons[8]
+    asked = DENSE, one.parallel, small, 64, 'corrected'
+    lacks = f'its host would hold {one.stats["host_GB"]:.1f} of 10 GB for each GPU'
+    assert f'does NOT fit, for {lacks}' in fits(*asked).summary
+    assert lacks in improve(*asked).summary and why_not(*asked).excluded == (lacks,)
+
+
+@pytest.mark.parametrize('system', ['H100-80GB', 'MI300X'])   # room is known, and is not
+def test_what_the_host_holds_is_told(system):
+    found = search(DENSE, 8, system, 64, offload='activations', k=1)
+    text = good('search', DENSE, '--gpus', 8, '--system', system, '--global-batch', 64,
+                '--offload', 'activations', '--top', 1)
+    assert f'The host holds {found.host_GB.item():.1f} GB for each GPU' in ' '.join(text.split())
 
 
 def test_the_same_choice_has_one_name():
@@ -316,6 +329,7 @@ def test_files_of_deepspeed():
     nvme = given('nvme', 2)
     assert nvme.parallel.offload == 'none' and 'below stage' in str(nvme.ignored)
     assert 'below stage 1' in str(given('cpu', 0).ignored)
+    assert 'below stage 3' in str(given('nvme', 2).ignored)
 
 
 # the host's disks

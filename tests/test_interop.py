@@ -936,6 +936,15 @@ trainer:
 """
 
 
+@pytest.mark.parametrize('size, flushes', [(64, 1), (128, 2), (512, 8)])
+def test_torchtitan_fills_its_pipeline_for_each_batch_of_a_copy(size, flushes):
+    job = as_job({'training': {'local_batch_size': 8, 'global_batch_size': size, 'seq_len': 8192},
+                  'parallelism': {'data_parallel_shard_degree': 8, 'pipeline_parallel_degree': 2}})
+    said = [why for _, why in job.ignored if 'flushes' in why]
+    many = [f'not modelled: {flushes} flushes of the pipeline an iteration; priced as one']
+    assert said == (many if flushes > 1 else [])
+
+
 CALLBACK = """  callbacks:
   - {_target_: nemo.utils.exp_manager.TimingCallback}
   - {_target_: nemo.lightning.pytorch.callbacks.megatron_comm_overlap.MegatronCommOverlapCallback,

@@ -1,13 +1,15 @@
 "Models: parameters as published, FLOP by formulas of others, and what every model has in common."
 import dataclasses
+import json
 import math
 
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
+from test_cli import good
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.models import (
-    CONVENTIONS, NAMED, counted_once, has_experts, has_window, parameter_table)
+    CONVENTIONS, NAMED, counted_once, has_experts, has_window, parameter_table, with_length)
 from transformer_perf.modules import model_figures
 from transformer_perf.scaling import Sizes
 
@@ -291,6 +293,16 @@ def test_llama_is_priced_as_it_is():
                         model_figures(m)['parameters_B'], rel_tol=1e-12)
     with pytest.raises(ValueError, match='measured prices are those of a system'):
         model_figures(m, assumptions='calibrated')
+
+
+def test_other_lengths_train_on_as_many_tokens():
+    m = NAMED['llama3.1_8B']
+    long = with_length(m, 131072)
+    assert long.seq_len == 131072 and long.train_samples * 131072 == pytest.approx(15e12)
+    assert with_length(NAMED['mixtral_8x7B'], 64).train_samples is None
+    text = json.loads(good('plan', 'llama3.1_8B', '--gpus', 64, '--global-batch', 64,
+                           '--seq-len', 16384, '--format', 'json'))
+    assert text['budget']['tokens'] == pytest.approx(15e12)
 
 
 def test_which_layers_have_a_window():

@@ -192,6 +192,18 @@ def test_intervals_are_carried_where_a_search_has_them(small):
     found = spent(rows, as_system(H100), 2., Budget(1e12), Operation())
     np.testing.assert_allclose(found['days_low'], .9 * rows.days)
     np.testing.assert_allclose(found['days_high'], 1.2 * rows.days)
+    np.testing.assert_allclose([found['tokens_low'], found['tokens_high']], 1e12)
+    limited = spent(rows, as_system(H100), 2., Budget(hours=100), Operation())   # time is given
+    np.testing.assert_allclose([limited['days_low'], limited['days_high']], 100 / 24)
+    np.testing.assert_allclose(limited['tokens_low'], limited['tokens'] / 1.2)
+    np.testing.assert_allclose(limited['tokens_high'], limited['tokens'] / .9)
+
+
+def test_notes_name_no_rank():
+    "What a search says of its ranks is not said of a plan, which has none."
+    asked = 'deepseek_v3', 2048, H100
+    assert 'rank' in ' '.join(search(*asked, global_batch=2048).notes)
+    assert 'rank' not in ' '.join(plan(*asked, usd=5e6).notes)
 
 
 # mistakes

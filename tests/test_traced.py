@@ -152,7 +152,7 @@ sizes = pick([1, 2, 4])
 
 
 @few
-@given(models, pick(PRESETS), pick(['A100-80GB', 'H100-80GB', 'B200-180GB']), st.data())
+@given(models, pick(PRESETS), pick(['A100-80GB', 'H100-80GB', 'MI300X']), st.data())
 def test_lines_of_any_configuration(model, preset, system, data):
     layout = dict(tp=data.draw(sizes), cp=data.draw(sizes), pp=data.draw(sizes),
                   dp=data.draw(sizes), zero_stage=data.draw(pick([0, 1, 2, 3])),

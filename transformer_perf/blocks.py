@@ -247,7 +247,8 @@ def meeting(job: CountedJob, kind, exposed=1., width=None, quantized=False):  # 
     width = job.embed_dim if width is None else width
     element = job.units.element * (of_recipe(job.precision, 'saved') / 2 if quantized else 1)
     volume = element * job.tokens * width * (job.tp > 1)
-    seen = exposed * where(job.tp_overlap, job.costs.tp_exposed, 1.)
+    hides = job.tp_overlap & job.sequence_sharded   # an all-reduce hides behind no product
+    seen = exposed * where(hides, job.costs.tp_exposed, 1.)
     return Message(kind, volume, 'tp', seen, behind=any_of(np.less(seen, 1)))
 
 # %% ../nbs/11_blocks.ipynb #25e30db5
@@ -953,7 +954,8 @@ def end_operations(job: CountedJob):  # (list of Operation of the first stage, o
     first, output = [embedding(job)], [output_layer(job)]
     if job.embedding_norm: first.append(end_norm(job, 'embedding-norm'))
     if job.output_transform: output = [*transform(job), *output]
-    more = [*ahead(job), output_layer(job)._replace(weights=0.)]
+    shared = trained(output_layer(job), job, False)._replace(weights=0., frozen=0.)
+    more = [*ahead(job), shared]
     last = [end_norm(job, 'final-norm'), *output, *more * int(job.mtp_layers)]
     return [[trained(op, job, False) for op in end] for end in (first, last)]
 

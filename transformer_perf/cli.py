@@ -333,13 +333,13 @@ LENGTH = ContextVar('LENGTH', default='')   # whose tokens of a sample an answer
 def model_asked(a, model=None):  # Model
     "The model of a command, or one of several, with samples as long as was said."
     from transformer_perf.lengths import as_lengths
-    from transformer_perf.models import as_model
+    from transformer_perf.models import as_model, with_length
     asked = a.model if model is None else model
     model = as_model(asked)
     LENGTH.set(length_taken(a, asked, model))
-    own = {} if a.seq_len is None else {'seq_len': a.seq_len}
-    if getattr(a, 'lengths', None) is not None: own['documents'] = as_lengths(a.lengths)
-    return dataclasses.replace(model, **own) if own else model
+    if a.seq_len is not None: model = with_length(model, a.seq_len)
+    if getattr(a, 'lengths', None) is None: return model
+    return dataclasses.replace(model, documents=as_lengths(a.lengths))
 
 def length_taken(a, asked, model):  # str
     "Whose number of tokens is taken where neither options nor a job say it."
@@ -450,14 +450,14 @@ def text_of_search(found, model, system, a):  # str
     if a.format == 'json':
         return as_json({**subject(model, a.global_batch), 'candidates': found.candidates,
                         'found': records(found), 'none': found.reasons, 'notes': notes})
-    from transformer_perf.iteration import in_words, readable
+    from transformer_perf.iteration import in_words, plural, readable
     parts = []
     for n, own in found.groupby('n_gpus', sort=False):
         parts += [as_text(readable(own, system).drop(columns='GPUs'),
                           title_of(model, a.global_batch, n, system)),
                   paragraph(in_words(own.iloc[0], model, system, a.global_batch))]
     for n, reason in found.reasons.items():
-        parts.append(paragraph(f'{n} GPUs: no feasible configuration. {reason}.'))
+        parts.append(paragraph(f'{plural(n, "GPU")}: no feasible configuration. {reason}.'))
     notes = rests_on(found, model, system, a) + notes
     if notes: parts.append(paragraph(' '.join(notes)))
     parts.append(f'{found.candidates:,} candidates considered, {strategies_told(a, model)}.\n')

@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'MOST_HELD', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CONTEXTS', 'ONCE', 'DISPATCHERS', 'FITS_BY',
-           'MENDED', 'AS_TRAINED', 'RECOMPUTE', 'PARTS', 'GRAPHED', 'KEEPS', 'WHOLE_PARTS', 'ADAPTED', 'NF4', 'IDEAL',
-           'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message', 'Work', 'Matrix',
-           'Operation', 'Recipe', 'where', 'any_of', 'different', 'of_names', 'recipe_of', 'of_recipe', 'counted',
-           'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked', 'joined_works', 'numbered', 'distinct',
-           'gained', 'roofline_of_each', 'roofline', 'ring_share', 'two_tier_time', 'send_time', 'Group', 'Busy',
-           'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass', 'seconds_of_messages', 'shown_of_messages',
-           'at_columns', 'group_of', 'comm_of_each', 'price', 'recomputed_parts', 'recomputed_layers', 'is_recomputed',
-           'in_low_precision', 'graphed', 'launched', 'Offloaded', 'amounts_offloaded', 'offloaded', 'offload_said',
-           'amount_offloaded', 'on_host', 'offloads', 'Adapters', 'adapted', 'check_choices', 'costs_of', 'Optimizer',
-           'tells_matrices', 'orthogonalized', 'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions',
-           'shipped', 'shipped_run_by', 'as_assumptions', 'collective_time']
+           'MENDED', 'AS_TRAINED', 'RECOMPUTE', 'PARTS', 'GRAPHED', 'KEEPS', 'WHOLE_PARTS', 'ADAPTED', 'OF_ATTENTION',
+           'NF4', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message',
+           'Work', 'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'different', 'of_names', 'recipe_of',
+           'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked', 'joined_works',
+           'numbered', 'distinct', 'gained', 'roofline_of_each', 'roofline', 'ring_share', 'two_tier_time', 'send_time',
+           'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass', 'seconds_of_messages',
+           'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'price', 'recomputed_parts',
+           'recomputed_layers', 'is_recomputed', 'in_low_precision', 'graphed', 'launched', 'Offloaded',
+           'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host', 'offloads', 'Adapters',
+           'adapted', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices', 'orthogonalized', 'moment_bytes',
+           'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by', 'as_assumptions',
+           'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -645,6 +646,7 @@ def offloads(offload):
 ADAPTED = {   # where adapters may be -> the products that have one
     'attention': ('qkv', 'q-down', 'q-up', 'kv-down', 'kv-up', 'vproj'),
     'mlp': ('fc1', 'fc2', 'expert-fc1', 'expert-fc2', 'shared-fc1', 'shared-fc2')}
+OF_ATTENTION = ('absorb-q', 'absorb-v', 'index-q', 'index-k')   # with no adapters of their own
 NF4 = .5 + 1 / 64 + 4 / (64 * 256)   # bytes of a weight in 4 bits, with scales of scales
 
 class Adapters(NamedTuple):
@@ -667,7 +669,8 @@ def adapted(adapters):  # Adapters
     if kind == 'frozen':
         if len(more) != 1: raise ValueError(
             f'adapters={quoted(adapters)} must say what does not train, as frozen:mlp')
-        return Adapters(still=ADAPTED[nearest(more[0], ADAPTED, 'frozen part')])
+        still = ADAPTED[nearest(more[0], ADAPTED, 'frozen part')]
+        return Adapters(still=still + OF_ATTENTION if more[0] == 'attention' else still)
     if not 1 <= len(more) <= 2: raise ValueError(
         f'adapters={quoted(adapters)} must say a rank, as {kind}:16 or {kind}:16:attention')
     rank = whole(int(more[0]) if more[0].isdecimal() else more[0], 'rank of adapters', most=2**16)

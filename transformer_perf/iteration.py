@@ -440,8 +440,9 @@ def both_ends(one: Estimate):  # str
     a, calibrated = one.assumptions, as_assumptions('calibrated')
     if a.software is not None or a.measured != calibrated.on(one.system).measured: return ''
     tuned, plain = (short(seconds_in(one, name)) for name in ('tuned', 'plain'))
-    return (f'No software is named: the same takes {tuned} s where messages hide behind compute '
-            f'(tuned), {plain} s where none does (plain).')
+    return (f'No software is named: the same takes {tuned} s in tuned software (messages hide '
+            f'behind compute), {plain} s in plain (none does); the host of both takes longer for a '
+            'layer.')
 
 def how_priced(one: Estimate):  # str
     "Whether the schedule was played, where stages differ."
@@ -688,7 +689,7 @@ def in_words(row, model, system, global_batch):
     "One configuration in a paragraph."
     head = (f'{model.name} on {plural(row.n_gpus, system.name + " GPU")} ({system.nvlink_size} to '
             f'an NVLink domain): {short(row.samples_per_s)} samples/s, '
-            f'{short(row.iteration_s)} s for an iteration of {global_batch} samples'
+            f'{short(row.iteration_s)} s for an iteration of {plural(global_batch, "sample")}'
             f'{interval_in_words(row)}.')
     parts = [head, layout_in_words(row), time_in_words(row), rate_in_words(row, system),
              memory_in_words(row, system)]

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MOST_LAYERS', 'MOST_AHEAD', 'ACTIVATIONS', 'DEFAULTS', 'GPT', 'GATED', 'LLAMA', 'MIXTRAL', 'QWEN3', 'QWEN3_EXPERTS',
            'DEEPSEEK', 'PUBLISHED', 'NAMED', 'SYMBOLS', 'HUB', 'models', 'Model', 'check_layers', 'check_model',
-           'has_window', 'has_experts', 'block_of', 'blocks_from', 'blocks_of', 'from_config', 'as_model', 'sizes_of',
-           'counted_once', 'parts_of', 'parameter_table']
+           'has_window', 'has_experts', 'block_of', 'blocks_from', 'blocks_of', 'from_config', 'as_model',
+           'with_length', 'sizes_of', 'counted_once', 'parts_of', 'parameter_table']
 
 # %% ../nbs/00_models.ipynb #f48410b2
 import dataclasses
@@ -385,6 +385,12 @@ class Part(NamedTuple):
     active = property(lambda self: self.each * min(self.used, self.number))
 
 # %% ../nbs/00_models.ipynb #c0de0020
+def with_length(model: Model, seq_len):  # Model
+    "The same model with samples of another length, trained on as many tokens."
+    whole_training = model.train_samples
+    if whole_training: whole_training = whole_training * model.seq_len / seq_len
+    return dataclasses.replace(model, seq_len=seq_len, train_samples=whole_training)
+
 def sizes_of(model):  # dict
     "What a `CountedJob` takes from a model, or from an object whose sizes are columns."
     own = DEFAULTS | vars(model)

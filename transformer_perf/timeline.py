@@ -420,7 +420,8 @@ def pace_of(work: Workload, costs, ends, stage: Stage):  # Pace
 def mean_matrices(work: Workload, stage: Stage):  # Matrices
     "Those of the mean layer of a stage; none where no optimizer asks for them."
     takes = of_names(work.layouts.optimizer, lambda name: tells_matrices(OPTIMIZERS[name]))
-    return mean_layer(work.matrices, stage.layers) if any_of(takes) else Matrices()
+    if work.matrices is None or not any_of(takes): return Matrices()   # None: nothing trains
+    return mean_layer(work.matrices, stage.layers)
 
 def slower_of(a: Pace, b: Pace, same):  # Pace
     "The slower one, column by column; `same`: their layers are."
@@ -558,8 +559,7 @@ def largest_units(own: StageWeights, units):  # GB
 def frozen_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights, or None
     "The weights of a stage that do not train."
     if not adapted(work.layouts.adapters).some: return None
-    return weights_of_stage(work._replace(weights=work.frozen, matrices=Matrices()), at,
-                            still_of(of))
+    return weights_of_stage(work._replace(weights=work.frozen, matrices=None), at, still_of(of))
 
 def still_held(work: Workload, at: Stage, of: Stored):  # GB
     "What a stage holds of weights that do not train."

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..inputs import divides, finite, table_with, whole
+from ..estimates import distinct
 from ..timeline import MEMORY_PARTS, PLACES
 from ..iteration import (
     Estimate, Parallel, check_parallel, division_rules, plural, rate_in_words, short)
@@ -53,7 +54,9 @@ def change_at(case: Case, found: Neighbours, i):  # Change
 def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list of Change
     "Of the `most` fastest of some steps, the first k that are good; the fastest first."
     rows = np.flatnonzero(some)
-    rows = rows[np.argsort(found.seconds[rows], kind='stable')][:most]
+    rows = rows[np.argsort(found.seconds[rows], kind='stable')]
+    _, first = distinct(found.seconds[rows], found.GB[rows])   # 'full' and 'full:40' of 40 are one
+    rows = rows[first][:most]
     if not found.stats:   # these few at every placement
         found = neighbours(case, one, [Step('', found.to[i]) for i in rows])
         rows = np.flatnonzero(np.isfinite(found.seconds))
@@ -106,13 +109,20 @@ def where_run(one: Estimate):  # str
     return f'{one.model.name} on {plural(one.parallel.n_gpus, one.system.name + " GPU")}'
 
 # %% ../../nbs/88d_answers.ipynb #13a00055
+def host_lacks(one: Estimate):  # str, empty where its room is enough
+    "What a GPU would keep on its host, where that is more than the host has."
+    held, room = one.stats.get('host_GB', 0.), one.system.host_capacity
+    if not room or held <= room: return ''
+    return f'its host would hold {held:.1f} of {room:g} GB for each GPU'
+
 def fit_in_words(fit: Fit):  # str
     "Whether it fits, what is where and when, and what would help."
     one, rank = fit.estimate, fit.fullest
     room, by = one.system.hbm_capacity, {'bound': ' at most', 'point': ''}[one.assumptions.fits_by]
-    over = one.needed - room
-    answer = (f'fits, with {-over:.1f} GB to spare' if fit.fits else
-              f'does NOT fit, by {over:.1f} GB')
+    over, host = one.needed - room, host_lacks(one)
+    if over > 0: answer = f'does NOT fit, by {over:.1f} GB' + (f', and {host}' if host else '')
+    elif host: answer = f'does NOT fit, for {host}'
+    else: answer = f'fits, with {-over:.1f} GB to spare'
     when = '' if np.isnan(rank.from_s) else f', from {short(rank.from_s)} s on'
     biggest = fit.parts.sort_values('GB', ascending=False).iloc[:2]
     held = ' and '.join(f'{GB:.1f} GB {part}' for part, GB in biggest.values.tolist())
@@ -272,7 +282,8 @@ def improvements_in_words(found: Improvements):  # str
     words += [f'{where_run(one)}: {short(one.stats["iteration_s"])} s an iteration.',
               rate_in_words(one.row, one.system)]
     if not one.fits:
-        words.append(f'It does not fit: {one.needed:.1f} of {room:g} GB.')
+        host = host_lacks(one)
+        words.append(f'It does not fit: {one.needed:.1f} of {room:g} GB{host and f", and {host}"}.')
     right = [c for c in found.changes if c.estimate.fits]
     if right: words.append(f'Of {found.tried} changes of one knob the best: '
                            f'{changes_in_words(one, right)}.')
@@ -316,12 +327,16 @@ def broken_rules(case: Case):  # list of str
     except ValueError as error: found.append(str(error))
     return list(dict.fromkeys(found))
 
+THE_SAME = ('adapters', 'optimizer', 'precision')   # choices that change what is trained
+
 def best_known(case: Case):  # Estimate or None
     "The best that a search finds on as many GPUs; what the software hides stays as it is."
     p, values = case.parallel, considered_choices({}, case.model, case.assumptions)
     for name, some in values.items():
         own = getattr(p, name)
-        if own is not None and own not in some: values[name] = [*some, own]
+        if own is None: continue
+        if name in THE_SAME: values[name] = [own]
+        elif own not in some: values[name] = [*some, own]
     strategy = ['1d', '2d-seqp', '2d'] if p.strategy == '2d' else ['1d', '2d-seqp']
     found = search(case.model, p.n_gpus, case.system, case.global_batch, strategy, 3,
                    case.assumptions, fixed={'etp': sorted({1, p.etp})}, **values)
@@ -397,7 +412,9 @@ def why_not(
     if not excluded:
         one = case.estimate(case.parallel)
         if not one.fits:
+            excluded = [host_lacks(one)] if host_lacks(one) else []
+        if one.needed > one.system.hbm_capacity:
             part = max(MEMORY_PARTS, key=lambda name: one.stats[name])
             held = f'{one.stats[part]:.1f} GB {MEMORY_PARTS[part]}'
-            excluded = [f'it needs {one.needed:.1f} of {one.system.hbm_capacity:g} GB ({held})']
+            excluded.append(f'it needs {one.needed:.1f} of {one.system.hbm_capacity:g} GB ({held})')
     return WhyNot(case.parallel, tuple(excluded), one, best_known(case))

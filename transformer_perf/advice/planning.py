@@ -25,8 +25,8 @@ from ..estimates import CHOICES, FITS_BY, Assumptions, adapted, state_bytes
 from ..timeline import GROUPS, statistics
 from ..iteration import SHOWN, evidence_of_rows, short, usual
 from ..execution import (
-    KIND, PLAYED, Question, added, asked_about, best_candidates, besides, counts_of, fitting,
-    played_best, questions, result_of, tables_of)
+    KIND, PLAYED, UNTESTED, Question, added, asked_about, best_candidates, besides, counts_of,
+    fitting, played_best, questions, result_of, tables_of)
 
 # %% ../../nbs/72_plan.ipynb #14a00011
 @checked
@@ -165,8 +165,11 @@ def spent(t, system, price, budget: Budget, operation: Operation):  # dict of co
     hours, watts = tokens / rate / 3600, system.server_power or np.nan
     low, high = (t[name].to_numpy() / t['iteration_s'].to_numpy() if name in t else np.nan
                  for name in ('iteration_low_s', 'iteration_high_s'))
-    return {'tokens': tokens, 'days': hours / 24, 'days_low': hours / 24 * low,
-            'days_high': hours / 24 * high, 'gpu_hours': hours * n,
+    if budget.tokens is None: more, time = (1 / high, 1 / low), (1., 1.)   # the time is given
+    else: more, time = (1., 1.), (low, high)
+    return {'tokens': tokens, 'tokens_low': tokens * more[0], 'tokens_high': tokens * more[1],
+            'days': hours / 24, 'days_low': hours / 24 * time[0],
+            'days_high': hours / 24 * time[1], 'gpu_hours': hours * n,
             'energy_MWh': hours * n * watts * operation.pue * 1e-6, 'usd': hours * hourly,
             'usd_per_gpu_hour': hourly / n, 'usd_per_million_tokens': hourly / rate / 3600 * 1e6}
 
@@ -275,12 +278,14 @@ def figure(x, digits=','):  # str
 def plan_view(rows):  # DataFrame of text
     "Rows of a plan for the eye."
     text = lambda name, digits=',': [figure(x, digits) for x in rows[name]]
-    days = [f'{day}' + (f' ({low} to {high})' if low else '') for day, low, high in zip(
-        text('days'), text('days_low'), text('days_high'))]
+    def ranged(name, digits=','):
+        each = zip(text(name, digits), *(text(f'{name}_{end}', digits) for end in ('low', 'high')))
+        return [x if low in ('', high) else f'{x} ({low} to {high})' for x, low, high in each]
     return pd.DataFrame({
         'answer': rows.answers, 'GPUs': [f'{n} {s}' for n, s in zip(rows.n_gpus, rows.system)],
-        'days': days, 'tokens': text('tokens', '.3g'), 'goodput': text('goodput', '.1%'),
-        'GPU-hours': text('gpu_hours'), 'MWh': text('energy_MWh'), 'USD': text('usd'),
+        'days': ranged('days'), 'tokens': ranged('tokens', '.3g'),
+        'goodput': text('goodput', '.1%'), 'GPU-hours': text('gpu_hours'),
+        'MWh': text('energy_MWh'), 'USD': text('usd'),
         'iteration s': text('iteration_s'), 'MFU': text('mfu', '.1%'),
         'memory GB': text('memory_GB', '.1f'), 'knobs': rows.knobs,
         'configuration': [described(row) for _, row in rows.iterrows()]})
@@ -370,7 +375,8 @@ def notes_on(rows, found, priced, operation: Operation):  # list of str
     notes.append(f'Assumed: a failure in {operation.mtbf_gpu_hours:,.0f} GPU-hours, '
                  f'{operation.restart_s:g} s until the job computes again; energy is what servers '
                  f'draw at most, times a PUE of {operation.pue:g}.')
-    return notes + list(dict.fromkeys(note for one in found for note in one.notes))
+    said = dict.fromkeys(note for one in found for note in one.notes)
+    return notes + [note for note in said if not note.startswith(UNTESTED)]   # a plan has no ranks
 
 # %% ../../nbs/72_plan.ipynb #14a00066
 def listed(model, batch, budget, found, assumed, prices, operation, margin):  # Plan

@@ -47,9 +47,10 @@ def offload_of_zero(facts, ignored):
     found, disks = {}, {said.value for said in (states, weights)} - {None, 'none'} == {'nvme'}
     for name, said, least in (('optimizer', states, 1), ('weights', weights, 3)):
         if said.value in (None, 'none'): continue
+        least = 3 if disks else least
         if said.value != 'cpu' and not disks:
             why = f'not modelled yet: {printable(said.value)} for one of two'
-        elif stage < (3 if disks else least): why = f'does nothing below stage {least}'
+        elif stage < least: why = f'does nothing below stage {least}'
         else: found[name] = 1.; continue
         ignored.append((said.key, why))
     if found and disks: found['nvme'] = 1.

@@ -151,12 +151,22 @@ def model_of_torchtitan(facts, ignored):
     facts |= {field: Said(flavour.key, x) for field, x in own.items()
               if field not in ('seq_len', 'train_samples')}
 
+def tell_flushes(facts, local, ignored):
+    "A pipeline of torchtitan is filled anew for each batch of a copy (train.py, train_step)."
+    G, dp = value(facts, 'global_batch'), value(facts, 'dp')
+    if value(facts, 'pp') == 1 or not (local and G and dp) or G <= dp * local.value: return
+    number = G // (dp * local.value)
+    why = f'not modelled: {number} flushes of the pipeline an iteration; priced as one'
+    ignored.append((local.key, why))
+
 def derive_torchtitan(facts, ignored):
     "What fields say together."
+    local = facts.get('local')
     batch_of_torchtitan(facts)
     model_of_torchtitan(facts, ignored)
     copies_of_torchtitan(facts)
     order_of_torchtitan(facts, ignored)
+    tell_flushes(facts, local, ignored)
     shards = facts.pop('cpu_shards')
     if shards.value: shards_on_host(facts, ignored, shards.key)
     if value(facts, 'pp') > 1: facts['reduce_each'] = Said(facts['pp'].key, False)
