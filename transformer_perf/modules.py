@@ -21,6 +21,7 @@ from .estimates import (
     in_rows, is_recomputed, joined_works, launched, moment_bytes, of_names, of_one_rank,
     of_recipe, offloaded, offloads, on_host, recomputed_layers, stacked, where)
 from .kernels import pricer_of
+from .parameters import Calibration
 from .blocks import (
     STRATEGIES, CountedJob, Layouts, end_operations, kinds_of, layer_operations, layers_of_kinds,
     numbers_of_logits, own_vocabulary, pattern_of)
@@ -719,7 +720,7 @@ def model_figures(
     if system is not None:
         system = as_system(system)
         assumptions = assumptions.on(system)
-    elif assumptions.measured is not None:
+    elif isinstance(assumptions.measured, Calibration):
         raise ValueError('measured prices are those of a system: name one')
     units = Units() if system is None else system.units
     sizes = sizes_of(model) | {'mtp_layers': 0}
