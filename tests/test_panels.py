@@ -446,6 +446,15 @@ def test_files(name):
     assert panel.notes.value == ''   # they were of another state
 
 
+def test_own_lengths_train_on_as_many_tokens():
+    "As `--seq-len` does; and the Python that is said names the same model."
+    state = LayerState(model='llama3.1_8B', own='seq_len=16384')
+    model, _ = panel_states.named_in(state)
+    imports, said, _ = panel_states.calls_of(state)
+    assert model.seq_len * model.train_samples == pytest.approx(15e12)
+    assert call('\n'.join([*imports, said])) == model
+
+
 def test_own_values():
     "What is typed is priced; what makes no sense is one sentence and changes nothing."
     panel = Panel(LayerState())

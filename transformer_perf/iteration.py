@@ -391,8 +391,8 @@ class Estimate:
     def needed(self): return self.stats[FITS_BY[self.assumptions.fits_by]]   # GB
     @property
     def fits(self):
-        host = self.stats.get('host_GB', 0.) <= (self.system.host_capacity or np.inf)
-        return self.needed <= self.system.hbm_capacity and host
+        if host_too_small(self.stats, self.system): return False
+        return self.needed <= self.system.hbm_capacity
 
     @property
     def summary(self): return in_words(self.row, self.model, self.system, self.global_batch)
@@ -671,11 +671,15 @@ def memory_in_words(row, system):
             f'{MEMORY_PARTS[biggest]}{most}, {fits} the {system.hbm_capacity:g} GB of the GPU.'
             f'{host_in_words(row, system)}')
 
+def host_too_small(row, system):  # bool
+    "Whether a GPU would keep more on its host than its share of it; row: figures by name."
+    return system.host_capacity is not None and row.get('host_GB', 0.) > system.host_capacity
+
 def host_in_words(row, system):
     "What the host holds."
     if not row.get('host_GB'): return ''
-    room = system.host_capacity
-    most = f', MORE than its {room:g} GB' if room is not None and row.host_GB > (room or 0) else ''
+    small = host_too_small(row, system)
+    most = f', MORE than its {system.host_capacity:g} GB' if small else ''
     return f' The host holds {row.host_GB:.1f} GB for each GPU{most}.'
 
 # %% ../nbs/87a_estimate.ipynb #5a4d0043

@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 
 from ..inputs import divides, finite, table_with, whole
-from ..estimates import distinct
 from ..timeline import MEMORY_PARTS, PLACES
-from ..iteration import (
-    Estimate, Parallel, check_parallel, division_rules, plural, rate_in_words, short)
+from transformer_perf.iteration import (
+    Estimate, Parallel, check_parallel, division_rules, host_too_small, plural, rate_in_words,
+    short)
 from ..execution import considered_choices, search
 from ..interop import job_asked, read_log
 from transformer_perf.advice.neighbours import (
@@ -54,16 +54,22 @@ def change_at(case: Case, found: Neighbours, i):  # Change
 def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list of Change
     "Of the `most` fastest of some steps, the first k that are good; the fastest first."
     rows = np.flatnonzero(some)
-    rows = rows[np.argsort(found.seconds[rows], kind='stable')]
-    _, first = distinct(found.seconds[rows], found.GB[rows])   # 'full' and 'full:40' of 40 are one
-    rows = rows[first][:most]
+    rows = rows[np.argsort(found.seconds[rows], kind='stable')][:most]
     if not found.stats:   # these few at every placement
         found = neighbours(case, one, [Step('', found.to[i]) for i in rows])
         rows = np.flatnonzero(np.isfinite(found.seconds))
     changes, told = (change_at(case, found, i) for i in rows), can_be_told(case)
-    best = itertools.islice((change for change in changes
-                             if good(change.estimate) and told(change.estimate)), k)
+    right = (change for change in changes if good(change.estimate) and told(change.estimate))
+    best = itertools.islice(of_unlike_costs(right), k)
     return sorted(best, key=lambda change: change.estimate.stats['iteration_s'])
+
+def of_unlike_costs(changes):  # yields Change
+    "Of changes that cost the same the first: of 40 layers, 'full' and 'full:40' are one."
+    known = set()
+    for change in changes:
+        cost = change.estimate.stats['iteration_s'], change.estimate.needed
+        if cost not in known: yield change
+        known.add(cost)
 
 def that_fit(case, one, steps, k, most, every=True, good=lambda new: new.fits):  # list of Change
     "Of the `most` fastest of some steps that fit, the first k that are good."
@@ -111,8 +117,8 @@ def where_run(one: Estimate):  # str
 # %% ../../nbs/88d_answers.ipynb #13a00055
 def host_lacks(one: Estimate):  # str, empty where its room is enough
     "What a GPU would keep on its host, where that is more than the host has."
-    held, room = one.stats.get('host_GB', 0.), one.system.host_capacity
-    if not room or held <= room: return ''
+    if not host_too_small(one.stats, one.system): return ''
+    held, room = one.stats['host_GB'], one.system.host_capacity
     return f'its host would hold {held:.1f} of {room:g} GB for each GPU'
 
 def fit_in_words(fit: Fit):  # str
@@ -411,8 +417,7 @@ def why_not(
     excluded, one = broken_rules(case), None
     if not excluded:
         one = case.estimate(case.parallel)
-        if not one.fits:
-            excluded = [host_lacks(one)] if host_lacks(one) else []
+        if host := host_lacks(one): excluded.append(host)
         if one.needed > one.system.hbm_capacity:
             part = max(MEMORY_PARTS, key=lambda name: one.stats[name])
             held = f'{one.stats[part]:.1f} GB {MEMORY_PARTS[part]}'

@@ -25,8 +25,8 @@ from ..estimates import CHOICES, FITS_BY, Assumptions, adapted, state_bytes
 from ..timeline import GROUPS, statistics
 from ..iteration import SHOWN, evidence_of_rows, short, usual
 from ..execution import (
-    KIND, PLAYED, UNTESTED, Question, added, asked_about, best_candidates, besides, counts_of,
-    fitting, played_best, questions, result_of, tables_of)
+    KIND, PLAYED, Question, added, asked_about, best_candidates, besides, counts_of, fitting,
+    played_best, questions, result_of, tables_of)
 
 # %% ../../nbs/72_plan.ipynb #14a00011
 @checked
@@ -165,11 +165,12 @@ def spent(t, system, price, budget: Budget, operation: Operation):  # dict of co
     hours, watts = tokens / rate / 3600, system.server_power or np.nan
     low, high = (t[name].to_numpy() / t['iteration_s'].to_numpy() if name in t else np.nan
                  for name in ('iteration_low_s', 'iteration_high_s'))
-    if budget.tokens is None: more, time = (1 / high, 1 / low), (1., 1.)   # the time is given
-    else: more, time = (1., 1.), (low, high)
-    return {'tokens': tokens, 'tokens_low': tokens * more[0], 'tokens_high': tokens * more[1],
-            'days': hours / 24, 'days_low': hours / 24 * time[0],
-            'days_high': hours / 24 * time[1], 'gpu_hours': hours * n,
+    limited = budget.tokens is None   # the time is given, and how far it leads is not sure
+    fewest, most = (1 / high, 1 / low) if limited else (1., 1.)
+    shortest, longest = (1., 1.) if limited else (low, high)
+    return {'tokens': tokens, 'tokens_low': tokens * fewest, 'tokens_high': tokens * most,
+            'days': hours / 24, 'days_low': hours / 24 * shortest,
+            'days_high': hours / 24 * longest, 'gpu_hours': hours * n,
             'energy_MWh': hours * n * watts * operation.pue * 1e-6, 'usd': hours * hourly,
             'usd_per_gpu_hour': hourly / n, 'usd_per_million_tokens': hourly / rate / 3600 * 1e6}
 
@@ -375,8 +376,7 @@ def notes_on(rows, found, priced, operation: Operation):  # list of str
     notes.append(f'Assumed: a failure in {operation.mtbf_gpu_hours:,.0f} GPU-hours, '
                  f'{operation.restart_s:g} s until the job computes again; energy is what servers '
                  f'draw at most, times a PUE of {operation.pue:g}.')
-    said = dict.fromkeys(note for one in found for note in one.notes)
-    return notes + [note for note in said if not note.startswith(UNTESTED)]   # a plan has no ranks
+    return notes + list(dict.fromkeys(note for one in found for note in one.notes))
 
 # %% ../../nbs/72_plan.ipynb #14a00066
 def listed(model, batch, budget, found, assumed, prices, operation, margin):  # Plan

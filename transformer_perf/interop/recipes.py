@@ -28,6 +28,10 @@ def section_of(given, path):
     for name in path.split('.'): given = given.get(name) if isinstance(given, dict) else None
     return given
 
+def class_of(given):  # str
+    "The class that a part of a recipe makes, without the modules that it is in."
+    return str(given.get('_target_') if isinstance(given, dict) else given).rpartition('.')[2]
+
 OVERLAPS = ('tp_comm_overlap', 'overlap_grad_reduce', 'overlap_param_gather')
 
 def overlapped_by_callback(given, found):  # dict
@@ -35,8 +39,7 @@ def overlapped_by_callback(given, found):  # dict
     it says otherwise (NVIDIA/NeMo, lightning/pytorch/callbacks/megatron_comm_overlap.py)."""
     callbacks = section_of(given, 'trainer.callbacks')
     for own in callbacks if isinstance(callbacks, list) else ():
-        name = own.get('_target_') if isinstance(own, dict) else ''
-        if str(name).rpartition('.')[2] != 'MegatronCommOverlapCallback': continue
+        if class_of(own) != 'MegatronCommOverlapCallback' or not isinstance(own, dict): continue
         usual = dict.fromkeys(OVERLAPS[1:], True) if found.get('use_distributed_optimizer') else {}
         return usual | {key: own[key] for key in OVERLAPS if own.get(key) is not None}
     return {}
@@ -54,7 +57,7 @@ def dumped_job(given, kind, n_gpus=None):  # Job
     if kind == 'nemo': found |= overlapped_by_callback(given, found) | shape_of_nemo(given, found)
     act, gated = found.pop('activation_func', None), bool(found.pop('gated_linear_unit', False))
     if act is not None:
-        name = str(act.get('_target_') if isinstance(act, dict) else act).rpartition('.')[2]
+        name = class_of(act)
         if (name, gated) not in GATES: raise ValueError(
             f'activation_func={quoted(name)} with gated_linear_unit={gated} is not modelled')
         if GATES[name, gated]: flags[GATES[name, gated]] = True
@@ -79,9 +82,8 @@ def adapters_of(given):  # str
     if not found: return 'none'
     if any(x != found[0] for x in found): raise ValueError('the recipe says peft twice')
     own = of_type(found[0], dict, 'peft')
-    said = own.get('_target_')
-    if str(said).rpartition('.')[2] != 'LoRA': raise ValueError(
-        f'peft of {quoted(said)}: of adapters, LoRA is modelled')
+    if class_of(own) != 'LoRA': raise ValueError(
+        f'peft of {quoted(own.get("_target_"))}: of adapters, LoRA is modelled')
     places = of_type(own.get('target_modules') or [*WITH_LORA], list, 'target_modules')
     known = {(*WITH_LORA,): '', WITH_LORA[:2]: ':attention', WITH_LORA[2:]: ':mlp'}
     named = next((word for names, word in known.items() if {*names} == {*map(str, places)}), None)

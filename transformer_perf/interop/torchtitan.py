@@ -151,22 +151,20 @@ def model_of_torchtitan(facts, ignored):
     facts |= {field: Said(flavour.key, x) for field, x in own.items()
               if field not in ('seq_len', 'train_samples')}
 
-def tell_flushes(facts, local, ignored):
+def tell_flushes(facts, ignored):
     "A pipeline of torchtitan is filled anew for each batch of a copy (train.py, train_step)."
-    G, dp = value(facts, 'global_batch'), value(facts, 'dp')
-    if value(facts, 'pp') == 1 or not (local and G and dp) or G <= dp * local.value: return
-    number = G // (dp * local.value)
-    why = f'not modelled: {number} flushes of the pipeline an iteration; priced as one'
-    ignored.append((local.key, why))
+    G, dp, local = (value(facts, name) for name in ('global_batch', 'dp', 'local'))
+    if value(facts, 'pp') == 1 or not (local and G and dp) or G <= dp * local: return
+    why = f'not modelled: {G // (dp * local)} flushes of the pipeline an iteration; priced as one'
+    ignored.append((facts['local'].key, why))
 
 def derive_torchtitan(facts, ignored):
     "What fields say together."
-    local = facts.get('local')
     batch_of_torchtitan(facts)
     model_of_torchtitan(facts, ignored)
     copies_of_torchtitan(facts)
     order_of_torchtitan(facts, ignored)
-    tell_flushes(facts, local, ignored)
+    tell_flushes(facts, ignored)
     shards = facts.pop('cpu_shards')
     if shards.value: shards_on_host(facts, ignored, shards.key)
     if value(facts, 'pp') > 1: facts['reduce_each'] = Said(facts['pp'].key, False)

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pandas as pd
 from ..inputs import nearest
-from ..models import NAMED, Model, as_model
+from ..models import NAMED, Model, as_model, with_length
 from ..systems import UNIT_OF, as_system, system_names
 from ..software import known_software
 from ..estimates import CHOICES, PRESETS, as_assumptions
@@ -136,8 +136,9 @@ def assumptions_of(state):  # Assumptions
 @functools.lru_cache(8)   # asked for again and again, and read from files
 def named_in(state):  # (Model, System)
     "The model and the system of a state, with its own values."
-    own, things = own_values(state), (as_model(state.model),
-                                      as_system(state.system, state.nvlink_size))
+    own, model = own_values(state), as_model(state.model)
+    if 'seq_len' in own: model = with_length(model, own['seq_len'])
+    things = model, as_system(state.system, state.nvlink_size)
     return tuple(dataclasses.replace(x, **{k: v for k, v in own.items() if k in vars(x)})
                  for x in things)
 
@@ -165,7 +166,10 @@ def calls_of(state):  # (lines to import, call of the model, call of the system)
     if of_model:
         imports.append('from transformer_perf.models import as_model')
         model = f'as_model({model})'
-    if own: imports.append('import dataclasses')
+    if 'seq_len' in of_model:   # as long a training, in tokens
+        imports.append('from transformer_perf.models import with_length')
+        model = f'with_length({model}, {of_model.pop("seq_len")})'
+    if {*own} - {'seq_len'}: imports.append('import dataclasses')
     return imports, replaced(model, of_model), replaced(system, of_system)
 
 def software_said(state):  # dict
