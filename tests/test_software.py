@@ -114,6 +114,18 @@ def test_plain_software_has_the_costs_of_plain_software():
     assert 'none of them of plain' in plain.notes[0]
 
 
+@pytest.mark.parametrize('model', ['llama3.1_8B', 'qwen3_30B_A3B', 'deepseek_v3'])
+@pytest.mark.parametrize('system', ['A100-80GB', 'H100-80GB', 'B200-180GB'])
+def test_without_a_name_nothing_is_faster_than_both_ends(model, system):
+    sets = read_calibration().sets.values()
+    assert all(k.software.wrapped for k in sets if k.stack in ('any', 'plain'))
+    assert as_software('tuned').knows['wrapped']
+    for layout in (Parallel(dp=8), Parallel(tp=8, pp=4, dp=4)):
+        one, *ends = (estimate(model, layout, system, 128, 'calibrated', name).stats['iteration_s']
+                      for name in (None, 'tuned', 'plain'))
+        assert one >= min(ends) * (1 - 1e-9)
+
+
 def test_a_published_run_of_plain_software_is_priced_so():
     "What its table does not say is as its software has it: nothing hides."
     row = published().drop(columns='software').iloc[[0]]

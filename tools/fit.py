@@ -166,7 +166,11 @@ def is_plain(stack):
 
 
 def sets_of_runs(runs, sets):  # dict
-    "Sets with one for plain software, and one for each software of runs that is like another."
+    """Sets with one for plain software, and one for each software of runs that is like another.
+
+    The sets of all software come last: they are the default. Their modules are wrapped, as those
+    of both named ends, tuned and plain, of today are.
+    """
     records, x = known_software(), clean(runs)
     like = {name: s.like for name, s in records.items() if s.like not in (None, 'any')}
     found = {name: k for name, k in sets.items() if k.stack not in (*like, 'plain')}
@@ -176,7 +180,7 @@ def sets_of_runs(runs, sets):  # dict
             if name != 'plain' and name not in like: continue
             start = changed(found[f'{on}/any'], known_costs(like.get(name, name), on))
             found[f'{on}/{name}'] = dataclasses.replace(start, stack=name)   # own facts: later
-    last = {name: k for name, k in found.items() if k.stack == 'any'}   # the default
+    last = {name: changed(k, {'wrapped': True}) for name, k in found.items() if k.stack == 'any'}
     return {name: k for name, k in found.items() if name not in last} | last
 
 

@@ -441,8 +441,7 @@ def both_ends(one: Estimate):  # str
     if a.software is not None or a.measured != calibrated.on(one.system).measured: return ''
     tuned, plain = (short(seconds_in(one, name)) for name in ('tuned', 'plain'))
     return (f'No software is named: the same takes {tuned} s in tuned software (messages hide '
-            f'behind compute), {plain} s in plain (none does); the host of both takes longer for a '
-            'layer.')
+            f'behind compute), {plain} s in plain (none does).')
 
 def how_priced(one: Estimate):  # str
     "Whether the schedule was played, where stages differ."
