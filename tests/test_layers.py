@@ -297,6 +297,17 @@ def test_precision_by_hand(precision, kept):
     assert .5 * t[0] < t[1] < .85 * t[0]
 
 
+@pytest.mark.parametrize('preset', ['corrected', 'calibrated'])
+def test_only_a_gpu_with_4_bits_scales_blocks_of_32(preset):
+    for name in ('H100-80GB', 'H200-141GB', 'MI300X'):
+        with pytest.raises(ValueError, match=f"mxfp8: system '{name}' has no matrix_flops_fp4"):
+            estimate('llama3.1_8B', Parallel(dp=8, precision='mxfp8'), name, 64, preset)
+        with pytest.raises(ValueError, match='fp8 and fp8-block need none'):
+            search('llama3.1_8B', 8, name, 64, assumptions=preset, precision='mxfp8')
+    for name in ('B200-180GB', 'GB300-NVL72', 'MI355X'):
+        assert estimate('llama3.1_8B', Parallel(dp=8, precision='mxfp8'), name, 64, preset)
+
+
 def test_what_cannot_be():
     experts = NAMED['qwen3_30B_A3B']
     for wrong, message in (

@@ -8,14 +8,14 @@ __all__ = ['RECIPES', 'MOST_HELD', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CON
            'NF4', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message',
            'Work', 'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'different', 'of_names', 'recipe_of',
            'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked', 'joined_works',
-           'numbered', 'distinct', 'gained', 'roofline_of_each', 'roofline', 'ring_share', 'two_tier_time', 'send_time',
-           'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass', 'seconds_of_messages',
-           'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'price', 'recomputed_parts',
-           'recomputed_layers', 'is_recomputed', 'in_low_precision', 'graphed', 'launched', 'Offloaded',
-           'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host', 'offloads', 'Adapters',
-           'adapted', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices', 'orthogonalized', 'moment_bytes',
-           'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by', 'as_assumptions',
-           'collective_time']
+           'numbered', 'distinct', 'peak_rate', 'gained', 'roofline_of_each', 'roofline', 'ring_share', 'two_tier_time',
+           'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
+           'seconds_of_messages', 'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'price',
+           'recomputed_parts', 'recomputed_layers', 'is_recomputed', 'in_low_precision', 'graphed', 'launched',
+           'Offloaded', 'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host', 'offloads',
+           'Adapters', 'adapted', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices', 'orthogonalized',
+           'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by',
+           'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -276,10 +276,19 @@ def distinct(*columns):
     return np.argsort(order)[which], first[order]
 
 # %% ../nbs/02_estimates.ipynb #1648b3e6
+def peak_rate(precision, system: System):  # TFLOP/s, dense
+    """Of products in a precision; a ValueError where the matrix units have none such.
+
+    Blocks of 32 with a scale: Blackwell (Transformer Engine asks for compute capability 10.0), and
+    CDNA 4 (AMD's white paper)."""
+    if precision == 'mxfp8' and system.matrix_flops_fp4 is None: raise ValueError(
+        f'precision=mxfp8: system {system.name!r} has no matrix_flops_fp4, as all GPUs have whose '
+        'matrix units scale blocks of 32 numbers; fp8 and fp8-block need none')
+    return system.matrix_flops(recipe_of(precision).rate)
+
 def gained(p: Product, system: System):  # s
     "What a product takes less, at the peak, than it would in 16 bits."
-    rate = of_names(p.precision, lambda name: recipe_of(name).rate)
-    faster = of_names(rate, system.matrix_flops)
+    faster = of_names(p.precision, lambda name: peak_rate(name, system))
     return system.units.flop * p.flop * (1 / system.matrix_flops_fp16 - 1 / faster)
 
 def roofline_of_each(

@@ -19,10 +19,10 @@ import numpy as np
 from .systems import PHYSICAL, System
 from .estimates import (
     Assumptions, Attention, Busy, Group, Product, Roofline, Work, Works, below, distinct,
-    exchanged, first_of, in_rows, of_one_rank, recipe_of)
+    exchanged, first_of, in_rows, of_one_rank, peak_rate, recipe_of)
 from .parameters import Parameters
 from transformer_perf.measured_kernels import (
-    FORMATS, HEADS, SHEETS, attention_seconds, closest, domain_seconds, generation_of, gpu_of,
+    HEADS, SHEETS, attention_seconds, closest, domain_seconds, generation_of, gpu_of,
     product_seconds, sheet_of)
 
 # %% ../nbs/52_kernels.ipynb #f1919818
@@ -90,7 +90,7 @@ def product_time(p: Product, system: System, parameters: Parameters):  # s
     apart = parameters.software.gradients_apart
     def seconds(precision):
         name = measured_as(precision)
-        system.matrix_flops(FORMATS[name])   # a ValueError where it has no such units
+        peak_rate(precision, system)   # a ValueError where it has no such units
         fit = product_fit(gpu, name, parameters.kernels, bool(p.adds and not apart))
         share = lasting(system, parameters)
         if np.any(share != 1.): fit = dataclasses.replace(fit, rate=fit.rate * share)
