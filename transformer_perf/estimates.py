@@ -32,7 +32,7 @@ from .inputs import (
     ANY, as_markdown, checked, field, nearest, of_type, quoted, takes, whole)
 from .parameters import Calibration, Costs, Parameters, read_calibration
 from .software import known_software, run_by
-from .systems import Link, System, Units
+from .systems import PRECISIONS, Link, System, Units
 from .schedules import SCHEDULES
 
 # %% ../nbs/02_estimates.ipynb #beccc0f4
@@ -148,13 +148,15 @@ class Recipe(NamedTuple):
     cast: float     # bytes of traffic to cast a number
     copies: float   # bytes held besides, for each weight
     kernels: str = ''   # whose measured prices it has; those of its rate unless given
+    found_with: str = ''   # a rate that all GPUs have whose matrix units scale such blocks
 
 RECIPES = {
     'bf16': Recipe('bf16', 2, 0, 0),
     'fp8': Recipe('fp8', 1, 4, 2),                        # a scale for a tensor
     # for 128 numbers, or 128 x 128
     'fp8-block': Recipe('fp8', 1 + 4 / 128, 4, 2 + 8 / 128, 'fp8_block'),
-    'mxfp8': Recipe('fp8', 1 + 1 / 32, 4, 2 + 2 / 32),    # for 32 numbers, either way
+    # for 32 numbers, either way
+    'mxfp8': Recipe('fp8', 1 + 1 / 32, 4, 2 + 2 / 32, found_with='fp4'),
     'nvfp4': Recipe('fp4', .5 + 1 / 16, 3, 1 + 2 / 16)}   # for 16 numbers
 
 def where(flag, yes, no):
@@ -281,10 +283,12 @@ def peak_rate(precision, system: System):  # TFLOP/s, dense
 
     Blocks of 32 with a scale: Blackwell (Transformer Engine asks for compute capability 10.0), and
     CDNA 4 (AMD's white paper)."""
-    if precision == 'mxfp8' and system.matrix_flops_fp4 is None: raise ValueError(
-        f'precision=mxfp8: system {system.name!r} has no matrix_flops_fp4, as all GPUs have whose '
-        'matrix units scale blocks of 32 numbers; fp8 and fp8-block need none')
-    return system.matrix_flops(recipe_of(precision).rate)
+    recipe = recipe_of(precision)
+    other = PRECISIONS[recipe.found_with or recipe.rate]
+    if recipe.found_with and getattr(system, other) is None: raise ValueError(
+        f'precision={precision}: system {system.name!r} has no {other}, as all GPUs have whose '
+        'matrix units scale such blocks; fp8 and fp8-block need none')
+    return system.matrix_flops(recipe.rate)
 
 def gained(p: Product, system: System):  # s
     "What a product takes less, at the peak, than it would in 16 bits."
