@@ -1119,6 +1119,8 @@ def test_experts_with_biases_and_a_clamped_gate_are_trained_as_they_were_priced(
     assert free.model.activation == 'gelu'
     deep = text.replace('hybridep', 'deepep')
     assert as_job(deep).parallel.dispatcher == 'once'
+    older = as_job(text.replace('--moe-flex-dispatcher-backend hybridep', '--moe-enable-deepep'))
+    assert older.parallel == as_job(deep).parallel and older.ignored == as_job(deep).ignored
     other = as_job(deep.replace('type flex', 'type alltoall'))
     assert other.parallel.dispatcher == 'alltoall'
     assert 'without' in dict(other.ignored)['--moe-flex-dispatcher-backend']

@@ -98,6 +98,7 @@ MEGATRON_ROWS = (
         {'alltoall': 'alltoall', 'allgather': 'allgather', 'flex': 'once'})),
     Row('--moe-flex-dispatcher-backend', 'flex_backend', words_of(
         {'deepep': 'once', 'hybridep': 'once_sorted'})),
+    also('--moe-enable-deepep', 'flex_backend', one_word('once')),
     Row('--overlap-moe-expert-parallel-comm', 'ep_overlap', ON, False),
     Row('--cuda-graph-impl', 'graph_impl', words_of({
         'none': 'none', 'local': 'layer', 'transformer_engine': 'layer',
