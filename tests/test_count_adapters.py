@@ -127,6 +127,14 @@ def test_four_bits():
     assert close(more, 1.5 * (four['iteration_s'] - sixteen['iteration_s']), .05)
 
 
+def test_four_bits_are_the_only_copy_of_a_weight():
+    "Products in 8 bits hold two bytes of a frozen weight in 16 bits besides, none of one in 4."
+    in_layers = 32 * (4096 * (4096 + 2048) + 4096**2 + 3 * 4096 * 14336)
+    weights = lambda adapters, precision: of(adapters, precision=precision).stats['weights_GB']
+    more = {name: weights(name, 'fp8') - weights(name, 'bf16') for name in ('lora:16', 'qlora:16')}
+    assert close(more['lora:16'], 2e-9 * in_layers) and more['qlora:16'] == 0
+
+
 @pytest.mark.parametrize('adapters, held', [('lora:16', 2), ('qlora:16', NF4)])
 def test_an_adapted_layer_by_hand(adapters, held):
     "Each product: its input's gradient alone, and two narrow products; weights are unpacked."

@@ -865,6 +865,7 @@ def frozen(op: Operation, held, keeps_input):  # Operation
     return op._replace(
         forward=moved(op.forward), backward=back, weights=0., in_matrices=0., matrices=(),
         activations=saved, frees=op.frees if any_of(saved) else (),
+        copies=op.copies if held == 2 else 0.,   # in 4 bits they are unpacked in every pass
         frozen=op.weights - op.in_matrices * (1 - held / 2))
 
 def with_adapter(op: Operation, r, several, units):  # Operation
