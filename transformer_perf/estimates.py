@@ -284,10 +284,10 @@ def peak_rate(precision, system: System):  # TFLOP/s, dense
     Blocks of 32 with a scale: Blackwell (Transformer Engine asks for compute capability 10.0), and
     CDNA 4 (AMD's white paper)."""
     recipe = recipe_of(precision)
-    other = PRECISIONS[recipe.found_with or recipe.rate]
-    if recipe.found_with and getattr(system, other) is None: raise ValueError(
-        f'precision={precision}: system {system.name!r} has no {other}, as all GPUs have whose '
-        'matrix units scale such blocks; fp8 and fp8-block need none')
+    told_by = PRECISIONS.get(recipe.found_with)   # a figure of a system
+    if told_by and getattr(system, told_by) is None: raise ValueError(
+        f'precision={precision}: system {system.name!r} has no {told_by}, as all GPUs have '
+        'whose matrix units scale such blocks; fp8 and fp8-block need none')
     return system.matrix_flops(recipe.rate)
 
 def gained(p: Product, system: System):  # s
