@@ -340,7 +340,7 @@ def decides_layer(considered):  # tuple of columns
 
 def variants(system):
     "How many systems an object with array fields stands for."
-    return max(np.size(getattr(system, field)) for field in PHYSICAL)
+    return max((x.size for x in vars(system).values() if isinstance(x, np.ndarray)), default=1)
 
 def priced_once(q):  # (Question, which of its systems each variant is; None for one system)
     "A question whose variants differ in more than their capacity, which no price depends on."

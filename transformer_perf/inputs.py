@@ -164,11 +164,14 @@ def checked(cls):
             raise ValueError(f'{cls.__name__} has only {len(fields)} fields')
         for name in given:
             if name not in fields: nearest(name, fields, f'field of {cls.__name__}')
-        given |= dict(zip(fields, args))
+        given |= zip(fields, args)
         for name in needed:
             if name not in given: raise ValueError(f'{cls.__name__} lacks {name!r}')
-        init(self, **{name: checked_value(value, name, *fields[name])
-                      for name, value in given.items()})
+        for name, value in given.items():
+            kind, notes, default = fields[name]
+            if value is not default:
+                given[name] = checked_value(value, name, kind, notes, default)
+        init(self, **given)
 
     cls.__init__ = named
     return cls

@@ -486,7 +486,7 @@ def divisors_of(n):  # array that cannot be changed
 
 def rows_of(t):
     "How many rows a table has."
-    return max(len(x) for x in t.values() if isinstance(x, np.ndarray) and x.ndim)
+    return next(len(x) for x in t.values() if isinstance(x, np.ndarray) and x.ndim)
 
 def cross(t, **column):
     "Every row of a table with every value of one more column."
