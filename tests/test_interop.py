@@ -25,6 +25,7 @@ from transformer_perf.interop import (
 from transformer_perf.interop.writing import facts_of, meaning
 from transformer_perf.interop.texts import flat, parse_yaml
 from transformer_perf.models import NAMED, as_model
+from transformer_perf.schedules import chunks_in, chunks_of
 from transformer_perf.systems import as_system
 
 HERE = Path(__file__).parent / 'data' / 'hf_configs'   # as their owners published them
@@ -492,6 +493,95 @@ def test_even_stages_need_no_layout():
     assert '--num-virtual-stages-per-pipeline-rank 5' in text and 'layout' not in text
     many = dataclasses.replace(job, parallel=Parallel(pp=4, virtual_stages=30))
     assert 'depth=80 in 120 chunks cannot be said' in refused(export, many, 'megatron')
+
+
+LLAMA = ('python pretrain_gpt.py --num-layers {} --hidden-size 4096 --num-attention-heads 32 '
+         '--seq-length 4096 --micro-batch-size 1 --pipeline-model-parallel-size 4 {}')
+
+
+@pytest.mark.parametrize('layers, flags, dealt', [   # counted by hand
+    (30, '--decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 7',
+     [7, 8, 8, 7]),
+    (31, '--decoder-last-pipeline-num-layers 7', [8, 8, 8, 7]),
+    (31, '--account-for-embedding-in-pipeline-split', [7, 8, 8, 8]),
+    (30, '--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split',
+     [7, 8, 8, 7]),
+    (28, '--decoder-first-pipeline-num-layers 4 --num-virtual-stages-per-pipeline-rank 2',
+     [2, 4, 4, 4, 2, 4, 4, 4]),
+    (31, '--account-for-loss-in-pipeline-split --num-virtual-stages-per-pipeline-rank 2',
+     [4, 4, 4, 4, 4, 4, 4, 3])])
+def test_uneven_stages_are_read(layers, flags, dealt):
+    p = as_job(LLAMA.format(layers, flags)).parallel
+    chunks = chunks_in(p.layout) if p.layout else chunks_of(layers, len(dealt))
+    assert [chunk.count('t') for chunk in chunks] == dealt
+    assert p.virtual_stages == len(dealt) // 4
+
+
+@pytest.mark.parametrize('layers, flags, says', [
+    (32, '--decoder-first-pipeline-num-layers 7', 'leaves 25 layers for 3 stages'),
+    (32, '--account-for-loss-in-pipeline-split', 'must be divisible by 4'),
+    (31, '--decoder-last-pipeline-num-layers 7 --num-virtual-stages-per-pipeline-rank 2',
+     'stages of 7 to 8 layers must be divisible by virtual_stages=2'),
+    (32, '--decoder-last-pipeline-num-layers 8 --account-for-loss-in-pipeline-split',
+     'contradicts'),
+    (32, '--decoder-last-pipeline-num-layers 8 --pipeline-model-parallel-layout E|t*32||L',
+     'contradicts')])
+def test_stages_that_megatron_refuses(layers, flags, says):
+    assert says in refused(as_job, LLAMA.format(layers, flags))
+
+
+ASSUMED = {   # flags -> what they say of a job
+    '--fp8-param-gather': {'fp8_parameters': True},
+    '--first-last-layers-bf16': {'bf16_ends': 1},
+    '--first-last-layers-bf16 --num-layers-at-start-in-bf16 2 --num-layers-at-end-in-bf16 2':
+        {'bf16_ends': 2},
+    '--attention-backend unfused': {'flash_attention': False},
+    '--attention-backend fused': {'flash_attention': True},
+    '--use-flash-attn': {'flash_attention': True},
+    '--moe-expert-capacity-factor 1.25': {'capacity_factor': 1.25},
+    '--moe-expert-capacity-factor -1': None, '--bf16': None}
+
+
+@pytest.mark.parametrize('flags', ASSUMED)
+def test_what_flags_say_beside_a_layout(flags):
+    job = as_job(LLAMA.format(32, flags))
+    assert job.assumes == ASSUMED[flags]
+    assert not any(key in flags for key, _ in job.ignored)
+
+
+@pytest.mark.parametrize('precision', ['bf16', 'fp8', 'fp8-block'])
+@pytest.mark.parametrize('assumes', [
+    {'fp8_parameters': True}, {'bf16_ends': 2}, {'flash_attention': False},
+    {'capacity_factor': 1.5}, {'expert_imbalance': 1.2, 'fp8_dispatch': True}], ids=str)
+def test_what_holds_beside_a_layout_is_written(precision, assumes):
+    "As flags that are read again, or as a note; at every other door as a note."
+    p = Parallel(dp=8, ep=8, zero_stage=1, precision=precision)
+    m = NAMED['mixtral_8x7B']
+    job = Job(p, m, 64, 8, m.seq_len, assumes=assumes)
+    one = estimate(m, p, 'H100-80GB', 64, job.assumptions('calibrated', 'Megatron-Core'))
+    text = export(one, 'megatron')
+    again, low = as_job(text), precision != 'bf16'
+    told = {name: x for name, x in assumes.items() if low or name == 'capacity_factor'
+            or not name.startswith(('fp8', 'bf16'))}
+    noted = {'expert_imbalance', 'fp8_dispatch'}
+    assert (again.assumes or {}) == {name: x for name, x in told.items() if name not in noted}
+    for name in noted & {*assumes}: assert f'# set elsewhere: {name}={assumes[name]}' in text
+    assumed = again.assumptions('calibrated', 'Megatron-Core')
+    two = estimate(again.model, again.parallel, 'H100-80GB', 64, assumed)
+    assert one.stats['iteration_s'] == two.stats['iteration_s'] or noted & {*assumes}
+    other = export(dataclasses.replace(job, parallel=Parallel(dp=8, zero_stage=1)), 'deepspeed')
+    for name in assumes: assert (name in other) == (not name.startswith('fp8_par'))
+
+
+def test_software_that_gathers_in_8_bits_is_written():
+    "What a software chooses is a flag of another; whole copies take none."
+    job = job_of('llama3.1_8B', dp=8, zero_stage=1, precision='fp8')
+    gathers = dataclasses.replace(job, software='Megatron-Bridge')
+    assert '--fp8-param-gather' in export(gathers, 'megatron')
+    assert '--fp8-param-gather' not in export(job, 'megatron')
+    whole = dataclasses.replace(gathers, parallel=dataclasses.replace(job.parallel, zero_stage=0))
+    assert 'fp8_parameters=True with zero_stage=0 cannot be said' in refused(
+        export, whole, 'megatron')
 
 
 @pytest.mark.parametrize('name', [
@@ -1182,20 +1272,23 @@ def test_copies_of_shards(name):
 
 
 def test_parts_of_torchtitan():
-    "Its parts have at most so many layers, and each stage as many parts: counted as it counts."
-    for name, pp, v, layers in (('llama3.1_8B', 2, 4, 4), ('llama3.1_405B', 8, 3, None),
-                                ('llama3.1_405B', 6, 3, 7), ('llama3.1_8B', 4, 12, None),
-                                ('llama3.1_8B', 32, 2, None), ('llama3.1_405B', 16, 2, 8)):
+    "Its parts by a rule, or one by one where no rule of its own deals them so."
+    for name, pp, v, rule in (('llama3.1_8B', 2, 4, 4), ('llama3.1_405B', 8, 3, 'one by one'),
+                              ('llama3.1_405B', 6, 3, 7), ('llama3.1_8B', 4, 12, None),
+                              ('llama3.1_8B', 32, 2, None), ('llama3.1_405B', 16, 2, 'ends')):
         job = job_of(name, pp=pp, virtual_stages=v, dp=2, zero_stage=2, reduce_each=False)
-        if layers is None:
+        if rule is None:
             assert 'cannot be said in torchtitan' in refused(export, job, 'torchtitan'); continue
         text = export(job, 'torchtitan')
-        assert v == 2 or f'layers_per_stage: {layers}\n' in text
-        assert v == 2 or f'# set elsewhere: virtual_stages={v} (' in text
+        assert (f'layers_per_stage: {rule}\n' in text) == (rule in (4, 7))
+        assert ('module_fqns_per_model_part' in text) == (rule == 'one by one')
+        assert (f'# set elsewhere: virtual_stages={v} (' in text) == (rule in (4, 7))
         keys = parse_yaml(text, 'x')
         own = {'name': 'llama3', 'flavor': name.partition('_')[2]}   # which the file cannot say
         again = as_job(keys | {'model': own}, job.n_gpus)
-        assert (again.model.depth, again.parallel.virtual_stages) == (job.model.depth, v)
+        p, depth = again.parallel, job.model.depth
+        assert (again.model.depth, p.virtual_stages) == (depth, v)
+        assert p.layout is None or chunks_in(p.layout) == chunks_of(depth, pp * v)
     sizes = {'pipeline_parallel_degree': 4, 'pipeline_parallel_schedule': 'Interleaved1F1B'}
     read = lambda **more: as_job({'model': {'name': 'llama3', 'flavor': '8B'}, 'training': {
         'seq_len': 64}, 'parallelism': sizes | {f'pipeline_parallel_{name}': x
@@ -1206,8 +1299,67 @@ def test_parts_of_torchtitan():
     says = 'cuts 32 layers into 9 parts: parallelism.pipeline_parallel_degree=4 stages must'
     assert says in refused(read, layers_per_stage=4)
     assert 'must have more than one' in refused(read, layers_per_stage=8, **even)
-    assert 'a layer less' in dict(read().ignored)[
+    assert read(**even).parallel.layout is None
+
+
+def test_layers_that_torchtitan_deals():
+    "The ends count as layers: 34 in four parts are 9, 9, 8 and 8, and the ends have one less."
+    sizes = {'pipeline_parallel_degree': 4}
+    read = lambda model=None, **more: as_job({
+        'model': model or {'name': 'llama3', 'flavor': '8B'}, 'training': {'seq_len': 64},
+        'parallelism': sizes | more}, 8)
+    layers = lambda job: [chunk.count('t') for chunk in chunks_in(job.parallel.layout)]
+    assert layers(read()) == [8, 9, 8, 7]
+    assert layers(read(pipeline_parallel_last_stage_less_layers=3)) == [8, 9, 9, 6]
+    names = [f'layers.{i}' for i in range(32)]
+    parts = [['tok_embeddings', *names[:5]], names[5:15], names[15:25],
+             [*names[25:], 'norm', 'output']]
+    one = read(module_fqns_per_model_part=parts)
+    assert layers(one) == [5, 10, 10, 7] and one.parallel.virtual_stages == 1
+    mixed = [[*parts[0], 'layers.31'], *parts[1:]]
+    assert 'must name all layers once' in refused(read, module_fqns_per_model_part=mixed)
+    assert "'mlp'" in refused(read, module_fqns_per_model_part=[['mlp']])
+    job = job_of('llama3.1_8B', pp=4, dp=2, zero_stage=2, reduce_each=False,
+                 layout='Et*5|(t*10|)*2t*7L')
+    keys = parse_yaml(export(job, 'torchtitan'), 'x')
+    assert keys['parallelism']['module_fqns_per_model_part'] == parts
+    assert back(export(job, 'torchtitan'), 'torchtitan').parallel.layout == job.parallel.layout
+    unknown = read({'name': 'llama3', 'flavor': 'own'})
+    assert unknown.parallel.layout is None
+    assert 'how many layers' in dict(unknown.ignored)[
         'parallelism.pipeline_parallel_first_stage_less_layers']
+
+
+@pytest.mark.parametrize('option, pp, recompute', [
+    ('op', 1, 'selective'), ('1', 1, 'full'), ('2', 1, 'full:16'), (5, 1, 'full:6'),
+    ('2', 4, 'full:4'), ('40', 1, 'none')])
+def test_every_so_many_layers_of_torchtitan(option, pp, recompute):
+    "All of every second layer is computed again, not a part of each."
+    job = as_job({'model': {'name': 'llama3', 'flavor': '8B'}, 'training': {'seq_len': 64},
+                  'parallelism': {'pipeline_parallel_degree': pp},
+                  'activation_checkpoint': {'mode': 'selective', 'selective_ac_option': option}}, 8)
+    assert job.parallel.recompute == recompute
+
+
+@pytest.mark.parametrize('converters, section, precision, gathers', [
+    ([], {}, 'bf16', None), (['float8'], {}, 'fp8', False), (['mx'], {}, 'mxfp8', False),
+    (['float8'], {'float8': {'enable_fsdp_float8_all_gather': True}}, 'fp8', True),
+    (['quantize.linear.float8'], {'quantize': {'linear': {'float8': {
+        'enable_fsdp_float8_all_gather': True}}}}, 'fp8', True)])
+def test_products_of_torchtitan_in_8_bits(converters, section, precision, gathers):
+    given = {'model': {'name': 'llama3', 'flavor': '8B', 'converters': converters},
+             'training': {'seq_len': 8192, 'local_batch_size': 1}, **section}
+    job = as_job(given, 64)
+    assert job.parallel.precision == precision
+    assert (job.assumes or {}).get('fp8_parameters') == gathers
+    experts = as_job(given | {'model': {'name': 'deepseek_v3', 'flavor': '671B',
+                                        'converters': converters}}, 64)
+    assert experts.parallel.precision == 'bf16'   # those of its experts stay in 16 bits
+    assert any('beside experts' in why for _, why in experts.ignored) == bool(converters)
+    job = dataclasses.replace(job_of('llama3.1_8B', dp=8, zero_stage=3, precision=precision),
+                              assumes={'fp8_parameters': True})
+    said = 'precision=' in export(job, 'torchtitan')
+    assert said == (precision != 'bf16')
 
 
 @pytest.mark.parametrize('stage', [0, 2, 3, None])

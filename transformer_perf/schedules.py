@@ -8,7 +8,7 @@ __all__ = ['NEVER', 'SCHEDULES', 'KINDS', 'MOST_PLAYED', 'MOST_LETTERS', 'REPEAT
            'last_slowest', 'one_slowest', 'Schedule', 'own_figure', 'possible', 'check_schedule', 'position', 'orders',
            'needs', 'moments', 'played', 'shortened', 'time_played', 'passes_of', 'Held', 'memory_over_time', 'peaks',
            'heaviest', 'most_saved', 'saved_at_once', 'most_held', 'spelled_out', 'chunks_in', 'shorter', 'layout_of',
-           'check_layout', 'chunks_of', 'formula_holds']
+           'check_layout', 'ends_counted', 'chunks_of', 'with_ends', 'formula_holds']
 
 # %% ../nbs/30_schedules.ipynb #04b00004
 import re
@@ -606,15 +606,19 @@ def check_layout(chunks, p, depth, more=0):  # virtual stages
     return len(chunks) // p
 
 # %% ../nbs/30_schedules.ipynb #04b00047
+def ends_counted(depth, n, more=0):  # (layers that the first of n chunks has fewer, the last)
+    "The ends count as layers where layers alone do not divide, unless these are too few."
+    counted = (0, 0) if depth % n == 0 else (1, 1 + more)
+    too_few = n <= depth < n * max(counted) - sum(counted)
+    return (0, 0) if too_few else counted
+
 def chunks_of(
     depth, n,    # transformer layers; chunks
     more=0,      # multi-token prediction layers, in the last chunk
     less=None,   # (layers that the first chunk has fewer, the last); the rule's own unless given
 ):  # list of str
     "The letters of every chunk where nobody says."
-    counted = (0, 0) if depth % n == 0 else (1, 1 + more)
-    if n <= depth < n * max(counted) - sum(counted): counted = (0, 0)   # too few for the rule
-    first, last = counted if less is None else less
+    first, last = ends_counted(depth, n, more) if less is None else less
     each, rest = divmod(depth + first + last, n)
     layers = [each + (i < rest) for i in range(n)]
     layers[0] -= first
@@ -622,6 +626,10 @@ def chunks_of(
     if min(layers) < 0:
         raise ValueError(f'{depth} layers are too few for {n} chunks, the first {first} and the '
                          f'last {last} layers shorter')
+    return with_ends(layers, more)
+
+def with_ends(layers, more=0):  # list of str
+    "The letters of chunks with so many layers each, of the first and of the last one too."
     chunks = ['t' * count for count in layers]
     chunks[0] = 'E' + chunks[0]
     chunks[-1] += 'm' * more + 'L'

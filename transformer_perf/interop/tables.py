@@ -21,7 +21,7 @@ from ..inputs import checked, finite, flag, nearest, printable, quoted, whole
 from ..models import Model
 from ..parameters import Calibration
 from ..software import as_software
-from ..estimates import as_assumptions
+from ..estimates import Assumptions, as_assumptions
 from ..iteration import Parallel
 
 # %% ../../nbs/90a_tables.ipynb #12ab0009
@@ -50,6 +50,13 @@ class Job:
         for name in self.assumes or {}: nearest(name, OF_JOBS, 'assumption of a job')
         if self.software is not None:
             object.__setattr__(self, 'software', as_software(self.software))
+
+    @property
+    def assumed(self):  # dict: field of Assumptions -> value
+        "What holds of the job besides, as its software has it unless the job says otherwise."
+        chosen = (self.software and self.software.chooses) or {}
+        said = chosen | (self.assumes or {})
+        return {name: said.get(name, getattr(Assumptions, name)) for name in OF_JOBS}
 
     def assumptions(self, preset, software=None):  # Assumptions
         "A preset, or `Assumptions`, with what holds of the job and of the software that runs it."
@@ -281,8 +288,9 @@ def job_said(facts, ignored):  # Job
         del facts['reduce_each']   # each time: gradients are shared out
     own = {name: facts[name].value for name in PARALLEL_FIELDS if name in facts}
     p = Parallel(**own | ({'dp': dp} if dp else {}))
-    return Job(p, model_said(facts), G, n, value(facts, 'seq_len'), dropout=value(facts, 'dropout'),
-               ignored=tuple(ignored))
+    assumes = {name: facts[name].value for name in OF_JOBS if name in facts}
+    return Job(p, model_said(facts), G, n, value(facts, 'seq_len'), assumes=assumes or None,
+               dropout=value(facts, 'dropout'), ignored=tuple(ignored))
 
 def job_of_keys(keys, format: Format, n_gpus=None, gpus=None):  # Job
     "A job from keys as one format has them; gpus: (what says how many, how many)."

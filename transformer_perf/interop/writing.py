@@ -14,13 +14,14 @@ import shlex
 
 from ..inputs import differing, nearest, printable, quoted
 from ..parameters import generations
-from ..estimates import CHOICES, PARTS
+from ..estimates import CHOICES, PARTS, Assumptions, in_low_precision
 from ..modules import reduces_each
 from ..timeline import PLACES
 from ..iteration import Parallel, changes_something
 from .own import as_own
 from .reading import FORMATS, job_asked
-from .tables import CODE, MODEL_FIELDS, PARALLEL_FIELDS, Job, job_of_keys
+from .tables import (
+    CODE, MODEL_FIELDS, OF_JOBS, PARALLEL_FIELDS, Job, job_of_keys)
 
 # %% ../../nbs/90k_writing.ipynb #12ab003a
 def facts_of(job: Job):  # dict: fact -> value
@@ -29,6 +30,9 @@ def facts_of(job: Job):  # dict: fact -> value
     own = {} if m is None else {name: getattr(m, name) for name in MODEL_FIELDS} | {'model': m}
     own |= {name: getattr(p, name) for name in PARALLEL_FIELDS} | {
         name: getattr(job, name) for name in ('global_batch', 'n_gpus', 'seq_len', 'dropout')}
+    own |= job.assumed
+    a, low = Assumptions(fp8_parameters=own['fp8_parameters']), p.precision or 'bf16'
+    own['fp8_parameters'] = low != 'bf16' and bool(in_low_precision(a, low))
     if '+' in (p.recompute or ''):   # in whatever order they were said
         own['recompute'] = '+'.join(sorted({*p.recompute.split('+')}, key=PARTS.index))
     if p.zero_stage is None: return own
@@ -68,7 +72,7 @@ def meaning(m):  # Model or None
 def lost(job: Job, again: Job):  # dict: field -> value
     "What of a job did not come back."
     own, back, idle = facts_of(job), facts_of(again), no_difference(job.parallel, job.model)
-    names = [n for n in (*PARALLEL_FIELDS, 'global_batch', 'n_gpus', 'seq_len', 'dropout')
+    names = [n for n in (*PARALLEL_FIELDS, *OF_JOBS, 'global_batch', 'n_gpus', 'seq_len', 'dropout')
              if n not in idle]
     found = {n: own[n] for n in names if own[n] is not None and own[n] != back[n]}
     if job.parallel.strategy == '2d': found['strategy'] = '2d'
@@ -86,11 +90,16 @@ def puts_off(job: Job):
     return p.dp > 1 and G > p.dp * p.micro_batch and facts_of(job)['reduce_each'] is True
 
 # %% ../../nbs/90k_writing.ipynb #e720ac10
+BY_ITSELF = {   # what holds of a job -> where that is said, if a format has no key for it
+    **dict.fromkeys(OF_JOBS, CODE), 'capacity_factor': 'the router', 'expert_imbalance':
+    'the router', 'experts_in_turn': 'the router', 'fp8_dispatch': 'the dispatcher'}
+
 def set_elsewhere(job: Job, name, keys):  # list of str
     "What a format leaves to another place; a ValueError for what it cannot say at all."
     format = FORMATS[name]
     again = job_of_keys(keys, format)
     places = {row.fact: row.where for row in format.rows if row.where}
+    places |= BY_ITSELF
     if name != 'megatron': places |= {'model': CODE, 'dropout': CODE}
     places |= {'n_gpus': 'the launcher', 'dp': 'the launcher'}
     if (parts := 'parallelism.pipeline_parallel_layers_per_stage') in keys:
