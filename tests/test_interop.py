@@ -1026,6 +1026,33 @@ trainer:
 """
 
 
+NAMED_PRECISIONS = {   # a name of Megatron-Bridge -> (precision, weights gathered so, ends in 16)
+    'bf16_mixed': ('bf16', None, None), 'bf16-mixed': ('bf16', None, None),
+    'bf16_with_fp8_delayed_scaling_mixed': ('fp8', True, None),
+    'bf16_with_fp8_current_scaling_mixed': ('fp8', True, 1),
+    'nemotron_h_bf16_with_fp8_current_scaling_mixed': ('fp8', True, 2),
+    'nanov2_bf16_with_fp8_current_scaling_mixed': ('fp8-block', True, 2),
+    'bf16_with_fp8_subchannel_scaling_mixed': ('fp8-block', False, None),
+    'bf16_with_mxfp8_mixed': ('mxfp8', True, None), 'bf16_with_nvfp4_mixed': ('nvfp4', None, None)}
+
+
+@pytest.mark.parametrize('name', NAMED_PRECISIONS)
+def test_what_a_precision_of_bridge_stands_for(name):
+    job = as_job(parse_yaml(BRIDGE.replace('bf16_with_fp8_current_scaling_mixed', name), 'x'), 32)
+    said = [(job.assumes or {}).get(key) for key in ('fp8_parameters', 'bf16_ends')]
+    assert (job.parallel.precision, *said) == NAMED_PRECISIONS[name]
+
+
+def test_a_layout_as_lists():
+    "As recipes of Megatron-Bridge have it; what is no kind of layer is refused."
+    parts = [['embedding', *['decoder'] * 15], ['decoder'] * 16, ['decoder', 'loss']]
+    given = parse_yaml(BRIDGE, 'x')
+    given['model'] |= {'pipeline_model_parallel_size': 3, 'pipeline_model_parallel_layout': parts}
+    assert as_job(given, 24).parallel.layout == 'Et*15|t*16|tL'
+    parts[0][0] = 'encoder'
+    assert 'did you mean' in refused(as_job, given, 24)
+
+
 @pytest.mark.parametrize('size, flushes', [(64, 1), (128, 2), (512, 8)])
 def test_torchtitan_fills_its_pipeline_for_each_batch_of_a_copy(size, flushes):
     job = as_job({'training': {'local_batch_size': 8, 'global_batch_size': size, 'seq_len': 8192},

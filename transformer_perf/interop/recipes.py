@@ -18,8 +18,22 @@ SECTIONS = {   # of what a recipe prints: a later one says it again
     'bridge': ('optimizer', 'ddp', 'model', 'train', 'mixed_precision', 'comm_overlap', 'dist'),
     'nemo': ('data', 'optim.config', 'trainer.strategy', 'trainer.strategy.ddp',
              'trainer.plugins')}
-MIXED = {'bf16_mixed': None, 'bf16-mixed': None, 'fp8_delayed': 'delayed', 'fp8_current':
-         'tensorwise', 'mxfp8': 'mxfp8', 'fp8_subchannel': 'blockwise'}   # words -> recipe of FP8
+
+def scaled(recipe, ends=0, gathers=True):  # dict
+    "Products in 8 bits, but in so many first and last layers; whether weights are gathered so."
+    stay = dict.fromkeys(('num_layers_at_start_in_bf16', 'num_layers_at_end_in_bf16'), ends)
+    return dict(fp8='hybrid', fp8_recipe=recipe, fp8_param_gather=gathers) | (
+        {'first_last_layers_bf16': True, **stay} if ends else {})
+
+MIXED = {   # words in a precision's name -> what it stands for (Megatron-Bridge @ 067f987df)
+    'nanov2_bf16_with_fp8_current': scaled('blockwise', ends=2),
+    'nemotron_h_bf16_with_fp8_current': scaled('tensorwise', ends=2),
+    'fp8_current': scaled('tensorwise', ends=1), 'fp8_delayed': scaled('delayed'),
+    'mxfp8': scaled('mxfp8'), 'fp8_subchannel': scaled('blockwise', gathers=False),
+    'nemotron_3_super_bf16_with_nvfp4': dict(
+        fp4='e2m1', first_last_layers_bf16=True, num_layers_at_start_in_bf16=0,
+        num_layers_at_end_in_bf16=14),
+    'nvfp4': dict(fp4='e2m1'), 'bf16_mixed': {}}
 GATES = {('silu', True): '--swiglu', ('gelu', True): '--quick-geglu', ('gelu', False): None,
          ('squared_relu', False): '--squared-relu'}   # activation, whether gated -> flag
 
@@ -95,9 +109,9 @@ def adapters_of(given):  # str
 
 def precision_named(name):  # dict
     "What the name of a precision in Megatron-Bridge says."
-    recipe = next((x for word, x in MIXED.items() if word in name), 'no')
-    if recipe == 'no': raise ValueError(f'mixed_precision={quoted(name)} is not modelled')
-    return {'bf16': True} | ({} if recipe is None else dict(fp8='hybrid', fp8_recipe=recipe))
+    found = [own for words, own in MIXED.items() if words in name.replace('-', '_')]
+    if not found: raise ValueError(f'mixed_precision={quoted(name)} is not modelled')
+    return {'bf16': True} | found[0]
 
 def shape_of_nemo(given, found):  # dict
     "How many GPUs a recipe of NeMo starts, and in which precision."
