@@ -566,6 +566,22 @@ def test_tables_fit_a_terminal_unless_all_columns_are_asked_for(command):
     assert '--wide)' in text and '--wide' not in wide
 
 
+def test_a_table_of_candidates_keeps_their_time():
+    "However wide the rest is: it is what they are ranked by."
+    text = good('search', 'deepseek_v3', '--gpus', 256, '--system', 'GB200-NVL72', '--top', 3,
+                '--global-batch', 2048, '--precision', 'fp8-block,mxfp8', '--recompute',
+                'layernorm+mla_up_proj+moe')
+    has(text, 'mla_up_proj+', '--wide)')
+    assert 'iteration' in text.split('------')[0] and 'iteration s' not in text
+
+
+@pytest.mark.parametrize('limit, unknown', [('--usd=5M', True), ('--hours=100', True),
+                                            ('--tokens=1T', False)])
+def test_a_plan_tells_how_many_tokens_are_bought(limit, unknown):
+    text = good('plan', 'llama3.1_8B', '--gpus', '64,128', limit, '--global-batch', 1024)
+    assert ('bought' in text.split('------')[0]) == unknown
+
+
 def test_a_model_needs_no_flag(tmp_path):
     question = '--gpus', 64, '--format', 'json'
     assert good('search', 'llama3.1_8B', *question) == good('search', '--model', 'llama3.1_8B',

@@ -538,8 +538,8 @@ ASSUMED = {   # flags -> what they say of a job
     '--attention-backend unfused': {'flash_attention': False},
     '--attention-backend fused': {'flash_attention': True},
     '--use-flash-attn': {'flash_attention': True},
-    '--moe-expert-capacity-factor 1.25': {'capacity_factor': 1.25},
-    '--moe-expert-capacity-factor -1': None, '--bf16': None}
+    '--num-experts 8 --moe-expert-capacity-factor 1.25': {'capacity_factor': 1.25},
+    '--num-experts 8 --moe-expert-capacity-factor -1': None, '--bf16': None}
 
 
 @pytest.mark.parametrize('flags', ASSUMED)
@@ -547,6 +547,106 @@ def test_what_flags_say_beside_a_layout(flags):
     job = as_job(LLAMA.format(32, flags))
     assert job.assumes == ASSUMED[flags]
     assert not any(key in flags for key, _ in job.ignored)
+
+
+IN_32 = 'trains in 32 bits'
+
+
+@pytest.mark.parametrize('given, told', [   # keys of a format, or flags
+    ('', '--bf16'), ('--bf16', None), ('--fp16', None), ('--fp8-format hybrid', None),
+    ({'train_batch_size': 8}, 'bf16.enabled'),
+    ({'train_batch_size': 8, 'bf16': {'enabled': False}}, 'bf16.enabled'),
+    ({'train_batch_size': 8, 'bf16': {'enabled': 'auto'}}, None),
+    ({'train_batch_size': 8, 'fp16': {'enabled': True}}, None),
+    ({'distributed_type': 'FSDP', 'mixed_precision': 'no'}, 'mixed_precision'),
+    ({'distributed_type': 'FSDP', 'mixed_precision': False}, 'mixed_precision'),
+    ({'distributed_type': 'FSDP'}, 'mixed_precision'),
+    ({'distributed_type': 'FSDP', 'mixed_precision': 'bf16'}, None)], ids=str)
+def test_jobs_in_32_bits_are_told_of(given, told):
+    job = as_job(LLAMA.format(32, given) if isinstance(given, str) else given)
+    assert [key for key, why in job.ignored if IN_32 in why] == ([told] if told else [])
+    assert (job.parallel.precision or 'bf16') in ('bf16', 'fp8')
+
+
+@pytest.mark.parametrize('words, context', [
+    ('a2a', 'ulysses'), ('all_gather', 'allgather'), ('allgather', 'allgather'),
+    ('a2a+p2p', 'ulysses+ring'), ('p2p p2p', 'ring'), ('', 'ring')])
+def test_ways_that_keys_travel(words, context):
+    flags = f'--context-parallel-size 2 --cp-comm-type {words}' if words else ''
+    job = as_job(LLAMA.format(32, flags))
+    assert job.parallel.context == context
+    if context == 'ulysses+ring': return   # its flag asks for sizes, which nobody knows
+    written = export(job, 'megatron')
+    word = {'ulysses': 'a2a', 'allgather': 'all_gather'}.get(context)
+    assert (f'--cp-comm-type {word}' in written) == (word is not None)
+    assert as_job(written).parallel.context == context
+
+
+def test_layers_whose_keys_travel_unlike():
+    says = refused(as_job, LLAMA.format(32, '--cp-comm-type p2p a2a'))
+    assert 'must be one way for all layers' in says
+
+
+def test_slips_of_the_pen_are_told():
+    flags = '--tensor-model-paralel-size 8 --sequence_parallel --save /tmp/x --shiny 1'
+    told = dict(as_job(LLAMA.format(32, flags)).ignored)
+    assert told['--tensor-model-paralel-size'].endswith(
+        'did you mean --tensor-model-parallel-size?')
+    assert told['--sequence_parallel'].endswith('did you mean --sequence-parallel?')
+    assert told['--shiny'] == 'not known here' and told['--save'].startswith('changes neither')
+
+
+@pytest.mark.parametrize('flags, why', [
+    ('--num-experts 8 --expert-model-parallel-size 4 --overlap-moe-expert-parallel-comm',
+     'in a pipeline it needs virtual_stages'),
+    ('--recompute-granularity full --cuda-graph-impl local --cuda-graph-modules attn',
+     'graphs of layers take none in full'), ('', None)])
+def test_what_megatron_refuses_is_told(flags, why):
+    told = [words for _, words in as_job(LLAMA.format(32, flags)).ignored if 'refuses' in words]
+    assert told == ([] if why is None else [f'Megatron-LM refuses it: {why}; priced even so'])
+    dense = as_job(LLAMA.format(32, '--overlap-moe-expert-parallel-comm'))
+    assert 'does nothing' in dict(dense.ignored)['--overlap-moe-expert-parallel-comm']
+
+
+@pytest.mark.parametrize('flags, recompute', [
+    ('--checkpoint-activations --checkpoint-num-layers 1', 'full'),
+    ('--activations-checkpoint-method uniform', 'full'),
+    ('--activations-checkpoint-method block --activations-checkpoint-num-layers 2', 'full:2'),
+    ('--recompute-method uniform', 'none')])
+def test_recompute_as_it_was_called(flags, recompute):
+    assert as_job(LLAMA.format(32, flags)).parallel.recompute == recompute
+
+
+@pytest.mark.parametrize('switch, offload', [(True, 'activations:4'), (False, 'none')])
+def test_a_recipe_switches_offloading(switch, offload):
+    given = parse_yaml(BRIDGE, 'x')
+    given['model'] |= {'cpu_offloading': switch, 'cpu_offloading_num_layers': 4}
+    assert as_job(given, 32).parallel.offload == offload
+
+
+def test_accelerate_leaves_all_to_another_file(tmp_path):
+    "Which is read, with the GPUs of the first; where it is not there, an error."
+    job, other = tmp_path / 'job.yaml', tmp_path / 'ds.json'
+    job.write_text('distributed_type: DEEPSPEED\nnum_processes: 16\n'
+                   'deepspeed_config: {deepspeed_config_file: ds.json}\n')
+    assert "'ds.json' is not there" in refused(as_job, job)
+    other.write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, '
+                     '"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}')
+    found = as_job(job)
+    p = found.parallel
+    assert (p.zero_stage, p.dp, p.micro_batch, found.global_batch) == (3, 16, 2, 128)
+    assert 'give the job as a path' in refused(as_job, parse_yaml(job.read_text(), 'x'))
+
+
+def test_configs_as_their_owners_wrote_them():
+    "Without keys that the library has numbers for."
+    gpt2 = dict(model_type='gpt2', n_ctx=1024, n_embd=768, n_head=12, n_layer=12,
+                n_positions=1024, vocab_size=50257, activation_function='gelu_new')
+    assert as_model(gpt2).parameters == 124_439_808
+    falcon = dict(model_type='falcon', alibi=False, bias=False, hidden_size=4544,
+                  multi_query=True, new_decoder_architecture=False, num_attention_heads=71,
+                  num_hidden_layers=32, parallel_attn=True, vocab_size=65024)
+    assert as_model(falcon).parameters == 6_921_720_704
 
 
 @pytest.mark.parametrize('precision', ['bf16', 'fp8', 'fp8-block'])

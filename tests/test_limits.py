@@ -25,7 +25,7 @@ from transformer_perf.inputs import read_bytes
 from transformer_perf.parameters import Parameters, changed
 from transformer_perf.results import read_table
 from transformer_perf.sweeps import run_configs, sweep
-from transformer_perf.systems import as_system
+from transformer_perf.systems import System, as_system
 
 
 # files
@@ -208,8 +208,8 @@ EVERY = dict(zero_stages=range(4), recompute=list(RECOMPUTE), virtual_stages=ran
     name: [True, False] for name in FLAGS}
 SWEEP = ['sweep', '-o', 'x.csv', '--vary']
 HUGE = [
-    lambda: search(DIVISIBLE, 15120**2, SYSTEM | dict(hbm_capacity=1e9), 15120**2, 'all',
-                   assumptions='corrected'),
+    lambda: search(DIVISIBLE, 15120**2, System(**SYSTEM | dict(hbm_capacity=1e9)), 15120**2,
+                   'all', assumptions='corrected'),
     lambda: search('gpt3_1T', 2**15, as_system('H200', 8), 2**15, '2d', **EVERY),
     lambda: search('gpt3', range(10**9), 'H200'), lambda: search('gpt3', 64, 'H200', k=2**31),
     lambda: estimate(dict(l=15120, e=15120**2, h=15120**2, depth=15120), Parallel(

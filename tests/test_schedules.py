@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings, strategies as st
 from transformer_perf import Model, Parallel, estimate, search, timeline
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.schedules import (
-    SCHEDULES, check_layout, chunk_sums, chunks_in, chunks_of, ends_of, formula_holds, heaviest,
-    held_chunks, layout_of, memory_over_time, most_held, most_saved, on_ranks, passes_of, peaks,
-    played, possible, program, time_played, total_time)
+    SCHEDULES, check_layout, check_schedule, chunk_sums, chunks_in, chunks_of, ends_of,
+    formula_holds, heaviest, held_chunks, layout_of, memory_over_time, most_held, most_saved,
+    on_ranks, passes_of, peaks, played, possible, program, time_played, total_time)
 
 few = settings(max_examples=30, deadline=None)
 pick = st.sampled_from
@@ -461,11 +461,24 @@ def test_layouts_that_do_not_fit(options, says):
     assert '\n' not in str(error.value) and len(str(error.value)) < 300
 
 
+@pytest.mark.parametrize('about, lacks', [   # (schedule, pp, virtual stages, micro-batches, layers)
+    (('1f1b', 1, 8, 8, 8), ['pp above 1']), (('1f1b', 4, 2, 6, 8), ['that divides the micro']),
+    (('1f1b', 4, 3, 8, 8), ['virtual_stages that divide the 8 layers of a stage']),
+    (('zb-v', 1, 2, 8, 8), ['pp above 1']),
+    (('dualpipe', 3, 1, 4, 8), ['an even pp', 'at least 6 micro-batches'])])
+def test_what_a_schedule_lacks_is_said(about, lacks):
+    "And no more than that."
+    with pytest.raises(ValueError, match='needs') as error: check_schedule(*about)
+    said = str(error.value).partition(': not')[0]
+    assert all(words in said for words in lacks) and said.count(' and ') <= len(lacks)
+    assert ('layers of a stage' in said) == ('layers' in lacks[0])
+
+
 def test_uneven_stages_are_for_whoever_asks():
     odd = dataclasses.replace(TINY, depth=7)
     with pytest.raises(ValueError, match='depth=7 must be divisible by pp=4'):
         estimate(odd, Parallel(pp=4), 'H200', 8, 'corrected')
-    with pytest.raises(ValueError, match='depth=7 must be divisible by pp=8'):
+    with pytest.raises(ValueError, match='pp=8 must be at most depth=7'):
         estimate(odd, Parallel(pp=8), 'H100-80GB', 8, 'calibrated')
     one = estimate(odd, Parallel(pp=4), 'H100-80GB', 8, 'calibrated')
     assert 'played' in one.notes[-1] and one.timeline['rank'].max() == 3

@@ -276,6 +276,18 @@ def test_every_door_prices_the_same(tmp_path, capsys):
     assert told['stats']['iteration_s'] == wanted
 
 
+def test_software_with_runs_of_its_own_alone():
+    "A set that `calibrate` wrote for a name is known by that name, with its file only."
+    shipped = read_calibration()
+    own = dataclasses.replace(shipped.sets['Hopper/Megatron-Bridge'], stack='OurStack')
+    ours = dataclasses.replace(shipped, sets={'Hopper/OurStack': own, **shipped.sets})
+    a = dataclasses.replace(as_assumptions('calibrated'), measured=ours)
+    assert seconds(a, 'OurStack') != seconds(a)
+    assert as_assumptions(a, 'OurStack').on(as_system('H100-80GB')).measured.stack == 'OurStack'
+    with pytest.raises(ValueError, match="unknown software 'OurStack'"):
+        seconds('calibrated', 'OurStack')
+
+
 def test_the_command_lists_all(capsys):
     rows = answer(capsys, 'software')['rows']
     assert [row['software'] for row in rows] == [*known_software()]

@@ -152,6 +152,10 @@ def test_optional_fields_are_optional():
     (dict(server_power=-1), 'server_power=-1 must be a number from 1e-20'),
     (dict(date=2026), 'date=2026 must be text'),
     (dict(matrix_flops_fp6=1), "did you mean 'matrix_flops_fp"),
+    (dict(matrix_flops_fp16=989e12), 'TFLOP/s must be at most 1e+06: is it in another unit?'),
+    (dict(hbm_capacity=80e9), 'hbm_capacity=80000000000.0 GB must be at most 1e+06'),
+    (dict(hbm_bandwidth=3.35e12), 'hbm_bandwidth=3350000000000.0 GB/s must be at most 1e+06'),
+    (dict(ib_latency=5), 'ib_latency=5.0 s must be at most 1'),
 ])
 def test_own_figures_are_checked(fields, words):
     refused(lambda: as_system({**vars(as_system('H100-80GB')), **fields}), words)

@@ -239,11 +239,12 @@ FAMILIES = {
     'exaone4': Family('Exaone4ForCausalLM', dict(qk_norm=True), UNTIED | dict(head_dim=None),
                       windows=4),
     'gpt2': Family('GPT2LMHeadModel', PLAIN | dict(learned_positions=True),
-                   TIED_DERIVED | dict(hidden_act='gelu'), {None: 'attention mlp'}),
+                   TIED_DERIVED | dict(hidden_act='gelu', intermediate_size=None),
+                   {None: 'attention mlp'}),
     'gpt_neox': Family('GPTNeoXForCausalLM', PLAIN, DERIVED | dict(
         hidden_act='gelu', attention_bias=True), {None: 'mlp', 'attention_bias': 'attention'}),
     'gptj': Family('GPTJForCausalLM', PLAIN | dict(layer_norms=1, output_bias=True),
-                   DERIVED | dict(hidden_act='gelu'), {None: 'mlp'})}
+                   DERIVED | dict(hidden_act='gelu', intermediate_size=None), {None: 'mlp'})}
 
 def as_wide(c, found):
     "Heads that together are as wide as the stream."
@@ -275,7 +276,7 @@ FAMILIES |= {   # dense ones
     'vaultgemma': Family('VaultGemmaForCausalLM', {}, TIED | OFF | dict(hidden_act='gelu'),
                          ONE_BIAS, windows=2),
     'codegen': Family('CodeGenForCausalLM', PLAIN | dict(layer_norms=1, output_bias=True),
-                      DERIVED | dict(hidden_act='gelu'), {None: 'mlp'}),
+                      DERIVED | dict(hidden_act='gelu', intermediate_size=None), {None: 'mlp'}),
     'mpt': Family(   # norms with a scale and no shift; its MLP has 4 e, whatever a file says
         'MptForCausalLM', dict(gated_mlp=False, norm='rmsnorm'),
         TIED_DERIVED | dict(hidden_act='gelu', intermediate_size=None), names=dict(
@@ -294,8 +295,10 @@ FAMILIES |= {   # dense ones
         {None: 'attention mlp'}),
     'falcon': Family(
         'FalconForCausalLM', PLAIN, TIED_DERIVED | dict(
-            hidden_act='gelu', multi_query=True, bias=False, parallel_attn=True,
-            intermediate_size=None, num_ln_in_parallel_attn=None), {'bias': 'attention mlp'},
+            activation='gelu', multi_query=True, bias=False, parallel_attn=True,
+            ffn_hidden_size=None, num_kv_heads=None, num_ln_in_parallel_attn=None,
+            max_position_embeddings=2048),
+        {'bias': 'attention mlp'},
         names=dict(num_key_value_heads='num_kv_heads', intermediate_size='ffn_hidden_size',
                    hidden_act='activation'),
         more=lambda c, found: {'layer_norms': falcon_norms(c)}),

@@ -251,6 +251,8 @@ def check_stages(p: Parallel, model: Model, micro_batches, a: Assumptions):
 # %% ../nbs/87a_estimate.ipynb #b33ecd17
 def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: Assumptions):
     "A ValueError, in one line with both numbers, unless the configuration can run this model."
+    if a.uneven_stages and p.layout is None and p.pp > model.depth: raise ValueError(
+        f'pp={p.pp} must be at most depth={model.depth}, unless a layout has empty stages')
     for rule in division_rules(p, model, global_batch, a): divides(*rule)
     if not leaves_rows(model, p.tp, p.cp, STRATEGIES[p.strategy], a):
         raise ValueError(f'seq_len={model.seq_len} must be at least cp={p.cp} and, on a published '

@@ -5,12 +5,15 @@
 # %% auto #0
 __all__ = ['NEVER', 'SCHEDULES', 'KINDS', 'MOST_PLAYED', 'MOST_LETTERS', 'REPEATED', 'gpipe', 'in_turns', 'Counter', 'dual_steps',
            'dualpipe', 'dualpipe_v', 'idle_turns', 'idle_h2', 'idle_h1', 'idle_v', 'saved_turns', 'each_time',
-           'last_slowest', 'one_slowest', 'Schedule', 'own_figure', 'possible', 'check_schedule', 'position', 'orders',
-           'needs', 'moments', 'played', 'shortened', 'time_played', 'passes_of', 'Held', 'memory_over_time', 'peaks',
-           'heaviest', 'most_saved', 'saved_at_once', 'most_held', 'spelled_out', 'chunks_in', 'shorter', 'layout_of',
-           'check_layout', 'ends_counted', 'chunks_of', 'with_ends', 'formula_holds']
+           'last_slowest', 'one_slowest', 'Schedule', 'own_figure', 'conditions', 'possible', 'check_schedule',
+           'position', 'orders', 'needs', 'moments', 'played', 'shortened', 'time_played', 'passes_of', 'Held',
+           'memory_over_time', 'peaks', 'heaviest', 'most_saved', 'saved_at_once', 'most_held', 'spelled_out',
+           'chunks_in', 'shorter', 'layout_of', 'check_layout', 'ends_counted', 'chunks_of', 'with_ends',
+           'formula_holds']
 
 # %% ../nbs/30_schedules.ipynb #04b00004
+import functools
+import operator
 import re
 from collections import deque
 from collections.abc import Callable
@@ -224,28 +227,33 @@ def own_figure(names, figure):
     return figure(s) if out is None else out   # there are no rows
 
 # %% ../nbs/30_schedules.ipynb #04b00015
-def possible(s: Schedule, p, v, N, layers):
-    "Whether ranks with so many layers can follow a schedule; any number may be an array."
+def conditions(s: Schedule, p, v, N, layers):  # dict: what it is about -> whether it holds
+    "What ranks with so many layers need to follow a schedule; any number may be an array."
     in_groups = (p > 1) & (N % p == 0)   # interleaved, groups of p micro-batches take turns
-    chunks = (v == s.chunks) if s.chunks else (v == 1) | in_groups
     in_halves = (p % 2 == 0) & (N % 2 == 0)   # half of them come from each end
-    halved = in_halves if s.both_ways else True
     straight = s.chunks < 2 and not s.both_ways
-    several = (p > 1) | straight   # one rank alone can neither be folded nor have two ends
-    divided = layers % v == 0   # every chunk has as many layers
-    enough = N >= s.least(p)   # as many as are under way at once
-    return chunks & halved & several & divided & enough
+    return {'chunks': (v == s.chunks) if s.chunks else (v == 1) | in_groups,
+            'halves': in_halves if s.both_ways else True,
+            'ranks': (p > 1) | straight,   # one alone can neither be folded nor have two ends
+            'layers': layers % v == 0,     # every chunk has as many
+            'enough': N >= s.least(p)}     # as many as are under way at once
+
+def possible(s: Schedule, p, v, N, layers):
+    "Whether ranks with so many layers can follow a schedule."
+    return functools.reduce(operator.and_, conditions(s, p, v, N, layers).values())
 
 def check_schedule(name, p, v, N, layers):
     "A ValueError, in one line, unless ranks with so many layers can follow a schedule."
     s = SCHEDULES[nearest(name, SCHEDULES, 'schedule')]
-    if possible(s, p, v, N, layers): return
-    chunks = f'virtual_stages={s.chunks}' if s.chunks else (
-        'virtual_stages=1, or pp above 1 that divides the micro-batches')
-    raise ValueError(
-        f'schedule={name} needs {chunks}, that divides the {layers} layers of a stage, '
-        + ('an even pp, an even number of micro-batches and ' if s.both_ways else '')
-        + f'at least {s.least(p)} micro-batches: not virtual_stages={v}, pp={p}, {N} micro-batches')
+    needed = {
+        'chunks': f'virtual_stages={s.chunks}' if s.chunks else
+                  'virtual_stages=1, or pp above 1 that divides the micro-batches',
+        'halves': 'an even pp and an even number of micro-batches', 'ranks': 'pp above 1',
+        'layers': f'virtual_stages that divide the {layers} layers of a stage',
+        'enough': f'at least {s.least(p)} micro-batches'}
+    lacks = [needed[about] for about, holds in conditions(s, p, v, N, layers).items() if not holds]
+    if lacks: raise ValueError(f'schedule={name} needs {" and ".join(lacks)}: not '
+                               f'virtual_stages={v}, pp={p}, {N} micro-batches')
 
 # %% ../nbs/30_schedules.ipynb #04b00017
 KINDS = {'F': 0, 'B': 1, 'W': 2}

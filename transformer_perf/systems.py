@@ -171,6 +171,16 @@ def shipped_system(name):  # System
     with naming(name): return as_system(given)
 
 # %% ../nbs/01_systems.ipynb #cf718e1a
+MOST = {'TFLOP/s': 1e6, 'GB/s': 1e6, 'GB': 1e6, 's': 1.}   # of a figure in a file
+
+def check_units(system):
+    "A ValueError for a figure so large that it must be in another unit: FLOP/s, bytes, µs."
+    for name, unit in UNIT_OF.items():
+        value = getattr(system, name)
+        if unit in MOST and value is not None and np.max(value) > MOST[unit]:
+            raise ValueError(f'{name}={quoted(value)} {unit} must be at most {MOST[unit]:g}: is it '
+                             'in another unit?')
+
 def check_one(system):
     "A ValueError where a System stands for many."
     for name in PHYSICAL:
@@ -196,6 +206,7 @@ def as_system(
         for key in [*REQUIRED, 'empirical']:
             if key not in system: raise ValueError(f'system lacks {key!r}')
         system = System(**system)
+        check_units(system)
     if not isinstance(system, System):
         raise ValueError('system must be a System, a name, a .json file or a dict, '
                          f'not {quoted(system)}')

@@ -7,9 +7,9 @@ __all__ = []
 
 # %% ../../nbs/90e_accelerate.ipynb #c733bf86
 from ..inputs import nearest
-from transformer_perf.interop.tables import (
-    CODE, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, elsewhere, fixed, number, take,
-    value, words_of)
+from .tables import (
+    CODE, IN_32_BITS, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, elsewhere, fixed,
+    number, spelled, take, value, words_of)
 from .deepspeed import offload_for_zero, offload_of_zero
 
 # %% ../../nbs/90e_accelerate.ipynb #12ab002a
@@ -39,8 +39,8 @@ ACCELERATE_ROWS = (
     Row('parallelism_config.parallelism_config_cp_size', 'cp', WHOLE, 1),
     Row('parallelism_config.parallelism_config_cp_comm_strategy', 'context', words_of(
         {'allgather': 'allgather', 'alltoall': 'ring'}), 'allgather'),
-    Row('mixed_precision', 'precision', Kind(
-        lambda x, key: x if isinstance(x, str) and x != 'no' else None, lambda x: x)),
+    Row('mixed_precision', 'precision', Kind(lambda x, key: str(x or 'no'), lambda x: x), 'no'),
+    Row('deepspeed_config.deepspeed_config_file', 'another_file', TEXT),
     *elsewhere('the script that trains', global_batch=None, micro_batch=None, seq_len=None,
                optimizer=None),
     *elsewhere('the script that trains: sync_each_batch', reduce_each=False),
@@ -80,6 +80,11 @@ def shards_on_host(facts, ignored, key):
 
 def derive_accelerate(facts, ignored):
     "One program stands for several: each kind of job has its own keys."
+    if 'another_file' in facts: raise ValueError(
+        f'{spelled(facts, "another_file")} is another file: give the job as a path')
+    if value(facts, 'precision') == 'no':   # which the script may change
+        del facts['precision']
+        ignored.append(('mixed_precision', IN_32_BITS))
     kind = nearest(facts['kind'].value, ACCELERATE_KINDS, facts['kind'].key or 'distributed_type')
     stage, key = 0, facts['kind'].key
     if kind == 'FSDP':
@@ -133,9 +138,9 @@ def undo_accelerate(f):  # dict
 
 ACCELERATE = Format(ACCELERATE_ROWS, derive_accelerate, undo_accelerate, {
     'deepspeed_config.offload_*': 'this of offloading',
-    'deepspeed_config.deepspeed_config_file': 'another file; read it too',
+
     'parallelism_config.parallelism_config_sp_*': 'sequence parallelism of DeepSpeed',
     'fp8_config.*': 'number formats', 'fsdp_config.*': 'how FSDP goes about it',
-    'dynamo_config.*': 'compiled kernels'}, None, (
+    'dynamo_config.*': 'compiled kernels', 'use_cpu': 'training on CPUs'}, None, (
         'distributed_type', 'compute_environment', 'num_processes', 'fsdp_config',
         'parallelism_config'))

@@ -9,8 +9,8 @@ __all__ = ['DEEPSPEED_ROWS', 'HOSTS', 'offload_of_zero', 'offload_for_zero', 'de
 from ..inputs import printable
 from ..estimates import amounts_offloaded, offload_said
 from .tables import (
-    CODE, LIST, ON, ONLY_WRITTEN, SHARE, TEXT, UNSAID, WHOLE, Format, Row, Said, elsewhere, fixed,
-    number, one_word, take, value, words_in_any_case)
+    CODE, IN_32_BITS, LIST, ON, ONLY_WRITTEN, SHARE, TEXT, UNSAID, WHOLE, Format, Row, Said,
+    elsewhere, fixed, number, one_word, take, value, words_in_any_case)
 
 # %% ../../nbs/90d_deepspeed.ipynb #12ab0028
 DEEPSPEED_ROWS = (
@@ -83,6 +83,9 @@ def derive_deepspeed(facts, ignored):
     offload_of_zero(facts, ignored)
     overlap, stage = facts.pop('overlap', None), value(facts, 'zero_stage')
     facts['dp_overlap'] = overlap or Said(None, stage == 3)
+    left_open = any(key.startswith(('bf16', 'fp16', 'torch_autocast')) for key, _ in ignored)
+    if 'precision' not in facts and not left_open: ignored.append(('bf16.enabled', IN_32_BITS))
+    ignored.append(('gradient checkpointing', "not said here: the model's code has it, or none"))
 
 # %% ../../nbs/90d_deepspeed.ipynb #12ab0b28
 def undo_deepspeed(f):  # dict

@@ -88,6 +88,17 @@ def job_asked(what, model=None, global_batch=None):  # Job
     return Job(p, m, global_batch, p.n_gpus, m and m.seq_len)
 
 # %% ../../nbs/90j_reading.ipynb #b47e4cd2
+OTHER_FILE = 'deepspeed_config.deepspeed_config_file'   # to which Accelerate may leave all
+
+def job_of_both(given, path, name, n_gpus=None):  # Job
+    "A file of DeepSpeed, started by Accelerate as another file has it."
+    place = os.path.join(os.path.dirname(path), name)
+    if not os.path.exists(place): raise ValueError(
+        f'{OTHER_FILE}={quoted(name)} is not there; a path is looked up from where this file is')
+    gpus = 'num_processes', given.get('num_processes')
+    keys = flat(parse_json(read_text(place, LARGEST_TEXT), named(name)))
+    return job_of_keys(keys, DEEPSPEED, n_gpus, gpus if gpus[1] else None)
+
 def job_in(path, n_gpus=None):  # Job
     "A job from a file."
     kind = os.path.splitext(path)[1].lower()
@@ -97,5 +108,6 @@ def job_in(path, n_gpus=None):  # Job
         with naming(path): return job_of_text(text, n_gpus)
     given = readers[kind](text, named(path))
     with naming(path):
+        if other := flat(given).get(OTHER_FILE): return job_of_both(given, path, str(other), n_gpus)
         if trainer_of(given): return primus_job(given, n_gpus, path, text)
         return job_of_dict(given, n_gpus)

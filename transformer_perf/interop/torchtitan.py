@@ -307,5 +307,7 @@ TORCHTITAN = Format(TORCHTITAN_ROWS, derive_torchtitan, undo_torchtitan, {
     'training.mixed_precision*': 'number formats', 'float8.*': 'number formats',
     'quantize.*': 'number formats', 'parallelism.pipeline_parallel_*': 'this of pipelines',
     'compile.*': 'compiled kernels', 'memory_estimation.*': 'its own estimate',
+    'optimizer.early_step_in_backward': 'steps within the backward pass',
+    'optimizer.implementation': 'steps that are taken one parameter at a time',
     'model.*': 'models known by name to torchtitan only', 'activation_checkpoint.*': 'what exactly '
     'is computed again'}, 'torchtitan', ('training', 'parallelism', 'activation_checkpoint'))
