@@ -7,8 +7,9 @@ import pytest
 
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.blocks import end_operations, kinds_of
-from transformer_perf.estimates import NF4, PRESETS, adapted, as_assumptions
+from transformer_perf.estimates import NF4, PRESETS, Group, adapted, as_assumptions
 from transformer_perf.interop import Job, as_job, export
+from transformer_perf.kernels import pricer_of
 from transformer_perf.models import NAMED, Model
 from transformer_perf.advice.planning import checkpoint_GB
 from transformer_perf.systems import as_system
@@ -53,7 +54,8 @@ def test_arithmetic_of_a_frozen_product():
     rank = flop(of('lora:32', 'corrected', batch=1)) - flop(some)
     assert close(rank, 6 * 41_943_040, 1e-3)
     model = [one.stats['model_TFLOP_per_gpu'] * 1e12 / M.seq_len for one in (whole, some)]
-    assert close(model[0] - model[1], 2 * in_layers, 1e-3)
+    words = 128_256 * 4096   # of the output layer, which model FLOP count under every preset
+    assert close(model[0] - model[1], 2 * (in_layers + words), 1e-3)
 
 
 def test_flop_of_llama_70b_as_published():
@@ -80,7 +82,6 @@ def test_inputs_that_no_gradient_wants():
 
 
 FROZEN = {'attention': 4096 * (4096 + 2048) + 4096**2, 'mlp': 3 * 4096 * 14336}   # of a layer
-RESULTS = {'attention': 4096 + 2048 + 4096, 'mlp': 2 * 14336 + 4096}   # of its products, a token
 
 
 @pytest.mark.parametrize('preset', EVERY)
@@ -94,9 +95,81 @@ def test_frozen_parts_by_hand(part, preset):
     assert close(whole['gradients_GB'] - some['gradients_GB'], held * 1e-9 * still)
     assert close(whole['optimizer_GB'] - some['optimizer_GB'], 12e-9 * still / 2)   # two copies
     flop = 1e12 * (whole['model_TFLOP_per_gpu'] - some['model_TFLOP_per_gpu'])
-    sums = 2 * still - 32 * RESULTS[part]   # of n numbers: one addition less
-    assert close(flop, sums * M.seq_len * 32, 1e-9)   # samples of a GPU
+    assert close(flop, 2 * still * M.seq_len * 32, 1e-9)   # samples of a GPU
     assert some['dp_comm_s'] < whole['dp_comm_s'] and some['iteration_s'] < whole['iteration_s']
+
+
+@pytest.mark.parametrize('adapters', ['none', 'lora:16', 'frozen:attention'])
+@pytest.mark.parametrize('name, layouts', [
+    (DENSE, [{}, dict(tp=8), dict(tp=16), dict(cp=2, tp=2), dict(pp=4, micro_batch=2)]),
+    ('qwen3_30B_A3B', [dict(dp=8), dict(dp=8, ep=8), dict(tp=4, dp=2, ep=2, etp=4)]),
+    ('deepseek_v3.2', [{}, dict(tp=2), dict(tp=16)])])
+def test_model_flop_are_the_models_own(adapters, name, layouts):
+    "However it is shared out, and however crowded its busiest experts are."
+    model = replace(NAMED[name], seq_len=4096)
+    whole = {round(float(one.stats['model_TFLOP_per_gpu']) * one.parallel.n_gpus, 6)
+             for layout in layouts for crowd in (1., 2.)
+             for one in [estimate(model, Parallel(adapters=adapters, **layout), H100, 32, replace(
+                 as_assumptions('calibrated'), expert_imbalance=crowd))]}
+    assert max(whole) - min(whole) < 1e-9 * max(whole)
+
+
+@pytest.mark.parametrize('ahead', [0, 1, 2])
+def test_model_flop_of_further_output_layers(ahead):
+    "Each layer of multi-token prediction joins, and passes the words of the output layer again."
+    model = replace(M, mtp_layers=ahead)
+    flop = [1e12 * of(adapters, model=model, batch=1).stats['model_TFLOP_per_gpu']
+            for adapters in ('none', 'lora:16')]
+    e, words = 4096, 128_256 * 4096
+    in_layer = e * (4096 + 2 * 1024) + 4096 * e + 3 * e * 14336
+    stay = (32 + ahead) * in_layer + (1 + ahead) * words + ahead * 2 * e * e
+    assert close(flop[0] - flop[1], 2 * stay * M.seq_len)
+
+
+# weights that stay, shared out
+
+def copies(adapters, **more):
+    "An 8B on 32 GPUs whose copies share out all: nothing hides behind anything."
+    how = dict(dp=32, zero_stage=3, recompute='full', dp_overlap=False) | more
+    one = estimate(DENSE, Parallel(adapters=adapters, **how), H100, 32, software='torchtitan')
+    return one, pricer_of(H100, one.assumptions)
+
+
+@pytest.mark.parametrize('precision', ['bf16', 'fp8'])
+def test_weights_that_stay_are_gathered_with_those_that_train(precision):
+    "Twice a layer in one message, in 8 bits where the others are; and the words, in 16."
+    one, pricer = copies('lora:16', precision=precision)
+    group, rank = Group(32, 8), 16 * (3 * 4096 + 6144 + 8192 + 3 * (4096 + 14336))
+    still = 4096 * (4096 + 2048) + 4096**2 + 3 * 4096 * 14336 + 2 * 4096   # and two norms
+    gathered = 2e-9 * (still + rank) / (1 + (precision == 'fp8'))
+    words = 2e-9 * (2 * 128_256 + 1) * 4096
+    of = lambda GB: 2 * pricer.collective('allgather', GB, group)
+    reduced = pricer.collective('reducescatter', 4e-9 * rank, group)
+    assert close(one.stats['dp_comm_s'], 32 * (of(gathered) + reduced) + of(words), 1e-6)
+
+
+@pytest.mark.parametrize('adapters', ['none', 'frozen:mlp', 'frozen:attention', 'lora:16'])
+def test_no_iteration_is_shorter_than_its_messages(adapters):
+    "They share one network: what hides behind a layer hides there once."
+    slow = replace(H100, ib_bandwidth=12)
+    how = dict(dp=64, zero_stage=3, adapters=adapters)
+    shown, whole = (estimate('gpt3', Parallel(**how, dp_overlap=flag), slow, 64,
+                             software='fms-fsdp').stats for flag in (True, False))
+    assert shown['iteration_s'] > whole['dp_comm_s']
+
+
+def test_experts_that_nobody_shares_are_not_held_twice():
+    "Those of all GPUs together are one model: gathered are the others alone."
+    model = NAMED['gpt_oss_120B']
+    one = estimate(model, Parallel(dp=4, ep=4, zero_stage=3, adapters='lora:16', recompute='full'),
+                   H100, 4, software='Megatron-Core')
+    e, w = model.embed_dim, model.expert_dim
+    routed = 2e-9 * model.experts / 4 * (3 * e * w + 2 * w + e)   # here, with their biases
+    held = one.stats['weights_GB'] - model.depth * routed
+    others = 2e-9 * model.parameters - 4 * model.depth * routed
+    beside = 2e-9 * model.depth * 32 * 48 * (e + w)   # adapters of experts, of rank 16
+    gathered = 2e-9 * model.vocab * e + others / model.depth
+    assert others / 4 + beside < held < others / 4 + beside + gathered
 
 
 def test_frozen_parts_keep_no_inputs():

@@ -19,7 +19,8 @@ from transformer_perf.blocks import CountedJob, Layouts, gpt_block
 from transformer_perf.estimates import (
     AS_TRAINED, CHOICES, MENDED, Group, Product, Work, launched)
 from transformer_perf.kernels import pricer_of
-from transformer_perf.parameters import Costs, Network, Parameters
+from transformer_perf.models import NAMED, with_length
+from transformer_perf.parameters import Costs, Network, Parameters, changed
 from transformer_perf.schedules import played
 from transformer_perf.systems import as_system
 
@@ -162,7 +163,7 @@ def test_what_the_host_costs(recompute):
     weights = 1e-9 * table.weights_mem.sum() * 1e9 * L + 2e-9 * (e * V / 4 + 2 * e)
     moved = 33 * (24 + 4 + 2) / (24 + 4 + 2) / 2 * weights
     step = pricer.busy(Work(nbytes=moved)).total + .01
-    words = pricer.send(2e-9 * V / 4 * e, True)
+    words = pricer.send(4e-9 * V / 4 * e, True)   # their gradients, in 32 bits
     assert close(s['other_s'], N * (L * wait + 1e-3 + slow) + step + words, 1e-6)
 
 
@@ -176,6 +177,69 @@ def test_a_dispatcher_that_sorts_spares_the_host():
     N, layers = 64 // b // 4, 2 * depth   # there and back
     spread = 1 + .02 * math.sqrt(2 * math.log(4))
     assert close(wait[0] - wait[1], N * layers * .4 * .5 * spread, 1e-3)
+
+
+@pytest.mark.parametrize('way', ['alltoall', 'allgather', 'once', 'once_sorted'])
+def test_no_dispatcher_matters_where_nobody_shares_experts(way):
+    seconds = [estimate('qwen3_30B_A3B', Parallel(dp=16, ep=1, dispatcher=name), 'GB200-NVL72', 64,
+                        software='Megatron-Core').stats['iteration_s'] for name in ('alltoall', way)]
+    assert seconds[0] == seconds[1]
+
+
+@pytest.mark.parametrize('reshard', [True, False])
+@pytest.mark.parametrize('low', [True, False])
+def test_copies_in_8_bits_that_are_thrown_away_are_made_again(low, reshard):
+    "In each pass of each micro-batch the one that it needs: 2 bytes read, 1 written; else once."
+    a = dataclasses.replace(TRAINED, fp8_parameters=low)
+    layout = dict(dp=8, zero_stage=3, reshard_after_forward=reshard, precision='fp8')
+    parts = {}
+    for batch in (16 * b, 64 * b):
+        layer = estimate(MODEL, Parallel(micro_batch=b, **layout), SYSTEM, batch, a)
+        parts[batch // 8 // b] = layer.stats['other_s']
+    GB = layer.layers.weights_mem.sum() * depth / 2   # numbers, in thousand millions
+    each = 2 * (2 + 1) * GB / SYSTEM.hbm_bandwidth if reshard and not low else 0.
+    assert parts[8] - parts[2] == pytest.approx(6 * each, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize('tied, ahead', [(True, 0), (True, 1), (False, 0), (False, 1)])
+def test_words_on_two_stages_exchange_gradients(tied, ahead):
+    "In 32 bits; multi-token prediction has words on the last stage, too, whoever is tied."
+    model = dataclasses.replace(MODEL, tied_embeddings=tied, mtp_layers=ahead)
+    a, fast = dataclasses.replace(TRAINED, gradient_held=4.), dataclasses.replace(
+        SYSTEM, nvlink_bandwidth=9e5)   # nothing else of a step knows the link
+    step = [estimate(model, Parallel(pp=2, dp=4, micro_batch=b), system, 64, a).stats['other_s']
+            for system in (SYSTEM, fast)]
+    sent = [pricer_of(system, a).send(4e-9 * V * e, True) for system in (SYSTEM, fast)]
+    assert close(step[0] - step[1], (sent[0] - sent[1]) * (tied or ahead > 0), 1e-6)
+
+
+def test_keys_and_values_of_unlike_width_are_gathered():
+    "Of latent attention a key has 192 features and a value 128, in each of 128 heads."
+    model = with_length(NAMED['deepseek_v3'], 131072)
+    layout = dict(cp=16, pp=16, dp=4, ep=64, recompute='full')
+    GB = [estimate(model, Parallel(context=way, **layout), 'H200-141GB', 64,
+                   software='Megatron-Core').stats['activations_GB'] for way in ('allgather', 'ring')]
+    others = 131072 * 15 / 16
+    assert close(GB[0] - GB[1], 2e-9 * others * 128 * (192 + 128), 1e-6)
+
+
+@pytest.mark.parametrize('cp, dp, several', [(1, 1, False), (2, 1, True), (1, 2, True)])
+def test_buckets_of_gradients_are_of_all_copies(cp, dp, several):
+    "Those of cp sum up the same weights."
+    one = estimate('llama3.1_8B', Parallel(cp=cp, dp=dp), 'H100-80GB', 2, software='nanotron')
+    costs = one.assumptions.measured.software
+    held = costs.gradient_held + costs.bucket_bytes * several
+    assert close(one.stats['gradients_GB'], held * 1e-9 * NAMED['llama3.1_8B'].parameters, 1e-3)
+
+
+@pytest.mark.parametrize('software, held', [
+    ('torchtitan', 16), ('fms-fsdp', 16), ('Megatron-Core', 18)])
+def test_bytes_of_a_parameter_that_all_share(software, held):
+    "FSDP's own shard is the 32-bit copy: 4, 8 of Adam and a gradient of 4; Megatron's has 2 more."
+    GB = [estimate('llama3.1_70B', Parallel(dp=n, recompute='full', zero_stage=3), 'H100-80GB', n,
+                   software=software).stats['memory_GB'] for n in (64, 128)]
+    shares = 1e-9 * NAMED['llama3.1_70B'].parameters / 128
+    assert close((GB[0] - GB[1]) / shares, held, 1e-6)
 
 
 def test_what_graphs_take_from_the_host():
@@ -224,22 +288,24 @@ def test_messages_of_copies(stage, overlap, low, bundled):
     take = lambda kind, GB: pricer.collective(kind, GB * pieces, group) / pieces
     def shown(t, layer, number):
         return t + max(t - layer, 0) * (number - 1) if overlap else t * number
-    def of(GB, number):
-        "Gathered before, reduced after: each time with ZeRO-2 and 3, and again for the way back."
+    def of(GB, number, words=0.):
+        """Gathered before, reduced after: each time with ZeRO-2 and 3, and again for the way back.
+
+        Words stay in 16 bits."""
         gathers, reduces = (N if stage == 3 else 1), (N if stage > 1 else 1)
         there = back = 0.
         F, B = table.t_fwd.sum(), table.t_bwd.sum()
-        if stage == 0: return shown(take('allreduce', GB), B, number)
-        t = take('allgather', GB / (1 + low))
+        if stage == 0: return shown(take('allreduce', GB + words), B, number)
+        t = take('allgather', GB / (1 + low) + words)
         there = shown(t, F, number * gathers)
         if stage == 3:
             back += shown(t, B, number * N)
             B = max(B - t, 0)
-        back += shown(take('reducescatter', GB), B, number * reduces)
+        back += shown(take('reducescatter', GB + words), B, number * reduces)
         return there + back
     ends = 2e-9 * (e * V / 2 + 2 * e)   # one table for both ends, and the last norm
     layer = table.weights_mem.sum()
-    apart = of(layer, depth) + of(ends, 1) if pieces == 1 else of(layer + ends / depth, depth)
+    apart = of(layer, depth) + of(0., 1, ends) if pieces == 1 else of(layer, depth, ends / depth)
     assert close(one.stats['dp_comm_s'], apart, 1e-7)
 
 

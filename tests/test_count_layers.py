@@ -176,14 +176,14 @@ def ends(own, vectors): return {'dpr2': residual(own, e), 'ln1': fused_norm(own,
 def transposed(T, width): return elementwise(T * width, (0, 0), (12, 12))
 
 
-def fused(heads, kv, rows, width=q, value=q, T=None, tp=2, seen=.5, swapped=False):
+def fused(heads, kv, rows, width=q, value=q, T=None, tp=2, seen=.5, swapped=False, keeps=0):
     "Queries, keys and values laid out, then the core with its ring; or all rows of fewer heads."
     layout = transposed(T, (2 * h * width + h * value) / 3 / tp)
     if swapped:
-        core = fused_core(heads / 2, kv / 2, 2 * rows, width, value, seen, 0)
+        core = fused_core(heads / 2, kv / 2, 2 * rows, width, value, seen, keeps)
         once = [('alltoall', 2 * T * (width + value) * (heads + kv), 'cp')]
         return {'layout': layout, 'fusedla': core.sends(once, once)}
-    core = fused_core(heads, kv, rows, width, value, seen, 0)
+    core = fused_core(heads, kv, rows, width, value, seen, keeps)
     return {'layout': layout,
             'fusedla': ring(core, heads, kv, T, width + value, value, round(l / rows))}
 
@@ -191,7 +191,8 @@ def fused(heads, kv, rows, width=q, value=q, T=None, tp=2, seen=.5, swapped=Fals
 def gpt_trained(seen=.5, swapped=False, cp=2, **how):
     "tp 2 and cp 2: half of the heads, half of the rows."
     way = Way(b * l / cp, **how)
-    core = fused(h / 2, h / 2, l / cp, T=way.T, seen=seen, swapped=swapped)
+    keeps = how.get('low', 0)   # its output, beside the copy in 8 bits that the product saves
+    core = fused(h / 2, h / 2, l / cp, T=way.T, seen=seen, swapped=swapped, keeps=keeps)
     return {**trained_attention(way, core, 3 * e / 2, e / 2, 1, 2),
             **trained_mlp(way, f / 2, 0, 1), **ends(way.own, 2)}
 
@@ -248,7 +249,8 @@ def expert_layer(shared=0, ep=4, etp=2, gathered=False, crowd=1., biased=0):
     core = fused(h / 2, h / 2, l / 2, T=T)
     copies, here = own * k, n / ep
     rows = copies * etp / here * crowd          # of each expert of the busiest GPU
-    tokens, spread, all_of = 2 * copies * e * crowd, 2 * own * etp * e * k, 2 * own * e * ep * etp
+    tokens, spread = (2 * copies * e * crowd * size for size in (1, etp))
+    all_of = 2 * own * e * ep * etp
     if gathered: there, back = [('allgather', all_of, 'experts')], [
         ('reducescatter', all_of, 'experts')]
     else:
@@ -256,7 +258,7 @@ def expert_layer(shared=0, ep=4, etp=2, gathered=False, crowd=1., biased=0):
         if etp > 1:
             there.append(('allgather', spread, 'etp'))
             back.append(('reducescatter', spread, 'etp'))
-    sorts = elementwise(e * (own + copies + 2 * copies), (0, 0), (2, 2))
+    sorts = elementwise(e * (own + copies + 2 * copies * crowd), (0, 0), (2, 2))
     scores = Pass(moved=16 * own * n)           # in 32 bits, in and out a few times
     router = product(own, e, n, 0 if shared else 2 * own * e, adds=1, more=n * shared)
     router = router._replace(there=router.there + scores, back=router.back + scores)
@@ -562,8 +564,9 @@ AGAIN = [   # model, layout, part, what is run again, and whose input or result 
     (GPT, BOTH, 'mlp+layernorm', ['ln2', 'fc1', 'act1', 'fc2', 'ln1'],
      ['qkv', 'fc1', 'act1', 'fc2']),
     (SHARED, FOLDED, 'moe_act', ['expert-act'], ['expert-fc2']),
-    (SHARED, FOLDED, 'moe', ['dispatch', 'expert-fc1', 'expert-act', 'expert-fc2', 'combine'],
-     ['dispatch', 'expert-fc1', 'expert-act', 'expert-fc2']),
+    (SHARED, FOLDED, 'moe', ['router', 'dispatch', 'expert-fc1', 'expert-act', 'expert-fc2',
+                             'combine', 'shared-fc1', 'shared-act', 'shared-fc2'],
+     ['dispatch', 'expert-fc1', 'expert-act', 'expert-fc2', 'shared-act', 'shared-fc2']),
     (SHARED, FOLDED, 'shared_experts', ['shared-fc1', 'shared-act', 'shared-fc2'],
      ['shared-act', 'shared-fc2']),
     (EXPERTS, FOLDED, 'layernorm', ['ln2', 'ln1'], ['qkv', 'router']),

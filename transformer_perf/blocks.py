@@ -501,14 +501,19 @@ def turned(job: CountedJob, mixer):  # list of Operation
     numbers = job.tokens * mixer.placed(job) * (1. - job.learned_positions)
     return [eager_rotation('rotary', numbers, job.units)]
 
+def input_kept(job: CountedJob):
+    "Whether the output of fused attention is the very tensor that the next product saves."
+    return 1. * np.equal(job.precision, 'bf16')   # else that saves a copy of its own
+
 def attention_core(job: CountedJob, mixer):  # list of Operation
     "Logits to attend: one fused operation, or several."
     a, units, l, swapped = job.assumptions, job.units, job.seq_len, heads_swapped(job, mixer)
     b, h, rows = job.micro_batch, mixer.own_heads(job) / swapped, job.rows * swapped
     sizes = b, h, mixer.own_kv(job) / swapped, rows, l
     if a.flash_attention:
-        op = fused_attention('fusedla', *sizes, mixer.width, units, seen_share(job, mixer),
-                             not a.fused_kernels, mixer.value)
+        keeps = 1. - a.fused_kernels * input_kept(job)
+        op = fused_attention('fusedla', *sizes, mixer.width, units, seen_share(job, mixer), keeps,
+                             mixer.value)
         inputs = op.activations - op.frees[0][1]   # what it works on, if it can be made again
         op = op._replace(frees=(*op.frees, *((part, inputs) for part in mixer.remakes_inputs)))
         return [passes_keys(job, mixer, op, mixer.width + mixer.value)]
@@ -552,7 +557,7 @@ class Heads(Half):
                 ('the larger of kv_heads and tp', larger, 'the smaller', smaller)]
 
     def keys_gathered(self, job):
-        return 2 * self.own_kv(job) * self.width * np.equal(job.context, 'allgather')
+        return self.own_kv(job) * (self.width + self.value) * np.equal(job.context, 'allgather')
     def placed(self, job): return (self.own_heads(job) + self.own_kv(job)) * self.width
 
     def counts_places(self, p): return any_of(np.equal(p.context, 'ulysses+ring'))
@@ -697,16 +702,16 @@ def travels(job: CountedJob, experts, back=False, share=1.):  # tuple of Message
     E, width, way = job.units.element * share, experts.width(job), np.asarray(job.dispatcher)
     here, seen = E * job.own * width, where(job.ep_overlap, job.costs.ep_exposed, 1.)
     sent = lambda each: here * each * (job.ep > 1) * crowding(job)
-    copies, far = sent(experts.per_token), None
+    copies, far, crowded = sent(experts.per_token), None, crowding(job)
     alone = np.isin(way, ONCE)
     if np.any(alone):   # to each domain, and there to each GPU, whatever its experts
         group = expert_groups(job)['ep']
-        far = where(alone, here * domains_met(job, experts),
+        far = where(alone, here * domains_met(job, experts) * crowded,
                     exchanged(copies, None, group.size, group.in_domain)[1])
         copies = where(alone, sent(places_met(job, experts, group.size)), copies)
     direct = Message('alltoall', copies, 'ep', seen, far=far)
     kind, all_of = 'reducescatter' if back else 'allgather', E * job.own * job.etp * width
-    spread = Message(kind, all_of * experts.per_token * (job.etp > 1), 'etp', seen)
+    spread = Message(kind, all_of * experts.per_token * crowded * (job.etp > 1), 'etp', seen)
     every = Message(kind, all_of * job.ep * (job.ep * job.etp > 1), 'experts', seen)
     return when(way != 'allgather', direct, spread) + when(way == 'allgather', every)
 
@@ -723,7 +728,7 @@ def expert_rows(job: CountedJob, experts):
 def moved_copies(job: CountedJob, experts, name, back):  # Operation
     "Copies sorted by expert and sent; or sent back, weighed and summed up."
     E, copies = job.units.element, job.own * experts.per_token
-    sorts = 2 * copies * (job.ep > 1)   # by GPU, then by expert
+    sorts = 2 * copies * crowding(job) * (job.ep > 1)   # by GPU, then by expert
     nbytes = E * experts.width(job) * (job.own + copies + sorts)
     low = job.assumptions.fp8_dispatch and not back   # tokens alone: no result, and no gradient
     share = of_recipe(job.precision, 'saved') / 2 if low else 1.
@@ -750,7 +755,8 @@ def router(job: CountedJob, experts):  # Operation
     return op._replace(
         forward=op.forward._replace(nbytes=op.forward.nbytes + scores, launches=5),
         backward=op.backward._replace(nbytes=op.backward.nbytes + scores, launches=4),
-        weights=E * n * (e + experts.router_bias), frees=(('layernorm', op.activations),))
+        weights=E * n * (e + experts.router_bias), frees=(('layernorm', op.activations),),
+        recomputed_with=(*op.recomputed_with, 'moe'))
 
 # %% ../nbs/11_blocks.ipynb #bc00318f
 def expert_bias(job: CountedJob, experts):  # list of Operation
@@ -792,8 +798,8 @@ def shared_experts(job: CountedJob, experts):  # list of Operation
     if not job.assumptions.inputs_sharded: first = gathers(job, first)
     first = first._replace(weights=first.weights + E * job.embed_dim * experts.shared_gate)
     act = activated(job, 'shared-act', job.tokens * width)
-    return [in_part('shared_experts', first, freed=False), in_part('shared_experts', act),
-            in_part('shared_experts', row_product(job, 'shared-fc2', width))]
+    again = lambda op, freed=True: in_part('moe', in_part('shared_experts', op, freed), freed)
+    return [again(first, False), again(act), again(row_product(job, 'shared-fc2', width))]
 
 @dataclass(frozen=True)
 class Experts(Half):
@@ -840,15 +846,16 @@ def attention_core_summa(job: CountedJob, mixer):  # list of Operation
             attend_summa('attend', *sizes, units)]
 
 # %% ../nbs/11_blocks.ipynb #3b000013
-INPUT_KEPT = ('vproj',)   # products whose input fused attention wants again
+INPUT_KEPT = ('vproj',)   # products whose input fused attention wants again, where it saves none
 
 def trained(op: Operation, job, in_layer=True):  # Operation
     "What of an operation trains: its weights, two narrow matrices beside them, or nothing."
     own = adapted(job.adapters)
     if not own.some or not any_of(op.weights): return op
-    if own.still: return frozen(op, 2., op.name in INPUT_KEPT) if op.name in own.still else op
+    wanted = (op.name in INPUT_KEPT) * input_kept(job)
+    if own.still: return frozen(op, 2., wanted) if op.name in own.still else op
     has = op.name in own.products
-    found = frozen(op, own.held if in_layer else 2., has or op.name in INPUT_KEPT)
+    found = frozen(op, own.held if in_layer else 2., 1. if has else wanted)
     if not has: return found
     gate = job.here.gated * op.name.endswith('fc1')   # a matrix of its own beside the other
     return with_adapter(found, own.rank, len(op.matrices) + gate, job.units)
@@ -861,7 +868,7 @@ def frozen(op: Operation, held, keeps_input):  # Operation
     if op.forward.products:
         back = moved(op.backward._replace(products=op.backward.products[:1]))
     elif op.name != 'embedding': back = op.backward
-    saved = op.activations if keeps_input or not op.forward.products else 0.
+    saved = op.activations * (keeps_input if op.forward.products else 1.)
     return op._replace(
         forward=moved(op.forward), backward=back, weights=0., in_matrices=0., matrices=(),
         activations=saved, frees=op.frees if any_of(saved) else (),
@@ -955,8 +962,8 @@ def end_operations(job: CountedJob):  # (list of Operation of the first stage, o
     first, output = [embedding(job)], [output_layer(job)]
     if job.embedding_norm: first.append(end_norm(job, 'embedding-norm'))
     if job.output_transform: output = [*transform(job), *output]
-    shared = trained(output_layer(job), job, False)._replace(weights=0., frozen=0.)
-    more = [*ahead(job), shared]
+    again = trained(output_layer(job), job, False)._replace(weights=0., frozen=0.)
+    more = [*ahead(job), again]
     last = [end_norm(job, 'final-norm'), *output, *more * int(job.mtp_layers)]
     return [[trained(op, job, False) for op in end] for end in (first, last)]
 

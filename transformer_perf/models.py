@@ -101,7 +101,8 @@ class Model:
     blocks = property(lambda self: blocks_of(self))   # (Block, how many in a row), first to last
     parameters = property(lambda self: sum(p.total for p in parameter_table(self)))
     active_parameters = property(lambda self: sum(p.active for p in parameter_table(self)))
-    def flops_per_token(self, convention='megatron'): return model_flops(self, convention)
+    def flops_per_token(self, convention='megatron', adapters='none'):
+        return model_flops(self, convention, adapters)
     def __repr__(self):
         return f'Model({", ".join(f"{name}={x!r}" for name, x in differing(self).items())})'
     def _repr_markdown_(self): return as_markdown(self, differing(self))
@@ -457,13 +458,15 @@ def parameters_met(op, tokens):
     return (op.weights / p.batch - p.n * p.k * held) * p.batch * p.m / tokens
 
 @lru_cache(maxsize=1024)
-def model_flops(m: Model, convention='megatron'):  # FLOP
+def model_flops(m: Model, convention='megatron', adapters='none'):  # FLOP
     "Model FLOP of one token, forward and backward; nothing is counted that is computed again."
     palm = nearest(convention, CONVENTIONS, 'convention') == 'palm'
-    total = 0.
-    for op, layers in counted_once(m, causal_mask=not palm):
+    total, trained = 0., counted_once(m, not palm, adapters)
+    for (op, layers), (own, _) in zip(counted_once(m, not palm), trained):
         if palm or op.name != 'router':   # what has no gradient, as scores that choose, is once
-            total += (3 if op.backward.all_products else 1) * layers * forward_flops(op) / m.seq_len
+            left_out = any(x not in own.backward.products for x in op.backward.products[1:2])
+            passes = 3 - left_out if op.backward.all_products else 1   # of weights that stay
+            total += passes * layers * forward_flops(op) / m.seq_len
         if palm or op.name in COUNTED_NORMS:
             total += 6 * layers * parameters_met(op, m.seq_len)
     return total

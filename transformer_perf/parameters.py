@@ -208,6 +208,7 @@ class Costs:
     reduces_whole: bool = False   # gradients are summed up whole, whatever copies share out
     whole_logits: bool = False    # every GPU of tp holds all logits, and takes their loss
     stops_early: bool = False     # what runs again ends with what the backward pass has use for
+    sharded_master: bool = False  # with ZeRO-3 the 32-bit copy of a weight is its only shard
 
 # %% ../nbs/82_parameters.ipynb #f90ab3d2
 HANDLES = 2             # of cuBLAS

@@ -5,22 +5,22 @@
 # %% auto #0
 __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'FIGURES', 'ORDER', 'placed_by_rank',
            'one_for_all', 'layouts_of', 'job_of', 'Times', 'sent_between_stages', 'ends_meet', 'stages_held',
-           'weight_copies', 'routed_copies', 'weight_parts', 'most_of_ends', 'reduction_time', 'still_gathered',
-           'still_of', 'stage_weights', 'stage_matrices', 'shared', 'states_of', 'step_bytes', 'with_matrices', 'dealt',
-           'step_on_matrices', 'of_the_busiest', 'host_step', 'update_time', 'straggling', 'Stage', 'places_of',
-           'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'alike', 'ends_differ', 'stages_of',
-           'mean_layer', 'costs_at_places', 'Pace', 'slowest_stage', 'pace_of', 'mean_matrices', 'slower_of',
-           'bubble_time', 'ranks_that_wait', 'least_total', 'least_bubble', 'between_layers', 'iteration_times',
-           'Memory', 'alive', 'working', 'units_at_hand', 'StageWeights', 'largest_units', 'frozen_of_stage',
-           'still_held', 'weights_of_stage', 'weights_held', 'gradients_held', 'saved_at', 'at_hand', 'memory_at',
-           'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied', 'other_copies', 'memory_of',
-           'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ', 'components', 'figures',
-           'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked',
-           'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks',
-           'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'of_one_order', 'exact_times', 'at_rest',
-           'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics', 'exact_table',
-           'exact_figures_of_each', 'bubbles_played', 'memories_played', 'fullest_rank', 'job_of_estimate',
-           'priced_estimate']
+           'weight_copies', 'routed_copies', 'weight_parts', 'most_of_ends', 'reduction_time', 'still_of',
+           'stage_weights', 'stage_matrices', 'shared', 'states_of', 'step_bytes', 'with_matrices', 'dealt',
+           'step_on_matrices', 'of_the_busiest', 'host_step', 'casts_each', 'cast_bytes', 'cast_GB', 'update_time',
+           'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more',
+           'alike', 'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Pace', 'slowest_stage', 'pace_of',
+           'mean_matrices', 'slower_of', 'bubble_time', 'ranks_that_wait', 'least_total', 'least_bubble',
+           'between_layers', 'iteration_times', 'Memory', 'alive', 'working', 'units_at_hand', 'StageWeights',
+           'largest_units', 'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held', 'gradients_held',
+           'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
+           'other_copies', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ', 'components',
+           'figures', 'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
+           'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks',
+           'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'of_one_order',
+           'exact_times', 'at_rest', 'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures',
+           'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played', 'memories_played',
+           'fullest_rank', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -46,7 +46,7 @@ from .blocks import (
     STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)
 from transformer_perf.modules import (
     LayerCost, Matrices, Stored, Workload, costs_of_kinds, count, data_parallel_time, ends_GB,
-    frozen_time, gathered, gradient_held, groups_of, groups_of_ends, if_any, over_host_link,
+    gathered, gradient_held, groups_of, groups_of_ends, if_any, over_host_link,
     pipeline_time, priced_rows, prices_of, reduces_each, seconds_of_ends, sharers, step_seconds,
     with_recompute)
 
@@ -92,9 +92,10 @@ def job_of(
     assumptions: Assumptions,
 ):  # CountedJob
     "The rows of a table as the job that is counted and priced."
+    own = layouts_of(t, system, global_batch, assumptions)
     known = isinstance(model, Model)
-    return CountedJob(**sizes_of(model), **layouts_of(t, system, global_batch, assumptions),
-               flops_per_token=model.flops_per_token('megatron') if known else None)
+    FLOP = model.flops_per_token('megatron', own['adapters']) if known else None
+    return CountedJob(**sizes_of(model), **own, flops_per_token=FLOP)
 
 # %% ../nbs/87_timeline.ipynb #83c55b7b
 class Times(NamedTuple):
@@ -145,29 +146,26 @@ def routed_copies(p: Layouts):  # Group
 def weight_parts(p: Layouts, of: Stored):  # list of (GB, Group)
     "The weights of one layer on one GPU, and the GPUs that hold copies of them."
     parts = [(of.weights, weight_copies(p))]
-    return parts + [(of.routed, routed_copies(p))] if any_of(of.routed) else parts
+    routed = any_of(of.routed) or any_of(of.frozen_routed)
+    return parts + [(of.routed, routed_copies(p))] if routed else parts
 
-def most_of_ends(work: Workload):  # GB
-    "Weights of the ends on the rank that has most of them."
-    apart = np.maximum(ends_GB(work.weights, 1, 0), ends_GB(work.weights, 0, 1))
-    return where(ends_meet(work.layouts), ends_GB(work.weights, 1, 1), apart)
+def most_of_ends(work: Workload, weights=None):  # GB
+    "Weights of the ends on the rank that has most of them: those that train, or others."
+    weights = work.weights if weights is None else weights
+    apart = np.maximum(ends_GB(weights, 1, 0), ends_GB(weights, 0, 1))
+    return where(ends_meet(work.layouts), ends_GB(weights, 1, 1), apart)
 
 # %% ../nbs/87_timeline.ipynb #5a4d0031
-def reduction_time(p: Layouts, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
+def reduction_time(work: Workload, pace, pricer):  # s
     "Gradients and weights exchanged between the copies, as far as nothing hides it."
-    few = (p.tp > 1) & np.less(pricer.system.nic_factor, 1)
-    parts = [(GB * stages_held(p), group._replace(crowded=few & (group.in_domain > 1)))
-             for GB, group in weight_parts(p, pace.stored)]
+    p, of = work.layouts, pace.stored
+    few, held = (p.tp > 1) & np.less(pricer.system.nic_factor, 1), stages_held(p)
+    parts = [(GB * held, group._replace(crowded=few & (group.in_domain > 1)))
+             for GB, group in weight_parts(p, of)]
+    still = [GB * held for GB in (of.frozen, of.frozen_routed)][:len(parts)]
     forward, backward = pace.cost[:2]
-    found = sum(data_parallel_time(parts, forward, backward, pricer, p, pace.layers, tables))
-    return found + if_any(np.equal(p.zero_stage, 3), lambda: still_gathered(p, pace, pricer))
-
-def still_gathered(p: Layouts, pace, pricer):  # s
-    "What gathering weights shows that do not train."
-    still, forward_and_backward = still_of(pace.stored), pace.cost[:2]
-    if not any_of(still.weights): return 0.
-    parts = [(GB * stages_held(p), group) for GB, group in weight_parts(p, still)]
-    return frozen_time(parts, *forward_and_backward, pricer, p, pace.layers)
+    return sum(data_parallel_time(parts, forward, backward, pricer, p, pace.layers,
+                                  most_of_ends(work), still, most_of_ends(work, work.frozen)))
 
 def still_of(of: Stored):  # Stored
     "The weights of a layer that do not train, as if they did."
@@ -241,22 +239,39 @@ def host_step(p: Layouts, parts, matrices, pricer):  # s
         step = np.maximum(step, disks * 2 * states / pricer.system.given('nvme_bandwidth'))
     return over_host_link((down + up) * GB, pricer, p) + step
 
+def casts_each(p: Layouts):
+    "Whether weights are cast whenever ZeRO-3 has gathered them, for no copy is kept."
+    kept = np.logical_not(p.reshard_after_forward) | in_low_precision(p.assumptions, p.precision)
+    return np.equal(p.zero_stage, 3) & np.logical_not(kept)
+
+def cast_bytes(p: Layouts):  # of a parameter
+    "What casts of a weight move in an iteration: of both copies, or in each pass of one."
+    both, copies = (of_recipe(p.precision, name) for name in ('cast', 'copies'))
+    return where(casts_each(p), 2 * p.micro_batches * (both - copies / 2), both)
+
+def cast_GB(p: Layouts, of: Stored):
+    "Weights of a layer that are cast; those that do not train stay as they were."
+    still = of.frozen + of.frozen_routed
+    return of.weights + of.routed + still * casts_each(p) * (adapted(p.adapters).held == 2)
+
 def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
-    p, of, table = work.layouts, pace.stored, work.weights.shared
+    p, of = work.layouts, pace.stored
+    table = np.maximum(work.weights.shared, work.weights.ahead)   # words on two stages
     w, parts = p.costs, stage_weights(p, of, pace.layers, tables)
     matrices = stage_matrices(p, pace.matrices, pace.layers, parts)
     moved = with_matrices(step_bytes, p, parts, matrices)
     traffic = w.optimizer_traffic / (2 * 12 + w.gradient_held + 2)
-    cast = of_recipe(p.precision, 'cast') / 2 * pace.layers * stages_held(p)
+    cast = cast_bytes(p) / 2 * pace.layers * stages_held(p)
     away = on_host(p.offload, 'optimizer')
     moved = traffic * moved * (1 - away)
-    step = pricer.moved(moved + cast * (of.weights + of.routed)) + w.iteration_constant
+    step = pricer.moved(moved + cast * cast_GB(p, of)) + w.iteration_constant
     step = step + if_any(away, lambda: host_step(p, parts, matrices, pricer))
     step = step + step_on_matrices(p, pace, parts)
     if not any_of(table): return step
     near = np.greater_equal(p.nvlink_pp, p.pp)
-    return step + pricer.send(table, near) * ~ends_meet(p) * (table > 0)
+    sent = table * gradient_held(p) / 2
+    return step + pricer.send(sent, near) * ~ends_meet(p) * (table > 0)
 
 def straggling(p: Layouts):
     "By what share the slowest GPU is slower than the mean: the largest of n normal values."
@@ -500,7 +515,7 @@ def iteration_times(
     pace, tables, p = slowest_stage(work, costs, ends), most_of_ends(work), work.layouts
     cost, L, N = pace.cost, pace.layers, p.micro_batches
     sent = sent_between_stages(work, pricer) if messages else 0.
-    reduced = reduction_time(p, pace, pricer, tables) if messages else 0.   # all as the slowest
+    reduced = reduction_time(work, pace, pricer) if messages else 0.   # all as the slowest
     host = between_layers(p)
     bubble = bubble_of(work, costs, pace.busy, host + sent, ends)
     slack = (pace.busy + sent + host) * straggling(p)
@@ -544,7 +559,7 @@ class StageWeights(NamedTuple):
     matrices: list  # the same, of what is in matrices
     beside: float   # GB that an optimizer keeps of matrices as wholes
     layers: float   # how many, of both stages of a rank that holds two
-    layer: float    # GB of one
+    layer: float    # GB of what is shared out of one
     ends: float     # GB
     table: float    # GB of words
 
@@ -564,24 +579,26 @@ def frozen_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights, or 
 def still_held(work: Workload, at: Stage, of: Stored):  # GB
     "What a stage holds of weights that do not train."
     own = frozen_of_stage(work, at, of)
-    return weights_held(work.layouts, own) if own else 0.
+    return weights_held(work.layouts, own, trained=False) if own else 0.
 
 def weights_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights
     "The weights of a stage whose mean layer stores so much."
     p, layers = work.layouts, sum(at.layers)
     ends = ends_GB(work.weights, at.first, at.last)
-    layer = sum(GB for GB, _ in weight_parts(p, of))
+    layer = sum(GB * np.greater(sharers(p, group)[0].size, 1)   # the others are here anyway
+                for GB, group in weight_parts(p, of))
     parts = stage_weights(p, of, layers, ends)
     layers, mean = layers * stages_held(p), mean_matrices(work, at)
     beside = of_the_busiest(p, mean, layers, parts, mean.beside, mean.routed_beside)
     matrices = stage_matrices(p, mean, sum(at.layers), parts)
     return StageWeights(parts, matrices, beside, layers, layer, ends, work.beside.table)
 
-def weights_held(p: Layouts, own: StageWeights):  # GB
-    "Weights: all, or a share of all and what is gathered."
+def weights_held(p: Layouts, own: StageWeights, trained=True):  # GB
+    "Weights: all, or a share of all and what is gathered; that share may be a state instead."
     thirds = np.equal(p.zero_stage, 3)
     gathered = if_any(thirds, lambda: largest_units(own, units_at_hand(p)))
     here = shared(own.parts, thirds) * (1 - on_host(p.offload, 'weights'))
+    if trained and p.costs.sharded_master: here = where(thirds, 0., here)
     return np.minimum(sum(GB for GB, _ in own.parts), here + gathered)
 
 def gradients_held(p: Layouts, own: StageWeights):  # GB
@@ -589,7 +606,7 @@ def gradients_held(p: Layouts, own: StageWeights):  # GB
     out = np.greater(p.zero_stage, 1) & reduces_each(p.reduce_each, p.zero_stage)
     found, whole = (gradient_held(p) / 2 * shared(own.parts, flag) for flag in (out, False))
     found = found * (1 - on_host(p.offload, 'optimizer') * out)   # each goes there at once
-    buckets = p.costs.bucket_bytes / 2 * (np.greater(p.dp, 1) & ~out)
+    buckets = p.costs.bucket_bytes / 2 * (np.greater(weight_copies(p).size, 1) & ~out)
     beside = if_any(buckets, lambda: sum(GB for GB, _ in own.parts))
     if not p.assumptions.working_memory: return found + beside
     unit = if_any(out, lambda: largest_units(own, 1))

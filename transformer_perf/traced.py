@@ -552,7 +552,7 @@ def waiting(rows: Rows, name, gpu, p: Layouts, routed, passes):  # Quantity
     if routed: names.append('host_experts')
     left = {name: float(launched(p.cuda_graphs, shares[name])) for name in names}
     own = [name if share == 1 else f'{share:.16g} * {name}' for name, share in left.items()]
-    if routed and p.dispatcher == 'once_sorted': own[-1] += ' * host_sorted'
+    if routed and p.dispatcher == 'once_sorted' and p.ep * p.etp > 1: own[-1] += ' * host_sorted'
     text = f'({" + ".join(own)}) * (1 + host_tp * log2(tp))'
     if passes != 1: text += f' * {passes:.16g}'
     host = rows.step('host', text, unit='s', of=host_wait)
