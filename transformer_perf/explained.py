@@ -281,8 +281,9 @@ def gathered_told(t: Told, parts, layers, words=''):  # list of (name of GB, of 
     often = [low, low if adapted(p.adapters).held == 2 else 1.]
     scaled = lambda name, share: name if share == 1 else f'{name} * {share:.16g}'
     for (GB, group), own in zip(parts, layers):
-        terms = [scaled(name, share) for name, share in zip(own, often)] + [words] * bool(words)
-        t.step(f'gathered_{GB}', ' + '.join(terms) or '0', unit='GB', of=gathered_GB)
+        terms = [scaled(name, share) for name, share in zip(own, often)] + [words]
+        text = ' + '.join(filter(None, terms)) or '0'
+        t.step(f'gathered_{GB}', text, unit='GB', of=gathered_GB)
         found, words = [*found, (f'gathered_{GB}', group)], ''
     return found
 
@@ -392,10 +393,11 @@ def update_told(t: Told):  # Quantity
         at_least = f'({at_least} - 2 * fewer * own_matrices)'
     away = here_told(t, 'optimizer')
     often, own = 'cast', 'weights + routed'
-    if casts_each(p):   # in each pass the copy that it needs
+    each = casts_each(p, t.slowest.stored)
+    if each:   # in each pass the copy that it needs
         t.count('cast_copies', unit='bytes')
         often = '2 * N * (cast - cast_copies / 2)'
-    if casts_each(p) and adapted(p.adapters).held == 2: own += ''.join(
+    if each and adapted(p.adapters).held == 2: own += ''.join(
         f' + {name}' for name in ('still', 'still_routed') if name in t.known)
     t.step('moved', f'optimizer_traffic / (2 * 12 + gradient_held + 2) * {at_least} / 2{away} '
            f'+ {often} / 2 * {held}L * ({own})', unit='GB')

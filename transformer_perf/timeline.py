@@ -7,9 +7,9 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_P
            'one_for_all', 'layouts_of', 'job_of', 'Times', 'sent_between_stages', 'ends_meet', 'stages_held',
            'weight_copies', 'routed_copies', 'weight_parts', 'most_of_ends', 'reduction_time', 'still_of',
            'stage_weights', 'stage_matrices', 'shared', 'states_of', 'step_bytes', 'with_matrices', 'dealt',
-           'step_on_matrices', 'of_the_busiest', 'host_step', 'casts_each', 'cast_bytes', 'cast_GB', 'update_time',
-           'straggling', 'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more',
-           'alike', 'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Pace', 'slowest_stage', 'pace_of',
+           'step_on_matrices', 'of_the_busiest', 'host_step', 'casts_each', 'cast_GB', 'update_time', 'straggling',
+           'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'alike',
+           'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Pace', 'slowest_stage', 'pace_of',
            'mean_matrices', 'slower_of', 'bubble_time', 'ranks_that_wait', 'least_total', 'least_bubble',
            'between_layers', 'iteration_times', 'Memory', 'alive', 'working', 'units_at_hand', 'StageWeights',
            'largest_units', 'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held', 'gradients_held',
@@ -24,6 +24,7 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_P
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
+import operator
 from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
@@ -239,20 +240,19 @@ def host_step(p: Layouts, parts, matrices, pricer):  # s
         step = np.maximum(step, disks * 2 * states / pricer.system.given('nvme_bandwidth'))
     return over_host_link((down + up) * GB, pricer, p) + step
 
-def casts_each(p: Layouts):
-    "Whether weights are cast whenever ZeRO-3 has gathered them, for no copy is kept."
+def casts_each(p: Layouts, of: Stored):
+    "Whether weights are cast whenever ZeRO-3 has gathered them: it keeps none that GPUs share."
     kept = np.logical_not(p.reshard_after_forward) | in_low_precision(p.assumptions, p.precision)
-    return np.equal(p.zero_stage, 3) & np.logical_not(kept)
+    shares = functools.reduce(operator.or_, (np.greater(sharers(p, group)[0].size, 1)
+                                             for _, group in weight_parts(p, of)))
+    return np.equal(p.zero_stage, 3) & np.logical_not(kept) & shares
 
-def cast_bytes(p: Layouts):  # of a parameter
-    "What casts of a weight move in an iteration: of both copies, or in each pass of one."
+def cast_GB(p: Layouts, of: Stored):  # of a layer
+    "What casts of weights move in an iteration: of both copies, or in each pass of one."
     both, copies = (of_recipe(p.precision, name) for name in ('cast', 'copies'))
-    return where(casts_each(p), 2 * p.micro_batches * (both - copies / 2), both)
-
-def cast_GB(p: Layouts, of: Stored):
-    "Weights of a layer that are cast; those that do not train stay as they were."
-    still = of.frozen + of.frozen_routed
-    return of.weights + of.routed + still * casts_each(p) * (adapted(p.adapters).held == 2)
+    each, still = casts_each(p, of), of.frozen + of.frozen_routed   # these stay as they were
+    moved = where(each, 2 * p.micro_batches * (both - copies / 2), both) / 2
+    return moved * (of.weights + of.routed + still * each * (adapted(p.adapters).held == 2))
 
 def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
@@ -262,10 +262,10 @@ def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `mos
     matrices = stage_matrices(p, pace.matrices, pace.layers, parts)
     moved = with_matrices(step_bytes, p, parts, matrices)
     traffic = w.optimizer_traffic / (2 * 12 + w.gradient_held + 2)
-    cast = cast_bytes(p) / 2 * pace.layers * stages_held(p)
+    cast = cast_GB(p, of) * pace.layers * stages_held(p)
     away = on_host(p.offload, 'optimizer')
     moved = traffic * moved * (1 - away)
-    step = pricer.moved(moved + cast * cast_GB(p, of)) + w.iteration_constant
+    step = pricer.moved(moved + cast) + w.iteration_constant
     step = step + if_any(away, lambda: host_step(p, parts, matrices, pricer))
     step = step + step_on_matrices(p, pace, parts)
     if not any_of(table): return step
