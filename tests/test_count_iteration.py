@@ -272,20 +272,60 @@ def test_a_step_by_hand(precision, changes, moved, stage):
     assert close(one.stats['other_s'], pricer.busy(Work(nbytes=nbytes)).total + .02)
 
 
+def test_the_step_of_the_stage_with_most_weights():
+    "A stage of the loss alone sets the pace, and has no layer's weights."
+    wide = dataclasses.replace(MODEL, vocab=64 * V)
+    software = Costs(optimizer_traffic=33., gradient_held=4.)
+    a, found = dataclasses.replace(TRAINED, bundled_messages=False, measured=Parameters(
+        'Hopper', software=software)), {}
+    for layout in ('Et*6|t*6|L', 'Et*6|t*6L'):
+        one, pricer, table = case(
+            a, wide, pp=layout.count('|') + 1, dp=2, layout=layout, zero_stage=0)
+        found[layout] = one
+    work = timeline.priced_estimate(found['Et*6|t*6|L'])
+    assert timeline.slowest_stage(*work[::2], work[3]).layers == 0
+    layer = table.weights_mem.sum()
+    words, norm = 2e-9 * e * 64 * V, 4e-9 * e
+    reduced, ends = (pricer.collective('allreduce', GB, Group(2, 2))
+                     for GB in (layer, words + norm))
+    seen = reduced + 5 * max(reduced - table.t_bwd.sum(), 0) + ends
+    moved = (6 * layer + words + norm) / 2 * 33
+    step = pricer.busy(Work(nbytes=moved)).total + pricer.send(2 * words, True)
+    for one in found.values():
+        assert close(one.stats['dp_comm_s'], seen) and close(one.stats['other_s'], step)
+
+
+def test_gradients_that_go_to_the_host_whole():
+    "With ZeRO-0 each GPU's host has all of them, after each micro-batch if they are reduced then."
+    seen = [estimate('llama3.1_8B', Parallel(
+        dp=8, zero_stage=0, reduce_each=each, offload='optimizer', dp_overlap=False,
+        micro_batch=1), 'H100-80GB', 8 * N).stats['dp_comm_s']
+        for each, N in ((True, 2), (True, 6), (False, 2))]
+    system, a = as_system('H100-80GB'), Assumptions()
+    one = estimate('llama3.1_8B', Parallel(dp=8, offload='optimizer'), system, 8)
+    a = one.assumptions
+    GB = 1e-9 * NAMED['llama3.1_8B'].parameters * a.costs.gradient_bytes
+    copied = GB / (system.host_bandwidth * a.host_link_share)
+    assert close(seen[1] - seen[0], 4 * (seen[2] + copied), 1e-3)
+
+
 # messages between copies
 
 @pytest.mark.parametrize('stage', [0, 1, 2, 3])
 @pytest.mark.parametrize('overlap, low', [(True, False), (False, False), (True, True)])
 @pytest.mark.parametrize('bundled', [False, True])
-def test_messages_of_copies(stage, overlap, low, bundled):
+@pytest.mark.parametrize('pp, near', [(1, 1), (2, 1), (2, 2)])
+def test_messages_of_copies(stage, overlap, low, bundled, pp, near):
     """Layer by layer behind the layers; a table by itself, which nothing hides; weights in 8 bits.
 
-    Or all in one message, unless weights are shared out: a layer's part of it behind each layer."""
-    layout = dict(tp=2, dp=8, cp=2, nvlink_tp=2, nvlink_dp=2, nvlink_cp=1, nvlink_pp=1)
+    Or all in one message, unless weights are shared out: a layer's part of it behind each layer.
+    With DualPipe two ranks have the same two halves, each of half of their micro-batches."""
+    layout = dict(tp=2, dp=8, cp=2, nvlink_tp=2, nvlink_dp=2, nvlink_cp=1, nvlink_pp=near, pp=pp,
+                  schedule='dualpipe' if pp == 2 else '1f1b')
     a = dataclasses.replace(TRAINED, fp8_parameters=low, bundled_messages=bundled)
     if low: layout |= dict(precision='fp8')
     one, pricer, table = case(a, zero_stage=stage, dp_overlap=overlap, **layout)
-    group, N = Group(16, 2), 64 // 8 // b
+    group, N = Group(16 * pp, 2 * near), 64 // 8 // b / pp
     pieces = depth if bundled and stage < 3 else 1
     take = lambda kind, GB: pricer.collective(kind, GB * pieces, group) / pieces
     def shown(t, layer, number):
@@ -573,8 +613,11 @@ def test_no_stage_is_overlooked(layout, vocabulary):
     assert [sum(stage.layers) for stage in stages] == [x.count('t') for x in layout.split('|')]
     fullest = max((timeline.memory_at(work, stage) for stage in stages), key=sum)
     assert close(sum(timeline.memory_of(work)), sum(fullest))
-    slowest = max(timeline.pace_of(work, costs, ends, stage).busy for stage in stages)
-    assert close(timeline.slowest_stage(work, costs, ends).busy, slowest)
+    paces = [timeline.pace_of(work, costs, ends, stage) for stage in stages]
+    slowest = timeline.slowest_stage(work, costs, ends)
+    assert close(slowest.busy, max(pace.busy for pace in paces))
+    heaviest = timeline.heaviest_stage(work, costs, ends, slowest)
+    assert close(heaviest.weights, max(pace.weights for pace in paces))
 
 
 @pytest.mark.parametrize('layout', ['Ettt|t|tt|tL', 'Et|tttt|t|tL', 'E|t|t|tL', 'Ettt||t|L'])

@@ -66,9 +66,10 @@ def test_flop_of_chosen_keys():
         assert close(flop(loss.backward), chosen * (2 * a / tp * 48 + 2 * 2 * HI * dI))
         moved = b * l * (48 * a / tp + 3 * HI * dI) + 4 * chosen   # queries, and scores both ways
         assert close(loss.backward.operands, moved) and loss.backward.launches == 2
-        summed, = loss.backward.messages
+        summed, *keys = loss.backward.messages
         assert (summed.kind, summed.group) == ('allreduce', 'tp')
         assert close(1 + summed.volume, 1 + 4e-9 * chosen * (tp > 1))
+        assert not any(m.volume for m in keys)
         assert flop(own['index-q'].backward) == flop(own['index-q'].forward)   # no input's gradient
     assert abs(pairs_formula(K) / pairs_of(K) - 1) < .01
 
@@ -87,8 +88,10 @@ def test_context_parallelism_gathers_latents():
             sent, = own[name].forward.messages
             assert (sent.kind, sent.group) == ('allgather', 'cp')
             assert close(sent.volume, 2e-9 * b * l * width)
-        back = own['fusedla'].backward.messages
-        assert [m.kind for m in back] == ['allgather', 'reducescatter']
+        for name, width in (('fusedla', 48), ('index-loss', dI)):   # keys again, and gradients
+            back = [m for m in own[name].backward.messages if m.group == 'cp']
+            assert [m.kind for m in back] == ['allgather', 'reducescatter']
+            assert all(close(m.volume, 2e-9 * b * l * width) for m in back)
     with pytest.raises(ValueError, match='must be divisible by cp=2'):
         estimate(model_with(INDEXED), Parallel(cp=2, context='ulysses'), 'H200', 8)
 
@@ -102,6 +105,25 @@ def test_what_is_kept():
     assert close(own['index-scores'].activations, T * (2 * (HI * dI + HI + dI) + 4 * K))
     frees = dict(own['fusedla'].frees)
     assert close(frees['mla_up_proj'], T * 2 * a * 48) and close(frees['core_attn'], T * 4 * a)
+    for name in ('indexed', 'blocks'):   # in 8 bits what follows keeps a copy of its own
+        plain, low = (operations(MIXERS[name], precision=x)['fusedla'] for x in ('bf16', 'fp8'))
+        assert close(low.activations - plain.activations, T * 2 * a * (40 if name == 'indexed'
+                                                                       else 12))
+    still = operations(INDEXED, adapters='lora:4:attention')   # attention's backward needs it
+    assert close(still['absorb-v'].activations, own['absorb-v'].activations)
+
+
+def test_three_ways_keep_queries_keys_and_values_once():
+    "Each way its two sums a row; their results are kept where they are weighed, in 8 bits, too."
+    T = 1e-9 * b * l
+    for precision in ('bf16', 'fp8'):
+        own = operations(WAYS, precision=precision)
+        assert close(own['fusedla'].activations, T * (2 * (a + 2 * 4) * 12 + 4 * a))
+        for name in ('means', 'recent'): assert close(own[name].activations, T * 4 * a)
+        assert close(own['block-means'].activations, T / 16 * 2 * 4 * 2 * 12)
+        assert close(own['ways-summed'].activations, T * 2 * 3 * a * 12)
+    kernel = operations(WAYS)['means'].forward.attention
+    assert (kernel.keys, kernel.seen) == (l / 16, .5)   # of keys there is one for each block
 
 
 def keys_counted(block, chosen):

@@ -272,6 +272,20 @@ def test_the_last_gpu_has_most_to_do_without_zigzag():
     assert seen == [.5, 1 - 1 / 16]   # row by row the last eighth sees 15/16 of all keys
 
 
+@pytest.mark.parametrize('window', [None, 3, 9, 14])
+def test_what_the_last_gpu_sees_pair_by_pair(window):
+    "Of a window, too; where heads are exchanged each GPU sees the same."
+    l, cp, scale = 16, 4, 256   # pieces of a sequence, GPUs, tokens of a piece
+    model = dataclasses.replace(NAMED['llama3.1_8B'], seq_len=l * scale,
+                                window=window and window * scale)
+    for context, rows in (('ring', l * scale // cp), ('ulysses', l * scale)):
+        a = dataclasses.replace(CALIBRATED, zigzag=False, context=context)
+        core = next(op for op in layer_operations(job(model, a, cp=cp, strategy='2d-seqp'))
+                    if op.name == 'fusedla')
+        see = np.minimum(np.arange(l * scale) + .5, (window or l) * scale)[-rows:]
+        assert math.isclose(core.forward.attention.seen, see.mean() / (l * scale), rel_tol=1e-3)
+
+
 def test_windows():
     "gpt-oss: every second layer sees 128 tokens; on average 1 - w / 2 l of them."
     narrow, wide = kinds_of(job('gpt_oss_120B'))
@@ -367,6 +381,10 @@ def test_a_gate_on_attention_by_hand(preset, kept):
     assert math.isclose(gate.forward.nbytes, 2e-9 * 3 * numbers)
     assert math.isclose(gate.backward.nbytes, 2e-9 * 5 * numbers)
     assert math.isclose(gate.activations, 2e-9 * kept * numbers) and not gate.weights
+    if preset == 'calibrated':   # in 8 bits, too: the gate's kernel reads 16
+        low = job(with_gate, dataclasses.replace(a, precision='fp8'), tp=2)
+        low = {op.name: op for op in layer_operations(low)}
+        assert all(low[name].activations == other[name].activations for name in ('fusedla', 'gate'))
     # what attention said is kept once: by its own operation, or for the gate
     said = {name: op.activations for name, op in other.items() if name in ('fusedla', 'gate')}
     least = 2e-9 * numbers * (3 + 1 + 1)   # queries, keys, values; the gate; what attention said

@@ -298,6 +298,12 @@ def test_attention_beside_a_state():
     plain = replace(state, gate_normed=False)
     assert (model_with(state).parameters - model_with(plain).parameters
             == 2 * state.heads * state.value)
+    values = 1e-9 * b * l * state.heads * state.value
+    kept, one = (operations(m)['gated-norm'] for m in (state, plain))
+    assert close(kept.activations, 4 * values + 4e-9 * b * l * state.heads)   # and sums in 32 bits
+    assert close(one.activations, 2 * values)   # the gate is among the scan's inputs
+    assert close(one.forward.nbytes, 4 * values) and close(one.backward.nbytes, 6 * values)
+    assert one.forward.launches == one.backward.launches == 0
 
 
 SUPER = dict(   # nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16

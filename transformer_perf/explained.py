@@ -98,9 +98,11 @@ class Told:
         self.work, self.p, self.costs, self.ends = work, work.layouts, costs, ends
         self.closed = iteration_times(work, costs, pricer, ends)
         stages = stages_of(work)
-        paces = [float(pace_of(work, costs, ends, stage).busy) for stage in stages]
-        self.pace = stages[int(np.argmax(paces))]
-        self.slowest = pace_of(work, costs, ends, self.pace)
+        paces = [pace_of(work, costs, ends, stage) for stage in stages]
+        slowest = heaviest = int(np.argmax([float(x.busy) for x in paces]))
+        if not alike(work):
+            heaviest = max(range(len(paces)), key=lambda i: (float(paces[i].weights), i == slowest))
+        self.pace, self.heavy, self.heaviest = stages[slowest], stages[heaviest], paces[heaviest]
         self.fullest = fullest_stage(one, work)
         counted = Counted(self.counts, sizes_in(one, given))
         self.rows = Rows(pricer, given, counted)
@@ -250,7 +252,7 @@ def with_host_told(t: Told, name, part, parts, factor, at_once):
     share = share_told(t, part)
     if not share: return
     for GB, group in parts: t.count(f'{group}_size', 'stage', group, 0, 'size', unit='')
-    own = ' + '.join(f'{GB} / {group}_size' for GB, group in parts)
+    own = ' + '.join(f'{GB} / {group}_size' if t.p.zero_stage else GB for GB, group in parts)
     t.step('own_unit', f'({own}){at_once}', unit='GB')
     text, of = f'{factor} * own_unit / (host_bandwidth * host_link_share)', over_host_link
     if part == 'weights' and on_host(t.p.offload, 'nvme'):
@@ -290,7 +292,8 @@ def gathered_told(t: Told, parts, layers, words=''):  # list of (name of GB, of 
 def unit_told(t: Told, of, parts, gathered, pieces, at_once):  # list of Quantity
     "What the messages of `pieces` units show."
     p, stage = t.p, t.p.zero_stage
-    parted, each = stage and not p.costs.reduces_whole, f'({pieces} * N)'
+    parted = stage and not p.costs.reduces_whole
+    each = f'({pieces} * N / {stages_held(p)})' if stages_held(p) > 1 else f'({pieces} * N)'
     kind = 'reducescatter' if parted else 'allreduce'
     often = reduces_each(p.reduce_each, stage)
     number = each if often else pieces
@@ -312,7 +315,7 @@ def unit_told(t: Told, of, parts, gathered, pieces, at_once):  # list of Quantit
 
 def still_told(t: Told):  # dict: name -> GB
     "Weights that do not train, which ZeRO-3 gathers, too; known from now on, if there are any."
-    of, p = t.slowest.stored, t.p
+    of, p = t.heaviest.stored, t.p
     found = {'still': of.frozen, 'still_routed': of.frozen_routed,
              'still_tables': most_of_ends(t.work, t.work.frozen)}
     found = {name: float(GB) * (p.zero_stage == 3) for name, GB in found.items()}
@@ -324,14 +327,14 @@ def both_ways(p): return f'{stages_held(p)} * ' if stages_held(p) > 1 else ''   
 
 def reduction_told(t: Told):  # Quantity
     "Gradients and weights exchanged between the copies, as far as nothing hides it."
-    held, tables = both_ways(t.p), t.count('tables')
+    tables, layers = t.count('tables'), f'{both_ways(t.p)}L'
     bulk = t.p.zero_stage < 3 and t.p.assumptions.bundled_messages
-    t.step('pieces', 'max(L, 1)' if bulk else 'L', unit='')
-    more = ' + tables' if bulk and tables.value else ''
-    t.step('layer_GB', f'{held}weights' + (' * L' if bulk else '') + more, unit='GB')
-    t.step('expert_GB', f'{held}routed' + (' * L' if bulk else ''), unit='GB')
+    t.step('pieces', f'max({layers}, 1)' if bulk else layers, unit='')
+    more, times = ' + tables' if bulk and tables.value else '', f' * {layers}' if bulk else ''
+    t.step('layer_GB', f'weights{times}{more}', unit='GB')
+    t.step('expert_GB', f'routed{times}', unit='GB')
     still = still_told(t)
-    each = [[f'{held}{name}' + (' * L' if bulk else '') for name in own if name in t.known]
+    each = [[f'{name}{times}' for name in own if name in t.known]
             for own in (('weights', 'still'), ('routed', 'still_routed'))]
     parts = [('layer_GB', 'sharers'), ('expert_GB', 'expert_sharers')]
     parts = parts[:1 + bool(t.known['routed'].value or still['still_routed'])]
@@ -387,16 +390,17 @@ def update_told(t: Told):  # Quantity
            unit='GB', of=shared)
     at_least = 'moved_by_step * own'
     if t.count('fewer', unit='').value:
-        given = Quantity('matrices', float(t.slowest.matrices.weights), 'GB', source='counted')
+        given = Quantity('matrices', float(t.heaviest.matrices.weights), 'GB', source='counted')
         t.step('own_matrices', f'{held}matrices * L{out} + {held}routed * L{of_experts}', given,
                unit='GB', of=stage_matrices)
         at_least = f'({at_least} - 2 * fewer * own_matrices)'
     away = here_told(t, 'optimizer')
     often, own = 'cast', 'weights + routed'
-    each = casts_each(p, t.slowest.stored)
+    each = casts_each(p, t.heaviest.stored)
     if each:   # in each pass the copy that it needs
         t.count('cast_copies', unit='bytes')
-        often = '2 * N * (cast - cast_copies / 2)'
+        own_passes = f'N / {stages_held(p)}' if stages_held(p) > 1 else 'N'
+        often = f'2 * {own_passes} * (cast - cast_copies / 2)'
     if each and adapted(p.adapters).held == 2: own += ''.join(
         f' + {name}' for name in ('still', 'still_routed') if name in t.known)
     t.step('moved', f'optimizer_traffic / (2 * 12 + gradient_held + 2) * {at_least} / 2{away} '
@@ -406,7 +410,7 @@ def update_told(t: Told):  # Quantity
         ' + moved / (vector_bandwidth * hbm_bandwidth)' if t.rows.measured else
         ' + max(launch_time, moved / hbm_bandwidth)')
     if away: text += f' + optimizer_on_host * {host_step_told(t).name}'
-    if t.slowest.cost.step: text += f' + {whole_told(t).name}'
+    if t.heaviest.cost.step: text += f' + {whole_told(t).name}'
     if max(t.work.weights.shared, t.work.weights.ahead) and not ends_meet(p):
         near, text = bool(p.nvlink_pp >= p.pp), f'{text} + table_s'
         t.count('gradient', unit='bytes')
@@ -431,11 +435,11 @@ def host_step_told(t: Told):  # Quantity
 def whole_told(t: Told):  # Quantity
     "What an optimizer of matrices takes."
     held, parts = both_ways(t.p), []
-    of = t.slowest.matrices
+    of = t.heaviest.matrices
     for name, number, how_many, gpus in (
             ('step', 'number', of.number, 'sharers'),
             ('step_routed', 'number_routed', of.routed, 'expert_sharers')):
-        seconds = getattr(t.slowest.cost, name)
+        seconds = getattr(t.heaviest.cost, name)
         if not seconds: continue
         about = 'of a layer, if one GPU had all of its matrices'
         given = [Quantity(name, float(seconds), 's', source='modules.step_seconds', words=about),
@@ -447,6 +451,16 @@ def whole_told(t: Told):  # Quantity
         parts.append(f'{name}_s')
     return t.step('on_matrices', ' + '.join(parts), of=step_on_matrices)
 
+def copies_told(t: Told):
+    "What happens once an iteration, on the stage that has most weights."
+    if t.heavy == t.pace: return reduction_told(t), update_told(t)
+    names = ('L', 'forward', 'backward', 'weights', 'routed')
+    slowest = {name: t.known.pop(name) for name in names}
+    each = layers_told(t, 'L', t.heavy.layers, 'on the stage that has most weights')
+    for name in names[1:]: mean_told(t, name, name, each, 'L')
+    reduction_told(t), update_told(t)
+    t.known |= slowest
+
 def times_told(t: Told):
     "The parts of an iteration."
     stage_told(t), sent_told(t)
@@ -457,7 +471,7 @@ def times_told(t: Told):
     texts = {'compute_s': 'N * (L * compute + ends)', 'exposed_memory_s': 'N * L * memory',
              'tp_comm_s': 'N * L * comm', 'pp_comm_s': 'N * sent'}
     for name, text in texts.items(): t.step(name, text, of=iteration_times)
-    reduction_told(t), update_told(t), bubble_told(t)
+    bubble_told(t), copies_told(t)
     t.step('other_s', 'N * (L * wait + host + slack) + update', of=iteration_times)
     t.step('iteration_s', ' + '.join(TIMES), of=figures)
     t.step('samples_per_s', 'global_batch / iteration_s', unit='samples/s')

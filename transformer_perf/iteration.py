@@ -6,12 +6,13 @@
 __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'ALWAYS', 'WAITS', 'HIDING', 'SHOWN', 'with_paper_names', 'usual', 'follows',
            'has_copies', 'asks_host', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules',
            'choices_fit', 'sends_tokens', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal',
-           'can_offload', 'check_host', 'check_offload', 'check_stages', 'check_parallel', 'parts_said', 'parts_among',
-           'beyond', 'out_of_reach', 'gpu_in', 'never_run', 'evidence', 'evidence_of_rows', 'kind_of_run',
-           'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'seconds_in',
-           'both_ends', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of',
-           'cross', 'keep', 'filled', 'interval_of', 'settled', 'estimate', 'short', 'layer_groups', 'readable',
-           'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'can_offload', 'check_host', 'check_offload', 'grid_lacks', 'check_stages', 'check_parallel', 'parts_said',
+           'parts_among', 'beyond', 'out_of_reach', 'gpu_in', 'never_run', 'evidence', 'evidence_of_rows',
+           'kind_of_run', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of',
+           'seconds_in', 'both_ends', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors',
+           'divisors_of', 'rows_of', 'cross', 'keep', 'filled', 'interval_of', 'settled', 'estimate', 'short',
+           'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
+           'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -237,6 +238,14 @@ def check_offload(p, system: System):
         f'zero_stage=3, not {p.zero_stage}')
     raise ValueError(f'{about}: a CPU takes no steps of {p.optimizer} on whole matrices')
 
+def grid_lacks(strategy, precision, adapters):  # str, '' where nothing lacks
+    "What SUMMA has no operations for."
+    if STRATEGIES[strategy].has_panels and precision != 'bf16': return (
+        f'precision={quoted(precision)} with strategy {strategy}: SUMMA has products in 16 bits')
+    if STRATEGIES[strategy].has_panels and adapted(adapters).some: return (
+        f'adapters={quoted(adapters)} with strategy {strategy}: SUMMA has none')
+    return ''
+
 def check_stages(p: Parallel, model: Model, micro_batches, a: Assumptions):
     "A ValueError unless the chunks of a pipeline can hold the model and follow the schedule."
     v = a.virtual_stages if p.virtual_stages is None else p.virtual_stages
@@ -261,8 +270,8 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: A
                      for g, place in zip(GROUPS, PLACES)}, system)
     check_choices_of(p, model, a)
     check_offload(p, system)
-    if p.strategy == '2d' and adapted(p.adapters or a.adapters).some:
-        raise ValueError(f'adapters={quoted(p.adapters)} with strategy 2d: SUMMA has none')
+    lacks = grid_lacks(p.strategy, p.precision or a.precision, p.adapters or a.adapters)
+    if lacks: raise ValueError(lacks)
     check_stages(p, model, global_batch // p.dp // p.micro_batch, a)
 
 # %% ../nbs/87a_estimate.ipynb #8559f3b9

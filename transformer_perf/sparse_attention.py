@@ -15,15 +15,16 @@ import numpy as np
 from .estimates import Matrix, Message, Operation, Product, Work
 from .layers import fused_attention, linear, with_messages
 from .blocks import (
-    Attention, CountedJob, LatentAttention, any_norm, gathers, inner_product, of_group,
-    passes_keys, saved_once, seen_share, training)
+    Attention, CountedJob, LatentAttention, any_norm, gathers, inner_product, keeps_output,
+    of_group, passes_keys, saved_once, seen_share, training)
 
 # %% ../nbs/24a_sparse_attention.ipynb #24c00006
-def to_some_keys(job: CountedJob, name, mixer, width, values, seen):  # Operation
-    "Fused attention of all queries to a share of all keys."
+def to_some_keys(job: CountedJob, name, mixer, width, values, seen, keys=None):  # Operation
+    "Fused attention of all queries to a share of all keys, or of so many."
     return fused_attention(
-        name, job.micro_batch, mixer.own_heads(job), mixer.own_kv(job), job.rows, job.seq_len,
-        width, job.units, seen, not job.assumptions.fused_kernels, values)
+        name, job.micro_batch, mixer.own_heads(job), mixer.own_kv(job), job.rows,
+        job.seq_len if keys is None else keys, width, job.units, seen, keeps_output(job, mixer),
+        values)
 
 def gathered_keys(job: CountedJob, op: Operation):  # Operation
     "The same by kernels that gather keys from all over memory: products in one kernel."
@@ -48,6 +49,7 @@ class IndexedAttention(LatentAttention):
 
     name = 'indexed attention'
     held = property(lambda self: self.latent + self.rope)   # numbers of a token that heads share
+    reader = 'absorb-v'
 
     def keys_gathered(self, job): return self.held + self.index_width * self.own_index
 
@@ -124,8 +126,9 @@ def index_loss(job: CountedJob, mixer: IndexedAttention):  # Operation
     pairs = b * rows * l * seen
     moved = b * rows * (mixer.held * mixer.own_heads(job) + 3 * heads * d) + 4 * pairs
     summed = Message('allreduce', 2 * job.units.element * pairs * (job.tp > 1), 'tp')
-    back = Work(products, fused=True, operands=moved, launches=2, messages=(summed,))
-    return Operation('index-loss', Work(), back)
+    back = Work(products, fused=True, operands=moved, launches=2)
+    op = gathers_latents(job, Operation('index-loss', Work(), back), d)
+    return with_messages(op, (), (summed, *op.backward.messages))
 
 # %% ../nbs/24a_sparse_attention.ipynb #24c00009
 @dataclass(frozen=True, kw_only=True)
@@ -149,12 +152,17 @@ class BlockSparse(Attention):
         "As attention, with another core."
         return super().operations(job, block_core)
 
+    ways = property(lambda self: 1 + self.reads_means + (self.recent > 0))   # to attend
+
+    @property
+    def reader(self): return super().reader if self.ways == 1 else None
+
     def projections(self, job: CountedJob):  # list of Operation
         "As attention's; a weight of each way to attend, for each head."
-        found, ways = super().projections(job), 1 + self.reads_means + (self.recent > 0)
-        if ways == 1: return found
-        gates = inner_product(job, 'ways', job.tokens, job.embed_dim, ways * self.own_heads(job),
-                              'outputs')
+        found = super().projections(job)
+        if self.ways == 1: return found
+        gates = inner_product(job, 'ways', job.tokens, job.embed_dim,
+                              self.ways * self.own_heads(job), 'outputs')
         return [*found, saved_once(job, gates)]
 
 def block_core(job: CountedJob, mixer: BlockSparse):  # list of Operation
@@ -164,14 +172,15 @@ def block_core(job: CountedJob, mixer: BlockSparse):  # list of Operation
     seen = keys / job.seq_len
     best = gathered_keys(job, to_some_keys(job, 'fusedla', mixer, mixer.width, mixer.value, seen))
     found = [*block_scores(job, mixer), passes_keys(job, mixer, best, mixer.width + mixer.value)]
+    more = []
     if mixer.reads_means:
-        dense = latest(job, mixer, None) / mixer.block
-        found.append(to_some_keys(job, 'means', mixer, mixer.width, mixer.value, dense))
+        means, all_before = job.seq_len / mixer.block, latest(job, mixer, None)
+        more.append(to_some_keys(job, 'means', mixer, mixer.width, mixer.value, all_before, means))
     if mixer.recent:
         recent = latest(job, mixer, mixer.recent)
-        found.append(to_some_keys(job, 'recent', mixer, mixer.width, mixer.value, recent))
-    ways = len(found) - 2   # the first two choose
-    return found + ([ways_summed(job, mixer, ways)] if ways > 1 else [])
+        more.append(to_some_keys(job, 'recent', mixer, mixer.width, mixer.value, recent))
+    found += [op._replace(activations=op.frees[0][1]) for op in more]   # the rest is saved above
+    return found + ([ways_summed(job, mixer)] if more else [])
 
 def block_scores(job: CountedJob, mixer: BlockSparse):  # list of Operation
     "A mean of the keys of each block, and a score of each for every query; no gradient."
@@ -183,12 +192,13 @@ def block_scores(job: CountedJob, mixer: BlockSparse):  # list of Operation
     ranked = 4 * E * b * heads * job.rows * blocks * seen   # scores in 32 bits, written and read
     noted = 2 * b * job.rows * heads * np.minimum(mixer.chosen, blocks)
     scores = Work((product,), nbytes=ranked + E * noted, launches=2)
-    return [Operation('block-means', pooled, pooled),
+    means = E * own / mixer.block * mixer.reads_means
+    return [Operation('block-means', pooled, pooled, activations=means),
             Operation('block-scores', scores, Work(), activations=E * noted)]
 
-def ways_summed(job: CountedJob, mixer: BlockSparse, ways):  # Operation
+def ways_summed(job: CountedJob, mixer: BlockSparse):  # Operation
     "What several ways to attend say, each weighed by its gate."
-    E, x = job.units.element, 1. * job.tokens * mixer.own_values(job)
+    E, x, ways = job.units.element, 1. * job.tokens * mixer.own_values(job), mixer.ways
     forward = Work(vector=2 * ways * job.units.flop * x, nbytes=E * (ways + 1) * x, launches=1)
     back = Work(vector=4 * ways * job.units.flop * x, nbytes=E * (2 * ways + 1) * x, launches=1)
     return Operation('ways-summed', forward, back, activations=E * ways * x)
