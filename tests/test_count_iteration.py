@@ -202,6 +202,26 @@ def test_copies_in_8_bits_that_are_thrown_away_are_made_again(low, reshard):
     assert parts[8] - parts[2] == pytest.approx(6 * each, rel=1e-6, abs=1e-12)
 
 
+def test_ends_in_16_bits_may_meet():
+    "Then all layers are in 16 bits, and of one kind."
+    a, layout = dataclasses.replace(TRAINED, bf16_ends=2), dict(pp=2, dp=2)
+    four = dataclasses.replace(MODEL, depth=4)
+    low, plain = (case(a, four, precision=precision, **layout)[0].stats['iteration_s']
+                  for precision in ('fp8', 'bf16'))
+    assert close(low, plain, 1e-3)   # but for the cast of what is gathered
+    assert len(search(four, 4, SYSTEM, 64, assumptions=a, precision='fp8'))
+
+
+@pytest.mark.parametrize('software', ['torchtitan', 'Megatron-Core'])
+@pytest.mark.parametrize('precision', ['bf16', 'fp8'])
+def test_a_copy_that_is_alone_shares_nothing_out(software, precision):
+    "Whatever its ZeRO stage."
+    found = [estimate('llama3.1_8B', Parallel(tp=4, precision=precision, zero_stage=stage,
+                                              recompute='full'),
+                      'H100-80GB', 4, software=software).stats for stage in (0, 1, 2, 3)]
+    assert all(one == found[0] for one in found)
+
+
 @pytest.mark.parametrize('tied, ahead', [(True, 0), (True, 1), (False, 0), (False, 1)])
 def test_words_on_two_stages_exchange_gradients(tied, ahead):
     "In 32 bits; multi-token prediction has words on the last stage, too, whoever is tied."

@@ -191,6 +191,9 @@ def test_groups_for_each_document():
     assert [*t.cp] == [1, 2, 4]
     assert np.allclose(t.tokens, np.array([*tokens.values()]) / sum(tokens.values()))
     assert (t.together == t.together[0]).all() and t.alone[0] < t.together[0]
+    six = dynamic_context(replace(PACKED, seq_len=12288, documents={2048: 5, 12288: 1}),
+                          replace(p, cp=6), 'H100-80GB')   # no power of two: on all of them
+    assert [*six.cp] == [1, 6] and close(six.tokens.sum(), 1)
     with pytest.raises(ValueError, match='need more than cp=4 GPUs of 1024'):
         dynamic_context(PACKED, p, 'H100-80GB', tokens_per_gpu=1024)
 

@@ -60,6 +60,21 @@ def test_halves_and_doubles_are_estimates(assumptions, schedule):
     assert found.at_high_s['depth'] == again.stats['iteration_s']
 
 
+@pytest.mark.parametrize('about, fields', [   # shares by matrix_eff; two kinds of layers
+    (('llama3.1_8B', Parallel(tp=8, dp=4), 'MI300X', 64), ['matrix_eff']),
+    (('gpt_oss_120B', Parallel(dp=8, ep=8, offload='activations'), 'H100-80GB', 64), RATES[:4]),
+    (('deepseek_v3', Parallel(dp=64, ep=64, offload='moe_act'), 'H100-80GB', 256), RATES[:4])])
+def test_every_field_is_estimated(about, fields):
+    found = of(*about, factor=1.1)
+    assert np.isfinite(found.elasticity[found.of == 'system']).all()
+    model, layout, name, batch = about
+    for field in fields:
+        system = as_system(name)
+        faster = dataclasses.replace(system, **{field: getattr(system, field) * 1.1})
+        seconds = estimate(model, layout, faster, batch).stats['iteration_s']
+        assert found.at_high_s[field] == pytest.approx(seconds, rel=1e-9), field
+
+
 def test_what_is_needed_is_estimated():
     "The bandwidth that is enough by all figures is enough by the schedule as it is played."
     layout = dataclasses.replace(LAYOUT, schedule='zb-v', tp=8)

@@ -233,7 +233,8 @@ class CountedJob(Layouts):
     def order(self):  # tuple, or None where all layers are alike
         "Which kind each layer is of, those of multi-token prediction last."
         if one_kind(self): return None
-        return kinds_among(self.blocks, int(self.mtp_layers), ends_in_16_bits(self))[1]
+        kinds, order = kinds_among(self.blocks, int(self.mtp_layers), ends_in_16_bits(self))
+        return order if len(kinds) > 1 else None
 
 # %% ../nbs/11_blocks.ipynb #25e30db3
 def when(flag, *messages):  # tuple of Message

@@ -488,7 +488,7 @@ def known_of(space: Space, layers: Layers, i, j):  # (Workload, LayerCost, ends)
     q = layers.priced
     column = layers.at[layers.which[i], layers.place[j]]
     work, cost = layers.work(space.at(i, j), i, q), gathered(layers.cost, column)
-    cost = with_copies(cost, work.stored, pricer_of(q.system, q.assumptions), work.layouts)
+    cost = with_copies(cost, work, pricer_of(q.system, q.assumptions))
     return work, cost, gathered(layers.ends, column)
 
 def placed_times(space: Space, layers: Layers, i, j):  # s, [variant, candidate]

@@ -139,8 +139,10 @@ QUERIES = 128                      # of a tile
 # %% ../nbs/82a_kernel_prices.ipynb #5f4c2adb
 def seconds_a_key(head_dim, value, system: System, fit, backward):  # s
     "What a tile of queries takes for each key."
-    width = (head_dim + value) / 2
-    share = np.interp(width, HEADS, [getattr(fit, f'head_{d}') for d in HEADS])
+    width, shares = (head_dim + value) / 2, [getattr(fit, f'head_{d}') for d in HEADS]
+    if not any(map(np.ndim, shares)): share = np.interp(width, HEADS, shares)
+    else:   # of many systems: so much of each
+        share = sum(np.interp(width, HEADS, own) * x for own, x in zip(np.eye(len(HEADS)), shares))
     flop = 2 * (3 * head_dim + 2 * value) if backward else 4 * width   # a query and a key
     return QUERIES * flop / (peak('bf16', system) * share * (fit.backward if backward else 1.))
 

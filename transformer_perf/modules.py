@@ -274,10 +274,14 @@ def activations_away(job: CountedJob, operations, saved, full):  # GB
     part = sum((op.activations - freed_of(job.recompute, op)) * goes(op) for op in operations)
     return whole * saved + (1 - full) * part
 
-def with_copies(costs, stored: Stored, pricer, p: Layouts):  # LayerCost
+def with_copies(costs, work, pricer):  # LayerCost; work: a Workload
     "Layers that wait where copies of activations take longer than what they hide behind."
-    if not any_of(stored.offloaded): return costs
-    copy = over_host_link(stored.offloaded, pricer, p)
+    away = work.stored.offloaded
+    if not any_of(away): return costs
+    if work.order is not None:   # kinds of layers come first, layouts last
+        more = np.ndim(costs.forward) - away.ndim
+        away = away.reshape(away.shape[:1] + (1,) * more + away.shape[1:])
+    copy = over_host_link(away, pricer, work.layouts)
     there, back = (np.maximum(copy - t, 0) for t in (costs.forward, costs.backward))
     return costs._replace(forward=costs.forward + there, backward=costs.backward + back,
                           memory=costs.memory + there + back)
@@ -727,7 +731,7 @@ def prices_of(work: Workload, pricer):  # (LayerCost of each kind of layer, s of
     kinds, ends = priced[:len(work.kinds)], priced[len(work.kinds):]
     steps = [step_seconds(layer, pricer) for layer in work.kinds]
     costs = costs_of_kinds(work.kinds, kinds, steps, work.layouts)
-    costs = with_copies(costs, work.stored, pricer, work.layouts)
+    costs = with_copies(costs, work, pricer)
     return costs, seconds_of_ends(ends, work.beside.table > 0)
 
 # %% ../nbs/87b_workload.ipynb #28a10008

@@ -149,7 +149,7 @@ def dynamic_context(
     tokens_per_gpu=None,       # the most that one GPU holds; seq_len / cp unless given
     assumptions='calibrated', software=None,
 ):  # DataFrame, a row for each number of GPUs that share a document
-    "Each document on as few GPUs of cp as hold it, beside all documents on all of them."
+    "Each document on 1, 2, 4 ... GPUs of cp, as few as hold it, beside all documents on all."
     import pandas as pd
     model, system, a = as_model(model), as_system(system), as_assumptions(assumptions, software)
     documents = model.documents if documents is None else as_lengths(documents)
@@ -164,11 +164,12 @@ def dynamic_context(
         m = replace(model, seq_len=cp * M, documents=own)
         return 1e6 / M * sum(pass_seconds(estimate(m, p, system, 1, a)))
     together, rows, least = seconds(parallel.cp, documents), [], 0
-    for cp in 2 ** np.arange(int(parallel.cp).bit_length()):
+    powers = [2**i for i in range(int(parallel.cp).bit_length())]
+    for cp in dict.fromkeys([*powers, parallel.cp]):
         own = {L: n for L, n in zip(documents.tokens, documents.documents) if least < L <= cp * M}
         if own:
             tokens = sum(L * n for L, n in own.items())
-            rows.append(dict(cp=int(cp), tokens=tokens, alone=seconds(int(cp), as_lengths(own)),
+            rows.append(dict(cp=cp, tokens=tokens, alone=seconds(cp, as_lengths(own)),
                              together=together))
         least = cp * M
     t = pd.DataFrame(rows)

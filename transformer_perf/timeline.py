@@ -12,15 +12,15 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'busy', 'weights', 'TIMES', 'COM
            'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Pace', 'slowest_stage', 'heaviest_stage',
            'pace_of', 'mean_matrices', 'most_of', 'bubble_time', 'ranks_that_wait', 'least_total', 'least_bubble',
            'between_layers', 'iteration_times', 'Memory', 'alive', 'working', 'units_at_hand', 'StageWeights',
-           'largest_units', 'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held', 'gradients_held',
-           'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
-           'other_copies', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ', 'components',
-           'figures', 'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
-           'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks',
-           'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'of_one_order',
-           'exact_times', 'at_rest', 'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures',
-           'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played', 'memories_played',
-           'fullest_rank', 'job_of_estimate', 'priced_estimate']
+           'shares_out', 'largest_units', 'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held',
+           'gradients_held', 'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room',
+           'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed',
+           'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
+           'seconds_and_GB', 'statistics', 'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks',
+           'of_each_kind', 'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike',
+           'of_one_order', 'exact_times', 'at_rest', 'memory_on_ranks', 'exact_memory', 'memory_played',
+           'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
+           'memories_played', 'fullest_rank', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -579,6 +579,10 @@ class StageWeights(NamedTuple):
     ends: float     # GB
     table: float    # GB of words
 
+def shares_out(own: StageWeights):
+    "Whether several GPUs may share any of them."
+    return sum(gpus for _, gpus in own.parts) > len(own.parts)
+
 def largest_units(own: StageWeights, units):  # GB
     "So many units in a row: layers, and tables of words at the ends."
     tables = (own.ends > 0) + 1. * (own.ends > 1.5 * own.table)
@@ -614,7 +618,7 @@ def weights_held(p: Layouts, own: StageWeights, trained=True):  # GB
     thirds = np.equal(p.zero_stage, 3)
     gathered = if_any(thirds, lambda: largest_units(own, units_at_hand(p)))
     here = shared(own.parts, thirds) * (1 - on_host(p.offload, 'weights'))
-    if trained and p.costs.sharded_master: here = where(thirds, 0., here)
+    if trained and p.costs.sharded_master: here = where(thirds & shares_out(own), 0., here)
     return np.minimum(sum(GB for GB, _ in own.parts), here + gathered)
 
 def gradients_held(p: Layouts, own: StageWeights):  # GB
@@ -682,8 +686,7 @@ def host_has_room(work: Workload, system):
 # %% ../nbs/87_timeline.ipynb #7ddccbcd
 def layers_copied(p: Layouts, own: StageWeights):
     "Layers whose weights are held in another precision at once: alone, a GPU frees none."
-    shares = sum(gpus for _, gpus in own.parts) > len(own.parts)
-    return np.minimum(own.layers, np.where(shares, units_at_hand(p), np.inf))
+    return np.minimum(own.layers, np.where(shares_out(own), units_at_hand(p), np.inf))
 
 def other_copies(p: Layouts, of: Stored):  # GB, of a layer
     "Weights that are held in the precision of the products, instead of 16 bits or besides."

@@ -384,6 +384,8 @@ def against_the_best(found: WhyNot):  # DataFrame
     return table.assign(here=here, best=best, more=here - best)
 
 # %% ../../nbs/88d_answers.ipynb #13a0003e
+LEFT = 'Its schedule, dispatcher, context and ZeRO stage stay as they are: `improve` tries others.'
+
 def why_not_in_words(found: WhyNot):  # str
     "What excludes a configuration, or how much slower it is than the best."
     words = [f'Excluded: {"; ".join(found.excluded)}.'] if found.excluded else []
@@ -395,13 +397,14 @@ def why_not_in_words(found: WhyNot):  # str
     how = in_short(p, other) or 'the same with another placement'
     if found.estimate is None: return ' '.join([*words, f'The best that fits: {how} ({time}).'])
     ratio = found.estimate.stats['iteration_s'] / best.stats['iteration_s'] - 1
-    if found.is_best: return ('It is the best: nothing that fits is faster '
-                              f'({short(found.estimate.stats["iteration_s"])} s).')
+    if found.is_best: return (
+        'It is the best of what a search tries by itself: nothing that fits is faster '
+        f'({short(found.estimate.stats["iteration_s"])} s). {LEFT}')
     if ratio <= 0: words.append('It is faster than the best that fits.')
     else: words.append(f'It takes {ratio:.1%} more time than the best that fits, with the same '
                        f'overlaps (MFU {found.estimate.stats["mfu"]:.1%}): '
                        f'{reason(best, found.estimate)}.')
-    return ' '.join([*words, f'The best: {how} ({time}).'])
+    return ' '.join([*words, f'The best: {how} ({time}). {LEFT}'])
 
 # %% ../../nbs/88d_answers.ipynb #13a0003f
 def why_not(
