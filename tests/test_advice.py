@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from test_cli import bad, good, has
-from transformer_perf import Parallel, estimate, search
+from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.advice.neighbours import case_of, changed, held_by_ranks, steps_of
 from transformer_perf.advice import fits, improve, why_not
 from transformer_perf.advice.answers import neighbours, worthwhile
@@ -81,6 +81,17 @@ def test_every_gigabyte_is_somewhere(about):
     assert len(ranks) == one.parallel.pp
     assert ranks.needed_GB.max() == pytest.approx(one.needed, rel=1e-9)
     assert (ranks.drop(columns=['rank', 'from_s']) >= -1e-9).all(axis=None)
+
+
+def test_the_fullest_rank_counts_what_is_wasted():
+    "The last has more activations, of which some is wasted; the first holds a little more."
+    model = Model(8192, 1024, 16, 8, mlp_dim=4096, vocab=32000)
+    layout = Parallel(tp=2, pp=3, micro_batch=2, recompute='mlp')
+    one = estimate(model, layout, 'H100-80GB', 32)
+    held = held_by_ranks(one).needed_GB
+    assert held[2] > held[0] > held[1] and one.needed == pytest.approx(held[2], rel=1e-9)
+    few = dataclasses.replace(one.system, hbm_capacity=(held[0] + held[2]) / 2)
+    assert not fits(model, layout, few, 32).estimate.fits
 
 
 # answers

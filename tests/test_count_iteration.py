@@ -72,7 +72,7 @@ def ends_by_hand(pricer, tp, cp, place, loss_traffic=52.):  # (s of the first, o
         pricer, Work((Product(T, V / tp, e),), nbytes=loss, launches=5),
         Work((Product(T, e, V / tp), Product(V / tp, e, T)), nbytes=loss, launches=4),
         [(whole, group)] + [(4e-9 * T, group)] * 3)
-    return first, last
+    return first, last + pricer.collective('allgather', whole, group)   # of the sharded rows
 
 
 # time

@@ -367,6 +367,21 @@ def test_no_fitted_constant_beats_the_wires_or_halves_them(name):
                 assert moved / wires <= seconds <= moved / wires / worst, (system.name, group)
 
 
+@pytest.mark.parametrize('name', read_calibration().sets)
+def test_one_domain_is_never_slower_than_several(name):
+    "A group that fits into one may be spread over as many as one likes; a larger one gains nothing."
+    parameters = read_calibration().sets[name]
+    for system in (as_system('GB200-NVL72'), as_system('GB300-NVL72'), as_system('H100-80GB')):
+        price = Measured(system, parameters).collective
+        for kind, GB in itertools.product(estimates.COLLECTIVES, (1e-3, .1, 10.)):
+            for n in (4, 16, 64, 512):
+                within = min(n, system.nvlink_size)
+                least = price(kind, GB, Group(within, within))
+                spread = [price(kind, GB, Group(n, d)) for d in (1, 2, 4, 8, 16, 32, 64)
+                          if d <= min(within, n // 2)]
+                assert all(seconds >= least for seconds in spread), (system.name, kind, GB, n)
+
+
 def test_collectives_inside_a_domain():
     for kind, as_kind in (('allgather', 'allgather'), ('reduce', 'reducescatter'),
                           ('broadcast', 'allgather'), ('allreduce', 'allreduce')):

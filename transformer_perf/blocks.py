@@ -940,10 +940,11 @@ def output_layer(job: CountedJob):  # Operation
     E, e, T = job.units.element, job.embed_dim, job.tokens
     V = np.maximum(own_vocabulary(job), 1 / job.tp)
     gradient = Message('allreduce', E * T * e, 'tp')
+    rows = when(job.sequence_sharded, Message('allgather', E * T * e, 'tp'))
     sums = (Message('allreduce', 2 * E * T, 'tp'),) * 3
     if job.costs.whole_logits: sums = (Message('allgather', E * T * V * job.tp, 'tp'),)
     loss = E / 2 * job.costs.loss_traffic * numbers_of_logits(job, V) + 3 * E * job.own * e
-    there = Work((Product(T, V, e),), nbytes=loss / 2, launches=5, messages=sums)
+    there = Work((Product(T, V, e),), nbytes=loss / 2, launches=5, messages=(*rows, *sums))
     back = Work((Product(T, e, V), Product(V, e, T)), nbytes=loss / 2, launches=4,
                 messages=(gradient,))
     return Operation('output', there, back, E * own_vocabulary(job) * (e + job.output_bias))

@@ -193,13 +193,16 @@ def collective_seconds(
 
 # %% ../nbs/52_kernels.ipynb #2b000002
 def collective_time(kind, volume, group: Group, system: System, parameters: Parameters):  # s
-    "A collective inside a domain or across; or a ring of single messages."
+    """A collective inside a domain or across; or a ring of single messages.
+
+    Across takes no less than as many GPUs would inside one, or as a domain has."""
     if kind == 'ring': return ring_seconds(volume, group, system, parameters)
     near = np.equal(group.size, group.in_domain)
-    if not np.any(near): return collective_seconds(kind, volume, group, system, parameters)
-    inside = domain_time(kind, volume, group.in_domain, system, parameters)
+    most = np.minimum(group.size, system.nvlink_size)
+    inside = domain_time(kind, volume, most, system, parameters)
     if np.all(near): return inside
-    return np.where(near, inside, collective_seconds(kind, volume, group, system, parameters))
+    across = collective_seconds(kind, volume, group, system, parameters)
+    return np.where(near, inside, np.maximum(across, inside))
 
 # %% ../nbs/52_kernels.ipynb #18283258
 def send_seconds(

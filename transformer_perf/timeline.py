@@ -14,7 +14,7 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'busy', 'weights', 'TIMES', 'COM
            'between_layers', 'iteration_times', 'Memory', 'alive', 'working', 'units_at_hand', 'StageWeights',
            'shares_out', 'largest_units', 'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held',
            'gradients_held', 'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room',
-           'layers_copied', 'other_copies', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed',
+           'layers_copied', 'other_copies', 'fullness', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed',
            'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
            'seconds_and_GB', 'statistics', 'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks',
            'of_each_kind', 'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike',
@@ -694,11 +694,16 @@ def other_copies(p: Layouts, of: Stored):  # GB, of a layer
     beside = of.copies * 2 / np.maximum(of_recipe(p.precision, 'copies'), .5)
     return held - where(in_low_precision(a, p.precision), beside, 0.)
 
+def fullness(p: Layouts, memory: Memory):  # GB
+    "What tells which of the ranks of a job is the fullest: with what the allocator cannot use."
+    wasted = p.costs.fragments * (p.assumptions.fits_by == 'bound')
+    return sum(memory) + wasted * memory.activations
+
 def memory_of(work: Workload, least=False):  # Memory
     "Peak memory of the fullest stage; or the least that it can be where chunks differ."
     best, *others = (memory_at(work, stage, least) for stage in stages_of(work))
     for new in others:
-        fuller = sum(new) > sum(best)
+        fuller = fullness(work.layouts, new) > fullness(work.layouts, best)
         best = Memory(*(where(fuller, b, a) for a, b in zip(best, new)))
     return best
 
@@ -906,7 +911,7 @@ def memory_on_ranks(work: Workload):  # (list of Memory at its peak, list of Mem
 def exact_memory(work: Workload):  # Memory
     "Peak memory of the fullest rank of one configuration."
     if work.layouts.pp == 1 or alike(work): return memory_of(work)
-    return max(memory_on_ranks(work)[0], key=sum)
+    return max(memory_on_ranks(work)[0], key=functools.partial(fullness, work.layouts))
 
 # %% ../nbs/87_timeline.ipynb #5c0ed015
 def memory_played(work: Workload, run):  # (Held, list of Memory: what each rank holds throughout)
@@ -976,7 +981,7 @@ def fullest_rank(work: Workload, number):  # Memory
     stay = Memory(*(np.broadcast_to(x, row.shape).reshape(number, -1)[:, which] for x in stay))
     saved = most_held(*(getattr(p, name) for name in ORDER), saved_on_chunks(work))
     full = stay._replace(activations=stay.activations + saved.T)
-    fullest = np.arange(number), np.argmax(sum(full), axis=1)
+    fullest = np.arange(number), np.argmax(fullness(p, full), axis=1)
     return Memory(*(x[fullest] for x in full))
 
 # %% ../nbs/87_timeline.ipynb #04b00007
