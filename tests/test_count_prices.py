@@ -369,7 +369,7 @@ def test_no_fitted_constant_beats_the_wires_or_halves_them(name):
 
 @pytest.mark.parametrize('name', read_calibration().sets)
 def test_one_domain_is_never_slower_than_several(name):
-    "A group that fits into one may be spread over as many as one likes; a larger one gains nothing."
+    "A group that fits into one may be spread over as many as one likes, and a larger one, too."
     parameters = read_calibration().sets[name]
     for system in (as_system('GB200-NVL72'), as_system('GB300-NVL72'), as_system('H100-80GB')):
         price = Measured(system, parameters).collective
