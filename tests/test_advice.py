@@ -13,6 +13,7 @@ from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.advice.neighbours import case_of, changed, held_by_ranks, steps_of
 from transformer_perf.advice import fits, improve, why_not
 from transformer_perf.advice.answers import neighbours, worthwhile
+from transformer_perf.estimates import as_assumptions
 from transformer_perf.interop import as_job
 from transformer_perf.models import as_model
 
@@ -187,6 +188,15 @@ def test_the_best_trains_the_same(own):
     assert found.best is not None and not found.excluded
     (name, value), = own.items()
     assert getattr(found.best.parallel, name) == value
+
+
+def test_the_best_has_the_zero_stages_of_a_search():
+    "A search that is not told of one tries those that the software offers."
+    about = 'llama3.1_8B', Parallel(tp=2, dp=8), 'H100-80GB', 64
+    best = search(about[0], 16, *about[2:], k=1, software='llm-foundry')
+    assert best.zero_stage[0] != as_assumptions('calibrated', 'llm-foundry').zero_stage
+    found = why_not(*about, software='llm-foundry')
+    assert found.best.stats['iteration_s'] == pytest.approx(best.iteration_s[0], rel=1e-12)
 
 
 def test_the_same_change_has_one_name():

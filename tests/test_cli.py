@@ -202,6 +202,23 @@ def test_what_a_job_does_not_say_is_asked_for(tmp_path, command, args, lacks):
         has(says, f'the job does not say its {lacks}')
 
 
+def test_every_command_takes_the_job_that_another_wrote(tmp_path):
+    "With its system, and its strategy where that does not follow from its sizes."
+    about = ('--model', 'llama3.1_8B', '--tp', 4, '--cp', 2, '--dp', 4, '--strategy', '2d',
+             '--global-batch', 64)
+    (tmp_path / 'j.json').write_text(good('explain', *about, '--export', 'json'))
+    job, formatted = ('--job', tmp_path / 'j.json'), ('--format', 'json')
+    own = json.loads(good('explain', *about, *formatted))
+    again = json.loads(good('explain', *job, *formatted))
+    assert again['parallel'] == own['parallel'] and again['stats'] == own['stats']
+    assert json.loads(good('fits', *job, *formatted))['stats'] == own['stats']
+    found = json.loads(good('plan', *job, '--gpus', 64, *formatted))
+    assert {row['system'] for row in found['answers']} == {'H100-80GB'}
+    has(good('sweep', *job, '--gpus', 64, '-o', 'x.csv', cwd=tmp_path), 'x.csv')
+    written = good('run-configs', *job, '--gpus', 64, '--folder', 'x', cwd=tmp_path)
+    has(written, 'exec_1d_llama3.1_8B')
+
+
 def test_the_batch_follows_from_a_job_and_its_gpus(tmp_path):
     for name, text in JOBS.items(): (tmp_path / name).write_text(text)
     options = ('--model', 'llama3.1_8B', '--format', 'json')

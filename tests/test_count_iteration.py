@@ -897,7 +897,7 @@ def test_tables_of_messages(overlap):
 def test_the_largest_units_in_a_row():
     "Layers and tables of words are gathered one after the other; a stage may have all at once."
     def largest(units, layers=2, ends=8.):   # layers of 3 GB, tables of 4
-        own = timeline.StageWeights([], [], 0., layers, 3., ends, 4.)
+        own = timeline.StageWeights([], [], 0., layers, 3., ends, 4., False)
         return float(timeline.largest_units(own, units))
     assert largest(0) == 0
     assert largest(1) == 4                     # a table is more than a layer

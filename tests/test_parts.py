@@ -1,4 +1,5 @@
 "A study as a dataset: every worker writes parts of its own, and whatever happens no row is lost."
+import dataclasses
 import itertools
 import json
 import signal
@@ -13,6 +14,8 @@ from hypothesis import given, settings, strategies as st
 from test_cli import bad, good, has
 from test_sweeps import BIN, COMMAND, heeded, needs_mpi, run  # noqa: F401
 
+from transformer_perf import search
+from transformer_perf.estimates import as_assumptions
 from transformer_perf.ranks import MOST_DEALT, blocks_of
 from transformer_perf.results import STUDY, parts_in, read_table
 from transformer_perf.sweeps import (
@@ -159,6 +162,30 @@ def test_what_differs_in_capacity_alone_is_priced_once(monkeypatch):
     assert found.memory_GB.nunique() > 2
     assert tasks_of(*about[:3], [about[3]], vary=vary)[0].varied['hbm_capacity'].tolist() == (
         2 * capacities) and np.isclose(found.iteration_s.min(), found.iteration_s.iloc[-1])
+
+
+@pytest.mark.parametrize('model, system, n, batch, more', [
+    ('llama3.1_70B', 'H100-80GB', 64, 64, dict(vary={'hbm_capacity': [40., 60., 80., 160.]})),
+    ('llama3.1_8B', 'H100-80GB', 16, 64, dict(software='llm-foundry'))])
+def test_a_sweep_is_a_search_at_each_point(model, system, n, batch, more):
+    "Where chunks differ and what fits is played on each system; and with each ZeRO stage offered."
+    found = sweep(model, system, [n], ['1d', '2d-seqp'], batch, **more)
+    vary, software = more.get('vary', {'hbm_capacity': [80.]}), more.get('software')
+    for capacity in vary['hbm_capacity']:
+        own = dataclasses.replace(as_system(system), hbm_capacity=capacity)
+        best = search(model, n, own, batch, k=1, software=software).iteration_s[0]
+        here = found[found.hbm_capacity == capacity] if 'vary' in more else found
+        assert here.iteration_s.min() == pytest.approx(best, rel=1e-12)
+
+
+def test_all_strategies_are_those_that_a_model_and_its_precision_have():
+    asked = lambda *about, **more: [task.strategy for task in tasks_of(
+        *about, {'x': as_system('B200', 8)}, 64, None, **more)]
+    assert asked('gpt3') == ['1d', '2d-seqp', '2d']
+    assert asked('mixtral_8x7B') == ['1d', '2d-seqp']
+    fp8 = dataclasses.replace(as_assumptions('calibrated'), precision='fp8')
+    assert asked('gpt3', assumptions=fp8) == ['1d', '2d-seqp']
+    with pytest.raises(ValueError, match='fp8'): sweep('gpt3', 'B200', 64, '2d', assumptions=fp8)
 
 
 def test_the_path_of_a_folder_is_a_path(tmp_path):

@@ -17,7 +17,8 @@ from transformer_perf.estimates import as_assumptions
 from transformer_perf.interop import as_job, export
 from transformer_perf.models import NAMED
 from transformer_perf.advice.planning import (
-    ANSWERS, BEARABLE, checkpoint_GB, daly_interval, goodput, on_front, operated, young_interval)
+    ANSWERS, BEARABLE, LEVELS, checkpoint_GB, daly_interval, goodput, on_front, operated,
+    young_interval)
 from transformer_perf.advice import Operation, plan
 from transformer_perf.systems import as_system
 
@@ -111,6 +112,16 @@ def test_answers_are_the_best_of_what_is_listed(small):
     assert small.row('simplest').knobs == near.knobs.min()
     least = rows.groupby('n_gpus').iteration_s.transform('min')
     assert (rows.iteration_s <= BEARABLE * least).all()
+
+
+@pytest.mark.parametrize('model, n, system', [
+    ('llama3.1_8B', 16, H100), ('mixtral_8x7B', 32, 'H200-141GB')])
+def test_the_least_memory_is_that_of_a_long_list(model, n, system):
+    "To a level of what is asked, of all that is bearable."
+    found = plan(model, n, system, tokens=1e9, global_batch=64).row('least memory')
+    rows = search(model, n, system, 64, k=4000)
+    rows = rows[rows.iteration_s <= BEARABLE * rows.iteration_s.min()]
+    assert found.memory_bound_GB <= LEVELS[0] / LEVELS[1] * rows.memory_bound_GB.min()
 
 
 # the front

@@ -189,3 +189,19 @@ def test_command_turned_round():
     ('ratio=2.0 must be', ('--needed', 'ib_bandwidth', '--ratio', 2)),
     ('factor=1.0 must be', ('--factor', 1))])
 def test_command_names_mistakes(words, args): has(bad(*COMMAND, *LAID_OUT, *args), words)
+
+
+def test_the_best_of_a_figure_is_that_of_a_search():
+    "Of the candidates whose schedules are played, the first."
+    p = Parallel(tp=8, pp=4, dp=2, virtual_stages=4)
+    found = of('llama3.1_70B', p, 'H100-80GB', 64, again=True)
+    system = as_system('H100-80GB')
+    for column, factor in (('best_s', 1), ('best_at_low_s', .5), ('best_at_high_s', 2)):
+        own = dataclasses.replace(system, hbm_bandwidth=factor * system.hbm_bandwidth)
+        best = search('llama3.1_70B', 64, own, 64, k=1).iteration_s[0]
+        assert found[column]['hbm_bandwidth'] == pytest.approx(best, rel=1e-12)
+
+
+def test_no_part_of_the_time_of_what_does_not_fit():
+    with pytest.raises(ValueError, match='nothing fits on 8 H100-80GB GPUs'):
+        needed('hbm_bandwidth', 'llama3.1_405B', Parallel(tp=8), 'H100-80GB', 8, again=True)

@@ -26,6 +26,19 @@ def figures(model=SMALL, preset='corrected', system='H100-80GB', batch=512, para
     return estimate(model, Parallel(**(parallel or {})), system, batch, a).stats
 
 
+# shared out
+
+@pytest.mark.parametrize('ep, experts', [(1, 8), (4, 2), (8, 1)])
+def test_what_a_gpu_holds_of_weights_whose_masters_are_shared_out(ep, experts):
+    "Two layers of 16-bit copies, made when they are wanted: of experts that no GPU shares, too."
+    found = estimate('mixtral_8x7B', Parallel(dp=8, ep=ep, zero_stage=3), 'H200-141GB', 64,
+                     software='torchtitan').stats['weights_GB']
+    width, keys = 4096, 1024
+    layer = (2 * width * (width + keys) + 2 * width + 8 * width   # attention, norms, router
+             + experts * 3 * width * 14336)
+    assert close(found, 2 * 2e-9 * layer)
+
+
 # optimizer states
 
 ADAM = {   # bytes of a parameter: gradient, master, moment -> all, with 2 of the weight

@@ -520,7 +520,9 @@ def parallel_of(a):  # Parallel
         if len(values) > 1: raise ValueError(f'--{name.replace("_", "-")} takes one value here')
     own = {o.name: getattr(a, o.name) for o in LAYOUT} | {
         name: values[0] for name, values in chosen.items()}
-    return dataclasses.replace(a.job.parallel if a.job else Parallel(), strategy=a.strategy, **own)
+    said = a.job.parallel if a.job else Parallel()
+    strategy = a.strategy or ('2d' if said.strategy == '2d' else None)   # others follow from cp
+    return dataclasses.replace(said, strategy=strategy, **own)
 
 # %% ../nbs/95_cli.ipynb #5e0000b1
 FIGURE = (   # one number, taken apart
@@ -777,17 +779,22 @@ def software_command(a):
     deliver_table(table if a.format != 'table' else table[few], a)
 
 # %% ../nbs/95_cli.ipynb #19a70646
-def labelled(texts):  # dict: label -> System
-    "Systems from names: NAME, NAME-NVS8 for another NVLink domain, or FILE.json; no name twice."
+def label_and_system(text):  # (str, System)
+    "A system by its name: NAME, NAME-NVS8 for another NVLink domain, or FILE.json."
     from transformer_perf.systems import as_system
+    name, _, size = text.rpartition('-NVS')
+    if not name or not isinstance(as_number(size), int):
+        return text.rpartition('/')[2].removesuffix('.json'), as_system(text)
+    return text, as_system(name, whole(as_number(size), f'nvlink_size of {quoted(text)}'))
+
+def labelled(texts):  # dict: label -> System
+    "Systems from their names, or a job's own; no name twice."
+    from transformer_perf.systems import System
     found = {}
     for text in texts:
-        name, _, size = text.rpartition('-NVS')
-        sized = bool(name) and isinstance(as_number(size), int)
-        label = text if sized else text.rpartition('/')[2].removesuffix('.json')
+        label, system = (text.name, text) if isinstance(text, System) else label_and_system(text)
         if label in found: raise ValueError(f'--systems: two systems are called {quoted(label)}')
-        found[label] = as_system(name, whole(as_number(size), f'nvlink_size of {quoted(text)}')
-                                 ) if sized else as_system(text)
+        found[label] = system
     return found
 
 def strategies_of(names):  # list of str

@@ -388,7 +388,7 @@ def counted_and_held(space: Space, q: Question):
     every = work.at(layer, Layouts(**layouts_of(t, *args)))
     memory = np.atleast_2d(memory_needed(every))   # units may be those of many systems
     memory = np.array(np.broadcast_to(memory, (len(memory), len(layer))))
-    over = (memory > np.max(q.system.hbm_capacity)).any(axis=0)
+    over = (memory > np.min(q.system.hbm_capacity)).any(axis=0)   # too much for some system
     some, least = np.flatnonzero(chunks_differ(every) & over), memory
     if len(some):   # these may fit after all
         few = work.at(layer[some], every.layouts.at(some))

@@ -30,7 +30,7 @@ from .timeline import (
     between_layers, bubble_time, casts_each, dealt, ends_meet, figures, host_of, host_step,
     iteration_times, job_of, largest_units, mean_layer, mean_matrices, memory_at, memory_bound,
     more_of, most_of_ends, other_copies, own_stages, pace_of, pass_times, priced_estimate,
-    reduction_time, routed_copies, sent_between_stages, shared, shares_out, stage_matrices,
+    reduction_time, routed_copies, sent_between_stages, shared, stage_matrices,
     stage_weights, stages_held, stages_of, states_held, states_of, step_bytes, step_on_matrices,
     still_held, straggling, units_at_hand, update_time, utilization, weight_copies,
     weights_of_stage, working)
@@ -78,7 +78,7 @@ def stage_counts(work: Workload, stage: Stage):  # dict
         saved_here=of.activations, ends_here=own.ends, copies_here=other_copies(p, of),
         working=working(work, again, stage.first, stage.last),
         gathered=largest_units(own, units_at_hand(p)), unit=largest_units(own, 1),
-        tables=most_of_ends(work), table=work.beside.table, shares_out=1. * shares_out(own),
+        tables=most_of_ends(work), table=work.beside.table, copied=1. * own.copied,
         sharers=sharers(p, weight_copies(p)), expert_sharers=sharers(p, routed_copies(p)),
         cast=of_recipe(p.precision, 'cast'), cast_copies=of_recipe(p.precision, 'copies'),
         gradient=gradient_held(p),
@@ -499,8 +499,7 @@ def memory_told(t: Told):
     units = units_at_hand(p)
     copied = f'min({units}, {held})' if np.isfinite(units) else held
     weights = 'all_GB'
-    fused = p.costs.sharded_master and t.count('shares_out', unit='').value
-    shard = '' if fused else f'shared_GB{here_told(t, "weights")} + '
+    shard = '' if t.count('copied', unit='').value else f'shared_GB{here_told(t, "weights")} + '
     if zero == 3: weights = f'min(all_GB, {shard}gathered)'
     more = f' + {copied} * copies_here' if t.known['copies_here'].value else ''
     if t.count('frozen').value: more += ' + frozen'

@@ -39,7 +39,7 @@ from .estimates import Assumptions, as_assumptions
 from .modules import STRATEGIES
 from .iteration import Parallel, estimate, keep
 from .execution import (
-    Question, best_of, considered_choices, resting_on, search, search_each)
+    best_of, considered_choices, questions, resting_on, search, search_each, strategies_asked)
 from .ranks import completed, mpi_world
 from .results import (
     STUDY, checked_suffix, npy_bytes, part_path, parts_in, table_bytes)
@@ -63,10 +63,8 @@ class Task(NamedTuple):
 def run_task(task):  # DataFrame
     "The best candidates of a task, with the columns that say where they belong."
     a = task.assumptions.on(task.system)
-    question = Question(task.model, task.system, task.global_batch, a, task.strategy,
-                        considered_choices({}, task.model, a), {})
-    (table, *_), = search_each(task.n_gpus, [question], task.k)
-    table = best_of([table], task.n_gpus)
+    asked = questions((task.model, task.system, task.global_batch, a), task.strategy, {})
+    table = best_of([own for own, *_ in search_each(task.n_gpus, asked, task.k)], task.n_gpus)
     table = keep(table, table['rank'] <= task.k)
     which = table.pop('variant')
     place = {name: value[which] if np.ndim(value) else value
@@ -77,11 +75,11 @@ def run_task(task):  # DataFrame
 # %% ../nbs/85_sweeps.ipynb #72486c24
 MODEL_FIELDS = ('seq_len', 'embed_dim', 'heads', 'depth', 'mlp_dim')
 
-def check_product(systems, strategies, vary):
+def check_product(systems, vary):
     "A ValueError in one line unless every axis of a product has values."
     if not systems: raise ValueError(f'{systems=} must name at least one')
     fields = [*PHYSICAL, 'nvlink_size', *MODEL_FIELDS, 'global_batch']
-    for name in strategies: nearest(name, STRATEGIES, 'strategy')
+
     for name, values in vary.items():
         nearest(name, fields, 'field to vary')
         if not np.ndim(values) or not np.size(values):
@@ -124,17 +122,19 @@ def tasks_of(models, systems, n_gpus, strategies, global_batch=2048, k=1,
     "Cut a product into tasks of at most so many variants, in the order of the result."
     assumptions, k, vary = as_assumptions(assumptions), whole(k, 'k'), vary or {}
     models, systems = several(models, 'models'), labelled_systems(systems)
-    strategies = several(strategies, 'strategies')
     counts = tuple(dict.fromkeys(whole(n, 'n_gpus') for n in several(n_gpus, 'n_gpus')))
-    check_product(systems, strategies, vary)
-    product = itertools.product(map(as_model, models), systems.items(), points_of(vary),
-                                strategies, pieces_of(vary, most))
+    check_product(systems, vary)
     tasks = []
-    for model, (label, system), point, strategy, piece in product:
-        model, system = changed(model, system, point, piece)
-        batch = whole(point.get('global_batch', global_batch), 'global_batch')
-        tasks.append(Task(model, label, system, {**point, **piece}, counts, strategy, batch, k,
-                          assumptions))
+    for model in map(as_model, models):
+        considered = considered_choices({}, model, assumptions)
+        names = strategies_asked(strategies or 'all', (model, assumptions), considered)
+        product = itertools.product(systems.items(), points_of(vary), names,
+                                    pieces_of(vary, most))
+        for (label, system), point, strategy, piece in product:
+            own, on = changed(model, system, point, piece)
+            batch = whole(point.get('global_batch', global_batch), 'global_batch')
+            tasks.append(Task(own, label, on, {**point, **piece}, counts, strategy, batch, k,
+                              assumptions))
     return tasks
 
 # %% ../nbs/85_sweeps.ipynb #969307b5
@@ -146,7 +146,7 @@ def sweep(
     models,                    # names, Models, ...: anything that `search` takes
     systems,                   # dict: label -> anything that `search` takes
     n_gpus,                    # several numbers of GPUs
-    strategies=None,           # names; all of them unless given
+    strategies=None,           # names; all that a model has unless given
     global_batch=2048,         # samples of an iteration
     k=1,                       # candidates to keep for each point
     assumptions='calibrated',  # a preset's name, or Assumptions
@@ -155,7 +155,7 @@ def sweep(
     software=None,             # which runs the jobs: a name, a .json file or a Software
 ):  # DataFrame: the columns of a search, after `model`, `system` and the varied fields
     "A search at every point of a product, as one table; points where nothing fits are absent."
-    tasks = tasks_of(models, systems, n_gpus, strategies or list(STRATEGIES), global_batch, k,
+    tasks = tasks_of(models, systems, n_gpus, strategies, global_batch, k,
                      as_assumptions(assumptions, software), vary)
     tables = run(run_task, tasks, workers=workers)
     return None if tables is None else joined(tables)   # None on ranks other than 0
@@ -408,7 +408,7 @@ def write_sweep(
     "Write a sweep as one table; interrupted, it continues from what is done."
     path = Path(path)
     suffix = checked_suffix(path.suffix or '.parquet')
-    product = (models, systems, n_gpus, strategies or list(STRATEGIES), global_batch, k,
+    product = (models, systems, n_gpus, strategies, global_batch, k,
                as_assumptions(assumptions, software))
     if not path.suffix: return write_dataset(path, vary, workers, *product)
     tasks, partial = tasks_of(*product, vary), path.with_name(f'.{path.name}.partial')

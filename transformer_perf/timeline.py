@@ -575,13 +575,14 @@ class StageWeights(NamedTuple):
     matrices: list  # the same, of what is in matrices
     beside: float   # GB that an optimizer keeps of matrices as wholes
     layers: float   # how many, of both stages of a rank that holds two
-    layer: float    # GB of what is shared out of one
+    layer: float    # GB of what comes and goes of one
     ends: float     # GB
     table: float    # GB of words
+    copied: bool    # whether its share is that of masters, which all are copied from
 
-def shares_out(own: StageWeights):
-    "Whether several GPUs may share any of them."
-    return sum(gpus for _, gpus in own.parts) > len(own.parts)
+def shares_out(parts):
+    "Whether several GPUs may share any of some weights; parts: (GB, GPUs)."
+    return sum(gpus for _, gpus in parts) > len(parts)
 
 def largest_units(own: StageWeights, units):  # GB
     "So many units in a row: layers, and tables of words at the ends."
@@ -594,31 +595,34 @@ def largest_units(own: StageWeights, units):  # GB
 def frozen_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights, or None
     "The weights of a stage that do not train."
     if not adapted(work.layouts.adapters).some: return None
-    return weights_of_stage(work._replace(weights=work.frozen, matrices=None), at, still_of(of))
+    still = work._replace(weights=work.frozen, matrices=None)
+    return weights_of_stage(still, at, still_of(of), trained=False)
 
 def still_held(work: Workload, at: Stage, of: Stored):  # GB
     "What a stage holds of weights that do not train."
     own = frozen_of_stage(work, at, of)
-    return weights_held(work.layouts, own, trained=False) if own else 0.
+    return weights_held(work.layouts, own) if own else 0.
 
-def weights_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights
+def weights_of_stage(work: Workload, at: Stage, of: Stored, trained=True):  # StageWeights
     "The weights of a stage whose mean layer stores so much."
     p, layers = work.layouts, sum(at.layers)
     ends = ends_GB(work.weights, at.first, at.last)
-    layer = sum(GB * np.greater(sharers(p, group)[0].size, 1)   # the others are here anyway
-                for GB, group in weight_parts(p, of))
     parts = stage_weights(p, of, layers, ends)
+    copied = trained & p.costs.sharded_master & shares_out(parts)
+    layer = sum(GB * (np.greater(gpus, 1) | copied)   # the others are here anyway
+                for (GB, _), (_, gpus) in zip(weight_parts(p, of), parts))
     layers, mean = layers * stages_held(p), mean_matrices(work, at)
     beside = of_the_busiest(p, mean, layers, parts, mean.beside, mean.routed_beside)
     matrices = stage_matrices(p, mean, sum(at.layers), parts)
-    return StageWeights(parts, matrices, beside, layers, layer, ends, work.beside.table)
+    table = work.beside.table
+    return StageWeights(parts, matrices, beside, layers, layer, ends, table, copied)
 
-def weights_held(p: Layouts, own: StageWeights, trained=True):  # GB
+def weights_held(p: Layouts, own: StageWeights):  # GB
     "Weights: all, or a share of all and what is gathered; that share may be a state instead."
     thirds = np.equal(p.zero_stage, 3)
     gathered = if_any(thirds, lambda: largest_units(own, units_at_hand(p)))
     here = shared(own.parts, thirds) * (1 - on_host(p.offload, 'weights'))
-    if trained and p.costs.sharded_master: here = where(thirds & shares_out(own), 0., here)
+    here = where(thirds & own.copied, 0., here)
     return np.minimum(sum(GB for GB, _ in own.parts), here + gathered)
 
 def gradients_held(p: Layouts, own: StageWeights):  # GB
@@ -686,7 +690,7 @@ def host_has_room(work: Workload, system):
 # %% ../nbs/87_timeline.ipynb #7ddccbcd
 def layers_copied(p: Layouts, own: StageWeights):
     "Layers whose weights are held in another precision at once: alone, a GPU frees none."
-    return np.minimum(own.layers, np.where(shares_out(own), units_at_hand(p), np.inf))
+    return np.minimum(own.layers, np.where(shares_out(own.parts), units_at_hand(p), np.inf))
 
 def other_copies(p: Layouts, of: Stored):  # GB, of a layer
     "Weights that are held in the precision of the products, instead of 16 bits or besides."

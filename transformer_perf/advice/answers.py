@@ -188,7 +188,7 @@ def improvements(case: Case, one: Estimate, found: Neighbours, k):  # list of Ch
 def best_pair(case: Case, one: Estimate, steps, best):  # Change or None
     "The best two steps, if they are better than the best single one."
     better = worthwhile(best[0].estimate if best and best[0].estimate.fits else one)
-    pair = that_fit(case, one, pairs_of(case.parallel, steps), k=1, most=3, every=False,
+    pair = that_fit(case, one, pairs_of(case.parallel, steps), k=1, most=20, every=False,
                     good=better)
     return pair[0] if pair else None
 
@@ -343,6 +343,7 @@ def best_known(case: Case):  # Estimate or None
         if own is None: continue
         if name in THE_SAME: values[name] = [own]
         elif own not in some: values[name] = [*some, own]
+        elif name == 'zero_stage': values[name] = None   # as a search that is not told
     strategy = ['1d', '2d-seqp', '2d'] if p.strategy == '2d' else ['1d', '2d-seqp']
     found = search(case.model, p.n_gpus, case.system, case.global_batch, strategy, 3,
                    case.assumptions, fixed={'etp': sorted({1, p.etp})}, **values)
@@ -384,7 +385,8 @@ def against_the_best(found: WhyNot):  # DataFrame
     return table.assign(here=here, best=best, more=here - best)
 
 # %% ../../nbs/88d_answers.ipynb #13a0003e
-LEFT = 'Its schedule, dispatcher, context and ZeRO stage stay as they are: `improve` tries others.'
+LEFT = ('The search tried the schedule, dispatcher, context and ZeRO stage that are usual, and its '
+        'own: `improve` tries others.')
 
 def why_not_in_words(found: WhyNot):  # str
     "What excludes a configuration, or how much slower it is than the best."

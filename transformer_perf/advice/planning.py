@@ -176,7 +176,7 @@ def spent(t, system, price, budget: Budget, operation: Operation):  # dict of co
 
 # %% ../../nbs/72_plan.ipynb #14a00041
 KINDS = ('tp', 'cp', 'pp', 'ep', 'etp')   # of parallelism, beside copies
-LEVELS = .5 ** np.arange(0, 4.25, .25)    # of the memory that there is
+LEVELS = .5 ** np.arange(0, 5, 1 / 32)    # of the memory that there is, 2 % from one to the next
 BEARABLE = 2                              # times the fastest on as many GPUs
 
 def knobs_of(t, assumptions):  # array

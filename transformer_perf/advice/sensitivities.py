@@ -16,7 +16,7 @@ import pandas as pd
 from ..inputs import finite, flag, nearest, table_with, whole
 from ..systems import PHYSICAL, System
 from ..timeline import exact_statistics
-from ..iteration import estimate, short
+from ..iteration import estimate, plural, short
 from ..execution import (
     asked_about, best_of, questions, search, search_each, variants)
 
@@ -64,6 +64,7 @@ def best_on(one, system: System):  # s, an array; infinite where nothing fits
     asked = [q._replace(system=system) for q in questions(about, None, {})]
     found = pd.DataFrame(best_of([table for table, *_ in search_each([n], asked, 1)], [n]))
     seconds = np.full(variants(system), np.inf)
+    found = found[found['rank'] == 1]
     seconds[found.variant.to_numpy()] = found.iteration_s
     return seconds
 
@@ -229,5 +230,8 @@ def needed(
     far = FARTHEST ** (-1 if field.endswith('_latency') else 1)
     end = float(scaled(field, now, far))
     start, limit = times_at(np.array([now, end]))
+    if np.isinf(start):
+        raise ValueError(f'nothing fits on {plural(parallel.n_gpus, one.system.name + " GPU")}: '
+                         'there is no time now that a part could be asked of')
     value = closing_in(times_at, (now, end), ratio * start) if end != now else None
     return Needed(field, now, value, float(ratio * start), float(limit))
