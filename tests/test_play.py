@@ -191,22 +191,23 @@ def test_a_map_is_a_search(formulas, recompute, chunks, prices):
         said = {'model': model, 'system': system, 'GPUs': n_gpus, 'recompute': recompute,
                 'chunks': chunks, 'prices': prices}
         best = formulas.evaluate('s => Play.WIDGETS.map.figures(s).best', said)
-        found = [search(model, n_gpus, system, play.BATCH, '1d', k=1, assumptions=prices,
+        found = [search(model, n_gpus, system, play.BATCH, '1d', k=5, assumptions=prices,
                         recompute=[recompute], virtual_stages=[v], zero_stages=[1],
                         fixed={'micro_batch': [*play.SIZES], 'tp': [*play.TENSOR], 'pp': stages})
                  for stages, v in (([1], 1), ([2, 4, 8, 16, 32], chunks))]
-        found = [one.iloc[0] for one in found if len(one)]
-        assert (best is None) == (not found), (model, system)
-        if not found: continue
-        own = min(found, key=lambda row: row.iteration_s)
-        assert np.isclose(best['time'], own.iteration_s, rtol=close), (model, system)
-        assert [best['run'][name] for name in ('tp', 'pp', 'dp', 'size')] == [
-            own.tp, own.pp, own.dp, own.micro_batch]
+        rows = [row for one in found for row in one.itertuples()]
+        assert (best is None) == (not rows), (model, system)
+        if not rows: continue
+        least = min(row.iteration_s for row in rows)
+        assert np.isclose(best['time'], least, rtol=close), (model, system)
+        sizes = [best['run'][name] for name in ('tp', 'pp', 'dp', 'size')]
+        own = next(row for row in rows if [row.tp, row.pp, row.dp, row.micro_batch] == sizes)
+        assert np.isclose(own.iteration_s, least, rtol=close)   # of two as fast, either
         parts = dict(zip(best['parts'], TIMES))
         for name, column in parts.items():
-            assert np.isclose(best['parts'][name], own[column], rtol=max(close, 5e-3), atol=1e-12)
+            assert np.isclose(best['parts'][name], getattr(own, column), rtol=max(close, 5e-3), atol=1e-12)
         assert np.isclose(sum(best['parts'].values()), best['time'], rtol=max(close, 5e-3))
-        assert np.isclose(best['held'], own[FITS_BY[own.fits_by]], rtol=close)
+        assert np.isclose(best['held'], getattr(own, FITS_BY[own.fits_by]), rtol=close)
 
 
 @pytest.mark.parametrize('n', [2, 3, 5, 8])

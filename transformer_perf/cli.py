@@ -779,22 +779,31 @@ def software_command(a):
     deliver_table(table if a.format != 'table' else table[few], a)
 
 # %% ../nbs/95_cli.ipynb #19a70646
-def label_and_system(text):  # (str, System)
-    "A system by its name: NAME, NAME-NVS8 for another NVLink domain, or FILE.json."
-    from transformer_perf.systems import as_system
+def sized(text):  # (name, GPUs of an NVLink domain), or None
+    "A name such as H200-NVS8, taken apart."
     name, _, size = text.rpartition('-NVS')
-    if not name or not isinstance(as_number(size), int):
-        return text.rpartition('/')[2].removesuffix('.json'), as_system(text)
-    return text, as_system(name, whole(as_number(size), f'nvlink_size of {quoted(text)}'))
+    return (name, as_number(size)) if name and isinstance(as_number(size), int) else None
+
+def system_named(text):  # System
+    "A system from NAME, NAME-NVS8 for another NVLink domain, or FILE.json."
+    from transformer_perf.systems import as_system
+    if not sized(text): return as_system(text)
+    name, size = sized(text)
+    return as_system(name, whole(size, f'nvlink_size of {quoted(text)}'))
+
+def label_of(text):  # str
+    "What a table calls a system: its name, or that of its file."
+    return text if sized(text) else text.rpartition('/')[2].removesuffix('.json')
 
 def labelled(texts):  # dict: label -> System
     "Systems from their names, or a job's own; no name twice."
     from transformer_perf.systems import System
     found = {}
     for text in texts:
-        label, system = (text.name, text) if isinstance(text, System) else label_and_system(text)
+        own = isinstance(text, System)
+        label = text.name if own else label_of(text)
         if label in found: raise ValueError(f'--systems: two systems are called {quoted(label)}')
-        found[label] = system
+        found[label] = text if own else system_named(text)
     return found
 
 def strategies_of(names):  # list of str

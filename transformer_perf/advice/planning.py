@@ -254,12 +254,13 @@ def answers_among(rows, budget: Budget, margin):  # (answers of each row, whethe
         first = own.sort_values([*ANSWERS['fastest']], kind='stable').index[0]
         if 'fastest' not in found[first]: found[first].append(f'fastest on {system}')
     answers, front = [', '.join(names) for names in found], on_front(m[CRITERIA].fillna(np.inf))
-    return answers, front & first_of_kinds(rows, answers)
+    front[front] = first_of_kinds(rows[front], np.array(answers)[front])
+    return answers, front
 
 def first_of_kinds(rows, answers):  # bools
-    "Answers, and the fastest layout of each way to group the GPUs of a system."
-    kind = ['system', 'n_gpus', *KIND]
-    return (np.array(answers) != '') | ~rows.sort_values('tokens_per_s', ascending=False,
+    "Answers, and the fastest of each way to group the GPUs of a system and to recompute."
+    kind = ['system', 'n_gpus', *KIND, 'recompute']
+    return (answers != '') | ~rows.sort_values('tokens_per_s', ascending=False,
         kind='stable').duplicated(kind).reindex(rows.index).to_numpy()
 
 # %% ../../nbs/72_plan.ipynb #14a00054
