@@ -205,7 +205,8 @@ def test_a_map_is_a_search(formulas, recompute, chunks, prices):
         assert np.isclose(own.iteration_s, least, rtol=close)   # of two as fast, either
         parts = dict(zip(best['parts'], TIMES))
         for name, column in parts.items():
-            assert np.isclose(best['parts'][name], getattr(own, column), rtol=max(close, 5e-3), atol=1e-12)
+            assert np.isclose(best['parts'][name], getattr(own, column), rtol=max(close, 5e-3),
+                              atol=1e-12)
         assert np.isclose(sum(best['parts'].values()), best['time'], rtol=max(close, 5e-3))
         assert np.isclose(best['held'], getattr(own, FITS_BY[own.fits_by]), rtol=close)
 
