@@ -562,8 +562,8 @@ def flops_told(t: Told, name, layer, every):  # Quantity
             work = getattr(op.operation, way)
             TFLOP = work_told(t.rows, x.total.name, (*op.path, way), work, every)
             again = []
-            if way == 'forward' and full and op.again >= 0: again.append('full')
-            if way == 'forward' and not every and op.again > 0: again.append('again')
+            if way == 'forward' and full and op.reruns >= 0: again.append('full')
+            if way == 'forward' and not every and op.reruns > 0: again.append('again')
             passes.append(TFLOP)
             texts.append(f'{TFLOP.name} * ({" + ".join(["1", *again])})' if again else TFLOP.name)
     return t.step(name, ' + '.join(texts), *layer.shares, *passes, unit='TFLOP')

@@ -88,7 +88,7 @@ class Layer(NamedTuple):
     "A kind of layer: what one micro-batch asks of one GPU."
     rows: Listed
     routes: bool        # its tokens travel to experts
-    again: tuple        # how often the forward pass of each operation runs again, with a part
+    reruns: tuple       # how often the forward pass of each operation runs again, with a part
     full: float         # how often all of them do, with the layer
     steps: tuple = ()   # of an optimizer's on matrices: (Works, whether of routed experts, whose)
     spared: range = range(0)   # operations that run again in no case
@@ -139,7 +139,7 @@ def with_recompute(layer: Layer, recompute, layers):  # Layer
     full = full_share(recompute, layers)
     again = tuple(-full if i in layer.spared else reruns(recompute, op) * (1 - full)
                   for i, op in enumerate(layer.rows.operations))   # not with the layer, either
-    return layer._replace(again=again, full=full)
+    return layer._replace(reruns=again, full=full)
 
 def matrix_TFLOP(rows: Listed, again):
     "What matrix units compute; `again`: how often each forward pass is run again."
@@ -226,7 +226,7 @@ def operation_table(layer: Layer, pricer, p: Layouts, silent=True):  # DataFrame
     "What each operation counts and takes, a row each; empty messages are not named if silent."
     import pandas as pd
     (priced,), rows = priced_rows([layer.rows], pricer), []
-    for i, (op, again) in enumerate(zip(layer.rows.operations, layer.again)):
+    for i, (op, again) in enumerate(zip(layer.rows.operations, layer.reruns)):
         there = pass_at(priced.forward, priced.sent_forward, i)
         back = pass_at(priced.backward, priced.sent_backward, i)
         rows.append(operation_row(op, there, back, layer.full + again, p, layer.rows.groups,
@@ -239,7 +239,7 @@ class Stored(NamedTuple):
     weights: float      # that all copies of a stage share
     routed: float       # of routed experts
     activations: float  # saved for the backward pass
-    again: float        # held besides while its forward pass is run again in the backward pass
+    recomputed: float   # held besides while its forward pass is run again in the backward pass
     copies: float = 0.  # of weights in another precision
     offloaded: float = 0.   # of what is saved for the backward pass, in the host's memory
     frozen: float = 0.      # of weights that do not train
@@ -362,10 +362,10 @@ def late_share(layer: Layer, backward, late, wait, p: Layouts, passes):  # s
 def summed_layer(layer: Layer, priced: Priced, p: Layouts):  # LayerCost
     "What one layer takes: the sum over its operations, some of them computed again."
     at = lambda x: at_columns(x, priced.columns)
-    again, *own = of_one_rank([below(layer.again), *priced.forward, *priced.backward])
+    again, *own = of_one_rank([below(layer.reruns), *priced.forward, *priced.backward])
     there, back = Busy(*own[:4]), Busy(*own[4:])
     often, sent, sent_back = of_one_rank([
-        below([at(x) for x in layer.again]), priced.sent_forward, priced.sent_backward])
+        below([at(x) for x in layer.reruns]), priced.sent_forward, priced.sent_backward])
     both = lambda name: at(added(getattr(there, name) * (1 + again + layer.full)
                                  + getattr(back, name)))
     full = at(layer.full)
@@ -517,22 +517,22 @@ class Part(NamedTuple):
     "Weights of a unit on one GPU, GB in 16 bits, and the GPUs that hold copies of them."
     weights: float       # of layers, that train
     group: Group
-    words: float = 0.    # beside layers, that train
+    tables: float = 0.   # beside layers, that train
     still: float = 0.    # of layers, that do not train: only ZeRO-3 shares these out
-    still_words: float = 0.
+    still_tables: float = 0.
 
     @property
-    def trained(self): return self.weights + self.words
+    def trained(self): return self.weights + self.tables
     def held(self, p: Layouts):  # GB that copies share out
-        return self.trained + np.equal(p.zero_stage, 3) * (self.still + self.still_words)
+        return self.trained + np.equal(p.zero_stage, 3) * (self.still + self.still_tables)
 
 def gathered_GB(part: Part, p: Layouts):
     "What all-gathers of a unit bring: layers in 8 bits, where the software gathers so."
     saved = of_recipe(p.precision, 'saved') / 2
     low = where(in_low_precision(p.assumptions, p.precision), saved, 1.)
     still = part.still * (low if adapted(p.adapters).held == 2 else 1.)   # else in 4 bits
-    return (part.weights * low + part.words
-            + np.equal(p.zero_stage, 3) * (still + part.still_words))
+    return (part.weights * low + part.tables
+            + np.equal(p.zero_stage, 3) * (still + part.still_tables))
 
 def with_host(parts, at_once, gather, reduce, pricer, p: Layouts):  # (s, s)
     "Messages of a unit, and the copies before weights are gathered and after gradients are."
@@ -587,11 +587,11 @@ def data_parallel_time(
         pieces = where(bulk, at_once, layers)
     first, *more = [Part(GB * whole, group, still=of) for (GB, group), of in itertools.zip_longest(
         parts, still, fillvalue=0.)]   # what does not train counts where nothing is bundled
-    units = [first._replace(words=tables * bulk), *more]
+    units = [first._replace(tables=tables * bulk), *more]
     seen = unit_time(units, pieces, at_once, t_fwd, t_bwd, pricer, p)
     apart = tables * np.logical_not(bulk)   # a unit of its own
     if not any_of(apart) and not any_of(still_tables): return seen
-    alone = Part(0., first.group, apart, still_words=still_tables)
+    alone = Part(0., first.group, apart, still_tables=still_tables)
     also = unit_time([alone], 1, 1, t_fwd, t_bwd, pricer, p)
     return seen[0] + also[0], seen[1] + also[1]
 
@@ -713,7 +713,7 @@ def count(job: CountedJob):  # Workload
     "The only place that counts: every layer and both ends, once."
     kinds, ends = tuple(map(counted_layer, job.kinds)), counted_ends(job)
     number = layers_of_kinds(job)
-    matrix = sum(n * matrix_TFLOP(kind.rows, [kind.full + again for again in kind.again])
+    matrix = sum(n * matrix_TFLOP(kind.rows, [kind.full + again for again in kind.reruns])
                  for n, kind in zip(number, kinds))
     at_ends = sum(matrix_TFLOP(end, [0.] * len(end.operations)) for end in ends)
     model = None

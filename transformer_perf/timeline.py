@@ -646,7 +646,7 @@ def saved_at(work: Workload, at: Stage, of: Stored, least=False):  # GB
 
 def at_hand(of: Stored, layers):  # GB
     "Held while a layer works: what runs again, and of two layers what comes from the host."
-    again = of.again * np.greater(layers, 0)   # none where a stage has only an end
+    again = of.recomputed * np.greater(layers, 0)   # none where a stage has only an end
     return again + np.minimum(layers, 2) * of.offloaded if any_of(of.offloaded) else again
 
 def memory_at(work: Workload, at: Stage, least=False):  # Memory

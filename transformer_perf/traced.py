@@ -487,7 +487,7 @@ class OperationTold(NamedTuple):
     forward: PassTold
     backward: PassTold
     late: Quantity      # s of the gradient of a weight, for which nothing waits
-    again: float        # how often it is computed again, with a part of its layer
+    reruns: float       # how often it is computed again, with a part of its layer
     operation: Operation
     path: tuple
 
@@ -528,9 +528,9 @@ def over_passes(name, ops, field, terms, shares, value, backward=True, again=Tru
     for op in ops:
         there, back = (getattr(x, field)._replace(name=x.total.name)
                        for x in (op.forward, op.backward))
-        spared = op.again < 0   # in the passes of whole layers, too
+        spared = op.reruns < 0   # in the passes of whole layers, too
         own = [x for x in terms if x != 'full' or not spared]
-        if again and op.again > 0: own.append('again')
+        if again and op.reruns > 0: own.append('again')
         if again and spared and 'full' not in terms: own.append('-full')
         often = ' + '.join(own)
         if there.value and often:
@@ -568,13 +568,13 @@ def layer_told(rows: Rows, i, layer: Layer, cost: LayerCost, p: Layouts):  # Lay
     shares = [Quantity(name, x, source='choice', words=words)
               for name, x in (('again', 1 - full), ('full', full))]
     ops = [operation_told(rows, (*path, 'operations', j), path, op, listed.groups, float(again))
-           for j, (op, again) in enumerate(zip(listed.operations, layer.again))]
+           for j, (op, again) in enumerate(zip(listed.operations, layer.reruns))]
     terms = ['1', 'full'] if full else ['1']
     of_all = {field: over_passes(field, ops, field, terms, shares, getattr(cost, field))
               for field in ('compute', 'memory', 'comm')}
     there = over_passes('kernels', ops, 'total', ['1'], shares, None, backward=False, again=False)
     back = over_passes('kernels', ops, 'total', [], shares, None)
-    passes = 1 + sum(op.again for op in ops) / len(ops)
+    passes = 1 + sum(op.reruns for op in ops) / len(ops)
     routed = [op for op in ops if op.operation.routed]
     others = [op for op in ops if not op.operation.routed]
     waits = (waiting(rows, 'wait', there, p, layer.routes, 1.),

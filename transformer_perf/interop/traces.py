@@ -111,7 +111,7 @@ def closed(rows, seconds):  # the same, as long as it should be
 
 def layer_rows(layer: Layer, priced: Priced, cost: LayerCost):  # dict: kind of pass -> rows
     "What a layer does in each kind of pass, in order."
-    again = forward_rows(layer, priced, np.add(layer.full, layer.again))
+    again = forward_rows(layer, priced, np.add(layer.full, layer.reruns))
     back = again + backward_rows(layer, priced)
     return {'F': closed(forward_rows(layer, priced), cost.forward),
             'B': closed(back, cost.backward - cost.late),
