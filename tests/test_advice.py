@@ -332,3 +332,11 @@ def test_why_not_command(job):
     (('improve', '--model', 'llama3.1_8B', '--try-precision', 'fp9'), 'fp9'),
     (('why-not', '--sytem', 'H200'), '--system')])
 def test_mistakes(args, says): has(bad(*args), says)
+
+
+@pytest.mark.parametrize('system, theirs', [('H100-80GB', {'once', 'once_sorted'}),
+                                            ('MI300X', set()), ('TPU-v5p', set())])
+def test_a_dispatcher_is_offered_where_it_runs(system, theirs):
+    case = case_of('mixtral_8x7B', Parallel(dp=8, ep=8), system, 64, 'calibrated', None)
+    offered = {step.to['dispatcher'] for step in steps_of(case) if step.knob == 'dispatcher'}
+    assert offered - {'allgather'} == theirs

@@ -20,7 +20,8 @@ from ..models import Model, as_model
 from ..systems import System, as_system
 from ..schedules import MOST_PLAYED, SCHEDULES, possible
 from ..estimates import (
-    CHOICES, CONTEXTS, DISPATCHERS, FITS_BY, RECIPES, Assumptions, as_assumptions)
+    CHOICES, CONTEXTS, DISPATCHERS, FITS_BY, ONCE, RECIPES, Assumptions, as_assumptions)
+from ..parameters import generations
 from ..blocks import STRATEGIES
 from ..modules import expert_rules, leaves_rows, reduces_each, sharing_rules
 from transformer_perf.timeline import (
@@ -143,6 +144,11 @@ def chunks_possible(case: Case):  # array
 # %% ../../nbs/88c_neighbours.ipynb #13a00015
 SWITCHES = ('sequence_sharded', 'reshard_after_forward', 'dp_overlap', 'tp_overlap', 'ep_overlap')
 
+def dispatchers_on(system: System):  # tuple
+    "DeepEP and HybridEP are written for NVIDIA's GPUs, whose generations are known."
+    theirs = () if system.architecture in generations() else ONCE
+    return tuple(name for name in DISPATCHERS if name not in theirs)
+
 def values_beside(case: Case, precision=(), offload=()):  # dict: field -> other values
     "To what each field but the degrees could be turned."
     p, m = case.parallel, case.model
@@ -152,7 +158,7 @@ def values_beside(case: Case, precision=(), offload=()):  # dict: field -> other
              'ep': beside(expert_shares(m, p.n_gpus), p.ep),
              'dp_replicate': beside(divisors(p.dp), p.dp_replicate),
              'zero_stage': range(4), 'recompute': ways_of_recompute(m, p), 'schedule': SCHEDULES,
-             'context': CONTEXTS, 'dispatcher': DISPATCHERS,
+             'context': CONTEXTS, 'dispatcher': dispatchers_on(case.system),
              'precision': [nearest(name, RECIPES, 'precision') for name in names],
              'offload': several(offload, 'offload', least=0),
              **dict.fromkeys(SWITCHES, (False, True))}
