@@ -1458,10 +1458,10 @@ def test_layers_that_torchtitan_deals():
 
 
 @pytest.mark.parametrize('option, pp, recompute', [
-    ('op', 1, 'selective'), ('1', 1, 'full'), ('2', 1, 'full:16'), (5, 1, 'full:6'),
+    ('op', 1, 'full:16'), ('1', 1, 'full'), ('2', 1, 'full:16'), (5, 1, 'full:6'),
     ('2', 4, 'full:4'), ('40', 1, 'none')])
 def test_every_so_many_layers_of_torchtitan(option, pp, recompute):
-    "All of every second layer is computed again, not a part of each."
+    "All of every second layer is computed again, not a part of each; and so of products."
     job = as_job({'model': {'name': 'llama3', 'flavor': '8B'}, 'training': {'seq_len': 64},
                   'parallelism': {'pipeline_parallel_degree': pp},
                   'activation_checkpoint': {'mode': 'selective', 'selective_ac_option': option}}, 8)

@@ -231,9 +231,12 @@ def derive_torchtitan(facts, ignored):
 
 def recompute_of_torchtitan(facts, ignored):
     "Of which layers all is computed again, where it is that of every so many."
-    option = facts.pop('checkpoint_option', Said(None, 'op'))
-    if option.value == 'op' or value(facts, 'recompute') != 'selective': return
+    option = facts.pop('checkpoint_option', Said('activation_checkpoint', 'op'))
+    if value(facts, 'recompute') != 'selective': return
     text, depth, pp = option.value, value(facts, 'depth'), value(facts, 'pp')
+    if text == 'op':   # attention and every second product are saved
+        text = '2'
+        ignored.append((option.key, 'counted of layers: op computes every second product again'))
     every = whole(int(text) if text.isdecimal() else text, option.key, 0)
     if every < 2: facts['recompute'] = Said(option.key, 'full'); return
     if not depth:
