@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 
 from transformer_perf import estimates, kernels, measured_kernels as single
-from transformer_perf.estimates import Attention, Group, Product, Roofline, Work
-from transformer_perf.kernels import FEW, Measured
+from transformer_perf.estimates import (
+    Attention, Group, Product, Roofline, Work, as_assumptions)
+from transformer_perf.kernels import FEW, Measured, pricer_of
 from transformer_perf.parameters import (
     Costs, Kernels, Network, Parameters, read_calibration)
 from transformer_perf.systems import as_system, system_names
@@ -249,6 +250,32 @@ def test_a_ring_step_by_step(kind, doubled):
     assert pricer.collective(kind, 0., Group(16, 8)) == 0
 
 
+@pytest.mark.parametrize('system', ['MI300X', 'TPU-v6e', 'H100-80GB'])
+def test_without_a_switch_an_all_reduce_is_two_turns(system):
+    "Nothing adds up on the way: no bus is faster than its wires."
+    system = as_system(system)
+    price = pricer_of(system, as_assumptions('calibrated').on(system)).collective
+    n, GB = 8, 4.
+    summed, *turns = (price(kind, GB, Group(n, n)) for kind in (
+        'allreduce', 'reducescatter', 'allgather'))
+    if system.topology == 'switch': assert summed < .8 * sum(turns)
+    else: assert close(summed, sum(turns))
+    wires = system.bandwidth_among(n)
+    assert system.topology == 'switch' or 2 * (n - 1) / n * GB / summed < wires
+
+
+@pytest.mark.parametrize('preset', ['corrected', 'calibrated'])
+def test_how_wires_are_written_changes_no_price(preset):
+    "Three NICs of 25 GB/s, or one of 75."
+    one = as_system('H100-80GB')
+    prices = [pricer_of(system, as_assumptions(preset).on(system)) for system in (
+        dataclasses.replace(one, ib_bandwidth=25., nic_factor=3.),
+        dataclasses.replace(one, ib_bandwidth=75., nic_factor=1.))]
+    for ask in (lambda p: p.exchange(.4, None, Group(32, 8)), lambda p: p.exchange(
+            .4, .1, Group(16, 4)), lambda p: p.collective('allgather', 1., Group(32, 8))):
+        assert close(*map(ask, prices))
+
+
 def test_an_exchange_goes_over_both_tiers():
     for nics in (.25, 1., 4.):
         system = dataclasses.replace(as_system('H200', 8), nic_factor=nics)
@@ -256,11 +283,11 @@ def test_an_exchange_goes_over_both_tiers():
         for n, d in ((8, 8), (16, 8), (16, 1), (1, 1)):
             near, away = 1.5 * (d - 1) / n, 1.5 * (n - d) / n
             wait = (near > 0) * fast.latency + (away > 0) * slow.latency
-            longer = max(near / fast.bandwidth, away / (slow.bandwidth * min(nics, 1)))
+            longer = max(near / fast.bandwidth, away / (slow.bandwidth * nics))
             assert close(pricer.exchange(1.5, None, Group(n, d)), longer + wait)
             near, away = 1.5 * (d - 1) / d, .4 * (n > d)
             wait = (near > 0) * fast.latency + (away > 0) * slow.latency
-            longer = max(near / fast.bandwidth, away / (slow.bandwidth * min(nics, 1)))
+            longer = max(near / fast.bandwidth, away / (slow.bandwidth * nics))
             assert close(pricer.exchange(1.5, .4, Group(n, d)), longer + wait)
         for near, link in ((True, fast), (False, slow)):
             assert close(pricer.send(3., near), link.latency + 3 / link.bandwidth)
@@ -401,12 +428,12 @@ def test_a_ring_of_keys_and_single_messages():
 
 
 def test_exchanges_of_tokens():
-    "Inside a domain as measured, of what stays; across, what leaves through a GPU's own NIC."
+    "Inside a domain as measured, of what stays; across, what leaves through a GPU's own NICs."
     _, fit = single.closest('domains', 'H100', 'alltoall')
     inside = lambda GB, d: domain_by_hand('alltoall', GB, d, HOPPER.nvlink_bandwidth * .9, fit)
     for nics in (.5, 3.):
         system = dataclasses.replace(HOPPER, nic_factor=nics)
-        ask, nic = measured(system).exchange, HOPPER.ib_bandwidth * min(nics, 1) * .71
+        ask, nic = measured(system).exchange, HOPPER.ib_bandwidth * nics * .71
         across = lambda GB, nic=nic: 3e-5 + 1.9e-5 + GB / nic
         assert close(ask(.4, None, Group(8, 8)), inside(.4, 8))
         assert close(ask(.4, None, Group(32, 8)), max(inside(.4 / 4, 8), across(.4 * 24 / 32)))

@@ -12,8 +12,9 @@ import pytest
 
 from transformer_perf import Parallel, estimate
 from transformer_perf.cli import main
-from transformer_perf.estimates import as_assumptions
+from transformer_perf.estimates import Product, as_assumptions
 from transformer_perf.interop import as_job, export
+from transformer_perf.kernels import product_time
 from transformer_perf.timeline import COMPONENTS
 from transformer_perf.parameters import PARTS, changed, limits, read_calibration, value_of
 from transformer_perf.validation.runs import clean, run_jobs
@@ -24,7 +25,8 @@ from transformer_perf.validation import (
     calibrate, of_values, picked, predict, published, recorded, scoreboard, shipped_record,
     table_of, with_sets)
 from transformer_perf.validation.calibration import (
-    calibrate_network, predict_collectives, published_collectives)
+    calibrate_kernels, calibrate_network, domains_of, predict_collectives, products_table,
+    published_collectives, run_of_log)
 
 MUST = {'megatron-2022': .03, 'megatron-2021': .04, 'mcore-h100': .09, 'simumax-b200': .06,
         'vtrain-multi': .09, 'vtrain-single': .07, 'dgxc-benchmarking': .08, 'llm-foundry': .08,
@@ -501,3 +503,102 @@ def test_what_is_fitted_to_a_named_software_takes_effect(tmp_path):
     before, named = ask('calibrated', 'Megatron-Bridge'), ask(str(path), 'Megatron-Bridge')
     assert abs(named / before - 1.1) < .03 and ask(str(path)) != ask('calibrated')
     assert ask(str(path), 'NeMo') == ask('calibrated', 'NeMo')   # not what was measured
+
+
+# what calibrating on one's own measurements leaves alone
+
+LLAMA = dict(gpu='H100', layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256,
+             seq_len=8192, gated_mlp=1, tp=2, pp=1, dp=8, micro_batch=1, vp=1, recompute='none')
+ASKED = {'plain': 'H100-80GB', 'torchtitan': 'H100-80GB', 'Megatron-Core': 'B200-180GB',
+         None: 'A100-80GB'}
+
+
+def seconds_of_others(assumptions):  # list of s
+    "The same layout in several software, on several GPUs."
+    return [estimate('llama3.1_8B', Parallel(tp=2, dp=8), system, 64, assumptions, software)
+            .stats['iteration_s'] for software, system in ASKED.items()]
+
+
+def own_runs(factor=1., **columns):  # DataFrame
+    "Five runs that take so many times what is predicted."
+    rows = [LLAMA | {'global_batch': batch} for batch in (16, 32, 64, 128, 256)]
+    runs = pd.DataFrame(rows, columns=[*RUNS.columns]).assign(**columns)
+    return runs.assign(iteration_s=factor * predict(runs).predicted_iteration_s)
+
+
+@pytest.mark.parametrize('software', ['', 'torchtitan'])
+def test_runs_as_predicted_change_nothing(software, tmp_path):
+    "With a system as without: the sets of other software and other GPUs are kept."
+    runs = own_runs(software=software)
+    for system in (None, 'H100-80GB'):
+        calibrate(runs, system=system).save(path := tmp_path / 'mine.json')
+        assert np.allclose(seconds_of_others(str(path)), seconds_of_others('calibrated'), rtol=2e-3)
+
+
+def test_kernels_tell_all_software_of_their_gpus(tmp_path):
+    "Products of half the speed slow all software down, on that generation alone."
+    system = as_system('H100-80GB')
+    k = as_assumptions('calibrated').on(system).measured
+    alone, m = dataclasses.replace(system, power=None), 2.**np.arange(10, 14)
+    us = 2e6 * product_time(Product(m, m, m), alone, changed(k, {'clock': 1.}))
+    table = pd.DataFrame(dict(m=m, n=m, k=m, precision='bf16', microseconds=us))
+    calibrate_kernels(products_table(table), system).save(path := tmp_path / 'mine.json')
+    slower = np.divide(seconds_of_others(str(path)), seconds_of_others('calibrated'))
+    assert (slower[:2] > 1.3).all() and np.allclose(slower[2:], 1)
+
+
+@pytest.mark.parametrize('in_training', [False, True])
+def test_products_of_a_long_run_have_its_clock(in_training):
+    "Those of a trace, and those measured alone: each as priced, nothing is told."
+    system = as_system('H100-80GB')
+    k = as_assumptions('calibrated').on(system).measured
+    m = 2.**np.arange(10, 14)
+    on, own = (system, k) if in_training else (
+        dataclasses.replace(system, power=None), changed(k, {'clock': 1.}))
+    us = 1e6 * product_time(Product(m, 2 * m, m), on, own)
+    table = pd.DataFrame(dict(m=m, n=2 * m, k=m, precision='bf16', microseconds=us))
+    fit = calibrate_kernels(products_table(table, in_training), system)
+    told = dict(zip(fit.table.parameter, fit.table.value))
+    assert math.isclose(told['product_share'], k.kernels.product_share, rel_tol=1e-3)
+
+
+def test_runs_that_are_not_understood_are_no_evidence(tmp_path):
+    "Times in another unit buy no narrower interval."
+    far, near = (calibrate(own_runs(factor, software='myfork')) for factor in (1000., 1.02))
+    for fit, runs in ((far, 0), (near, 5)):
+        fit.save(path := tmp_path / 'mine.json')
+        evidence = json.loads(path.read_text())['evidence']
+        assert sum(row['runs'] for row in evidence if row['stack'] == 'myfork') == runs
+
+
+def test_the_same_run_five_times_tells_no_more_than_one_thing():
+    "What draws parameters to their start is not what was measured."
+    same = own_runs(.97).iloc[[2] * 5].reset_index(drop=True)
+    table = calibrate(same).table.set_index('parameter')
+    assert table.determined.sum() <= 1 and not table.determined['nic_share']
+    assert np.isinf(table.standard_error[~table.determined & ~table.at_bound]).all()
+
+
+def test_a_domain_of_several_servers():
+    "Sixteen servers of four GPUs are a domain of an NVL72; of an HGX each is its own."
+    table = pd.DataFrame(dict(n_gpus=[64, 144, 8, 16], n_nodes=[16, 36, 2, 2]))
+    assert domains_of(table, as_system('GB200-NVL72')).tolist() == [1, 2, 1, 1]
+    assert domains_of(table, as_system('H100-80GB')).tolist() == [16, 36, 2, 2]
+
+
+def test_a_log_is_a_run_of_its_job(tmp_path):
+    "Of its software and its batch; predicted as the job is."
+    one = estimate('llama3.1_8B', Parallel(tp=2, dp=8), 'H100-80GB', 64, software='torchtitan')
+    (tmp_path / 'j.json').write_text(export(one, 'json'))
+    job = as_job(tmp_path / 'j.json')
+    lines = [f' iteration {i}/ 9 | elapsed time per iteration (ms): {1000. * s} | '
+             f'global batch size: {batch} |' for i, (s, batch) in enumerate(
+                 [(9, 16), (3, 16), (5, 32), (8, 64), (8.2, 64), (8.1, 64)])]
+    (tmp_path / 'train.log').write_text('\n'.join(lines))
+    run = run_of_log(tmp_path / 'train.log', job)
+    assert run.software[0] == 'torchtitan' and run.iteration_s[0] == pytest.approx(8.1)
+    seconds = predict(run, system='H100-80GB').predicted_iteration_s[0]
+    assert seconds == pytest.approx(seconds_of_others('calibrated')[1], rel=1e-9)
+    (tmp_path / 'train.log').write_text('\n'.join(lines[:3]))
+    with pytest.raises(ValueError, match='no step has the 64 samples of its job, but 16, 32'):
+        run_of_log(tmp_path / 'train.log', job)

@@ -25,7 +25,7 @@ from transformer_perf.validation.predictions import (
     OTHERS, TOO_LARGE, but_tests, features_of, half_of, kinds_of_runs, never_seen, parameters_for,
     recipes, source_of)
 from transformer_perf.validation.calibration import (
-    PROTOCOL, Entry, Fit, calibrate_network, entries_of, evidence_of, feasible,
+    PROTOCOL, Entry, Fit, alike, calibrate_network, entries_of, evidence_of, feasible,
     least_squares_within, published_collectives, replaced, residuals_of, seen_in, table_of_fit)
 
 
@@ -426,11 +426,6 @@ def add_choices(path, runs):
     write_whole(path, json.dumps(read_json(path) | found, indent=1) + '\n')
 
 
-def near(ratios):  # array of bool
-    "Whether runs took what was predicted; else they do not show that their layout is understood."
-    return np.abs(np.log(ratios.to_numpy(float))) < np.log(1.5)
-
-
 def add_records(path, runs, fitted, others):  # DataFrame, a row per source
     "What the parameters in a file predict, also of other runs, written into it."
     found = read_json(path)
@@ -447,7 +442,7 @@ def add_records(path, runs, fitted, others):  # DataFrame, a row per source
                'half held out': covered_apart(seen, halves, half, 'half held out')}
     errors = error_table(judged, columns, covered)
     aside(errors)
-    like = near(seen.predicted_iteration_s / seen.iteration_s)
+    like = alike(seen.predicted_iteration_s / seen.iteration_s)
     regret = picked(seen[source_of(seen) == 'vtrain-multi'])
     found |= dict(
         errors=rows(errors), residuals=rows(residual_table(judged, columns)), fitted=fitted,

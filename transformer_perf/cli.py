@@ -1057,7 +1057,16 @@ def error_after(fit, name):  # dict
         'predicted_iteration_s', 'iteration_s')
     error = (fit.runs[new] / fit.runs[old] - 1).abs()
     return {'what': name, 'number': int(error.count()), 'of': len(fit.runs),
-            'mean_error': float(error.mean()), 'median_error': float(error.median())}
+            'mean_error': float(error.mean()), 'median_error': float(error.median()),
+            'far_off': int((error > FAR_OFF).sum())}
+
+FAR_OFF = .5   # of its time: a run is in another unit, or of another job
+
+def doubts_about(told):  # str
+    "What a fit could not describe."
+    return ''.join(f'{one["far_off"]} of {one["number"]} {one["what"]} are still off by half and '
+                   'more, and count as no evidence: are they in another unit, or of another job? '
+                   for one in told['errors'] if one['far_off'] and one['what'] == 'runs')
 
 def told_of(fits, kernels):  # dict
     "What a calibration found, how well it fits, and what it left alone."
@@ -1079,9 +1088,9 @@ def text_of_fits(told, fit, files, a, before=''):  # str
     sets = {k.architecture: k.stack for k in fit.calibration.sets.values()}   # the last of each
     taken = ', '.join(f'{stack} on {name}' for name, stack in sets.items())
     written = ''.join(f'{file}\n' for file in files)
-    table = as_text(fit_view(fit.table), titles)
+    table, doubts = as_text(fit_view(fit.table), titles), doubts_about(told)
     told = f'As shipped: {shipped}. Unless --software says otherwise, prices are those of: {taken}.'
-    return f'{before}{table}\n{paragraph(told)}\n{written}'
+    return f'{before}{table}\n{paragraph(doubts + told)}\n{written}'
 
 # %% ../nbs/95_cli.ipynb #e62d38f1
 def fit_view(table):  # DataFrame of text

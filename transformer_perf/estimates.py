@@ -391,7 +391,7 @@ def exchange_time(volume, far, group, system: System):  # s
     "Time of an all-to-all: both tiers at once."
     fast, slow = system.link_among(group.in_domain), system.network
     near, away = exchanged(volume, far, group.size, group.in_domain)
-    nic = np.minimum(system.nic_factor, 1) * slow.bandwidth
+    nic = system.nic_factor * slow.bandwidth
     latency = fast.latency * (near > 0) + slow.latency * (away > 0)
     return np.maximum(near / fast.bandwidth, away / nic) + latency
 

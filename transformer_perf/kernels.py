@@ -133,6 +133,11 @@ def attention_time(work: Attention, system: System, parameters: Parameters):  # 
 # %% ../nbs/52_kernels.ipynb #96a75a33
 AS_TIMED = {'broadcast': 'allgather', 'reduce': 'reducescatter'}   # -> whose prices it has
 
+def timed_as(kind, system: System):  # names of collectives, one after the other
+    "Measured all-reduces were added up by a switch; where there is none, they are two turns."
+    if kind == 'allreduce' and system.topology != 'switch': return 'reducescatter', 'allgather'
+    return (AS_TIMED.get(kind, kind),)
+
 def domain_time(
     kind,          # one of COLLECTIVES, or 'alltoall'
     volume,        # GB of the whole tensor
@@ -140,11 +145,14 @@ def domain_time(
     system: System, parameters: Parameters,
 ):  # s
     "Time of one collective inside a domain."
-    kind = AS_TIMED.get(kind, kind)
-    fit = closest('domains', gpu_near(system, parameters), kind)[1]
+    first, *more = timed_as(kind, system)
+    if more:
+        turns = [domain_time(one, volume, gpus, system, parameters) for one in (first, *more)]
+        return sum(turns)
+    fit = closest('domains', gpu_near(system, parameters), first)[1]
     def price(volume, gpus, bandwidth):
         link = SimpleNamespace(nvlink_bandwidth=bandwidth * parameters.network.domain_share)
-        return domain_seconds(kind, volume, gpus, link, fit)
+        return domain_seconds(first, volume, gpus, link, fit)
     seconds = once_each(price, system, volume, gpus, system.bandwidth_among(gpus))
     return np.where(np.greater(gpus, 1) & np.greater(volume, 0), seconds, 0.)
 
@@ -240,7 +248,7 @@ def exchange_time(
     w, d = parameters.network, group.in_domain
     near, away = exchanged(volume, far, group.size, d)
     inside = domain_time('alltoall', near * d / np.maximum(d - 1, 1), d, system, parameters)
-    nic = system.ib_bandwidth * np.minimum(system.nic_factor, 1) * w.nic_share
+    nic = system.ib_bandwidth * system.nic_factor * w.nic_share
     across = np.where(away > 0, w.base + w.bulk_far_hop + away / nic, 0.)
     return np.maximum(inside, across)
 

@@ -31,7 +31,7 @@ from transformer_perf.estimates import (
     two_tier_time)
 from transformer_perf.measured_kernels import closest
 from transformer_perf.kernels import (
-    AS_TIMED, Measured, attention_time, fused_time, gpu_near, matrix_time, measured_as,
+    Measured, attention_time, fused_time, gpu_near, matrix_time, measured_as, timed_as,
     product_time, send_seconds)
 from transformer_perf.blocks import Layouts
 from transformer_perf.modules import (
@@ -383,7 +383,8 @@ def ring(rows: Rows, name, kind, volume, n, d, crowded=False):  # Quantity
         price = functools.partial(kernels.collective_time, kind, volume.value, group)
         inside = []
         if kind != 'ring' and d.value == n.value:
-            inside = fit_of(rows, 'domains', AS_TIMED.get(kind, kind))
+            inside = [x for one in timed_as(kind, rows.pricer.system)
+                      for x in fit_of(rows, 'domains', one)]
         return by_kernels(rows, name, text, price, volume, n, d, fit=inside)
     return ring_by_roofline(rows, name, kind, volume, n, d, value)
 
@@ -417,7 +418,7 @@ def exchange(rows: Rows, name, volume, far, n, d):  # Quantity
     near, away = exchanged(volume.value, far and far.value, n.value, d.value)
     leaves = far.name if far else f'{volume.name} * ({n.name} - {d.name}) / {n.name}'
     inside = f'{volume.name} * ({d.name} - 1) / {d.name if far else n.name} / nvlink'
-    across = f'{leaves} / (min(nic_factor, 1) * ib_bandwidth * ib_eff)' if away else '0'
+    across = f'{leaves} / (nic_factor * ib_bandwidth * ib_eff)' if away else '0'
     latency = (' + nvlink_latency' if near > 0 else '') + (' + ib_latency' if away > 0 else '')
     text = f'max({inside}, {across}){latency}'
     return rows.step(name, text, *inputs, link_between(rows, 'nvlink', d.value),

@@ -80,6 +80,8 @@ TORCHTITAN_ROWS = (
     Row('parallelism.pipeline_parallel_layers_per_stage', 'layers_per_chunk', WHOLE),
     Row('parallelism.module_fqns_per_model_part', 'layout', PARTS),
     also('parallelism.num_pp_microbatches', 'microbatches', WHOLE),
+    also('parallelism.pipeline_parallel_microbatches', 'microbatches', WHOLE),
+    also('experimental.pipeline_parallel_microbatches', 'microbatches', WHOLE),
     Row('parallelism.pipeline_parallel_microbatch_size', 'micro_said', WHOLE),
     *(Row(f'parallelism.pipeline_parallel_{end}_stage_less_layers', f'{end}_less', number(0))
       for end in ('first', 'last')),
