@@ -153,8 +153,8 @@ class Recipe(NamedTuple):
 RECIPES = {
     'bf16': Recipe('bf16', 2, 0, 0),
     'fp8': Recipe('fp8', 1, 4, 2),                        # a scale for a tensor
-    # for 128 numbers, or 128 x 128
-    'fp8-block': Recipe('fp8', 1 + 4 / 128, 4, 2 + 8 / 128, 'fp8_block'),
+    # for 128 numbers; of weights, for 128 x 128
+    'fp8-block': Recipe('fp8', 1 + 4 / 128, 4, 2 + 8 / 128**2, 'fp8_block'),
     # for 32 numbers, either way
     'mxfp8': Recipe('fp8', 1 + 1 / 32, 4, 2 + 2 / 32, found_with='fp4'),
     'nvfp4': Recipe('fp4', .5 + 1 / 16, 3, 1 + 2 / 16)}   # for 16 numbers

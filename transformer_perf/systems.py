@@ -172,13 +172,15 @@ def shipped_system(name):  # System
 
 # %% ../nbs/01_systems.ipynb #cf718e1a
 MOST = {'TFLOP/s': 1e6, 'GB/s': 1e6, 'GB': 1e6, 's': 1.}   # of a figure in a file
+MOST_OF_ONE = dict.fromkeys(('element_size', 'mask_element_size', 'flops_units'), 1e-6)
 
 def check_units(system):
     "A ValueError for a figure so large that it must be in another unit: FLOP/s, bytes, µs."
     for name, unit in UNIT_OF.items():
         value = getattr(system, name)
-        if unit in MOST and value is not None and np.max(value) > MOST[unit]:
-            raise ValueError(f'{name}={quoted(value)} {unit} must be at most {MOST[unit]:g}: is it '
+        most = MOST_OF_ONE.get(name, MOST.get(unit, np.inf))
+        if value is not None and np.max(value) > most:
+            raise ValueError(f'{name}={quoted(value)} {unit} must be at most {most:g}: is it '
                              'in another unit?')
 
 def check_one(system):
