@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from transformer_perf import Parallel, estimate
-from transformer_perf.cli import main
+from transformer_perf.cli import doubts_about, error_after, main
 from transformer_perf.estimates import Product, as_assumptions
 from transformer_perf.interop import as_job, export
 from transformer_perf.kernels import product_time
@@ -569,6 +569,8 @@ def test_runs_that_are_not_understood_are_no_evidence(tmp_path):
         fit.save(path := tmp_path / 'mine.json')
         evidence = json.loads(path.read_text())['evidence']
         assert sum(row['runs'] for row in evidence if row['stack'] == 'myfork') == runs
+        said = doubts_about({'errors': [error_after(fit, 'runs')]})
+        assert bool(said) == (runs == 0) and ('5 of 5 runs' in said) == bool(said)
 
 
 def test_the_same_run_five_times_tells_no_more_than_one_thing():

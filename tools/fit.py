@@ -25,8 +25,9 @@ from transformer_perf.validation.predictions import (
     OTHERS, TOO_LARGE, but_tests, features_of, half_of, kinds_of_runs, never_seen, parameters_for,
     recipes, source_of)
 from transformer_perf.validation.calibration import (
-    PROTOCOL, Entry, Fit, alike, calibrate_network, entries_of, evidence_of, feasible,
-    least_squares_within, published_collectives, replaced, residuals_of, seen_in, table_of_fit)
+    PROTOCOL, Entry, Fit, calibrate_network, entries_of, evidence_of, feasible,
+    least_squares_within, published_collectives, replaced, residuals_of, seen_in, table_of_fit,
+    understood)
 
 
 FREE = ('clock@Ampere', 'clock@Hopper', 'clock@Blackwell', 'host_layer', 'host_wrapped',
@@ -442,7 +443,7 @@ def add_records(path, runs, fitted, others):  # DataFrame, a row per source
                'half held out': covered_apart(seen, halves, half, 'half held out')}
     errors = error_table(judged, columns, covered)
     aside(errors)
-    like = alike(seen.predicted_iteration_s / seen.iteration_s)
+    like = understood(seen.predicted_iteration_s / seen.iteration_s)
     regret = picked(seen[source_of(seen) == 'vtrain-multi'])
     found |= dict(
         errors=rows(errors), residuals=rows(residual_table(judged, columns)), fitted=fitted,

@@ -1053,20 +1053,20 @@ def calibrate_command(a):
 # %% ../nbs/95_cli.ipynb #17e00002
 def error_after(fit, name):  # dict
     "How well a fit describes what it was fitted to."
+    from transformer_perf.validation.calibration import understood
     new, old = ('predicted_us', 'time_us') if name == 'kernels' else (
         'predicted_iteration_s', 'iteration_s')
-    error = (fit.runs[new] / fit.runs[old] - 1).abs()
+    ratio = fit.runs[new] / fit.runs[old]
+    error, known = (ratio - 1).abs(), ratio.dropna()
     return {'what': name, 'number': int(error.count()), 'of': len(fit.runs),
             'mean_error': float(error.mean()), 'median_error': float(error.median()),
-            'far_off': int((error > FAR_OFF).sum())}
-
-FAR_OFF = .5   # of its time: a run is in another unit, or of another job
+            'not_understood': int((~understood(known)).sum())}
 
 def doubts_about(told):  # str
     "What a fit could not describe."
-    return ''.join(f'{one["far_off"]} of {one["number"]} {one["what"]} are still off by half and '
-                   'more, and count as no evidence: are they in another unit, or of another job? '
-                   for one in told['errors'] if one['far_off'] and one['what'] == 'runs')
+    return ''.join(f'{one["not_understood"]} of {one["number"]} runs are still off by a factor of '
+                   '1.5 and more, and no evidence: are they in another unit, or of another job? '
+                   for one in told['errors'] if one['what'] == 'runs' and one['not_understood'])
 
 def told_of(fits, kernels):  # dict
     "What a calibration found, how well it fits, and what it left alone."

@@ -236,15 +236,15 @@ def recompute_of_torchtitan(facts, ignored):
     option = facts.pop('checkpoint_option', Said('activation_checkpoint', 'op'))
     if value(facts, 'recompute') != 'selective': return
     text, depth, pp = option.value, value(facts, 'depth'), value(facts, 'pp')
-    if text == 'op':   # attention and every second product are saved
-        text = '2'
-        ignored.append((option.key, 'counted of layers: op computes every second product again'))
+    products = text == 'op'   # of which every second is saved, and attention
+    text = '2' if products else text
     every = whole(int(text) if text.isdecimal() else text, option.key, 0)
     if every < 2: facts['recompute'] = Said(option.key, 'full'); return
     if not depth:
         why = 'not used: the file does not say how many layers there are; a part of each is'
         ignored.append((option.key, why))
         return
+    if products: ignored.append((option.key, 'every second product: counted as every second layer'))
     layers = depth // pp // every
     facts['recompute'] = Said(option.key, f'full:{layers}' if layers else 'none')
     if pp > 1: ignored.append((option.key, f'counted of stages with {depth // pp} layers each'))

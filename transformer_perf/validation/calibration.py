@@ -100,7 +100,7 @@ def reached_in(df):  # dict: figure -> its values in more than a few runs
     counts = {name: values.value_counts() for name, values in found.items()}
     return {name: sorted(int(x) for x in each.index[each >= FEW]) for name, each in counts.items()}
 
-def alike(ratios):  # array of bool
+def understood(ratios):  # array of bool
     "Whether runs took what was predicted; else they do not show that their layout is understood."
     return np.abs(np.log(ratios.to_numpy(float))) < np.log(1.5)
 
@@ -109,7 +109,7 @@ def evidence_with(df, system):  # dict
     system = system and as_system(system)
     name = system and gpu_of(system.accelerator or system.name)
     if 'predicted_iteration_s' in df:   # runs that were not understood are no evidence
-        df = df[alike(df.predicted_iteration_s / df.iteration_s)]
+        df = df[understood(df.predicted_iteration_s / df.iteration_s)]
     runs = clean(on_system(df, system).assign(gpu=name or df.gpu))
     known, seen = read_calibration().evidence, seen_in(runs, system)
     seen = {name: sorted({*values, *known.seen.get(name, ())}) for name, values in seen.items()}
