@@ -639,6 +639,7 @@ def test_a_layer_computed_again_keeps_its_input():
 LAUNCHED = {   # (forward, backward), beside products
     'a product': (layers.linear('x', 4, 6, 8), 0, 0),
     'a product with a bias': (layers.linear('x', 4, 6, 8, biased=1.), 0, 1),   # its gradient
+    'a product by a cast weight': (layers.linear('x', 4, 6, 8, cast=True), 1, 0),
     'a product in 8 bits': (layers.linear('x', 4, 6, 8, precision='fp8'), 1, 1),   # casts
     'a bias': (layers.bias('x', 4, 6), 1, 1),
     'no bias': (layers.bias('x', 4, 6, Units(), 0.), 0, 0),
@@ -648,6 +649,10 @@ LAUNCHED = {   # (forward, backward), beside products
     'a fused norm': (layers.fused_norm('x', 4, 6), 1, 2),   # gradients of rows, and of vectors
     'a norm in steps': (layers.eager_norm('x', 4, 6), 6, 10),
     'a LayerNorm of PyTorch': (layers.eager_norm('x', 4, 6, vectors=2), 1, 2),
+    'a norm of 32 bits': (layers.autocast_norm('x', 4, 6, 3), 4 + 3, 8 + 2 * 3),
+    'a LayerNorm of 32 bits': (layers.autocast_norm('x', 4, 6, 1, vectors=2), 1 + 1, 2 + 2),
+    'dropout and sum, in 32 bits': (layers.autocast_add('x', 4, 6), 2, 3),
+    'a sum in 32 bits': (layers.autocast_add('x', 4, 6, masked=0.), 1, 2),
     'a rotation in steps': (layers.eager_rotation('x', 24), 2 * 5, 2 * 9),   # queries and keys
     'no rotation': (layers.eager_rotation('x', 0), 0, 0),
     'a gate apart': (layers.eager_gelu('x', 24), 2, 4),
@@ -693,6 +698,33 @@ def test_bytes_of_kernels_of_one_step_each():
     assert close(dropped.forward.scores, (21 + 5) * s) and close(dropped.activations, 7 * s)
 
 
+def test_bytes_under_autocast():
+    "By hand, a number: what has 32 bits is cast to 16 by each product that reads it."
+    def moved(op): return op.forward.nbytes, op.backward.nbytes
+    x = 4 * 6 * 1e-9
+    for products in (1, 3):
+        norm = layers.autocast_norm('x', 4, 6, products)
+        # square 8, mean 4, times 8, weight 8; backward 12, 8, 8, 16, 8, 8, 8, 12; a cast 6, and
+        # of its gradient 6 and a sum 12
+        assert np.allclose(moved(norm), [(28 + 6 * products) * x, (80 + 18 * products) * x])
+        copies = 2 * (products - 1)   # one is the product's own
+        assert close(norm.activations, (4 + 4 + copies) * x)
+        assert norm.frees == (('layernorm', norm.activations - 4 * x),)
+        whole = layers.autocast_norm('x', 4, 6, products, vectors=2)   # one kernel
+        assert np.allclose(moved(whole), [(8 + 6 * products) * x, (16 + 18 * products) * x])
+        assert close(whole.activations, (4 + copies) * x)
+    # the stream and what is added to it; its gradient cast, and that of both ways summed
+    assert np.allclose(moved(layers.autocast_add('x', 4, 6, masked=0.)), [10 * x, 18 * x])
+    dropped = layers.autocast_add('x', 4, 6)
+    assert np.allclose(moved(dropped), [15 * x, 23 * x]) and close(dropped.activations, x)
+    # q * cos + cat(-q2, q1) * sin, cosines and sines in 32 bits: 6, 6, 12 and back to 16 bits 6
+    turned = layers.eager_rotation('x', 24, steps=layers.EAGER_ROTATION_32)
+    assert np.allclose(moved(turned), [(6 + 2 + 4 + 6 + 12 + 6) * x, 56 * x])
+    plain, cast = (layers.linear('x', 4, 6, 8, batch=5, cast=way) for way in (False, True))
+    assert close(cast.forward.nbytes - plain.forward.nbytes, 6 * 5 * 6 * 8 * 1e-9)
+    assert moved(cast)[1] == moved(plain)[1] and cast.weights == plain.weights
+
+
 def job_at(model, a=TRAINED, **layout):  # CountedJob
     "A job to count."
     alone = dict(nvlink_tp=1, nvlink_cp=1, nvlink_pp=1, nvlink_dp=1)
@@ -729,6 +761,30 @@ def test_what_is_turned(model, tp, numbers):
     turned, = (op for op in job_at(model, eager, tp=tp).operations if op.name == 'rotary')
     assert close(turned.forward.nbytes, 20 * b * l * numbers / 1e9)
     assert turned.forward.launches == 10 * (numbers > 0)
+
+
+@pytest.mark.parametrize('model, readers', [(GPT, (1, 1)), (LLAMA, (3, 2))])
+def test_what_autocast_casts(model, readers):
+    "The stream's norms for each product, every matrix once; other counts ask for no cast."
+    known = Parameters(software=Costs(autocast=True, eager_norms=True, dropout=False))
+    eager = Parameters(software=Costs(eager_norms=True, dropout=False))
+    jobs = [job_at(model, dataclasses.replace(TRAINED, measured=k)) for k in (known, eager)]
+    cast, plain = ({op.name: op for op in job.operations} for job in jobs)
+    for name, products in zip(('ln1', 'ln2'), readers):
+        own = layers.autocast_norm(name, b * l, e, products, jobs[0].units,
+                                   jobs[0].here.norm_vectors)
+        assert cast[name].forward.nbytes == own.forward.nbytes
+        assert cast[name].backward.launches == own.backward.launches
+    for name in ('qkv', 'vproj', 'fc1', 'fc2'):
+        more = cast[name].forward.nbytes - plain[name].forward.nbytes
+        assert close(more, 3 * plain[name].in_matrices), '6 bytes a number of 2'
+    assert close(cast['dpr2'].forward.nbytes, 10e-9 * b * l * e)
+    ends = [{op.name: op for end in blocks.end_operations(job) for op in end} for job in jobs]
+    assert ends[0]['final-norm'].forward.launches == (5 if model is LLAMA else 2)
+    apart = dataclasses.replace(TRAINED, fused_kernels=False)
+    one, two = ([op.forward.nbytes for op in job_at(
+        model, dataclasses.replace(apart, measured=k)).operations] for k in (known, eager))
+    assert one == two
 
 
 def test_launches_of_experts_and_ends():

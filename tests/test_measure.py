@@ -1,6 +1,7 @@
 """Measuring the machine at hand: for real where PyTorch is installed, its refusals everywhere."""
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pandas as pd
@@ -8,8 +9,9 @@ import pytest
 
 from transformer_perf import Assumptions, Parallel, estimate
 from transformer_perf.validation.measuring import (
-    MEASURED, Machine, agreement, at_hand, attention_call, collectives, measure, planned,
-    product_call, rates, system_of, timed, vector_call, write_measured)
+    MEASURED, Machine, agreement, at_hand, attention_call, captured, collectives, copies,
+    grouped_call, in_turn, measure, planned, product_call, rates, system_of, time_of, timed,
+    vector_call, write_measured)
 from transformer_perf.parameters import measured_folder
 from transformer_perf.systems import as_system
 from transformer_perf.validation import calibrate_inputs, read_inputs
@@ -34,7 +36,8 @@ def test_without_torch_one_line_says_what_to_install(monkeypatch, tmp_path):
 
 def test_plan_follows_the_machine():
     kinds = lambda **more: {one.dtype for one in planned(Machine(**more))}
-    assert kinds() == {'bf16', 'fp32'} and kinds(fp8=True) == {'bf16', 'fp8', 'fp32'}
+    assert kinds() == {'bf16', 'fp32'}
+    assert kinds(fp8=True) == {'bf16', 'fp8', 'fp8_block', 'fp32'}
     assert not collectives(Machine()) and len(collectives(Machine(gpus=2))) == 20
     small, large = (sum(one.nbytes for one in planned(Machine(memory=m))) for m in (1., 80.))
     assert small < large / 3
@@ -49,6 +52,53 @@ def test_what_fails_or_takes_too_long_is_left_out():
     assert {more for _, _, more in timed(Machine(), plan, -1.)} == {'no time'}
     assert not list(timed(Machine(rank=1), plan, 60)), 'kernels are measured by rank 0'
     assert agreement(Machine())(3) == 3
+
+
+def test_a_gpu_rests_and_replays_what_it_can_capture():
+    "Half of the time is slept; a graph stands for all calls, or they are made in turn."
+    class Graphs:
+        def __init__(self, works): self.works, self.cuda = works, self
+        def CUDAGraph(self): return self
+        def graph(self, own): return self
+        def __enter__(self):
+            if not self.works: raise RuntimeError('cannot be captured')
+        def __exit__(self, *error): self.made = made[0]
+        def replay(self): made[0] += self.made
+    for works in (True, False):
+        made = [0]
+        call = lambda made=made: made.__setitem__(0, made[0] + 1)
+        run = captured(Graphs(works), call, 5)
+        before = made[0]
+        run()
+        assert made[0] - before == 5
+    made = [0]
+    in_turn(lambda: made.__setitem__(0, made[0] + 1), 3)()
+    assert made == [3]
+    start = time.perf_counter()
+    seconds, samples = time_of(lambda: time.sleep(.001), lambda: None, .06, rest=3)
+    assert .001 < seconds < .01 and time.perf_counter() - start > 4 * .002 * samples
+
+
+def test_copies_tell_the_link_to_the_host():
+    "Of a machine without a data sheet; a GPU alone copies."
+    assert not copies(Machine()) and len(copies(Machine(device='cuda'))) == 6
+    table = stored()
+    row = dict(kind='copy', op='to host', dtype='bf16', message_bytes=2e9, time_us=5e4)
+    copied = pd.concat([table, pd.DataFrame([row | dict(time_us=1e5), row])], ignore_index=True)
+    system = system_of(Machine(name='L99'), copied, 'mine')
+    assert system.host_bandwidth == pytest.approx(40 / Assumptions().host_link_share, rel=1e-3)
+    assert system_of(Machine(name='L99'), table, 'mine').host_bandwidth is None
+
+
+def test_products_of_groups_are_priced_as_training_has_them():
+    "All in one kernel: so many times the work of one, or as it would be priced."
+    table = pd.read_csv(measured_folder() / 'measured_h100.csv').query('kind == "grouped_gemm"')
+    sheet = as_system('H100-80GB')
+    k = Assumptions.calibrated().measured.of(sheet)
+    errors = 1e6 * kernel_seconds(table, sheet, k) / table.time_us - 1
+    assert errors.notna().all() and errors.abs().mean() < .2
+    one = 1e6 * kernel_seconds(table.assign(experts=1), sheet, k)
+    assert (one < table.time_us).all()
 
 
 def test_a_gpu_that_ships_keeps_its_data_sheet(tmp_path):
@@ -90,15 +140,20 @@ def test_shapes_and_layouts():
     assert torch.allclose(three - two, two - one, atol=1e-4), 'it adds to what is there'
     for op in ('copy', 'add', 'gelu', 'layernorm'):
         assert len(vector_call(machine, op, 3)()) == 3
-    assert tuple(attention_call(machine, 64, 32, False)().shape) == (1, 16, 64, 32)
-    assert [tuple(x.shape) for x in attention_call(machine, 64, 32, True)()] == [
-        (1, 16, 64, 32)] * 3
+    assert vector_call(machine, 'adam', 3)() is None
+    for kv_heads in (16, 4):
+        assert tuple(attention_call(machine, 64, 32, kv_heads, False)().shape) == (1, 16, 64, 32)
+        assert [x.shape[1] for x in attention_call(machine, 64, 32, kv_heads, True)()] == [
+            16, kv_heads, kv_heads]
+    for layout, shape in (('NT', (20, 8)), ('NN', (20, 8)), ('TN', (4, 8, 16))):
+        assert tuple(grouped_call(machine, layout, 4, 5, 16, 8)().shape) == shape
 
 
 def test_the_machine_at_hand(tmp_path):
     torch_here()
     table, fit, _ = measure(tmp_path / 'my.json', seconds=10)
-    assert list(table) == list(MEASURED) and set(table.kind) <= {'gemm', 'vector', 'attention'}
+    assert list(table) == list(MEASURED) and set(table.kind) <= {
+        'gemm', 'grouped_gemm', 'vector', 'attention', 'copy'}
     assert table.time_us.gt(0).all() and set(rates(table).op) >= {'NT', 'copy'}
     assert len(fit.table) and {'product_share', 'vector_bandwidth'} & set(fit.table.parameter)
     system = as_system(str(tmp_path / 'my.json'))

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'Half', 'listed_by', 'check_operation', 'Nothing', 'Block', 'Layouts',
            'CountedJob', 'column_product', 'row_product', 'of_group', 'inner_product', 'training', 'any_norm',
-           'no_norm', 'gathers', 'norm', 'Strategy', 'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features',
-           'residual', 'activated', 'after_mlp', 'MLP', 'in_part', 'Attention', 'to_latent', 'LatentAttention',
-           'expert_groups', 'expert_copies', 'places_met', 'domains_met', 'moved_copies', 'grouped', 'shared_experts',
-           'Experts', 'attention_core_summa', 'trained', 'frozen', 'with_adapter', 'layer_operations', 'gpt_block',
-           'own_vocabulary', 'embedding', 'numbers_of_logits', 'output_layer', 'ahead', 'end_norm', 'transform',
-           'end_operations', 'ends_in_16_bits', 'one_kind', 'pattern_of', 'kinds_of', 'layers_of_kinds']
+           'readers', 'stream_norm', 'no_norm', 'gathers', 'norm', 'Strategy', 'one_dimensional_bias', 'context_bias',
+           'own_rows', 'own_features', 'residual', 'activated', 'after_mlp', 'MLP', 'in_part', 'Attention', 'to_latent',
+           'LatentAttention', 'expert_groups', 'expert_copies', 'places_met', 'domains_met', 'moved_copies', 'grouped',
+           'shared_experts', 'Experts', 'attention_core_summa', 'trained', 'frozen', 'with_adapter', 'layer_operations',
+           'gpt_block', 'own_vocabulary', 'embedding', 'numbers_of_logits', 'output_layer', 'ahead', 'end_norm',
+           'transform', 'end_operations', 'ends_in_16_bits', 'one_kind', 'pattern_of', 'kinds_of', 'layers_of_kinds']
 
 # %% ../nbs/11_blocks.ipynb #3b000005
 import dataclasses
@@ -27,10 +27,10 @@ from .estimates import (
     KINDS, ONCE, PARTS, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work,
     adapted, any_of, exchanged, of_recipe, where)
 from .layers import (
-    attend, attend_summa, bias, dropout, dropout_add, eager_bias, eager_clamp, eager_gelu,
-    eager_norm, eager_rotation, eager_softmax, fused_attention, fused_norm, fused_softmax, gelu,
-    layernorm, layernorm_2d, linear, linear_summa, logits, logits_summa, softmax, softmax_2d,
-    transposes, with_messages)
+    EAGER_ROTATION, EAGER_ROTATION_32, attend, attend_summa, autocast_add, autocast_norm, bias,
+    dropout, dropout_add, eager_bias, eager_clamp, eager_gelu, eager_norm, eager_rotation,
+    eager_softmax, fused_attention, fused_norm, fused_softmax, gelu, layernorm, layernorm_2d,
+    linear, linear_summa, logits, logits_summa, softmax, softmax_2d, transposes, with_messages)
 
 # %% ../nbs/11_blocks.ipynb #3b000007
 BIASED = {   # the products that have a bias
@@ -297,7 +297,8 @@ def inner_product(job: CountedJob, name, rows, inputs, outputs, shared=None):  #
 def training(job, name):  # dict of arguments of `linear`
     "Frameworks add gradients up in the product, and have a kernel for the bias's."
     fused = job.assumptions.fused_kernels
-    return dict(adds=fused, biased=fused * job.here.has_bias(name), precision=job.precision)
+    return dict(adds=fused, biased=fused * job.here.has_bias(name), precision=job.precision,
+                cast=fused * job.costs.autocast)
 
 # %% ../nbs/11_blocks.ipynb #25e30db4
 def any_norm(job: CountedJob, name, rows, width):  # Operation
@@ -305,6 +306,17 @@ def any_norm(job: CountedJob, name, rows, width):  # Operation
     fused = eager_norm if job.costs.eager_norms else fused_norm
     kernel = fused if job.assumptions.fused_kernels else layernorm
     return kernel(name, rows, width, job.units, job.here.norm_vectors)
+
+def readers(job: CountedJob, name):
+    "How many products read a norm's result: a model without gates makes q, k and v by one."
+    each = {'ln1': 2, 'ln2': 1}.get(name, 0)
+    return 1 + each * np.asarray(job.here.gated)
+
+def stream_norm(job: CountedJob, name, rows, width):  # Operation
+    "A norm of the residual stream: in 32 bits under PyTorch's autocast."
+    if not (job.costs.autocast and job.assumptions.fused_kernels):
+        return any_norm(job, name, rows, width)
+    return autocast_norm(name, rows, width, readers(job, name), job.units, job.here.norm_vectors)
 
 def no_norm(op: Operation):  # Operation
     "The place of a norm that a model does not have."
@@ -326,7 +338,7 @@ def gathers(job: CountedJob, op: Operation, width=None):  # Operation
 # %% ../nbs/11_blocks.ipynb #25e30db6
 def norm(job: CountedJob, name):  # Operation
     "The norm of a GPU's share of the sequence, which is then gathered where a product wants all."
-    op, block = any_norm(job, name, job.own, job.embed_dim), job.here
+    op, block = stream_norm(job, name, job.own, job.embed_dim), job.here
     if name == 'ln2' and block.norms == 1: op = no_norm(op)   # one for both, computed before
     reader = block.ffn if name == 'ln2' else block.mixer
     if job.assumptions.inputs_sharded or not reader.wants_all_rows: return op
@@ -399,8 +411,9 @@ def residual(job: CountedJob, bias_name, dropout_name, biased=True):  # list of 
     more = any_norm(job, bias_name.replace('bias', 'norm'), rows, columns)
     after = [more._replace(recomputed_with=())] if block.norms > 2 + place else []
     if job.assumptions.fused_kernels:
-        masked = np.asarray(job.costs.dropout) * 1.
-        return [*after, dropout_add(dropout_name, rows, columns, units, masked)]
+        masked, added = np.asarray(job.costs.dropout) * 1., dropout_add
+        if job.costs.autocast: added = autocast_add
+        return [*after, added(dropout_name, rows, columns, units, masked)]
     there = block.has_bias(bias_name[:-5]) if biased else 0.
     return [bias(bias_name, *strategy.output_bias(job, bias_name), units, there), *after,
             dropout(dropout_name, rows * columns, units)]
@@ -504,7 +517,8 @@ def turned(job: CountedJob, mixer):  # list of Operation
     "Queries and keys turned by their positions, where no kernel does it on the way."
     if not (job.costs.eager_rotation and job.assumptions.fused_kernels): return []
     numbers = job.tokens * mixer.placed(job) * (1. - job.learned_positions)
-    return [eager_rotation('rotary', numbers, job.units)]
+    steps = EAGER_ROTATION_32 if job.costs.autocast else EAGER_ROTATION
+    return [eager_rotation('rotary', numbers, job.units, steps)]
 
 def input_kept(job: CountedJob, mixer):
     "Whether what reads the output of fused attention saves that very tensor."
@@ -960,7 +974,7 @@ def ahead(job: CountedJob):  # list of Operation
 
 def end_norm(job: CountedJob, name):  # Operation
     "A norm at either end; it has weights where the words do."
-    op = any_norm(job, name, job.own, job.embed_dim)
+    op = stream_norm(job, name, job.own, job.embed_dim)
     return op._replace(weights=op.weights * (own_vocabulary(job) > 0))
 
 def transform(job: CountedJob):  # list of Operation

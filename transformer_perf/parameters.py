@@ -202,6 +202,7 @@ class Costs:
     eager_norms: bool = False     # each step of a norm of root mean squares is a kernel
     eager_rotation: bool = False  # so is each of turning queries and keys by their positions
     eager_scores: bool = False    # the same of the softmax of attention scores
+    autocast: bool = False        # PyTorch's: weights and the residual stream have 32 bits
     gate_apart: bool = False      # the gate has a product of its own, and sums up its gradient
     whole_boundary: bool = False  # every GPU of tp hands on all that its stage puts out
     gathers_shown: bool = False   # nothing hides weights that copies share out being gathered

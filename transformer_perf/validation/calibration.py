@@ -352,10 +352,12 @@ def product_rows(df, system, parameters):  # s
     "Products as a training step prices them; NaN in a precision without a model."
     k, found = changed(parameters, {'gradients_apart': 0.}), np.full(len(df), np.nan)
     adds = words_of(df, 'op').str.contains('add')
+    groups = numbers_of(df, ['experts'])['experts']
+    each = np.where(np.isnan(groups), 1., groups)   # products of a kernel
     for (dtype, add), rows in df.groupby([words_of(df, 'dtype'), adds]).indices.items():
         if dtype not in FORMATS_READ: continue
         sides = numbers_of(df.iloc[rows], ('m', 'n', 'k'))
-        product = Product(**sides, adds=add, precision=FORMATS_READ[dtype])
+        product = Product(**sides, batch=each[rows], adds=add, precision=FORMATS_READ[dtype])
         found[rows] = product_time(product, system, k)
     return found
 
@@ -398,8 +400,8 @@ def collective_rows(df, system, parameters):  # s
     return found
 
 # %% ../../nbs/91b_fits.ipynb #17d00022
-ROWS = {'gemm': product_rows, 'attention': attention_rows, 'vector': vector_rows,
-        'collective': collective_rows}   # kind -> its price
+ROWS = {'gemm': product_rows, 'grouped_gemm': product_rows, 'attention': attention_rows,
+        'vector': vector_rows, 'collective': collective_rows}   # kind -> its price
 
 def kernel_seconds(df, system, parameters):  # array
     """Kernels as training would price them, at full clock, or at that of a long run where they are
