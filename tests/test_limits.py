@@ -21,11 +21,12 @@ from test_fuzz import LOG, RUNS, SYSTEM, contract, pick, pytestmark, tries  # no
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.cli import COMMANDS, EXPORTS, run_command
 from transformer_perf.estimates import RECOMPUTE
-from transformer_perf.inputs import read_bytes
+from transformer_perf.inputs import naming, read_bytes
 from transformer_perf.parameters import Parameters, changed
 from transformer_perf.results import read_table
 from transformer_perf.sweeps import run_configs, sweep
 from transformer_perf.systems import System, as_system
+from transformer_perf.validation import read_inputs
 
 
 # files
@@ -290,3 +291,15 @@ def test_a_plan_is_exported(tmp_path, capsys):
     for name in EXPORTS:
         try: assert run_command([*words, name]) == 0 and capsys.readouterr().out.strip()
         except ValueError as error: assert f'cannot be said in {name}' in str(error)
+
+
+def test_a_mistake_names_its_file_once(tmp_path):
+    "Whether the reader inside names it or not, and however many wrap it."
+    for inside in ('a.json: is damaged', 'is damaged'):
+        with pytest.raises(ValueError, match='^a.json: is damaged$'):
+            with naming('a.json'), naming('a.json'): raise ValueError(inside)
+    trace = tmp_path / 'step.json'
+    trace.write_text('{"traceEvents": [{"cat": "kernel", "name": "x", "dur": 1, "args": {}}]}')
+    with pytest.raises(ValueError, match='has no matrix products') as error:
+        read_inputs([trace])
+    assert str(error.value).count('step.json') == 1

@@ -147,7 +147,7 @@ def write_trace(path, wait, device):
     step = step_of(TRACED, device)
     for _ in range(WARM): step()
     wait()
-    with torch.profiler.profile() as seen:
+    with torch.profiler.profile(record_shapes=True) as seen:
         step()
         wait()
     seen.export_chrome_trace(path)

@@ -319,9 +319,11 @@ def read_json(path, infinities=False):  # dict
 
 @contextlib.contextmanager
 def naming(path):
-    "What is wrong inside is said with the name of the file."
+    "What is wrong inside is said with the name of the file, once."
+    name = f'{named(path)}: '
     try: yield
-    except ValueError as error: raise ValueError(f'{named(path)}: {error}') from None
+    except ValueError as error:
+        raise ValueError(name + str(error).removeprefix(name)) from None
 
 # %% ../nbs/97_inputs.ipynb #90a00034
 LARGEST_CSV = 16 * MEGABYTE
