@@ -296,10 +296,11 @@ def test_a_plan_is_exported(tmp_path, capsys):
 def test_a_mistake_names_its_file_once(tmp_path):
     "Whether the reader inside names it or not, and however many wrap it."
     for inside in ('a.json: is damaged', 'is damaged'):
-        with pytest.raises(ValueError, match='^a.json: is damaged$'):
-            with naming('a.json'), naming('a.json'): raise ValueError(inside)
+        with (pytest.raises(ValueError, match='^a.json: is damaged$'), naming('a.json'),
+              naming('a.json')):
+            raise ValueError(inside)
     trace = tmp_path / 'step.json'
     trace.write_text('{"traceEvents": [{"cat": "kernel", "name": "x", "dur": 1, "args": {}}]}')
     with pytest.raises(ValueError, match='has no matrix products') as error:
         read_inputs([trace])
-    assert str(error.value).count('step.json') == 1
+    assert str(error.value).count(str(tmp_path)[:20]) == 1
