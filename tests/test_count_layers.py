@@ -639,7 +639,7 @@ def test_a_layer_computed_again_keeps_its_input():
 LAUNCHED = {   # (forward, backward), beside products
     'a product': (layers.linear('x', 4, 6, 8), 0, 0),
     'a product with a bias': (layers.linear('x', 4, 6, 8, biased=1.), 0, 1),   # its gradient
-    'a product by a cast weight': (layers.linear('x', 4, 6, 8, cast=True), 1, 0),
+    'a product by a cast weight': (layers.linear('x', 4, 6, 8, cast_in=1), 1, 1),
     'a product in 8 bits': (layers.linear('x', 4, 6, 8, precision='fp8'), 1, 1),   # casts
     'a bias': (layers.bias('x', 4, 6), 1, 1),
     'no bias': (layers.bias('x', 4, 6, Units(), 0.), 0, 0),
@@ -649,8 +649,9 @@ LAUNCHED = {   # (forward, backward), beside products
     'a fused norm': (layers.fused_norm('x', 4, 6), 1, 2),   # gradients of rows, and of vectors
     'a norm in steps': (layers.eager_norm('x', 4, 6), 6, 10),
     'a LayerNorm of PyTorch': (layers.eager_norm('x', 4, 6, vectors=2), 1, 2),
-    'a norm of 32 bits': (layers.autocast_norm('x', 4, 6, 3), 4 + 3, 8 + 2 * 3),
-    'a LayerNorm of 32 bits': (layers.autocast_norm('x', 4, 6, 1, vectors=2), 1 + 1, 2 + 2),
+    'a norm of 32 bits': (layers.autocast_norm('x', 4, 6, 3), 4 + 3, 11 + 3 + 2),
+    'a norm of both': (layers.eager_norm('x', 4, 6, kernels=layers.EAGER_NORM_MIXED), 6, 14),
+    'a LayerNorm of 32 bits': (layers.autocast_norm('x', 4, 6, 1, vectors=2), 1 + 1, 2 + 1),
     'dropout and sum, in 32 bits': (layers.autocast_add('x', 4, 6), 2, 3),
     'a sum in 32 bits': (layers.autocast_add('x', 4, 6, masked=0.), 1, 2),
     'a rotation in steps': (layers.eager_rotation('x', 24), 2 * 5, 2 * 9),   # queries and keys
@@ -704,25 +705,37 @@ def test_bytes_under_autocast():
     x = 4 * 6 * 1e-9
     for products in (1, 3):
         norm = layers.autocast_norm('x', 4, 6, products)
-        # square 8, mean 4, times 8, weight 8; backward 12, 8, 8, 16, 8, 8, 8, 12; a cast 6, and
-        # of its gradient 6 and a sum 12
-        assert np.allclose(moved(norm), [(28 + 6 * products) * x, (80 + 18 * products) * x])
+        # square 8, mean 4, times 8, weight 8; backward 12 and 4, 8, 8, 12 and 4, 4, 8, 8, 12, 12;
+        # a cast 6, and one of its gradient 6; of several gradients a sum 12
+        casts = 6 * products, 6 * products + 12 * (products - 1)
+        assert np.allclose(moved(norm), [(28 + casts[0]) * x, (92 + casts[1]) * x])
         copies = 2 * (products - 1)   # one is the product's own
         assert close(norm.activations, (4 + 4 + copies) * x)
         assert norm.frees == (('layernorm', norm.activations - 4 * x),)
         whole = layers.autocast_norm('x', 4, 6, products, vectors=2)   # one kernel
-        assert np.allclose(moved(whole), [(8 + 6 * products) * x, (16 + 18 * products) * x])
+        assert np.allclose(moved(whole), [(8 + casts[0]) * x, (16 + casts[1]) * x])
         assert close(whole.activations, (4 + copies) * x)
+    # 16 bits times a weight of 32: cast 6, 8, 4, 8, cast 6, weight 2 + 4; backward 10 and 4 of the
+    # weight, 8 and a cast 6 through it, a cast 6, 8, 12 and 4, 4, 8, 8, 12, 12, a cast 6
+    mixed = layers.eager_norm('x', 4, 6, kernels=layers.EAGER_NORM_MIXED)
+    assert np.allclose(moved(mixed), [38 * x, 108 * x])
     # the stream and what is added to it; its gradient cast, and that of both ways summed
     assert np.allclose(moved(layers.autocast_add('x', 4, 6, masked=0.)), [10 * x, 18 * x])
     dropped = layers.autocast_add('x', 4, 6)
     assert np.allclose(moved(dropped), [15 * x, 23 * x]) and close(dropped.activations, x)
     # q * cos + cat(-q2, q1) * sin, cosines and sines in 32 bits: 6, 6, 12 and back to 16 bits 6
-    turned = layers.eager_rotation('x', 24, steps=layers.EAGER_ROTATION_32)
+    turned = layers.eager_rotation('x', 24, steps=layers.EAGER_ROTATION_MIXED)
     assert np.allclose(moved(turned), [(6 + 2 + 4 + 6 + 12 + 6) * x, 56 * x])
-    plain, cast = (layers.linear('x', 4, 6, 8, batch=5, cast=way) for way in (False, True))
-    assert close(cast.forward.nbytes - plain.forward.nbytes, 6 * 5 * 6 * 8 * 1e-9)
-    assert moved(cast)[1] == moved(plain)[1] and cast.weights == plain.weights
+    # queries in 32 bits too: twice as in 16, and a cast each way
+    turned = layers.eager_rotation('x', 24, steps=layers.EAGER_ROTATION_32)
+    assert np.allclose(moved(turned), [(2 * 20 + 6) * x, (2 * 30 + 6) * x])
+    # of a weight: to 16 bits 6, its gradient to 32 bits 6, added 12 in all micro-batches but one
+    plain, w = layers.linear('x', 4, 6, 8, batch=5), 5 * 6 * 8 * 1e-9
+    for micro_batches, adds in ((1, 0), (4, 3)):
+        cast = layers.linear('x', 4, 6, 8, batch=5, cast_in=micro_batches)
+        more = [one - other for one, other in zip(moved(cast), moved(plain))]
+        assert np.allclose(more, [6 * w, (6 + 12 * adds / micro_batches) * w])
+        assert cast.weights == plain.weights
 
 
 def job_at(model, a=TRAINED, **layout):  # CountedJob
@@ -763,28 +776,66 @@ def test_what_is_turned(model, tp, numbers):
     assert turned.forward.launches == 10 * (numbers > 0)
 
 
-@pytest.mark.parametrize('model, readers', [(GPT, (1, 1)), (LLAMA, (3, 2))])
+@pytest.mark.parametrize('model, readers', [
+    (GPT, (1, 1)), (LLAMA, (3, 2)), (LATENT, (2, 2)), (EXPERTS, (3, 2)),
+    (dataclasses.replace(GPT, kv_heads=2), (3, 1))])
 def test_what_autocast_casts(model, readers):
-    "The stream's norms for each product, every matrix once; other counts ask for no cast."
-    known = Parameters(software=Costs(autocast=True, eager_norms=True, dropout=False))
-    eager = Parameters(software=Costs(eager_norms=True, dropout=False))
+    "The stream's norms for each product, every matrix, the words; other counts ask for no cast."
+    model = dataclasses.replace(model, vocab=96)
+    known, eager = (Parameters(software=Costs(autocast=way, eager_norms=True, dropout=False))
+                    for way in (True, False))
     jobs = [job_at(model, dataclasses.replace(TRAINED, measured=k)) for k in (known, eager)]
     cast, plain = ({op.name: op for op in job.operations} for job in jobs)
+    n, e_bytes = jobs[0].micro_batches, 1e-9 * b * l * e
+    assert n > 1
     for name, products in zip(('ln1', 'ln2'), readers):
         own = layers.autocast_norm(name, b * l, e, products, jobs[0].units,
                                    jobs[0].here.norm_vectors)
         assert cast[name].forward.nbytes == own.forward.nbytes
         assert cast[name].backward.launches == own.backward.launches
-    for name in ('qkv', 'vproj', 'fc1', 'fc2'):
-        more = cast[name].forward.nbytes - plain[name].forward.nbytes
-        assert close(more, 3 * plain[name].in_matrices), '6 bytes a number of 2'
-    assert close(cast['dpr2'].forward.nbytes, 10e-9 * b * l * e)
-    ends = [{op.name: op for end in blocks.end_operations(job) for op in end} for job in jobs]
-    assert ends[0]['final-norm'].forward.launches == (5 if model is LLAMA else 2)
+    for name in {'qkv', 'vproj', 'fc1', 'fc2', 'q-up', 'expert-fc1'} & {*cast}:
+        weight = plain[name].in_matrices / 2   # 1e9 numbers
+        more = [getattr(cast[name], way).nbytes - getattr(plain[name], way).nbytes
+                for way in ('forward', 'backward')]
+        assert np.allclose(more, [6 * weight, (6 + 12 * (n - 1) / n) * weight], rtol=1e-9)
+        assert not any(p.adds for p in cast[name].backward.products), 'a kernel apart adds'
+    assert close(cast['dpr2'].forward.nbytes, 10 * e_bytes)
+    (look, norm, output), others = ([op for end in blocks.end_operations(job) for op in end]
+                                    for job in jobs)
+    assert norm.forward.launches == (5 if jobs[0].here.norm_vectors == 1 else 2)
+    words = 96 * e * 1e-9
+    assert close(output.forward.nbytes - others[2].forward.nbytes, 6 * words)
+    assert close(look.backward.nbytes - others[0].backward.nbytes, (4 + 12 * (n - 1) / n) * words)
+    held = [kept_and_rerun(model, BOTH, 'full', measured=k)[0] for k in (known, eager)]
+    assert close(held[0], 2 * held[1]), 'the input of a layer is the stream'
+    assert close(modules.boundary_of(jobs[0]), 2 * modules.boundary_of(jobs[1]))
     apart = dataclasses.replace(TRAINED, fused_kernels=False)
     one, two = ([op.forward.nbytes for op in job_at(
         model, dataclasses.replace(apart, measured=k)).operations] for k in (known, eager))
     assert one == two
+
+
+def test_autocast_leaves_what_does_not_train():
+    "Beside adapters the weights that stay are read as they are."
+    def moved(autocast, adapters):
+        known = Parameters(software=Costs(autocast=autocast))
+        job = job_at(LLAMA, dataclasses.replace(TRAINED, measured=known), adapters=adapters)
+        return {op.name: op.forward.nbytes for op in job.operations}['fc1']
+    assert moved(True, 'lora:4') == moved(False, 'lora:4')
+    assert moved(True, 'none') > moved(False, 'none')
+
+
+@pytest.mark.parametrize('normed, forward, backward', [(False, 36, 56), (True, 46, 66)])
+def test_what_is_turned_under_autocast(normed, forward, backward):
+    "Queries and keys have 32 bits after norms of their own, whose weights have 32."
+    known = Parameters(software=Costs(autocast=True, eager_norms=True, eager_rotation=True))
+    model = dataclasses.replace(LLAMA, qk_norm=normed)
+    own = {op.name: op for op in job_at(
+        model, dataclasses.replace(TRAINED, measured=known)).operations}
+    numbers = 1e-9 * b * l * (4 + 2) * 12
+    assert close(own['rotary'].forward.nbytes, forward * numbers)
+    assert close(own['rotary'].backward.nbytes, backward * numbers)
+    if normed: assert close(own['qk-norm'].backward.nbytes, 108 * numbers)
 
 
 def test_launches_of_experts_and_ends():

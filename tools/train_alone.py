@@ -1,9 +1,10 @@
 """Training steps on one GPU by Hugging Face's transformers: what a person without a stack runs.
 
 `python tools/train_alone.py STEPS.csv [TRACE.json.gz]` measures the cases below, each a public
-config (its number of layers may be cut), random tokens, AdamW; rows as nbs/data/measured_steps.csv
-has them. It needs PyTorch, transformers and a GPU; `--later` measures those that were measured
-after the first, `--small` tries it on a CPU.
+config (its number of layers may be cut), random tokens, AdamW; `--later` measures those that were
+measured after the first. Both together are nbs/data/measured_steps.csv, in which
+`predicted_before` was added by hand. It needs PyTorch, transformers and a GPU; `--small` tries it
+on a CPU.
 """
 import datetime
 import gc
@@ -139,7 +140,7 @@ def row_of(case, device, wait):
              for name, x in measured(case, device, wait).items()}
     gc.collect()
     if device == 'cuda': torch.cuda.empty_cache()
-    return case._asdict() | found | about
+    return case._asdict() | dict(later=int(case in LATER)) | found | about
 
 
 def write_trace(path, wait, device):

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'Half', 'listed_by', 'check_operation', 'Nothing', 'Block', 'Layouts',
-           'CountedJob', 'column_product', 'row_product', 'of_group', 'inner_product', 'training', 'any_norm',
-           'readers', 'stream_norm', 'no_norm', 'gathers', 'norm', 'Strategy', 'one_dimensional_bias', 'context_bias',
-           'own_rows', 'own_features', 'residual', 'activated', 'after_mlp', 'MLP', 'in_part', 'Attention', 'to_latent',
-           'LatentAttention', 'expert_groups', 'expert_copies', 'places_met', 'domains_met', 'moved_copies', 'grouped',
-           'shared_experts', 'Experts', 'attention_core_summa', 'trained', 'frozen', 'with_adapter', 'layer_operations',
-           'gpt_block', 'own_vocabulary', 'embedding', 'numbers_of_logits', 'output_layer', 'ahead', 'end_norm',
-           'transform', 'end_operations', 'ends_in_16_bits', 'one_kind', 'pattern_of', 'kinds_of', 'layers_of_kinds']
+           'CountedJob', 'column_product', 'row_product', 'of_group', 'inner_product', 'training', 'in_32_bits',
+           'casts_stream', 'stream_element', 'any_norm', 'stream_norm', 'no_norm', 'gathers', 'norm', 'Strategy',
+           'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features', 'residual', 'activated', 'after_mlp',
+           'MLP', 'in_part', 'Attention', 'to_latent', 'LatentAttention', 'expert_groups', 'expert_copies',
+           'places_met', 'domains_met', 'moved_copies', 'grouped', 'shared_experts', 'Experts', 'attention_core_summa',
+           'trained', 'frozen', 'with_adapter', 'layer_operations', 'gpt_block', 'own_vocabulary', 'embedding',
+           'numbers_of_logits', 'output_layer', 'ahead', 'end_norm', 'transform', 'end_operations', 'ends_in_16_bits',
+           'one_kind', 'pattern_of', 'kinds_of', 'layers_of_kinds']
 
 # %% ../nbs/82b_blocks.ipynb #3b000005
 import dataclasses
@@ -27,10 +28,11 @@ from .estimates import (
     KINDS, ONCE, PARTS, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work,
     adapted, any_of, exchanged, of_recipe, where)
 from .layers import (
-    EAGER_ROTATION, EAGER_ROTATION_32, attend, attend_summa, autocast_add, autocast_norm, bias,
-    dropout, dropout_add, eager_bias, eager_clamp, eager_gelu, eager_norm, eager_rotation,
-    eager_softmax, fused_attention, fused_norm, fused_softmax, gelu, layernorm, layernorm_2d,
-    linear, linear_summa, logits, logits_summa, softmax, softmax_2d, transposes, with_messages)
+    EAGER_NORM, EAGER_NORM_MIXED, EAGER_ROTATION, EAGER_ROTATION_32, EAGER_ROTATION_MIXED,
+    attend, attend_summa, autocast_add, autocast_norm, autocast_weight, bias, dropout,
+    dropout_add, eager_bias, eager_clamp, eager_gelu, eager_norm, eager_rotation, eager_softmax,
+    fused_attention, fused_norm, fused_softmax, gelu, layernorm, layernorm_2d, linear,
+    linear_summa, logits, logits_summa, softmax, softmax_2d, transposes, with_messages)
 
 # %% ../nbs/82b_blocks.ipynb #3b000007
 BIASED = {   # the products that have a bias
@@ -67,6 +69,9 @@ class Half:
     def keys_gathered(self, job):
         "Features of keys and values of a token that context parallelism gathers."
         return 0.
+    def readers(self, job):
+        "How many products of plain software read its input."
+        return 1
 
 def listed_by(half: Half, job):  # list of Operation
     "The operations of half a layer; a ValueError where it lists something else."
@@ -296,27 +301,32 @@ def inner_product(job: CountedJob, name, rows, inputs, outputs, shared=None):  #
 
 def training(job, name):  # dict of arguments of `linear`
     "Frameworks add gradients up in the product, and have a kernel for the bias's."
-    fused = job.assumptions.fused_kernels
-    return dict(adds=fused, biased=fused * job.here.has_bias(name), precision=job.precision,
-                cast=fused * job.costs.autocast)
+    fused, cast = job.assumptions.fused_kernels, in_32_bits(job)
+    return dict(adds=fused and not cast, biased=fused * job.here.has_bias(name),
+                precision=job.precision, cast_in=job.micro_batches * cast)
+
+def in_32_bits(job: CountedJob):  # bool
+    "Whether PyTorch's autocast casts weights: not those that stay as they are beside adapters."
+    return casts_stream(job) and not adapted(job.adapters).some
+
+def casts_stream(job: CountedJob): return job.costs.autocast and job.assumptions.fused_kernels
+
+def stream_element(job: CountedJob):  # GB, of a number of the residual stream
+    return job.units.element * (2 if casts_stream(job) else 1)
 
 # %% ../nbs/82b_blocks.ipynb #25e30db4
 def any_norm(job: CountedJob, name, rows, width):  # Operation
     "The model's norm, as its software computes it."
-    fused = eager_norm if job.costs.eager_norms else fused_norm
-    kernel = fused if job.assumptions.fused_kernels else layernorm
-    return kernel(name, rows, width, job.units, job.here.norm_vectors)
+    sizes = name, rows, width, job.units, job.here.norm_vectors
+    if not job.assumptions.fused_kernels: return layernorm(*sizes)
+    if not job.costs.eager_norms: return fused_norm(*sizes)
+    return eager_norm(*sizes, EAGER_NORM_MIXED if job.costs.autocast else EAGER_NORM)
 
-def readers(job: CountedJob, name):
-    "How many products read a norm's result: a model without gates makes q, k and v by one."
-    each = {'ln1': 2, 'ln2': 1}.get(name, 0)
-    return 1 + each * np.asarray(job.here.gated)
-
-def stream_norm(job: CountedJob, name, rows, width):  # Operation
-    "A norm of the residual stream: in 32 bits under PyTorch's autocast."
-    if not (job.costs.autocast and job.assumptions.fused_kernels):
-        return any_norm(job, name, rows, width)
-    return autocast_norm(name, rows, width, readers(job, name), job.units, job.here.norm_vectors)
+def stream_norm(job: CountedJob, name, readers=1):  # Operation
+    "A norm of the residual stream, which so many products read: in 32 bits under autocast."
+    sizes = name, job.own, job.embed_dim
+    if not casts_stream(job): return any_norm(job, *sizes)
+    return autocast_norm(*sizes, readers, job.units, job.here.norm_vectors)
 
 def no_norm(op: Operation):  # Operation
     "The place of a norm that a model does not have."
@@ -338,9 +348,10 @@ def gathers(job: CountedJob, op: Operation, width=None):  # Operation
 # %% ../nbs/82b_blocks.ipynb #25e30db6
 def norm(job: CountedJob, name):  # Operation
     "The norm of a GPU's share of the sequence, which is then gathered where a product wants all."
-    op, block = stream_norm(job, name, job.own, job.embed_dim), job.here
-    if name == 'ln2' and block.norms == 1: op = no_norm(op)   # one for both, computed before
+    block = job.here
     reader = block.ffn if name == 'ln2' else block.mixer
+    op = stream_norm(job, name, reader.readers(job))
+    if name == 'ln2' and block.norms == 1: op = no_norm(op)   # one for both, computed before
     if job.assumptions.inputs_sharded or not reader.wants_all_rows: return op
     return gathers(job, op)   # or at the product that wants all
 
@@ -412,7 +423,7 @@ def residual(job: CountedJob, bias_name, dropout_name, biased=True):  # list of 
     after = [more._replace(recomputed_with=())] if block.norms > 2 + place else []
     if job.assumptions.fused_kernels:
         masked, added = np.asarray(job.costs.dropout) * 1., dropout_add
-        if job.costs.autocast: added = autocast_add
+        if casts_stream(job): added = autocast_add
         return [*after, added(dropout_name, rows, columns, units, masked)]
     there = block.has_bias(bias_name[:-5]) if biased else 0.
     return [bias(bias_name, *strategy.output_bias(job, bias_name), units, there), *after,
@@ -437,6 +448,7 @@ class MLP(Half):
 
     on_grid = True
 
+    def readers(self, job): return 1 + np.asarray(self.gated)
     def divisions(self, tp): return [('mlp_dim', self.hidden_dim, 'tp', tp)]
     def widest_weight(self, job):
         return job.embed_dim * self.hidden_dim * (1 + np.asarray(self.gated) * 1.) / job.tp
@@ -517,7 +529,9 @@ def turned(job: CountedJob, mixer):  # list of Operation
     "Queries and keys turned by their positions, where no kernel does it on the way."
     if not (job.costs.eager_rotation and job.assumptions.fused_kernels): return []
     numbers = job.tokens * mixer.placed(job) * (1. - job.learned_positions)
-    steps = EAGER_ROTATION_32 if job.costs.autocast else EAGER_ROTATION
+    steps = EAGER_ROTATION
+    if job.costs.autocast:
+        steps = EAGER_ROTATION_32 if getattr(mixer, 'normed', None) else EAGER_ROTATION_MIXED
     return [eager_rotation('rotary', numbers, job.units, steps)]
 
 def input_kept(job: CountedJob, mixer):
@@ -621,6 +635,8 @@ class Attention(Heads):
     "Multi-head attention, with or without grouped queries."
     normed: str = None     # norms of queries and keys: of each 'head', or 'whole'
 
+    def readers(self, job):   # GPT-2 and its kin make queries, keys and values by one product
+        return 1 + 2 * np.logical_or(job.here.gated, self.kv_heads < self.heads)
     def own_matrices(self, job, whole):  # tuple of Matrix
         "Queries, keys, values and the gate: one product, but a matrix each."
         widths = (self.heads * self.width, self.kv_heads * self.width, self.kv_heads * self.value)
@@ -679,6 +695,7 @@ class LatentAttention(Heads):
     @property
     def wants_all_rows(self): return not self.query_latent
 
+    def readers(self, job): return 2   # to both latents, or to one and the queries
     def placed(self, job): return (self.own_heads(job) + 1) * self.rope
 
     def projections(self, job: CountedJob):  # list of Operation
@@ -842,6 +859,7 @@ class Experts(Half):
     clamped: bool = False      # what its activation sees is clamped, as in gpt-oss
     latent: int = None         # width of what routed ones see and say; the stream's, unless given
 
+    def readers(self, job): return 2   # the router, and experts
     def width(self, job): return self.latent or job.embed_dim
 
     name = 'experts'
@@ -940,10 +958,15 @@ def embedding(job: CountedJob):  # Operation
     E, e = job.units.element, job.embed_dim
     rows = Message('allreduce', E * job.tokens * e * (own_vocabulary(job) > 0), 'tp')
     there = Work(nbytes=2 * E * job.own * e, launches=3, messages=(rows,))
+    back = there._replace(messages=())
+    if in_32_bits(job):   # of all words, zero but for those seen
+        zeros, again = 4, 12 * (1 - 1 / np.maximum(job.micro_batches, 1))
+        moved = E / 2 * (zeros + again) * own_vocabulary(job) * e
+        back = back._replace(nbytes=back.nbytes + moved, launches=4)
     vectors = job.seq_len * job.learned_positions + job.other_embeddings
     places = vectors * job.assumptions.vocabulary
     weights = E * (own_vocabulary(job) + places) * e
-    return Operation('embedding', there, there._replace(messages=()), weights)
+    return Operation('embedding', there, back, weights)
 
 def numbers_of_logits(job: CountedJob, words):
     "Logits of which a GPU takes the loss: of so many words, or of those of all of tp."
@@ -961,6 +984,8 @@ def output_layer(job: CountedJob):  # Operation
     there = Work((Product(T, V, e),), nbytes=loss / 2, launches=5, messages=(*rows, *sums))
     back = Work((Product(T, e, V), Product(V, e, T)), nbytes=loss / 2, launches=4,
                 messages=(gradient,))
+    if in_32_bits(job):
+        there, back = autocast_weight(there, back, V * e, job.micro_batches, job.units)
     return Operation('output', there, back, E * own_vocabulary(job) * (e + job.output_bias))
 
 # %% ../nbs/82b_blocks.ipynb #d9fda5d3
@@ -974,7 +999,7 @@ def ahead(job: CountedJob):  # list of Operation
 
 def end_norm(job: CountedJob, name):  # Operation
     "A norm at either end; it has weights where the words do."
-    op = stream_norm(job, name, job.own, job.embed_dim)
+    op = stream_norm(job, name)
     return op._replace(weights=op.weights * (own_vocabulary(job) > 0))
 
 def transform(job: CountedJob):  # list of Operation

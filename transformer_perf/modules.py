@@ -25,7 +25,7 @@ from .kernels import pricer_of
 from .parameters import Calibration
 from .blocks import (
     STRATEGIES, CountedJob, Layouts, end_operations, kinds_of, layer_operations, layers_of_kinds,
-    numbers_of_logits, own_vocabulary, pattern_of)
+    numbers_of_logits, own_vocabulary, pattern_of, stream_element)
 
 # %% ../nbs/87b_workload.ipynb #0917f916
 def flops(work: Work, system):
@@ -260,7 +260,7 @@ def layer_memory(job: CountedJob):  # Stored
         [sum(getattr(op, name) for op in operations if op.routed == flag)
          for name in ('weights', 'frozen')] for flag in (False, True))
     rows, columns = STRATEGIES[job.strategy].between(job)
-    input_alone = job.units.element * rows * columns   # a norm keeps it anyway
+    input_alone = stream_element(job) * rows * columns   # a norm keeps it anyway
     copies = sum(op.copies for op in operations)
     saved_here, away = full * input_alone + (1 - full) * (saved - freed), 0.
     if offloads(job.offload): away = activations_away(job, operations, saved_here, full)
@@ -404,7 +404,7 @@ def boundary_of(job: CountedJob):  # GB
     rows, columns = STRATEGIES[job.strategy].between(shared)
     if job.strategy == '2d' and not job.assumptions.norm_shards_features:
         columns = job.seq_len // job.tp   # slip E2
-    return job.units.element * rows * columns
+    return stream_element(job) * rows * columns
 
 # %% ../nbs/87b_workload.ipynb #d78e4f05
 def halves_of(model):  # the different halves of its blocks

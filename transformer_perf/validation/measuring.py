@@ -272,17 +272,19 @@ def time_of(
     many=in_turn,    # (call, how often) -> what makes all these calls
 ):  # (s, samples)
     "The median time of a call."
-    def sample(run, calls):
+    def sample(run, calls, rest=rest):
         start = time.perf_counter()
         run()
         wait()
         took = time.perf_counter() - start
         time.sleep(rest * took)
         return took / calls
-    sample(call, 1)
-    once = agreed(max(sample(call, 1), 1e-7))
+    sample(call, 1, rest=0)   # libraries load
+    once, calls = agreed(max(sample(call, 1, rest=0), 1e-7)), 0
     for _ in range(2):   # of many, one may take less than alone
-        calls = math.ceil(SAMPLE / once)
+        more = math.ceil(SAMPLE / once)
+        if more == calls: break
+        calls, run = more, None   # a graph gives its memory back before the next has some
         run = many(call, calls)
         once = agreed(max(sample(run, calls), 1e-7))
     samples = max(FEWEST, min(MOST, int(seconds / (calls * once * (1 + rest)))))
@@ -309,13 +311,14 @@ def timed(machine, plan, seconds):  # yields (Measurement, s or None, samples or
         together = one.kind == 'collective'
         if machine.rank and not together: continue
         agreed, key = agreement(machine) if together else float, one[:3]
+        alone = {} if machine.device != 'cuda' or together else dict(   # GPUs meet at once
+            rest=REST, many=functools.partial(captured, machine.torch))
+        least = 2 + (FEWEST + 1) * (1 + alone.get('rest', 0))   # times that it must run, or rest
         work = one.flop or one.nbytes
-        long = work / best.get(key, math.inf) * (FEWEST + 2) > 3 * share
+        long = work / best.get(key, math.inf) * least > 3 * share
         if agreed(long or time.perf_counter() > end):
             yield one, None, 'no time'
             continue
-        alone = {} if machine.device != 'cuda' or together else dict(   # GPUs meet at once
-            rest=REST, many=functools.partial(captured, machine.torch))
         try: took, samples = time_of(one.prepare(machine), machine.wait, share, agreed, **alone)
         except NOT_HERE as error:
             yield one, None, printable(str(error).strip().partition('\n')[0])[:100]
