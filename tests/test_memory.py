@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from transformer_perf import Model, Parallel
+from transformer_perf import Model, Parallel, estimate
 from transformer_perf.estimates import AS_TRAINED, MENDED, Assumptions
 from transformer_perf.interop import as_job
 from transformer_perf.timeline import PLACES, job_of, memory_at, own_stages
@@ -227,3 +227,22 @@ def test_fsdp_of_megatron_reduces_each_time():
     assert parallel.zero_stage == 3 and parallel.reduce_each is None
     plain = as_job({k: v for k, v in arguments_of(run).items() if 'fsdp' not in k}, 8).parallel
     assert plain.zero_stage == 1 and plain.reduce_each is False
+
+
+@pytest.mark.parametrize('seq_len', [16, 4096])   # few activations, and more than gradients
+@pytest.mark.parametrize('knows', [{}, {'autocast': True}])
+def test_gradients_that_a_step_makes_anew(seq_len, knows):
+    "With one micro-batch they replace activations, and autocast's copies of weights."
+    model = Model(seq_len=seq_len, embed_dim=2048, heads=16, depth=8, vocab=1024, name='small')
+    def stats(anew, batch, **layout):
+        software = dict(name='x', knows=knows | {'gradients_anew': anew})
+        layout = Parallel(**{'micro_batch': 4} | layout)
+        return estimate(model, layout, 'H100-80GB', batch, 'calibrated', software).stats
+    every, alone = stats(False, 4), stats(True, 4)
+    replaced = every['activations_GB'] + every['weights_GB'] * ('autocast' in knows)
+    assert alone['gradients_GB'] == pytest.approx(max(every['gradients_GB'] - replaced, 0))
+    assert (alone['gradients_GB'] > 0) == (seq_len == 16)
+    for asked in (dict(batch=8), dict(batch=4, pp=2)):   # others go on while the first are there
+        assert stats(True, **asked) == stats(False, **asked)
+    shared = stats(True, 8, dp=2)   # and with copies
+    assert shared['gradients_GB'] == pytest.approx(alone['gradients_GB'])

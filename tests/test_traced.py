@@ -70,6 +70,17 @@ def check(one):
     return found
 
 
+@pytest.mark.parametrize('batch, layout', [
+    (1, {}), (4, {}), (2, dict(micro_batch=2, recompute='full')), (4, dict(dp=2)),
+    (8, dict(tp=2, pp=2, dp=2))])
+def test_autocast_is_told(batch, layout):
+    "Gradients made anew, casts, a stream in 32 bits; and what a rank holds has the same peak."
+    one = estimate('llama3.1_8B', Parallel(**layout), 'H100-80GB', batch, 'calibrated',
+                   'Transformers')
+    check(one)
+    assert close(one.memory_over_time.memory_GB.max(), one.stats['memory_GB'])
+
+
 # every column, every preset, every kind of model
 
 KINDS = {

@@ -27,10 +27,10 @@ from .traced import (
     operation_told, ring, sent_on, work_told)
 from .timeline import (
     GROUPS, HOST_GRADIENT, MEMORY_PARTS, TIMES, Stage, alike, alive, all_figures, at_hand,
-    between_layers, bubble_time, casts_each, dealt, ends_meet, figures, host_of, host_step,
-    iteration_times, job_of, largest_units, mean_layer, mean_matrices, memory_at, memory_bound,
-    more_of, most_of_ends, other_copies, own_stages, pace_of, pass_times, priced_estimate,
-    reduction_time, routed_copies, sent_between_stages, shared, stage_matrices,
+    begins_without, between_layers, bubble_time, casts_each, dealt, ends_meet, figures, host_of,
+    host_step, iteration_times, job_of, largest_units, mean_layer, mean_matrices, memory_at,
+    memory_bound, more_of, most_of_ends, other_copies, own_stages, pace_of, pass_times,
+    priced_estimate, reduction_time, routed_copies, sent_between_stages, shared, stage_matrices,
     stage_weights, stages_held, stages_of, states_held, states_of, step_bytes, step_on_matrices,
     still_held, straggling, units_at_hand, update_time, utilization, weight_copies,
     weights_of_stage, working)
@@ -509,6 +509,11 @@ def memory_told(t: Told):
     if out: text += here_told(t, 'optimizer')
     if out and a.working_memory:
         text = f'min(gradient / 2 * all_GB, {text} + gradient_bytes / 2 * unit)'
+    saved = saved_told(t) + (' + working' if a.working_memory else '')
+    if begins_without(p):
+        t.step('activations_GB', saved, **of)
+        copies = ' - weights_GB' * p.costs.autocast
+        text = f'max({text} - activations_GB{copies}, 0)'
     several = weight_copies(p).size > 1
     if p.costs.bucket_bytes and several and not out: text += ' + bucket_bytes / 2 * all_GB'
     t.step('gradients_GB', text, **of)
@@ -529,7 +534,7 @@ def memory_told(t: Told):
         states = f'states_GB{here}'
     t.step('optimizer_GB', states, **of)
     if 'host_GB' in t.one.stats: t.count('host_GB')
-    t.step('activations_GB', saved_told(t) + (' + working' if a.working_memory else ''), **of)
+    if not begins_without(p): t.step('activations_GB', saved, **of)
     t.step('memory_GB', 'weights_GB + gradients_GB + optimizer_GB + activations_GB', unit='GB')
     groups = sum(getattr(p, name) > 1 for name in (*GROUPS, 'ep'))
     t.step('memory_bound_GB', 'memory_GB + fragments * activations_GB + context_GB '

@@ -203,6 +203,7 @@ class Costs:
     eager_rotation: bool = False  # so is each of turning queries and keys by their positions
     eager_scores: bool = False    # the same of the softmax of attention scores
     autocast: bool = False        # PyTorch's: weights and the residual stream have 32 bits
+    gradients_anew: bool = False  # a step begins without gradients
     gate_apart: bool = False      # the gate has a product of its own, and sums up its gradient
     whole_boundary: bool = False  # every GPU of tp hands on all that its stage puts out
     gathers_shown: bool = False   # nothing hides weights that copies share out being gathered

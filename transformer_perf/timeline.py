@@ -13,14 +13,14 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'busy', 'weights', 'TIMES', 'COM
            'pace_of', 'mean_matrices', 'most_of', 'bubble_time', 'ranks_that_wait', 'least_total', 'least_bubble',
            'between_layers', 'iteration_times', 'Memory', 'alive', 'working', 'units_at_hand', 'StageWeights',
            'shares_out', 'largest_units', 'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held',
-           'gradients_held', 'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room',
-           'layers_copied', 'other_copies', 'fullness', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed',
-           'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
-           'seconds_and_GB', 'statistics', 'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks',
-           'of_each_kind', 'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike',
-           'of_one_order', 'exact_times', 'at_rest', 'memory_on_ranks', 'exact_memory', 'memory_played',
-           'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
-           'memories_played', 'fullest_rank', 'job_of_estimate', 'priced_estimate']
+           'begins_without', 'gradients_held', 'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of',
+           'host_has_room', 'layers_copied', 'other_copies', 'fullness', 'memory_of', 'memory_bound', 'that_must_fit',
+           'memory_needed', 'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization',
+           'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked', 'own_stages', 'stages_at_rest',
+           'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play',
+           'more_of', 'chunks_alike', 'of_one_order', 'exact_times', 'at_rest', 'memory_on_ranks', 'exact_memory',
+           'memory_played', 'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each',
+           'bubbles_played', 'memories_played', 'fullest_rank', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -625,16 +625,24 @@ def weights_held(p: Layouts, own: StageWeights):  # GB
     here = where(thirds & own.copied, 0., here)
     return np.minimum(sum(GB for GB, _ in own.parts), here + gathered)
 
-def gradients_held(p: Layouts, own: StageWeights):  # GB
-    "Gradients: all, or a share of all and those on their way."
+def begins_without(p: Layouts):
+    "Whether no gradient is there when activations are most: a step begins without, and ends soon."
+    return p.costs.gradients_anew & np.equal(p.micro_batches, 1) & np.equal(p.pp, 1)
+
+def gradients_held(p: Layouts, own: StageWeights, replaced):  # GB
+    """Gradients at the peak: all, or a share of all and those on their way.
+
+    Of those that a single micro-batch makes anew, what exceeds the tensors that they replace."""
     out = np.greater(p.zero_stage, 1) & reduces_each(p.reduce_each, p.zero_stage)
     found, whole = (gradient_held(p) / 2 * shared(own.parts, flag) for flag in (out, False))
     found = found * (1 - on_host(p.offload, 'optimizer') * out)   # each goes there at once
     buckets = p.costs.bucket_bytes / 2 * (np.greater(weight_copies(p).size, 1) & ~out)
     beside = if_any(buckets, lambda: sum(GB for GB, _ in own.parts))
-    if not p.assumptions.working_memory: return found + beside
-    unit = if_any(out, lambda: largest_units(own, 1))
-    return np.minimum(whole, found + p.costs.gradient_bytes / 2 * unit) + beside
+    if p.assumptions.working_memory:
+        unit = if_any(out, lambda: largest_units(own, 1))
+        found = np.minimum(whole, found + p.costs.gradient_bytes / 2 * unit)
+    more = np.maximum(found - replaced, 0)
+    return where(begins_without(p), more, found) + beside
 
 # %% ../nbs/87_timeline.ipynb #7ddccbcc
 def saved_at(work: Workload, at: Stage, of: Stored, least=False):  # GB
@@ -657,7 +665,9 @@ def memory_at(work: Workload, at: Stage, least=False):  # Memory
     again = at_hand(of, L)
     if a.working_memory: saved = saved + working(work, again, at.first, at.last)
     copied = layers_copied(p, own) * other_copies(p, of) + still_held(work, at, of)
-    return Memory(weights_held(p, own) + copied, gradients_held(p, own),
+    weights = weights_held(p, own) + copied
+    replaced = saved + weights * p.costs.autocast   # its copies in 16 bits go as well
+    return Memory(weights, gradients_held(p, own, replaced),
                   states_held(p, own) * (1 - on_host(p.offload, 'optimizer')), saved)
 
 def states_held(p: Layouts, own: StageWeights):  # GB
@@ -905,7 +915,9 @@ def at_rest(work: Workload):  # Workload
 def memory_on_ranks(work: Workload):  # (list of Memory at its peak, list of Memory that stays)
     "What each rank of one configuration holds."
     p, (stages, which) = work.layouts, stages_at_rest(*stages_asked(work))
-    stay = [np.broadcast_to(GB, stages.first.shape) for GB in memory_at(at_rest(work), stages)]
+    rest, most = memory_at(at_rest(work), stages), memory_at(work, stages)
+    rest = rest._replace(gradients=most.gradients)
+    stay = [np.broadcast_to(GB, stages.first.shape) for GB in rest]
     fixed = [Memory(*GB) for GB in np.transpose(stay)[which].tolist()]
     saved = most_held(p.schedule, p.pp, p.virtual_stages, p.micro_batches,
                      saved_on_chunks(work))
