@@ -627,7 +627,7 @@ def weights_held(p: Layouts, own: StageWeights):  # GB
 
 def begins_without(p: Layouts):
     "Whether no gradient is there when activations are most: a step begins without, and ends soon."
-    return p.costs.gradients_anew & np.equal(p.micro_batches, 1) & np.equal(p.pp, 1)
+    return np.equal(p.micro_batches, 1) & np.equal(p.pp, 1) & p.costs.gradients_anew
 
 def gradients_held(p: Layouts, own: StageWeights, replaced):  # GB
     """Gradients at the peak: all, or a share of all and those on their way.
@@ -641,8 +641,8 @@ def gradients_held(p: Layouts, own: StageWeights, replaced):  # GB
     if p.assumptions.working_memory:
         unit = if_any(out, lambda: largest_units(own, 1))
         found = np.minimum(whole, found + p.costs.gradient_bytes / 2 * unit)
-    more = np.maximum(found - replaced, 0)
-    return where(begins_without(p), more, found) + beside
+    if not p.costs.gradients_anew: return found + beside
+    return where(begins_without(p), np.maximum(found - replaced, 0), found) + beside
 
 # %% ../nbs/87_timeline.ipynb #7ddccbcc
 def saved_at(work: Workload, at: Stage, of: Stored, least=False):  # GB
@@ -666,7 +666,7 @@ def memory_at(work: Workload, at: Stage, least=False):  # Memory
     if a.working_memory: saved = saved + working(work, again, at.first, at.last)
     copied = layers_copied(p, own) * other_copies(p, of) + still_held(work, at, of)
     weights = weights_held(p, own) + copied
-    replaced = saved + weights * p.costs.autocast   # its copies in 16 bits go as well
+    replaced = saved + weights if p.costs.autocast else saved   # its copies in 16 bits go, too
     return Memory(weights, gradients_held(p, own, replaced),
                   states_held(p, own) * (1 - on_host(p.offload, 'optimizer')), saved)
 
