@@ -99,6 +99,8 @@ def test_products_of_groups_are_priced_as_training_has_them():
     assert errors.notna().all() and errors.abs().mean() < .2
     one = 1e6 * kernel_seconds(table.assign(experts=1), sheet, k)
     assert (one < table.time_us).all()
+    with pytest.raises(ValueError, match='none of 9 kernels tells a parameter'):
+        calibrate_kernels(table, sheet)
 
 
 def test_a_gpu_that_ships_keeps_its_data_sheet(tmp_path):

@@ -489,6 +489,7 @@ def calibrate_kernels(
         if not len(rows): continue
         k, table = fit_part(df.iloc[rows], names, system, k)
         tables.append(table)
+    if not tables: raise ValueError(f'none of {len(df)} kernels tells a parameter')
     table = pd.concat(tables, ignore_index=True)
     predicted = df.assign(predicted_us=1e6 * kernel_seconds(df, system, k))
     return Fit(told_to_all(start.measured, k, table), table, predicted)
