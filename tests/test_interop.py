@@ -44,7 +44,8 @@ def refused(ask, *args, **given):
 PUBLISHED = {'Meta-Llama-3.1-8B': 8_030_261_248, 'Meta-Llama-3.1-70B': 70_553_706_496,
              'Mixtral-8x7B-v0.1': 46_702_792_704, 'Qwen3-0.6B': 596_049_920,
              'Qwen3-30B-A3B': 30_532_122_624, 'Qwen3-32B': 32_762_123_264,
-             'DeepSeek-V3': 671_026_419_200, 'Nemotron-H-56B-Base-8K': 56_324_350_464}
+             'DeepSeek-V3': 671_026_419_200, 'Nemotron-H-56B-Base-8K': 56_324_350_464,
+             'gpt2-xl': 1_557_611_200}
 FOREIGN_FILES = {'DeepSeek-V4-Flash': 'compress_ratios', 'gemma-4-26B-A4B': 'attention_k_eq_v',
                  'Qwen3.5-397B-A17B': 'vision_config; give its text_config alone'}
 AS_NAMED = {'Meta-Llama-3.1-8B': 'llama3.1_8B', 'Meta-Llama-3.1-70B': 'llama3.1_70B',

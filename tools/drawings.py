@@ -15,8 +15,8 @@ SMALLEST = 8           # points of a text at the size at which a page shows it
 WIDEST = 960           # CSS pixels: room on a page (site.css); what is wider is shown smaller
 MAPS = {'cividis', 'cividis_r', 'Blues', 'Greys'}   # colours of maps, from little to much
 UNITS = {              # words of an axis that say what its numbers count
-    's', 'ms', 'µs', 'days', 'GB', 'MB', 'B', 'GFLOP', 'TFLOP', 'FLOP', 'tokens', 'GPUs', 'GPU',
-    'layers', 'samples', 'micro-batches', 'rows', 'features', 'heads', 'experts', 'stages',
+    's', 'ms', 'µs', 'days', 'MHz', 'GB', 'MB', 'B', 'GFLOP', 'TFLOP', 'FLOP', 'tokens', 'GPUs',
+    'GPU', 'layers', 'samples', 'micro-batches', 'rows', 'features', 'heads', 'experts', 'stages',
     'chunks', 'pieces', 'rank', 'ranks', 'stage', 'copies', 'times', 'share', 'MFU', '%', '$',
     'passes', 'numbers', 'kB', 'work'}
 RATE = re.compile(r'\w/\w')   # TFLOP/s
