@@ -303,7 +303,7 @@ def training(job, name):  # dict of arguments of `linear`
     "Frameworks add gradients up in the product, and have a kernel for the bias's."
     fused, cast = job.assumptions.fused_kernels, in_32_bits(job)
     return dict(adds=fused and not cast, biased=fused * job.here.has_bias(name),
-                precision=job.precision, cast_in=job.micro_batches * cast)
+                precision=job.precision, cast_in=job.micro_batches if cast else 0)
 
 def in_32_bits(job: CountedJob):  # bool
     "Whether PyTorch's autocast casts weights: not those that stay as they are beside adapters."
@@ -322,11 +322,12 @@ def any_norm(job: CountedJob, name, rows, width):  # Operation
     if not job.costs.eager_norms: return fused_norm(*sizes)
     return eager_norm(*sizes, EAGER_NORM_MIXED if job.costs.autocast else EAGER_NORM)
 
-def stream_norm(job: CountedJob, name, readers=1):  # Operation
-    "A norm of the residual stream, which so many products read: in 32 bits under autocast."
+def stream_norm(job: CountedJob, name, reader=None):  # Operation
+    "A norm of the residual stream for half a layer, or an end: in 32 bits under autocast."
     sizes = name, job.own, job.embed_dim
     if not casts_stream(job): return any_norm(job, *sizes)
-    return autocast_norm(*sizes, readers, job.units, job.here.norm_vectors)
+    products = 1 if reader is None else reader.readers(job)
+    return autocast_norm(*sizes, products, job.units, job.here.norm_vectors)
 
 def no_norm(op: Operation):  # Operation
     "The place of a norm that a model does not have."
@@ -350,7 +351,7 @@ def norm(job: CountedJob, name):  # Operation
     "The norm of a GPU's share of the sequence, which is then gathered where a product wants all."
     block = job.here
     reader = block.ffn if name == 'ln2' else block.mixer
-    op = stream_norm(job, name, reader.readers(job))
+    op = stream_norm(job, name, reader)
     if name == 'ln2' and block.norms == 1: op = no_norm(op)   # one for both, computed before
     if job.assumptions.inputs_sharded or not reader.wants_all_rows: return op
     return gathers(job, op)   # or at the product that wants all
