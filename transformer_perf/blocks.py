@@ -29,10 +29,11 @@ from .estimates import (
     adapted, any_of, exchanged, of_recipe, where)
 from .layers import (
     EAGER_NORM, EAGER_NORM_MIXED, EAGER_ROTATION, EAGER_ROTATION_32, EAGER_ROTATION_MIXED,
-    attend, attend_summa, autocast_add, autocast_norm, autocast_weight, bias, dropout,
-    dropout_add, eager_bias, eager_clamp, eager_gelu, eager_norm, eager_rotation, eager_softmax,
-    fused_attention, fused_norm, fused_softmax, gelu, layernorm, layernorm_2d, linear,
-    linear_summa, logits, logits_summa, softmax, softmax_2d, transposes, with_messages)
+    SUM_IN_32_BITS, after_first, attend, attend_summa, autocast_add, autocast_norm,
+    autocast_weight, bias, dropout, dropout_add, eager_bias, eager_clamp, eager_gelu,
+    eager_norm, eager_rotation, eager_softmax, fused_attention, fused_norm, fused_softmax, gelu,
+    layernorm, layernorm_2d, linear, linear_summa, logits, logits_summa, softmax, softmax_2d,
+    transposes, with_messages)
 
 # %% ../nbs/82b_blocks.ipynb #3b000007
 BIASED = {   # the products that have a bias
@@ -961,9 +962,9 @@ def embedding(job: CountedJob):  # Operation
     there = Work(nbytes=2 * E * job.own * e, launches=3, messages=(rows,))
     back = there._replace(messages=())
     if in_32_bits(job):   # of all words, zero but for those seen
-        zeros, again = 4, 12 * (1 - 1 / np.maximum(job.micro_batches, 1))
-        moved = E / 2 * (zeros + again) * own_vocabulary(job) * e
-        back = back._replace(nbytes=back.nbytes + moved, launches=4)
+        zeros, again = 4, after_first(job.micro_batches)
+        moved = E / 2 * (zeros + again * SUM_IN_32_BITS) * own_vocabulary(job) * e
+        back = back._replace(nbytes=back.nbytes + moved, launches=4 + again)
     vectors = job.seq_len * job.learned_positions + job.other_embeddings
     places = vectors * job.assumptions.vocabulary
     weights = E * (own_vocabulary(job) + places) * e
