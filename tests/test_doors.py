@@ -7,6 +7,7 @@ import pytest
 
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.advice import improve, plan
+from transformer_perf.advice.neighbours import case_of, steps_of
 from transformer_perf.cli import run_command
 from transformer_perf.estimates import CHOICES
 from transformer_perf.execution import KIND
@@ -74,9 +75,38 @@ def test_what_a_software_takes():
     assert s.offers('zero_stage', 1) and not s.offers('zero_stage', 3)
     assert not s.offers('schedule', 'zb-h1') and as_software({'name': 'x'}).offers('schedule', 'x')
     for s in known_software().values():
-        assert set(s.takes or {}) <= {*s.knobs}
+        assert set(s.takes or {}) <= {*s.knobs, 'tp', 'cp', 'pp', 'ep'}
         assert set((s.takes or {}).get('schedule', ())) <= {*SCHEDULES}
     with pytest.raises(ValueError, match='takes'): as_software({'name': 'x', 'takes': {'a': 1}})
+
+
+@pytest.mark.parametrize('name, held', [('fms-fsdp', ['tp', 'cp', 'pp']), ('GPT-NeoX', ['cp']),
+                                        ('nanotron', ['virtual_stages'])])
+def test_a_search_keeps_to_what_a_software_can_do(name, held):
+    "What is asked for is priced, whoever may run it; the note is of what the software held."
+    found, of_all = search(*ABOUT, k=600, software=name), search(*ABOUT, k=600)
+    assert (found[held] == 1).all(axis=None) and (of_all[held] > 1).any().all()
+    assert any(f'Held at what {name} can do' in note for note in found.notes) == ('cp' in held)
+    asked = search(*ABOUT, software=name, fixed={'tp': 2}, cp=2)
+    assert len(asked) and (asked[['tp', 'cp']] == 2).all(axis=None)
+    assert not any('cp' in note for note in asked.notes)
+
+
+def test_advice_keeps_to_what_a_software_can_do():
+    layout = Parallel(dp=8, zero_stage=3, recompute='full')
+    def turned(name):   # which columns of a layout its advice tries to change
+        case = case_of('mixtral_8x7B', layout, 'H100-80GB', 64, 'calibrated', name)
+        return {column for step in steps_of(case) for column in step.to}
+    groups = {'tp', 'cp', 'pp', 'ep'}
+    assert groups <= turned(None) and not groups & turned('fms-fsdp')
+    assert groups & turned('GPT-NeoX') == groups - {'cp'} and 'recompute' in turned('GPT-NeoX')
+
+
+def test_a_number_of_layers_is_one_value():
+    s = as_software('fms-fsdp')
+    assert s.offers('recompute', 'full:3') and not as_software('nanotron').offers(
+        'recompute', 'full:3')
+    assert not s.offers('recompute', 'mlp') and as_software('NeMo').offers('recompute', 'mlp')
 
 
 def test_experts_share_the_sequence_out_whatever_software_usually_does():

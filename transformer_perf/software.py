@@ -9,6 +9,7 @@ __all__ = ['LISTS', 'Software', 'software_in', 'known_software', 'known_costs', 
 # %% ../nbs/50_software.ipynb #01d00020
 import dataclasses
 import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class Software:
     knows_on: dict = None    # generation of GPUs -> the same
     chooses: dict = None     # choice, or assumption -> value, unless a configuration says it
     knobs: tuple = ()        # the choices that it offers
-    takes: dict = None       # choice -> its values that it knows, where these are not all
+    takes: dict = None       # choice or column of a layout -> the values that it knows
     known_as: tuple = ()     # words of a table's source that name it, in lower case
     ends_as_layers: bool = False  # what stands at the ends is dealt to stages as if it were layers
 
@@ -47,10 +48,14 @@ class Software:
 
     def _repr_markdown_(self): return as_markdown(self)
 
+    def knows_of(self, name, value):  # bool
+        "Whether a choice, or a column of a layout, may have a value; any, unless `takes` tells."
+        known = (self.takes or {}).get(name, [value])
+        return value in known or re.sub(r':\d+$', ':N', str(value)) in known
+
     def offers(self, choice, value):  # bool
         "Whether a choice may be given a value; of a record without knobs nothing is known."
-        if not self.knobs: return True
-        return choice in self.knobs and value in (self.takes or {}).get(choice, [value])
+        return not self.knobs or choice in self.knobs and self.knows_of(choice, value)
 
     def known_on(self, architecture):  # dict: parameter -> value
         "What its code says of its costs on a generation of GPUs."

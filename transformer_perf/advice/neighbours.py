@@ -198,9 +198,12 @@ def steps_of(case: Case, precision=(), offload=()):  # list of Step
 
 def can_be_asked(case: Case, to):  # bool
     "Whether the software that runs a job, if one is named, offers what a step changes."
-    software, named = case.assumptions.software, to.keys() & {*CHOICES} - {'reduce_each'}
-    return software is None or all(software.offers(name, to[name]) for name in named
-                                   if to[name] not in (None, getattr(case.parallel, name)))
+    software, own = case.assumptions.software, vars(case.parallel)
+    if software is None: return True
+    new = {name: x for name, x in to.items() if x not in (None, own[name])}
+    choices = new.keys() & {*CHOICES} - {'reduce_each'}
+    return all(software.offers(name, x) if name in choices else software.knows_of(name, x)
+               for name, x in new.items())
 
 def can_be_told(case: Case):  # function: Estimate -> bool
     "Whether the framework that runs a job could be told another; if it can be told this one."
