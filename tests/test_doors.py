@@ -1,6 +1,7 @@
 """What a search, a plan and advice offer: each kind of layout once, and only what can be run."""
 import dataclasses
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -9,7 +10,7 @@ from transformer_perf import Parallel, estimate, search
 from transformer_perf.advice import improve, plan
 from transformer_perf.advice.neighbours import case_of, steps_of
 from transformer_perf.cli import run_command
-from transformer_perf.estimates import CHOICES
+from transformer_perf.estimates import CHOICES, as_assumptions
 from transformer_perf.execution import KIND
 from transformer_perf.interop import as_job, export
 from transformer_perf.schedules import SCHEDULES
@@ -100,6 +101,16 @@ def test_advice_keeps_to_what_a_software_can_do():
     groups = {'tp', 'cp', 'pp', 'ep'}
     assert groups <= turned(None) and not groups & turned('fms-fsdp')
     assert groups & turned('GPT-NeoX') == groups - {'cp'} and 'recompute' in turned('GPT-NeoX')
+
+
+@pytest.mark.parametrize('given, says', [
+    ({'knobs': ['recompte']}, "unknown choice 'recompte'; did you mean 'recompute'?"),
+    ({'takes': {'tpp': [1]}}, "unknown choice 'tpp'; did you mean 'tp'?"),
+    ({'takes': {'tp': ['1']}}, "tp that mine takes='1' must be a whole number"),
+    ({'takes': {'cp': [0]}}, 'cp that mine takes=0 must be a whole number')])
+def test_what_no_layout_has_is_no_knob(given, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        as_assumptions('calibrated', {'name': 'mine', **given})
 
 
 def test_a_number_of_layers_is_one_value():

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['RECIPES', 'MOST_HELD', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CONTEXTS', 'ONCE', 'DISPATCHERS', 'FITS_BY',
            'MENDED', 'AS_TRAINED', 'RECOMPUTE', 'PARTS', 'GRAPHED', 'KEEPS', 'WHOLE_PARTS', 'ADAPTED', 'OF_ATTENTION',
-           'NF4', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS', 'Product', 'Attention', 'Message',
-           'Work', 'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'different', 'of_names', 'recipe_of',
+           'NF4', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS', 'GROUP_COLUMNS', 'Product', 'Attention',
+           'Message', 'Work', 'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'different', 'of_names', 'recipe_of',
            'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked', 'joined_works',
            'numbered', 'distinct', 'peak_rate', 'gained', 'roofline_of_each', 'roofline', 'ring_share', 'two_tier_time',
            'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
@@ -15,7 +15,7 @@ __all__ = ['RECIPES', 'MOST_HELD', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CON
            'Offloaded', 'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host', 'offloads',
            'Adapters', 'adapted', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices', 'orthogonalized',
            'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by',
-           'as_assumptions', 'collective_time']
+           'check_offered', 'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -859,6 +859,16 @@ def shipped(): return Assumptions.calibrated()   # read once, when it is asked f
 @functools.cache
 def shipped_run_by(name): return run_by(shipped(), name)   # of a software that is known
 
+GROUP_COLUMNS = ('tp', 'cp', 'pp', 'dp', 'ep', 'etp', 'micro_batch')   # of a layout
+
+def check_offered(software):
+    "A ValueError where a record offers, or limits, what no layout has."
+    limits = software.takes or {}
+    for name in software.knobs: nearest(name, [*CHOICES, 'layout'], 'choice')
+    for name in limits: nearest(name, [*CHOICES, *GROUP_COLUMNS], 'choice')
+    for name in {*GROUP_COLUMNS} & {*limits}:
+        for value in limits[name]: whole(value, f'{name} that {software.name} takes')
+
 def as_assumptions(
     assumptions,    # Assumptions, the name of a preset, or a .json file that `calibrate` wrote
     software=None,  # which runs the job: a Software, a name, a .json file or a dict
@@ -867,7 +877,10 @@ def as_assumptions(
     if software is not None:
         own = as_assumptions(assumptions)
         by_name = isinstance(software, str) and software in known_software()
-        return shipped_run_by(software) if by_name and own is shipped() else run_by(own, software)
+        if by_name and own is shipped(): return shipped_run_by(software)
+        own = run_by(own, software)
+        check_offered(own.software)
+        return own
     if isinstance(assumptions, Assumptions): return assumptions
     file = isinstance(assumptions, (str, Path)) and str(assumptions).endswith('.json')
     if file: return Assumptions.calibrated(assumptions)
