@@ -370,7 +370,7 @@ def left_out(model: Model, assumptions):  # str
     "What of a model its assumptions do not count."
     parts, causal = [], any(getattr(half, 'causal', False) for half in halves_of(model))
     if model.vocab and not assumptions.vocabulary:
-        parts.append("the vocabulary's layers (but by MFU, which is too high by their share)")
+        parts.append("the vocabulary's layers (MFU counts them, and is too high by their share)")
     if causal and not assumptions.causal_mask: parts.append('the causal mask')
     return f'Not counted, as in the published model: {" and ".join(parts)}.' if parts else ''
 

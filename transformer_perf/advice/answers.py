@@ -130,10 +130,12 @@ def fit_in_words(fit: Fit):  # str
     elif host: answer = f'does NOT fit, for {host}'
     else: answer = f'fits, with {-over:.1f} GB to spare'
     when = '' if np.isnan(rank.from_s) else f', from {short(rank.from_s)} s on'
+    several = len(fit.ranks) > 1
+    where = f'Pipeline rank {rank["rank"]:g} of {len(fit.ranks)}' if several else 'A GPU'
     biggest = fit.parts.sort_values('GB', ascending=False).iloc[:2]
     held = ' and '.join(f'{GB:.1f} GB {part}' for part, GB in biggest.values.tolist())
     words = [f'{where_run(one)} {answer}: {one.needed:.1f} GB{by} of {room:g} GB.',
-             f'Rank {rank["rank"]:g} of {len(fit.ranks)} is the fullest{when}: {held}.',
+             f'{where} is fullest{when}: {held}.',
              f'An iteration takes {short(one.stats["iteration_s"])} s.',
              rate_in_words(one.row, one.system)]
     if fit.changes: words.append('The cheapest change that makes it fit: '
