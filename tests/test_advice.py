@@ -206,6 +206,25 @@ def test_the_same_change_has_one_name():
     assert len(costs) > 1 and len({*costs}) == len(costs)
 
 
+def test_groups_may_change_by_any_factor_where_one_knob_does_not_help():
+    "131,072 tokens on eight GPUs: all of them share the sequence or the heads, and more."
+    found = fits('llama3.1_8B', Parallel(dp=8), 'H100-80GB', 64)
+    assert found.changes   # of 8,192 tokens one knob is enough
+    long = dataclasses.replace(as_model('llama3.1_8B'), seq_len=131072)
+    found = fits(long, Parallel(dp=8), 'H100-80GB', 64)
+    assert found.changes and all(change.estimate.fits for change in found.changes)
+    assert {8} & {found.changes[0].to.get(group) for group in ('tp', 'cp')}
+    assert 'cheapest change' in found.summary
+
+
+def test_a_measurement_beyond_the_peak_is_told():
+    about = 'llama3.1_8B', Parallel(dp=8, recompute='full'), 'H100-80GB', 64
+    hfu, took = (estimate(*about).stats[name] for name in ('hfu', 'iteration_s'))
+    says = [improve(*about, measured=took * hfu / reached).summary for reached in (1.01, .99)]
+    assert 'No GPU is so fast: it would be an HFU of 101%' in says[0]
+    assert 'No GPU is so fast' not in says[1]
+
+
 def test_nothing_fits():
     found = why_not('llama3.1_405B', Parallel(), 'A100', 1)
     assert found.best is None and found.summary.endswith('Nothing fits.')

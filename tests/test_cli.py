@@ -219,6 +219,30 @@ def test_every_command_takes_the_job_that_another_wrote(tmp_path):
     has(written, 'exec_1d_llama3.1_8B')
 
 
+SCRIPT = """torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py --num-layers 32 \\
+  --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 \\
+  --untie-embeddings-and-output-weights --rotary-base 1000000 --micro-batch-size 1 \\
+  --global-batch-size 256 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 \\
+  --hidden-dropout 0 --attention-dropout 0 --use-distributed-optimizer --bf16
+"""
+
+
+def test_an_option_changes_what_it_names_alone(tmp_path):
+    "Another model has the samples of the job, other groups its GPUs; what is left out is told."
+    (tmp_path / 'job.sh').write_text(SCRIPT)
+    job = ('explain', '--job', tmp_path / 'job.sh', '--system', 'H100-80GB')
+    asked = lambda *more: json.loads(good(*job, *more, '--format', 'json'))
+    assert asked('--model', 'llama3.1_70B')['seq_len'] == 4096
+    assert asked('--model', 'llama3.1_70B', '--seq-len', 8192)['seq_len'] == 8192
+    sizes = [(asked(*more)['parallel'][group]) for more in ((), ('--tp', 4), ('--pp', 8, '--dp', 8))
+             for group in ('tp', 'pp', 'dp')]
+    assert sizes == [8, 4, 4, 4, 4, 8, 8, 8, 8]
+    has(bad(*job, '--tp', 3), '128 GPUs of the job must be divisible by the 12 of tp, cp and pp')
+    written = good(*job, '--export', 'megatron')
+    has(written, '--untie-embeddings-and-output-weights')
+    assert written.splitlines()[0] == '# of the job, not here: --rotary-base'
+
+
 def test_the_batch_follows_from_a_job_and_its_gpus(tmp_path):
     for name, text in JOBS.items(): (tmp_path / name).write_text(text)
     options = ('--model', 'llama3.1_8B', '--format', 'json')

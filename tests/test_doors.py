@@ -93,6 +93,17 @@ def test_a_search_keeps_to_what_a_software_can_do(name, held):
     assert not any('cp' in note for note in asked.notes)
 
 
+@pytest.mark.parametrize('name, batch', [('torchtitan', 64), ('torchtitan', 256),
+                                         ('DeepSpeed', 256)])
+@pytest.mark.parametrize('system', ['A100-80GB', 'H100-80GB'])
+def test_what_a_search_finds_can_be_told_its_software(name, batch, system):
+    found = search('llama3.1_70B', 64, system, batch, software=name)
+    best = estimate('llama3.1_70B', Parallel.from_row(found.iloc[0]), system, batch, software=name)
+    assert export(best, name.lower())
+    stages = found[(found.pp > 1) & (found.zero_stage > 1)]
+    assert not stages.reduce_each.any() and (name == 'DeepSpeed' or len(stages))
+
+
 def test_advice_keeps_to_what_a_software_can_do():
     layout = Parallel(dp=8, zero_stage=3, recompute='full')
     def turned(name):   # which columns of a layout its advice tries to change

@@ -1306,6 +1306,25 @@ def test_what_megatron_refuses_together(name, sizes, more):
     assert 'cannot be said in megatron: ' in refused(export, job, 'megatron')
 
 
+def test_gradients_in_16_bits():
+    "By a flag, or by the code of the software: half as many bytes are held and reduced."
+    one = estimate('llama3.1_8B', Parallel(tp=2, dp=4), 'H100-80GB', 64, software='Megatron-Bridge')
+    text = export(one, 'megatron')
+    assert '--grad-reduce-in-bf16' in text
+    short, long = as_job(text), as_job(text.replace('    --grad-reduce-in-bf16 \\\n', ''))
+    assert (short.gradients_in_16_bits, long.gradients_in_16_bits) == (True, None)
+    about = short.model, short.parallel, 'H100-80GB', 64
+    stats = [estimate(*about, job.assumptions('calibrated')).stats for job in (short, long)]
+    assert stats[0]['gradients_GB'] == one.stats['gradients_GB'] == stats[1]['gradients_GB'] / 2
+    assert stats[0]['dp_comm_s'] < stats[1]['dp_comm_s']
+    assert as_job(json.loads(export(short, 'json'))) == short
+    assert as_job(text.replace('--grad-reduce-in-bf16', '--main-grads-dtype fp32')
+                  ).gradients_in_16_bits is False
+    layout = Parallel(dp=8, zero_stage=3, recompute='full', dp_overlap=True)
+    other = estimate('llama3.1_8B', layout, 'H100-80GB', 64, software='plain')
+    assert 'gradients_in_16_bits=True (the trainer)' in export(other, 'torchtitan')
+
+
 def test_dropout_is_trained_as_it_was_priced():
     "Megatron-LM's own default drops 0.1, which no calibrated price of it has."
     about = 'llama3.1_8B', Parallel(dp=8), 'H100-80GB', 64

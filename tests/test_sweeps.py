@@ -1,6 +1,7 @@
 "Sweeps: the same bytes however they were computed, whatever happened on the way."
 import dataclasses
 import itertools
+import json
 import resource
 import signal
 import subprocess
@@ -60,6 +61,23 @@ def test_a_sweep_is_its_searches():
                           assumptions='corrected')
         own = own[list(expected)].reset_index(drop=True)
         pd.testing.assert_frame_equal(own, pd.DataFrame(expected))
+
+
+def test_a_point_does_not_depend_on_the_others():
+    "Kernels that were not measured are those of the system that is varied, at each of its points."
+    def at_1300(rates):
+        found = sweep(['gpt3'], {'x': 'MI300X'}, [64], ['1d'], vary={'matrix_flops_fp16': rates})
+        return found.iteration_s[found.matrix_flops_fp16 == 1300].item()
+    assert at_1300([1300]) == at_1300([1300, 1600]) == at_1300([1300, 2000, 2400])
+
+
+def test_the_command_sweeps_as_it_searches(tmp_path):
+    about = '--gpus', 64, '--global-batch', 128, '--model', 'llama3.1_70B'
+    good('sweep', '--system', 'H100-80GB', *about, '-o', 'x.csv', cwd=tmp_path)
+    found, = json.loads(good('search', '--system', 'H100-80GB', *about, '--top', 1, '--format',
+                             'json'))['found']
+    swept, = pd.read_csv(tmp_path / 'x.csv').to_dict('records')
+    assert swept['iteration_s'] == pytest.approx(found['iteration_s'], rel=1e-12)
 
 
 def test_a_sweep_of_many_systems_is_their_searches():

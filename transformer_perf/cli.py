@@ -9,7 +9,7 @@ __all__ = ['WIDTH', 'FORMATS', 'ALL_COLUMNS', 'SPARED', 'BROAD', 'COMMANDS', 'SE
            'RUNS_SYSTEM', 'POWERS', 'OPENED', 'PANELS', 'records', 'as_text', 'ways_to_draw', 'wrapped', 'drawn_lines',
            'paragraph', 'Option', 'option', 'option_of', 'Command', 'command', 'as_number', 'numbers', 'words',
            'value_of', 'assumptions_of', 'assumptions_asked', 'parallel_of', 'improve_command', 'run_configs_command',
-           'axis', 'as_value', 'axes', 'amount', 'fields_given', 'panel_asked', 'job_of']
+           'axis', 'as_value', 'axes', 'amount', 'fields_given', 'panel_asked', 'job_of', 'copies_left']
 
 # %% ../nbs/95_cli.ipynb #86ef7f4e
 import argparse
@@ -304,7 +304,7 @@ def said_by(job):  # dict: option -> value, as it would be typed
     each = job.global_batch and job.n_gpus and job.global_batch // job.n_gpus
     found = {'model': m, 'global_batch': job.global_batch, 'gpus': job.n_gpus and [str(job.n_gpus)],
              'samples': each or None, 'system': job.system,
-             'seq_len': job.seq_len if m is None else None, **{o.name: p[o.name] for o in LAYOUT}}
+             'seq_len': job.seq_len or m and m.seq_len, **{o.name: p[o.name] for o in LAYOUT}}
     if not job.n_gpus: del found['dp']
     for o in CHOSEN:
         x = p[o.name]
@@ -405,13 +405,18 @@ def not_used(a):  # list of str
     taken = [f'Tokens of a sample: {LENGTH.get()}.'] if LENGTH.get() else []
     return taken + ([f'Not used of the job: {"; ".join(found)}.'] if found else [])
 
+COMMENTED = ('megatron', 'accelerate', 'torchtitan')   # formats with comments
+
 def exported(one, a):  # str
-    "An estimate as a job of a framework or as a trace."
+    "An estimate as a job of a framework or as a trace; with the keys of a job that it leaves out."
     if a.export == 'perfetto':
         from transformer_perf.interop.traces import trace_text
         return trace_text(one)
     from transformer_perf.interop import export
-    return export(one, a.export)
+    told = a.job.ignored if a.job and a.export in COMMENTED else ()
+    left = [key for key, why in told if not why.startswith('absent')]
+    more = f'# of the job, not here: {printable(", ".join(left))}\n' if left else ''
+    return more + export(one, a.export)
 
 # %% ../nbs/95_cli.ipynb #db69c1d9
 SEARCH = (
@@ -806,18 +811,23 @@ def labelled(texts):  # dict: label -> System
         found[label] = text if own else system_named(text)
     return found
 
+def strategies_swept(names, assumptions):  # list of str
+    "The same, or those of `search`: of these '2d-seqp' has '1d' in it, as cp=1."
+    from transformer_perf.execution import strategies_named
+    return strategies_of(names) if names else strategies_named(None, assumptions)[-1:]
+
 def strategies_of(names):  # list of str
     "Strategies by name; `all` is all of them."
     from transformer_perf.execution import strategies_named
     return strategies_named(names)
 
 # %% ../nbs/95_cli.ipynb #19a70647
-def study_options(top, model, batch, systems):
+def study_options(top, model, batch, systems, strategy):
     "What the studies share; their defaults differ."
     return (option('--model', 'models by name or FILE.json; repeat, or separate by commas',
                    [model], 'words'),
             option('--parallel-strat --strategy', '1d, 2d-seqp, 2d or all; repeat, or separate by '
-                   'commas', ['1d'], 'words'),
+                   'commas; unless given as in `search`', strategy, 'words'),
             option('--global-batch-size --global-batch', 'samples of one iteration', batch,
                    'number'),
             option('--systems --system', 'systems by name, NAME-NVS8 for another NVLink domain, or '
@@ -840,7 +850,7 @@ def resumable():
 # %% ../nbs/95_cli.ipynb #19a70648
 PAPER_SYSTEMS = [f'{gpu}-NVS{size}' for gpu in ('A100', 'H200', 'B200') for size in (4, 8, 64)]
 
-@command('run-configs', *study_options('10', 'gpt3_1T', '4096', PAPER_SYSTEMS),
+@command('run-configs', *study_options('10', 'gpt3_1T', '4096', PAPER_SYSTEMS, ['1d']),
          option('--folder', 'where the files go', 'outputs'),
          option('--table', 'kind of the tidy tables: csv or parquet', 'csv'),
          ASSUMPTIONS._replace(default='paper'), SOFTWARE, WORKERS, LISTED)
@@ -900,7 +910,7 @@ def axes(texts):  # dict: field -> values
                                        'folder of .parquet parts, which ranks write themselves'),
          option('--vary', 'FIELD=1,2,4 or FIELD=LOW:HIGH:COUNT (on a logarithmic scale), for any '
                 'numeric field of the system or the model, or global_batch; repeat for a product',
-                [], 'texts'), *study_options('1', 'llama3.1_405B', '2048', ['H100-80GB']),
+                [], 'texts'), *study_options('1', 'llama3.1_405B', '2048', ['H100-80GB'], None),
          *PRICED, WORKERS, LISTED)
 def sweep_command(a):
     """Search at every point of a product and write one table.
@@ -910,11 +920,12 @@ def sweep_command(a):
     """
     from transformer_perf.sweeps import PAPER_GPUS, write_sweep
     if a.output is None: raise ValueError('sweep needs -o FILE')
+    assumptions = assumptions_asked(a, wide_search=False)
     with resumable():
         done = write_sweep(Path(a.output), [model_asked(a, model) for model in a.model],
                            labelled(a.systems), a.gpus or PAPER_GPUS,
-                           strategies_of(a.parallel_strat), a.global_batch_size, a.top,
-                           assumptions_asked(a, wide_search=False), axes(a.vary), a.workers)
+                           strategies_swept(a.parallel_strat, assumptions), a.global_batch_size,
+                           a.top, assumptions, axes(a.vary), a.workers)
     if done: deliver_written([a.output], a, not_used(a))
 
 # %% ../nbs/95_cli.ipynb #10a50435
@@ -1391,8 +1402,20 @@ def job_of(a, options):  # dict: option -> value, as it would be typed
     with contextlib.suppress(ValueError):   # as many GPUs may need a layout of their own
         if n and not a.job.n_gpus: a.job = as_job(path, n)
     said = said_by(a.job)
+    if copies := copies_left(a): said['dp'] = str(copies)
     check_said(options, a, said)
     return said
+
+def copies_left(a):  # number of copies, or None
+    "How many a job's GPUs leave, where options change another group and not how many there are."
+    p, n = a.job.parallel, a.job.n_gpus
+    said = {group: getattr(a, group, None) for group in ('tp', 'cp', 'pp')}
+    if not n or getattr(a, 'dp', None) or not any(said.values()): return None
+    each = math.prod(whole(as_number(x), f'--{group}') if x else getattr(p, group)
+                     for group, x in said.items())
+    if n % each: raise ValueError(f'{n} GPUs of the job must be divisible by the {each} of tp, cp '
+                                  'and pp: give --dp')
+    return n // each
 
 # %% ../nbs/95_cli.ipynb #0b93b97d
 def gpus_told(a):  # number of GPUs, or None

@@ -213,7 +213,8 @@ def configurations(t, strategy, model, global_batch, assumptions, considered, fi
         if choice in t: continue
         possible = rules.get(choice, lambda t: True)
         t = with_choice(t, choice, considered[choice], experts, possible)
-    t = t | {'reduce_each': reduces_each(t['reduce_each'], t['zero_stage'])}
+    t = t | {'reduce_each': reduces_each(t['reduce_each'], t['zero_stage'], t['pp'],
+                                         assumptions.costs.sums_in_pipelines)}
     t = keep(t, can_offload(t) & np.ones(len(t['dp']), dtype=bool))
     return keep(t, choices_fit(model, t['tp'], t['cp'], t['context'], t['sequence_sharded']))
 

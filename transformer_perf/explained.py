@@ -20,7 +20,7 @@ from .estimates import (
 from .parameters import changed, interval
 from transformer_perf.modules import (
     Workload, count, exposed, from_host, gathered_GB, gradient_held, over_host_link,
-    pipeline_time, priced_rows, reduces_each, replicas, seconds_of_ends, sharers, summed_layer,
+    pipeline_time, priced_rows, reduces_often, replicas, seconds_of_ends, sharers, summed_layer,
     with_copies, with_host)
 from .traced import (
     Counted, Explanation, Quantity, Rows, as_name, counted_rows, flat, layer_told, leaves_of,
@@ -296,7 +296,7 @@ def unit_told(t: Told, of, parts, gathered, pieces, at_once):  # list of Quantit
     parted = stage and not p.costs.reduces_whole
     each = f'({pieces} * N / {stages_held(p)})' if stages_held(p) > 1 else f'({pieces} * N)'
     kind = 'reducescatter' if parted else 'allreduce'
-    often = reduces_each(p.reduce_each, stage)
+    often = reduces_often(p)
     number = each if often else pieces
     exchange_told(t, f'reduce{of}', kind, parts, 'gradient_bytes / 2', at_once)
     if often: with_host_told(t, f'reduce{of}', 'optimizer', parts, 'gradient_bytes / 2', at_once)
@@ -421,7 +421,7 @@ def update_told(t: Told):  # Quantity
 
 def host_step_told(t: Told):  # Quantity
     "What a step on the CPU takes."
-    often = reduces_each(t.p.reduce_each, t.p.zero_stage)
+    often = reduces_often(t.p)
     down = [] if often else [f'{HOST_GRADIENT} / 2 * own']
     up = [] if on_host(t.p.offload, 'weights') else ['own']
     t.count('states', unit='')
@@ -504,7 +504,7 @@ def memory_told(t: Told):
     more = f' + {copied} * copies_here' if t.known['copies_here'].value else ''
     if t.count('frozen').value: more += ' + frozen'
     t.step('weights_GB', weights + more, **of)
-    out = zero > 1 and reduces_each(p.reduce_each, zero)
+    out = zero > 1 and reduces_often(p)
     text = f'gradient / 2 * {"shared_GB" if out else "all_GB"}'
     if out: text += here_told(t, 'optimizer')
     if out and a.working_memory:

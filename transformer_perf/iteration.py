@@ -379,7 +379,7 @@ def packed_in_words(model: Model):  # str
     own = model.documents
     if own is None: return ''
     return (f'Samples are packed of {own!r}; a token is in one of {own.of_a_token:,.0f}. All are '
-            'taken as the mean one: what copies and stages wait for, `packing` says.')
+            'taken as the mean one: the function `packing` says what copies and stages wait for.')
 
 # %% ../nbs/87a_estimate.ipynb #3d696950
 @dataclass(frozen=True)
@@ -452,7 +452,8 @@ def both_ends(one: Estimate):  # str
     if a.software is not None or a.measured != calibrated.on(one.system).measured: return ''
     tuned, plain = (short(seconds_in(one, name)) for name in ('tuned', 'plain'))
     return (f'No software is named: the same takes {tuned} s in tuned software (messages hide '
-            f'behind compute), {plain} s in plain (none does).')
+            f'behind compute), {plain} s in plain (none does; FlashAttention 2, gradients in 16 '
+            'bits).')
 
 def how_priced(one: Estimate):  # str
     "Whether the schedule was played, where stages differ."
@@ -666,8 +667,10 @@ def time_in_words(row):
 def rate_in_words(row, system):
     "What share of the peak the job reaches."
     more = f', HFU {row.hfu:.1%} with what is computed again' if row.recompute != 'none' else ''
-    above = ' (above 100 %: it counts layers of the vocabulary, for which no time is counted)'
-    if row.mfu > 1: more += above
+    low = row.get('precision', 'bf16') != 'bf16'
+    why = ('products run in fewer bits' if low else
+           'it counts layers of the vocabulary, for which no time is counted')
+    if row.mfu > 1: more += f' (above 100 %: {why})'
     return f'MFU {row.mfu:.1%}{more}, of {system.matrix_flops_fp16:g} TFLOP/s (dense, 16 bits).'
 
 # %% ../nbs/87a_estimate.ipynb #5a4d0042

@@ -62,7 +62,7 @@ class Task(NamedTuple):
 # %% ../nbs/85_sweeps.ipynb #d0c5180f
 def run_task(task):  # DataFrame
     "The best candidates of a task, with the columns that say where they belong."
-    a = task.assumptions.on(task.system)
+    a = task.assumptions
     asked = questions((task.model, task.system, task.global_batch, a), task.strategy, {})
     table = best_of([own for own, *_ in search_each(task.n_gpus, asked, task.k)], task.n_gpus)
     table = keep(table, table['rank'] <= task.k)
@@ -132,9 +132,9 @@ def tasks_of(models, systems, n_gpus, strategies, global_batch=2048, k=1,
                                     pieces_of(vary, most))
         for (label, system), point, strategy, piece in product:
             own, on = changed(model, system, point, piece)
+            a = assumptions.on(as_system(system))   # kernels of what is varied, at each point
             batch = whole(point.get('global_batch', global_batch), 'global_batch')
-            tasks.append(Task(own, label, on, {**point, **piece}, counts, strategy, batch, k,
-                              assumptions))
+            tasks.append(Task(own, label, on, {**point, **piece}, counts, strategy, batch, k, a))
     return tasks
 
 # %% ../nbs/85_sweeps.ipynb #969307b5

@@ -48,7 +48,7 @@ from .blocks import (
 from .modules import (
     LayerCost, Matrices, Stored, Workload, costs_of_kinds, count, data_parallel_time, ends_GB,
     gathered, gradient_held, groups_of, groups_of_ends, if_any, over_host_link,
-    passes_of_stage, pipeline_time, priced_rows, prices_of, reduces_each, seconds_of_ends,
+    passes_of_stage, pipeline_time, priced_rows, prices_of, reduces_often, seconds_of_ends,
     sharers, stages_held, step_seconds, with_recompute)
 
 # %% ../nbs/87_timeline.ipynb #04b00006
@@ -232,7 +232,7 @@ def host_step(p: Layouts, parts, matrices, pricer):  # s
 
     States on disks are read and written while the CPU works on others."""
     GB = shared(parts, np.greater(p.zero_stage, 0))   # of weights in 16 bits
-    down = HOST_GRADIENT / 2 * np.logical_not(reduces_each(p.reduce_each, p.zero_stage))
+    down = HOST_GRADIENT / 2 * np.logical_not(reduces_often(p))
     up = 1 - on_host(p.offload, 'weights')
     states = with_matrices(states_of, p, parts, matrices)
     moved = 2 * states + (HOST_GRADIENT + 2) / 2 * GB
@@ -633,7 +633,7 @@ def gradients_held(p: Layouts, own: StageWeights, replaced):  # GB
     """Gradients at the peak: all, or a share of all and those on their way.
 
     Of those that a single micro-batch makes anew, what exceeds the tensors that they replace."""
-    out = np.greater(p.zero_stage, 1) & reduces_each(p.reduce_each, p.zero_stage)
+    out = np.greater(p.zero_stage, 1) & reduces_often(p)
     found, whole = (gradient_held(p) / 2 * shared(own.parts, flag) for flag in (out, False))
     found = found * (1 - on_host(p.offload, 'optimizer') * out)   # each goes there at once
     buckets = p.costs.bucket_bytes / 2 * (np.greater(weight_copies(p).size, 1) & ~out)

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..inputs import divides, finite, table_with, whole
+from ..estimates import peak_rate
 from ..timeline import MEMORY_PARTS, PLACES
 from transformer_perf.iteration import (
     Estimate, Parallel, check_parallel, division_rules, host_too_small, plural, rate_in_words,
@@ -158,9 +159,10 @@ def fits(
     one = case.estimate(case.parallel)
     if one.fits: return Fit(one, held_by_ranks(one), ())
     def changes(offload, both=False):
-        steps = steps_of(case, offload=offload)
-        found = that_fit(case, one, steps, k=3, most=6)
+        found = that_fit(case, one, steps_of(case, offload=offload), k=3, most=6)
         if found and not both: return found
+        steps = steps_of(case, offload=offload, far=True)
+        found = that_fit(case, one, steps, k=3, most=6)
         found += that_fit(case, one, pairs_of(case.parallel, steps), k=3, most=6, every=False)
         return sorted(found, key=lambda change: change.estimate.stats['iteration_s'])[:3]
     found = changes(offload or ())   # else two knobs with the host, which is dear
@@ -240,6 +242,10 @@ def deviation(case: Case, one: Estimate, measured, steps, found: Neighbours):  #
     return Deviation(seconds, GB, one, settings)
 
 # %% ../../nbs/88d_answers.ipynb #13a00057
+def peak_of(one: Estimate):  # share of the rate in 16 bits
+    "What products of a job reach at most."
+    return peak_rate(one.parallel.precision, one.system) / one.system.matrix_flops_fp16
+
 def deviation_in_words(d: Deviation):  # str
     "How far off, and what could explain it."
     way, stats = 'more' if d.ratio > 1 else 'less', d.estimate.stats
@@ -247,6 +253,10 @@ def deviation_in_words(d: Deviation):  # str
     found = ['Measured {} s, predicted {} s: '.format(*pair) + f'{abs(d.ratio - 1):.1%} {way}.']
     if d.memory_GB is not None:
         found.append(f'Measured {d.memory_GB:.1f} GB, predicted {stats["memory_GB"]:.1f} GB.')
+    reached, peak = stats['hfu'] / d.ratio, peak_of(d.estimate)
+    if reached > peak: return ' '.join([*found, (
+        f'No GPU is so fast: it would be an HFU of {reached:.0%}, and {peak:.0%} is its peak. Is '
+        'the batch another, or the length of a sample?')])
     usual = 'That is as near as predictions of unknown software come.'
     if abs(d.ratio - 1) <= USUAL_ERROR: return ' '.join([*found, usual])
     alone = [f'{row.component} {row.times:.2g} times as long' for row in

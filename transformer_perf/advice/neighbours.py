@@ -120,11 +120,13 @@ def primes(n):  # list
     "The prime factors of n, each once."
     return [int(d) for d in divisors(n)[1:] if len(divisors(d)) == 2]
 
-def moves(p: Parallel):  # list of Step
-    "A factor of GPUs from one group to another."
+def moves(p: Parallel, far=False):  # list of Step
+    "A factor of GPUs from one group to another: a prime one, or any where it may be `far`."
     size = {group: getattr(p, group) for group in GROUPS}
+    factors = lambda n: divisors(n)[1:].tolist() if far else primes(n)
     return [Step('groups', {giver: size[giver] // factor, taker: size[taker] * factor})
-            for giver, taker in itertools.permutations(GROUPS, 2) for factor in primes(size[giver])]
+            for giver, taker in itertools.permutations(GROUPS, 2)
+            for factor in factors(size[giver])]
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00014
 def ways_of_recompute(model: Model, p: Parallel):  # list of str
@@ -187,10 +189,10 @@ def to_host(case: Case):  # list of str
     if case.system.nvme_bandwidth is not None: zero += [f'{name}+nvme' for name in zero]
     return ['optimizer:0.5', 'optimizer', 'activations', 'optimizer+activations'] + zero
 
-def steps_of(case: Case, precision=(), offload=()):  # list of Step
-    "Every knob of a configuration, turned by one step."
+def steps_of(case: Case, precision=(), offload=(), far=False):  # list of Step
+    "Every knob of a configuration, turned by one step; GPUs change groups as in `moves`."
     p = case.parallel
-    found = moves(p) + [Step(name, {name: x}) for name, values in
+    found = moves(p, far) + [Step(name, {name: x}) for name, values in
                         values_beside(case, precision, offload).items() for x in values]
     if given_places(p): found.append(Step('placement', dict.fromkeys(given_places(p))))
     found = [Step(s.knob, with_consequences(p, s.to)) for s in found]
@@ -307,7 +309,8 @@ def best_placed(t, one: Estimate, every):  # (s, GB needed, table), by formula
     "Each row at the best of every placement, or of a few."
     number = rows_of(t)
     row, t = placements_of(t, one, every)
-    t['reduce_each'] = reduces_each(t['reduce_each'], t['zero_stage'])
+    t['reduce_each'] = reduces_each(t['reduce_each'], t['zero_stage'], t['pp'],
+                                    one.assumptions.costs.sums_in_pipelines)
     seconds, GB = np.full((2, rows_of(t)), np.inf)
     for rows, figures in figures_by(seconds_and_GB, t, one): seconds[rows], GB[rows] = figures
     order = np.lexsort((seconds, row))

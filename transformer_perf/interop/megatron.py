@@ -103,6 +103,8 @@ MEGATRON_ROWS = (
     Row('--no-check-for-nan-in-loss-and-grad', 'unchecked', ONLY_WRITTEN._replace(switch=True)),
     Row('--attention-dropout', 'attention_dropout', SHARE),
     Row('--hidden-dropout', 'hidden_dropout', SHARE),
+    Row('--grad-reduce-in-bf16', 'gradients_in_16_bits', ON),
+    also('--main-grads-dtype', 'gradients_in_16_bits', words_of({'bf16': True, 'fp32': False})),
     Row('--use-torch-fsdp2', 'fsdp2', ON, False),
     Row('--torch-fsdp2-no-reshard-after-forward', 'fsdp2_reshard', OFF, True),
     Row('--overlap-grad-reduce', 'overlap_reduce', ON, False),
@@ -606,7 +608,6 @@ def model_for_megatron(f):  # dict
                position_type='learned_absolute' if m.learned_positions else 'rope',
                window_size=None if window is None else (f'{window},0',), rotary=False)
     if own['latent']: own['qk_norm'] = True   # of the latents
-    if m.vocab is None: own['tied_embeddings'] = True
     if not m.experts: own |= dict(dispatcher=None, flex_backend=None, etp=None)
     else:
         balances = m.router_bias and not own['linear_bias']   # else a linear layer's own bias
@@ -629,8 +630,7 @@ MEGATRON = Format(MEGATRON_ROWS, derive_megatron, undo_megatron, {
     '--defer-embedding-wgrad-compute': 'this overlap', '--no-overlap-p2p*': 'this overlap',
     '--hierarchical-context*': 'other levels than the domain, in which heads are exchanged',
     '--use-tp-pp-dp-mapping': 'another order of ranks',
-    **dict.fromkeys(('--main-grads-dtype', '--main-params-dtype', '--exp-avg-*',
-                     '--grad-reduce-in-bf16'), 'number formats'),
+    **dict.fromkeys(('--main-params-dtype', '--exp-avg-*'), 'number formats'),
     '--make-vocab-size-divisible-by': 'padding of the vocabulary'}, 'Megatron-Core',
     refuses=refused_by_megatron)
 

@@ -66,6 +66,7 @@ def as_own(job):  # str
     own = {'software': software_said(job.software), 'assumes': job.assumes,
            'system': None if job.system is None else system_said(job.system)}
     rest |= {name: x for name, x in own.items() if x}
-    if job.dropout is not None: rest['dropout'] = job.dropout
+    for name in ('dropout', 'gradients_in_16_bits'):
+        if getattr(job, name) is not None: rest[name] = getattr(job, name)
     return json.dumps({'format': OWN, 'version': 1, 'model': model, 'parallel': parallel, **rest,
                        'ignored': job.ignored}, indent=1) + '\n'

@@ -209,8 +209,8 @@ def question_of(state):  # Question
 @functools.lru_cache(8)   # jobs are asked again and again
 def loaded(job: JobState):  # Question
     "What a job names."
-    assumptions = dataclasses.replace(assumptions_of(job), wide_search=False)
     strategy, (model, system) = nearest(job.strategy, STRATEGIES, 'strategy'), named_in(job)
+    assumptions = dataclasses.replace(assumptions_of(job), wide_search=False).on(system)
     choices = {'virtual_stages': practice(model)['virtual_stages']}
     return Question(model, system, job.global_batch, assumptions, strategy,
                     considered_choices(choices, model, assumptions), {})
