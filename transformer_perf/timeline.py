@@ -337,16 +337,6 @@ def alike(work: Workload):
     if p.layout or work.mtp_layers or work.order: return False
     return not any_of(work.depth % (p.pp * p.virtual_stages))
 
-# %% ../nbs/87_timeline.ipynb #83c55b87
-def distinct_rows(*columns):  # (array: a row each, array: which row each place has)
-    "The different combinations of small whole numbers; much faster than sorting them."
-    keys = np.broadcast_arrays(*columns)
-    sizes = [1 + int(np.max(key, initial=0)) for key in keys]
-    code = np.ravel_multi_index(keys, sizes)
-    used = np.bincount(np.ravel(code), minlength=1) > 0
-    rows = np.stack(np.unravel_index(np.flatnonzero(used), sizes), 1)
-    return rows, (np.cumsum(used) - 1)[code]
-
 # %% ../nbs/87_timeline.ipynb #83c55b89
 def ends_differ(work: Workload):
     "Whether the first stage and the last have anything but layers, or work on any."
