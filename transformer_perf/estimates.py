@@ -581,12 +581,13 @@ GRAPHED = {   # -> shares of what a layer costs the host: in general, and of its
 @functools.cache
 def graphed(cuda_graphs):  # (share of a layer, share of its experts, whether the whole iteration)
     "What of the host's work CUDA graphs take: 'attn+moe_router' of each layer, or the 'iteration'."
-    names = of_type(cuda_graphs, str, 'cuda_graphs').split('+')
+    names = dict.fromkeys(of_type(cuda_graphs, str, 'cuda_graphs').split('+'))   # each once
     for name in names: nearest(name, GRAPHED, 'part of cuda_graphs')
-    if len(names) > 1 and {'none', 'iteration'} & {*names}:
-        raise ValueError(f'cuda_graphs={quoted(cuda_graphs)}: {names[0]} stands alone')
+    for name in ('none', 'iteration'):
+        if name in names and len(names) > 1:
+            raise ValueError(f'cuda_graphs={quoted(cuda_graphs)}: {name} stands alone')
     layer, experts = (min(sum(GRAPHED[name][i] for name in names), 1.) for i in (0, 1))
-    return layer, experts, names == ['iteration']
+    return layer, experts, 'iteration' in names
 
 def launched(cuda_graphs, part):  # share; an array where graphs are a column
     "What the host still launches: of a layer (0), of its experts (1), of a micro-batch (2)."
