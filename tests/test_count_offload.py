@@ -188,6 +188,13 @@ def test_mistakes(asked, why):
     assert '\n' not in str(error.value)
 
 
+def test_a_share_keeps_its_digits():
+    for share in ('0.000000001', '0.00001', '0.1234567', '0.5'):
+        asked = Parallel(dp=8, offload=f'optimizer:{share}')
+        assert asked.offload == f'optimizer:{share}' == replace(asked).offload
+    assert Parallel(offload='optimizer:1.0').offload == 'optimizer'
+
+
 def test_the_host_must_be_known_and_have_room():
     with pytest.raises(ValueError, match="'MI300X' has no host_memory_bandwidth"):
         stats(system='MI300X', offload='optimizer')

@@ -12,10 +12,10 @@ __all__ = ['RECIPES', 'MOST_HELD', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CON
            'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
            'seconds_of_messages', 'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'price',
            'recomputed_parts', 'recomputed_layers', 'is_recomputed', 'in_low_precision', 'graphed', 'launched',
-           'Offloaded', 'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host', 'offloads',
-           'Adapters', 'adapted', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices', 'orthogonalized',
-           'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by',
-           'check_offered', 'as_assumptions', 'collective_time']
+           'Offloaded', 'all_of', 'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host',
+           'offloads', 'Adapters', 'adapted', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices',
+           'orthogonalized', 'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped',
+           'shipped_run_by', 'check_offered', 'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -609,6 +609,8 @@ class Offloaded(NamedTuple):
     nvme: float = 0.        # 1: its disks hold the states and weights, not its memory
     operations: tuple = ()  # in every layer, those whose activations do
 
+def all_of(part): return np.inf if part == 'activations' else 1.   # what no amount stands for
+
 def amounts_offloaded(offload):  # dict: part -> amount
     "Which parts of a job a choice names, and how much of each."
     found, about = {}, f'offload={quoted(offload)}'
@@ -617,8 +619,7 @@ def amounts_offloaded(offload):  # dict: part -> amount
         nearest(name, [*WHOLE_PARTS, *KEEPS, 'none'], 'part of offload')
         if name == 'none' and offload != 'none' or name in found: raise ValueError(
             f'{about}: {name} ' + ('stands alone' if name == 'none' else 'is said twice'))
-        found[name] = amount_offloaded(name, amount, about) if colon else (
-            np.inf if name == 'activations' else 1.)
+        found[name] = amount_offloaded(name, amount, about) if colon else all_of(name)
     modules = [name for name in found if name in KEEPS]
     if modules and 'activations' in found: raise ValueError(
         f'{about}: activations are of whole layers, {modules[0]} is a part of them')
@@ -635,10 +636,10 @@ def offloaded(offload):  # Offloaded
 
 def offload_said(amounts):  # str
     "Amounts of parts as a choice; the same ones always in the same words."
-    order = (*WHOLE_PARTS, *KEEPS)
-    usual = lambda name: np.inf if name == 'activations' else 1.
-    return '+'.join(name + (f':{amounts[name]:g}' if amounts[name] != usual(name) else '')
-                    for name in order if amounts.get(name)) or 'none'
+    digits = lambda x: np.format_float_positional(x, trim='-')   # all, and no power of ten
+    parts = [part if amounts[part] == all_of(part) else f'{part}:{digits(amounts[part])}'
+             for part in (*WHOLE_PARTS, *KEEPS) if amounts.get(part)]
+    return '+'.join(parts) or 'none'
 
 def amount_offloaded(name, amount, about):
     "How much of a part: a share of the optimizer's states, layers of activations."
