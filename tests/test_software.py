@@ -345,11 +345,14 @@ def test_a_search_may_try_graphs():
 
 
 @pytest.mark.parametrize('graphs, message', [
-    ('atn', "did you mean 'attn'"), ('attn+none', 'stands alone'), ('', 'cuda_graphs'),
-    ('iteration+attn', 'stands alone'), (3, 'cuda_graphs=3')])
+    ('atn', "did you mean 'attn'"), ('attn+none', 'none stands alone'), ('', 'cuda_graphs'),
+    ('attn+iteration', 'iteration stands alone'), (3, 'cuda_graphs=3')])
 def test_graphs_that_are_none(graphs, message):
     with pytest.raises(ValueError, match=message):
         estimate('llama3.1_8B', Parallel(cuda_graphs=graphs), 'H100-80GB', 64)
+
+
+def test_a_graph_said_twice_is_one(): assert graphed('attn+attn') == graphed('attn')
 
 
 def test_sets_that_ship_have_records():
