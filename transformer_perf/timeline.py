@@ -886,7 +886,7 @@ def of_one_order(work: Workload, number):  # yields (Workload of some layouts, w
         yield work.at(rows, p.at(rows)._replace(**dict(zip(ORDER, order)))), rows
 
 def exact_times(work: Workload, costs, ends, times: Times):  # Times
-    "The times of one configuration: its schedule is played unless the formulas hold."
+    "The times of layouts of one order: their schedule is played unless the formulas hold."
     if chunks_alike(work, ends): return times
     p, more = work.layouts, more_of(work.layouts, times)
     sizes, chunks = (p.schedule, p.pp, p.virtual_stages), pass_times(work, costs, ends, more)
@@ -955,18 +955,10 @@ def exact_figures_of_each(work: Workload, pricer, costs, ends):  # dict of colum
 
 def bubbles_played(work: Workload, costs, ends, times: Times, number):  # Times
     "The times of so many layouts, played where no formula holds."
-    more = more_of(work.layouts, times)
-    busy, more, bubble = (np.array(np.broadcast_to(x, number)) for x in (
-        slowest_stage(work, costs, ends).busy + more, more, times.bubble))
+    bubble = np.array(np.broadcast_to(times.bubble, number))
     for some, rows in of_one_order(work, number):
-        if some.layouts.pp == 1: continue
-        sizes = [getattr(some.layouts, name) for name in ORDER[:-1]]
-        chunks = pass_times(some, gathered(costs, rows), gathered(ends, rows), more[rows])
-        unknown = ~formula_holds(*sizes, *chunks)
-        if not unknown.any(): continue
-        N, rows = some.layouts.micro_batches, rows[unknown]
-        total = time_played(*sizes, N, *(x[:, unknown] for x in chunks))
-        bubble[rows] = np.maximum(total - N * busy[rows], 0.)
+        own = (gathered(parts, rows) for parts in (costs, ends, times))
+        bubble[rows] = exact_times(some, *own).bubble
     return times._replace(bubble=bubble)
 
 def memories_played(work: Workload, memory: Memory, number):  # Memory
