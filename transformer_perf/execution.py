@@ -518,7 +518,7 @@ class Best:
         self.pairs[:, :, n] = np.take_along_axis(known, order[None], axis=2)
 
 # %% ../nbs/88a_search.ipynb #6a4c89d5
-def best_of_some(space: Space, layers: Layers, fits, some, q: Question, k):  # Best
+def best_of_some(space: Space, layers: Layers, fits, some, k):  # Best
     "Place some configurations, and keep the best."
     n, best = space.numbers, Best((len(fits), space.numbers.max(initial=0) + 1), k)
     systems = variants(layers.priced.system) if layers else 1
@@ -547,7 +547,7 @@ def first_of_each(bounds, space: Space, enough):
 FEW = 8_000                  # candidates, of all variants: these are all placed
 FIRST_TRIED = (256, 4_000)   # candidates
 
-def worth_placing(space: Space, layers: Layers, fits, q: Question, k):  # configurations
+def worth_placing(space: Space, layers: Layers, fits, k):  # configurations
     "Those that may be among the k fastest, as far as one knows without placing them."
     some = fits.any(axis=0)
     if len(fits) * space.placed[some].sum() <= FEW: return np.flatnonzero(some)
@@ -555,17 +555,17 @@ def worth_placing(space: Space, layers: Layers, fits, q: Question, k):  # config
     for enough in FIRST_TRIED:   # a few give a limit, more of them a sharper one
         if space.placed[some].sum() < 10 * enough: break
         first = first_of_each(bounds, space, max(k, enough))
-        limit = best_of_some(space, layers, fits, first, q, k).limit
+        limit = best_of_some(space, layers, fits, first, k).limit
         some = ((bounds <= limit[:, space.numbers]) & np.isfinite(bounds)).any(axis=0)
     return np.flatnonzero(some)
 
 # %% ../nbs/88a_search.ipynb #6a4c89de
-def best_candidates(space: Space, layers: Layers, fits, q: Question, k):  # dict of columns
+def best_candidates(space: Space, layers: Layers, fits, k):  # dict of columns
     "Variant, configuration and placement of the k fastest candidates that fit, of each n_gpus."
     k = min(k, max(int(space.placed.sum()), 1))
     check_count(fits.size, 10 * MOST_PRICED, 'configurations of systems')
     check_count(len(fits) * (space.numbers.max(initial=0) + 1) * k, MOST_ROWS, 'results')
-    best = best_of_some(space, layers, fits, worth_placing(space, layers, fits, q, k), q, k)
+    best = best_of_some(space, layers, fits, worth_placing(space, layers, fits, k), k)
     variant, n, rank = np.nonzero(np.isfinite(best.times))
     i, j = best.pairs[:, variant, n, rank]
     return {'variant': variant, 'i': i, 'j': j, 'n_gpus': space.t['n_gpus'][i],
@@ -590,7 +590,8 @@ def figures_of_variants(space: Space, layers: Layers, row, i, j, q: Question):  
 
 # %% ../nbs/88a_search.ipynb #6a4c89d7
 class Fitting(NamedTuple):
-    "What of a space fits, and its layers priced."
+    "What of the space of a question fits, and its layers priced."
+    question: Question
     space: Space         # all of it
     memory: np.ndarray   # GB of each configuration, by formula
     fits: np.ndarray     # [variant, configuration]
@@ -610,16 +611,16 @@ def fitting(n_gpus, q: Question):  # Fitting
     less = space._replace(t=keep(space.t, some))
     layers = priced_layers(less, work, layer[some], q) if len(some) else None
     played = np.broadcast_to(chunks_differ(every), layer.shape)[some]
-    return Fitting(space, memory, fits, some, less, played, layers)
+    return Fitting(q, space, memory, fits, some, less, played, layers)
 
 # %% ../nbs/88a_search.ipynb #6a4c89dc
-def table_of(space: Space, layers: Layers, row, i, j, q: Question):  # dict of columns
+def table_of(f: Fitting, row, i, j):  # dict of columns
     "Candidates with all their figures; those that do not fit after all are left out."
-    t = space.at(i, j)
+    space, q, t = f.less, f.question, f.less.at(i, j)
     t['strategy'] = np.where(t['cp'] == 1, *q.strategies)
     system = variant(q.system, row)
     t |= {'variant': row, 'candidate': i * len(space.places['grouping']) + j}
-    figures = figures_found(space, layers, row, i, j, q)
+    figures = figures_found(space, f.layers, row, i, j, q)
     found = {name: t[name] for name in shown_first(q)} | figures
     found = {name: x if np.shape(x) == i.shape else np.broadcast_to(x, i.shape)
              for name, x in found.items()}
@@ -641,47 +642,46 @@ def empty_table(q: Question):  # dict of columns
     return first | {name: np.array([]) for name in FIGURES}
 
 # %% ../nbs/88a_search.ipynb #6a4c89db
-def tables_of(n_gpus, asked, fit, some):
-    "(chosen candidates, why there are none, how many there were) of each Question."
+def tables_of(n_gpus, fit, some):
+    "(chosen candidates, why there are none, how many there were) of each Fitting."
     found = []
-    for at, (q, f) in enumerate(zip(asked, fit)):
+    for at, f in enumerate(fit):
         own = some['search'] == at
         row, i, j = (np.asarray(some[name])[own] for name in ('variant', 'i', 'j'))
         none = set(n_gpus).difference(f.less.t['n_gpus'])
-        reasons = {n: why_none(n, f.space, f.memory, q) for n in none}
-        table = table_of(f.less, f.layers, row, i, j, q) if len(i) else empty_table(q)
+        reasons = {n: why_none(n, f.space, f.memory, f.question) for n in none}
+        table = table_of(f, row, i, j) if len(i) else empty_table(f.question)
         found.append((table, reasons, int(f.space.placed.sum())))
     return found
 
-def fastest_of(asked, fit, k):  # dict of columns; `search`: of which Question
-    "The k best of several Questions together, for each variant and GPU count."
-    best = [best_candidates(f.less, f.layers, f.fits[:, f.some], q, k)
-            for q, f in zip(asked, fit)]
+def fastest_of(fit, k):  # dict of columns; `search`: of which Fitting
+    "The k best of several Fittings together, for each variant and GPU count."
+    best = [best_candidates(f.less, f.layers, f.fits[:, f.some], k) for f in fit]
     t = joined(own | {'search': np.full(len(own['i']), at)} for at, own in enumerate(best))
     return keep(t, places_in((t['variant'], t['n_gpus']), t['seconds']) < k)
 
-def fitting_when_played(t, asked, fit, known):  # bools
+def fitting_when_played(t, fit, known):  # bools
     "Which of some candidates fit, played where only that tells; `known`: GB of those played."
     rows = list(zip(t['search'].tolist(), t['i'].tolist()))
-    for at, (q, f) in enumerate(zip(asked, fit)):
+    for at, f in enumerate(fit):
         new = np.array([i for i in dict.fromkeys(i for search, i in rows if search == at)
                         if f.played[i] and (at, i) not in known], dtype=int)
         if not len(new): continue
-        every = f.layers.work(keep(f.less.t, new), new, q)
+        every = f.layers.work(keep(f.less.t, new), new, f.question)
         memory = memories_played(every, memory_of(every), len(new))
         GB = np.broadcast_to(that_must_fit(every.layouts, memory), len(new))
         known.update(((at, i), x) for i, x in zip(new.tolist(), GB.tolist()))
-    room = np.ravel(asked[0].system.hbm_capacity)   # of each variant, or of all
+    room = np.ravel(fit[0].question.system.hbm_capacity)   # of each variant, or of all
     room = room[t['variant']] if len(room) > 1 else room
     return np.array([known.get(row, 0.) for row in rows]) <= room
 
-def fastest_that_fit(asked, fit, k, known=None):  # as `fastest_of`
+def fastest_that_fit(fit, k, known=None):  # as `fastest_of`
     "The k best that fit when they are played: more are asked for until so many are found."
-    if not any(f.played.any() for f in fit): return fastest_of(asked, fit, k)
+    if not any(f.played.any() for f in fit): return fastest_of(fit, k)
     more, known = k, {} if known is None else known
     while True:
-        t = fastest_of(asked, fit, more)
-        right = keep(t, fitting_when_played(t, asked, fit, known))
+        t = fastest_of(fit, more)
+        right = keep(t, fitting_when_played(t, fit, known))
         every, found = Counter(groups_in(t)), Counter(groups_in(right))
         if more >= MOST_REPLAYED or all(found[group] >= k or number < more
                                         for group, number in every.items()):
@@ -717,30 +717,30 @@ def below(limit, t):  # as `fastest_of`
     limits = [limit.get(group, np.inf) for group in groups_in(t)]
     return keep(t, t['seconds'] < np.array(limits))
 
-def played_until_sure(asked, fit, k, play):  # as `fastest_of`: which were played
+def played_until_sure(fit, k, play):  # as `fastest_of`: which were played
     """Play candidates until no other can be among the k fastest of its group.
 
     `play` is given new ones, and says of each that fits its group and the s that it takes."""
-    more, known, played = to_play(k, asked[0]), {}, []
-    first = some = new = fastest_that_fit(asked, fit, more, known)
+    more, known, played = to_play(k, fit[0].question), {}, []
+    first = some = new = fastest_that_fit(fit, more, known)
     while True:
         played += play(new)
         limit = kth_fastest(played, k)
         if more >= MOST_REPLAYED or not others_may_win(first, limit, more): return some
         more = min(4 * more, MOST_REPLAYED)
-        first = fastest_of(asked, fit, more)
+        first = fastest_of(fit, more)
         new = besides(some, below(limit, first))
-        new = keep(new, fitting_when_played(new, asked, fit, known))
+        new = keep(new, fitting_when_played(new, fit, known))
         some = joined_once([some, new])
 
-def played_best(n_gpus, asked, fit, k):  # (as `tables_of`, which candidates were played)
-    "What several Questions find together, played until no other candidate can be faster."
+def played_best(n_gpus, fit, k):  # (as `tables_of`, which candidates were played)
+    "What several Fittings find together, played until no other candidate can be faster."
     found = []
     def play(new):
-        found.append(tables_of(n_gpus, asked, fit, new))
+        found.append(tables_of(n_gpus, fit, new))
         return [pair for table, *_ in found[-1]
                 for pair in zip(groups_in(table), table['iteration_s'].tolist())]
-    some = played_until_sure(asked, fit, k, play)
+    some = played_until_sure(fit, k, play)
     return functools.reduce(added, found), some
 
 def besides(some, more):  # as `fastest_of`
@@ -755,28 +755,28 @@ def added(found, more):  # as `tables_of`
 
 def search_each(n_gpus, asked, k):  # as `tables_of`
     "What several Questions find together."
-    return played_best(n_gpus, asked, [fitting(n_gpus, q) for q in asked], k)[0]
+    return played_best(n_gpus, [fitting(n_gpus, q) for q in asked], k)[0]
 
 # %% ../nbs/88a_search.ipynb #6a4c89e1
 KIND = (*GROUPS, 'ep', 'etp')   # how the GPUs of a layout are grouped
 FEW_ALIKE, MORE_KINDS = 4, 4    # of a kind are played; of so many kinds beside those shown
 
-def column_of(name, asked, fit, t):  # array
-    "A column of configurations that several Questions have in common, for some candidates."
+def column_of(name, fit, t):  # array
+    "A column of configurations that several Fittings have in common, for some candidates."
     every = [np.broadcast_to(f.less.t[name], rows_of(f.less.t)) for f in fit]
     start = np.cumsum([0, *map(len, every)])
     return np.concatenate(every)[start[t['search']] + t['i']]
 
-def fastest_of_kinds(asked, fit, k, kind):  # as `fastest_of`; kind: columns
+def fastest_of_kinds(fit, k, kind):  # as `fastest_of`; kind: columns
     "The fastest few by formula, that fit when they are played, of the k best kinds and some more."
-    t = fastest_of(asked, fit, MOST_REPLAYED)
-    which, first = distinct(t['n_gpus'], *(column_of(name, asked, fit, t) for name in kind))
+    t = fastest_of(fit, MOST_REPLAYED)
+    which, first = distinct(t['n_gpus'], *(column_of(name, fit, t) for name in kind))
     alike = places_in((which,), t['seconds'])
     best = np.empty(len(first))
     best[which[alike == 0]] = t['seconds'][alike == 0]
     place = places_in((t['n_gpus'][first],), best)   # of a kind among all
     t = keep(t, (alike < FEW_ALIKE) & (place[which] < k + MORE_KINDS))
-    return keep(t, fitting_when_played(t, asked, fit, {}))
+    return keep(t, fitting_when_played(t, fit, {}))
 
 def joined_once(parts):  # as `fastest_of`
     "Candidates of several lists, each once."
@@ -785,9 +785,9 @@ def joined_once(parts):  # as `fastest_of`
     return keep(t, distinct(*(t[name] for name in ('search', 'variant', 'i', 'j')))[1])
 
 # %% ../nbs/88a_search.ipynb #6a4c89e2
-def is_tested(f: Fitting, q: Question, i):  # bools
+def is_tested(f: Fitting, i):  # bools
     "Which of the configurations i that fit measured runs came near, at their first placement."
-    known = q.assumptions.measured.evidence
+    q, known = f.question, f.question.assumptions.measured.evidence
     if known is None or q.assumptions.unmeasured: return np.full(len(i), known is None)
     t, places = keep(f.less.t, i), f.less.places
     first = np.searchsorted(places['grouping'], t['grouping'])
@@ -795,20 +795,20 @@ def is_tested(f: Fitting, q: Question, i):  # bools
              'nvlink_tp': places['nvlink_tp'][first]}
     return said_of(t, lambda row: never_run(row, q.model, known)) == ''
 
-def fastest_tested(asked, fit, some):  # as `fastest_of`, at most one row
+def fastest_tested(fit, some):  # as `fastest_of`, at most one row
     "Where all of some candidates are untested: the fastest that measured runs came near."
     none = keep(some, np.arange(0))
-    if asked[0].assumptions.measured is None: return none
-    for at, (q, f) in enumerate(zip(asked, fit)):
+    if fit[0].question.assumptions.measured is None: return none
+    for at, f in enumerate(fit):
         own = some['i'][some['search'] == at]
-        if len(own) and is_tested(f, q, own).any(): return none
-    tested = [is_tested(f, q, np.arange(len(f.some))) if len(f.some) else np.zeros(0, dtype=bool)
-              for q, f in zip(asked, fit)]
+        if len(own) and is_tested(f, own).any(): return none
+    tested = [is_tested(f, np.arange(len(f.some))) if len(f.some) else np.zeros(0, dtype=bool)
+              for f in fit]
     if not any(own.any() for own in tested): return none
     every = [np.arange(f.fits.shape[1]) for f in fit]
     less = [f._replace(fits=f.fits & np.isin(rows, f.some[own]))
             for f, rows, own in zip(fit, every, tested)]
-    found = fastest_that_fit(asked, less, 1)
+    found = fastest_that_fit(less, 1)
     return keep(found, np.arange(min(len(found['i']), 1)))
 
 # %% ../nbs/88a_search.ipynb #c3a1d7e8
@@ -1011,10 +1011,10 @@ def beside_untested(best, shown):  # str
     return (f'The first is untested; the fastest layout that measured runs came near is {at[0]}, '
             f'{sizes or "copies alone"}: {more:.1%} slower.')
 
-def result_of(searched, asked, counts, k=None, kind=None):  # SearchResult
-    "The searches of several Questions as one result: k rows of a count at most, one of a kind."
+def result_of(searched, q: Question, counts, k=None, kind=None):  # SearchResult
+    "Several searches, q the first of them, as one: k rows of a count at most, one of a kind."
     tables, reasons, candidates = zip(*searched)
-    best, q = best_of(tables, counts), asked[0]
+    best = best_of(tables, counts)
     del best['variant']
     best |= resting_on(best, q.model, q.system, q.assumptions)
     shown, rank = np.arange(len(best['rank'])), best['rank']
@@ -1055,15 +1055,15 @@ def search(
     counts, k = counts_of(n_gpus), whole(k, 'k', most=MOST_VALUES)
     kind = [nearest(name, SHOWN_FIRST, 'column') for name in several(kind, 'kind')] if kind else ()
     fit = [fitting(counts, q) for q in asked]
-    return result_of(worth_playing(asked, fit, counts, k, kind), asked, counts, k, kind)
+    return result_of(worth_playing(fit, counts, k, kind), asked[0], counts, k, kind)
 
-def worth_playing(asked, fit, counts, k, kind=()):  # as `tables_of`
+def worth_playing(fit, counts, k, kind=()):  # as `tables_of`
     "What is worth playing of what fits, played."
-    found, some = played_best(counts, asked, fit, k)
-    more = [fastest_of_kinds(asked, fit, k, kind)] if kind else []
-    if len(counts) == 1: more.append(fastest_tested(asked, fit, joined_once([some, *more])))
+    found, some = played_best(counts, fit, k)
+    more = [fastest_of_kinds(fit, k, kind)] if kind else []
+    if len(counts) == 1: more.append(fastest_tested(fit, joined_once([some, *more])))
     more = besides(some, joined_once(more)) if more else {'i': ()}
-    return added(found, tables_of(counts, asked, fit, more)) if len(more['i']) else found
+    return added(found, tables_of(counts, fit, more)) if len(more['i']) else found
 
 # %% ../nbs/96_paper_names.ipynb #7d50b9da
 from .inputs import FLAG, WHOLE, divides, takes

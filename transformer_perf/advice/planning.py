@@ -25,7 +25,7 @@ from ..estimates import CHOICES, FITS_BY, Assumptions, adapted, state_bytes
 from ..timeline import GROUPS, statistics
 from ..iteration import SHOWN, evidence_of_rows, short, usual
 from ..execution import (
-    KIND, PLAYED, Question, added, asked_about, best_candidates, besides, counts_of, fitting,
+    KIND, PLAYED, Fitting, added, asked_about, best_candidates, besides, counts_of, fitting,
     played_best, questions, result_of, tables_of)
 
 # %% ../../nbs/72_plan.ipynb #14a00011
@@ -186,19 +186,20 @@ def knobs_of(t, assumptions):  # array
     kinds = sum(np.greater(t[name], 1) * 1 for name in KINDS)
     return kinds + sum(np.not_equal(t[name], value) * 1 for name, value in default.items())
 
-def worth_asking(f, q: Question):  # bools [question, configuration]
+def worth_asking(f: Fitting):  # bools [question, configuration]
     "Of which configurations the fastest is wanted; of all, to begin with."
-    memory, knobs = f.memory[f.some], knobs_of(f.less.t, q.assumptions) + 0 * f.some
+    q, memory = f.question, f.memory[f.some]
+    knobs = knobs_of(f.less.t, q.assumptions) + 0 * f.some
     room, most = q.system.hbm_capacity * LEVELS[:, None], np.arange(len(KINDS) + 3)[:, None]
     return np.concatenate([memory <= room, knobs <= most])
 
 # %% ../../nbs/72_plan.ipynb #14a00042
 FINALISTS = PLAYED   # of the fastest; one of each other question
 
-def candidates(f, q: Question):  # DataFrame
+def candidates(f: Fitting):  # DataFrame
     "The best of each question and number of GPUs, before schedules are played."
-    best = pd.DataFrame(best_candidates(f.less, f.layers, worth_asking(f, q), q, FINALISTS))
-    t = f.less.at(best.i, best.j)
+    best = pd.DataFrame(best_candidates(f.less, f.layers, worth_asking(f), FINALISTS))
+    q, t = f.question, f.less.at(best.i, best.j)
     found = statistics(t, q.model, q.system, q.global_batch, q.assumptions)
     shown = {name: found[name] for name in ('iteration_s', 'memory_GB')}
     return best.rename(columns={'variant': 'question'}).assign(variant=0, **shown)
@@ -215,10 +216,10 @@ def kept(tables):  # DataFrame, with `search`: which of the tables
 def varied(n_gpus, asked):  # as `tables_of`
     "What is worth a line, for each number of GPUs; the fastest is the first of a search."
     fit = [fitting(n_gpus, q) for q in asked]
-    found, some = played_best(n_gpus, asked, fit, 1)
-    others = kept([candidates(f, q) for f, q in zip(fit, asked)])
+    found, some = played_best(n_gpus, fit, 1)
+    others = kept([candidates(f) for f in fit])
     more = besides(some, {name: others[name].to_numpy() for name in some})
-    return added(found, tables_of(n_gpus, asked, fit, more))
+    return added(found, tables_of(n_gpus, fit, more))
 
 # %% ../../nbs/72_plan.ipynb #14a00051
 def on_front(values):  # bool of each row
@@ -341,7 +342,7 @@ def within(rows, budget: Budget):  # (rows, reasons)
 def searched(about, counts, strategy, choices):  # SearchResult
     "What is worth a line on one system, with `knobs`."
     asked = questions(about, strategy, choices)
-    found = result_of(varied(counts, asked), asked, counts)
+    found = result_of(varied(counts, asked), asked[0], counts)
     found['knobs'] = knobs_of(found, about[-1])
     return found
 

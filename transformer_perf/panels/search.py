@@ -61,17 +61,17 @@ def searched(state): return dataclasses.replace(unchosen(state), map='')   # wha
 
 # %% ../../nbs/78_search_panel.ipynb #f17113b4
 @functools.lru_cache(2)
-def fitted(state):  # (list of Question, list of Fitting)
-    "What is asked, and what of it fits: the candidates, the map and its cells come from it."
+def fitted(state):  # list of Fitting
+    "What fits of what is asked: the candidates, the map and its cells come from it."
     about = asked_about(*named_in(state), state.global_batch, assumptions_of(state), None)
-    asked = questions(about, state.strategy, {})
-    return asked, [fitting([whole(state.n_gpus, 'n_gpus')], q) for q in asked]
+    counts = [whole(state.n_gpus, 'n_gpus')]
+    return [fitting(counts, q) for q in questions(about, state.strategy, {})]
 
 @functools.lru_cache(4)   # of a state and the one before it
 def best_of(state):  # SearchResult
     "The best configurations of a state, with all their figures."
-    (asked, fit), counts = fitted(state), [state.n_gpus]
-    return result_of(worth_playing(asked, fit, counts, TOP, KIND), asked, counts, TOP, KIND)
+    fit, counts = fitted(state), [state.n_gpus]
+    return result_of(worth_playing(fit, counts, TOP, KIND), fit[0].question, counts, TOP, KIND)
 
 # %% ../../nbs/78_search_panel.ipynb #7a51c124
 def asked_settled(state):  # (SearchState, dict: control -> options)
@@ -186,10 +186,10 @@ def played_for(job): return {}   # (search, i, j) -> as of `play_those`
 
 def play_those(some, job):  # list of dict, a row of a search; None where it does not fit after all
     "Price candidates as a search does, but for those that another map has asked for."
-    (asked, fit), known = fitted(job), played_for(job)
+    fit, known = fitted(job), played_for(job)
     keys = list(zip(*(some[name].tolist() for name in ('search', 'i', 'j'))))
     new = keep(some, np.flatnonzero([key not in known for key in keys]))
-    tables = tables_of([], asked, fit, new | {'variant': 0 * new['i']})
+    tables = tables_of([], fit, new | {'variant': 0 * new['i']})
     for at, ((table, *_), f) in enumerate(zip(tables, fit)):
         for row in pd.DataFrame(table).to_dict('records'):
             known[at, *divmod(row['candidate'], len(f.less.places['grouping']))] = row
@@ -197,13 +197,13 @@ def play_those(some, job):  # list of dict, a row of a search; None where it doe
 
 def best_in_cells(cells, names, job):  # list of dict, as of `play_those`
     "What a search of each cell alone finds: its fastest by formula are played."
-    asked, fit = fitted(job)
+    fit = fitted(job)
     own, found = [in_cells(cells, names, f) for f in fit], [[] for _ in cells.index]
     def play(new):
         rows = [pair for pair in zip(new['variant'].tolist(), play_those(new, job)) if pair[1]]
         for cell, row in rows: found[cell].append(row)
         return [((cell, row['n_gpus']), row['iteration_s']) for cell, row in rows]
-    played_until_sure(asked, own, 1, play)
+    played_until_sure(own, 1, play)
     order = lambda row: (row['iteration_s'], row['candidate'])
     return [min(rows, key=order, default=None) for rows in found]
 
@@ -216,7 +216,8 @@ def map_cells(state):  # DataFrame: the two sizes, seconds and GB of the fastest
 def mapped(state):  # as map_cells; `best`: its row
     "The map of a state in which no cell is chosen."
     names, job = state.map.split(' x '), searched(state)
-    (q, *_), fit = fitted(job)
+    fit = fitted(job)
+    q = fit[0].question
     cells, needed = least_memory(fit, names), FITS_BY[q.assumptions.fits_by]
     best = best_in_cells(cells, names, job)
     figures = [(row['iteration_s'], row[needed]) if row else (np.nan, least)
