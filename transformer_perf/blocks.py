@@ -6,8 +6,8 @@
 __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'Half', 'listed_by', 'check_operation', 'Nothing', 'Block', 'Layouts',
            'CountedJob', 'column_product', 'row_product', 'of_group', 'inner_product', 'training', 'in_32_bits',
            'casts_stream', 'stream_element', 'any_norm', 'stream_norm', 'no_norm', 'gathers', 'norm', 'Strategy',
-           'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features', 'residual', 'activated', 'after_mlp',
-           'MLP', 'in_part', 'Attention', 'to_latent', 'LatentAttention', 'expert_groups', 'expert_copies',
+           'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features', 'residual', 'activated', 'after_mixer',
+           'after_mlp', 'MLP', 'in_part', 'Attention', 'to_latent', 'LatentAttention', 'expert_groups', 'expert_copies',
            'places_met', 'domains_met', 'moved_copies', 'grouped', 'shared_experts', 'Experts', 'attention_core_summa',
            'trained', 'frozen', 'with_adapter', 'layer_operations', 'gpt_block', 'own_vocabulary', 'embedding',
            'numbers_of_logits', 'output_layer', 'ahead', 'end_norm', 'transform', 'end_operations', 'ends_in_16_bits',
@@ -416,19 +416,19 @@ STRATEGIES = {
                    token_shards=lambda tp, cp: cp, cp_shards_embed=True, has_panels=True)}
 
 # %% ../nbs/82b_blocks.ipynb #7385b8f4
-def residual(job: CountedJob, bias_name, dropout_name, biased=True):  # list of Operation
+def residual(job: CountedJob, product, dropout_name, biased=True):  # list of Operation
     "From a product's output to the residual stream."
     strategy, units, block = STRATEGIES[job.strategy], job.units, job.here
     rows, columns = strategy.between(job)
-    place = 0 if bias_name == 'vproj-bias' else 1   # with three norms, the third follows attention
-    more = any_norm(job, bias_name.replace('bias', 'norm'), rows, columns)
+    place = 0 if product == 'vproj' else 1   # with three norms, the third follows attention
+    more = any_norm(job, f'{product}-norm', rows, columns)
     after = [more._replace(recomputed_with=())] if block.norms > 2 + place else []
     if job.assumptions.fused_kernels:
         masked, added = np.asarray(job.costs.dropout) * 1., dropout_add
         if casts_stream(job): added = autocast_add
         return [*after, added(dropout_name, rows, columns, units, masked)]
-    there = block.has_bias(bias_name[:-5]) if biased else 0.
-    return [bias(bias_name, *strategy.output_bias(job, bias_name), units, there), *after,
+    there, name = block.has_bias(product) if biased else 0., f'{product}-bias'
+    return [bias(name, *strategy.output_bias(job, name), units, there), *after,
             dropout(dropout_name, rows * columns, units)]
 
 # %% ../nbs/82b_blocks.ipynb #7385b8fc
@@ -437,9 +437,13 @@ def activated(job: CountedJob, name, numbers):  # Operation
     kernel = eager_gelu if job.costs.eager_gates and job.assumptions.fused_kernels else gelu
     return kernel(name, numbers, job.units, job.here.gated)
 
+def after_mixer(job: CountedJob, biased=True):  # list of Operation
+    "Back to the residual stream, and the norm of the layer's other half."
+    return [*residual(job, 'vproj', 'dpr_v', biased), STRATEGIES[job.strategy].norm(job, 'ln2')]
+
 def after_mlp(job: CountedJob, biased=True):  # list of Operation
     "Back to the residual stream, and the norm of the next layer's attention."
-    return [*residual(job, 'fc2-bias', 'dpr2', biased), STRATEGIES[job.strategy].norm(job, 'ln1')]
+    return [*residual(job, 'fc2', 'dpr2', biased), STRATEGIES[job.strategy].norm(job, 'ln1')]
 
 @dataclass(frozen=True)
 class MLP(Half):
@@ -616,8 +620,7 @@ class Heads(Half):
 
     def operations(self, job: CountedJob, core=attention_core):  # list of Operation
         "Queries, keys and values; scores; what they select; then the residual stream and its norm."
-        return [*self.mixed(job, core), *residual(job, 'vproj-bias', 'dpr_v'),
-                STRATEGIES[job.strategy].norm(job, 'ln2')]
+        return [*self.mixed(job, core), *after_mixer(job)]
 
     def mixed(self, job: CountedJob, core=attention_core):  # list of Operation
         "From the stream to what is added to it."

@@ -15,7 +15,7 @@ import numpy as np
 from .estimates import Message, Operation, Product, Work, any_of
 from .layers import with_messages
 from .blocks import (
-    STRATEGIES, CountedJob, Half, any_norm, inner_product, residual, saved_once)
+    STRATEGIES, CountedJob, Half, after_mixer, any_norm, inner_product, saved_once)
 
 # %% ../nbs/26_linear_attention.ipynb #26a00011
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,7 @@ class Recurrent(Half):
 
     def operations(self, job: CountedJob):  # list of Operation
         "Projections, convolution, scan, gated norm, projection; then the stream and its norm."
-        return [*self.mixed(job), *residual(job, 'vproj-bias', 'dpr_v', biased=False),
-                STRATEGIES[job.strategy].norm(job, 'ln2')]
+        return [*self.mixed(job), *after_mixer(job, biased=False)]
 
     def mixed(self, job: CountedJob):  # list of Operation
         "From the stream to what is added to it."
@@ -262,8 +261,7 @@ class Mamba(Half):
         strategy, own = STRATEGIES[job.strategy], self.channels // job.tp
         return [strategy.column(job, 'state-in', 2 * own), conv_of(job, self, own),
                 *self.selected(job), selective_scan(job, self),
-                strategy.row(job, 'state-out', own),
-                *residual(job, 'vproj-bias', 'dpr_v', biased=False), strategy.norm(job, 'ln2')]
+                strategy.row(job, 'state-out', own), *after_mixer(job, biased=False)]
 
 def conv_of(job: CountedJob, mixer, channels):  # Operation
     "A short convolution of channels, which are what it saves."
@@ -301,8 +299,7 @@ class GatedConv(Half):
                          Work(vector=4 * job.units.flop * x, nbytes=10 * E * x, launches=2),
                          activations=4 * E * x)
         return [strategy.column(job, 'state-in', 3 * own), conv_of(job, self, own), gate,
-                strategy.row(job, 'state-out', own),
-                *residual(job, 'vproj-bias', 'dpr_v', biased=False), strategy.norm(job, 'ln2')]
+                strategy.row(job, 'state-out', own), *after_mixer(job, biased=False)]
 
 @dataclass(frozen=True, kw_only=True)
 class Beside(Half):
@@ -319,11 +316,10 @@ class Beside(Half):
 
     def operations(self, job: CountedJob):  # list of Operation
         "Both, one after the other, and their sum; then the stream and its norm."
-        strategy, E = STRATEGIES[job.strategy], job.units.element
+        E, (rows, columns) = job.units.element, STRATEGIES[job.strategy].between(job)
         first, *rest = self.state.mixed(job)
         first = saved_once(job, first)._replace(frees=())   # with the input of attention
-        rows, columns = strategy.between(job)
         add = Work(vector=job.units.flop * rows * columns, nbytes=3 * E * rows * columns,
                    launches=1)   # of two outputs; backward of two gradients of one input
         return [*self.heads.mixed(job), first, *rest, Operation('sum', add, add),
-                *residual(job, 'vproj-bias', 'dpr_v'), strategy.norm(job, 'ln2')]
+                *after_mixer(job)]
