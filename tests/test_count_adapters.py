@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from transformer_perf import Parallel, estimate, search
-from transformer_perf.blocks import end_operations, kinds_of
+from transformer_perf.blocks import end_operations
 from transformer_perf.estimates import NF4, PRESETS, Group, adapted, as_assumptions
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.kernels import pricer_of
@@ -213,7 +213,7 @@ def test_an_adapted_layer_by_hand(adapters, held):
     "Each product: its input's gradient alone, and two narrow products; weights are unpacked."
     def rows(adapters):
         one = of(adapters, batch=1)
-        return {op.name: op for kind in kinds_of(job_of_estimate(one)) for op in kind.operations}
+        return {op.name: op for kind in job_of_estimate(one).kinds for op in kind.operations}
     plain, some = rows('none'), rows(adapters)
     T, r, unpacked = M.seq_len, 16, 0 if held == 2 else held + 2
     for name, several in (('qkv', 3), ('vproj', 1), ('fc1', 2), ('fc2', 1)):
@@ -343,6 +343,6 @@ def test_words_that_are_shared_do_not_train_either():
 def test_all_of_attention_is_still():
     "What DeepSeek-V3.2 absorbs are matrices of attention, and so is its indexer."
     one = of('frozen:attention', model='deepseek_v3.2', batch=8, dp=8)
-    layer, *_ = kinds_of(job_of_estimate(one))
+    layer, *_ = job_of_estimate(one).kinds
     trains = {op.name for op in layer.operations if op.forward.products and op.weights}
     assert trains and all('fc' in name or name == 'router' for name in trains), trains

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_perf import Parallel, estimate, search
-from transformer_perf.blocks import kinds_of
 from transformer_perf.estimates import (
     NEWTON_SCHULZ, OPTIMIZERS, Group, Matrix, Message, Optimizer, Roofline, Work, as_assumptions,
     orthogonalized)
@@ -29,7 +28,7 @@ def operations(name, **layout):
     "Those of every layer of a model."
     t = dict(dict.fromkeys(('micro_batch', 'tp', 'cp', 'pp', 'dp'), 1), **layout)
     job = job_of(t, NAMED[name], H200, 64, replace(CORRECTED, fused_kernels=True))
-    (kind,) = kinds_of(job)
+    (kind,) = job.kinds
     return kind.operations
 
 

@@ -14,7 +14,7 @@ from transformer_perf.timeline import (
 from transformer_perf.iteration import Parallel
 from transformer_perf.kernels import pricer_of
 from transformer_perf.blocks import (
-    domains_met, end_operations, expert_copies, expert_groups, kinds_of, layer_operations)
+    domains_met, end_operations, expert_copies, expert_groups)
 from transformer_perf.modules import count, ends_GB, layer_cost, layer_memory
 from transformer_perf.models import NAMED
 from transformer_perf.systems import as_system
@@ -92,9 +92,9 @@ def test_experts_are_shared_out(model, ep, tp):
     "What the GPUs of a group hold adds up, and the products are those of one GPU."
     if not model.experts: return
     one, many = job(model), job(model, tp=tp, dp=8 * ep // tp, ep=ep)
-    for a, b in zip(kinds_of(one), kinds_of(many)):
+    for a, b in zip(one.kinds, many.kinds):
         assert math.isclose(layer_memory(a).routed, layer_memory(b).routed * ep, rel_tol=1e-12)
-        flop = [sum(counted(op.forward)[0] for op in layer_operations(kind) if op.routed)
+        flop = [sum(counted(op.forward)[0] for op in kind.operations if op.routed)
                 for kind in (a, b)]
         assert math.isclose(flop[0], flop[1] * tp, rel_tol=1e-9)   # tokens are shared out over tp
 
@@ -109,8 +109,8 @@ def test_products_are_the_model_flop(name):
     own = lambda w: sum(p.flop for p in w.products) + (
         0 if not w.attention else sum(p.flop for p in w.attention.products[
             :4 if w.attention.backward else 2]))
-    layers = [sum(own(op.forward) + own(op.backward) for op in layer_operations(kind)
-                  if op.name != 'router') for kind in kinds_of(j)]
+    layers = [sum(own(op.forward) + own(op.backward) for op in kind.operations
+                  if op.name != 'router') for kind in j.kinds]
     ends = sum(own(op.forward) + own(op.backward) for ops in end_operations(j) for op in ops)
     total = sum(layers[i] for i in which) + ends
     # four of the five products of a backward pass: exact where keys are as wide as values
@@ -123,7 +123,7 @@ def test_a_layer_with_experts_by_hand():
     model = Model(1024, 256, 8, 1, mlp_dim=512, gated_mlp=True, experts=64, experts_per_token=6,
                   expert_dim=128, vocab=512)
     j = job(model, dp=8, ep=8, nvlink_dp=8)
-    ops = {op.name: op for op in layer_operations(j)}
+    ops = {op.name: op for op in j.operations}
     first = ops['expert-fc1'].forward.products[0]
     assert (first.m, first.n, first.k, first.batch) == (1024 * 6 / 8, 2 * 128, 256, 8)
     (sent,) = [m for m in ops['dispatch'].forward.messages if np.any(m.volume)]
@@ -137,8 +137,8 @@ def test_a_layer_with_experts_by_hand():
 def test_an_input_of_two_products_is_kept_once(precision):
     "But where each casts it, each keeps its copy; the router stays in 16 bits."
     a = dataclasses.replace(CALIBRATED, precision=precision)
-    j = kinds_of(job('deepseek_v3', a))[-1]
-    ops = {op.name: op for op in layer_operations(j)}
+    j = job('deepseek_v3', a).kinds[-1]
+    ops = {op.name: op for op in j.operations}
     numbers = [ops[name].activations / (1e-9 * j.tokens * 7168)   # bytes of each
                for name in ('q-down', 'kv-down', 'router', 'shared-fc1')]
     kept = {'bf16': [2, 0, 0, 2], 'fp8': [1, 1, 2, 1]}[precision]
@@ -159,7 +159,7 @@ def test_domains_met_by_trying():
     for _ in range(4000): met.append(len({e // 32 for e in rng.permutation(256)[:8]} - {0}))
     assert math.isclose(domains_met(j, j.blocks[-1][0].ffn), np.mean(met), rel_tol=.02)
     once = dataclasses.replace(CALIBRATED, dispatcher='once')
-    messages = [layer_operations(kinds_of(job('deepseek_v3', a, dp=64, ep=64, nvlink_dp=8))[1])
+    messages = [job('deepseek_v3', a, dp=64, ep=64, nvlink_dp=8).kinds[1].operations
                 for a in (CALIBRATED, once)]
     far = [next(exchanged(m.volume, m.far, 64, 8)[1] for op in ops if op.name == 'dispatch'
                 for m in op.forward.messages if m.kind == 'alltoall') for ops in messages]
@@ -174,8 +174,8 @@ def test_tokens_travel_in_8_bits(precision, share):
     sent = []
     for low in (False, True):
         a = dataclasses.replace(CALIBRATED, fp8_dispatch=low)
-        j = kinds_of(job('deepseek_v3', a, dp=64, ep=64, precision=precision))[1]
-        ops = {op.name: op for op in layer_operations(j)}
+        j = job('deepseek_v3', a, dp=64, ep=64, precision=precision).kinds[1]
+        ops = {op.name: op for op in j.operations}
         passes = [getattr(ops[name], way) for name in ('dispatch', 'combine')
                   for way in ('forward', 'backward')]
         sent.append([sum(m.volume for m in p.messages) for p in passes])
@@ -186,11 +186,11 @@ def test_tokens_travel_in_8_bits(precision, share):
 def test_uneven_routing_costs_what_the_busiest_computes():
     skewed = dataclasses.replace(CALIBRATED, expert_imbalance=1.5)
     padded = dataclasses.replace(CALIBRATED, capacity_factor=1.25)
-    rows = [next(op for op in layer_operations(job('mixtral_8x7B', a, dp=8, ep=8))
+    rows = [next(op for op in job('mixtral_8x7B', a, dp=8, ep=8).operations
                  if op.name == 'expert-fc1').forward.products[0].m
             for a in (CALIBRATED, skewed, padded)]
     assert math.isclose(rows[1], 1.5 * rows[0]) and math.isclose(rows[2], 1.25 * rows[0])
-    sent = [next(op for op in layer_operations(job('mixtral_8x7B', a, dp=8, ep=8))
+    sent = [next(op for op in job('mixtral_8x7B', a, dp=8, ep=8).operations
                  if op.name == 'dispatch').forward.messages[0].volume for a in (CALIBRATED, skewed)]
     assert math.isclose(sent[1], 1.5 * sent[0])
 
@@ -210,12 +210,12 @@ def test_weights_in_8_bits_are_gathered_so(stage):
                                   'shared_experts', 'full', 'layernorm+moe_act+mlp'])
 def test_recompute_keeps_less_and_takes_longer(name, part):
     "By just what is computed again; a part that a layer does not have changes nothing."
-    plain, again = (kinds_of(job(name, a))[-1] for a in (
+    plain, again = (job(name, a).kinds[-1] for a in (
         CALIBRATED, dataclasses.replace(CALIBRATED, recompute=part)))
     pricer = pricer_of(H100, CALIBRATED)
     took = [layer_cost(j, pricer) for j in (plain, again)]
     kept = [layer_memory(j).activations for j in (plain, again)]
-    reruns = [op for op in layer_operations(plain)
+    reruns = [op for op in plain.operations
               if set(op.recomputed_with) & set(recomputed_parts(part))]
     assert took[0].forward == took[1].forward
     assert (took[1].backward > took[0].backward) == bool(reruns or part == 'full')
@@ -237,7 +237,7 @@ def test_contexts_by_hand():
     for context in ('ring', 'allgather', 'ulysses', 'ulysses+ring'):
         a = dataclasses.replace(CALIBRATED, context=context)
         j = job('llama3.1_8B', a, cp=8, nvlink_cp=4, strategy='2d-seqp')
-        (core,) = [op for op in layer_operations(j) if op.name == 'fusedla']
+        (core,) = [op for op in j.operations if op.name == 'fusedla']
         sent[context] = {m.kind: m.volume for m in core.forward.messages if np.any(m.volume)}
         assert core.forward.attention.heads * core.forward.attention.queries == 32 * 8192 / 8
     keys, own = 2e-9 * 8192 * 2 * 8 * 128, 2e-9 * 1024 * (2 * 32 + 2 * 8) * 128
@@ -255,7 +255,7 @@ def test_steps_of_a_ring_by_hand():
     works = {}
     for context in ('allgather', 'ring'):
         a = dataclasses.replace(CALIBRATED, context=context)
-        (core,) = [op for op in layer_operations(job('llama3.1_8B', a, cp=4, strategy='2d-seqp'))
+        (core,) = [op for op in job('llama3.1_8B', a, cp=4, strategy='2d-seqp').operations
                    if op.name == 'fusedla']
         works[context] = core.forward, core.backward
     launches = {context: [w.launches for w in both] for context, both in works.items()}
@@ -267,7 +267,7 @@ def test_steps_of_a_ring_by_hand():
 
 def test_the_last_gpu_has_most_to_do_without_zigzag():
     uneven = dataclasses.replace(CALIBRATED, zigzag=False)
-    seen = [next(op for op in layer_operations(job('llama3.1_8B', a, cp=8, strategy='2d-seqp'))
+    seen = [next(op for op in job('llama3.1_8B', a, cp=8, strategy='2d-seqp').operations
                  if op.name == 'fusedla').forward.attention.seen for a in (CALIBRATED, uneven)]
     assert seen == [.5, 1 - 1 / 16]   # row by row the last eighth sees 15/16 of all keys
 
@@ -280,7 +280,7 @@ def test_what_the_last_gpu_sees_pair_by_pair(window):
                                 window=window and window * scale)
     for context, rows in (('ring', l * scale // cp), ('ulysses', l * scale)):
         a = dataclasses.replace(CALIBRATED, zigzag=False, context=context)
-        core = next(op for op in layer_operations(job(model, a, cp=cp, strategy='2d-seqp'))
+        core = next(op for op in job(model, a, cp=cp, strategy='2d-seqp').operations
                     if op.name == 'fusedla')
         see = np.minimum(np.arange(l * scale) + .5, (window or l) * scale)[-rows:]
         assert math.isclose(core.forward.attention.seen, see.mean() / (l * scale), rel_tol=1e-3)
@@ -288,8 +288,8 @@ def test_what_the_last_gpu_sees_pair_by_pair(window):
 
 def test_windows():
     "gpt-oss: every second layer sees 128 tokens; on average 1 - w / 2 l of them."
-    narrow, wide = kinds_of(job('gpt_oss_120B'))
-    seen = [next(op for op in layer_operations(k) if op.name == 'fusedla').forward.attention.seen
+    narrow, wide = job('gpt_oss_120B').kinds
+    seen = [next(op for op in k.operations if op.name == 'fusedla').forward.attention.seen
             for k in (narrow, wide)]
     assert seen[1] == .5 and math.isclose(seen[0], 128 / 4096 * (1 - 128 / 8192))
 
@@ -299,9 +299,9 @@ def test_windows():
 def test_precision_by_hand(precision, kept):
     "Products of weights alone are faster, keep less and pay for casts."
     b200 = as_system('B200-180GB')
-    j = [kinds_of(job('llama3.1_8B', dataclasses.replace(CALIBRATED, precision=p)))[0]
+    j = [job('llama3.1_8B', dataclasses.replace(CALIBRATED, precision=p)).kinds[0]
          for p in ('bf16', precision)]
-    ops = [{op.name: op for op in layer_operations(x)} for x in j]
+    ops = [{op.name: op for op in x.operations} for x in j]
     assert math.isclose(ops[1]['fc2'].activations / ops[0]['fc2'].activations, kept / 2)
     core = [x['fusedla']._replace(activations=0., frees=()) for x in ops]
     assert core[1] == core[0] and ops[1]['ln1'] == ops[0]['ln1']
@@ -372,7 +372,7 @@ def test_a_gate_on_attention_by_hand(preset, kept):
     a = as_assumptions(preset).on(H100)
     plain = Model(1024, 256, 8, 1, vocab=512)
     with_gate = dataclasses.replace(plain, attention_gate=True)
-    one, other = ({op.name: op for op in layer_operations(job(m, a, tp=2))}
+    one, other = ({op.name: op for op in job(m, a, tp=2).operations}
                   for m in (plain, with_gate))
     assert set(other) - set(one) == {'gate'}
     qkv = [ops['qkv'].forward.products[0] for ops in (one, other)]
@@ -383,7 +383,7 @@ def test_a_gate_on_attention_by_hand(preset, kept):
     assert math.isclose(gate.activations, 2e-9 * kept * numbers) and not gate.weights
     if preset == 'calibrated':   # in 8 bits, too: the gate's kernel reads 16
         low = job(with_gate, dataclasses.replace(a, precision='fp8'), tp=2)
-        low = {op.name: op for op in layer_operations(low)}
+        low = {op.name: op for op in low.operations}
         assert all(low[name].activations == other[name].activations for name in ('fusedla', 'gate'))
     # what attention said is kept once: by its own operation, or for the gate
     said = {name: op.activations for name, op in other.items() if name in ('fusedla', 'gate')}

@@ -15,7 +15,6 @@ from transformer_perf.iteration import check_parallel, settled
 from transformer_perf.validation.memory_runs import (
     arguments_of, counted_job, empty_gradients, left_alive, megatron_runs, not_said, peak_memory,
     static_memory, table_of_runs, why_not, words_of)
-from transformer_perf.blocks import layer_operations
 from transformer_perf.modules import count, end_weights, ends_GB
 from transformer_perf.parameters import HANDLES, Costs, Parameters, measured_folder
 from transformer_perf.systems import as_system
@@ -61,14 +60,14 @@ def test_without_dropout_scores_are_kept_once():
     for dropped in (True, False):
         software = Parameters(software=Costs(dropout=dropped))
         own = job._replace(assumptions=dataclasses.replace(job.assumptions, measured=software))
-        ops[dropped] = {op.name: op.activations for op in layer_operations(own)}
+        ops[dropped] = {op.name: op.activations for op in own.operations}
     lost = sum(ops[True][name] - ops[False][name] for name in ('softmax', 'attend'))
     assert np.isclose(lost, 3e-9 * 8 * 1024**2)
     for gated, tensors in ((False, 2), (True, 2)):   # in and out, or both halves of the input
         model = dataclasses.replace(SMALL, gated_mlp=gated, experts=8, experts_per_token=2,
                                     expert_dim=256)
         job, _ = at_rest(model, {})
-        act = {op.name: op.activations for op in layer_operations(job)}['expert-act']
+        act = {op.name: op.activations for op in job.operations}['expert-act']
         assert np.isclose(act, tensors * 2e-9 * 1024 * 2 * 256)
 
 

@@ -9,9 +9,9 @@ __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'Half', 'listed_by', 'chec
            'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features', 'residual', 'activated', 'after_mixer',
            'after_mlp', 'MLP', 'in_part', 'Attention', 'to_latent', 'LatentAttention', 'expert_groups', 'expert_copies',
            'places_met', 'domains_met', 'moved_copies', 'grouped', 'shared_experts', 'Experts', 'attention_core_summa',
-           'trained', 'frozen', 'with_adapter', 'layer_operations', 'gpt_block', 'own_vocabulary', 'embedding',
-           'numbers_of_logits', 'output_layer', 'ahead', 'end_norm', 'transform', 'end_operations', 'ends_in_16_bits',
-           'one_kind', 'pattern_of', 'kinds_of', 'layers_of_kinds']
+           'trained', 'frozen', 'with_adapter', 'gpt_block', 'own_vocabulary', 'embedding', 'numbers_of_logits',
+           'output_layer', 'ahead', 'end_norm', 'transform', 'end_operations', 'ends_in_16_bits', 'one_kind',
+           'pattern_of', 'layers_of_kinds']
 
 # %% ../nbs/82b_blocks.ipynb #3b000005
 import dataclasses
@@ -944,10 +944,6 @@ def with_adapter(op: Operation, r, several, units):  # Operation
         activations=op.activations + E * base.batch * rows * wide,
         matrices=(Matrix(m, wide, base.batch), Matrix(r, n, base.batch)))
 
-def layer_operations(job: CountedJob):  # list of Operation
-    "The operations of the block at hand, on one GPU."
-    return list(job.operations)
-
 def gpt_block(embed_dim, heads, mlp_dim=None):  # Block
     "A layer as in GPT-3, whose MLP is four times as wide as the stream unless said otherwise."
     width = embed_dim // heads
@@ -1059,10 +1055,6 @@ def pattern_of(of):  # Pattern; of a CountedJob, or a Workload
     return Pattern(depth, ahead, of.order or (0,) * (depth + ahead))
 
 # %% ../nbs/82b_blocks.ipynb #456b2957
-def kinds_of(job: CountedJob):  # list of CountedJob
-    "The job with each kind of block at hand."
-    return list(job.kinds)
-
 def layers_of_kinds(of):   # a CountedJob, or a Workload
     "How many layers of each kind the model has."
     if of.order is None: return (of.depth + of.mtp_layers,)

@@ -27,9 +27,9 @@ from .configs import fields_of, is_config
 from .lengths import as_lengths
 from .systems import Units
 from .estimates import Assumptions
-from .blocks import (
-    BIASED, MLP, Attention, Block, Experts, CountedJob, LatentAttention, end_operations, kinds_of,
-    layer_operations, layers_of_kinds)
+from transformer_perf.blocks import (
+    BIASED, MLP, Attention, Block, Experts, CountedJob, LatentAttention, end_operations,
+    layers_of_kinds)
 
 # %% ../nbs/00_models.ipynb #b4ce6bc2
 MOST_LAYERS, MOST_AHEAD = 2**16, 1000   # each layer may be unlike the one before
@@ -407,8 +407,8 @@ def counted_once(m: Model, causal_mask=True, adapters='none'):
     a = Assumptions(fused_kernels=True, vocabulary=True, causal_mask=causal_mask)
     job = CountedJob(**sizes_of(m), units=Units(1., 1., 1.), assumptions=a, adapters=adapters)
     first, last = end_operations(job)
-    layers = [(op, number) for kind, number in zip(kinds_of(job), layers_of_kinds(job))
-              for op in layer_operations(kind)]
+    layers = [(op, number) for kind, number in zip(job.kinds, layers_of_kinds(job))
+              for op in kind.operations]
     ends = [*first, *last] if m.vocab else first
     return [*layers, *((op, 1) for op in ends)]
 

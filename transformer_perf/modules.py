@@ -24,8 +24,8 @@ from .schedules import own_figure
 from .kernels import pricer_of
 from .parameters import Calibration
 from .blocks import (
-    STRATEGIES, CountedJob, Layouts, end_operations, kinds_of, layer_operations, layers_of_kinds,
-    numbers_of_logits, own_vocabulary, pattern_of, stream_element)
+    STRATEGIES, CountedJob, Layouts, end_operations, layers_of_kinds, numbers_of_logits,
+    own_vocabulary, pattern_of, stream_element)
 
 # %% ../nbs/87b_workload.ipynb #0917f916
 def flops(work: Work, system):
@@ -253,7 +253,7 @@ def freed_of(recompute, op: Operation):  # GB
 
 def layer_memory(job: CountedJob):  # Stored
     "What one layer stores, priced on no system at all."
-    operations, full = layer_operations(job), full_share(job.recompute, job.layers)
+    operations, full = job.operations, full_share(job.recompute, job.layers)
     saved = sum(op.activations for op in operations)
     freed = sum(freed_of(job.recompute, op) for op in operations)
     (weights, still), (routed, still_routed) = (
@@ -756,9 +756,9 @@ def model_figures(
     job = CountedJob(**sizes, units=units, assumptions=assumptions)
     total = lambda w: sum(counted(w, units)[:2]) if system is None else flops(w, system)
     count = lambda ops: sum(total(op.forward) + total(op.backward) for op in ops)
-    of = [(n * count(kind.here.mixer.operations(kind)), n * count(layer_operations(kind)),
+    of = [(n * count(kind.here.mixer.operations(kind)), n * count(kind.operations),
            n * sum(layer_memory(kind)[:2]))
-          for n, kind in zip(layers_of_kinds(job), kinds_of(job))]
+          for n, kind in zip(layers_of_kinds(job), job.kinds)]
     attend, flop, weights = (sum(kind[i] for kind in of) for i in range(3))
     return {'parameters_B': weights / units.element / 1e9, 'PFLOP_per_sample': flop / 1000,
             'mlp_to_attention': (flop - attend) / attend}

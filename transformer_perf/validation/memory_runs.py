@@ -19,7 +19,7 @@ from ..measured_kernels import sheet_of
 from ..interop import as_job
 from ..timeline import PLACES, job_of, memory_at, own_stages
 from ..iteration import settled
-from ..blocks import kinds_of, layer_operations, own_vocabulary
+from ..blocks import own_vocabulary
 from ..modules import count
 from transformer_perf.parameters import (
     GROUPED_WORKSPACES, HANDLES, OVERLAP_WORKSPACES, REPEATABLE, Parameters, Costs, generations,
@@ -117,7 +117,7 @@ def left_alive(run, job):  # dict of GB
     E, e = job.units.element, job.embed_dim
     number = (2 * job.virtual_stages + (job.virtual_stages > 1)) * (job.pp > 1)
     gathered = E * job.tokens * e * (job.tp > 1 and job.sequence_sharded)
-    experts = any(kind.here.ffn.sends_tokens for kind in kinds_of(job))
+    experts = any(kind.here.ffn.sends_tokens for kind in job.kinds)
     every = experts * (job.dispatcher == 'allgather')
     routed = E * job.own * e * job.ep * job.etp * every
     local = said(run, 'transformer_impl') == 'local'
@@ -128,8 +128,8 @@ def empty_gradients(run, job):  # GB
     "What a product hands on that adds its gradient up itself: one of each shape of a weight."
     if said(run, 'gradients') != 'added': return 0.
     shapes, last = {(own_vocabulary(job), job.embed_dim)}, own_stages(count(job))[-1]
-    for kind, number in zip(kinds_of(job), last.layers):
-        here = [op for op in layer_operations(kind) if np.any(op.weights) and op.name != 'router']
+    for kind, number in zip(job.kinds, last.layers):
+        here = [op for op in kind.operations if np.any(op.weights) and op.name != 'router']
         shapes |= {(p.n, p.k) for op in here for p in op.forward.products if number}
     return job.units.element * sum(n * k for n, k in shapes)
 
