@@ -567,7 +567,8 @@ def recomputed_layers(recompute):
 # %% ../nbs/02_estimates.ipynb #6635d1de
 def is_recomputed(recompute, part):
     "Whether a part of a layer is computed again; an array where `recompute` is a column."
-    return of_names(recompute, lambda name: part in recomputed_parts(name)) != 0
+    own = of_names(recompute, lambda name: part in recomputed_parts(name))
+    return own != 0   # of no rows too an array of bools
 
 def in_low_precision(a, precision):  # bool, or an array where precisions are a column
     "Whether weights are held and gathered in the precision of the products."

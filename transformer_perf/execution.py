@@ -32,9 +32,9 @@ from .timeline import (
     exact_table, host_has_room, iteration_times, job_of, layouts_of, least_bubble, memories_played,
     memory_needed, memory_of, one_for_all, placed_by_rank, that_must_fit)
 from .iteration import (
-    PAPER_NAMES, can_offload, changes_something, check_host, choices_fit, cross, divisors, evidence,
-    filled, grid_lacks, interval_columns, keep, layers_to_deal, left_out, never_run,
-    packed_in_words, readable, rows_of, sends_tokens)
+    PAPER_NAMES, can_offload, changes_something, check_host, choices_fit, copies_of_experts, cross,
+    divisors, evidence, filled, grid_lacks, interval_columns, keep, layers_to_deal, left_out,
+    never_run, packed_in_words, readable, rows_of, sends_tokens)
 
 # %% ../nbs/88a_search.ipynb #0ac1f301
 BLOCK = 20_000           # rows computed at a time: bounds the memory of a search
@@ -170,8 +170,8 @@ def can_follow(t, model: Model, global_batch, assumptions):
 
 def can_replicate(t):
     "Which rows have copies, of experts too, that make equal replicas."
-    of_experts = t['tp'] * t['cp'] * t['dp'] // (t['ep'] * t['etp'])
-    return (t['dp'] % t['dp_replicate'] == 0) & (of_experts % t['dp_replicate'] == 0)
+    replicas = t['dp_replicate']
+    return (t['dp'] % replicas == 0) & (copies_of_experts(t) % replicas == 0)
 
 def can_run(t, model: Model, global_batch, assumptions):
     "Which rows have a schedule, heads and copies that go with the rest."

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'ALWAYS', 'WAITS', 'HIDING', 'SHOWN', 'with_paper_names', 'usual', 'follows',
-           'has_copies', 'asks_host', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules',
-           'choices_fit', 'sends_tokens', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal',
-           'can_offload', 'check_host', 'check_offload', 'grid_lacks', 'check_stages', 'check_parallel', 'parts_said',
-           'parts_among', 'beyond', 'out_of_reach', 'gpu_in', 'never_run', 'evidence', 'evidence_of_rows',
-           'kind_of_run', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of',
-           'seconds_in', 'both_ends', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors',
+           'copies_of_experts', 'has_copies', 'asks_host', 'changes_something', 'Shares', 'unsaid', 'Parallel',
+           'division_rules', 'choices_fit', 'sends_tokens', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of',
+           'layers_to_deal', 'can_offload', 'check_host', 'check_offload', 'grid_lacks', 'check_stages',
+           'check_parallel', 'parts_said', 'parts_among', 'beyond', 'out_of_reach', 'gpu_in', 'never_run', 'evidence',
+           'evidence_of_rows', 'kind_of_run', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of',
+           'notes_of', 'seconds_in', 'both_ends', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors',
            'divisors_of', 'rows_of', 'cross', 'keep', 'filled', 'interval_of', 'settled', 'estimate', 'short',
            'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
            'interval_in_words', 'in_words']
@@ -81,17 +81,18 @@ def follows(p):  # dict: field -> value
     return found
 
 # %% ../nbs/87a_estimate.ipynb #05faca10
+def copies_of_experts(t): return t['tp'] * t['cp'] * t['dp'] // (t['ep'] * t['etp'])   # GPUs
+
 def has_copies(t, experts):
     "The rows of a table in which weights are held twice; `experts`: whether the model has any."
     copies = t['dp'] * own_figure(t['schedule'], lambda s: 1 + s.both_ways)
     if STRATEGIES[t['strategy']].copies_weights: copies = copies * t['cp']
-    of_experts = t['tp'] * t['cp'] * t['dp'] // (t['ep'] * t['etp'])
-    return (copies > 1) | (of_experts > 1) & experts
+    return (copies > 1) | (copies_of_experts(t) > 1) & experts
 
 def asks_host(t):
     "The rows of a table in which the host holds something, with one copy too."
-    offload = t['offload'] if 'offload' in t and t['offload'] is not None else 'none'
-    return of_names(offload, lambda name: name != 'none') != 0
+    offload = t.get('offload')
+    return np.array(False) if offload is None else np.not_equal(offload, 'none')
 
 def changes_something(t, choice, experts):
     "The rows of a table in which a choice can make a difference; `experts` as in `has_copies`."
@@ -162,12 +163,12 @@ class Parallel(Unsaid, Shares):
 def division_rules(p: Parallel, model: Model, global_batch, a: Assumptions):
     "(name, number, name, number): the first must be divisible by the second."
     s = STRATEGIES[nearest(p.strategy, STRATEGIES, 'strategy')]
+    replicas = p.dp_replicate or a.dp_replicate
     rules = sharing_rules(model, p.tp, p.cp, s, a) + expert_rules(model, p.ep, p.etp) + [
         ('tp*cp*dp', p.tp * p.cp * p.dp, 'ep*etp', p.ep * p.etp),
         ('global_batch', global_batch, 'dp', p.dp),
-        ('dp', p.dp, 'dp_replicate', p.dp_replicate or a.dp_replicate),
-        ('copies of an expert', p.tp * p.cp * p.dp // (p.ep * p.etp),
-         'dp_replicate', p.dp_replicate or a.dp_replicate),
+        ('dp', p.dp, 'dp_replicate', replicas),
+        ('copies of an expert', copies_of_experts(vars(p)), 'dp_replicate', replicas),
         ('global_batch/dp', global_batch // p.dp, 'micro_batch', p.micro_batch),
         ('micro_batch*seq_len', p.micro_batch * model.seq_len,
          'the GPUs that share its tokens', s.token_shards(p.tp, p.cp))]
