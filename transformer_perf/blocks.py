@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'Half', 'listed_by', 'check_operation', 'Nothing', 'Block', 'Layouts',
            'CountedJob', 'column_product', 'row_product', 'of_group', 'inner_product', 'training', 'in_32_bits',
-           'casts_stream', 'stream_element', 'any_norm', 'stream_norm', 'no_norm', 'gathers', 'norm', 'Strategy',
+           'casts_stream', 'stream_element', 'any_norm', 'stream_norm', 'gathers', 'norm', 'Strategy',
            'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features', 'residual', 'activated', 'after_mixer',
            'after_mlp', 'MLP', 'in_part', 'Attention', 'to_latent', 'LatentAttention', 'expert_groups', 'expert_copies',
            'places_met', 'domains_met', 'moved_copies', 'grouped', 'shared_experts', 'Experts', 'attention_core_summa',
@@ -330,10 +330,6 @@ def stream_norm(job: CountedJob, name, reader=None):  # Operation
     products = 1 if reader is None else reader.readers(job)
     return autocast_norm(*sizes, products, job.units, job.here.norm_vectors)
 
-def no_norm(op: Operation):  # Operation
-    "The place of a norm that a model does not have."
-    return Operation(op.name, Work(), Work())
-
 def gathers(job: CountedJob, op: Operation, width=None):  # Operation
     "An operation on a GPU's share of the sequence, whose result all GPUs of tp then have."
     sharded = job.sequence_sharded
@@ -353,7 +349,8 @@ def norm(job: CountedJob, name):  # Operation
     block = job.here
     reader = block.ffn if name == 'ln2' else block.mixer
     op = stream_norm(job, name, reader)
-    if name == 'ln2' and block.norms == 1: op = no_norm(op)   # one for both, computed before
+    if name == 'ln2' and block.norms == 1:   # one for both halves, computed before
+        op = Operation(name, Work(), Work())
     if job.assumptions.inputs_sharded or not reader.wants_all_rows: return op
     return gathers(job, op)   # or at the product that wants all
 

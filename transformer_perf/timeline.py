@@ -6,7 +6,7 @@
 __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'busy', 'weights', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'FIGURES', 'ORDER',
            'placed_by_rank', 'one_for_all', 'layouts_of', 'job_of', 'Times', 'sent_between_stages', 'ends_meet',
            'on_both_ways', 'weight_copies', 'routed_copies', 'weight_parts', 'most_of_ends', 'reduction_time',
-           'still_of', 'stage_weights', 'stage_matrices', 'shared', 'states_of', 'step_bytes', 'with_matrices', 'dealt',
+           'stage_weights', 'stage_matrices', 'shared', 'states_of', 'step_bytes', 'with_matrices', 'dealt',
            'step_on_matrices', 'of_the_busiest', 'host_step', 'casts_each', 'cast_GB', 'update_time', 'straggling',
            'Stage', 'places_of', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'alike',
            'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Pace', 'slowest_stage', 'heaviest_stage',
@@ -169,10 +169,6 @@ def reduction_time(work: Workload, pace, pricer):  # s
     (forward, backward), layers = pace.cost[:2], pace.layers * stages_held(p)
     return sum(data_parallel_time(parts, forward, backward, pricer, p, layers,
                                   most_of_ends(work), still, most_of_ends(work, work.frozen)))
-
-def still_of(of: Stored):  # Stored
-    "The weights of a layer that do not train, as if they did."
-    return of._replace(weights=of.frozen, routed=of.frozen_routed)
 
 # %% ../nbs/87_timeline.ipynb #83c55b7d
 def stage_weights(p: Layouts, of: Stored, layers, ends):  # list of (GB, GPUs)
@@ -583,10 +579,11 @@ def largest_units(own: StageWeights, units):  # GB
     return where(units < own.layers + tables, most, own.layers * own.layer + own.ends)
 
 def frozen_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights, or None
-    "The weights of a stage that do not train."
+    "The weights of a stage that do not train, as if they did."
     if not adapted(work.layouts.adapters).some: return None
     still = work._replace(weights=work.frozen, matrices=None)
-    return weights_of_stage(still, at, still_of(of), trained=False)
+    own = of._replace(weights=of.frozen, routed=of.frozen_routed)
+    return weights_of_stage(still, at, own, trained=False)
 
 def still_held(work: Workload, at: Stage, of: Stored):  # GB
     "What a stage holds of weights that do not train."
