@@ -231,7 +231,7 @@ def test_what_is_kept_does_not_depend_on_times(case, other):
                     for work in (case[4:], other[0]))
     np.testing.assert_allclose(some, others)
     kept = np.broadcast_to([s.saved(p, v, N, rank) for rank in range(p)], p)
-    np.testing.assert_allclose(most_saved(played(*case), p, v, s.splits), kept)
+    np.testing.assert_allclose(most_saved(played(*case), v, s.splits), kept)
     assert (some <= kept * v * F[held_chunks(name, p, v)].max(axis=1) * (1 + 1e-9)).all()
 
 

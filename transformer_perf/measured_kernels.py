@@ -576,10 +576,10 @@ def published_kernels(kind):  # DataFrame
     return pd.read_csv(measured_folder() / f'measured_{kind}.csv', comment='#')
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c00051
-def fit_errors(path=None):  # DataFrame, a row per set of parameters
+def fit_errors():  # DataFrame, a row per set of parameters
     "Errors on shapes that were not fitted: mean and median of |predicted / measured - 1|."
     import pandas as pd
-    found = read_json(measured_folder() / 'kernels.json' if path is None else path)['errors']
+    found = read_json(measured_folder() / 'kernels.json')['errors']
     rows = [(*name.split('/'), *values) for name, values in found.items()]
     return pd.DataFrame(rows, columns=['kind', 'gpu', 'library', 'precision', 'rows', 'mean',
                                        'median'])
@@ -704,11 +704,10 @@ def read_kernels(folder, kind):  # DataFrame
 # %% ../nbs/82a_kernel_prices.ipynb #5e65a968
 def fit_tables(
     folder,   # with kernels_gemm.csv.gz and the others
-    tables=tuple(TABLES),
 ):  # dict: what kernels.json holds
     "All sets of parameters, fitted to the tables of measured kernels (a quarter of an hour)."
     found = {'source': SOURCE, 'errors': {}} | {kind: {} for kind in KINDS}
-    for table in tables:
+    for table in TABLES:
         df = read_kernels(folder, table)
         seconds = measured_seconds(df)
         for rows, job in jobs_of(df, table):

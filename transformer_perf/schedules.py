@@ -541,7 +541,7 @@ def heaviest(held: Held):  # (rank, GB, s)
     i = int(np.argmax(held.GB))
     return int(held.rank[i]), held.GB[i], held.time[i]
 
-def most_saved(timeline, p, v, splits):  # list, a number of micro-batches for each rank
+def most_saved(timeline, v, splits):  # list, a number of micro-batches for each rank
     "The most that each rank keeps at once."
     return (peaks(memory_over_time(timeline, splits)) / v).tolist()
 

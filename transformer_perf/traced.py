@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FUNCTIONS', 'UNUSED', 'Quantity', 'step', 'sum_of', 'as_name', 'comments', 'is_number', 'leaves_of', 'flat',
            'counted_rows', 'Counted', 'factors_of', 'times', 'Rows', 'fit_of', 'written', 'fused_kernel',
-           'kernel_times', 'by_measurements', 'link_between', 'ring', 'ring_by_roofline', 'exchange', 'sent_on',
+           'kernel_times', 'by_measurements', 'nvlink_among', 'ring', 'ring_by_roofline', 'exchange', 'sent_on',
            'message', 'messages', 'PassTold', 'pass_told', 'OperationTold', 'late_told', 'operation_told', 'LayerTold',
            'over_passes', 'waiting', 'layer_told', 'work_told', 'Explanation', 'as_text', 'folded', 'as_html']
 
@@ -362,13 +362,13 @@ def by_measurements(rows: Rows, path, work: Work):  # (compute, memory)
 # %% ../nbs/88b_traced.ipynb #05b10004
 # messages
 
-def link_between(rows: Rows, name, gpus):  # Quantity
+def nvlink_among(rows: Rows, gpus):  # Quantity
     "GB/s of NVLink to so many GPUs of a domain, after efficiency."
     system = rows.pricer.system
     share = system.bandwidth_among(gpus) / system.nvlink_bandwidth
     part = f'{share:.16g} * ' if share != 1 else ''
     text = f'{part}nvlink_bandwidth * nvlink_eff'
-    return rows.step(name, text, unit='GB/s', of=System.link_among,
+    return rows.step('nvlink', text, unit='GB/s', of=System.link_among,
                 value=system.link_among(gpus).bandwidth)
 
 def ring(rows: Rows, name, kind, volume, n, d, crowded=False):  # Quantity
@@ -395,7 +395,7 @@ def ring_by_roofline(rows: Rows, name, kind, volume, n, d, value):  # Quantity
     sent = '' if kind in ('broadcast', 'reduce') else f' * ({n.name} - 1) / {n.name}'
     moved = rows.step('moved', volume.name + sent, volume, n, unit='GB', of=ring_share)
     far = rows.step('nic', 'ib_bandwidth * ib_eff', unit='GB/s')
-    fast = link_between(rows, 'nvlink', 2 if kind == 'ring' else d.value)
+    fast = nvlink_among(rows, 2 if kind == 'ring' else d.value)
     if d.value == 1: text = f'{again}(moved / nic + ib_latency * ({n.name} - 1))'
     elif d.value == n.value:
         text = f'{again}(moved / nvlink + nvlink_latency * ({n.name} - 1))'
@@ -421,7 +421,7 @@ def exchange(rows: Rows, name, volume, far, n, d):  # Quantity
     across = f'{leaves} / (nic_factor * ib_bandwidth * ib_eff)' if away else '0'
     latency = (' + nvlink_latency' if near > 0 else '') + (' + ib_latency' if away > 0 else '')
     text = f'max({inside}, {across}){latency}'
-    return rows.step(name, text, *inputs, link_between(rows, 'nvlink', d.value),
+    return rows.step(name, text, *inputs, nvlink_among(rows, d.value),
                 unit='s', of=exchange_time, value=value)
 
 def sent_on(rows: Rows, name, volume, near):  # Quantity
@@ -430,7 +430,7 @@ def sent_on(rows: Rows, name, volume, near):  # Quantity
     if rows.measured: return by_kernels(
         rows, name, f'send_seconds({volume.name}, {near}, system, parameters)',
         functools.partial(send_seconds, volume.value, near), volume)
-    link = link_between(rows, 'nvlink', 2)
+    link = nvlink_among(rows, 2)
     text = (f'nvlink_latency + {volume.name} / nvlink' if near else
             f'ib_latency + {volume.name} / (ib_bandwidth * ib_eff)')
     return rows.step(name, text, volume, link, unit='s', of=send_time, value=value)
