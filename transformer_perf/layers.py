@@ -7,9 +7,9 @@ __all__ = ['CORE', 'EAGER_NORM', 'EAGER_SCORES', 'EAGER_NORM_32', 'EAGER_NORM_MI
            'SUM_IN_32_BITS', 'EAGER_ROTATION', 'EAGER_ROTATION_MIXED', 'EAGER_ROTATION_32', 'EAGER_CLAMP', 'EAGER_BIAS',
            'after_first', 'autocast_weight', 'linear', 'linear_summa', 'with_messages', 'bias', 'gelu', 'dropout',
            'softmax', 'layernorm', 'layernorm_2d', 'fused_norm', 'dropout_add', 'autocast_add', 'transposes',
-           'fused_softmax', 'eager_rotation', 'eager_norm', 'autocast_norm', 'eager_gelu', 'eager_clamp', 'eager_bias',
-           'eager_softmax', 'score_products', 'operands', 'logits', 'attend', 'fused_attention', 'logits_summa',
-           'attend_summa', 'softmax_2d']
+           'fused_softmax', 'moved_by', 'eager_rotation', 'eager_norm', 'autocast_norm', 'eager_gelu', 'eager_clamp',
+           'eager_bias', 'eager_softmax', 'score_products', 'operands', 'logits', 'attend', 'fused_attention',
+           'logits_summa', 'attend_summa', 'softmax_2d']
 
 # %% ../nbs/03_layers.ipynb #85f4e8ae
 import numpy as np
@@ -262,11 +262,15 @@ EAGER_BIAS = dict(   # of experts, in 32 bits: kernels of each of them, and of a
                'of the weight': 4 + 4, 'summed over columns': 4},
               {'to 32 bits': 2 + 4, 'joined': 2 + 2}))
 
+def moved_by(kernels, numbers, units):  # GB
+    "What kernels of one step each read and write, by one of the tables above."
+    return units.element / 2 * sum(kernels.values()) * numbers
+
 def eager_rotation(name, numbers, units=Units(), steps=EAGER_ROTATION):  # Operation
     "Queries and keys turned by their positions, as PyTorch's own kernels: six FLOP a pair."
     def by_steps(kernels):
         return Work(vector=units.flop * 3 * numbers, launches=2 * len(kernels) * (numbers > 0),
-                    nbytes=units.element / 2 * sum(kernels.values()) * numbers)
+                    nbytes=moved_by(kernels, numbers, units))
     return Operation(name, by_steps(steps['forward']), by_steps(steps['backward']))
 
 def eager_norm(name, rows, width, units=Units(), vectors=1, kernels=EAGER_NORM):  # Operation
@@ -274,8 +278,7 @@ def eager_norm(name, rows, width, units=Units(), vectors=1, kernels=EAGER_NORM):
     fused, x = fused_norm(name, rows, width, units, vectors), 1. * rows * width
     steps = np.less(vectors, 2)   # no LayerNorm
     def by_steps(work, kernels):
-        moved = units.element / 2 * sum(kernels.values()) * x
-        return work._replace(nbytes=where(steps, moved, work.nbytes),
+        return work._replace(nbytes=where(steps, moved_by(kernels, x, units), work.nbytes),
                              launches=where(steps, len(kernels), work.launches))
     in_32_bits = 2 * units.element * x * steps   # what the square and its root were taken of
     return fused._replace(forward=by_steps(fused.forward, kernels['forward']),
@@ -290,7 +293,7 @@ def autocast_norm(name, rows, width, products, units=Units(), vectors=1):  # Ope
     fused, x = fused_norm(name, rows, width, units, vectors), 1. * rows * width
     steps = np.less(vectors, 2)   # no LayerNorm
     def by_steps(work, own, casts, launches):
-        moved = where(steps, units.element / 2 * sum(own.values()) * x, 2 * work.nbytes)
+        moved = where(steps, moved_by(own, x, units), 2 * work.nbytes)
         return work._replace(nbytes=moved + casts * units.element / 2 * x,
                              launches=where(steps, len(own), work.launches) + launches)
     sums = products - 1
@@ -298,8 +301,7 @@ def autocast_norm(name, rows, width, products, units=Units(), vectors=1):  # Ope
     back = by_steps(fused.backward, EAGER_NORM_32['backward'],
                     products * TO_32_BITS + sums * SUM_IN_32_BITS, products + sums)
     in_32_bits = 2 * units.element * x   # its input, and before its weight what it gives
-    copies = (products - 1) * units.element * x
-    freed = in_32_bits * steps + copies
+    freed = in_32_bits * steps + sums * units.element * x   # it, and copies but for one
     return fused._replace(forward=there, backward=back, activations=in_32_bits + freed,
                           frees=(('layernorm', freed),))
 
@@ -316,8 +318,8 @@ def eager_clamp(op: Operation, m, units=Units()):  # Operation
     "A gate of m numbers of which both inputs are clamped first, by kernels apart."
     both = 2. * m
     def after(work, kernels):
-        moved = units.element / 2 * sum(kernels.values()) * both
-        return work._replace(nbytes=work.nbytes + moved, launches=work.launches + len(kernels))
+        return work._replace(nbytes=work.nbytes + moved_by(kernels, both, units),
+                             launches=work.launches + len(kernels))
     return op._replace(forward=after(op.forward, EAGER_CLAMP['forward']),
                        backward=after(op.backward, EAGER_CLAMP['backward']),
                        activations=op.activations + units.element * both)
@@ -325,17 +327,17 @@ def eager_clamp(op: Operation, m, units=Units()):  # Operation
 def eager_bias(name, numbers, experts, units=Units(), there=1.):  # Operation
     "The bias of each expert, weighed as its result is, and added (unless `there` is 0)."
     def by_steps(each, of_all):
-        moved = units.element / 2 * (sum(each.values()) + sum(of_all.values())) * numbers
-        return Work(nbytes=there * moved, launches=there * (len(each) * experts + len(of_all)))
+        return Work(nbytes=there * moved_by(each | of_all, numbers, units),
+                    launches=there * (len(each) * experts + len(of_all)))
     return Operation(name, by_steps(*EAGER_BIAS['forward']), by_steps(*EAGER_BIAS['backward']))
 
 def eager_softmax(name, b, h, rows, columns, units=Units(), masked=1.):  # Operation
     "Softmax of attention scores as PyTorch's own kernels; and dropout (unless masked is 0)."
     fused = fused_softmax(name, b, h, rows, columns, units, masked)
-    x, byte = 1. * b * h * rows * columns, units.element / 2
+    x = 1. * b * h * rows * columns
     dropped = (2 * units.element + units.mask) * masked * x
     def by_steps(work, kernels):
-        return work._replace(scores=byte * sum(kernels.values()) * x + dropped,
+        return work._replace(scores=moved_by(kernels, x, units) + dropped,
                              launches=len(kernels) + masked)
     saved = fused.activations + 2 * units.element * x   # its result, in 32 bits
     return fused._replace(forward=by_steps(fused.forward, EAGER_SCORES['forward']),
