@@ -582,9 +582,10 @@ def test_models_with_words_and_without():
     block = ((gpt_block(e, h, f), depth),)
     job = lambda vocab: CountedJob(seq_len=l, embed_dim=e, blocks=block, depth=depth, vocab=vocab,
                             micro_batch=b, assumptions=TRAINED)
-    together = modules.ends_cost(job(np.array([0, V, 2 * V])), pricer)
+    ends_of = lambda vocab: modules.prices_of(modules.count(job(vocab)), pricer)[1]
+    together = ends_of(np.array([0, V, 2 * V]))
     for i, vocab in enumerate((0, V, 2 * V)):
-        for both, own in zip(together, modules.ends_cost(job(vocab), pricer)):
+        for both, own in zip(together, ends_of(vocab)):
             assert close(both[i], own) and bool(own) == bool(vocab)
 
 

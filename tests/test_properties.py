@@ -16,7 +16,7 @@ from transformer_perf.iteration import readable
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import sizes_of
 from transformer_perf.modules import (
-    STRATEGIES, CountedJob, Layouts, count, ends_cost, host_wait, layer_cost)
+    STRATEGIES, CountedJob, Layouts, count, host_wait, layer_cost, prices_of)
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.systems import as_system
 
@@ -61,9 +61,8 @@ def close(a, b, rel=1e-12): return math.isclose(a, b, rel_tol=rel, abs_tol=1e-18
 def whole_cost(job, system):
     "Everything that a job costs, as one list of numbers."
     pricer = pricer_of(system, job.assumptions)
-    cost = layer_cost(job, pricer)
-    ends = ends_cost(job, pricer)
     work = count(job)
+    cost, ends = prices_of(work, pricer)
     return [*cost, *ends, *iteration_times(work, cost, pricer, ends), *memory_of(work)]
 
 
