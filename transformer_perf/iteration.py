@@ -41,10 +41,10 @@ from .blocks import STRATEGIES
 from transformer_perf.modules import (
     check_placement, count, expert_rules, gathered, halves_of, leaves_rows, operation_table,
     sharing_rules)
-from .timeline import (
+from transformer_perf.timeline import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PLACES, components, counted_and_priced, exact_figures,
-    exact_times, iteration_times, job_of_estimate, memory_played, more_of,
-    placed_by_rank, play, priced_estimate)
+    iteration_times, job_of_estimate, memory_played, more_of, placed_by_rank, play,
+    priced_estimate)
 from .explained import explanation_of
 
 # %% ../nbs/87a_estimate.ipynb #cc0fae14
@@ -456,8 +456,8 @@ def both_ends(one: Estimate):  # str
 def how_priced(one: Estimate):  # str
     "Whether the schedule was played, where stages differ."
     work, pricer, costs, ends = priced_estimate(one)
-    by_formula = iteration_times(work, costs, pricer, ends)
-    if exact_times(work, costs, ends, by_formula) is by_formula: return ''
+    by_formula = iteration_times(work, costs, pricer, ends).bubble
+    if one.stats['bubble_s'] == by_formula: return ''
     return 'Stages differ: the schedule was played.'
 
 # %% ../nbs/87a_estimate.ipynb #7b8c3169
