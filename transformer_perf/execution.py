@@ -783,7 +783,8 @@ def joined_once(parts):  # as `fastest_of`
 def is_tested(f: Fitting, i):  # bools
     "Which of the configurations i that fit measured runs came near, at their first placement."
     q, known = f.question, f.question.assumptions.measured.evidence
-    if known is None or q.assumptions.unmeasured: return np.full(len(i), known is None)
+    if known is None or q.assumptions.unmeasured or not len(i):
+        return np.full(len(i), known is None)
     t, places = keep(f.less.t, i), f.less.places
     first = np.searchsorted(places['grouping'], t['grouping'])
     t = t | {'strategy': np.where(t['cp'] == 1, *q.strategies),
@@ -795,14 +796,11 @@ def fastest_tested(fit, some):  # as `fastest_of`, at most one row
     none = keep(some, np.arange(0))
     if fit[0].question.assumptions.measured is None: return none
     for at, f in enumerate(fit):
-        own = some['i'][some['search'] == at]
-        if len(own) and is_tested(f, own).any(): return none
-    tested = [is_tested(f, np.arange(len(f.some))) if len(f.some) else np.zeros(0, dtype=bool)
-              for f in fit]
-    if not any(own.any() for own in tested): return none
-    every = [np.arange(f.fits.shape[1]) for f in fit]
-    less = [f._replace(fits=f.fits & np.isin(rows, f.some[own]))
-            for f, rows, own in zip(fit, every, tested)]
+        if is_tested(f, some['i'][some['search'] == at]).any(): return none
+    tested = [f.some[is_tested(f, np.arange(len(f.some)))] for f in fit]   # configurations
+    if not any(map(len, tested)): return none
+    less = [f._replace(fits=f.fits & np.isin(np.arange(f.fits.shape[1]), own))
+            for f, own in zip(fit, tested)]
     found = fastest_that_fit(less, 1)
     return keep(found, np.arange(min(len(found['i']), 1)))
 

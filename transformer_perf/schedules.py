@@ -335,9 +335,9 @@ def repeated(passes, length, period):  # array, of each step
 # %% ../nbs/30_schedules.ipynb #01ca0129
 def steady_state(name, p, v, passes):  # (alike, of each step; length, stop, of each rank), or None
     "Which steps repeat others, how many steps a period has, and before which one that is over."
-    s, (step, kind, chunk, m) = SCHEDULES[name], (
-        passes[name] for name in ('step', 'kind', 'chunk', 'micro_batch'))
-    period, last = s.repeats(p, v) // (1 + s.both_ways), m.max()
+    step, kind, chunk, m = (passes[x] for x in ('step', 'kind', 'chunk', 'micro_batch'))
+    s, last = SCHEDULES[name], m.max()
+    period = s.repeats(p, v) // (1 + s.both_ways)   # of the micro-batches that come this way
     if last < period: return None
     entering = lambda m0: step[(kind == KINDS['F']) & (chunk == 0) & (m == m0)]   # on each rank
     length = entering(last) - entering(last - period)

@@ -487,11 +487,12 @@ def least_total(work: Workload, costs, ends, more):  # s
     work_of = [*kinds(costs.forward + costs.backward), *ends]
     path_of = [*kinds(costs.forward + back * costs.backward),
                *((1 + 2 * back) / 3 * end for end in ends)]   # as in `pass_times`
-    every = lambda layers, seconds: sum(n * np.expand_dims(x, -1) for n, x in zip(layers, seconds))
-    row = lambda x: np.expand_dims(x, -1)
-    busy = every(own, work_of) + row(more)
-    return (row(p.micro_batches) * busy + every(met, path_of)
-            + rank * row((1 + back) / 2 * more / p.virtual_stages)).max(axis=-1)
+    of_ranks = lambda x: np.expand_dims(x, -1)   # the same on all of them
+    total = lambda numbers, seconds: sum(n * of_ranks(x) for n, x in zip(numbers, seconds))
+    busy = total(own, work_of) + of_ranks(more)
+    step = (1 + back) / 2 * more / p.virtual_stages   # from a rank to the next
+    return (of_ranks(p.micro_batches) * busy + total(met, path_of)
+            + rank * of_ranks(step)).max(axis=-1)
 
 def least_bubble(work: Workload, costs, pace, more, ends):  # s
     "As `bubble_time`; where chunks are unlike, the least that the slowest stage can idle."
