@@ -482,63 +482,72 @@ def times_told(t: Told):
 
 def memory_told(t: Told):
     "What the fullest stage holds."
-    p, zero, a = t.p, t.p.zero_stage, t.p.assumptions
-    for name in ('ends_here', 'copies_here', 'working', 'gathered', 'unit'): t.count(name)
-    t.count('gradient', unit='')
-    t.known.pop('L')
-    each = layers_told(t, 'L', t.fullest.layers, 'on the fullest stage')
-    for part in ('weights', 'routed'): mean_told(t, f'{part}_here', part, each, 'L')
-    plain = p.recompute == 'none' and not np.any(t.work.stored.offloaded)
-    if plain: mean_told(t, 'saved_here', 'saved', each, 'L')
-    else: t.count('saved_here')
-    held, of = f'{both_ways(p)}L', dict(unit='GB', of=memory_at)
-    t.step('stage_GB', f'weights_here * {held} + ends_here', unit='GB', of=stage_weights)
-    t.step('experts_GB', f'routed_here * {held}', unit='GB', of=stage_weights)
-    t.step('all_GB', 'stage_GB + experts_GB', unit='GB')
-    t.step('shared_GB', 'stage_GB / sharers + experts_GB / expert_sharers', unit='GB', of=shared)
-    units = units_at_hand(p)
-    copied = f'min({units}, {held})' if np.isfinite(units) else held
-    weights = 'all_GB'
-    shard = '' if t.count('copied', unit='').value else f'shared_GB{here_told(t, "weights")} + '
-    if zero == 3: weights = f'min(all_GB, {shard}gathered)'
-    more = f' + {copied} * copies_here' if t.known['copies_here'].value else ''
-    if t.count('frozen').value: more += ' + frozen'
-    t.step('weights_GB', weights + more, **of)
-    out = zero > 1 and reduces_often(p)
-    text = f'gradient / 2 * {"shared_GB" if out else "all_GB"}'
-    if out: text += here_told(t, 'optimizer')
-    if out and a.working_memory:
-        text = f'min(gradient / 2 * all_GB, {text} + gradient_bytes / 2 * unit)'
-    saved = saved_told(t) + (' + working' if a.working_memory else '')
-    if begins_without(p):
-        t.step('activations_GB', saved, **of)
-        copies = ' - weights_GB' * p.costs.autocast
-        text = f'max({text} - activations_GB{copies}, 0)'
-    several = weight_copies(p).size > 1
-    if p.costs.bucket_bytes and several and not out: text += ' + bucket_bytes / 2 * all_GB'
-    t.step('gradients_GB', text, **of)
-    own = OPTIMIZERS[p.optimizer]
-    each = 'moment_bytes' if own.moment_bytes is None else f'{own.moment_bytes:.16g}'
-    t.step('state_bytes', '2 * optimizer_bytes' if a.optimizer_bytes is not None else
-           f'master_bytes + {own.moments} * {each}', unit='')
-    states = f'state_bytes / 2 * {"shared_GB" if zero else "all_GB"}'
-    if t.count('fewer', unit='').value:
-        t.count('matrices')
-        over = (' / sharers', ' / expert_sharers') if zero else ('', '')
-        t.step('in_matrices', f'matrices * {held}{over[0]} + experts_GB{over[1]}', unit='GB',
-               of=stage_matrices)
-        states += ' - fewer / 2 * in_matrices'
-    if t.count('beside').value: states += ' + beside'
-    if here := here_told(t, 'optimizer'):
-        t.step('states_GB', states, unit='GB', of=states_held)
-        states = f'states_GB{here}'
-    t.step('optimizer_GB', states, **of)
+    p = t.p
+    stage_weights_told(t)
+    saved = saved_told(t) + (' + working' if p.assumptions.working_memory else '')
+    t.step('activations_GB', saved, unit='GB', of=memory_at)
+    gradients_told(t), states_told(t)
     if 'host_GB' in t.one.stats: t.count('host_GB')
-    if not begins_without(p): t.step('activations_GB', saved, **of)
     t.step('memory_GB', 'weights_GB + gradients_GB + optimizer_GB + activations_GB', unit='GB')
     groups = sum(getattr(p, name) > 1 for name in (*GROUPS, 'ep'))
     t.step('memory_bound_GB', 'memory_GB + fragments * activations_GB + context_GB '
            f'+ nccl_GB * {groups}', unit='GB', of=memory_bound)
+
+def stage_weights_told(t: Told):
+    "The layers of the fullest stage, its weights, and what of them it holds."
+    p = t.p
+    for name in ('ends_here', 'copies_here', 'working', 'gathered', 'unit'): t.count(name)
+    t.count('gradient', unit='')
+    t.known.pop('L')
+    each, held = layers_told(t, 'L', t.fullest.layers, 'on the fullest stage'), f'{both_ways(p)}L'
+    for part in ('weights', 'routed'): mean_told(t, f'{part}_here', part, each, 'L')
+    plain = p.recompute == 'none' and not np.any(t.work.stored.offloaded)
+    if plain: mean_told(t, 'saved_here', 'saved', each, 'L')
+    else: t.count('saved_here')
+    t.step('stage_GB', f'weights_here * {held} + ends_here', unit='GB', of=stage_weights)
+    t.step('experts_GB', f'routed_here * {held}', unit='GB', of=stage_weights)
+    t.step('all_GB', 'stage_GB + experts_GB', unit='GB')
+    t.step('shared_GB', 'stage_GB / sharers + experts_GB / expert_sharers', unit='GB', of=shared)
+    text, units = 'all_GB', units_at_hand(p)
+    shard = '' if t.count('copied', unit='').value else f'shared_GB{here_told(t, "weights")} + '
+    if p.zero_stage == 3: text = f'min(all_GB, {shard}gathered)'
+    copied = f'min({units}, {held})' if np.isfinite(units) else held
+    if t.known['copies_here'].value: text += f' + {copied} * copies_here'
+    if t.count('frozen').value: text += ' + frozen'
+    t.step('weights_GB', text, unit='GB', of=memory_at)
+
+def gradients_told(t: Told):
+    "Gradients of the fullest stage."
+    p, out = t.p, t.p.zero_stage > 1 and reduces_often(t.p)
+    text = 'gradient / 2 * all_GB'
+    if out: text = f'gradient / 2 * shared_GB{here_told(t, "optimizer")}'
+    if out and p.assumptions.working_memory:
+        text = f'min(gradient / 2 * all_GB, {text} + gradient_bytes / 2 * unit)'
+    if begins_without(p):
+        copies = ' - weights_GB' if p.costs.autocast else ''
+        text = f'max({text} - activations_GB{copies}, 0)'
+    several = weight_copies(p).size > 1
+    if p.costs.bucket_bytes and several and not out: text += ' + bucket_bytes / 2 * all_GB'
+    t.step('gradients_GB', text, unit='GB', of=memory_at)
+
+def states_told(t: Told):
+    "Optimizer states of the fullest stage."
+    p, a, own = t.p, t.p.assumptions, OPTIMIZERS[t.p.optimizer]
+    each = 'moment_bytes' if own.moment_bytes is None else f'{own.moment_bytes:.16g}'
+    t.step('state_bytes', '2 * optimizer_bytes' if a.optimizer_bytes is not None else
+           f'master_bytes + {own.moments} * {each}', unit='')
+    text = f'state_bytes / 2 * {"shared_GB" if p.zero_stage else "all_GB"}'
+    if t.count('fewer', unit='').value:
+        t.count('matrices')
+        over = (' / sharers', ' / expert_sharers') if p.zero_stage else ('', '')
+        t.step('in_matrices', f'matrices * {both_ways(p)}L{over[0]} + experts_GB{over[1]}',
+               unit='GB', of=stage_matrices)
+        text += ' - fewer / 2 * in_matrices'
+    if t.count('beside').value: text += ' + beside'
+    if here := here_told(t, 'optimizer'):
+        t.step('states_GB', text, unit='GB', of=states_held)
+        text = f'states_GB{here}'
+    t.step('optimizer_GB', text, unit='GB', of=memory_at)
 
 def saved_told(t: Told):  # str
     "How the activations that the fullest stage keeps are written."
