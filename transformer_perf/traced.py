@@ -7,7 +7,8 @@ __all__ = ['FUNCTIONS', 'UNUSED', 'Quantity', 'step', 'sum_of', 'as_name', 'comm
            'counted_rows', 'Counted', 'factors_of', 'times', 'Rows', 'fit_of', 'written', 'fused_kernel',
            'kernel_times', 'by_measurements', 'nvlink_among', 'ring', 'ring_by_roofline', 'exchange', 'sent_on',
            'message', 'messages', 'PassTold', 'pass_told', 'OperationTold', 'late_told', 'operation_told', 'LayerTold',
-           'over_passes', 'waiting', 'layer_told', 'work_told', 'Explanation', 'as_text', 'folded', 'as_html']
+           'times_forward', 'over_passes', 'waiting', 'layer_told', 'work_told', 'Explanation', 'as_text', 'folded',
+           'as_html']
 
 # %% ../nbs/88b_traced.ipynb #05b00005
 import dataclasses
@@ -523,17 +524,18 @@ class LayerTold(NamedTuple):
     saved: Quantity      # GB for the backward pass, where nothing is computed again
     shares: list        # how often: again with a part of the layer, with all of it
 
-def over_passes(name, ops, field, terms, shares, value, backward=True, again=True):  # Quantity
+def times_forward(op, terms):  # str
+    "How often the forward pass of an operation counts: of '1', 'full' and 'again' as asked."
+    if op.reruns < 0: return '1' if '1' in terms else '-full'   # spared where its layer runs again
+    return ' + '.join(x for x in terms if x != 'again' or op.reruns > 0)
+
+def over_passes(name, ops, field, terms, shares, value, backward=True):  # Quantity
     "One part of all passes; a forward pass counts as often as the `terms` say."
     texts, inputs = [], [*shares]
     for op in ops:
         there, back = (getattr(x, field)._replace(name=x.total.name)
                        for x in (op.forward, op.backward))
-        spared = op.reruns < 0   # in the passes of whole layers, too
-        own = [x for x in terms if x != 'full' or not spared]
-        if again and op.reruns > 0: own.append('again')
-        if again and spared and 'full' not in terms: own.append('-full')
-        often = ' + '.join(own)
+        often = times_forward(op, terms)
         if there.value and often:
             texts.append(there.name + (f' * ({often})' if often != '1' else ''))
             inputs.append(there)
@@ -570,11 +572,11 @@ def layer_told(rows: Rows, i, layer: Layer, cost: LayerCost, p: Layouts):  # Lay
               for name, x in (('again', 1 - full), ('full', full))]
     ops = [operation_told(rows, (*path, 'operations', j), path, op, listed.groups, float(again))
            for j, (op, again) in enumerate(zip(listed.operations, layer.reruns))]
-    terms = ['1', 'full'] if full else ['1']
+    terms = ['1', 'full', 'again'] if full else ['1', 'again']
     of_all = {field: over_passes(field, ops, field, terms, shares, getattr(cost, field))
               for field in ('compute', 'memory', 'comm')}
-    there = over_passes('kernels', ops, 'total', ['1'], shares, None, backward=False, again=False)
-    back = over_passes('kernels', ops, 'total', [], shares, None)
+    there = over_passes('kernels', ops, 'total', ['1'], shares, None, backward=False)
+    back = over_passes('kernels', ops, 'total', ['again'], shares, None)
     passes = 1 + sum(op.reruns for op in ops) / len(ops)
     routed = [op for op in ops if op.operation.routed]
     others = [op for op in ops if not op.operation.routed]
