@@ -702,8 +702,6 @@ def beside_layers(job: CountedJob):  # Beside
                   E * own_vocabulary(job) * e, E * widest,
                   E / 2 * numbers_of_logits(job, own_vocabulary(job)))
 
-
-
 def count(job: CountedJob):  # Workload
     "The only place that counts: every layer and both ends, once."
     kinds, ends = tuple(map(counted_layer, job.kinds)), counted_ends(job)
