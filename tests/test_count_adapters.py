@@ -7,7 +7,8 @@ import pytest
 
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.blocks import end_operations
-from transformer_perf.estimates import NF4, PRESETS, Group, adapted, as_assumptions
+from transformer_perf.choices import NF4, adapted
+from transformer_perf.estimates import PRESETS, Group, as_assumptions
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import NAMED, Model

@@ -16,8 +16,8 @@ from test_count_schedules import walk
 from transformer_perf import (
     Assumptions, Model, Parallel, estimate, execution, iteration, modules, search, timeline)
 from transformer_perf.blocks import CountedJob, Layouts, gpt_block
-from transformer_perf.estimates import (
-    AS_TRAINED, CHOICES, MENDED, Group, Product, Work, launched)
+from transformer_perf.choices import launched
+from transformer_perf.estimates import AS_TRAINED, CHOICES, MENDED, Group, Product, Work
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import NAMED, with_length
 from transformer_perf.parameters import Costs, Network, Parameters

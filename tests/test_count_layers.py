@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, blocks, estimate, layers, modules
-from transformer_perf.estimates import (
-    AS_TRAINED, MENDED, Group, Roofline, Work, exchanged, recomputed_parts)
+from transformer_perf.choices import recomputed_parts
+from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Roofline, Work, exchanged
 from transformer_perf.parameters import Costs, Parameters
 from transformer_perf.timeline import job_of
 from transformer_perf.iteration import settled

@@ -7,8 +7,8 @@ import pytest
 from test_cli import good
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.advice import fits, improve, why_not
-from transformer_perf.estimates import (
-    KEEPS, PRESETS, as_assumptions, offload_said, offloaded)
+from transformer_perf.choices import KEEPS, offload_said, offloaded
+from transformer_perf.estimates import PRESETS, as_assumptions
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.models import NAMED, Model
 from transformer_perf.systems import as_system

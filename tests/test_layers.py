@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from transformer_perf import Model, estimate, search
-from transformer_perf.estimates import (
-    CHOICES, Group, as_assumptions, counted, exchanged, recomputed_parts)
+from transformer_perf.choices import recomputed_parts
+from transformer_perf.estimates import CHOICES, Group, as_assumptions, counted, exchanged
 from transformer_perf.timeline import (
     GROUPS, PLACES, distinct_stages, job_of, mean_layer, stages_of, statistics)
 from transformer_perf.iteration import Parallel

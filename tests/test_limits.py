@@ -20,7 +20,7 @@ from test_fuzz import LOG, RUNS, SYSTEM, contract, pick, pytestmark, tries  # no
 
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.cli import COMMANDS, EXPORTS, run_command
-from transformer_perf.estimates import RECOMPUTE
+from transformer_perf.choices import RECOMPUTE
 from transformer_perf.inputs import naming, read_bytes
 from transformer_perf.parameters import Parameters, changed
 from transformer_perf.results import read_table

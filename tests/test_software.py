@@ -9,8 +9,8 @@ import pytest
 from transformer_perf import Parallel, Software, estimate, search
 from transformer_perf.advice import fits, improve, plan, sensitivity, why_not
 from transformer_perf.cli import main
-from transformer_perf.estimates import (
-    CHOICES, GRAPHED, Assumptions, Group, Product, as_assumptions, graphed, launched)
+from transformer_perf.choices import GRAPHED, graphed, launched
+from transformer_perf.estimates import CHOICES, Assumptions, Group, Product, as_assumptions
 from transformer_perf.interop import as_job, export
 from transformer_perf.kernels import collective_time, product_time, send_seconds
 from transformer_perf.parameters import changed, read_calibration

@@ -24,9 +24,10 @@ import numpy as np
 
 from .inputs import divides, nearest, of_type, quoted
 from .systems import Units
+from .choices import PARTS, adapted
 from .estimates import (
-    KINDS, ONCE, PARTS, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work,
-    adapted, any_of, exchanged, of_recipe, where)
+    KINDS, ONCE, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work, any_of,
+    exchanged, of_recipe, where)
 from .layers import (
     EAGER_NORM, EAGER_NORM_MIXED, EAGER_ROTATION, EAGER_ROTATION_32, EAGER_ROTATION_MIXED,
     SUM_IN_32_BITS, after_first, attend, attend_summa, autocast_add, autocast_norm,

@@ -4,23 +4,19 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'MOST_HELD', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CONTEXTS', 'ONCE', 'DISPATCHERS', 'FITS_BY',
-           'MENDED', 'AS_TRAINED', 'RECOMPUTE', 'PARTS', 'GRAPHED', 'KEEPS', 'WHOLE_PARTS', 'ADAPTED', 'OF_ATTENTION',
-           'NF4', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS', 'GROUP_COLUMNS', 'Product', 'Attention',
-           'Message', 'Work', 'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'different', 'of_names', 'recipe_of',
-           'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked', 'joined_works',
-           'numbered', 'distinct', 'peak_rate', 'gained', 'roofline_of_each', 'roofline', 'ring_share', 'two_tier_time',
-           'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
+           'MENDED', 'AS_TRAINED', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS', 'GROUP_COLUMNS',
+           'Product', 'Attention', 'Message', 'Work', 'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'different',
+           'recipe_of', 'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked',
+           'joined_works', 'numbered', 'distinct', 'peak_rate', 'gained', 'roofline_of_each', 'roofline', 'ring_share',
+           'two_tier_time', 'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
            'seconds_of_messages', 'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'price',
-           'recomputed_parts', 'recomputed_layers', 'is_recomputed', 'in_low_precision', 'graphed', 'launched',
-           'Offloaded', 'all_of', 'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host',
-           'offloads', 'Adapters', 'adapted', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices',
-           'orthogonalized', 'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped',
-           'shipped_run_by', 'check_offered', 'as_assumptions', 'collective_time']
+           'in_low_precision', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices', 'orthogonalized',
+           'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by',
+           'check_offered', 'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
 import functools
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +26,7 @@ import numpy as np
 
 from .inputs import (
     ANY, as_markdown, checked, field, nearest, of_type, quoted, takes, whole)
+from .choices import adapted, graphed, of_names, offloaded, recomputed_parts
 from .parameters import Calibration, Costs, Parameters, read_calibration
 from .software import known_software, run_by
 from .systems import PRECISIONS, Link, System, Units
@@ -171,13 +168,6 @@ def any_of(x):
 def different(names):  # list of str
     "The names in a column, each once; or the one that stands for all rows."
     return [names] if isinstance(names, str) else np.unique(np.asarray(names, dtype=str)).tolist()
-
-def of_names(names, figure):
-    "A figure of a name, or of each row's own where names are a column."
-    if isinstance(names, str): return figure(names)
-    if np.ndim(names) == 0: return figure(str(names))
-    values, which = np.unique(np.asarray(names, dtype=str), return_inverse=True)
-    return np.array([figure(str(name)) for name in values])[which]
 
 def recipe_of(precision):  # Recipe
     "That of one precision by name."
@@ -544,155 +534,11 @@ AS_TRAINED = dict(   # what it leaves out, and training frameworks do
     working_memory=True, bundled_messages=True, uneven_stages=True, slowest_link=True,
     fits_by='bound', context='ring', wide_search=True, placed_by_rank=True)
 
-# %% ../nbs/02_estimates.ipynb #6635d1dc
-RECOMPUTE = {   # -> the parts of a layer that are computed again; 'full': all of it
-    'none': (), 'scores': ('scores',), 'selective': ('core_attn',), 'full': ()}
-PARTS = ('core_attn', 'mlp', 'layernorm', 'mla_up_proj', 'moe_act', 'moe', 'shared_experts')
-
-def recomputed_parts(recompute):  # tuple of str
-    "The parts of a layer that are computed again: 'selective', or 'layernorm+moe_act'."
-    if of_type(recompute, str, 'recompute') in RECOMPUTE: return RECOMPUTE[recompute]
-    if recomputed_layers(recompute): return ()
-    names = recompute.split('+')
-    return tuple(nearest(name, [*PARTS, *RECOMPUTE] if len(names) == 1 else PARTS, 'recompute')
-                 for name in names)
-
-def recomputed_layers(recompute):
-    "The layers of a stage that are computed again in full: all with 'full', 4 with 'full:4'."
-    if recompute == 'full': return np.inf
-    word, colon, number = recompute.partition(':')
-    if (word, colon) != ('full', ':'): return 0
-    return whole(int(number) if number.isdecimal() else number, 'layers of recompute')
-
 # %% ../nbs/02_estimates.ipynb #6635d1de
-def is_recomputed(recompute, part):
-    "Whether a part of a layer is computed again; an array where `recompute` is a column."
-    own = of_names(recompute, lambda name: part in recomputed_parts(name))
-    return own != 0   # of no rows too an array of bools
-
 def in_low_precision(a, precision):  # bool, or an array where precisions are a column
     "Whether weights are held and gathered in the precision of the products."
     told = a.fp8_parameters
     return told if isinstance(told, bool) else of_names(precision, lambda x: x in told.split('+'))
-
-GRAPHED = {   # -> shares of what a layer costs the host: in general, and of its experts
-    'none': (0., 0.), 'attn': (.5, 0.), 'mlp': (.5, 0.), 'moe_router': (0., .2),
-    'moe_preprocess': (0., .2), 'moe': (0., 1.), 'iteration': (1., 1.)}
-
-@functools.cache
-def graphed(cuda_graphs):  # (share of a layer, share of its experts, whether the whole iteration)
-    "What of the host's work CUDA graphs take: 'attn+moe_router' of each layer, or the 'iteration'."
-    names = dict.fromkeys(of_type(cuda_graphs, str, 'cuda_graphs').split('+'))   # each once
-    for name in names: nearest(name, GRAPHED, 'part of cuda_graphs')
-    for name in ('none', 'iteration'):
-        if name in names and len(names) > 1:
-            raise ValueError(f'cuda_graphs={quoted(cuda_graphs)}: {name} stands alone')
-    layer, experts = (min(sum(GRAPHED[name][i] for name in names), 1.) for i in (0, 1))
-    return layer, experts, 'iteration' in names
-
-def launched(cuda_graphs, part):  # share; an array where graphs are a column
-    "What the host still launches: of a layer (0), of its experts (1), of a micro-batch (2)."
-    return of_names(cuda_graphs, lambda name: 1. - graphed(name)[part])
-
-KEEPS = {   # modules of Megatron-LM -> the operations that keep what it brings to the host
-    'attn_norm': ('ln1',), 'qkv_linear': ('qkv', 'q-down', 'q-norm', 'q-up', 'kv-down', 'kv-norm',
-                                          'kv-up'),
-    'core_attn': ('fusedla', 'logits', 'softmax', 'dpr_at', 'attend'), 'attn_proj': ('vproj',),
-    'mlp_norm': ('ln2',), 'expert_fc1': ('expert-fc1',), 'moe_act': ('expert-act',)}
-
-WHOLE_PARTS = ('optimizer', 'weights', 'activations', 'nvme')
-
-class Offloaded(NamedTuple):
-    "What the memory of the host holds, instead of the GPU's."
-    optimizer: float = 0.   # share of the optimizer's states, which the CPU then updates
-    weights: float = 0.     # 1: a GPU's share of the weights, with ZeRO-3
-    activations: float = 0. # layers of a stage whose activations go there; infinite: all
-    nvme: float = 0.        # 1: its disks hold the states and weights, not its memory
-    operations: tuple = ()  # in every layer, those whose activations do
-
-def all_of(part): return np.inf if part == 'activations' else 1.   # what no amount stands for
-
-def amounts_offloaded(offload):  # dict: part -> amount
-    "Which parts of a job a choice names, and how much of each."
-    found, about = {}, f'offload={quoted(offload)}'
-    for part in of_type(offload, str, 'offload').split('+'):
-        name, colon, amount = part.partition(':')
-        nearest(name, [*WHOLE_PARTS, *KEEPS, 'none'], 'part of offload')
-        if name == 'none' and offload != 'none' or name in found: raise ValueError(
-            f'{about}: {name} ' + ('stands alone' if name == 'none' else 'is said twice'))
-        found[name] = amount_offloaded(name, amount, about) if colon else all_of(name)
-    modules = [name for name in found if name in KEEPS]
-    if modules and 'activations' in found: raise ValueError(
-        f'{about}: activations are of whole layers, {modules[0]} is a part of them')
-    if 'nvme' in found and not {'optimizer', 'weights'} & {*found}: raise ValueError(
-        f'{about}: disks hold the optimizer or weights, and none is named')
-    return found
-
-@functools.cache
-def offloaded(offload):  # Offloaded
-    "'none', or parts: 'optimizer:0.5+weights', 'activations:4' (layers), 'core_attn+moe_act'."
-    found = amounts_offloaded(offload)
-    return Offloaded(*(found.get(name, 0.) for name in WHOLE_PARTS),
-                     tuple(op for name in found if name in KEEPS for op in KEEPS[name]))
-
-def offload_said(amounts):  # str
-    "Amounts of parts as a choice; the same ones always in the same words."
-    digits = lambda x: np.format_float_positional(x, trim='-')   # all, and no power of ten
-    parts = [part if amounts[part] == all_of(part) else f'{part}:{digits(amounts[part])}'
-             for part in (*WHOLE_PARTS, *KEEPS) if amounts.get(part)]
-    return '+'.join(parts) or 'none'
-
-def amount_offloaded(name, amount, about):
-    "How much of a part: a share of the optimizer's states, layers of activations."
-    if name not in ('optimizer', 'activations'): raise ValueError(f'{about}: {name} has no amount')
-    if name == 'activations':
-        number = int(amount) if amount.isdecimal() else amount
-        return float(whole(number, f'layers in {about}', most=10_000))
-    if re.fullmatch(r'0?\.\d{1,9}|1(\.0*)?', amount) and float(amount): return float(amount)
-    raise ValueError(f'{about}: the share {quoted(amount)} must be above 0 and at most 1')
-
-def on_host(offload, part):  # share; an array where choices are a column
-    "How much of a part the host holds."
-    return of_names(offload, lambda name: getattr(offloaded(name), part))
-
-def offloads(offload):
-    "Whether a choice, or any of a column, asks the host for anything."
-    return not (isinstance(offload, str) and offload == 'none')
-
-ADAPTED = {   # where adapters may be -> the products that have one
-    'attention': ('qkv', 'q-down', 'q-up', 'kv-down', 'kv-up', 'vproj'),
-    'mlp': ('fc1', 'fc2', 'expert-fc1', 'expert-fc2', 'shared-fc1', 'shared-fc2')}
-OF_ATTENTION = ('absorb-q', 'absorb-v', 'index-q', 'index-k')   # with no adapters of their own
-NF4 = .5 + 1 / 64 + 4 / (64 * 256)   # bytes of a weight in 4 bits, with scales of scales
-
-class Adapters(NamedTuple):
-    "What trains beside weights that do not."
-    rank: int = 0           # of two matrices beside a weight; 0: all weights train
-    products: tuple = ()    # which have them
-    held: float = 2.        # bytes of a weight of a layer that does not train
-    still: tuple = ()       # where there are no adapters: products whose weights do not train
-
-    @property
-    def some(self): return bool(self.rank or self.still)   # whether any weight does not train
-
-@functools.cache
-def adapted(adapters):  # Adapters
-    "'none', 'lora:16', 'qlora:64' (weights in 4 bits), 'lora:16:attention', 'frozen:mlp'."
-    kind, *more = of_type(adapters, str, 'adapters').split(':')
-    if nearest(kind, ['none', 'frozen', 'lora', 'qlora'], 'kind of adapters') == 'none':
-        if more: raise ValueError(f'adapters={quoted(adapters)}: none has no rank')
-        return Adapters()
-    if kind == 'frozen':
-        if len(more) != 1: raise ValueError(
-            f'adapters={quoted(adapters)} must say what does not train, as frozen:mlp')
-        still = ADAPTED[nearest(more[0], ADAPTED, 'frozen part')]
-        return Adapters(still=still + OF_ATTENTION if more[0] == 'attention' else still)
-    if not 1 <= len(more) <= 2: raise ValueError(
-        f'adapters={quoted(adapters)} must say a rank, as {kind}:16 or {kind}:16:attention')
-    rank = whole(int(more[0]) if more[0].isdecimal() else more[0], 'rank of adapters', most=2**16)
-    places = [nearest(more[1], ADAPTED, 'place of adapters')] if more[1:] else [*ADAPTED]
-    products = tuple(name for place in places for name in ADAPTED[place])
-    return Adapters(rank, products, NF4 if kind == 'qlora' else 2.)
 
 def check_choices(a):
     "A ValueError where assumptions contradict each other."

@@ -19,9 +19,9 @@ from .inputs import MOST_VALUES, nearest, of_type, several, whole
 from .models import Model, as_model, counted_once
 from .systems import PHYSICAL, as_system
 from .schedules import SCHEDULES, own_figure, possible
-from transformer_perf.estimates import (
-    CHOICES, FITS_BY, Assumptions, Choices, as_assumptions, distinct, offloaded, offloads,
-    recomputed_layers)
+from .choices import offloaded, offloads, recomputed_layers
+from .estimates import (
+    CHOICES, FITS_BY, Assumptions, Choices, as_assumptions, distinct)
 from .kernels import pricer_of
 from .blocks import STRATEGIES, Layouts
 from .modules import (

@@ -15,8 +15,8 @@ import numpy as np
 # %% ../nbs/88_explained.ipynb #05c00004
 from .inputs import nearest
 from .schedules import SCHEDULES, time_played
-from .estimates import (
-    OPTIMIZERS, adapted, in_low_precision, launched, of_recipe, offloads, on_host)
+from .choices import adapted, launched, offloads, on_host
+from .estimates import OPTIMIZERS, in_low_precision, of_recipe
 from .parameters import changed, interval
 from transformer_perf.modules import (
     Workload, count, exposed, from_host, gathered_GB, gradient_held, over_host_link,

@@ -31,9 +31,11 @@ from .models import Model, as_model
 from .systems import System, as_system
 from .schedules import (
     SCHEDULES, check_layout, check_schedule, chunks_in, own_figure, passes_of)
+from transformer_perf.choices import (
+    adapted, amounts_offloaded, of_names, offload_said, offloaded, offloads, on_host,
+    recomputed_parts)
 from .estimates import (
-    CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, adapted, amounts_offloaded,
-    as_assumptions, of_names, offload_said, offloaded, offloads, on_host, recomputed_parts)
+    CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, as_assumptions)
 from .parameters import REACHED, interval
 from .measured_kernels import SHEETS, gpu_of, sheet_of
 from .kernels import pricer_of

@@ -15,11 +15,13 @@ import numpy as np
 
 from .models import as_model, sizes_of
 from .systems import Units, as_system
+from transformer_perf.choices import (
+    RECOMPUTE, adapted, is_recomputed, launched, of_names, offloaded, offloads, on_host,
+    recomputed_layers)
 from .estimates import (
-    OPTIMIZERS, RECOMPUTE, Busy, Group, Matrix, Operation, Pass, Work, Works, adapted, added,
-    any_of, as_assumptions, at_columns, below, comm_of_each, counted, different, in_low_precision,
-    in_rows, is_recomputed, joined_works, launched, moment_bytes, of_names, of_one_rank,
-    of_recipe, offloaded, offloads, on_host, recomputed_layers, stacked, where)
+    OPTIMIZERS, Busy, Group, Matrix, Operation, Pass, Work, Works, added, any_of, as_assumptions,
+    at_columns, below, comm_of_each, counted, different, in_low_precision, in_rows, joined_works,
+    moment_bytes, of_one_rank, of_recipe, stacked, where)
 from .schedules import own_figure
 from .kernels import pricer_of
 from .parameters import Calibration

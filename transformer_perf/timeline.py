@@ -38,10 +38,10 @@ from .systems import System
 from .schedules import (
     MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, formula_holds, memory_over_time, most_held,
     own_figure, played, time_played)
-from transformer_perf.estimates import (
-    CHOICES, OPTIMIZERS, Assumptions, Group, adapted, any_of, different, distinct,
-    in_low_precision, launched, of_names, of_recipe, offloads, on_host, state_bytes,
-    tells_matrices, where)
+from .choices import adapted, launched, of_names, offloads, on_host
+from .estimates import (
+    CHOICES, OPTIMIZERS, Assumptions, Group, any_of, different, distinct, in_low_precision,
+    of_recipe, state_bytes, tells_matrices, where)
 from .kernels import pricer_of
 from .blocks import (
     STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)

@@ -26,10 +26,10 @@ from transformer_perf import kernels
 from transformer_perf.inputs import whole
 from transformer_perf.systems import PRECISIONS, System
 from transformer_perf.parameters import PART_OF, changed
+from transformer_perf.choices import launched
 from transformer_perf.estimates import (
     RECIPES, Attention, Choices, Group, Message, Operation, Product, Roofline, Work, comm_of_each,
-    counted, exchange_time, exchanged, launched, ring_share, roofline_of_each, send_time,
-    two_tier_time)
+    counted, exchange_time, exchanged, ring_share, roofline_of_each, send_time, two_tier_time)
 from transformer_perf.measured_kernels import closest
 from transformer_perf.kernels import (
     Measured, attention_time, fused_time, gpu_near, matrix_time, measured_as, timed_as,

@@ -21,7 +21,8 @@ from ..models import Model, as_model, counted_once
 
 # %% ../../nbs/72_plan.ipynb #14a00006
 from ..systems import as_system, price_per_gpu_hour, read_prices
-from ..estimates import CHOICES, FITS_BY, Assumptions, adapted, state_bytes
+from ..choices import adapted
+from ..estimates import CHOICES, FITS_BY, Assumptions, state_bytes
 from ..timeline import GROUPS, statistics
 from ..iteration import SHOWN, evidence_of_rows, short, usual
 from ..execution import (

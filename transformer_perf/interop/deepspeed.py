@@ -7,7 +7,7 @@ __all__ = ['DEEPSPEED_ROWS', 'HOSTS', 'offload_of_zero', 'offload_for_zero', 'de
 
 # %% ../../nbs/90d_deepspeed.ipynb #3ccef692
 from ..inputs import printable
-from ..estimates import amounts_offloaded, offload_said
+from ..choices import amounts_offloaded, offload_said
 from .tables import (
     CODE, IN_32_BITS, LIST, ON, ONLY_WRITTEN, SHARE, TEXT, UNSAID, WHOLE, Format, Row, Said,
     elsewhere, fixed, number, one_word, take, value, words_in_any_case)

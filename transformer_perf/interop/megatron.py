@@ -17,9 +17,9 @@ from functools import partial
 from ..inputs import HUGE, naming, nearest, of_type, printable, quoted, whole
 from ..configs import rule_of
 from ..models import has_experts
-from transformer_perf.estimates import (
-    GRAPHED, KEEPS, ONCE, PARTS, amounts_offloaded, offload_said, recomputed_layers,
-    recomputed_parts)
+from ..choices import (
+    GRAPHED, KEEPS, PARTS, amounts_offloaded, offload_said, recomputed_layers, recomputed_parts)
+from ..estimates import ONCE
 from ..schedules import chunks_of, layout_of, with_ends
 from .scripts import MARK, commands_of, gpus_of, options, parsed, slurm_of
 from .tables import (

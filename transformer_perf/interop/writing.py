@@ -14,7 +14,8 @@ import shlex
 
 from ..inputs import differing, nearest, printable, quoted
 from ..parameters import generations
-from ..estimates import CHOICES, PARTS, Assumptions, in_low_precision
+from ..choices import PARTS
+from ..estimates import CHOICES, Assumptions, in_low_precision
 from ..modules import reduces_each
 from ..timeline import PLACES
 from ..iteration import Parallel, changes_something

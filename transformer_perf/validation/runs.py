@@ -30,8 +30,8 @@ from ..models import ACTIVATIONS, Model
 from ..blocks import BIASED
 from ..systems import as_system, system_names
 from ..schedules import SCHEDULES, chunks_in, possible
-from ..estimates import (
-    DISPATCHERS, RECIPES, as_assumptions, graphed, recomputed_parts)
+from ..choices import graphed, recomputed_parts
+from ..estimates import DISPATCHERS, RECIPES, as_assumptions
 from ..parameters import measured_folder
 from ..software import Software, known_software, run_by
 from ..measured_kernels import number_of
