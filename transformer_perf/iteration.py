@@ -670,7 +670,7 @@ def time_in_words(row):
 def rate_in_words(row, system):
     "What share of the peak the job reaches."
     more = f', HFU {row.hfu:.1%} with what is computed again' if row.recompute != 'none' else ''
-    low = row.get('precision', 'bf16') != 'bf16'
+    low = getattr(row, 'precision', 'bf16') != 'bf16'
     why = ('products run in fewer bits' if low else
            'it counts layers of the vocabulary, for which no time is counted')
     if row.mfu > 1: more += f' (above 100 %: {why})'

@@ -513,12 +513,15 @@ def configurations(t, node, one):  # table
             'dispatcher', 'unsaid')
     copies = t['dp'] * t['cp']
     shard = np.where((t['fsdp_shard'] > 0) & (t['zero_stage'] > 1), t['fsdp_shard'], copies)
+    software = known_software().get(one.software)
+    chosen = (software and software.chooses) or {}
     return {name: t[name] for name in same} | placed_by_rank(t, node.nvlink_size) | dict(
         panels=np.ones_like(t['tp']), virtual_stages=t['vp'],
         sequence_sharded=t['sequence_parallel'] > 0, dp_overlap=t['dp_overlap'] > 0,
         tp_overlap=t['tp_overlap'] > 0, ep_overlap=t['ep_overlap'] > 0,
         dp_replicate=np.maximum(copies // shard, 1), precision=one.precision,
-        strategy='2d-seqp' if one.cp > 1 else '1d', context='ring', layout=one.layout or None,
+        strategy='2d-seqp' if one.cp > 1 else '1d', layout=one.layout or None,
+        context=chosen.get('context', 'ring'),
         cuda_graphs=one.cuda_graphs)
 
 # %% ../../nbs/91_runs.ipynb #860395b3
