@@ -166,8 +166,10 @@ def adapted(adapters):  # Adapters
             f'adapters={quoted(adapters)} must say what does not train, as frozen:mlp')
         still = ADAPTED[nearest(more[0], ADAPTED, 'frozen part')]
         return Adapters(still=still + OF_ATTENTION if more[0] == 'attention' else still)
-    if not 1 <= len(more) <= 2: raise ValueError(
+    if not more: raise ValueError(
         f'adapters={quoted(adapters)} must say a rank, as {kind}:16 or {kind}:16:attention')
+    if len(more) > 2: raise ValueError(
+        f'adapters={quoted(adapters)}: nothing comes after the place {quoted(more[1])}')
     rank = whole(int(more[0]) if more[0].isdecimal() else more[0], 'rank of adapters', most=2**16)
     places = [nearest(more[1], ADAPTED, 'place of adapters')] if more[1:] else [*ADAPTED]
     products = tuple(name for place in places for name in ADAPTED[place])

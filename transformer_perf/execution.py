@@ -825,8 +825,9 @@ def why_none(n, space: Space, memory, q: Question):
         return (f'{name}: no placement fills an NVLink domain of {s.nvlink_size} with '
                 f'divisors of the groups of {n} GPUs')
     least, room = memory[..., own].min(), np.max(s.hbm_capacity)
+    alone = ' (copies share out nothing: ZeRO 0)' if q.considered['zero_stage'] == [0] else ''
     if least > room:
-        return (f'{name}: the smallest of {own.sum()} configurations needs {least:.1f} GB, '
+        return (f'{name}: the smallest of {own.sum()} configurations{alone} needs {least:.1f} GB, '
                 f'{least - room:.1f} GB over the {room:g} GB of {s.name}')
     if any(map(offloads, q.considered['offload'])) and s.host_capacity:
         return f'{name}: what fits asks the host for more than its {s.host_capacity:g} GB a GPU'

@@ -123,7 +123,11 @@ class System(Wiring):
         "A figure; a ValueError if it is missing."
         value = getattr(self, nearest(name, UNIT_OF, 'figure of a system'))
         if value is not None: return value
-        raise ValueError(f'system {self.name!r} has no {name}: its source does not give one')
+        others = [other for other in system_names() if other.startswith(f'{self.name}-')
+                  and getattr(as_system(other), name) is not None]
+        also = f' ({" and ".join(others)} have)' if len(others) > 1 else (
+            f' ({others[0]} has)' if others else '')
+        raise ValueError(f'system {self.name!r} has no {name}: its source does not give one{also}')
 
     def matrix_flops(self, precision):  # TFLOP/s, dense
         return self.given(PRECISIONS[nearest(precision, PRECISIONS, 'precision')])
