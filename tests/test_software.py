@@ -15,7 +15,7 @@ from transformer_perf.interop import as_job, export
 from transformer_perf.kernels import collective_time, product_time, send_seconds
 from transformer_perf.parameters import changed, read_calibration
 from transformer_perf.validation.runs import ends_as_layers, layout_of, run_jobs
-from transformer_perf.software import as_software, known_costs, known_software, run_by
+from transformer_perf.software import as_software, known_software, run_by
 from transformer_perf.systems import as_system
 from transformer_perf.validation.calibration import check_measured
 from transformer_perf.validation import published
@@ -69,15 +69,14 @@ def test_fitted_costs_where_there_are_runs_else_what_is_known():
     of = lambda name, system: run_by(CALIBRATED, name).on(system).measured
     assert of('NeMo', hopper).software == sets['Hopper/NeMo'].software
     assert of('NeMo', hopper).kernels == sets['Hopper/NeMo'].kernels
-    known = known_costs('NeMo', 'Ampere')
+    known = as_software('NeMo').known_on('Ampere')
     assert known == {'wrapped': True, 'gradient_bytes': 2, 'gradient_held': 2,
                      'accumulate_traffic': 2}
     assert of('NeMo', ampere) == dataclasses.replace(
         changed(sets['Ampere/any'], known), stack='NeMo')
     nobody = dataclasses.replace(as_software('NeMo'), stack='any')
     assert of(nobody, hopper).software == changed(sets['Hopper/any'], known).software
-    assert known_costs('NeMo', 'Blackwell')['attention_share'] == .85
-    assert known_costs('who knows', 'Hopper') == {}
+    assert as_software('NeMo').known_on('Blackwell')['attention_share'] == .85
 
 
 def test_what_a_configuration_says_comes_first():

@@ -16,7 +16,7 @@ from transformer_perf.inputs import read_json, write_whole
 from transformer_perf.estimates import Assumptions
 from transformer_perf.parameters import (
     KINDS_OF_RUN, Calibration, as_flat, changed, generations, limits, read_calibration, value_of)
-from transformer_perf.software import known_costs, known_software
+from transformer_perf.software import known_software
 from transformer_perf.validation.runs import (
     batches_of, clean, column_of, measured_column, sheet_of_run, stack_of)
 from transformer_perf.validation import (
@@ -195,6 +195,11 @@ def start_of_published(runs):  # Calibration
     hops['bulk_hop'] = tests.network.quick_hop
     sets = with_facts(sets_of_runs(runs, but_tests(start.sets, hops).sets))
     return Calibration({**sets, 'Ampere/nccl-tests': tests})
+
+
+def known_costs(software, architecture):  # dict: parameter -> value
+    "What is known of the costs of a software by name; nothing of one that nothing is known of."
+    return known_software()[software].known_on(architecture) if software in known_software() else {}
 
 
 def with_facts(sets):  # dict

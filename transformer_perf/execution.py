@@ -28,9 +28,9 @@ from .modules import (
     LayerCost, Workload, count, expert_rules, gathered, halves_of, leaves_rows,
     reduces_each, sharing_rules, with_copies)
 from .timeline import (
-    COMPONENTS, FIGURES, GROUPS, PLACES, chunks_differ, costs_at_places, exact_figures_of_each,
-    exact_table, host_has_room, iteration_times, job_of, layouts_of, least_bubble, memories_played,
-    memory_needed, memory_of, one_for_all, placed_by_rank, that_must_fit)
+    COMPONENTS, FIGURES, GROUPS, PLACES, adapters_of, chunks_differ, costs_at_places,
+    exact_figures_of_each, exact_table, host_has_room, iteration_times, job_of, layouts_of,
+    least_bubble, memories_played, memory_needed, memory_of, placed_by_rank, that_must_fit)
 from .iteration import (
     PAPER_NAMES, can_offload, changes_something, check_host, choices_fit, copies_of_experts, cross,
     divisors, evidence, filled, grid_lacks, interval_columns, keep, layers_to_deal, left_out,
@@ -965,7 +965,7 @@ def questions(about, strategy, choices, fixed=None):  # list of Question, of eac
     considered = considered_choices(others, *about[::3])
     columns = held_by(about[-1].software) | fixed_columns(fixed, held)
     for offload in considered['offload']: check_host(offload, about[1])
-    one_for_all(considered['adapters'], 'adapters')
+    adapters_of(considered['adapters'])   # or an error
     names = strategies_asked(strategy, about, considered)
     both = {'1d', '2d-seqp'} <= set(names) and about[-1].fused_kernels   # one is the other's cp=1
     if both: names.remove('1d')

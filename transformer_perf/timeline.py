@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'busy', 'weights', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'FIGURES', 'ORDER',
-           'placed_by_rank', 'one_for_all', 'layouts_of', 'job_of', 'Times', 'sent_between_stages', 'ends_meet',
+           'placed_by_rank', 'adapters_of', 'layouts_of', 'job_of', 'Times', 'sent_between_stages', 'ends_meet',
            'on_both_ways', 'weight_copies', 'routed_copies', 'weight_parts', 'most_of_ends', 'reduction_time',
            'stage_weights', 'stage_matrices', 'shared', 'states_of', 'step_bytes', 'with_matrices', 'dealt',
            'step_on_matrices', 'of_the_busiest', 'host_step', 'casts_each', 'cast_GB', 'update_time', 'straggling',
@@ -64,11 +64,11 @@ def placed_by_rank(t, room, order=('tp', 'cp', 'dp', 'pp')):  # dict of columns
     return places
 
 # %% ../nbs/87_timeline.ipynb #8cf0a002
-def one_for_all(column, name):
-    "The value of a choice that is the same in all rows of a table."
+def adapters_of(column):  # str
+    "The adapters of a table, which are those of all its rows."
     values = different(column) or ['none']
     if len(values) == 1: return values[0]
-    raise ValueError(f'{name}={quoted(values)}: a search has one of them for all of its rows')
+    raise ValueError(f'adapters={quoted(values)}: a search has one of them for all of its rows')
 
 def layouts_of(
     t,              # table of configurations: dict of columns, or of numbers
@@ -80,7 +80,7 @@ def layouts_of(
     others = ('panels', 'strategy', 'ep', 'etp', 'layout')
     taken = {name: t[name] for name in GROUPS + PLACES + others if name in t}
     chosen = {name: getattr(a, name) if t.get(name) is None else t[name] for name in CHOICES}
-    chosen['adapters'] = one_for_all(chosen['adapters'], 'adapters')
+    chosen['adapters'] = adapters_of(chosen['adapters'])
     samples = size * 1. if np.ndim(size) else size   # floats cannot overflow
     number = global_batch // t['dp'] // size
     return dict(micro_batch=samples, micro_batches=number, **taken, **chosen, units=system.units,
