@@ -288,7 +288,7 @@ def test_experts_latents_and_grids(preset):
 @pytest.mark.parametrize('asked, why', [
     ('lora', 'must say a rank'), ('lora:0', 'rank of adapters'), ('lora:x', 'rank of adapters'),
     ('none:4', 'has no rank'), ('dora:16', "did you mean 'lora'"),
-    ('lora:16:attenton', "did you mean 'attention'"), ('lora:1:mlp:2', 'must say a rank'),
+    ('lora:16:attenton', "did you mean 'attention'"), ('lora:1:mlp:2', 'comes after the place'),
     ('frozen', 'must say what does not train'), ('frozen:mpl', "did you mean 'mlp'")])
 def test_mistakes(asked, why):
     with pytest.raises(ValueError, match=why) as error: of(asked)
