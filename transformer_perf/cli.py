@@ -811,10 +811,11 @@ def labelled(texts):  # dict: label -> System
         found[label] = text if own else system_named(text)
     return found
 
-def strategies_swept(names, assumptions):  # list of str
-    "The same, or those of `search`: of these '2d-seqp' has '1d' in it, as cp=1."
+def strategies_swept(a):  # list of str
+    "Those named, or those of `search`: of these '2d-seqp' has '1d' in it, as cp=1."
     from transformer_perf.execution import strategies_named
-    return strategies_of(names) if names else strategies_named(None, assumptions)[-1:]
+    if a.parallel_strat: return strategies_of(a.parallel_strat)
+    return strategies_named(None, assumptions_of(a))[-1:]
 
 def strategies_of(names):  # list of str
     "Strategies by name; `all` is all of them."
@@ -920,12 +921,11 @@ def sweep_command(a):
     """
     from transformer_perf.sweeps import PAPER_GPUS, write_sweep
     if a.output is None: raise ValueError('sweep needs -o FILE')
-    assumptions = assumptions_asked(a, wide_search=False)
     with resumable():
         done = write_sweep(Path(a.output), [model_asked(a, model) for model in a.model],
                            labelled(a.systems), a.gpus or PAPER_GPUS,
-                           strategies_swept(a.parallel_strat, assumptions), a.global_batch_size,
-                           a.top, assumptions, axes(a.vary), a.workers)
+                           strategies_swept(a), a.global_batch_size, a.top,
+                           assumptions_asked(a, wide_search=False), axes(a.vary), a.workers)
     if done: deliver_written([a.output], a, not_used(a))
 
 # %% ../nbs/95_cli.ipynb #10a50435

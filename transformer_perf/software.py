@@ -54,8 +54,8 @@ class Software:
         return value in known or re.sub(r':\d+$', ':N', str(value)) in known
 
     def offers(self, choice, value):  # bool
-        "Whether a choice may be given a value; of a record without knobs nothing is known."
-        return not self.knobs or choice in self.knobs and self.knows_of(choice, value)
+        "Whether a choice may be given a value; without knobs all that `takes` does not limit."
+        return (not self.knobs or choice in self.knobs) and self.knows_of(choice, value)
 
     def known_on(self, architecture):  # dict: parameter -> value
         "What its code says of its costs on a generation of GPUs."

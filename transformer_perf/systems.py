@@ -125,8 +125,7 @@ class System(Wiring):
         if value is not None: return value
         others = [other for other in system_names() if other.startswith(f'{self.name}-')
                   and getattr(as_system(other), name) is not None]
-        also = f' ({" and ".join(others)} have)' if len(others) > 1 else (
-            f' ({others[0]} has)' if others else '')
+        also = f'; known of {", ".join(others)}' if others else ''
         raise ValueError(f'system {self.name!r} has no {name}: its source does not give one{also}')
 
     def matrix_flops(self, precision):  # TFLOP/s, dense

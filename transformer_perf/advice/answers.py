@@ -159,8 +159,9 @@ def fits(
     one = case.estimate(case.parallel)
     if one.fits: return Fit(one, held_by_ranks(one), ())
     def changes(offload, both=False):
-        found = that_fit(case, one, steps_of(case, offload=offload), k=3, most=6)
-        if found and not both: return found
+        if not both:
+            near = that_fit(case, one, steps_of(case, offload=offload), k=3, most=6)
+            if near: return near
         steps = steps_of(case, offload=offload, far=True)
         found = that_fit(case, one, steps, k=3, most=6)
         found += that_fit(case, one, pairs_of(case.parallel, steps), k=3, most=6, every=False)
