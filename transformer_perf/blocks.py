@@ -990,11 +990,12 @@ def output_layer(job: CountedJob):  # Operation
 # %% ../nbs/82b_blocks.ipynb #d9fda5d3
 def ahead(job: CountedJob):  # list of Operation
     "What one further layer of multi-token prediction has besides a layer."
-    e, counts = job.embed_dim, own_vocabulary(job) > 0
+    e, has_words = job.embed_dim, own_vocabulary(job) > 0
     join = column_product(job._replace(precision='bf16'), 'mtp-join', e // job.tp, 2 * e)
-    norms = [any_norm(job, 'mtp-norms', 2 * job.own, e), any_norm(job, 'mtp-norm', job.own, e)]
-    weights = [join.weights * counts, 2 * norms[0].weights * counts, norms[1].weights * counts]
-    return [op._replace(weights=w) for op, w in zip((join, *norms), weights)]
+    two = any_norm(job, 'mtp-norms', 2 * job.own, e)   # of the stream, and of the word ahead
+    two = two._replace(weights=2 * two.weights)
+    last = any_norm(job, 'mtp-norm', job.own, e)
+    return [op._replace(weights=op.weights * has_words) for op in (join, two, last)]
 
 def end_norm(job: CountedJob, name):  # Operation
     "A norm at either end; it has weights where the words do."

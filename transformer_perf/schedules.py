@@ -551,12 +551,14 @@ def saved_at_once(name, p, v, N):  # array [rank, moment, chunk of the rank]
     "How many micro-batches of each of its chunks a rank keeps, whenever that is more than before."
     passes, s = orders(name, p, v, N), SCHEDULES[name]
     kind, chunk, rank = (passes[x] for x in ('kind', 'chunk', 'rank'))
-    change = 1 * (kind == KINDS['F']) - (kind == KINDS['W' if s.splits else 'B'])
-    saved = np.cumsum(change[:, None] * (chunk[:, None] == np.arange(chunk.max() + 1)), axis=0)
-    found = np.unique(np.column_stack([rank, saved])[change > 0], axis=0)
-    start = np.searchsorted(found[:, 0], np.arange(p))
-    every = np.zeros((p, np.bincount(found[:, 0]).max(), saved.shape[1]), dtype=int)
-    every[found[:, 0], np.arange(len(found)) - start[found[:, 0]]] = found[:, 1:]
+    begins, ends = kind == KINDS['F'], kind == KINDS['W' if s.splits else 'B']
+    of_chunk = chunk[:, None] == np.arange(chunk.max() + 1)
+    saved = np.cumsum((1 * begins - ends)[:, None] * of_chunk, axis=0)
+    found = np.unique(np.column_stack([rank, saved])[begins], axis=0)
+    own = found[:, 0]   # ranks, in order
+    moment = np.arange(len(found)) - np.searchsorted(own, np.arange(p))[own]
+    every = np.zeros((p, moment.max() + 1, saved.shape[1]), dtype=int)
+    every[own, moment] = found[:, 1:]
     return every
 
 def most_held(name, p, v, N, GB):  # array [rank, ...], GB

@@ -198,7 +198,8 @@ def block_scores(job: CountedJob, mixer: BlockSparse):  # list of Operation
 
 def ways_summed(job: CountedJob, mixer: BlockSparse):  # Operation
     "What several ways to attend say, each weighed by its gate."
-    E, x, ways = job.units.element, 1. * job.tokens * mixer.own_values(job), mixer.ways
-    forward = Work(vector=2 * ways * job.units.flop * x, nbytes=E * (ways + 1) * x, launches=1)
-    back = Work(vector=4 * ways * job.units.flop * x, nbytes=E * (2 * ways + 1) * x, launches=1)
+    E, flop, ways = job.units.element, job.units.flop, mixer.ways
+    x = 1. * job.tokens * mixer.own_values(job)   # numbers of one way
+    forward = Work(vector=2 * ways * flop * x, nbytes=E * (ways + 1) * x, launches=1)
+    back = Work(vector=4 * ways * flop * x, nbytes=E * (2 * ways + 1) * x, launches=1)
     return Operation('ways-summed', forward, back, activations=E * ways * x)

@@ -247,10 +247,13 @@ def casts_each(p: Layouts, of: Stored):
 
 def cast_GB(p: Layouts, of: Stored):  # of a layer
     "What casts of weights move in an iteration: of both copies, or in each pass of one."
-    both, copies = (of_recipe(p.precision, name) for name in ('cast', 'copies'))
-    each, still = casts_each(p, of), of.frozen + of.frozen_routed   # these stay as they were
-    moved = where(each, 2 * passes_of_stage(p) * (both - copies / 2), both) / 2
-    return moved * (of.weights + of.routed + still * each * (adapted(p.adapters).held == 2))
+    both = of_recipe(p.precision, 'cast')   # bytes that a number's cast to both copies moves
+    one = both - of_recipe(p.precision, 'copies') / 2
+    each = casts_each(p, of)
+    moved = where(each, 2 * passes_of_stage(p) * one, both) / 2
+    still = of.frozen + of.frozen_routed    # cast only where each pass casts, from 16 bits
+    still = still * each * (adapted(p.adapters).held == 2)
+    return moved * (of.weights + of.routed + still)
 
 def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."

@@ -272,14 +272,16 @@ def activation_steps(x, base, width, up, p: Pipeline, store: Store):  # str
 # %% ../../nbs/75_drawing.ipynb #7a51c145
 def memory_curve(x, y, width, height, p: Pipeline, store: Store):  # list of str
     "What the first stage holds over time: steps of activations on what stays."
-    up, low = height / max(store.below + store.most[1], store.capacity), y + height
+    low = y + height
+    up = height / max(store.below + store.most[1], store.capacity)   # of a GB
     ends = low - up * np.cumsum([0., *(GB for _, GB, _ in store.fixed)])
     bands = [box(x, top, width, bottom - top, color, f'{name}: {short(GB)} GB')
              for (name, GB, color), bottom, top in zip(store.fixed, ends, ends[1:])]
     roof = low - up * store.capacity
+    right = x + width
     return [*bands, activation_steps(x, ends[-1], width, up, p, store),
-            line(x, roof, x + width, roof, 'black', 1.5), line(x, low, x + width, low, 'black'),
-            label(x + width, roof + 12, f'{store.capacity:g} GB', 'end')]
+            line(x, roof, right, roof, 'black', 1.5), line(x, low, right, low, 'black'),
+            label(right, roof + 12, f'{store.capacity:g} GB', 'end')]
 
 # %% ../../nbs/75_drawing.ipynb #7a51c181
 def moment_words(p: Pipeline, now):  # str
@@ -293,8 +295,10 @@ def moment_words(p: Pipeline, now):  # str
 
 def watched(p: Pipeline, rest, span, now):  # Drawing
     "A range of the iteration, with all after a moment pale."
-    x, y, width, stages = 60, 10, 1030, range(0, p.pp, -(-p.pp // DRAWN_STAGES))
-    high, at = 18 * len(stages), x + width * (now - span[0]) / (span[1] - span[0])
+    x, y, width = 60, 10, 1030
+    stages = range(0, p.pp, -(-p.pp // DRAWN_STAGES))
+    high = 18 * len(stages)
+    at = x + width * (now - span[0]) / (span[1] - span[0])   # where the moment is
     rows = [label(x - 6, y + 13 + 18 * i, f'stage {stage}', 'end')
             for i, stage in enumerate(stages)]
     pale = box(at, y, x + width - at, high, 'white', fill_opacity=.65)
