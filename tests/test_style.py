@@ -104,10 +104,10 @@ def test_a_choice_is_written_as_one():
 # imports
 
 CORE = {   # each rests on all that it needs, and on no wing
-    'inputs', 'systems', 'parameters', 'software', 'schedules', 'choices', 'estimates',
-    'measured_kernels', 'kernels', 'layers', 'blocks', 'linear_attention', 'sparse_attention',
-    'configs', 'lengths', 'models', 'modules', 'timeline', 'traced', 'explained', 'iteration',
-    'execution'}
+    'inputs', 'quantities', 'systems', 'parameters', 'software', 'schedules', 'choices',
+    'estimates', 'measured_kernels', 'kernels', 'layers', 'blocks', 'linear_attention',
+    'sparse_attention', 'configs', 'lengths', 'models', 'modules', 'timeline', 'traced',
+    'explained', 'iteration', 'execution'}
 
 
 def test_arrows_point_down():

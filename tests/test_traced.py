@@ -2,7 +2,9 @@
 import dataclasses
 import json
 import math
+import re
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings, strategies as st
 
@@ -10,9 +12,10 @@ from transformer_perf import Model, Parallel, estimate, kernels, search
 from transformer_perf.estimates import Attention, Group, Product, as_assumptions
 from transformer_perf.explained import figures_told
 from transformer_perf.parameters import Costs
+from transformer_perf.quantities import Quantity, column_of, named, plain, told
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.systems import PHYSICAL
-from transformer_perf.traced import Counted, Explanation, Quantity, leaves_of, step
+from transformer_perf.traced import Explanation, leaves_of
 
 PRESETS = ('paper', 'corrected', 'calibrated')
 few = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck),
@@ -260,25 +263,82 @@ def test_mistakes(figure, depth, message):
 
 # the parts
 
-def test_a_step_has_what_its_formula_names():
-    x, y = Quantity('x', 3.), Quantity('y', 4.)
-    z = step('z', '(x**2 + y**2)**.5', y, x, Quantity('other', 5.), unit='m')
-    assert z.value == 5 and [one.name for one in z.inputs] == ['x', 'y']
-    assert step('w', 'z', z)._replace(name='z') == z   # the same by another name
-    assert step('v', '2 * z', z, value=9.).value == 9, 'what the code said'
+x, y, z = (Quantity(name, value) for name, value in (('x', 3.), ('y', .7), ('z', 12)))
+OPERATIONS = [np.add, np.subtract, np.multiply, np.true_divide, np.floor_divide, np.maximum,
+              np.minimum, lambda a, b: abs_of(a)**.5 + b, lambda a, b: np.log2(abs_of(a) + 1) * b]
 
 
-@pytest.mark.parametrize('count, formula', [
-    (lambda a, b: 3 * a * a / b, '3 * a**2 / b'), (lambda a, b: a + b, ''),
-    (lambda a, b: 2. * b, '2 * b'), (lambda a, b: max(a / b, 4), ''),
-    (lambda a, b: a // b, 'a / b'), (lambda a, b: (a - 1) * b, '')])
-def test_a_product_of_powers_is_found(count, formula):
-    "By counting again: a // b is one where all divides."
-    given = {name: Quantity(name, x, source='model') for name, x in (('a', 16), ('b', 4))}
-    now = {name: x.value for name, x in given.items()}
-    found = Counted(lambda changed: {'it': count(**(now | changed))}, given).quantity('it', 'it')
-    assert found.formula == formula and found.value == count(16, 4)
-    assert {x.name for x in found.inputs} == {'b'} | ({'a'} if formula != '2 * b' else set())
+def abs_of(a): return np.maximum(a, -1 * a)
+
+
+def applied(operation, a, b):
+    "Where nothing is divided by; else their sum."
+    divides = operation in (np.true_divide, np.floor_divide)
+    return a + b if divides and plain(b) == 0 else operation(a, b)
+
+
+numbers = pick([x, y, z, 0, 1, 2., -1.5])
+formulas = st.recursive(numbers, lambda inner: st.builds(applied, pick(OPERATIONS), inner, inner))
+
+
+@settings(max_examples=300, deadline=None)
+@given(formulas)
+def test_a_formula_gives_its_value(found):
+    "With parentheses where they are needed, and nowhere lost."
+    if not isinstance(found, Quantity): return
+    known = vars(math) | {'max': max, 'min': min}
+    got = eval(found.formula or found.name, known, {'x': 3., 'y': .7, 'z': 12})
+    assert close(got, found.value, 1e-9) or abs(got - found.value) < 1e-9
+    assert {'x', 'y', 'z'} & {*re.findall(r'\b[xyz]\b', found.formula or found.name)} == {
+        i.name for i in found.inputs or (found,)}
+
+
+@pytest.mark.parametrize('found, formula', [
+    (x - (y - z), 'x - (y - z)'), (x / (y * z), 'x / (y * z)'), (x * (y // z), 'x * (y // z)'),
+    ((x + y)**2, '(x + y)**2'), (2**-x, '2**(-1 * x)'), (x * 1 + 0 + 0 * y, 'x'),
+    (np.float64(2) * x, '2 * x'), (np.sqrt(x) * np.True_, 'sqrt(x)'), (1 / x**1, '1 / x'),
+    (np.minimum(x + y, np.inf), 'x + y'), (np.where(x > y, x / 2, y), 'x / 2'),
+    (np.gcd(z, Quantity('n', 8)), 'gcd(z, n)'), (x * 1e-12, 'x * 1e-12')])
+def test_a_formula_says_what_happened(found, formula):
+    assert (found.formula or found.name) == formula
+
+
+def test_each_name_means_one_number():
+    "Two that share a name are told apart, also where one has had to be before."
+    x2, x3 = Quantity('x', 4.), Quantity('x', 5.)
+    both, other = (x + x2).called('a'), x2 + x3
+    assert both.formula == 'x + x_2' and [i.value for i in both.inputs] == [3., 4.]
+    mixed = both * other * x
+    assert mixed.formula == 'a * (x + x_2) * x_3'
+    assert eval(mixed.formula, {}, {i.name: i.value for i in mixed.inputs}) == 7 * 9 * 3
+    assert (x2 + x2).formula == 'x + x' and x2 == 4. and x2 != x3
+
+
+def test_columns_of_quantities():
+    "NumPy's functions of arrays are those of each."
+    column = column_of([x, y, 0.])
+    found = np.maximum(column * 2 - 1, 0)[:2]
+    assert [one.formula for one in found] == ['max(x * 2 - 1, 0)', 'max(y * 2 - 1, 0)']
+    assert np.add.accumulate(column)[-1].formula == 'x + y' and column.any()
+    assert (x + np.array([1., 2.]))[1].value == 5. and (column > 1).tolist() == [True, False, False]
+    assert named(column * z, 'it', 's')[0].unit == 's'
+
+
+@pytest.mark.parametrize('lost', [
+    float, lambda x: np.array([x], dtype=float), lambda x: np.clip(x, 0, 1), np.mean, range])
+def test_a_name_is_not_lost_in_silence(lost):
+    with pytest.raises((TypeError, ValueError)): lost(x)
+
+
+def test_a_function_that_is_told_serves_plain_numbers_too():
+    @told('both', 'GB')
+    def sum_of(a, b):
+        "Of two."
+        return a + b
+    both = sum_of(x, 1)
+    assert (both.name, both.unit, both.formula, both.words) == ('both', 'GB', 'x + 1', 'Of two.')
+    assert both.source.endswith('sum_of') and sum_of(1, 2) == 3 and sum_of.__doc__ == 'Of two.'
+    assert sum_of(np.arange(2), 1).tolist() == [1, 2] and sum_of(x, 0) is x   # it has a name
 
 
 def test_leaves_know_whose_they_are():

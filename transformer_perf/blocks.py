@@ -734,7 +734,7 @@ def places_met(job: CountedJob, experts, places):
     if job.assumptions.experts_in_turn:   # one block of K after the other
         both = np.gcd(K, np.asarray(there, dtype=int))
         return np.minimum((K + there - both) / there, places)
-    for i in range(K):   # all are as likely: of those of one place, none is chosen
+    for i in range(int(K)):   # all are as likely: of those of one place, none is chosen
         none = none * np.maximum(X - there - i, 0) / (X - i)
     return places * (1 - none)
 

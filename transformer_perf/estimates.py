@@ -29,6 +29,7 @@ from .inputs import (
 from .choices import adapted, graphed, of_names, offloaded, recomputed_parts
 from .parameters import Calibration, Costs, Parameters, read_calibration
 from .software import known_software, run_by
+from .quantities import Quantity, column_of, named, told
 from .systems import PRECISIONS, Link, System, Units
 from .schedules import SCHEDULES
 
@@ -194,8 +195,10 @@ def counted(
 # %% ../nbs/02_estimates.ipynb #f30d7f4e
 def below(values):  # array [value, ...]
     "Numbers or arrays of one shape, one below the other."
+    types = set(map(type, values))
+    if Quantity in types: return column_of(values)
+    if np.ndarray not in types: return np.array(values, dtype=float)
     shapes = {value.shape for value in values if isinstance(value, np.ndarray)}
-    if not shapes: return np.array(values, dtype=float)
     found = np.empty((len(values), *np.broadcast_shapes(*shapes)))
     for i, value in enumerate(values): found[i] = value
     return found
@@ -213,7 +216,7 @@ def in_rows(columns, axes=0):  # list of arrays [row, ...], as `of_one_rank`
 def added(rows):  # array [...]
     "The sum of rows [row, ...], one after the other: the same however many columns there are."
     if not len(rows): return 0.
-    return rows.sum(axis=0) if rows[0].size > 1 else np.add.accumulate(rows, axis=0)[-1]
+    return rows.sum(axis=0) if rows.size > len(rows) else np.add.accumulate(rows, axis=0)[-1]
 
 class Works(NamedTuple):
     "What many passes ask of a GPU, one below the other: figures are arrays [pass, ...]."
@@ -320,6 +323,7 @@ def ring_share(
     return (n - 1) / n
 
 # %% ../nbs/02_estimates.ipynb #dd9b8509
+@told(lambda kind, *more: kind)
 def two_tier_time(
     kind,           # one of COLLECTIVES, or 'ring'
     volume,         # GB of the whole tensor
@@ -341,6 +345,7 @@ def two_tier_time(
     return (of_a_GB * volume + latency) * (volume > 0)
 
 # %% ../nbs/02_estimates.ipynb #18b74c39
+@told('')
 def send_time(
     volume,      # GB
     link: Link,
@@ -377,6 +382,7 @@ def exchanged(
     if far is None: return volume * (d - 1) / n, volume * (n - d) / n
     return volume * (d - 1) / d, far * (n > d)
 
+@told('alltoall')
 def exchange_time(volume, far, group, system: System):  # s
     "Time of an all-to-all: both tiers at once."
     fast, slow = system.link_among(group.in_domain), system.network
@@ -506,7 +512,8 @@ def comm_of_each(
     for i, messages in sent.items():
         alone = [next(seconds) for _ in messages]
         hides = panels[i] is not None or any(m.behind for m in messages)
-        comm[i] = shown_of_messages(messages, alone, at(own[i]) if hides else None, panels[i])
+        busy = named(at(own[i]), 'own', 's') if hides else None
+        comm[i] = shown_of_messages(messages, alone, busy, panels[i])
     return comm
 
 def price(

@@ -21,6 +21,7 @@ from .estimates import (
     Assumptions, Attention, Busy, Group, Product, Roofline, Work, Works, below, distinct,
     exchanged, first_of, in_rows, of_one_rank, peak_rate, recipe_of)
 from .parameters import Parameters
+from .quantities import told
 from transformer_perf.measured_kernels import (
     HEADS, SHEETS, attention_seconds, closest, domain_seconds, generation_of, gpu_of,
     product_seconds, sheet_of)
@@ -285,6 +286,7 @@ def attentions_time(each, system: System, parameters: Parameters):  # list of s
         for i, t in zip(some, attention_time(rows, system, parameters)): found[i] = t
     return found
 
+@told('fused')
 def fused_time(work: Work, system: System, parameters: Parameters):  # s
     "Products that are one kernel: the larger of its arithmetic and its traffic."
     k, flop = parameters.kernels, system.units.flop * sum(p.flop for p in work.products)
@@ -323,9 +325,10 @@ class Measured:
         gaps = k.launch_gap * launches   # of vector kernels
         launch = gaps + k.launch_gap * products
         return Busy(*of_one_rank([
-            matrix_time(each, system, self.parameters), vector / system.hbm_bandwidth + gaps,
-            launch, moving / system.hbm_bandwidth]))
+            self.matrix_time(each), vector / system.hbm_bandwidth + gaps, launch,
+            moving / system.hbm_bandwidth]))
 
+    def matrix_time(self, each): return matrix_time(each, self.system, self.parameters)
     def busy(self, work: Work): return first_of(self.busy_of_each, work, self.system)
 
     def moved(self, nbytes):  # s

@@ -22,6 +22,7 @@ from .estimates import (
     OPTIMIZERS, Busy, Group, Matrix, Operation, Pass, Work, Works, added, any_of, as_assumptions,
     at_columns, below, comm_of_each, counted, different, in_low_precision, in_rows, joined_works,
     moment_bytes, of_one_rank, of_recipe, stacked, where)
+from .quantities import named, names, told
 from .schedules import own_figure
 from .kernels import pricer_of
 from .parameters import Calibration
@@ -60,6 +61,7 @@ def reruns(recompute, op: Operation):
     each = (is_recomputed(recompute, part) for part in op.recomputed_with)
     return functools.reduce(operator.or_, each, False)
 
+@told('full', '')
 def full_share(recompute, layers):
     "The share of its layers that a stage computes again in full."
     if isinstance(recompute, str) and recompute in RECOMPUTE: return 1. * (recompute == 'full')
@@ -143,6 +145,7 @@ def with_recompute(layer: Layer, recompute, layers):  # Layer
                   for i, op in enumerate(layer.rows.operations))   # not with the layer, either
     return layer._replace(reruns=again, full=full)
 
+@told('matrix', 'TFLOP')
 def matrix_TFLOP(rows: Listed, again):
     "What matrix units compute; `again`: how often each forward pass is run again."
     n = len(rows.operations)
@@ -324,6 +327,7 @@ class LayerCost(NamedTuple):
     step: float = 0.    # s of an optimizer on all of its matrices but those of routed experts
     step_routed: float = 0.   # s of it on those
 
+@told('wait')
 def host_wait(gpu, p: Layouts, routes, passes=1.):  # s
     "What a layer takes longer than its kernels, because the host launches so many passes of it."
     w = p.costs
@@ -332,7 +336,7 @@ def host_wait(gpu, p: Layouts, routes, passes=1.):  # s
         of_way = of_names(p.dispatcher, lambda way: w.host_sorted if way == 'once_sorted' else 1.)
         of_way = where(np.greater(p.ep * p.etp, 1), of_way, 1.)   # else no token is sent
         own = own + w.host_experts * routes * of_way * launched(p.cuda_graphs, 1)
-    host = own * (1 + w.host_tp * np.log2(p.tp)) * passes
+    host = named(own * (1 + w.host_tp * np.log2(p.tp)) * passes, 'host', 's')
     sharp = w.host_sharpness
     if not any_of(host): return 0. * gpu
     more, less = np.maximum(gpu, host), np.minimum(gpu, host)   # so that no power is infinite
@@ -349,11 +353,12 @@ def step_seconds(layer: Layer, pricer, columns=None):  # (s, s of routed experts
         found[routed] = found[routed] + seconds * at_columns(whose, columns)
     return tuple(found)
 
+@told('late')
 def late_share(layer: Layer, backward, late, wait, p: Layouts, passes):  # s
     "What of a backward pass can come late: gradients of weights, and the host's part in them."
     if not any_of(wait): return late
     often = len(layer.rows.late) / (len(layer.rows.operations) + len(layer.rows.late))
-    first = backward - late   # launched by itself
+    first = named(backward - late, 'first', 's')   # launched by itself
     split = backward + wait - first - host_wait(first, p, layer.routes, passes * (1 - often))
     return np.maximum(late, split)   # no kernel is shorter for being launched later
 
@@ -367,11 +372,13 @@ def summed_layer(layer: Layer, priced: Priced, p: Layouts):  # LayerCost
     both = lambda name: at(added(getattr(there, name) * (1 + again + layer.full)
                                  + getattr(back, name)))
     full = at(layer.full)
-    forward = at(added(there.total)) + added(sent)
-    backward = at(added(back.total + there.total * again)) + added(sent_back + sent * often)
+    forward, backward = names(
+        kernels_fwd=at(added(there.total)) + added(sent),
+        kernels_bwd=at(added(back.total + there.total * again)) + added(sent_back + sent * often))
     passes = at(added(again)) / len(again)   # launched, too
     waits = host_wait(forward, p, layer.routes), host_wait(backward, p, layer.routes, 1 + passes)
-    late = late_share(layer, backward, at(added(priced.late)), waits[1], p, 1 + passes)
+    late = named(at(added(priced.late)), 'late_kernels', 's')
+    late = late_share(layer, backward, late, waits[1], p, 1 + passes)
     forward = forward + waits[0]
     return LayerCost(forward, backward + waits[1] + full * forward, both('compute'),
                      both('memory'), added(sent * (1 + often + full) + sent_back),
@@ -387,14 +394,16 @@ def layer_cost(job: CountedJob, pricer):  # LayerCost
 def of_kinds(found, p: Layouts):
     "What is said of each kind of layer, along a first axis where there are several."
     if len(found) == 1: return found[0]
-    size, every = len(found[0]), np.broadcast_arrays(*itertools.chain(*found), p.column)[:-1]
-    return type(found[0])(*(np.stack(every[i::size]) for i in range(size)))   # all of one shape
+    rows = in_rows(zip(*found), np.ndim(p.column))
+    *rows, _ = np.broadcast_arrays(*rows, p.column, subok=True)   # all of one shape
+    return type(found[0])(*rows)
 
 def costs_of_kinds(layers, priced, steps, p: Layouts):  # LayerCost
     "What a layer of each kind takes; `steps` as `step_seconds` of each."
     return of_kinds([summed_layer(layer, one, p)._replace(step=step, step_routed=routed)
                      for layer, one, (step, routed) in zip(layers, priced, steps)], p)
 
+@told('boundary', 'GB')
 def boundary_of(job: CountedJob):  # GB
     "What a GPU hands to the next pipeline stage: its share of the layer's output."
     shared = job if job.sequence_sharded is True else job._replace(sequence_sharded=True)
@@ -455,6 +464,7 @@ def if_any(flag, value):
     return value() * flag if any_of(flag) else 0.
 
 # %% ../nbs/87b_workload.ipynb #2a2f65b8
+@told('exposed')
 def exposed(p: Layouts, t, t_layer, messages):  # s
     "What messages of t seconds show behind layers of t_layer seconds."
     w, units = p.costs, np.equal(p.zero_stage, 3)
@@ -504,6 +514,7 @@ def sharers(p: Layouts, group: Group):  # (Group, Group)
             group._replace(size=several, in_domain=group.in_domain // near))
 
 # %% ../nbs/87b_workload.ipynb #28a10002
+@told('copied')
 def over_host_link(GB, pricer, p: Layouts):  # s
     "What a copy from or to the host's memory takes; copies in both directions do not meet."
     return GB / (pricer.system.given('host_bandwidth') * p.assumptions.host_link_share)
@@ -563,6 +574,7 @@ def unit_time(parts, pieces, at_once, t_fwd, t_bwd, pricer, p: Layouts):  # (s, 
               + if_any(~parted, lambda: take('allreduce', gradient)))
     gather, reduce = with_host(parts, at_once, gather, reduce, pricer, p)
     alike = if_any(np.greater(replicas(p), 1), lambda: take('allreduce', gradient, True))
+    gather, reduce, alike = names(gather=gather, reduce=reduce, alike=alike)
     again = gather * ((stage == 3) & p.reshard_after_forward)
     often = reduces_often(p)
     if p.costs.gathers_shown: t_fwd = 0. * t_fwd
@@ -587,6 +599,7 @@ def data_parallel_time(
         whole = where(bulk, layers, 1)
         at_once = np.maximum(whole, 1)
         pieces = where(bulk, at_once, layers)
+    pieces, at_once = names('', pieces=pieces, at_once=at_once)
     first, *more = [Part(GB * whole, group, still=of) for (GB, group), of in itertools.zip_longest(
         parts, still, fillvalue=0.)]   # what does not train counts where nothing is bundled
     units = [first._replace(tables=tables * bulk), *more]
@@ -598,6 +611,7 @@ def data_parallel_time(
     return seen[0] + also[0], seen[1] + also[1]
 
 # %% ../nbs/87b_workload.ipynb #042b449c
+@told('link')
 def pipeline_time(
     volume,              # GB handed on for one micro-batch
     pp, in_domain,       # pipeline stages; of them in one NVLink domain
@@ -605,7 +619,7 @@ def pipeline_time(
 ):  # s of one direction and one micro-batch
     "A point-to-point message between stages: the average link, or the slowest."
     if assumptions.pp_overlap: return 0. * volume * pp
-    near, far = pricer.send(volume, True), pricer.send(volume, False)
+    near, far = names(near=pricer.send(volume, True), far=pricer.send(volume, False))
     links, slow = np.maximum(pp - 1, 1), pp // in_domain - 1
     if assumptions.slowest_link: return np.where(slow > 0, far, near) * (pp > 1)
     if not assumptions.slow_pipeline_links: far = where(in_domain == 1, far, 0.)
@@ -646,6 +660,7 @@ def end_weights(job: CountedJob, ends=None, kind='weights'):  # EndWeights
     ahead = table * (1 - tied) * (job.mtp_layers > 0)
     return EndWeights(at_first, at_last, tied * table, ahead)
 
+@told('ends', 'GB')
 def ends_GB(weights: EndWeights, first, last):  # GB
     "Weights beside the layers of a stage that is first, last, both or neither."
     at_first, at_last, shared, ahead = weights
@@ -677,8 +692,13 @@ class Workload(NamedTuple):
     kinds: tuple = ()       # of Layer: each kind of layer, until they are priced
     ends: tuple = ()        # of Listed: beside the layers of the first stage, and of the last
 
-    layers = property(lambda self: self.depth / self.layouts.pp)   # of a stage
     pattern, number = property(pattern_of), property(layers_of_kinds)
+
+    @property
+    @told('L', '')
+    def layers(self):
+        "Layers of a stage."
+        return self.depth / self.layouts.pp
 
     def at(self, rows, layouts):  # Workload
         "Some layouts of what is priced, at these rows of its columns."

@@ -43,7 +43,8 @@ class Wiring:
     def bandwidth_among(self, gpus):  # GB/s, one direction
         "What each GPU of a group inside a domain has to the others, all together."
         if self.topology == 'switch': return self.nvlink_bandwidth
-        return self.nvlink_bandwidth * np.clip(gpus - 1, 1, self.links) / self.links
+        others = np.minimum(np.maximum(gpus - 1, 1), self.links)
+        return self.nvlink_bandwidth * others / self.links
 
     def link_among(self, gpus):  # Link
         "The same as a link."

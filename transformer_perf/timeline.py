@@ -18,8 +18,8 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'busy', 'weights', 'TIMES', 'COM
            'memory_needed', 'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization',
            'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked', 'own_stages', 'stages_at_rest',
            'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play',
-           'more_of', 'chunks_alike', 'of_one_order', 'exact_times', 'at_rest', 'memory_on_ranks', 'exact_memory',
-           'memory_played', 'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each',
+           'more_of', 'chunks_alike', 'of_one_order', 'exact_times', 'idle_when_played', 'at_rest', 'memory_on_ranks',
+           'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each',
            'bubbles_played', 'memories_played', 'fullest_rank', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
@@ -39,6 +39,7 @@ from .schedules import (
     MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, formula_holds, memory_over_time, most_held,
     own_figure, played, time_played)
 from .choices import adapted, launched, of_names, offloads, on_host
+from .quantities import named, names, told
 from .estimates import (
     CHOICES, OPTIMIZERS, Assumptions, Group, any_of, different, distinct, in_low_precision,
     of_recipe, state_bytes, tells_matrices, where)
@@ -110,8 +111,12 @@ class Times(NamedTuple):
     other: float = 0.  # host, stragglers, optimizer: not in the paper's model
 
     @property
-    def total(self): return sum(self)
+    @told('iteration_s')
+    def total(self):
+        "All parts of an iteration."
+        return sum(self)
 
+@told('sent')
 def sent_between_stages(work: Workload, pricer):  # s
     "Pipeline messages of one micro-batch, both directions."
     p, beside = work.layouts, work.beside
@@ -152,6 +157,7 @@ def weight_parts(p: Layouts, of: Stored):  # list of (GB, Group)
     routed = any_of(of.routed) or any_of(of.frozen_routed)
     return parts + [(of.routed, routed_copies(p))] if routed else parts
 
+@told('tables', 'GB')
 def most_of_ends(work: Workload, weights=None):  # GB
     "Weights of the ends on the rank that has most of them: those that train, or others."
     weights = work.weights if weights is None else weights
@@ -159,6 +165,7 @@ def most_of_ends(work: Workload, weights=None):  # GB
     return where(ends_meet(work.layouts), ends_GB(weights, 1, 1), apart)
 
 # %% ../nbs/87_timeline.ipynb #5a4d0031
+@told('reduced')
 def reduction_time(work: Workload, pace, pricer):  # s
     "Gradients and weights exchanged between the copies, as far as nothing hides it."
     p, of = work.layouts, pace.stored
@@ -182,15 +189,18 @@ def stage_matrices(p: Layouts, matrices: Matrices, layers, parts):  # list of (G
     (_, gpus), *routed = parts
     return [(matrices.weights * layers * stages_held(p), gpus), *routed]
 
+@told('shared_GB', 'GB')
 def shared(parts, out):  # GB
     "What a GPU holds of weights, shared out where a flag holds."
     return sum(GB / np.where(out, np.maximum(gpus, 1), 1) for GB, gpus in parts)
 
 # %% ../nbs/87_timeline.ipynb #5a4d0030
+@told('state_bytes', '')
 def states_of(p: Layouts, matrices=False):  # bytes of a parameter
     "Optimizer states, of weights in matrices or of the others."
     return of_names(p.optimizer, lambda name: state_bytes(p.assumptions, name, matrices))
 
+@told('step_bytes', '')
 def step_bytes(p: Layouts, matrices=False):  # of a parameter
     "What a step moves at least: states both ways, the gradient in, the weight out, or both ways."
     halved = p.assumptions.master_bytes < 4   # what lies beside a 16-bit weight is no whole weight
@@ -199,14 +209,16 @@ def step_bytes(p: Layouts, matrices=False):  # of a parameter
 def with_matrices(bytes_of, p: Layouts, parts, matrices):  # GB
     "What all weights of a GPU come to: shared out, and less for those in matrices."
     out = np.greater(p.zero_stage, 0)
-    less = bytes_of(p) - bytes_of(p, matrices=True)
+    less = named(bytes_of(p) - bytes_of(p, matrices=True), 'fewer')
     found = bytes_of(p) / 2 * shared(parts, out)
     return found - less / 2 * shared(matrices, out) if any_of(less) else found
 
+@told('dealt', '')
 def dealt(number, gpus):
     "The share of some matrices that the busiest of GPUs has to which they are dealt out whole."
     return np.ceil(number / np.maximum(gpus, 1)) / np.maximum(number, 1)
 
+@told('on_matrices')
 def step_on_matrices(p: Layouts, pace, parts):  # s
     "What an optimizer of matrices takes, each of them on one of the GPUs that share them out."
     cost, layers = pace.cost, pace.layers * stages_held(p)
@@ -223,6 +235,7 @@ def of_the_busiest(p: Layouts, of: Matrices, layers, parts, each, each_routed):
 
 HOST_GRADIENT = 4   # bytes of a parameter's gradient in the host's memory, in 32 bits
 
+@told('host_step')
 def host_step(p: Layouts, parts, matrices, pricer):  # s
     """A step on the CPU, were it to make all of it: gradients come down, weights go back up.
 
@@ -245,6 +258,7 @@ def casts_each(p: Layouts, of: Stored):
                                              for _, group in weight_parts(p, of)))
     return np.equal(p.zero_stage, 3) & np.logical_not(kept) & shares
 
+@told('cast', 'GB')
 def cast_GB(p: Layouts, of: Stored):  # of a layer
     "What casts of weights move in an iteration: of both copies, or in each pass of one."
     both = of_recipe(p.precision, 'cast')   # bytes that a number's cast to both copies moves
@@ -255,6 +269,7 @@ def cast_GB(p: Layouts, of: Stored):  # of a layer
     still = still * each * (adapted(p.adapters).held == 2)
     return moved * (of.weights + of.routed + still)
 
+@told('update')
 def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
     p, of = work.layouts, pace.stored
@@ -265,15 +280,16 @@ def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `mos
     traffic = w.optimizer_traffic / (2 * 12 + w.gradient_held + 2)
     cast = cast_GB(p, of) * pace.layers * stages_held(p)
     away = on_host(p.offload, 'optimizer')
-    moved = traffic * moved * (1 - away)
+    moved = named(traffic * moved * (1 - away), 'moved', 'GB')
     step = pricer.moved(moved + cast) + w.iteration_constant
     step = step + if_any(away, lambda: host_step(p, parts, matrices, pricer))
     step = step + step_on_matrices(p, pace, parts)
     if not any_of(table): return step
     near = np.greater_equal(p.nvlink_pp, p.pp)
-    sent = table * gradient_held(p) / 2
-    return step + pricer.send(sent, near) * ~ends_meet(p) * (table > 0)
+    sent = named(pricer.send(table * gradient_held(p) / 2, near), 'table_sent', 's')
+    return step + sent * ~ends_meet(p) * (table > 0)
 
+@told('spread', '')
 def straggling(p: Layouts):
     "By what share the slowest GPU is slower than the mean: the largest of n normal values."
     n = np.maximum(p.tp * p.cp * p.pp * p.dp, 2)
@@ -376,7 +392,9 @@ def mean_layer(parts, layers):
     "The mean of some layers: of the parts of each kind, along a first axis."
     if len(layers) == 1: return parts
     total = np.maximum(sum(layers), 1)
-    return type(parts)(*(sum(n * x[k] for k, n in enumerate(layers)) / total for x in parts))
+    mean = {name: sum(n * x[k] for k, n in enumerate(layers)) / total
+            for name, x in zip(parts._fields, parts)}
+    return type(parts)(*names('', **mean))
 
 # %% ../nbs/87_timeline.ipynb #83c55b82
 def costs_at_places(
@@ -405,7 +423,10 @@ class Pace(NamedTuple):
     matrices: Matrices
 
     @property
-    def busy(self): return self.layers * (self.cost.forward + self.cost.backward) + self.ends
+    @told('busy')
+    def busy(self):
+        "What a micro-batch keeps the stage busy for."
+        return self.layers * (self.cost.forward + self.cost.backward) + self.ends
 
     @property
     def weights(self):  # GB of its layers
@@ -451,15 +472,17 @@ def most_of(figure, a: Pace, b: Pace, stage: Stage):  # Pace
                 choose(a.ends, b.ends), fields(a.matrices, b.matrices))
 
 # %% ../nbs/87_timeline.ipynb #83c55b7e
+@told('bubble')
 def bubble_time(work: Workload, costs, pace, more, ends):  # s
     "What a stage idles; `pace`: s of the slowest; `more`: of a micro-batch besides its layers."
     p = work.layouts
     mean, L = mean_layer(costs, work.number), sum(work.number) / p.pp
-    F, W = L * mean.forward + more / 2, L * mean.late
-    B = L * (mean.backward - mean.late) + more / 2
+    F, B, W = names(F=L * mean.forward + more / 2, B=L * (mean.backward - mean.late) + more / 2,
+                    W=L * mean.late)
     rest = L * (mean.forward + mean.backward) + sum(ends) - pace   # what the others take besides
     sizes = p.pp, p.virtual_stages, p.micro_batches
     idle = own_figure(p.schedule, lambda s: s.idle(*sizes, F, B, W))
+    idle, rest = names(idle=idle, rest=rest)
     return np.maximum(idle + rest * ~ends_meet(p) / p.virtual_stages, 0.)
 
 # %% ../nbs/87_timeline.ipynb #83c55bd2
@@ -524,7 +547,7 @@ def iteration_times(
     reduced = reduction_time(work, heaviest, pricer) if messages else 0.
     host = between_layers(p)
     bubble = bubble_of(work, costs, pace.busy, host + sent, ends)
-    slack = (pace.busy + sent + host) * straggling(p)
+    slack = named((pace.busy + sent + host) * straggling(p), 'slack', 's')
     step = update_time(work, heaviest, pricer, tables)
     other = N * (L * cost.wait + host + slack) + step
     return Times(N * (L * cost.compute + pace.ends), N * L * cost.memory, N * L * cost.comm,
@@ -532,17 +555,25 @@ def iteration_times(
 
 # %% ../nbs/87_timeline.ipynb #7ddccbcb
 class Memory(NamedTuple):
-    "GB on one GPU."
+    "GB on one GPU; they add up."
     weights: float
     gradients: float
     optimizer: float
     activations: float
 
+    @property
+    @told('memory_GB', 'GB')
+    def total(self):
+        "All that a GPU holds."
+        return sum(self)
+
+@told('alive', '')
 def alive(p: Layouts, rank):
     "Micro-batches whose activations a rank keeps at once."
     sizes = p.pp, p.virtual_stages, p.micro_batches
     return own_figure(p.schedule, lambda s: s.saved(*sizes, rank))
 
+@told('working', 'GB')
 def working(work: Workload, again, first, last):  # GB
     "What a stage holds while it works, beside what it keeps."
     p, of, w = work.layouts, work.beside, work.layouts.costs
@@ -574,6 +605,7 @@ def shares_out(parts):
     "Whether several GPUs may share any of some weights; parts: (GB, GPUs)."
     return sum(gpus for _, gpus in parts) > len(parts)
 
+@told('gathered', 'GB')
 def largest_units(own: StageWeights, units):  # GB
     "So many units in a row: layers, and tables of words at the ends."
     tables = (own.ends > 0) + 1. * (own.ends > 1.5 * own.table)
@@ -589,6 +621,7 @@ def frozen_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights, or 
     own = of._replace(weights=of.frozen, routed=of.frozen_routed)
     return weights_of_stage(still, at, own, trained=False)
 
+@told('frozen', 'GB')
 def still_held(work: Workload, at: Stage, of: Stored):  # GB
     "What a stage holds of weights that do not train."
     own = frozen_of_stage(work, at, of)
@@ -604,6 +637,7 @@ def weights_of_stage(work: Workload, at: Stage, of: Stored, trained=True):  # St
                 for (GB, _), (_, gpus) in zip(weight_parts(p, of), parts))
     layers, mean = layers * stages_held(p), mean_matrices(work, at)
     beside = of_the_busiest(p, mean, layers, parts, mean.beside, mean.routed_beside)
+    beside = named(beside, 'beside', 'GB')
     matrices = stage_matrices(p, mean, sum(at.layers), parts)
     table = work.beside.table
     return StageWeights(parts, matrices, beside, layers, layer, ends, table, copied)
@@ -636,6 +670,7 @@ def gradients_held(p: Layouts, own: StageWeights, replaced):  # GB
     return where(begins_without(p), np.maximum(found - replaced, 0), found) + beside
 
 # %% ../nbs/87_timeline.ipynb #7ddccbcc
+@told('saved', 'GB')
 def saved_at(work: Workload, at: Stage, of: Stored, least=False):  # GB
     "Activations that a stage keeps: exact with one chunk, else as if all were its longest."
     saved = alive(work.layouts, at.rank) * sum(at.layers)
@@ -661,6 +696,7 @@ def memory_at(work: Workload, at: Stage, least=False):  # Memory
     return Memory(weights, gradients_held(p, own, replaced),
                   states_held(p, own) * (1 - on_host(p.offload, 'optimizer')), saved)
 
+@told('states', 'GB')
 def states_held(p: Layouts, own: StageWeights):  # GB
     "Optimizer states of a GPU, wherever they are."
     return with_matrices(states_of, p, own.parts, own.matrices) + own.beside
@@ -693,6 +729,7 @@ def layers_copied(p: Layouts, own: StageWeights):
     "Layers whose weights are held in another precision at once: alone, a GPU frees none."
     return np.minimum(own.layers, np.where(shares_out(own.parts), units_at_hand(p), np.inf))
 
+@told('copies', 'GB')
 def other_copies(p: Layouts, of: Stored):  # GB, of a layer
     "Weights that are held in the precision of the products, instead of 16 bits or besides."
     a, held = p.assumptions, of.copies * p.assumptions.fp8_copies / 2
@@ -702,7 +739,7 @@ def other_copies(p: Layouts, of: Stored):  # GB, of a layer
 def fullness(p: Layouts, memory: Memory):  # GB
     "What tells which of the ranks of a job is the fullest: with what the allocator cannot use."
     wasted = p.costs.fragments * (p.assumptions.fits_by == 'bound')
-    return sum(memory) + wasted * memory.activations
+    return memory.total + wasted * memory.activations
 
 def memory_of(work: Workload, least=False):  # Memory
     "Peak memory of the fullest stage; or the least that it can be where chunks differ."
@@ -717,11 +754,11 @@ def memory_bound(p: Layouts, memory: Memory):  # GB
     "The most that a GPU may need: the estimate, and what no count sees."
     w = p.costs
     groups = sum(np.greater(getattr(p, name), 1) for name in (*GROUPS, 'ep'))
-    return sum(memory) + w.fragments * memory.activations + w.nccl_GB * groups + w.context_GB
+    return memory.total + w.fragments * memory.activations + w.nccl_GB * groups + w.context_GB
 
 def that_must_fit(p: Layouts, memory: Memory):  # GB
     "What must fit into a GPU: the estimate, or its bound."
-    return memory_bound(p, memory) if p.assumptions.fits_by == 'bound' else sum(memory)
+    return memory_bound(p, memory) if p.assumptions.fits_by == 'bound' else memory.total
 
 def memory_needed(work: Workload, least=False):  # GB
     "What must fit into a GPU, by formula; or the least that it can be where chunks differ."
@@ -753,7 +790,7 @@ def components(t):  # dict: column -> words
 
 def figures(times: Times, memory: Memory, TFLOP):  # dict of columns
     "Times, memory and work under the names of our tables."
-    return {'iteration_s': times.total, 'memory_GB': sum(memory), **dict(zip(TIMES, times)),
+    return {'iteration_s': times.total, 'memory_GB': memory.total, **dict(zip(TIMES, times)),
             **dict(zip(MEMORY_PARTS, memory)), 'TFLOP_per_gpu': TFLOP}
 
 # %% ../nbs/87_timeline.ipynb #8559f3ba
@@ -767,9 +804,11 @@ def utilization(work: Workload, system, seconds):  # dict of columns
     "Model FLOP and executed FLOP, and their shares of what matrix units could do (dense, 16 bits)."
     if work.model_TFLOP is None: return {}   # sizes as columns
     number = work.layouts.micro_batches / work.layouts.pp
-    TFLOP = {'mfu': number * work.model_TFLOP, 'hfu': number * work.matrix}
-    shares = {name: x / (seconds * system.matrix_flops_fp16) for name, x in TFLOP.items()}
-    return {'model_TFLOP_per_gpu': TFLOP['mfu'], 'executed_TFLOP_per_gpu': TFLOP['hfu'], **shares}
+    model, executed = names('TFLOP', model_TFLOP_per_gpu=number * work.model_TFLOP,
+                            executed_TFLOP_per_gpu=number * work.matrix)
+    peak = seconds * system.matrix_flops_fp16   # TFLOP, in the same time
+    return {'model_TFLOP_per_gpu': model, 'executed_TFLOP_per_gpu': executed,
+            'mfu': model / peak, 'hfu': executed / peak}
 
 # %% ../nbs/87_timeline.ipynb #5a4d0041
 FIGURES = ('samples_per_s', 'iteration_s', 'memory_GB', *TIMES, *MEMORY_PARTS, 'TFLOP_per_gpu',
@@ -893,10 +932,14 @@ def exact_times(work: Workload, costs, ends, times: Times):  # Times
     sizes, chunks = (p.schedule, p.pp, p.virtual_stages), pass_times(work, costs, ends, more)
     known = formula_holds(*sizes, *chunks)
     if np.all(known): return times
-    busy = slowest_stage(work, costs, ends).busy + more
+
     total = time_played(*sizes, p.micro_batches, *chunks)
-    played = np.maximum(total - p.micro_batches * busy, 0.)
+    played = idle_when_played(p, slowest_stage(work, costs, ends), more, total)
     return times._replace(bubble=where(known, times.bubble, played))
+
+def idle_when_played(p: Layouts, pace: Pace, more, total):  # s
+    "What the slowest stage idles in a schedule that takes so long; `more`: as `more_of`."
+    return np.maximum(total - p.micro_batches * (pace.busy + more), 0.)
 
 # %% ../nbs/87_timeline.ipynb #5c0ed005
 def at_rest(work: Workload):  # Workload
@@ -925,7 +968,7 @@ def memory_played(work: Workload, run):  # (Held, list of Memory: what each rank
     "What each rank holds over time."
     fixed, s = memory_on_ranks(work)[1], SCHEDULES[work.layouts.schedule]
     held = memory_over_time(run, s.splits, saved_on_chunks(work),
-                            [sum(memory) for memory in fixed])
+                            [memory.total for memory in fixed])
     return held, fixed
 
 # %% ../nbs/87_timeline.ipynb #5c0ed008

@@ -230,7 +230,7 @@ def memory_rows(one: Estimate):  # list of (rank, s, GB, of it activations)
     for rank, s, GB in zip(*(x.tolist() for x in held)): changes[rank].append((s, GB))
     found, end = [], one.stats['iteration_s']
     for rank, (memory, own) in enumerate(zip(fixed, changes)):
-        still, working = float(sum(memory)), float(memory.activations)
+        still, working = float(memory.total), float(memory.activations)
         rows = [(0., still), *own, (end, still)]
         found += [(rank, s, GB, GB - still + working) for s, GB in rows]
     return found
