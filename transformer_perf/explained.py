@@ -135,10 +135,10 @@ def played_of(one):  # Played
         found = Played(float(time_played(p.schedule, p.pp, p.virtual_stages, p.micro_batches,
                                          *chunks)))
     if p.pp == 1 or alike(work): return found
-    full, fixed = memory_on_ranks(work)
-    rank = int(np.argmax([fullness(p, memory) for memory in full]))
-    return found._replace(stage=own_stages(work)[rank],
-                          kept=full[rank].activations - fixed[rank].activations)
+    full, stay = memory_on_ranks(work)
+    rank = int(np.argmax(fullness(p, full)))
+    kept = full.activations - stay.activations
+    return found._replace(stage=own_stages(work)[rank], kept=float(kept[rank]))
 
 def told_times(work: Workload, costs, pricer, ends, played: Played):  # Times
     "The parts of an iteration."

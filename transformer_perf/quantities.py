@@ -126,7 +126,7 @@ def operator(operation, turned=False):
     if turned: return lambda self, other: calculated(operation, other, self)
     return lambda self, other: calculated(operation, self, other)
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Quantity:
     "A number, and where it comes from."
     name: str
@@ -151,6 +151,10 @@ class Quantity:
     __lt__, __le__ = operator(np.less), operator(np.less_equal)
     __gt__, __ge__ = operator(np.greater), operator(np.greater_equal)
     __eq__, __ne__ = operator(np.equal), operator(np.not_equal)
+    def __repr__(self):
+        number = f'{self.value:.6g} {self.unit}'.strip()
+        return ' = '.join(filter(None, [self.name, self.formula, number]))
+
     def __neg__(self): return -1 * self
     def __hash__(self): return hash(self.value)
     def __getitem__(self, at): return self   # x[()] of a number is the number

@@ -19,8 +19,8 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'busy', 'weights', 'TIMES', 'COM
            'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked', 'own_stages', 'stages_at_rest',
            'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play',
            'more_of', 'chunks_alike', 'of_one_order', 'exact_times', 'idle_when_played', 'at_rest', 'memory_on_ranks',
-           'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each',
-           'bubbles_played', 'memories_played', 'fullest_rank', 'job_of_estimate', 'priced_estimate']
+           'fullest_rank', 'exact_memory', 'memory_played', 'exact_figures', 'exact_statistics', 'exact_table',
+           'exact_figures_of_each', 'bubbles_played', 'memories_played', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -946,30 +946,37 @@ def at_rest(work: Workload):  # Workload
     "The same without activations that passes keep."
     return work._replace(stored=work.stored._replace(activations=0 * work.stored.activations))
 
-def memory_on_ranks(work: Workload):  # (list of Memory at its peak, list of Memory that stays)
-    "What each rank of one configuration holds."
+def memory_on_ranks(work: Workload, number=None):  # (Memory at its peak, Memory that stays)
+    """What each rank of one configuration holds, GB, [rank]; or each of so many layouts whose
+    passes come in one order, [layout, rank]."""
     p, (stages, which) = work.layouts, stages_at_rest(*stages_asked(work))
-    rest, most = memory_at(at_rest(work), stages), memory_at(work, stages)
-    rest = rest._replace(gradients=most.gradients)
-    stay = [np.broadcast_to(GB, stages.first.shape) for GB in rest]
-    fixed = [Memory(*GB) for GB in np.transpose(stay)[which].tolist()]
-    saved = most_held(p.schedule, p.pp, p.virtual_stages, p.micro_batches,
-                     saved_on_chunks(work))
-    full = [x._replace(activations=x.activations + GB) for x, GB in zip(fixed, saved)]
-    return full, fixed
+    several, kinds = number or 1, len(stages.first)
+    row, kind = np.divmod(np.arange(several * kinds), kinds)   # each layout with each stage
+    every = work if number is None else work.at(row, p.at(row))
+    at = Stage(tuple(x[kind] for x in stages.layers), *(x[kind] for x in stages[1:]))
+    rest = memory_at(at_rest(every), at)
+    if p.pp == 1: rest = rest._replace(gradients=memory_at(every, at).gradients)
+    stay = Memory(*(np.broadcast_to(x, row.shape).reshape(several, kinds)[:, which] for x in rest))
+    saved = most_held(*(getattr(p, name) for name in ORDER), saved_on_chunks(work))
+    full = stay._replace(activations=stay.activations + saved.T)
+    found = full, stay
+    return found if number else tuple(Memory(*(x[0] for x in memory)) for memory in found)
+
+def fullest_rank(work: Workload, number=None):  # Memory
+    "Peak memory of the fullest rank of one configuration, or of each of so many of one order."
+    full, _ = memory_on_ranks(work, number)
+    fullest = np.argmax(fullness(work.layouts, full), axis=-1, keepdims=True)
+    return Memory(*(np.take_along_axis(x, fullest, -1)[..., 0] for x in full))
 
 def exact_memory(work: Workload):  # Memory
-    "Peak memory of the fullest rank of one configuration."
-    if work.layouts.pp == 1 or alike(work): return memory_of(work)
-    return max(memory_on_ranks(work)[0], key=functools.partial(fullness, work.layouts))
+    "Peak memory of one configuration."
+    return memory_of(work) if work.layouts.pp == 1 or alike(work) else fullest_rank(work)
 
 # %% ../nbs/87_timeline.ipynb #5c0ed015
-def memory_played(work: Workload, run):  # (Held, list of Memory: what each rank holds throughout)
+def memory_played(work: Workload, run):  # (Held, Memory: what each rank holds throughout)
     "What each rank holds over time."
     fixed, s = memory_on_ranks(work)[1], SCHEDULES[work.layouts.schedule]
-    held = memory_over_time(run, s.splits, saved_on_chunks(work),
-                            [memory.total for memory in fixed])
-    return held, fixed
+    return memory_over_time(run, s.splits, saved_on_chunks(work), fixed.total), fixed
 
 # %% ../nbs/87_timeline.ipynb #5c0ed008
 def exact_figures(work: Workload, pricer, costs, ends, times: Times):  # dict
@@ -1012,19 +1019,6 @@ def memories_played(work: Workload, memory: Memory, number):  # Memory
         if some.layouts.pp == 1 or alike(some): continue
         for column, GB in zip(memory, fullest_rank(some, len(rows))): column[rows] = GB
     return memory
-
-def fullest_rank(work: Workload, number):  # Memory
-    "Peak memory of the fullest rank of each of so many layouts of one order."
-    p, (stages, which) = work.layouts, stages_at_rest(*stages_asked(work))
-    row, stage = np.divmod(np.arange(number * len(stages.first)), len(stages.first))
-    every = at_rest(work).at(row, p.at(row))   # each layout with each stage
-    stay = memory_at(every, Stage(tuple(x[stage] for x in stages.layers),
-                                  *(x[stage] for x in stages[1:])))
-    stay = Memory(*(np.broadcast_to(x, row.shape).reshape(number, -1)[:, which] for x in stay))
-    saved = most_held(*(getattr(p, name) for name in ORDER), saved_on_chunks(work))
-    full = stay._replace(activations=stay.activations + saved.T)
-    fullest = np.arange(number), np.argmax(fullness(p, full), axis=1)
-    return Memory(*(x[fullest] for x in full))
 
 # %% ../nbs/87_timeline.ipynb #04b00007
 def job_of_estimate(one):  # CountedJob

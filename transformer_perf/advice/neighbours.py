@@ -83,26 +83,26 @@ RANK_PARTS = {
     'gaps_GB': 'gaps between blocks, at most',
     'context_GB': 'CUDA context and NCCL, at most'}
 
-def parts_on_rank(p, memory: Memory, working):  # dict of GB
-    "What a rank holds at its peak, part by part."
-    weights, gradients, states, activations = map(float, memory)
+def parts_on_ranks(p, memory: Memory, working):  # dict of GB, [rank]
+    "What ranks hold at their peak, part by part."
+    weights, gradients, states, activations = memory
     found = [weights, gradients, states, activations - working, working]
     if p.assumptions.fits_by == 'bound':
         beside = float(memory_bound(p, Memory(0., 0., 0., 0.)))
-        found += [float(memory_bound(p, memory)) - sum(map(float, memory)) - beside, beside]
+        found += [memory_bound(p, memory) - memory.total - beside, beside]
     return dict(zip(RANK_PARTS, found))
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00050
 def held_by_ranks(one: Estimate):  # DataFrame, a row for each rank
     "What each rank of the pipeline holds at its peak, GB, and from when on."
     work, pricer, costs, ends = priced_estimate(one)
-    (found, fixed), start, p = memory_on_ranks(work), np.nan, work.layouts
+    (full, stay), start, p = memory_on_ranks(work), np.nan, work.layouts
     if passes_in(p) <= MOST_PLAYED:
         more = more_of(p, iteration_times(work, costs, pricer, ends))
         held = memory_played(work, play(work, costs, ends, more))[0]
         start = held.time[[own[np.argmax(held.GB[own])] for own in runs(held.rank)]]
-    rows = [parts_on_rank(p, m, float(own.activations)) for m, own in zip(found, fixed)]
-    table = pd.DataFrame(rows).assign(needed_GB=[sum(row.values()) for row in rows], from_s=start)
+    table = pd.DataFrame(parts_on_ranks(p, full, stay.activations))
+    table = table.assign(needed_GB=table.sum(axis=1), from_s=start)
     return table.rename_axis('rank').reset_index()
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00013

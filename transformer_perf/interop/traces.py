@@ -226,11 +226,11 @@ def flow_events(one: Estimate, lanes):  # list of dict
 def memory_rows(one: Estimate):  # list of (rank, s, GB, of it activations)
     "What each rank holds, from the beginning to the end of the iteration."
     held, fixed = memory_played(*run_of(one))
-    changes = [[] for _ in fixed]
+    changes = [[] for _ in fixed.weights]
     for rank, s, GB in zip(*(x.tolist() for x in held)): changes[rank].append((s, GB))
     found, end = [], one.stats['iteration_s']
-    for rank, (memory, own) in enumerate(zip(fixed, changes)):
-        still, working = float(memory.total), float(memory.activations)
+    still_held, at_work = fixed.total.tolist(), fixed.activations.tolist()
+    for rank, (still, working, own) in enumerate(zip(still_held, at_work, changes)):
         rows = [(0., still), *own, (end, still)]
         found += [(rank, s, GB, GB - still + working) for s, GB in rows]
     return found
