@@ -9,7 +9,7 @@ from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.estimates import Group, as_assumptions, collective_time
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import as_model
-from transformer_perf.modules import Layouts, data_parallel_time, model_figures
+from transformer_perf.modules import Layouts, Part, data_parallel_time, model_figures
 from transformer_perf.systems import as_system
 
 SMALL = Model(2048, 4096, 32, 32)
@@ -246,7 +246,7 @@ def test_weights_hide_behind_enough_tokens(preset, n):
         tokens = system.matrix_flops_fp16 * 1e3 / rate   # C / W: 2 FLOP and 2 bytes a weight
         p = Layouts(zero_stage=3, assumptions=a)
         seen = lambda T, GB=GB, p=p: data_parallel_time(
-            [(GB, group)], 1e-3 * GB * T / system.matrix_flops_fp16, 1e9, pricer, p, depth)[0]
+            [Part(GB, group)], 1e-3 * GB * T / system.matrix_flops_fp16, 1e9, pricer, p, depth)[0]
         least = gather * (1 + a.costs.unit_exposed * (depth - 1))
         assert close(seen(tokens * 1.01), least)
         assert seen(tokens * .5) > 1.01 * least and close(seen(0.), depth * gather)

@@ -7,7 +7,6 @@ __all__ = ['TABLE', 'flops', 'weighed', 'names_of_messages', 'groups_of', 'rerun
 
 # %% ../nbs/87b_workload.ipynb #f21b22e6
 import functools
-import itertools
 import operator
 from typing import NamedTuple
 
@@ -584,13 +583,11 @@ def unit_time(parts, pieces, at_once, t_fwd, t_bwd, pricer, p: Layouts):  # (s, 
 
 # %% ../nbs/87b_workload.ipynb #28a10003
 def data_parallel_time(
-    parts,                      # (GB of a layer's weights on one GPU, the Group of their copies)
+    parts,                      # of Part: the weights of one layer, by who holds copies of them
     t_fwd, t_bwd,               # s of one layer and one micro-batch
     pricer, p: Layouts,
     layers,                     # that a GPU holds
-    tables=0.,                  # GB of weights beside those of layers, with the first part's copies
-    still=(),                   # GB of weights that do not train, of each part
-    still_tables=0.,            # GB of them beside the layers
+    beside=None,                # Part: tables of words beside the layers, copied as the first part
 ):  # (s of the forward, s of the backward pass) that compute does not hide
     "Weights gathered behind the forward pass, gradients reduced behind the backward pass."
     bulk = np.less(p.zero_stage, 3) & p.assumptions.bundled_messages
@@ -600,13 +597,12 @@ def data_parallel_time(
         at_once = np.maximum(whole, 1)
         pieces = where(bulk, at_once, layers)
     pieces, at_once = names('', pieces=pieces, at_once=at_once)
-    first, *more = [Part(GB * whole, group, still=of) for (GB, group), of in itertools.zip_longest(
-        parts, still, fillvalue=0.)]   # what does not train counts where nothing is bundled
-    units = [first._replace(tables=tables * bulk), *more]
-    seen = unit_time(units, pieces, at_once, t_fwd, t_bwd, pricer, p)
-    apart = tables * np.logical_not(bulk)   # a unit of its own
-    if not any_of(apart) and not any_of(still_tables): return seen
-    alone = Part(0., first.group, apart, still_tables=still_tables)
+    first, *more = [part._replace(weights=part.weights * whole) for part in parts]
+    beside = beside or Part(0., first.group)
+    first = first._replace(tables=beside.tables * bulk)
+    seen = unit_time([first, *more], pieces, at_once, t_fwd, t_bwd, pricer, p)
+    alone = beside._replace(tables=beside.tables * np.logical_not(bulk))   # a unit of its own
+    if not any_of(alone.tables) and not any_of(alone.still_tables): return seen
     also = unit_time([alone], 1, 1, t_fwd, t_bwd, pricer, p)
     return seen[0] + also[0], seen[1] + also[1]
 
@@ -922,7 +918,7 @@ def dataparallel(modules, depth, dp=1, t_dp=1, overlap=True, system={}):
     weights, t_fwd, t_bwd = summed(modules, ('weights_mem', 't_fwd', 't_bwd'))
     p = Layouts(dp_overlap=overlap)
     pricer = pricer_of(system, p.assumptions)
-    times = data_parallel_time([(weights, group)], t_fwd, t_bwd, pricer, p, depth)
+    times = data_parallel_time([Part(weights, group)], t_fwd, t_bwd, pricer, p, depth)
     return message_table('dp', weights, ('allgather', 'reducescatter'), *times)
 
 # %% ../nbs/96_paper_names.ipynb #a30d7a24

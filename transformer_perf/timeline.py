@@ -47,7 +47,7 @@ from .kernels import pricer_of
 from .blocks import (
     STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)
 from .modules import (
-    LayerCost, Matrices, Stored, Workload, costs_of_kinds, count, data_parallel_time, ends_GB,
+    LayerCost, Matrices, Part, Stored, Workload, costs_of_kinds, count, data_parallel_time, ends_GB,
     gathered, gradient_held, groups_of, groups_of_ends, if_any, over_host_link,
     passes_of_stage, pipeline_time, priced_rows, prices_of, reduces_often, seconds_of_ends,
     sharers, stages_held, step_seconds, with_recompute)
@@ -170,12 +170,13 @@ def reduction_time(work: Workload, pace, pricer):  # s
     "Gradients and weights exchanged between the copies, as far as nothing hides it."
     p, of = work.layouts, pace.stored
     few = (p.tp > 1) & np.less(pricer.system.nic_factor, 1)
-    parts = [(GB, group._replace(crowded=few & (group.in_domain > 1)))
-             for GB, group in weight_parts(p, of)]
-    still = [of.frozen, of.frozen_routed][:len(parts)]
+    crowd = lambda group: group._replace(crowded=few & (group.in_domain > 1))
+    parts = [Part(GB, crowd(group), still=still) for (GB, group), still in
+             zip(weight_parts(p, of), (of.frozen, of.frozen_routed))]
+    beside = Part(0., parts[0].group, most_of_ends(work),
+                  still_tables=most_of_ends(work, work.frozen))
     (forward, backward), layers = pace.cost[:2], pace.layers * stages_held(p)
-    return sum(data_parallel_time(parts, forward, backward, pricer, p, layers,
-                                  most_of_ends(work), still, most_of_ends(work, work.frozen)))
+    return sum(data_parallel_time(parts, forward, backward, pricer, p, layers, beside))
 
 # %% ../nbs/87_timeline.ipynb #83c55b7d
 def stage_weights(p: Layouts, of: Stored, layers, ends):  # list of (GB, GPUs)
