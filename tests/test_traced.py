@@ -2,6 +2,7 @@
 import dataclasses
 import json
 import math
+import operator
 import re
 
 import numpy as np
@@ -60,7 +61,9 @@ def wrong_lines(one, *figures):
     for x in below(*figures):
         if not x.formula: continue
         got = eval(x.formula, known, {y.name: y.value for y in x.inputs})
-        if not close(float(got), x.value): wrong.append((x.name, x.formula, got, x.value))
+        rounding = 1e-15 * max((abs(y.value) for y in x.inputs), default=0.)   # of a difference
+        if abs(got - x.value) > max(1e-12 * abs(x.value), rounding):
+            wrong.append((x.name, x.formula, got, x.value))
     return wrong
 
 
@@ -325,9 +328,46 @@ def test_columns_of_quantities():
 
 
 @pytest.mark.parametrize('lost', [
-    float, lambda x: np.array([x], dtype=float), lambda x: np.clip(x, 0, 1), np.mean, range])
+    float, lambda x: np.array([x], dtype=float), lambda x: np.clip(x, 0, 1), np.mean, range, list,
+    np.abs, np.exp, np.floor, hash, lambda x: np.stack([x, x]), lambda x: -column_of([x]),
+    lambda x: operator.iadd(column_of([x]), 1)])
 def test_a_name_is_not_lost_in_silence(lost):
+    "Nor kept by a cache, which would hand it to those who asked for a plain number."
     with pytest.raises((TypeError, ValueError)): lost(x)
+
+
+def test_sizes_of_all_kinds_of_layers_are_leaves():
+    "Whatever was asked of the model before."
+    for kind, wanted in (('latent', {'heads', 'expert_dim', 'experts', 'q_lora_rank', 'depth'}),
+                         ('windows', {'heads', 'head_dim', 'window', 'expert_dim', 'experts'})):
+        one = estimate_of(kind, 'calibrated')
+        known = {name for name, owner in leaves(figures_told(one)['iteration_s'])
+                 if owner == f'model {one.model.name}'}
+        assert wanted <= known, wanted - known
+        assert estimate_of(kind, 'calibrated').stats == one.stats
+
+
+def test_what_is_played_rests_on_sizes():
+    a = dataclasses.replace(as_assumptions('corrected'), uneven_stages=True)
+    one = estimate('mixtral_8x7B', Parallel(pp=5, dp=2), 'H100-80GB', 64, a)
+    found = figures_told(one)
+    for figure in ('activations_GB', 'bubble_s'):
+        names = {name for name, _ in leaves(found[figure])}
+        assert {'embed_dim', 'seq_len', 'depth', 'pp', 'global_batch'} <= names
+    assert 'depth' in {name for name, _ in leaves(found['compute_s'])}
+
+
+def test_units_and_owners():
+    "A sum of kinds has their unit; numbers of one name and different owners are two."
+    one = figures_told(estimate_of('latent', 'calibrated'))
+    mean = next(x for x in below(one['compute_s']) if x.name == 'compute')
+    assert mean.unit == 's' and 'compute_1' in mean.formula
+    both = Quantity('eff', .7, source='a') * Quantity('eff', .7, source='b')
+    assert both.formula == 'eff * eff_2'
+    e = (Quantity('e', 2.) + 1e-12 * Quantity('e', 3.))
+    assert e.formula == 'e + 1e-12 * e_2'
+    for x in below(*one.values()):
+        assert len({y.name for y in x.inputs}) == len(x.inputs), (x.name, x.formula)
 
 
 def test_a_function_that_is_told_serves_plain_numbers_too():

@@ -230,18 +230,20 @@ class CountedJob(Layouts):
         return tuple(self.here.operations(self))
 
     @cached_property
+    def dealt(self):  # as `kinds_among`
+        "The different blocks, and which one each layer is."
+        return kinds_among(self.blocks, int(self.mtp_layers), ends_in_16_bits(self))
+
+    @cached_property
     def kinds(self):  # tuple of CountedJob
         "The job with each kind of block at hand."
-        if one_kind(self): return (self.of_block(self.here),)
-        kinds, _ = kinds_among(self.blocks, self.mtp_layers, ends_in_16_bits(self))
-        return tuple(self.of_block(block) for block in kinds)
+        blocks = (self.here,) if one_kind(self) else self.dealt[0]
+        return tuple(map(self.of_block, blocks))
 
     @cached_property
     def order(self):  # tuple, or None where all layers are alike
         "Which kind each layer is of, those of multi-token prediction last."
-        if one_kind(self): return None
-        kinds, order = kinds_among(self.blocks, int(self.mtp_layers), ends_in_16_bits(self))
-        return order if len(kinds) > 1 else None
+        return None if one_kind(self) or len(self.dealt[0]) == 1 else self.dealt[1]
 
 # %% ../nbs/82b_blocks.ipynb #25e30db3
 def when(flag, *messages):  # tuple of Message
@@ -1029,8 +1031,10 @@ def kinds_among(blocks, mtp_layers, bf16_ends):  # (the different blocks, which 
     for i in {*range(min(bf16_ends, depth)), *range(max(depth - bf16_ends, 0), depth)}:
         layers[i] = dataclasses.replace(layers[i], in_16_bits=True)
     layers += [last] * mtp_layers
-    place = {block: i for i, block in enumerate(dict.fromkeys(layers))}
-    return tuple(place), tuple(place[block] for block in layers)
+    kinds = []
+    for block in layers:
+        if block not in kinds: kinds.append(block)
+    return tuple(kinds), tuple(map(kinds.index, layers))
 
 class Pattern(NamedTuple):
     "Which kind of layer stands where."

@@ -7,7 +7,6 @@ __all__ = ['Played', 'played_of', 'told_times', 'told_memory', 'unit_of', 'figur
 
 # %% ../nbs/88_explained.ipynb #05c00003
 import functools
-import re
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -15,19 +14,19 @@ import numpy as np
 
 # %% ../nbs/88_explained.ipynb #05c00004
 from transformer_perf.inputs import nearest
-from transformer_perf.schedules import time_played
-from transformer_perf.quantities import Quantity, column_of, named
-from transformer_perf.estimates import Busy, Operation, Roofline, Work, comm_of_each
+from transformer_perf.models import Model
+from transformer_perf.schedules import most_held, time_played
+from transformer_perf.quantities import Quantity, column_of, depending, named
+from transformer_perf.estimates import Operation, Roofline, Work
 from transformer_perf.parameters import interval
 from transformer_perf.kernels import pricer_of
-from transformer_perf.blocks import CountedJob
+from transformer_perf.blocks import CountedJob, ends_in_16_bits, kinds_among
 from transformer_perf.modules import (
-    LayerCost, Listed, Priced, Workload, costs_of_kinds, count, listed, priced_rows,
-    seconds_of_ends, step_seconds, summed_layer, weighed, with_copies)
+    LayerCost, Workload, as_name, count, listed, prices_of, seconds_of_ends, summed_layer)
 from transformer_perf.timeline import (
     MEMORY_PARTS, TIMES, Memory, Stage, Times, alike, all_figures, at_rest, fullness,
     idle_when_played, iteration_times, job_of, memory_at, memory_of, memory_on_ranks, more_of,
-    own_stages, pass_times, priced_estimate, slowest_stage)
+    of_each_kind, own_stages, pass_times, priced_estimate, slowest_stage, utilization)
 from transformer_perf.traced import (
     Explanation, ToldMeasured, leaves_of, with_leaves)
 
@@ -47,8 +46,6 @@ def work_by_name(work: Work):
     return by_name(work._replace(products=tuple(map(by_name, work.products)),
                                  messages=tuple(map(by_name, work.messages))))
 
-def as_name(text): return re.sub(r'\W', '_', text)   # of an operation, as formulas write it
-
 def operation_by_name(op: Operation):
     "An operation, its counts by name."
     own = {field: named(getattr(op, field), f'{as_name(op.name)}_{field}', 'GB')
@@ -56,7 +53,11 @@ def operation_by_name(op: Operation):
     return op._replace(forward=work_by_name(op.forward), backward=work_by_name(op.backward), **own)
 
 class ToldJob(CountedJob):
-    "A job whose numbers are quantities."
+    "A job whose numbers are quantities: no cache may keep them."
+    @functools.cached_property
+    def dealt(self):
+        return kinds_among.__wrapped__(self.blocks, self.mtp_layers, ends_in_16_bits(self))
+
     @functools.cached_property
     def operations(self): return tuple(map(operation_by_name, CountedJob.operations.func(self)))
 
@@ -74,30 +75,18 @@ def told_job(one):  # (ToldJob, who prices it)
     batch = Quantity('global_batch', one.global_batch, source='choice', words='samples')
     layout = vars(with_leaves(one.parallel, 'choice'))
     job = job_of(layout, model, known, batch, assumed)
-    depth = leaves_of(one.model, of_model)['depth']
-    FLOP = Quantity('flops_per_token', float(one.model.flops_per_token('megatron', job.adapters)),
-                    source=of_model, words='FLOP of both directions')
+    given = leaves_of(one.model, of_model)
+    FLOP = depending(one.model.flops_per_token('megatron', job.adapters), 'flops_per_token',
+                     *(x for name, x in given.items() if name != 'train_samples'),
+                     of=Model.flops_per_token)
     N = named(job.micro_batches, 'N', '', job_of)
-    job = ToldJob(**vars(job) | {'depth': depth, 'micro_batches': N, 'flops_per_token': FLOP})
+    job = ToldJob(**vars(job) | {
+        'depth': given['depth'], 'micro_batches': N, 'flops_per_token': FLOP})
     if not m: return job, Roofline(known, assumed.launch_time, assumed.flops_efficiency,
                                    a.allreduce_doubled)
     return job, ToldMeasured(pricer_of(system, a), known, parameters)
 
 # %% ../nbs/88_explained.ipynb #5e0000b3
-def passes_by_name(rows: Listed, priced: Priced, pricer):  # Priced
-    "What passes take, by the names of their operations; what takes nothing has none."
-    operations, busy_of = [as_name(op.name) for op in rows.operations], type(pricer).busy_of_each
-    def of(column, after, unit='s', said_by=busy_of):
-        return column_of([x.called(f'{name}_{after}', unit, said_by) if x else 0.
-                          for name, x in zip(operations, column)])
-    busy = lambda x, way: Busy(*(of(column, f'{way}_{field}') for field, column in
-                                 x._asdict().items()))
-    return priced._replace(
-        forward=busy(priced.forward, 'fwd'), backward=busy(priced.backward, 'bwd'),
-        late=of(priced.late, 'late'), flops=of(priced.flops, 'TFLOP', 'TFLOP', weighed),
-        sent_forward=of(priced.sent_forward, 'fwd_comm', 's', comm_of_each),
-        sent_backward=of(priced.sent_backward, 'bwd_comm', 's', comm_of_each))
-
 def layers_by_name(costs: LayerCost):
     "What a layer of each kind takes, by name."
     def of(field, x):
@@ -109,12 +98,7 @@ def layers_by_name(costs: LayerCost):
 
 def told_prices(work: Workload, pricer):  # as `prices_of`
     "The prices of a job that is told."
-    rows = [*(layer.rows for layer in work.kinds), *work.ends]
-    priced = [passes_by_name(*both, pricer) for both in zip(rows, priced_rows(rows, pricer))]
-    kinds, ends = priced[:len(work.kinds)], priced[len(work.kinds):]
-    steps = [step_seconds(layer, pricer) for layer in work.kinds]
-    costs = with_copies(costs_of_kinds(work.kinds, kinds, steps, work.layouts), work, pricer)
-    first, last = seconds_of_ends(ends, work.beside.table > 0)
+    costs, (first, last) = prices_of(work, pricer)
     return layers_by_name(costs), (named(first, 'first_end', 's', seconds_of_ends),
                                    named(last, 'last_end', 's', seconds_of_ends))
 
@@ -146,17 +130,17 @@ def told_times(work: Workload, costs, pricer, ends, played: Played):  # Times
     if played.seconds is None: return times
     p, pace = work.layouts, slowest_stage(work, costs, ends)
     more = named(more_of(p, times), 'more', 's')
-    run = Quantity('played', played.seconds, 's', '', (pace.busy, more, p.micro_batches, p.pp),
-                   'schedules.played',
-                   'All passes in their order, each when what it waits for is there.')
+    run = depending(played.seconds, 'played', pace.busy, more, p.micro_batches, p.pp,
+                    p.virtual_stages, unit='s', of=time_played)
     return times._replace(bubble=idle_when_played(p, pace, more, run))
 
 def told_memory(work: Workload, played: Played):  # Memory
     "What the fullest rank holds."
     if played.stage is None: return memory_of(work)
     stay, most = (memory_at(x, played.stage) for x in (at_rest(work), work))
-    kept = Quantity('kept', played.kept, 'GB', '', (work.layouts.micro_batches,),
-                    'schedules.played', 'What passes of the fullest rank keep at once.')
+    p, saved = work.layouts, of_each_kind(work, work.stored.activations)
+    kept = depending(played.kept, 'kept', *saved, work.depth, p.pp, p.virtual_stages,
+                     p.micro_batches, unit='GB', of=most_held)
     return stay._replace(gradients=most.gradients, activations=stay.activations + kept)
 
 def unit_of(figure):
@@ -185,10 +169,12 @@ def figures_told(one):  # dict: column -> Quantity
     memory = told_memory(work, played)
     memory = Memory(*(figure_told(*both, memory_at) for both in zip(MEMORY_PARTS, memory)))
     found = all_figures(work, costs, ends, times, memory, pricer.system)
+    shares = {name: figure_told(name, found[name], utilization) for name in ('mfu', 'hfu')}
     for name in {'iteration_low_s', 'iteration_high_s'} & one.stats.keys():
-        ratio = Quantity('ratio', one.stats[name] / one.stats['iteration_s'],
-                         source='parameters.interval', words='of such predictions of measured runs')
+        ratio = Quantity('ratio', one.stats[name] / one.stats['iteration_s'], source='evidence',
+                         words='of such predictions over measured runs')
         found[name] = (found['iteration_s'] * ratio).called(name, 's', interval)
+    found |= shares
     return {name: figure_told(name, found[name], all_figures) for name in one.stats}
 
 def explanation_of(
@@ -198,8 +184,9 @@ def explanation_of(
 ):  # Explanation
     "Where a figure of an estimate came from, down to what was given."
     a, figure = one.assumptions, nearest(figure, one.stats, 'figure')
-    sources = {'choice': 'the configuration that was asked for',
+    sources = {'choice': 'the configuration: what was asked for, and what follows from it',
                f'system {one.system.name}': str(one.system.source),
                'assumption': 'said or fitted in 02_estimates'}
-    if a.measured: sources[f'measured {a.measured.name}'] = 'fitted to runs, within these bounds'
+    if a.measured: sources[f'measured {a.measured.name}'] = (
+        'fitted to runs, on the evidence that each names; [GPU/library/precision]: to kernels')
     return Explanation(figures_told(one)[figure], sources, depth)

@@ -123,9 +123,9 @@ class Shares:
     panels: int = None             # SUMMA panels; the system's summa_nb unless given
     zero_stage: int = None         # the choice that is also given by position: here
     nvlink_tp: int = None          # tp GPUs that share an NVLink domain
-    nvlink_cp: int = None          # cp GPUs that do
-    nvlink_pp: int = None          # pp GPUs that do
-    nvlink_dp: int = None          # dp GPUs that do
+    nvlink_cp: int = None          # cp GPUs that share an NVLink domain
+    nvlink_pp: int = None          # pp GPUs that share an NVLink domain
+    nvlink_dp: int = None          # dp GPUs that share an NVLink domain
     ep: int = 1                    # GPUs (of tp, cp and dp) that share the experts
     etp: int = 1                   # of them, GPUs that share the features of an expert
     layout: str = field(None, longest=1000)  # layers of each chunk: 'Et*3|(tt|)*30mL'

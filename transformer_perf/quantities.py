@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['SUM', 'PRODUCT', 'POWER', 'ALONE', 'OPERATORS', 'FUNCTIONS', 'NEUTRAL', 'OF_SHAPES', 'plain', 'is_just', 'unwritten',
            'term', 'same', 'own_name', 'renamed', 'terms', 'written', 'calculated', 'of_each', 'boxed', 'Column',
-           'column_of', 'operator', 'Quantity', 'chosen', 'described', 'named', 'told', 'names']
+           'column_of', 'operator', 'Quantity', 'chosen', 'described', 'named', 'told', 'names', 'unit_among',
+           'depending']
 
 # %% ../nbs/82d_quantities.ipynb #82d00005
 import dataclasses
@@ -49,7 +50,10 @@ def term(x):  # (text, how tightly it holds together, what it names)
     return x.formula, x.binds, x.inputs
 
 def same(a, b):
-    return a is b or (a.value, a.formula, a.inputs) == (b.value, b.formula, b.inputs)
+    "Whether two quantities are one number, from the same sources."
+    if a is b: return True
+    alike = (a.value, a.formula, a.source) == (b.value, b.formula, b.source)
+    return alike and len(a.inputs) == len(b.inputs) and all(map(same, a.inputs, b.inputs))
 
 def own_name(x, known):  # str
     "The name of a quantity among those that are known, which it joins: one that no other has."
@@ -60,7 +64,7 @@ def own_name(x, known):  # str
 
 def renamed(text, names):  # str
     "A formula with other names; `names`: dict of old -> new."
-    return re.sub(r'[A-Za-z_]\w*', lambda word: names.get(word[0], word[0]), text)
+    return re.sub(r'\b[A-Za-z_]\w*', lambda word: names.get(word[0], word[0]), text)
 
 def terms(*numbers):  # (texts, how tightly each holds together, what all of them name)
     "How several numbers stand in one formula, where each name means one number."
@@ -85,7 +89,9 @@ def calculated(operation, *numbers):
     if any(isinstance(x, np.ndarray) for x in numbers):
         return of_each(functools.partial(calculated, operation), *numbers)
     value = operation(*map(plain, numbers))
-    if operation not in OPERATORS and operation not in FUNCTIONS: return value   # a comparison
+    if operation not in OPERATORS and operation not in FUNCTIONS:
+        if value.dtype == bool or operation is np.remainder: return value   # to decide by
+        raise TypeError(f'no formula writes {operation.__name__} of quantities')
     if (found := unwritten(operation, *numbers)) is not None: return found
     text, binds, inputs = written(operation, numbers)
     return Quantity('', value.item(), formula=text, inputs=inputs, binds=binds)
@@ -105,7 +111,10 @@ def boxed(x):  # array
 
 class Column(np.ndarray):
     "An array of quantities."
+    __array_priority__ = 1   # also of what it is joined with
+
     def __array_ufunc__(self, operation, method, *numbers, **more):
+        if 'out' in more: return NotImplemented
         if method == '__call__' and not more: return calculated(operation, *numbers)
         own = [x.view(np.ndarray) if isinstance(x, Column) else x for x in numbers]
         found = getattr(operation, method)(*own, **more)
@@ -118,8 +127,7 @@ def column_of(numbers):  # Column
     return found.view(Column)
 
 # %% ../nbs/82d_quantities.ipynb #82d00010
-# what may ask for the value alone; pipelines are dealt out by whole numbers
-OF_SHAPES = np.ndim, np.size, np.shape, np.broadcast_arrays
+OF_SHAPES = np.ndim, np.size, np.shape   # all other functions would lose the name
 
 def operator(operation, turned=False):
     "A method that calculates; `turned`: with what stands on its left."
@@ -156,7 +164,8 @@ class Quantity:
         return ' = '.join(filter(None, [self.name, self.formula, number]))
 
     def __neg__(self): return -1 * self
-    def __hash__(self): return hash(self.value)
+    __hash__ = None   # a cache would hand a quantity on to those who asked for a plain number
+    __iter__ = None
     def __getitem__(self, at): return self   # x[()] of a number is the number
     def __bool__(self): return bool(self.value)
     def __int__(self): return int(self.value)
@@ -168,14 +177,16 @@ class Quantity:
 
     def __array_function__(self, function, types, numbers, more):
         if function is np.where: return chosen(*numbers)
-        if function not in OF_SHAPES: return NotImplemented   # it would lose the names
+        if function not in OF_SHAPES: return NotImplemented
         return function(*map(plain, numbers), **more)
 
     def called(self, name, unit='', of=None):  # Quantity
-        "The same by a name; `of`: the function that says so, unless another does."
-        formula, inputs = self.formula, self.inputs
-        if self.name and not formula: formula, inputs = self.name, (self,)   # it was given
-        own = described(of) if of and not self.source else (self.source, self.words)
+        """The same by a name, in place of any that it has; `of`: the function that says so, unless
+        another does."""
+        formula, inputs, said = self.formula, self.inputs, (self.source, self.words)
+        given = self.name and not formula and not inputs
+        if given: formula, inputs, said = self.name, (self,), ('', '')
+        own = described(of) if of and not said[0] else said
         found = Quantity(name, self.value, unit or self.unit, formula, inputs, *own)
         return found if name else found._replace(binds=self.binds)
 
@@ -191,7 +202,8 @@ def described(of):  # (str, str)
     return f'{of.__module__.rpartition(".")[2]}.{of.__qualname__}', words
 
 def named(x, *about):
-    "What has no name yet, as `Quantity.called`: a quantity, or each of a column."
+    """A quantity by a name, as `Quantity.called`, or each of a column. What has a name keeps it:
+    the function that knows most of a number names it first."""
     if isinstance(x, Quantity): return x if x.name else x.called(*about)
     if not isinstance(x, Column): return x
     each = [named(own, *about) for own in x.ravel()]
@@ -207,10 +219,24 @@ def told(
         def called(*given, **more):
             found = function(*given, **more)
             if not isinstance(found, (Quantity, Column)): return found
-            return named(found, name(*given) if callable(name) else name, unit, function)
+            return named(found, name(*given, **more) if callable(name) else name, unit, function)
         return called
     return of
 
-def names(unit='s', **numbers):  # tuple
+def names(unit, **numbers):  # tuple
     "Numbers, each by its name where it is a quantity."
     return tuple(named(x, name, unit) for name, x in numbers.items())
+
+def unit_among(numbers):
+    "The unit of the first quantity among some numbers."
+    return next((x.unit for x in numbers if isinstance(x, Quantity)), '')
+
+def depending(
+    value, name,
+    *on,          # quantities, or plain numbers: then the value stays one
+    unit='', of=None,
+):
+    "A number that no formula gives, with what it depends on; nothing needs no name."
+    known = tuple(x for x in on if isinstance(x, Quantity))
+    if not known or not value: return value
+    return Quantity(name, float(value), unit, '', known, *(described(of) if of else ()))

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .inputs import divides, nearest, of_type, quoted
+from .quantities import told
 
 # %% ../nbs/30_schedules.ipynb #04b00007
 def gpipe(rank, p, v, N):
@@ -134,14 +135,23 @@ def dualpipe(rank, p, v, N): return dual_steps(min(rank, p - 1 - rank), p // 2, 
 def dualpipe_v(rank, p, v, N): return dual_steps(rank, p, N)
 
 # %% ../nbs/30_schedules.ipynb #04b00012
-def idle_turns(p, v, N, F, B, W): return (p - 1) * (F + B + W) / v
-def idle_h2(p, v, N, F, B, W): return (p - 1) * np.maximum(np.maximum(F, B - F), F + B - 2 * W)
+@told('idle')
+def idle_turns(p, v, N, F, B, W):
+    "The passes of one micro-batch through all other stages."
+    return (p - 1) * (F + B + W) / v
 
+@told('idle')
+def idle_h2(p, v, N, F, B, W):
+    "Of the first passes, or of what gradients of weights leave of the last ones."
+    return (p - 1) * np.maximum(np.maximum(F, B - F), F + B - 2 * W)
+
+@told('idle')
 def idle_h1(p, v, N, F, B, W):
     "Each micro-batch but the last fills one turn of waiting."
     filled = np.minimum(N - 1, p - 1) * np.minimum(np.minimum(F, B), W)
     return (p - 1) * (F + B) - filled
 
+@told('idle')
 def idle_v(p, v, N, F, B, W):
     "By how much the longest chain is longer than the work of a rank; a pass takes half of F."
     k = p - 1                                      # from one end of the ranks to the other
@@ -167,8 +177,15 @@ def idle_half(h, F, B, W, overlap):
     alone = (h + 2) * overlap * F                  # not hidden: so many find no partner
     return np.maximum(ahead, back) + out + late + alone
 
-def idle_dual(p, v, N, F, B, W, overlap=0.): return idle_half(p // 2, F, B, W, overlap)
-def idle_dual_v(p, v, N, F, B, W, overlap=0.): return idle_half(p, F, B, W, overlap) / 2
+@told('idle')
+def idle_dual(p, v, N, F, B, W, overlap=0.):
+    "Of two directions with half of the ranks each."
+    return idle_half(p // 2, F, B, W, overlap)
+
+@told('idle')
+def idle_dual_v(p, v, N, F, B, W, overlap=0.):
+    "Of one direction whose chunks are half as long."
+    return idle_half(p, F, B, W, overlap) / 2
 
 # %% ../nbs/30_schedules.ipynb #04b00013
 def saved_turns(p, v, N, rank):

@@ -39,7 +39,7 @@ from .schedules import (
     MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, formula_holds, memory_over_time, most_held,
     own_figure, played, time_played)
 from .choices import adapted, launched, of_names, offloads, on_host
-from .quantities import named, names, told
+from .quantities import depending, named, names, plain, told, unit_among
 from .estimates import (
     CHOICES, OPTIMIZERS, Assumptions, Group, any_of, different, distinct, in_low_precision,
     of_recipe, state_bytes, tells_matrices, where)
@@ -192,7 +192,7 @@ def stage_matrices(p: Layouts, matrices: Matrices, layers, parts):  # list of (G
 
 @told('shared_GB', 'GB')
 def shared(parts, out):  # GB
-    "What a GPU holds of weights, shared out where a flag holds."
+    "What a GPU holds of weights; `out`: whether the GPUs of each part share it out."
     return sum(GB / np.where(out, np.maximum(gpus, 1), 1) for GB, gpus in parts)
 
 # %% ../nbs/87_timeline.ipynb #5a4d0030
@@ -371,7 +371,7 @@ def of_each_pipeline(work: Workload, table):  # array [figure, ..., row]
     "A table of figures for the pipeline of each layout; shorter ones repeat their first row."
     p, s = work.layouts, work.layouts.schedule
     folded, both = own_figure(s, attrgetter('folded')), own_figure(s, attrgetter('both_ways'))
-    columns = np.broadcast_arrays(p.pp, p.virtual_stages, 1 * folded, 1 * both)
+    columns = np.broadcast_arrays(plain(p.pp), plain(p.virtual_stages), 1 * folded, 1 * both)
     which, first = distinct(*map(np.ravel, columns))
     rows = np.stack(columns).reshape(4, -1)[:, first].T.tolist() or [(1, 1, 0, 0)]   # of none, too
     tables = [table(work.pattern, *row, p.layout) for row in rows]
@@ -384,18 +384,19 @@ def unlike_stages(work: Workload):  # list of Stage
     "The stages that differ, dealt out layer by layer."
     columns = of_each_pipeline(work, lambda *asked: [
         (*stage.layers, *stage[1:]) for stage in distinct_stages(*asked)])
-    kinds = len(columns) - len(Stage._fields) + 1
-    return [Stage(tuple(x[..., i] for x in columns[:kinds]), *(x[..., i] for x in columns[kinds:]))
-            for i in range(columns.shape[-1])]
+    kinds, p = len(columns) - len(Stage._fields) + 1, work.layouts
+    dealt = lambda x: depending(x, 'layers', work.depth, p.pp, p.virtual_stages, of=unlike_stages)
+    return [Stage(tuple(dealt(x[..., i]) for x in columns[:kinds]),
+                  *(x[..., i] for x in columns[kinds:])) for i in range(columns.shape[-1])]
 
 # %% ../nbs/87_timeline.ipynb #83c55b84
 def mean_layer(parts, layers):
     "The mean of some layers: of the parts of each kind, along a first axis."
     if len(layers) == 1: return parts
     total = np.maximum(sum(layers), 1)
-    mean = {name: sum(n * x[k] for k, n in enumerate(layers)) / total
-            for name, x in zip(parts._fields, parts)}
-    return type(parts)(*names('', **mean))
+    mean = lambda x: sum(n * x[k] for k, n in enumerate(layers)) / total
+    return type(parts)(*(named(mean(x), name, unit_among(x))
+                         for name, x in zip(parts._fields, parts)))
 
 # %% ../nbs/87_timeline.ipynb #83c55b82
 def costs_at_places(
@@ -478,12 +479,12 @@ def bubble_time(work: Workload, costs, pace, more, ends):  # s
     "What a stage idles; `pace`: s of the slowest; `more`: of a micro-batch besides its layers."
     p = work.layouts
     mean, L = mean_layer(costs, work.number), sum(work.number) / p.pp
-    F, B, W = names(F=L * mean.forward + more / 2, B=L * (mean.backward - mean.late) + more / 2,
-                    W=L * mean.late)
+    F, W, B = names('s', F=L * mean.forward + more / 2, W=L * mean.late,
+                    B=L * (mean.backward - mean.late) + more / 2)
     rest = L * (mean.forward + mean.backward) + sum(ends) - pace   # what the others take besides
     sizes = p.pp, p.virtual_stages, p.micro_batches
     idle = own_figure(p.schedule, lambda s: s.idle(*sizes, F, B, W))
-    idle, rest = names(idle=idle, rest=rest)
+    idle, rest = names('s', idle=idle, rest=rest)
     return np.maximum(idle + rest * ~ends_meet(p) / p.virtual_stages, 0.)
 
 # %% ../nbs/87_timeline.ipynb #83c55bd2
@@ -606,7 +607,7 @@ def shares_out(parts):
     "Whether several GPUs may share any of some weights; parts: (GB, GPUs)."
     return sum(gpus for _, gpus in parts) > len(parts)
 
-@told('gathered', 'GB')
+@told('units', 'GB')
 def largest_units(own: StageWeights, units):  # GB
     "So many units in a row: layers, and tables of words at the ends."
     tables = (own.ends > 0) + 1. * (own.ends > 1.5 * own.table)
@@ -643,6 +644,7 @@ def weights_of_stage(work: Workload, at: Stage, of: Stored, trained=True):  # St
     table = work.beside.table
     return StageWeights(parts, matrices, beside, layers, layer, ends, table, copied)
 
+@told('held', 'GB')
 def weights_held(p: Layouts, own: StageWeights):  # GB
     "Weights: all, or a share of all and what is gathered; that share may be a state instead."
     thirds = np.equal(p.zero_stage, 3)
@@ -655,6 +657,7 @@ def begins_without(p: Layouts):
     "Whether no gradient is there when activations are most: a step begins without, and ends soon."
     return np.equal(p.micro_batches, 1) & np.equal(p.pp, 1) & p.costs.gradients_anew
 
+@told('gradients', 'GB')
 def gradients_held(p: Layouts, own: StageWeights, replaced):  # GB
     """Gradients at the peak: all, or a share of all and those on their way.
 
@@ -933,11 +936,11 @@ def exact_times(work: Workload, costs, ends, times: Times):  # Times
     sizes, chunks = (p.schedule, p.pp, p.virtual_stages), pass_times(work, costs, ends, more)
     known = formula_holds(*sizes, *chunks)
     if np.all(known): return times
-
     total = time_played(*sizes, p.micro_batches, *chunks)
     played = idle_when_played(p, slowest_stage(work, costs, ends), more, total)
     return times._replace(bubble=where(known, times.bubble, played))
 
+@told('bubble')
 def idle_when_played(p: Layouts, pace: Pace, more, total):  # s
     "What the slowest stage idles in a schedule that takes so long; `more`: as `more_of`."
     return np.maximum(total - p.micro_batches * (pace.busy + more), 0.)
