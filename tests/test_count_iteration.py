@@ -908,3 +908,16 @@ def test_the_largest_units_in_a_row():
     assert largest(3, ends=4.) == 10           # all, where one table is all of the ends
     assert largest(2, ends=0.) == largest(3, ends=0.) == 6
     assert largest(2, layers=5) == 7 and largest(3, layers=5) == 10
+
+
+@pytest.mark.parametrize('layout, n_gpus, words', [
+    (dict(dp=8, recompute='full:40'), 8, 'full:40: all layers, for a stage has no more than 32.'),
+    (dict(dp=4, pp=2, recompute='full:17'), 8,
+     'full:17: all layers, for a stage has no more than 16.'),
+    (dict(dp=8, recompute='full:32'), 8, ''), (dict(dp=8, recompute='full'), 8, ''),
+    (dict(dp=11), 11, 'Priced as if 11 GPUs used 1 of the 8 of each NVLink domain, all alike.'),
+    (dict(dp=12), 12, ''), (dict(dp=7), 7, '')])
+def test_what_is_not_as_asked_is_said(layout, n_gpus, words):
+    one = estimate('llama3.1_8B', Parallel(**layout), 'H100-80GB', 2 * n_gpus)
+    said = [note for note in one.notes if 'all layers' in note or 'domain' in note]
+    assert said == ([words] if words else [])

@@ -351,6 +351,7 @@ def test_what_is_played_rests_on_sizes():
     a = dataclasses.replace(as_assumptions('corrected'), uneven_stages=True)
     one = estimate('mixtral_8x7B', Parallel(pp=5, dp=2), 'H100-80GB', 64, a)
     found = figures_told(one)
+    assert all(len({y.name for y in x.inputs}) == len(x.inputs) for x in below(*found.values()))
     for figure in ('activations_GB', 'bubble_s'):
         names = {name for name, _ in leaves(found[figure])}
         assert {'embed_dim', 'seq_len', 'depth', 'pp', 'global_batch'} <= names

@@ -9,10 +9,10 @@ __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'ALWAYS', 'WAITS', 'HIDING', 'S
            'layers_to_deal', 'can_offload', 'check_host', 'check_offload', 'grid_lacks', 'check_stages',
            'check_parallel', 'parts_said', 'parts_among', 'beyond', 'out_of_reach', 'gpu_in', 'never_run', 'evidence',
            'evidence_of_rows', 'kind_of_run', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of',
-           'notes_of', 'seconds_in', 'both_ends', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors',
-           'divisors_of', 'rows_of', 'cross', 'keep', 'filled', 'interval_of', 'settled', 'estimate', 'short',
-           'layer_groups', 'readable', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
-           'interval_in_words', 'in_words']
+           'notes_of', 'more_than_there_are', 'domains_in_words', 'seconds_in', 'both_ends', 'how_priced', 'run_of',
+           'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled',
+           'interval_of', 'settled', 'estimate', 'short', 'layer_groups', 'readable', 'plural', 'layout_in_words',
+           'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -31,9 +31,9 @@ from .models import Model, as_model
 from .systems import System, as_system
 from .schedules import (
     SCHEDULES, check_layout, check_schedule, chunks_in, own_figure, passes_of)
-from transformer_perf.choices import (
+from .choices import (
     adapted, amounts_offloaded, of_names, offload_said, offloaded, offloads, on_host,
-    recomputed_parts)
+    recomputed_layers, recomputed_parts)
 from .estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, as_assumptions)
 from .parameters import REACHED, interval
@@ -435,8 +435,26 @@ def notes_of(one: Estimate):  # list of str
     a = one.assumptions
     words = evidence(one.row, one.model, one.system, a)
     found = [f'Evidence: {words}.', both_ends(one), left_out(one.model, a),
-             packed_in_words(one.model), how_priced(one)]
+             packed_in_words(one.model), how_priced(one), more_than_there_are(one),
+             domains_in_words(one)]
     return [note for note in found if note]
+
+def more_than_there_are(one: Estimate):  # str
+    "Whether a choice names more layers than a stage has."
+    p, m = one.parallel, one.model
+    layers = -(-(m.depth + m.mtp_layers) // p.pp)
+    asked = {p.recompute: recomputed_layers(p.recompute),
+             p.offload: offloaded(p.offload).activations}
+    too_many = [name for name, number in asked.items() if layers < number < np.inf]
+    if p.layout or not too_many: return ''
+    return f'{" and ".join(too_many)}: all layers, for a stage has no more than {layers}.'
+
+def domains_in_words(one: Estimate):  # str
+    "Whether GPUs are of a number that fills less than half of each NVLink domain alike."
+    n, size = one.parallel.n_gpus, one.system.nvlink_size
+    used = filled(n, size)
+    if n <= size or 2 * used >= size: return ''
+    return f'Priced as if {n} GPUs used {used} of the {size} of each NVLink domain, all alike.'
 
 HIDING = ('tp_overlap', 'dp_overlap', 'ep_overlap')   # choices of what hides behind compute
 

@@ -267,7 +267,7 @@ def freed_of(recompute, op: Operation):  # GB
     "What of an operation's activations need not be saved, because a part is computed again."
     if not op.frees: return 0.
     found = sum(GB * is_recomputed(recompute, part) for part, GB in op.frees)
-    return np.minimum(found, op.activations)
+    return np.minimum(found, op.activations) if any_of(found) else 0.
 
 def layer_memory(job: CountedJob):  # Stored
     "What one layer stores, priced on no system at all."

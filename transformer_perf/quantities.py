@@ -237,6 +237,9 @@ def depending(
     unit='', of=None,
 ):
     "A number that no formula gives, with what it depends on; nothing needs no name."
-    known = tuple(x for x in on if isinstance(x, Quantity))
+    known = {}
+    for x in on:
+        if isinstance(x, Quantity): own_name(named(x, 'part'), known)
     if not known or not value: return value
-    return Quantity(name, float(value), unit, '', known, *(described(of) if of else ()))
+    about = described(of) if of else ()
+    return Quantity(name, float(value), unit, '', tuple(known.values()), *about)
