@@ -528,6 +528,8 @@ MISTAKES = [
     (['search', 'gpt3', '--model', 'vit_era5'],
      "takes the model 'gpt3' or --model, not both"),
     (['systems', 'extra'], "systems does not take 'extra'"),
+    (['search', '--tp', '8'], 'search does not take --tp: explain, fits, improve do'),
+    (['explain', '--gpus', '8'], 'explain does not take --gpus: search'),
     (['search', '--top'], 'expected one argument'),
     (['search', '--format', 'xml'], "unknown --format 'xml'"),
     (['search', '--model', '[/red]'], "unknown model '[/red]'"),

@@ -12,6 +12,7 @@ from transformer_perf.estimates import as_assumptions
 from transformer_perf.execution import (
     factors, micro_batch_size_candidates, nv_candidates_1d, nv_candidates_2d, pp_candidates,
     summa_nb_candidates, tp1d_candidates)
+from transformer_perf.iteration import gap
 from transformer_perf.models import as_model
 from transformer_perf.systems import PHYSICAL, as_system
 
@@ -135,7 +136,7 @@ def test_why_there_is_nothing():
     small = dict(vars(as_system('H200')), hbm_capacity=.01)
     found = ask(small, 1)
     least = estimate(tiny, Parallel(), 'H200', 7, 'paper').stats['memory_GB']
-    assert f'needs {least:.1f} GB, {least - .01:.1f} GB over the 0.01 GB' in found.reasons[1]
+    assert f'needs {least:.1f} GB, {gap(least - .01)} GB over the 0.01 GB' in found.reasons[1]
 
 
 def test_gpus_that_can_share_experts():

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from transformer_perf import Parallel, estimate, search
-from transformer_perf.advice import improve, plan
+from transformer_perf.advice import fits, improve, plan
 from transformer_perf.advice.neighbours import case_of, steps_of
 from transformer_perf.cli import run_command
 from transformer_perf.estimates import CHOICES, as_assumptions
@@ -197,3 +197,22 @@ def test_a_plan_has_the_best_of_each_system_and_each_layout_once():
     others = found.rows[found.rows.answers == '']
     kind = ['system', 'n_gpus', *KIND, 'recompute']
     assert not others.duplicated(kind).any() and len(others) > 5
+
+
+def test_gpus_that_share_no_experts_are_refused():
+    "A search holds ep as `estimate` does: a dense model has nothing to share."
+    none = search('llama3.1_8B', 8, 'H100-80GB', 64, k=2, ep=[8])
+    assert not len(none) and list(none.reasons) == [8]
+    some = search('llama3.1_8B', 8, 'H100-80GB', 64, k=2, ep=[1, 8])
+    alone = search('llama3.1_8B', 8, 'H100-80GB', 64, k=2)
+    assert some.iteration_s.tolist() == alone.iteration_s.tolist() and set(some.ep) == {1}
+
+
+def test_whose_knobs_were_tried_is_said():
+    "Transformers offers no ZeRO-3 by itself; what is missing has a digit."
+    about = 'llama3.1_8B', Parallel(dp=256, recompute='full'), 'GB200-NVL72', 1024
+    found = fits(*about, software='Transformers')
+    assert not found.fits and 'knobs that Transformers offers' in found.summary
+    by = float(re.search(r'NOT fit, by (\S+) GB', found.summary)[1])
+    assert 0 < by < .1 and abs(by / (found.estimate.needed - 198) - 1) < .5
+

@@ -1439,7 +1439,10 @@ def arguments_of(name, texts):  # Namespace
         one, = (o for o in COMMANDS[name].options if o.name == 'model')
         a.model = [rest.pop(0)] if one.kind in SEVERAL else rest.pop(0)
     for text in rest:
-        if text.startswith('-'): nearest(text.partition('=')[0], known, f'option of {name}')
+        flag = text.partition('=')[0]
+        others = [other for other, c in COMMANDS.items() if any(flag in o.flags for o in c.options)]
+        if others: raise ValueError(f'{name} does not take {flag}: {", ".join(others[:3])} do')
+        if flag.startswith('-'): nearest(flag, known, f'option of {name}')
         raise ValueError(f'{name} does not take {quoted(text)}')
     said = job_of(a, COMMANDS[name].options)
     for o in COMMANDS[name].options:

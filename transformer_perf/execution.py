@@ -33,8 +33,8 @@ from .timeline import (
     least_bubble, memories_played, memory_needed, memory_of, placed_by_rank, that_must_fit)
 from .iteration import (
     PAPER_NAMES, can_offload, changes_something, check_host, choices_fit, copies_of_experts, cross,
-    divisors, evidence, filled, grid_lacks, interval_columns, keep, layers_to_deal, left_out,
-    never_run, packed_in_words, readable, rows_of, sends_tokens)
+    divisors, evidence, filled, gap, grid_lacks, interval_columns, keep, layers_to_deal,
+    left_out, never_run, packed_in_words, readable, rows_of, sends_tokens)
 
 # %% ../nbs/88a_search.ipynb #0ac1f301
 BLOCK = 20_000           # rows computed at a time: bounds the memory of a search
@@ -147,7 +147,9 @@ def expert_shares(model: Model, n_gpus):  # array, ascending
 
 def with_experts(t, model: Model, fixed=()):
     "A table with every number of GPUs that can share experts; whole ones, unless etp is asked for."
-    if not sends_tokens(model): return t | {'ep': 1, 'etp': 1}
+    if not sends_tokens(model):
+        asked = {name: np.ones_like(t['dp']) for name in ('ep', 'etp') if name in dict(fixed)}
+        return restrict(t | {'ep': 1, 'etp': 1} | asked, {name: fixed[name] for name in asked})
     def fits(t):
         whole = t['tp'] * t['cp'] * t['dp'] % (t['ep'] * t['etp']) == 0
         return whole & experts_divide(model, t['ep'], t['etp'])
@@ -828,7 +830,7 @@ def why_none(n, space: Space, memory, q: Question):
     alone = ' (copies share out nothing: ZeRO 0)' if q.considered['zero_stage'] == [0] else ''
     if least > room:
         return (f'{name}: the smallest of {own.sum()} configurations{alone} needs {least:.1f} GB, '
-                f'{least - room:.1f} GB over the {room:g} GB of {s.name}')
+                f'{gap(least - room)} GB over the {room:g} GB of {s.name}')
     if any(map(offloads, q.considered['offload'])) and s.host_capacity:
         return f'{name}: what fits asks the host for more than its {s.host_capacity:g} GB a GPU'
     return (f'{name}: the configurations that fit have no placement that fills an NVLink '

@@ -11,8 +11,8 @@ __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'ALWAYS', 'WAITS', 'HIDING', 'S
            'evidence_of_rows', 'kind_of_run', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of',
            'notes_of', 'more_than_there_are', 'domains_in_words', 'seconds_in', 'both_ends', 'how_priced', 'run_of',
            'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled',
-           'interval_of', 'settled', 'estimate', 'short', 'layer_groups', 'readable', 'plural', 'layout_in_words',
-           'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'interval_of', 'settled', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'plural',
+           'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -617,6 +617,10 @@ def estimate(
 def short(x):
     "A number in four digits."
     return f'{x:.4g}' if abs(x) < 1e4 else f'{x:,.0f}'
+
+def gap(GB):
+    "What is missing or left: with a digit that is not 0."
+    return f'{GB:.1f}' if GB >= .05 or not GB else f'{GB:.1g}'
 
 def layer_groups(row):
     "The groups that share a layer of one row: tp, and cp unless the strategy is 1d."

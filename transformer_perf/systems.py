@@ -127,7 +127,8 @@ class System(Wiring):
         others = [other for other in system_names() if other.startswith(f'{self.name}-')
                   and getattr(as_system(other), name) is not None]
         also = f'; known of {", ".join(others)}' if others else ''
-        raise ValueError(f'system {self.name!r} has no {name}: its source does not give one{also}')
+        raise ValueError(f'system {self.name!r} has no {name}: its source does not give one{also}; '
+                         'a system file of your own may')
 
     def matrix_flops(self, precision):  # TFLOP/s, dense
         return self.given(PRECISIONS[nearest(precision, PRECISIONS, 'precision')])

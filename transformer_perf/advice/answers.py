@@ -19,8 +19,8 @@ from ..inputs import divides, finite, table_with, whole
 from ..estimates import peak_rate
 from ..timeline import MEMORY_PARTS, PLACES
 from transformer_perf.iteration import (
-    Estimate, Parallel, check_parallel, division_rules, host_too_small, plural, rate_in_words,
-    short)
+    Estimate, Parallel, check_parallel, division_rules, gap, host_too_small, plural,
+    rate_in_words, short)
 from ..execution import considered_choices, search
 from ..interop import job_asked, read_log
 from transformer_perf.advice.neighbours import (
@@ -122,14 +122,19 @@ def host_lacks(one: Estimate):  # str, empty where its room is enough
     held, room = one.stats['host_GB'], one.system.host_capacity
     return f'its host would hold {held:.1f} of {room:g} GB for each GPU'
 
+def offered(one: Estimate):  # str
+    "Whose knobs are tried: those of a software that is named."
+    software = one.assumptions.software
+    return f' that {software.name} offers' if software else ''
+
 def fit_in_words(fit: Fit):  # str
     "Whether it fits, what is where and when, and what would help."
     one, rank = fit.estimate, fit.fullest
     room, by = one.system.hbm_capacity, {'bound': ' at most', 'point': ''}[one.assumptions.fits_by]
     over, host = one.needed - room, host_lacks(one)
-    if over > 0: answer = f'does NOT fit, by {over:.1f} GB' + (f', and {host}' if host else '')
+    if over > 0: answer = f'does NOT fit, by {gap(over)} GB' + (f', and {host}' if host else '')
     elif host: answer = f'does NOT fit, for {host}'
-    else: answer = f'fits, with {-over:.1f} GB to spare'
+    else: answer = f'fits, with {gap(-over)} GB to spare'
     when = '' if np.isnan(rank.from_s) else f', from {short(rank.from_s)} s on'
     several = len(fit.ranks) > 1
     where = f'Pipeline rank {rank["rank"]:g} of {len(fit.ranks)}' if several else 'A GPU'
@@ -141,7 +146,7 @@ def fit_in_words(fit: Fit):  # str
              rate_in_words(one.row, one.system)]
     if fit.changes: words.append('The cheapest change that makes it fit: '
                                  f'{changes_in_words(one, fit.changes)}.')
-    elif not fit.fits: words.append('No change of one or two knobs makes it fit.')
+    elif not fit.fits: words.append(f'No change of one or two knobs{offered(one)} makes it fit.')
     return ' '.join(words)
 
 # %% ../../nbs/88d_answers.ipynb #13a0002a
@@ -306,7 +311,7 @@ def improvements_in_words(found: Improvements):  # str
     right = [c for c in found.changes if c.estimate.fits]
     if right: words.append(f'Of {found.tried} changes of one knob the best: '
                            f'{changes_in_words(one, right)}.')
-    else: words.append(f'None of {found.tried} changes of one knob '
+    else: words.append(f'None of {found.tried} changes of one knob{offered(one)} '
                        f'{"is faster and" if one.fits else ""} fits.'.replace('  ', ' '))
     if found.pair: words.append(f'The best of two: {changes_in_words(one, [found.pair])}.')
     return ' '.join(words)
@@ -358,9 +363,12 @@ def best_known(case: Case):  # Estimate or None
         elif own not in some: values[name] = [*some, own]
         elif name == 'zero_stage': values[name] = None   # as a search that is not told
     strategy = ['1d', '2d-seqp', '2d'] if p.strategy == '2d' else ['1d', '2d-seqp']
-    found = search(case.model, p.n_gpus, case.system, case.global_batch, strategy, 3,
-                   case.assumptions, fixed={'etp': sorted({1, p.etp})}, **values)
-    rows = [case.estimate(Parallel.from_row(row)) for _, row in found.iterrows()]
+    again, rows = values.pop('recompute'), []
+    for name in again:   # one by one: all together may be more than a search takes
+        found = search(case.model, p.n_gpus, case.system, case.global_batch, strategy, 3,
+                       case.assumptions, fixed={'etp': sorted({1, p.etp})}, recompute=[name],
+                       **values)
+        rows += [case.estimate(Parallel.from_row(row)) for _, row in found.iterrows()]
     return min(rows, key=lambda one: one.stats['iteration_s'], default=None)
 
 # %% ../../nbs/88d_answers.ipynb #13a0003d
