@@ -13,6 +13,7 @@ from transformer_perf.cli import run_command
 from transformer_perf.estimates import CHOICES, as_assumptions
 from transformer_perf.execution import KIND
 from transformer_perf.interop import as_job, export
+from transformer_perf.models import as_model
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.software import as_software, known_software
 
@@ -216,3 +217,15 @@ def test_whose_knobs_were_tried_is_said():
     by = float(re.search(r'NOT fit, by (\S+) GB', found.summary)[1])
     assert 0 < by < .1 and abs(by / (found.estimate.needed - 198) - 1) < .5
 
+
+
+@pytest.mark.parametrize('tp, said', [(2, True), (8, False)])
+def test_a_best_that_takes_longer_is_explained(tp, said, capsys):
+    "Twice the layers do not fit as they are laid out; what is chosen anew fits, and takes longer."
+    assert not run_command(['sensitivity', '--model', 'llama3.1_8B', '--tp', str(tp), '--dp',
+                            str(8 // tp), '--global-batch', '64', '--again', '--format', 'json'])
+    answer = json.loads(capsys.readouterr().out)
+    depth = next(row for row in answer['rows'] if row['field'] == 'depth')
+    assert (depth['best_at_high_s'] > depth['at_high_s']) == said == bool(answer['notes'])
+    twice = dataclasses.replace(as_model('llama3.1_8B'), depth=64)
+    assert estimate(twice, Parallel(tp=tp, dp=8 // tp), 'H100-80GB', 64).fits != said

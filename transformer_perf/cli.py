@@ -137,7 +137,7 @@ def deliver_table(table, a, notes=()):
     "A plain table in the format asked for."
     if a.format == 'csv': text = as_csv(table)
     elif a.format == 'json': text = as_json({'rows': records(table), 'notes': notes})
-    else: text = as_text(table)
+    else: text = as_text(table) + ''.join(map(paragraph, notes))
     deliver(text, a.output)
 
 def deliver_written(paths, a, notes=()):
@@ -1202,6 +1202,9 @@ def text_of_plan(found, a):  # str
 
 # %% ../nbs/95_cli.ipynb #11a00011
 FACTOR = '2'
+BEST = {'base_s': 'best_s', 'at_low_s': 'best_at_low_s', 'at_high_s': 'best_at_high_s'}
+SLOWER = ('Where the best takes longer than the configuration, that one does not fit there, or is '
+          'none that a search tries.')
 SENSITIVITY = (
     MODEL, SYSTEM, NVLINK, BATCH,
     option('--gpus', 'vary the best configuration on so many GPUs, instead of the one described',
@@ -1244,8 +1247,10 @@ def sensitivity_command(a):
     if a.needed: return deliver_needed(needed(a.needed, *about, amount(a.ratio, '--ratio'),
                                               a.again), a)
     table = sensitivity(*about, amount(a.factor, '--factor'), a.again)
+    slower = any((table[best] > 1.0001 * table[own]).any() for own, best in BEST.items())
+    notes = [SLOWER] if slower else []
     if a.format == 'table': table = few_digits(table.dropna(axis='columns', how='all'), short)
-    deliver_table(table, a)
+    deliver_table(table, a, notes)
     return 0
 
 # %% ../nbs/95_cli.ipynb #11a00013

@@ -62,7 +62,6 @@ def with_leaves(record, owner, **others):
 # what training does without, or has its own value of
 UNUSED = {'products': ('prepare', 'host', 'launch'), 'attention': ('launch', 'cache')}
 
-
 def fit_of(pricer: Measured, kind, library, precision='bf16'):  # list of Quantity
     "What single kernels were measured to reach, nearest to a system's."
     name, fit = closest(kind, gpu_near(pricer.system, pricer.parameters), library, precision)
@@ -148,9 +147,8 @@ class ToldMeasured(Measured):
     def exchange(self, volume, far, group):
         "As of `Measured`."
         fit = fit_of(self.plain, 'domains', 'alltoall')
-        price = functools.partial(self.priced, 'alltoall', kernels.exchange_time, fit=fit)
-        if far is None: return of_each(lambda GB: price(GB, None, group), volume)
-        return of_each(lambda GB, away: price(GB, away, group), volume, far)
+        return of_each(lambda GB, away: self.priced(
+            'alltoall', kernels.exchange_time, GB, away, group, fit=fit), volume, far)
 
     def send(self, volume, near):
         "As of `Measured`."
