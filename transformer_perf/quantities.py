@@ -140,7 +140,7 @@ class Quantity:
     name: str
     value: float
     unit: str = ''
-    formula: str = ''    # in the names of its inputs; none: somebody gave it, or rows were counted
+    formula: str = ''    # in the names of its inputs; none: it was given, or no formula says it
     inputs: tuple = ()   # of Quantity
     source: str = ''     # whose field a given number is; else the function that computes it
     words: str = ''      # what it means
