@@ -634,11 +634,12 @@ def test_no_stage_is_overlooked(layout, vocabulary):
     assert [sum(stage.layers) for stage in stages] == [x.count('t') for x in layout.split('|')]
     fullest = max((timeline.memory_at(work, stage) for stage in stages), key=sum)
     assert close(sum(timeline.memory_of(work)), sum(fullest))
-    paces = [timeline.pace_of(work, costs, ends, stage) for stage in stages]
+    layers, each = [sum(stage.layers) for stage in stages], costs.forward + costs.backward
+    busy = [own * each + stage.first * ends[0] + stage.last * ends[1]
+            for own, stage in zip(layers, stages)]
     slowest = timeline.slowest_stage(work, costs, ends)
-    assert close(slowest.busy, max(pace.busy for pace in paces))
-    heaviest = timeline.heaviest_stage(work, costs, ends, slowest)
-    assert close(heaviest.weights, max(pace.weights for pace in paces))
+    assert close(slowest.busy, max(busy)) and slowest.layers == layers[int(np.argmax(busy))]
+    assert timeline.heaviest_stage(work, costs, ends, slowest).layers == max(layers)
 
 
 @pytest.mark.parametrize('layout', ['Ettt|t|tt|tL', 'Et|tttt|t|tL', 'E|t|t|tL', 'Ettt||t|L'])

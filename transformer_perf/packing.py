@@ -67,8 +67,8 @@ def pass_seconds(one: Estimate):  # (forward s, backward s)
     "What a micro-batch takes on the stage that sets the pace."
     work, _, costs, ends = priced_estimate(one)
     pace = slowest_stage(work, costs, ends)
-    return (float(pace.layers * pace.cost.forward + pace.ends / 3),
-            float(pace.layers * pace.cost.backward + 2 * pace.ends / 3))
+    return (float(pace.layers * pace.cost.forward + pace.load.ends / 3),
+            float(pace.layers * pace.cost.backward + 2 * pace.load.ends / 3))
 
 def seconds_by_length(one: Estimate):  # function: length of a token's document -> (s, s)
     "Seconds of a micro-batch, forward and backward, by two prices and a straight line."
