@@ -655,7 +655,7 @@ def weights_of_stage(work: Workload, at: Stage, of: Stored, trained=True):  # St
     copied = trained & p.costs.sharded_master & shares_out(parts)
     layer = sum(GB * (np.greater(gpus, 1) | copied)   # the others are here anyway
                 for (GB, _), (_, gpus) in zip(weight_parts(p, of), parts))
-    layers, mean = layers * stages_held(p), mean_matrices(work, at)
+    layers, mean = layers * stages_held(p), mean_matrices(work, at.layers)
     beside = of_the_busiest(p, mean, layers, parts, mean.beside, mean.routed_beside)
     beside = named(beside, 'beside', 'GB')
     matrices = stage_matrices(p, mean, sum(at.layers), parts)
