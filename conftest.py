@@ -21,6 +21,11 @@ os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # commands that tests start co
 os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')   # nor start threads that no test needs
 
 
+def pytest_xdist_auto_num_workers():
+    "One more than there are cores: some tests only wait for other processes."
+    return os.cpu_count() + 1
+
+
 def pytest_collect_file(file_path, parent):
     if file_path.suffix == '.ipynb' and file_path.parent.name == 'nbs':
         return NotebookFile.from_parent(parent, path=file_path)

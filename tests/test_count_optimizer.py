@@ -109,7 +109,7 @@ def figures(optimizer, model=DENSE, a=CORRECTED, **layout):
 
 
 @pytest.mark.parametrize('layout', [dict(tp=2), dict(dp=4), dict(dp=8, zero_stage=0),
-                                    dict(pp=2, dp=2)])
+                                    dict(pp=2, dp=2), dict(pp=2, zero_stage=0, schedule='dualpipe')])
 def test_moments_that_are_kept(layout):
     "Muon keeps one of a weight in a matrix and two of others; Lion and SGD one of each."
     adam, muon, lion, sgd = (figures(name, **layout)['optimizer_GB'] for name in NAMES)
@@ -117,7 +117,8 @@ def test_moments_that_are_kept(layout):
     assert close(lion, 8 * weights) and lion == sgd
     tp, pp = layout.get('tp', 1), layout.get('pp', 1)
     sharers = layout.get('dp', 1) if layout.get('zero_stage', 1) else 1
-    held = NAMED[DENSE].depth / pp / sharers * in_matrices(tp)
+    stages = 2 if layout.get('schedule') == 'dualpipe' else 1   # on a rank
+    held = NAMED[DENSE].depth / pp * stages / sharers * in_matrices(tp)
     assert close(adam - muon, 4 * held)
 
 

@@ -692,3 +692,12 @@ def test_who_sees_what_in_a_fit(kind, monkeypatch):
         assert sorted(weights) == sorted(np.where(light, .4, 1))
     names = [name.split('/')[0] for name, _, _ in found]
     if small: assert {single.pooled(name) for name in names} == {*names}
+
+
+@pytest.mark.parametrize('generation, system, measured', [
+    ('Hopper', 'H200', 'H200'), ('Hopper', 'H100-80GB', 'H100'), ('Ampere', 'H200', 'A100'),
+    ('Blackwell', 'H200', 'B200'), ('Hopper', 'MI300X', 'H100')])
+def test_kernels_are_those_of_the_generation_that_prices(generation, system, measured):
+    "A GPU's own where it was measured, unless it is priced as one of another generation."
+    own = read_calibration().sets[f'{generation}/any']
+    assert kernels.gpu_near(as_system(system), own) == measured

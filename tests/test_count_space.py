@@ -275,3 +275,12 @@ def test_systems_side_by_side(fields):
     for name in PHYSICAL:
         own = np.array([3, 1, 1, 2]) * fields[name] if name in fields else getattr(base, name)
         assert np.array_equal(getattr(some, name), own), name
+
+
+@pytest.mark.parametrize('name, recompute, chunks', [
+    (None, ['none', 'selective', 'full'], [1, 2, 3, 4, 5, 6, 8]),
+    ('torchtitan', ['none', 'full'], [1, 2, 3, 4, 5, 6, 8]),   # whole layers or nothing
+    ('nanotron', ['none', 'full'], [1])])                      # nor does it interleave
+def test_a_search_tries_what_the_software_offers(name, recompute, chunks):
+    tried = execution.usually_tried(as_model('llama3.1_8B'), as_assumptions('calibrated', name))
+    assert tried == {'recompute': recompute, 'virtual_stages': chunks}

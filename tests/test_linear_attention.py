@@ -231,6 +231,7 @@ def test_gates_of_a_short_convolution():
     assert close(gate.forward.nbytes, 12e-9 * x) and close(gate.activations, 8e-9 * x)
     assert close(gate.forward.vector, 2e-12 * x) and close(gate.backward.vector, 4e-12 * x)
     assert close(gate.backward.nbytes, 20e-9 * x)   # five numbers of each gate
+    assert gate.forward.launches == gate.backward.launches == 2   # a kernel for each gate
     assert close(conv.weights, 2e-9 * 3 * e) and close(flop(own['state-in'].forward), 6 * x * e)
 
 
