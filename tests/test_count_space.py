@@ -284,3 +284,13 @@ def test_systems_side_by_side(fields):
 def test_a_search_tries_what_the_software_offers(name, recompute, chunks):
     tried = execution.usually_tried(as_model('llama3.1_8B'), as_assumptions('calibrated', name))
     assert tried == {'recompute': recompute, 'virtual_stages': chunks}
+
+
+@pytest.mark.parametrize('kv_heads, tp, possible', [(6, 3, True), (6, 12, True), (6, 4, False),
+                                                    (4, 6, False), (4, 8, True), (1, 8, True)])
+def test_who_shares_keys_and_values(kv_heads, tp, possible):
+    "Each GPU of tp has whole heads of them, or each of those is on as many GPUs as another."
+    model = Model(seq_len=1536, embed_dim=1536, heads=24, depth=2, kv_heads=kv_heads)
+    ask = lambda: estimate(model, Parallel(tp=tp), as_system('H200', 24), 8, 'corrected')
+    if possible: return ask()
+    with pytest.raises(ValueError, match='the larger of kv_heads and tp'): ask()

@@ -59,6 +59,8 @@ def test_flop_of_chosen_keys():
         assert close(flop(kernel.backward) * tp, chosen * 2 * a * (3 * 48 + 2 * 40))
         assert close(flop(scores.forward), every * 2 * HI * dI)   # on each GPU of tp
         assert not scores.backward.products and not loss.forward.products
+        # of each pair and head: cut off below 0, weighed, added
+        assert close(scores.forward.vector, 3e-12 * every * HI)
         read = b * l * (HI * dI + HI + dI) + 2 * every   # and scores in 32 bits, written
         assert close(scores.forward.operands, read) and scores.forward.launches == 1
         # read again to choose; a place has 4 bytes
