@@ -109,7 +109,8 @@ def figures(optimizer, model=DENSE, a=CORRECTED, **layout):
 
 
 @pytest.mark.parametrize('layout', [dict(tp=2), dict(dp=4), dict(dp=8, zero_stage=0),
-                                    dict(pp=2, dp=2), dict(pp=2, zero_stage=0, schedule='dualpipe')])
+                                    dict(pp=2, dp=2),
+                                    dict(pp=2, zero_stage=0, schedule='dualpipe')])
 def test_moments_that_are_kept(layout):
     "Muon keeps one of a weight in a matrix and two of others; Lion and SGD one of each."
     adam, muon, lion, sgd = (figures(name, **layout)['optimizer_GB'] for name in NAMES)
