@@ -96,7 +96,8 @@ def attention_by_hand(batch, seq, heads, kv, width, value, keys, seen, backward,
     tiles = batch * heads * math.ceil(seq / 128) / MULTIPROCESSORS[system.architecture]
     tiles = (1 - fit.whole) * tiles + fit.whole * math.ceil(tiles)
     met = keys * seen + (64 if seen < 1 else 0)   # half a tile is computed beyond the diagonal
-    compute = max(tiles * a_key * (met + fit.ramp), a_key * (keys + fit.ramp))
+    longest = min(keys, 2 * keys * seen + 128)   # of the keys that a tile sees
+    compute = max(tiles * a_key * (met + fit.ramp), a_key * (longest + fit.ramp))
     moved = batch * mean * (fit.cache * kv * keys * cached + fit.query * heads * seq)
     return late(compute, fit) + moved / (1e9 * system.hbm_bandwidth) + fit.launch
 
@@ -194,6 +195,17 @@ def test_attention(name):
             assert close(found(causal=False), hand(value=width, keys=seq, seen=1))
             assert close(found(keys=2 * seq, seen=.3, value_dim=width / 2),
                          hand(value=width / 2, keys=2 * seq, seen=.3))
+
+
+@sets_of('attention')
+def test_a_window_costs_as_much_wherever_it_stands(name):
+    "Where a query sees 128 keys, 16 times the sequence takes 16 times as long, or as clocks fall."
+    system, fit, _, _ = known('attention', name)
+    lengths = np.array([2**16, 2**20])
+    for backward in (False, True):
+        short, long = single.attention_seconds(1, lengths, 8, 1, 64, system, fit, cached=False,
+                                               backward=backward, seen=128 / lengths) - fit.launch
+        assert 15 < long / short < 17 * (1 + fit.drop)
 
 
 @sets_of('experts')

@@ -163,7 +163,8 @@ def attention_seconds(
     rounds = batch * heads * np.ceil(seq / QUERIES) / generation_of(system).multiprocessors
     rounds = rounds + fit.whole * (np.ceil(rounds) - rounds)
     computed = keys * seen + QUERIES / 2 * np.less(seen, 1)
-    compute = np.maximum(rounds * each * (computed + fit.ramp), each * (keys + fit.ramp))
+    longest = np.minimum(keys, 2 * keys * seen + QUERIES)   # a window or a document ends a tile
+    compute = np.maximum(rounds * each * (computed + fit.ramp), each * (longest + fit.ramp))
     moved = batch * width * (fit.cache * cached * kv_heads * keys + fit.query * heads * seq)
     return long_run(compute, fit) + moved / (system.hbm_bandwidth * 1e9) + fit.launch
 
