@@ -193,7 +193,7 @@ JOBS = {
       for name in ('search', 'plan', 'zero')),
     *((name, ('--model', 'gpt3', '--gpus', '64,128'), 'global batch: give --global-batch')
       for name in ('search', 'plan', 'sweep', 'run-configs')),
-    ('zero', ('--model', '13B', '--gpus', '8,64'), 'global batch: give --samples')])
+    ('zero', ('--model', '13B', '--gpus', '8,64'), 'whole samples of a GPU: give --samples')])
 def test_what_a_job_does_not_say_is_asked_for(tmp_path, command, args, lacks):
     "No default of ours stands for it."
     for name, text in JOBS.items():

@@ -24,7 +24,7 @@ from transformer_perf.interop import (
     FORMATS, Job, as_job, export, no_difference, read_log, read_products, read_profile)
 from transformer_perf.interop.writing import facts_of, meaning
 from transformer_perf.interop.texts import flat, parse_yaml
-from transformer_perf.models import NAMED, as_model
+from transformer_perf.models import NAMED, as_model, with_length
 from transformer_perf.schedules import chunks_in, chunks_of
 from transformer_perf.systems import as_system
 
@@ -1032,6 +1032,31 @@ def test_slurm_sets_what_its_head_says():
         script = f'srun torchrun --nnodes {nodes} --nproc_per_node 8 {TRAIN.split(" ", 1)[1]} 4\n'
         assert as_job(head + script).n_gpus == 32
     assert as_job(head + f'srun {TRAIN} 4\n').n_gpus == 32
+
+
+def test_steps_tell_samples_at_once():
+    "Of a batch and how often a part of it is added up; DeepSpeed works a batch alone at once."
+    given = {'train_batch_size': 64, 'gradient_accumulation_steps': 4, 'bf16': {'enabled': True}}
+    assert as_job(given, 8).parallel.micro_batch == 2
+    why = dict(as_job(given).ignored)['gradient_accumulation_steps']
+    assert why == 'tells samples at once only beside the batch and the GPUs'
+    assert as_job(given | {'train_micro_batch_size_per_gpu': 4}, 4).parallel.micro_batch == 4
+    assert 'must be divisible by 4 steps of 2 copies' in refused(
+        as_job, given | {'train_batch_size': 60}, 2)
+    del given['gradient_accumulation_steps']
+    assert as_job(given, 8).parallel.micro_batch == 8 and len(as_job(given).ignored) == 1
+
+
+@pytest.mark.parametrize('head, each, gpus', [
+    ('--gpus-per-node=8', '$SLURM_GPUS_ON_NODE', 32), ('--gres=gpu:8', '$SLURM_GPUS_ON_NODE', 32),
+    ('--gres=gpu:h100:8', '$SLURM_GPUS_ON_NODE', 32), ('--gpus-per-node=h100:8', 'gpu', 32),
+    ('--gres=gpu:8', '$(nvidia-smi -L | wc -l)', 32), ('--exclusive', '$UNKNOWN', None),
+    ('--exclusive', '8', 32)])
+def test_one_task_of_slurm_starts_a_process_for_each_gpu(head, each, gpus):
+    head = f'#SBATCH -N 4\n#SBATCH --ntasks-per-node=1\n#SBATCH {head}\n'
+    flags = TRAIN.split(' ', 1)[1]
+    script = f'srun torchrun --nnodes=$SLURM_NNODES --nproc_per_node={each} {flags} 4\n'
+    assert as_job(head + script).n_gpus == gpus
 
 
 def test_branches_that_start_other_numbers_of_gpus_leave_them_open():
@@ -2059,3 +2084,56 @@ def test_graphs_of_what_is_not_modelled_are_named():
     job = as_job('pretrain_gpt.py --cuda-graph-impl local --cuda-graph-modules mamba attn')
     assert job.parallel.cuda_graphs == 'attn'
     assert ('--cuda-graph-modules', 'not modelled: a graph of mamba') in job.ignored
+
+
+PIPELINE = ('--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --bf16 '
+            '--micro-batch-size 1 --global-batch-size 64 --pipeline-model-parallel-size 4 ')
+
+
+def test_layers_computed_again_are_told_of_each_part_of_a_stage():
+    "Megatron-LM has so many of each TransformerBlock, which is a part; we have those of a stage."
+    again = '--recompute-granularity full --recompute-method block --recompute-num-layers 2 '
+    assert as_job(PIPELINE + again).parallel.recompute == 'full:2'
+    parts = PIPELINE + again + '--num-layers-per-virtual-pipeline-stage 2'
+    assert as_job(parts).parallel.recompute == 'full:8'   # of four parts
+    laid_out = PIPELINE + again + "--pipeline-model-parallel-layout 'Et*4|(t*4|)*6t*4L'"
+    assert as_job(laid_out).parallel.recompute == 'full:4'
+    assert '--recompute-num-layers 2' in export(as_job(parts), 'megatron')
+    assert as_job(export(as_job(parts), 'megatron')).parallel.recompute == 'full:8'
+    own = as_job(parts)
+    odd = dataclasses.replace(own, parallel=dataclasses.replace(own.parallel, recompute='full:6'))
+    assert 'each takes as many layers' in refused(export, odd, 'megatron')
+
+
+def test_ends_that_count_as_layers_are_divided_too():
+    ends = ('--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split '
+            '--num-layers-per-virtual-pipeline-stage 2 ')
+    job = as_job(PIPELINE.replace('32 --hidden', '30 --hidden') + ends)
+    assert job.parallel.virtual_stages == 4   # (30 + 2) / (4 x 2)
+    assert 'must divide' in refused(as_job, PIPELINE + ends)
+    uneven = PIPELINE.replace('32 --hidden', '30 --hidden')
+    assert dict(as_job(uneven).ignored)['--num-layers'].startswith('Megatron-LM refuses it')
+    assert '--num-layers' not in dict(as_job(PIPELINE).ignored)
+
+
+def test_an_estimate_goes_out_as_it_came_in():
+    "Gradients in 16 bits, and a hybrid model with samples of another length."
+    short = as_job(PIPELINE + '--main-grads-dtype bf16 --hidden-dropout 0 --attention-dropout 0', 16)
+    for model, parallel, assumed in (
+            (short.model, short.parallel, short.assumptions('calibrated')),
+            (with_length(as_model('qwen3_next_80B_A3B'), 8192), Parallel(pp=2, dp=32, ep=32),
+             'calibrated')):
+        one = estimate(model, parallel, 'H100-80GB', 64, assumed)
+        again = as_job(json.loads(export(one)))
+        two = estimate(again.model, again.parallel, 'H100-80GB', 64,
+                       again.assumptions('calibrated'))
+        assert two.stats == one.stats and again.model.seq_len == model.seq_len
+    assert '--grad-reduce-in-bf16' in export(estimate(
+        short.model, short.parallel, 'H100-80GB', 64, short.assumptions('calibrated')), 'megatron')
+
+
+def test_packing_is_left_to_who_loads_the_data():
+    packed = dataclasses.replace(as_model('llama3.1_8B'), documents={1024: 1})
+    one = estimate(packed, Parallel(dp=8, zero_stage=3), 'H100-80GB', 64)
+    for name in ('deepspeed', 'accelerate', 'torchtitan'):
+        assert 'documents, of which samples are packed' in export(one, name)

@@ -1425,3 +1425,24 @@ def test_it_listens_to_this_computer_only(site):
 def test_the_page_needs_nothing_from_elsewhere(browser_page, site):
     known = (site, 'data:', 'blob:')
     assert answered and all(url.startswith(known) for url in answered)
+
+
+def test_a_system_brings_its_own_domains():
+    state = panels.state_of('layer', ['system=GB200-NVL72'])
+    assert state.nvlink_size == 72
+    eight = panels.state_of('layer', ['nvlink_size=8', 'system=GB200-NVL72'])
+    assert eight.nvlink_size == 8 and 'nvlink_size=8' in panel_states.command_of(eight)
+    assert panels.state_of('collectives', ['system=H100-80GB']).nvlink_size == 8
+
+
+@pytest.mark.parametrize('flags, says', [
+    ('', ''), ('--attention-backend unfused', 'flash_attention False'),
+    ('--grad-reduce-in-bf16', 'gradient_held 2.0'),
+    ('--fp8-format hybrid --fp8-param-gather', 'fp8_parameters True')])
+def test_what_a_job_assumes_and_no_control_shows_is_said(flags, says):
+    job = as_job('pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 '
+                 '--seq-length 4096 --bf16 --micro-batch-size 1 --global-batch-size 64 '
+                 f'--hidden-dropout 0 --attention-dropout 0 {flags}', 8)
+    state, _ = panels.opened_at(job.parallel, model=job.model, system='H100-80GB')
+    assert says in ''.join(panels.assumed_besides(state, job))
+    assert bool(says) == bool(panels.assumed_besides(state, job))

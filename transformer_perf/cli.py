@@ -301,9 +301,10 @@ def idle_in(job):  # set of fields
 def said_by(job):  # dict: option -> value, as it would be typed
     "What a job says, under the names of options; not what makes no difference in it."
     p, m, idle = vars(job.parallel), job.model, idle_in(job)
-    each = job.global_batch and job.n_gpus and job.global_batch // job.n_gpus
+    whole_samples = job.global_batch and job.n_gpus and job.global_batch % job.n_gpus == 0
     found = {'model': m, 'global_batch': job.global_batch, 'gpus': job.n_gpus and [str(job.n_gpus)],
-             'samples': each or None, 'system': job.system,
+             'samples': job.global_batch // job.n_gpus if whole_samples else None,
+             'system': job.system,
              'seq_len': job.seq_len or m and m.seq_len, **{o.name: p[o.name] for o in LAYOUT}}
     if not job.n_gpus: del found['dp']
     for o in CHOSEN:
@@ -323,7 +324,8 @@ def usual_of(o: Option, said):
 # %% ../nbs/95_cli.ipynb #1a0dae9a
 UNSAID = {   # what a job or an option says: no default stands for it -> (words, options instead)
     'model': ('model', ()), 'gpus': ('number of GPUs', ()), 'dp': ('number of GPUs', ('gpus',)),
-    'global_batch': ('global batch', ('batch_tokens',)), 'samples': ('global batch', ())}
+    'global_batch': ('global batch', ('batch_tokens',)),
+    'samples': ('whole samples of a GPU', ())}
 
 def check_said(options, a, said):
     "A ValueError where a job is given, and neither it nor an option says what it is about."
@@ -412,11 +414,12 @@ def exported(one, a):  # str
     if a.export == 'perfetto':
         from transformer_perf.interop.traces import trace_text
         return trace_text(one)
-    from transformer_perf.interop import export
-    told = a.job.ignored if a.job and a.export in COMMENTED else ()
+    from transformer_perf.interop import export, job_asked
+    told = a.job.ignored if a.job else ()
     left = [key for key, why in told if not why.startswith('absent')]
-    more = f'# of the job, not here: {printable(", ".join(left))}\n' if left else ''
-    return more + export(one, a.export)
+    commented = left and a.export in COMMENTED
+    more = f'# of the job, not here: {printable(", ".join(left))}\n' if commented else ''
+    return more + export(dataclasses.replace(job_asked(one), ignored=told), a.export)
 
 # %% ../nbs/95_cli.ipynb #db69c1d9
 SEARCH = (
@@ -457,7 +460,7 @@ def search_command(a):
 def text_of_search(found, model, system, a):  # str
     "A search result as it was asked for."
     if a.format == 'csv': return found.to_csv(index=False)
-    notes = found.notes + stages_told(model, a) + not_used(a)
+    notes = rests_on(found, model, system, a) + found.notes + stages_told(model, a) + not_used(a)
     if a.format == 'json':
         return as_json({**subject(model, a.global_batch), 'candidates': found.candidates,
                         'found': records(found), 'none': found.reasons, 'notes': notes})
@@ -469,7 +472,6 @@ def text_of_search(found, model, system, a):  # str
                   paragraph(in_words(own.iloc[0], model, system, a.global_batch))]
     for n, reason in found.reasons.items():
         parts.append(paragraph(f'{plural(n, "GPU")}: no feasible configuration. {reason}.'))
-    notes = rests_on(found, model, system, a) + notes
     if notes: parts.append(paragraph(' '.join(notes)))
     parts.append(f'{found.candidates:,} candidates considered, {strategies_told(a, model)}.\n')
     return '\n'.join(parts)
@@ -910,7 +912,8 @@ def axes(texts):  # dict: field -> values
 @command('sweep', OUTPUT._replace(help='the table to write: .csv or .parquet; without an ending, a '
                                        'folder of .parquet parts, which ranks write themselves'),
          option('--vary', 'FIELD=1,2,4 or FIELD=LOW:HIGH:COUNT (on a logarithmic scale), for any '
-                'numeric field of the system or the model, or global_batch; repeat for a product',
+                'numeric field of the system, seq_len, embed_dim, mlp_dim, heads or depth of the '
+                'model, or global_batch; repeat for a product',
                 [], 'texts'), *study_options('1', 'llama3.1_405B', '2048', ['H100-80GB'], None),
          *PRICED, WORKERS, LISTED)
 def sweep_command(a):
@@ -1321,6 +1324,7 @@ def panel_asked(a):  # (state or None, list of sentences)
     job = given.pop('job', None)
     if job and job.software: given['software'] = job.software.name
     state, notes = panels.opened_at(job and job.parallel, **given)
+    if job: notes = notes + panels.assumed_besides(state, job)
     return state, notes + not_used(a)
 
 # %% ../nbs/95_cli.ipynb #47c692b2
@@ -1436,7 +1440,7 @@ def gpus_told(a):  # number of GPUs, or None
 def arguments_of(name, texts):  # Namespace
     "The options of a command, read."
     parser = parser_of(name)
-    a, rest = parser.parse_known_args(texts)
+    a, rest = parser.parse_known_intermixed_args(texts)
     known = [flag for o in COMMANDS[name].options for flag in o.flags]
     if rest and '--model' in known and not rest[0].startswith('-'):
         if a.model: raise ValueError(f'{name} takes the model {quoted(rest[0])} or --model, '

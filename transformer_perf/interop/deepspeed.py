@@ -72,8 +72,11 @@ def offload_for_zero(f, name):  # dict
                 cpu_weights=host if 'weights' in found else None)
 
 def derive_deepspeed(facts, ignored):
-    "Overlap that is not said depends on the stage, and 0 GPUs for tensors means one."
+    """Overlap that is not said depends on the stage, 0 GPUs for tensors means one, and a batch of
+    which nothing else is said is worked at once."""
     if not value(facts, 'tp'): facts['tp'] = Said(None, 1)
+    alone = not value(facts, 'micro_batch') and not value(facts, 'accumulation')
+    if alone and value(facts, 'global_batch'): facts['accumulation'] = Said(None, 1)
     if 'notes' in facts:
         key, notes = facts.pop('notes')
         ignored.append((key, f'for people, not read: {"; ".join(notes)}'))
@@ -108,6 +111,7 @@ DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {
     'zero_optimization.zero_quantized_*': 'messages in fewer bits', 'bf16*': 'number formats',
     'fp16*': 'number formats', 'torch_autocast*': 'number formats', 'data_types*': 'number formats',
     'communication_data_type': 'number formats', 'zero_optimization.*': 'sizes of buckets',
+    'data_efficiency*': 'a curriculum', 'curriculum*': 'a curriculum',
     'activation_checkpointing.*': 'how checkpoints are kept', 'optimizer.*': 'other optimizers'},
     'DeepSpeed', ('zero_optimization', 'train_batch_size', 'train_micro_batch_size_per_gpu',
                   'gradient_accumulation_steps', 'tensor_parallel'))

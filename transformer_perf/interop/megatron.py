@@ -20,8 +20,8 @@ from ..models import has_experts
 from ..choices import (
     GRAPHED, KEEPS, PARTS, amounts_offloaded, offload_said, recomputed_layers, recomputed_parts)
 from ..estimates import ONCE
-from ..schedules import chunks_of, layout_of, with_ends
-from .scripts import MARK, commands_of, gpus_of, options, parsed, slurm_of
+from ..schedules import chunks_in, chunks_of, layout_of, with_ends
+from .scripts import MARK, commands_of, gpus_started, options, parsed
 from .tables import (
     IN_32_BITS, LIST, OFF, ON, ONLY_WRITTEN, SHARE, TEXT, WHOLE, Format, Kind, Row, Said, add,
     also, fixed, number, one_word, real, spelled, take, value, words_of)
@@ -249,7 +249,9 @@ def recompute_of_megatron(facts, ignored):
         ignored += [(key, f'not modelled: {name} computed again') for name in modules
                     if name not in PARTS]
         kind = '+'.join(name for name in PARTS if name in modules) or 'none'
-    elif kind == 'full' and block: kind = f'full:{block}'
+    elif kind == 'full' and block:
+        stage = (value(facts, name) for name in ('pp', 'virtual_stages', 'layout'))
+        kind = f'full:{block * parts_of_a_stage(*stage)}'
     facts['recompute'] = Said(None, 'selective' if kind == 'core_attn' else kind or 'none')
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0015
@@ -308,13 +310,19 @@ def chunks_of_megatron(facts, ignored):
     if 'layers_per_chunk' in facts:
         key, n = facts['layers_per_chunk']
         depth, pp = value(facts, 'depth'), value(facts, 'pp')
-        if depth is None or depth % (pp * n):
+        ends = sum(bool(value(facts, name)) for name in ('first_less', 'last_less'))
+        if depth is None or (depth + ends) % (pp * n):   # ends may count as layers
             raise ValueError(f'{key}={n} times {spelled(facts, "pp") or "one stage"} must divide '
                              f'{spelled(facts, "depth") or "--num-layers, which is not given"}')
-        if 'virtual_stages' in facts and facts['virtual_stages'].value != depth // (pp * n):
+        v = (depth + ends) // (pp * n)
+        if 'virtual_stages' in facts and facts['virtual_stages'].value != v:
             raise ValueError(f'{key}={n} contradicts {spelled(facts, "virtual_stages")}')
-        facts['virtual_stages'] = Said(key, depth // (pp * n))
+        facts['virtual_stages'] = Said(key, v)
     if 'layout' not in facts: facts.setdefault('virtual_stages', Said(None, 1))
+
+def parts_of_a_stage(p, v, layout):
+    "How many there are; each computes as many layers again as a flag says."
+    return len(chunks_in(layout)) // p if layout else v or 1
 
 def layers_on_ranks(depth, p, first, last):  # list of int
     "Layers of each of p stages, where the first, the last or both have a number of their own."
@@ -332,6 +340,9 @@ def uneven_of_megatron(facts, ignored):
     first, last, *less = take(facts, 'first_layers', 'last_layers', 'first_less', 'last_less')
     said = [one.key for one in (first, last, *less) if one.value]
     depth, p, v = (value(facts, name, 1) for name in ('depth', 'pp', 'virtual_stages'))
+    if p > 1 and not said and 'layout' not in facts and 'depth' in facts and depth % (p * v):
+        why = f'{depth} layers in {p * v} chunks without a layout'
+        ignored.append(('--num-layers', f'Megatron-LM refuses it: {why}; priced even so'))
     if not said or p == 1: return
     if 'depth' not in facts:
         ignored.append((said[0], 'not used: nothing says how many layers there are'))
@@ -463,8 +474,8 @@ def derive_megatron(facts, ignored):
     recipe = facts.pop('fp8_recipe')
     if fp8: facts['precision'] = Said(fp8.key, FP8[recipe.value])
     if fp4: facts['precision'] = Said(fp4.key, 'nvfp4')
-    for derive in (zero_of_megatron, overlap_of_megatron, recompute_of_megatron,
-                   graphs_of_megatron, chunks_of_megatron, offload_of_megatron,
+    for derive in (zero_of_megatron, overlap_of_megatron, chunks_of_megatron,
+                   recompute_of_megatron, graphs_of_megatron, offload_of_megatron,
                    dropout_of_megatron, dispatcher_of_megatron, ends_of_megatron):
         derive(facts, ignored)
     if {'depth', 'embed_dim', 'heads'} <= facts.keys():
@@ -479,8 +490,12 @@ def recompute_for_megatron(f):  # (granularity, dict of facts)
     again = f.get('recompute') or 'none'
     if again == 'none': return None, {}
     if again == 'full': return 'full', dict(recompute_method='uniform', recompute_layers=1)
-    if recomputed_layers(again):
-        return 'full', dict(recompute_method='block', recompute_layers=recomputed_layers(again))
+    if layers := recomputed_layers(again):
+        parts = parts_of_a_stage(f['pp'], f.get('virtual_stages'), f.get('layout'))
+        if layers % parts: raise ValueError(
+            f'recompute={again!r} with {parts} parts of a stage cannot be said in megatron: each '
+            'takes as many layers')
+        return 'full', dict(recompute_method='block', recompute_layers=layers // parts)
     modules = tuple(p for p in recomputed_parts(again) if p in PARTS)
     return 'selective', {} if again == 'selective' else dict(recompute_modules=modules)
 
@@ -708,7 +723,7 @@ def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, 
     "The flags of the command that trains, what starts it, and words that are not known."
     commands = training_commands(text)
     mine, strays = without_strays(commands[0][2])
-    started = [gpus_of(launch) or gpus_of(slurm_of(text) | launch) for _, launch, _ in commands]
+    started = [gpus_started(launch, text) for _, launch, _ in commands]
     same = len({gpus and gpus[1] for gpus in started}) == 1
     return {key: as_value(x, key) for key, x in mine.items()}, started[0] if same else None, strays
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 
 from ..inputs import differing, nearest, of_type, quoted
-from ..models import NAMED, as_model
+from ..models import NAMED, as_model, with_length
 from ..systems import as_system, system_names
 from ..software import as_software, known_software
 from ..iteration import Parallel
@@ -33,6 +33,8 @@ def own_job(given):  # Job
     said['ignored'] = tuple(tuple(map(str, of_type(pair, list, 'ignored'))) for pair in pairs)
     for name, read in (('model', as_model), ('software', as_software), ('system', as_system)):
         if name in said: said[name] = read(said[name])
+    m, length = said.get('model'), said.get('seq_len')
+    if m and length and m.seq_len != length: said['model'] = with_length(m, length)
     return Job(**said)
 
 # %% ../../nbs/90i_own.ipynb #c93ca48c
@@ -52,7 +54,8 @@ def model_in_words(m):  # dict, or a name where no field says what its layers ar
     "A model in our own JSON."
     own = differing(m)
     if 'layers' not in own: return own
-    if NAMED.get(m.name) == m: return m.name
+    known = NAMED.get(m.name)
+    if known and with_length(known, m.seq_len) == m: return m.name   # its length is said beside it
     raise ValueError(f'layers={quoted(own["layers"])} cannot be said in json')
 
 def as_own(job):  # str

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['LARGEST_SCRIPT', 'NAME', 'ROUND', 'BRACED', 'RUN', 'SINGLE', 'DOUBLE', 'WORD', 'BLANK', 'TOKEN', 'HEREDOC', 'MARK',
            'NO_WORD', 'HIDE', 'SHOW', 'OPERATORS', 'MOST_ITEMS', 'BRACES', 'PUT_IN', 'IN_QUOTES', 'ANYWHERE',
-           'ASSIGNED', 'DECLARING', 'CHANGED', 'PER_NODE', 'NODES', 'IN_ALL', 'SET_BY_SLURM', 'tokens', 'unknown',
-           'of_tree', 'parsed', 'summed', 'as_list', 'variable', 'expanded', 'words', 'assign', 'run', 'block',
-           'choice', 'options', 'gpus_of', 'slurm_of', 'set_by_slurm', 'commands_of']
+           'ASSIGNED', 'DECLARING', 'CHANGED', 'BY_LAUNCHER', 'OF_SLURM', 'TASKS', 'PER_NODE', 'NODES', 'IN_ALL',
+           'SET_BY_SLURM', 'tokens', 'unknown', 'of_tree', 'parsed', 'summed', 'as_list', 'variable', 'expanded',
+           'words', 'assign', 'run', 'block', 'choice', 'options', 'gpus_of', 'slurm_of', 'gpus_started',
+           'set_by_slurm', 'commands_of']
 
 # %% ../../nbs/89_scripts.ipynb #12b10006
 import ast
@@ -312,12 +313,15 @@ def choice(shell, line):
     shell.depth, shell.holds = shell.depth - 1, None
 
 # %% ../../nbs/89_scripts.ipynb #12b10023
-PER_NODE = ('--nproc_per_node', '--nproc-per-node', '--num_gpus', '--ntasks-per-node',
-            '--gpus-per-node', '--gpus_per_node')
+BY_LAUNCHER = ('--nproc_per_node', '--nproc-per-node', '--num_gpus')   # which one task starts
+OF_SLURM = ('--gpus-per-node', '--gpus_per_node')
+TASKS = ('--ntasks-per-node', '--ntasks', '-n')
+PER_NODE = (*BY_LAUNCHER, *OF_SLURM, TASKS[0])
 NODES = ('--nnodes', '--num_nodes', '--nodes', '-N')
-IN_ALL = ('--num_processes', '--ntasks', '-n', '-np')
+IN_ALL = ('--num_processes', *TASKS[1:], '-np')
 SET_BY_SLURM = {'SLURM_NNODES': NODES, 'SLURM_JOB_NUM_NODES': NODES, 'SLURM_NTASKS': IN_ALL,
-                'SLURM_NTASKS_PER_NODE': PER_NODE[3:4], 'SLURM_GPUS_PER_NODE': PER_NODE[4:5]}
+                'SLURM_NTASKS_PER_NODE': TASKS[:1], 'SLURM_GPUS_PER_NODE': OF_SLURM,
+                'SLURM_GPUS_ON_NODE': OF_SLURM}
 
 def options(found):  # dict: key -> list of values
     "The options among words; one that is given twice must say the same."
@@ -345,9 +349,20 @@ def gpus_of(launch):  # (keys, GPUs) or None
     return each if one_node else None
 
 def slurm_of(text):  # dict: key -> list of values
-    "The options of Slurm at the head of a script."
+    "The options of Slurm at the head of a script; GPUs of a node as a number alone."
     lines = re.findall(r'(?m)^#SBATCH[ \t]+([^\n#]*)', text)
-    return dict(pair for line in lines for pair in options(line.split()).items())
+    found = dict(pair for line in lines for pair in options(line.split()).items())
+    for key in ('--gres', *OF_SLURM):   # gpu:h100:8
+        number = re.fullmatch(r'(?:gpu:)?(?:[\w.-]+:)?(\d+)', ' '.join(found.get(key, ())))
+        if number: found[OF_SLURM[0]] = [number[1]]
+    return found
+
+def gpus_started(launch, text):  # as `gpus_of`
+    "The same of a command in a script, with what its head tells Slurm."
+    head = slurm_of(text)
+    if any(name in launch for name in BY_LAUNCHER):   # a task is no GPU, but starts several
+        head = {key: x for key, x in head.items() if key not in TASKS}
+    return gpus_of(launch) or gpus_of(head | launch)
 
 def set_by_slurm(text):  # dict: variable -> value
     "The variables that Slurm sets, as far as the head of a script says them."

@@ -6,7 +6,7 @@
 __all__ = ['OF_JOBS', 'GRADIENTS', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE', 'ONLY_WRITTEN', 'IN_32_BITS', 'LIST', 'CODE', 'UNSAID',
            'MODEL_FIELDS', 'PARALLEL_FIELDS', 'NEEDED', 'Job', 'with_costs', 'Kind', 'Row', 'Said', 'Format', 'number',
            'words_of', 'words_in_any_case', 'one_word', 'real', 'add', 'value', 'spelled', 'also', 'nothing',
-           'elsewhere', 'fixed', 'copies', 'batch', 'model_said']
+           'elsewhere', 'fixed', 'copies', 'batch', 'micro_batch_of', 'model_said']
 
 # %% ../../nbs/90a_tables.ipynb #269707ac
 import dataclasses
@@ -284,6 +284,15 @@ def batch(facts, dp, n):  # (samples of an iteration or None, dp, GPUs)
         f'{spelled(facts, *own) or "what holds without keys"} on {dp} copies')
     return G, dp, n
 
+def micro_batch_of(facts, G, dp):
+    "Samples at once, where only the batch is said, and how often a part of it is added up."
+    steps = value(facts, 'accumulation')
+    if value(facts, 'micro_batch') or not steps or not G or not dp: return
+    if G % (steps * dp): raise ValueError(
+        f'{spelled(facts, "global_batch", "accumulation")}: {G} samples must be divisible by '
+        f'{steps} steps of {dp} copies')
+    facts['micro_batch'] = Said(facts['accumulation'].key, G // (steps * dp))
+
 # %% ../../nbs/90a_tables.ipynb #12ab0010
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(Model))
 PARALLEL_FIELDS = tuple(f.name for f in dataclasses.fields(Parallel))
@@ -302,6 +311,11 @@ def model_said(facts):  # Model or None
 def job_said(facts, ignored):  # Job
     "Facts as a job."
     G, dp, n = batch(facts, *copies(facts))
+    micro_batch_of(facts, G, dp)
+    steps = facts.get('accumulation')
+    if steps and steps.key and not value(facts, 'micro_batch'):
+        why = 'tells samples at once only beside the batch and the GPUs'
+        ignored.append((steps.key, why))
     if value(facts, 'precision') == 'fp16': facts['precision'] = Said(None, 'bf16')   # as fast
     if value(facts, 'zero_stage', 0) > 1 and not facts['reduce_each'].key:
         del facts['reduce_each']   # each time: gradients are shared out

@@ -122,6 +122,8 @@ def set_elsewhere(job: Job, name, keys):  # list of str
     samples = job.model and job.model.train_samples
     if samples and '--train-samples' not in keys:
         found.append(f'train_samples={samples:.6g} (steps)')
+    if job.model and job.model.documents is not None and again.model is None:
+        found.append('documents, of which samples are packed (what loads the data)')
     if name == 'accelerate' and puts_off(job):
         found.append('sync_each_batch=True (the script that trains)')
     if name == 'megatron' and job.dropout is None:

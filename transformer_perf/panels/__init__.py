@@ -1,8 +1,9 @@
 """Panels of controls: a layer, a search, charts; one page shows them all."""
 from .charts import CollectivesState, RooflineState, SweepState
 from .layer import LayerState
-from .page import PANELS, Panel, Panels, addressed, bench, opened_at, state_of
+from .page import (
+    PANELS, Panel, Panels, addressed, assumed_besides, bench, opened_at, state_of)
 from .search import SearchState
 
 __all__ = ['PANELS', 'CollectivesState', 'LayerState', 'Panel', 'Panels', 'RooflineState',
-           'SearchState', 'SweepState', 'addressed', 'bench', 'opened_at', 'state_of']
+           'SearchState', 'SweepState', 'addressed', 'assumed_besides', 'bench', 'opened_at', 'state_of']

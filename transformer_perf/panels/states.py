@@ -221,9 +221,11 @@ def panel_name(state): return type(state).__name__.removesuffix('State').lower()
 def as_text(value): return 'x'.join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 def said(state):  # dict: control -> text
-    "The controls of a state that are not as at first."
-    return {f.name: as_text(getattr(state, f.name)) for f in dataclasses.fields(state)
-            if getattr(state, f.name) != f.default}
+    "The controls of a state that are not as at first; beside a system how large its domains are."
+    fields = dataclasses.fields(state)
+    own = {f.name for f in fields if getattr(state, f.name) != f.default}
+    if 'system' in own: own.add('nvlink_size')
+    return {f.name: as_text(getattr(state, f.name)) for f in fields if f.name in own}
 
 def command_of(state):  # str
     "The command that prints the table of a panel's state."
