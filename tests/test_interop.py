@@ -2118,7 +2118,8 @@ def test_ends_that_count_as_layers_are_divided_too():
 
 def test_an_estimate_goes_out_as_it_came_in():
     "Gradients in 16 bits, and a hybrid model with samples of another length."
-    short = as_job(PIPELINE + '--main-grads-dtype bf16 --hidden-dropout 0 --attention-dropout 0', 16)
+    flags = '--main-grads-dtype bf16 --hidden-dropout 0 --attention-dropout 0'
+    short = as_job(PIPELINE + flags, 16)
     for model, parallel, assumed in (
             (short.model, short.parallel, short.assumptions('calibrated')),
             (with_length(as_model('qwen3_next_80B_A3B'), 8192), Parallel(pp=2, dp=32, ep=32),
