@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from test_cli import bad, good, has
 from transformer_perf import Model, Parallel, estimate, search
+from transformer_perf.advice import neighbours as neighbours_of
 from transformer_perf.advice.neighbours import case_of, changed, held_by_ranks, steps_of
 from transformer_perf.advice import fits, improve, why_not
 from transformer_perf.advice.answers import neighbours, worthwhile
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.interop import as_job
+from transformer_perf.iteration import settled
 from transformer_perf.models import as_model
+from transformer_perf.timeline import PLACES
 
 SCRIPT = '''torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py \\
     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8 \\
@@ -359,3 +362,26 @@ def test_a_dispatcher_is_offered_where_it_runs(system, theirs):
     case = case_of('mixtral_8x7B', Parallel(dp=8, ep=8), system, 64, 'calibrated', None)
     offered = {step.to['dispatcher'] for step in steps_of(case) if step.knob == 'dispatcher'}
     assert offered - {'allgather'} == theirs
+
+
+@pytest.mark.parametrize('model', MODELS, ids=lambda m: m.name)
+def test_what_is_allowed_is_what_an_estimate_takes(model):
+    "Among ways to share 16 GPUs, those that an estimate refuses and those that it prices."
+    one = estimate(model, Parallel(dp=16, nvlink_dp=8), 'H100-80GB', 48)
+    rng, taken = np.random.default_rng(5), []
+    for _ in range(300):
+        tp, cp, pp = (int(2**rng.integers(4)) for _ in range(3))
+        p = Parallel(tp=tp, cp=cp, pp=pp, dp=max(16 // (tp * cp * pp), 1),
+                     micro_batch=int(rng.integers(1, 5)),
+                     ep=int(2**rng.integers(4)) if model.experts else 1,
+                     virtual_stages=int(rng.integers(1, 4)), nvlink_tp=int(min(tp, 8)))
+        if p.n_gpus != 16: continue
+        try: found = estimate(model, p, one.system, 48)
+        except ValueError: found = None
+        t = {name: np.array([x]) for name, x in vars(
+            found.parallel if found else settled(p, one.system, one.assumptions, model)).items()}
+        if not found: t |= {place: np.array([x]) for place, x in zip(PLACES, (min(tp, 8), 1, 1, 1))}
+        mask = neighbours_of.allowed(t | {'strategy': p.strategy, 'layout': None}, one)
+        assert bool(mask.all()) == (found is not None), p
+        taken.append(found is not None)
+    assert 30 < sum(taken) < len(taken) - 30

@@ -630,7 +630,7 @@ def test_no_stage_is_overlooked(layout, vocabulary):
     a = dataclasses.replace(MEASURED, vocabulary=vocabulary)
     one, _, _ = case(a, tp=2, pp=4, layout=layout, nvlink_tp=2, nvlink_pp=1)
     work, _, costs, ends = timeline.priced_estimate(one)
-    stages = timeline.stages_in_order(work.pattern, 4, 1, False, False, layout)
+    stages = timeline.stages_in_order(work.pattern, 4, 1, '1f1b', layout)
     assert [sum(stage.layers) for stage in stages] == [x.count('t') for x in layout.split('|')]
     fullest = max((timeline.memory_at(work, stage) for stage in stages), key=sum)
     assert close(sum(timeline.memory_of(work)), sum(fullest))
@@ -650,7 +650,7 @@ def test_the_longest_and_the_shortest_chunk(layout):
     pattern = timeline.priced_estimate(one)[0].pattern
     for p in (1, 2, 4):
         v = 4 // p
-        for stage in timeline.stages_in_order(pattern, p, v, False, False, layout):
+        for stage in timeline.stages_in_order(pattern, p, v, '1f1b', layout):
             own = chunks[stage.rank::p]
             mean = sum(own) / v
             if not mean: continue

@@ -192,7 +192,7 @@ def test_attention(name):
             hand = partial(attention_by_hand, *sizes, system=system, fit=fit, **more)
             found = partial(single.attention_seconds, *sizes, system, fit, **more)
             assert close(found(), hand(value=width, keys=seq, seen=.5))
-            assert close(found(causal=False), hand(value=width, keys=seq, seen=1))
+            assert close(found(seen=1.), hand(value=width, keys=seq, seen=1))
             assert close(found(keys=2 * seq, seen=.3, value_dim=width / 2),
                          hand(value=width / 2, keys=2 * seq, seen=.3))
 

@@ -119,7 +119,7 @@ def test_what_attention_counts():
     known_ = dict(system=kernels.sheet_of('H100'),
                   fit=kernels.closest('attention', 'H100', 'vllm_flash_attn_fa3')[1])
     call = lambda **more: kernels.attention_seconds(2, 8192, 32, 8, 128, **known_, **more)
-    assert call(cached=False) < call() < call(causal=False) < 2 * call()
+    assert call(cached=False) < call() < call(seen=1.) < 2 * call()
     assert 2.5 * call(cached=False) < call(backward=True, cached=False) + 1e-4
     wider = kernels.attention_seconds(2, 8192, 32, np.array([1, 8, 32]), 128, **known_)
     assert (np.diff(wider) > 0).all()

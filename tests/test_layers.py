@@ -343,9 +343,9 @@ def test_what_cannot_be():
 def test_stages_of_unequal_layers():
     "DeepSeek-V3 on one rank, or dealt to 61: three dense layers, and MTP's at the end."
     pattern = count(job('deepseek_v3')).pattern
-    (one,) = distinct_stages(pattern, 1, 1, False, False)
+    (one,) = distinct_stages(pattern, 1, 1, '1f1b')
     assert one.layers == (3, 59) and (one.first, one.last) == (1, 1)
-    every = distinct_stages(pattern, 61, 1, False, False)
+    every = distinct_stages(pattern, 61, 1, '1f1b')
     assert [(s.layers, s.rank) for s in every] == [((1, 0), 0), ((0, 1), 3), ((0, 2), 60)]
 
 

@@ -63,7 +63,7 @@ def whole_cost(job, system):
     pricer = pricer_of(system, job.assumptions)
     work = count(job)
     cost, ends = prices_of(work, pricer)
-    return [*cost, *ends, *iteration_times(work, cost, pricer, ends), *memory_of(work)]
+    return [*cost, *ends, *iteration_times(work, pricer, cost, ends), *memory_of(work)]
 
 
 points = st.lists(st.tuples(

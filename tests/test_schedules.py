@@ -253,7 +253,7 @@ def priced(preset, schedule, pp, batch, recompute, depth=8, **options):
 def by_order(one):  # (s, s)
     "What an estimate's passes take by its figures, and by its timeline."
     work, pricer, costs, ends = timeline.priced_estimate(one)
-    times = timeline.iteration_times(work, costs, pricer, ends)
+    times = timeline.iteration_times(work, pricer, costs, ends)
     busy = timeline.slowest_stage(work, costs, ends).busy + timeline.more_of(work.layouts, times)
     return work.layouts.micro_batches * busy + one.stats['bubble_s'], one.timeline.end_s.max()
 

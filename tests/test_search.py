@@ -213,7 +213,7 @@ def test_no_order_of_passes_is_faster_than_its_bound(seed):
     about = case.model, case.system, case.batch, case.assumed.on(case.system)
     work, pricer, costs, ends = counted_and_priced(found, *about)
     played = exact_figures_of_each(work, pricer, costs, ends)['iteration_s']
-    bound = iteration_times(work, costs, pricer, ends, bubble_of=least_bubble).total
+    bound = iteration_times(work, pricer, costs, ends, bubble_of=least_bubble).total
     assert np.all(bound <= played * (1 + 1e-12))
     alike = (found['schedule'] == '1f1b') & (case.model.depth % (
         found['pp'] * found['virtual_stages']) == 0) & (len(case.model.blocks) == 1)

@@ -18,12 +18,12 @@ from transformer_perf.parameters import (
     KINDS_OF_RUN, Calibration, as_flat, changed, generations, limits, read_calibration, value_of)
 from transformer_perf.software import known_software
 from transformer_perf.validation.runs import (
-    batches_of, clean, column_of, measured_column, sheet_of_run, stack_of)
+    assumptions_for, batches_of, clean, column_of, measured_column, sheet_of_run, stack_of)
 from transformer_perf.validation import (
     of_values, picked, predict, read_runs, recipe_score, table_of, with_sets)
 from transformer_perf.validation.predictions import (
-    OTHERS, TOO_LARGE, but_tests, features_of, half_of, kinds_of_runs, never_seen, parameters_for,
-    recipes, source_of)
+    OTHERS, TOO_LARGE, but_tests, features_of, half_of, kinds_of_runs, never_seen, recipes,
+    source_of)
 from transformer_perf.validation.calibration import (
     PROTOCOL, Entry, Fit, calibrate_network, entries_of, evidence_of, feasible,
     least_squares_within, published_collectives, replaced, residuals_of, seen_in, table_of_fit,
@@ -108,7 +108,7 @@ class Problem(NamedTuple):
 def problem_of(runs, seconds, start):  # Problem
     "Runs as candidates that fit in memory."
     batches = [feasible(batch, start) for batch in batches_of(clean(runs))]
-    own = [parameters_for(batch, start) for batch in batches]
+    own = [assumptions_for(batch, start).measured for batch in batches]
     shared = lambda k: k if k.name in start.measured.sets else dataclasses.replace(k, stack='any')
     return Problem(runs, seconds, batches, [shared(k) for k in own], start)
 

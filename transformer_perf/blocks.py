@@ -95,12 +95,11 @@ def check_operation(op: Operation):
         raise ValueError(f'{op.name} has products and weights, but no matrices: '
                          'take inner_product, or say matrices and in_matrices')
 
+@dataclass(frozen=True)
 class Nothing(Half):
     "No half at all: a layer that is only a mixer, or only an MLP."
     name = 'nothing'
     def operations(self, job): return []
-    def __eq__(self, other): return type(self) is type(other)
-    def __hash__(self): return 0
 
 @dataclass(frozen=True)
 class Block:
@@ -642,7 +641,7 @@ class Attention(Heads):
 
     def readers(self, job):   # GPT-2 and its kin make queries, keys and values by one product
         return 1 + 2 * np.logical_or(job.here.gated, self.kv_heads < self.heads)
-    def own_matrices(self, job, whole):  # tuple of Matrix
+    def own_matrices(self, whole):  # tuple of Matrix
         "Queries, keys, values and the gate: one product, but a matrix each."
         widths = (self.heads * self.width, self.kv_heads * self.width, self.kv_heads * self.value)
         gates = self.heads * (1 if self.gate_of_head else self.value)
@@ -655,7 +654,7 @@ class Attention(Heads):
         features = self.heads * self.width // job.tp + kv * (self.width + self.value)
         features = features + self.own_gates(job)
         found = STRATEGIES[job.strategy].column(job, 'qkv', features)
-        found = found._replace(matrices=self.own_matrices(job, found.matrices[0]))
+        found = found._replace(matrices=self.own_matrices(found.matrices[0]))
         if self.normed is None: return [found]
         each = any_norm(job, 'qk-norm', job.tokens * (heads + kv), self.width)
         vectors = (heads + kv) * self.width if self.normed == 'whole' else 2 * self.width

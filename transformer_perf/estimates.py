@@ -9,8 +9,8 @@ __all__ = ['RECIPES', 'MOST_HELD', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CON
            'recipe_of', 'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked',
            'joined_works', 'numbered', 'distinct', 'peak_rate', 'gained', 'roofline_of_each', 'roofline', 'ring_share',
            'two_tier_time', 'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
-           'seconds_of_messages', 'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'price',
-           'in_low_precision', 'check_choices', 'costs_of', 'Optimizer', 'tells_matrices', 'orthogonalized',
+           'priced_together', 'seconds_of_messages', 'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each',
+           'price', 'in_low_precision', 'check_choices', 'Optimizer', 'tells_matrices', 'orthogonalized',
            'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by',
            'check_offered', 'as_assumptions', 'collective_time']
 
@@ -448,24 +448,28 @@ class Pass(NamedTuple):
         return self.compute / np.where(self.moving > 0, self.moving, np.inf)
 
 # %% ../nbs/02_estimates.ipynb #1e2baf29
+def priced_together(each, key, price):  # list
+    "The prices of things, those of one key in one call: `price` is of several that are alike."
+    found, places = [0.] * len(each), {}
+    for i, one in enumerate(each): places.setdefault(key(one), []).append(i)
+    for some in places.values():
+        for i, seconds in zip(some, price([each[i] for i in some])): found[i] = seconds
+    return found
+
 def seconds_of_messages(
     messages,   # list of (Message, the Group of GPUs that talk, pieces that it is cut into)
     pricer,     # Roofline, or Measured
 ):  # list of s, of each message whole
     "What messages take alone; those of one kind in one group are priced together."
-    found, alike = [0.] * len(messages), {}
-    for i, (m, group, _) in enumerate(messages):
-        alike.setdefault((m.kind, m.far is None, *map(id, group)), []).append(i)
-    for (kind, direct, *_), some in alike.items():
-        group = messages[some[0]][1]
-        rows = [(m.volume / pieces, 0. if direct else m.far)
-                for m, _, pieces in (messages[i] for i in some)]
-        axes = max(pricer.system.axes, *map(np.ndim, group))
-        volume, far = in_rows(zip(*rows), axes)
-        if kind != 'alltoall': seconds = pricer.collective(kind, volume, group)
-        else: seconds = pricer.exchange(volume, None if direct else far, group)
-        for i, t in zip(some, seconds): found[i] = t
-    return found
+    def price(alike):
+        (kind, *_), group, _ = alike[0]
+        direct = alike[0][0].far is None
+        rows = [(m.volume / pieces, 0. if direct else m.far) for m, _, pieces in alike]
+        volume, far = in_rows(zip(*rows), max(pricer.system.axes, *map(np.ndim, group)))
+        if kind != 'alltoall': return pricer.collective(kind, volume, group)
+        return pricer.exchange(volume, None if direct else far, group)
+    key = lambda about: (about[0].kind, about[0].far is None, *map(id, about[1]))
+    return priced_together(messages, key, price)
 
 def shown_of_messages(messages, seconds, own, panels=None):  # s
     "What the messages of one pass show, where the pass itself takes `own` seconds."
@@ -558,10 +562,6 @@ def check_choices(a):
         raise ValueError(f'measured={quoted(a.measured)} must be Parameters or a Calibration')
 
 IDEAL = Costs()   # costs nothing
-
-def costs_of(a):  # Costs
-    "What the training software costs: as measured, or by default nothing."
-    return a.measured.software if a.measured else IDEAL
 
 class Optimizer(NamedTuple):
     "What a step keeps and computes."
@@ -690,7 +690,8 @@ class Assumptions(Choices, Modelling):
     def __post_init__(self): check_choices(self)
     def _repr_markdown_(self): return as_markdown(self)
 
-    costs = property(lambda self: costs_of(self))
+    # what the training software costs: as measured, or by default nothing
+    costs = property(lambda self: self.measured.software if self.measured else IDEAL)
     state_bytes = property(lambda self: state_bytes(self, self.optimizer))
     def on(self, system):  # Assumptions
         "The same for one system: of several sets of measured parameters, its own, or the nearest."

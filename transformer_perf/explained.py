@@ -112,7 +112,7 @@ class Played(NamedTuple):
 def played_of(one):  # Played
     "What was played for an estimate."
     work, pricer, costs, ends = priced_estimate(one)
-    p, times = work.layouts, iteration_times(work, costs, pricer, ends)
+    p, times = work.layouts, iteration_times(work, pricer, costs, ends)
     found = Played()
     if one.stats['bubble_s'] != times.bubble:
         chunks = pass_times(work, costs, ends, more_of(p, times))
@@ -126,7 +126,7 @@ def played_of(one):  # Played
 
 def told_times(work: Workload, costs, pricer, ends, played: Played):  # Times
     "The parts of an iteration."
-    times = iteration_times(work, costs, pricer, ends)
+    times = iteration_times(work, pricer, costs, ends)
     if played.seconds is None: return times
     p, pace = work.layouts, slowest_stage(work, costs, ends)
     more = named(more_of(p, times), 'more', 's')

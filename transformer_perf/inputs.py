@@ -167,11 +167,8 @@ def checked(cls):
         given |= zip(fields, args)
         for name in needed:
             if name not in given: raise ValueError(f'{cls.__name__} lacks {name!r}')
-        for name, value in given.items():
-            kind, notes, default = fields[name]
-            if value is not default:
-                given[name] = checked_value(value, name, kind, notes, default)
-        init(self, **given)
+        init(self, **{name: checked_value(value, name, *fields[name])
+                      for name, value in given.items()})
 
     cls.__init__ = named
     return cls

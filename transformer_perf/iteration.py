@@ -7,12 +7,12 @@ __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'ALWAYS', 'WAITS', 'HIDING', 'S
            'copies_of_experts', 'has_copies', 'asks_host', 'changes_something', 'Shares', 'unsaid', 'Parallel',
            'division_rules', 'choices_fit', 'sends_tokens', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of',
            'layers_to_deal', 'can_offload', 'check_host', 'check_offload', 'grid_lacks', 'check_stages',
-           'check_parallel', 'parts_said', 'parts_among', 'beyond', 'out_of_reach', 'gpu_in', 'never_run', 'evidence',
-           'evidence_of_rows', 'kind_of_run', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of',
-           'notes_of', 'more_than_there_are', 'domains_in_words', 'seconds_in', 'both_ends', 'how_priced', 'run_of',
-           'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled',
-           'interval_of', 'settled', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'plural',
-           'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'check_parallel', 'settled', 'parts_said', 'parts_among', 'beyond', 'out_of_reach', 'gpu_in', 'never_run',
+           'evidence', 'evidence_of_rows', 'kind_of_run', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate',
+           'row_of', 'notes_of', 'more_than_there_are', 'domains_in_words', 'seconds_in', 'both_ends', 'how_priced',
+           'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled',
+           'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'plural', 'layout_in_words',
+           'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -168,18 +168,16 @@ class Parallel(Unsaid, Shares):
 def division_rules(p: Parallel, model: Model, global_batch, a: Assumptions):
     "(name, number, name, number): the first must be divisible by the second."
     s = STRATEGIES[nearest(p.strategy, STRATEGIES, 'strategy')]
-    replicas = p.dp_replicate or a.dp_replicate
     rules = sharing_rules(model, p.tp, p.cp, s, a) + expert_rules(model, p.ep, p.etp) + [
         ('tp*cp*dp', p.tp * p.cp * p.dp, 'ep*etp', p.ep * p.etp),
         ('global_batch', global_batch, 'dp', p.dp),
-        ('dp', p.dp, 'dp_replicate', replicas),
-        ('copies of an expert', copies_of_experts(vars(p)), 'dp_replicate', replicas),
+        ('dp', p.dp, 'dp_replicate', p.dp_replicate),
+        ('copies of an expert', copies_of_experts(vars(p)), 'dp_replicate', p.dp_replicate),
         ('global_batch/dp', global_batch // p.dp, 'micro_batch', p.micro_batch),
         ('micro_batch*seq_len', p.micro_batch * model.seq_len,
          'the GPUs that share its tokens', s.token_shards(p.tp, p.cp))]
-    even = p.layout is None and not (a.uneven_stages and p.pp <= model.depth)
-    if even: rules += [('depth', model.depth, 'pp', p.pp)]
-    if s.has_panels: rules += [('embed_dim', model.embed_dim, 'panels', p.panels or 1)]
+    if p.layout is None and not a.uneven_stages: rules += [('depth', model.depth, 'pp', p.pp)]
+    if s.has_panels: rules += [('embed_dim', model.embed_dim, 'panels', p.panels)]
     return rules
 
 # %% ../nbs/87a_estimate.ipynb #d64e6fb1
@@ -201,12 +199,10 @@ def heads_exchanged(model):  # set
 
 def kv_on_gpu(kv_heads, tp): return np.maximum(kv_heads // tp, 1)
 
-def check_choices_of(p: Parallel, model: Model, a: Assumptions):
+def check_choices_of(p: Parallel, model: Model):
     "A ValueError where heads cannot be exchanged, or experts do not get shared-out tokens."
-    context, sharded = (getattr(a, c) if getattr(p, c) is None else getattr(p, c)
-                        for c in ('context', 'sequence_sharded'))
-    if choices_fit(model, p.tp, p.cp, context, sharded): return
-    if sends_tokens(model) and not sharded:
+    if choices_fit(model, p.tp, p.cp, p.context, p.sequence_sharded): return
+    if sends_tokens(model) and not p.sequence_sharded:
         raise ValueError(f'tp={p.tp} with experts needs sequence_sharded=True')
     for kv_heads in heads_exchanged(model):
         divides('heads of keys and values on a GPU', int(kv_on_gpu(kv_heads, p.tp)), 'cp', p.cp)
@@ -251,14 +247,14 @@ def grid_lacks(strategy, precision, adapters):  # str, '' where nothing lacks
 
 def check_stages(p: Parallel, model: Model, micro_batches, a: Assumptions):
     "A ValueError unless the chunks of a pipeline can hold the model and follow the schedule."
-    v = a.virtual_stages if p.virtual_stages is None else p.virtual_stages
+    v = p.virtual_stages
     layers = int(layers_to_deal(model.depth, p.pp, v, a))
     if p.layout is not None:
         layers = check_layout(chunks_in(p.layout), p.pp, model.depth, model.mtp_layers)
         if layers != v:
             raise ValueError(f'layout={quoted(p.layout)} has {layers} chunks for each of pp={p.pp} '
                              f'ranks, not virtual_stages={v}')
-    check_schedule(p.schedule or a.schedule, p.pp, v, micro_batches, layers)
+    check_schedule(p.schedule, p.pp, v, micro_batches, layers)
 
 # %% ../nbs/87a_estimate.ipynb #b33ecd17
 def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: Assumptions):
@@ -271,11 +267,20 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: A
                          f'grid, tp={p.tp}')
     check_placement({g: Group(getattr(p, g), getattr(p, place) or 1)
                      for g, place in zip(GROUPS, PLACES)}, system)
-    check_choices_of(p, model, a)
+    check_choices_of(p, model)
     check_offload(p, system)
-    lacks = grid_lacks(p.strategy, p.precision or a.precision, p.adapters or a.adapters)
+    lacks = grid_lacks(p.strategy, p.precision, p.adapters)
     if lacks: raise ValueError(lacks)
     check_stages(p, model, global_batch // p.dp // p.micro_batch, a)
+
+def settled(p: Parallel, system: System, a: Assumptions, model: Model = None):  # Parallel
+    "A configuration with nothing left open but its placement."
+    of_type(p, Parallel, 'parallel')
+    unsaid = {c: getattr(a, c) for c in CHOICES if getattr(p, c) is None}
+    if 'sequence_sharded' in unsaid and model and p.tp > 1 and sends_tokens(model):
+        unsaid['sequence_sharded'] = True   # whatever is usual: experts run in no other way
+    panels = (p.panels or system.summa_nb) if p.strategy == '2d' else 1
+    return dataclasses.replace(p, **unsaid, panels=panels)
 
 # %% ../nbs/87a_estimate.ipynb #8559f3b9
 PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,),
@@ -478,8 +483,7 @@ def both_ends(one: Estimate):  # str
 
 def how_priced(one: Estimate):  # str
     "Whether the schedule was played, where stages differ."
-    work, pricer, costs, ends = priced_estimate(one)
-    by_formula = iteration_times(work, costs, pricer, ends).bubble
+    by_formula = iteration_times(*priced_estimate(one)).bubble
     if one.stats['bubble_s'] == by_formula: return ''
     return 'Stages differ: the schedule was played.'
 
@@ -487,7 +491,7 @@ def how_priced(one: Estimate):  # str
 def run_of(one: Estimate):  # (Workload, Timeline)
     "An estimate's schedule, played."
     work, pricer, costs, ends = priced_estimate(one)
-    times = iteration_times(work, costs, pricer, ends)
+    times = iteration_times(work, pricer, costs, ends)
     return work, play(work, costs, ends, more_of(work.layouts, times))
 
 def timeline_of(one: Estimate):  # DataFrame
@@ -546,8 +550,7 @@ MOST_PLACES = 200_000   # of one configuration that are priced
 
 def possible_places(p: Parallel, system: System, a: Assumptions):  # table
     "A configuration with its placement by rank, or with all that an NVLink domain has room for."
-    same = GROUPS + ('micro_batch', 'panels', 'ep', 'etp', 'strategy', 'layout') + CHOICES
-    one = {name: getattr(p, name) for name in same}
+    one = {name: x for name, x in vars(p).items() if name not in PLACES}
     if a.placed_by_rank and all(getattr(p, place) is None for place in PLACES):
         of_each = {group: np.array([getattr(p, group)]) for group in GROUPS}
         return one | placed_by_rank(of_each, filled(p.n_gpus, system.nvlink_size))
@@ -567,7 +570,7 @@ def possible_places(p: Parallel, system: System, a: Assumptions):  # table
 def fastest_place(t, asked):  # (dict: place -> GPUs, what `exact_figures` takes of it)
     "Of several placements the one with the shortest iteration."
     work, pricer, costs, ends = counted_and_priced(t, *asked)
-    times = iteration_times(work, costs, pricer, ends)
+    times = iteration_times(work, pricer, costs, ends)
     best = int(np.argmin(np.broadcast_to(times.total, rows_of(t))))
     place = {name: int(t[name][best]) for name in PLACES}
     one = work.at(best, work.layouts._replace(**place))
@@ -576,17 +579,7 @@ def fastest_place(t, asked):  # (dict: place -> GPUs, what `exact_figures` takes
 # %% ../nbs/87a_estimate.ipynb #36e897b4
 def interval_of(found, p: Parallel, model, system, a: Assumptions):  # dict
     "The interval of one configuration's figures; without measured runs there is none."
-    if not getattr(a.measured, 'evidence', None): return {}
     return interval_columns(found, evidence(vars(p), model, system, a), model, a)
-
-def settled(p: Parallel, system: System, a: Assumptions, model: Model = None):  # Parallel
-    "A configuration with nothing left open but its placement."
-    of_type(p, Parallel, 'parallel')
-    unsaid = {c: getattr(a, c) for c in CHOICES if getattr(p, c) is None}
-    if 'sequence_sharded' in unsaid and model and p.tp > 1 and sends_tokens(model):
-        unsaid['sequence_sharded'] = True   # whatever is usual: experts run in no other way
-    panels = (p.panels or system.summa_nb) if p.strategy == '2d' else 1
-    return dataclasses.replace(p, **unsaid, panels=panels)
 
 # %% ../nbs/87a_estimate.ipynb #f9a56ae4
 def estimate(

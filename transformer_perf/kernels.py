@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['MEASURED_AT', 'RATES', 'measured_as', 'gpu_near', 'in_generation', 'lasting', 'product_time', 'slowed',
            'attention_fit', 'attention_time', 'collective_seconds', 'collective_time', 'send_seconds', 'exchange_time',
-           'by_key', 'stacked_kernels', 'products_time', 'attentions_time', 'fused_time', 'matrix_time', 'Measured',
-           'pricer_of']
+           'stacked_kernels', 'products_time', 'attentions_time', 'fused_time', 'matrix_time', 'Measured', 'pricer_of']
 
 # %% ../nbs/52_kernels.ipynb #1ab43756
 import dataclasses
@@ -16,10 +15,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from .systems import PHYSICAL, System
+from .systems import System
 from .estimates import (
     Assumptions, Attention, Busy, Group, Product, Roofline, Work, Works, below, distinct,
-    exchanged, first_of, in_rows, of_one_rank, peak_rate, recipe_of)
+    exchanged, first_of, in_rows, of_one_rank, peak_rate, priced_together, recipe_of, ring_share)
 from .parameters import Parameters
 from .quantities import told
 from transformer_perf.measured_kernels import (
@@ -51,7 +50,7 @@ FEW = 4096   # rows that are computed sooner than told apart
 def once_each(function, system: System, *columns):
     "A function of columns, computed once for each distinct row; a search has few of them."
     few = max(map(np.size, columns)) < FEW
-    if few or any(np.ndim(getattr(system, name)) for name in PHYSICAL): return function(*columns)
+    if few or system.axes: return function(*columns)
     every = np.broadcast_arrays(*columns)
     rows = [column.ravel() for column in every]
     which, first = distinct(*rows)
@@ -148,8 +147,7 @@ def domain_time(
     "Time of one collective inside a domain."
     first, *more = timed_as(kind, system)
     if more:
-        turns = [domain_time(one, volume, gpus, system, parameters) for one in (first, *more)]
-        return sum(turns)
+        return sum(domain_time(one, volume, gpus, system, parameters) for one in (first, *more))
     fit = closest('domains', gpu_near(system, parameters), first)[1]
     def price(volume, gpus, bandwidth):
         link = SimpleNamespace(nvlink_bandwidth=bandwidth * parameters.network.domain_share)
@@ -188,7 +186,7 @@ def collective_seconds(
     "Time of one collective over two tiers, as NCCL's own tuning model has it."
     w, (n, d, _) = parameters.network, group
     nodes, passes, best = n / d, 2 if kind == 'allreduce' else 1, np.inf
-    moved = volume * passes * (1. if kind in ('broadcast', 'reduce') else (n - 1) / n)
+    moved = volume * passes * ring_share(kind, n)
     inside, across = link_rates(kind, group, system, parameters)
     for hop, far, tree_hop, near_share, far_share in protocols(w):
         near = inside * near_share
@@ -254,12 +252,6 @@ def exchange_time(
     return np.maximum(inside, across)
 
 # %% ../nbs/52_kernels.ipynb #616e13f6
-def by_key(each, key):  # dict: key -> list of places
-    "The places of things that have the same key."
-    found = {}
-    for i, one in enumerate(each): found.setdefault(key(one), []).append(i)
-    return found
-
 def stacked_kernels(each, system: System):  # Product or Attention
     "Kernels as one of arrays [kernel, ...]; texts and flags are those of the first."
     first = each[0]
@@ -270,21 +262,15 @@ def stacked_kernels(each, system: System):  # Product or Attention
 
 def products_time(each, system: System, parameters: Parameters):  # list of s
     "Products; those of one precision are priced together."
-    found = [0.] * len(each)
     precision = lambda p: p.precision if isinstance(p.precision, str) else id(p.precision)
-    for some in by_key(each, lambda p: (bool(p.adds), precision(p))).values():
-        rows = stacked_kernels([each[i] for i in some], system)
-        for i, t in zip(some, product_time(rows, system, parameters)): found[i] = t
-    return found
+    price = lambda alike: product_time(stacked_kernels(alike, system), system, parameters)
+    return priced_together(each, lambda p: (bool(p.adds), precision(p)), price)
 
 def attentions_time(each, system: System, parameters: Parameters):  # list of s
     "Fused attention kernels; those of one direction are priced together."
-    found = [0.] * len(each)
-    for some in by_key(each, lambda work: work.backward).values():
-        rows = stacked_kernels(
-            [each[i]._replace(values=each[i].value) for i in some], system)
-        for i, t in zip(some, attention_time(rows, system, parameters)): found[i] = t
-    return found
+    each = [work._replace(values=work.value) for work in each]
+    price = lambda alike: attention_time(stacked_kernels(alike, system), system, parameters)
+    return priced_together(each, lambda work: work.backward, price)
 
 @told('fused')
 def fused_time(work: Work, system: System, parameters: Parameters):  # s

@@ -151,14 +151,13 @@ def attention_seconds(
     batch, seq, heads, kv_heads, head_dim,   # arrays of any shape
     system: System,
     fit,             # AttentionFit
-    causal=True,
     cached=True,     # writes keys and values into a cache, as serving does
     backward=False,  # the backward pass: 2.5 times the FLOP
-    keys=None, seen=None, value_dim=None,   # seq, half of it where causal, head_dim
+    keys=None, value_dim=None,   # seq and head_dim unless given
+    seen=.5,         # of the keys, by the mean query: half of them, causal
 ):  # s
     "One call of fused attention."
     keys, value = seq if keys is None else keys, head_dim if value_dim is None else value_dim
-    seen = np.where(causal, .5, 1.) if seen is None else seen
     each, width = seconds_a_key(head_dim, value, system, fit, backward), (head_dim + value) / 2
     rounds = batch * heads * np.ceil(seq / QUERIES) / generation_of(system).multiprocessors
     rounds = rounds + fit.whole * (np.ceil(rounds) - rounds)

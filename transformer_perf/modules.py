@@ -274,16 +274,15 @@ def layer_memory(job: CountedJob):  # Stored
     operations, full = job.operations, full_share(job.recompute, job.layers)
     saved = sum(op.activations for op in operations)
     freed = sum(freed_of(job.recompute, op) for op in operations)
-    (weights, still), (routed, still_routed) = (
-        [sum(getattr(op, name) for op in operations if op.routed == flag)
-         for name in ('weights', 'frozen')] for flag in (False, True))
+    held = lambda kind, routed: sum(getattr(op, kind) for op in operations if op.routed == routed)
     rows, columns = STRATEGIES[job.strategy].between(job)
     input_alone = stream_element(job) * rows * columns   # a norm keeps it anyway
     copies = sum(op.copies for op in operations)
     saved_here, away = full * input_alone + (1 - full) * (saved - freed), 0.
     if offloads(job.offload): away = activations_away(job, operations, saved_here, full)
-    return Stored(weights, routed, saved_here - away,
-                  where(full > 0, saved - input_alone, freed), copies, away, still, still_routed)
+    return Stored(held('weights', False), held('weights', True), saved_here - away,
+                  where(full > 0, saved - input_alone, freed), copies, away,
+                  held('frozen', False), held('frozen', True))
 
 def activations_away(job: CountedJob, operations, saved, full):  # GB
     "Of what a layer keeps, what the host holds: all of some layers, or the inputs of some modules."
@@ -359,7 +358,7 @@ def host_wait(gpu, p: Layouts, routes, passes=1.):  # s
     more, less = np.maximum(gpu, host), np.minimum(gpu, host)   # so that no power is infinite
     return more * (1 + (less / more)**sharp)**(1 / sharp) - gpu
 
-def step_seconds(layer: Layer, pricer, columns=None):  # (s, s of routed experts)
+def step_seconds(layer: Layer, pricer, columns):  # (s, s of routed experts)
     "What an optimizer of matrices takes for those of a layer, if one GPU had them all."
     found = [0., 0.]
     for works, routed, whose in layer.steps:
@@ -379,7 +378,7 @@ def late_share(layer: Layer, backward, late, wait, p: Layouts, passes):  # s
     split = backward + wait - first - host_wait(first, p, layer.routes, passes * (1 - often))
     return np.maximum(late, split)   # no kernel is shorter for being launched later
 
-def summed_layer(layer: Layer, priced: Priced, p: Layouts):  # LayerCost
+def summed_layer(layer: Layer, priced: Priced, pricer, p: Layouts):  # LayerCost
     "What one layer takes: the sum over its operations, some of them computed again."
     at = lambda x: at_columns(x, priced.columns)
     again, *own = of_one_rank([below(layer.reruns), *priced.forward, *priced.backward])
@@ -399,14 +398,14 @@ def summed_layer(layer: Layer, priced: Priced, p: Layouts):  # LayerCost
     forward = forward + waits[0]
     return LayerCost(forward, backward + waits[1] + full * forward, both('compute'),
                      both('memory'), added(sent * (1 + often + full) + sent_back),
-                     waits[0] * (1 + full) + waits[1], late, at(added(priced.flops)))
+                     waits[0] * (1 + full) + waits[1], late, at(added(priced.flops)),
+                     *step_seconds(layer, pricer, priced.columns))
 
 # %% ../nbs/87b_workload.ipynb #456b2953
 def layer_cost(job: CountedJob, pricer):  # LayerCost
     "What one layer takes."
     layer = counted_layer(job)
-    return costs_of_kinds([layer], priced_rows([layer.rows], pricer),
-                          [step_seconds(layer, pricer)], job)
+    return costs_of_kinds([layer], priced_rows([layer.rows], pricer), pricer, job)
 
 def of_kinds(found, p: Layouts):
     "What is said of each kind of layer, along a first axis where there are several."
@@ -415,10 +414,9 @@ def of_kinds(found, p: Layouts):
     *rows, _ = np.broadcast_arrays(*rows, p.column, subok=True)   # all of one shape
     return type(found[0])(*rows)
 
-def costs_of_kinds(layers, priced, steps, p: Layouts):  # LayerCost
-    "What a layer of each kind takes; `steps` as `step_seconds` of each."
-    return of_kinds([summed_layer(layer, one, p)._replace(step=step, step_routed=routed)
-                     for layer, one, (step, routed) in zip(layers, priced, steps)], p)
+def costs_of_kinds(layers, priced, pricer, p: Layouts):  # LayerCost
+    "What a layer of each kind takes."
+    return of_kinds([summed_layer(*both, pricer, p) for both in zip(layers, priced)], p)
 
 @told('boundary', 'GB')
 def boundary_of(job: CountedJob):  # GB
@@ -609,11 +607,9 @@ def data_parallel_time(
 ):  # (s of the forward, s of the backward pass) that compute does not hide
     "Weights gathered behind the forward pass, gradients reduced behind the backward pass."
     bulk = np.less(p.zero_stage, 3) & p.assumptions.bundled_messages
-    whole, pieces, at_once = 1, layers, 1
-    if any_of(bulk):
-        whole = where(bulk, layers, 1)
-        at_once = np.maximum(whole, 1)
-        pieces = where(bulk, at_once, layers)
+    whole = where(bulk, layers, 1)
+    at_once = np.maximum(whole, 1)
+    pieces = where(bulk, at_once, layers)
     pieces, at_once = names('', pieces=pieces, at_once=at_once)
     first, *more = [part._replace(weights=part.weights * whole) for part in parts]
     beside = beside or Part(0., first.group)
@@ -757,11 +753,8 @@ def count(job: CountedJob):  # Workload
 def prices_of(work: Workload, pricer):  # (LayerCost of each kind of layer, s of both ends)
     "All rows of all layouts at prices: one call."
     priced = priced_rows([*(layer.rows for layer in work.kinds), *work.ends], pricer)
-    kinds, ends = priced[:len(work.kinds)], priced[len(work.kinds):]
-    steps = [step_seconds(layer, pricer) for layer in work.kinds]
-    costs = costs_of_kinds(work.kinds, kinds, steps, work.layouts)
-    costs = with_copies(costs, work, pricer)
-    return costs, seconds_of_ends(ends, work.beside.table > 0)
+    costs = with_copies(costs_of_kinds(work.kinds, priced, pricer, work.layouts), work, pricer)
+    return costs, seconds_of_ends(priced[len(work.kinds):], work.beside.table > 0)
 
 # %% ../nbs/87b_workload.ipynb #28a10008
 def model_figures(

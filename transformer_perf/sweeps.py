@@ -38,8 +38,9 @@ from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, as_assumptions
 from .modules import STRATEGIES
 from .iteration import Parallel, estimate, keep
-from .execution import (
-    best_of, considered_choices, questions, resting_on, search, search_each, strategies_asked)
+from transformer_perf.execution import (
+    best_of, considered_choices, counts_of, questions, resting_on, search, search_each,
+    strategies_asked)
 from .ranks import completed, mpi_world
 from .results import (
     STUDY, checked_suffix, npy_bytes, part_path, parts_in, table_bytes)
@@ -122,7 +123,7 @@ def tasks_of(models, systems, n_gpus, strategies, global_batch=2048, k=1,
     "Cut a product into tasks of at most so many variants, in the order of the result."
     assumptions, k, vary = as_assumptions(assumptions), whole(k, 'k'), vary or {}
     models, systems = several(models, 'models'), labelled_systems(systems)
-    counts = tuple(dict.fromkeys(whole(n, 'n_gpus') for n in several(n_gpus, 'n_gpus')))
+    counts = tuple(counts_of(n_gpus))
     check_product(systems, vary)
     tasks = []
     for model in map(as_model, models):

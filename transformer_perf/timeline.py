@@ -7,8 +7,8 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_P
            'adapters_of', 'layouts_of', 'job_of', 'Times', 'sent_between_stages', 'ends_meet', 'on_both_ways',
            'weight_copies', 'routed_copies', 'weight_parts', 'most_of_ends', 'reduction_time', 'stage_weights',
            'stage_matrices', 'shared', 'states_of', 'step_bytes', 'with_matrices', 'dealt', 'step_on_matrices',
-           'of_the_busiest', 'host_step', 'casts_each', 'cast_GB', 'update_time', 'straggling', 'Stage', 'places_of',
-           'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'alike', 'ends_differ', 'stages_of',
+           'of_the_busiest', 'host_step', 'casts_each', 'cast_GB', 'update_time', 'straggling', 'Stage', 'chunks_dealt',
+           'stages_in_order', 'distinct_stages', 'holds_more', 'uneven', 'alike', 'ends_differ', 'stages_of',
            'mean_layer', 'costs_at_places', 'Load', 'Pace', 'pace_of', 'slowest_stage', 'heaviest_stage', 'loads_of',
            'time_of_ends', 'weights_of', 'of_layers', 'load_with_most', 'mean_matrices', 'bubble_time',
            'ranks_that_wait', 'least_total', 'least_bubble', 'between_layers', 'iteration_times', 'Memory', 'alive',
@@ -20,14 +20,13 @@ __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_P
            'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks',
            'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'of_one_order', 'exact_times',
            'idle_when_played', 'at_rest', 'memory_on_ranks', 'fullest_rank', 'exact_memory', 'memory_played',
-           'exact_figures', 'exact_statistics', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
-           'memories_played', 'job_of_estimate', 'priced_estimate']
+           'exact_figures', 'exact_table', 'exact_figures_of_each', 'bubbles_played', 'memories_played',
+           'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
 import operator
 from functools import lru_cache
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +36,8 @@ from .inputs import quoted
 from .models import Model, sizes_of
 from .systems import System
 from .schedules import (
-    MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, formula_holds, memory_over_time, most_held,
-    own_figure, played, time_played)
+    MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, formula_holds, held_chunks, memory_over_time,
+    most_held, own_figure, played, time_played)
 from .choices import adapted, launched, of_names, offloads, on_host
 from .quantities import depending, named, names, plain, told, unit_among
 from .estimates import (
@@ -51,7 +50,7 @@ from .modules import (
     LayerCost, Matrices, Part, Stored, Workload, costs_of_kinds, count, data_parallel_time, ends_GB,
     gathered, gradient_held, groups_of, groups_of_ends, if_any, over_host_link,
     passes_of_stage, pipeline_time, priced_rows, prices_of, reduces_often, seconds_of_ends,
-    sharers, stages_held, step_seconds, with_recompute)
+    sharers, stages_held, with_recompute)
 
 # %% ../nbs/87_timeline.ipynb #04b00006
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -307,32 +306,22 @@ class Stage(NamedTuple):
     widest: float = 1.     # layers of its longest chunk over those of its mean one
     narrowest: float = 1.  # layers of its shortest chunk over those
 
-def places_of(rank, p, v, folded, both_ways):
-    "The chunks of the model, of p v, that a rank holds, and how often it holds each."
-    if both_ways: return (rank, p - 1 - rank), 1 / 2
-    if folded: return (rank, 2 * p - 1 - rank), 1
-    return range(rank, p * v, p), 1
-
 # %% ../nbs/87_timeline.ipynb #83c55b86
 def chunks_dealt(depth, more, p, v, layout):  # list of str, the letters of each chunk
     "What each chunk of a pipeline holds."
     return chunks_in(layout) if layout else chunks_of(depth, p * v, more)
 
 @lru_cache(maxsize=4096)
-def stages_in_order(pattern, p, v, folded, both_ways, layout=None):  # list of Stage
+def stages_in_order(pattern, p, v, schedule, layout=None):  # list of Stage
     "The stage of every rank."
-    which, stages = pattern.which, []
-    chunks = chunks_dealt(pattern.depth, pattern.mtp_layers, p, v, layout)
-    stop = np.cumsum([len(chunk.strip('EL')) for chunk in chunks]).tolist()
-    for rank in range(p):
-        places, part = places_of(rank, p, v, folded, both_ways)
-        own = [which[([0] + stop)[c]:stop[c]] for c in places]
-        count = tuple(part * sum(o.count(k) for o in own) for k in range(max(which) + 1))
-        ends = [float(any(end in chunks[c] for c in places)) for end in 'EL']
-        widest, narrowest = (len(own) * most(map(len, own)) / max(sum(map(len, own)), 1)
-                             for most in (max, min))
-        stages.append(Stage(count, *ends, rank, widest, narrowest))
-    return stages
+    places = held_chunks(schedule, p, v)
+    held = held_by_chunks(pattern, p, v, layout)[:, places]   # [kind, then 3, rank, chunk]
+    layers = held[:-3].sum(axis=2) / (1 + SCHEDULES[schedule].both_ways)   # held twice
+    each = held[:-3].sum(axis=0)   # layers of each chunk
+    total, several = np.maximum(each.sum(axis=1), 1), places.shape[1]
+    columns = [layers.T, *held[-3:-1].max(axis=2), np.arange(p),
+               several * each.max(axis=1) / total, several * each.min(axis=1) / total]
+    return [Stage(tuple(own), *others) for own, *others in zip(*(x.tolist() for x in columns))]
 
 # %% ../nbs/87_timeline.ipynb #83c55b81
 @lru_cache(maxsize=4096)
@@ -348,11 +337,15 @@ def holds_more(a: Stage, b: Stage):
     most = [*zip(a.layers, b.layers), (a.first, b.first), (a.last, b.last), (a.widest, b.widest)]
     return a != b and a.rank <= b.rank and all(x >= y for x, y in most)
 
+def uneven(work: Workload):  # bools, of each layout
+    "Whether chunks have different layers."
+    p = work.layouts
+    if p.layout or work.mtp_layers or work.order: return True
+    return work.depth % (p.pp * p.virtual_stages) != 0
+
 def alike(work: Workload):
     "Whether all stages are alike but for the ends."
-    p = work.layouts
-    if p.layout or work.mtp_layers or work.order: return False
-    return not any_of(work.depth % (p.pp * p.virtual_stages))
+    return not any_of(uneven(work))
 
 # %% ../nbs/87_timeline.ipynb #83c55b89
 def ends_differ(work: Workload):
@@ -370,12 +363,11 @@ def stages_of(work: Workload):  # list of Stage; in each, columns where layouts 
 # %% ../nbs/87_timeline.ipynb #83c55b88
 def of_each_pipeline(work: Workload, table):  # array [figure, ..., row]
     "A table of figures for the pipeline of each layout; shorter ones repeat their first row."
-    p, s = work.layouts, work.layouts.schedule
-    folded, both = own_figure(s, attrgetter('folded')), own_figure(s, attrgetter('both_ways'))
-    columns = np.broadcast_arrays(plain(p.pp), plain(p.virtual_stages), 1 * folded, 1 * both)
+    p = work.layouts
+    columns = np.broadcast_arrays(plain(p.pp), plain(p.virtual_stages), p.schedule)
     which, first = distinct(*map(np.ravel, columns))
-    rows = np.stack(columns).reshape(4, -1)[:, first].T.tolist() or [(1, 1, 0, 0)]   # of none, too
-    tables = [table(work.pattern, *row, p.layout) for row in rows]
+    rows = [*zip(*(x.ravel()[first].tolist() for x in columns))]
+    tables = [table(work.pattern, *row, p.layout) for row in rows or [(1, 1, '1f1b')]]   # of none
     most = max(map(len, tables))
     every = np.array([(own + own[:1] * most)[:most] for own in tables])
     every = every[which.reshape(columns[0].shape)]
@@ -411,9 +403,8 @@ def costs_at_places(
              for layer, kind in zip(work.kinds, job.kinds)]
     ends = [end._replace(groups=groups_of_ends(job)) for end in work.ends]
     priced = priced_rows([*(layer.rows for layer in kinds), *ends], pricer, columns)
-    steps = [step_seconds(layer, pricer, columns) for layer in kinds]
     layers = ([with_recompute(layer, name, work.layers) for layer in kinds] for name in recompute)
-    return ([costs_of_kinds(own, priced, steps, job) for own in layers],
+    return ([costs_of_kinds(own, priced, pricer, job) for own in layers],
             seconds_of_ends(priced[len(kinds):], own_vocabulary(job) > 0))
 
 # %% ../nbs/87_timeline.ipynb #83c55b85
@@ -507,10 +498,11 @@ def bubble_time(work: Workload, costs, pace, more, ends):  # s
 
 # %% ../nbs/87_timeline.ipynb #83c55bd2
 @lru_cache(maxsize=4096)
-def ranks_that_wait(pattern, p, v, folded, both_ways, layout=None):  # list of tuples
+def ranks_that_wait(pattern, p, v, schedule, layout=None):  # list of tuples
     """Layers of each kind and ends that a rank has, those that a first micro-batch meets before it,
     and its number; of ranks that no later one has as much as."""
-    stages = stages_in_order(pattern, p, v, folded, both_ways, layout)
+    stages = stages_in_order(pattern, p, v, schedule, layout)
+    both_ways = SCHEDULES[schedule].both_ways
     before = held_by_chunks(pattern, p, v, layout)[:-1, :p].cumsum(axis=1)   # with its own
     found, part = [], 1 / (1 + both_ways)   # of the micro-batches, each way
     for stage in reversed(stages):
@@ -553,9 +545,9 @@ def between_layers(p: Layouts):  # s
 
 def iteration_times(
     work: Workload,
-    costs,              # LayerCost, of each kind of layer where there are several
     pricer,
-    ends=(0., 0.),      # s of the first and the last stage beside their layers, of one micro-batch
+    costs,              # LayerCost, of each kind of layer where there are several
+    ends,               # s of the first and the last stage beside their layers, of one micro-batch
     messages=True,      # between stages and between copies; without, a lower bound
     bubble_of=bubble_time,   # as `bubble_time`
 ):  # Times
@@ -789,11 +781,8 @@ def memory_needed(work: Workload, least=False):  # GB
 def chunks_differ(work: Workload):  # bools, of each layout
     "Whether a rank has chunks that keep different amounts: only playing tells what it holds."
     p = work.layouts
-    several = np.greater(p.virtual_stages, 1) | own_figure(
-        p.schedule, lambda s: s.folded or s.both_ways)
-    dealt = bool(p.layout or work.order) or np.not_equal(work.mtp_layers, 0)
-    uneven = dealt | np.not_equal(work.depth % (p.pp * p.virtual_stages), 0)
-    return several & uneven & np.greater(p.pp, 1)
+    several = np.greater(p.virtual_stages, 1) | ends_meet(p)   # chunks of a rank
+    return several & uneven(work) & np.greater(p.pp, 1)
 
 # %% ../nbs/87_timeline.ipynb #8559f3b7
 TIMES = ('compute_s', 'exposed_memory_s', 'tp_comm_s', 'dp_comm_s', 'pp_comm_s', 'bubble_s',
@@ -848,19 +837,19 @@ def all_figures(work: Workload, costs, ends, times: Times, memory: Memory, syste
 
 def seconds_and_GB(t, *asked):  # (s of an iteration, GB that must fit) of every row
     "What decides between the rows of a table of configurations."
-    work, pricer, costs, ends = counted_and_priced(t, *asked)
-    return iteration_times(work, costs, pricer, ends).total, memory_needed(work)
+    known = counted_and_priced(t, *asked)
+    return iteration_times(*known).total, memory_needed(known[0])
 
 def statistics(t, model, system, global_batch, assumptions):  # dict of columns
     "Every figure of every row of a table of configurations, by formula."
     work, pricer, costs, ends = counted_and_priced(t, model, system, global_batch, assumptions)
-    times = iteration_times(work, costs, pricer, ends)
+    times = iteration_times(work, pricer, costs, ends)
     return all_figures(work, costs, ends, times, memory_of(work), pricer.system)
 
 # %% ../nbs/87_timeline.ipynb #5c0ed002
 def stages_asked(work: Workload):  # arguments of `stages_in_order`
-    p, s = work.layouts, SCHEDULES[work.layouts.schedule]
-    return work.pattern, p.pp, p.virtual_stages, s.folded, s.both_ways, p.layout
+    p = work.layouts
+    return work.pattern, p.pp, p.virtual_stages, p.schedule, p.layout
 
 def own_stages(work: Workload):  # list of Stage
     "The stage of every rank of one configuration."
@@ -1006,20 +995,14 @@ def exact_figures(work: Workload, pricer, costs, ends, times: Times):  # dict
     times, memory = exact_times(work, costs, ends, times), exact_memory(work)
     return all_figures(work, costs, ends, times, memory, pricer.system)
 
-def exact_statistics(t, *asked):  # dict
-    "As `statistics`, of one configuration, its schedule played where no formula holds."
-    work, pricer, costs, ends = counted_and_priced(t, *asked)
-    times = iteration_times(work, costs, pricer, ends)
-    return exact_figures(work, pricer, costs, ends, times)
-
 # %% ../nbs/87_timeline.ipynb #5c0ed016
 def exact_table(t, *asked):  # dict of columns
-    "As `statistics`, of a table of a few configurations: `exact_statistics` of each."
+    "As `statistics`, of a table of a few configurations: `exact_figures` of each."
     return exact_figures_of_each(*counted_and_priced(t, *asked))
 
 def exact_figures_of_each(work: Workload, pricer, costs, ends):  # dict of columns
     "`exact_figures` of each of many layouts, those of one order of passes played together."
-    times, memory = iteration_times(work, costs, pricer, ends), memory_of(work)
+    times, memory = iteration_times(work, pricer, costs, ends), memory_of(work)
     if not chunks_alike(work, ends):
         number = np.size(times.total)
         times = bubbles_played(work, costs, ends, times, number)

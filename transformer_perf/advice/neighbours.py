@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['Step', 'beside', 'primes', 'moves', 'with_consequences', 'given_places', 'to_host', 'steps_of', 'can_be_asked',
            'can_be_told', 'changed', 'together', 'pairs_of', 'table_of', 'exact_rows', 'prices', 'said', 'in_short',
-           'largest', 'times_of', 'reason', 'Change', 'change_of', 'changes_table', 'changes_view', 'as_html']
+           'largest', 'times_of', 'reason', 'Change', 'changes_table', 'changes_view', 'as_html']
 
 # %% ../../nbs/88c_neighbours.ipynb #6b846967
 import dataclasses
 import itertools
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,17 +24,15 @@ from ..estimates import (
     CHOICES, CONTEXTS, DISPATCHERS, FITS_BY, ONCE, RECIPES, Assumptions, as_assumptions)
 from ..parameters import generations
 from ..blocks import STRATEGIES
-from ..modules import expert_rules, leaves_rows, reduces_each, sharing_rules
-from transformer_perf.timeline import (
-    GROUPS, MEMORY_PARTS, PLACES, Memory, components, exact_table, iteration_times, memory_bound,
-    memory_on_ranks, memory_played, more_of, passes_in, placed_by_rank, play, priced_estimate,
-    seconds_and_GB)
+from ..modules import count, leaves_rows, reduces_each
+from ..timeline import (
+    GROUPS, MEMORY_PARTS, PLACES, Memory, components, exact_table, job_of_estimate, memory_bound,
+    memory_on_ranks, memory_played, passes_in, placed_by_rank, seconds_and_GB)
 from ..iteration import (
-    Estimate, Parallel, changes_something, check_host, divisors, estimate, filled, interval_of,
-    keep, layers_to_deal, rows_of, sends_tokens, settled, short)
-from transformer_perf.execution import (
-    can_run, distinct, divides_batch, expert_shares, filling, parts_in, pipeline_divides, practice,
-    runs, splits)
+    Estimate, Parallel, changes_something, check_host, division_rules, divisors, estimate, filled,
+    interval_of, keep, layers_to_deal, rows_of, run_of, sends_tokens, settled, short)
+from ..execution import (
+    can_run, distinct, expert_shares, filling, parts_in, pipeline_divides, practice, runs, splits)
 from ..interop import FORMATS, export, job_asked
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00008
@@ -95,11 +94,10 @@ def parts_on_ranks(p, memory: Memory, working):  # dict of GB, [rank]
 # %% ../../nbs/88c_neighbours.ipynb #13a00050
 def held_by_ranks(one: Estimate):  # DataFrame, a row for each rank
     "What each rank of the pipeline holds at its peak, GB, and from when on."
-    work, pricer, costs, ends = priced_estimate(one)
+    work = count(job_of_estimate(one))
     (full, stay), start, p = memory_on_ranks(work), np.nan, work.layouts
     if passes_in(p) <= MOST_PLAYED:
-        more = more_of(p, iteration_times(work, costs, pricer, ends))
-        held = memory_played(work, play(work, costs, ends, more))[0]
+        held = memory_played(*run_of(one))[0]
         start = held.time[[own[np.argmax(held.GB[own])] for own in runs(held.rank)]]
     table = pd.DataFrame(parts_on_ranks(p, full, stay.activations))
     table = table.assign(needed_GB=table.sum(axis=1), from_s=start)
@@ -243,17 +241,12 @@ def table_of(p: Parallel, steps):  # dict of columns
 
 # %% ../../nbs/88c_neighbours.ipynb #13a0001c
 def allowed(t, one: Estimate):  # mask
-    "Which rows of a table, of one strategy, can run."
-    m, a, batch, s = one.model, one.assumptions, one.global_batch, STRATEGIES[t['strategy']]
-    tp, cp, pp, dp = (t[group] for group in GROUPS)
-    rules = sharing_rules(m, tp, cp, s, a) + expert_rules(m, t['ep'], t['etp'])
-    rules += [('', tp * cp * dp, '', t['ep'] * t['etp']), ('', batch, '', dp),
-              ('', m.embed_dim * s.has_panels, '', t['panels'])]
-    right = [number % by == 0 for _, number, _, by in rules]
-    a = dataclasses.replace(a, uneven_stages=a.uneven_stages or t['layout'] is not None)
-    right += [pipeline_divides(one.parallel.n_gpus, tp * cp, pp, m.depth, a.uneven_stages),
-              divides_batch(batch, dp, t['micro_batch'], m.seq_len, s.token_shards(tp, cp)),
-              can_run(t, m, batch, a), leaves_rows(m, tp, cp, s, a),
+    "Which rows of a table, of one strategy and layout, can run."
+    m, a, batch, p = one.model, one.assumptions, one.global_batch, SimpleNamespace(**t)
+    a = dataclasses.replace(a, uneven_stages=a.uneven_stages or p.layout is not None)
+    right = [number % by == 0 for _, number, _, by in division_rules(p, m, batch, a)]
+    right += [pipeline_divides(one.parallel.n_gpus, p.tp * p.cp, p.pp, m.depth, a.uneven_stages),
+              can_run(t, m, batch, a), leaves_rows(m, p.tp, p.cp, STRATEGIES[p.strategy], a),
               np.prod([t[place] for place in PLACES], axis=0) <= one.system.nvlink_size]
     right += [t[group] % t[place] == 0 for group, place in zip(GROUPS, PLACES)]
     return np.all(np.broadcast_arrays(*right), axis=0)
@@ -375,10 +368,6 @@ class Change(NamedTuple):
     words: str
     to: dict             # field -> its new value
     estimate: Estimate
-
-def change_of(case: Case, to):  # Change
-    "A step, estimated at its best placement."
-    return Change(in_short(case.parallel, to), to, case.estimate(changed(case.parallel, to)))
 
 def changes_table(one: Estimate, changes):  # DataFrame, a row for each change
     "What changes cost and bring."

@@ -15,10 +15,10 @@ import pandas as pd
 
 from ..inputs import finite, flag, nearest, table_with, whole
 from ..systems import PHYSICAL, System
-from ..timeline import exact_statistics
+from ..timeline import counted_and_priced, exact_figures, iteration_times
 from ..iteration import estimate, plural, short
 from ..execution import (
-    asked_about, best_of, questions, search, search_each, variants)
+    best_of, questions, search, search_each, variants)
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00011
 UNITS = ('element_size', 'mask_element_size', 'flops_units')   # of counting
@@ -52,7 +52,8 @@ def one_by_one(system: System, values):  # System of arrays (variants, 1)
 def priced_on(one, system: System):  # (s, GB), an array each
     "Time and memory of an estimate's configuration on a system of arrays."
     about = one.model, system, one.global_batch, one.assumptions
-    found = exact_statistics(vars(one.parallel), *about)
+    known = counted_and_priced(vars(one.parallel), *about)
+    found = exact_figures(*known, iteration_times(*known))
     return tuple(np.broadcast_to(found[name], (variants(system), 1))[:, 0]
                  for name in ('iteration_s', 'memory_GB'))
 
@@ -60,7 +61,7 @@ def priced_on(one, system: System):  # (s, GB), an array each
 def best_on(one, system: System):  # s, an array; infinite where nothing fits
     "The time of the best configuration on each of a system's variants."
     n = one.parallel.n_gpus
-    about = asked_about(one.model, one.system, one.global_batch, one.assumptions, None)
+    about = one.model, one.system, one.global_batch, one.assumptions
     asked = [q._replace(system=system) for q in questions(about, None, {})]
     found = pd.DataFrame(best_of([table for table, *_ in search_each([n], asked, 1)], [n]))
     seconds = np.full(variants(system), np.inf)

@@ -24,12 +24,13 @@ from ..measured_kernels import gpu_of
 from transformer_perf.parameters import (
     FEW, SHOWS, Calibration, Parameters, as_flat, changed, limits, measured_folder,
     read_calibration, value_of)
-from .runs import (
-    ADDED, COLUMNS, MORE, STRUCTURE, as_numbers, batches_of, clean, cleaned, column_of,
-    measured_column, of_sheets, on_system, priced, read_runs, reasons_of, room_of, row_name)
+from transformer_perf.validation.runs import (
+    ADDED, COLUMNS, MORE, STRUCTURE, as_numbers, assumptions_for, batches_of, clean, cleaned,
+    column_of, measured_column, of_sheets, on_system, priced, read_runs, reasons_of, room_of,
+    row_name)
 from ..systems import as_system
 from .predictions import (
-    features_of, of_candidates, parameters_for, predict, table_of)
+    features_of, of_candidates, predict, table_of)
 from ..kernels import collective_seconds
 
 # %% ../../nbs/91b_fits.ipynb #91b00005
@@ -228,7 +229,7 @@ def fit_entries(runs, y, start, free, system):  # (values, errors, at a bound, e
     "The fit itself."
     batches = [feasible(batch, start) for batch in batches_of(clean(runs), system)]
     for batch in batches: check_measured(batch.system, start)
-    own = [parameters_for(batch, start) for batch in batches]
+    own = [assumptions_for(batch, start).measured for batch in batches]
     sets = {k.name: k for k in own}
     entries = entries_of(free, sets, len(runs))
     residuals, order = residuals_of(batches, own, start, sets, entries, y)

@@ -16,7 +16,7 @@ import pandas as pd
 
 # %% ../../nbs/91a_predictions.ipynb #10b00001
 from ..inputs import WHOLE, read_json, several, table_with, takes
-from ..estimates import Assumptions, as_assumptions
+from ..estimates import GROUP_COLUMNS, Assumptions, as_assumptions
 from ..parameters import (
     Calibration, changed, interval, limits, measured_folder, read_calibration)
 from ..measured_kernels import gpu_of
@@ -32,11 +32,6 @@ from transformer_perf.validation.runs import (
 TOLD = ('nic_GBps_per_gpu', 'vocab', 'n_gpus', 'dp', 'vp', 'micro_batch', 'ep', 'recompute',
         'sequence_parallel', 'dp_overlap', 'tp_overlap',
         'precision')    # what was taken for them is said, where empty
-
-# %% ../../nbs/91a_predictions.ipynb #860395a7
-def parameters_for(batch, assumptions):  # Parameters, or None under a preset without
-    "The parameter set for a batch."
-    return assumptions_for(batch, assumptions).measured
 
 # %% ../../nbs/91a_predictions.ipynb #860395a8
 PREDICTED = ('iteration_s', 'memory_GB', 'memory_bound_GB', *COMPONENTS, 'micro_batch', 'vp', 'ep')
@@ -275,7 +270,7 @@ def recipe_found(row, assumptions, k):  # dict
     uneven = model.depth % (own['pp'] * own['virtual_stages']) > 0 or 'uneven_stages' in tried
     free = dataclasses.replace(a, uneven_stages=a.uneven_stages and uneven)
     asked = asked_of(model, own, tried)
-    itself = asked | {name: own[name] for name in SHARING} | {
+    itself = asked | {name: own[name] for name in GROUP_COLUMNS} | {
         name: [own[name]] for name in ('recompute', 'virtual_stages')}
     found, alone = (search(*about, k=k, assumptions=of, **choices)
                     for of, choices in ((free, asked), (a, itself)))
@@ -283,7 +278,6 @@ def recipe_found(row, assumptions, k):  # dict
     return own | {'found': found, 'alone': alone, 'software': software}
 
 # %% ../../nbs/91a_predictions.ipynb #10d00004
-SHARING = ('tp', 'cp', 'pp', 'dp', 'ep', 'etp', 'micro_batch')
 SHOWN_OF_RECIPE = dict(tp='tp', cp='cp', pp='pp', dp='dp', ep='ep', micro_batch='mb',
                        virtual_stages='v', recompute=' ')
 WITHIN = .05   # of the first choice: recovered

@@ -31,7 +31,7 @@ from ..blocks import BIASED
 from ..systems import as_system, system_names
 from ..schedules import SCHEDULES, chunks_in, possible
 from ..choices import graphed, recomputed_parts
-from ..estimates import DISPATCHERS, RECIPES, as_assumptions
+from ..estimates import DISPATCHERS, GROUP_COLUMNS, RECIPES, as_assumptions
 from ..parameters import measured_folder
 from ..software import Software, known_software, run_by
 from ..measured_kernels import number_of
@@ -509,8 +509,7 @@ def sheet_for(one, system):  # System
 
 def configurations(t, node, one):  # table
     "The columns of a search, from those of a table of runs."
-    same = ('tp', 'cp', 'pp', 'dp', 'ep', 'etp', 'micro_batch', 'recompute', 'zero_stage',
-            'dispatcher', 'unsaid')
+    same = (*GROUP_COLUMNS, 'recompute', 'zero_stage', 'dispatcher', 'unsaid')
     copies = t['dp'] * t['cp']
     shard = np.where((t['fsdp_shard'] > 0) & (t['zero_stage'] > 1), t['fsdp_shard'], copies)
     software = known_software().get(one.software)
