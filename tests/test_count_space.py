@@ -292,5 +292,6 @@ def test_who_shares_keys_and_values(kv_heads, tp, possible):
     "Each GPU of tp has whole heads of them, or each of those is on as many GPUs as another."
     model = Model(seq_len=1536, embed_dim=1536, heads=24, depth=2, kv_heads=kv_heads)
     ask = lambda: estimate(model, Parallel(tp=tp), as_system('H200', 24), 8, 'corrected')
-    if possible: return ask()
-    with pytest.raises(ValueError, match='the larger of kv_heads and tp'): ask()
+    if possible: assert ask().parallel.tp == tp
+    else:
+        with pytest.raises(ValueError, match='the larger of kv_heads and tp'): ask()
