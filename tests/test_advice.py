@@ -1,5 +1,6 @@
 "What to change about a job: advice agrees with estimates, and is never for the worse."
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -18,7 +19,8 @@ from transformer_perf.estimates import as_assumptions
 from transformer_perf.interop import as_job
 from transformer_perf.iteration import settled
 from transformer_perf.models import as_model
-from transformer_perf.timeline import PLACES
+from transformer_perf.schedules import chunks_in
+from transformer_perf.timeline import PLACES, priced_estimate
 
 SCRIPT = '''torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py \\
     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8 \\
@@ -385,3 +387,26 @@ def test_what_is_allowed_is_what_an_estimate_takes(model):
         assert bool(mask.all()) == (found is not None), p
         taken.append(found is not None)
     assert 30 < sum(taken) < len(taken) - 30
+
+
+@pytest.mark.parametrize('v', [1, 2])
+@pytest.mark.parametrize('vocab', [32000, 256000])
+def test_layers_dealt_by_time_are_dealt_best(vocab, v):
+    "Of all ways to deal eight layers to the chunks none has a faster slowest chunk."
+    model = dataclasses.replace(MODELS[0], depth=8, vocab=vocab)
+    case = case_of(model, Parallel(pp=2, dp=8, virtual_stages=v), 'H100-80GB', 64,
+                   'calibrated')
+    one = case.estimate(case.parallel)
+    _, _, costs, ends = priced_estimate(one)
+    beside = [ends[0], *[0.] * (2 * v - 2), ends[1]]
+    slowest = lambda dealt: max(n * (costs.forward + costs.backward) + more
+                                for n, more in zip(dealt, beside))
+    layout, = neighbours_of.layouts_by_time(case)
+    dealt = [chunk.count('t') for chunk in chunks_in(layout)]
+    assert sum(dealt) == 8 and len(dealt) == 2 * v
+    every = [way for way in itertools.product(range(9), repeat=2 * v) if sum(way) == 8]
+    assert slowest(dealt) == pytest.approx(min(map(slowest, every)), rel=1e-12)
+    better = case.estimate(dataclasses.replace(case.parallel, layout=layout))
+    assert better.stats['iteration_s'] <= one.stats['iteration_s'] * (1 + 1e-9)
+    assert neighbours_of.layouts_by_time(case._replace(parallel=dataclasses.replace(
+        case.parallel, schedule='zb-v', virtual_stages=2))) == []

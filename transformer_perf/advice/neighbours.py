@@ -19,15 +19,16 @@ import pandas as pd
 from ..inputs import nearest, several, whole
 from ..models import Model, as_model
 from ..systems import System, as_system
-from ..schedules import MOST_PLAYED, SCHEDULES, possible
+from ..schedules import MOST_PLAYED, SCHEDULES, layout_of, possible, with_ends
 from ..estimates import (
     CHOICES, CONTEXTS, DISPATCHERS, FITS_BY, ONCE, RECIPES, Assumptions, as_assumptions)
 from ..parameters import generations
 from ..blocks import STRATEGIES
 from ..modules import count, leaves_rows, reduces_each
-from ..timeline import (
-    GROUPS, MEMORY_PARTS, PLACES, Memory, components, exact_table, job_of_estimate, memory_bound,
-    memory_on_ranks, memory_played, passes_in, placed_by_rank, seconds_and_GB)
+from transformer_perf.timeline import (
+    GROUPS, MEMORY_PARTS, PLACES, Memory, components, exact_table, job_of_estimate, mean_layer,
+    memory_bound, memory_on_ranks, memory_played, passes_in, placed_by_rank, priced_estimate,
+    seconds_and_GB)
 from ..iteration import (
     Estimate, Parallel, changes_something, check_host, division_rules, divisors, estimate, filled,
     interval_of, keep, layers_to_deal, rows_of, run_of, sends_tokens, settled, short)
@@ -144,6 +145,22 @@ def chunks_possible(case: Case):  # array
 # %% ../../nbs/88c_neighbours.ipynb #13a00015
 SWITCHES = ('sequence_sharded', 'reshard_after_forward', 'dp_overlap', 'tp_overlap', 'ep_overlap')
 
+def layouts_by_time(case: Case):  # list of at most one str
+    "Layers dealt so that all chunks take as long: those with an end of the model have fewer."
+    p, s = case.parallel, SCHEDULES[case.parallel.schedule]
+    number = p.pp * p.virtual_stages
+    if p.pp == 1 or s.folded or s.both_ways or case.model.depth < number: return []
+    work, _, costs, ends = priced_estimate(case.estimate(dataclasses.replace(p, layout=None)))
+    mean = mean_layer(costs, work.number)
+    load = np.zeros(number)   # of each chunk, in layers
+    load[[0, -1]] = np.array(ends) / (mean.forward + mean.backward)
+    layers = np.zeros(number, dtype=int)
+    for _ in range(case.model.depth):
+        least = number - 1 - np.argmin(load[::-1])   # the last of equals: it keeps least
+        layers[least] += 1
+        load[least] += 1
+    return [layout_of(with_ends(layers.tolist(), case.model.mtp_layers))]
+
 def dispatchers_on(system: System):  # tuple
     "DeepEP and HybridEP are written for NVIDIA's GPUs, whose generations are known."
     theirs = () if system.architecture in generations() else ONCE
@@ -160,7 +177,7 @@ def values_beside(case: Case, precision=(), offload=()):  # dict: field -> other
              'zero_stage': range(4), 'recompute': ways_of_recompute(m, p), 'schedule': SCHEDULES,
              'context': CONTEXTS, 'dispatcher': dispatchers_on(case.system),
              'precision': [nearest(name, RECIPES, 'precision') for name in names],
-             'offload': several(offload, 'offload', least=0),
+             'offload': several(offload, 'offload', least=0), 'layout': layouts_by_time(case),
              **dict.fromkeys(SWITCHES, (False, True))}
     return {name: [x for x in values if x != getattr(p, name)] for name, values in found.items()
             if name not in CHOICES or changes_something(vars(p), name, sends_tokens(m))}
@@ -201,7 +218,7 @@ def can_be_asked(case: Case, to):  # bool
     software, own = case.assumptions.software, vars(case.parallel)
     if software is None: return True
     new = {name: x for name, x in to.items() if x not in (None, own[name])}
-    choices = new.keys() & {*CHOICES} - {'reduce_each'}
+    choices = new.keys() & {*CHOICES, 'layout'} - {'reduce_each'}
     return all(software.offers(name, x) if name in choices else software.knows_of(name, x)
                for name, x in new.items())
 
@@ -225,6 +242,7 @@ def together(p: Parallel, one: Step, two: Step):  # Step, or None where they do 
     shared = one.to.keys() & two.to.keys()
     if one.knob == two.knob != 'groups' or shared - {*GROUPS, *PLACES, 'layout'}: return None
     to = one.to | two.to
+    if to.get('layout') and {'pp', 'virtual_stages', 'schedule'} & to.keys(): return None
     for name in shared & {*GROUPS}:
         to[name], rest = divmod(one.to[name] * two.to[name], getattr(p, name))
         if rest: return None
@@ -335,8 +353,10 @@ def said(x):  # str
 def in_short(p: Parallel, to):  # str
     "A step in a few words: 'tp 8 -> 4, dp 8 -> 16'."
     if to and {*to} <= {*PLACES}: return 'placement left open'
-    return ', '.join(f'{name} {said(getattr(p, name))} -> {said(x)}' for name, x in to.items()
-                     if x != getattr(p, name) and name not in ('layout', 'reduce_each', *PLACES))
+    own = {name: x for name, x in to.items()
+           if x != getattr(p, name) and name not in ('layout', 'reduce_each', *PLACES)}
+    words = [f'{name} {said(getattr(p, name))} -> {said(x)}' for name, x in own.items()]
+    return ', '.join([*words, f'layers dealt as {to["layout"]}'] if to.get('layout') else words)
 
 def largest(parts, sign):  # (amount, name)
     "The part that changes most in one direction."
