@@ -1004,6 +1004,7 @@ UNKNOWN = [   # what is told of it
     (f'[ $X = 1 ] && T=4\n{TRAIN} $T', f"line 1: {NEEDS}'nothing or 4"),
     ('A=1\nB="x', 'line 2: a quote or bracket is not closed'),
     ('A=1\n\nB=(x', 'line 3: a quote or bracket is not closed'),
+    (f'run() {{\nT=${{1:-2}}\n{TRAIN} $T\n}}\nrun 8', "line 5: what a function is called with"),
     (f'{TRAIN} 4\n{TRAIN} 2', '2 commands here have flags of Megatron-LM, not one: lines 1, 2'),
     (f'cat > x.sh <<EOF\nsrun {TRAIN} 4\nEOF\nsbatch x.sh', 'line 2 is in none that is read'),
     ('if [ x ]; then ' * 60 + TRAIN, 'nested too deep')]

@@ -6,9 +6,9 @@
 __all__ = ['LARGEST_SCRIPT', 'NAME', 'ROUND', 'BRACED', 'RUN', 'SINGLE', 'DOUBLE', 'WORD', 'BLANK', 'TOKEN', 'HEREDOC', 'MARK',
            'NO_WORD', 'HIDE', 'SHOW', 'OPERATORS', 'MOST_ITEMS', 'BRACES', 'PUT_IN', 'IN_QUOTES', 'ANYWHERE',
            'ASSIGNED', 'DECLARING', 'CHANGED', 'BY_LAUNCHER', 'OF_SLURM', 'TASKS', 'PER_NODE', 'NODES', 'IN_ALL',
-           'SET_BY_SLURM', 'tokens', 'unknown', 'of_tree', 'parsed', 'summed', 'as_list', 'variable', 'expanded',
-           'words', 'assign', 'run', 'block', 'choice', 'options', 'gpus_of', 'slurm_of', 'gpus_started',
-           'set_by_slurm', 'commands_of']
+           'SET_BY_SLURM', 'HEAD', 'tokens', 'unknown', 'of_tree', 'parsed', 'summed', 'as_list', 'variable',
+           'expanded', 'words', 'assign', 'run', 'block', 'choice', 'options', 'gpus_of', 'slurm_of', 'gpus_started',
+           'set_by_slurm', 'commands_of', 'check_calls']
 
 # %% ../../nbs/89_scripts.ipynb #12b10006
 import ast
@@ -378,4 +378,17 @@ def commands_of(text):  # list of (line, list of words)
     text = re.sub(f'\r(?=\n)|[{MARK}{NO_WORD}]', '', text)
     shell = Shell(text.split('\n'), plain_tokens(text)[::-1], {'#': '0'} | set_by_slurm(text))
     block(shell)
-    return [(line, [x.translate(SHOW) for x in found]) for line, found in shell.found]
+    found = [(line, [x.translate(SHOW) for x in found]) for line, found in shell.found]
+    check_calls(text, found)
+    return found
+
+HEAD = re.compile(rf'(?m)^[ \t]*(?:function[ \t]+)?({NAME})[ \t]*\(\)')
+
+def check_calls(text, found):
+    "A ValueError where a function that trains is called with words, which it would read as $1."
+    _, *parts = HEAD.split(text)   # a name, and all up to the next one
+    trains = {name for name, body in zip(parts[::2], parts[1::2])
+              if '.py' in body and re.search(r'\$\{?[1-9@*]', body)}
+    for line, words in found:
+        if len(words) > 1 and words[0] in trains: raise ValueError(
+            f'line {line}: what a function is called with is not read: {quoted(" ".join(words))}')
