@@ -1401,7 +1401,7 @@ def test_browser_opens_an_address(browser_page, server, site):
     page.wait_for_selector('.panel-search svg', timeout=90_000)
     wait_for(page, '.panel-search .page', 'tp x pp = 8 x 32')
     link = page.locator('.panel-search .page a').last
-    assert link.get_attribute('href') == '?panel=search&system=B200&cell=8+x+32'
+    assert link.get_attribute('href') == '?panel=search&system=B200&nvlink_size=4&cell=8+x+32'
     assert page.evaluate('document.body.scrollWidth') <= 390
     ends = page.evaluate("""[...document.querySelectorAll('.panel-search .page :is(p, pre)')]
         .map(e => e.getBoundingClientRect().right)""")

@@ -630,7 +630,7 @@ def bench(show=print):  # dict: (panel, preset) -> ms of each move
         moving = both['layer' if name == 'layer' else 'search']
         names = MAP if name == 'map' else [x for x in moving.controls if x not in UNTIMED[name]]
         for preset in ('corrected', 'calibrated'):
-            moving.load(type(moving.state)(assumptions=preset))   # 2048 GPUs, 1D
+            moving.load(type(moving.state)(assumptions=preset))   # 2048 GPUs
             found[name, preset] = times = latencies(moving, names)
             show(f'{name:8} {preset:10} {len(times):6} {np.median(times):10.0f} '
                  f'{max(times):11.0f} {limit:9}')

@@ -36,6 +36,7 @@ TOP = 10  # candidates of the search panel
 @dataclass(frozen=True)
 class SearchState(JobState):
     "The controls of the search panel."
+    strategy: str = '2d-seqp'    # as `search` has it: 1d is cp=1 of it
     map: str = 'tp x pp'         # the two sizes of the map
     cell: str = 'none'           # the one to load in the layer panel
     candidate: int = 0           # rank of the one to load instead; 0: none
