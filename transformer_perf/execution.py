@@ -753,7 +753,7 @@ def search_each(n_gpus, asked, k):  # as `tables_of`
     return played_best(n_gpus, [fitting(n_gpus, q) for q in asked], k)[0]
 
 # %% ../nbs/88a_search.ipynb #6a4c89e1
-KIND = GROUP_COLUMNS[:-1]   # how the GPUs of a layout are grouped
+KIND = (*GROUPS, 'ep', 'etp')   # how the GPUs of a layout are grouped
 FEW_ALIKE, MORE_KINDS = 4, 4    # of a kind are played; of so many kinds beside those shown
 
 def column_of(name, fit, t):  # array

@@ -19,7 +19,8 @@ import pandas as pd
 from ..inputs import nearest, several, whole
 from ..models import Model, as_model
 from ..systems import System, as_system
-from ..schedules import MOST_PLAYED, SCHEDULES, layout_of, possible, with_ends
+from ..schedules import (
+    MOST_PLAYED, SCHEDULES, chunks_of, layout_of, possible, with_ends)
 from ..estimates import (
     CHOICES, CONTEXTS, DISPATCHERS, FITS_BY, ONCE, RECIPES, Assumptions, as_assumptions)
 from ..parameters import generations
@@ -146,11 +147,11 @@ def chunks_possible(case: Case):  # array
 SWITCHES = ('sequence_sharded', 'reshard_after_forward', 'dp_overlap', 'tp_overlap', 'ep_overlap')
 
 def layouts_by_time(case: Case):  # list of at most one str
-    "Layers dealt so that all chunks take as long: those with an end of the model have fewer."
+    "Layers dealt so that all chunks take as long: with an end of the model a chunk has fewer."
     p, s = case.parallel, SCHEDULES[case.parallel.schedule]
     number = p.pp * p.virtual_stages
     if p.pp == 1 or s.folded or s.both_ways or case.model.depth < number: return []
-    work, _, costs, ends = priced_estimate(case.estimate(dataclasses.replace(p, layout=None)))
+    work, _, costs, ends = priced_estimate(case.estimate(p))
     mean = mean_layer(costs, work.number)
     load = np.zeros(number)   # of each chunk, in layers
     load[[0, -1]] = np.array(ends) / (mean.forward + mean.backward)
@@ -159,7 +160,9 @@ def layouts_by_time(case: Case):  # list of at most one str
         least = number - 1 - np.argmin(load[::-1])   # the last of equals: it keeps least
         layers[least] += 1
         load[least] += 1
-    return [layout_of(with_ends(layers.tolist(), case.model.mtp_layers))]
+    more = case.model.mtp_layers
+    chunks = with_ends(layers.tolist(), more)
+    return [] if chunks == chunks_of(case.model.depth, number, more) else [layout_of(chunks)]
 
 def dispatchers_on(system: System):  # tuple
     "DeepEP and HybridEP are written for NVIDIA's GPUs, whose generations are known."
