@@ -21,6 +21,7 @@ os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # commands that tests start co
 os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')   # nor start threads that no test needs
 
 
+@pytest.hookimpl(optionalhook=True)   # without xdist nobody asks
 def pytest_xdist_auto_num_workers():
     "One more than there are cores: some tests only wait for other processes."
     return os.cpu_count() + 1
