@@ -1,7 +1,7 @@
 """Measuring the machine at hand: for real where PyTorch is installed, its refusals everywhere."""
 import subprocess
 import sys
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from transformer_perf.validation.measuring import (
     vector_call, write_measured)
 from transformer_perf.parameters import measured_folder
 from transformer_perf.systems import as_system
-from transformer_perf.validation import calibrate_inputs, read_inputs
+from transformer_perf.validation import calibrate_inputs, measuring, read_inputs
 from transformer_perf.validation.calibration import calibrate_kernels, kernel_seconds
 from transformer_perf.measured_kernels import predict_kernels
 
@@ -54,8 +54,8 @@ def test_what_fails_or_takes_too_long_is_left_out():
     assert agreement(Machine())(3) == 3
 
 
-def test_a_gpu_rests_and_replays_what_it_can_capture():
-    "Half of the time is slept; a graph stands for all calls, or they are made in turn."
+def test_a_graph_stands_for_all_calls():
+    "Where it can be captured; else they are made in turn."
     class Graphs:
         def __init__(self, works): self.works, self.cuda = works, self
         def CUDAGraph(self): return self
@@ -74,10 +74,18 @@ def test_a_gpu_rests_and_replays_what_it_can_capture():
     made = [0]
     in_turn(lambda: made.__setitem__(0, made[0] + 1), 3)()
     assert made == [3]
-    start = time.perf_counter()
-    seconds, samples = time_of(lambda: time.sleep(.001), lambda: None, .06, rest=3)
-    took = time.perf_counter() - start   # each sample is one call or two, and three times its rest
-    assert .001 < seconds < .01 and took > 4 * .001 * samples
+
+
+def test_each_sample_is_followed_by_its_rest(monkeypatch):
+    "By a clock that only calls and rests move: a sample of 2 ms, then three times as long a rest."
+    now, rests = [0.], []
+    def work(seconds): now[0] += seconds
+    def rest(seconds): rests.append(seconds); work(seconds)
+    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=rest)
+    monkeypatch.setattr(measuring, 'time', clock)
+    seconds, samples = time_of(lambda: work(.001), lambda: None, .06, rest=3)
+    assert seconds == pytest.approx(.001, rel=1e-9)
+    assert rests[-samples:] == pytest.approx([3 * .002] * samples, rel=1e-9)
 
 
 def test_copies_tell_the_link_to_the_host():

@@ -157,15 +157,19 @@ def attention_seconds(
     seen=.5,         # of the keys, by the mean query: half of them, causal
 ):  # s
     "One call of fused attention."
-    keys, value = seq if keys is None else keys, head_dim if value_dim is None else value_dim
-    each, width = seconds_a_key(head_dim, value, system, fit, backward), (head_dim + value) / 2
+    keys = seq if keys is None else keys
+    value = head_dim if value_dim is None else value_dim
+    each = seconds_a_key(head_dim, value, system, fit, backward)
     rounds = batch * heads * np.ceil(seq / QUERIES) / generation_of(system).multiprocessors
     rounds = rounds + fit.whole * (np.ceil(rounds) - rounds)
     computed = keys * seen + QUERIES / 2 * np.less(seen, 1)
     longest = np.minimum(keys, 2 * keys * seen + QUERIES)   # a window or a document ends a tile
-    compute = np.maximum(rounds * each * (computed + fit.ramp), each * (longest + fit.ramp))
-    moved = batch * width * (fit.cache * cached * kv_heads * keys + fit.query * heads * seq)
-    return long_run(compute, fit) + moved / (system.hbm_bandwidth * 1e9) + fit.launch
+    all_tiles = rounds * each * (computed + fit.ramp)
+    one_tile = each * (longest + fit.ramp)
+    compute = long_run(np.maximum(all_tiles, one_tile), fit)
+    numbers = fit.cache * cached * kv_heads * keys + fit.query * heads * seq
+    moved = batch * (head_dim + value) / 2 * numbers   # bytes
+    return compute + moved / (system.hbm_bandwidth * 1e9) + fit.launch
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c00010
 @dataclass(frozen=True)

@@ -263,12 +263,15 @@ def table_of(p: Parallel, steps):  # dict of columns
 # %% ../../nbs/88c_neighbours.ipynb #13a0001c
 def allowed(t, one: Estimate):  # mask
     "Which rows of a table, of one strategy and layout, can run."
-    m, a, batch, p = one.model, one.assumptions, one.global_batch, SimpleNamespace(**t)
-    a = dataclasses.replace(a, uneven_stages=a.uneven_stages or p.layout is not None)
+    m, batch, p = one.model, one.global_batch, SimpleNamespace(**t)
+    uneven = one.assumptions.uneven_stages or p.layout is not None
+    a = dataclasses.replace(one.assumptions, uneven_stages=uneven)
     right = [number % by == 0 for _, number, _, by in division_rules(p, m, batch, a)]
-    right += [pipeline_divides(one.parallel.n_gpus, p.tp * p.cp, p.pp, m.depth, a.uneven_stages),
-              can_run(t, m, batch, a), leaves_rows(m, p.tp, p.cp, STRATEGIES[p.strategy], a),
-              np.prod([t[place] for place in PLACES], axis=0) <= one.system.nvlink_size]
+    right.append(pipeline_divides(one.parallel.n_gpus, p.tp * p.cp, p.pp, m.depth, uneven))
+    right.append(can_run(t, m, batch, a))
+    right.append(leaves_rows(m, p.tp, p.cp, STRATEGIES[p.strategy], a))
+    in_domain = np.prod([t[place] for place in PLACES], axis=0)
+    right.append(in_domain <= one.system.nvlink_size)
     right += [t[group] % t[place] == 0 for group, place in zip(GROUPS, PLACES)]
     return np.all(np.broadcast_arrays(*right), axis=0)
 
