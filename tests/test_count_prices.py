@@ -19,6 +19,8 @@ from transformer_perf.parameters import (
     Costs, Kernels, Network, Parameters, read_calibration)
 from transformer_perf.systems import as_system, system_names
 
+import fit_kernels
+
 FITS = single.read_fits()
 MULTIPROCESSORS = {'Ampere': 108, 'Hopper': 132, 'Blackwell': 148}   # of A100, H100, B200
 CACHES = {'Ampere': 40e6, 'Hopper': 50e6, 'Blackwell': 126e6}        # bytes
@@ -652,7 +654,7 @@ def test_what_was_measured_in_rates():
         dict(kind='gemm_max', op='x', causal=0., m=4096., n=8192., k=1000., tflops=700.),
         dict(kind='gemm', op='x', causal=0., m=1., n=1., k=1., tflops=1., time_us=17.)])
     scores = 4 * 2 * 4096**2 * 16 * 128
-    assert np.allclose(single.measured_seconds(rows), [
+    assert np.allclose(fit_kernels.measured_seconds(rows), [
         scores / 2 / 500e12, 3.5 * scores / 400e12, 2 * 4096 * 8192 * 1000 / 700e12, 17e-6])
 
 
@@ -661,13 +663,13 @@ def test_a_fit_sees_what_it_may():
     table = single.published_kernels('gemm').query(
         'device.str.contains("H100") and framework == "TRTLLM" and gemm_dtype == "bfloat16"')
     job, seconds = single.product_job(table), table.time_us.to_numpy() * 1e-6
-    usable = single.usable(job, np.where(np.arange(len(table)) % 3, seconds, np.nan))
+    usable = fit_kernels.usable(job, np.where(np.arange(len(table)) % 3, seconds, np.nan))
     assert usable.tolist() == (np.arange(len(table)) % 3 > 0).tolist()
-    gone = single.usable(job._replace(refused='no model'), seconds)
+    gone = fit_kernels.usable(job._replace(refused='no model'), seconds)
     assert not np.any(gone)
     name, rows = next(iter(single.groups_of(job)))
     fit = set_of('products', 'H100', 'trtllm', 'bf16')['fit']
-    errors = single.error_of(table, job, rows, name, fit, seconds)
+    errors = fit_kernels.error_of(table, job, rows, name, fit, seconds)
     hand = [product_by_hand(row.m, row.n, row.k, single.sheet_of('H100'), fit, 'bf16')
             / row.time_us / 1e-6 - 1 for row in table.itertuples()]
     assert np.allclose(errors, hand)
@@ -682,18 +684,18 @@ def test_who_sees_what_in_a_fit(kind, monkeypatch):
     Of others one half is, and the fit that ships has not seen the sample that travels with it."""
     table = single.published_kernels(kind).query('time_us > 0').reset_index(drop=True)
     (_, job), *_ = single.jobs_of(table, kind)
-    small, seen, shape = kind == 'other', [], single.shape_of(job)
-    monkeypatch.setattr(single, 'fit_rows', lambda df, job, rows, name, seconds, weights: (
+    small, seen, shape = kind == 'other', [], fit_kernels.shape_of(job)
+    monkeypatch.setattr(fit_kernels, 'fit_rows', lambda df, job, rows, name, seconds, weights: (
         seen.append((name, set(rows), weights[rows])), len(seen))[1])
-    monkeypatch.setattr(single, 'error_of', lambda df, job, rows, name, fit, seconds: np.array(
+    monkeypatch.setattr(fit_kernels, 'error_of', lambda df, job, rows, name, fit, seconds: np.array(
         sorted(rows)) * 1.)
-    found = list(single.fit_job(table, job, table.time_us.to_numpy() * 1e-6))
+    found = list(fit_kernels.fit_job(table, job, table.time_us.to_numpy() * 1e-6))
     folds, each = (5, 6) if small else (2, 2)
     assert len(seen) == each * len(found) > each and all(fit % each == 0 for _, fit, _ in found)
     for i, (name, _, errors) in enumerate(found):
         *parts, (_, whole, weights) = seen[i * each:(i + 1) * each]
         every = set().union(whole, *(rows for _, rows, _ in parts), errors.astype(int))
-        new = {row for row in every if shape[row] % 100 < single.SAMPLE and not small}
+        new = {row for row in every if shape[row] % 100 < fit_kernels.SAMPLE and not small}
         assert whole == every - new and {name} == {'/'.join(key) for key, _, _ in parts}
         for fold, (_, rows, _) in enumerate(parts):
             assert rows == {row for row in every if shape[row] // 100 % folds != fold}
@@ -703,7 +705,7 @@ def test_who_sees_what_in_a_fit(kind, monkeypatch):
         light = table.message_bytes[sorted(whole)] < 2**20 if small else 0 * weights
         assert sorted(weights) == sorted(np.where(light, .4, 1))
     names = [name.split('/')[0] for name, _, _ in found]
-    if small: assert {single.pooled(name) for name in names} == {*names}
+    if small: assert {fit_kernels.pooled(name) for name in names} == {*names}
 
 
 @pytest.mark.parametrize('generation, system, measured', [

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,6 +21,8 @@ from transformer_perf.kernels import lasting, product_time
 from transformer_perf.parameters import read_calibration
 from transformer_perf.systems import as_system
 from transformer_perf.measured_kernels import predict_kernels
+
+import fit_kernels
 
 BULK = os.environ.get('TRANSFORMER_PERF_KERNELS')
 MUST = {'gemm': .07, 'attention': .10, 'moe': .15}   # mean errors of unseen shapes
@@ -248,7 +249,7 @@ def test_a_fit_finds_what_it_was_made_from():
     true = dataclasses.replace(kernels.ProductFit(), rate=.6, ramp=200., launch=8e-6)
     m, n, k = np.random.default_rng(0).choice(2. ** np.arange(9, 15), (3, 300))
     price = lambda fit: kernels.product_seconds(m, n, k, kernels.sheet_of('H100'), fit)
-    found = kernels.fit_shares(kernels.ProductFit, price, price(true))
+    found = fit_kernels.fit_shares(kernels.ProductFit, price, price(true))
     assert np.abs(price(found) / price(true) - 1).mean() < .01
     assert found.rate == pytest.approx(.6, rel=.03)
 
@@ -256,7 +257,7 @@ def test_a_fit_finds_what_it_was_made_from():
 def test_fits_are_written_as_they_are_read(tmp_path):
     path = tmp_path / 'kernels.json'
     found = kernels.read_json(kernels.measured_folder() / 'kernels.json')
-    kernels.save_fits(found, path)
+    fit_kernels.save_fits(found, path)
     assert kernels.read_fits(path) == FITS
     assert path.read_text() == (kernels.measured_folder() / 'kernels.json').read_text()
 
@@ -266,11 +267,29 @@ def test_fits_are_written_as_they_are_read(tmp_path):
 @pytest.mark.skipif(not BULK, reason='TRANSFORMER_PERF_KERNELS names no folder')
 @pytest.mark.parametrize('kind', kernels.TABLES)
 def test_all_that_was_measured(kind):
-    table = pd.read_csv(Path(BULK) / f'kernels_{kind}.csv.gz', low_memory=False)
-    found = predict_kernels(table, kind)
+    found = predict_kernels(fit_kernels.read_table(BULK, kind), kind)
     if kind == 'other':
         found = found[(found.kind == 'collective') & (found.message_bytes >= 2**20)]
         found = found[(found.n_nodes == 1) & found.gpu.map(kernels.gpu_of).isin(kernels.SHEETS)]
     assert (found.reason == '').all()
     error = (found.predicted_us / found.time_us - 1).abs()
     assert error.mean() < MUST.get(kind, .12)
+
+
+@pytest.mark.skipif(not BULK, reason='TRANSFORMER_PERF_KERNELS names no folder')
+def test_a_set_fitted_again():
+    own = fit_kernels.read_table(BULK, 'gemm').query(
+        'device == "NVIDIA H100 80GB HBM3" and framework == "TRTLLM" and gemm_dtype == "bfloat16"')
+    (_, job), = kernels.jobs_of(own, 'gemm')
+    (_, found, held_out), = fit_kernels.fit_job(own, job, fit_kernels.measured_seconds(own))
+    assert held_out.mean() < .045
+    shipped = FITS['products']['H100/trtllm/bf16']
+    assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(shipped), rel=.02)
+
+
+@pytest.mark.skipif(not BULK, reason='TRANSFORMER_PERF_KERNELS names no folder')
+def test_what_travels_is_a_sample_of_what_was_measured():
+    for kind in fit_kernels.EACH:
+        sample = fit_kernels.sample_of(fit_kernels.read_table(BULK, kind), kind)
+        pd.testing.assert_frame_equal(
+            sample.reset_index(drop=True), kernels.published_kernels(kind), check_dtype=False)

@@ -28,6 +28,8 @@ from transformer_perf.validation.calibration import (
     calibrate_kernels, calibrate_network, domains_of, predict_collectives, products_table,
     published_collectives, run_of_log)
 
+import recipes
+
 MUST = {'megatron-2022': .03, 'megatron-2021': .04, 'mcore-h100': .09, 'simumax-b200': .06,
         'vtrain-multi': .09, 'vtrain-single': .07, 'dgxc-benchmarking': .08, 'llm-foundry': .08,
         'megatron-bridge': .12, 'torchtitan': .12}   # most that a source's mean error may be
@@ -604,3 +606,23 @@ def test_a_log_is_a_run_of_its_job(tmp_path):
     (tmp_path / 'train.log').write_text('\n'.join(lines[:3]))
     with pytest.raises(ValueError, match='no step has the 64 samples of its job, but 16, 32'):
         run_of_log(tmp_path / 'train.log', job)
+
+
+def test_where_a_recipe_ranks():
+    "As recorded; and what is asked of a row alone takes what the row is predicted to take."
+    rows = RUNS[RUNS.id.isin(['megatron-2021-1.7B', 'megatron-2022-22B-selective',
+                              'mcore-h100-16B'])]
+    found = recipes.recipes(rows).set_index('job')
+    stored = shipped_record('recipes')
+    stored = pd.DataFrame(stored).set_index('job').loc[found.index]
+    assert found['slower %'].tolist() == stored['slower %'].tolist()
+    assert found['rank'].tolist() == stored['rank'].tolist()
+    assert found.loc['megatron-2021-1.7B', 'slower %'] == 0
+    assert found.loc['megatron-2022-22B-selective', 'why'] == 'recompute'
+    one = clean(rows[rows.id == 'mcore-h100-16B'])
+    own, free, alone = recipes.recipe_found(one, as_assumptions('calibrated'), 20)
+    seconds = predict(one).predicted_iteration_s.item()
+    assert alone.iteration_s.iloc[0] == pytest.approx(seconds, rel=1e-9)
+    slower = 100 * (seconds / free.iteration_s.iloc[0] - 1)
+    assert found.loc['mcore-h100-16B', 'slower %'] == round(slower, 1)
+    assert own['tp'] == 4 and set(free.tp) != {4} and set(alone.tp) == {4}

@@ -22,12 +22,13 @@ from transformer_perf.validation.runs import (
 from transformer_perf.validation import (
     of_values, picked, predict, read_runs, recipe_score, table_of, with_sets)
 from transformer_perf.validation.predictions import (
-    OTHERS, TOO_LARGE, but_tests, features_of, half_of, kinds_of_runs, never_seen, recipes,
-    source_of)
+    OTHERS, TOO_LARGE, but_tests, features_of, half_of, kinds_of_runs, never_seen, source_of)
 from transformer_perf.validation.calibration import (
     PROTOCOL, Entry, Fit, calibrate_network, entries_of, evidence_of, feasible,
     least_squares_within, published_collectives, replaced, residuals_of, seen_in, table_of_fit,
     understood)
+
+from recipes import recipes
 
 
 FREE = ('clock@Ampere', 'clock@Hopper', 'clock@Blackwell', 'host_layer', 'host_wrapped',

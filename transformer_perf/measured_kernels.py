@@ -7,22 +7,19 @@ __all__ = ['FORMATS', 'BYTES', 'HEADS', 'QUERIES', 'KINDS', 'SHEETS', 'DTYPES', 
            'peak', 'waves', 'either', 'both', 'fitted', 'ProductFit', 'product_seconds', 'AttentionFit',
            'attention_seconds', 'domain_seconds', 'gpu_of', 'sheet_of', 'read_fits', 'closest', 'words_of', 'number_of',
            'numbers_of', 'Job', 'groups_of', 'price_of', 'priced_rows', 'jobs_of', 'predict_kernels',
-           'published_kernels', 'least_squares']
+           'published_kernels']
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c00005
-import dataclasses
 import functools
-import json
 import re
 from dataclasses import dataclass
 from numbers import Real
-from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 
-from .inputs import nearest, quoted, read_json, table_with, write_whole
+from .inputs import nearest, quoted, read_json, table_with
 from .parameters import figure, generations, measured_folder
 from .systems import System, as_system
 
@@ -592,136 +589,3 @@ def mean_errors(errors, *by):  # Series, percent
     "Mean errors, each measurement counted alike."
     own = errors.assign(total=errors['mean'] * errors.rows).groupby(list(by), sort=False)
     return 100 * own.total.sum() / own.rows.sum()
-
-# %% ../nbs/82a_kernel_prices.ipynb #02c00031
-def least_squares(residuals, start, scale):
-    "Robust least squares within the unit cube."
-    try: from scipy.optimize import least_squares as solve
-    except ImportError:
-        raise ValueError("fitting needs scipy: pip install 'transformer_perf[calibrate]'") from None
-    return solve(residuals, np.clip(start, .01, .99), bounds=(0, 1), loss='soft_l1',
-                 f_scale=scale, diff_step=1e-3, x_scale=.2, max_nfev=60)
-
-# %% ../nbs/82a_kernel_prices.ipynb #87634a16
-def fit_shares(
-    cls, price,          # one of KINDS; parameters -> s
-    seconds, weights=1., # measured
-    starts=({},),        # parameters that a fit starts from, besides the defaults
-    pull=.004,           # of each parameter to its default
-    scale=.05,           # relative error from which a measurement counts as wild
-):  # an object of the class
-    "Parameters fitted to measured times."
-    fields, logs = dataclasses.fields(cls), np.log(seconds)
-    low, high = (np.array([f.metadata[bound] for f in fields]) for bound in ('low', 'high'))
-    at = lambda values: np.array([values.get(f.name, f.default) for f in fields], float)
-    inner = lambda values: (at(values) - low) / (high - low)
-    pull *= np.sqrt(max(len(seconds), 200))
-    def residuals(u):
-        values = low + u * (high - low)
-        found = SimpleNamespace(**{f.name: value for f, value in zip(fields, values)})
-        return np.append(weights * (np.log(price(found)) - logs), pull * (u - inner({})))
-    done = [least_squares(residuals, inner(start), scale) for start in starts]
-    best = min(done, key=lambda found: found.cost).x
-    return cls(*(float(f'{v:.4g}') for v in low + best * (high - low)))
-
-# %% ../nbs/82a_kernel_prices.ipynb #02c00032
-STARTS = {   # where the fits of a kind start, besides its defaults
-    'products': ({'paired': .9, 'rate': .7, 'whole': .2, 'ramp': 30., 'after': 3e-4, 'onset': 3.},
-                 {'host': 1e-4, 'whole': .9, 'drop': .3}),
-    'attention': ({'after': 3e-4, 'onset': 3., 'drop': .3},),
-    'experts': ({'away': .95, 'tuned': .4}, {'away': 1., 'touched': 0., 'cache': 3., 'whole': .2}),
-    'domains': ({'third': 6e-5, 'first_share': .1}, {'second_share': .3, 'third': 2e-5})}
-NOISE = {'experts': .1}                           # scale of a kind whose measurements scatter more
-PULL = {'domains': .02}
-FOLDS = {'domains': 5, 'exchanges': 5}            # a few sizes only: parts of a fifth
-
-def shape_of(job):  # whole numbers
-    "A number for each shape, the same in every table."
-    import pandas as pd
-    shape = pd.DataFrame({c: job.numbers[c] for c in sorted(job.numbers)}).astype(float)
-    return pd.util.hash_pandas_object(shape, index=False).to_numpy()
-
-def fit_rows(df, job, rows, name, seconds, weights):  # parameters
-    "The parameters of one set."
-    return fit_shares(
-        KINDS[job.kind], price_of(df, job, rows, name), seconds[rows], weights[rows],
-        ({}, *STARTS.get(job.kind, ())), PULL.get(job.kind, .004), NOISE.get(job.kind, .05))
-
-# %% ../nbs/82a_kernel_prices.ipynb #02c00033
-def measured_seconds(df):  # array
-    "What was measured; figures in TFLOP/s are turned into seconds."
-    found = df.time_us.to_numpy(float) * 1e-6
-    if 'kind' not in df or 'tflops' not in df: return found
-    flop = 4. * df.batch * df.seq_len**2 * df.heads * df.head_dim * np.where(df.causal, .5, 1.)
-    flop = flop * np.where(df.op == 'fwd+bwd', 3.5, 1.)
-    flop = np.where(df.kind.str.contains('gemm'), 2. * df.m * df.n * df.k, flop)
-    return np.where(np.isnan(found), flop / df.tflops / 1e12, found)
-
-def error_of(df, job, rows, name, fit, seconds):  # array
-    "Relative errors of one set."
-    return price_of(df, job, rows, name)(fit) / seconds[rows] - 1
-
-SAMPLE = 3   # percent of the shapes are in no fit; some of them travel with the package
-
-def usable(job, seconds):  # where a row can be fitted
-    "Rows with all numbers, a time and a model."
-    empty = np.any([np.isnan(x) for x in job.numbers.values()], axis=0)
-    return (job.refused == '') & np.isfinite(seconds) & ~empty
-
-# %% ../nbs/82a_kernel_prices.ipynb #86da01da
-def pooled(gpu):  # short name of a GPU
-    "The measured GPU of a generation, all of whose collectives are fitted as one."
-    known = generations().get(sheet_of(gpu).architecture)
-    return known.measured_gpu if known else gpu
-
-def fit_job(df, job, seconds):  # yields (name, parameters, their errors on shapes not seen)
-    "Every set of a table: fitted, and scored on the shapes that another fit did not see."
-    small = job.kind == 'domains'
-    if small: job = job._replace(keys=job.keys.assign(gpu=job.keys.gpu.map(pooled)))
-    weights = np.where(small & (job.numbers.get('message_bytes', 0) < 2**20), .4, 1.)
-    weights, shape = np.broadcast_to(weights, len(df)), shape_of(job)
-    folds, right = FOLDS.get(job.kind, 2), usable(job, seconds)
-    sample, part = (shape % 100 < SAMPLE) & (folds == 2), shape // 100 % folds
-    for name, rows in groups_of(job):
-        rows, errors = rows[right[rows]], []
-        if len(rows) < 8: continue
-        for fold in range(folds if folds > 2 else 1):
-            seen, new = rows[part[rows] != fold], rows[part[rows] == fold]
-            fit = fit_rows(df, job, seen, name, seconds, weights)
-            errors.append(error_of(df, job, new, name, fit, seconds))
-        fit = fit_rows(df, job, rows[~sample[rows]], name, seconds, weights)
-        yield '/'.join(name), fit, np.abs(np.concatenate(errors))
-
-# %% ../nbs/82a_kernel_prices.ipynb #02c00034
-SOURCE = ('NVIDIA, ai-dynamo/aiconfigurator @ 095f58a51c (Apache-2.0), half of the rows of its '
-          'tables with products of 1024 and more; FlashAttention: figures of Dao-AILab; cuDNN: '
-          'NVIDIA, cudnn-frontend (measured_training.csv)')
-FITTED = ('collective', 'moe_a2a', 'attention')   # kinds of the mixed table with enough rows
-
-def read_kernels(folder, kind):  # DataFrame
-    "One of the tables of measured kernels."
-    import pandas as pd
-    if kind == 'training': return published_kernels(kind)
-    df = pd.read_csv(Path(folder) / f'kernels_{kind}.csv.gz', low_memory=False)
-    return df[df.kind.isin(FITTED)].reset_index(drop=True) if kind == 'other' else df
-
-# %% ../nbs/82a_kernel_prices.ipynb #5e65a968
-def fit_tables(
-    folder,   # with kernels_gemm.csv.gz and the others
-):  # dict: what kernels.json holds
-    "All sets of parameters, fitted to the tables of measured kernels (a quarter of an hour)."
-    found = {'source': SOURCE, 'errors': {}} | {kind: {} for kind in KINDS}
-    for table in TABLES:
-        df = read_kernels(folder, table)
-        seconds = measured_seconds(df)
-        for rows, job in jobs_of(df, table):
-            for name, fit, errors in fit_job(df.iloc[rows], job, seconds[rows]):
-                found[job.kind][name] = list(dataclasses.astuple(fit))
-                found['errors'][f'{job.kind}/{name}'] = [
-                    len(errors), round(errors.mean(), 4), round(np.median(errors), 4)]
-    return found
-
-def save_fits(found, path):
-    "Write sets of parameters, one a line."
-    text = re.sub(r'\n {3,}', ' ', json.dumps(found, indent=1))
-    write_whole(path, re.sub(r'\n +\]', ']', text).replace('[ ', '[') + '\n')
