@@ -64,8 +64,8 @@ def graphed(cuda_graphs):  # (share of a layer, share of its experts, whether th
     for name in ('none', 'iteration'):
         if name in names and len(names) > 1:
             raise ValueError(f'cuda_graphs={quoted(cuda_graphs)}: {name} stands alone')
-    layer, experts = (min(sum(GRAPHED[name][i] for name in names), 1.) for i in (0, 1))
-    return layer, experts, 'iteration' in names
+    of_layer, of_experts = zip(*(GRAPHED[name] for name in names))
+    return min(sum(of_layer), 1.), min(sum(of_experts), 1.), 'iteration' in names
 
 def launched(cuda_graphs, part):  # share; an array where graphs are a column
     "What the host still launches: of a layer (0), of its experts (1), of a micro-batch (2)."
@@ -115,10 +115,13 @@ def offloaded(offload):  # Offloaded
 
 def offload_said(amounts):  # str
     "Amounts of parts as a choice; the same ones always in the same words."
-    digits = lambda x: np.format_float_positional(x, trim='-')   # all, and no power of ten
-    parts = [part if amounts[part] == all_of(part) else f'{part}:{digits(amounts[part])}'
-             for part in (*WHOLE_PARTS, *KEEPS) if amounts.get(part)]
-    return '+'.join(parts) or 'none'
+    said = []
+    for part in (*WHOLE_PARTS, *KEEPS):
+        amount = amounts.get(part)
+        if not amount: continue
+        digits = np.format_float_positional(amount, trim='-')   # all, and no power of ten
+        said.append(part if amount == all_of(part) else f'{part}:{digits}')
+    return '+'.join(said) or 'none'
 
 def amount_offloaded(name, amount, about):
     "How much of a part: a share of the optimizer's states, layers of activations."

@@ -510,8 +510,10 @@ def comm_of_each(
     sent = {i: [placed(m) for m in work.messages if any_of(m.volume)]
             for i, work in enumerate(works.each) if work.messages}
     panels = [at(number) for number in panels]
-    about = [(m, group_of(m, groups[i]), 1 if panels[i] is None else panels[i])
-             for i, messages in sent.items() for m in messages]
+    about = []
+    for i, messages in sent.items():
+        pieces = 1 if panels[i] is None else panels[i]
+        about += [(m, group_of(m, groups[i]), pieces) for m in messages]
     seconds = iter(seconds_of_messages(about, pricer))
     for i, messages in sent.items():
         alone = [next(seconds) for _ in messages]

@@ -56,12 +56,15 @@ def joined(parts):  # table
     "Tables one below the other, without empty ones, if they are not too long together."
     found, rows = [], 0
     for part in parts:
-        found.append(part); rows += rows_of(part)
+        found.append(part)
+        rows += rows_of(part)
         check_count(rows, MOST_ROWS, 'configurations')
     found = [part for part in found if rows_of(part)] or found[:1]
     if len(found) == 1: return found[0]
-    return {name: np.concatenate([part[name] for part in found]) if np.ndim(column) else column
-            for name, column in found[0].items()}
+    table = dict(found[0])
+    for name, column in table.items():   # a number is that of all parts
+        if np.ndim(column): table[name] = np.concatenate([part[name] for part in found])
+    return table
 
 # %% ../nbs/88a_search.ipynb #0ac1f302
 def crossed(t, allows, **column):  # table
@@ -659,8 +662,8 @@ def fitting_when_played(t, fit, known):  # bools
     "Which of some candidates fit, played where only that tells; `known`: GB of those played."
     rows = list(zip(t['search'].tolist(), t['i'].tolist()))
     for at, f in enumerate(fit):
-        new = np.array([i for i in dict.fromkeys(i for search, i in rows if search == at)
-                        if f.played[i] and (at, i) not in known], dtype=int)
+        asked = np.unique(t['i'][t['search'] == at])
+        new = np.array([i for i in asked[f.played[asked]] if (at, i) not in known], dtype=int)
         if not len(new): continue
         every = f.layers.work(keep(f.less.t, new), new, f.question)
         memory = memories_played(every, memory_of(every), len(new))

@@ -11,8 +11,8 @@ __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'ALWAYS', 'WAITS', 'HIDING', 'S
            'evidence', 'evidence_of_rows', 'kind_of_run', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate',
            'row_of', 'notes_of', 'more_than_there_are', 'domains_in_words', 'seconds_in', 'both_ends', 'how_priced',
            'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled',
-           'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'plural', 'layout_in_words',
-           'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs', 'plural',
+           'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -650,14 +650,20 @@ def readable(t, system):  # DataFrame for reading, not for computing
              'iteration s': t.iteration_s.map(short)}
     view |= {'tp': [by(layer_groups(row), row) for row in rows], 'pp': t.pp, 'dp': t.dp,
              'micro-batch': t.micro_batch}
-    view |= {title: t[name] for name, often, title in SHOWN if name in t
-             and any(row[name] != (rows[0][name] if often is ... else often)
-                     and not usual(row, name) for row in rows)}
+    for name, often, title in SHOWN:
+        if name in t and differs(rows, name, often): view[title] = t[name]
     if any(STRATEGIES[s].has_panels for s in t.strategy): view['panels'] = t.panels
-    view |= {'NVLink': place, **{title: [f'{row[of]:.1f}{end}' for row in rows]
-                                 for title, of, end in memory_columns(t, system)}}
-    share = lambda column: [f'{x:.1%}' for x in (t[column] / t.iteration_s).astype(float)]
-    return pd.DataFrame(view | {name: share(column) for column, name in components(t).items()})
+    view['NVLink'] = place
+    for title, name, end in memory_columns(t, system):
+        view[title] = [f'{GB:.1f}{end}' for GB in t[name]]
+    for column, title in components(t).items():
+        view[title] = [f'{share:.1%}' for share in (t[column] / t.iteration_s).astype(float)]
+    return pd.DataFrame(view)
+
+def differs(rows, name, often):
+    "Whether a column says more than what is `often` so, or (...) than its first row."
+    expected = rows[0][name] if often is ... else often
+    return any(row[name] != expected and not usual(row, name) for row in rows)
 
 # %% ../nbs/87a_estimate.ipynb #2b86b4b0
 def plural(number, word): return f'{number} {word}' if number == 1 else f'{number} {word}s'

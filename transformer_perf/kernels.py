@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['MEASURED_AT', 'RATES', 'measured_as', 'gpu_near', 'in_generation', 'lasting', 'product_time', 'slowed',
            'attention_fit', 'attention_time', 'collective_seconds', 'collective_time', 'send_seconds', 'exchange_time',
-           'stacked_kernels', 'products_time', 'attentions_time', 'fused_time', 'matrix_time', 'Measured', 'pricer_of']
+           'stacked_kernels', 'products_time', 'attentions_time', 'fused_time', 'matrix_time', 'moved_by_products',
+           'Measured', 'pricer_of']
 
 # %% ../nbs/52_kernels.ipynb #1ab43756
 import dataclasses
@@ -288,9 +289,17 @@ def matrix_time(each, system: System, parameters: Parameters):  # array [pass, .
     seconds = dict(zip(products, products_time([*products.values()], system, parameters)))
     kernels = [work.attention for work in each if work.attention]
     attention = iter(attentions_time(kernels, system, parameters))
-    own = lambda work: (fused_time(work, system, parameters) if work.fused else
-                        sum(seconds[id(p)] for p in work.products))
-    return below([own(work) + (next(attention) if work.attention else 0.) for work in each])
+    found = []
+    for work in each:
+        if work.fused: own = fused_time(work, system, parameters)
+        else: own = sum(seconds[id(p)] for p in work.products)
+        found.append(own + next(attention) if work.attention else own)
+    return below(found)
+
+def moved_by_products(work: Work):  # (elements, kernels)
+    "What the products of a pass read and write, and how many kernels they are; fused ones are one."
+    if work.fused: return work.operands, 1.
+    return sum(p.elements for p in work.products), sum(p.times for p in work.products)
 
 # %% ../nbs/52_kernels.ipynb #519ae267
 @dataclass(frozen=True)
@@ -302,9 +311,8 @@ class Measured:
     def busy_of_each(self, works: Works):  # Busy, [pass, ...]
         "Kernels one after the other."
         k, system, each = self.parameters.kernels, self.system, works.each
-        rows = [(work.nbytes, work.scores, work.launches,
-                 work.operands if work.fused else sum(p.elements for p in work.products),
-                 1. if work.fused else sum(p.times for p in work.products)) for work in each]
+        rows = [(work.nbytes, work.scores, work.launches, *moved_by_products(work))
+                for work in each]
         nbytes, scores, launches, operands, products = in_rows(zip(*rows), system.axes)
         vector = nbytes / k.vector_bandwidth + scores / k.score_bandwidth
         moving = vector + system.element_size * operands / k.vector_bandwidth

@@ -371,10 +371,13 @@ def number_of(cell):  # float
 
 def numbers_of(df, columns):  # dict of arrays
     "Columns as numbers; NaN where a cell is no positive one."
-    plain = lambda column: column.dtype.kind in 'iuf'
-    found = {c: df[c].to_numpy(float) if plain(df[c]) else
-             np.array([number_of(cell) for cell in df[c]], float) for c in columns}
-    return {c: np.where((x > 0) & (x < 1e15), x, np.nan) for c, x in found.items()}
+    found = {}
+    for name in columns:
+        column = df[name]
+        if column.dtype.kind in 'iuf': numbers = column.to_numpy(float)
+        else: numbers = np.array([number_of(cell) for cell in column], float)
+        found[name] = np.where((numbers > 0) & (numbers < 1e15), numbers, np.nan)
+    return found
 
 class Job(NamedTuple):
     "Rows of a table, ready to be priced."

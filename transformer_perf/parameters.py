@@ -290,14 +290,16 @@ def checked_interval(pair):  # (low, high)
 def evidence_in(found):  # Evidence or None
     "What a file says about the runs behind its parameters."
     if 'evidence' not in found: return None
-    runs = [{'runs': whole(run['runs'], 'runs')} |
-            {name: label(run[name], name) for name in ('gpu', 'stack', 'model', 'precision')}
-            for run in of_type(found['evidence'], list, 'evidence')]
-    seen = {nearest(name, (*SHOWS, *REACHED), 'choice'): [of_type(x, (str, int, float), name)
-                                                  for x in of_type(values, list, name)]
-            for name, values in found['seen'].items()}
-    spread = {of: {kind: checked_interval(found['intervals'][of][kind]) for kind in KINDS_OF_RUN}
-              for of in SEEN}
+    runs, seen, spread = [], {}, {}
+    for run in of_type(found['evidence'], list, 'evidence'):
+        about = {name: label(run[name], name) for name in ('gpu', 'stack', 'model', 'precision')}
+        runs.append({'runs': whole(run['runs'], 'runs')} | about)
+    for name, values in found['seen'].items():
+        values = of_type(values, list, nearest(name, (*SHOWS, *REACHED), 'choice'))
+        seen[name] = [of_type(x, (str, int, float), name) for x in values]
+    for of in SEEN:
+        own = found['intervals'][of]
+        spread[of] = {kind: checked_interval(own[kind]) for kind in KINDS_OF_RUN}
     return Evidence(runs, seen, spread)
 
 # %% ../nbs/82_parameters.ipynb #f90ab3c2

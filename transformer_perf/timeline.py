@@ -379,8 +379,11 @@ def unlike_stages(work: Workload):  # list of Stage
         (*stage.layers, *stage[1:]) for stage in distinct_stages(*asked)])
     kinds, p = len(columns) - len(Stage._fields) + 1, work.layouts
     dealt = lambda x: depending(x, 'layers', work.depth, p.pp, p.virtual_stages, of=unlike_stages)
-    return [Stage(tuple(dealt(x[..., i]) for x in columns[:kinds]),
-                  *(x[..., i] for x in columns[kinds:])) for i in range(columns.shape[-1])]
+    found = []
+    for stage in range(columns.shape[-1]):
+        layers, others = columns[:kinds, ..., stage], columns[kinds:, ..., stage]
+        found.append(Stage(tuple(map(dealt, layers)), *others))
+    return found
 
 # %% ../nbs/87_timeline.ipynb #83c55b84
 def mean_layer(parts, layers):
@@ -970,8 +973,8 @@ def memory_on_ranks(work: Workload, number=None):  # (Memory at its peak, Memory
     stay = Memory(*(np.broadcast_to(x, row.shape).reshape(several, kinds)[:, which] for x in rest))
     saved = most_held(*(getattr(p, name) for name in ORDER), saved_on_chunks(work))
     full = stay._replace(activations=stay.activations + saved.T)
-    found = full, stay
-    return found if number else tuple(Memory(*(x[0] for x in memory)) for memory in found)
+    if number: return full, stay
+    return Memory(*(x[0] for x in full)), Memory(*(x[0] for x in stay))
 
 def fullest_rank(work: Workload, number=None):  # Memory
     "Peak memory of the fullest rank of one configuration, or of each of so many of one order."
