@@ -312,9 +312,12 @@ def in_32_bits(job: CountedJob):  # bool
     "Whether PyTorch's autocast casts weights: not those that stay as they are beside adapters."
     return casts_stream(job) and not adapted(job.adapters).some
 
-def casts_stream(job: CountedJob): return job.costs.autocast and job.assumptions.fused_kernels
+def casts_stream(job: CountedJob):  # bool
+    "Whether PyTorch's autocast leaves the residual stream in 32 bits."
+    return job.costs.autocast and job.assumptions.fused_kernels
 
 def stream_element(job: CountedJob):  # GB, of a number of the residual stream
+    "2 bytes, or 4 under autocast."
     return job.units.element * (2 if casts_stream(job) else 1)
 
 # %% ../nbs/82b_blocks.ipynb #25e30db4
@@ -403,8 +406,13 @@ def context_bias(job, name):
     if name == 'fc2-bias': return job.own, job.embed_dim
     return job.tokens, job.embed_dim // job.tp
 
-def own_rows(job): return job.own, job.embed_dim
-def own_features(job, name=None): return job.tokens, job.embed_dim // job.tp
+def own_rows(job):  # (rows, columns)
+    "Of the residual stream, where a GPU has some tokens whole."
+    return job.own, job.embed_dim
+
+def own_features(job, name=None):  # (rows, columns)
+    "Of the residual stream, where a GPU has some numbers of each token."
+    return job.tokens, job.embed_dim // job.tp
 
 STRATEGIES = {
     '1d': Strategy(column_product, row_product, norm, own_rows, one_dimensional_bias,

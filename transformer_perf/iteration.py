@@ -197,7 +197,9 @@ def heads_exchanged(model):  # set
     "Heads of keys and values of the model's attention."
     return {half.kv_heads for half in halves_of(model) if hasattr(half, 'kv_heads')}
 
-def kv_on_gpu(kv_heads, tp): return np.maximum(kv_heads // tp, 1)
+def kv_on_gpu(kv_heads, tp):  # heads
+    "Key-value heads of a GPU; where there are more GPUs than heads, several have the same one."
+    return np.maximum(kv_heads // tp, 1)
 
 def check_choices_of(p: Parallel, model: Model):
     "A ValueError where heads cannot be exchanged, or experts do not get shared-out tokens."

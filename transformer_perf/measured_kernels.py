@@ -82,8 +82,10 @@ class ProductFit:
 TILES = {(256, 128): 'whole', (128, 256): 'whole', (128, 128): 'square', (256, 256): 'paired',
          (128, 64): 'small', (64, 64): 'tiny'}   # rows, columns -> which share of the rate
 
-def tile_shares(fit): return {'whole': 1., 'square': fit.square, 'paired': fit.paired,
-                              'small': fit.small, 'tiny': .75 * fit.small}
+def tile_shares(fit):  # dict: kind of tile -> share
+    "Of a GPU's rate, what tiles reach beside a whole one."
+    return {'whole': 1., 'square': fit.square, 'paired': fit.paired,
+            'small': fit.small, 'tiny': .75 * fit.small}
 
 def long_run(seconds, fit):  # s
     "A kernel that runs into the power limit."
@@ -362,7 +364,9 @@ DTYPES = {'bfloat16': 'bf16', 'half': 'bf16', 'float16': 'bf16', 'fp16/bf16': 'b
 OPERATIONS = {'all_reduce': 'allreduce', 'all_gather': 'allgather',
               'reduce_scatter': 'reducescatter', 'alltoall': 'alltoall'}
 
-def words_of(df, column): return df[column].astype(str).fillna('')
+def words_of(df, column):  # Series of str
+    "A column as texts."
+    return df[column].astype(str).fillna('')
 
 def number_of(cell):  # float
     "A cell as a number; NaN where it is none."
@@ -419,7 +423,8 @@ def keys_of(gpu, library, precision):  # DataFrame
                           'library': library, 'precision': precision})
     return found.replace({'precision': DTYPES})
 
-def product_price(own, x, system, fit, name):
+def product_price(own, x, system, fit, name):  # s
+    "Products of a table, `x`, as a Job prices them."
     return product_seconds(**x, system=system, fit=fit, precision=name[2])
 
 def product_job(df):  # Job
@@ -452,7 +457,8 @@ def routing_of(df):  # (own, same): how tokens reached the GPU that was measured
     groups = newer | source.str.contains('monolithic|fp8moe_flashinfer_cutlass')
     return (~whole | few).to_numpy(), (grouped & groups).to_numpy()
 
-def expert_price(own, x, system, fit, name):
+def expert_price(own, x, system, fit, name):  # s
+    "MLPs of experts of a table, as a Job prices them."
     return expert_seconds(**x, system=system, fit=fit, precision=name[2],
                           gated='nongated' not in name[1])
 

@@ -82,7 +82,9 @@ def listed(operations, groups, units):  # Listed
     passes += [without_late(operations[i]) for i in late]
     return Listed(tuple(operations), groups, late, stacked(passes, units))
 
-def has_late(op: Operation): return len(op.backward.products) > 1 and any_of(op.weights)
+def has_late(op: Operation):  # bool
+    "Whether a part of the backward pass, the gradient of a weight, can wait."
+    return len(op.backward.products) > 1 and any_of(op.weights)
 
 def without_late(op: Operation):  # Work
     "A backward pass without the products that nothing but a weight waits for."
@@ -429,7 +431,8 @@ def boundary_of(job: CountedJob):  # GB
     return stream_element(job) * rows * columns
 
 # %% ../nbs/87b_workload.ipynb #d78e4f05
-def halves_of(model):  # the different halves of its blocks
+def halves_of(model):  # dict, whose keys are in order
+    "The different halves of a model's blocks: mixers and MLPs."
     return dict.fromkeys(half for block, _ in model.blocks for half in block.halves)
 
 def expert_rules(model, ep, etp):
@@ -504,7 +507,8 @@ def reduces_each(asked, zero_stage, pp, sums_in_pipelines):
     if asked is None: return usual
     return np.where(np.equal(asked, None), usual, asked).astype(bool)[()]
 
-def reduces_often(p: Layouts):
+def reduces_often(p: Layouts):  # bool
+    "Whether gradients are summed over the copies in every micro-batch, not once an iteration."
     return reduces_each(p.reduce_each, p.zero_stage, p.pp, p.costs.sums_in_pipelines)
 
 def stages_held(p: Layouts):

@@ -197,8 +197,14 @@ def saved_turns(p, v, N, rank):
 NEVER = 1 << 62   # micro-batches
 
 def each_time(p, v): return 1
-def last_slowest(F, B): return (F + B)[-1] >= (F + B).max(axis=0)
-def one_slowest(F, B): return F.max(axis=0) + B.max(axis=0) <= (1 + 1e-12) * (F + B).max(axis=0)
+
+def last_slowest(F, B):  # bools; F, B: s of each stage
+    "Whether no stage is slower than the last."
+    return (F + B)[-1] >= (F + B).max(axis=0)
+
+def one_slowest(F, B):  # bools
+    "Whether the stage slowest forward is also the slowest backward."
+    return F.max(axis=0) + B.max(axis=0) <= (1 + 1e-12) * (F + B).max(axis=0)
 
 class Schedule(NamedTuple):
     "One order of work."

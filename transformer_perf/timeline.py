@@ -851,6 +851,7 @@ def statistics(t, model, system, global_batch, assumptions):  # dict of columns
 
 # %% ../nbs/87_timeline.ipynb #5c0ed002
 def stages_asked(work: Workload):  # arguments of `stages_in_order`
+    "What tells which layers and ends the stages of a workload have."
     p = work.layouts
     return work.pattern, p.pp, p.virtual_stages, p.schedule, p.layout
 

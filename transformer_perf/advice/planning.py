@@ -26,8 +26,8 @@ from ..estimates import CHOICES, FITS_BY, Assumptions, state_bytes
 from ..timeline import GROUPS, statistics
 from ..iteration import SHOWN, evidence_of_rows, short, usual
 from ..execution import (
-    KIND, PLAYED, Fitting, added, asked_about, best_candidates, besides, counts_of, fitting,
-    played_best, questions, result_of, tables_of)
+    KIND, PLAYED, Fitting, asked_about, best_candidates, besides, counts_of, fitting,
+    played_best, questions, result_of, tables_of, with_tables)
 
 # %% ../../nbs/72_plan.ipynb #14a00011
 @checked
@@ -220,7 +220,7 @@ def varied(n_gpus, asked):  # as `tables_of`
     found, some = played_best(n_gpus, fit, 1)
     others = kept([candidates(f) for f in fit])
     more = besides(some, {name: others[name].to_numpy() for name in some})
-    return added(found, tables_of(n_gpus, fit, more))
+    return with_tables(found, tables_of(n_gpus, fit, more))
 
 # %% ../../nbs/72_plan.ipynb #14a00051
 def on_front(values):  # bool of each row
