@@ -3,13 +3,14 @@ import dataclasses
 import itertools
 import math
 
+import numpy as np
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate
 from transformer_perf.estimates import AS_TRAINED, MENDED
 from transformer_perf.iteration import changes_something, out_of_reach
 from transformer_perf.parameters import (
-    Calibration, Costs, Evidence, Kernels, Parameters, checked_interval)
+    Calibration, Costs, Evidence, Kernels, Parameters, checked_interval, read_calibration)
 from transformer_perf.systems import as_system
 
 MODEL = Model(1024, 512, 8, 12, mlp_dim=1536, vocab=4096, name='small')
@@ -143,6 +144,36 @@ def test_an_unknown_generation_has_the_next_by_its_rate(rate, generation):
     assert known.of(other) == own[f'{generation}/new']
     assert known.of(other, 'old') == own[f'{generation}/old']
     assert known.of(SYSTEM) == own['Hopper/new'] and known.of(as_system('A100')).stack == 'new'
+
+
+def test_an_unknown_generation_keeps_the_one_that_its_file_names():
+    "However fast it is made, so that a faster GPU is never slower."
+    known = read_calibration()
+    for name in ('MI300X', 'MI355X', 'Gaudi3', 'TPU-v5p', 'TPU-v6e'):
+        system = as_system(name)
+        taken = known.generation_for(system)
+        assert taken == system.priced_as
+        unnamed = dataclasses.replace(system, priced_as=None)
+        assert known.generation_for(unnamed) == taken   # that of the next rate
+        for rate in (100, 1400, 1500, 9000):
+            other = dataclasses.replace(system, matrix_flops_fp16=rate)
+            assert known.generation_for(other) == taken
+    typo = dataclasses.replace(system, priced_as='Hoper')
+    with pytest.raises(ValueError, match="unknown generation in priced_as 'Hoper'; did you mean"):
+        known.generation_for(typo)
+    hopper = Calibration({'Hopper/any': known.sets['Hopper/any']})
+    assert hopper.generation_for(dataclasses.replace(system, priced_as='Ampere')) == 'Hopper'
+
+
+@pytest.mark.parametrize('name', ['MI300X', 'MI355X', 'Gaudi3', 'TPU-v5p', 'TPU-v6e'])
+def test_a_faster_gpu_of_an_unknown_generation_is_faster(name):
+    system, seconds = as_system(name), []
+    for times in (.6, .8, 1, 1.25, 1.6, 2.5, 4):
+        faster = dataclasses.replace(
+            system, matrix_flops_fp16=times * system.matrix_flops_fp16)
+        seconds.append(estimate('llama3.1_8B', Parallel(tp=2, dp=4), faster, 64,
+                                assumptions='calibrated').stats['iteration_s'])
+    assert (np.diff(seconds) < 0).all()
 
 
 def test_an_interval_has_two_logarithms():

@@ -385,10 +385,14 @@ class Calibration:
         return any(k.architecture == system.architecture for k in self.sets.values())
 
     def generation_for(self, system):  # str
-        "The generation whose parameters a system's GPUs have: their own, or that of the next rate."
+        """The generation whose parameters a system's GPUs have: their own, or the one that they
+        are `priced_as`, or that of the next rate."""
         if self.knows(system): return system.architecture
-        rate = np.median(system.matrix_flops_fp16)
         known = dict.fromkeys(k.architecture for k in self.sets.values())
+        if system.priced_as is not None:
+            other = nearest(system.priced_as, generations(), 'generation in priced_as')
+            if other in known: return other
+        rate = np.median(system.matrix_flops_fp16)
         away = lambda name: abs(np.log(rate / generations()[name].matrix_flops_fp16))
         return min(known, key=away)
 

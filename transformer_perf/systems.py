@@ -97,6 +97,7 @@ class System(Wiring):
     power: float = positive(None)              # W a GPU draws at most; moves its clock (52)
     server_power: float = positive(None)       # W, its share of what its server draws at most
     architecture: str = None      # GPU generation, which measured parameters belong to
+    priced_as: str = None         # where none were measured: the generation whose it has
     accelerator: str = None       # its name in price lists, where it is not the system's
     date: str = None              # when the figures were looked up
     empirical: bool = False       # measured bandwidths: none ship
