@@ -1,4 +1,5 @@
 "Formats that people have: configurations of Hugging Face, jobs of frameworks, their logs."
+import copy
 import dataclasses
 import gzip
 import itertools
@@ -1178,6 +1179,26 @@ def test_a_layout_as_lists():
     assert as_job(given, 24).parallel.layout == 'Et*15|t*16|tL'
     parts[0][0] = 'encoder'
     assert 'did you mean' in refused(as_job, given, 24)
+    given['model']['pipeline_model_parallel_layout'] = []
+    assert 'must have a list for each chunk' in refused(as_job, given, 24)
+    nothing = {'parallelism': {'module_fqns_per_model_part': []}, 'model': {'name': 'llama3'}}
+    assert 'must name all layers once' in refused(as_job, nothing)
+
+
+def test_zero_stays_where_nobody_says_how_many_gpus_there_are():
+    "Of FSDP 2, in a file without a number of GPUs: there may be copies."
+    text = '''
+mixed_precision: bf16
+distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: false
+parallelism_config:
+  parallelism_config_tp_size: 2
+'''
+    job = back(text, 'accelerate')
+    assert job.parallel.zero_stage == 2 and job.n_gpus is None
+    assert back(export(job, 'accelerate'), 'accelerate') == job
 
 
 @pytest.mark.parametrize('size, flushes', [(64, 1), (128, 2), (512, 8)])
@@ -1219,8 +1240,9 @@ def test_any_dump(data, text):
         while isinstance(at, dict) and at:
             key = data.draw(pick([*at]))
             if not isinstance(at[key], dict) or data.draw(st.booleans()):
-                at[data.draw(pick([key, key, 3]))] = data.draw(pick([
+                worthless = data.draw(pick([
                     *WORTHLESS, {}, {'_target_': 3}, {1: 2}, 8, 'bf16', '${A:8}', 'x.yaml']))
+                at[data.draw(pick([key, key, 3]))] = copy.deepcopy(worthless)
                 break
             at = at[key]
     try: assert isinstance(as_job(given, 8), Job)

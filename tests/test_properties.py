@@ -148,9 +148,9 @@ def configurations(model, n, system, batch, strategy, a):
             dp = n // (tp * cp * pp)
             if batch % dp: continue
             groups = tp, cp, pp, dp
-            places = [groups] if n <= system.nvlink_size else [
-                p for p in itertools.product(*map(divisors, groups))
-                if math.prod(p) == system.nvlink_size]
+            in_domain = max(d for d in divisors(n) if d <= system.nvlink_size)   # in each alike
+            places = [p for p in itertools.product(*map(divisors, groups))
+                      if math.prod(p) == in_domain]
             shards = {'1d': tp, '2d-seqp': tp * cp, '2d': cp}[strategy]
             for b, place in itertools.product(divisors(batch // dp), places):
                 if b * model.seq_len % shards == 0:

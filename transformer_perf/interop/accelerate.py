@@ -117,7 +117,8 @@ def undo_accelerate(f):  # dict
         if n != 1 and all(f.get(g, 1) == 1 for g in ('tp', 'cp', 'pp')) and not host['cpu_share']:
             return f | host | dict(kind='DEEPSPEED', deepspeed_stage=stage)
         raise ValueError(f'offload={offload!r} of this job cannot be said in accelerate')
-    several, alone = f.get('dp_replicate') or 1, sizes[1] * sizes[2] == 1   # nobody shares weights
+    several = f.get('dp_replicate') or 1
+    alone = n is not None and sizes[1] * sizes[2] == 1   # nobody shares weights
     if n == 1: return f | dict(kind='NO', n_gpus=None)
     if sizes[1] > 1 and (stage < 2 or f.get('pp', 1) > 1):
         raise ValueError(f'cp={sizes[1]} with zero_stage={stage} and pp={f.get("pp", 1)} cannot be '

@@ -53,9 +53,12 @@ LETTERS = {'embedding': 'E', 'decoder': 't', 'mtp': 'm', 'loss': 'L'}
 def layout_said(x, key):  # str
     "A layout as text, or as lists of what is in each chunk."
     if not isinstance(x, list): return str(x)
-    chunks = [[LETTERS[nearest(str(kind), LETTERS, key)] for kind in of_type(chunk, list, key)]
-              for chunk in x]
-    return layout_of([''.join(chunk) for chunk in chunks])
+    if not x: raise ValueError(f'{key}=[] must have a list for each chunk of layers')
+    chunks = []
+    for chunk in x:
+        kinds = [nearest(str(kind), LETTERS, key) for kind in of_type(chunk, list, key)]
+        chunks.append(''.join(LETTERS[kind] for kind in kinds))
+    return layout_of(chunks)
 
 SAMPLES = Kind(lambda x, key: whole(x, key, most=2**53),
                lambda fact: int(fact) if fact == int(fact) else None)

@@ -40,7 +40,7 @@ def layout_of_parts(parts, key):  # str
     "The layout that lists of modules say."
     chunks = [letters_of(part, key) for part in of_type(parts, list, key)]
     layers = [name for part in parts for name in map(str, part) if name.startswith('layers.')]
-    if layers != [f'layers.{i}' for i in range(len(layers))]:
+    if not layers or layers != [f'layers.{i}' for i in range(len(layers))]:
         raise ValueError(f'{key} must name all layers once, in the order of the model')
     return layout_of(chunks)
 
