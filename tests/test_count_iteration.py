@@ -546,9 +546,12 @@ def test_what_can_wait(a):
 
 @pytest.mark.parametrize('again, more', [('none', 0), ('mlp', 3), ('layernorm', 2)])
 def test_what_can_wait_is_launched_by_itself(again, more):
-    "The host launches fewer passes for the rest; what the whole takes longer comes with the late."
-    one, pricer, table = case(dataclasses.replace(MEASURED, vocabulary=False), batch=6 * b, tp=2,
-                              pp=3, schedule='zb-h1', recompute=again, nvlink_tp=2, nvlink_pp=1)
+    """Each of two steps waits for its share of the launches; both together wait longer than one.
+
+    Where no step is apart, the whole pass waits at once."""
+    a = dataclasses.replace(MEASURED, vocabulary=False)
+    layout = dict(batch=6 * b, tp=2, pp=3, recompute=again, nvlink_tp=2, nvlink_pp=1)
+    one, pricer, table = case(a, schedule='zb-h1', **layout)
     rows, late = table.set_index('layer'), 0.
     for inputs, outputs in ((e, 3 * e / 2), (e / 2, e), (e, f / 2), (f / 2, e)):
         first = Product(b * l, inputs, outputs)
@@ -558,12 +561,19 @@ def test_what_can_wait_is_launched_by_itself(again, more):
     longer = lambda gpu, host: (gpu**2.5 + host**2.5)**(1 / 2.5)
     whole = longer(table.t_bwd.sum(), host * passes)
     first = longer(table.t_bwd.sum() - late, host * passes * (1 - share))
+    last = longer(late, host * passes * share)
+    assert whole < first + last
     sent, L, t = one.stats['pp_comm_s'] / 6 + 1e-3, depth / 3, one.timeline
     expected = {'F': L * longer(table.t_fwd.sum(), host) + sent / 2, 'B': L * first + sent / 2,
-                'W': L * (whole - first)}
+                'W': L * last}
     for kind, seconds in expected.items():
         found = t[t.kind == kind]
         assert np.allclose(found.end_s - found.start_s, seconds, rtol=1e-9), kind
+    usual, *_ = case(a, schedule='1f1b', **layout)
+    more = 6 * L * (first + last - whole)
+    assert close(one.stats['compute_s'], usual.stats['compute_s'])
+    slack = 1 + one.assumptions.measured.software.straggler * math.sqrt(2 * math.log(6))
+    assert close(one.stats['other_s'] - usual.stats['other_s'], more * slack, rel=1e-6)
 
 
 # both ends on one rank, and ends that some have

@@ -25,8 +25,8 @@ from .estimates import (
 from .kernels import pricer_of
 from .blocks import STRATEGIES, Layouts
 from .modules import (
-    LayerCost, Workload, count, expert_rules, gathered, halves_of, leaves_rows,
-    reduces_each, sharing_rules, with_copies)
+    LayerCost, Workload, count, expert_rules, gathered, halves_of, in_layouts, leaves_rows,
+    reduces_each, sharing_rules)
 from .timeline import (
     COMPONENTS, FIGURES, GROUPS, PLACES, adapters_of, chunks_differ, costs_at_places,
     exact_figures_of_each, exact_table, host_has_room, iteration_times, job_of, layouts_of,
@@ -491,7 +491,7 @@ def known_of(space: Space, layers: Layers, i, j):  # (Workload, LayerCost, ends)
     q = layers.priced
     column = layers.at[layers.which[i], layers.place[j]]
     work, cost = layers.work(space.at(i, j), i, q), gathered(layers.cost, column)
-    cost = with_copies(cost, work, pricer_of(q.system, q.assumptions))
+    cost = in_layouts(cost, work, pricer_of(q.system, q.assumptions))
     return work, cost, gathered(layers.ends, column)
 
 # %% ../nbs/88a_search.ipynb #6a4c89d4

@@ -664,8 +664,10 @@ def readable(t, system):  # DataFrame for reading, not for computing
 
 def differs(rows, name, often):
     "Whether a column says more than what is `often` so, or (...) than its first row."
-    expected = rows[0][name] if often is ... else often
-    return any(row[name] != expected and not usual(row, name) for row in rows)
+    for row in rows:
+        expected = rows[0][name] if often is ... else often
+        if row[name] != expected and not usual(row, name): return True
+    return False
 
 # %% ../nbs/87a_estimate.ipynb #2b86b4b0
 def plural(number, word): return f'{number} {word}' if number == 1 else f'{number} {word}s'
