@@ -834,6 +834,8 @@ WRONG = [
     (FLAGS + '--num-layers 8', '--num-layers is given', 'seq_len is not'),
     (FLAGS + '--num-layers-per-virtual-pipeline-stage 3', '--num-layers', '=3'),
     (FLAGS + '--hybrid-layer-pattern M*', '--hybrid-layer-pattern', 'no field of a Model'),
+    (LLAMA.format(4, '--num-experts 8 --moe-layer-freq "([0]*4)"'), '--moe-layer-freq',
+     'which layers have experts'),
     (FLAGS + '--tp-comm-overlap no', '--tp-comm-overlap', 'true or false'),
     (FLAGS + '--context-parallel-size two', "--context-parallel-size='two'", 'whole number'),
     (FLAGS + '--context-parallel-size $X', '--context-parallel-size', 'does not say'),
