@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['WIDTH', 'FORMATS', 'ALL_COLUMNS', 'SPARED', 'BROAD', 'COMMANDS', 'SEVERAL', 'YES_OR_NO', 'MODEL', 'SYSTEM', 'NVLINK',
-           'BATCH', 'ASSUMPTIONS', 'SOFTWARE', 'PRICED', 'FORMAT', 'OUTPUT', 'WIDE', 'RESULT', 'EXPORTS', 'JOB',
-           'WORKERS', 'STRATEGY', 'CHOSEN', 'LAYOUT', 'MEASURED', 'PRECISIONS', 'PAPER_SYSTEMS', 'MOST_POINTS', 'RUNS',
-           'RUNS_SYSTEM', 'POWERS', 'OPENED', 'PANELS', 'records', 'as_text', 'ways_to_draw', 'wrapped', 'drawn_lines',
-           'paragraph', 'Option', 'option', 'option_of', 'Command', 'command', 'as_number', 'numbers', 'words',
-           'value_of', 'assumptions_of', 'assumptions_asked', 'parallel_of', 'improve_command', 'run_configs_command',
-           'axis', 'as_value', 'axes', 'amount', 'fields_given', 'panel_asked', 'job_of', 'copies_left']
+           'BATCH', 'ASSUMPTIONS', 'SOFTWARE', 'PRICED', 'FORMAT', 'OUTPUT', 'WIDE', 'RESULT', 'EXPORTS', 'JOB_READ',
+           'JOB', 'WORKERS', 'STRATEGY', 'CHOSEN', 'LAYOUT', 'PAPER_SYSTEMS', 'MOST_POINTS', 'RUNS_SYSTEM', 'POWERS',
+           'OPENED', 'records', 'as_text', 'ways_to_draw', 'wrapped', 'drawn_lines', 'paragraph', 'Option', 'Command',
+           'command', 'as_number', 'numbers', 'words', 'value_of', 'assumptions_of', 'assumptions_asked', 'parallel_of',
+           'improve_command', 'run_configs_command', 'axis', 'as_value', 'axes', 'amount', 'fields_given',
+           'panel_asked', 'job_of', 'copies_left']
 
 # %% ../nbs/95_cli.ipynb #86ef7f4e
 import argparse
@@ -73,7 +73,7 @@ def ways_to_draw(names):  # yields (columns, characters of a cell)
         left = [name for name in names if name not in spared[:number]]
         yield left, BROAD
     for narrow in NARROW: yield left, narrow
-    for number in range(1, len(left)): yield left[:len(left) - number], NARROW[0]
+    for number in reversed(range(1, len(left))): yield left[:number], NARROW[0]
 
 def wrapped(text, broad):  # str
     "A cell on several lines, which end between words and after a plus."
@@ -86,9 +86,9 @@ def drawn_lines(table, names, broad=None):  # list of str
     heads = [str(name).replace(' ', '\n').replace('-', '-\n') for name in names]
     cell = lambda x: '' if x is None else printable(x)
     rows = [[cell(row[name]) for name in names] for row in records(table)]
-    side = ['right' if rows and rows[0][i][:1].isdigit() else 'left' for i in range(len(heads))]
+    sides = ['right' if x[:1].isdigit() else 'left' for x in rows[0]] if rows else None
     if broad: rows = [[wrapped(x, broad) for x in row] for row in rows]
-    drawn = tabulate(rows, heads, 'simple', colalign=side if rows else None, disable_numparse=True)
+    drawn = tabulate(rows, heads, 'simple', colalign=sides, disable_numparse=True)
     return [line.rstrip() for line in drawn.splitlines()]
 
 def paragraph(text): return textwrap.fill(printable(text), WIDTH) + '\n'
@@ -133,11 +133,11 @@ def as_csv(table):
     return lines.getvalue()
 
 # %% ../nbs/95_cli.ipynb #2aa102c5
-def deliver_table(table, a, notes=()):
-    "A plain table in the format asked for."
+def deliver_table(table, a, notes=(), view=None, title=''):
+    "A plain table in the format asked for; for the eye, another view of it if there is one."
     if a.format == 'csv': text = as_csv(table)
     elif a.format == 'json': text = as_json({'rows': records(table), 'notes': notes})
-    else: text = as_text(table) + ''.join(map(paragraph, notes))
+    else: text = as_text(table if view is None else view, title) + ''.join(map(paragraph, notes))
     deliver(text, a.output)
 
 def deliver_written(paths, a, notes=()):
@@ -150,23 +150,22 @@ def deliver_written(paths, a, notes=()):
 # %% ../nbs/95_cli.ipynb #1a0dae8a
 class Option(NamedTuple):
     "One option of a command, or an argument without a flag."
-    flags: tuple            # the first long one names it
+    spelled: str            # its flags; the first long one names it
     help: str
-    default: object = None
     kind: str = 'text'      # or 'number', 'numbers', 'words', 'answers', 'texts' or 'switch'
+    default: object = None
     least: int = 1          # of a number
     most: int = LARGEST
     needs: str = ''         # an option without which this one would say nothing
 
     @property
+    def flags(self): return self.spelled.split()
+    @property
+    def flag(self): return self.flags[0]
+    @property
     def names(self): return [flag.lstrip('-').replace('-', '_') for flag in self.flags]
     @property
     def name(self): return self.names[0]
-
-def option(flags, help, default=None, kind='text', least=1, most=LARGEST, needs=''):
-    return Option(tuple(flags.split()), help, default, kind, least, most, needs)
-
-def option_of(name, help, kind='text'): return option(name, help, None, kind)
 
 class Command(NamedTuple):
     "A command: what it is called with, and what it does."
@@ -204,91 +203,94 @@ YES_OR_NO = {'yes': True, 'no': False}
 def value_of(o: Option, given):
     "What an option was given, as what it should be."
     if given is None or o.kind in ('switch', 'texts'): return given
-    if o.kind == 'numbers': return numbers(given, o.flags[0], o.least)
-    if o.kind == 'words': return words(given, o.flags[0])
+    if o.kind == 'numbers': return numbers(given, o.flag, o.least)
+    if o.kind == 'words': return words(given, o.flag)
     if o.kind == 'answers':
-        return [YES_OR_NO[nearest(x, YES_OR_NO, o.flags[0])] for x in words(given, o.flags[0])]
-    if o.kind == 'number': return whole(as_number(given), o.flags[0], o.least, o.most)
-    if not given: raise ValueError(f'{o.flags[0]} lacks a value')
+        return [YES_OR_NO[nearest(x, YES_OR_NO, o.flag)] for x in words(given, o.flag)]
+    if o.kind == 'number': return whole(as_number(given), o.flag, o.least, o.most)
+    if not given: raise ValueError(f'{o.flag} lacks a value')
     return given
 
 # %% ../nbs/95_cli.ipynb #1a0dae8c
-MODEL = option('--model', 'a model by name (see `models`), a FILE.json of ours or of Hugging Face, '
-               'or its folder', 'llama3.1_405B')
-SYSTEM = option('--system', 'a system by name (see `systems`), or a FILE.json', 'H100-80GB')
+MODEL = Option('--model', 'a model by name (see `models`), a FILE.json of ours or of Hugging Face, '
+               'or its folder', default='llama3.1_405B')
+SYSTEM = Option('--system', 'a system by name (see `systems`), or a FILE.json', default='H100-80GB')
 
-NVLINK = option('--nvlink-size', "GPUs in an NVLink domain, instead of the system's own number",
-                kind='number')
-BATCH = option('--global-batch', 'samples of one iteration, over all GPUs', '2048', 'number')
+NVLINK = Option('--nvlink-size', "GPUs in an NVLink domain, instead of the system's own number",
+                'number')
+BATCH = Option('--global-batch', 'samples of one iteration, over all GPUs', 'number', '2048')
 
-ASSUMPTIONS = option('--assumptions', 'calibrated: measured prices; paper: the published model, '
+ASSUMPTIONS = Option('--assumptions', 'calibrated: measured prices; paper: the published model, '
                      'slips included; corrected: its four slips mended; or a FILE.json that '
-                     '`calibrate` wrote', 'calibrated')
-SOFTWARE = option_of('--software', 'which software runs it, with measured prices: a name (see '
-                     '`software`) or a FILE.json; unless given that of the job, or all together')
+                     '`calibrate` wrote', default='calibrated')
+SOFTWARE = Option('--software', 'which software runs it, with measured prices: a name (see '
+                  '`software`) or a FILE.json; unless given that of the job, or all together')
 PRICED = (ASSUMPTIONS, SOFTWARE)
-FORMAT = option('--format', 'table to read; csv or json, in full precision, for programs', 'table')
-OUTPUT = option('--output -o', 'write to this file instead of the terminal')
-WIDE = option('--wide', 'all columns of a table, however many', False, 'switch')
+FORMAT = Option('--format', 'table to read; csv or json, in full precision, for programs',
+                default='table')
+OUTPUT = Option('--output -o', 'write to this file instead of the terminal')
+WIDE = Option('--wide', 'all columns of a table, however many', 'switch')
 RESULT = (FORMAT, OUTPUT, WIDE)
 EXPORTS = ('json', 'megatron', 'deepspeed', 'accelerate', 'torchtitan', 'perfetto')
-JOB = (   # what frameworks are told, in and out
-    option('--job', 'a file that a framework trains from (a script or YAML of Megatron-LM, a JSON '
+JOB_READ = (
+    Option('--job', 'a file that a framework trains from (a script or YAML of Megatron-LM, a JSON '
            'of DeepSpeed, a YAML of Accelerate, fields of torchtitan): what it says holds unless '
            'an option says otherwise'),
-    option('--seq-len', "tokens of a sample, instead of the model's own number", kind='number'),
-    option('--lengths', 'a file of how long the documents are that samples are packed of: a '
-           'number a line, a JSON object, or a CSV file with columns tokens and documents'),
-    option('--export', 'write the best configuration as a job instead: json, megatron, deepspeed, '
+    Option('--seq-len', "tokens of a sample, instead of the model's own number", 'number'))
+JOB = (   # what frameworks are told, in and out
+    *JOB_READ,
+    Option('--lengths', 'a file of how long the documents are that samples are packed of: a number '
+           'a line, a JSON object, or a CSV file with columns tokens and documents'),
+    Option('--export', 'write the best configuration as a job instead: json, megatron, deepspeed, '
            'accelerate or torchtitan; or its iteration as a trace: perfetto'))
 
-WORKERS = option('--workers', 'processes on this machine; under mpiexec its ranks are used instead',
-                 '1', 'number')
+WORKERS = Option('--workers', 'processes on this machine; under mpiexec its ranks are used instead',
+                 'number', '1')
 
-STRATEGY = option_of('--strategy', 'how a layer is shared: 1d (Megatron), 2d-seqp (with context '
-                     'parallelism), 2d (SUMMA), or all; unless given 1d, and with calibrated '
-                     'assumptions 2d-seqp too', 'words')
+STRATEGY = Option('--strategy', 'how a layer is shared: 1d (Megatron), 2d-seqp (with context '
+                  'parallelism), 2d (SUMMA), or all; unless given 1d, and with calibrated '
+                  'assumptions 2d-seqp too', 'words')
 
 # %% ../nbs/95_cli.ipynb #1a0dae98
 CHOSEN = (  # options of a configuration that assumptions answer unless given
-    option('--zero-stage', 'what copies share out: 0 nothing, 1 optimizer states, 2 and gradients, '
-           '3 and weights', kind='numbers', least=0),
-    option_of('--recompute', 'what the backward pass computes again: none, scores, selective, full,'
-              ' full:4 (layers), parts as layernorm+moe_act', 'words'),
-    option_of('--schedule', 'in which order pipeline stages work: 1f1b, gpipe, zb-h1, zb-h2, zb-v, '
-              'dualpipe, dualpipe-v', 'words'),
-    option_of('--virtual-stages', 'parts of a pipeline stage in an interleaved schedule',
-              'numbers'),
-    option_of('--sequence-sharded', 'tensor parallelism shares out the sequence too: yes or no',
-              'answers'),
-    option_of('--context', 'how context parallelism passes keys and values: allgather, ring, '
-              'ulysses or ulysses+ring', 'words'),
-    option_of('--reduce-each', 'gradients are reduced after each micro-batch: yes or no; unless '
-              'given, where ZeRO shares them out (stages 2 and 3)', 'answers'),
-    option_of('--reshard-after-forward', 'ZeRO-3 gathers weights again for the backward pass: yes '
-              'or no', 'answers'),
-    option_of('--dp-replicate', 'hybrid sharding: copies of what data-parallel copies share out',
-              'numbers'),
-    option_of('--precision', 'of the products with weights: bf16, fp8, fp8-block, mxfp8, nvfp4',
-              'words'),
-    option_of('--optimizer', 'adam, muon (of matrices; Adam of the rest), lion, sgd, adam-8bit or '
-              'adafactor', 'words'),
-    option_of('--cuda-graphs', 'what the host launches as one: none, iteration, or parts of a '
-              'layer as attn+mlp+moe_router+moe_preprocess', 'words'),
-    option_of('--offload', "what the host's memory holds: none, or optimizer:0.5+weights, "
-              'activations:4 (layers), modules as core_attn+moe_act', 'words'),
-    option_of('--adapters', 'what trains, if not all weights: none, lora:16 (rank), qlora:16 '
-              '(weights in 4 bits), lora:16:attention or :mlp, frozen:attention or :mlp', 'words'),
-    option_of('--dispatcher', 'how tokens travel to their experts: alltoall, allgather, '
-              'once, once_sorted', 'words'),
-    *(option_of(f'--{group}-overlap', f'{kind}-parallel messages hide behind compute: yes or no',
-                'answers')
+    Option('--zero-stage', 'what copies share out: 0 nothing, 1 optimizer states, 2 and gradients, '
+           '3 and weights', 'numbers', least=0),
+    Option('--recompute', 'what the backward pass computes again: none, scores, selective, full, '
+           'full:4 (layers), parts as layernorm+moe_act', 'words'),
+    Option('--schedule', 'in which order pipeline stages work: 1f1b, gpipe, zb-h1, zb-h2, zb-v, '
+           'dualpipe, dualpipe-v', 'words'),
+    Option('--virtual-stages', 'parts of a pipeline stage in an interleaved schedule', 'numbers'),
+    Option('--sequence-sharded', 'tensor parallelism shares out the sequence too: yes or no',
+           'answers'),
+    Option('--context', 'how context parallelism passes keys and values: allgather, ring, ulysses '
+           'or ulysses+ring', 'words'),
+    Option('--reduce-each', 'gradients are reduced after each micro-batch: yes or no; unless '
+           'given, where ZeRO shares them out (stages 2 and 3)', 'answers'),
+    Option('--reshard-after-forward', 'ZeRO-3 gathers weights again for the backward pass: yes or '
+           'no', 'answers'),
+    Option('--dp-replicate', 'hybrid sharding: copies of what data-parallel copies share out',
+           'numbers'),
+    Option('--precision', 'of the products with weights: bf16, fp8, fp8-block, mxfp8, nvfp4',
+           'words'),
+    Option('--optimizer', 'adam, muon (of matrices; Adam of the rest), lion, sgd, adam-8bit or '
+           'adafactor', 'words'),
+    Option('--cuda-graphs', 'what the host launches as one: none, iteration, or parts of a layer '
+           'as attn+mlp+moe_router+moe_preprocess', 'words'),
+    Option('--offload', "what the host's memory holds: none, or optimizer:0.5+weights, "
+           "activations:4 (layers), modules as core_attn+moe_act", 'words'),
+    Option('--adapters', 'what trains, if not all weights: none, lora:16 (rank), qlora:16 (weights '
+           'in 4 bits), lora:16:attention or :mlp, frozen:attention or :mlp', 'words'),
+    Option('--dispatcher', 'how tokens travel to their experts: alltoall, allgather, once, '
+           'once_sorted', 'words'),
+    *(Option(f'--{group}-overlap', f'{kind}-parallel messages hide behind compute: yes or no',
+             'answers')
       for group, kind in (('tp', 'tensor'), ('dp', 'data'), ('ep', 'expert'))))
 
 # %% ../nbs/95_cli.ipynb #ca37ccc5
-def chosen_of(a):  # dict: choice -> values
-    "What was said of a configuration's choices."
-    return {o.name: getattr(a, o.name) for o in CHOSEN if getattr(a, o.name) is not None}
+def given_of(a, options):  # dict: option -> value
+    "What was said of some options."
+    values = {o.name: getattr(a, o.name) for o in options}
+    return {name: x for name, x in values.items() if x is not None}
 
 # %% ../nbs/95_cli.ipynb #1a0dae92
 def idle_in(job):  # set of fields
@@ -300,17 +302,18 @@ def idle_in(job):  # set of fields
 
 def said_by(job):  # dict: option -> value, as it would be typed
     "What a job says, under the names of options; not what makes no difference in it."
-    p, m, idle = vars(job.parallel), job.model, idle_in(job)
-    whole_samples = job.global_batch and job.n_gpus and job.global_batch % job.n_gpus == 0
-    found = {'model': m, 'global_batch': job.global_batch, 'gpus': job.n_gpus and [str(job.n_gpus)],
-             'samples': job.global_batch // job.n_gpus if whole_samples else None,
-             'system': job.system,
+    p, m, n, idle = vars(job.parallel), job.model, job.n_gpus, idle_in(job)
+    found = {'model': m, 'system': job.system, 'global_batch': job.global_batch,
              'seq_len': job.seq_len or m and m.seq_len, **{o.name: p[o.name] for o in LAYOUT}}
-    if not job.n_gpus: del found['dp']
+    if n: found['gpus'] = [str(n)]
+    else: del found['dp']
+    if job.global_batch and n and job.global_batch % n == 0:
+        found['samples'] = job.global_batch // n
+    typed = {True: 'yes', False: 'no'}
     for o in CHOSEN:
         x = p[o.name]
-        if x is not None and o.name not in idle:
-            found[o.name] = [('no', 'yes')[x] if isinstance(x, bool) else str(x)]
+        if x is None or o.name in idle: continue
+        found[o.name] = [typed[x] if isinstance(x, bool) else str(x)]
     return {name: str(x) if isinstance(x, int) else x for name, x in found.items() if x is not None}
 
 # %% ../nbs/95_cli.ipynb #1a0dae95
@@ -333,7 +336,7 @@ def check_said(options, a, said):
         o = next((o for o in options if name in o.names), None)
         if o is None or name == 'gpus' and o.default is None: continue
         if name not in said and not any(getattr(a, other, None) for other in (o.name, *instead)):
-            raise ValueError(f'the job does not say its {words}: give {o.flags[0]}')
+            raise ValueError(f'the job does not say its {words}: give {o.flag}')
 
 # %% ../nbs/95_cli.ipynb #1a0dae94
 LENGTH = ContextVar('LENGTH', default='')   # whose tokens of a sample an answer is about
@@ -422,16 +425,14 @@ def exported(one, a):  # str
     return more + export(dataclasses.replace(job_asked(one), ignored=told), a.export)
 
 # %% ../nbs/95_cli.ipynb #db69c1d9
-SEARCH = (
-    MODEL, SYSTEM, NVLINK,
-    option('--gpus', 'how many GPUs; repeat, or separate by commas', ['16384'], 'numbers'),
+@command(
+    'search', MODEL, SYSTEM, NVLINK,
+    Option('--gpus', 'how many GPUs; repeat, or separate by commas', 'numbers', ['16384']),
     BATCH, STRATEGY, *CHOSEN,
-    option('--top', 'configurations to show for each number of GPUs', '10', 'number'),
-    option_of('--fits-by', 'what must fit into the memory of a GPU: point (the estimate) or bound '
-              '(with what no count sees: nine in ten measured peaks lie below); as assumed unless '
-              'given'), *PRICED, *JOB, *RESULT)
-
-@command('search', *SEARCH)
+    Option('--top', 'configurations to show for each number of GPUs', 'number', '10'),
+    Option('--fits-by', 'what must fit into the memory of a GPU: point (the estimate) or bound '
+           '(with what no count sees: nine in ten measured peaks lie below); as assumed unless '
+           'given'), *PRICED, *JOB, *RESULT)
 def search_command(a):
     """Find the fastest configurations that fit in memory.
 
@@ -445,7 +446,7 @@ def search_command(a):
     """
     from transformer_perf.execution import KIND, search
     from transformer_perf.systems import as_system
-    model, system, chosen = model_asked(a), as_system(a.system, a.nvlink_size), chosen_of(a)
+    model, system, chosen = model_asked(a), as_system(a.system, a.nvlink_size), given_of(a, CHOSEN)
     assumptions = assumptions_asked(a)
     compared = [name for name, values in chosen.items() if len(values) > 1]
     found = search(model, a.gpus, system, a.global_batch, a.strategy, a.top, assumptions,
@@ -503,26 +504,26 @@ def strategies_told(a, model):  # str
 
 # %% ../nbs/95_cli.ipynb #b12d1d14
 LAYOUT = (
-    option('--tp --tp1', 'GPUs that share the heads and features of a layer', '1', 'number'),
-    option('--cp --tp2', 'GPUs that share the sequence', '1', 'number'),
-    option('--pp', 'pipeline stages', '1', 'number'),
-    option('--dp', 'data-parallel copies', '1', 'number'),
-    option('--ep', 'of the tp x cp x dp GPUs of a stage, those that share the experts', '1',
+    Option('--tp --tp1', 'GPUs that share the heads and features of a layer', 'number', '1'),
+    Option('--cp --tp2', 'GPUs that share the sequence', 'number', '1'),
+    Option('--pp', 'pipeline stages', 'number', '1'),
+    Option('--dp', 'data-parallel copies', 'number', '1'),
+    Option('--ep', 'of the tp x cp x dp GPUs of a stage, those that share the experts', 'number',
+           '1'),
+    Option('--etp', 'of them, GPUs that share the features of an expert', 'number', '1'),
+    Option('--micro-batch', 'samples of one micro-batch', 'number', '1'),
+    Option('--panels', "SUMMA panels, instead of the system's own number", 'number'),
+    Option('--nvlink-tp --nvlink-tp1', 'tp GPUs in one NVLink domain; left open: the fastest',
            'number'),
-    option('--etp', 'of them, GPUs that share the features of an expert', '1', 'number'),
-    option('--micro-batch', 'samples of one micro-batch', '1', 'number'),
-    option('--panels', "SUMMA panels, instead of the system's own number", kind='number'),
-    option('--nvlink-tp --nvlink-tp1', 'tp GPUs in one NVLink domain; left open: the fastest',
-           kind='number'),
-    option('--nvlink-cp --nvlink-tp2', 'cp GPUs in one NVLink domain', kind='number'),
-    option_of('--nvlink-pp', 'pp GPUs in one NVLink domain', 'number'),
-    option_of('--nvlink-dp', 'dp GPUs in one NVLink domain', 'number'),
-    option_of('--layout', "layers of each chunk of the pipeline: 'Et*3|(tt|)*30mL'"))
+    Option('--nvlink-cp --nvlink-tp2', 'cp GPUs in one NVLink domain', 'number'),
+    Option('--nvlink-pp', 'pp GPUs in one NVLink domain', 'number'),
+    Option('--nvlink-dp', 'dp GPUs in one NVLink domain', 'number'),
+    Option('--layout', "layers of each chunk of the pipeline: 'Et*3|(tt|)*30mL'"))
 
 def parallel_of(a):  # Parallel
     "The configuration that options describe."
     from transformer_perf.iteration import Parallel
-    chosen = chosen_of(a)
+    chosen = given_of(a, CHOSEN)
     for name, values in chosen.items():
         if len(values) > 1: raise ValueError(f'--{name.replace("_", "-")} takes one value here')
     own = {o.name: getattr(a, o.name) for o in LAYOUT} | {
@@ -533,9 +534,9 @@ def parallel_of(a):  # Parallel
 
 # %% ../nbs/95_cli.ipynb #5e0000b1
 FIGURE = (   # one number, taken apart
-    option_of('--figure', 'where one figure comes from, as in iteration_s or memory_GB: formulas, '
-              'values and sources as a tree; json: down to its leaves'),
-    option('--depth', 'steps of that tree', '3', 'number', least=0, most=100, needs='figure'))
+    Option('--figure', 'where one figure comes from, as in iteration_s or memory_GB: formulas, '
+           'values and sources as a tree; json: down to its leaves'),
+    Option('--depth', 'steps of that tree', 'number', '3', 0, 100, 'figure'))
 
 def text_of_figure(result, a):  # str
     "Where one figure of an estimate came from, as it was asked for."
@@ -545,7 +546,7 @@ def text_of_figure(result, a):  # str
 
 # %% ../nbs/95_cli.ipynb #b12d1d15
 DESCRIBED = (   # one configuration
-    option_of('--strategy', '2d for SUMMA; 1d and 2d-seqp follow from cp'), *LAYOUT, *CHOSEN)
+    Option('--strategy', '2d for SUMMA; 1d and 2d-seqp follow from cp'), *LAYOUT, *CHOSEN)
 
 def case_asked(a):  # what `estimate` and the functions of advice take
     "The job that a question is about."
@@ -611,9 +612,9 @@ def text_of_advice(found, table, content, views, a):  # str
     if a.format == 'csv': return as_csv(table)
     notes = (found.estimate.notes if found.estimate else []) + not_used(a)
     if a.format == 'json': return as_json({'summary': found.summary, **content, 'notes': notes})
-    titles = [title_for(found.estimate)] if found.estimate else []
-    shown = [as_text(view, *titles[i:i + 1])
-             for i, view in enumerate(view for view in views if len(view))]
+    title, shown = title_for(found.estimate) if found.estimate else '', []
+    for view in views:
+        if len(view): shown.append(as_text(view, '' if shown else title))
     return '\n'.join([*shown, paragraph(' '.join([found.summary, *notes]))])
 
 # %% ../nbs/95_cli.ipynb #13b00009
@@ -664,12 +665,12 @@ def fits_command(a):
     return 0 if found.fits else 1
 
 # %% ../nbs/95_cli.ipynb #13b00004
-MEASURED = option('--measured', 's of an iteration, or a log of Megatron-LM or torchtitan: first '
-                  'say how far it is from the prediction')
-PRECISIONS = option_of('--try-precision', 'precisions that may be tried too: fp8, ...', 'words')
-
-@command('improve', *ADVICE, MEASURED, PRECISIONS,
-         option('--top', 'changes of one knob to show', '5', 'number'))
+@command(
+    'improve', *ADVICE,
+    Option('--measured', 's of an iteration, or a log of Megatron-LM or torchtitan: first say how '
+           'far it is from the prediction'),
+    Option('--try-precision', 'precisions that may be tried too: fp8, ...', 'words'),
+    Option('--top', 'changes of one knob to show', 'number', '5'))
 def improve_command(a):
     """Rank what would make a job faster: changes of one knob, and the best of two.
 
@@ -774,7 +775,7 @@ def systems_command(a):
     from transformer_perf.systems import systems_table
     table = systems_table().reset_index()
     table = table.astype(object).where(table.notna(), None)   # what no source gives is empty
-    deliver_table(table if a.format != 'table' else systems_view(table), a)
+    deliver_table(table, a, view=systems_view(table))
 
 @command('software', *RESULT)
 def software_command(a):
@@ -783,7 +784,7 @@ def software_command(a):
     from transformer_perf.software import software_table
     table = software_table(read_calibration())
     few = ['software', 'released', 'fitted on', 'costs known', 'chooses']
-    deliver_table(table if a.format != 'table' else table[few], a)
+    deliver_table(table, a, view=table[few])
 
 # %% ../nbs/95_cli.ipynb #19a70646
 def sized(text):  # (name, GPUs of an NVLink domain), or None
@@ -816,27 +817,24 @@ def labelled(texts):  # dict: label -> System
 def strategies_swept(a):  # list of str
     "Those named, or those of `search`: of these '2d-seqp' has '1d' in it, as cp=1."
     from transformer_perf.execution import strategies_named
-    if a.parallel_strat: return strategies_of(a.parallel_strat)
+    if a.parallel_strat: return strategies_named(a.parallel_strat)
     return strategies_named(None, assumptions_of(a))[-1:]
 
-def strategies_of(names):  # list of str
-    "Strategies by name; `all` is all of them."
-    from transformer_perf.execution import strategies_named
-    return strategies_named(names)
-
 # %% ../nbs/95_cli.ipynb #19a70647
+SYSTEMS = Option('--systems --system', 'systems by name, NAME-NVS8 for another NVLink domain, or '
+                 'FILE.json; repeat, or separate by commas', 'words')
+
 def study_options(top, model, batch, systems, strategy):
     "What the studies share; their defaults differ."
-    return (option('--model', 'models by name or FILE.json; repeat, or separate by commas',
-                   [model], 'words'),
-            option('--parallel-strat --strategy', '1d, 2d-seqp, 2d or all; repeat, or separate by '
-                   'commas; unless given as in `search`', strategy, 'words'),
-            option('--global-batch-size --global-batch', 'samples of one iteration', batch,
-                   'number'),
-            option('--systems --system', 'systems by name, NAME-NVS8 for another NVLink domain, or '
-                   'FILE.json; repeat, or separate by commas', systems, 'words'),
-            option('--gpus', 'numbers of GPUs; 4, 8, ... 16384 unless given', kind='numbers'),
-            option('--top', 'candidates to keep for each number of GPUs', top, 'number'), *JOB[:2])
+    return (Option('--model', 'models by name or FILE.json; repeat, or separate by commas', 'words',
+                   [model]),
+            Option('--parallel-strat --strategy', '1d, 2d-seqp, 2d or all; repeat, or separate by '
+                   'commas; unless given as in `search`', 'words', strategy),
+            Option('--global-batch-size --global-batch', 'samples of one iteration', 'number',
+                   batch),
+            SYSTEMS._replace(default=systems),
+            Option('--gpus', 'numbers of GPUs; 4, 8, ... 16384 unless given', 'numbers'),
+            Option('--top', 'candidates to keep for each number of GPUs', 'number', top), *JOB_READ)
 
 # %% ../nbs/95_cli.ipynb #19a70650
 LISTED = FORMAT._replace(help='how to list the files that were written: a line each (table), csv '
@@ -854,8 +852,8 @@ def resumable():
 PAPER_SYSTEMS = [f'{gpu}-NVS{size}' for gpu in ('A100', 'H200', 'B200') for size in (4, 8, 64)]
 
 @command('run-configs', *study_options('10', 'gpt3_1T', '4096', PAPER_SYSTEMS, ['1d']),
-         option('--folder', 'where the files go', 'outputs'),
-         option('--table', 'kind of the tidy tables: csv or parquet', 'csv'),
+         Option('--folder', 'where the files go', default='outputs'),
+         Option('--table', 'kind of the tidy tables: csv or parquet', default='csv'),
          ASSUMPTIONS._replace(default='paper'), SOFTWARE, WORKERS, LISTED)
 def run_configs_command(a):
     """Write the best configurations over systems and GPU counts to files.
@@ -866,10 +864,11 @@ def run_configs_command(a):
     Example, on eight cores and with a rank that deals to them:
         mpiexec -n 9 transformer-perf run-configs --model vit_era5 --parallel-strat 2d
     """
+    from transformer_perf.execution import strategies_named
     from transformer_perf.sweeps import PAPER_GPUS, run_configs
     with resumable():
         written = run_configs([model_asked(a, model) for model in a.model],
-                              strategies_of(a.parallel_strat), labelled(a.systems),
+                              strategies_named(a.parallel_strat), labelled(a.systems),
                               a.gpus or PAPER_GPUS, a.global_batch_size, a.top, Path(a.folder),
                               f'.{a.table}', assumptions_asked(a, wide_search=False), a.workers)
     if written is not None: deliver_written(written, a, not_used(a))
@@ -878,21 +877,23 @@ def run_configs_command(a):
 def axis(text):  # (field, values)
     "FIELD=1,2,4 or FIELD=500:16000:28 (28 values, evenly spaced on a logarithmic scale)."
     field, _, values = text.partition('=')
+    listed = values.split(',') if ':' not in values else values.split(':')[:2]
     try:
-        if ':' not in values: return field, [as_value(x, field) for x in values.split(',')]
-        low, high, count = values.split(':')
-        low, high = (finite(float(x), field, above=True) for x in (low, high))
-        count = whole(as_number(count.strip()), f'values of {field}', most=10_000)
-    except ValueError as error:
-        if 'must be' in str(error): raise ValueError(f'--vary: {error}') from None
+        found = [float(x) for x in listed]
+        if ':' in values: _, _, count = values.split(':')
+    except ValueError:
         raise ValueError(f'--vary {quoted(text)} must be FIELD=VALUE,VALUE,... or '
                          'FIELD=LOW:HIGH:COUNT') from None
+    with naming('--vary'):
+        if ':' not in values: return field, [as_value(x, field) for x in found]
+        low, high = (finite(x, field, above=True) for x in found)
+        count = whole(as_number(count.strip()), f'values of {field}', most=10_000)
     import numpy as np
     return field, np.geomspace(low, high, count).tolist()
 
-def as_value(text, field):
+def as_value(x, field):
     "A finite number; a whole one as an int."
-    x = finite(float(text), field)
+    x = finite(x, field)
     return int(x) if x == int(x) else x
 
 # %% ../nbs/95_cli.ipynb #aaa03eb9
@@ -911,10 +912,10 @@ def axes(texts):  # dict: field -> values
 # %% ../nbs/95_cli.ipynb #19a7064b
 @command('sweep', OUTPUT._replace(help='the table to write: .csv or .parquet; without an ending, a '
                                        'folder of .parquet parts, which ranks write themselves'),
-         option('--vary', 'FIELD=1,2,4 or FIELD=LOW:HIGH:COUNT (on a logarithmic scale), for any '
+         Option('--vary', 'FIELD=1,2,4 or FIELD=LOW:HIGH:COUNT (on a logarithmic scale), for any '
                 'numeric field of the system, seq_len, embed_dim, mlp_dim, heads or depth of the '
-                'model, or global_batch; repeat for a product',
-                [], 'texts'), *study_options('1', 'llama3.1_405B', '2048', ['H100-80GB'], None),
+                'model, or global_batch; repeat for a product', 'texts', []),
+         *study_options('1', 'llama3.1_405B', '2048', ['H100-80GB'], None),
          *PRICED, WORKERS, LISTED)
 def sweep_command(a):
     """Search at every point of a product and write one table.
@@ -932,13 +933,14 @@ def sweep_command(a):
     if done: deliver_written([a.output], a, not_used(a))
 
 # %% ../nbs/95_cli.ipynb #10a50435
-ZERO = (
-    option('--model', 'a model of the study (125M, 1.3B, 2.7B, 6.7B, 13B, 18.4B), or as in '
-           '`search`', '6.7B'), SYSTEM._replace(default='polaris'), NVLINK,
-    option('--gpus', 'how many GPUs; repeat, or separate by commas', ['64'], 'numbers'),
-    option('--samples', 'samples of one iteration on each GPU', '1', 'number'), *JOB[:2], *RESULT)
-
-@command('zero', *ZERO)
+@command(
+    'zero',
+    Option('--model', 'a model of the study (125M, 1.3B, 2.7B, 6.7B, 13B, 18.4B), or as in '
+           '`search`', default='6.7B'),
+    SYSTEM._replace(default='polaris'), NVLINK,
+    Option('--gpus', 'how many GPUs; repeat, or separate by commas', 'numbers', ['64']),
+    Option('--samples', 'samples of one iteration on each GPU', 'number', '1'), *JOB_READ,
+    *RESULT)
 def zero_command(a):
     """Memory and time of data parallelism at each ZeRO stage.
 
@@ -948,16 +950,15 @@ def zero_command(a):
 
     Example: transformer-perf zero --model 13B --system tg40 --gpus 8,64
     """
+    from transformer_perf.iteration import plural
     from transformer_perf.scaling import STUDIED, zero_table
     from transformer_perf.systems import as_system
     system, model = as_system(a.system, a.nvlink_size), model_asked(a, STUDIED.get(a.model))
     table = zero_table(model, system, a.gpus, a.samples)
     table = table.sort_values(['n_gpus', 'stage'], ignore_index=True)
-    if a.format != 'table': return deliver_table(table, a, not_used(a))
-    samples = '1 sample' if a.samples == 1 else f'{a.samples} samples'
+    samples = plural(a.samples, 'sample')
     title = f'{table.model[0]} on {system.name}, {samples} a GPU, data parallelism alone'
-    text = as_text(zero_view(table, system), title)
-    deliver(''.join([text, *map(paragraph, not_used(a))]), a.output)
+    deliver_table(table, a, not_used(a), zero_view(table, system), title)
 
 # %% ../nbs/95_cli.ipynb #10a50436
 def zero_view(table, system):  # DataFrame of text
@@ -976,10 +977,8 @@ def zero_view(table, system):  # DataFrame of text
         'fits': table.fits.map({True: 'yes', False: 'no'}), 'GPUs to fit': need})
 
 # %% ../nbs/95_cli.ipynb #6e01938b
-RUNS = option('runs', 'measured runs, a CSV file; the published tables that ship unless given')
-
-RUNS_SYSTEM = option_of('--system', 'the system of all runs (a name or FILE.json), instead of the '
-                        'columns gpu, gpus_per_node and nic_GBps_per_gpu')
+RUNS_SYSTEM = Option('--system', 'the system of all runs (a name or FILE.json), instead of the '
+                     'columns gpu, gpus_per_node and nic_GBps_per_gpu')
 
 # %% ../nbs/95_cli.ipynb #92dd1de8
 def runs_about(system, assumptions):  # (System or None, Assumptions)
@@ -989,9 +988,10 @@ def runs_about(system, assumptions):  # (System or None, Assumptions)
     return None if system is None else as_system(system), as_assumptions(assumptions)
 
 # %% ../nbs/95_cli.ipynb #92dd1de9
-VALIDATE = (RUNS, RUNS_SYSTEM, ASSUMPTIONS, *RESULT)
-
-@command('validate', *VALIDATE)
+@command(
+    'validate',
+    Option('runs', 'measured runs, a CSV file; the published tables that ship unless given'),
+    RUNS_SYSTEM, ASSUMPTIONS, *RESULT)
 def validate_command(a):
     """Compare predictions with measured runs.
 
@@ -1030,21 +1030,20 @@ def text_of_scores(score, choice, found):  # str
     named = zip(found.get('id', found.index), found.reason)
     return '\n'.join(parts + [paragraph(f'{name}: {why}.') for name, why in named if why])
 
-# %% ../nbs/95_cli.ipynb #6e01938c
-CALIBRATE = (
-    option('inputs', 'what was measured: runs, products or kernels (.csv; see `measure`), traces '
+# %% ../nbs/95_cli.ipynb #17e00001
+@command(
+    'calibrate',
+    Option('inputs', "what was measured: runs, products or kernels (.csv; see `measure`), traces "
            "of PyTorch's profiler (.json, .json.gz), output of nccl-tests, logs of Megatron-LM or "
-           'torchtitan', [], 'texts'),
+           "torchtitan", 'texts', []),
     OUTPUT._replace(help='the parameters to write, a .json file for --assumptions'),
     RUNS_SYSTEM._replace(help='where all of it was measured (a name or FILE.json); runs may say it '
                          'in the columns gpu, gpus_per_node and nic_GBps_per_gpu'),
-    option('--jobs', 'what the logs ran, files as for --job: one, or repeat for each log', [],
-           'texts'),
-    option_of('--free', 'parameters that runs are to tell, separated by commas', 'words'),
-    option('--start', 'parameters to begin with: calibrated, or a FILE.json', 'calibrated'), FORMAT)
-
-# %% ../nbs/95_cli.ipynb #17e00001
-@command('calibrate', *CALIBRATE)
+    Option('--jobs', 'what the logs ran, files as for --job: one, or repeat for each log', 'texts',
+           []),
+    Option('--free', 'parameters that runs are to tell, separated by commas', 'words'),
+    Option('--start', 'parameters to begin with: calibrated, or a FILE.json',
+           default='calibrated'), FORMAT)
 def calibrate_command(a):
     """Fit parameters to what was measured on one's own machines: runs, logs, traces, kernels.
 
@@ -1058,7 +1057,7 @@ def calibrate_command(a):
     from transformer_perf.validation import calibrate_inputs, read_inputs
     if not a.inputs or a.output is None: raise ValueError('calibrate needs files and -o FILE')
     system, start = runs_about(a.system, a.start)
-    kernels, runs = read_inputs(a.inputs, [Path(job) for job in a.jobs or ()])
+    kernels, runs = read_inputs(a.inputs, [Path(job) for job in a.jobs])
     names = ', '.join(Path(path).name for path in a.inputs)
     with naming(names): fits = calibrate_inputs(kernels, runs, system, start, a.free)
     fits[-1].save(a.output, about=f'fitted to {names} by transformer-perf calibrate')
@@ -1114,27 +1113,6 @@ def fit_view(table):  # DataFrame of text
     view = table.assign(**{name: table[name].map(text) for name in digits})
     return view.drop(columns=['why', 'sets']).replace({True: 'yes', False: 'no'}).astype(str)
 
-# %% ../nbs/95_cli.ipynb #11a00002
-PLAN = (
-    MODEL, option('--system --systems', 'systems by name, NAME-NVS8 for another NVLink domain, or '
-                  'FILE.json; repeat, or separate by commas', ['H100-80GB'], 'words'),
-    option('--gpus', 'how many GPUs; several to compare', ['16384'], 'numbers'),
-    option('--tokens', 'tokens to train on, such as 15.6T; those of the model unless anything is '
-           'given'),
-    option('--hours', 'hours of the clock: a deadline, or without --tokens what they buy'),
-    option('--usd', 'dollars: a limit, or without --tokens what they buy'),
-    BATCH._replace(default=None, help=f'{BATCH.help}; 2048 unless --batch-tokens says it'),
-    option('--batch-tokens', 'tokens of one iteration, such as 16777216', kind='text'),
-    STRATEGY, *CHOSEN,
-    option('--prices', "a CSV file of prices, in the shape of SkyPilot's vms.csv; a dated table "
-           'ships'),
-    option('--operation', 'FIELD=VALUE of how the cluster is run: mtbf_gpu_hours, restart_s, '
-           'checkpoint_s, checkpoint_async (yes or no), pue, ...; repeat for several', [], 'texts'),
-    option('--margin', 'by what share the simplest may be slower than the fastest', '0.05'),
-    option('--answer', 'which answer --export writes: fastest, least memory, cheapest, simplest or '
-           'fewest GPUs', 'fastest', needs='export'),
-    *PRICED, *JOB, *RESULT)
-
 # %% ../nbs/95_cli.ipynb #11a00003
 POWERS = {'K': 3, 'M': 6, 'B': 9, 'T': 12}
 
@@ -1149,7 +1127,7 @@ def amount(text, flag):  # float, or None
 def fields_given(texts, flag):  # dict: field -> number, or True or False
     "FIELD=VALUE, each field once."
     found = {}
-    for text in texts or []:
+    for text in texts:
         name, _, value = text.partition('=')
         if name in found: raise ValueError(f'{flag}: {quoted(name)} is given twice')
         about = f'{flag} {printable(name)[:40]}'
@@ -1157,7 +1135,24 @@ def fields_given(texts, flag):  # dict: field -> number, or True or False
     return found
 
 # %% ../nbs/95_cli.ipynb #11a00004
-@command('plan', *PLAN)
+@command(
+    'plan', MODEL, SYSTEMS._replace(spelled='--system --systems', default=['H100-80GB']),
+    Option('--gpus', 'how many GPUs; several to compare', 'numbers', ['16384']),
+    Option('--tokens', 'tokens to train on, such as 15.6T; those of the model unless anything is '
+           'given'),
+    Option('--hours', 'hours of the clock: a deadline, or without --tokens what they buy'),
+    Option('--usd', 'dollars: a limit, or without --tokens what they buy'),
+    BATCH._replace(default=None, help=f'{BATCH.help}; 2048 unless --batch-tokens says it'),
+    Option('--batch-tokens', 'tokens of one iteration, such as 16777216'),
+    STRATEGY, *CHOSEN,
+    Option('--prices', "a CSV file of prices, in the shape of SkyPilot's vms.csv; a dated table "
+           "ships"),
+    Option('--operation', 'FIELD=VALUE of how the cluster is run: mtbf_gpu_hours, restart_s, '
+           'checkpoint_s, checkpoint_async (yes or no), pue, ...; repeat for several', 'texts', []),
+    Option('--margin', 'by what share the simplest may be slower than the fastest', default='0.05'),
+    Option('--answer', 'which answer --export writes: fastest, least memory, cheapest, simplest or '
+           'fewest GPUs', default='fastest', needs='export'),
+    *PRICED, *JOB, *RESULT)
 def plan_command(a):
     """Plan a run: days, money and energy of what is fastest, cheapest, simplest, or needs least.
 
@@ -1174,7 +1169,7 @@ def plan_command(a):
     found = plan(model, a.gpus, systems, **limits, prices=a.prices,
                  global_batch=a.global_batch, batch_tokens=batch, assumptions=assumptions,
                  operation=Operation(**fields_given(a.operation, '--operation')),
-                 strategy=a.strategy, margin=amount(a.margin, '--margin'), **chosen_of(a))
+                 strategy=a.strategy, margin=amount(a.margin, '--margin'), **given_of(a, CHOSEN))
     a.global_batch = found.global_batch
     if a.export and len(found.rows):
         row = found.row(a.answer)
@@ -1208,32 +1203,29 @@ FACTOR = '2'
 BEST = {'base_s': 'best_s', 'at_low_s': 'best_at_low_s', 'at_high_s': 'best_at_high_s'}
 SLOWER = ('Where the best takes longer than the configuration, that one does not fit there, or is '
           'none that a search tries.')
-SENSITIVITY = (
-    MODEL, SYSTEM, NVLINK, BATCH,
-    option('--gpus', 'vary the best configuration on so many GPUs, instead of the one described',
-           kind='number'),
-    *DESCRIBED,
-    option('--factor', 'figures of the system are divided and multiplied by it', FACTOR),
-    option('--again', 'also choose the configuration anew for each value', False, 'switch'),
-    option('--needed', 'instead: what this figure of the system must be (hbm_bandwidth, ...)'),
-    option('--ratio', 'for which part of the time, with --needed', '0.5', needs='needed'),
-    *PRICED, *JOB[:2], *RESULT)
-
-def configuration_asked(a):  # as `case_asked`; or, in a Parallel's place, why nothing fits
-    "The configuration described, or the best on so many GPUs."
-    if a.gpus is None: return case_asked(a)
-    said = [o.flags[0] for o in LAYOUT if getattr(a, o.name) != value_of(o, o.default)]
+def best_asked(a):  # (as `case_asked`, or None; why nothing fits)
+    "The best configuration on so many GPUs."
+    said = [o.flag for o in LAYOUT if getattr(a, o.name) != value_of(o, o.default)]
     if said and not a.job: raise ValueError(f'--gpus chooses {said[0]}: give one of them')
     from transformer_perf.execution import search
     from transformer_perf.iteration import Parallel
     from transformer_perf.systems import as_system
     model, system, own = model_asked(a), as_system(a.system, a.nvlink_size), assumptions_of(a)
-    found = search(model, a.gpus, system, a.global_batch, a.strategy, 1, own, **chosen_of(a))
-    best = Parallel.from_row(found.iloc[0]) if len(found) else None
-    return model, best or paragraph(f'{found.reasons[a.gpus]}.'), system, a.global_batch, own
+    found = search(model, a.gpus, system, a.global_batch, a.strategy, 1, own, **given_of(a, CHOSEN))
+    if not len(found): return None, f'{found.reasons[a.gpus]}.'
+    return (model, Parallel.from_row(found.iloc[0]), system, a.global_batch, own), ''
 
 # %% ../nbs/95_cli.ipynb #11a00012
-@command('sensitivity', *SENSITIVITY)
+@command(
+    'sensitivity', MODEL, SYSTEM, NVLINK, BATCH,
+    Option('--gpus', 'vary the best configuration on so many GPUs, instead of the one described',
+           'number'),
+    *DESCRIBED,
+    Option('--factor', 'figures of the system are divided and multiplied by it', default=FACTOR),
+    Option('--again', 'also choose the configuration anew for each value', 'switch'),
+    Option('--needed', 'instead: what this figure of the system must be (hbm_bandwidth, ...)'),
+    Option('--ratio', 'for which part of the time, with --needed', default='0.5', needs='needed'),
+    *PRICED, *JOB_READ, *RESULT)
 def sensitivity_command(a):
     """How time and memory depend on every figure of the system and the model.
 
@@ -1244,16 +1236,17 @@ def sensitivity_command(a):
     """
     from transformer_perf.advice import needed, sensitivity
     from transformer_perf.iteration import short
-    about = configuration_asked(a)
-    if isinstance(about[1], str): deliver(about[1], a.output); return 1   # why nothing fits
+    case, why = best_asked(a) if a.gpus else (case_asked(a), '')
+    if case is None:
+        deliver(paragraph(why), a.output)
+        return 1
     if a.needed and a.factor != FACTOR: raise ValueError('--factor says nothing with --needed')
-    if a.needed: return deliver_needed(needed(a.needed, *about, amount(a.ratio, '--ratio'),
-                                              a.again), a)
-    table = sensitivity(*about, amount(a.factor, '--factor'), a.again)
+    if a.needed:
+        return deliver_needed(needed(a.needed, *case, amount(a.ratio, '--ratio'), a.again), a)
+    table = sensitivity(*case, amount(a.factor, '--factor'), a.again)
     slower = any((table[best] > 1.0001 * table[own]).any() for own, best in BEST.items())
-    notes = [SLOWER] if slower else []
-    if a.format == 'table': table = few_digits(table.dropna(axis='columns', how='all'), short)
-    deliver_table(table, a, notes)
+    view = few_digits(table.dropna(axis='columns', how='all'), short)
+    deliver_table(table, a, [SLOWER] if slower else [], view)
     return 0
 
 # %% ../nbs/95_cli.ipynb #11a00013
@@ -1271,16 +1264,14 @@ def bench_command(a):
     if a.format == 'table' and a.output is None: bench()   # a line as soon as it is known
     else: deliver_table(list(bench_rows()), a)
 
-# %% ../nbs/95_cli.ipynb #17e00004
-MEASURE = (
+# %% ../nbs/95_cli.ipynb #17e00005
+@command(
+    'measure',
     OUTPUT._replace(help='the system to write, a .json file; its parameters and the table of '
                     'measurements go beside it'),
     RUNS_SYSTEM._replace(help='the data sheet of this machine (a name or FILE.json), where its GPU '
                          'is not one that ships'),
-    option('--seconds', 'of measuring', '45', 'number', most=3600), FORMAT)
-
-# %% ../nbs/95_cli.ipynb #17e00005
-@command('measure', *MEASURE)
+    Option('--seconds', 'of measuring', 'number', '45', most=3600), FORMAT)
 def measure_command(a):
     """Measure this machine: products, memory, attention and, under torchrun, collectives.
 
@@ -1303,19 +1294,10 @@ def measure_command(a):
 
 # %% ../nbs/95_cli.ipynb #47c692ac
 OPENED = tuple(o._replace(default=None)   # what they say, the layer panel opens at
-               for o in (MODEL, SYSTEM, NVLINK, BATCH, ASSUMPTIONS, *JOB[:2]))
-PANELS = (
-    option('panel', 'print the table of one panel instead of opening the browser: layer, search, '
-           'sweep, roofline or collectives'),
-    option('settings', 'its controls, FIELD=VALUE', [], 'texts'),
-    option('--port', 'on this computer only', '8866', 'number', 1024, 65535),
-    option('--no-browser', 'only serve; open no browser', False, 'switch'),
-    option('--bench', 'time the panels instead, from a change to the new picture', False, 'switch'),
-    *OPENED, *RESULT)
-
+               for o in (MODEL, SYSTEM, NVLINK, BATCH, ASSUMPTIONS, *JOB_READ))
 def panel_asked(a):  # (state or None, list of sentences)
     "The layer panel's state that a job or other options name, and what it cannot show."
-    given = {o.name: getattr(a, o.name) for o in OPENED if getattr(a, o.name) is not None}
+    given = given_of(a, OPENED)
     if not given: return None, []
     from transformer_perf import panels
     if a.panel not in (None, 'layer'):
@@ -1328,7 +1310,15 @@ def panel_asked(a):  # (state or None, list of sentences)
     return state, notes + not_used(a)
 
 # %% ../nbs/95_cli.ipynb #47c692b2
-@command('panels', *PANELS)
+@command(
+    'panels',
+    Option('panel', 'print the table of one panel instead of opening the browser: layer, search, '
+           'sweep, roofline or collectives'),
+    Option('settings', 'its controls, FIELD=VALUE', 'texts', []),
+    Option('--port', 'on this computer only', 'number', '8866', 1024, 65535),
+    Option('--no-browser', 'only serve; open no browser', 'switch'),
+    Option('--bench', 'time the panels instead, from a change to the new picture', 'switch'),
+    *OPENED, *RESULT)
 def panels_command(a):
     """Open the panels in the browser, served to this computer only; or print what one shows.
 
@@ -1350,7 +1340,7 @@ def panels_command(a):
         raise ValueError(f'the panels need more than is installed ({error}): '
                          "pip install 'transformer_perf[panels]'") from None
     import pandas as pd
-    shown = panels.state_of(a.panel, a.settings or [], state).show()
+    shown = panels.state_of(a.panel, a.settings, state).show()
     if a.format != 'table': return deliver_table(pd.DataFrame(shown.table), a, notes)
     text = as_text(shown.view) if shown.view is not None else ''
     deliver('\n'.join([text + shown.words, *notes, '']), a.output)
@@ -1378,7 +1368,7 @@ def parser_of(name):  # Parser
         shown = o.default if not isinstance(o.default, list) else ','.join(o.default)
         more = f' (default: {shown})' if shown not in (None, False, '') else ''
         how = {'help': (o.help + more).replace('%', '%%')}
-        if not o.flags[0].startswith('-'): how |= {'nargs': '*' if several else '?'}
+        if not o.flag.startswith('-'): how |= {'nargs': '*' if several else '?'}
         elif o.kind == 'switch': how |= {'action': 'store_true', 'dest': o.name}
         else:
             how |= {'dest': o.name, 'metavar': 'N' if 'number' in o.kind else 'VALUE'}
@@ -1437,35 +1427,44 @@ def gpus_told(a):  # number of GPUs, or None
     return found[0] if len(found) == 1 else None
 
 # %% ../nbs/95_cli.ipynb #0b93b97b
+def take_model(name, a, rest):
+    "A model may stand among the words without its flag."
+    one = next((o for o in COMMANDS[name].options if '--model' in o.flags), None)
+    if not rest or not one or rest[0].startswith('-'): return
+    if a.model: raise ValueError(f'{name} takes the model {quoted(rest[0])} or --model, not both')
+    word = rest.pop(0)
+    a.model = [word] if one.kind in SEVERAL else word
+
+def refuse(name, text):
+    "A ValueError for a word that a command does not take: who takes it, or what was meant."
+    flag = text.partition('=')[0]
+    takes = {other: [flag for o in do.options for flag in o.flags]
+             for other, do in COMMANDS.items()}
+    others = [other for other, flags in takes.items() if flag in flags]
+    if others: raise ValueError(f'{name} does not take {flag}: {", ".join(others[:3])} do')
+    if flag.startswith('-'): nearest(flag, takes[name], f'option of {name}')
+    raise ValueError(f'{name} does not take {quoted(text)}')
+
 def arguments_of(name, texts):  # Namespace
     "The options of a command, read."
-    parser = parser_of(name)
-    a, rest = parser.parse_known_intermixed_args(texts)
-    known = [flag for o in COMMANDS[name].options for flag in o.flags]
-    if rest and '--model' in known and not rest[0].startswith('-'):
-        if a.model: raise ValueError(f'{name} takes the model {quoted(rest[0])} or --model, '
-                                     'not both')
-        one, = (o for o in COMMANDS[name].options if o.name == 'model')
-        a.model = [rest.pop(0)] if one.kind in SEVERAL else rest.pop(0)
-    for text in rest:
-        flag = text.partition('=')[0]
-        others = [other for other, c in COMMANDS.items() if any(flag in o.flags for o in c.options)]
-        if others: raise ValueError(f'{name} does not take {flag}: {", ".join(others[:3])} do')
-        if flag.startswith('-'): nearest(flag, known, f'option of {name}')
-        raise ValueError(f'{name} does not take {quoted(text)}')
-    said = job_of(a, COMMANDS[name].options)
-    for o in COMMANDS[name].options:
+    options = COMMANDS[name].options
+    a, rest = parser_of(name).parse_known_intermixed_args(texts)
+    take_model(name, a, rest)
+    for text in rest: refuse(name, text)
+    said = job_of(a, options)
+    for o in options:
         given, usual = getattr(a, o.name), usual_of(o, said)
-        if o.flags[0].startswith('-') and (given == [] or isinstance(given, list) and [] in given):
-            raise ValueError(f'{o.flags[0]} lacks a value')   # `--top=--` is none to argparse
+        empty = isinstance(given, list) and (not given or [] in given)
+        if empty and o.flag.startswith('-'):   # `--top=--` is none to argparse
+            raise ValueError(f'{o.flag} lacks a value')
         if o.needs and given is not None and not getattr(a, o.needs):
-            raise ValueError(f'{o.flags[0]} says nothing without --{o.needs}')
+            raise ValueError(f'{o.flag} says nothing without --{o.needs}')
         setattr(a, o.name, value_of(o, usual if given in (None, []) else given))
     ALL_COLUMNS.set(getattr(a, 'wide', False))
-    if getattr(a, 'format', None): nearest(a.format, FORMATS, '--format')
+    for word, known in (('format', FORMATS), ('export', EXPORTS)):
+        if getattr(a, word, None): nearest(getattr(a, word), known, f'--{word}')
     folder = name == 'sweep' and a.output and not Path(a.output).suffix
     if getattr(a, 'output', None) and not folder: check_writable(a.output)
-    if getattr(a, 'export', None): nearest(a.export, EXPORTS, '--export')
     return a
 
 # %% ../nbs/95_cli.ipynb #ba5bd446
