@@ -8,8 +8,8 @@ __all__ = []
 # %% ../../nbs/90e_accelerate.ipynb #c733bf86
 from ..inputs import nearest
 from .tables import (
-    CODE, IN_32_BITS, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, elsewhere, fixed,
-    number, spelled, take, value, words_of)
+    CODE, IN_32_BITS, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, cannot_say,
+    check_sharers, elsewhere, fixed, number, spelled, take, value, words_of)
 from .deepspeed import offload_for_zero, offload_of_zero
 
 # %% ../../nbs/90e_accelerate.ipynb #12ab002a
@@ -108,38 +108,36 @@ def derive_accelerate(facts, ignored):
 # %% ../../nbs/90e_accelerate.ipynb #16dd2100
 def undo_accelerate(f):  # dict
     "Facts as Accelerate has them: FSDP 2 where it can, DeepSpeed or Megatron-LM where it must."
-    stage, sizes = f.get('zero_stage') or 0, [f.get(g) or 1 for g in ('tp', 'cp', 'dp')]
-    n, own = f.get('n_gpus'), dict(checkpoint=f.get('recompute') == 'full')
-    offload = f.get('offload') or 'none'
-    if offload == SHARDS_ON_HOST and stage == 3: own['cpu_shards'] = True
-    elif offload != 'none':
+    stage, n, offload = f.get('zero_stage') or 0, f.get('n_gpus'), f.get('offload') or 'none'
+    tp, cp, pp, dp = (f.get(group) or 1 for group in ('tp', 'cp', 'pp', 'dp'))
+    full, selective = (f.get('recompute') == word for word in ('full', 'selective'))
+    shards = offload == SHARDS_ON_HOST and stage == 3
+    if offload != 'none' and not shards:
         host = offload_for_zero(f, 'accelerate')
-        if n != 1 and all(f.get(g, 1) == 1 for g in ('tp', 'cp', 'pp')) and not host['cpu_share']:
+        if n != 1 and tp == cp == pp == 1 and not host['cpu_share']:
             return f | host | dict(kind='DEEPSPEED', deepspeed_stage=stage)
         raise ValueError(f'offload={offload!r} of this job cannot be said in accelerate')
-    several = f.get('dp_replicate') or 1
-    alone = n is not None and sizes[1] * sizes[2] == 1   # nobody shares weights
     if n == 1: return f | dict(kind='NO', n_gpus=None)
-    if sizes[1] > 1 and (stage < 2 or f.get('pp', 1) > 1):
-        raise ValueError(f'cp={sizes[1]} with zero_stage={stage} and pp={f.get("pp", 1)} cannot be '
-                         'said in accelerate: cp shares weights out, and has no pipeline')
-    wide = sizes[0] > 1 and (stage < 2 or alone)
-    if f.get('pp', 1) > 1 or f.get('recompute') == 'selective' or wide:
-        return f | dict(kind='MEGATRON_LM', distributed=stage > 0, megatron_tp=sizes[0], tp=None,
-                        selective=f.get('recompute') == 'selective')
+    if cp > 1 and (stage < 2 or pp > 1): raise cannot_say(
+        'accelerate', 'cp shares weights out, and has no pipeline', cp=cp, zero_stage=stage, pp=pp)
+    nobody_shares = stage < 2 or n is not None and cp * dp == 1
+    if pp > 1 or selective or tp > 1 and nobody_shares:
+        return f | dict(kind='MEGATRON_LM', distributed=stage > 0, megatron_tp=tp, tp=None,
+                        selective=selective)
     if stage == 1: return f | dict(kind='DEEPSPEED', deepspeed_stage=1)
-    if stage == 0 and not own['checkpoint']: return f | dict(kind='MULTI_GPU')
-    if stage == 0: return f | own | dict(kind='FSDP', strategy_said='NO_SHARD')   # version 1
-    own |= dict(kind='FSDP', version=2, reshard=stage != 2)
-    if several > 1 and several == f.get('dp'):
-        raise ValueError(f'dp_replicate={several} of dp={f["dp"]} with zero_stage={stage} cannot '
-                         'be said in accelerate: nobody is left to share weights')
-    own |= dict(shard=f['dp'] // several, replicate=several) if n else {}
-    return f | own | ({'sequence_sharded': None} if f.get('sequence_sharded') else {})
+    if stage == 0 and not full: return f | dict(kind='MULTI_GPU')
+    own = dict(kind='FSDP', checkpoint=full)
+    if stage == 0: return f | own | dict(strategy_said='NO_SHARD')   # version 1
+    check_sharers(f, stage, 'accelerate')
+    own |= dict(version=2, reshard=stage != 2)
+    if shards: own['cpu_shards'] = True
+    several = f.get('dp_replicate') or 1
+    if n: own |= dict(shard=dp // several, replicate=several)
+    if f.get('sequence_sharded'): own['sequence_sharded'] = None
+    return f | own
 
 ACCELERATE = Format(ACCELERATE_ROWS, derive_accelerate, undo_accelerate, {
     'deepspeed_config.offload_*': 'this of offloading',
-
     'parallelism_config.parallelism_config_sp_*': 'sequence parallelism of DeepSpeed',
     'fp8_config.*': 'number formats', 'fsdp_config.*': 'how FSDP goes about it',
     'dynamo_config.*': 'compiled kernels', 'use_cpu': 'training on CPUs'}, None, (

@@ -10,7 +10,7 @@ from ..inputs import printable
 from ..choices import amounts_offloaded, offload_said
 from .tables import (
     CODE, IN_32_BITS, LIST, ON, ONLY_WRITTEN, SHARE, TEXT, UNSAID, WHOLE, Format, Row, Said,
-    elsewhere, fixed, number, one_word, take, value, words_in_any_case)
+    cannot_say, elsewhere, fixed, idle, number, one_word, take, value, words_in_any_case)
 
 # %% ../../nbs/90d_deepspeed.ipynb #12ab0028
 DEEPSPEED_ROWS = (
@@ -43,20 +43,20 @@ HOSTS = ('cpu', 'nvme')
 def offload_of_zero(facts, ignored):
     "What goes to the host: states from stage 1 on, and weights with stage 3."
     states, share, weights = take(facts, 'cpu_optimizer', 'cpu_share', 'cpu_weights')
-    stage = value(facts, 'zero_stage', 0)
-    found, disks = {}, {said.value for said in (states, weights)} - {None, 'none'} == {'nvme'}
-    for name, said, least in (('optimizer', states, 1), ('weights', weights, 3)):
-        if said.value in (None, 'none'): continue
-        least = 3 if disks else least
+    stage, found = value(facts, 'zero_stage', 0), {}
+    asked = {name: said for name, said in (('optimizer', states), ('weights', weights))
+             if said.value not in (None, 'none')}
+    disks = {said.value for said in asked.values()} == {'nvme'}
+    for name, said in asked.items():
+        least = 3 if disks or name == 'weights' else 1
         if said.value != 'cpu' and not disks:
-            why = f'not modelled yet: {printable(said.value)} for one of two'
-        elif stage < least: why = f'does nothing below stage {least}'
-        else: found[name] = 1.; continue
-        ignored.append((said.key, why))
+            ignored.append((said.key, f'not modelled yet: {printable(said.value)} for one of two'))
+        elif stage < least: ignored.append((said.key, f'does nothing below stage {least}'))
+        else: found[name] = 1.
     if found and disks: found['nvme'] = 1.
     if share.value is not None and 'optimizer' in found and stage == 3:
         found['optimizer'] = share.value
-    elif share.key: ignored.append((share.key, 'does nothing without stage 3 and cpu'))
+    else: idle(ignored, 'stage 3 and cpu', share)
     key = next((said.key for said in (states, weights) if said.value in HOSTS), None)
     facts['offload'] = Said(key, offload_said(found))
 
@@ -67,7 +67,7 @@ def offload_for_zero(f, name):  # dict
     share = found.get('optimizer', 0.)
     host, least = HOSTS['nvme' in found], 3 if 'nvme' in found or 0 < share < 1 else 1
     if {*found} - {'optimizer', 'weights', 'nvme', 'none'} or share and stage < least:
-        raise ValueError(f'offload={offload!r} with zero_stage={stage} cannot be said in {name}')
+        raise cannot_say(name, offload=offload, zero_stage=stage)
     return dict(cpu_optimizer=host if share else None, cpu_share=share if 0 < share < 1 else None,
                 cpu_weights=host if 'weights' in found else None)
 
@@ -81,7 +81,7 @@ def derive_deepspeed(facts, ignored):
         key, notes = facts.pop('notes')
         ignored.append((key, f'for people, not read: {"; ".join(notes)}'))
     if not facts.pop('autoep').value and facts['ep'].value > 1:
-        ignored.append((facts['ep'].key, 'does nothing without expert_parallel.enabled'))
+        idle(ignored, 'expert_parallel.enabled', facts['ep'])
         facts['ep'] = Said(None, 1)
     offload_of_zero(facts, ignored)
     overlap, stage = facts.pop('overlap', None), value(facts, 'zero_stage')
@@ -95,11 +95,11 @@ def undo_deepspeed(f):  # dict
     "Facts as DeepSpeed has them; of one copy a known number of times."
     G, b, n = f.get('global_batch'), f.get('micro_batch'), f.get('n_gpus')
     steps = G // (f['dp'] * b) if G and b and n else None
-    if f['pp'] > 1 and (f.get('zero_stage') or 0) > 1:
-        raise ValueError(f'zero_stage={f["zero_stage"]} with pp={f["pp"]} cannot be said in '
-                         'deepspeed: its pipelines take stages 0 and 1')
+    stage = f.get('zero_stage') or 0
+    if f['pp'] > 1 and stage > 1: raise cannot_say(
+        'deepspeed', 'its pipelines take stages 0 and 1', zero_stage=stage, pp=f['pp'])
     return f | offload_for_zero(f, 'deepspeed') | dict(
-        untested=f.get('optimizer') == 'sgd' and bool(f.get('zero_stage')) or None,
+        untested=True if f.get('optimizer') == 'sgd' and stage else None,
         overlap=f.get('dp_overlap'), accumulation=steps, precision='bf16',
         autoep=f.get('ep', 1) > 1)
 

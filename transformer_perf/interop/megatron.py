@@ -13,6 +13,7 @@ import itertools
 import math
 import re
 from functools import partial
+from typing import NamedTuple
 
 from ..inputs import HUGE, naming, nearest, of_type, printable, quoted, whole
 from ..configs import rule_of
@@ -23,8 +24,9 @@ from ..estimates import ONCE
 from ..schedules import chunks_in, chunks_of, layout_of, with_ends
 from .scripts import MARK, commands_of, gpus_started, options, parsed
 from .tables import (
-    IN_32_BITS, LIST, OFF, ON, ONLY_WRITTEN, SHARE, TEXT, WHOLE, Format, Kind, Row, Said, add,
-    also, fixed, number, one_word, real, spelled, take, value, words_of)
+    IN_32_BITS, LIST, NOT_SAID, OFF, ON, ONLY_WRITTEN, SHARE, TEXT, WHOLE, Format, Kind, Row,
+    Said, add, also, check_depth, fixed, idle, number, one_word, real, spelled,
+    take, together, value, words_of)
 from .texts import flat
 
 # %% ../../nbs/90c_megatron.ipynb #9682345b
@@ -216,8 +218,7 @@ def zero_of_megatron(facts, ignored):
     key, stage = facts['distributed'].key, int(value(facts, 'distributed'))
     if fsdp2: key, stage = facts['fsdp2'].key, 2 + value(facts, 'fsdp2_reshard')
     elif fsdp: key, stage = facts['fsdp'].key, value(facts, 'fsdp_shards')
-    elif facts['fsdp_shards'].key:
-        ignored.append((facts['fsdp_shards'].key, 'does nothing without --use-megatron-fsdp'))
+    else: idle(ignored, '--use-megatron-fsdp', facts['fsdp_shards'])
     if 'deepspeed_stage' in facts: key, stage = facts['deepspeed_stage']
     facts['zero_stage'] = Said(key, stage)
 
@@ -239,23 +240,26 @@ def recompute_of_megatron(facts, ignored):
     short, kind = facts['recompute_activations'], value(facts, 'granularity')
     if short.value and kind == 'full':
         raise ValueError(f'{short.key} contradicts {spelled(facts, "granularity")}')
-    key, modules = facts.get('recompute_modules', Said(None, ('core_attn',)))
-    modules = names_in(modules)
-    one, n = facts.get('recompute_layers', Said(None, 1))
-    if one and not n: kind = None   # of no layer
-    block = one and value(facts, 'recompute_method') == 'block' and n
-    if kind == 'full' and n > 1 and not block:
-        ignored.append((one, f'not modelled yet: {n} layers that keep one input'))
-    if one and n and kind != 'full':
-        ignored.append((one, 'does nothing without --recompute-granularity full'))
-    if short.value or kind == 'selective':
-        ignored += [(key, f'not modelled: {name} computed again') for name in modules
-                    if name not in PARTS]
-        kind = '+'.join(name for name in PARTS if name in modules) or 'none'
-    elif kind == 'full' and block:
+    layers = facts.get('recompute_layers', Said(None, 1))
+    n, block = layers.value, value(facts, 'recompute_method') == 'block'
+    if layers.key and not n: kind = None   # of no layer
+    elif kind != 'full': idle(ignored, '--recompute-granularity full', layers)
+    elif n > 1 and not block:
+        ignored.append((layers.key, f'not modelled yet: {n} layers that keep one input'))
+    if short.value or kind == 'selective': kind = parts_of_megatron(facts, ignored)
+    elif kind == 'full' and layers.key and block:
         stage = (value(facts, name) for name in ('pp', 'virtual_stages', 'layout'))
-        kind = f'full:{block * parts_of_a_stage(*stage)}'
-    facts['recompute'] = Said(None, 'selective' if kind == 'core_attn' else kind or 'none')
+        kind = f'full:{n * parts_of_a_stage(*stage)}'
+    facts['recompute'] = Said(None, kind or 'none')
+
+def parts_of_megatron(facts, ignored):  # str
+    "The modules of a layer that are computed again."
+    key, modules = facts.get('recompute_modules', Said(None, ('core_attn',)))
+    named = names_in(modules)
+    ignored += [(key, f'not modelled: {name} computed again') for name in named
+                if name not in PARTS]
+    parts = '+'.join(name for name in PARTS if name in named)
+    return 'selective' if parts == 'core_attn' else parts
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0015
 def graphs_of_megatron(facts, ignored):
@@ -269,8 +273,7 @@ def graphs_of_megatron(facts, ignored):
                     if name not in GRAPHED]
         known = [name for name in modules if name in GRAPHED]
         graphs = '+'.join(known) or ('none' if modules else 'attn+mlp')
-    elif modules and graphs == 'none':
-        ignored.append((key, 'does nothing without --cuda-graph-impl'))
+    elif modules and graphs == 'none': idle(ignored, '--cuda-graph-impl', Said(key, modules))
     facts['cuda_graphs'] = Said(impl.key, graphs)
 
 def offload_of_megatron(facts, ignored):
@@ -278,10 +281,8 @@ def offload_of_megatron(facts, ignored):
     states, share, layers, parts, modules, switch = take(
         facts, 'cpu_optimizer', 'cpu_share', 'cpu_layers', 'cpu_parts', 'cpu_modules', 'offloads')
     if switch.value is False: layers = Said(None, 0)
-    for said, needed in ((share, states), (modules, parts)):
-        if said.key and not needed.value: ignored.append((said.key, 'does nothing without '
-            + ('--optimizer-cpu-offload' if said is share else
-               '--fine-grained-activation-offloading')))
+    if not states.value: idle(ignored, '--optimizer-cpu-offload', share)
+    if not parts.value: idle(ignored, '--fine-grained-activation-offloading', modules)
     found = {'activations': layers.value or 0.}
     if states.value: found['optimizer'] = 1. if share.value is None else share.value
     if parts.value:
@@ -294,9 +295,9 @@ def offload_of_megatron(facts, ignored):
 
 def dispatcher_of_megatron(facts, ignored):
     "Which library sends tokens to experts, where one does."
-    key, way = facts.pop('flex_backend', Said(None, None))
-    if value(facts, 'dispatcher') == 'once' and key: facts['dispatcher'] = Said(key, way)
-    elif key: ignored.append((key, 'does nothing without --moe-token-dispatcher-type flex'))
+    way, = take(facts, 'flex_backend')
+    if value(facts, 'dispatcher') != 'once': idle(ignored, '--moe-token-dispatcher-type flex', way)
+    elif way.key: facts['dispatcher'] = way
 
 def dropout_of_megatron(facts, ignored):
     "Whether numbers are dropped after attention and MLP; those of the scores are in no price."
@@ -372,10 +373,7 @@ def uneven_of_megatron(facts, ignored):
 def ends_of_megatron(facts, ignored):
     "First layers, and last ones, that stay in 16 bits."
     stay, start, end = take(facts, 'ends_stay', 'start_stays', 'end_stays')
-    if not stay.value:
-        ignored += [(one.key, 'does nothing without --first-last-layers-bf16')
-                    for one in (start, end) if one.key]
-        return
+    if not stay.value: return idle(ignored, '--first-last-layers-bf16', start, end)
     few = min(start.value, end.value)
     if start.value != end.value:
         why = (f'not modelled: {start.value} layers at the start and {end.value} at the end in '
@@ -393,10 +391,10 @@ def heads_of_megatron(facts, ignored):
             ignored.append(('--qk-layernorm', 'absent: norms of the latents are counted even so'))
         take(facts, 'head_dim', 'groups', 'qk_norm')   # those of the latents are always counted
     else: take(facts, *LATENT, 'q_lora_rank')
-    groups = value(facts, 'groups', 1) if value(facts, 'grouped') else heads
-    if 'groups' in facts and not value(facts, 'grouped'):
-        ignored.append((facts['groups'].key, 'does nothing without --group-query-attention'))
-    if groups != heads and not value(facts, 'latent'): facts['kv_heads'] = Said('groups', groups)
+    groups = value(facts, 'groups', 1)
+    if not value(facts, 'grouped'):
+        idle(ignored, '--group-query-attention', facts.get('groups', NOT_SAID))
+    elif groups != heads and not value(facts, 'latent'): facts['kv_heads'] = Said('groups', groups)
     if value(facts, 'head_dim', 0) * heads == e: take(facts, 'head_dim')
     if 'window_size' in facts:
         key, size = facts['window_size']
@@ -411,10 +409,7 @@ def experts_of_megatron(facts, ignored):
     own = ('experts_per_token', 'expert_dim', 'shared_expert_dim', 'moe_layers',
            'shared_expert_gate', 'router_bias', 'router_score', 'grouped_gemm', 'capacity_factor',
            'ep_overlap')
-    if 'experts' not in facts:
-        ignored += [(facts[n].key, 'does nothing without --num-experts')
-                    for n in own if n in facts and facts[n].key]
-        return take(facts, *own)
+    if 'experts' not in facts: return idle(ignored, '--num-experts', *take(facts, *own))
     facts.setdefault('experts_per_token', Said(None, 2))
     facts.setdefault('expert_dim', Said(None, value(facts, 'mlp_dim')))
     facts.setdefault('etp', facts['tp'])   # as a layer, unless said
@@ -434,17 +429,19 @@ def layers_with_experts(facts, key, text):
                                             f'{spelled(facts, "depth")}')
     rule = rule_of([bool(x) for x in said])
     if rule is None: raise ValueError(f'{key}: no rule of a Model says which layers have experts')
-    for name, x in zip(('dense_layers_first', 'moe_every'), rule): facts[name] = Said(key, x)
+    facts['dense_layers_first'], facts['moe_every'] = (Said(key, x) for x in rule)
 
 # %% ../../nbs/90c_megatron.ipynb #2266c83f
 def mlp_of_megatron(facts, ignored):
     "The MLP, biases, norms and the ends."
-    gates = [name for name in ('swiglu', 'squared_relu', 'geglu') if value(facts, name)]
-    if len(gates) > 1: raise ValueError(f'{facts[gates[0]].key} contradicts {facts[gates[1]].key}')
-    gated, e = gates in (['swiglu'], ['geglu']), value(facts, 'embed_dim')
-    act = {'swiglu': 'silu', 'squared_relu': 'squared_relu'}.get((gates or [''])[0], 'gelu')
-    if gates == ['geglu'] and value(facts, 'clamps_at'): act = 'clamped_silu'
-    width = int(4 * e * 2 / 3 / 64) * 64 if gates == ['swiglu'] else 4 * e
+    several = [name for name in ('swiglu', 'squared_relu', 'geglu') if value(facts, name)]
+    if len(several) > 1:
+        raise ValueError(f'{facts[several[0]].key} contradicts {facts[several[1]].key}')
+    kind, e = several[0] if several else '', value(facts, 'embed_dim')
+    gated = kind in ('swiglu', 'geglu')
+    act = {'swiglu': 'silu', 'squared_relu': 'squared_relu'}.get(kind, 'gelu')
+    if kind == 'geglu' and value(facts, 'clamps_at'): act = 'clamped_silu'
+    width = int(4 * e * 2 / 3 / 64) * 64 if kind == 'swiglu' else 4 * e
     linear, norm = value(facts, 'linear_bias'), value(facts, 'norm')
     biases = 'all' if linear else 'qkv' if value(facts, 'qkv_bias') else 'none'
     facts |= {'gated_mlp': Said(None, gated), 'activation': Said(None, act)}
@@ -508,7 +505,7 @@ def stages_for_megatron(f):  # dict
     p, v, depth, layout = (f.get(name) for name in ('pp', 'virtual_stages', 'depth', 'layout'))
     n = p * (v or 1)
     if p > 1 and depth and not layout and depth % n:
-        if depth < n: raise ValueError(f'depth={depth} in {n} chunks cannot be said in megatron')
+        check_depth(depth, n, 'megatron')
         layout = layout_of(chunks_of(depth, n, f['mtp_layers']))
     return dict(layout=layout, virtual_stages=None if layout or n == p or p == 1 else v)
 
@@ -532,84 +529,84 @@ def offload_for_megatron(f):  # dict
 
 DROPPED = .1   # of all numbers, by Megatron-LM's own default
 
-def check_megatron(f, stage):
-    "A ValueError for choices that Megatron-LM's own checks refuse together."
-    again, graphs = f.get('recompute') or 'none', f.get('cuda_graphs') or 'none'
-    parts, model = {*recomputed_parts(again)}, f.get('model')
+def refused_together(f, stage):  # list of (choices, why)
+    "The choices that Megatron-LM's own checks refuse together."
+    words = {name: f.get(name) or 'none' for name in ('offload', 'recompute', 'cuda_graphs')}
+    f = f | words | {'zero_stage': stage, 'optimizer': f.get('optimizer') or 'adam'}
+    again, graphs, model = f['recompute'], f['cuda_graphs'], f.get('model')
+    host, parts = amounts_offloaded(f['offload']), {*recomputed_parts(again)}
+    full, experts = again == 'full' or recomputed_layers(again), model and model.experts
     frugal = parts & {'layernorm', 'moe_act'}   # whose outputs are dropped
-    full, other = again == 'full' or recomputed_layers(again), f.get('optimizer') or 'adam'
-    kinds = {has_experts(model, i) for i in range(model.depth)} if model else {False}
-    offload = f.get('offload') or 'none'
-    host = amounts_offloaded(offload)
-    refused = {
-        f'offload={offload!r}': ({'weights', 'nvme'} & {*host}
-                                 or host.get('activations') == math.inf,
-                                 'it has flags for states and for some layers'),
-        f'offload={offload!r} with optimizer={other!r} and zero_stage={stage}': (
-            'optimizer' in host and (other, stage) != ('adam', 1),
-            'it takes adam, shared out once'),
-        f'offload={offload!r} with pp={f["pp"]} and recompute={again!r}': (
-            'activations' in host and (f['pp'] > 1 or again != 'none'), 'it takes neither'),
-        f'offload={offload!r} alone': ('attn_proj' in host and 'core_attn' not in host,
-                                       'attn_proj needs core_attn'),
-        f'optimizer={other!r} with zero_stage={stage}':
-            (stage > 1 and other not in ('adam', 'sgd'), 'its FSDP takes adam and sgd'),
-        'tp_overlap=True': (f['tp_overlap'] and not f.get('sequence_sharded'),
-                            'it needs sequence_sharded'),
-        'ep_overlap=True': (f['ep_overlap'] and f['pp'] > 1 and (f.get('virtual_stages') or 1) == 1
-                            and not f.get('layout'), 'in a pipeline it needs virtual_stages'),
-        f'recompute={again!r}': (parts & {'moe_act', 'moe', 'shared_experts'} and model is not None
-                                 and not model.experts, 'it has no experts'),
-        f'recompute={again!r} with cuda_graphs={graphs!r}': (
-            full and graphs not in ('none', 'iteration'), 'graphs of layers take none in full'),
-        f'recompute={again!r} with ep_overlap=True': (
-            full and f['ep_overlap'], 'it takes no full recompute'),
-        f'ep_overlap=True with dispatcher={f.get("dispatcher")!r}': (
-            f['ep_overlap'] and f.get('dispatcher') == 'allgather', 'it takes others'),
-        f'cuda_graphs={graphs!r}': ('mlp' in graphs.split('+') and kinds == {True},
-                                    'no layer has an MLP without experts'),
-        f'etp={f["etp"]}': (model is not None and model.experts and f['etp'] > 1
-                            and model.bias_kind == 'all', 'experts with biases take one'),
-        f'recompute={again!r} with precision={f.get("precision")!r}': (
-            frugal and f.get('precision') == 'fp8', 'its delayed scaling takes no such parts'),
-        f'fp8_parameters=True with zero_stage={stage}': (
-            f.get('fp8_parameters') and not stage, 'the optimizer must be shared out')}
-    for words, (wrong, why) in refused.items():
-        if wrong: raise ValueError(f'{words} cannot be said in megatron: {why}')
+    refused = (   # whether they are, which choices, and why
+        ({'weights', 'nvme'} & {*host} or host.get('activations') == math.inf,
+         'offload', 'it has flags for states and for some layers'),
+        ('optimizer' in host and (f['optimizer'], stage) != ('adam', 1),
+         'offload optimizer zero_stage', 'it takes adam, shared out once'),
+        ('activations' in host and (f['pp'] > 1 or again != 'none'),
+         'offload pp recompute', 'it takes neither'),
+        ('attn_proj' in host and 'core_attn' not in host, 'offload', 'attn_proj needs core_attn'),
+        (stage > 1 and f['optimizer'] not in ('adam', 'sgd'),
+         'optimizer zero_stage', 'its FSDP takes adam and sgd'),
+        (f['tp_overlap'] and not f.get('sequence_sharded'),
+         'tp_overlap', 'it needs sequence_sharded'),
+        (f['ep_overlap'] and f['pp'] > 1 and not f.get('layout')
+         and (f.get('virtual_stages') or 1) == 1,
+         'ep_overlap', 'in a pipeline it needs virtual_stages'),
+        (parts & {'moe_act', 'moe', 'shared_experts'} and model and not experts,
+         'recompute', 'it has no experts'),
+        (full and graphs not in ('none', 'iteration'),
+         'recompute cuda_graphs', 'graphs of layers take none in full'),
+        (full and f['ep_overlap'], 'recompute ep_overlap', 'it takes no full recompute'),
+        (f['ep_overlap'] and f.get('dispatcher') == 'allgather',
+         'ep_overlap dispatcher', 'it takes others'),
+        ('mlp' in graphs.split('+') and model
+         and all(has_experts(model, i) for i in range(model.depth)),
+         'cuda_graphs', 'no layer has an MLP without experts'),
+        (experts and f['etp'] > 1 and model.bias_kind == 'all',
+         'etp', 'experts with biases take one'),
+        (frugal and f.get('precision') == 'fp8',
+         'recompute precision', 'its delayed scaling takes no such parts'),
+        (f.get('fp8_parameters') and not stage,
+         'fp8_parameters zero_stage', 'the optimizer must be shared out'))
+    return [(together({name: f.get(name) for name in names.split()}), why)
+            for wrong, names, why in refused if wrong]
 
 def refused_by_megatron(facts, model):  # list of (key, reason)
     "What its own checks refuse of a job that was read: it is priced even so."
     f = {name: said.value for name, said in facts.items()}
     f |= {name: f.get(group, 1) > 1 and f.get(name)
           for name, group in (('tp_overlap', 'tp'), ('ep_overlap', 'ep'))}
-    try: check_megatron(f | {'model': model, 'etp': f.get('etp', 1)}, f['zero_stage'])
-    except ValueError as error:
-        words, why = str(error).split(' cannot be said in megatron: ')
-        return [(words, f'Megatron-LM refuses it: {why}; priced even so')]
-    return []
+    refused = refused_together(f | {'model': model, 'etp': f.get('etp', 1)}, f['zero_stage'])
+    return [(choices, f'Megatron-LM refuses it: {why}; priced even so')
+            for choices, why in refused[:1]]
+
+def precision_for_megatron(f):  # dict
+    "The precision of products as flags have it, and how many layers at the ends keep 16 bits."
+    low = f.get('precision') or 'bf16'
+    if low == 'bf16': return dict(precision='bf16', fp8_parameters=None, ends_stay=False)
+    ends = f.get('bf16_ends') or None
+    recipe = next((word for word, own in FP8.items() if own == low), None)
+    if ends and low == 'fp8': recipe = 'tensorwise'
+    own = dict(fp4='e2m1') if low == 'nvfp4' else dict(fp8='hybrid')
+    return own | dict(precision='bf16', fp8_recipe=recipe, ends_stay=bool(ends), start_stays=ends,
+                      end_stays=ends, fp8_parameters=f.get('fp8_parameters') or None)
 
 def undo_megatron(f):  # dict
     "Facts as flags have them."
     stage, (granularity, again) = f.get('zero_stage') or 0, recompute_for_megatron(f)
-    low = f.get('precision') if f.get('precision') not in ('bf16', None) else None
-    fp8, ends = low and low != 'nvfp4', low and f.get('bf16_ends')
-    recipe = next((word for word, own in FP8.items() if own == low), None)
     f |= dict(tp_overlap=f['tp'] > 1 and f.get('tp_overlap'),   # where there is anything to hide
               ep_overlap=f['ep'] > 1 and f.get('ep_overlap'))
-    check_megatron(f, stage)
+    for choices, why in refused_together(f, stage):
+        raise ValueError(f'{choices} cannot be said in megatron: {why}')
     if f.get('dropout') is not None:
         f |= dict.fromkeys(('attention_dropout', 'hidden_dropout'), DROPPED if f['dropout'] else 0)
-    own = dict(precision='bf16', fp8='hybrid' if fp8 else None,
-               fp8_recipe='tensorwise' if ends and low == 'fp8' else recipe,
-               fp4='e2m1' if low == 'nvfp4' else None, ends_stay=bool(ends),
-               start_stays=ends or None, end_stays=ends or None,
-               fp8_parameters=f.get('fp8_parameters') or None,
-               distributed=stage > 0, fsdp=stage > 1,
-               fsdp_shards=stage if stage > 1 else None,
-               checkpoints='fsdp_dtensor' if stage > 1 else None,
-               overlap_reduce=f.get('dp_overlap'), granularity=granularity,
-               overlap_gather=bool(f.get('dp_overlap')) and stage > 0)
-    own |= again | stages_for_megatron(f) | graphs_for_megatron(f) | offload_for_megatron(f)
+    hides = bool(f.get('dp_overlap'))
+    own = dict(distributed=stage > 0, fsdp=stage > 1, granularity=granularity,
+               overlap_reduce=hides, overlap_gather=hides and stage > 0)
+    if stage > 1: own |= dict(fsdp_shards=stage, checkpoints='fsdp_dtensor')
+    for said in (precision_for_megatron, stages_for_megatron, graphs_for_megatron,
+                 offload_for_megatron): own |= said(f)
+    own |= again
     if f.get('dispatcher') in ONCE: own |= dict(dispatcher='once', flex_backend=f['dispatcher'])
     return f | own | (model_for_megatron(f) if 'depth' in f else {})
 
@@ -692,32 +689,41 @@ def without_strays(mine):  # (dict: key -> list of values, list of str)
     "Options without the words that no one knows and that are none of their values."
     found, strays = {}, []
     for key, texts in mine.items():
-        own = texts[:not FLAGS.get(key, False)]
+        values = 0 if FLAGS.get(key) else 1   # that may follow
+        own, more = texts[:values], texts[values:]
         if key not in FLAGS: strays += filter(MAY_HOLD_FLAGS.search, own)
-        more = texts[len(own):]
         found[key] = own + [x for x in more if MARK not in x]
         strays += [x for x in more if MARK in x]
     return found, strays
 
 # %% ../../nbs/90c_megatron.ipynb #dc216c7a
-def training_commands(text):  # list of (line, options of what starts it, options of its own)
+class Started(NamedTuple):
+    "A command that trains, in a script."
+    line: int
+    launch: dict   # options of what starts it, -> list of values
+    own: dict      # its own options
+
+def started_by(line, words):  # Started
+    "A command with flags of Megatron-LM, taken apart at the name of its program."
+    at = next((i for i, word in enumerate(words) if word.endswith('.py')), -1)
+    with naming(f'line {line}'):
+        if at >= 0: check_program(words[at])
+        own = options(words[at + 1:])
+    return Started(line, options(words[:at]) if at > 0 else own, own)
+
+def training_commands(text):  # list of Started
     "The commands of a script with the most flags of Megatron-LM: all of them say the same."
-    every, found = [words for words in commands_of(text) if words[1][:1] not in UNREAD], []
+    every = [(line, words) for line, words in commands_of(text) if words[:1] not in UNREAD]
     flags = [len(FLAGS.keys() & {x.partition('=')[0] for x in words}) for _, words in every]
-    for (line, words), n in zip(every, flags):
-        if not n or n < max(flags): continue
-        at = next((i for i, word in enumerate(words) if word.endswith('.py')), -1)
-        with naming(f'line {line}'):
-            if at >= 0: check_program(words[at])
-            mine = options(words[at + 1:])
-        found.append((line, options(words[:at]) if at > 0 else mine, mine))
-    said = [{key: x for key, x in mine.items() if key in FLAGS} for _, _, mine in found]
-    if not found:
+    most = max(flags, default=0)
+    if not most:
         lines = [i for i, line in enumerate(text.splitlines(), 1) if FLAGS.keys() & {*line.split()}]
         why = f'; line {lines[0]} is in none that is read' if lines else ''
         raise ValueError(f'no commands here have flags of Megatron-LM{why}')
+    found = [started_by(*command) for command, n in zip(every, flags) if n == most]
+    said = [{key: x for key, x in one.own.items() if key in FLAGS} for one in found]
     if any(flags != said[0] for flags in said):
-        lines = ', '.join(str(line) for line, *_ in found[:4])
+        lines = ', '.join(str(one.line) for one in found[:4])
         raise ValueError(f'{len(found)} commands here have flags of Megatron-LM, not one: '
                          f'lines {lines}')
     return found
@@ -725,10 +731,10 @@ def training_commands(text):  # list of (line, options of what starts it, option
 def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, strays)
     "The flags of the command that trains, what starts it, and words that are not known."
     commands = training_commands(text)
-    mine, strays = without_strays(commands[0][2])
-    started = [gpus_started(launch, text) for _, launch, _ in commands]
-    same = len({gpus and gpus[1] for gpus in started}) == 1
-    return {key: as_value(x, key) for key, x in mine.items()}, started[0] if same else None, strays
+    mine, strays = without_strays(commands[0].own)
+    gpus = [gpus_started(one.launch, text) for one in commands]
+    same = len({each and each[1] for each in gpus}) == 1
+    return {key: as_value(x, key) for key, x in mine.items()}, gpus[0] if same else None, strays
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0032
 def megatron_keys(given):  # dict: flag -> value

@@ -33,8 +33,8 @@ def kind_of(given):  # str
     if 'format' in first: return 'own'
     if trainer_of(given): return 'primus'
     target = str(given.get('_target_', ''))
-    if target.startswith(('megatron.bridge', 'nemo.')): return target.split('.')[0].replace(
-        'megatron', 'bridge')
+    for start, kind in (('megatron.bridge', 'bridge'), ('nemo.', 'nemo')):
+        if target.startswith(start): return kind
     for kind, format in FORMATS.items():
         if first & {*format.known_by}: return kind
     flags = {key.strip() for key in megatron_keys(given)}
@@ -82,9 +82,9 @@ def job_asked(what, model=None, global_batch=None):  # Job
 def job_estimated(one: Estimate):  # Job
     "What was estimated, as a job."
     m, a = one.model, one.assumptions
-    own = Assumptions() if a.software is None else Assumptions(**{
-        name: x for name, x in (a.software.chooses or {}).items() if name in OF_JOBS})
-    assumes = {name: getattr(a, name) for name in OF_JOBS if getattr(a, name) != getattr(own, name)}
+    chosen = (a.software and a.software.chooses) or {}   # unless the job says otherwise
+    assumes = {name: getattr(a, name) for name in OF_JOBS
+               if getattr(a, name) != chosen.get(name, getattr(Assumptions, name))}
     return Job(one.parallel, m, one.global_batch, one.parallel.n_gpus, m.seq_len, a.software,
                one.system, assumes or None, a.costs.dropout or not a.fused_kernels,
                gradients_said(one))

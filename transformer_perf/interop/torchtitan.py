@@ -13,8 +13,9 @@ from ..inputs import differing, nearest, of_type, quoted, whole
 from ..models import NAMED
 from ..schedules import chunks_in, chunks_of, ends_counted, layout_of
 from .tables import (
-    LIST, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, copies, elsewhere, fixed,
-    number, spelled, take, value, words_in_any_case, words_of)
+    LIST, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, cannot_say, check_depth,
+    check_sharers, copies, elsewhere, fixed, number, spelled,
+    take, value, words_in_any_case, words_of)
 from .accelerate import SHARDS_ON_HOST, shards_on_host
 
 # %% ../../nbs/90f_torchtitan.ipynb #12ab002d
@@ -272,15 +273,11 @@ def undo_torchtitan(f):  # dict
         raise ValueError(f'dp_replicate={several} of dp={dp} cannot be said in torchtitan: it must '
                          'divide the copies')
     if stage == 0 and (f.get('cp') or 1) > 1:
-        raise ValueError(f'zero_stage=0 with cp={f["cp"]} cannot be said in torchtitan: cp shares '
-                         'weights out')
-    if stage and several > 1 and several == dp:
-        raise ValueError(f'dp_replicate={several} of dp={dp} with zero_stage={stage} cannot be '
-                         'said in torchtitan: nobody is left to share weights')
+        raise cannot_say('torchtitan', 'cp shares weights out', zero_stage=0, cp=f['cp'])
+    check_sharers(f, stage, 'torchtitan')
     offload = f.get('offload') or 'none'
-    if offload not in ('none', SHARDS_ON_HOST) or offload != 'none' and stage != 3:
-        raise ValueError(f'offload={offload!r} with zero_stage={stage} cannot be said in '
-                         'torchtitan')
+    if offload != 'none' and (offload, stage) != (SHARDS_ON_HOST, 3):
+        raise cannot_say('torchtitan', offload=offload, zero_stage=stage)
     order = words_of(ORDERS).write(f.get('schedule') or '1f1b')
     own = dict(local=b if pp == 1 or not G else G // dp, cpu_shards=offload != 'none',
                compiled=f.get('tp_overlap') or None,
@@ -296,7 +293,7 @@ def parts_for_torchtitan(f, pp, n):  # dict
     depth, layout = f.get('depth'), f.get('layout')
     if layout: return {}
     if not depth: return dict(first_less=0, last_less=0)   # else those at the ends have fewer
-    if depth < n: raise ValueError(f'depth={depth} in {n} chunks cannot be said in torchtitan')
+    check_depth(depth, n, 'torchtitan')
     more = f.get('mtp_layers') or 0
     first, last = ends_counted(depth, n, more)
     counted = depth + first + last
