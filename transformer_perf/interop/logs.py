@@ -50,13 +50,13 @@ def steps_of(text):  # list of dict
     for line in text.splitlines():
         for signs, columns in STEPS.items():
             if not all(re.search(sign, line) for sign in signs): continue
-            matches = {name: (re.search(words, line), factor)
-                       for name, (words, factor) in columns.items()}
-            step = {name: figure_said(m[1], name, factor) for name, (m, factor) in matches.items()
-                    if m}
+            step = {name: figure_said(said[1], name, factor)
+                    for name, (words, factor) in columns.items()
+                    if (said := re.search(words, line))}
             if 'iteration' in step and step.keys() & {*TIMES}: found.append(step)
-    peak = [figure_said(x, 'memory_GB', 2**20 / 1e9) for x in PEAK.findall(text)]
-    return [step | ({'memory_GB': max(peak)} if peak else {}) for step in found]
+    peaks = [figure_said(x, 'memory_GB', 2**20 / 1e9) for x in PEAK.findall(text)]
+    if not peaks: return found
+    return [step | {'memory_GB': max(peaks)} for step in found]
 
 # %% ../../nbs/90l_logs.ipynb #12ab0052
 def steps_table(text, job=None, name='log'):  # DataFrame
@@ -98,9 +98,11 @@ def check_trace(data):
     size = objects = commas = 0
     kernels, before = False, b''
     for piece in unpacked(data):
-        size, objects = size + len(piece), objects + piece.count(b'{') + piece.count(b'[')
-        commas, kernels = commas + piece.count(b','), kernels or b'"kernel"' in before + piece
-        before = piece[-10:]
+        size += len(piece)
+        objects += piece.count(b'{') + piece.count(b'[')
+        commas += piece.count(b',')
+        kernels = kernels or b'"kernel"' in before + piece
+        before = piece[-10:]   # the word may be cut in two
         for number, most, what in ((size, LARGEST_TRACE, 'bytes, unpacked'),
                                    (objects, MOST_OBJECTS, 'objects: profile fewer steps'),
                                    (commas, MOST_COMMAS, 'values: profile fewer steps')):
@@ -161,11 +163,11 @@ def sides(event):  # (op, m, n, k, precision), or None
     if at is None: return None
     try: (m, k), (inner, n) = own['Input Dims'][at:at + 2]
     except (KeyError, TypeError, ValueError): return None
-    whole_sides = all(type(x) is int and 0 < x < 2**31 for x in (m, n, k)) and k == inner
-    kind = own.get('Input type', [])
-    precision = NUMBERS.get(str(kind[at])) if isinstance(kind, list) and len(kind) > at else None
-    adds = event['name'] == 'aten::addmm_'
-    return (('add', 'plain')[not adds], m, n, k, precision) if whole_sides and precision else None
+    if k != inner or not all(type(x) is int and 0 < x < 2**31 for x in (m, n, k)): return None
+    kinds = own.get('Input type')
+    precision = NUMBERS.get(str(kinds[at])) if isinstance(kinds, list) and at < len(kinds) else None
+    op = 'add' if event['name'] == 'aten::addmm_' else 'plain'
+    return (op, m, n, k, precision) if precision else None
 
 # %% ../../nbs/90l_logs.ipynb #17c00003
 def read_products(path):  # DataFrame: op, m, n, k, precision, count, microseconds

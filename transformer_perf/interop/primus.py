@@ -85,24 +85,24 @@ def primus_job(given, n_gpus=None, path=None, text=''):  # Job
     keys, left = {}, [None] * MOST_COMPANIONS
     for word, kind in (('config', 'modules'), ('model', 'models')):
         name = yaml_name(module.get(word))
-        at = next((f'line {i}: ' for i, line in enumerate(text.splitlines(), 1)
-                   if re.match(rf'\s*{word}:', line)), '')
+        lines = [f'line {i}: ' for i, line in enumerate(text.splitlines(), 1)
+                 if re.match(rf'\s*{word}:', line)]
         if path is None: raise ValueError(f'{word}: {name} is another file: give the job as a path')
-        place = companion(name, path, kind, framework, f'{at}{word}: ')
+        place = companion(name, path, kind, framework, f'{"".join(lines[:1])}{word}: ')
         keys = merged(keys, extended(place, taken, left))
     own = of_type(module.get('overrides') or {}, dict, 'overrides')
     format, spelled = FRAMEWORKS[framework]
     job = job_of_keys(spelled(merged(keys, own)), format, n_gpus)
-    return without_presets(job, spelled(own), spelled(keys), {
-        flag: taken[name] for name in taken for flag in (*spelled({name: 0}), name)}, format)
+    taken |= {flag: x for name, x in taken.items() for flag in spelled({name: 0})}
+    return without_presets(job, spelled(own), spelled(keys), taken, format)
 
 def without_presets(job, own, presets, taken, format: Format):  # Job
     "What is not used of a job itself; of the files that it names, how much; and defaults taken."
-    ends = lambda key: key if key in taken else key.rpartition('.')[2]
     found = [(key, why) for key, why in job.ignored if key in own or key not in presets]
     left = len(job.ignored) - len(found)
     read = {row.key for row in format.rows}
-    found += [(key, f'{taken[ends(key)]}: its default is taken') for key in (*own, *presets)
-              if key in read and ends(key) in taken]
+    for key in (*own, *presets):
+        variable = taken.get(key, taken.get(key.rpartition('.')[2]))
+        if key in read and variable: found.append((key, f'{variable}: its default is taken'))
     if left: found.append(('the files that it names', f'{left} of their keys are not used'))
     return dataclasses.replace(job, ignored=tuple(dict.fromkeys(found)))

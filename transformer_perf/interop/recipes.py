@@ -58,34 +58,48 @@ def overlapped_by_callback(given, found):  # dict
         return usual | {key: own[key] for key in OVERLAPS if own.get(key) is not None}
     return {}
 
-def dumped_job(given, kind, n_gpus=None):  # Job
-    "A job from what a recipe of Megatron-Bridge or NeMo prints."
-    found, flags = {}, {}
+def said_in_sections(given, kind):  # dict
+    "The fields of a recipe, a later section over an earlier one."
+    found = {}
     for path in SECTIONS[kind]:
         section = section_of(given, path)
-        if isinstance(section, str) and path == 'mixed_precision': found |= precision_named(section)
-        if isinstance(section, dict): found |= {
-            key: x for key, x in section.items() if x is not None and (
-                not isinstance(x, dict) or key == 'activation_func')}
-    adapters = adapters_of(given)
-    if kind == 'nemo': found |= overlapped_by_callback(given, found) | shape_of_nemo(given, found)
+        if path == 'mixed_precision' and isinstance(section, str):
+            found |= precision_named(section)
+        for key, x in section.items() if isinstance(section, dict) else ():
+            part = isinstance(x, dict) and key != 'activation_func'
+            if x is not None and not part: found[key] = x
+    return found
+
+def gate_of(found):  # dict: flag -> True
+    "The activation, which is taken out of the fields, as a flag."
     act, gated = found.pop('activation_func', None), bool(found.pop('gated_linear_unit', False))
-    if act is not None:
-        name = class_of(act)
-        if (name, gated) not in GATES: raise ValueError(
-            f'activation_func={quoted(name)} with gated_linear_unit={gated} is not modelled')
-        if GATES[name, gated]: flags[GATES[name, gated]] = True
+    if act is None: return {}
+    name = class_of(act)
+    if (name, gated) not in GATES: raise ValueError(
+        f'activation_func={quoted(name)} with gated_linear_unit={gated} is not modelled')
+    return dict.fromkeys(filter(None, [GATES[name, gated]]), True)
+
+def dumped_job(given, kind, n_gpus=None):  # Job
+    "A job from what a recipe of Megatron-Bridge or NeMo prints."
+    found, adapters = said_in_sections(given, kind), adapters_of(given)
+    if kind == 'nemo': found |= overlapped_by_callback(given, found) | shape_of_nemo(given, found)
+    flags = gate_of(found)
     flags |= flags_of_keys({key: x for key, x in found.items() if not str(key).startswith('_')})
     job = job_of_keys(with_groups(flags), MEGATRON, n_gpus)
+    return dataclasses.replace(
+        job, parallel=dataclasses.replace(job.parallel, adapters=adapters),
+        software='Megatron-Bridge' if kind == 'bridge' else 'NeMo',
+        ignored=tuple(ignored_of(job, flags, kind)))
+
+def ignored_of(job, flags, kind):  # list of (key, reason)
+    "What is not used of a recipe: by name where it might count, the rest of its keys by number."
     usual = ('not known here', 'changes neither', 'does nothing')
     own = ('--hidden-dropout',) if kind == 'nemo' else ()   # its models have their own default
     told = [(key, why) for key, why in job.ignored if not why.startswith(usual)
             and key not in own and flags.get(key, True) not in (*OFF_WORDS, 0)]
-    rest = sum(key in flags for key, _ in job.ignored) - sum(key in flags for key, _ in told)
-    if rest: told.append(('the recipe', f'{rest} more of its keys are not used'))
-    software = 'Megatron-Bridge' if kind == 'bridge' else 'NeMo'
-    parallel = dataclasses.replace(job.parallel, adapters=adapters)
-    return dataclasses.replace(job, parallel=parallel, software=software, ignored=tuple(told))
+    number = lambda pairs: sum(key in flags for key, _ in pairs)
+    rest = number(job.ignored) - number(told)
+    return told + ([('the recipe', f'{rest} more of its keys are not used')] if rest else [])
 
 WITH_LORA = ('linear_qkv', 'linear_proj', 'linear_fc1', 'linear_fc2')   # unless a recipe says it
 
@@ -99,8 +113,9 @@ def adapters_of(given):  # str
     if class_of(own) != 'LoRA': raise ValueError(
         f'peft of {quoted(own.get("_target_"))}: of adapters, LoRA is modelled')
     places = of_type(own.get('target_modules') or [*WITH_LORA], list, 'target_modules')
-    known = {(*WITH_LORA,): '', WITH_LORA[:2]: ':attention', WITH_LORA[2:]: ':mlp'}
-    named = next((word for names, word in known.items() if {*names} == {*map(str, places)}), None)
+    known = {frozenset(names): word for names, word in (
+        (WITH_LORA, ''), (WITH_LORA[:2], ':attention'), (WITH_LORA[2:], ':mlp'))}
+    named = known.get(frozenset(map(str, places)))
     if named is None: raise ValueError(f'target_modules={quoted(places)}: adapters must be at '
                                        'both products of attention, of the MLP, or at all four')
     if own.get('normalize_moe_lora'): raise ValueError('normalize_moe_lora=True is not modelled')
@@ -116,6 +131,7 @@ def precision_named(name):  # dict
 def shape_of_nemo(given, found):  # dict
     "How many GPUs a recipe of NeMo starts, and in which precision."
     sizes = [section_of(given, f'trainer.{name}') for name in ('num_nodes', 'devices')]
-    more = {'world_size': math.prod(whole(x, 'trainer') for x in sizes)} if all(sizes) else {}
     precision = found.pop('precision', None)
-    return more | (precision_named(str(precision)) if precision else {})
+    more = precision_named(str(precision)) if precision else {}
+    if all(sizes): more['world_size'] = math.prod(whole(x, 'trainer') for x in sizes)
+    return more
