@@ -923,9 +923,9 @@ def known_to(given):  # str
 
 def family_of(given, nested):  # (model_type, Family)
     "The family that a file is of."
-    listed = given.get('architectures')
-    names = [of_type(name, str, 'architectures')
-             for name in of_type([] if listed is None else listed, list, 'architectures')]
+    names = given.get('architectures')
+    if names is None: names = []
+    for name in of_type(names, list, 'architectures'): of_type(name, str, 'architectures')
     kind = given.get('model_type')
     if kind is None:
         kind = next((kind for kind, f in FAMILIES.items() if set(names) & {*f.classes.split()}),

@@ -351,10 +351,10 @@ def uneven_of_megatron(facts, ignored):
     if 'depth' not in facts:
         ignored.append((said[0], 'not used: nothing says how many layers there are'))
         return
-    several = [*said, *(['--pipeline-model-parallel-layout'] if 'layout' in facts else [])]
     of_ends, of_less = first.value or last.value, any(one.value for one in less)
-    if 'layout' in facts or of_ends and of_less:
-        raise ValueError(f'{several[0]} contradicts {several[-1]}')
+    if 'layout' in facts:
+        raise ValueError(f'{said[0]} contradicts --pipeline-model-parallel-layout')
+    if of_ends and of_less: raise ValueError(f'{said[0]} contradicts {said[-1]}')
     more, n = value(facts, 'mtp_layers', 0), p * v
     if of_less:
         counted = [int(bool(one.value)) for one in less]
@@ -367,7 +367,7 @@ def uneven_of_megatron(facts, ignored):
         if any(own % v for own in ranks): raise ValueError(
             f'{said[0]}: stages of {min(ranks)} to {max(ranks)} layers must be divisible by '
             f'virtual_stages={v}')
-        chunks = with_ends([own // v for _ in range(v) for own in ranks], more)
+        chunks = with_ends([own // v for own in ranks] * v, more)
     if chunks != chunks_of(depth, n, more): facts['layout'] = Said(said[0], layout_of(chunks))
 
 def ends_of_megatron(facts, ignored):
@@ -613,15 +613,15 @@ def undo_megatron(f):  # dict
 # %% ../../nbs/90c_megatron.ipynb #4c0505b0
 def model_for_megatron(f):  # dict
     "A model's facts as flags have them."
-    m, window = f['model'], f.get('window')
+    m = f['model']
     own = dict(groups=m.kv_heads, grouped=m.kv_heads is not None, latent=m.kv_lora_rank is not None,
                swiglu=m.gated_mlp and m.activation == 'silu', positions=m.seq_len,
                geglu=m.gated_mlp and m.activation in ('gelu', 'clamped_silu'),
-               **dict(clamps_at=7., gate_offset=1.) if m.activation == 'clamped_silu' else {},
                squared_relu=m.activation == 'squared_relu', norm=m.norm_kind,
                linear_bias=m.bias_kind == 'all', qkv_bias=m.bias_kind == 'qkv',
-               position_type='learned_absolute' if m.learned_positions else 'rope',
-               window_size=None if window is None else (f'{window},0',), rotary=False)
+               position_type='learned_absolute' if m.learned_positions else 'rope', rotary=False)
+    if m.activation == 'clamped_silu': own |= dict(clamps_at=7., gate_offset=1.)
+    if f.get('window') is not None: own['window_size'] = (f'{f["window"]},0',)
     if own['latent']: own['qk_norm'] = True   # of the latents
     if not m.experts: own |= dict(dispatcher=None, flex_backend=None, etp=None)
     else:

@@ -7,8 +7,8 @@ __all__ = ['LARGEST_SCRIPT', 'NAME', 'ROUND', 'BRACED', 'RUN', 'SINGLE', 'DOUBLE
            'NO_WORD', 'HIDE', 'SHOW', 'OPERATORS', 'MOST_ITEMS', 'BRACES', 'PUT_IN', 'IN_QUOTES', 'ANYWHERE',
            'ASSIGNED', 'DECLARING', 'CHANGED', 'BY_LAUNCHER', 'OF_SLURM', 'TASKS', 'PER_NODE', 'NODES', 'IN_ALL',
            'SET_BY_SLURM', 'HEAD', 'tokens', 'unknown', 'of_tree', 'parsed', 'summed', 'as_list', 'variable',
-           'expanded', 'words', 'assign', 'run', 'block', 'choice', 'options', 'gpus_of', 'slurm_of', 'gpus_started',
-           'set_by_slurm', 'commands_of', 'check_calls']
+           'expanded', 'words', 'assign', 'run', 'block', 'choice', 'options', 'counted', 'gpus_of', 'slurm_of',
+           'gpus_started', 'set_by_slurm', 'commands_of', 'check_calls']
 
 # %% ../../nbs/89_scripts.ipynb #12b10006
 import ast
@@ -338,11 +338,15 @@ def options(found):  # dict: key -> list of values
     return said
 
 # %% ../../nbs/89_scripts.ipynb #12b10024
+def counted(launch, names):  # (key, number) or None
+    "The first of some options that says a number."
+    for name in names:
+        text = ''.join(launch.get(name, ())[:1])
+        if text.isdigit() and text != '0': return name, int(text)
+
 def gpus_of(launch):  # (keys, GPUs) or None
     "How many processes a launcher starts: one for each GPU."
-    count = lambda names: next(((name, int(launch[name][0])) for name in names
-        if launch.get(name) and launch[name][0].isdigit() and launch[name][0] != '0'), None)
-    total, nodes, each = map(count, (IN_ALL, NODES, PER_NODE))
+    total, nodes, each = (counted(launch, names) for names in (IN_ALL, NODES, PER_NODE))
     if nodes and each: return f'{nodes[0]} * {each[0]}', nodes[1] * each[1]
     if total: return total
     one_node = each and not any(name in launch for name in NODES)

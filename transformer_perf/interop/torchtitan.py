@@ -279,10 +279,10 @@ def undo_torchtitan(f):  # dict
     if offload != 'none' and (offload, stage) != (SHARDS_ON_HOST, 3):
         raise cannot_say('torchtitan', offload=offload, zero_stage=stage)
     order = words_of(ORDERS).write(f.get('schedule') or '1f1b')
+    if order == '1F1B' and v > 1: order = 'Interleaved1F1B'
+    elif pp == 1: order = None
     own = dict(local=b if pp == 1 or not G else G // dp, cpu_shards=offload != 'none',
-               compiled=f.get('tp_overlap') or None,
-               micro_said=b if pp > 1 else None,
-               order='Interleaved1F1B' if order == '1F1B' and v > 1 else order if pp > 1 else None,
+               compiled=f.get('tp_overlap') or None, micro_said=b if pp > 1 else None, order=order,
                replicate=dp if stage == 0 else several,   # None: whoever is left shares
                shard=1 if stage == 0 else dp // several or None,
                reshard={3: 'always', 2: 'never'}.get(stage))
