@@ -500,7 +500,8 @@ def strategies_told(a, model):  # str
     from transformer_perf.execution import strategies_for, strategies_named
     tried = strategies_named(a.strategy, assumptions_asked(a), model)
     left = ', '.join(name for name in strategies_for(model) if name not in tried)
-    return f'of strategy {", ".join(tried)}' + (f' (--strategy all: also {left})' if left else '')
+    others = f' (--strategy all: also {left})' if left else ''
+    return f'of strategy {", ".join(tried)}{others}'
 
 # %% ../nbs/95_cli.ipynb #b12d1d14
 LAYOUT = (
@@ -787,31 +788,21 @@ def software_command(a):
     deliver_table(table, a, view=table[few])
 
 # %% ../nbs/95_cli.ipynb #19a70646
-def sized(text):  # (name, GPUs of an NVLink domain), or None
-    "A name such as H200-NVS8, taken apart."
+def taken_apart(text):  # (what a table calls a system, its name, GPUs of an NVLink domain or None)
+    "NAME, NAME-NVS8 for another NVLink domain, FILE.json, or a job's own System."
+    if not isinstance(text, str): return text.name, text, None
     name, _, size = text.rpartition('-NVS')
-    return (name, as_number(size)) if name and isinstance(as_number(size), int) else None
-
-def system_named(text):  # System
-    "A system from NAME, NAME-NVS8 for another NVLink domain, or FILE.json."
-    from transformer_perf.systems import as_system
-    if not sized(text): return as_system(text)
-    name, size = sized(text)
-    return as_system(name, whole(size, f'nvlink_size of {quoted(text)}'))
-
-def label_of(text):  # str
-    "What a table calls a system: its name, or that of its file."
-    return text if sized(text) else text.rpartition('/')[2].removesuffix('.json')
+    if not name or not isinstance(as_number(size), int):
+        return text.rpartition('/')[2].removesuffix('.json'), text, None
+    return text, name, whole(as_number(size), f'nvlink_size of {quoted(text)}')
 
 def labelled(texts):  # dict: label -> System
     "Systems from their names, or a job's own; no name twice."
-    from transformer_perf.systems import System
+    from transformer_perf.systems import as_system
     found = {}
-    for text in texts:
-        own = isinstance(text, System)
-        label = text.name if own else label_of(text)
+    for label, name, size in map(taken_apart, texts):
         if label in found: raise ValueError(f'--systems: two systems are called {quoted(label)}')
-        found[label] = text if own else system_named(text)
+        found[label] = as_system(name, size)
     return found
 
 def strategies_swept(a):  # list of str
@@ -1422,7 +1413,7 @@ def gpus_told(a):  # number of GPUs, or None
     p, dp = a.job.parallel, getattr(a, 'dp', None)
     if dp: return whole(as_number(dp), '--dp') * p.tp * p.cp * p.pp
     given = getattr(a, 'gpus', None) or []
-    texts = [given] if isinstance(given, str) else [text for text in given if text]
+    texts = [given] if isinstance(given, str) else list(filter(None, given))
     found = numbers(texts, '--gpus') if texts else []
     return found[0] if len(found) == 1 else None
 
