@@ -217,6 +217,8 @@ def test_layers_of_other_shapes():
                              SHAPED[6][1], {'num_attention_heads_per_layer': [48] * 39 + [64]})):
         assert 'no field of a Model says' in refused(as_model, file | change)
     assert 'attention_layers' in refused(as_model, NEO | {'attention_types': [[['global'], 3]]})
+    for runs in ([1, 3], [[['global'], 'x']], [[['global'], 10**12]]):
+        assert 'must be [kinds, times]' in refused(as_model, NEO | {'attention_types': runs})
 
 
 def test_a_file_in_its_folder(tmp_path):
@@ -836,6 +838,11 @@ WRONG = [
     (FLAGS + '--hybrid-layer-pattern M*', '--hybrid-layer-pattern', 'no field of a Model'),
     (LLAMA.format(4, '--num-experts 8 --moe-layer-freq "([0]*4)"'), '--moe-layer-freq',
      'which layers have experts'),
+    (FLAGS + "--moe-expert-capacity-factor ''", '--moe-expert-capacity-factor', 'a number'),
+    ({'num_layers': 4, 'hidden_size': 64, 'cp_comm_type': []}, '--cp-comm-type=[]', 'one way'),
+    ({'num_layers': 4, 'hidden_size': 64, 'pipeline_model_parallel_layout': []},
+     '--pipeline-model-parallel-layout=[]', 'no part'),
+    ({'parallelism': {'module_fqns_per_model_part': []}}, 'per_model_part must name', 'all layers'),
     (FLAGS + '--tp-comm-overlap no', '--tp-comm-overlap', 'true or false'),
     (FLAGS + '--context-parallel-size two', "--context-parallel-size='two'", 'whole number'),
     (FLAGS + '--context-parallel-size $X', '--context-parallel-size', 'does not say'),

@@ -709,8 +709,11 @@ def gpt_neo(c, found):
     "Some layers see a window only, as its list says."
     kinds = c.given.get('attention_layers')
     if kinds is None:
-        runs = of_type(c.said('attention_types')[1], list, 'attention_types')
-        kinds = [kind for pattern, times in runs for kind in pattern * times]
+        kinds = []
+        for run in of_type(c.said('attention_types')[1], list, 'attention_types'):
+            match run:
+                case [list(pattern), int(times)] if times <= DEEPEST: kinds += pattern * times
+                case _: raise ValueError(f'attention_types: {quoted(run)} must be [kinds, times]')
     local = layers_listed('attention_layers', kinds, ('local', 'global'), found['depth'])
     return {'window': c.needed('window_size')} | in_places(local, {}, {'window': None})
 

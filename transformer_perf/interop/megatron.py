@@ -76,14 +76,15 @@ FP8 = {'delayed': 'fp8', 'tensorwise': 'fp8', 'blockwise': 'fp8-block', 'mxfp8':
 FUSED = {'auto': True, 'flash': True, 'fused': True, 'unfused': False, 'local': False}
 BACKENDS = Kind(lambda x, key: FUSED[nearest(str(x).rpartition('.')[2], FUSED, key)],
                 lambda fact: None if fact else 'unfused')
-CAPACITY = REAL._replace(read=lambda x, key: None if str(x)[0] == '-' else REAL.read(x, key))
+CAPACITY = REAL._replace(
+    read=lambda x, key: None if str(x).startswith('-') else REAL.read(x, key))
 AROUND = {'p2p': 'ring', 'all_gather': 'allgather', 'allgather': 'allgather', 'a2a': 'ulysses',
           'a2a+p2p': 'ulysses+ring'}
 
 def context_said(x, key):  # str
     "How keys travel; a word for each layer must be the same word."
     words = {str(word) for word in x} if isinstance(x, list) else {str(x)}
-    if len(words) > 1: raise ValueError(f'{key}={quoted(x)} must be one way for all layers')
+    if len(words) != 1: raise ValueError(f'{key}={quoted(x)} must be one way for all layers')
     return AROUND[nearest(words.pop(), AROUND, key)]
 
 CONTEXT = Kind(context_said, {'ring': 'p2p', 'allgather': 'all_gather', 'ulysses': 'a2a'}.get)
