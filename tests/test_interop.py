@@ -217,6 +217,12 @@ def test_layers_of_other_shapes():
                              SHAPED[6][1], {'num_attention_heads_per_layer': [48] * 39 + [64]})):
         assert 'no field of a Model says' in refused(as_model, file | change)
     assert 'attention_layers' in refused(as_model, NEO | {'attention_types': [[['global'], 3]]})
+    assert 'no_rope_layers=True' in refused(as_model, CHUNKS | {'no_rope_layers': True})
+    assert 'no field of a Model says' in refused(
+        as_model, SHAPED[6][1] | {'num_attention_heads_per_layer': [[48]]})
+    lfm2 = of('lfm2', 64, 2, 4, 96, 100, conv_L_cache=3, layer_types=['conv', 'full_attention'],
+              block_ffn_dim_multiplier=[1], **kv(4))
+    assert 'block_ffn_dim_multiplier=[1] must be a number' in refused(as_model, lfm2)
     for runs in ([1, 3], [[['global'], 'x']], [[['global'], 10**12]]):
         assert 'must be [kinds, times]' in refused(as_model, NEO | {'attention_types': runs})
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from .inputs import flag, nearest, of_type, quoted, whole
+from .inputs import finite, flag, nearest, of_type, quoted, whole
 from .blocks import BIASED, MLP, Attention, Experts, Nothing
 from .linear_attention import (
     Beside, GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2)
@@ -547,7 +547,8 @@ def lfm2(c, found):
     width = c.needed('intermediate_size')
     if c.on('block_auto_adjust_ff_dim'):
         step = c.needed('block_multiple_of')
-        width = int(c.said('block_ffn_dim_multiplier')[1] * int(2 * width / 3))
+        key, times = c.said('block_ffn_dim_multiplier')
+        width = int(finite(times, key) * int(2 * width / 3))
         width = step * -(-width // step)
     return short_convolutions(c, found) | {'mlp_dim': width}
 
@@ -656,7 +657,8 @@ def llama4(c, found):
     rope, every = c.given.get('no_rope_layers'), c.needed('no_rope_layer_interval')
     chunked = c.listed('layer_types', ('chunked_attention', 'full_attention'), depth)
     if not chunked and rope:
-        chunked = layers_listed('no_rope_layers', [*map(str, rope)], ('1', '0'), depth)
+        words = [*map(str, of_type(rope, list, 'no_rope_layers'))]
+        chunked = layers_listed('no_rope_layers', words, ('1', '0'), depth)
     places, step = c.given.get('moe_layers'), c.needed('interleave_moe_layer_step')
     if places is None: places = range(step - 1, depth, step)
     else: of_type(places, list, 'moe_layers')
@@ -693,8 +695,8 @@ def mimo_v2(c, found):
 def laguna(c, found):
     "The gate of attention is one number a head."
     kinds = c.given.get('num_attention_heads_per_layer') or [found['heads']]
-    if {*of_type(kinds, list, 'num_attention_heads_per_layer')} != {found['heads']}:
-        raise unsayable('num_attention_heads_per_layer that differ')
+    same = [found['heads']] * len(of_type(kinds, list, 'num_attention_heads_per_layer'))
+    if kinds != same: raise unsayable('num_attention_heads_per_layer that differ')
     if not c.on('gating'): return {}
     every, depth = found.get('full_attention_every'), found['depth']
     windowed = all_but_each(every, depth) if every else [True] * depth
