@@ -8,6 +8,7 @@ __all__ = ['SWEPT', 'SCENARIO', 'SIZES_BYTES', 'SweepState', 'RooflineState', 'C
 # %% ../../nbs/79_chart_panels.ipynb #d2a70405
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,20 +63,21 @@ class SweepState:
     def fields(self): return [field for field in (self.vary, self.second) if field != 'none']
     @property
     def measure(self): return 'samples_per_s' if 'global_batch' in self.fields else 'iteration_s'
-    def calls(self): return [(name, sweep_options(self, end)) for name, end in scenarios(self)]
+    def calls(self):  # list of (label, options), of both scenarios
+        both = {'A': scenario_of(self, ''), 'B': scenario_of(self, '_b')}
+        return [(scenario_name(letter, s), sweep_options(self, s)) for letter, s in both.items()]
     def python(self): return sweep_calls(self)
     def command_line(self): return sweep_commands(self)
     def show(self, ghost=None): return sweep_shown(self)   # it has a second scenario already
     def settle(self): return sweep_settled(self)
 
 # %% ../../nbs/79_chart_panels.ipynb #97be519a
-def scenarios(state):  # list of (label, how its fields end)
-    "The two scenarios of a sweep."
-    own = [(name, end, *(getattr(state, field + end) for field in ('model', 'system', 'nvlink_size',
-                                                                   'strategy')))
-           for name, end in (('A', ''), ('B', '_b'))]
-    return [(f'{name}: {model}, {system}-NVS{size}, {strategy}', end)
-            for name, end, model, system, size, strategy in own]
+def scenario_of(state, end):  # dict: one of SCENARIO -> its value
+    "The first scenario of a sweep; the second one where `end` is '_b'."
+    return {field: getattr(state, field + end) for field in SCENARIO}
+
+def scenario_name(letter, s):  # str
+    return f'{letter}: {s["model"]}, {s["system"]}-NVS{s["nvlink_size"]}, {s["strategy"]}'
 
 def swept_values(state: SweepState, field):  # list, ascending
     "The first scenario's own value of one of SWEPT, halved and doubled, as far as it allows."
@@ -88,9 +90,8 @@ def swept_values(state: SweepState, field):  # list, ascending
     return [v for v in values if v <= 1 or not field.endswith('_eff')]
 
 # %% ../../nbs/79_chart_panels.ipynb #64036945
-def sweep_options(state, end):  # dict
-    "What `sweep` is asked for one scenario; a system is given as its name and NVLink size."
-    s = {field: getattr(state, field + end) for field in SCENARIO}
+def sweep_options(state, s):  # dict
+    "What `sweep` is asked for a scenario; a system is given as its name and NVLink size."
     values = {field: swept_values(state, field) for field in state.fields}
     name, size = s['system'], s['nvlink_size']
     return {'models': [s['model']], 'n_gpus': values.pop('n_gpus', [s['n_gpus']]),
@@ -102,10 +103,10 @@ def sweep_calls(state):  # str
     lines = ['from transformer_perf.systems import as_system',
              'from transformer_perf.sweeps import sweep']
     for name, call in state.calls():
-        (system, (stem, size)), = call['systems'].items()
+        [(label, (system, size))] = call['systems'].items()
         given = arguments({key: value for key, value in call.items() if key != 'systems'})
         lines.append(f'{name[0].lower()} = '
-                     f'sweep(systems={{{system!r}: as_system({stem!r}, {size})}}, {given})')
+                     f'sweep(systems={{{label!r}: as_system({system!r}, {size})}}, {given})')
     return '\n'.join(lines)
 
 # %% ../../nbs/79_chart_panels.ipynb #f07cefeb
@@ -116,9 +117,10 @@ def sweep_commands(state):  # str
         asked = {'model': call['models'][0], 'systems': next(iter(call['systems'])),
                  'gpus': ','.join(map(str, call['n_gpus'])), 'strategy': call['strategies'][0],
                  'global_batch': call['global_batch'], 'assumptions': call['assumptions']}
-        vary = [f'--vary {field}={",".join(map(repr, values))}'
-                for field, values in call['vary'].items()]
-        lines.append(' '.join([command('sweep', asked), *vary, f'-o {name[0].lower()}.csv']))
+        words = [command('sweep', asked)]
+        for field, values in call['vary'].items():
+            words.append(f'--vary {field}={",".join(map(repr, values))}')
+        lines.append(' '.join([*words, f'-o {name[0].lower()}.csv']))
     return '\n'.join(lines)
 
 def sweep_settled(state):  # (SweepState, dict: control -> options)
@@ -126,10 +128,10 @@ def sweep_settled(state):  # (SweepState, dict: control -> options)
     options = {'vary': list(SWEPT), 'doublings': [1, 2, 3, 4],
                'second': ['none', *(field for field in SWEPT if field != state.vary)]}
     for end in ('', '_b'):
-        own = {field: getattr(state, field + end) for field in SCENARIO}
-        scenario = asked_settled(SearchState(**own, assumptions=state.assumptions))[1]
-        options |= {field + end: scenario[field] for field in SCENARIO}
-        options['strategy' + end] = strategies_for(as_model(own['model']))
+        s = scenario_of(state, end)
+        _, own = asked_settled(SearchState(**s, assumptions=state.assumptions))
+        own['strategy'] = strategies_for(as_model(s['model']))
+        options |= {field + end: own[field] for field in SCENARIO}
     return nearest_settled(state, options)
 
 # %% ../../nbs/79_chart_panels.ipynb #ef6f3107
@@ -211,14 +213,14 @@ def sweep_figure(state, table):  # Figure, or None
 def scenario_words(state, name, own):  # str
     "What became of one scenario."
     if not len(own): return f'{name}: nothing fits at any point.'
-    few = state.measure == 'iteration_s'
-    best = own.loc[own[state.measure].idxmin() if few else own[state.measure].idxmax()]
-    worst = own[state.measure].max() if few else own[state.measure].min()
-    unit, superlative = ('s an iteration', 'least') if few else ('samples/s', 'most')
+    values = own[state.measure]
+    least, most = short(values.min()), short(values.max())
+    if state.measure == 'iteration_s':
+        best, ends = own.loc[values.idxmin()], f'from {most} to {least} s an iteration, least'
+    else: best, ends = own.loc[values.idxmax()], f'from {least} to {most} samples/s, most'
     at = ', '.join(f'{field} {best[field]:,g}' for field in state.fields)
-    points = int(np.prod([len(swept_values(state, field)) for field in state.fields]))
-    words = (f'{name}: from {short(worst)} to {short(best[state.measure])} {unit}, {superlative} '
-             f'at {at}.')
+    points = math.prod(len(swept_values(state, field)) for field in state.fields)
+    words = f'{name}: {ends} at {at}.'
     if len(own) == points: return words
     return f'{words} Nothing fits at {points - len(own)} of {points} points.'
 
@@ -226,17 +228,19 @@ def scenario_words(state, name, own):  # str
 def sweep_shown(state: SweepState):  # Shown
     "Everything that the sweep panel shows."
     table = sweep_table(state)
-    words = ' '.join(scenario_words(state, name, table[table.scenario == name])
-                     for name, _ in state.calls())
+    each = {name: table[table.scenario == name] for name, _ in state.calls()}
+    words = ' '.join(scenario_words(state, name, own) for name, own in each.items())
     if not len(table): return Shown(table, None, None, lambda: words, {})
     view = pd.DataFrame({
         'scenario': table.scenario.str[0], **{field: table[field] for field in state.fields},
         'iteration s': table.iteration_s.map(short), 'samples/s': table.samples_per_s.map(short),
         'tp': table.tp, 'cp': table.cp, 'pp': table.pp, 'dp': table.dp,
         'micro-batch': table.micro_batch, 'memory GB': table.memory_GB.map(short)})
-    best = {f'{name[0]}, {kind} {state.measure}': getattr(own[state.measure], kind)()
-            for name, own in table.groupby('scenario') for kind in ('min', 'max')}
-    return Shown(table, view, sweep_figure(state, table), lambda: words, best)
+    facts = {}
+    for name, own in table.groupby('scenario')[state.measure]:
+        facts |= {f'{name[0]}, min {state.measure}': own.min(),
+                  f'{name[0]}, max {state.measure}': own.max()}
+    return Shown(table, view, sweep_figure(state, table), lambda: words, facts)
 
 # %% ../../nbs/79_chart_panels.ipynb #65b66d78
 @dataclass(frozen=True)
@@ -320,12 +324,13 @@ def roofs(result: Estimate):  # (Roof, Roof)
     "The roof of the data sheet, and the one that kernels reach under an estimate's assumptions."
     s, a = result.system, result.assumptions
     sheet = Roof(s.matrix_flops_fp16, s.vector_flops_fp16, s.hbm_bandwidth)
-    if a.measured is None: matrix, vector, fed = a.flops_efficiency, a.flops_efficiency, 1.
-    else:
-        k = a.measured.kernels
-        vector, fed = k.clock * lasting(s, a.measured), k.vector_bandwidth
-        matrix = vector * k.product_share
-    return sheet, Roof(sheet.matrix * matrix, sheet.vector * vector, sheet.memory * fed)
+    if a.measured is None:
+        return sheet, Roof(sheet.matrix * a.flops_efficiency, sheet.vector * a.flops_efficiency,
+                           sheet.memory)
+    k = a.measured.kernels
+    clock = k.clock * lasting(s, a.measured)   # of that of the data sheet
+    return sheet, Roof(sheet.matrix * clock * k.product_share, sheet.vector * clock,
+                       sheet.memory * k.vector_bandwidth)
 
 # %% ../../nbs/79_chart_panels.ipynb #65b66d7b
 def roof_lines(ax, x, result: Estimate):
@@ -387,10 +392,11 @@ def roofline_shown(state: RooflineState, ghost=None):  # Shown
     "Everything that the roofline panel shows; pale, the operations of a ghost, another state."
     result = state.estimate
     table, before = roofline_table(result), ghost and roofline_table(ghost.estimate)
-    share = (table.groupby('bound_by').ms.sum() / table.ms.sum()).sort_values(ascending=False)
+    spent = table.groupby('bound_by').ms.sum()
+    share = (spent / table.ms.sum()).sort_values(ascending=False)
     bound = ', '.join(f'{value:.0%} by {name}' for name, value in share.items())
     words = f'Of this time, without messages, operations are bound {bound}. {ridge_words(result)}'
-    facts = {f'bound by {name} (ms)': ms for name, ms in table.groupby('bound_by').ms.sum().items()}
+    facts = {f'bound by {name} (ms)': ms for name, ms in spent.items()}
     return Shown(table, as_view(table), roofline_figure(table, result, before), lambda: words,
                  {'layer (ms)': table.ms.sum()} | facts)
 
@@ -438,13 +444,15 @@ def measured_times(state):  # DataFrame: in_domain, bytes, measured_ms
 
 def predicted_times(state):  # DataFrame, a row per placement and size
     "Predicted times of every placement."
-    system = as_system(state.system, state.nvlink_size)
-    pricer, nbytes = pricer_of(system, as_assumptions(state.assumptions)), np.array(SIZES_BYTES)
-    return pd.concat([pd.DataFrame({
-        'in_domain': near, 'placement': f'{near} of {state.n_gpus} in a domain',
-        'operation': state.kind, 'bytes': nbytes, 'MB': nbytes / 1e6, 'predicted_ms':
-        1000 * pricer.collective(state.kind, nbytes / 1e9, Group(state.n_gpus, near))})
-        for near in state.in_domain], ignore_index=True)
+    system, nbytes = as_system(state.system, state.nvlink_size), np.array(SIZES_BYTES)
+    pricer, tables = pricer_of(system, as_assumptions(state.assumptions)), []
+    for near in state.in_domain:
+        seconds = pricer.collective(state.kind, nbytes / 1e9, Group(state.n_gpus, near))
+        tables.append(pd.DataFrame({
+            'in_domain': near, 'placement': f'{near} of {state.n_gpus} in a domain',
+            'operation': state.kind, 'bytes': nbytes, 'MB': nbytes / 1e6,
+            'predicted_ms': 1000 * seconds}))
+    return pd.concat(tables, ignore_index=True)
 
 def collectives_table(state: CollectivesState):  # DataFrame, a row per placement and size
     "Predicted times, and the measured ones where there are any."

@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['PASSES', 'BROKEN', 'REST', 'DRAWN_STEPS', 'CELLS', 'Drawing', 'element', 'drawing', 'box', 'line', 'label',
-           'headline', 'stack', 'ghost_box', 'legend', 'round_step', 'ticks', 'Pipeline', 'one_f_one_b', 'timeline',
-           'in_flight', 'Store', 'activation_steps', 'memory_curve', 'moment_words', 'watched', 'drawn_again', 'png_of',
-           'picture_html', 'table_html', 'call_html']
+           'headline', 'stack', 'ghost_box', 'legend', 'round_step', 'ticks', 'Pipeline', 'one_f_one_b',
+           'first_backward', 'timeline', 'in_flight', 'Store', 'activation_steps', 'memory_curve', 'moment_words',
+           'watched', 'drawn_again', 'png_of', 'picture_html', 'table_html', 'call_html']
 
 # %% ../../nbs/75_drawing.ipynb #d2a70005
 import base64
 import html
 import io
+import math
 import re
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -57,6 +58,7 @@ def label(x, y, words, anchor='start', size=11, color='black', weight='normal'):
                    fill=color, font_weight=weight)
 
 def headline(x, y, words, color='black'):  # str
+    "Words above a part of the picture."
     return label(x, y, words, size=13, color=color, weight='bold')
 
 def stack(x, y, height, scale, parts, unit):  # list of str
@@ -86,12 +88,14 @@ def round_step(most):
 
 def ticks(x, top, bottom, scale, span, unit, color='#ddd'):  # list of str
     "A linear axis over a span of values, from x on, at so many pixels per unit: round numbers."
-    (start, end), step = span, round_step(span[1] - span[0])
+    start, end = span
+    step = round_step(end - start)
     values = step * np.arange(np.ceil(start / step - 1e-9), end / step + 1e-9) + 0.   # no -0
-    names = [f'{value:g}' for value in values[:-1]] + [f'{values[-1]:g} {unit}']
-    at = x + scale * (values - start)
-    return ([line(here, top, here, bottom, color) for here in at]
-            + [label(here, bottom + 13, name, 'middle') for here, name in zip(at, names)])
+    words = [f'{value:g}' for value in values]
+    words[-1] += f' {unit}'
+    places = x + scale * (values - start)
+    lines = [line(at, top, at, bottom, color) for at in places]
+    return lines + [label(at, bottom + 13, own, 'middle') for at, own in zip(places, words)]
 
 # %% ../../nbs/75_drawing.ipynb #e2a72c40
 class Pipeline(NamedTuple):
@@ -110,22 +114,31 @@ class Pipeline(NamedTuple):
     def total(self): return self.seconds + self.rest
 
 def one_f_one_b(p: Pipeline, stages=None, which=None):  # array of records
-    """The 1F1B schedule: stage, micro_batch, backward (whether), start and end of each pass.
+    """The 1F1B schedule: stage, micro_batch, backward (whether), start and end (s) of each pass.
 
     Of all stages and all micro-batches, unless some are given."""
-    stages = np.arange(p.pp) if stages is None else stages
-    which = np.arange(p.micro_batches) if which is None else which
-    s, i = (x.ravel() for x in np.meshgrid(stages, which, indexing='ij'))
-    first = p.pp * p.forward + (p.pp - 1 - s) * p.backward   # backward pass of a stage
-    F = np.where(i < p.pp - s, (s + i) * p.forward, first + p.backward + (i - p.pp + s) * p.period)
-    start, backward = np.concatenate([F, first + i * p.period]), np.repeat([False, True], len(s))
+    if stages is None: stages = np.arange(p.pp)
+    if which is None: which = np.arange(p.micro_batches)
+    stage, batch = (x.ravel() for x in np.meshgrid(stages, which, indexing='ij'))
+    ahead = p.pp - stage   # forward passes of a stage before its first backward pass
+    turn = first_backward(p, stage)
+    forward = np.where(batch < ahead, (stage + batch) * p.forward,
+                       turn + p.backward + (batch - ahead) * p.period)   # then one by one
+    start = np.concatenate([forward, turn + batch * p.period])
+    backward = np.repeat([False, True], len(stage))
     end = start + np.where(backward, p.backward, p.forward)
-    return np.rec.fromarrays([np.tile(s, 2), np.tile(i, 2), backward, start, end],
+    return np.rec.fromarrays([np.tile(stage, 2), np.tile(batch, 2), backward, start, end],
                              names='stage, micro_batch, backward, start, end')
+
+def first_backward(p: Pipeline, stage):  # s
+    "When a stage begins its first backward pass."
+    return p.pp * p.forward + (p.pp - 1 - stage) * p.backward
 
 # %% ../../nbs/75_drawing.ipynb #96bf6cdd
 DRAWN_STAGES = 16  # at most
 KEPT, FEW = 4, 8   # micro-batches drawn on either side of a break; no break for so few
+
+def every_stage(p: Pipeline): return math.ceil(p.pp / DRAWN_STAGES)   # one in so many is drawn
 
 def break_of(p: Pipeline):  # (i_0, i_1)
     "The micro-batches whose backward passes are left out; (0, 0) if none are."
@@ -144,7 +157,7 @@ def drawn_passes(p: Pipeline, stages):  # as of one_f_one_b
 def breaks(p: Pipeline, stages):  # array of records: stage, start, end
     "From when to when each stage's row is broken."
     first, last = break_of(p)
-    start = p.pp * p.forward + (p.pp - 1 - stages) * p.backward + first * p.period
+    start = first_backward(p, stages) + first * p.period
     return np.rec.fromarrays([stages, start, start + (last - first) * p.period],
                              names='stage, start, end')
 
@@ -155,11 +168,13 @@ def passes_in(p: Pipeline, stages, span):  # (as of one_f_one_b, whether there i
     "The passes of a range of time: all of a part of the iteration, if they are not too many."
     cut = any(break_of(p))
     if cut and span == (0., p.total): return drawn_passes(p, stages), True
-    first, last = (int(time / p.period + by * (p.pp + 1)) for time, by in zip(span, (-1, 1)))
-    passes = one_f_one_b(p, stages, np.arange(max(first, 0), min(last + 1, p.micro_batches)))
-    passes = passes[(passes.end > span[0]) & (passes.start < span[1])]
-    cut = cut and len(passes) > MOST_PASSES
-    return (drawn_passes(p, stages) if cut else passes), cut
+    start, end = span
+    first = max(int(start / p.period) - p.pp - 1, 0)
+    last = min(int(end / p.period) + p.pp + 2, p.micro_batches)
+    passes = one_f_one_b(p, stages, np.arange(first, last))
+    passes = passes[(passes.end > start) & (passes.start < end)]
+    if cut and len(passes) > MOST_PASSES: return drawn_passes(p, stages), True
+    return passes, False
 
 # %% ../../nbs/75_drawing.ipynb #96bf6cde
 PASSES = {False: (BLUE, '#3a8fc4'), True: (GREEN, '#3cb893')}  # odd and even micro-batches
@@ -182,10 +197,10 @@ class Rows(NamedTuple):
 
     def path(self, spans, color):  # str
         "Rectangles of one colour: the spans of time of their stages."
-        left = self.at(spans.start)
-        columns = left, self.top(spans.stage), self.at(spans.end) - left
-        shapes = [f'M{x:.2f} {y:g}h{width:.4g}v{self.high:g}h-{width:.4g}z' for x, y, width in
-                  zip(*(column.tolist() for column in columns)) if width > 0]
+        left, top = self.at(spans.start), self.top(spans.stage)
+        wide = self.at(spans.end) - left
+        shapes = [f'M{x:.2f} {y:g}h{width:.4g}v{self.high:g}h-{width:.4g}z'
+                  for x, y, width in zip(left, top, wide) if width > 0]
         return element('path', d=''.join(shapes), fill=color)
 
     def marks(self, stages, times):  # list of str
@@ -213,24 +228,27 @@ def schedule(p: Pipeline, rows: Rows, stages, width, passes, broken):  # list of
 def numbers_on(passes, rows: Rows):  # list of str
     "The number of its micro-batch, from 1, on each pass that has room for it."
     left, right = rows.at(passes.start), rows.at(passes.end)
-    wide = 7 * len(str(passes.micro_batch.max(initial=0) + 1)) + 4
-    room = (right - left > wide) & (rows.high > 10)
-    low = rows.top(passes.stage) + rows.high / 2 + 3.5
-    return [label(at, y, i + 1, 'middle', color='white') for at, y, i in zip(
-        ((left + right) / 2)[room], low[room], passes.micro_batch[room])]
+    middle, low = (left + right) / 2, rows.top(passes.stage) + rows.high / 2 + 3.5
+    digits = len(str(passes.micro_batch.max(initial=0) + 1))
+    room = (right - left > 7 * digits + 4) & (rows.high > 10)
+    return [label(x, y, i + 1, 'middle', color='white')
+            for x, y, i in zip(middle[room], low[room], passes.micro_batch[room])]
 
 # %% ../../nbs/75_drawing.ipynb #8083aecf
 def timeline(x, y, width, height, p: Pipeline, rest='the rest', span=None):  # list of str
     """The 1F1B schedule, to scale: forward passes blue, backward passes green, the bubble white.
 
     `rest` is what the time besides is called, `span` from which s to which is drawn."""
-    step, (first, last) = -(-p.pp // DRAWN_STAGES), break_of(p)
-    stages, span = np.arange(0, p.pp, step), span or (0., p.total)
-    passes, broken = passes_in(p, stages, span)
+    span, step = span or (0., p.total), every_stage(p)
+    stages = np.arange(0, p.pp, step)
     rows = Rows(x, y, min(height / len(stages), 18), width / (span[1] - span[0]), step, span)
     bottom = y + rows.high * len(stages)
-    low, entries = bottom + 32, [('forward', PASSES[False][0]), ('backward', PASSES[True][0])]
-    if broken: entries.append((f'{last - first:,} micro-batches of the middle left out', BROKEN))
+    low = bottom + 32
+    passes, broken = passes_in(p, stages, span)
+    entries = [('forward', PASSES[False][0]), ('backward', PASSES[True][0])]
+    if broken:
+        first, last = break_of(p)
+        entries.append((f'{last - first:,} micro-batches of the middle left out', BROKEN))
     if p.rest > 0: entries.append((rest, REST))
     every = f' (one in {step} drawn)' if step > 1 else ''
     words = f'A row per stage{every}, time to the right and to scale; white is the bubble.'
@@ -261,13 +279,15 @@ class Store(NamedTuple):
 
 def activation_steps(x, base, width, up, p: Pipeline, store: Store):  # str
     "The activations of the first stage over time, on what it holds anyway."
-    (what, peak, color), (time, kept) = store.most, in_flight(p)
+    what, peak, color = store.most
+    time, kept = in_flight(p)
     some = np.unique(np.linspace(0, len(time) - 1, DRAWN_STEPS).astype(int))
-    ends = x + width / p.total * np.append(time[some], p.seconds)
-    levels = [base, *(base - up * peak * kept[some] / kept.max()), base]
-    corners = zip(np.repeat(ends, 2), np.repeat(levels, 2)[1:-1])
-    return element('polygon', element('title', f'{what}: at most {short(peak)} GB'), fill=color,
-                   points=' '.join(f'{left:.1f},{top:.1f}' for left, top in corners))
+    moments = x + width / p.total * np.append(time[some], p.seconds)
+    levels = base - up * peak * kept[some] / kept.max()   # from each moment to the next
+    tops = np.concatenate([[base], np.repeat(levels, 2), [base]])
+    corners = [f'{left:.1f},{top:.1f}' for left, top in zip(np.repeat(moments, 2), tops)]
+    tip = element('title', f'{what}: at most {short(peak)} GB')
+    return element('polygon', tip, fill=color, points=' '.join(corners))
 
 # %% ../../nbs/75_drawing.ipynb #7a51c145
 def memory_curve(x, y, width, height, p: Pipeline, store: Store):  # list of str
@@ -286,9 +306,11 @@ def memory_curve(x, y, width, height, p: Pipeline, store: Store):  # list of str
 # %% ../../nbs/75_drawing.ipynb #7a51c181
 def moment_words(p: Pipeline, now):  # str
     "How far a pipeline is at a moment."
-    passes, own = passes_in(p, np.arange(p.pp), (now, now + 1e-9))[0], one_f_one_b(p, np.array([0]))
-    ahead, back = ((own.end[own.backward == way] <= now + 1e-12).sum() for way in (False, True))
-    idle = p.pp - len(np.unique(passes.stage))
+    first = one_f_one_b(p, np.array([0]))
+    ended = first.backward[first.end <= now + 1e-12]
+    ahead, back = (~ended).sum(), ended.sum()
+    running, _ = passes_in(p, np.arange(p.pp), (now, now + 1e-9))
+    idle = p.pp - len(np.unique(running.stage))
     return (f'At {short(now)} of {short(p.total)} s: the first stage has ended {ahead:,} forward '
             f'and {back:,} backward passes of {p.micro_batches:,}, and keeps '
             f'the activations of {ahead - back}; {idle} of {plural(p.pp, "stage")} idle.')
@@ -296,7 +318,7 @@ def moment_words(p: Pipeline, now):  # str
 def watched(p: Pipeline, rest, span, now):  # Drawing
     "A range of the iteration, with all after a moment pale."
     x, y, width = 60, 10, 1030
-    stages = range(0, p.pp, -(-p.pp // DRAWN_STAGES))
+    stages = range(0, p.pp, every_stage(p))
     high = 18 * len(stages)
     at = x + width * (now - span[0]) / (span[1] - span[0])   # where the moment is
     rows = [label(x - 6, y + 13 + 18 * i, f'stage {stage}', 'end')
@@ -348,7 +370,7 @@ def drawn_again(svg: Drawing):  # Figure
 def png_of(figure):  # bytes
     "A drawing or a figure as a PNG."
     file = io.BytesIO()
-    figure = drawn_again(figure) if isinstance(figure, Drawing) else figure
+    if isinstance(figure, Drawing): figure = drawn_again(figure)
     figure.savefig(file, format='png')
     return file.getvalue()
 

@@ -6,8 +6,8 @@
 __all__ = ['SAID', 'priced_state', 'TASKS', 'CHAIN', 'WAYS', 'WAITS', 'BOUND', 'STORES', 'STEPS', 'MACHINE', 'COLUMNS',
            'LayerState', 'parallel_of', 'priced', 'written', 'estimate_call', 'explain_command', 'Task', 'begun',
            'unplaced', 'groupings_of', 'counts_of', 'operations_of', 'pass_times', 'layer_table', 'interval_line',
-           'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'Step', 'beside', 'as_view', 'facts_of',
-           'layer_shown']
+           'micro_batches_of', 'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'Step', 'beside', 'as_view',
+           'facts_of', 'layer_shown']
 
 # %% ../../nbs/77_layer_panel.ipynb #d2a70204
 import dataclasses
@@ -239,13 +239,13 @@ def operations_of(result: Estimate):  # list of Operation
 WAYS = {'forward': 'fwd', 'backward': 'bwd'}
 WAITS = {'compute': 'comp', 'memory': 'mem', 'network': 'comm'}
 
-def pass_times(result: Estimate, layers, works):  # dict of columns
+def pass_times(result: Estimate, layers, operations):  # dict of columns
     "Milliseconds of each pass, and of each of its parts; compute comes without its launch."
     parts = {f'{way}_{part}_ms': layers[f't_{end}_{column}'] * 1000
              for way, end in WAYS.items() for part, column in WAITS.items()}
     pricer = pricer_of(result.system, result.assumptions)
-    for way, own in zip(WAYS, zip(*works)):
-        launch = [1000 * pricer.busy(work).launch for work in own]
+    for way in WAYS:
+        launch = [1000 * pricer.busy(getattr(op, way)).launch for op in operations]
         parts[f'{way}_launch_ms'] = np.minimum(launch, parts[f'{way}_compute_ms'])
         parts[f'{way}_compute_ms'] = parts[f'{way}_compute_ms'] - parts[f'{way}_launch_ms']
     return parts | {f'{way}_ms': layers[f't_{end}'] * 1000 for way, end in WAYS.items()}
@@ -254,15 +254,16 @@ def pass_times(result: Estimate, layers, works):  # dict of columns
 def layer_table(result: Estimate, sort='order'):  # DataFrame, a row per operation
     "What one layer and one micro-batch ask of a GPU, and what takes the time; in one of SORTS."
     layers = {name: column.to_numpy() for name, column in result.layers.items()}
-    works = [(op.forward, op.backward) for op in operations_of(result)]
-    sent = [[m for work in both for m in work.messages if m.volume] for both in works]
+    operations, units = operations_of(result), result.system.units
+    moved = [counted(op.forward, units)[2] + counted(op.backward, units)[2] for op in operations]
+    sent = [[m for m in (*op.forward.messages, *op.backward.messages) if m.volume]
+            for op in operations]
+    kinds = [dict.fromkeys(m.kind for m in messages) for messages in sent]   # each once
     table = pd.DataFrame({
         'operation': layers['layer'], 'TFLOP': layers['flops_fwd'] + layers['flops_bwd'],
-        'moved_GB': [sum(counted(work, result.system.units)[2] for work in both) for both in works],
-        'sent_GB': [sum(m.volume for m in messages) for messages in sent],
-        'messages': [', '.join(dict.fromkeys(m.kind for m in messages)) or 'none'
-                     for messages in sent],
-        **pass_times(result, layers, works), 'bound_by': layers['bound_by']})
+        'moved_GB': moved, 'sent_GB': [sum(m.volume for m in messages) for messages in sent],
+        'messages': [', '.join(own) or 'none' for own in kinds],
+        **pass_times(result, layers, operations), 'bound_by': layers['bound_by']})
     if nearest(sort, SORTS, 'order') == 'order': return table
     keys = table.forward_ms + table.backward_ms if sort == 'time' else table[sort]
     order = keys.sort_values(ascending=False, kind='stable').index
@@ -294,9 +295,9 @@ def operation_bars(table, x, y, width):  # list of str
 def interval_line(stats, x, y, scale):  # list of str
     "Where four of five measured runs would lie, if that is known."
     if 'iteration_low_s' not in stats: return []
-    low, high = (x + scale * stats[f'iteration_{end}_s'] for end in ('low', 'high'))
-    strokes = [line(low, y, high, y, 'black', 2), *(line(x, y - 3, x, y + 3, 'black', 2)
-                                                    for x in (low, high))]
+    low, high = x + scale * stats['iteration_low_s'], x + scale * stats['iteration_high_s']
+    strokes = [line(low, y, high, y, 'black', 2), line(low, y - 3, low, y + 3, 'black', 2),
+               line(high, y - 3, high, y + 3, 'black', 2)]
     tip = element('title', 'four of five measured runs would lie here')
     return [element('g', tip + ''.join(strokes), data_part='interval')]
 
@@ -338,14 +339,17 @@ def memory_bar(result: Estimate, x, y, width, ghost=None):  # list of str
             *legend(x, y + 52, entries, 2, width / 2)]
 
 # %% ../../nbs/77_layer_panel.ipynb #7808945e
+def micro_batches_of(result: Estimate):  # of each copy, in an iteration
+    return result.global_batch // result.parallel.dp // result.parallel.micro_batch
+
 def pipeline_of(result: Estimate, table):  # Pipeline
     "The schedule whose idle time is the estimate's bubble, in the estimate's whole iteration."
     p, stats = result.parallel, result.stats
-    N, depth = result.global_batch // p.dp // p.micro_batch, result.model.depth // p.pp
+    N, layers = micro_batches_of(result), result.model.depth // p.pp
     message = stats['pp_comm_s'] / N / 2
-    forward, backward = (table[f'{way}_ms'].sum() / 1000 * depth + message for way in WAYS)
-    period = (stats['bubble_s'] / (p.pp - 1) if p.pp > 1 else
-              min(forward + backward, stats['iteration_s'] / N))
+    forward, backward = (table[f'{way}_ms'].sum() / 1000 * layers + message for way in WAYS)
+    if p.pp > 1: period = stats['bubble_s'] / (p.pp - 1)
+    else: period = min(forward + backward, stats['iteration_s'] / N)
     share = forward / (forward + backward)
     pipeline = Pipeline(p.pp, N * p.virtual_stages, period * share, period * (1 - share))
     return pipeline._replace(rest=max(stats['iteration_s'] - pipeline.seconds, 0.))
@@ -354,15 +358,15 @@ def pipeline_of(result: Estimate, table):  # Pipeline
 def pipeline_title(result: Estimate):  # str
     "What the pipeline is, and what it loses."
     p, bubble = result.parallel, result.stats['bubble_s'] / result.stats['iteration_s']
-    N = result.global_batch // p.dp // p.micro_batch
+    N = micro_batches_of(result)
     batches = 'micro-batch' if N == 1 else 'micro-batches'
     parts = f' of {p.virtual_stages} parts' if p.virtual_stages > 1 else ''
     return f'Pipeline (1F1B): {plural(p.pp, "stage")}{parts}, {N:,} {batches}, bubble {bubble:.1%}'
 
 def rest_of(result: Estimate):  # str
     "What comes once, after the pipeline."
-    return ' and '.join([components(result.stats)[part] for part in ('dp_comm_s', 'other_s')
-                         if result.stats[part]])
+    names = components(result.stats)
+    return ' and '.join(names[part] for part in ('dp_comm_s', 'other_s') if result.stats[part])
 
 def store_of(result: Estimate):  # Store
     "The memory of an estimate; its activations come and go."
@@ -442,12 +446,14 @@ def one_step(state, options, q: Question, controls=STEPS + MACHINE):  # list of 
     found = moves(state, options, q, controls)
     if 'own' in controls and waits(state.estimate.parallel, q):
         found.append(('own', with_values(state, [OVERLAP])))
-    rows = [i for i, (_, moved) in enumerate(found) if has_row(moved, q)]
-    figures = dict(zip(rows, figures_of(state.estimate, [found[i][1] for i in rows], q)))
-    for i in {*range(len(found))} - {*rows}:
-        there = priced(found[i][1])
-        figures[i] = there.stats['iteration_s'], there.needed
-    return [Step(*step, *figures[i], q.system.hbm_capacity) for i, step in enumerate(found)]
+    in_table = [moved for _, moved in found if has_row(moved, q)]
+    figures = dict(zip(in_table, figures_of(state.estimate, in_table, q)))
+    for _, moved in found:
+        if moved in figures: continue
+        there = priced(moved)
+        figures[moved] = there.stats['iteration_s'], there.needed
+    return [Step(control, moved, *figures[moved], q.system.hbm_capacity)
+            for control, moved in found]
 
 def has_row(state, q: Question):
     "Whether a state is of this machine, and no 2d-seqp that unfused kernels count apart from 1d."
@@ -529,8 +535,8 @@ def limit_words(result: Estimate):  # str
 def layer_words(state, options, q: Question, result: Estimate):  # str
     "What limits a configuration, and which single change would help most."
     tried = one_step(state, options, q)
-    step, other = (best_step([step for step in tried if step.control in controls], result)
-                   for controls in (STEPS, MACHINE))
+    step = best_step([one for one in tried if one.control not in MACHINE], result)
+    other = best_step([one for one in tried if one.control in MACHINE], result)
     sentences = [limit_words(result), step_words(state, result, step), slip_words(state, step),
                  assumed_words(result, q), step_words(state, result, other, elsewhere=True)]
     return ' '.join(sentence for sentence in sentences if sentence)

@@ -37,7 +37,7 @@ from transformer_perf.panels.states import (
     said, with_values)
 from .layer import (
     SAID, LayerState, begun, beside, layer_table, pipeline_of, rest_of)
-from .search import SearchState, cell_name, cell_words, cells_of, map_cells
+from .search import SearchState, cell_name, cell_of, cells_of, map_cells
 from .charts import CollectivesState, RooflineState, SweepState
 
 # %% ../../nbs/80_panels.ipynb #e6cb2149
@@ -125,12 +125,13 @@ def wide(parts):  # str
 def pieces(state, shown, pinned=None):  # yields two str, HTML
     "What a panel shows (or a sentence, why there is nothing): the picture, and what is below it."
     if isinstance(shown, str):
-        yield from ('', f'<p><b>{html.escape(shown)}</b></p>')
+        yield ''
+        yield f'<p><b>{html.escape(shown)}</b></p>'
         return
     yield wide([picture_of(shown)])
     style = 'max-width:75em;line-height:1.5;margin:4px 0'
-    words = [f'<p style="{style}">{html.escape(text)}</p>' for text in shown.words.split('\n')
-             if text]
+    words = [f'<p style="{style}">{html.escape(text)}</p>'
+             for text in shown.words.split('\n') if text]
     table = '' if shown.view is None else table_html(shown.view)
     yield wide([*words, comparison_html(state, shown, pinned), table, calls_html(state)])
 
@@ -196,19 +197,25 @@ LOOK = ('{0} div {{display: contents}} {0} span {{align-self: center; text-align
         '{0} button.jupyter-button {{width: 64px; height: 28px; margin: 0; padding: 0; '
         'font-size: 11px; line-height: 1; box-shadow: none}}')
 
+def head_html(words, row, column):  # str
+    "What stands beside or above the cells of a map."
+    return f'<span style="grid-area: {row} / {column}">{words}</span>'
+
 def map_html(own, cells, looks, chosen):  # str
-    "The sizes around a map of class `own`, and its buttons' places and looks: (ink, color)."
-    sizes = cells.iloc[:, :2].to_numpy().tolist()
-    rows, columns = ({size: i for i, size in enumerate(sorted(set(one)), 2)} for one in zip(*sizes))
-    heads = [(' \\ '.join(cells.columns[:2]), 1, 1), *((size, i, 1) for size, i in rows.items()),
-             *((size, 1, i) for size, i in columns.items())]
+    "The sizes around a map of class `own`, and the places and looks (each a Cell) of its buttons."
+    a, b = cells.columns[:2]
+    rows = {size: i for i, size in enumerate(np.unique(cells[a]), 2)}
+    columns = {size: i for i, size in enumerate(np.unique(cells[b]), 2)}
+    heads = [head_html(f'{a} \\ {b}', 1, 1)]
+    heads += [head_html(size, i, 1) for size, i in rows.items()]
+    heads += [head_html(size, 1, i) for size, i in columns.items()]
     rules = [f'.{own} {{grid-template-columns: 70px repeat({len(columns)}, 64px)}}',
              LOOK.format(f'.{own}')]
-    for n, ((row, column), (ink, color)) in enumerate(zip(sizes, looks), 1):
-        border = '2px solid black' if cell_name((row, column)) == chosen else '0px solid black'
+    for n, (row, column, look) in enumerate(zip(cells[a], cells[b], looks), 1):
+        border = 2 if cell_name((row, column)) == chosen else 0
         rules.append(f'.{own} button:nth-child({n}) {{grid-area: {rows[row]} / {columns[column]}; '
-                     f'color: {ink}; background: {color}; border: {border}}}')
-    heads = [f'<span style="grid-area: {i} / {j}">{words}</span>' for words, i, j in heads]
+                     f'color: {look.ink}; background: {look.color}; '
+                     f'border: {border}px solid black}}')
     return f'<style>{" ".join(rules)}</style>{"".join(heads)}'
 
 # %% ../../nbs/80_panels.ipynb #7a51c172
@@ -239,17 +246,17 @@ class CellMap(ipywidgets.VBox):
 def show_cells(shown: CellMap, state):
     "Show the map of a state, and frame the chosen cell."
     cells, names = map_cells(state), cells_of(state)
-    (a, b), shown.options = cells.columns[:2], tuple(zip(names, names))
-    said = [cell_words(row, cells.seconds.min(), cells.attrs['capacity'])
-            for row in cells.itertuples()]
+    a, b = cells.columns[:2]
+    looks = [cell_of(row, cells.seconds.min(), cells.attrs['capacity'])
+             for row in cells.itertuples()]
+    shown.options = tuple(zip(names, names))
     shown.title.value = (f'<b>The fastest that fits, for each {a} and {b}</b>: a '
                          'click loads it in the layer panel; grey: even the smallest is too large')
     with shown.buttons.hold_sync():
-        shown.buttons.options = [(words[0], cell) for words, cell in zip(said, names[1:])]
-        shown.buttons.tooltips = [f'{a} {row[1]}, {b} {row[2]}: {words[-1]}'
-                                  for words, row in zip(said, cells.itertuples())]
-    shown.look.value = map_html(f'map-{shown.grid.model_id}', cells, [x[1:3] for x in said],
-                                state.cell)
+        shown.buttons.options = [(look.words, cell) for look, cell in zip(looks, names[1:])]
+        shown.buttons.tooltips = [f'{a} {row}, {b} {column}: {look.tip}'
+                                  for row, column, look in zip(cells[a], cells[b], looks)]
+    shown.look.value = map_html(f'map-{shown.grid.model_id}', cells, looks, state.cell)
 
 # %% ../../nbs/80_panels.ipynb #7a51c182
 MOMENTS = 100   # of a range
@@ -489,8 +496,8 @@ def state_of_job(state, parallel: Parallel):  # (LayerState, list of sentences)
     state, _ = dataclasses.replace(state, **same, panels=p.panels or 1,
                                    placement=placement).settle()
     own = {name: x for name, x, _ in not_shown(state, p) if name in HABITS and x is not None}
-    state = with_values(state, [f'{name}={x if isinstance(x, str) else json.dumps(x)}'
-                                for name, x in own.items()])
+    told = {name: x if isinstance(x, str) else json.dumps(x) for name, x in own.items()}
+    state = with_values(state, map('='.join, told.items()))
     other = [f'{control_name(name)} {x} as {shown}' for name, x, shown in not_shown(state, p)]
     return state, [f'The panel shows {", ".join(other)}.'] if other else []
 
@@ -500,8 +507,9 @@ def assumed_besides(state, job):  # list of sentences
     own = job.assumptions(state.assumptions).on(state.estimate.system)
     found = {name: x for name, x in job.assumed.items()
              if getattr(own, name) != getattr(shown, name)}
-    if own.measured: found |= {name: x for name, x in job.costs_said.items()
-                               if value_of(shown.measured, name) != x}
+    if own.measured:
+        found |= {name: x for name, x in job.costs_said.items()
+                  if value_of(shown.measured, name) != x}
     words = ', '.join(f'{name} {x}' for name, x in found.items())
     return [f'The panel does not show what the job says besides: {words}.'] if found else []
 
@@ -544,7 +552,8 @@ class Panel:
         self.then, self.notes = then, ipywidgets.HTML()
         self.history, self.pinned, self.ghost = History(), None, None
         self.controls = Controls(state, self.moved)
-        self.bar, players = Bar(self), [Player()] if isinstance(state, LayerState) else []
+        self.bar = Bar(self)
+        players = [Player()] if isinstance(state, LayerState) else []
         maps = [own for own in self.controls.values() if isinstance(own, CellMap)]
         self.parts = [*maps, *players]   # what follows the state beside the page
         self.output = Page([self.bar.widget, self.notes, *maps, *(one.widget for one in players)])

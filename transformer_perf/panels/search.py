@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['OVER', 'SearchState', 'found_by', 'unchosen', 'searched', 'asked_settled', 'cells_of', 'search_settled', 'map_cells',
-           'mapped', 'cell_name', 'shade', 'cell_words']
+           'mapped', 'cell_name', 'shade', 'Cell', 'cell_of']
 
 # %% ../../nbs/78_search_panel.ipynb #d2a70304
 import dataclasses
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -100,17 +101,17 @@ def search_settled(state):  # (SearchState, dict: control -> options)
 # %% ../../nbs/78_search_panel.ipynb #7a51c125
 def search_call(state: SearchState):  # str
     "The Python call that gives the same numbers."
-    (imports, model, system), habits = calls_of(state), habits_of(state)
+    imports, model, system = calls_of(state)
     given = {'global_batch': state.global_batch, 'strategy': state.strategy, 'k': TOP}
-    imports = ['from transformer_perf.execution import KIND', *imports]
-    priced = {'assumptions': state.assumptions} | software_said(state)
+    lines = ['from transformer_perf import search', 'from transformer_perf.execution import KIND']
+    priced, habits = {'assumptions': state.assumptions} | software_said(state), habits_of(state)
     said = arguments(priced)
     if habits:
-        imports = ['from transformer_perf.estimates import as_assumptions', *imports]
-        whole_one = ', '.join(map(repr, priced.values()))
-        said = f'assumptions={replaced(f"as_assumptions({whole_one})", habits)}'
+        lines.append('from transformer_perf.estimates import as_assumptions')
+        usual = f'as_assumptions({", ".join(map(repr, priced.values()))})'
+        said = f'assumptions={replaced(usual, habits)}'
     call = f'search({model}, {state.n_gpus}, {system}, {arguments(given)}, kind=KIND, {said})'
-    return '\n'.join(['from transformer_perf import search', *imports, call])
+    return '\n'.join([*lines, *imports, call])
 
 def search_command(state: SearchState):  # str
     "The command that gives the same numbers."
@@ -221,9 +222,8 @@ def mapped(state):  # as map_cells; `best`: its row
     q = fit[0].question
     cells, needed = least_memory(fit, names), FITS_BY[q.assumptions.fits_by]
     best = best_in_cells(cells, names, job)
-    figures = [(row['iteration_s'], row[needed]) if row else (np.nan, least)
-               for row, least in zip(best, cells.least_GB)]
-    cells = cells.assign(**dict(zip(('seconds', 'GB'), np.array(figures).T)))
+    cells['seconds'] = [row['iteration_s'] if row else np.nan for row in best]
+    cells['GB'] = [row[needed] if row else least for row, least in zip(best, cells.least_GB)]
     cells['best'] = pd.Series(best, dtype=object)
     cells.attrs['capacity'] = q.system.hbm_capacity
     return cells
@@ -253,15 +253,23 @@ def shade(ratio):  # color
 
 OVER = 'the fastest do not fit when their schedules are played'
 
-def cell_words(row, best, capacity):  # (words, their color, color of the cell, what follows)
+class Cell(NamedTuple):
+    "A cell of the map, for the eye."
+    words: str
+    ink: str     # their color
+    color: str
+    tip: str     # what the mouse over it says
+
+def cell_of(row, best, capacity):  # Cell
     "What a cell of the map says: its time; or in red what it needs."
     if not np.isfinite(row.seconds):
         why = OVER if row.GB <= capacity else 'nothing fits'
-        return (f'{row.GB:,.0f} GB', '#a33c00', '#e4e4e4',
-                f'{why}; the smallest needs {short(row.GB)} GB')
-    ratio = round(row.seconds / best, 1)   # a few shades, that buttons can share
-    return (f'{short(row.seconds)} s', 'white' if ratio < 1.3 else 'black', shade(ratio),
-            f'{short(row.seconds)} s, {short(row.GB)} GB, {row.seconds / best:.2f} times the best')
+        return Cell(f'{row.GB:,.0f} GB', '#a33c00', '#e4e4e4',
+                    f'{why}; the smallest needs {short(row.GB)} GB')
+    seconds, times = f'{short(row.seconds)} s', row.seconds / best
+    ratio = round(times, 1)   # a few shades, that buttons can share
+    return Cell(seconds, 'white' if ratio < 1.3 else 'black', shade(ratio),
+                f'{seconds}, {short(row.GB)} GB, {times:.2f} times the best')
 
 # %% ../../nbs/78_search_panel.ipynb #b70e6b18
 def layer_state_of(state: SearchState, row):  # LayerState, or None where the row is None
@@ -312,11 +320,10 @@ def search_words(state, found, why):  # str
 def compared(state):  # (DataFrame, the same for the eye beside the candidates)
     "What the candidates of a search lose to the first."
     why, view = why_slower(state.found), readable(state.found, named_in(state)[1])
-    grew = [f'{name} +{short(seconds)} s' if seconds > 0 else ''
-            for name, seconds in zip(why.grew, why.grew_s)]
     at = view.columns.get_loc('iteration s') + 1
-    view.insert(at, 'slower by', [f'{short(seconds)} s' for seconds in why.slower_s])
-    view.insert(at + 1, 'what grew', grew)
+    view.insert(at, 'slower by', why.slower_s.map(short) + ' s')
+    grew = why.grew + ' +' + why.grew_s.map(short) + ' s'
+    view.insert(at + 1, 'what grew', grew.where(why.grew_s > 0, ''))
     return why, view
 
 @functools.lru_cache(4)   # to and fro, pinned, taken away as files

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['POWERS', 'RATES', 'OFFERED', 'HABITS', 'TYPED', 'HELD', 'CONTROLS', 'SORTS', 'HELP', 'Shown', 'closest', 'with_own',
            'runnable', 'nearest_settled', 'own_value', 'own_values', 'habits_of', 'assumptions_of', 'named_in',
-           'arguments', 'command', 'replaced', 'calls_of', 'software_said', 'JobState', 'job_alone', 'question_of',
-           'loaded', 'panel_name', 'as_text', 'said', 'command_of', 'address_of', 'control_name', 'placement_name',
-           'in_control', 'value_of', 'with_values']
+           'with_own_fields', 'arguments', 'command', 'replaced', 'calls_of', 'software_said', 'JobState', 'job_alone',
+           'question_of', 'loaded', 'panel_name', 'as_text', 'said', 'command_of', 'address_of', 'control_name',
+           'placement_name', 'in_control', 'value_of', 'with_values']
 
 # %% ../../nbs/76_panel_states.ipynb #d2a70105
 import dataclasses
@@ -138,9 +138,12 @@ def named_in(state):  # (Model, System)
     "The model and the system of a state, with its own values."
     own, model = own_values(state), as_model(state.model)
     if 'seq_len' in own: model = with_length(model, own['seq_len'])
-    things = model, as_system(state.system, state.nvlink_size)
-    return tuple(dataclasses.replace(x, **{k: v for k, v in own.items() if k in vars(x)})
-                 for x in things)
+    system = as_system(state.system, state.nvlink_size)
+    return with_own_fields(model, own), with_own_fields(system, own)
+
+def with_own_fields(thing, own):  # Model or System
+    "A model or a system with those of some values that are fields of it."
+    return dataclasses.replace(thing, **{name: x for name, x in own.items() if name in vars(thing)})
 
 # %% ../../nbs/76_panel_states.ipynb #7a51c0e4
 def arguments(values):  # str
@@ -303,9 +306,9 @@ HELP = {
 # %% ../../nbs/76_panel_states.ipynb #a2ea13f8
 def value_of(field, text):  # of the field's type
     "The value of a control from text."
-    of = field.type if field.name != 'placement' else (
-        lambda sizes: tuple(int(x) for x in sizes.split('x')) if sizes else ())
-    try: return of(text)
+    try:
+        if field.type is not tuple: return field.type(text)
+        return tuple(map(int, text.split('x'))) if text else ()   # of a placement
     except ValueError:
         raise ValueError(f'{field.name + "=" + text!r} must be {field.name}=VALUE, with a value '
                          f'like {field.default!r}') from None
