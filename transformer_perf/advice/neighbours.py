@@ -97,7 +97,8 @@ def parts_on_ranks(p, memory: Memory, working):  # dict of GB, [rank]
 def held_by_ranks(one: Estimate):  # DataFrame, a row for each rank
     "What each rank of the pipeline holds at its peak, GB, and from when on."
     work = count(job_of_estimate(one))
-    (full, stay), start, p = memory_on_ranks(work), np.nan, work.layouts
+    full, stay = memory_on_ranks(work)
+    p, start = work.layouts, np.nan
     if passes_in(p) <= MOST_PLAYED:
         held = memory_played(*run_of(one))[0]
         start = held.time[[own[np.argmax(held.GB[own])] for own in runs(held.rank)]]
@@ -210,8 +211,9 @@ def to_host(case: Case):  # list of str
 def steps_of(case: Case, precision=(), offload=(), far=False):  # list of Step
     "Every knob of a configuration, turned by one step; GPUs change groups as in `moves`."
     p = case.parallel
-    found = moves(p, far) + [Step(name, {name: x}) for name, values in
-                        values_beside(case, precision, offload).items() for x in values]
+    found = moves(p, far)
+    for name, values in values_beside(case, precision, offload).items():
+        found += [Step(name, {name: x}) for x in values]
     if given_places(p): found.append(Step('placement', dict.fromkeys(given_places(p))))
     found = [Step(s.knob, with_consequences(p, s.to)) for s in found]
     return [s for s in found if can_be_asked(case, s.to)]
@@ -297,11 +299,10 @@ def placements_of(t, one: Estimate, every):  # (row of each, table)
         ways, row = [*ways, more[way]], np.concatenate([row, at])
     ways = np.concatenate(ways).T
     _, once = distinct(row, *ways)
-    row, found = row[once], dict(zip(PLACES, ways[:, once]))
-    t = keep(t, row)
-    given = {place: np.not_equal(t[place], None) for place in PLACES}
-    return row, t | {place: np.where(given[place], t[place], found[place]).astype(int)
-                     for place in PLACES}
+    t = keep(t, row[once])
+    for place, own in zip(PLACES, ways[:, once]):   # those that are given stay
+        t[place] = np.where(np.not_equal(t[place], None), t[place], own).astype(int)
+    return row[once], t
 
 # %% ../../nbs/88c_neighbours.ipynb #13a0001f
 def counted_alike(t, fused):  # list of (strategy, layout, rows)
@@ -330,7 +331,7 @@ def best_placed(t, one: Estimate, every):  # (s, GB needed, table), by formula
                                     one.assumptions.costs.sums_in_pipelines)
     seconds, GB = np.full((2, rows_of(t)), np.inf)
     for rows, figures in figures_by(seconds_and_GB, t, one): seconds[rows], GB[rows] = figures
-    order = np.lexsort((seconds, row))
+    order = np.lexsort((seconds, row))   # by row, the fastest of each first
     best = order[np.searchsorted(row[order], np.arange(number))]
     return seconds[best], GB[best], keep(t, best)
 
@@ -378,9 +379,10 @@ def reason(before: Estimate, after: Estimate):  # str
     old, new = before.stats, after.stats
     moved = lambda names: {word: new[name] - old[name] for name, word in names.items()}
     time, GB = moved(times_of(before, after)), moved(MEMORY_PARTS)
-    sign = 1 if sum(time.values()) > 0 else -1
-    (most, name), (against, other) = largest(time, sign), largest(time, -sign)
     words = {1: 'more', -1: 'less'}
+    sign = 1 if sum(time.values()) > 0 else -1
+    most, name = largest(time, sign)
+    against, other = largest(time, -sign)
     found = [f'{name} takes {short(most)} s {words[sign]}']
     if against > .2 * most: found.append(f'{other} {short(against)} s {words[-sign]}')
     sign = 1 if sum(GB.values()) > 0 else -1
@@ -399,12 +401,12 @@ def changes_table(one: Estimate, changes):  # DataFrame, a row for each change
     "What changes cost and bring."
     columns = ['change', 'iteration_s', 'change_s', 'mfu', 'hfu', 'needed_GB', 'change_GB', 'fits',
                'why']
-    def row(c):
-        new, old = c.estimate.stats, one.stats
-        return (c.words, new['iteration_s'], new['iteration_s'] - old['iteration_s'], new['mfu'],
-                new['hfu'], c.estimate.needed, c.estimate.needed - one.needed, c.estimate.fits,
-                reason(one, c.estimate))
-    return pd.DataFrame([row(c) for c in changes], columns=columns)
+    rows = []
+    for words, _, new in changes:
+        seconds, mfu, hfu = (new.stats[name] for name in ('iteration_s', 'mfu', 'hfu'))
+        rows.append((words, seconds, seconds - one.stats['iteration_s'], mfu, hfu, new.needed,
+                     new.needed - one.needed, new.fits, reason(one, new)))
+    return pd.DataFrame(rows, columns=columns)
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00024
 def changes_view(table, system):  # DataFrame of text

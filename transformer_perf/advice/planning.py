@@ -160,18 +160,18 @@ def spent(t, system, price, budget: Budget, operation: Operation):  # dict of co
     "What rows take of time, energy and money; `price`: USD of a GPU for an hour, or none."
     n, rate = t['n_gpus'].to_numpy(float), t['tokens_per_s'].to_numpy()
     hourly = n * (np.nan if price is None else price)
-    limits = [budget.hours or np.inf, *([] if budget.usd is None else [budget.usd / hourly])]
-    buys = rate * 3600 * np.minimum.reduce([x + 0 * n for x in limits])
-    tokens = buys if budget.tokens is None else budget.tokens + 0 * n
+    limit = np.full(len(n), budget.hours or np.inf)   # h
+    if budget.usd is not None: limit = np.minimum(limit, budget.usd / hourly)
+    limited = budget.tokens is None   # the time is given, and how far it leads is not sure
+    tokens = rate * 3600 * limit if limited else budget.tokens + 0 * n
     hours, watts = tokens / rate / 3600, system.server_power or np.nan
     low, high = (t[name].to_numpy() / t['iteration_s'].to_numpy() if name in t else np.nan
                  for name in ('iteration_low_s', 'iteration_high_s'))
-    limited = budget.tokens is None   # the time is given, and how far it leads is not sure
-    fewest, most = (1 / high, 1 / low) if limited else (1., 1.)
-    shortest, longest = (1., 1.) if limited else (low, high)
-    return {'tokens': tokens, 'tokens_low': tokens * fewest, 'tokens_high': tokens * most,
-            'days': hours / 24, 'days_low': hours / 24 * shortest,
-            'days_high': hours / 24 * longest, 'gpu_hours': hours * n,
+    fewest, most = (tokens / high, tokens / low) if limited else (tokens, tokens)
+    days = hours / 24
+    shortest, longest = (days, days) if limited else (days * low, days * high)
+    return {'tokens': tokens, 'tokens_low': fewest, 'tokens_high': most, 'days': days,
+            'days_low': shortest, 'days_high': longest, 'gpu_hours': hours * n,
             'energy_MWh': hours * n * watts * operation.pue * 1e-6, 'usd': hours * hourly,
             'usd_per_gpu_hour': hourly / n, 'usd_per_million_tokens': hourly / rate / 3600 * 1e6}
 
@@ -251,39 +251,45 @@ def answers_among(rows, budget: Budget, margin):  # (answers of each row, whethe
     for name in asked:
         own = m[m[ANSWERS[name][0]].notna()]
         if name == 'simplest': own = own[own.s_per_token <= (1 + margin) * m.s_per_token.min()]
-        if len(own): found[own.sort_values([*ANSWERS[name]], kind='stable').index[0]].append(name)
+        if len(own): found[first_by(own, name)].append(name)
     for system, own in m.groupby(rows.system, sort=False):
-        first = own.sort_values([*ANSWERS['fastest']], kind='stable').index[0]
+        first = first_by(own, 'fastest')
         if 'fastest' not in found[first]: found[first].append(f'fastest on {system}')
-    answers, front = [', '.join(names) for names in found], on_front(m[CRITERIA].fillna(np.inf))
-    front[front] = first_of_kinds(rows[front], np.array(answers)[front])
+    answers = pd.Series([', '.join(names) for names in found], rows.index, object)
+    front = on_front(m[CRITERIA].fillna(np.inf))
+    front[front] = first_of_kinds(rows[front]) | (answers[front] != '')
     return answers, front
 
-def first_of_kinds(rows, answers):  # bools
-    "Answers, and the fastest of each way to group the GPUs of a system and to recompute."
-    kind = ['system', 'n_gpus', *KIND, 'recompute']
-    return (answers != '') | ~rows.sort_values('tokens_per_s', ascending=False,
-        kind='stable').duplicated(kind).reindex(rows.index).to_numpy()
+def first_by(m, answer):  # label of a row
+    "Of rows that are measured, the one that answers."
+    return m.sort_values([*ANSWERS[answer]], kind='stable').index[0]
+
+def first_of_kinds(rows):  # bools; rows: the fastest first
+    "The fastest of each way to group the GPUs of a system and to recompute."
+    return ~rows.duplicated(['system', 'n_gpus', *KIND, 'recompute'])
 
 # %% ../../nbs/72_plan.ipynb #14a00054
 def described(row):  # str
     "A configuration in a few words: what differs from one GPU that does everything."
-    sizes = [f'{group} {row[group]}' for group in (*GROUPS, 'ep') if row[group] > 1]
-    told = [(name, often, title) for name, often, title in SHOWN if name in row and name != 'ep']
-    more = [f'{title} {row[name]}' for name, often, title in told
-            if often not in (..., row[name]) and not usual(row, name)]
-    return ', '.join([*sizes, f'micro-batch {row.micro_batch}', *more])
+    words = [f'{group} {row[group]}' for group in (*GROUPS, 'ep') if row[group] > 1]
+    words.append(f'micro-batch {row.micro_batch}')
+    for name, often, title in SHOWN:
+        if name == 'ep' or name not in row: continue
+        if often is ... or row[name] == often or usual(row, name): continue
+        words.append(f'{title} {row[name]}')
+    return ', '.join(words)
 
-def figure(x, digits=','):  # str
-    "A number for the eye; empty where none is known."
-    return '' if not np.isfinite(x) else short(x) if digits == ',' else f'{x:{digits}}'
+def figure(x, digits=None):  # str
+    "A number for the eye, in four digits unless others are asked for; empty where none is known."
+    if not np.isfinite(x): return ''
+    return f'{x:{digits}}' if digits else short(x)
 
 # %% ../../nbs/72_plan.ipynb #14a00055
 def plan_view(rows):  # DataFrame of text
     "Rows of a plan for the eye."
-    text = lambda name, digits=',': [figure(x, digits) for x in rows[name]]
-    def ranged(name, digits=','):
-        each = zip(text(name, digits), *(text(f'{name}_{end}', digits) for end in ('low', 'high')))
+    def text(name, digits=None): return [figure(x, digits) for x in rows[name]]
+    def ranged(name, digits=None):
+        each = zip(*(text(name + end, digits) for end in ('', '_low', '_high')))
         return [x if low in ('', high) else f'{x} ({low} to {high})' for x, low, high in each]
     return pd.DataFrame({
         'answer': rows.answers, 'GPUs': [f'{n} {s}' for n, s in zip(rows.n_gpus, rows.system)],
@@ -370,12 +376,14 @@ def costed(found, model, budget: Budget, prices, operation, assumptions):
 def notes_on(rows, found, priced, operation: Operation):  # list of str
     "What a plan rests on; `found` is a SearchResult of each system, `priced` its Price."
     notes = [evidence_of_rows(rows.evidence)] if len(rows) else []
-    for system, price in zip((one.priced_on for one in found), priced):
-        at = price and ', '.join(x for x in (price.date, price.source) if x)
-        notes.append(f'{system.name}: {price.usd:.2f} USD per GPU-hour ({at}).' if price else
-                     f'{system.name}: no price is known, so no USD are said.')
-        if system.server_power is None:
-            notes.append(f'{system.name}: no watts of its server are known, so no MWh are said.')
+    for one, price in zip(found, priced):
+        name = one.priced_on.name
+        if price is None: notes.append(f'{name}: no price is known, so no USD are said.')
+        else:
+            said = ', '.join(filter(None, (price.date, price.source)))
+            notes.append(f'{name}: {price.usd:.2f} USD per GPU-hour ({said}).')
+        if one.priced_on.server_power is None:
+            notes.append(f'{name}: no watts of its server are known, so no MWh are said.')
     notes.append(f'Assumed: a failure in {operation.mtbf_gpu_hours:,.0f} GPU-hours, '
                  f'{operation.restart_s:g} s until the job computes again; energy is what servers '
                  f'draw at most, times a PUE of {operation.pue:g}.')
@@ -384,12 +392,12 @@ def notes_on(rows, found, priced, operation: Operation):  # list of str
 # %% ../../nbs/72_plan.ipynb #14a00066
 def listed(model, batch, budget, found, assumed, prices, operation, margin):  # Plan
     "The short list of what was found on each system."
-    rows, priced = zip(*(costed(one, model, budget, prices, operation, a)
-                         for one, a in zip(found, assumed)))
-    rows, late = within(pd.concat([t for t in rows if len(t)] or rows[:1]), budget)
+    costs = [costed(one, model, budget, prices, operation, a) for one, a in zip(found, assumed)]
+    tables, priced = zip(*costs)
+    rows, late = within(pd.concat([t for t in tables if len(t)] or tables[:1]), budget)
     rows = rows.sort_values('tokens_per_s', ascending=False, kind='stable', ignore_index=True)
     answers, front = answers_among(rows, budget, margin)
-    rows = rows.assign(answers=pd.Series(answers, dtype=object), front=front)
+    rows = rows.assign(answers=answers, front=front)
     rows = rows[(rows.answers != '') | rows.front].reset_index(drop=True)
     none = [f'{n} {one.priced_on.name} GPUs: {why}' for one in found
             for n, why in one.reasons.items()]

@@ -7,6 +7,7 @@ __all__ = ['UNITS', 'FIGURES', 'SIZES', 'BESIDE_LAYERS', 'NEAR', 'COLUMNS', 'fig
            'resized', 'tried', 'between', 'of_model', 'sensitivity', 'needed']
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00005
+import contextlib
 import dataclasses
 from typing import NamedTuple
 
@@ -41,12 +42,10 @@ def scaled(name, value, factors):  # array
 # %% ../../nbs/73_sensitivity.ipynb #15a00013
 def one_by_one(system: System, values):  # System of arrays (variants, 1)
     "A system for each of the values {field: array}, differing in that field alone."
-    names = [name for name, own in values.items() for _ in own]
-    columns = {}
+    varied, columns = np.repeat([*values], [len(own) for own in values.values()]), {}
     for name, own in values.items():
-        column = np.full((len(names), 1), float(getattr(system, name)))
-        column[[n == name for n in names], 0] = own
-        columns[name] = column
+        columns[name] = np.full((len(varied), 1), float(getattr(system, name)))
+        columns[name][varied == name, 0] = own
     return dataclasses.replace(system, **columns)
 
 def priced_on(one, system: System):  # (s, GB), an array each
@@ -77,15 +76,15 @@ def slope(after, before, ratio):  # an elasticity
 
 def of_system(one, factor, again):  # DataFrame, a row for each figure
     "What each figure of a system changes."
-    given = figures_of(one.system)
-    near, low, high = (np.array([scaled(name, x, by) for name, x in given.items()])
-                       for by in (NEAR, 1 / factor, factor))
-    values = {name: [x, *steps] for (name, x), *steps in zip(given.items(), near, low, high)}
-    varied, x = one_by_one(one.system, values), np.array([*given.values()])
-    times, memory = (y.reshape(-1, 4).T for y in priced_on(one, varied))
-    best = best_on(one, varied).reshape(-1, 4).T if again else np.full_like(times, np.nan)
+    steps = 1, NEAR, 1 / factor, factor
+    values = {name: scaled(name, x, steps) for name, x in figures_of(one.system).items()}
+    x, near, low, high = np.array([*values.values()]).T
+    varied = one_by_one(one.system, values)
+    times, memory = (y.reshape(-1, len(steps)).T for y in priced_on(one, varied))
+    best = np.full_like(times, np.nan)
+    if again: best = best_on(one, varied).reshape(-1, len(steps)).T
     return pd.DataFrame({
-        'field': given.keys(), 'of': 'system', 'value': x, 'low': low, 'high': high,
+        'field': values.keys(), 'of': 'system', 'value': x, 'low': low, 'high': high,
         'elasticity': slope(times[1], times[0], near / x),
         'memory_elasticity': slope(memory[1], memory[0], near / x), 'base_s': times[0],
         'at_low_s': times[2], 'at_high_s': times[3], 'best_s': best[0], 'best_at_low_s': best[2],
@@ -104,11 +103,11 @@ def tried(one, name, value, again):  # (s, GB, s of the best), NaN where there i
     job, found = resized(one, name, value), [np.nan] * 3
     if job is None: return found
     model, batch = job
-    try: stats = estimate(model, one.parallel, one.system, batch, one.assumptions).stats
-    except ValueError: stats = {}   # the configuration cannot share it out
-    if stats: found[:2] = stats['iteration_s'], stats['memory_GB']
-    best = search(model, one.parallel.n_gpus, one.system, batch, k=1,
-                  assumptions=one.assumptions) if again else ()
+    with contextlib.suppress(ValueError):   # the configuration cannot share it out
+        stats = estimate(model, one.parallel, one.system, batch, one.assumptions).stats
+        found[:2] = stats['iteration_s'], stats['memory_GB']
+    if not again: return found
+    best = search(model, one.parallel.n_gpus, one.system, batch, k=1, assumptions=one.assumptions)
     if len(best): found[2] = best.iteration_s[0]
     return found
 
@@ -172,9 +171,8 @@ def tornado(
         spread = (t.at_high_s - t.at_low_s).abs()
         t = t.loc[spread[spread > 0].sort_values().index[-most:]]
         figure, ((ax,),) = panels_of(1, 5.8, 1 + .3 * len(t))
-        for name, color in (('at_low_s', RED), ('at_high_s', BLUE)):
-            word = 'low' if name == 'at_low_s' else 'high'
-            ax.barh(t.field, t[name] - t.base_s, left=t.base_s, color=color, label=word)
+        for word, color in (('low', RED), ('high', BLUE)):
+            ax.barh(t.field, t[f'at_{word}_s'] - t.base_s, left=t.base_s, color=color, label=word)
         ax.axvline(t.base_s.iloc[-1], color=BLACK, linewidth=0.8)
         ax.set(xlabel='iteration (s)'); ax.legend(title='the figure is')
         return figure
