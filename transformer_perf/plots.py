@@ -67,9 +67,10 @@ DRAWING = threading.RLock()
 
 def nothing_to_draw(table):  # str
     "Why a table has no rows: the search's own reason where it has one."
-    reasons = getattr(table, 'reasons', None) or {}
-    first = [f'; {n} GPUs: {reason}' for n, reason in reasons.items()][:1]
-    return ''.join(['the table has no rows, so there is nothing to draw', *first])
+    words = 'the table has no rows, so there is nothing to draw'
+    for n, reason in (getattr(table, 'reasons', None) or {}).items():
+        return f'{words}; {n} GPUs: {reason}'   # the first
+    return words
 
 # %% ../nbs/83_plots.ipynb #fe83945d
 MOST_CHARACTERS = 300   # of one text in a picture: laying out more takes for ever
@@ -108,7 +109,8 @@ def panels_of(
 MOST_GROUPS, MOST_DRAWN = 50, 300   # panels or lines; rows that each take their place
 
 def groups_of(table, column):  # list of (value, rows)
-    "The rows of each value of a column, in order of appearance."
+    "The rows of each value of a column, in order of appearance; all rows where it is None."
+    if column is None: return [('', table)]
     for cell in table[nearest(column, table.columns, 'column')].tolist():
         if not isinstance(cell, str): finite(cell, column, least=-HUGE)
     found = list(table.groupby(column, sort=False))
@@ -153,15 +155,14 @@ def log_ticks(axis, subs=(1,), base=10):
 # %% ../nbs/83_plots.ipynb #6f63c006
 def look_of(labels):  # dict: label -> line options
     "Colour and filling by what stands before the last dash of a label, dashes by what follows it."
-    split = lambda label: label.rpartition('-')[::2] if '-' in label else (label, label)
-    parts = {label: split(str(label)) for label in labels}
-    families, variants = (list(dict.fromkeys(part[i] for part in parts.values())) for i in (0, 1))
-    def look(family, variant):
-        i, j = families.index(family), variants.index(variant)
-        of = lambda options, k: options[k % len(options)]
-        return dict(color=of(PALETTE, i), fillstyle=of(FILLS, i),
-                    linestyle=of(DASHES, j), marker=of(MARKERS, j))
-    return {label: look(*part) for label, part in parts.items()}
+    families, variants, looks = {}, {}, {}   # of the first two: the number of each
+    for label in labels:
+        family, dash, variant = str(label).rpartition('-')
+        i = families.setdefault(family if dash else variant, len(families))
+        j = variants.setdefault(variant, len(variants))
+        looks[label] = dict(color=PALETTE[i % len(PALETTE)], fillstyle=FILLS[i % len(FILLS)],
+                            linestyle=DASHES[j % len(DASHES)], marker=MARKERS[j % len(MARKERS)])
+    return looks
 
 # %% ../nbs/83_plots.ipynb #6f63c007
 GUIDE = dict(linewidth=0.8, linestyle=(0, (1, 3)))   # dotted
@@ -228,14 +229,13 @@ def training_days(
 ):  # days, one for each row
     "Days that the whole training of each row's model would take."
     table_with(table, ['samples_per_s'], **ABOVE)
-    if model is None: table_with(table, ['model'])
-    models = [as_model(name) for name in (table.model if model is None else [model])]
+    if model is None: models = [as_model(name) for name in table_with(table, ['model']).model]
+    else: models = [as_model(model)] * len(table)
     for m in models:
         if m.train_samples is None:
             raise ValueError(f'train_samples of {m.name} is not known, so neither is the length '
                              'of its training')
-    samples = np.array([m.train_samples for m in models])
-    return (samples if model is None else samples[0]) / table.samples_per_s / 86400
+    return np.array([m.train_samples for m in models]) / table.samples_per_s / 86400
 
 # %% ../nbs/83_plots.ipynb #df381284
 SIZES = {'tp': 'TP', 'cp': 'CP', 'pp': 'PP', 'dp': 'DP', 'micro_batches': 'micro-batches'}
@@ -400,11 +400,12 @@ def grid_of(table, x, y, value):  # (values of x, values of y)
 def maps_of(table, x, y, value, panels):  # (values of x, values of y, list of (name, grid))
     "The values at every point of a map, NaN where there are none; a grid for each panel."
     xs, ys = grid_of(table, x, y, value)
-    point = [x, y] if panels is None else [x, y, nearest(panels, table.columns, 'column')]
-    if table.duplicated(point).any(): raise ValueError('two rows of the table are at one point')
-    grid = lambda own: own.pivot(index=y, columns=x, values=value).reindex(index=ys, columns=xs)
-    shown = [('', table)] if panels is None else groups_of(table, panels)
-    return xs, ys, [(name, grid(own).to_numpy(float)) for name, own in shown]
+    shown, found = groups_of(table, panels), []
+    for name, own in shown:
+        if own.duplicated([x, y]).any(): raise ValueError('two rows of the table are at one point')
+        grid = own.pivot(index=y, columns=x, values=value).reindex(index=ys, columns=xs)
+        found.append((name, grid.to_numpy(float)))
+    return xs, ys, found
 
 # %% ../nbs/83_plots.ipynb #eadaa7fb
 def draw_contours(ax, xs, ys, z, contours):  # dict: words -> handle
@@ -498,7 +499,7 @@ def communication(
 ):  # Figure
     "Predicted and measured time of messages against their size."
     table = numbers_in(table, 'MB', 'measured_ms', 'predicted_ms', least=0, **ABOVE)
-    shown, looks = groups_of(table, panels), look_of([name for name, _ in groups_of(table, line)])
+    shown, looks = groups_of(table, panels), look_of(dict(groups_of(table, line)))
     figure, axes = panels_of(len(shown), 1.5 + 2.75 * len(shown), 3.6, sharey=True)
     for ax, (name, own) in zip(axes[0], shown):
         draw_messages(ax, own, line, looks)
@@ -541,7 +542,7 @@ def timeline(
     columns = 'rank', 'chunk', 'start_s', 'end_s'
     check_passes(table)
     table = with_numbers(table_with(table, columns, least=0), columns)
-    shown = [('', table)] if panels is None else groups_of(table, panels)
+    shown = groups_of(table, panels)
     ranks = sum(own['rank'].nunique() for _, own in shown)
     figure, axes = panels_of(1, 5.6, .8 + .35 * len(shown) + .16 * ranks, len(shown), sharex=True)
     for ax, (name, own) in zip(axes[:, 0], shown):
