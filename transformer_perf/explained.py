@@ -169,12 +169,11 @@ def figures_told(one):  # dict: column -> Quantity
     memory = told_memory(work, played)
     memory = Memory(*(figure_told(*both, memory_at) for both in zip(MEMORY_PARTS, memory)))
     found = all_figures(work, costs, ends, times, memory, pricer.system)
-    shares = {name: figure_told(name, found[name], utilization) for name in ('mfu', 'hfu')}
+    for name in ('mfu', 'hfu'): found[name] = figure_told(name, found[name], utilization)
     for name in {'iteration_low_s', 'iteration_high_s'} & one.stats.keys():
         ratio = Quantity('ratio', one.stats[name] / one.stats['iteration_s'], source='evidence',
                          words='of such predictions over measured runs')
         found[name] = (found['iteration_s'] * ratio).called(name, 's', interval)
-    found |= shares
     return {name: figure_told(name, found[name], all_figures) for name in one.stats}
 
 def explanation_of(

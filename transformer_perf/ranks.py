@@ -133,9 +133,10 @@ def completed(
 ):
     "Yield (number of a task, its result), as they are done; nothing on ranks other than 0."
     world = mpi_world()
-    if world is not None: blocks = [*blocks_of(world.bcast(numbers), world.size - 1)]
-    if world is not None and world.rank: work_off(world, do, blocks)
-    elif world is not None: yield from deal(world, blocks)
+    if world is not None:
+        blocks = [*blocks_of(world.bcast(numbers), world.size - 1)]
+        if world.rank: work_off(world, do, blocks)
+        else: yield from deal(world, blocks)
     elif workers > 1: yield from pooled(do, numbers, workers)
     else:
         for block in blocks_of(numbers, 1): yield from do(block)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LARGEST_PARQUET', 'MOST_CELLS', 'FEW_CELLS', 'CELLS_OF_A_BYTE', 'STUDY', 'PART', 'table_bytes', 'checked_suffix',
-           'parquet_table', 'longest_in', 'as_texts', 'read_table', 'part_path', 'parts_in', 'table_of_parts',
-           'npy_bytes']
+           'parquet_table', 'longest_in', 'as_texts', 'read_table', 'in_a_line', 'part_path', 'parts_in',
+           'table_of_parts', 'npy_bytes']
 
 # %% ../nbs/94_results.ipynb #06c00004
 import io
@@ -81,8 +81,12 @@ def read_table(path):  # DataFrame
     try: return parquet_table(data)
     except ImportError: raise ValueError('a .parquet file needs pyarrow') from None
     except Exception as error:  # noqa: BLE001 -- a damaged file can fail in any way
-        why = printable((str(error) or 'it is damaged').splitlines()[0])[:120]
+        why = in_a_line(error) or 'it is damaged'
         raise ValueError(f'{named(path)}: is not a table ({why})') from None
+
+def in_a_line(error):  # str
+    "What an error says, in one short line."
+    return printable(str(error).partition('\n')[0])[:120]
 
 # %% ../nbs/94_results.ipynb #06c00011
 STUDY = '_study.json'   # beside the parts; readers of datasets pass over names that begin with _
@@ -236,6 +240,6 @@ def read_npy(
     data = read_bytes(path, LARGEST_RESULTS)
     try: return tuple(npy_content(data)[0])
     except Exception as error:  # noqa: BLE001 -- a damaged file can fail in any way
-        why = printable((str(error) or 'it ends early').splitlines()[0])[:120]
+        why = in_a_line(error) or 'it ends early'
         raise ValueError(
             f"{named(path)}: not a results file in the paper's layout ({why})") from None

@@ -142,10 +142,11 @@ def stage_memory(
     assumptions=Assumptions(),  # for the weight of the optimizer states
 ):  # Memory: GB on one GPU
     "What one GPU keeps. Every argument may be an array."
-    W = weights_GB(model)
-    shared = lambda first: np.where(as_stage(stage) >= first, gpus, 1)
-    saved = activation_GB(model, samples) * np.ones_like(shared(3), dtype=float)
-    return Memory(W / shared(3), W / shared(2), assumptions.state_bytes / 2 * W / shared(1), saved)
+    W, stage = weights_GB(model), as_stage(stage)
+    of_states, of_gradients, of_weights = (np.where(stage >= first, gpus, 1) for first in (1, 2, 3))
+    saved = activation_GB(model, samples) * np.ones_like(of_weights, dtype=float)
+    states = assumptions.state_bytes / 2 * W / of_states
+    return Memory(W / of_weights, W / of_gradients, states, saved)
 
 # %% ../nbs/85a_scaling.ipynb #5b9ccef4
 @takes(capacity=ABOVE)
@@ -389,13 +390,15 @@ def check_row(row, where, size, out, bandwidth, wrong):
 # %% ../nbs/85a_scaling.ipynb #95628880
 def result_row(words, where):  # ((size GB, out-of-place s, in-place s), GB/s, GB/s on the bus)
     "The figures of a row, which must be whole."
-    row, number = ' '.join(words), lambda word: np.nan if word == 'N/A' else float(word)
+    row = ' '.join(words)
+    def number(word): return np.nan if word == 'N/A' else float(word)
     try:
         if not 11 <= len(words) <= 13: raise ValueError
         out, bandwidth, bus, wrong, into, _, _, into_wrong = map(number, words[-8:])
-        size, possible = float(words[0]), lambda x, least=0: least <= x <= HUGE
-        if not (possible(size) and possible(out, TINY) and possible(bandwidth)): raise ValueError
-        if not (np.isnan(into) or possible(into)): raise ValueError
+        size = float(words[0])
+        if not (0 <= size <= HUGE and TINY <= out <= HUGE and 0 <= bandwidth <= HUGE):
+            raise ValueError
+        if not (np.isnan(into) or 0 <= into <= HUGE): raise ValueError
     except ValueError:
         raise ValueError(f'{where}: not a whole row of results: {quoted(row)}') from None
     check_row(row, where, size, out, bandwidth, (wrong, into_wrong))
@@ -430,17 +433,11 @@ def rows_of(text, name):  # (rows of results, bus over algorithm bandwidth of so
     raise ValueError(f'{name}: no row of results')
 
 # %% ../nbs/85a_scaling.ipynb #9562887c
-def place_of(word, text):  # index, -1 where there is none
-    "Where a text says a word for the first time, not as the end of a longer one."
-    at = text.find(word)
-    while at > 0 and (text[at - 1] == '_' or text[at - 1].isalnum()): at = text.find(word, at + 1)
-    return at
+NAMES = re.compile(rf'\b(?:{"|".join(PROGRAMS)})')   # not as the end of a longer word
 
 def collective_of(text, kind, name):  # one of TURNS
     "The collective that a log is of; one that was asked for must be the log's own."
-    text = of_type(text, str, 'text')
-    places = {program: place_of(program, text) for program in PROGRAMS}
-    programs = sorted((program for program in PROGRAMS if places[program] >= 0), key=places.get)
+    programs = list(dict.fromkeys(NAMES.findall(of_type(text, str, 'text'))))   # each once
     if len(programs) > 1:
         raise ValueError(f'{name}: holds runs of {" and ".join(programs)}: one run a log')
     if kind is None and not programs:
@@ -514,8 +511,8 @@ def network_of_logs(
 # %% ../nbs/85a_scaling.ipynb #d8a07b20
 def stage_table(model, system, gpus, samples, stage, links, assumptions, fractions):  # DataFrame
     "Memory and time of an iteration at one ZeRO stage; a row per number of GPUs."
-    took = lambda kinds: sum((links.time(kind, weights_GB(model), gpus) for kind in kinds),
-                             np.zeros(len(gpus)))
+    def took(kinds):
+        return sum((links.time(kind, weights_GB(model), gpus) for kind in kinds), 0. * gpus)
     forward, backward = map(took, STAGES[stage])
     rate = achieved_rate(system, assumptions)
     compute = compute_time(training_TFLOP(model, samples), rate, fractions)
@@ -545,8 +542,7 @@ def zero_table(
     model, system, a = as_model(model), as_system(system), as_assumptions(assumptions)
     gpus, parts = np.array([whole(n, 'n_gpus') for n in several(n_gpus, 'n_gpus')]), []
     for stage in several(as_stage(stages), 'stages'):
-        links = network_of_system(system, model, stage, gpus[gpus > 1], assumptions=a) if (
-            network is None) else network
+        links = network or network_of_system(system, model, stage, gpus[gpus > 1], a)
         parts.append(stage_table(model, system, gpus, samples, stage, links, a, fractions))
     return pd.concat(parts, ignore_index=True)
 

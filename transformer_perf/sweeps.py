@@ -38,9 +38,9 @@ from .systems import PHYSICAL, System, as_system
 from .estimates import Assumptions, as_assumptions
 from .modules import STRATEGIES
 from .iteration import Parallel, estimate, keep
-from transformer_perf.execution import (
+from .execution import (
     best_of, considered_choices, counts_of, questions, resting_on, search, search_each,
-    strategies_asked)
+    strategies_asked, variants)
 from .ranks import completed, mpi_world
 from .results import (
     STUDY, checked_suffix, npy_bytes, part_path, parts_in, table_bytes)
@@ -80,7 +80,6 @@ def check_product(systems, vary):
     "A ValueError in one line unless every axis of a product has values."
     if not systems: raise ValueError(f'{systems=} must name at least one')
     fields = [*PHYSICAL, 'nvlink_size', *MODEL_FIELDS, 'global_batch']
-
     for name, values in vary.items():
         nearest(name, fields, 'field to vary')
         if not np.ndim(values) or not np.size(values):
@@ -164,7 +163,7 @@ def sweep(
 # %% ../nbs/85_sweeps.ipynb #c331bf30
 def finished(shards, tasks):  # dict: number of a task -> its result
     "What is done already."
-    loaded = {i: shards.load(task) for i, task in enumerate(tasks)} if shards else {}
+    loaded = {i: shards.load(task) for i, task in enumerate(tasks)}
     return {i: data for i, data in loaded.items() if data is not None}
 
 def done_by(function, tasks, shards, hand_on, numbers):  # yields (number, result or None)
@@ -183,8 +182,9 @@ def run(
 ):  # list of DataFrames in the order of the tasks; None on ranks other than 0
     "Run tasks; with a folder, keep each result as a shard and continue from those that are there."
     world = mpi_world()
-    leads, shards = world is None or world.rank == 0, Shards(folder) if folder is not None else None
-    found = finished(shards if leads else None, tasks)
+    leads = world is None or world.rank == 0
+    shards = None if folder is None else Shards(folder)
+    found = finished(shards, tasks) if leads and shards else {}
     hand_on = world is None or shards is None
     do = functools.partial(done_by, function, tasks, shards, hand_on)
     numbers = [i for i in range(len(tasks)) if i not in found]
@@ -208,12 +208,10 @@ LARGEST_SHARD = 256 * MEGABYTE
 
 def pack(table):  # bytes
     "A table of numbers and strings as a compressed .npy file, exact to the last bit."
-    columns = {name: column.to_numpy() if column.dtype.kind in 'biuf' else
-               np.asarray(column.tolist(), dtype='U') for name, column in table.items()}
-    rows = np.empty(len(table), [(name, column.dtype) for name, column in columns.items()])
-    for name, column in columns.items(): rows[name] = column
+    columns = [column.to_numpy() if column.dtype.kind in 'biuf' else
+               np.asarray(column.tolist(), dtype='U') for _, column in table.items()]
     buffer = io.BytesIO()
-    np.save(buffer, rows, allow_pickle=False)
+    np.save(buffer, np.rec.fromarrays(columns, names=[*table]), allow_pickle=False)
     return zlib.compress(buffer.getvalue(), level=1)
 
 def unpacked(data):  # DataFrame
@@ -273,8 +271,10 @@ class Shards:
     def save(self, task, data):
         "Keep the result of a task."
         path = self.path(task)
-        content = shard_digest(path, data) + b'\n' + data
-        again(lambda: (make_folder(self.folder), write_whole(path, content)))
+        def write():
+            make_folder(self.folder)
+            write_whole(path, shard_digest(path, data) + b'\n' + data)
+        again(write)
 
 # %% ../nbs/85_sweeps.ipynb #6019b23f
 def again(action, times=3):
@@ -384,17 +384,17 @@ def note_study(folder, question, most, **more):
 def write_dataset(folder, vary, workers, *product):  # whether this process leads
     "Write a sweep as a dataset, of which every worker writes its own parts."
     world = mpi_world()
-    leads, number = world is None or world.rank == 0, workers if world is None else world.size - 1
+    leads = world is None or world.rank == 0
+    if world is not None: workers = world.size - 1
     question = sha256((code_digest() + json.dumps([product, vary], default=plain)).encode())
-    asked, points = tasks_of(*product, vary), math.prod(map(np.size, (vary or {}).values()))
-    beside = len(asked) // len(pieces_of(vary or {})) // len(points_of(vary or {}))
-    most = variants_for(points * beside, number)
+    tasks = tasks_of(*product, vary)
+    most = variants_for(sum(variants(task.system) for task in tasks), workers)
     if leads: most = prepared(folder, question, most)
     if world is not None: most = world.bcast(most)
-    tasks = asked if most == VARIANTS else tasks_of(*product, vary, most)
+    if most != VARIANTS: tasks = tasks_of(*product, vary, most)
     left = left_to_do(folder, len(tasks)) if leads else []
     do = functools.partial(write_parts, run_task, tasks, folder)
-    for _ in told(completed(do, left, number), len(tasks), len(tasks) - len(left), leads): pass
+    for _ in told(completed(do, left, workers), len(tasks), len(tasks) - len(left), leads): pass
     if not leads: return False
     while left := left_to_do(folder, len(tasks)): list(do(left))   # another run was here, too
     note_study(folder, question, most, complete=True)
@@ -422,20 +422,20 @@ def write_sweep(
 # %% ../nbs/85_sweeps.ipynb #cc667b9a
 def write_results(folder, name, suffix, tasks, tables):  # list of Path
     "The results of one model and strategy: an .npy file per system, and one tidy table."
-    files = {folder / f'{name}_{task.label}.npy': npy_bytes(table, task.system.nvlink_size,
-                                                            task.n_gpus)
+    files = {f'{name}_{task.label}.npy': npy_bytes(table, task.system.nvlink_size, task.n_gpus)
              for task, table in zip(tasks, tables)}
-    files[folder / f'{name}{suffix}'] = table_bytes(joined(tables), suffix)
-    for path, data in files.items(): write_whole(path, data)
-    return list(files)
+    files[f'{name}{suffix}'] = table_bytes(joined(tables), suffix)
+    for file, data in files.items(): write_whole(folder / file, data)
+    return [folder / file for file in files]
 
 def tasks_of_files(models, strategies, systems, n_gpus, *more):  # dict
     "Name of a table -> the tasks behind it."
     models = [as_model(model) for model in several(models, 'models')]
     names = [model.name for model in models]
     for name in names:
-        if names.count(name) > 1: raise ValueError(
-            f'two models are called {quoted(name)}: their files would have one name')
+        if names.count(name) > 1:
+            raise ValueError(f'two models are called {quoted(name)}: their files would have one '
+                             'name')
     for name in (*names, *systems):
         if '/' in name or os.sep in name:
             raise ValueError(f'{quoted(name)} cannot be part of the name of a file')
@@ -459,9 +459,10 @@ def run_configs(
     everything = list(itertools.chain(*files.values()))
     tables = run(run_task, everything, folder / '.partial', workers)
     if tables is None: return None
-    left, written = iter(tables), []
+    written = []
     for name, tasks in files.items():
-        written += write_results(folder, name, suffix, tasks, [next(left) for _ in tasks])
+        own, tables = tables[:len(tasks)], tables[len(tasks):]
+        written += write_results(folder, name, suffix, tasks, own)
     tidy(folder / '.partial', everything)
     return written
 

@@ -77,11 +77,12 @@ def neighbours(pricer: Measured):  # list of (leaf, System, Parameters)
     system, p = pricer.system, pricer.parameters
     of = lambda record, owner: [x for x in leaves_of(record, owner).values()
                                 if isinstance(x.value, float) and x.value]
-    rates = of(system, f'system {system.name}')
-    measured = [x for part in (p.kernels, p.network) for x in of(part, f'measured {p.name}')]
-    return [
-        *((x, nudged(lambda own: dataclasses.replace(system, **own), x), p) for x in rates),
-        *((x, system, nudged(lambda own: changed(p, own), x)) for x in measured)]
+    found = [(x, nudged(lambda own: dataclasses.replace(system, **own), x), p)
+             for x in of(system, f'system {system.name}')]
+    for part in (p.kernels, p.network):
+        found += [(x, system, nudged(lambda own: changed(p, own), x))
+                  for x in of(part, f'measured {p.name}')]
+    return found
 
 def plain_of(x):
     "Numbers, and named tuples of them, without their names."
@@ -89,8 +90,8 @@ def plain_of(x):
 
 def as_argument(x, name, known):  # str
     "How a formula writes what a function is called with; the quantities it names join `known`."
-    if isinstance(x, Quantity): return own_name(
-        named(x, name, 'GB' if name == 'volume' else ''), known)
+    if isinstance(x, Quantity):
+        return own_name(named(x, name, 'GB' if name == 'volume' else ''), known)
     if not isinstance(x, tuple): return repr(x.item() if isinstance(x, np.generic) else x)
     usual, texts = x._field_defaults, []
     for field, value in x._asdict().items():
@@ -125,13 +126,15 @@ class ToldMeasured(Measured):
     def kernels_of(self, work):  # list of Quantity
         "Products and fused attention of a pass."
         if work.fused: found = [fused_time(work, self.system, self.parameters)]
-        else: found = [self.priced(
-            'product', product_time, p, alike=(p.precision, p.adds),
-            fit=fit_of(self.plain, 'products', 'trtllm', measured_as(str(p.precision))))
-            for p in work.products]
+        else: found = [self.product(p) for p in work.products]
         if not work.attention: return found
         fit = fit_of(self.plain, 'attention', self.plain.parameters.attention_library)
         return [*found, self.priced('attention', attention_time, work.attention, fit=fit)]
+
+    def product(self, p):  # Quantity
+        "What a matrix product takes."
+        fit = fit_of(self.plain, 'products', 'trtllm', measured_as(str(p.precision)))
+        return self.priced('product', product_time, p, alike=(p.precision, p.adds), fit=fit)
 
     def matrix_time(self, each): return column_of([sum(self.kernels_of(work)) for work in each])
 
@@ -141,14 +144,15 @@ class ToldMeasured(Measured):
         if kind != 'ring' and group.size == group.in_domain:
             fit = [x for one in timed_as(kind, self.plain.system)
                    for x in fit_of(self.plain, 'domains', one)]
-        return of_each(lambda GB: self.priced(kind, kernels.collective_time, kind, GB, group,
-                                              fit=fit), volume)
+        def time(GB): return self.priced(kind, kernels.collective_time, kind, GB, group, fit=fit)
+        return of_each(time, volume)
 
     def exchange(self, volume, far, group):
         "As of `Measured`."
         fit = fit_of(self.plain, 'domains', 'alltoall')
-        return of_each(lambda GB, away: self.priced(
-            'alltoall', kernels.exchange_time, GB, away, group, fit=fit), volume, far)
+        def time(GB, away):
+            return self.priced('alltoall', kernels.exchange_time, GB, away, group, fit=fit)
+        return of_each(time, volume, far)
 
     def send(self, volume, near):
         "As of `Measured`."
