@@ -7,6 +7,7 @@ __all__ = ['Played', 'played_of', 'told_times', 'told_memory', 'unit_of', 'figur
 
 # %% ../nbs/88_explained.ipynb #05c00003
 import functools
+from itertools import repeat
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -165,9 +166,8 @@ def figures_told(one):  # dict: column -> Quantity
         matrices=by_name(work.matrices, before='matrix_'))
     costs, ends = told_prices(work, pricer)
     times = told_times(work, costs, pricer, ends, played)
-    times = Times(*(figure_told(*both, iteration_times) for both in zip(TIMES, times)))
-    memory = told_memory(work, played)
-    memory = Memory(*(figure_told(*both, memory_at) for both in zip(MEMORY_PARTS, memory)))
+    times = Times(*map(figure_told, TIMES, times, repeat(iteration_times)))
+    memory = Memory(*map(figure_told, MEMORY_PARTS, told_memory(work, played), repeat(memory_at)))
     found = all_figures(work, costs, ends, times, memory, pricer.system)
     for name in ('mfu', 'hfu'): found[name] = figure_told(name, found[name], utilization)
     for name in {'iteration_low_s', 'iteration_high_s'} & one.stats.keys():

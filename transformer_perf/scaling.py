@@ -70,8 +70,8 @@ class Sizes:
             if unlike := unlike_gpt(model):
                 raise ValueError(f'{model.name}: {unlike} is more than sizes say; take the models '
                                  'one by one')
-        names = ('seq_len', 'embed_dim', 'heads', 'depth')
-        return cls(*(np.array([getattr(m, name) for m in models]) for name in names))
+        table = [(m.seq_len, m.embed_dim, m.heads, m.depth) for m in models]
+        return cls(*np.array(table).T)
 
 SIZED = dict(kind=(Model, Sizes))   # an argument of the functions below
 

@@ -229,8 +229,8 @@ def lines_of(t, before='', below='', said=None):  # yields str
     nothing = [x['name'] for x in inputs if not x['value']]
     for i, x in enumerate(shown):
         last = i == len(shown) - 1 and not nothing
-        marks = ('└─ ', '   ') if last else ('├─ ', '│  ')
-        yield from lines_of(x, *(below + mark for mark in marks), said)
+        fork, trunk = ('└─ ', '   ') if last else ('├─ ', '│  ')
+        yield from lines_of(x, below + fork, below + trunk, said)
     if nothing: yield f'{below}└─ {clipped(", ".join(nothing))} = 0'
 
 # %% ../nbs/88b_traced.ipynb #05b30004

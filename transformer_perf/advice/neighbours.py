@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Step', 'beside', 'primes', 'moves', 'with_consequences', 'given_places', 'to_host', 'steps_of', 'can_be_asked',
-           'can_be_told', 'changed', 'together', 'pairs_of', 'table_of', 'exact_rows', 'prices', 'said', 'in_short',
-           'largest', 'times_of', 'reason', 'Change', 'changes_table', 'changes_view', 'as_html']
+           'can_be_told', 'changed', 'together', 'pairs_of', 'table_of', 'rows_in', 'exact_rows', 'prices', 'said',
+           'in_short', 'largest', 'times_of', 'reason', 'Change', 'changes_table', 'changes_view', 'as_html']
 
 # %% ../../nbs/88c_neighbours.ipynb #6b846967
 import dataclasses
@@ -336,6 +336,10 @@ def best_placed(t, one: Estimate, every):  # (s, GB needed, table), by formula
     return seconds[best], GB[best], keep(t, best)
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00a56
+def rows_in(t, names):  # list of tuples
+    "The rows of some columns of a table."
+    return list(zip(*(t[name].tolist() for name in names)))
+
 def exact_rows(t, one: Estimate):  # list of dict, None where a row cannot run
     "Every figure of each row, as `estimate` has it."
     found = [None] * rows_of(t)
@@ -349,7 +353,7 @@ def prices(t, one: Estimate):  # (s, GB needed, placement, every figure), of eac
     _, _, t = best_placed(t, one, True)
     stats, needed = exact_rows(t, one), FITS_BY[one.assumptions.fits_by]
     of = lambda name: np.array([own[name] if own else np.inf for own in stats])
-    places = [dict(zip(PLACES, at)) for at in zip(*(t[name].tolist() for name in PLACES))]
+    places = [dict(zip(PLACES, at)) for at in rows_in(t, PLACES)]
     return of('iteration_s'), of(needed), places, stats
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00022

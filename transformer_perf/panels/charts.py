@@ -155,9 +155,9 @@ def with_unit(field):  # str
     return f'{field} ({UNIT_OF[field]})' if UNIT_OF[field] else field
 
 # %% ../../nbs/79_chart_panels.ipynb #ef6f3108
-SIZE_LINES = {'tp': ('tp', GROUPS['TP'], 'o', '-'), 'cp': ('cp', BLUE, 's', '--'),
-              'pp': ('pp', GROUPS['PP'], 'D', ':'), 'dp': ('dp', GROUPS['DP'], '^', '-.'),
-              'micro_batch': ('micro-batch', GREY, 'v', '-')}   # name, colour, marker, dashes
+SIZE_LINES = {'tp': (GROUPS['TP'], 'o', '-'), 'cp': (BLUE, 's', '--'),
+              'pp': (GROUPS['PP'], 'D', ':'), 'dp': (GROUPS['DP'], '^', '-.'),
+              'micro_batch': (GREY, 'v', '-')}   # colour, marker, dashes
 
 def memory_areas(ax, x, table):
     "What memory holds, stacked, against a swept quantity."
@@ -168,8 +168,9 @@ def memory_areas(ax, x, table):
 def size_lines(ax, x, table, names):
     "The sizes of a configuration against a swept quantity."
     for name in names:
-        words, color, marker, dashes = SIZE_LINES[name]
-        ax.plot(x, table[name], color=color, marker=marker, linestyle=dashes, label=words)
+        color, marker, dashes = SIZE_LINES[name]
+        ax.plot(x, table[name], color=color, marker=marker, linestyle=dashes,
+                label=name.replace('_', '-'))
     ax.set_yscale('log', base=2)
     plain(ax.yaxis)
 
@@ -282,6 +283,7 @@ def roofline_settled(state):  # (RooflineState, dict: control -> options)
     model = as_model(state.model)
     state = runnable(state, model)
     s = STRATEGIES[nearest(state.strategy, STRATEGIES, 'strategy')]
+    sizes = POWERS[:8] if 'cp' in s.groups else [1]   # of groups that share the sequence
     def possible(tp, cp):
         tokens = state.micro_batch * state.seq_len
         return (tokens % s.token_shards(tp, cp) == 0 and cp <= state.seq_len
@@ -292,7 +294,7 @@ def roofline_settled(state):  # (RooflineState, dict: control -> options)
     return nearest_settled(state, {
         'strategy': strategies_for(model), 'seq_len': with_own(lengths, state.seq_len),
         'micro_batch': with_own(POWERS[:9], state.micro_batch), 'tp': groups,
-        'cp': [n for n in POWERS[:8] if possible(tp, n)] if 'cp' in s.groups else [1]})
+        'cp': [n for n in sizes if possible(tp, n)]})
 
 # %% ../../nbs/79_chart_panels.ipynb #65b66d7a
 def roofline_table(result: Estimate):  # DataFrame, a row per operation and pass

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 from ..iteration import plural, short
@@ -63,9 +64,12 @@ def headline(x, y, words, color='black'):  # str
 
 def stack(x, y, height, scale, parts, unit):  # list of str
     "A stacked bar of (what, value, color), from (x, y) on, at so many pixels per unit."
-    ends = x + scale * np.cumsum([0., *(value for _, value, _ in parts)])
-    return [box(start, y, scale * value, height, color, f'{what}: {short(value)} {unit}')
-            for start, (what, value, color) in zip(ends, parts) if value > 0]
+    drawn, start = [], 0.
+    for what, value, color in parts:
+        tip = f'{what}: {short(value)} {unit}'
+        if value > 0: drawn.append(box(x + scale * start, y, scale * value, height, color, tip))
+        start += value
+    return drawn
 
 # %% ../../nbs/75_drawing.ipynb #bedf2be7
 def ghost_box(x, y, width, height, tip):  # str
@@ -294,12 +298,12 @@ def memory_curve(x, y, width, height, p: Pipeline, store: Store):  # list of str
     "What the first stage holds over time: steps of activations on what stays."
     low = y + height
     up = height / max(store.below + store.most[1], store.capacity)   # of a GB
-    ends = low - up * np.cumsum([0., *(GB for _, GB, _ in store.fixed)])
-    bands = [box(x, top, width, bottom - top, color, f'{name}: {short(GB)} GB')
-             for (name, GB, color), bottom, top in zip(store.fixed, ends, ends[1:])]
-    roof = low - up * store.capacity
-    right = x + width
-    return [*bands, activation_steps(x, ends[-1], width, up, p, store),
+    bands, held = [], 0.
+    for name, GB, color in store.fixed:
+        held += GB
+        bands.append(box(x, low - up * held, width, up * GB, color, f'{name}: {short(GB)} GB'))
+    roof, right = low - up * store.capacity, x + width
+    return [*bands, activation_steps(x, low - up * held, width, up, p, store),
             line(x, roof, right, roof, 'black', 1.5), line(x, low, right, low, 'black'),
             label(right, roof + 12, f'{store.capacity:g} GB', 'end')]
 
@@ -371,7 +375,7 @@ def png_of(figure):  # bytes
     "A drawing or a figure as a PNG."
     file = io.BytesIO()
     if isinstance(figure, Drawing): figure = drawn_again(figure)
-    figure.savefig(file, format='png')
+    FigureCanvasAgg(figure).print_png(file)   # `savefig` draws it twice
     return file.getvalue()
 
 def picture_html(figure):  # str

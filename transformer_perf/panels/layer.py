@@ -26,7 +26,7 @@ from ..timeline import MEMORY_PARTS, PLACES, components, job_of_estimate
 from ..iteration import Estimate, Parallel, estimate, keep, plural, settled, short
 from ..execution import (
     Question, all_placements, configurations, groupings, practice, search, strategies_for)
-from ..advice.neighbours import Step as Turned, prices, table_of
+from ..advice.neighbours import Step as Turned, prices, rows_in, table_of
 from ..plots import BLUE, KEPT, PALE, PARTS, RED, SKY
 from transformer_perf.panels.drawing import (
     Pipeline, Store, box, drawing, element, ghost_box, headline, label, legend, line, memory_curve,
@@ -213,7 +213,7 @@ def narrowed(state, t):  # (LayerState, dict: control -> options, a row that is 
 def placed(state, t, system):  # (LayerState, list of placements)
     "Fix the placement at a possible one; `t` is what `narrowed` left."
     places = all_placements(t, system.nvlink_size)
-    options = [(), *dict.fromkeys(zip(*(places[name].tolist() for name in PLACES)))]
+    options = [(), *dict.fromkeys(rows_in(places, PLACES))]
     return dataclasses.replace(state, placement=closest(state.placement, options)), options
 
 # %% ../../nbs/77_layer_panel.ipynb #f7736f44

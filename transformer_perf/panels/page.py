@@ -637,7 +637,8 @@ def bench(show=print):  # dict: (panel, preset) -> ms of each move
          f'{"limit ms":>9}')
     for name, limit in LIMITS_MS.items():
         moving = both['layer' if name == 'layer' else 'search']
-        names = MAP if name == 'map' else [x for x in moving.controls if x not in UNTIMED[name]]
+        if name == 'map': names = MAP
+        else: names = [x for x in moving.controls if x not in UNTIMED[name]]
         for preset in ('corrected', 'calibrated'):
             moving.load(type(moving.state)(assumptions=preset))   # 2048 GPUs
             found[name, preset] = times = latencies(moving, names)

@@ -22,6 +22,7 @@ from ..iteration import interval_in_words, keep, readable, sends_tokens, short
 from ..execution import (
     KIND, asked_about, fitting, played_until_sure, questions, result_of, search, strategies_for,
     strategies_named, tables_of, worth_playing)
+from ..advice.neighbours import rows_in
 from ..plots import PARTS
 from .drawing import drawing, ghost_box, label, legend, stack, ticks
 from transformer_perf.panels.states import (
@@ -189,7 +190,7 @@ def played_for(job): return {}   # (search, i, j) -> as of `play_those`
 def play_those(some, job):  # list of dict, a row of a search; None where it does not fit after all
     "Price candidates as a search does, but for those that another map has asked for."
     fit, known = fitted(job), played_for(job)
-    keys = list(zip(*(some[name].tolist() for name in ('search', 'i', 'j'))))
+    keys = rows_in(some, ('search', 'i', 'j'))
     new = keep(some, np.flatnonzero([key not in known for key in keys]))
     tables = tables_of([], fit, new | {'variant': 0 * new['i']})
     for at, ((table, *_), f) in enumerate(zip(tables, fit)):
