@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from test_cli import bad, good, has
-from transformer_perf import search
+from transformer_perf import search, sweeps
 from transformer_perf.models import as_model
 from transformer_perf.results import read_table
 from transformer_perf.sweeps import (
@@ -258,6 +259,16 @@ def test_a_shard_of_another_task_is_not_taken(tmp_path):
     assert shards.load(one) != shards.load(other)
     shards.path(one).write_bytes(shards.path(other).read_bytes())
     assert shards.load(one) is None and shards.load(other)
+
+
+def test_a_shard_of_other_measurements_is_not_taken(monkeypatch, tmp_path):
+    "What kernels were measured to reach is part of a version, as its source is."
+    ours, other = sweeps.code_digest(), tmp_path / 'data'
+    shutil.copytree(sweeps.measured_folder(), other)
+    monkeypatch.setattr(sweeps, 'measured_folder', lambda: other)
+    assert sweeps.code_digest() == ours
+    (other / 'kernels.json').write_text('{}')
+    assert sweeps.code_digest() != ours
 
 
 DYING = '''

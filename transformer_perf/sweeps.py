@@ -35,6 +35,7 @@ from .inputs import (
     MEGABYTE, named, nearest, quoted, read_bytes, read_json, several, whole, write_whole)
 from .models import Model, as_model
 from .systems import PHYSICAL, System, as_system
+from .parameters import measured_folder
 from .estimates import Assumptions, as_assumptions
 from .modules import STRATEGIES
 from .iteration import Parallel, estimate, keep
@@ -226,8 +227,9 @@ def packed(function, task): return pack(function(task))
 def sha256(data): return hashlib.sha256(data).hexdigest()
 
 def code_digest():
-    "Digest of the package's own source: shards of another version are not ours."
-    files = sorted(Path(transformer_perf.__file__).parent.glob('*.py'))
+    "Digest of the package's own source and measurements: shards of another version are not ours."
+    source, measured = Path(transformer_perf.__file__).parent, measured_folder()
+    files = [*sorted(source.glob('*.py')), *sorted(measured.glob('*.json'))]
     return sha256(b''.join(file.read_bytes() for file in files))
 
 def plain(x):
