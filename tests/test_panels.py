@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -42,6 +43,7 @@ from transformer_perf.systems import as_system
 from transformer_perf.timeline import PLACES
 
 COMMAND = str(Path(sys.executable).parent / 'transformer-perf')
+HAS_VOILA = find_spec('voila') is not None   # to import it takes seconds
 
 
 def run(line, folder): return good(*shlex.split(line)[1:], cwd=folder)
@@ -58,14 +60,20 @@ def call(text):
     return eval(last, names)
 
 
+SMALL_SEARCH = SearchState(model='llama3.1_8B', n_gpus=16, global_batch=64)   # quicker
+SMALL = {'search': SMALL_SEARCH, 'sweep': SweepState(doublings=1)}
+
+
 def first_panel(name):
-    "A panel as it opens; a sweep of fewer points."
-    return Panel(PANELS[name](**({'doublings': 1} if name == 'sweep' else {})))
+    "A panel as it opens; a small search, a sweep of few points."
+    return Panel(SMALL.get(name) or PANELS[name]())
+
+
+@functools.cache
+def looked_at(name): return first_panel(name)   # and never moved
 
 
 # --- random moves ---
-
-SMALL_SEARCH = SearchState(model='llama3.1_8B', n_gpus=16, global_batch=64)   # quicker
 
 
 def moved_about(state, moves):
@@ -514,7 +522,7 @@ def test_calibrated_has_an_interval():
 
 @pytest.mark.parametrize('name', PANELS)
 def test_every_control_has_help(name):
-    panel = first_panel(name)
+    panel = looked_at(name)
     told = panel.widget.children[-1].value
     for field, control in panel.controls.items():
         assert control.tooltip and control.tooltip == panel_states.HELP[field.removesuffix('_b')]
@@ -525,7 +533,7 @@ def test_every_control_has_help(name):
 @pytest.mark.parametrize('name', PANELS)
 def test_few_controls_before_the_picture(name):
     "Ten at most; whatever is folded or below the picture, no control is lost."
-    panel = first_panel(name)
+    panel = looked_at(name)
     first, *folded, page_of_panel, _ = panel.widget.children
     assert page_of_panel is panel.output and len(first.children) <= panels.MOST_CONTROLS
     assert all(row.selected_index is None for row in folded)
@@ -973,9 +981,9 @@ def test_own_habits():
     assert 'dp_overlap=' in shown_or_why(LayerState(own='dp_overlap=maybe'))
 
 
+@pytest.mark.skipif(not HAS_VOILA, reason='voila is not installed')
 def test_a_file_of_ones_own_is_served(tmp_path):
     "The notebook is told the state of --model FILE, with the file's whole path."
-    pytest.importorskip('voila', reason='voila is not installed')
     (tmp_path / 'small.json').write_text('{"l": 1024, "e": 1024, "h": 16, "depth": 8}')
     name = str(tmp_path / 'small.json')
     assert panels.opened_at(model=name)[0].model == name
@@ -1044,42 +1052,60 @@ def free_port():
         return s.getsockname()[1]
 
 
-@contextlib.contextmanager
-def served(*command, **environment):
-    "A server of the panels and the address that it prints; when it is told to end, it does."
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
-                               env=os.environ | environment)
-    try:
-        yield process, process.stdout.readline().split()[4]
-        process.terminate()
-        assert process.wait(15) == 0
-    finally: process.kill()
-
-
-@pytest.fixture(scope='module')
-def server():
-    "The panels, as the command serves them: a process and its address."
-    pytest.importorskip('voila', reason='voila is not installed')
-    with served(COMMAND, 'panels', '--no-browser', '--port', str(free_port())) as found: yield found
-
-
 STRICT = """from transformer_perf.panels import server as panel_server
 panel_server.MOST_PAGES = 2
 panel_server.CULLED.update(cull_idle_timeout=2, cull_interval=1)
 panel_server.serve({port})"""
+CULLED_AFTER = 3   # s, at the latest
 
 
 @pytest.fixture(scope='module')
-def strict(tmp_path_factory):
+def heard(tmp_path_factory): return tmp_path_factory.mktemp('browser') / 'heard'
+
+
+def begin(name, heard):  # Popen
+    "Begin one of the servers below, which prints its address when it is up."
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+    port, environment = str(free_port()), os.environ.copy()
+    command = [COMMAND, 'panels', '--no-browser', '--port', port]
+    if name == 'strict':
+        command = [sys.executable, '-c', STRICT.format(port=port)]
+        browser = heard.with_name('browser')
+        browser.write_text(f'#!/bin/sh\necho "$@" > {heard}.part; mv {heard}.part {heard}')
+        browser.chmod(0o700)
+        environment['BROWSER'] = f'{browser} %s &'
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def begun(request, heard):
+    "The servers that are asked for, by name: begun with the first test, they are up when needed."
+    asked = {name for item in request.session.items if item.path == request.path
+             for name in item.fixturenames}
+    found = {name: begin(name, heard) for name in ('server', 'strict')
+             if HAS_VOILA and name in asked}
+    yield found
+    for process in found.values(): process.kill()
+
+
+def address_of(begun, name):  # yields (process, address)
+    "A server that was begun and the address that it prints; when it is told to end, it does."
+    if name not in begun: pytest.skip('voila is not installed')
+    yield begun[name], begun[name].stdout.readline().split()[4]
+    begun[name].terminate()
+    assert begun[name].wait(15) == 0
+
+
+@pytest.fixture(scope='module')
+def server(begun):
+    "The panels, as the command serves them: a process and its address."
+    yield from address_of(begun, 'server')
+
+
+@pytest.fixture(scope='module')
+def strict(begun):
     "A server with room for two pages, culled after 2 s; its browser notes what it is told."
-    pytest.importorskip('voila', reason='voila is not installed')
-    heard = tmp_path_factory.mktemp('browser') / 'heard'
-    browser = heard.with_name('browser')
-    browser.write_text(f'#!/bin/sh\necho "$@" > {heard}.part; mv {heard}.part {heard}')
-    browser.chmod(0o700)
-    with served(sys.executable, '-c', STRICT.format(port=free_port()),
-                BROWSER=f'{browser} %s &') as found: yield *found, heard
+    yield from address_of(begun, 'strict')
 
 
 def kernels(process):
@@ -1166,8 +1192,8 @@ def test_the_page_is_all_there_is(server, name):
     assert kernels(process) == before
 
 
-def test_the_browser_is_led_by_a_file(strict):
-    _, url, heard = strict
+def test_the_browser_is_led_by_a_file(strict, heard):
+    _, url = strict
     until(heard.exists)
     assert heard.read_text().startswith('file:///') and url not in heard.read_text()
     leads = Path(urlsplit(heard.read_text().strip()).path)
@@ -1177,7 +1203,7 @@ def test_the_browser_is_led_by_a_file(strict):
 def test_pages_are_limited_and_end(strict):
     """Six pages are asked for at once: two are given, four refused. The one whose websocket is
     open stays, the other ends; a websocket of another site is refused; without one both end."""
-    process, url, _ = strict
+    process, url = strict
     with ThreadPoolExecutor(6) as pool: asked = list(pool.map(ask, [url] * 6))
     assert sorted(status for status, *_ in asked) == [200] * 2 + [503] * 4
     assert all(guarded(headers) for _, headers, *_ in asked)
@@ -1195,15 +1221,16 @@ def test_pages_are_limited_and_end(strict):
     home = {'Origin': url.removesuffix(f'/{token}/')} | UPGRADE
     status, *_, connection = ask(url, channels + '/channels', **home)
     assert status == 101
+    opened = time.monotonic()
     until(lambda: len(kernels(process)) == 1)
-    time.sleep(3)
+    time.sleep(max(opened + CULLED_AFTER + .5 - time.monotonic(), 0))
     assert len(kernels(process)) == 1
     connection.close()
     until(lambda: not kernels(process))
 
 
 def test_ctrl_c_ends_all(strict):
-    process, url, _ = strict
+    process, url = strict
     status, _, text, _ = ask(url)
     assert status == 200 and len(kernels(process)) == 1
     # a picture comes before the process of the page is asked for one
@@ -1364,6 +1391,7 @@ def test_browser_says_why_nothing_fits(browser_page):
 
 
 def test_browser_others(browser_page):
+    move(browser_page, 'sweep', 'doublings', '1')   # quicker
     text, _ = move(browser_page, 'sweep', 'vary', 'seq_len')
     assert short(python_on(browser_page, 'sweep')['b'].iteration_s.iloc[0]) in text
     text, _ = move(browser_page, 'roofline', 'micro_batch', '4')
