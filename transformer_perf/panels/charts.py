@@ -76,7 +76,7 @@ def scenario_of(state, end):  # dict: one of SCENARIO -> its value
     "The first scenario of a sweep; the second one where `end` is '_b'."
     return {field: getattr(state, field + end) for field in SCENARIO}
 
-def scenario_name(letter, s):  # str
+def scenario_name(letter, s):  # str; s: as of `scenario_of`
     return f'{letter}: {s["model"]}, {s["system"]}-NVS{s["nvlink_size"]}, {s["strategy"]}'
 
 def swept_values(state: SweepState, field):  # list, ascending
@@ -90,7 +90,7 @@ def swept_values(state: SweepState, field):  # list, ascending
     return [v for v in values if v <= 1 or not field.endswith('_eff')]
 
 # %% ../../nbs/79_chart_panels.ipynb #64036945
-def sweep_options(state, s):  # dict
+def sweep_options(state, s):  # dict; s: as of `scenario_of`
     "What `sweep` is asked for a scenario; a system is given as its name and NVLink size."
     values = {field: swept_values(state, field) for field in state.fields}
     name, size = s['system'], s['nvlink_size']

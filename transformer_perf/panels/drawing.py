@@ -125,10 +125,10 @@ def one_f_one_b(p: Pipeline, stages=None, which=None):  # array of records
     if which is None: which = np.arange(p.micro_batches)
     stage, batch = (x.ravel() for x in np.meshgrid(stages, which, indexing='ij'))
     ahead = p.pp - stage   # forward passes of a stage before its first backward pass
-    turn = first_backward(p, stage)
+    first = first_backward(p, stage)
     forward = np.where(batch < ahead, (stage + batch) * p.forward,
-                       turn + p.backward + (batch - ahead) * p.period)   # then one by one
-    start = np.concatenate([forward, turn + batch * p.period])
+                       first + p.backward + (batch - ahead) * p.period)   # after each backward one
+    start = np.concatenate([forward, first + batch * p.period])
     backward = np.repeat([False, True], len(stage))
     end = start + np.where(backward, p.backward, p.forward)
     return np.rec.fromarrays([np.tile(stage, 2), np.tile(batch, 2), backward, start, end],
