@@ -1195,7 +1195,7 @@ def test_a_layout_as_lists():
     parts[0][0] = 'encoder'
     assert 'did you mean' in refused(as_job, given, 24)
     given['model']['pipeline_model_parallel_layout'] = []
-    assert 'must have a list for each chunk' in refused(as_job, given, 24)
+    assert 'names no part of a pipeline' in refused(as_job, given, 24)
     nothing = {'parallelism': {'module_fqns_per_model_part': []}, 'model': {'name': 'llama3'}}
     assert 'must name all layers once' in refused(as_job, nothing)
 

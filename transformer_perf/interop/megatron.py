@@ -55,7 +55,7 @@ LETTERS = {'embedding': 'E', 'decoder': 't', 'mtp': 'm', 'loss': 'L'}
 def layout_said(x, key):  # str
     "A layout as text, or as lists of what is in each chunk."
     if not isinstance(x, list): return str(x)
-    if not x: raise ValueError(f'{key}=[] must have a list for each chunk of layers')
+    if not x: raise ValueError(f'{key}=[] names no part of a pipeline')
     chunks = []
     for chunk in x:
         kinds = [nearest(str(kind), LETTERS, key) for kind in of_type(chunk, list, key)]
