@@ -219,7 +219,7 @@ def test_groups_may_change_by_any_factor_where_one_knob_does_not_help():
     found = fits(long, Parallel(dp=8), 'H100-80GB', 64)
     assert found.changes and all(change.estimate.fits for change in found.changes)
     assert {8} & {found.changes[0].to.get(group) for group in ('tp', 'cp')}
-    assert 'cheapest change' in found.summary
+    assert 'cheapest of the simplest changes' in found.summary
 
 
 def test_a_measurement_beyond_the_peak_is_told():
@@ -232,7 +232,7 @@ def test_a_measurement_beyond_the_peak_is_told():
 
 def test_nothing_fits():
     found = why_not('llama3.1_405B', Parallel(), 'A100', 1)
-    assert found.best is None and found.summary.endswith('Nothing fits.')
+    assert found.best is None and found.summary.endswith('Nothing that a search tries fits.')
     assert not improve('llama3.1_405B', Parallel(), 'A100', 1).best.fits
 
 
@@ -412,3 +412,25 @@ def test_layers_dealt_by_time_are_dealt_best(vocab, v):
     assert better.stats['iteration_s'] <= one.stats['iteration_s'] * (1 + 1e-9)
     assert neighbours_of.layouts_by_time(case._replace(parallel=dataclasses.replace(
         case.parallel, schedule='zb-v', virtual_stages=2))) == []
+
+
+@pytest.mark.parametrize('model, layout, told', [
+    ('llama3.1_8B', dict(recompute='moe_act', cuda_graphs='moe_router', dispatcher='once'),
+     'Without effect on this model: recompute moe_act, cuda_graphs moe_router, dispatcher once.'),
+    ('qwen3_30B_A3B', dict(recompute='moe_act', cuda_graphs='moe_router', dispatcher='once'), ''),
+    ('llama3.1_8B', dict(recompute='mlp', cuda_graphs='attn+moe'), ''),
+    ('llama3.1_8B', dict(recompute='full:1'), '')])
+def test_choices_without_effect_are_told(model, layout, told):
+    one = estimate(model, Parallel(tp=2, dp=4, **layout), 'H100-80GB', 8)
+    notes = [note for note in one.notes if note.startswith('Without effect')]
+    assert notes == ([told] if told else [])
+    plain = estimate(model, Parallel(tp=2, dp=4), 'H100-80GB', 8)
+    assert (one.stats['iteration_s'] == plain.stats['iteration_s']) == bool(told)
+
+
+def test_copies_to_the_host_are_no_messages_of_copies():
+    one = estimate('llama3.1_8B', Parallel(zero_stage=3, offload='optimizer+weights',
+                                           recompute='full'), 'H100-80GB', 4)
+    assert one.stats['dp_comm_s'] > 0 and 'DP comm, host copies' in one.summary
+    both = estimate('llama3.1_8B', Parallel(dp=8, zero_stage=3), 'H100-80GB', 64)
+    assert 'host copies' not in both.summary

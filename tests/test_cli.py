@@ -641,3 +641,15 @@ def test_a_command_has_a_schema_of_its_own():
     for name in ('search', 'plan', 'models'):
         own = json.loads(good(name, '--schema'))
         assert own['properties']['command'] == {'const': name} and len(own['allOf']) == 1
+
+
+@pytest.mark.parametrize('command, more', [
+    ('search', ('--gpus', 8)), ('plan', ('--gpus', 8, '--tokens', 1e12)),
+    ('fits', ('--tp', 2, '--dp', 4)), ('improve', ('--tp', 2, '--dp', 4))])
+def test_no_job_is_no_file(command, more, tmp_path):
+    "Where nothing fits, the answer is told and a file of a job stays as it is."
+    path = tmp_path / 'job.json'
+    path.write_text('old')
+    told = good(command, '--model', 'gpt3_1T', '--system', 'A100', '--global-batch', 64, *more,
+                '--export', 'json', '-o', path, code=1)
+    assert 'GB' in told and path.read_text() == 'old'

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from transformer_perf import Parallel, estimate, search
-from transformer_perf.advice import fits, improve, plan
+from transformer_perf.advice import fits, improve, plan, why_not
 from transformer_perf.advice.neighbours import case_of, steps_of
 from transformer_perf.cli import run_command
 from transformer_perf.estimates import CHOICES, as_assumptions
@@ -77,9 +77,31 @@ def test_what_a_software_takes():
     assert s.offers('zero_stage', 1) and not s.offers('zero_stage', 3)
     assert not s.offers('schedule', 'zb-h1') and as_software({'name': 'x'}).offers('schedule', 'x')
     for s in known_software().values():
-        assert set(s.takes or {}) <= {*s.knobs, 'tp', 'cp', 'pp', 'ep'}
+        assert set(s.takes or {}) <= {*s.knobs, 'tp', 'cp', 'pp', 'ep', 'schedule'}
         assert set((s.takes or {}).get('schedule', ())) <= {*SCHEDULES}
     with pytest.raises(ValueError, match='takes'): as_software({'name': 'x', 'takes': {'a': 1}})
+
+
+@pytest.mark.parametrize('software, layout, told', [
+    ('Transformers', dict(tp=8), 'Transformers knows tp 1, not 8'),
+    ('DeepSpeed', dict(cp=2, dp=4), 'DeepSpeed knows cp 1, not 2'),
+    ('Megatron-Core', dict(pp=2, tp=4, schedule='zb-h1'),
+     'Megatron-Core knows schedule 1f1b, not zb-h1')])
+def test_what_a_software_does_not_know_is_told(software, layout, told):
+    "It is priced, a note says it, and it is a reason why not."
+    about = 'llama3.1_8B', Parallel(**layout), 'H100-80GB', 64
+    one, found = estimate(*about, software=software), why_not(*about, software=software)
+    assert f'{told}.' in one.notes and told in found.excluded and told in found.summary
+    alike = dataclasses.replace(about[1], tp=1, cp=1, pp=1, dp=8, schedule=None)
+    other = estimate('llama3.1_8B', alike, *about[2:], software=software)
+    assert not any(' knows ' in note for note in other.notes)
+
+
+def test_why_not_says_a_thing_once(capsys):
+    assert run_command(['why-not', '--model', 'llama3.1_8B', '--tp', '8', '--global-batch', '8',
+                     '--software', 'Transformers']) == 1
+    out = ' '.join(capsys.readouterr().out.split())
+    assert out.count('Transformers knows tp 1, not 8') == 1 and 'a search tries fits' in out
 
 
 @pytest.mark.parametrize('name, held', [('fms-fsdp', ['tp', 'cp', 'pp']), ('GPT-NeoX', ['cp']),

@@ -1200,6 +1200,26 @@ def test_a_layout_as_lists():
     assert 'must name all layers once' in refused(as_job, nothing)
 
 
+@pytest.mark.parametrize('name', ['llama3.1_8B', 'nemotron3_nano_30B_A3B', 'deepseek_v3.2'])
+def test_what_samples_are_packed_of_is_said(name):
+    "Beside a model that only its name can say as well; a path in a job is no list of lengths."
+    m = dataclasses.replace(as_model(name), documents={1024: 2, 512: 1})
+    job = Job(Parallel(dp=8), m, 64, 8, m.seq_len)
+    said = json.loads(export(job, 'json'))
+    assert said['documents'] == {'512': 1, '1024': 2}
+    assert as_job(said).model == m
+    assert 'must be of type dict' in refused(as_job, said | {'documents': 'lengths.txt'})
+    assert 'need a model' in refused(as_job, said | {'model': None})
+
+
+@pytest.mark.parametrize('stage', [1, 2])
+def test_zero_matters_to_the_experts_of_a_hybrid(stage):
+    "With one copy, where not all of tp share them."
+    m = as_model('nemotron3_nano_30B_A3B')
+    job = Job(Parallel(tp=8, zero_stage=stage), m, 8, 8, m.seq_len)
+    assert f'zero_stage={stage} cannot be said' in refused(export, job, 'torchtitan')
+
+
 def test_zero_stays_where_nobody_says_how_many_gpus_there_are():
     "Of FSDP 2, in a file without a number of GPUs: there may be copies."
     text = '''

@@ -133,6 +133,10 @@ def as_csv(table):
     return lines.getvalue()
 
 # %% ../nbs/95_cli.ipynb #2aa102c5
+def deliver_answer(text, a, found):
+    "A text; in the place of a job that was not found, none is written to its file."
+    deliver(text, None if a.export and not found else a.output)
+
 def deliver_table(table, a, notes=(), view=None, title=''):
     "A plain table in the format asked for; for the eye, another view of it if there is one."
     if a.format == 'csv': text = as_csv(table)
@@ -454,7 +458,7 @@ def search_command(a):
     if a.export and len(found):
         text = exported(estimate_of(found.iloc[0], a, model, system, assumptions), a)
     else: text = text_of_search(found, model, system, a)
-    deliver(text, a.output)
+    deliver_answer(text, a, len(found))
     return 0 if len(found) else 1
 
 # %% ../nbs/95_cli.ipynb #db69c1da
@@ -611,7 +615,8 @@ ADVICE = (MODEL, SYSTEM, NVLINK, BATCH, *DESCRIBED, *PRICED, *JOB, *RESULT)
 def text_of_advice(found, table, content, views, a):  # str
     "An answer as it was asked for: one table as csv, all content as json, or views to read."
     if a.format == 'csv': return as_csv(table)
-    notes = (found.estimate.notes if found.estimate else []) + not_used(a)
+    notes = found.estimate.notes if found.estimate else []
+    notes = [note for note in notes if note.rstrip('.') not in found.summary] + not_used(a)
     if a.format == 'json': return as_json({'summary': found.summary, **content, 'notes': notes})
     title, shown = title_for(found.estimate) if found.estimate else '', []
     for view in views:
@@ -662,7 +667,7 @@ def fits_command(a):
                    'changes': changes_of(found.changes, one)}
         views = [*map(few_digits, (parts, ranks)), changes_view(found.table, one.system)]
         text = text_of_advice(found, ranks, content, views, a)
-    deliver(text, a.output)
+    deliver_answer(text, a, right)
     return 0 if found.fits else 1
 
 # %% ../nbs/95_cli.ipynb #13b00004
@@ -685,7 +690,7 @@ def improve_command(a):
     right = [one for one in found.in_order if one.fits]
     if a.export and right: text = first_exported(right, a)
     else: text = text_of_improvements(found, changes_view, a)
-    deliver(text, a.output)
+    deliver_answer(text, a, right)
     return 0 if right else 1
 
 # %% ../nbs/95_cli.ipynb #13b00005
@@ -726,7 +731,7 @@ def why_not_command(a):
                    'asked': of(found.estimate), 'best': of(found.best),
                    'components': records(found.table)}
         text = text_of_advice(found, found.table, content, [few_digits(found.table)], a)
-    deliver(text, a.output)
+    deliver_answer(text, a, found.best)
     return 1 if found.excluded else 0
 
 # %% ../nbs/95_cli.ipynb #4dbed8fe
@@ -735,9 +740,10 @@ def model_row(m):  # dict
     from transformer_perf.modules import model_figures
     own = m.parameters - dataclasses.replace(m, mtp_layers=0).parameters
     known = {key: round(x, 3) for key, x in model_figures(m).items()}
+    routed = [half for block, _ in m.blocks for half in block.halves if half.sends_tokens]
     return {'name': m.name, 'l (seq_len)': m.seq_len, 'e (embed_dim)': m.embed_dim,
             'f (mlp_dim)': m.mlp_dim, 'h (heads)': m.heads, 'depth': m.depth,
-            'experts': f'{m.experts_per_token} of {m.experts}' if m.experts else '',
+            'experts': f'{routed[0].per_token} of {routed[0].number}' if routed else '',
             'training samples': f'{m.train_samples:.4g}' if m.train_samples else '',
             'parameters_B': round(m.parameters / 1e9, 3),
             'of them MTP_B': round(own / 1e9, 3) or '',
@@ -910,6 +916,8 @@ def axes(texts):  # dict: field -> values
          *PRICED, WORKERS, LISTED)
 def sweep_command(a):
     """Search at every point of a product and write one table.
+
+    A point where nothing fits has no rows; the exit code is 0 all the same.
 
     Example: transformer-perf sweep --systems B200-NVS8 --gpus 8192 -o map.csv \\
         --vary hbm_bandwidth=500:16000:28 --vary hbm_capacity=80:1000:32
@@ -1167,7 +1175,7 @@ def plan_command(a):
         system = next(one for one in systems if one.name == row.system)
         text = exported(estimate_of(row, a, model, system, assumptions), a)
     else: text = text_of_plan(found, a)
-    deliver(text, a.output)
+    deliver_answer(text, a, len(found.rows))
     return 0 if len(found.rows) else 1
 
 # %% ../nbs/95_cli.ipynb #11a00005

@@ -9,10 +9,11 @@ __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'ALWAYS', 'WAITS', 'HIDING', 'S
            'layers_to_deal', 'can_offload', 'check_host', 'check_offload', 'grid_lacks', 'check_stages',
            'check_parallel', 'settled', 'parts_said', 'parts_among', 'beyond', 'out_of_reach', 'gpu_in', 'never_run',
            'evidence', 'evidence_of_rows', 'kind_of_run', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate',
-           'row_of', 'notes_of', 'more_than_there_are', 'domains_in_words', 'seconds_in', 'both_ends', 'how_priced',
-           'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled',
-           'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs', 'plural',
-           'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'row_of', 'notes_of', 'beyond_software', 'more_than_there_are', 'without_effect', 'domains_in_words',
+           'seconds_in', 'both_ends', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors',
+           'divisors_of', 'rows_of', 'cross', 'keep', 'filled', 'interval_of', 'estimate', 'short', 'gap',
+           'layer_groups', 'readable', 'differs', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
+           'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -32,10 +33,10 @@ from .systems import System, as_system
 from .schedules import (
     SCHEDULES, check_layout, check_schedule, chunks_in, own_figure, passes_of)
 from .choices import (
-    adapted, amounts_offloaded, of_names, offload_said, offloaded, offloads, on_host,
+    adapted, amounts_offloaded, graphed, of_names, offload_said, offloaded, offloads, on_host,
     recomputed_layers, recomputed_parts)
 from .estimates import (
-    CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, as_assumptions)
+    CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions)
 from .parameters import REACHED, interval
 from .measured_kernels import SHEETS, gpu_of, sheet_of
 from .kernels import pricer_of
@@ -441,10 +442,21 @@ def notes_of(one: Estimate):  # list of str
     "What the figures rest on, and what they leave out."
     a = one.assumptions
     words = evidence(one.row, one.model, one.system, a)
-    found = [f'Evidence: {words}.', both_ends(one), left_out(one.model, a),
-             packed_in_words(one.model), how_priced(one), more_than_there_are(one),
-             domains_in_words(one)]
+    unknown = beyond_software(one.parallel, a.software)
+    found = [f'Evidence: {words}.', both_ends(one), unknown and f'{unknown}.',
+             left_out(one.model, a), packed_in_words(one.model), how_priced(one),
+             more_than_there_are(one), without_effect(one), domains_in_words(one)]
     return [note for note in found if note]
+
+def beyond_software(p: Parallel, software):  # str
+    "What of a configuration the code of a software does not know; it is priced all the same."
+    if software is None: return ''
+    found = []
+    for name, values in (software.takes or {}).items():
+        own = getattr(p, name)
+        if own is None or software.knows_of(name, own): continue
+        found.append(f'{name} {" or ".join(map(str, values))}, not {own}')
+    return f'{software.name} knows {"; ".join(found)}' if found else ''
 
 def more_than_there_are(one: Estimate):  # str
     "Whether a choice names more layers than a stage has."
@@ -455,6 +467,21 @@ def more_than_there_are(one: Estimate):  # str
     too_many = [name for name, number in asked.items() if layers < number < np.inf]
     if p.layout or not too_many: return ''
     return f'{" and ".join(too_many)}: all layers, for a stage has no more than {layers}.'
+
+def without_effect(one: Estimate):  # str
+    "Which choices change nothing, for no layer has what they are about."
+    p, a, experts = one.parallel, one.assumptions, sends_tokens(one.model)
+    kinds = count(job_of_estimate(one)).kinds
+    again = any(any_of(share) for kind in kinds for share in (*kind.reruns, kind.full))
+    found = [] if again or p.recompute == 'none' else ['recompute']
+    own, of_experts, _ = graphed(p.cuda_graphs)
+    if of_experts and not (own or experts): found.append('cuda_graphs')
+    by_default = vars(Choices()) | (a.software.chooses if a.software else {})
+    if not experts:
+        found += [name for name in ('dispatcher', 'ep_overlap')
+                  if getattr(p, name) != by_default[name]]
+    told = ', '.join(f'{name} {getattr(p, name)}' for name in found)
+    return f'Without effect on this model: {told}.' if told else ''
 
 def domains_in_words(one: Estimate):  # str
     "Whether GPUs are of a number that fills less than half of each NVLink domain alike."

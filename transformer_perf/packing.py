@@ -108,13 +108,14 @@ def packing_in_words(p: Packing):  # str
     "How far one length misleads."
     whole, even = (one.stats['iteration_s'] for one in (p.whole, p.even))
     of = lambda one: one.model.flops_per_token() / 1e9
+    compared = lambda s: f'{round(100 * (s / p.as_dealt - 1)):+d}%'
     return (f'{p.documents!r} fill {p.fill:.1%} of samples of {p.whole.model.seq_len:,} tokens; a '
             f'token is in one of {p.documents.of_a_token:,.0f}. In one piece each, an iteration '
             f'would take {short(whole)} s and {of(p.whole):.1f} GFLOP a token; packed it takes '
             f'{short(even)} s and {of(p.even):.1f} GFLOP if all samples were alike, '
             f'{short(p.balanced)} s where copies get as much to do, and {short(p.as_dealt)} s '
-            f'where samples are dealt as they come. One length says {whole / p.as_dealt - 1:+.0%} '
-            f'for this, the mean sample {even / p.as_dealt - 1:+.0%}.')
+            f'where samples are dealt as they come. One length says {compared(whole)} '
+            f'for this, the mean sample {compared(even)}.')
 
 def packing(
     model,                     # as in `estimate`; its samples are what is filled

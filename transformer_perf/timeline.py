@@ -797,10 +797,12 @@ MEMORY_PARTS = {'weights_GB': 'weights', 'gradients_GB': 'gradients',
 
 def components(t):  # dict: column -> words
     "The parts of an iteration in a table, a row or a dict of figures: `other` only if not zero."
-    used = 'other_s' in t and np.any(t['other_s'])
-    experts = {'tp_comm_s': 'TP, EP comm'} if 'ep' in t and np.any(np.greater(t['ep'], 1)) else {}
-    return {column: name for column, name in (COMPONENTS | experts).items()
-            if column != 'other_s' or used}
+    words = dict(COMPONENTS)
+    if 'ep' in t and np.any(np.greater(t['ep'], 1)): words['tp_comm_s'] = 'TP, EP comm'
+    asked = np.ravel(t['offload']) if 'offload' in t else ()
+    if {*asked} - {'none', None}: words['dp_comm_s'] = 'DP comm, host copies'
+    if 'other_s' not in t or not np.any(t['other_s']): del words['other_s']
+    return words
 
 def figures(times: Times, memory: Memory, TFLOP):  # dict of columns
     "Times, memory and work under the names of our tables."

@@ -18,9 +18,9 @@ import pandas as pd
 from ..inputs import divides, finite, table_with, whole
 from ..estimates import peak_rate
 from ..timeline import MEMORY_PARTS, PLACES
-from transformer_perf.iteration import (
-    Estimate, Parallel, check_parallel, division_rules, gap, host_too_small, plural,
-    rate_in_words, short)
+from ..iteration import (
+    Estimate, Parallel, beyond_software, check_parallel, division_rules, gap, host_too_small,
+    plural, rate_in_words, short)
 from ..execution import considered_choices, search
 from ..interop import job_asked, read_log
 from transformer_perf.advice.neighbours import (
@@ -85,7 +85,7 @@ class Fit:
     "Whether a job fits: `.fits`, `.ranks`, `.parts`, `.table` of changes, `.summary`."
     estimate: Estimate
     ranks: pd.DataFrame   # what each rank of the pipeline holds at its peak
-    changes: tuple        # the cheapest that make it fit
+    changes: tuple        # the cheapest that make it fit: of one knob, or if none does of two
 
     fits = property(lambda self: self.estimate.fits)
     parts = property(lambda self: parts_of(self))     # of the fullest rank
@@ -140,8 +140,9 @@ def fit_in_words(fit: Fit):  # str
     words = [f'{where_run(one)} {answer}: {needs}.', fullest_in_words(fit),
              f'An iteration takes {short(one.stats["iteration_s"])} s.',
              rate_in_words(one.row, one.system)]
-    if fit.changes: words.append('The cheapest change that makes it fit: '
-                                 f'{changes_in_words(one, fit.changes)}.')
+    if fit.changes:
+        words.append('The cheapest of the simplest changes that make it fit: '
+                     f'{changes_in_words(one, fit.changes)}.')
     elif not fit.fits: words.append(f'No change of one or two knobs{offered(one)} makes it fit.')
     return ' '.join(words)
 
@@ -149,7 +150,7 @@ def fullest_in_words(fit: Fit):  # str
     "Which rank holds most, when, and what."
     rank, where = fit.fullest, 'A GPU'
     if len(fit.ranks) > 1: where = f'Pipeline rank {rank["rank"]:g} of {len(fit.ranks)}'
-    when = '' if np.isnan(rank.from_s) else f', from {short(rank.from_s)} s on'
+    when = f', from {short(rank.from_s)} s on' if rank.from_s > 0 else ''   # NaN: not played
     largest = fit.parts.nlargest(2, 'GB')
     held = ' and '.join(f'{GB:.1f} GB {part}' for part, GB in zip(largest.part, largest.GB))
     return f'{where} is fullest{when}: {held}.'
@@ -274,7 +275,7 @@ def causes_in_words(d: Deviation):  # list of sentences
         return [f'No GPU is so fast: it would be {hfu}.',
                 'Is the batch another, or the length of a sample?']
     if abs(d.ratio - 1) <= USUAL_ERROR:
-        return ['That is as near as predictions of unknown software come.']
+        return ['That is as near as predictions usually come.']
     alone = [f'{row.component} {row.times:.2g} times as long'
              for row in d.table.iloc[:2].itertuples()]
     near = [f'{words} ({short(seconds)} s)' for words, seconds in d.settings]
@@ -424,7 +425,7 @@ LEFT = ('The search tried the schedule, dispatcher, context and ZeRO stage that 
 def why_not_in_words(found: WhyNot):  # str
     "What excludes a configuration, or how much slower it is than the best."
     words = [f'Excluded: {"; ".join(found.excluded)}.'] if found.excluded else []
-    if found.best is None: return ' '.join([*words, 'Nothing fits.'])
+    if found.best is None: return ' '.join([*words, 'Nothing that a search tries fits.'])
     one, best = found.estimate, found.best
     other = {name: x for name, x in vars(best.parallel).items()
              if name not in (*PLACES, 'strategy', 'reduce_each', 'panels')}
@@ -454,6 +455,8 @@ def why_not(
     excluded, one = broken_rules(case), None
     if not excluded:
         one = case.estimate(case.parallel)
+        if unknown := beyond_software(case.parallel, case.assumptions.software):
+            excluded.append(unknown)
         if host := host_lacks(one): excluded.append(host)
         if one.needed > one.system.hbm_capacity:
             part = max(MEMORY_PARTS, key=lambda name: one.stats[name])

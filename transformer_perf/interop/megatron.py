@@ -21,6 +21,7 @@ from ..models import has_experts
 from ..choices import (
     GRAPHED, KEEPS, PARTS, amounts_offloaded, offload_said, recomputed_layers, recomputed_parts)
 from ..estimates import ONCE
+from ..iteration import sends_tokens
 from ..schedules import chunks_in, chunks_of, layout_of, with_ends
 from .scripts import MARK, commands_of, gpus_started, options, parsed
 from .tables import (
@@ -536,7 +537,8 @@ def refused_together(f, stage):  # list of (choices, why)
     f = f | words | {'zero_stage': stage, 'optimizer': f.get('optimizer') or 'adam'}
     again, graphs, model = f['recompute'], f['cuda_graphs'], f.get('model')
     host, parts = amounts_offloaded(f['offload']), {*recomputed_parts(again)}
-    full, experts = again == 'full' or recomputed_layers(again), model and model.experts
+    full = again == 'full' or recomputed_layers(again)
+    experts = model is not None and sends_tokens(model)
     frugal = parts & {'layernorm', 'moe_act'}   # whose outputs are dropped
     refused = (   # whether they are, which choices, and why
         ({'weights', 'nvme'} & {*host} or host.get('activations') == math.inf,

@@ -21,12 +21,12 @@ OWN = 'transformer_perf.job'   # the format of a job as JSON
 
 def own_job(given):  # Job
     "A job in our own JSON."
-    known = ('format', 'version', *(f.name for f in dataclasses.fields(Job)))
+    known = ('format', 'version', 'documents', *(f.name for f in dataclasses.fields(Job)))
     for key in given: nearest(key, known, 'key of a job')
     if (given.get('format'), given.get('version')) != (OWN, 1):
         raise ValueError(f'format={quoted(given.get("format"))} and version='
                          f'{quoted(given.get("version"))} must be {OWN!r} and 1')
-    said = {name: given[name] for name in known[2:] if given.get(name) is not None}
+    said = {name: given[name] for name in known[3:] if given.get(name) is not None}
     fields = of_type(said.get('parallel', {}), dict, 'parallel')
     said['parallel'] = Parallel(**{str(key): x for key, x in fields.items()})
     pairs = of_type(said.get('ignored', []), list, 'ignored')
@@ -34,7 +34,11 @@ def own_job(given):  # Job
     for name, read in (('model', as_model), ('software', as_software), ('system', as_system)):
         if name in said: said[name] = read(said[name])
     m, length = said.get('model'), said.get('seq_len')
-    if m and length and m.seq_len != length: said['model'] = with_length(m, length)
+    if m and length and m.seq_len != length: m = said['model'] = with_length(m, length)
+    if (documents := given.get('documents')) is not None:
+        if m is None: raise ValueError('documents, of which samples are packed, need a model')
+        lengths = of_type(documents, dict, 'documents')
+        said['model'] = dataclasses.replace(m, documents=lengths)
     return Job(**said)
 
 # %% ../../nbs/90i_own.ipynb #c93ca48c
@@ -60,14 +64,16 @@ def model_in_words(m):  # dict, or a name where no field says what its layers ar
 
 def as_own(job):  # str
     "Everything, in our own JSON."
-    model = None if job.model is None else model_in_words(job.model)
-    if 'documents' in (model or ()):
-        own = model['documents']
-        model['documents'] = dict(zip(own.tokens, own.documents))
+    model, documents = job.model, None
+    if model is not None:
+        documents = model.documents
+        model = model_in_words(dataclasses.replace(model, documents=None))
     parallel = {name: x for name, x in vars(job.parallel).items() if x is not None}
     rest = {name: getattr(job, name) for name in ('global_batch', 'n_gpus', 'seq_len')}
     own = {'software': software_said(job.software), 'assumes': job.assumes,
            'system': None if job.system is None else system_said(job.system)}
+    if documents is not None:
+        own['documents'] = dict(zip(documents.tokens, documents.documents))
     rest |= {name: x for name, x in own.items() if x}
     for name in ('dropout', 'gradients_in_16_bits'):
         if getattr(job, name) is not None: rest[name] = getattr(job, name)

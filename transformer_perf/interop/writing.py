@@ -18,7 +18,7 @@ from ..choices import PARTS
 from ..estimates import CHOICES, Assumptions, in_low_precision
 from ..modules import reduces_each
 from ..timeline import PLACES
-from ..iteration import Parallel, changes_something
+from ..iteration import Parallel, changes_something, sends_tokens
 from .own import as_own
 from .reading import FORMATS, job_asked
 from .tables import CODE, OF_JOBS, PARALLEL_FIELDS, Job, job_of_keys
@@ -63,7 +63,7 @@ def keys_for(job: Job, format):  # dict: key -> value
 # %% ../../nbs/90k_writing.ipynb #3af64a4b
 def no_difference(p: Parallel, model):  # set of fields; model: a Model or None
     "The fields of a configuration that change nothing in it, and those that are no key anywhere."
-    experts = bool(model and model.experts)
+    experts = model is not None and sends_tokens(model)
     t = vars(p) | {'zero_stage': 1 if p.zero_stage is None else p.zero_stage,
                    'schedule': p.schedule or '1f1b'}
     found = {name for name in CHOICES if not changes_something(t, name, experts)}
