@@ -420,11 +420,12 @@ def test_layers_dealt_by_time_are_dealt_best(vocab, v):
     ('qwen3_30B_A3B', dict(recompute='moe_act', cuda_graphs='moe_router', dispatcher='once'), ''),
     ('llama3.1_8B', dict(recompute='mlp', cuda_graphs='attn+moe'), ''),
     ('llama3.1_8B', dict(recompute='full:1'), '')])
-def test_choices_without_effect_are_told(model, layout, told):
-    one = estimate(model, Parallel(tp=2, dp=4, **layout), 'H100-80GB', 8)
+@pytest.mark.parametrize('software', [None, 'SimuMax', 'Megatron-Bridge'])
+def test_choices_without_effect_are_told(model, layout, told, software):
+    one = estimate(model, Parallel(tp=2, dp=4, **layout), 'H100-80GB', 8, software=software)
     notes = [note for note in one.notes if note.startswith('Without effect')]
     assert notes == ([told] if told else [])
-    plain = estimate(model, Parallel(tp=2, dp=4), 'H100-80GB', 8)
+    plain = estimate(model, Parallel(tp=2, dp=4), 'H100-80GB', 8, software=software)
     assert (one.stats['iteration_s'] == plain.stats['iteration_s']) == bool(told)
 
 

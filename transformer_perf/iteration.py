@@ -476,7 +476,8 @@ def without_effect(one: Estimate):  # str
     found = [] if again or p.recompute == 'none' else ['recompute']
     own, of_experts, _ = graphed(p.cuda_graphs)
     if of_experts and not (own or experts): found.append('cuda_graphs')
-    by_default = vars(Choices()) | (a.software.chooses if a.software else {})
+    chosen = a.software.chooses if a.software else None
+    by_default = vars(Choices()) | (chosen or {})
     if not experts:
         found += [name for name in ('dispatcher', 'ep_overlap')
                   if getattr(p, name) != by_default[name]]
