@@ -1212,6 +1212,23 @@ def test_what_samples_are_packed_of_is_said(name):
     assert 'need a model' in refused(as_job, said | {'model': None})
 
 
+def test_iterations_are_samples():
+    "Of so many iterations, where the batch is known; samples that are said count."
+    flags = ('--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 '
+             '--max-position-embeddings 1024 --micro-batch-size 1 --bf16 ')
+    def asked(more): return as_job(f'torchrun --nproc-per-node 8 pretrain_gpt.py {flags}{more}')
+    assert asked('--global-batch-size 64 --train-iters 500').model.train_samples == 64 * 500
+    both = asked('--global-batch-size 64 --train-iters 500 --train-samples 77')
+    assert both.model.train_samples == 77
+    unknown = asked('--train-iters 500')
+    assert unknown.model.train_samples is None
+    why = 'not used: the samples of an iteration are not said'
+    assert ('--train-iters', why) in unknown.ignored
+    training = {'local_batch_size': 2, 'global_batch_size': 32, 'seq_len': 8192, 'steps': 1000}
+    titan = as_job({'training': training, 'model': {'name': 'llama3', 'flavor': '8B'}}, 8)
+    assert titan.model.train_samples == 32_000
+
+
 @pytest.mark.parametrize('stage', [1, 2])
 def test_zero_matters_to_the_experts_of_a_hybrid(stage):
     "With one copy, where not all of tp share them."

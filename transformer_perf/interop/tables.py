@@ -6,8 +6,8 @@
 __all__ = ['OF_JOBS', 'GRADIENTS', 'NOT_SAID', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE', 'ONLY_WRITTEN', 'IN_32_BITS', 'LIST',
            'CODE', 'UNSAID', 'MODEL_FIELDS', 'PARALLEL_FIELDS', 'NEEDED', 'Job', 'with_costs', 'Kind', 'Row', 'Said',
            'Format', 'number', 'words_of', 'words_in_any_case', 'one_word', 'real', 'add', 'value', 'spelled',
-           'together', 'cannot_say', 'check_sharers', 'check_depth', 'also', 'nothing', 'elsewhere', 'fixed',
-           'gpus_of_a_copy', 'copies', 'batch', 'micro_batch_of', 'model_said']
+           'together', 'cannot_say', 'check_sharers', 'check_depth', 'samples_of_steps', 'also', 'nothing', 'elsewhere',
+           'fixed', 'gpus_of_a_copy', 'copies', 'batch', 'micro_batch_of', 'model_said']
 
 # %% ../../nbs/90a_tables.ipynb #269707ac
 import dataclasses
@@ -265,6 +265,14 @@ def idle(ignored, without, *several):
     ignored += [(said.key, f'does nothing without {without}') for said in several if said.key]
 
 # %% ../../nbs/90a_tables.ipynb #12ab0042
+def samples_of_steps(facts, ignored):
+    "What is trained for so many iterations, as samples; where those are said they count."
+    steps = facts.pop('train_steps', None)
+    if steps is None or 'train_samples' in facts: return
+    batch = value(facts, 'global_batch')
+    if batch: facts['train_samples'] = Said(steps.key, steps.value * batch)
+    else: ignored.append((steps.key, 'not used: the samples of an iteration are not said'))
+
 def also(key, fact, kind):  # Row
     "Another spelling of a key: it is read, and never written."
     return Row(key, fact, kind._replace(write=lambda fact: None))

@@ -14,7 +14,7 @@ from ..models import NAMED
 from ..schedules import chunks_in, chunks_of, ends_counted, layout_of
 from .tables import (
     LIST, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, cannot_say, check_depth,
-    check_sharers, copies, elsewhere, fixed, number, spelled,
+    check_sharers, copies, elsewhere, fixed, number, samples_of_steps, spelled,
     take, value, words_in_any_case, words_of)
 from .accelerate import SHARDS_ON_HOST, shards_on_host
 
@@ -65,6 +65,7 @@ TORCHTITAN_ROWS = (
     Row('training.seq_len', 'seq_len', WHOLE),
     Row('training.local_batch_size', 'local', WHOLE), also('training.batch_size', 'local', WHOLE),
     Row('training.global_batch_size', 'global_batch', number(-1)),
+    also('training.steps', 'train_steps', WHOLE),
     Row('parallelism.data_parallel_replicate_degree', 'replicate', WHOLE, 1),
     Row('parallelism.data_parallel_shard_degree', 'shard', number(-1), -1),
     also('training.data_parallel_shard_degree', 'shard', number(-1)),
@@ -231,6 +232,7 @@ def derive_torchtitan(facts, ignored):
         ignored.append(('activation_checkpoint', 'absent: selective, as torchtitan has it'))
     recompute_of_torchtitan(facts, ignored)
     precision_of_torchtitan(facts, ignored)
+    samples_of_steps(facts, ignored)
 
 def recompute_of_torchtitan(facts, ignored):
     "Of which layers all is computed again, where it is that of every so many."
