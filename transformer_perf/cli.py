@@ -1234,7 +1234,7 @@ def sensitivity_command(a):
         transformer-perf sensitivity --tp 4 --pp 32 --dp 16 --needed ib_bandwidth --ratio 0.9
     """
     from transformer_perf.advice import needed, sensitivity
-    from transformer_perf.iteration import short
+    from transformer_perf.iteration import estimate, short
     case, why = best_asked(a) if a.gpus else (case_asked(a), '')
     if case is None:
         deliver(paragraph(why), a.output)
@@ -1245,7 +1245,8 @@ def sensitivity_command(a):
     table = sensitivity(*case, amount(a.factor, '--factor'), a.again)
     slower = any((table[best] > 1.0001 * table[own]).any() for own, best in BEST.items())
     view = few_digits(table.dropna(axis='columns', how='all'), short)
-    deliver_table(table, a, [SLOWER] if slower else [], view)
+    notes = estimate(*case).notes + ([SLOWER] if slower else []) + not_used(a)
+    deliver_table(table, a, notes, view)
     return 0
 
 # %% ../nbs/95_cli.ipynb #11a00013

@@ -502,12 +502,12 @@ def seconds_in(one: Estimate, name):  # s
     p = dataclasses.replace(one.parallel, **chosen)
     return estimate(one.model, p, one.system, one.global_batch, a).stats['iteration_s']
 
-def both_ends(one: Estimate):  # str
-    "What the same layout takes in tuned and in plain software, unless a software is named."
+def both_ends(one: Estimate, layout='the same'):  # str
+    "What a layout takes in tuned and in plain software, unless a software is named."
     a, calibrated = one.assumptions, as_assumptions('calibrated')
     if a.software is not None or a.measured != calibrated.on(one.system).measured: return ''
     tuned, plain = (short(seconds_in(one, name)) for name in ('tuned', 'plain'))
-    return (f'No software is named: the same takes {tuned} s in tuned software (messages hide '
+    return (f'No software is named: {layout} takes {tuned} s in tuned software (messages hide '
             f'behind compute), {plain} s in plain (none does; FlashAttention 2, gradients in 16 '
             'bits).')
 

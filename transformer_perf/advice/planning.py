@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SOURCES', 'KINDS', 'LEVELS', 'BEARABLE', 'FINALISTS', 'Operation', 'goodput', 'knobs_of', 'worth_asking',
-           'candidates', 'kept', 'varied', 'on_front', 'described', 'figure', 'plan_view', 'listed', 'systems_named',
-           'plan']
+           'candidates', 'kept', 'varied', 'on_front', 'described', 'figure', 'plan_view', 'listed', 'ends_of_first',
+           'systems_named', 'plan']
 
 # %% ../../nbs/72_plan.ipynb #14a00005
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ from ..systems import as_system, price_per_gpu_hour, read_prices
 from ..choices import adapted
 from ..estimates import CHOICES, FITS_BY, Assumptions, state_bytes
 from ..timeline import GROUPS, statistics
-from ..iteration import SHOWN, evidence_of_rows, short, usual
+from ..iteration import (
+    SHOWN, Parallel, both_ends, estimate, evidence_of_rows, short, usual)
 from ..execution import (
     KIND, PLAYED, Fitting, asked_about, best_candidates, besides, counts_of, fitting,
     played_best, questions, result_of, tables_of, with_tables)
@@ -402,7 +403,15 @@ def listed(model, batch, budget, found, assumed, prices, operation, margin):  # 
     none = [f'{n} {one.priced_on.name} GPUs: {why}' for one in found
             for n, why in one.reasons.items()]
     notes = notes_on(rows, found, priced, operation)
+    if len(rows): notes[1:1] = filter(None, [ends_of_first(rows, model, batch, found, assumed)])
     return Plan(model, batch, budget, operation, rows, none + late, notes)
+
+def ends_of_first(rows, model, batch, found, assumed):  # str
+    "What the fastest takes in tuned and in plain software, unless a software is named."
+    first = rows.iloc[0]
+    at = [one.priced_on.name for one in found].index(first.system)
+    one = estimate(model, Parallel.from_row(first), found[at].priced_on, batch, assumed[at])
+    return both_ends(one, 'an iteration of the fastest')
 
 def systems_named(system):  # list of System
     "One system or several, each of a name of its own."
