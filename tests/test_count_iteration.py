@@ -932,3 +932,12 @@ def test_what_is_not_as_asked_is_said(layout, n_gpus, words):
     one = estimate('llama3.1_8B', Parallel(**layout), 'H100-80GB', 2 * n_gpus)
     said = [note for note in one.notes if 'all layers' in note or 'domain' in note]
     assert said == ([words] if words else [])
+
+
+@pytest.mark.parametrize('recompute', ['none', 'full'])
+def test_utilization_by_hand(recompute):
+    "Model FLOP over what the GPUs could do, whatever is computed again."
+    one, *_ = case(tp=2, pp=2, dp=2, recompute=recompute, nvlink_tp=2, nvlink_pp=1, nvlink_dp=1)
+    layer = 2 * (4 * e * e + 2 * e * f) + 2 * l * e   # FLOP of a token, forward; half of the scores
+    could = one.stats['iteration_s'] * 8 * SYSTEM.matrix_flops_fp16 * 1e12
+    assert close(one.stats['mfu'], 64 * l * 3 * (depth * layer + 2 * e * V) / could)
