@@ -528,6 +528,16 @@ def test_faster_hardware_is_never_slower(model, preset, gpu, schedule, tp, pp, d
     assert is_no_slower(one, field, factor)
 
 
+@pytest.mark.parametrize('gpu, layout, batch, factor', [
+    ('A100-80GB', dict(tp=8, cp=2, pp=8, dp=2, schedule='zb-h1'), 8, 1.5),
+    ('B200-180GB', dict(tp=2, pp=4, schedule='zb-h1'), 4, 1.2),
+    ('H100-80GB', dict(tp=8, cp=2, pp=4, schedule='zb-v', recompute='selective'), 8, 1.2)])
+def test_faster_memory_where_steps_of_weights_wait_for_the_host(gpu, layout, batch, factor):
+    "What a step of weights gains, no other step loses."
+    one = estimate('qwen3_30B_A3B', Parallel(**layout), gpu, batch, 'calibrated')
+    assert is_no_slower(one, 'hbm_bandwidth', factor)
+
+
 @pytest.mark.parametrize('field', RATES)
 def test_faster_hardware_where_the_host_is_waited_for(field):
     "Gradients of weights come late, in passes of their own, which the host launches as well."
