@@ -583,9 +583,12 @@ def figures_found(space: Space, layers: Layers, row, i, j, q: Question):  # dict
 def figures_of_variants(space: Space, layers: Layers, row, i, j, q: Question):  # dict of columns
     "The same of candidates that each have a system of their own; alike ones are priced once."
     which, first = distinct(layers.of_variant[row], i, j)
-    t, system = space.at(i[first], j[first]), variant(q.system, row[first])
+    t = space.at(i[first], j[first])
+    system = variant(q.system, row[first])
     found = exact_table(t, q.model, system, q.global_batch, q.assumptions)
-    return {name: x[which] if np.ndim(x) else x for name, x in found.items()}
+    for name, x in found.items():
+        if np.ndim(x): found[name] = x[which]
+    return found
 
 # %% ../nbs/88a_search.ipynb #6a4c89d7
 class Fitting(NamedTuple):

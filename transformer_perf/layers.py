@@ -104,10 +104,11 @@ def gelu(
     gated=0.,     # 1: one half of a doubled input gates the other (SwiGLU)
 ):  # Operation
     "The MLP's nonlinearity: 8 FLOP an element forward, 13 backward; a gate multiplies once more."
-    E, flop, inputs = units.element, units.flop, 1 + gated
-    forward = Work(vector=flop * (8 + gated) * m, nbytes=E * (inputs + 1) * m, launches=1)
-    back = Work(vector=flop * (13 + 2 * gated) * m, nbytes=E * (2 * inputs + 1) * m, launches=2)
-    return Operation(name, forward, back, activations=E * inputs * m)
+    flop, tensor = units.flop * m, units.element * m
+    inputs = 1 + gated   # tensors
+    forward = Work(vector=(8 + gated) * flop, nbytes=(inputs + 1) * tensor, launches=1)
+    back = Work(vector=(13 + 2 * gated) * flop, nbytes=(2 * inputs + 1) * tensor, launches=2)
+    return Operation(name, forward, back, activations=inputs * tensor)
 
 # %% ../nbs/03_layers.ipynb #99161d0b
 def dropout(
@@ -182,10 +183,12 @@ def fused_norm(name, rows, width, units=Units(), vectors=2):  # Operation
 
 def dropout_add(name, rows, width, units=Units(), masked=1.):  # Operation
     "Bias, dropout (unless masked is 0) and the sum with the residual stream, as one kernel."
-    E, M, x = units.element, units.mask * masked, 1. * rows * width
-    forward = Work(vector=units.flop * 2 * x, nbytes=(3 * E + M) * x, launches=1)
-    back = Work(vector=units.flop * 2 * x, nbytes=(2 * E + M) * x, launches=1)
-    return Operation(name, forward, back, activations=M * x)
+    elements = 1. * rows * width
+    flop = 2 * units.flop * elements
+    tensor, mask = units.element * elements, units.mask * masked * elements
+    forward = Work(vector=flop, nbytes=3 * tensor + mask, launches=1)
+    back = Work(vector=flop, nbytes=2 * tensor + mask, launches=1)
+    return Operation(name, forward, back, activations=mask)
 
 def autocast_add(name, rows, width, units=Units(), masked=1.):  # Operation
     "The same onto a residual stream in 32 bits, by kernels of one step each."

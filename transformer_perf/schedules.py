@@ -317,11 +317,14 @@ def needs(passes, last):  # array: the step that must be over before each pass, 
 def waits_of(passes, last):  # (rank of each step, what each waits for, whether by a message)
     "Of each step: the one before it on its rank, and what its passes need; -1 stands for none."
     step, need = passes['step'], needs(passes, last)
-    first = np.flatnonzero(np.diff(step, prepend=-1))
-    rank, slot = passes['rank'][first], np.arange(len(step)) - first[step] + 1
+    first = np.flatnonzero(np.diff(step, prepend=-1))   # pass of each step
+    rank = passes['rank'][first]
+    slot = np.arange(len(step)) - first[step] + 1       # of a pass in its step, from 1
     some = (need >= 0) & (need != step)
-    waits, far = (np.full((len(first), slot.max() + 1), x) for x in (-1, False))
-    waits[:, 0] = np.where(np.diff(rank, prepend=-1) == 0, np.arange(len(first)) - 1, -1)
+    shape = len(first), slot.max() + 1
+    waits, far = np.full(shape, -1), np.full(shape, False)
+    follows = np.diff(rank, prepend=-1) == 0            # another step of its rank
+    waits[:, 0] = np.where(follows, np.arange(len(first)) - 1, -1)
     waits[step[some], slot[some]] = need[some]
     far[step[some], slot[some]] = rank[need[some]] != passes['rank'][some]
     used = (waits >= 0).any(axis=0)
@@ -672,9 +675,11 @@ def with_ends(layers, more=0):  # list of str
 def chunk_sums(chunks, t, E=0., m=0., L=0.):  # array, of each chunk
     "A figure of each chunk from those of its letters; `t` may have one for each layer."
     count = lambda letter: np.array([chunk.count(letter) for chunk in chunks])
-    stop = np.cumsum(count('t'))
-    upto = np.append(0., np.cumsum(np.broadcast_to(t, stop[-1])))
-    return upto[stop] - upto[stop - count('t')] + E * count('E') + m * count('m') + L * count('L')
+    stop = np.cumsum(count('t'))   # the first layer after each chunk
+    start = stop - count('t')
+    before = np.append(0., np.cumsum(np.broadcast_to(t, stop[-1])))   # of the layers before each
+    layers = before[stop] - before[start]
+    return layers + E * count('E') + m * count('m') + L * count('L')
 
 def held_chunks(name, p, v):  # array [rank, chunk]
     "Which chunks of the model each rank holds."

@@ -198,8 +198,8 @@ def block_scores(job: CountedJob, mixer: BlockSparse):  # list of Operation
 
 def ways_summed(job: CountedJob, mixer: BlockSparse):  # Operation
     "What several ways to attend say, each weighed by its gate."
-    E, flop, ways = job.units.element, job.units.flop, mixer.ways
-    x = 1. * job.tokens * mixer.own_values(job)   # numbers of one way
-    forward = Work(vector=2 * ways * flop * x, nbytes=E * (ways + 1) * x, launches=1)
-    back = Work(vector=4 * ways * flop * x, nbytes=E * (2 * ways + 1) * x, launches=1)
-    return Operation('ways-summed', forward, back, activations=E * ways * x)
+    numbers, ways = 1. * job.tokens * mixer.own_values(job), mixer.ways
+    flop, way = job.units.flop * numbers, job.units.element * numbers   # of one way
+    forward = Work(vector=2 * ways * flop, nbytes=(ways + 1) * way, launches=1)
+    back = Work(vector=4 * ways * flop, nbytes=(2 * ways + 1) * way, launches=1)
+    return Operation('ways-summed', forward, back, activations=ways * way)

@@ -238,9 +238,11 @@ class Deviation:
 # %% ../../nbs/88d_answers.ipynb #13a00032
 def explanations(d: Deviation):  # DataFrame, the least unlikely first
     "What each component would have to take to explain a measurement alone."
-    stats, gap = d.estimate.stats, d.seconds - d.estimate.stats['iteration_s']
-    rows = [(word, stats[name], stats[name] + gap, 1 + gap / stats[name])
-            for name, word in times_of(d.estimate).items() if stats[name] > max(-gap, 0)]
+    stats, rows = d.estimate.stats, []
+    gap = d.seconds - stats['iteration_s']
+    for name, word in times_of(d.estimate).items():
+        seconds = stats[name]
+        if seconds > max(-gap, 0): rows.append((word, seconds, seconds + gap, 1 + gap / seconds))
     table = pd.DataFrame(rows, columns=['component', 'predicted_s', 'would_take_s', 'times'])
     return table.sort_values('times', key=lambda x: np.abs(np.log(x)), ignore_index=True)
 

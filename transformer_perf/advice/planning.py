@@ -191,9 +191,10 @@ def knobs_of(t, assumptions):  # array
 def worth_asking(f: Fitting):  # bools [question, configuration]
     "Of which configurations the fastest is wanted; of all, to begin with."
     q, memory = f.question, f.memory[f.some]
-    knobs = knobs_of(f.less.t, q.assumptions) + 0 * f.some
-    room, most = q.system.hbm_capacity * LEVELS[:, None], np.arange(len(KINDS) + 3)[:, None]
-    return np.concatenate([memory <= room, knobs <= most])
+    knobs = knobs_of(f.less.t, q.assumptions) + 0 * f.some   # of each
+    room = q.system.hbm_capacity * LEVELS
+    most = np.arange(len(KINDS) + 3)
+    return np.concatenate([memory <= room[:, None], knobs <= most[:, None]])
 
 # %% ../../nbs/72_plan.ipynb #14a00042
 FINALISTS = PLAYED   # of the fastest; one of each other question

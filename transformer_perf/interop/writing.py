@@ -144,8 +144,9 @@ def as_flags(keys):  # list of str
     "Keys as flags, one in a string with its values."
     found = []
     for key, x in keys.items():
-        values = [] if x is True else x if isinstance(x, list) else [str(x)]
-        found.append(f'{key} {shlex.join(values)}'.rstrip())
+        values = x if isinstance(x, list) else [x]
+        if x is True: values = []   # a flag alone
+        found.append(' '.join([key, *(shlex.quote(str(value)) for value in values)]))
     return found
 
 # %% ../../nbs/90k_writing.ipynb #1870b652
