@@ -180,10 +180,12 @@ def test_tables_by_loops(rows):
     right = np.sort(b)
     assert list(zip(*execution.pairs(a, right))) == [
         (i, j) for i in each for j in each if a[i] == right[j]]
-    which, first = execution.distinct(*columns)
-    known = list(dict.fromkeys(zip(*columns)))
-    assert [known[number] for number in which] == list(zip(*columns))
-    assert first.tolist() == [list(zip(*columns)).index(row) for row in known]
+    far_apart = columns * 2**40   # more combinations than a number of 64 bits counts
+    for every in (columns, far_apart, (a, b / 8, c.astype(str))):
+        which, first = execution.distinct(*every)
+        known = list(dict.fromkeys(zip(*every)))
+        assert [known[number] for number in which] == list(zip(*every))
+        assert first.tolist() == [list(zip(*every)).index(row) for row in known]
 
 
 @pytest.mark.parametrize('size', [1, 8, 12, 72])
