@@ -13,9 +13,11 @@ from transformer_perf.cli import run_command
 from transformer_perf.estimates import CHOICES, as_assumptions
 from transformer_perf.execution import KIND
 from transformer_perf.interop import as_job, export
-from transformer_perf.models import as_model
+from transformer_perf.models import Model, as_model
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.software import as_software, known_software
+from transformer_perf.validation import predict
+from transformer_perf.validation.runs import COLUMNS
 
 ABOUT = 'llama3.1_8B', 64, 'H100-80GB', 256
 
@@ -252,3 +254,20 @@ def test_a_best_that_takes_longer_is_explained(tp, said, capsys):
     assert any('No software is named: the same takes' in note for note in answer['notes'])
     twice = dataclasses.replace(as_model('llama3.1_8B'), depth=64)
     assert estimate(twice, Parallel(tp=tp, dp=8 // tp), 'H100-80GB', 64).fits != said
+
+
+@pytest.mark.parametrize('name', [None, *known_software()])
+def test_a_row_of_a_software_is_its_estimate(name):
+    "What a table leaves open the software chooses, as it does where a layout leaves it open."
+    row = dict.fromkeys(COLUMNS) | dict(
+        software=name, gpu='H100-80GB', gpus_per_node=8, layers=32, hidden=4096, ffn=14336,
+        heads=32, kv_heads=8, vocab=128256, seq_len=8192, gated_mlp=1, n_gpus=64, tp=4, pp=1,
+        vp=1, dp=16, cp=1, micro_batch=1, global_batch=64, recompute='full')
+    told = predict(pd.DataFrame([row])).iloc[0]
+    assert not told.reason
+    model = Model(8192, 4096, 32, 32, 14336, kv_heads=8, vocab=128256, gated_mlp=True)
+    hidden = {'dp_overlap': True} if name == 'Megatron-Core' else {}   # in all published runs
+    layout = Parallel(tp=4, dp=16, recompute='full', **hidden)
+    one = estimate(model, layout, 'H100-80GB', 64, software=name).stats
+    assert told.predicted_iteration_s == pytest.approx(one['iteration_s'], rel=1e-12)
+    assert told.predicted_memory_GB == pytest.approx(one['memory_GB'], rel=1e-12)

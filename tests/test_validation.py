@@ -167,7 +167,7 @@ def test_empty_cells_are_said():
     assert 'micro_batch' not in predict(row).assumed.item()
     empty = row.assign(recompute=None, tp_overlap=np.nan, micro_batch=np.nan, dp=np.nan)
     said = predict(empty).assumed.item()
-    for word in ('recompute=', 'tp_overlap=1', 'micro_batch=', 'dp=1'): assert word in said
+    for word in ('recompute=', 'tp_overlap=0', 'micro_batch=', 'dp=1'): assert word in said
 
 
 MODERN = {'model': 'qwen3-30b-a3b', 'layers': 48, 'hidden': 2048, 'ffn': np.nan, 'heads': 32,
@@ -249,6 +249,7 @@ def test_flags_are_read_however_they_are_written(flags, column, value):
     ({'framework': 'AA-Scaling', 'other_flags': 'kernel fused'},
      'partly eager Scaling'),
     ({'framework': 'a stack that nobody knows'}, 'plain'), ({'framework': np.nan}, np.nan),
+    ({'framework': np.nan, 'source': 'a report that names no software'}, np.nan),
     ({'framework': 'NeMo'}, 'NeMo'), ({'framework': 'NeMo AutoModel'}, 'NeMo AutoModel'),
     ({'framework': 'NeMo', 'source': 'mlcommons/training_results_v5.1'}, 'MLPerf')])
 def test_a_run_is_of_the_software_that_its_table_names(about, software):

@@ -31,7 +31,8 @@ from ..blocks import BIASED
 from ..systems import as_system, system_names
 from ..schedules import SCHEDULES, chunks_in, possible
 from ..choices import graphed, recomputed_parts
-from ..estimates import DISPATCHERS, GROUP_COLUMNS, RECIPES, as_assumptions
+from ..estimates import (
+    DISPATCHERS, GROUP_COLUMNS, RECIPES, Assumptions, as_assumptions)
 from ..parameters import measured_folder
 from ..software import Software, known_software, run_by
 from ..measured_kernels import number_of
@@ -185,10 +186,12 @@ def software_said(df):  # Series of str
     if not said: return own.mask(own == '', column_of(df, 'stack'))
     named = texts(df, *said).str.lower()
     records = known_software().values()   # a source's stands before that of its framework
-    def which(text):   # what nobody knows, nobody tuned
-        known = (s.name for s in records if any(word in text for word in s.known_as))
-        return next(known, 'plain' if text.strip() else '')
-    return own.mask(own == '', named.map({text: which(text) for text in named.unique()}))
+    def which(text):
+        return next((s.name for s in records if any(word in text for word in s.known_as)), '')
+    found = named.map({text: which(text) for text in named.unique()})
+    unknown = (found == '') & (column_of(df, 'framework') != '')
+    found = found.mask(unknown, 'plain')   # a framework that nobody knows, nobody tuned
+    return own.mask(own == '', found)
 
 def recompute_said(df, x):  # Series of str, NaN where nothing is added
     "What `recompute_detail` adds, in the words of `recomputed_parts`."
@@ -305,8 +308,8 @@ def column_rules(df, x, system):  # yields (what is wrong, where it is right)
 def filled(df, system=None):  # DataFrame
     "Clean runs as numbers and words, with what follows from others and what is usual."
     x = shared_out(numbers_in(df)).fillna(
-        dict.fromkeys(('gated_mlp', 'zero_stage', 'moe_layer_freq'), 1.)
-        | dict.fromkeys((*ZERO, 'vocab', 'ep_overlap', 'tied_embeddings'), 0.))
+        dict.fromkeys(('gated_mlp', 'moe_layer_freq'), 1.)
+        | dict.fromkeys((*ZERO, 'vocab', 'tied_embeddings'), 0.))
     x['kv_heads'] = x.kv_heads.fillna(x.heads)
     x['gpus_per_node'] = x.gpus_per_node.fillna(of_sheets(df, system, lambda s: s.nvlink_size))
     nic = of_sheets(df, system, lambda s: s.ib_bandwidth * s.nic_factor)
@@ -316,8 +319,7 @@ def filled(df, system=None):  # DataFrame
     x['head_dim'] = x.head_dim.where(~own)
     words = {c: column_of(df, c) for c in WORDS} | dict(
         stack=stack_of(df), precision=precision_of(df))
-    return chosen_by_software(x.assign(**words).replace(
-        {'dispatcher': {'': 'alltoall'}, 'cuda_graphs': {'': 'none'}}))
+    return chosen_by_software(x.assign(**words).replace({'dispatcher': {'': 'alltoall'}}))
 
 def stack_of(df):  # Series: the software whose fitted values a row of a clean table has
     "The column `stack`, or `software`."
@@ -329,23 +331,24 @@ def precision_of(df):  # Series of str
     return given.where(given.isin([*RECIPES]), 'bf16')
 
 # %% ../../nbs/91_runs.ipynb #10b00003
-def chosen_plainly(x, choice):  # Series of float: 0 or 1; NaN where nothing is known
-    "What software chooses by its record, unless it was fitted to runs that others tuned."
-    known = {name: s.chooses[choice] for name, s in known_software().items()
-             if s.like is not None and choice in (s.chooses or {})}
-    return x.software.map(known).astype(float)
+CHOSEN = ('zero_stage', 'tp_overlap', 'dp_overlap', 'ep_overlap', 'flash_attention')
+
+def usual_of(software, choice):  # Series
+    "What software does unless it is told otherwise; of others, and where nobody knows, the usual."
+    usual = getattr(Assumptions.calibrated(), choice)
+    own = {name: (s.chooses or {}).get(choice, usual) for name, s in known_software().items()}
+    return pd.Series([own.get(name, usual) for name in software], software.index, type(usual))
 
 def chosen_by_software(x):  # DataFrame
-    "The same, with what software does unless it is told otherwise."
-    tuned = 1. * (x.tp > 1)   # who publishes, tunes; but not all do
-    needed = tuned.where(x.experts.notna())   # tokens go to experts from the GPU that has them
-    x['sequence_parallel'] = x.sequence_parallel.fillna(needed)
-    for column, choice, usual in (('sequence_parallel', 'sequence_sharded', tuned),
-                                  ('tp_overlap', 'tp_overlap', tuned),
-                                  ('dp_overlap', 'dp_overlap', 1.),
-                                  ('flash_attention', 'flash_attention', 1.)):
-        x[column] = x[column].fillna(chosen_plainly(x, choice)).fillna(usual)
-    return x
+    "The same, with what software chooses where cells are empty."
+    shared = x.tp > 1   # else two of the choices change nothing
+    sharded = usual_of(x.software, 'sequence_sharded')
+    sharded |= x.experts.notna()   # tokens go to experts from the GPU that has them
+    usual = {c: usual_of(x.software, c).astype(float) for c in CHOSEN}
+    usual['tp_overlap'] *= shared
+    usual['sequence_parallel'] = 1. * (sharded & shared)
+    graphs = x.cuda_graphs.mask(x.cuda_graphs == '', usual_of(x.software, 'cuda_graphs'))
+    return x.fillna(usual).assign(cuda_graphs=graphs)
 
 # %% ../../nbs/91_runs.ipynb #860395a2
 def layout_rules(x):  # yields (what is wrong, where it is right)
