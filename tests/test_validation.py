@@ -251,7 +251,8 @@ def test_flags_are_read_however_they_are_written(flags, column, value):
     ({'framework': 'a stack that nobody knows'}, 'plain'), ({'framework': np.nan}, np.nan),
     ({'framework': np.nan, 'source': 'a report that names no software'}, np.nan),
     ({'framework': 'NeMo'}, 'NeMo'), ({'framework': 'NeMo AutoModel'}, 'NeMo AutoModel'),
-    ({'framework': 'NeMo', 'source': 'mlcommons/training_results_v5.1'}, 'MLPerf')])
+    ({'framework': 'NeMo', 'source': 'mlcommons/training_results_v5.1'}, 'MLPerf'),
+    ({'framework': 'Megatron-LM', 'source': 'FlagPerf, training'}, 'plain')])
 def test_a_run_is_of_the_software_that_its_table_names(about, software):
     found = clean(said_table({'other_flags': np.nan, **about})).software.item()
     assert found == software or pd.isna(found) and pd.isna(software)
