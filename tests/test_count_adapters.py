@@ -181,6 +181,31 @@ def test_frozen_parts_keep_no_inputs():
     assert close(kept('none') - kept('frozen:attention'), unit * M.embed_dim, 1e-6)
 
 
+def test_a_router_keeps_what_shared_experts_do_not():
+    "Both read the same numbers: frozen shared experts save none, and the router saves them."
+    routed = replace(NAMED['qwen3_30B_A3B'], seq_len=4096)
+    shared = replace(routed, shared_expert_dim=768)
+    kept = lambda model, adapters: of(adapters, model=model, batch=8, dp=8, ep=8).stats[
+        'activations_GB']
+    hidden = 2e-9 * 4096 * 48 * 768   # of shared experts, in all layers
+    for adapters, several in (('none', 2 + 1), ('frozen:mlp', 2)):   # before the gate, and after
+        more = kept(shared, adapters) - kept(routed, adapters)
+        assert close(more, several * hidden, 1e-6), adapters
+
+
+@pytest.mark.parametrize('place, inputs', [   # attention's output is its own, and no copy of it
+    ('', 2 * 4096 + 14336), (':attention', 4096), (':mlp', 4096 + 14336)])
+def test_adapters_read_16_bits(place, inputs):
+    "Beside products in 8 bits they save two bytes of a number, and the products nothing."
+    unit, narrow = 1e-9 * M.seq_len * 32, 16 * {'': 7, ':attention': 4, ':mlp': 3}[place]
+    kept = lambda adapters, **more: of(adapters, batch=1, **more).stats['activations_GB']
+    low, high = (kept(f'lora:16{place}', precision=name) for name in ('fp8', 'bf16'))
+    assert close(low, high, 1e-12)
+    nothing = kept('frozen:mlp') - unit * 2 * 2 * 4096   # attention's inputs
+    nothing += unit * 2 * 4096   # its output, which its kernel asks for
+    assert close(low - nothing, 2 * unit * (inputs + narrow), 1e-6)
+
+
 def test_checkpoints_of_frozen_parts():
     "Of what trains: weights in 16 bits, and 12 bytes of states."
     whole, some = (checkpoint_GB(M, 'adam', adapters, as_assumptions('calibrated'))

@@ -558,6 +558,7 @@ def test_nobody_talks_alone(columns, rows):
 
 # what is computed again
 
+LOW = dict(precision='fp8')
 AGAIN = [   # model, layout, part, what is run again, and whose input or result need not be kept
     (GPT, BOTH, 'mlp', ['fc1', 'act1', 'fc2'], ['act1', 'fc2']),
     (GPT, BOTH, 'layernorm', ['ln2', 'ln1'], ['qkv', 'fc1']),
@@ -570,7 +571,16 @@ AGAIN = [   # model, layout, part, what is run again, and whose input or result 
     (SHARED, FOLDED, 'shared_experts', ['shared-fc1', 'shared-act', 'shared-fc2'],
      ['shared-act', 'shared-fc2']),
     (EXPERTS, FOLDED, 'layernorm', ['ln2', 'ln1'], ['qkv', 'router']),
-    (LATENT, BOTH, 'layernorm', ['ln2', 'ln1'], ['q-down', 'fc1'])]
+    (SHARED, FOLDED | LOW, 'moe', [
+        'router', 'dispatch', 'expert-fc1', 'expert-act', 'expert-fc2', 'combine', 'shared-fc1',
+        'shared-act', 'shared-fc2'],   # the router keeps their input, which a copy is made of
+     ['dispatch', 'expert-fc1', 'expert-act', 'expert-fc2', 'shared-fc1', 'shared-act',
+      'shared-fc2']),
+    (SHARED, FOLDED | LOW, 'shared_experts', ['shared-fc1', 'shared-act', 'shared-fc2'],
+     ['shared-fc1', 'shared-act', 'shared-fc2']),
+    (LATENT, BOTH, 'layernorm', ['ln2', 'ln1'], ['q-down', 'fc1']),
+    (dataclasses.replace(LATENT, q_lora_rank=None), BOTH, 'layernorm', ['ln2', 'ln1'],
+     ['q-up', 'fc1'])]
 
 
 def kept_and_rerun(model, layout, part, **changes):  # (GB of all layers, table)
@@ -592,6 +602,20 @@ def test_what_is_computed_again_is_not_kept(model, layout, part, rerun, freed):
     longer = again.set_index('layer').t_bwd - rows.t_bwd
     for name, seconds in rows.t_fwd.items():
         assert close(longer[name], seconds * (name in rerun)), name
+
+
+PLAIN_EXPERTS = dataclasses.replace(EXPERTS, gated_mlp=False)
+
+
+@pytest.mark.parametrize('model, precision, freed', [   # bytes of a number of a hidden layer
+    (EXPERTS, 'bf16', 2), (EXPERTS, 'fp8', 1), (PLAIN_EXPERTS, 'bf16', 2 + 2),
+    (PLAIN_EXPERTS, 'fp8', 1 + 2),   # before it is weighed it has 16 bits
+    (dataclasses.replace(EXPERTS, activation='clamped_silu'), 'bf16', 2 + 2 * 2)])
+def test_nonlinearities_of_experts_computed_again(model, precision, freed):
+    "What the first product gives is kept: nothing that is clamped, activated or weighed of it."
+    whole, kept = (kept_and_rerun(model, FOLDED | dict(precision=precision), part)[0]
+                   for part in ('none', 'moe_act'))
+    assert close(whole - kept, 2 * freed * 1e-9 * b * l / 4 * k * w)
 
 
 def test_parts_that_are_computed_again():

@@ -115,6 +115,14 @@ def test_what_is_kept():
     assert close(still['absorb-v'].activations, own['absorb-v'].activations)
 
 
+def test_what_weighs_three_ways_keeps_its_input():
+    "With queries, keys and values, unless their product does not train and saves none."
+    for adapters, kept in (('none', 0.), ('frozen:attention', 2e-9 * b * l * e)):
+        ops = operations(WAYS, adapters=adapters)
+        assert close(ops['ways'].activations, kept)
+        assert close(ops['qkv'].activations, 2e-9 * b * l * e - kept)
+
+
 def test_three_ways_keep_queries_keys_and_values_once():
     "Each way its two sums a row; their results are kept where they are weighed, in 8 bits, too."
     T = 1e-9 * b * l

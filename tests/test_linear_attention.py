@@ -296,6 +296,9 @@ def test_attention_beside_a_state():
         rows = b * l / layout.get('tp', 1)
         assert close(ops[2]['sum'].forward.nbytes, 2e-9 * 3 * rows * e)
         assert ops[2]['state-in'].activations == 0 < ops[1]['state-in'].activations
+        still = operations(both, adapters='frozen:attention', **layout)
+        assert still['qkv'].activations == 0   # then only the state's product saves it
+        assert still['state-in'].activations == ops[1]['state-in'].activations
     plain = replace(state, gate_normed=False)
     assert (model_with(state).parameters - model_with(plain).parameters
             == 2 * state.heads * state.value)

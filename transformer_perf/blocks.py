@@ -478,14 +478,14 @@ class MLP(Half):
             activation = [bias('fc1-bias', job.tokens, inputs, units, there),
                           *activation, dropout('dpr1', hidden, units)]
         first, second = strategy.column(job, 'fc1', inputs), strategy.row(job, 'fc2', width)
-        return [in_part('mlp', first, freed=False), *(in_part('mlp', op) for op in activation),
+        return [in_part('mlp', first, freed=0.), *(in_part('mlp', op) for op in activation),
                 in_part('mlp', second), *after_mlp(job)]
 
 # %% ../nbs/82b_blocks.ipynb #7385b8fd
-def in_part(part, op: Operation, freed=True):  # Operation
-    "An operation that is computed again with a part of its layer, and need keep nothing then."
-    frees = op.frees + (((part, op.activations),) if freed else ())
-    return op._replace(recomputed_with=op.recomputed_with + (part,), frees=frees)
+def in_part(part, op: Operation, freed=1.):  # Operation
+    "An operation that is computed again with a part of its layer, and need not keep a share then."
+    return op._replace(recomputed_with=op.recomputed_with + (part,),
+                       frees=op.frees + ((part, op.activations * freed),))
 
 # %% ../nbs/82b_blocks.ipynb #7385b8f6
 def heads_swapped(job: CountedJob, mixer):
@@ -547,10 +547,18 @@ def turned(job: CountedJob, mixer):  # list of Operation
         steps = EAGER_ROTATION_32 if getattr(mixer, 'normed', None) else EAGER_ROTATION_MIXED
     return [eager_rotation('rotary', numbers, job.units, steps)]
 
+def saves_whole(job: CountedJob, product):
+    "Whether what a product saves of its input has 16 bits: its copy in 8 is its own."
+    return np.equal(job.precision, 'bf16') | (product in adapted(job.adapters).products)
+
+def saves_input(job: CountedJob, product):
+    "Whether a product saves its input: its weight trains, or has an adapter."
+    own = adapted(job.adapters)
+    return product in own.products if own.rank else product not in own.still
+
 def input_kept(job: CountedJob, mixer):
     "Whether what reads the output of fused attention saves that very tensor."
-    if mixer.reader is None: return 1.
-    return 1. * np.equal(job.precision, 'bf16')   # else a product saves a copy of its own
+    return 1. if mixer.reader is None else 1. * saves_whole(job, mixer.reader)
 
 def keeps_output(job: CountedJob, mixer):
     "Whether fused attention saves its own output: the paper's does, as well as what follows."
@@ -683,7 +691,7 @@ def output_gate(job: CountedJob, mixer):  # Operation
 # %% ../nbs/82b_blocks.ipynb #bc00318a
 def saved_once(job: CountedJob, op: Operation, elsewhere=True):  # Operation
     "A product whose input in 16 bits is saved elsewhere already."
-    own = 1. - np.equal(job.precision, 'bf16') * elsewhere
+    own = 1. - saves_whole(job, op.name) * elsewhere
     return op._replace(activations=op.activations * own)
 
 # %% ../nbs/82b_blocks.ipynb #35c00001
@@ -715,9 +723,10 @@ class LatentAttention(Heads):
         heads, queries = self.own_heads(job), self.query_latent
         down = to_latent(job, 'q', queries) if queries else []
         up = column_product(job, 'q-up', heads * self.width, queries)
+        if queries: up = up._replace(frees=())   # no norm of the stream gives a latent
         both = heads * (self.width - self.rope + self.value)
-        kv_up = column_product(job, 'kv-up', both, self.latent)
-        rebuilt = [op._replace(recomputed_with=('mla_up_proj',), frees=()) for op in (up, kv_up)]
+        kv_up = column_product(job, 'kv-up', both, self.latent)._replace(frees=())
+        rebuilt = [op._replace(recomputed_with=('mla_up_proj',)) for op in (up, kv_up)]
         kv_down, kv_norm = to_latent(job, 'kv', self.latent, self.rope)
         known = bool(queries) or job.assumptions.inputs_sharded   # the queries' product has it too
         return [*down, saved_once(job, kv_down, known), kv_norm, *rebuilt]
@@ -831,12 +840,14 @@ def routed_experts(job: CountedJob, experts):  # list of Operation
         matrices=(of_group(Matrix(seen, wide * job.etp, here), 'etp'),))
     second = grouped(job, experts, 'expert-fc2', width, seen)._replace(
         matrices=(of_group(Matrix(width * job.etp, seen, here), 'etp'),))
-    act = activated(job, 'expert-act', expert_rows(job, experts) * width)
+    numbers = expert_rows(job, experts) * width
+    act, number_GB = activated(job, 'expert-act', numbers), job.units.element * numbers
     if experts.clamped and job.assumptions.fused_kernels:
-        act = eager_clamp(act, expert_rows(job, experts) * width, job.units)
-    apart = second.activations * (1 - gated)   # before it is weighed; a gate's kernel does both
-    act = act._replace(recomputed_with=('moe_act',), activations=act.activations + apart,
-                       frees=(('moe_act', apart),))
+        act = eager_clamp(act, numbers, job.units)
+    apart = number_GB * (1 - gated)   # before it is weighed; a gate's kernel does both
+    kept = act.activations + apart
+    act = act._replace(recomputed_with=('moe_act',), activations=kept,
+                       frees=(('moe_act', kept - number_GB * (1 + gated)),))   # all but its input
     second = second._replace(frees=(('moe_act', second.activations),))
     parts = [moved_copies(job, experts, 'dispatch', False), first, act, second,
              *expert_bias(job, experts), moved_copies(job, experts, 'combine', True)]
@@ -855,8 +866,9 @@ def shared_experts(job: CountedJob, experts):  # list of Operation
     if not job.assumptions.inputs_sharded: first = gathers(job, first)
     first = first._replace(weights=first.weights + E * job.embed_dim * experts.shared_gate)
     act = activated(job, 'shared-act', job.tokens * width)
-    again = lambda op, freed=True: in_part('moe', in_part('shared_experts', op, freed), freed)
-    return [again(first, False), again(act), again(row_product(job, 'shared-fc2', width))]
+    again = lambda op, freed=1.: in_part('moe', in_part('shared_experts', op, freed), freed)
+    copied = 1. - saves_whole(job, first.name)   # from the input, which the router keeps
+    return [again(first, copied), again(act), again(row_product(job, 'shared-fc2', width))]
 
 @dataclass(frozen=True)
 class Experts(Half):
@@ -889,7 +901,8 @@ class Experts(Half):
         scores, routed = router(job, self), routed_experts(job, self)
         after = after_mlp(job, biased=False)   # each expert has a bias of its own
         if not self.shared_dim: return [scores, *routed, *after]
-        scores = saved_once(job, scores, job.assumptions.inputs_sharded)   # with the router's input
+        beside = job.assumptions.inputs_sharded and saves_input(job, 'shared-fc1')
+        scores = saved_once(job, scores, beside)   # with the router's input
         return [scores, *routed, *shared_experts(job, self), *after]
 
 # %% ../nbs/82b_blocks.ipynb #7385b8f9
@@ -912,7 +925,8 @@ def trained(op: Operation, job, in_layer=True):  # Operation
     wanted = input_kept(job, mixer) if op.name == getattr(mixer, 'reader', None) else 0.
     if own.still: return frozen(op, 2., wanted) if op.name in own.still else op
     has = op.name in own.products
-    found = frozen(op, own.held if in_layer else 2., 1. if has else wanted)
+    kept = 2 / of_recipe(job.precision, 'saved') if has else wanted   # adapters read 16 bits
+    found = frozen(op, own.held if in_layer else 2., kept)
     if not has: return found
     gate = job.here.gated * op.name.endswith('fc1')   # a matrix of its own beside the other
     return with_adapter(found, own.rank, len(op.matrices) + gate, job.units)
@@ -925,10 +939,11 @@ def frozen(op: Operation, held, keeps_input):  # Operation
     if op.forward.products:
         back = moved(op.backward._replace(products=op.backward.products[:1]))
     elif op.name != 'embedding': back = op.backward
-    saved = op.activations * (keeps_input if op.forward.products else 1.)
+    share = keeps_input if op.forward.products else 1.
+    saved, freed = op.activations * share, tuple((part, GB * share) for part, GB in op.frees)
     return op._replace(
         forward=moved(op.forward), backward=back, weights=0., in_matrices=0., matrices=(),
-        activations=saved, frees=op.frees if any_of(saved) else (),
+        activations=saved, frees=freed if any_of(saved) else (),
         copies=op.copies if held == 2 else 0.,   # in 4 bits they are unpacked in every pass
         frozen=op.weights - op.in_matrices * (1 - held / 2))
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from .estimates import Message, Operation, Product, Work, any_of
 from .layers import with_messages
-from .blocks import (
-    STRATEGIES, CountedJob, Half, after_mixer, any_norm, inner_product, saved_once)
+from transformer_perf.blocks import (
+    STRATEGIES, CountedJob, Half, after_mixer, any_norm, inner_product, saved_once,
+    saves_input)
 
 # %% ../nbs/26_linear_attention.ipynb #26a00011
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +319,8 @@ class Beside(Half):
         "Both, one after the other, and their sum; then the stream and its norm."
         E, (rows, columns) = job.units.element, STRATEGIES[job.strategy].between(job)
         first, *rest = self.state.mixed(job)
-        first = saved_once(job, first)._replace(frees=())   # with the input of attention
+        first = saved_once(job, first, saves_input(job, 'qkv'))   # with the input of attention
+        first = first._replace(frees=())
         add = Work(vector=job.units.flop * rows * columns, nbytes=3 * E * rows * columns,
                    launches=1)   # of two outputs; backward of two gradients of one input
         return [*self.heads.mixed(job), first, *rest, Operation('sum', add, add),

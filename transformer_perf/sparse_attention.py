@@ -16,7 +16,7 @@ from .estimates import Matrix, Message, Operation, Product, Work
 from .layers import fused_attention, linear, with_messages
 from .blocks import (
     Attention, CountedJob, LatentAttention, any_norm, gathers, inner_product, keeps_output,
-    of_group, passes_keys, saved_once, seen_share, training)
+    of_group, passes_keys, saved_once, saves_input, seen_share, training)
 
 # %% ../nbs/24a_sparse_attention.ipynb #24c00006
 def to_some_keys(job: CountedJob, name, mixer, width, values, seen, keys=None):  # Operation
@@ -163,7 +163,7 @@ class BlockSparse(Attention):
         if self.ways == 1: return found
         gates = inner_product(job, 'ways', job.tokens, job.embed_dim,
                               self.ways * self.own_heads(job), 'outputs')
-        return [*found, saved_once(job, gates)]
+        return [*found, saved_once(job, gates, saves_input(job, 'qkv'))]
 
 def block_core(job: CountedJob, mixer: BlockSparse):  # list of Operation
     "Means of blocks, their scores, attention to the best blocks; and what else a query reads."
