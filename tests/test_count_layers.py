@@ -658,6 +658,19 @@ def test_a_layer_computed_again_keeps_its_input():
     assert close(held[0] - held[1], whole - kept - (plain.activation_buffer.sum() - kept / 2))
 
 
+@pytest.mark.parametrize('part', ['full', 'mlp+moe'])
+def test_the_largest_layer_that_runs_again(part):
+    "One runs at a time: where they differ, the stage has room for the largest, not for their mean."
+    dense = dataclasses.replace(GPT, gated_mlp=True)
+    mixed = dataclasses.replace(EXPERTS, moe_every=2)
+    layout = dict(tp=2, micro_batch=b)
+    def while_it_runs(model):
+        one = estimate(model, Parallel(**layout, recompute=part), SYSTEM, 24, TRAINED)
+        return one.stats['activations_GB'] - kept_and_rerun(model, layout, part)[0]
+    small, large, found = map(while_it_runs, (dense, EXPERTS, mixed))
+    assert not close(small, large) and close(found, max(small, large))
+
+
 # kernels that are launched
 
 LAUNCHED = {   # (forward, backward), beside products

@@ -695,17 +695,20 @@ def saved_at(work: Workload, at: Stage, of: Stored, least=False):  # GB
     kinds = of_each_kind(work, work.stored.activations)   # no less than if all were its shortest
     return saved * functools.reduce(np.minimum, kinds) * at.narrowest
 
-def at_hand(of: Stored, layers):  # GB
-    "Held while a layer works: what runs again, and of two layers what comes from the host."
-    again = of.recomputed * np.greater(layers, 0)   # none where a stage has only an end
-    return again + np.minimum(layers, 2) * of.offloaded if any_of(of.offloaded) else again
+def at_hand(work: Workload, at: Stage, of: Stored):  # GB
+    "Held while a layer works: what runs again of any, and of two what comes from the host."
+    kinds = zip(of_each_kind(work, work.stored.recomputed), at.layers)
+    each = [GB * np.greater(number, 0) for GB, number in kinds]   # none of what is not there
+    again = functools.reduce(np.maximum, each)
+    if not any_of(of.offloaded): return again
+    return again + np.minimum(sum(at.layers), 2) * of.offloaded
 
 def memory_at(work: Workload, at: Stage, least=False):  # Memory
     "Peak memory of a pipeline stage; or the least that it can be where its chunks differ."
-    p, L, of = work.layouts, sum(at.layers), mean_layer(work.stored, at.layers)
+    p, of = work.layouts, mean_layer(work.stored, at.layers)
     a, own = p.assumptions, weights_of_stage(work, at, of)
     saved = saved_at(work, at, of, least)
-    again = at_hand(of, L)
+    again = at_hand(work, at, of)
     if a.working_memory: saved = saved + working(work, again, at.first, at.last)
     copied = layers_copied(p, own) * other_copies(p, of) + still_held(work, at, of)
     weights = weights_held(p, own) + copied
