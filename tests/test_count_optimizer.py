@@ -14,6 +14,7 @@ from transformer_perf.estimates import (
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.timeline import dealt, job_of
 from transformer_perf.models import NAMED
+from transformer_perf.parameters import Costs, Parameters
 from transformer_perf.systems import as_system
 
 H200, CORRECTED = as_system('H200', 8), as_assumptions('corrected')
@@ -161,6 +162,20 @@ def test_fewer_bytes_of_states(preset):
     sums = 32 / 2 * sum(x.rows + x.columns for _, x, _ in matrices(DENSE)) / 1e9
     assert close(few, 4 * number + 4 * (number - held) + 4 * sums)
     assert sums < 1e-3 * number
+
+
+@pytest.mark.parametrize('name, of_matrix, of_vector', [
+    ('adam', 30, 30), ('adam-8bit', 18 + 1 / 16, 18 + 1 / 16), ('lion', 22, 22),
+    ('adafactor', 18, 22)])   # sums of a matrix come first: its gradient is read twice
+def test_bytes_of_a_step(name, of_matrix, of_vector):
+    "States in and out, a gradient of 4 bytes in, a weight of 2 out."
+    software = Costs(optimizer_traffic=30., gradient_held=4.)
+    a = replace(CORRECTED, measured=Parameters('Hopper', software=software))
+    took = {one: figures(one, a=a, zero_stage=0) for one in (name, 'sgd')}
+    number = took['sgd']['optimizer_GB'] / 8   # that a GPU has, in 1e9
+    moved = took[name]['other_s'] / took['sgd']['other_s'] * 22 * number
+    held = 32 * in_matrices(1)
+    assert close(moved, of_matrix * held + of_vector * (number - held))
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))

@@ -6,22 +6,22 @@
 __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'FIGURES', 'ORDER', 'placed_by_rank',
            'adapters_of', 'layouts_of', 'job_of', 'Times', 'sent_between_stages', 'ends_meet', 'on_both_ways',
            'weight_copies', 'routed_copies', 'weight_parts', 'most_of_ends', 'reduction_time', 'stage_weights',
-           'stage_matrices', 'shared', 'states_of', 'step_bytes', 'with_matrices', 'dealt', 'step_on_matrices',
-           'of_the_busiest', 'host_step', 'casts_each', 'cast_GB', 'update_time', 'straggling', 'Stage', 'chunks_dealt',
-           'stages_in_order', 'distinct_stages', 'holds_more', 'uneven', 'alike', 'ends_differ', 'stages_of',
-           'mean_layer', 'costs_at_places', 'Load', 'Pace', 'pace_of', 'slowest_stage', 'heaviest_stage', 'loads_of',
-           'time_of_ends', 'weights_of', 'of_layers', 'load_with_most', 'mean_matrices', 'bubble_time',
-           'ranks_that_wait', 'least_total', 'least_bubble', 'between_layers', 'iteration_times', 'Memory', 'alive',
-           'working', 'units_at_hand', 'StageWeights', 'shares_out', 'largest_units', 'frozen_of_stage', 'still_held',
-           'weights_of_stage', 'weights_held', 'begins_without', 'gradients_held', 'saved_at', 'at_hand', 'memory_at',
-           'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied', 'other_copies', 'fullness',
-           'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ', 'components', 'figures',
-           'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked',
-           'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks',
-           'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'of_one_order', 'exact_times',
-           'idle_when_played', 'at_rest', 'memory_on_ranks', 'fullest_rank', 'exact_memory', 'memory_played',
-           'exact_figures', 'exact_table', 'exact_figures_of_each', 'bubbles_played', 'memories_played',
-           'job_of_estimate', 'priced_estimate']
+           'stage_matrices', 'shared', 'states_of', 'gradient_reads', 'step_bytes', 'host_bytes', 'with_matrices',
+           'dealt', 'step_on_matrices', 'of_the_busiest', 'host_step', 'casts_each', 'cast_GB', 'update_time',
+           'straggling', 'Stage', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'uneven', 'alike',
+           'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Load', 'Pace', 'pace_of', 'slowest_stage',
+           'heaviest_stage', 'loads_of', 'time_of_ends', 'weights_of', 'of_layers', 'load_with_most', 'mean_matrices',
+           'bubble_time', 'ranks_that_wait', 'least_total', 'least_bubble', 'between_layers', 'iteration_times',
+           'Memory', 'alive', 'working', 'units_at_hand', 'StageWeights', 'shares_out', 'largest_units',
+           'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held', 'begins_without', 'gradients_held',
+           'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
+           'other_copies', 'fullness', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ',
+           'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
+           'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks',
+           'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'of_one_order',
+           'exact_times', 'idle_when_played', 'at_rest', 'memory_on_ranks', 'fullest_rank', 'exact_memory',
+           'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
+           'memories_played', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -201,11 +201,21 @@ def states_of(p: Layouts, matrices=False):  # bytes of a parameter
     "Optimizer states, of weights in matrices or of the others."
     return of_names(p.optimizer, lambda name: state_bytes(p.assumptions, name, matrices))
 
+def gradient_reads(p: Layouts, matrices=False):
+    "How often a step reads a gradient: twice where sums of a whole matrix come before its step."
+    summed = of_names(p.optimizer, lambda name: OPTIMIZERS[name].beside is not None)
+    return 1 + summed * matrices
+
 @told('step_bytes', '')
 def step_bytes(p: Layouts, matrices=False):  # of a parameter
     "What a step moves at least: states both ways, the gradient in, the weight out, or both ways."
     halved = p.assumptions.master_bytes < 4   # what lies beside a 16-bit weight is no whole weight
-    return 2 * states_of(p, matrices) + gradient_held(p) + 2 * (1 + halved)
+    gradient = gradient_reads(p, matrices) * gradient_held(p)
+    return 2 * states_of(p, matrices) + gradient + 2 * (1 + halved)
+
+def host_bytes(p: Layouts, matrices=False):  # of a parameter
+    "What of it a CPU's step moves beside states: the gradient in, the weight out."
+    return gradient_reads(p, matrices) * HOST_GRADIENT + 2
 
 def with_matrices(bytes_of, p: Layouts, parts, matrices):  # GB
     "What all weights of a GPU come to: shared out, and less for those in matrices."
@@ -245,7 +255,7 @@ def host_step(p: Layouts, parts, matrices, pricer):  # s
     down = HOST_GRADIENT / 2 * np.logical_not(reduces_often(p))
     up = 1 - on_host(p.offload, 'weights')
     states = with_matrices(states_of, p, parts, matrices)
-    moved = 2 * states + (HOST_GRADIENT + 2) / 2 * GB
+    moved = 2 * states + with_matrices(host_bytes, p, parts, matrices)
     rate = pricer.system.given('host_memory_bandwidth') * p.assumptions.host_step_share
     step, disks = moved / rate, on_host(p.offload, 'nvme')
     if any_of(disks):
