@@ -299,6 +299,8 @@ def test_attention_beside_a_state():
         still = operations(both, adapters='frozen:attention', **layout)
         assert still['qkv'].activations == 0   # then only the state's product saves it
         assert still['state-in'].activations == ops[1]['state-in'].activations
+        kept, (part, freed) = still['state-in'].activations, still['state-in'].frees[0]
+        assert part == 'layernorm' and close(freed, kept)   # the norm that it reads
     plain = replace(state, gate_normed=False)
     assert (model_with(state).parameters - model_with(plain).parameters
             == 2 * state.heads * state.value)

@@ -320,7 +320,6 @@ class Beside(Half):
         E, (rows, columns) = job.units.element, STRATEGIES[job.strategy].between(job)
         first, *rest = self.state.mixed(job)
         first = saved_once(job, first, saves_input(job, 'qkv'))   # with the input of attention
-        first = first._replace(frees=())
         add = Work(vector=job.units.flop * rows * columns, nbytes=3 * E * rows * columns,
                    launches=1)   # of two outputs; backward of two gradients of one input
         return [*self.heads.mixed(job), first, *rest, Operation('sum', add, add),
