@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'WHOLE', 'FLAG', 'MOST_VALUES', 'MEGABYTE', 'LARGEST_JSON',
            'printable', 'quoted', 'nearest', 'whole', 'finite', 'flag', 'label', 'field', 'one_of', 'of_type',
-           'checked_value', 'checked', 'differing', 'as_markdown', 'takes', 'several', 'table_with', 'divides', 'named',
-           'checked_path', 'read_bytes', 'read_text', 'check_new', 'once', 'no_constant', 'infinity', 'parse_json',
-           'read_json', 'naming', 'read_csv', 'is_special', 'why_not', 'check_writable', 'write_whole', 'write_to']
+           'checked_value', 'checked', 'differing', 'as_markdown', 'takes', 'several', 'by_name', 'table_with',
+           'number_of', 'as_numbers', 'divides', 'shipped_folder', 'named', 'checked_path', 'read_bytes', 'read_text',
+           'check_new', 'once', 'no_constant', 'infinity', 'parse_json', 'read_json', 'naming', 'read_csv',
+           'is_special', 'why_not', 'check_writable', 'write_whole', 'write_to']
 
 # %% ../nbs/97_inputs.ipynb #90a00005
 import contextlib
@@ -26,6 +27,8 @@ import secrets
 import stat
 import time
 from pathlib import Path
+
+import transformer_perf
 
 # %% ../nbs/97_inputs.ipynb #90a00011
 LONGEST = 60  # characters of anything that a message quotes
@@ -217,6 +220,14 @@ def several(values, name, least=1):  # list
     if len(found) <= MOST_VALUES: return found
     raise ValueError(f'{name}={quoted(values)} names more than {MOST_VALUES} values')
 
+def by_name(things, what):  # dict: name -> thing
+    "Things by their names; a ValueError where two of them share one."
+    found = {}
+    for thing in things:
+        if thing.name in found: raise ValueError(f'two {what} are called {quoted(thing.name)}')
+        found[thing.name] = thing
+    return found
+
 # %% ../nbs/97_inputs.ipynb #90a00057
 def table_with(table, columns=(), name='table', **bounds):  # the table
     "`table` if it has these columns, all of numbers where bounds are given; or a ValueError."
@@ -232,6 +243,16 @@ def table_with(table, columns=(), name='table', **bounds):  # the table
             except ValueError: finite(value, f'{name}, row {quoted(at)}: {column}', **bounds)
     return table
 
+def number_of(cell):  # float
+    "A cell of a table as a number; NaN where it is none."
+    try: return float(cell) if isinstance(cell, (numbers.Real, str)) else float('nan')
+    except (ValueError, OverflowError): return float('nan')
+
+def as_numbers(column):  # Series of float
+    "A column of a table as numbers."
+    if column.dtype.kind in 'iuf': return column.astype(float)
+    return column.map(number_of).astype(float)
+
 # %% ../nbs/97_inputs.ipynb #90a00021
 def divides(name, value, by, of):
     "A ValueError with both numbers unless the second divides the first."
@@ -239,6 +260,11 @@ def divides(name, value, by, of):
 
 # %% ../nbs/97_inputs.ipynb #90a00031
 MEGABYTE = 2**20
+
+def shipped_folder(inside, beside):  # Path
+    "Where data is: in a folder of an installed package, or beside the package in a source tree."
+    package = Path(transformer_perf.__file__).parent
+    return package / inside if (package / inside).is_dir() else package.parent / beside
 
 def named(path):
     "A path as a message writes it."

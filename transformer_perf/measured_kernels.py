@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FORMATS', 'BYTES', 'HEADS', 'QUERIES', 'KINDS', 'SHEETS', 'DTYPES', 'OPERATIONS', 'OTHERS', 'TABLES', 'generation_of',
            'peak', 'waves', 'either', 'both', 'fitted', 'ProductFit', 'product_seconds', 'AttentionFit',
-           'attention_seconds', 'domain_seconds', 'gpu_of', 'sheet_of', 'read_fits', 'closest', 'words_of', 'number_of',
+           'attention_seconds', 'domain_seconds', 'gpu_of', 'sheet_of', 'read_fits', 'closest', 'words_of',
            'numbers_of', 'Job', 'groups_of', 'price_of', 'priced_rows', 'jobs_of', 'predict_kernels',
            'published_kernels']
 
@@ -13,13 +13,12 @@ __all__ = ['FORMATS', 'BYTES', 'HEADS', 'QUERIES', 'KINDS', 'SHEETS', 'DTYPES', 
 import functools
 import re
 from dataclasses import dataclass
-from numbers import Real
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 
-from .inputs import nearest, quoted, read_json, table_with
+from .inputs import as_numbers, nearest, quoted, read_json, table_with
 from .parameters import figure, generations, measured_folder
 from .systems import System, as_system
 
@@ -368,18 +367,11 @@ def words_of(df, column):  # Series of str
     "A column as texts."
     return df[column].astype(str).fillna('')
 
-def number_of(cell):  # float
-    "A cell as a number; NaN where it is none."
-    try: return float(cell) if isinstance(cell, (Real, str)) else np.nan
-    except (ValueError, OverflowError): return np.nan
-
 def numbers_of(df, columns):  # dict of arrays
     "Columns as numbers; NaN where a cell is no positive one."
     found = {}
     for name in columns:
-        column = df[name]
-        if column.dtype.kind in 'iuf': numbers = column.to_numpy(float)
-        else: numbers = np.array([number_of(cell) for cell in column], float)
+        numbers = as_numbers(df[name]).to_numpy()
         found[name] = np.where((numbers > 0) & (numbers < 1e15), numbers, np.nan)
     return found
 

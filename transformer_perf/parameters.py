@@ -12,14 +12,12 @@ __all__ = ['SHARE', 'PART', 'FACTOR', 'HANDLES', 'REPEATABLE', 'GROUPED_WORKSPAC
 import dataclasses
 import functools
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-import transformer_perf
-from transformer_perf.inputs import (
+from .inputs import (
     checked, checked_path, field, finite, label, named, naming, nearest, of_type, quoted,
-    read_json, whole)
+    read_json, shipped_folder, whole)
 
 # %% ../nbs/82_parameters.ipynb #e507c4bf
 def figure(
@@ -103,8 +101,7 @@ class Kernels:
 # %% ../nbs/82_parameters.ipynb #017d0761
 def measured_folder():  # Path
     "Where fitted parameters and published measurements are: in the package, or in a source tree."
-    package = Path(transformer_perf.__file__).parent
-    return package / 'data' if (package / 'data').is_dir() else package.parent / 'nbs' / 'data'
+    return shipped_folder('data', 'nbs/data')
 
 @checked
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@
 __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', 'GREY', 'LIGHT', 'DARK', 'PALE', 'PALETTE',
            'DASHES', 'MARKERS', 'FILLS', 'PARTS', 'PASSES', 'KEPT', 'MEANINGS', 'LOOK', 'MOST_CHARACTERS',
            'MOST_GROUPS', 'MOST_DRAWN', 'TEXT', 'ONE', 'SIZES', 'PLACED', 'GROUPS', 'SHAPE', 'MOST_PASSES', 'ARROW',
-           'GAP', 'style', 'check_texts', 'picture', 'panels_of', 'groups_of', 'as_number', 'with_numbers',
-           'numbers_in', 'drawable', 'plain', 'log_ticks', 'against_gpus', 'training_days', 'micro_batches',
-           'configurations', 'placements', 'edges', 'value_ticks', 'heat_map', 'communication', 'check_passes',
-           'looks_of', 'draw_passes', 'timeline', 'Held', 'whole', 'by_rows', 'by_columns', 'draw_held', 'draw_message',
-           'sharding']
+           'GAP', 'style', 'check_texts', 'picture', 'panels_of', 'groups_of', 'with_numbers', 'numbers_in', 'drawable',
+           'plain', 'log_ticks', 'against_gpus', 'training_days', 'micro_batches', 'configurations', 'placements',
+           'edges', 'value_ticks', 'heat_map', 'communication', 'check_passes', 'looks_of', 'draw_passes', 'timeline',
+           'Held', 'whole', 'by_rows', 'by_columns', 'draw_held', 'draw_message', 'sharding']
 
 # %% ../nbs/83_plots.ipynb #cf2e19e0
 import functools
@@ -28,7 +27,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from .inputs import (
-    ABOVE, FLAG, HUGE, finite, nearest, quoted, several, table_with, takes)
+    ABOVE, FLAG, HUGE, as_numbers, finite, nearest, quoted, several, table_with, takes)
 from .models import as_model
 from .timeline import COMPONENTS, TIMES, components
 
@@ -120,11 +119,9 @@ def groups_of(table, column):  # list of (value, rows)
 # %% ../nbs/83_plots.ipynb #fe83945c
 TEXT, ONE = dict(kind=(str,)), dict(arrays=False, least=-HUGE)   # what arguments are
 
-def as_number(cell): return float(cell) if isinstance(cell, numbers.Real) else np.nan
-
 def with_numbers(table, columns):  # DataFrame
     "A table whose columns of numbers are of a type for numbers."
-    return table.assign(**{name: table[name].map(as_number) for name in columns
+    return table.assign(**{name: as_numbers(table[name]) for name in columns
                            if table[name].dtype.kind not in 'iuf'})
 
 def numbers_in(table, *columns, least=-HUGE, **bounds):  # DataFrame

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-import transformer_perf
 from .inputs import (
-    checked, field, finite, naming, nearest, printable, quoted, read_csv, read_json, table_with)
+    checked, field, finite, naming, nearest, printable, quoted, read_csv, read_json,
+    shipped_folder, table_with)
 
 # %% ../nbs/01_systems.ipynb #94a3ce87
 class Link(NamedTuple):
@@ -155,8 +155,7 @@ REQUIRED = [f.name for f in dataclasses.fields(System) if f.default is dataclass
 # %% ../nbs/01_systems.ipynb #9a3e44e7
 def systems_folder():  # Path
     "Where the system files are: inside an installed package, beside it in a source tree."
-    package = Path(transformer_perf.__file__).parent
-    return package / 'catalogue' if (package / 'catalogue').is_dir() else package.parent / 'systems'
+    return shipped_folder('catalogue', 'systems')
 
 def system_names():  # list of str
     "The systems that ship, by name."

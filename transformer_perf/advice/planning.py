@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SOURCES', 'KINDS', 'LEVELS', 'BEARABLE', 'FINALISTS', 'Operation', 'goodput', 'knobs_of', 'worth_asking',
            'candidates', 'kept', 'varied', 'on_front', 'described', 'figure', 'plan_view', 'listed', 'ends_of_first',
-           'systems_named', 'plan']
+           'plan']
 
 # %% ../../nbs/72_plan.ipynb #14a00005
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from transformer_perf.inputs import (
-    ABOVE, ANY, as_markdown, checked, divides, field, finite, nearest, of_type, quoted,
+    ABOVE, ANY, as_markdown, by_name, checked, divides, field, finite, nearest, of_type, quoted,
     several, takes, whole)
 from ..models import Model, as_model, counted_once
 
@@ -414,14 +414,6 @@ def ends_of_first(rows, model, batch, found, assumed):  # str
     one = estimate(model, Parallel.from_row(first), found[at].priced_on, batch, assumed[at])
     return both_ends(one, 'an iteration of the fastest')
 
-def systems_named(system):  # list of System
-    "One system or several, each of a name of its own."
-    systems = [as_system(one) for one in several(system, 'system')]
-    names = [one.name for one in systems]
-    for name in names:
-        if names.count(name) > 1: raise ValueError(f'two systems are called {quoted(name)}')
-    return systems
-
 # %% ../../nbs/72_plan.ipynb #14a00067
 def plan(
     model, n_gpus, system,    # as in `search`; several numbers of GPUs, and systems, to compare
@@ -436,9 +428,10 @@ def plan(
     strategy=None, fits_by=None, software=None, **choices,   # as in `search`
 ):  # Plan
     "What to run on which GPUs, how long it takes and what it costs: a short list."
-    m, systems, counts = as_model(model), systems_named(system), counts_of(n_gpus)
+    m, systems = as_model(model), by_name(map(as_system, several(system, 'system')), 'systems')
+    counts = counts_of(n_gpus)
     batch, budget = batch_of(m, global_batch, batch_tokens), budget_of(m, tokens, hours, usd)
     more = prices, of_type(operation, Operation, 'operation'), finite(margin, 'margin')
-    about = [asked_about(m, one, batch, assumptions, fits_by, software) for one in systems]
+    about = [asked_about(m, one, batch, assumptions, fits_by, software) for one in systems.values()]
     found = [searched(each, counts, strategy, choices) for each in about]
     return listed(m, batch, budget, found, [each[-1] for each in about], *more)

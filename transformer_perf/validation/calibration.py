@@ -19,13 +19,13 @@ import pandas as pd
 
 from ..estimates import Assumptions, Group, as_assumptions
 from ..inputs import (
-    named, nearest, of_type, quoted, read_csv, several, table_with, takes, write_whole)
+    as_numbers, named, nearest, of_type, quoted, read_csv, several, table_with, takes, write_whole)
 from ..measured_kernels import gpu_of
 from transformer_perf.parameters import (
     FEW, SHOWS, Calibration, Parameters, as_flat, changed, limits, measured_folder,
     read_calibration, value_of)
 from transformer_perf.validation.runs import (
-    ADDED, COLUMNS, MORE, STRUCTURE, as_numbers, assumptions_for, batches_of, clean, cleaned,
+    ADDED, COLUMNS, MORE, STRUCTURE, assumptions_for, batches_of, clean, cleaned,
     column_of, measured_column, of_sheets, on_system, priced, read_runs, reasons_of, room_of,
     row_name)
 from ..systems import as_system

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 # %% ../../nbs/91a_predictions.ipynb #10b00001
-from ..inputs import WHOLE, read_json, several, table_with, takes
+from ..inputs import WHOLE, as_numbers, read_json, several, table_with, takes
 from ..estimates import Assumptions, as_assumptions
 from ..parameters import (
     Calibration, changed, interval, limits, measured_folder, read_calibration)
@@ -23,7 +23,7 @@ from ..measured_kernels import gpu_of
 from ..timeline import COMPONENTS
 from ..iteration import estimate, keep, kind_of_run
 from transformer_perf.validation.runs import (
-    OPEN, as_numbers, clean, cleaned, filled,
+    OPEN, clean, cleaned, filled,
     measured_column, on_system, precision_of, row_name, rows_as_jobs, stack_of,
     texts)
 

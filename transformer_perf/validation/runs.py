@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS_OF_MODEL', 'WORDS', 'ADDED', 'NEEDED', 'FLAGS', 'ZERO', 'GPUS', 'SLACK', 'OPEN',
-           'published', 'read_runs', 'on_system', 'as_numbers', 'measured_column', 'row_name', 'as_word', 'texts',
-           'column_of', 'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds',
-           'software_said', 'recompute_said', 'precision_said', 'graphs_said', 'experts_said', 'facts_of', 'clean',
-           'tried_by', 'filled', 'stack_of', 'precision_of', 'cleaned', 'reasons_of', 'dealt', 'ends_as_layers',
-           'layout_of', 'with_layouts', 'with_experts', 'with_recompute', 'sheet_for', 'configurations', 'batches_of',
-           'at_row', 'model_at', 'software_for', 'job_at', 'assumed_in', 'assumptions_for', 'priced', 'room_of',
-           'chosen', 'jobs_in', 'run_jobs', 'rows_as_jobs']
+           'published', 'read_runs', 'on_system', 'measured_column', 'row_name', 'as_word', 'texts', 'column_of',
+           'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds', 'software_said',
+           'recompute_said', 'precision_said', 'graphs_said', 'experts_said', 'facts_of', 'clean', 'tried_by', 'filled',
+           'stack_of', 'precision_of', 'cleaned', 'reasons_of', 'dealt', 'ends_as_layers', 'layout_of', 'with_layouts',
+           'with_experts', 'with_recompute', 'sheet_for', 'configurations', 'batches_of', 'at_row', 'model_at',
+           'software_for', 'job_at', 'assumed_in', 'assumptions_for', 'priced', 'room_of', 'chosen', 'jobs_in',
+           'run_jobs', 'rows_as_jobs']
 
 # %% ../../nbs/91_runs.ipynb #10b10004
 import dataclasses
@@ -25,7 +25,7 @@ import pandas as pd
 
 # %% ../../nbs/91_runs.ipynb #10b10005
 from ..inputs import (
-    HUGE, LARGEST, TINY, named, nearest, quoted, read_csv, read_json, table_with)
+    HUGE, LARGEST, TINY, as_numbers, named, nearest, quoted, read_csv, read_json, table_with)
 from ..models import ACTIVATIONS, Model
 from ..blocks import BIASED
 from ..systems import as_system, system_names
@@ -35,7 +35,6 @@ from ..estimates import (
     DISPATCHERS, GROUP_COLUMNS, RECIPES, Assumptions, as_assumptions)
 from ..parameters import measured_folder
 from ..software import Software, known_software, run_by
-from ..measured_kernels import number_of
 from ..timeline import placed_by_rank, statistics
 from ..iteration import Parallel, divisors
 from ..execution import crossed
@@ -100,12 +99,6 @@ def on_system(df, system):  # DataFrame
     system = as_system(system)
     return df.assign(gpu=system.name, gpus_per_node=system.nvlink_size,
                      nic_GBps_per_gpu=system.ib_bandwidth * system.nic_factor)
-
-# %% ../../nbs/91_runs.ipynb #f8790e94
-def as_numbers(column):  # Series of float
-    "A column as numbers."
-    if column.dtype.kind in 'iuf': return column.astype(float)
-    return pd.Series([number_of(cell) for cell in column.tolist()], column.index, float)
 
 # %% ../../nbs/91_runs.ipynb #f8790e97
 def measured_column(df, column):  # Series of float
