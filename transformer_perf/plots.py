@@ -165,18 +165,15 @@ def look_of(labels):  # dict: label -> line options
 GUIDE = dict(linewidth=0.8, linestyle=(0, (1, 3)))   # dotted
 
 def draw_curves(ax, own, column, line, looks, perfect):
-    "The curve of each value of the column `line`, with guides unless `perfect` is None."
+    "The curve of each value of the column `line`, and what perfect scaling would be, if asked."
     first = {}
     for label, rows in groups_of(own.sort_values('n_gpus', kind='stable'), line):
         y = rows[nearest(column, own.columns, 'column')]
         ax.plot(rows.n_gpus, y, label=label, **looks[label])
         first.setdefault(looks[label]['color'], rows.iloc[0])
-    if perfect is not None: draw_guides(ax, first, column, own.n_gpus.max(), perfect)
-
-def draw_guides(ax, first, column, most, perfect):
-    "From the first point of each colour on, what perfect scaling would be."
-    for color, row in first.items():
-        n = np.array([row.n_gpus, most])
+    if perfect is None: return
+    for color, row in first.items():   # from the first point of each colour on
+        n = np.array([row.n_gpus, own.n_gpus.max()])
         y = row[column] * (n / row.n_gpus) ** perfect
         ax.plot(n, y, color=color, label='_guide', zorder=1, **GUIDE)
 
@@ -471,22 +468,6 @@ def heat_map(
     axes[0, 0].set_ylabel(ylabel); map_legend(figure, axes, mesh, label, drawn, marks)
     return figure
 
-# %% ../nbs/83_plots.ipynb #46066786
-def draw_messages(ax, own, line, looks):
-    "Predicted lines and measured points of each value of the column `line`."
-    for label, rows in groups_of(own.sort_values('MB'), line):
-        color, marker, dashes = (looks[label][key] for key in ('color', 'marker', 'linestyle'))
-        ax.plot(rows.MB, rows.predicted_ms, color=color, linestyle=dashes)
-        ax.plot(rows.MB, rows.measured_ms, color=color, linestyle='', marker=marker,
-                markerfacecolor='none')
-
-def message_legend(figure, looks):
-    "Line and point of each label, to the right of all panels."
-    handles = [Line2D([], [], **{**look, 'markerfacecolor': 'none'}, label=label)
-               for label, look in looks.items()]
-    figure.legend(handles=handles, loc='outside right center', handlelength=3,
-                  title='line: predicted\npoint: measured')
-
 # %% ../nbs/83_plots.ipynb #46066787
 @picture
 def communication(
@@ -499,11 +480,18 @@ def communication(
     shown, looks = groups_of(table, panels), look_of(dict(groups_of(table, line)))
     figure, axes = panels_of(len(shown), 1.5 + 2.75 * len(shown), 3.6, sharey=True)
     for ax, (name, own) in zip(axes[0], shown):
-        draw_messages(ax, own, line, looks)
+        for label, rows in groups_of(own.sort_values('MB'), line):
+            color, marker, dashes = (looks[label][key] for key in ('color', 'marker', 'linestyle'))
+            ax.plot(rows.MB, rows.predicted_ms, color=color, linestyle=dashes)
+            ax.plot(rows.MB, rows.measured_ms, color=color, linestyle='', marker=marker,
+                    markerfacecolor='none')
         ax.set(xscale='log', yscale='log', xlabel='message (MB)', title=name)
         log_ticks(ax.xaxis, base=100); log_ticks(ax.yaxis)
     axes[0, 0].set_ylabel('time (ms)')
-    message_legend(figure, looks)
+    handles = [Line2D([], [], **{**look, 'markerfacecolor': 'none'}, label=label)
+               for label, look in looks.items()]
+    figure.legend(handles=handles, loc='outside right center', handlelength=3,
+                  title='line: predicted\npoint: measured')
     return figure
 
 # %% ../nbs/83_plots.ipynb #7c100002

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LAUNCHED', 'PATIENCE', 'MOST_DEALT', 'ASK', 'GIVE', 'HELD', 'launched', 'mpi_world', 'end_all_ranks',
-           'end_with_traceback', 'share_of', 'blocks_of', 'wait_for', 'deal', 'work_off', 'ended_together', 'hold',
-           'do_held', 'pooled', 'completed']
+           'end_with_traceback', 'blocks_of', 'wait_for', 'deal', 'work_off', 'ended_together', 'hold', 'do_held',
+           'pooled', 'completed']
 
 # %% ../nbs/98_ranks.ipynb #90b00004
 import os
@@ -53,16 +53,12 @@ def end_with_traceback(kind, error, traceback):
 # %% ../nbs/98_ranks.ipynb #90b0000a
 MOST_DEALT = 32   # tasks that are given at once
 
-def share_of(left, workers):  # tasks
-    "How many of the tasks that are left a worker is given: half of its share, all towards the end."
-    each = -(-left // workers)
-    return min(each if each <= 2 else each // 2, MOST_DEALT)
-
 def blocks_of(numbers, workers):  # yields lists
-    "Tasks as they are dealt, round by round, from many at once to few."
+    "Tasks as they are dealt, round by round: half of a worker's share, all of it towards the end."
     at = 0
     while at < len(numbers):
-        more = share_of(len(numbers) - at, workers)
+        share = -(-(len(numbers) - at) // workers)
+        more = min(share if share <= 2 else share // 2, MOST_DEALT)
         for start in range(at, min(at + more * workers, len(numbers)), more):
             yield numbers[start:start + more]
         at += more * workers

@@ -589,18 +589,13 @@ def check_measured(measured):
     return rows
 
 # %% ../nbs/85a_scaling.ipynb #87d4b8fd
-def efficiency_seen(rows, n, efficiency):  # from the fewest GPUs to n
-    "The efficiency given, or what the rows other than that of n GPUs show."
-    start = rows.n_gpus[0]
-    if efficiency is None:
-        others = rows[(rows.n_gpus != n) | (rows.n_gpus == start)]
-        efficiency = Efficiency.of_times(others.n_gpus.tolist(), others.comm_s)
-    return float(efficiency.between(start, n))
-
 def predicted_row(rows, n, efficiency):  # dict
     "One number of GPUs, predicted from the split on the fewest."
     start, t, share = rows.n_gpus[0], rows.iteration_s[0], rows.comm_s[0] / rows.iteration_s[0]
-    eff = efficiency_seen(rows, n, efficiency)
+    if efficiency is None:   # what the rows other than that of n GPUs show
+        others = rows[(rows.n_gpus != n) | (rows.n_gpus == start)]
+        efficiency = Efficiency.of_times(others.n_gpus.tolist(), others.comm_s)
+    eff = float(efficiency.between(start, n))
     factor = speedup(share, eff)
     measured = rows.iteration_s[rows.n_gpus == n].sum() or np.nan
     predicted = t / factor

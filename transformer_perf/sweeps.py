@@ -418,14 +418,6 @@ def write_sweep(
     return True
 
 # %% ../nbs/85_sweeps.ipynb #cc667b9a
-def write_results(folder, name, suffix, tasks, tables):  # list of Path
-    "The results of one model and strategy: an .npy file per system, and one tidy table."
-    files = {f'{name}_{task.label}.npy': npy_bytes(table, task.system.nvlink_size, task.n_gpus)
-             for task, table in zip(tasks, tables)}
-    files[f'{name}{suffix}'] = table_bytes(joined(tables), suffix)
-    for file, data in files.items(): write_whole(folder / file, data)
-    return [folder / file for file in files]
-
 def tasks_of_files(models, strategies, systems, n_gpus, *more):  # dict
     "Name of a table -> the tasks behind it."
     models = [as_model(model) for model in several(models, 'models')]
@@ -457,12 +449,16 @@ def run_configs(
     everything = list(itertools.chain(*files.values()))
     tables = run(run_task, everything, folder / '.partial', workers)
     if tables is None: return None
-    written = []
+    written = {}   # file -> its bytes
     for name, tasks in files.items():
         own, tables = tables[:len(tasks)], tables[len(tasks):]
-        written += write_results(folder, name, suffix, tasks, own)
+        for task, table in zip(tasks, own):
+            data = npy_bytes(table, task.system.nvlink_size, task.n_gpus)
+            written[folder / f'{name}_{task.label}.npy'] = data
+        written[folder / f'{name}{suffix}'] = table_bytes(joined(own), suffix)
+    for path, data in written.items(): write_whole(path, data)
     tidy(folder / '.partial', everything)
-    return written
+    return list(written)
 
 # %% ../nbs/85_sweeps.ipynb #cf010890
 def peak_GB():

@@ -257,10 +257,6 @@ def deviation(case: Case, one: Estimate, measured, steps, found: Neighbours):  #
     return Deviation(seconds, GB, one, settings)
 
 # %% ../../nbs/88d_answers.ipynb #13a00057
-def peak_of(one: Estimate):  # share of the rate in 16 bits
-    "What products of a job reach at most."
-    return peak_rate(one.parallel.precision, one.system) / one.system.matrix_flops_fp16
-
 def deviation_in_words(d: Deviation):  # str
     "How far off, and what could explain it."
     stats, off = d.estimate.stats, f'{abs(d.ratio - 1):.1%} {"more" if d.ratio > 1 else "less"}'
@@ -271,7 +267,8 @@ def deviation_in_words(d: Deviation):  # str
 
 def causes_in_words(d: Deviation):  # list of sentences
     "What could explain how far off a prediction is."
-    reached, peak = d.estimate.stats['hfu'] / d.ratio, peak_of(d.estimate)
+    one, reached = d.estimate, d.estimate.stats['hfu'] / d.ratio   # of the rate in 16 bits
+    peak = peak_rate(one.parallel.precision, one.system) / one.system.matrix_flops_fp16
     if reached > peak:
         hfu = f'an HFU of {reached:.0%}, and {peak:.0%} is its peak'
         return [f'No GPU is so fast: it would be {hfu}.',

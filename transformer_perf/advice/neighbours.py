@@ -280,18 +280,14 @@ def allowed(t, one: Estimate):  # mask
 # %% ../../nbs/88c_neighbours.ipynb #13a0001e
 ORDERS = (('tp', 'cp', 'dp', 'pp'), ('tp', 'cp', 'pp', 'dp'), ('dp', 'tp', 'cp', 'pp'))
 
-def filled_by(order, t, room):  # array [row, group]
-    "An NVLink domain filled with one group after the other."
-    found = placed_by_rank(t, np.full(rows_of(t), room), order)
-    return np.stack([found[place] for place in PLACES], axis=1)
-
 # %% ../../nbs/88c_neighbours.ipynb #13a00051
 def placements_of(t, one: Estimate, every):  # (row of each, table)
     "The placements at which each row is priced: by rank, a few, or every way to fill a domain."
     room, rows = filled(one.parallel.n_gpus, one.system.nvlink_size), np.arange(rows_of(t))
     by_rank = one.assumptions.placed_by_rank
     orders = ORDERS[:1] if by_rank else ORDERS
-    ways = [filled_by(order, t, room) for order in orders]
+    filled_up = [placed_by_rank(t, np.full(rows_of(t), room), order) for order in orders]
+    ways = [np.stack([own[place] for place in PLACES], axis=1) for own in filled_up]
     row = np.tile(rows, len(orders))
     if every and not by_rank:
         groups, more = np.stack([t[group] for group in GROUPS], axis=1), splits(room)

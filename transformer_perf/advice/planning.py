@@ -259,16 +259,13 @@ def answers_among(rows, budget: Budget, margin):  # (answers of each row, whethe
         if 'fastest' not in found[first]: found[first].append(f'fastest on {system}')
     answers = pd.Series([', '.join(names) for names in found], rows.index, object)
     front = on_front(m[CRITERIA].fillna(np.inf))
-    front[front] = first_of_kinds(rows[front]) | (answers[front] != '')
+    slower = rows[front].duplicated(['system', 'n_gpus', *KIND, 'recompute'])   # of one kind
+    front[front] = ~slower | (answers[front] != '')
     return answers, front
 
 def first_by(m, answer):  # label of a row
     "Of rows that are measured, the one that answers."
     return m.sort_values([*ANSWERS[answer]], kind='stable').index[0]
-
-def first_of_kinds(rows):  # bools; rows: the fastest first
-    "The fastest of each way to group the GPUs of a system and to recompute."
-    return ~rows.duplicated(['system', 'n_gpus', *KIND, 'recompute'])
 
 # %% ../../nbs/72_plan.ipynb #14a00054
 def described(row):  # str

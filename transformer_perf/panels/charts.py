@@ -162,27 +162,19 @@ SIZE_LINES = {'tp': (GROUPS['TP'], 'o', '-'), 'cp': (BLUE, 's', '--'),
               'pp': (GROUPS['PP'], 'D', ':'), 'dp': (GROUPS['DP'], '^', '-.'),
               'micro_batch': (GREY, 'v', '-')}   # colour, marker, dashes
 
-def memory_areas(ax, x, table):
-    "What memory holds, stacked, against a swept quantity."
-    parts = table[list(MEMORY_PARTS)].T
-    ax.stackplot(x, parts, colors=STORES.values(), labels=MEMORY_PARTS.values())
-    ax.plot(x, parts.sum(), 'o', color='black')
-
-def size_lines(ax, x, table, names):
-    "The sizes of a configuration against a swept quantity."
-    for name in names:
-        color, marker, dashes = SIZE_LINES[name]
-        ax.plot(x, table[name], color=color, marker=marker, linestyle=dashes,
-                label=name.replace('_', '-'))
-    ax.set_yscale('log', base=2)
-    plain(ax.yaxis)
-
 def sweep_column(axes, name, own, x, measure, sizes):
-    "The three pictures of one scenario, one below the other."
+    "A measure, the memory and the sizes of one scenario, one below the other."
     top, middle, low = axes
     top.plot(own[x], own[measure], 'o-', color=BLUE)
-    memory_areas(middle, own[x], own)
-    size_lines(low, own[x], own, sizes)
+    memory = own[list(MEMORY_PARTS)].T
+    middle.stackplot(own[x], memory, colors=STORES.values(), labels=MEMORY_PARTS.values())
+    middle.plot(own[x], memory.sum(), 'o', color='black')
+    for size in sizes:
+        color, marker, dashes = SIZE_LINES[size]
+        low.plot(own[x], own[size], color=color, marker=marker, linestyle=dashes,
+                 label=size.replace('_', '-'))
+    low.set_yscale('log', base=2)
+    plain(low.yaxis)
     top.set(title=name, xscale='log', yscale='log')
     log_ticks(top.yaxis, (1, 2, 5))
     low.set(xlabel=with_unit(x))

@@ -9,8 +9,8 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS_OF_MODEL', 'WORDS', 'ADDED', '
            'recompute_said', 'precision_said', 'graphs_said', 'experts_said', 'facts_of', 'clean', 'tried_by', 'filled',
            'stack_of', 'precision_of', 'cleaned', 'reasons_of', 'dealt', 'ends_as_layers', 'layout_of', 'with_layouts',
            'with_experts', 'with_recompute', 'sheet_for', 'configurations', 'batches_of', 'at_row', 'model_at',
-           'software_for', 'job_at', 'assumed_in', 'assumptions_for', 'priced', 'room_of', 'chosen', 'jobs_in',
-           'run_jobs', 'rows_as_jobs']
+           'software_for', 'job_at', 'assumed_in', 'assumptions_for', 'priced', 'room_of', 'chosen', 'run_jobs',
+           'rows_as_jobs']
 
 # %% ../../nbs/91_runs.ipynb #10b10004
 import dataclasses
@@ -559,20 +559,14 @@ def shape_of(x):  # Series of str
 def batches_of(df, system=None, x=None):  # list of Batch; x: as `filled`, if it is there already
     "Clean rows as candidates, a batch for each system, stack and structure."
     x = with_layouts(filled(df, system) if x is None else x).assign(position=np.arange(len(df)))
-    x['model_key'] = shape_of(x)
+    x = x.assign(model_key=shape_of(x), ring=x.cp > 1)
     shared = ['gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'flash_attention', 'stack', 'software',
               'ring', 'precision', 'model_key', 'tied_embeddings', 'cuda_graphs']
-    return [batch_of(own, own.position.to_numpy(), system)
-            for _, own in few_groups(x.assign(ring=x.cp > 1), shared)]
-
-# %% ../../nbs/91_runs.ipynb #10b0000e
-def few_groups(x, shared):
-    "Rows that share some columns; a ValueError where there are too many groups."
     groups = x.groupby(shared, sort=False)
     if groups.ngroups > MOST_BATCHES:
         raise ValueError(f'{groups.ngroups} different systems, stacks and models in the measured '
                          f'runs are more than {MOST_BATCHES}')
-    return groups
+    return [batch_of(own, own.position.to_numpy(), system) for _, own in groups]
 
 # %% ../../nbs/91_runs.ipynb #10b00020
 def at_row(columns, i):  # dict
@@ -645,13 +639,6 @@ def chosen(batch, figures):  # (first candidate of each row to count, whether it
 # %% ../../nbs/91_runs.ipynb #860395r8
 OPEN = {'micro_batch': 'micro_batch', 'vp': 'virtual_stages', 'ep': 'ep'}   # -> of a search
 
-def jobs_in(batch, assumptions):  # yields (row, job or a ValueError, whether it fits)
-    "The job of each row of a batch: of what nobody says, the fastest that fits."
-    first, fits = chosen(batch, priced(batch, assumptions))
-    for row, i, fit in zip(batch.row[first].tolist(), first, fits.tolist()):
-        try: yield row, job_at(batch, i), fit
-        except ValueError as error: yield row, error, fit
-
 # %% ../../nbs/91_runs.ipynb #aa56d7r9
 def run_jobs(df, assumptions='calibrated', system=None):  # ((row, job, fits) of each, reasons)
     "Measured runs as jobs, as `predict` takes them; why the others are none."
@@ -664,9 +651,12 @@ def rows_as_jobs(df, assumptions, system=None):  # as `run_jobs`
     reason = reasons_of(df, system, x)
     good = np.flatnonzero(reason == '')
     for batch in batches_of(df.iloc[good], system, x.iloc[good]):
-        try: own = [*jobs_in(batch, assumptions)]
-        except ValueError as error: own = [(row, error, True) for row in np.unique(batch.row)]
-        for row, job, fits in own:
-            if isinstance(job, ValueError): reason.iloc[good[row]] = str(job)
-            else: found.append((int(good[row]), job, fits))
+        row = good[batch.row]
+        try: first, fits = chosen(batch, priced(batch, assumptions))
+        except ValueError as error:
+            reason.iloc[np.unique(row)] = str(error)
+            continue
+        for i, fit in zip(first, fits.tolist()):   # of what nobody says, the fastest that fits
+            try: found.append((int(row[i]), job_at(batch, i), fit))
+            except ValueError as error: reason.iloc[row[i]] = str(error)
     return found, reason
