@@ -110,14 +110,14 @@ def foreign_keys(given, known=''):  # list of str
 # %% ../nbs/81_configs.ipynb #00bc000b
 KNOWN_LAYERS = ('full_attention', 'sliding_attention')
 
-def other_layers(given, known=''):  # list of str
+def other_layers(given, known):  # list of str
     "The kinds of layers that a file lists and no field of a Model can say."
     lists = (given.get(key) for key in ('layer_types', 'attn_type_list'))
     listed = [kind for found in lists if isinstance(found, list) for kind in found]
     return list(dict.fromkeys(quoted(kind) for kind in listed if kind not in (*KNOWN_LAYERS, 1)
                               and not named_in(str(kind), known)))
 
-def check_expressible(given, nested, known=''):
+def check_expressible(given, nested, known):
     "A ValueError that names every key of a file that no field of a Model can say."
     kinds, keys = other_layers(given, known), foreign_keys(given, known)
     lists = [key for key in ('layer_types', 'attn_type_list') if given.get(key)]

@@ -178,13 +178,6 @@ def draw_curves(ax, own, column, line, looks, perfect):
         ax.plot(n, y, color=color, label='_guide', zorder=1, **GUIDE)
 
 # %% ../nbs/83_plots.ipynb #6f63c008
-def gpu_axes(ax, log, level):
-    "The horizontal axis in powers of 4; the vertical one logarithmic or not, with a level."
-    ax.set(xscale='log', yscale='log' if log else 'linear', xlabel='GPUs')
-    log_ticks(ax.xaxis, base=4)
-    if log: log_ticks(ax.yaxis, (1, 2, 5))
-    if level is not None: ax.axhline(level, color=BLACK, linewidth=0.8)
-
 def legend_of_curves(figure, labels, perfect):
     "One legend for all panels, its entries in the order of the labels."
     handles = {}
@@ -211,7 +204,10 @@ def against_gpus(
     shown, looks = groups_of(table, panels), look_of(dict(groups_of(table, line)))
     figure, axes = panels_of(len(shown), 1.8 + 2.7 * len(shown), 3.7)
     for ax, (name, own) in zip(axes[0], shown):
-        ax.set_title(name); gpu_axes(ax, log, level)
+        ax.set(title=name, xscale='log', yscale='log' if log else 'linear', xlabel='GPUs')
+        log_ticks(ax.xaxis, base=4)   # in powers of 4
+        if log: log_ticks(ax.yaxis, (1, 2, 5))
+        if level is not None: ax.axhline(level, color=BLACK, linewidth=0.8)
         draw_curves(ax, own, column, line, looks, perfect)
     axes[0, 0].set_ylabel(label); legend_of_curves(figure, looks, perfect)
     return figure
@@ -332,16 +328,6 @@ def configurations(
     top.set_title(title)
     return figure
 
-# %% ../nbs/83_plots.ipynb #3d76926d
-def draw_placements(ax, own, columns):
-    "The throughput of each row, the best one starred."
-    x, y = np.arange(len(own)), own.samples_per_s.values
-    ax.plot(x, y, 'o-', color=BLUE, label='a placement')
-    ax.plot(x[y.argmax()], y.max(), '*', color=RED, markersize=12, label='best')
-    ax.set(xticks=x, xlabel=' x '.join(PLACED[column] for column in columns))
-    labels = [' x '.join(map(str, row)) for row in own[columns].values]
-    ax.set_xticklabels(labels, rotation=90, fontsize=8)
-
 # %% ../nbs/83_plots.ipynb #3d76926e
 @picture
 def placements(
@@ -356,8 +342,12 @@ def placements(
     figure, axes = panels_of(len(shown), width, 3.6, sharey=True,
                              width_ratios=[len(own) + 2 for _, own in shown])
     for ax, (name, own) in zip(axes[0], shown):
-        draw_placements(ax, own, columns)
-        ax.set_title(name)
+        x, y = np.arange(len(own)), own.samples_per_s.values
+        ax.plot(x, y, 'o-', color=BLUE, label='a placement')
+        ax.plot(x[y.argmax()], y.max(), '*', color=RED, markersize=12, label='best')
+        ax.set(title=name, xticks=x, xlabel=' x '.join(PLACED[column] for column in columns))
+        labels = [' x '.join(map(str, row)) for row in own[columns].values]
+        ax.set_xticklabels(labels, rotation=90, fontsize=8)
     axes[0, 0].set(ylabel='throughput (samples/s)', ylim=(0, table.samples_per_s.max() * 1.25))
     axes[0, -1].legend(loc='upper right')
     return figure
@@ -438,14 +428,6 @@ def draw_map(ax, xs, ys, z, norm, contours, marks):  # (what a colour bar needs,
     holes = {} if np.isfinite(z).all() else {'nothing fits': Patch(**HOLES)}
     return mesh, draw_contours(ax, xs, ys, z, contours) | holes
 
-def map_legend(figure, axes, mesh, label, drawn, marks):
-    "What colours, dots, contours and hatching mean."
-    dot = Line2D([], [], color=RED, marker='o', linestyle='')
-    drawn = ({'a real GPU': dot} if marks else {}) | drawn
-    figure.legend(drawn.values(), drawn.keys(), loc='outside right center', handlelength=3)
-    bar = figure.colorbar(mesh, ax=axes, label=label, pad=0.02)
-    log_ticks(bar.ax.yaxis, (1, 1.5, 2, 3, 5, 7))
-
 # %% ../nbs/83_plots.ipynb #eadaa7ff
 @picture
 @takes(xlabel=TEXT, ylabel=TEXT, label=TEXT, marks=dict(kind=dict))
@@ -461,11 +443,16 @@ def heat_map(
     table = numbers_in(table, x, y, value, least=0, **ABOVE)
     xs, ys, shown = maps_of(table, x, y, value, panels)
     figure, axes = panels_of(len(shown), 2.2 + min(3.6 * len(shown), 7.6), 3.5, sharey=True)
-    norm, drawn = LogNorm(table[value].min(), table[value].max()), {}
+    norm = LogNorm(table[value].min(), table[value].max())
+    dot = Line2D([], [], color=RED, marker='o', linestyle='')
+    drawn = {'a real GPU': dot} if marks else {}
     for ax, (name, z) in zip(axes[0], shown):
         mesh, lines = draw_map(ax, xs, ys, z, norm, contours, marks)
         ax.set(xlabel=xlabel, title=name); drawn |= lines
-    axes[0, 0].set_ylabel(ylabel); map_legend(figure, axes, mesh, label, drawn, marks)
+    axes[0, 0].set_ylabel(ylabel)
+    figure.legend(drawn.values(), drawn.keys(), loc='outside right center', handlelength=3)
+    bar = figure.colorbar(mesh, ax=axes, label=label, pad=0.02)
+    log_ticks(bar.ax.yaxis, (1, 1.5, 2, 3, 5, 7))
     return figure
 
 # %% ../nbs/83_plots.ipynb #46066787

@@ -86,7 +86,7 @@ def check_product(systems, vary):
         if not np.ndim(values) or not np.size(values):
             raise ValueError(f'vary: {name}={values!r} must be a list of at least one value')
 
-def pieces_of(vary, most=VARIANTS):  # list of dict: physical field -> array
+def pieces_of(vary, most):  # list of dict: physical field -> array
     "Every combination of the physical values, at most so many of them in a piece."
     names = sorted((name for name in vary if name in PHYSICAL), key='hbm_capacity'.__eq__)
     if not names: return [{}]   # capacity is last: what differs in it alone is priced once

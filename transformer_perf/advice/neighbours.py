@@ -121,7 +121,7 @@ def primes(n):  # list
     "The prime factors of n, each once."
     return [int(d) for d in divisors(n)[1:] if len(divisors(d)) == 2]
 
-def moves(p: Parallel, far=False):  # list of Step
+def moves(p: Parallel, far):  # list of Step
     "A factor of GPUs from one group to another: a prime one, or any where it may be `far`."
     size = {group: getattr(p, group) for group in GROUPS}
     factors = lambda n: divisors(n)[1:].tolist() if far else primes(n)
@@ -170,7 +170,7 @@ def dispatchers_on(system: System):  # tuple
     theirs = () if system.architecture in generations() else ONCE
     return tuple(name for name in DISPATCHERS if name not in theirs)
 
-def values_beside(case: Case, precision=(), offload=()):  # dict: field -> other values
+def values_beside(case: Case, precision, offload):  # dict: field -> other values
     "To what each field but the degrees could be turned."
     p, m = case.parallel, case.model
     names = several(precision, 'precision', least=0)

@@ -37,7 +37,7 @@ PEAK = re.compile(r'max allocated' + FIGURE)   # MiB, on a line of its own, in M
 # %% ../../nbs/90l_logs.ipynb #12ab0090
 TIMES = ('iteration_s', 'tokens_per_s_per_gpu')   # a line without either was cut off
 
-def figure_said(text, name, factor=1):  # float
+def figure_said(text, name, factor):  # float
     "A figure of a log; a ValueError for one that no run has."
     x = float(text.replace(',', '')) * factor
     if name == 'iteration': return whole(x, name, 0, 2**53)

@@ -74,7 +74,7 @@ def trainer_of(given):  # dict, or None
 FRAMEWORKS = {   # which job of Primus names -> its format, and how its keys are spelled
     'megatron': (MEGATRON, flags_of_keys), 'torchtitan': (TORCHTITAN, flat)}
 
-def primus_job(given, n_gpus=None, path=None, text=''):  # Job
+def primus_job(given, n_gpus, path=None, text=''):  # Job
     "A job of Primus, with the files that it names."
     taken = {}
     module = with_defaults(trainer_of(given), taken)

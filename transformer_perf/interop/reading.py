@@ -41,7 +41,7 @@ def kind_of(given):  # str
     if len(flags & FLAGS.keys()) > 1: return 'megatron'
     raise ValueError('has no keys of Megatron-LM, DeepSpeed, Accelerate, torchtitan or our own')
 
-def job_of_dict(given, n_gpus=None):  # Job
+def job_of_dict(given, n_gpus):  # Job
     "A job from the keys of one format."
     kind = kind_of(of_type(given, dict, 'job'))
     if kind == 'own': return own_job(given)
@@ -63,7 +63,7 @@ def as_job(
     if isinstance(job, (str, os.PathLike)): return job_in(job, n_gpus)
     raise ValueError(f'job must be a path, a text with flags or a dict, not {quoted(job)}')
 
-def job_of_text(text, n_gpus=None):  # Job
+def job_of_text(text, n_gpus):  # Job
     "A job from a command line or a script."
     keys, gpus, strays = flags_of(text)
     job = job_of_keys(keys, MEGATRON, n_gpus, gpus)
@@ -100,7 +100,7 @@ def gradients_said(one: Estimate):  # bool or None
 # %% ../../nbs/90j_reading.ipynb #b47e4cd2
 OTHER_FILE = 'deepspeed_config.deepspeed_config_file'   # to which Accelerate may leave all
 
-def job_of_both(given, path, name, n_gpus=None):  # Job
+def job_of_both(given, path, name, n_gpus):  # Job
     "A file of DeepSpeed, started by Accelerate as another file has it."
     place = os.path.join(os.path.dirname(path), name)
     if not os.path.exists(place): raise ValueError(
@@ -109,7 +109,7 @@ def job_of_both(given, path, name, n_gpus=None):  # Job
     keys = flat(parse_json(read_text(place, LARGEST_TEXT), named(name)))
     return job_of_keys(keys, DEEPSPEED, n_gpus, gpus if gpus[1] else None)
 
-def job_in(path, n_gpus=None):  # Job
+def job_in(path, n_gpus):  # Job
     "A job from a file."
     kind = os.path.splitext(path)[1].lower()
     readers = {'.json': parse_json, '.yaml': parse_yaml, '.yml': parse_yaml, '.toml': parse_toml}

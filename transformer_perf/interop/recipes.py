@@ -79,7 +79,7 @@ def gate_of(found):  # dict: flag -> True
         f'activation_func={quoted(name)} with gated_linear_unit={gated} is not modelled')
     return dict.fromkeys(filter(None, [GATES[name, gated]]), True)
 
-def dumped_job(given, kind, n_gpus=None):  # Job
+def dumped_job(given, kind, n_gpus):  # Job
     "A job from what a recipe of Megatron-Bridge or NeMo prints."
     found, adapters = said_in_sections(given, kind), adapters_of(given)
     if kind == 'nemo': found |= overlapped_by_callback(given, found) | shape_of_nemo(given, found)

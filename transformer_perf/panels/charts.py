@@ -357,7 +357,7 @@ def operation_points(ax, table):
                     linestyle='', markerfacecolor=fill, label=name if fill == color else '_')
 
 @picture
-def roofline_figure(table, result: Estimate, ghost=None):  # Figure
+def roofline_figure(table, result: Estimate, ghost):  # Figure
     "The operations of a `roofline_table` under the roofs of their GPU; pale, those of a ghost."
     figure, ((ax,),) = panels_of(1, 8.2, 4.4)
     table = table[table.TFLOP > 0]   # a kernel that only moves bytes has no place here

@@ -302,7 +302,7 @@ def interval_line(stats, x, y, scale):  # list of str
     return [element('g', tip + ''.join(strokes), data_part='interval')]
 
 # %% ../../nbs/77_layer_panel.ipynb #7a51c114
-def iteration_bar(result: Estimate, x, y, width, ghost=None):  # list of str
+def iteration_bar(result: Estimate, x, y, width, ghost):  # list of str
     "Where the iteration goes; dashed, what that of a ghost was."
     stats, total = result.stats, result.stats['iteration_s']
     before = ghost.stats['iteration_s'] if ghost else 0.
@@ -322,7 +322,7 @@ def memory_parts(result: Estimate):  # list of (what, GB, color)
     return [*parts, ('not counted, at most', unseen, PALE)] if unseen else parts
 
 # %% ../../nbs/77_layer_panel.ipynb #7a51c115
-def memory_bar(result: Estimate, x, y, width, ghost=None):  # list of str
+def memory_bar(result: Estimate, x, y, width, ghost):  # list of str
     "What the memory of a GPU holds, against what it can; red where it does not fit."
     used, capacity, parts = result.needed, result.system.hbm_capacity, memory_parts(result)
     before, over = ghost.needed if ghost else 0., used - capacity

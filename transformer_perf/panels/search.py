@@ -149,7 +149,7 @@ def candidate_bar(row, names, x, y, scale, chosen):  # list of str
             *stack(x, y + 4, 14, scale, bar, 's'), *interval_line(row, x, y + 21, scale),
             label(x + scale * end + 5, y + 16, f'{short(row.iteration_s)} s')]
 
-def candidate_bars(found, chosen=0, before=0.):  # Drawing
+def candidate_bars(found, chosen, before):  # Drawing
     "A bar for each candidate, one rank bold; dashed, the best s of another state."
     x, y, width, names = 420, 40, 600, components(found)
     ends = [found[name].max() for name in ('iteration_s', 'iteration_high_s') if name in found]

@@ -64,7 +64,7 @@ def least_squares_within(residuals, start, low, high, weights, scale=.05, noise=
 UNTOLD = 1e-10   # what is known of a value that nothing depends on
 MOSTLY = .75     # of what is known of a value was so before anything was measured
 
-def standard_errors(J, free, scatter, drawn=False):
+def standard_errors(J, free, scatter, drawn):
     """From the Jacobian at a solution; none at a bound, infinite where nothing depends on a value,
     or where what draws it to its start tells nearly all."""
     error, drawing = np.full(len(free), np.nan), J[-len(free):, free]
@@ -285,18 +285,13 @@ def published_collectives():  # DataFrame: operation, gpus, gpus_per_node, bytes
 # %% ../../nbs/91b_fits.ipynb #5dfad274
 TEST_SIZES = ('gpus', 'gpus_per_node', 'bytes')
 
-def checked_kinds(df):  # list of str
-    "The collectives in a table of tests; a ValueError unless its rows make sense."
-    table_with(table_with(df, ['operation']), TEST_SIZES, least=1)
-    if (df.gpus_per_node > df.gpus).any(): raise ValueError('gpus_per_node must be at most gpus')
-    known = ('allgather', 'reducescatter', 'allreduce')
-    return list(dict.fromkeys(nearest(cell, known, 'operation') for cell in df.operation.tolist()))
-
-# %% ../../nbs/91b_fits.ipynb #5dfad2a5
 def tests_by_kind(df):  # list of (kind, its rows, GB, Group, System)
     "The collectives of a table of tests, and the nodes that they ran on."
-    found = []
-    for kind in checked_kinds(df):
+    table_with(table_with(df, ['operation']), TEST_SIZES, least=1)
+    if (df.gpus_per_node > df.gpus).any(): raise ValueError('gpus_per_node must be at most gpus')
+    known, found = ('allgather', 'reducescatter', 'allreduce'), []
+    kinds = [nearest(cell, known, 'operation') for cell in df.operation.tolist()]
+    for kind in dict.fromkeys(kinds):
         rows = np.flatnonzero(df.operation == kind)
         gpus, near, nbytes = df[list(TEST_SIZES)].iloc[rows].to_numpy(float).T
         node = dataclasses.replace(as_system('A100', 4), ib_bandwidth=25., nic_factor=1.,

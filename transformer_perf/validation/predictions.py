@@ -66,7 +66,7 @@ def but_tests(sets, values):  # Calibration
                         for name, k in sets.items()})
 
 # %% ../../nbs/91a_predictions.ipynb #860395c1
-def assumed_of(found, df, recompute, system=None):  # Series of str
+def assumed_of(found, df, recompute, system):  # Series of str
     "What was taken for cells that are empty, where `df` is the clean table of what was found."
     x = filled(df, system)
     own = {**x, **{c: found[f'predicted_{c}'] for c in OPEN},

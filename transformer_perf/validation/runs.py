@@ -382,7 +382,7 @@ def cleaned(df):  # DataFrame
     "A table of measured runs, clean; a ValueError if it lacks a column."
     return clean(table_with(df, COLUMNS, 'the table of measured runs'))
 
-def reasons_of(df, system=None, x=None):  # Series of str; x: as `filled`, if it is there already
+def reasons_of(df, system, x=None):  # Series of str; x: as `filled`, if it is there already
     "Why a clean row cannot be modelled; empty where it can."
     reason, x = np.full(len(df), '', object), filled(df, system) if x is None else x
     for text, good in (*column_rules(df, numbers_in(df), system), *layout_rules(x)):
@@ -520,7 +520,7 @@ def configurations(t, node, one):  # table
         cuda_graphs=one.cuda_graphs)
 
 # %% ../../nbs/91_runs.ipynb #860395b3
-def batch_of(own, position, system=None):  # Batch
+def batch_of(own, position, system):  # Batch
     "Rows of one system, stack and structure as candidates."
     one, t = own.iloc[0], alternatives(own, position)
     node, structure = sheet_for(one, system), structure_of(one)
