@@ -6,7 +6,7 @@ import pytest
 
 import conftest
 import drawings
-from transformer_perf.plots import BLUE, GREEN, MEANINGS, ORANGE, style
+from transformer_perf.plots import BLUE, GREEN, ORANGE, style
 
 
 def faults_of(draw, dpi=None, **options):
@@ -66,8 +66,8 @@ def test_one_meaning_has_one_colour():
     from transformer_perf.plots import KEPT, PARTS, PASSES
     for family in (KEPT.values(), [c for c, _ in PASSES.values()], [p[0] for p in PARTS.values()]):
         assert len({*family}) == len([*family])
-    assert MEANINGS['optimizer'] == MEANINGS['optimizer states'] == ORANGE
-    assert MEANINGS['bubble'] == MEANINGS['waiting']
+    assert drawings.MEANINGS['optimizer'] == drawings.MEANINGS['optimizer states'] == ORANGE
+    assert drawings.MEANINGS['bubble'] == drawings.MEANINGS['waiting']
 
 
 @pytest.mark.parametrize('shown', ['fig', 'plt.show()'])

@@ -260,8 +260,7 @@ FUNCTIONS = {
     scaling.network_of_system: dict(system='H200', model='gpt3', stage=1, n_gpus=[8, 64]),
     scaling.parse_nccl_log: dict(text=LOG, kind=None, gpus=None),
     scaling.speedup: dict(comm_share=.2, efficiency=.8),
-    scaling.efficiency_behind: dict(comm_share=.2, speedup=.9),
-    predictions.half_of: dict(df=validation.published())}
+    scaling.efficiency_behind: dict(comm_share=.2, speedup=.9)}
 
 
 @pytest.mark.parametrize('ask', FUNCTIONS, ids=lambda ask: getattr(ask, '__name__', 'Efficiency'))

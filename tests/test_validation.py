@@ -20,7 +20,7 @@ from transformer_perf.parameters import PARTS, changed, limits, read_calibration
 from transformer_perf.validation.runs import clean, run_jobs
 from transformer_perf.systems import as_system
 from transformer_perf.validation.predictions import (
-    PREDICTED as PRICED, fitted, half_of, never_seen, source_of)
+    PREDICTED as PRICED, fitted, never_seen, source_of)
 from transformer_perf.validation import (
     calibrate, of_values, picked, predict, published, recorded, scoreboard, shipped_record,
     table_of, with_sets)
@@ -29,6 +29,7 @@ from transformer_perf.validation.calibration import (
     published_collectives, run_of_log)
 
 import recipes
+from fit import half_of
 
 MUST = {'megatron-2022': .03, 'megatron-2021': .04, 'mcore-h100': .09, 'simumax-b200': .06,
         'vtrain-multi': .09, 'vtrain-single': .07, 'dgxc-benchmarking': .08, 'llm-foundry': .08,

@@ -9,7 +9,8 @@ from itertools import combinations
 
 import numpy as np
 
-from transformer_perf.plots import MEANINGS, PALETTE, YELLOW
+from transformer_perf.plots import KEPT, LIGHT, ORANGE, PALETTE, PARTS, PASSES, YELLOW
+from transformer_perf.timeline import COMPONENTS
 
 SMALLEST = 8           # points of a text at the size at which a page shows it
 WIDEST = 960           # CSS pixels: room on a page (site.css); what is wider is shown smaller
@@ -20,6 +21,10 @@ UNITS = {              # words of an axis that say what its numbers count
     'chunks', 'pieces', 'rank', 'ranks', 'stage', 'copies', 'times', 'share', 'MFU', '%', '$',
     'passes', 'numbers', 'kB', 'work'}
 RATE = re.compile(r'\w/\w')   # TFLOP/s
+MEANINGS = {   # words of a legend -> their colour, in every picture
+    **KEPT, 'optimizer states': ORANGE, **{words: color for color, words in PASSES.values()},
+    **{words: PARTS[name][0] for name, words in COMPONENTS.items()},
+    'idle': LIGHT, 'waiting': LIGHT}
 NUMBER = re.compile(r'\W*\d[\d.,]*\D{0,3}|\$.*\d.*\$')   # -1,000; 50 %; $10^3$
 
 

@@ -5,6 +5,7 @@ of other software and by other hands: with them the intervals are judged. Tables
 standard error.
 """
 import dataclasses
+import hashlib
 import json
 import sys
 from typing import NamedTuple
@@ -18,11 +19,11 @@ from transformer_perf.parameters import (
     KINDS_OF_RUN, Calibration, as_flat, changed, generations, limits, read_calibration, value_of)
 from transformer_perf.software import known_software
 from transformer_perf.validation.runs import (
-    assumptions_for, batches_of, clean, column_of, measured_column, sheet_of_run, stack_of)
+    assumptions_for, batches_of, clean, column_of, measured_column, sheet_of_run, stack_of, texts)
 from transformer_perf.validation import (
     of_values, picked, predict, read_runs, recipe_score, table_of, with_sets)
 from transformer_perf.validation.predictions import (
-    OTHERS, TOO_LARGE, but_tests, features_of, half_of, kinds_of_runs, never_seen, source_of)
+    OTHERS, TOO_LARGE, but_tests, features_of, kinds_of_runs, never_seen, source_of)
 from transformer_perf.validation.calibration import (
     PROTOCOL, Entry, Fit, calibrate_network, entries_of, evidence_of, feasible,
     least_squares_within, published_collectives, replaced, residuals_of, seen_in, table_of_fit,
@@ -301,6 +302,11 @@ def without_kinds(tied_at, sets, weights, runs):  # DataFrame, a row per kind
                      'error %': round(100 * e.abs().mean(), 1),
                      'bias %': round(100 * e.mean(), 1)})
     return pd.DataFrame(rows)
+
+
+def half_of(df):  # Series of int
+    "Which half a run belongs to, by a hash of its id."
+    return texts(df, 'id').map(lambda text: int(hashlib.md5(text.encode()).hexdigest(), 16) % 2)
 
 
 def halves_apart(stacks_at, sets, weights, half):  # list of sets

@@ -12,9 +12,10 @@ from functools import cache
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.iteration import divisors
 from transformer_perf.models import as_model
-from transformer_perf.plots import MEANINGS
 from transformer_perf.systems import as_system
 from transformer_perf.timeline import TIMES, priced_estimate
+
+from drawings import MEANINGS
 
 MODELS = ('gpt3', 'gpt3_1T', 'llama3.1_70B')
 SYSTEMS = ('A100-80GB', 'H100-80GB', 'H200-141GB', 'B200-180GB', 'GB200-NVL72')

@@ -13,13 +13,21 @@ from transformer_perf.execution import practice, search
 from transformer_perf.validation import predict, read_runs, recipe_score
 from transformer_perf.validation.predictions import features_of, source_of
 from transformer_perf.validation.runs import (
-    assumptions_for, at_row, batches_of, chosen, clean, model_at, precision_of, priced, row_name,
-    texts, tried_by)
+    assumptions_for, at_row, batches_of, chosen, clean, facts_of, holds, model_at, precision_of,
+    priced, recipe_records, row_name, texts)
 
 SWEEPS = ('vtrain-multi', 'vtrain-single', 'simumax-b200', 'mcore-goldens', 'aleph-alpha',
           'aleph-alpha-old-kernels', 'bloom', 'nanotron', 'internevo')   # no one's choice
 HELD = ('precision', 'cuda_graphs', 'dispatcher', 'ep_overlap', 'dp_overlap', 'tp_overlap',
         'zero_stage', 'dp_replicate')                # what a row's software decides
+
+
+def tried_by(row):  # dict: choice -> values
+    "All that the software of one clean run had to choose from, where that is less than today."
+    x, found = facts_of(row), {}
+    for record in recipe_records():
+        if 'tries' in record and holds(record, x).all(): found |= record['tries']
+    return found
 
 
 def asked_of(model, own, tried):  # dict of arguments of `search`

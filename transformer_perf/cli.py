@@ -1000,7 +1000,8 @@ def validate_command(a):
 
     Example: transformer-perf validate --format csv -o predicted.csv
     """
-    from transformer_perf.validation import picked, predict, published, read_runs, scoreboard
+    from transformer_perf.validation import (
+        picked, predict, published, read_runs, recipe_score, record, scoreboard)
     measured = published() if a.runs is None else read_runs(a.runs)
     system, _ = runs_about(a.system, a.assumptions)
     with naming(a.runs or 'published runs'):
@@ -1009,16 +1010,13 @@ def validate_command(a):
             presets = tuple(dict.fromkeys(['paper', 'corrected', a.assumptions]))
             scores = scoreboard(measured, presets, system), picked(found), found
     if a.format != 'table': return deliver_table(found, a)
-    own = '' if a.runs else f'\n{text_of_recipes()}'
-    deliver(text_of_scores(*scores) + own, a.output)
+    text = text_of_scores(*scores)
+    if a.runs is None:
+        title = 'Published configurations: how much slower than our first choice (recorded)'
+        text += '\n' + as_text(recipe_score(record('recipes')), title)
+    deliver(text, a.output)
 
 # %% ../nbs/95_cli.ipynb #0c5cc12d
-def text_of_recipes():  # str
-    "How published configurations rank in a search, as recorded with the shipped parameters."
-    from transformer_perf.validation import recipe_score, record
-    title = 'Published configurations: how much slower than our first choice (recorded)'
-    return as_text(recipe_score(record('recipes')), title)
-
 def text_of_scores(score, choice, found):  # str
     "A scoreboard, what would have been picked, and which rows could not be modelled."
     filled = lambda table: table.astype(object).where(table.notna(), '')

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', 'GREY', 'LIGHT', 'DARK', 'PALE', 'PALETTE',
-           'DASHES', 'MARKERS', 'FILLS', 'PARTS', 'PASSES', 'KEPT', 'MEANINGS', 'LOOK', 'MOST_CHARACTERS',
-           'MOST_GROUPS', 'MOST_DRAWN', 'TEXT', 'ONE', 'SIZES', 'PLACED', 'GROUPS', 'SHAPE', 'MOST_PASSES', 'ARROW',
-           'GAP', 'style', 'check_texts', 'picture', 'panels_of', 'groups_of', 'with_numbers', 'numbers_in', 'drawable',
-           'plain', 'log_ticks', 'against_gpus', 'training_days', 'micro_batches', 'configurations', 'placements',
-           'edges', 'value_ticks', 'heat_map', 'communication', 'check_passes', 'looks_of', 'draw_passes', 'timeline',
-           'Held', 'whole', 'by_rows', 'by_columns', 'draw_held', 'draw_message', 'sharding']
+           'DASHES', 'MARKERS', 'FILLS', 'PARTS', 'PASSES', 'KEPT', 'LOOK', 'MOST_CHARACTERS', 'MOST_GROUPS',
+           'MOST_DRAWN', 'TEXT', 'ONE', 'SIZES', 'PLACED', 'GROUPS', 'SHAPE', 'MOST_PASSES', 'ARROW', 'GAP', 'style',
+           'check_texts', 'picture', 'panels_of', 'groups_of', 'with_numbers', 'numbers_in', 'drawable', 'plain',
+           'log_ticks', 'against_gpus', 'training_days', 'micro_batches', 'configurations', 'placements', 'edges',
+           'value_ticks', 'heat_map', 'communication', 'check_passes', 'looks_of', 'draw_passes', 'timeline', 'Held',
+           'whole', 'by_rows', 'by_columns', 'draw_held', 'draw_message', 'sharding']
 
 # %% ../nbs/83_plots.ipynb #cf2e19e0
 import functools
@@ -29,7 +29,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from .inputs import (
     ABOVE, FLAG, HUGE, as_numbers, finite, nearest, quoted, several, table_with, takes)
 from .models import as_model
-from .timeline import COMPONENTS, TIMES, components
+from .timeline import TIMES, components
 
 # %% ../nbs/83_plots.ipynb #d52189fc
 BLUE, SKY, GREEN = '#0072b2', '#56b4e9', '#009e73'
@@ -46,10 +46,6 @@ PARTS = {   # of an iteration: colour, colour of words on it, hatch
     'other_s': (DARK, 'white', '++')}
 PASSES = {'F': (BLUE, 'forward'), 'B': (GREEN, 'backward'), 'W': (YELLOW, 'weights\' gradient')}
 KEPT = {'weights': BLUE, 'gradients': SKY, 'optimizer': ORANGE, 'activations': GREEN}
-MEANINGS = {   # words of a legend -> their colour, in every picture
-    **KEPT, 'optimizer states': ORANGE, **{words: color for color, words in PASSES.values()},
-    **{words: PARTS[name][0] for name, words in COMPONENTS.items()},
-    'idle': LIGHT, 'waiting': LIGHT}
 LOOK = {
     'font.size': 9, 'axes.titlesize': 10, 'axes.grid': True, 'grid.alpha': 0.35,
     'grid.linewidth': 0.5, 'axes.axisbelow': True, 'legend.frameon': False, 'legend.fontsize': 8,

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PASSES', 'BROKEN', 'REST', 'DRAWN_STEPS', 'CELLS', 'Drawing', 'element', 'drawing', 'box', 'line', 'label',
-           'headline', 'stack', 'ghost_box', 'legend', 'round_step', 'ticks', 'Pipeline', 'one_f_one_b',
-           'first_backward', 'timeline', 'in_flight', 'Store', 'activation_steps', 'memory_curve', 'moment_words',
-           'watched', 'drawn_again', 'png_of', 'picture_html', 'table_html', 'call_html']
+           'headline', 'stack', 'ghost_box', 'legend', 'ticks', 'Pipeline', 'one_f_one_b', 'first_backward', 'timeline',
+           'in_flight', 'Store', 'activation_steps', 'memory_curve', 'moment_words', 'watched', 'drawn_again', 'png_of',
+           'picture_html', 'table_html', 'call_html']
 
 # %% ../../nbs/75_drawing.ipynb #d2a70005
 import base64
@@ -85,15 +85,12 @@ def legend(x, y, entries, columns, spacing):  # list of str
         parts += [box(left, top - 9, 10, 10, color), label(left + 15, top, words)]
     return parts
 
-def round_step(most):
-    "A round number, of which about five make up `most`."
-    power = 10. ** np.floor(np.log10(most / 5))
-    return power * next(m for m in (1, 2, 5, 10) if m * power >= most / 5)
-
 def ticks(x, top, bottom, scale, span, unit, color='#ddd'):  # list of str
     "A linear axis over a span of values, from x on, at so many pixels per unit: round numbers."
     start, end = span
-    step = round_step(end - start)
+    fifth = (end - start) / 5
+    power = 10. ** np.floor(np.log10(fifth))
+    step = power * next(m for m in (1, 2, 5, 10) if m * power >= fifth)
     values = step * np.arange(np.ceil(start / step - 1e-9), end / step + 1e-9) + 0.   # no -0
     words = [f'{value:g}' for value in values]
     words[-1] += f' {unit}'

@@ -7,7 +7,7 @@ __all__ = ['POWERS', 'RATES', 'OFFERED', 'HABITS', 'TYPED', 'HELD', 'CONTROLS', 
            'with_own', 'runnable', 'nearest_settled', 'own_value', 'own_values', 'habits_of', 'assumptions_of',
            'named_in', 'with_own_fields', 'arguments', 'command', 'replaced', 'calls_of', 'software_said', 'JobState',
            'job_alone', 'question_of', 'loaded', 'panel_name', 'as_text', 'said', 'command_of', 'address_of',
-           'control_name', 'placement_name', 'in_control', 'value_of', 'with_values']
+           'control_name', 'in_control', 'value_of', 'with_values']
 
 # %% ../../nbs/76_panel_states.ipynb #d2a70105
 import dataclasses
@@ -257,15 +257,11 @@ def control_name(field):  # str
     return CONTROLS.get(name, name.replace('_', ' ')) + (' (B)' if name != field else '')
 
 # %% ../../nbs/76_panel_states.ipynb #59ecaa2e
-def placement_name(placement):  # str
-    "A placement, as a reader sees it."
-    if placement == (): return 'fastest'
-    near = [f'{group} {x}' for group, x in zip(GROUPS, placement) if x > 1]
-    return ' x '.join(near) or 'none together'
-
 def in_control(name, value):  # str
     "The value of a control, as a reader sees it."
-    if name == 'placement': return placement_name(value)
+    if name == 'placement':
+        near = [f'{group} {x}' for group, x in zip(GROUPS, value) if x > 1]
+        return ' x '.join(near) or ('none together' if value else 'fastest')
     if name == 'sort': return SORTS[value]
     if name in RATES: return f'{short(value)} {UNIT_OF[name]}' if value else 'data sheet'
     if name == 'recompute': return {'none': 'none', 'full': 'full'}.get(value, 'selective')

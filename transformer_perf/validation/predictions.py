@@ -8,7 +8,6 @@ __all__ = ['TOO_LARGE', 'shipped_record', 'record', 'recorded', 'with_sets', 'bu
 
 # %% ../../nbs/91a_predictions.ipynb #889ed19c
 import dataclasses
-import hashlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -148,11 +147,6 @@ def source_of(df):  # Series of str
     if 'source_group' not in df: return table_of(df)
     given = texts(df, 'source_group')
     return given.where(~given.isin(['', 'nan']), table_of(df))
-
-def half_of(df):  # Series of int
-    "Which half a row belongs to, by a hash of its id."
-    table_with(df, ['id'])
-    return texts(df, 'id').map(lambda text: int(hashlib.md5(text.encode()).hexdigest(), 16) % 2)
 
 # %% ../../nbs/91a_predictions.ipynb #7a2050ae
 def percent(x): return round(100 * float(x), 1)

@@ -6,8 +6,8 @@
 __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS_OF_MODEL', 'WORDS', 'ADDED', 'NEEDED', 'FLAGS', 'ZERO', 'GPUS', 'SLACK', 'OPEN',
            'published', 'read_runs', 'on_system', 'measured_column', 'row_name', 'as_word', 'texts', 'column_of',
            'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds', 'software_said',
-           'recompute_said', 'precision_said', 'graphs_said', 'experts_said', 'facts_of', 'clean', 'tried_by', 'filled',
-           'stack_of', 'precision_of', 'cleaned', 'reasons_of', 'dealt', 'ends_as_layers', 'layout_of', 'with_layouts',
+           'recompute_said', 'precision_said', 'graphs_said', 'experts_said', 'facts_of', 'clean', 'filled', 'stack_of',
+           'precision_of', 'cleaned', 'reasons_of', 'dealt', 'ends_as_layers', 'layout_of', 'with_layouts',
            'with_experts', 'with_recompute', 'sheet_for', 'configurations', 'batches_of', 'at_row', 'model_at',
            'software_for', 'job_at', 'assumed_in', 'assumptions_for', 'priced', 'room_of', 'chosen', 'run_jobs',
            'rows_as_jobs']
@@ -252,14 +252,6 @@ def clean(
         for name, value in record.get('chooses', {}).items(): put(name, value, those & empty(name))
         for name, value in record.get('corrects', {}).items():
             put(name, np.nan if value is None else value, those)
-    return found
-
-# %% ../../nbs/91_runs.ipynb #10b30009
-def tried_by(row):  # dict: choice -> values
-    "All that the software of one clean run had to choose from, where that is less than today."
-    x, found = facts_of(row), {}
-    for record in recipe_records():
-        if 'tries' in record and holds(record, x).all(): found |= record['tries']
     return found
 
 # %% ../../nbs/91_runs.ipynb #f8790e95
