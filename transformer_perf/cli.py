@@ -5,11 +5,10 @@
 # %% auto #0
 __all__ = ['WIDTH', 'FORMATS', 'SPARED', 'BROAD', 'COMMANDS', 'SEVERAL', 'YES_OR_NO', 'IN_WORDS', 'MODEL', 'SYSTEM', 'NVLINK',
            'BATCH', 'ASSUMPTIONS', 'SOFTWARE', 'PRICED', 'FORMAT', 'OUTPUT', 'WIDE', 'RESULT', 'EXPORTS', 'JOB_READ',
-           'JOB', 'WORKERS', 'STRATEGY', 'CHOSEN', 'LAYOUT', 'PAPER_SYSTEMS', 'MOST_POINTS', 'RUNS_SYSTEM', 'POWERS',
-           'OPENED', 'records', 'as_text', 'ways_to_draw', 'wrapped', 'drawn_lines', 'paragraph', 'Option', 'Command',
-           'command', 'as_number', 'numbers', 'words', 'value_of', 'assumptions_of', 'assumptions_asked', 'parallel_of',
-           'improve_command', 'run_configs_command', 'axis', 'as_value', 'axes', 'amount', 'fields_given',
-           'panel_asked', 'job_of', 'copies_left']
+           'JOB', 'WORKERS', 'STRATEGY', 'CHOSEN', 'LAYOUT', 'MOST_POINTS', 'POWERS', 'records', 'as_text',
+           'ways_to_draw', 'wrapped', 'drawn_lines', 'paragraph', 'Option', 'Command', 'command', 'as_number',
+           'numbers', 'words', 'value_of', 'assumptions_of', 'assumptions_asked', 'parallel_of', 'axis', 'as_value',
+           'axes', 'amount', 'fields_given', 'job_of', 'copies_left']
 
 # %% ../nbs/95_cli.ipynb #86ef7f4e
 import argparse

@@ -8,11 +8,11 @@ __all__ = ['RECIPES', 'LARGEST_KEY', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'C
            'Product', 'Attention', 'Message', 'Work', 'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'different',
            'recipe_of', 'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked',
            'joined_works', 'in_order', 'numbered', 'distinct', 'peak_rate', 'gained', 'roofline_of_each', 'roofline',
-           'ring_share', 'two_tier_time', 'send_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline',
-           'first_of', 'Pass', 'priced_together', 'seconds_of_messages', 'shown_of_messages', 'at_columns', 'group_of',
-           'comm_of_each', 'price', 'in_low_precision', 'check_choices', 'Optimizer', 'tells_matrices',
-           'orthogonalized', 'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped',
-           'shipped_run_by', 'check_offered', 'as_assumptions', 'collective_time']
+           'ring_share', 'two_tier_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
+           'priced_together', 'seconds_of_messages', 'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each',
+           'price', 'in_low_precision', 'check_choices', 'Optimizer', 'tells_matrices', 'orthogonalized',
+           'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by',
+           'check_offered', 'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MOST_LAYERS', 'MOST_AHEAD', 'ACTIVATIONS', 'DEFAULTS', 'GPT', 'GATED', 'LLAMA', 'MIXTRAL', 'QWEN3', 'QWEN3_EXPERTS',
-           'DEEPSEEK', 'PUBLISHED', 'NAMED', 'SYMBOLS', 'HUB', 'models', 'Model', 'check_layers', 'check_model',
-           'has_window', 'has_experts', 'block_of', 'blocks_from', 'blocks_of', 'from_config', 'as_model',
-           'with_length', 'sizes_of', 'counted_once', 'parts_of', 'parameter_table']
+           'DEEPSEEK', 'PUBLISHED', 'NAMED', 'SYMBOLS', 'models', 'Model', 'check_layers', 'check_model', 'has_window',
+           'has_experts', 'block_of', 'blocks_from', 'blocks_of', 'from_config', 'as_model', 'with_length', 'sizes_of',
+           'counted_once', 'parts_of', 'parameter_table']
 
 # %% ../nbs/00_models.ipynb #f48410b2
 import dataclasses

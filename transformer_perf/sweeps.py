@@ -6,8 +6,8 @@
 __all__ = ['VARIANTS', 'LARGEST_SHARD', 'PAPER_MODELS', 'PAPER_GPUS', 'SAVED_EACH', 'FEW_TASKS', 'Task', 'run_task', 'points_of',
            'changed', 'labelled_systems', 'tasks_of', 'joined', 'sweep', 'run', 'told', 'pack', 'unpacked', 'packed',
            'sha256', 'code_digest', 'plain', 'Shards', 'again', 'tidy', 'paper_systems', 'in_a_row', 'write_parts',
-           'one_at_a_time', 'left_to_do', 'is_whole', 'variants_for', 'prepared', 'note_study', 'write_dataset',
-           'write_sweep', 'run_configs', 'bench_rows', 'bench']
+           'one_at_a_time', 'left_to_do', 'is_whole', 'variants_for', 'prepared', 'note_study', 'write_sweep',
+           'run_configs', 'bench_rows', 'bench']
 
 # %% ../nbs/85_sweeps.ipynb #b70fb9bc
 import contextlib

@@ -6,7 +6,7 @@
 __all__ = ['LETTERS', 'SAMPLES', 'FOREIGN', 'REAL', 'FP8', 'FUSED', 'BACKENDS', 'CAPACITY', 'AROUND', 'CONTEXT', 'SHARDS',
            'OLD_RECOMPUTE', 'MEGATRON_ROWS', 'FLAGS', 'MAY_HOLD_FLAGS', 'UNREAD', 'OTHER_PROGRAMS', 'OTHER_FOLDERS',
            'same_words', 'no_model', 'list_said', 'full_every', 'layout_said', 'names_in', 'context_said',
-           'zero_of_megatron', 'check_program', 'place_of', 'as_value', 'without_strays']
+           'check_program', 'place_of', 'as_value', 'without_strays']
 
 # %% ../../nbs/90c_megatron.ipynb #337bd2b5
 import itertools

@@ -88,7 +88,7 @@ def seen_in(df, system=None):  # dict: choice -> its values
     seen, a = {name: set() for name in SHOWS}, Assumptions.calibrated()
     for batch in batches_of(df, system):
         for name in SHOWS:
-            values = batch.t.get(name, batch.more.get(name, getattr(a, name, None)))
+            values = batch.t.get(name, batch.assumes.get(name, getattr(a, name, None)))
             seen[name] |= set(np.atleast_1d(values).tolist())
     return {name: sorted(values - {None}) for name, values in seen.items()} | reached_in(df)
 
@@ -571,7 +571,7 @@ def read_inputs(
         if found is not None: kernels.append(found)
         elif str(path).lower().endswith('.csv'): runs.append(read_runs(path))
         else: logs.append(path)
-    jobs = list(jobs) * (len(logs) or 1 if len(jobs) == 1 else 1)
+    if len(jobs) == 1: jobs = [*jobs] * max(len(logs), 1)   # all the same
     if len(jobs) != len(logs):
         raise ValueError(f'{len(logs)} logs and {len(jobs)} jobs: each log needs the job that it '
                          'ran, or all the same')

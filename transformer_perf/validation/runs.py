@@ -8,8 +8,8 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS_OF_MODEL', 'WORDS', 'ADDED', '
            'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds', 'software_said',
            'recompute_said', 'precision_said', 'graphs_said', 'experts_said', 'facts_of', 'clean', 'filled', 'stack_of',
            'precision_of', 'cleaned', 'reasons_of', 'dealt', 'ends_as_layers', 'layout_of', 'with_layouts',
-           'with_experts', 'with_recompute', 'sheet_for', 'configurations', 'batches_of', 'at_row', 'model_at',
-           'software_for', 'job_at', 'assumed_in', 'assumptions_for', 'priced', 'room_of', 'chosen', 'run_jobs',
+           'with_experts', 'with_recompute', 'sheet_for', 'chosen_in', 'configurations', 'batches_of', 'at_row',
+           'model_at', 'software_for', 'job_at', 'assumptions_for', 'priced', 'room_of', 'chosen', 'run_jobs',
            'rows_as_jobs']
 
 # %% ../../nbs/91_runs.ipynb #10b10004
@@ -389,9 +389,8 @@ class Batch(NamedTuple):
     model: object       # sizes as columns
     system: object
     global_batch: np.ndarray
-    flash_attention: bool
     stack: str          # the software, if it is known
-    more: dict          # further assumptions
+    assumes: dict       # field of Assumptions -> value: what holds besides the layouts
     software: str = ''     # what is known of it beside its fitted values
 
     @property
@@ -495,13 +494,16 @@ def sheet_for(one, system):  # System
     return dataclasses.replace(sheet, nvlink_size=room,
                                nic_factor=one.nic_GBps_per_gpu / sheet.ib_bandwidth)
 
-def configurations(t, node, one):  # table
+def chosen_in(software):  # dict: choice -> value
+    "What a software by this name chooses."
+    known = known_software().get(software)
+    return (known and known.chooses) or {}
+
+def configurations(t, node, one, chosen):  # table
     "The columns of a search, from those of a table of runs."
     same = (*GROUP_COLUMNS, 'recompute', 'zero_stage', 'dispatcher', 'unsaid')
     copies = t['dp'] * t['cp']
     shard = np.where((t['fsdp_shard'] > 0) & (t['zero_stage'] > 1), t['fsdp_shard'], copies)
-    software = known_software().get(one.software)
-    chosen = (software and software.chooses) or {}
     return {name: t[name] for name in same} | placed_by_rank(t, node.nvlink_size) | dict(
         panels=np.ones_like(t['tp']), virtual_stages=t['vp'],
         sequence_sharded=t['sequence_parallel'] > 0, dp_overlap=t['dp_overlap'] > 0,
@@ -522,12 +524,14 @@ def batch_of(own, position, system):  # Batch
     if one.model_key:   # layers that differ belong to one model
         sizes |= {name: int(np.nan_to_num(sizes[name][0])) for name in sizes if name != 'seq_len'}
         sizes['seq_len'] = int(one.seq_len)
-    more = {} if np.isnan(one.capacity_factor) else dict(capacity_factor=one.capacity_factor)
-    more['experts_in_turn'] = bool(one.experts_in_turn > 0)
-    chooses = known_software()[one.software].chooses if one.software in known_software() else {}
-    more['fp8_parameters'] = (chooses or {}).get('fp8_parameters', False)
-    return Batch(configurations(t, node, one), t['row'], SimpleNamespace(**sizes, **structure),
-                 node, t['global_batch'], bool(one.flash_attention), one.stack, more, one.software)
+    chosen = chosen_in(one.software)
+    assumes = dict(flash_attention=bool(one.flash_attention),
+                   experts_in_turn=bool(one.experts_in_turn > 0),
+                   fp8_parameters=chosen.get('fp8_parameters', False))
+    if not np.isnan(one.capacity_factor): assumes['capacity_factor'] = one.capacity_factor
+    return Batch(configurations(t, node, one, chosen), t['row'],
+                 SimpleNamespace(**sizes, **structure), node, t['global_batch'], one.stack, assumes,
+                 one.software)
 
 # %% ../../nbs/91_runs.ipynb #8e481416
 MOST_BATCHES = 1000   # different systems, stacks and structures in one table of runs
@@ -591,17 +595,13 @@ def job_at(batch, i):  # Job
     own, model = at_row(batch.t, i), model_at(batch, i)
     p = Parallel(**{name: own[name] for name in PARALLEL_FIELDS if name in own})
     return Job(p, model, int(batch.global_batch[i]), p.n_gpus, model.seq_len,
-                       software_for(batch), batch.system, assumed_in(batch))
-
-def assumed_in(batch):  # dict: field of Assumptions -> value
-    "What holds of a batch besides its layouts."
-    return dict(flash_attention=batch.flash_attention, **batch.more)
+                       software_for(batch), batch.system, batch.assumes)
 
 def assumptions_for(batch, assumptions):  # Assumptions
     "Assumptions for the jobs of a batch: with the parameters of its software, where any has."
     a, s = assumptions, software_for(batch)
     if s is not None and a.measured is not None: a = run_by(a, s)
-    return dataclasses.replace(a.on(batch.system), **assumed_in(batch))
+    return dataclasses.replace(a.on(batch.system), **batch.assumes)
 
 def priced(batch, assumptions):  # dict of columns, one value a candidate
     "A batch under assumptions, by the formulas."
@@ -632,12 +632,11 @@ def chosen(batch, figures):  # (first candidate of each row to count, whether it
 OPEN = {'micro_batch': 'micro_batch', 'vp': 'virtual_stages', 'ep': 'ep'}   # -> of a search
 
 # %% ../../nbs/91_runs.ipynb #aa56d7r9
-def run_jobs(df, assumptions='calibrated', system=None):  # ((row, job, fits) of each, reasons)
+def run_jobs(df):  # ((row, job, fits) of each, reasons)
     "Measured runs as jobs, as `predict` takes them; why the others are none."
-    df, assumptions = on_system(df, system), as_assumptions(assumptions)
-    return rows_as_jobs(cleaned(df), assumptions, system)
+    return rows_as_jobs(cleaned(df), as_assumptions('calibrated'), None)
 
-def rows_as_jobs(df, assumptions, system=None):  # as `run_jobs`
+def rows_as_jobs(df, assumptions, system):  # as `run_jobs`
     "The same of clean rows."
     x, found = filled(df, system), []
     reason = reasons_of(df, system, x)
