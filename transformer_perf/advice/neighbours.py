@@ -421,7 +421,8 @@ def changes_view(table, system):  # DataFrame of text
                                           zip(table.needed_GB, table.change_GB)],
         'why': [why + fit[fits] for why, fits in zip(table.why, table.fits)]})
 
-def as_html(tables, words):  # str
-    "Tables and a paragraph, for a notebook."
+def as_html(tables, *paragraphs):  # str
+    "Tables and what is said of them, for a notebook."
     with pd.option_context('display.max_colwidth', None):   # whole sentences
-        return ''.join(t.to_html(index=False) for t in tables if len(t)) + f'<p>{words}</p>'
+        shown = [t.to_html(index=False) for t in tables if len(t)]
+    return ''.join([*shown, *(f'<p>{words}</p>' for words in paragraphs)])

@@ -29,6 +29,7 @@ from ..iteration import (
 from ..execution import (
     KIND, PLAYED, Fitting, asked_about, best_candidates, besides, counts_of, fitting,
     played_best, questions, result_of, tables_of, with_tables)
+from .neighbours import as_html
 
 # %% ../../nbs/72_plan.ipynb #14a00011
 @checked
@@ -324,10 +325,7 @@ class Plan:
     def __repr__(self):
         table = plan_view(self.answers).to_string(index=False)
         return '\n'.join([table, *self.reasons, *self.notes])
-    def _repr_html_(self):
-        words = ''.join(f'<p>{text}</p>' for text in [*self.reasons, *self.notes])
-        with pd.option_context('display.max_colwidth', None):
-            return plan_view(self.answers).to_html(index=False) + words
+    def _repr_html_(self): return as_html([plan_view(self.answers)], *self.reasons, *self.notes)
 
 # %% ../../nbs/72_plan.ipynb #14a00062
 def within(rows, budget: Budget):  # (rows, reasons)

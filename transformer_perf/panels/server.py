@@ -15,6 +15,7 @@ import tempfile
 import threading
 import webbrowser
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
@@ -92,20 +93,18 @@ def drawn_beside(state):  # Future of what `first_seen` gives
     first.add_done_callback(lambda _: beside.shutdown(wait=False))
     return first
 
-def begun_with(first):  # class; first: a Future of bytes
-    "Puts a picture into the page that names no state of its own, where it is ready."
-    class Begun(OutputTransform):
-        def __init__(self, request):
-            at_first = request.path.endswith('/') and not request.query
-            ready = first.done() and not first.exception()
-            self.more = first.result() if at_first and ready else b''
+class Begun(OutputTransform):
+    "Puts a picture, of a Future, into the page that names no state of its own, where it is ready."
+    def __init__(self, first, request):
+        at_first = request.path.endswith('/') and not request.query
+        ready = first.done() and not first.exception()
+        self.more = first.result() if at_first and ready else b''
 
-        def transform_first_chunk(self, status_code, headers, chunk, finishing):
-            return status_code, headers, self.transform_chunk(chunk, finishing)
+    def transform_first_chunk(self, status_code, headers, chunk, finishing):
+        return status_code, headers, self.transform_chunk(chunk, finishing)
 
-        def transform_chunk(self, chunk, finishing):
-            return chunk.replace(BEFORE, self.more + BEFORE, 1)
-    return Begun
+    def transform_chunk(self, chunk, finishing):
+        return chunk.replace(BEFORE, self.more + BEFORE, 1)
 
 # %% ../../nbs/99_panel_server.ipynb #52d8f613
 MOST_PAGES = 4                                          # open at the same time
@@ -153,11 +152,11 @@ async def answer(
     voila,
     sockets,   # that listen
     own: Own,  # who is answered
-    first,     # as in `begun_with`
+    first,     # a Future of the picture that a page opens with
 ):
     "Answer requests until interrupted; then end all kernels."
     settings = voila.init_settings()                # before the handlers, which need what it makes
-    app = Application([(own, voila.init_handlers())], transforms=[Headed, begun_with(first)],
+    app = Application([(own, voila.init_handlers())], transforms=[Headed, partial(Begun, first)],
                       default_handler_class=Refused, disable_check_xsrf=True,  # it has the token
                       **settings)
     logging.getLogger('tornado').setLevel(logging.ERROR)        # no line for each refusal
