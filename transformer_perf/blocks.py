@@ -7,11 +7,11 @@ __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'Half', 'listed_by', 'chec
            'CountedJob', 'column_product', 'row_product', 'of_group', 'inner_product', 'training', 'in_32_bits',
            'casts_stream', 'stream_element', 'any_norm', 'stream_norm', 'gathers', 'norm', 'Strategy',
            'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features', 'residual', 'activated', 'after_mixer',
-           'after_mlp', 'MLP', 'in_part', 'Attention', 'to_latent', 'LatentAttention', 'expert_groups', 'expert_copies',
-           'places_met', 'domains_met', 'moved_copies', 'grouped', 'shared_experts', 'Experts', 'attention_core_summa',
-           'trained', 'frozen', 'with_adapter', 'gpt_block', 'own_vocabulary', 'embedding', 'numbers_of_logits',
-           'output_layer', 'ahead', 'end_norm', 'transform', 'end_operations', 'ends_in_16_bits', 'one_kind',
-           'pattern_of', 'layers_of_kinds']
+           'after_mlp', 'MLP', 'in_part', 'Attention', 'LatentAttention', 'expert_groups', 'expert_copies',
+           'places_met', 'domains_met', 'grouped', 'shared_experts', 'Experts', 'attention_core_summa', 'trained',
+           'frozen', 'with_adapter', 'gpt_block', 'own_vocabulary', 'embedding', 'numbers_of_logits', 'output_layer',
+           'ahead', 'end_norm', 'transform', 'end_operations', 'ends_in_16_bits', 'one_kind', 'pattern_of',
+           'layers_of_kinds']
 
 # %% ../nbs/82b_blocks.ipynb #3b000005
 import dataclasses
@@ -694,7 +694,6 @@ def saved_once(job: CountedJob, op: Operation, elsewhere=True):  # Operation
     own = 1. - saves_whole(job, op.name) * elsewhere
     return op._replace(activations=op.activations * own)
 
-# %% ../nbs/82b_blocks.ipynb #35c00001
 def to_latent(job: CountedJob, name, width, beside=0):  # list of Operation
     "From a GPU's own rows to a latent, its norm, and all rows of it (with what goes beside it)."
     down = inner_product(job, f'{name}-down', job.own, job.embed_dim, width + beside)
@@ -702,6 +701,7 @@ def to_latent(job: CountedJob, name, width, beside=0):  # list of Operation
     return [down._replace(frees=(('layernorm', down.activations),)),
             gathers(job, normed, width + beside)]
 
+# %% ../nbs/82b_blocks.ipynb #35c00001
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention(Heads):
     "Keys and values, and queries too, go through a latent that is narrower than the stream."
@@ -790,7 +790,6 @@ def expert_rows(job: CountedJob, experts):
     "Copies of tokens that the experts of the busiest GPU compute."
     return job.own * experts.per_token * job.etp * crowding(job)
 
-# %% ../nbs/82b_blocks.ipynb #bc00318e
 def moved_copies(job: CountedJob, experts, name, back):  # Operation
     "Copies sorted by expert and sent; or sent back, weighed and summed up."
     E, copies = job.units.element, job.own * experts.per_token
@@ -803,6 +802,7 @@ def moved_copies(job: CountedJob, experts, name, back):  # Operation
     places = 6 * E * copies * (not back)   # where each copy goes, and how much it weighs
     return Operation(name, there, again, activations=places)
 
+# %% ../nbs/82b_blocks.ipynb #bc00318e
 def grouped(job: CountedJob, experts, name, inputs, outputs):  # Operation
     "The products of a GPU's experts, each with its own rows."
     here = experts.number / job.ep

@@ -7,8 +7,8 @@ __all__ = ['WIDTH', 'FORMATS', 'SPARED', 'BROAD', 'COMMANDS', 'SEVERAL', 'YES_OR
            'BATCH', 'ASSUMPTIONS', 'SOFTWARE', 'PRICED', 'FORMAT', 'OUTPUT', 'WIDE', 'RESULT', 'EXPORTS', 'JOB_READ',
            'JOB', 'WORKERS', 'STRATEGY', 'CHOSEN', 'LAYOUT', 'MOST_POINTS', 'POWERS', 'records', 'as_text',
            'ways_to_draw', 'wrapped', 'drawn_lines', 'paragraph', 'Option', 'Command', 'command', 'as_number',
-           'numbers', 'words', 'value_of', 'assumptions_of', 'assumptions_asked', 'parallel_of', 'axis', 'as_value',
-           'axes', 'amount', 'fields_given', 'job_of', 'copies_left']
+           'numbers', 'words', 'value_of', 'assumptions_of', 'parallel_of', 'axis', 'as_value', 'axes', 'amount',
+           'job_of']
 
 # %% ../nbs/95_cli.ipynb #86ef7f4e
 import argparse
@@ -370,6 +370,7 @@ def assumptions_of(a):  # Assumptions
     if a.job is not None: return a.job.assumptions(a.assumptions, a.software)
     return as_assumptions(a.assumptions, a.software)
 
+# %% ../nbs/95_cli.ipynb #1a0dae9b
 def assumptions_asked(a, **more):  # Assumptions
     "The assumptions of a command, with what its job chooses and, if it has one, with more."
     from transformer_perf.estimates import CHOICES
@@ -379,7 +380,6 @@ def assumptions_asked(a, **more):  # Assumptions
     said = {name: x for name, x in told.items() if x is not None}
     return dataclasses.replace(own, **said, **more)
 
-# %% ../nbs/95_cli.ipynb #1a0dae9b
 def subject(model, batch):  # dict
     "What an answer is about."
     return {'model': model.name, 'seq_len': model.seq_len, 'global_batch': batch}
@@ -1118,6 +1118,7 @@ def amount(text, flag):  # float, or None
     except ValueError: raise ValueError(f'{flag}={quoted(text)} must be a number from 0, such as '
                                         '1000 or 15.6T') from None
 
+# %% ../nbs/95_cli.ipynb #11a00004
 def fields_given(texts, flag):  # dict: field -> number, or True or False
     "FIELD=VALUE, each field once."
     found = {}
@@ -1128,7 +1129,6 @@ def fields_given(texts, flag):  # dict: field -> number, or True or False
         found[name] = YES_OR_NO[value] if value in YES_OR_NO else amount(value, about)
     return found
 
-# %% ../nbs/95_cli.ipynb #11a00004
 @command(
     'plan', MODEL, SYSTEMS._replace(spelled='--system --systems', default=['H100-80GB']),
     Option('--gpus', 'how many GPUs; several to compare', 'numbers', ['16384']),
@@ -1396,6 +1396,7 @@ def job_of(a, options):  # dict: option -> value, as it would be typed
     check_said(options, a, said)
     return said
 
+# %% ../nbs/95_cli.ipynb #0b93b97d
 def copies_left(a):  # number of copies, or None
     "How many a job's GPUs leave, where options change another group and not how many there are."
     p, n = a.job.parallel, a.job.n_gpus
@@ -1407,7 +1408,6 @@ def copies_left(a):  # number of copies, or None
                                   'and pp: give --dp')
     return n // each
 
-# %% ../nbs/95_cli.ipynb #0b93b97d
 def gpus_told(a):  # number of GPUs, or None
     "How many GPUs options give a job that does not say it."
     p, dp = a.job.parallel, getattr(a, 'dp', None)

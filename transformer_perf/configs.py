@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['ANYWHERE', 'WIDTH', 'MLP_DERIVED', 'DERIVED', 'TIED', 'TIED_DERIVED', 'GELU', 'RELU2', 'NO_WINDOW', 'SWITCHED',
-           'QWEN_ROUTED', 'COUNTED', 'ALL_ROUTED', 'PLAIN', 'UNGATED', 'NORMED', 'POSITIONS', 'NORMED_WHOLE',
-           'BALANCED', 'QK_NORMS', 'ONE_BIAS', 'QKV_BIAS', 'AS_LLAMA', 'BIASES', 'DEEPEST', 'SIZES', 'HIDDEN_ACTS',
-           'PLACES', 'LATENT', 'EXPERTS', 'AHEAD', 'Config', 'Family', 'basic', 'attention', 'rule_of',
-           'places_of_experts', 'experts', 'is_config', 'text_part', 'together', 'fields_of', 'settled']
+           'QWEN_ROUTED', 'COUNTED', 'ALL_ROUTED', 'PLAIN', 'DEEPEST', 'SIZES', 'HIDDEN_ACTS', 'PLACES', 'LATENT',
+           'EXPERTS', 'AHEAD', 'Config', 'Family', 'basic', 'attention', 'rule_of', 'places_of_experts', 'experts',
+           'is_config', 'together', 'fields_of', 'settled']
 
 # %% ../nbs/81_configs.ipynb #00bc0005
 from collections.abc import Callable
@@ -167,6 +166,8 @@ ALL_ROUTED = QWEN_ROUTED | COUNTED
 
 # fields of a Model
 PLAIN = dict(gated_mlp=False, norm='layernorm')
+
+# %% ../nbs/81_configs.ipynb #00bc000e
 UNGATED = dict(gated_mlp=False, norm='rmsnorm')
 NORMED, POSITIONS = dict(qk_norm=True), dict(learned_positions=True)
 NORMED_WHOLE = NORMED | dict(qk_norm_whole=True)
@@ -178,7 +179,6 @@ ONE_BIAS, QKV_BIAS = {'attention_bias': 'attention'}, {'attention_bias': 'qkv'}
 AS_LLAMA = ONE_BIAS | {'mlp_bias': 'mlp'}
 BIASES = {None: 'attention mlp'}   # always there
 
-# %% ../nbs/81_configs.ipynb #00bc000e
 def alike(classes, *common, **more):  # dict: model_type -> Family
     "Families that differ in nothing but their names."
     return {kind: Family(names, *common, **more) for kind, names in classes.items()}
@@ -903,6 +903,7 @@ def is_config(given):
     "Whether a dict looks like a config.json of Hugging Face."
     return any(key in given for key in ('model_type', 'architectures', 'text_config'))
 
+# %% ../nbs/81_configs.ipynb #00bc0024
 def text_part(given):  # dict
     "The keys of the language model; those of the whole file that are about all of it count too."
     if given.get('text_config') is None: return given
@@ -915,7 +916,6 @@ def text_part(given):  # dict
                              f'{quoted(text[key])}')
     return beside | text
 
-# %% ../nbs/81_configs.ipynb #00bc0024
 TEXTS = {   # the language models inside others -> what they are
     'qwen2_vl_text': 'qwen2', 'qwen2_5_vl_text': 'qwen2', 'qwen3_vl_text': 'qwen3',
     'qwen3_vl_moe_text': 'qwen3_moe', 'minimax_text_01': 'minimax', 'minimax_m1': 'minimax'}

@@ -8,7 +8,7 @@ __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'WHOLE', 'FLAG'
            'checked_value', 'checked', 'differing', 'as_markdown', 'takes', 'several', 'by_name', 'table_with',
            'number_of', 'as_numbers', 'divides', 'shipped_folder', 'named', 'checked_path', 'read_bytes', 'read_text',
            'check_new', 'once', 'no_constant', 'infinity', 'parse_json', 'read_json', 'naming', 'read_csv',
-           'is_special', 'why_not', 'check_writable', 'write_whole', 'write_to']
+           'is_special', 'why_not', 'check_writable', 'write_whole']
 
 # %% ../nbs/97_inputs.ipynb #90a00005
 import contextlib
@@ -419,11 +419,11 @@ def write_whole(
     except OSError as error:
         raise ValueError(f'{named(path)}: cannot be written ({error.strerror})') from None
 
+# %% ../nbs/97_inputs.ipynb #a2cc08c1
 def write_to(handle, data):
     "All bytes, to something that is open."
     while data: data = data[os.write(handle, data):]
 
-# %% ../nbs/97_inputs.ipynb #a2cc08c1
 PATIENCE = 2  # s that a pipe may take to find a reader
 
 def open_special(path):  # its number

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', 'GREY', 'LIGHT', 'DARK', 'PALE', 'PALETTE',
-           'DASHES', 'MARKERS', 'FILLS', 'PARTS', 'PASSES', 'KEPT', 'LOOK', 'MOST_CHARACTERS', 'MOST_GROUPS',
-           'MOST_DRAWN', 'TEXT', 'ONE', 'SIZES', 'PLACED', 'GROUPS', 'SHAPE', 'MOST_PASSES', 'ARROW', 'GAP', 'style',
-           'check_texts', 'picture', 'panels_of', 'groups_of', 'with_numbers', 'numbers_in', 'drawable', 'plain',
-           'log_ticks', 'against_gpus', 'training_days', 'micro_batches', 'configurations', 'placements', 'edges',
-           'value_ticks', 'heat_map', 'communication', 'check_passes', 'looks_of', 'draw_passes', 'timeline', 'Held',
-           'whole', 'by_rows', 'by_columns', 'draw_held', 'draw_message', 'sharding']
+           'DASHES', 'MARKERS', 'FILLS', 'PARTS', 'PASSES', 'KEPT', 'LOOK', 'MOST_GROUPS', 'MOST_DRAWN', 'TEXT', 'ONE',
+           'SIZES', 'PLACED', 'GROUPS', 'SHAPE', 'MOST_PASSES', 'ARROW', 'GAP', 'style', 'picture', 'panels_of',
+           'groups_of', 'with_numbers', 'numbers_in', 'drawable', 'plain', 'log_ticks', 'against_gpus', 'training_days',
+           'micro_batches', 'configurations', 'placements', 'edges', 'value_ticks', 'heat_map', 'communication',
+           'check_passes', 'looks_of', 'draw_passes', 'timeline', 'Held', 'whole', 'by_rows', 'by_columns', 'draw_held',
+           'draw_message', 'sharding']
 
 # %% ../nbs/83_plots.ipynb #cf2e19e0
 import functools
@@ -67,7 +67,6 @@ def nothing_to_draw(table):  # str
         return f'{words}; {n} GPUs: {reason}'   # the first
     return words
 
-# %% ../nbs/83_plots.ipynb #fe83945d
 MOST_CHARACTERS = 300   # of one text in a picture: laying out more takes for ever
 
 def check_texts(figure):
@@ -77,6 +76,7 @@ def check_texts(figure):
         if len(words) > MOST_CHARACTERS:
             raise ValueError(f'{quoted(words)} has more than {MOST_CHARACTERS} characters')
 
+# %% ../nbs/83_plots.ipynb #fe83945d
 def picture(draw):
     "Make a function that draws a table into one that returns the `Figure`, in our style."
     @functools.wraps(draw)

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['ALONE', 'SIZED', 'STUDIED', 'STAGES', 'SHARED', 'REFERENCE', 'PUBLISHED', 'PROGRAMS', 'LARGEST_LOG', 'LONGEST_LINE',
            'MOST_LINES', 'MOST_RESULTS', 'unlike_gpt', 'counted_alone', 'wants_count', 'size', 'Sizes', 'parameters',
-           'training_TFLOP', 'activation_GB', 'Stage', 'weights_GB', 'as_stage', 'gpus_needed', 'first_stage',
-           'Fractions', 'achieved_rate', 'kernel_time', 'compute_time', 'dispatch_share', 'dispatch_of_share',
-           'Efficiency', 'Network', 'network_of_system', 'published_network', 'NcclLog', 'rows_of', 'parse_nccl_log',
-           'zero_table', 'speedup', 'efficiency_behind']
+           'training_TFLOP', 'activation_GB', 'Stage', 'weights_GB', 'gpus_needed', 'first_stage', 'Fractions',
+           'achieved_rate', 'kernel_time', 'compute_time', 'dispatch_share', 'dispatch_of_share', 'Efficiency',
+           'Network', 'network_of_system', 'published_network', 'NcclLog', 'rows_of', 'parse_nccl_log', 'zero_table',
+           'speedup', 'efficiency_behind']
 
 # %% ../nbs/85a_scaling.ipynb #bc9cc622
 import dataclasses
@@ -123,6 +123,7 @@ STAGES = (Stage((), ('allreduce',)), Stage((), ('allreduce', 'allgather')),
 
 def weights_GB(model): return 2e-9 * parameters(model)
 
+# %% ../nbs/85a_scaling.ipynb #a87c9635
 def as_stage(stage):
     "A ZeRO stage, or several as an array; a ValueError unless 0 to 3."
     each = several(getattr(stage, 'flat', stage), 'stage')
@@ -130,7 +131,6 @@ def as_stage(stage):
     if hasattr(stage, 'shape'): return found.reshape(stage.shape)
     return found if hasattr(stage, '__iter__') else found[0]
 
-# %% ../nbs/85a_scaling.ipynb #a87c9635
 ASSUMED = dict(kind=Assumptions)
 
 @takes(model=SIZED, samples=ANY, gpus=dict(least=1), assumptions=ASSUMED)

@@ -6,8 +6,8 @@
 __all__ = ['VARIANTS', 'LARGEST_SHARD', 'PAPER_MODELS', 'PAPER_GPUS', 'SAVED_EACH', 'FEW_TASKS', 'Task', 'run_task', 'points_of',
            'changed', 'labelled_systems', 'tasks_of', 'joined', 'sweep', 'run', 'told', 'pack', 'unpacked', 'packed',
            'sha256', 'code_digest', 'plain', 'Shards', 'again', 'tidy', 'paper_systems', 'in_a_row', 'write_parts',
-           'one_at_a_time', 'left_to_do', 'is_whole', 'variants_for', 'prepared', 'note_study', 'write_sweep',
-           'run_configs', 'bench_rows', 'bench']
+           'one_at_a_time', 'left_to_do', 'is_whole', 'variants_for', 'prepared', 'write_sweep', 'run_configs',
+           'bench_rows', 'bench']
 
 # %% ../nbs/85_sweeps.ipynb #b70fb9bc
 import contextlib
@@ -374,11 +374,11 @@ def prepared(folder, question, most):  # variants of a task
         note_study(folder, question, most)
     return most
 
+# %% ../nbs/85_sweeps.ipynb #cc667b97
 def note_study(folder, question, most, **more):
     note = {'question': question, 'variants': most, 'complete': False, **more}
     write_whole(folder / STUDY, json.dumps(note, indent=1) + '\n')
 
-# %% ../nbs/85_sweeps.ipynb #cc667b97
 def write_dataset(folder, vary, workers, *product):  # whether this process leads
     "Write a sweep as a dataset, of which every worker writes its own parts."
     world = mpi_world()

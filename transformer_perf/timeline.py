@@ -4,23 +4,23 @@
 
 # %% auto #0
 __all__ = ['GROUPS', 'PLACES', 'HOST_GRADIENT', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'FIGURES', 'ORDER', 'placed_by_rank',
-           'adapters_of', 'layouts_of', 'job_of', 'Times', 'sent_between_stages', 'weight_parts', 'most_of_ends',
-           'reduction_time', 'stage_weights', 'stage_matrices', 'shared', 'states_of', 'gradient_reads', 'step_bytes',
-           'host_bytes', 'with_matrices', 'dealt', 'step_on_matrices', 'of_the_busiest', 'host_step', 'casts_each',
-           'cast_GB', 'update_time', 'straggling', 'Stage', 'chunks_dealt', 'stages_in_order', 'distinct_stages',
-           'holds_more', 'uneven', 'alike', 'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Load', 'Pace',
-           'pace_of', 'slowest_stage', 'heaviest_stage', 'loads_of', 'time_of_ends', 'weights_of', 'of_layers',
-           'load_with_most', 'mean_matrices', 'bubble_time', 'ranks_that_wait', 'least_total', 'least_bubble',
-           'between_layers', 'iteration_times', 'Memory', 'alive', 'working', 'StageWeights', 'shares_out',
-           'largest_units', 'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held', 'begins_without',
-           'gradients_held', 'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room',
-           'layers_copied', 'other_copies', 'fullness', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed',
-           'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
-           'seconds_and_GB', 'statistics', 'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks',
-           'of_each_kind', 'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike',
-           'of_one_order', 'exact_times', 'idle_when_played', 'at_rest', 'memory_on_ranks', 'fullest_rank',
-           'exact_memory', 'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
-           'memories_played', 'job_of_estimate', 'priced_estimate']
+           'adapters_of', 'layouts_of', 'job_of', 'Times', 'most_of_ends', 'reduction_time', 'stage_weights',
+           'stage_matrices', 'shared', 'states_of', 'gradient_reads', 'step_bytes', 'host_bytes', 'with_matrices',
+           'dealt', 'step_on_matrices', 'of_the_busiest', 'host_step', 'casts_each', 'cast_GB', 'update_time',
+           'straggling', 'Stage', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'uneven', 'alike',
+           'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Load', 'Pace', 'pace_of', 'slowest_stage',
+           'heaviest_stage', 'loads_of', 'time_of_ends', 'weights_of', 'of_layers', 'load_with_most', 'mean_matrices',
+           'bubble_time', 'ranks_that_wait', 'least_total', 'least_bubble', 'between_layers', 'iteration_times',
+           'Memory', 'alive', 'working', 'StageWeights', 'shares_out', 'largest_units', 'frozen_of_stage', 'still_held',
+           'weights_of_stage', 'weights_held', 'begins_without', 'gradients_held', 'saved_at', 'at_hand', 'memory_at',
+           'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied', 'other_copies', 'fullness',
+           'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ', 'components', 'figures',
+           'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked',
+           'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks',
+           'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'of_one_order', 'exact_times',
+           'idle_when_played', 'at_rest', 'memory_on_ranks', 'fullest_rank', 'exact_memory', 'memory_played',
+           'exact_figures', 'exact_table', 'exact_figures_of_each', 'bubbles_played', 'memories_played',
+           'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -115,6 +115,7 @@ class Times(NamedTuple):
         "All parts of an iteration."
         return sum(self)
 
+# %% ../nbs/87_timeline.ipynb #83c55b7c
 @told('sent')
 def sent_between_stages(work: Workload, pricer):  # s
     "Pipeline messages of one micro-batch, both directions."
@@ -127,7 +128,6 @@ def sent_between_stages(work: Workload, pricer):  # s
         link = link + gathered * unshared * (p.pp > 1)
     return 2 * v * link * where(np.greater(v, 1), p.costs.p2p_exposed, 1.)
 
-# %% ../nbs/87_timeline.ipynb #83c55b7c
 def ends_meet(p: Layouts):
     "Whether one rank holds both ends of the model."
     return np.equal(p.pp, 1) | own_figure(p.schedule, lambda s: s.folded or s.both_ways)
@@ -149,13 +149,13 @@ def routed_copies(p: Layouts):  # Group
     "The GPUs that hold the same routed experts."
     return on_both_ways(p, expert_copies(p))
 
-# %% ../nbs/87_timeline.ipynb #5a4d0033
 def weight_parts(p: Layouts, of: Stored):  # list of (GB, Group)
     "The weights of one layer on one GPU, and the GPUs that hold copies of them."
     parts = [(of.weights, weight_copies(p))]
     routed = any_of(of.routed) or any_of(of.frozen_routed)
     return parts + [(of.routed, routed_copies(p))] if routed else parts
 
+# %% ../nbs/87_timeline.ipynb #5a4d0033
 @told('tables', 'GB')
 def most_of_ends(work: Workload, weights=None):  # GB
     "Weights of the ends on the rank that has most of them: those that train, or others."

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LARGEST_LOG', 'COLOUR', 'FIGURE', 'STEPS', 'LARGEST_LOSS', 'PEAK', 'TIMES', 'LARGEST_TRACE', 'MOST_OBJECTS',
            'MOST_COMMAS', 'figure_said', 'steps_of', 'read_log', 'unpacked', 'check_trace', 'profile_text', 'arguments',
-           'launched_by', 'read_profile', 'read_products']
+           'read_profile', 'read_products']
 
 # %% ../../nbs/90l_logs.ipynb #6163e605
 import gzip
@@ -120,11 +120,12 @@ def profile_text(path):  # str
         except UnicodeDecodeError: raise ValueError('is not a text file') from None
 
 def arguments(event): return event['args'] if isinstance(event.get('args'), dict) else {}
+
+# %% ../../nbs/90l_logs.ipynb #d5983b76
 def launched_by(event):  # number of an operation
     own = arguments(event)
     return own.get('External id', own.get('external id'))
 
-# %% ../../nbs/90l_logs.ipynb #d5983b76
 def is_kernel(e):
     "Whether an event is a kernel with a time, in us, that can be."
     timed = e.get('cat') == 'kernel' and type(e.get('dur')) in (int, float)

@@ -6,7 +6,7 @@
 __all__ = ['LETTERS', 'SAMPLES', 'FOREIGN', 'REAL', 'FP8', 'FUSED', 'BACKENDS', 'CAPACITY', 'AROUND', 'CONTEXT', 'SHARDS',
            'OLD_RECOMPUTE', 'MEGATRON_ROWS', 'FLAGS', 'MAY_HOLD_FLAGS', 'UNREAD', 'OTHER_PROGRAMS', 'OTHER_FOLDERS',
            'same_words', 'no_model', 'list_said', 'full_every', 'layout_said', 'names_in', 'context_said',
-           'check_program', 'place_of', 'as_value', 'without_strays']
+           'check_program', 'place_of', 'as_value']
 
 # %% ../../nbs/90c_megatron.ipynb #337bd2b5
 import itertools
@@ -690,6 +690,7 @@ def as_value(texts, key):
     found = [int(x) if re.fullmatch(r'[+-]?\d[\d_]{0,25}', x) else x for x in texts]
     return found[0] if len(found) == 1 else found
 
+# %% ../../nbs/90c_megatron.ipynb #dc216c7a
 def without_strays(mine):  # (dict: key -> list of values, list of str)
     "Options without the words that no one knows and that are none of their values."
     found, strays = {}, []
@@ -701,7 +702,6 @@ def without_strays(mine):  # (dict: key -> list of values, list of str)
         strays += [x for x in more if MARK in x]
     return found, strays
 
-# %% ../../nbs/90c_megatron.ipynb #dc216c7a
 class Started(NamedTuple):
     "A command that trains, in a script."
     line: int

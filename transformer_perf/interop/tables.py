@@ -7,7 +7,7 @@ __all__ = ['OF_JOBS', 'GRADIENTS', 'NOT_SAID', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SH
            'CODE', 'UNSAID', 'MODEL_FIELDS', 'PARALLEL_FIELDS', 'NEEDED', 'Job', 'with_costs', 'Kind', 'Row', 'Said',
            'Format', 'number', 'words_of', 'words_in_any_case', 'one_word', 'real', 'add', 'value', 'spelled',
            'together', 'cannot_say', 'check_sharers', 'check_depth', 'samples_of_steps', 'also', 'nothing', 'elsewhere',
-           'fixed', 'gpus_of_a_copy', 'copies', 'batch', 'micro_batch_of', 'model_said']
+           'fixed', 'gpus_of_a_copy', 'copies', 'batch', 'micro_batch_of']
 
 # %% ../../nbs/90a_tables.ipynb #269707ac
 import dataclasses
@@ -335,6 +335,7 @@ MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(Model))
 PARALLEL_FIELDS = tuple(f.name for f in dataclasses.fields(Parallel))
 NEEDED = ('seq_len', 'embed_dim', 'heads', 'depth')
 
+# %% ../../nbs/90a_tables.ipynb #12ab0a10
 def model_said(facts):  # Model or None
     "The model that facts describe, if they do."
     keys = [facts[name].key for name in NEEDED[1:] if name in facts]
@@ -344,7 +345,6 @@ def model_said(facts):  # Model or None
         if value(facts, name) is None: raise ValueError(f'{said} is given, {name} is not')
     return Model(**{name: facts[name].value for name in MODEL_FIELDS if name in facts})
 
-# %% ../../nbs/90a_tables.ipynb #12ab0a10
 def job_said(facts, ignored):  # Job
     "Facts as a job."
     G, dp, n = batch(facts, *copies(facts))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PASSES', 'BROKEN', 'REST', 'DRAWN_STEPS', 'CELLS', 'Drawing', 'element', 'drawing', 'box', 'line', 'label',
            'headline', 'stack', 'ghost_box', 'legend', 'ticks', 'Pipeline', 'one_f_one_b', 'first_backward', 'timeline',
-           'in_flight', 'Store', 'activation_steps', 'memory_curve', 'moment_words', 'watched', 'drawn_again', 'png_of',
+           'in_flight', 'Store', 'activation_steps', 'memory_curve', 'moment_words', 'watched', 'png_of',
            'picture_html', 'table_html', 'call_html']
 
 # %% ../../nbs/75_drawing.ipynb #d2a70005
@@ -357,7 +357,6 @@ def draw_again(ax, node, order):
         ax.text(number('x'), number('y'), node.text, ha=ANCHORS[get('text-anchor')], color=color,
                 fontsize=number('font-size'), fontweight=get('font-weight'), zorder=order)
 
-# %% ../../nbs/75_drawing.ipynb #7a51c0f2
 def drawn_again(svg: Drawing):  # Figure
     "A drawing as a matplotlib figure of the same size."
     root = ElementTree.fromstring(svg)
@@ -368,6 +367,7 @@ def drawn_again(svg: Drawing):  # Figure
     for order, node in enumerate(root.iter()): draw_again(ax, node, order)
     return figure
 
+# %% ../../nbs/75_drawing.ipynb #7a51c0f2
 def png_of(figure):  # bytes
     "A drawing or a figure as a PNG."
     file = io.BytesIO()

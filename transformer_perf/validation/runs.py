@@ -7,10 +7,9 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS_OF_MODEL', 'WORDS', 'ADDED', '
            'published', 'read_runs', 'on_system', 'measured_column', 'row_name', 'as_word', 'texts', 'column_of',
            'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds', 'software_said',
            'recompute_said', 'precision_said', 'graphs_said', 'experts_said', 'facts_of', 'clean', 'filled', 'stack_of',
-           'precision_of', 'cleaned', 'reasons_of', 'dealt', 'ends_as_layers', 'layout_of', 'with_layouts',
-           'with_experts', 'with_recompute', 'sheet_for', 'chosen_in', 'configurations', 'batches_of', 'at_row',
-           'model_at', 'software_for', 'job_at', 'assumptions_for', 'priced', 'room_of', 'chosen', 'run_jobs',
-           'rows_as_jobs']
+           'precision_of', 'cleaned', 'reasons_of', 'dealt', 'ends_as_layers', 'layout_of', 'with_experts',
+           'with_recompute', 'sheet_for', 'chosen_in', 'configurations', 'batches_of', 'at_row', 'model_at',
+           'software_for', 'job_at', 'assumptions_for', 'priced', 'room_of', 'chosen', 'run_jobs', 'rows_as_jobs']
 
 # %% ../../nbs/91_runs.ipynb #10b10004
 import dataclasses
@@ -428,6 +427,7 @@ def layout_of(said, layers, chunks, ahead, software):  # str
     if known is not None and known.ends_as_layers: return ends_as_layers(layers, chunks)
     return dealt(layers, chunks, ahead)
 
+# %% ../../nbs/91_runs.ipynb #860395b2
 def with_layouts(x):  # DataFrame
     "Runs with the layers of each chunk, and as many virtual stages as these are."
     sizes = x.assign(chunks=x.pp * x.vp.fillna(1))[['layers', 'chunks', 'mtp_layers']].fillna(1)
@@ -436,7 +436,6 @@ def with_layouts(x):  # DataFrame
     vp = [len(chunks_in(text)) / pp if text else vp for text, pp, vp in zip(layouts, x.pp, x.vp)]
     return x.assign(layout=layouts, vp=vp)
 
-# %% ../../nbs/91_runs.ipynb #860395b2
 def structure_of(one):  # dict of fields of a Model
     "The structure that rows share."
     found = {field: None if np.isnan(one[c]) else int(one[c]) for c, field in STRUCTURE.items()}
