@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'WHOLE', 'FLAG', 'MOST_VALUES', 'MEGABYTE', 'LARGEST_JSON',
            'printable', 'quoted', 'nearest', 'whole', 'finite', 'flag', 'label', 'field', 'one_of', 'of_type',
-           'checked_value', 'checked', 'differing', 'as_markdown', 'takes', 'several', 'by_name', 'table_with',
+           'checked_value', 'checked', 'differing', 'as_markdown', 'takes', 'several', 'by_own_name', 'table_with',
            'number_of', 'as_numbers', 'divides', 'shipped_folder', 'named', 'checked_path', 'read_bytes', 'read_text',
            'check_new', 'once', 'no_constant', 'infinity', 'parse_json', 'read_json', 'naming', 'read_csv',
            'is_special', 'why_not', 'check_writable', 'write_whole']
@@ -220,7 +220,7 @@ def several(values, name, least=1):  # list
     if len(found) <= MOST_VALUES: return found
     raise ValueError(f'{name}={quoted(values)} names more than {MOST_VALUES} values')
 
-def by_name(things, what):  # dict: name -> thing
+def by_own_name(things, what):  # dict: name -> thing
     "Things by their names; a ValueError where two of them share one."
     found = {}
     for thing in things:

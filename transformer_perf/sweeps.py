@@ -31,8 +31,9 @@ import pandas as pd
 from tqdm import tqdm
 
 import transformer_perf
-from .inputs import (
-    MEGABYTE, by_name, named, nearest, quoted, read_bytes, read_json, several, whole, write_whole)
+from transformer_perf.inputs import (
+    MEGABYTE, by_own_name, named, nearest, quoted, read_bytes, read_json, several, whole,
+    write_whole)
 from .models import Model, as_model
 from .systems import PHYSICAL, System, as_system
 from .parameters import measured_folder
@@ -112,7 +113,7 @@ def changed(model, system, point, piece):  # (Model, System)
 def labelled_systems(systems):  # dict: label -> anything that `search` takes
     "Systems by label; without labels, by their own names."
     if isinstance(systems, dict) and 'nvlink_size' not in systems: return systems
-    return by_name(map(as_system, several(systems, 'systems')), 'systems')
+    return by_own_name(map(as_system, several(systems, 'systems')), 'systems')
 
 def tasks_of(models, systems, n_gpus, strategies, global_batch=2048, k=1,
              assumptions='calibrated', vary=None, most=VARIANTS):  # list of Task

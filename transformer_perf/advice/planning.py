@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from transformer_perf.inputs import (
-    ABOVE, ANY, as_markdown, by_name, checked, divides, field, finite, nearest, of_type, quoted,
-    several, takes, whole)
+from ..inputs import (
+    ABOVE, ANY, as_markdown, by_own_name, checked, divides, field, finite, nearest, of_type,
+    quoted, several, takes, whole)
 from ..models import Model, as_model, counted_once
 
 # %% ../../nbs/72_plan.ipynb #14a00006
@@ -423,8 +423,8 @@ def plan(
     strategy=None, fits_by=None, software=None, **choices,   # as in `search`
 ):  # Plan
     "What to run on which GPUs, how long it takes and what it costs: a short list."
-    m, systems = as_model(model), by_name(map(as_system, several(system, 'system')), 'systems')
-    counts = counts_of(n_gpus)
+    m, systems = as_model(model), map(as_system, several(system, 'system'))
+    systems, counts = by_own_name(systems, 'systems'), counts_of(n_gpus)
     batch, budget = batch_of(m, global_batch, batch_tokens), budget_of(m, tokens, hours, usd)
     more = prices, of_type(operation, Operation, 'operation'), finite(margin, 'margin')
     about = [asked_about(m, one, batch, assumptions, fits_by, software) for one in systems.values()]

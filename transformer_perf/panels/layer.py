@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from ..inputs import nearest
+from ..inputs import divides, nearest
 from ..estimates import counted
 from ..kernels import pricer_of
 from ..blocks import STRATEGIES
@@ -71,8 +71,7 @@ def parallel_of(state):  # Parallel; a ValueError if the GPUs do not come out ev
     "The configuration that a state names."
     strategy = STRATEGIES[nearest(state.strategy, STRATEGIES, 'strategy')]
     shared = state.tp * state.cp * state.pp
-    if state.n_gpus % shared or state.n_gpus < shared:
-        raise ValueError(f'n_gpus={state.n_gpus} must be divisible by tp*cp*pp={shared}')
+    divides('n_gpus', state.n_gpus, 'tp*cp*pp', shared)
     same = {name: getattr(state, name) for name in SAID}
     return Parallel(state.strategy, dp=state.n_gpus // shared, **same,
                     panels=state.panels if strategy.has_panels else None,
