@@ -766,20 +766,17 @@ SYSTEM_HEADS = {
     'nvlink_size': 'GPUs a domain', 'topology': 'wired', 'nvlink_bandwidth': 'NVLink GB/s',
     'network': 'network GB/s', 'power': 'GPU W', 'server_power': 'server W'}
 
-def systems_view(table):  # list of dict
-    "The systems for the eye; the network's rate is that of a GPU with all its NICs."
-    table = table.assign(network=table.ib_bandwidth * table.nic_factor)
-    text = lambda x: x if x is None or isinstance(x, str) else f'{x:.6g}'
-    return [{SYSTEM_HEADS[name]: text(row[name]) for name in SYSTEM_HEADS}
-            for row in records(table)]
-
 @command('systems', *RESULT)
 def systems_command(a):
     "List the systems that are known by name; as csv or json with all their fields."
     from transformer_perf.systems import systems_table
     table = systems_table().reset_index()
     table = table.astype(object).where(table.notna(), None)   # what no source gives is empty
-    deliver_table(table, a, view=systems_view(table))
+    shown = table.assign(network=table.ib_bandwidth * table.nic_factor)   # with all NICs of a GPU
+    text = lambda x: x if x is None or isinstance(x, str) else f'{x:.6g}'
+    view = [{SYSTEM_HEADS[name]: text(row[name]) for name in SYSTEM_HEADS}
+            for row in records(shown)]
+    deliver_table(table, a, view=view)
 
 @command('software', *RESULT)
 def software_command(a):

@@ -366,8 +366,8 @@ def value_ticks(axis, values):
 # %% ../nbs/83_plots.ipynb #eadaa7fe
 HOLES = dict(facecolor=PALE, edgecolor=LIGHT, hatch='///')
 
-def grid_of(table, x, y, value):  # (values of x, values of y)
-    "The two axes of a map; a ValueError if it cannot be drawn."
+def maps_of(table, x, y, value, panels):  # (values of x, values of y, list of (name, grid))
+    "The values at every point of a map, NaN where there are none; a grid for each panel."
     if x == y: raise ValueError(f'x and y are both {quoted(x)}')
     xs, ys = (np.unique(table[column]) for column in (x, y))
     if min(len(xs), len(ys)) < 2:
@@ -375,11 +375,6 @@ def grid_of(table, x, y, value):  # (values of x, values of y)
                          'to make a map')
     if not table[value].notna().any():
         raise ValueError(f'{value} is missing at every point, so there is nothing to draw')
-    return xs, ys
-
-def maps_of(table, x, y, value, panels):  # (values of x, values of y, list of (name, grid))
-    "The values at every point of a map, NaN where there are none; a grid for each panel."
-    xs, ys = grid_of(table, x, y, value)
     shown, found = groups_of(table, panels), []
     for name, own in shown:
         if own.duplicated([x, y]).any(): raise ValueError('two rows of the table are at one point')

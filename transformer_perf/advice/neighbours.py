@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Step', 'beside', 'primes', 'moves', 'with_consequences', 'given_places', 'to_host', 'steps_of', 'can_be_asked',
-           'can_be_told', 'changed', 'together', 'pairs_of', 'table_of', 'rows_in', 'exact_rows', 'prices', 'said',
-           'in_short', 'largest', 'times_of', 'reason', 'Change', 'changes_table', 'changes_view', 'as_html']
+           'can_be_told', 'changed', 'together', 'pairs_of', 'table_of', 'rows_in', 'prices', 'said', 'in_short',
+           'largest', 'times_of', 'reason', 'Change', 'changes_table', 'changes_view', 'as_html']
 
 # %% ../../nbs/88c_neighbours.ipynb #6b846967
 import dataclasses
@@ -336,18 +336,13 @@ def rows_in(t, names):  # list of tuples
     "The rows of some columns of a table."
     return list(zip(*(t[name].tolist() for name in names)))
 
-def exact_rows(t, one: Estimate):  # list of dict, None where a row cannot run
-    "Every figure of each row, as `estimate` has it."
-    found = [None] * rows_of(t)
-    for rows, figures in figures_by(exact_table, t, one):
-        columns = [np.broadcast_to(x, len(rows)).tolist() for x in figures.values()]
-        for i, own in zip(rows, zip(*columns)): found[i] = dict(zip(figures, own))
-    return found
-
 def prices(t, one: Estimate):  # (s, GB needed, placement, every figure), of each row
     "Neighbours at the best of every placement, as `estimate` has them; infinite if one cannot run."
     _, _, t = best_placed(t, one, True)
-    stats, needed = exact_rows(t, one), FITS_BY[one.assumptions.fits_by]
+    stats, needed = [None] * rows_of(t), FITS_BY[one.assumptions.fits_by]
+    for rows, figures in figures_by(exact_table, t, one):
+        columns = [np.broadcast_to(x, len(rows)).tolist() for x in figures.values()]
+        for i, own in zip(rows, zip(*columns)): stats[i] = dict(zip(figures, own))
     of = lambda name: np.array([own[name] if own else np.inf for own in stats])
     places = [dict(zip(PLACES, at)) for at in rows_in(t, PLACES)]
     return of('iteration_s'), of(needed), places, stats

@@ -432,13 +432,6 @@ def collectives_call(state: CollectivesState):  # str
             f'Group({state.n_gpus}, d)) for d in {state.in_domain}}}')
 
 # %% ../../nbs/79_chart_panels.ipynb #d8bd5f77
-def measured_times(state):  # DataFrame: in_domain, bytes, measured_ms
-    "nccl-tests on Perlmutter, where they have the collective, the GPUs and the system of a state."
-    table = pd.read_csv(measured_folder() / 'nccl_perlmutter.csv', comment='#')
-    same = (table.operation == state.kind) & (table.gpus == state.n_gpus) & (state.system == 'A100')
-    table = table[same].rename(columns={'gpus_per_node': 'in_domain'})
-    return table.assign(measured_ms=table.us / 1000)[['in_domain', 'bytes', 'measured_ms']]
-
 def predicted_times(state):  # DataFrame, a row per placement and size
     "Predicted times of every placement."
     system, nbytes = as_system(state.system, state.nvlink_size), np.array(SIZES_BYTES)
@@ -452,9 +445,12 @@ def predicted_times(state):  # DataFrame, a row per placement and size
     return pd.concat(tables, ignore_index=True)
 
 def collectives_table(state: CollectivesState):  # DataFrame, a row per placement and size
-    "Predicted times, and the measured ones where there are any."
+    "Predicted times, and those of nccl-tests on Perlmutter where these have the same."
     nearest(state.kind, COLLECTIVES, 'collective')
-    measured = measured_times(state)
+    table = pd.read_csv(measured_folder() / 'nccl_perlmutter.csv', comment='#')
+    same = (table.operation == state.kind) & (table.gpus == state.n_gpus) & (state.system == 'A100')
+    table = table[same].rename(columns={'gpus_per_node': 'in_domain'})
+    measured = table.assign(measured_ms=table.us / 1000)[['in_domain', 'bytes', 'measured_ms']]
     return predicted_times(state).merge(measured, on=['in_domain', 'bytes'], how='left')
 
 # %% ../../nbs/79_chart_panels.ipynb #d8bd5f78

@@ -357,21 +357,17 @@ def draw_again(ax, node, order):
         ax.text(number('x'), number('y'), node.text, ha=ANCHORS[get('text-anchor')], color=color,
                 fontsize=number('font-size'), fontweight=get('font-weight'), zorder=order)
 
-def drawn_again(svg: Drawing):  # Figure
-    "A drawing as a matplotlib figure of the same size."
-    root = ElementTree.fromstring(svg)
-    width, height = (float(x) for x in root.get('viewBox').split()[2:])
-    figure = Figure((width / 72, height / 72), dpi=144)
-    ax = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
-    ax.axis('off')
-    for order, node in enumerate(root.iter()): draw_again(ax, node, order)
-    return figure
-
 # %% ../../nbs/75_drawing.ipynb #7a51c0f2
 def png_of(figure):  # bytes
     "A drawing or a figure as a PNG."
+    if isinstance(figure, Drawing):   # again, as a figure of the same size
+        root = ElementTree.fromstring(figure)
+        width, height = (float(x) for x in root.get('viewBox').split()[2:])
+        figure = Figure((width / 72, height / 72), dpi=144)
+        ax = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+        ax.axis('off')
+        for order, node in enumerate(root.iter()): draw_again(ax, node, order)
     file = io.BytesIO()
-    if isinstance(figure, Drawing): figure = drawn_again(figure)
     FigureCanvasAgg(figure).print_png(file)   # `savefig` draws it twice
     return file.getvalue()
 

@@ -174,11 +174,6 @@ def maps_for(state):  # list of str: pairs of sizes
 def sizes_of(t, names):  # dict of columns
     return {name: np.broadcast_to(t[name], t['dp'].shape) for name in names}
 
-def least_memory(fit, names):  # DataFrame: the two sizes of each cell, GB
-    "What the smallest configuration of each cell of the map needs."
-    tables = [pd.DataFrame(sizes_of(f.space.t, names) | {'least_GB': f.memory}) for f in fit]
-    return pd.concat(tables).groupby(names, as_index=False).min()
-
 def in_cells(cells, names, f):  # Fitting
     "What fits, for each cell of the map as for a system of its own."
     sizes = [cells[name].to_numpy()[:, None] == x for name, x in sizes_of(f.space.t, names).items()]
@@ -222,7 +217,9 @@ def mapped(state):  # as map_cells; `best`: its row
     names, job = state.map.split(' x '), searched(state)
     fit = fitted(job)
     q = fit[0].question
-    cells, needed = least_memory(fit, names), FITS_BY[q.assumptions.fits_by]
+    tables = [pd.DataFrame(sizes_of(f.space.t, names) | {'least_GB': f.memory}) for f in fit]
+    cells = pd.concat(tables).groupby(names, as_index=False).min()
+    needed = FITS_BY[q.assumptions.fits_by]
     best = best_in_cells(cells, names, job)
     cells['seconds'] = [row['iteration_s'] if row else np.nan for row in best]
     cells['GB'] = [row[needed] if row else least for row, least in zip(best, cells.least_GB)]
