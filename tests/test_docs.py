@@ -230,6 +230,12 @@ def test_plumbing_and_answers_are_folded(tmp_path):
     assert cells[-1]['source'] == question['source']
 
 
+def test_what_is_closed_in_a_notebook_is_closed_on_its_page(tmp_path):
+    closed = code('#| export\nx = 1', metadata={'jupyter': {'source_hidden': True}})
+    cell = page_of(tmp_path, closed)['cells'][1]
+    assert cell['metadata']['tags'] == ['hide-input'] and cell['source'] == 'x = 1'
+
+
 def test_the_first_page_opens_with_a_picture():
     cells = pages.page(notebooks.ROOT / 'nbs' / 'index.ipynb')['cells']
     assert 'data-hero' in cells[1]['source'] and '{toctree}' in cells[-1]['source']

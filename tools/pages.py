@@ -164,7 +164,8 @@ def answer_folded(text):
 def tags_of(cell, words, source):  # list of str
     "The tags of a code cell: those that it has, and what its directives and its code ask for."
     asked = [TAGS[word] for word in words if word in TAGS]
-    if not asked and is_plumbing(source): asked = ['hide-input']
+    closed = cell['metadata'].get('jupyter', {}).get('source_hidden', False)   # in JupyterLab
+    if not asked and (closed or is_plumbing(source)): asked = ['hide-input']
     return [*cell['metadata'].get('tags', []), *asked]
 
 

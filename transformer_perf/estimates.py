@@ -7,10 +7,10 @@ __all__ = ['RECIPES', 'LARGEST_KEY', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'C
            'MENDED', 'AS_TRAINED', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS', 'GROUP_COLUMNS',
            'Product', 'Attention', 'Message', 'Work', 'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'different',
            'recipe_of', 'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked',
-           'joined_works', 'in_order', 'numbered', 'distinct', 'peak_rate', 'gained', 'roofline_of_each', 'roofline',
+           'joined_works', 'in_order', 'numbered', 'distinct', 'roofline_of_each', 'roofline', 'peak_rate', 'gained',
            'ring_share', 'two_tier_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
-           'priced_together', 'seconds_of_messages', 'shown_of_messages', 'at_columns', 'group_of', 'comm_of_each',
-           'price', 'in_low_precision', 'check_choices', 'Optimizer', 'tells_matrices', 'orthogonalized',
+           'shown_of_messages', 'price', 'priced_together', 'seconds_of_messages', 'at_columns', 'group_of',
+           'comm_of_each', 'in_low_precision', 'check_choices', 'Optimizer', 'tells_matrices', 'orthogonalized',
            'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by',
            'check_offered', 'as_assumptions', 'collective_time']
 
@@ -157,6 +157,7 @@ RECIPES = {
     'mxfp8': Recipe('fp8', 1 + 1 / 32, 4, 2 + 2 / 32, found_with='fp4'),
     'nvfp4': Recipe('fp4', .5 + 1 / 16, 3, 1 + 2 / 16)}   # for 16 numbers
 
+# %% ../nbs/02_estimates.ipynb #1c8e7f09
 def where(flag, yes, no):
     "As `np.where`, and at once where the flag is a single one."
     if isinstance(flag, (bool, np.bool_)): return yes if flag else no
@@ -271,23 +272,6 @@ def distinct(*columns):
 LARGEST_KEY = 2**62
 
 # %% ../nbs/02_estimates.ipynb #1648b3e6
-def peak_rate(precision, system: System):  # TFLOP/s, dense
-    """Of products in a precision; a ValueError where the matrix units have none such.
-
-    Blocks of 32 with a scale: Blackwell (Transformer Engine asks for compute capability 10.0), and
-    CDNA 4 (AMD's white paper)."""
-    recipe = recipe_of(precision)
-    told_by = PRECISIONS.get(recipe.found_with)   # a figure of a system
-    if told_by and getattr(system, told_by) is None: raise ValueError(
-        f'precision={precision}: system {system.name!r} has no {told_by}, as all GPUs have '
-        'whose matrix units scale such blocks; fp8 and fp8-block need none')
-    return system.matrix_flops(recipe.rate)
-
-def gained(p: Product, system: System):  # s
-    "What a product takes less, at the peak, than it would in 16 bits."
-    faster = of_names(p.precision, lambda name: peak_rate(name, system))
-    return system.units.flop * p.flop * (1 / system.matrix_flops_fp16 - 1 / faster)
-
 def roofline_of_each(
     works: Works,
     system: System,
@@ -309,6 +293,24 @@ def roofline_of_each(
 def roofline(work: Work, system: System, *more):  # (compute s, memory s), both whole
     "Time of one pass; `more` as in `roofline_of_each`."
     return tuple(x[0] for x in roofline_of_each(stacked([work], system.units), system, *more))
+
+# %% ../nbs/02_estimates.ipynb #1648b3e7
+def peak_rate(precision, system: System):  # TFLOP/s, dense
+    """Of products in a precision; a ValueError where the matrix units have none such.
+
+    Blocks of 32 with a scale: Blackwell (Transformer Engine asks for compute capability 10.0), and
+    CDNA 4 (AMD's white paper)."""
+    recipe = recipe_of(precision)
+    told_by = PRECISIONS.get(recipe.found_with)   # a figure of a system
+    if told_by and getattr(system, told_by) is None: raise ValueError(
+        f'precision={precision}: system {system.name!r} has no {told_by}, as all GPUs have '
+        'whose matrix units scale such blocks; fp8 and fp8-block need none')
+    return system.matrix_flops(recipe.rate)
+
+def gained(p: Product, system: System):  # s
+    "What a product takes less, at the peak, than it would in 16 bits."
+    faster = of_names(p.precision, lambda name: peak_rate(name, system))
+    return system.units.flop * p.flop * (1 / system.matrix_flops_fp16 - 1 / faster)
 
 # %% ../nbs/02_estimates.ipynb #4c53968e
 COLLECTIVES = ('allgather', 'reducescatter', 'allreduce', 'broadcast', 'reduce')
@@ -448,6 +450,29 @@ class Pass(NamedTuple):
         return self.compute / np.where(self.moving > 0, self.moving, np.inf)
 
 # %% ../nbs/02_estimates.ipynb #1e2baf29
+def shown_of_messages(messages, seconds, own, panels=None):  # s
+    "What the messages of one pass show, where the pass itself takes `own` seconds."
+    sent = list(zip(messages, seconds))
+    behind = [(m.exposed * t, t) for m, t in sent if m.behind]
+    comm = sum(m.exposed * t for m, t in sent if not m.behind)
+    if behind:
+        least, whole = map(sum, zip(*behind))
+        comm = comm + np.maximum(least, whole - own)
+    return comm if panels is None else comm + np.maximum(panels * comm - own, 0)
+
+def price(
+    work: Work,       # one pass of one operation
+    groups: dict,     # name of a group -> Group
+    pricer,           # Roofline, or Measured
+    panels=None,      # SUMMA panels, where messages hide behind compute
+):  # Pass
+    "What one pass of an operation takes, with the messages that stick out."
+    works = stacked([work], pricer.system.units)
+    busy = pricer.busy_of_each(works)
+    comm = comm_of_each(works, [groups], pricer, [panels], busy.total)[0]
+    return Pass(busy.compute[0], busy.memory[0], comm, busy.launch[0], busy.moving[0])
+
+# %% ../nbs/02_estimates.ipynb #1e2baf2a
 def priced_together(each, key, price):  # list
     "The prices of things, those of one key in one call: `price` is of several that are alike."
     found, places = [0.] * len(each), {}
@@ -470,16 +495,6 @@ def seconds_of_messages(
         return pricer.exchange(volume, None if direct else far, group)
     key = lambda about: (about[0].kind, about[0].far is None, *map(id, about[1]))
     return priced_together(messages, key, price)
-
-def shown_of_messages(messages, seconds, own, panels=None):  # s
-    "What the messages of one pass show, where the pass itself takes `own` seconds."
-    sent = list(zip(messages, seconds))
-    behind = [(m.exposed * t, t) for m, t in sent if m.behind]
-    comm = sum(m.exposed * t for m, t in sent if not m.behind)
-    if behind:
-        least, whole = map(sum, zip(*behind))
-        comm = comm + np.maximum(least, whole - own)
-    return comm if panels is None else comm + np.maximum(panels * comm - own, 0)
 
 def at_columns(x, columns):
     "Columns of an array, or of none where a number or a single column stands for all."
@@ -521,18 +536,6 @@ def comm_of_each(
         busy = named(at(own[i]), 'own', 's') if hides else None
         comm[i] = shown_of_messages(messages, alone, busy, panels[i])
     return comm
-
-def price(
-    work: Work,       # one pass of one operation
-    groups: dict,     # name of a group -> Group
-    pricer,           # Roofline, or Measured
-    panels=None,      # SUMMA panels, where messages hide behind compute
-):  # Pass
-    "What one pass of an operation takes, with the messages that stick out."
-    works = stacked([work], pricer.system.units)
-    busy = pricer.busy_of_each(works)
-    comm = comm_of_each(works, [groups], pricer, [panels], busy.total)[0]
-    return Pass(busy.compute[0], busy.memory[0], comm, busy.launch[0], busy.moving[0])
 
 # %% ../nbs/02_estimates.ipynb #c3b7814a
 CONTEXTS = ('allgather', 'ring', 'ulysses', 'ulysses+ring')

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CORE', 'EAGER_NORM', 'EAGER_SCORES', 'EAGER_NORM_32', 'EAGER_NORM_MIXED', 'TO_16_BITS', 'TO_32_BITS',
            'SUM_IN_32_BITS', 'EAGER_ROTATION', 'EAGER_ROTATION_MIXED', 'EAGER_ROTATION_32', 'EAGER_CLAMP', 'EAGER_BIAS',
-           'after_first', 'autocast_weight', 'linear', 'linear_summa', 'with_messages', 'bias', 'gelu', 'dropout',
+           'linear', 'after_first', 'autocast_weight', 'linear_summa', 'with_messages', 'bias', 'gelu', 'dropout',
            'softmax', 'layernorm', 'layernorm_2d', 'fused_norm', 'dropout_add', 'autocast_add', 'transposes',
            'fused_softmax', 'moved_by', 'eager_rotation', 'eager_norm', 'autocast_norm', 'eager_gelu', 'eager_clamp',
            'eager_bias', 'eager_softmax', 'score_products', 'operands', 'logits', 'attend', 'fused_attention',
@@ -19,18 +19,6 @@ from .estimates import (
 from .systems import Units
 
 # %% ../nbs/03_layers.ipynb #418dee8f
-def after_first(micro_batches): return 1 - 1 / np.maximum(micro_batches, 1)   # of them, a share
-
-def autocast_weight(there, back, numbers, micro_batches, units=Units()):  # (Work, Work)
-    """Both passes of a product whose weight, of so many numbers, has 32 bits: it is cast to 16,
-    its gradient to 32, and from the second micro-batch on added to that of those before."""
-    again, byte = after_first(micro_batches), units.element / 2
-    moved = TO_32_BITS + again * SUM_IN_32_BITS
-    return (there._replace(nbytes=there.nbytes + byte * TO_16_BITS * numbers,
-                           launches=there.launches + 1),
-            back._replace(nbytes=back.nbytes + byte * moved * numbers,
-                          launches=back.launches + 1 + again))
-
 def linear(
     name, rows,       # tokens on this GPU
     inputs, outputs,  # sides of the weight on this GPU
@@ -54,6 +42,19 @@ def linear(
     return Operation(name, there, back, weights=E * (weight + batch * outputs * biased),
                      activations=B * saved * x, copies=B * copies * weight,
                      matrices=(Matrix(inputs, outputs, batch),), in_matrices=E * weight)
+
+# %% ../nbs/03_layers.ipynb #418dee90
+def after_first(micro_batches): return 1 - 1 / np.maximum(micro_batches, 1)   # of them, a share
+
+def autocast_weight(there, back, numbers, micro_batches, units=Units()):  # (Work, Work)
+    """Both passes of a product whose weight, of so many numbers, has 32 bits: it is cast to 16,
+    its gradient to 32, and from the second micro-batch on added to that of those before."""
+    again, byte = after_first(micro_batches), units.element / 2
+    moved = TO_32_BITS + again * SUM_IN_32_BITS
+    return (there._replace(nbytes=there.nbytes + byte * TO_16_BITS * numbers,
+                           launches=there.launches + 1),
+            back._replace(nbytes=back.nbytes + byte * moved * numbers,
+                          launches=back.launches + 1 + again))
 
 # %% ../nbs/03_layers.ipynb #ad038c8b
 def linear_summa(

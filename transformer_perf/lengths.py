@@ -53,6 +53,7 @@ class Lengths:
         return (f'{sum(self.documents):,} documents of {self.tokens[0]:,} to {self.longest:,} '
                 f'tokens ({self.mean:,.0f} on average)')
 
+# %% ../nbs/29_packing.ipynb #290000f5
 def as_lengths(given):  # Lengths
     "`Lengths` from a list, a histogram {tokens: documents}, or a file of either."
     if isinstance(given, Lengths): return given

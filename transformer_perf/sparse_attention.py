@@ -62,6 +62,7 @@ class IndexedAttention(LatentAttention):
         "Queries meet latents, not keys: what made these of them goes into queries and results."
         return super().operations(job, indexed_core)
 
+# %% ../nbs/24a_sparse_attention.ipynb #24c00024
 def absorbed(job: CountedJob, name, mixer, inputs, outputs, width):  # Operation
     "Of each head a product with its part of the weight that would make keys or values of latents."
     heads = mixer.own_heads(job)
@@ -165,6 +166,7 @@ class BlockSparse(Attention):
                               self.ways * self.own_heads(job), 'outputs')
         return [*found, saved_once(job, gates, saves_input(job, 'qkv'))]
 
+# %% ../nbs/24a_sparse_attention.ipynb #24c00025
 def block_core(job: CountedJob, mixer: BlockSparse):  # list of Operation
     "Means of blocks, their scores, attention to the best blocks; and what else a query reads."
     keys = mixer.keys_seen(job.seq_len) if job.documents is None else job.documents.of_tokens(
