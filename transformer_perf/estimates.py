@@ -73,10 +73,15 @@ class Attention(NamedTuple):
     def products(self):  # that stay on the chip
         batch, rows, columns = self.batch * self.heads, self.queries, self.keys
         product = lambda m, n, k: Product(m, n, k, batch, times=self.seen)
-        scores, chosen = (product(rows, columns, q) for q in (self.width, self.value))
-        to_rows, values = (product(rows, q, columns) for q in (self.width, self.value))
-        to_keys, to_values = (product(columns, q, rows) for q in (self.width, self.value))
-        return (to_rows, to_keys, to_values, scores, chosen) if self.backward else (scores, values)
+        scores = product(rows, columns, self.width)       # queries with keys
+        values = product(rows, self.value, columns)       # scores with values
+        if not self.backward: return scores, values
+        # backward: the gradient of each factor, and the scores once more
+        of_scores = product(rows, columns, self.value)
+        of_queries = product(rows, self.width, columns)
+        of_keys = product(columns, self.width, rows)
+        of_values = product(columns, self.value, rows)
+        return of_queries, of_keys, of_values, scores, of_scores
 
     @property
     def elements(self):  # read or written; one number a row for the softmax, two where it is read
@@ -453,12 +458,14 @@ class Pass(NamedTuple):
 def shown_of_messages(messages, seconds, own, panels=None):  # s
     "What the messages of one pass show, where the pass itself takes `own` seconds."
     sent = list(zip(messages, seconds))
-    behind = [(m.exposed * t, t) for m, t in sent if m.behind]
     comm = sum(m.exposed * t for m, t in sent if not m.behind)
+    behind = [(m, t) for m, t in sent if m.behind]
     if behind:
-        least, whole = map(sum, zip(*behind))
+        least = sum(m.exposed * t for m, t in behind)
+        whole = sum(t for _, t in behind)
         comm = comm + np.maximum(least, whole - own)
-    return comm if panels is None else comm + np.maximum(panels * comm - own, 0)
+    if panels is None: return comm
+    return comm + np.maximum(panels * comm - own, 0)   # comm is that of a panel
 
 def price(
     work: Work,       # one pass of one operation

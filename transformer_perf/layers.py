@@ -30,17 +30,23 @@ def linear(
     cast_in=0.,       # micro-batches of an iteration, each of which casts the weight to 16 bits
 ):  # Operation
     "Matrix product with a weight."
-    E, B, weight = units.element, units.element / 2, batch * inputs * outputs
-    saved, moved, copies = (of_recipe(precision, name) for name in ('saved', 'cast', 'copies'))
+    E, byte = units.element, units.element / 2
+    x, y = batch * rows * inputs, batch * rows * outputs   # numbers of the input, of the output
+    weight = batch * inputs * outputs
+    saved = of_recipe(precision, 'saved')     # bytes of a number of the input
+    cast = of_recipe(precision, 'cast')       # bytes moved to cast a number
+    copies = of_recipe(precision, 'copies')   # bytes of a weight, besides
+    casts = 1. * np.not_equal(cast, 0)        # kernels
     each = dict(batch=batch, precision=precision)
+    product = Product(rows, outputs, inputs, **each)
     to_input = Product(rows, inputs, outputs, **each)
     to_weight = Product(outputs, inputs, rows, adds=adds, **each)
-    x, y, casts = batch * rows * inputs, batch * rows * outputs, 1. * np.not_equal(moved, 0)
-    there = Work((Product(rows, outputs, inputs, **each),), nbytes=B * moved * x, launches=casts)
-    back = Work((to_input, to_weight), nbytes=(E * biased + B * moved) * y, launches=biased + casts)
+    there = Work((product,), nbytes=byte * cast * x, launches=casts)
+    back = Work((to_input, to_weight), nbytes=(E * biased + byte * cast) * y,
+                launches=biased + casts)
     if any_of(cast_in): there, back = autocast_weight(there, back, weight, cast_in, units)
     return Operation(name, there, back, weights=E * (weight + batch * outputs * biased),
-                     activations=B * saved * x, copies=B * copies * weight,
+                     activations=byte * saved * x, copies=byte * copies * weight,
                      matrices=(Matrix(inputs, outputs, batch),), in_matrices=E * weight)
 
 # %% ../nbs/03_layers.ipynb #418dee90

@@ -385,6 +385,16 @@ class Part(NamedTuple):
     total = property(lambda self: self.each * self.number)
     active = property(lambda self: self.each * min(self.used, self.number))
 
+def summed(parts):  # dict: (component, parameters in one) -> Part
+    "Parts of one name and one size, together."
+    found = {}
+    for part in parts:
+        key = part.component, part.each
+        before = found.get(key, part._replace(number=0, used=0))
+        found[key] = part._replace(number=before.number + part.number,
+                                   used=before.used + part.used)
+    return found
+
 # %% ../nbs/00_models.ipynb #c0de0020
 def with_length(model: Model, seq_len):  # Model
     "The same model with samples of another length, trained on as many tokens."
@@ -417,29 +427,31 @@ def parts_of(op, layers, tokens):  # list of Part
     "The parameters of an operation: the matrices of its product, and what stands beside them."
     if not op.forward.products: return [Part(op.name, round(op.weights), layers, layers)]
     p = op.forward.products[0]
-    number, used = round(layers * p.batch), round(layers * p.batch * p.m / tokens)
-    beside = round(op.weights / p.batch - p.n * p.k)
-    return [Part(op.name, round(p.n * p.k), number, used),
-            Part(f'beside {op.name}', beside, number, used)]
+    each = p.n * p.k                       # parameters in one matrix
+    number = layers * p.batch              # matrices of all layers
+    used = number * p.m / tokens           # of these, how many a token goes through
+    beside = op.weights / p.batch - each   # what stands beside one: a bias
+    return [Part(op.name, round(each), round(number), round(used)),
+            Part(f'beside {op.name}', round(beside), round(number), round(used))]
 
 def parameter_table(
     model,  # a Model, a name, a .json file or a dict
 ):  # list of Part
     "Every parameter of a model, in parts whose totals add up to `parameters`."
-    m, found = as_model(model), {}
+    m, parts = as_model(model), []
     for op, layers in counted_once(m):
+        if not np.any(op.weights): continue
         for part in parts_of(op, layers, m.seq_len):
-            if not np.any(op.weights) or not part.each: continue
-            if op.name == 'output' and m.tied_embeddings and part.component == 'output':
+            if part.component == 'output' and m.tied_embeddings:
                 part = part._replace(number=0)   # its words are the embedding's
-            key = part.component, part.each
-            before = found.get(key, part._replace(number=0, used=0))
-            found[key] = part._replace(number=before.number + part.number,
-                                       used=before.used + part.used)
+            if part.each: parts.append(part)
+    found = summed(parts)
     names = [name for name, _ in found]
-    several = {name for name in names if names.count(name) > 1}
-    return [part._replace(component=f'{name} ({each:,})') if name in several else part
-            for (name, each), part in found.items()]
+    table = []
+    for (name, each), part in found.items():
+        if names.count(name) > 1: part = part._replace(component=f'{name} ({each:,})')
+        table.append(part)
+    return table
 
 # %% ../nbs/00_models.ipynb #c0de0016
 CONVENTIONS = ('megatron', 'palm')
@@ -454,19 +466,26 @@ def parameters_met(op, tokens):
     if op.name == 'embedding': return 0.   # a table is looked up
     if not op.forward.products: return op.weights
     p = op.forward.products[0]
-    held = bool(np.any(op.weights))   # the output layer of MTP shares its words
-    return (op.weights / p.batch - p.n * p.k * held) * p.batch * p.m / tokens
+    matrix = p.n * p.k if np.any(op.weights) else 0   # the output layer of MTP shares its words
+    beside = op.weights / p.batch - matrix
+    return beside * p.batch * p.m / tokens
+
+def passes_counted(op, trained):   # trained: the same, where adapters train
+    "Forward, and backward the gradients of an input and of a weight, unless it is frozen."
+    if not op.backward.all_products: return 1   # no gradient, as of scores that choose
+    of_weight = op.backward.products[1:2]
+    frozen = any(product not in trained.backward.products for product in of_weight)
+    return 2 if frozen else 3
 
 @lru_cache(maxsize=1024)
 def model_flops(m: Model, convention='megatron', adapters='none'):  # FLOP
     "Model FLOP of one token, forward and backward; nothing is counted that is computed again."
     palm = nearest(convention, CONVENTIONS, 'convention') == 'palm'
-    total, trained = 0., counted_once(m, not palm, adapters)
-    for (op, layers), (own, _) in zip(counted_once(m, not palm), trained):
-        if palm or op.name != 'router':   # what has no gradient, as scores that choose, is once
-            left_out = any(x not in own.backward.products for x in op.backward.products[1:2])
-            passes = 3 - left_out if op.backward.all_products else 1   # of weights that stay
-            total += passes * layers * forward_flops(op) / m.seq_len
+    every, trained = counted_once(m, not palm), counted_once(m, not palm, adapters)
+    total = 0.
+    for (op, layers), (own, _) in zip(every, trained):
+        if palm or op.name != 'router':
+            total += passes_counted(op, own) * layers * forward_flops(op) / m.seq_len
         if palm or op.name in COUNTED_NORMS:
             total += 6 * layers * parameters_met(op, m.seq_len)
     return total
