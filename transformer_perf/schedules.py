@@ -16,7 +16,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, product
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +67,8 @@ def zb_h2(rank, p, v, N): return zero_bubble(rank, p, N, 2)
 # %% ../nbs/30_schedules.ipynb #04b0000d
 class Counter:
     "Names the next micro-batch of each kind and chunk, while there is one."
-    def __init__(self, N): self.N, self.seen = N, dict.fromkeys([*zip('FFBBWW', (0, 1) * 3)], 0)
+    def __init__(self, N):
+        self.N, self.seen = N, dict.fromkeys(product('FBW', (0, 1)), 0)   # of each kind and chunk
 
     def next(self, *what):
         for kind, chunk in what:
@@ -93,7 +94,9 @@ def zb_v(rank, p, v, N):
 # %% ../nbs/30_schedules.ipynb #04b0000f
 class Dual:
     "The steps of DualPipe on one rank; chunk 0 is the direction that comes from the near end."
-    def __init__(self): self.seen, self.late = dict.fromkeys([*zip('FFBB', (0, 1) * 2)], 0), deque()
+    def __init__(self):
+        self.seen = dict.fromkeys(product('FB', (0, 1)), 0)   # steps taken of each kind and chunk
+        self.late = deque()                                   # weights' gradients put off
 
     def take(self, kind, chunk):
         step = kind, chunk, self.seen[kind, chunk]

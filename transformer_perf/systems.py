@@ -36,7 +36,9 @@ class Wiring:
     def network(self): return Link(self.ib_bandwidth * self.ib_eff, self.ib_latency)
     @property
     def links(self):  # of one GPU inside its domain
-        return dict(zip(TOPOLOGIES, (1, max(self.nvlink_size - 1, 1), 4, 6)))[self.topology]
+        if self.topology == 'switch': return 1
+        if self.topology == 'mesh': return max(self.nvlink_size - 1, 1)   # one to each other GPU
+        return 4 if self.topology == '2d-torus' else 6                    # two along each axis
     @property
     def peer_bandwidth(self): return self.bandwidth_among(2)   # GB/s, from a GPU to one other
 
