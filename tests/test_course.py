@@ -328,7 +328,8 @@ WRONG = {
             'two by two',
             'def slowest(a, b, q): return 2 * a + b * sum(np.sort(q)[-2:])': 'longest two',
             'def slowest(a, b, q):\n    best = b * np.sort(q)\n'
-            '    return a + max(best[:4] + best[:3:-1])': 'each of two micro-batches takes a'},
+            '    return a + max(best[:4] + best[:3:-1])': 'each of two micro-batches takes a',
+            'def slowest(a, b, q): return 2 * a + b * (max(q) + min(q))': 'not always the slowest'},
     },
     '33_exercise_parallelization': {
         1: {'def state_GB(tp, pp, dp):\n    W = layer_GB * model.depth / pp / tp\n'
