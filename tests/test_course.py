@@ -373,6 +373,16 @@ def test_a_wrong_answer_is_told_why_and_costs_its_own_step_only(stem):
             else: assert re.search(wrong[i][1], said, re.DOTALL), f'{wrong[i][0]}: {said}'
 
 
+def test_a_wrong_answer_is_wrong_whatever_was_drawn():
+    "With some seeds activations change no number of copies, and the longest pair is the slowest."
+    without = ('def copies(stage):\n'
+               '    return min((n for n in sizes if states(stage, n) <= capacity), default=np.inf)')
+    pair = 'def slowest(a, b, q): return 2 * a + b * (max(q) + min(q))'
+    for seed in (11, 27, 30, 34):
+        assert 'GB of activations' in graded('16_exercise_zero_memory', {2: without}, seed)[1]
+        assert 'not always the slowest' in graded('29a_exercise_packing', {3: pair}, seed)[2]
+
+
 def test_a_step_is_told_right_whoever_asks():
     "A correct answer in another form is correct."
     assert graded('14_exercise_interleaving', {
