@@ -140,6 +140,18 @@ def test_a_pipeline_of_torchtitan_reduces_once():
     assert other['dp_comm_s'] > own['dp_comm_s']
 
 
+@pytest.mark.parametrize('name', ['torchtitan', 'Megatron-LM'])
+@pytest.mark.parametrize('often', [True, False])
+def test_a_row_says_when_its_gradients_are_reduced(name, often):
+    "With stages, torchtitan sums them up first unless it is told otherwise."
+    about = 'llama3.1_70B', 'H100-80GB', 64
+    row = search(about[0], 64, *about[1:], k=1, software=name, zero_stages=3, pp=4,
+                 reduce_each=often).iloc[0]
+    one = estimate(about[0], Parallel.from_row(row), *about[1:], software=name).stats
+    assert one['iteration_s'] == pytest.approx(row.iteration_s, rel=1e-9)
+    assert one['memory_GB'] == pytest.approx(row.memory_GB, rel=1e-9)
+
+
 def test_advice_keeps_to_what_a_software_can_do():
     layout = Parallel(dp=8, zero_stage=3, recompute='full')
     def turned(name):   # which columns of a layout its advice tries to change
