@@ -177,6 +177,14 @@ def test_why_not_adds_up():
     assert whole.here.item() > whole.best.item()
 
 
+def test_why_not_tells_no_choice_that_changes_nothing():
+    "Of GPUs that share no layer it does not matter how they would share its sequence."
+    layout = Parallel(dp=8, micro_batch=2, sequence_sharded=False, context='ring')
+    found = why_not(MODELS[0], layout, 'H200-141GB', 64)
+    assert not found.is_best and found.best.parallel.tp == found.best.parallel.cp == 1
+    assert 'sequence_sharded' not in found.summary and 'context ring' not in found.summary
+
+
 def test_why_not_names_every_rule():
     found = why_not('llama3.1_8B', Parallel(tp=3, dp=5), 'H100-80GB', 64)
     text = '; '.join(found.excluded)

@@ -16,11 +16,11 @@ import numpy as np
 import pandas as pd
 
 from ..inputs import divides, finite, table_with, whole
-from ..estimates import peak_rate
+from ..estimates import CHOICES, peak_rate
 from ..timeline import MEMORY_PARTS, PLACES
 from ..iteration import (
-    Estimate, Parallel, beyond_software, check_parallel, division_rules, gap, host_too_small,
-    plural, rate_in_words, short)
+    Estimate, Parallel, beyond_software, changes_something, check_parallel, division_rules, gap,
+    host_too_small, plural, rate_in_words, sends_tokens, short)
 from ..execution import considered_choices, search
 from ..interop import job_asked, read_log
 from transformer_perf.advice.neighbours import (
@@ -421,13 +421,19 @@ def against_the_best(found: WhyNot):  # DataFrame
 LEFT = ('The search tried the schedule, dispatcher, context and ZeRO stage that are usual, and its '
         'own: `improve` tries others.')
 
+def what_matters(best: Estimate):  # dict: field -> value
+    "What of a layout is worth telling: not what changes nothing in it."
+    own, experts = vars(best.parallel), sends_tokens(best.model)
+    return {name: x for name, x in own.items()
+            if name not in (*PLACES, 'strategy', 'reduce_each', 'panels')
+            and (name not in CHOICES or changes_something(own, name, experts))}
+
 def why_not_in_words(found: WhyNot):  # str
     "What excludes a configuration, or how much slower it is than the best."
     words = [f'Excluded: {"; ".join(found.excluded)}.'] if found.excluded else []
     if found.best is None: return ' '.join([*words, 'Nothing that a search tries fits.'])
     one, best = found.estimate, found.best
-    other = {name: x for name, x in vars(best.parallel).items()
-             if name not in (*PLACES, 'strategy', 'reduce_each', 'panels')}
+    other = what_matters(best)
     how = in_short(found.parallel, other) or 'the same with another placement'
     how = f'{how} ({short(best.stats["iteration_s"])} s, MFU {best.stats["mfu"]:.1%}).'
     if one is None: return ' '.join([*words, f'The best that fits: {how}'])
