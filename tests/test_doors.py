@@ -140,6 +140,19 @@ def test_a_pipeline_of_torchtitan_reduces_once():
     assert other['dp_comm_s'] > own['dp_comm_s']
 
 
+def test_what_a_software_does_by_itself_was_measured_with_its_runs():
+    "That gradients of a pipeline are summed up first is no news, whether it is said or not."
+    about = 'llama3.1_70B', 'H100-80GB', 64
+    staged = Parallel(tp=8, pp=4, dp=2, virtual_stages=1, zero_stage=3)
+    evidence_of = lambda often: estimate(
+        about[0], dataclasses.replace(staged, reduce_each=often), *about[1:],
+        software='torchtitan').notes[0]
+    assert evidence_of(False) == evidence_of(None) and 'reduce_each' not in evidence_of(None)
+    assert 'no run with reduce_each True' in evidence_of(True)
+    found = search(about[0], 64, *about[1:], software='torchtitan', pp=4)
+    assert not found.evidence.str.contains('reduce_each').any()
+
+
 @pytest.mark.parametrize('name', ['torchtitan', 'Megatron-LM'])
 @pytest.mark.parametrize('often', [True, False])
 def test_a_row_says_when_its_gradients_are_reduced(name, often):

@@ -795,7 +795,7 @@ def is_tested(f: Fitting, i):  # bools
     first = np.searchsorted(places['grouping'], t['grouping'])
     t = t | {'strategy': np.where(t['cp'] == 1, *q.strategies),
              'nvlink_tp': places['nvlink_tp'][first]}
-    return said_of(t, lambda row: never_run(row, q.model, known)) == ''
+    return said_of(t, lambda row: never_run(row, q.model, q.assumptions)) == ''
 
 def fastest_tested(fit, some):  # as `fastest_of`, at most one row
     "Where all of some candidates are untested: the fastest that measured runs came near."

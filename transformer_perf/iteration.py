@@ -41,9 +41,9 @@ from .parameters import REACHED, interval
 from .measured_kernels import SHEETS, gpu_of, sheet_of
 from .kernels import pricer_of
 from .blocks import STRATEGIES
-from transformer_perf.modules import (
+from .modules import (
     check_placement, count, expert_rules, gathered, halves_of, leaves_rows, operation_table,
-    sharing_rules)
+    reduces_each, sharing_rules)
 from transformer_perf.timeline import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PLACES, components, counted_and_priced, exact_figures,
     iteration_times, job_of_estimate, memory_played, more_of, placed_by_rank, play,
@@ -71,17 +71,17 @@ def with_paper_names(cls):
     return cls
 
 # %% ../nbs/87a_estimate.ipynb #cc0fae16
-def usual(row, name):
+def usual(row, name, sums_in_pipelines=False):
     "Whether a cell says nothing: it is empty, or gradients are reduced as their stage has it."
     cell = row[name]
     if isinstance(cell, float) and np.isnan(cell): return True
-    return name == 'reduce_each' and (cell is None or cell == (row.get('zero_stage', 1) > 1))
+    if name != 'reduce_each': return False
+    of_stage = row.get('zero_stage', 1), row.get('pp', 1), sums_in_pipelines
+    return cell is None or cell == reduces_each(None, *of_stage)
 
 def goes_without_saying(row, name):
-    """Whether any software has what a cell says: of gradients that are shared out in a pipeline,
-    some sum them up first."""
-    settled = name != 'reduce_each' or row.get('zero_stage', 1) < 2 or row.get('pp', 1) == 1
-    return usual(row, name) and (settled or row[name] not in (True, False))
+    "Whether a cell says nothing, whichever software it is of."
+    return all(usual(row, name, sums_in_pipelines) for sums_in_pipelines in (False, True))
 
 def follows(p):  # dict: field -> value
     "What follows from the rest of a configuration."
@@ -309,11 +309,12 @@ def parts_among(values):  # set
     "The parts of all of several values of a choice."
     return set().union(*map(parts_said, values))
 
-def beyond(row, known, model: Model):  # str
+def beyond(row, known, model: Model, sums_in_pipelines=False):  # str
     "Which choices of a configuration are not among those known."
     experts = sends_tokens(model)
     new = [name for name, values in known.items() if name in row and not
-           (parts_said(row[name]) <= parts_among(tuple(values)) or usual(row, name))
+           (parts_said(row[name]) <= parts_among(tuple(values))
+            or usual(row, name, sums_in_pipelines))
            and changes_something(row, name, experts)]
     return ', '.join(f'{name} {row[name]}' for name in new)
 
@@ -340,11 +341,12 @@ def gpu_in(system: System, known):  # its short name, or None
 ALWAYS = {'optimizer': ('adam',), 'cuda_graphs': ('none', 'iteration'), 'offload': ('none',),
           'adapters': ('none',)}   # what runs are known to have that do not say it
 
-def never_run(row, model: Model, known):  # str; known: Evidence
+def never_run(row, model: Model, assumptions):  # str
     "What of a configuration no measured run came near."
+    known, sums_in_pipelines = assumptions.measured.evidence, assumptions.costs.sums_in_pipelines
     choices = {name: values for name, values in known.seen.items() if name not in REACHED}
-    told = beyond(row, ALWAYS | choices, model), out_of_reach(row, known.seen, model)
-    return ', '.join(filter(None, told))
+    new = beyond(row, ALWAYS | choices, model, sums_in_pipelines)
+    return ', '.join(filter(None, (new, out_of_reach(row, known.seen, model))))
 
 def evidence(row, model: Model, system: System, assumptions):  # str
     "What the figures of a configuration rest on."
@@ -357,7 +359,7 @@ def evidence(row, model: Model, system: System, assumptions):  # str
         return 'published model' + (', its slips mended' if assumptions.slow_pipeline_links else '')
     known = assumptions.measured.evidence
     if known is None: return 'parameters whose runs are not recorded'
-    if new := never_run(row, model, known):
+    if new := never_run(row, model, assumptions):
         return f'extrapolated: no run with {new} was fitted to'
     kind = 'with experts' if sends_tokens(model) else 'dense'
     return known.trust(gpu_in(system, known), assumptions.measured.stack, kind, row['precision'])
