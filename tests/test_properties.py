@@ -457,6 +457,15 @@ def test_evidence_is_said():
     assert found.evidence.str.startswith('extrapolated: no run with schedule zb-h1').all()
 
 
+def test_evidence_names_what_its_own_row_has():
+    "Each row once named the experts' share of another."
+    found = search('qwen3_30B_A3B', 64, 'H100-80GB', 64, k=100, assumptions='corrected')
+    of_experts = found[found.ep > 1]
+    assert of_experts.ep.nunique() > 2
+    for row in of_experts.itertuples():
+        assert row.evidence.endswith(f'ep {row.ep}') and row.zero_stage == 1
+
+
 def test_intervals_are_wider_where_less_is_known():
     parallel = Parallel(tp=8, pp=8, dp=8)
     wide = {}

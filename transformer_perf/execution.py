@@ -909,8 +909,8 @@ def said_of(t, say):  # array of str; say: row -> str
     "What evidence says of each row: of rows that are alike in what it may depend on, once."
     several = [t[name] > 1 for name in KIND]   # else a choice changes nothing
     choices = [name for name in CHOICES if name in t]
-    which, first = distinct(t['cp'], t['strategy'], *(t[name] for name in choices), *several,
-                            t['tp'] // t['nvlink_tp'])
+    which, first = distinct(t['cp'], t['ep'], t['strategy'], *(t[name] for name in choices),
+                            *several, t['tp'] // t['nvlink_tp'])
     columns = {name: np.broadcast_to(t[name], which.shape)[first].tolist()
                for name in (*KIND, 'nvlink_tp', 'strategy', *choices)}
     return np.array([say(dict(zip(columns, row))) for row in zip(*columns.values())])[which]
