@@ -140,6 +140,16 @@ def test_a_pipeline_of_torchtitan_reduces_once():
     assert other['dp_comm_s'] > own['dp_comm_s']
 
 
+def test_a_row_says_what_was_asked_where_its_software_does_otherwise():
+    "MaxText captures whole iterations: a row that does not has to say so."
+    assert search(*ABOUT, k=1, software='MaxText').cuda_graphs[0] == 'iteration'
+    row = search(*ABOUT, k=1, software='MaxText', cuda_graphs='none').iloc[0]
+    model, _, *others = ABOUT
+    one = estimate(model, Parallel.from_row(row), *others, software='MaxText')
+    assert one.parallel.cuda_graphs == row.cuda_graphs == 'none'
+    assert one.stats['iteration_s'] == pytest.approx(row.iteration_s, rel=1e-9)
+
+
 def test_what_a_software_does_by_itself_was_measured_with_its_runs():
     "That gradients of a pipeline are summed up first is no news, whether it is said or not."
     about = 'llama3.1_70B', 'H100-80GB', 64

@@ -631,10 +631,11 @@ def table_of(f: Fitting, row, i, j):  # dict of columns
 SHOWN_FIRST = ('variant', 'candidate', 'n_gpus', 'strategy', *FIXED, *CHOICES)
 
 def shown_first(q: Question):  # list of columns
-    "What a table tells before its figures; what is not asked about is not worth some columns."
-    usual = {'optimizer': ['adam'], 'cuda_graphs': ['none'], 'offload': ['none'],
-             'adapters': ['none']}
-    return [name for name in SHOWN_FIRST if q.considered.get(name) != usual.get(name, ())]
+    "What a table tells before its figures; what nobody would do otherwise is not worth a column."
+    usual = {'optimizer': 'adam', 'cuda_graphs': 'none', 'offload': 'none', 'adapters': 'none'}
+    silent = [name for name, value in usual.items()
+              if q.considered.get(name) == [value] == [getattr(q.assumptions, name)]]
+    return [name for name in SHOWN_FIRST if name not in silent]
 
 def empty_table(q: Question):  # dict of columns
     "A table of no candidate."
