@@ -64,14 +64,25 @@ def test_the_fastest_tested_layout_is_named_even_if_it_is_not_shown():
 @pytest.mark.parametrize('name, stages', [('Megatron-Core', {1, 2, 3}), ('torchtitan', {2, 3}),
                                           ('nanotron', {1}), (None, {1})])
 def test_stages_that_the_software_offers_are_tried(name, stages):
-    "Where there is no pipeline; whatever is asked for is tried alone."
+    "In pipelines by those that share gradients out by themselves; what is asked for, alone."
     found = search(*ABOUT, k=600, software=name)
     assert set(found.zero_stage[found.dp * found.cp > 1]) == stages
-    usual = 3 if name == 'torchtitan' else 1
-    assert set(found.zero_stage[found.pp > 1]) <= {usual}
+    staged = {2, 3} if name == 'torchtitan' else {1}
+    assert set(found.zero_stage[found.pp > 1]) <= staged
     assert set(search(*ABOUT, k=20, software=name, zero_stages=[1]).zero_stage) == {1}
     best = search(*ABOUT, k=1, software=name, zero_stages=sorted(stages)).iteration_s[0]
     assert found.iteration_s[0] <= best * (1 + 1e-9)
+
+
+def test_a_pipeline_of_torchtitan_keeps_its_weights():
+    "As its default has it (ZeRO 2): a search once knew ZeRO 3 alone, and took no pipeline."
+    about = 'llama3.1_405B', 512, 'H100-80GB', 512
+    best, third = (search(*about, k=1, software='torchtitan', zero_stages=stages).iloc[0]
+                   for stages in (None, 3))
+    assert best.pp > 1 and best.zero_stage == 2 and third.pp == 1
+    assert best.iteration_s < .9 * third.iteration_s
+    model, _, *others = about
+    assert why_not(model, Parallel.from_row(best), *others, software='torchtitan').is_best
 
 
 def test_what_a_software_takes():

@@ -16,12 +16,13 @@ import numpy as np
 import pandas as pd
 
 from ..inputs import divides, finite, table_with, whole
+from ..choices import offloads
 from ..estimates import CHOICES, peak_rate
 from ..timeline import MEMORY_PARTS, PLACES
 from ..iteration import (
     Estimate, Parallel, beyond_software, changes_something, check_parallel, division_rules, gap,
     host_too_small, plural, rate_in_words, sends_tokens, short)
-from ..execution import considered_choices, search
+from ..execution import considered_choices, search, stages_besides
 from ..interop import job_asked, read_log
 from transformer_perf.advice.neighbours import (
     RANK_PARTS, Case, Change, Step, as_html, best_placed, can_be_told, case_of, changed,
@@ -368,12 +369,14 @@ THE_SAME = ('adapters', 'optimizer', 'precision')   # choices that change what i
 def best_known(case: Case):  # Estimate or None
     "The best that a search finds on as many GPUs; what the software hides stays as it is."
     p, values = case.parallel, considered_choices({}, case.model, case.assumptions)
+    besides = [] if offloads(p.offload) else stages_besides(values, case.assumptions, [p.pp])
     for name, some in values.items():
         own = getattr(p, name)
         if own is None: continue
         if name in THE_SAME: values[name] = [own]
+        elif name == 'zero_stage' and own in (*some, *besides):
+            values[name] = None   # as a search that is not told
         elif own not in some: values[name] = [*some, own]
-        elif name == 'zero_stage': values[name] = None   # as a search that is not told
     strategy = ['1d', '2d-seqp', '2d'] if p.strategy == '2d' else ['1d', '2d-seqp']
     again, rows = values.pop('recompute'), []
     for name in again:   # one by one: all together may be more than a search takes
