@@ -74,6 +74,15 @@ def test_stages_that_the_software_offers_are_tried(name, stages):
     assert found.iteration_s[0] <= best * (1 + 1e-9)
 
 
+@pytest.mark.parametrize('name', ['DeepSpeed', 'llm-foundry'])
+def test_more_to_consider_is_never_slower(name):
+    "With the host's memory considered too, the software's ZeRO stages were once forgotten."
+    about = 'llama3.1_8B', 8, 'H100-80GB', 32
+    few, more = (search(*about, k=1, software=name, **choices).iloc[0]
+                 for choices in ({}, {'offload': ['none', 'optimizer:0.5']}))
+    assert few.zero_stage == 2 and more.iteration_s == few.iteration_s
+
+
 def test_a_pipeline_of_torchtitan_keeps_its_weights():
     "As its default has it (ZeRO 2): a search once knew ZeRO 3 alone, and took no pipeline."
     about = 'llama3.1_405B', 512, 'H100-80GB', 512

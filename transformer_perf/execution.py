@@ -981,7 +981,7 @@ def stages_besides(considered, assumptions, pp):  # list of int
     pp stages) only where it shares out gradients in them by itself."""
     software, (usual, *_) = assumptions.software, considered['zero_stage']
     if not assumptions.wide_search or software is None: return []
-    if considered['offload'] != ['none'] or usual < 2 and 1 not in pp: return []
+    if usual < 2 and 1 not in pp: return []
     return [stage for stage in (2, 3) if software.offers('zero_stage', stage) and stage != usual]
 
 def sharded_more(asked):  # list of Question

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 
 from ..inputs import divides, finite, table_with, whole
-from ..choices import offloads
 from ..estimates import CHOICES, peak_rate
 from ..timeline import MEMORY_PARTS, PLACES
 from ..iteration import (
@@ -369,7 +368,7 @@ THE_SAME = ('adapters', 'optimizer', 'precision')   # choices that change what i
 def best_known(case: Case):  # Estimate or None
     "The best that a search finds on as many GPUs; what the software hides stays as it is."
     p, values = case.parallel, considered_choices({}, case.model, case.assumptions)
-    besides = [] if offloads(p.offload) else stages_besides(values, case.assumptions, [p.pp])
+    besides = stages_besides(values, case.assumptions, [p.pp])
     for name, some in values.items():
         own = getattr(p, name)
         if own is None: continue
