@@ -13,11 +13,13 @@ from transformer_perf.cli import run_command
 from transformer_perf.estimates import CHOICES, as_assumptions
 from transformer_perf.execution import KIND
 from transformer_perf.interop import as_job, export
+from transformer_perf.measured_kernels import GPU_VARIANTS
 from transformer_perf.models import Model, as_model
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.software import as_software, known_software
+from transformer_perf.systems import as_system
 from transformer_perf.validation import predict
-from transformer_perf.validation.runs import COLUMNS
+from transformer_perf.validation.runs import COLUMNS, sheet_of_run
 
 ABOUT = 'llama3.1_8B', 64, 'H100-80GB', 256
 
@@ -326,3 +328,88 @@ def test_a_row_of_a_software_is_its_estimate(name):
     one = estimate(model, layout, 'H100-80GB', 64, software=name).stats
     assert told.predicted_iteration_s == pytest.approx(one['iteration_s'], rel=1e-12)
     assert told.predicted_memory_GB == pytest.approx(one['memory_GB'], rel=1e-12)
+    for c in ('iteration_low_s', 'iteration_high_s'):
+        assert told[c] == pytest.approx(one[c], rel=1e-12)
+
+
+NEEDED = dict(gpu='H100', layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256,
+              seq_len=8192, n_gpus=64, global_batch=64, micro_batch=1, recompute='full')
+
+
+def row_told(system=None, **cells):
+    return predict(pd.DataFrame([NEEDED | cells]), system=system).iloc[0]
+
+
+@pytest.mark.parametrize('cells, layout', [
+    ({}, {}), (dict(tp=2, cp=2), dict(tp=2, cp=2, dp=16)),
+    (dict(tp=16), dict(tp=16, dp=4)), (dict(cuda_graphs='attn+mlp'), dict(cuda_graphs='attn+mlp')),
+    (dict(zero_stage=3, fsdp_shard=8), dict(zero_stage=3, dp_replicate=8)),
+    (dict(recompute='mlp'), dict(recompute='mlp'))])
+@pytest.mark.parametrize('name', [None, 'torchtitan', 'PaddleNLP', 'NeMo'])
+def test_a_row_rests_on_what_its_estimate_rests_on(cells, layout, name):
+    "What no run had widens the interval of a row, too; so does software that nobody names."
+    model = Model(8192, 4096, 32, 32, 14336, kv_heads=8, vocab=128256, gated_mlp=True)
+    one = estimate(model, Parallel(**dict(dp=64, recompute='full') | layout), 'H100-80GB', 64,
+                   software=name)
+    told = row_told(software=name, **cells)
+    assert f'Evidence: {told.trust}.' in one.notes
+    for c in ('iteration_low_s', 'iteration_high_s'):
+        assert told[c] == pytest.approx(one.stats[c], rel=1e-12)
+
+
+def test_a_system_of_its_own_name_has_the_runs_of_its_gpus():
+    mine = dataclasses.replace(as_system('H100-80GB'), name='mine', accelerator='H100')
+    told = row_told(mine, software='torchtitan', gpu=None)
+    assert told.trust == row_told(software='torchtitan').trust
+    assert told.trust.startswith('measured: 3 runs of torchtitan on H100')
+
+
+def test_variants_of_gpus_that_runs_were_measured_on():
+    about = 'llama3.1_8B', Parallel(dp=64, recompute='full', zero_stage=3)
+    for gpu in GPU_VARIANTS:
+        note = estimate(*about, sheet_of_run(gpu), 64, software='llm-foundry').notes[0]
+        assert note.startswith('Evidence: measured')
+
+
+@pytest.mark.parametrize('graphs', ['mlp', 'attn+moe_router', 'iteration'])
+def test_graphs_that_runs_were_measured_with(graphs):
+    one = estimate('mixtral_8x7B', Parallel(dp=64, ep=8, cuda_graphs=graphs), 'H100-80GB', 64)
+    assert one.notes[0].startswith('Evidence: near')
+
+
+def test_software_of_which_nothing_is_known_is_as_good_as_unnamed():
+    own, none = row_told(software='of our own'), row_told()
+    assert own.trust.endswith('none of them of of our own')
+    for c in ('iteration_low_s', 'iteration_high_s'): assert own[c] == none[c]
+
+
+@pytest.mark.parametrize('said, name', [
+    ('TorchTitan', 'torchtitan'), (' deepspeed', 'DeepSpeed'), ('paddle', 'PaddleNLP'),
+    ('megatron-core', 'Megatron-Core'), ('MEGATRON-LM', 'Megatron-LM'), ('NEMO', 'NeMo')])
+def test_software_is_known_however_it_is_spelled(said, name):
+    own, other = row_told(software=name), row_told(software=said)
+    for c in ('predicted_iteration_s', 'predicted_memory_GB', 'iteration_low_s', 'trust'):
+        assert own[c] == other[c]
+    assert other.software == said
+
+
+def test_a_table_needs_what_may_not_be_empty():
+    "Columns that are not there are as empty ones; what is taken for them is said."
+    told = row_told(software='torchtitan')
+    full = predict(pd.DataFrame([dict.fromkeys(COLUMNS) | NEEDED | dict(software='torchtitan')]))
+    same = ['predicted_iteration_s', 'predicted_memory_GB', 'reason', 'assumed', 'trust']
+    assert told[same].tolist() == full[same].iloc[0].tolist()
+    said = told.assumed.split(', ')
+    assert {'tp=1', 'gated_mlp=1', 'zero_stage=3', 'flash_attention=1'} <= {*said}
+    assert 'dispatcher' not in told.assumed
+    experts = row_told(ffn=None, experts=8, experts_per_token=2, moe_ffn=14336, ep=8)
+    assert {'dispatcher=alltoall', 'ep_overlap=0'} <= {*experts.assumed.split(', ')}
+
+
+@pytest.mark.parametrize('precision, known', [
+    ('BF16', True), ('fp16', True), ('fp8-block', True), (None, True), ('tf32', False),
+    ('fp32', False), ('int8', False)])
+def test_a_row_of_another_precision_is_none_in_16_bits(precision, known):
+    told = row_told(precision=precision)
+    assert ('precision must be one of' in told.reason) != known
+    assert (told.predicted_iteration_s > 0) == known

@@ -187,7 +187,7 @@ def test_a_row_of_today():
     assert found.reason[0] == '' and found.trust[0].startswith('measured')
     assert found.predicted_iteration_s[0] < found.predicted_iteration_s[1]
     assert 'belong together' in found.reason[2] and np.isnan(found.predicted_iteration_s[2])
-    assert found.reason[3] == '' and found.trust[3].startswith('extrapolated: no run on MI300X')
+    assert found.reason[3] == '' and found.trust[3].startswith('extrapolated: no kernel of CDNA 3')
 
 
 # clean tables

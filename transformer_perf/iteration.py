@@ -8,12 +8,12 @@ __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'ALWAYS', 'WAITS', 'HIDING', 'S
            'Shares', 'unsaid', 'Parallel', 'division_rules', 'choices_fit', 'sends_tokens', 'heads_exchanged',
            'kv_on_gpu', 'check_choices_of', 'layers_to_deal', 'can_offload', 'check_host', 'check_offload',
            'grid_lacks', 'check_stages', 'check_parallel', 'settled', 'parts_said', 'parts_among', 'beyond',
-           'out_of_reach', 'gpu_in', 'never_run', 'evidence', 'evidence_of_rows', 'kind_of_run', 'interval_columns',
-           'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'beyond_software', 'more_than_there_are',
-           'without_effect', 'domains_in_words', 'seconds_in', 'both_ends', 'how_priced', 'run_of', 'timeline_of',
-           'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross', 'keep', 'filled', 'interval_of',
-           'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs', 'plural', 'layout_in_words',
-           'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'out_of_reach', 'gpu_in', 'never_run', 'fitted_stack', 'evidence', 'evidence_of_rows', 'kind_of_run',
+           'is_known', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of',
+           'beyond_software', 'more_than_there_are', 'without_effect', 'domains_in_words', 'seconds_in', 'both_ends',
+           'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross',
+           'keep', 'filled', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs', 'plural',
+           'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -38,7 +38,7 @@ from .choices import (
 from .estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions)
 from .parameters import REACHED, interval
-from .measured_kernels import SHEETS, gpu_of, sheet_of
+from .measured_kernels import SHEETS, gpu_of, sheets_of
 from .kernels import pricer_of
 from .blocks import STRATEGIES
 from .modules import (
@@ -333,9 +333,10 @@ def gpu_in(system: System, known):  # its short name, or None
     "The GPU whose runs speak for a system: one of about its rates."
     gpu = gpu_of(system.accelerator or system.name)
     if gpu not in SHEETS or not known.count(gpu=gpu): return gpu
-    rates = [np.divide(getattr(system, name), getattr(sheet_of(gpu), name))
-             for name in ('matrix_flops_fp16', 'hbm_bandwidth')]
-    alike = all(np.all(abs(ratio - 1) < .1) for ratio in rates)
+    near = lambda name, sheet: np.all(
+        abs(np.divide(getattr(system, name), getattr(sheet, name)) - 1) < .1)
+    alike = any(all(near(name, sheet) for name in ('matrix_flops_fp16', 'hbm_bandwidth'))
+                for sheet in sheets_of(gpu))
     return gpu if alike else f'a GPU of the rates of {system.name}'
 
 ALWAYS = {'optimizer': ('adam',), 'cuda_graphs': ('none', 'iteration'), 'offload': ('none',),
@@ -347,6 +348,12 @@ def never_run(row, model: Model, assumptions):  # str
     choices = {name: values for name, values in known.seen.items() if name not in REACHED}
     new = beyond(row, ALWAYS | choices, model, sums_in_pipelines)
     return ', '.join(filter(None, (new, out_of_reach(row, known.seen, model))))
+
+def fitted_stack(assumptions):  # str
+    "Whose runs measured costs were fitted to; 'any' where a software has those of others."
+    software = assumptions.software
+    own = software is None or software.stack in (None, software.name)
+    return assumptions.measured.stack if own else 'any'
 
 def evidence(row, model: Model, system: System, assumptions):  # str
     "What the figures of a configuration rest on."
@@ -362,7 +369,7 @@ def evidence(row, model: Model, system: System, assumptions):  # str
     if new := never_run(row, model, assumptions):
         return f'extrapolated: no run with {new} was fitted to'
     kind = 'with experts' if sends_tokens(model) else 'dense'
-    return known.trust(gpu_in(system, known), assumptions.measured.stack, kind, row['precision'])
+    return known.trust(gpu_in(system, known), fitted_stack(assumptions), kind, row['precision'])
 
 def evidence_of_rows(rows):  # str; rows: what each rests on, of at least one
     "What the rows of a table rest on, and how many on what."
@@ -377,12 +384,18 @@ def kind_of_run(experts, other, seconds):  # array of str
     "With experts; or dense, with or without much waiting for the host by our count."
     return np.where(experts, 'experts', np.where(other > WAITS * seconds, 'waiting', 'dense'))
 
+def is_known(assumptions):  # bool
+    "Whether a software is known, by its code or by runs of its own."
+    s, stack = assumptions.software, assumptions.measured.stack
+    coded = s is None or any((s.knows, s.knows_on, s.chooses, s.like))
+    return stack != 'any' and (coded or assumptions.measured.evidence.count(stack=stack) > 0)
+
 def interval_columns(t, words, model: Model, assumptions):  # dict of columns
     "Where four of five measured runs would lie; nothing under assumptions without runs."
     if not getattr(assumptions.measured, 'evidence', None): return {}
     kinds = kind_of_run(sends_tokens(model), t['other_s'], t['iteration_s'])
     low, high = interval(assumptions.measured.evidence, words, kinds, t['iteration_s'],
-                         assumptions.measured.stack != 'any')
+                         is_known(assumptions))
     return {'iteration_low_s': low, 'iteration_high_s': high}
 
 # %% ../nbs/87a_estimate.ipynb #8559f3bb

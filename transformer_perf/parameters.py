@@ -218,7 +218,8 @@ OVERLAP_WORKSPACES = 3  # more of them, one a stream, where messages hide behind
 
 # %% ../nbs/82_parameters.ipynb #f90ab3a1
 SHOWS = ('strategy', 'zero_stage', 'recompute', 'context', 'schedule', 'reduce_each',
-         'reshard_after_forward', 'dp_replicate', 'dispatcher')   # what evidence may lack
+         'reshard_after_forward', 'dp_replicate', 'dispatcher',
+         'cuda_graphs')   # what evidence may lack
 REACHED = ('context_tokens', 'tp_domains')   # of which it has the least, or the most, of few runs
 KINDS_OF_RUN = ('dense', 'waiting', 'experts')
 WIDER = 1.5   # the interval where something was never measured
@@ -243,11 +244,12 @@ class Evidence:
         what, here = dict(model=model, precision=precision), self.count(gpu=gpu)
         such, mine = f'{model}, {precision}', self.count(gpu=gpu, stack=stack)
         runs = lambda n: f'{n} run' + ('s' if n != 1 else '')
+        whose = 'unnamed software' if stack == 'any' else stack
         if own := self.count(gpu=gpu, stack=stack, **what):
-            return f'measured: {runs(own)} of {stack} on {gpu}, {such}'
+            return f'measured: {runs(own)} of {whose} on {gpu}, {such}'
         if not here: return f'extrapolated: no run on {gpu} was fitted to, only single kernels'
         if here < FEW: return f'extrapolated: {gpu} was fitted to {runs(here)} only'
-        if mine: return f'near: {runs(mine)} of {stack} on {gpu}, none of them {such}'
+        if mine: return f'near: {runs(mine)} of {whose} on {gpu}, none of them {such}'
         if stack not in ('', 'any'): return f'near: {runs(here)} on {gpu}, none of them of {stack}'
         if own := self.count(gpu=gpu, **what):
             return f'near: {runs(own)} on {gpu}, {such}, of several stacks'

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS_OF_MODEL', 'WORDS', 'ADDED', 'NEEDED', 'FLAGS', 'ZERO', 'GPUS', 'SLACK', 'OPEN',
            'published', 'read_runs', 'on_system', 'measured_column', 'row_name', 'as_word', 'texts', 'column_of',
-           'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds', 'software_said',
-           'recompute_said', 'precision_said', 'graphs_said', 'experts_said', 'facts_of', 'clean', 'filled', 'stack_of',
-           'precision_of', 'cleaned', 'reasons_of', 'dealt', 'ends_as_layers', 'layout_of', 'with_experts',
-           'with_recompute', 'sheet_for', 'chosen_in', 'configurations', 'batches_of', 'at_row', 'model_at',
-           'software_for', 'job_at', 'assumptions_for', 'priced', 'room_of', 'chosen', 'run_jobs', 'rows_as_jobs']
+           'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds', 'software_words',
+           'as_named', 'software_said', 'recompute_said', 'precision_said', 'graphs_said', 'experts_said', 'facts_of',
+           'clean', 'filled', 'stack_of', 'precision_of', 'cleaned', 'reasons_of', 'dealt', 'ends_as_layers',
+           'layout_of', 'with_experts', 'with_recompute', 'sheet_for', 'chosen_in', 'configurations', 'batches_of',
+           'at_row', 'model_at', 'software_for', 'job_at', 'assumptions_for', 'priced', 'room_of', 'chosen', 'run_jobs',
+           'rows_as_jobs']
 
 # %% ../../nbs/91_runs.ipynb #10b10004
 import dataclasses
@@ -34,6 +35,7 @@ from ..estimates import (
     DISPATCHERS, GROUP_COLUMNS, RECIPES, Assumptions, as_assumptions)
 from ..parameters import measured_folder
 from ..software import Software, known_software, run_by
+from ..measured_kernels import GPU_VARIANTS
 from ..timeline import placed_by_rank, statistics
 from ..iteration import Parallel, divisors
 from ..execution import crossed
@@ -77,10 +79,8 @@ ZERO = ('fsdp_shard', 'shared_expert_ffn', 'dense_layers_first', 'mtp_layers')  
 
 GPUS = {   # where a name is not that of a system: the system, and what differs
     'A100-80GB': ('A100-80GB', {}), 'H100': ('H100-80GB', {}), 'H100-80GB': ('H100-80GB', {}),
-    'A100-40GB': ('A100-80GB', dict(hbm_bandwidth=1555, hbm_capacity=42.4, accelerator='A100')),
-    'H100-96GB-HBM2e-500W': ('H100-80GB', dict(hbm_bandwidth=2400, hbm_capacity=102., power=500.)),
-    'H200': ('H200-141GB', {}), 'B200': ('B200-180GB', {}), 'GB200': ('GB200-NVL72', {}),
-    'GB300': ('GB300-NVL72', {})}
+    **GPU_VARIANTS, 'H200': ('H200-141GB', {}), 'B200': ('B200-180GB', {}),
+    'GB200': ('GB200-NVL72', {}), 'GB300': ('GB300-NVL72', {})}
 
 def published():  # DataFrame
     "The measured runs that travel with the package."
@@ -171,10 +171,22 @@ def holds(record, x):  # Series of bool
     return found
 
 # %% ../../nbs/91_runs.ipynb #10b30005
+@functools.cache
+def software_words():  # dict: a word in lower case -> the software that it names
+    "What known software is called: its name, or else what a table's source calls it."
+    records = known_software().values()
+    as_called = {word: s.name for s in reversed(records) for word in s.known_as}
+    return as_called | {s.name.lower(): s.name for s in records}
+
+def as_named(name):  # str
+    "A software as its record spells it; another's name as it is."
+    known = name in known_software()
+    return name if known else software_words().get(name.strip().lower(), name)
+
 def software_said(df):  # Series of str
     "The column `software`; or the record that the framework or the source of a run names."
     said = [c for c in ('framework', 'source_group', 'source') if c in df]
-    own = column_of(df, 'software')
+    own = column_of(df, 'software').map(as_named)
     if not said: return own.mask(own == '', column_of(df, 'stack'))
     named = texts(df, *said).str.lower()
     records = known_software().values()   # a source's stands before that of its framework
@@ -228,10 +240,10 @@ def facts_of(df):  # DataFrame
     return x.assign(stack=word('stack') if 'stack' in df else x.software)
 
 def clean(
-    df,  # DataFrame of published runs: COLUMNS, and what else their source says
-):  # DataFrame: the same rows, with ADDED
+    df,  # DataFrame of published runs: of COLUMNS what is known, and what else their source says
+):  # DataFrame: the same rows, with all COLUMNS and ADDED
     "Runs with columns for what decides, in our own names; empty where nobody says."
-    x, found = facts_of(df), df.reindex(columns=list(dict.fromkeys((*df, *ADDED))))
+    x, found = facts_of(df), df.reindex(columns=list(dict.fromkeys((*df, *COLUMNS, *ADDED))))
     def put(name, values, those):
         if not those.any(): return
         cells = found[name] if name in found else pd.Series(np.nan, df.index)
@@ -239,11 +251,11 @@ def clean(
         if name in x: x[name] = x[name].mask(those, values)
     empty = lambda name: column_of(found, name) == ''
     layout = x.other_flags.str.extract(r'pp_layout=([^;]+)', expand=False).str.strip()
-    for name, values in {'software': x.software, 'release': x.release, 'layout': layout,
+    for name, values in {'release': x.release, 'layout': layout,
                          'cuda_graphs': graphs_said(x.other_flags),
                          'ep': experts_said(df, x)}.items():
         put(name, values, empty(name) & values.notna() & (values != ''))
-    put('precision', x.precision, x.precision != column_of(df, 'precision'))
+    for name in ('software', 'precision'): put(name, x[name], x[name] != column_of(found, name))
     recompute = recompute_said(df, x)
     put('recompute', recompute, recompute.notna())
     for record in recipe_records():
@@ -259,6 +271,8 @@ CHECKED = {   # columns of words: what refuses one that makes no sense, and what
     'recompute': (recomputed_parts, 'none, selective, full, or parts of a layer'),
     'layout': (chunks_in, 'chunks of a model as in Et*4|t*4L'),
     'cuda_graphs': (graphed, 'none, iteration, or parts of a layer'),
+    'precision': (partial(nearest, known=(*RECIPES, 'fp16'), what='precision'),
+                  f'one of {", ".join(RECIPES)}, or fp16'),
     'dispatcher': (partial(nearest, known=DISPATCHERS, what='dispatcher'),
                    f'one of {", ".join(DISPATCHERS)}'),
     **{c: (partial(nearest, known=known, what=c), f'one of {", ".join(known)}')
@@ -285,8 +299,9 @@ def column_rules(df, x, system):  # yields (what is wrong, where it is right)
     known = column_of(df, 'gpu').isin([*GPUS, *system_names()]) | (system is not None)
     yield f'gpu must be one of {", ".join(GPUS)} or a system that ships', known
     for c, (check, text) in CHECKED.items():
+        empty = df[c].isna() if c in df else True
         right = {cell: makes_sense(check, cell) for cell in set(column_of(df, c))}
-        yield f'{c} must be {text}', df[c].isna() | column_of(df, c).map(right)
+        yield f'{c} must be {text}', empty | column_of(df, c).map(right).astype(bool)
 
 # %% ../../nbs/91_runs.ipynb #f8790ea2
 def filled(df, system=None):  # DataFrame
@@ -370,8 +385,8 @@ def batch_rules(x):  # yields (what is wrong, where it is right)
 
 # %% ../../nbs/91_runs.ipynb #860395a3
 def cleaned(df):  # DataFrame
-    "A table of measured runs, clean; a ValueError if it lacks a column."
-    return clean(table_with(df, COLUMNS, 'the table of measured runs'))
+    "A table of measured runs, clean; a ValueError if it lacks a column that may not be empty."
+    return clean(table_with(df, NEEDED, 'the table of measured runs'))
 
 def reasons_of(df, system, x=None):  # Series of str; x: as `filled`, if it is there already
     "Why a clean row cannot be modelled; empty where it can."
