@@ -23,6 +23,7 @@ from transformer_perf.models import NAMED, with_length
 from transformer_perf.parameters import Costs, Network, Parameters
 from transformer_perf.schedules import played
 from transformer_perf.systems import as_system
+from transformer_perf.timeline import memory_on_ranks, priced_estimate
 
 SYSTEM = as_system('H100-80GB', 8)
 PAPER = Assumptions()
@@ -481,6 +482,23 @@ def test_memory_of_a_pipeline(pp, N, gated):
     fullest = max(ranks, key=sum)
     for part, GB in zip(PARTS, fullest): assert close(one.stats[part], GB), part
     assert close(one.stats['memory_GB'], sum(fullest))
+
+
+def test_losses_that_wait_keep_their_softmax():
+    "Of multi-token prediction and of GPipe all are known before the first gradient: 4 bytes each."
+    def last_rank(model=MODEL, N=8, pp=2, **more):
+        one, _, _ = case(MEASURED, model, batch=N * b, tp=2, pp=pp, **more)
+        work = priced_estimate(one)[0]
+        return memory_on_ranks(work)[1].activations[-1]   # beside what layers keep
+    logits = 1e-9 * b * l * V / 2
+    ahead = dataclasses.replace(MODEL, mtp_layers=2)
+    assert close(last_rank(ahead) - last_rank(), 4 * 2 * logits, 1e-9)
+    assert close(last_rank(schedule='gpipe') - last_rank(), 4 * 7 * logits, 1e-9)
+    both = last_rank(ahead, schedule='gpipe') - last_rank()
+    assert close(both, 4 * (8 * 3 - 1) * logits, 1e-9)   # 8 micro-batches, 3 losses of each
+    alone = [case(MEASURED, batch=8 * b, tp=2, schedule=name)[0].stats['activations_GB']
+             for name in ('1f1b', 'gpipe')]
+    assert close(*alone)   # one rank has nothing to wait for
 
 
 def test_keys_of_all_gpus_are_held():

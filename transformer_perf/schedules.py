@@ -198,6 +198,8 @@ NEVER = 1 << 62   # micro-batches
 
 def each_time(p, v): return 1
 
+def all_first(p, N): return np.where(np.equal(p, 1), 1, N)   # GPipe's micro-batches at once
+
 def last_slowest(F, B):  # bools; F, B: s of each stage
     "Whether no stage is slower than the last."
     return (F + B)[-1] >= (F + B).max(axis=0)
@@ -220,13 +222,14 @@ class Schedule(NamedTuple):
     blocks: bool = False       # a forward and a backward pass may be one step
     repeats: Callable = lambda p, v: NEVER   # micro-batches after which an order does the same
     unequal: Callable = None   # (F, B + W of ranks with one chunk) -> where `idle` holds for them
+    losses: Callable = lambda p, N: 1   # micro-batches that have a loss, and no gradient yet
 
 # %% ../nbs/30_schedules.ipynb #04b00014
 SCHEDULES = {
     '1f1b': Schedule(one_f_one_b, idle_turns, saved_turns, chunks=0, splits=False,
                      repeats=lambda p, v: p if v > 1 else 1, unequal=last_slowest),
-    'gpipe': Schedule(gpipe, idle_turns, lambda p, v, N, rank: np.where(np.equal(p, 1), 1, N),
-                      splits=False, unequal=one_slowest),
+    'gpipe': Schedule(gpipe, idle_turns, lambda p, v, N, rank: all_first(p, N),
+                      splits=False, unequal=one_slowest, losses=all_first),
     'zb-h1': Schedule(zb_h1, idle_h1, lambda p, v, N, rank: np.minimum(N, p), repeats=each_time),
     'zb-h2': Schedule(zb_h2, idle_h2, lambda p, v, N, rank: np.minimum(N, 2 * p - 1),
                       least=lambda p: 2 * p - 1, repeats=each_time),
