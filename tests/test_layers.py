@@ -265,6 +265,20 @@ def test_steps_of_a_ring_by_hand():
     assert np.allclose(merged, [32 * each, (32 + 2 * 8) * each])
 
 
+@pytest.mark.parametrize('n', [2, 4, 8])
+@pytest.mark.parametrize('tokens', [64, 512, 4096])
+def test_a_ring_played_step_by_step(n, tokens):
+    "Keys are passed on as they come; a step computes when it has them and the one before is over."
+    model = dataclasses.replace(NAMED['llama3.1_8B'], seq_len=n * tokens)
+    one = estimate(model, Parallel(cp=n, context='ring', nvlink_cp=1), H100, 16, 'corrected')
+    row = one.layers.set_index('layer').loc['fusedla']
+    pricer = pricer_of(one.system, one.assumptions)
+    whole = pricer.collective('ring', 2e-9 * n * tokens * 2 * 8 * 128, Group(n, 1))
+    own, sent, over = row.t_fwd_comp + row.t_fwd_mem, whole / (n - 1), 0.
+    for step in range(n): over = max(over, step * sent) + own / n
+    assert math.isclose(row.t_fwd, over, rel_tol=1e-9)
+
+
 def test_the_last_gpu_has_most_to_do_without_zigzag():
     uneven = dataclasses.replace(CALIBRATED, zigzag=False)
     seen = [next(op for op in job('llama3.1_8B', a, cp=8, strategy='2d-seqp').operations

@@ -258,7 +258,7 @@ def meeting(job: CountedJob, kind, exposed=1., width=None, quantized=False):  # 
     volume = element * job.tokens * width * (job.tp > 1)
     hides = job.tp_overlap & job.sequence_sharded   # an all-reduce hides behind no product
     seen = exposed * where(hides, job.costs.tp_exposed, 1.)
-    return Message(kind, volume, 'tp', seen, behind=any_of(np.less(seen, 1)))
+    return Message(kind, volume, 'tp', seen, behind=1. * any_of(np.less(seen, 1)))
 
 # %% ../nbs/82b_blocks.ipynb #25e30db5
 def column_product(job: CountedJob, name, outputs, inputs=None):  # Operation
@@ -505,8 +505,8 @@ def passes_keys(job: CountedJob, mixer, op: Operation, width, merges=True):  # O
     keys = E * width * job.micro_batch * (kv / swapped) * job.seq_len * (around > 1)
     ring = (context == 'ring') | (context == 'ulysses+ring')
     gather, scatter = (Message(kind, keys, 'cp') for kind in ('allgather', 'reducescatter'))
-    pass_on = Message('ring', keys, 'cp', 0., behind=True)
-    twice = pass_on._replace(volume=2 * keys)   # keys and values, and their gradients
+    pass_on = Message('ring', keys, 'cp', 0., 1 - 1 / around)   # the last step passes on nothing
+    twice = Message('ring', 2 * keys, 'cp', 0., 1.)   # keys and values, and later their gradients
     swap = when(swapped > 1, Message('alltoall', E * tokens * width * (heads + kv), 'cp_heads'))
     steps = (around - 1.) * ring * merges   # after the first: the kernels again, and two that merge
     merged = 6 * E * tokens * mixer.value * steps

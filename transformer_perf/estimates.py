@@ -99,7 +99,7 @@ class Message(NamedTuple):
     volume: float          # GB of the whole tensor; of an all-to-all, GB that one GPU holds
     group: str             # which group of GPUs, as in 'tp' or 'cp'
     exposed: float = 1.    # share of its time that nothing hides
-    behind: bool = False   # what hides, hides behind the operation itself, if that is as long
+    behind: float = 0.     # share of the operation's own time behind which it hides, if as long
     far: float = None      # GB that a GPU sends to other domains, where copies are sent once each
 
 class Work(NamedTuple):
@@ -458,12 +458,13 @@ class Pass(NamedTuple):
 def shown_of_messages(messages, seconds, own, panels=None):  # s
     "What the messages of one pass show, where the pass itself takes `own` seconds."
     sent = list(zip(messages, seconds))
-    comm = sum(m.exposed * t for m, t in sent if not m.behind)
-    behind = [(m, t) for m, t in sent if m.behind]
+    comm = sum(m.exposed * t for m, t in sent if not any_of(m.behind))
+    behind = [(m, t) for m, t in sent if any_of(m.behind)]
     if behind:
         least = sum(m.exposed * t for m, t in behind)
         whole = sum(t for _, t in behind)
-        comm = comm + np.maximum(least, whole - own)
+        most = functools.reduce(np.maximum, (m.behind for m, _ in behind))
+        comm = comm + np.maximum(least, whole - most * own)
     if panels is None: return comm
     return comm + np.maximum(panels * comm - own, 0)   # comm is that of a panel
 
@@ -528,7 +529,8 @@ def comm_of_each(
     comm, at = [0.] * len(works.each), lambda x: at_columns(x, columns)
     def placed(m):
         if columns is None: return m
-        return m._replace(volume=at(m.volume), far=at(m.far), exposed=at(m.exposed))
+        return m._replace(volume=at(m.volume), far=at(m.far), exposed=at(m.exposed),
+                          behind=at(m.behind))
     sent = {i: [placed(m) for m in work.messages if any_of(m.volume)]
             for i, work in enumerate(works.each) if work.messages}
     panels = [at(number) for number in panels]
@@ -539,7 +541,7 @@ def comm_of_each(
     seconds = iter(seconds_of_messages(about, pricer))
     for i, messages in sent.items():
         alone = [next(seconds) for _ in messages]
-        hides = panels[i] is not None or any(m.behind for m in messages)
+        hides = panels[i] is not None or any(any_of(m.behind) for m in messages)
         busy = named(at(own[i]), 'own', 's') if hides else None
         comm[i] = shown_of_messages(messages, alone, busy, panels[i])
     return comm
