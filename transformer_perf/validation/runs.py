@@ -332,10 +332,16 @@ def precision_of(df):  # Series of str
 # %% ../../nbs/91_runs.ipynb #10b00003
 CHOSEN = ('zero_stage', 'tp_overlap', 'dp_overlap', 'ep_overlap', 'flash_attention')
 
+@functools.cache
+def usual_by_software(choice):  # (the usual value, dict: software -> its own)
+    "What is done unless a row says it."
+    usual = getattr(Assumptions.calibrated(), choice)
+    return usual, {name: (s.chooses or {}).get(choice, usual)
+                   for name, s in known_software().items()}
+
 def usual_of(software, choice):  # Series
     "What software does unless it is told otherwise; of others, and where nobody knows, the usual."
-    usual = getattr(Assumptions.calibrated(), choice)
-    own = {name: (s.chooses or {}).get(choice, usual) for name, s in known_software().items()}
+    usual, own = usual_by_software(choice)
     return pd.Series([own.get(name, usual) for name in software], software.index, type(usual))
 
 def chosen_by_software(x):  # DataFrame
