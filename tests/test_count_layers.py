@@ -14,6 +14,7 @@ import pytest
 from transformer_perf import Assumptions, Model, Parallel, blocks, estimate, layers, modules
 from transformer_perf.choices import recomputed_parts
 from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Roofline, Work, exchanged
+from transformer_perf.linear_attention import GatedConv
 from transformer_perf.parameters import Costs, Parameters
 from transformer_perf.timeline import job_of
 from transformer_perf.iteration import settled
@@ -30,6 +31,7 @@ b, l, e, h, f = 3, 64, 48, 4, 160   # samples, tokens, widths as the paper has t
 q = e // h
 GPT = Model(l, e, h, 2, mlp_dim=f, name='gpt')
 LLAMA = dataclasses.replace(GPT, gated_mlp=True, kv_heads=2, qk_norm=True)
+CONV = dataclasses.replace(GPT, layers=((blocks.Block(GatedConv(channels=e), blocks.MLP(f)), 2),))
 n, k, w = 8, 2, 40   # experts, of a token, their width
 EXPERTS = dataclasses.replace(GPT, gated_mlp=True, experts=n, experts_per_token=k, expert_dim=w)
 SHARED = dataclasses.replace(EXPERTS, shared_expert_dim=20, shared_expert_gate=True,
@@ -817,7 +819,7 @@ def test_what_is_turned(model, tp, numbers):
 
 @pytest.mark.parametrize('model, readers', [
     (GPT, (1, 1)), (LLAMA, (3, 2)), (LATENT, (2, 2)), (EXPERTS, (3, 2)),
-    (dataclasses.replace(GPT, kv_heads=2), (3, 1))])
+    (dataclasses.replace(GPT, kv_heads=2), (3, 1)), (CONV, (1, 1))])
 def test_what_autocast_casts(model, readers):
     "The stream's norms for each product, every matrix, the words; other counts ask for no cast."
     model = dataclasses.replace(model, vocab=96)
