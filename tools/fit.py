@@ -13,17 +13,18 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from transformer_perf.inputs import read_json, write_whole
+from transformer_perf.inputs import as_numbers, read_json, write_whole
 from transformer_perf.estimates import Assumptions
 from transformer_perf.parameters import (
     KINDS_OF_RUN, Calibration, as_flat, changed, generations, limits, read_calibration, value_of)
+from transformer_perf.iteration import kind_of_run
 from transformer_perf.software import known_software
 from transformer_perf.validation.runs import (
     assumptions_for, batches_of, clean, column_of, measured_column, sheet_of_run, stack_of, texts)
 from transformer_perf.validation import (
     of_values, picked, predict, read_runs, recipe_score, table_of, with_sets)
 from transformer_perf.validation.predictions import (
-    OTHERS, TOO_LARGE, but_tests, features_of, kinds_of_runs, never_seen, source_of)
+    OTHERS, TOO_LARGE, but_tests, features_of, never_seen, source_of)
 from transformer_perf.validation.calibration import (
     PROTOCOL, Entry, Fit, calibrate_network, entries_of, evidence_of, feasible,
     least_squares_within, published_collectives, replaced, residuals_of, seen_in, table_of_fit,
@@ -49,6 +50,13 @@ FREE_OF_SHARED = {'unit_exposed': .1}   # of a stack that shares out weights, mo
 SHARES = 'torchtitan', 'llm-foundry'
 
 LEAST_RUNS = 4     # of a stack with values of its own
+
+
+def kinds_of_runs(df):  # Series of str
+    "With experts; or dense, with or without much waiting for the host by our count."
+    experts = as_numbers(df['experts']).notna() if 'experts' in df else False
+    kinds = kind_of_run(experts, df.predicted_other_s, df.predicted_iteration_s)
+    return pd.Series(kinds, df.index)
 
 
 class Tangent(NamedTuple):

@@ -1162,10 +1162,12 @@ def summa_nb_candidates(tp1, tp2, embed):
 @takes(tp1=WHOLE, tp2=WHOLE, dp=WHOLE, pp=WHOLE, nvs=WHOLE)
 def nv_candidates_2d(tp1, tp2, dp, pp, nvs):
     "Placements (tp1, tp2, dp, pp) of four groups in an NVLink domain of nvs GPUs."
-    sizes = dict(n_gpus=whole(tp1 * tp2 * dp * pp, 'tp1*tp2*dp*pp'), tp=tp1, cp=tp2, pp=pp, dp=dp)
+    n_gpus = whole(tp1 * tp2 * dp * pp, 'tp1*tp2*dp*pp')
+    sizes = {'n_gpus': n_gpus, 'tp': tp1, 'cp': tp2, 'pp': pp, 'dp': dp}
     t = {name: np.array([value]) for name, value in sizes.items()}
     places = placements(t, splits(nvs), nvs)
-    return list(zip(*(places[f'nvlink_{group}'].tolist() for group in ('tp', 'cp', 'dp', 'pp'))))
+    columns = [places[f'nvlink_{group}'].tolist() for group in ('tp', 'cp', 'dp', 'pp')]
+    return list(zip(*columns))
 
 def nv_candidates_1d(tp, dp, pp, nvs):
     "Placements (tp, dp, pp) of three groups in an NVLink domain of nvs GPUs."

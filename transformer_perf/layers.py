@@ -199,12 +199,13 @@ def dropout_add(name, rows, width, units=Units(), masked=1.):  # Operation
 
 def autocast_add(name, rows, width, units=Units(), masked=1.):  # Operation
     "The same onto a residual stream in 32 bits, by kernels of one step each."
-    E, M, x = units.element, units.mask * masked, 1. * rows * width
-    forward = Work(vector=units.flop * 2 * x, launches=1 + masked,
-                   nbytes=(E + 4 * E + (2 * E + units.mask) * masked) * x)
-    back = Work(vector=units.flop * 2 * x, launches=2 + masked,
-                nbytes=(2 * E + E + 6 * E + (2 * E + units.mask) * masked) * x)
-    return Operation(name, forward, back, activations=M * x)
+    E, M, x = units.element, units.mask, 1. * rows * width
+    drop = (2 * E + M) * masked   # reads and writes 16 bits, and a mask
+    add = E + 4 * E               # 16 bits to a stream in 32, read and written
+    apart = 2 * E + E + 6 * E     # the stream's gradient in 16 bits, and gradients summed up
+    forward = Work(vector=units.flop * 2 * x, nbytes=(add + drop) * x, launches=1 + masked)
+    back = Work(vector=units.flop * 2 * x, nbytes=(apart + drop) * x, launches=2 + masked)
+    return Operation(name, forward, back, activations=M * masked * x)
 
 def transposes(name, rows, width, units=Units()):  # Operation
     "Queries, keys and values brought into the layout that attention wants, and back."

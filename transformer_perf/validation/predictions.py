@@ -20,7 +20,7 @@ from ..parameters import (
     Calibration, changed, limits, measured_folder, read_calibration)
 from ..measured_kernels import gpu_of
 from ..timeline import COMPONENTS
-from ..iteration import estimate, evidence, keep, kind_of_run
+from ..iteration import estimate, evidence, keep
 from transformer_perf.validation.runs import (
     OPEN, clean, cleaned, filled,
     measured_column, on_system, precision_of, row_name, rows_as_jobs, stack_of,
@@ -86,13 +86,6 @@ def features_of(df):  # DataFrame of str
     return pd.DataFrame({'gpu': df.gpu.map(gpu_of), 'stack': stack_of(df),
                          'model': np.where(experts, 'with experts', 'dense'),
                          'precision': precision_of(df)}, index=df.index)
-
-# %% ../../nbs/91a_predictions.ipynb #10b00008
-def kinds_of_runs(df):  # Series of str
-    "With experts; or dense, with or without much waiting for the host by our count."
-    experts = as_numbers(df['experts']).notna() if 'experts' in df else False
-    kinds = kind_of_run(experts, df.predicted_other_s, df.predicted_iteration_s)
-    return pd.Series(kinds, df.index)
 
 # %% ../../nbs/91a_predictions.ipynb #aa56d759
 INTERVAL = ('iteration_low_s', 'iteration_high_s')   # none without measured runs

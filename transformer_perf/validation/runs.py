@@ -459,11 +459,12 @@ def with_layouts(x):  # DataFrame
 
 def structure_of(one):  # dict of fields of a Model
     "The structure that rows share."
-    found = {field: None if np.isnan(one[c]) else int(one[c]) for c, field in STRUCTURE.items()}
-    found['shared_expert_dim'] = found['shared_expert_dim'] or None
-    found['mtp_layers'] = max(found['mtp_layers'], one.layout.count('m'))
-    found |= {c: one[c] for c in WORDS_OF_MODEL if one[c]}
-    return found | {c: bool(one[c] == 1) for c in FLAGS if c in STRUCTURE} | dict(causal=True)
+    sizes = {field: None if np.isnan(one[c]) else int(one[c]) for c, field in STRUCTURE.items()}
+    words = {c: one[c] for c in WORDS_OF_MODEL if one[c]}
+    flags = {c: bool(one[c] == 1) for c in FLAGS if c in STRUCTURE}
+    sizes['shared_expert_dim'] = sizes['shared_expert_dim'] or None
+    sizes['mtp_layers'] = max(sizes['mtp_layers'], one.layout.count('m'))
+    return sizes | words | flags | {'causal': True}
 
 # %% ../../nbs/91_runs.ipynb #860395a5
 SAME = ('layers', 'hidden', 'ffn', 'heads', 'kv_heads', 'vocab', 'seq_len', 'gated_mlp', 'tp',
