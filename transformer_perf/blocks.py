@@ -741,9 +741,9 @@ def expert_groups(job: CountedJob):  # dict: name -> Group
 
 def expert_copies(job: CountedJob):  # Group
     "The GPUs that hold the same experts."
-    groups, inside = expert_groups(job), job.nvlink_tp * job.nvlink_cp * job.nvlink_dp
     size = job.tp * job.cp * job.dp // (job.ep * job.etp)
-    return Group(size, np.gcd(size, inside // groups['experts'].in_domain))
+    in_domain = job.nvlink_tp * job.nvlink_cp * job.nvlink_dp
+    return Group(size, np.gcd(size, in_domain // expert_groups(job)['experts'].in_domain))
 
 # %% ../nbs/82b_blocks.ipynb #3b000011
 def places_met(job: CountedJob, experts, places):

@@ -171,9 +171,10 @@ def sizes_tried(model: Model, global_batch, assumptions):
 
 def can_follow(t, model: Model, global_batch, assumptions):
     "Which rows have stages and micro-batches that can follow their schedule."
-    N, pp, v = global_batch // t['dp'] // t['micro_batch'], t['pp'], t['virtual_stages']
-    sizes = pp, v, N, layers_to_deal(model.depth, pp, v, assumptions)
-    return own_figure(t['schedule'], lambda s: possible(s, *sizes))
+    N = global_batch // t['dp'] // t['micro_batch']
+    pp, v = t['pp'], t['virtual_stages']
+    layers = layers_to_deal(model.depth, pp, v, assumptions)
+    return own_figure(t['schedule'], lambda s: possible(s, pp, v, N, layers))
 
 def can_replicate(t):
     "Which rows have copies, of experts too, that make equal replicas."
@@ -329,8 +330,10 @@ def places_in(groups, *values):  # array, from 0
 def pairs(left, right):
     "Rows of `left` and of the sorted `right` that have the same value: all pairs of indices."
     start, stop = (np.searchsorted(right, left, side=side) for side in ('left', 'right'))
-    i, count = np.repeat(np.arange(len(left)), stop - start), np.cumsum(stop - start)
-    return i, np.arange(len(i)) + np.repeat(start - count + (stop - start), stop - start)
+    each = stop - start                 # pairs of each row
+    before = np.cumsum(each) - each     # of all rows before it
+    i = np.repeat(np.arange(len(left)), each)
+    return i, np.arange(len(i)) + np.repeat(start - before, each)
 
 # %% ../nbs/88a_search.ipynb #6a4c89d1
 MOST_PRICED = 10_000_000   # layers, each at a placement
@@ -658,9 +661,13 @@ def tables_of(n_gpus, fit, some):
 
 def fastest_of(fit, k):  # dict of columns; `search`: of which Fitting
     "The k best of several Fittings together, for each variant and GPU count."
-    best = [best_candidates(f.less, f.layers, f.fits[:, f.some], k) for f in fit]
-    t = joined(own | {'search': np.full(len(own['i']), at)} for at, own in enumerate(best))
-    return keep(t, places_in((t['variant'], t['n_gpus']), t['seconds']) < k)
+    found = []
+    for at, f in enumerate(fit):
+        best = best_candidates(f.less, f.layers, f.fits[:, f.some], k)
+        found.append(best | {'search': np.full(len(best['i']), at)})
+    t = joined(found)
+    place = places_in((t['variant'], t['n_gpus']), t['seconds'])
+    return keep(t, place < k)
 
 def fitting_when_played(t, fit, known):  # bools
     "Which of some candidates fit, played where only that tells; `known`: GB of those played."
@@ -801,7 +808,6 @@ def is_tested(f: Fitting, i):  # bools
 def fastest_tested(fit, some):  # as `fastest_of`, at most one row
     "Where all of some candidates are untested: the fastest that measured runs came near."
     none = keep(some, np.arange(0))
-    if fit[0].question.assumptions.measured is None: return none
     for at, f in enumerate(fit):
         if is_tested(f, some['i'][some['search'] == at]).any(): return none
     tested = [f.some[is_tested(f, np.arange(len(f.some)))] for f in fit]   # configurations
@@ -1063,7 +1069,8 @@ def worth_playing(fit, counts, k, kind=()):  # as `tables_of`
     "What is worth playing of what fits, played."
     found, some = played_best(counts, fit, k)
     more = [fastest_of_kinds(fit, k, kind)] if kind else []
-    if len(counts) == 1: more.append(fastest_tested(fit, joined_once([some, *more])))
+    measured = fit[0].question.assumptions.measured is not None   # else nothing is tested
+    if measured and len(counts) == 1: more.append(fastest_tested(fit, joined_once([some, *more])))
     more = besides(some, joined_once(more)) if more else {'i': ()}
     return with_tables(found, tables_of(counts, fit, more)) if len(more['i']) else found
 

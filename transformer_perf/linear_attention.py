@@ -124,10 +124,12 @@ class DeltaRule(Recurrent):
     def forward(self, chunks, again):  # tuple of Product
         "Keys with keys, an inverse, what is written, the state, what is read."
         C, k, v = self.chunk, self.key, self.value
+        compared = Product(C, C, k, chunks * self.compared)
         inverse = Product(16, 16, 16, chunks * C**3 / 4 / 16**3)
-        return (Product(C, C, k, chunks * self.compared), inverse, Product(C, k + v, C, chunks),
-                Product(C, v, k, chunks * (3 + 2 * again)),
-                Product(C, C, k, chunks * self.queried), Product(C, v, C, chunks))
+        written = Product(C, k + v, C, chunks)
+        state = Product(C, v, k, chunks * (3 + 2 * again))
+        queried, read = Product(C, C, k, chunks * self.queried), Product(C, v, C, chunks)
+        return compared, inverse, written, state, queried, read
 
     def backward(self, chunks):  # tuple of Product
         "What is written and the state are computed again; then gradients of all."
@@ -277,12 +279,13 @@ def selective_scan(job: CountedJob, mixer: Mamba):  # Operation
     E, D, N, T = job.units.element, mixer.channels // job.tp, mixer.key, 1. * job.tokens
     state = 2 * E * job.micro_batch * D * N   # in 32 bits; and what it is multiplied by
     sent = Message('allgather', 2 * state * job.cp * (job.cp > 1), 'cp')
-    forward = Work(vector=job.units.flop * 9 * D * N * T, operands=T * (5 * D + 2 * N), fused=True,
-                   messages=(sent,), memory_speed=job.assumptions.scan_speed)
-    backward = forward._replace(vector=3 * forward.vector, operands=T * (8 * D + 6 * N))
-    return Operation('scan', forward, backward, E * D * (N + 1),
-                     activations=E * T * (4 * D + 2 * N), recomputed_with=('core_attn',),
-                     frees=(('core_attn', E * T * D),))
+    flop = job.units.flop * 9 * D * N * T
+    forward = Work(vector=flop, operands=T * (5 * D + 2 * N), fused=True, messages=(sent,),
+                   memory_speed=job.assumptions.scan_speed)
+    backward = forward._replace(vector=3 * flop, operands=T * (8 * D + 6 * N))
+    weights, activations = E * D * (N + 1), E * T * (4 * D + 2 * N)
+    return Operation('scan', forward, backward, weights, activations=activations,
+                     recomputed_with=('core_attn',), frees=(('core_attn', E * T * D),))
 
 @dataclass(frozen=True, kw_only=True)
 class GatedConv(Half):

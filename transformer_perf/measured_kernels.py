@@ -142,9 +142,11 @@ def seconds_a_key(head_dim, value, system: System, fit, backward):  # s
     width, shares = (head_dim + value) / 2, [getattr(fit, f'head_{d}') for d in HEADS]
     if not any(map(np.ndim, shares)): share = np.interp(width, HEADS, shares)
     else:   # of many systems: so much of each
-        share = sum(np.interp(width, HEADS, own) * x for own, x in zip(np.eye(len(HEADS)), shares))
-    flop = 2 * (3 * head_dim + 2 * value) if backward else 4 * width   # a query and a key
-    return QUERIES * flop / (peak('bf16', system) * share * (fit.backward if backward else 1.))
+        parts = [np.interp(width, HEADS, one) for one in np.eye(len(HEADS))]
+        share = sum(part * x for part, x in zip(parts, shares))
+    speed = peak('bf16', system) * share
+    if not backward: return QUERIES * 4 * width / speed   # FLOP of a query and a key
+    return QUERIES * 2 * (3 * head_dim + 2 * value) / (speed * fit.backward)
 
 # %% ../nbs/82a_kernel_prices.ipynb #2c000001
 def attention_seconds(

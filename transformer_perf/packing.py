@@ -55,7 +55,8 @@ def played_unevenly(F, B, stages):  # s, [copy]
     "1F1B of so many stages, F and B seconds [copy, micro-batch] on each of them."
     steps = program('1f1b', stages, 1, F.shape[1])   # each of them is one pass
     forward, i = steps.columns['kind'] == 'F', steps.columns['micro_batch']
-    return ends_of(steps, np.where(forward[:, None], F.T[i], B.T[i])).max(axis=0)
+    took = np.where(forward[:, None], F.T[i], B.T[i])
+    return ends_of(steps, took).max(axis=0)
 
 # %% ../nbs/85b_packing.ipynb #85b0000c
 def with_documents(one: Estimate, documents):  # Estimate

@@ -313,9 +313,10 @@ def needs(passes, last):  # array: the step that must be over before each pass, 
     known = np.full((3, way.max() + 1, last + 2, m.max() + 1), -1)
     known[kind, way, place, m] = passes['step']
     forward, backward, _ = known
+    own_forward, own_backward = forward[way, place, m], backward[way, place, m]
     before = np.where(place > 0, forward[way, place - 1, m], -1)
-    after = np.where(place == last, forward[way, place, m], backward[way, place + 1, m])
-    return np.choose(kind, [before, after, backward[way, place, m]])
+    after = np.where(place == last, own_forward, backward[way, place + 1, m])
+    return np.choose(kind, [before, after, own_backward])
 
 # %% ../nbs/30_schedules.ipynb #01ca0121
 def waits_of(passes, last):  # (rank of each step, what each waits for, whether by a message)
@@ -486,8 +487,10 @@ def played(
     overlap=0.,        # share of a forward pass that a backward pass in the same step hides
 ):  # Timeline
     "Play a schedule."
-    steps, cost = program(name, p, v, N), costs_of(name, p, v, F, B, W, sent * exposed)
-    took, late = times_of_steps(steps, cost, overlap), sent * (1 - exposed)
+    steps = program(name, p, v, N)
+    cost = costs_of(name, p, v, F, B, W, sent * exposed)
+    took = times_of_steps(steps, cost, overlap)
+    late = sent * (1 - exposed)
     end = ends_of(steps, took, late)[steps.cell]   # the last: of nothing
     start = (end[steps.waits] + late * steps.far).max(axis=1, initial=0.)
     return Timeline(steps, start, end[:-1], cost)
@@ -594,7 +597,9 @@ def saved_at_once(name, p, v, N):  # array [rank, moment, chunk of the rank]
 def most_held(name, p, v, N, GB):  # array [rank, ...], GB
     "The most that each rank keeps at once; `GB`: [chunk, ...] in the order of the model."
     each = np.asarray(GB)[held_chunks(name, p, v)]   # [rank, chunk of the rank, ...]
-    if each.shape[1] == 1: return (SCHEDULES[name].saved(p, v, N, np.arange(p)) * each[:, 0].T).T
+    if each.shape[1] == 1:
+        passes = SCHEDULES[name].saved(p, v, N, np.arange(p))
+        return (passes * each[:, 0].T).T
     saved = saved_at_once(name, p, v, shortened(name, p, v, N))
     return np.einsum('rmc,rc...->rm...', saved, each).max(axis=1)
 
@@ -630,9 +635,11 @@ def shorter(text, n):
 
 def layout_of(chunks):  # str
     "The shortest usual layout of chunks."
-    count = lambda items: [(item, len(list(same))) for item, same in groupby(items)]
-    texts = [''.join(shorter(*run) for run in count(chunk)) for chunk in chunks]
-    return ''.join(shorter(text + '|', n) for text, n in count(texts[:-1])) + texts[-1]
+    def written(items):   # what stands several times in a row, once
+        runs = [(item, len(list(same))) for item, same in groupby(items)]
+        return ''.join(shorter(item, n) for item, n in runs)
+    *before, last = map(written, chunks)
+    return written(f'{text}|' for text in before) + last
 
 def check_layout(chunks, p, depth, more=0):  # virtual stages
     "A ValueError, in one line, unless p ranks can hold these chunks of a model."
@@ -715,6 +722,8 @@ def total_time(
 # %% ../nbs/30_schedules.ipynb #01ca0117
 def formula_holds(name, p, v, F, B, W):  # bool, [...]
     "Whether `total_time` is what a schedule takes; times of each chunk [chunk, ...]."
-    s, most = SCHEDULES[name], 1e-12 * (F + B + W).max(axis=0)
+    holds_unequal = SCHEDULES[name].unequal
+    most = 1e-12 * (F + B + W).max(axis=0)
     equal = np.all([np.ptp(x, axis=0) <= most for x in (F, B, W)], axis=0)
-    return equal if s.unequal is None or v > 1 else equal | s.unequal(F, B + W)
+    if holds_unequal is None or v > 1: return equal
+    return equal | holds_unequal(F, B + W)

@@ -144,9 +144,11 @@ class BlockSparse(Attention):
 
     def keys_seen(self, l):
         "Keys of chosen blocks that a query sees: half of its own, and blocks before it."
-        n, more = l / self.block, self.chosen - 1
         if not self.causal: return np.minimum(self.chosen * self.block, l)
-        before = np.where(n > more, more - more * (more + 1) / (2 * n), (n - 1) / 2)
+        n, others = l / self.block, self.chosen - 1
+        of_all = (n - 1) / 2                                  # where each may choose all before it
+        of_some = others - others * (others + 1) / (2 * n)    # the first queries have fewer
+        before = np.where(n > others, of_some, of_all)
         return self.block * (np.maximum(before, 0) + .5)
 
     def operations(self, job: CountedJob):  # list of Operation

@@ -181,8 +181,9 @@ def reduction_time(work: Workload, pace, pricer):  # s
 def stage_weights(p: Layouts, of: Stored, layers, ends):  # list of (GB, GPUs)
     "All weights of one GPU, part by part, and how many GPUs may share each out."
     held = layers * stages_held(p)
-    (GB, group), *more = [(GB * held, group) for GB, group in weight_parts(p, of)]
-    return [(GB, sharers(p, group)[0].size) for GB, group in [(GB + ends, group), *more]]
+    parts, groups = zip(*weight_parts(p, of))
+    first, *others = (GB * held for GB in parts)
+    return [(GB, sharers(p, group)[0].size) for GB, group in zip([first + ends, *others], groups)]
 
 def stage_matrices(p: Layouts, matrices: Matrices, layers, parts):  # list of (GB, GPUs)
     "Of all weights of one GPU those in matrices, which some optimizers take as a whole."
@@ -326,10 +327,11 @@ def stages_in_order(pattern, p, v, schedule, layout=None):  # list of Stage
     places = held_chunks(schedule, p, v)
     held = held_by_chunks(pattern, p, v, layout)[:, places]   # [kind, then 3, rank, chunk]
     layers = held[:-3].sum(axis=2) / (1 + SCHEDULES[schedule].both_ways)   # held twice
+    first, last = held[-3:-1].max(axis=2)
     each = held[:-3].sum(axis=0)   # layers of each chunk
-    total, several = np.maximum(each.sum(axis=1), 1), places.shape[1]
-    columns = [layers.T, *held[-3:-1].max(axis=2), np.arange(p),
-               several * each.max(axis=1) / total, several * each.min(axis=1) / total]
+    mean = np.maximum(each.sum(axis=1), 1) / places.shape[1]
+    widest, narrowest = each.max(axis=1) / mean, each.min(axis=1) / mean
+    columns = layers.T, first, last, np.arange(p), widest, narrowest
     return [Stage(tuple(own), *others) for own, *others in zip(*(x.tolist() for x in columns))]
 
 # %% ../nbs/87_timeline.ipynb #83c55b81
@@ -644,9 +646,9 @@ def shares_out(parts):
 def largest_units(own: StageWeights, units):  # GB
     "So many units in a row: layers, and tables of words at the ends."
     tables = (own.ends > 0) + 1. * (own.ends > 1.5 * own.table)
+    alone = np.minimum(own.layers, units) * own.layer
     beside = np.minimum(own.ends, own.table) + np.minimum(own.layers, units - 1) * own.layer
-    most = np.maximum(np.minimum(own.layers, units) * own.layer,
-                      beside * (units > 0))   # none after a step
+    most = np.maximum(alone, beside * (units > 0))   # none after a step
     return where(units < own.layers + tables, most, own.layers * own.layer + own.ends)
 
 def frozen_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights, or None

@@ -201,12 +201,15 @@ def messages_between(one: Estimate):  # list of (row of the pass that sends, of 
     "Which passes hand over to a pass on another rank."
     t, s, pp = one.timeline, SCHEDULES[one.parallel.schedule], one.parallel.pp
     columns = [t[name].tolist() for name in ('kind', 'rank', 'chunk', 'place', 'micro_batch')]
-    at = {(kind, position(s, pp, rank, chunk)[0], place, m): i
-          for i, (kind, rank, chunk, place, m) in enumerate(zip(*columns)) if kind != 'W'}
-    step = {'F': 1, 'B': -1}
-    pairs = [(i, at.get((kind, way, place + step[kind], m))) for (kind, way, place, m), i
-             in at.items()]
-    return [(i, j) for i, j in pairs if j is not None and columns[1][i] != columns[1][j]]
+    rank, at = columns[1], {}   # (kind, way, place, micro-batch) -> row
+    for i, (kind, own, chunk, place, m) in enumerate(zip(*columns)):
+        way = position(s, pp, own, chunk)[0]
+        if kind != 'W': at[kind, way, place, m] = i
+    found, step = [], {'F': 1, 'B': -1}
+    for (kind, way, place, m), i in at.items():
+        j = at.get((kind, way, place + step[kind], m))
+        if j is not None and rank[i] != rank[j]: found.append((i, j))
+    return found
 
 # %% ../../nbs/92_traces.ipynb #16000018
 def flow_events(one: Estimate, lanes):  # list of dict

@@ -229,11 +229,13 @@ def schedule(p: Pipeline, rows: Rows, stages, width, passes, broken):  # list of
 def numbers_on(passes, rows: Rows):  # list of str
     "The number of its micro-batch, from 1, on each pass that has room for it."
     left, right = rows.at(passes.start), rows.at(passes.end)
-    middle, low = (left + right) / 2, rows.top(passes.stage) + rows.high / 2 + 3.5
     digits = len(str(passes.micro_batch.max(initial=0) + 1))
     room = (right - left > 7 * digits + 4) & (rows.high > 10)
-    return [label(x, y, i + 1, 'middle', color='white')
-            for x, y, i in zip(middle[room], low[room], passes.micro_batch[room])]
+    middle = (left + right)[room] / 2
+    low = rows.top(passes.stage)[room] + rows.high / 2 + 3.5
+    numbers = passes.micro_batch[room] + 1
+    return [label(x, y, number, 'middle', color='white')
+            for x, y, number in zip(middle, low, numbers)]
 
 # %% ../../nbs/75_drawing.ipynb #8083aecf
 def timeline(x, y, width, height, p: Pipeline, rest='the rest', span=None):  # list of str

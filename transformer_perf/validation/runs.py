@@ -452,10 +452,12 @@ def layout_of(said, layers, chunks, ahead, software):  # str
 def with_layouts(x):  # DataFrame
     "Runs with the layers of each chunk, and as many virtual stages as these are."
     sizes = x.assign(chunks=x.pp * x.vp.fillna(1))[['layers', 'chunks', 'mtp_layers']].fillna(1)
-    layouts = [layout_of(said, *map(int, row), software) for said, row, software in zip(
-        x.layout, sizes.itertuples(index=False), x.software)]
-    vp = [len(chunks_in(text)) / pp if text else vp for text, pp, vp in zip(layouts, x.pp, x.vp)]
-    return x.assign(layout=layouts, vp=vp)
+    layouts, virtual_stages = [], []
+    for row, (layers, chunks, ahead) in zip(x.itertuples(), sizes.astype(int).to_numpy()):
+        text = layout_of(row.layout, layers, chunks, ahead, row.software)
+        layouts.append(text)
+        virtual_stages.append(len(chunks_in(text)) / row.pp if text else row.vp)
+    return x.assign(layout=layouts, vp=virtual_stages)
 
 def structure_of(one):  # dict of fields of a Model
     "The structure that rows share."
