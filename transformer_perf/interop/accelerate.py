@@ -126,15 +126,19 @@ def undo_accelerate(f):  # dict
                         selective=selective)
     if stage == 1: return f | dict(kind='DEEPSPEED', deepspeed_stage=1)
     if stage == 0 and not full: return f | dict(kind='MULTI_GPU')
+    return f | fsdp_of(f, stage, full, shards)
+
+def fsdp_of(f, stage, full, on_host):  # dict
+    "The same of FSDP; full: with recompute, on_host: shards are there."
     own = dict(kind='FSDP', checkpoint=full)
-    if stage == 0: return f | own | dict(strategy_said='NO_SHARD')   # version 1
+    if stage == 0: return own | dict(strategy_said='NO_SHARD')   # version 1
     check_sharers(f, stage, 'accelerate')
     own |= dict(version=2, reshard=stage != 2)
-    if shards: own['cpu_shards'] = True
+    if on_host: own['cpu_shards'] = True
     several = f.get('dp_replicate') or 1
-    if n: own |= dict(shard=dp // several, replicate=several)
+    if f.get('n_gpus'): own |= dict(shard=(f.get('dp') or 1) // several, replicate=several)
     if f.get('sequence_sharded'): own['sequence_sharded'] = None
-    return f | own
+    return own
 
 ACCELERATE = Format(ACCELERATE_ROWS, derive_accelerate, undo_accelerate, {
     'deepspeed_config.offload_*': 'this of offloading',

@@ -342,6 +342,21 @@ def layers_on_ranks(depth, p, first, last):  # list of int
                          'stages, which must have as many each')
     return [first.value or each, *[each] * (p - 2), last.value or each]
 
+def chunks_with_less(depth, n, more, less, key):  # as `chunks_of`
+    "So many chunks, where what stands at the ends counts as a layer."
+    counted = [int(bool(one.value)) for one in less]
+    if (depth + sum(counted)) % n: raise ValueError(
+        f'{key}: {depth} layers and {sum(counted)} at the ends must be divisible by {n}, '
+        'the chunks of the pipeline')
+    return chunks_of(depth, n, more, counted)
+
+def chunks_of_stages(ranks, v, more, key):  # as `chunks_of`
+    "v chunks of each stage, which has so many layers."
+    if any(own % v for own in ranks): raise ValueError(
+        f'{key}: stages of {min(ranks)} to {max(ranks)} layers must be divisible by '
+        f'virtual_stages={v}')
+    return with_ends([own // v for own in ranks] * v, more)
+
 def uneven_of_megatron(facts, ignored):
     "Stages at the ends with another number of layers, as a layout (transformer_config.py:2278)."
     first, last, *less = take(facts, 'first_layers', 'last_layers', 'first_less', 'last_less')
@@ -354,24 +369,13 @@ def uneven_of_megatron(facts, ignored):
     if 'depth' not in facts:
         ignored.append((said[0], 'not used: nothing says how many layers there are'))
         return
+    key, more, n = said[0], value(facts, 'mtp_layers', 0), p * v
     of_ends, of_less = first.value or last.value, any(one.value for one in less)
-    if 'layout' in facts:
-        raise ValueError(f'{said[0]} contradicts --pipeline-model-parallel-layout')
-    if of_ends and of_less: raise ValueError(f'{said[0]} contradicts {said[-1]}')
-    more, n = value(facts, 'mtp_layers', 0), p * v
-    if of_less:
-        counted = [int(bool(one.value)) for one in less]
-        if (depth + sum(counted)) % n: raise ValueError(
-            f'{said[0]}: {depth} layers and {sum(counted)} at the ends must be divisible by {n}, '
-            'the chunks of the pipeline')
-        chunks = chunks_of(depth, n, more, counted)
-    else:
-        ranks = layers_on_ranks(depth, p, first, last)
-        if any(own % v for own in ranks): raise ValueError(
-            f'{said[0]}: stages of {min(ranks)} to {max(ranks)} layers must be divisible by '
-            f'virtual_stages={v}')
-        chunks = with_ends([own // v for own in ranks] * v, more)
-    if chunks != chunks_of(depth, n, more): facts['layout'] = Said(said[0], layout_of(chunks))
+    if 'layout' in facts: raise ValueError(f'{key} contradicts --pipeline-model-parallel-layout')
+    if of_ends and of_less: raise ValueError(f'{key} contradicts {said[-1]}')
+    if of_less: chunks = chunks_with_less(depth, n, more, less, key)
+    else: chunks = chunks_of_stages(layers_on_ranks(depth, p, first, last), v, more, key)
+    if chunks != chunks_of(depth, n, more): facts['layout'] = Said(key, layout_of(chunks))
 
 def ends_of_megatron(facts, ignored):
     "First layers, and last ones, that stay in 16 bits."
@@ -533,46 +537,64 @@ def offload_for_megatron(f):  # dict
 
 DROPPED = .1   # of all numbers, by Megatron-LM's own default
 
+def offload_refused(f, host):  # list of (whether it is refused, choices, why); host: amounts
+    "What Megatron-LM does not take to the host."
+    adam_shared_once = (f['optimizer'], f['zero_stage']) == ('adam', 1)
+    return [
+        ({'weights', 'nvme'} & {*host} or host.get('activations') == math.inf,
+         'offload', 'it has flags for states and for some layers'),
+        ('optimizer' in host and not adam_shared_once,
+         'offload optimizer zero_stage', 'it takes adam, shared out once'),
+        ('activations' in host and (f['pp'] > 1 or f['recompute'] != 'none'),
+         'offload pp recompute', 'it takes neither'),
+        ('attn_proj' in host and 'core_attn' not in host, 'offload', 'attn_proj needs core_attn')]
+
+def overlap_refused(f):  # as `offload_refused`
+    "What messages do not hide behind."
+    one_chunk = not f.get('layout') and (f.get('virtual_stages') or 1) == 1
+    return [
+        (f['tp_overlap'] and not f.get('sequence_sharded'),
+         'tp_overlap', 'it needs sequence_sharded'),
+        (f['ep_overlap'] and f['pp'] > 1 and one_chunk,
+         'ep_overlap', 'in a pipeline it needs virtual_stages'),
+        (f['ep_overlap'] and f.get('dispatcher') == 'allgather',
+         'ep_overlap dispatcher', 'it takes others')]
+
+def recompute_refused(f, again, experts):  # as `offload_refused`
+    "What does not go with a layer that is computed again, or with parts of it."
+    parts, full = {*recomputed_parts(again)}, again == 'full' or recomputed_layers(again)
+    drops_outputs = parts & {'layernorm', 'moe_act'}
+    return [
+        (parts & {'moe_act', 'moe', 'shared_experts'} and f.get('model') and not experts,
+         'recompute', 'it has no experts'),
+        (full and f['cuda_graphs'] not in ('none', 'iteration'),
+         'recompute cuda_graphs', 'graphs of layers take none in full'),
+        (full and f['ep_overlap'], 'recompute ep_overlap', 'it takes no full recompute'),
+        (drops_outputs and f.get('precision') == 'fp8',
+         'recompute precision', 'its delayed scaling takes no such parts')]
+
+def refused_besides(f, model, experts):  # as `offload_refused`
+    "What a model, or what is shared out, does not take."
+    graphs, stage = f['cuda_graphs'].split('+'), f['zero_stage']
+    none_dense = model and all(has_experts(model, i) for i in range(model.depth))
+    return [
+        (stage > 1 and f['optimizer'] not in ('adam', 'sgd'),
+         'optimizer zero_stage', 'its FSDP takes adam and sgd'),
+        ('mlp' in graphs and none_dense, 'cuda_graphs', 'no layer has an MLP without experts'),
+        (experts and f['etp'] > 1 and model.bias_kind == 'all',
+         'etp', 'experts with biases take one'),
+        (f.get('fp8_parameters') and not stage,
+         'fp8_parameters zero_stage', 'the optimizer must be shared out')]
+
 def refused_together(f, stage):  # list of (choices, why)
     "The choices that Megatron-LM's own checks refuse together."
     words = {name: f.get(name) or 'none' for name in ('offload', 'recompute', 'cuda_graphs')}
     f = f | words | {'zero_stage': stage, 'optimizer': f.get('optimizer') or 'adam'}
-    again, graphs, model = f['recompute'], f['cuda_graphs'], f.get('model')
-    host, parts = amounts_offloaded(f['offload']), {*recomputed_parts(again)}
-    full = again == 'full' or recomputed_layers(again)
+    model = f.get('model')
     experts = model is not None and sends_tokens(model)
-    frugal = parts & {'layernorm', 'moe_act'}   # whose outputs are dropped
-    refused = (   # whether they are, which choices, and why
-        ({'weights', 'nvme'} & {*host} or host.get('activations') == math.inf,
-         'offload', 'it has flags for states and for some layers'),
-        ('optimizer' in host and (f['optimizer'], stage) != ('adam', 1),
-         'offload optimizer zero_stage', 'it takes adam, shared out once'),
-        ('activations' in host and (f['pp'] > 1 or again != 'none'),
-         'offload pp recompute', 'it takes neither'),
-        ('attn_proj' in host and 'core_attn' not in host, 'offload', 'attn_proj needs core_attn'),
-        (stage > 1 and f['optimizer'] not in ('adam', 'sgd'),
-         'optimizer zero_stage', 'its FSDP takes adam and sgd'),
-        (f['tp_overlap'] and not f.get('sequence_sharded'),
-         'tp_overlap', 'it needs sequence_sharded'),
-        (f['ep_overlap'] and f['pp'] > 1 and not f.get('layout')
-         and (f.get('virtual_stages') or 1) == 1,
-         'ep_overlap', 'in a pipeline it needs virtual_stages'),
-        (parts & {'moe_act', 'moe', 'shared_experts'} and model and not experts,
-         'recompute', 'it has no experts'),
-        (full and graphs not in ('none', 'iteration'),
-         'recompute cuda_graphs', 'graphs of layers take none in full'),
-        (full and f['ep_overlap'], 'recompute ep_overlap', 'it takes no full recompute'),
-        (f['ep_overlap'] and f.get('dispatcher') == 'allgather',
-         'ep_overlap dispatcher', 'it takes others'),
-        ('mlp' in graphs.split('+') and model
-         and all(has_experts(model, i) for i in range(model.depth)),
-         'cuda_graphs', 'no layer has an MLP without experts'),
-        (experts and f['etp'] > 1 and model.bias_kind == 'all',
-         'etp', 'experts with biases take one'),
-        (frugal and f.get('precision') == 'fp8',
-         'recompute precision', 'its delayed scaling takes no such parts'),
-        (f.get('fp8_parameters') and not stage,
-         'fp8_parameters zero_stage', 'the optimizer must be shared out'))
+    refused = [*offload_refused(f, amounts_offloaded(f['offload'])), *overlap_refused(f),
+               *recompute_refused(f, f['recompute'], experts),
+               *refused_besides(f, model, experts)]
     return [(together({name: f.get(name) for name in names.split()}), why)
             for wrong, names, why in refused if wrong]
 
