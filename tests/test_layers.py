@@ -14,7 +14,8 @@ from transformer_perf.timeline import (
 from transformer_perf.iteration import Parallel
 from transformer_perf.kernels import pricer_of
 from transformer_perf.blocks import (
-    domains_met, end_operations, expert_copies, expert_groups)
+    MLP, Attention, Block, domains_met, end_operations, expert_copies, expert_groups)
+from transformer_perf.linear_attention import Beside, GatedDeltaNet
 from transformer_perf.modules import count, ends_GB, layer_cost, layer_memory
 from transformer_perf.models import NAMED
 from transformer_perf.systems import as_system
@@ -248,6 +249,27 @@ def test_contexts_by_hand():
         for kind, GB in volumes.items(): assert math.isclose(sent[context][kind], GB)
     with pytest.raises(ValueError, match='heads of keys and values on a GPU=8 must be divisible'):
         estimate('llama3.1_8B', Parallel(cp=16, context='ulysses'), H100, 16)
+
+
+def test_all_of_cp_share_the_rest_whoever_swaps_heads():
+    "Attention's ways change attention's messages: not a grid's, not those of a state beside it."
+    state = GatedDeltaNet(heads=8, key=16, value=24, key_heads=8)
+    beside = Beside(heads=Attention(8, 8, 16, 16), state=state)
+    hybrid = Model(512, 128, 8, 2, layers=((Block(beside, MLP(256), 'none', 'rmsnorm'), 2),))
+    for model, strategy, names in (
+            ('gpt3', '2d', ('qkv', 'vproj', 'fc1', 'fc2', 'ln1', 'ln2')),
+            (hybrid, '2d-seqp', ('short-conv', 'scan'))):
+        p = Parallel(strategy=strategy, tp=2, cp=4, nvlink_tp=2, nvlink_cp=2, panels=4,
+                     context='allgather', optimizer='muon')
+        asked = H100, 4, 'corrected'
+        alone = estimate(model, p, *asked)
+        seconds = alone.layers.set_index('layer')[['t_fwd_comm', 't_bwd_comm']]
+        assert (seconds.loc[[*names]].t_fwd_comm > 0).all()
+        for context in ('ring', 'ulysses', 'ulysses+ring'):
+            one = estimate(model, dataclasses.replace(p, context=context), *asked)
+            others = one.layers.set_index('layer')[['t_fwd_comm', 't_bwd_comm']]
+            assert np.allclose(others.loc[[*names]], seconds.loc[[*names]], rtol=1e-12), context
+            assert math.isclose(one.stats['other_s'], alone.stats['other_s'])   # Muon's gathers
 
 
 def test_steps_of_a_ring_by_hand():

@@ -504,9 +504,9 @@ def passes_keys(job: CountedJob, mixer, op: Operation, width, merges=True):  # O
     around, context = job.cp // swapped, np.asarray(job.context)
     keys = E * width * job.micro_batch * (kv / swapped) * job.seq_len * (around > 1)
     ring = (context == 'ring') | (context == 'ulysses+ring')
-    gather, scatter = (Message(kind, keys, 'cp') for kind in ('allgather', 'reducescatter'))
-    pass_on = Message('ring', keys, 'cp', 0., 1 - 1 / around)   # the last step passes on nothing
-    twice = Message('ring', 2 * keys, 'cp', 0., 1.)   # keys and values, and later their gradients
+    gather, scatter = (Message(kind, keys, 'cp_keys') for kind in ('allgather', 'reducescatter'))
+    pass_on = Message('ring', keys, 'cp_keys', 0., 1 - 1 / around)   # the last step sends nothing
+    twice = Message('ring', 2 * keys, 'cp_keys', 0., 1.)   # keys and values, later their gradients
     swap = when(swapped > 1, Message('alltoall', E * tokens * width * (heads + kv), 'cp_heads'))
     steps = (around - 1.) * ring * merges   # after the first: the kernels again, and two that merge
     merged = 6 * E * tokens * mixer.value * steps
@@ -627,11 +627,12 @@ class Heads(Half):
 
     def groups(self, job):
         "Among whom heads are exchanged, and around whom the keys then go."
+        if job.strategy == '1d': return {}
         swapped = heads_swapped(job, self)
-        if job.strategy == '1d' or np.all(swapped == 1): return {}
+        if np.all(swapped == 1): return {'cp_keys': Group(job.cp, job.nvlink_cp)}
         near = np.minimum(swapped, job.nvlink_cp)
         return {'cp_heads': Group(swapped, near),
-                'cp': Group(job.cp // swapped, job.nvlink_cp // near)}
+                'cp_keys': Group(job.cp // swapped, job.nvlink_cp // near)}
 
     def operations(self, job: CountedJob, core=attention_core):  # list of Operation
         "Queries, keys and values; scores; what they select; then the residual stream and its norm."

@@ -509,7 +509,8 @@ def at_columns(x, columns):
     if columns is None or not isinstance(x, np.ndarray) or not x.ndim: return x
     return x.take(columns if x.shape[-1] > 1 else 0 * columns, axis=-1)[()]
 
-TALK = ('tp', 'cp', 'cp_heads', 'ep', 'etp', 'experts')   # groups that operations may name
+# groups that operations may name; of cp, those that swap heads, and those around whom keys go
+TALK = ('tp', 'cp', 'cp_heads', 'cp_keys', 'ep', 'etp', 'experts')
 
 def group_of(m: Message, groups):  # Group
     "Who exchanges a message: one of those that talk here, or a group of one GPU."
