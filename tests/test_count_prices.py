@@ -264,6 +264,20 @@ def test_a_ring_step_by_step(kind, doubled):
     assert pricer.collective(kind, 0., Group(16, 8)) == 0
 
 
+def test_a_ring_of_single_messages_has_one_nic():
+    "All that a domain hands on leaves it from one GPU, as any single message; no wire is faster."
+    for size in (4, 8, 64):
+        system = as_system('B200', size)
+        pricer, fast, slow = Roofline(system), system.nvlink, system.network
+        for n, d in ((2 * size, size), (64, 2), (64, 4), (64, 1), (size, size)):
+            share = 3 * (n - 1) / n
+            steps = (n // d - 1) * slow.latency + (n - n // d) * fast.latency
+            rate = fast.bandwidth if n == d else min(fast.bandwidth, slow.bandwidth)
+            assert close(pricer.collective('ring', 3., Group(n, d)), share / rate + steps)
+            crosses = pricer.send(share, False) - slow.latency
+            assert n == d or pricer.collective('ring', 3., Group(n, d)) >= crosses
+
+
 @pytest.mark.parametrize('system', ['MI300X', 'TPU-v6e', 'H100-80GB'])
 def test_without_a_switch_an_all_reduce_is_two_turns(system):
     "Nothing adds up on the way: no bus is faster than its wires."

@@ -339,12 +339,13 @@ def two_tier_time(
     doubled=True,   # an all-reduce is two turns everywhere (slip E1 is to deny it)
 ):  # s
     "Time of one collective over two tiers."
-    fast, slow = system.link_among(2 if kind == 'ring' else in_domain), system.network
+    single = kind == 'ring'   # messages that go to the next domain from one of its GPUs
+    fast, slow = system.link_among(2 if single else in_domain), system.network
     turns = 2 if kind == 'allreduce' else 1
     again = turns if doubled else 1   # what the published model doubles only on two tiers
     domains = n // in_domain
     latency = again * (slow.latency * (domains - 1) + fast.latency * (n - domains))
-    nics = system.nic_factor * in_domain * slow.bandwidth
+    nics = slow.bandwidth * (1 if single else system.nic_factor * in_domain)
     one_tier = again / where(in_domain == 1, slow.bandwidth, fast.bandwidth)
     two_tiers = turns / np.minimum(nics, fast.bandwidth)
     alone = (in_domain == 1) | (domains == 1)
