@@ -769,6 +769,19 @@ def test_the_fastest_placement_is_taken():
     assert len(times) > 20
 
 
+@pytest.mark.parametrize('n, tp', [(12, 4), (12, 6), (20, 4), (20, 2), (28, 4), (36, 4), (24, 8)])
+def test_a_last_domain_that_is_not_full(n, tp):
+    "Neighbours stay together on nodes of 8: three times 4 of 12 GPUs are as much alike as 6 twice."
+    layout, system = dict(tp=tp, dp=n // tp), dataclasses.replace(SYSTEM, nvlink_size=8)
+    model = dataclasses.replace(MODEL, seq_len=1536, heads=24, embed_dim=768)
+    ask = lambda a, **more: estimate(model, Parallel(**layout, **more), system, n, a)
+    assert ask('calibrated').parallel.nvlink_tp == tp
+    found = search(model, n, system, n, '1d', assumptions='corrected', micro_batch=1, **layout)
+    one = ask('corrected')
+    assert close(found.iteration_s.min(), one.stats['iteration_s'])
+    assert close(ask('corrected', nvlink_tp=tp).stats['iteration_s'], one.stats['iteration_s'])
+
+
 # what must divide what
 
 RULES = [   # a layout that breaks one rule, what is said; and one that does not

@@ -192,8 +192,10 @@ def test_tables_by_loops(rows):
 def test_ways_to_fill_a_domain(size):
     hand = [way for way in itertools.product(*[of(size)] * 4) if math.prod(way) == size]
     assert sorted(map(tuple, execution.splits(size))) == hand
-    for n in (1, 6, 36, 64, 512):
-        assert iteration.filled(n, size) == max(d for d in of(n) if d <= size)
+    for n in (1, 6, 12, 20, 36, 64, 512):   # all of it, or what no more GPUs are a multiple of
+        few = [d for d in of(n) if d <= size]
+        rooms = [d for d in few if all(other == d or other % d for other in few)]
+        assert sorted(iteration.rooms_of(n, size)) == ([size] if size in few else rooms)
 
 
 def test_the_best_so_far():

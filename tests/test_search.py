@@ -69,11 +69,13 @@ def groups_of(model, n, batch, strategy, a):
 
 
 def places_of(groups, size):
-    "How many GPUs of each group share a domain."
+    "How many GPUs of each group share a domain: as many in each, all of it or as good as all."
     n = math.prod(groups)
     if n <= size: return [groups]
-    used = max(d for d in divisors(n) if d <= size)
-    return [p for p in itertools.product(*map(divisors, groups)) if math.prod(p) == used]
+    few = [d for d in divisors(n) if d <= size]
+    used = [d for d in few if not any(other > d and other % d == 0 for other in few)]
+    if size in few: used = [size]
+    return [p for p in itertools.product(*map(divisors, groups)) if math.prod(p) in used]
 
 
 def follows(*sizes):

@@ -33,8 +33,8 @@ from .timeline import (
     least_bubble, memories_played, memory_needed, memory_of, placed_by_rank, that_must_fit)
 from .iteration import (
     PAPER_NAMES, can_offload, changes_something, check_host, choices_fit, copies_of_experts, cross,
-    divisors, evidence, filled, gap, grid_lacks, interval_columns, keep, layers_to_deal,
-    left_out, never_run, packed_in_words, readable, rows_of, sends_tokens)
+    divisors, evidence, gap, grid_lacks, interval_columns, keep, layers_to_deal,
+    left_out, never_run, packed_in_words, readable, rooms_of, rows_of, sends_tokens)
 
 # %% ../nbs/88a_search.ipynb #0ac1f301
 BLOCK = 20_000           # rows computed at a time: bounds the memory of a search
@@ -260,15 +260,13 @@ def placements(t, ways, nvlink_size, fixed=()):
 # %% ../nbs/88a_search.ipynb #7113f51c
 def all_placements(t, size, fixed=(), by_rank=False):
     "The placements of groupings of several numbers of GPUs, in the order of the groupings."
-    numbers, which = np.unique(t['n_gpus'], return_inverse=True)
-    most = np.array([filled(n, size) for n in numbers], dtype=int)[which]
-    if by_rank and not {*PLACES} & {*fixed}:
-        found = {'grouping': np.arange(len(most)), **placed_by_rank(t, most)}
-        return keep(found, np.prod([found[place] for place in PLACES], axis=0) == most)
     parts = []
-    for used in np.unique(most) if len(most) else [1]:
-        rows = np.flatnonzero(most == used)
-        part = placements(keep(t, rows), splits(used), size, fixed)
+    for n in np.unique(t['n_gpus']).tolist() or [1]:
+        rows = np.flatnonzero(t['n_gpus'] == n)
+        own, rooms = keep(t, rows), rooms_of(n, size)
+        if by_rank and not {*PLACES} & {*fixed}:
+            part = {'grouping': np.arange(len(rows)), **placed_by_rank(own, rooms)}
+        else: part = placements(own, np.concatenate([*map(splits, rooms)]), size, fixed)
         parts.append(part | {'grouping': rows[part['grouping']]})
     found = joined(parts)
     return keep(found, np.argsort(found['grouping'], kind='stable'))

@@ -12,8 +12,8 @@ __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'ALWAYS', 'WAITS', 'HIDING', 'S
            'is_known', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of',
            'beyond_software', 'more_than_there_are', 'without_effect', 'domains_in_words', 'seconds_in', 'both_ends',
            'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross',
-           'keep', 'filled', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs', 'plural',
-           'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'keep', 'rooms_of', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs',
+           'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -509,7 +509,7 @@ def without_effect(one: Estimate):  # str
 def domains_in_words(one: Estimate):  # str
     "Whether GPUs are of a number that fills less than half of each NVLink domain alike."
     n, size = one.parallel.n_gpus, one.system.nvlink_size
-    used = filled(n, size)
+    used = max(rooms_of(n, size))
     if n <= size or 2 * used >= size: return ''
     return f'Priced as if {n} GPUs used {used} of the {size} of each NVLink domain, all alike.'
 
@@ -592,10 +592,15 @@ def keep(t, rows):
     return {key: x.take(rows, axis=0) if isinstance(x, np.ndarray) and x.ndim else x
             for key, x in t.items()}
 
-def filled(n, size):
-    "GPUs of a domain that n GPUs use alike in each: the most that divide n, 64 of 72 for 512."
-    few = divisors(n)
-    return int(few[few <= size].max())
+@lru_cache(maxsize=4096)
+def rooms_of(n, size):  # tuple, the largest first
+    """GPUs of a domain that n GPUs can use alike in each: all, or 64 of 72 for 512, and for 12
+    either 6 or 4 of 8."""
+    if n % size == 0: return (int(size),)
+    found = []
+    for room in divisors(n)[::-1].tolist():
+        if room <= size and all(larger % room for larger in found): found.append(room)
+    return tuple(found)
 
 # %% ../nbs/87a_estimate.ipynb #3d696952
 MOST_PLACES = 200_000   # of one configuration that are priced
@@ -605,7 +610,7 @@ def possible_places(p: Parallel, system: System, a: Assumptions):  # table
     one = {name: x for name, x in vars(p).items() if name not in PLACES}
     if a.placed_by_rank and all(getattr(p, place) is None for place in PLACES):
         of_each = {group: np.array([getattr(p, group)]) for group in GROUPS}
-        return one | placed_by_rank(of_each, filled(p.n_gpus, system.nvlink_size))
+        return one | placed_by_rank(of_each, rooms_of(p.n_gpus, system.nvlink_size))
     room, places = np.array([system.nvlink_size]), {}
     for group, place in zip(GROUPS, PLACES):
         given = getattr(p, place)

@@ -31,8 +31,8 @@ from transformer_perf.timeline import (
     memory_bound, memory_on_ranks, memory_played, passes_in, placed_by_rank, priced_estimate,
     seconds_and_GB)
 from ..iteration import (
-    Estimate, Parallel, changes_something, check_host, division_rules, divisors, estimate, filled,
-    interval_of, keep, layers_to_deal, rows_of, run_of, sends_tokens, settled, short)
+    Estimate, Parallel, changes_something, check_host, division_rules, divisors, estimate,
+    interval_of, keep, layers_to_deal, rooms_of, rows_of, run_of, sends_tokens, settled, short)
 from ..execution import (
     can_run, distinct, expert_shares, filling, parts_in, pipeline_divides, practice, runs, splits)
 from ..interop import FORMATS, export, job_asked
@@ -283,14 +283,15 @@ ORDERS = (('tp', 'cp', 'dp', 'pp'), ('tp', 'cp', 'pp', 'dp'), ('dp', 'tp', 'cp',
 # %% ../../nbs/88c_neighbours.ipynb #13a00051
 def placements_of(t, one: Estimate, every):  # (row of each, table)
     "The placements at which each row is priced: by rank, a few, or every way to fill a domain."
-    room, rows = filled(one.parallel.n_gpus, one.system.nvlink_size), np.arange(rows_of(t))
+    rooms, rows = rooms_of(one.parallel.n_gpus, one.system.nvlink_size), np.arange(rows_of(t))
     by_rank = one.assumptions.placed_by_rank
     orders = ORDERS[:1] if by_rank else ORDERS
-    filled_up = [placed_by_rank(t, np.full(rows_of(t), room), order) for order in orders]
+    filled_up = [placed_by_rank(t, rooms, order) for order in orders]
     ways = [np.stack([own[place] for place in PLACES], axis=1) for own in filled_up]
     row = np.tile(rows, len(orders))
     if every and not by_rank:
-        groups, more = np.stack([t[group] for group in GROUPS], axis=1), splits(room)
+        groups = np.stack([t[group] for group in GROUPS], axis=1)
+        more = np.concatenate([*map(splits, rooms)])
         at, way = filling(groups, rows, more)
         ways, row = [*ways, more[way]], np.concatenate([row, at])
     ways = np.concatenate(ways).T

@@ -36,7 +36,7 @@ from ..estimates import (
 from ..parameters import measured_folder
 from ..software import Software, known_software, run_by
 from ..measured_kernels import GPU_VARIANTS
-from ..timeline import placed_by_rank, statistics
+from ..timeline import in_a_room, statistics
 from ..iteration import Parallel, divisors
 from ..execution import crossed
 from ..interop.tables import PARALLEL_FIELDS
@@ -527,7 +527,7 @@ def configurations(t, node, one, chosen):  # table
     same = (*GROUP_COLUMNS, 'recompute', 'zero_stage', 'dispatcher', 'unsaid')
     copies = t['dp'] * t['cp']
     shard = np.where((t['fsdp_shard'] > 0) & (t['zero_stage'] > 1), t['fsdp_shard'], copies)
-    return {name: t[name] for name in same} | placed_by_rank(t, node.nvlink_size) | dict(
+    return {name: t[name] for name in same} | in_a_room(t, node.nvlink_size) | dict(
         panels=np.ones_like(t['tp']), virtual_stages=t['vp'],
         sequence_sharded=t['sequence_parallel'] > 0, dp_overlap=t['dp_overlap'] > 0,
         tp_overlap=t['tp_overlap'] > 0, ep_overlap=t['ep_overlap'] > 0,
