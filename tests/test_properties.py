@@ -436,7 +436,8 @@ def test_messages_cost(preset, gpu, size):
         a = loose(preset, **(changes or {}))
         return estimate(model, Parallel(**layout), system, 16, a).stats
     gather, ring = (figure(cp=4, context=c) for c in ('allgather', 'ring'))
-    if preset != 'calibrated': assert gather['tp_comm_s'] >= ring['tp_comm_s']
+    if preset != 'calibrated' and size >= 4:   # between domains an all-gather has more NICs
+        assert gather['tp_comm_s'] >= ring['tp_comm_s']
     assert figure(tp=2)['tp_comm_s'] > figure(tp=2, tp_overlap=True)['tp_comm_s'] > 0
     each, once, bare = (figure(dp=4, reduce_each=e, dp_overlap=o)['dp_comm_s']
                         for e, o in ((True, False), (False, True), (False, False)))
