@@ -3,6 +3,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from transformer_perf import Parallel, estimate, search
@@ -44,6 +45,19 @@ def test_parameters_of_adapters(preset, where, number):
     assert close(stats['optimizer_GB'], 12e-9 * number)
     assert close(stats['weights_GB'], of(preset=preset).stats['weights_GB'] + 2e-9 * number)
     assert close(of(f'lora:32{where}', preset).stats['optimizer_GB'], 24e-9 * number)
+
+
+@pytest.mark.parametrize('adapters, asking', [
+    ('none', 'qkv fc1'), ('lora:16', 'qkv fc1'), ('lora:16:attention', 'qkv'),
+    ('qlora:16:mlp', 'fc1'), ('frozen:mlp', 'qkv'), ('frozen:attention', 'fc1')])
+def test_inputs_are_gathered_again_for_gradients_of_weights(adapters, asking):
+    "And of adapters; a weight that stays as it is needs no input, so none is sent."
+    table = of(adapters, tp=4).layers.set_index('layer')
+    for name in ('qkv', 'fc1'):
+        kinds, GB = table.comm_bwd_type[name], 2e-9 * M.seq_len * M.embed_dim
+        assert ('allgather' in kinds) == (name in asking.split())
+        assert 'reducescatter' in kinds   # the gradient of the input
+        assert all(close(x, GB) for x in np.atleast_1d(table.comm_bwd[name]))
 
 
 def test_arithmetic_of_a_frozen_product():

@@ -270,7 +270,7 @@ def column_product(job: CountedJob, name, outputs, inputs=None):  # Operation
     if a.inputs_sharded:
         op = op._replace(activations=op.activations * (job.own / job.tokens))
         again = meeting(job, 'allgather', job.costs.regather, inputs, quantized=True)
-        back = back + when(sharded, again)
+        back = back + when(sharded & saves_input(job, name), again)   # for the weight's gradient
     op = op._replace(backward=op.backward._replace(messages=back),
                      frees=(('layernorm', op.activations),))
     return gathers(job, op) if a.inputs_sharded and of_layer else op
