@@ -997,11 +997,13 @@ def test_ways_to_send_tokens_in_a_column():
 
 
 def test_a_token_further_ahead():
-    "Two norms side by side, a product that joins them, a norm; then the output once more."
+    "Words, two norms side by side, a product that joins them, a norm; then the output once more."
     model = dataclasses.replace(GPT, vocab=96, norm='rmsnorm', mtp_layers=2)
-    _, (_, output, *more) = blocks.end_operations(job_at(model))
-    assert [op.name for op in more] == ['mtp-join', 'mtp-norms', 'mtp-norm', 'output'] * 2
-    T, (join, norms, norm, again) = b * l, more[:4]
+    (first, *_), (_, output, *more) = blocks.end_operations(job_at(model))
+    names = ['mtp-words', 'mtp-join', 'mtp-norms', 'mtp-norm', 'output']
+    assert [op.name for op in more] == names * 2
+    T, (words, join, norms, norm, again) = b * l, more[:5]
+    assert words == first._replace(name='mtp-words', weights=0.)
     assert join.forward.products[0][:3] == (T, e, 2 * e)
     for op, rows in ((norms, 2 * T), (norm, T)):
         assert close(op.forward.nbytes, 4e-9 * rows * e)
@@ -1010,6 +1012,27 @@ def test_a_token_further_ahead():
     assert close(norms.weights, 2 * norm.weights) and close(norm.weights, 2e-9 * e)
     assert close(join.weights, 2e-9 * 2 * e * e)
     assert again == output._replace(weights=0.)
+
+
+@pytest.mark.parametrize('sharded', [True, False])
+def test_messages_of_a_token_further_ahead(sharded):
+    """Of a layer that reads two streams on tp GPUs: both gathered, its columns gathered too.
+
+    As any product by columns; what it gives is wanted whole (Megatron-LM gathers it), and of that
+    a GPU goes on with its own rows."""
+    model = dataclasses.replace(GPT, vocab=96, mtp_layers=1)
+    a = dataclasses.replace(TRAINED, sequence_sharded=sharded)
+    _, (_, _, words, join, *_) = blocks.end_operations(job_at(model, a, tp=2))
+    GB = 2e-9 * b * l * e
+    sent = lambda work: [(m.kind, round(m.volume / GB, 9)) for m in work.messages]
+    assert sent(words.forward) == [('allreduce', 1)] and not words.backward.messages
+    if sharded:
+        assert sent(join.forward) == [('allgather', 2), ('allgather', 1)]
+        assert sorted(sent(join.backward)) == [
+            ('allgather', 1), ('allgather', 2), ('reducescatter', 2)]
+    else:
+        assert sent(join.forward) == [('allgather', 1)]
+        assert sent(join.backward) == [('allreduce', 2)]
 
 
 @pytest.mark.parametrize('model', [GPT, LLAMA, SHARED], ids=['gpt', 'llama', 'experts'])

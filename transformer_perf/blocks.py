@@ -1016,11 +1016,15 @@ def output_layer(job: CountedJob):  # Operation
 def ahead(job: CountedJob):  # list of Operation
     "What one further layer of multi-token prediction has besides a layer."
     e, has_words = job.embed_dim, own_vocabulary(job) > 0
+    words = trained(embedding(job), job, False)._replace(name='mtp-words', weights=0., frozen=0.)
     join = column_product(job._replace(precision='bf16'), 'mtp-join', e // job.tp, 2 * e)
+    join, parts = gathers(job, join, 2 * e), meeting(job, 'allgather')   # of what each GPU says
+    join = with_messages(join, (*join.forward.messages, parts),
+                         (*when(job.sequence_sharded, parts), *join.backward.messages))
     two = any_norm(job, 'mtp-norms', 2 * job.own, e)   # of the stream, and of the word ahead
     two = two._replace(weights=2 * two.weights)
     last = any_norm(job, 'mtp-norm', job.own, e)
-    return [op._replace(weights=op.weights * has_words) for op in (join, two, last)]
+    return [op._replace(weights=op.weights * has_words) for op in (words, join, two, last)]
 
 def end_norm(job: CountedJob, name):  # Operation
     "A norm at either end; it has weights where the words do."
