@@ -782,6 +782,20 @@ def test_a_last_domain_that_is_not_full(n, tp):
     assert close(ask('corrected', nvlink_tp=tp).stats['iteration_s'], one.stats['iteration_s'])
 
 
+@pytest.mark.parametrize('size', [4, 8, 64])
+@pytest.mark.parametrize('preset', ['paper', 'corrected'])
+def test_an_estimate_places_as_a_search_does(preset, size):
+    """Whole groups where all GPUs fit into a domain, else as fills it; published or not.
+
+    A domain that is not filled would have more links for which the paper asks nothing (E3)."""
+    layout, system = dict(tp=2, pp=6, dp=2), dataclasses.replace(SYSTEM, nvlink_size=size)
+    one = estimate(MODEL, Parallel(**layout), system, 8, preset)
+    found = search(MODEL, 24, system, 8, '1d', assumptions=preset, micro_batch=1, **layout)
+    assert close(found.iteration_s.min(), one.stats['iteration_s'])
+    inside = [getattr(one.parallel, f'nvlink_{name}') for name in layout]
+    assert math.prod(inside) == {4: 4, 8: 8, 64: 24}[size]
+
+
 # what must divide what
 
 RULES = [   # a layout that breaks one rule, what is said; and one that does not

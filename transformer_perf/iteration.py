@@ -606,11 +606,13 @@ def rooms_of(n, size):  # tuple, the largest first
 MOST_PLACES = 200_000   # of one configuration that are priced
 
 def possible_places(p: Parallel, system: System, a: Assumptions):  # table
-    "A configuration with its placement by rank, or with all that an NVLink domain has room for."
+    "A configuration with its placement by rank, or all that fill a domain or, if said, have room."
     one = {name: x for name, x in vars(p).items() if name not in PLACES}
-    if a.placed_by_rank and all(getattr(p, place) is None for place in PLACES):
+    rooms = rooms_of(p.n_gpus, system.nvlink_size)
+    free = all(getattr(p, place) is None for place in PLACES)
+    if a.placed_by_rank and free:
         of_each = {group: np.array([getattr(p, group)]) for group in GROUPS}
-        return one | placed_by_rank(of_each, rooms_of(p.n_gpus, system.nvlink_size))
+        return one | placed_by_rank(of_each, rooms)
     room, places = np.array([system.nvlink_size]), {}
     for group, place in zip(GROUPS, PLACES):
         given = getattr(p, place)
@@ -621,6 +623,7 @@ def possible_places(p: Parallel, system: System, a: Assumptions):  # table
         row, column = np.nonzero(sizes <= room[:, None])
         places = keep(places, row) | {place: sizes[column]}
         room = room[row] // sizes[column]
+    if free: places = keep(places, np.isin(np.prod([*places.values()], axis=0), rooms))
     return one | places
 
 # %% ../nbs/87a_estimate.ipynb #36e897b3
