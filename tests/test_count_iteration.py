@@ -785,15 +785,24 @@ def test_a_last_domain_that_is_not_full(n, tp):
 @pytest.mark.parametrize('size', [4, 8, 64])
 @pytest.mark.parametrize('preset', ['paper', 'corrected'])
 def test_an_estimate_places_as_a_search_does(preset, size):
-    """Whole groups where all GPUs fit into a domain, else as fills it; published or not.
+    """Whole groups where all GPUs fit into a domain, else as fills it: the published rule.
 
-    A domain that is not filled would have more links for which the paper asks nothing (E3)."""
+    Under slip E3 a domain that is not filled would have more links that cost nothing."""
     layout, system = dict(tp=2, pp=6, dp=2), dataclasses.replace(SYSTEM, nvlink_size=size)
     one = estimate(MODEL, Parallel(**layout), system, 8, preset)
     found = search(MODEL, 24, system, 8, '1d', assumptions=preset, micro_batch=1, **layout)
     assert close(found.iteration_s.min(), one.stats['iteration_s'])
     inside = [getattr(one.parallel, f'nvlink_{name}') for name in layout]
     assert math.prod(inside) == {4: 4, 8: 8, 64: 24}[size]
+
+
+def test_a_domain_need_not_be_filled():
+    "Of 12 GPUs in a domain tp 8 uses 8: of 4 and 8 others it would wait for the network."
+    layout, system = dict(tp=8, pp=2, dp=3), dataclasses.replace(SYSTEM, nvlink_size=12)
+    one = estimate(MODEL, Parallel(**layout), system, 24, 'corrected')
+    assert one.parallel.nvlink_tp == 8
+    filled = estimate(MODEL, Parallel(**layout, nvlink_tp=4), system, 24, 'corrected')
+    assert one.stats['iteration_s'] < filled.stats['iteration_s']
 
 
 # what must divide what

@@ -606,7 +606,7 @@ def rooms_of(n, size):  # tuple, the largest first
 MOST_PLACES = 200_000   # of one configuration that are priced
 
 def possible_places(p: Parallel, system: System, a: Assumptions):  # table
-    "A configuration with its placement by rank, or all that fill a domain or, if said, have room."
+    "A configuration with its placement by rank, or with all that an NVLink domain has room for."
     one = {name: x for name, x in vars(p).items() if name not in PLACES}
     rooms = rooms_of(p.n_gpus, system.nvlink_size)
     free = all(getattr(p, place) is None for place in PLACES)
@@ -623,7 +623,8 @@ def possible_places(p: Parallel, system: System, a: Assumptions):  # table
         row, column = np.nonzero(sizes <= room[:, None])
         places = keep(places, row) | {place: sizes[column]}
         room = room[row] // sizes[column]
-    if free: places = keep(places, np.isin(np.prod([*places.values()], axis=0), rooms))
+    if free and not a.slow_pipeline_links:   # slip E3 would pay for links between domains
+        places = keep(places, np.isin(np.prod([*places.values()], axis=0), rooms))
     return one | places
 
 # %% ../nbs/87a_estimate.ipynb #36e897b3
