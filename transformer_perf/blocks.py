@@ -269,8 +269,8 @@ def column_product(job: CountedJob, name, outputs, inputs=None):  # Operation
     back = when(sharded & (not a.gather_backward), meeting(job, 'reducescatter', width=inputs))
     if a.inputs_sharded:
         op = op._replace(activations=op.activations * (job.own / job.tokens))
-        again = meeting(job, 'allgather', job.costs.regather, inputs, quantized=True)
-        back = back + when(sharded & saves_input(job, name), again)   # for the weight's gradient
+        regather = meeting(job, 'allgather', job.costs.regather, inputs, quantized=True)
+        back = back + when(sharded & saves_input(job, name), regather)   # for the weight's gradient
     op = op._replace(backward=op.backward._replace(messages=back),
                      frees=(('layernorm', op.activations),))
     return gathers(job, op) if a.inputs_sharded and of_layer else op
@@ -280,11 +280,11 @@ def row_product(job: CountedJob, name, inputs):  # Operation
     "Product with a weight whose rows are shared out; `inputs` of them are here."
     sharded = job.sequence_sharded
     op = inner_product(job, name, job.tokens, inputs, job.embed_dim, 'inputs')
-    there = (when(sharded, meeting(job, 'reducescatter'))
-             + when(np.logical_not(sharded), meeting(job, 'allreduce')))
+    forward = (when(sharded, meeting(job, 'reducescatter'))
+               + when(np.logical_not(sharded), meeting(job, 'allreduce')))
     gather = meeting(job, 'allgather', quantized=True)
-    back = when(sharded & job.assumptions.gather_backward, gather)
-    return with_messages(op, there, back)
+    backward = when(sharded & job.assumptions.gather_backward, gather)
+    return with_messages(op, forward, backward)
 
 def of_group(x: Matrix, group='tp'):  # Matrix
     "A matrix of which each GPU of a group has a part."
@@ -434,8 +434,8 @@ def residual(job: CountedJob, product, dropout_name, biased=True):  # list of Op
         masked, added = np.asarray(job.costs.dropout) * 1., dropout_add
         if casts_stream(job): added = autocast_add
         return [*after, added(dropout_name, rows, columns, units, masked)]
-    there, name = block.has_bias(product) if biased else 0., f'{product}-bias'
-    return [bias(name, *strategy.output_bias(job, name), units, there), *after,
+    present, name = block.has_bias(product) if biased else 0., f'{product}-bias'
+    return [bias(name, *strategy.output_bias(job, name), units, present), *after,
             dropout(dropout_name, rows * columns, units)]
 
 # %% ../nbs/82b_blocks.ipynb #7385b8fc
@@ -474,8 +474,8 @@ class MLP(Half):
         act = activated(job, 'act1', hidden)
         activation = [act._replace(weights=act.weights + units.element * self.learned)]
         if not job.assumptions.fused_kernels:
-            there = job.here.has_bias('fc1')
-            activation = [bias('fc1-bias', job.tokens, inputs, units, there),
+            present = job.here.has_bias('fc1')
+            activation = [bias('fc1-bias', job.tokens, inputs, units, present),
                           *activation, dropout('dpr1', hidden, units)]
         first, second = strategy.column(job, 'fc1', inputs), strategy.row(job, 'fc2', width)
         return [in_part('mlp', first, freed=0.), *(in_part('mlp', op) for op in activation),
@@ -513,10 +513,10 @@ def passes_keys(job: CountedJob, mixer, op: Operation, width, merges=True):  # O
     passed = lambda work, heads, *messages: work._replace(
         nbytes=work.nbytes + merged * heads, messages=messages + swap,
         launches=work.launches + (work.launches + 2) * steps)
-    there = when(~ring, gather) + when(ring, pass_on)
-    back = when(~ring, gather, scatter) + when(ring, twice)
-    return op._replace(forward=passed(op.forward, heads, *there),
-                       backward=passed(op.backward, heads + 2 * kv, *back))
+    forward = when(~ring, gather) + when(ring, pass_on)
+    backward = when(~ring, gather, scatter) + when(ring, twice)
+    return op._replace(forward=passed(op.forward, heads, *forward),
+                       backward=passed(op.backward, heads + 2 * kv, *backward))
 
 # %% ../nbs/82b_blocks.ipynb #7385b8f7
 def seen_share(job: CountedJob, mixer, rows=None):
@@ -749,12 +749,12 @@ def expert_copies(job: CountedJob):  # Group
 # %% ../nbs/82b_blocks.ipynb #3b000011
 def places_met(job: CountedJob, experts, places):
     "To how many of so many GPUs, or domains, a token's copies go, on average."
-    X, K, there, none = experts.number, experts.per_token, experts.number / places, 1.
+    X, K, own, none = experts.number, experts.per_token, experts.number / places, 1.
     if job.assumptions.experts_in_turn:   # one block of K after the other
-        both = np.gcd(K, np.asarray(there, dtype=int))
-        return np.minimum((K + there - both) / there, places)
+        both = np.gcd(K, np.asarray(own, dtype=int))
+        return np.minimum((K + own - both) / own, places)
     for i in range(int(K)):   # all are as likely: of those of one place, none is chosen
-        none = none * np.maximum(X - there - i, 0) / (X - i)
+        none = none * np.maximum(X - own - i, 0) / (X - i)
     return places * (1 - none)
 
 def domains_met(job: CountedJob, experts):
@@ -791,17 +791,17 @@ def expert_rows(job: CountedJob, experts):
     "Copies of tokens that the experts of the busiest GPU compute."
     return job.own * experts.per_token * job.etp * crowding(job)
 
-def moved_copies(job: CountedJob, experts, name, back):  # Operation
+def moved_copies(job: CountedJob, experts, name, returns):  # Operation
     "Copies sorted by expert and sent; or sent back, weighed and summed up."
     E, copies = job.units.element, job.own * experts.per_token
     sorts = 2 * copies * crowding(job) * (job.ep > 1)   # by GPU, then by expert
     nbytes = E * experts.width(job) * (job.own + copies + sorts)
-    low = job.assumptions.fp8_dispatch and not back   # tokens alone: no result, and no gradient
+    low = job.assumptions.fp8_dispatch and not returns   # tokens alone: no result, and no gradient
     share = of_recipe(job.precision, 'saved') / 2 if low else 1.
-    there, again = (Work(nbytes=nbytes, launches=3, messages=travels(job, experts, *way))
-                    for way in ((back, share), (not back,)))
-    places = 6 * E * copies * (not back)   # where each copy goes, and how much it weighs
-    return Operation(name, there, again, activations=places)
+    forward, backward = (Work(nbytes=nbytes, launches=3, messages=travels(job, experts, *way))
+                         for way in ((returns, share), (not returns,)))
+    places = 6 * E * copies * (not returns)   # where each copy goes, and how much it weighs
+    return Operation(name, forward, backward, activations=places)
 
 # %% ../nbs/82b_blocks.ipynb #bc00318e
 def grouped(job: CountedJob, experts, name, inputs, outputs):  # Operation
@@ -828,10 +828,10 @@ def router(job: CountedJob, experts):  # Operation
 # %% ../nbs/82b_blocks.ipynb #bc00318f
 def expert_bias(job: CountedJob, experts):  # list of Operation
     "What is added to the results of a GPU's experts."
-    there = 1. * job.assumptions.fused_kernels * job.here.has_bias('fc2')
-    if not any_of(there): return []
+    present = 1. * job.assumptions.fused_kernels * job.here.has_bias('fc2')
+    if not any_of(present): return []
     numbers = expert_rows(job, experts) * experts.width(job)
-    return [eager_bias('expert-bias', numbers, experts.number / job.ep, job.units, there)]
+    return [eager_bias('expert-bias', numbers, experts.number / job.ep, job.units, present)]
 
 def routed_experts(job: CountedJob, experts):  # list of Operation
     "From copies of tokens to what their experts say."
@@ -867,9 +867,9 @@ def shared_experts(job: CountedJob, experts):  # list of Operation
     if not job.assumptions.inputs_sharded: first = gathers(job, first)
     first = first._replace(weights=first.weights + E * job.embed_dim * experts.shared_gate)
     act = activated(job, 'shared-act', job.tokens * width)
-    again = lambda op, freed=1.: in_part('moe', in_part('shared_experts', op, freed), freed)
+    both = lambda op, freed=1.: in_part('moe', in_part('shared_experts', op, freed), freed)
     copied = 1. - saves_whole(job, first.name)   # from the input, which the router keeps
-    return [again(first, copied), again(act), again(row_product(job, 'shared-fc2', width))]
+    return [both(first, copied), both(act), both(row_product(job, 'shared-fc2', width))]
 
 @dataclass(frozen=True)
 class Experts(Half):
@@ -981,16 +981,16 @@ def embedding(job: CountedJob):  # Operation
     "Looking tokens up."
     E, e = job.units.element, job.embed_dim
     rows = Message('allreduce', E * job.tokens * e * (own_vocabulary(job) > 0), 'tp')
-    there = Work(nbytes=2 * E * job.own * e, launches=3, messages=(rows,))
-    back = there._replace(messages=())
+    forward = Work(nbytes=2 * E * job.own * e, launches=3, messages=(rows,))
+    backward = forward._replace(messages=())
     if in_32_bits(job):   # of all words, zero but for those seen
-        zeros, again = 4, after_first(job.micro_batches)
-        moved = E / 2 * (zeros + again * SUM_IN_32_BITS) * own_vocabulary(job) * e
-        back = back._replace(nbytes=back.nbytes + moved, launches=4 + again)
+        zeros, sums = 4, after_first(job.micro_batches)
+        moved = E / 2 * (zeros + sums * SUM_IN_32_BITS) * own_vocabulary(job) * e
+        backward = backward._replace(nbytes=backward.nbytes + moved, launches=4 + sums)
     vectors = job.seq_len * job.learned_positions + job.other_embeddings
     places = vectors * job.assumptions.vocabulary
     weights = E * (own_vocabulary(job) + places) * e
-    return Operation('embedding', there, back, weights)
+    return Operation('embedding', forward, backward, weights)
 
 def numbers_of_logits(job: CountedJob, words):
     "Logits of which a GPU takes the loss: of so many words, or of those of all of tp."
@@ -1005,12 +1005,12 @@ def output_layer(job: CountedJob):  # Operation
     sums = (Message('allreduce', 2 * E * T, 'tp'),) * 3
     if job.costs.whole_logits: sums = (Message('allgather', E * T * V * job.tp, 'tp'),)
     loss = E / 2 * job.costs.loss_traffic * numbers_of_logits(job, V) + 3 * E * job.own * e
-    there = Work((Product(T, V, e),), nbytes=loss / 2, launches=5, messages=(*rows, *sums))
-    back = Work((Product(T, e, V), Product(V, e, T)), nbytes=loss / 2, launches=4,
+    forward = Work((Product(T, V, e),), nbytes=loss / 2, launches=5, messages=(*rows, *sums))
+    backward = Work((Product(T, e, V), Product(V, e, T)), nbytes=loss / 2, launches=4,
                 messages=(gradient,))
     if in_32_bits(job):
-        there, back = autocast_weight(there, back, V * e, job.micro_batches, job.units)
-    return Operation('output', there, back, E * own_vocabulary(job) * (e + job.output_bias))
+        forward, backward = autocast_weight(forward, backward, V * e, job.micro_batches, job.units)
+    return Operation('output', forward, backward, E * own_vocabulary(job) * (e + job.output_bias))
 
 # %% ../nbs/82b_blocks.ipynb #d9fda5d3
 def ahead(job: CountedJob):  # list of Operation
@@ -1044,8 +1044,8 @@ def end_operations(job: CountedJob):  # (list of Operation of the first stage, o
     first, output = [embedding(job)], [output_layer(job)]
     if job.embedding_norm: first.append(end_norm(job, 'embedding-norm'))
     if job.output_transform: output = [*transform(job), *output]
-    again = trained(output_layer(job), job, False)._replace(weights=0., frozen=0.)
-    more = [*ahead(job), again]
+    second = trained(output_layer(job), job, False)._replace(weights=0., frozen=0.)
+    more = [*ahead(job), second]
     last = [end_norm(job, 'final-norm'), *output, *more * int(job.mtp_layers)]
     return [[trained(op, job, False) for op in end] for end in (first, last)]
 

@@ -434,7 +434,7 @@ def priced_layers(space: Space, counted: Workload, own, q: Question):  # Layers
     (q, of_variant), (layer, first) = priced_once(q), distinct(own)
     t = keep(space.t, first)
     recompute = np.broadcast_to(t['recompute'], t['dp'].shape)
-    again, of_each = distinct(recompute)
+    way, of_each = distinct(recompute)
     names = recompute[of_each].tolist() or ['none']
     columns = decides_layer(q.considered)
     base, some = distinct(*(t[name] for name in columns if name != 'recompute'))
@@ -445,7 +445,7 @@ def priced_layers(space: Space, counted: Workload, own, q: Question):  # Layers
     cost, ends = in_blocks(placed, own[first[some]][row], counted, names, q)
     at = np.full(possible.shape, -1)
     at[row, column] = np.arange(len(row))
-    at = np.where(at[base] < 0, -1, at[base] + (again * len(row))[:, None])
+    at = np.where(at[base] < 0, -1, at[base] + (way * len(row))[:, None])
     return Layers(counted, own, layer, place, at, cost, ends, q, of_variant)
 
 # %% ../nbs/88a_search.ipynb #1bace6f1

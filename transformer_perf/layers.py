@@ -41,26 +41,27 @@ def linear(
     product = Product(rows, outputs, inputs, **each)
     to_input = Product(rows, inputs, outputs, **each)
     to_weight = Product(outputs, inputs, rows, adds=adds, **each)
-    there = Work((product,), nbytes=byte * cast * x, launches=casts)
-    back = Work((to_input, to_weight), nbytes=(E * biased + byte * cast) * y,
-                launches=biased + casts)
-    if any_of(cast_in): there, back = autocast_weight(there, back, weight, cast_in, units)
-    return Operation(name, there, back, weights=E * (weight + batch * outputs * biased),
+    forward = Work((product,), nbytes=byte * cast * x, launches=casts)
+    backward = Work((to_input, to_weight), nbytes=(E * biased + byte * cast) * y,
+                    launches=biased + casts)
+    if any_of(cast_in):
+        forward, backward = autocast_weight(forward, backward, weight, cast_in, units)
+    return Operation(name, forward, backward, weights=E * (weight + batch * outputs * biased),
                      activations=byte * saved * x, copies=byte * copies * weight,
                      matrices=(Matrix(inputs, outputs, batch),), in_matrices=E * weight)
 
 # %% ../nbs/03_layers.ipynb #418dee90
 def after_first(micro_batches): return 1 - 1 / np.maximum(micro_batches, 1)   # of them, a share
 
-def autocast_weight(there, back, numbers, micro_batches, units=Units()):  # (Work, Work)
+def autocast_weight(forward, backward, numbers, micro_batches, units=Units()):  # (Work, Work)
     """Both passes of a product whose weight, of so many numbers, has 32 bits: it is cast to 16,
     its gradient to 32, and from the second micro-batch on added to that of those before."""
-    again, byte = after_first(micro_batches), units.element / 2
-    moved = TO_32_BITS + again * SUM_IN_32_BITS
-    return (there._replace(nbytes=there.nbytes + byte * TO_16_BITS * numbers,
-                           launches=there.launches + 1),
-            back._replace(nbytes=back.nbytes + byte * moved * numbers,
-                          launches=back.launches + 1 + again))
+    sums, byte = after_first(micro_batches), units.element / 2
+    moved = TO_32_BITS + sums * SUM_IN_32_BITS
+    return (forward._replace(nbytes=forward.nbytes + byte * TO_16_BITS * numbers,
+                             launches=forward.launches + 1),
+            backward._replace(nbytes=backward.nbytes + byte * moved * numbers,
+                              launches=backward.launches + 1 + sums))
 
 # %% ../nbs/03_layers.ipynb #ad038c8b
 def linear_summa(
@@ -86,22 +87,23 @@ def linear_summa(
                      matrices=(Matrix(e, outputs * m1, gathers=(('cp', 1 / m1), ('tp', 1.))),),
                      in_matrices=E * (e // m2) * outputs)
 
-def with_messages(op: Operation, there, back):  # Operation
+def with_messages(op: Operation, forward, backward):  # Operation
     "An operation whose passes send these."
-    return op._replace(forward=op.forward._replace(messages=there),
-                       backward=op.backward._replace(messages=back))
+    return op._replace(forward=op.forward._replace(messages=forward),
+                       backward=op.backward._replace(messages=backward))
 
 # %% ../nbs/03_layers.ipynb #99161d0a
 def bias(
     name,
     rows, columns,  # adds one bias to every row of (rows, columns)
     units=Units(),
-    there=1.,       # 0 where the model has no biases
+    present=1.,       # 0 where the model has no biases
 ):  # Operation
     "Add a bias vector."
-    x = 1. * rows * columns * there
-    same = Work(vector=units.flop * x, nbytes=units.element * (x + columns * there), launches=there)
-    return Operation(name, same, same, weights=units.element * columns * there)
+    x = 1. * rows * columns * present
+    E, held = units.element, columns * present
+    same = Work(vector=units.flop * x, nbytes=E * (x + held), launches=present)
+    return Operation(name, same, same, weights=E * held)
 
 # %% ../nbs/03_layers.ipynb #71f9a421
 def gelu(
@@ -175,9 +177,9 @@ def layernorm_2d(
     "LayerNorm on a grid: statistics are all-reduced along each row."
     E, rows, several = units.element, b * (l / m2), m1 > 1
     op = layernorm(name, rows, (e if shards_features else l) // m1, units, vectors)
-    there = Message('allreduce', E * 2 * rows * several, 'tp')
-    back = Message('allreduce', E * ((2 * e) // m1 + (2 * b * l) // m2) * several, 'tp')
-    return with_messages(op, (there,), (back,))
+    forward = Message('allreduce', E * 2 * rows * several, 'tp')
+    backward = Message('allreduce', E * ((2 * e) // m1 + (2 * b * l) // m2) * several, 'tp')
+    return with_messages(op, (forward,), (backward,))
 
 # %% ../nbs/03_layers.ipynb #83cdc74c
 def fused_norm(name, rows, width, units=Units(), vectors=2):  # Operation
@@ -308,12 +310,12 @@ def autocast_norm(name, rows, width, products, units=Units(), vectors=1):  # Ope
         return work._replace(nbytes=moved + casts * units.element / 2 * x,
                              launches=where(steps, len(own), work.launches) + launches)
     sums = products - 1
-    there = by_steps(fused.forward, EAGER_NORM_32['forward'], products * TO_16_BITS, products)
-    back = by_steps(fused.backward, EAGER_NORM_32['backward'],
+    forward = by_steps(fused.forward, EAGER_NORM_32['forward'], products * TO_16_BITS, products)
+    backward = by_steps(fused.backward, EAGER_NORM_32['backward'],
                     products * TO_32_BITS + sums * SUM_IN_32_BITS, products + sums)
     in_32_bits = 2 * units.element * x   # its input, and before its weight what it gives
     freed = in_32_bits * steps + sums * units.element * x   # it, and copies but for one
-    return fused._replace(forward=there, backward=back, activations=in_32_bits + freed,
+    return fused._replace(forward=forward, backward=backward, activations=in_32_bits + freed,
                           frees=(('layernorm', freed),))
 
 def eager_gelu(name, m, units=Units(), gated=1.):  # Operation
@@ -335,11 +337,11 @@ def eager_clamp(op: Operation, m, units=Units()):  # Operation
                        backward=after(op.backward, EAGER_CLAMP['backward']),
                        activations=op.activations + units.element * both)
 
-def eager_bias(name, numbers, experts, units=Units(), there=1.):  # Operation
-    "The bias of each expert, weighed as its result is, and added (unless `there` is 0)."
+def eager_bias(name, numbers, experts, units=Units(), present=1.):  # Operation
+    "The bias of each expert, weighed as its result is, and added (unless `present` is 0)."
     def by_steps(each, of_all):
-        return Work(nbytes=there * moved_by(each | of_all, numbers, units),
-                    launches=there * (len(each) * experts + len(of_all)))
+        return Work(nbytes=present * moved_by(each | of_all, numbers, units),
+                    launches=present * (len(each) * experts + len(of_all)))
     return Operation(name, by_steps(*EAGER_BIAS['forward']), by_steps(*EAGER_BIAS['backward']))
 
 def eager_softmax(name, b, h, rows, columns, units=Units(), masked=1.):  # Operation
@@ -401,13 +403,14 @@ def fused_attention(
     kernel = Attention(b, h, kv, rows, l, q, seen, values=values)
     x = 1. * b * h * rows * l * seen
     sums = 1. * b * h * rows * (l * seen - 1)
-    there, back = 2 * x + sums + x, 3 * x + sums + x   # softmax and dropout
+    once, later = 2 * x + sums + x, 3 * x + sums + x   # softmax and dropout
+    forward = Work(attention=kernel, vector=flop * once, launches=1)
+    backward = Work(attention=kernel._replace(backward=True), vector=flop * (later + once),
+                    launches=2)
     freed = E * b * h * rows * (kernel.value * keeps_output + 2)
     saved = E * b * rows * (q * (h + kv) + kernel.value * kv)
-    return Operation(name, Work(attention=kernel, vector=flop * there, launches=1),
-                     Work(attention=kernel._replace(backward=True), vector=flop * (back + there),
-                          launches=2), activations=saved + freed, recomputed_with=CORE[1:],
-                     frees=(('core_attn', freed),))
+    return Operation(name, forward, backward, activations=saved + freed,
+                     recomputed_with=CORE[1:], frees=(('core_attn', freed),))
 
 # %% ../nbs/03_layers.ipynb #c4416572
 def logits_summa(

@@ -58,12 +58,12 @@ def scan(job: CountedJob, mixer):  # Operation
     E, rows = job.units.element, 1. * job.tokens * filled_up(job, mixer)
     chunks = rows / mixer.chunk * (mixer.heads // job.tp)
     sizes = 1 + mixer.key / mixer.value * mixer.transition   # of what is handed on, in states
-    again = sizes * mixer.transition * (job.cp > 1)          # a pass for what is handed on
+    repeated = sizes * mixer.transition * (job.cp > 1)       # a pass for what is handed on
     sent = Message('allgather', 2 * E * mixer.state(job) * sizes * job.cp * (job.cp > 1), 'cp')
     moved = rows * mixer.moved(job.tp)
     kernels = Work(fused=True, messages=(sent,),
                    memory_speed=job.assumptions.scan_speed)
-    forward = kernels._replace(products=mixer.forward(chunks, again), operands=moved)
+    forward = kernels._replace(products=mixer.forward(chunks, repeated), operands=moved)
     backward = kernels._replace(products=mixer.backward(chunks), operands=3 * moved)
     inputs, inside = (E * job.tokens * x for x in mixer.scan_keeps(job.tp))
     return Operation('scan', forward, backward, activations=inputs + inside,
@@ -121,13 +121,13 @@ class DeltaRule(Recurrent):
         each = 7 * self.key + 6 * self.value + 2 * self.chunk + states
         return self.heads // tp * each
 
-    def forward(self, chunks, again):  # tuple of Product
+    def forward(self, chunks, repeated):  # tuple of Product
         "Keys with keys, an inverse, what is written, the state, what is read."
         C, k, v = self.chunk, self.key, self.value
         compared = Product(C, C, k, chunks * self.compared)
         inverse = Product(16, 16, 16, chunks * C**3 / 4 / 16**3)
         written = Product(C, k + v, C, chunks)
-        state = Product(C, v, k, chunks * (3 + 2 * again))
+        state = Product(C, v, k, chunks * (3 + 2 * repeated))
         queried, read = Product(C, C, k, chunks * self.queried), Product(C, v, C, chunks)
         return compared, inverse, written, state, queried, read
 
@@ -211,7 +211,7 @@ class Mamba2(Recurrent):
         return (Product(C, self.value, self.key, states * chunks),
                 Product(C, C, self.key, scores * chunks * self.key_groups / self.heads),
                 Product(C, self.value, C, causal * below * chunks))
-    def forward(self, chunks, again): return self.parts(chunks, 2, 1, 1)
+    def forward(self, chunks, repeated): return self.parts(chunks, 2, 1, 1)
     def backward(self, chunks): return self.parts(chunks, 5, 3, 3)
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +230,7 @@ class Lightning(Recurrent):
     def scan_keeps(self, tp): return self.channels(tp), 0.
     def moved(self, tp): return self.heads // tp * (2 * self.key + 2 * self.value)
 
-    def forward(self, chunks, again):
+    def forward(self, chunks, repeated):
         C, k, v = self.chunk, self.key, self.value
         return Product(C, C, k, chunks), Product(C, v, C, chunks), Product(C, v, k, 2 * chunks)
     def backward(self, chunks): return self.forward(2 * chunks, 0)   # two gradients of each

@@ -143,16 +143,16 @@ def of_whole(name, x: Matrix, GB):  # Work
 def with_recompute(layer: Layer, recompute, layers):  # Layer
     "The same with other parts computed again; `layers`: of a stage."
     full = full_share(recompute, layers)
-    again = tuple(-full if i in layer.spared else reruns(recompute, op) * (1 - full)
+    repeated = tuple(-full if i in layer.spared else reruns(recompute, op) * (1 - full)
                   for i, op in enumerate(layer.rows.operations))   # not with the layer, either
-    return layer._replace(reruns=again, full=full)
+    return layer._replace(reruns=repeated, full=full)
 
 @told('matrix', 'TFLOP')
-def matrix_TFLOP(rows: Listed, again):
-    "What matrix units compute; `again`: how often each forward pass is run again."
+def matrix_TFLOP(rows: Listed, recomputed):
+    "What matrix units compute; `recomputed`: how often each forward pass is run again."
     n = len(rows.operations)
-    again, matrix = of_one_rank([below(again), rows.works.matrix])
-    return added(matrix[:n] * (1 + again) + matrix[n:2 * n])
+    recomputed, matrix = of_one_rank([below(recomputed), rows.works.matrix])
+    return added(matrix[:n] * (1 + recomputed) + matrix[n:2 * n])
 
 # %% ../nbs/87b_workload.ipynb #75662b7c
 class Priced(NamedTuple):
@@ -196,13 +196,13 @@ def priced_rows(several, pricer, columns=None):  # list of Priced
     found, start = [], 0
     for rows in several:
         n, end = len(rows.operations), start + len(rows.works.each)
-        there, back, first = slice(start, start + n), slice(start + n, start + 2 * n), slice(
-            start + 2 * n, end)
-        late = np.zeros_like(busy.total[back])
-        late[rows.late] = busy.total[back][rows.late] - busy.total[first]
+        forward, backward = slice(start, start + n), slice(start + n, start + 2 * n)
+        without_late = slice(start + 2 * n, end)
+        late = np.zeros_like(busy.total[backward])
+        late[rows.late] = busy.total[backward][rows.late] - busy.total[without_late]
         of = lambda way: Busy(*(x[way] for x in busy))
-        own = Priced(of(there), of(back), late, TFLOP[there] + TFLOP[back], sent[there],
-                     sent[back], columns)
+        own = Priced(of(forward), of(backward), late, TFLOP[forward] + TFLOP[backward],
+                     sent[forward], sent[backward], columns)
         found.append(passes_by_name(rows, own, pricer) if isinstance(sent, Column) else own)
         start = end
     return found
@@ -216,12 +216,13 @@ def bound_by(*passes):
     return max(alone, key=alone.get)
 
 # %% ../nbs/87b_workload.ipynb #3f521db6
-def operation_row(op: Operation, there: Pass, back: Pass, again, p: Layouts, groups, system,
-                  silent):  # dict
-    "What one operation counts and takes; `again`: how often its forward pass is run again."
-    t_bwd, row = back.total + there.total * again, {'bound_by': bound_by(there, back)}
-    for way, work, t, total in (('fwd', op.forward, there, there.total),
-                                ('bwd', op.backward, back, t_bwd)):
+def operation_row(op: Operation, forward: Pass, backward: Pass, recomputed, p: Layouts, groups,
+                  system, silent):  # dict
+    "What one operation counts and takes; `recomputed`: how often its forward pass is run again."
+    t_bwd = backward.total + forward.total * recomputed
+    row = {'bound_by': bound_by(forward, backward)}
+    for way, work, t, total in (('fwd', op.forward, forward, forward.total),
+                                ('bwd', op.backward, backward, t_bwd)):
         volume, kind = names_of_messages(work, groups, silent)
         row |= {f'flops_{way}': flops(work, system), f'comm_{way}': volume,
                 f'comm_{way}_type': kind, f't_{way}': total, f't_{way}_comm': t.comm,
@@ -229,7 +230,7 @@ def operation_row(op: Operation, there: Pass, back: Pass, again, p: Layouts, gro
                 f'intensity_{way}': t.intensity}
     gradient = op.weights * p.costs.gradient_bytes / 2
     return row | {'layer': op.name, 'weights_mem': op.weights, 'weights_grad_mem': gradient,
-                  'activation_buffer': op.activations, 't': there.total + t_bwd}
+                  'activation_buffer': op.activations, 't': forward.total + t_bwd}
 
 TABLE = ('layer', 'weights_mem', 'weights_grad_mem', 'flops_fwd', 'activation_buffer', 'comm_fwd',
          'comm_fwd_type', 'flops_bwd', 'comm_bwd', 'comm_bwd_type', 't_fwd', 't_fwd_comm',
@@ -246,11 +247,11 @@ def operation_table(layer: Layer, pricer, p: Layouts, silent=True):  # DataFrame
     "What each operation counts and takes, a row each; empty messages are not named if silent."
     import pandas as pd
     (priced,), rows = priced_rows([layer.rows], pricer), []
-    for i, (op, again) in enumerate(zip(layer.rows.operations, layer.reruns)):
-        there = pass_at(priced.forward, priced.sent_forward, i)
-        back = pass_at(priced.backward, priced.sent_backward, i)
-        rows.append(operation_row(op, there, back, layer.full + again, p, layer.rows.groups,
-                                  pricer.system, silent))
+    for i, (op, recomputed) in enumerate(zip(layer.rows.operations, layer.reruns)):
+        forward = pass_at(priced.forward, priced.sent_forward, i)
+        backward = pass_at(priced.backward, priced.sent_backward, i)
+        rows.append(operation_row(op, forward, backward, layer.full + recomputed, p,
+                                  layer.rows.groups, pricer.system, silent))
     return pd.DataFrame(rows, columns=TABLE + ('bound_by',))
 
 # %% ../nbs/87b_workload.ipynb #85c52d6a
@@ -305,9 +306,9 @@ def with_copies(costs, work, pricer):  # LayerCost
         more = np.ndim(costs.forward) - away.ndim
         away = away.reshape(away.shape[:1] + (1,) * more + away.shape[1:])
     copy = over_host_link(away, pricer, work.layouts)
-    there, back = (np.maximum(copy - t, 0) for t in (costs.forward, costs.backward))
-    return costs._replace(forward=costs.forward + there, backward=costs.backward + back,
-                          memory=costs.memory + there + back)
+    forward, backward = (np.maximum(copy - t, 0) for t in (costs.forward, costs.backward))
+    return costs._replace(forward=costs.forward + forward, backward=costs.backward + backward,
+                          memory=costs.memory + forward + backward)
 
 class Matrices(NamedTuple):
     "What of one layer on one GPU is in matrices; every field may be an array."
@@ -395,17 +396,18 @@ def with_steps_apart(costs, p: Layouts):  # LayerCost
 def summed_layer(layer: Layer, priced: Priced, pricer, p: Layouts):  # LayerCost
     "What one layer takes: the sum over its operations, some of them computed again."
     at = lambda x: at_columns(x, priced.columns)
-    again, *own = of_one_rank([below(layer.reruns), *priced.forward, *priced.backward])
-    there, back = Busy(*own[:4]), Busy(*own[4:])
+    recomputed, *own = of_one_rank([below(layer.reruns), *priced.forward, *priced.backward])
+    busy_fwd, busy_bwd = Busy(*own[:4]), Busy(*own[4:])
     often, sent, sent_back = of_one_rank([
         below([at(x) for x in layer.reruns]), priced.sent_forward, priced.sent_backward])
-    both = lambda name: at(added(getattr(there, name) * (1 + again + layer.full)
-                                 + getattr(back, name)))
+    both = lambda name: at(added(getattr(busy_fwd, name) * (1 + recomputed + layer.full)
+                                 + getattr(busy_bwd, name)))
     full = at(layer.full)
     forward, backward = names(
-        's', kernels_fwd=at(added(there.total)) + added(sent),
-        kernels_bwd=at(added(back.total + there.total * again)) + added(sent_back + sent * often))
-    passes = at(added(again)) / len(again)   # launched, too
+        's', kernels_fwd=at(added(busy_fwd.total)) + added(sent),
+        kernels_bwd=(at(added(busy_bwd.total + busy_fwd.total * recomputed))
+                     + added(sent_back + sent * often)))
+    passes = at(added(recomputed)) / len(recomputed)   # launched, too
     wait = host_wait(forward, p, layer.routes)
     wait_back = host_wait(backward, p, layer.routes, 1 + passes)
     late = named(at(added(priced.late)), 'late_kernels', 's')
@@ -608,11 +610,11 @@ def unit_time(parts, pieces, at_once, t_fwd, t_bwd, pricer, p: Layouts):  # (s, 
     gather, reduce = with_host(parts, at_once, gather, reduce, pricer, p)
     alike = if_any(np.greater(replicas(p), 1), lambda: take('allreduce', gradient, True))
     gather, reduce, alike = names('s', gather=gather, reduce=reduce, alike=alike)
-    again = gather * ((stage == 3) & p.reshard_after_forward)
+    regather = gather * ((stage == 3) & p.reshard_after_forward)
     often = reduces_often(p)
     if p.costs.gathers_shown: t_fwd = 0. * t_fwd
     return (in_turn(p, t_fwd, (gather, pieces * where(stage == 3, N, 1))),
-            in_turn(p, t_bwd, (again, pieces * N), (alike, pieces),
+            in_turn(p, t_bwd, (regather, pieces * N), (alike, pieces),
                     (reduce, pieces * where(often, N, 1))))
 
 # %% ../nbs/87b_workload.ipynb #28a10003
@@ -756,7 +758,7 @@ def count(job: CountedJob):  # Workload
     "The only place that counts: every layer and both ends, once."
     kinds, ends = tuple(map(counted_layer, job.kinds)), counted_ends(job)
     number = layers_of_kinds(job)
-    matrix = sum(n * matrix_TFLOP(kind.rows, [kind.full + again for again in kind.reruns])
+    matrix = sum(n * matrix_TFLOP(kind.rows, [kind.full + recomputed for recomputed in kind.reruns])
                  for n, kind in zip(number, kinds))
     at_ends = sum(matrix_TFLOP(end, [0.] * len(end.operations)) for end in ends)
     model = None

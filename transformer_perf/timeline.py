@@ -624,14 +624,14 @@ def logit_bytes(work: Workload):  # of a logit
     return p.costs.logit_held + LOSS_SAVED * (losses * (1 + work.mtp_layers) - 1)
 
 @told('working', 'GB')
-def working(work: Workload, again, first, last):  # GB
+def working(work: Workload, layer, first, last):  # GB
     "What a stage holds while it works, beside what it keeps."
     p, of, w = work.layouts, work.beside, work.layouts.costs
     gathered = 2 * of.stream * np.asarray(p.sequence_sharded)
     keys = of.keys * (p.cp - 1)   # beside the GPU's own
     apart = w.gradients_apart * (of.table * np.maximum(first, last) + last * of.widest)
     if adapted(p.adapters).rank: apart = 0.   # those have no gradient
-    return gathered + keys + again + apart + last * logit_bytes(work) * of.logits + w.framework_GB
+    return gathered + keys + layer + apart + last * logit_bytes(work) * of.logits + w.framework_GB
 
 # %% ../nbs/87_timeline.ipynb #5a4d0022
 def units_at_hand(p: Layouts):
@@ -734,17 +734,17 @@ def at_hand(work: Workload, at: Stage, of: Stored):  # GB
     "Held while a layer works: what runs again of any, and of two what comes from the host."
     kinds = zip(of_each_kind(work, work.stored.recomputed), at.layers)
     each = [GB * np.greater(number, 0) for GB, number in kinds]   # none of what is not there
-    again = functools.reduce(np.maximum, each)
-    if not any_of(of.offloaded): return again
-    return again + np.minimum(sum(at.layers), 2) * of.offloaded
+    recomputed = functools.reduce(np.maximum, each)
+    if not any_of(of.offloaded): return recomputed
+    return recomputed + np.minimum(sum(at.layers), 2) * of.offloaded
 
 def memory_at(work: Workload, at: Stage, least=False):  # Memory
     "Peak memory of a pipeline stage; or the least that it can be where its chunks differ."
     p, of = work.layouts, mean_layer(work.stored, at.layers)
     a, own = p.assumptions, weights_of_stage(work, at, of)
     saved = saved_at(work, at, of, least)
-    again = at_hand(work, at, of)
-    if a.working_memory: saved = saved + working(work, again, at.first, at.last)
+    layer = at_hand(work, at, of)
+    if a.working_memory: saved = saved + working(work, layer, at.first, at.last)
     copied = layers_copied(p, own) * other_copies(p, of) + still_held(work, at, of)
     weights = weights_held(p, own) + copied
     replaced = saved + weights if p.costs.autocast else saved   # its copies in 16 bits go, too

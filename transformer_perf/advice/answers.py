@@ -377,8 +377,8 @@ def best_known(case: Case):  # Estimate or None
             values[name] = None   # as a search that is not told
         elif own not in some: values[name] = [*some, own]
     strategy = ['1d', '2d-seqp', '2d'] if p.strategy == '2d' else ['1d', '2d-seqp']
-    again, rows = values.pop('recompute'), []
-    for name in again:   # one by one: all together may be more than a search takes
+    rows = []
+    for name in values.pop('recompute'):   # at once they may be more than a search takes
         found = search(case.model, p.n_gpus, case.system, case.global_batch, strategy, 3,
                        case.assumptions, fixed={'etp': sorted({1, p.etp})}, recompute=[name],
                        **values)

@@ -495,17 +495,17 @@ def derive_megatron(facts, ignored):
 # %% ../../nbs/90c_megatron.ipynb #12ab001b
 def recompute_for_megatron(f):  # (granularity, dict of facts)
     "What is computed again as flags have it."
-    again = f.get('recompute') or 'none'
-    if again == 'none': return None, {}
-    if again == 'full': return 'full', dict(recompute_method='uniform', recompute_layers=1)
-    if layers := recomputed_layers(again):
+    recompute = f.get('recompute') or 'none'
+    if recompute == 'none': return None, {}
+    if recompute == 'full': return 'full', dict(recompute_method='uniform', recompute_layers=1)
+    if layers := recomputed_layers(recompute):
         parts = parts_of_a_stage(f['pp'], f.get('virtual_stages'), f.get('layout'))
         if layers % parts: raise ValueError(
-            f'recompute={again!r} with {parts} parts of a stage cannot be said in megatron: each '
-            'takes as many layers')
+            f'recompute={recompute!r} with {parts} parts of a stage cannot be said in megatron: '
+            'each takes as many layers')
         return 'full', dict(recompute_method='block', recompute_layers=layers // parts)
-    modules = tuple(p for p in recomputed_parts(again) if p in PARTS)
-    return 'selective', {} if again == 'selective' else dict(recompute_modules=modules)
+    modules = tuple(p for p in recomputed_parts(recompute) if p in PARTS)
+    return 'selective', {} if recompute == 'selective' else dict(recompute_modules=modules)
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0b1c
 def stages_for_megatron(f):  # dict
@@ -560,9 +560,10 @@ def overlap_refused(f):  # as `offload_refused`
         (f['ep_overlap'] and f.get('dispatcher') == 'allgather',
          'ep_overlap dispatcher', 'it takes others')]
 
-def recompute_refused(f, again, experts):  # as `offload_refused`
+def recompute_refused(f, recompute, experts):  # as `offload_refused`
     "What does not go with a layer that is computed again, or with parts of it."
-    parts, full = {*recomputed_parts(again)}, again == 'full' or recomputed_layers(again)
+    parts = {*recomputed_parts(recompute)}
+    full = recompute == 'full' or recomputed_layers(recompute)
     drops_outputs = parts & {'layernorm', 'moe_act'}
     return [
         (parts & {'moe_act', 'moe', 'shared_experts'} and f.get('model') and not experts,
@@ -620,7 +621,7 @@ def precision_for_megatron(f):  # dict
 
 def undo_megatron(f):  # dict
     "Facts as flags have them."
-    stage, (granularity, again) = f.get('zero_stage') or 0, recompute_for_megatron(f)
+    stage, (granularity, recompute) = f.get('zero_stage') or 0, recompute_for_megatron(f)
     f |= dict(tp_overlap=f['tp'] > 1 and f.get('tp_overlap'),   # where there is anything to hide
               ep_overlap=f['ep'] > 1 and f.get('ep_overlap'))
     for choices, why in refused_together(f, stage):
@@ -633,7 +634,7 @@ def undo_megatron(f):  # dict
     if stage > 1: own |= dict(fsdp_shards=stage, checkpoints='fsdp_dtensor')
     for said in (precision_for_megatron, stages_for_megatron, graphs_for_megatron,
                  offload_for_megatron): own |= said(f)
-    own |= again
+    own |= recompute
     if f.get('dispatcher') in ONCE: own |= dict(dispatcher='once', flex_backend=f['dispatcher'])
     return f | own | (model_for_megatron(f) if 'depth' in f else {})
 
