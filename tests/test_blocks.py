@@ -12,7 +12,7 @@ import pytest
 
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.advice import fits, improve, needed, why_not
-from transformer_perf.blocks import Half
+from transformer_perf.blocks import Attention, Half
 from transformer_perf.estimates import Operation, Product, Work, as_assumptions
 from transformer_perf.execution import practice, strategies_for
 from transformer_perf.kernels import pricer_of
@@ -149,6 +149,40 @@ def test_a_half_without_operations_is_named():
     layers = ((dataclasses.replace(full, mixer=Nothing()), depth),)
     with pytest.raises(ValueError, match='Nothing lists no operations'):
         estimate(dataclasses.replace(as_model('llama3.1_8B'), layers=layers), Parallel(), 'H200', 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Around(Half):
+    "Attention, kept as a field."
+    heads: Half
+    def operations(self, job): return self.heads.operations(job)
+
+
+@dataclasses.dataclass(frozen=True)
+class Made(Half):
+    "Attention, made where it is needed."
+    number: int
+    def operations(self, job):
+        return Attention(self.number, self.number, 128, 128).operations(job)
+
+
+def with_mixer(mixer):
+    llama = as_model('llama3.1_8B')
+    (full, depth), = llama.blocks
+    return dataclasses.replace(llama, layers=((dataclasses.replace(full, mixer=mixer), depth),))
+
+
+@pytest.mark.parametrize('context', ['allgather', 'ring', 'ulysses', 'ulysses+ring'])
+def test_a_half_around_another_needs_what_that_needs(context):
+    "Groups, buffers and what must divide; a half that is no field is refused, not free."
+    heads, p = Attention(32, 8, 128, 128), Parallel(cp=4, dp=2, context=context)
+    ask = lambda mixer, p=p: estimate(with_mixer(mixer), p, 'H200', 8, 'calibrated').stats
+    assert ask(Around(heads)) == ask(heads)
+    with pytest.raises(ValueError, match='heads=32 must be divisible by tp=3'):
+        ask(Around(heads), Parallel(tp=3))
+    if 'ulysses' in context:
+        with pytest.raises(ValueError, match="fusedla sends to 'cp_heads', which groups"):
+            ask(Made(32))
 
 
 @pytest.mark.parametrize('preset', ['corrected', 'calibrated'])

@@ -14,7 +14,7 @@ import pytest
 from transformer_perf import Assumptions, Model, Parallel, blocks, estimate, layers, modules
 from transformer_perf.choices import recomputed_parts
 from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Roofline, Work, exchanged
-from transformer_perf.linear_attention import GatedConv
+from transformer_perf.linear_attention import Beside, GatedConv, Mamba2
 from transformer_perf.parameters import Costs, Parameters
 from transformer_perf.timeline import job_of
 from transformer_perf.iteration import settled
@@ -32,6 +32,9 @@ q = e // h
 GPT = Model(l, e, h, 2, mlp_dim=f, name='gpt')
 LLAMA = dataclasses.replace(GPT, gated_mlp=True, kv_heads=2, qk_norm=True)
 CONV = dataclasses.replace(GPT, layers=((blocks.Block(GatedConv(channels=e), blocks.MLP(f)), 2),))
+MAMBA = Mamba2(heads=4, key=8, value=q, chunk=16, key_groups=2)
+BOTH_MIXERS = dataclasses.replace(LLAMA, layers=((blocks.Block(
+    Beside(heads=blocks.Attention(h, 2, q, q), state=MAMBA), blocks.MLP(f, gated=True)), 2),))
 n, k, w = 8, 2, 40   # experts, of a token, their width
 EXPERTS = dataclasses.replace(GPT, gated_mlp=True, experts=n, experts_per_token=k, expert_dim=w)
 SHARED = dataclasses.replace(EXPERTS, shared_expert_dim=20, shared_expert_gate=True,
@@ -819,7 +822,7 @@ def test_what_is_turned(model, tp, numbers):
 
 @pytest.mark.parametrize('model, readers', [
     (GPT, (1, 1)), (LLAMA, (3, 2)), (LATENT, (2, 2)), (EXPERTS, (3, 2)),
-    (dataclasses.replace(GPT, kv_heads=2), (3, 1)), (CONV, (1, 1))])
+    (dataclasses.replace(GPT, kv_heads=2), (3, 1)), (CONV, (1, 1)), (BOTH_MIXERS, (4, 2))])
 def test_what_autocast_casts(model, readers):
     "The stream's norms for each product, every matrix, the words; other counts ask for no cast."
     model = dataclasses.replace(model, vocab=96)

@@ -315,11 +315,6 @@ class Beside(Half):
 
     name = 'attention beside a state'
 
-    def divisions(self, tp): return [*self.heads.divisions(tp), *self.state.divisions(tp)]
-    def groups(self, job): return self.heads.groups(job)
-    def counts_places(self, p): return self.heads.counts_places(p)
-    def keys_gathered(self, job): return self.heads.keys_gathered(job)
-
     def operations(self, job: CountedJob):  # list of Operation
         "Both, one after the other, and their sum; then the stream and its norm."
         E, (rows, columns) = job.units.element, STRATEGIES[job.strategy].between(job)
