@@ -101,6 +101,20 @@ def test_a_second_hand_takes_as_long(name):
 
 
 @EACH
+def test_losses_that_wait_for_their_gradient(name):
+    "The last chunk keeps the logits of each micro-batch from its forward pass to its backward one."
+    for _, p, v, N in cases_of(name):
+        most = 0
+        for rank in orders(name, p, v, N):
+            waiting = {'down': 0, 'up': 0}
+            for kind, way, place, _ in itertools.chain(*rank):
+                if place < p * v - 1: continue
+                waiting[way] += (kind == 'F') - (kind == 'B')
+                most = max(most, *waiting.values())
+        assert most == SCHEDULES[name].losses(p, N)
+
+
+@EACH
 def test_what_unequal_chunks_hold(name):
     "Each rank step by step: a forward pass begins to hold, the last of its backward passes frees."
     s, rng = SCHEDULES[name], np.random.default_rng(6)

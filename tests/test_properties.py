@@ -239,7 +239,8 @@ def test_search_over_schedules(monkeypatch):
     ask = lambda: search('gpt3_1T', 2048, system, k=300, schedule=list(SCHEDULES),
                          global_batch=4096, assumptions='corrected')
     together = ask()
-    assert set(together.schedule) >= {*SCHEDULES} - {'gpipe'}   # whose activations do not fit
+    few = [name for name, s in SCHEDULES.items() if np.max(s.saved(8, 1, 64, np.arange(8))) < 64]
+    assert set(together.schedule) >= {*few}   # of the others the activations do not fit
     for row in together.iloc[::23].to_dict('records'):
         again = estimate('gpt3_1T', Parallel.from_row(row), system,
                          global_batch=4096, assumptions='corrected').stats
