@@ -10,7 +10,7 @@ from transformer_perf import Parallel, estimate, search
 from transformer_perf.advice import fits, improve, plan, why_not
 from transformer_perf.advice.neighbours import case_of, steps_of
 from transformer_perf.cli import run_command
-from transformer_perf.estimates import CHOICES, as_assumptions
+from transformer_perf.estimates import CHOICES, RECIPES, Recipe, as_assumptions
 from transformer_perf.execution import KIND
 from transformer_perf.interop import as_job, export
 from transformer_perf.measured_kernels import GPU_VARIANTS
@@ -211,10 +211,24 @@ def test_advice_keeps_to_what_a_software_can_do():
     ({'knobs': ['recompte']}, "unknown choice 'recompte'; did you mean 'recompute'?"),
     ({'takes': {'tpp': [1]}}, "unknown choice 'tpp'; did you mean 'tp'?"),
     ({'takes': {'tp': ['1']}}, "tp that mine takes='1' must be a whole number"),
-    ({'takes': {'cp': [0]}}, 'cp that mine takes=0 must be a whole number')])
+    ({'takes': {'cp': [0]}}, 'cp that mine takes=0 must be a whole number'),
+    ({'takes': {'recompute': ['none', 'ful:N']}}, "unknown recompute 'ful:1'"),
+    ({'like': 'torchtitn'}, "unknown software to be like 'torchtitn'; did you mean 'torchtitan'?")])
 def test_what_no_layout_has_is_no_knob(given, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         as_assumptions('calibrated', {'name': 'mine', **given})
+
+
+def test_what_was_not_measured_is_no_library_and_no_rate(monkeypatch):
+    "A slip of the pen took another library's prices, unnoticed; a rate was a KeyError."
+    ask = lambda **more: estimate('llama3.1_8B', Parallel(dp=8, **more.pop('p', {})), 'H100-80GB',
+                                  8, 'calibrated', **more)
+    mine = {'name': 'mine', 'knows': {'attention_library': 'FlashAttention-9'}}
+    with pytest.raises(ValueError, match="unknown attention_library 'FlashAttention-9'"):
+        ask(software=mine)
+    monkeypatch.setitem(RECIPES, 'int8', Recipe('int8', 1, 4, 2))
+    with pytest.raises(ValueError, match="unknown rate of a precision 'int8'"):
+        ask(p={'precision': 'int8'})
 
 
 def test_a_number_of_layers_is_one_value():

@@ -12,7 +12,7 @@ __all__ = ['RECIPES', 'LARGEST_KEY', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'C
            'shown_of_messages', 'price', 'priced_together', 'seconds_of_messages', 'at_columns', 'group_of',
            'comm_of_each', 'in_low_precision', 'check_choices', 'Optimizer', 'tells_matrices', 'orthogonalized',
            'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by',
-           'check_offered', 'as_assumptions', 'collective_time']
+           'check_offered', 'of_any_number', 'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -741,6 +741,12 @@ def check_offered(software):
     for name in limits: nearest(name, [*CHOICES, *GROUP_COLUMNS], 'choice')
     for name in {*GROUP_COLUMNS} & {*limits}:
         for value in limits[name]: whole(value, f'{name} that {software.name} takes')
+    for name in {*CHOICES} & {*limits}:
+        for value in limits[name]: Assumptions(**{name: of_any_number(value)})
+
+def of_any_number(value):
+    "A choice that takes any number N, with one."
+    return value.replace(':N', ':1') if isinstance(value, str) else value
 
 def as_assumptions(
     assumptions,    # Assumptions, the name of a preset, or a .json file that `calibrate` wrote

@@ -16,15 +16,16 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from .inputs import nearest
 from .systems import System
 from .estimates import (
     Assumptions, Attention, Busy, Group, Product, Roofline, Work, Works, below, distinct,
     exchanged, first_of, in_rows, of_one_rank, peak_rate, priced_together, recipe_of, ring_share)
 from .parameters import Parameters
 from .quantities import told
-from transformer_perf.measured_kernels import (
+from .measured_kernels import (
     HEADS, SHEETS, attention_seconds, closest, domain_seconds, generation_of, gpu_of,
-    product_seconds, sheet_of)
+    product_seconds, read_fits, sheet_of)
 
 # %% ../nbs/52_kernels.ipynb #f1919818
 MEASURED_AT = {'bf16': 'bf16', 'fp8': 'fp8', 'fp4': 'nvfp4'}   # a rate -> its measured kernels
@@ -32,7 +33,7 @@ MEASURED_AT = {'bf16': 'bf16', 'fp8': 'fp8', 'fp4': 'nvfp4'}   # a rate -> its m
 def measured_as(precision):  # name of measured kernels
     "Whose prices the products of a precision have."
     recipe = recipe_of(precision)
-    return recipe.kernels or MEASURED_AT[recipe.rate]
+    return recipe.kernels or MEASURED_AT[nearest(recipe.rate, MEASURED_AT, 'rate of a precision')]
 
 def gpu_near(system: System, parameters: Parameters):  # its short name
     "The measured GPU that is nearest to a system's."
@@ -114,6 +115,8 @@ def slowed(fit, share):  # AttentionFit
 @functools.lru_cache(maxsize=4096)
 def attention_fit(gpu, library, kernels):  # AttentionFit
     "What fused attention reaches in training."
+    measured = sorted({name.split('/')[1] for name in read_fits()['attention']})
+    nearest(library, measured, 'attention_library')
     fit = dataclasses.replace(closest('attention', gpu, library)[1],
                               launch=kernels.launch_gap)
     return slowed(fit, kernels.clock * kernels.attention_share)

@@ -92,6 +92,8 @@ def sets_of(calibration: Calibration, s: Software):  # Calibration
     "The parameters of one software, for each generation of GPUs."
     found, sets = {}, calibration.sets
     for_all = {k.architecture: k for k in sets.values()}   # the last of a generation
+    names = [*known_software(), *sorted(k.stack for k in sets.values()), 'any', s.name]
+    for other in filter(None, (s.like, s.stack)): nearest(other, names, 'software to be like')
     for on, k in for_all.items():
         own = sets.get(f'{on}/{s.stack or s.name}')
         if own is None or s.stack not in (None, s.name):   # none of it, or another's is meant
