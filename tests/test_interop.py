@@ -20,7 +20,7 @@ from transformer_perf import Parallel, estimate, search
 from transformer_perf import cli
 from transformer_perf.cli import main
 from transformer_perf.configs import FAMILIES, FOREIGN, foreign_keys
-from transformer_perf.estimates import CHOICES
+from transformer_perf.estimates import CHOICES, RECIPES
 from transformer_perf.interop import (
     FORMATS, Job, as_job, export, no_difference, read_log, read_products, read_profile)
 from transformer_perf.interop.writing import facts_of, meaning
@@ -576,6 +576,23 @@ def test_jobs_in_32_bits_are_told_of(given, told):
     job = as_job(LLAMA.format(32, given) if isinstance(given, str) else given)
     assert [key for key, why in job.ignored if IN_32 in why] == ([told] if told else [])
     assert (job.parallel.precision or 'bf16') in ('bf16', 'fp8')
+
+
+@pytest.mark.parametrize('precision', RECIPES)
+@pytest.mark.parametrize('name', FORMATS)
+def test_a_precision_is_written_in_words_that_are_read(name, precision):
+    "Or left to another place, or refused; Accelerate's `mixed_precision` takes four words."
+    text = said(job_of(dp=8, precision=precision), name)
+    assert text is not None or name in ('deepspeed', 'accelerate') and precision != 'bf16'
+    if text is None: return
+    elsewhere = name == 'torchtitan' and f'precision={precision} (its converters)' in text
+    assert elsewhere or (back(text, name).parallel.precision or 'bf16') == precision
+    if name == 'accelerate': assert parse_yaml(text, 'x')['mixed_precision'] in ('bf16', 'fp8')
+
+
+def test_accelerate_knows_few_precisions():
+    with pytest.raises(ValueError, match="unknown mixed_precision 'nvfp4'; known: no, fp16, bf16"):
+        as_job({'distributed_type': 'FSDP', 'mixed_precision': 'nvfp4'})
 
 
 @pytest.mark.parametrize('words, context', [

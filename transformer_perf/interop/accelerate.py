@@ -8,13 +8,15 @@ __all__ = []
 # %% ../../nbs/90e_accelerate.ipynb #c733bf86
 from ..inputs import nearest
 from .tables import (
-    CODE, IN_32_BITS, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, cannot_say,
+    CODE, IN_32_BITS, ON, TEXT, UNSAID, WHOLE, Format, Row, Said, add, cannot_say,
     check_sharers, elsewhere, fixed, number, spelled, take, value, words_of)
 from .deepspeed import offload_for_zero, offload_of_zero
 
 # %% ../../nbs/90e_accelerate.ipynb #12ab002a
 FSDP = {'FULL_SHARD': 3, 'SHARD_GRAD_OP': 2, 'NO_SHARD': 0, 'HYBRID_SHARD': 3,
         'HYBRID_SHARD_ZERO2': 2, '1': 3, '2': 2, '3': 0, '4': 3, '5': 2}
+WORDS = words_of({'no': 'no', 'fp16': 'fp16', 'bf16': 'bf16', 'fp8': 'fp8'})   # no other is taken
+PRECISION = WORDS._replace(read=lambda x, key: WORDS.read(str(x or 'no'), key))   # no is false
 ACCELERATE_ROWS = (
     Row('distributed_type', 'kind', TEXT, 'NO'), Row('num_processes', 'n_gpus', WHOLE),
     Row('num_machines', 'machines', WHOLE, 1),
@@ -39,7 +41,7 @@ ACCELERATE_ROWS = (
     Row('parallelism_config.parallelism_config_cp_size', 'cp', WHOLE, 1),
     Row('parallelism_config.parallelism_config_cp_comm_strategy', 'context', words_of(
         {'allgather': 'allgather', 'alltoall': 'ring'}), 'allgather'),
-    Row('mixed_precision', 'precision', Kind(lambda x, key: str(x or 'no'), lambda x: x), 'no'),
+    Row('mixed_precision', 'precision', PRECISION, 'no'),
     Row('deepspeed_config.deepspeed_config_file', 'another_file', TEXT),
     *elsewhere('the script that trains', global_batch=None, micro_batch=None, seq_len=None,
                optimizer=None),
