@@ -435,6 +435,10 @@ def test_out_and_in_again(job, name):
     assert export(back(text, name), name) == text
 
 
+ONE_STAGE = {name for name, format in FORMATS.items()
+             if (None, 'zero_stage') in [row[:2] for row in format.rows]}
+
+
 @pytest.mark.parametrize('name', FORMATS)
 def test_every_choice_has_a_row(name):
     "So that nothing of a configuration is dropped in silence."
@@ -442,6 +446,7 @@ def test_every_choice_has_a_row(name):
         'virtual_stages', 'schedule', 'micro_batch', 'sequence_sharded'}
     if 'graph_impl' in facts: facts |= {'cuda_graphs'}   # said by two flags
     assert {*CHOICES, 'tp', 'cp', 'pp'} <= facts
+    if name in ONE_STAGE: return   # it refuses the job below
     job = Job(Parallel(tp=2, dp=4, zero_stage=3), global_batch=8, n_gpus=8, seq_len=64)
     for field, x in (('reduce_each', False), ('strategy', '2d')):
         changed = dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, **{field: x}))
@@ -450,7 +455,7 @@ def test_every_choice_has_a_row(name):
         assert f'{field}={x!r} cannot be said in {name}' in refused(export, changed, name)
 
 
-@pytest.mark.parametrize('name', FORMATS)
+@pytest.mark.parametrize('name', [name for name in FORMATS if name not in ONE_STAGE])
 @pytest.mark.parametrize('stage', [0, 2, 3])
 def test_memory_is_that_of_the_job(name, stage):
     "Gradients too are shared out in stages 2 and 3, whichever format says so."
@@ -579,7 +584,7 @@ def test_jobs_in_32_bits_are_told_of(given, told):
 
 
 @pytest.mark.parametrize('precision', RECIPES)
-@pytest.mark.parametrize('name', FORMATS)
+@pytest.mark.parametrize('name', ['megatron', 'deepspeed', 'accelerate', 'torchtitan'])
 def test_a_precision_is_written_in_words_that_are_read(name, precision):
     "Or left to another place, or refused; Accelerate's `mixed_precision` takes four words."
     text = said(job_of(dp=8, precision=precision), name)
