@@ -67,7 +67,10 @@ def fill(cells):
     start = next(i for i, cell in enumerate(cells) if is_solutions(cell))
     unrun = lambda cell: cell.cell_type == 'code' and not is_run(cell.source)
     blanks, solutions = (list(filter(unrun, part)) for part in (cells[:start], cells[start:]))
-    for blank, solution in zip(blanks, solutions, strict=True):
+    if len(blanks) != len(solutions): raise ValueError(
+        f'{len(blanks)} blanks and {len(solutions)} solutions: each of both is a cell that begins '
+        'with #| eval: false')
+    for blank, solution in zip(blanks, solutions):
         blank.source = without_directives(solution.source)
 
 
