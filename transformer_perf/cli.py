@@ -629,7 +629,9 @@ def first_exported(ones, a):  # str
 
 def few_digits(table, digits='{:.3f}'.format):  # list of dict of text
     "A table for the eye; nothing where a number is not known."
-    text = lambda x: str(x) if not isinstance(x, float) else '' if math.isnan(x) else digits(x)
+    def text(x):
+        if not isinstance(x, float): return str(x)
+        return '' if math.isnan(x) else digits(x)
     return [{name: text(x) for name, x in row.items()} for row in records(table)]
 
 def priced_fields(one):  # dict

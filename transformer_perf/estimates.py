@@ -11,8 +11,8 @@ __all__ = ['RECIPES', 'LARGEST_KEY', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'C
            'ring_share', 'two_tier_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
            'shown_of_messages', 'price', 'priced_together', 'seconds_of_messages', 'at_columns', 'group_of',
            'comm_of_each', 'in_low_precision', 'check_choices', 'Optimizer', 'tells_matrices', 'orthogonalized',
-           'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by',
-           'check_offered', 'of_any_number', 'as_assumptions', 'collective_time']
+           'parts_gathered', 'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped',
+           'shipped_run_by', 'check_offered', 'of_any_number', 'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -599,8 +599,11 @@ def orthogonalized(x: Matrix, moment):  # Work
     product = lambda m, n, k: Product(m, n, k, x.number, times=NEWTON_SCHULZ)
     products = product(short, short, long), product(short, short, short), product(
         short, long, short)
-    return Work(products, messages=tuple(
-        Message('allgather', moment * share, group) for group, share in x.gathers))
+    return Work(products, messages=parts_gathered(x, moment))
+
+def parts_gathered(x: Matrix, GB):  # tuple of Message
+    "What brings the parts of a tensor as large as a matrix together, on all GPUs that have one."
+    return tuple(Message('allgather', GB * share, group) for group, share in x.gathers)
 
 OPTIMIZERS = {'adam': Optimizer(2, 2), 'muon': Optimizer(2, 1, orthogonalized),
               'lion': Optimizer(1, 1), 'sgd': Optimizer(1, 1),   # with momentum

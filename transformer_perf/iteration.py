@@ -311,11 +311,12 @@ def parts_among(values):  # set
 
 def beyond(row, known, model: Model, sums_in_pipelines=False):  # str
     "Which choices of a configuration are not among those known."
-    experts = sends_tokens(model)
-    new = [name for name, values in known.items() if name in row and not
-           (parts_said(row[name]) <= parts_among(tuple(values))
-            or usual(row, name, sums_in_pipelines))
-           and changes_something(row, name, experts)]
+    experts, new = sends_tokens(model), []
+    for name, values in known.items():
+        if name not in row: continue
+        met = parts_said(row[name]) <= parts_among(tuple(values))
+        if met or usual(row, name, sums_in_pipelines): continue
+        if changes_something(row, name, experts): new.append(name)
     return ', '.join(f'{name} {row[name]}' for name in new)
 
 def out_of_reach(row, known, model: Model):  # str

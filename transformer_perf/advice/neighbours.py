@@ -183,8 +183,10 @@ def values_beside(case: Case, precision, offload):  # dict: field -> other value
              'precision': [nearest(name, RECIPES, 'precision') for name in names],
              'offload': several(offload, 'offload', least=0), 'layout': layouts_by_time(case),
              **dict.fromkeys(SWITCHES, (False, True))}
-    return {name: [x for x in values if x != getattr(p, name)] for name, values in found.items()
-            if name not in CHOICES or changes_something(vars(p), name, sends_tokens(m))}
+    experts = sends_tokens(m)
+    matters = lambda name: name not in CHOICES or changes_something(vars(p), name, experts)
+    return {name: [x for x in values if x != getattr(p, name)]
+            for name, values in found.items() if matters(name)}
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00017
 def with_consequences(p: Parallel, to):  # dict

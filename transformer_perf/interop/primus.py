@@ -32,9 +32,10 @@ def with_defaults(x, taken, key=''):
 
 def merged(one, other):  # dict
     "A dict of dicts with what another one changes."
-    both = {key: merged(one[key], x) if isinstance(one.get(key), dict) and isinstance(x, dict)
-            else x for key, x in other.items()}
-    return one | both
+    found = one | other
+    for key, x in other.items():
+        if isinstance(x, dict) and isinstance(one.get(key), dict): found[key] = merged(one[key], x)
+    return found
 
 def extended(path, taken, left):  # dict
     "A file of Primus with those that it extends; left: how many more may be read, as a list."

@@ -316,10 +316,10 @@ def batch(facts, dp, n):  # (samples of an iteration or None, dp, GPUs)
         n = dp * gpus_of_a_copy(facts)
     if dp is None: return G, None, None
     if G is None: return b and b * (steps or 1) * dp, dp, n
-    wrong = G % ((b or 1) * dp) or steps and b and G != b * steps * dp
-    if wrong: raise ValueError(f'{whole_batch} contradicts {own or "what holds without keys"} on '
-                               f'{dp} copies')
-    return G, dp, n
+    shared_evenly = G % ((b or 1) * dp) == 0
+    added_up = not (steps and b) or G == b * steps * dp
+    if shared_evenly and added_up: return G, dp, n
+    raise ValueError(f'{whole_batch} contradicts {own or "what holds without keys"} on {dp} copies')
 
 def micro_batch_of(facts, G, dp):
     "Samples at once, where only the batch is said, and how often a part of it is added up."
