@@ -185,6 +185,27 @@ def test_a_half_around_another_needs_what_that_needs(context):
             ask(Made(32))
 
 
+@dataclasses.dataclass(frozen=True)
+class Beside(Half):
+    "Experts, kept as a field."
+    routed: Half
+    gated = True
+    def operations(self, job): return self.routed.operations(job)
+
+
+def test_a_half_around_experts_sends_tokens():
+    mixtral = as_model('mixtral_8x7B')
+    (full, depth), = mixtral.blocks
+    around = dataclasses.replace(full, ffn=Beside(full.ffn))
+    model = dataclasses.replace(mixtral, layers=((around, depth),))
+    one, other = (estimate(m, Parallel(tp=2, pp=4, dp=8, ep=4), 'H200', 64, 'calibrated').stats
+                  for m in (mixtral, model))
+    assert one == other
+    with pytest.raises(ValueError, match='experts=8 must be divisible by ep=16'):
+        estimate(model, Parallel(dp=16, ep=16), 'H200', 64)
+    assert (search(model, 64, 'H200', 64, k=1).ep > 1).all()
+
+
 @pytest.mark.parametrize('preset', ['corrected', 'calibrated'])
 def test_a_fused_kernel_moves_only_its_operands(preset):
     "By its arithmetic, or its traffic, whichever takes longer; and is told so."

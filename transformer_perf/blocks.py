@@ -48,7 +48,6 @@ class Half:
     name = 'a new kind of layer'
     gated = False            # of Llama's family: RMSNorm, no biases, a gate in known kinds
     wants_all_rows = True    # its first product reads all rows; else a GPU's own are enough
-    sends_tokens = False     # to experts on other GPUs
     on_grid = False          # SUMMA has operations for it
 
     def operations(self, job):  # list of Operation
@@ -59,12 +58,17 @@ class Half:
         "The halves among its fields: what they need holds of it too, unless it says otherwise."
         return tuple(x for x in vars(self).values() if isinstance(x, Half))
 
+    @property
+    def sends_tokens(self):
+        "Whether tokens travel to experts on other GPUs."
+        return any(half.sends_tokens for half in self.halves_inside)
+
     def divisions(self, tp):  # list of (name, number, name, number)
         "What tp must divide: the first number must be divisible by the second."
         return [each for half in self.halves_inside for each in half.divisions(tp)]
     def expert_divisions(self, ep, etp):  # list of (name, number, name, number)
         "What the GPUs that share experts must divide."
-        return []
+        return [each for half in self.halves_inside for each in half.expert_divisions(ep, etp)]
     def groups(self, job):  # dict: name -> Group
         "Groups of GPUs that it talks in, beside those of its strategy."
         found = {}
