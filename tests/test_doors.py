@@ -427,3 +427,49 @@ def test_a_row_of_another_precision_is_none_in_16_bits(precision, known):
     told = row_told(precision=precision)
     assert ('precision must be one of' in told.reason) != known
     assert (told.predicted_iteration_s > 0) == known
+
+
+@pytest.mark.parametrize('offload, stages', [
+    ('weights', {3}), (['none', 'optimizer+weights'], {1, 3}), ('optimizer', {1})])
+def test_a_search_gives_the_host_what_zero_3_alone_gives_it(offload, stages):
+    "It once left weights on the host out without a word, and blamed the heads and the layers."
+    about = 'llama3.1_8B', 16, 'H100-80GB', 64
+    found = search(*about, k=2000, offload=offload)
+    assert set(found.zero_stage) == stages
+    assert (found.zero_stage[found.offload.str.contains('weights')] == 3).all()
+    if 'none' in offload: assert set(found.offload) == set(offload)
+    both = search(*about, k=2000, offload=offload, zero_stages=[3])   # asked: no other stage
+    assert set(both.zero_stage) == {3}
+    third = found[found.zero_stage == 3].iteration_s.min()
+    if 3 in stages: assert third == both[both.offload.isin(found.offload[
+        found.zero_stage == 3])].iteration_s.min()
+
+
+def test_a_model_that_only_the_host_has_room_for_is_found():
+    found = search('llama3.1_70B', 8, 'H100-80GB', 64, offload=['none', 'optimizer+weights'])
+    assert set(found.offload) == {'optimizer+weights'} and set(found.zero_stage) == {3}
+
+
+@pytest.mark.parametrize('asked, told', [
+    (dict(zero_stages=1, offload='weights'), 'weights are on the host with zero_stage=3, not 1'),
+    (dict(optimizer='muon', offload='optimizer'), 'a CPU takes no steps of muon'),
+    (dict(dp_replicate=7), 'dp=64 must be divisible by dp_replicate=7'),
+    (dict(schedule='dualpipe', virtual_stages=4), 'dualpipe needs virtual_stages=1'),
+    (dict(fixed={'tp': 1, 'pp': 1, 'cp': 1}), 'none can run')])
+def test_why_a_search_finds_nothing_is_what_was_asked(asked, told):
+    "Once it said that no groups of GPUs divide the heads, whatever it was."
+    if 'fixed' in asked: asked, told = asked | {'dp_replicate': 128}, 'dp_replicate=128'
+    found = search('llama3.1_8B', 64, 'H100-80GB', 256, **asked)
+    assert not len(found) and told in found.reasons[64]
+    assert 'no numbers' not in found.reasons[64]
+
+
+def test_why_nothing_groups_so_many_gpus():
+    "Which may be what a software holds, or a number of GPUs: stages need not divide layers here."
+    ask = lambda n, batch, **more: search('llama3.1_8B', n, 'H100-80GB', batch, **more).reasons[n]
+    held = ask(512, 256, software='fms-fsdp')
+    assert 'the batch of 256, with at most 32 stages; held: tp 1, cp 1, pp 1' in held
+    assert 'tp, cp, pp and dp GPUs multiply to 1000 and divide the heads, the tokens and' in ask(
+        1000, 256)
+    even = ask(1000, 256, strategy='1d', assumptions='corrected')
+    assert 'the heads, the layers and the batch of 256' in even

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['RECOMPUTE', 'PARTS', 'GRAPHED', 'KEEPS', 'WHOLE_PARTS', 'ADAPTED', 'OF_ATTENTION', 'NF4', 'of_names',
            'recomputed_parts', 'recomputed_layers', 'is_recomputed', 'graphed', 'launched', 'Offloaded', 'all_of',
-           'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host', 'offloads', 'Adapters',
-           'adapted']
+           'amounts_offloaded', 'offloaded', 'offload_said', 'amount_offloaded', 'on_host', 'offloads', 'needs_zero_3',
+           'Adapters', 'adapted']
 
 # %% ../nbs/82c_choices.ipynb #82c00005
 import functools
@@ -139,6 +139,10 @@ def on_host(offload, part):  # share; an array where choices are a column
 def offloads(offload):
     "Whether a choice, or any of a column, asks the host for anything."
     return not (isinstance(offload, str) and offload == 'none')
+
+def needs_zero_3(offload):  # bool; an array where choices are a column
+    "Whether the host takes what only ZeRO 3 gives it: weights, or what its disks hold."
+    return (on_host(offload, 'weights') > 0) | (on_host(offload, 'nvme') > 0)
 
 # %% ../nbs/82c_choices.ipynb #82c00041
 ADAPTED = {   # where adapters may be -> the products that have one

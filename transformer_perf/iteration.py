@@ -33,8 +33,8 @@ from .systems import System, as_system
 from .schedules import (
     SCHEDULES, check_layout, check_schedule, chunks_in, own_figure, passes_of)
 from .choices import (
-    adapted, amounts_offloaded, graphed, of_names, offload_said, offloaded, offloads, on_host,
-    recomputed_layers, recomputed_parts)
+    adapted, amounts_offloaded, graphed, needs_zero_3, of_names, offload_said, offloaded, offloads,
+    on_host, recomputed_layers, recomputed_parts)
 from .estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions)
 from .parameters import REACHED, interval
@@ -226,9 +226,8 @@ def can_offload(t):
     "Which rows ask the host for what it can take: ZeRO-3's for disks, no steps of matrices."
     if not offloads(t['offload']): return np.array(True)
     whole = of_names(t['optimizer'], lambda name: OPTIMIZERS[name].whole is not None)
-    optimizer, weights, disks = (on_host(t['offload'], part) > 0
-                                 for part in ('optimizer', 'weights', 'nvme'))
-    return ((np.equal(t['zero_stage'], 3) | np.logical_not(weights | disks))
+    optimizer = on_host(t['offload'], 'optimizer') > 0
+    return ((np.equal(t['zero_stage'], 3) | np.logical_not(needs_zero_3(t['offload'])))
             & np.logical_not(optimizer & np.not_equal(whole, 0)))
 
 def check_host(offload, system: System):
@@ -242,7 +241,7 @@ def check_offload(p, system: System):
     check_host(p.offload, system)
     if can_offload(vars(p)): return
     about, own = f'offload={quoted(p.offload)}', offloaded(p.offload)
-    if (own.weights or own.nvme) and p.zero_stage != 3: raise ValueError(
+    if needs_zero_3(p.offload) and p.zero_stage != 3: raise ValueError(
         f'{about}: {"weights are on the host" if own.weights else "disks hold states"} with '
         f'zero_stage=3, not {p.zero_stage}')
     raise ValueError(f'{about}: a CPU takes no steps of {p.optimizer} on whole matrices')

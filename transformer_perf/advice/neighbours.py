@@ -19,6 +19,7 @@ import pandas as pd
 from ..inputs import nearest, several, whole
 from ..models import Model, as_model
 from ..systems import System, as_system
+from ..choices import needs_zero_3
 from ..schedules import (
     MOST_PLAYED, SCHEDULES, chunks_of, layout_of, possible, with_ends)
 from ..estimates import (
@@ -193,8 +194,7 @@ def with_consequences(p: Parallel, to):  # dict
     "A step, and what follows from it: messages hide only where the sequence is shared out."
     if to.get('tp_overlap'): to = to | {'sequence_sharded': True}
     if to.get('sequence_sharded') is False: to = to | {'tp_overlap': False}
-    thirds = {'weights', 'nvme'} & {*to.get('offload', '').split('+')}
-    if thirds: to = to | {'zero_stage': 3, 'reduce_each': None}
+    if needs_zero_3(to.get('offload', 'none')): to = to | {'zero_stage': 3, 'reduce_each': None}
     if 'schedule' in to: to = to | {'virtual_stages': SCHEDULES[to['schedule']].chunks or 1}
     if 'zero_stage' in to: to = to | {'reduce_each': None}   # as the stage has it
     if p.layout and {'pp', 'virtual_stages', 'schedule'} & to.keys(): to = to | {'layout': None}
