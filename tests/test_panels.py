@@ -23,8 +23,8 @@ from transformer_perf.blocks import STRATEGIES
 from transformer_perf.cli import main
 from transformer_perf.estimates import FITS_BY, counted
 from transformer_perf.interop import as_job, export
-from transformer_perf.iteration import Parallel, short
-from transformer_perf.models import as_model
+from transformer_perf.iteration import Parallel, estimate, short
+from transformer_perf.models import as_model, with_length
 from transformer_perf.panels import (
     PANELS, CollectivesState, LayerState, Panel, Panels, RooflineState, SearchState, SweepState,
     charts as chart_panels, drawing, layer as layer_panel, page as panels, search as search_panel,
@@ -975,6 +975,31 @@ def test_what_of_a_job_cannot_be_shown(told, words):
     assert notes == words and (state.placement == (1, 1, 1, 8)) == (told.get('nvlink_dp') == 8)
 
 
+@pytest.mark.parametrize('model', [
+    with_length(as_model('jamba_52B'), 8192), as_model('qwen3_next_80B_A3B'),
+    dataclasses.replace(as_model('llama3.1_8B'), documents=[512, 512, 4096])])
+def test_a_job_of_any_model_is_shown(model, tmp_path):
+    "Layers that no field says, at another length, and samples that are packed: once a traceback."
+    one = estimate(model, Parallel(dp=8, zero_stage=3), 'H100-80GB', 64)
+    state, notes = panels.opened_at(one.parallel, model=model, system='H100-80GB', global_batch=64)
+    assert state.estimate.stats == one.stats and notes == []
+    assert call(state.python()).stats == one.stats
+    job = tmp_path / 'job.json'
+    job.write_text(export(one))
+    told = run(f'transformer-perf panels layer --job {job}', tmp_path)
+    assert one.summary.partition(' (four')[0] in told
+
+
+def test_weights_on_the_host_are_shown():
+    "Only ZeRO 3 has them; no configuration was left to the panels."
+    told = Parallel(tp=2, dp=8, zero_stage=3, offload='optimizer+weights')
+    one = estimate('llama3.1_8B', told, 'H100-80GB', 64)
+    state, notes = panels.opened_at(told, model='llama3.1_8B', system='H100-80GB', global_batch=64)
+    assert state.estimate.stats == one.stats and notes == []
+    found = SearchState('llama3.1_8B', 'H100-80GB', n_gpus=16, global_batch=64, own=state.own).found
+    assert set(found.zero_stage) == {3}
+
+
 def test_own_habits():
     "A search prices them too, and its calls say them."
     one, other = SearchState(own='dp_overlap=false'), SearchState()
@@ -1012,6 +1037,9 @@ def test_the_terminal(tmp_path):
                         ('panels layer tp', 'must be tp=VALUE'),
                         ('panels layer n_gpus=7', 'n_gpus=7 must be divisible'),
                         ('panels search --job x.sh', 'x.sh: cannot be read'),
+                        ('panels search map=tpxpp', "unknown map 'tpxpp'; did you mean 'tp x pp'"),
+                        ('panels search cell=8 n_gpus=2048', "cell='8' must be two sizes"),
+                        ('panels layer task=bubble', "unknown experiment 'bubble'"),
                         ('panels search --model gpt3', "--model is of the layer panel, not of"),
                         ('panels --system H100', "did you mean 'H100-80GB'")):
         has(bad(*line.split()), words)

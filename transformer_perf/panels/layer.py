@@ -561,6 +561,7 @@ def facts_of(stats, needed):  # dict
 @functools.lru_cache(4)   # to and fro, pinned, taken away as files
 def layer_shown(state: LayerState, ghost=None):  # Shown; a ValueError if the state cannot run
     "Everything that the layer panel shows; dashed, the bars of a ghost, another state."
+    nearest(state.task, TASKS, 'experiment')
     q = question_of(state)
     result, (settled_state, options) = state.estimate, state.settle()
     table = layer_table(result, state.sort)

@@ -22,13 +22,14 @@ import ipywidgets
 import numpy as np
 import pandas as pd
 import traitlets
-from ..inputs import differing, nearest
+from ..inputs import nearest
 from ..models import NAMED, Model, as_model
 from ..systems import as_system
 from ..parameters import value_of
 from ..timeline import PLACES
 from ..iteration import Parallel, estimate, short
 from ..interop import FORMATS, export, no_difference
+from ..interop.own import model_in_words
 from .drawing import (
     Drawing, call_html, moment_words, picture_html, png_of, table_html, watched)
 from transformer_perf.panels.states import (
@@ -460,8 +461,13 @@ def file_of(model: Model):  # str
     "The name of a model, or a file that says it."
     known = next((name for name, one in NAMED.items() if one == model), None)
     if known: return known
+    said, packed = model_in_words(dataclasses.replace(model, documents=None)), model.documents
+    if packed is not None and isinstance(said, str): raise ValueError(
+        f'{said} has layers that no file says together with documents')
+    if isinstance(said, str): return said   # of samples of another length
+    if packed is not None: said |= {'documents': dict(zip(packed.tokens, packed.documents))}
     place = place_for(f'{Path(model.name).name}.json')
-    place.write_text(json.dumps(differing(model)))
+    place.write_text(json.dumps(said))
     return str(place)
 
 # %% ../../nbs/80_panels.ipynb #7a51c191
@@ -507,7 +513,9 @@ def assumed_besides(state, job):  # list of sentences
 # %% ../../nbs/80_panels.ipynb #7a51c198
 def opened_at(parallel=None, seq_len=None, **given):  # (LayerState, list of sentences)
     "Where the layer panel opens for some of its controls, a length of samples, a configuration."
-    given = {name: found_anywhere(x) for name, x in given.items()}
+    model, given = given.get('model'), {name: found_anywhere(x) for name, x in given.items()}
+    if isinstance(model, Model) and as_model(given['model']).seq_len != model.seq_len:
+        seq_len = seq_len or model.seq_len
     own = {'own': f'seq_len={seq_len}'} if seq_len else {}
     size = as_system(given.get('system', LayerState.system)).nvlink_size
     state = LayerState(**{'nvlink_size': size} | given | own)

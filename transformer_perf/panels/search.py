@@ -9,12 +9,13 @@ __all__ = ['OVER', 'SearchState', 'found_by', 'unchosen', 'searched', 'asked_set
 # %% ../../nbs/78_search_panel.ipynb #d2a70304
 import dataclasses
 import functools
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from ..inputs import whole
+from ..inputs import nearest, quoted, whole
 from ..estimates import FITS_BY
 from ..blocks import STRATEGIES
 from ..timeline import COMPONENTS, GROUPS, PLACES, components
@@ -163,12 +164,15 @@ def candidate_bars(found, chosen, before):  # Drawing
     return drawing(parts, 1110, 65 + 24 * len(found))
 
 # %% ../../nbs/78_search_panel.ipynb #7a51c121
-def maps_for(state):  # list of str: pairs of sizes
+MAPS = ('tp x pp', 'cp x pp', 'tp x dp', 'ep x pp', 'ep x tp')   # pairs of sizes
+
+def maps_for(state):  # list of str
     "The maps that can say something."
-    model, pairs = named_in(state)[0], ['tp x pp', 'tp x dp']
+    model, idle = named_in(state)[0], set()
     tried = strategies_named(state.strategy, model=model)
-    if any('cp' in STRATEGIES[s].groups for s in tried): pairs.insert(1, 'cp x pp')
-    return [*pairs, 'ep x pp', 'ep x tp'] if sends_tokens(model) else pairs
+    if not any('cp' in STRATEGIES[s].groups for s in tried): idle.add('cp')
+    if not sends_tokens(model): idle.add('ep')
+    return [name for name in MAPS if not idle & {*name.split(' x ')}]
 
 # %% ../../nbs/78_search_panel.ipynb #7a51c148
 def sizes_of(t, names):  # dict of columns
@@ -229,6 +233,8 @@ def mapped(state):  # as map_cells; `best`: its row
 
 def best_in_cell(state):  # (a row or None, why there is none)
     "The best of the chosen cell: that of the map, or if it has none, what a search of it says."
+    if not re.fullmatch(r'\d{1,9} ?x ?\d{1,9}', state.cell):
+        raise ValueError(f'cell={quoted(state.cell)} must be two sizes of the map, as 8 x 4')
     sizes = dict(zip(state.map.split(' x '), map(int, state.cell.split('x'))))
     cells = map_cells(state)
     own = cells[np.all([cells[name] == size for name, size in sizes.items()], axis=0)]
@@ -327,6 +333,7 @@ def compared(state):  # (DataFrame, the same for the eye beside the candidates)
 @functools.lru_cache(4)   # to and fro, pinned, taken away as files
 def search_shown(state: SearchState, ghost=None):  # Shown
     "Everything that the search panel shows; dashed, the best of a ghost, another state."
+    nearest(state.map, MAPS, 'map')
     found, before = state.found, 0.
     if ghost and len(ghost.found): before = ghost.found.iteration_s[0]
     if not len(found):
