@@ -420,6 +420,20 @@ def test_a_table_needs_what_may_not_be_empty():
     assert {'dispatcher=alltoall', 'ep_overlap=0'} <= {*experts.assumed.split(', ')}
 
 
+def test_a_misspelt_column_is_told(tmp_path, capsys):
+    "Of what counts as empty, a reader learns why; a column of one's own is nobody's slip."
+    row = {name: x for name, x in NEEDED.items() if name not in ('recompute', 'n_gpus')}
+    row |= {'recompte': 'full', 'n_gpu': 64, 'remark': 'x', 'dp': 64}
+    told = predict(pd.DataFrame([row])).assumed.item()
+    assert "recompute=none" in told and "column 'recompte' is not read (is it 'recompute'?)" in told
+    assert "(is it 'n_gpus'?)" in told and 'remark' not in told
+    assert 'is not read' not in row_told(recompute='full').assumed
+    pd.DataFrame([row | {'iteration_s': 3.}]).to_csv(tmp_path / 'mine.csv', index=False)
+    assert run_command(['validate', str(tmp_path / 'mine.csv')]) in (None, 0)
+    told = ' '.join(capsys.readouterr().out.split())
+    assert "mine.csv: column 'recompte' is not read" in told and 'n_gpus' in told
+
+
 @pytest.mark.parametrize('precision, known', [
     ('BF16', True), ('fp16', True), ('fp8-block', True), (None, True), ('tf32', False),
     ('fp32', False), ('int8', False)])
@@ -473,3 +487,16 @@ def test_why_nothing_groups_so_many_gpus():
         1000, 256)
     even = ask(1000, 256, strategy='1d', assumptions='corrected')
     assert 'the heads, the layers and the batch of 256' in even
+
+
+def test_the_best_is_not_sought_among_layouts():
+    "DeepSeek's own, computed again in full, is faster than what a search deals; that is said."
+    model = as_model('deepseek_v3')
+    p = Parallel(pp=8, dp=32, ep=32, zero_stage=1, precision='fp8-block', dispatcher='once',
+                 layout='Et*3|(tt|)*29m|L')
+    about = model, p, 'H100-80GB', 2048
+    found, own = why_not(*about), fits(*about)
+    assert own.changes[0].estimate.stats['iteration_s'] < found.best.stats['iteration_s']
+    assert 'and its own, but not its layout: `improve`' in found.summary
+    plain = why_not(model, dataclasses.replace(p, layout=None, virtual_stages=1), *about[2:])
+    assert 'and its own: `improve`' in plain.summary

@@ -997,7 +997,7 @@ def validate_command(a):
     Example: transformer-perf validate --format csv -o predicted.csv
     """
     from transformer_perf.validation import (
-        picked, predict, published, read_runs, recipe_score, record, scoreboard)
+        picked, predict, published, read_runs, recipe_score, record, scoreboard, slips_in)
     measured = published() if a.runs is None else read_runs(a.runs)
     system, _ = runs_about(a.system, a.assumptions)
     with naming(a.runs or 'published runs'):
@@ -1005,8 +1005,9 @@ def validate_command(a):
         if a.format == 'table':
             presets = tuple(dict.fromkeys(['paper', 'corrected', a.assumptions]))
             scores = scoreboard(measured, presets, system), picked(found), found
-    if a.format != 'table': return deliver_table(found, a)
-    text = text_of_scores(*scores, a)
+    slips = [f'{a.runs}: {slip}' for slip in slips_in(measured)]
+    if a.format != 'table': return deliver_table(found, a, slips)
+    text = text_of_scores(*scores, a) + ''.join(map(paragraph, slips))
     if a.runs is None:
         title = 'Published configurations: how much slower than our first choice (recorded)'
         text += '\n' + as_text(recipe_score(record('recipes')), a, title)
@@ -1047,14 +1048,15 @@ def calibrate_command(a):
     Example: transformer-perf calibrate train.log nccl.txt trace.json --jobs train.sh \\
         --system my.json -o my-calibrated.json
     """
-    from transformer_perf.validation import calibrate_inputs, read_inputs
+    from transformer_perf.validation import calibrate_inputs, read_inputs, slips_in
     if not a.inputs or a.output is None: raise ValueError('calibrate needs files and -o FILE')
     system, start = runs_about(a.system, a.start)
     kernels, runs = read_inputs(a.inputs, [Path(job) for job in a.jobs])
     names = ', '.join(Path(path).name for path in a.inputs)
     with naming(names): fits = calibrate_inputs(kernels, runs, system, start, a.free)
     fits[-1].save(a.output, about=f'fitted to {names} by transformer-perf calibrate')
-    deliver(text_of_fits(told_of(fits, kernels is not None), fits[-1], [a.output], a))
+    slips = ''.join(map(paragraph, [] if runs is None else slips_in(runs)))
+    deliver(text_of_fits(told_of(fits, kernels is not None), fits[-1], [a.output], a, slips))
 
 # %% ../nbs/95_cli.ipynb #17e00002
 def error_after(fit, name):  # dict

@@ -420,8 +420,11 @@ def against_the_best(found: WhyNot):  # DataFrame
                   for one in (found.estimate, found.best))
     return table.assign(here=here, best=best, more=here - best)
 
-LEFT = ('The search tried the schedule, dispatcher, context and ZeRO stage that are usual, and its '
-        'own: `improve` tries others.')
+def left_untried(p: Parallel):  # str
+    "What the best was not sought among."
+    but = ', but not its layout' if p.layout else ''
+    return ('The search tried the schedule, dispatcher, context and ZeRO stage that are usual, and '
+            f'its own{but}: `improve` tries others.')
 
 def what_matters(best: Estimate):  # dict: field -> value
     "What of a layout is worth telling: not what changes nothing in it."
@@ -441,12 +444,12 @@ def why_not_in_words(found: WhyNot):  # str
     if one is None: return ' '.join([*words, f'The best that fits: {how}'])
     if found.is_best:
         return ('It is the best of what a search tries by itself: nothing that fits is faster '
-                f'({short(one.stats["iteration_s"])} s). {LEFT}')
+                f'({short(one.stats["iteration_s"])} s). {left_untried(found.parallel)}')
     ratio = one.stats['iteration_s'] / best.stats['iteration_s'] - 1
     if ratio <= 0: words.append('It is faster than the best that fits.')
     else: words.append(f'It takes {ratio:.1%} more time than the best that fits, with the same '
                        f'overlaps (MFU {one.stats["mfu"]:.1%}): {reason(best, one)}.')
-    return ' '.join([*words, f'The best: {how} {LEFT}'])
+    return ' '.join([*words, f'The best: {how} {left_untried(found.parallel)}'])
 
 # %% ../../nbs/88d_answers.ipynb #13a0003f
 def why_not(

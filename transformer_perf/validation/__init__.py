@@ -3,8 +3,8 @@ from .calibration import as_shipped_names, calibrate, calibrate_inputs, read_inp
 from .predictions import (
     of_values, picked, predict, recipe_score, record, recorded, scoreboard, shipped_record,
     table_of, with_sets)
-from .runs import published, read_runs
+from .runs import published, read_runs, slips_in
 
 __all__ = ['as_shipped_names', 'calibrate', 'calibrate_inputs', 'of_values', 'picked', 'predict',
            'published', 'read_inputs', 'read_runs', 'recipe_score', 'record', 'recorded',
-           'scoreboard', 'shipped_record', 'table_of', 'with_sets']
+           'scoreboard', 'shipped_record', 'slips_in', 'table_of', 'with_sets']

@@ -21,10 +21,9 @@ from ..parameters import (
 from ..measured_kernels import gpu_of
 from ..timeline import COMPONENTS
 from ..iteration import estimate, evidence, keep
-from transformer_perf.validation.runs import (
-    OPEN, clean, cleaned, filled,
-    measured_column, on_system, precision_of, row_name, rows_as_jobs, stack_of,
-    texts)
+from .runs import (
+    OPEN, clean, cleaned, filled, measured_column, numbers_in, on_system, precision_of, row_name,
+    rows_as_jobs, shared_out, slips_in, stack_of, texts)
 
 # %% ../../nbs/91a_predictions.ipynb #d020e0f6
 TOLD = ('gpus_per_node', 'nic_GBps_per_gpu', 'kv_heads', 'gated_mlp', 'vocab', 'n_gpus', 'tp',
@@ -113,8 +112,10 @@ def predict(
         trust[row] = evidence(vars(one.parallel), one.model, one.system, one.assumptions)
         recompute[row] = job.parallel.recompute
         if not fits: reason.iloc[row] = TOO_LARGE
-    found = df.assign(**found, reason=reason, trust=trust)
-    return found.assign(assumed=assumed_of(found, rows, recompute, system))
+    slips, found = slips_in(df), df.assign(**found, reason=reason, trust=trust)
+    assumed = assumed_of(found, rows, recompute, system)
+    if slips: assumed = assumed.mask(assumed != '', assumed + f'; {"; ".join(slips)}')
+    return found.assign(assumed=assumed)
 
 # %% ../../nbs/91a_predictions.ipynb #91a00004
 def table_of(df):  # Series of str
@@ -191,6 +192,8 @@ def scoreboard(
 def jobs_of(predicted):  # list of DataFrame
     "The rows of each job that are measured and predicted, with what they are called in `row`."
     same = ['n_gpus', 'layers', 'hidden', 'seq_len', 'global_batch']
+    if 'n_gpus' not in table_with(predicted):   # as the groups have it
+        predicted = predicted.assign(n_gpus=shared_out(numbers_in(predicted)).n_gpus)
     table_with(predicted, [*same, 'iteration_s', 'predicted_iteration_s'])
     names = [row_name(predicted, at) for at in range(len(predicted))]
     predicted = predicted.reset_index(drop=True).assign(
@@ -213,8 +216,8 @@ def picked(
         one = own.loc[own.predicted_iteration_s.idxmin()]
         best = own.loc[own.iteration_s.idxmin()]
         agreement = own.predicted_iteration_s.rank().corr(own.iteration_s.rank())
-        rows.append({'table': table_of(own).iloc[0], 'n_gpus': one.n_gpus, 'layers': one.layers,
-                     'hidden': one.hidden, 'configurations': len(own),
+        rows.append({'table': table_of(own).iloc[0], 'n_gpus': int(one.n_gpus),
+                     'layers': one.layers, 'hidden': one.hidden, 'configurations': len(own),
                      'picked': one.row, 'best': best.row,
                      'regret %': round(100 * (one.iteration_s / best.iteration_s - 1), 2),
                      'rank agreement': round(agreement, 3)})
