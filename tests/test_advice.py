@@ -20,6 +20,7 @@ from transformer_perf.interop import as_job
 from transformer_perf.iteration import settled
 from transformer_perf.models import as_model
 from transformer_perf.schedules import chunks_in, chunks_of, layout_of
+from transformer_perf.systems import as_system
 from transformer_perf.timeline import PLACES, priced_estimate
 
 SCRIPT = '''torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py \\
@@ -77,6 +78,18 @@ def test_a_table_of_neighbours_is_their_estimates(about):
         if any('played' in note for note in new.notes): continue
         assert seconds == pytest.approx(new.stats['iteration_s'], rel=1e-9), step
         assert GB == pytest.approx(new.needed, rel=1e-9), step
+
+
+@pytest.mark.parametrize('preset, places', [
+    ('calibrated', dict(nvlink_tp=1)), ('calibrated', dict(nvlink_tp=2, nvlink_dp=1)),
+    ('paper', {}), ('paper', dict(nvlink_dp=2))])
+def test_a_placement_that_is_given_in_part_is_priced_like_an_estimate(preset, places):
+    "What is open is the fastest, however full a domain is: once only some ways were tried."
+    p = Parallel(tp=2, pp=4, dp=8, **places)
+    about = 'gpt3', p, as_system('B200', 64), 64, preset
+    for change in improve(*about).changes:
+        new = estimate(about[0], changed(p, change.to), *about[2:])
+        assert change.estimate.stats == pytest.approx(new.stats, rel=1e-9), change.words
 
 
 @FEW

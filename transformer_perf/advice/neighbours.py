@@ -31,11 +31,12 @@ from transformer_perf.timeline import (
     GROUPS, MEMORY_PARTS, PLACES, Memory, components, exact_table, job_of_estimate, mean_layer,
     memory_bound, memory_on_ranks, memory_played, passes_in, placed_by_rank, priced_estimate,
     seconds_and_GB)
-from ..iteration import (
+from transformer_perf.iteration import (
     Estimate, Parallel, changes_something, check_host, division_rules, divisors, estimate,
-    interval_of, keep, layers_to_deal, rooms_of, rows_of, run_of, sends_tokens, settled, short)
+    interval_of, keep, layers_to_deal, possible_places, rooms_of, rows_of, run_of, sends_tokens,
+    settled, short)
 from ..execution import (
-    can_run, distinct, expert_shares, filling, parts_in, pipeline_divides, practice, runs, splits)
+    can_run, distinct, expert_shares, parts_in, pipeline_divides, practice, runs)
 from ..interop import FORMATS, export, job_asked
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00008
@@ -284,19 +285,21 @@ ORDERS = (('tp', 'cp', 'dp', 'pp'), ('tp', 'cp', 'pp', 'dp'), ('dp', 'tp', 'cp',
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00051
 def placements_of(t, one: Estimate, every):  # (row of each, table)
-    "The placements at which each row is priced: by rank, a few, or every way to fill a domain."
+    "The placements at which each row is priced: by rank, a few, or all that `estimate` tries."
     rooms, rows = rooms_of(one.parallel.n_gpus, one.system.nvlink_size), np.arange(rows_of(t))
     by_rank = one.assumptions.placed_by_rank
     orders = ORDERS[:1] if by_rank else ORDERS
     filled_up = [placed_by_rank(t, rooms, order) for order in orders]
     ways = [np.stack([own[place] for place in PLACES], axis=1) for own in filled_up]
-    row = np.tile(rows, len(orders))
-    if every and not by_rank:
-        groups = np.stack([t[group] for group in GROUPS], axis=1)
-        more = np.concatenate([*map(splits, rooms)])
-        at, way = filling(groups, rows, more)
-        ways, row = [*ways, more[way]], np.concatenate([row, at])
-    ways = np.concatenate(ways).T
+    row = [rows] * len(orders)
+    for i in rows if every else ():
+        own = SimpleNamespace(n_gpus=one.parallel.n_gpus,
+                              **{name: column[i] for name, column in t.items()})
+        if by_rank and not given_places(own): continue
+        tried = possible_places(own, one.system, one.assumptions)
+        ways.append(np.stack(np.broadcast_arrays(*(tried[place] for place in PLACES)), axis=1))
+        row.append(np.full(len(ways[-1]), i))
+    row, ways = np.concatenate(row), np.concatenate(ways).T
     _, once = distinct(row, *ways)
     t = keep(t, row[once])
     for place, own in zip(PLACES, ways[:, once]):   # those that are given stay
