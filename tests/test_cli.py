@@ -653,3 +653,12 @@ def test_no_job_is_no_file(command, more, tmp_path):
     told = good(command, '--model', 'gpt3_1T', '--system', 'A100', '--global-batch', 64, *more,
                 '--export', 'json', '-o', path, code=1)
     assert 'GB' in told and path.read_text() == 'old'
+
+
+def test_of_adapters_no_whole_training_is_told():
+    "The samples that a model names are those of its pretraining."
+    asked = 'explain', 'llama3.1_8B', '--global-batch', '8'
+    assert 'The whole training' in good(*asked)
+    tuned = good(*asked, '--adapters', 'lora:16', '--recompute', 'full')
+    assert 'The whole training' not in tuned
+    assert tuned.startswith('llama3.1_8B, 1 H100-80GB GPU, 8 to')

@@ -386,8 +386,9 @@ def subject(model, batch):  # dict
 
 def title_of(a, model, batch, n_gpus=None, system=None):  # str
     "The same as a line."
+    from transformer_perf.iteration import plural
     gpus = '' if system is None else (
-        f', {n_gpus} {system.name} GPUs, {system.nvlink_size} to an NVLink domain')
+        f', {plural(n_gpus, system.name + " GPU")}, {system.nvlink_size} to an NVLink domain')
     whose = f' ({a.length})' if a.length else ''
     return f'{model.name}{gpus}, {batch} samples of {model.seq_len} tokens{whose} an iteration'
 

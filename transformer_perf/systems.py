@@ -212,7 +212,7 @@ def as_system(
     if isinstance(system, dict):
         fields = [f.name for f in dataclasses.fields(System)]
         for key in system: nearest(key, fields, 'system field')
-        for key in [*REQUIRED, 'empirical']:
+        for key in REQUIRED:
             if key not in system: raise ValueError(f'system lacks {key!r}')
         system = System(**system)
         check_units(system)
