@@ -290,6 +290,8 @@ def test_measured():
     assert gaps.tolist() == pytest.approx([.5 * seconds] * len(gaps))
     assert off.table.times.is_monotonic_increasing
     assert improve(*about).deviation is None
+    other_unit = improve(*about, measured=1000 * seconds).deviation
+    assert other_unit.summary.endswith('more. Is it in milliseconds, or of many iterations?')
     with pytest.raises(ValueError, match='measured=-1'): improve(*about, measured=-1)
     for table, words in ((pd.DataFrame({'x': [1.]}), "lacks the column 'iteration_s'"),
                          (pd.DataFrame({'iteration_s': []}), 'has no steps'),

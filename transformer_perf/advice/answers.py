@@ -211,6 +211,7 @@ def best_pair(case: Case, one: Estimate, steps, best):  # Change or None
 
 # %% ../../nbs/88d_answers.ipynb #13a00031
 USUAL_ERROR = .1   # of a predicted time
+TOO_SLOW = 100      # times a prediction: no run of the same job
 SUSPECTS = ('dp_overlap', 'tp_overlap', 'ep_overlap', 'sequence_sharded', 'recompute', 'placement')
 
 def measured_figures(measured, one: Estimate):  # (s, GB or None)
@@ -273,6 +274,7 @@ def causes_in_words(d: Deviation):  # list of sentences
         hfu = f'an HFU of {reached:.0%}, and {peak:.0%} is its peak'
         return [f'No GPU is so fast: it would be {hfu}.',
                 'Is the batch another, or the length of a sample?']
+    if d.ratio > TOO_SLOW: return ['Is it in milliseconds, or of many iterations?']
     if abs(d.ratio - 1) <= USUAL_ERROR:
         return ['That is as near as predictions usually come.']
     alone = [f'{row.component} {row.times:.2g} times as long'
