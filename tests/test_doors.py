@@ -487,6 +487,9 @@ def test_why_nothing_groups_so_many_gpus():
         1000, 256)
     even = ask(1000, 256, strategy='1d', assumptions='corrected')
     assert 'the heads, the layers and the batch of 256' in even
+    thin = search(Model(1024, 512, 8, 12), 64, 'H100-80GB', 8, '2d-seqp', fixed={'tp': 8})
+    thin = thin.reasons[64]
+    assert 'that multiply to 64 leave each at least 128 features and tokens' in thin
 
 
 def test_the_best_is_not_sought_among_layouts():

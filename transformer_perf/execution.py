@@ -851,6 +851,11 @@ def ungrouped(n, q: Question):  # str
     else: divided.append('layers')
     held = [f'{g} {" or ".join(map(str, q.fixed[g]))}' for g in GROUPS if g in q.fixed]
     if held: more += f'; held: {", ".join(held)}'
+    any_width = dataclasses.replace(q.assumptions, least_features=1)
+    narrow = groupings(n, q.strategy, q.model, q.global_batch, any_width, q.fixed, q.with_1d)
+    if len(narrow['dp']): return (
+        f'no numbers of {names} GPUs that multiply to {n} leave each at least '
+        f'{q.assumptions.least_features} features and tokens{more}')
     return (f'no numbers of {names} GPUs multiply to {n} and divide the {", the ".join(divided)} '
             f'and the batch of {q.global_batch}{more}')
 
