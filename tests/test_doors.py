@@ -328,17 +328,21 @@ def test_a_best_that_takes_longer_is_explained(tp, said, capsys):
 
 
 @pytest.mark.parametrize('name', [None, *known_software()])
-def test_a_row_of_a_software_is_its_estimate(name):
-    "What a table leaves open the software chooses, as it does where a layout leaves it open."
+@pytest.mark.parametrize('pp', [1, 4])
+def test_a_row_of_a_software_is_its_estimate(name, pp):
+    """What a table leaves open the software chooses, as it does where a layout leaves it open: also
+    which layers its stages have, and that it does not interleave them, if it cannot."""
+    cannot = name is not None and not known_software()[name].offers('virtual_stages', 2)
+    vp = None if cannot else 1
     row = dict.fromkeys(COLUMNS) | dict(
         software=name, gpu='H100-80GB', gpus_per_node=8, layers=32, hidden=4096, ffn=14336,
-        heads=32, kv_heads=8, vocab=128256, seq_len=8192, gated_mlp=1, n_gpus=64, tp=4, pp=1,
-        vp=1, dp=16, cp=1, micro_batch=1, global_batch=64, recompute='full')
+        heads=32, kv_heads=8, vocab=128256, seq_len=8192, gated_mlp=1, n_gpus=64, tp=4, pp=pp,
+        vp=vp, dp=16 // pp, cp=1, micro_batch=1, global_batch=64, recompute='full')
     told = predict(pd.DataFrame([row])).iloc[0]
     assert not told.reason
     model = Model(8192, 4096, 32, 32, 14336, kv_heads=8, vocab=128256, gated_mlp=True)
     hidden = {'dp_overlap': True} if name == 'Megatron-Core' else {}   # in all published runs
-    layout = Parallel(tp=4, dp=16, recompute='full', **hidden)
+    layout = Parallel(tp=4, pp=pp, dp=16 // pp, recompute='full', **hidden)
     one = estimate(model, layout, 'H100-80GB', 64, software=name).stats
     assert told.predicted_iteration_s == pytest.approx(one['iteration_s'], rel=1e-12)
     assert told.predicted_memory_GB == pytest.approx(one['memory_GB'], rel=1e-12)

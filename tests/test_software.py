@@ -14,7 +14,8 @@ from transformer_perf.estimates import CHOICES, Assumptions, Group, Product, as_
 from transformer_perf.interop import as_job, export
 from transformer_perf.kernels import collective_time, product_time, send_seconds
 from transformer_perf.parameters import changed, read_calibration
-from transformer_perf.validation.runs import ends_as_layers, layout_of, run_jobs
+from transformer_perf.schedules import chunks_of, ends_dealt, layout_of
+from transformer_perf.validation.runs import run_jobs
 from transformer_perf.software import as_software, known_software, run_by
 from transformer_perf.systems import as_system
 from transformer_perf.validation.calibration import check_measured
@@ -238,15 +239,28 @@ def test_products_in_4_bits_are_as_fast_as_transformer_engine_measured():
 
 
 @pytest.mark.parametrize('layers, stages, layout', [
-    (40, 1, ''), (4, 2, 'Ettt|tL'), (40, 2, 'E' + 't' * 21 + '|' + 't' * 19 + 'L'),
+    (4, 2, 'Ettt|tL'), (40, 2, 'E' + 't' * 21 + '|' + 't' * 19 + 'L'),
     (40, 4, '|'.join(['E' + 't' * 10, 't' * 11, 't' * 11, 't' * 8 + 'L'])),
     (80, 8, '|'.join(['E' + 't' * 10, 't' * 11, 't' * 11, *['t' * 10] * 4, 't' * 8 + 'L']))])
 def test_ends_dealt_as_layers(layers, stages, layout):
     "Embedding, layers, norm and output are so many units, dealt out evenly; the first get more."
-    assert ends_as_layers(layers, stages) == layout
-    said = lambda software: layout_of('', layers, stages, 0, software)
-    assert said('Scaling') == layout and said('plain') == '' == said('who knows')
-    assert layout_of('Et|tL', 2, 2, 0, 'Scaling') == 'Et|tL'   # what a run says comes first
+    assert '|'.join(ends_dealt(layers, stages)) == layout
+
+
+def test_who_deals_ends_as_layers_does_so_at_every_door():
+    "As a layout that is written out says; in a search, too."
+    asked = 'llama3.1_8B', 'A100-80GB', 512
+    def took(layout=None, software='Scaling', **more):
+        p = Parallel(tp=2, pp=4, dp=8, micro_batch=1, layout=layout, **more)
+        return estimate(asked[0], p, *asked[1:], software=software).stats
+    one, written = took(), took('Et*8|t*9|t*9|t*6L')
+    assert math.isclose(one['iteration_s'], written['iteration_s'], rel_tol=1e-12)
+    assert one['memory_GB'] == written['memory_GB']
+    assert one['iteration_s'] != took(layout_of(chunks_of(32, 4)))['iteration_s']
+    found = search(asked[0], 64, *asked[1:], software='Scaling', fixed={'pp': 4}, k=3)
+    for _, row in found.iterrows():
+        again = estimate(asked[0], Parallel.from_row(row), *asked[1:], software='Scaling')
+        assert math.isclose(again.stats['iteration_s'], row.iteration_s, rel_tol=1e-9)
 
 
 # doors

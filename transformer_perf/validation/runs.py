@@ -8,9 +8,9 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS_OF_MODEL', 'WORDS', 'ADDED', '
            'texts', 'column_of', 'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds',
            'software_words', 'as_named', 'software_said', 'recompute_said', 'precision_said', 'graphs_said',
            'experts_said', 'facts_of', 'clean', 'filled', 'stack_of', 'precision_of', 'cleaned', 'reasons_of', 'dealt',
-           'ends_as_layers', 'layout_of', 'with_experts', 'with_recompute', 'sheet_for', 'chosen_in', 'configurations',
-           'batches_of', 'at_row', 'model_at', 'software_for', 'job_at', 'assumptions_for', 'priced', 'room_of',
-           'chosen', 'run_jobs', 'rows_as_jobs']
+           'with_experts', 'with_recompute', 'sheet_for', 'chosen_in', 'configurations', 'batches_of', 'at_row',
+           'model_at', 'software_for', 'job_at', 'assumptions_for', 'priced', 'room_of', 'chosen', 'run_jobs',
+           'rows_as_jobs']
 
 # %% ../../nbs/91_runs.ipynb #10b10004
 import dataclasses
@@ -353,6 +353,12 @@ def usual_of(software, choice):  # Series
     usual, own = usual_by_software(choice)
     return pd.Series([own.get(name, usual) for name in software], software.index, type(usual))
 
+@functools.cache
+def may_choose(software, choice, value):  # bool; software: a name
+    "Whether a software can be told so; one that nobody knows can."
+    known = known_software().get(software)
+    return known is None or known.offers(choice, value)
+
 def chosen_by_software(x):  # DataFrame
     "The same, with what software chooses where cells are empty."
     shared = x.tp > 1   # else two of the choices change nothing
@@ -361,6 +367,8 @@ def chosen_by_software(x):  # DataFrame
     usual = {c: usual_of(x.software, c).astype(float) for c in CHOSEN}
     usual['tp_overlap'] *= shared
     usual['sequence_parallel'] = 1. * (sharded & shared)
+    interleaves = x.software.map(lambda name: may_choose(name, 'virtual_stages', 2)).astype(bool)
+    usual['vp'] = pd.Series(1., x.index).mask(interleaves)
     graphs = x.cuda_graphs.mask(x.cuda_graphs == '', usual_of(x.software, 'cuda_graphs'))
     return x.fillna(usual).assign(cuda_graphs=graphs)
 
@@ -442,28 +450,13 @@ def dealt(layers, chunks, ahead):  # str
     last = layers - each * (chunks - 1)   # beside what is predicted ahead, and the loss
     return f'Et*{each}|(t*{each}|)*{chunks - 2}t*{last}{"m" * ahead}L' if last > 0 else ''
 
-def ends_as_layers(layers, chunks):  # str
-    "Embedding, layers, last norm and output dealt out as if each of them took as long."
-    if chunks < 2: return ''
-    units = ['E', *'t' * layers, '', 'L']   # the norm has no letter
-    least, more = divmod(len(units), chunks)
-    stop = np.cumsum([least + (i < more) for i in range(chunks)])
-    return '|'.join(''.join(own) for own in np.split(units, stop[:-1]))
-
-def layout_of(said, layers, chunks, ahead, software):  # str
-    "The layers of each chunk: as a run says, as its software deals them, or without a choice."
-    known = known_software().get(software)
-    if said: return said
-    if known is not None and known.ends_as_layers: return ends_as_layers(layers, chunks)
-    return dealt(layers, chunks, ahead)
-
 # %% ../../nbs/91_runs.ipynb #860395b2
 def with_layouts(x):  # DataFrame
     "Runs with the layers of each chunk, and as many virtual stages as these are."
     sizes = x.assign(chunks=x.pp * x.vp.fillna(1))[['layers', 'chunks', 'mtp_layers']].fillna(1)
     layouts, virtual_stages = [], []
     for row, (layers, chunks, ahead) in zip(x.itertuples(), sizes.astype(int).to_numpy()):
-        text = layout_of(row.layout, layers, chunks, ahead, row.software)
+        text = row.layout or dealt(layers, chunks, ahead)
         layouts.append(text)
         virtual_stages.append(len(chunks_in(text)) / row.pp if text else row.vp)
     return x.assign(layout=layouts, vp=virtual_stages)
@@ -510,10 +503,11 @@ def with_experts(t, experts):  # table
 def with_recompute(t, own, position):  # table
     "Rows with every choice of recompute, where it is unknown."
     known = own.recompute.to_numpy()[np.searchsorted(position, t['row'])]
-    names = list(dict.fromkeys((*TRIED, *known[known != ''])))
+    tried = [name for name in TRIED if may_choose(own.software.iloc[0], 'recompute', name)]
+    names = list(dict.fromkeys((*tried, *known[known != ''])))
     t['recompute'] = np.array([names.index(name) if name else np.nan for name in known])
     unsaid = np.isnan(t['recompute'])
-    t = spread(t | {'unsaid': unsaid}, 'recompute', np.arange(len(TRIED)),
+    t = spread(t | {'unsaid': unsaid}, 'recompute', np.arange(len(tried)),
                lambda t: t['recompute'] >= 0)
     return t | {'recompute': np.array(names)[t['recompute']]}
 
@@ -575,6 +569,8 @@ def shape_of(x):  # Series of str
     several |= x.kv_lora_rank.notna() | x.head_dim.notna() | x.capacity_factor.notna()
     several |= (x[['window', 'attention_sinks', 'qk_norm']] > 0).any(axis=1)
     several |= (x[[*WORDS_OF_MODEL]] != '').any(axis=1)
+    ends_count = [name for name, s in known_software().items() if s.ends_as_layers]
+    several |= x.software.isin(ends_count) & (x.pp > 1)
     sizes = ['layers', 'hidden', 'ffn', 'heads', 'kv_heads', 'vocab', 'gated_mlp', 'seq_len',
              *STRUCTURE, *WORDS_OF_MODEL, 'capacity_factor', 'experts_in_turn']
     laid_out = x.layout != ''
