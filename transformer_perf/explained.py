@@ -108,7 +108,7 @@ class Played(NamedTuple):
     "What no formula says: the passes of a schedule, played."
     seconds: float = None   # of an iteration, as far as passes are; none: a formula holds
     stage: Stage = None     # of the fullest rank; none: a formula holds
-    kept: float = 0.        # GB that passes of this rank keep at once
+    saved: float = 0.       # GB of activations that passes of this rank save at once
 
 def played_of(one):  # Played
     "What was played for an estimate."
@@ -122,8 +122,8 @@ def played_of(one):  # Played
     if p.pp == 1 or alike(work): return found
     full, stay = memory_on_ranks(work)
     rank = int(np.argmax(fullness(p, full)))
-    kept = full.activations - stay.activations
-    return found._replace(stage=own_stages(work)[rank], kept=float(kept[rank]))
+    saved = full.activations - stay.activations
+    return found._replace(stage=own_stages(work)[rank], saved=float(saved[rank]))
 
 def told_times(work: Workload, costs, pricer, ends, played: Played):  # Times
     "The parts of an iteration."
@@ -139,10 +139,10 @@ def told_memory(work: Workload, played: Played):  # Memory
     "What the fullest rank holds."
     if played.stage is None: return memory_of(work)
     stay, most = (memory_at(x, played.stage) for x in (at_rest(work), work))
-    p, saved = work.layouts, of_each_kind(work, work.stored.activations)
-    kept = depending(played.kept, 'kept', *saved, work.depth, p.pp, p.virtual_stages,
-                     p.micro_batches, unit='GB', of=most_held)
-    return stay._replace(gradients=most.gradients, activations=stay.activations + kept)
+    p, of_a_layer = work.layouts, of_each_kind(work, work.stored.activations)
+    saved = depending(played.saved, 'saved_at_once', *of_a_layer, work.depth, p.pp,
+                      p.virtual_stages, p.micro_batches, unit='GB', of=most_held)
+    return stay._replace(gradients=most.gradients, activations=stay.activations + saved)
 
 def unit_of(figure):
     "The unit that the name of a column ends in."
