@@ -275,6 +275,35 @@ def test_an_adapted_layer_by_hand(adapters, held):
         assert close(new.activations - wide, old.activations), name
 
 
+def test_gradients_pass_through_a_norm_that_stays():
+    "All of its backward pass is left; of a table of words, which has nothing before it, none."
+    jobs = [job_of_estimate(of(adapters)) for adapters in ('none', 'lora:16')]
+    plain, some = ({op.name: op for ops in (job.kinds[0].operations, *end_operations(job))
+                    for op in ops} for job in jobs)
+    for name in ('ln1', 'ln2', 'embedding'):
+        assert some[name].forward == plain[name].forward
+        assert close(some[name].frozen, plain[name].weights) and some[name].weights == 0
+    assert all(some[name].backward == plain[name].backward for name in ('ln1', 'ln2'))
+    assert plain['embedding'].backward.nbytes > some['embedding'].backward.nbytes == 0
+
+
+def test_adapted_experts_by_hand():
+    "Two of eight on a GPU: each has narrow matrices of its own, and no other's."
+    plain, some = (
+        {op.name: op for kind in job_of_estimate(of(
+            adapters, 'corrected', 'mixtral_8x7B', dp=4, ep=4)).kinds for op in kind.operations}
+        for adapters in ('none', 'lora:16'))
+    E, rows = 2, 4 * 32768 * 2 / 8   # of the tokens of four GPUs each goes to two of eight
+    for name, several, m, n in (('expert-fc1', 2, 4096, 28672), ('expert-fc2', 1, 14336, 4096)):
+        old, new, wide = plain[name], some[name], 16 * several
+        assert [p[:4] for p in new.forward.products[1:]] == [
+            (rows, wide, m, E), (rows, n, 16, E)]
+        assert close(new.weights, 2e-9 * E * (m * wide + 16 * n)) and close(new.frozen, old.weights)
+        assert sum(x.rows * x.columns * x.number for x in new.matrices) == E * (m * wide + 16 * n)
+        assert close(new.activations - old.activations, 2e-9 * E * rows * wide)
+        assert close(new.forward.nbytes - old.forward.nbytes, 3 * 2e-9 * E * rows * n)
+
+
 def test_65_billion_parameters_on_one_gpu_of_48_gb():
     """QLoRA (arXiv 2305.14314, abstract): 65 B on one GPU of 48 GB (49,140 MiB), with rank 64
     beside all products of a layer; more than 780 GB where all of it trains in 16 bits."""

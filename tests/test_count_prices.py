@@ -493,6 +493,23 @@ def test_kernels_of_training():
     assert close(busy.moving, vector + 2e-9 * numbers / .8 / system.hbm_bandwidth)
 
 
+@pytest.mark.parametrize('numbers', [1e5, 1e9])
+def test_a_fused_scan_is_one_kernel(numbers):
+    "After one gap, the longer of its arithmetic and of what it moves; each has speeds of its own."
+    some = dataclasses.replace(KERNELS, fused_share=.3)
+    pricer = Measured(HOPPER, Parameters('Hopper', network=NET, kernels=some, software=Costs()))
+    products = Product(300, 500, 70, 8., times=3.), Product(640, 64, 32)
+    flop = 3 * 8 * 300 * 500 * (2 * 70 - 1) + 640 * 64 * (2 * 32 - 1)
+    busy = pricer.busy(Work(products, fused=True, operands=numbers, matrix_speed=1.7,
+                            memory_speed=.6))
+    arithmetic = 1e-12 * flop / (HOPPER.matrix_flops_fp16 * .3 * .9 * 1.7)
+    rate = HOPPER.hbm_bandwidth * .8
+    moved = 2e-9 * numbers / (rate * .6)
+    assert (moved > arithmetic) == (numbers == 1e9)
+    assert close(busy.compute, 3e-6 + max(arithmetic, moved)) and close(busy.launch, 3e-6)
+    assert close(busy.moving, 2e-9 * numbers / rate) and busy.memory == 0
+
+
 def test_power_sets_the_clock():
     "As its 0.4th power, and never above the full clock."
     usual = {'Ampere': 400, 'Hopper': 700, 'Blackwell': 1200}
@@ -541,6 +558,16 @@ def test_columns_are_priced_as_rows():
     for i in range(0, rows, rows // 12):
         one = Product(int(m[i]), int(n[i]), int(k[i]), precision=str(low[i]), times=3.)
         assert close(found[i], pricer.busy(Work((one,))).compute)
+
+
+def test_a_sum_is_the_same_however_many_columns_there_are():
+    "To the last digit: one row of figures after the other."
+    rows = np.random.default_rng(3).random((100, 5))
+    one_by_one = np.zeros(5)
+    for row in rows: one_by_one += row
+    assert (estimates.added(rows) == one_by_one).all()
+    for i in range(5):
+        assert estimates.added(rows[:, i]) == estimates.added(rows[:, [i]])[0] == one_by_one[i]
 
 
 # tables of kernels: every row by the same formulas
@@ -600,7 +627,10 @@ def test_rows_of_attention_in_training():
 def test_rows_of_experts():
     "Who measured decides which tokens arrive, and whether they go to one group of experts."
     table = single.published_kernels('moe')
-    for row, seconds in shown('moe', 2):
+    few = table[(table.hidden_size == 7168) & (table.num_experts == 256)].head(3)
+    few = single.predict_kernels(few.assign(fw='sglang'), 'moe')   # which is told of no other row
+    for row, seconds in [*shown('moe', 2), *((row, 1e-6 * row.predicted_us)
+                                             for row in few.itertuples())]:
         known = set_of('experts', row.sys, row.kernel_source, row.moe_dtype)
         newer = row.fw == 'sglang' and 'a100' not in row.sys
         own = (not (newer and row.kernel_source == 'sglang_fused_moe_triton')

@@ -104,6 +104,11 @@ def test_what_is_kept():
     assert close(own['fusedla'].activations, T * (2 * (a + 1) * 48 + 4 * a))
     assert close(own['absorb-q'].activations, T * 2 * a * 16)
     assert close(own['absorb-v'].activations, T * 2 * a * 40)
+    for tp in (1, 2, 4):   # an optimizer of matrices has them whole: latents to all heads
+        shared = operations(INDEXED, tp=tp)
+        for name in ('absorb-q', 'absorb-v'):
+            matrix, = shared[name].matrices
+            assert (matrix.rows, matrix.columns) == (40, a * 16)
     assert close(own['index-scores'].activations, T * (2 * (HI * dI + HI + dI) + 4 * K))
     frees = dict(own['fusedla'].frees)
     assert close(frees['mla_up_proj'], T * 2 * a * 48) and close(frees['core_attn'], T * 4 * a)
@@ -163,6 +168,7 @@ def test_flop_of_blocks():
         assert close(summed.forward.nbytes, 8e-9 * x) and close(summed.backward.nbytes, 14e-9 * x)
         # each of three weighed and added; backward each gate's gradient, and each way's
         assert close(summed.forward.vector, 6e-12 * x) and close(summed.backward.vector, 12e-12 * x)
+        assert summed.forward.launches == summed.backward.launches == 1
     means = operations(BLOCKS)['block-means'].forward
     assert close(means.nbytes, 2e-9 * b * l * 4 * 12 * (1 + 1 / 16)) and means.launches == 1
     both, scores = (operations(WAYS)[f'block-{name}'].forward for name in ('means', 'scores'))

@@ -96,7 +96,7 @@ def test_context_parallelism_passes_states(name):
     "Each GPU's states, in 32 bits; nothing that grows with the sequence but the own tokens' work."
     mixer = MIXERS[name]
     matrices = 16 * (16 + 24) if mixer.transition else 16 * 24
-    for tp, cp in ((1, 1), (1, 4), (2, 4), (2, 8)):
+    for tp, cp in ((1, 1), (1, 2), (1, 4), (2, 4), (2, 8)):
         own = operations(mixer, tp=tp, cp=cp, strategy='2d-seqp')
         for work in (own['scan'].forward, own['scan'].backward):
             sent, = work.messages
@@ -212,7 +212,9 @@ def test_a_selective_scan_by_hand():
         assert close(scan.forward.operands, n * (5 * d + 2 * N))
         assert close(scan.backward.operands, n * (8 * d + 6 * N))
         assert close(scan.forward.vector, 9e-12 * n * d * N) and not scan.forward.products
+        assert close(scan.backward.vector, 27e-12 * n * d * N)
         assert close(scan.activations, 2e-9 * n * (4 * d + 2 * N))
+        assert close(dict(scan.frees)['core_attn'], 2e-9 * n * d)   # what it gives
         assert close(scan.weights, 2e-9 * d * (N + 1))
         sent, = scan.forward.messages
         assert close(1 + sent.volume, 1 + 2 * 4e-9 * b * d * N * cp * (cp > 1))
@@ -294,7 +296,9 @@ def test_attention_beside_a_state():
                 if name in ('sum', 'ln1', 'ln2', 'dpr_v'): continue
                 assert getattr(op, way) == getattr((ops[1] | ops[0])[name], way), name
         rows = b * l / layout.get('tp', 1)
-        assert close(ops[2]['sum'].forward.nbytes, 2e-9 * 3 * rows * e)
+        add = ops[2]['sum'].forward   # and as much backward
+        assert close(add.nbytes, 2e-9 * 3 * rows * e) and close(add.vector, 1e-12 * rows * e)
+        assert add.launches == 1 and add == ops[2]['sum'].backward
         assert ops[2]['state-in'].activations == 0 < ops[1]['state-in'].activations
         still = operations(both, adapters='frozen:attention', **layout)
         assert still['qkv'].activations == 0   # then only the state's product saves it
@@ -309,6 +313,7 @@ def test_attention_beside_a_state():
     assert close(kept.activations, 4 * values + 4e-9 * b * l * state.heads)   # and sums in 32 bits
     assert close(one.activations, 2 * values)   # the gate is among the scan's inputs
     assert close(one.forward.nbytes, 4 * values) and close(one.backward.nbytes, 6 * values)
+    assert close(one.forward.vector, 5e-3 * values) and close(one.backward.vector, 1e-2 * values)
     assert one.forward.launches == one.backward.launches == 0
 
 

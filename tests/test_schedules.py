@@ -77,6 +77,9 @@ def test_a_layout_is_checked():
     for p, depth, more in ((5, 63, 1), (16, 62, 1), (16, 63, 0)):
         with pytest.raises(ValueError, match=re.escape("layout='Ettt|(tt|)*30mL'")):
             check_layout(chunks, p, depth, more)
+    with pytest.raises(ValueError, match='has 2 chunks for each of pp=16 ranks, not'):
+        estimate(Model(64, 64, 4, 63, mtp_layers=1, vocab=64), Parallel(
+            pp=16, virtual_stages=1, layout='Et*3|(tt|)*30mL'), 'H100-80GB', 16, 'corrected')
     with pytest.raises(ValueError, match='must be of type str'): chunks_in(3)
     for wrong in ('', 'tL', 'EttL|t', 'ELt', 'EEtL', 'E((t|)*2|)*2L', 'EtmtL', 'Et*2*3L', 'Et*L'):
         with pytest.raises(ValueError, match='layout='): chunks_in(wrong)

@@ -18,7 +18,7 @@ from transformer_perf.estimates import CHOICES, FITS_BY, as_assumptions
 from transformer_perf.execution import MOST_REPLAYED
 from transformer_perf.timeline import (
     GROUPS, PLACES, counted_and_priced, exact_figures_of_each, exact_table, iteration_times,
-    least_bubble)
+    least_bubble, priced_estimate)
 from transformer_perf.schedules import SCHEDULES, check_schedule
 from transformer_perf.systems import as_system
 
@@ -221,6 +221,20 @@ def test_no_order_of_passes_is_faster_than_its_bound(seed):
         found['pp'] * found['virtual_stages']) == 0) & (len(case.model.blocks) == 1)
     if not (np.any(ends[0]) or np.any(ends[1])):
         np.testing.assert_allclose((bound / played)[alike], 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize('schedule, v', [
+    ('1f1b', 1), ('gpipe', 1), ('zb-h1', 1), ('zb-v', 2), ('dualpipe', 1)])
+@pytest.mark.parametrize('pp', [2, 4])
+def test_the_bound_is_met_where_one_stage_is_the_slowest(schedule, v, pp):
+    "One that has many words: it never waits after its first micro-batch has come."
+    model = dataclasses.replace(MODELS['dense'], vocab=128000)
+    p = Parallel(pp=pp, virtual_stages=v, schedule=schedule)
+    told = dataclasses.replace(as_assumptions('paper'), vocabulary=True, uneven_stages=True)
+    one = estimate(model, p, 'H100-80GB', 32, told)
+    work, pricer, costs, ends = priced_estimate(one)
+    bound = iteration_times(work, pricer, costs, ends, bubble_of=least_bubble).total
+    assert math.isclose(bound, one.stats['iteration_s'], rel_tol=1e-12)
 
 
 @pytest.mark.parametrize('about', [
