@@ -310,6 +310,29 @@ def test_a_checkpoint_by_way_of_the_host():
                  as_assumptions('calibrated'))
 
 
+def played_with_failures(work, save, later, mtbf, segments=20_000):
+    "The share of the time that gets on, failure by failure; a checkpoint counts once it is stored."
+    random, clock, ready = np.random.default_rng(0), 0., later
+    failure = random.exponential(mtbf)
+    for _ in range(segments):
+        while failure < work + save + ready:   # nothing new is stored before it fails
+            clock, ready, failure = clock + failure, later, random.exponential(mtbf)
+        clock, failure, ready = clock + work + save + ready, failure - work - save - ready, 0.
+    return segments * work / clock
+
+
+def test_a_copy_on_the_host_is_lost_until_it_is_stored():
+    "8,192 GPUs with a slow storage: what failures cost is played."
+    rows = pd.DataFrame({'n_gpus': [8192], 'samples_per_s': [1.]})
+    slow = Operation(checkpoint_async=True, checkpoint_GBps=4e-4, restart_s=0., mtbf_gpu_hours=2e4)
+    found = {name: x[0] for name, x in operated(
+        rows, NAMED['llama3.1_405B'], slow, as_system(H100), as_assumptions('calibrated')).items()}
+    later = found['checkpoint_GB'] / 8192 / 4e-4 - found['checkpoint_s']
+    assert math.isclose(later, found['checkpoint_interval_s'])
+    played = played_with_failures(later, found['checkpoint_s'], later, found['mtbf_s'])
+    assert math.isclose(found['goodput'], played, rel_tol=.01)
+
+
 def test_what_a_checkpoint_holds():
     "What trains: 2 bytes of each weight, and its states as the optimizer keeps them."
     a, m = as_assumptions('calibrated'), NAMED['llama3.1_8B']

@@ -138,11 +138,12 @@ def saved_GB(t, model: Model, operation: Operation, assumptions):  # array
     return np.array([of[pair] for pair in zip(*said)])
 
 def checkpoint_time(GB, operation: Operation, system):  # (s, s); GB: of a GPU
-    "What a job waits while its state is saved, and how long the storage takes."
+    "What a job waits for a checkpoint, and how much later the storage has all of it."
     if operation.checkpoint_s is not None: return operation.checkpoint_s, 0.
     saved = GB / operation.checkpoint_GBps
-    if not operation.checkpoint_async: return saved, saved
-    return GB / (system.given('host_bandwidth') * Assumptions().host_link_share), saved
+    if not operation.checkpoint_async: return saved, 0.
+    copied = GB / (system.given('host_bandwidth') * Assumptions().host_link_share)
+    return copied, np.maximum(saved - copied, 0)
 
 # %% ../../nbs/72_plan.ipynb #14a00034
 def operated(t, model: Model, operation: Operation, system, assumptions):  # dict of columns
@@ -150,9 +151,10 @@ def operated(t, model: Model, operation: Operation, system, assumptions):  # dic
     n = t['n_gpus'].to_numpy(float)
     mtbf = operation.mtbf_gpu_hours * 3600 / n
     GB = saved_GB(t, model, operation, assumptions)
-    save, stored = checkpoint_time(GB / n, operation, system)
-    interval = np.maximum(daly_interval(save, mtbf), stored - save)   # one after the other
-    share = goodput(interval, save, mtbf, operation.restart_s)
+    save, later = checkpoint_time(GB / n, operation, system)
+    interval = np.maximum(daly_interval(save, mtbf), later)   # one after the other
+    back = operation.restart_s + later   # what is not yet stored is lost, too
+    share = goodput(interval, save, mtbf, back)
     return {'mtbf_s': mtbf, 'checkpoint_GB': GB + 0 * n, 'checkpoint_s': save + 0 * n,
             'checkpoint_interval_s': interval,
             'goodput': share, 'tokens_per_s': t['samples_per_s'].to_numpy() * model.seq_len * share}
