@@ -164,15 +164,36 @@ def test_who_waits():
     packs = packed(PACKED.documents, 8192, 64)
     at = seconds_by_length(found.even)
     each = np.array([sum(at(x / 8192)) for x in packs.squares])
+    full = sum(at(packs.squares.sum() / packs.tokens.sum()))   # of an estimate, without gaps
     slowest = each.reshape(4, 16).sum(axis=1).max()
-    assert close(found.as_dealt, found.even.stats['iteration_s'] + slowest - 16 * each.mean())
+    assert close(found.as_dealt, found.even.stats['iteration_s'] + slowest - 16 * full)
     order = np.sort(each)[::-1].reshape(16, 4)
     order[1::2] = order[1::2, ::-1]
     fair = order.sum(axis=0).max()
-    assert close(found.balanced, found.even.stats['iteration_s'] + fair - 16 * each.mean())
+    assert close(found.balanced, found.even.stats['iteration_s'] + fair - 16 * full)
     assert fair < slowest and found.fill > .9
     assert 'One length says' in found.summary and found.tokens_per_s > 0
     assert dealt(np.arange(8), 2, True).sum(axis=1).tolist() == [14, 14]
+
+
+@pytest.mark.parametrize('p', [Parallel(tp=8, dp=2), Parallel(tp=4, pp=2, dp=2)])
+def test_gaps_attend_to_nothing(p):
+    "Samples of a document and a gap take what any of as many squares do."
+    long = replace(LLAMA, seq_len=65536)
+    found = packing(long, p, 'H100-80GB', {40960: 1}, 16, 'corrected')
+    same = replace(long, documents={40960 * 40960 // 65536: 1})
+    alike = estimate(same, p, 'H100-80GB', 16, 'corrected')
+    assert close(found.fill, .625) and 'alike and full' in found.summary
+    for seconds in (found.as_dealt, found.balanced):
+        assert close(seconds, alike.stats['iteration_s'], 1e-6)
+    assert found.even.stats['iteration_s'] > 1.1 * found.balanced
+
+
+def test_as_many_samples_as_are_asked_for():
+    "Though few of the long documents, which hold most tokens, may be drawn at first."
+    for seed in range(20):
+        packs = packed(as_lengths({1: 99, 8192: 1}), 8192, 3, seed)
+        assert len(packs.tokens) == 3 and (packs.tokens > 0).all()
 
 
 def test_seconds_are_a_straight_line():
