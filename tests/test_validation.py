@@ -552,6 +552,14 @@ def test_kernels_tell_all_software_of_their_gpus(tmp_path):
     assert (slower[:2] > 1.3).all() and np.allclose(slower[2:], 1)
 
 
+def test_one_kernel_is_as_sure_as_any():
+    "A value meets one measurement whatever it is: it is as far off as measurements usually are."
+    one = pd.DataFrame(dict(m=[4096], n=[4096], k=[4096], precision='bf16', microseconds=[300.]))
+    row, = calibrate_kernels(products_table(one), 'H100-80GB').table.itertuples()
+    assert row.parameter == 'product_share' and row.determined
+    assert .04 < row.standard_error / row.value < .06
+
+
 @pytest.mark.parametrize('in_training', [False, True])
 def test_products_of_a_long_run_have_its_clock(in_training):
     "Those of a trace, and those measured alone: each as priced, nothing is told."

@@ -52,8 +52,9 @@ def least_squares_within(residuals, start, low, high, weights, scale=.05, noise=
     off = lambda u: w * residuals(low + u * width)
     solve = functools.partial(least_squares, off, bounds=(0, 1), diff_step=1e-3, x_scale=.2)
     done = solve(inner, loss='cauchy', f_scale=scale, max_nfev=40)
-    free, spare = (done.x > 5e-3) & (done.x < 1 - 5e-3), max(len(w) - len(start), 1)
-    scatter, J = 2 * done.cost / spare, done.jac
+    free, spare = (done.x > 5e-3) & (done.x < 1 - 5e-3), len(w) - len(start)
+    # as many values as measurements meet them all, however wrong these are
+    scatter, J = 2 * done.cost / spare if spare > 0 else USUAL**2, done.jac
     if noise is not None:   # of runs that are far off, too, it is asked what they tell
         scatter, J = max(scatter, noise**2), solve(done.x, max_nfev=1).jac
     error = standard_errors(J, free, scatter, noise is not None) * width
