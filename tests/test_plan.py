@@ -224,6 +224,7 @@ def test_notes_name_no_rank():
     ('margin=-1 must be', dict(margin=-1)), ('operation=3 must be of type', dict(operation=3)),
     ('must be divisible by seq_len=8192', dict(batch_tokens=10**6)),
     ('none.csv: cannot be read', dict(prices='none.csv')),
+    ('tokens=15 must be at least those of an iteration: 2048 samples of 8192', dict(tokens=15)),
     ("unknown choice 'zero'", dict(zero=1)), ('n_gpus=0 must be', dict(n_gpus=0))])
 def test_mistakes_are_one_line(words, options):
     with pytest.raises(ValueError, match=words) as error:

@@ -428,6 +428,9 @@ def plan(
     m, systems = as_model(model), map(as_system, several(system, 'system'))
     systems, counts = by_own_name(systems, 'systems'), counts_of(n_gpus)
     batch, budget = batch_of(m, global_batch, batch_tokens), budget_of(m, tokens, hours, usd)
+    if budget.tokens is not None and budget.tokens < batch * m.seq_len:
+        raise ValueError(f'tokens={budget.tokens:g} must be at least those of an iteration: '
+                         f'{batch} samples of {m.seq_len}')
     more = prices, of_type(operation, Operation, 'operation'), finite(margin, 'margin')
     about = [asked_about(m, one, batch, assumptions, fits_by, software) for one in systems.values()]
     found = [searched(each, counts, strategy, choices) for each in about]
