@@ -14,7 +14,8 @@ from transformer_perf.lengths import Lengths, as_lengths
 from transformer_perf.linear_attention import GatedDeltaNet, Lightning
 from transformer_perf.models import Model, as_model
 from transformer_perf.packing import (
-    dealt, dynamic_context, packed, packing, played_unevenly, seconds_by_length)
+    at_the_pace, dealt, dynamic_context, in_step, packed, packing, played_unevenly,
+    seconds_by_length)
 from transformer_perf.sparse_attention import BlockSparse
 
 DOCUMENTS = {128: 40, 1024: 9, 4096: 2, 8192: 1}
@@ -174,6 +175,32 @@ def test_who_waits():
     assert fair < slowest and found.fill > .9
     assert 'One length says' in found.summary and found.tokens_per_s > 0
     assert dealt(np.arange(8), 2, True).sum(axis=1).tolist() == [14, 14]
+
+
+@pytest.mark.parametrize('replicate, step', [(1, 8), (4, 2)])
+def test_who_waits_for_weights(replicate, step):
+    "With ZeRO-3 the copies that share weights out gather them in every layer: none is ahead."
+    p = Parallel(tp=2, dp=8, zero_stage=3, dp_replicate=replicate)
+    found = packing(PACKED, p, 'H100-80GB', global_batch=64)
+    packs = packed(PACKED.documents, 8192, 64)
+    at = seconds_by_length(found.even)
+    each = np.array([sum(at(x / 8192)) for x in packs.squares]).reshape(8, 8)
+    groups = [each[i:i + step].max(axis=0).sum() for i in range(0, 8, step)]
+    full = 8 * sum(at(packs.squares.sum() / packs.tokens.sum()))
+    assert close(found.as_dealt, found.even.stats['iteration_s'] + max(groups) - full)
+    apart = packing(PACKED, replace(p, zero_stage=1, dp_replicate=1), 'H100-80GB', global_batch=64)
+    waits = [x.as_dealt - x.even.stats['iteration_s'] for x in (found, apart)]
+    assert waits[0] > waits[1]
+
+
+def test_copies_in_step():
+    "Those that gather weights, or send tokens, from GPUs of more than one of them."
+    of = lambda **given: in_step(replace(Parallel(zero_stage=1, dp_replicate=1), **given))
+    assert of(dp=16) == of(dp=16, tp=8, ep=8) == 1
+    assert of(dp=16, zero_stage=3) == 16 and of(dp=16, zero_stage=3, dp_replicate=4) == 4
+    assert of(dp=16, ep=8) == 8 and of(dp=16, tp=2, ep=8) == 4 and of(dp=16, tp=2, cp=4, ep=8) == 1
+    assert of(dp=3, tp=2, ep=3) == 3   # a group begins within a copy
+    assert at_the_pace(np.array([[1, 5], [2, 3], [4, 0], [3, 9]]), 2).tolist() == [[2, 5], [4, 9]]
 
 
 @pytest.mark.parametrize('p', [Parallel(tp=8, dp=2), Parallel(tp=4, pp=2, dp=2)])

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MOST_DRAWN', 'Packs', 'filled', 'packed', 'played_unevenly', 'with_documents', 'pass_seconds', 'seconds_by_length',
-           'dealt', 'Packing', 'packing_in_words', 'packing', 'dynamic_context']
+           'dealt', 'in_step', 'at_the_pace', 'Packing', 'packing_in_words', 'packing', 'dynamic_context']
 
 # %% ../nbs/85b_packing.ipynb #85b00005
 from dataclasses import dataclass, replace
@@ -95,6 +95,17 @@ def dealt(costs, copies, evenly):  # array [copy, micro-batch]
     rows[1::2] = rows[1::2, ::-1]
     return rows.T
 
+def in_step(p: Parallel):  # copies
+    "How many wait for each other in every layer: for its weights, or for tokens of its experts."
+    gather = p.dp // p.dp_replicate if p.zero_stage == 3 else 1
+    send = -(-p.ep * p.etp // (p.tp * p.cp))   # experts go over GPUs of a copy first
+    number = max(gather, send)
+    return number if p.dp % number == 0 else p.dp
+
+def at_the_pace(costs, number):  # array [group of copies, micro-batch]
+    "Of copies in step, so many in a row, the longest of each micro-batch."
+    return costs.reshape(-1, number, costs.shape[1]).max(axis=1)
+
 # %% ../nbs/85b_packing.ipynb #85b0000e
 @dataclass(frozen=True, repr=False)
 class Packing:
@@ -148,7 +159,8 @@ def packing(
     mean = [np.full((p.dp, len(lengths) // p.dp), x) for x in at(full)]   # as the estimate has it
     rest = one.stats['iteration_s'] - played_unevenly(*mean, p.pp).max()
     def seconds(evenly):
-        return float(rest + played_unevenly(*at(dealt(lengths, p.dp, evenly)), p.pp).max())
+        costs = at_the_pace(dealt(lengths, p.dp, evenly), in_step(p))
+        return float(rest + played_unevenly(*at(costs), p.pp).max())
     return Packing(documents, with_documents(one, None), one, float(packs.tokens.mean())
                    / model.seq_len, seconds(False), seconds(True))
 
