@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..inputs import finite, flag, nearest, table_with, whole
-from ..systems import COUNTED, PHYSICAL, System
+from ..systems import COUNTED, PHYSICAL, UNIT_OF, System
 from ..timeline import counted_and_priced, exact_figures, iteration_times
 from ..iteration import estimate, plural, short
 from ..execution import (
@@ -193,8 +193,9 @@ class Needed(NamedTuple):
         if self.value is None:
             return (f'no {self.field} is enough: {short(self.target_s)} s are asked for, and with '
                     f'any amount of it an iteration takes {short(self.limit_s)} s')
-        return (f'{self.field} must be {short(self.value)}, {short(self.value / self.now)} times '
-                f'the {short(self.now)} that it is')
+        value = f'{short(self.value)} {UNIT_OF[self.field]}'.strip()   # an efficiency has no unit
+        return (f'{self.field} must be {value}, {short(self.value / self.now)} times the '
+                f'{short(self.now)} that it is')
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00072
 def closing_in(times_at, ends, target):  # a value, or None where no time is short enough
