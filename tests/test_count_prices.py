@@ -351,6 +351,8 @@ def test_a_roofline_by_hand():
     busy = Roofline(system, 1e-5, .6).busy(work)
     assert close(busy.compute, 1e-5 + arithmetic / .6) and busy.launch == 1e-5
     assert close(busy.moving, memory) and close(busy.memory, memory - busy.compute)
+    slower = Roofline(system, 1e-5, .6).busy(work._replace(matrix_speed=.5, memory_speed=.25))
+    assert close(slower.compute, 1e-5 + arithmetic / .5 / .6) and close(slower.moving, 4 * memory)
     nothing = Roofline(system).busy(Work())
     assert nothing.compute == nothing.memory == nothing.launch == 0
 
