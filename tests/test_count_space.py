@@ -170,6 +170,22 @@ def test_what_is_counted_before_it_is_done(monkeypatch):
     with pytest.raises(ValueError, match='7 cells are more than 6'): limit(7, 6, 'cells')
 
 
+def test_no_placement_is_faster_than_its_bound():
+    "And one copy without a pipeline takes, placed best, what the bound says, but for rounding."
+    a, system = as_assumptions('paper'), as_system('H200', 8)
+    q = execution.Question(MODEL, system, 32, a, '1d',
+                           execution.considered_choices({}, MODEL, a), {})
+    fit = execution.fitting((8, 16), q)
+    space, layers = fit.less, fit.layers
+    i, j = execution.pairs(space.t['grouping'], space.places['grouping'])
+    seconds, = execution.seconds_of(*execution.known_of(space, layers, i, j), q)
+    bounds, = execution.lower_bounds(space, layers)
+    assert len(i) > len(bounds) and (bounds[i] <= seconds).all()
+    one, = np.flatnonzero((space.t['pp'] == 1) & (space.t['dp'] == 1) & (
+        space.t['micro_batch'] == 1))
+    assert math.isclose(bounds[one], seconds[i == one].min(), rel_tol=2e-6)
+
+
 @pytest.mark.parametrize('rows', [0, 1, 40])
 def test_tables_by_loops(rows):
     "Places among equals, pairs of equals, and what is distinct, in the order of appearance."
