@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from transformer_perf import Assumptions, Model, Parallel, blocks, estimate, layers, modules
+from transformer_perf import (
+    Assumptions, Model, Parallel, blocks, estimate, estimates, layers, modules)
 from transformer_perf.choices import recomputed_parts
 from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Roofline, Work, exchanged
 from transformer_perf.linear_attention import Beside, GatedConv, Mamba2
@@ -767,6 +768,7 @@ def test_bytes_under_autocast():
     assert np.allclose(moved(layers.autocast_add('x', 4, 6, masked=0.)), [10 * x, 18 * x])
     dropped = layers.autocast_add('x', 4, 6)
     assert np.allclose(moved(dropped), [15 * x, 23 * x]) and close(dropped.activations, x)
+    for work in (dropped.forward, dropped.backward): assert close(work.vector, 2e-3 * x)
     # q * cos + cat(-q2, q1) * sin, cosines and sines in 32 bits: 6, 6, 12 and back to 16 bits 6
     turned = layers.eager_rotation('x', 24, steps=layers.EAGER_ROTATION_MIXED)
     assert np.allclose(moved(turned), [(6 + 2 + 4 + 6 + 12 + 6) * x, 56 * x])
@@ -780,6 +782,15 @@ def test_bytes_under_autocast():
         more = [one - other for one, other in zip(moved(cast), moved(plain))]
         assert np.allclose(more, [6 * w, (6 + 12 * adds / micro_batches) * w])
         assert cast.weights == plain.weights
+
+
+@pytest.mark.parametrize('waits', ['compute', 'memory', 'launch', 'network'])
+def test_what_an_operation_waits_for(waits):
+    "The longest of four, of both passes together; arithmetic is counted without its launch."
+    own = dict.fromkeys(('compute', 'memory', 'launch', 'network'), 4.) | {waits: 5.}
+    each = [estimates.Pass((own['compute'] + own['launch']) * share, 0., own['network'] * share,
+                           own['launch'] * share, own['memory'] * share) for share in (.3, .7)]
+    assert modules.bound_by(*each) == waits
 
 
 def job_at(model, a=TRAINED, **layout):  # CountedJob

@@ -8,14 +8,14 @@ import pytest
 
 from transformer_perf import Parallel, cli, estimate, search
 from transformer_perf.advice import fits
-from transformer_perf.estimates import PRESETS
+from transformer_perf.estimates import PRESETS, as_assumptions
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.lengths import Lengths, as_lengths
 from transformer_perf.linear_attention import GatedDeltaNet, Lightning
 from transformer_perf.models import Model, as_model
 from transformer_perf.packing import (
-    at_the_pace, dealt, dynamic_context, in_step, packed, packing, played_unevenly,
-    seconds_by_length)
+    at_the_pace, dealt, dynamic_context, in_step, packed, packing, pass_seconds,
+    played_unevenly, seconds_by_length, with_documents)
 from transformer_perf.sparse_attention import BlockSparse
 
 DOCUMENTS = {128: 40, 1024: 9, 4096: 2, 8192: 1}
@@ -225,11 +225,18 @@ def test_as_many_samples_as_are_asked_for():
 
 def test_seconds_are_a_straight_line():
     "Between two lengths, and beyond: as an estimate of documents of that length."
-    from transformer_perf.packing import pass_seconds, with_documents
     one = estimate(PACKED, Parallel(tp=8, pp=2), 'H100-80GB', 8, 'corrected')
     for L in (512, 2048, 8192):
         for a, b in zip(seconds_by_length(one)(L), pass_seconds(with_documents(one, [L]))):
             assert close(a, b, 1e-6)
+
+
+def test_both_passes_are_all_that_a_micro_batch_takes():
+    "With what stands beside the layers, in either direction."
+    a = replace(as_assumptions('corrected'), vocabulary=True)
+    one, two = (estimate(PACKED, Parallel(), 'H200-141GB', n, a) for n in (1, 2))
+    more = two.stats['iteration_s'] - one.stats['iteration_s']
+    assert close(sum(pass_seconds(one)), more, 1e-9)
 
 
 def test_groups_for_each_document():

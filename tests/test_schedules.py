@@ -85,24 +85,31 @@ def test_a_layout_is_checked():
         with pytest.raises(ValueError, match='layout='): chunks_in(wrong)
 
 
-def torchtitan(depth, n):  # list of int
-    "Its rule in a loop: the ends count as a layer each, whoever comes first takes one more."
-    left, found = depth + 2, []
+def torchtitan(depth, n, more=0):  # list of int
+    """Its rule in a loop: the ends count as a layer each, and so do those of multi-token
+    prediction, which the last chunk has; whoever comes first takes one more."""
+    left, found = depth + 2 + more, []
     for i in range(n):
         own = -(-left // (n - i))
         left -= own
-        found.append(own - (i == 0) - (i == n - 1))
+        found.append(own - (i == 0) - (1 + more) * (i == n - 1))
     return found
 
 
-@given(st.integers(1, 200), st.integers(1, 64))
-def test_every_layer_has_a_chunk(depth, n):
-    if n > depth: return
-    own = [chunk.count('t') for chunk in chunks_of(depth, n)]
-    assert sum(own) == depth and len(own) == n and min(own) >= 0
-    assert own == ([depth // n] * n if depth % n == 0 else torchtitan(depth, n))
-    if (depth + 2) % n == 0 and depth % n:   # Megatron's: every rank the same, the ends counted
-        assert {c + (i == 0) + (i == n - 1) for i, c in enumerate(own)} == {(depth + 2) // n}
+@pytest.mark.parametrize('more', [0, 1, 2])
+def test_every_layer_has_a_chunk(more):
+    for n in range(1, 17):
+        for depth in range(n, 5 * n + 3):
+            chunks = chunks_of(depth, n, more)
+            own, rule = [chunk.count('t') for chunk in chunks], torchtitan(depth, n, more)
+            assert sum(own) == depth and len(own) == n and min(own) >= 0
+            assert chunks[-1].endswith('m' * more + 'L') and ''.join(chunks).count('m') == more
+            if depth % n == 0: assert own == [depth // n] * n
+            elif min(rule) >= 0: assert own == rule
+            else: assert max(own) - min(own) == 1   # too few layers for the ends to count
+            if (depth + 2) % n == 0 and depth % n and not more:   # Megatron's: alike with the ends
+                assert {c + (i == 0) + (i == n - 1) for i, c in enumerate(own)} == {
+                    (depth + 2) // n}
 
 
 def test_chunks_with_less():
