@@ -246,6 +246,14 @@ def test_amounts_are_said_and_read():
     assert offloaded('core_attn+moe_act').operations == (*KEEPS['core_attn'], *KEEPS['moe_act'])
 
 
+def test_a_search_finds_what_an_estimate_says_of_layers_of_several_kinds():
+    "Each kind waits for its own copies, over a slow link."
+    model, slow = replace(NAMED['deepseek_v3'], depth=8), replace(H100, host_bandwidth=20.)
+    for row in search(model, 64, slow, 128, k=3, offload='activations').itertuples():
+        one = estimate(model, Parallel.from_row(row._asdict()), slow, 128)
+        assert close(one.stats['iteration_s'], row.iteration_s)
+
+
 def test_a_search_takes_it_only_when_asked():
     assert 'offload' not in search(DENSE, 8, H100, 64, k=3)
     found = search(DENSE, 1, H100, 64, k=9, zero_stages=[1, 2],
