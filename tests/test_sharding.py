@@ -214,6 +214,26 @@ def test_hybrid_sharding_by_hand():
     assert close(dp_comm(wide), expected)
 
 
+@pytest.mark.parametrize('seq_len', [512, 2048, 4096, 16384])
+@pytest.mark.parametrize('each', [True, False])
+def test_replicas_meet_behind_the_last_micro_batch(seq_len, each):
+    """Each of eight micro-batches has passes of a layer to hide its messages behind; only in the
+    last one is an all-reduce among them."""
+    layout = {'dp': 64, 'zero_stage': 3, 'dp_replicate': 8, 'nvlink_dp': 8, 'reduce_each': each}
+    one = estimate(Model(seq_len, 4096, 32, 32), Parallel(**layout), as_system('B200', 8), 512,
+                   'corrected')
+    L, w, N = 32, one.layers.weights_mem.sum(), 8
+    gather, scatter = collective('allgather', w, 8, 8), collective('reducescatter', w, 8, 8)
+    meeting = collective('allreduce', w / 8, 8, 1)
+    shown = lambda layer, *sent: max(sum(sent) - layer, 0)   # of one layer
+    forward, backward = one.layers.t_fwd.sum(), one.layers.t_bwd.sum()
+    before = shown(backward, gather, scatter) if each else shown(backward, gather)
+    last = shown(backward, gather, scatter, meeting)
+    expected = gather + (N * L - 1) * shown(forward, gather)
+    expected += gather + scatter + meeting + (N - 1) * L * before + (L - 1) * last
+    assert close(one.stats['dp_comm_s'], expected)
+
+
 def test_a_replica_on_each_gpu_shares_nothing():
     whole = dp_comm({'zero_stage': 0, 'nvlink_dp': 8})
     for stage in (1, 2):

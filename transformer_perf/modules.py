@@ -508,7 +508,7 @@ def exposed(p: Layouts, t, t_layer, messages):  # s
     return where(p.dp_overlap, behind, t * messages)
 
 def in_turn(p: Layouts, t_layer, *messages):  # s
-    "What several kinds of messages show, (s, how many) each, behind the same layers."
+    "What kinds of messages show, (s, how many) each, behind the same layers; the most first."
     seen = 0.
     for t, number in messages:
         if not any_of(t): continue
@@ -614,8 +614,8 @@ def unit_time(parts, pieces, at_once, t_fwd, t_bwd, pricer, p: Layouts):  # (s, 
     often = reduces_often(p)
     if p.costs.gathers_shown: t_fwd = 0. * t_fwd
     return (in_turn(p, t_fwd, (gather, pieces * where(stage == 3, N, 1))),
-            in_turn(p, t_bwd, (regather, pieces * N), (alike, pieces),
-                    (reduce, pieces * where(often, N, 1))))
+            in_turn(p, t_bwd, (regather, pieces * N), (reduce, pieces * where(often, N, 1)),
+                    (alike, pieces)))
 
 # %% ../nbs/87b_workload.ipynb #28a10003
 def data_parallel_time(
