@@ -123,6 +123,26 @@ def test_activations_are_somewhere():
     assert close(saved, less['host_GB'] - 2 * one.layers.activation_buffer.sum())
 
 
+@pytest.mark.parametrize('rate', [20, 64, 200, 400, 2000])
+@pytest.mark.parametrize('micro_batch', [1, 4])
+def test_activations_and_weights_come_over_one_link(rate, micro_batch):
+    "Behind a forward pass activations leave and weights come; behind a backward pass both come."
+    system = replace(H100, host_bandwidth=rate)
+    there = dict(dp=1, zero_stage=3, micro_batch=micro_batch)
+    layer = estimate(DENSE, Parallel(**there), system, 8, 'corrected').layers
+    weights, kept = (layer[name].sum() / (rate * .8)
+                     for name in ('weights_mem', 'activation_buffer'))
+    passes = 32 * 8 // micro_batch   # of layers
+    forward, backward = (max(layer[name].sum(), kept) for name in ('t_fwd', 't_bwd'))
+    waits = max(weights - forward, 0) + max(kept + weights - backward, 0)
+    both = stats(batch=8, system=system, **there, offload='weights+activations')
+    assert close(both['dp_comm_s'], 2 * weights + (passes - 1) * waits)
+    assert both['iteration_s'] > passes * (2 * weights + kept)   # all that comes
+    once = stats(batch=8, system=system, **there, offload='weights+activations',
+                 reshard_after_forward=False)
+    assert close(once['dp_comm_s'], weights + (passes - 1) * max(weights - forward, 0))
+
+
 def test_modules_are_parts_of_a_layer():
     "Of Llama in 16 bits and s*b*h/tp as one: norms keep 2 each, a product its input."
     m, whole = NAMED[DENSE], as_assumptions('calibrated')

@@ -594,7 +594,7 @@ def with_host(parts, at_once, gather, reduce, pricer, p: Layouts):  # (s, s)
     return (gather + if_any(weights, lambda: from_host(down, pricer, p)),
             reduce + if_any(gradients, lambda: over_host_link(up, pricer, p)))
 
-def unit_time(parts, pieces, at_once, t_fwd, t_bwd, pricer, p: Layouts):  # (s, s)
+def unit_time(parts, pieces, at_once, t_fwd, t_bwd, back, pricer, p: Layouts):  # (s, s)
     "What the messages of `pieces` units of equal weights show, so many of them in one message."
     stage, N, factor = np.asarray(p.zero_stage), passes_of_stage(p), p.costs.gradient_bytes / 2
     def take(kind, GB, replicated=False):
@@ -613,9 +613,10 @@ def unit_time(parts, pieces, at_once, t_fwd, t_bwd, pricer, p: Layouts):  # (s, 
     regather = gather * ((stage == 3) & p.reshard_after_forward)
     often = reduces_often(p)
     if p.costs.gathers_shown: t_fwd = 0. * t_fwd
+    first = in_turn(p, t_bwd - back, (regather, pieces * N))
+    left = np.maximum(t_bwd - regather, 0)
     return (in_turn(p, t_fwd, (gather, pieces * where(stage == 3, N, 1))),
-            in_turn(p, t_bwd, (regather, pieces * N), (reduce, pieces * where(often, N, 1)),
-                    (alike, pieces)))
+            first + in_turn(p, left, (reduce, pieces * where(often, N, 1)), (alike, pieces)))
 
 # %% ../nbs/87b_workload.ipynb #28a10003
 def data_parallel_time(
@@ -624,6 +625,7 @@ def data_parallel_time(
     pricer, p: Layouts,
     layers,                     # that a GPU holds
     beside=None,                # Part: tables of words beside the layers, copied as the first part
+    back=0.,                    # s of t_bwd in which weights cannot come: activations do
 ):  # (s of the forward, s of the backward pass) that compute does not hide
     "Weights gathered behind the forward pass, gradients reduced behind the backward pass."
     bulk = np.less(p.zero_stage, 3) & p.assumptions.bundled_messages
@@ -634,10 +636,10 @@ def data_parallel_time(
     first, *more = [part._replace(weights=part.weights * whole) for part in parts]
     beside = beside or Part(0., first.group)
     first = first._replace(tables=beside.tables * bulk)
-    seen = unit_time([first, *more], pieces, at_once, t_fwd, t_bwd, pricer, p)
+    seen = unit_time([first, *more], pieces, at_once, t_fwd, t_bwd, back, pricer, p)
     alone = beside._replace(tables=beside.tables * np.logical_not(bulk))   # a unit of its own
     if not any_of(alone.tables) and not any_of(alone.still_tables): return seen
-    also = unit_time([alone], 1, 1, t_fwd, t_bwd, pricer, p)
+    also = unit_time([alone], 1, 1, t_fwd, t_bwd, back, pricer, p)
     return seen[0] + also[0], seen[1] + also[1]
 
 # %% ../nbs/87b_workload.ipynb #042b449c

@@ -5,22 +5,23 @@
 # %% auto #0
 __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'FIGURES',
            'ORDER', 'in_a_room', 'placed_by_rank', 'adapters_of', 'layouts_of', 'job_of', 'Times', 'most_of_ends',
-           'reduction_time', 'stage_weights', 'stage_matrices', 'shared', 'states_of', 'gradient_reads', 'step_bytes',
-           'host_bytes', 'with_matrices', 'dealt', 'step_on_matrices', 'of_the_busiest', 'host_step', 'casts_each',
-           'cast_GB', 'update_time', 'straggling', 'Stage', 'chunks_dealt', 'stages_in_order', 'distinct_stages',
-           'holds_more', 'uneven', 'alike', 'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Load', 'Pace',
-           'pace_of', 'slowest_stage', 'heaviest_stage', 'loads_of', 'time_of_ends', 'weights_of', 'of_layers',
-           'load_with_most', 'mean_matrices', 'bubble_time', 'ranks_that_wait', 'least_total', 'least_bubble',
-           'between_layers', 'iteration_times', 'Memory', 'alive', 'logit_bytes', 'working', 'StageWeights',
-           'shares_out', 'largest_units', 'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held',
-           'begins_without', 'gradients_held', 'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of',
-           'host_has_room', 'layers_copied', 'other_copies', 'fullness', 'memory_of', 'memory_bound', 'that_must_fit',
-           'memory_needed', 'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization',
-           'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked', 'own_stages', 'stages_at_rest',
-           'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play',
-           'more_of', 'chunks_alike', 'of_one_order', 'exact_times', 'idle_when_played', 'at_rest', 'memory_on_ranks',
-           'fullest_rank', 'exact_memory', 'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each',
-           'bubbles_played', 'memories_played', 'job_of_estimate', 'priced_estimate']
+           'activations_back', 'reduction_time', 'stage_weights', 'stage_matrices', 'shared', 'states_of',
+           'gradient_reads', 'step_bytes', 'host_bytes', 'with_matrices', 'dealt', 'step_on_matrices', 'of_the_busiest',
+           'host_step', 'casts_each', 'cast_GB', 'update_time', 'straggling', 'Stage', 'chunks_dealt',
+           'stages_in_order', 'distinct_stages', 'holds_more', 'uneven', 'alike', 'ends_differ', 'stages_of',
+           'mean_layer', 'costs_at_places', 'Load', 'Pace', 'pace_of', 'slowest_stage', 'heaviest_stage', 'loads_of',
+           'time_of_ends', 'weights_of', 'of_layers', 'load_with_most', 'mean_matrices', 'bubble_time',
+           'ranks_that_wait', 'least_total', 'least_bubble', 'between_layers', 'iteration_times', 'Memory', 'alive',
+           'logit_bytes', 'working', 'StageWeights', 'shares_out', 'largest_units', 'frozen_of_stage', 'still_held',
+           'weights_of_stage', 'weights_held', 'begins_without', 'gradients_held', 'saved_at', 'at_hand', 'memory_at',
+           'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied', 'other_copies', 'fullness',
+           'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ', 'components', 'figures',
+           'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked',
+           'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks',
+           'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'of_one_order', 'exact_times',
+           'idle_when_played', 'at_rest', 'memory_on_ranks', 'fullest_rank', 'exact_memory', 'memory_played',
+           'exact_figures', 'exact_table', 'exact_figures_of_each', 'bubbles_played', 'memories_played',
+           'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -180,6 +181,11 @@ def most_of_ends(work: Workload, weights=None):  # GB
     return where(ends_meet(work.layouts), ends_GB(weights, 1, 1), apart)
 
 # %% ../nbs/87_timeline.ipynb #5a4d0031
+def activations_back(p: Layouts, of: Stored, pricer):  # s
+    "How long a layer's activations keep the link that weights come over, too; from disks, none."
+    weights = on_host(p.offload, 'weights') * (1 - on_host(p.offload, 'nvme'))
+    return if_any(weights, lambda: over_host_link(of.offloaded, pricer, p))
+
 @told('reduced')
 def reduction_time(work: Workload, pace, pricer):  # s
     "Gradients and weights exchanged between the copies, as far as nothing hides it."
@@ -191,7 +197,8 @@ def reduction_time(work: Workload, pace, pricer):  # s
     beside = Part(0., parts[0].group, most_of_ends(work),
                   still_tables=most_of_ends(work, work.frozen))
     (forward, backward), layers = pace.cost[:2], pace.layers * stages_held(p)
-    return sum(data_parallel_time(parts, forward, backward, pricer, p, layers, beside))
+    back = activations_back(p, of, pricer)
+    return sum(data_parallel_time(parts, forward, backward, pricer, p, layers, beside, back))
 
 # %% ../nbs/87_timeline.ipynb #83c55b7d
 def stage_weights(p: Layouts, of: Stored, layers, ends):  # list of (GB, GPUs)
