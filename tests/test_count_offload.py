@@ -80,6 +80,16 @@ def test_weights_come_for_each_pass():
     assert close(both['host_GB'], 18 * number)
 
 
+def test_a_share_whose_master_the_host_has_is_there_in_16_bits():
+    "Whoever gathers copies of 32-bit masters has no other share; a CPU's step sends it up."
+    a = as_assumptions('calibrated', 'torchtitan')
+    weights = lambda offload: stats(a, dp=8, zero_stage=3, offload=offload)['weights_GB']
+    share = 2 * P / 8
+    assert close(weights('optimizer') - weights('none'), share, 1e-4)
+    assert close(weights('optimizer:0.25') - weights('none'), share / 4, 1e-4)
+    assert weights('optimizer+weights') == weights('none')
+
+
 def test_a_muon_takes_no_steps_there_and_lion_fewer_bytes():
     with pytest.raises(ValueError, match='no steps of muon'):
         stats(dp=8, optimizer='muon', offload='optimizer')

@@ -705,11 +705,11 @@ def weights_of_stage(work: Workload, at: Stage, of: Stored, trained=True):  # St
 
 @told('held', 'GB')
 def weights_held(p: Layouts, own: StageWeights):  # GB
-    "Weights: all, or a share of all and what is gathered; that share may be a state instead."
+    "Weights: all, or a share and what is gathered; that share may be a state, where it is here."
     thirds = np.equal(p.zero_stage, 3)
     gathered = if_any(thirds, lambda: largest_units(own, units_at_hand(p)))
     here = shared(own.parts, thirds) * (1 - on_host(p.offload, 'weights'))
-    here = where(thirds & own.copied, 0., here)
+    here = where(thirds & own.copied, here * on_host(p.offload, 'optimizer'), here)
     return np.minimum(sum(GB for GB, _ in own.parts), here + gathered)
 
 def begins_without(p: Layouts):
