@@ -90,6 +90,19 @@ def test_a_share_whose_master_the_host_has_is_there_in_16_bits():
     assert weights('optimizer+weights') == weights('none')
 
 
+def test_masters_come_in_32_bits_where_there_is_no_other_share():
+    "PyTorch's FSDP casts a share when it has come from the host, which has no copy in 16 bits."
+    a, number = as_assumptions('calibrated', 'torchtitan'), P / 8
+    asked = lambda offload: stats(a, dp=8, zero_stage=3, dp_overlap=False, offload=offload)
+    none, both = asked('none'), asked('optimizer+weights')
+    gathers, reductions = 2 * 8 * 4 * number, 8 * 4 * number
+    assert close(both['dp_comm_s'] - none['dp_comm_s'], (gathers + reductions) / LINK, 1e-4)
+    assert close(both['host_GB'], 16 * number, 1e-4)   # and gradients
+    weights = asked('weights')   # the GPU has the masters
+    assert close(weights['dp_comm_s'] - none['dp_comm_s'], gathers / 2 / LINK, 1e-4)
+    assert close(weights['host_GB'], 2 * number, 1e-4)
+
+
 def test_a_muon_takes_no_steps_there_and_lion_fewer_bytes():
     with pytest.raises(ValueError, match='no steps of muon'):
         stats(dp=8, optimizer='muon', offload='optimizer')

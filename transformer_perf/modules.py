@@ -590,7 +590,10 @@ def with_host(parts, at_once, gather, reduce, pricer, p: Layouts):  # (s, s)
     weights = on_host(p.offload, 'weights')
     gradients = on_host(p.offload, 'optimizer') * reduces_often(p)
     gradients = gradients * p.costs.gradient_bytes / 2
-    down, up = share(lambda part: part.held(p)), share(lambda part: part.trained)
+    shared = functools.reduce(operator.or_, (np.greater(by(part), 1) for part in parts))
+    masters = on_host(p.offload, 'optimizer') * (p.costs.sharded_master & shared)   # in 32 bits
+    down = share(lambda part: part.held(p) + part.trained * masters)
+    up = share(lambda part: part.trained)
     return (gather + if_any(weights, lambda: from_host(down, pricer, p)),
             reduce + if_any(gradients, lambda: over_host_link(up, pricer, p)))
 

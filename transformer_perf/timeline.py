@@ -778,8 +778,9 @@ def host_at(work: Workload, at: Stage):  # GB
     states = lambda: states_held(p, own) * here + HOST_GRADIENT / 2 * GB
     still = frozen_of_stage(work, at, of)
     frozen = shared(still.parts, np.greater(p.zero_stage, 0)) if still else 0.
+    masters = on_host(p.offload, 'optimizer') * own.copied   # instead of a copy in 16 bits
     return (saved * of.offloaded + if_any(on_host(p.offload, 'optimizer'), states)
-            + if_any(on_host(p.offload, 'weights'), lambda: (GB + frozen) * here))
+            + if_any(on_host(p.offload, 'weights'), lambda: (GB * (1 - masters) + frozen) * here))
 
 def host_of(work: Workload):  # GB
     "The most that the host holds for a GPU."
