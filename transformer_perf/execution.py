@@ -1138,7 +1138,8 @@ def paper_statistics(row):
     row = row if isinstance(row, dict) else row._asdict()
     stats = {key: float(row[ours]) for key, ours in STATISTICS.items()}
     shares = {key: stats[part] / stats['t'] for key, part in FRACTIONS.items()}
-    return {**stats, **shares, **{key: float(row[ours]) for key, ours in STORED.items()}}
+    stored = {key: float(row[ours]) for key, ours in STORED.items()}
+    return stats | shares | stored
 
 def paper_candidate(row):
     "A row as (throughput, memory, configuration, statistics) under the paper's keys."

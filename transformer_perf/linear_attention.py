@@ -75,7 +75,8 @@ def short_conv(job: CountedJob, mixer):  # Operation
     E, channels, taps = job.units.element, mixer.channels(job.tp), mixer.conv
     x = 1. * job.tokens * channels
     tail = E * job.micro_batch * max(taps - 1, 0) * channels   # of the neighbour that is before
-    sent = Message('allgather', tail * job.cp / np.maximum(job.cp - 1, 1) * (job.cp > 1), 'cp')
+    gathered = tail * job.cp / np.maximum(job.cp - 1, 1)       # of which each sends its own
+    sent = Message('allgather', gathered * (job.cp > 1), 'cp')
     flop = job.units.flop * (2 * taps + 5)
     forward = Work(vector=flop * x, nbytes=2 * E * x, launches=1, messages=(sent,))
     backward = Work(vector=2 * flop * x, nbytes=3 * E * x, launches=2, messages=(sent,))

@@ -242,10 +242,12 @@ def expert_seconds(
 ):  # s
     "An MLP of experts: gather, two grouped products, activation, sum."
     groups, rows = work_of_rank(tokens, topk, experts, ep, own, same, fit.away)
-    padded = (2**np.ceil(np.log2(tokens) - 1e-9) / tokens)**fit.tuned
+    next_power_of_two = 2**np.ceil(np.log2(tokens) - 1e-9)
+    padded = (next_power_of_two / tokens)**fit.tuned
     known = dict(system=system, fit=fit, precision=precision, padded=padded)
-    first = grouped_seconds(groups, rows / groups, inner * (1 + gated), hidden, **known)
-    second = grouped_seconds(groups, rows / groups, hidden, inner, **known)
+    each = rows / groups
+    first = grouped_seconds(groups, each, inner * (1 + gated), hidden, **known)
+    second = grouped_seconds(groups, each, hidden, inner, **known)
     moved = rows + fit.touched * np.maximum(tokens * topk - rows, 0)
     nbytes = fit.token * tokens * hidden + moved * (fit.row * hidden + fit.inner * inner)
     move = nbytes / (.85 * system.hbm_bandwidth * 1e9)

@@ -44,8 +44,10 @@ def in_turns(turns, back, warm):
 # %% ../nbs/30_schedules.ipynb #04b00009
 def one_f_one_b(rank, p, v, N):
     "1F1B; with several chunks, interleaved."
-    after = p - 1 - rank
-    turns = [(c, g + i) for g in range(0, N, p) for c in range(v) for i in range(min(p, N - g))]
+    after, turns = p - 1 - rank, []
+    for first in range(0, N, p):   # so many micro-batches go through a chunk, then the next one
+        some = range(first, min(first + p, N))
+        turns += [(c, m) for c in range(v) for m in some]
     back = [(v - 1 - c, m) for c, m in turns]
     warm = after if v == 1 else 2 * after + (v - 1) * p
     return in_turns(turns, back, min(warm, len(turns)))

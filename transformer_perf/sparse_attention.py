@@ -202,8 +202,9 @@ def block_scores(job: CountedJob, mixer: BlockSparse):  # list of Operation
 
 def ways_summed(job: CountedJob, mixer: BlockSparse):  # Operation
     "What several ways to attend say, each weighed by its gate."
-    numbers, ways = 1. * job.tokens * mixer.own_values(job), mixer.ways
-    flop, way = job.units.flop * numbers, job.units.element * numbers   # of one way
+    ways, numbers = mixer.ways, 1. * job.tokens * mixer.own_values(job)
+    flop = job.units.flop * numbers     # of one way
+    way = job.units.element * numbers   # GB of what it says
     forward = Work(vector=2 * ways * flop, nbytes=(ways + 1) * way, launches=1)
     back = Work(vector=4 * ways * flop, nbytes=(2 * ways + 1) * way, launches=1)
     return Operation('ways-summed', forward, back, activations=ways * way)

@@ -670,10 +670,12 @@ def shares_out(parts):
 def largest_units(own: StageWeights, units):  # GB
     "So many units in a row: layers, and tables of words at the ends."
     tables = (own.ends > 0) + 1. * (own.ends > 1.5 * own.table)
-    alone = np.minimum(own.layers, units) * own.layer
-    beside = np.minimum(own.ends, own.table) + np.minimum(own.layers, units - 1) * own.layer
-    most = np.maximum(alone, beside * (units > 0))   # none after a step
-    return where(units < own.layers + tables, most, own.layers * own.layer + own.ends)
+    every = own.layers * own.layer + own.ends
+    layers = np.minimum(own.layers, units) * own.layer
+    one_less = np.minimum(own.layers, units - 1) * own.layer
+    beside = np.minimum(own.ends, own.table) + one_less
+    some = np.maximum(layers, beside * (units > 0))   # none after a step
+    return where(units < own.layers + tables, some, every)
 
 def frozen_of_stage(work: Workload, at: Stage, of: Stored):  # StageWeights, or None
     "The weights of a stage that do not train, as if they did."

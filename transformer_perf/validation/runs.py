@@ -413,9 +413,11 @@ def cleaned(df):  # DataFrame
 
 def reasons_of(df, system, x=None):  # Series of str; x: as `filled`, if it is there already
     "Why a clean row cannot be modelled; empty where it can."
-    reason, x = np.full(len(df), '', object), filled(df, system) if x is None else x
+    if x is None: x = filled(df, system)
+    reason = np.full(len(df), '', object)
     for text, good in (*column_rules(df, numbers_in(df), system), *layout_rules(x)):
-        reason[(reason == '') & ~np.asarray(good, bool)] = text
+        first_wrong = (reason == '') & ~np.asarray(good, bool)
+        reason[first_wrong] = text
     return pd.Series(reason, df.index, str)
 
 # %% ../../nbs/91_runs.ipynb #860395a4
