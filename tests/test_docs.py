@@ -17,6 +17,7 @@ import shlex
 import sys
 from configparser import ConfigParser
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -467,6 +468,7 @@ def test_howto(path, tmp_path, monkeypatch):
         if language == 'python': printed, ran = execute(block, names, path.name), ran + 1
         elif language == 'bash': command(block)
         else: assert lines(printed) == lines(block)
+    plt.close('all')   # a picture that stays open would be shown by whoever comes next
     assert ran >= 2
 
 

@@ -97,8 +97,6 @@ class Notebook:
         if self.broken is not None:
             raise RuntimeError(f'an earlier cell of {self.path.name} failed: cell {self.broken}')
         import drawings
-        pyplot = sys.modules.get('matplotlib.pyplot')
-        if pyplot: pyplot.close('all')   # what others left open would be shown here
         cell.outputs, here = [], os.getcwd()
         os.chdir(self.path.parent)
         try:
