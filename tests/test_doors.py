@@ -1,5 +1,6 @@
 """What a search, a plan and advice offer: each kind of layout once, and only what can be run."""
 import dataclasses
+import functools
 import json
 import re
 
@@ -327,18 +328,26 @@ def test_a_best_that_takes_longer_is_explained(tp, said, capsys):
     assert estimate(twice, Parallel(tp=tp, dp=8 // tp), 'H100-80GB', 64).fits != said
 
 
+@functools.cache
+def rows_of_software():   # (name, pp) -> what is predicted of its row: all in one table
+    def row(name, pp):
+        cannot = name is not None and not known_software()[name].offers('virtual_stages', 2)
+        return dict.fromkeys(COLUMNS) | dict(
+            software=name, gpu='H100-80GB', gpus_per_node=8, layers=32, hidden=4096, ffn=14336,
+            heads=32, kv_heads=8, vocab=128256, seq_len=8192, gated_mlp=1, n_gpus=64, tp=4, pp=pp,
+            vp=None if cannot else 1, dp=16 // pp, cp=1, micro_batch=1, global_batch=64,
+            recompute='full')
+    asked = [(name, pp) for name in (None, *known_software()) for pp in (1, 4)]
+    told = predict(pd.DataFrame([row(*each) for each in asked]))
+    return {each: told.iloc[i] for i, each in enumerate(asked)}
+
+
 @pytest.mark.parametrize('name', [None, *known_software()])
 @pytest.mark.parametrize('pp', [1, 4])
 def test_a_row_of_a_software_is_its_estimate(name, pp):
     """What a table leaves open the software chooses, as it does where a layout leaves it open: also
     which layers its stages have, and that it does not interleave them, if it cannot."""
-    cannot = name is not None and not known_software()[name].offers('virtual_stages', 2)
-    vp = None if cannot else 1
-    row = dict.fromkeys(COLUMNS) | dict(
-        software=name, gpu='H100-80GB', gpus_per_node=8, layers=32, hidden=4096, ffn=14336,
-        heads=32, kv_heads=8, vocab=128256, seq_len=8192, gated_mlp=1, n_gpus=64, tp=4, pp=pp,
-        vp=vp, dp=16 // pp, cp=1, micro_batch=1, global_batch=64, recompute='full')
-    told = predict(pd.DataFrame([row])).iloc[0]
+    told = rows_of_software()[name, pp]
     assert not told.reason
     model = Model(8192, 4096, 32, 32, 14336, kv_heads=8, vocab=128256, gated_mlp=True)
     hidden = {'dp_overlap': True} if name == 'Megatron-Core' else {}   # in all published runs
@@ -358,21 +367,25 @@ def row_told(system=None, **cells):
     return predict(pd.DataFrame([NEEDED | cells]), system=system).iloc[0]
 
 
-@pytest.mark.parametrize('cells, layout', [
+RESTING = [
     ({}, {}), (dict(tp=2, cp=2), dict(tp=2, cp=2, dp=16)),
     (dict(tp=16), dict(tp=16, dp=4)), (dict(cuda_graphs='attn+mlp'), dict(cuda_graphs='attn+mlp')),
     (dict(zero_stage=3, fsdp_shard=8), dict(zero_stage=3, dp_replicate=8)),
-    (dict(recompute='mlp'), dict(recompute='mlp'))])
+    (dict(recompute='mlp'), dict(recompute='mlp'))]
+
+
 @pytest.mark.parametrize('name', [None, 'torchtitan', 'PaddleNLP', 'NeMo'])
-def test_a_row_rests_on_what_its_estimate_rests_on(cells, layout, name):
+def test_a_row_rests_on_what_its_estimate_rests_on(name):
     "What no run had widens the interval of a row, too; so does software that nobody names."
     model = Model(8192, 4096, 32, 32, 14336, kv_heads=8, vocab=128256, gated_mlp=True)
-    one = estimate(model, Parallel(**dict(dp=64, recompute='full') | layout), 'H100-80GB', 64,
-                   software=name)
-    told = row_told(software=name, **cells)
-    assert f'Evidence: {told.trust}.' in one.notes
-    for c in ('iteration_low_s', 'iteration_high_s'):
-        assert told[c] == pytest.approx(one.stats[c], rel=1e-12)
+    table = predict(pd.DataFrame([NEEDED | cells | {'software': name} for cells, _ in RESTING]))
+    for i, (_, layout) in enumerate(RESTING):
+        told = table.iloc[i]
+        one = estimate(model, Parallel(**dict(dp=64, recompute='full') | layout), 'H100-80GB', 64,
+                       software=name)
+        assert f'Evidence: {told.trust}.' in one.notes, layout
+        for c in ('iteration_low_s', 'iteration_high_s'):
+            assert told[c] == pytest.approx(one.stats[c], rel=1e-12), layout
 
 
 def test_a_system_of_its_own_name_has_the_runs_of_its_gpus():
@@ -401,14 +414,17 @@ def test_software_of_which_nothing_is_known_is_as_good_as_unnamed():
     for c in ('iteration_low_s', 'iteration_high_s'): assert own[c] == none[c]
 
 
-@pytest.mark.parametrize('said, name', [
-    ('TorchTitan', 'torchtitan'), (' deepspeed', 'DeepSpeed'), ('paddle', 'PaddleNLP'),
-    ('megatron-core', 'Megatron-Core'), ('MEGATRON-LM', 'Megatron-LM'), ('NEMO', 'NeMo')])
-def test_software_is_known_however_it_is_spelled(said, name):
-    own, other = row_told(software=name), row_told(software=said)
-    for c in ('predicted_iteration_s', 'predicted_memory_GB', 'iteration_low_s', 'trust'):
-        assert own[c] == other[c]
-    assert other.software == said
+SPELLINGS = {'TorchTitan': 'torchtitan', ' deepspeed': 'DeepSpeed', 'paddle': 'PaddleNLP',
+             'megatron-core': 'Megatron-Core', 'MEGATRON-LM': 'Megatron-LM', 'NEMO': 'NeMo'}
+
+
+def test_software_is_known_however_it_is_spelled():
+    tables = [predict(pd.DataFrame([NEEDED | dict(software=each) for each in names]))
+              for names in (SPELLINGS, SPELLINGS.values())]
+    told, own = (t[['predicted_iteration_s', 'predicted_memory_GB', 'iteration_low_s', 'trust']]
+                 for t in tables)
+    pd.testing.assert_frame_equal(told, own, check_exact=True)
+    assert tables[0].software.tolist() == [*SPELLINGS] and told.predicted_iteration_s.notna().all()
 
 
 def test_a_table_needs_what_may_not_be_empty():
