@@ -1304,6 +1304,70 @@ def test_what_a_callback_of_nemo_overlaps(more, dp_overlap):
     assert overlaps(alone) == (True, False)
 
 
+@pytest.mark.parametrize('more, dp_overlap', [('', True), ('overlap_grad_reduce: false, ', False)])
+def test_what_a_section_of_bridge_overlaps(more, dp_overlap):
+    "Messages of copies, whatever `ddp` says, unless it denies it or nothing is shared out."
+    text = BRIDGE.replace('overlap_grad_reduce: true', 'overlap_grad_reduce: false').replace(
+        'comm_overlap: {overlap_grad_reduce: null, ', f'comm_overlap: {{{more}')
+    def overlaps(text): return as_job(parse_yaml(text, 'x'), 32).parallel.dp_overlap
+    assert overlaps(text) == dp_overlap
+    assert not overlaps(text.replace('optimizer: true', 'optimizer: false'))
+    assert not overlaps(text.replace('comm_overlap:', 'nothing:'))
+
+
+@pytest.mark.parametrize('ddp, precision, short', [
+    ('true', None, False), ('false', None, True), ('false', 'bf16_mixed', False),
+    ('true', '{bf16: true, grad_reduce_in_fp32: false}', True)])
+def test_in_what_a_recipe_reduces(ddp, precision, short):
+    "A precision decides, or else `ddp`; the names of precisions all say 32 bits."
+    text = BRIDGE.replace('ddp: {', f'ddp: {{grad_reduce_in_fp32: {ddp}, ').replace(
+        'bf16_with_fp8_current_scaling_mixed', precision or 'null')
+    job = as_job(parse_yaml(text, 'x'), 32)
+    assert job.gradients_in_16_bits is short
+    costs = job.assumptions('calibrated').on(as_system('H100-80GB')).costs
+    assert costs.gradient_held == costs.gradient_bytes == (2 if short else 4)
+
+
+@pytest.mark.parametrize('more, short', [('', False), (', grad_reduce_in_fp32: false', True)])
+def test_in_what_nemo_reduces(more, short):
+    "Its plugin reduces in 32 bits unless it says otherwise, whatever `ddp` says."
+    text = NEMO.replace('bf16-mixed', f'bf16-mixed{more}').replace(
+        'ddp: {', f'ddp: {{grad_reduce_in_fp32: {str(short).lower()}, ')
+    assert as_job(parse_yaml(text, 'x')).gradients_in_16_bits is short
+
+
+def test_objects_in_a_recipe():
+    "Of an enum its value counts; what a dump hides of an object is told, not passed over."
+    given = parse_yaml(BRIDGE, 'x')
+    enums = 'megatron.core.transformer.enums.'
+    given['model'] |= {
+        'attention_backend': {'_target_': f'{enums}AttnBackend', '_call_': True, '_args_': [3]},
+        'cuda_graph_impl': 'transformer_engine', 'cuda_graph_scope': [
+            {'_target_': f'{enums}CudaGraphScope', '_args_': [2], '_name_': 'attn'}],
+        'pipeline_model_parallel_layout': {'_target_': 'megatron.core.x.Layout', '_call_': True},
+        'params_dtype': {'_target_': 'torch.bfloat16', '_call_': False}}
+    job = as_job(given, 32)
+    assert job.assumes['flash_attention'] is False and job.parallel.cuda_graphs == 'attn'
+    told = [key for key, why in job.ignored if why.startswith('not read: an object')]
+    assert told == ['--pipeline-model-parallel-layout']
+
+
+@pytest.mark.parametrize('reduce, main, short', [
+    ('true', 'fp32', True), ('false', 'bf16', True), ('false', 'fp32', False)])
+def test_flags_that_only_repeat_a_default(tmp_path, reduce, main, short):
+    "The files that a job of Primus names say all flags; either makes gradients of 16 bits."
+    more = f'grad_reduce_in_bf16: {reduce}\n      main_grads_dtype: {main}'
+    job = as_job(primus(tmp_path, PRIMUS.replace('shiny: 1', more)), 8)
+    assert job.gradients_in_16_bits is short
+
+
+@pytest.mark.parametrize('key', ['compress_ratios: "[0, 4]"', 'hc_mult: 4', 'num_joint_layers: 19'])
+def test_no_plain_decoders_of_primus(tmp_path, key):
+    "DeepSeek V4 and Flux."
+    with pytest.raises(ValueError, match='no field of a Model says it'):
+        as_job(primus(tmp_path, PRIMUS.replace('shiny: 1', key)), 8)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data(), pick([PRIMUS, BRIDGE, NEMO]))
 def test_any_dump(data, text):

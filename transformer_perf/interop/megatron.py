@@ -112,7 +112,8 @@ MEGATRON_ROWS = (
     Row('--attention-dropout', 'attention_dropout', SHARE),
     Row('--hidden-dropout', 'hidden_dropout', SHARE),
     Row('--grad-reduce-in-bf16', 'gradients_in_16_bits', ON),
-    also('--main-grads-dtype', 'gradients_in_16_bits', words_of({'bf16': True, 'fp32': False})),
+    also('--grad-reduce-in-fp32', 'gradients_in_16_bits', OFF),   # a key of Megatron-Bridge
+    also('--main-grads-dtype', 'main_gradients', words_of({'bf16': True, 'fp32': False})),
     Row('--use-torch-fsdp2', 'fsdp2', ON, False),
     Row('--torch-fsdp2-no-reshard-after-forward', 'fsdp2_reshard', OFF, True),
     Row('--overlap-grad-reduce', 'overlap_reduce', ON, False),
@@ -193,7 +194,8 @@ MEGATRON_ROWS = (
     Row('--moe-grouped-gemm', 'grouped_gemm', ON, False),
     *(Row(f'--{name}', 'foreign', FOREIGN) for name in (
         'hybrid-layer-pattern', 'hybrid-override-pattern', 'experimental-attention-variant',
-        'linear-attention-freq', 'moe-latent-size', 'spec')),
+        'linear-attention-freq', 'moe-latent-size', 'spec', 'compress-ratios', 'hc-mult',
+        'num-joint-layers')),
     Row('--bf16', 'precision', one_word('bf16')), Row('--fp16', 'precision', one_word('fp16')),
     Row('--fp8-format', 'fp8', TEXT),
     Row('--fp8-recipe', 'fp8_recipe', same_words(*FP8), 'delayed'),
@@ -233,6 +235,12 @@ def overlap_of_megatron(facts, ignored):
     if value(facts, 'zero_stage') and reduce.value != gather.value:
         ignored.append((gather.key or '--overlap-param-gather',
                         'not modelled yet: gradients and weights that hide each for itself'))
+
+def gradients_of_megatron(facts, ignored):
+    "Gradients have 16 bits where either flag says so: the other may only repeat its default."
+    main, = take(facts, 'main_gradients')
+    if main.value or main.key and 'gradients_in_16_bits' not in facts:
+        facts['gradients_in_16_bits'] = main
 
 # %% ../../nbs/90c_megatron.ipynb #5b93a661
 def recompute_of_megatron(facts, ignored):
@@ -481,9 +489,10 @@ def derive_megatron(facts, ignored):
     recipe = facts.pop('fp8_recipe')
     if fp8: facts['precision'] = Said(fp8.key, FP8[recipe.value])
     if fp4: facts['precision'] = Said(fp4.key, 'nvfp4')
-    for derive in (zero_of_megatron, overlap_of_megatron, chunks_of_megatron,
-                   recompute_of_megatron, graphs_of_megatron, offload_of_megatron,
-                   dropout_of_megatron, dispatcher_of_megatron, ends_of_megatron):
+    for derive in (zero_of_megatron, overlap_of_megatron, gradients_of_megatron,
+                   chunks_of_megatron, recompute_of_megatron, graphs_of_megatron,
+                   offload_of_megatron, dropout_of_megatron, dispatcher_of_megatron,
+                   ends_of_megatron):
         derive(facts, ignored)
     if {'depth', 'embed_dim', 'heads'} <= facts.keys():
         for derive in (heads_of_megatron, mlp_of_megatron, experts_of_megatron,

@@ -10,7 +10,7 @@ import dataclasses
 import math
 
 from ..inputs import of_type, quoted, whole
-from .megatron import MEGATRON, flags_of_keys, with_groups
+from .megatron import FLAGS, MEGATRON, flags_of_keys, with_groups
 from .tables import OFF_WORDS, job_of_keys
 
 # %% ../../nbs/90h_recipes.ipynb #32ee68b3
@@ -48,27 +48,50 @@ def class_of(given):  # str
 
 OVERLAPS = ('tp_comm_overlap', 'overlap_grad_reduce', 'overlap_param_gather')
 
-def overlapped_by_callback(given, found):  # dict
-    """What NeMo's callback switches on: messages of copies that share out the optimizer, unless
-    it says otherwise (NVIDIA/NeMo, lightning/pytorch/callbacks/megatron_comm_overlap.py)."""
+def overlapped(given, found):  # dict
+    """What Megatron-Bridge's section and NeMo's callback switch on: messages of copies that share
+    out the optimizer, unless it says otherwise (training/comm_overlap.py of the one,
+    lightning/pytorch/callbacks/megatron_comm_overlap.py of the other)."""
     callbacks = section_of(given, 'trainer.callbacks')
-    for own in callbacks if isinstance(callbacks, list) else ():
-        if class_of(own) != 'MegatronCommOverlapCallback' or not isinstance(own, dict): continue
+    several = callbacks if isinstance(callbacks, list) else []
+    named = [x for x in several if class_of(x) == 'MegatronCommOverlapCallback']
+    for own in (given.get('comm_overlap'), *named):
+        if not isinstance(own, dict): continue
         usual = dict.fromkeys(OVERLAPS[1:], True) if found.get('use_distributed_optimizer') else {}
         return usual | {key: own[key] for key in OVERLAPS if own.get(key) is not None}
     return {}
 
-def said_in_sections(given, kind):  # dict
-    "The fields of a recipe, a later section over an earlier one."
-    found = {}
+BACKENDS = {'1': 'flash', '2': 'fused', '3': 'unfused', '4': 'local'}   # of Core's enums.py
+
+def word_of(x):
+    "What is said, and of a value of an enum its name; nothing of objects that a dump hides."
+    if isinstance(x, list): return [word_of(one) for one in x]
+    if not isinstance(x, dict): return x
+    if class_of(x) != 'AttnBackend' or '_name_' in x: return x.get('_name_')
+    return BACKENDS.get(''.join(map(str, of_type(x.get('_args_', []), list, '_args_'))), 'auto')
+
+def fields_of(given, kind):  # yields (key, value)
+    "What the sections of a recipe say, in their order."
     for path in SECTIONS[kind]:
         section = section_of(given, path)
         if path == 'mixed_precision' and isinstance(section, str):
-            found |= precision_named(section)
-        for key, x in section.items() if isinstance(section, dict) else ():
-            part = isinstance(x, dict) and key != 'activation_func'
-            if x is not None and not part: found[key] = x
+            section = precision_named(section)
+        yield from section.items() if isinstance(section, dict) else ()
+
+def said_in_sections(given, kind):  # dict
+    "The fields of a recipe, a later section over an earlier one."
+    found = {}
+    for key, x in fields_of(given, kind):
+        word = x if key == 'activation_func' else word_of(x)
+        if word is not None: found[key] = word
     return found
+
+def hidden(given, kind):  # list of (flag, reason)
+    "Objects where a word is read: number formats aside, a dump does not say what is in them."
+    why = 'not read: an object, of which the dump does not show what is in it'
+    return [(flag, why) for key, x in fields_of(given, kind) if isinstance(x, dict)
+            and word_of(x) is None and not str(x.get('_target_')).startswith('torch.')
+            for flag in flags_of_keys({key: None}) if flag in FLAGS]
 
 def gate_of(found):  # dict: flag -> True
     "The activation, which is taken out of the fields, as a flag."
@@ -82,14 +105,15 @@ def gate_of(found):  # dict: flag -> True
 def dumped_job(given, kind, n_gpus):  # Job
     "A job from what a recipe of Megatron-Bridge or NeMo prints."
     found, adapters = said_in_sections(given, kind), adapters_of(given)
-    if kind == 'nemo': found |= overlapped_by_callback(given, found) | shape_of_nemo(given, found)
+    found |= overlapped(given, found)
+    if kind == 'nemo': found |= shape_of_nemo(given, found)
     flags = gate_of(found)
     flags |= flags_of_keys({key: x for key, x in found.items() if not str(key).startswith('_')})
     job = job_of_keys(with_groups(flags), MEGATRON, n_gpus)
     return dataclasses.replace(
         job, parallel=dataclasses.replace(job.parallel, adapters=adapters),
         software='Megatron-Bridge' if kind == 'bridge' else 'NeMo',
-        ignored=tuple(ignored_of(job, flags, kind)))
+        ignored=tuple(ignored_of(job, flags, kind) + hidden(given, kind)))
 
 def ignored_of(job, flags, kind):  # list of (key, reason)
     "What is not used of a recipe: by name where it might count, the rest of its keys by number."
@@ -123,15 +147,17 @@ def adapters_of(given):  # str
     return f'lora:{rank}{named}'
 
 def precision_named(name):  # dict
-    "What the name of a precision in Megatron-Bridge says."
+    "What the name of a precision in Megatron-Bridge says; all of them reduce in 32 bits."
     found = [own for words, own in MIXED.items() if words in name.replace('-', '_')]
     if not found: raise ValueError(f'mixed_precision={quoted(name)} is not modelled')
-    return {'bf16': True} | found[0]
+    return {'bf16': True, 'grad_reduce_in_fp32': True} | found[0]
 
 def shape_of_nemo(given, found):  # dict
     "How many GPUs a recipe of NeMo starts, and in which precision."
     sizes = [section_of(given, f'trainer.{name}') for name in ('num_nodes', 'devices')]
     precision = found.pop('precision', None)
     more = precision_named(str(precision)) if precision else {}
+    reduces = section_of(given, 'trainer.plugins.grad_reduce_in_fp32')
+    if reduces is not None: more['grad_reduce_in_fp32'] = reduces   # over what is usual, and ddp's
     if all(sizes): more['world_size'] = math.prod(whole(x, 'trainer') for x in sizes)
     return more
