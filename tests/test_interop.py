@@ -1368,6 +1368,32 @@ def test_no_plain_decoders_of_primus(tmp_path, key):
         as_job(primus(tmp_path, PRIMUS.replace('shiny: 1', key)), 8)
 
 
+def test_what_torchtitan_said_in_2024():
+    "Copies stood in [training], and so did compiled kernels."
+    training = {'batch_size': 8, 'seq_len': 4096, 'tensor_parallel_degree': 2, 'compile': True,
+                'data_parallel_replicate_degree': 4, 'data_parallel_shard_degree': 8}
+    job = as_job({'training': training}, 64)
+    assert (job.parallel.tp, job.parallel.dp, job.parallel.dp_replicate) == (2, 32, 4)
+    assert ('training.compile', 'not modelled yet: compiled kernels') in job.ignored
+    old = {'batch_size': 8, 'seq_len': 4096, 'data_parallel_degree': 4}
+    assert 'data_parallel_degree=4' in refused(as_job, {'training': old}, 8)
+    assert as_job({'training': old}, 4).parallel.dp == 4
+
+
+def test_older_keys_of_deepspeed():
+    "What it still takes for `offload_optimizer` and `offload_param`; a rate of learning is none."
+    zero = {'stage': 3, 'cpu_offload': True, 'cpu_offload_param': True}
+    given = {'train_batch_size': 64, 'zero_optimization': zero, 'bf16': {'enabled': True},
+             'optimizer': {'type': 'OneBitAdam', 'params': {'lr': 1e-4, 'freeze_step': 400}}}
+    job = as_job(given, 8)
+    assert job.parallel.offload == 'optimizer+weights'
+    told = dict(job.ignored)
+    assert told['optimizer.params.lr'] == 'changes neither time nor memory here'
+    assert told['optimizer.params.freeze_step'] == 'not modelled yet: messages in fewer bits'
+    zero |= {'cpu_offload': False, 'cpu_offload_param': False}
+    assert as_job(given, 8).parallel.offload == 'none'
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data(), pick([PRIMUS, BRIDGE, NEMO]))
 def test_any_dump(data, text):

@@ -10,7 +10,7 @@ from ..inputs import printable
 from ..choices import amounts_offloaded, offload_said
 from .tables import (
     CODE, IN_32_BITS, LIST, ON, ONLY_WRITTEN, SHARE, TEXT, UNSAID, WHOLE, Format, Row, Said,
-    cannot_say, elsewhere, fixed, idle, number, one_word, take, value, words_in_any_case)
+    also, cannot_say, elsewhere, fixed, idle, number, one_word, take, value, words_in_any_case)
 
 # %% ../../nbs/90d_deepspeed.ipynb #12ab0028
 DEEPSPEED_ROWS = (
@@ -22,6 +22,8 @@ DEEPSPEED_ROWS = (
     Row('zero_optimization.offload_optimizer.device', 'cpu_optimizer', TEXT),
     Row('zero_optimization.offload_optimizer.ratio', 'cpu_share', SHARE),
     Row('zero_optimization.offload_param.device', 'cpu_weights', TEXT),
+    also('zero_optimization.cpu_offload', 'cpu_optimizer', one_word('cpu')),   # older, still taken
+    also('zero_optimization.cpu_offload_param', 'cpu_weights', one_word('cpu')),
     Row('tensor_parallel.autotp_size', 'tp', number(0), 1),
     Row('tensor_parallel.tp_overlap_comm', 'tp_overlap', ON, False),
     Row('expert_parallel.enabled', 'autoep', ON, False),
@@ -112,6 +114,7 @@ DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {
     'fp16*': 'number formats', 'torch_autocast*': 'number formats', 'data_types*': 'number formats',
     'communication_data_type': 'number formats', 'zero_optimization.*': 'sizes of buckets',
     'data_efficiency*': 'a curriculum', 'curriculum*': 'a curriculum',
-    'activation_checkpointing.*': 'how checkpoints are kept', 'optimizer.*': 'other optimizers'},
+    'activation_checkpointing.*': 'how checkpoints are kept',
+    'optimizer.params.freeze_step': 'messages in fewer bits'},   # of its 1-bit optimizers
     'DeepSpeed', ('zero_optimization', 'train_batch_size', 'train_micro_batch_size_per_gpu',
                   'gradient_accumulation_steps', 'tensor_parallel'))

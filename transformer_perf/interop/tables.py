@@ -191,9 +191,9 @@ def check_depth(depth, n, format):
 
 # %% ../../nbs/90a_tables.ipynb #12ab000d
 HARMLESS = re.compile(
-    r'^-*(lr|min-lr|data|tokenizer|vocab-file|merge|save|load|log|tensorboard|wandb|eval|seed|'
-    r'split|weight-decay|adam|clip-grad|init-method|distributed|optimizer|exit|train-iters|'
-    r'num-workers|'
+    r'^-*(lr|min-lr|data(?!_parallel)|tokenizer|vocab-file|merge|save|load|log|tensorboard|'
+    r'wandb|eval|seed|split|weight-decay|adam|clip-grad|init-method|distributed|optimizer|exit|'
+    r'train-iters|num-workers|'
     r'gradient_clipping|scheduler|steps_per_print|wall_clock|job|metrics|checkpoint|validation|'
     r'profiling|machine_rank|main_|rdzv|same_network|use_cpu|debug|downcast|enable_cpu_affinity|'
     r'compute_environment|tpu|commands|master)')

@@ -68,7 +68,9 @@ TORCHTITAN_ROWS = (
     also('training.steps', 'train_steps', WHOLE),
     Row('parallelism.data_parallel_replicate_degree', 'replicate', WHOLE, 1),
     Row('parallelism.data_parallel_shard_degree', 'shard', number(-1), -1),
+    also('training.data_parallel_replicate_degree', 'replicate', WHOLE),   # as of 2024, and older
     also('training.data_parallel_shard_degree', 'shard', number(-1)),
+    also('training.data_parallel_degree', 'shard', number(-1)),
     Row('parallelism.fsdp_reshard_after_forward', 'reshard', TEXT, 'default'),
     Row('parallelism.tensor_parallel_degree', 'tp', WHOLE, 1),
     also('training.tensor_parallel_degree', 'tp', WHOLE),
@@ -92,7 +94,7 @@ TORCHTITAN_ROWS = (
     also('optimizer.name', 'optimizer', words_in_any_case(
         {'AdamW': 'adam', 'Adam': 'adam', 'Muon': 'muon', 'DistMuon': 'muon'})),
     Row('training.enable_cpu_offload', 'cpu_shards', ON, False),
-    Row('compile.enable', 'compiled', ON),
+    Row('compile.enable', 'compiled', ON), also('training.compile', 'compiled', ON),
     Row('compile.enable_async_tensor_parallel', 'tp_overlap', ON, False),
     also('parallelism.enable_async_tensor_parallel', 'tp_overlap', ON),
     also('experimental.enable_async_tensor_parallel', 'tp_overlap', ON),
