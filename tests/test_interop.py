@@ -1967,6 +1967,18 @@ def test_jobs_of_primus(tmp_path, monkeypatch):
     assert told['the files that it names'] == '1 of their keys are not used'
 
 
+def test_what_follows_from_files_of_primus_is_told(tmp_path):
+    "Though they name its keys: without a vocabulary no words count, and these stages are refused."
+    file = primus(tmp_path)
+    models = tmp_path / 'primus' / 'configs' / 'models' / 'megatron'
+    (models / 'small.yaml').write_text('extends: base.yaml\nnum_layers: 5\nvocab_size: null\n'
+                                       'num_attention_heads: 8\npipeline_model_parallel_size: 2')
+    told = dict(as_job(file, 8).ignored)
+    assert told['--vocab-size'].endswith('no words are counted')
+    assert told['--num-layers'].startswith('Megatron-LM refuses it')
+    assert told['the files that it names'] == '1 of their keys are not used'
+
+
 def test_what_a_job_of_primus_lacks(tmp_path):
     file = primus(tmp_path)
     for text, says in [

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from ..inputs import named, of_type, quoted, read_text
-from .tables import Format, job_of_keys
+from .tables import Format, job_of_keys, why_ignored
 from .texts import LARGEST_TEXT, flat, parse_yaml
 from .megatron import MEGATRON, flags_of_keys
 from .torchtitan import TORCHTITAN
@@ -98,8 +98,11 @@ def primus_job(given, n_gpus, path=None, text=''):  # Job
     return without_presets(job, spelled(own), spelled(keys), taken, format)
 
 def without_presets(job, own, presets, taken, format: Format):  # Job
-    "What is not used of a job itself; of the files that it names, how much; and defaults taken."
-    found = [(key, why) for key, why in job.ignored if key in own or key not in presets]
+    "What is not used of a job itself, and what follows from all files; of the others, how much."
+    def of_a_key(key, why):   # whatever else is said
+        return why.startswith(("'auto'", 'does nothing')) or why == why_ignored(key, format)
+    found = [(key, why) for key, why in job.ignored
+             if key in own or key not in presets or not of_a_key(key, why)]
     left = len(job.ignored) - len(found)
     read = {row.key for row in format.rows}
     for key in (*own, *presets):
