@@ -402,7 +402,7 @@ def test_calibrate_refuses_in_one_line(own_files):
 SCHEMA = json.loads(schema_text())
 ANSWERS = {   # command -> words
     'search': [*SMALL, '--top', 2], 'explain': [*EXPLAINED[1:]], 'models': [], 'systems': [],
-    'zero': ['--gpus', '8,64'], 'validate': [], 'panels': ['collectives'],
+    'software': [], 'zero': ['--gpus', '8,64'], 'validate': [], 'panels': ['collectives'],
     'sweep': [*SMALL, '--system', 'H200', '-o', 'x.csv'],
     'run-configs': [*SMALL, '--system', 'H200'],
     'calibrate': ['runs.csv', '-o', 'own.json', '--free', 'clock'],
@@ -438,7 +438,8 @@ def test_the_schema_is_strict_and_complete(schema):
     "It describes each command of today and refuses what is no answer."
     assert good('--schema') == schema_text()
     named = [case['if']['properties']['command']['const'] for case in SCHEMA['allOf']]
-    assert {*ANSWERS, 'bench', 'measure'} == {*named} <= COMMANDS.keys()
+    assert {*ANSWERS, 'bench', 'measure'} == {*named} == COMMANDS.keys()
+    for name in named: schema.check_schema(json.loads(good(name, '--schema')))
     found = json.loads(good('search', *SMALL, '--format', 'json'))
     wrong = [found | {'version': 2}, found | {'notes': 'none'}, found | {'schema': 'x'},
              {name: x for name, x in found.items() if name != 'candidates'},
@@ -460,6 +461,10 @@ def test_nothing_that_fits_is_json_too(schema):
     found = json.loads(text)
     schema.validate(found)
     assert found['found'] == [] and 'GB over the 84.9 GB' in found['none']['64']
+    found = json.loads(good('sensitivity', '--gpus', '64', '--format', 'json', code=1))
+    schema.validate(found)
+    assert found['rows'] == [] and 'GB over the 84.9 GB' in found['notes'][0]
+    assert good('sensitivity', '--gpus', '64', '--format', 'csv', code=1).startswith('field,of,')
 
 
 def test_a_fault_of_ours_is_no_answer():

@@ -1230,11 +1230,14 @@ def sensitivity_command(a):
     Example: transformer-perf sensitivity --model gpt3 --gpus 512 --system A100
         transformer-perf sensitivity --tp 4 --pp 32 --dp 16 --needed ib_bandwidth --ratio 0.9
     """
+    import pandas as pd
     from transformer_perf.advice import needed, sensitivity
+    from transformer_perf.advice.sensitivities import COLUMNS
     from transformer_perf.iteration import estimate, short
     case, why = best_asked(a) if a.gpus else (case_asked(a), '')
     if case is None:
-        deliver(paragraph(why), a.output)
+        if a.format == 'table': deliver(paragraph(why), a.output)
+        else: deliver_table(pd.DataFrame(columns=COLUMNS), a, [why])
         return 1
     if a.needed and a.factor != FACTOR: raise ValueError('--factor says nothing with --needed')
     if a.needed:
