@@ -253,6 +253,31 @@ def test_messages_saved_by_hand():
     assert close(ask(reduce_each=False), full - (N - 1) * once('reducescatter'))
 
 
+@pytest.mark.parametrize('software', ['torchtitan', 'llm-foundry'])
+@pytest.mark.parametrize('pp', [1, 2])
+@pytest.mark.parametrize('N', [2, 8])
+def test_fsdp_frees_weights_when_it_reduces_gradients(software, pp, N):
+    "Its ZeRO-2 keeps weights for the backward pass alone; a pipeline of PyTorch's, until the last."
+    if pp > 1 and software == 'llm-foundry': return   # it has none
+    def ask(**layout):
+        p = Parallel(dp=16, pp=pp, dp_overlap=False, **layout)
+        return estimate('llama3.1_8B', p, 'H100-80GB', 16 * N, software=software)
+    one = ask(zero_stage=2)
+    a = one.assumptions
+    pricer, group = pricer_of(one.system, a), Group(16, one.parallel.nvlink_dp)
+    words = 2e-9 * 128256 * 4096
+    ends = words + 2e-9 * 4096 + words * (pp == 1)
+    def shown(number):
+        "Layers, and what stands at the ends, so often gathered and reduced."
+        units = [(32 / pp, one.layers.weights_mem.sum()), (1, ends)]
+        sent = lambda kind, GB: pricer.collective(kind, GB, group)
+        return number * sum(n * (sent('allgather', GB) + sent(
+            'reducescatter', GB * a.costs.gradient_bytes / 2)) for n, GB in units)
+    assert close(one.stats['dp_comm_s'], shown(N if pp == 1 else 1))
+    kept = ask(zero_stage=3, reshard_after_forward=False)
+    for name in ('iteration_s', 'memory_GB'): assert close(kept.stats[name], one.stats[name]), name
+
+
 @pytest.mark.parametrize('preset', PRESETS)
 @pytest.mark.parametrize('n', [8, 64, 512])
 def test_weights_hide_behind_enough_tokens(preset, n):
