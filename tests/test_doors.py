@@ -77,13 +77,13 @@ def test_stages_that_the_software_offers_are_tried(name, stages):
     assert found.iteration_s[0] <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize('name', ['DeepSpeed', 'llm-foundry'])
-def test_more_to_consider_is_never_slower(name):
+@pytest.mark.parametrize('name, stage', [('DeepSpeed', 3), ('llm-foundry', 2)])
+def test_more_to_consider_is_never_slower(name, stage):
     "With the host's memory considered too, the software's ZeRO stages were once forgotten."
     about = 'llama3.1_8B', 8, 'H100-80GB', 32
     few, more = (search(*about, k=1, software=name, **choices).iloc[0]
                  for choices in ({}, {'offload': ['none', 'optimizer:0.5']}))
-    assert few.zero_stage == 2 and more.iteration_s == few.iteration_s
+    assert few.zero_stage == stage and more.iteration_s == few.iteration_s
 
 
 def test_a_pipeline_of_torchtitan_keeps_its_weights():

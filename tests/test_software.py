@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from transformer_perf import Parallel, Software, estimate, search
@@ -19,7 +20,7 @@ from transformer_perf.validation.runs import run_jobs
 from transformer_perf.software import as_software, known_software, run_by
 from transformer_perf.systems import as_system
 from transformer_perf.validation.calibration import check_measured
-from transformer_perf.validation import published
+from transformer_perf.validation import predict, published
 
 CALIBRATED = as_assumptions('calibrated')
 LAYOUT = Parallel(tp=4, pp=4, dp=2)
@@ -46,7 +47,31 @@ def test_every_record_has_a_source_and_can_be_run(name):
     one = estimate(*ABOUT, 'calibrated', name)
     assert one.assumptions.software == s and one.assumptions.measured.stack == name
     for choice in set(s.chooses or {}) & {*CHOICES}:
-        assert getattr(one.parallel, choice) == s.chooses[choice]
+        if s.chooses[choice] is not None: assert getattr(one.parallel, choice) == s.chooses[choice]
+
+
+@pytest.mark.parametrize('stage', range(4))
+def test_what_deepspeed_hides_depends_on_the_stage(stage):
+    "Unless told, messages of ZeRO-3 hide and no others: in an estimate, a search and a table."
+    def ask(**said):
+        p = Parallel(dp=64, zero_stage=stage, **said)
+        return estimate('llama3.1_8B', p, 'H100-80GB', 512, software='DeepSpeed')
+    usual, hidden, shown = ask(), ask(dp_overlap=True), ask(dp_overlap=False)
+    assert hidden.stats['dp_comm_s'] < shown.stats['dp_comm_s']
+    assert usual.stats == (hidden if stage == 3 else shown).stats
+    assert usual.parallel.dp_overlap is (stage == 3)
+    alone = {'tp': 1, 'pp': 1, 'micro_batch': 1}
+    found = search('llama3.1_8B', 64, 'H100-80GB', 512, software='DeepSpeed', fixed=alone, k=1,
+                   zero_stages=stage, recompute='none', fits_by='point')
+    for row in found.itertuples():
+        assert row.dp_overlap == (stage == 3)
+        assert math.isclose(row.iteration_s, usual.stats['iteration_s'])
+    row = dict(gpu='H100-80GB', gpus_per_node=8, nic_GBps_per_gpu=50, n_gpus=64, dp=64, tp=1, pp=1,
+               layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated_mlp=1,
+               seq_len=8192, micro_batch=1, global_batch=512, recompute='none', zero_stage=stage,
+               software='DeepSpeed')
+    predicted = predict(pd.DataFrame([row])).predicted_iteration_s[0]
+    assert math.isclose(predicted, usual.stats['iteration_s'])
 
 
 @pytest.mark.parametrize('given, message', [

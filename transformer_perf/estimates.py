@@ -634,7 +634,8 @@ class Choices:
     virtual_stages: int = 1             # parts of each pipeline stage in an interleaved schedule
     sequence_sharded: bool = True       # tp shares out the sequence too, between its products
     context: str = field('allgather', choices=CONTEXTS) # how cp passes keys and values
-    dp_overlap: bool = True             # data-parallel communication hides behind compute
+    # messages between copies hide behind compute; none: those of ZeRO-3 alone
+    dp_overlap: bool = field(True, open=True)
     tp_overlap: bool = False            # tensor-parallel messages hide behind their products
     schedule: str = field('1f1b', choices=SCHEDULES)    # in which order pipeline stages work
     reduce_each: bool = None            # gradients are reduced each time; none: where shared out

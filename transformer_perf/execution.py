@@ -25,8 +25,8 @@ from .estimates import (
 from .kernels import pricer_of
 from .blocks import STRATEGIES, Layouts
 from .modules import (
-    LayerCost, Workload, count, expert_rules, gathered, halves_of, in_layouts, leaves_rows,
-    reduces_each, sharing_rules)
+    LayerCost, Workload, count, expert_rules, gathered, halves_of, hides, in_layouts,
+    leaves_rows, reduces_each, sharing_rules)
 from .timeline import (
     COMPONENTS, FIGURES, GROUPS, PLACES, adapters_of, chunks_differ, costs_at_places,
     exact_figures_of_each, exact_table, host_has_room, iteration_times, job_of, layouts_of,
@@ -223,7 +223,8 @@ def configurations(t, strategy, model, global_batch, assumptions, considered, fi
         possible = rules.get(choice, lambda t: True)
         t = with_choice(t, choice, considered[choice], experts, possible)
     t = t | {'reduce_each': reduces_each(t['reduce_each'], t['zero_stage'], t['pp'],
-                                         assumptions.costs.sums_in_pipelines)}
+                                         assumptions.costs.sums_in_pipelines),
+             'dp_overlap': hides(t['dp_overlap'], t['zero_stage'])}
     return keep(t, can_run(t, model, global_batch, assumptions))
 
 # %% ../nbs/88a_search.ipynb #7113f518

@@ -110,7 +110,7 @@ def label(value, name, longest=100):  # str
 
 # %% ../nbs/97_inputs.ipynb #90a00019
 def field(default=dataclasses.MISSING, **notes):
-    "A dataclass field with notes: least, most, above, choices, arrays, longest (of a text)."
+    "A field with notes: least, most, above, choices, arrays, longest (of a text), open (or None)."
     return dataclasses.field(default=default, metadata=notes)
 
 def one_of(value, choices, name):
@@ -147,7 +147,7 @@ def of_type(value, kind, name):
 def checked_value(value, name, kind, notes, default):
     "The value of a field, as what it should be."
     if value is default: return value
-    if value is None and default is None: return None
+    if value is None and (default is None or notes.get('open')): return None
     if 'choices' in notes: return one_of(value, notes['choices'], name)
     if kind in (int, float): return checked_number(value, name, kind, notes)
     if kind is bool: return flag(value, name)

@@ -42,8 +42,8 @@ from .measured_kernels import SHEETS, gpu_of, sheets_of
 from .kernels import pricer_of
 from .blocks import STRATEGIES
 from .modules import (
-    check_placement, count, expert_rules, gathered, halves_of, leaves_rows, operation_table,
-    reduces_each, sharing_rules)
+    check_placement, count, expert_rules, gathered, halves_of, hides, leaves_rows,
+    operation_table, reduces_each, sharing_rules)
 from transformer_perf.timeline import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PLACES, components, counted_and_priced, exact_figures,
     iteration_times, job_of_estimate, memory_played, more_of, placed_by_rank, play,
@@ -289,7 +289,8 @@ def settled(p: Parallel, system: System, a: Assumptions, model: Model = None):  
     if 'sequence_sharded' in unsaid and model and p.tp > 1 and sends_tokens(model):
         unsaid['sequence_sharded'] = True   # whatever is usual: experts run in no other way
     panels = (p.panels or system.summa_nb) if p.strategy == '2d' else 1
-    return dataclasses.replace(p, **unsaid, panels=panels)
+    p = dataclasses.replace(p, **unsaid, panels=panels)
+    return dataclasses.replace(p, dp_overlap=bool(hides(p.dp_overlap, p.zero_stage)))
 
 # %% ../nbs/87a_estimate.ipynb #8559f3b9
 PUBLISHED = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,),

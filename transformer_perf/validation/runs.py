@@ -37,6 +37,7 @@ from ..estimates import (
 from ..parameters import measured_folder
 from ..software import Software, known_software, run_by
 from ..measured_kernels import GPU_VARIANTS
+from ..modules import hides
 from ..timeline import in_a_room, statistics
 from ..iteration import Parallel, divisors
 from ..execution import crossed
@@ -351,7 +352,8 @@ def usual_by_software(choice):  # (the usual value, dict: software -> its own)
 def usual_of(software, choice):  # Series
     "What software does unless it is told otherwise; of others, and where nobody knows, the usual."
     usual, own = usual_by_software(choice)
-    return pd.Series([own.get(name, usual) for name in software], software.index, type(usual))
+    kind = object if None in own.values() else type(usual)   # none: it depends
+    return pd.Series([own.get(name, usual) for name in software], software.index, kind)
 
 @functools.cache
 def may_choose(software, choice, value):  # bool; software: a name
@@ -365,6 +367,9 @@ def chosen_by_software(x):  # DataFrame
     sharded = usual_of(x.software, 'sequence_sharded')
     sharded |= x.experts.notna()   # tokens go to experts from the GPU that has them
     usual = {c: usual_of(x.software, c).astype(float) for c in CHOSEN}
+    stage = x.zero_stage.fillna(usual['zero_stage'])
+    hidden = hides(usual_of(x.software, 'dp_overlap').to_numpy(), stage.to_numpy())
+    usual['dp_overlap'] = pd.Series(1. * hidden, x.index)
     usual['tp_overlap'] *= shared
     usual['sequence_parallel'] = 1. * (sharded & shared)
     interleaves = x.software.map(lambda name: may_choose(name, 'virtual_stages', 2)).astype(bool)
