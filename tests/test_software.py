@@ -46,8 +46,36 @@ def test_every_record_has_a_source_and_can_be_run(name):
     assert {*(s.chooses or {})} <= {f.name for f in dataclasses.fields(Assumptions)}
     one = estimate(*ABOUT, 'calibrated', name)
     assert one.assumptions.software == s and one.assumptions.measured.stack == name
-    for choice in set(s.chooses or {}) & {*CHOICES}:
-        if s.chooses[choice] is not None: assert getattr(one.parallel, choice) == s.chooses[choice]
+    for choice in {*s.chosen(4)} & {*CHOICES}:
+        if (value := s.chosen(4)[choice]) is None: continue
+        assert getattr(one.parallel, choice) == value
+
+
+@pytest.mark.parametrize('pp, stage', [(1, 3), (4, 2)])
+def test_torchtitan_keeps_weights_in_a_pipeline(pp, stage):
+    "Unless told, in an estimate, a table and a file alike."
+    ask = lambda zero, a='calibrated': estimate(
+        'llama3.1_8B', Parallel(tp=2, pp=pp, dp=8, zero_stage=zero), 'H100-80GB', 64, a,
+        'torchtitan' if a == 'calibrated' else None)
+    usual = ask(None)
+    assert usual.parallel.zero_stage == stage and usual.stats == ask(stage).stats
+    told = dataclasses.replace(as_assumptions('calibrated', 'torchtitan'), zero_stage=0)
+    assert ask(None, told).parallel.zero_stage == 0
+    file = {'parallelism.pipeline_parallel_degree': pp, 'parallelism.tensor_parallel_degree': 2,
+            'parallelism.data_parallel_shard_degree': 8, 'training.local_batch_size': 8}
+    assert as_job(file).parallel.zero_stage == stage
+    row = dict(gpu='H100-80GB', gpus_per_node=8, nic_GBps_per_gpu=50, n_gpus=16 * pp, dp=8, tp=2,
+               pp=pp, layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256,
+               gated_mlp=1, seq_len=8192, micro_batch=1, global_batch=64, recompute='none',
+               software='torchtitan')
+    predicted = predict(pd.DataFrame([row, row | {'zero_stage': stage}])).predicted_iteration_s
+    assert predicted[0] == predicted[1]
+
+
+def test_what_a_software_chooses_in_pipelines_is_a_choice():
+    for wrong in ({'zero_stge': 2}, {'zero_stage': 7}):
+        record = {'name': 'x', 'chooses': {'zero_stage': 3}, 'in_pipelines': wrong}
+        with pytest.raises(ValueError, match='zero_st'): estimate(*ABOUT, 'calibrated', record)
 
 
 @pytest.mark.parametrize('stage', range(4))

@@ -747,6 +747,9 @@ def check_offered(software):
         for value in limits[name]: whole(value, f'{name} that {software.name} takes')
     for name in {*CHOICES} & {*limits}:
         for value in limits[name]: Assumptions(**{name: of_any_number(value)})
+    for name, value in (software.in_pipelines or {}).items():
+        nearest(name, [*CHOICES], 'choice')
+        Assumptions(**{name: value})
 
 def of_any_number(value):
     "A choice that takes any number N, with one."

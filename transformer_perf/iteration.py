@@ -7,13 +7,13 @@ __all__ = ['PAPER_NAMES', 'Unsaid', 'PUBLISHED', 'ALWAYS', 'WAITS', 'HIDING', 'S
            'goes_without_saying', 'follows', 'copies_of_experts', 'has_copies', 'asks_host', 'changes_something',
            'Shares', 'unsaid', 'Parallel', 'division_rules', 'choices_fit', 'sends_tokens', 'heads_exchanged',
            'kv_on_gpu', 'check_choices_of', 'layers_to_deal', 'can_offload', 'check_host', 'check_offload',
-           'grid_lacks', 'check_stages', 'check_parallel', 'settled', 'parts_said', 'parts_among', 'beyond',
-           'out_of_reach', 'gpu_in', 'never_run', 'fitted_stack', 'evidence', 'evidence_of_rows', 'kind_of_run',
-           'is_known', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of',
-           'beyond_software', 'more_than_there_are', 'without_effect', 'domains_in_words', 'seconds_in', 'both_ends',
-           'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of', 'cross',
-           'keep', 'rooms_of', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs',
-           'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'grid_lacks', 'check_stages', 'check_parallel', 'choices_in_stages', 'settled', 'parts_said', 'parts_among',
+           'beyond', 'out_of_reach', 'gpu_in', 'never_run', 'fitted_stack', 'evidence', 'evidence_of_rows',
+           'kind_of_run', 'is_known', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of',
+           'notes_of', 'beyond_software', 'more_than_there_are', 'without_effect', 'domains_in_words', 'seconds_in',
+           'both_ends', 'how_priced', 'run_of', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of',
+           'cross', 'keep', 'rooms_of', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable',
+           'differs', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -282,10 +282,18 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: A
     if lacks: raise ValueError(lacks)
     check_stages(p, model, global_batch // p.dp // p.micro_batch, a)
 
+def choices_in_stages(a: Assumptions, pp):  # dict: choice -> value
+    "What is assumed, or chosen in so many stages where that is what the software chose."
+    found = {c: getattr(a, c) for c in CHOICES}
+    if a.software is None: return found
+    once, there = a.software.chosen(1), a.software.chosen(pp)
+    return found | {c: there[c] for c in found if c in there and found[c] == once.get(c)}
+
 def settled(p: Parallel, system: System, a: Assumptions, model: Model = None):  # Parallel
     "A configuration with nothing left open but its placement."
     of_type(p, Parallel, 'parallel')
-    unsaid = {c: getattr(a, c) for c in CHOICES if getattr(p, c) is None}
+    usual = choices_in_stages(a, p.pp)
+    unsaid = {c: usual[c] for c in CHOICES if getattr(p, c) is None}
     if 'sequence_sharded' in unsaid and model and p.tp > 1 and sends_tokens(model):
         unsaid['sequence_sharded'] = True   # whatever is usual: experts run in no other way
     panels = (p.panels or system.summa_nb) if p.strategy == '2d' else 1

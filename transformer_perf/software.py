@@ -33,6 +33,7 @@ class Software:
     knows: dict = None       # parameter -> value, whatever all software has in common
     knows_on: dict = None    # generation of GPUs -> the same
     chooses: dict = None     # choice, or assumption -> value, unless a configuration says it
+    in_pipelines: dict = None     # what it chooses instead where there are stages
     knobs: tuple = ()        # the choices that it offers
     takes: dict = None       # choice or column of a layout -> the values that it knows
     known_as: tuple = ()     # words of a table's source that name it, in lower case
@@ -56,6 +57,10 @@ class Software:
     def offers(self, choice, value):  # bool
         "Whether a choice may be given a value; without knobs all that `takes` does not limit."
         return (not self.knobs or choice in self.knobs) and self.knows_of(choice, value)
+
+    def chosen(self, pp):  # dict: choice, or assumption -> value
+        "What it chooses in so many stages."
+        return (self.chooses or {}) | (self.in_pipelines or {} if pp > 1 else {})
 
     def known_on(self, architecture):  # dict: parameter -> value
         "What its code says of its costs on a generation of GPUs."

@@ -343,15 +343,14 @@ def precision_of(df):  # Series of str
 CHOSEN = ('zero_stage', 'tp_overlap', 'dp_overlap', 'ep_overlap', 'flash_attention')
 
 @functools.cache
-def usual_by_software(choice):  # (the usual value, dict: software -> its own)
+def usual_by_software(choice, pp=1):  # (the usual value, dict: software -> its own)
     "What is done unless a row says it."
     usual = getattr(Assumptions.calibrated(), choice)
-    return usual, {name: (s.chooses or {}).get(choice, usual)
-                   for name, s in known_software().items()}
+    return usual, {name: s.chosen(pp).get(choice, usual) for name, s in known_software().items()}
 
-def usual_of(software, choice):  # Series
+def usual_of(software, choice, pp=1):  # Series
     "What software does unless it is told otherwise; of others, and where nobody knows, the usual."
-    usual, own = usual_by_software(choice)
+    usual, own = usual_by_software(choice, pp)
     kind = object if None in own.values() else type(usual)   # none: it depends
     return pd.Series([own.get(name, usual) for name in software], software.index, kind)
 
@@ -366,7 +365,8 @@ def chosen_by_software(x):  # DataFrame
     shared = x.tp > 1   # else two of the choices change nothing
     sharded = usual_of(x.software, 'sequence_sharded')
     sharded |= x.experts.notna()   # tokens go to experts from the GPU that has them
-    usual = {c: usual_of(x.software, c).astype(float) for c in CHOSEN}
+    usual = {c: usual_of(x.software, c).mask(x.pp > 1, usual_of(x.software, c, 2)).astype(float)
+             for c in CHOSEN}
     stage = x.zero_stage.fillna(usual['zero_stage'])
     hidden = hides(usual_of(x.software, 'dp_overlap').to_numpy(), stage.to_numpy())
     usual['dp_overlap'] = pd.Series(1. * hidden, x.index)
