@@ -1537,6 +1537,48 @@ def test_gradients_in_16_bits():
     assert 'gradients_in_16_bits=True (the trainer)' in export(other, 'torchtitan')
 
 
+AWARE = '--use-precision-aware-optimizer'
+
+
+@pytest.mark.parametrize('flags, saved', [   # bytes of a weight beside its 16 bits
+    ('', 12), (AWARE, 2 + 8), (f'{AWARE} --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16', 2 + 4),
+    (f'{AWARE} --fp8-format hybrid --fp8-recipe delayed', 2 + 8),
+    (f'{AWARE} --fp8-format hybrid --fp8-recipe mxfp8', 4 + 8),   # no lower half alone
+    (f'{AWARE} --fp8-format hybrid --fp8-recipe mxfp8 --main-params-dtype fp16', 2 + 8),
+    (f'{AWARE} --exp-avg-dtype bf16 --exp-avg-sq-dtype fp8', 2 + 3),
+    ('--exp-avg-dtype bf16', 12), (f'{AWARE} --optimizer-cpu-offload --exp-avg-dtype bf16', 0)])
+def test_states_in_fewer_bytes(flags, saved):
+    "Its FusedAdam keeps what flags say, at half the width, and a step moves as much less."
+    plain = export(job_of(dp=8, zero_stage=1), 'megatron')
+    job = as_job(plain.rstrip() + f' {flags}\n')
+    about = job.model, job.parallel, 'B200-180GB', job.global_batch
+    one = estimate(*about, job.assumptions('calibrated')).stats
+    usual = estimate(*about[:1], as_job(plain).parallel, *about[2:]).stats
+    assert one['optimizer_GB'] == pytest.approx(usual['optimizer_GB'] * saved / 12, rel=1e-12)
+    if 0 < saved < 12 and 'fp8-format' not in flags: assert one['other_s'] < usual['other_s']
+    assert as_job(export(job, 'megatron')) == as_job(json.loads(export(job, 'json'))) == job
+    idle = [why for key, why in job.ignored if key == '--exp-avg-dtype']
+    assert idle == {12: [f'does nothing without {AWARE}'], 0: ['on the host states have 32 bits']
+                    }.get(saved if 'exp' in flags else None, [])
+
+
+def test_states_in_fewer_bytes_elsewhere():
+    "A recipe says PyTorch's formats; other files are told what their optimizer must do."
+    given = parse_yaml(BRIDGE, 'x')
+    half = {'_target_': 'torch.bfloat16', '_call_': False}
+    given['optimizer'] |= {'use_precision_aware_optimizer': True, 'exp_avg_dtype': half,
+                           'exp_avg_sq_dtype': half, 'store_param_remainders': True}
+    given['mixed_precision'] = 'bf16_mixed'
+    job = as_job(given, 32)
+    assert job.assumes['master_bytes'] == job.assumes['moment_bytes'] == 2
+    given['optimizer']['store_param_remainders'] = False
+    assert as_job(given, 32).assumed['master_bytes'] == 4
+    short = dataclasses.replace(job_of(dp=8, zero_stage=1), assumes={'moment_bytes': 2.})
+    assert 'moment_bytes=2.0 (the optimizer)' in export(short, 'deepspeed')
+    sgd = dataclasses.replace(short, parallel=dataclasses.replace(short.parallel, optimizer='sgd'))
+    assert 'it takes adam, shared out' in refused(export, sgd, 'megatron')
+
+
 def test_dropout_is_trained_as_it_was_priced():
     "Megatron-LM's own default drops 0.1, which no calibrated price of it has."
     about = 'llama3.1_8B', Parallel(dp=8), 'H100-80GB', 64

@@ -67,6 +67,7 @@ def word_of(x):
     "What is said, and of a value of an enum its name; nothing of objects that a dump hides."
     if isinstance(x, list): return [word_of(one) for one in x]
     if not isinstance(x, dict): return x
+    if str(x.get('_target_')).startswith('torch.'): return class_of(x)   # a number format
     if class_of(x) != 'AttnBackend' or '_name_' in x: return x.get('_name_')
     return BACKENDS.get(''.join(map(str, of_type(x.get('_args_', []), list, '_args_'))), 'auto')
 

@@ -28,7 +28,8 @@ from ..iteration import Parallel
 
 # %% ../../nbs/90a_tables.ipynb #12ab0009
 OF_JOBS = ('flash_attention', 'capacity_factor', 'expert_imbalance', 'experts_in_turn',
-           'fp8_parameters', 'fp8_copies', 'fp8_dispatch', 'bf16_ends')   # assumed of a job
+           'fp8_parameters', 'fp8_copies', 'fp8_dispatch', 'bf16_ends',
+           'master_bytes', 'moment_bytes')   # assumed of a job
 
 @checked
 @dataclass(frozen=True)

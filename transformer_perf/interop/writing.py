@@ -101,6 +101,7 @@ def puts_off(job: Job):
 BY_ITSELF = {   # what holds of a job -> where that is said, if a format has no key for it
     **dict.fromkeys(OF_JOBS, CODE), 'gradients_in_16_bits': 'the trainer',
     **dict.fromkeys(('capacity_factor', 'expert_imbalance', 'experts_in_turn'), 'the router'),
+    **dict.fromkeys(('master_bytes', 'moment_bytes'), 'the optimizer'),
     'fp8_dispatch': 'the dispatcher', 'n_gpus': 'the launcher', 'dp': 'the launcher'}
 
 def set_elsewhere(job: Job, name, keys):  # list of str
