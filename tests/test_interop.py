@@ -181,6 +181,30 @@ SHAPED = [   # published, or counted by transformers 5.23
         'falcon_h1', 4096, 32, 32, 14336, 128000, **kv(8), mamba_d_ssm=1024, mamba_n_heads=128,
         mamba_n_groups=1, mamba_d_state=256, mamba_d_conv=4, mamba_expand=2,
         mamba_chunk_size=256))]
+ROUTED = dict(num_experts=8, num_experts_per_tok=2)
+SAID = [   # keys whose word counts, or that a file leaves out; by transformers 5.24
+    (7_272_665_088, of('falcon_mamba', 4096, 64, 1, 8192, 65024, expand=16, state_size=16,
+                       conv_kernel=4, time_step_rank=256, tie_word_embeddings=False)),
+    (6_329_984, of('cohere2_moe', 128, 4, 4, 256, 1000, **ROUTED, num_key_value_heads=2,
+                   layer_types=['full_attention'] * 4, prefix_dense_intermediate_size=5000,
+                   mlp_layer_types=['dense', 'dense', 'sparse', 'sparse'],
+                   sliding_window=9)),
+    (4_757_943_040, of('laguna', 2048, 6, 48, 8192, 100352, **kv(8, 128), num_experts=256,
+                       num_experts_per_tok=8, moe_intermediate_size=512, gating='per-element',
+                       shared_expert_intermediate_size=512, layer_types=['full_attention'] * 6)),
+    (1_095_056, of('flint', 128, 4, 4, 256, 1000, **ROUTED, **kv(2, 32), moe_intermediate_size=64,
+           shared_expert_intermediate_size=64, sliding_window=9,
+           layer_types=['sliding_attention'] * 4)),
+    (719_008, of('granite_swa', 128, 4, 8, 256, 1000, sliding_window=9,
+           layer_types=['sliding_attention'] * 4)),
+    (1_961_088, of('internlm3', 128, 4, 8, 256, 1000)),
+    (3_796_096, of('iquestcoder', 128, 4, 16, 256, 1000)),
+    (913_536, of('hyperclovax', 128, 4, 8, 256, 1000)),
+    (2_476_008, of('kolibri1', 128, 5, 4, 256, 1000, **ROUTED, **kv(2, 32),
+                   moe_intermediate_size=64, sliding_window=9)),
+    (1_200_360, of('xlm-roberta-xl', 128, 4, 8, 256, 1000)),
+    (1_182_464, of('gpt_bigcode', 128, 4, 8, 256, 1000, num_key_value_heads=1, multi_query=False,
+           n_inner=256) | {'intermediate_size': None})]
 GLM = dict(num_experts_per_tok=8, n_shared_experts=1, attention_bias=True, **kv(8, 128))
 GLM_FILES = [
     (110_468_824_832, of('glm4_moe', 4096, 46, 96, 10944, 151552, n_routed_experts=128,
@@ -191,7 +215,8 @@ GLM_FILES = [
                          num_nextn_predict_layers=1, **GLM))]
 
 
-@pytest.mark.parametrize('published, given', FILES + HYBRIDS + SHAPED, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize('published, given', FILES + HYBRIDS + SHAPED + SAID,
+                         ids=lambda x: str(x)[:40])
 def test_parameters_of_files(published, given): assert as_model(given).parameters == published
 
 
