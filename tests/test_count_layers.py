@@ -264,7 +264,12 @@ def expert_layer(shared=0, ep=4, etp=2, gathered=False, crowd=1., biased=0):
         if etp > 1:
             there.append(('allgather', spread, 'etp'))
             back.append(('reducescatter', spread, 'etp'))
-    sorts = elementwise(e * (own + copies + 2 * copies * crowd), (0, 0), (2, 2))
+    here_all = rows * here                      # what the products of all experts here read
+    apart = together = own + copies + 2 * here_all
+    if gathered:                                # tokens with an expert here, to it; all come back
+        met = own * ep * etp * (1 - math.comb(n - n // ep, k) / math.comb(n, k))
+        apart, together = met + here_all, own * ep * etp + here_all
+    to_copies, to_tokens = Pass(moved=2 * e * apart), Pass(moved=2 * e * together)
     scores = Pass(moved=16 * own * n)           # in 32 bits, in and out a few times
     router = product(own, e, n, 0 if shared else 2 * own * e, adds=1, more=n * shared)
     router = router._replace(there=router.there + scores, back=router.back + scores)
@@ -275,13 +280,13 @@ def expert_layer(shared=0, ep=4, etp=2, gathered=False, crowd=1., biased=0):
                            back=act.back + Pass(moved=(3 + 2) * more), kept=act.kept + more)
     found = {
         'router': router,
-        'dispatch': sorts._replace(kept=12 * copies).sends(there, back),
+        'dispatch': Row(to_copies, to_tokens, kept=12 * copies).sends(there, back),
         'expert-fc1': product(rows, e, 2 * w / etp, 2 * here * rows * e, here, 1, biased),
         'expert-act': act,
         'expert-fc2': product(rows, w / etp, e, 2 * here * rows * w / etp, here, adds=1,
                               more=here * e * biased),
         **({'expert-bias': weighed_bias(here * rows, e)} if biased else {}),
-        'combine': sorts.sends(back, there)}
+        'combine': Row(to_tokens, to_copies).sends(back, there)}
     first, wide = Way(T).column(20), 20 / 2
     if shared: found |= {
         'shared-fc1': first._replace(weights=first.weights + 2 * e),   # and a gate

@@ -815,15 +815,25 @@ def expert_rows(job: CountedJob, experts):
     "Copies of tokens that the experts of the busiest GPU compute."
     return job.own * experts.per_token * job.etp * crowding(job)
 
+def vectors_sorted(job: CountedJob, experts, back=False):
+    "How many vectors a GPU reads and writes to sort copies by expert, or results back to tokens."
+    alone, rows = job.own * (1 + experts.per_token), expert_rows(job, experts)
+    several, gathered = alone + 2 * rows, np.equal(job.dispatcher, 'allgather')
+    if np.any(gathered):   # all tokens are here, and are sorted once
+        seen = job.etp * (job.ep if back else places_met(job, experts, job.ep))
+        several = where(gathered, job.own * seen + rows, several)
+    return where(np.greater(job.ep * job.etp, 1), several, alone)   # by GPU, then by expert
+
 def moved_copies(job: CountedJob, experts, name, returns):  # Operation
     "Copies sorted by expert and sent; or sent back, weighed and summed up."
     E, copies = job.units.element, job.own * experts.per_token
-    sorts = 2 * copies * crowding(job) * (job.ep > 1)   # by GPU, then by expert
-    nbytes = E * experts.width(job) * (job.own + copies + sorts)
     low = job.assumptions.fp8_dispatch and not returns   # tokens alone: no result, and no gradient
     share = of_recipe(job.precision, 'saved') / 2 if low else 1.
-    forward, backward = (Work(nbytes=nbytes, launches=3, messages=travels(job, experts, *way))
-                         for way in ((returns, share), (not returns,)))
+    def work(back, *share):
+        vectors = vectors_sorted(job, experts, back)
+        return Work(nbytes=E * experts.width(job) * vectors, launches=3,
+                    messages=travels(job, experts, back, *share))
+    forward, backward = work(returns, share), work(not returns)
     places = 6 * E * copies * (not returns)   # where each copy goes, and how much it weighs
     return Operation(name, forward, backward, activations=places)
 
