@@ -948,6 +948,16 @@ def test_places_that_copies_meet(ep, near, gate, each):
     assert math.isclose(message.volume, one * each_gpu, rel_tol=1e-12)
 
 
+@pytest.mark.parametrize('experts, again', [(8, True), (4, False)])
+def test_what_arrives_for_one_expert_is_in_order(experts, again):
+    "Copies are sorted by GPU; where they arrive, by expert, if there are several (num_local_experts)."
+    model = dataclasses.replace(EXPERTS, experts=experts, experts_per_token=2)
+    dispatch, = (op for op in job_at(model, TRAINED, dp=4, ep=4).operations
+                 if op.name == 'dispatch')
+    vectors = b * l * (1 + 2 + 2 * 2 * again)   # read; written; what arrived read and written
+    assert close(dispatch.forward.nbytes, 2e-9 * e * vectors)
+
+
 def test_a_library_that_sorts_moves_the_same():
     "One call of it is two kernels: only the host has less to launch."
     apart, joined = (job_at(EXPERTS, dp=4, ep=4, dispatcher=way).operations

@@ -818,7 +818,8 @@ def expert_rows(job: CountedJob, experts):
 def vectors_sorted(job: CountedJob, experts, back=False):
     "How many vectors a GPU reads and writes to sort copies by expert, or results back to tokens."
     alone, rows = job.own * (1 + experts.per_token), expert_rows(job, experts)
-    several, gathered = alone + 2 * rows, np.equal(job.dispatcher, 'allgather')
+    again = np.greater(experts.number, job.ep)   # else all that arrives is for the one expert here
+    several, gathered = alone + 2 * rows * again, np.equal(job.dispatcher, 'allgather')
     if np.any(gathered):   # all tokens are here, and are sorted once
         seen = job.etp * (job.ep if back else places_met(job, experts, job.ep))
         several = where(gathered, job.own * seen + rows, several)
