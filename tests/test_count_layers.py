@@ -950,7 +950,7 @@ def test_places_that_copies_meet(ep, near, gate, each):
 
 @pytest.mark.parametrize('experts, again', [(8, True), (4, False)])
 def test_what_arrives_for_one_expert_is_in_order(experts, again):
-    "Copies are sorted by GPU; where they arrive, by expert, if there are several (num_local_experts)."
+    "Copies are sorted by GPU; where they arrive, by expert, if a GPU has several of them."
     model = dataclasses.replace(EXPERTS, experts=experts, experts_per_token=2)
     dispatch, = (op for op in job_at(model, TRAINED, dp=4, ep=4).operations
                  if op.name == 'dispatch')

@@ -1077,6 +1077,11 @@ def test_bench_prints_a_line_for_each_panel(monkeypatch, capsys):
     assert all(controls >= least[panel] for (panel, _), controls in zip(found, asked))
 
 
+@pytest.mark.parametrize('more', ['layer', '--model gpt3', '--format json', '-o lines.txt'])
+def test_bench_takes_no_more(more):
+    has(bad('panels', '--bench', *more.split()), '--bench prints a line for each panel')
+
+
 def test_a_system_brings_its_own_domains():
     state = panels.state_of('layer', ['system=GB200-NVL72'])
     assert state.nvlink_size == 72

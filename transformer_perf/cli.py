@@ -1325,6 +1325,9 @@ def panels_command(a):
     """
     try:
         state, notes = panel_asked(a)
+        if a.bench and (state or a.panel or a.output or a.format != 'table'):
+            raise ValueError('--bench prints a line for each panel as it opens: it takes no panel, '
+                             'job, format or output')
         if a.panel is None and not a.bench:
             from transformer_perf.panels.server import serve
             return serve(a.port, not a.no_browser, state, notes)
