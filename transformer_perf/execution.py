@@ -529,8 +529,9 @@ def best_of_some(space: Space, layers: Layers, fits, some, k):  # Best
         i = block[i]
         seconds = seconds_of(*known_of(space, layers, i, j), layers.priced)
         seconds = np.where(fits[:, i], layers.of_each(seconds), np.inf)
-        for own in runs(n[i]):
-            if len(own): best.add(n[i[own[0]]], seconds[:, own], np.stack([i[own], j[own]]))
+        for own in filter(len, runs(n[i])):   # those of one number of GPUs
+            of, at = i[own], j[own]
+            best.add(n[of[0]], seconds[:, own], np.stack([of, at]))
     return best
 
 # %% ../nbs/88a_search.ipynb #6a4c89dd

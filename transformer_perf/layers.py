@@ -144,12 +144,13 @@ def softmax(
     units=Units(),
 ):  # Operation
     "Softmax over attention scores."
-    E, r = units.element, 1. * b * h * rows
-    x, sums = r * columns, r * (columns - 1)
-    forward = Work(vector=units.flop * (2 * x + sums), scores=2 * E * x, launches=1)
-    back = Work(vector=units.flop * (3 * x + sums), scores=3 * E * x, launches=1)
-    return Operation(name, forward, back, activations=E * x, recomputed_with=CORE,
-                     frees=(('scores', E * x), ('core_attn', E * x)))
+    all_rows = 1. * b * h * rows
+    x, sums = all_rows * columns, all_rows * (columns - 1)
+    GB = units.element * x
+    forward = Work(vector=units.flop * (2 * x + sums), scores=2 * GB, launches=1)
+    backward = Work(vector=units.flop * (3 * x + sums), scores=3 * GB, launches=1)
+    return Operation(name, forward, backward, activations=GB, recomputed_with=CORE,
+                     frees=(('scores', GB), ('core_attn', GB)))
 
 # %% ../nbs/03_layers.ipynb #aef916dd
 def layernorm(
@@ -161,9 +162,9 @@ def layernorm(
     "LayerNorm, or another norm with fewer vectors."
     E, flop, x = units.element, units.flop, 1. * rows * width
     forward = Work(vector=flop * 9 * x, nbytes=E * 2 * (x + rows + width), launches=1)
-    back = Work(vector=flop * (8 * x + 4 * rows * (width - 1)), nbytes=E * (5 * x + 2 * width),
-                launches=1)
-    return Operation(name, forward, back, weights=vectors * E * width, activations=E * x,
+    sums = 4 * rows * (width - 1)
+    backward = Work(vector=flop * (8 * x + sums), nbytes=E * (5 * x + 2 * width), launches=1)
+    return Operation(name, forward, backward, weights=vectors * E * width, activations=E * x,
                      recomputed_with=('layernorm',))
 
 # %% ../nbs/03_layers.ipynb #c1ace197

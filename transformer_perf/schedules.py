@@ -56,7 +56,8 @@ def one_f_one_b(rank, p, v, N):
 def zero_bubble(rank, p, N, times):
     "1F1B with `times` as many forward passes ahead, and gradients of weights so much later."
     ahead, late, done = times * (p - 1 - rank), times * rank, 0
-    for step, in in_turns([(0, m) for m in range(N)], [(0, m) for m in range(N)], min(ahead, N)):
+    turns = [(0, m) for m in range(N)]
+    for step, in in_turns(turns, turns, min(ahead, N)):
         yield (step,)
         kind, _, m = step
         if kind == 'B' and m - done >= late:
@@ -469,8 +470,9 @@ def ends_of(steps: Program, took, late=0.):  # array [cell, ...], s
     there = np.empty((few, p, *took.shape[1:]))
     delays = [None] * moments
     if late:
+        moment = steps.cell[:-1] // p - 1
         delays = np.zeros(steps.needs.shape)
-        delays[steps.cell[:-1] // p - 1, :, steps.rank] = late * steps.far[:, 1:]
+        delays[moment, :, steps.rank] = late * steps.far[:, 1:]
     rows, each = end.reshape(-1, *there.shape[1:]), list(there)
     latest = rows[0]
     for row, needs, delay in zip(rows[1:], steps.needs, delays):
@@ -563,8 +565,9 @@ def memory_over_time(
     order = np.argsort(rank, kind='stable')
     p = rank.max() + 1
     fixed = np.broadcast_to(fixed, p)
-    change = np.split(np.where(kind == 'F', own, -own)[order], np.cumsum(np.bincount(rank))[:-1])
-    held = np.concatenate([fixed[i] + np.cumsum(x) for i, x in enumerate(change)])
+    change = np.where(kind == 'F', own, -own)[order]
+    of_ranks = np.split(change, np.cumsum(np.bincount(rank))[:-1])
+    held = np.concatenate([fixed[i] + np.cumsum(x) for i, x in enumerate(of_ranks)])
     return Held(rank[order], time[order], held)
 
 # %% ../nbs/30_schedules.ipynb #04b00032

@@ -121,7 +121,9 @@ class System(Wiring):
     def rows(self, x):  # array [row, ...]
         "Rows of numbers, with the axes that the figures of many systems need."
         missing = self.axes + 1 - np.ndim(x)
-        return x if missing <= 0 else np.reshape(x, (len(x), *[1] * missing, *np.shape(x)[1:]))
+        if missing <= 0: return x
+        rows, *more = np.shape(x)
+        return np.reshape(x, (rows, *[1] * missing, *more))
 
     def given(self, name):
         "A figure; a ValueError if it is missing."

@@ -600,8 +600,8 @@ def iteration_times(
     slack = named((pace.busy + sent + host) * straggling(p), 'slack', 's')
     step = update_time(work, heaviest, pricer, tables)
     other = N * (L * cost.wait + host + slack) + step
-    return Times(N * (L * cost.compute + pace.load.ends), N * L * cost.memory, N * L * cost.comm,
-                 reduced, N * sent, bubble, other)
+    computed = N * (L * cost.compute + pace.load.ends)
+    return Times(computed, N * L * cost.memory, N * L * cost.comm, reduced, N * sent, bubble, other)
 
 # %% ../nbs/87_timeline.ipynb #7ddccbcb
 class Memory(NamedTuple):

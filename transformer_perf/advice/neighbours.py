@@ -117,7 +117,8 @@ class Step(NamedTuple):
 def beside(values, now):  # list of at most two
     "The next smaller and the next larger of some values."
     values = np.unique(np.asarray(values, dtype=int))
-    return [*values[values < now][-1:].tolist(), *values[values > now][:1].tolist()]
+    smaller, larger = values[values < now], values[values > now]
+    return smaller[-1:].tolist() + larger[:1].tolist()
 
 def primes(n):  # list
     "The prime factors of n, each once."

@@ -231,7 +231,8 @@ def varied(n_gpus, asked):  # as `tables_of`
 def on_front(values):  # bool of each row
     "Which rows of an array [row, criterion], less being better, no other row dominates."
     v = np.asarray(values, dtype=float)
-    return np.array([not np.any((v <= x).all(axis=1) & (v < x).any(axis=1)) for x in v], dtype=bool)
+    def dominated(x): return np.any((v <= x).all(axis=1) & (v < x).any(axis=1))
+    return np.array([not dominated(x) for x in v], dtype=bool)
 
 # %% ../../nbs/72_plan.ipynb #14a00053
 ANSWERS = {   # what it is: what it is measured by, the most important first

@@ -164,7 +164,8 @@ def sides(event):  # (op, m, n, k, precision), or None
     if at is None: return None
     try: (m, k), (inner, n) = own['Input Dims'][at:at + 2]
     except (KeyError, TypeError, ValueError): return None
-    if k != inner or not all(type(x) is int and 0 < x < 2**31 for x in (m, n, k)): return None
+    if k != inner: return None
+    if not all(type(x) is int and 0 < x < 2**31 for x in (m, n, k)): return None
     kinds = own.get('Input type')
     precision = NUMBERS.get(str(kinds[at])) if isinstance(kinds, list) and at < len(kinds) else None
     op = 'add' if event['name'] == 'aten::addmm_' else 'plain'

@@ -231,8 +231,9 @@ def opposite(holds): return None if holds is None else not holds
 
 def truth(test):  # bool, or None where it is not known
     "Whether a test holds: [ A = B ], [[ -n A ]] and the like."
-    inside = test[test[0] in ('[', '[[', 'test'):len(test) - (test[-1] in (']', ']]'))]
-    if len(inside) == len(test): return test == [':'] or None
+    opens, closes = test[0] in ('[', '[[', 'test'), test[-1] in (']', ']]')
+    if not opens and not closes: return test == [':'] or None
+    inside = test[opens:len(test) - closes]
     if inside[:1] == ['-z'] and UNSET.fullmatch(''.join(inside[1:]).translate(SHOW)): return True
     if inside[1:] == ['=', '*']: return True   # the last branch of `case`
     if MARK in ''.join(inside): return None

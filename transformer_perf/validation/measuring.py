@@ -75,7 +75,8 @@ def product_call(machine, layout, m, n, k, dtype):
     if layout == 'NT':
         x, w = random(m, k), random(n, k)
         return lambda: x @ w.t()
-    x, w = (random(m, k), random(k, n)) if layout == 'NN' else (random(k, m).t(), random(k, n))
+    x = random(m, k) if layout == 'NN' else random(k, m).t()
+    w = random(k, n)
     if layout != 'TN add': return lambda: x @ w
     gradient = random(m, n)
     return lambda: gradient.addmm_(x, w)

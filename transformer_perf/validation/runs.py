@@ -234,7 +234,8 @@ def graphs_said(flags):  # Series of str, NaN where nobody says
 def experts_said(df, x):  # Series
     "GPUs that share experts, as a row's id says it, if that is possible."
     said = as_numbers(column_of(df, 'id').str.extract(r'(?<![a-z])ep(\d+)', expand=False))
-    return said.where((x.tp * x.cp * x.dp % (said * x.etp) == 0) & (x.experts % said == 0))
+    copies = x.tp * x.cp * x.dp
+    return said.where((copies % (said * x.etp) == 0) & (x.experts % said == 0))
 
 # %% ../../nbs/91_runs.ipynb #10b30006
 def facts_of(df):  # DataFrame
