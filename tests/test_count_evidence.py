@@ -23,7 +23,7 @@ def run(runs, gpu='H100', stack='NeMo', model='dense', precision='bf16'):
 
 
 KNOWN = Evidence(
-    runs=[run(3), run(2, precision='fp8'), run(4, stack='Other'), run(5, gpu='H200')],
+    runs=[run(6), run(2, precision='fp8'), run(4, stack='Other'), run(5, gpu='H200')],
     seen={'zero_stage': [1], 'recompute': ['none', 'full'], 'schedule': ['1f1b']},
     intervals={'half held out': {'dense': (-.1, .2), 'waiting': (-.2, .3), 'experts': (-.3, .4)},
                'never seen': {'dense': (-.4, .5), 'waiting': (-.5, .6), 'experts': (-.6, .7)},
@@ -38,17 +38,17 @@ def asked(layout, model=MODEL, system=SYSTEM, stack='NeMo', **software):
 
 
 RESTS = [   # a question, what it rests on, and the interval of its kind
-    ({}, 'measured: 3 runs of NeMo on H100, dense, bf16', ('half held out', 'dense', 1)),
-    (dict(precision='fp8'), 'measured: 2 runs of NeMo on H100, dense, fp8',
-     ('half held out', 'dense', 1)),
-    (dict(precision='fp8-block'), 'near: 5 runs of NeMo on H100, none of them dense, fp8-block',
+    ({}, 'measured: 6 runs of NeMo on H100, dense, bf16', ('half held out', 'dense', 1)),
+    (dict(precision='fp8'), 'near: only 2 runs of NeMo on H100, dense, fp8',
+     ('never seen', 'dense', 1)),
+    (dict(precision='fp8-block'), 'near: 8 runs of NeMo on H100, none of them dense, fp8-block',
      ('never seen', 'dense', 1)),
     (dict(dp=2, zero_stage=3), 'extrapolated: no run with zero_stage 3 was fitted to',
      ('never seen', 'dense', 1.5)),
-    (dict(recompute='full:3'), 'measured: 3 runs', ('half held out', 'dense', 1)),
+    (dict(recompute='full:3'), 'measured: 6 runs', ('half held out', 'dense', 1)),
     (dict(recompute='mlp'), 'extrapolated: no run with recompute mlp',
      ('never seen', 'dense', 1.5)),
-    (dict(zero_stage=3), 'measured: 3 runs', ('half held out', 'dense', 1)),   # of one copy
+    (dict(zero_stage=3), 'measured: 6 runs', ('half held out', 'dense', 1)),   # of one copy
     (dict(stack='any', precision='fp8'), 'near: 2 runs on H100, dense, fp8, of several stacks',
      ('unnamed', 'dense', 1)),
     (dict(pp=2, schedule='zb-h1'), 'extrapolated: no run with schedule zb-h1',
@@ -82,14 +82,14 @@ def test_kinds_of_runs():
 
 def test_the_nearest_runs_are_named():
     says = lambda **more: ' '.join(asked({}, **more).notes)
-    assert 'near: 9 runs on H100, none of them of Third' in says(stack='Third')
-    assert 'near: 7 runs on H100, dense, bf16, of several stacks' in says(stack='any')
-    assert 'near: 9 runs on H100, none of them with experts, bf16' in says(
+    assert 'near: 12 runs on H100, none of them of Third' in says(stack='Third')
+    assert 'near: 10 runs on H100, dense, bf16, of several stacks' in says(stack='any')
+    assert 'near: 12 runs on H100, none of them with experts, bf16' in says(
         stack='any', model=EXPERTS)
     for field in ('matrix_flops_fp16', 'hbm_bandwidth'):
         for ratio, near in ((.905, True), (1.095, True), (.895, False), (1.105, False)):
             changed = dataclasses.replace(SYSTEM, **{field: ratio * getattr(SYSTEM, field)})
-            assert ('measured: 3 runs' in says(system=changed)) == near
+            assert ('measured: 6 runs' in says(system=changed)) == near
             assert ('extrapolated: no run on a GPU of the rates' in says(system=changed)) != near
 
 

@@ -392,7 +392,7 @@ def test_a_system_of_its_own_name_has_the_runs_of_its_gpus():
     mine = dataclasses.replace(as_system('H100-80GB'), name='mine', accelerator='H100')
     told = row_told(mine, software='torchtitan', gpu=None)
     assert told.trust == row_told(software='torchtitan').trust
-    assert told.trust.startswith('measured: 3 runs of torchtitan on H100')
+    assert told.trust.startswith('near: only 3 runs of torchtitan on H100')
 
 
 def test_variants_of_gpus_that_runs_were_measured_on():

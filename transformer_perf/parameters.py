@@ -246,10 +246,11 @@ class Evidence:
         such, mine = f'{model}, {precision}', self.count(gpu=gpu, stack=stack)
         runs = lambda n: f'{n} run' + ('s' if n != 1 else '')
         whose = 'unnamed software' if stack == 'any' else stack
-        if own := self.count(gpu=gpu, stack=stack, **what):
-            return f'measured: {runs(own)} of {whose} on {gpu}, {such}'
+        own = self.count(gpu=gpu, stack=stack, **what)
+        if own >= FEW: return f'measured: {runs(own)} of {whose} on {gpu}, {such}'
         if not here: return f'extrapolated: no run on {gpu} was fitted to, only single kernels'
         if here < FEW: return f'extrapolated: {gpu} was fitted to {runs(here)} only'
+        if own: return f'near: only {runs(own)} of {whose} on {gpu}, {such}'
         if mine: return f'near: {runs(mine)} of {whose} on {gpu}, none of them {such}'
         if stack not in ('', 'any'): return f'near: {runs(here)} on {gpu}, none of them of {stack}'
         if own := self.count(gpu=gpu, **what):
