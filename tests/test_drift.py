@@ -95,3 +95,11 @@ def test_changes_are_written_down():
     "The newest entry is this version's, or the one to come; it says something."
     entry = re.search(r'^## (.+)\n+([^\n#].*)', text_of('CHANGELOG.md'), re.MULTILINE)
     assert entry and entry[1].split()[0] in ('Unreleased', transformer_perf.__version__)
+
+
+def test_every_command_is_in_the_table_of_its_chapter():
+    from transformer_perf.cli import COMMANDS
+    first = next(''.join(cell['source']) for cell in notebooks.cells_of(
+        notebooks.ROOT / 'nbs' / '95_cli.ipynb') if '| command |' in ''.join(cell['source']))
+    rows = ' '.join(line.split('|')[1] for line in first.splitlines() if line.startswith('| `tr'))
+    assert set(re.findall(r'`(?:transformer-perf )?([a-z-]+)`', rows)) == COMMANDS.keys()

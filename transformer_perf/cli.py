@@ -236,8 +236,9 @@ RESULT = (FORMAT, OUTPUT, WIDE)
 EXPORTS = ('json', 'megatron', 'deepspeed', 'accelerate', 'torchtitan', 'perfetto')
 JOB_READ = (
     Option('--job', 'a file that a framework trains from (a script or YAML of Megatron-LM, a JSON '
-           'of DeepSpeed, a YAML of Accelerate, fields of torchtitan): what it says holds unless '
-           'an option says otherwise'),
+           'of DeepSpeed, a YAML of Accelerate or Primus, fields of torchtitan, a recipe of '
+           'Megatron-Bridge or NeMo), or our own JSON: what it says holds unless an option says '
+           'otherwise'),
     Option('--seq-len', "tokens of a sample, instead of the model's own number", 'number'))
 JOB = (   # what frameworks are told, in and out
     *JOB_READ,
@@ -820,10 +821,11 @@ SYSTEMS = Option('--systems --system', 'systems by name, NAME-NVS8 for another N
 
 def study_options(top, model, batch, systems, strategy):
     "What the studies share; their defaults differ."
+    unless = '' if strategy else '; unless given as in `search`'
     return (Option('--model', 'models by name or FILE.json; repeat, or separate by commas', 'words',
                    [model]),
             Option('--parallel-strat --strategy', '1d, 2d-seqp, 2d or all; repeat, or separate by '
-                   'commas; unless given as in `search`', 'words', strategy),
+                   f'commas{unless}', 'words', strategy),
             Option('--global-batch-size --global-batch', 'samples of one iteration', 'number',
                    batch),
             SYSTEMS._replace(default=systems),
