@@ -274,10 +274,11 @@ def interval(
         return np.select([kinds == kind for kind in known.intervals[of]],
                          [low_high[i] for low_high in known.intervals[of].values()], np.nan)
     far = np.where(np.char.startswith(words, 'extrapolated'), WIDER, 1.)
-    own, measured, never, unnamed = np.char.startswith(words, 'measured'), *SEEN
-    high, low = (np.where(own, logs(measured, i),
+    half_seen, never, unnamed = SEEN
+    measured = np.char.startswith(words, 'measured')
+    low, high = (np.where(measured, logs(half_seen, i),
                           far * np.where(named, logs(never, i), logs(unnamed, i))) for i in (0, 1))
-    return seconds / np.exp(low), seconds / np.exp(high)
+    return seconds / np.exp(high), seconds / np.exp(low)   # predicted too long: it is shorter
 
 # %% ../nbs/82_parameters.ipynb #f90ab3a4
 def checked_interval(pair):  # (low, high)
@@ -369,7 +370,7 @@ def changed(
 # %% ../nbs/82_parameters.ipynb #f8a164d6
 @dataclass(frozen=True, repr=False)
 class Calibration:
-    "Parameter sets by name, oldest stack first."
+    "Parameter sets by name; of a generation's sets the last is the default."
     sets: dict   # 'architecture/stack' -> Parameters
     name: str = 'calibrated'
     evidence: Evidence = None   # what they were fitted to
@@ -387,7 +388,7 @@ class Calibration:
 
     def generation_for(self, system):  # str
         """The generation whose parameters a system's GPUs have: their own, or the one that they
-        are `priced_as`, or that of the next rate."""
+        are `priced_as`, or that of the nearest rate."""
         if self.knows(system): return system.architecture
         known = dict.fromkeys(k.architecture for k in self.sets.values())
         if system.priced_as is not None:
