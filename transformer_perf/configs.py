@@ -135,7 +135,7 @@ class Family(NamedTuple):
     usual: dict = {}        # noqa: RUF012  keys that a file may leave out
     biases: dict = {}       # noqa: RUF012  key -> where
     flags: dict = {}        # noqa: RUF012  field of a Model -> key
-    windows: object = None  # 'all', 'last', or a number: one layer of so many has none
+    windows: object = None  # 'all', 'last', 'listed', or n: one layer of n has none
     experts: str = ''       # the key of an expert's width, where there are experts
     latent: bool = False    # latent attention
     mtp: bool = False       # layers of multi-token prediction may follow
