@@ -1091,7 +1091,7 @@ def search(
     n_gpus,                    # how many GPUs; one number or several
     system,                    # a System, a name, a .json file or a dict
     global_batch=2048,         # samples of an iteration
-    strategy=None,             # '1d', '2d-seqp', '2d', several of them, or 'all'; see `practice`
+    strategy=None,             # '1d', '2d-seqp', '2d', several, or 'all'; see `strategies_named`
     k=10,                      # how many candidates to keep for each GPU count
     assumptions='calibrated',  # a preset's name, or Assumptions
     fixed=None,                # columns held at a value, or at several: {'tp': 8, 'pp': [1, 2, 4]}

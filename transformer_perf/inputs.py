@@ -304,7 +304,7 @@ def read_text(path, most):  # str
     except UnicodeDecodeError: raise ValueError(f'{named(path)}: is not a text file') from None
 
 # %% ../nbs/97_inputs.ipynb #90a00033
-LARGEST_JSON = 4 * MEGABYTE   # a model or system file takes about 600 bytes, a calibration 30,000
+LARGEST_JSON = 4 * MEGABYTE   # a system takes 1,500 bytes, the calibration that ships 560,000
 
 def check_new(key, known):
     "A ValueError if a key is known already."
