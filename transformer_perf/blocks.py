@@ -275,7 +275,7 @@ def when(flag, *messages):  # tuple of Message
     far = lambda m: None if m.far is None else m.far * flag
     return tuple(m._replace(volume=m.volume * flag, far=far(m)) for m in messages)
 
-def meeting(job: CountedJob, kind, exposed=1., width=None, quantized=False):  # Message
+def tp_message(job: CountedJob, kind, exposed=1., width=None, quantized=False):  # Message
     "A collective over the input of a layer, or as wide; `quantized`: in the bits of its products."
     width = job.embed_dim if width is None else width
     element = job.units.element * (of_recipe(job.precision, 'saved') / 2 if quantized else 1)
@@ -290,10 +290,10 @@ def column_product(job: CountedJob, name, outputs, inputs=None):  # Operation
     a, sharded = job.assumptions, job.sequence_sharded
     of_layer, inputs = inputs is None, job.embed_dim if inputs is None else inputs
     op = inner_product(job, name, job.tokens, inputs, outputs, 'outputs')
-    back = when(sharded & (not a.gather_backward), meeting(job, 'reducescatter', width=inputs))
+    back = when(sharded & (not a.gather_backward), tp_message(job, 'reducescatter', width=inputs))
     if a.inputs_sharded:
         op = op._replace(activations=op.activations * (job.own / job.tokens))
-        regather = meeting(job, 'allgather', job.costs.regather, inputs, quantized=True)
+        regather = tp_message(job, 'allgather', job.costs.regather, inputs, quantized=True)
         back = back + when(sharded & saves_input(job, name), regather)   # for the weight's gradient
     op = op._replace(backward=op.backward._replace(messages=back),
                      frees=(('layernorm', op.activations),))
@@ -304,9 +304,9 @@ def row_product(job: CountedJob, name, inputs):  # Operation
     "Product with a weight whose rows are shared out; `inputs` of them are here."
     sharded = job.sequence_sharded
     op = inner_product(job, name, job.tokens, inputs, job.embed_dim, 'inputs')
-    forward = (when(sharded, meeting(job, 'reducescatter'))
-               + when(np.logical_not(sharded), meeting(job, 'allreduce')))
-    gather = meeting(job, 'allgather', quantized=True)
+    forward = (when(sharded, tp_message(job, 'reducescatter'))
+               + when(np.logical_not(sharded), tp_message(job, 'allreduce')))
+    gather = tp_message(job, 'allgather', quantized=True)
     backward = when(sharded & job.assumptions.gather_backward, gather)
     return with_messages(op, forward, backward)
 
@@ -362,10 +362,10 @@ def stream_norm(job: CountedJob, name, reader=None):  # Operation
 def gathers(job: CountedJob, op: Operation, width=None):  # Operation
     "An operation on a GPU's share of the sequence, whose result all GPUs of tp then have."
     sharded = job.sequence_sharded
-    gather = meeting(job, 'allgather', width=width, quantized=width is None)
-    reduce = meeting(job, 'allreduce', width=width)
+    gather = tp_message(job, 'allgather', width=width, quantized=width is None)
+    reduce = tp_message(job, 'allreduce', width=width)
     hides = job.assumptions.inputs_sharded   # behind the gradient of the weight
-    scatter = meeting(job, 'reducescatter', job.costs.regather if hides else 1., width)
+    scatter = tp_message(job, 'reducescatter', job.costs.regather if hides else 1., width)
     whole, two = np.logical_not(sharded), op.name in ('fc1', 'ln2') and job.costs.gate_apart
     back = when(sharded, scatter) + when(whole, reduce)
     if two: back = back + when(whole & np.asarray(job.here.gated, bool), reduce)
@@ -1053,7 +1053,7 @@ def ahead(job: CountedJob):  # list of Operation
     e, has_words = job.embed_dim, own_vocabulary(job) > 0
     words = trained(embedding(job), job, False)._replace(name='mtp-words', weights=0., frozen=0.)
     join = column_product(job._replace(precision='bf16'), 'mtp-join', e // job.tp, 2 * e)
-    join, parts = gathers(job, join, 2 * e), meeting(job, 'allgather')   # of what each GPU says
+    join, parts = gathers(job, join, 2 * e), tp_message(job, 'allgather')   # of what each GPU says
     join = with_messages(join, (*join.forward.messages, parts),
                          (*when(job.sequence_sharded, parts), *join.backward.messages))
     two = any_norm(job, 'mtp-norms', 2 * job.own, e)   # of the stream, and of the word ahead
