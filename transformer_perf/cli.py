@@ -515,8 +515,8 @@ LAYOUT = (
     Option('--etp', 'of them, GPUs that share the features of an expert', 'number', '1'),
     Option('--micro-batch', 'samples of one micro-batch', 'number', '1'),
     Option('--panels', "SUMMA panels, instead of the system's own number", 'number'),
-    Option('--nvlink-tp --nvlink-tp1', 'tp GPUs in one NVLink domain; left open: the fastest',
-           'number'),
+    Option('--nvlink-tp --nvlink-tp1', 'tp GPUs in one NVLink domain; unless given, as ranks are '
+           'numbered, or with paper and corrected as is fastest', 'number'),
     Option('--nvlink-cp --nvlink-tp2', 'cp GPUs in one NVLink domain', 'number'),
     Option('--nvlink-pp', 'pp GPUs in one NVLink domain', 'number'),
     Option('--nvlink-dp', 'dp GPUs in one NVLink domain', 'number'),

@@ -1095,7 +1095,7 @@ def search(
     k=10,                      # how many candidates to keep for each GPU count
     assumptions='calibrated',  # a preset's name, or Assumptions
     fixed=None,                # columns held at a value, or at several: {'tp': 8, 'pp': [1, 2, 4]}
-    zero_stages=None,          # ZeRO stages to consider; the assumptions' own unless given
+    zero_stages=None,          # ZeRO stages to consider; else as assumed, or as software offers
     fits_by=None,              # what must fit: 'point' or 'bound'; as assumed unless given
     software=None,             # which runs it: a name, a .json file or a Software
     kind=None,                 # columns: of layouts alike in them the fastest alone, as in `KIND`

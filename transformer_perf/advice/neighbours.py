@@ -327,7 +327,7 @@ def figures_by(price, t, one: Estimate):  # list of (rows, figures)
     return found
 
 def best_placed(t, one: Estimate, every):  # (s, GB needed, table), by formula
-    "Each row at the best of every placement, or of a few."
+    "Each row at the best of its placements: `placements_of`."
     number = rows_of(t)
     row, t = placements_of(t, one, every)
     t['reduce_each'] = reduces_each(t['reduce_each'], t['zero_stage'], t['pp'],
@@ -344,7 +344,7 @@ def rows_in(t, names):  # list of tuples
     return list(zip(*(t[name].tolist() for name in names)))
 
 def prices(t, one: Estimate):  # (s, GB needed, placement, every figure), of each row
-    "Neighbours at the best of every placement, as `estimate` has them; infinite if one cannot run."
+    "Neighbours at the placement that `estimate` takes; infinite if one cannot run."
     _, _, t = best_placed(t, one, True)
     stats, needed = [None] * rows_of(t), FITS_BY[one.assumptions.fits_by]
     for rows, figures in figures_by(exact_table, t, one):

@@ -49,7 +49,7 @@ class LayerState(JobState):
     virtual_stages: int = 1      # parts of each pipeline stage
     recompute: str = 'none'      # what the backward pass computes again
     zero_stage: int = 1          # what the data-parallel copies share out, 0 to 3
-    placement: tuple = ()        # GPUs of (tp, cp, pp, dp) in an NVLink domain; (): the fastest
+    placement: tuple = ()        # GPUs of (tp, cp, pp, dp) in an NVLink domain; or left open
     sort: str = 'order'          # of the operations
     task: str = 'free play'      # one of TASKS
 
