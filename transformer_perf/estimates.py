@@ -710,7 +710,7 @@ class Assumptions(Choices, Modelling):
     def __post_init__(self): check_choices(self)
     def _repr_markdown_(self): return as_markdown(self)
 
-    # what the training software costs: as measured, or by default nothing
+    # what the training software costs: as measured, or as ideal software
     costs = property(lambda self: self.measured.software if self.measured else IDEAL)
     state_bytes = property(lambda self: state_bytes(self, self.optimizer))
     def on(self, system):  # Assumptions

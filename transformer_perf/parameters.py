@@ -132,7 +132,7 @@ def generations():  # dict: name -> Generation
 @checked
 @dataclass(frozen=True)
 class Costs:
-    "What a training framework costs; by default nothing."
+    "What a training framework costs; by default as an ideal one, with a host that takes no time."
     # messages
     regather: float = figure(1., 0, 1, 'share of the gather and the scatter of a column product '
         'backward that sticks out', 'judged: half of each hides behind its products', **PART)
