@@ -14,8 +14,9 @@ from hypothesis import given, settings, strategies as st
 from test_cli import bad, good, has
 from test_sweeps import BIN, COMMAND, heeded, needs_mpi, run  # noqa: F401
 
-from transformer_perf import search
+from transformer_perf import Model, search
 from transformer_perf.estimates import as_assumptions
+from transformer_perf.inputs import differing
 from transformer_perf.ranks import MOST_DEALT, blocks_of
 from transformer_perf.results import STUDY, parts_in, read_table
 from transformer_perf.sweeps import (
@@ -91,6 +92,21 @@ def test_a_folder_holds_one_study(tmp_path):
     has(bad(*words, '-o', '/proc/none'), 'cannot be made')
     (folder / STUDY).write_text('{"complete": true, "variants": -1, "question": 1}')
     has(bad(*words, '-o', folder), 'holds another sweep')
+
+
+@pytest.mark.parametrize('changed', ['model', 'system'])
+def test_a_study_is_of_what_its_files_hold(changed, tmp_path):
+    "A file that was edited since asks another question; the old rows are no answer to it."
+    files = {'model': (Model(2048, 4096, 32, 32, name='mine'), {'depth': 64}),
+             'system': (as_system('H200'), {'hbm_bandwidth': 2000})}
+    def write(name, **more):
+        values = {**differing(files[name][0]), **more}
+        (tmp_path / f'{name}.json').write_text(json.dumps(values))
+        return str(tmp_path / f'{name}.json')
+    about = [write('model')], [write('system')], [8]
+    assert write_sweep(tmp_path / 'x', *about) and write_sweep(tmp_path / 'x', *about)
+    write(changed, **files[changed][1])
+    with pytest.raises(ValueError, match='holds another sweep'): write_sweep(tmp_path / 'x', *about)
 
 
 def test_two_studies_in_one_folder_at_once(whole, tmp_path):

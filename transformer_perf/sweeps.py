@@ -408,6 +408,9 @@ def write_sweep(
     "Write a sweep as one table; interrupted, it continues from what is done."
     path = Path(path)
     suffix = checked_suffix(path.suffix or '.parquet')
+    # what files hold, not their names, tells one study from another
+    models = [as_model(model) for model in several(models, 'models')]
+    systems = {label: as_system(own) for label, own in labelled_systems(systems).items()}
     product = (models, systems, n_gpus, strategies, global_batch, k,
                as_assumptions(assumptions, software))
     if not path.suffix: return write_dataset(path, vary, workers, *product)
