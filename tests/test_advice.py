@@ -299,6 +299,19 @@ def test_measured():
         with pytest.raises(ValueError, match=words): improve(*about, measured=table)
 
 
+def test_a_log_of_another_batch_is_no_measurement(tmp_path):
+    "Its iteration is another; steps before a batch grew to that of the job do not count."
+    about = 'llama3.1_8B', Parallel(tp=2, dp=4), 'H100-80GB', 64
+    line = 'iteration {}/ 9 | elapsed time per iteration (ms): {} | global batch size: {} |\n'
+    log = tmp_path / 'train.log'
+    log.write_text(''.join(line.format(i, 1000. * batch, batch) for i, batch in enumerate(
+        [16, 16, 32, 64, 64, 128, 128, 128, 128])))
+    assert improve(*about, measured=log).deviation.seconds == 64
+    log.write_text(line.format(1, 9., 32))
+    with pytest.raises(ValueError, match='no step has the 64 samples of its job'):
+        improve(*about, measured=log)
+
+
 def test_a_switch_that_is_off_is_found():
     "A run that does not hide what its job says it hides."
     about = 'llama3.1_8B', Parallel(tp=8, dp=1, tp_overlap=True), 'H100-80GB', 64

@@ -13,8 +13,9 @@ import pytest
 from transformer_perf import Parallel, estimate
 from transformer_perf.cli import doubts_about, error_after, main
 from transformer_perf.estimates import Product, as_assumptions
-from transformer_perf.interop import as_job, export
+from transformer_perf.interop import Job, as_job, export
 from transformer_perf.kernels import product_time
+from transformer_perf.models import as_model
 from transformer_perf.timeline import COMPONENTS
 from transformer_perf.parameters import PARTS, changed, limits, read_calibration, value_of
 from transformer_perf.validation.runs import clean, run_jobs
@@ -626,6 +627,49 @@ def test_a_log_is_a_run_of_its_job(tmp_path):
     (tmp_path / 'train.log').write_text('\n'.join(lines[:3]))
     with pytest.raises(ValueError, match='no step has the 64 samples of its job, but 16, 32'):
         run_of_log(tmp_path / 'train.log', job)
+
+
+def test_the_first_step_of_all_ranks_warms_up(tmp_path):
+    "Whichever of them printed it; only steps of training count."
+    line = ('[rank{}]: step: {}  loss: 9.1  memory: 40.00GiB(50.4%)  tps: {}  tflops: 1.0  '
+            'mfu: 1.00%')
+    lines = [line.format(rank, *figures) for figures in ((1, 100), (10, 2000), (20, 2500))
+             for rank in range(8)]
+    lines.append('validate step: 10  loss: 9.0  memory: 40.00GiB(50.4%)  tps: 9,000')
+    (tmp_path / 'train.log').write_text('\n'.join(lines))
+    job = Job(Parallel(dp=8), as_model('llama3.1_8B'), 64, 8, 8192)
+    run = run_of_log(tmp_path / 'train.log', job)
+    assert run.iteration_s[0] == pytest.approx(8 * 8192 * (1 / 2000 + 1 / 2500) / 2)
+
+
+@pytest.mark.parametrize('said', [
+    dict(schedule='zb-h1'), dict(offload='optimizer'), dict(optimizer='muon'),
+    dict(cp=2, strategy='2d-seqp', context='ulysses'), dict(cp=2, strategy='2d'),
+    dict(adapters='lora:16'), dict(model='qwen3_next_80B_A3B'), dict(model='vit_era5'),
+    dict(assumes={'expert_imbalance': 1.3})], ids=str)
+def test_a_log_of_what_no_column_says_is_no_run(said, tmp_path):
+    "It would be fitted as if it ran something else."
+    model, assumes = said.get('model', 'llama3.1_8B'), said.get('assumes')
+    layout = {name: value for name, value in said.items() if name not in ('model', 'assumes')}
+    job = Job(Parallel(tp=2, pp=2, dp=4, **layout), as_model(model), 64, assumes=assumes)
+    line = 'iteration {}/ 9 | elapsed time per iteration (ms): 9000.0 | global batch size: 64 |'
+    (tmp_path / 'train.log').write_text('\n'.join(map(line.format, range(3))))
+    with pytest.raises(ValueError, match='which no column of a table of runs says'):
+        run_of_log(tmp_path / 'train.log', job)
+
+
+@pytest.mark.parametrize('model, assumes', [
+    ('llama3.1_8B', {'flash_attention': False}), ('mixtral_8x7B', {'capacity_factor': 1.25})])
+def test_a_log_has_what_is_assumed_of_its_job(model, assumes, tmp_path):
+    "Where there are columns for it."
+    layout = Parallel(tp=2, dp=8, recompute='none')
+    job = Job(layout, as_model(model), 64, 16, as_model(model).seq_len,
+              assumes=assumes)
+    line = 'iteration {}/ 9 | elapsed time per iteration (ms): 9000.0 | global batch size: 64 |'
+    (tmp_path / 'train.log').write_text('\n'.join(map(line.format, range(3))))
+    row = predict(run_of_log(tmp_path / 'train.log', job), system='H100-80GB')
+    one = estimate(job.model, job.parallel, 'H100-80GB', 64, job.assumptions('calibrated'))
+    assert row.predicted_iteration_s[0] == pytest.approx(one.stats['iteration_s'], rel=1e-9)
 
 
 def test_where_a_recipe_ranks():

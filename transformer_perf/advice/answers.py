@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..inputs import divides, finite, table_with, whole
+from ..inputs import divides, finite, named, table_with, whole
 from ..estimates import CHOICES, peak_rate
 from ..timeline import MEMORY_PARTS, PLACES
 from ..iteration import (
@@ -23,6 +23,7 @@ from ..iteration import (
     host_too_small, plural, rate_in_words, sends_tokens, short)
 from ..execution import considered_choices, search, stages_besides
 from ..interop import job_asked, read_log
+from ..interop.logs import with_batch
 from transformer_perf.advice.neighbours import (
     RANK_PARTS, Case, Change, Step, as_html, best_placed, can_be_told, case_of, changed,
     changes_table, changes_view, held_by_ranks, in_short, pairs_of, prices, reason, steps_of,
@@ -217,9 +218,12 @@ SUSPECTS = ('dp_overlap', 'tp_overlap', 'ep_overlap', 'sequence_sharded', 'recom
 def measured_figures(measured, one: Estimate):  # (s, GB or None)
     "An iteration's time and memory from a number, a log, or the table of a log."
     if isinstance(measured, numbers.Real): return finite(measured, 'measured', above=True), None
-    if not isinstance(measured, pd.DataFrame): measured = read_log(measured, job_asked(one))
+    name = 'measured'
+    if not isinstance(measured, pd.DataFrame):
+        measured, name = read_log(measured, job_asked(one)), named(measured)
     table_with(measured, ['iteration_s'], 'measured', above=True)
     if not len(measured): raise ValueError('measured has no steps')
+    measured = with_batch(measured, one.global_batch, name)
     late = measured.iloc[len(measured) // 2:]   # the first steps warm up
     GB = float(late.memory_GB.max()) if 'memory_GB' in late else None
     return float(late.iteration_s.median()), GB

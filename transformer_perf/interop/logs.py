@@ -27,7 +27,7 @@ STEPS = {   # what a line must have -> column: (its words, factor)
         'iteration_s': (r'elapsed time per iteration \(ms\)' + FIGURE, 1e-3),
         'TFLOPs_per_gpu': (r'(?:throughput )?per GPU \(TFLOP/s/GPU\)' + FIGURE, 1),
         'global_batch': (r'global batch size' + FIGURE, 1), 'loss': (r'lm loss' + FIGURE, 1)},
-    (r'step:\s*\d', r'\btps:'): {
+    (r'(?<!validate )step:\s*\d', r'\btps:'): {   # that of validation is no step of training
         'iteration': (r'step' + FIGURE, 1), 'tokens_per_s_per_gpu': (r'\btps' + FIGURE, 1),
         'TFLOPs_per_gpu': (r'\btflops' + FIGURE, 1), 'mfu': (r'\bmfu' + FIGURE, .01),
         'memory_GB': (r'\bmemory' + FIGURE + r'GiB', 2**30 / 1e9), 'loss': (r'\bloss' + FIGURE, 1)}}
@@ -74,6 +74,14 @@ def steps_table(text, job=None, name='log'):  # DataFrame
     tokens = table.global_batch.astype(float) * job.seq_len / job.n_gpus
     if 'iteration_s' not in table: table['iteration_s'] = tokens / table.tokens_per_s_per_gpu
     return table.assign(tokens_per_s_per_gpu=tokens / table.iteration_s)
+
+def with_batch(steps, batch, name):  # DataFrame
+    "The steps that had the batch of a job; all where either does not say it."
+    if not batch or 'global_batch' not in steps: return steps
+    own = steps[steps.global_batch.isna() | (steps.global_batch == batch)]
+    if len(own): return own
+    said = ', '.join(f'{x:g}' for x in dict.fromkeys(steps.global_batch))
+    raise ValueError(f'{name}: no step has the {batch} samples of its job, but {said[:80]}')
 
 # %% ../../nbs/90l_logs.ipynb #12ab0059
 def read_log(

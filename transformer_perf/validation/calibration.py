@@ -17,8 +17,9 @@ import numpy as np
 import pandas as pd
 
 from ..estimates import Assumptions, Group, as_assumptions
-from ..inputs import (
-    as_numbers, named, nearest, of_type, quoted, read_csv, several, table_with, takes, write_whole)
+from transformer_perf.inputs import (
+    as_numbers, differing, named, nearest, of_type, quoted, read_csv, several, table_with, takes,
+    write_whole)
 from ..measured_kernels import gpu_of
 from transformer_perf.parameters import (
     FEW, SHOWS, Calibration, Parameters, as_flat, changed, limits, measured_folder,
@@ -26,7 +27,7 @@ from transformer_perf.parameters import (
 from transformer_perf.validation.runs import (
     ADDED, COLUMNS, MORE, STRUCTURE, assumptions_for, batches_of, clean, cleaned,
     column_of, measured_column, of_sheets, on_system, priced, read_runs, reasons_of, room_of,
-    row_name)
+    row_name, usual_by_software)
 from ..systems import as_system
 from .predictions import (
     features_of, of_candidates, predict, table_of)
@@ -331,7 +332,7 @@ def calibrate_network(df, start=Parameters()):  # Parameters
 # %% ../../nbs/91b_fits.ipynb #17d00002
 from ..estimates import RECIPES, Attention, Product
 from ..inputs import checked_path, naming, read_text
-from ..interop.logs import LARGEST_LOG
+from ..interop.logs import LARGEST_LOG, with_batch
 from ..interop import as_job, read_log, read_products
 from ..kernels import attention_time, collective_time, product_time
 from ..measured_kernels import DTYPES, OPERATIONS, TABLES, numbers_of, words_of
@@ -516,23 +517,35 @@ def run_of(job, model, p):  # dict
         layers=model.depth, hidden=model.embed_dim, ffn=model.mlp_dim, vp=p.virtual_stages,
         seq_len=job.seq_len or model.seq_len, global_batch=job.global_batch, flash_attention=1,
         sequence_parallel=p.sequence_sharded,
-        fsdp_shard=copies if (p.zero_stage or 0) > 1 else 0)
+        fsdp_shard=copies if (p.zero_stage or 0) > 1 else 0) | {
+            name: value for name, value in (job.assumes or {}).items() if name in cells}
 
 # %% ../../nbs/91b_fits.ipynb #17d00023
-def with_batch(steps, batch, path):  # DataFrame
-    "The steps that had the batch of a job; all where either does not say it."
-    if not batch or 'global_batch' not in steps: return steps
-    own = steps[steps.global_batch.isna() | (steps.global_batch == batch)]
-    if len(own): return own
-    said = ', '.join(f'{x:g}' for x in dict.fromkeys(steps.global_batch))
-    raise ValueError(f'{named(path)}: no step has the {batch} samples of its job, but {said[:80]}')
+BY_NO_COLUMN = ('schedule', 'optimizer', 'offload', 'adapters', 'context')   # of a layout
+
+def check_columns_say(job, path):
+    "A ValueError where a job has something that no column of a table of runs says."
+    p, stack, unsaid = job.parallel, job.software.name if job.software else '', {}
+    for name in BY_NO_COLUMN:
+        usual, own = usual_by_software(name, p.pp)
+        if getattr(p, name) not in (None, own.get(stack, usual)): unsaid[name] = getattr(p, name)
+    if p.cp == 1: unsaid.pop('context', None)
+    if p.strategy == '2d': unsaid['strategy'] = p.strategy
+    besides = differing(job.model) | (job.assumes or {})
+    unsaid |= {name: value for name, value in besides.items() if name in (
+        'layers', 'documents', 'causal', 'expert_imbalance')}
+    for name, value in unsaid.items():
+        raise ValueError(f'{named(path)}: its job has {name}={quoted(value)}, which no column of a '
+                         'table of runs says')
 
 def run_of_log(path, job):  # DataFrame of one row
     "A log of Megatron-LM or torchtitan as a run: the middle of its steps but the first."
     job = as_job(job)
     if job.model is None: raise ValueError(f'{named(path)}: its job does not say the model')
+    check_columns_say(job, path)
     steps, row = read_log(path, job), run_of(job, job.model, job.parallel)
-    later = with_batch(steps.iloc[1:] if len(steps) > 1 else steps, job.global_batch, path)
+    later = steps[steps.iteration != steps.iteration.iloc[0]]   # several ranks may have printed it
+    later = with_batch(later if len(later) else steps, job.global_batch, named(path))
     row |= dict(id=named(path), iteration_s=later.iteration_s.median())
     if not row['global_batch']: row['global_batch'] = later.global_batch.median()
     row = {c: int(x) if isinstance(x, bool) else x for c, x in row.items()}
