@@ -363,6 +363,13 @@ def test_nothing_is_fitted_to_a_row_that_makes_no_sense(change):
     with pytest.raises(ValueError, match='row megatron-2022-22B-full'): calibrate(two)
 
 
+def test_a_table_without_rows_is_told(tmp_path, capsys):
+    (tmp_path / 'runs.csv').write_text(','.join(RUNS) + '\n')
+    for asked in (['validate'], ['calibrate', '--system', 'H200', '-o', str(tmp_path / 'x.json')]):
+        with pytest.raises(SystemExit, match='2'): main([*asked, str(tmp_path / 'runs.csv')])
+        assert capsys.readouterr().err.endswith(': has no rows\n')
+
+
 def test_a_missing_column_is_named():
     with pytest.raises(ValueError, match="lacks the column 'seq_len'"):
         predict(RUNS.drop(columns='seq_len'))

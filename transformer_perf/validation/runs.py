@@ -97,8 +97,10 @@ def published():  # DataFrame
     return pd.read_csv(measured_folder() / 'runs.csv')
 
 def read_runs(path):  # DataFrame
-    "Measured runs from a CSV file."
-    return read_csv(path)
+    "Measured runs from a CSV file, which must have some."
+    runs = read_csv(path)
+    if len(runs): return runs
+    raise ValueError(f'{named(path)}: has no rows')
 
 # %% ../../nbs/91_runs.ipynb #860395a1
 def on_system(df, system):  # DataFrame
