@@ -26,8 +26,8 @@ from transformer_perf.validation import (
     calibrate, of_values, picked, predict, published, recorded, scoreboard, shipped_record,
     table_of, with_sets)
 from transformer_perf.validation.calibration import (
-    calibrate_kernels, calibrate_network, domains_of, predict_collectives, products_table,
-    published_collectives, run_of_log)
+    KERNELS, calibrate_kernels, calibrate_network, domains_of, kernel_seconds,
+    predict_collectives, products_table, published_collectives, run_of_log)
 
 import recipes
 from fit import half_of
@@ -609,6 +609,20 @@ def test_the_same_run_five_times_tells_no_more_than_one_thing():
     table = calibrate(same).table.set_index('parameter')
     assert table.determined.sum() <= 1 and not table.determined['nic_share']
     assert np.isinf(table.standard_error[~table.determined & ~table.at_bound]).all()
+
+
+def test_attention_backward_alone_is_no_forward():
+    "As in the tables that ship; and where nobody says what a mask hides, nothing is told."
+    about = dict(kind='attention', dtype='bf16', batch=1, seq_len=8192, heads=32, kv_heads=8,
+                 head_dim=128)
+    rows = [about | dict(op=op, causal=causal) for op, causal in (
+        ('fwd', 1), ('bwd', 1), ('fwd+bwd', 1), ('fwd', 0), ('fwd', np.nan))]
+    system = as_system('H100-80GB')
+    k = as_assumptions('calibrated').measured.of(system)
+    table = pd.DataFrame(rows).reindex(columns=list(KERNELS))
+    forward, backward, both, full, unsaid = kernel_seconds(table, system, k)
+    assert forward + backward == pytest.approx(both) and 2 < backward / forward < 4
+    assert 1.5 < full / forward < 2.5 and np.isnan(unsaid)
 
 
 def test_a_domain_of_several_servers():

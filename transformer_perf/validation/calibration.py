@@ -361,15 +361,15 @@ def product_rows(df, system, parameters):  # s
     return found
 
 def attention_rows(df, system, parameters):  # s
-    "Calls of fused attention: forward, or forward and backward."
+    "Calls of fused attention: forward (fwd), backward (bwd) or both (fwd+bwd)."
     x = numbers_of(df, ('batch', 'heads', 'kv_heads', 'seq_len', 'head_dim'))
     sizes = (x['batch'], x['heads'], x['kv_heads'], x['seq_len'], x['seq_len'], x['head_dim'])
-    seen = np.where(as_numbers(df.causal) > 0, .5, 1.)
-    passes = [attention_time(Attention(*sizes, seen, backward), system, parameters)
-              for backward in (False, True)]
-    both = words_of(df, 'op').str.contains('bwd').to_numpy()
-    known = words_of(df, 'dtype').map(FORMATS_READ).eq('bf16').to_numpy()
-    return np.where(known, passes[0] + both * passes[1], np.nan)
+    seen = as_numbers(df.causal).map({1.: .5, 0.: 1.}).to_numpy()   # NaN where nobody says
+    forward, backward = (attention_time(Attention(*sizes, seen, way), system, parameters)
+                         for way in (False, True))
+    op, known = words_of(df, 'op'), words_of(df, 'dtype').map(FORMATS_READ).eq('bf16')
+    found = np.where(op == 'bwd', 0., forward) + op.str.contains('bwd') * backward
+    return np.where(known, found, np.nan)
 
 def vector_rows(df, system, parameters):  # s
     "Kernels that only move memory."
