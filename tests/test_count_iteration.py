@@ -667,7 +667,8 @@ def test_no_stage_is_overlooked(layout, vocabulary):
             for own, stage in zip(layers, stages)]
     slowest = timeline.slowest_stage(work, costs, ends)
     assert close(slowest.busy, max(busy)) and slowest.layers == layers[int(np.argmax(busy))]
-    assert timeline.heaviest_stage(work, costs, ends, slowest).layers == max(layers)
+    layers_of = lambda pace: pace.layers
+    assert timeline.longest_of_stages(work, costs, ends, slowest, layers_of) == max(layers)
 
 
 @pytest.mark.parametrize('layout', ['Ettt|t|tt|tL', 'Et|tttt|t|tL', 'E|t|t|tL', 'Ettt||t|L'])

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from transformer_perf import Model, Parallel, estimate, search
+from transformer_perf import Model, Parallel, estimate, search, timeline
 from transformer_perf.estimates import Group, as_assumptions, collective_time
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import as_model
@@ -251,6 +251,51 @@ def test_messages_saved_by_hand():
     assert close(ask(), full)
     assert close(ask(reshard_after_forward=False), full - N * once('allgather'))
     assert close(ask(reduce_each=False), full - (N - 1) * once('reducescatter'))
+
+
+def shown_by_stage(one):  # list of (s of all passes, s of messages that show)
+    "Those of each stage of a pipeline, one by one."
+    work, pricer, costs, ends = timeline.priced_estimate(one)
+    paces = [timeline.pace_of(work, costs, load) for load in timeline.loads_of(work, ends)]
+    return [(work.layouts.micro_batches * pace.busy, timeline.reduction_time(work, pace, pricer))
+            for pace in paces]
+
+
+def test_messages_of_the_stage_that_shows_most():
+    "Experts of which there is one copy are not exchanged: the stage with dense layers shows most."
+    one = estimate('deepseek_v3', Parallel(pp=8, dp=32, ep=32), 'H100-80GB', 1024)
+    (_, dense), *others = shown_by_stage(one)
+    assert dense > 1.2 * max(shown for _, shown in others)
+    assert close(one.stats['dp_comm_s'], dense)
+
+
+def test_the_step_of_the_stage_that_takes_longest():
+    "Dense layers have more weights on a GPU than 4 of 256 experts, but more GPUs share them out."
+    one = estimate('deepseek_v3', Parallel(pp=8, dp=64, ep=64), 'H100-80GB', 2048)
+    work, pricer, costs, ends = timeline.priced_estimate(one)
+    tables = timeline.most_of_ends(work)
+    dense, *others = (
+        timeline.update_time(work, timeline.pace_of(work, costs, load), pricer, tables)
+        for load in timeline.loads_of(work, ends))
+    p, pace = work.layouts, timeline.slowest_stage(work, costs, ends)
+    host, N = timeline.between_layers(p), p.micro_batches
+    waits = N * (pace.layers * pace.cost.wait + host)
+    waits += timeline.straggling(p) * (N * (pace.busy + host) + one.stats['pp_comm_s'])
+    assert max(others) > 1.05 * dense and close(one.stats['other_s'] - waits, max(others))
+
+
+@pytest.mark.parametrize('preset', ['paper', 'corrected'])
+def test_each_micro_batch_waits_for_the_slowest_stage(preset):
+    "What a faster stage sends in each of them fits into its wait; an exchange at the end adds."
+    model = Model(4096, 2048, 16, 16, 32768, gated_mlp=True, experts=16, experts_per_token=1,
+                  expert_dim=2048, dense_layers_first=8)
+    ask = lambda stage: estimate(model, Parallel(pp=2, dp=8, zero_stage=stage), 'H100-80GB', 64,
+                                 preset)
+    for stage in (1, 3):
+        one = ask(stage)
+        (slow, shown), (fast, of_experts) = shown_by_stage(one)
+        assert slow > fast + of_experts and of_experts > shown
+        assert close(one.stats['dp_comm_s'], of_experts if stage == 1 else shown)
 
 
 @pytest.mark.parametrize('software', ['torchtitan', 'llm-foundry'])

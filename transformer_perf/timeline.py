@@ -9,10 +9,10 @@ __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'TIMES'
            'gradient_reads', 'step_bytes', 'host_bytes', 'with_matrices', 'dealt', 'step_on_matrices', 'of_the_busiest',
            'host_step', 'casts_each', 'cast_GB', 'update_time', 'straggling', 'Stage', 'chunks_dealt',
            'stages_in_order', 'distinct_stages', 'holds_more', 'uneven', 'alike', 'ends_differ', 'stages_of',
-           'mean_layer', 'costs_at_places', 'Load', 'Pace', 'pace_of', 'slowest_stage', 'heaviest_stage', 'loads_of',
-           'time_of_ends', 'weights_of', 'of_layers', 'load_with_most', 'mean_matrices', 'bubble_time',
-           'ranks_that_wait', 'least_total', 'least_bubble', 'between_layers', 'iteration_times', 'Memory', 'alive',
-           'logit_bytes', 'working', 'StageWeights', 'shares_out', 'largest_units', 'frozen_of_stage', 'still_held',
+           'mean_layer', 'costs_at_places', 'Load', 'Pace', 'pace_of', 'slowest_stage', 'longest_of_stages', 'delay_by',
+           'loads_of', 'time_of_ends', 'of_layers', 'load_with_most', 'mean_matrices', 'bubble_time', 'ranks_that_wait',
+           'least_total', 'least_bubble', 'between_layers', 'iteration_times', 'Memory', 'alive', 'logit_bytes',
+           'working', 'StageWeights', 'shares_out', 'largest_units', 'frozen_of_stage', 'still_held',
            'weights_of_stage', 'weights_held', 'begins_without', 'gradients_held', 'saved_at', 'at_hand', 'memory_at',
            'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied', 'other_copies', 'fullness',
            'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ', 'components', 'figures',
@@ -48,7 +48,7 @@ from .blocks import (
     STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)
 from .modules import (
     LayerCost, Matrices, Part, Stored, Workload, costs_of_kinds, count, data_parallel_time, ends_GB,
-    gathered, gradient_held, groups_of, groups_of_ends, if_any, over_host_link,
+    gathered, gathers_often, gradient_held, groups_of, groups_of_ends, if_any, over_host_link,
     passes_of_stage, pipeline_time, priced_rows, prices_of, reduces_often, seconds_of_ends,
     sharers, stages_held, with_recompute)
 
@@ -477,12 +477,19 @@ def slowest_stage(work: Workload, costs, ends):  # Pace
     busy = lambda load: of_layers(load.layers, seconds) + load.ends
     return pace_of(work, costs, load_with_most(busy, loads_of(work, ends)))
 
-def heaviest_stage(work: Workload, costs, ends, pace: Pace):  # Pace
-    "The stage whose layers have most weights to exchange and to update; of equals, the slowest."
-    if alike(work): return pace
-    GB = of_each_kind(work, weights_of(work.stored))
-    weights = lambda load: of_layers(load.layers, GB)
-    return pace_of(work, costs, load_with_most(weights, [pace.load, *loads_of(work, ends)]))
+def longest_of_stages(work: Workload, costs, ends, pace: Pace, seconds):  # s
+    "The most seconds that something takes on a stage; `pace`: the slowest."
+    if alike(work): return seconds(pace)
+    longest, *others = (seconds(pace_of(work, costs, load)) for load in loads_of(work, ends))
+    for other in others: longest = where(other > longest, other, longest)
+    return longest
+
+def delay_by(work: Workload, stage: Pace, pace: Pace, pricer):  # s
+    "What a stage's exchange between copies adds: in each micro-batch it waits for the slowest."
+    p, reduced = work.layouts, reduction_time(work, stage, pricer)
+    often = gathers_often(p) | reduces_often(p)
+    if stage is pace or not any_of(often): return reduced
+    return reduced - named(often * p.micro_batches * (pace.busy - stage.busy), 'waits', 's')
 
 def loads_of(work: Workload, ends):  # list of Load
     "Those of the stages that differ."
@@ -493,10 +500,6 @@ def time_of_ends(work: Workload, stage: Stage, ends):  # s
     both = np.equal(stage.first, stage.last)   # then two ranks share the ends
     own = stage.first * ends[0] + stage.last * ends[1]
     return own / np.where(both, stages_held(work.layouts), 1)
-
-def weights_of(of: Stored):  # GB, of a layer
-    "All weights, whether they train or not."
-    return of.weights + of.routed + of.frozen + of.frozen_routed
 
 def of_layers(layers, each):
     "A figure of so many layers of each kind; `each`: of one layer of each."
@@ -593,12 +596,12 @@ def iteration_times(
     pace, tables, p = slowest_stage(work, costs, ends), most_of_ends(work), work.layouts
     cost, L, N = pace.cost, pace.layers, p.micro_batches
     sent = sent_between_stages(work, pricer) if messages else 0.
-    heaviest = heaviest_stage(work, costs, ends, pace)
-    reduced = reduction_time(work, heaviest, pricer) if messages else 0.
+    longest = lambda seconds: longest_of_stages(work, costs, ends, pace, seconds)
+    reduced = longest(lambda stage: delay_by(work, stage, pace, pricer)) if messages else 0.
     host = between_layers(p)
     bubble = bubble_of(work, costs, pace.busy, host + sent, ends)
     slack = named((pace.busy + sent + host) * straggling(p), 'slack', 's')
-    step = update_time(work, heaviest, pricer, tables)
+    step = longest(lambda stage: update_time(work, stage, pricer, tables))
     other = N * (L * cost.wait + host + slack) + step
     computed = N * (L * cost.compute + pace.load.ends)
     return Times(computed, N * L * cost.memory, N * L * cost.comm, reduced, N * sent, bubble, other)
