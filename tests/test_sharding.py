@@ -323,6 +323,40 @@ def test_fsdp_frees_weights_when_it_reduces_gradients(software, pp, N):
     for name in ('iteration_s', 'memory_GB'): assert close(kept.stats[name], one.stats[name]), name
 
 
+@pytest.mark.parametrize('schedule, N', [('1f1b', 2), ('1f1b', 8), ('gpipe', 8), ('zb-v', 8)])
+def test_what_a_pass_gathers_in_pipelines_of_pytorch(schedule, N):
+    "A forward pass frees weights, a backward pass keeps them: walked through, pass by pass."
+    layout = dict(pp=2, dp=16, dp_overlap=False, schedule=schedule)
+    ask = lambda **more: estimate('llama3.1_8B', Parallel(**layout, **more), 'H100-80GB', 16 * N,
+                                  software='torchtitan')
+    one = ask(zero_stage=3)
+    for place, passes in one.timeline.sort_values('start_s').groupby('place'):
+        gathered, gathers = False, 0
+        for kind in passes.kind:
+            gathers += not gathered
+            gathered = kind != 'F'
+        assert gathers == N + 1, place
+    pricer, group = pricer_of(one.system, one.assumptions), Group(16, one.parallel.nvlink_dp)
+    words = 2e-9 * 128256 * 4096
+    ends = (words + 2e-9 * 4096) + words * (schedule == 'zb-v')
+    sent = lambda GB: pricer.collective('allgather', GB, group)
+    again = N * (16 * sent(one.layers.weights_mem.sum()) + sent(ends))
+    kept = ask(zero_stage=3, reshard_after_forward=False)
+    assert close(one.stats['dp_comm_s'], kept.stats['dp_comm_s'] + again)
+
+
+@pytest.mark.parametrize('recompute', ['none', 'full'])
+def test_what_stays_gathered_in_pipelines_of_pytorch(recompute):
+    "All weights and a micro-batch less of activations, or a few and all of them."
+    ask = lambda **more: estimate('llama3.1_8B', Parallel(
+        tp=2, pp=4, dp=16, recompute=recompute, **more), 'H100-80GB', 128, software='torchtitan')
+    one, kept = ask(zero_stage=3).stats, ask(zero_stage=2).stats
+    freed = kept['weights_GB'] - one['weights_GB']
+    assert one['activations_GB'] == kept['activations_GB']
+    if recompute == 'none': assert freed > .6 * kept['weights_GB']
+    else: assert close(freed, 2e-9 * 8192 * 4096 / 2 * 32 / 4)   # inputs of layers
+
+
 @pytest.mark.parametrize('preset', PRESETS)
 @pytest.mark.parametrize('n', [8, 64, 512])
 def test_weights_hide_behind_enough_tokens(preset, n):

@@ -48,9 +48,9 @@ from .blocks import (
     STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)
 from .modules import (
     LayerCost, Matrices, Part, Stored, Workload, costs_of_kinds, count, data_parallel_time, ends_GB,
-    gathered, gathers_often, gradient_held, groups_of, groups_of_ends, if_any, over_host_link,
-    passes_of_stage, pipeline_time, priced_rows, prices_of, reduces_often, seconds_of_ends,
-    sharers, stages_held, with_recompute)
+    gathered, gathers_again, gathers_often, gradient_held, groups_of, groups_of_ends, if_any,
+    over_host_link, passes_of_stage, pipeline_time, priced_rows, prices_of, reduces_often,
+    seconds_of_ends, sharers, stages_held, stays_gathered, with_recompute)
 
 # %% ../nbs/87_timeline.ipynb #04b00006
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -487,7 +487,7 @@ def longest_of_stages(work: Workload, costs, ends, pace: Pace, seconds):  # s
 def delay_by(work: Workload, stage: Pace, pace: Pace, pricer):  # s
     "What a stage's exchange between copies adds: in each micro-batch it waits for the slowest."
     p, reduced = work.layouts, reduction_time(work, stage, pricer)
-    often = gathers_often(p) | reduces_often(p)
+    often = gathers_again(p) | gathers_often(p) | reduces_often(p)
     if stage is pace or not any_of(often): return reduced
     return reduced - named(often * p.micro_batches * (pace.busy - stage.busy), 'waits', 's')
 
@@ -650,8 +650,7 @@ def working(work: Workload, layer, first, last):  # GB
 # %% ../nbs/87_timeline.ipynb #5a4d0022
 def units_at_hand(p: Layouts):
     "How many layers are gathered at once: of ZeRO-3 that gathers them again, a few."
-    few = np.equal(p.zero_stage, 3) & p.reshard_after_forward
-    return where(few, p.assumptions.zero_gathered, np.inf)
+    return where(gathers_again(p), p.assumptions.zero_gathered, np.inf)
 
 # %% ../nbs/87_timeline.ipynb #5a4d0021
 class StageWeights(NamedTuple):
@@ -709,13 +708,18 @@ def weights_of_stage(work: Workload, at: Stage, of: Stored, trained=True):  # St
     return StageWeights(parts, matrices, beside, layers, layer, ends, table, copied)
 
 @told('held', 'GB')
-def weights_held(p: Layouts, own: StageWeights):  # GB
-    "Weights: all, or a share and what is gathered; that share may be a state, where it is here."
+def weights_held(p: Layouts, own: StageWeights, passing=0.):  # GB
+    """Weights: all, or a share and what is gathered; that share may be a state, where it is here.
+
+    `passing`: GB of activations that a pass lets go; where what it gathered stays, instead."""
     thirds = np.equal(p.zero_stage, 3)
     gathered = if_any(thirds, lambda: largest_units(own, units_at_hand(p)))
     here = shared(own.parts, thirds) * (1 - on_host(p.offload, 'weights'))
     here = where(thirds & own.copied, here * on_host(p.offload, 'optimizer'), here)
-    return np.minimum(sum(GB for GB, _ in own.parts), here + gathered)
+    every = sum(GB for GB, _ in own.parts)
+    held, stays = here + gathered, thirds & stays_gathered(p)
+    if any_of(stays): held = where(stays, np.maximum(held, every - passing), held)
+    return np.minimum(every, held)
 
 def begins_without(p: Layouts):
     "Whether no gradient is there when activations are most: a step begins without, and ends soon."
@@ -762,7 +766,8 @@ def memory_at(work: Workload, at: Stage, least=False):  # Memory
     layer = at_hand(work, at, of)
     if a.working_memory: saved = saved + working(work, layer, at.first, at.last)
     copied = layers_copied(p, own) * other_copies(p, of) + still_held(work, at, of)
-    weights = weights_held(p, own) + copied
+    passing = sum(at.layers) / p.virtual_stages * of.activations
+    weights = weights_held(p, own, passing) + copied
     replaced = saved + weights if p.costs.autocast else saved   # its copies in 16 bits go, too
     return Memory(weights, gradients_held(p, own, replaced),
                   states_held(p, own) * (1 - on_host(p.offload, 'optimizer')), saved)
@@ -1028,6 +1033,7 @@ def memory_on_ranks(work: Workload, number=None):  # (Memory at its peak, Memory
     at = Stage(tuple(x[kind] for x in stages.layers), *(x[kind] for x in stages[1:]))
     rest = memory_at(at_rest(every), at)
     if p.pp == 1: rest = rest._replace(gradients=memory_at(every, at).gradients)
+    if any_of(stays_gathered(p)): rest = rest._replace(weights=memory_at(every, at).weights)
     stay = Memory(*(np.broadcast_to(x, row.shape).reshape(several, kinds)[:, which] for x in rest))
     saved = most_held(*(getattr(p, name) for name in ORDER), saved_on_chunks(work))
     full = stay._replace(activations=stay.activations + saved.T)
