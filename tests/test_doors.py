@@ -87,12 +87,12 @@ def test_more_to_consider_is_never_slower(name, stage):
 
 
 def test_a_pipeline_of_torchtitan_keeps_its_weights():
-    "As its default has it (ZeRO 2): a search once knew ZeRO 3 alone, and took no pipeline."
+    "As its default has it (ZeRO 2): a search once knew ZeRO 3 alone."
     about = 'llama3.1_405B', 512, 'H100-80GB', 512
     best, third = (search(*about, k=1, software='torchtitan', zero_stages=stages).iloc[0]
                    for stages in (None, 3))
-    assert best.pp > 1 and best.zero_stage == 2 and third.pp == 1
-    assert best.iteration_s < .9 * third.iteration_s
+    assert best.pp > 1 and best.zero_stage == 2
+    assert best.iteration_s < .95 * third.iteration_s
     model, _, *others = about
     assert why_not(model, Parallel.from_row(best), *others, software='torchtitan').is_best
 

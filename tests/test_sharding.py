@@ -345,6 +345,46 @@ def test_what_a_pass_gathers_in_pipelines_of_pytorch(schedule, N):
     assert close(one.stats['dp_comm_s'], kept.stats['dp_comm_s'] + again)
 
 
+@pytest.mark.parametrize('software', ['torchtitan', 'llm-foundry', 'fms-fsdp', 'InternEvo'])
+def test_replicas_of_fsdp_meet_in_every_micro_batch(software):
+    "PyTorch's sum gradients up whenever shards of them are reduced; others', once an iteration."
+    def ask(replicas, N):
+        p = Parallel(dp=64, dp_replicate=replicas, zero_stage=3, dp_overlap=False)
+        return estimate('llama3.1_8B', p, 'H100-80GB', 64 * N, software=software)
+    one = ask(8, 4)
+    a = one.assumptions
+    pricer, words = pricer_of(one.system, a), 2e-9 * 128256 * 4096
+    units = [(32, one.layers.weights_mem.sum()), (1, 2 * words + 2e-9 * 4096)]
+    def sent(kind, group, by=1):
+        factor = a.costs.gradient_bytes / 2 if kind != 'allgather' else 1
+        return sum(n * pricer.collective(kind, GB * factor / by, group) for n, GB in units)
+    inside, outside = Group(8, 8), Group(8, 1)
+    each = 2 * sent('allgather', inside) + sent('reducescatter', inside)
+    meetings = 1 if software == 'InternEvo' else 4
+    assert close(one.stats['dp_comm_s'], 4 * each + meetings * sent('allreduce', outside, 8))
+
+
+@pytest.mark.parametrize('v', [1, 2])
+def test_nothing_hides_gradients_of_pytorch_after_a_chunk_s_last_backward_pass(v):
+    "It reduces them one unit after the other: all of them, but for chunks that others follow."
+    p = Parallel(tp=8, pp=4, dp=16, virtual_stages=v, recompute='full')
+    one = estimate('llama3.1_70B', p, 'H100-80GB', 512, software='torchtitan')
+    a, layer = one.assumptions, one.layers.weights_mem.sum()
+    pricer, group = pricer_of(one.system, a), Group(16, 1)
+    words = 2e-9 * 128256 * 8192 / 8
+    assert a.costs.gradient_bytes == 4
+    gather, reduce = (
+        [pricer.collective(kind, GB, group) for GB in sizes] for kind, sizes in
+        {'allgather': (layer, words + 2e-9 * 8192),
+         'reducescatter': (2 * layer, 2 * (words + 2e-9 * 8192))}.items())
+    forward, backward = timeline.priced_estimate(one)[2][:2]
+    shown = lambda t, layer, whole: t * whole + (20 - whole) * (
+        max(t - layer, 0) + a.costs.unit_exposed * min(t, layer))
+    expected = shown(gather[0], forward, 1) + gather[1]
+    expected += shown(reduce[0], backward, 20 / v) + reduce[1]
+    assert math.isclose(one.stats['dp_comm_s'], expected, rel_tol=1e-6)
+
+
 @pytest.mark.parametrize('recompute', ['none', 'full'])
 def test_what_stays_gathered_in_pipelines_of_pytorch(recompute):
     "All weights and a micro-batch less of activations, or a few and all of them."

@@ -512,20 +512,22 @@ def by_units(p: Layouts):  # bool
     return np.equal(p.zero_stage, 3) | p.costs.frees_weights & np.equal(p.zero_stage, 2)
 
 @told(lambda p, t, *more: f'{getattr(t, "name", "") or "message"}_exposed')
-def exposed(p: Layouts, t, t_layer, messages):  # s
-    "What messages of t seconds show behind layers of t_layer seconds."
+def exposed(p: Layouts, t, t_layer, messages, whole=1):  # s
+    "What messages of t seconds show behind layers of t_layer seconds; `whole`: behind nothing."
     w = p.costs
-    least = t + np.maximum(t - t_layer, 0) * (messages - 1)
+    least = t * whole + np.maximum(t - t_layer, 0) * (messages - whole)
     share = np.where(by_units(p), w.unit_exposed, w.dp_exposed)
     behind = least + share * (t * messages - least) if any_of(share) else least
     return where(hides(p.dp_overlap, p.zero_stage), behind, t * messages)
 
-def in_turn(p: Layouts, t_layer, *messages):  # s
-    "What kinds of messages show, (s, how many) each, behind the same layers; the most first."
+def in_turn(p: Layouts, t_layer, *messages, whole=1):  # s
+    """What kinds of messages show, (s, how many) each, behind the same layers; the most first.
+
+    `whole`: so many of each behind none."""
     seen = 0.
     for t, number in messages:
         if not any_of(t): continue
-        seen, t_layer = seen + exposed(p, t, t_layer, number), np.maximum(t_layer - t, 0)
+        seen, t_layer = seen + exposed(p, t, t_layer, number, whole), np.maximum(t_layer - t, 0)
     return seen
 
 # %% ../nbs/87b_workload.ipynb #281d7932
@@ -624,6 +626,14 @@ def with_host(parts, at_once, gather, reduce, pricer, p: Layouts):  # (s, s)
     return (gather + if_any(weights, lambda: from_host(down, pricer, p)),
             reduce + if_any(gradients, lambda: over_host_link(up, pricer, p)))
 
+def at_the_end(p: Layouts, pieces):
+    """How many of some units reduce their gradients behind nothing: the first of all; in FSDP's
+    pipelines all of the last chunk, since a chunk reduces after its last backward pass."""
+    after = p.costs.sums_in_pipelines & np.greater(p.pp, 1) & ~reduces_often(p)
+    after = after & np.greater(p.zero_stage, 1)
+    if not any_of(after): return 1
+    return where(after, np.maximum(pieces / p.virtual_stages, 1), 1)
+
 def unit_time(parts, pieces, at_once, t_fwd, t_bwd, back, pricer, p: Layouts):  # (s, s)
     "What the messages of `pieces` units of equal weights show, so many of them in one message."
     stage, N, factor = np.asarray(p.zero_stage), passes_of_stage(p), p.costs.gradient_bytes / 2
@@ -641,12 +651,14 @@ def unit_time(parts, pieces, at_once, t_fwd, t_bwd, back, pricer, p: Layouts):  
     alike = if_any(np.greater(replicas(p), 1), lambda: take('allreduce', gradient, True))
     gather, reduce, alike = names('s', gather=gather, reduce=reduce, alike=alike)
     regather = gather * gathers_again(p)
-    often = reduces_often(p)
+    often, each = reduces_often(p), pieces * N
+    apart = often & p.costs.replicas_each
+    reduced, met = where(often, each, pieces), where(apart, each, pieces)
     if p.costs.gathers_shown: t_fwd = 0. * t_fwd
-    first = in_turn(p, t_bwd - back, (regather, pieces * N))
-    left = np.maximum(t_bwd - regather, 0)
-    return (in_turn(p, t_fwd, (gather, pieces * where(gathers_often(p), N, 1))),
-            first + in_turn(p, left, (reduce, pieces * where(often, N, 1)), (alike, pieces)))
+    first = in_turn(p, t_bwd - back, (regather, each))
+    left, behind_none = np.maximum(t_bwd - regather, 0), at_the_end(p, pieces)
+    return (in_turn(p, t_fwd, (gather, where(gathers_often(p), each, pieces))),
+            first + in_turn(p, left, (reduce, reduced), (alike, met), whole=behind_none))
 
 # %% ../nbs/87b_workload.ipynb #28a10003
 def data_parallel_time(

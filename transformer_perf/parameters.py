@@ -207,6 +207,7 @@ class Costs:
     reduces_whole: bool = False   # gradients are summed up whole, whatever copies share out
     sums_in_pipelines: bool = False   # with stages, gradients are reduced once an iteration
     frees_weights: bool = False   # ZeRO-2 frees weights with gradients, to gather them again
+    replicas_each: bool = False   # replicas sum gradients up whenever shards of them are reduced
     whole_logits: bool = False    # every GPU of tp holds all logits, and takes their loss
     stops_early: bool = False     # what runs again ends with what the backward pass has use for
     sharded_master: bool = False  # with ZeRO-3 the 32-bit copy of a weight is its only shard
