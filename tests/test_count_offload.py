@@ -80,6 +80,20 @@ def test_weights_come_for_each_pass():
     assert close(both['host_GB'], 18 * number)
 
 
+@pytest.mark.parametrize('preset', ['corrected', 'calibrated'])
+def test_weights_from_the_host_are_somewhere_while_they_are_used(preset):
+    "Of a single GPU too, and of experts of which there is one copy: as many units as of several."
+    held = lambda **more: stats(preset, 16, zero_stage=3, offload='weights', **more)['weights_GB']
+    for again in (True, False):
+        one, several = (held(dp=dp, reshard_after_forward=again) for dp in (1, 8))
+        assert close(one, several)
+    assert close(held(dp=1, reshard_after_forward=False), 2 * on_gpus(preset))
+    experts = Model(2048, 4096, 32, 4, gated_mlp=True, experts=8, experts_per_token=2,
+                    expert_dim=14336)
+    one, several = (held(model=experts, dp=16, ep=8, dp_replicate=R) for R in (2, 1))
+    assert close(one, several)
+
+
 def test_a_share_whose_master_the_host_has_is_there_in_16_bits():
     "Whoever gathers copies of 32-bit masters has no other share; a CPU's step sends it up."
     a = as_assumptions('calibrated', 'torchtitan')

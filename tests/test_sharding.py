@@ -286,16 +286,22 @@ def test_the_step_of_the_stage_that_takes_longest():
 
 @pytest.mark.parametrize('preset', ['paper', 'corrected'])
 def test_each_micro_batch_waits_for_the_slowest_stage(preset):
-    "What a faster stage sends in each of them fits into its wait; an exchange at the end adds."
+    """What a faster stage sends in each of them fits into its wait; what it sends once, as much as
+    with a single one, adds."""
     model = Model(4096, 2048, 16, 16, 32768, gated_mlp=True, experts=16, experts_per_token=1,
                   expert_dim=2048, dense_layers_first=8)
-    ask = lambda stage: estimate(model, Parallel(pp=2, dp=8, zero_stage=stage), 'H100-80GB', 64,
-                                 preset)
+    ask = lambda N, **more: estimate(model, Parallel(
+        pp=2, dp=8, nvlink_dp=8, nvlink_pp=1, **more), 'H100-80GB', 8 * N, preset)
     for stage in (1, 3):
-        one = ask(stage)
+        one = ask(8, zero_stage=stage)
         (slow, shown), (fast, of_experts) = shown_by_stage(one)
+        once = shown_by_stage(ask(1, zero_stage=stage))[1][1]
         assert slow > fast + of_experts and of_experts > shown
-        assert close(one.stats['dp_comm_s'], of_experts if stage == 1 else shown)
+        assert close(one.stats['dp_comm_s'], of_experts if stage == 1 else max(shown, once))
+    for stage in (1, 2, 3):
+        each, last = (ask(8, zero_stage=stage, reduce_each=each).stats['dp_comm_s']
+                      for each in (True, False))
+        assert each >= last * (1 - 1e-12)
 
 
 @pytest.mark.parametrize('software', ['torchtitan', 'llm-foundry'])

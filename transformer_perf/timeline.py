@@ -485,11 +485,14 @@ def longest_of_stages(work: Workload, costs, ends, pace: Pace, seconds):  # s
     return longest
 
 def delay_by(work: Workload, stage: Pace, pace: Pace, pricer):  # s
-    "What a stage's exchange between copies adds: in each micro-batch it waits for the slowest."
+    """What a stage's exchange between copies adds: in each micro-batch it waits for the slowest,
+    and hides there what it sends more often than once."""
     p, reduced = work.layouts, reduction_time(work, stage, pricer)
     often = gathers_again(p) | gathers_often(p) | reduces_often(p)
     if stage is pace or not any_of(often): return reduced
-    return reduced - named(often * p.micro_batches * (pace.busy - stage.busy), 'waits', 's')
+    single = work._replace(layouts=p._replace(micro_batches=stages_held(p)))
+    once = reduction_time(single, stage, pricer)
+    return np.maximum(once, reduced - p.micro_batches * (pace.busy - stage.busy))
 
 def loads_of(work: Workload, ends):  # list of Load
     "Those of the stages that differ."
@@ -698,7 +701,8 @@ def weights_of_stage(work: Workload, at: Stage, of: Stored, trained=True):  # St
     ends = ends_GB(work.weights, at.first, at.last)
     parts = stage_weights(p, of, layers, ends)
     copied = trained & p.costs.sharded_master & shares_out(parts)
-    layer = sum(GB * (np.greater(gpus, 1) | copied)   # the others are here anyway
+    away = np.greater(on_host(p.offload, 'weights'), 0)
+    layer = sum(GB * (np.greater(gpus, 1) | copied | away)   # the others are here anyway
                 for (GB, _), (_, gpus) in zip(weight_parts(p, of), parts))
     layers, mean = layers * stages_held(p), mean_matrices(work, at.layers)
     beside = of_the_busiest(p, mean, layers, parts, mean.beside, mean.routed_beside)
