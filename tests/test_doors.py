@@ -19,6 +19,7 @@ from transformer_perf.models import Model, as_model
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.software import as_software, known_software
 from transformer_perf.systems import as_system
+from transformer_perf.timeline import PLACES
 from transformer_perf.validation import predict
 from transformer_perf.validation.runs import COLUMNS, sheet_of_run
 
@@ -171,6 +172,20 @@ def test_a_row_says_what_was_asked_where_its_software_does_otherwise():
     one = estimate(model, Parallel.from_row(row), *others, software='MaxText')
     assert one.parallel.cuda_graphs == row.cuda_graphs == 'none'
     assert one.stats['iteration_s'] == pytest.approx(row.iteration_s, rel=1e-9)
+
+
+@pytest.mark.parametrize('model, assumptions', [
+    ('nemotron_h_8B', 'corrected'), ('llama3.1_8B', 'calibrated')])
+def test_a_row_has_the_FLOP_of_its_placement(model, assumptions):
+    "Which heads cp exchanges depends on its place; a row had the FLOP of none, and so its HFU."
+    about = 'H100-80GB', 32, assumptions
+    p = Parallel(cp=4, dp=4, context='ulysses+ring', micro_batch=2,
+                 nvlink_tp=1, nvlink_cp=4, nvlink_pp=1, nvlink_dp=2)
+    one = estimate(model, p, *about).stats
+    fixed = {name: getattr(p, name) for name in ('tp', 'cp', 'pp', 'dp', 'micro_batch', *PLACES)}
+    row = search(model, 16, *about[:2], '2d-seqp', 1, assumptions, fixed, context='ulysses+ring',
+                 recompute='none', virtual_stages=1).iloc[0]
+    for name in one: assert row[name] == pytest.approx(one[name], rel=1e-12), name
 
 
 def test_what_a_software_does_by_itself_was_measured_with_its_runs():

@@ -1562,6 +1562,32 @@ def test_gradients_in_16_bits():
     assert 'gradients_in_16_bits=True (the trainer)' in export(other, 'torchtitan')
 
 
+@pytest.mark.parametrize('software, short', [
+    (None, False), ('Megatron-Core', False), ('GPT-NeoX', True), ('MaxText', False)])
+def test_gradients_that_a_job_says_come_back(software, short):
+    "Those held may have as many bits as usual, and be added up in others: that was forgotten."
+    about = dict(model=as_model('llama3.1_8B'), system=as_system('H100-80GB'), global_batch=64)
+    layout = Parallel(tp=2, dp=4, zero_stage=1)
+    job = Job(layout, **about, software=software, gradients_in_16_bits=short)
+    ask = lambda own: estimate(own.model, own.parallel, own.system, own.global_batch,
+                               own.assumptions('calibrated'))
+    one = ask(job)
+    again = ask(as_job(json.loads(export(one))))
+    assert one.stats == again.stats and one.notes == again.notes
+    assert as_job(export(one, 'megatron')).gradients_in_16_bits in (None, True)
+    alone = estimate('llama3.1_8B', layout, 'H100-80GB', 64, software=software)
+    assert one.stats['iteration_s'] != alone.stats['iteration_s']
+
+
+def test_a_flag_that_is_off_is_not_written():
+    "It once had the value False behind it, which Megatron-LM refuses, and so did we."
+    text = export(job_of(tp=2, dp=4, zero_stage=1), 'megatron')
+    job = as_job(text.replace('--bf16', '--bf16 --main-grads-dtype fp32'))
+    assert job.gradients_in_16_bits is False
+    text = export(job, 'megatron')
+    assert 'grad' not in text and as_job(text).gradients_in_16_bits is None
+
+
 AWARE = '--use-precision-aware-optimizer'
 
 

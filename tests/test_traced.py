@@ -358,6 +358,17 @@ def test_what_is_played_rests_on_sizes():
     assert 'depth' in {name for name, _ in leaves(found['compute_s'])}
 
 
+@pytest.mark.parametrize('lengths', [{256: 10, 1024: 3}, {tokens: 1 for tokens in range(1, 4001)}])
+@pytest.mark.parametrize('zigzag', [True, False])
+def test_what_documents_leave_to_compute_is_one_number(lengths, zigzag):
+    "With a window it once was a fault; a formula would have a term for each length."
+    model = Model(4096, 1024, 16, 8, vocab=32000, window=512, documents=lengths)
+    assumptions = dataclasses.replace(as_assumptions('calibrated'), zigzag=zigzag)
+    one = estimate(model, Parallel(cp=2, dp=2), 'H100-80GB', 8, assumptions)
+    given = {name for name, _ in leaves(check(one)['executed_TFLOP_per_gpu'])}
+    assert {'window', 'cp'} <= given
+
+
 def test_units_and_owners():
     "A sum of kinds has their unit; numbers of one name and different owners are two."
     one = figures_told(estimate_of('latent', 'calibrated'))

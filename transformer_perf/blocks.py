@@ -26,6 +26,7 @@ import numpy as np
 from .inputs import divides, nearest, of_type, quoted
 from .systems import Units
 from .choices import PARTS, adapted
+from .quantities import depending, plain
 from .estimates import (
     KINDS, ONCE, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work, any_of,
     exchanged, of_recipe, where)
@@ -547,19 +548,22 @@ def seen_share(job: CountedJob, mixer, rows=None):
     """The share of the scores that masks leave to compute, on the busiest GPU.
 
     `rows` of the sequence are on a GPU: its share by cp, unless given."""
-    a, whole, rows = job.assumptions, job.seq_len, job.rows if rows is None else rows
+    a, whole = job.assumptions, job.seq_len
+    about = mixer.window, mixer.chunk, job.rows if rows is None else rows
+    window, chunk, rows = about if job.documents is None else map(plain, about)
     halved = np.asarray(mixer.causal) * (a.causal_mask * 1.)
     def share(length, window):   # of the pairs of one piece
         wide = 1. if window is None else np.minimum(window, length) / length
         last = 1. if a.zigzag else np.minimum(rows / length, 1.)   # of the piece, on the last GPU
         return wide - .5 * halved * np.maximum(wide - (1 - last), 0)**2 / last
     def of_piece(length):
-        if not mixer.chunk: return share(length, mixer.window)
-        full, rest = length // mixer.chunk, length % mixer.chunk   # whole chunks, what is left
+        if not chunk: return share(length, window)
+        full, rest = length // chunk, length % chunk   # whole chunks, what is left
         left = rest**2 * share(np.maximum(rest, 1), None)
-        return (full * mixer.chunk**2 * share(mixer.chunk, None) + left) / length**2
+        return (full * chunk**2 * share(chunk, None) + left) / length**2
     if job.documents is None: return of_piece(whole)
-    return job.documents.of_tokens(lambda length: of_piece(length) * length) / whole
+    keys = job.documents.of_tokens(lambda length: of_piece(length) * length)
+    return depending(keys, 'keys_of_a_token', *about, of=seen_share) / whole
 
 # %% ../nbs/82b_blocks.ipynb #7385b8ff
 def turned(job: CountedJob, mixer):  # list of Operation

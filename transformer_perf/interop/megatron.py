@@ -113,7 +113,8 @@ MEGATRON_ROWS = (
     Row('--no-check-for-nan-in-loss-and-grad', 'unchecked', ONLY_WRITTEN._replace(switch=True)),
     Row('--attention-dropout', 'attention_dropout', SHARE),
     Row('--hidden-dropout', 'hidden_dropout', SHARE),
-    Row('--grad-reduce-in-bf16', 'gradients_in_16_bits', ON),
+    Row('--grad-reduce-in-bf16', 'gradients_in_16_bits',
+        ON._replace(write=lambda fact: fact or None)),   # a flag has no word for its contrary
     also('--grad-reduce-in-fp32', 'gradients_in_16_bits', OFF),   # a key of Megatron-Bridge
     also('--main-grads-dtype', 'main_gradients', words_of(
         {'bf16': True, 'fp32': False, 'bfloat16': True, 'float32': False})),

@@ -11,6 +11,7 @@ import os
 
 from ..inputs import named, naming, of_type, parse_json, quoted, read_text
 from ..models import as_model
+from ..parameters import value_of
 from ..estimates import Assumptions, as_assumptions
 from ..iteration import Estimate, Parallel
 from .accelerate import ACCELERATE
@@ -19,7 +20,7 @@ from .megatron import FLAGS, MEGATRON, flags_of, megatron_keys, place_of
 from .own import own_job
 from .primus import primus_job, trainer_of
 from .recipes import dumped_job
-from .tables import OF_JOBS, Job, job_of_keys
+from .tables import GRADIENTS, OF_JOBS, Job, job_of_keys
 from .texts import LARGEST_TEXT, flat, parse_toml, parse_yaml
 from .torchtitan import TORCHTITAN
 
@@ -94,9 +95,11 @@ def gradients_said(one: Estimate):  # bool or None
     "Whether gradients have 16 bits; None where that is as its software has it."
     a = one.assumptions
     if not a.measured: return None
-    usual = as_assumptions('calibrated', a.software).on(one.system).costs.gradient_held
-    held = a.costs.gradient_held
-    return None if held == usual or held not in (2, 4) else held == 2
+    known = as_assumptions('calibrated', a.software).on(one.system).measured
+    usual, own = ([value_of(of, name) for name in GRADIENTS] for of in (known, a.measured))
+    held = own[0]
+    said = held != usual[0] or usual != own == [held] * len(own)   # as a job says it
+    return held == 2 if said and held in (2, 4) else None
 
 OTHER_FILE = 'deepspeed_config.deepspeed_config_file'   # to which Accelerate may leave all
 

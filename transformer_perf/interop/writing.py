@@ -115,8 +115,9 @@ def set_elsewhere(job: Job, name, keys):  # list of str
     found = []
     for fact, x in lost(job, again).items():
         if fact not in places: raise ValueError(f'{fact}={quoted(x)} cannot be said in {name}')
-        known = fact == 'dp' or (fact, name) == ('n_gpus', 'megatron')   # by the launcher's line
-        if not known: found.append(f'{fact}={printable(x)} ({places[fact]})')
+        launched = fact == 'dp' or (fact, name) == ('n_gpus', 'megatron')   # by its line
+        usual = (fact, x, name) == ('gradients_in_16_bits', False, 'megatron')   # without a flag
+        if not (launched or usual): found.append(f'{fact}={printable(x)} ({places[fact]})')
     samples = job.model and job.model.train_samples
     if samples and '--train-samples' not in keys:
         found.append(f'train_samples={samples:.6g} (steps)')
