@@ -403,6 +403,18 @@ def test_a_row_rests_on_what_its_estimate_rests_on(name):
             assert told[c] == pytest.approx(one.stats[c], rel=1e-12), layout
 
 
+@pytest.mark.parametrize('groups', [
+    dict(dp=6), dict(tp=2, dp=6), dict(dp=3), dict(tp=4, dp=3), dict(cp=2, dp=6), dict(dp=24)])
+def test_a_row_lies_as_its_estimate_does(groups):
+    "Six GPUs share a node of eight; in a table of runs only two of them once did."
+    model = Model(8192, 4096, 32, 32, 14336, kv_heads=8, vocab=128256, gated_mlp=True)
+    layout = Parallel(**groups, recompute='full')
+    told = row_told(**groups, n_gpus=layout.n_gpus, global_batch=48)
+    one = estimate(model, layout, 'H100-80GB', 48).stats
+    assert told.predicted_iteration_s == pytest.approx(one['iteration_s'], rel=1e-12)
+    assert told.predicted_memory_GB == pytest.approx(one['memory_GB'], rel=1e-12)
+
+
 def test_a_system_of_its_own_name_has_the_runs_of_its_gpus():
     mine = dataclasses.replace(as_system('H100-80GB'), name='mine', accelerator='H100')
     told = row_told(mine, software='torchtitan', gpu=None)

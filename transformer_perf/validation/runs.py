@@ -8,8 +8,8 @@ __all__ = ['COLUMNS', 'STRUCTURE', 'MORE', 'WORDS_OF_MODEL', 'WORDS', 'ADDED', '
            'texts', 'column_of', 'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds',
            'software_words', 'as_named', 'software_said', 'recompute_said', 'precision_said', 'graphs_said',
            'experts_said', 'facts_of', 'clean', 'filled', 'stack_of', 'precision_of', 'cleaned', 'reasons_of', 'dealt',
-           'with_experts', 'with_recompute', 'sheet_for', 'chosen_in', 'configurations', 'batches_of', 'at_row',
-           'model_at', 'software_for', 'job_at', 'assumptions_for', 'priced', 'room_of', 'chosen', 'run_jobs',
+           'with_experts', 'with_recompute', 'sheet_for', 'chosen_in', 'places_by_rank', 'configurations', 'batches_of',
+           'at_row', 'model_at', 'software_for', 'job_at', 'assumptions_for', 'priced', 'room_of', 'chosen', 'run_jobs',
            'rows_as_jobs']
 
 # %% ../../nbs/91_runs.ipynb #10b10004
@@ -38,8 +38,8 @@ from ..parameters import measured_folder
 from ..software import Software, known_software, run_by
 from ..measured_kernels import GPU_VARIANTS
 from ..modules import hides
-from ..timeline import in_a_room, statistics
-from ..iteration import Parallel, divisors
+from ..timeline import PLACES, placed_by_rank, statistics
+from ..iteration import Parallel, divisors, keep, rooms_of
 from ..execution import crossed
 from ..interop.tables import PARALLEL_FIELDS
 from ..interop import Job
@@ -535,12 +535,22 @@ def chosen_in(software):  # dict: choice -> value
     known = known_software().get(software)
     return (known and known.chooses) or {}
 
+def places_by_rank(t, size):  # dict of columns
+    "As `estimate` places them: in domains of `size` GPUs, or of those that all can use alike."
+    n = t['tp'] * t['cp'] * t['pp'] * t['dp']
+    found = {place: np.ones_like(n) for place in PLACES}
+    for number in np.unique(n).tolist():
+        rows = n == number
+        for place, inside in placed_by_rank(keep(t, rows), rooms_of(number, size)).items():
+            found[place][rows] = inside
+    return found
+
 def configurations(t, node, one, chosen):  # table
     "The columns of a search, from those of a table of runs."
     same = (*GROUP_COLUMNS, 'recompute', 'zero_stage', 'dispatcher', 'unsaid')
     copies = t['dp'] * t['cp']
     shard = np.where((t['fsdp_shard'] > 0) & (t['zero_stage'] > 1), t['fsdp_shard'], copies)
-    return {name: t[name] for name in same} | in_a_room(t, node.nvlink_size) | dict(
+    return {name: t[name] for name in same} | places_by_rank(t, node.nvlink_size) | dict(
         panels=np.ones_like(t['tp']), virtual_stages=t['vp'],
         sequence_sharded=t['sequence_parallel'] > 0, dp_overlap=t['dp_overlap'] > 0,
         tp_overlap=t['tp_overlap'] > 0, ep_overlap=t['ep_overlap'] > 0,
