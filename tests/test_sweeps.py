@@ -100,6 +100,21 @@ def test_a_sweep_says_what_it_rests_on():
         assert table.evidence.str.startswith(evidence).all() and len(table)
 
 
+@pytest.mark.parametrize('factors', [[1], [1, 2], [.5, 1, 1.05, 2]])
+def test_each_point_of_a_sweep_rests_on_its_own_rates(factors):
+    "Of a GPU that is as it is sold, runs are known, whatever is imagined beside it."
+    system = as_system('B200-180GB')
+    rates = [system.hbm_bandwidth * factor for factor in factors]
+    table = sweep(['llama3.1_8B'], {'B200': system}, [8, 64], ['1d'], k=2, global_batch=64,
+                  vary={'hbm_bandwidth': rates}).set_index('hbm_bandwidth')
+    for rate, factor in zip(rates, factors):
+        alone = search('llama3.1_8B', [8, 64], dataclasses.replace(system, hbm_bandwidth=rate),
+                       64, '1d', k=2)
+        for c in ('evidence', 'iteration_low_s', 'iteration_high_s'):
+            assert table.loc[[rate], c].tolist() == alone[c].tolist()
+        assert alone.evidence.str.startswith('near').all() == (abs(factor - 1) < .1)
+
+
 @pytest.mark.parametrize('wrong, says', [
     (dict(models=[]), 'models=[] must name at least one'),
     (dict(systems={}), 'systems={} must name at least one'),
