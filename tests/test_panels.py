@@ -237,6 +237,23 @@ def test_advice_where_nothing_fits(state):
     assert f'{least:.1f} GB, still too large by {least - capacity:.1f} GB' in words
 
 
+@pytest.mark.parametrize('given, step', [
+    (dict(model='mixtral_8x7B', software='plain', system='H100-80GB', n_gpus=32, global_batch=64,
+          tp=1, pp=1, ep=8, recompute='full'), dict(tp=2)),
+    (dict(model='vit_era5', n_gpus=48, global_batch=256, assumptions='corrected', tp=1, pp=3,
+          micro_batch=2, recompute='full', zero_stage=2, own='adapters=lora:8'),
+     dict(strategy='2d'))])
+def test_a_step_takes_what_its_state_takes(given, step):
+    "With experts it shares out the sequence, whatever is usual; SUMMA has no adapters to step to."
+    state, options = LayerState(**given).settle()
+    (control, value), = step.items()
+    moved, = (one for one in layer_panel.one_step(state, options, question_of(state), [control])
+              if getattr(one.state, control) == value)
+    try: seconds = moved.state.estimate.stats['iteration_s']
+    except ValueError: seconds = np.inf
+    assert moved.seconds == pytest.approx(seconds, rel=1e-9)
+
+
 def test_advice_that_makes_it_fit():
     state = LayerState(system='A100', pp=16)
     assert not state.estimate.fits

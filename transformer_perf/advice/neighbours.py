@@ -31,10 +31,10 @@ from transformer_perf.timeline import (
     GROUPS, MEMORY_PARTS, PLACES, Memory, components, exact_table, job_of_estimate, mean_layer,
     memory_bound, memory_on_ranks, memory_played, passes_in, placed_by_rank, priced_estimate,
     seconds_and_GB)
-from transformer_perf.iteration import (
+from ..iteration import (
     Estimate, Parallel, changes_something, check_host, division_rules, divisors, estimate,
-    interval_of, keep, layers_to_deal, possible_places, rooms_of, rows_of, run_of, sends_tokens,
-    settled, short)
+    grid_lacks, interval_of, keep, layers_to_deal, possible_places, rooms_of, rows_of, run_of,
+    sends_tokens, settled, short)
 from ..execution import (
     can_run, distinct, expert_shares, parts_in, pipeline_divides, practice, runs)
 from ..interop import FORMATS, export, job_asked
@@ -279,6 +279,8 @@ def allowed(t, one: Estimate):  # mask
     in_domain = np.prod([t[place] for place in PLACES], axis=0)
     right.append(in_domain <= one.system.nvlink_size)
     right += [t[group] % t[place] == 0 for group, place in zip(GROUPS, PLACES)]
+    lacks = [grid_lacks(p.strategy, *own) for own in rows_in(t, ('precision', 'adapters'))]
+    right.append(np.equal(lacks, ''))
     return np.all(np.broadcast_arrays(*right), axis=0)
 
 # %% ../../nbs/88c_neighbours.ipynb #13a0001e

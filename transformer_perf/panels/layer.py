@@ -462,7 +462,7 @@ def has_row(state, q: Question):
 def figures_of(one: Estimate, states, q: Question):  # list of (s, GB)
     "Neighbours of an estimate, priced as rows of one table."
     if not states: return []
-    steps = [Turned('', vars(settled(parallel_of(state), q.system, q.assumptions)))
+    steps = [Turned('', vars(settled(parallel_of(state), q.system, q.assumptions, q.model)))
              for state in states]
     seconds, GB, *_ = prices(table_of(one.parallel, steps), one)
     return [*zip(seconds, GB)]
