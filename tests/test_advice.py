@@ -92,6 +92,17 @@ def test_a_placement_that_is_given_in_part_is_priced_like_an_estimate(preset, pl
         assert change.estimate.stats == pytest.approx(new.stats, rel=1e-9), change.words
 
 
+def test_rounding_plays_no_schedule():
+    "A table adds in another order: a change once was said to be played, its estimate not."
+    one = estimate('gpt3', Parallel(tp=8, pp=4, dp=2), 'H100-80GB', 64, 'corrected')
+    near = np.nextafter(one.stats['bubble_s'], 1e9)
+    assert dataclasses.replace(one, stats=one.stats | {'bubble_s': near}).notes == one.notes
+    layout = 'E' + 't' * 26 + '|' + 't' * 24 + '|' + 't' * 24 + '|' + 't' * 22 + 'L'
+    uneven = dataclasses.replace(one.parallel, layout=layout)
+    played = estimate('gpt3', uneven, 'H100-80GB', 64, 'corrected')
+    assert 'Stages differ: the schedule was played.' in played.notes
+
+
 @FEW
 @given(cases())
 def test_every_gigabyte_is_somewhere(about):

@@ -51,7 +51,7 @@ from transformer_perf.timeline import (
 from .timeline import (  # noqa: F401  these were here before
     TIMES, Memory, Stage, Times, bubble_time, figures, job_of, memory_at, memory_bound, memory_of,
     slowest_stage, stages_of, statistics, update_time)
-from .explained import explanation_of
+from .explained import explanation_of, is_played
 
 # %% ../nbs/87a_estimate.ipynb #cc0fae14
 PAPER_NAMES = {'tp1': 'tp', 'tp2': 'cp', 'nvlink_tp1': 'nvlink_tp', 'nvlink_tp2': 'nvlink_cp'}
@@ -544,9 +544,8 @@ def both_ends(one: Estimate, layout='the same'):  # str
 
 def how_priced(one: Estimate):  # str
     "Whether the schedule was played, where stages differ."
-    by_formula = iteration_times(*priced_estimate(one)).bubble
-    if one.stats['bubble_s'] == by_formula: return ''
-    return 'Stages differ: the schedule was played.'
+    played = is_played(one, iteration_times(*priced_estimate(one)))
+    return 'Stages differ: the schedule was played.' if played else ''
 
 # %% ../nbs/87a_estimate.ipynb #7b8c3169
 def run_of(one: Estimate):  # (Workload, Timeline)
