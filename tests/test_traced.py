@@ -369,6 +369,15 @@ def test_what_documents_leave_to_compute_is_one_number(lengths, zigzag):
     assert {'window', 'cp'} <= given
 
 
+@pytest.mark.parametrize('precision', ['bf16', 'fp8'])
+@pytest.mark.parametrize('preset', ['corrected', 'calibrated'])
+def test_ends_in_16_bits_are_told(preset, precision):
+    "How many layers they are was taken for a number to calculate with: a fault."
+    assumptions = dataclasses.replace(as_assumptions(preset), bf16_ends=1)
+    layout = Parallel(tp=2, pp=2, precision=precision)
+    check(estimate('llama3.1_8B', layout, 'H100-80GB', 8, assumptions))
+
+
 def test_units_and_owners():
     "A sum of kinds has their unit; numbers of one name and different owners are two."
     one = figures_told(estimate_of('latent', 'calibrated'))

@@ -70,7 +70,8 @@ def told_job(one):  # (ToldJob, who prices it)
     owner = f'measured {m.name}' if m else ''
     parameters = m and with_leaves(m, owner, **{
         part: with_leaves(getattr(m, part), owner) for part in ('kernels', 'network', 'software')})
-    assumed = with_leaves(a, 'assumption', measured=parameters)
+    # which layers there are is no number to calculate with
+    assumed = with_leaves(a, 'assumption', measured=parameters, bf16_ends=a.bf16_ends)
     known = with_leaves(system, f'system {system.name}')
     of_model = f'model {one.model.name}'
     fixed = {name: x for name, x in vars(one.model).items() if name in STRUCTURE}
