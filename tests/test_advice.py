@@ -103,6 +103,21 @@ def test_rounding_plays_no_schedule():
     assert 'Stages differ: the schedule was played.' in played.notes
 
 
+def test_neighbours_of_several_layouts_are_priced_each_by_its_own():
+    "Those with any once had the figures of one of them: which, the hash of a text decided."
+    one = estimate('llama3.1_8B', Parallel(tp=2, pp=4, dp=2), 'H100-80GB', 64)
+    dealt = [(9, 8, 8, 7), (8, 8, 8, 8), (11, 7, 7, 7), (10, 8, 7, 7), (12, 7, 7, 6)]
+    texts = ['E' + '|'.join('t' * layers for layers in each) + 'L' for each in dealt]
+    t = neighbours_of.table_of(one.parallel, [
+        neighbours_of.Step('layout', {'layout': text}) for text in [*texts, None]])
+    seconds, GB, *_ = neighbours_of.prices(t, one)
+    for i, text in enumerate([*texts, None]):
+        layout = dataclasses.replace(one.parallel, layout=text)
+        there = estimate('llama3.1_8B', layout, 'H100-80GB', 64)
+        assert seconds[i] == pytest.approx(there.stats['iteration_s'], rel=1e-12)
+        assert GB[i] == pytest.approx(there.needed, rel=1e-12)
+
+
 @FEW
 @given(cases())
 def test_every_gigabyte_is_somewhere(about):

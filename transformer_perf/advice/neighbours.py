@@ -311,12 +311,11 @@ def placements_of(t, one: Estimate, every):  # (row of each, table)
 
 # %% ../../nbs/88c_neighbours.ipynb #13a0001f
 def counted_alike(t, fused):  # list of (strategy, layout, rows)
-    "The rows that are counted alike: those of one strategy, with a layout or without."
-    has, two = np.not_equal(t['layout'], None), np.equal(t['strategy'], '2d')
-    cp = (t['cp'] > 1) | fused   # fused kernels: '1d' is '2d-seqp' with cp=1
+    "The rows that are counted alike: those of one strategy and one layout, or without any."
+    two, cp = np.equal(t['strategy'], '2d'), (t['cp'] > 1) | fused   # fused: 1d is cp=1
     kinds = {'2d': two, '2d-seqp': cp & ~two, '1d': ~cp & ~two}
-    return [(name, layout, np.flatnonzero(own & (has == bool(layout))))
-            for name, own in kinds.items() for layout in {*t['layout'][own].tolist()}]
+    return [(name, layout, np.flatnonzero(own & np.equal(t['layout'], layout)))
+            for name, own in kinds.items() for layout in dict.fromkeys(t['layout'][own].tolist())]
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00052
 def figures_by(price, t, one: Estimate):  # list of (rows, figures)
