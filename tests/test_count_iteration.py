@@ -668,7 +668,8 @@ def test_no_stage_is_overlooked(layout, vocabulary):
     slowest = timeline.slowest_stage(work, costs, ends)
     assert close(slowest.busy, max(busy)) and slowest.layers == layers[int(np.argmax(busy))]
     layers_of = lambda pace: pace.layers
-    assert timeline.longest_of_stages(work, costs, ends, slowest, layers_of) == max(layers)
+    stages = timeline.stages_that_differ(work, costs, ends, slowest)
+    assert timeline.longest_of(stages, layers_of) == max(layers)
 
 
 @pytest.mark.parametrize('layout', ['Ettt|t|tt|tL', 'Et|tttt|t|tL', 'E|t|t|tL', 'Ettt||t|L'])

@@ -9,19 +9,19 @@ __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'TIMES'
            'gradient_reads', 'step_bytes', 'host_bytes', 'with_matrices', 'dealt', 'step_on_matrices', 'of_the_busiest',
            'host_step', 'casts_each', 'cast_GB', 'update_time', 'straggling', 'Stage', 'chunks_dealt',
            'stages_in_order', 'distinct_stages', 'holds_more', 'uneven', 'alike', 'ends_differ', 'stages_of',
-           'mean_layer', 'costs_at_places', 'Load', 'Pace', 'pace_of', 'slowest_stage', 'longest_of_stages', 'delay_by',
-           'loads_of', 'time_of_ends', 'of_layers', 'load_with_most', 'mean_matrices', 'bubble_time', 'ranks_that_wait',
-           'least_total', 'least_bubble', 'between_layers', 'iteration_times', 'Memory', 'alive', 'logit_bytes',
-           'working', 'StageWeights', 'shares_out', 'largest_units', 'frozen_of_stage', 'still_held',
-           'weights_of_stage', 'weights_held', 'begins_without', 'gradients_held', 'saved_at', 'at_hand', 'memory_at',
-           'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied', 'other_copies', 'fullness',
-           'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ', 'components', 'figures',
-           'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked',
-           'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks',
-           'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'of_one_order', 'exact_times',
-           'idle_when_played', 'at_rest', 'memory_on_ranks', 'fullest_rank', 'exact_memory', 'memory_played',
-           'exact_figures', 'exact_table', 'exact_figures_of_each', 'bubbles_played', 'memories_played',
-           'job_of_estimate', 'priced_estimate']
+           'mean_layer', 'costs_at_places', 'Load', 'Pace', 'pace_of', 'slowest_stage', 'stages_that_differ',
+           'longest_of', 'delay_by', 'loads_of', 'time_of_ends', 'of_layers', 'load_with_most', 'mean_matrices',
+           'bubble_time', 'ranks_that_wait', 'least_total', 'least_bubble', 'between_layers', 'iteration_times',
+           'Memory', 'alive', 'logit_bytes', 'working', 'StageWeights', 'shares_out', 'largest_units',
+           'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held', 'begins_without', 'gradients_held',
+           'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
+           'other_copies', 'fullness', 'memory_of', 'memory_bound', 'that_must_fit', 'memory_needed', 'chunks_differ',
+           'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
+           'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks',
+           'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'more_of', 'chunks_alike', 'of_one_order',
+           'exact_times', 'idle_when_played', 'at_rest', 'memory_on_ranks', 'fullest_rank', 'exact_memory',
+           'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
+           'memories_played', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -477,10 +477,14 @@ def slowest_stage(work: Workload, costs, ends):  # Pace
     busy = lambda load: of_layers(load.layers, seconds) + load.ends
     return pace_of(work, costs, load_with_most(busy, loads_of(work, ends)))
 
-def longest_of_stages(work: Workload, costs, ends, pace: Pace, seconds):  # s
-    "The most seconds that something takes on a stage; `pace`: the slowest."
-    if alike(work): return seconds(pace)
-    longest, *others = (seconds(pace_of(work, costs, load)) for load in loads_of(work, ends))
+def stages_that_differ(work: Workload, costs, ends, pace: Pace):  # list of Pace
+    "All of them; `pace`: the slowest, if all are alike."
+    if alike(work): return [pace]
+    return [pace_of(work, costs, load) for load in loads_of(work, ends)]
+
+def longest_of(stages, seconds):  # s
+    "The most seconds that something takes on a stage."
+    longest, *others = map(seconds, stages)
     for other in others: longest = where(other > longest, other, longest)
     return longest
 
@@ -599,12 +603,12 @@ def iteration_times(
     pace, tables, p = slowest_stage(work, costs, ends), most_of_ends(work), work.layouts
     cost, L, N = pace.cost, pace.layers, p.micro_batches
     sent = sent_between_stages(work, pricer) if messages else 0.
-    longest = lambda seconds: longest_of_stages(work, costs, ends, pace, seconds)
-    reduced = longest(lambda stage: delay_by(work, stage, pace, pricer)) if messages else 0.
+    stages = stages_that_differ(work, costs, ends, pace) if messages else [pace]
+    reduced = longest_of(stages, lambda own: delay_by(work, own, pace, pricer)) if messages else 0.
     host = between_layers(p)
     bubble = bubble_of(work, costs, pace.busy, host + sent, ends)
     slack = named((pace.busy + sent + host) * straggling(p), 'slack', 's')
-    step = longest(lambda stage: update_time(work, stage, pricer, tables))
+    step = longest_of(stages, lambda own: update_time(work, own, pricer, tables))
     other = N * (L * cost.wait + host + slack) + step
     computed = N * (L * cost.compute + pace.load.ends)
     return Times(computed, N * L * cost.memory, N * L * cost.comm, reduced, N * sent, bubble, other)

@@ -19,7 +19,7 @@ from ..estimates import added
 from ..modules import Layer, LayerCost, Priced, priced_rows
 from ..timeline import (
     chunks_dealt, job_of_estimate, memory_played, most_of_ends, of_each_kind, on_chunks,
-    longest_of_stages, priced_estimate, slowest_stage, update_time)
+    longest_of, priced_estimate, slowest_stage, stages_that_differ, update_time)
 from ..iteration import Estimate, run_of
 
 # %% ../../nbs/92_traces.ipynb #16a00008
@@ -44,8 +44,8 @@ def ending(one: Estimate, played):  # list of (lane, name, s)
     "What follows the passes, which took so many s."
     work, pricer, costs, ends = priced_estimate(one)
     pace, tables = slowest_stage(work, costs, ends), most_of_ends(work)
-    step = float(longest_of_stages(work, costs, ends, pace,
-                                   lambda stage: update_time(work, stage, pricer, tables)))
+    stages = stages_that_differ(work, costs, ends, pace)
+    step = float(longest_of(stages, lambda own: update_time(work, own, pricer, tables)))
     copies = one.stats['dp_comm_s']
     wait = one.stats['iteration_s'] - played - copies - step
     return [('communication', 'gradients and weights of copies', copies),
