@@ -760,8 +760,38 @@ def test_experts_as_megatron_takes_them():
         assert ('--moe-router-score-function sigmoid' in text) == m.router_bias
         assert ('--moe-router-enable-expert-bias' in text) == m.router_bias
         assert ('--moe-grouped-gemm' in text) == bool(m.experts)
+        limit = '--moe-router-num-groups 8 --moe-router-group-topk 4'
+        assert (limit in ' '.join(text.replace('\\', '').split())) == (name == 'deepseek_v3')
+        assert as_job(text).model.router_groups == m.router_groups
         assert not [key for key, _ in as_job(text).ignored if key.startswith('--moe')]
     assert NAMED['deepseek_v3'].router_bias
+
+
+@pytest.mark.parametrize('kind, changes, groups', [
+    ('deepseek_v3', {}, (8, 4)), ('deepseek_v3', dict(n_group=1, topk_group=1), (None, None)),
+    ('deepseek_v3', dict(topk_group=8), (None, None)),
+    ('deepseek_v2', {}, (None, None)), ('deepseek_v2', dict(topk_method='greedy'), (None, None)),
+    ('deepseek_v2', dict(topk_method='group_limited_greedy'), (8, 4))])
+def test_groups_that_a_router_chooses(kind, changes, groups):
+    "A limit to all groups is none, and DeepSeek-V2 has one where its file says how it chooses."
+    file = dict(
+        model_type=kind, hidden_size=256, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=512, vocab_size=1024, q_lora_rank=None, kv_lora_rank=64,
+        qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32, n_routed_experts=64,
+        num_experts_per_tok=4, n_shared_experts=1, moe_intermediate_size=64, n_group=8,
+        first_k_dense_replace=0, moe_layer_freq=1,
+        topk_group=4, max_position_embeddings=1024) | changes
+    model = as_model(file)
+    assert (model.router_groups, model.router_groups_per_token) == groups
+
+
+def test_megatron_limits_groups_by_both_flags():
+    flags = (LAUNCH + '--global-batch-size 64 --num-layers 2 --hidden-size 512 --seq-length 1024 '
+             '--num-attention-heads 8 --num-experts 16 --moe-router-topk 4 '
+             '--moe-router-num-groups 8')
+    assert as_job(flags).model.router_groups is None
+    limited = as_job(flags + ' --moe-router-group-topk 2').model
+    assert (limited.router_groups, limited.router_groups_per_token) == (8, 2)
 
 
 def test_rows_of_a_search():

@@ -1,5 +1,6 @@
 "Layers of today's models: every parameter, product and message against a second count."
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -14,7 +15,7 @@ from transformer_perf.timeline import (
 from transformer_perf.iteration import Parallel
 from transformer_perf.kernels import pricer_of
 from transformer_perf.blocks import (
-    MLP, Attention, Block, domains_met, end_operations, expert_copies, expert_groups)
+    MLP, Attention, Block, domains_met, end_operations, expert_copies, expert_groups, places_met)
 from transformer_perf.linear_attention import Beside, GatedDeltaNet
 from transformer_perf.modules import count, ends_GB, layer_cost, layer_memory
 from transformer_perf.models import NAMED
@@ -155,17 +156,69 @@ def test_groups_fold():
 
 def test_domains_met_by_trying():
     "Choose K of E experts again and again, and count the other domains that they live in."
-    j = job('deepseek_v3', dp=64, ep=64, nvlink_dp=8)
+    free = dataclasses.replace(NAMED['deepseek_v3'], router_groups=None,
+                               router_groups_per_token=None)
+    j = job(free, dp=64, ep=64, nvlink_dp=8)
     rng, met = np.random.default_rng(0), []
     for _ in range(4000): met.append(len({e // 32 for e in rng.permutation(256)[:8]} - {0}))
     assert math.isclose(domains_met(j, j.blocks[-1][0].ffn), np.mean(met), rel_tol=.02)
     once = dataclasses.replace(CALIBRATED, dispatcher='once')
-    messages = [job('deepseek_v3', a, dp=64, ep=64, nvlink_dp=8).kinds[1].operations
+    messages = [job(free, a, dp=64, ep=64, nvlink_dp=8).kinds[1].operations
                 for a in (CALIBRATED, once)]
     far = [next(exchanged(m.volume, m.far, 64, 8)[1] for op in ops if op.name == 'dispatch'
                 for m in op.forward.messages if m.kind == 'alltoall') for ops in messages]
     leave = 8 * 56 / 64   # of 8 copies, 7 in 8
     assert math.isclose(far[1] / far[0], domains_met(j, j.blocks[-1][0].ffn) / leave)
+
+
+def chosen_in_groups(experts, groups, few, each, rng):  # array [token, expert]
+    "As DeepSeek-V3's router: groups by their two best experts, then the best experts in them."
+    scores = rng.normal(size=(4000, experts))
+    of_groups = scores.reshape(4000, groups, -1)
+    best = np.sort(of_groups, axis=-1)[..., -2:].sum(axis=-1)
+    last = np.sort(best, axis=-1)[:, -few, None]   # the worst of those that are taken
+    taken = np.where((best >= last)[..., None], of_groups, -np.inf).reshape(scores.shape)
+    return np.argsort(-taken, axis=-1)[:, :each]
+
+
+@pytest.mark.parametrize('domains', [1, 2, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize('experts, groups, few, each', [(256, 8, 4, 8), (128, 4, 2, 6)])
+def test_a_router_that_chooses_groups(experts, groups, few, each, domains):
+    "A token goes to no more places than its groups have; to all its groups, where these are whole."
+    model = dataclasses.replace(
+        NAMED['deepseek_v3'], experts=experts, experts_per_token=each, router_groups=groups,
+        router_groups_per_token=few)
+    j = job(model, dp=64, ep=64)
+    found = places_met(j, j.blocks[-1][0].ffn, domains)
+    chosen = chosen_in_groups(experts, groups, few, each, np.random.default_rng(0))
+    met = np.mean([len({*row}) for row in (chosen // (experts // domains)).tolist()])
+    assert math.isclose(found, met, rel_tol=.01 if domains <= groups else .07)
+    if domains <= groups:
+        assert found <= min(few, domains)
+        hit = [any(x * domains // groups == 0 for x in some)
+               for some in itertools.combinations(range(groups), few)]
+        assert math.isclose(found, domains * np.mean(hit))
+
+
+def test_deepseek_v3_goes_to_four_nodes():
+    "One of eight groups is on each of eight nodes: 3.5 others, not 4.6 as of any experts."
+    j = job('deepseek_v3', dp=64, ep=64, nvlink_dp=8)
+    assert math.isclose(domains_met(j, j.blocks[-1][0].ffn), 4 * 7 / 8)
+    columns = job('deepseek_v3', dp=np.array([16, 64]), ep=np.array([16, 64]),
+                  nvlink_dp=np.array([8, 4]))
+    alone = [job('deepseek_v3', dp=n, ep=n, nvlink_dp=near) for n, near in ((16, 8), (64, 4))]
+    found = domains_met(columns, columns.blocks[-1][0].ffn)
+    assert np.allclose(found, [domains_met(one, one.blocks[-1][0].ffn) for one in alone])
+
+
+@pytest.mark.parametrize('change, says', [
+    (dict(router_groups=3), 'experts=256 must be divisible by router_groups=3'),
+    (dict(router_groups_per_token=9), 'must be at most router_groups=8'),
+    (dict(router_groups_per_token=None), 'router_groups=8 needs router_groups_per_token'),
+    (dict(router_groups=64, router_groups_per_token=1), 'must be at most the 4 experts')])
+def test_groups_that_no_router_has(change, says):
+    with pytest.raises(ValueError, match=says):
+        dataclasses.replace(NAMED['deepseek_v3'], **change)
 
 
 @pytest.mark.parametrize('precision, share', [

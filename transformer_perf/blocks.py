@@ -8,10 +8,10 @@ __all__ = ['BIASED', 'NORMS', 'LAYOUT', 'STRATEGIES', 'Half', 'largest', 'listed
            'training', 'in_32_bits', 'casts_stream', 'stream_element', 'any_norm', 'stream_norm', 'gathers', 'norm',
            'Strategy', 'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features', 'residual', 'activated',
            'after_mixer', 'after_mlp', 'MLP', 'in_part', 'Attention', 'LatentAttention', 'expert_groups',
-           'expert_copies', 'places_met', 'domains_met', 'grouped', 'shared_experts', 'Experts', 'attention_core_summa',
-           'trained', 'frozen', 'with_adapter', 'gpt_block', 'own_vocabulary', 'embedding', 'numbers_of_logits',
-           'output_layer', 'ahead', 'end_norm', 'transform', 'end_operations', 'ends_in_16_bits', 'one_kind',
-           'pattern_of', 'layers_of_kinds']
+           'expert_copies', 'missed', 'places_met', 'domains_met', 'grouped', 'shared_experts', 'Experts',
+           'attention_core_summa', 'trained', 'frozen', 'with_adapter', 'gpt_block', 'own_vocabulary', 'embedding',
+           'numbers_of_logits', 'output_layer', 'ahead', 'end_norm', 'transform', 'end_operations', 'ends_in_16_bits',
+           'one_kind', 'pattern_of', 'layers_of_kinds']
 
 # %% ../nbs/82b_blocks.ipynb #3b000005
 import dataclasses
@@ -775,15 +775,24 @@ def expert_copies(job: CountedJob):  # Group
     return Group(size, np.gcd(size, in_domain // expert_groups(job)['experts'].in_domain))
 
 # %% ../nbs/82b_blocks.ipynb #3b000011
+def missed(number, here, chosen):  # share of cases
+    "Of so many, all as likely to be among those chosen, none that is here is."
+    none = 1.
+    for i in range(int(chosen)): none = none * np.maximum(number - here - i, 0) / (number - i)
+    return none
+
 def places_met(job: CountedJob, experts, places):
     "To how many of so many GPUs, or domains, a token's copies go, on average."
-    X, K, own, none = experts.number, experts.per_token, experts.number / places, 1.
+    X, K, own = experts.number, experts.per_token, experts.number / places
     if job.assumptions.experts_in_turn:   # one block of K after the other
         both = np.gcd(K, np.asarray(own, dtype=int))
         return np.minimum((K + own - both) / own, places)
-    for i in range(int(K)):   # all are as likely: of those of one place, none is chosen
-        none = none * np.maximum(X - own - i, 0) / (X - i)
-    return places * (1 - none)
+    groups, few = experts.router_groups, experts.router_groups_per_token
+    if groups is None: return places * (1 - missed(X, own, K))
+    # a group is chosen for its best experts, and so has some that are
+    whole = 1 - missed(groups, np.ceil(groups / places), min(few, K))
+    part = few / groups * (1 - missed(few * X / groups, own, K))
+    return places * where(places <= groups, whole, part)
 
 def domains_met(job: CountedJob, experts):
     "How many other domains a token's copies go to, on average."
@@ -922,6 +931,8 @@ class Experts(Half):
     router_bias: bool = False  # a number for each expert, added to its scores
     clamped: bool = False      # what its activation sees is clamped, as in gpt-oss
     latent: int = None         # width of what routed ones see and say; the stream's, unless given
+    router_groups: int = None  # of routed experts; a token sees those of a few; none: of all
+    router_groups_per_token: int = None   # so many
 
     def readers(self, job): return 2   # the router, and experts
     def width(self, job): return self.latent or job.embed_dim

@@ -6,7 +6,7 @@
 __all__ = ['ANYWHERE', 'WIDTH', 'MLP_DERIVED', 'HEAD_OF_128', 'DERIVED', 'TIED', 'TIED_DERIVED', 'GELU', 'RELU2', 'NO_WINDOW',
            'SWITCHED', 'QWEN_ROUTED', 'COUNTED', 'ALL_ROUTED', 'DENSE_FIRST', 'PLAIN', 'DEEPEST', 'SIZES',
            'HIDDEN_ACTS', 'PLACES', 'LATENT', 'EXPERTS', 'AHEAD', 'Config', 'Family', 'basic', 'attention', 'rule_of',
-           'places_of_experts', 'experts', 'is_config', 'together', 'fields_of', 'settled']
+           'places_of_experts', 'router_groups', 'experts', 'is_config', 'together', 'fields_of', 'settled']
 
 # %% ../nbs/81_configs.ipynb #00bc0005
 from collections.abc import Callable
@@ -150,7 +150,8 @@ ANYWHERE = dict(   # keys that a file of any family may leave out
     attention_bias=False, mlp_bias=False, use_bias=False, bias=False, qkv_bias=False,
     use_qk_norm=False, new_decoder_architecture=False, full_attention_interval=None,
     moe_layer_freq=1, decoder_sparse_step=1, mlp_only_layers=[], moe_layer_end_index=None,
-    topk_method='noaux_tc', mamba_conv_bias=True, mamba_proj_bias=False)
+    topk_method='noaux_tc', n_group=None, topk_group=None, mamba_conv_bias=True,
+    mamba_proj_bias=False)
 
 # of some families: keys that a file may leave out
 WIDTH, MLP_DERIVED = dict(head_dim=None), dict(intermediate_size=None)
@@ -903,6 +904,13 @@ def places_of_experts(c: Config, depth):  # dict of fields
 # %% ../nbs/81_configs.ipynb #00bc0017
 EXPERTS = 'num_local_experts num_experts n_routed_experts'
 
+def router_groups(c: Config):  # dict of fields
+    "Groups of experts of which a token goes to a few, where a file limits it to less than all."
+    groups, few = (c.size(name) for name in ('n_group', 'topk_group'))
+    limited = c.said('topk_method')[1] in ('noaux_tc', 'group_limited_greedy')
+    if not (limited and groups and few and few < groups): return {}
+    return {'router_groups': groups, 'router_groups_per_token': few}
+
 def experts(c: Config, family, depth):  # dict of fields
     "Routed experts and shared ones."
     if not family.experts or not c.size(EXPERTS, least=0): return {}
@@ -911,7 +919,7 @@ def experts(c: Config, family, depth):  # dict of fields
     width, shared = c.needed(family.experts), c.size('shared_expert_intermediate_size', least=0)
     if shared is None:
         shared = width * (c.size('n_shared_experts num_shared_experts', least=0) or 0)
-    return {'experts': c.needed(EXPERTS), 'expert_dim': width, **places,
+    return {'experts': c.needed(EXPERTS), 'expert_dim': width, **places, **router_groups(c),
             'experts_per_token': c.needed(
                 'num_experts_per_tok experts_per_token num_experts_per_token'),
             'shared_expert_dim': shared or None,

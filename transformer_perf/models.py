@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MOST_LAYERS', 'MOST_AHEAD', 'ACTIVATIONS', 'GPT', 'GATED', 'LLAMA', 'MIXTRAL', 'QWEN3', 'QWEN3_EXPERTS', 'DEEPSEEK',
-           'PUBLISHED', 'NAMED', 'SYMBOLS', 'models', 'Model', 'check_model', 'has_window', 'has_experts', 'block_of',
-           'blocks_from', 'blocks_of', 'from_config', 'as_model', 'with_length', 'sizes_of', 'counted_once', 'parts_of',
-           'parameter_table']
+           'PUBLISHED', 'NAMED', 'SYMBOLS', 'models', 'Model', 'check_router_groups', 'check_model', 'has_window',
+           'has_experts', 'block_of', 'blocks_from', 'blocks_of', 'from_config', 'as_model', 'with_length', 'sizes_of',
+           'counted_once', 'parts_of', 'parameter_table']
 
 # %% ../nbs/00_models.ipynb #f48410b2
 import dataclasses
@@ -76,6 +76,8 @@ class Model:
     shared_expert_dim: int = None      # of the experts that compute every token, together
     shared_expert_gate: bool = False   # a vector weighs what they say
     router_bias: bool = False   # a number for each expert, added to the router's scores
+    router_groups: int = None   # of experts: a token goes to those of a few groups; none: to any
+    router_groups_per_token: int = None   # so many; DeepSeek-V3's has a group on each of 8 nodes
     dense_layers_first: int = field(0, least=0)   # layers before the first that may have experts
     moe_every: int = 1          # n: of the others, layers 0, n, 2 n, ... (from 0) have experts
     # ends
@@ -113,6 +115,8 @@ NEEDS = {   # a field -> what it means nothing without
     **dict.fromkeys(('q_lora_rank', *LATENT), ('kv_lora_rank',)), 'kv_lora_rank': LATENT,
     **dict.fromkeys(('experts_per_token', 'expert_dim', 'shared_expert_dim', 'router_bias',
                      'dense_layers_first', 'moe_every'), ('experts',)),
+    'router_groups': ('experts', 'router_groups_per_token'),
+    'router_groups_per_token': ('router_groups',),
     'experts': ('experts_per_token', 'expert_dim'), 'shared_expert_gate': ('shared_expert_dim',),
     'full_attention_every': ('window',), 'qk_norm_whole': ('qk_norm',),
     **dict.fromkeys(('tied_embeddings', 'output_bias', 'mtp_layers', 'output_transform',
@@ -143,6 +147,16 @@ def check_layers(m):
         raise ValueError(f'layers of {number} blocks must be as many as depth={m.depth}')
 
 # %% ../nbs/00_models.ipynb #b4ce6bc5
+def check_router_groups(m):
+    "A ValueError unless a token finds its experts in the groups that it may go to."
+    groups, few = m.router_groups, m.router_groups_per_token
+    divides('experts', m.experts, 'router_groups', groups)
+    if few > groups: raise ValueError(f'router_groups_per_token={few} must be at most '
+                                      f'router_groups={groups}')
+    if m.experts_per_token > few * m.experts // groups: raise ValueError(
+        f'experts_per_token={m.experts_per_token} must be at most the '
+        f'{few * m.experts // groups} experts of router_groups_per_token={few}')
+
 def check_model(m):
     "A ValueError, in one line, where the sizes of a model contradict each other."
     check_needs(m)
@@ -155,6 +169,7 @@ def check_model(m):
     if m.experts and m.experts_per_token > m.experts:
         raise ValueError(f'experts_per_token={m.experts_per_token} must be at most '
                          f'experts={m.experts}')
+    if m.router_groups: check_router_groups(m)
     if m.experts and not any(has_experts(m, i) for i in range(m.depth)):
         raise ValueError(f'dense_layers_first={m.dense_layers_first} and moe_every={m.moe_every} '
                          f'leave none of depth={m.depth} layers with experts')
@@ -188,7 +203,9 @@ def attention_of(m, window):  # Attention or LatentAttention
 def experts_of(m):  # Experts
     "What follows the mixer in a layer with experts."
     return Experts(m.experts, m.experts_per_token, m.expert_dim, m.gated_mlp, m.shared_expert_dim,
-                   m.shared_expert_gate, m.router_bias, m.activation == 'clamped_silu')
+                   m.shared_expert_gate, m.router_bias, m.activation == 'clamped_silu',
+                   router_groups=m.router_groups,
+                   router_groups_per_token=m.router_groups_per_token)
 
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(Model)}
 
@@ -252,6 +269,7 @@ PUBLISHED = {
         embed_dim=4096, heads=64, depth=94, mlp_dim=12288, expert_dim=1536),
     'deepseek_v3': DEEPSEEK | dict(   # 14.8 T tokens
         heads=128, vocab=129280, experts=256, dense_layers_first=3, mtp_layers=1,
+        router_groups=8, router_groups_per_token=4,   # arXiv 2412.19437, section 2.1.2
         train_samples=14.8e12 / 4096),
     'kimi_k2': DEEPSEEK | dict(   # 15.5 T tokens: arXiv 2507.20534
         heads=64, vocab=163840, experts=384, dense_layers_first=1, train_samples=15.5e12 / 4096),
@@ -352,7 +370,8 @@ HUB = {   # files of Hugging Face, and tokens of a sample in most of the trainin
         kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
         first_k_dense_replace=3, n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8,
         moe_intermediate_size=2048, index_n_heads=64, index_head_dim=128, index_topk=2048,
-        num_nextn_predict_layers=1, max_position_embeddings=163840), 131072),
+        n_group=8, topk_group=4, num_nextn_predict_layers=1,
+        max_position_embeddings=163840), 131072),
 }
 NAMED |= {name: dataclasses.replace(from_config(fields_of(file)), name=name, seq_len=tokens)
           for name, (file, tokens) in HUB.items()}

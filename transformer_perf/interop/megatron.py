@@ -199,6 +199,8 @@ MEGATRON_ROWS = (
     Row('--moe-shared-expert-intermediate-size', 'shared_expert_dim', WHOLE),
     Row('--moe-shared-expert-gate', 'shared_expert_gate', ON, False),
     Row('--moe-router-enable-expert-bias', 'router_bias', ON, False),
+    Row('--moe-router-num-groups', 'router_groups', WHOLE),
+    Row('--moe-router-group-topk', 'router_groups_per_token', WHOLE),
     Row('--moe-router-score-function', 'router_score', TEXT, 'softmax'),
     Row('--moe-grouped-gemm', 'grouped_gemm', ON, False),
     *(Row(f'--{name}', 'foreign', FOREIGN) for name in (
@@ -448,13 +450,14 @@ def experts_of_megatron(facts, ignored):
     "Experts: how many, how wide, and in which layers."
     own = ('experts_per_token', 'expert_dim', 'shared_expert_dim', 'moe_layers',
            'shared_expert_gate', 'router_bias', 'router_score', 'grouped_gemm', 'capacity_factor',
-           'ep_overlap')
+           'ep_overlap', 'router_groups', 'router_groups_per_token')
     if 'experts' not in facts: return idle(ignored, '--num-experts', *take(facts, *own))
     facts.setdefault('experts_per_token', Said(None, 2))
     facts.setdefault('expert_dim', Said(None, value(facts, 'mlp_dim')))
     facts.setdefault('etp', facts['tp'])   # as a layer, unless said
     facts.setdefault('dispatcher', Said(None, 'allgather'))
     if 'shared_expert_dim' not in facts: take(facts, 'shared_expert_gate')
+    if 'router_groups_per_token' not in facts: take(facts, 'router_groups')   # all of them
     if value(facts, 'linear_bias'):   # the router is a linear layer too
         facts['router_bias'] = Said(facts['linear_bias'].key, True)
     if 'moe_layers' in facts: layers_with_experts(facts, *facts.pop('moe_layers'))
