@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from transformer_perf import Model, Parallel, estimate
-from transformer_perf.estimates import AS_TRAINED, MENDED, Assumptions
+from transformer_perf import Model, Parallel, estimate, search
+from transformer_perf.estimates import AS_TRAINED, MENDED, Assumptions, as_assumptions
 from transformer_perf.interop import as_job
 from transformer_perf.timeline import PLACES, job_of, memory_at, own_stages
 from transformer_perf.iteration import check_parallel, settled
@@ -202,6 +202,25 @@ def test_one_copy_in_eight_bits():
         ('fp8', dict(fp8_copies=1)))]
     assert np.allclose(np.diff(held[:3]), [0, -products])
     assert np.allclose(np.array(held[3:]) - held[0], [2 * products, products])
+
+
+@pytest.mark.parametrize('precision, gpu, bytes_more', [
+    ('fp8', 'H100-80GB', 2), ('fp8', 'B200-180GB', 1), ('fp8', 'MI300X', 2),
+    ('fp8-block', 'B200-180GB', 2 + 8 / 128**2), ('mxfp8', 'B200-180GB', 2 + 2 / 32)])
+@pytest.mark.parametrize('preset', ['corrected', 'calibrated'])
+def test_a_gpu_that_reads_either_way_needs_one_copy(precision, gpu, bytes_more, preset):
+    "Unless scales are of blocks; and unless it is said (Transformer Engine, quantizer.cpp)."
+    def held(precision, **changes):
+        a = dataclasses.replace(as_assumptions(preset), **changes)
+        return estimate(SMALL, Parallel(precision=precision), gpu, 4, a).stats['weights_GB']
+    products = SMALL.depth * 12 * SMALL.embed_dim**2 / 1e9
+    assert np.isclose(held(precision) - held('bf16'), bytes_more * products)
+    if precision == 'fp8':
+        assert np.isclose(held(precision, fp8_copies=2) - held('bf16'), 2 * products)
+        rows = search(SMALL, 1, gpu, 4, assumptions=preset, precision=['bf16', 'fp8'], k=100)
+        one = rows[rows.precision == 'fp8'].iloc[0]
+        found = estimate(SMALL, Parallel.from_row(one), gpu, 4, preset)
+        assert np.isclose(one.weights_GB, found.stats['weights_GB'])
 
 
 def test_megatron_shares_experts_as_layers():

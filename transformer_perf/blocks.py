@@ -184,6 +184,7 @@ class Layouts(Choices):
     etp: int = 1                   # GPUs that share the features of an expert
     layout: str = None             # which layers each chunk of a pipeline has
     units: Units = Units()
+    fp8_either_way: bool = False   # products in 8 bits take a matrix by rows as well as by columns
     assumptions: Assumptions = Assumptions()
 
     def _replace(self, **changes): return dataclasses.replace(self, **changes)

@@ -152,10 +152,11 @@ class Recipe(NamedTuple):
     copies: float   # bytes held besides, for each weight
     kernels: str = ''   # whose measured prices it has; those of its rate unless given
     found_with: str = ''   # a rate that all GPUs have whose matrix units scale such blocks
+    one_scale: bool = False   # of a whole tensor; those of blocks lie along rows, or along columns
 
 RECIPES = {
     'bf16': Recipe('bf16', 2, 0, 0),
-    'fp8': Recipe('fp8', 1, 4, 2),                        # a scale for a tensor
+    'fp8': Recipe('fp8', 1, 4, 2, one_scale=True),
     # for 128 numbers; of weights, for 128 x 128
     'fp8-block': Recipe('fp8', 1 + 4 / 128, 4, 2 + 8 / 128**2, 'fp8_block'),
     # for 32 numbers, either way
@@ -682,7 +683,8 @@ class Modelling:
     bf16_ends: int = field(0, least=0)  # first layers, and last ones, that stay in 16 bits
     fp8_parameters: object = False      # weights are held and gathered in the products'
                                         # precision: all, none, or where it is 'fp8+mxfp8'
-    fp8_copies: int = field(2, choices=(1, 2))  # of a weight in 8 bits: by rows, and by columns
+    fp8_copies: int = field(None, choices=(1, 2))   # of a weight with one scale, by rows and by
+                                        # columns; none: one where the GPU reads it either way
     bundled_messages: bool = False      # copies exchange all layers in one message, unless ZeRO-3
     uneven_stages: bool = False         # a search tries stages with different numbers of layers
     wide_search: bool = False           # a search tries what practitioners try, unless told

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'FIGURES',
-           'ORDER', 'in_a_room', 'placed_by_rank', 'adapters_of', 'layouts_of', 'job_of', 'Times', 'most_of_ends',
-           'activations_back', 'reduction_time', 'stage_weights', 'stage_matrices', 'shared', 'states_of',
-           'gradient_reads', 'step_bytes', 'host_bytes', 'with_matrices', 'dealt', 'step_on_matrices', 'of_the_busiest',
-           'host_step', 'casts_each', 'cast_GB', 'update_time', 'straggling', 'Stage', 'chunks_dealt',
+           'ORDER', 'in_a_room', 'placed_by_rank', 'adapters_of', 'reads_either_way', 'layouts_of', 'job_of', 'Times',
+           'most_of_ends', 'activations_back', 'reduction_time', 'stage_weights', 'stage_matrices', 'shared',
+           'states_of', 'gradient_reads', 'step_bytes', 'host_bytes', 'with_matrices', 'dealt', 'step_on_matrices',
+           'of_the_busiest', 'host_step', 'casts_each', 'cast_GB', 'update_time', 'straggling', 'Stage', 'chunks_dealt',
            'stages_in_order', 'distinct_stages', 'holds_more', 'uneven', 'alike', 'ends_differ', 'stages_of',
            'mean_layer', 'costs_at_places', 'Load', 'Pace', 'pace_of', 'slowest_stage', 'stages_that_differ',
            'longest_of', 'delay_by', 'loads_of', 'time_of_ends', 'of_layers', 'load_with_most', 'mean_matrices',
@@ -34,6 +34,7 @@ import numpy as np
 # %% ../nbs/87_timeline.ipynb #04b00005
 from .inputs import quoted
 from .models import Model, sizes_of
+from .parameters import generations
 from .systems import System
 from .schedules import (
     ENDS_AS_LAYERS, MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, ends_dealt, formula_holds,
@@ -84,6 +85,11 @@ def adapters_of(column):  # str
     if len(values) == 1: return values[0]
     raise ValueError(f'adapters={quoted(values)}: a search has one of them for all of its rows')
 
+def reads_either_way(system: System):  # bool
+    "Whether products in 8 bits take a matrix by rows as well as by columns; unknown GPUs do not."
+    known = generations().get(system.architecture)
+    return known is not None and known.fp8_either_way
+
 def layouts_of(
     t,              # table of configurations: dict of columns, or of numbers
     system: System, global_batch,
@@ -101,7 +107,7 @@ def layouts_of(
     samples = size * 1. if np.ndim(size) else size   # floats cannot overflow
     number = global_batch // t['dp'] // size
     return dict(micro_batch=samples, micro_batches=number, **taken, **chosen, units=system.units,
-                assumptions=a)
+                fp8_either_way=reads_either_way(system), assumptions=a)
 
 def job_of(
     t,              # as in `layouts_of`
@@ -817,7 +823,9 @@ def layers_copied(p: Layouts, own: StageWeights):
 @told('copies', 'GB')
 def other_copies(p: Layouts, of: Stored):  # GB, of a layer
     "Weights that are held in the precision of the products, instead of 16 bits or besides."
-    a, held = p.assumptions, of.copies * p.assumptions.fp8_copies / 2
+    a = p.assumptions
+    ways = a.fp8_copies or (1 if p.fp8_either_way else 2)
+    held = of.copies * where(of_recipe(p.precision, 'one_scale'), ways / 2, 1.)
     beside = of.copies * 2 / np.maximum(of_recipe(p.precision, 'copies'), .5)
     return held - where(in_low_precision(a, p.precision), beside, 0.)
 

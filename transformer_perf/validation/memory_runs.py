@@ -78,20 +78,18 @@ def arguments_of(run):  # dict: argument -> value
 # %% ../../nbs/17_memory.ipynb #38a0000c
 AT_REST = MENDED | AS_TRAINED | {'working_memory': False, 'zero_gathered': 0}   # after a step
 
-def assumptions_of(run, system):  # Assumptions
+def assumptions_of(run):  # Assumptions
     "What a run's bytes depend on, beside its model and its configuration."
-    either_way = generations()[system.architecture].fp8_either_way
-    once = either_way and said(run, 'fp8_recipe') == 'tensorwise'
     return Assumptions(**AT_REST | {
         'gradient_held': 6. if said(run, 'fp16') else 4.,   # fp16: in 16 bits and in 32
-        'fp8_parameters': bool(said(run, 'fp8_param_gather')), 'fp8_copies': 1 if once else 2,
+        'fp8_parameters': bool(said(run, 'fp8_param_gather')),
         'flash_attention': said(run, 'attention_backend') not in ('unfused', 'local')
                            and said(run, 'transformer_impl') != 'local'})
 
 def counted_job(run):  # Job
     "A run as the job that the package counts."
     system, gpus = sheet_of(run.gpu), said(run, 'n_gpus')
-    job, a = as_job(arguments_of(run), gpus and int(gpus)), assumptions_of(run, system)
+    job, a = as_job(arguments_of(run), gpus and int(gpus)), assumptions_of(run)
     p = settled(job.parallel, system, a)
     own = dict(vars(p), **dict.fromkeys(PLACES, 1))
     if said(run, 'fp8_format'): own['precision'] = FP8[said(run, 'fp8_recipe', 'delayed')]
