@@ -274,6 +274,20 @@ def test_the_runs_that_ship_are_clean():
     assert predict(blind).predicted_iteration_s.equals(predictions().predicted_iteration_s)
 
 
+def test_the_router_of_deepseek_v3_goes_to_few_nodes():
+    "As its config.json says; another model's to any, unless a table says it."
+    table, columns = said_table({'model': 'kimi-k2'}), ['router_groups', 'router_groups_per_token']
+    deepseek = clean(table.assign(model='deepseek-v3'))
+    assert [*deepseek[columns].iloc[0]] == [8, 4] and clean(table)[columns].isna().all(axis=None)
+    said = clean(table.assign(router_groups=4, router_groups_per_token=2))
+    assert [*said[columns].iloc[0]] == [4, 2]
+    row = deepseek.assign(experts=256, experts_per_token=8, ep=64, n_gpus=64, dp=64, tp=1, pp=1,
+                          dispatcher='once', gpu='H100', gpus_per_node=8, precision='bf16')
+    free = row.assign(model='other', **dict.fromkeys(columns, np.nan))
+    limited, any_node = (predict(x).predicted_tp_comm_s.item() for x in (row, free))
+    assert limited < .9 * any_node
+
+
 def test_what_a_table_says_counts_before_its_recipe():
     silent, loud = said_table({'recompute': np.nan}, {'recompute': 'none'}).drop(
         columns='recompute_detail').pipe(lambda t: (t.iloc[[0]], t.iloc[[1]]))

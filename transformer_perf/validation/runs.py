@@ -57,7 +57,8 @@ STRUCTURE = {   # further columns of today's models -> what a Model calls them
     'qk_nope': 'qk_nope_head_dim', 'qk_rope': 'qk_rope_head_dim', 'v_head': 'v_head_dim',
     'mtp_layers': 'mtp_layers', 'head_dim': 'head_dim', 'window': 'window',
     'full_attention_every': 'full_attention_every', 'attention_sinks': 'attention_sinks',
-    'qk_norm': 'qk_norm', 'tied_embeddings': 'tied_embeddings'}
+    'qk_norm': 'qk_norm', 'tied_embeddings': 'tied_embeddings', 'router_groups': 'router_groups',
+    'router_groups_per_token': 'router_groups_per_token'}
 
 MORE = (*STRUCTURE, 'ep', 'etp', 'fsdp_shard', 'ep_overlap', 'capacity_factor',
         'experts_in_turn')
@@ -69,8 +70,8 @@ WORDS = ('gpu', 'recompute', 'precision', 'software', 'layout', 'cuda_graphs', '
 
 ADDED = ('software', 'release', 'layout', 'cuda_graphs', 'dispatcher', 'ep_overlap',
          'capacity_factor', 'experts_in_turn', 'window', 'full_attention_every',
-         'attention_sinks', 'qk_norm', 'tied_embeddings',
-         *WORDS_OF_MODEL)   # what a clean table says besides
+         'attention_sinks', 'qk_norm', 'tied_embeddings', 'router_groups',
+         'router_groups_per_token', *WORDS_OF_MODEL)   # what a clean table says besides
 
 NEEDED = ('layers', 'hidden', 'heads', 'seq_len', 'global_batch')   # may not be empty
 
@@ -622,7 +623,8 @@ def model_at(batch, i):  # Model
     "The model of a candidate."
     own = at_row(vars(batch.model), i)
     dense, latent = not own.get('experts'), own.get('kv_lora_rank')
-    unused = [name for name in own if 'expert' in name or 'moe' in name or 'dense' in name]
+    of_experts = 'expert', 'moe', 'dense', 'router'
+    unused = [name for name in own if any(part in name for part in of_experts)]
     dropped = [name for name in ('vocab', 'mlp_dim') if not own[name]]
     if dense: dropped += unused
     if latent: dropped += ['kv_heads', 'head_dim']
