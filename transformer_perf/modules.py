@@ -501,6 +501,7 @@ def if_any(flag, value):
 def as_asked(asked, usual):  # bool
     "A choice as asked, or as usual where nothing is."
     if asked is None: return usual
+    if np.asarray(asked).dtype == bool: return asked   # each row says it
     return np.where(np.equal(asked, None), usual, asked).astype(bool)[()]
 
 def hides(asked, zero_stage):  # bool
@@ -513,7 +514,7 @@ def by_units(p: Layouts):  # bool
 
 @told(lambda p, t, *more: f'{getattr(t, "name", "") or "message"}_exposed')
 def exposed(p: Layouts, t, t_layer, messages, whole=1):  # s
-    "What messages of t seconds show behind layers of t_layer seconds; `whole`: behind nothing."
+    "What messages of t seconds show behind layers of t_layer seconds; `whole` of them behind none."
     w = p.costs
     least = t * whole + np.maximum(t - t_layer, 0) * (messages - whole)
     share = np.where(by_units(p), w.unit_exposed, w.dp_exposed)
