@@ -314,8 +314,11 @@ def counted_alike(t, fused):  # list of (strategy, layout, rows)
     "The rows that are counted alike: those of one strategy and one layout, or without any."
     two, cp = np.equal(t['strategy'], '2d'), (t['cp'] > 1) | fused   # fused: 1d is cp=1
     kinds = {'2d': two, '2d-seqp': cp & ~two, '1d': ~cp & ~two}
-    return [(name, layout, np.flatnonzero(own & np.equal(t['layout'], layout)))
-            for name, own in kinds.items() for layout in dict.fromkeys(t['layout'][own].tolist())]
+    found = []
+    for name, own in kinds.items():
+        layouts = dict.fromkeys(t['layout'][own].tolist())   # in their order, each once
+        found += [(name, x, np.flatnonzero(own & np.equal(t['layout'], x))) for x in layouts]
+    return found
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00052
 def figures_by(price, t, one: Estimate):  # list of (rows, figures)
