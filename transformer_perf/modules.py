@@ -501,7 +501,7 @@ def if_any(flag, value):
 def as_asked(asked, usual):  # bool
     "A choice as asked, or as usual where nothing is."
     if asked is None: return usual
-    if np.asarray(asked).dtype == bool: return asked   # each row says it
+    if np.asarray(asked).dtype == bool: return np.asarray(asked)[()]   # each row says it
     return np.where(np.equal(asked, None), usual, asked).astype(bool)[()]
 
 def hides(asked, zero_stage):  # bool
