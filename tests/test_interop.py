@@ -460,6 +460,28 @@ def test_out_and_in_again(job, name):
     assert export(back(text, name), name) == text
 
 
+OWN_JOB = {'format': 'transformer_perf.job', 'version': 1, 'model': 'llama3.1_8B'}
+
+
+@pytest.mark.parametrize('said, told, n_gpus, dp', [
+    (dict(parallel={'tp': 2, 'dp': 4}), None, 8, 4), (dict(parallel={'tp': 2, 'dp': 4}), 8, 8, 4),
+    (dict(parallel={'tp': 2}), 8, 8, 4), (dict(parallel={'tp': 2}, n_gpus=8), None, 8, 4),
+    (dict(parallel={'tp': 2}), None, None, 1),
+    (dict(parallel={'tp': 2, 'dp': 1}, n_gpus=None), None, None, 1),   # as it is written
+    (dict(parallel={'tp': 2, 'dp': 1}, n_gpus=None), 8, 8, 4)])
+def test_gpus_of_our_own_json(said, told, n_gpus, dp):
+    "As of every other format: copies that are said make GPUs, and GPUs that are told make copies."
+    job = as_job(OWN_JOB | said, told)
+    assert (job.n_gpus, job.parallel.dp) == (n_gpus, dp)
+
+
+def test_gpus_that_our_own_json_contradicts():
+    assert refused(as_job, OWN_JOB | {'parallel': {'tp': 2}}, 9) == (
+        'n_gpus=9 must be divisible by tp*cp*pp=2')
+    assert refused(as_job, OWN_JOB | {'parallel': {'tp': 2, 'dp': 4}}, 16) == (
+        'n_gpus=16 contradicts the 8 GPUs that the job says')
+
+
 ONE_STAGE = {name for name, format in FORMATS.items()
              if (None, 'zero_stage') in [row[:2] for row in format.rows]}
 

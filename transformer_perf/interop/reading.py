@@ -45,7 +45,7 @@ def kind_of(given):  # str
 def job_of_dict(given, n_gpus):  # Job
     "A job from the keys of one format."
     kind = kind_of(of_type(given, dict, 'job'))
-    if kind == 'own': return own_job(given)
+    if kind == 'own': return own_job(given, n_gpus)
     if kind == 'primus': return primus_job(given, n_gpus)
     if kind in ('bridge', 'nemo'): return dumped_job(given, kind, n_gpus)
     keys = megatron_keys(given) if kind == 'megatron' else flat(given)
