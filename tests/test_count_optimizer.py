@@ -129,6 +129,27 @@ def in_matrices(tp):
     return sum(x.rows * x.columns for _, x, _ in matrices(DENSE, tp=tp)) / tp / 1e9
 
 
+HYBRID = 'nemotron_h_8B'   # 24 layers of Mamba-2: 128 heads of 64 values, 8 groups of 128 keys
+JOINED = 24 * 4096 * (2 * 128 * 64 + 2 * 8 * 128 + 128) / 1e9   # numbers of what they read
+
+
+@pytest.mark.parametrize('layout, held', [(dict(dp=8), 1 / 8), (dict(tp=2), 1 / 2)])
+def test_muon_leaves_what_mamba_reads_to_adam(layout, held):
+    "Gates, values, keys, queries and decays are no one matrix: two moments, and no rounds."
+    m = NAMED[HYBRID]
+    adam, muon, lion, few = (figures(name, HYBRID, **layout)
+                             for name in ('adam', 'muon', 'lion', 'adafactor'))
+    whole = OPTIMIZERS['muon']._replace(takes_joined=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(OPTIMIZERS, 'all', whole)
+        every = figures('all', HYBRID, **layout)
+    assert close(muon['optimizer_GB'] - every['optimizer_GB'], 4 * JOINED * held)
+    kept = [x['optimizer_GB'] for x in (lion, every, muon, adam)]
+    assert kept == sorted(kept)
+    assert muon['other_s'] < every['other_s']
+    assert few['optimizer_GB'] < 4.6 * m.parameters * held / 1e9   # to sums it is a matrix
+
+
 def test_optimizer_bytes_hold_for_any():
     "The paper's multiple of the weights is what is asked for, whatever the optimizer."
     a = replace(CORRECTED, optimizer_bytes=3.)

@@ -10,9 +10,9 @@ __all__ = ['RECIPES', 'LARGEST_KEY', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'C
            'joined_works', 'in_order', 'numbered', 'distinct', 'roofline_of_each', 'roofline', 'peak_rate', 'gained',
            'ring_share', 'two_tier_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
            'shown_of_messages', 'price', 'priced_together', 'seconds_of_messages', 'at_columns', 'group_of',
-           'comm_of_each', 'in_low_precision', 'check_choices', 'Optimizer', 'tells_matrices', 'orthogonalized',
-           'parts_gathered', 'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped',
-           'shipped_run_by', 'check_offered', 'of_any_number', 'as_assumptions', 'collective_time']
+           'comm_of_each', 'in_low_precision', 'check_choices', 'Optimizer', 'tells_matrices', 'takes_matrices',
+           'orthogonalized', 'parts_gathered', 'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions',
+           'shipped', 'shipped_run_by', 'check_offered', 'of_any_number', 'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -126,6 +126,7 @@ class Matrix(NamedTuple):
     columns: float
     number: float = 1.   # of this size
     gathers: tuple = ()  # (group whose GPUs have parts of it, share of it that they have together)
+    joined: bool = False # several in one that are unlike: gates, values and decays of Mamba-2
 
 class Operation(NamedTuple):
     "One operation of a layer: what it counts, nothing of what it costs."
@@ -587,10 +588,15 @@ class Optimizer(NamedTuple):
     whole: Callable = None    # (Matrix, GB of a moment of it) -> Work: of a matrix as a whole
     moment_bytes: float = None   # of each moment; none: as the assumptions have it
     beside: Callable = None   # Matrix -> numbers of 32 bits saved of one as a whole, besides
+    takes_joined: bool = True # whether what is several in one is a matrix to it
 
 def tells_matrices(own: Optimizer):
     "Whether an optimizer treats weights in matrices unlike others."
     return own.moments != own.of_matrices or own.whole is not None or own.beside is not None
+
+def takes_matrices(optimizer, op: Operation):  # bool
+    "Whether an optimizer by name treats the weights of an operation as matrices."
+    return OPTIMIZERS[optimizer].takes_joined or not any(x.joined for x in op.matrices)
 
 NEWTON_SCHULZ = 5   # steps
 
@@ -606,7 +612,8 @@ def parts_gathered(x: Matrix, GB):  # tuple of Message
     "What brings the parts of a tensor as large as a matrix together, on all GPUs that have one."
     return tuple(Message('allgather', GB * share, group) for group, share in x.gathers)
 
-OPTIMIZERS = {'adam': Optimizer(2, 2), 'muon': Optimizer(2, 1, orthogonalized),
+OPTIMIZERS = {'adam': Optimizer(2, 2),
+              'muon': Optimizer(2, 1, orthogonalized, takes_joined=False),   # as in Megatron-LM
               'lion': Optimizer(1, 1), 'sgd': Optimizer(1, 1),   # with momentum
               # bitsandbytes: a scale of 32 bits for each 256 moments
               'adam-8bit': Optimizer(2, 2, moment_bytes=1 + 4 / 256),

@@ -195,6 +195,10 @@ class Mamba2(Recurrent):
 
     def divisions(self, tp):
         return [*super().divisions(tp), ('key_groups', self.key_groups, 'tp', tp)]
+    def projections(self, job: CountedJob):  # list of Operation
+        "One product, whose parts are unlike."
+        op, = super().projections(job)
+        return [op._replace(matrices=tuple(x._replace(joined=True) for x in op.matrices))]
     def columns(self, tp):   # a gate, values, keys, queries, a decay
         return (2 * self.heads * self.value + 2 * self.key_groups * self.key + self.heads) // tp
     def channels(self, tp): return (self.heads * self.value + 2 * self.key_groups * self.key) // tp

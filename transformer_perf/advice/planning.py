@@ -22,7 +22,7 @@ from ..models import Model, as_model, counted_once
 # %% ../../nbs/72_plan.ipynb #14a00006
 from ..systems import as_system, price_per_gpu_hour, read_prices
 from ..choices import adapted
-from ..estimates import CHOICES, FITS_BY, Assumptions, state_bytes
+from ..estimates import CHOICES, FITS_BY, Assumptions, state_bytes, takes_matrices
 from ..timeline import GROUPS, statistics
 from ..iteration import (
     SHOWN, Parallel, both_ends, estimate, evidence_of_rows, short, usual)
@@ -124,7 +124,8 @@ def checkpoint_GB(model: Model, optimizer, adapters, assumptions):
     numbers = sum(layers * op.weights for op, layers in counted)
     if not adapted(adapters).rank:   # tied tables once
         numbers = model.parameters - sum(layers * op.frozen for op, layers in counted)
-    matrices = sum(layers * op.in_matrices for op, layers in counted)
+    matrices = sum(layers * op.in_matrices for op, layers in counted
+                   if takes_matrices(optimizer, op))
     whole, others = (state_bytes(assumptions, optimizer, flag) for flag in (True, False))
     return 1e-9 * (2 * numbers + whole * matrices + others * (numbers - matrices))
 
