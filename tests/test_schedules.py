@@ -86,13 +86,13 @@ def test_a_layout_is_checked():
 
 
 def torchtitan(depth, n, more=0):  # list of int
-    """Its rule in a loop: the ends count as a layer each, and so do those of multi-token
+    """Its rule in a loop: the ends count as a layer each, and as two each of multi-token
     prediction, which the last chunk has; whoever comes first takes one more."""
-    left, found = depth + 2 + more, []
+    left, found = depth + 2 + 2 * more, []
     for i in range(n):
         own = -(-left // (n - i))
         left -= own
-        found.append(own - (i == 0) - (1 + more) * (i == n - 1))
+        found.append(own - (i == 0) - (1 + 2 * more) * (i == n - 1))
     return found
 
 
@@ -106,17 +106,23 @@ def test_every_layer_has_a_chunk(more):
             assert chunks[-1].endswith('m' * more + 'L') and ''.join(chunks).count('m') == more
             if depth % n == 0: assert own == [depth // n] * n
             elif min(rule) >= 0: assert own == rule
-            else: assert max(own) - min(own) == 1   # too few layers for the ends to count
+            else: assert own[-1] == 0   # too few layers for so many to count
             if (depth + 2) % n == 0 and depth % n and not more:   # Megatron's: alike with the ends
                 assert {c + (i == 0) + (i == n - 1) for i, c in enumerate(own)} == {
                     (depth + 2) // n}
+
+
+@pytest.mark.parametrize('n, each, last', [(4, 16, 13), (8, 8, 5), (16, 4, 1)])
+def test_deepseek_is_dealt_as_megatron_bridge_deals_it(n, each, last):
+    "Its table for 61 layers and one of multi-token prediction, with a loss of its own."
+    assert chunks_of(61, n, 1) == ['E' + 't' * each, *['t' * each] * (n - 2), 't' * last + 'mL']
 
 
 def test_chunks_with_less():
     for first, last in itertools.product(range(3), range(3)):
         own = [chunk.count('t') for chunk in chunks_of(40, 5, less=(first, last))]
         assert sum(own) == 40 and own[1] - own[0] in (first, first - 1) and own[0] >= own[-1] - 2
-    with pytest.raises(ValueError, match='2 layers are too few for 4 chunks'): chunks_of(2, 4, 5)
+    with pytest.raises(ValueError, match='1 layers are too few for 4 chunks'): chunks_of(1, 4, 5)
 
 
 def test_chunk_sums():

@@ -660,10 +660,10 @@ def check_layout(chunks, p, depth, more=0):  # virtual stages
 
 # %% ../nbs/30_schedules.ipynb #04b00047
 def ends_counted(depth, n, more=0):  # (layers that the first of n chunks has fewer, the last)
-    "The ends count as layers where layers alone do not divide, unless these are too few."
-    counted = (0, 0) if depth % n == 0 else (1, 1 + more)
-    too_few = n <= depth < n * max(counted) - sum(counted)
-    return (0, 0) if too_few else counted
+    """Where layers alone do not divide, either end counts as one, and each of multi-token
+    prediction as two, with a loss of its own; if they are few, the last chunk has none."""
+    if depth % n == 0: return 0, 0
+    return 1, min(1 + 2 * more, max((depth + 1) // (n - 1), 1))
 
 def chunks_of(
     depth, n,    # transformer layers; chunks

@@ -453,21 +453,17 @@ def spread(t, column, values, possible):
     return {**t, column: np.where(unknown(given), t[column], given).astype(int)}
 
 # %% ../../nbs/91_runs.ipynb #860395b4
-def dealt(layers, chunks, ahead):  # str
-    "The layout of chunks where a layer more or less is no choice; empty where it is one."
-    if chunks == layers + 2: return f'E|(t|)*{layers}L'
-    if chunks < 3 or not ahead or layers % chunks == 0: return ''
-    each = -(-layers // chunks)
-    last = layers - each * (chunks - 1)   # beside what is predicted ahead, and the loss
-    return f'Et*{each}|(t*{each}|)*{chunks - 2}t*{last}{"m" * ahead}L' if last > 0 else ''
+def dealt(layers, chunks):  # str
+    "The layout of chunks where both ends are chunks of their own; empty elsewhere."
+    return f'E|(t|)*{layers}L' if chunks == layers + 2 else ''
 
 # %% ../../nbs/91_runs.ipynb #860395b2
 def with_layouts(x):  # DataFrame
     "Runs with the layers of each chunk, and as many virtual stages as these are."
-    sizes = x.assign(chunks=x.pp * x.vp.fillna(1))[['layers', 'chunks', 'mtp_layers']].fillna(1)
+    sizes = x.assign(chunks=x.pp * x.vp.fillna(1))[['layers', 'chunks']].fillna(1)
     layouts, virtual_stages = [], []
-    for row, (layers, chunks, ahead) in zip(x.itertuples(), sizes.astype(int).to_numpy()):
-        text = row.layout or dealt(layers, chunks, ahead)
+    for row, (layers, chunks) in zip(x.itertuples(), sizes.astype(int).to_numpy()):
+        text = row.layout or dealt(layers, chunks)
         layouts.append(text)
         virtual_stages.append(len(chunks_in(text)) / row.pp if text else row.vp)
     return x.assign(layout=layouts, vp=virtual_stages)
