@@ -61,11 +61,17 @@ def test_scan_by_formula(name):
         assert op.forward.fused and op.backward.fused
 
 
+SSD = {   # numbers of 16 bits, of a token: what Mamba-2's kernels read and write (ssd_combined.py)
+    'sums of decays': (H, 2 * H, 2 * H), 'new in states': (V, LESS, 4 * H, 2 * V * 16 / C),
+    'states handed on': (2 * V * 16 / C, V * 16 / C), 'scores': (LESS, LESS, 2 * 4 * C),
+    'what is read': (2 * 4 * C, V, LESS, V * 16 / C, 4 * H, V)}
+
+
 def test_numbers_moved_by_the_scan():
     "Of a token and head, each operand of each kernel once; three times as many backward."
     delta = 7 * 16 + 6 * 24 + 2 * C + 2 * 16 * 24 / C
     by_hand = {'gated delta': 8 * delta, 'kimi delta': 8 * (delta + 10 * 16),
-               'lightning': 2 * K + 2 * V, 'mamba': 2 * V + 2 * (LESS + 4 * C) + H + 4 * V * 16 / C}
+               'lightning': 2 * K + 2 * V, 'mamba': sum(map(sum, SSD.values()))}
     for name, moved in by_hand.items():
         op = operations(MIXERS[name])['scan']
         assert close(op.forward.operands, b * l * moved)

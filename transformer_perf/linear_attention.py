@@ -207,9 +207,11 @@ class Mamba2(Recurrent):
     def conv_keeps(self, tp): return self.columns(tp)   # the convolution is computed again
     def scan_keeps(self, tp): return 0., 0.
     def moved(self, tp):
+        "Of one token, by five kernels; scores, decays and what a chunk adds to a state in 32 bits."
         own, groups = self.own_values(tp), self.key_groups // tp
-        states = 4 * own * self.key / self.chunk   # written and read, in 32 bits
-        return 2 * own + 2 * groups * (self.key + self.chunk) + self.heads // tp + states
+        states = (2 + 2 + 1 + 1) * own * self.key / self.chunk   # added; handed on, in 16 bits
+        steps = 13 * self.heads // tp   # and decays: one kernel makes them, two read them
+        return 3 * own + 4 * groups * (self.key + self.chunk) + steps + states
 
     def parts(self, chunks, states, scores, causal):  # tuple of Product
         C, below = self.chunk, (1 + TILE / self.chunk) / 2
