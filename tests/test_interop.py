@@ -514,7 +514,7 @@ def test_memory_is_that_of_the_job(name, stage):
     assert {n: two[n] for n in one if n.startswith('memory')} == {
         n: x for n, x in one.items() if n.startswith('memory')}
     assert one['iteration_s'] == two['iteration_s']
-    assert ('sync_each_batch=True' in text) == (name == 'accelerate' and stage > 1)
+    assert ('sync_each_batch=True' in text) == (name == 'accelerate' and stage == 3)
     once = Job(p, m, 64, 64, m.seq_len)   # nothing is added up
     assert 'sync_each_batch' not in export(once, name)
 
@@ -837,7 +837,9 @@ SAYS = [
     ('--use-distributed-optimizer', dict(zero_stage=1)), ('', dict(zero_stage=0)),
     ('--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params',
      dict(zero_stage=3)), ('--use-torch-fsdp2', dict(zero_stage=3)),
-    ('--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward', dict(zero_stage=2)),
+    ('--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward',
+     dict(zero_stage=3, reshard_after_forward=False, dp_overlap=True)),
+    ('--torch-fsdp2-no-reshard-after-forward', dict(zero_stage=0, reshard_after_forward=True)),
     ('--zero-stage 3', dict(zero_stage=3, reduce_each=None)),
     ('--zero-stage 1', dict(zero_stage=1, reduce_each=False)),
     ('--recompute-granularity full --recompute-method uniform --recompute-num-layers 1',
@@ -998,7 +1000,8 @@ def test_files_of_accelerate():
              'fsdp_config': {'fsdp_sharding_strategy': 'SHARD_GRAD_OP',
                              'fsdp_offload_params': False}}
     job = as_job(given)
-    assert (job.n_gpus, job.parallel.dp, job.parallel.zero_stage) == (16, 16, 2)
+    assert (job.n_gpus, job.parallel.dp, job.parallel.zero_stage) == (16, 16, 3)
+    assert job.parallel.reshard_after_forward is False   # as PyTorch has that strategy
     assert 'fsdp_config.fsdp_offload_params' not in dict(job.ignored)
     two = given | {'fsdp_config': {'fsdp_version': 2, 'fsdp_reshard_after_forward': True,
                                    'fsdp_activation_checkpointing': True},
@@ -1348,7 +1351,8 @@ parallelism_config:
   parallelism_config_tp_size: 2
 '''
     job = back(text, 'accelerate')
-    assert job.parallel.zero_stage == 2 and job.n_gpus is None
+    assert job.parallel.zero_stage == 3 and job.n_gpus is None
+    assert job.parallel.reshard_after_forward is False
     assert back(export(job, 'accelerate'), 'accelerate') == job
 
 
@@ -2000,11 +2004,45 @@ def test_experts_of_deepspeed():
         job.ignored)
 
 
+@pytest.mark.parametrize('name', ['accelerate', 'megatron', 'torchtitan'])
+def test_weights_that_stay_gathered_are_shared_out_at_rest(name):
+    "FSDP that does not reshard after the forward pass is no ZeRO 2, which holds all weights."
+    m = as_model('llama3.1_8B')
+    job = Job(Parallel(dp=8, zero_stage=3, reshard_after_forward=False), m, 64, 8, m.seq_len)
+    again = back(export(job, name), name)
+    if name == 'torchtitan': assert again.parallel.zero_stage == 2   # which it prices just so
+    else: assert (again.parallel.zero_stage, again.parallel.reshard_after_forward) == (3, False)
+    one, two = (estimate(m, dataclasses.replace(p, sequence_sharded=True, tp_overlap=True),
+                         'H100-80GB', 64, software='torchtitan')
+                for p in (job.parallel, dataclasses.replace(
+                    again.parallel, recompute=None, dp_overlap=None, reduce_each=None)))
+    assert one.stats['iteration_s'] == two.stats['iteration_s']
+    assert one.stats['memory_GB'] == two.stats['memory_GB']
+
+
+def test_zero_2_is_said_where_weights_stay_whole():
+    "In Accelerate its DeepSpeed has it; FSDP has it only of software that frees weights."
+    job = job_of(dp=8, zero_stage=2, recompute='full')
+    text = export(job, 'accelerate')
+    assert 'DEEPSPEED' in text and 'recompute=full (' in text
+    assert back(text, 'accelerate').parallel.zero_stage == 2
+    assert 'cannot be said in accelerate' in refused(
+        export, job_of(tp=2, dp=4, zero_stage=2), 'accelerate')
+    titan = dataclasses.replace(job_of(tp=2, dp=4, zero_stage=2), software='torchtitan')
+    assert back(export(titan, 'accelerate'), 'accelerate').parallel.zero_stage == 3
+    why = 'its FSDP of PyTorch takes'
+    for more in (dict(pp=2), dict(dp_replicate=2)):
+        kept = Parallel(dp=8, zero_stage=3, reshard_after_forward=False, **more)
+        assert why in refused(export, Job(kept, None, 64), 'megatron')
+
+
 LAUNCHED = {   # what Accelerate makes of it
     Parallel(tp=2, dp=4, zero_stage=3): dict(
         use_fsdp=True, fsdp_version=2, fsdp_reshard_after_forward=True,
         parallelism_config_tp_size=2, parallelism_config_dp_shard_size=4),
-    Parallel(dp=8, zero_stage=2): dict(use_fsdp=True, fsdp_reshard_after_forward=False),
+    Parallel(dp=8, zero_stage=2): dict(use_deepspeed=True, zero_stage=2),
+    Parallel(dp=8, zero_stage=3, reshard_after_forward=False): dict(
+        use_fsdp=True, fsdp_reshard_after_forward=False),
     Parallel(cp=2, dp=4, zero_stage=3, context='ring'): dict(
         use_fsdp=True, parallelism_config_cp_size=2,
         parallelism_config_cp_comm_strategy='alltoall'),

@@ -13,8 +13,10 @@ from .tables import (
 from .deepspeed import offload_for_zero, offload_of_zero
 
 # %% ../../nbs/90e_accelerate.ipynb #12ab002a
-FSDP = {'FULL_SHARD': 3, 'SHARD_GRAD_OP': 2, 'NO_SHARD': 0, 'HYBRID_SHARD': 3,
-        'HYBRID_SHARD_ZERO2': 2, '1': 3, '2': 2, '3': 0, '4': 3, '5': 2}
+FSDP = {   # strategy -> (stage, whether weights are gathered for the backward pass again)
+    'FULL_SHARD': (3, True), 'SHARD_GRAD_OP': (3, False), 'NO_SHARD': (0, True),
+    'HYBRID_SHARD': (3, True), 'HYBRID_SHARD_ZERO2': (3, False),
+    '1': (3, True), '2': (3, False), '3': (0, True), '4': (3, True), '5': (3, False)}
 WORDS = words_of({'no': 'no', 'fp16': 'fp16', 'bf16': 'bf16', 'fp8': 'fp8'})   # no other is taken
 PRECISION = WORDS._replace(read=lambda x, key: WORDS.read(str(x or 'no'), key))   # no is false
 ACCELERATE_ROWS = (
@@ -50,15 +52,16 @@ ACCELERATE_ROWS = (
     *fixed(virtual_stages=1, schedule='1f1b', dp_replicate=1, **UNSAID))
 ACCELERATE_KINDS = ('NO', 'MULTI_GPU', 'FSDP', 'DEEPSPEED', 'MEGATRON_LM')
 
-def zero_of_fsdp(facts):  # (key, stage)
+def zero_of_fsdp(facts):  # (key, (stage, whether weights are gathered again))
     "What FSDP shares out, in the words of its first or second version."
     said, reshard = facts.get('strategy_said'), facts.get('reshard')
     if value(facts, 'version') == 1 and not (reshard and reshard.value in FSDP):
         word = said.value if said else 'FULL_SHARD'
         if 'HYBRID' in word or word in '45': facts['dp_replicate'] = facts['machines']
-        return said or Said(None, word), FSDP[nearest(word, FSDP, said.key if said else '')]
-    if reshard and reshard.value in FSDP: return reshard, FSDP[reshard.value]
-    return reshard, 2 if reshard and reshard.value in ('False', 'false') else 3
+        return said and said.key, FSDP[nearest(word, FSDP, said.key if said else '')]
+    if not reshard: return None, (3, True)
+    own = 3, reshard.value not in ('False', 'false')
+    return reshard.key, FSDP.get(reshard.value, own)
 
 # %% ../../nbs/90e_accelerate.ipynb #12ab002b
 def copies_of_accelerate(facts):  # whether they may share something out
@@ -88,10 +91,10 @@ def derive_accelerate(facts, ignored):
         del facts['precision']
         ignored.append(('mixed_precision', IN_32_BITS))
     kind = nearest(facts['kind'].value, ACCELERATE_KINDS, facts['kind'].key or 'distributed_type')
-    stage, key = 0, facts['kind'].key
+    stage, key, again = 0, facts['kind'].key, True
     if kind == 'FSDP':
-        said, stage = zero_of_fsdp(facts)
-        key = said.key if said else key
+        said, (stage, again) = zero_of_fsdp(facts)
+        key = said or key
     elif kind == 'DEEPSPEED': key, stage = facts['deepspeed_stage']
     elif kind == 'MEGATRON_LM':
         stage = int(value(facts, 'distributed'))
@@ -99,15 +102,18 @@ def derive_accelerate(facts, ignored):
     elif kind == 'NO': add(facts, 'n_gpus', 'distributed_type', 1)
     if not copies_of_accelerate(facts): stage = 0
     facts['zero_stage'] = Said(key, stage)
+    facts['reshard_after_forward'] = Said(None, again or stage != 3)
     shards = facts.pop('cpu_shards')
     if kind != 'DEEPSPEED': take(facts, 'cpu_optimizer', 'cpu_weights')
     if kind == 'FSDP' and shards.value: shards_on_host(facts, ignored, shards.key)
     else: offload_of_zero(facts, ignored)
-    again = 'full' if value(facts, 'checkpoint') else 'none'
-    facts['recompute'] = Said(None, 'selective' if value(facts, 'selective') else again)
+    whole = 'full' if value(facts, 'checkpoint') else 'none'
+    facts['recompute'] = Said(None, 'selective' if value(facts, 'selective') else whole)
     facts.setdefault('sequence_sharded', Said(None, kind != 'MEGATRON_LM'))
 
 # %% ../../nbs/90e_accelerate.ipynb #16dd2100
+KEPT = dict(zero_stage=3, reshard_after_forward=False)   # gathered, until the backward pass is over
+
 def undo_accelerate(f):  # dict
     "Facts as Accelerate has them: FSDP 2 where it can, DeepSpeed or Megatron-LM where it must."
     stage, n, offload = f.get('zero_stage') or 0, f.get('n_gpus'), f.get('offload') or 'none'
@@ -120,13 +126,16 @@ def undo_accelerate(f):  # dict
             return f | host | dict(kind='DEEPSPEED', deepspeed_stage=stage)
         raise ValueError(f'offload={offload!r} of this job cannot be said in accelerate')
     if n == 1: return f | dict(kind='NO', n_gpus=None)
-    if cp > 1 and (stage < 2 or pp > 1): raise cannot_say(
+    if stage == 2 and f['frees_weights']: f, stage = f | KEPT, 3
+    if cp > 1 and (stage < 3 or pp > 1): raise cannot_say(
         'accelerate', 'cp shares weights out, and has no pipeline', cp=cp, zero_stage=stage, pp=pp)
     nobody_shares = stage < 2 or n is not None and cp * dp == 1
     if pp > 1 or selective or tp > 1 and nobody_shares:
         return f | dict(kind='MEGATRON_LM', distributed=stage > 0, megatron_tp=tp, tp=None,
                         selective=selective)
-    if stage == 1: return f | dict(kind='DEEPSPEED', deepspeed_stage=1)
+    if stage == 2 and tp > 1: raise cannot_say(
+        'accelerate', 'its FSDP shares weights out, its DeepSpeed has no tp', zero_stage=2, tp=tp)
+    if stage in (1, 2): return f | dict(kind='DEEPSPEED', deepspeed_stage=stage)
     if stage == 0 and not full: return f | dict(kind='MULTI_GPU')
     return f | fsdp_of(f, stage, full, shards)
 
@@ -135,7 +144,7 @@ def fsdp_of(f, stage, full, on_host):  # dict
     own = dict(kind='FSDP', checkpoint=full)
     if stage == 0: return own | dict(strategy_said='NO_SHARD')   # version 1
     check_sharers(f, stage, 'accelerate')
-    own |= dict(version=2, reshard=stage != 2)
+    own |= dict(version=2, reshard=f.get('reshard_after_forward') is not False)
     if on_host: own['cpu_shards'] = True
     several = f.get('dp_replicate') or 1
     if f.get('n_gpus'): own |= dict(shard=(f.get('dp') or 1) // several, replicate=several)

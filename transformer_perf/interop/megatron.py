@@ -124,7 +124,8 @@ MEGATRON_ROWS = (
     Row('--exp-avg-sq-dtype', 'second_moment', words_of(NUMBERS), 4.),
     also('--store-param-remainders', 'remainders', ON),   # a key of Megatron-Bridge
     Row('--use-torch-fsdp2', 'fsdp2', ON, False),
-    Row('--torch-fsdp2-no-reshard-after-forward', 'fsdp2_reshard', OFF, True),
+    Row('--torch-fsdp2-no-reshard-after-forward', 'reshard_after_forward', OFF, True),
+    Row('--no-gradient-accumulation-fusion', 'unfused', ONLY_WRITTEN._replace(switch=True)),
     Row('--overlap-grad-reduce', 'overlap_reduce', ON, False),
     Row('--overlap-param-gather', 'overlap_gather', ON, False),
     Row('--tp-comm-overlap', 'tp_overlap', ON, False),
@@ -138,8 +139,7 @@ MEGATRON_ROWS = (
     *(also(f'--{words}-method', 'old_method', same_words('uniform', 'block'))
       for words in OLD_RECOMPUTE),
     Row('--recompute-modules', 'recompute_modules', LIST),
-    *fixed(schedule='1f1b', reduce_each=False, reshard_after_forward=True, offload='none',
-           adapters='none'),
+    *fixed(schedule='1f1b', reduce_each=False, offload='none', adapters='none'),
     Row('--num-distributed-optimizer-instances', 'dp_replicate', WHOLE, 1),
     Row('--moe-token-dispatcher-type', 'dispatcher', words_of(
         {'alltoall': 'alltoall', 'allgather': 'allgather', 'flex': 'once'})),
@@ -232,15 +232,20 @@ def zero_of_megatron(facts, ignored):
     fsdp, fsdp2 = value(facts, 'fsdp'), value(facts, 'fsdp2')
     if fsdp and fsdp2: raise ValueError(f'{facts["fsdp"].key} contradicts {facts["fsdp2"].key}')
     key, stage = facts['distributed'].key, int(value(facts, 'distributed'))
-    if fsdp2: key, stage = facts['fsdp2'].key, 2 + value(facts, 'fsdp2_reshard')
+    if fsdp2: key, stage = facts['fsdp2'].key, 3
     elif fsdp: key, stage = facts['fsdp'].key, value(facts, 'fsdp_shards')
     else: idle(ignored, '--use-megatron-fsdp', facts['fsdp_shards'])
     if 'deepspeed_stage' in facts: key, stage = facts['deepspeed_stage']
     facts['zero_stage'] = Said(key, stage)
+    if fsdp2: return
+    idle(ignored, '--use-torch-fsdp2', facts['reshard_after_forward'])
+    facts['reshard_after_forward'] = Said(None, True)
 
 # %% ../../nbs/90c_megatron.ipynb #e32d2621
 def overlap_of_megatron(facts, ignored):
-    "Whether messages of copies hide: gradients behind the backward pass, weights behind the next."
+    """Whether messages of copies hide: gradients behind the backward pass, weights behind the next;
+    PyTorch's FSDP, which is asked by neither flag, hides both."""
+    if value(facts, 'fsdp2'): facts['dp_overlap'] = Said(facts['fsdp2'].key, True); return
     reduce, gather = facts['overlap_reduce'], facts['overlap_gather']
     facts['dp_overlap'] = reduce
     if value(facts, 'zero_stage') and reduce.value != gather.value:
@@ -627,6 +632,11 @@ def recompute_refused(f, recompute, experts):  # as `offload_refused`
         (drops_outputs and f.get('precision') == 'fp8',
          'recompute precision', 'its delayed scaling takes no such parts')]
 
+def stays_gathered(f):  # bool
+    "Whether weights that are shared out stay gathered from the forward to the backward pass."
+    return (f['zero_stage'] == 3 and f.get('reshard_after_forward') is False
+            and (f.get('dp') or 1) * f.get('cp', 1) > 1)
+
 def refused_besides(f, model, experts):  # as `offload_refused`
     "What a model, or what is shared out, does not take."
     graphs, stage = f['cuda_graphs'].split('+'), f['zero_stage']
@@ -634,6 +644,10 @@ def refused_besides(f, model, experts):  # as `offload_refused`
     return [
         (stage > 1 and f['optimizer'] not in ('adam', 'sgd'),
          'optimizer zero_stage', 'its FSDP takes adam and sgd'),
+        (stays_gathered(f) and (f['pp'], f['ep'], f['dp_replicate']) != (1, 1, 1),
+         'reshard_after_forward pp ep dp_replicate', 'its FSDP of PyTorch takes one of each'),
+        (stays_gathered(f) and f.get('tied_embeddings'),
+         'reshard_after_forward tied_embeddings', 'its FSDP of PyTorch takes tables of their own'),
         ('mlp' in graphs and none_dense, 'cuda_graphs', 'no layer has an MLP without experts'),
         (experts and f['etp'] > 1 and model.bias_kind == 'all',
          'etp', 'experts with biases take one'),
@@ -645,7 +659,8 @@ def refused_besides(f, model, experts):  # as `offload_refused`
 def refused_together(f, stage):  # list of (choices, why)
     "The choices that Megatron-LM's own checks refuse together."
     words = {name: f.get(name) or 'none' for name in ('offload', 'recompute', 'cuda_graphs')}
-    f = f | words | {'zero_stage': stage, 'optimizer': f.get('optimizer') or 'adam'}
+    f = f | words | {'zero_stage': stage, 'optimizer': f.get('optimizer') or 'adam',
+                     'dp_replicate': f.get('dp_replicate') or 1}
     model = f.get('model')
     experts = model is not None and sends_tokens(model)
     refused = [*offload_refused(f, amounts_offloaded(f['offload'])), *overlap_refused(f),
@@ -683,10 +698,13 @@ def undo_megatron(f):  # dict
         raise ValueError(f'{choices} cannot be said in megatron: {why}')
     if f.get('dropout') is not None:
         f |= dict.fromkeys(('attention_dropout', 'hidden_dropout'), DROPPED if f['dropout'] else 0)
-    hides = bool(f.get('dp_overlap'))
+    hides, kept = bool(f.get('dp_overlap')), stays_gathered(f | {'zero_stage': stage})
     own = dict(distributed=stage > 0, fsdp=stage > 1, granularity=granularity,
-               overlap_reduce=hides, overlap_gather=hides and stage > 0)
+               overlap_reduce=hides, overlap_gather=hides and stage > 0,
+               reshard_after_forward=not kept)
     if stage > 1: own |= dict(fsdp_shards=stage, checkpoints='fsdp_dtensor')
+    if kept: own |= dict(fsdp2=True, distributed=False, fsdp=False, fsdp_shards=0,
+                         checkpoints='torch_dist', unfused=True, overlap_gather=False)
     for said in (precision_for_megatron, stages_for_megatron, graphs_for_megatron,
                  offload_for_megatron, states_for_megatron): own |= said(f)
     own |= recompute

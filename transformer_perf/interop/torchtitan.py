@@ -279,6 +279,7 @@ def undo_torchtitan(f):  # dict
     if stage == 0 and (f.get('cp') or 1) > 1:
         raise cannot_say('torchtitan', 'cp shares weights out', zero_stage=0, cp=f['cp'])
     check_sharers(f, stage, 'torchtitan')
+    kept = stage == 3 and f.get('reshard_after_forward') is False
     offload = f.get('offload') or 'none'
     if offload != 'none' and (offload, stage) != (SHARDS_ON_HOST, 3):
         raise cannot_say('torchtitan', offload=offload, zero_stage=stage)
@@ -289,7 +290,7 @@ def undo_torchtitan(f):  # dict
                compiled=f.get('tp_overlap') or None, micro_said=b if pp > 1 else None, order=order,
                replicate=dp if stage == 0 else several,   # None: whoever is left shares
                shard=1 if stage == 0 else dp // several or None,
-               reshard={3: 'always', 2: 'never'}.get(stage))
+               reshard={3: 'always', 2: 'never'}.get(2 if kept else stage))
     return f | own | (parts_for_torchtitan(f, pp, pp * v) if pp > 1 else {'layout': None})
 
 def parts_for_torchtitan(f, pp, n):  # dict
