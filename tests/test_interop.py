@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import itertools
 import json
+import operator
 import os
 import random
 import re
@@ -2148,6 +2149,38 @@ def test_jobs_of_primus(tmp_path, monkeypatch):
     assert told['--tensor-model-parallel-size'] == '${TP:2}: its default is taken'
     assert told['--shiny'] == 'not known here'
     assert told['the files that it names'] == '1 of their keys are not used'
+
+
+SINKS = '''enable_primus_turbo: true
+      use_turbo_attention: true
+      use_sink_attention: true
+      sink_sliding_window: 128'''
+
+
+def test_sinks_and_their_windows_in_primus(tmp_path):
+    "Its attention has windows beside sinks alone: in every second layer, unless told."
+    job = lambda text: as_job(primus(tmp_path, PRIMUS.replace('shiny: 1', text)), 8)
+    kept = operator.attrgetter('attention_sinks', 'window', 'full_attention_every')
+    every = lambda text: kept(job(text).model)
+    assert every(SINKS) == (True, 128, 2)
+    assert every(SINKS + '\n      sink_window_even_layers_only: false') == (True, 128, None)
+    assert every(SINKS.replace('128', '0')) == (True, None, None)
+    for off in (SINKS.replace('use_sink_attention: true', 'use_sink_attention: false'),
+                SINKS.replace('use_turbo_attention: true', 'use_turbo_attention: false'),
+                SINKS + '\n      context_parallel_size: 2'):
+        assert every(off) == (False, None, None)
+    assert 'does nothing' in dict(job('use_sink_attention: true').ignored)['--use-sink-attention']
+    assert 'parts of a sequence' in dict(job(SINKS + '\n      context_parallel_size: 2').ignored)[
+        '--use-sink-attention']
+
+
+def test_copies_that_are_said_are_those_of_the_gpus():
+    "Megatron-LM works them out by itself; what a file says of them must agree."
+    assert as_job(FLAGS + '--data-parallel-size 8').parallel.dp == 8
+    assert refused(as_job, FLAGS + '--data-parallel-size 4') == (
+        '--nnodes * --nproc_per_node=16 contradicts --data-parallel-size=4: a copy has 2 GPUs')
+    keys = {'tensor_model_parallel_size': 2, 'data_parallel_size': 4, 'micro_batch_size': 1}
+    assert (as_job(keys).n_gpus, as_job(keys, 8).parallel.dp) == (8, 4)
 
 
 def test_what_follows_from_files_of_primus_is_told(tmp_path):

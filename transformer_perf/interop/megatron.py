@@ -99,7 +99,8 @@ MEGATRON_ROWS = (
     Row('--pipeline-model-parallel-size', 'pp', WHOLE, 1),
     Row('--micro-batch-size', 'micro_batch', WHOLE),
     Row('--global-batch-size', 'global_batch', WHOLE),
-    also('--world-size', 'n_gpus', WHOLE), Row('--train-samples', 'train_samples', SAMPLES),
+    also('--world-size', 'n_gpus', WHOLE), also('--data-parallel-size', 'dp', WHOLE),
+    Row('--train-samples', 'train_samples', SAMPLES),
     also('--train-iters', 'train_steps', WHOLE),
     Row('--sequence-parallel', 'sequence_sharded', ON, False),
     Row('--num-virtual-stages-per-pipeline-rank', 'virtual_stages', WHOLE),
@@ -188,6 +189,11 @@ MEGATRON_ROWS = (
     Row('--window-attn-skip-freq', 'full_attention_every', Kind(full_every, lambda fact: fact)),
     Row('--softmax-type', 'attention_sinks',
         words_of({'vanilla': False, 'learnable': True}), False),
+    also('--enable-primus-turbo', 'turbo', ON),   # this and the next four are keys of Primus
+    also('--use-turbo-attention', 'turbo_attention', ON),
+    also('--use-sink-attention', 'turbo_sinks', ON),
+    also('--sink-sliding-window', 'sink_window', number(0)),
+    also('--sink-window-even-layers-only', 'sink_window_every_second', ON),
     Row('--mtp-num-layers', 'mtp_layers', number(0), 0),
     Row('--multi-latent-attention', 'latent', ON, False),
     Row('--q-lora-rank', 'q_lora_rank', WHOLE), Row('--kv-lora-rank', 'kv_lora_rank', WHOLE),
@@ -448,6 +454,22 @@ def heads_of_megatron(facts, ignored):
         left = [x for text in size for x in re.findall(r'-?\d+', text)][:1]
         if left and left[0] != '-1': facts['window'] = Said(key, whole(int(left[0]), key))
 
+def sinks_of_primus(facts, ignored):
+    "A score for no token, and windows then: attention of Primus-Turbo alone, of whole sequences."
+    turbo, attention, sinks, window, second = take(
+        facts, 'turbo', 'turbo_attention', 'turbo_sinks', 'sink_window', 'sink_window_every_second')
+    if not sinks.value:
+        if window.value: idle(ignored, '--use-sink-attention', window)
+        return
+    if not (turbo.value and attention.value):
+        return idle(ignored, '--enable-primus-turbo and --use-turbo-attention', sinks)
+    if value(facts, 'cp') > 1: ignored.append((sinks.key, 'Primus has none in parts of a sequence'))
+    else:
+        facts['attention_sinks'] = Said(sinks.key, True)
+        if window.value: facts['window'] = Said(window.key, window.value)
+        if window.value and second.value is not False:   # in the first, the third, ...
+            facts['full_attention_every'] = Said(second.key, 2)
+
 LATENT = dict(kv_lora_rank=32, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 
 # %% ../../nbs/90c_megatron.ipynb #8008269d
@@ -529,7 +551,7 @@ def derive_megatron(facts, ignored):
                    ends_of_megatron):
         derive(facts, ignored)
     if {'depth', 'embed_dim', 'heads'} <= facts.keys():
-        for derive in (heads_of_megatron, mlp_of_megatron, experts_of_megatron,
+        for derive in (heads_of_megatron, sinks_of_primus, mlp_of_megatron, experts_of_megatron,
                        positions_of_megatron):
             derive(facts, ignored)
     uneven_of_megatron(facts, ignored)
