@@ -239,7 +239,7 @@ def test_a_cpu_updates_a_billion_parameters_in_a_fifth_of_a_second():
     ('optim', "did you mean 'optimizer'"), ('optimizer:2', 'at most 1'), ('optimizer:0', 'above 0'),
     ('none+weights', 'stands alone'), ('weights:1', 'no amount'), ('activations:x', 'layers in'),
     ('optimizer+optimizer', 'said twice'), ('activations+moe_act', 'a part of them'),
-    ('', 'offload='), (3, 'offload=3'), ('weights', 'with zero_stage=3, not 1')])
+    ('', 'offload='), (3, 'offload=3')])
 def test_mistakes(asked, why):
     with pytest.raises(ValueError, match=why) as error: stats(dp=8, offload=asked)
     assert '\n' not in str(error.value)
@@ -450,7 +450,12 @@ def test_disks_are_asked_for_by_name(tmp_path):
     with pytest.raises(ValueError, match='disks hold the optimizer or weights'):
         stats(dp=8, offload='activations+nvme')
     with pytest.raises(ValueError, match='disks hold states with zero_stage=3, not 1'):
-        stats(system=DISKS, dp=8, offload='optimizer+nvme')
+        stats(system=DISKS, dp=8, zero_stage=1, offload='optimizer+nvme')
+    with pytest.raises(ValueError, match='weights are on the host with zero_stage=3, not 1'):
+        stats(dp=8, zero_stage=1, offload='weights')
+    unsaid, third = (stats(system=DISKS, dp=8, offload='optimizer+nvme', **said)
+                     for said in ({}, {'zero_stage': 3}))
+    assert unsaid == third
     small = replace(DISKS, host_capacity=100.)   # too small for 8 B of states
     helped = fits(DENSE, Parallel(), small, 16)
     assert not helped.fits and 'nvme' in helped.changes[0].words

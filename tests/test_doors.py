@@ -13,7 +13,7 @@ from transformer_perf.advice.neighbours import case_of, steps_of
 from transformer_perf.cli import run_command
 from transformer_perf.estimates import CHOICES, RECIPES, Recipe, as_assumptions
 from transformer_perf.execution import KIND
-from transformer_perf.interop import as_job, export
+from transformer_perf.interop import Job, as_job, export
 from transformer_perf.measured_kernels import GPU_VARIANTS
 from transformer_perf.models import Model, as_model
 from transformer_perf.schedules import SCHEDULES
@@ -504,6 +504,22 @@ def test_a_search_gives_the_host_what_zero_3_alone_gives_it(offload, stages):
     third = found[found.zero_stage == 3].iteration_s.min()
     if 3 in stages: assert third == both[both.offload.isin(found.offload[
         found.zero_stage == 3])].iteration_s.min()
+
+
+def test_every_door_gives_the_host_what_zero_3_alone_gives_it(capsys):
+    "A layout that leaves the stage open, too: an estimate refused what a search found."
+    one = search('llama3.1_8B', 8, 'H100-80GB', 64, offload='weights', k=1).iloc[0]
+    p = dataclasses.replace(Parallel.from_row(one), zero_stage=None)
+    known = estimate('llama3.1_8B', p, 'H100-80GB', 64)
+    assert known.parallel.zero_stage == 3
+    assert known.stats['iteration_s'] == one.iteration_s
+    words = ['explain', 'llama3.1_8B', '--dp', '8', '--global-batch', '64', '--offload', 'weights']
+    assert run_command([*words, '--format', 'json']) == 0
+    assert json.loads(capsys.readouterr().out)['parallel']['zero_stage'] == 3
+    job = Job(Parallel(dp=8, offload='weights'), None, 64, 8)
+    assert as_job(json.loads(export(job, 'deepspeed')), 8).parallel.zero_stage == 3
+    with pytest.raises(ValueError, match='zero_stage=3, not 1'):
+        estimate('llama3.1_8B', dataclasses.replace(p, zero_stage=1), 'H100-80GB', 64)
 
 
 def test_a_model_that_only_the_host_has_room_for_is_found():

@@ -296,6 +296,8 @@ def settled(p: Parallel, system: System, a: Assumptions, model: Model = None):  
     unsaid = {c: usual[c] for c in CHOICES if getattr(p, c) is None}
     if 'sequence_sharded' in unsaid and model and p.tp > 1 and sends_tokens(model):
         unsaid['sequence_sharded'] = True   # whatever is usual: experts run in no other way
+    offload = unsaid.get('offload', p.offload)
+    if 'zero_stage' in unsaid and needs_zero_3(offload): unsaid['zero_stage'] = 3   # the same
     panels = (p.panels or system.summa_nb) if p.strategy == '2d' else 1
     p = dataclasses.replace(p, **unsaid, panels=panels)
     return dataclasses.replace(p, dp_overlap=bool(hides(p.dp_overlap, p.zero_stage)))

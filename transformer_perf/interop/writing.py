@@ -14,7 +14,7 @@ import shlex
 
 from ..inputs import differing, nearest, printable, quoted
 from ..parameters import generations
-from ..choices import PARTS
+from ..choices import PARTS, needs_zero_3
 from ..estimates import CHOICES, Assumptions, in_low_precision
 from ..modules import reduces_each
 from ..timeline import PLACES
@@ -29,6 +29,8 @@ OF_ALL = ('global_batch', 'n_gpus', 'seq_len', 'dropout')   # facts of a Job
 def facts_of(job: Job):  # dict: fact -> value
     "A job as flat facts."
     m, p = job.model, job.parallel
+    if p.zero_stage is None and needs_zero_3(p.offload or 'none'):   # as an estimate has it
+        p = dataclasses.replace(p, zero_stage=3)
     found = {} if m is None else vars(m) | {'model': m}
     found |= vars(p) | {name: getattr(job, name) for name in OF_ALL} | job.assumed
     found['gradients_in_16_bits'] = short_gradients(job)
