@@ -17,7 +17,7 @@ from transformer_perf.interop import Job, as_job, export
 from transformer_perf.measured_kernels import GPU_VARIANTS
 from transformer_perf.models import Model, as_model
 from transformer_perf.schedules import SCHEDULES
-from transformer_perf.software import as_software, known_software
+from transformer_perf.software import Software, as_software, known_software
 from transformer_perf.systems import as_system
 from transformer_perf.timeline import PLACES
 from transformer_perf.validation import predict
@@ -520,6 +520,24 @@ def test_every_door_gives_the_host_what_zero_3_alone_gives_it(capsys):
     assert as_job(json.loads(export(job, 'deepspeed')), 8).parallel.zero_stage == 3
     with pytest.raises(ValueError, match='zero_stage=3, not 1'):
         estimate('llama3.1_8B', dataclasses.replace(p, zero_stage=1), 'H100-80GB', 64)
+
+
+@pytest.mark.parametrize('chooses, groups, stages', [
+    ({'virtual_stages': 2}, dict(tp=8, dp=8), 1), ({'virtual_stages': 2}, dict(pp=4, dp=16), 2),
+    ({'virtual_stages': 2}, dict(pp=4, dp=16, schedule='gpipe'), 1),
+    ({'schedule': 'zb-v'}, dict(pp=4, dp=16), 2),
+    ({'schedule': 'zb-v', 'virtual_stages': 3}, dict(pp=4, dp=16, schedule='1f1b'), 3)])
+def test_parts_of_stages_that_a_software_chooses_are_there_where_they_can_be(
+        chooses, groups, stages):
+    "A stage alone has no parts, and some schedules have a number of their own."
+    s = Software('mine', chooses=chooses)
+    p = Parallel(**groups, recompute='full')
+    one = estimate('llama3.1_8B', p, 'H100-80GB', 192, software=s)
+    assert one.parallel.virtual_stages == stages
+    sizes = {name: getattr(p, name) for name in ('tp', 'cp', 'pp', 'dp', 'micro_batch')}
+    found = search('llama3.1_8B', 64, 'H100-80GB', 192, software=s, fixed=sizes, k=1,
+                   schedule=one.parallel.schedule, virtual_stages=stages, recompute='full')
+    assert found.iteration_s[0] == one.stats['iteration_s']
 
 
 def test_a_model_that_only_the_host_has_room_for_is_found():

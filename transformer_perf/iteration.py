@@ -298,6 +298,9 @@ def settled(p: Parallel, system: System, a: Assumptions, model: Model = None):  
         unsaid['sequence_sharded'] = True   # whatever is usual: experts run in no other way
     offload = unsaid.get('offload', p.offload)
     if 'zero_stage' in unsaid and needs_zero_3(offload): unsaid['zero_stage'] = 3   # the same
+    if 'virtual_stages' in unsaid:   # as a search has it: the schedule's own, and no parts of one
+        own = SCHEDULES[unsaid.get('schedule', p.schedule)].chunks
+        unsaid['virtual_stages'] = own or (1 if p.pp == 1 else unsaid['virtual_stages'])
     panels = (p.panels or system.summa_nb) if p.strategy == '2d' else 1
     p = dataclasses.replace(p, **unsaid, panels=panels)
     return dataclasses.replace(p, dp_overlap=bool(hides(p.dp_overlap, p.zero_stage)))
