@@ -162,6 +162,19 @@ def test_varied_as_arrays_is_one_by_one(fields, factors, strategy):
         if len(alone): assert np.isclose(found[key], alone.iteration_s[0], rtol=1e-12)
 
 
+@pytest.mark.parametrize('field', ['element_size', 'mask_element_size', 'flops_units'])
+def test_units_are_varied_at_measured_prices(field):
+    "Stages that are played hold what their own system counts."
+    system = as_system('B200')
+    values = [getattr(system, field) * x for x in (.5, 1, 2)]
+    found = sweep(['llama3.1_70B'], {'x': system}, [64], ['1d'], vary={field: values},
+                  global_batch=64)
+    for value, row in zip(values, found.itertuples(), strict=True):
+        alone = search('llama3.1_70B', 64, dataclasses.replace(system, **{field: value}), 64,
+                       '1d', 1)
+        assert (row.iteration_s, row.memory_GB) == (alone.iteration_s[0], alone.memory_GB[0])
+
+
 @pytest.mark.parametrize('assumptions', ['corrected', 'calibrated'])
 @pytest.mark.parametrize('model, field', [   # with layers of two kinds
     ('deepseek_v3', 'ib_bandwidth'), ('gpt_oss_120B', 'hbm_bandwidth')])
