@@ -1994,6 +1994,16 @@ def test_deepspeed_shares_experts():
     assert (found.enabled, found.autoep_size) == (True, 4)
 
 
+@pytest.mark.parametrize('name', ['OneBitAdam', 'ZeroOneAdam', 'OneBitLamb'])
+def test_messages_in_one_bit_are_told(name):
+    "Whatever else the optimizer is asked."
+    job = as_job({'train_batch_size': 8, 'optimizer': {'type': name}}, 8)
+    assert job.parallel.optimizer == 'adam'
+    assert f'messages of {name} in fewer bits' in dict(job.ignored)['optimizer.type']
+    assert 'optimizer.type' not in dict(as_job(
+        {'train_batch_size': 8, 'optimizer': {'type': 'AdamW'}}, 8).ignored)
+
+
 def test_experts_of_deepspeed():
     "What its switch leaves off counts for nothing."
     on = {'train_batch_size': 8, 'expert_parallel': {'enabled': True, 'autoep_size': 4}}
