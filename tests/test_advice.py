@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_cli import bad, good, has
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.advice import neighbours as neighbours_of
-from transformer_perf.advice.neighbours import case_of, changed, held_by_ranks, steps_of
+from transformer_perf.advice.neighbours import after_step, case_of, held_by_ranks, steps_of
 from transformer_perf.advice import fits, improve, why_not
 from transformer_perf.advice.answers import neighbours, worthwhile
 from transformer_perf.estimates import as_assumptions
@@ -71,7 +71,7 @@ def test_a_table_of_neighbours_is_their_estimates(about):
     steps = steps_of(case, () if about[2] == 'A100' else ('fp8',))   # it has none
     found = neighbours(case, one, steps)
     for step, seconds, GB in zip(steps, found.seconds, found.GB):
-        p = changed(case.parallel, step.to)
+        p = after_step(case.parallel, step.to)
         assert p.n_gpus == case.parallel.n_gpus
         try: new = case.estimate(p)
         except ValueError: assert np.isinf(seconds), step; continue
@@ -88,7 +88,7 @@ def test_a_placement_that_is_given_in_part_is_priced_like_an_estimate(preset, pl
     p = Parallel(tp=2, pp=4, dp=8, **places)
     about = 'gpt3', p, as_system('B200', 64), 64, preset
     for change in improve(*about).changes:
-        new = estimate(about[0], changed(p, change.to), *about[2:])
+        new = estimate(about[0], after_step(p, change.to), *about[2:])
         assert change.estimate.stats == pytest.approx(new.stats, rel=1e-9), change.words
 
 
@@ -108,7 +108,7 @@ def test_neighbours_of_several_layouts_are_priced_each_by_its_own():
     one = estimate('llama3.1_8B', Parallel(tp=2, pp=4, dp=2), 'H100-80GB', 64)
     dealt = [(9, 8, 8, 7), (8, 8, 8, 8), (11, 7, 7, 7), (10, 8, 7, 7), (12, 7, 7, 6)]
     texts = ['E' + '|'.join('t' * layers for layers in each) + 'L' for each in dealt]
-    t = neighbours_of.table_of(one.parallel, [
+    t = neighbours_of.table_of_steps(one.parallel, [
         neighbours_of.Step('layout', {'layout': text}) for text in [*texts, None]])
     seconds, GB, *_ = neighbours_of.prices(t, one)
     for i, text in enumerate([*texts, None]):
@@ -143,7 +143,7 @@ def test_the_fullest_rank_counts_what_is_wasted():
 
 def priced_again(about, change):
     "A change estimated from nothing, as a user would."
-    return estimate(about[0], changed(case_of(*about).parallel, change.to), *about[2:])
+    return estimate(about[0], after_step(case_of(*about).parallel, change.to), *about[2:])
 
 
 @FEW

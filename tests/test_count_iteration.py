@@ -20,7 +20,7 @@ from transformer_perf.choices import launched
 from transformer_perf.estimates import AS_TRAINED, CHOICES, MENDED, Group, Product, Work
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import NAMED, with_length
-from transformer_perf.parameters import Costs, Network, Parameters
+from transformer_perf.parameters import Costs, NetworkShares, Parameters
 from transformer_perf.schedules import played
 from transformer_perf.systems import as_system
 from transformer_perf.timeline import memory_on_ranks, priced_estimate
@@ -390,10 +390,11 @@ def test_several_messages_behind_the_same_layers():
         left = max(layer - first, 0)
         hand += second + (M - 1) * max(second - left, 0)
         layout = Layouts(zero_stage=3, dp_overlap=True)
-        assert close(modules.in_turn(layout, layer, (first, N), (0., 7), (second, M)), hand)
+        shown = modules.messages_in_turn(layout, layer, (first, N), (0., 7), (second, M))
+        assert close(shown, hand)
         layout = Layouts(zero_stage=3, dp_overlap=False)
         whole = N * first + M * second
-        assert close(modules.in_turn(layout, layer, (first, N), (second, M)), whole)
+        assert close(modules.messages_in_turn(layout, layer, (first, N), (second, M)), whole)
 
 
 @pytest.mark.parametrize('stage, share', [(0, .1), (1, .1), (2, .1), (3, .3)])
@@ -411,7 +412,7 @@ def test_messages_hide_as_far_as_software_lets_them(stage, share):
 def test_groups_share_the_cards_of_a_domain(tp, near):
     "Copies of several shards in a domain with few cards get less of them each."
     system = dataclasses.replace(SYSTEM, nic_factor=.5)
-    network = Parameters('Hopper', network=Network(groups_share=.4), software=COSTLY)
+    network = Parameters('Hopper', network=NetworkShares(groups_share=.4), software=COSTLY)
     a = dataclasses.replace(TRAINED, measured=network, vocabulary=False, bundled_messages=False)
     layout = Parallel(micro_batch=b, tp=tp, dp=8, nvlink_tp=tp, nvlink_dp=near, dp_overlap=False)
     one = estimate(MODEL, layout, system, 64, a)

@@ -12,7 +12,7 @@ from transformer_perf.estimates import (
     NEWTON_SCHULZ, OPTIMIZERS, Group, Matrix, Message, Optimizer, Roofline, Work, as_assumptions,
     orthogonalized)
 from transformer_perf.interop import Job, as_job, export
-from transformer_perf.timeline import dealt, job_of
+from transformer_perf.timeline import busiest_share, job_of
 from transformer_perf.models import NAMED
 from transformer_perf.parameters import Costs, Parameters
 from transformer_perf.systems import as_system
@@ -201,7 +201,7 @@ def test_bytes_of_a_step(name, of_matrix, of_vector):
 
 @given(st.integers(1, 5000), st.integers(1, 5000))
 def test_no_matrix_is_cut_or_lost(number, gpus):
-    busiest = dealt(number, gpus) * number
+    busiest = busiest_share(number, gpus) * number
     assert close(busiest, round(busiest))
     assert (round(busiest) - 1) * gpus < number <= round(busiest) * gpus
 

@@ -13,10 +13,9 @@ import pytest
 
 from transformer_perf import estimates, kernels, measured_kernels as single
 from transformer_perf.estimates import (
-    Attention, Group, Product, Roofline, Work, as_assumptions)
-from transformer_perf.kernels import FEW, Measured, pricer_of
-from transformer_perf.parameters import (
-    Costs, Kernels, Network, Parameters, read_calibration)
+    AttentionKernel, Group, Product, Roofline, Work, as_assumptions)
+from transformer_perf.kernels import SOONER_COMPUTED, Measured, pricer_of
+from transformer_perf.parameters import Costs, Kernels, NetworkShares, Parameters, read_calibration
 from transformer_perf.systems import as_system, system_names
 
 import fit_kernels
@@ -359,10 +358,10 @@ def test_a_roofline_by_hand():
 
 # messages and kernels, measured
 
-NET = Network(base=3e-5, nvlink_share=.7, gather_factor=.81, scatter_factor=.9, nic_share=.71,
-              nic_alone=.83, groups_share=.6, bulk_hop=1.1e-5, bulk_far_hop=1.9e-5,
-              bulk_tree_hop=4.4e-5, tree_share=.87, quick_hop=1.7e-6, quick_far_hop=2.2e-6,
-              quick_tree_hop=2.1e-5, quick_share=.9, quick_far_share=.3, domain_share=.9)
+NET = NetworkShares(base=3e-5, nvlink_share=.7, gather_factor=.81, scatter_factor=.9, nic_share=.71,
+                    nic_alone=.83, groups_share=.6, bulk_hop=1.1e-5, bulk_far_hop=1.9e-5,
+                    bulk_tree_hop=4.4e-5, tree_share=.87, quick_hop=1.7e-6, quick_far_hop=2.2e-6,
+                    quick_tree_hop=2.1e-5, quick_share=.9, quick_far_share=.3, domain_share=.9)
 KERNELS = Kernels(clock=.9, product_share=1.05, vector_bandwidth=.8, score_bandwidth=.5,
                   attention_share=.95, launch_gap=3e-6, accumulate_traffic=5.)
 HOPPER = dataclasses.replace(as_system('H100-80GB', 8), nic_factor=.5)
@@ -527,7 +526,8 @@ def test_power_sets_the_clock():
 @pytest.mark.parametrize('watts', [200, 500, 760, 5000])
 @pytest.mark.parametrize('work', [
     Work((Product(4096, 8192, 4096),)), Work((Product(4096, 8192, 4096, adds=True),)),
-    Work(attention=Attention(2, 16, 4, 3000, 6000, 128, .5))], ids=['product', 'adds', 'attention'])
+    Work(attention=AttentionKernel(2, 16, 4, 3000, 6000, 128, .5))],
+    ids=['product', 'adds', 'attention'])
 def test_less_power_is_a_lower_clock(work, watts):
     "Of products and of attention."
     share = min((watts / 700)**.4, 1 / .9)
@@ -546,14 +546,14 @@ def test_attention_of_training_by_hand():
         f'head_{d}': share * getattr(fit, f'head_{d}') for d in (64, 128, 192, 256, 512)})
     system = dataclasses.replace(HOPPER, power=None)
     for backward in (False, True):
-        work = Attention(2, 16, 4, 3000, 6000, 192, .4, backward, 128)
+        work = AttentionKernel(2, 16, 4, 3000, 6000, 192, .4, backward, 128)
         hand = attention_by_hand(2, 3000, 16, 4, 192, 128, 6000, .4, backward, False, system, fit)
         assert close(measured(system).busy(Work(attention=work)).compute, hand)
 
 
 def test_columns_are_priced_as_rows():
     "Many rows with few that differ, in another order each: where these are, they are priced once."
-    rng, pricer, rows = np.random.default_rng(1), measured(), 2 * FEW
+    rng, pricer, rows = np.random.default_rng(1), measured(), 2 * SOONER_COMPUTED
     m, n = rng.choice([64, 512, 3000], rows), rng.choice([128, 7000], rows)
     k, low = rng.choice([100, 4096], rows), rng.choice(['bf16', 'fp8'], rows)
     found = pricer.busy(Work((Product(m, n, k, precision=low, times=3.),))).compute
@@ -713,7 +713,7 @@ def test_a_fit_sees_what_it_may():
     assert usable.tolist() == (np.arange(len(table)) % 3 > 0).tolist()
     gone = fit_kernels.usable(job._replace(refused='no model'), seconds)
     assert not np.any(gone)
-    name, rows = next(iter(single.groups_of(job)))
+    name, rows = next(iter(single.rows_by_parameters(job)))
     fit = set_of('products', 'H100', 'trtllm', 'bf16')['fit']
     errors = fit_kernels.error_of(table, job, rows, name, fit, seconds)
     hand = [product_by_hand(row.m, row.n, row.k, single.sheet_of('H100'), fit, 'bf16')
@@ -729,7 +729,7 @@ def test_who_sees_what_in_a_fit(kind, monkeypatch):
 
     Of others one half is, and the fit that ships has not seen the sample that travels with it."""
     table = single.published_kernels(kind).query('time_us > 0').reset_index(drop=True)
-    (_, job), *_ = single.jobs_of(table, kind)
+    (_, job), *_ = single.rows_by_pricing(table, kind)
     small, seen, shape = kind == 'other', [], fit_kernels.shape_of(job)
     monkeypatch.setattr(fit_kernels, 'fit_rows', lambda df, job, rows, name, seconds, weights: (
         seen.append((name, set(rows), weights[rows])), len(seen))[1])

@@ -146,7 +146,7 @@ def test_gpus_that_can_share_experts():
         assert execution.expert_shares(model, n).tolist() == [d for d in of(n) if 12 % d == 0]
     t = {'n_gpus': np.array([12]), 'tp': np.array([1]), 'cp': np.array([1]), 'dp': np.array([12])}
     for etp in (1, 3):
-        table = execution.with_experts(t, model, {'etp': etp})
+        table = execution.with_expert_groups(t, model, {'etp': etp})
         assert table['ep'].tolist() == [d for d in of(12) if 12 % (d * etp) == 0]
         assert table['etp'].tolist() == [etp] * len(table['ep'])
 

@@ -11,7 +11,7 @@ import pytest
 
 import course
 from transformer_perf import exercises
-from transformer_perf.exercises import NotYet, on_ranks, run_packed, seed_of
+from transformer_perf.exercises import NotYet, called_on_ranks, run_packed, seed_of
 
 EACH = pytest.mark.parametrize('stem', course.EXERCISES)
 
@@ -39,7 +39,7 @@ def graded(stem, answers, seed=7):  # list: what is wrong with each step
 @pytest.fixture(scope='module', autouse=True)
 def ranks_asked_once():
     "Ranks are started once for the same functions of the same data."
-    start, known = exercises.on_ranks, {}
+    start, known = exercises.called_on_ranks, {}
 
     def on_ranks(step, function, given, helpers=()):
         codes = [marshal.dumps(f.__code__) for f in (function, *helpers)]
@@ -47,7 +47,7 @@ def ranks_asked_once():
         if asked not in known: known[asked] = start(step, function, given, helpers)
         return known[asked]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exercises, 'on_ranks', on_ranks)
+        patch.setattr(exercises, 'called_on_ranks', on_ranks)
         yield
 
 
@@ -462,10 +462,10 @@ def test_a_missing_cell_costs_its_step(tmp_path):
 # the functions behind the checks
 
 def test_ranks_that_wait_for_each_other_are_told(monkeypatch):
-    monkeypatch.setattr(exercises, 'PATIENCE', 1)
+    monkeypatch.setattr(exercises, 'RANKS_PATIENCE', 1)
     def lonely(ring, x): return ring.allreduce(x) if ring.rank else x
     with pytest.raises(NotYet, match='Step 5: the ranks wait for each other'):
-        on_ranks(5, lonely, 2 * [([1., 2.],)])
+        called_on_ranks(5, lonely, 2 * [([1., 2.],)])
 
 
 def test_packed_code_runs_in_the_notebook():

@@ -21,7 +21,7 @@ from transformer_perf.software import Software, as_software, known_software
 from transformer_perf.systems import as_system
 from transformer_perf.timeline import PLACES
 from transformer_perf.validation import predict
-from transformer_perf.validation.runs import COLUMNS, sheet_of_run
+from transformer_perf.validation.runs import RUN_COLUMNS, sheet_of_run
 
 ABOUT = 'llama3.1_8B', 64, 'H100-80GB', 256
 
@@ -347,7 +347,7 @@ def test_a_best_that_takes_longer_is_explained(tp, said, capsys):
 def rows_of_software():   # (name, pp) -> what is predicted of its row: all in one table
     def row(name, pp):
         cannot = name is not None and not known_software()[name].offers('virtual_stages', 2)
-        return dict.fromkeys(COLUMNS) | dict(
+        return dict.fromkeys(RUN_COLUMNS) | dict(
             software=name, gpu='H100-80GB', gpus_per_node=8, layers=32, hidden=4096, ffn=14336,
             heads=32, kv_heads=8, vocab=128256, seq_len=8192, gated_mlp=1, n_gpus=64, tp=4, pp=pp,
             vp=None if cannot else 1, dp=16 // pp, cp=1, micro_batch=1, global_batch=64,
@@ -457,7 +457,8 @@ def test_software_is_known_however_it_is_spelled():
 def test_a_table_needs_what_may_not_be_empty():
     "Columns that are not there are as empty ones; what is taken for them is said."
     told = row_told(software='torchtitan')
-    full = predict(pd.DataFrame([dict.fromkeys(COLUMNS) | NEEDED | dict(software='torchtitan')]))
+    row = dict.fromkeys(RUN_COLUMNS) | NEEDED | dict(software='torchtitan')
+    full = predict(pd.DataFrame([row]))
     same = ['predicted_iteration_s', 'predicted_memory_GB', 'reason', 'assumed', 'trust']
     assert told[same].tolist() == full[same].iloc[0].tolist()
     said = told.assumed.split(', ')

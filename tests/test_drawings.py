@@ -63,8 +63,9 @@ def test_tints_are_ours(color, ours):
 
 def test_one_meaning_has_one_colour():
     "Memory, passes and parts of time: within each, no colour twice."
-    from transformer_perf.plots import KEPT, PARTS, PASSES
-    for family in (KEPT.values(), [c for c, _ in PASSES.values()], [p[0] for p in PARTS.values()]):
+    from transformer_perf.plots import PASSES, SAVED_COLORS, TIME_PARTS
+    passes, parts = ([own[0] for own in of.values()] for of in (PASSES, TIME_PARTS))
+    for family in (SAVED_COLORS.values(), passes, parts):
         assert len({*family}) == len([*family])
     assert drawings.MEANINGS['optimizer'] == drawings.MEANINGS['optimizer states'] == ORANGE
     assert drawings.MEANINGS['bubble'] == drawings.MEANINGS['waiting']

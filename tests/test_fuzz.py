@@ -112,7 +112,7 @@ def defaults(cls): return {f.name: f.default for f in dataclasses.fields(cls)}
 
 CLASSES = {Model: MODEL, System: SYSTEM, Parallel: LAYOUT, scaling.Fractions: {},
            scaling.Sizes: dict(seq_len=1, embed_dim=1, heads=1, depth=1),
-           **{cls: defaults(cls) for cls in (Assumptions, *parameters.PARTS.values())}}
+           **{cls: defaults(cls) for cls in (Assumptions, *parameters.PARAMETER_PARTS.values())}}
 
 
 @pytest.mark.parametrize('cls', CLASSES, ids=lambda cls: cls.__name__)
@@ -153,9 +153,9 @@ def test_estimate(model, layout, system, preset, data):
 
 
 @tries(100)
-@given(st.data(), pick(list(parameters.PARTS)), spoiled(defaults(Assumptions)))
+@given(st.data(), pick(list(parameters.PARAMETER_PARTS)), spoiled(defaults(Assumptions)))
 def test_estimate_with_measured_parameters(data, part, changes):
-    cls = parameters.PARTS[part]
+    cls = parameters.PARAMETER_PARTS[part]
     values = contract(cls, **data.draw(spoiled(defaults(cls))))
     measured = None if values is None else parameters.Parameters(**{part: values})
     contract(lambda: estimate(MODEL, Parallel(tp=2, cp=2, pp=2, dp=2), SYSTEM, 8,
@@ -327,7 +327,7 @@ def test_no_row_of_several_schedules_is_an_answer():
     assert len(found) == 0 and 3 in found.reasons
 
 
-OPERATION = defaults(planning.Operation)
+OPERATION = defaults(planning.ClusterOperation)
 PLANNED = dict(model=SMALL, n_gpus=[8], system='A100-80GB', tokens=1e9, hours=None, usd=None,
                global_batch=64, assumptions='calibrated', prices=None, margin=.05)
 
@@ -337,19 +337,19 @@ PLANNED = dict(model=SMALL, n_gpus=[8], system='A100-80GB', tokens=1e9, hours=No
 def test_plans(asked, operation, name, extreme):
     "A job that fails all the time is no plan: it would take for ever."
     for fields in (operation, OPERATION | {name: extreme}):
-        run = contract(planning.Operation, **fields)
+        run = contract(planning.ClusterOperation, **fields)
         ask = lambda run=run: planning.plan(**asked, operation=run).rows
         found = contract(ask) if run else None
         assert found is None or np.isfinite(found.days.astype(float)).all()
 
 
 def test_what_fails_all_the_time_has_a_reason():
-    found = planning.plan(**PLANNED, operation=planning.Operation(mtbf_gpu_hours=1e-9))
+    found = planning.plan(**PLANNED, operation=planning.ClusterOperation(mtbf_gpu_hours=1e-9))
     assert len(found.rows) == 0 and 'it fails so often' in found.reasons[0]
 
 
 @tries(4)
-@given(spoiled(CASE), pick([*sensitivities.FIGURES, 'x']), odd, odd)
+@given(spoiled(CASE), pick([*sensitivities.SCALABLE, 'x']), odd, odd)
 def test_sensitivities(asked, field, ratio, number):
     contract(lambda: sensitivities.sensitivity(**asked)[['value', 'base_s', 'at_low_s']])
     contract(lambda: sensitivities.needed(field, **CASE, ratio=ratio).limit_s)

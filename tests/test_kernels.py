@@ -84,7 +84,7 @@ def test_no_product_beats_its_data_sheet(name):
     own, precision = known('products', name)
     m, n, k = (2. ** np.arange(10, 17)).reshape(-1, 1, 1), 8192, np.array([1024., 8192, 65536])
     rate = 2 * m * n * k / kernels.product_seconds(m, n, k, precision=precision, **own)
-    assert rate.max() < own['system'].matrix_flops(kernels.FORMATS[precision]) * 1e12
+    assert rate.max() < own['system'].matrix_flops(kernels.PEAK_FORMATS[precision]) * 1e12
 
 
 @given(m=side, n=side, k=side, more=st.integers(2, 16))
@@ -280,7 +280,7 @@ def test_all_that_was_measured(kind):
 def test_a_set_fitted_again():
     own = fit_kernels.read_table(BULK, 'gemm').query(
         'device == "NVIDIA H100 80GB HBM3" and framework == "TRTLLM" and gemm_dtype == "bfloat16"')
-    (_, job), = kernels.jobs_of(own, 'gemm')
+    (_, job), = kernels.rows_by_pricing(own, 'gemm')
     (_, found, held_out), = fit_kernels.fit_job(own, job, fit_kernels.measured_seconds(own))
     assert held_out.mean() < .045
     shipped = FITS['products']['H100/trtllm/bf16']

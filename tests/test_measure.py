@@ -9,8 +9,8 @@ import pytest
 
 from transformer_perf import Assumptions, Parallel, estimate
 from transformer_perf.validation.measuring import (
-    MEASURED, Machine, agreement, at_hand, attention_call, captured, collectives, copies,
-    grouped_call, in_turn, measure, planned, product_call, rates, system_of, time_of, timed,
+    MEASURED, Machine, agreement, attention_call, called_often, captured, collectives, copies,
+    grouped_call, machine_at_hand, measure, planned, product_call, rates, system_of, time_of, timed,
     vector_call, write_measured)
 from transformer_perf.parameters import measured_folder
 from transformer_perf.systems import as_system
@@ -72,7 +72,7 @@ def test_a_graph_stands_for_all_calls():
         run()
         assert made[0] - before == 5
     made = [0]
-    in_turn(lambda: made.__setitem__(0, made[0] + 1), 3)()
+    called_often(lambda: made.__setitem__(0, made[0] + 1), 3)()
     assert made == [3]
 
 
@@ -142,7 +142,7 @@ def test_parameters_are_found_again(tmp_path):
 # for real, where PyTorch is
 
 def test_shapes_and_layouts():
-    torch, machine = torch_here(), at_hand()
+    torch, machine = torch_here(), machine_at_hand()
     for layout in ('NT', 'NN', 'TN', 'TN add'):
         call = product_call(machine, layout, 32, 48, 16, 'fp32')
         assert tuple(call().shape) == (32, 48)

@@ -13,8 +13,8 @@ from transformer_perf.interop import as_job
 from transformer_perf.timeline import PLACES, job_of, memory_at, own_stages
 from transformer_perf.iteration import check_parallel, settled
 from transformer_perf.validation.memory_runs import (
-    arguments_of, counted_job, empty_gradients, left_alive, megatron_runs, not_said, peak_memory,
-    static_memory, table_of_runs, why_not, words_of)
+    counted_job, empty_gradients, known_arguments, left_alive, megatron_runs, not_said, peak_memory,
+    static_memory, table_of_runs, vocabulary_of_run, why_uncounted)
 from transformer_perf.modules import count, end_weights, ends_GB
 from transformer_perf.parameters import HANDLES, Costs, Parameters, measured_folder
 from transformer_perf.systems import as_system
@@ -48,7 +48,7 @@ def at_rest(model, layout, **changes):
 @pytest.mark.parametrize('i', RUNS.index, ids=lambda i: RUNS.id[i])
 def test_shipped_runs(i):
     run = RUNS.loc[i]
-    assert not why_not(run)
+    assert not why_uncounted(run)
     counted = sum(static_memory(run).values())
     assert abs(counted / (run.mem_allocated_bytes / 1e9) - 1) < .01
 
@@ -107,20 +107,20 @@ def test_arguments_by_hand():
 
 def test_words_are_padded():
     run = run_of('no_mmap_bin_files', 'H100')
-    assert words_of(run) == 50304 and words_of(run) % 128 == 0
+    assert vocabulary_of_run(run) == 50304 and vocabulary_of_run(run) % 128 == 0
     wide = run.copy()
     wide['tensor_model_parallel_size'] = 4.
-    assert words_of(wide) == 50688 and words_of(wide) % 512 == 0
+    assert vocabulary_of_run(wide) == 50688 and vocabulary_of_run(wide) % 512 == 0
     wide['tokenizer_type'] = 'Unknown'
-    assert words_of(wide) is None and 'tokenizer' in why_not(wide)
+    assert vocabulary_of_run(wide) is None and 'tokenizer' in why_uncounted(wide)
 
 
 def test_copies_must_be_known():
     run = run_of('no_mmap_bin_files', 'H100').copy()
     run['n_gpus'] = np.nan
-    assert 'number of GPUs' in why_not(run)
+    assert 'number of GPUs' in why_uncounted(run)
     run['use_distributed_optimizer'] = np.nan   # nothing is shared out: any number will do
-    assert not why_not(run)
+    assert not why_uncounted(run)
 
 
 def test_last_rank_by_hand():
@@ -241,9 +241,9 @@ def test_megatron_shares_experts_as_layers():
 
 def test_fsdp_of_megatron_reduces_each_time():
     run = run_of('fsdp_dtensor', 'H100')
-    parallel = as_job(arguments_of(run), 8).parallel
+    parallel = as_job(known_arguments(run), 8).parallel
     assert parallel.zero_stage == 3 and parallel.reduce_each is None
-    plain = as_job({k: v for k, v in arguments_of(run).items() if 'fsdp' not in k}, 8).parallel
+    plain = as_job({k: v for k, v in known_arguments(run).items() if 'fsdp' not in k}, 8).parallel
     assert plain.zero_stage == 1 and plain.reduce_each is False
 
 

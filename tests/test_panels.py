@@ -214,7 +214,7 @@ def test_the_advice_does_not_follow_a_slip():
 def test_the_advice_is_the_best_step(state):
     "No step that fits is faster than the one advised, priced one by one."
     state, options = state.settle()
-    steps = layer_panel.one_step(state, options, question_of(state), layer_panel.STEPS)
+    steps = layer_panel.one_step(state, options, question_of(state), layer_panel.STEP_FIELDS)
     best = layer_panel.best_step(steps, state.estimate)
     for step in steps:
         result = step.state.estimate
@@ -230,7 +230,7 @@ def test_advice_where_nothing_fits(state):
     "It says what is still too large, and recommends what leaves least to save."
     state, options = state.settle()
     words, capacity = state.show().words, as_system(state.system).hbm_capacity
-    steps = layer_panel.one_step(state, options, question_of(state), layer_panel.STEPS)
+    steps = layer_panel.one_step(state, options, question_of(state), layer_panel.STEP_FIELDS)
     least = min(step.memory for step in steps)
     assert not any(step.fits for step in steps) and least < state.estimate.stats['memory_GB']
     assert 'helps most' not in words and 'No single change makes it fit' in words
@@ -696,7 +696,7 @@ def test_a_moment_of_the_pipeline(state):
     for span, at in (((0, 100), 0), ((0, 100), 37), ((3, 9), 75), ((95, 100), 60), ((50, 50), 5)):
         watched.span.value, watched.at.value = span, at
         p = watched.pipeline
-        passes = pd.DataFrame(drawing.one_f_one_b(p))
+        passes = pd.DataFrame(drawing.passes_of_1f1b(p))
         start, end = (p.total * share / 100 for share in span)
         now = start + max(end - start, p.total / 1000) * at / panels.MOMENTS
         ended = passes[(passes.stage == 0) & (passes.end <= now + 1e-12)]
@@ -712,10 +712,10 @@ def test_a_range_of_the_pipeline(span):
     "What is white of a range, all of it drawn, is what its stages idle."
     p = drawing.Pipeline(8, 64, 1., 2., 3.)
     start, end = span = tuple(share * p.total for share in span)
-    passes = pd.DataFrame(drawing.one_f_one_b(p))
+    passes = pd.DataFrame(drawing.passes_of_1f1b(p))
     busy = (passes.end.clip(start, end) - passes.start.clip(start, end)).sum()
     busy += p.pp * max(end - max(start, p.seconds), 0)
-    drawn = drawing.drawing(drawing.timeline(0, 0, 1000, 144, p, span=span), 1000, 200)
+    drawn = drawing.drawing(drawing.drawn_timeline(0, 0, 1000, 144, p, span=span), 1000, 200)
     assert np.isclose(white_share(drawn), 1 - busy / (p.pp * (end - start)), atol=1e-3)
     assert 'left out' not in drawn
 
@@ -743,12 +743,12 @@ def test_the_candidate_of_a_wide_search_is_loaded_whole():
 
 # --- experiments, the challenge and a model of one's own ---
 
-@pytest.mark.parametrize('name', [name for name, task in layer_panel.TASKS.items() if task])
+@pytest.mark.parametrize('name', [name for name, task in layer_panel.EXPERIMENTS.items() if task])
 def test_experiments_can_be_solved(name):
     "Not solved where it begins, on a possible state; some configuration reaches the goal."
     panel = Panel(LayerState())
     panel.controls['task'].value = name
-    state, task = panel.state, layer_panel.TASKS[name]
+    state, task = panel.state, layer_panel.EXPERIMENTS[name]
     assert all(getattr(state, key) == value for key, value in task.start.items())
     if task.seconds is None: return
     assert 'not yet' in panel.output.value
@@ -785,12 +785,12 @@ CONFIG = {'model_type': 'llama', 'hidden_size': 2048, 'intermediate_size': 8192,
 def test_an_uploaded_model():
     panel = Panel(LayerState(n_gpus=64, pp=4))
     files = [{'name': '../config.json', 'content': json.dumps(CONFIG).encode()}]
-    panels.take_model(panel, files)
+    panels.load_model(panel, files)
     result = panel.state.estimate
     assert (result.model.name, result.model.embed_dim, result.model.depth) == ('uploaded', 2048, 24)
     assert 'uploaded' in panel.output.value and Path(panel.state.model).name == 'config.json'
     for content in (b'{', b'{"model_type": "bert"}'):
-        panels.take_model(panel, [{'name': 'odd.json', 'content': content}])
+        panels.load_model(panel, [{'name': 'odd.json', 'content': content}])
         assert 'This is not possible' in panel.notes.value and panel.state.model != 'odd.json'
     assert panel.state.estimate.model.name == 'uploaded'
 
@@ -1074,7 +1074,7 @@ def test_it_needs_its_extra_only_when_used():
 
 def test_bench_prints_a_line_for_each_panel(monkeypatch, capsys):
     "Of each panel one move of two controls is enough here; the command ends well."
-    every, taken, bench, found, asked = panels.tried, panels.latencies, panels.bench, {}, []
+    every, taken, bench, found, asked = panels.tried, panels.latencies, panels.bench_panels, {}, []
     def of_two(moving, names):
         asked.append(len(names))
         return taken(moving, [*names][:2])
@@ -1084,7 +1084,7 @@ def test_bench_prints_a_line_for_each_panel(monkeypatch, capsys):
 
     monkeypatch.setattr(panels, 'tried', lambda *args: every(*args)[:1])
     monkeypatch.setattr(panels, 'latencies', of_two)
-    monkeypatch.setattr('transformer_perf.panels.bench', noted)
+    monkeypatch.setattr('transformer_perf.panels.bench_panels', noted)
     with pytest.raises(SystemExit) as ended: main(['panels', '--bench'])
     assert not ended.value.code
     lines = capsys.readouterr().out.splitlines()

@@ -17,7 +17,7 @@ from test_sweeps import BIN, COMMAND, heeded, needs_mpi, run  # noqa: F401
 from transformer_perf import Model, search
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.inputs import differing
-from transformer_perf.ranks import MOST_DEALT, blocks_of
+from transformer_perf.ranks import MOST_DEALT, rounds_of_tasks
 from transformer_perf.results import STUDY, parts_in, read_table
 from transformer_perf.sweeps import (
     VARIANTS, in_a_row, left_to_do, pieces_of, sweep, tasks_of, variants_for, write_sweep)
@@ -129,14 +129,14 @@ def test_points_without_rows_are_done_too(tmp_path):
 @given(st.integers(1, 5000), st.integers(1, 1000))
 def test_blocks_shrink(number, workers):
     "All tasks, each once, in order; in a round everyone has as many, at most half of a share."
-    blocks, left = [*blocks_of([*range(number)], workers)], number
+    blocks, left = [*rounds_of_tasks([*range(number)], workers)], number
     assert [*itertools.chain(*blocks)] == [*range(number)]
     for start in range(0, len(blocks), workers):
         own, share = [len(x) for x in blocks[start:start + workers]], -(-left // workers)
         assert len({*own[:-1]}) <= 1 and own[-1] <= own[0] <= min(share, MOST_DEALT)
         assert share <= 2 or own[0] <= share / 2
         left -= sum(own)
-    assert len([*blocks_of(range(1998), 999)]) == 999   # dealt at once
+    assert len([*rounds_of_tasks(range(1998), 999)]) == 999   # dealt at once
 
 
 @pytest.mark.parametrize('points, workers', [(16**5, 999), (16**5, 1), (16**5, 2), (16**5, 500),

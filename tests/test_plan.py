@@ -19,7 +19,7 @@ from transformer_perf.models import NAMED
 from transformer_perf.advice.planning import (
     ANSWERS, BEARABLE, LEVELS, checkpoint_GB, daly_interval, goodput, on_front, operated,
     young_interval)
-from transformer_perf.advice import Operation, plan
+from transformer_perf.advice import ClusterOperation, plan
 from transformer_perf.systems import as_system
 
 H100 = 'H100-80GB'
@@ -190,7 +190,7 @@ def test_systems_are_compared():
 
 
 def test_operation_moves_days_alone(small):
-    never = Operation(mtbf_gpu_hours=1e15)
+    never = ClusterOperation(mtbf_gpu_hours=1e15)
     calm = plan('llama3.1_8B', 256, H100, tokens=1e12, batch_tokens=BATCH, operation=never)
     assert calm.row().iteration_s == small.row().iteration_s
     assert calm.row().goodput == pytest.approx(1, abs=1e-4) and calm.row().days < small.row().days
@@ -200,11 +200,11 @@ def test_intervals_are_carried_where_a_search_has_them(small):
     from transformer_perf.advice.planning import Budget, spent
     rows = small.rows.assign(iteration_low_s=.9 * small.rows.iteration_s,
                              iteration_high_s=1.2 * small.rows.iteration_s)
-    found = spent(rows, as_system(H100), 2., Budget(1e12), Operation())
+    found = spent(rows, as_system(H100), 2., Budget(1e12), ClusterOperation())
     np.testing.assert_allclose(found['days_low'], .9 * rows.days)
     np.testing.assert_allclose(found['days_high'], 1.2 * rows.days)
     np.testing.assert_allclose([found['tokens_low'], found['tokens_high']], 1e12)
-    limited = spent(rows, as_system(H100), 2., Budget(hours=100), Operation())   # time is given
+    limited = spent(rows, as_system(H100), 2., Budget(hours=100), ClusterOperation())   # of time
     np.testing.assert_allclose([limited['days_low'], limited['days_high']], 100 / 24)
     np.testing.assert_allclose(limited['tokens_low'], limited['tokens'] / 1.2)
     np.testing.assert_allclose(limited['tokens_high'], limited['tokens'] / .9)
@@ -236,9 +236,9 @@ def test_a_model_of_unknown_training_needs_tokens():
     with pytest.raises(ValueError, match='say tokens, hours or usd'): plan('mixtral_8x7B', 64, H100)
 
 
-@pytest.mark.parametrize('field', [f.name for f in dataclasses.fields(Operation)])
+@pytest.mark.parametrize('field', [f.name for f in dataclasses.fields(ClusterOperation)])
 def test_operation_is_checked(field):
-    with pytest.raises(ValueError, match=f'{field}=-1 must be'): Operation(**{field: -1})
+    with pytest.raises(ValueError, match=f'{field}=-1 must be'): ClusterOperation(**{field: -1})
 
 
 # the command
@@ -294,8 +294,9 @@ def test_a_checkpoint_by_way_of_the_host():
 
     The next one waits for the storage, though less would be lost if it came sooner."""
     rows = pd.DataFrame({'n_gpus': [16384], 'samples_per_s': [1.]})
-    of = lambda **given: operated(rows, NAMED['llama3.1_405B'], Operation(**given), as_system(H100),
-                                  as_assumptions('calibrated'))
+    model, calibrated = NAMED['llama3.1_405B'], as_assumptions('calibrated')
+    of = lambda **given: operated(rows, model, ClusterOperation(**given), as_system(H100),
+                                  calibrated)
     waits, copies = of(), of(checkpoint_async=True)
     GB = 405.85 * 14 / 16384
     assert math.isclose(waits['checkpoint_s'][0], GB / (2000 / 16384), rel_tol=1e-3)
@@ -307,8 +308,8 @@ def test_a_checkpoint_by_way_of_the_host():
     assert of(checkpoint_s=5.)['checkpoint_s'] == of(checkpoint_s=5., checkpoint_async=True)[
         'checkpoint_s'] == 5
     with pytest.raises(ValueError, match='no host_bandwidth'):
-        operated(rows, NAMED['llama3.1_405B'], Operation(checkpoint_async=True), as_system('A100'),
-                 as_assumptions('calibrated'))
+        operated(rows, model, ClusterOperation(checkpoint_async=True), as_system('A100'),
+                 calibrated)
 
 
 def played_with_failures(work, save, later, mtbf, segments=20_000):
@@ -325,7 +326,8 @@ def played_with_failures(work, save, later, mtbf, segments=20_000):
 def test_a_copy_on_the_host_is_lost_until_it_is_stored():
     "8,192 GPUs with a slow storage: what failures cost is played."
     rows = pd.DataFrame({'n_gpus': [8192], 'samples_per_s': [1.]})
-    slow = Operation(checkpoint_async=True, checkpoint_GBps=4e-4, restart_s=0., mtbf_gpu_hours=2e4)
+    slow = ClusterOperation(checkpoint_async=True, checkpoint_GBps=4e-4, restart_s=0.,
+                            mtbf_gpu_hours=2e4)
     found = {name: x[0] for name, x in operated(
         rows, NAMED['llama3.1_405B'], slow, as_system(H100), as_assumptions('calibrated')).items()}
     later = found['checkpoint_GB'] / 8192 / 4e-4 - found['checkpoint_s']
@@ -355,8 +357,8 @@ def test_each_row_saves_what_it_keeps():
     by = found.rows.groupby('optimizer').checkpoint_GB
     assert (by.nunique() == 1).all() and by.first()['muon'] < by.first()['adam']
     row = found.rows.iloc[0]
-    seconds = row.checkpoint_GB / 256 / Operation().checkpoint_GBps
+    seconds = row.checkpoint_GB / 256 / ClusterOperation().checkpoint_GBps
     assert math.isclose(row.checkpoint_s, seconds)
     told = plan('llama3.1_70B', 256, H100, tokens=1e12, global_batch=512,
-                operation=Operation(checkpoint_bytes=2.)).rows.iloc[0]
+                operation=ClusterOperation(checkpoint_bytes=2.)).rows.iloc[0]
     assert math.isclose(told.checkpoint_GB, 2 * NAMED['llama3.1_70B'].parameters / 1e9)

@@ -18,8 +18,8 @@ from transformer_perf import search
 from transformer_perf.timeline import COMPONENTS
 from transformer_perf.models import as_model
 from transformer_perf.plots import (
-    PARTS, PLACED, against_gpus, communication, configurations, heat_map, look_of, micro_batches,
-    placements, timeline, training_days)
+    PLACED, TIME_PARTS, against_gpus, communication, configurations, heat_map, look_of,
+    micro_batches, placements, timeline, training_days)
 from transformer_perf.sweeps import PAPER_GPUS, paper_systems, sweep
 from transformer_perf.systems import as_system
 
@@ -208,7 +208,7 @@ def test_lines_can_be_told_apart_without_colour():
     assert len({look['color'] for look in looks}) == 3 and len(shapes) == 9
     groups = look_of(f'{n} GPUs' for n in (4, 8, 32, 64, 256))
     assert len({look['marker'] for look in groups.values()}) == 5
-    assert list(PARTS) == list(COMPONENTS) and len(set(PARTS.values())) == len(PARTS)
+    assert list(TIME_PARTS) == list(COMPONENTS) and len(set(TIME_PARTS.values())) == len(TIME_PARTS)
 
 
 def test_micro_batches_are_those_of_the_batch():

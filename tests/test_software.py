@@ -13,13 +13,13 @@ from transformer_perf.cli import main
 from transformer_perf.choices import GRAPHED, graphed, launched
 from transformer_perf.estimates import CHOICES, Assumptions, Group, Product, as_assumptions
 from transformer_perf.interop import as_job, export
-from transformer_perf.kernels import collective_time, product_time, send_seconds
+from transformer_perf.kernels import priced_collective, product_time, send_seconds
 from transformer_perf.parameters import changed, read_calibration
 from transformer_perf.schedules import chunks_of, ends_dealt, layout_of
 from transformer_perf.validation.runs import run_jobs
 from transformer_perf.software import as_software, known_software, run_by
 from transformer_perf.systems import as_system
-from transformer_perf.validation.calibration import check_measured
+from transformer_perf.validation.calibration import check_generation
 from transformer_perf.validation import predict, published
 
 CALIBRATED = as_assumptions('calibrated')
@@ -213,7 +213,7 @@ def with_facts(layout, batch=4, chooses=OPEN, **knows):
 
 
 def collective(one, kind, GB, *group):
-    return float(collective_time(kind, GB, Group(*group), PAIR, one.assumptions.measured))
+    return float(priced_collective(kind, GB, Group(*group), PAIR, one.assumptions.measured))
 
 
 def test_a_gate_apart_sums_up_its_gradient():
@@ -446,7 +446,7 @@ def test_kernels_that_nobody_measured(system, generation):
     found = search('llama3.1_8B', 8, system, 64, assumptions='calibrated', k=1)
     assert f'no kernel of {sheet.architecture}' in found.evidence[0]
     with pytest.raises(ValueError, match='parameters are fitted for Ampere, Hopper, Blackwell'):
-        check_measured(sheet, CALIBRATED)
+        check_generation(sheet, CALIBRATED)
 
 
 @pytest.mark.parametrize('system', ['MI300X', 'MI325X', 'MI355X', 'Gaudi3'])

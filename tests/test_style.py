@@ -101,6 +101,27 @@ def test_a_choice_is_written_as_one():
     assert not found
 
 
+# names
+
+def defined_in(module):  # set
+    "What a module defines for all that stands in it: functions, classes and values."
+    body = ast.parse(MODULES[module]).body
+    found = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    found |= {name.id for target in targets for name in ast.walk(target)
+              if isinstance(name, ast.Name)}
+    return {name for name in found if not name.startswith('__')}
+
+
+def test_one_name_has_one_meaning():
+    "A name that is looked for is found once, whichever room asks for it."
+    rooms = {}
+    for module in MODULES:
+        for name in defined_in(module): rooms.setdefault(name, []).append(module)
+    assert len(rooms) > 2000
+    assert not {name: own for name, own in rooms.items() if len(own) > 1}
+
+
 # imports
 
 CORE = {   # each rests on all that it needs, and on no wing

@@ -21,7 +21,7 @@ from transformer_perf import search, sweeps
 from transformer_perf.models import as_model
 from transformer_perf.results import read_table
 from transformer_perf.sweeps import (
-    PAPER_MODELS, VARIANTS, Shards, packed, run_task, sweep, tasks_of)
+    PAPER_MODELS, VARIANTS, Shards, packed_result, run_task, sweep, tasks_of)
 from transformer_perf.systems import as_system
 
 BIN = Path(sys.executable).parent
@@ -283,7 +283,7 @@ def test_a_shard_of_another_task_is_not_taken(tmp_path):
     one, other = tasks_of(['gpt3'], {'A100': 'A100'}, [64], ['1d', '2d-seqp'],
                           global_batch=4096, assumptions='corrected')
     shards = Shards(tmp_path)
-    for task in (one, other): shards.save(task, packed(run_task, task))
+    for task in (one, other): shards.save(task, packed_result(run_task, task))
     assert shards.load(one) != shards.load(other)
     shards.path(one).write_bytes(shards.path(other).read_bytes())
     assert shards.load(one) is None and shards.load(other)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings, strategies as st
 
 from transformer_perf import Model, Parallel, estimate, kernels, search
-from transformer_perf.estimates import Attention, Group, Product, as_assumptions
+from transformer_perf.estimates import AttentionKernel, Group, Product, as_assumptions
 from transformer_perf.explained import figures_told
 from transformer_perf.parameters import Costs
-from transformer_perf.quantities import Quantity, column_of, named, plain, told
+from transformer_perf.quantities import Quantity, named, plain, stacked_column, told
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.systems import PHYSICAL
 from transformer_perf.traced import Explanation, leaves_of
@@ -50,7 +50,7 @@ def names_for(one):
     schedule = SCHEDULES[one.parallel.schedule]
     priced = ('product_time', 'attention_time', 'collective_time', 'exchange_time', 'send_seconds')
     return {**vars(math), 'max': max, 'min': min, 'Group': Group, 'Product': Product,
-            'Attention': Attention, 'idle': schedule.idle, 'saved': schedule.saved,
+            'Attention': AttentionKernel, 'idle': schedule.idle, 'saved': schedule.saved,
             'system': one.system, 'parameters': one.assumptions.measured,
             **{name: getattr(kernels, name) for name in priced}}
 
@@ -319,7 +319,7 @@ def test_each_name_means_one_number():
 
 def test_columns_of_quantities():
     "NumPy's functions of arrays are those of each."
-    column = column_of([x, y, 0.])
+    column = stacked_column([x, y, 0.])
     found = np.maximum(column * 2 - 1, 0)[:2]
     assert [one.formula for one in found] == ['max(x * 2 - 1, 0)', 'max(y * 2 - 1, 0)']
     assert np.add.accumulate(column)[-1].formula == 'x + y' and column.any()
@@ -329,8 +329,8 @@ def test_columns_of_quantities():
 
 @pytest.mark.parametrize('lost', [
     float, lambda x: np.array([x], dtype=float), lambda x: np.clip(x, 0, 1), np.mean, range, list,
-    np.abs, np.exp, np.floor, hash, lambda x: np.stack([x, x]), lambda x: -column_of([x]),
-    lambda x: operator.iadd(column_of([x]), 1)])
+    np.abs, np.exp, np.floor, hash, lambda x: np.stack([x, x]), lambda x: -stacked_column([x]),
+    lambda x: operator.iadd(stacked_column([x]), 1)])
 def test_a_name_is_not_lost_in_silence(lost):
     "Nor kept by a cache, which would hand it to those who asked for a plain number."
     with pytest.raises((TypeError, ValueError)): lost(x)

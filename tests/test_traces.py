@@ -14,7 +14,7 @@ from transformer_perf import Parallel, estimate, search
 from transformer_perf.cli import main
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.interop.traces import (
-    TICKS, in_us, messages_between, opened, picture_of, slices_of, trace_of, write_trace)
+    TICKS, in_us, iteration_picture, messages_between, opened, slices_of, trace_of, write_trace)
 
 CASES = {
     **{name: ('llama3.1_70B', dict(tp=8, pp=4, dp=2, schedule=name)) for name in SCHEDULES},
@@ -131,7 +131,7 @@ def test_memory_is_that_of_the_estimate(case):
 
 def test_picture(case):
     one = case[0]
-    figure = picture_of(one)
+    figure = iteration_picture(one)
     passes, memory = figure.axes
     assert passes.get_xlim() == memory.get_xlim() == (0, one.stats['iteration_s'])
     highest = max(max(line.get_ydata()) for line in memory.lines)
@@ -160,7 +160,7 @@ def test_files(tmp_path, capsys):
 
 
 def test_what_cannot_be_traced():
-    with pytest.raises(ValueError, match='one=.* must be'): picture_of('gpt3')
+    with pytest.raises(ValueError, match='one=.* must be'): iteration_picture('gpt3')
     with pytest.raises(ValueError, match='one=.* must be'): trace_of({'tp': 1})
     many = estimate('gpt3', Parallel(pp=96), 'H200', 2048, assumptions='corrected')
     with pytest.raises(ValueError, match='too many to play'): trace_of(many)

@@ -17,7 +17,7 @@ from transformer_perf.interop import Job, as_job, export
 from transformer_perf.kernels import product_time
 from transformer_perf.models import as_model
 from transformer_perf.timeline import COMPONENTS
-from transformer_perf.parameters import PARTS, changed, limits, read_calibration, value_of
+from transformer_perf.parameters import PARAMETER_PARTS, changed, limits, read_calibration, value_of
 from transformer_perf.validation.runs import clean, run_jobs
 from transformer_perf.systems import as_system
 from transformer_perf.validation.predictions import (
@@ -312,7 +312,7 @@ def test_fitted_parameters_are_within_bounds():
     assert (table.low <= table.value + 1e-9).all() and (table.value <= table.high + 1e-9).all()
 
 
-BOUNDED = [f'{part}.{field.name}' for part, kind in PARTS.items()
+BOUNDED = [f'{part}.{field.name}' for part, kind in PARAMETER_PARTS.items()
            for field in dataclasses.fields(kind) if field.metadata]
 
 

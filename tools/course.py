@@ -86,7 +86,7 @@ PACKED = "run_packed('''\n{}\n''', globals())   # {}"
 def packed(source):
     "Code of which nothing can be read, in lines."
     from transformer_perf import exercises
-    return '\n'.join(textwrap.wrap(exercises.packed(source), 99, break_on_hyphens=False))
+    return '\n'.join(textwrap.wrap(exercises.hidden_code(source), 99, break_on_hyphens=False))
 
 
 def is_check(source): return bool(re.search('^# check$', source, re.MULTILINE))

@@ -9,7 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-from transformer_perf.plots import KEPT, LIGHT, ORANGE, PALETTE, PARTS, PASSES, YELLOW
+from transformer_perf.plots import LIGHT, ORANGE, PALETTE, PASSES, SAVED_COLORS, TIME_PARTS, YELLOW
 from transformer_perf.timeline import COMPONENTS
 
 SMALLEST = 8           # points of a text at the size at which a page shows it
@@ -22,8 +22,9 @@ UNITS = {              # words of an axis that say what its numbers count
     'passes', 'numbers', 'kB', 'work'}
 RATE = re.compile(r'\w/\w')   # TFLOP/s
 MEANINGS = {   # words of a legend -> their colour, in every picture
-    **KEPT, 'optimizer states': ORANGE, **{words: color for color, words in PASSES.values()},
-    **{words: PARTS[name][0] for name, words in COMPONENTS.items()},
+    **SAVED_COLORS, 'optimizer states': ORANGE,
+    **{words: color for color, words in PASSES.values()},
+    **{words: TIME_PARTS[name][0] for name, words in COMPONENTS.items()},
     'idle': LIGHT, 'waiting': LIGHT}
 NUMBER = re.compile(r'\W*\d[\d.,]*\D{0,3}|\$.*\d.*\$')   # -1,000; 50 %; $10^3$
 

@@ -24,11 +24,11 @@ from transformer_perf.validation.runs import (
 from transformer_perf.validation import (
     of_values, picked, predict, read_runs, recipe_score, table_of, with_sets)
 from transformer_perf.validation.predictions import (
-    OTHERS, TOO_LARGE, but_tests, features_of, never_seen, source_of)
+    ERRORS_OF_OTHERS, TOO_LARGE, but_tests, features_of, never_seen, source_of)
 from transformer_perf.validation.calibration import (
-    PROTOCOL, Entry, Fit, calibrate_network, entries_of, evidence_of, feasible,
-    least_squares_within, published_collectives, replaced, residuals_of, seen_in, table_of_fit,
-    understood)
+    PROTOCOL, CalibrationResult, Entry, calibrate_network, entries_of, evidence_of, feasible,
+    layout_understood, least_squares_within, published_collectives, residuals_of, seen_in,
+    sets_with, table_of_fit)
 
 from recipes import recipes
 
@@ -249,9 +249,9 @@ def fit_stacks(problem, sets, weights):  # (sets, (Tangent, first, pulls), value
     t = tangent_at(problem, list(pulls), sets)
     first, pull = t.values, np.array(list(pulls.values()))
     values, _ = settled_at(t, first, weights, pull)
-    t = tangent_at(problem, list(pulls), replaced(sets, t.entries, values))
+    t = tangent_at(problem, list(pulls), sets_with(sets, t.entries, values))
     values, error = settled_at(t, first, weights, pull)
-    sets = replaced(sets, t.entries, values)
+    sets = sets_with(sets, t.entries, values)
     return sets, (t, first, pull), values, error
 
 
@@ -321,7 +321,7 @@ def halves_apart(stacks_at, sets, weights, half):  # list of sets
     "What each stack has of its own, fitted to the other half of the runs."
     t, first, pull = stacks_at
     fits = (settled_at(t, first, weights * (half != i).to_numpy(), pull)[0] for i in range(2))
-    return [replaced(sets, t.entries, values) for values in fits]
+    return [sets_with(sets, t.entries, values) for values in fits]
 
 LEVELS = {'half held out': (.08, .92), 'never seen': (.05, .95),   # few sources tell: wider
           'unnamed': (.05, .95)}
@@ -386,7 +386,7 @@ def error_table(df, columns, covered):  # DataFrame, a row per source, in percen
         f'{name}, inside %': (100 * by(x.astype(float)).mean()).round(0)
         for name, x in covered.items()})
     table = table.reset_index(names='source')
-    return table.assign(others=table.source.map(OTHERS).fillna(''))
+    return table.assign(others=table.source.map(ERRORS_OF_OTHERS).fillna(''))
 
 
 def residual_table(df, columns):  # DataFrame, a row per source, GPU, model and precision
@@ -422,7 +422,8 @@ def calibrate_published(measured, path, more=None):  # DataFrame
     without = {name: flat_changes(final, k) for name, k in without_each(
         common[0], sets, weights, source_of(runs)).items()}
     halves = [flat_changes(final, k) for k in halves_apart(stacks_at, sets, weights, half_of(runs))]
-    fit = Fit(Calibration(final), table_of_fit(stacks_at[0].entries, *own, own[1] < 0), runs)
+    table = table_of_fit(stacks_at[0].entries, *own, own[1] < 0)
+    fit = CalibrationResult(Calibration(final), table, runs)
     rows = [*fitted_rows(common[0], *common[1:]), *fitted_rows(stacks_at[0], *own)]
     about = 'fitted by tools/fit.py RUNS.csv'
     kinds = without_kinds(common[0], sets, weights, runs)
@@ -463,7 +464,7 @@ def add_records(path, runs, fitted, others):  # DataFrame, a row per source
                'half held out': covered_apart(seen, halves, half, 'half held out')}
     errors = error_table(judged, columns, covered)
     aside(errors)
-    like = understood(seen.predicted_iteration_s / seen.iteration_s)
+    like = layout_understood(seen.predicted_iteration_s / seen.iteration_s)
     regret = picked(seen[source_of(seen) == 'vtrain-multi'])
     found |= dict(
         errors=rows(errors), residuals=rows(residual_table(judged, columns)), fitted=fitted,

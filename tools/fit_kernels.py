@@ -17,7 +17,7 @@ from scipy.optimize import least_squares
 
 from transformer_perf.inputs import write_whole
 from transformer_perf.measured_kernels import (
-    KINDS, TABLES, groups_of, jobs_of, price_of, published_kernels, sheet_of)
+    KERNEL_FITS, TABLES, price_of, published_kernels, rows_by_parameters, rows_by_pricing, sheet_of)
 from transformer_perf.parameters import generations, measured_folder
 
 SOURCE = ('NVIDIA, ai-dynamo/aiconfigurator @ 095f58a51c (Apache-2.0), half of the rows of its '
@@ -89,7 +89,7 @@ def shape_of(job):  # whole numbers
 def fit_rows(df, job, rows, name, seconds, weights):  # parameters
     "The parameters of one set."
     return fit_shares(
-        KINDS[job.kind], price_of(df, job, rows, name), seconds[rows], weights[rows],
+        KERNEL_FITS[job.kind], price_of(df, job, rows, name), seconds[rows], weights[rows],
         starts=({}, *STARTS.get(job.kind, ())), pull=PULL.get(job.kind, .004),
         scale=NOISE.get(job.kind, .05))
 
@@ -131,7 +131,7 @@ def fit_job(df, job, seconds):  # yields (name, parameters, their errors on shap
     folds = FOLDS.get(job.kind, 2)
     part = shape // 100 % folds
     sample = (shape % 100 < SAMPLE) & (folds == 2)
-    for name, rows in groups_of(job):
+    for name, rows in rows_by_parameters(job):
         rows = rows[right[rows]]
         if len(rows) < 8: continue
         errors = []
@@ -152,11 +152,11 @@ def read_table(folder, kind):  # DataFrame
 
 def fit_tables(folder):  # dict: what kernels.json holds
     "All sets of parameters, fitted to the tables of measured kernels."
-    found = {'source': SOURCE, 'errors': {}} | {kind: {} for kind in KINDS}
+    found = {'source': SOURCE, 'errors': {}} | {kind: {} for kind in KERNEL_FITS}
     for table in TABLES:
         df = read_table(folder, table)
         seconds = measured_seconds(df)
-        for rows, job in jobs_of(df, table):
+        for rows, job in rows_by_pricing(df, table):
             for name, fit, errors in fit_job(df.iloc[rows], job, seconds[rows]):
                 found[job.kind][name] = list(dataclasses.astuple(fit))
                 found['errors'][f'{job.kind}/{name}'] = [
@@ -174,7 +174,7 @@ def save_fits(found, path):
 
 def sample_of(df, kind):  # DataFrame
     "What travels with the package: rows that no fit has seen, and those of the pictures."
-    (_, job), = jobs_of(df, kind)
+    (_, job), = rows_by_pricing(df, kind)
     new = shape_of(job) % 100 < SAMPLE
     place = df[new].groupby([job.keys[c][new] for c in job.keys]).cumcount()
     some = df.index.isin(place[place < EACH[kind]].index)

@@ -13,8 +13,8 @@ from transformer_perf.execution import practice, search
 from transformer_perf.validation import predict, read_runs, recipe_score
 from transformer_perf.validation.predictions import features_of, source_of
 from transformer_perf.validation.runs import (
-    assumptions_for, at_row, batches_of, chosen, clean, facts_of, holds, model_at, precision_of,
-    priced, recipe_records, row_name, texts)
+    assumptions_for, at_row, batches_of, candidates_priced, clean, facts_of_runs, fastest_that_fits,
+    holds, model_at, precision_of, recipe_records, row_name, texts)
 
 SWEEPS = ('vtrain-multi', 'vtrain-single', 'simumax-b200', 'mcore-goldens', 'aleph-alpha',
           'aleph-alpha-old-kernels', 'bloom', 'nanotron', 'internevo')   # no one's choice
@@ -24,7 +24,7 @@ HELD = ('precision', 'cuda_graphs', 'dispatcher', 'ep_overlap', 'dp_overlap', 't
 
 def tried_by(row):  # dict: choice -> values
     "All that the software of one clean run had to choose from, where that is less than today."
-    x, found = facts_of(row), {}
+    x, found = facts_of_runs(row), {}
     for record in recipe_records():
         if 'tries' in record and holds(record, x).all(): found |= record['tries']
     return found
@@ -46,7 +46,7 @@ def recipe_found(row, assumptions, k):  # (own, free, alone)
 
     `row` is a clean table of one row; `own` has its columns of a search."""
     batch, = batches_of(row)
-    first, _ = chosen(batch, priced(batch, assumptions))
+    first, _ = fastest_that_fits(batch, candidates_priced(batch, assumptions))
     own, model = at_row(batch.t, first[0]), model_at(batch, first[0])
     tried = tried_by(row)
     asked = asked_of(model, own, tried)

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['ANYWHERE', 'WIDTH', 'MLP_DERIVED', 'HEAD_OF_128', 'DERIVED', 'TIED', 'TIED_DERIVED', 'GELU', 'RELU2', 'NO_WINDOW',
-           'SWITCHED', 'QWEN_ROUTED', 'COUNTED', 'ALL_ROUTED', 'DENSE_FIRST', 'PLAIN', 'DEEPEST', 'SIZES',
-           'HIDDEN_ACTS', 'PLACES', 'LATENT', 'EXPERTS', 'AHEAD', 'Config', 'Family', 'basic', 'attention', 'rule_of',
-           'places_of_experts', 'router_groups', 'experts', 'is_config', 'together', 'fields_of', 'settled']
+           'SWITCHED', 'QWEN_ROUTED', 'COUNTED', 'ALL_ROUTED', 'DENSE_FIRST', 'PLAIN', 'DEEPEST', 'SIZE_KEYS',
+           'HIDDEN_ACTS', 'BIASED_PLACES', 'LATENT_KEYS', 'EXPERT_KEYS', 'AHEAD', 'Config', 'Family', 'basic',
+           'attention_fields', 'rule_of', 'places_of_experts', 'router_groups', 'experts', 'is_config',
+           'fields_together', 'fields_of', 'without_usual']
 
 # %% ../nbs/81_configs.ipynb #00bc0005
 from collections.abc import Callable
@@ -90,7 +91,7 @@ FOREIGN = {   # a kind of thing -> the keys, or their beginnings (with *), that 
         'zero_expert_num cla_share_factor use_cla pruned_heads word_embed_proj_dim '
         'num_experts_per_layer embedding_size num_residual_streams engram_* ngram_*'}
 
-def named_in(key, names):
+def among_names(key, names):
     "Whether a key is among names, or begins with one that ends in a star."
     return any(key.startswith(name[:-1]) if name.endswith('*') else key == name
                for name in names.split())
@@ -104,7 +105,7 @@ def foreign_keys(given, known=''):  # list of str
             matches = [whole_name] if whole_name == name else [
                 key for key in given if str(key).startswith(whole_name)]
             found += [key for key in matches if given.get(key) not in (None, False, 0, '', [], {})]
-    return [key for key in found if not named_in(key, known)]
+    return [key for key in found if not among_names(key, known)]
 
 # %% ../nbs/81_configs.ipynb #00bc000b
 KNOWN_LAYERS = ('full_attention', 'sliding_attention')
@@ -114,7 +115,7 @@ def other_layers(given, known):  # list of str
     lists = (given.get(key) for key in ('layer_types', 'attn_type_list'))
     listed = [kind for found in lists if isinstance(found, list) for kind in found]
     return list(dict.fromkeys(quoted(kind) for kind in listed if kind not in (*KNOWN_LAYERS, 1)
-                              and not named_in(str(kind), known)))
+                              and not among_names(str(kind), known)))
 
 def check_expressible(given, nested, known):
     "A ValueError that names every key of a file that no field of a Model can say."
@@ -494,14 +495,15 @@ def granite_hybrid(c, found):
     ffn = {'ffn': MLP(c.needed('shared_intermediate_size'), True)}
     return in_places(places, ffn | {'mixer': mamba2(c)}, ffn)
 
-LETTERS = {'M': 'mamba', '*': 'attention', '-': 'mlp', 'E': 'moe'}
+HYBRID_LETTERS = {'M': 'mamba', '*': 'attention', '-': 'mlp', 'E': 'moe'}
 
 def nemotron_h(c, found):
     "Layers that are one half each: Mamba-2, attention, an MLP or experts."
     pattern = c.given.get('hybrid_override_pattern')
     if pattern:
         of_type(pattern, str, 'hybrid_override_pattern')
-        kinds = [LETTERS[nearest(letter, LETTERS, 'kind of layer')] for letter in pattern]
+        kinds = [HYBRID_LETTERS[nearest(letter, HYBRID_LETTERS, 'kind of layer')]
+                 for letter in pattern]
     else: kinds = of_type(c.said('layers_block_type')[1], list, 'layers_block_type')
     halves = {'mamba': lambda: {'mixer': mamba2(c), 'ffn': Nothing()},
               'attention': lambda: {'ffn': Nothing()}, 'mlp': lambda: {'mixer': Nothing()},
@@ -686,7 +688,7 @@ def llama4(c, found):
     dense = {'ffn': MLP(c.needed('intermediate_size_mlp'), True)}
     attends = in_places(chunked or all_but_each(every, depth), {'mixer': mixer})
     routed = in_places([i in places for i in range(depth)], {}, dense)
-    return together(attends, routed, {'shared_expert_dim': found['expert_dim']})
+    return fields_together(attends, routed, {'shared_expert_dim': found['expert_dim']})
 
 def falcon_h1(c, found):
     "Attention and Mamba-2 side by side in every layer."
@@ -789,17 +791,17 @@ FAMILIES |= {   # whose layers have shapes of their own
 
 # %% ../nbs/81_configs.ipynb #00bc0010
 DEEPEST = 10_000   # layers
-SIZES = {'embed_dim': 'hidden_size n_embd n_embed', 'depth': 'num_hidden_layers n_layer',
-         'heads': 'num_attention_heads n_head', 'vocab': 'vocab_size',
-         'seq_len': 'max_position_embeddings n_positions'}
+SIZE_KEYS = {'embed_dim': 'hidden_size n_embd n_embed', 'depth': 'num_hidden_layers n_layer',
+             'heads': 'num_attention_heads n_head', 'vocab': 'vocab_size',
+             'seq_len': 'max_position_embeddings n_positions'}
 HIDDEN_ACTS = {
     'silu': 'silu', 'swish': 'silu', 'relu2': 'squared_relu', 'relu': 'relu', 'xielu': 'xielu',
     **dict.fromkeys(('gelu', 'gelu_new', 'gelu_fast', 'gelu_python', 'gelu_pytorch_tanh'), 'gelu')}
-PLACES = {'attention mlp': 'all', '': 'none', **{one: one for one in BIASED}}
+BIASED_PLACES = {'attention mlp': 'all', '': 'none', **{one: one for one in BIASED}}
 
 def basic(c: Config, family):  # dict of fields
     "Sizes, activation, norms and biases."
-    found = {field: c.needed(names) for field, names in SIZES.items()}
+    found = {field: c.needed(names) for field, names in SIZE_KEYS.items()}
     whole(found['depth'], 'num_hidden_layers', most=DEEPEST)
     name = 'hidden_activation' if c.given.get('hidden_activation') else (
         'activation_function' if 'activation_function' in c.given else 'hidden_act')
@@ -807,18 +809,18 @@ def basic(c: Config, family):  # dict of fields
     found['mlp_dim'] = c.size('intermediate_size n_inner') or 4 * found['embed_dim']
     where = ' '.join(sorted(place for key, place in family.biases.items()
                             if key is None or c.on(key)))
-    if where not in PLACES: raise unsayable(f'biases of {where} alone')
-    found |= {'biases': PLACES[where], 'gated_mlp': True,
+    if where not in BIASED_PLACES: raise unsayable(f'biases of {where} alone')
+    found |= {'biases': BIASED_PLACES[where], 'gated_mlp': True,
               'tied_embeddings': c.on('tie_word_embeddings')}
     return found | family.about | {field: c.on(key) for field, key in family.flags.items()}
 
 # %% ../nbs/81_configs.ipynb #00bc0012
-LATENT = ('kv_lora_rank', 'qk_nope_head_dim', 'qk_rope_head_dim', 'v_head_dim')
+LATENT_KEYS = ('kv_lora_rank', 'qk_nope_head_dim', 'qk_rope_head_dim', 'v_head_dim')
 
-def attention(c: Config, family, found):  # dict of fields
+def attention_fields(c: Config, family, found):  # dict of fields
     "The heads: their widths, or those of latents."
     if family.latent:
-        widths = {name: c.needed(name) for name in LATENT}
+        widths = {name: c.needed(name) for name in LATENT_KEYS}
         return widths | {'q_lora_rank': c.size('q_lora_rank')}
     e, heads = found['embed_dim'], found['heads']
     width, groups = c.size('head_dim attention_head_dim'), c.size('num_key_value_heads')
@@ -857,7 +859,7 @@ def windows(c: Config, family, depth):  # dict of fields
     return {'window': window} | in_places(layers, {}, {'window': None})
 
 # %% ../nbs/81_configs.ipynb #00bc0016
-LISTS = ('mlp_layer_types', 'moe_layer_freq')   # the second may be a list of 0 and 1
+LIST_KEYS = ('mlp_layer_types', 'moe_layer_freq')   # the second may be a list of 0 and 1
 
 def by_rules(c: Config, depth):  # list of bool
     "The layers with experts, by four keys."
@@ -871,11 +873,11 @@ def by_rules(c: Config, depth):  # list of bool
 
 def with_experts(c: Config, depth):  # list of bool
     "The layers with experts."
-    listed = [key for key in LISTS if isinstance(c.given.get(key), list)]
+    listed = [key for key in LIST_KEYS if isinstance(c.given.get(key), list)]
     if not listed: return by_rules(c, depth)
     words = ['sparse' if x == 1 else 'dense' if x == 0 else x for x in c.given[listed[0]]]
     layers = layers_listed(listed[0], words, ('sparse', 'dense'), depth)
-    plain = c._replace(given={key: x for key, x in c.given.items() if key not in LISTS})
+    plain = c._replace(given={key: x for key, x in c.given.items() if key not in LIST_KEYS})
     if c.given.get('first_k_dense_replace') and layers != by_rules(plain, depth):
         raise ValueError(f'{listed[0]} contradicts first_k_dense_replace='
                          f'{c.given["first_k_dense_replace"]}')
@@ -902,7 +904,7 @@ def places_of_experts(c: Config, depth):  # dict of fields
     return in_places(layers, {}, {'experts': None})
 
 # %% ../nbs/81_configs.ipynb #00bc0017
-EXPERTS = 'num_local_experts num_experts n_routed_experts'
+EXPERT_KEYS = 'num_local_experts num_experts n_routed_experts'
 
 def router_groups(c: Config):  # dict of fields
     "Groups of experts of which a token goes to a few, where a file limits it to less than all."
@@ -913,13 +915,13 @@ def router_groups(c: Config):  # dict of fields
 
 def experts(c: Config, family, depth):  # dict of fields
     "Routed experts and shared ones."
-    if not family.experts or not c.size(EXPERTS, least=0): return {}
+    if not family.experts or not c.size(EXPERT_KEYS, least=0): return {}
     places = places_of_experts(c, depth)
     if places is None: return dict.fromkeys(('router_bias', 'shared_expert_gate'), False)
     width, shared = c.needed(family.experts), c.size('shared_expert_intermediate_size', least=0)
     if shared is None:
         shared = width * (c.size('n_shared_experts num_shared_experts', least=0) or 0)
-    return {'experts': c.needed(EXPERTS), 'expert_dim': width, **places, **router_groups(c),
+    return {'experts': c.needed(EXPERT_KEYS), 'expert_dim': width, **places, **router_groups(c),
             'experts_per_token': c.needed(
                 'num_experts_per_tok experts_per_token num_experts_per_token'),
             'shared_expert_dim': shared or None,
@@ -978,16 +980,16 @@ def check_family(c: Config, kind, family):
     for key in family.never:
         if c.on(key): raise unsayable(f'{key} of {kind}')
     others = {'kv_lora_rank': family.latent, **dict.fromkeys(AHEAD.split(), family.mtp),
-              **dict.fromkeys(EXPERTS.split(), bool(family.experts)),
+              **dict.fromkeys(EXPERT_KEYS.split(), bool(family.experts)),
               'sliding_window': family.windows or c.given.get('use_sliding_window') is False}
     for key, has in others.items():
-        if c.given.get(key) and not has and not named_in(key, family.reads):
+        if c.given.get(key) and not has and not among_names(key, family.reads):
             raise ValueError(f'{key}={quoted(c.given[key])} has no meaning in a {kind}')
 
 # %% ../nbs/81_configs.ipynb #00bc0025
 AHEAD = 'num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers'
 
-def together(*several):  # dict of fields
+def fields_together(*several):  # dict of fields
     "Fields of several; what each layer has of its own, layer by layer."
     apart = [fields['layers'] for fields in several if 'layers' in fields]
     found = {name: value for fields in several for name, value in fields.items()}
@@ -1009,15 +1011,15 @@ def fields_of(given):  # dict: field of a Model -> value
     check_family(c, kind, family)
     found = basic(c, family)
     depth = found['depth']
-    found |= attention(c, family, found)
-    found = together(found, windows(c, family, depth), experts(c, family, depth))
-    if family.more: found = together(found, family.more(c, found))
+    found |= attention_fields(c, family, found)
+    found = fields_together(found, windows(c, family, depth), experts(c, family, depth))
+    if family.more: found = fields_together(found, family.more(c, found))
     if family.mtp and any(text.get(key) for key in AHEAD.split()):
         found['mtp_layers'] = c.size(AHEAD, least=0)
-    return settled(found) | {'name': kind}
+    return without_usual(found) | {'name': kind}
 
 # %% ../nbs/81_configs.ipynb #00bc0027
-def settled(found):  # dict
+def without_usual(found):  # dict
     "Fields without those that say what is so anyway."
     plain = not found['gated_mlp']
     if found['biases'] == ('all' if plain else 'none'): del found['biases']

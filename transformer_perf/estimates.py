@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['RECIPES', 'LARGEST_KEY', 'COLLECTIVES', 'KINDS', 'ALONE', 'TALK', 'CONTEXTS', 'ONCE', 'DISPATCHERS', 'FITS_BY',
            'MENDED', 'AS_TRAINED', 'IDEAL', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES', 'PRESETS', 'GROUP_COLUMNS',
-           'Product', 'Attention', 'Message', 'Work', 'Matrix', 'Operation', 'Recipe', 'where', 'any_of', 'different',
-           'recipe_of', 'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works', 'stacked',
-           'joined_works', 'in_order', 'numbered', 'distinct', 'roofline_of_each', 'roofline', 'peak_rate', 'gained',
-           'ring_share', 'two_tier_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'first_of', 'Pass',
-           'shown_of_messages', 'price', 'priced_together', 'seconds_of_messages', 'at_columns', 'group_of',
-           'comm_of_each', 'in_low_precision', 'check_choices', 'Optimizer', 'tells_matrices', 'takes_matrices',
-           'orthogonalized', 'parts_gathered', 'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions',
-           'shipped', 'shipped_run_by', 'check_offered', 'of_any_number', 'as_assumptions', 'collective_time']
+           'Product', 'AttentionKernel', 'Message', 'Work', 'Matrix', 'Operation', 'Recipe', 'where', 'any_of',
+           'different', 'recipe_of', 'of_recipe', 'counted', 'below', 'of_one_rank', 'in_rows', 'added', 'Works',
+           'stacked', 'joined_works', 'in_order', 'numbered', 'distinct', 'roofline_of_each', 'roofline', 'peak_rate',
+           'gained', 'ring_share', 'two_tier_time', 'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline',
+           'first_of', 'Pass', 'shown_of_messages', 'price', 'priced_together', 'seconds_of_messages', 'at_columns',
+           'group_of', 'comm_of_each', 'in_low_precision', 'check_choices', 'Optimizer', 'tells_matrices',
+           'takes_matrices', 'orthogonalized', 'parts_gathered', 'moment_bytes', 'state_bytes', 'Choices', 'Modelling',
+           'Assumptions', 'shipped', 'shipped_run_by', 'check_offered', 'of_any_number', 'as_assumptions',
+           'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
 import dataclasses
@@ -29,7 +30,7 @@ from .inputs import (
 from .choices import adapted, graphed, of_names, offloaded, recomputed_parts
 from .parameters import Calibration, Costs, Parameters, read_calibration
 from .software import known_software, run_by
-from .quantities import Quantity, column_of, named, told
+from .quantities import Quantity, named, stacked_column, told
 from .systems import PRECISIONS, Link, System, Units
 from .schedules import SCHEDULES
 
@@ -55,7 +56,7 @@ class Product(NamedTuple):
         return self.times * self.batch * each
 
 # %% ../nbs/02_estimates.ipynb #1c8e7f02
-class Attention(NamedTuple):
+class AttentionKernel(NamedTuple):
     "A fused attention kernel of one micro-batch."
     batch: float           # samples
     heads: float           # of queries
@@ -105,7 +106,7 @@ class Message(NamedTuple):
 class Work(NamedTuple):
     "What one pass of an operation asks of a GPU."
     products: tuple = ()         # of Product
-    attention: Attention = None
+    attention: AttentionKernel = None
     vector: float = 0.           # TFLOP on vector units
     nbytes: float = 0.           # GB moved, beside those of products and attention
     scores: float = 0.           # GB moved by kernels on attention scores
@@ -204,7 +205,7 @@ def counted(
 def below(values):  # array [value, ...]
     "Numbers or arrays of one shape, one below the other."
     types = set(map(type, values))
-    if Quantity in types: return column_of(values)
+    if Quantity in types: return stacked_column(values)
     if np.ndarray not in types: return np.array(values, dtype=float)
     shapes = {value.shape for value in values if isinstance(value, np.ndarray)}
     found = np.empty((len(values), *np.broadcast_shapes(*shapes)))

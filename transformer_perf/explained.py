@@ -19,7 +19,7 @@ import numpy as np
 from transformer_perf.inputs import nearest
 from transformer_perf.models import Model
 from transformer_perf.schedules import most_held, time_played
-from transformer_perf.quantities import Quantity, column_of, depending, named
+from transformer_perf.quantities import Quantity, depending, named, stacked_column
 from transformer_perf.estimates import Operation, Roofline, Work
 from transformer_perf.parameters import interval
 from transformer_perf.kernels import pricer_of
@@ -27,9 +27,9 @@ from transformer_perf.blocks import CountedJob, ends_in_16_bits, kinds_among
 from transformer_perf.modules import (
     LayerCost, Workload, as_name, count, listed, prices_of, seconds_of_ends, summed_layer)
 from transformer_perf.timeline import (
-    MEMORY_PARTS, TIMES, Memory, Stage, Times, alike, all_figures, at_rest, fullness,
+    MEMORY_PARTS, TIMES, Memory, PipelineStage, Times, all_figures, at_rest, fullness,
     idle_when_played, iteration_times, job_of, memory_at, memory_of, memory_on_ranks, more_of,
-    of_each_kind, own_stages, pass_times, priced_estimate, slowest_stage, utilization)
+    of_each_kind, own_stages, pass_times, priced_estimate, slowest_stage, stages_alike, utilization)
 from transformer_perf.traced import (
     Explanation, ToldMeasured, leaves_of, with_leaves)
 
@@ -97,7 +97,7 @@ def layers_by_name(costs: LayerCost):
         unit = 'TFLOP' if field == 'flops' else 's'
         own = lambda x, name: x.called(name, unit, summed_layer) if x else 0.
         if not np.ndim(x): return own(x, field)
-        return column_of([own(each, f'{field}_{i}') for i, each in enumerate(x, 1)])
+        return stacked_column([own(each, f'{field}_{i}') for i, each in enumerate(x, 1)])
     return type(costs)(*(of(field, x) for field, x in costs._asdict().items()))
 
 def told_prices(work: Workload, pricer):  # as `prices_of`
@@ -110,7 +110,7 @@ def told_prices(work: Workload, pricer):  # as `prices_of`
 class Played(NamedTuple):
     "What no formula says: the passes of a schedule, played."
     seconds: float = None   # of an iteration, as far as passes are; none: a formula holds
-    stage: Stage = None     # of the fullest rank; none: a formula holds
+    stage: PipelineStage = None     # of the fullest rank; none: a formula holds
     saved: float = 0.       # GB of activations that passes of this rank save at once
 
 def is_played(one, times: Times):  # bool
@@ -126,7 +126,7 @@ def played_of(one):  # Played
         chunks = pass_times(work, costs, ends, more_of(p, times))
         found = Played(float(time_played(p.schedule, p.pp, p.virtual_stages, p.micro_batches,
                                          *chunks)))
-    if p.pp == 1 or alike(work): return found
+    if p.pp == 1 or stages_alike(work): return found
     full, stay = memory_on_ranks(work)
     rank = int(np.argmax(fullness(p, full)))
     saved = full.activations - stay.activations

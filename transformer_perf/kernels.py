@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MEASURED_AT', 'RATES', 'measured_as', 'gpu_near', 'lasting', 'product_time', 'slowed', 'attention_fit',
-           'attention_time', 'collective_seconds', 'collective_time', 'send_seconds', 'exchange_time',
+           'attention_time', 'collective_seconds', 'priced_collective', 'send_seconds', 'priced_exchange',
            'stacked_kernels', 'products_time', 'attentions_time', 'fused_time', 'matrix_time', 'moved_by_products',
            'Measured', 'pricer_of']
 
@@ -19,7 +19,7 @@ import numpy as np
 from .inputs import nearest
 from .systems import System
 from .estimates import (
-    Assumptions, Attention, Busy, Group, Product, Roofline, Work, Works, below, distinct,
+    Assumptions, AttentionKernel, Busy, Group, Product, Roofline, Work, Works, below, distinct,
     exchanged, first_of, in_rows, of_one_rank, peak_rate, priced_together, recipe_of, ring_share)
 from .parameters import Parameters
 from .quantities import told
@@ -47,11 +47,11 @@ def in_generation(system: System, parameters: Parameters):  # System
     if system.architecture == parameters.architecture: return system
     return dataclasses.replace(system, architecture=parameters.architecture)
 
-FEW = 4096   # rows that are computed sooner than told apart
+SOONER_COMPUTED = 4096   # rows that are computed sooner than told apart
 
 def once_each(function, system: System, *columns):
     "A function of columns, computed once for each distinct row; a search has few of them."
-    few = max(map(np.size, columns)) < FEW
+    few = max(map(np.size, columns)) < SOONER_COMPUTED
     if few or system.axes: return function(*columns)
     every = np.broadcast_arrays(*columns)
     rows = [column.ravel() for column in every]
@@ -122,7 +122,7 @@ def attention_fit(gpu, library, kernels):  # AttentionFit
     return slowed(fit, kernels.clock * kernels.attention_share)
 
 # %% ../nbs/52_kernels.ipynb #616e13f7
-def attention_time(work: Attention, system: System, parameters: Parameters):  # s
+def attention_time(work: AttentionKernel, system: System, parameters: Parameters):  # s
     "A fused attention kernel."
     gpu, node = gpu_near(system, parameters), in_generation(system, parameters)
     fit = attention_fit(gpu, parameters.attention_library, parameters.kernels)
@@ -203,7 +203,7 @@ def collective_seconds(
     return np.where((n > 1) & (volume > 0), w.base + best, 0.)
 
 # %% ../nbs/52_kernels.ipynb #2b000002
-def collective_time(kind, volume, group: Group, system: System, parameters: Parameters):  # s
+def priced_collective(kind, volume, group: Group, system: System, parameters: Parameters):  # s
     """A collective inside a domain or across; or a ring of single messages.
 
     Across takes no less than as many GPUs would inside one, or as a domain has."""
@@ -241,7 +241,7 @@ def ring_seconds(
     return volume * (group.size - 1) / group.size / link
 
 # %% ../nbs/52_kernels.ipynb #a844f9e4
-def exchange_time(
+def priced_exchange(
     volume,        # GB that one GPU holds
     far,           # GB that it sends to other domains; None: all that belongs there
     group: Group,
@@ -334,10 +334,10 @@ class Measured:
 
     def collective(self, kind, volume, group: Group):  # s
         "A collective of NCCL, or a ring of single messages."
-        return collective_time(kind, volume, group, self.system, self.parameters)
+        return priced_collective(kind, volume, group, self.system, self.parameters)
 
     def exchange(self, volume, far, group: Group):  # s, of an all-to-all
-        return exchange_time(volume, far, group, self.system, self.parameters)
+        return priced_exchange(volume, far, group, self.system, self.parameters)
 
     def send(self, volume, near):  # s, of one message from a stage to the next
         return send_seconds(volume, near, self.system, self.parameters)

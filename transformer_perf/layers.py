@@ -15,7 +15,7 @@ __all__ = ['CORE', 'EAGER_NORM', 'EAGER_SCORES', 'EAGER_NORM_32', 'EAGER_NORM_MI
 import numpy as np
 
 from .estimates import (
-    Attention, Matrix, Message, Operation, Product, Work, any_of, of_recipe, where)
+    AttentionKernel, Matrix, Message, Operation, Product, Work, any_of, of_recipe, where)
 from .systems import Units
 
 # %% ../nbs/03_layers.ipynb #418dee8f
@@ -401,7 +401,7 @@ def fused_attention(
 ):  # Operation
     "Logits, softmax, dropout and attend in one kernel that keeps no scores (FlashAttention)."
     E, flop = units.element, units.flop
-    kernel = Attention(b, h, kv, rows, l, q, seen, values=values)
+    kernel = AttentionKernel(b, h, kv, rows, l, q, seen, values=values)
     x = 1. * b * h * rows * l * seen
     sums = 1. * b * h * rows * (l * seen - 1)
     once, later = 2 * x + sums + x, 3 * x + sums + x   # softmax and dropout

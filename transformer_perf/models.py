@@ -394,7 +394,7 @@ models = {name: {'l': m.seq_len, 'e': m.embed_dim, 'h': m.heads, 'depth': m.dept
           for name, m in NAMED.items() if name in ('gpt3', 'gpt3_1T', 'vit_era5')}
 
 # %% ../nbs/00_models.ipynb #c0de0005
-class Part(NamedTuple):
+class ParameterPart(NamedTuple):
     "Parameters of one kind."
     component: str
     each: int      # parameters in one
@@ -404,7 +404,7 @@ class Part(NamedTuple):
     total = property(lambda self: self.each * self.number)
     active = property(lambda self: self.each * min(self.used, self.number))
 
-def summed(parts):  # dict: (component, parameters in one) -> Part
+def parts_summed(parts):  # dict: (component, parameters in one) -> Part
     "Parts of one name and one size, together."
     found = {}
     for part in parts:
@@ -444,14 +444,14 @@ def counted_once(m: Model, causal_mask=True, adapters='none'):
 # %% ../nbs/00_models.ipynb #c0de0007
 def parts_of(op, layers, tokens):  # list of Part
     "The parameters of an operation: the matrices of its product, and what stands beside them."
-    if not op.forward.products: return [Part(op.name, round(op.weights), layers, layers)]
+    if not op.forward.products: return [ParameterPart(op.name, round(op.weights), layers, layers)]
     p = op.forward.products[0]
     each = p.n * p.k                       # parameters in one matrix
     number = layers * p.batch              # matrices of all layers
     used = number * p.m / tokens           # of these, how many a token goes through
     beside = op.weights / p.batch - each   # what stands beside one: a bias
-    return [Part(op.name, round(each), round(number), round(used)),
-            Part(f'beside {op.name}', round(beside), round(number), round(used))]
+    return [ParameterPart(op.name, round(each), round(number), round(used)),
+            ParameterPart(f'beside {op.name}', round(beside), round(number), round(used))]
 
 def parameter_table(
     model,  # a Model, a name, a .json file or a dict
@@ -464,7 +464,7 @@ def parameter_table(
             if part.component == 'output' and m.tied_embeddings:
                 part = part._replace(number=0)   # its words are the embedding's
             if part.each: parts.append(part)
-    found = summed(parts)
+    found = parts_summed(parts)
     names = [name for name, _ in found]
     table = []
     for (name, each), part in found.items():

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SHARE', 'PART', 'FACTOR', 'HANDLES', 'REPEATABLE', 'GROUPED_WORKSPACES', 'OVERLAP_WORKSPACES', 'SHOWS', 'REACHED',
-           'KINDS_OF_RUN', 'WIDER', 'FEW', 'SEEN', 'PARTS', 'PART_OF', 'figure', 'Network', 'Kernels',
-           'measured_folder', 'Generation', 'generations', 'Costs', 'Evidence', 'interval', 'Parameters', 'part_of',
-           'limits', 'value_of', 'changed', 'Calibration', 'parameters_from', 'as_flat', 'read_calibration']
+           'KINDS_OF_RUN', 'WIDER', 'FEW_RUNS', 'SEEN', 'PARAMETER_PARTS', 'PART_OF', 'figure', 'NetworkShares',
+           'Kernels', 'measured_folder', 'Generation', 'generations', 'Costs', 'Evidence', 'interval', 'Parameters',
+           'part_of', 'limits', 'value_of', 'changed', 'Calibration', 'parameters_from', 'as_flat', 'read_calibration']
 
 # %% ../nbs/82_parameters.ipynb #c3ca8f62
 import dataclasses
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .inputs import (
-    checked, checked_path, field, finite, label, named, naming, nearest, of_type, quoted,
+    checked, checked_path, field, finite, label, naming, nearest, of_type, path_text, quoted,
     read_json, shipped_folder, whole)
 
 # %% ../nbs/82_parameters.ipynb #e507c4bf
@@ -37,7 +37,7 @@ FACTOR = dict(above=True, most=2)  # of what was measured elsewhere: more than t
 # %% ../nbs/82_parameters.ipynb #0f9d80b7
 @checked
 @dataclass(frozen=True)
-class Network:
+class NetworkShares:
     "What collectives reach on NVLink and on the network."
     base: float = figure(28e-6, 0, 50e-6, 's that each collective takes',
         'nccl-tests on Perlmutter, smallest messages')
@@ -225,7 +225,7 @@ SHOWS = ('strategy', 'zero_stage', 'recompute', 'context', 'schedule', 'reduce_e
 REACHED = ('context_tokens', 'tp_domains')   # of which it has the least, or the most, of few runs
 KINDS_OF_RUN = ('dense', 'waiting', 'experts')
 WIDER = 1.5   # the interval where something was never measured
-FEW = 5       # runs: fewer make neither a GPU nor a layout a measured one
+FEW_RUNS = 5       # runs: fewer make neither a GPU nor a layout a measured one
 SEEN = ('half held out', 'never seen', 'unnamed')   # what a prediction knew: runs of the same, the
                                                     # software by its code, not even that
 
@@ -248,9 +248,9 @@ class Evidence:
         runs = lambda n: f'{n} run' + ('s' if n != 1 else '')
         whose = 'unnamed software' if stack == 'any' else stack
         own = self.count(gpu=gpu, stack=stack, **what)
-        if own >= FEW: return f'measured: {runs(own)} of {whose} on {gpu}, {such}'
+        if own >= FEW_RUNS: return f'measured: {runs(own)} of {whose} on {gpu}, {such}'
         if not here: return f'extrapolated: no run on {gpu} was fitted to, only single kernels'
-        if here < FEW: return f'extrapolated: {gpu} was fitted to {runs(here)} only'
+        if here < FEW_RUNS: return f'extrapolated: {gpu} was fitted to {runs(here)} only'
         if own: return f'near: only {runs(own)} of {whose} on {gpu}, {such}'
         if mine: return f'near: {runs(mine)} of {whose} on {gpu}, none of them {such}'
         if stack not in ('', 'any'): return f'near: {runs(here)} on {gpu}, none of them of {stack}'
@@ -313,7 +313,7 @@ class Parameters:
     architecture: str = field('Ampere', choices=tuple(generations()))
     stack: str = 'Megatron-LM'    # the training software
     kernels: Kernels = Kernels()
-    network: Network = Network()
+    network: NetworkShares = NetworkShares()
     software: Costs = Costs()
     evidence: object = dataclasses.field(default=None, compare=False, repr=False)
 
@@ -330,8 +330,8 @@ class Parameters:
     def of(self, system): return self
 
 # %% ../nbs/82_parameters.ipynb #44f29d95
-PARTS = {'kernels': Kernels, 'network': Network, 'software': Costs}
-PART_OF = {f.name: (part, f.name) for part, cls in PARTS.items()
+PARAMETER_PARTS = {'kernels': Kernels, 'network': NetworkShares, 'software': Costs}
+PART_OF = {f.name: (part, f.name) for part, cls in PARAMETER_PARTS.items()
            for f in dataclasses.fields(cls)}
 PART_OF |= {f'{part}.{field}': (part, field) for part, field in PART_OF.values()}
 
@@ -343,7 +343,7 @@ def part_of(name):  # (part, field)
 def limits(name):  # (low, high, why)
     "The bounds of a parameter and their reason."
     part, field = part_of(name)
-    notes = PARTS[part].__dataclass_fields__[field].metadata
+    notes = PARAMETER_PARTS[part].__dataclass_fields__[field].metadata
     if not notes: raise ValueError(f'{name} is a property of the software, not a figure to fit')
     return notes['low'], notes['high'], notes['why']
 
@@ -358,7 +358,7 @@ def changed(
     values: dict,     # name of a parameter -> value
 ):  # Parameters
     "A set with some parameters replaced."
-    new = {part: {} for part in PARTS}
+    new = {part: {} for part in PARAMETER_PARTS}
     for name, value in of_type(values, dict, 'values').items():
         part, field = part_of(name)
         if field in new[part]: raise ValueError(f'{field} is given twice')
@@ -425,7 +425,7 @@ def as_flat(
     "The flat form of a set: `parameters_from` reads it."
     own = {'architecture': parameters.architecture, 'stack': parameters.stack}
     return own | {f'{part}.{f.name}': getattr(getattr(parameters, part), f.name)
-                  for part, cls in PARTS.items() for f in dataclasses.fields(cls)}
+                  for part, cls in PARAMETER_PARTS.items() for f in dataclasses.fields(cls)}
 
 # %% ../nbs/82_parameters.ipynb #2b91d7a4
 def read_calibration(
@@ -433,7 +433,7 @@ def read_calibration(
 ):  # Calibration
     "Parameter sets from a file that `calibrate` wrote."
     path = measured_folder() / 'calibrated.json' if path is None else checked_path(path)
-    found, name = read_json(path), named(path)
+    found, name = read_json(path), path_text(path)
     try:
         sets = {key: parameters_from(values) for key, values in found['sets'].items()}
         return Calibration(sets, path.stem, evidence_in(found))

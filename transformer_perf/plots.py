@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', 'GREY', 'LIGHT', 'DARK', 'PALE', 'PALETTE',
-           'DASHES', 'MARKERS', 'FILLS', 'PARTS', 'PASSES', 'KEPT', 'LOOK', 'MOST_GROUPS', 'MOST_DRAWN', 'TEXT', 'ONE',
-           'SIZES', 'PLACED', 'GROUPS', 'SHAPE', 'MOST_PASSES', 'ARROW', 'GAP', 'style', 'picture', 'panels_of',
-           'groups_of', 'with_numbers', 'numbers_in', 'drawable', 'plain', 'log_ticks', 'against_gpus', 'training_days',
+           'DASHES', 'MARKERS', 'FILLS', 'TIME_PARTS', 'PASSES', 'SAVED_COLORS', 'LOOK', 'MOST_GROUPS',
+           'MOST_DRAWN_ROWS', 'TEXT_KIND', 'ONE_NUMBER', 'GROUP_NAMES', 'PLACED', 'GROUP_COLORS', 'SHAPE',
+           'MOST_PASSES', 'ARROW', 'GAP', 'style', 'picture', 'empty_figure', 'rows_by_value', 'with_numbers',
+           'columns_of_numbers', 'drawable', 'plain_ticks', 'log_ticks', 'against_gpus', 'training_days',
            'micro_batches', 'configurations', 'placements', 'edges', 'value_ticks', 'heat_map', 'communication',
-           'check_passes', 'looks_of', 'draw_passes', 'timeline', 'Held', 'whole', 'by_rows', 'by_columns', 'draw_held',
-           'draw_message', 'sharding']
+           'check_passes', 'looks_of', 'draw_passes', 'timeline', 'HeldTensor', 'whole_squares', 'by_rows',
+           'by_columns', 'draw_held', 'draw_message', 'sharding']
 
 # %% ../nbs/83_plots.ipynb #cf2e19e0
 import functools
@@ -39,13 +40,13 @@ LIGHT, DARK, PALE = '#bbbbbb', '#555555', '#e8e8e8'   # waiting; all the rest; n
 PALETTE = (BLUE, RED, GREEN, ORANGE, PINK, SKY, BLACK, GREY)
 DASHES, MARKERS = ('-', '--', ':', '-.'), ('o', 's', '^', 'D', 'v')
 FILLS = ('full', 'none', 'left', 'top')
-PARTS = {   # of an iteration: colour, colour of words on it, hatch
+TIME_PARTS = {   # of an iteration: colour, colour of words on it, hatch
     'compute_s': (BLUE, 'white', ''), 'exposed_memory_s': (SKY, 'black', '..'),
     'tp_comm_s': (RED, 'white', '\\\\'), 'dp_comm_s': (ORANGE, 'black', '//'),
     'pp_comm_s': (PINK, 'black', 'xx'), 'bubble_s': (LIGHT, 'black', ''),
     'other_s': (DARK, 'white', '++')}
 PASSES = {'F': (BLUE, 'forward'), 'B': (GREEN, 'backward'), 'W': (YELLOW, 'weights\' gradient')}
-KEPT = {'weights': BLUE, 'gradients': SKY, 'optimizer': ORANGE, 'activations': GREEN}
+SAVED_COLORS = {'weights': BLUE, 'gradients': SKY, 'optimizer': ORANGE, 'activations': GREEN}
 LOOK = {
     'font.size': 9, 'axes.titlesize': 10, 'axes.grid': True, 'grid.alpha': 0.35,
     'grid.linewidth': 0.5, 'axes.axisbelow': True, 'legend.frameon': False, 'legend.fontsize': 8,
@@ -91,7 +92,7 @@ def picture(draw):
     return drawn
 
 # %% ../nbs/83_plots.ipynb #fe839459
-def panels_of(
+def empty_figure(
     columns, width, height,  # panels side by side; inches
     rows=1, **options,       # of matplotlib's subplots
 ):  # (Figure, array of Axes)
@@ -101,9 +102,9 @@ def panels_of(
     for ax in axes.flat: ax.tick_params(labelleft=True)   # a phone shows each panel by itself
     return figure, axes
 
-MOST_GROUPS, MOST_DRAWN = 50, 300   # panels or lines; rows that each take their place
+MOST_GROUPS, MOST_DRAWN_ROWS = 50, 300   # panels or lines; rows that each take their place
 
-def groups_of(table, column):  # list of (value, rows)
+def rows_by_value(table, column):  # list of (value, rows)
     "The rows of each value of a column, in order of appearance; all rows where it is None."
     if column is None: return [('', table)]
     for cell in table[nearest(column, table.columns, 'column')].tolist():
@@ -113,14 +114,14 @@ def groups_of(table, column):  # list of (value, rows)
     raise ValueError(f'{column} has {len(found)} values, of which at most {MOST_GROUPS} are drawn')
 
 # %% ../nbs/83_plots.ipynb #fe83945c
-TEXT, ONE = dict(kind=(str,)), dict(arrays=False, least=-HUGE)   # what arguments are
+TEXT_KIND, ONE_NUMBER = dict(kind=(str,)), dict(arrays=False, least=-HUGE)   # what arguments are
 
 def with_numbers(table, columns):  # DataFrame
     "A table whose columns of numbers are of a type for numbers."
     return table.assign(**{name: as_numbers(table[name]) for name in columns
                            if table[name].dtype.kind not in 'iuf'})
 
-def numbers_in(table, *columns, least=-HUGE, **bounds):  # DataFrame
+def columns_of_numbers(table, *columns, least=-HUGE, **bounds):  # DataFrame
     "A table whose columns hold numbers, or nothing; otherwise a ValueError."
     for column in columns:
         known = table[table[nearest(column, table.columns, 'column')].notna()]
@@ -129,12 +130,12 @@ def numbers_in(table, *columns, least=-HUGE, **bounds):  # DataFrame
 
 def drawable(table, *columns, **bounds):  # DataFrame
     "Rows that each take their place in a picture, with columns of numbers."
-    if len(table) > MOST_DRAWN:
-        raise ValueError(f'{len(table)} rows are more than the {MOST_DRAWN} that can be drawn')
+    if len(table) > MOST_DRAWN_ROWS:
+        raise ValueError(f'{len(table)} rows are more than the {MOST_DRAWN_ROWS} that can be drawn')
     return with_numbers(table_with(table, columns, **{'least': 0, **bounds}), columns)
 
 # %% ../nbs/83_plots.ipynb #fe83945b
-def plain(axis):
+def plain_ticks(axis):
     "Ticks as plain numbers."
     in_words = lambda x, _: f'{x:,.0f}' if x >= 1000 else f'{x:g}'
     axis.set_major_formatter(FuncFormatter(in_words))
@@ -143,7 +144,7 @@ def plain(axis):
 def log_ticks(axis, subs=(1,), base=10):
     "Ticks of a logarithmic axis at `subs` times the powers of a base."
     axis.set_major_locator(LogLocator(base=base, subs=subs, numticks=20))
-    plain(axis)
+    plain_ticks(axis)
 
 # %% ../nbs/83_plots.ipynb #6f63c006
 def look_of(labels):  # dict: label -> line options
@@ -163,7 +164,7 @@ GUIDE = dict(linewidth=0.8, linestyle=(0, (1, 3)))   # dotted
 def draw_curves(ax, own, column, line, looks, perfect):
     "The curve of each value of the column `line`, and what perfect scaling would be, if asked."
     first = {}
-    for label, rows in groups_of(own.sort_values('n_gpus', kind='stable'), line):
+    for label, rows in rows_by_value(own.sort_values('n_gpus', kind='stable'), line):
         y = rows[nearest(column, own.columns, 'column')]
         ax.plot(rows.n_gpus, y, label=label, **looks[label])
         first.setdefault(looks[label]['color'], rows.iloc[0])
@@ -185,7 +186,7 @@ def legend_of_curves(figure, labels, perfect):
 
 # %% ../nbs/83_plots.ipynb #6f63c009
 @picture
-@takes(label=TEXT, perfect=dict(arrays=False, least=-10, most=10), log=FLAG, level=ONE)
+@takes(label=TEXT_KIND, perfect=dict(arrays=False, least=-10, most=10), log=FLAG, level=ONE_NUMBER)
 def against_gpus(
     table,             # DataFrame with n_gpus, system, the column, and what the panels differ in
     column,            # what to draw
@@ -196,9 +197,9 @@ def against_gpus(
     line='system',     # column whose values each get a line
 ):  # Figure
     "One curve per system against the number of GPUs."
-    table = numbers_in(numbers_in(table, 'n_gpus', least=1), column)
-    shown, looks = groups_of(table, panels), look_of(dict(groups_of(table, line)))
-    figure, axes = panels_of(len(shown), 1.8 + 2.7 * len(shown), 3.7)
+    table = columns_of_numbers(columns_of_numbers(table, 'n_gpus', least=1), column)
+    shown, looks = rows_by_value(table, panels), look_of(dict(rows_by_value(table, line)))
+    figure, axes = empty_figure(len(shown), 1.8 + 2.7 * len(shown), 3.7)
     for ax, (name, own) in zip(axes[0], shown):
         ax.set(title=name, xscale='log', yscale='log' if log else 'linear', xlabel='GPUs')
         log_ticks(ax.xaxis, base=4)   # in powers of 4
@@ -224,9 +225,9 @@ def training_days(
     return np.array([m.train_samples for m in models]) / table.samples_per_s / 86400
 
 # %% ../nbs/83_plots.ipynb #df381284
-SIZES = {'tp': 'TP', 'cp': 'CP', 'pp': 'PP', 'dp': 'DP', 'micro_batches': 'micro-batches'}
+GROUP_NAMES = {'tp': 'TP', 'cp': 'CP', 'pp': 'PP', 'dp': 'DP', 'micro_batches': 'micro-batches'}
 PLACED = {'nvlink_tp': 'TP', 'nvlink_cp': 'CP', 'nvlink_dp': 'DP', 'nvlink_pp': 'PP'}
-GROUPS = {'TP': RED, 'CP': YELLOW, 'DP': ORANGE, 'PP': PINK}   # as the messages among them
+GROUP_COLORS = {'TP': RED, 'CP': YELLOW, 'DP': ORANGE, 'PP': PINK}   # as the messages among them
 
 SHAPE = ('samples_per_s', 'iteration_s', 'dp', 'micro_batch')   # what tells the batch
 
@@ -249,11 +250,11 @@ def stacked_shares(ax, table, x):
     "Stacked shares of the iteration in %, and above each column its length."
     bottom = np.zeros(len(table))
     for column, name in components(table).items():
-        color, _, hatch = PARTS[column]
+        color, _, hatch = TIME_PARTS[column]
         share = (table[column] / table.iteration_s * 100).values
         ax.bar(x, share, bottom=bottom, color=color, hatch=hatch, width=0.86, label=name,
                edgecolor='white', linewidth=0.3)
-        write_shares(ax, x, share, bottom, PARTS[column])
+        write_shares(ax, x, share, bottom, TIME_PARTS[column])
         bottom += share
     for at, seconds in zip(x, table.iteration_s):
         words = f'{seconds:.3g}' if seconds < 1000 else f'{seconds:,.0f}'
@@ -286,7 +287,7 @@ def labels_of(table, labels):  # list of str
     return [str(label) if isinstance(label, (str, numbers.Real)) else '' for label in labels]
 
 # %% ../nbs/83_plots.ipynb #df381290
-def shape_of(table, bars):  # (table, bars)
+def rows_and_bars(table, bars):  # (table, bars)
     "The rows of a picture of configurations, checked, and the bars that they need."
     more = {'other_s', *bars} & set(table_with(table, ['strategy']).columns)
     table = drawable(table, 'n_gpus', 'memory_GB', *TIMES[:-1], *more)
@@ -298,23 +299,23 @@ def shape_of(table, bars):  # (table, bars)
 
 # %% ../nbs/83_plots.ipynb #df38128a
 @picture
-@takes(xlabel=TEXT, bars=dict(kind=dict), title=TEXT)
+@takes(xlabel=TEXT_KIND, bars=dict(kind=dict), title=TEXT_KIND)
 def configurations(
     table,           # rows of a search result
     labels=None,     # one for each row; its number of GPUs unless given
     xlabel='GPUs',   # what the labels are
-    bars=SIZES,      # columns to write below -> their names; PLACED for placements
+    bars=GROUP_NAMES,      # columns to write below -> their names; PLACED for placements
     title='',
 ):  # Figure
     "Where the time of each configuration goes, and how it shares the work out."
-    table, bars = shape_of(table, bars)
+    table, bars = rows_and_bars(table, bars)
     labels = labels_of(table, labels)
     x, lines = np.arange(len(table)), max(label.count('\n') for label in labels)
     rows, many = 0.22 * (len(bars) + 1), len(table) > 8   # then the legend stands below
     width = 1.25 + 0.43 * len(table) if many else max(4.8, 2.5 + 0.48 * len(table))
     height = 3.4 + 0.5 * many + 0.15 * lines + rows
-    figure, ((top,), (low,)) = panels_of(1, width, height, rows=2, sharex=True,
-                                         height_ratios=(2.7, rows))
+    figure, ((top,), (low,)) = empty_figure(1, width, height, rows=2, sharex=True,
+                                            height_ratios=(2.7, rows))
     stacked_shares(top, table, x)
     if many: figure.legend(loc='outside lower center', ncols=3)
     else: top.legend(loc='upper left', bbox_to_anchor=(1, 1), borderaxespad=1)
@@ -332,11 +333,11 @@ def placements(
 ):  # Figure
     "Throughput of every placement, the best one starred."
     table = drawable(table, 'samples_per_s', *PLACED)
-    shown = groups_of(table, panels)
+    shown = rows_by_value(table, panels)
     columns = [column for column in PLACED if (table[column] > 1).any()]
     width = max(4, 1 + 0.22 * len(table) + 0.5 * len(shown))
-    figure, axes = panels_of(len(shown), width, 3.6, sharey=True,
-                             width_ratios=[len(own) + 2 for _, own in shown])
+    figure, axes = empty_figure(len(shown), width, 3.6, sharey=True,
+                                width_ratios=[len(own) + 2 for _, own in shown])
     for ax, (name, own) in zip(axes[0], shown):
         x, y = np.arange(len(own)), own.samples_per_s.values
         ax.plot(x, y, 'o-', color=BLUE, label='a placement')
@@ -375,7 +376,7 @@ def maps_of(table, x, y, value, panels):  # (values of x, values of y, list of (
                          'to make a map')
     if not table[value].notna().any():
         raise ValueError(f'{value} is missing at every point, so there is nothing to draw')
-    shown, found = groups_of(table, panels), []
+    shown, found = rows_by_value(table, panels), []
     for name, own in shown:
         if own.duplicated([x, y]).any(): raise ValueError('two rows of the table are at one point')
         grid = own.pivot(index=y, columns=x, values=value).reindex(index=ys, columns=xs)
@@ -421,7 +422,7 @@ def draw_map(ax, xs, ys, z, norm, contours, marks):  # (what a colour bar needs,
 
 # %% ../nbs/83_plots.ipynb #eadaa7ff
 @picture
-@takes(xlabel=TEXT, ylabel=TEXT, label=TEXT, marks=dict(kind=dict))
+@takes(xlabel=TEXT_KIND, ylabel=TEXT_KIND, label=TEXT_KIND, marks=dict(kind=dict))
 def heat_map(
     table,                         # DataFrame, one row per point
     x, y, value,                   # columns
@@ -431,9 +432,9 @@ def heat_map(
     contours=(1.1, 1.25, 1.5, 2),  # multiples of each panel's least value, four at most
 ):  # Figure
     "A column over two others, both logarithmic."
-    table = numbers_in(table, x, y, value, least=0, **ABOVE)
+    table = columns_of_numbers(table, x, y, value, least=0, **ABOVE)
     xs, ys, shown = maps_of(table, x, y, value, panels)
-    figure, axes = panels_of(len(shown), 2.2 + min(3.6 * len(shown), 7.6), 3.5, sharey=True)
+    figure, axes = empty_figure(len(shown), 2.2 + min(3.6 * len(shown), 7.6), 3.5, sharey=True)
     norm = LogNorm(table[value].min(), table[value].max())
     dot = Line2D([], [], color=RED, marker='o', linestyle='')
     drawn = {'a real GPU': dot} if marks else {}
@@ -454,11 +455,11 @@ def communication(
     panels='operation',  # column whose values each get a panel
 ):  # Figure
     "Predicted and measured time of messages against their size."
-    table = numbers_in(table, 'MB', 'measured_ms', 'predicted_ms', least=0, **ABOVE)
-    shown, looks = groups_of(table, panels), look_of(dict(groups_of(table, line)))
-    figure, axes = panels_of(len(shown), 1.5 + 2.75 * len(shown), 3.6, sharey=True)
+    table = columns_of_numbers(table, 'MB', 'measured_ms', 'predicted_ms', least=0, **ABOVE)
+    shown, looks = rows_by_value(table, panels), look_of(dict(rows_by_value(table, line)))
+    figure, axes = empty_figure(len(shown), 1.5 + 2.75 * len(shown), 3.6, sharey=True)
     for ax, (name, own) in zip(axes[0], shown):
-        for label, rows in groups_of(own.sort_values('MB'), line):
+        for label, rows in rows_by_value(own.sort_values('MB'), line):
             color, marker, dashes = (looks[label][key] for key in ('color', 'marker', 'linestyle'))
             ax.plot(rows.MB, rows.predicted_ms, color=color, linestyle=dashes)
             ax.plot(rows.MB, rows.measured_ms, color=color, linestyle='', marker=marker,
@@ -505,9 +506,10 @@ def timeline(
     columns = 'rank', 'chunk', 'start_s', 'end_s'
     check_passes(table)
     table = with_numbers(table_with(table, columns, least=0), columns)
-    shown = groups_of(table, panels)
+    shown = rows_by_value(table, panels)
     ranks = sum(own['rank'].nunique() for _, own in shown)
-    figure, axes = panels_of(1, 5.6, .8 + .35 * len(shown) + .16 * ranks, len(shown), sharex=True)
+    height = .8 + .35 * len(shown) + .16 * ranks
+    figure, axes = empty_figure(1, 5.6, height, len(shown), sharex=True)
     for ax, (name, own) in zip(axes[:, 0], shown):
         draw_passes(ax, own)
         ax.set_title(name, loc='left', fontsize=9)
@@ -517,7 +519,7 @@ def timeline(
     return figure
 
 # %% ../nbs/83_plots.ipynb #7c100007
-class Held(NamedTuple):
+class HeldTensor(NamedTuple):
     "A tensor at one moment, and what each GPU holds of it."
     name: str
     shape: str           # as a formula without dollars, such as 'e, f/4'
@@ -527,7 +529,7 @@ class Held(NamedTuple):
     width: float = 1.    # of the drawing; of a GPU's row
     height: float = 1.
 
-def whole(n): return n * [[(0, 0, 1, 1)]]
+def whole_squares(n): return n * [[(0, 0, 1, 1)]]
 def by_rows(n): return [[(0, i / n, 1, 1 / n)] for i in range(n)]
 def by_columns(n): return [[(i / n, 0, 1 / n, 1)] for i in range(n)]
 
@@ -536,7 +538,7 @@ ARROW, GAP = 1.25, .35   # of a GPU's row: the width of a message, and between t
 
 def draw_held(ax, held, x):
     "One tensor, a row for each GPU: its outline, and what the GPU holds."
-    look = dict(facecolor=KEPT[held.kind], edgecolor='white', linewidth=.6)
+    look = dict(facecolor=SAVED_COLORS[held.kind], edgecolor='white', linewidth=.6)
     if held.term: look |= dict(hatch='////')
     for row, boxes in enumerate(held.parts):
         y = row + (1 - .8 * held.height) / 2
@@ -555,11 +557,11 @@ def draw_message(ax, words, x, n):
     ax.text(x + ARROW / 2, n / 2 - .12, words, color=RED, ha='center', va='bottom', fontsize=8)
 
 def sharding(
-    steps,   # tensors (Held) and messages (their words) from left to right
+    steps,   # tensors (HeldTensor) and messages (their words) from left to right
     rows=None,   # what the rows are called: GPU 0, GPU 1, ... unless given
 ):  # Figure
     "What each GPU holds before and after each message."
-    n = next(len(step.parts) for step in steps if isinstance(step, Held))
+    n = next(len(step.parts) for step in steps if isinstance(step, HeldTensor))
     widths = [ARROW if isinstance(step, str) else step.width + GAP for step in steps]
     names = rows or [f'GPU {i}' for i in range(n)]
     with DRAWING, style():

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['VARIANTS', 'LARGEST_SHARD', 'PAPER_MODELS', 'PAPER_GPUS', 'SAVED_EACH', 'FEW_TASKS', 'Task', 'rests_on', 'run_task',
-           'points_of', 'changed', 'labelled_systems', 'tasks_of', 'joined', 'sweep', 'run', 'told', 'pack', 'unpacked',
-           'packed', 'sha256', 'code_digest', 'plain', 'Shards', 'again', 'tidy', 'paper_systems', 'in_a_row',
-           'write_parts', 'one_at_a_time', 'left_to_do', 'is_whole', 'variants_for', 'prepared', 'write_sweep',
-           'run_configs', 'bench_rows', 'bench']
+           'points_of', 'at_point', 'labelled_systems', 'tasks_of', 'tables_joined', 'sweep', 'run', 'with_progress',
+           'pack', 'unpacked', 'packed_result', 'sha256', 'code_digest', 'as_json_values', 'Shards', 'again', 'tidy',
+           'paper_systems', 'in_a_row', 'write_parts', 'one_at_a_time', 'left_to_do', 'is_whole', 'variants_for',
+           'prepared', 'write_sweep', 'run_configs', 'bench_rows', 'bench']
 
 # %% ../nbs/85_sweeps.ipynb #b70fb9bc
 import contextlib
@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 import transformer_perf
 from transformer_perf.inputs import (
-    MEGABYTE, by_own_name, named, nearest, quoted, read_bytes, read_json, several, whole,
+    MEGABYTE, by_own_name, nearest, path_text, quoted, read_bytes, read_json, several, whole,
     write_whole)
 from .models import Model, as_model
 from .systems import PHYSICAL, System, as_system
@@ -89,12 +89,12 @@ def run_task(task):  # DataFrame
                          **evidence, 'fits_by': a.fits_by})
 
 # %% ../nbs/85_sweeps.ipynb #72486c24
-MODEL_FIELDS = ('seq_len', 'embed_dim', 'heads', 'depth', 'mlp_dim')
+SWEPT_SIZES = ('seq_len', 'embed_dim', 'heads', 'depth', 'mlp_dim')
 
 def check_product(systems, vary):
     "A ValueError in one line unless every axis of a product has values."
     if not systems: raise ValueError(f'{systems=} must name at least one')
-    fields = [*PHYSICAL, 'nvlink_size', *MODEL_FIELDS, 'global_batch']
+    fields = [*PHYSICAL, 'nvlink_size', *SWEPT_SIZES, 'global_batch']
     for name, values in vary.items():
         nearest(name, fields, 'field to vary')
         if not np.ndim(values) or not np.size(values):
@@ -115,9 +115,9 @@ def points_of(vary):  # list of dict: field -> value
     others = {name: vary[name] for name in vary if name not in PHYSICAL}
     return [dict(zip(others, values)) for values in itertools.product(*others.values())]
 
-def changed(model, system, point, piece):  # (Model, System)
+def at_point(model, system, point, piece):  # (Model, System)
     "A model and a system at one point of a product and at one piece of its grid."
-    sizes = {name: value for name, value in point.items() if name in MODEL_FIELDS}
+    sizes = {name: value for name, value in point.items() if name in SWEPT_SIZES}
     columns = {name: column[:, None] for name, column in piece.items()}
     system = as_system(system, point.get('nvlink_size'))
     return dataclasses.replace(model, **sizes), dataclasses.replace(system, **columns)
@@ -142,14 +142,14 @@ def tasks_of(models, systems, n_gpus, strategies, global_batch=2048, k=1,
         product = itertools.product(systems.items(), points_of(vary), names,
                                     pieces_of(vary, most))
         for (label, system), point, strategy, piece in product:
-            own, on = changed(model, system, point, piece)
+            own, on = at_point(model, system, point, piece)
             a = assumptions.on(as_system(system))   # kernels of what is varied, at each point
             batch = whole(point.get('global_batch', global_batch), 'global_batch')
             tasks.append(Task(own, label, on, {**point, **piece}, counts, strategy, batch, k, a))
     return tasks
 
 # %% ../nbs/85_sweeps.ipynb #969307b5
-def joined(tables):  # DataFrame
+def tables_joined(tables):  # DataFrame
     "Tables one below the other; the columns alone where none has a row."
     return pd.concat([t for t in tables if len(t)] or tables[:1], ignore_index=True)
 
@@ -169,7 +169,7 @@ def sweep(
     tasks = tasks_of(models, systems, n_gpus, strategies, global_batch, k,
                      as_assumptions(assumptions, software), vary)
     tables = run(run_task, tasks, workers=workers)
-    return None if tables is None else joined(tables)   # None on ranks other than 0
+    return None if tables is None else tables_joined(tables)   # None on ranks other than 0
 
 # %% ../nbs/85_sweeps.ipynb #c331bf30
 def finished(shards, tasks):  # dict: number of a task -> its result
@@ -180,7 +180,7 @@ def finished(shards, tasks):  # dict: number of a task -> its result
 def done_by(function, tasks, shards, hand_on, numbers):  # yields (number, result or None)
     "Do some tasks, and keep each; who reads what was kept need not be handed it."
     for i in numbers:
-        data = packed(function, tasks[i])
+        data = packed_result(function, tasks[i])
         if shards: shards.save(tasks[i], data)
         yield i, data if hand_on else None
 
@@ -199,14 +199,14 @@ def run(
     hand_on = world is None or shards is None
     do = functools.partial(done_by, function, tasks, shards, hand_on)
     numbers = [i for i in range(len(tasks)) if i not in found]
-    for i, data in told(completed(do, numbers, workers), len(tasks), len(found), leads):
+    for i, data in with_progress(completed(do, numbers, workers), len(tasks), len(found), leads):
         found[i] = data
     if not leads: return None
     for i, task in enumerate(tasks):   # of a rank; or another run has tidied it up
-        if found[i] is None: found[i] = shards.load(task) or packed(function, task)
+        if found[i] is None: found[i] = shards.load(task) or packed_result(function, task)
     return [unpacked(found[i]) for i in range(len(tasks))]
 
-def told(results, number, so_far=0, leads=True):  # yields them
+def with_progress(results, number, so_far=0, leads=True):  # yields them
     "The results, with a bar that shows how many there are; on terminals only."
     bar = tqdm(total=number, initial=so_far, unit=' tasks', disable=None if leads else True)
     with bar, contextlib.closing(results):
@@ -231,7 +231,7 @@ def unpacked(data):  # DataFrame
     rows = np.load(io.BytesIO(content), allow_pickle=False)
     return pd.DataFrame({name: rows[name] for name in rows.dtype.names})
 
-def packed(function, task): return pack(function(task))
+def packed_result(function, task): return pack(function(task))
 
 # %% ../nbs/85_sweeps.ipynb #6019b23b
 def sha256(data): return hashlib.sha256(data).hexdigest()
@@ -242,7 +242,7 @@ def code_digest():
     files = [*sorted(source.glob('*.py')), *sorted(measured.glob('*.json'))]
     return sha256(b''.join(file.read_bytes() for file in files))
 
-def plain(x):
+def as_json_values(x):
     "What JSON cannot write, as something that tells it from all others."
     if isinstance(x, (np.ndarray, np.generic)): return [str(x.dtype), x.shape, sha256(x.tobytes())]
     return {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
@@ -252,7 +252,7 @@ def make_folder(folder):
     "A folder and those above it; a one-line ValueError if that cannot be."
     try: folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f'{named(folder)}: cannot be made ({error.strerror})') from None
+        raise ValueError(f'{path_text(folder)}: cannot be made ({error.strerror})') from None
 
 def shard_digest(path, data): return sha256(path.name.encode() + data).encode()
 
@@ -271,7 +271,7 @@ class Shards:
         make_folder(self.folder)
 
     def path(self, task):
-        name = sha256((self.code + json.dumps(task, default=plain)).encode())
+        name = sha256((self.code + json.dumps(task, default=as_json_values)).encode())
         return self.folder / f'{name}.shard'
 
     def load(self, task):  # bytes, or None
@@ -331,7 +331,7 @@ def write_parts(function, tasks, folder, numbers):  # yields (number, None)
             tables.append(function(tasks[i]))
             yield i, None
             if i < own[-1] and time.monotonic() - since < SAVED_EACH: continue
-            table = joined(tables)
+            table = tables_joined(tables)
             data = table_bytes(table, '.parquet') if len(table) else b''
             write_whole(part_path(folder, first, i, not len(table)), data)
             tables, first, since = [], i + 1, time.monotonic()
@@ -381,10 +381,10 @@ def prepared(folder, question, most):  # variants of a task
             known = read_json(folder / STUDY)
             if known.get('question') == question:
                 return whole(known.get('variants'), 'variants')
-            raise ValueError(f'{named(folder)}: holds another sweep, or one of another version: '
-                             'name another folder, or remove it')
+            raise ValueError(f'{path_text(folder)}: holds another sweep, or one of another '
+                             'version: name another folder, or remove it')
         if any(path.name != STUDY and path.name[0] != '.' for path in folder.iterdir()):
-            raise ValueError(f'{named(folder)}: is not empty, and holds no sweep')
+            raise ValueError(f'{path_text(folder)}: is not empty, and holds no sweep')
         note_study(folder, question, most)
     return most
 
@@ -398,7 +398,8 @@ def write_dataset(folder, vary, workers, *product):  # whether this process lead
     world = mpi_world()
     leads = world is None or world.rank == 0
     if world is not None: workers = world.size - 1
-    question = sha256((code_digest() + json.dumps([product, vary], default=plain)).encode())
+    asked = json.dumps([product, vary], default=as_json_values)
+    question = sha256((code_digest() + asked).encode())
     tasks = tasks_of(*product, vary)
     most = variants_for(sum(variants(task.system) for task in tasks), workers)
     if leads: most = prepared(folder, question, most)
@@ -406,7 +407,8 @@ def write_dataset(folder, vary, workers, *product):  # whether this process lead
     if most != VARIANTS: tasks = tasks_of(*product, vary, most)
     left = left_to_do(folder, len(tasks)) if leads else []
     do = functools.partial(write_parts, run_task, tasks, folder)
-    for _ in told(completed(do, left, workers), len(tasks), len(tasks) - len(left), leads): pass
+    done = len(tasks) - len(left)
+    for _ in with_progress(completed(do, left, workers), len(tasks), done, leads): pass
     if not leads: return False
     while left := left_to_do(folder, len(tasks)): list(do(left))   # another run was here, too
     note_study(folder, question, most, complete=True)
@@ -430,7 +432,7 @@ def write_sweep(
     tasks, partial = tasks_of(*product, vary), path.with_name(f'.{path.name}.partial')
     tables = run(run_task, tasks, partial, workers)
     if tables is None: return False
-    write_whole(path, table_bytes(joined(tables), suffix))
+    write_whole(path, table_bytes(tables_joined(tables), suffix))
     tidy(partial, tasks)
     return True
 
@@ -472,7 +474,7 @@ def run_configs(
         for task, table in zip(tasks, own):
             data = npy_bytes(table, task.system.nvlink_size, task.n_gpus)
             written[folder / f'{name}_{task.label}.npy'] = data
-        written[folder / f'{name}{suffix}'] = table_bytes(joined(own), suffix)
+        written[folder / f'{name}{suffix}'] = table_bytes(tables_joined(own), suffix)
     for path, data in written.items(): write_whole(path, data)
     tidy(folder / '.partial', everything)
     return list(written)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..inputs import divides, finite, named, table_with, whole
+from ..inputs import divides, finite, path_text, table_with, whole
 from ..estimates import CHOICES, peak_rate
 from ..timeline import MEMORY_PARTS, PLACES
 from ..iteration import (
@@ -25,9 +25,9 @@ from ..execution import considered_choices, search, stages_besides
 from ..interop import job_asked, read_log
 from ..interop.logs import with_batch
 from transformer_perf.advice.neighbours import (
-    RANK_PARTS, Case, Change, Step, as_html, best_placed, can_be_told, case_of, changed,
-    changes_table, changes_view, held_by_ranks, in_short, pairs_of, prices, reason, steps_of,
-    table_of, times_of, to_host)
+    RANK_PARTS, Case, Change, Step, after_step, best_placed, can_be_told, case_of, changes_table,
+    changes_view, held_by_ranks, in_short, pairs_of, prices, reason, steps_of, table_of_steps,
+    tables_as_html, times_of, to_host)
 
 # %% ../../nbs/88d_answers.ipynb #13a00027
 class Neighbours(NamedTuple):
@@ -41,7 +41,7 @@ class Neighbours(NamedTuple):
 def neighbours(case: Case, one: Estimate, steps, every=True):  # Neighbours
     "Steps as one table, priced at every placement; or at a few, by formula."
     if not steps: return Neighbours([], np.zeros(0), np.zeros(0), [], [])
-    t, to = table_of(case.parallel, steps), [s.to for s in steps]
+    t, to = table_of_steps(case.parallel, steps), [s.to for s in steps]
     if every: return Neighbours(to, *prices(t, one))
     seconds, GB, _ = best_placed(t, one, False)
     return Neighbours(to, seconds, GB, [], [])
@@ -49,7 +49,7 @@ def neighbours(case: Case, one: Estimate, steps, every=True):  # Neighbours
 def change_at(case: Case, found: Neighbours, i):  # Change
     "A neighbour that has been priced."
     to, p = found.to[i], case.parallel
-    placed = dataclasses.replace(changed(p, to), **found.places[i])
+    placed = dataclasses.replace(after_step(p, to), **found.places[i])
     return Change(in_short(p, to), to, case.estimated(placed, found.stats[i]))
 
 # %% ../../nbs/88d_answers.ipynb #13a00054
@@ -62,9 +62,9 @@ def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list
         rows = np.flatnonzero(np.isfinite(found.seconds))
     changes, told = (change_at(case, found, i) for i in rows), can_be_told(case)
     right = (change for change in changes if good(change.estimate) and told(change.estimate))
-    return sorted(itertools.islice(of_unlike_costs(right), k), key=seconds_of)
+    return sorted(itertools.islice(of_unlike_costs(right), k), key=seconds_of_change)
 
-def seconds_of(change: Change): return change.estimate.stats['iteration_s']
+def seconds_of_change(change: Change): return change.estimate.stats['iteration_s']
 
 def of_unlike_costs(changes):  # yields Change
     "Of changes that cost the same the first: of 40 layers, 'full' and 'full:40' are one."
@@ -89,7 +89,7 @@ class Fit:
     changes: tuple        # the cheapest that make it fit: of one knob, or if none does of two
 
     fits = property(lambda self: self.estimate.fits)
-    parts = property(lambda self: parts_of(self))     # of the fullest rank
+    parts = property(lambda self: parts_of_memory(self))     # of the fullest rank
     table = property(lambda self: changes_table(self.estimate, self.changes))
     summary = property(lambda self: fit_in_words(self))
     @property
@@ -98,9 +98,9 @@ class Fit:
     def __repr__(self): return ' '.join([self.summary, *self.estimate.notes])
     def _repr_html_(self):
         views = [self.parts.round(2), changes_view(self.table, self.estimate.system)]
-        return as_html(views, repr(self))
+        return tables_as_html(views, repr(self))
 
-def parts_of(fit: Fit):  # DataFrame
+def parts_of_memory(fit: Fit):  # DataFrame
     "Where every gigabyte of the fullest rank is."
     found = {word: fit.fullest[name] for name, word in RANK_PARTS.items() if name in fit.ranks}
     return pd.DataFrame({'part': found.keys(), 'GB': found.values()})
@@ -161,7 +161,7 @@ def far_that_fit(case: Case, one: Estimate, offload):  # list of Change
     steps = steps_of(case, offload=offload, far=True)
     found = that_fit(case, one, steps, k=3, most=6)
     found += that_fit(case, one, pairs_of(case.parallel, steps), k=3, most=6, every=False)
-    return sorted(found, key=seconds_of)[:3]
+    return sorted(found, key=seconds_of_change)[:3]
 
 # %% ../../nbs/88d_answers.ipynb #13a0002a
 def fits(
@@ -220,7 +220,7 @@ def measured_figures(measured, one: Estimate):  # (s, GB or None)
     if isinstance(measured, numbers.Real): return finite(measured, 'measured', above=True), None
     name = 'measured'
     if not isinstance(measured, pd.DataFrame):
-        measured, name = read_log(measured, job_asked(one)), named(measured)
+        measured, name = read_log(measured, job_asked(one)), path_text(measured)
     table_with(measured, ['iteration_s'], 'measured', above=True)
     if not len(measured): raise ValueError('measured has no steps')
     measured = with_batch(measured, one.global_batch, name)
@@ -314,7 +314,7 @@ class Improvements:
     def __repr__(self): return ' '.join([self.summary, *self.estimate.notes])
     def _repr_html_(self):
         views = [self.deviation.table.round(3)] if self.deviation else []
-        return as_html([*views, changes_view(self.table, self.estimate.system)], repr(self))
+        return tables_as_html([*views, changes_view(self.table, self.estimate.system)], repr(self))
 
 # %% ../../nbs/88d_answers.ipynb #13a00034
 def improvements_in_words(found: Improvements):  # str
@@ -404,7 +404,7 @@ class WhyNot:
     table = property(lambda self: against_the_best(self))
     summary = property(lambda self: why_not_in_words(self))
     def __repr__(self): return self.summary
-    def _repr_html_(self): return as_html([self.table.round(3)], self.summary)
+    def _repr_html_(self): return tables_as_html([self.table.round(3)], self.summary)
 
 # %% ../../nbs/88d_answers.ipynb #13a00058
 def is_best(found: WhyNot):

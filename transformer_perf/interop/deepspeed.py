@@ -9,7 +9,7 @@ __all__ = ['IN_ONE_BIT', 'DEEPSPEED_ROWS', 'HOSTS', 'offload_of_zero', 'offload_
 from ..inputs import printable
 from ..choices import amounts_offloaded, offload_said
 from .tables import (
-    CODE, IN_32_BITS, LIST, ON, ONLY_WRITTEN, SHARE, TEXT, UNSAID, WHOLE, Format, Row, Said,
+    CODE, IN_32_BITS, LIST, ON, ONLY_WRITTEN, SHARE_KIND, TEXT, UNSAID, WHOLE, Format, Row, Said,
     also, cannot_say, elsewhere, fixed, idle, number, one_word, take, value, words_in_any_case)
 
 # %% ../../nbs/90d_deepspeed.ipynb #12ab0028
@@ -21,7 +21,7 @@ DEEPSPEED_ROWS = (
     Row('zero_optimization.stage', 'zero_stage', number(0), 0),
     Row('zero_optimization.overlap_comm', 'overlap', ON),
     Row('zero_optimization.offload_optimizer.device', 'cpu_optimizer', TEXT),
-    Row('zero_optimization.offload_optimizer.ratio', 'cpu_share', SHARE),
+    Row('zero_optimization.offload_optimizer.ratio', 'cpu_share', SHARE_KIND),
     Row('zero_optimization.offload_param.device', 'cpu_weights', TEXT),
     also('zero_optimization.cpu_offload', 'cpu_optimizer', one_word('cpu')),   # older, still taken
     also('zero_optimization.cpu_offload_param', 'cpu_weights', one_word('cpu')),

@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from ..inputs import named, of_type, quoted, read_text
+from ..inputs import of_type, path_text, quoted, read_text
 from .tables import Format, job_of_keys, why_ignored
 from .texts import LARGEST_TEXT, flat, parse_yaml
 from .megatron import MEGATRON, flags_of_keys
@@ -41,7 +41,7 @@ def extended(path, taken, left):  # dict
     "A file of Primus with those that it extends; left: how many more may be read, as a list."
     if not left: raise ValueError(f'it names more than {MOST_COMPANIONS} files')
     left.pop()
-    given = with_defaults(parse_yaml(read_text(path, LARGEST_TEXT), named(path)), taken)
+    given = with_defaults(parse_yaml(read_text(path, LARGEST_TEXT), path_text(path)), taken)
     found, others = {}, given.pop('extends', [])
     for name in [others] if isinstance(others, str) else of_type(others, list, 'extends'):
         found = merged(found, extended(os.path.join(os.path.dirname(path), yaml_name(name)), taken,

@@ -9,7 +9,7 @@ __all__ = ['FORMATS', 'kind_of', 'job_of_dict', 'as_job', 'job_of_text', 'job_as
 import dataclasses
 import os
 
-from ..inputs import named, naming, of_type, parse_json, quoted, read_text
+from ..inputs import naming, of_type, parse_json, path_text, quoted, read_text
 from ..models import as_model
 from ..parameters import value_of
 from ..estimates import Assumptions, as_assumptions
@@ -109,7 +109,7 @@ def job_of_both(given, path, name, n_gpus):  # Job
     if not os.path.exists(place): raise ValueError(
         f'{OTHER_FILE}={quoted(name)} is not there; a path is looked up from where this file is')
     gpus = 'num_processes', given.get('num_processes')
-    keys = flat(parse_json(read_text(place, LARGEST_TEXT), named(name)))
+    keys = flat(parse_json(read_text(place, LARGEST_TEXT), path_text(name)))
     return job_of_keys(keys, DEEPSPEED, n_gpus, gpus if gpus[1] else None)
 
 def job_in(path, n_gpus):  # Job
@@ -119,7 +119,7 @@ def job_in(path, n_gpus):  # Job
     text = read_text(path, LARGEST_TEXT)
     if kind not in readers:
         with naming(path): return job_of_text(text, n_gpus)
-    given = readers[kind](text, named(path))
+    given = readers[kind](text, path_text(path))
     with naming(path):
         if other := flat(given).get(OTHER_FILE): return job_of_both(given, path, str(other), n_gpus)
         if trainer_of(given): return primus_job(given, n_gpus, path, text)

@@ -19,17 +19,18 @@ SECTIONS = {   # of what a recipe prints: a later one says it again
     'nemo': ('data', 'optim.config', 'trainer.strategy', 'trainer.strategy.ddp',
              'trainer.plugins')}
 
-def scaled(recipe, ends=0, gathers=True):  # dict
+def eight_bits_of_recipe(recipe, ends=0, gathers=True):  # dict
     "Products in 8 bits, but in so many first and last layers; whether weights are gathered so."
     stay = dict.fromkeys(('num_layers_at_start_in_bf16', 'num_layers_at_end_in_bf16'), ends)
     return dict(fp8='hybrid', fp8_recipe=recipe, fp8_param_gather=gathers) | (
         {'first_last_layers_bf16': True, **stay} if ends else {})
 
 MIXED = {   # words in a precision's name -> what it stands for (Megatron-Bridge @ 067f987df)
-    'nanov2_bf16_with_fp8_current': scaled('blockwise', ends=2),
-    'nemotron_h_bf16_with_fp8_current': scaled('tensorwise', ends=2),
-    'fp8_current': scaled('tensorwise', ends=1), 'fp8_delayed': scaled('delayed'),
-    'mxfp8': scaled('mxfp8'), 'fp8_subchannel': scaled('blockwise', gathers=False),
+    'nanov2_bf16_with_fp8_current': eight_bits_of_recipe('blockwise', ends=2),
+    'nemotron_h_bf16_with_fp8_current': eight_bits_of_recipe('tensorwise', ends=2),
+    'fp8_current': eight_bits_of_recipe('tensorwise', ends=1),
+    'fp8_delayed': eight_bits_of_recipe('delayed'), 'mxfp8': eight_bits_of_recipe('mxfp8'),
+    'fp8_subchannel': eight_bits_of_recipe('blockwise', gathers=False),
     'nemotron_3_super_bf16_with_nvfp4': dict(
         fp4='e2m1', first_last_layers_bf16=True, num_layers_at_start_in_bf16=0,
         num_layers_at_end_in_bf16=14),
@@ -61,7 +62,7 @@ def overlapped(given, found):  # dict
         return usual | {key: own[key] for key in OVERLAPS if own.get(key) is not None}
     return {}
 
-BACKENDS = {'1': 'flash', '2': 'fused', '3': 'unfused', '4': 'local'}   # of Core's enums.py
+CORE_BACKENDS = {'1': 'flash', '2': 'fused', '3': 'unfused', '4': 'local'}   # of Core's enums.py
 
 def word_of(x):
     "What is said, and of a value of an enum its name; nothing of objects that a dump hides."
@@ -69,9 +70,10 @@ def word_of(x):
     if not isinstance(x, dict): return x
     if str(x.get('_target_')).startswith('torch.'): return class_of(x)   # a number format
     if class_of(x) != 'AttnBackend' or '_name_' in x: return x.get('_name_')
-    return BACKENDS.get(''.join(map(str, of_type(x.get('_args_', []), list, '_args_'))), 'auto')
+    number = ''.join(map(str, of_type(x.get('_args_', []), list, '_args_')))
+    return CORE_BACKENDS.get(number, 'auto')
 
-def fields_of(given, kind):  # yields (key, value)
+def sections_said(given, kind):  # yields (key, value)
     "What the sections of a recipe say, in their order."
     for path in SECTIONS[kind]:
         section = section_of(given, path)
@@ -82,7 +84,7 @@ def fields_of(given, kind):  # yields (key, value)
 def said_in_sections(given, kind):  # dict
     "The fields of a recipe, a later section over an earlier one."
     found = {}
-    for key, x in fields_of(given, kind):
+    for key, x in sections_said(given, kind):
         word = x if key == 'activation_func' else word_of(x)
         if word is not None: found[key] = word
     return found
@@ -90,7 +92,7 @@ def said_in_sections(given, kind):  # dict
 def hidden(given, kind):  # list of (flag, reason)
     "Objects where a word is read: number formats aside, a dump does not say what is in them."
     why = 'not read: an object, of which the dump does not show what is in it'
-    return [(flag, why) for key, x in fields_of(given, kind) if isinstance(x, dict)
+    return [(flag, why) for key, x in sections_said(given, kind) if isinstance(x, dict)
             and word_of(x) is None and not str(x.get('_target_')).startswith('torch.')
             for flag in flags_of_keys({key: None}) if flag in FLAGS]
 
@@ -105,7 +107,7 @@ def gate_of(found):  # dict: flag -> True
 
 def dumped_job(given, kind, n_gpus):  # Job
     "A job from what a recipe of Megatron-Bridge or NeMo prints."
-    found, adapters = said_in_sections(given, kind), adapters_of(given)
+    found, adapters = said_in_sections(given, kind), adapters_in_recipe(given)
     found |= overlapped(given, found)
     if kind == 'nemo': found |= shape_of_nemo(given, found)
     flags = gate_of(found)
@@ -128,7 +130,7 @@ def ignored_of(job, flags, kind):  # list of (key, reason)
 
 WITH_LORA = ('linear_qkv', 'linear_proj', 'linear_fc1', 'linear_fc2')   # unless a recipe says it
 
-def adapters_of(given):  # str
+def adapters_in_recipe(given):  # str
     "What of a recipe trains: all, or LoRA of all products, of attention or of the MLP."
     paths = 'peft', 'resume.peft', 'model.model_transform'
     found = [x for path in paths if (x := section_of(given, path)) not in (None, *OFF_WORDS)]

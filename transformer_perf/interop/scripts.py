@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['LARGEST_SCRIPT', 'NAME', 'ROUND', 'BRACED', 'RUN', 'SINGLE', 'DOUBLE', 'WORD', 'BLANK', 'TOKEN', 'HEREDOC', 'MARK',
-           'NO_WORD', 'HIDE', 'SHOW', 'OPERATORS', 'MOST_ITEMS', 'BRACES', 'PUT_IN', 'IN_QUOTES', 'ANYWHERE',
-           'ASSIGNED', 'DECLARING', 'CHANGED', 'BY_LAUNCHER', 'OF_SLURM', 'TASKS', 'PER_NODE', 'NODES', 'IN_ALL',
-           'SET_BY_SLURM', 'HEAD', 'tokens', 'unknown', 'of_tree', 'parsed', 'summed', 'as_list', 'variable',
-           'expanded', 'words', 'assign', 'run', 'block', 'choice', 'options', 'counted', 'gpus_of', 'slurm_of',
-           'gpus_started', 'set_by_slurm', 'commands_of', 'check_calls']
+           'NO_WORD', 'HIDE', 'SHOW', 'SHELL_OPERATORS', 'MOST_ITEMS', 'BRACES', 'PUT_IN', 'IN_QUOTES',
+           'OUTSIDE_QUOTES', 'ASSIGNED', 'DECLARING', 'CHANGED', 'BY_LAUNCHER', 'OF_SLURM', 'TASK_OPTIONS', 'PER_NODE',
+           'NODES', 'IN_ALL', 'SET_BY_SLURM', 'HEAD', 'tokens', 'unknown', 'of_tree', 'parsed', 'arithmetic_value',
+           'as_list', 'variable', 'expanded', 'words', 'assign', 'note_command', 'block', 'choice', 'options',
+           'first_number', 'gpus_of', 'slurm_of', 'gpus_started', 'set_by_slurm', 'commands_of', 'check_calls']
 
 # %% ../../nbs/89_scripts.ipynb #12b10006
 import ast
@@ -56,8 +56,8 @@ AS_IF = {   # words that begin a command -> the same with `if`
     'while': ['if'], 'until': ['if', '!'], 'for': ['if', 'for'], 'select': ['if', 'for'],
     'do': ['&&', '?', '\n', 'then'], 'done': ['fi'], '{': [':', '\n', 'if', 'then'], '}': ['fi'],
     'case': ['if', '[', '-n', '""', ']', '\n', 'then'], 'esac': ['fi'], 'time': []}
-APART, IDLE = ('\n', ';', '&&', '||', '|', '&'), ('then', 'elif', 'else', 'fi')
-AHEAD = {'if', 'elif', 'then', 'else', '!', *AS_IF}   # a command may follow
+SEPARATORS, IDLE = ('\n', ';', '&&', '||', '|', '&'), ('then', 'elif', 'else', 'fi')
+BEFORE_COMMAND = {'if', 'elif', 'then', 'else', '!', *AS_IF}   # a command may follow
 
 # %% ../../nbs/89_scripts.ipynb #12b1000d
 def plain_tokens(text):  # list of (line, token)
@@ -81,7 +81,7 @@ def plain_tokens(text):  # list of (line, token)
         if subjects and (word == ';;' or ahead and word == 'case'): patterns = ''
         elif word == 'esac': patterns = None
         found += [(line, '\n' if x == ';;' else x) for x in new]
-        ahead = kind == 'apart' or word == ')' or ahead and word in AHEAD
+        ahead = kind == 'apart' or word == ')' or ahead and word in BEFORE_COMMAND
     return found
 
 # %% ../../nbs/89_scripts.ipynb #12b10010
@@ -113,21 +113,21 @@ class Shell:
         if self.room < 0: raise ValueError('what the script puts together grows too long')
 
 # %% ../../nbs/89_scripts.ipynb #12b10013
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-             ast.Div: operator.floordiv, ast.Mod: operator.mod}
+SHELL_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+                   ast.Div: operator.floordiv, ast.Mod: operator.mod}
 MOST_ITEMS = 10_000   # of a list
 
 def of_tree(node):  # int, or list
     "The value of a tree of whole numbers, lists, + - * / %; nothing is run."
     if isinstance(node, ast.Constant) and type(node.value) is int: return node.value
     if isinstance(node, ast.List): return [of_tree(item) for item in node.elts]
-    if not isinstance(node, ast.BinOp) or type(node.op) not in OPERATORS: raise ValueError
+    if not isinstance(node, ast.BinOp) or type(node.op) not in SHELL_OPERATORS: raise ValueError
     sides = of_tree(node.left), of_tree(node.right)
     sizes = [len(x) if isinstance(x, list) else abs(x) for x in sides]
     most = MOST_ITEMS if list in map(type, sides) else 2**63
     if isinstance(node.op, ast.Mult): sizes.append(math.prod(sizes))
     if max(sizes) > most: raise ValueError
-    return OPERATORS[type(node.op)](*sides)
+    return SHELL_OPERATORS[type(node.op)](*sides)
 
 def parsed(text):  # int, or list
     "A number, or a list written with + and *; a ValueError for anything else."
@@ -136,7 +136,7 @@ def parsed(text):  # int, or list
         raise ValueError from None
 
 # %% ../../nbs/89_scripts.ipynb #12b10016
-def summed(shell, line, text):  # str
+def arithmetic_value(shell, line, text):  # str
     "What is between $(( and ))."
     plain = re.sub(NAME, lambda name: str(shell.known.get(name[0])), expanded(shell, line, text))
     try: return str(parsed(plain))
@@ -164,8 +164,8 @@ def variable(shell, line, text):  # str, or list where all of an array is meant
 # %% ../../nbs/89_scripts.ipynb #12b10017
 PUT_IN = rf"""(?P<escaped>\\.) | (?P<run>{RUN}) | (?P<braced>{BRACED})
     | \$(?P<name>{NAME}|[\d@*\#?])"""
-IN_QUOTES, ANYWHERE = (re.compile(x + PUT_IN, re.VERBOSE | re.DOTALL)
-                       for x in ('', rf'(?P<single>{SINGLE}) | (?P<double>{DOUBLE}) | '))
+IN_QUOTES, OUTSIDE_QUOTES = (re.compile(x + PUT_IN, re.VERBOSE | re.DOTALL)
+                             for x in ('', rf'(?P<single>{SINGLE}) | (?P<double>{DOUBLE}) | '))
 
 def expanded(shell, line, text, in_quotes=False):  # str
     "A text with its variables put in; its quotes stay."
@@ -174,14 +174,14 @@ def expanded(shell, line, text, in_quotes=False):  # str
         if kind == 'double': return f'"{expanded(shell, line, part[1:-1], True)}"'
         if kind == 'escaped' and in_quotes: return part[part[1] in '$`\n':].strip('\n')
         if kind in ('single', 'escaped'): return part
-        if part[:3] == '$((': x = summed(shell, line, part[3:-2])
+        if part[:3] == '$((': x = arithmetic_value(shell, line, part[3:-2])
         elif kind == 'run': x = unknown(line, part)
         else: x = variable(shell, line, found['name'] or part[2:-1])
         listed = as_list(x)
         shell.spend(sum(map(len, listed)) + 1)
         safe = [re.sub(r'["\\]' if in_quotes else r'''["'\\]''', r'\\\g<0>', x) for x in listed]
         return ('" "' if in_quotes else ' ').join(safe) if safe or not in_quotes else NO_WORD
-    return (IN_QUOTES if in_quotes else ANYWHERE).sub(put, text)
+    return (IN_QUOTES if in_quotes else OUTSIDE_QUOTES).sub(put, text)
 
 def words(shell, line, word):  # list of str
     "The words that one word of a script becomes."
@@ -249,10 +249,10 @@ DECLARING = ('export', 'declare', 'local', 'readonly', 'typeset')
 CHANGED = re.compile(rf'(?<!\w)((?>{NAME}))(?:\[[^]]{{0,99}}\])?'
                      r'(?:\s*[-+*/%]?=(?!=)|\+\+|--|\s+in\s)')
 
-def run(shell, command):  # whether it succeeds, or None where that is not known
+def note_command(shell, command):  # whether it succeeds, or None where that is not known
     "Note what a command sets, or its words."
     line, first = command[0]
-    if first == '!': return opposite(run(shell, command[1:])) if command[1:] else None
+    if first == '!': return opposite(note_command(shell, command[1:])) if command[1:] else None
     sets = [item for item in command if ASSIGNED.match(item[1])]
     if first in DECLARING or sets == command:
         for item in sets: assign(shell, *item)
@@ -277,7 +277,7 @@ def carry_out(shell, before, command):
     if not shell.runs or goes is False: return
     known = shell.known
     if goes is None: shell.known = dict(known)
-    with naming(f'line {command[0][0]}'): holds = run(shell, command)
+    with naming(f'line {command[0][0]}'): holds = note_command(shell, command)
     shell.holds = holds if goes else None
     if goes is None: shell.known = either(shell, command[0][0], [known, shell.known])
 
@@ -288,11 +288,12 @@ def block(shell, *until):  # str
     while shell.ahead:
         line, word = shell.ahead.pop()
         if word in until: return word
-        if word in APART: before = before if word == '\n' and before in ('&&', '||') else word
+        if word in SEPARATORS: before = before if word == '\n' and before in ('&&', '||') else word
         elif word == 'if': choice(shell, line)
         elif word not in IDLE:
             command = [(line, word)]
-            while shell.ahead and shell.ahead[-1][1] not in APART: command.append(shell.ahead.pop())
+            while shell.ahead and shell.ahead[-1][1] not in SEPARATORS:
+                command.append(shell.ahead.pop())
             carry_out(shell, before, command)
             before = '\n'
     return ''
@@ -316,12 +317,12 @@ def choice(shell, line):
 # %% ../../nbs/89_scripts.ipynb #12b10023
 BY_LAUNCHER = ('--nproc_per_node', '--nproc-per-node', '--num_gpus')   # which one task starts
 OF_SLURM = ('--gpus-per-node', '--gpus_per_node')
-TASKS = ('--ntasks-per-node', '--ntasks', '-n')
-PER_NODE = (*BY_LAUNCHER, *OF_SLURM, TASKS[0])
+TASK_OPTIONS = ('--ntasks-per-node', '--ntasks', '-n')
+PER_NODE = (*BY_LAUNCHER, *OF_SLURM, TASK_OPTIONS[0])
 NODES = ('--nnodes', '--num_nodes', '--nodes', '-N')
-IN_ALL = ('--num_processes', *TASKS[1:], '-np')
+IN_ALL = ('--num_processes', *TASK_OPTIONS[1:], '-np')
 SET_BY_SLURM = {'SLURM_NNODES': NODES, 'SLURM_JOB_NUM_NODES': NODES, 'SLURM_NTASKS': IN_ALL,
-                'SLURM_NTASKS_PER_NODE': TASKS[:1], 'SLURM_GPUS_PER_NODE': OF_SLURM,
+                'SLURM_NTASKS_PER_NODE': TASK_OPTIONS[:1], 'SLURM_GPUS_PER_NODE': OF_SLURM,
                 'SLURM_GPUS_ON_NODE': OF_SLURM}
 
 def options(found):  # dict: key -> list of values
@@ -339,7 +340,7 @@ def options(found):  # dict: key -> list of values
     return said
 
 # %% ../../nbs/89_scripts.ipynb #12b10024
-def counted(launch, names):  # (key, number) or None
+def first_number(launch, names):  # (key, number) or None
     "The first of some options that says a number."
     for name in names:
         text = ''.join(launch.get(name, ())[:1])
@@ -347,7 +348,7 @@ def counted(launch, names):  # (key, number) or None
 
 def gpus_of(launch):  # (keys, GPUs) or None
     "How many processes a launcher starts: one for each GPU."
-    total, nodes, each = (counted(launch, names) for names in (IN_ALL, NODES, PER_NODE))
+    total, nodes, each = (first_number(launch, names) for names in (IN_ALL, NODES, PER_NODE))
     if nodes and each: return f'{nodes[0]} * {each[0]}', nodes[1] * each[1]
     if total: return total
     one_node = each and not any(name in launch for name in NODES)
@@ -366,7 +367,7 @@ def gpus_started(launch, text):  # as `gpus_of`
     "The same of a command in a script, with what its head tells Slurm."
     head = slurm_of(text)
     if any(name in launch for name in BY_LAUNCHER):   # a task is no GPU, but starts several
-        head = {key: x for key, x in head.items() if key not in TASKS}
+        head = {key: x for key, x in head.items() if key not in TASK_OPTIONS}
     return gpus_of(launch) or gpus_of(head | launch)
 
 def set_by_slurm(text):  # dict: variable -> value

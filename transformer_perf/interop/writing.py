@@ -85,7 +85,7 @@ def meaning(m):  # Model or None
     return dataclasses.replace(m, **same)
 
 # %% ../../nbs/90k_writing.ipynb #12ab003b
-def shared_out(f):  # (stage, whether weights are gathered again)
+def stage_written(f):  # (stage, whether weights are gathered again)
     "What copies share out; of ZeRO 2 weights too, where software frees them with gradients."
     if f['zero_stage'] == 2: return 3, False
     return f['zero_stage'], f['reshard_after_forward'] is not False
@@ -94,7 +94,7 @@ def lost(job: Job, again: Job):  # dict: field -> value
     "What of a job did not come back."
     own, back, idle = facts_of(job), facts_of(again), no_difference(job.parallel, job.model)
     frees = own['frees_weights'] or back['frees_weights']
-    if frees and shared_out(own) == shared_out(back):
+    if frees and stage_written(own) == stage_written(back):
         idle |= {'zero_stage', 'reshard_after_forward'}
     names = (*PARALLEL_FIELDS, *OF_JOBS, *OF_ALL, 'gradients_in_16_bits')
     found = {n: own[n] for n in names if n not in idle and own[n] not in (None, back[n])}

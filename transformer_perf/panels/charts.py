@@ -24,13 +24,14 @@ from ..blocks import STRATEGIES
 from ..timeline import MEMORY_PARTS
 from ..iteration import Estimate, Parallel, divisors, estimate, short
 from ..execution import strategies_for
-from transformer_perf.plots import (
-    BLUE, GREY, GROUPS, PALETTE, communication, heat_map, log_ticks, panels_of, picture, plain,
-    value_ticks)
+from ..plots import (
+    BLUE, GREY, GROUP_COLORS, PALETTE, communication, empty_figure, heat_map, log_ticks, picture,
+    plain_ticks, value_ticks)
 from ..sweeps import sweep
-from .states import (
-    POWERS, Shown, arguments, closest, command, command_of, nearest_settled, runnable, with_own)
-from .layer import STORES, WAYS, as_view, operations_of, written
+from transformer_perf.panels.states import (
+    POWERS_OF_TWO, Shown, arguments, as_option, command_of, nearest_settled, runnable,
+    shell_command, with_own)
+from .layer import STORES, WAYS, as_view, fields_said, operations_of
 from .search import SearchState, asked_settled
 
 # %% ../../nbs/79_chart_panels.ipynb #97be5199
@@ -120,7 +121,7 @@ def sweep_commands(state):  # str
         asked = {'model': call['models'][0], 'systems': next(iter(call['systems'])),
                  'gpus': ','.join(map(str, call['n_gpus'])), 'strategy': call['strategies'][0],
                  'global_batch': call['global_batch'], 'assumptions': call['assumptions']}
-        words = [command('sweep', asked)]
+        words = [shell_command('sweep', asked)]
         for field, values in call['vary'].items():
             words.append(f'--vary {field}={",".join(map(repr, values))}')
         lines.append(' '.join([*words, f'-o {name[0].lower()}.csv']))
@@ -158,8 +159,8 @@ def with_unit(field):  # str
     return f'{field} ({UNIT_OF[field]})' if UNIT_OF[field] else field
 
 # %% ../../nbs/79_chart_panels.ipynb #ef6f3108
-SIZE_LINES = {'tp': (GROUPS['TP'], 'o', '-'), 'cp': (BLUE, 's', '--'),
-              'pp': (GROUPS['PP'], 'D', ':'), 'dp': (GROUPS['DP'], '^', '-.'),
+SIZE_LINES = {'tp': (GROUP_COLORS['TP'], 'o', '-'), 'cp': (BLUE, 's', '--'),
+              'pp': (GROUP_COLORS['PP'], 'D', ':'), 'dp': (GROUP_COLORS['DP'], '^', '-.'),
               'micro_batch': (GREY, 'v', '-')}   # colour, marker, dashes
 
 def sweep_column(axes, name, own, x, measure, sizes):
@@ -174,7 +175,7 @@ def sweep_column(axes, name, own, x, measure, sizes):
         low.plot(own[x], own[size], color=color, marker=marker, linestyle=dashes,
                  label=size.replace('_', '-'))
     low.set_yscale('log', base=2)
-    plain(low.yaxis)
+    plain_ticks(low.yaxis)
     top.set(title=name, xscale='log', yscale='log')
     log_ticks(top.yaxis, (1, 2, 5))
     low.set(xlabel=with_unit(x))
@@ -184,8 +185,8 @@ def sweep_column(axes, name, own, x, measure, sizes):
 def sweep_lines(table, x, measure):  # Figure
     "A measure, memory and configuration against one quantity, for each scenario."
     shown = list(table.groupby('scenario', sort=False))
-    figure, axes = panels_of(len(shown), 1.2 + 4.2 * len(shown), 6.6, rows=3, sharex=True,
-                             sharey='row', height_ratios=(1, 1, 1.4))
+    figure, axes = empty_figure(len(shown), 1.2 + 4.2 * len(shown), 6.6, rows=3, sharex=True,
+                                sharey='row', height_ratios=(1, 1, 1.4))
     sizes = [name for name in SIZE_LINES if name != 'cp' or (table.cp > 1).any()]
     for column, (name, own) in zip(axes.T, shown):
         sweep_column(column, name, own, x, measure, sizes)
@@ -268,9 +269,10 @@ class RooflineState:
 def roofline_call(state: RooflineState):  # str
     "The Python call that gives the same numbers."
     model = f'dataclasses.replace(as_model({state.model!r}), seq_len={state.seq_len})'
+    layout = f'Parallel({arguments(fields_said(state.parallel))})'
     return ('import dataclasses\nfrom transformer_perf import Parallel, estimate\n'
             'from transformer_perf.models import as_model\n'
-            f'estimate({model}, Parallel({arguments(written(state.parallel))}), {state.system!r}, '
+            f'estimate({model}, {layout}, {state.system!r}, '
             f'global_batch={state.micro_batch}, assumptions={state.assumptions!r}).layers')
 
 def roofline_settled(state):  # (RooflineState, dict: control -> options)
@@ -278,17 +280,17 @@ def roofline_settled(state):  # (RooflineState, dict: control -> options)
     model = as_model(state.model)
     state = runnable(state, model)
     s = STRATEGIES[nearest(state.strategy, STRATEGIES, 'strategy')]
-    sizes = POWERS[:8] if 'cp' in s.groups else [1]   # of groups that share the sequence
+    sizes = POWERS_OF_TWO[:8] if 'cp' in s.groups else [1]   # of groups that share the sequence
     def possible(tp, cp):
         tokens = state.micro_batch * state.seq_len
         return (tokens % s.token_shards(tp, cp) == 0 and cp <= state.seq_len
                 and not (s.cp_shards_embed and model.embed_dim % cp))
     groups = [n for n in divisors(model.heads).tolist() if possible(n, 1)]
-    tp = closest(state.tp, groups)
+    tp = as_option(state.tp, groups)
     lengths = sorted({2**i for i in range(9, 18)} | {model.seq_len})
     return nearest_settled(state, {
         'strategy': strategies_for(model), 'seq_len': with_own(lengths, state.seq_len),
-        'micro_batch': with_own(POWERS[:9], state.micro_batch), 'tp': groups,
+        'micro_batch': with_own(POWERS_OF_TWO[:9], state.micro_batch), 'tp': groups,
         'cp': [n for n in sizes if possible(tp, n)]})
 
 # %% ../../nbs/79_chart_panels.ipynb #65b66d7a
@@ -359,7 +361,7 @@ def operation_points(ax, table):
 @picture
 def roofline_figure(table, result: Estimate, ghost):  # Figure
     "The operations of a `roofline_table` under the roofs of their GPU; pale, those of a ghost."
-    figure, ((ax,),) = panels_of(1, 8.2, 4.4)
+    figure, ((ax,),) = empty_figure(1, 8.2, 4.4)
     table = table[table.TFLOP > 0]   # a kernel that only moves bytes has no place here
     low, high = table.FLOP_per_byte.min(), max(table.FLOP_per_byte.max(), 1e4)
     roof_lines(ax, np.geomspace(low / 3, high * 3, 200), result)
@@ -418,7 +420,7 @@ class CollectivesState:
     def settle(self):
         "Any number of GPUs may take part; the placements follow."
         return nearest_settled(self, {'kind': list(COLLECTIVES),
-                                      'n_gpus': with_own(POWERS[1:13], self.n_gpus)})
+                                      'n_gpus': with_own(POWERS_OF_TWO[1:13], self.n_gpus)})
 
 # %% ../../nbs/79_chart_panels.ipynb #58e73f19
 def collectives_call(state: CollectivesState):  # str

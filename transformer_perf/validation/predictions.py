@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 # %% ../../nbs/91a_predictions.ipynb #10b00001
-from ..inputs import WHOLE, as_numbers, read_json, several, table_with, takes
+from ..inputs import INTEGER, as_numbers, read_json, several, table_with, takes
 from ..estimates import Assumptions, as_assumptions
 from ..parameters import (
     Calibration, changed, limits, measured_folder, read_calibration)
@@ -124,8 +124,9 @@ def table_of(df):  # Series of str
     return texts(df, 'id').str.extract(r'^([^-]+(?:-[^-]+)?)', expand=False).fillna('runs')
 
 # %% ../../nbs/91a_predictions.ipynb #7a2050ad
-OTHERS = {'megatron-2022': 'Calculon 3.65 %', 'vtrain-multi': 'vTrain 14.73 %',
-          'vtrain-single': 'vTrain 8.37 %', 'simumax-b200': 'SimuMax 5.6 %'}  # as they publish them
+ERRORS_OF_OTHERS = {   # as they publish them
+    'megatron-2022': 'Calculon 3.65 %', 'vtrain-multi': 'vTrain 14.73 %',
+    'vtrain-single': 'vTrain 8.37 %', 'simumax-b200': 'SimuMax 5.6 %'}
 
 TWICE = ('megatron-2021', 'megatron-2022', 'vtrain-multi', 'vtrain-single')  # software known
 
@@ -185,7 +186,7 @@ def scoreboard(
         rows.append({'table': table, 'runs': len(own), **mean, 'bias %': percent(e.mean()),
                      'worst %': percent(e[worst]) if len(e) else np.nan,
                      'worst run': names[worst].removeprefix(table + '-') if len(e) else '',
-                     'others': OTHERS.get(table, '')})
+                     'others': ERRORS_OF_OTHERS.get(table, '')})
     return pd.DataFrame(rows)
 
 # %% ../../nbs/91a_predictions.ipynb #80b59211
@@ -204,7 +205,7 @@ def jobs_of(predicted):  # list of DataFrame
     return [own for _, own in predicted[known].groupby(job, sort=False)]
 
 # %% ../../nbs/91a_predictions.ipynb #80b59212
-@takes(least=WHOLE)
+@takes(least=INTEGER)
 def picked(
     predicted,   # DataFrame from predict, with iteration_s
     least=3,     # configurations of a job
