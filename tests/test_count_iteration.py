@@ -405,7 +405,7 @@ def test_messages_hide_as_far_as_software_lets_them(stage, share):
     layout = Layouts(zero_stage=stage, dp_overlap=True, assumptions=a)
     for t, layer, N in ((2., 3., 5), (2., 1.5, 5), (2., 0., 5), (2., 3., 1)):
         could_hide = (N - 1) * min(t, layer)
-        assert close(modules.exposed(layout, t, layer, N), N * t - (1 - share) * could_hide)
+        assert close(modules.exposed_time(layout, t, layer, N), N * t - (1 - share) * could_hide)
 
 
 @pytest.mark.parametrize('tp, near', [(1, 1), (1, 2), (2, 1), (2, 2)])

@@ -178,7 +178,7 @@ def test_no_placement_is_faster_than_its_bound():
     fit = execution.fitting((8, 16), q)
     space, layers = fit.less, fit.layers
     i, j = execution.pairs(space.t['grouping'], space.places['grouping'])
-    seconds, = execution.seconds_of(*execution.known_of(space, layers, i, j), q)
+    seconds, = execution.seconds_of(*execution.candidate_costs(space, layers, i, j), q)
     bounds, = execution.lower_bounds(space, layers)
     assert len(i) > len(bounds) and (bounds[i] <= seconds).all()
     one, = np.flatnonzero((space.t['pp'] == 1) & (space.t['dp'] == 1) & (
@@ -191,7 +191,7 @@ def test_tables_by_loops(rows):
     "Places among equals, pairs of equals, and what is distinct, in the order of appearance."
     a, b, c = columns = np.random.default_rng(rows).integers(0, 4, (3, rows))
     each = range(rows)
-    assert execution.places_in((a, b), c).tolist() == [
+    assert execution.position_in_group((a, b), c).tolist() == [
         sum((a[j], b[j]) == (a[i], b[i]) and (c[j], j) < (c[i], i) for j in each) for i in each]
     right = np.sort(b)
     assert list(zip(*execution.pairs(a, right))) == [
@@ -207,11 +207,11 @@ def test_tables_by_loops(rows):
 @pytest.mark.parametrize('size', [1, 8, 12, 72])
 def test_ways_to_fill_a_domain(size):
     hand = [way for way in itertools.product(*[of(size)] * 4) if math.prod(way) == size]
-    assert sorted(map(tuple, execution.splits(size))) == hand
+    assert sorted(map(tuple, execution.domain_factors(size))) == hand
     for n in (1, 6, 12, 20, 36, 64, 512):   # all of it, or what no more GPUs are a multiple of
         few = [d for d in of(n) if d <= size]
         rooms = [d for d in few if all(other == d or other % d for other in few)]
-        assert sorted(iteration.rooms_of(n, size)) == ([size] if size in few else rooms)
+        assert sorted(iteration.usable_domain_sizes(n, size)) == ([size] if size in few else rooms)
 
 
 def test_the_best_so_far():
@@ -289,9 +289,9 @@ def test_systems_side_by_side(fields):
     base = as_system('H200')
     columns = {name: np.array([[x], [2 * x], [3 * x]]) for name, x in fields.items()}
     together = dataclasses.replace(base, **columns)
-    assert execution.variants(together) == (3 if fields else 1)
+    assert execution.variant_count(together) == (3 if fields else 1)
     if not fields: return
-    some = execution.variant(together, np.array([2, 0, 0, 1]))
+    some = execution.systems_of_rows(together, np.array([2, 0, 0, 1]))
     for name in PHYSICAL:
         own = np.array([3, 1, 1, 2]) * fields[name] if name in fields else getattr(base, name)
         assert np.array_equal(getattr(some, name), own), name

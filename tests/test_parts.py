@@ -161,7 +161,7 @@ def test_what_differs_in_capacity_alone_is_priced_once(monkeypatch):
     from transformer_perf import execution
     asked, true = [], execution.cost_and_ends
     def counted(*args):
-        asked.append(execution.variants(args[-1].system))
+        asked.append(execution.variant_count(args[-1].system))
         return true(*args)
     monkeypatch.setattr(execution, 'cost_and_ends', counted)
     about = 'gpt3', {'x': as_system('B200', 8)}, 512, '1d'

@@ -182,7 +182,7 @@ def test_search_is_exhaustive(model, n, gpu, size, batch, strategy, preset, reco
 def unbounded(monkeypatch):
     "A search that places every configuration."
     zero = lambda space, layers: layers.of_each(np.zeros((
-        execution.variants(layers.priced.system), len(space.t['dp']))))
+        execution.variant_count(layers.priced.system), len(space.t['dp']))))
     monkeypatch.setattr(execution, 'lower_bounds', zero)
 
 
@@ -214,7 +214,7 @@ def test_bounds_change_nothing_over_variants(monkeypatch):
 def test_search_in_blocks(monkeypatch):
     whole = search('gpt3_1T', [256, 2048], 'B200', strategy='all', k=20,
                    global_batch=4096, assumptions='corrected')
-    monkeypatch.setattr(execution, 'BLOCK', 100)
+    monkeypatch.setattr(execution, 'ROWS_AT_A_TIME', 100)
     in_blocks = search('gpt3_1T', [256, 2048], 'B200', strategy='all', k=20,
                        global_batch=4096, assumptions='corrected')
     assert len(whole) == 40 and whole.equals(in_blocks)

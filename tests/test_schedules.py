@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings, strategies as st
 from transformer_perf import Model, Parallel, estimate, search, timeline
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.schedules import (
-    NEVER, SCHEDULES, check_layout, check_schedule, chunk_sums, chunks_in, chunks_of, ends_of,
-    formula_holds, heaviest, held_chunks, layout_of, memory_over_time, most_held, most_saved,
-    on_ranks, passes_of, peaks, played, possible, program, time_played, total_time)
+    NEVER, SCHEDULES, check_layout, check_schedule, chunk_sums, chunks_in, chunks_of, formula_holds,
+    heaviest, held_chunks, layout_of, memory_over_time, most_held, most_saved, on_ranks, passes_of,
+    peaks, played, possible, program, step_end_times, time_played, total_time)
 
 few = settings(max_examples=30, deadline=None)
 pick = st.sampled_from
@@ -270,7 +270,8 @@ def by_order(one):  # (s, s)
     "What an estimate's passes take by its figures, and by its timeline."
     work, pricer, costs, ends = timeline.priced_estimate(one)
     times = timeline.iteration_times(work, pricer, costs, ends)
-    busy = timeline.slowest_stage(work, costs, ends).busy + timeline.more_of(work.layouts, times)
+    busy = (timeline.slowest_stage(work, costs, ends).busy
+            + timeline.micro_batch_overhead(work.layouts, times))
     return work.layouts.micro_batches * busy + one.stats['bubble_s'], one.timeline.end_s.max()
 
 
@@ -420,7 +421,7 @@ def test_later_steps_wait_for_few_of_the_steady_state(name):
         own, (now, _) = steps.cell[:-1], steps.steady
         stop = np.array([now[now % p == rank].max() for rank in range(p)])
         took = random.uniform(.5, 1, len(own))
-        end = dict(zip(own.tolist(), ends_of(steps, took)[own]))
+        end = dict(zip(own.tolist(), step_end_times(steps, took)[own]))
         found = {cell: end[cell] for cell in now.tolist()}
         far = steps.far | (np.arange(steps.far.shape[1]) == 0)   # what else is there is over
         for i in np.flatnonzero(own > stop[steps.rank]):

@@ -256,7 +256,7 @@ def test_messages_saved_by_hand():
 def shown_by_stage(one):  # list of (s of all passes, s of messages that show)
     "Those of each stage of a pipeline, one by one."
     work, pricer, costs, ends = timeline.priced_estimate(one)
-    paces = [timeline.pace_of(work, costs, load) for load in timeline.loads_of(work, ends)]
+    paces = [timeline.stage_cost(work, costs, load) for load in timeline.loads_of(work, ends)]
     return [(work.layouts.micro_batches * pace.busy, timeline.reduction_time(work, pace, pricer))
             for pace in paces]
 
@@ -275,7 +275,7 @@ def test_the_step_of_the_stage_that_takes_longest():
     work, pricer, costs, ends = timeline.priced_estimate(one)
     tables = timeline.most_of_ends(work)
     dense, *others = (
-        timeline.update_time(work, timeline.pace_of(work, costs, load), pricer, tables)
+        timeline.update_time(work, timeline.stage_cost(work, costs, load), pricer, tables)
         for load in timeline.loads_of(work, ends))
     p, pace = work.layouts, timeline.slowest_stage(work, costs, ends)
     host, N = timeline.between_layers(p), p.micro_batches

@@ -485,9 +485,9 @@ def text_of_search(found, model, system, a):  # str
 def evidence_told(found, model, system, a):  # list of str
     "The evidence of what was found; and what the best takes in other software, if none is named."
     if not len(found): return []
-    from transformer_perf.iteration import both_ends, evidence_of_rows
+    from transformer_perf.iteration import evidence_of_rows, tuned_and_plain
     best = estimate_of(found.iloc[0], a, model, system, assumptions_asked(a))
-    return [evidence_of_rows(found.evidence), *filter(None, [both_ends(best)])]
+    return [evidence_of_rows(found.evidence), *filter(None, [tuned_and_plain(best)])]
 
 def stages_told(model, a):  # list of str
     "A sentence where the number of layers leaves a pipeline next to no choice."

@@ -25,11 +25,12 @@ from transformer_perf.parameters import interval
 from transformer_perf.kernels import pricer_of
 from transformer_perf.blocks import CountedJob, ends_in_16_bits, kinds_among
 from transformer_perf.modules import (
-    LayerCost, Workload, as_name, count, listed, prices_of, seconds_of_ends, summed_layer)
+    LayerCost, Workload, as_name, count, count_operations, prices_of, seconds_of_ends, summed_layer)
 from transformer_perf.timeline import (
-    MEMORY_PARTS, TIMES, Memory, PipelineStage, Times, all_figures, at_rest, fullness,
-    idle_when_played, iteration_times, job_of, memory_at, memory_of, memory_on_ranks, more_of,
-    of_each_kind, own_stages, pass_times, priced_estimate, slowest_stage, stages_alike, utilization)
+    MEMORY_PARTS, TIMES, Memory, PipelineStage, Times, all_figures, fullness, idle_when_played,
+    iteration_times, job_of, memory_at, memory_of, memory_on_ranks, micro_batch_overhead,
+    of_each_kind, own_stages, pass_times, priced_estimate, slowest_stage, stages_alike, utilization,
+    without_activations)
 from transformer_perf.traced import (
     Explanation, ToldMeasured, leaves_of, with_leaves)
 
@@ -123,7 +124,7 @@ def played_of(one):  # Played
     p, times = work.layouts, iteration_times(work, pricer, costs, ends)
     found = Played()
     if is_played(one, times):
-        chunks = pass_times(work, costs, ends, more_of(p, times))
+        chunks = pass_times(work, costs, ends, micro_batch_overhead(p, times))
         found = Played(float(time_played(p.schedule, p.pp, p.virtual_stages, p.micro_batches,
                                          *chunks)))
     if p.pp == 1 or stages_alike(work): return found
@@ -137,7 +138,7 @@ def told_times(work: Workload, costs, pricer, ends, played: Played):  # Times
     times = iteration_times(work, pricer, costs, ends)
     if played.seconds is None: return times
     p, pace = work.layouts, slowest_stage(work, costs, ends)
-    more = named(more_of(p, times), 'more', 's')
+    more = named(micro_batch_overhead(p, times), 'more', 's')
     run = depending(played.seconds, 'played', pace.busy, more, p.micro_batches, p.pp,
                     p.virtual_stages, unit='s', of=time_played)
     return times._replace(bubble=idle_when_played(p, pace, more, run))
@@ -145,7 +146,7 @@ def told_times(work: Workload, costs, pricer, ends, played: Played):  # Times
 def told_memory(work: Workload, played: Played):  # Memory
     "What the fullest rank holds."
     if played.stage is None: return memory_of(work)
-    stay, most = (memory_at(x, played.stage) for x in (at_rest(work), work))
+    stay, most = (memory_at(x, played.stage) for x in (without_activations(work), work))
     p, of_a_layer = work.layouts, of_each_kind(work, work.stored.activations)
     saved = depending(played.saved, 'saved_at_once', *of_a_layer, work.depth, p.pp,
                       p.virtual_stages, p.micro_batches, unit='GB', of=most_held)
@@ -165,7 +166,7 @@ def figures_told(one):  # dict: column -> Quantity
     "Every figure of an estimate, taken apart."
     (job, pricer), played = told_job(one), played_of(one)
     work = count(job)
-    ends = tuple(listed([*map(operation_by_name, end.operations)], end.groups, job.units)
+    ends = tuple(count_operations([*map(operation_by_name, end.operations)], end.groups, job.units)
                  for end in work.ends)
     work = work._replace(
         ends=ends, stored=by_name(work.stored, 'GB'), beside=by_name(work.beside, 'GB'),

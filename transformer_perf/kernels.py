@@ -18,9 +18,10 @@ import numpy as np
 
 from .inputs import nearest
 from .systems import System
-from .estimates import (
-    Assumptions, AttentionKernel, Busy, Group, Product, Roofline, Work, Works, below, distinct,
-    exchanged, first_of, in_rows, of_one_rank, peak_rate, priced_together, recipe_of, ring_share)
+from transformer_perf.estimates import (
+    Assumptions, AttentionKernel, Busy, Group, Product, Roofline, Work, Works, distinct, exchanged,
+    first_of, in_rows, peak_rate, priced_together, recipe_of, ring_share, stacked_rows,
+    with_same_axes)
 from .parameters import Parameters
 from .quantities import told
 from .measured_kernels import (
@@ -297,7 +298,7 @@ def matrix_time(each, system: System, parameters: Parameters):  # array [pass, .
         if work.fused: own = fused_time(work, system, parameters)
         else: own = sum(seconds[id(p)] for p in work.products)
         found.append(own + next(attention) if work.attention else own)
-    return below(found)
+    return stacked_rows(found)
 
 def moved_by_products(work: Work):  # (elements, kernels)
     "What the products of a pass read and write, and how many kernels they are; fused ones are one."
@@ -321,7 +322,7 @@ class Measured:
         moving = vector + system.element_size * operands / k.vector_bandwidth
         gaps = k.launch_gap * launches   # of vector kernels
         launch = gaps + k.launch_gap * products
-        return Busy(*of_one_rank([
+        return Busy(*with_same_axes([
             self.matrix_time(each), vector / system.hbm_bandwidth + gaps, launch,
             moving / system.hbm_bandwidth]))
 

@@ -16,7 +16,7 @@ import numpy as np
 from .inputs import whole
 from .models import as_model
 from .systems import as_system
-from .schedules import ends_of, program
+from .schedules import program, step_end_times
 from .estimates import as_assumptions
 from .lengths import Lengths, as_lengths
 from .timeline import priced_estimate, slowest_stage
@@ -65,7 +65,7 @@ def played_unevenly(F, B, stages):  # s, [copy]
     steps = program('1f1b', stages, 1, F.shape[1])   # each of them is one pass
     forward, i = steps.columns['kind'] == 'F', steps.columns['micro_batch']
     took = np.where(forward[:, None], F.T[i], B.T[i])
-    return ends_of(steps, took).max(axis=0)
+    return step_end_times(steps, took).max(axis=0)
 
 # %% ../nbs/85b_packing.ipynb #85b0000c
 def with_documents(one: Estimate, documents):  # Estimate

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'PASS_NUMBERS', 'MOST_PLAYED', 'MOST_LETTERS', 'REPEATED', 'ENDS_AS_LAYERS', 'gpipe', 'in_turns',
-           'Counter', 'dualpipe', 'dualpipe_v', 'idle_turns', 'Schedule', 'own_figure', 'conditions', 'possible',
-           'check_schedule', 'position', 'orders', 'needs', 'moments', 'played', 'shortened', 'time_played',
+           'PassCounter', 'dualpipe', 'dualpipe_v', 'idle_turns', 'Schedule', 'own_figure', 'conditions', 'possible',
+           'check_schedule', 'position', 'orders', 'needs', 'unit_time_starts', 'played', 'shortened', 'time_played',
            'passes_of', 'Held', 'memory_over_time', 'peaks', 'heaviest', 'most_saved', 'saved_at_once', 'most_held',
            'spelled_out', 'chunks_in', 'shorter', 'layout_of', 'check_layout', 'ends_counted', 'chunks_of',
            'ends_dealt', 'with_ends', 'formula_holds']
@@ -69,7 +69,7 @@ def zb_h1(rank, p, v, N): return zero_bubble(rank, p, N, 1)
 def zb_h2(rank, p, v, N): return zero_bubble(rank, p, N, 2)
 
 # %% ../nbs/30_schedules.ipynb #04b0000d
-class Counter:
+class PassCounter:
     "Names the next micro-batch of each kind and chunk, while there is one."
     def __init__(self, N):
         self.N, self.seen = N, dict.fromkeys(product('FBW', (0, 1)), 0)   # of each kind and chunk
@@ -85,7 +85,7 @@ class Counter:
 # %% ../nbs/30_schedules.ipynb #04b00028
 def zb_v(rank, p, v, N):
     "The folded pipeline."
-    own = Counter(N)
+    own = PassCounter(N)
     F0, F1, B0, B1, W0, W1 = own.seen
     for _ in range(2 * (p - rank) - 1): yield from own.next(F0)
     for _ in range(rank): yield from own.next(F1, F0)
@@ -340,7 +340,7 @@ def waits_of(passes, last):  # (rank of each step, what each waits for, whether 
     return rank, waits[:, used], far[:, used]
 
 # %% ../nbs/30_schedules.ipynb #04b0001f
-def moments(name, rank, waits):  # array
+def unit_time_starts(name, rank, waits):  # array
     "When each step's turn comes if every step takes one moment."
     start = np.flatnonzero(np.diff(rank, prepend=-1, append=-1))
     at, stop, when = start[:-1].copy(), start[1:], np.full(len(rank), -1)
@@ -419,7 +419,7 @@ def program(name, p, v, N):  # Program
     rank, waits, far = waits_of(passes, chunks - 1)
     state = steady_state(name, p, v, passes)
     steady = steady_steps(rank, waits, far, *state) if state else None
-    when = moments(name, rank, waits)
+    when = unit_time_starts(name, rank, waits)
     order = np.argsort(when, kind='stable')
     number = np.append(np.argsort(order), -1)   # of each step, as it was; none stays none
     step = number[passes['step']]
@@ -463,7 +463,7 @@ def times_of_steps(steps: Program, cost, overlap):  # array [step, ...]
     return took
 
 # %% ../nbs/30_schedules.ipynb #04b00030
-def ends_of(steps: Program, took, late=0.):  # array [cell, ...], s
+def step_end_times(steps: Program, took, late=0.):  # array [cell, ...], s
     "When each step is over: its own time after the last of what it waits for."
     moments, few, p = steps.needs.shape
     end = np.zeros(((moments + 1) * p, *took.shape[1:]))
@@ -497,7 +497,7 @@ def played(
     cost = costs_of(name, p, v, F, B, W, sent * exposed)
     took = times_of_steps(steps, cost, overlap)
     late = sent * (1 - exposed)
-    end = ends_of(steps, took, late)[steps.cell]   # the last: of nothing
+    end = step_end_times(steps, took, late)[steps.cell]   # the last: of nothing
     start = (end[steps.waits] + late * steps.far).max(axis=1, initial=0.)
     return Timeline(steps, start, end[:-1], cost)
 
@@ -519,7 +519,7 @@ def time_played(
     "What a schedule takes, played; many durations at once."
     few, cost = shortened(name, p, v, N, times), costs_of(name, p, v, F, B, W)
     steps = program(name, p, v, few)
-    end = ends_of(steps, times_of_steps(steps, cost, overlap))
+    end = step_end_times(steps, times_of_steps(steps, cost, overlap))
     total = end[-p:].max(axis=0)
     if few == N: return total
     if steps.steady:

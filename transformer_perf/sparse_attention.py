@@ -16,7 +16,7 @@ from .estimates import Matrix, Message, Operation, Product, Work
 from .layers import fused_attention, linear, with_messages
 from .blocks import (
     Attention, CountedJob, LatentAttention, any_norm, gathers, inner_product, keeps_output,
-    of_group, passes_keys, saved_once, saves_input, seen_share, training)
+    linear_options, of_group, passes_keys, saved_once, saves_input, seen_share)
 
 # %% ../nbs/24a_sparse_attention.ipynb #24c00006
 def to_some_keys(job: CountedJob, name, mixer, width, values, seen, keys=None):  # Operation
@@ -66,7 +66,8 @@ class IndexedAttention(LatentAttention):
 def absorbed(job: CountedJob, name, mixer, inputs, outputs, width):  # Operation
     "Of each head a product with its part of the weight that would make keys or values of latents."
     heads = mixer.own_heads(job)
-    op = linear(name, job.tokens, inputs, outputs, job.units, batch=heads, **training(job, name))
+    op = linear(name, job.tokens, inputs, outputs, job.units, batch=heads,
+                **linear_options(job, name))
     return op._replace(matrices=(of_group(Matrix(mixer.latent, heads * job.tp * width)),))
 
 def indexed_core(job: CountedJob, mixer):  # list of Operation

@@ -41,8 +41,8 @@ from .estimates import Assumptions, as_assumptions
 from .modules import STRATEGIES
 from .iteration import Parallel, estimate, gpu_in, keep
 from .execution import (
-    best_of, considered_choices, counts_of, questions, resting_on, search, search_each,
-    strategies_asked, variant, variants)
+    best_of, considered_choices, counts_of, evidence_columns, questions, search, search_each,
+    strategies_asked, systems_of_rows, variant_count)
 from .ranks import completed, mpi_world
 from .results import (
     STUDY, checked_suffix, npy_bytes, part_path, parts_in, table_bytes)
@@ -64,13 +64,13 @@ class Task(NamedTuple):
 
 # %% ../nbs/85_sweeps.ipynb #d0c5180f
 def rests_on(table, which, task):  # dict of columns; which: of the task's systems each row is of
-    "As `resting_on`: systems of other rates than their GPU's have none of its runs."
+    "As `evidence_columns`: systems of other rates than their GPU's have none of its runs."
     known, alike = getattr(task.assumptions.measured, 'evidence', None), {}
     for each in np.unique(which):
-        system = variant(task.system, each)
+        system = systems_of_rows(task.system, each)
         alike.setdefault(known and gpu_in(system, known), (system, []))[1].append(each)
     rows = [np.flatnonzero(np.isin(which, some)) for _, some in alike.values()]
-    found = [resting_on(keep(table, own), task.model, system, task.assumptions)
+    found = [evidence_columns(keep(table, own), task.model, system, task.assumptions)
              for own, (system, _) in zip(rows, alike.values())]
     order = np.argsort(np.concatenate(rows))
     return {name: np.concatenate([own[name] for own in found])[order] for name in found[0]}
@@ -401,7 +401,7 @@ def write_dataset(folder, vary, workers, *product):  # whether this process lead
     asked = json.dumps([product, vary], default=as_json_values)
     question = sha256((code_digest() + asked).encode())
     tasks = tasks_of(*product, vary)
-    most = variants_for(sum(variants(task.system) for task in tasks), workers)
+    most = variants_for(sum(variant_count(task.system) for task in tasks), workers)
     if leads: most = prepared(folder, question, most)
     if world is not None: most = world.bcast(most)
     if most != VARIANTS: tasks = tasks_of(*product, vary, most)

@@ -4,22 +4,23 @@
 
 # %% auto #0
 __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'FIGURES',
-           'ORDER', 'in_a_room', 'placed_by_rank', 'adapters_of', 'reads_either_way', 'layouts_of', 'job_of', 'Times',
-           'most_of_ends', 'activations_back', 'reduction_time', 'stage_weights', 'stage_matrices', 'shared',
-           'states_of', 'gradient_reads', 'step_bytes', 'host_bytes', 'with_matrices', 'busiest_share',
-           'step_on_matrices', 'of_the_busiest', 'host_step', 'casts_each', 'cast_GB', 'update_time', 'straggling',
-           'PipelineStage', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'uneven',
-           'stages_alike', 'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Load', 'Pace', 'pace_of',
-           'slowest_stage', 'stages_that_differ', 'longest_of', 'delay_by', 'loads_of', 'time_of_ends', 'of_layers',
-           'load_with_most', 'mean_matrices', 'bubble_time', 'ranks_that_wait', 'least_total', 'least_bubble',
-           'between_layers', 'iteration_times', 'Memory', 'alive', 'logit_bytes', 'working', 'StageWeights',
-           'shares_out', 'largest_units', 'frozen_of_stage', 'still_held', 'weights_of_stage', 'weights_held',
-           'begins_without', 'gradients_held', 'saved_at', 'at_hand', 'memory_at', 'states_held', 'host_at', 'host_of',
-           'host_has_room', 'layers_copied', 'other_copies', 'fullness', 'memory_of', 'memory_bound', 'that_must_fit',
-           'memory_needed', 'chunks_differ', 'components', 'figures', 'counted_and_priced', 'utilization',
-           'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked', 'own_stages', 'stages_at_rest',
-           'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play',
-           'more_of', 'chunks_alike', 'of_one_order', 'exact_times', 'idle_when_played', 'at_rest', 'memory_on_ranks',
+           'ORDER', 'placed_in_domain', 'placed_by_rank', 'adapters_of', 'reads_either_way', 'layouts_of', 'job_of',
+           'Times', 'most_of_ends', 'activation_fetch_time', 'reduction_time', 'stage_weights', 'stage_matrices',
+           'weights_on_gpu', 'states_of', 'gradient_reads', 'step_bytes', 'host_bytes', 'total_over_weights',
+           'busiest_share', 'step_on_matrices', 'on_busiest_gpu', 'host_step', 'casts_each', 'cast_GB', 'update_time',
+           'straggling', 'PipelineStage', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'uneven',
+           'stages_alike', 'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Load', 'StageCost',
+           'stage_cost', 'slowest_stage', 'stages_that_differ', 'longest_of', 'reduction_delay', 'loads_of',
+           'time_of_ends', 'of_layers', 'load_with_most', 'mean_matrices', 'bubble_time', 'ranks_that_wait',
+           'least_total', 'least_bubble', 'between_layers', 'iteration_times', 'Memory', 'saved_micro_batches',
+           'logit_bytes', 'working_memory_GB', 'StageWeights', 'shares_out', 'largest_units', 'frozen_of_stage',
+           'frozen_held', 'weights_of_stage', 'weights_held', 'no_gradients_at_peak', 'gradients_held', 'saved_at',
+           'layer_working_set', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
+           'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB', 'memory_needed', 'chunks_differ',
+           'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
+           'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks',
+           'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'micro_batch_overhead', 'chunks_alike',
+           'grouped_by_order', 'exact_times', 'idle_when_played', 'without_activations', 'memory_on_ranks',
            'fullest_rank', 'exact_memory', 'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each',
            'bubbles_played', 'memories_played', 'job_of_estimate', 'priced_estimate']
 
@@ -49,8 +50,8 @@ from .blocks import (
     STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)
 from .modules import (
     LayerCost, Matrices, Part, Stored, Workload, costs_of_kinds, count, data_parallel_time, ends_GB,
-    gathered, gathers_again, gathers_often, gradient_held, groups_of, groups_of_ends, if_any,
-    over_host_link, passes_of_stage, pipeline_time, priced_rows, prices_of, reduces_often,
+    fields_at, gathers_again, gathers_often, gradient_held, groups_of, groups_of_ends, if_any,
+    micro_batches_of_stage, over_host_link, pipeline_time, priced_rows, prices_of, reduces_often,
     seconds_of_ends, sharers, stages_held, stays_gathered, with_recompute)
 
 # %% ../nbs/87_timeline.ipynb #04b00006
@@ -59,7 +60,7 @@ PLACES = tuple(f'nvlink_{group}' for group in GROUPS)
 
 BY_RANK = ('tp', 'cp', 'dp', 'pp')   # Megatron's order of ranks: neighbours are of tp
 
-def in_a_room(t, room, order=BY_RANK):  # dict of columns
+def placed_in_domain(t, room, order=BY_RANK):  # dict of columns
     "How many GPUs of each group share a domain of `room`, filled in an order of ranks."
     places = {}
     for group in order:
@@ -69,7 +70,7 @@ def in_a_room(t, room, order=BY_RANK):  # dict of columns
 
 def placed_by_rank(t, rooms, order=BY_RANK):  # dict of columns
     "The same in that one of several rooms that keeps most of tp together, then of the next."
-    best, *others = (in_a_room(t, room, order) for room in rooms)
+    best, *others = (placed_in_domain(t, room, order) for room in rooms)
     for new in others:
         better, same = False, True
         for place in best:
@@ -151,11 +152,11 @@ def sent_between_stages(work: Workload, pricer):  # s
         link = link + gathered * unshared * (p.pp > 1)
     return 2 * v * link * where(np.greater(v, 1), p.costs.p2p_exposed, 1.)
 
-def ends_meet(p: Layouts):
+def ends_on_one_rank(p: Layouts):
     "Whether one rank holds both ends of the model."
     return np.equal(p.pp, 1) | own_figure(p.schedule, lambda s: s.folded or s.both_ways)
 
-def on_both_ways(p: Layouts, group: Group):  # Group
+def with_mirror_ranks(p: Layouts, group: Group):  # Group
     "Copies of a stage, where two ranks hold it: near each other if a domain has the pipeline."
     held = stages_held(p)
     if not any_of(held - 1): return group
@@ -166,11 +167,11 @@ def weight_copies(p: Layouts):  # Group
     "The GPUs that hold the same weights: copies, and in context parallelism those of cp."
     if not STRATEGIES[p.strategy].copies_weights: size, placed = p.dp, p.nvlink_dp
     else: size, placed = p.dp * p.cp, p.nvlink_dp * p.nvlink_cp
-    return on_both_ways(p, Group(size, placed))
+    return with_mirror_ranks(p, Group(size, placed))
 
 def routed_copies(p: Layouts):  # Group
     "The GPUs that hold the same routed experts."
-    return on_both_ways(p, expert_copies(p))
+    return with_mirror_ranks(p, expert_copies(p))
 
 def weight_parts(p: Layouts, of: Stored):  # list of (GB, Group)
     "The weights of one layer on one GPU, and the GPUs that hold copies of them."
@@ -184,10 +185,10 @@ def most_of_ends(work: Workload, weights=None):  # GB
     "Weights of the ends on the rank that has most of them: those that train, or others."
     weights = work.weights if weights is None else weights
     apart = np.maximum(ends_GB(weights, 1, 0), ends_GB(weights, 0, 1))
-    return where(ends_meet(work.layouts), ends_GB(weights, 1, 1), apart)
+    return where(ends_on_one_rank(work.layouts), ends_GB(weights, 1, 1), apart)
 
 # %% ../nbs/87_timeline.ipynb #5a4d0031
-def activations_back(p: Layouts, of: Stored, pricer):  # s
+def activation_fetch_time(p: Layouts, of: Stored, pricer):  # s
     "How long a layer's activations keep the link that weights come over, too; from disks, none."
     weights = on_host(p.offload, 'weights') * (1 - on_host(p.offload, 'nvme'))
     return if_any(weights, lambda: over_host_link(of.offloaded, pricer, p))
@@ -203,7 +204,7 @@ def reduction_time(work: Workload, pace, pricer):  # s
     beside = Part(0., parts[0].group, most_of_ends(work),
                   still_tables=most_of_ends(work, work.frozen))
     (forward, backward), layers = pace.cost[:2], pace.layers * stages_held(p)
-    back = activations_back(p, of, pricer)
+    back = activation_fetch_time(p, of, pricer)
     return sum(data_parallel_time(parts, forward, backward, pricer, p, layers, beside, back))
 
 # %% ../nbs/87_timeline.ipynb #83c55b7d
@@ -220,7 +221,7 @@ def stage_matrices(p: Layouts, matrices: Matrices, layers, parts):  # list of (G
     return [(matrices.weights * layers * stages_held(p), gpus), *routed]
 
 @told('shared_GB', 'GB')
-def shared(parts, out):  # GB
+def weights_on_gpu(parts, out):  # GB
     "What a GPU holds of weights; `out`: whether the GPUs of each part share it out."
     return sum(GB / np.where(out, np.maximum(gpus, 1), 1) for GB, gpus in parts)
 
@@ -246,12 +247,12 @@ def host_bytes(p: Layouts, matrices=False):  # of a parameter
     "What of it a CPU's step moves beside states: the gradient in, the weight out."
     return gradient_reads(p, matrices) * HOST_GRADIENT + 2
 
-def with_matrices(bytes_of, p: Layouts, parts, matrices):  # GB
+def total_over_weights(bytes_of, p: Layouts, parts, matrices):  # GB
     "What all weights of a GPU come to: shared out, and less for those in matrices."
     out = np.greater(p.zero_stage, 0)
     less = named(bytes_of(p) - bytes_of(p, matrices=True), 'fewer')
-    found = bytes_of(p) / 2 * shared(parts, out)
-    return found - less / 2 * shared(matrices, out) if any_of(less) else found
+    found = bytes_of(p) / 2 * weights_on_gpu(parts, out)
+    return found - less / 2 * weights_on_gpu(matrices, out) if any_of(less) else found
 
 @told('dealt', '')
 def busiest_share(number, gpus):
@@ -262,9 +263,9 @@ def busiest_share(number, gpus):
 def step_on_matrices(p: Layouts, pace, parts):  # s
     "What an optimizer of matrices takes, each of them on one of the GPUs that share them out."
     cost, layers = pace.cost, pace.layers * stages_held(p)
-    return of_the_busiest(p, pace.matrices, layers, parts, cost.step, cost.step_routed)
+    return on_busiest_gpu(p, pace.matrices, layers, parts, cost.step, cost.step_routed)
 
-def of_the_busiest(p: Layouts, of: Matrices, layers, parts, each, each_routed):
+def on_busiest_gpu(p: Layouts, of: Matrices, layers, parts, each, each_routed):
     "What the matrices come to that the busiest GPU is dealt; `each`: of all those of one layer."
     if not any_of(each): return 0.
     out, ((_, gpus), *routed) = np.greater(p.zero_stage, 0), parts
@@ -280,11 +281,11 @@ def host_step(p: Layouts, parts, matrices, pricer):  # s
     """A step on the CPU, were it to make all of it: gradients come down, weights go back up.
 
     States on disks are read and written while the CPU works on others."""
-    GB = shared(parts, np.greater(p.zero_stage, 0))   # of weights in 16 bits
+    GB = weights_on_gpu(parts, np.greater(p.zero_stage, 0))   # of weights in 16 bits
     down = HOST_GRADIENT / 2 * np.logical_not(reduces_often(p))
     up = 1 - on_host(p.offload, 'weights')
-    states = with_matrices(states_of, p, parts, matrices)
-    moved = 2 * states + with_matrices(host_bytes, p, parts, matrices)
+    states = total_over_weights(states_of, p, parts, matrices)
+    moved = 2 * states + total_over_weights(host_bytes, p, parts, matrices)
     rate = pricer.system.given('host_memory_bandwidth') * p.assumptions.host_step_share
     step, disks = moved / rate, on_host(p.offload, 'nvme')
     if any_of(disks):
@@ -304,7 +305,7 @@ def cast_GB(p: Layouts, of: Stored):  # of a layer
     both = of_recipe(p.precision, 'cast')   # bytes that a number's cast to both copies moves
     one = both - of_recipe(p.precision, 'copies') / 2
     each = casts_each(p, of)
-    moved = where(each, 2 * passes_of_stage(p) * one, both) / 2
+    moved = where(each, 2 * micro_batches_of_stage(p) * one, both) / 2
     still = of.frozen + of.frozen_routed    # cast only where each pass casts, from 16 bits
     still = still * each * (adapted(p.adapters).held == 2)
     return moved * (of.weights + of.routed + still)
@@ -316,7 +317,7 @@ def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `mos
     table = np.maximum(work.weights.shared, work.weights.ahead)   # words on two stages
     w, parts = p.costs, stage_weights(p, of, pace.layers, tables)
     matrices = stage_matrices(p, pace.matrices, pace.layers, parts)
-    moved = with_matrices(step_bytes, p, parts, matrices)
+    moved = total_over_weights(step_bytes, p, parts, matrices)
     traffic = w.optimizer_traffic / (2 * 12 + w.gradient_held + 2)
     cast = cast_GB(p, of) * pace.layers * stages_held(p)
     away = on_host(p.offload, 'optimizer')
@@ -327,7 +328,7 @@ def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `mos
     if not any_of(table): return step
     near = np.greater_equal(p.nvlink_pp, p.pp)
     sent = named(pricer.send(table * gradient_held(p) / 2, near), 'table_sent', 's')
-    return step + sent * ~ends_meet(p) * (table > 0)
+    return step + sent * ~ends_on_one_rank(p) * (table > 0)
 
 @told('spread', '')
 def straggling(p: Layouts):
@@ -397,7 +398,7 @@ def ends_differ(work: Workload):
 def stages_of(work: Workload):  # list of PipelineStage; in each, columns where layouts are columns
     "The stages that differ; where they differ in their ends alone, the first and the last."
     if stages_alike(work):
-        L, both, end = (work.layers,), ends_meet(work.layouts) * 1., work.layouts.pp - 1
+        L, both, end = (work.layers,), ends_on_one_rank(work.layouts) * 1., work.layouts.pp - 1
         first = PipelineStage(L, 1., both, np.where(both, end, 0))
         last = PipelineStage(L, both, 1., end)
         return [first, last] if ends_differ(work) else [first]   # which holds as much, or more
@@ -459,7 +460,7 @@ class Load(NamedTuple):
     layers: tuple   # of each kind of layer, how many
     ends: float     # s of the ends of the model that it has
 
-class Pace(NamedTuple):
+class StageCost(NamedTuple):
     "A stage; most often the one that sets the pace."
     load: Load
     layers: float     # of all kinds
@@ -473,22 +474,22 @@ class Pace(NamedTuple):
         "What a micro-batch keeps the stage busy for."
         return self.layers * (self.cost.forward + self.cost.backward) + self.load.ends
 
-def pace_of(work: Workload, costs, load: Load):  # Pace
+def stage_cost(work: Workload, costs, load: Load):  # StageCost
     "What a stage takes."
     of = lambda parts: mean_layer(parts, load.layers)
-    return Pace(load, sum(load.layers), of(costs), of(work.stored),
-                mean_matrices(work, load.layers))
+    return StageCost(load, sum(load.layers), of(costs), of(work.stored),
+                     mean_matrices(work, load.layers))
 
-def slowest_stage(work: Workload, costs, ends):  # Pace
+def slowest_stage(work: Workload, costs, ends):  # StageCost
     "The stage that sets the pace."
     seconds = of_each_kind(work, costs.forward + costs.backward)
     busy = lambda load: of_layers(load.layers, seconds) + load.ends
-    return pace_of(work, costs, load_with_most(busy, loads_of(work, ends)))
+    return stage_cost(work, costs, load_with_most(busy, loads_of(work, ends)))
 
-def stages_that_differ(work: Workload, costs, ends, pace: Pace):  # list of Pace
+def stages_that_differ(work: Workload, costs, ends, pace: StageCost):  # list of StageCost
     "All of them; `pace`: the slowest, if all are alike."
     if stages_alike(work): return [pace]
-    return [pace_of(work, costs, load) for load in loads_of(work, ends)]
+    return [stage_cost(work, costs, load) for load in loads_of(work, ends)]
 
 def longest_of(stages, seconds):  # s
     "The most seconds that something takes on a stage."
@@ -496,7 +497,7 @@ def longest_of(stages, seconds):  # s
     for other in others: longest = where(other > longest, other, longest)
     return longest
 
-def delay_by(work: Workload, stage: Pace, pace: Pace, pricer):  # s
+def reduction_delay(work: Workload, stage: StageCost, pace: StageCost, pricer):  # s
     """What a stage's exchange between copies adds: in each micro-batch it waits for the slowest,
     and hides there what it sends more often than once."""
     p, reduced = work.layouts, reduction_time(work, stage, pricer)
@@ -550,7 +551,7 @@ def bubble_time(work: Workload, costs, pace, more, ends):  # s
     sizes = p.pp, p.virtual_stages, p.micro_batches
     idle = own_figure(p.schedule, lambda s: s.idle(*sizes, F, B, W))
     idle, rest = names('s', idle=idle, rest=rest)
-    return np.maximum(idle + rest * ~ends_meet(p) / p.virtual_stages, 0.)
+    return np.maximum(idle + rest * ~ends_on_one_rank(p) / p.virtual_stages, 0.)
 
 # %% ../nbs/87_timeline.ipynb #83c55bd2
 @lru_cache(maxsize=4096)
@@ -612,7 +613,8 @@ def iteration_times(
     cost, L, N = pace.cost, pace.layers, p.micro_batches
     sent = sent_between_stages(work, pricer) if messages else 0.
     stages = stages_that_differ(work, costs, ends, pace) if messages else [pace]
-    reduced = longest_of(stages, lambda own: delay_by(work, own, pace, pricer)) if messages else 0.
+    delay = lambda own: reduction_delay(work, own, pace, pricer)
+    reduced = longest_of(stages, delay) if messages else 0.
     host = between_layers(p)
     bubble = bubble_of(work, costs, pace.busy, host + sent, ends)
     slack = named((pace.busy + sent + host) * straggling(p), 'slack', 's')
@@ -636,7 +638,7 @@ class Memory(NamedTuple):
         return sum(self)
 
 @told('alive', '')
-def alive(p: Layouts, rank):
+def saved_micro_batches(p: Layouts, rank):
     "Micro-batches whose activations a rank keeps at once."
     sizes = p.pp, p.virtual_stages, p.micro_batches
     return own_figure(p.schedule, lambda s: s.saved(*sizes, rank))
@@ -653,7 +655,7 @@ def logit_bytes(work: Workload):  # of a logit
     return p.costs.logit_held + LOSS_SAVED * (losses * (1 + work.mtp_layers) - 1)
 
 @told('working', 'GB')
-def working(work: Workload, layer, first, last):  # GB
+def working_memory_GB(work: Workload, layer, first, last):  # GB
     "What a stage holds while it works, beside what it keeps."
     p, of, w = work.layouts, work.beside, work.layouts.costs
     gathered = 2 * of.stream * np.asarray(p.sequence_sharded)
@@ -702,7 +704,7 @@ def frozen_of_stage(work: Workload, at: PipelineStage, of: Stored):  # StageWeig
     return weights_of_stage(still, at, own, trained=False)
 
 @told('frozen', 'GB')
-def still_held(work: Workload, at: PipelineStage, of: Stored):  # GB
+def frozen_held(work: Workload, at: PipelineStage, of: Stored):  # GB
     "What a stage holds of weights that do not train."
     own = frozen_of_stage(work, at, of)
     return weights_held(work.layouts, own) if own else 0.
@@ -717,7 +719,7 @@ def weights_of_stage(work: Workload, at: PipelineStage, of: Stored, trained=True
     layer = sum(GB * (np.greater(gpus, 1) | copied | away)   # the others are here anyway
                 for (GB, _), (_, gpus) in zip(weight_parts(p, of), parts))
     layers, mean = layers * stages_held(p), mean_matrices(work, at.layers)
-    beside = of_the_busiest(p, mean, layers, parts, mean.beside, mean.routed_beside)
+    beside = on_busiest_gpu(p, mean, layers, parts, mean.beside, mean.routed_beside)
     beside = named(beside, 'beside', 'GB')
     matrices = stage_matrices(p, mean, sum(at.layers), parts)
     table = work.beside.table
@@ -730,14 +732,14 @@ def weights_held(p: Layouts, own: StageWeights, passing=0.):  # GB
     `passing`: GB of activations that a pass lets go; where what it gathered stays, instead."""
     thirds = np.equal(p.zero_stage, 3)
     gathered = if_any(thirds, lambda: largest_units(own, units_at_hand(p)))
-    here = shared(own.parts, thirds) * (1 - on_host(p.offload, 'weights'))
+    here = weights_on_gpu(own.parts, thirds) * (1 - on_host(p.offload, 'weights'))
     here = where(thirds & own.copied, here * on_host(p.offload, 'optimizer'), here)
     every = sum(GB for GB, _ in own.parts)
     held, stays = here + gathered, thirds & stays_gathered(p)
     if any_of(stays): held = where(stays, np.maximum(held, every - passing), held)
     return np.minimum(every, held)
 
-def begins_without(p: Layouts):
+def no_gradients_at_peak(p: Layouts):
     "Whether no gradient is there when activations are most: a step begins without, and ends soon."
     return np.equal(p.micro_batches, 1) & np.equal(p.pp, 1) & p.costs.gradients_anew
 
@@ -747,7 +749,7 @@ def gradients_held(p: Layouts, own: StageWeights, replaced):  # GB
 
     Of those that a single micro-batch makes anew, what exceeds the tensors that they replace."""
     out = np.greater(p.zero_stage, 1) & reduces_often(p)
-    found, whole = (gradient_held(p) / 2 * shared(own.parts, flag) for flag in (out, False))
+    found, whole = (gradient_held(p) / 2 * weights_on_gpu(own.parts, flag) for flag in (out, False))
     found = found * (1 - on_host(p.offload, 'optimizer') * out)   # each goes there at once
     buckets = p.costs.bucket_bytes / 2 * (np.greater(weight_copies(p).size, 1) & ~out)
     beside = if_any(buckets, lambda: sum(GB for GB, _ in own.parts))
@@ -755,18 +757,18 @@ def gradients_held(p: Layouts, own: StageWeights, replaced):  # GB
         unit = if_any(out, lambda: largest_units(own, 1))
         found = np.minimum(whole, found + p.costs.gradient_bytes / 2 * unit)
     if not p.costs.gradients_anew: return found + beside
-    return where(begins_without(p), np.maximum(found - replaced, 0), found) + beside
+    return where(no_gradients_at_peak(p), np.maximum(found - replaced, 0), found) + beside
 
 # %% ../nbs/87_timeline.ipynb #7ddccbcc
 @told('saved', 'GB')
 def saved_at(work: Workload, at: PipelineStage, of: Stored, least=False):  # GB
     "Activations that a stage keeps: exact with one chunk, else as if all were its longest."
-    saved = alive(work.layouts, at.rank) * sum(at.layers)
+    saved = saved_micro_batches(work.layouts, at.rank) * sum(at.layers)
     if not least: return saved * of.activations * at.widest
     kinds = of_each_kind(work, work.stored.activations)   # no less than if all were its shortest
     return saved * functools.reduce(np.minimum, kinds) * at.narrowest
 
-def at_hand(work: Workload, at: PipelineStage, of: Stored):  # GB
+def layer_working_set(work: Workload, at: PipelineStage, of: Stored):  # GB
     "Held while a layer works: what runs again of any, and of two what comes from the host."
     kinds = zip(of_each_kind(work, work.stored.recomputed), at.layers)
     each = [GB * np.greater(number, 0) for GB, number in kinds]   # none of what is not there
@@ -779,9 +781,9 @@ def memory_at(work: Workload, at: PipelineStage, least=False):  # Memory
     p, of = work.layouts, mean_layer(work.stored, at.layers)
     a, own = p.assumptions, weights_of_stage(work, at, of)
     saved = saved_at(work, at, of, least)
-    layer = at_hand(work, at, of)
-    if a.working_memory: saved = saved + working(work, layer, at.first, at.last)
-    copied = layers_copied(p, own) * other_copies(p, of) + still_held(work, at, of)
+    layer = layer_working_set(work, at, of)
+    if a.working_memory: saved = saved + working_memory_GB(work, layer, at.first, at.last)
+    copied = layers_copied(p, own) * other_copies(p, of) + frozen_held(work, at, of)
     passing = sum(at.layers) / p.virtual_stages * of.activations
     weights = weights_held(p, own, passing) + copied
     replaced = saved + weights if p.costs.autocast else saved   # its copies in 16 bits go, too
@@ -791,19 +793,20 @@ def memory_at(work: Workload, at: PipelineStage, least=False):  # Memory
 @told('states', 'GB')
 def states_held(p: Layouts, own: StageWeights):  # GB
     "Optimizer states of a GPU, wherever they are."
-    return with_matrices(states_of, p, own.parts, own.matrices) + own.beside
+    return total_over_weights(states_of, p, own.parts, own.matrices) + own.beside
 
 def host_at(work: Workload, at: PipelineStage):  # GB
     """What the host's memory holds for a GPU of a stage: gradients in 32 bits, and unless its disks
     do states and weights."""
     p = work.layouts
     of = mean_layer(work.stored, at.layers)
-    own, saved = weights_of_stage(work, at, of), alive(p, at.rank) * sum(at.layers) * at.widest
-    GB = shared(own.parts, np.greater(p.zero_stage, 0))
+    own = weights_of_stage(work, at, of)
+    saved = saved_micro_batches(p, at.rank) * sum(at.layers) * at.widest   # layers
+    GB = weights_on_gpu(own.parts, np.greater(p.zero_stage, 0))
     here = 1 - on_host(p.offload, 'nvme')
     states = lambda: states_held(p, own) * here + HOST_GRADIENT / 2 * GB
     still = frozen_of_stage(work, at, of)
-    frozen = shared(still.parts, np.greater(p.zero_stage, 0)) if still else 0.
+    frozen = weights_on_gpu(still.parts, np.greater(p.zero_stage, 0)) if still else 0.
     masters = on_host(p.offload, 'optimizer') * own.copied   # instead of a copy in 16 bits
     return (saved * of.offloaded + if_any(on_host(p.offload, 'optimizer'), states)
             + if_any(on_host(p.offload, 'weights'), lambda: (GB * (1 - masters) + frozen) * here))
@@ -851,18 +854,18 @@ def memory_bound(p: Layouts, memory: Memory):  # GB
     groups = sum(np.greater(getattr(p, name), 1) for name in (*GROUPS, 'ep'))
     return memory.total + w.fragments * memory.activations + w.nccl_GB * groups + w.context_GB
 
-def that_must_fit(p: Layouts, memory: Memory):  # GB
+def must_fit_GB(p: Layouts, memory: Memory):  # GB
     "What must fit into a GPU: the estimate, or its bound."
     return memory_bound(p, memory) if p.assumptions.fits_by == 'bound' else memory.total
 
 def memory_needed(work: Workload, least=False):  # GB
     "What must fit into a GPU, by formula; or the least that it can be where chunks differ."
-    return that_must_fit(work.layouts, memory_of(work, least))
+    return must_fit_GB(work.layouts, memory_of(work, least))
 
 def chunks_differ(work: Workload):  # bools, of each layout
     "Whether a rank has chunks that keep different amounts: only playing tells what it holds."
     p = work.layouts
-    several = np.greater(p.virtual_stages, 1) | ends_meet(p)   # chunks of a rank
+    several = np.greater(p.virtual_stages, 1) | ends_on_one_rank(p)   # chunks of a rank
     return several & uneven(work) & np.greater(p.pp, 1)
 
 # %% ../nbs/87_timeline.ipynb #8559f3b7
@@ -1001,7 +1004,7 @@ def play(work: Workload, costs, ends, more):  # Timeline
                   *pass_times(work, costs, ends, more))
 
 # %% ../nbs/87_timeline.ipynb #5c0ed006
-def more_of(p: Layouts, times: Times):  # s
+def micro_batch_overhead(p: Layouts, times: Times):  # s
     "What a micro-batch takes on every rank besides layers and ends."
     return between_layers(p) + times.pp_comm / p.micro_batches
 
@@ -1011,7 +1014,7 @@ def chunks_alike(work: Workload, ends):
 
 ORDER = ('schedule', 'pp', 'virtual_stages', 'micro_batches')   # what the passes follow
 
-def of_one_order(work: Workload, number):  # yields (Workload of some layouts, which they are)
+def grouped_by_order(work: Workload, number):  # yields (Workload of some layouts, which they are)
     "Of so many layouts those together whose passes come in one order, which is plain values then."
     p, found = work.layouts, {}
     columns = (np.broadcast_to(getattr(p, name), number).tolist() for name in ORDER)
@@ -1023,7 +1026,7 @@ def of_one_order(work: Workload, number):  # yields (Workload of some layouts, w
 def exact_times(work: Workload, costs, ends, times: Times):  # Times
     "The times of layouts of one order: their schedule is played unless the formulas hold."
     if chunks_alike(work, ends): return times
-    p, more = work.layouts, more_of(work.layouts, times)
+    p, more = work.layouts, micro_batch_overhead(work.layouts, times)
     sizes, chunks = (p.schedule, p.pp, p.virtual_stages), pass_times(work, costs, ends, more)
     known = formula_holds(*sizes, *chunks)
     if np.all(known): return times
@@ -1032,12 +1035,12 @@ def exact_times(work: Workload, costs, ends, times: Times):  # Times
     return times._replace(bubble=where(known, times.bubble, played))
 
 @told('bubble')
-def idle_when_played(p: Layouts, pace: Pace, more, total):  # s
-    "What the slowest stage idles in a schedule that takes so long; `more`: as `more_of`."
+def idle_when_played(p: Layouts, pace: StageCost, more, total):  # s
+    "What the slowest stage idles in a schedule of `total` s; `more`: `micro_batch_overhead`."
     return np.maximum(total - p.micro_batches * (pace.busy + more), 0.)
 
 # %% ../nbs/87_timeline.ipynb #5c0ed005
-def at_rest(work: Workload):  # Workload
+def without_activations(work: Workload):  # Workload
     "The same without activations that passes keep."
     return work._replace(stored=work.stored._replace(activations=0 * work.stored.activations))
 
@@ -1049,7 +1052,7 @@ def memory_on_ranks(work: Workload, number=None):  # (Memory at its peak, Memory
     row, kind = np.divmod(np.arange(several * kinds), kinds)   # each layout with each stage
     every = work if number is None else work.at(row, p.at(row))
     at = PipelineStage(tuple(x[kind] for x in stages.layers), *(x[kind] for x in stages[1:]))
-    rest = memory_at(at_rest(every), at)
+    rest = memory_at(without_activations(every), at)
     if p.pp == 1: rest = rest._replace(gradients=memory_at(every, at).gradients)
     if any_of(stays_gathered(p)): rest = rest._replace(weights=memory_at(every, at).weights)
     stay = Memory(*(np.broadcast_to(x, row.shape).reshape(several, kinds)[:, which] for x in rest))
@@ -1097,15 +1100,15 @@ def exact_figures_of_each(work: Workload, pricer, costs, ends):  # dict of colum
 def bubbles_played(work: Workload, costs, ends, times: Times, number):  # Times
     "The times of so many layouts, played where no formula holds."
     bubble = np.array(np.broadcast_to(times.bubble, number))
-    for some, rows in of_one_order(work, number):
-        own = (gathered(parts, rows) for parts in (costs, ends, times))
+    for some, rows in grouped_by_order(work, number):
+        own = (fields_at(parts, rows) for parts in (costs, ends, times))
         bubble[rows] = exact_times(some, *own).bubble
     return times._replace(bubble=bubble)
 
 def memories_played(work: Workload, memory: Memory, number):  # Memory
     "The memory of so many layouts, played where stages are unlike."
     memory = Memory(*(np.array(np.broadcast_to(x, number)) for x in memory))
-    for some, rows in of_one_order(work, number):
+    for some, rows in grouped_by_order(work, number):
         if some.layouts.pp == 1 or stages_alike(some): continue
         for column, GB in zip(memory, fullest_rank(some, len(rows))): column[rows] = GB
     return memory

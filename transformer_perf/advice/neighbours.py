@@ -34,10 +34,11 @@ from transformer_perf.timeline import (
     seconds_and_GB)
 from ..iteration import (
     Estimate, Parallel, changes_something, check_host, division_rules, divisors, estimate,
-    grid_lacks, interval_of, keep, layers_to_deal, played_estimate, possible_places, rooms_of,
-    rows_of_table, sends_tokens, settled, short)
-from ..execution import (
-    can_run, distinct, expert_shares, pipeline_divides, practice, recomputable_parts, runs)
+    grid_lacks, interval_of, keep, layers_to_deal, played_estimate, possible_places, rows_of_table,
+    sends_tokens, settled, short, usable_domain_sizes)
+from transformer_perf.execution import (
+    can_run, distinct, expert_shares, pipeline_divides, practice, recomputable_parts,
+    split_by_label)
 from ..interop import FORMATS, export, job_asked
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00008
@@ -104,7 +105,7 @@ def held_by_ranks(one: Estimate):  # DataFrame, a row for each rank
     p, start = work.layouts, np.nan
     if passes_in(p) <= MOST_PLAYED:
         held = memory_played(*played_estimate(one))[0]
-        start = held.time[[own[np.argmax(held.GB[own])] for own in runs(held.rank)]]
+        start = held.time[[own[np.argmax(held.GB[own])] for own in split_by_label(held.rank)]]
     table = pd.DataFrame(parts_on_ranks(p, full, stay.activations))
     table = table.assign(needed_GB=table.sum(axis=1), from_s=start)
     return table.rename_axis('rank').reset_index()
@@ -290,7 +291,8 @@ RANK_ORDERS = (('tp', 'cp', 'dp', 'pp'), ('tp', 'cp', 'pp', 'dp'), ('dp', 'tp', 
 # %% ../../nbs/88c_neighbours.ipynb #13a00051
 def placements_of(t, one: Estimate, every):  # (row of each, table)
     "The placements at which each row is priced: by rank, a few, or all that `estimate` tries."
-    rooms, rows = rooms_of(one.parallel.n_gpus, one.system.nvlink_size), np.arange(rows_of_table(t))
+    rooms = usable_domain_sizes(one.parallel.n_gpus, one.system.nvlink_size)
+    rows = np.arange(rows_of_table(t))
     by_rank = one.assumptions.placed_by_rank
     orders = RANK_ORDERS[:1] if by_rank else RANK_ORDERS
     filled_up = [placed_by_rank(t, rooms, order) for order in orders]

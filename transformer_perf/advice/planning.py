@@ -25,10 +25,10 @@ from ..choices import adapted
 from ..estimates import CHOICES, FITS_BY, Assumptions, state_bytes, takes_matrices
 from ..timeline import GROUPS, statistics
 from ..iteration import (
-    SHOWN, Parallel, both_ends, estimate, evidence_of_rows, short, usual)
+    SHOWN, Parallel, estimate, evidence_of_rows, says_nothing, short, tuned_and_plain)
 from ..execution import (
-    KIND, PLAYED, Fitting, asked_about, best_candidates, besides, counts_of, fitting,
-    played_best, questions, result_of, tables_of, with_tables)
+    KIND, PLAYED, Fitting, asked_about, best_candidates, counts_of, fitting, not_among, played_best,
+    questions, result_of, tables_of, with_tables)
 from .neighbours import tables_as_html
 
 # %% ../../nbs/72_plan.ipynb #14a00011
@@ -225,7 +225,7 @@ def varied(n_gpus, asked):  # as `tables_of`
     fit = [fitting(n_gpus, q) for q in asked]
     found, some = played_best(n_gpus, fit, 1)
     others = kept([candidates(f) for f in fit])
-    more = besides(some, {name: others[name].to_numpy() for name in some})
+    more = not_among(some, {name: others[name].to_numpy() for name in some})
     return with_tables(found, tables_of(n_gpus, fit, more))
 
 # %% ../../nbs/72_plan.ipynb #14a00051
@@ -279,7 +279,7 @@ def in_few_words(row):  # str
     words.append(f'micro-batch {row.micro_batch}')
     for name, often, title in SHOWN:
         if name == 'ep' or name not in row: continue
-        if often is ... or row[name] == often or usual(row, name): continue
+        if often is ... or row[name] == often or says_nothing(row, name): continue
         words.append(f'{title} {row[name]}')
     return ', '.join(words)
 
@@ -412,7 +412,7 @@ def ends_of_first(rows, model, batch, found, assumed):  # str
     first = rows.iloc[0]
     at = [one.priced_on.name for one in found].index(first.system)
     one = estimate(model, Parallel.from_row(first), found[at].priced_on, batch, assumed[at])
-    return both_ends(one, 'an iteration of the fastest')
+    return tuned_and_plain(one, 'an iteration of the fastest')
 
 # %% ../../nbs/72_plan.ipynb #14a00067
 def plan(

@@ -18,8 +18,7 @@ from ..inputs import finite, flag, nearest, table_with, whole
 from ..systems import NUMBERS_OF_UNITS, PHYSICAL, UNIT_OF, System
 from ..timeline import counted_and_priced, exact_figures, iteration_times
 from ..iteration import estimate, plural, short
-from ..execution import (
-    best_of, questions, search, search_each, variants)
+from ..execution import best_of, questions, search, search_each, variant_count
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00011
 SCALABLE = [f for f in PHYSICAL if f not in (*NUMBERS_OF_UNITS, 'power', 'server_power')]
@@ -52,7 +51,7 @@ def priced_on(one, system: System):  # (s, GB), an array each
     about = one.model, system, one.global_batch, one.assumptions
     known = counted_and_priced(vars(one.parallel), *about)
     found = exact_figures(*known, iteration_times(*known))
-    return tuple(np.broadcast_to(found[name], (variants(system), 1))[:, 0]
+    return tuple(np.broadcast_to(found[name], (variant_count(system), 1))[:, 0]
                  for name in ('iteration_s', 'memory_GB'))
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00015
@@ -62,7 +61,7 @@ def best_on(one, system: System):  # s, an array; infinite where nothing fits
     about = one.model, one.system, one.global_batch, one.assumptions
     asked = [q._replace(system=system) for q in questions(about, None, {})]
     found = pd.DataFrame(best_of([table for table, *_ in search_each([n], asked, 1)], [n]))
-    seconds = np.full(variants(system), np.inf)
+    seconds = np.full(variant_count(system), np.inf)
     found = found[found['rank'] == 1]
     seconds[found.variant.to_numpy()] = found.iteration_s
     return seconds

@@ -40,7 +40,7 @@ from ..software import Software, known_software, run_by
 from ..measured_kernels import GPU_VARIANTS
 from ..modules import hides
 from ..timeline import PLACES, placed_by_rank, statistics
-from ..iteration import Parallel, divisors, keep, rooms_of
+from ..iteration import Parallel, divisors, keep, usable_domain_sizes
 from ..execution import crossed
 from ..interop.tables import PARALLEL_FIELDS
 from ..interop import Job
@@ -544,7 +544,8 @@ def places_by_rank(t, size):  # dict of columns
     found = {place: np.ones_like(n) for place in PLACES}
     for number in np.unique(n).tolist():
         rows = n == number
-        for place, inside in placed_by_rank(keep(t, rows), rooms_of(number, size)).items():
+        rooms = usable_domain_sizes(number, size)
+        for place, inside in placed_by_rank(keep(t, rows), rooms).items():
             found[place][rows] = inside
     return found
 
