@@ -331,7 +331,7 @@ def inner_product(job: CountedJob, name, rows, inputs, outputs, shared=None):  #
     return op._replace(matrices=(of_group(Matrix(sizes['inputs'], sizes['outputs'])),))
 
 def linear_options(job, name):  # dict of arguments of `linear`
-    "Frameworks add gradients up in the product, and have a kernel for the bias's."
+    "How a product trains: its gradients are added up inside it, the bias's by a kernel."
     fused, cast = job.assumptions.fused_kernels, casts_weights(job)
     return dict(adds=fused and not cast, biased=fused * job.here.has_bias(name),
                 precision=job.precision, cast_in=job.micro_batches if cast else 0)
@@ -779,7 +779,7 @@ def expert_copies(job: CountedJob):  # Group
 
 # %% ../nbs/82b_blocks.ipynb #3b000011
 def chance_of_none(number, here, chosen):  # share of cases
-    "Of so many, all as likely to be among those chosen, none that is here is."
+    "Of so many, some are chosen at random: how often none of those that are here."
     none = 1.
     for i in range(int(chosen)): none = none * np.maximum(number - here - i, 0) / (number - i)
     return none

@@ -213,7 +213,7 @@ def stacked_rows(values):  # array [value, ...]
     return found
 
 def with_same_axes(tables, axes=0):  # list of arrays [row, ...]
-    "Arrays [row, ...], all with as many axes: after the rows come at least so many."
+    "Arrays [row, ...], all with as many axes: at least so many after that of the rows."
     rank = max(axes + 1, *map(np.ndim, tables))
     return [x if x.ndim == rank else
             np.reshape(x, (len(x), *[1] * (rank - x.ndim), *x.shape[1:])) for x in tables]
@@ -316,7 +316,7 @@ def peak_rate(precision, system: System):  # TFLOP/s, dense
     return system.matrix_flops(recipe.rate)
 
 def time_gained(p: Product, system: System):  # s
-    "What a product takes less, at the peak, than it would in 16 bits."
+    "How much less a product takes, at the peak, than it would in 16 bits."
     faster = of_names(p.precision, lambda name: peak_rate(name, system))
     return system.units.flop * p.flop * (1 / system.matrix_flops_fp16 - 1 / faster)
 
@@ -509,7 +509,7 @@ def seconds_of_messages(
     return priced_together(messages, key, price)
 
 def at_columns(x, columns):
-    "Columns of an array, or of none where a number or a single column stands for all."
+    "An array at some columns; a number, or a single column, stands for all of them."
     if columns is None or not isinstance(x, np.ndarray) or not x.ndim: return x
     return x.take(columns if x.shape[-1] > 1 else 0 * columns, axis=-1)[()]
 
@@ -762,7 +762,7 @@ def check_offered(software):
         Assumptions(**{name: value})
 
 def of_any_number(value):
-    "A choice that takes any number N, with one."
+    "A choice that takes any number, as in 'full:N', with the number 1."
     return value.replace(':N', ':1') if isinstance(value, str) else value
 
 def as_assumptions(

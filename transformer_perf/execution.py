@@ -345,7 +345,7 @@ LAYER = ('tp', 'cp', 'ep', 'etp', 'micro_batch', 'panels', 'recompute', 'sequenc
          'optimizer', 'cuda_graphs', 'offload')   # what a layer depends on, beside its place
 
 def decides_layer(considered):  # tuple of columns
-    "As `LAYER`; 'full:4' computes a larger share again of a stage with fewer layers."
+    "`LAYER`, and pp where a choice like 'full:4' is a larger share of a stage with fewer layers."
     of_stage = any(0 < recomputed_layers(name) < np.inf for name in considered['recompute'])
     of_stage |= any(0 < offloaded(name).activations < np.inf for name in considered['offload'])
     return (*LAYER, 'pp') if of_stage else LAYER
@@ -355,7 +355,7 @@ def variant_count(system):
     return max((x.size for x in vars(system).values() if isinstance(x, np.ndarray)), default=1)
 
 def priced_once(q):  # (Question, which of its systems each variant is; None for one system)
-    "A question whose variants differ in more than their capacity, which no price depends on."
+    "A question with one system of those that differ in capacity alone: no price depends on it."
     arrays = {name: np.ravel(getattr(q.system, name)) for name in PHYSICAL
               if np.ndim(getattr(q.system, name))}
     if not arrays: return q, None
@@ -539,7 +539,7 @@ def best_of_some(space: Space, layers: Layers, fits, some, k):  # Best
 
 # %% ../nbs/88a_search.ipynb #6a4c89dd
 def first_of_each(bounds, space: Space, enough):
-    "Of each n_gpus the lowest bounds: `enough` placements of all variants, and each one's first."
+    "Those with the lowest bounds, of each n_gpus: `enough` placements, and each variant's first."
     lowest, n = bounds.min(axis=0, initial=np.inf), space.numbers
     order = np.lexsort((lowest, n))
     before = np.cumsum(space.placed[order]) - space.placed[order]
@@ -968,7 +968,7 @@ def considered_choices(choices, model, assumptions):  # dict: choice -> list of 
 
 # %% ../nbs/88a_search.ipynb #99cc89cd
 def evidence_by_row(t, say):  # array of str; say: row -> str
-    "What evidence says of each row: of rows that are alike in what it may depend on, once."
+    "What `say` says of each row, asked once for rows alike in all that it may depend on."
     several = [t[name] > 1 for name in KIND]   # else a choice changes nothing
     choices = [name for name in CHOICES if name in t]
     which, first = distinct(t['cp'], t['ep'], t['strategy'], *(t[name] for name in choices),

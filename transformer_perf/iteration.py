@@ -284,7 +284,7 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: A
     check_stages(p, model, global_batch // p.dp // p.micro_batch, a)
 
 def choices_in_stages(a: Assumptions, pp):  # dict: choice -> value
-    "What is assumed, or chosen in so many stages where that is what the software chose."
+    "Choices as assumed; those that are the software's own, as it chooses with so many stages."
     found = {c: getattr(a, c) for c in CHOICES}
     if a.software is None: return found
     once, there = a.software.chosen(1), a.software.chosen(pp)
@@ -523,7 +523,7 @@ def without_effect(one: Estimate):  # str
     return f'Without effect on this model: {told}.' if told else ''
 
 def domains_in_words(one: Estimate):  # str
-    "Whether GPUs are of a number that fills less than half of each NVLink domain alike."
+    "A note where GPUs, as many in each, fill less than half of every NVLink domain."
     n, size = one.parallel.n_gpus, one.system.nvlink_size
     used = max(usable_domain_sizes(n, size))
     if n <= size or 2 * used >= size: return ''
@@ -609,8 +609,8 @@ def keep(t, rows):
 
 @lru_cache(maxsize=4096)
 def usable_domain_sizes(n, size):  # tuple, the largest first
-    """GPUs of a domain that n GPUs can use alike in each: all, or 64 of 72 for 512, and for 12
-    either 6 or 4 of 8."""
+    """How many GPUs of each domain n GPUs can use, as many in each: all; of 72, 512 GPUs use 64; of
+    8, 12 GPUs use 6 or 4."""
     if n % size == 0: return (int(size),)
     found = []
     for room in divisors(n)[::-1].tolist():

@@ -61,7 +61,7 @@ def once_each(function, system: System, *columns):
 
 # %% ../nbs/52_kernels.ipynb #2b0000b1
 def lasting(system: System, parameters: Parameters):  # share of `clock`
-    "What power does to a GPU's clock under a lasting load; without measured kernels, a product."
+    "The share of its clock that power leaves a GPU under a lasting load; unmeasured, of its rate."
     generation = parameters.generation
     if system.architecture != parameters.architecture and system.matrix_eff is not None:
         return system.matrix_eff / generation.matrix_eff

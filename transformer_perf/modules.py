@@ -69,7 +69,7 @@ def full_share(recompute, layers):
 
 # %% ../nbs/87b_workload.ipynb #85c52d6b
 class CountedOperations(NamedTuple):
-    "Operations, counted: their forward passes, their backward ones, and those without `late`."
+    "Operations and what their passes count: forward, backward, and backward without `late`."
     operations: tuple   # of Operation
     groups: dict        # name -> Group: who talks
     late: list          # which of them have products that nothing but a weight waits for
@@ -109,7 +109,7 @@ def counted_layer(job: CountedJob):  # Layer
     return with_recompute(layer, job.recompute, job.layers)
 
 def never_recomputed(operations):  # range
-    "Which make nothing that the backward pass of their layer asks for: from its last product on."
+    "Those from a layer's last product on: its backward pass needs nothing that they make."
     end = len(operations) - (operations[-1].name == 'ln1')   # that is where the next layer begins
     for i in reversed(range(end)):
         op = operations[i]
@@ -130,7 +130,7 @@ def steps_on_matrices(job: CountedJob):  # as `Layer.steps`
     return tuple(found)
 
 def whole_matrix_work(name, x: Matrix, GB):  # Work
-    "What an optimizer by name computes of a matrix whose moment is so large."
+    "What an optimizer by name computes of a whole matrix, of which a moment has so many GB."
     try: found = OPTIMIZERS[name].whole(x, GB)
     except ValueError as error:
         if 'truth value' not in str(error): raise
@@ -166,7 +166,7 @@ class Priced(NamedTuple):
     columns: np.ndarray = None  # the columns of the others, of each of those of messages
 
 def panels_of(rows: CountedOperations):  # list: of each pass
-    "SUMMA panels of passes; those without what is late are of no message."
+    "SUMMA panels of passes; none of those without what is late, which send nothing."
     return [op.panels for op in rows.operations] * 2 + [None] * len(rows.late)
 
 def as_name(text): return re.sub(r'\W', '_', text)   # of an operation, as formulas write it
@@ -295,11 +295,11 @@ def activations_away(job: CountedJob, operations, saved, full):  # GB
     return whole * saved + (1 - full) * part
 
 def in_layouts(costs, work, pricer):  # LayerCost; work: a Workload
-    "What layers cost where they are worked on: with the steps and the copies of their layouts."
+    "What layers cost under their layouts: with steps of their own, and waits for offloaded copies."
     return with_offload_waits(with_steps_apart(costs, work.layouts), work, pricer)
 
 def with_offload_waits(costs, work, pricer):  # LayerCost
-    "Layers that wait where copies of activations take longer than what they hide behind."
+    "Layers that wait where offloading activations takes longer than the passes it hides behind."
     away = work.stored.offloaded
     if not any_of(away): return costs
     if work.order is not None:   # kinds of layers come first, layouts last
@@ -435,7 +435,7 @@ def layer_cost(job: CountedJob, pricer):  # LayerCost
     return costs_of_kinds([layer], priced_rows([layer.rows], pricer), pricer, job)
 
 def of_kinds(found, p: Layouts):
-    "What is said of each kind of layer, along a first axis where there are several."
+    "Figures of each kind of layer as one, along a first axis where there are several kinds."
     if len(found) == 1: return found[0]
     rows = in_rows(zip(*found), np.ndim(p.column))
     *rows, _ = np.broadcast_arrays(*rows, p.column, subok=True)   # all of one shape
@@ -523,7 +523,7 @@ def by_units(p: Layouts):  # bool
 
 @told(lambda p, t, *more: f'{getattr(t, "name", "") or "message"}_exposed')
 def exposed_time(p: Layouts, t, t_layer, messages, whole=1):  # s
-    "What messages of t seconds show behind layers of t_layer seconds; `whole` of them behind none."
+    "The exposed s of so many messages of t s behind layers of t_layer s; `whole` hide behind none."
     w = p.costs
     least = t * whole + np.maximum(t - t_layer, 0) * (messages - whole)
     share = np.where(by_units(p), w.unit_exposed, w.dp_exposed)
@@ -623,7 +623,7 @@ def gathered_GB(part: Part, p: Layouts):
             + np.equal(p.zero_stage, 3) * (still + part.still_tables))
 
 def with_host(parts, at_once, gather, reduce, pricer, p: Layouts):  # (s, s)
-    "Messages of a unit, and the copies before weights are gathered and after gradients are."
+    "Messages of a unit, with copies from the host before a gather and to it after a reduction."
     if not offloads(p.offload): return gather, reduce
     by = lambda part: where(np.greater(p.zero_stage, 0), sharers(p, part.group)[0].size, 1)
     share = lambda GB: sum(GB(part) / by(part) for part in parts) / at_once
@@ -646,7 +646,7 @@ def at_the_end(p: Layouts, pieces):
     return where(after, np.maximum(pieces / p.virtual_stages, 1), 1)
 
 def unit_time(parts, pieces, at_once, t_fwd, t_bwd, back, pricer, p: Layouts):  # (s, s)
-    "What the messages of `pieces` units of equal weights show, so many of them in one message."
+    "The exposed s of messages of `pieces` units of equal weights, `at_once` of them in a message."
     stage, N = np.asarray(p.zero_stage), micro_batches_of_stage(p)
     factor = p.costs.gradient_bytes / 2
     def take(kind, GB, replicated=False):

@@ -148,7 +148,7 @@ def idle_turns(p, v, N, F, B, W):
 # %% ../nbs/30_schedules.ipynb #01ca0120
 @told('idle')
 def idle_h2(p, v, N, F, B, W):
-    "Of the first passes, or of what gradients of weights leave of the last ones."
+    "What a rank idles at the first passes, or what gradients of weights leave idle at the last."
     return (p - 1) * np.maximum(np.maximum(F, B - F), F + B - 2 * W)
 
 @told('idle')
@@ -171,7 +171,7 @@ def idle_v(p, v, N, F, B, W):
     return (p > 1) * np.maximum(early + late, beside) / 2
 
 def idle_half(h, F, B, W, overlap):
-    "Of a direction of DualPipe with h ranks in its half: its longest chain, less a rank's work."
+    "What DualPipe idles, h ranks to a direction: the longest chain of passes, less a rank's work."
     k = h - 1                                      # from the end of the ranks to the middle
     ahead = k * F                                  # the first pass comes to the middle
     back = k * B - F                               # or the first gradient, and one F less
@@ -184,12 +184,12 @@ def idle_half(h, F, B, W, overlap):
 
 @told('idle')
 def idle_dual(p, v, N, F, B, W, overlap=0.):
-    "Of two directions with half of the ranks each."
+    "What a rank idles: of two directions, each has half of the ranks."
     return idle_half(p // 2, F, B, W, overlap)
 
 @told('idle')
 def idle_dual_v(p, v, N, F, B, W, overlap=0.):
-    "Of one direction whose chunks are half as long."
+    "What a rank idles: of one direction, whose chunks are half as long."
     return idle_half(p, F, B, W, overlap) / 2
 
 def saved_turns(p, v, N, rank):
@@ -369,7 +369,7 @@ def repeated(passes, length, period):  # array, of each step
 
 # %% ../nbs/30_schedules.ipynb #01ca0129
 def steady_state(name, p, v, passes):  # (alike, of each step; length, stop, of each rank), or None
-    "Which steps repeat others, how many steps a period has, and before which one that is over."
+    "Which steps repeat others, how many steps a period has, and where the repetition stops."
     step, kind, chunk, m = (passes[x] for x in ('step', 'kind', 'chunk', 'micro_batch'))
     s, last = SCHEDULES[name], m.max()
     period = s.repeats(p, v) // (1 + s.both_ways)   # of the micro-batches that come this way

@@ -61,7 +61,7 @@ PLACES = tuple(f'nvlink_{group}' for group in GROUPS)
 BY_RANK = ('tp', 'cp', 'dp', 'pp')   # Megatron's order of ranks: neighbours are of tp
 
 def placed_in_domain(t, room, order=BY_RANK):  # dict of columns
-    "How many GPUs of each group share a domain of `room`, filled in an order of ranks."
+    "How many GPUs of each group share a domain of `room` GPUs that ranks fill in order."
     places = {}
     for group in order:
         inside = np.gcd(t[group], room)
@@ -69,7 +69,7 @@ def placed_in_domain(t, room, order=BY_RANK):  # dict of columns
     return places
 
 def placed_by_rank(t, rooms, order=BY_RANK):  # dict of columns
-    "The same in that one of several rooms that keeps most of tp together, then of the next."
+    "The same in the one of several domain sizes that keeps most of tp together, then of the next."
     best, *others = (placed_in_domain(t, room, order) for room in rooms)
     for new in others:
         better, same = False, True
@@ -157,7 +157,7 @@ def ends_on_one_rank(p: Layouts):
     return np.equal(p.pp, 1) | own_figure(p.schedule, lambda s: s.folded or s.both_ways)
 
 def with_mirror_ranks(p: Layouts, group: Group):  # Group
-    "Copies of a stage, where two ranks hold it: near each other if a domain has the pipeline."
+    "A group with the ranks that hold its stage the other way; near, if a domain has the pipeline."
     held = stages_held(p)
     if not any_of(held - 1): return group
     near = where(np.equal(p.nvlink_pp, p.pp), held, 1)
@@ -189,7 +189,7 @@ def most_of_ends(work: Workload, weights=None):  # GB
 
 # %% ../nbs/87_timeline.ipynb #5a4d0031
 def activation_fetch_time(p: Layouts, of: Stored, pricer):  # s
-    "How long a layer's activations keep the link that weights come over, too; from disks, none."
+    "How long activations keep busy the link from the host that weights of a layer need, too."
     weights = on_host(p.offload, 'weights') * (1 - on_host(p.offload, 'nvme'))
     return if_any(weights, lambda: over_host_link(of.offloaded, pricer, p))
 
@@ -238,17 +238,17 @@ def gradient_reads(p: Layouts, matrices=False):
 
 @told('step_bytes', '')
 def step_bytes(p: Layouts, matrices=False):  # of a parameter
-    "What a step moves at least: states both ways, the gradient in, the weight out, or both ways."
+    "The least a step moves: states in and out, gradient in, weight out (in too, if half a master)."
     halved = p.assumptions.master_bytes < 4   # what lies beside a 16-bit weight is no whole weight
     gradient = gradient_reads(p, matrices) * gradient_held(p)
     return 2 * states_of(p, matrices) + gradient + 2 * (1 + halved)
 
 def host_bytes(p: Layouts, matrices=False):  # of a parameter
-    "What of it a CPU's step moves beside states: the gradient in, the weight out."
+    "What a CPU's step moves beside states: the gradient in, the weight out."
     return gradient_reads(p, matrices) * HOST_GRADIENT + 2
 
 def total_over_weights(bytes_of, p: Layouts, parts, matrices):  # GB
-    "What all weights of a GPU come to: shared out, and less for those in matrices."
+    "A GPU's share of what all weights come to at `bytes_of` a parameter; matrices may need fewer."
     out = np.greater(p.zero_stage, 0)
     less = named(bytes_of(p) - bytes_of(p, matrices=True), 'fewer')
     found = bytes_of(p) / 2 * weights_on_gpu(parts, out)
@@ -256,7 +256,7 @@ def total_over_weights(bytes_of, p: Layouts, parts, matrices):  # GB
 
 @told('dealt', '')
 def busiest_share(number, gpus):
-    "The share of some matrices that the busiest of GPUs has to which they are dealt out whole."
+    "Of matrices that are dealt out whole to GPUs, the share that the busiest GPU has."
     return np.ceil(number / np.maximum(gpus, 1)) / np.maximum(number, 1)
 
 @told('on_matrices')
@@ -266,7 +266,7 @@ def step_on_matrices(p: Layouts, pace, parts):  # s
     return on_busiest_gpu(p, pace.matrices, layers, parts, cost.step, cost.step_routed)
 
 def on_busiest_gpu(p: Layouts, of: Matrices, layers, parts, each, each_routed):
-    "What the matrices come to that the busiest GPU is dealt; `each`: of all those of one layer."
+    "A figure of the matrices that the busiest GPU is dealt; `each`: of all those of one layer."
     if not any_of(each): return 0.
     out, ((_, gpus), *routed) = np.greater(p.zero_stage, 0), parts
     busiest = lambda number, gpus: busiest_share(layers * number, np.where(out, gpus, 1))
@@ -293,7 +293,7 @@ def host_step(p: Layouts, parts, matrices, pricer):  # s
     return over_host_link((down + up) * GB, pricer, p) + step
 
 def casts_each(p: Layouts, of: Stored):
-    "Whether weights are cast whenever ZeRO-3 has gathered them: it keeps none that GPUs share."
+    "Whether weights are cast anew whenever ZeRO-3 gathers them: it keeps no casts of shared ones."
     kept = np.logical_not(p.reshard_after_forward) | in_low_precision(p.assumptions, p.precision)
     shares = functools.reduce(operator.or_, (np.greater(sharers(p, group)[0].size, 1)
                                              for _, group in weight_parts(p, of)))
@@ -301,7 +301,7 @@ def casts_each(p: Layouts, of: Stored):
 
 @told('cast', 'GB')
 def cast_GB(p: Layouts, of: Stored):  # of a layer
-    "What casts of weights move in an iteration: of both copies, or in each pass of one."
+    "What casts of weights move in an iteration: to both copies once, or to one in each pass."
     both = of_recipe(p.precision, 'cast')   # bytes that a number's cast to both copies moves
     one = both - of_recipe(p.precision, 'copies') / 2
     each = casts_each(p, of)
@@ -369,7 +369,7 @@ def stages_in_order(pattern, p, v, schedule, layout=None):  # list of PipelineSt
 # %% ../nbs/87_timeline.ipynb #83c55b81
 @lru_cache(maxsize=4096)
 def distinct_stages(*args):  # list of PipelineStage
-    "The stages of a pipeline that differ, but for those that hold less than another."
+    "The stages of a pipeline that differ, without those that hold less than another."
     found = {}
     for stage in stages_in_order(*args): found.setdefault(stage._replace(rank=0), stage)
     stages = list(found.values())
@@ -392,7 +392,7 @@ def stages_alike(work: Workload):
 
 # %% ../nbs/87_timeline.ipynb #83c55b89
 def ends_differ(work: Workload):
-    "Whether the first stage and the last have anything but layers, or work on any."
+    "Whether the first stage and the last may differ: by words, or by memory that they work in."
     return any_of(work.beside.table) or work.layouts.assumptions.working_memory
 
 def stages_of(work: Workload):  # list of PipelineStage; in each, columns where layouts are columns
@@ -431,7 +431,7 @@ def unlike_stages(work: Workload):  # list of PipelineStage
 
 # %% ../nbs/87_timeline.ipynb #83c55b84
 def mean_layer(parts, layers):
-    "The mean of some layers: of the parts of each kind, along a first axis."
+    "The mean of so many layers of each kind; `parts` have the kinds along a first axis."
     if len(layers) == 1: return parts
     total = np.maximum(sum(layers), 1)
     mean = lambda x: sum(n * x[k] for k, n in enumerate(layers)) / total
@@ -445,7 +445,7 @@ def costs_at_places(
     columns,          # which column of the work each placed layer has; None: they are the same
     pricer, recompute,
 ):  # (list of LayerCost, s of both ends)
-    "What a layer of each kind takes with one or another part computed again."
+    "What a layer of each kind takes, under each of several choices of `recompute`."
     kinds = [layer._replace(rows=layer.rows._replace(groups=groups_of(kind)))
              for layer, kind in zip(work.kinds, job.kinds)]
     ends = [end._replace(groups=groups_of_ends(job)) for end in work.ends]
@@ -461,7 +461,7 @@ class Load(NamedTuple):
     ends: float     # s of the ends of the model that it has
 
 class StageCost(NamedTuple):
-    "A stage; most often the one that sets the pace."
+    "What a stage works on and takes; most often the slowest stage, which sets the pace."
     load: Load
     layers: float     # of all kinds
     cost: LayerCost   # of their mean
@@ -487,7 +487,7 @@ def slowest_stage(work: Workload, costs, ends):  # StageCost
     return stage_cost(work, costs, load_with_most(busy, loads_of(work, ends)))
 
 def stages_that_differ(work: Workload, costs, ends, pace: StageCost):  # list of StageCost
-    "All of them; `pace`: the slowest, if all are alike."
+    "What each stage that differs takes; `pace`: the slowest, in place of all that are alike."
     if stages_alike(work): return [pace]
     return [stage_cost(work, costs, load) for load in loads_of(work, ends)]
 
@@ -498,8 +498,8 @@ def longest_of(stages, seconds):  # s
     return longest
 
 def reduction_delay(work: Workload, stage: StageCost, pace: StageCost, pricer):  # s
-    """What a stage's exchange between copies adds: in each micro-batch it waits for the slowest,
-    and hides there what it sends more often than once."""
+    """What a stage's exchange between copies adds to an iteration: what it sends in each
+    micro-batch hides while the stage waits for the slowest one."""
     p, reduced = work.layouts, reduction_time(work, stage, pricer)
     often = gathers_again(p) | gathers_often(p) | reduces_often(p)
     if stage is pace or not any_of(often): return reduced
@@ -508,7 +508,7 @@ def reduction_delay(work: Workload, stage: StageCost, pace: StageCost, pricer): 
     return np.maximum(once, reduced - p.micro_batches * (pace.busy - stage.busy))
 
 def loads_of(work: Workload, ends):  # list of Load
-    "Those of the stages that differ."
+    "What each of the stages that differ works on."
     return [Load(stage.layers, time_of_ends(work, stage, ends)) for stage in stages_of(work)]
 
 def time_of_ends(work: Workload, stage: PipelineStage, ends):  # s
@@ -534,7 +534,7 @@ def load_with_most(figure, loads):  # Load
     return best
 
 def mean_matrices(work: Workload, layers):  # Matrices
-    "Those of the mean of some layers; none where no optimizer asks for them."
+    "The matrices of the mean of some layers; none where no optimizer asks for them."
     takes = of_names(work.layouts.optimizer, lambda name: tells_matrices(OPTIMIZERS[name]))
     if work.matrices is None or not any_of(takes): return Matrices()   # None: nothing trains
     return mean_layer(work.matrices, layers)
@@ -556,8 +556,8 @@ def bubble_time(work: Workload, costs, pace, more, ends):  # s
 # %% ../nbs/87_timeline.ipynb #83c55bd2
 @lru_cache(maxsize=4096)
 def ranks_that_wait(pattern, p, v, schedule, layout=None):  # list of tuples
-    """Layers of each kind and ends that a rank has, those that a first micro-batch meets before it,
-    and its number; of ranks that no later one has as much as."""
+    """Of each rank: its layers of each kind and ends, those of the ranks before it, and its number.
+    A rank is left out where a later one has as much."""
     stages = stages_in_order(pattern, p, v, schedule, layout)
     both_ways = SCHEDULES[schedule].both_ways
     before = held_by_chunks(pattern, p, v, layout)[:-1, :p].cumsum(axis=1)   # with its own
@@ -647,9 +647,9 @@ LOSS_SAVED = 4   # bytes a logit, until its gradient is taken: a softmax in 32 b
 
 @told('logit_bytes', '')
 def logit_bytes(work: Workload):  # of a logit
-    """What the last stage holds: of the loss that it works on, and saved of others that wait.
+    """What the last stage holds: for the loss that it works on, and saved for losses that wait.
 
-    They wait until the last one is known: those of multi-token prediction, or of GPipe."""
+    Losses of multi-token prediction, and of GPipe, wait until the last of them is known."""
     p = work.layouts
     losses = own_figure(p.schedule, lambda s: s.losses(p.pp, p.micro_batches))
     return p.costs.logit_held + LOSS_SAVED * (losses * (1 + work.mtp_layers) - 1)
@@ -666,7 +666,7 @@ def working_memory_GB(work: Workload, layer, first, last):  # GB
 
 # %% ../nbs/87_timeline.ipynb #5a4d0022
 def units_at_hand(p: Layouts):
-    "How many layers are gathered at once: of ZeRO-3 that gathers them again, a few."
+    "How many layers are gathered at once: all, or a few where ZeRO-3 gathers them again."
     return where(gathers_again(p), p.assumptions.zero_gathered, np.inf)
 
 # %% ../nbs/87_timeline.ipynb #5a4d0021
@@ -687,7 +687,7 @@ def shares_out(parts):
 
 @told('units', 'GB')
 def largest_units(own: StageWeights, units):  # GB
-    "So many units in a row: layers, and tables of words at the ends."
+    "The most that so many units in a row weigh: layers, and tables of words at the ends."
     tables = (own.ends > 0) + 1. * (own.ends > 1.5 * own.table)
     every = own.layers * own.layer + own.ends
     layers = np.minimum(own.layers, units) * own.layer
@@ -727,9 +727,9 @@ def weights_of_stage(work: Workload, at: PipelineStage, of: Stored, trained=True
 
 @told('held', 'GB')
 def weights_held(p: Layouts, own: StageWeights, passing=0.):  # GB
-    """Weights: all, or a share and what is gathered; that share may be a state, where it is here.
+    """Weights: all, or a share and what is gathered; a share that is a master counts as a state.
 
-    `passing`: GB of activations that a pass lets go; where what it gathered stays, instead."""
+    `passing`: GB of activations that a pass frees meanwhile, where what it gathers stays."""
     thirds = np.equal(p.zero_stage, 3)
     gathered = if_any(thirds, lambda: largest_units(own, units_at_hand(p)))
     here = weights_on_gpu(own.parts, thirds) * (1 - on_host(p.offload, 'weights'))
@@ -740,7 +740,7 @@ def weights_held(p: Layouts, own: StageWeights, passing=0.):  # GB
     return np.minimum(every, held)
 
 def no_gradients_at_peak(p: Layouts):
-    "Whether no gradient is there when activations are most: a step begins without, and ends soon."
+    "Whether there are no gradients yet when activations are most: one micro-batch, in one stage."
     return np.equal(p.micro_batches, 1) & np.equal(p.pp, 1) & p.costs.gradients_anew
 
 @told('gradients', 'GB')
@@ -769,7 +769,7 @@ def saved_at(work: Workload, at: PipelineStage, of: Stored, least=False):  # GB
     return saved * functools.reduce(np.minimum, kinds) * at.narrowest
 
 def layer_working_set(work: Workload, at: PipelineStage, of: Stored):  # GB
-    "Held while a layer works: what runs again of any, and of two what comes from the host."
+    "Held while a layer works: the most that one recomputes, and what two have from the host."
     kinds = zip(of_each_kind(work, work.stored.recomputed), at.layers)
     each = [GB * np.greater(number, 0) for GB, number in kinds]   # none of what is not there
     recomputed = functools.reduce(np.maximum, each)
@@ -796,8 +796,8 @@ def states_held(p: Layouts, own: StageWeights):  # GB
     return total_over_weights(states_of, p, own.parts, own.matrices) + own.beside
 
 def host_at(work: Workload, at: PipelineStage):  # GB
-    """What the host's memory holds for a GPU of a stage: gradients in 32 bits, and unless its disks
-    do states and weights."""
+    """What the host's memory holds for a GPU of a stage: saved activations, gradients in 32 bits,
+    and, unless disks hold them, states and weights."""
     p = work.layouts
     of = mean_layer(work.stored, at.layers)
     own = weights_of_stage(work, at, of)
@@ -816,7 +816,7 @@ def host_of(work: Workload):  # GB
     return functools.reduce(np.maximum, (host_at(work, stage) for stage in stages_of(work)))
 
 def host_has_room(work: Workload, system):
-    "Whether it does, where the system says how much there is."
+    "Whether the host has room for that; it has where the system gives no capacity."
     if not offloads(work.layouts.offload) or system.host_capacity is None: return np.array(True)
     return host_of(work) <= system.host_capacity
 
@@ -835,7 +835,7 @@ def other_copies(p: Layouts, of: Stored):  # GB, of a layer
     return held - where(in_low_precision(a, p.precision), beside, 0.)
 
 def fullness(p: Layouts, memory: Memory):  # GB
-    "What tells which of the ranks of a job is the fullest: with what the allocator cannot use."
+    "What tells which rank is the fullest: its memory, with what the allocator cannot use."
     wasted = p.costs.fragments * (p.assumptions.fits_by == 'bound')
     return memory.total + wasted * memory.activations
 
@@ -944,7 +944,7 @@ def own_stages(work: Workload):  # list of PipelineStage
 
 @lru_cache(maxsize=4096)
 def stages_at_rest(*asked):  # (PipelineStage of columns, which of them each rank is)
-    "The stages that differ in what stays, whichever rank and chunks have it."
+    "The stages that differ in what they hold all the time, whichever rank and chunks hold it."
     stages = [stage._replace(rank=0, widest=1.) for stage in stages_in_order(*asked)]
     different = list(dict.fromkeys(stages))
     layers, *others = zip(*different)
@@ -1015,7 +1015,7 @@ def chunks_alike(work: Workload, ends):
 ORDER = ('schedule', 'pp', 'virtual_stages', 'micro_batches')   # what the passes follow
 
 def grouped_by_order(work: Workload, number):  # yields (Workload of some layouts, which they are)
-    "Of so many layouts those together whose passes come in one order, which is plain values then."
+    "Layouts by the order of their passes; in each group the fields of `ORDER` are plain values."
     p, found = work.layouts, {}
     columns = (np.broadcast_to(getattr(p, name), number).tolist() for name in ORDER)
     for i, order in enumerate(zip(*columns)): found.setdefault(order, []).append(i)
