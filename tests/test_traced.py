@@ -48,9 +48,10 @@ def leaves(*figures):
 def names_for(one):
     "What formulas may name beside their inputs: functions, and what these are told about."
     schedule = SCHEDULES[one.parallel.schedule]
-    priced = ('product_time', 'attention_time', 'collective_time', 'exchange_time', 'send_seconds')
+    priced = ('product_time', 'attention_time', 'priced_collective', 'priced_exchange',
+              'send_seconds')
     return {**vars(math), 'max': max, 'min': min, 'Group': Group, 'Product': Product,
-            'Attention': AttentionKernel, 'idle': schedule.idle, 'saved': schedule.saved,
+            'AttentionKernel': AttentionKernel, 'idle': schedule.idle, 'saved': schedule.saved,
             'system': one.system, 'parameters': one.assumptions.measured,
             **{name: getattr(kernels, name) for name in priced}}
 
