@@ -234,7 +234,7 @@ import os, signal, sys
 how, rank = sys.argv.pop(1), int(os.environ['PMI_RANK'])
 if how == 'exit at once' and rank == 1: sys.exit(0)
 from transformer_perf import cli, ranks, sweeps
-if how == 'exit at once': ranks.PATIENCE = 1   # s, for an end that is certain
+if how == 'exit at once': ranks.START_PATIENCE = 1   # s, for an end that is certain
 def failing(error):
     def function(*args): raise error
     return function
@@ -243,9 +243,9 @@ if rank == 1:
     if how == 'TypeError': sweeps.tasks_of = failing(TypeError('a bug'))
     if how == 'MemoryError': sweeps.tasks_of = failing(MemoryError())
     if how == 'interrupted': sweeps.tasks_of = failing(KeyboardInterrupt())
-    if how == 'in a task': sweeps.packed = failing(ValueError('task went wrong'))
-    if how == 'bug in a task': sweeps.packed = failing(TypeError('a bug'))
-    if how == 'killed': sweeps.packed = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+    if how == 'in a task': sweeps.packed_result = failing(ValueError('task went wrong'))
+    if how == 'bug in a task': sweeps.packed_result = failing(TypeError('a bug'))
+    if how == 'killed': sweeps.packed_result = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 if rank == 0 and how == 'shard': sweeps.Shards.load = failing(ValueError('unreadable'))
 cli.main()
 '''
