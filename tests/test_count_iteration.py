@@ -15,7 +15,7 @@ from test_count_schedules import walk
 
 from transformer_perf import (
     Assumptions, Model, Parallel, estimate, execution, iteration, modules, search, timeline)
-from transformer_perf.blocks import CountedJob, Layouts, gpt_block
+from transformer_perf.blocks import MLP, CountedJob, Layouts, gpt_block
 from transformer_perf.choices import launched
 from transformer_perf.estimates import AS_TRAINED, CHOICES, MENDED, Group, Product, Work
 from transformer_perf.kernels import pricer_of
@@ -963,19 +963,53 @@ def test_tables_of_messages(overlap):
     assert close(stats['flops_per_gpu'], 16 * 6 * TFLOP)
 
 
-def test_the_largest_units_in_a_row():
-    "Layers and tables of words are gathered one after the other; a stage may have all at once."
-    def largest(units, layers=2, ends=8.):   # layers of 3 GB, tables of 4
-        own = timeline.StageWeights([], [], 0., layers, 3., ends, 4., False)
-        return float(timeline.largest_units(own, units))
-    assert largest(0) == 0
-    assert largest(1) == 4                     # a table is more than a layer
-    assert largest(2) == 7                     # a table and the layer beside it
-    assert largest(3) == 10                    # a table and both layers, not the other table
-    assert largest(4) == largest(9) == 14      # all that there is
-    assert largest(3, ends=4.) == 10           # all, where one table is all of the ends
-    assert largest(2, ends=0.) == largest(3, ends=0.) == 6
-    assert largest(2, layers=5) == 7 and largest(3, layers=5) == 10
+def rows_of_ranks(units, pp, v, schedule):  # list of lists
+    "The units on each rank, one after the other: tables of words at both ends, layers between."
+    each = (len(units) - 2) // (pp * v)
+    chunks = [units[1 + i * each:1 + (i + 1) * each] for i in range(pp * v)]
+    chunks[0] = units[:1] + chunks[0]
+    chunks[-1] = chunks[-1] + units[-1:]
+    if schedule == 'dualpipe': ranks = [sorted({i, pp - 1 - i}) for i in range(pp)]
+    elif schedule == 'zb-v': ranks = [[i, 2 * pp - 1 - i] for i in range(pp)]
+    else: ranks = [range(i, pp * v, pp) for i in range(pp)]
+    return [[*itertools.chain(*(chunks[i] for i in rank))] for rank in ranks]
+
+
+def largest_run(units, number):
+    "The most that so many neighbours come to."
+    return max(sum(units[i:i + number]) for i in range(max(len(units) - number, 0) + 1))
+
+
+WIDTHS = {   # of MLPs, layer by layer
+    'alike': [1536] * 16, 'halves': [1536] * 8 + [49152] * 8, 'in turn': [1536, 49152] * 8,
+    'some': [*[512] * 4, 9216, 49152, 49152, *[512] * 3, 9216, 512, 512, 1536, 512, 9216]}
+
+
+@pytest.mark.parametrize('pp, v, schedule', [
+    (1, 1, '1f1b'), (2, 1, '1f1b'), (8, 1, '1f1b'), (2, 4, '1f1b'), (4, 2, 'zb-v'),
+    (4, 1, 'dualpipe')])
+@pytest.mark.parametrize('number', [0, 1, 2, 3, 5, 99])
+@pytest.mark.parametrize('widths', WIDTHS)
+def test_the_largest_units_in_a_row(widths, number, pp, v, schedule):
+    "Layers and tables of words are gathered one after the other, on each rank, window by window."
+    kinds = [dataclasses.replace(gpt_block(e, h), ffn=MLP(width)) for width in WIDTHS[widths]]
+    model = Model(l, e, h, 16, vocab=V, layers=tuple((kind, 1) for kind in kinds))
+    a = dataclasses.replace(MEASURED, zero_gathered=number)
+    one, _, _ = case(a, model, batch=16 * 8 * b, dp=8, pp=pp, virtual_stages=v, schedule=schedule,
+                     zero_stage=3)
+    work = priced_estimate(one)[0]
+    layer = lambda width: 2e-9 * (4 * e * e + 2 * e * width + 9 * e + width)   # norms, biases
+    table, norm = 2e-9 * V * e, 2e-9 * 2 * e
+    ranks = rows_of_ranks([table, *map(layer, WIDTHS[widths]), table], pp, v, schedule)
+    memory, copies = memory_on_ranks(work)[0], 8 * (2 if schedule == 'dualpipe' else 1)
+    for rank, units in enumerate(ranks):
+        whole = sum(units) + norm * (units[-1] == table)
+        held = min(whole, whole / copies + largest_run(units, number))
+        unit = min(whole, whole / copies + largest_run(units, 1))   # in 32 bits
+        assert close(memory.weights[rank], held) and close(memory.gradients[rank], 2 * unit)
+    assert close(one.stats['memory_GB'], memory.total.max())
+    if not timeline.chunks_differ(work):   # a search has the same from its formula
+        assert close(timeline.memory_of(work).total, memory.total.max())
 
 
 @pytest.mark.parametrize('layout, n_gpus, words', [

@@ -8,26 +8,28 @@ __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'TIMES'
            'Times', 'most_of_ends', 'activation_fetch_time', 'reduction_time', 'stage_weights', 'stage_matrices',
            'weights_on_gpu', 'states_of', 'gradient_reads', 'step_bytes', 'host_bytes', 'total_over_weights',
            'busiest_share', 'step_on_matrices', 'on_busiest_gpu', 'host_step', 'casts_each', 'cast_GB', 'update_time',
-           'straggling', 'PipelineStage', 'chunks_dealt', 'stages_in_order', 'distinct_stages', 'holds_more', 'uneven',
-           'stages_alike', 'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Load', 'StageCost',
-           'stage_cost', 'slowest_stage', 'stages_that_differ', 'longest_of', 'reduction_delay', 'loads_of',
-           'time_of_ends', 'of_layers', 'load_with_most', 'mean_matrices', 'bubble_time', 'ranks_that_wait',
+           'straggling', 'PipelineStage', 'chunks_dealt', 'stages_in_order', 'runs_on_ranks', 'distinct_stages',
+           'holds_more', 'uneven', 'stages_alike', 'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Load',
+           'StageCost', 'stage_cost', 'slowest_stage', 'stages_that_differ', 'longest_of', 'reduction_delay',
+           'loads_of', 'time_of_ends', 'of_layers', 'load_with_most', 'mean_matrices', 'bubble_time', 'ranks_that_wait',
            'least_total', 'least_bubble', 'between_layers', 'iteration_times', 'Memory', 'saved_micro_batches',
-           'logit_bytes', 'working_memory_GB', 'StageWeights', 'shares_out', 'largest_units', 'frozen_of_stage',
-           'frozen_held', 'weights_of_stage', 'weights_held', 'no_gradients_at_peak', 'gradients_held', 'saved_at',
-           'layer_working_set', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
-           'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB', 'memory_needed', 'chunks_differ',
-           'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
-           'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks',
-           'saved_on_chunks', 'pass_times', 'passes_in', 'play', 'micro_batch_overhead', 'chunks_alike',
-           'grouped_by_order', 'exact_times', 'idle_when_played', 'without_activations', 'memory_on_ranks',
-           'fullest_rank', 'exact_memory', 'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each',
-           'bubbles_played', 'memories_played', 'job_of_estimate', 'priced_estimate']
+           'logit_bytes', 'working_memory_GB', 'StageWeights', 'shares_out', 'numbers_of_units', 'longest_run',
+           'largest_units', 'comes_and_goes', 'frozen_of_stage', 'frozen_held', 'weights_of_stage', 'weights_held',
+           'no_gradients_at_peak', 'gradients_held', 'saved_at', 'layer_working_set', 'memory_at', 'states_held',
+           'host_at', 'host_of', 'host_has_room', 'layers_copied', 'other_copies', 'fullness', 'memory_of',
+           'memory_bound', 'must_fit_GB', 'memory_needed', 'chunks_differ', 'components', 'figures',
+           'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked',
+           'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks',
+           'pass_times', 'passes_in', 'play', 'micro_batch_overhead', 'chunks_alike', 'grouped_by_order', 'exact_times',
+           'idle_when_played', 'without_activations', 'memory_on_ranks', 'fullest_rank', 'exact_memory',
+           'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
+           'memories_played', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
 import operator
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -345,6 +347,7 @@ class PipelineStage(NamedTuple):
     rank: int       # the first one that holds so much
     widest: float = 1.     # layers of its longest chunk over those of its mean one
     narrowest: float = 1.  # layers of its shortest chunk over those
+    runs: tuple = ()       # as `runs_on_ranks`, of each number of units that is asked for
 
 # %% ../nbs/87_timeline.ipynb #83c55b86
 def chunks_dealt(depth, more, p, v, layout):  # list of str, the letters of each chunk
@@ -353,8 +356,8 @@ def chunks_dealt(depth, more, p, v, layout):  # list of str, the letters of each
     return chunks_in(layout) if layout else chunks_of(depth, p * v, more)
 
 @lru_cache(maxsize=4096)
-def stages_in_order(pattern, p, v, schedule, layout=None):  # list of PipelineStage
-    "The stage of every rank."
+def stages_in_order(pattern, p, v, schedule, layout=None, units=()):  # list of PipelineStage
+    "The stage of every rank; `units`: how long the runs are that tell stages apart, too."
     places = held_chunks(schedule, p, v)
     held = held_by_chunks(pattern, p, v, layout)[:, places]   # [kind, then 3, rank, chunk]
     layers = held[:-3].sum(axis=2) / (1 + SCHEDULES[schedule].both_ways)   # held twice
@@ -363,8 +366,22 @@ def stages_in_order(pattern, p, v, schedule, layout=None):  # list of PipelineSt
     mean = np.maximum(each.sum(axis=1), 1) / places.shape[1]
     widest, narrowest = each.max(axis=1) / mean, each.min(axis=1) / mean
     columns = layers.T, first, last, np.arange(p), widest, narrowest
-    rows = zip(*(x.tolist() for x in columns))
+    runs = [runs_on_ranks(pattern, p, v, schedule, layout, number) for number in units]
+    rows = zip(*(x.tolist() for x in columns), zip(*runs) if runs else [()] * p)
     return [PipelineStage(tuple(own), *others) for own, *others in rows]
+
+@lru_cache(maxsize=4096)
+def runs_on_ranks(pattern, p, v, schedule, layout, number):  # list of sets of tuples
+    "Of so many units in a row on each rank, layers of each kind and tables of words at the ends."
+    held, kinds, chunks, found = held_by_chunks(pattern, p, v, layout), iter(pattern.which), [], []
+    table = len(held) - 3   # as one more kind
+    for *layers, first, last, _ in held.T.astype(int).tolist():
+        chunks.append([table] * first + [*islice(kinds, sum(layers))] + [table] * last)
+    for places in np.sort(held_chunks(schedule, p, v)).tolist():   # one chunk after the other
+        units = [unit for place in places for unit in chunks[place]]
+        runs = (units[i:i + number] for i in range(max(len(units) - number, 0) + 1))
+        found.append(frozenset(tuple(map(run.count, range(table + 1))) for run in runs))
+    return found
 
 # %% ../nbs/87_timeline.ipynb #83c55b81
 @lru_cache(maxsize=4096)
@@ -377,7 +394,8 @@ def distinct_stages(*args):  # list of PipelineStage
 
 def holds_more(a: PipelineStage, b: PipelineStage):
     "Whether a stage holds all that another holds, at least as many micro-batches of it, and more."
-    most = [*zip(a.layers, b.layers), (a.first, b.first), (a.last, b.last), (a.widest, b.widest)]
+    most = [*zip(a.layers, b.layers), (a.first, b.first), (a.last, b.last), (a.widest, b.widest),
+            *zip(a.runs, b.runs)]
     return a != b and a.rank <= b.rank and all(x >= y for x, y in most)
 
 def uneven(work: Workload):  # bools, of each layout
@@ -395,39 +413,44 @@ def ends_differ(work: Workload):
     "Whether the first stage and the last may differ: by words, or by memory that they work in."
     return any_of(work.beside.table) or work.layouts.assumptions.working_memory
 
-def stages_of(work: Workload):  # list of PipelineStage; in each, columns where layouts are columns
+def stages_of(work: Workload, units=()):  # list of PipelineStage, of columns if layouts are columns
     "The stages that differ; where they differ in their ends alone, the first and the last."
     if stages_alike(work):
         L, both, end = (work.layers,), ends_on_one_rank(work.layouts) * 1., work.layouts.pp - 1
         first = PipelineStage(L, 1., both, np.where(both, end, 0))
         last = PipelineStage(L, both, 1., end)
         return [first, last] if ends_differ(work) else [first]   # which holds as much, or more
-    return unlike_stages(work)
+    return unlike_stages(work, units)
 
 # %% ../nbs/87_timeline.ipynb #83c55b88
-def of_each_pipeline(work: Workload, table):  # array [figure, ..., row]
+def of_each_pipeline(work: Workload, table, *more):  # array [figure, ..., row]
     "A table of figures for the pipeline of each layout; shorter ones repeat their first row."
     p = work.layouts
-    columns = np.broadcast_arrays(plain(p.pp), plain(p.virtual_stages), p.schedule)
+    columns = np.broadcast_arrays(plain(p.pp), plain(p.virtual_stages), p.schedule, *more)
     which, first = distinct(*map(np.ravel, columns))
     rows = [*zip(*(x.ravel()[first].tolist() for x in columns))]
-    tables = [table(work.pattern, *row, p.layout) for row in rows or [(1, 1, '1f1b')]]   # of none
+    none = (1, 1, '1f1b', *(0 for _ in more))
+    tables = [table(work.pattern, *row[:3], p.layout, *row[3:]) for row in rows or [none]]
     most = max(map(len, tables))
     every = np.array([(own + own[:1] * most)[:most] for own in tables])
     every = every[which.reshape(columns[0].shape)]
     return np.moveaxis(every, -1, 0)
 
-def unlike_stages(work: Workload):  # list of PipelineStage
+def unlike_stages(work: Workload, units=()):  # list of PipelineStage
     "The stages that differ, dealt out layer by layer."
     columns = of_each_pipeline(work, lambda *asked: [
-        (*stage.layers, *stage[1:]) for stage in distinct_stages(*asked)])
-    kinds, p = len(columns) - len(PipelineStage._fields) + 1, work.layouts
-    dealt = lambda x: depending(x, 'layers', work.depth, p.pp, p.virtual_stages, of=unlike_stages)
-    found = []
+        (*stage.layers, *stage[1:-1]) for stage in distinct_stages(*asked, units)])
+    kinds, found = len(columns) - len(PipelineStage._fields) + 2, []
     for stage in range(columns.shape[-1]):
         layers, others = columns[:kinds, ..., stage], columns[kinds:, ..., stage]
-        found.append(PipelineStage(tuple(map(dealt, layers)), *others))
+        found.append(PipelineStage(dealt_out(work, layers), *others))
     return found
+
+def dealt_out(work: Workload, layers, *more):  # tuple
+    "Numbers of layers that follow from the pipeline, and from what else there is."
+    p = work.layouts
+    on = work.depth, p.pp, p.virtual_stages, *more
+    return tuple(depending(x, 'layers', *on, of=unlike_stages) for x in layers)
 
 # %% ../nbs/87_timeline.ipynb #83c55b84
 def mean_layer(parts, layers):
@@ -664,11 +687,6 @@ def working_memory_GB(work: Workload, layer, first, last):  # GB
     if adapted(p.adapters).rank: apart = 0.   # those have no gradient
     return gathered + keys + layer + apart + last * logit_bytes(work) * of.logits + w.framework_GB
 
-# %% ../nbs/87_timeline.ipynb #5a4d0022
-def units_at_hand(p: Layouts):
-    "How many layers are gathered at once: all, or a few where ZeRO-3 gathers them again."
-    return where(gathers_again(p), p.assumptions.zero_gathered, np.inf)
-
 # %% ../nbs/87_timeline.ipynb #5a4d0021
 class StageWeights(NamedTuple):
     "The weights of a stage."
@@ -676,7 +694,6 @@ class StageWeights(NamedTuple):
     matrices: list  # the same, of what is in matrices
     beside: float   # GB that an optimizer keeps of matrices as wholes
     layers: float   # how many, of both stages of a rank that holds two
-    layer: float    # GB of what comes and goes of one
     ends: float     # GB
     table: float    # GB of words
     copied: bool    # whether its share is that of masters, which all are copied from
@@ -685,29 +702,50 @@ def shares_out(parts):
     "Whether several GPUs may share any of some weights; parts: (GB, GPUs)."
     return sum(gpus for _, gpus in parts) > len(parts)
 
-@told('units', 'GB')
-def largest_units(own: StageWeights, units):  # GB
-    "The most that so many units in a row weigh: layers, and tables of words at the ends."
-    tables = (own.ends > 0) + 1. * (own.ends > 1.5 * own.table)
-    every = own.layers * own.layer + own.ends
-    layers = np.minimum(own.layers, units) * own.layer
-    one_less = np.minimum(own.layers, units - 1) * own.layer
-    beside = np.minimum(own.ends, own.table) + one_less
-    some = np.maximum(layers, beside * (units > 0))   # none after a step
-    return where(units < own.layers + tables, some, every)
+def numbers_of_units(work: Workload):  # tuple
+    "How long the runs are that count where layers are unlike and copies share out what they hold."
+    p = work.layouts
+    if work.order is None or not any_of(np.greater(p.zero_stage, 1)): return ()
+    return int(plain(p.assumptions.zero_gathered)), 1   # of weights, and of gradients
 
-def frozen_of_stage(work: Workload, at: PipelineStage, of: Stored):  # StageWeights, or None
-    "The weights of a stage that do not train, as if they did."
+def longest_run(work: Workload, at: PipelineStage, layers, units, each):  # GB
+    "The most of so many units in a row on a rank; `each`: of a layer of each kind, and of a table."
+    if work.order is None:   # none after a step
+        runs = (np.minimum(layers, units), 0), (np.minimum(layers, units - 1), units > 0)
+    else:
+        runs = of_each_pipeline(work, lambda *asked: [
+            *runs_on_ranks(*asked[:-1], int(plain(units)))[int(asked[-1])]], at.rank)
+        runs = (dealt_out(work, run, units) for run in np.moveaxis(runs, -1, 0))
+    return functools.reduce(np.maximum, (of_layers(run, each) for run in runs))
+
+@told('units', 'GB')
+def largest_units(work: Workload, at: PipelineStage, own: StageWeights, units, some=True):  # GB
+    "The most that so many units in a row weigh, layers and tables of words; or all, unless `some`."
+    stored = [work.stored] if work.order is None else map(Stored._make, zip(*work.stored))
+    each = [comes_and_goes(work.layouts, of, own) for of in stored]
+    tables = (own.ends > 0) + 1. * (own.ends > 1.5 * own.table)
+    every = of_layers(at.layers, each) * stages_held(work.layouts) + own.ends
+    found = longest_run(work, at, own.layers, units, [*each, np.minimum(own.ends, own.table)])
+    return where(some & (units < own.layers + tables), found, every)
+
+def comes_and_goes(p: Layouts, of: Stored, own: StageWeights):  # GB
+    "Of a layer's weights; the others are here anyway."
+    away = np.greater(on_host(p.offload, 'weights'), 0)
+    return sum(GB * (np.greater(gpus, 1) | own.copied | away)
+               for (GB, _), (_, gpus) in zip(weight_parts(p, of), own.parts))
+
+def frozen_of_stage(work: Workload, at: PipelineStage, of: Stored):  # (Workload, StageWeights)
+    "The weights of a stage that do not train, as if they did; nothing where all do."
     if not adapted(work.layouts.adapters).some: return None
-    still = work._replace(weights=work.frozen, matrices=None)
-    own = of._replace(weights=of.frozen, routed=of.frozen_routed)
-    return weights_of_stage(still, at, own, trained=False)
+    frozen = lambda of: of._replace(weights=of.frozen, routed=of.frozen_routed)
+    still = work._replace(weights=work.frozen, matrices=None, stored=frozen(work.stored))
+    return still, weights_of_stage(still, at, frozen(of), trained=False)
 
 @told('frozen', 'GB')
 def frozen_held(work: Workload, at: PipelineStage, of: Stored):  # GB
     "What a stage holds of weights that do not train."
-    own = frozen_of_stage(work, at, of)
-    return weights_held(work.layouts, own) if own else 0.
+    found = frozen_of_stage(work, at, of)
+    return weights_held(found[0], at, found[1]) if found else 0.
 
 def weights_of_stage(work: Workload, at: PipelineStage, of: Stored, trained=True):  # StageWeights
     "The weights of a stage whose mean layer stores so much."
@@ -715,23 +753,21 @@ def weights_of_stage(work: Workload, at: PipelineStage, of: Stored, trained=True
     ends = ends_GB(work.weights, at.first, at.last)
     parts = stage_weights(p, of, layers, ends)
     copied = trained & p.costs.sharded_master & shares_out(parts)
-    away = np.greater(on_host(p.offload, 'weights'), 0)
-    layer = sum(GB * (np.greater(gpus, 1) | copied | away)   # the others are here anyway
-                for (GB, _), (_, gpus) in zip(weight_parts(p, of), parts))
     layers, mean = layers * stages_held(p), mean_matrices(work, at.layers)
     beside = on_busiest_gpu(p, mean, layers, parts, mean.beside, mean.routed_beside)
     beside = named(beside, 'beside', 'GB')
     matrices = stage_matrices(p, mean, sum(at.layers), parts)
     table = work.beside.table
-    return StageWeights(parts, matrices, beside, layers, layer, ends, table, copied)
+    return StageWeights(parts, matrices, beside, layers, ends, table, copied)
 
 @told('held', 'GB')
-def weights_held(p: Layouts, own: StageWeights, passing=0.):  # GB
+def weights_held(work: Workload, at: PipelineStage, own: StageWeights, passing=0.):  # GB
     """Weights: all, or a share and what is gathered; a share that is a master counts as a state.
 
     `passing`: GB of activations that a pass frees meanwhile, where what it gathers stays."""
-    thirds = np.equal(p.zero_stage, 3)
-    gathered = if_any(thirds, lambda: largest_units(own, units_at_hand(p)))
+    p, thirds = work.layouts, np.equal(work.layouts.zero_stage, 3)
+    gathered = if_any(thirds, lambda: largest_units(
+        work, at, own, p.assumptions.zero_gathered, gathers_again(p)))
     here = weights_on_gpu(own.parts, thirds) * (1 - on_host(p.offload, 'weights'))
     here = where(thirds & own.copied, here * on_host(p.offload, 'optimizer'), here)
     every = sum(GB for GB, _ in own.parts)
@@ -744,17 +780,18 @@ def no_gradients_at_peak(p: Layouts):
     return np.equal(p.micro_batches, 1) & np.equal(p.pp, 1) & p.costs.gradients_anew
 
 @told('gradients', 'GB')
-def gradients_held(p: Layouts, own: StageWeights, replaced):  # GB
+def gradients_held(work: Workload, at: PipelineStage, own: StageWeights, replaced):  # GB
     """Gradients at the peak: all, or a share of all and those on their way.
 
     Of those that a single micro-batch makes anew, what exceeds the tensors that they replace."""
+    p = work.layouts
     out = np.greater(p.zero_stage, 1) & reduces_often(p)
     found, whole = (gradient_held(p) / 2 * weights_on_gpu(own.parts, flag) for flag in (out, False))
     found = found * (1 - on_host(p.offload, 'optimizer') * out)   # each goes there at once
     buckets = p.costs.bucket_bytes / 2 * (np.greater(weight_copies(p).size, 1) & ~out)
     beside = if_any(buckets, lambda: sum(GB for GB, _ in own.parts))
     if p.assumptions.working_memory:
-        unit = if_any(out, lambda: largest_units(own, 1))
+        unit = if_any(out, lambda: largest_units(work, at, own, 1))
         found = np.minimum(whole, found + p.costs.gradient_bytes / 2 * unit)
     if not p.costs.gradients_anew: return found + beside
     return where(no_gradients_at_peak(p), np.maximum(found - replaced, 0), found) + beside
@@ -785,9 +822,9 @@ def memory_at(work: Workload, at: PipelineStage, least=False):  # Memory
     if a.working_memory: saved = saved + working_memory_GB(work, layer, at.first, at.last)
     copied = layers_copied(p, own) * other_copies(p, of) + frozen_held(work, at, of)
     passing = sum(at.layers) / p.virtual_stages * of.activations
-    weights = weights_held(p, own, passing) + copied
+    weights = weights_held(work, at, own, passing) + copied
     replaced = saved + weights if p.costs.autocast else saved   # its copies in 16 bits go, too
-    return Memory(weights, gradients_held(p, own, replaced),
+    return Memory(weights, gradients_held(work, at, own, replaced),
                   states_held(p, own) * (1 - on_host(p.offload, 'optimizer')), saved)
 
 @told('states', 'GB')
@@ -806,7 +843,7 @@ def host_at(work: Workload, at: PipelineStage):  # GB
     here = 1 - on_host(p.offload, 'nvme')
     states = lambda: states_held(p, own) * here + HOST_GRADIENT / 2 * GB
     still = frozen_of_stage(work, at, of)
-    frozen = weights_on_gpu(still.parts, np.greater(p.zero_stage, 0)) if still else 0.
+    frozen = weights_on_gpu(still[1].parts, np.greater(p.zero_stage, 0)) if still else 0.
     masters = on_host(p.offload, 'optimizer') * own.copied   # instead of a copy in 16 bits
     return (saved * of.offloaded + if_any(on_host(p.offload, 'optimizer'), states)
             + if_any(on_host(p.offload, 'weights'), lambda: (GB * (1 - masters) + frozen) * here))
@@ -823,7 +860,8 @@ def host_has_room(work: Workload, system):
 # %% ../nbs/87_timeline.ipynb #7ddccbcd
 def layers_copied(p: Layouts, own: StageWeights):
     "Layers whose weights are held in another precision at once: alone, a GPU frees none."
-    return np.minimum(own.layers, np.where(shares_out(own.parts), units_at_hand(p), np.inf))
+    few = shares_out(own.parts) & gathers_again(p)
+    return np.minimum(own.layers, np.where(few, p.assumptions.zero_gathered, np.inf))
 
 @told('copies', 'GB')
 def other_copies(p: Layouts, of: Stored):  # GB, of a layer
@@ -841,7 +879,8 @@ def fullness(p: Layouts, memory: Memory):  # GB
 
 def memory_of(work: Workload, least=False):  # Memory
     "Peak memory of the fullest stage; or the least that it can be where chunks differ."
-    best, *others = (memory_at(work, stage, least) for stage in stages_of(work))
+    best, *others = (
+        memory_at(work, stage, least) for stage in stages_of(work, numbers_of_units(work)))
     for new in others:
         fuller = fullness(work.layouts, new) > fullness(work.layouts, best)
         best = Memory(*(where(fuller, b, a) for a, b in zip(best, new)))
@@ -945,11 +984,12 @@ def own_stages(work: Workload):  # list of PipelineStage
 @lru_cache(maxsize=4096)
 def stages_at_rest(*asked):  # (PipelineStage of columns, which of them each rank is)
     "The stages that differ in what they hold all the time, whichever rank and chunks hold it."
-    stages = [stage._replace(rank=0, widest=1.) for stage in stages_in_order(*asked)]
-    different = list(dict.fromkeys(stages))
-    layers, *others = zip(*different)
+    stages = stages_in_order(*asked)
+    alike = [stage._replace(rank=0, widest=1.) for stage in stages]
+    first = [alike.index(stage) for stage in dict.fromkeys(alike)]
+    layers, *others, _ = zip(*(stages[rank] for rank in first))
     columns = PipelineStage(tuple(map(np.array, zip(*layers))), *map(np.array, others))
-    return columns, np.array([different.index(stage) for stage in stages])
+    return columns, np.array([first.index(alike.index(stage)) for stage in alike])
 
 @lru_cache(maxsize=4096)
 def held_by_chunks(pattern, p, v, layout):  # array [kind, then 3, chunk]
@@ -1047,11 +1087,12 @@ def without_activations(work: Workload):  # Workload
 def memory_on_ranks(work: Workload, number=None):  # (Memory at its peak, Memory that stays)
     """What each rank of one configuration holds, GB, [rank]; or each of so many layouts whose
     passes come in one order, [layout, rank]."""
-    p, (stages, which) = work.layouts, stages_at_rest(*stages_asked(work))
+    asked = *stages_asked(work), numbers_of_units(work)
+    p, (stages, which) = work.layouts, stages_at_rest(*asked)
     several, kinds = number or 1, len(stages.first)
     row, kind = np.divmod(np.arange(several * kinds), kinds)   # each layout with each stage
     every = work if number is None else work.at(row, p.at(row))
-    at = PipelineStage(tuple(x[kind] for x in stages.layers), *(x[kind] for x in stages[1:]))
+    at = PipelineStage(tuple(x[kind] for x in stages.layers), *(x[kind] for x in stages[1:-1]))
     rest = memory_at(without_activations(every), at)
     if p.pp == 1: rest = rest._replace(gradients=memory_at(every, at).gradients)
     if any_of(stays_gathered(p)): rest = rest._replace(weights=memory_at(every, at).weights)
