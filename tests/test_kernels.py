@@ -207,18 +207,34 @@ def test_errors_that_the_parameters_carry():
     assert products['bf16'] < 7 and (products < 12).all()
 
 
+JUNK = (None, '', 'x', -1, 0, math.inf, math.nan, 1e300, [1], b'x', True)
+
+
+def sound_rows(kind):  # DataFrame
+    "Of every model of kernels in a table: one more row than there is junk."
+    table = kernels.published_kernels(kind)
+    each = table.groupby('kind') if 'kind' in table else table.groupby(lambda row: 0)
+    return each.head(len(JUNK) + 1).astype(object)
+
+
 @pytest.mark.parametrize('kind', kernels.TABLES)
 def test_tables_of_anything(kind):
-    "Whatever a cell holds: a finite price, or none and a reason."
-    table = kernels.published_kernels(kind).head(12)
-    for i, junk in enumerate((None, '', 'x', -1, 0, math.inf, math.nan, 1e300, [1], b'x', True)):
-        for column in kernels.TABLES[kind][0]:
-            odd = table.astype(object)
-            odd.iat[i, odd.columns.get_loc(column)] = junk
-            found = predict_kernels(odd, kind)
-            assert not (found.predicted_us < 0).any()
-            assert (np.isfinite(found.predicted_us) == (found.reason == '')).all(), (column, junk)
-            assert list(found.index) == list(odd.index)
+    "Whatever a cell holds: a finite price, or none and a reason; the rows beside it keep theirs."
+    table = sound_rows(kind)
+    numbered = table.groupby(table['kind'] if 'kind' in table else lambda row: 0).cumcount()
+    sound = predict_kernels(table, kind)[numbered == len(JUNK)]
+    assert len(sound)
+    for columns in [[c] for c in kernels.TABLES[kind][0]] + [list(kernels.TABLES[kind][0])]:
+        odd = table.copy()
+        for column in columns:   # each kind of junk in a row of its own
+            odd[column] = [JUNK[i] if i < len(JUNK) else good
+                           for i, good in zip(numbered, odd[column])]
+        found = predict_kernels(odd, kind)
+        assert not (found.predicted_us < 0).any()
+        assert (np.isfinite(found.predicted_us) == (found.reason == '')).all(), columns
+        assert list(found.index) == list(odd.index)
+        pd.testing.assert_frame_equal(found.loc[sound.index, ['predicted_us', 'reason']],
+                                      sound[['predicted_us', 'reason']])
     assert len(predict_kernels(table.head(0), kind)) == 0
 
 
