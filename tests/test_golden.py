@@ -1,6 +1,7 @@
 "The `paper` assumptions reproduce the published figures to 1e-9."
 import dataclasses
 import inspect
+import itertools
 import json
 import math
 import os
@@ -69,8 +70,9 @@ def test_published_searches(strategy, model, gpu, nvlink_size, own):
     found = dict(zip(counts, lists, strict=True))
     feasible = own[own.feasible]
     assert [n for n in counts if found[n]] == sorted(set(feasible.n_gpus.astype(int)))
-    for n, rows in feasible.groupby('n_gpus'):
-        check_candidates(found[int(n)], rows.to_dict('records'))
+    rows = sorted(feasible.to_dict('records'), key=lambda row: row['n_gpus'])
+    for n, of_count in itertools.groupby(rows, key=lambda row: row['n_gpus']):
+        check_candidates(found[int(n)], of_count)
 
 
 @pytest.mark.parametrize('tag, strategy, gpu, nvlink_size, n_gpus, batch, own', runs(
