@@ -15,9 +15,8 @@ import pandas as pd
 
 # %% ../../nbs/91a_predictions.ipynb #10b00001
 from ..inputs import INTEGER, as_numbers, read_json, several, table_with, takes
-from ..estimates import Assumptions, as_assumptions
-from ..parameters import (
-    Calibration, changed, limits, measured_folder, read_calibration)
+from ..estimates import as_assumptions
+from ..parameters import Calibration, changed, limits, measured_folder
 from ..measured_kernels import gpu_of
 from ..timeline import COMPONENTS
 from ..iteration import estimate, evidence, keep
@@ -58,7 +57,7 @@ def recorded():  # DataFrame
 # %% ../../nbs/91a_predictions.ipynb #012d762e
 def with_sets(calibration):  # Assumptions
     "The calibrated assumptions with other parameters."
-    return dataclasses.replace(Assumptions.calibrated(), measured=calibration)
+    return dataclasses.replace(as_assumptions('calibrated'), measured=calibration)
 
 def but_tests(sets, values):  # Calibration
     "Parameter sets changed, all but the one that collectives alone determined."
@@ -66,9 +65,8 @@ def but_tests(sets, values):  # Calibration
                         for name, k in sets.items()})
 
 # %% ../../nbs/91a_predictions.ipynb #860395c1
-def assumed_of(found, df, recompute, system):  # Series of str
-    "What was taken for cells that are empty, where `df` is the clean table of what was found."
-    x = filled(df, system)
+def assumed_of(found, x, recompute):  # Series of str
+    "What was taken for cells that are empty, where `x` is the table of what was found, filled."
     own = {**x, **{c: found[f'predicted_{c}'] for c in OPEN},
            'recompute': pd.Series(recompute, found.index)}
     said, text = found.predicted_iteration_s.notna(), pd.Series('', found.index)
@@ -98,7 +96,8 @@ def predict(
     "Predicted iteration time and memory of measured runs: the estimate of each row's job."
     df, assumptions = on_system(df, system), as_assumptions(assumptions)
     rows = cleaned(df)
-    jobs, reason = rows_as_jobs(rows, assumptions, system)
+    x = filled(rows, system)
+    jobs, reason = rows_as_jobs(rows, x, assumptions, system)
     recompute, trust = (np.full(len(df), '', dtype=object) for _ in range(2))
     found = {name: np.full(len(df), np.nan) for name in INTERVAL}
     found |= {f'predicted_{name}': np.full(len(df), np.nan) for name in PREDICTED}
@@ -113,7 +112,7 @@ def predict(
         recompute[row] = job.parallel.recompute
         if not fits: reason.iloc[row] = TOO_LARGE
     slips, found = slips_in(df), df.assign(**found, reason=reason, trust=trust)
-    assumed = assumed_of(found, rows, recompute, system)
+    assumed = assumed_of(found, x, recompute)
     if slips: assumed = assumed.mask(assumed != '', assumed + f'; {"; ".join(slips)}')
     return found.assign(assumed=assumed)
 
@@ -152,7 +151,7 @@ def errors_by_preset(df, presets, system):  # dict: name of a column -> relative
 # %% ../../nbs/91a_predictions.ipynb #10b0000a
 def of_values(record, path=None):  # Calibration
     "The shipped sets with other values of their fitted parameters."
-    sets = dict(read_calibration(path).sets)
+    sets = dict(as_assumptions(path or 'calibrated').measured.sets)
     for name, values in record.items():
         sets[name] = changed(sets[name], values)
     return Calibration(sets)

@@ -687,12 +687,12 @@ OPEN = {'micro_batch': 'micro_batch', 'vp': 'virtual_stages', 'ep': 'ep'}   # ->
 # %% ../../nbs/91_runs.ipynb #aa56d7r9
 def run_jobs(df):  # ((row, job, fits) of each, reasons)
     "Measured runs as jobs, as `predict` takes them; why the others are none."
-    return rows_as_jobs(cleaned(df), as_assumptions('calibrated'), None)
+    rows = cleaned(df)
+    return rows_as_jobs(rows, filled(rows), as_assumptions('calibrated'), None)
 
-def rows_as_jobs(df, assumptions, system):  # as `run_jobs`
-    "The same of clean rows."
-    x, found = filled(df, system), []
-    reason = reasons_of(df, system, x)
+def rows_as_jobs(df, x, assumptions, system):  # as `run_jobs`
+    "The same of clean rows, x: as `filled`."
+    found, reason = [], reasons_of(df, system, x)
     good = np.flatnonzero(reason == '')
     for batch in batches_of(df.iloc[good], system, x.iloc[good]):
         row = good[batch.row]
