@@ -75,9 +75,9 @@ def test_a_table_of_neighbours_is_their_estimates(about):
         assert p.n_gpus == case.parallel.n_gpus
         try: new = case.estimate(p)
         except ValueError: assert np.isinf(seconds), step; continue
-        if any('played' in note for note in new.notes): continue
-        assert seconds == pytest.approx(new.stats['iteration_s'], rel=1e-9), step
-        assert GB == pytest.approx(new.needed, rel=1e-9), step
+        ours, its_own = (seconds, GB), (new.stats['iteration_s'], new.needed)
+        if ours == pytest.approx(its_own, rel=1e-9): continue
+        assert any('played' in note for note in new.notes), (step, ours, its_own)
 
 
 @pytest.mark.parametrize('preset, places', [

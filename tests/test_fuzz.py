@@ -423,14 +423,15 @@ RUNS = validation.published().iloc[[0, 5, 15, 29]].astype(object).reset_index(dr
 @given(spoiled_table(RUNS), PRESETS, odd)
 def test_measured_runs(runs, preset, other):
     new = [f'predicted_{part}' for part in predictions.PREDICTED]
-    found = contract(lambda: validation.predict(runs, preset)[[*new, 'reason']])
+    predicted = validation.predict(runs, preset)
+    found = contract(lambda: predicted[[*new, 'reason']])
     priced = found.predicted_iteration_s.notna()
     assert (priced | (found.reason != '')).all() and len(found) == len(runs)
     parts = found[[f'predicted_{part}' for part in COMPONENTS]].sum(axis=1)
     np.testing.assert_allclose(parts[priced], found.predicted_iteration_s[priced])
     signed = ['bias %', 'worst %']
     contract(lambda: validation.scoreboard(runs, ('paper', preset)).drop(columns=signed))
-    contract(lambda: validation.picked(validation.predict(runs, preset), 1)[['picked', 'best']])
+    contract(lambda: validation.picked(predicted, 1)[['picked', 'best']])
     for ask in (validation.predict, validation.scoreboard, validation.picked): contract(ask, other)
 
 

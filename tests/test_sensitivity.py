@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from test_cli import bad, good, has, run
 from transformer_perf import Assumptions, Model, Parallel, estimate, search
-from transformer_perf.advice.sensitivities import closing_in, tornado
+from transformer_perf.advice.sensitivities import closing_in, of_system, tornado
 from transformer_perf.advice import needed, sensitivity
 from transformer_perf.systems import as_system
 
@@ -195,7 +195,7 @@ def test_command_names_mistakes(words, args): has(bad(*COMMAND, *LAID_OUT, *args
 def test_the_best_of_a_figure_is_that_of_a_search():
     "Of the candidates whose schedules are played, the first."
     p = Parallel(tp=8, pp=4, dp=2, virtual_stages=4)
-    found = of('llama3.1_70B', p, 'H100-80GB', 64, again=True)
+    found = of_system(estimate('llama3.1_70B', p, 'H100-80GB', 64), 2., True).set_index('field')
     system = as_system('H100-80GB')
     for column, factor in (('best_s', 1), ('best_at_low_s', .5), ('best_at_high_s', 2)):
         own = dataclasses.replace(system, hbm_bandwidth=factor * system.hbm_bandwidth)
