@@ -152,7 +152,8 @@ def stage_memory(
 @takes(capacity=ABOVE)
 def gpus_needed(model, samples, stage, capacity, assumptions=Assumptions()):
     "The least number of GPUs on which a stage fits into `capacity` GB; infinite if it never does."
-    one, none = (sum(stage_memory(model, samples, stage, n, assumptions)) for n in (1., HUGE))
+    memory = lambda gpus: sum(stage_memory(model, samples, stage, gpus, assumptions))
+    one, none = memory(1.), memory(HUGE)   # all of it; what is never shared out
     with np.errstate(divide='ignore', invalid='ignore'):
         least = np.ceil((one - none) / (capacity - none) * (1 - 1e-12))
     return np.where(one <= capacity, 1., np.where(none < capacity, least, np.inf))[()]

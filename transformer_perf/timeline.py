@@ -14,10 +14,10 @@ __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'TIMES'
            'loads_of', 'time_of_ends', 'of_layers', 'load_with_most', 'mean_matrices', 'bubble_time', 'ranks_that_wait',
            'least_total', 'least_bubble', 'between_layers', 'iteration_times', 'Memory', 'saved_micro_batches',
            'logit_bytes', 'working_memory_GB', 'StageWeights', 'shares_out', 'numbers_of_units', 'longest_run',
-           'largest_units', 'comes_and_goes', 'frozen_of_stage', 'frozen_held', 'weights_of_stage', 'weights_held',
-           'no_gradients_at_peak', 'gradients_held', 'saved_at', 'layer_working_set', 'memory_at', 'states_held',
-           'host_at', 'host_of', 'host_has_room', 'layers_copied', 'other_copies', 'fullness', 'memory_of',
-           'memory_bound', 'must_fit_GB', 'memory_needed', 'chunks_differ', 'components', 'figures',
+           'runs_of_stage', 'largest_units', 'comes_and_goes', 'frozen_of_stage', 'frozen_held', 'weights_of_stage',
+           'weights_held', 'no_gradients_at_peak', 'gradients_held', 'saved_at', 'layer_working_set', 'memory_at',
+           'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied', 'other_copies', 'fullness',
+           'memory_of', 'memory_bound', 'must_fit_GB', 'memory_needed', 'chunks_differ', 'components', 'figures',
            'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked',
            'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks',
            'pass_times', 'passes_in', 'play', 'micro_batch_overhead', 'chunks_alike', 'grouped_by_order', 'exact_times',
@@ -373,10 +373,12 @@ def stages_in_order(pattern, p, v, schedule, layout=None, units=()):  # list of 
 @lru_cache(maxsize=4096)
 def runs_on_ranks(pattern, p, v, schedule, layout, number):  # list of sets of tuples
     "Of so many units in a row on each rank, layers of each kind and tables of words at the ends."
-    held, kinds, chunks, found = held_by_chunks(pattern, p, v, layout), iter(pattern.which), [], []
+    held, kinds = held_by_chunks(pattern, p, v, layout), iter(pattern.which)
     table = len(held) - 3   # as one more kind
+    chunks, found = [], []
     for *layers, first, last, _ in held.T.astype(int).tolist():
-        chunks.append([table] * first + [*islice(kinds, sum(layers))] + [table] * last)
+        own = [*islice(kinds, sum(layers))]
+        chunks.append([table] * first + own + [table] * last)
     for places in np.sort(held_chunks(schedule, p, v)).tolist():   # one chunk after the other
         units = [unit for place in places for unit in chunks[place]]
         runs = (units[i:i + number] for i in range(max(len(units) - number, 0) + 1))
@@ -710,22 +712,30 @@ def numbers_of_units(work: Workload):  # tuple
 
 def longest_run(work: Workload, at: PipelineStage, layers, units, each):  # GB
     "The most of so many units in a row on a rank; `each`: of a layer of each kind, and of a table."
-    if work.order is None:   # none after a step
-        runs = (np.minimum(layers, units), 0), (np.minimum(layers, units - 1), units > 0)
+    if work.order is not None: runs = runs_of_stage(work, at, units)
     else:
-        runs = of_each_pipeline(work, lambda *asked: [
-            *runs_on_ranks(*asked[:-1], int(plain(units)))[int(asked[-1])]], at.rank)
-        runs = (dealt_out(work, run, units) for run in np.moveaxis(runs, -1, 0))
+        layers_alone = np.minimum(layers, units), 0
+        beside_table = np.minimum(layers, units - 1), units > 0   # none after a step
+        runs = layers_alone, beside_table
     return functools.reduce(np.maximum, (of_layers(run, each) for run in runs))
+
+def runs_of_stage(work: Workload, at: PipelineStage, units):  # yields numbers, of each kind
+    "The runs of so many units on the rank of a stage, for each layout."
+    number = int(plain(units))
+    of_rank = lambda *asked: [*runs_on_ranks(*asked[:-1], number)[int(asked[-1])]]
+    for run in np.moveaxis(of_each_pipeline(work, of_rank, at.rank), -1, 0):
+        yield dealt_out(work, run, units)
 
 @told('units', 'GB')
 def largest_units(work: Workload, at: PipelineStage, own: StageWeights, units, some=True):  # GB
     "The most that so many units in a row weigh, layers and tables of words; or all, unless `some`."
-    stored = [work.stored] if work.order is None else map(Stored._make, zip(*work.stored))
-    each = [comes_and_goes(work.layouts, of, own) for of in stored]
+    p, alike = work.layouts, work.order is None
+    stored = [work.stored] if alike else map(Stored._make, zip(*work.stored))   # of each kind
+    each = [comes_and_goes(p, of, own) for of in stored]
+    table = np.minimum(own.ends, own.table)
     tables = (own.ends > 0) + 1. * (own.ends > 1.5 * own.table)
-    every = of_layers(at.layers, each) * stages_held(work.layouts) + own.ends
-    found = longest_run(work, at, own.layers, units, [*each, np.minimum(own.ends, own.table)])
+    every = of_layers(at.layers, each) * stages_held(p) + own.ends
+    found = longest_run(work, at, own.layers, units, [*each, table])
     return where(some & (units < own.layers + tables), found, every)
 
 def comes_and_goes(p: Layouts, of: Stored, own: StageWeights):  # GB
