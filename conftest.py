@@ -6,6 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import settings
 
@@ -19,6 +20,8 @@ settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'same'))
 
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # commands that tests start compile us once
 os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')   # nor start threads that no test needs
+# as where PyArrow is not installed, and a third sooner; a test of predictions takes PyArrow's
+pd.options.mode.string_storage = 'python'
 
 
 @pytest.hookimpl(optionalhook=True)   # without xdist nobody asks

@@ -63,6 +63,17 @@ def mean_error(tests, *parameters):
     return (predict_collectives(tests, *parameters).predicted_us / tests.us - 1).abs().mean()
 
 
+def test_texts_may_be_those_of_pyarrow():
+    "As pandas 3 stores them where it is installed."
+    pytest.importorskip('pandas', '3')
+    pytest.importorskip('pyarrow')
+    with pd.option_context('mode.string_storage', 'pyarrow'):
+        runs = RUNS.astype({name: 'str' for name in RUNS if RUNS[name].dtype == 'str'})
+        found = predict(runs)
+    assert runs.id.dtype.storage == 'pyarrow' != RUNS.id.dtype.storage
+    assert found.astype(object).equals(predictions().astype(object))
+
+
 # how wrong
 
 @functools.cache
