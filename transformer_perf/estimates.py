@@ -345,15 +345,15 @@ def two_tier_time(
     single = kind == 'ring'   # messages that go to the next domain from one of its GPUs
     fast, slow = system.link_among(2 if single else in_domain), system.network
     turns = 2 if kind == 'allreduce' else 1
-    again = turns if doubled else 1   # what the published model doubles only on two tiers
+    counted_turns = turns if doubled else 1   # E1 doubles nothing but the bytes on two tiers
     domains = n // in_domain
-    latency = again * (slow.latency * (domains - 1) + fast.latency * (n - domains))
+    latency = counted_turns * (slow.latency * (domains - 1) + fast.latency * (n - domains))
     nics = slow.bandwidth * (1 if single else system.nic_factor * in_domain)
-    one_tier = again / where(in_domain == 1, slow.bandwidth, fast.bandwidth)
-    two_tiers = turns / np.minimum(nics, fast.bandwidth)
-    alone = (in_domain == 1) | (domains == 1)
-    of_a_GB = ring_share(kind, n) * where(alone, one_tier, two_tiers)
-    return (of_a_GB * volume + latency) * (volume > 0)
+    on_one_tier = counted_turns / where(in_domain == 1, slow.bandwidth, fast.bandwidth)
+    on_two_tiers = turns / np.minimum(nics, fast.bandwidth)
+    is_one_tier = (in_domain == 1) | (domains == 1)
+    seconds_of_GB = ring_share(kind, n) * where(is_one_tier, on_one_tier, on_two_tiers)
+    return (seconds_of_GB * volume + latency) * (volume > 0)
 
 # %% ../nbs/02_estimates.ipynb #18b74c39
 @told('')
