@@ -35,7 +35,7 @@ def gathered_keys(job: CountedJob, op: Operation):  # Operation
     return op._replace(forward=own(op.forward), backward=own(op.backward))
 
 def latest(job: CountedJob, mixer, keys):
-    "The share of all keys that queries see, of the latest so many, or of as many that are chosen."
+    "The share of all keys that queries see, if each sees so many: the latest, or those chosen."
     return seen_share(job, SimpleNamespace(causal=mixer.causal, window=keys, chunk=None))
 
 # %% ../nbs/24a_sparse_attention.ipynb #24c00007
