@@ -14,7 +14,7 @@ from transformer_perf.lengths import Lengths, as_lengths
 from transformer_perf.linear_attention import GatedDeltaNet, Lightning
 from transformer_perf.models import Model, as_model
 from transformer_perf.packing import (
-    at_the_pace, dealt, dynamic_context, in_step, packed, packing, pass_seconds,
+    at_the_pace, dealt, dynamic_context, in_step, lengths_counted, packed, packing, pass_seconds,
     played_unevenly, seconds_by_length, with_documents)
 from transformer_perf.sparse_attention import BlockSparse
 
@@ -229,6 +229,29 @@ def test_seconds_are_a_straight_line():
     for L in (512, 2048, 8192):
         for a, b in zip(seconds_by_length(one)(L), pass_seconds(with_documents(one, [L]))):
             assert close(a, b, 1e-6)
+
+
+@pytest.mark.parametrize('preset', ['corrected', 'calibrated'])
+@pytest.mark.parametrize('changes', [
+    {}, dict(window=1024), dict(window=1024, full_attention_every=4), dict(window=4096)])
+def test_what_ends_attention_ends_what_a_document_takes(changes, preset):
+    "Of documents at least as long as a window few are dear: each sample as an estimate of its own."
+    model = replace(LLAMA, seq_len=16384, documents={256: 60, 1024: 20, 4096: 5, 16384: 1},
+                    **changes)
+    p = Parallel(tp=8, dp=4)
+    found = packing(model, p, 'H100-80GB', global_batch=32, assumptions=preset)
+    one, each = found.even, []
+    lengths, counted = lengths_counted(one)
+    counts_as = lambda L: np.interp(L, lengths, counted)
+    if not changes: assert np.allclose(counted, lengths)
+    at = seconds_by_length(one)
+    for pack in ([16384], [4096] * 4, [4096, *[1024] * 12], [256] * 64, [1024] * 16):
+        want = sum(pass_seconds(with_documents(one, pack)))
+        got = sum(at(sum(L * counts_as(L) for L in pack) / 16384))
+        each.append((want, got))
+    want, got = np.transpose(each)
+    spread = want.max() - want.min()
+    assert np.abs(want - got).max() < (.02 if preset == 'corrected' else .12) * spread
 
 
 def test_both_passes_are_all_that_a_micro_batch_takes():
