@@ -617,6 +617,28 @@ def test_what_is_computed_again_is_not_kept(model, layout, part, rerun, freed):
         assert close(longer[name], seconds * (name in rerun)), name
 
 
+@pytest.mark.parametrize('part', ['moe', 'shared_experts'])
+def test_what_shared_experts_read_is_not_kept_where_the_router_has_it(part):
+    "Though products that run once keep all rows of it, as in the published model."
+    (whole, plain), (kept, _) = (kept_and_rerun(SHARED, FOLDED, name, inputs_sharded=False)
+                                 for name in ('none', part))
+    freed = ['shared-fc1', 'shared-act', 'shared-fc2']
+    if part == 'moe': freed += ['dispatch', 'expert-fc1', 'expert-act', 'expert-fc2']
+    rows = plain.set_index('layer').activation_buffer
+    assert close(whole - kept, 2 * rows[freed].sum())
+    assert close(rows['shared-fc1'], 2 * rows['router'])   # of both GPUs' tokens
+
+
+@pytest.mark.parametrize('flash', [True, False])
+def test_queries_keys_and_values_made_again_are_not_kept(flash):
+    "Of latent attention, whether its core is one kernel or several."
+    whole, kept = (kept_and_rerun(LATENT, BOTH, part, flash_attention=flash)[0]
+                   for part in ('none', 'mla_up_proj'))
+    m = LATENT
+    width = 2 * (m.qk_nope_head_dim + m.qk_rope_head_dim) + m.v_head_dim
+    assert close(whole - kept, 2 * 2e-9 * b * l / 2 * h / 2 * width)
+
+
 PLAIN_EXPERTS = dataclasses.replace(EXPERTS, gated_mlp=False)
 
 
@@ -821,6 +843,42 @@ def test_a_checkpoint_that_stops_early(model, dropout, spared, recompute):
     last = b * l * (2 * model.mlp_dim - 1) * e / 1e12
     assert close(found[1] - found[0], again * spared * last) or again * spared == 0
     assert (found[1] > found[0]) == (again * spared > 0)
+
+
+def half_layers(model):  # Model
+    "Its mixers and its feed-forward halves as layers of their own, as in Nemotron-H."
+    (block, _), nothing = model.blocks[0], blocks.Nothing()
+    known = dict(biases=model.bias_kind, norm=model.norm_kind)
+    one, other = (dataclasses.replace(block, **{half: nothing}, **known)
+                  for half in ('ffn', 'mixer'))
+    return dataclasses.replace(model, layers=((one, 1), (other, 1)), name='halves')
+
+
+def test_a_checkpoint_of_half_a_layer_stops_early():
+    "Each half has a last product."
+    found = []
+    for stops in (True, False):
+        known = Parameters(software=Costs(stops_early=stops, dropout=False))
+        job = job_at(half_layers(LLAMA), dataclasses.replace(TRAINED, measured=known),
+                     recompute='full')
+        found.append(modules.count(job).matrix)
+    assert close(found[1] - found[0], b * l * ((2 * f - 1) * e + (2 * e - 1) * e) / 1e12)
+
+
+@pytest.mark.parametrize('model', [LLAMA, LATENT, dataclasses.replace(SHARED, kv_heads=2),
+                                   dataclasses.replace(EXPERTS, kv_heads=2)])
+def test_the_norm_of_half_a_layer_is_its_own(model):
+    "It gathers what its half reads whole, and is cast for the products that it has."
+    sent, cast = {}, {}
+    for name, m in (('whole', model), ('halves', half_layers(model))):
+        kinds = job_at(m, Assumptions(**BARE | MENDED), tp=2).kinds
+        sent[name] = sorted((x.kind, x.volume) for kind in kinds for op in kind.operations
+                            for work in (op.forward, op.backward) for x in work.messages)
+        known = Parameters(software=Costs(autocast=True, eager_norms=True, dropout=False))
+        kinds = job_at(m, dataclasses.replace(TRAINED, measured=known)).kinds
+        norms = [op for kind in kinds for op in kind.operations if op.name in ('ln1', 'ln2')]
+        cast[name] = sorted(op.activations for op in norms)
+    assert sent['whole'] == sent['halves'] and cast['whole'] == cast['halves']
 
 
 @pytest.mark.parametrize('model, tp, numbers', [

@@ -380,7 +380,8 @@ def gathers(job: CountedJob, op: Operation, width=None):  # Operation
 def norm(job: CountedJob, name):  # Operation
     "The norm of a GPU's share of the sequence, which is then gathered where a product wants all."
     block = job.here
-    reader = block.ffn if name == 'ln2' else block.mixer
+    reader, other = block.halves if name == 'ln1' else reversed(block.halves)
+    if reader == Nothing(): reader = other   # half a layer has one norm, which is its own
     op = stream_norm(job, name, reader)
     if name == 'ln2' and block.norms == 1:   # one for both halves, computed before
         op = Operation(name, Work(), Work())
@@ -595,6 +596,11 @@ def keeps_output(job: CountedJob, mixer):
     "Whether fused attention saves its own output: the paper's does, as well as what follows."
     return 1. - job.assumptions.fused_kernels * input_kept(job, mixer)
 
+def remade(mixer, op: Operation):  # Operation
+    "An operation of attention that need not keep queries, keys and values made again for it."
+    inputs = op.activations - sum(GB for part, GB in op.frees if part == 'core_attn')
+    return op._replace(frees=(*op.frees, *((part, inputs) for part in mixer.remakes_inputs)))
+
 def attention_core(job: CountedJob, mixer):  # list of Operation
     "Logits to attend: one fused operation, or several."
     a, units, l, swapped = job.assumptions, job.units, job.seq_len, heads_swapped(job, mixer)
@@ -603,16 +609,14 @@ def attention_core(job: CountedJob, mixer):  # list of Operation
     if a.flash_attention:
         op = fused_attention('fusedla', *sizes, mixer.width, units, seen_share(job, mixer, rows),
                              keeps_output(job, mixer), mixer.value)
-        inputs = op.activations - op.frees[0][1]   # what it works on, if it can be made again
-        op = op._replace(frees=(*op.frees, *((part, inputs) for part in mixer.remakes_inputs)))
-        return [passes_keys(job, mixer, op, mixer.width + mixer.value)]
+        return [passes_keys(job, mixer, remade(mixer, op), mixer.width + mixer.value)]
     masked = 1. * (job.costs.dropout or not a.fused_kernels)
     kernel = eager_softmax if job.costs.eager_scores else fused_softmax
     scores = [kernel('softmax', b, h, rows, l, units, masked)] if a.fused_kernels else [
         softmax('softmax', b, h, rows, l, units),
         dropout('dpr_at', b * h * rows * l, units, recomputed_with=('scores', 'core_attn'))]
-    compared = logits('logits', *sizes, mixer.width, units)
-    chosen = attend('attend', *sizes, mixer.value, units, masked)
+    compared = remade(mixer, logits('logits', *sizes, mixer.width, units))
+    chosen = remade(mixer, attend('attend', *sizes, mixer.value, units, masked))
     return [passes_keys(job, mixer, compared, mixer.width, merges=False), *scores,
             passes_keys(job, mixer, chosen, mixer.value)]
 
@@ -919,7 +923,8 @@ def shared_experts(job: CountedJob, experts):  # list of Operation
     first = first._replace(weights=first.weights + E * job.embed_dim * experts.shared_gate)
     act = activated(job, 'shared-act', job.tokens * width)
     both = lambda op, freed=1.: in_part('moe', in_part('shared_experts', op, freed), freed)
-    copied = 1. - saves_whole(job, first.name)   # from the input, which the router keeps
+    shared = job.assumptions.inputs_sharded   # with the router, which else keeps it as well
+    copied = 1. - shared * saves_whole(job, first.name)
     return [both(first, copied), both(act), both(row_product(job, 'shared-fc2', width))]
 
 @dataclass(frozen=True)

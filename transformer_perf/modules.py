@@ -110,7 +110,8 @@ def counted_layer(job: CountedJob):  # Layer
 
 def never_recomputed(operations):  # range
     "Those from a layer's last product on: its backward pass needs nothing that they make."
-    end = len(operations) - (operations[-1].name == 'ln1')   # that is where the next layer begins
+    ends_in_norm = operations[-1].name in ('ln1', 'ln2')   # that is where the next layer begins
+    end = len(operations) - ends_in_norm
     for i in reversed(range(end)):
         op = operations[i]
         if op.forward.products: return range(i, end)   # what it keeps goes in
