@@ -1006,6 +1006,18 @@ def test_places_that_copies_meet(ep, near, gate, each):
     assert math.isclose(message.volume, one * each_gpu, rel_tol=1e-12)
 
 
+@pytest.mark.parametrize('ep', [1, 2, 4])
+def test_who_gets_a_token_once_has_a_slice_of_its_experts(ep):
+    "With features of experts shared out: GPUs of one slice gather what arrives, not its copies."
+    model = dataclasses.replace(EXPERTS, experts=8, experts_per_token=6)
+    gpus = [len({expert * ep // 8 for expert in some}) for some in chosen_by('any', 8, 6)]
+    for way, each in (('alltoall', 6), ('once', sum(gpus) / len(gpus))):
+        own = {op.name: op for op in job_at(model, dp=8, ep=ep, etp=2, dispatcher=way).operations}
+        for op, kind in ((own['dispatch'], 'allgather'), (own['combine'], 'reducescatter')):
+            message, = (x for x in op.forward.messages if x.group == 'etp')
+            assert message.kind == kind and close(message.volume, 2 * 2e-9 * b * l * e * each)
+
+
 @pytest.mark.parametrize('experts, again', [(8, True), (4, False)])
 def test_what_arrives_for_one_expert_is_in_order(experts, again):
     "Copies are sorted by GPU; where they arrive, by expert, if a GPU has several of them."

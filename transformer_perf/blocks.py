@@ -813,16 +813,16 @@ def expert_messages(job: CountedJob, experts, back=False, share=1.):  # tuple of
     E, width, way = job.units.element * share, experts.width(job), np.asarray(job.dispatcher)
     here, seen = E * job.own * width, where(job.ep_overlap, job.costs.ep_exposed, 1.)
     sent = lambda each: here * each * (job.ep > 1) * crowding(job)
-    copies, far, crowded = sent(experts.per_token), None, crowding(job)
+    each, far, crowded = experts.per_token, None, crowding(job)
     alone = np.isin(way, ONCE)
     if np.any(alone):   # to each domain, and there to each GPU, whatever its experts
         group = expert_groups(job)['ep']
         far = where(alone, here * domains_met(job, experts) * crowded,
-                    exchanged(copies, None, group.size, group.in_domain)[1])
-        copies = where(alone, sent(places_met(job, experts, group.size)), copies)
-    direct = Message('alltoall', copies, 'ep', seen, far=far)
+                    exchanged(sent(each), None, group.size, group.in_domain)[1])
+        each = where(alone, places_met(job, experts, group.size), each)
+    direct = Message('alltoall', sent(each), 'ep', seen, far=far)
     kind, all_of = 'reducescatter' if back else 'allgather', E * job.own * job.etp * width
-    spread = Message(kind, all_of * experts.per_token * crowded * (job.etp > 1), 'etp', seen)
+    spread = Message(kind, all_of * each * crowded * (job.etp > 1), 'etp', seen)
     every = Message(kind, all_of * job.ep * (job.ep * job.etp > 1), 'experts', seen)
     return sent_if(way != 'allgather', direct, spread) + sent_if(way == 'allgather', every)
 
