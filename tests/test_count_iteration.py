@@ -246,6 +246,17 @@ def test_keys_and_values_of_unlike_width_are_gathered():
     assert close(GB[0] - GB[1], 2e-9 * others * 128 * (192 + 128), 1e-6)
 
 
+@pytest.mark.parametrize('etp', [1, 2])
+@pytest.mark.parametrize('recompute', ['none', 'full', 'moe'])
+def test_tokens_that_are_gathered_for_experts_are_held(recompute, etp):
+    "Those of all GPUs that share the experts, whole; of an all-to-all only what experts work on."
+    layout = dict(tp=2, dp=16, ep=16 // etp, etp=etp, recompute=recompute)
+    GB = [estimate('qwen3_30B_A3B', Parallel(dispatcher=way, **layout), 'H100-80GB', 64,
+                   software='Megatron-Core').stats['activations_GB']
+          for way in ('allgather', 'alltoall')]
+    assert close(GB[0] - GB[1], 15 * 2e-9 * 4096 / 2 * 2048, 1e-6)
+
+
 @pytest.mark.parametrize('cp, dp, several', [(1, 1, False), (2, 1, True), (1, 2, True)])
 def test_buckets_of_gradients_are_of_all_copies(cp, dp, several):
     "Those of cp sum up the same weights."

@@ -84,6 +84,9 @@ class Half:
     def keys_gathered(self, job):
         "Features of keys and values of a token that context parallelism gathers."
         return largest(half.keys_gathered(job) for half in self.halves_inside)
+    def tokens_gathered(self, job):
+        "Numbers of other GPUs' tokens that are gathered for experts."
+        return largest(half.tokens_gathered(job) for half in self.halves_inside)
     def readers(self, job):
         "How many products of plain software read its input."
         if not self.halves_inside: return 1
@@ -953,6 +956,9 @@ class Experts(Half):
     def expert_divisions(self, ep, etp):
         return [('experts', self.number, 'ep', ep), ('expert_dim', self.hidden_dim, 'etp', etp)]
     def groups(self, job): return expert_groups(job)
+    def tokens_gathered(self, job):
+        others = job.ep * job.etp - 1
+        return job.own * self.width(job) * others * np.equal(job.dispatcher, 'allgather')
     def counts_places(self, p): return any_of(np.isin(p.dispatcher, ONCE))
 
     def operations(self, job: CountedJob):  # list of Operation

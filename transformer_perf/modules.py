@@ -762,6 +762,7 @@ class BesideLayers(NamedTuple):
     table: float = 0.      # words, as weights
     widest: float = 0.     # the widest weight of a layer whose gradient waits beside it
     logits: float = 0.     # of the GPU's words, in 16 bits
+    tokens: float = 0.     # of other GPUs, that are gathered for experts
 
 class Workload(NamedTuple):
     "What a job asks of each GPU, layout by layout. What follows sees nothing else of the job."
@@ -807,9 +808,10 @@ def beside_layers(job: CountedJob):  # Beside
     most = lambda figures: functools.reduce(np.maximum, figures)
     keys = most(half.keys_gathered(job) for half in halves)
     widest = most(half.widest_weight(job) for half in halves)
+    tokens = most(half.tokens_gathered(job) for half in halves)
     return BesideLayers(boundary_of(job), E * rows * e * (job.tp > 1), E * rows * keys,
                         E * own_vocabulary(job) * e, E * widest,
-                        E / 2 * numbers_of_logits(job, own_vocabulary(job)))
+                        E / 2 * numbers_of_logits(job, own_vocabulary(job)), E * tokens)
 
 def count(job: CountedJob):  # Workload
     "The only place that counts: every layer and both ends, once."

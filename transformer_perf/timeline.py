@@ -683,7 +683,7 @@ def logit_bytes(work: Workload):  # of a logit
 def working_memory_GB(work: Workload, layer, first, last):  # GB
     "What a stage holds while it works, beside what it keeps."
     p, of, w = work.layouts, work.beside, work.layouts.costs
-    gathered = 2 * of.stream * np.asarray(p.sequence_sharded)
+    gathered = 2 * of.stream * np.asarray(p.sequence_sharded) + of.tokens
     keys = of.keys * (p.cp - 1)   # beside the GPU's own
     apart = w.gradients_apart * (of.table * np.maximum(first, last) + last * of.widest)
     if adapted(p.adapters).rank: apart = 0.   # those have no gradient
