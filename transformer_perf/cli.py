@@ -889,7 +889,8 @@ def axis(text):  # (field, values)
         low, high = (finite(x, field, above=True) for x in found)
         count = whole(as_number(count.strip()), f'values of {field}', most=10_000)
     import numpy as np
-    return field, np.geomspace(low, high, count).tolist()
+    rounded = [float(f'{x:.12g}') for x in np.geomspace(low, high, count)]   # 8, not 7.999...
+    return field, [finite_or_whole(x, field) for x in rounded]
 
 def finite_or_whole(x, field):
     "A finite number; a whole one as an int."
