@@ -675,6 +675,23 @@ def test_a_log_is_a_run_of_its_job(tmp_path):
         run_of_log(tmp_path / 'train.log', job)
 
 
+@pytest.mark.parametrize('software, about', [
+    ('torchtitan', dict(pp=2, dp=16, ep=8, recompute='full')),   # its micro-batch stays
+    ('GPT-NeoX', dict(tp=4, pp=4, dp=2)),                        # without fused attention
+    ('Megatron-LM', dict(tp=4, pp=2, dp=4, reduce_each=False)),  # as its stage has it
+    ('torchtitan', dict(dp=32, zero_stage=3, dp_replicate=4, reduce_each=True))], ids=str)
+def test_a_log_is_predicted_as_its_job(software, about, tmp_path):
+    "Whatever its software chooses."
+    model = 'qwen3_30B_A3B' if 'ep' in about else 'llama3.1_8B'
+    one = estimate(model, Parallel(**about), 'H100-80GB', 64, software=software)
+    (tmp_path / 'j.json').write_text(export(one, 'json'))
+    line = 'iteration {}/ 9 | elapsed time per iteration (ms): 9000.0 | global batch size: 64 |'
+    (tmp_path / 'train.log').write_text('\n'.join(map(line.format, range(3))))
+    row = predict(run_of_log(tmp_path / 'train.log', tmp_path / 'j.json'), system='H100-80GB')
+    found = row.predicted_iteration_s[0], row.predicted_memory_GB[0]
+    assert found == pytest.approx((one.stats['iteration_s'], one.stats['memory_GB']), rel=1e-9)
+
+
 def test_the_first_step_of_all_ranks_warms_up(tmp_path):
     "Whichever of them printed it; only steps of training count."
     line = ('[rank{}]: step: {}  loss: 9.1  memory: 40.00GiB(50.4%)  tps: {}  tflops: 1.0  '
@@ -691,7 +708,9 @@ def test_the_first_step_of_all_ranks_warms_up(tmp_path):
 @pytest.mark.parametrize('said', [
     dict(schedule='zb-h1'), dict(offload='optimizer'), dict(optimizer='muon'),
     dict(cp=2, strategy='2d-seqp', context='ulysses'), dict(cp=2, strategy='2d'),
-    dict(adapters='lora:16'), dict(model='qwen3_next_80B_A3B'), dict(model='vit_era5'),
+    dict(adapters='lora:16'), dict(reduce_each=True), dict(zero_stage=3, reduce_each=False),
+    dict(zero_stage=3, reshard_after_forward=False), dict(dp_replicate=2),
+    dict(model='qwen3_next_80B_A3B'), dict(model='vit_era5'),
     dict(assumes={'expert_imbalance': 1.3})], ids=str)
 def test_a_log_of_what_no_column_says_is_no_run(said, tmp_path):
     "It would be fitted as if it ran something else."

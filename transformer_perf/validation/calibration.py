@@ -21,6 +21,7 @@ from transformer_perf.inputs import (
     as_numbers, differing, nearest, of_type, path_text, quoted, read_csv, several, table_with,
     takes, write_whole)
 from ..measured_kernels import gpu_of
+from ..iteration import goes_without_saying
 from transformer_perf.parameters import (
     FEW_RUNS, SHOWS, Calibration, Parameters, as_flat, changed, limits, measured_folder,
     read_calibration, value_of)
@@ -517,21 +518,35 @@ def job_as_run(job, model, p):  # dict
     copies = p.dp * p.cp // (p.dp_replicate or 1)
     return own | {c: getattr(model, field) for c, field in STRUCTURE_COLUMNS.items()} | dict(
         layers=model.depth, hidden=model.embed_dim, ffn=model.mlp_dim, vp=p.virtual_stages,
-        seq_len=job.seq_len or model.seq_len, global_batch=job.global_batch, flash_attention=1,
+        seq_len=job.seq_len or model.seq_len, global_batch=job.global_batch,
         sequence_parallel=p.sequence_sharded,
         fsdp_shard=copies if (p.zero_stage or 0) > 1 else 0) | {
             name: value for name, value in (job.assumes or {}).items() if name in cells}
 
 # %% ../../nbs/91b_fits.ipynb #17d00023
-BY_NO_COLUMN = ('schedule', 'optimizer', 'offload', 'adapters', 'context')   # of a layout
+BY_NO_COLUMN = ('schedule', 'optimizer', 'offload', 'adapters', 'context', 'reduce_each',
+                'reshard_after_forward', 'dp_replicate')   # of a layout
+
+def said_otherwise(p, stage):  # list of choices; stage: of ZeRO, which may be the software's
+    "Of those what changes nothing in this layout, or another column says."
+    found = ['context'] if p.cp == 1 else []
+    if goes_without_saying(vars(p) | {'zero_stage': stage}, 'reduce_each'):
+        found.append('reduce_each')
+    if stage < 3: found.append('reshard_after_forward')
+    if (p.zero_stage or 0) > 1: found.append('dp_replicate')   # fsdp_shard
+    return found
 
 def check_columns_say(job, path):
     "A ValueError where a job has something that no column of a table of runs says."
     p, stack, unsaid = job.parallel, job.software.name if job.software else '', {}
-    for name in BY_NO_COLUMN:
+    def unless_said(name):
         usual, own = usual_by_software(name, p.pp)
-        if getattr(p, name) not in (None, own.get(stack, usual)): unsaid[name] = getattr(p, name)
-    if p.cp == 1: unsaid.pop('context', None)
+        return own.get(stack, usual)
+    stage = unless_said('zero_stage') if p.zero_stage is None else p.zero_stage
+    said = said_otherwise(p, stage)
+    for name in BY_NO_COLUMN:
+        usual = None, unless_said(name)
+        if name not in said and getattr(p, name) not in usual: unsaid[name] = getattr(p, name)
     if p.strategy == '2d': unsaid['strategy'] = p.strategy
     besides = differing(job.model) | (job.assumes or {})
     unsaid |= {name: value for name, value in besides.items() if name in (
