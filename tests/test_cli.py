@@ -75,6 +75,28 @@ def test_search_prints_a_table_and_a_paragraph():
     assert 'its slips mended' in good('search', *CORRECTED, '--gpus', 2048)
 
 
+def test_a_search_says_first_what_no_gpu_has():
+    "That nothing fits, too, was once the answer about products that the GPU has no units for."
+    for gpu, precision, lacks in (('A100-80GB', 'fp8', 'fp8'), ('H100-80GB', 'nvfp4', 'fp4'),
+                                  ('H100-80GB', 'mxfp8', 'fp4')):
+        has(bad('search', '--gpus', 8, '--system', gpu, '--precision', precision),
+            f'has no matrix_flops_{lacks}')
+
+
+def test_a_search_says_what_takes_as_long_in_other_software():
+    "Which of several is meant; and that messages of experts do not hide by themselves."
+    def note(*asked):
+        text = good(*asked, '--global-batch', 64)
+        return ' '.join(text.split()).partition('No software is named: ')[2]
+    dense = ('search', '--model', 'llama3.1_8B', '--top', 1, '--gpus')
+    assert note(*dense, 16).startswith('the same takes')
+    assert note(*dense, '32,16').startswith('the fastest on 32 GPUs takes')
+    experts = ('explain', '--model', 'qwen3_30B_A3B', '--dp', 64, '--ep')
+    assert '(messages hide behind compute, but those of experts), ' in note(*experts, 8)
+    for hidden in ((8, '--ep-overlap', 'yes'), (1,)):
+        assert '(messages hide behind compute), ' in note(*experts, *hidden)
+
+
 def test_formats_carry_full_precision(tmp_path):
     options = ['search', *CORRECTED, '--nvlink-size', 4, '--gpus', '512,2048', '--gpus', 4096,
                '--top', 2]

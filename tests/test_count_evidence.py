@@ -49,7 +49,7 @@ RESTS = [   # a question, what it rests on, and the interval of its kind
     (dict(recompute='mlp'), 'extrapolated: no run with recompute mlp',
      ('never seen', 'dense', 1.5)),
     (dict(zero_stage=3), 'measured: 6 runs', ('half held out', 'dense', 1)),   # of one copy
-    (dict(stack='any', precision='fp8'), 'near: 2 runs on H100, dense, fp8, of several stacks',
+    (dict(stack='any', precision='fp8'), 'near: 2 runs of NeMo on H100, dense, fp8',
      ('unnamed', 'dense', 1)),
     (dict(pp=2, schedule='zb-h1'), 'extrapolated: no run with schedule zb-h1',
      ('never seen', 'dense', 1.5))]
@@ -180,3 +180,34 @@ def test_an_interval_has_two_logarithms():
     for pair in ((-.1, .2), (.3, .3), (-10, 10)): assert checked_interval([*pair]) == pair
     for pair in ([.2, .1], [-10.1, 0], [0, 10.1], [.1], [.1, .2, .3], (.1, .2), [.1, math.inf]):
         with pytest.raises(ValueError): checked_interval(pair)
+
+
+def test_runs_of_one_stack_are_called_so():
+    "Those of Other are all that H200 has in fp8; with those of NeMo there are two."
+    one = run(3, gpu='H200', stack='Other', precision='fp8')
+    for more, words in (((), 'near: 3 runs of Other on H200, dense, fp8'),
+                        ((run(1, gpu='H200', precision='fp8'),),
+                         'near: 4 runs on H200, dense, fp8, of several stacks'),
+                        ((run(2, gpu='H200', stack='any'),), 'near: 3 runs of Other')):
+        known = dataclasses.replace(KNOWN, runs=[*KNOWN.runs, one, *more])
+        assert known.trust('H200', '', 'dense', 'fp8').startswith(words)
+    unnamed = dataclasses.replace(KNOWN, runs=[run(5), run(2, stack='any', precision='fp8')])
+    assert unnamed.trust('H100', '', 'dense', 'fp8') == (
+        'near: 2 runs of unnamed software on H100, dense, fp8')
+
+
+@pytest.mark.parametrize('name, kind', [
+    ('nemotron_h_8B', 'Mamba-2'), ('qwen3_next_80B_A3B', 'Gated DeltaNet'), ('jamba_52B', 'Mamba'),
+    ('deepseek_v3.2', 'indexed attention'), ('minimax_text_01', 'lightning attention'),
+    ('llama3.1_8B', ''), ('deepseek_v3', ''), ('gpt_oss_120B', ''), ('vit_era5', '')])
+def test_kinds_of_layers_that_no_run_had(name, kind):
+    "No table of runs has a column for them."
+    one = estimate(name, Parallel(tp=2, dp=4), 'H100-80GB', 8)
+    low, high = (one.stats['iteration_s'] / one.stats[f'iteration_{end}_s']
+                 for end in ('low', 'high'))
+    words = f'extrapolated: no run with {kind} was fitted to.' if kind else 'near:'
+    assert one.notes[0].startswith(f'Evidence: {words}')
+    known = one.assumptions.measured.evidence.intervals['unnamed'].values()
+    wider = 1.5 if kind else 1
+    assert any(np.allclose([math.log(high), math.log(low)], [wider * x for x in pair])
+               for pair in known)

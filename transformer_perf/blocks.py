@@ -491,6 +491,7 @@ class MLP(Half):
     gated: bool = False  # three matrices (SwiGLU)
     learned: int = 0     # numbers of its activation that are learned (xIELU has two)
 
+    name = 'MLP'
     on_grid = True
 
     def readers(self, job): return 1 + np.asarray(self.gated)
@@ -692,6 +693,7 @@ class Heads(Half):
 @dataclass(frozen=True)
 class Attention(Heads):
     "Multi-head attention, with or without grouped queries."
+    name = 'attention'
     normed: str = None     # norms of queries and keys: of each 'head', or 'whole'
 
     def readers(self, job):   # GPT-2 and its kin make queries, keys and values by one product

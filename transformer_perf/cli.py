@@ -485,9 +485,11 @@ def text_of_search(found, model, system, a):  # str
 def evidence_told(found, model, system, a):  # list of str
     "The evidence of what was found; and what the best takes in other software, if none is named."
     if not len(found): return []
-    from transformer_perf.iteration import evidence_of_rows, tuned_and_plain
+    from transformer_perf.iteration import evidence_of_rows, plural, tuned_and_plain
     best = estimate_of(found.iloc[0], a, model, system, assumptions_asked(a))
-    return [evidence_of_rows(found.evidence), *filter(None, [tuned_and_plain(best)])]
+    one_count = found.n_gpus.nunique() == 1
+    layout = 'the same' if one_count else f'the fastest on {plural(best.parallel.n_gpus, "GPU")}'
+    return [evidence_of_rows(found.evidence), *filter(None, [tuned_and_plain(best, layout)])]
 
 def stages_told(model, a):  # list of str
     "A sentence where the number of layers leaves a pipeline next to no choice."

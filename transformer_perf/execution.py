@@ -21,7 +21,7 @@ from .systems import NUMBERS_OF_UNITS, PHYSICAL, as_system
 from .schedules import SCHEDULES, own_figure, possible
 from .choices import needs_zero_3, offloaded, offloads, recomputed_layers
 from .estimates import (
-    CHOICES, FITS_BY, GROUP_COLUMNS, Assumptions, Choices, as_assumptions, distinct)
+    CHOICES, FITS_BY, GROUP_COLUMNS, Assumptions, Choices, as_assumptions, distinct, peak_rate)
 from .kernels import pricer_of
 from .blocks import STRATEGIES, Layouts
 from .modules import (
@@ -1029,6 +1029,7 @@ def questions(about, strategy, choices, fixed=None):  # list of Question, of eac
     considered = considered_choices(others, *about[::3])
     columns = fixed_by_software(about[-1].software) | fixed_columns(fixed, held)
     for offload in considered['offload']: check_host(offload, about[1])
+    for precision in considered['precision']: peak_rate(precision, about[1])   # or an error
     adapters_of(considered['adapters'])   # or an error
     names = strategies_asked(strategy, about, considered)
     both = {'1d', '2d-seqp'} <= set(names) and about[-1].fused_kernels   # one is the other's cp=1

@@ -236,26 +236,32 @@ class Evidence:
     seen: dict       # choice -> its values in these runs
     intervals: dict  # one of SEEN -> kind of run -> (low, high): `interval`
 
+    def alike(self, **features):  # list of dict, as `runs`
+        "The runs that have these features."
+        return [run for run in self.runs
+                if all(run[name] == value for name, value in features.items())]
+
     def count(self, **features):  # runs
         "How many runs have these features."
-        return sum(run['runs'] for run in self.runs
-                   if all(run[name] == value for name, value in features.items()))
+        return sum(run['runs'] for run in self.alike(**features))
 
     def trust(self, gpu, stack, model, precision):  # str
         "How near the nearest evidence is, and what it is."
         what, here = dict(model=model, precision=precision), self.count(gpu=gpu)
         such, mine = f'{model}, {precision}', self.count(gpu=gpu, stack=stack)
         runs = lambda n: f'{n} run' + ('s' if n != 1 else '')
-        whose = 'unnamed software' if stack == 'any' else stack
+        named = lambda stack: 'unnamed software' if stack == 'any' else stack
         own = self.count(gpu=gpu, stack=stack, **what)
-        if own >= FEW_RUNS: return f'measured: {runs(own)} of {whose} on {gpu}, {such}'
+        if own >= FEW_RUNS: return f'measured: {runs(own)} of {named(stack)} on {gpu}, {such}'
         if not here: return f'extrapolated: no run on {gpu} was fitted to, only single kernels'
         if here < FEW_RUNS: return f'extrapolated: {gpu} was fitted to {runs(here)} only'
-        if own: return f'near: only {runs(own)} of {whose} on {gpu}, {such}'
-        if mine: return f'near: {runs(mine)} of {whose} on {gpu}, none of them {such}'
+        if own: return f'near: only {runs(own)} of {named(stack)} on {gpu}, {such}'
+        if mine: return f'near: {runs(mine)} of {named(stack)} on {gpu}, none of them {such}'
         if stack not in ('', 'any'): return f'near: {runs(here)} on {gpu}, none of them of {stack}'
         if own := self.count(gpu=gpu, **what):
-            return f'near: {runs(own)} on {gpu}, {such}, of several stacks'
+            first, *others = {run['stack'] for run in self.alike(gpu=gpu, **what)}
+            if others: return f'near: {runs(own)} on {gpu}, {such}, of several stacks'
+            return f'near: {runs(own)} of {named(first)} on {gpu}, {such}'
         return f'near: {runs(here)} on {gpu}, none of them {such}'
 
 # %% ../nbs/82_parameters.ipynb #f90ab3a2
