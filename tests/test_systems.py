@@ -307,6 +307,14 @@ def test_files_are_whole():
         assert None not in found.values(), f'{file.name}: leave out what is not known'
 
 
+def test_memory_sold_in_GiB_is_counted_in_GB():
+    "A maker's 80, 192, 256 and 288 are GiB; a program is given a little less, never more."
+    for name, GiB in (('A100-80GB', 80), ('H100-80GB', 80), ('H200-141GB', 141), ('MI300X', 192),
+                      ('MI325X', 256), ('MI355X', 288)):
+        share = as_system(name).hbm_capacity * 1e9 / 2**30 / GiB
+        assert .98 < share <= 1, (name, share)
+
+
 def test_own_table_of_prices():
     mine = pd.DataFrame({'AcceleratorName': ['B300'] * 2, 'AcceleratorCount': [8, 1],
                          'Price': [40., 6.], 'Date': ['2026-11-01', None]})
