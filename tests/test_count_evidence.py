@@ -11,6 +11,7 @@ from transformer_perf.estimates import AS_TRAINED, MENDED
 from transformer_perf.iteration import changes_something, out_of_reach
 from transformer_perf.parameters import (
     Calibration, Costs, Evidence, Kernels, Parameters, checked_interval, read_calibration)
+from transformer_perf.models import as_model
 from transformer_perf.systems import as_system
 
 MODEL = Model(1024, 512, 8, 12, mlp_dim=1536, vocab=4096, name='small')
@@ -131,6 +132,16 @@ def test_layouts_that_no_run_came_near(tp, near, far, cp):
             bool(most) and far > max(most))
 
 
+@pytest.mark.parametrize('tokens, new', [(2**18, ''), (2**18 + 1, '262,145'), (2**20, '1,048,576')])
+def test_samples_longer_than_those_of_any_run(tokens, new):
+    "Of 65,536 tokens there are five runs, of 131,072 two, of 262,144 one."
+    model = dataclasses.replace(as_model('llama3.1_8B'), seq_len=tokens)
+    note = estimate(model, Parallel(dp=8), 'H100-80GB', 8, software='NeMo').notes[0]
+    if not new: assert note.startswith('Evidence: measured: ')
+    else: assert note == (f'Evidence: extrapolated: no run with samples of {new} tokens (measured: '
+                          '262,144) was fitted to.')
+
+
 # GPUs that no run is of
 
 @pytest.mark.parametrize('rate, generation', [(100, 'Ampere'), (500, 'Ampere'), (600, 'Hopper'),
@@ -205,7 +216,7 @@ def test_kinds_of_layers_that_no_run_had(name, kind):
     one = estimate(name, Parallel(tp=2, dp=4), 'H100-80GB', 8)
     low, high = (one.stats['iteration_s'] / one.stats[f'iteration_{end}_s']
                  for end in ('low', 'high'))
-    words = f'extrapolated: no run with {kind} was fitted to.' if kind else 'near:'
+    words = f'extrapolated: no run with {kind}' if kind else 'near:'
     assert one.notes[0].startswith(f'Evidence: {words}')
     known = one.assumptions.measured.evidence.intervals['unnamed'].values()
     wider = 1.5 if kind else 1

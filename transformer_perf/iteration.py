@@ -334,13 +334,15 @@ def unknown_choices(row, known, model: Model, sums_in_pipelines=False):  # str
     return ', '.join(f'{name} {row[name]}' for name in new)
 
 def out_of_reach(row, known, model: Model):  # str
-    "What of a layout no measured run came near: too short pieces of a sequence, too wide tp."
+    "What no measured run came near: too short pieces of a sequence, too wide tp, long samples."
     found, tokens = [], model.seq_len / row['cp']
-    least, most = (known.get(name) for name in REACHED)
+    least, most, longest = (known.get(name) for name in REACHED)
     if least and row['cp'] > 1 and tokens < min(least):
         found.append(f'a context of {tokens:,.0f} tokens to a GPU (measured: {min(least):,.0f})')
     domains = row['tp'] // row['nvlink_tp']
     if most and domains > max(most): found.append(f'tp over {domains} NVLink domains')
+    if longest and model.seq_len > max(longest):
+        found.append(f'samples of {model.seq_len:,} tokens (measured: {max(longest):,})')
     return ', '.join(found)
 
 # %% ../nbs/87a_estimate.ipynb #8559f3bc

@@ -222,7 +222,8 @@ OVERLAP_WORKSPACES = 3  # more of them, one a stream, where messages hide behind
 SHOWS = ('strategy', 'zero_stage', 'recompute', 'context', 'schedule', 'reduce_each',
          'reshard_after_forward', 'dp_replicate', 'dispatcher',
          'cuda_graphs')   # what evidence may lack
-REACHED = ('context_tokens', 'tp_domains')   # of which it has the least, or the most, of few runs
+REACHED = ('context_tokens', 'tp_domains',
+           'sample_tokens')   # of which it has the least, or the most, of few runs or of all
 KINDS_OF_RUN = ('dense', 'waiting', 'experts')
 WIDER = 1.5   # the interval where something was never measured
 FEW_RUNS = 5       # runs: fewer make neither a GPU nor a layout a measured one

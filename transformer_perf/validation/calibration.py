@@ -94,15 +94,16 @@ def seen_in(df, system=None):  # dict: choice -> its values
             seen[name] |= set(np.atleast_1d(values).tolist())
     return {name: sorted(values - {None}) for name, values in seen.items()} | reached_in(df)
 
-def reached_in(df):  # dict: figure -> its values in more than a few runs
-    "How short the pieces of a sequence and how wide the tensor parallelism of runs were."
+def reached_in(df):  # dict: figure -> its values in more than a few runs; the longest of all
+    "How short the pieces of a sequence, how wide tensor parallelism, how long samples were."
     x = df.reindex(columns=['gpu', 'tp', 'cp', 'seq_len'])
     tp, cp, tokens = (as_numbers(x[name]).fillna(1) for name in ('tp', 'cp', 'seq_len'))
     found = {'context_tokens': (tokens / cp)[cp > 1],
              'tp_domains': np.ceil(tp / of_sheets(x, None, lambda sheet: sheet.nvlink_size))}
     counts = {name: values.value_counts() for name, values in found.items()}
-    return {name: sorted(int(x) for x in each.index[each >= FEW_RUNS])
-            for name, each in counts.items()}
+    often = {name: sorted(int(x) for x in each.index[each >= FEW_RUNS])
+             for name, each in counts.items()}
+    return often | {'sample_tokens': [int(x) for x in tokens.nlargest(1)]}
 
 def layout_understood(ratios):  # array of bool
     "Whether runs took what was predicted; else they do not show that their layout is understood."
