@@ -3,11 +3,11 @@ import math
 
 from transformer_perf import Assumptions, Model, Parallel
 from transformer_perf.blocks import Block, Nothing
-from transformer_perf.estimates import AS_TRAINED, MENDED
+from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS
 from transformer_perf.iteration import job_of, settled
 from transformer_perf.systems import as_system
 
-TRAINED = Assumptions(**MENDED | AS_TRAINED)
+TRAINED = Assumptions(**MENDED_SLIPS | AS_TRAINED)
 SYSTEM = as_system('H200')
 b, l, e = 2, 256, 96   # samples, tokens of a sample, width of the stream
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate
-from transformer_perf.estimates import AS_TRAINED, MENDED
+from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS
 from transformer_perf.iteration import changes_something, out_of_reach
 from transformer_perf.parameters import (
     Calibration, Costs, Evidence, Kernels, Parameters, checked_interval, read_calibration)
@@ -34,7 +34,7 @@ KNOWN = Evidence(
 def asked(layout, model=MODEL, system=SYSTEM, stack='NeMo', **software):
     "An estimate by parameters of which these runs are known."
     measured = Parameters('Hopper', stack, Kernels(), software=Costs(**software), evidence=KNOWN)
-    a = Assumptions(**MENDED | AS_TRAINED, measured=measured)
+    a = Assumptions(**MENDED_SLIPS | AS_TRAINED, measured=measured)
     return estimate(model, Parallel(micro_batch=2, **layout), system, 64, a)
 
 

@@ -17,7 +17,7 @@ from transformer_perf import (
     Assumptions, Model, Parallel, estimate, execution, iteration, modules, search, timeline)
 from transformer_perf.blocks import MLP, CountedJob, Layouts, gpt_block
 from transformer_perf.choices import launched
-from transformer_perf.estimates import AS_TRAINED, CHOICES, MENDED, Group, Product, Work
+from transformer_perf.estimates import AS_TRAINED, CHOICES, MENDED_SLIPS, Group, Product, Work
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import NAMED, with_length
 from transformer_perf.parameters import Costs, NetworkShares, Parameters
@@ -27,7 +27,7 @@ from transformer_perf.timeline import memory_on_ranks, priced_estimate
 
 SYSTEM = as_system('H100-80GB', 8)
 PAPER = Assumptions()
-TRAINED = Assumptions(**MENDED | AS_TRAINED)
+TRAINED = Assumptions(**MENDED_SLIPS | AS_TRAINED)
 COSTLY = Costs(   # everything costs something
     host_layer=4e-4, host_wrapped=3e-4, host_experts=2e-3, host_tp=.1, host_sharpness=2.5,
     host_micro_batch=1e-3, iteration_constant=.01, straggler=.02, loss_traffic=40.,
@@ -640,9 +640,9 @@ def test_who_shares_weights_out(dp, near, replicas):
     own, same = range(size), range(0, dp, size)
     inside = lambda ranks: sum(domain[rank] == 0 for rank in ranks)
     layout = Layouts(zero_stage=3, dp_replicate=replicas)
-    found = modules.sharers(layout, Group(dp, near))
+    found = modules.sharing_groups(layout, Group(dp, near))
     assert found == (Group(size, inside(own)), Group(replicas, inside(same)))
-    assert modules.sharers(layout._replace(zero_stage=0), Group(dp, near)) == (
+    assert modules.sharing_groups(layout._replace(zero_stage=0), Group(dp, near)) == (
         Group(dp, near), Group())
 
 
@@ -680,7 +680,7 @@ def test_no_stage_is_overlooked(layout, vocabulary):
     slowest = timeline.slowest_stage(work, costs, ends)
     assert close(slowest.busy, max(busy)) and slowest.layers == layers[int(np.argmax(busy))]
     layers_of = lambda pace: pace.layers
-    stages = timeline.stages_that_differ(work, costs, ends, slowest)
+    stages = timeline.costs_of_unlike_stages(work, costs, ends, slowest)
     assert timeline.longest_of(stages, layers_of) == max(layers)
 
 
@@ -1019,7 +1019,7 @@ def test_the_largest_units_in_a_row(widths, number, pp, v, schedule):
         unit = min(whole, whole / copies + largest_run(units, 1))   # in 32 bits
         assert close(memory.weights[rank], held) and close(memory.gradients[rank], 2 * unit)
     assert close(one.stats['memory_GB'], memory.total.max())
-    if not timeline.chunks_differ(work):   # a search has the same from its formula
+    if not timeline.ranks_have_unlike_chunks(work):   # a search has the same from its formula
         assert close(timeline.memory_of(work).total, memory.total.max())
 
 

@@ -14,7 +14,7 @@ import pytest
 from transformer_perf import (
     Assumptions, Model, Parallel, blocks, estimate, estimates, layers, modules)
 from transformer_perf.choices import recomputed_parts
-from transformer_perf.estimates import AS_TRAINED, MENDED, Group, Roofline, Work, exchanged
+from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS, Group, Roofline, Work, exchanged
 from transformer_perf.linear_attention import Beside, GatedConv, Mamba2
 from transformer_perf.parameters import Costs, Parameters
 from transformer_perf.timeline import job_of
@@ -27,7 +27,7 @@ SYSTEM = dataclasses.replace(as_system('H200', 8), matrix_flops_fp16=MATRIX,
                              hbm_bandwidth=MEMORY)
 BARE = dict(launch_time=0., flops_efficiency=1.)
 PAPER = Assumptions(**BARE)
-TRAINED = Assumptions(**BARE | MENDED | AS_TRAINED)
+TRAINED = Assumptions(**BARE | MENDED_SLIPS | AS_TRAINED)
 b, l, e, h, f = 3, 64, 48, 4, 160   # samples, tokens, widths as the paper has them
 q = e // h
 GPT = Model(l, e, h, 2, mlp_dim=f, name='gpt')
@@ -871,7 +871,7 @@ def test_the_norm_of_half_a_layer_is_its_own(model):
     "It gathers what its half reads whole, and is cast for the products that it has."
     sent, cast = {}, {}
     for name, m in (('whole', model), ('halves', half_layers(model))):
-        kinds = job_at(m, Assumptions(**BARE | MENDED), tp=2).kinds
+        kinds = job_at(m, Assumptions(**BARE | MENDED_SLIPS), tp=2).kinds
         sent[name] = sorted((x.kind, x.volume) for kind in kinds for op in kind.operations
                             for work in (op.forward, op.backward) for x in work.messages)
         known = Parameters(software=Costs(autocast=True, eager_norms=True, dropout=False))

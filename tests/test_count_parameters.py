@@ -4,11 +4,11 @@ import dataclasses
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate
-from transformer_perf.estimates import AS_TRAINED, MENDED
+from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS
 from transformer_perf.iteration import short
 from transformer_perf.models import NAMED
 
-TRAINED = Assumptions(**MENDED | AS_TRAINED)
+TRAINED = Assumptions(**MENDED_SLIPS | AS_TRAINED)
 PLAIN = Model(256, 96, 8, 6, mlp_dim=200, vocab=640, name='plain')
 LATENT = dict(kv_lora_rank=16, q_lora_rank=24, qk_nope_head_dim=8, qk_rope_head_dim=4,
               v_head_dim=10)

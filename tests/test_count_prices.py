@@ -14,7 +14,7 @@ import pytest
 from transformer_perf import estimates, kernels, measured_kernels as single
 from transformer_perf.estimates import (
     AttentionKernel, Group, Product, Roofline, Work, as_assumptions)
-from transformer_perf.kernels import SOONER_COMPUTED, Measured, pricer_of
+from transformer_perf.kernels import LEAST_ROWS_TOLD_APART, Measured, pricer_of
 from transformer_perf.parameters import Costs, Kernels, NetworkShares, Parameters, read_calibration
 from transformer_perf.systems import as_system, system_names
 
@@ -553,7 +553,7 @@ def test_attention_of_training_by_hand():
 
 def test_columns_are_priced_as_rows():
     "Many rows with few that differ, in another order each: where these are, they are priced once."
-    rng, pricer, rows = np.random.default_rng(1), measured(), 2 * SOONER_COMPUTED
+    rng, pricer, rows = np.random.default_rng(1), measured(), 2 * LEAST_ROWS_TOLD_APART
     m, n = rng.choice([64, 512, 3000], rows), rng.choice([128, 7000], rows)
     k, low = rng.choice([100, 4096], rows), rng.choice(['bf16', 'fp8'], rows)
     found = pricer.busy(Work((Product(m, n, k, precision=low, times=3.),))).compute

@@ -177,7 +177,7 @@ def test_no_placement_is_faster_than_its_bound():
                            execution.considered_choices({}, MODEL, a), {})
     fit = execution.fitting((8, 16), q)
     space, layers = fit.less, fit.layers
-    i, j = execution.pairs(space.t['grouping'], space.places['grouping'])
+    i, j = execution.matching_rows(space.t['grouping'], space.places['grouping'])
     seconds, = execution.seconds_of(*execution.candidate_costs(space, layers, i, j), q)
     bounds, = execution.lower_bounds(space, layers)
     assert len(i) > len(bounds) and (bounds[i] <= seconds).all()
@@ -194,7 +194,7 @@ def test_tables_by_loops(rows):
     assert execution.position_in_group((a, b), c).tolist() == [
         sum((a[j], b[j]) == (a[i], b[i]) and (c[j], j) < (c[i], i) for j in each) for i in each]
     right = np.sort(b)
-    assert list(zip(*execution.pairs(a, right))) == [
+    assert list(zip(*execution.matching_rows(a, right))) == [
         (i, j) for i in each for j in each if a[i] == right[j]]
     far_apart = columns * 2**40   # more combinations than a number of 64 bits counts
     for every in (columns, far_apart, (a, b / 8, c.astype(str))):
@@ -217,7 +217,8 @@ def test_ways_to_fill_a_domain(size):
 def test_the_best_so_far():
     "Whatever order candidates come in: the k least times of each variant, and whose they are."
     random, k = np.random.default_rng(3), 4
-    best, times = execution.Best((2, 3), k), random.permutation(240).reshape(2, 3, 40) * 1.
+    best = execution.FastestCandidates((2, 3), k)
+    times = random.permutation(240).reshape(2, 3, 40) * 1.
     for start, n in itertools.product(range(0, 40, 8), range(3)):
         rows = np.arange(start, start + 8)
         best.add(n, times[:, n, rows], np.stack([rows, 100 + rows]))

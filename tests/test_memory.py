@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from transformer_perf import Model, Parallel, estimate, search
-from transformer_perf.estimates import AS_TRAINED, MENDED, Assumptions, as_assumptions
+from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS, Assumptions, as_assumptions
 from transformer_perf.interop import as_job
 from transformer_perf.timeline import PLACES, job_of, memory_at, own_stages
 from transformer_perf.iteration import check_parallel, settled
@@ -33,7 +33,7 @@ def run_of(test, gpu=''):
 
 def at_rest(model, layout, **changes):
     "Weights, gradients and states of every rank after a step, in GB."
-    system, a = as_system('H100-80GB'), Assumptions(**MENDED | AS_TRAINED | dict(
+    system, a = as_system('H100-80GB'), Assumptions(**MENDED_SLIPS | AS_TRAINED | dict(
         working_memory=False, zero_gathered=0, gradient_held=4.) | changes)
     p = settled(Parallel(**layout), system, a)
     check_parallel(p, model, system, 64, a)

@@ -9,7 +9,7 @@ from transformer_perf import Model, Parallel, estimate, search, timeline
 from transformer_perf.estimates import Group, as_assumptions, collective_time
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import as_model
-from transformer_perf.modules import Layouts, Part, data_parallel_time, model_figures
+from transformer_perf.modules import Layouts, UnitWeights, data_parallel_time, model_figures
 from transformer_perf.systems import as_system
 
 SMALL = Model(2048, 4096, 32, 32)
@@ -278,7 +278,7 @@ def test_the_step_of_the_stage_that_takes_longest():
         timeline.update_time(work, timeline.stage_cost(work, costs, load), pricer, tables)
         for load in timeline.loads_of(work, ends))
     p, pace = work.layouts, timeline.slowest_stage(work, costs, ends)
-    host, N = timeline.between_layers(p), p.micro_batches
+    host, N = timeline.host_seconds_of_micro_batch(p), p.micro_batches
     waits = N * (pace.layers * pace.cost.wait + host)
     waits += timeline.straggling(p) * (N * (pace.busy + host) + one.stats['pp_comm_s'])
     assert max(others) > 1.05 * dense and close(one.stats['other_s'] - waits, max(others))
@@ -415,8 +415,9 @@ def test_weights_hide_behind_enough_tokens(preset, n):
         rate = GB / gather                               # GB/s that a gather reaches: W
         tokens = system.matrix_flops_fp16 * 1e3 / rate   # C / W: 2 FLOP and 2 bytes a weight
         p = Layouts(zero_stage=3, assumptions=a)
-        seen = lambda T, GB=GB, p=p: data_parallel_time(
-            [Part(GB, group)], 1e-3 * GB * T / system.matrix_flops_fp16, 1e9, pricer, p, depth)[0]
+        token = 1e-3 * GB / system.matrix_flops_fp16   # s, forward
+        seen = lambda T, GB=GB, p=p, token=token: data_parallel_time(
+            [UnitWeights(GB, group)], token * T, 1e9, pricer, p, depth)[0]
         least = gather * (1 + a.costs.unit_exposed * (depth - 1))
         assert close(seen(tokens * 1.01), least)
         assert seen(tokens * .5) > 1.01 * least and close(seen(0.), depth * gather)

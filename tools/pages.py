@@ -385,7 +385,7 @@ def rows_of_classes():  # dict: class -> its own fields, as rows
         notes = comments(text)
         found |= {node.name: fields(node, notes) for node in ast.parse(text).body
                   if isinstance(node, ast.ClassDef)}
-    return found | {'Unsaid': [row._replace(default='None') for row in found['Choices']]}
+    return found | {'ChoicesIfSaid': [row._replace(default='None') for row in found['Choices']]}
 
 
 def all_fields(node, notes):  # list of Row

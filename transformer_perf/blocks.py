@@ -28,8 +28,8 @@ from .systems import Units
 from .choices import PARTS, adapted
 from .quantities import depending, plain
 from .estimates import (
-    KINDS, ONCE, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work, any_of,
-    exchanged, of_recipe, where)
+    KINDS, SENT_ONCE, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work,
+    any_of, exchanged, of_recipe, where)
 from .layers import (
     EAGER_NORM, EAGER_NORM_MIXED, EAGER_ROTATION, EAGER_ROTATION_32, EAGER_ROTATION_MIXED,
     SUM_IN_32_BITS, after_first, attend, attend_summa, autocast_add, autocast_norm,
@@ -819,7 +819,7 @@ def expert_messages(job: CountedJob, experts, back=False, share=1.):  # tuple of
     here, seen = E * job.own * width, where(job.ep_overlap, job.costs.ep_exposed, 1.)
     sent = lambda each: here * each * (job.ep > 1) * crowding(job)
     each, far, crowded = experts.per_token, None, crowding(job)
-    alone = np.isin(way, ONCE)
+    alone = np.isin(way, SENT_ONCE)
     if np.any(alone):   # to each domain, and there to each GPU, whatever its experts
         group = expert_groups(job)['ep']
         far = where(alone, here * domains_met(job, experts) * crowded,
@@ -961,7 +961,7 @@ class Experts(Half):
     def tokens_gathered(self, job):
         others = job.ep * job.etp - 1
         return job.own * self.width(job) * others * np.equal(job.dispatcher, 'allgather')
-    def counts_places(self, p): return any_of(np.isin(p.dispatcher, ONCE))
+    def counts_places(self, p): return any_of(np.isin(p.dispatcher, SENT_ONCE))
 
     def operations(self, job: CountedJob):  # list of Operation
         "Router, routed experts, and those that see every token; then the residual stream."

@@ -19,8 +19,8 @@ import numpy as np
 from .inputs import nearest
 from .systems import System
 from transformer_perf.estimates import (
-    Assumptions, AttentionKernel, Busy, Group, Product, Roofline, Work, Works, distinct, exchanged,
-    first_of, in_rows, peak_rate, priced_together, recipe_of, ring_share, stacked_rows,
+    Assumptions, AttentionKernel, Busy, Group, Product, Roofline, Work, Works, busy_of_pass,
+    distinct, exchanged, in_rows, peak_rate, priced_together, recipe_of, ring_share, stacked_rows,
     with_same_axes)
 from .parameters import Parameters
 from .quantities import told
@@ -48,11 +48,11 @@ def in_generation(system: System, parameters: Parameters):  # System
     if system.architecture == parameters.architecture: return system
     return dataclasses.replace(system, architecture=parameters.architecture)
 
-SOONER_COMPUTED = 4096   # rows that are computed sooner than told apart
+LEAST_ROWS_TOLD_APART = 4096   # rows that are computed sooner than told apart
 
 def once_each(function, system: System, *columns):
     "A function of columns, computed once for each distinct row; a search has few of them."
-    few = max(map(np.size, columns)) < SOONER_COMPUTED
+    few = max(map(np.size, columns)) < LEAST_ROWS_TOLD_APART
     if few or system.axes: return function(*columns)
     every = np.broadcast_arrays(*columns)
     rows = [column.ravel() for column in every]
@@ -136,12 +136,12 @@ def attention_time(work: AttentionKernel, system: System, parameters: Parameters
                      work.width, work.value, work.seen)
 
 # %% ../nbs/52_kernels.ipynb #96a75a33
-AS_TIMED = {'broadcast': 'allgather', 'reduce': 'reducescatter'}   # -> whose prices it has
+PRICED_AS = {'broadcast': 'allgather', 'reduce': 'reducescatter'}   # -> whose prices it has
 
 def timed_as(kind, system: System):  # names of collectives, one after the other
     "Measured all-reduces were added up by a switch; where there is none, they are two turns."
     if kind == 'allreduce' and system.topology != 'switch': return 'reducescatter', 'allgather'
-    return (AS_TIMED.get(kind, kind),)
+    return (PRICED_AS.get(kind, kind),)
 
 def domain_time(
     kind,          # one of COLLECTIVES, or 'alltoall'
@@ -169,7 +169,7 @@ def link_rates(
     "What a collective reaches on each tier."
     w = parameters.network
     factor = {'allgather': w.gather_factor, 'reducescatter': w.scatter_factor}.get(
-        AS_TIMED.get(kind, kind), 1.)
+        PRICED_AS.get(kind, kind), 1.)
     nics = system.ib_bandwidth * system.nic_factor * group.in_domain * w.nic_share
     alone = np.where(group.in_domain == 1, w.nic_alone, 1.)
     shared = np.where(group.crowded, w.groups_share, 1.)
@@ -327,7 +327,7 @@ class Measured:
             moving / system.hbm_bandwidth]))
 
     def matrix_time(self, each): return matrix_time(each, self.system, self.parameters)
-    def busy(self, work: Work): return first_of(self.busy_of_each, work, self.system)
+    def busy(self, work: Work): return busy_of_pass(self.busy_of_each, work, self.system)
 
     def moved(self, nbytes):  # s
         "Kernels that only move so many GB."

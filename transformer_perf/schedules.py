@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['SCHEDULES', 'PASS_NUMBERS', 'MOST_PLAYED', 'MOST_LETTERS', 'REPEATED', 'ENDS_AS_LAYERS', 'gpipe', 'in_turns',
            'PassCounter', 'dualpipe', 'dualpipe_v', 'idle_turns', 'Schedule', 'own_figure', 'conditions', 'possible',
-           'check_schedule', 'position', 'orders', 'needs', 'unit_time_starts', 'played', 'shortened', 'time_played',
-           'passes_of', 'Held', 'memory_over_time', 'peaks', 'heaviest', 'most_saved', 'saved_at_once', 'most_held',
-           'spelled_out', 'chunks_in', 'shorter', 'layout_of', 'check_layout', 'ends_counted', 'chunks_of',
-           'ends_dealt', 'with_ends', 'formula_holds']
+           'check_schedule', 'position', 'passes_in_order', 'steps_needed', 'unit_time_starts', 'played', 'shortened',
+           'time_played', 'passes_of', 'Held', 'memory_over_time', 'peaks', 'heaviest', 'most_saved', 'saved_at_once',
+           'most_held', 'spelled_out', 'chunks_in', 'repeated_text', 'layout_of', 'check_layout', 'ends_counted',
+           'chunks_of', 'ends_dealt', 'with_ends', 'formula_holds']
 
 # %% ../nbs/30_schedules.ipynb #04b00004
 import functools
@@ -96,7 +96,7 @@ def zb_v(rank, p, v, N):
     while own.seen[W1] < N or own.seen[W0] < N: yield from own.next(W1, W0)
 
 # %% ../nbs/30_schedules.ipynb #04b0000f
-class Dual:
+class DualPipeRank:
     "The steps of DualPipe on one rank; chunk 0 is the direction that comes from the near end."
     def __init__(self):
         self.seen = dict.fromkeys(product('FB', (0, 1)), 0)   # steps taken of each kind and chunk
@@ -123,7 +123,7 @@ class Dual:
 
 def dual_steps(r, h, N):
     "The eight parts, for N micro-batches in each direction."
-    d, far = Dual(), h - r - 1
+    d, far = DualPipeRank(), h - r - 1
     for _ in range(2 * far): yield from d.forward(0)
     for _ in range(r + 1): yield from d.forward(0) + d.forward(1)
     for _ in range(far): yield from d.backward(1, later=True) + d.weights() + d.forward(1)
@@ -299,7 +299,7 @@ def position(s, p, rank, chunk):  # (direction, place among its chunks); numbers
     return 0 * chunk, chunk * p + rank
 
 @lru_cache(maxsize=16)
-def orders(name, p, v, N):  # dict of columns
+def passes_in_order(name, p, v, N):  # dict of columns
     "Every pass of every rank, in the order of the rank; `kind` as in KINDS."
     s, passes, step = SCHEDULES[name], [], 0
     for rank in range(p):
@@ -311,7 +311,7 @@ def orders(name, p, v, N):  # dict of columns
     return dict(rank=rank, step=step, kind=kind, chunk=chunk, micro_batch=m, way=way, place=place)
 
 # %% ../nbs/30_schedules.ipynb #04b00018
-def needs(passes, last):  # array: the step that must be over before each pass, -1 for none
+def steps_needed(passes, last):  # array: the step that must be over before each pass, -1 for none
     "Forward needs the chunk before; backward the chunk after, at the end its forward pass."
     kind, way, place, m = (passes[name] for name in ('kind', 'way', 'place', 'micro_batch'))
     known = np.full((3, way.max() + 1, last + 2, m.max() + 1), -1)
@@ -325,7 +325,7 @@ def needs(passes, last):  # array: the step that must be over before each pass, 
 # %% ../nbs/30_schedules.ipynb #01ca0121
 def waits_of(passes, last):  # (rank of each step, what each waits for, whether by a message)
     "Of each step: the one before it on its rank, and what its passes need; -1 stands for none."
-    step, need = passes['step'], needs(passes, last)
+    step, need = passes['step'], steps_needed(passes, last)
     first = np.flatnonzero(np.diff(step, prepend=-1))   # pass of each step
     rank = passes['rank'][first]
     slot = np.arange(len(step)) - first[step] + 1       # of a pass in its step, from 1
@@ -415,7 +415,7 @@ class Program(NamedTuple):
 @lru_cache(maxsize=64)
 def program(name, p, v, N):  # Program
     "All steps of all ranks; each after what it waits for."
-    passes, chunks = orders(name, p, v, N), p * (SCHEDULES[name].chunks or v)
+    passes, chunks = passes_in_order(name, p, v, N), p * (SCHEDULES[name].chunks or v)
     rank, waits, far = waits_of(passes, chunks - 1)
     state = steady_state(name, p, v, passes)
     steady = steady_steps(rank, waits, far, *state) if state else None
@@ -589,7 +589,7 @@ def most_saved(timeline, v, splits):  # list, a number of micro-batches for each
 @lru_cache(maxsize=256)
 def saved_at_once(name, p, v, N):  # array [rank, moment, chunk of the rank]
     "How many micro-batches of each of its chunks a rank keeps, whenever that is more than before."
-    passes, s = orders(name, p, v, N), SCHEDULES[name]
+    passes, s = passes_in_order(name, p, v, N), SCHEDULES[name]
     kind, chunk, rank = (passes[x] for x in ('kind', 'chunk', 'rank'))
     begins, ends = kind == PASS_NUMBERS['F'], kind == PASS_NUMBERS['W' if s.splits else 'B']
     of_chunk = chunk[:, None] == np.arange(chunk.max() + 1)
@@ -636,7 +636,7 @@ def chunks_in(layout):  # list of str, the letters of each chunk in the order of
     return text.split('|')
 
 # %% ../nbs/30_schedules.ipynb #04b00042
-def shorter(text, n):
+def repeated_text(text, n):
     "So many repetitions, written out or not."
     return min(text * n, f'({text})*{n}' if len(text) > 1 else f'{text}*{n}', key=len)
 
@@ -644,7 +644,7 @@ def layout_of(chunks):  # str
     "The shortest usual layout of chunks."
     def written(items):   # what stands several times in a row, once
         runs = [(item, len(list(same))) for item, same in groupby(items)]
-        return ''.join(shorter(item, n) for item, n in runs)
+        return ''.join(repeated_text(item, n) for item, n in runs)
     *before, last = map(written, chunks)
     return written(f'{text}|' for text in before) + last
 

@@ -9,17 +9,18 @@ __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'TIMES'
            'weights_on_gpu', 'states_of', 'gradient_reads', 'step_bytes', 'host_bytes', 'total_over_weights',
            'busiest_share', 'step_on_matrices', 'on_busiest_gpu', 'host_step', 'casts_each', 'cast_GB', 'update_time',
            'straggling', 'PipelineStage', 'chunks_dealt', 'stages_in_order', 'runs_on_ranks', 'distinct_stages',
-           'holds_more', 'uneven', 'stages_alike', 'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Load',
-           'StageCost', 'stage_cost', 'slowest_stage', 'stages_that_differ', 'longest_of', 'reduction_delay',
-           'loads_of', 'time_of_ends', 'of_layers', 'load_with_most', 'mean_matrices', 'bubble_time', 'ranks_that_wait',
-           'least_total', 'least_bubble', 'between_layers', 'iteration_times', 'Memory', 'saved_micro_batches',
-           'logit_bytes', 'working_memory_GB', 'StageWeights', 'shares_out', 'numbers_of_units', 'longest_run',
-           'runs_of_stage', 'largest_units', 'comes_and_goes', 'frozen_of_stage', 'frozen_held', 'weights_of_stage',
-           'weights_held', 'no_gradients_at_peak', 'gradients_held', 'saved_at', 'layer_working_set', 'memory_at',
-           'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied', 'other_copies', 'fullness',
-           'memory_of', 'memory_bound', 'must_fit_GB', 'memory_needed', 'chunks_differ', 'components', 'figures',
+           'holds_more', 'has_uneven_chunks', 'stages_alike', 'ends_differ', 'stages_of', 'mean_layer',
+           'costs_at_places', 'Load', 'StageCost', 'stage_cost', 'slowest_stage', 'costs_of_unlike_stages',
+           'longest_of', 'reduction_delay', 'loads_of', 'time_of_ends', 'summed_over_kinds', 'load_with_most',
+           'mean_matrices', 'bubble_time', 'ranks_that_wait', 'least_iteration_seconds', 'least_bubble',
+           'host_seconds_of_micro_batch', 'iteration_times', 'Memory', 'saved_micro_batches', 'logit_bytes',
+           'working_memory_GB', 'StageWeights', 'shares_out', 'numbers_of_units', 'longest_run', 'runs_of_stage',
+           'largest_units', 'comes_and_goes', 'frozen_of_stage', 'frozen_held', 'weights_of_stage', 'weights_held',
+           'no_gradients_at_peak', 'gradients_held', 'saved_at', 'layer_working_set', 'memory_at', 'states_held',
+           'host_at', 'host_of', 'host_has_room', 'layers_copied', 'other_copies', 'fullness', 'memory_of',
+           'memory_bound', 'must_fit_GB', 'memory_needed', 'ranks_have_unlike_chunks', 'components', 'figures',
            'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked',
-           'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'on_chunks', 'saved_on_chunks',
+           'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'figures_of_chunks', 'saved_on_chunks',
            'pass_times', 'passes_in', 'play', 'micro_batch_overhead', 'chunks_alike', 'grouped_by_order', 'exact_times',
            'idle_when_played', 'without_activations', 'memory_on_ranks', 'fullest_rank', 'exact_memory',
            'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
@@ -51,10 +52,10 @@ from .kernels import pricer_of
 from .blocks import (
     STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)
 from .modules import (
-    LayerCost, Matrices, Part, Stored, Workload, costs_of_kinds, count, data_parallel_time, ends_GB,
-    fields_at, gathers_again, gathers_often, gradient_held, groups_of, groups_of_ends, if_any,
-    micro_batches_of_stage, over_host_link, pipeline_time, priced_rows, prices_of, reduces_often,
-    seconds_of_ends, sharers, stages_held, stays_gathered, with_recompute)
+    LayerCost, Matrices, Stored, UnitWeights, Workload, costs_of_kinds, count, data_parallel_time,
+    ends_GB, fields_at, gathers_again, gathers_often, gradient_held, groups_of, groups_of_ends,
+    if_any, micro_batches_of_stage, over_host_link, pipeline_time, priced_rows, prices_of,
+    reduces_often, seconds_of_ends, sharing_groups, stages_held, stays_gathered, with_recompute)
 
 # %% ../nbs/87_timeline.ipynb #04b00006
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -201,10 +202,10 @@ def reduction_time(work: Workload, pace, pricer):  # s
     p, of = work.layouts, pace.stored
     few = (p.tp > 1) & np.less(pricer.system.nic_factor, 1)
     crowd = lambda group: group._replace(crowded=few & (group.in_domain > 1))
-    parts = [Part(GB, crowd(group), still=still) for (GB, group), still in
+    parts = [UnitWeights(GB, crowd(group), still=still) for (GB, group), still in
              zip(weight_parts(p, of), (of.frozen, of.frozen_routed))]
-    beside = Part(0., parts[0].group, most_of_ends(work),
-                  still_tables=most_of_ends(work, work.frozen))
+    beside = UnitWeights(0., parts[0].group, most_of_ends(work),
+                         still_tables=most_of_ends(work, work.frozen))
     (forward, backward), layers = pace.cost[:2], pace.layers * stages_held(p)
     back = activation_fetch_time(p, of, pricer)
     return sum(data_parallel_time(parts, forward, backward, pricer, p, layers, beside, back))
@@ -215,7 +216,8 @@ def stage_weights(p: Layouts, of: Stored, layers, ends):  # list of (GB, GPUs)
     held = layers * stages_held(p)
     parts, groups = zip(*weight_parts(p, of))
     first, *others = (GB * held for GB in parts)
-    return [(GB, sharers(p, group)[0].size) for GB, group in zip([first + ends, *others], groups)]
+    every = zip([first + ends, *others], groups)
+    return [(GB, sharing_groups(p, group)[0].size) for GB, group in every]
 
 def stage_matrices(p: Layouts, matrices: Matrices, layers, parts):  # list of (GB, GPUs)
     "Of all weights of one GPU those in matrices, which some optimizers take as a whole."
@@ -297,7 +299,7 @@ def host_step(p: Layouts, parts, matrices, pricer):  # s
 def casts_each(p: Layouts, of: Stored):
     "Whether weights are cast anew whenever ZeRO-3 gathers them: it keeps no casts of shared ones."
     kept = np.logical_not(p.reshard_after_forward) | in_low_precision(p.assumptions, p.precision)
-    shares = functools.reduce(operator.or_, (np.greater(sharers(p, group)[0].size, 1)
+    shares = functools.reduce(operator.or_, (np.greater(sharing_groups(p, group)[0].size, 1)
                                              for _, group in weight_parts(p, of)))
     return np.equal(p.zero_stage, 3) & np.logical_not(kept) & shares
 
@@ -400,7 +402,7 @@ def holds_more(a: PipelineStage, b: PipelineStage):
             *zip(a.runs, b.runs)]
     return a != b and a.rank <= b.rank and all(x >= y for x, y in most)
 
-def uneven(work: Workload):  # bools, of each layout
+def has_uneven_chunks(work: Workload):  # bools, of each layout
     "Whether chunks have different layers."
     p = work.layouts
     if p.layout or work.mtp_layers or work.order: return True
@@ -408,7 +410,7 @@ def uneven(work: Workload):  # bools, of each layout
 
 def stages_alike(work: Workload):
     "Whether all stages are alike but for the ends."
-    return not any_of(uneven(work))
+    return not any_of(has_uneven_chunks(work))
 
 # %% ../nbs/87_timeline.ipynb #83c55b89
 def ends_differ(work: Workload):
@@ -508,10 +510,10 @@ def stage_cost(work: Workload, costs, load: Load):  # StageCost
 def slowest_stage(work: Workload, costs, ends):  # StageCost
     "The stage that sets the pace."
     seconds = of_each_kind(work, costs.forward + costs.backward)
-    busy = lambda load: of_layers(load.layers, seconds) + load.ends
+    busy = lambda load: summed_over_kinds(load.layers, seconds) + load.ends
     return stage_cost(work, costs, load_with_most(busy, loads_of(work, ends)))
 
-def stages_that_differ(work: Workload, costs, ends, pace: StageCost):  # list of StageCost
+def costs_of_unlike_stages(work: Workload, costs, ends, pace: StageCost):  # list of StageCost
     "What each stage that differs takes; `pace`: the slowest, in place of all that are alike."
     if stages_alike(work): return [pace]
     return [stage_cost(work, costs, load) for load in loads_of(work, ends)]
@@ -542,7 +544,7 @@ def time_of_ends(work: Workload, stage: PipelineStage, ends):  # s
     own = stage.first * ends[0] + stage.last * ends[1]
     return own / np.where(both, stages_held(work.layouts), 1)
 
-def of_layers(layers, each):
+def summed_over_kinds(layers, each):
     "A figure of so many layers of each kind; `each`: of one layer of each."
     return sum(number * x for number, x in zip(layers, each))
 
@@ -595,7 +597,7 @@ def ranks_that_wait(pattern, p, v, schedule, layout=None):  # list of tuples
         found.append((*own, *met.tolist(), rank))
     return found
 
-def least_total(work: Workload, costs, ends, more):  # s
+def least_iteration_seconds(work: Workload, costs, ends, more):  # s
     """What no order of passes is faster than: a rank waits for the first micro-batch, has its own
     work, and the last gradient goes back through the ranks before it; gradients of weights that
     are steps of their own may be left until then."""
@@ -617,11 +619,11 @@ def least_total(work: Workload, costs, ends, more):  # s
 def least_bubble(work: Workload, costs, pace, more, ends):  # s
     "As `bubble_time`; where chunks are unlike, the least that the slowest stage can idle."
     if chunks_alike(work, ends): return bubble_time(work, costs, pace, more, ends)
-    return np.maximum(
-        least_total(work, costs, ends, more) - work.layouts.micro_batches * (pace + more), 0.)
+    least = least_iteration_seconds(work, costs, ends, more)
+    return np.maximum(least - work.layouts.micro_batches * (pace + more), 0.)
 
 # %% ../nbs/87_timeline.ipynb #c1956c27
-def between_layers(p: Layouts):  # s
+def host_seconds_of_micro_batch(p: Layouts):  # s
     "What the host takes for a micro-batch beside its layers, unless a graph has it all."
     return p.costs.host_micro_batch * launched(p.cuda_graphs, 2)
 
@@ -637,10 +639,10 @@ def iteration_times(
     pace, tables, p = slowest_stage(work, costs, ends), most_of_ends(work), work.layouts
     cost, L, N = pace.cost, pace.layers, p.micro_batches
     sent = sent_between_stages(work, pricer) if messages else 0.
-    stages = stages_that_differ(work, costs, ends, pace) if messages else [pace]
+    stages = costs_of_unlike_stages(work, costs, ends, pace) if messages else [pace]
     delay = lambda own: reduction_delay(work, own, pace, pricer)
     reduced = longest_of(stages, delay) if messages else 0.
-    host = between_layers(p)
+    host = host_seconds_of_micro_batch(p)
     bubble = bubble_of(work, costs, pace.busy, host + sent, ends)
     slack = named((pace.busy + sent + host) * straggling(p), 'slack', 's')
     step = longest_of(stages, lambda own: update_time(work, own, pricer, tables))
@@ -717,7 +719,7 @@ def longest_run(work: Workload, at: PipelineStage, layers, units, each):  # GB
         layers_alone = np.minimum(layers, units), 0
         beside_table = np.minimum(layers, units - 1), units > 0   # none after a step
         runs = layers_alone, beside_table
-    return functools.reduce(np.maximum, (of_layers(run, each) for run in runs))
+    return functools.reduce(np.maximum, (summed_over_kinds(run, each) for run in runs))
 
 def runs_of_stage(work: Workload, at: PipelineStage, units):  # yields numbers, of each kind
     "The runs of so many units on the rank of a stage, for each layout."
@@ -734,7 +736,7 @@ def largest_units(work: Workload, at: PipelineStage, own: StageWeights, units, s
     each = [comes_and_goes(p, of, own) for of in stored]
     table = np.minimum(own.ends, own.table)
     tables = (own.ends > 0) + 1. * (own.ends > 1.5 * own.table)
-    every = of_layers(at.layers, each) * stages_held(p) + own.ends
+    every = summed_over_kinds(at.layers, each) * stages_held(p) + own.ends
     found = longest_run(work, at, own.layers, units, [*each, table])
     return where(some & (units < own.layers + tables), found, every)
 
@@ -911,11 +913,11 @@ def memory_needed(work: Workload, least=False):  # GB
     "What must fit into a GPU, by formula; or the least that it can be where chunks differ."
     return must_fit_GB(work.layouts, memory_of(work, least))
 
-def chunks_differ(work: Workload):  # bools, of each layout
+def ranks_have_unlike_chunks(work: Workload):  # bools, of each layout
     "Whether a rank has chunks that keep different amounts: only playing tells what it holds."
     p = work.layouts
     several = np.greater(p.virtual_stages, 1) | ends_on_one_rank(p)   # chunks of a rank
-    return several & uneven(work) & np.greater(p.pp, 1)
+    return several & has_uneven_chunks(work) & np.greater(p.pp, 1)
 
 # %% ../nbs/87_timeline.ipynb #8559f3b7
 TIMES = ('compute_s', 'exposed_memory_s', 'tp_comm_s', 'dp_comm_s', 'pp_comm_s', 'bubble_s',
@@ -1017,7 +1019,7 @@ def of_each_kind(work: Workload, x):  # list
     "A figure of each kind of layer."
     return [x] if work.order is None else [*x]
 
-def on_chunks(work: Workload, *figures):  # array [chunk, figure, ...]
+def figures_of_chunks(work: Workload, *figures):  # array [chunk, figure, ...]
     "Figures of each chunk: each a list, of a layer of each kind, of both ends, and of any chunk."
     p, number = work.layouts, len(figures)
     held = held_by_chunks(work.pattern, p.pp, p.virtual_stages, p.layout)
@@ -1026,7 +1028,7 @@ def on_chunks(work: Workload, *figures):  # array [chunk, figure, ...]
 
 def saved_on_chunks(work: Workload):  # array [chunk, ...]
     "GB of activations that a pass of each chunk keeps."
-    return on_chunks(work, [*of_each_kind(work, work.stored.activations), 0., 0., 0.])[:, 0]
+    return figures_of_chunks(work, [*of_each_kind(work, work.stored.activations), 0., 0., 0.])[:, 0]
 
 # %% ../nbs/87_timeline.ipynb #5c0ed003
 def pass_times(
@@ -1036,9 +1038,9 @@ def pass_times(
     "What each pass of each chunk takes."
     third, own = [end / 3 for end in ends], more / 2 / work.layouts.virtual_stages
     kinds = lambda x: of_each_kind(work, x)
-    found = on_chunks(work, [*kinds(costs.forward), *third, own],
-                      [*kinds(costs.backward - costs.late), *third, own],
-                      [*kinds(costs.late), *third, 0.])
+    found = figures_of_chunks(work, [*kinds(costs.forward), *third, own],
+                              [*kinds(costs.backward - costs.late), *third, own],
+                              [*kinds(costs.late), *third, 0.])
     return found[:, 0], found[:, 1], found[:, 2]
 
 def passes_in(p: Layouts):
@@ -1056,7 +1058,7 @@ def play(work: Workload, costs, ends, more):  # Timeline
 # %% ../nbs/87_timeline.ipynb #5c0ed006
 def micro_batch_overhead(p: Layouts, times: Times):  # s
     "What a micro-batch takes on every rank besides layers and ends."
-    return between_layers(p) + times.pp_comm / p.micro_batches
+    return host_seconds_of_micro_batch(p) + times.pp_comm / p.micro_batches
 
 def chunks_alike(work: Workload, ends):
     "Whether all chunks of each configuration are alike, as one sees without pricing them."

@@ -24,7 +24,7 @@ from ..choices import needs_zero_3
 from ..schedules import (
     MOST_PLAYED, SCHEDULES, chunks_of, layout_of, possible, with_ends)
 from ..estimates import (
-    CHOICES, CONTEXTS, DISPATCHERS, FITS_BY, ONCE, RECIPES, Assumptions, as_assumptions)
+    CHOICES, CONTEXTS, DISPATCHERS, FITS_BY, RECIPES, SENT_ONCE, Assumptions, as_assumptions)
 from ..parameters import generations
 from ..blocks import STRATEGIES
 from ..modules import count, leaves_rows, reduces_each
@@ -172,7 +172,7 @@ def layouts_by_time(case: Case):  # list of at most one str
 
 def dispatchers_on(system: System):  # tuple
     "DeepEP and HybridEP are written for NVIDIA's GPUs, whose generations are known."
-    theirs = () if system.architecture in generations() else ONCE
+    theirs = () if system.architecture in generations() else SENT_ONCE
     return tuple(name for name in DISPATCHERS if name not in theirs)
 
 def values_beside(case: Case, precision, offload):  # dict: field -> other values

@@ -27,8 +27,8 @@ from ..timeline import GROUPS, statistics
 from ..iteration import (
     SHOWN, Parallel, estimate, evidence_of_rows, says_nothing, short, tuned_and_plain)
 from ..execution import (
-    KIND, PLAYED, Fitting, asked_about, best_candidates, counts_of, fitting, not_among, played_best,
-    questions, result_of, tables_of, with_tables)
+    KIND, PLAYED, Fitting, best_candidates, counts_of, fitting, not_among, played_best, questions,
+    result_of, search_subject, tables_of, with_tables)
 from .neighbours import tables_as_html
 
 # %% ../../nbs/72_plan.ipynb #14a00011
@@ -435,6 +435,7 @@ def plan(
         raise ValueError(f'tokens={budget.tokens:g} must be at least those of an iteration: '
                          f'{batch} samples of {m.seq_len}')
     more = prices, of_type(operation, ClusterOperation, 'operation'), finite(margin, 'margin')
-    about = [asked_about(m, one, batch, assumptions, fits_by, software) for one in systems.values()]
+    about = [search_subject(m, one, batch, assumptions, fits_by, software)
+             for one in systems.values()]
     found = [searched(each, counts, strategy, choices) for each in about]
     return short_list(m, batch, budget, found, [each[-1] for each in about], *more)

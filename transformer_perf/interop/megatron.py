@@ -20,7 +20,7 @@ from ..configs import rule_of
 from ..models import has_experts
 from ..choices import (
     GRAPHED, KEEPS, PARTS, amounts_offloaded, offload_said, recomputed_layers, recomputed_parts)
-from ..estimates import ONCE
+from ..estimates import SENT_ONCE
 from ..iteration import sends_tokens
 from ..schedules import chunks_in, chunks_of, layout_of, with_ends
 from .scripts import MARK, commands_of, gpus_started, options, parsed
@@ -730,7 +730,8 @@ def undo_megatron(f):  # dict
     for said in (precision_for_megatron, stages_for_megatron, graphs_for_megatron,
                  offload_for_megatron, states_for_megatron): own |= said(f)
     own |= recompute
-    if f.get('dispatcher') in ONCE: own |= dict(dispatcher='once', flex_backend=f['dispatcher'])
+    if f.get('dispatcher') in SENT_ONCE:
+        own |= dict(dispatcher='once', flex_backend=f['dispatcher'])
     return f | own | (model_for_megatron(f) if 'depth' in f else {})
 
 # %% ../../nbs/90c_megatron.ipynb #4c0505b0

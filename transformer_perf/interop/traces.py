@@ -18,8 +18,8 @@ from ..schedules import SCHEDULES, position
 from ..estimates import added
 from ..modules import Layer, LayerCost, Priced, priced_rows
 from ..timeline import (
-    chunks_dealt, job_of_estimate, memory_played, most_of_ends, of_each_kind, on_chunks,
-    longest_of, priced_estimate, slowest_stage, stages_that_differ, update_time)
+    chunks_dealt, costs_of_unlike_stages, figures_of_chunks, job_of_estimate, longest_of,
+    memory_played, most_of_ends, of_each_kind, priced_estimate, slowest_stage, update_time)
 from ..iteration import Estimate, played_estimate
 
 # %% ../../nbs/92_traces.ipynb #16a00008
@@ -31,7 +31,7 @@ def exposed_messages(one: Estimate):  # (forward, backward), s of each chunk in 
     priced = priced_rows([layer.rows for layer in work.kinds], pricer)
     there = [float(added(layer.sent_forward)) for layer in priced]
     back = np.subtract(of_each_kind(work, costs.comm), there)
-    found = on_chunks(work, [*there, 0., 0., 0.], [*back, 0., 0., 0.])
+    found = figures_of_chunks(work, [*there, 0., 0., 0.], [*back, 0., 0., 0.])
     return found[:, 0], found[:, 1]
 
 def handed_over(one: Estimate):  # s
@@ -44,7 +44,7 @@ def ending(one: Estimate, played):  # list of (lane, name, s)
     "What follows the passes, which took so many s."
     work, pricer, costs, ends = priced_estimate(one)
     pace, tables = slowest_stage(work, costs, ends), most_of_ends(work)
-    stages = stages_that_differ(work, costs, ends, pace)
+    stages = costs_of_unlike_stages(work, costs, ends, pace)
     step = float(longest_of(stages, lambda own: update_time(work, own, pricer, tables)))
     copies = one.stats['dp_comm_s']
     wait = one.stats['iteration_s'] - played - copies - step

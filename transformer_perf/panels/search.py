@@ -21,7 +21,7 @@ from ..blocks import STRATEGIES
 from ..timeline import COMPONENTS, GROUPS, PLACES, components
 from ..iteration import interval_in_words, keep, readable, sends_tokens, short
 from ..execution import (
-    KIND, asked_about, fitting, played_until_sure, questions, result_of, search, strategies_for,
+    KIND, fitting, played_until_sure, questions, result_of, search, search_subject, strategies_for,
     strategies_named, tables_of, worth_playing)
 from ..advice.neighbours import rows_in
 from ..plots import TIME_PARTS
@@ -68,7 +68,7 @@ def searched_for_state(state):   # what is searched for
 @functools.lru_cache(2)
 def candidates_fitting(state):  # list of Fitting
     "What fits of what is asked: the candidates, the map and its cells come from it."
-    about = asked_about(*named_in(state), state.global_batch, assumptions_of(state), None)
+    about = search_subject(*named_in(state), state.global_batch, assumptions_of(state), None)
     counts = [whole(state.n_gpus, 'n_gpus')]
     return [fitting(counts, q) for q in questions(about, state.strategy, {})]
 

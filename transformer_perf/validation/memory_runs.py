@@ -14,7 +14,7 @@ import pandas as pd
 
 # %% ../../nbs/17_memory.ipynb #38a00005
 from ..inputs import read_csv
-from ..estimates import AS_TRAINED, MENDED, Assumptions
+from ..estimates import AS_TRAINED, MENDED_SLIPS, Assumptions
 from ..interop.megatron import FLAGS, FP8, with_groups
 from ..measured_kernels import sheet_of
 from ..interop import as_job
@@ -78,7 +78,7 @@ def known_arguments(run):  # dict: argument -> value
     return with_groups(found)
 
 # %% ../../nbs/17_memory.ipynb #38a0000c
-AT_REST = MENDED | AS_TRAINED | {'working_memory': False, 'zero_gathered': 0}   # after a step
+AT_REST = MENDED_SLIPS | AS_TRAINED | {'working_memory': False, 'zero_gathered': 0}   # after a step
 
 def assumptions_of_run(run):  # Assumptions
     "What a run's bytes depend on, beside its model and its configuration."

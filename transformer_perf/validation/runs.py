@@ -38,7 +38,7 @@ from ..estimates import (
 from ..parameters import measured_folder
 from ..software import Software, known_software, run_by
 from ..measured_kernels import GPU_VARIANTS
-from ..modules import hides
+from ..modules import copies_overlap
 from ..timeline import PLACES, placed_by_rank, statistics
 from ..iteration import Parallel, divisors, keep, usable_domain_sizes
 from ..execution import crossed
@@ -377,7 +377,7 @@ def chosen_by_software(x):  # DataFrame
     chosen = lambda c: usual_choice(x.software, c).mask(x.pp > 1, usual_choice(x.software, c, 2))
     usual = {c: chosen(c).astype(float) for c in SOFTWARE_CHOICES}
     stage = x.zero_stage.fillna(usual['zero_stage'])
-    hidden = hides(usual_choice(x.software, 'dp_overlap').to_numpy(), stage.to_numpy())
+    hidden = copies_overlap(usual_choice(x.software, 'dp_overlap').to_numpy(), stage.to_numpy())
     usual['dp_overlap'] = pd.Series(1. * hidden, x.index)
     usual['tp_overlap'] *= shared
     usual['sequence_parallel'] = 1. * (sharded & shared)
