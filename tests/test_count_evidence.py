@@ -13,6 +13,10 @@ from transformer_perf.parameters import (
     Calibration, Costs, Evidence, Kernels, Parameters, checked_interval, read_calibration)
 from transformer_perf.models import as_model
 from transformer_perf.systems import as_system
+from transformer_perf.validation import published
+from transformer_perf.validation.calibration import (
+    choices_in, evidence_with, seen_by_stack)
+from transformer_perf.validation.runs import clean, stack_of
 
 MODEL = Model(1024, 512, 8, 12, mlp_dim=1536, vocab=4096, name='small')
 EXPERTS = dataclasses.replace(MODEL, experts=8, experts_per_token=2, expert_dim=256)
@@ -31,9 +35,9 @@ KNOWN = Evidence(
                'unnamed': {'dense': (-.7, .8), 'waiting': (-.8, .9), 'experts': (-.9, .95)}})
 
 
-def asked(layout, model=MODEL, system=SYSTEM, stack='NeMo', **software):
+def asked(layout, model=MODEL, system=SYSTEM, stack='NeMo', known=KNOWN, **software):
     "An estimate by parameters of which these runs are known."
-    measured = Parameters('Hopper', stack, Kernels(), software=Costs(**software), evidence=KNOWN)
+    measured = Parameters('Hopper', stack, Kernels(), software=Costs(**software), evidence=known)
     a = Assumptions(**MENDED_SLIPS | AS_TRAINED, measured=measured)
     return estimate(model, Parallel(micro_batch=2, **layout), system, 64, a)
 
@@ -205,6 +209,37 @@ def test_runs_of_one_stack_are_called_so():
     unnamed = dataclasses.replace(KNOWN, runs=[run(5), run(2, stack='any', precision='fp8')])
     assert unnamed.trust('H100', '', 'dense', 'fp8') == (
         'near: 2 runs of unnamed software on H100, dense, fp8')
+
+
+def test_a_software_is_measured_where_its_own_runs_chose_the_same():
+    "Others had whole recompute, and runs of models with experts count for themselves."
+    own = {'NeMo': {'dense': {'zero_stage': [1], 'recompute': ['none']},
+                    'with experts': {'recompute': ['full']}}}
+    known = dataclasses.replace(KNOWN, seen_by=own)
+    rests = lambda stack='NeMo', **layout: asked(layout, stack=stack, known=known).notes
+    says = lambda notes, words: any(f'Evidence: {words}' in note for note in notes)
+    such = '6 runs of NeMo on H100, dense, bf16'
+    assert says(rests(), f'measured: {such}')
+    assert says(rests(recompute='full'), f'near: {such}, none with recompute full.')
+    assert says(rests(recompute='full', stack='Other'), 'near: only 4 runs of Other')
+    assert says(rests(recompute='mlp'), 'extrapolated: no run with recompute mlp')
+
+
+def test_runs_say_what_each_software_chose():
+    "All together chose what the table has; one's own runs are added to those that ship."
+    runs = clean(published())
+    found = seen_by_stack(runs)
+    every = [own for models in found.values() for own in models.values()]
+    for name, values in choices_in(runs).items():
+        assert {*values} == {x for own in every for x in own[name]}, name
+    assert set(found) == {stack or 'any' for stack in stack_of(runs)} and len(found) > 2
+    mine = runs[runs.recompute == 'full'].head(1).assign(software='mine')
+    (own,) = seen_by_stack(mine)['mine'].values()
+    assert own['recompute'] == ['full']
+    more, shipped = evidence_with(mine, None)['seen_by'], read_calibration().evidence.seen_by
+    assert more == shipped | {'mine': {'dense': own}}
+    again = evidence_with(mine.assign(software='SimuMax'), None)['seen_by']['SimuMax']['dense']
+    assert again['recompute'] == ['full', 'none'] != shipped['SimuMax']['dense']['recompute']
 
 
 @pytest.mark.parametrize('name, kind', [

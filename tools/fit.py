@@ -27,8 +27,8 @@ from transformer_perf.validation.predictions import (
     ERRORS_OF_OTHERS, TOO_LARGE, but_tests, features_of, never_seen, source_of)
 from transformer_perf.validation.calibration import (
     PROTOCOL, CalibrationResult, Entry, calibrate_network, entries_of, evidence_of, feasible,
-    layout_understood, least_squares_within, published_collectives, residuals_of, seen_in,
-    sets_with, table_of_fit)
+    layout_understood, least_squares_within, published_collectives, residuals_of, seen_by_stack,
+    seen_in, sets_with, table_of_fit)
 
 from recipes import recipes
 
@@ -469,6 +469,7 @@ def add_records(path, runs, fitted, others):  # DataFrame, a row per source
     found |= dict(
         errors=rows(errors), residuals=rows(residual_table(judged, columns)), fitted=fitted,
         evidence=evidence_of(clean(runs)), seen=seen_in(clean(runs[like])),
+        seen_by=seen_by_stack(clean(runs[like])),
         intervals={'never seen': intervals_of(both, columns['never seen']),
                    'half held out': intervals_of(seen, halves, 'half held out'),
                    'unnamed': intervals_of(seen, unnamed(runs, path), 'unnamed')},

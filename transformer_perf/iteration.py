@@ -9,12 +9,13 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'PUBLISHED_CHOICES', 'TAKEN_IF_UNSAID
            'choices_fit', 'sends_tokens', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal',
            'can_offload', 'check_host', 'check_offload', 'grid_lacks', 'check_stages', 'check_parallel',
            'choices_in_stages', 'settled', 'parts_said', 'parts_among', 'unknown_choices', 'out_of_reach', 'gpu_in',
-           'unknown_layers', 'never_run', 'fitted_stack', 'evidence', 'evidence_of_rows', 'kind_of_run', 'is_known',
-           'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'beyond_software',
-           'more_than_there_are', 'without_effect', 'domains_in_words', 'seconds_in', 'tuned_and_plain', 'how_priced',
-           'played_estimate', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of_table', 'cross',
-           'keep', 'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable',
-           'differs', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'unknown_layers', 'unknown_in', 'never_run', 'fitted_stack', 'evidence', 'evidence_of_rows', 'kind_of_run',
+           'is_known', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of',
+           'beyond_software', 'more_than_there_are', 'without_effect', 'domains_in_words', 'seconds_in',
+           'tuned_and_plain', 'how_priced', 'played_estimate', 'timeline_of', 'memory_of_ranks', 'divisors',
+           'divisors_of', 'rows_of_table', 'cross', 'keep', 'usable_domain_sizes', 'interval_of', 'estimate', 'short',
+           'gap', 'layer_groups', 'readable', 'differs', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
+           'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -367,12 +368,17 @@ def unknown_layers(model: Model):  # str
     "Which kinds of layers of a model no measured run had."
     return ' and '.join(sorted({half.name for half in halves_of(model)} - LAYERS_OF_RUNS))
 
+def unknown_in(seen, row, model: Model, assumptions):  # str
+    "Which choices of a configuration some runs do not have; seen: what they have."
+    choices = {name: values for name, values in seen.items() if name not in REACHED}
+    return unknown_choices(row, TAKEN_IF_UNSAID | choices, model,
+                           assumptions.costs.sums_in_pipelines)
+
 def never_run(row, model: Model, assumptions):  # str
     "What of a configuration no measured run came near."
-    known, sums_in_pipelines = assumptions.measured.evidence, assumptions.costs.sums_in_pipelines
-    choices = {name: values for name, values in known.seen.items() if name not in REACHED}
-    new = unknown_choices(row, TAKEN_IF_UNSAID | choices, model, sums_in_pipelines)
-    found = unknown_layers(model), new, out_of_reach(row, known.seen, model)
+    seen = assumptions.measured.evidence.seen
+    new = unknown_in(seen, row, model, assumptions)
+    found = unknown_layers(model), new, out_of_reach(row, seen, model)
     return ', '.join(filter(None, found))
 
 def fitted_stack(assumptions):  # str
@@ -395,8 +401,10 @@ def evidence(row, model: Model, system: System, assumptions):  # str
     if known is None: return 'parameters whose runs are not recorded'
     if new := never_run(row, model, assumptions):
         return f'extrapolated: no run with {new} was fitted to'
-    kind = 'with experts' if sends_tokens(model) else 'dense'
-    return known.trust(gpu_in(system, known), fitted_stack(assumptions), kind, row['precision'])
+    kind, stack = 'with experts' if sends_tokens(model) else 'dense', fitted_stack(assumptions)
+    own = known.seen_by.get(stack, {}).get(kind)
+    lacks = unknown_in(own, row, model, assumptions) if own else ''
+    return known.trust(gpu_in(system, known), stack, kind, row['precision'], lacks)
 
 def evidence_of_rows(rows):  # str; rows: what each rests on, of at least one
     "What the rows of a table rest on, and how many on what."

@@ -236,6 +236,7 @@ class Evidence:
     runs: list       # of dict: gpu, stack, model, precision, and how many runs
     seen: dict       # choice -> its values in these runs
     intervals: dict  # one of SEEN -> kind of run -> (low, high): `interval`
+    seen_by: dict = dataclasses.field(default_factory=dict)   # stack -> model -> as `seen`
 
     def alike(self, **features):  # list of dict, as `runs`
         "The runs that have these features."
@@ -246,17 +247,19 @@ class Evidence:
         "How many runs have these features."
         return sum(run['runs'] for run in self.alike(**features))
 
-    def trust(self, gpu, stack, model, precision):  # str
-        "How near the nearest evidence is, and what it is."
+    def trust(self, gpu, stack, model, precision, lacks=''):  # str
+        "How near the nearest evidence is; `lacks`: what no run of this software and model has."
         what, here = dict(model=model, precision=precision), self.count(gpu=gpu)
         such, mine = f'{model}, {precision}', self.count(gpu=gpu, stack=stack)
         runs = lambda n: f'{n} run' + ('s' if n != 1 else '')
         named = lambda stack: 'unnamed software' if stack == 'any' else stack
         own = self.count(gpu=gpu, stack=stack, **what)
-        if own >= FEW_RUNS: return f'measured: {runs(own)} of {named(stack)} on {gpu}, {such}'
+        words = f'{runs(own)} of {named(stack)} on {gpu}, {such}'
+        if own >= FEW_RUNS: return f'near: {words}, none with {lacks}' if lacks else (
+            f'measured: {words}')
         if not here: return f'extrapolated: no run on {gpu} was fitted to, only single kernels'
         if here < FEW_RUNS: return f'extrapolated: {gpu} was fitted to {runs(here)} only'
-        if own: return f'near: only {runs(own)} of {named(stack)} on {gpu}, {such}'
+        if own: return f'near: only {words}'
         if mine: return f'near: {runs(mine)} of {named(stack)} on {gpu}, none of them {such}'
         if stack not in ('', 'any'): return f'near: {runs(here)} on {gpu}, none of them of {stack}'
         if own := self.count(gpu=gpu, **what):
@@ -297,20 +300,28 @@ def checked_interval(pair):  # (low, high)
     if low > high: raise ValueError(f'an interval from {low} to {high} must ascend')
     return low, high
 
+def choices_seen(found):  # dict: choice -> values
+    "The choices that a file says runs had."
+    seen = {}
+    for name, values in of_type(found, dict, 'seen').items():
+        values = of_type(values, list, nearest(name, (*SHOWS, *REACHED), 'choice'))
+        seen[name] = [of_type(x, (str, int, float), name) for x in values]
+    return seen
+
 def evidence_in(found):  # Evidence or None
     "What a file says about the runs behind its parameters."
     if 'evidence' not in found: return None
-    runs, seen, spread = [], {}, {}
+    runs, spread, seen_by = [], {}, {}
     for run in of_type(found['evidence'], list, 'evidence'):
         about = {name: label(run[name], name) for name in ('gpu', 'stack', 'model', 'precision')}
         runs.append({'runs': whole(run['runs'], 'runs')} | about)
-    for name, values in found['seen'].items():
-        values = of_type(values, list, nearest(name, (*SHOWS, *REACHED), 'choice'))
-        seen[name] = [of_type(x, (str, int, float), name) for x in values]
+    for stack, models in of_type(found.get('seen_by', {}), dict, 'seen_by').items():
+        seen_by[label(stack, 'stack')] = {label(model, 'model'): choices_seen(own)
+                                          for model, own in of_type(models, dict, stack).items()}
     for of in SEEN:
         own = found['intervals'][of]
         spread[of] = {kind: checked_interval(own[kind]) for kind in KINDS_OF_RUN}
-    return Evidence(runs, seen, spread)
+    return Evidence(runs, choices_seen(found['seen']), spread, seen_by)
 
 # %% ../nbs/82_parameters.ipynb #f90ab3c2
 @checked

@@ -85,14 +85,25 @@ def evidence_of(df):  # list of dict
     features['stack'] = features['stack'].where(features['stack'] != '', 'any')
     return features.value_counts().rename('runs').reset_index().to_dict('records')
 
-def seen_in(df, system=None):  # dict: choice -> its values
+def choices_in(df, system=None):  # dict: choice -> its values
     "The choices that clean measured runs were priced with."
     seen, a = {name: set() for name in SHOWS}, Assumptions.calibrated()
     for batch in batches_of(df, system):
         for name in SHOWS:
             values = batch.t.get(name, batch.assumes.get(name, getattr(a, name, None)))
             seen[name] |= set(np.atleast_1d(values).tolist())
-    return {name: sorted(values - {None}) for name, values in seen.items()} | reached_in(df)
+    return {name: sorted(values - {None}) for name, values in seen.items()}
+
+def seen_in(df, system=None):  # dict: choice or figure -> its values
+    "What clean measured runs chose, and how far they reached."
+    return choices_in(df, system) | reached_in(df)
+
+def seen_by_stack(df, system=None):  # dict: stack -> model -> choice -> its values
+    "What the clean runs of each software chose, apart for models with experts."
+    found, features = {}, features_of(df)
+    for (stack, model), own in df.groupby([features['stack'], features['model']]):
+        found.setdefault(stack or 'any', {})[model] = choices_in(own, system)
+    return found
 
 def reached_in(df):  # dict: figure -> its values in more than a few runs; the longest of all
     "How short the pieces of a sequence, how wide tensor parallelism, how long samples were."
@@ -116,9 +127,15 @@ def evidence_with(df, system):  # dict
     if 'predicted_iteration_s' in df:   # runs that were not understood are no evidence
         df = df[layout_understood(df.predicted_iteration_s / df.iteration_s)]
     runs = clean(on_system(df, system).assign(gpu=name or df.gpu))
-    known, seen = read_calibration().evidence, seen_in(runs, system)
-    seen = {name: sorted({*values, *known.seen.get(name, ())}) for name, values in seen.items()}
-    return {'evidence': known.runs + evidence_of(runs), 'seen': seen, 'intervals': known.intervals}
+    known = read_calibration().evidence
+    with_known = lambda new, old: {
+        name: sorted({*values, *old.get(name, ())}) for name, values in new.items()}
+    seen_by = {stack: dict(models) for stack, models in known.seen_by.items()}
+    for stack, models in seen_by_stack(runs, system).items():
+        own = seen_by.setdefault(stack, {})
+        for model, new in models.items(): own[model] = with_known(new, own.get(model, {}))
+    return {'evidence': known.runs + evidence_of(runs), 'intervals': known.intervals,
+            'seen': with_known(seen_in(runs, system), known.seen), 'seen_by': seen_by}
 
 # %% ../../nbs/91b_fits.ipynb #ea5ab0cb
 @dataclass(frozen=True)
