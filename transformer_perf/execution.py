@@ -512,14 +512,14 @@ class FastestCandidates:
 
     def add(self, n, times, pairs):
         "More candidates of the n-th number of GPUs; of equals, those that came first are kept."
-        some = (times < self.limit[:, n, None]).any(axis=0)
+        k, some = self.times.shape[-1], (times < self.limit[:, n, None]).any(axis=0)
         times, pairs = times[:, some], pairs[:, some]
-        every = np.concatenate([self.times[:, n], times], axis=1)
-        order = np.argsort(every, axis=1, kind='stable')[:, :self.times.shape[-1]]
-        few = np.broadcast_to(pairs[:, None], (2, *times.shape))
-        known = np.concatenate([self.pairs[:, :, n], few], axis=2)
-        self.times[:, n] = np.take_along_axis(every, order, axis=1)
-        self.pairs[:, :, n] = np.take_along_axis(known, order[None], axis=2)
+        of_each_variant = np.broadcast_to(pairs[:, None], (2, *times.shape))
+        all_times = np.concatenate([self.times[:, n], times], axis=1)
+        all_pairs = np.concatenate([self.pairs[:, :, n], of_each_variant], axis=2)
+        first = np.argsort(all_times, axis=1, kind='stable')[:, :k]
+        self.times[:, n] = np.take_along_axis(all_times, first, axis=1)
+        self.pairs[:, :, n] = np.take_along_axis(all_pairs, first[None], axis=2)
 
 # %% ../nbs/88a_search.ipynb #6a4c89d5
 def best_of_some(space: Space, layers: Layers, fits, some, k):  # Best

@@ -177,9 +177,12 @@ def layernorm_2d(
 ):  # Operation
     "LayerNorm on a grid: statistics are all-reduced along each row."
     E, rows, several = units.element, b * (l / m2), m1 > 1
-    op = layernorm(name, rows, (e if shards_features else l) // m1, units, vectors)
-    forward = Message('allreduce', E * 2 * rows * several, 'tp')
-    backward = Message('allreduce', E * ((2 * e) // m1 + (2 * b * l) // m2) * several, 'tp')
+    width = (e if shards_features else l) // m1
+    op = layernorm(name, rows, width, units, vectors)
+    sums = 2 * rows   # of each row
+    gradients = (2 * e) // m1 + (2 * b * l) // m2
+    forward = Message('allreduce', E * sums * several, 'tp')
+    backward = Message('allreduce', E * gradients * several, 'tp')
     return with_messages(op, (forward,), (backward,))
 
 # %% ../nbs/03_layers.ipynb #83cdc74c

@@ -448,10 +448,11 @@ class Timeline(NamedTuple):
 def costs_of(name, p, v, F, B, W, exposed=0.):  # dict: kind -> array [chunk, ...]
     "What a pass of each chunk takes, with the messages that it waits for."
     s = SCHEDULES[name]
-    chunks, more = p * (s.chunks or v), exposed * (p > 1)
-    F, B, W = (np.broadcast_to(x, (chunks, *np.shape(x)[1:])) for x in (F, B, W))
+    chunks, waits = p * (s.chunks or v), exposed * (p > 1)
+    of_chunks = lambda x: np.broadcast_to(x, (chunks, *np.shape(x)[1:]))
+    F, B, W = map(of_chunks, (F, B, W))
     if not s.splits: B, W = B + W, 0 * W
-    return {'F': F + more, 'B': B + more, 'W': W}
+    return {'F': F + waits, 'B': B + waits, 'W': W}
 
 def times_of_steps(steps: Program, cost, overlap):  # array [step, ...]
     "What each step takes."

@@ -369,10 +369,13 @@ def value_said(x):  # str
 def in_short(p: Parallel, to):  # str
     "A step in a few words: 'tp 8 -> 4, dp 8 -> 16'."
     if to and {*to} <= {*PLACES}: return 'placement left open'
-    own = {name: x for name, x in to.items()
-           if x != getattr(p, name) and name not in ('layout', 'reduce_each', *PLACES)}
-    words = [f'{name} {value_said(getattr(p, name))} -> {value_said(x)}' for name, x in own.items()]
-    return ', '.join([*words, f'layers dealt as {to["layout"]}'] if to.get('layout') else words)
+    words, untold = [], ('layout', 'reduce_each', *PLACES)
+    for name, new in to.items():
+        old = getattr(p, name)
+        if new == old or name in untold: continue
+        words.append(f'{name} {value_said(old)} -> {value_said(new)}')
+    if to.get('layout'): words.append(f'layers dealt as {to["layout"]}')
+    return ', '.join(words)
 
 def most_changed(parts, sign):  # (amount, name)
     "The part that changes most in one direction."

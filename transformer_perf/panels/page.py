@@ -154,11 +154,13 @@ def launch_files(state):  # (dict: name -> text, list of sentences)
 
 def files_of(state, shown: Shown):  # (dict: file name -> bytes, list of sentences)
     "What can be taken away of a panel."
-    name, (launch, failed) = panel_name(state), launch_files(state)
-    files = {f'{name}.csv': pd.DataFrame(shown.table).to_csv(index=False).encode()}
-    if shown.figure is not None: files[f'{name}.png'] = png_of(shown.figure)
-    if isinstance(shown.figure, Drawing): files[f'{name}.svg'] = shown.figure.encode()
-    return files | {name: text.encode() for name, text in launch.items()}, failed
+    name, figure, table = panel_name(state), shown.figure, pd.DataFrame(shown.table)
+    files = {f'{name}.csv': table.to_csv(index=False).encode()}
+    if figure is not None: files[f'{name}.png'] = png_of(figure)
+    if isinstance(figure, Drawing): files[f'{name}.svg'] = figure.encode()
+    launch, failed = launch_files(state)
+    for file, text in launch.items(): files[file] = text.encode()
+    return files, failed
 
 # %% ../../nbs/80_panels.ipynb #7a51c0fa
 def files_html(files, failed):  # str
