@@ -255,8 +255,8 @@ class Evidence:
         named = lambda stack: 'unnamed software' if stack == 'any' else stack
         own = self.count(gpu=gpu, stack=stack, **what)
         words = f'{runs(own)} of {named(stack)} on {gpu}, {such}'
-        if own >= FEW_RUNS: return f'near: {words}, none with {lacks}' if lacks else (
-            f'measured: {words}')
+        if own >= FEW_RUNS and lacks: return f'near: {words}, none with {lacks}'
+        if own >= FEW_RUNS: return f'measured: {words}'
         if not here: return f'extrapolated: no run on {gpu} was fitted to, only single kernels'
         if here < FEW_RUNS: return f'extrapolated: {gpu} was fitted to {runs(here)} only'
         if own: return f'near: only {words}'
