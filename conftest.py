@@ -30,13 +30,26 @@ def pytest_xdist_auto_num_workers():
     return os.cpu_count() + 1
 
 
+def pytest_addoption(parser):
+    parser.addoption('--thorough', action='store_true',
+                     help='also the tests that repeat a check over many more cases')
+
+
+def pytest_configure(config):
+    config.addinivalue_line('markers', 'thorough: run only with --thorough')
+
+
 def pytest_collect_file(file_path, parent):
     if file_path.suffix == '.ipynb' and file_path.parent.name == 'nbs':
         return NotebookFile.from_parent(parent, path=file_path)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     "Large files of tests first, notebooks last: these are short, so that no worker waits long."
+    if not config.getoption('--thorough'):
+        left_out = [item for item in items if item.get_closest_marker('thorough')]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker('thorough')]
     items.sort(key=lambda item: (item.path.suffix == '.ipynb', -item.path.stat().st_size,
                                  item.path))
 
@@ -45,6 +58,11 @@ def pytest_collection_finish():
     "What was collected stays to the end: garbage is looked for among the rest, and less often."
     gc.freeze()
     gc.set_threshold(10_000, 10, 50)   # a tenth of the time, where each test is looked through
+
+
+def pytest_sessionfinish():
+    "Nothing is left that garbage could be looked for in, five times, as pytest ends."
+    gc.freeze()
 
 
 def only_defines(source):

@@ -10,6 +10,7 @@ from functools import partial
 import pandas as pd
 import pytest
 
+from thorough import thorough
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.advice import fits, improve, needed, why_not
 from transformer_perf.blocks import Attention, Half
@@ -56,7 +57,7 @@ def test_a_search(name, assumptions):
     assert practice(TWINS[name]) == practice(as_model(name))
 
 
-@EACH
+@pytest.mark.parametrize('name', ['mixtral_8x7B', 'llama3.1_8B', *thorough('deepseek_v3')])
 def test_advice(name):
     "What it needs, what would be faster, and why not: in the same words."
     runs, needs, batch = CASES[name]

@@ -56,6 +56,7 @@ def test_readme_names_what_ci_runs():
     use, work_on = "pip install . && transformer-perf search", "pip install -e '.[dev]' && pytest"
     for command in (use, work_on):
         assert f'\n{command}\n' in readme and f'\n{command}\n' in ci
+    assert '\npytest --thorough -m thorough\n' in ci   # what the second leaves out
 
 
 def test_what_nbdev_cleans_is_clean():

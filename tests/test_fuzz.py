@@ -307,6 +307,7 @@ STEPS = (' iteration 10/ 100 | elapsed time per iteration (ms): 500.0 | global b
          ' lm loss: 3.0\nstep:  1  loss:  8.1  memory:  3.1GiB(4%)  tps: 5,000  mfu: 6.5%\n')
 
 
+@pytest.mark.thorough
 @tries(4)
 @given(spoiled(CASE), spoiled(LAYOUT), odd)
 def test_advice(asked, layout, measured):
@@ -419,6 +420,7 @@ def test_damaged_evidence(tmp_path_factory, damage):
 RUNS = validation.published().iloc[[0, 5, 15, 29]].astype(object).reset_index(drop=True)
 
 
+@pytest.mark.thorough
 @tries(6)
 @given(spoiled_table(RUNS), PRESETS, odd)
 def test_measured_runs(runs, preset, other):
@@ -435,6 +437,7 @@ def test_measured_runs(runs, preset, other):
     for ask in (validation.predict, validation.scoreboard, validation.picked): contract(ask, other)
 
 
+@pytest.mark.thorough
 @tries(5)
 @given(spoiled_table(RUNS), pick([('host_layer',), 'nic_share', ODD]))
 def test_calibration(runs, free):

@@ -74,6 +74,7 @@ for path in sys.argv[1:]:
 '''
 
 
+@pytest.mark.thorough
 def test_refused_files_cost_little(tmp_path):
     for name, text in HOSTILE.items(): (tmp_path / name).write_text(text)
     with gzip.open(tmp_path / 'empties.trace', 'wb', 1) as file:   # 1 MB, of 240 unpacked
@@ -94,6 +95,7 @@ def test_refused_files_cost_little(tmp_path):
         assert name in message or 'measured runs' in message, line
 
 
+@pytest.mark.thorough
 def test_tables_packed_tightly_cost_little(tmp_path):
     "One text that stands in every row, and rows that take no room in the file."
     parquet = pytest.importorskip('pyarrow.parquet')

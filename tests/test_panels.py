@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from thorough import first_of
 from test_cli import bad, good, has
 from transformer_perf import execution
 from transformer_perf.blocks import STRATEGIES
@@ -117,6 +118,7 @@ def test_any_moves_of_the_layer_panel(moves):
                       atol=1e-3)
 
 
+@pytest.mark.thorough
 @settings(max_examples=5, deadline=None)
 @given(MOVES)
 def test_any_moves_of_the_search_panel(moves):
@@ -126,11 +128,13 @@ def test_any_moves_of_the_search_panel(moves):
     assert words in panel.output.value
 
 
+@pytest.mark.thorough
 @settings(max_examples=3, deadline=None)
 @given(MOVES)
 def test_any_moves_of_the_roofline_panel(moves): moved_about(RooflineState(), moves)
 
 
+@pytest.mark.thorough
 @settings(max_examples=4, deadline=None)
 @given(MOVES)
 def test_any_moves_of_the_collectives_panel(moves): moved_about(CollectivesState(), moves)
@@ -150,7 +154,8 @@ def test_any_sweep(vary, second, model, n_gpus):
     assert 'not possible' not in panel.output.value
 
 
-@pytest.mark.parametrize('state', [LayerState(), SMALL_SEARCH, RooflineState(), CollectivesState()],
+@pytest.mark.parametrize('state', first_of(
+    2, [RooflineState(), CollectivesState(), LayerState(), SMALL_SEARCH]),
                          ids=lambda state: type(state).__name__)
 def test_there_and_back(state):
     "A control moved elsewhere shows something else, if it matters; the first state the first page."
@@ -384,7 +389,7 @@ def test_calibrated_unless_asked():
         assert sorted(options['assumptions']) == ['calibrated', 'corrected', 'paper']
 
 
-@pytest.mark.parametrize('name', [name for name in PANELS])
+@pytest.mark.parametrize('name', first_of(2, PANELS))
 def test_calibrated_prices_any_architecture(name, tmp_path):
     "Where its kernels were not measured those of another are taken, and an estimate says so."
     own = dataclasses.asdict(as_system('A100')) | {'architecture': 'Aurora', 'empirical': False}
@@ -412,7 +417,7 @@ def test_calibrated_collectives_are_measured_ones():
 
 # --- what every panel has ---
 
-@pytest.mark.parametrize('name', PANELS)
+@pytest.mark.parametrize('name', first_of(2, PANELS))
 def test_back_and_forward(name):
     "The states of a panel are kept in order; a new one after going back drops those after it."
     panel = DrawnOnce(first_state(name))
@@ -533,7 +538,8 @@ def test_the_bar_before_is_dashed():
     assert 'before: ' not in page(panel.state, panel.state.show())
 
 
-@pytest.mark.parametrize('model', ['mixtral_8x7B', 'deepseek_v3', 'gpt_oss_120B'])
+@pytest.mark.parametrize('model', first_of(
+    1, ['deepseek_v3', 'mixtral_8x7B', 'gpt_oss_120B']))
 @pytest.mark.parametrize('assumptions', ['corrected', 'calibrated'])
 def test_models_with_experts(model, assumptions):
     "They are offered, with their own control; what the panel shows is what the estimate says."
@@ -592,11 +598,11 @@ def test_a_tab_is_made_when_it_is_looked_at():
 
 # --- the map ---
 
-@pytest.mark.parametrize('state', [
+@pytest.mark.parametrize('state', first_of(2, [
     SearchState(), SearchState(map='tp x dp', system='A100'),
     SearchState(model='mixtral_8x7B', map='ep x pp', n_gpus=512, global_batch=1024),
     SearchState(strategy='2d-seqp', map='cp x pp', n_gpus=512),
-    SearchState(assumptions='calibrated', system='B200')])
+    SearchState(assumptions='calibrated', system='B200')]))
 def test_each_cell_of_the_map(state):
     "Its time is what a search of that cell alone finds; where none fits, it finds none."
     cells, names = search_panel.map_cells(state), state.map.split(' x ')
@@ -761,7 +767,8 @@ def test_the_candidate_of_a_wide_search_is_loaded_whole():
 
 # --- experiments, the challenge and a model of one's own ---
 
-@pytest.mark.parametrize('name', [name for name, task in layer_panel.EXPERIMENTS.items() if task])
+@pytest.mark.parametrize('name', first_of(
+    3, [name for name, task in layer_panel.EXPERIMENTS.items() if task]))
 def test_experiments_can_be_solved(name):
     "Not solved where it begins, on a possible state; some configuration reaches the goal."
     panel = Panel(LayerState())
@@ -919,9 +926,9 @@ def test_the_search_panels_calls(state, tmp_path):
     assert times.tolist() == [float(row['iteration_s']) for row in rows]
 
 
-@pytest.mark.parametrize('state', [
-    SweepState(vary='hbm_bandwidth', second='nvlink_size', doublings=1, n_gpus=256, n_gpus_b=512),
-    SweepState(doublings=1, strategy_b='2d-seqp', model_b='gpt3')])
+@pytest.mark.parametrize('state', first_of(1, [
+    SweepState(doublings=1, strategy_b='2d-seqp', model_b='gpt3'),
+    SweepState(vary='hbm_bandwidth', second='nvlink_size', doublings=1, n_gpus=256, n_gpus_b=512)]))
 def test_the_sweep_panels_calls(state, tmp_path):
     table, names = state.show().table, call(state.python())
     lines = state.command_line().split('\n')

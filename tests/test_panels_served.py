@@ -173,6 +173,7 @@ def test_the_page_is_all_there_is(server, name):
     assert kernels(process) == before
 
 
+@pytest.mark.thorough
 def test_the_browser_is_led_by_a_file(strict, heard):
     _, url = strict
     until(heard.exists)
@@ -181,6 +182,7 @@ def test_the_browser_is_led_by_a_file(strict, heard):
     assert f'url={url}"' in leads.read_text() and leads.parent.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.thorough
 def test_pages_are_limited_and_end(strict):
     """Six pages are asked for at once: two are given, four refused. The one whose websocket is
     open stays, the other ends; a websocket of another site is refused; without one both end."""
@@ -210,6 +212,7 @@ def test_pages_are_limited_and_end(strict):
     until(lambda: not kernels(process))
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_all(strict):
     process, url = strict
     status, _, text, _ = ask(url)

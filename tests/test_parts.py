@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
+from thorough import first_of
 from test_cli import bad, good, has
 from test_sweeps import BIN, COMMAND, heeded, needs_mpi, run  # noqa: F401
 
@@ -55,14 +56,14 @@ def test_workers_write_their_own_parts(whole, tmp_path, workers):
 
 
 @needs_mpi
-@pytest.mark.parametrize('n', [2, 4])
+@pytest.mark.parametrize('n', first_of(1, [2, 4]))
 def test_ranks_write_their_own_parts(whole, tmp_path, n):
     done = run([BIN / 'mpiexec', '-n', n, COMMAND, *WORDS, '-o', tmp_path / 'x'])
     assert (done.returncode, done.stdout) == (0, f'{tmp_path / "x"}\n'), done.stderr
     check(tmp_path / 'x', whole)
 
 
-@pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize('how', first_of(1, [signal.SIGKILL, signal.SIGINT]))
 def test_an_interrupted_study_continues(heeded, whole, tmp_path, how):  # noqa: F811
     folder = tmp_path / 'x'
     process = subprocess.Popen([COMMAND, *WORDS, '-o', folder], stderr=subprocess.PIPE, text=True)
@@ -109,6 +110,7 @@ def test_a_study_is_of_what_its_files_hold(changed, tmp_path):
     with pytest.raises(ValueError, match='holds another sweep'): write_sweep(tmp_path / 'x', *about)
 
 
+@pytest.mark.thorough
 def test_two_studies_in_one_folder_at_once(whole, tmp_path):
     command = [str(x) for x in (COMMAND, *WORDS, '-o', tmp_path / 'x')]
     both = [subprocess.Popen(command), subprocess.Popen([*command, '--workers', '2'])]

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from thorough import first_of
 from test_cli import bad, good, has
 from transformer_perf import search, sweeps
 from transformer_perf.models import as_model
@@ -178,7 +179,7 @@ def test_units_are_varied_at_measured_prices(field):
 @pytest.mark.parametrize('assumptions', ['corrected', 'calibrated'])
 @pytest.mark.parametrize('model, field', [   # with layers of two kinds
     ('deepseek_v3', 'ib_bandwidth'), ('gpt_oss_120B', 'hbm_bandwidth')])
-@pytest.mark.parametrize('factors', [[1], [.5, 1, 2]])
+@pytest.mark.parametrize('factors', first_of(1, [[.5, 1, 2], [1]]))
 def test_varied_with_unlike_layers(model, field, assumptions, factors):
     system = as_system('H100-80GB')
     vary = {field: [getattr(system, field) * x for x in factors]}
@@ -191,6 +192,7 @@ def test_varied_with_unlike_layers(model, field, assumptions, factors):
     assert found[field].tolist() == vary[field]
 
 
+@pytest.mark.thorough
 def test_paper_study_in_outputs_is_current(tmp_path):
     "What is committed in outputs/ is what the command writes now."
     good('run-configs', '--folder', tmp_path, '--parallel-strat', 'all',
@@ -209,7 +211,8 @@ def test_workers_give_the_same_bytes(undisturbed, tmp_path):
 
 
 @needs_mpi
-@pytest.mark.parametrize('n', [1, 3, 6])   # alone; fewer that compute than tasks; more
+# fewer that compute than tasks; alone; more
+@pytest.mark.parametrize('n', first_of(1, [3, 1, 6]))
 def test_ranks_give_the_same_bytes(undisturbed, tmp_path, n):
     done = run([BIN / 'mpiexec', '-n', n, COMMAND, *SMALL, '--folder', tmp_path])
     assert done.returncode == 0, done.stderr
@@ -258,7 +261,7 @@ SAID = {'no such model': 'gone.json: cannot be read', 'TypeError': 'TypeError: a
 
 
 @needs_mpi
-@pytest.mark.parametrize('how', SAID)
+@pytest.mark.parametrize('how', first_of(4, SAID))
 def test_a_failing_rank_ends_the_job(undisturbed, tmp_path, how):
     "Within seconds, with its message and no half result; MPI itself would wait for ever."
     (tmp_path / 'job.py').write_text(FAILING)
@@ -271,6 +274,7 @@ def test_a_failing_rank_ends_the_job(undisturbed, tmp_path, how):
     assert all(path.read_bytes() == undisturbed[path.name] for path in written)
 
 
+@pytest.mark.thorough
 def test_two_runs_in_one_folder(undisturbed, tmp_path):
     "Both succeed, and nothing but the results is left, whoever tidies up first."
     command = [COMMAND, *SMALL, '--folder', tmp_path]
@@ -339,7 +343,7 @@ def heeded():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize('how', first_of(1, [signal.SIGINT, signal.SIGKILL]))
 def test_an_interrupted_run_continues(heeded, tmp_path, how):
     (tmp_path / 'job.py').write_text(COUNTING)
     command = [sys.executable, str(tmp_path / 'job.py'), str(tmp_path)]

@@ -63,6 +63,7 @@ def mean_error(tests, *parameters):
     return (predict_collectives(tests, *parameters).predicted_us / tests.us - 1).abs().mean()
 
 
+@pytest.mark.thorough
 def test_texts_may_be_those_of_pyarrow():
     "As pandas 3 stores them where it is installed."
     pytest.importorskip('pandas', '3')
