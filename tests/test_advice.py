@@ -497,3 +497,10 @@ def test_copies_to_the_host_are_no_messages_of_copies():
     assert one.stats['dp_comm_s'] > 0 and 'DP comm, host copies' in one.summary
     both = estimate('llama3.1_8B', Parallel(dp=8, zero_stage=3), 'H100-80GB', 64)
     assert 'host copies' not in both.summary
+    about = 'llama3.1_8B', Parallel(dp=8, zero_stage=3, offload='optimizer+weights',
+                                    micro_batch=2), 'H100-80GB', 64
+    assert 'DP comm, host copies' in list(why_not(*about).table.what)
+    reasons = ' '.join(improve(*about).table.why)
+    assert 'host copies takes' in reasons and 'DP comm takes' not in reasons
+    apart = why_not('llama3.1_8B', Parallel(tp=2, dp=4), 'H100-80GB', 64)
+    assert 'DP comm' in list(apart.table.what)

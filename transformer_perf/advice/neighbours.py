@@ -384,7 +384,9 @@ def most_changed(parts, sign):  # (amount, name)
 # %% ../../nbs/88c_neighbours.ipynb #13a00053
 def times_of(*estimates):  # dict: column -> words
     "The parts of their iterations."
-    return components({'other_s': 1., 'ep': max(one.parallel.ep for one in estimates)})
+    asked = [one.parallel.offload for one in estimates]
+    return components({'other_s': 1., 'ep': max(one.parallel.ep for one in estimates),
+                       'offload': asked})
 
 def reason(before: Estimate, after: Estimate):  # str
     "Which parts of the time and of the memory change most."
