@@ -19,7 +19,7 @@ from hypothesis import given, settings, strategies as st
 
 from thorough import first_of
 from test_cli import bad, good, has
-from transformer_perf import execution
+from transformer_perf import execution, search
 from transformer_perf.blocks import STRATEGIES
 from transformer_perf.cli import main
 from transformer_perf.estimates import FITS_BY, counted
@@ -33,7 +33,7 @@ from transformer_perf.panels import (
 from transformer_perf.panels.page import page, shown_or_why
 from transformer_perf.panels.states import question_of
 from transformer_perf.systems import as_system
-from transformer_perf.timeline import PLACES
+from transformer_perf.timeline import PLACES, components
 
 HAS_VOILA = find_spec('voila') is not None   # to import it takes seconds
 
@@ -553,6 +553,20 @@ def test_models_with_experts(model, assumptions):
     assert np.isclose(table.forward_ms.sum(), result.layers.t_fwd.sum() * 1000)
     seconds = f'One iteration: {short(result.stats["iteration_s"])} s'
     assert seconds in panel.output.value and call(panel.state.python()).stats == result.stats
+
+
+def test_messages_of_experts_have_one_name():
+    state = LayerState(model='deepseek_v3', system='H100-80GB', pp=16, ep=64)
+    shown, parts = state.show(), components(state.estimate.row)
+    assert state.estimate.parallel.ep == 64 and parts['tp_comm_s'] == 'TP, EP comm'
+    assert 'Limited by TP, EP comm' in shown.tell() and 'TP, EP comm' in shown.figure
+    alone = dataclasses.replace(state, ep=1).show()
+    assert shown.facts.keys() == alone.facts.keys() >= {'TP, EP comm (s)'}   # side by side
+    assert 'TP, EP comm' not in alone.tell()
+    found = search('qwen3_30B_A3B', 64, 'H100-80GB', 512)
+    assert (found.ep > 1).any()
+    grew = {*search_panel.why_slower(found).grew}
+    assert 'TP comm' not in grew and grew <= {*components(found).values()}
 
 
 def test_calibrated_has_an_interval():

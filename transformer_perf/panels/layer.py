@@ -308,7 +308,7 @@ def iteration_bar(result: Estimate, x, y, width, ghost):  # list of str
     before = ghost.stats['iteration_s'] if ghost else 0.
     scale = width / max(total, before, stats.get('iteration_high_s', 0.))
     parts = [(name, stats[column], TIME_PARTS[column][0])
-             for column, name in components(stats).items()]
+             for column, name in components(result.row).items()]
     title = f'One iteration: {short(total)} s, {short(stats["samples_per_s"])} samples/s'
     entries = [(f'{name} {value / total:.1%}', color) for name, value, color in parts]
     drawn = [headline(x, y, title), *stack(x, y + 10, 24, scale, parts, 's'),
@@ -366,7 +366,7 @@ def pipeline_title(result: Estimate):  # str
 
 def rest_of(result: Estimate):  # str
     "What comes once, after the pipeline."
-    names = components(result.stats)
+    names = components(result.row)
     return ' and '.join(names[part] for part in ('dp_comm_s', 'other_s') if result.stats[part])
 
 def store_of(result: Estimate):  # Store
@@ -520,7 +520,7 @@ def slip_words(state, step):  # str
 # %% ../../nbs/77_layer_panel.ipynb #59ecaa28
 def limit_words(result: Estimate):  # str
     "What limits a configuration."
-    stats, parts = result.stats, components(result.stats)
+    stats, parts = result.stats, components(result.row)
     if not result.fits:
         most = MEMORY_PARTS[max(MEMORY_PARTS, key=stats.get)]
         return (f'It does not fit: {result.needed:.1f} GB, mostly {most}, in '
@@ -555,10 +555,11 @@ def as_view(table):  # DataFrame
     return pd.DataFrame({name: say(table[column]) for column, name in OPERATION_COLUMNS.items()
                          if column in table})
 
-def compared_facts(stats, needed):  # dict
-    "What two configurations are compared by; stats are columns of a search result."
-    parts = {f'{name} (s)': stats[column] for column, name in components(stats).items()}
-    return {'iteration (s)': stats['iteration_s'], 'samples/s': stats['samples_per_s'],
+def compared_facts(row, needed):  # dict
+    "What two configurations, rows of a search result, are compared by: alike with experts or not."
+    names = components(dict(row) | {'ep': 2})
+    parts = {f'{name} (s)': row[column] for column, name in names.items()}
+    return {'iteration (s)': row['iteration_s'], 'samples/s': row['samples_per_s'],
             'memory (GB)': needed} | parts
 
 @functools.lru_cache(4)   # to and fro, pinned, taken away as files
@@ -572,4 +573,4 @@ def layer_shown(state: LayerState, ghost=None):  # Shown; a ValueError if the st
         *task_words(settled_state, result), layer_words(settled_state, options, q, result),
         result.summary, ' '.join(result.notes)])
     figure = layer_figure(result, table, ghost and ghost.estimate)
-    return Shown(table, as_view(table), figure, tell, compared_facts(result.stats, result.needed))
+    return Shown(table, as_view(table), figure, tell, compared_facts(result.row, result.needed))
