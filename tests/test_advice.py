@@ -19,6 +19,7 @@ from transformer_perf.estimates import as_assumptions
 from transformer_perf.interop import as_job
 from transformer_perf.iteration import settled
 from transformer_perf.models import as_model
+from transformer_perf.packing import packing
 from transformer_perf.schedules import chunks_in, chunks_of, layout_of
 from transformer_perf.systems import as_system
 from transformer_perf.timeline import PLACES, priced_estimate
@@ -489,6 +490,21 @@ def test_choices_without_effect_are_told(model, layout, told, software):
     assert notes == ([told] if told else [])
     plain = estimate(model, Parallel(tp=2, dp=4), 'H100-80GB', 8, software=software)
     assert (one.stats['iteration_s'] == plain.stats['iteration_s']) == bool(told)
+
+
+def test_every_door_says_what_does_not_fit():
+    layout = Parallel(dp=8)
+    one = estimate('llama3.1_70B', layout, 'H100-80GB', 64)
+    said = f'It does not fit: {one.needed:.1f} of 84.9 GB.'
+    assert said in improve('llama3.1_70B', layout, 'H100-80GB', 64).summary
+    asked = '--model', 'llama3.1_70B', '--dp', '8', '--global-batch', '64'
+    assert said in ' '.join(good('sensitivity', *asked).split())
+    assert 'does not fit' not in good('sensitivity', *asked, '--tp', '8', '--pp', '4')
+    documents = {1024: 100, 8192: 10}
+    packed = packing('llama3.1_70B', layout, 'H100-80GB', documents, 64)
+    assert f'It does not fit: {packed.even.needed:.1f} of 84.9 GB.' in repr(packed)
+    small = packing('llama3.1_8B', Parallel(tp=2, dp=8), 'H100-80GB', documents, 64)
+    assert small.even.fits and 'does not fit' not in repr(small)
 
 
 def test_copies_to_the_host_are_no_messages_of_copies():

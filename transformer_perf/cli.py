@@ -1245,7 +1245,7 @@ def sensitivity_command(a):
     import pandas as pd
     from transformer_perf.advice import needed, sensitivity
     from transformer_perf.advice.sensitivities import SENSITIVITY_COLUMNS
-    from transformer_perf.iteration import estimate, short
+    from transformer_perf.iteration import estimate, short, too_large
     case, why = best_asked(a) if a.gpus else (case_asked(a), '')
     if case is None:
         if a.format == 'table': deliver(paragraph(why), a.output)
@@ -1261,7 +1261,9 @@ def sensitivity_command(a):
     table = sensitivity(*case, amount(a.factor, '--factor'), a.again)
     slower = any((table[best] > 1.0001 * table[own]).any() for own, best in BEST.items())
     view = few_digits(table.dropna(axis='columns', how='all'), short)
-    notes = estimate(*case).notes + ([SLOWER] if slower else []) + not_used(a)
+    one = estimate(*case)
+    lacks = [too_large(one)] if not one.fits else []
+    notes = lacks + one.notes + ([SLOWER] if slower else []) + not_used(a)
     deliver_table(table, a, notes, view)
     return 0
 

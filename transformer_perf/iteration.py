@@ -812,6 +812,18 @@ def host_too_small(row, system):  # bool
     "Whether a GPU would keep more on its host than its share of it; row: figures by name."
     return system.host_capacity is not None and row.get('host_GB', 0.) > system.host_capacity
 
+def host_lacks(one: Estimate):  # str, empty where its room is enough
+    "What a GPU would keep on its host, where that is more than the host has."
+    if not host_too_small(one.stats, one.system): return ''
+    held, room = one.stats['host_GB'], one.system.host_capacity
+    return f'its host would hold {held:.1f} of {room:g} GB for each GPU'
+
+def too_large(one: Estimate):  # str, empty where it fits
+    "That a configuration does not fit, and what it needs."
+    if one.fits: return ''
+    lacks = [f'{one.needed:.1f} of {one.system.hbm_capacity:g} GB', host_lacks(one)]
+    return f'It does not fit: {", and ".join(filter(None, lacks))}.'
+
 def host_in_words(row, system):
     "What the host holds."
     if not row.get('host_GB'): return ''

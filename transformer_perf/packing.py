@@ -20,7 +20,7 @@ from .schedules import program, step_end_times
 from .estimates import as_assumptions
 from .lengths import Lengths, as_lengths
 from .timeline import priced_estimate, slowest_stage
-from .iteration import Estimate, Parallel, estimate, short
+from .iteration import Estimate, Parallel, estimate, short, too_large
 
 # %% ../nbs/85b_packing.ipynb #85b00006
 class Packs(NamedTuple):
@@ -145,7 +145,9 @@ class Packing:
         return self.fill * self.whole.global_batch * self.whole.model.seq_len / self.balanced
     @property
     def summary(self): return packing_in_words(self)
-    def __repr__(self): return ' '.join([self.summary, *self.even.notes])
+    def __repr__(self):
+        words = self.summary, too_large(self.even), *self.even.notes
+        return ' '.join(filter(None, words))
 
 def packing_in_words(p: Packing):  # str
     "How far one length misleads."

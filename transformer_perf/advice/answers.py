@@ -20,7 +20,7 @@ from ..estimates import CHOICES, peak_rate
 from ..timeline import MEMORY_PARTS, PLACES
 from ..iteration import (
     Estimate, Parallel, beyond_software, changes_something, check_parallel, division_rules, gap,
-    host_too_small, plural, rate_in_words, sends_tokens, short)
+    host_lacks, plural, rate_in_words, sends_tokens, short, too_large)
 from ..execution import considered_choices, search, stages_besides
 from ..interop import job_asked, read_log
 from ..interop.logs import with_batch
@@ -118,12 +118,6 @@ def where_run(one: Estimate):  # str
     return f'{one.model.name} on {plural(one.parallel.n_gpus, one.system.name + " GPU")}'
 
 # %% ../../nbs/88d_answers.ipynb #13a00055
-def host_lacks(one: Estimate):  # str, empty where its room is enough
-    "What a GPU would keep on its host, where that is more than the host has."
-    if not host_too_small(one.stats, one.system): return ''
-    held, room = one.stats['host_GB'], one.system.host_capacity
-    return f'its host would hold {held:.1f} of {room:g} GB for each GPU'
-
 def offered(one: Estimate):  # str
     "Whose knobs are tried: those of a software that is named."
     software = one.assumptions.software
@@ -319,13 +313,11 @@ class Improvements:
 # %% ../../nbs/88d_answers.ipynb #13a00034
 def improvements_in_words(found: Improvements):  # str
     "What is known of the job, and what would be better."
-    one, room = found.estimate, found.estimate.system.hbm_capacity
+    one = found.estimate
     words = [found.deviation.summary] if found.deviation else []
     words += [f'{where_run(one)}: {short(one.stats["iteration_s"])} s an iteration.',
               rate_in_words(one.row, one.system)]
-    if not one.fits:
-        lacks = [f'{one.needed:.1f} of {room:g} GB', host_lacks(one)]
-        words.append(f'It does not fit: {", and ".join(filter(None, lacks))}.')
+    if not one.fits: words.append(too_large(one))
     right = [c for c in found.changes if c.estimate.fits]
     goal = 'is faster and fits' if one.fits else 'fits'
     if right: words.append(f'Of {found.tried} changes of one knob the best: '
