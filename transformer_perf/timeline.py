@@ -5,26 +5,27 @@
 # %% auto #0
 __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'TIMES', 'COMPONENTS', 'MEMORY_PARTS', 'FIGURES',
            'ORDER', 'placed_in_domain', 'placed_by_rank', 'adapters_of', 'reads_either_way', 'layouts_of', 'job_of',
-           'Times', 'most_of_ends', 'activation_fetch_time', 'reduction_time', 'stage_weights', 'stage_matrices',
+           'Times', 'most_of_ends', 'activation_fetch_time', 'reduction_time', 'parts_on_gpu', 'matrices_on_gpu',
            'weights_on_gpu', 'states_of', 'gradient_reads', 'step_bytes', 'host_bytes', 'total_over_weights',
            'busiest_share', 'step_on_matrices', 'on_busiest_gpu', 'host_step', 'casts_each', 'cast_GB', 'update_time',
-           'straggling', 'PipelineStage', 'chunks_dealt', 'stages_in_order', 'runs_on_ranks', 'distinct_stages',
-           'holds_more', 'has_uneven_chunks', 'stages_alike', 'ends_differ', 'stages_of', 'mean_layer',
-           'costs_at_places', 'Load', 'StageCost', 'stage_cost', 'slowest_stage', 'costs_of_unlike_stages',
-           'longest_of', 'reduction_delay', 'loads_of', 'time_of_ends', 'summed_over_kinds', 'load_with_most',
-           'mean_matrices', 'bubble_time', 'ranks_that_wait', 'least_iteration_seconds', 'least_bubble',
-           'host_seconds_of_micro_batch', 'iteration_times', 'Memory', 'saved_micro_batches', 'logit_bytes',
-           'working_memory_GB', 'StageWeights', 'shares_out', 'numbers_of_units', 'longest_run', 'runs_of_stage',
-           'largest_units', 'comes_and_goes', 'frozen_of_stage', 'frozen_held', 'weights_of_stage', 'weights_held',
-           'no_gradients_at_peak', 'gradients_held', 'saved_at', 'layer_working_set', 'memory_at', 'states_held',
-           'host_at', 'host_of', 'host_has_room', 'layers_copied', 'other_copies', 'fullness', 'memory_of',
-           'memory_bound', 'must_fit_GB', 'memory_needed', 'ranks_have_unlike_chunks', 'components', 'figures',
-           'counted_and_priced', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'stages_asked',
-           'own_stages', 'stages_at_rest', 'held_by_chunks', 'of_each_kind', 'figures_of_chunks', 'saved_on_chunks',
-           'pass_times', 'passes_in', 'play', 'micro_batch_overhead', 'chunks_alike', 'grouped_by_order', 'exact_times',
-           'idle_when_played', 'without_activations', 'memory_on_ranks', 'fullest_rank', 'exact_memory',
-           'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
-           'memories_played', 'job_of_estimate', 'priced_estimate']
+           'table_exchange', 'straggling', 'PipelineStage', 'chunks_dealt', 'stages_in_order', 'runs_on_ranks',
+           'distinct_stages', 'holds_more', 'has_uneven_chunks', 'stages_alike', 'ends_differ', 'stages_of',
+           'mean_layer', 'costs_at_places', 'Load', 'StageCost', 'stage_cost', 'slowest_stage',
+           'costs_of_unlike_stages', 'where_in_fields', 'with_most', 'longest_of', 'reduction_delay', 'loads_of',
+           'time_of_ends', 'summed_over_kinds', 'mean_matrices', 'bubble_time', 'ranks_that_wait',
+           'least_iteration_seconds', 'least_bubble', 'host_seconds_of_micro_batch', 'iteration_times', 'Memory',
+           'saved_micro_batches', 'logit_bytes', 'working_memory_GB', 'StageWeights', 'shares_out', 'numbers_of_units',
+           'longest_run', 'runs_of_stage', 'largest_units', 'comes_and_goes', 'frozen_of_stage', 'frozen_held',
+           'weights_of_stage', 'weights_held', 'no_gradients_at_peak', 'gradients_held', 'saved_at',
+           'layer_working_set', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
+           'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB', 'memory_needed',
+           'ranks_have_unlike_chunks', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
+           'seconds_and_GB', 'statistics', 'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks',
+           'of_each_kind', 'figures_of_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play',
+           'micro_batch_overhead', 'chunks_alike', 'grouped_by_order', 'exact_times', 'idle_when_played',
+           'without_activations', 'memory_on_ranks', 'fullest_rank', 'exact_memory', 'memory_played', 'exact_figures',
+           'exact_table', 'exact_figures_of_each', 'bubbles_played', 'memories_played', 'job_of_estimate',
+           'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -211,18 +212,17 @@ def reduction_time(work: Workload, pace, pricer):  # s
     return sum(data_parallel_time(parts, forward, backward, pricer, p, layers, beside, back))
 
 # %% ../nbs/87_timeline.ipynb #83c55b7d
-def stage_weights(p: Layouts, of: Stored, layers, ends):  # list of (GB, GPUs)
-    "All weights of one GPU, part by part, and how many GPUs may share each out."
-    held = layers * stages_held(p)
+def parts_on_gpu(p: Layouts, of: Stored, held, ends):  # list of (GB, GPUs)
+    "All weights of `held` layers and of ends, part by part, and how many GPUs may share each out."
     parts, groups = zip(*weight_parts(p, of))
     first, *others = (GB * held for GB in parts)
     every = zip([first + ends, *others], groups)
     return [(GB, sharing_groups(p, group)[0].size) for GB, group in every]
 
-def stage_matrices(p: Layouts, matrices: Matrices, layers, parts):  # list of (GB, GPUs)
+def matrices_on_gpu(matrices: Matrices, held, parts):  # list of (GB, GPUs)
     "Of all weights of one GPU those in matrices, which some optimizers take as a whole."
     (_, gpus), *routed = parts
-    return [(matrices.weights * layers * stages_held(p), gpus), *routed]
+    return [(matrices.weights * held, gpus), *routed]
 
 @told('shared_GB', 'GB')
 def weights_on_gpu(parts, out):  # GB
@@ -264,10 +264,9 @@ def busiest_share(number, gpus):
     return np.ceil(number / np.maximum(gpus, 1)) / np.maximum(number, 1)
 
 @told('on_matrices')
-def step_on_matrices(p: Layouts, pace, parts):  # s
+def step_on_matrices(p: Layouts, pace, held, parts):  # s
     "What an optimizer of matrices takes, each of them on one of the GPUs that share them out."
-    cost, layers = pace.cost, pace.layers * stages_held(p)
-    return on_busiest_gpu(p, pace.matrices, layers, parts, cost.step, cost.step_routed)
+    return on_busiest_gpu(p, pace.matrices, held, parts, pace.cost.step, pace.cost.step_routed)
 
 def on_busiest_gpu(p: Layouts, of: Matrices, layers, parts, each, each_routed):
     "A figure of the matrices that the busiest GPU is dealt; `each`: of all those of one layer."
@@ -317,22 +316,27 @@ def cast_GB(p: Layouts, of: Stored):  # of a layer
 @told('update')
 def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
-    p, of = work.layouts, pace.stored
-    table = np.maximum(work.weights.shared, work.weights.ahead)   # words on two stages
-    w, parts = p.costs, stage_weights(p, of, pace.layers, tables)
-    matrices = stage_matrices(p, pace.matrices, pace.layers, parts)
+    p, w, of = work.layouts, work.layouts.costs, pace.stored
+    held = pace.layers * stages_held(p)
+    parts = parts_on_gpu(p, of, held, tables)
+    matrices = matrices_on_gpu(pace.matrices, held, parts)
     moved = total_over_weights(step_bytes, p, parts, matrices)
     traffic = w.optimizer_traffic / (2 * 12 + w.gradient_held + 2)
-    cast = cast_GB(p, of) * pace.layers * stages_held(p)
+    cast = cast_GB(p, of) * held
     away = on_host(p.offload, 'optimizer')
     moved = named(traffic * moved * (1 - away), 'moved', 'GB')
     step = pricer.moved(moved + cast) + w.iteration_constant
     step = step + if_any(away, lambda: host_step(p, parts, matrices, pricer))
-    step = step + step_on_matrices(p, pace, parts)
-    if not any_of(table): return step
+    step = step + step_on_matrices(p, pace, held, parts)
+    return step + table_exchange(work, pricer)
+
+def table_exchange(work: Workload, pricer):  # s
+    "Gradients of words that the first and the last stage both have: sent once, behind nothing."
+    p, table = work.layouts, np.maximum(work.weights.shared, work.weights.ahead)
+    if not any_of(table): return 0.
     near = np.greater_equal(p.nvlink_pp, p.pp)
     sent = named(pricer.send(table * gradient_held(p) / 2, near), 'table_sent', 's')
-    return step + sent * ~ends_on_one_rank(p) * (table > 0)
+    return sent * ~ends_on_one_rank(p) * (table > 0)
 
 @told('spread', '')
 def straggling(p: Layouts):
@@ -511,18 +515,28 @@ def slowest_stage(work: Workload, costs, ends):  # StageCost
     "The stage that sets the pace."
     seconds = of_each_kind(work, costs.forward + costs.backward)
     busy = lambda load: summed_over_kinds(load.layers, seconds) + load.ends
-    return stage_cost(work, costs, load_with_most(busy, loads_of(work, ends)))
+    return stage_cost(work, costs, with_most(busy, loads_of(work, ends)))
 
 def costs_of_unlike_stages(work: Workload, costs, ends, pace: StageCost):  # list of StageCost
     "What each stage that differs takes; `pace`: the slowest, in place of all that are alike."
     if stages_alike(work): return [pace]
     return [stage_cost(work, costs, load) for load in loads_of(work, ends)]
 
+def where_in_fields(flag, one, other):
+    "`where` of numbers, and of all fields of tuples."
+    if not isinstance(one, tuple): return where(flag, one, other)
+    fields = [where_in_fields(flag, *both) for both in zip(one, other)]
+    return type(one)(*fields) if hasattr(one, '_fields') else tuple(fields)
+
+def with_most(figure, several):
+    "The one with most of a figure, for each layout; of equals, the first."
+    best, *others = several
+    for new in others: best = where_in_fields(figure(new) > figure(best), new, best)
+    return best
+
 def longest_of(stages, seconds):  # s
     "The most seconds that something takes on a stage."
-    longest, *others = map(seconds, stages)
-    for other in others: longest = where(other > longest, other, longest)
-    return longest
+    return with_most(lambda found: found, map(seconds, stages))
 
 def reduction_delay(work: Workload, stage: StageCost, pace: StageCost, pricer):  # s
     """What a stage's exchange between copies adds to an iteration: what it sends in each
@@ -547,18 +561,6 @@ def time_of_ends(work: Workload, stage: PipelineStage, ends):  # s
 def summed_over_kinds(layers, each):
     "A figure of so many layers of each kind; `each`: of one layer of each."
     return sum(number * x for number, x in zip(layers, each))
-
-def load_with_most(figure, loads):  # Load
-    "The one with most of a figure, for each layout; of equals, the first."
-    best, *others = loads
-    most = figure(best) if others else None
-    for load in others:
-        own = figure(load)
-        more = own > most
-        choose = functools.partial(where, more)
-        best = Load(tuple(map(choose, load.layers, best.layers)), choose(load.ends, best.ends))
-        most = choose(own, most)
-    return best
 
 def mean_matrices(work: Workload, layers):  # Matrices
     "The matrices of the mean of some layers; none where no optimizer asks for them."
@@ -761,16 +763,14 @@ def frozen_held(work: Workload, at: PipelineStage, of: Stored):  # GB
 
 def weights_of_stage(work: Workload, at: PipelineStage, of: Stored, trained=True):  # StageWeights
     "The weights of a stage whose mean layer stores so much."
-    p, layers = work.layouts, sum(at.layers)
+    p, held = work.layouts, sum(at.layers) * stages_held(work.layouts)
     ends = ends_GB(work.weights, at.first, at.last)
-    parts = stage_weights(p, of, layers, ends)
+    parts, mean = parts_on_gpu(p, of, held, ends), mean_matrices(work, at.layers)
     copied = trained & p.costs.sharded_master & shares_out(parts)
-    layers, mean = layers * stages_held(p), mean_matrices(work, at.layers)
-    beside = on_busiest_gpu(p, mean, layers, parts, mean.beside, mean.routed_beside)
+    beside = on_busiest_gpu(p, mean, held, parts, mean.beside, mean.routed_beside)
     beside = named(beside, 'beside', 'GB')
-    matrices = stage_matrices(p, mean, sum(at.layers), parts)
-    table = work.beside.table
-    return StageWeights(parts, matrices, beside, layers, ends, table, copied)
+    matrices = matrices_on_gpu(mean, held, parts)
+    return StageWeights(parts, matrices, beside, held, ends, work.beside.table, copied)
 
 @told('held', 'GB')
 def weights_held(work: Workload, at: PipelineStage, own: StageWeights, passing=0.):  # GB
@@ -891,12 +891,9 @@ def fullness(p: Layouts, memory: Memory):  # GB
 
 def memory_of(work: Workload, least=False):  # Memory
     "Peak memory of the fullest stage; or the least that it can be where chunks differ."
-    best, *others = (
-        memory_at(work, stage, least) for stage in stages_of(work, numbers_of_units(work)))
-    for new in others:
-        fuller = fullness(work.layouts, new) > fullness(work.layouts, best)
-        best = Memory(*(where(fuller, b, a) for a, b in zip(best, new)))
-    return best
+    stages = stages_of(work, numbers_of_units(work))
+    held = (memory_at(work, stage, least) for stage in stages)
+    return with_most(functools.partial(fullness, work.layouts), held)
 
 # %% ../nbs/87_timeline.ipynb #5a4d0011
 def memory_bound(p: Layouts, memory: Memory):  # GB
