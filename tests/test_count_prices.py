@@ -519,8 +519,8 @@ def test_power_sets_the_clock():
         for power in (.3 * watts, watts, 1.1 * watts, 9 * watts):
             system = dataclasses.replace(HOPPER, power=power, architecture=generation)
             share = min((power / watts)**.4, 1 / .9)
-            assert close(kernels.lasting(system, parameters), share)
-        assert kernels.lasting(dataclasses.replace(system, power=None), parameters) == 1
+            assert close(kernels.sustained_clock(system, parameters), share)
+        assert kernels.sustained_clock(dataclasses.replace(system, power=None), parameters) == 1
 
 
 @pytest.mark.parametrize('watts', [200, 500, 760, 5000])

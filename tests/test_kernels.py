@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from transformer_perf import measured_kernels as kernels
 from transformer_perf.estimates import Product
-from transformer_perf.kernels import lasting, product_time
+from transformer_perf.kernels import product_time, sustained_clock
 from transformer_perf.parameters import read_calibration
 from transformer_perf.systems import as_system
 from transformer_perf.measured_kernels import predict_kernels
@@ -159,8 +159,8 @@ def test_power_moves_the_clock_under_load(name):
     system = as_system(name)
     k = read_calibration().of(system)
     usual = dataclasses.replace(system, power=kernels.generation_of(system).power)
-    at = lambda power: lasting(dataclasses.replace(system, power=power), k)
-    assert lasting(usual, k) == at(None) == 1
+    at = lambda power: sustained_clock(dataclasses.replace(system, power=power), k)
+    assert sustained_clock(usual, k) == at(None) == 1
     powers = np.array([[300.], [700.], [1200.], [2000.], [1e5]])
     assert (np.diff(at(powers), axis=0) >= 0).all() and at(300.) < at(700.)
     assert (k.kernels.clock * at(powers) <= 1 + 1e-12).all()   # never above the full clock

@@ -88,8 +88,8 @@ def tile_shares(fit):  # dict: kind of tile -> share
     return {'whole': 1., 'square': fit.square, 'paired': fit.paired,
             'small': fit.small, 'tiny': .75 * fit.small}
 
-def long_run(seconds, fit):  # s
-    "A kernel that runs into the power limit."
+def throttled(seconds, fit):  # s
+    "What a kernel takes that may run into the power limit; `seconds`: what it would at full clock."
     late = (seconds / fit.after)**fit.onset
     return seconds * (1 + fit.drop * late / (1 + late))
 
@@ -108,7 +108,7 @@ def product_seconds(
         tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
         each = 2 * rows * columns * (k + fit.ramp) / (rate * shares[name])
         times.append(waves(tiles, system, fit.whole) * each)
-    compute = long_run(soft_minimum(times, fit.choice), fit)
+    compute = throttled(soft_minimum(times, fit.choice), fit)
     moved = batch * (BYTES[precision] * k * (m + n) + 2 * fit.writes * m * n)
     prepare = fit.prepare * batch * m * k / (.85 * memory)
     kernel = both(compute, moved / (memory * fit.bandwidth), fit.overlap)
@@ -169,7 +169,7 @@ def attention_seconds(
     longest = np.minimum(keys, 2 * keys * seen + QUERIES)   # a window or a document ends a tile
     all_tiles = rounds * each * (computed + fit.ramp)
     one_tile = each * (longest + fit.ramp)
-    compute = long_run(np.maximum(all_tiles, one_tile), fit)
+    compute = throttled(np.maximum(all_tiles, one_tile), fit)
     numbers = fit.cache * cached * kv_heads * keys + fit.query * heads * seq
     moved = batch * (head_dim + value) / 2 * numbers   # bytes
     return compute + moved / (system.hbm_bandwidth * 1e9) + fit.launch

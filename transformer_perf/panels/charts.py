@@ -19,7 +19,7 @@ from ..models import as_model
 from ..systems import PHYSICAL, REQUIRED, UNIT_OF, as_system
 from ..parameters import measured_folder
 from ..estimates import COLLECTIVES, Group, as_assumptions, counted
-from ..kernels import lasting, pricer_of
+from ..kernels import pricer_of, sustained_clock
 from ..blocks import STRATEGIES
 from ..timeline import MEMORY_PARTS
 from ..iteration import Estimate, Parallel, divisors, estimate, short
@@ -327,7 +327,7 @@ def roofs(result: Estimate):  # (Roof, Roof)
         return sheet, Roof(sheet.matrix * a.flops_efficiency, sheet.vector * a.flops_efficiency,
                            sheet.memory)
     k = a.measured.kernels
-    clock = k.clock * lasting(s, a.measured)   # of that of the data sheet
+    clock = k.clock * sustained_clock(s, a.measured)   # of that of the data sheet
     return sheet, Roof(sheet.matrix * clock * k.product_share, sheet.vector * clock,
                        sheet.memory * k.vector_bandwidth)
 
