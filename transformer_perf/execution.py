@@ -190,20 +190,20 @@ def can_run(t, model: Model, global_batch, assumptions):
     return follows & heads & can_replicate(t) & can_offload(t)
 
 # %% ../nbs/88a_search.ipynb #29a72047
-def first_possible(possible, several):
-    "Of the values of each row, `several` one below the other, the first that is possible."
-    rows = possible.reshape(-1, several)
+def first_possible(can, number):
+    "Of the values of each row, so many one below the other, the first that is possible."
+    rows = can.reshape(-1, number)
     return (rows & (np.cumsum(rows, axis=1) == 1)).ravel()
 
-def with_choice(t, choice, values, experts, possible):  # table
-    "A table with every value of a choice that is possible; where all are the same, the first."
+def with_choice(t, choice, values, experts, allows):  # table
+    "A table with every value of a choice that a rule allows; where all are the same, the first."
     if len(values) == 1:
-        can = possible(t := t | {choice: values[0]})
+        can = allows(t := t | {choice: values[0]})
         return t if np.all(can) else keep(t, can)
-    def allowed(t):
-        can = np.broadcast_to(possible(t), t['dp'].shape)
+    def worth_trying(t):
+        can = np.broadcast_to(allows(t), t['dp'].shape)
         return can & (changes_something(t, choice, experts) | first_possible(can, len(values)))
-    return crossed(t, allowed, **{choice: np.array(values)})
+    return crossed(t, worth_trying, **{choice: np.array(values)})
 
 # %% ../nbs/88a_search.ipynb #29a72048
 def every_configuration(t, strategy, model, global_batch, assumptions, considered, fixed=()):
@@ -221,8 +221,8 @@ def every_configuration(t, strategy, model, global_batch, assumptions, considere
     # who holds copies is known first
     for choice in ('virtual_stages', 'schedule', 'offload', *CHOICES):
         if choice in t: continue
-        possible = rules.get(choice, lambda t: True)
-        t = with_choice(t, choice, considered[choice], experts, possible)
+        allows = rules.get(choice, lambda t: True)
+        t = with_choice(t, choice, considered[choice], experts, allows)
     t = t | {'reduce_each': reduces_each(t['reduce_each'], t['zero_stage'], t['pp'],
                                          assumptions.costs.sums_in_pipelines),
              'dp_overlap': copies_overlap(t['dp_overlap'], t['zero_stage'])}
@@ -364,9 +364,9 @@ def with_each_price_once(q):  # (Question, which of its systems each variant is;
     columns = {name: x[first, None] for name, x in arrays.items()}
     return q._replace(system=dataclasses.replace(q.system, **columns)), which
 
-def systems_of_rows(system, rows):
-    "The systems of some rows: array fields become columns."
-    arrays = {f: getattr(system, f)[rows, 0] for f in PHYSICAL if np.ndim(getattr(system, f))}
+def systems_of_rows(system, variant):
+    "The systems of rows, of which each is of one variant: array fields become columns."
+    arrays = {f: getattr(system, f)[variant, 0] for f in PHYSICAL if np.ndim(getattr(system, f))}
     return dataclasses.replace(system, **arrays) if arrays else system
 
 # %% ../nbs/88a_search.ipynb #6a4c89d2
@@ -522,7 +522,7 @@ class FastestCandidates:
         self.pairs[:, :, n] = np.take_along_axis(all_pairs, first[None], axis=2)
 
 # %% ../nbs/88a_search.ipynb #6a4c89d5
-def best_of_some(space: Space, layers: Layers, fits, some, k):  # Best
+def best_of_some(space: Space, layers: Layers, fits, some, k):  # FastestCandidates
     "Place some configurations, and keep the best."
     n, best = space.numbers, FastestCandidates((len(fits), space.numbers.max(initial=0) + 1), k)
     systems = variant_count(layers.priced.system) if layers else 1
@@ -550,8 +550,8 @@ def first_of_each(bounds, space: Space, enough):
     return few[np.isfinite(lowest[few])]
 
 # %% ../nbs/88a_search.ipynb #6a4c89da
-FEW_ENOUGH_TO_PLACE = 8_000                  # candidates, of all variants: these are all placed
-FIRST_TRIED = (256, 4_000)   # candidates
+FEW_ENOUGH_TO_PLACE = 8_000   # candidates, of all variants: these are all placed
+FIRST_TRIED = (256, 4_000)    # candidates
 
 def worth_placing(space: Space, layers: Layers, fits, k):  # configurations
     "Those that may be among the k fastest, as far as one knows without placing them."
@@ -581,12 +581,12 @@ def best_candidates(space: Space, layers: Layers, fits, k):  # dict of columns
 MOST_REPLAYED = 1000   # candidates whose memory is played, until as many as asked for fit
 PLAYED = 20            # of each GPU count, at first, where chunks may be unlike
 
-def figures_found(space: Space, layers: Layers, row, i, j, q: Question):  # dict of columns
+def figures_found(space: Space, layers: Layers, variant, i, j, q: Question):  # dict of columns
     "Every figure of what a search found; schedules are played where no formula holds."
     t = space.at(i, j)
     job = job_of(t, q.model, q.system, q.global_batch, q.assumptions)
     if layers.of_variant is not None or counts_places(job):   # layers were counted unplaced
-        return figures_anew(t, layers, row, i, j, q)
+        return figures_anew(t, layers, variant, i, j, q)
     work, costs, ends = candidate_costs(space, layers, i, j)
     return exact_figures_of_each(work, pricer_of(q.system, q.assumptions), costs, ends)
 
@@ -594,11 +594,11 @@ def counts_places(job):
     "Whether what layers count depends on which GPUs share an NVLink domain."
     return any(half.counts_places(job) for half in halves_of(job))
 
-def figures_anew(t, layers: Layers, row, i, j, q: Question):  # dict of columns
+def figures_anew(t, layers: Layers, variant, i, j, q: Question):  # dict of columns
     "The same of candidates counted at their places, on their systems; alike ones are priced once."
-    own = row if layers.of_variant is None else layers.of_variant[row]
-    which, first = distinct(own, i, j)
-    system = systems_of_rows(q.system, row[first])
+    priced = variant if layers.of_variant is None else layers.of_variant[variant]
+    which, first = distinct(priced, i, j)
+    system = systems_of_rows(q.system, variant[first])
     found = exact_table(keep(t, first), q.model, system, q.global_batch, q.assumptions)
     for name, x in found.items():
         if np.ndim(x): found[name] = x[which]
@@ -630,13 +630,13 @@ def fitting(n_gpus, q: Question):  # Fitting
     return Fitting(q, space, memory, fits, some, less, played, layers)
 
 # %% ../nbs/88a_search.ipynb #6a4c89dc
-def table_of_candidates(f: Fitting, row, i, j):  # dict of columns
+def table_of_candidates(f: Fitting, variant, i, j):  # dict of columns
     "Candidates with all their figures; those that do not fit after all are left out."
     space, q, t = f.less, f.question, f.less.at(i, j)
     t['strategy'] = np.where(t['cp'] == 1, *q.strategies)
-    system = systems_of_rows(q.system, row)
-    t |= {'variant': row, 'candidate': i * len(space.places['grouping']) + j}
-    figures = figures_found(space, f.layers, row, i, j, q)
+    system = systems_of_rows(q.system, variant)
+    t |= {'variant': variant, 'candidate': i * len(space.places['grouping']) + j}
+    figures = figures_found(space, f.layers, variant, i, j, q)
     found = {name: t[name] for name in shown_first(q)} | figures
     found = {name: x if np.shape(x) == i.shape else np.broadcast_to(x, i.shape)
              for name, x in found.items()}
@@ -663,10 +663,10 @@ def tables_of(n_gpus, fit, some):
     found = []
     for at, f in enumerate(fit):
         own = some['search'] == at
-        row, i, j = (np.asarray(some[name])[own] for name in ('variant', 'i', 'j'))
+        variant, i, j = (np.asarray(some[name])[own] for name in ('variant', 'i', 'j'))
         none = set(n_gpus).difference(f.less.t['n_gpus'])
         reasons = {n: why_none(n, f.space, f.memory, f.question) for n in none}
-        table = table_of_candidates(f, row, i, j) if len(i) else empty_table(f.question)
+        table = table_of_candidates(f, variant, i, j) if len(i) else empty_table(f.question)
         found.append((table, reasons, int(f.space.placed.sum())))
     return found
 
@@ -680,11 +680,12 @@ def fastest_of(fit, k):  # dict of columns; `search`: of which Fitting
     place = position_in_group((t['variant'], t['n_gpus']), t['seconds'])
     return keep(t, place < k)
 
-def played_work(f: Fitting, own, i):  # Workload; own: which variant each row is of
+def played_work(f: Fitting, variant, i):  # Workload
     "What candidates ask of each GPU, on systems that may count other units."
     q, t = f.question, keep(f.less.t, i)
     if not units_differ(q.system): return f.layers.work(t, i, q)
-    return count(job_of(t, q.model, systems_of_rows(q.system, own), q.global_batch, q.assumptions))
+    system = systems_of_rows(q.system, variant)
+    return count(job_of(t, q.model, system, q.global_batch, q.assumptions))
 
 def units_differ(system): return any(np.ndim(getattr(system, name)) for name in NUMBERS_OF_UNITS)
 
@@ -788,7 +789,7 @@ def search_each(n_gpus, asked, k):  # as `tables_of`
     return played_best(n_gpus, [fitting(n_gpus, q) for q in asked], k)[0]
 
 # %% ../nbs/88a_search.ipynb #6a4c89e1
-KIND = (*GROUPS, 'ep', 'etp')   # how the GPUs of a layout are grouped
+KIND = (*GROUPS, 'ep', 'etp')   # columns: layouts alike in them are of one kind
 
 # %% ../nbs/88a_search.ipynb #6a4c89e2
 FEW_ALIKE, MORE_KINDS = 4, 4    # of a kind are played; of so many kinds beside those shown
@@ -969,10 +970,10 @@ def considered_choices(choices, model, assumptions):  # dict: choice -> list of 
 # %% ../nbs/88a_search.ipynb #99cc89cd
 def evidence_by_row(t, say):  # array of str; say: row -> str
     "What `say` says of each row, asked once for rows alike in all that it may depend on."
-    several = [t[name] > 1 for name in KIND]   # else a choice changes nothing
+    shared = [t[name] > 1 for name in KIND]   # else a choice changes nothing
     choices = [name for name in CHOICES if name in t]
     which, first = distinct(t['cp'], t['ep'], t['strategy'], *(t[name] for name in choices),
-                            *several, t['tp'] // t['nvlink_tp'])
+                            *shared, t['tp'] // t['nvlink_tp'])
     columns = {name: np.broadcast_to(t[name], which.shape)[first].tolist()
                for name in (*KIND, 'nvlink_tp', 'strategy', *choices)}
     return np.array([say(dict(zip(columns, row))) for row in zip(*columns.values())])[which]
@@ -990,10 +991,9 @@ def counts_of(n_gpus):  # list of int
 
 def fixed_columns(fixed, more):  # dict: column -> values
     "Columns held at values, under our names."
-    found, columns = {}, [*FIXED]
-    fixed = of_type({} if fixed is None else fixed, dict, 'fixed')
+    found, fixed = {}, of_type({} if fixed is None else fixed, dict, 'fixed')
     for given, values in [*fixed.items(), *more.items()]:
-        name = PAPER_NAMES.get(given) or nearest(given, columns, 'column')
+        name = PAPER_NAMES.get(given) or nearest(given, FIXED, 'column')
         if name in found: raise ValueError(f'fixed gives {name} twice')
         found[name] = [whole(value, f'fixed {name}') for value in several(values, f'fixed {name}')]
     return found

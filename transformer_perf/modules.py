@@ -42,8 +42,8 @@ def weighed(matrix, vector, system):  # TFLOP
 
 def volumes_and_kinds(work: Work, groups, silent):
     "(volume, kind) of one message, lists of several; those without volume are left out if silent."
-    named = lambda m: m.group in groups and not (silent and np.all(m.volume == 0))
-    sent = [m for m in work.messages if named(m)]
+    is_shown = lambda m: m.group in groups and not (silent and np.all(m.volume == 0))
+    sent = [m for m in work.messages if is_shown(m)]
     if not sent: return 0, 'none'
     if len(sent) == 1: return sent[0].volume, sent[0].kind
     return [m.volume for m in sent], [m.kind for m in sent]
@@ -145,7 +145,7 @@ def with_recompute(layer: Layer, recompute, layers):  # Layer
     "The same with other parts computed again; `layers`: of a stage."
     full = full_share(recompute, layers)
     repeated = tuple(-full if i in layer.spared else reruns(recompute, op) * (1 - full)
-                  for i, op in enumerate(layer.rows.operations))   # not with the layer, either
+                     for i, op in enumerate(layer.rows.operations))   # not with the layer, either
     return layer._replace(reruns=repeated, full=full)
 
 @told('matrix', 'TFLOP')
@@ -650,7 +650,7 @@ def units_reduced_last(p: Layouts, pieces):
 
 def unit_time(parts, pieces, at_once, t_fwd, t_bwd, back, pricer, p: Layouts):  # (s, s)
     "The exposed s of messages of `pieces` units of equal weights, `at_once` of them in a message."
-    stage, N = np.asarray(p.zero_stage), micro_batches_of_stage(p)
+    shared, N = np.greater(p.zero_stage, 0), micro_batches_of_stage(p)
     factor = p.costs.gradient_bytes / 2
     def take(kind, GB, replicated=False):
         sent = [(GB(part), *sharing_groups(p, part.group)) for part in parts]
@@ -658,8 +658,8 @@ def unit_time(parts, pieces, at_once, t_fwd, t_bwd, back, pricer, p: Layouts):  
                                      other if replicated else group)
                    for x, group, other in sent if any_of(x)) / at_once
     gradient = lambda part: part.trained * factor
-    gather = if_any(stage > 0, lambda: take('allgather', lambda part: gathered_GB(part, p)))
-    parted = (stage > 0) & (not p.costs.reduces_whole)
+    gather = if_any(shared, lambda: take('allgather', lambda part: gathered_GB(part, p)))
+    parted = shared & (not p.costs.reduces_whole)
     reduce = (if_any(parted, lambda: take('reducescatter', gradient))
               + if_any(~parted, lambda: take('allreduce', gradient)))
     gather, reduce = with_host(parts, at_once, gather, reduce, pricer, p)
@@ -677,12 +677,12 @@ def unit_time(parts, pieces, at_once, t_fwd, t_bwd, back, pricer, p: Layouts):  
 
 # %% ../nbs/87b_workload.ipynb #28a10003
 def data_parallel_time(
-    parts,                      # of Part: the weights of one layer, by who holds copies of them
-    t_fwd, t_bwd,               # s of one layer and one micro-batch
+    parts,            # of UnitWeights: those of one layer, by who holds copies of them
+    t_fwd, t_bwd,     # s of one layer and one micro-batch
     pricer, p: Layouts,
-    layers,                     # that a GPU holds
-    beside=None,                # Part: tables of words beside the layers, copied as the first part
-    back=0.,                    # s of t_bwd in which weights cannot come: activations do
+    layers,           # that a GPU holds
+    beside=None,      # UnitWeights: words beside the layers, copied as the first part
+    back=0.,          # s of t_bwd in which weights cannot come: activations do
 ):  # (s of the forward, s of the backward pass) that compute does not hide
     "Weights gathered behind the forward pass, gradients reduced behind the backward pass."
     bulk = ~goes_by_units(p) & p.assumptions.bundled_messages
@@ -803,7 +803,7 @@ def fields_at(parts, which):
     found = [at_columns(x, which) for x in parts]
     return type(parts)(*found) if hasattr(parts, '_fields') else tuple(found)
 
-def beside_layers(job: CountedJob):  # Beside
+def beside_layers(job: CountedJob):  # BesideLayers
     "What a GPU hands on and needs at hand beside its layers."
     E, rows, e = job.units.element, job.tokens, job.embed_dim
     halves = [half for kind in job.kinds for half in kind.here.halves]
@@ -891,9 +891,10 @@ def module_job(strategy, sizes, parallelism, topology, system, assumed):  # Coun
     groups = checked_groups(parallelism, topology, system, ONE if strategy == '1d' else TWO)
     places = {f'nvlink_{name}': group.in_domain for name, group in groups.items()}
     shares = {name: group.size for name, group in groups.items()}
-    job = CountedJob(seq_len=l, embed_dim=e, block=gpt_block(e, h, f), micro_batch=b,
-              panels=system.summa_nb, strategy=strategy, **places, **shares, units=system.units,
-              assumptions=Assumptions(**assumed), recompute=assumed.get('recompute', 'none'))
+    job = CountedJob(
+        seq_len=l, embed_dim=e, block=gpt_block(e, h, f), micro_batch=b, panels=system.summa_nb,
+        strategy=strategy, **places, **shares, units=system.units,
+        assumptions=Assumptions(**assumed), recompute=assumed.get('recompute', 'none'))
     for rule in module_rules(job, *sizes[3:]): divides(*rule)
     if not leaves_rows(job, job.tp, job.cp, STRATEGIES[strategy], job.assumptions):
         raise ValueError(f'l={l} must be at least m1={job.tp}')

@@ -471,9 +471,9 @@ def mean_layer(parts, layers):
 
 # %% ../nbs/87_timeline.ipynb #83c55b82
 def costs_at_places(
-    work: Workload,   # of layers
-    job: CountedJob,         # the same layers, placed
-    columns,          # which column of the work each placed layer has; None: they are the same
+    work: Workload,    # of layers
+    job: CountedJob,   # the same layers, placed
+    columns,           # which column of the work each placed layer has; None: they are the same
     pricer, recompute,
 ):  # (list of LayerCost, s of both ends)
     "What a layer of each kind takes, under each of several choices of `recompute`."
