@@ -58,7 +58,8 @@ def test_figures_are_plausible(name):
 @pytest.mark.parametrize('name', SOLD)
 def test_parts_as_sold(name):
     s = as_system(name)
-    assert re.fullmatch(r'20\d\d-\d\d-\d\d', s.date) and s.accelerator
+    assert s.date and re.fullmatch(r'20\d\d-\d\d-\d\d', s.date)
+    assert s.accelerator
     ridge = s.matrix_flops_fp16 * 1000 / s.hbm_bandwidth
     assert 140 < ridge < 600
     if s.power: assert 300 <= s.power <= 1500 and 0.5 < s.matrix_flops_fp16 / s.power < 3

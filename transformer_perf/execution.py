@@ -408,7 +408,7 @@ def counted_and_held(space: Space, q: Question):
     return work, every, layer, memory[0] if len(memory) == 1 else memory, least
 
 # %% ../nbs/88a_search.ipynb #0d525521
-def placed_layers(space: Space, first, q: Question):  # (place of each placement, table, possible)
+def placed_layers(space: Space, first, q: Question):  # (place of each placement, table, allowed)
     "The places of layers, and which layer can have which."
     places, groups = space.places, space.groupings
     experts = sends_tokens(q.model)   # they take any GPU
@@ -416,11 +416,11 @@ def placed_layers(space: Space, first, q: Question):  # (place of each placement
     decide = [name for name in decide if name != 'nvlink_pp']
     place, example = distinct(*(places[name] for name in decide))
     shared, _ = distinct(groups['tp'], groups['cp'])
-    possible = np.zeros((shared.max(initial=0) + 1, len(example)), dtype=bool)
-    possible[shared[places['grouping']], place] = True
+    allowed = np.zeros((shared.max(initial=0) + 1, len(example)), dtype=bool)
+    allowed[shared[places['grouping']], place] = True
     check_count(len(first) * len(example), MOST_TRIED, 'layers at placements')
     return (place, {name: places[name][example] for name in decide},
-            possible[shared[space.t['grouping'][first]]])
+            allowed[shared[space.t['grouping'][first]]])
 
 # %% ../nbs/88a_search.ipynb #0d525523
 def in_blocks(t, columns, work: Workload, recompute, q: Question):  # (LayerCost, s of both ends)
@@ -443,12 +443,12 @@ def priced_layers(space: Space, counted: Workload, own, q: Question):  # Layers
     names = recompute[of_each].tolist() or ['none']
     columns = columns_that_decide_layer(q.considered)
     base, some = distinct(*(t[name] for name in columns if name != 'recompute'))
-    place, table, possible = placed_layers(space, first[some], q)
-    row, column = np.nonzero(possible)
+    place, table, allowed = placed_layers(space, first[some], q)
+    row, column = np.nonzero(allowed)
     check_count(len(row) * variant_count(q.system), MOST_PRICED, 'layers at placements')
     placed = keep(t, some[row]) | keep(table, column)
     cost, ends = in_blocks(placed, own[first[some]][row], counted, names, q)
-    at = np.full(possible.shape, -1)
+    at = np.full(allowed.shape, -1)
     at[row, column] = np.arange(len(row))
     at = np.where(at[base] < 0, -1, at[base] + (way * len(row))[:, None])
     return Layers(counted, own, layer, place, at, cost, ends, q, of_variant)
@@ -1008,8 +1008,8 @@ def search_subject(model, system, global_batch, assumptions, fits_by=None, softw
 
 def strategies_asked(strategy, about, considered):  # list of str
     "As `strategies_named`; 'all' leaves out what lacks an operation for a choice."
-    names, found = strategies_named(strategy, about[-1], about[0]), []
-    for name in names:
+    (model, *_, assumptions), found = about, []
+    for name in strategies_named(strategy, assumptions, model):
         lacks = [grid_lacks(name, *both) for both in itertools.product(
             considered['precision'], considered['adapters'])]
         if not any(lacks): found.append(name)
@@ -1024,15 +1024,16 @@ def fixed_by_software(software):  # dict: column -> values
 
 def questions(about, strategy, choices, fixed=None):  # list of Question, of each strategy
     "What is asked: choices are open, columns among them are held."
+    model, system, _, assumptions = about
     held = {name: x for name, x in choices.items() if name in FIXED and x is not None}
     others = {name: x for name, x in choices.items() if name not in FIXED}
-    considered = considered_choices(others, *about[::3])
-    columns = fixed_by_software(about[-1].software) | fixed_columns(fixed, held)
-    for offload in considered['offload']: check_host(offload, about[1])
-    for precision in considered['precision']: peak_rate(precision, about[1])   # or an error
+    considered = considered_choices(others, model, assumptions)
+    columns = fixed_by_software(assumptions.software) | fixed_columns(fixed, held)
+    for offload in considered['offload']: check_host(offload, system)
+    for precision in considered['precision']: peak_rate(precision, system)   # or an error
     adapters_of(considered['adapters'])   # or an error
     names = strategies_asked(strategy, about, considered)
-    both = {'1d', '2d-seqp'} <= set(names) and about[-1].fused_kernels   # one is the other's cp=1
+    both = {'1d', '2d-seqp'} <= set(names) and assumptions.fused_kernels   # one: the other's cp=1
     if both: names.remove('1d')
     asked = [Question(*about, name, considered, columns, both and name == '2d-seqp')
              for name in names]

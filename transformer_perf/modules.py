@@ -198,9 +198,8 @@ def priced_rows(several, pricer, columns=None):  # list of Priced
     for rows in several:
         n, end = len(rows.operations), start + len(rows.works.each)
         forward, backward = slice(start, start + n), slice(start + n, start + 2 * n)
-        without_late = slice(start + 2 * n, end)
         late = np.zeros_like(busy.total[backward])
-        late[rows.late] = busy.total[backward][rows.late] - busy.total[without_late]
+        late[rows.late] = busy.total[backward][rows.late] - busy.total[start + 2 * n:end]
         of = lambda way: Busy(*(x[way] for x in busy))
         own = Priced(of(forward), of(backward), late, TFLOP[forward] + TFLOP[backward],
                      sent[forward], sent[backward], columns)
@@ -854,8 +853,8 @@ def model_figures(
     sizes = sizes_of(model) | {'mtp_layers': 0}
     job = CountedJob(**sizes, units=units, assumptions=assumptions)
     total = lambda w: sum(counted(w, units)[:2]) if system is None else flops(w, system)
-    count = lambda ops: sum(total(op.forward) + total(op.backward) for op in ops)
-    of = [(n * count(kind.here.mixer.operations(kind)), n * count(kind.operations),
+    both = lambda ops: sum(total(op.forward) + total(op.backward) for op in ops)
+    of = [(n * both(kind.here.mixer.operations(kind)), n * both(kind.operations),
            n * sum(layer_memory(kind)[:2]))
           for n, kind in zip(layers_of_kinds(job), job.kinds)]
     attend, flop, weights = (sum(kind[i] for kind in of) for i in range(3))

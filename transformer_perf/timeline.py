@@ -173,15 +173,11 @@ def weight_copies(p: Layouts):  # Group
     else: size, placed = p.dp * p.cp, p.nvlink_dp * p.nvlink_cp
     return with_mirror_ranks(p, Group(size, placed))
 
-def routed_copies(p: Layouts):  # Group
-    "The GPUs that hold the same routed experts."
-    return with_mirror_ranks(p, expert_copies(p))
-
 def weight_parts(p: Layouts, of: Stored):  # list of (GB, Group)
     "The weights of one layer on one GPU, and the GPUs that hold copies of them."
     parts = [(of.weights, weight_copies(p))]
-    routed = any_of(of.routed) or any_of(of.frozen_routed)
-    return parts + [(of.routed, routed_copies(p))] if routed else parts
+    if not any_of(of.routed) and not any_of(of.frozen_routed): return parts
+    return [*parts, (of.routed, with_mirror_ranks(p, expert_copies(p)))]
 
 # %% ../nbs/87_timeline.ipynb #5a4d0033
 @told('tables', 'GB')
@@ -1080,8 +1076,8 @@ def exact_times(work: Workload, costs, ends, times: Times):  # Times
     known = formula_holds(*sizes, *chunks)
     if np.all(known): return times
     total = time_played(*sizes, p.micro_batches, *chunks)
-    played = idle_when_played(p, slowest_stage(work, costs, ends), more, total)
-    return times._replace(bubble=where(known, times.bubble, played))
+    idle = idle_when_played(p, slowest_stage(work, costs, ends), more, total)
+    return times._replace(bubble=where(known, times.bubble, idle))
 
 @told('bubble')
 def idle_when_played(p: Layouts, pace: StageCost, more, total):  # s
