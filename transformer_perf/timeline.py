@@ -527,7 +527,11 @@ def where_in_fields(flag, one, other):
 def with_most(figure, several):
     "The one with most of a figure, for each layout; of equals, the first."
     best, *others = several
-    for new in others: best = where_in_fields(figure(new) > figure(best), new, best)
+    most = figure(best) if others else None
+    for new in others:
+        own = figure(new)
+        more = own > most
+        best, most = where_in_fields(more, new, best), where(more, own, most)
     return best
 
 def longest_of(stages, seconds):  # s
