@@ -15,10 +15,10 @@ from transformer_perf.cli import doubts_about, error_after, main
 from transformer_perf.estimates import Product, as_assumptions
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.kernels import product_time
-from transformer_perf.models import as_model
+from transformer_perf.models import Model, as_model
 from transformer_perf.timeline import COMPONENTS
 from transformer_perf.parameters import PARAMETER_PARTS, changed, limits, read_calibration, value_of
-from transformer_perf.validation.runs import clean, run_jobs
+from transformer_perf.validation.runs import batches_of, candidates_priced, clean, run_jobs
 from transformer_perf.systems import as_system
 from transformer_perf.validation.predictions import (
     PREDICTED as PRICED, fitted, never_seen, source_of)
@@ -712,12 +712,14 @@ def test_the_first_step_of_all_ranks_warms_up(tmp_path):
     dict(adapters='lora:16'), dict(reduce_each=True), dict(zero_stage=3, reduce_each=False),
     dict(zero_stage=3, reshard_after_forward=False), dict(dp_replicate=2),
     dict(model='qwen3_next_80B_A3B'), dict(model='vit_era5'),
-    dict(assumes={'expert_imbalance': 1.3})], ids=str)
+    dict(assumes={'expert_imbalance': 1.3}), dict(assumes={'master_bytes': 2.}),
+    dict(model=Model(512, 256, 4, 8, vocab=1000, output_bias=True))], ids=str)
 def test_a_log_of_what_no_column_says_is_no_run(said, tmp_path):
     "It would be fitted as if it ran something else."
     model, assumes = said.get('model', 'llama3.1_8B'), said.get('assumes')
     layout = {name: value for name, value in said.items() if name not in ('model', 'assumes')}
-    job = Job(Parallel(tp=2, pp=2, dp=4, **layout), as_model(model), 64, assumes=assumes)
+    p = Parallel(tp=2, pp=2, dp=4, **layout)
+    job = Job(p, as_model(model), 64, p.n_gpus, assumes=assumes)
     line = 'iteration {}/ 9 | elapsed time per iteration (ms): 9000.0 | global batch size: 64 |'
     (tmp_path / 'train.log').write_text('\n'.join(map(line.format, range(3))))
     with pytest.raises(ValueError, match='which no column of a table of runs says'):
@@ -735,6 +737,43 @@ def test_a_log_has_what_is_assumed_of_its_job(model, assumes, tmp_path):
     (tmp_path / 'train.log').write_text('\n'.join(map(line.format, range(3))))
     row = predict(run_of_log(tmp_path / 'train.log', job), system='H100-80GB')
     one = estimate(job.model, job.parallel, 'H100-80GB', 64, job.assumptions('calibrated'))
+    assert row.predicted_iteration_s[0] == pytest.approx(one.stats['iteration_s'], rel=1e-9)
+
+
+@pytest.mark.parametrize('model, said', [
+    ('gpt3', {}), ('deepseek_v3', {'ep': 8}),   # positions are learned; a bias of the router
+    ('llama3.1_8B', {'dropout': True}), ('llama3.1_8B', {'dropout': False}),
+    ('llama3.1_8B', {'gradients_in_16_bits': True}),
+    ('llama3.1_8B', {'assumes': {'fp8_parameters': True}, 'precision': 'fp8'})], ids=str)
+def test_a_log_has_all_that_its_job_says(model, said, tmp_path):
+    "Time and memory of its row are those of the job, and so is what a fit moves."
+    layout = {name: value for name, value in said.items() if name in ('ep', 'precision')}
+    about = {name: value for name, value in said.items() if name not in layout}
+    m, p = as_model(model), Parallel(tp=8, dp=32, recompute='full', **layout)
+    job = Job(p, m, 256, p.n_gpus, m.seq_len, 'Megatron-LM', **about)
+    line = 'iteration {}/ 9 | elapsed time per iteration (ms): 9000.0 | global batch size: 256 |'
+    (tmp_path / 'train.log').write_text('\n'.join(map(line.format, range(3))))
+    run = run_of_log(tmp_path / 'train.log', job)
+    row = predict(run, system='H100-80GB')
+    one = estimate(m, p, 'H100-80GB', 256, job.assumptions('calibrated'))
+    found = row.predicted_iteration_s[0], row.predicted_memory_GB[0]
+    assert found == pytest.approx((one.stats['iteration_s'], one.stats['memory_GB']), rel=1e-9)
+    batch, = batches_of(clean(run), as_system('H100-80GB'))
+    priced = candidates_priced(batch, as_assumptions('calibrated'))
+    assert priced['iteration_s'] == pytest.approx(one.stats['iteration_s'], rel=1e-9)
+
+
+def test_a_log_recomputes_as_its_job_is_taken(tmp_path):
+    "A file of DeepSpeed that does not say it is one job at both doors: without."
+    (tmp_path / 'ds.json').write_text(json.dumps({
+        'train_batch_size': 512, 'train_micro_batch_size_per_gpu': 16, 'bf16': {'enabled': True},
+        'zero_optimization': {'stage': 3}}))
+    job = dataclasses.replace(as_job(tmp_path / 'ds.json', 16), model=as_model('llama3.1_8B'),
+                              seq_len=8192)
+    line = 'iteration {}/ 9 | elapsed time per iteration (ms): 9000.0 | global batch size: 512 |'
+    (tmp_path / 'train.log').write_text('\n'.join(map(line.format, range(3))))
+    row = predict(run_of_log(tmp_path / 'train.log', job), system='H100-80GB')
+    one = estimate(job.model, job.parallel, 'H100-80GB', 512, job.assumptions('calibrated'))
     assert row.predicted_iteration_s[0] == pytest.approx(one.stats['iteration_s'], rel=1e-9)
 
 

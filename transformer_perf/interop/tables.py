@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['OF_JOBS', 'GRADIENTS', 'NOT_SAID', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE_KIND', 'ONLY_WRITTEN', 'IN_32_BITS', 'LIST',
-           'CODE', 'UNSAID', 'MODEL_FIELDS', 'PARALLEL_FIELDS', 'NEEDED', 'Job', 'with_costs', 'Kind', 'Row', 'Said',
-           'Format', 'number', 'words_of', 'words_in_any_case', 'one_word', 'real', 'add', 'value', 'spelled',
-           'together', 'cannot_say', 'check_sharers', 'check_depth', 'samples_of_steps', 'also', 'nothing', 'elsewhere',
-           'fixed', 'gpus_of_a_copy', 'copies_and_gpus', 'batch', 'micro_batch_of']
+           'CODE', 'UNSAID', 'MODEL_FIELDS', 'PARALLEL_FIELDS', 'NEEDED', 'Job', 'costs_of', 'with_costs', 'Kind',
+           'Row', 'Said', 'Format', 'number', 'words_of', 'words_in_any_case', 'one_word', 'real', 'add', 'value',
+           'spelled', 'together', 'cannot_say', 'check_sharers', 'check_depth', 'samples_of_steps', 'also', 'nothing',
+           'elsewhere', 'fixed', 'gpus_of_a_copy', 'copies_and_gpus', 'batch', 'micro_batch_of']
 
 # %% ../../nbs/90a_tables.ipynb #269707ac
 import dataclasses
@@ -72,11 +72,15 @@ class Job:
     @property
     def costs_said(self):  # dict: parameter -> value
         "What the job says of its software's costs: 2 or 4 bytes of a gradient, and dropout."
-        said = {} if self.dropout is None else {'dropout': self.dropout}
-        if self.gradients_in_16_bits is None: return said
-        return said | dict.fromkeys(GRADIENTS, 2. if self.gradients_in_16_bits else 4.)
+        return costs_of(self.dropout, self.gradients_in_16_bits)
 
 GRADIENTS = ('gradient_held', 'gradient_bytes', 'accumulate_traffic')   # in bytes of one
+
+def costs_of(dropout=None, gradients_in_16_bits=None):  # dict: parameter -> value
+    "What these say of a software's costs; None: as its prices have it."
+    said = {} if dropout is None else {'dropout': dropout}
+    if gradients_in_16_bits is None: return said
+    return said | dict.fromkeys(GRADIENTS, 2. if gradients_in_16_bits else 4.)
 
 def with_costs(measured, costs):  # Parameters, or a Calibration
     "Measured prices with some costs of the software as a job says them."

@@ -18,17 +18,18 @@ import pandas as pd
 
 from ..estimates import Assumptions, Group, as_assumptions
 from transformer_perf.inputs import (
-    as_numbers, differing, nearest, of_type, path_text, quoted, read_csv, several, table_with,
+    as_numbers, nearest, of_type, path_text, quoted, read_csv, several, table_with,
     takes, write_whole)
 from ..measured_kernels import gpu_of
-from ..iteration import goes_without_saying
+from ..iteration import settled
+from ..models import with_length
 from transformer_perf.parameters import (
     FEW_RUNS, SHOWS, Calibration, Parameters, as_flat, changed, limits, measured_folder,
     read_calibration, value_of)
 from .runs import (
-    ADDED, MORE, RUN_COLUMNS, STRUCTURE_COLUMNS, assumptions_for, batches_of, candidates_priced,
-    clean, cleaned, column_of, measured_column, of_sheets, on_system, read_runs, reasons_of,
-    room_of, row_name, usual_by_software)
+    ADDED, COST_COLUMNS, MORE, RUN_COLUMNS, STRUCTURE_COLUMNS, assumptions_for, batches_of,
+    candidates_priced, clean, cleaned, column_of, job_at, measured_column, of_sheets, on_system,
+    read_runs, reasons_of, room_of, row_name)
 from ..systems import as_system
 from .predictions import (
     features_of, of_candidates, predict, table_of)
@@ -355,6 +356,8 @@ from ..estimates import RECIPES, AttentionKernel, Product
 from ..inputs import checked_path, naming, read_text
 from ..interop.logs import LARGEST_LOG, with_batch
 from ..interop import as_job, read_log, read_products
+from ..interop.tables import OF_JOBS
+from ..interop.writing import facts_of, lost
 from ..kernels import attention_time, priced_collective, product_time
 from ..measured_kernels import DTYPES, OPERATIONS, TABLES, numbers_of, texts_in
 from ..parameters import PARAMETER_PARTS, part_of
@@ -533,43 +536,30 @@ def job_as_run(job, model, p):  # dict
     cells = [*RUN_COLUMNS, *MORE, *ADDED, 'precision']
     own = {c: getattr(x, c) for x in (model, p) for c in cells if hasattr(x, c)}
     if job.software is not None: own['software'] = job.software.name
-    copies = p.dp * p.cp // (p.dp_replicate or 1)
+    copies, facts = p.dp * p.cp // (p.dp_replicate or 1), facts_of(job)
     return own | {c: getattr(model, field) for c, field in STRUCTURE_COLUMNS.items()} | dict(
         layers=model.depth, hidden=model.embed_dim, ffn=model.mlp_dim, vp=p.virtual_stages,
-        seq_len=job.seq_len or model.seq_len, global_batch=job.global_batch,
+        seq_len=model.seq_len, global_batch=job.global_batch,
         sequence_parallel=p.sequence_sharded,
-        fsdp_shard=copies if (p.zero_stage or 0) > 1 else 0) | {
-            name: value for name, value in (job.assumes or {}).items() if name in cells}
+        fsdp_shard=copies if (p.zero_stage or 0) > 1 else 0,
+        **{name: getattr(job, name) for name in COST_COLUMNS},
+        **{name: facts[name] for name in OF_JOBS if name in cells})
 
 # %% ../../nbs/91b_fits.ipynb #17d00023
-BY_NO_COLUMN = ('schedule', 'optimizer', 'offload', 'adapters', 'context', 'reduce_each',
-                'reshard_after_forward', 'dp_replicate')   # of a layout
+STAND_IN = 'H100-80GB'   # where a job is, for what does not depend on it
 
-def said_otherwise(p, stage):  # list of choices; stage: of ZeRO, which may be the software's
-    "Of those what changes nothing in this layout, or another column says."
-    found = ['context'] if p.cp == 1 else []
-    if goes_without_saying(vars(p) | {'zero_stage': stage}, 'reduce_each'):
-        found.append('reduce_each')
-    if stage < 3: found.append('reshard_after_forward')
-    if (p.zero_stage or 0) > 1: found.append('dp_replicate')   # fsdp_shard
-    return found
+def job_settled(job):  # Job
+    "A job as `estimate` takes it: with samples as long as it says, and no choice left open."
+    model = job.model if job.seq_len is None else with_length(job.model, job.seq_len)
+    p = settled(job.parallel, as_system(STAND_IN), job.assumptions('calibrated'), model)
+    return dataclasses.replace(job, model=model, parallel=p, seq_len=model.seq_len)
 
-def check_columns_say(job, path):
-    "A ValueError where a job has something that no column of a table of runs says."
-    p, stack, unsaid = job.parallel, job.software.name if job.software else '', {}
-    def unless_said(name):
-        usual, own = usual_by_software(name, p.pp)
-        return own.get(stack, usual)
-    stage = unless_said('zero_stage') if p.zero_stage is None else p.zero_stage
-    said = said_otherwise(p, stage)
-    for name in BY_NO_COLUMN:
-        usual = None, unless_said(name)
-        if name not in said and getattr(p, name) not in usual: unsaid[name] = getattr(p, name)
-    if p.strategy == '2d': unsaid['strategy'] = p.strategy
-    besides = differing(job.model) | (job.assumes or {})
-    unsaid |= {name: value for name, value in besides.items() if name in (
-        'layers', 'documents', 'causal', 'expert_imbalance')}
-    for name, value in unsaid.items():
+def check_row_says(row, job, path):
+    "A ValueError where a row of a table of runs makes another job than its own."
+    rows, system = cleaned(row), as_system(STAND_IN)
+    if reasons_of(rows, system)[0]: return   # whoever fits to it says so
+    batch, = batches_of(rows, system)
+    for name, value in lost(job, job_settled(job_at(batch, 0))).items():
         raise ValueError(f'{path_text(path)}: its job has {name}={quoted(value)}, which no column '
                          'of a table of runs says')
 
@@ -577,14 +567,16 @@ def run_of_log(path, job):  # DataFrame of one row
     "A log of Megatron-LM or torchtitan as a run: the middle of its steps but the first."
     job = as_job(job)
     if job.model is None: raise ValueError(f'{path_text(path)}: its job does not say the model')
-    check_columns_say(job, path)
+    job = job_settled(job)
     steps, row = read_log(path, job), job_as_run(job, job.model, job.parallel)
     later = steps[steps.iteration != steps.iteration.iloc[0]]   # several ranks may have printed it
     later = with_batch(later if len(later) else steps, job.global_batch, path_text(path))
     row |= dict(id=path_text(path), iteration_s=later.iteration_s.median())
     if not row['global_batch']: row['global_batch'] = later.global_batch.median()
     row = {c: int(x) if isinstance(x, bool) else x for c, x in row.items()}
-    return pd.DataFrame([row]).reindex(columns=list(dict.fromkeys((*RUN_COLUMNS, *row))))
+    run = pd.DataFrame([row]).reindex(columns=list(dict.fromkeys((*RUN_COLUMNS, *row))))
+    check_row_says(run, job, path)
+    return run
 
 # %% ../../nbs/91b_fits.ipynb #17d00018
 def nccl_table(text, name):  # DataFrame with KERNELS
