@@ -111,6 +111,23 @@ def test_chosen_anew():
     assert own.best_at_low_s['hbm_capacity'] == pytest.approx(half, rel=1e-12)
 
 
+def test_half_the_memory_may_not_hold_a_configuration():
+    "Then it has no time there, and the others keep theirs; twice the memory may hold what is not."
+    one = estimate('gpt3', LAYOUT, 'A100', 1024, 'calibrated')
+    for spare, low in ((2.1, one.stats['iteration_s']), (1.9, np.inf)):
+        system = dataclasses.replace(as_system('A100'), hbm_capacity=spare * one.needed)
+        found = of('gpt3', LAYOUT, system, 1024)
+        row = found.loc['hbm_capacity']
+        assert row.at_low_s == pytest.approx(low) and row.at_high_s == row.base_s
+        assert row.elasticity == 0 and np.isfinite(found.drop('hbm_capacity').at_high_s).any()
+        assert np.isfinite(found[found.of == 'system'].drop('hbm_capacity').at_low_s).all()
+        names = [text.get_text() for text in tornado(found).axes[0].get_yticklabels()]
+        assert 'hbm_capacity' not in names and 'matrix_flops_fp16' in names
+    small = dataclasses.replace(as_system('A100'), hbm_capacity=.6 * one.needed)
+    row = of('gpt3', LAYOUT, small, 1024).loc['hbm_capacity']
+    assert row.at_low_s == np.inf and row.at_high_s == row.base_s
+
+
 # the question turned round
 
 @pytest.mark.parametrize('field', ['matrix_flops_fp16', 'hbm_bandwidth', 'nvlink_latency'])
@@ -172,7 +189,9 @@ def test_command():
     rows = json.loads(good(*COMMAND, *LAID_OUT, '--format', 'json'))['rows']
     expected = sensitivity('gpt3', LAYOUT, 'A100', 1024, assumptions='corrected')
     assert [row['elasticity'] for row in rows] == expected.elasticity.tolist()
-    has(good(*COMMAND, '--gpus', 512), 'hbm_capacity')
+    text = good(*COMMAND, '--gpus', 512)
+    has(text, 'hbm_capacity', 'A time of inf: it does not fit in memory.')
+    assert 'does not fit' not in good(*COMMAND, '--tp', 8, '--pp', 32, '--dp', 16)
 
 
 def test_command_turned_round():

@@ -1210,6 +1210,7 @@ USUAL_FACTOR = '2'
 BEST = {'base_s': 'best_s', 'at_low_s': 'best_at_low_s', 'at_high_s': 'best_at_high_s'}
 SLOWER = ('Where the best takes longer than the configuration, that one does not fit there, or is '
           'none that a search tries.')
+NOT_HELD = 'A time of inf: it does not fit in memory.'
 def best_asked(a):  # (as `case_asked`, or None; why nothing fits)
     "The best configuration on so many GPUs."
     said = [o.flag for o in LAYOUT if getattr(a, o.name) != option_given(o, o.default)]
@@ -1261,9 +1262,11 @@ def sensitivity_command(a):
     table = sensitivity(*case, amount(a.factor, '--factor'), a.again)
     slower = any((table[best] > 1.0001 * table[own]).any() for own, best in BEST.items())
     view = few_digits(table.dropna(axis='columns', how='all'), short)
-    one = estimate(*case)
+    one, more = estimate(*case), []
     lacks = [too_large(one)] if not one.fits else []
-    notes = lacks + one.notes + ([SLOWER] if slower else []) + not_used(a)
+    if table[[*BEST, *BEST.values()]].eq(math.inf).any(axis=None): more.append(NOT_HELD)
+    if slower: more.append(SLOWER)
+    notes = lacks + one.notes + more + not_used(a)
     deliver_table(table, a, notes, view)
     return 0
 

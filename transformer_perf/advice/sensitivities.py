@@ -72,6 +72,11 @@ def slope(after, before, ratio):  # an elasticity
     with np.errstate(divide='ignore', invalid='ignore'):
         return np.log(np.divide(after, before)) / np.log(ratio)
 
+def where_it_fits(one, seconds, names, values):  # s, an array; infinite where memory is too small
+    "The time of a configuration with each value of a figure of the system."
+    small = (np.array(names) == 'hbm_capacity') & (values < one.needed)
+    return np.where(small, np.inf, seconds)
+
 def of_system(one, factor, again):  # DataFrame, a row for each figure
     "What each figure of a system changes."
     steps = 1, NEAR, 1 / factor, factor
@@ -81,11 +86,13 @@ def of_system(one, factor, again):  # DataFrame, a row for each figure
     times, memory = (y.reshape(-1, len(steps)).T for y in priced_on(one, varied))
     best = np.full_like(times, np.nan)
     if again: best = best_on(one, varied).reshape(-1, len(steps)).T
+    at_low, at_high = (where_it_fits(one, times[step], [*values], ends)
+                       for step, ends in ((2, low), (3, high)))
     return pd.DataFrame({
         'field': values.keys(), 'of': 'system', 'value': x, 'low': low, 'high': high,
         'elasticity': slope(times[1], times[0], near / x),
         'memory_elasticity': slope(memory[1], memory[0], near / x), 'base_s': times[0],
-        'at_low_s': times[2], 'at_high_s': times[3], 'best_s': best[0], 'best_at_low_s': best[2],
+        'at_low_s': at_low, 'at_high_s': at_high, 'best_s': best[0], 'best_at_low_s': best[2],
         'best_at_high_s': best[3]})
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00031
@@ -154,7 +161,7 @@ SPREAD = ['at_low_s', 'at_high_s', 'base_s']
 def bars_of(table):  # DataFrame
     "The rows of a sensitivity that can be drawn."
     table = table_with(table).reset_index(drop='field' in table)
-    known = table_with(table, ['field', *SPREAD]).dropna(subset=SPREAD)
+    known = table_with(table, ['field', *SPREAD]).replace(np.inf, np.nan).dropna(subset=SPREAD)
     table_with(known, SPREAD, 'the sensitivities', above=True)
     return known.astype(dict.fromkeys(SPREAD, float) | {'field': str})
 
