@@ -15,7 +15,7 @@ from transformer_perf.models import as_model
 from transformer_perf.systems import as_system
 from transformer_perf.validation import published
 from transformer_perf.validation.calibration import (
-    choices_in, evidence_with, seen_by_stack)
+    choices_in, evidence_with, reached_in, seen_by_stack)
 from transformer_perf.validation.runs import clean, stack_of
 
 MODEL = Model(1024, 512, 8, 12, mlp_dim=1536, vocab=4096, name='small')
@@ -144,6 +144,29 @@ def test_samples_longer_than_those_of_any_run(tokens, new):
     if not new: assert note.startswith('Evidence: measured: ')
     else: assert note == (f'Evidence: extrapolated: no run with samples of {new} tokens (measured: '
                           '262,144) was fitted to.')
+
+
+@pytest.mark.parametrize('layout, new', [
+    (dict(dp=256, ep=256), 'ep 256 (measured: 128)'), (dict(dp=128, ep=128), ''),
+    (dict(tp=32, dp=32, ep=32), 'tp 32 (measured: 16)'), (dict(tp=16, dp=64, ep=64), ''),
+    (dict(pp=36, dp=64, ep=64), 'pp 36 (measured: 35)'), (dict(pp=35, dp=64, ep=64), '')], ids=str)
+def test_groups_wider_than_those_of_any_run(layout, new):
+    "Of 128 GPUs that share experts there is one run, of 64 seventeen; of 35 stages one."
+    one = estimate('deepseek_v3', Parallel(**layout), 'GB200-NVL72', 2048, software='NeMo')
+    assert one.notes[0].startswith(f'Evidence: extrapolated: no run with {new} was fitted to.'
+                                   if new else 'Evidence: near: only 3 runs of NeMo on GB200')
+
+
+def test_how_wide_the_groups_of_runs_are():
+    "The widest of all; those of one's own count beside the shipped ones."
+    runs = clean(published())
+    found = reached_in(runs)
+    widest = {name: [runs[group].max()] for name, group in
+              (('tp_gpus', 'tp'), ('pp_stages', 'pp'))} | {'ep_gpus': [1]}   # none has experts
+    assert {name: found[name] for name in widest} == widest
+    mine = runs.head(1).assign(ep=256.)
+    assert reached_in(mine)['ep_gpus'] == [256]
+    assert max(evidence_with(mine, None)['seen']['ep_gpus']) == 256
 
 
 # GPUs that no run is of

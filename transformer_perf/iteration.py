@@ -39,7 +39,7 @@ from .choices import (
     on_host, recomputed_layers, recomputed_parts)
 from .estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions)
-from .parameters import REACHED, interval
+from .parameters import REACHED, WIDEST, interval
 from .measured_kernels import SHEETS, gpu_of, sheets_of
 from .kernels import pricer_of
 from .blocks import STRATEGIES
@@ -332,15 +332,19 @@ def unknown_choices(row, known, model: Model, sums_in_pipelines=False):  # str
     return ', '.join(f'{name} {row[name]}' for name in new)
 
 def out_of_reach(row, known, model: Model):  # str
-    "What no measured run came near: too short pieces of a sequence, too wide tp, long samples."
+    "What no measured run came near: too short pieces of a sequence, too wide groups, long samples."
     found, tokens = [], model.seq_len / row['cp']
-    least, most, longest = (known.get(name) for name in REACHED)
+    least, most, longest = map(known.get, ('context_tokens', 'tp_domains', 'sample_tokens'))
     if least and row['cp'] > 1 and tokens < min(least):
         found.append(f'a context of {tokens:,.0f} tokens to a GPU (measured: {min(least):,.0f})')
     domains = row['tp'] // row['nvlink_tp']
     if most and domains > max(most): found.append(f'tp over {domains} NVLink domains')
     if longest and model.seq_len > max(longest):
         found.append(f'samples of {model.seq_len:,} tokens (measured: {max(longest):,})')
+    for name, group in WIDEST.items():
+        widest = known.get(name)
+        if widest and row[group] > max(widest):
+            found.append(f'{group} {row[group]} (measured: {max(widest)})')
     return ', '.join(found)
 
 # %% ../nbs/87a_estimate.ipynb #8559f3bc
