@@ -142,6 +142,22 @@ def test_a_search_keeps_to_what_a_software_can_do(name, held):
     assert not any('cp' in note for note in asked.notes)
 
 
+@pytest.mark.parametrize('n_gpus', [1, 8])
+def test_a_search_says_where_more_gpus_do_not_help(n_gpus):
+    "Software that keeps all of a model on each GPU: what it says to do instead does find some."
+    about, to_do = ('llama3.1_8B', n_gpus, 'H100-80GB', 64), 'keeps all of a model on each GPU'
+    found = search(*about, software='Transformers')
+    assert not len(found) and 'GB over' in found.reasons[n_gpus]
+    assert any(to_do in note and 'DeepSpeed' in note and 'zero_stage 3' in note
+               for note in found.notes)
+    others = [dict(software='DeepSpeed'), dict(software='Transformers', zero_stage=3)]
+    for way in others:
+        other = search('llama3.1_8B', 8, *about[2:], **way)
+        assert len(other) and not any(to_do in note for note in other.notes)
+    unshared = search(*about, software='fms-fsdp', zero_stage=0)
+    assert not len(unshared) and not any(to_do in note for note in unshared.notes)   # as asked
+
+
 @pytest.mark.parametrize('name, batch', [('torchtitan', 64), ('torchtitan', 256),
                                          ('DeepSpeed', 256)])
 @pytest.mark.parametrize('system', ['A100-80GB', 'H100-80GB'])
