@@ -1057,6 +1057,23 @@ def test_one_norm_of_a_layer_is_the_first():
         else: assert x == y
 
 
+@pytest.mark.parametrize('model, readers', [
+    (BOTH_MIXERS, ('qkv', 'state-in', 'fc1')),
+    (dataclasses.replace(GPT, layer_norms=1), ('qkv', 'fc1'))], ids=['mixers', 'halves'])
+def test_products_that_read_the_same_rows_gather_them_each(model, readers):
+    "By themselves, there and for the gradient of the weight; else where the norm gives the rows."
+    each, once = (job_at(model, a, tp=2).operations for a in
+                  (TRAINED, dataclasses.replace(TRAINED, inputs_sharded=False)))
+    sent = lambda op, way: [m.kind for m in getattr(op, way).messages if m.volume]
+    own = {op.name: op for op in each}
+    for name in readers:
+        assert sent(own[name], 'forward') == ['allgather'], name
+        assert sent(own[name], 'backward') == ['allgather', 'reducescatter'], name
+    gathers = lambda ops: [op.name for op in ops if 'allgather' in sent(op, 'forward')]
+    assert sorted(gathers(each)) == sorted(readers)
+    assert sorted(gathers(once)) == ['ln1', 'ln2']
+
+
 @pytest.mark.parametrize('fused', [False, True])
 @pytest.mark.parametrize('number, after', [(1, ()), (2, ()), (3, ('vproj',)),
                                            (4, ('vproj', 'fc2'))])

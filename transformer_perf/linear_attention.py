@@ -316,7 +316,12 @@ class GatedConv(Half):
 
 @dataclass(frozen=True, kw_only=True)
 class Beside(Half):
-    "Two mixers that read the same norm; the stream gets the sum of what they say (Falcon-H1)."
+    """Two mixers that read the same norm; the stream gets the sum of what they say (Falcon-H1).
+
+    Where products gather their inputs, each does so for itself: in NVIDIA-NeMo/Megatron-Bridge
+    @ ee80ca97 (models/falcon_h1/modeling_falconh1/falconh1_layer_specs.py) the first product of
+    either mixer has a norm and a gather of its own.
+    """
     heads: Half    # attention
     state: Half    # and a mixer with a state
 
