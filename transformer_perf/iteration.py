@@ -39,7 +39,7 @@ from .choices import (
     on_host, recomputed_layers, recomputed_parts)
 from .estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions)
-from .parameters import REACHED, WIDEST, interval
+from .parameters import REACHED, WIDEST_GROUPS, interval
 from .measured_kernels import SHEETS, gpu_of, sheets_of
 from .kernels import pricer_of
 from .blocks import STRATEGIES
@@ -341,7 +341,7 @@ def out_of_reach(row, known, model: Model):  # str
     if most and domains > max(most): found.append(f'tp over {domains} NVLink domains')
     if longest and model.seq_len > max(longest):
         found.append(f'samples of {model.seq_len:,} tokens (measured: {max(longest):,})')
-    for name, group in WIDEST.items():
+    for name, group in WIDEST_GROUPS.items():
         widest = known.get(name)
         if widest and row[group] > max(widest):
             found.append(f'{group} {row[group]} (measured: {max(widest)})')

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OF_JOBS', 'GRADIENTS', 'NOT_SAID', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE_KIND', 'ONLY_WRITTEN', 'IN_32_BITS', 'LIST',
-           'CODE', 'UNSAID', 'MODEL_FIELDS', 'PARALLEL_FIELDS', 'NEEDED', 'Job', 'costs_of', 'with_costs', 'Kind',
+           'CODE', 'UNSAID', 'MODEL_FIELDS', 'PARALLEL_FIELDS', 'NEEDED', 'Job', 'costs_as_said', 'with_costs', 'Kind',
            'Row', 'Said', 'Format', 'number', 'words_of', 'words_in_any_case', 'one_word', 'real', 'add', 'value',
            'spelled', 'together', 'cannot_say', 'check_sharers', 'check_depth', 'samples_of_steps', 'also', 'nothing',
            'elsewhere', 'fixed', 'gpus_of_a_copy', 'copies_and_gpus', 'batch', 'micro_batch_of']
@@ -72,11 +72,11 @@ class Job:
     @property
     def costs_said(self):  # dict: parameter -> value
         "What the job says of its software's costs: 2 or 4 bytes of a gradient, and dropout."
-        return costs_of(self.dropout, self.gradients_in_16_bits)
+        return costs_as_said(self.dropout, self.gradients_in_16_bits)
 
 GRADIENTS = ('gradient_held', 'gradient_bytes', 'accumulate_traffic')   # in bytes of one
 
-def costs_of(dropout=None, gradients_in_16_bits=None):  # dict: parameter -> value
+def costs_as_said(dropout=None, gradients_in_16_bits=None):  # dict: parameter -> value
     "What these say of a software's costs; None: as its prices have it."
     said = {} if dropout is None else {'dropout': dropout}
     if gradients_in_16_bits is None: return said

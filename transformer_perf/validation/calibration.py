@@ -23,9 +23,9 @@ from transformer_perf.inputs import (
 from ..measured_kernels import gpu_of
 from ..iteration import settled
 from ..models import with_length
-from transformer_perf.parameters import (
-    FEW_RUNS, SHOWS, WIDEST, Calibration, Parameters, as_flat, changed, limits, measured_folder,
-    read_calibration, value_of)
+from ..parameters import (
+    FEW_RUNS, SHOWS, WIDEST_GROUPS, Calibration, Parameters, as_flat, changed, limits,
+    measured_folder, read_calibration, value_of)
 from .runs import (
     ADDED, COST_COLUMNS, MORE, RUN_COLUMNS, STRUCTURE_COLUMNS, assumptions_for, batches_of,
     candidates_priced, clean, cleaned, column_of, job_at, measured_column, of_sheets, on_system,
@@ -108,7 +108,7 @@ def seen_by_stack(df, system=None):  # dict: stack -> model -> choice -> its val
 
 def reached_in(df):  # dict: figure -> its values in more than a few runs; the longest of all
     "How short the pieces of a sequence, how wide groups of GPUs, how long samples were."
-    x = df.reindex(columns=['gpu', 'cp', 'seq_len', *WIDEST.values()])
+    x = df.reindex(columns=['gpu', 'cp', 'seq_len', *WIDEST_GROUPS.values()])
     tp, cp, tokens = (as_numbers(x[name]).fillna(1) for name in ('tp', 'cp', 'seq_len'))
     found = {'context_tokens': (tokens / cp)[cp > 1],
              'tp_domains': np.ceil(tp / of_sheets(x, None, lambda sheet: sheet.nvlink_size))}
@@ -116,7 +116,7 @@ def reached_in(df):  # dict: figure -> its values in more than a few runs; the l
     often = {name: sorted(int(x) for x in each.index[each >= FEW_RUNS])
              for name, each in counts.items()}
     most = {'sample_tokens': tokens} | {
-        name: as_numbers(x[group]).fillna(1) for name, group in WIDEST.items()}
+        name: as_numbers(x[group]).fillna(1) for name, group in WIDEST_GROUPS.items()}
     return often | {name: [int(x) for x in values.nlargest(1)] for name, values in most.items()}
 
 def layout_understood(ratios):  # array of bool

@@ -42,7 +42,7 @@ from ..modules import copies_overlap
 from ..timeline import PLACES, placed_by_rank, statistics
 from ..iteration import Parallel, divisors, keep, usable_domain_sizes
 from ..execution import crossed
-from ..interop.tables import PARALLEL_FIELDS, costs_of, with_costs
+from ..interop.tables import PARALLEL_FIELDS, costs_as_said, with_costs
 from ..interop import Job
 
 # %% ../../nbs/91_runs.ipynb #d020e0r6
@@ -672,7 +672,7 @@ def candidates_priced(batch, assumptions):  # dict of columns, one value a candi
     "A batch under assumptions, by the formulas."
     a = assumptions_for(batch, assumptions)
     if a.measured:
-        own = with_costs(a.measured, costs_of(**batch.costs))
+        own = with_costs(a.measured, costs_as_said(**batch.costs))
         a = dataclasses.replace(a, measured=own)
     return statistics(batch.t, batch.model, batch.system, batch.global_batch, a)
 
