@@ -212,10 +212,10 @@ def gated_trained():
             **trained_mlp(Way(T), f / 2, 0, 1), **ends(own, 2)}
 
 
-def llama_trained():
-    "Grouped queries, norms of heads, a gate, no biases."
+def llama_trained(whole=False):
+    "Grouped queries, norms of heads or of all features of a GPU, a gate, no biases."
     T, own, kv = b * l / 2, b * l / 4, 1
-    normed = fused_norm(T * (h / 2 + kv), q, 1, learned=2 * q)
+    normed = fused_norm(T * (h / 2 + kv), q, 1, learned=(h / 2 + kv) * q if whole else 2 * q)
     core = {'qk-norm': normed} | fused(h / 2, kv, l / 2, T=T)
     return {**trained_attention(Way(T), core, e / 2 + 2 * q, e / 2, 0, 1),
             **trained_mlp(Way(T), f / 2, 1, 0), **ends(own, 1)}
@@ -405,6 +405,8 @@ CASES = {   # -> model, layout, assumptions, every row by hand
     'gpt, a gate on attention': (dataclasses.replace(GPT, attention_gate=True), BOTH, TRAINED,
                                  gated_trained),
     'llama': (LLAMA, BOTH, TRAINED, llama_trained),
+    'llama, norms of all features': (dataclasses.replace(LLAMA, qk_norm_whole=True), BOTH, TRAINED,
+                                     lambda: llama_trained(whole=True)),
     'gpt, scores': (
         GPT, BOTH, dataclasses.replace(TRAINED, flash_attention=False), gpt_scores),
     'latents': (LATENT, BOTH, TRAINED, latent_trained),

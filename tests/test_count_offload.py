@@ -444,6 +444,14 @@ def test_weights_on_disks():
         assert str(one.explain('memory_GB', depth=30))
 
 
+def test_weights_from_disks_leave_the_link_to_activations():
+    "Weights from the host have what activations leave of its link, and hide less behind layers."
+    fast, there = replace(H100, nvme_bandwidth=100.), dict(dp=8, zero_stage=3)
+    of = lambda offload: stats(system=fast, **there, offload=offload)['dp_comm_s']
+    assert of('activations+weights+nvme') == of('weights+nvme') == of('weights')
+    assert of('activations+weights') > 2 * of('weights')
+
+
 def test_disks_are_asked_for_by_name(tmp_path):
     with pytest.raises(ValueError, match="'H100-80GB' has no nvme_bandwidth"):
         stats(dp=8, zero_stage=3, offload='optimizer+nvme')

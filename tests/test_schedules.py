@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from transformer_perf import Model, Parallel, estimate, search, timeline
 from transformer_perf.estimates import as_assumptions
+from transformer_perf.iteration import played_estimate
 from transformer_perf.schedules import (
     NEVER, SCHEDULES, check_layout, check_schedule, chunk_sums, chunks_in, chunks_of, formula_holds,
     heaviest, held_chunks, layout_of, memory_over_time, most_held, most_saved, on_ranks, passes_of,
@@ -510,6 +511,13 @@ def test_too_many_passes_are_not_listed():
     odd = dataclasses.replace(TINY, depth=7)
     one = estimate(odd, Parallel(pp=4), 'H100-80GB', 65536, 'calibrated')
     with pytest.raises(ValueError, match='524288 passes are more than 200000'): _ = one.timeline
+
+
+@pytest.mark.parametrize('layout', [dict(pp=4), dict(pp=2, virtual_stages=2)])
+def test_as_many_passes_are_listed_as_are_counted(layout):
+    one = estimate(TINY, Parallel(**layout), 'H200', 8, 'corrected')
+    work, run = played_estimate(one)
+    assert timeline.passes_in(work.layouts) == len(passes_of(run)['rank']) == 2 * 8 * 4
 
 
 def test_a_search_finds_uneven_pipelines():
