@@ -8,7 +8,7 @@ import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate
 from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS
-from transformer_perf.iteration import changes_something, out_of_reach
+from transformer_perf.iteration import changes_something, evidence_of_rows, out_of_reach
 from transformer_perf.parameters import (
     Calibration, Costs, Evidence, Kernels, Parameters, checked_interval, read_calibration)
 from transformer_perf.models import as_model
@@ -280,3 +280,10 @@ def test_kinds_of_layers_that_no_run_had(name, kind):
     wider = 1.5 if kind else 1
     assert any(np.allclose([math.log(high), math.log(low)], [wider * x for x in pair])
                for pair in known)
+
+
+@pytest.mark.parametrize('rows, told', [
+    (['near'], 'near'), (['near', 'near'], 'near'),   # nothing to tell apart
+    (['near', 'measured', 'near'], 'near (2 of 3 rows); measured (1 of 3 rows)')])
+def test_how_many_rows_rest_on_what(rows, told):
+    assert evidence_of_rows(rows) == f'Evidence: {told}.'

@@ -869,6 +869,15 @@ def test_rules_of_experts():
         assert ask(**layout).stats['iteration_s'] > 0
 
 
+@pytest.mark.parametrize('tp', [1, 2, 4])
+def test_experts_beside_tp_take_shards_of_sequences_whatever_is_usual(tp):
+    whole = dataclasses.replace(TRAINED, sequence_sharded=False)
+    experts = dataclasses.replace(MODEL, experts=8, experts_per_token=2, expert_dim=256)
+    sharded = lambda model: estimate(model, Parallel(tp=tp), SYSTEM, 64, whole).parallel
+    assert sharded(experts).sequence_sharded == (tp > 1)
+    assert not sharded(MODEL).sequence_sharded
+
+
 # in words
 
 def numbers_in(text, pattern): return [float(x.replace(',', '')) for x in re.search(

@@ -543,6 +543,13 @@ def scores_on_a_grid(panels):
                   ('reduce', keys)))}
 
 
+def test_whose_biases_a_gpu_has():
+    "After the MLP, where it has whole rows, those of all columns; else those of its own columns."
+    table = estimate(GPT, Parallel(**BOTH), SYSTEM, 24, PAPER).layers.set_index('layer')
+    for name, numbers in (('vproj-bias', e / 2), ('fc1-bias', f / 2), ('fc2-bias', e)):
+        assert close(table.weights_mem[name], 2e-9 * numbers), name
+
+
 @pytest.mark.parametrize('panels', [1, 2, 4])
 def test_scores_on_a_grid_by_hand(panels):
     "Of `sa_2d`, which computes every product of attention as SUMMA."

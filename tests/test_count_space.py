@@ -316,3 +316,29 @@ def test_who_shares_keys_and_values(kv_heads, tp, possible):
     if possible: assert ask().parallel.tp == tp
     else:
         with pytest.raises(ValueError, match='the larger of kv_heads and tp'): ask()
+
+
+# what is tried or told besides
+
+def test_the_best_that_runs_came_near_is_sought_beyond_what_is_played():
+    "Where runs recomputed all layers, dozens of layouts that do not are faster than any that does."
+    a = as_assumptions('calibrated')
+    known = dataclasses.replace(a.measured.evidence, seen={'recompute': ['full']}, seen_by={})
+    a = dataclasses.replace(a, measured=dataclasses.replace(a.measured, evidence=known))
+    best, tested = (search('llama3.1_8B', 16, 'H100-80GB', 64, '1d', 1, a, {'tp': [1, 2, 4]},
+                           recompute=recompute) for recompute in (['none', 'full'], 'full'))
+    note, = best.notes
+    slower = tested.iteration_s[0] / best.iteration_s[0] - 1
+    assert 'not among those shown' in note and note.endswith(f'{slower:.1%} slower.')
+    assert not tested.notes
+
+
+@pytest.mark.parametrize('usual, besides, alone', [(1, [2, 3], True), (2, [3], False),
+                                                   (3, [2], False)])
+def test_stages_tried_besides_go_with_pipelines_where_the_usual_one_does(usual, besides, alone):
+    mine = {'name': 'mine', 'like': 'any', 'chooses': {'zero_stage': usual}}
+    about = execution.search_subject('llama3.1_8B', 'H100-80GB', 64, 'calibrated', None, mine)
+    first, more = execution.questions(about, None, {'zero_stage': None}, None)
+    assert first.considered['zero_stage'] == [usual] and not first.fixed
+    assert more.considered['zero_stage'] == besides
+    assert more.fixed == ({'pp': [1]} if alone else {})

@@ -473,6 +473,7 @@ def test_a_longer_stage_is_waited_for():
 
 @pytest.mark.parametrize('options, says', [
     (dict(layout='Ett|tt|ttL'), 'must be divisible by pp=4'),
+    (dict(layout='Et|tt|tt|tt|tL'), 'must be divisible by pp=4'),
     (dict(layout='Ett|tt|tt|tL'), 'has 7 t, not depth=8'),
     (dict(layout='Ett|tt|tt|tmtL'), 'must be one E, then every t'),
     (dict(layout='Et|t|t|t|t|t|t|tL', virtual_stages=1), 'not virtual_stages=1'),
@@ -511,6 +512,17 @@ def test_too_many_passes_are_not_listed():
     odd = dataclasses.replace(TINY, depth=7)
     one = estimate(odd, Parallel(pp=4), 'H100-80GB', 65536, 'calibrated')
     with pytest.raises(ValueError, match='524288 passes are more than 200000'): _ = one.timeline
+
+
+@pytest.mark.parametrize('depth', [7, 8])
+@pytest.mark.parametrize('schedule', ['1f1b', 'gpipe'])
+def test_one_micro_batch_takes_no_longer_than_its_path(schedule, depth):
+    "Forth through all ranks and back: the last of them has waited for all that the others do."
+    model = dataclasses.replace(TINY, depth=depth)
+    one = estimate(model, Parallel(pp=4, schedule=schedule), 'H100-80GB', 1, 'calibrated')
+    work, _, costs, ends = timeline.priced_estimate(one)
+    least = timeline.least_iteration_seconds(work, costs, ends, 1e-3)
+    assert least == pytest.approx(timeline.play(work, costs, ends, 1e-3).end.max(), rel=1e-9)
 
 
 @pytest.mark.parametrize('layout', [dict(pp=4), dict(pp=2, virtual_stages=2)])
