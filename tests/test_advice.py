@@ -499,7 +499,7 @@ def test_every_door_says_what_does_not_fit():
     assert said in improve('llama3.1_70B', layout, 'H100-80GB', 64).summary
     asked = '--model', 'llama3.1_70B', '--dp', '8', '--global-batch', '64'
     assert said in ' '.join(good('sensitivity', *asked).split())
-    assert 'does not fit' not in good('sensitivity', *asked, '--tp', '8', '--pp', '4')
+    assert 'It does not fit' not in good('sensitivity', *asked, '--tp', '8', '--pp', '4')
     documents = {1024: 100, 8192: 10}
     packed = packing('llama3.1_70B', layout, 'H100-80GB', documents, 64)
     assert f'It does not fit: {packed.even.needed:.1f} of 84.9 GB.' in repr(packed)
