@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from thorough import first_of
 from transformer_perf import estimates, kernels, measured_kernels as single
 from transformer_perf.estimates import (
     AttentionKernel, Group, Product, Roofline, Work, as_assumptions)
@@ -423,7 +424,7 @@ def test_no_fitted_constant_beats_the_wires_or_halves_them(name):
                 assert moved / wires <= seconds <= moved / wires / worst, (system.name, group)
 
 
-@pytest.mark.parametrize('name', read_calibration().sets)
+@pytest.mark.parametrize('name', first_of(8, read_calibration().sets))
 def test_one_domain_is_never_slower_than_several(name):
     "A group that fits into one may be spread over as many as one likes, and a larger one, too."
     parameters = read_calibration().sets[name]

@@ -436,9 +436,9 @@ def test_back_and_forward(name):
     assert buttons['forward'].disabled
 
 
-@pytest.mark.parametrize('name, control, value', [
-    ('layer', 'tp', 16), ('search', 'system', 'B200'), ('sweep', 'doublings', 2),
-    ('roofline', 'micro_batch', 4), ('collectives', 'kind', 'allreduce')])
+@pytest.mark.parametrize('name, control, value', first_of(2, [
+    ('layer', 'tp', 16), ('collectives', 'kind', 'allreduce'), ('search', 'system', 'B200'),
+    ('sweep', 'doublings', 2), ('roofline', 'micro_batch', 4)]))
 def test_a_pinned_state_is_compared(name, control, value):
     "Each number of A, of B and their ratio; nothing where nothing changed; A can be unpinned."
     panel = first_panel(name)
@@ -466,7 +466,7 @@ def test_a_state_is_said_in_three_ways(state):
     assert call(panels.state_call(state)).state == state.settle()[0]
 
 
-@pytest.mark.parametrize('name', PANELS)
+@pytest.mark.parametrize('name', first_of(2, PANELS))
 def test_files(name, monkeypatch):
     "The table that a CSV holds is the panel's; the picture is a PNG; a job can be launched."
     panel, made, files_of = first_panel(name), [], panels.files_of
@@ -1111,6 +1111,7 @@ def test_it_needs_its_extra_only_when_used():
     assert "pip install 'transformer_perf[panels]'" in done.stderr
 
 
+@pytest.mark.thorough
 def test_bench_prints_a_line_for_each_panel(monkeypatch, capsys):
     "Of each panel one move of two controls is enough here; the command ends well."
     every, taken, bench, found, asked = panels.tried, panels.latencies, panels.bench_panels, {}, []

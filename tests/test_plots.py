@@ -250,6 +250,7 @@ def test_pictures(draw, data):
     contract(draw, data.draw(spoiled_table(table)), **options)
 
 
+@pytest.mark.thorough
 def test_threads_draw_the_same_picture():
     "And leave matplotlib's style as it was. (Matplotlib itself saves one after the other.)"
     def drawn(rows): figures.append((rows, configurations(FOUND.head(rows))))

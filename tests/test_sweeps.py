@@ -363,6 +363,7 @@ def test_an_interrupted_run_continues(heeded, tmp_path, how):
     assert (tmp_path / 'out.csv').read_text() == expected
 
 
+@pytest.mark.thorough
 def test_ctrl_c_says_what_to_do(heeded, tmp_path):
     args = [COMMAND, 'sweep', '--systems', 'B200-NVS8', '--gpus', '4096',
             '--vary', 'hbm_bandwidth=500:16000:400', '--vary', 'hbm_capacity=80:900:100',

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from thorough import thorough
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.cli import main
 from transformer_perf.schedules import SCHEDULES
@@ -26,7 +27,8 @@ CASES = {
     'layout': ('deepseek_v3', dict(pp=8, dp=64, ep=64, layout='Et*7|(t*8|)*6t*6mL'))}
 BATCH = {'experts': 1024, 'layout': 1024}
 SIMPLER = ('1f1b', 'zb-v', 'chunks', 'one stage', 'layout')   # at prices without a host's share
-ASKED = [*((name, 'calibrated') for name in CASES), *((name, 'corrected') for name in SIMPLER)]
+ASKED = [*((name, 'calibrated') for name in CASES),
+         *thorough(*(((name, 'corrected'),) for name in SIMPLER))]
 
 
 @pytest.fixture(scope='module', params=ASKED, ids='-'.join)

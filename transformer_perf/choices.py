@@ -22,7 +22,10 @@ def of_names(names, figure):
     "A figure of a name, or of each row's own where names are a column."
     if isinstance(names, str): return figure(names)
     if np.ndim(names) == 0: return figure(str(names))
-    values, which = np.unique(np.asarray(names, dtype=str), return_inverse=True)
+    names = np.asarray(names, dtype=str)
+    if names.size and (names == names.flat[0]).all():   # as of most columns
+        return np.full(names.shape, figure(str(names.flat[0])))
+    values, which = np.unique(names, return_inverse=True)
     return np.array([figure(str(name)) for name in values])[which]
 
 # %% ../nbs/82c_choices.ipynb #82c00011
