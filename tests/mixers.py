@@ -4,9 +4,8 @@ import math
 from transformer_perf import Assumptions, Model, Parallel
 from transformer_perf.blocks import Block, Nothing
 from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS
-from transformer_perf.iteration import settled
+from transformer_perf.iteration import job_of, settled
 from transformer_perf.systems import as_system
-from transformer_perf.timeline import job_of
 
 TRAINED = Assumptions(**MENDED_SLIPS | AS_TRAINED)
 SYSTEM = as_system('H200')

@@ -8,14 +8,14 @@ from mixers import SYSTEM, TRAINED, b, close, e, flop, l, model_with, operations
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.blocks import MLP, Attention, Block, Experts, Nothing
 from transformer_perf.interop import Job, export
-from transformer_perf.iteration import settled
+from transformer_perf.iteration import job_of, settled
 from transformer_perf.linear_attention import (
     Beside, GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2)
 from transformer_perf.models import as_model
 from transformer_perf.modules import count
 from transformer_perf.advice import sensitivity
 from transformer_perf.systems import as_system
-from transformer_perf.timeline import PLACES, job_of, memory_at, own_stages
+from transformer_perf.timeline import PLACES, memory_at, own_stages
 
 SMALL = dict(heads=8, key=16, value=24, chunk=32, conv=3)
 MIXERS = {

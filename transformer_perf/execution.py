@@ -1152,7 +1152,9 @@ def worth_playing(fit, counts, k, kind=()):  # as `tables_of`
 
 # %% ../nbs/96_paper_names.ipynb #7d50b9da
 from .inputs import FLAG, INTEGER, divides, takes
-from .timeline import Times, figures
+from .timeline import (  # noqa: F401  some were here before
+    MEMORY_PARTS, Times, figures)
+from .iteration import estimate  # noqa: F401  it was here before
 from .modules import Stored, Workload, summed
 
 # %% ../nbs/96_paper_names.ipynb #7d50b9d7

@@ -50,6 +50,9 @@ from transformer_perf.timeline import (
     COMPONENTS, GROUPS, MEMORY_PARTS, PLACES, components, counted_and_priced, exact_figures,
     iteration_times, job_of_estimate, memory_played, micro_batch_overhead, placed_by_rank, play,
     priced_estimate)
+from .timeline import (  # noqa: F401  these were here before
+    TIMES, Memory, PipelineStage, Times, bubble_time, figures, job_of, memory_at, memory_bound,
+    memory_of, slowest_stage, stages_of, statistics, update_time)
 from .explained import explanation_of, is_played
 
 # %% ../nbs/87a_estimate.ipynb #cc0fae14
