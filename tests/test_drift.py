@@ -4,11 +4,14 @@ Run `python tools/notebooks.py` where it is not. (Stored outputs are checked cel
 conftest.py.)
 """
 import ast
+import importlib
 import json
 import re
 import subprocess
 import sys
 from configparser import ConfigParser
+
+import pytest
 
 import notebooks
 import pages
@@ -104,3 +107,16 @@ def test_every_command_is_in_the_table_of_its_chapter():
         notebooks.ROOT / 'nbs' / '95_cli.ipynb') if '| command |' in ''.join(cell['source']))
     rows = ' '.join(line.split('|')[1] for line in first.splitlines() if line.startswith('| `tr'))
     assert set(re.findall(r'`(?:transformer-perf )?([a-z-]+)`', rows)) == COMMANDS.keys()
+
+
+MOVED = {   # room -> names that stood in it once
+    'iteration': ('TIMES', 'Memory', 'PipelineStage', 'Times', 'bubble_time', 'figures', 'job_of',
+                  'memory_at', 'memory_bound', 'memory_of', 'slowest_stage', 'stages_of',
+                  'statistics', 'update_time'),
+    'execution': ('MEMORY_PARTS', 'Parallel', 'Times', 'estimate', 'figures')}
+
+
+@pytest.mark.parametrize('room', MOVED)
+def test_names_are_found_where_they_stood(room):
+    known = vars(importlib.import_module(f'transformer_perf.{room}'))
+    assert [name for name in MOVED[room] if name not in known] == []

@@ -1262,11 +1262,11 @@ def sensitivity_command(a):
     table = sensitivity(*case, amount(a.factor, '--factor'), a.again)
     slower = any((table[best] > 1.0001 * table[own]).any() for own, best in BEST.items())
     view = few_digits(table.dropna(axis='columns', how='all'), short)
-    one, more = estimate(*case), []
-    lacks = [too_large(one)] if not one.fits else []
-    if table[[*BEST, *BEST.values()]].eq(math.inf).any(axis=None): more.append(NOT_HELD)
-    if slower: more.append(SLOWER)
-    notes = lacks + one.notes + more + not_used(a)
+    one = estimate(*case)
+    notes = ([] if one.fits else [too_large(one)]) + one.notes
+    if table[[*BEST, *BEST.values()]].eq(math.inf).any(axis=None): notes.append(NOT_HELD)
+    if slower: notes.append(SLOWER)
+    notes += not_used(a)
     deliver_table(table, a, notes, view)
     return 0
 
