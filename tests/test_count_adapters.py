@@ -47,6 +47,16 @@ def test_parameters_of_adapters(preset, where, number):
     assert close(of(f'lora:32{where}', preset).stats['optimizer_GB'], 24e-9 * number)
 
 
+def test_layers_that_keep_a_state_have_no_adapters():
+    "Of Nemotron-H's 52 layers four have attention, and 24 an MLP of two products."
+    m = NAMED['nemotron_h_8B']
+    q, kv, e = 32 * 128, 8 * 128, m.embed_dim
+    of_attention = 4 * 16 * (3 * e + q + 2 * kv + q + e)
+    of_mlp = 24 * 16 * 2 * (e + m.mlp_dim)
+    trained = of('lora:16', model='nemotron_h_8B').stats['optimizer_GB'] / 12e-9
+    assert close(trained, of_attention + of_mlp)
+
+
 @pytest.mark.parametrize('adapters, asking', [
     ('none', 'qkv fc1'), ('lora:16', 'qkv fc1'), ('lora:16:attention', 'qkv'),
     ('qlora:16:mlp', 'fc1'), ('frozen:mlp', 'qkv'), ('frozen:attention', 'fc1')])
