@@ -86,8 +86,8 @@ def of_system(one, factor, again):  # DataFrame, a row for each figure
     times, memory = (y.reshape(-1, len(steps)).T for y in priced_on(one, varied))
     best = np.full_like(times, np.nan)
     if again: best = best_on(one, varied).reshape(-1, len(steps)).T
-    at_low, at_high = (where_it_fits(one, times[step], [*values], ends)
-                       for step, ends in ((2, low), (3, high)))
+    at_low = where_it_fits(one, times[2], [*values], low)
+    at_high = where_it_fits(one, times[3], [*values], high)
     return pd.DataFrame({
         'field': values.keys(), 'of': 'system', 'value': x, 'low': low, 'high': high,
         'elasticity': slope(times[1], times[0], near / x),
