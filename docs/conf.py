@@ -26,6 +26,8 @@ html_copy_source = False
 add_module_names = False
 toc_object_entries_show_parents, html_context = 'hide', {'default_mode': 'auto'}
 
+viewcode_follow_imported_members = False   # a cached property is ours, not of functools
+
 nb_render_markdown_format = 'myst'  # a Markdown output may be a table
 nb_execution_mode = 'off'  # the outputs stored in the notebooks are shown; tests keep them fresh
 nb_code_prompt_show, nb_code_prompt_hide = 'Show the code', 'Hide the code'
