@@ -342,3 +342,40 @@ def test_stages_tried_besides_go_with_pipelines_where_the_usual_one_does(usual, 
     assert first.considered['zero_stage'] == [usual] and not first.fixed
     assert more.considered['zero_stage'] == besides
     assert more.fixed == ({'pp': [1]} if alone else {})
+
+
+@pytest.mark.parametrize('least', [1, 2, 16])
+@pytest.mark.parametrize('start', [1, 4, 6])
+def test_panels_double_while_they_stay_wide(start, least):
+    "From one for each GPU on the larger side of the grid; none is a single feature wide."
+    e, doublings = 96, 2 ** np.arange(8)
+    can = execution.panel_counts_ok(e, start, doublings, least)
+    wide = [d for d in doublings if e % (start * d) == 0 and e // (start * d) >= max(least, 2)]
+    assert doublings[can].tolist() == wide
+
+
+def test_panels_of_a_grid_that_leaves_few_features_do_not_double():
+    assert execution.panel_counts_ok(96, 48, 2 ** np.arange(4), 16).tolist() == [True] + [False] * 3
+
+
+def test_placements_are_refused_by_their_product(monkeypatch):
+    "Each grouping may fill a domain in each way."
+    t = {name: np.array([2, 4, 8]) for name in ('tp', 'cp', 'pp', 'dp')} | {
+        'n_gpus': np.full(3, 64)}
+    ways = np.array([[2, 1, 1, 1], [1, 2, 1, 1], [1, 1, 2, 1], [1, 1, 1, 2]])
+    monkeypatch.setattr(execution, 'MOST_TRIED', 12)
+    assert len(execution.with_placements(t, ways, 8)['grouping']) == 12
+    monkeypatch.setattr(execution, 'MOST_TRIED', 11)
+    with pytest.raises(ValueError, match='12'): execution.with_placements(t, ways, 8)
+
+
+def test_a_candidate_under_the_papers_names():
+    "Its tp are all GPUs that share a layer, tp1 the heads and tp2 the sequence."
+    found = search('gpt3', 512, 'H200', 512, '2d-seqp', assumptions='paper',
+                   fixed={'tp': 2, 'cp': 4}, k=1)
+    row, = found.itertuples()
+    throughput, memory, config, stats = execution.paper_candidate(row)
+    assert (throughput, memory) == (row.samples_per_s, row.memory_GB)
+    assert (config['tp'], config['tp1'], config['tp2']) == (8, 2, 4)
+    assert (config['pp'], config['dp'], config['mbs']) == (row.pp, row.dp, row.micro_batch)
+    assert stats['t'] == row.iteration_s and stats['nv_tp2'] == row.nvlink_cp

@@ -90,8 +90,8 @@ def restrict(t, fixed):
 
 def pipeline_divides(n, tp, pp, depth, uneven=False):
     "Whether pp stages divide the layers, unless they may differ, and the GPUs that tp leaves."
-    even = (np.minimum(n // tp, depth) % pp == 0) & (depth % pp == 0)
-    return (even | uneven & (pp <= depth)) & (n % (tp * pp) == 0)
+    enough = (depth % pp == 0) | uneven & (pp <= depth)
+    return enough & (n % (tp * pp) == 0)
 
 # %% ../nbs/88a_search.ipynb #52a442e4
 def leaves_enough(t, strategy, model: Model, least):
