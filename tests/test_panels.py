@@ -562,6 +562,7 @@ def test_messages_of_experts_have_one_name():
     assert 'Limited by TP, EP comm' in shown.tell() and 'TP, EP comm' in shown.figure
     alone = dataclasses.replace(state, ep=1).show()
     assert shown.facts.keys() == alone.facts.keys() >= {'TP, EP comm (s)'}   # side by side
+    assert LayerState(assumptions='paper').show().facts.keys() == shown.facts.keys()
     assert 'TP, EP comm' not in alone.tell()
     found = search('qwen3_30B_A3B', 64, 'H100-80GB', 512)
     assert (found.ep > 1).any()

@@ -290,11 +290,10 @@ def layer_memory(job: CountedJob):  # Stored
 def activations_away(job: CountedJob, operations, saved, full):  # GB
     "Of what a layer keeps, what the host holds: all of some layers, or the inputs of some modules."
     whole_layers = np.minimum(on_host(job.offload, 'activations') / job.layers, 1.)
-    inputs = 0.
-    for op in operations:
-        goes = of_names(job.offload, lambda name, op=op: op.name in offloaded(name).operations)
-        inputs = inputs + goes * (op.activations - freed_of(job.recompute, op))
-    return whole_layers * saved + (1 - full) * inputs
+    def inputs_away(op):
+        goes = of_names(job.offload, lambda name: op.name in offloaded(name).operations)
+        return goes * (op.activations - freed_of(job.recompute, op))
+    return whole_layers * saved + (1 - full) * sum(map(inputs_away, operations))
 
 def in_layouts(costs, work, pricer):  # LayerCost; work: a Workload
     "What layers cost under their layouts: with steps of their own, and waits for offloaded copies."

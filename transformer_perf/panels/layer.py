@@ -22,7 +22,8 @@ from ..estimates import counted
 from ..kernels import pricer_of
 from ..blocks import STRATEGIES
 from ..modules import count
-from ..timeline import MEMORY_PARTS, PLACES, components, job_of_estimate
+from ..timeline import (
+    COMPONENTS_IN_FULL, MEMORY_PARTS, PLACES, components, job_of_estimate)
 from ..iteration import Estimate, Parallel, estimate, keep, plural, settled, short
 from ..execution import (
     Question, all_placements, every_configuration, groupings, practice, search, strategies_for)
@@ -556,9 +557,8 @@ def as_view(table):  # DataFrame
                          if column in table})
 
 def compared_facts(row, needed):  # dict
-    "What two configurations, rows of a search result, are compared by: alike with experts or not."
-    names = components(dict(row) | {'ep': 2})
-    parts = {f'{name} (s)': row[column] for column, name in names.items()}
+    "What two configurations, rows of a search result, are compared by: under the same names."
+    parts = {f'{name} (s)': row[column] for column, name in COMPONENTS_IN_FULL.items()}
     return {'iteration (s)': row['iteration_s'], 'samples/s': row['samples_per_s'],
             'memory (GB)': needed} | parts
 
