@@ -420,6 +420,19 @@ def test_messages_hide_as_far_as_software_lets_them(stage, share):
         assert close(modules.exposed_time(layout, t, layer, N), N * t - (1 - share) * could_hide)
 
 
+@pytest.mark.parametrize('pp, stage, each, pieces, chunks, last', [
+    (4, 2, None, 8, 2, 4), (4, 3, None, 8, 1, 8), (4, 3, None, 1, 2, 1), (4, 3, True, 8, 2, 1),
+    (4, 1, None, 8, 2, 1), (1, 3, None, 8, 1, 1)])
+def test_the_last_chunk_of_sharded_pipelines_reduces_behind_nothing(pp, stage, each, pieces,
+                                                                    chunks, last):
+    "Where gradients wait for the last backward pass of a chunk; elsewhere only the first unit's."
+    software = dataclasses.replace(COSTLY, sums_in_pipelines=True)
+    a = dataclasses.replace(TRAINED, measured=Parameters('Hopper', software=software))
+    layout = Layouts(pp=pp, zero_stage=stage, reduce_each=each, virtual_stages=chunks,
+                     assumptions=a)
+    assert modules.units_reduced_last(layout, pieces) == last
+
+
 @pytest.mark.parametrize('tp, near', [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_groups_share_the_cards_of_a_domain(tp, near):
     "Copies of several shards in a domain with few cards get less of them each."
