@@ -262,3 +262,9 @@ def test_a_gate_of_a_head_and_values_of_another_width():
     assert close(own.forward.nbytes, 2e-9 * rows * (2 * a * 8 + a))
     assert close(each.forward.nbytes, 2e-9 * rows * 3 * a * 8)
     assert close(each.activations - own.activations, 2e-9 * rows * (a * 8 - a), 1e-9)
+    kinds = {(): plain, (a,): gated, (a * 8,): replace(gated, gate_of_head=False)}
+    for gates, mixer in kinds.items():   # an optimizer of matrices has a gate's apart, and whole
+        for tp in (1, 2):
+            found = operations(mixer, tp=tp)['qkv'].matrices
+            assert [x.rows for x in found] == [e] * len(found)
+            assert [x.columns for x in found] == [a * 12, 4 * 12, 4 * 8, *gates]
