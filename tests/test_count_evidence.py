@@ -157,6 +157,12 @@ def test_groups_wider_than_those_of_any_run(layout, new):
                                    if new else 'Evidence: near: only 3 runs of NeMo on GB200')
 
 
+def test_the_widest_of_several_runs_is_told():
+    known = {'tp_gpus': [4, 16, 8], 'ep_gpus': [], 'pp_stages': [2, 35]}
+    row = dict(cp=1, tp=32, nvlink_tp=8, ep=512, pp=35)
+    assert out_of_reach(row, known, as_model('llama3.1_8B')) == 'tp 32 (measured: 16)'
+
+
 def test_how_wide_the_groups_of_runs_are():
     "The widest of all; those of one's own count beside the shipped ones."
     runs = clean(published())

@@ -15,6 +15,7 @@ from test_cli import bad, good, has, run
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.interop import as_job, export
+from transformer_perf.iteration import short
 from transformer_perf.models import NAMED
 from transformer_perf.advice.planning import (
     ANSWERS, BEARABLE, LEVELS, checkpoint_GB, daly_interval, goodput, on_front, operated,
@@ -78,6 +79,7 @@ def test_days_money_and_energy_follow_from_the_iteration(small):
         assert row.gpu_hours == pytest.approx(row.days * 24 * row.n_gpus)
         assert row.energy_MWh == pytest.approx(row.gpu_hours * 1275 * 1.3 / 1e6)
         assert row.usd == pytest.approx(row.gpu_hours * 2.99)
+        assert row.usd_per_million_tokens == pytest.approx(row.usd / 1e6)   # of 1e12 tokens
 
 
 def test_rows_are_estimates(small):
@@ -163,7 +165,8 @@ def test_a_deadline_names_the_fewest_that_make_it(small):
     hours = (need[64] + need[256]) / 2
     late = plan('llama3.1_8B', [64, 256, 512], H100, tokens=1e12, hours=hours, batch_tokens=BATCH)
     assert late.row('fewest GPUs').n_gpus == 256 and late.row().n_gpus == 512
-    assert len(late.reasons) == 1 and late.reasons[0].startswith(f'64 {H100} GPUs: ')
+    reason, = late.reasons
+    assert reason == f'64 {H100} GPUs: {short(need[64])} hours are more than {short(hours)}'
     assert (late.rows.days * 24 <= hours).all()
     never = plan('llama3.1_8B', 64, H100, tokens=1e12, hours=1, batch_tokens=BATCH)
     assert not len(never.rows) and never.reasons
