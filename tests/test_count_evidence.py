@@ -8,7 +8,8 @@ import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate
 from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS
-from transformer_perf.iteration import changes_something, evidence_of_rows, out_of_reach
+from transformer_perf.iteration import (
+    changes_something, evidence_of_rows, experts_of, out_of_reach)
 from transformer_perf.parameters import (
     Calibration, Costs, Evidence, Kernels, Parameters, checked_interval, read_calibration)
 from transformer_perf.models import as_model
@@ -163,6 +164,26 @@ def test_the_widest_of_several_runs_is_told():
     assert out_of_reach(row, known, as_model('llama3.1_8B')) == 'tp 32 (measured: 16)'
 
 
+@pytest.mark.parametrize('model, ep, held', [
+    ('qwen3_30B_A3B', 4, 32), ('qwen3_30B_A3B', 2, 64), ('gpt_oss_120B', 1, 128),
+    ('deepseek_v3', 8, 32), ('deepseek_v3', 4, 64), ('mixtral_8x7B', 1, 8), ('jamba_52B', 1, 16)])
+def test_more_experts_on_a_gpu_than_in_any_run(model, ep, held):
+    "Eight GPUs that share 256 of DeepSeek-V3 hold the most of all runs: 32 of a layer each."
+    one = estimate(model, Parallel(dp=8, ep=ep), 'B200-180GB', 64, software='Megatron-Bridge')
+    assert experts_of(one.model) == held * ep
+    told = f'{held} experts of a layer on a GPU (measured: 32)'
+    assert (told in one.notes[0]) == (held > 32) == ('experts of a layer' in one.notes[0])
+
+
+def test_how_many_experts_a_gpu_held():
+    "Of runs that say both numbers; where ep is not said, the fastest was taken."
+    runs = clean(published()).head(3).assign(experts=[128, 256, 8], ep=[8, None, 1])
+    assert reached_in(runs)['experts_held'] == [16]
+    assert reached_in(runs.head(0))['experts_held'] == []
+    assert max(evidence_with(runs.assign(ep=2), None)['seen']['experts_held']) == 128
+    assert max(read_calibration().evidence.seen['experts_held']) == 32
+
+
 def test_how_wide_the_groups_of_runs_are():
     "The widest of all; those of one's own count beside the shipped ones."
     runs = clean(published())
@@ -276,8 +297,9 @@ def test_runs_say_what_each_software_chose():
     ('deepseek_v3.2', 'indexed attention'), ('minimax_text_01', 'lightning attention'),
     ('llama3.1_8B', ''), ('deepseek_v3', ''), ('gpt_oss_120B', ''), ('vit_era5', '')])
 def test_kinds_of_layers_that_no_run_had(name, kind):
-    "No table of runs has a column for them."
-    one = estimate(name, Parallel(tp=2, dp=4), 'H100-80GB', 8)
+    "No table of runs has a column for them. Eight GPUs share the experts, as in many runs."
+    ep = 8 if experts_of(as_model(name)) else 1
+    one = estimate(name, Parallel(tp=2, dp=4, ep=ep), 'H100-80GB', 8)
     low, high = (one.stats['iteration_s'] / one.stats[f'iteration_{end}_s']
                  for end in ('low', 'high'))
     words = f'extrapolated: no run with {kind}' if kind else 'near:'

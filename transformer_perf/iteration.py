@@ -203,6 +203,12 @@ def sends_tokens(model):
     "Whether a model's tokens travel to experts."
     return any(half.sends_tokens for half in halves_of(model))
 
+def experts_of(model):  # number; the most of any layer
+    "Experts that GPUs can share, of one layer; 0 where there are none."
+    numbers = [number for half in halves_of(model)
+               for name, number, *_ in half.expert_divisions(1, 1) if name == 'experts']
+    return max(numbers, default=0)
+
 def heads_exchanged(model):  # set
     "Heads of keys and values of the model's attention."
     return {half.kv_heads for half in halves_of(model) if hasattr(half, 'kv_heads')}
@@ -335,7 +341,8 @@ def unknown_choices(row, known, model: Model, sums_in_pipelines=False):  # str
     return ', '.join(f'{name} {row[name]}' for name in new)
 
 def out_of_reach(row, known, model: Model):  # str
-    "What no measured run came near: too short pieces of a sequence, too wide groups, long samples."
+    """What no measured run came near: too short pieces of a sequence, too wide groups, long
+    samples, too many experts on a GPU, each with products of its own."""
     found, tokens = [], model.seq_len / row['cp']
     least, most, longest = map(known.get, ('context_tokens', 'tp_domains', 'sample_tokens'))
     if least and row['cp'] > 1 and tokens < min(least):
@@ -348,6 +355,10 @@ def out_of_reach(row, known, model: Model):  # str
         widest = known.get(name)
         if widest and row[group] > max(widest):
             found.append(f'{group} {row[group]} (measured: {max(widest)})')
+    held = known.get('experts_held')
+    if held and experts_of(model) > row['ep'] * max(held):
+        own = experts_of(model) // row['ep']
+        found.append(f'{own:,} experts of a layer on a GPU (measured: {max(held)})')
     return ', '.join(found)
 
 # %% ../nbs/87a_estimate.ipynb #8559f3bc

@@ -225,7 +225,7 @@ SHOWS = ('strategy', 'zero_stage', 'recompute', 'context', 'schedule', 'reduce_e
          'cuda_graphs')   # what evidence may lack
 WIDEST_GROUPS = {   # figure -> a group of a layout: how many GPUs it had at most
     'tp_gpus': 'tp', 'ep_gpus': 'ep', 'pp_stages': 'pp'}
-REACHED = ('context_tokens', 'tp_domains', 'sample_tokens',
+REACHED = ('context_tokens', 'tp_domains', 'sample_tokens', 'experts_held',
            *WIDEST_GROUPS)   # of which it has the least, or the most, of few runs or of all
 KINDS_OF_RUN = ('dense', 'waiting', 'experts')
 WIDER = 1.5   # the interval where something was never measured

@@ -107,15 +107,17 @@ def seen_by_stack(df, system=None):  # dict: stack -> model -> choice -> its val
     return found
 
 def reached_in(df):  # dict: figure -> its values in more than a few runs; the longest of all
-    "How short the pieces of a sequence, how wide groups of GPUs, how long samples were."
-    x = df.reindex(columns=['gpu', 'cp', 'seq_len', *WIDEST_GROUPS.values()])
+    """How short the pieces of a sequence, how wide groups of GPUs, how long samples were, and of
+    runs that say both numbers, how many experts a GPU held."""
+    x = df.reindex(columns=['gpu', 'cp', 'seq_len', 'experts', *WIDEST_GROUPS.values()])
     tp, cp, tokens = (as_numbers(x[name]).fillna(1) for name in ('tp', 'cp', 'seq_len'))
     found = {'context_tokens': (tokens / cp)[cp > 1],
              'tp_domains': np.ceil(tp / of_sheets(x, None, lambda sheet: sheet.nvlink_size))}
     counts = {name: values.value_counts() for name, values in found.items()}
     often = {name: sorted(int(x) for x in each.index[each >= FEW_RUNS])
              for name, each in counts.items()}
-    most = {'sample_tokens': tokens} | {
+    held = (as_numbers(x['experts']) / as_numbers(x['ep'])).dropna()
+    most = {'sample_tokens': tokens, 'experts_held': held} | {
         name: as_numbers(x[group]).fillna(1) for name, group in WIDEST_GROUPS.items()}
     return often | {name: [int(x) for x in values.nlargest(1)] for name, values in most.items()}
 
