@@ -307,6 +307,22 @@ def test_a_search_tries_what_the_software_offers(name, recompute, chunks):
     assert tried == {'recompute': recompute, 'virtual_stages': chunks}
 
 
+@pytest.mark.parametrize('model, software, system, tried', [
+    ('deepseek_v3', 'Megatron-Bridge', 'H100-80GB', ['alltoall', 'once_sorted']),
+    ('deepseek_v3', 'torchtitan', 'H100-80GB', ['alltoall']),        # it does not offer it
+    ('deepseek_v3', 'Primus', 'MI300X', None),       # nor is it written for AMD's GPUs
+    ('deepseek_v3', None, 'H100-80GB', None), ('llama3.1_8B', 'NeMo', 'H100-80GB', None)])
+def test_a_search_tries_how_tokens_are_sent(model, software, system, tried):
+    "Once and sorted is never slower than once alone, which need not be tried besides."
+    about = as_model(model), as_assumptions('calibrated', software).on(as_system(system))
+    assert execution.usually_tried(*about).get('dispatcher') == tried
+    if not tried: return
+    ask = lambda *ways: search(model, 256, system, 512, k=1, assumptions=about[1],
+                               dispatcher=list(ways) or None, pp=8, tp=1).iteration_s[0]
+    assert ask() == ask(*tried)
+    if len(tried) > 1: assert ask() == ask('alltoall', 'once', 'once_sorted') < ask('alltoall')
+
+
 @pytest.mark.parametrize('kv_heads, tp, possible', [(6, 3, True), (6, 12, True), (6, 4, False),
                                                     (4, 6, False), (4, 8, True), (1, 8, True)])
 def test_who_shares_keys_and_values(kv_heads, tp, possible):

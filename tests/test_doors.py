@@ -4,6 +4,7 @@ import functools
 import json
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -15,6 +16,7 @@ from transformer_perf.cli import run_command
 from transformer_perf.estimates import CHOICES, RECIPES, Recipe, as_assumptions
 from transformer_perf.execution import KIND
 from transformer_perf.interop import Job, as_job, export
+from transformer_perf.iteration import readable
 from transformer_perf.measured_kernels import GPU_VARIANTS
 from transformer_perf.models import Model, as_model
 from transformer_perf.schedules import SCHEDULES

@@ -20,8 +20,9 @@ from .models import Model, as_model, counted_once
 from .systems import NUMBERS_OF_UNITS, PHYSICAL, as_system
 from .schedules import SCHEDULES, own_figure, possible
 from .choices import needs_zero_3, offloaded, offloads, recomputed_layers
-from .estimates import (
-    CHOICES, FITS_BY, GROUP_COLUMNS, Assumptions, Choices, as_assumptions, distinct, peak_rate)
+from transformer_perf.estimates import (
+    CHOICES, FITS_BY, GROUP_COLUMNS, SENT_ONCE, Assumptions, Choices, as_assumptions, distinct,
+    peak_rate)
 from .kernels import pricer_of
 from .blocks import STRATEGIES, Layouts
 from .modules import (
@@ -942,9 +943,17 @@ def practice(model: Model):  # dict: choice -> values
     return {'recompute': ['none', '+'.join(parts) or 'selective', 'full'],
             'virtual_stages': [1, 2, 3, 4, 5, 6, 8]}
 
+def dispatchers_besides(model: Model, assumptions):  # list of str
+    """How else tokens travel to experts: once and sorted, never slower than once alone, where a
+    software that is named offers it, and on NVIDIA's GPUs, for which it is written."""
+    theirs = assumptions.unmeasured is None and sends_tokens(model)
+    return [SENT_ONCE[-1]] if assumptions.software is not None and theirs else []
+
 def usually_tried(model: Model, assumptions):  # dict: choice -> values
     "What is tried where nothing is said: the `practice`, as far as the software offers it."
     software, usual = assumptions.software, practice(model) if assumptions.wide_search else {}
+    if usual and (besides := dispatchers_besides(model, assumptions)):
+        usual['dispatcher'] = list(dict.fromkeys([assumptions.dispatcher, *besides]))
     if software is None: return usual
     can = lambda name, x: x == getattr(assumptions, name) or software.offers(name, x)
     return {name: [x for x in values if can(name, x)] for name, values in usual.items()}
@@ -1088,7 +1097,8 @@ def beside_untested(best, shown):  # str
     one = len(set(best['n_gpus'].tolist())) == 1
     if not one or tested[0] or not tested.any(): return ''
     row = int(np.argmax(tested))
-    sizes = ', '.join(f'{group} {best[group][row]}' for group in GROUPS if best[group][row] > 1)
+    sizes = ', '.join(f'{group} {best[group][row]}' for group in (*GROUPS, 'ep', 'etp')
+                      if best[group][row] > 1)
     more = best['iteration_s'][row] / best['iteration_s'][0] - 1
     at = [f'rank {rank}' for i, rank in zip(*shown) if i == row] + ['not among those shown']
     return (f'The first is untested; the fastest layout that measured runs came near is {at[0]}, '

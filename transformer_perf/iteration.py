@@ -739,7 +739,8 @@ SHOWN = (('ep', 1, 'ep'), ('precision', 'bf16', 'precision'), ('zero_stage', 1, 
          ('dp_replicate', 1, 'replicas'), ('etp', 1, 'etp'), ('schedule', '1f1b', 'schedule'),
          ('optimizer', 'adam', 'optimizer'), ('cuda_graphs', 'none', 'CUDA graphs'),
          ('offload', 'none', 'offload'), ('adapters', 'none', 'adapters'),
-         *((name, ..., name) for name in ('context', 'dispatcher', 'dp_overlap', 'tp_overlap',
+         ('dispatcher', 'alltoall', 'dispatcher'),
+         *((name, ..., name) for name in ('context', 'dp_overlap', 'tp_overlap',
                                           'ep_overlap')))   # ...: what the first row has
 
 # %% ../nbs/87a_estimate.ipynb #9610d342
