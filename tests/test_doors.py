@@ -114,6 +114,8 @@ def test_what_a_software_takes():
 @pytest.mark.parametrize('software, layout, told', [
     ('Transformers', dict(tp=8), 'Transformers knows tp 1, not 8'),
     ('DeepSpeed', dict(cp=2, dp=4), 'DeepSpeed knows cp 1, not 2'),
+    ('DeepSpeed', dict(dp=8, recompute='layernorm'),
+     'DeepSpeed knows recompute none or full, not layernorm'),
     ('Megatron-Core', dict(pp=2, tp=4, schedule='zb-h1'),
      'Megatron-Core knows schedule 1f1b, not zb-h1')])
 def test_what_a_software_does_not_know_is_told(software, layout, told):
@@ -121,7 +123,8 @@ def test_what_a_software_does_not_know_is_told(software, layout, told):
     about = 'llama3.1_8B', Parallel(**layout), 'H100-80GB', 64
     one, found = estimate(*about, software=software), why_not(*about, software=software)
     assert f'{told}.' in one.notes and told in found.excluded and told in found.summary
-    alike = dataclasses.replace(about[1], tp=1, cp=1, pp=1, dp=8, schedule=None)
+    alike = dataclasses.replace(about[1], tp=1, cp=1, pp=1, dp=8, schedule=None,
+                                recompute=None)
     other = estimate('llama3.1_8B', alike, *about[2:], software=software)
     assert not any(' knows ' in note for note in other.notes)
 
@@ -458,6 +461,42 @@ def test_software_of_which_nothing_is_known_is_as_good_as_unnamed():
     own, none = row_told(software='of our own'), row_told()
     assert own.trust.endswith('none of them of of our own')
     for c in ('iteration_low_s', 'iteration_high_s'): assert own[c] == none[c]
+
+
+def test_what_a_software_chooses_is_not_what_it_costs():
+    "DeepSpeed runs a model's own code: its interval is that of unnamed software."
+    about = 'llama3.1_8B', Parallel(tp=2, dp=4), 'A100-80GB', 64
+    def interval(software):
+        s = estimate(*about, software=software).stats
+        return [s[f'iteration_{end}_s'] / s['iteration_s'] for end in ('low', 'high')]
+    none = interval(None)
+    for given in ('DeepSpeed', 'Primus', {'name': 'mine', 'chooses': {'tp_overlap': False}}):
+        assert np.allclose(interval(given), none)
+    for given in ('GPT-NeoX', 'MaxText', {'name': 'mine', 'like': 'plain'}):
+        low, high = interval(given)
+        assert none[0] < low < high < none[1]
+
+
+@pytest.mark.parametrize('name, told', [('Megatron-LM', True), ('Megatron-Core', False)])
+def test_a_name_of_an_old_release_is_told(name, told):
+    "Megatron-LM is that of 23.04; tables of runs, and scripts, mean Megatron-Core by that name."
+    about = 'llama3.1_8B', Parallel(dp=8, recompute='full'), 'H100-80GB', 64
+    words = 'Megatron-LM is as of 23.04: for what goes by this name today take Megatron-Core.'
+    every = (estimate(*about, software=name).notes, search(about[0], 8, *about[2:], software=name,
+             k=1).notes, why_not(*about, software=name).estimate.notes)
+    for notes in every: assert (words in notes) == told
+    for s in known_software().values():
+        assert s.followed_by in (None, *(known_software().keys() - {s.name}))
+
+
+def test_the_layout_that_runs_came_near_has_its_experts_told():
+    "All 128 experts on a GPU are untested; a table says how tokens travel where it is not usual."
+    found = search('qwen3_30B_A3B', 16, 'H100-80GB', 512, k=3, software='Megatron-Bridge')
+    note, = (note for note in found.notes if 'untested' in note)
+    assert found.ep[0] == 1 and ', ep ' in note
+    near = search('qwen3_30B_A3B', 16, 'H100-80GB', 512, k=3, software='Megatron-Bridge', ep=8)
+    assert set(near.dispatcher) == {'once_sorted'}
+    assert 'once_sorted' in readable(near, as_system('H100-80GB')).to_string()
 
 
 SPELLINGS = {'TorchTitan': 'torchtitan', ' deepspeed': 'DeepSpeed', 'paddle': 'PaddleNLP',

@@ -6,16 +6,16 @@
 __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'PUBLISHED_CHOICES', 'TAKEN_IF_UNSAID', 'LAYERS_OF_RUNS', 'WAITS', 'HIDING', 'SHOWN',
            'with_paper_names', 'says_nothing', 'goes_without_saying', 'derived_fields', 'copies_of_experts',
            'has_copies', 'asks_host', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules',
-           'choices_fit', 'sends_tokens', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of', 'layers_to_deal',
-           'can_offload', 'check_host', 'check_offload', 'grid_lacks', 'check_stages', 'check_parallel',
-           'choices_in_stages', 'settled', 'parts_said', 'parts_among', 'unknown_choices', 'out_of_reach', 'gpu_in',
-           'unknown_layers', 'unknown_in', 'never_run', 'fitted_stack', 'evidence', 'evidence_of_rows', 'kind_of_run',
-           'is_known', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of',
-           'beyond_software', 'more_than_there_are', 'without_effect', 'domains_in_words', 'seconds_in',
-           'tuned_and_plain', 'how_priced', 'played_estimate', 'timeline_of', 'memory_of_ranks', 'divisors',
-           'divisors_of', 'rows_of_table', 'cross', 'keep', 'usable_domain_sizes', 'interval_of', 'estimate', 'short',
-           'gap', 'layer_groups', 'readable', 'differs', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
-           'interval_in_words', 'in_words']
+           'choices_fit', 'sends_tokens', 'experts_of', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of',
+           'layers_to_deal', 'can_offload', 'check_host', 'check_offload', 'grid_lacks', 'check_stages',
+           'check_parallel', 'choices_in_stages', 'settled', 'parts_said', 'parts_among', 'unknown_choices',
+           'out_of_reach', 'gpu_in', 'unknown_layers', 'unknown_in', 'never_run', 'fitted_stack', 'evidence',
+           'evidence_of_rows', 'kind_of_run', 'is_known', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate',
+           'row_of', 'notes_of', 'as_of', 'beyond_software', 'more_than_there_are', 'without_effect',
+           'domains_in_words', 'seconds_in', 'tuned_and_plain', 'how_priced', 'played_estimate', 'timeline_of',
+           'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of_table', 'cross', 'keep', 'usable_domain_sizes',
+           'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs', 'plural',
+           'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -435,9 +435,10 @@ def kind_of_run(experts, other, seconds):  # array of str
     return np.where(experts, 'experts', np.where(other > WAITS * seconds, 'waiting', 'dense'))
 
 def is_known(assumptions):  # bool
-    "Whether a software is known, by its code or by runs of its own."
+    """Whether what a software costs is known: by its code, by another that it is like, or by runs
+    of its own. What it chooses says nothing of its kernels, nor do the costs of all."""
     s, stack = assumptions.software, assumptions.measured.stack
-    coded = s is None or any((s.knows, s.knows_on, s.chooses, s.like))
+    coded = s is None or any((s.knows, s.knows_on, s.like not in (None, 'any')))
     return stack != 'any' and (coded or assumptions.measured.evidence.count(stack=stack) > 0)
 
 def interval_columns(t, words, model: Model, assumptions):  # dict of columns
@@ -515,10 +516,17 @@ def notes_of(one: Estimate):  # list of str
     a = one.assumptions
     words = evidence(one.row, one.model, one.system, a)
     unknown = beyond_software(one.parallel, a.software)
-    found = [f'Evidence: {words}.', tuned_and_plain(one), unknown and f'{unknown}.',
+    found = [f'Evidence: {words}.', tuned_and_plain(one), as_of(a.software),
+             unknown and f'{unknown}.',
              left_out(one.model, a), packed_in_words(one.model), how_priced(one),
              more_than_there_are(one), without_effect(one), domains_in_words(one)]
     return [note for note in found if note]
+
+def as_of(software):  # str
+    "Which release a name stands for, where today's has another record."
+    if software is None or software.followed_by is None: return ''
+    return (f'{software.name} is as of {software.released}: for what goes by this name today take '
+            f'{software.followed_by}.')
 
 def beyond_software(p: Parallel, software):  # str
     "What of a configuration the code of a software does not know; it is priced all the same."

@@ -37,6 +37,7 @@ class Software:
     knobs: tuple = ()        # the choices that it offers
     takes: dict = None       # choice or column of a layout -> the values that it knows
     known_as: tuple = ()     # words of a table's source that name it, in lower case
+    followed_by: str = None  # the record of what goes by its name today, if that is another
     ends_as_layers: bool = False  # what stands at the ends is dealt to stages as if it were layers
 
     def __post_init__(self):
