@@ -9,7 +9,7 @@ import pytest
 from transformer_perf import Assumptions, Model, Parallel, estimate
 from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS
 from transformer_perf.iteration import (
-    changes_something, evidence_of_rows, experts_of, out_of_reach)
+    changes_something, evidence_of_rows, experts_to_share, out_of_reach)
 from transformer_perf.parameters import (
     Calibration, Costs, Evidence, Kernels, Parameters, checked_interval, read_calibration)
 from transformer_perf.models import as_model
@@ -170,7 +170,7 @@ def test_the_widest_of_several_runs_is_told():
 def test_more_experts_on_a_gpu_than_in_any_run(model, ep, held):
     "Eight GPUs that share 256 of DeepSeek-V3 hold the most of all runs: 32 of a layer each."
     one = estimate(model, Parallel(dp=8, ep=ep), 'B200-180GB', 64, software='Megatron-Bridge')
-    assert experts_of(one.model) == held * ep
+    assert experts_to_share(one.model) == held * ep
     told = f'{held} experts of a layer on a GPU (measured: 32)'
     assert (told in one.notes[0]) == (held > 32) == ('experts of a layer' in one.notes[0])
 
@@ -298,7 +298,7 @@ def test_runs_say_what_each_software_chose():
     ('llama3.1_8B', ''), ('deepseek_v3', ''), ('gpt_oss_120B', ''), ('vit_era5', '')])
 def test_kinds_of_layers_that_no_run_had(name, kind):
     "No table of runs has a column for them. Eight GPUs share the experts, as in many runs."
-    ep = 8 if experts_of(as_model(name)) else 1
+    ep = 8 if experts_to_share(as_model(name)) else 1
     one = estimate(name, Parallel(tp=2, dp=4, ep=ep), 'H100-80GB', 8)
     low, high = (one.stats['iteration_s'] / one.stats[f'iteration_{end}_s']
                  for end in ('low', 'high'))

@@ -6,7 +6,7 @@
 __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'PUBLISHED_CHOICES', 'TAKEN_IF_UNSAID', 'LAYERS_OF_RUNS', 'WAITS', 'HIDING', 'SHOWN',
            'with_paper_names', 'says_nothing', 'goes_without_saying', 'derived_fields', 'copies_of_experts',
            'has_copies', 'asks_host', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules',
-           'choices_fit', 'sends_tokens', 'experts_of', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of',
+           'choices_fit', 'sends_tokens', 'experts_to_share', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of',
            'layers_to_deal', 'can_offload', 'check_host', 'check_offload', 'grid_lacks', 'check_stages',
            'check_parallel', 'choices_in_stages', 'settled', 'parts_said', 'parts_among', 'unknown_choices',
            'out_of_reach', 'gpu_in', 'unknown_layers', 'unknown_in', 'never_run', 'fitted_stack', 'evidence',
@@ -203,7 +203,7 @@ def sends_tokens(model):
     "Whether a model's tokens travel to experts."
     return any(half.sends_tokens for half in halves_of(model))
 
-def experts_of(model):  # number; the most of any layer
+def experts_to_share(model):  # number; the most of any layer
     "Experts that GPUs can share, of one layer; 0 where there are none."
     numbers = [number for half in halves_of(model)
                for name, number, *_ in half.expert_divisions(1, 1) if name == 'experts']
@@ -356,8 +356,8 @@ def out_of_reach(row, known, model: Model):  # str
         if widest and row[group] > max(widest):
             found.append(f'{group} {row[group]} (measured: {max(widest)})')
     held = known.get('experts_held')
-    if held and experts_of(model) > row['ep'] * max(held):
-        own = experts_of(model) // row['ep']
+    if held and experts_to_share(model) > row['ep'] * max(held):
+        own = experts_to_share(model) // row['ep']
         found.append(f'{own:,} experts of a layer on a GPU (measured: {max(held)})')
     return ', '.join(found)
 
