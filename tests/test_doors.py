@@ -111,6 +111,18 @@ def test_what_a_software_takes():
     with pytest.raises(ValueError, match='takes'): as_software({'name': 'x', 'takes': {'a': 1}})
 
 
+@pytest.mark.parametrize('name, ways', [
+    ('Megatron-LM', ['none', 'selective', 'full:16']), ('PaddleNLP', ['none', 'selective']),
+    ('InternEvo', ['none', 'full:16']), ('Colossal-AI', ['none', 'full:16']),
+    ('DeepSpeed', ['none'])])
+def test_advice_on_recompute_is_what_the_software_offers(name, ways):
+    "Norms, MLPs and activations apart are modules of today's Megatron alone."
+    case = case_of('llama3.1_8B', Parallel(dp=8, recompute='full'), 'A100-80GB', 64, 'calibrated',
+                   name)
+    advised = {step.to['recompute'] for step in steps_of(case) if 'recompute' in step.to}
+    assert advised == {*ways}
+
+
 @pytest.mark.parametrize('software, layout, told', [
     ('Transformers', dict(tp=8), 'Transformers knows tp 1, not 8'),
     ('DeepSpeed', dict(cp=2, dp=4), 'DeepSpeed knows cp 1, not 2'),
