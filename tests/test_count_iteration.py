@@ -950,6 +950,15 @@ def test_assumptions_say_what_was_chosen():
     assert chosen.items() <= vars(p.assumptions).items()
 
 
+@pytest.mark.parametrize('ep, etp, who', [
+    (1, 1, None), (8, 1, '8'), (1, 2, '2'), (4, 2, '4 x 2')])
+def test_a_layout_in_words(ep, etp, who):
+    one = estimate('mixtral_8x7B', Parallel(tp=2, dp=8, pp=2, ep=ep, etp=etp), SYSTEM, 16)
+    experts = '' if who is None else f'its experts by {who} GPUs, '
+    assert (f'Each layer is shared by 2 GPUs (1d), {experts}the layers by 2 pipeline stages, the '
+            'batch by 8 copies in micro-batches of 1; an NVLink domain holds tp 2') in repr(one)
+
+
 def test_a_rate_in_words():
     "Shares of the peak; more of it than there is has a reason."
     for mfu, recompute in itertools.product((.4, 1., 1.5), ('none', 'full')):

@@ -15,7 +15,7 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'PUBLISHED_CHOICES', 'TAKEN_IF_UNSAID
            'domains_in_words', 'seconds_in', 'tuned_and_plain', 'how_priced', 'played_estimate', 'timeline_of',
            'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of_table', 'cross', 'keep', 'usable_domain_sizes',
            'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs', 'plural',
-           'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'experts_in_words', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -792,6 +792,12 @@ def differs(rows, name, often):
 # %% ../nbs/87a_estimate.ipynb #2b86b4b0
 def plural(number, word): return f'{number} {word}' if number == 1 else f'{number} {word}s'
 
+def experts_in_words(row):
+    "Who shares the experts of a layer, where several GPUs do; an expert's own GPUs come last."
+    groups = [row.get('ep', 1), row.get('etp', 1)]
+    if groups == [1, 1]: return ''
+    return f'its experts by {" x ".join(str(n) for n in groups if n > 1)} GPUs, '
+
 def layout_in_words(row):
     "How a configuration shares the job out."
     tensor = ' x '.join(str(row[g]) for g in layer_groups(row))
@@ -799,9 +805,9 @@ def layout_in_words(row):
                         if row[place] > 1) or 'one GPU of each group'
     copies = '1 copy' if row.dp == 1 else f'{row.dp} copies'
     gpus = '1 GPU' if tensor in ('1', '1 x 1') else f'{tensor} GPUs'
-    return (f'Each layer is shared by {gpus} ({row.strategy}), the layers by '
-            f'{plural(row.pp, "pipeline stage")}, the batch by {copies} in micro-batches of '
-            f'{row.micro_batch}; an NVLink domain holds {placed}.')
+    return (f'Each layer is shared by {gpus} ({row.strategy}), {experts_in_words(row)}'
+            f'the layers by {plural(row.pp, "pipeline stage")}, the batch by {copies} in '
+            f'micro-batches of {row.micro_batch}; an NVLink domain holds {placed}.')
 
 def time_in_words(row):
     "Where the time goes."
