@@ -1,4 +1,5 @@
 "What to change about a job: advice agrees with estimates, and is never for the worse."
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -450,6 +451,31 @@ def test_what_is_allowed_is_what_an_estimate_takes(model):
         assert bool(mask.all()) == (found is not None), p
         taken.append(found is not None)
     assert 30 < sum(taken) < len(taken) - 30
+
+
+@pytest.mark.parametrize('preset', ['corrected', 'calibrated'])
+@pytest.mark.parametrize('schedule', ['1f1b', 'gpipe', 'zb-v'])
+def test_chunks_that_are_possible_are_those_that_an_estimate_takes(preset, schedule):
+    model, p = 'llama3.1_8B', Parallel(tp=2, pp=4, dp=2, schedule=schedule)
+    case, taken = case_of(model, p, 'H100-80GB', 64, preset), []
+    for v in range(1, case.model.depth + 1):
+        with contextlib.suppress(ValueError):
+            estimate(model, dataclasses.replace(p, virtual_stages=v), 'H100-80GB', 64, preset)
+            taken.append(v)
+    assert neighbours_of.chunks_possible(case).tolist() == taken != []
+
+
+@pytest.mark.parametrize('step, follows', [
+    ({'offload': 'optimizer+weights'}, {'zero_stage': 3, 'reduce_each': None}),
+    ({'offload': 'optimizer'}, {}), ({'zero_stage': 2}, {'reduce_each': None}),
+    ({'tp_overlap': True}, {'sequence_sharded': True}), ({'tp_overlap': False}, {}),
+    ({'sequence_sharded': False}, {'tp_overlap': False}),
+    ({'schedule': 'zb-v'}, {'virtual_stages': 2}), ({'schedule': 'gpipe'}, {'virtual_stages': 1}),
+    ({'pp': 4, 'dp': 2}, {'layout': None, 'nvlink_dp': None})], ids=str)
+def test_what_follows_from_a_step(step, follows):
+    p = Parallel(dp=4, pp=2, nvlink_dp=4, layout='Et*16|t*16L')
+    if 'schedule' in step: follows = follows | {'layout': None}
+    assert neighbours_of.with_consequences(p, step) == step | follows
 
 
 @pytest.mark.parametrize('v', [1, 2])
