@@ -254,6 +254,22 @@ def test_what_ends_attention_ends_what_a_document_takes(changes, preset):
     assert np.abs(want - got).max() < (.02 if preset == 'corrected' else .12) * spread
 
 
+@pytest.mark.parametrize('tokens, step', [(96, 1), (127, 1), (128, 64), (1024, 64)])
+def test_short_samples_are_priced_token_by_token(tokens, step):
+    "Others in whole chunks of 64, and as half of a sample and as all of it."
+    one = estimate(replace(LLAMA, seq_len=tokens), Parallel(), 'H200-141GB', 8, 'corrected')
+    lengths, _ = lengths_counted(one)
+    assert all(L % step == 0 for L in lengths if L not in (tokens // 2, tokens))
+    assert {tokens // 2, tokens} <= {*lengths}
+
+
+def test_a_rate_of_tokens_counts_those_of_documents():
+    documents = {3000: 1}   # two of them fill 6000 of 8192
+    found = packing(LLAMA, Parallel(tp=4, dp=2), 'H100-80GB', documents, 16)
+    assert found.fill == 6000 / 8192
+    assert close(found.tokens_per_s * found.balanced, 16 * 6000)
+
+
 def test_both_passes_are_all_that_a_micro_batch_takes():
     "With what stands beside the layers, in either direction."
     a = replace(as_assumptions('corrected'), vocabulary=True)

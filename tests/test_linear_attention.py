@@ -241,6 +241,12 @@ def test_gates_of_a_short_convolution():
     assert close(gate.backward.nbytes, 20e-9 * x)   # five numbers of each gate
     assert gate.forward.launches == gate.backward.launches == 2   # a kernel for each gate
     assert close(conv.weights, 2e-9 * 3 * e) and close(flop(own['state-in'].forward), 6 * x * e)
+    half = operations(PLAIN['convolution'], tp=2)   # a GPU has half of the channels
+    for name in ('conv-gate', 'short-conv', 'state-in', 'state-out'):
+        for way in ('forward', 'backward'):
+            whole, shared = getattr(own[name], way), getattr(half[name], way)
+            assert close(2 * shared.vector, whole.vector) and close(2 * flop(shared), flop(whole))
+    assert close(2 * half['conv-gate'].activations, gate.activations)
 
 
 @pytest.mark.parametrize('name', PLAIN)
