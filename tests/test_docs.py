@@ -51,14 +51,26 @@ MOST_READ = 40   # cells of a chapter that stand open
 FOLDED = {'export', 'exporti', 'hide', 'echo: false', 'code-fold: true'}
 
 
-@pytest.mark.parametrize('stem', [
-    stem for caption, found in pages.contents(STEMS) for stem in found
-    if caption in dict(pages.COURSE) and '_exercise_' not in stem])
+CHAPTERS = [stem for caption, found in pages.contents(STEMS) for stem in found
+            if caption in dict(pages.COURSE) and '_exercise_' not in stem]
+TOLD = CHAPTERS[:CHAPTERS.index('70_plan_a_run') + 1]   # from one question to the next
+
+
+@pytest.mark.parametrize('stem', CHAPTERS)
 def test_a_chapter_is_read_in_one_go(stem):
     path = notebooks.ROOT / 'nbs' / f'{stem}.ipynb'
     hidden = [source for source in sources(path, 'code')
               if FOLDED & {*notebooks.directives(source)} or 'default_exp' in source]
     assert len(notebooks.cells_of(path)) - len(hidden) <= MOST_READ
+
+
+@pytest.mark.parametrize('stem, following', [*itertools.pairwise(TOLD)], ids=TOLD[:-1])
+def test_a_chapter_leads_to_the_next(stem, following):
+    "At the end of what is told, in words that are not folded as an answer is."
+    told = sources(notebooks.ROOT / 'nbs' / f'{stem}.ipynb', 'markdown')
+    rest = [i for i, text in enumerate(told) if text.startswith('## The rest of the room')]
+    *_, last = told[:rest[0]] if rest else told
+    assert f']({following}.ipynb)' in last and not last.startswith('**Answer.**')
 
 
 # order
