@@ -307,6 +307,25 @@ def test_a_search_tries_what_the_software_offers(name, recompute, chunks):
     assert tried == {'recompute': recompute, 'virtual_stages': chunks}
 
 
+@pytest.mark.parametrize('software, usual, stages, besides', [
+    ('Megatron-Core', 1, [1], [2, 3]), ('Megatron-Core', 1, [2], []),   # whole in pipelines
+    ('Megatron-Core', 1, [1, 2], [2, 3]), ('torchtitan', 3, [2], [2]), ('torchtitan', 2, [4], [3]),
+    ('nanotron', 1, [1], []), (None, 1, [1], [])])   # it offers none; nobody says what it offers
+def test_a_search_tries_the_zero_stages_that_a_software_offers(software, usual, stages, besides):
+    a = as_assumptions('calibrated', software)
+    assert execution.stages_besides({'zero_stage': [usual]}, a, stages) == besides
+
+
+@pytest.mark.parametrize('asked, says', [
+    (dict(tp=2, dp=4, micro_batch=16),
+     'not tp 2, dp 4: global_batch/dp=2 must be divisible by micro_batch=16'),
+    (dict(tp=2, pp=4, dp=1, schedule='zb-v', virtual_stages=3),
+     'not tp 2, pp 4: schedule=zb-v needs virtual_stages=2')], ids=str)
+def test_what_can_never_run_is_told_with_its_groups(asked, says):
+    found = search('gpt3', 8, 'GB300-NVL72', 8, **asked)
+    assert not len(found) and f'none can run as asked, {says}' in found.reasons[8]
+
+
 @pytest.mark.parametrize('model, software, system, tried', [
     ('deepseek_v3', 'Megatron-Bridge', 'H100-80GB', ['alltoall', 'once_sorted']),
     ('deepseek_v3', 'torchtitan', 'H100-80GB', ['alltoall']),        # it does not offer it
