@@ -3,6 +3,7 @@ import contextlib
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -84,6 +85,16 @@ def test_a_search_says_first_what_no_gpu_has():
             f'has no matrix_flops_{lacks}')
 
 
+@pytest.mark.parametrize('gpu, precision, why', [
+    ('A100-80GB', 'fp8', 'no matrix unit of Ampere GPUs multiplies floats of 8 bits'),
+    ('A100-80GB', 'mxfp8', 'no matrix unit of Ampere GPUs multiplies floats of 8 bits'),
+    ('H100-80GB', 'nvfp4', 'no matrix unit of Hopper GPUs multiplies floats of 4 bits'),
+    ('B200', 'fp8', 'its source does not give one; known of B200-180GB')])
+def test_a_figure_that_no_source_could_give(gpu, precision, why):
+    "That no GPU of a generation has such units is no gap of a source."
+    has(bad('explain', '--dp', 8, '--system', gpu, '--precision', precision), why)
+
+
 def test_a_search_says_what_takes_as_long_in_other_software():
     "Which of several is meant; and that messages of experts do not hide by themselves."
     def note(*asked):
@@ -96,6 +107,32 @@ def test_a_search_says_what_takes_as_long_in_other_software():
     assert '(messages hide behind compute, but those of experts), ' in note(*experts, 8)
     for hidden in ((8, '--ep-overlap', 'yes'), (1,)):
         assert '(messages hide behind compute), ' in note(*experts, *hidden)
+
+
+def test_plain_software_that_is_faster_is_told_why():
+    "A single micro-batch hides few gradients, and plain software has half their bytes."
+    words = good('explain', '--model', 'gpt3', '--tp', 8, '--cp', 2, '--dp', 16, '--global-batch',
+                 16)
+    said = ' '.join(words.split()).partition('No software is named: ')[2]
+    tuned, plain = map(float, re.findall(r'([0-9.]+) s in (?:tuned|plain)', said))
+    assert plain < tuned and 'faster here: its gradients, in 16 bits, are half the bytes.' in said
+    slower = ' '.join(good('explain', '--model', 'llama3.1_8B', '--dp', 8).split())
+    assert 'gradients in 16 bits).' in slower and 'faster here' not in slower
+
+
+def test_documents_are_described_once(tmp_path):
+    file = tmp_path / 'lengths.txt'
+    file.write_text('100 400 2000')
+    asked = 'explain', '--model', 'llama3.1_8B', '--dp', 8, '--global-batch', 64, '--lengths', file
+    for words in (good(*asked), json.dumps(json.loads(good(*asked, '--format', 'json'))['notes'])):
+        assert ' '.join(words.split()).count('3 documents of 100 to 2,000 tokens') == 1
+
+
+def test_what_is_needed_says_what_it_rests_on():
+    asked = ('sensitivity', '--model', 'llama3.1_8B', '--dp', 8, '--global-batch', 64,
+             '--needed', 'matrix_flops_fp16', '--ratio', .9)
+    has(good(*asked), 'matrix_flops_fp16 must be', 'It does not fit: ', 'Evidence: near')
+    assert 'Evidence: ' in json.loads(good(*asked, '--format', 'json'))['notes'][1]
 
 
 def test_formats_carry_full_precision(tmp_path):

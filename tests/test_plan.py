@@ -365,3 +365,14 @@ def test_each_row_saves_what_it_keeps():
     told = plan('llama3.1_70B', 256, H100, tokens=1e12, global_batch=512,
                 operation=ClusterOperation(checkpoint_bytes=2.)).rows.iloc[0]
     assert math.isclose(told.checkpoint_GB, 2 * NAMED['llama3.1_70B'].parameters / 1e9)
+
+
+@pytest.mark.parametrize('fields, said', [
+    ({}, 'checkpoints written at 0.1221 GB/s a GPU;'),
+    (dict(checkpoint_GBps=2.), 'checkpoints written at 2 GB/s a GPU;'),
+    (dict(checkpoint_s=30.), '30 s for a checkpoint;')])
+def test_a_plan_says_what_a_checkpoint_is_taken_to_cost(fields, said):
+    found = plan('llama3.1_8B', 8, H100, tokens=1e9, global_batch=64,
+                 operation=ClusterOperation(**fields))
+    assumed, = (note for note in found.notes if note.startswith('Assumed: '))
+    assert said in assumed

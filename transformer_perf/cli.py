@@ -586,12 +586,14 @@ def who_waits(one):  # list of str
 
 def text_of_estimate(result, a):  # str
     "An estimate as it was asked for."
+    from transformer_perf.iteration import packed_in_words, readable
     if a.format == 'csv': return result.layers.to_csv(index=False)
-    notes = result.notes + who_waits(result) + not_used(a)
+    told_below = packed_in_words(result.model)   # with what copies and stages wait for
+    notes = [note for note in result.notes if note != told_below]
+    notes += who_waits(result) + not_used(a)
     if a.format == 'json':
         fields = {**priced_fields(result), 'layers': records(result.layers), 'notes': notes}
         return as_json(fields, a)
-    from transformer_perf.iteration import readable
     whole = readable(result.row.to_frame().T, result.system)
     return '\n'.join([table_as_text(whole, a, title_for(result, a)),
                       paragraph(' '.join([result.summary, *notes])),
@@ -1224,6 +1226,11 @@ def best_asked(a):  # (as `case_asked`, or None; why nothing fits)
     return (model, Parallel.from_row(found.iloc[0]), system, a.global_batch, own), ''
 
 # %% ../nbs/95_cli.ipynb #11a00012
+def what_it_rests_on(one):  # list of str
+    "The notes of an estimate, first of them that it does not fit."
+    from transformer_perf.iteration import too_large
+    return [*filter(None, [too_large(one)]), *one.notes]
+
 @command(
     'sensitivity', MODEL, SYSTEM, NVLINK, BATCH,
     Option('--gpus', 'vary the best configuration on so many GPUs, instead of the one described',
@@ -1246,7 +1253,7 @@ def sensitivity_command(a):
     import pandas as pd
     from transformer_perf.advice import needed, sensitivity
     from transformer_perf.advice.sensitivities import SENSITIVITY_COLUMNS
-    from transformer_perf.iteration import estimate, short, too_large
+    from transformer_perf.iteration import estimate, short
     case, why = best_asked(a) if a.gpus else (case_asked(a), '')
     if case is None:
         if a.format == 'table': deliver(paragraph(why), a.output)
@@ -1256,14 +1263,14 @@ def sensitivity_command(a):
         raise ValueError('--factor says nothing with --needed')
     if a.needed:
         found = needed(a.needed, *case, amount(a.ratio, '--ratio'), a.again)
-        if a.format == 'table': deliver(paragraph(f'{found}.'), a.output)
-        else: deliver_table([found._asdict()], a)
+        notes = what_it_rests_on(estimate(*case)) + not_used(a)
+        if a.format == 'table': deliver(paragraph(' '.join([f'{found}.', *notes])), a.output)
+        else: deliver_table([found._asdict()], a, notes)
         return 1 if found.value is None else 0   # that nothing is enough is an answer of its own
     table = sensitivity(*case, amount(a.factor, '--factor'), a.again)
     slower = any((table[best] > 1.0001 * table[own]).any() for own, best in BEST.items())
     view = few_digits(table.dropna(axis='columns', how='all'), short)
-    one = estimate(*case)
-    notes = ([] if one.fits else [too_large(one)]) + one.notes
+    notes = what_it_rests_on(estimate(*case))
     if table[[*BEST, *BEST.values()]].eq(math.inf).any(axis=None): notes.append(NOT_HELD)
     if slower: notes.append(SLOWER)
     notes += not_used(a)

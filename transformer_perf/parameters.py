@@ -117,6 +117,7 @@ class Generation:
     newest_attention: str                           # of the libraries that were measured
     engine_workspace: float = field(above=True)     # MiB, of Transformer Engine
     handle_workspace: float = field(above=True)     # MiB, of PyTorch for a handle of cuBLAS
+    fewest_bits: int = field(least=4)   # of floats that its matrix units multiply
     fp8_either_way: bool     # 8-bit products take a matrix by rows as well as by columns
     one_connection: bool     # Megatron-LM wants a single queue where tp or cp send messages
     fp4_in_training: float = field(above=True)   # 4-bit products: of what those of serving reach

@@ -375,6 +375,11 @@ def costed(found, model, budget: Budget, prices, operation, assumptions):
     return rows.assign(**spent(rows, system, price and price.usd, budget, operation)), price
 
 # %% ../../nbs/72_plan.ipynb #14a00065
+def checkpoints_in_words(operation: ClusterOperation):  # str
+    "How long a checkpoint takes, or what of it is taken to be so."
+    if operation.checkpoint_s is not None: return f'{operation.checkpoint_s:g} s for a checkpoint'
+    return f'checkpoints written at {short(operation.checkpoint_GBps)} GB/s a GPU'
+
 def notes_on(rows, found, priced, operation: ClusterOperation):  # list of str
     "What a plan rests on; `found` is a SearchResult of each system, `priced` its Price."
     notes = [evidence_of_rows(rows.evidence)] if len(rows) else []
@@ -387,8 +392,9 @@ def notes_on(rows, found, priced, operation: ClusterOperation):  # list of str
         if one.priced_on.server_power is None:
             notes.append(f'{name}: no watts of its server are known, so no MWh are said.')
     notes.append(f'Assumed: a failure in {operation.mtbf_gpu_hours:,.0f} GPU-hours, '
-                 f'{operation.restart_s:g} s until the job computes again; energy is what servers '
-                 f'draw at most, times a PUE of {operation.pue:g}.')
+                 f'{operation.restart_s:g} s until the job computes again, '
+                 f'{checkpoints_in_words(operation)}; energy is what servers draw at most, times '
+                 f'a PUE of {operation.pue:g}.')
     return notes + list(dict.fromkeys(note for one in found for note in one.notes))
 
 # %% ../../nbs/72_plan.ipynb #14a00066
