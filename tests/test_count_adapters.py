@@ -124,6 +124,25 @@ def test_frozen_parts_by_hand(part, preset):
     assert some['dp_comm_s'] < whole['dp_comm_s'] and some['iteration_s'] < whole['iteration_s']
 
 
+@pytest.mark.parametrize('model', [DENSE, 'mixtral_8x7B', 'qwen3_next_80B_A3B'])
+@pytest.mark.parametrize('layout', [{}, dict(pp=2), dict(reshard_after_forward=False)])
+@pytest.mark.parametrize('part', FROZEN)
+def test_a_gathered_unit_has_what_trains_and_what_does_not(part, layout, model):
+    "ZeRO-3 holds as many weights at once, whichever of them train: units are the same."
+    whole, some = (of(adapters, 'calibrated', model, dp=8, zero_stage=3, **layout).stats
+                   ['weights_GB'] for adapters in ('none', f'frozen:{part}'))
+    assert close(some, whole)
+
+
+def test_units_of_adapters_by_hand():
+    "A layer and a table: a share of all, and the two that weigh most, one behind the other."
+    rank, words = 41_943_040 / 32, 128256 * 4096   # of a layer's adapters, of a table
+    layer = (M.parameters - 2 * words) / 32
+    held = of('lora:16', 'calibrated', dp=8, zero_stage=3).stats['weights_GB']
+    want = 2e-9 * ((M.parameters + 32 * rank) / 8 + layer + words + rank)
+    assert close(held, want, 1e-5)   # but for the last norm
+
+
 @pytest.mark.parametrize('adapters', ['none', 'lora:16', 'frozen:attention'])
 @pytest.mark.parametrize('name, layouts', [
     (DENSE, [{}, dict(tp=8), dict(tp=16), dict(cp=2, tp=2), dict(pp=4, micro_batch=2)]),

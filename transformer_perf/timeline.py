@@ -15,7 +15,7 @@ __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'TIMES'
            'time_of_ends', 'summed_over_kinds', 'mean_matrices', 'bubble_time', 'ranks_that_wait',
            'least_iteration_seconds', 'least_bubble', 'host_seconds_of_micro_batch', 'iteration_times', 'Memory',
            'saved_micro_batches', 'logit_bytes', 'working_memory_GB', 'StageWeights', 'shares_out', 'numbers_of_units',
-           'longest_run', 'runs_of_stage', 'largest_units', 'comes_and_goes', 'frozen_of_stage', 'frozen_held',
+           'longest_run', 'runs_of_stage', 'largest_units', 'layers_that_go', 'comes_and_goes', 'frozen_of_stage',
            'weights_of_stage', 'weights_held', 'no_gradients_at_peak', 'gradients_held', 'saved_at',
            'layer_working_set', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
            'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB', 'memory_needed',
@@ -731,16 +731,25 @@ def runs_of_stage(work: Workload, at: PipelineStage, units):  # yields numbers, 
         yield dealt_out(work, run, units)
 
 @told('units', 'GB')
-def largest_units(work: Workload, at: PipelineStage, own: StageWeights, units, some=True):  # GB
-    "The most that so many units in a row weigh, layers and tables of words; or all, unless `some`."
-    p, alike = work.layouts, work.order is None
-    stored = [work.stored] if alike else map(Stored._make, zip(*work.stored))   # of each kind
-    each = [comes_and_goes(p, of, own) for of in stored]
-    table = np.minimum(own.ends, own.table)
-    tables = (own.ends > 0) + 1. * (own.ends > 1.5 * own.table)
-    every = summed_over_kinds(at.layers, each) * stages_held(p) + own.ends
-    found = longest_run(work, at, own.layers, units, [*each, table])
+def largest_units(work: Workload, at: PipelineStage, own: StageWeights, units, some=True,
+                  still=None):  # GB
+    """The most that so many units in a row weigh, layers and tables; or all, unless `some`.
+
+    `still`, as of `frozen_of_stage`: weights of the same units that do not train."""
+    ends, each = own.ends, layers_that_go(work, own)
+    if still:   # tables train, or they do not
+        ends = ends + still[1].ends
+        each = [x + y for x, y in zip(each, layers_that_go(*still))]
+    tables = (ends > 0) + 1. * (ends > 1.5 * own.table)
+    every = summed_over_kinds(at.layers, each) * stages_held(work.layouts) + ends
+    found = longest_run(work, at, own.layers, units, [*each, np.minimum(ends, own.table)])
     return where(some & (units < own.layers + tables), found, every)
+
+def layers_that_go(work: Workload, own: StageWeights):  # list of GB
+    "Of a layer of each kind, the weights that come and go."
+    alike = work.order is None
+    stored = [work.stored] if alike else map(Stored._make, zip(*work.stored))   # of each kind
+    return [comes_and_goes(work.layouts, of, own) for of in stored]
 
 def comes_and_goes(p: Layouts, of: Stored, own: StageWeights):  # GB
     "Of a layer's weights; the others are here anyway."
@@ -755,12 +764,6 @@ def frozen_of_stage(work: Workload, at: PipelineStage, of: Stored):  # (Workload
     still = work._replace(weights=work.frozen, matrices=None, stored=frozen(work.stored))
     return still, weights_of_stage(still, at, frozen(of), trained=False)
 
-@told('frozen', 'GB')
-def frozen_held(work: Workload, at: PipelineStage, of: Stored):  # GB
-    "What a stage holds of weights that do not train."
-    found = frozen_of_stage(work, at, of)
-    return weights_held(found[0], at, found[1]) if found else 0.
-
 def weights_of_stage(work: Workload, at: PipelineStage, of: Stored, trained=True):  # StageWeights
     "The weights of a stage whose mean layer stores so much."
     p, held = work.layouts, sum(at.layers) * stages_held(work.layouts)
@@ -773,16 +776,22 @@ def weights_of_stage(work: Workload, at: PipelineStage, of: Stored, trained=True
     return StageWeights(parts, matrices, beside, held, ends, work.beside.table, copied)
 
 @told('held', 'GB')
-def weights_held(work: Workload, at: PipelineStage, own: StageWeights, passing=0.):  # GB
+def weights_held(work: Workload, at: PipelineStage, own: StageWeights, passing=0.,
+                 still=None):  # GB
     """Weights: all, or a share and what is gathered; a share that is a master counts as a state.
 
-    `passing`: GB of activations that a pass frees meanwhile, where what it gathers stays."""
+    `passing`: GB of activations that a pass frees meanwhile, where what it gathers stays; `still`,
+    as of `frozen_of_stage`: those that do not train."""
     p, thirds = work.layouts, np.equal(work.layouts.zero_stage, 3)
     gathered = if_any(thirds, lambda: largest_units(
-        work, at, own, p.assumptions.zero_gathered, gathers_again(p)))
+        work, at, own, p.assumptions.zero_gathered, gathers_again(p), still))
     here = weights_on_gpu(own.parts, thirds) * (1 - on_host(p.offload, 'weights'))
     here = where(thirds & own.copied, here * on_host(p.offload, 'optimizer'), here)
     every = sum(GB for GB, _ in own.parts)
+    if still:
+        share = weights_on_gpu(still[1].parts, thirds) * (1 - on_host(p.offload, 'weights'))
+        here = here + named(share, 'frozen', 'GB')
+        every = every + sum(GB for GB, _ in still[1].parts)
     held, stays = here + gathered, thirds & stays_gathered(p)
     if any_of(stays): held = where(stays, np.maximum(held, every - passing), held)
     return np.minimum(every, held)
@@ -832,9 +841,9 @@ def memory_at(work: Workload, at: PipelineStage, least=False):  # Memory
     saved = saved_at(work, at, of, least)
     layer = layer_working_set(work, at, of)
     if a.working_memory: saved = saved + working_memory_GB(work, layer, at.first, at.last)
-    copied = layers_copied(p, own) * other_copies(p, of) + frozen_held(work, at, of)
+    copied, still = layers_copied(p, own) * other_copies(p, of), frozen_of_stage(work, at, of)
     passing = sum(at.layers) / p.virtual_stages * of.activations
-    weights = weights_held(work, at, own, passing) + copied
+    weights = weights_held(work, at, own, passing, still) + copied
     replaced = saved + weights if p.costs.autocast else saved   # its copies in 16 bits go, too
     return Memory(weights, gradients_held(work, at, own, replaced),
                   states_held(p, own) * (1 - on_host(p.offload, 'optimizer')), saved)
