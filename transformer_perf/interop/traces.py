@@ -125,6 +125,8 @@ def layer_rows(layer: Layer, priced: Priced, cost: LayerCost, splits):  # dict: 
             'W': closed(late_rows(layer, priced), cost.late) if splits else []}
 
 # %% ../../nbs/92_traces.ipynb #16000032
+ENDS = 'embedding', 'output layer and loss'
+
 def rows_of_chunks(one: Estimate):  # list of dict: kind of pass -> list of (lane, name, s)
     "What each chunk of the model does in each kind of pass."
     work, pricer, costs, ends = priced_estimate(one)
@@ -138,10 +140,11 @@ def rows_of_chunks(one: Estimate):  # list of dict: kind of pass -> list of (lan
         own = [next(which) for _ in letters.strip('EL')]
         passes = {}
         for way, number in thirds.items():
-            there = [computed('embedding', number * ends[0] / 3)] * ('E' in letters)
-            back = [computed('output layer and loss', number * ends[1] / 3)] * ('L' in letters)
-            order, first, last = (own, there, back) if way == 'F' else (own[::-1], back, there)
-            passes[way] = first + work_of_layers(kinds, order, way) + last
+            first, last = ([computed(name, number * seconds / 3)] if letter in letters else []
+                           for letter, name, seconds in zip('EL', ENDS, ends))
+            order = own if way == 'F' else own[::-1]
+            layers = work_of_layers(kinds, order, way)
+            passes[way] = first + layers + last if way == 'F' else last + layers + first
         found.append(passes)
     return found
 
