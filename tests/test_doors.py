@@ -644,6 +644,18 @@ def test_why_nothing_groups_so_many_gpus():
     assert 'that multiply to 64 leave each at least 128 features and tokens' in thin
 
 
+@pytest.mark.parametrize('fixed, told', [
+    (dict(tp=8, cp=1, panels=4), 'nothing that a search tries has panels 4: panels begin at '),
+    (dict(tp=8, cp=1, nvlink_tp=1, nvlink_dp=1), '64 GPUs; held: nvlink_tp 1, nvlink_dp 1')])
+def test_what_is_held_besides_groups_is_told(fixed, told):
+    "Such groups there are: once features and tokens were said to be too few."
+    fixed = fixed | {'pp': 1, 'dp': 8}
+    found = search('nemotron4_340B', 64, 'H200-141GB', 8, '2d', assumptions='corrected',
+                   fixed=fixed)
+    assert not len(found) and told in found.reasons[64] and 'features' not in found.reasons[64]
+    assert estimate('nemotron4_340B', Parallel('2d', **fixed), 'H200-141GB', 8, 'corrected').stats
+
+
 def test_the_best_is_not_sought_among_layouts():
     "DeepSeek's own, computed again in full, is faster than what a search deals; that is said."
     model = as_model('deepseek_v3')

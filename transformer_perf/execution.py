@@ -873,8 +873,8 @@ def ungrouped(n, q: Question):  # str
         names, divided = 'tp, cp, pp and dp', ['heads', 'tokens']
     if q.assumptions.uneven_stages: more = f', with at most {q.model.depth} stages'
     else: divided.append('layers')
-    held = [f'{g} {" or ".join(map(str, q.fixed[g]))}' for g in GROUPS if g in q.fixed]
-    if held: more += f'; held: {", ".join(held)}'
+    held = held_columns(q, GROUPS)
+    if held: more += f'; held: {held}'
     any_width = dataclasses.replace(q.assumptions, least_features=1)
     narrow = groupings(n, q.strategy, q.model, q.global_batch, any_width, q.fixed, q.with_1d)
     if len(narrow['dp']): return (
@@ -883,15 +883,30 @@ def ungrouped(n, q: Question):  # str
     return (f'no numbers of {names} GPUs multiply to {n} and divide the {", the ".join(divided)} '
             f'and the batch of {q.global_batch}{more}')
 
+def held_columns(q: Question, names):  # str, empty where none of them is held
+    "Columns that are held, at what."
+    return ', '.join(f'{name} {" or ".join(map(str, q.fixed[name]))}' for name in names
+                     if name in q.fixed)
+
+def untried(q: Question):  # str
+    "That GPUs can be grouped and run as asked, but a search does not try it."
+    others = [name for name in q.fixed if name not in (*GROUPS, *PLACES)]
+    words = f'nothing that a search tries has {held_columns(q, others) or "these groups"}'
+    if 'panels' not in q.fixed: return words
+    return (f'{words}: panels begin at the larger of tp and cp, and double while one is '
+            f'{q.assumptions.least_panel} wide or more')
+
 def why_none(n, space: Space, memory, q: Question):
     "Why no candidate of n GPUs is feasible, in a sentence."
     own, s, name = space.t['n_gpus'] == n, q.system, ', '.join(dict.fromkeys(q.strategies))
     if not own.any():
-        refused = refusal(n, space, q)
-        return f'{name}: {f"none can run as asked, {refused}" if refused else ungrouped(n, q)}'
+        refused, grouped = refusal(n, space, q), (space.groupings['n_gpus'] == n).any()
+        if refused: return f'{name}: none can run as asked, {refused}'
+        return f'{name}: {untried(q) if grouped else ungrouped(n, q)}'
     if not space.placed[own].any():
+        places = held_columns(q, PLACES)
         return (f'{name}: no placement fills an NVLink domain of {s.nvlink_size} with '
-                f'divisors of the groups of {n} GPUs')
+                f'divisors of the groups of {n} GPUs{f"; held: {places}" if places else ""}')
     least, room = memory[..., own].min(), np.max(s.hbm_capacity)
     alone = ' (copies share out nothing: ZeRO 0)' if q.considered['zero_stage'] == [0] else ''
     if least > room:
