@@ -24,7 +24,7 @@ from transformer_perf.models import NAMED, with_length
 from transformer_perf.parameters import Costs, NetworkShares, Parameters
 from transformer_perf.schedules import played
 from transformer_perf.systems import as_system
-from transformer_perf.timeline import memory_on_ranks, priced_estimate
+from transformer_perf.timeline import TIMES, memory_on_ranks, priced_estimate
 
 SYSTEM = as_system('H100-80GB', 8)
 PAPER = Assumptions()
@@ -957,6 +957,20 @@ def test_a_layout_in_words(ep, etp, who):
     experts = '' if who is None else f'its experts by {who} GPUs, '
     assert (f'Each layer is shared by 2 GPUs (1d), {experts}the layers by 2 pipeline stages, the '
             'batch by 8 copies in micro-batches of 1; an NVLink domain holds tp 2') in repr(one)
+
+
+@pytest.mark.parametrize('other, bubble, told', [
+    (3., 2., 'other (30.0%: the host, stragglers, the optimizer) and bubble (20.0%).'),
+    (1., 2., 'bubble (20.0%) and other (10.0%: the host, stragglers, the optimizer).'),
+    (0., 2., 'bubble (20.0%) and TP comm (5.0%).')])
+def test_times_in_words(other, bubble, told):
+    "The two largest losses; and what is in the one that has no name."
+    row = pd.Series(dict.fromkeys(TIMES, 0.) | {
+        'compute_s': 10 - other - bubble - .5, 'tp_comm_s': .5, 'bubble_s': bubble,
+        'other_s': other, 'iteration_s': 10.})
+    words = iteration.time_in_words(row)
+    assert words.endswith(f'the largest losses are {told}')
+    assert words.startswith(f'Arithmetic takes {10 * row.compute_s:.1f}% of the time; ')
 
 
 def test_a_rate_in_words():

@@ -15,7 +15,8 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'PUBLISHED_CHOICES', 'TAKEN_IF_UNSAID
            'domains_in_words', 'seconds_in', 'tuned_and_plain', 'how_priced', 'played_estimate', 'timeline_of',
            'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of_table', 'cross', 'keep', 'usable_domain_sizes',
            'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs', 'plural',
-           'experts_in_words', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'experts_in_words', 'layout_in_words', 'loss_in_words', 'time_in_words', 'rate_in_words',
+           'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -810,13 +811,18 @@ def layout_in_words(row):
             f'the layers by {plural(row.pp, "pipeline stage")}, the batch by {copies} in '
             f'micro-batches of {row.micro_batch}; an NVLink domain holds {placed}.')
 
+def loss_in_words(name, share):
+    "A part of an iteration that is no arithmetic; what `other` is, nobody can guess."
+    what = ': the host, stragglers, the optimizer' if name == COMPONENTS['other_s'] else ''
+    return f'{name} ({share:.1%}{what})'
+
 def time_in_words(row):
     "Where the time goes."
     shares = {name: row[c] / row.iteration_s for c, name in components(row).items()}
     losses = sorted(((x, name) for name, x in shares.items() if name != 'compute'), reverse=True)
-    (first, most), (second, next_most) = losses[:2]
+    most, next_most = (loss_in_words(name, share) for share, name in losses[:2])
     return (f'Arithmetic takes {shares["compute"]:.1%} of the time; the largest losses are {most} '
-            f'({first:.1%}) and {next_most} ({second:.1%}).')
+            f'and {next_most}.')
 
 # %% ../nbs/87a_estimate.ipynb #2b86b4b1
 def rate_in_words(row, system):
