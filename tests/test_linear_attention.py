@@ -112,9 +112,17 @@ def test_context_parallelism_passes_states(name):
         channels = mixer.channels(1) / tp
         passed = 2e-9 * b * max(mixer.conv - 1, 0) * channels * (cp > 1)
         assert close(1 + tail.volume * (cp - 1) / cp, 1 + passed)
-        again = 4 * 16 * (16 + 24) * H * mixer.transition * (cp > 1)   # what is handed on
-        work = FORWARD[name] + again
-        assert close(flop(own['scan'].forward) * tp * cp, b * l * work)
+        again = H * mixer.transition * (cp > 1)   # a pass each way for what is handed on
+        T, scan = b * l / tp / cp, own['scan']
+        work = FORWARD[name] + again * 4 * 16 * (16 + 24)
+        assert close(flop(scan.forward), T * work)
+        # backward results add to the gradient of a state, which has the width of values
+        work = BACKWARD[name] + again * (4 * 16 * (16 + 24) + 2 * 16 * 24)
+        assert close(flop(scan.backward), T * work)
+        # k, w and u are read again; q, k, w and the gradients of o and u
+        alone = operations(mixer)['scan'].forward.operands / b / l
+        assert close(scan.forward.operands, T * (alone + again * (2 * 16 + 24)))
+        assert close(scan.backward.operands, T * (3 * alone + again * (3 * 16 + 2 * 24)))
 
 
 @pytest.mark.parametrize('mixer, tp, says', [

@@ -36,6 +36,7 @@ class Recurrent(Half):
     def divisions(self, tp): return [('heads with a state', self.heads, 'tp', tp)]
     def own_values(self, tp): return self.heads * self.value // tp
     def state(self, job): return job.micro_batch * self.heads * self.key * self.value / job.tp
+    def moved_again(self, tp): return 0., 0.   # of one token, by passes for what is handed on
 
     def projections(self, job: CountedJob):  # list of Operation
         "One product for all that is made of the stream, and vectors beside it."
@@ -58,13 +59,15 @@ def scan(job: CountedJob, mixer):  # Operation
     E, rows = job.units.element, 1. * job.tokens * filled_up(job, mixer)
     chunks = rows / mixer.chunk * (mixer.heads // job.tp)
     sizes = 1 + mixer.key / mixer.value * mixer.transition   # of what is handed on, in states
-    repeated = sizes * mixer.transition * (job.cp > 1)       # a pass for what is handed on
+    again = mixer.transition * (job.cp > 1)   # a pass each way for what is handed on
     sent = Message('allgather', 2 * E * mixer.state(job) * sizes * job.cp * (job.cp > 1), 'cp')
     moved = rows * mixer.moved(job.tp)
     kernels = Work(fused=True, messages=(sent,),
                    memory_speed=job.assumptions.scan_speed)
-    forward = kernels._replace(products=mixer.forward(chunks, repeated), operands=moved)
-    backward = kernels._replace(products=mixer.backward(chunks), operands=3 * moved)
+    ahead, back = (rows * again * x for x in mixer.moved_again(job.tp))
+    forward = kernels._replace(products=mixer.forward(chunks, again), operands=moved + ahead)
+    backward = kernels._replace(products=mixer.backward(chunks, again),
+                                operands=3 * moved + back)
     inputs, inside = (E * job.tokens * x for x in mixer.scan_keeps(job.tp))
     return Operation('scan', forward, backward, activations=inputs + inside,
                      recomputed_with=('core_attn',), frees=(('core_attn', inside),))
@@ -122,20 +125,28 @@ class DeltaRule(Recurrent):
         each = 7 * self.key + 6 * self.value + 2 * self.chunk + states
         return self.heads // tp * each
 
-    def forward(self, chunks, repeated):  # tuple of Product
+    def moved_again(self, tp):
+        "Keys twice, values; backward queries, keys twice, gradients of results and of values."
+        heads = self.heads // tp
+        return heads * (2 * self.key + self.value), heads * (3 * self.key + 2 * self.value)
+
+    def again_in_states(self): return 1 + self.key / self.value   # state and transition, in states
+
+    def forward(self, chunks, again):  # tuple of Product
         "Keys with keys, an inverse, what is written, the state, what is read."
         C, k, v = self.chunk, self.key, self.value
         compared = Product(C, C, k, chunks * self.compared)
         inverse = Product(16, 16, 16, chunks * C**3 / 4 / 16**3)
         written = Product(C, k + v, C, chunks)
-        state = Product(C, v, k, chunks * (3 + 2 * repeated))
+        state = Product(C, v, k, chunks * (3 + 2 * self.again_in_states() * again))
         queried, read = Product(C, C, k, chunks * self.queried), Product(C, v, C, chunks)
         return compared, inverse, written, state, queried, read
 
-    def backward(self, chunks):  # tuple of Product
+    def backward(self, chunks, again=0.):  # tuple of Product
         "What is written and the state are computed again; then gradients of all."
         C, k, v = self.chunk, self.key, self.value
-        return (Product(C, v, k, 8 * chunks), Product(C, C, k, self.gradients / 2 * chunks),
+        states = 8 + (1 + 2 * self.again_in_states()) * again   # results add to a gradient, too
+        return (Product(C, v, k, states * chunks), Product(C, C, k, self.gradients / 2 * chunks),
                 Product(C, v, C, 5 * chunks), Product(C, C, C, 2 * chunks))
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,8 +229,8 @@ class Mamba2(Recurrent):
         return (Product(C, self.value, self.key, states * chunks),
                 Product(C, C, self.key, scores * chunks * self.key_groups / self.heads),
                 Product(C, self.value, C, causal * below * chunks))
-    def forward(self, chunks, repeated): return self.parts(chunks, 2, 1, 1)
-    def backward(self, chunks): return self.parts(chunks, 5, 3, 3)
+    def forward(self, chunks, again): return self.parts(chunks, 2, 1, 1)
+    def backward(self, chunks, again=0.): return self.parts(chunks, 5, 3, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class Lightning(Recurrent):
@@ -237,10 +248,10 @@ class Lightning(Recurrent):
     def scan_keeps(self, tp): return self.channels(tp), 0.
     def moved(self, tp): return self.heads // tp * (2 * self.key + 2 * self.value)
 
-    def forward(self, chunks, repeated):
+    def forward(self, chunks, again):
         C, k, v = self.chunk, self.key, self.value
         return Product(C, C, k, chunks), Product(C, v, C, chunks), Product(C, v, k, 2 * chunks)
-    def backward(self, chunks): return self.forward(2 * chunks, 0)   # two gradients of each
+    def backward(self, chunks, again=0.): return self.forward(2 * chunks, 0)   # two gradients each
 
 # %% ../nbs/26_linear_attention.ipynb #26a00034
 @dataclass(frozen=True, kw_only=True)
