@@ -173,9 +173,12 @@ def test_flop_of_blocks():
     assert close(means.nbytes, 2e-9 * b * l * 4 * 12 * (1 + 1 / 16)) and means.launches == 1
     both, scores = (operations(WAYS)[f'block-{name}'].forward for name in ('means', 'scores'))
     assert close(both.nbytes, 2 * means.nbytes)   # of values, too
-    noted = 2 * b * l * a * 4                     # 4 bytes for each chosen block of each head
+    noted = 2 * b * l * 4 * 4   # 4 bytes for each block chosen by heads that share keys
     assert close(operations(WAYS)['block-scores'].activations, 2e-9 * noted)
-    assert close(scores.nbytes, 2e-9 * (4 * b * a * l * n / 2 + noted)) and scores.launches == 2
+    assert close(scores.nbytes, 2e-9 * noted) and scores.launches == 1   # and no score is written
+    noted, scores = 2 * b * l * a * 4, operations(BLOCKS)['block-scores']   # or by each head
+    assert close(scores.activations, 2e-9 * noted) and scores.forward.launches == 2
+    assert close(scores.forward.nbytes, 2e-9 * (4 * b * a * l * n / 2 + noted))
 
 
 def test_speeds_are_of_kernels_that_gather():

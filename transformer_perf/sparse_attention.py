@@ -188,15 +188,18 @@ def block_core(job: CountedJob, mixer: BlockSparse):  # list of Operation
     return found + ([ways_summed(job, mixer)] if more else [])
 
 def block_scores(job: CountedJob, mixer: BlockSparse):  # list of Operation
-    "A mean of the keys of each block, and a score of each for every query; no gradient."
+    """A mean of the keys of each block, and a score of each for every query; no gradient.
+
+    In NSA heads that share keys share a choice, too: one kernel sums their scores, writes none."""
     E, b, blocks = job.units.element, job.micro_batch, job.seq_len / mixer.block
     own = b * job.rows * mixer.own_kv(job) * (mixer.width + mixer.value * mixer.reads_means)
     pooled = Work(nbytes=E * own * (1 + 1 / mixer.block), launches=1)
     heads, seen = mixer.own_heads(job), latest(job, mixer, None)
     product = Product(job.rows, blocks, mixer.width, b * heads, times=seen)
+    apart, choosing = (0, mixer.own_kv(job)) if mixer.reads_means else (1, heads)
     ranked = 4 * E * b * heads * job.rows * blocks * seen   # scores in 32 bits, written and read
-    noted = 2 * b * job.rows * heads * np.minimum(mixer.chosen, blocks)
-    scores = Work((product,), nbytes=ranked + E * noted, launches=2)
+    noted = 2 * b * job.rows * choosing * np.minimum(mixer.chosen, blocks)
+    scores = Work((product,), nbytes=apart * ranked + E * noted, launches=1 + apart)
     means = E * own / mixer.block * mixer.reads_means
     return [Operation('block-means', pooled, pooled, activations=means),
             Operation('block-scores', scores, Work(), activations=E * noted)]
