@@ -249,7 +249,7 @@ def weighed_bias(rows, width):  # Row
     return elementwise(rows * width, (0, 0), (there, back))
 
 
-def expert_layer(shared=0, ep=4, etp=2, gathered=False, crowd=1., biased=0):
+def expert_layer(shared=0, ep=4, etp=2, gathered=False, crowd=1., biased=0, places=1.):
     "ep GPUs share eight experts, etp of them the features of each; tp 2, cp 2, dp 2."
     T, own = b * l / 2, b * l / 4
     core = fused(h / 2, h / 2, l / 2, T=T)
@@ -265,7 +265,7 @@ def expert_layer(shared=0, ep=4, etp=2, gathered=False, crowd=1., biased=0):
             there.append(('allgather', spread, 'etp'))
             back.append(('reducescatter', spread, 'etp'))
     here_all = rows * here                      # what the products of all experts here read
-    apart = together = own + copies + 2 * here_all
+    apart = together = own + places * copies + 2 * here_all   # to places, empty ones, too
     if gathered:                                # tokens with an expert here, to it; all come back
         met = own * ep * etp * (1 - math.comb(n - n // ep, k) / math.comb(n, k))
         apart, together = met + here_all, own * ep * etp + here_all
@@ -428,7 +428,7 @@ CASES = {   # -> model, layout, assumptions, every row by hand
     'experts, uneven': (EXPERTS, FOLDED, dataclasses.replace(TRAINED, expert_imbalance=1.5),
                         lambda: expert_layer(crowd=1.5)),
     'experts, padded': (EXPERTS, FOLDED, dataclasses.replace(TRAINED, capacity_factor=1.25),
-                        lambda: expert_layer(crowd=1.25)),
+                        lambda: expert_layer(crowd=1.25, places=1.25)),
     'experts with biases': (
         dataclasses.replace(EXPERTS, biases='mlp', activation='clamped_silu'),
         FOLDED, TRAINED, lambda: expert_layer(biased=1))}

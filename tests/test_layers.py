@@ -249,6 +249,25 @@ def test_uneven_routing_costs_what_the_busiest_computes():
     assert math.isclose(sent[1], 1.5 * sent[0])
 
 
+@pytest.mark.parametrize('layout', [dict(dp=8), dict(dp=8, tp=2, etp=2)])
+def test_no_gpu_is_busier_where_each_has_all_experts(layout):
+    "Whatever a router prefers, a GPU computes the copies of its own tokens; places are padded."
+    even, skewed, padded = (
+        estimate('mixtral_8x7B', Parallel(**layout), H100, 64, dataclasses.replace(CALIBRATED, **a))
+        for a in ({}, dict(expert_imbalance=1.5), dict(capacity_factor=1.25)))
+    assert skewed.stats == even.stats
+    assert padded.stats['memory_GB'] > even.stats['memory_GB']
+
+
+def test_empty_places_are_sorted_and_sent_like_others():
+    "Of 1.25 places for each of two copies: a token read, places written; read and written there."
+    padded = dataclasses.replace(CALIBRATED, capacity_factor=1.25)
+    for ep, vectors in ((1, 1 + 2 * 1.25), (4, 1 + 3 * 2 * 1.25)):
+        j = job('mixtral_8x7B', padded, dp=8, ep=ep)
+        own = next(op for op in j.operations if op.name == 'dispatch')
+        assert math.isclose(own.forward.nbytes, 2e-9 * j.tokens * 4096 * vectors)
+
+
 @pytest.mark.parametrize('stage', [1, 3])
 def test_weights_in_8_bits_are_gathered_so(stage):
     "Half of the all-gather's bytes; gradients stay as they are."

@@ -832,9 +832,12 @@ def expert_messages(job: CountedJob, experts, back=False, share=1.):  # tuple of
     return sent_if(way != 'allgather', direct, spread) + sent_if(way == 'allgather', every)
 
 def crowding(job: CountedJob):
-    "What the busiest GPU receives over the mean; or all places there are."
+    """What the busiest GPU receives over the mean; or all places there are.
+
+    A GPU that has all experts, or a slice of each, computes the copies of its own tokens."""
     a = job.assumptions
-    return a.expert_imbalance if a.capacity_factor is None else a.capacity_factor
+    if a.capacity_factor is not None: return a.capacity_factor
+    return where(np.greater(job.ep, 1), a.expert_imbalance, 1.)
 
 def expert_rows(job: CountedJob, experts):
     "Copies of tokens that the experts of the busiest GPU compute."
@@ -842,7 +845,8 @@ def expert_rows(job: CountedJob, experts):
 
 def vectors_sorted(job: CountedJob, experts, back=False):
     "How many vectors a GPU reads and writes to sort copies by expert, or results back to tokens."
-    alone, rows = job.own * (1 + experts.per_token), expert_rows(job, experts)
+    places = job.assumptions.capacity_factor or 1.   # sent for each copy, empty ones, too
+    alone, rows = job.own * (1 + places * experts.per_token), expert_rows(job, experts)
     again = np.greater(experts.number, job.ep)   # else all that arrives is for the one expert here
     several, gathered = alone + 2 * rows * again, np.equal(job.dispatcher, 'allgather')
     if np.any(gathered):   # all tokens are here, and are sorted once
