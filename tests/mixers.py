@@ -18,11 +18,12 @@ def model_with(mixer, depth=2):
     return Model(l, e, 8, depth, layers=((block, depth),))
 
 
-def operations(mixer, **layout):  # dict of Operation
+def operations(mixer, assumptions=TRAINED, **layout):  # dict of Operation
     "What one GPU does in a layer."
     alone = dict(nvlink_tp=1, nvlink_cp=1, nvlink_pp=1, nvlink_dp=1)
     p = Parallel(micro_batch=b, **alone | layout)
-    job = job_of(vars(settled(p, SYSTEM, TRAINED)), model_with(mixer), SYSTEM, 24, TRAINED)
+    a = assumptions
+    job = job_of(vars(settled(p, SYSTEM, a)), model_with(mixer), SYSTEM, 24, a)
     return {op.name: op for op in job.operations}
 
 

@@ -154,6 +154,22 @@ def test_keys_of_blocks(block, chosen):
     assert both_ways == min(block * chosen, l)
 
 
+@pytest.mark.parametrize('zigzag', [True, False])
+@pytest.mark.parametrize('cp, context, parts', [(1, 'ring', 1), (4, 'ring', 4), (4, 'ulysses', 1)])
+def test_keys_of_the_busiest_gpu(zigzag, cp, context, parts):
+    "Of blocks and of the latest keys, row by row; where heads are exchanged all see the same."
+    assumed = replace(TRAINED, zigzag=zigzag)
+    mixer = replace(WAYS, block=4, chosen=20)
+    own = operations(mixer, assumed, cp=cp, strategy='2d-seqp', context=context)
+    of_blocks = [min(i // 4, 19) * 4 + i % 4 + .5 for i in range(l)]
+    latest = [min(i + .5, 24) for i in range(l)]
+    for name, seen in (('fusedla', of_blocks), ('recent', latest)):
+        pieces = np.split(np.array(seen), parts * (1 + zigzag))
+        gpus = [np.mean([pieces[i], pieces[-1 - i] if zigzag else pieces[i]])
+                for i in range(parts)]
+        assert close(flop(own[name].forward), b * l / cp * max(gpus) * 4 * a * 12)
+
+
 def test_flop_of_blocks():
     q, n, chosen = a * 12, l / 16, keys_counted(16, 4)
     for tp in (1, 2):

@@ -394,6 +394,20 @@ def test_what_the_last_gpu_sees_pair_by_pair(window):
         assert math.isclose(core.forward.attention.seen, see.mean() / (l * scale), rel_tol=1e-3)
 
 
+@pytest.mark.parametrize('window', [None, 128, 1000, 2048, 3000, 3900])
+@pytest.mark.parametrize('cp, context', [(1, 'ring'), (2, 'ring'), (8, 'allgather'),
+                                         (8, 'ulysses')])
+def test_what_the_busiest_gpu_sees_in_zigzag(window, cp, context):
+    "Each GPU has a piece as far from the front as another from the back; counted row by row."
+    l, cut = 4096, 1 if context == 'ulysses' else cp
+    model = dataclasses.replace(NAMED['llama3.1_8B'], seq_len=l, window=window)
+    core = next(op for op in job(model, CALIBRATED, cp=cp, strategy='2d-seqp',
+                                 context=context).operations if op.name == 'fusedla')
+    pieces = np.split(np.minimum(np.arange(l) + .5, window or l), 2 * cut)
+    busiest = max(np.mean([pieces[i], pieces[-1 - i]]) for i in range(cut))
+    assert math.isclose(core.forward.attention.seen, busiest / l)
+
+
 def test_windows():
     "gpt-oss: every second layer sees 128 tokens; on average 1 - w / 2 l of them."
     narrow, wide = job('gpt_oss_120B').kinds

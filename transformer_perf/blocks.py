@@ -552,6 +552,15 @@ def passes_keys(job: CountedJob, mixer, op: Operation, width, merges=True):  # O
                        backward=passed(op.backward, heads + 2 * kv, *backward))
 
 # %% ../nbs/82b_blocks.ipynb #7385b8f7
+def busiest_part(job: CountedJob, length, rows):  # (share, share)
+    """Between which shares of a piece of text lie the rows that see most keys of all GPUs'.
+
+    In order these are the last. In zig-zag each GPU has two parts as far from either end, and
+    those in the middle see most where a window ends."""
+    if not job.assumptions.zigzag: return 1 - np.minimum(rows / length, 1.), 1.
+    own = rows / (job.seq_len if job.documents is None else plain(job.seq_len))
+    return (1 - own) / 2, (1 + own) / 2
+
 def seen_share(job: CountedJob, mixer, rows=None):
     """The share of the scores that masks leave to compute, on the busiest GPU.
 
@@ -562,8 +571,11 @@ def seen_share(job: CountedJob, mixer, rows=None):
     halved = np.asarray(mixer.causal) * (a.causal_mask * 1.)
     def share(length, window):   # of the pairs of one piece
         wide = 1. if window is None else np.minimum(window, length) / length
-        last = 1. if a.zigzag else np.minimum(rows / length, 1.)   # of the piece, on the last GPU
-        return wide - .5 * halved * np.maximum(wide - (1 - last), 0)**2 / last
+        if a.zigzag and window is None: return wide - .5 * halved
+        first, last = busiest_part(job, length, rows)
+        corner = np.maximum(wide - first, 0)**2   # of scores that a causal mask hides
+        if a.zigzag: corner = corner - np.maximum(wide - last, 0)**2
+        return wide - .5 * halved * corner / (last - first)
     def of_piece(length):
         if not chunk: return share(length, window)
         full, rest = length // chunk, length % chunk   # whole chunks, what is left

@@ -14,9 +14,11 @@ import numpy as np
 
 from .estimates import Matrix, Message, Operation, Product, Work
 from .layers import fused_attention, linear, with_messages
-from .blocks import (
-    Attention, CountedJob, LatentAttention, any_norm, gathers, inner_product, keeps_output,
-    linear_options, of_group, passes_keys, saved_once, saves_input, seen_share)
+from transformer_perf.blocks import (
+    Attention, CountedJob, LatentAttention, any_norm, busiest_part, gathers, heads_swapped,
+    inner_product, keeps_output, linear_options, of_group, passes_keys, saved_once, saves_input,
+    seen_share)
+from .quantities import plain
 
 # %% ../nbs/24a_sparse_attention.ipynb #24c00006
 def to_some_keys(job: CountedJob, name, mixer, width, values, seen, keys=None):  # Operation
@@ -36,7 +38,8 @@ def gathered_keys(job: CountedJob, op: Operation):  # Operation
 
 def latest(job: CountedJob, mixer, keys):
     "The share of all keys that queries see, if each sees so many: the latest, or those chosen."
-    return seen_share(job, SimpleNamespace(causal=mixer.causal, window=keys, chunk=None))
+    return seen_share(job, SimpleNamespace(causal=mixer.causal, window=keys, chunk=None),
+                      job.rows * heads_swapped(job, mixer))
 
 # %% ../nbs/24a_sparse_attention.ipynb #24c00007
 @dataclass(frozen=True, kw_only=True)
@@ -143,13 +146,17 @@ class BlockSparse(Attention):
 
     name, on_grid = 'block-sparse attention', False
 
-    def keys_seen(self, l):
-        "Keys of chosen blocks that a query sees: half of its own, and blocks before it."
+    def keys_seen(self, l, first=0., last=1.):
+        """Keys of chosen blocks that a query sees: half of its own, and blocks before it.
+
+        `first`, `last`: shares of the sequence between which queries are."""
         if not self.causal: return np.minimum(self.chosen * self.block, l)
         n, others = l / self.block, self.chosen - 1
-        of_all = (n - 1) / 2                                  # where each may choose all before it
-        of_some = others - others * (others + 1) / (2 * n)    # the first queries have fewer
-        before = np.where(n > others, of_some, of_all)
+        def up_to(i):   # blocks that those of the first i see before them
+            of_all = i * (i - 1) / 2                          # where each may choose all before it
+            of_some = i * others - others * (others + 1) / 2  # the first queries have fewer
+            return np.where(i > others, of_some, of_all)
+        before = (up_to(last * n) - up_to(first * n)) / ((last - first) * n)
         return self.block * (np.maximum(before, 0) + .5)
 
     def operations(self, job: CountedJob):  # list of Operation
@@ -172,8 +179,10 @@ class BlockSparse(Attention):
 # %% ../nbs/24a_sparse_attention.ipynb #24c00025
 def block_core(job: CountedJob, mixer: BlockSparse):  # list of Operation
     "Means of blocks, their scores, attention to the best blocks; and what else a query reads."
-    keys = mixer.keys_seen(job.seq_len) if job.documents is None else job.documents.of_tokens(
-        mixer.keys_seen)
+    rows = job.rows * heads_swapped(job, mixer)
+    of_piece = lambda length, rows: mixer.keys_seen(length, *busiest_part(job, length, rows))
+    keys = of_piece(job.seq_len, rows) if job.documents is None else job.documents.of_tokens(
+        lambda length: of_piece(length, plain(rows)))
     seen = keys / job.seq_len
     best = gathered_keys(job, to_some_keys(job, 'fusedla', mixer, mixer.width, mixer.value, seen))
     found = [*block_scores(job, mixer), passes_keys(job, mixer, best, mixer.width + mixer.value)]
