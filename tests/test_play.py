@@ -38,6 +38,14 @@ def wide_page():
             '<script src="_static/site.js"></script>')
 
 
+def told_page():
+    "A table whose last column is a sentence of three hundred letters."
+    table = ('<table class="dataframe"><thead><tr><th>name</th><th>what it says</th></tr></thead>'
+             f'<tbody><tr><td>one</td><td>{"several words " * 21}</td></tr></tbody></table>')
+    return (f'<article class="bd-article"><div class="output">{table}</div></article>'
+            '<script src="_static/site.js"></script>')
+
+
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('site')
@@ -50,7 +58,7 @@ def folder(tmp_path_factory):
             '<meta name="viewport" content="width=device-width">'
             '<link rel="stylesheet" href="_static/site.css"><body>')
     for name, text in {**html, 'index': pages.first_screen(play.hero()),
-                       'wide': wide_page()}.items():
+                       'wide': wide_page(), 'told': told_page()}.items():
         (folder / f'{name}.html').write_text(head + text)
     return folder
 
@@ -358,6 +366,16 @@ def test_wide_tables_become_cards_and_wide_text_smaller(shown):
     fits = '(e => e.scrollWidth <= e.clientWidth + 1)(document.querySelector("pre"))'
     assert desk.evaluate(fits) and not phone.evaluate(fits)
     assert phone.evaluate('document.querySelector(".cell_output pre").className') == 'wrapped'
+
+
+def test_a_sentence_in_a_table_is_broken_before_its_rows_are(shown):
+    desk = shown('told', 1000)
+    assert desk.evaluate('document.querySelector("table").className') == 'dataframe tight'
+    assert desk.evaluate('document.documentElement.scrollWidth') <= 1000
+    heights = desk.evaluate('[...document.querySelectorAll("tr")].map(e => e.offsetHeight)')
+    assert heights[1] > 1.5 * heights[0]   # of more than one line
+    assert shown('told', 240).evaluate('document.querySelector("table").className') == (
+        'dataframe cards')
 
 
 def test_the_data_is_a_script_of_plain_numbers():

@@ -2,6 +2,7 @@
 (() => {
   'use strict';
   const PHONE = 600, SMALLEST = 10;   // px
+  const SENTENCE = 30;   // letters: a longer cell may be broken into lines
 
   // what stands above each column, from the top header cell to the lowest
   function columnNames(table) {
@@ -31,6 +32,9 @@
     const wide = () => table.offsetWidth > box.clientWidth + 1 || box.scrollWidth > box.clientWidth + 1;
     table.classList.remove('tight', 'cards');
     if (!box.clientWidth || !table.tHead) return;
+    for (const cell of table.querySelectorAll('tbody td')) {
+      cell.classList.toggle('sentence', cell.textContent.trim().length > SENTENCE);
+    }
     if (wide()) table.classList.add('tight');
     if (!wide()) return;
     if (!table.dataset.labelled) { label(table); table.dataset.labelled = true; }
