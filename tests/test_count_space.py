@@ -164,6 +164,10 @@ def test_what_is_counted_before_it_is_done(monkeypatch):
     assert numbers[execution.MOST_ROWS, 'results'] == 3 * 2 * 5
     rows = 3 * fit.fits[:, fit.some].shape[1]
     assert numbers[10 * execution.MOST_PRICED, 'configurations of systems'] == rows > 100
+    different = lambda table, *names: len({*zip(*(table[name].tolist() for name in names))})
+    layers = different(fit.space.t, 'tp', 'cp', 'micro_batch')
+    placed = layers * different(fit.space.places, 'nvlink_tp', 'nvlink_cp')
+    assert numbers[execution.MOST_TRIED, 'layers at placements'] == placed == 21 * 4
     priced = 3 * np.shape(fit.layers.cost.forward)[-1]
     assert numbers[execution.MOST_PRICED, 'layers at placements'] == priced > 100
     limit(7, 7, 'cells')
