@@ -513,7 +513,8 @@ class FastestCandidates:
 
     def add(self, n, times, pairs):
         "More candidates of the n-th number of GPUs; of equals, those that came first are kept."
-        k, some = self.times.shape[-1], (times < self.limit[:, n, None]).any(axis=0)
+        k = self.times.shape[-1]
+        some = (times < self.limit[:, n, None]).any(axis=0)   # others are no variant's k fastest
         times, pairs = times[:, some], pairs[:, some]
         of_each_variant = np.broadcast_to(pairs[:, None], (2, *times.shape))
         all_times = np.concatenate([self.times[:, n], times], axis=1)

@@ -356,10 +356,10 @@ def out_of_reach(row, known, model: Model):  # str
         widest = known.get(name)
         if widest and row[group] > max(widest):
             found.append(f'{group} {row[group]} (measured: {max(widest)})')
-    held = known.get('experts_held')
-    if held and experts_to_share(model) > row['ep'] * max(held):
+    if held := known.get('experts_held'):
         own = experts_to_share(model) // row['ep']
-        found.append(f'{own:,} experts of a layer on a GPU (measured: {max(held)})')
+        if own > max(held):
+            found.append(f'{own:,} experts of a layer on a GPU (measured: {max(held)})')
     return ', '.join(found)
 
 # %% ../nbs/87a_estimate.ipynb #8559f3bc

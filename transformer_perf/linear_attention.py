@@ -37,6 +37,8 @@ class Recurrent(Half):
     def own_values(self, tp): return self.heads * self.value // tp
     def state(self, job): return job.micro_batch * self.heads * self.key * self.value / job.tp
     def moved_again(self, tp): return 0., 0.   # of one token, by passes for what is handed on
+    def handed_on(self):   # from GPU to GPU of cp, in states: one, and what it is multiplied by
+        return 1 + self.key / self.value * self.transition
 
     def projections(self, job: CountedJob):  # list of Operation
         "One product for all that is made of the stream, and vectors beside it."
@@ -58,9 +60,9 @@ def scan(job: CountedJob, mixer):  # Operation
     "All chunks of all heads: what is inside them, and the state from each to the next."
     E, rows = job.units.element, 1. * job.tokens * filled_up(job, mixer)
     chunks = rows / mixer.chunk * (mixer.heads // job.tp)
-    sizes = 1 + mixer.key / mixer.value * mixer.transition   # of what is handed on, in states
     again = mixer.transition * (job.cp > 1)   # a pass each way for what is handed on
-    sent = Message('allgather', 2 * E * mixer.state(job) * sizes * job.cp * (job.cp > 1), 'cp')
+    handed = 2 * E * mixer.state(job) * mixer.handed_on()   # in 32 bits
+    sent = Message('allgather', handed * job.cp * (job.cp > 1), 'cp')
     moved = rows * mixer.moved(job.tp)
     kernels = Work(fused=True, messages=(sent,),
                    memory_speed=job.assumptions.scan_speed)
@@ -130,24 +132,24 @@ class DeltaRule(Recurrent):
         heads = self.heads // tp
         return heads * (2 * self.key + self.value), heads * (3 * self.key + 2 * self.value)
 
-    def again_in_states(self): return 1 + self.key / self.value   # state and transition, in states
-
     def forward(self, chunks, again):  # tuple of Product
         "Keys with keys, an inverse, what is written, the state, what is read."
         C, k, v = self.chunk, self.key, self.value
         compared = Product(C, C, k, chunks * self.compared)
         inverse = Product(16, 16, 16, chunks * C**3 / 4 / 16**3)
         written = Product(C, k + v, C, chunks)
-        state = Product(C, v, k, chunks * (3 + 2 * self.again_in_states() * again))
+        state = Product(C, v, k, chunks * (3 + 2 * self.handed_on() * again))
         queried, read = Product(C, C, k, chunks * self.queried), Product(C, v, C, chunks)
         return compared, inverse, written, state, queried, read
 
-    def backward(self, chunks, again=0.):  # tuple of Product
+    def backward(self, chunks, again):  # tuple of Product
         "What is written and the state are computed again; then gradients of all."
         C, k, v = self.chunk, self.key, self.value
-        states = 8 + (1 + 2 * self.again_in_states()) * again   # results add to a gradient, too
-        return (Product(C, v, k, states * chunks), Product(C, C, k, self.gradients / 2 * chunks),
-                Product(C, v, C, 5 * chunks), Product(C, C, C, 2 * chunks))
+        passed = (1 + 2 * self.handed_on()) * again   # results add to a gradient, too
+        states = Product(C, v, k, chunks * (8 + passed))
+        compared = Product(C, C, k, chunks * self.gradients / 2)
+        read, inverse = Product(C, v, C, 5 * chunks), Product(C, C, C, 2 * chunks)
+        return states, compared, read, inverse
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaNet(DeltaRule):
@@ -230,7 +232,7 @@ class Mamba2(Recurrent):
                 Product(C, C, self.key, scores * chunks * self.key_groups / self.heads),
                 Product(C, self.value, C, causal * below * chunks))
     def forward(self, chunks, again): return self.parts(chunks, 2, 1, 1)
-    def backward(self, chunks, again=0.): return self.parts(chunks, 5, 3, 3)
+    def backward(self, chunks, again): return self.parts(chunks, 5, 3, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class Lightning(Recurrent):
@@ -251,7 +253,7 @@ class Lightning(Recurrent):
     def forward(self, chunks, again):
         C, k, v = self.chunk, self.key, self.value
         return Product(C, C, k, chunks), Product(C, v, C, chunks), Product(C, v, k, 2 * chunks)
-    def backward(self, chunks, again=0.): return self.forward(2 * chunks, 0)   # two gradients each
+    def backward(self, chunks, again): return self.forward(2 * chunks, 0)   # two gradients of each
 
 # %% ../nbs/26_linear_attention.ipynb #26a00034
 @dataclass(frozen=True, kw_only=True)

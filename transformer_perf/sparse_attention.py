@@ -205,10 +205,11 @@ def block_scores(job: CountedJob, mixer: BlockSparse):  # list of Operation
     pooled = Work(nbytes=E * own * (1 + 1 / mixer.block), launches=1)
     heads, seen = mixer.own_heads(job), latest(job, mixer, None)
     product = Product(job.rows, blocks, mixer.width, b * heads, times=seen)
-    apart, choosing = (0, mixer.own_kv(job)) if mixer.reads_means else (1, heads)
-    ranked = 4 * E * b * heads * job.rows * blocks * seen   # scores in 32 bits, written and read
-    noted = 2 * b * job.rows * choosing * np.minimum(mixer.chosen, blocks)
-    scores = Work((product,), nbytes=apart * ranked + E * noted, launches=1 + apart)
+    shared = mixer.reads_means
+    choices = b * job.rows * (mixer.own_kv(job) if shared else heads)
+    noted = 2 * choices * np.minimum(mixer.chosen, blocks)
+    ranked = 0. if shared else 4 * E * b * heads * job.rows * blocks * seen   # 32 bits, both ways
+    scores = Work((product,), nbytes=ranked + E * noted, launches=1 if shared else 2)
     means = E * own / mixer.block * mixer.reads_means
     return [Operation('block-means', pooled, pooled, activations=means),
             Operation('block-scores', scores, Work(), activations=E * noted)]
