@@ -153,8 +153,11 @@ class Way(NamedTuple):
 
     def row(self, inputs, biased=0):  # Row
         full, low = 2 * self.T * e, 2 * self.T * e / (1 + self.low)
-        op = self.in_bits(product(self.T, inputs, e, 2 * self.T * inputs, adds=1, biased=biased),
+        op = self.in_bits(product(self.T, inputs, e, 2 * self.T * inputs, adds=1),
                           self.T * inputs, self.T * e)
+        rows = self.T if self.whole else self.own   # a bias is added after the messages
+        op = op._replace(back=op.back + Pass(moved=2 * rows * e * biased),
+                         weights=op.weights + 2 * e * biased)
         if self.whole: return op.sends([('allreduce', full)])
         return op.sends([('reducescatter', full)], [('allgather', low)])
 

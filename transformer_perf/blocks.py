@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['BIASED', 'NORMS', 'LAYOUT_FIELDS', 'STRATEGIES', 'Half', 'largest', 'checked_operations', 'check_groups',
-           'check_operation', 'Nothing', 'Block', 'Layouts', 'CountedJob', 'column_product', 'row_product', 'of_group',
-           'inner_product', 'linear_options', 'casts_weights', 'stream_in_32_bits', 'stream_element', 'any_norm',
-           'stream_norm', 'gathers', 'norm', 'Strategy', 'one_dimensional_bias', 'context_bias', 'own_rows',
-           'own_features', 'residual', 'activated', 'after_mixer', 'after_mlp', 'MLP', 'in_part', 'Attention',
-           'LatentAttention', 'expert_groups', 'expert_copies', 'chance_of_none', 'places_met', 'domains_met',
-           'grouped', 'shared_experts', 'Experts', 'attention_core_summa', 'trained', 'frozen', 'with_adapter',
-           'gpt_block', 'own_vocabulary', 'embedding', 'numbers_of_logits', 'output_layer', 'mtp_operations',
-           'end_norm', 'transform', 'end_operations', 'ends_in_16_bits', 'one_kind', 'pattern_of', 'layers_of_kinds']
+           'check_operation', 'Nothing', 'Block', 'Layouts', 'CountedJob', 'column_product', 'row_product',
+           'bias_after_messages', 'of_group', 'inner_product', 'linear_options', 'casts_weights', 'stream_in_32_bits',
+           'stream_element', 'any_norm', 'stream_norm', 'gathers', 'norm', 'Strategy', 'one_dimensional_bias',
+           'context_bias', 'own_rows', 'own_features', 'residual', 'activated', 'after_mixer', 'after_mlp', 'MLP',
+           'in_part', 'Attention', 'LatentAttention', 'expert_groups', 'expert_copies', 'chance_of_none', 'places_met',
+           'domains_met', 'grouped', 'shared_experts', 'Experts', 'attention_core_summa', 'trained', 'frozen',
+           'with_adapter', 'gpt_block', 'own_vocabulary', 'embedding', 'numbers_of_logits', 'output_layer',
+           'mtp_operations', 'end_norm', 'transform', 'end_operations', 'ends_in_16_bits', 'one_kind', 'pattern_of',
+           'layers_of_kinds']
 
 # %% ../nbs/82b_blocks.ipynb #3b000005
 import dataclasses
@@ -311,11 +312,19 @@ def row_product(job: CountedJob, name, inputs):  # Operation
     "Product with a weight whose rows are shared out; `inputs` of them are here."
     sharded = job.sequence_sharded
     op = inner_product(job, name, job.tokens, inputs, job.embed_dim, 'inputs')
+    op = bias_after_messages(job, op)
     forward = (sent_if(sharded, tp_message(job, 'reducescatter'))
                + sent_if(np.logical_not(sharded), tp_message(job, 'allreduce')))
     gather = tp_message(job, 'allgather', quantized=True)
     backward = sent_if(sharded & job.assumptions.gather_backward, gather)
     return with_messages(op, forward, backward)
+
+def bias_after_messages(job: CountedJob, op: Operation):  # Operation
+    "The gradient of a bias that is added to a GPU's own rows alone: it reads no others."
+    biased = linear_options(job, op.name)['biased']
+    if not any_of(biased): return op
+    others = job.units.element * biased * (job.tokens - job.own) * job.embed_dim
+    return op._replace(backward=op.backward._replace(nbytes=op.backward.nbytes - others))
 
 def of_group(x: Matrix, group='tp'):  # Matrix
     "A matrix of which each GPU of a group has a part."
