@@ -419,3 +419,10 @@ def test_what_a_configuration_says_has_words():
     assert {'tp', 'virtual_stages', 'zero_stage', 'dp_replicate'} <= set(said)
     silent = [name for name, leaf in said.items() if not leaf.words]
     assert silent in ([], ['zero_stage'])   # its sentence stands above it
+
+
+@pytest.mark.parametrize('name', ['llama3.1_8B', 'gpt_oss_120B'])
+def test_weights_that_stay_in_a_pipeline(name):
+    "Of unlike stages in FSDP's pipelines: as many as the activations of a pass leave room for."
+    layout = Parallel(tp=4, pp=3, dp=4, micro_batch=4, zero_stage=3)
+    check(estimate(name, layout, 'H100-80GB', 192, software='torchtitan'))
