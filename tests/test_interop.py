@@ -2563,3 +2563,7 @@ def test_packing_is_left_to_who_loads_the_data():
     one = estimate(packed, Parallel(dp=8, zero_stage=3), 'H100-80GB', 64)
     for name in ('deepspeed', 'accelerate', 'torchtitan'):
         assert 'documents, of which samples are packed' in export(one, name)
+    one = estimate(packed, Parallel(dp=8, zero_stage=1), 'H100-80GB', 64)
+    text = export(one, 'megatron')
+    assert 'documents, of which samples are packed' in text
+    assert as_job(text).model.flops_per_token() > packed.flops_per_token()

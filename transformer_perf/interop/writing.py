@@ -81,7 +81,8 @@ def no_difference(p: Parallel, model):  # set of fields; model: a Model or None
 def meaning(m):  # Model or None
     "A model without its name, and with what follows from other fields said."
     if m is None: return None
-    same = dict(name='custom', train_samples=None, biases=m.bias_kind, norm=m.norm_kind)
+    same = dict(name='custom', train_samples=None, documents=None, biases=m.bias_kind,
+                norm=m.norm_kind)   # of steps and documents a note says
     if m.head_dim and m.head_dim * m.heads == m.embed_dim: same['head_dim'] = None
     if m.kv_heads == m.heads: same['kv_heads'] = None
     return dataclasses.replace(m, **same)
@@ -140,7 +141,7 @@ def set_elsewhere(job: Job, name, keys):  # list of str
     samples = job.model and job.model.train_samples
     if samples and '--train-samples' not in keys:
         found.append(f'train_samples={samples:.6g} (steps)')
-    if job.model and job.model.documents is not None and again.model is None:
+    if job.model and job.model.documents is not None:
         found.append('documents, of which samples are packed (what loads the data)')
     if keys.get('distributed_type') == 'FSDP' and puts_off(job):
         found.append('sync_each_batch=True (the script that trains)')
