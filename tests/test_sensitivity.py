@@ -225,3 +225,10 @@ def test_the_best_of_a_figure_is_that_of_a_search():
 def test_no_part_of_the_time_of_what_does_not_fit():
     with pytest.raises(ValueError, match='nothing fits on 8 H100-80GB GPUs'):
         needed('hbm_bandwidth', 'llama3.1_405B', Parallel(tp=8), 'H100-80GB', 8, again=True)
+
+
+def test_an_efficiency_that_is_complete_is_enough():
+    "For all of the time; for less of it nothing is."
+    system = dataclasses.replace(as_system('H100-80GB'), nvlink_eff=1.)
+    about = 'nvlink_eff', 'llama3.1_8B', Parallel(tp=8), system, 8, 'corrected'
+    assert needed(*about, ratio=1).value == 1 and needed(*about, ratio=.9).value is None

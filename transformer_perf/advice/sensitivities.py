@@ -239,5 +239,6 @@ def needed(
     if np.isinf(start):
         raise ValueError(f'nothing fits on {plural(parallel.n_gpus, one.system.name + " GPU")}: '
                          'there is no time now that a part could be asked of')
-    value = closing_in(times_at, (now, end), ratio * start) if end != now else None
+    some = end != now or ratio == 1   # an efficiency of 1 has no more
+    value = closing_in(times_at, (now, end), ratio * start) if some else None
     return Needed(field, now, value, float(ratio * start), float(limit))
