@@ -17,7 +17,7 @@ from transformer_perf.advice.neighbours import after_step, case_of, held_by_rank
 from transformer_perf.advice import fits, improve, why_not
 from transformer_perf.advice.answers import neighbours, worthwhile
 from transformer_perf.estimates import as_assumptions
-from transformer_perf.interop import as_job
+from transformer_perf.interop import as_job, job_asked
 from transformer_perf.iteration import settled
 from transformer_perf.models import as_model
 from transformer_perf.packing import packing
@@ -546,3 +546,12 @@ def test_copies_to_the_host_are_no_messages_of_copies():
     assert 'host copies takes' in reasons and 'DP comm takes' not in reasons
     apart = why_not('llama3.1_8B', Parallel(tp=2, dp=4), 'H100-80GB', 64)
     assert 'DP comm' in list(apart.table.what)
+
+
+def test_a_job_on_another_system_is_placed_anew():
+    "Its placement was of smaller domains; on its own system it holds."
+    p, about = Parallel(tp=4, dp=4), ('H100-80GB', 64)
+    job = job_asked(estimate('llama3.1_8B', p, *about))
+    assert fits(job).estimate.parallel.nvlink_dp == 2
+    found = fits(job, system='GB200-NVL72').estimate
+    assert found.stats == estimate('llama3.1_8B', p, 'GB200-NVL72', 64).stats

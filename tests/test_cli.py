@@ -128,6 +128,73 @@ def test_documents_are_described_once(tmp_path):
         assert ' '.join(words.split()).count('3 documents of 100 to 2,000 tokens') == 1
 
 
+def explained(*args): return json.loads(good('explain', *args, '--format', 'json'))
+
+
+def job_written(folder, *args):
+    "A file of our own JSON that `explain` writes."
+    path = folder / 'job.json'
+    good('explain', *args, '--export', 'json', '-o', path)
+    return path
+
+
+@pytest.mark.parametrize('groups, more', [
+    (('--tp', 8, '--dp', 2), ()), (('--tp', 2, '--dp', 8), ()),
+    (('--tp', 4, '--dp', 4), ('--nvlink-size', 4)),
+    (('--tp', 4, '--dp', 4), ('--system', 'GB200-NVL72'))])
+def test_a_placement_is_of_the_groups_and_the_system_of_a_job(tmp_path, groups, more):
+    "Once tp=8 stayed 4 to a domain; with tp=2 and with smaller domains there was no answer."
+    about = '--model', 'llama3.1_8B', '--global-batch', 64
+    file = job_written(tmp_path, *about, '--tp', 4, '--dp', 4)
+    found = explained('--job', file, *groups[:2], *more)   # as many GPUs
+    assert found['stats'] == explained(*about, *groups, *more)['stats']
+
+
+def test_a_placement_that_is_said_holds(tmp_path):
+    about = '--model', 'llama3.1_8B', '--global-batch', 64, '--tp', 4, '--dp', 4
+    file = job_written(tmp_path, *about, '--nvlink-tp', 2)
+    assert explained('--job', file, '--zero-stage', 0)['parallel']['nvlink_tp'] == 2
+    found = explained('--job', file, '--tp', 8, '--nvlink-tp', 4)['parallel']
+    assert (found['nvlink_tp'], found['nvlink_dp']) == (4, 2)
+
+
+SUMMED_UP = '--reduce-each', 'no'
+
+
+def test_another_stage_reduces_gradients_as_it_does(tmp_path):
+    "Not as the stage of the job did, unless that was said."
+    about, third = ('--model', 'llama3.1_8B', '--dp', 8), ('--zero-stage', 3)
+    each, once = (explained(*about, *third, *more)['stats'] for more in ((), SUMMED_UP))
+    assert once['gradients_GB'] > 4 * each['gradients_GB']
+    file, script = job_written(tmp_path, *about, '--zero-stage', 1), tmp_path / 'train.sh'
+    script.write_text(good('explain', '--job', file, '--export', 'megatron'))
+    assert explained('--job', file, *third)['stats'] == each
+    assert explained('--job', file, *third, *SUMMED_UP)['stats'] == once
+    found = explained('--job', script, '--system', 'H100-80GB', *third)['stats']
+    assert found['gradients_GB'] == each['gradients_GB']
+    file = job_written(tmp_path, *about, *third, *SUMMED_UP)
+    assert explained('--job', file)['stats'] == once
+
+
+def test_another_model_has_the_documents_of_a_job(tmp_path):
+    lengths = tmp_path / 'lengths.txt'
+    lengths.write_text('100 400 2000')
+    packed = '--dp', 8, '--global-batch', 64, '--seq-len', 2048, '--lengths', lengths
+    file = job_written(tmp_path, '--model', 'llama3.1_8B', *packed)
+    found = explained('--job', file, '--model', 'gpt3')
+    assert found['stats'] == explained('--model', 'gpt3', *packed)['stats']
+    assert 'documents of 100 to 2,000 tokens' in ' '.join(found['notes'])
+
+
+def test_of_one_there_are_not_several(tmp_path):
+    lengths = tmp_path / 'lengths.txt'
+    lengths.write_text('1024')
+    asked = '--model', 'llama3.1_8B', '--global-batch', 1, '--seq-len', 1024
+    has(good('explain', *asked, '--lengths', lengths), ', 1 sample of 1024 tokens an iteration',
+        '1 document of 1,024 tokens')
+    has(bad('plan', *asked, '--gpus', 1, '--tokens', 1), 'of an iteration: 1 sample of 1024')
+
+
 def test_what_is_needed_says_what_it_rests_on():
     asked = ('sensitivity', '--model', 'llama3.1_8B', '--dp', 8, '--global-batch', 64,
              '--needed', 'matrix_flops_fp16', '--ratio', .9)

@@ -7,8 +7,8 @@ __all__ = ['TEXT_WIDTH', 'OUTPUT_FORMATS', 'SPARED', 'BROAD', 'COMMANDS', 'SEVER
            'NVLINK', 'BATCH', 'ASSUMPTIONS', 'SOFTWARE', 'PRICED', 'FORMAT', 'OUTPUT', 'WIDE', 'RESULT', 'EXPORTS',
            'JOB_READ', 'JOB', 'WORKERS', 'STRATEGY', 'CHOSEN', 'LAYOUT', 'MOST_POINTS', 'POWERS_OF_TEN', 'records',
            'table_as_text', 'ways_to_draw', 'wrapped', 'drawn_lines', 'paragraph', 'Option', 'Command', 'command',
-           'as_number', 'whole_numbers_given', 'texts_given', 'option_given', 'preset_asked', 'parallel_of', 'axis',
-           'finite_or_whole', 'axes', 'amount', 'job_of_options']
+           'as_number', 'whole_numbers_given', 'texts_given', 'option_given', 'preset_asked', 'parallel_of',
+           'left_open', 'axis', 'finite_or_whole', 'axes', 'amount', 'job_of_options']
 
 # %% ../nbs/95_cli.ipynb #86ef7f4e
 import argparse
@@ -305,6 +305,15 @@ def idle_in(job):  # set of fields
     if not job.n_gpus: p = dataclasses.replace(p, dp=max(p.dp, 2))
     return no_difference(p, job.model)
 
+def reduces_as_usual(job):  # bool
+    "Whether a job's gradients are reduced as often as its ZeRO stage and software have it."
+    from transformer_perf.interop.writing import known_of_software
+    from transformer_perf.modules import reduces_each
+    p = job.parallel
+    if p.zero_stage is None: return False
+    sums = bool(known_of_software(job).get('sums_in_pipelines'))
+    return p.reduce_each == reduces_each(None, p.zero_stage, p.pp, sums)
+
 def said_by(job):  # dict: option -> value, as it would be typed
     "What a job says, under the names of options; not what makes no difference in it."
     p, m, n, idle = vars(job.parallel), job.model, job.n_gpus, idle_in(job)
@@ -345,14 +354,19 @@ def check_said(options, a, said):
 # %% ../nbs/95_cli.ipynb #1a0dae94
 def model_asked(a, model=None):  # Model; `a.length`: whose tokens of a sample it has
     "The model of a command, or one of several, with samples as long as was said."
-    from transformer_perf.lengths import as_lengths
     from transformer_perf.models import as_model, with_length
     asked = a.model if model is None else model
     model = as_model(asked)
     a.length = length_taken(a, asked, model)
     if a.seq_len is not None: model = with_length(model, a.seq_len)
-    if getattr(a, 'lengths', None) is None: return model
-    return dataclasses.replace(model, documents=as_lengths(a.lengths))
+    documents = documents_asked(a)
+    return model if documents is None else dataclasses.replace(model, documents=documents)
+
+def documents_asked(a):  # as `as_lengths` takes them, or None
+    "What samples are packed of: as options say it, or else the job, whichever model it trains."
+    if getattr(a, 'lengths', None) is not None: return a.lengths
+    job = getattr(a, 'job', None)
+    return job.model.documents if job and job.model else None
 
 def length_taken(a, asked, model):  # str
     "Whose number of tokens is taken where neither options nor a job say it."
@@ -393,7 +407,8 @@ def title_of(a, model, batch, n_gpus=None, system=None):  # str
     gpus = '' if system is None else (
         f', {plural(n_gpus, system.name + " GPU")}, {system.nvlink_size} to an NVLink domain')
     whose = f' ({a.length})' if a.length else ''
-    return f'{model.name}{gpus}, {batch} samples of {model.seq_len} tokens{whose} an iteration'
+    samples = f'{plural(batch, "sample")} of {plural(model.seq_len, "token")}'
+    return f'{model.name}{gpus}, {samples}{whose} an iteration'
 
 def title_for(one, a):  # str
     "What an estimate is about."
@@ -537,7 +552,22 @@ def parallel_of(a):  # Parallel
         name: values[0] for name, values in chosen.items()}
     said = a.job.parallel if a.job else Parallel()
     strategy = a.strategy or ('2d' if said.strategy == '2d' else None)   # others follow from cp
+    if a.job: own |= left_open(a, own)
     return dataclasses.replace(said, strategy=strategy, **own)
+
+def left_open(a, own):  # dict: field -> None
+    """What of a job does not hold beside other options: its placement, where groups of GPUs, the
+    system or its NVLink domain are others, and how often it reduces gradients, where that followed
+    from its ZeRO stage and its pipeline."""
+    from transformer_perf.systems import as_system
+    from transformer_perf.timeline import GROUPS, PLACES
+    said, found = a.job.parallel, set()
+    changed = {name for name, x in own.items() if x != getattr(said, name)}
+    another = a.job.system is not None and as_system(a.system, a.nvlink_size) != a.job.system
+    if another or changed & {*GROUPS}: found |= {*PLACES} - a.typed
+    if changed & {'zero_stage', 'pp'} and 'reduce_each' not in a.typed and reduces_as_usual(a.job):
+        found.add('reduce_each')
+    return dict.fromkeys(found)
 
 # %% ../nbs/95_cli.ipynb #5e0000b1
 FIGURE_OPTIONS = (   # one number, taken apart
@@ -1476,6 +1506,7 @@ def arguments_of(name, texts):  # Namespace
     model_among_words(name, a, rest)
     for text in rest: refuse(name, text)
     said = job_of_options(a, options)
+    a.typed = {o.name for o in options if getattr(a, o.name) not in (None, [])}
     for o in options:
         given, usual = getattr(a, o.name), usual_of(o, said)
         empty = isinstance(given, list) and (not given or [] in given)

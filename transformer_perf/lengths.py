@@ -50,8 +50,11 @@ class Lengths:
         return as_lengths(found)
 
     def __repr__(self):
-        return (f'{sum(self.documents):,} documents of {self.tokens[0]:,} to {self.longest:,} '
-                f'tokens ({self.mean:,.0f} on average)')
+        number, shortest = sum(self.documents), self.tokens[0]
+        words = f'{number:,} document' if number == 1 else f'{number:,} documents'
+        if shortest == self.longest: return f'{words} of {shortest:,} tokens'
+        return (f'{words} of {shortest:,} to {self.longest:,} tokens '
+                f'({self.mean:,.0f} on average)')
 
 # %% ../nbs/29_packing.ipynb #290000f5
 def as_lengths(given):  # Lengths

@@ -320,9 +320,9 @@ def improvements_in_words(found: Improvements):  # str
     if not one.fits: words.append(too_large(one))
     right = [c for c in found.changes if c.estimate.fits]
     goal = 'is faster and fits' if one.fits else 'fits'
-    if right: words.append(f'Of {found.tried} changes of one knob the best: '
-                           f'{changes_in_words(one, right)}.')
-    else: words.append(f'None of {found.tried} changes of one knob{offered(one)} {goal}.')
+    tried = plural(found.tried, 'change')
+    if right: words.append(f'Of {tried} of one knob the best: {changes_in_words(one, right)}.')
+    else: words.append(f'None of {tried} of one knob{offered(one)} {goal}.')
     if found.pair: words.append(f'The best of two: {changes_in_words(one, [found.pair])}.')
     return ' '.join(words)
 

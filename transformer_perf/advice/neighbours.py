@@ -69,6 +69,8 @@ def case_of(model, parallel, system, global_batch, assumptions, software=None): 
         model, parallel = job.model, job.parallel
         if global_batch is None: global_batch = job.global_batch
         if system is None: system = job.system
+        elif job.system is not None and as_system(system) != job.system:   # it was placed on
+            parallel = dataclasses.replace(parallel, **dict.fromkeys(PLACES))
         assumptions, software = job.assumptions(assumptions, software), None
         if model is None: raise ValueError('the job does not say its model: give the model, and '
                                            'the configuration of the job as `parallel`')

@@ -25,7 +25,7 @@ from ..choices import adapted
 from ..estimates import CHOICES, FITS_BY, Assumptions, state_bytes, takes_matrices
 from ..timeline import GROUPS, statistics
 from ..iteration import (
-    SHOWN, Parallel, estimate, evidence_of_rows, says_nothing, short, tuned_and_plain)
+    SHOWN, Parallel, estimate, evidence_of_rows, plural, says_nothing, short, tuned_and_plain)
 from ..execution import (
     KIND, PLAYED, Fitting, best_candidates, counts_of, fitting, not_among, played_best, questions,
     result_of, search_subject, tables_of, with_tables)
@@ -439,7 +439,7 @@ def plan(
     batch, budget = batch_of(m, global_batch, batch_tokens), budget_of(m, tokens, hours, usd)
     if budget.tokens is not None and budget.tokens < batch * m.seq_len:
         raise ValueError(f'tokens={budget.tokens:g} must be at least those of an iteration: '
-                         f'{batch} samples of {m.seq_len}')
+                         f'{plural(batch, "sample")} of {m.seq_len}')
     more = prices, of_type(operation, ClusterOperation, 'operation'), finite(margin, 'margin')
     about = [search_subject(m, one, batch, assumptions, fits_by, software)
              for one in systems.values()]
