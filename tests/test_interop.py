@@ -1462,6 +1462,19 @@ def test_what_torchtitan_said_in_2024():
     assert as_job({'training': old}, 4).parallel.dp == 4
 
 
+@pytest.mark.parametrize('training, pp, samples, batch', [
+    ({'seq_len': 4096}, 1, 8, 64), ({}, 1, 8, 64), ({'seq_len': 4096}, 2, 1, 64),
+    ({'max_context_length': 4096}, 1, 4, 32), ({'max_context_length': 3000}, 1, 1, None),
+    ({'seq_len': 4096, 'local_batch_size': 2}, 1, 2, 16)])
+def test_what_a_copy_of_torchtitan_takes_at_once(training, pp, samples, batch):
+    "Unless told 8 samples, or 16,384 tokens since it counts in them: once it was one sample."
+    sizes = {'data_parallel_shard_degree': 8, 'pipeline_parallel_degree': pp}
+    job = as_job({'training': training, 'parallelism': sizes})
+    assert (job.parallel.micro_batch, job.global_batch) == (samples, batch)
+    told = [key for key, why in job.ignored if 'of a copy at once' in why]
+    assert len(told) == (batch is not None and 'local_batch_size' not in training)
+
+
 def test_older_keys_of_deepspeed():
     "What it still takes for `offload_optimizer` and `offload_param`; a rate of learning is none."
     zero = {'stage': 3, 'cpu_offload': True, 'cpu_offload_param': True}

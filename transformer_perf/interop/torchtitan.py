@@ -12,6 +12,7 @@ import re
 from ..inputs import differing, nearest, of_type, quoted, whole
 from ..models import NAMED
 from ..schedules import chunks_in, chunks_of, ends_counted, layout_of
+from ..iteration import plural
 from .tables import (
     LIST, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, cannot_say, check_depth,
     check_sharers, copies_and_gpus, elsewhere, fixed, number, samples_of_steps, spelled, take,
@@ -114,7 +115,7 @@ TORCHTITAN_ROWS = (
         dp_replicate=1, **UNSAID))
 
 # %% ../../nbs/90f_torchtitan.ipynb #12ab002e
-def batch_of_torchtitan(facts):
+def batch_of_torchtitan(facts, ignored):
     "Samples, from tokens or as they are."
     l, pp = value(facts, 'seq_len'), value(facts, 'pp')
     for tokens, samples in (('tokens', 'local'), ('step_tokens', 'global_batch')):
@@ -124,7 +125,21 @@ def batch_of_torchtitan(facts):
             f'{spelled(facts, "seq_len") or "training.max_context_length, which is not given"}')
         add(facts, samples, facts[tokens].key, x // l)
     if value(facts, 'global_batch') == -1: take(facts, 'global_batch')
+    if not facts.keys() & {'local', 'microbatches'}: usual_batch(facts, ignored)
     if 'local' in facts: micro_batch_of_torchtitan(facts, facts['local'].value, pp)
+
+USUAL_TOKENS, USUAL_SAMPLES = 16384, 8   # of a copy at once: since tokens are said, and before
+
+def usual_batch(facts, ignored):
+    "What a copy takes at once where no key says it; samples of another length are left open."
+    key, l = facts.get('seq_len', Said('training.seq_len', 2048))
+    in_tokens = key == 'training.max_context_length'
+    samples, rest = divmod(USUAL_TOKENS, l) if in_tokens else (USUAL_SAMPLES, 0)
+    if rest: return
+    facts['local'] = Said(None, samples)
+    said = 'num_tokens_per_microbatch_per_dp_rank' if in_tokens else 'local_batch_size'
+    why = f'absent: {plural(samples, "sample")} of a copy at once, as torchtitan has it'
+    ignored.append((f'training.{said}', why))
 
 # %% ../../nbs/90f_torchtitan.ipynb #b868c161
 def micro_batch_of_torchtitan(facts, local, pp):
@@ -221,7 +236,7 @@ def tell_flushes(facts, ignored):
 
 def derive_torchtitan(facts, ignored):
     "What fields say together."
-    batch_of_torchtitan(facts)
+    batch_of_torchtitan(facts, ignored)
     model_of_torchtitan(facts, ignored)
     copies_of_torchtitan(facts)
     order_of_torchtitan(facts, ignored)
