@@ -555,3 +555,9 @@ def test_a_job_on_another_system_is_placed_anew():
     assert fits(job).estimate.parallel.nvlink_dp == 2
     found = fits(job, system='GB200-NVL72').estimate
     assert found.stats == estimate('llama3.1_8B', p, 'GB200-NVL72', 64).stats
+
+
+def test_of_one_change_there_are_not_several():
+    found = improve(Model(1024, 1024, 8, 1), Parallel(), 'H100-80GB', 1, 'corrected')
+    for number, words in ((1, ' 1 change of one knob'), (2, ' 2 changes of one knob')):
+        assert words in dataclasses.replace(found, tried=number).summary

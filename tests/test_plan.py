@@ -376,3 +376,11 @@ def test_a_plan_says_what_a_checkpoint_is_taken_to_cost(fields, said):
                  operation=ClusterOperation(**fields))
     assumed, = (note for note in found.notes if note.startswith('Assumed: '))
     assert said in assumed
+
+
+def test_a_plan_without_rows_is_told_in_sentences():
+    "Why, and what it rests on; no table without a row."
+    found = plan('llama3.1_8B', [64], 'H100-80GB', tokens=1e12, hours=1, global_batch=1024)
+    assert not len(found.rows)
+    first, *notes = repr(found).splitlines()
+    assert first.startswith('64 H100-80GB GPUs: ') and 'hours are more than 1' in first and notes

@@ -327,8 +327,8 @@ class Plan:
         return next(row for _, row in self.rows.iterrows() if answer in row.answers.split(', '))
 
     def __repr__(self):
-        table = plan_view(self.answers).to_string(index=False)
-        return '\n'.join([table, *self.reasons, *self.notes])
+        shown = [plan_view(self.answers).to_string(index=False)] if len(self.rows) else []
+        return '\n'.join([*shown, *self.reasons, *self.notes])
     def _repr_html_(self):
         return tables_as_html([plan_view(self.answers)], *self.reasons, *self.notes)
 
