@@ -23,9 +23,9 @@ __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'TIMES'
            'seconds_and_GB', 'statistics', 'stages_asked', 'own_stages', 'stages_at_rest', 'held_by_chunks',
            'of_each_kind', 'figures_of_chunks', 'saved_on_chunks', 'pass_times', 'passes_in', 'play',
            'micro_batch_overhead', 'chunks_alike', 'grouped_by_order', 'exact_times', 'idle_when_played',
-           'without_activations', 'memory_on_ranks', 'fullest_rank', 'exact_memory', 'memory_played', 'exact_figures',
-           'exact_table', 'exact_figures_of_each', 'bubbles_played', 'memories_played', 'job_of_estimate',
-           'priced_estimate']
+           'without_activations', 'memory_that_stays', 'memory_on_ranks', 'fullest_rank', 'exact_memory',
+           'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each', 'bubbles_played',
+           'memories_played', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -1107,6 +1107,13 @@ def without_activations(work: Workload):  # Workload
     "The same without activations that passes keep."
     return work._replace(stored=work.stored._replace(activations=0 * work.stored.activations))
 
+def memory_that_stays(work: Workload, at):  # Memory
+    "What stages hold between their passes; gradients and gathered weights where these stay."
+    p, found = work.layouts, memory_at(without_activations(work), at)
+    if any_of(np.equal(p.pp, 1)): found = found._replace(gradients=memory_at(work, at).gradients)
+    if any_of(stays_gathered(p)): found = found._replace(weights=memory_at(work, at).weights)
+    return found
+
 def memory_on_ranks(work: Workload, number=None):  # (Memory at its peak, Memory that stays)
     """What each rank of one configuration holds, GB, [rank]; or each of so many layouts whose
     passes come in one order, [layout, rank]."""
@@ -1116,10 +1123,8 @@ def memory_on_ranks(work: Workload, number=None):  # (Memory at its peak, Memory
     row, kind = np.divmod(np.arange(several * kinds), kinds)   # each layout with each stage
     every = work if number is None else work.at(row, p.at(row))
     at = PipelineStage(tuple(x[kind] for x in stages.layers), *(x[kind] for x in stages[1:-1]))
-    rest = memory_at(without_activations(every), at)
-    if p.pp == 1: rest = rest._replace(gradients=memory_at(every, at).gradients)
-    if any_of(stays_gathered(p)): rest = rest._replace(weights=memory_at(every, at).weights)
-    stay = Memory(*(np.broadcast_to(x, row.shape).reshape(several, kinds)[:, which] for x in rest))
+    def on_ranks(x): return np.broadcast_to(x, row.shape).reshape(several, kinds)[:, which]
+    stay = Memory(*map(on_ranks, memory_that_stays(every, at)))
     saved = most_held(*(getattr(p, name) for name in ORDER), saved_on_chunks(work))
     full = stay._replace(activations=stay.activations + saved.T)
     if number: return full, stay
