@@ -305,6 +305,19 @@ def test_a_step_by_hand(precision, changes, moved, stage):
     assert close(one.stats['other_s'], pricer.busy(Work(nbytes=nbytes)).total + .02)
 
 
+def test_what_does_not_train_is_cast_wherever_the_rest_is():
+    "ZeRO-3 casts what it gathers in each pass: 2 bytes read and 1 written, of every weight alike."
+    one, *_ = case(dp=8, zero_stage=3, precision='fp8', adapters='frozen:mlp')
+    layouts = priced_estimate(one)[0].layouts
+    kinds = dict(weights=2., routed=3., frozen=5., frozen_routed=7.)   # GB in 16 bits
+    held = modules.Stored(**kinds, activations=0., recomputed=0.)
+    for name, size in kinds.items():
+        rest = held._replace(**{name: 0.})
+        cast = timeline.cast_GB(layouts, held) - timeline.cast_GB(layouts, rest)
+        passes = 2 * 64 / (8 * b)
+        assert close(cast, passes * 3 * size / 2), name
+
+
 def test_the_step_of_the_stage_with_most_weights():
     "A stage of the loss alone sets the pace, and has no layer's weights."
     wide = dataclasses.replace(MODEL, vocab=64 * V)
