@@ -395,7 +395,8 @@ def nccl(kind, GB, n, d, crowded):  # s
 
 @pytest.mark.parametrize('kind', estimates.COLLECTIVES)
 def test_collectives_across_nodes(kind):
-    for n, d, crowded in ((16, 8, False), (64, 8, True), (32, 1, False), (24, 2, False)):
+    for n, d, crowded in ((16, 8, False), (64, 8, True), (32, 1, False), (24, 2, False),
+                          (2, 1, False)):
         for GB in (1e-5, .003, .01, .5, 20.):
             found = measured().collective(kind, GB, Group(n, d, crowded))
             assert close(found, nccl(kind, GB, n, d, crowded)), (n, d, GB)
