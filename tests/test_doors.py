@@ -667,3 +667,44 @@ def test_the_best_is_not_sought_among_layouts():
     assert 'and its own, but not its layout: `improve`' in found.summary
     plain = why_not(model, dataclasses.replace(p, layout=None, virtual_stages=1), *about[2:])
     assert 'and its own: `improve`' in plain.summary
+
+
+TORCHTITAN_FILE = '''
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+seq_len = 8192
+local_batch_size = 8
+global_batch_size = 256
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = {tp}
+context_parallel_degree = {cp}
+pipeline_parallel_degree = {pp}
+'''
+MEGATRON_FILE = '''torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py \\
+  --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 8192 \\
+  --max-position-embeddings 8192 --vocab-size 64000 --micro-batch-size 1 --global-batch-size 256 \\
+  --num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --bf16 \\
+  --sequence-parallel --use-distributed-optimizer --tensor-model-parallel-size {tp} \\
+  --context-parallel-size {cp} --pipeline-model-parallel-size {pp}
+'''
+GROUPS_IN_FILE = dict(tp=2, cp=1, pp=1)
+
+
+@pytest.mark.parametrize('kind, text', [('toml', TORCHTITAN_FILE), ('sh', MEGATRON_FILE)])
+@pytest.mark.parametrize('changes', [{'pp': 4}, {'tp': 4}, {'cp': 2}, {'tp': 1, 'pp': 2}])
+def test_a_group_beside_a_file_is_as_the_file_would_say_it(kind, text, changes, tmp_path, capsys):
+    "What its program derives of its groups follows: stages of ZeRO, layouts, experts' groups."
+    (tmp_path / f'job.{kind}').write_text(text.format(**GROUPS_IN_FILE))
+    (tmp_path / f'other.{kind}').write_text(text.format(**GROUPS_IN_FILE | changes))
+    dp = 64 // np.prod([*(GROUPS_IN_FILE | changes).values()])
+    options = [word for name, n in changes.items() for word in (f'--{name}', str(n))]
+    def answered(name, *options):
+        words = ['explain', '--job', str(tmp_path / f'{name}.{kind}'), '--dp', str(dp)]
+        assert run_command([*words, *options, '--format', 'json']) == 0
+        return json.loads(capsys.readouterr().out)
+    beside, inside = answered('job', *options), answered('other')
+    assert beside['parallel'] == inside['parallel']
+    assert beside['stats'] == inside['stats']

@@ -1449,24 +1449,29 @@ def job_of_options(a, options):  # dict: option -> value, as it would be typed
     if getattr(a, 'job', None) is None: return {}
     from transformer_perf.interop import as_job
     if not a.job: raise ValueError('--job lacks a value')
-    path = Path(a.job)
+    path, groups = Path(a.job), groups_typed(a)
     a.job = as_job(path)
     n = gpus_told(a)
     with contextlib.suppress(ValueError):   # as many GPUs may need a layout of their own
         if n and not a.job.n_gpus: a.job = as_job(path, n)
+    with contextlib.suppress(ValueError):   # other groups, too
+        if groups: a.job = as_job(path, None if a.job.n_gpus else n, **groups)
     said = said_by(a.job)
     if copies := copies_left(a): said['dp'] = str(copies)
     check_said(options, a, said)
     return said
 
 # %% ../nbs/95_cli.ipynb #0b93b97d
+def groups_typed(a):  # dict: of tp, cp, pp those that options say
+    "Groups in place of a job's."
+    typed = {group: getattr(a, group, None) for group in ('tp', 'cp', 'pp')}
+    return {group: whole(as_number(x), f'--{group}') for group, x in typed.items() if x}
+
 def copies_left(a):  # number of copies, or None
     "How many a job's GPUs leave, where options change another group and not how many there are."
-    p, n = a.job.parallel, a.job.n_gpus
-    said = {group: getattr(a, group, None) for group in ('tp', 'cp', 'pp')}
-    if not n or getattr(a, 'dp', None) or not any(said.values()): return None
-    each = math.prod(whole(as_number(x), f'--{group}') if x else getattr(p, group)
-                     for group, x in said.items())
+    p, n, typed = a.job.parallel, a.job.n_gpus, groups_typed(a)
+    if not n or getattr(a, 'dp', None) or not typed: return None
+    each = math.prod(typed.get(group, getattr(p, group)) for group in ('tp', 'cp', 'pp'))
     if n % each: raise ValueError(f'{n} GPUs of the job must be divisible by the {each} of tp, cp '
                                   'and pp: give --dp')
     return n // each

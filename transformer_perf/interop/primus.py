@@ -75,7 +75,7 @@ def trainer_of(given):  # dict, or None
 FRAMEWORKS = {   # which job of Primus names -> its format, and how its keys are spelled
     'megatron': (MEGATRON, flags_of_keys), 'torchtitan': (TORCHTITAN, flat)}
 
-def primus_job(given, n_gpus, path=None, text=''):  # Job
+def primus_job(given, told, path=None, text=''):  # Job; told: as `job_of_keys`
     "A job of Primus, with the files that it names."
     taken = {}
     module = with_defaults(trainer_of(given), taken)
@@ -93,7 +93,7 @@ def primus_job(given, n_gpus, path=None, text=''):  # Job
         keys = merged(keys, extended(place, taken, left))
     own = of_type(module.get('overrides') or {}, dict, 'overrides')
     format, spelled = FRAMEWORKS[framework]
-    job = job_of_keys(spelled(merged(keys, own)), format, n_gpus)
+    job = job_of_keys(spelled(merged(keys, own)), format, told)
     taken |= {flag: x for name, x in taken.items() for flag in spelled({name: 0})}
     return without_presets(job, spelled(own), spelled(keys), taken, format)
 

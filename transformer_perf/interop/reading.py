@@ -42,32 +42,35 @@ def kind_of(given):  # str
     if len(flags & FLAGS.keys()) > 1: return 'megatron'
     raise ValueError('has no keys of Megatron-LM, DeepSpeed, Accelerate, torchtitan or our own')
 
-def job_of_dict(given, n_gpus):  # Job
+def job_of_dict(given, told):  # Job; told: as `job_of_keys`
     "A job from the keys of one format."
     kind = kind_of(of_type(given, dict, 'job'))
-    if kind == 'own': return own_job(given, n_gpus)
-    if kind == 'primus': return primus_job(given, n_gpus)
-    if kind in ('bridge', 'nemo'): return dumped_job(given, kind, n_gpus)
+    if kind == 'own': return own_job(given, told.get('n_gpus'))
+    if kind == 'primus': return primus_job(given, told)
+    if kind in ('bridge', 'nemo'): return dumped_job(given, kind, told)
     keys = megatron_keys(given) if kind == 'megatron' else flat(given)
-    return job_of_keys(keys, FORMATS[kind], n_gpus)
+    return job_of_keys(keys, FORMATS[kind], told)
 
 # %% ../../nbs/90j_reading.ipynb #fc01894b
 def as_job(
     job,           # a Job, a path, a text with flags, or a dict
     n_gpus=None,   # where the file does not say it
+    tp=None, cp=None, pp=None,   # in place of a file's: what its program derives of them follows
 ):  # Job
-    "A `Job` from whatever form it was given in."
+    "A `Job` from whatever form it was given in; our own form says all, and keeps its groups."
+    given = {'n_gpus': n_gpus, 'tp': tp, 'cp': cp, 'pp': pp}
+    told = {name: x for name, x in given.items() if x is not None}
     if isinstance(job, Job): return job
-    if isinstance(job, dict): return job_of_dict(job, n_gpus)
+    if isinstance(job, dict): return job_of_dict(job, told)
     if isinstance(job, str) and ('\n' in job or ' --' in job):
-        return job_of_text(job, n_gpus)
-    if isinstance(job, (str, os.PathLike)): return job_in(job, n_gpus)
+        return job_of_text(job, told)
+    if isinstance(job, (str, os.PathLike)): return job_in(job, told)
     raise ValueError(f'job must be a path, a text with flags or a dict, not {quoted(job)}')
 
-def job_of_text(text, n_gpus):  # Job
+def job_of_text(text, told):  # Job
     "A job from a command line or a script."
     keys, gpus, strays = flags_of(text)
-    job = job_of_keys(keys, MEGATRON, n_gpus, gpus)
+    job = job_of_keys(keys, MEGATRON, told, gpus)
     why = 'known only when the script runs; flags in it are not read'
     more = tuple((f'line {": ".join(place_of(x))}', why) for x in dict.fromkeys(strays))
     return dataclasses.replace(job, ignored=job.ignored + more)
@@ -103,24 +106,24 @@ def gradients_said(one: Estimate):  # bool or None
 
 OTHER_FILE = 'deepspeed_config.deepspeed_config_file'   # to which Accelerate may leave all
 
-def job_of_both(given, path, name, n_gpus):  # Job
+def job_of_both(given, path, name, told):  # Job
     "A file of DeepSpeed, started by Accelerate as another file has it."
     place = os.path.join(os.path.dirname(path), name)
     if not os.path.exists(place): raise ValueError(
         f'{OTHER_FILE}={quoted(name)} is not there; a path is looked up from where this file is')
     gpus = 'num_processes', given.get('num_processes')
     keys = flat(parse_json(read_text(place, LARGEST_TEXT), path_text(name)))
-    return job_of_keys(keys, DEEPSPEED, n_gpus, gpus if gpus[1] else None)
+    return job_of_keys(keys, DEEPSPEED, told, gpus if gpus[1] else None)
 
-def job_in(path, n_gpus):  # Job
+def job_in(path, told):  # Job
     "A job from a file."
     kind = os.path.splitext(path)[1].lower()
     readers = {'.json': parse_json, '.yaml': parse_yaml, '.yml': parse_yaml, '.toml': parse_toml}
     text = read_text(path, LARGEST_TEXT)
     if kind not in readers:
-        with naming(path): return job_of_text(text, n_gpus)
+        with naming(path): return job_of_text(text, told)
     given = readers[kind](text, path_text(path))
     with naming(path):
-        if other := flat(given).get(OTHER_FILE): return job_of_both(given, path, str(other), n_gpus)
-        if trainer_of(given): return primus_job(given, n_gpus, path, text)
-        return job_of_dict(given, n_gpus)
+        if other := flat(given).get(OTHER_FILE): return job_of_both(given, path, str(other), told)
+        if trainer_of(given): return primus_job(given, told, path, text)
+        return job_of_dict(given, told)

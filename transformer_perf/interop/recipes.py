@@ -105,14 +105,14 @@ def gate_of(found):  # dict: flag -> True
         f'activation_func={quoted(name)} with gated_linear_unit={gated} is not modelled')
     return dict.fromkeys(filter(None, [GATES[name, gated]]), True)
 
-def dumped_job(given, kind, n_gpus):  # Job
+def dumped_job(given, kind, told):  # Job; told: as `job_of_keys`
     "A job from what a recipe of Megatron-Bridge or NeMo prints."
     found, adapters = said_in_sections(given, kind), adapters_in_recipe(given)
     found |= overlapped(given, found)
     if kind == 'nemo': found |= shape_of_nemo(given, found)
     flags = gate_of(found)
     flags |= flags_of_keys({key: x for key, x in found.items() if not str(key).startswith('_')})
-    job = job_of_keys(with_groups(flags), MEGATRON, n_gpus)
+    job = job_of_keys(with_groups(flags), MEGATRON, told)
     return dataclasses.replace(
         job, parallel=dataclasses.replace(job.parallel, adapters=adapters),
         software='Megatron-Bridge' if kind == 'bridge' else 'NeMo',

@@ -368,11 +368,18 @@ def job_said(facts, ignored):  # Job
                dropout=value(facts, 'dropout'), ignored=tuple(ignored),
                gradients_in_16_bits=value(facts, 'gradients_in_16_bits'))
 
-def job_of_keys(keys, format: Format, n_gpus=None, gpus=None):  # Job
-    "A job from keys as one format has them; gpus: (what says how many, how many)."
+def job_of_keys(
+    keys, format: Format,
+    told=None,   # dict: n_gpus, where no key says it; tp, cp, pp in place of what keys say
+    gpus=None,   # (what says how many GPUs there are, how many)
+):  # Job
+    "A job from keys as one format has them."
     facts = {'n_gpus': Said(*gpus)} if gpus else {}
     facts, ignored = understood(keys, format, facts)
-    if n_gpus is not None: add(facts, 'n_gpus', 'n_gpus', whole(n_gpus, 'n_gpus'))
+    for name, number in (told or {}).items():
+        said = Said(name, whole(number, name))
+        if name == 'n_gpus': add(facts, name, *said)
+        else: facts[name] = said
     format.derive(facts, ignored)
     job = job_said(facts, ignored)
     told = job.ignored + tuple(format.refuses(facts, job.model))
