@@ -8,15 +8,13 @@ __all__ = ['TEXT_WIDTH', 'OUTPUT_FORMATS', 'SPARED', 'BROAD', 'COMMANDS', 'SEVER
            'JOB_READ', 'JOB', 'WORKERS', 'STRATEGY', 'CHOSEN', 'LAYOUT', 'MOST_POINTS', 'POWERS_OF_TEN', 'records',
            'table_as_text', 'ways_to_draw', 'wrapped', 'drawn_lines', 'paragraph', 'Option', 'Command', 'command',
            'as_number', 'whole_numbers_given', 'texts_given', 'option_given', 'preset_asked', 'parallel_of',
-           'left_open', 'axis', 'finite_or_whole', 'axes', 'amount', 'job_of_options']
+           'left_open', 'axis', 'spaced_values', 'finite_or_whole', 'axes', 'amount', 'job_of_options']
 
 # %% ../nbs/95_cli.ipynb #86ef7f4e
 import argparse
 import contextlib
-import csv
 import dataclasses
 import errno
-import io
 import json
 import math
 import os
@@ -121,13 +119,9 @@ def as_json(fields, a):  # str
 # %% ../nbs/95_cli.ipynb #fccedad7
 def as_csv(table):
     "The rows of a table with every digit; a cell is empty where there is no finite number."
-    if not isinstance(table, list):
-        return table.replace([math.inf, -math.inf], math.nan).to_csv(index=False)
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, table[0], lineterminator='\n')
-    writer.writeheader()
-    writer.writerows(table)
-    return lines.getvalue()
+    import pandas as pd
+    if isinstance(table, list): table = pd.DataFrame(table, dtype=object)   # 1 and None stay so
+    return table.replace([math.inf, -math.inf], math.nan).to_csv(index=False)
 
 # %% ../nbs/95_cli.ipynb #2aa102c5
 def deliver_answer(text, a, found):
@@ -332,10 +326,10 @@ def said_by(job):  # dict: option -> value, as it would be typed
 # %% ../nbs/95_cli.ipynb #1a0dae95
 def usual_of(o: Option, said):
     "What a job says of an option, by any of its flags; else its default."
-    alone = o.kind == 'number' and o.name == 'gpus'   # chosen anew only where one asks for it
-    found = next((said[name] for name in o.names if name in said and not alone), o.default)
-    several = o.kind in SEVERAL and found is not None and not isinstance(found, list)
-    return [found] if several else found
+    if o.name == 'gpus' and o.kind == 'number': return o.default   # chosen anew where one asks
+    found = next((said[name] for name in o.names if name in said), o.default)
+    if found is None or isinstance(found, list) or o.kind not in SEVERAL: return found
+    return [found]
 
 # %% ../nbs/95_cli.ipynb #1a0dae9a
 WITHOUT_DEFAULT = {   # what a job or an option says -> (words, options instead)
@@ -508,10 +502,11 @@ def evidence_told(found, model, system, a):  # list of str
 
 def stages_told(model, a):  # list of str
     "A sentence where the number of layers leaves a pipeline next to no choice."
-    few = [n for n in a.gpus if math.gcd(model.depth, n) < 3 <= min(model.depth, n)]
+    stages = {n: math.gcd(model.depth, n) for n in a.gpus if min(model.depth, n) > 2}
+    few = [n for n, most in stages.items() if most < 3]
     if not few or assumptions_asked(a).uneven_stages: return []
     from transformer_perf.iteration import plural
-    most = plural(max(math.gcd(model.depth, n) for n in few), 'pipeline stage')
+    most = plural(max(stages[n] for n in few), 'pipeline stage')
     where = f'on {", ".join(map(str, few))} GPUs'
     return [(f'{model.depth} layers divide evenly into no more than {most} {where}; with '
             '--assumptions calibrated stages may differ.')]
@@ -911,20 +906,25 @@ def run_configs_command(a):
 def axis(text):  # (field, values)
     "FIELD=1,2,4 or FIELD=500:16000:28 (28 values, evenly spaced on a logarithmic scale)."
     field, _, values = text.partition('=')
-    listed = values.split(',') if ':' not in values else values.split(':')[:2]
+    spaced = ':' in values
     try:
+        if spaced: *listed, count = values.split(':')
+        else: listed = values.split(',')
         found = [float(x) for x in listed]
-        if ':' in values: _, _, count = values.split(':')
+        if spaced: low, high = found
     except ValueError:
         raise ValueError(f'--vary {quoted(text)} must be FIELD=VALUE,VALUE,... or '
                          'FIELD=LOW:HIGH:COUNT') from None
     with naming('--vary'):
-        if ':' not in values: return field, [finite_or_whole(x, field) for x in found]
-        low, high = (finite(x, field, above=True) for x in found)
-        count = whole(as_number(count.strip()), f'values of {field}', most=10_000)
+        if spaced: found = spaced_values(low, high, count, field)
+        return field, [finite_or_whole(x, field) for x in found]
+
+def spaced_values(low, high, count, field):  # list of float
+    "So many values, evenly spaced on a logarithmic scale; 8, not 7.999..."
     import numpy as np
-    rounded = [float(f'{x:.12g}') for x in np.geomspace(low, high, count)]   # 8, not 7.999...
-    return field, [finite_or_whole(x, field) for x in rounded]
+    low, high = finite(low, field, above=True), finite(high, field, above=True)
+    count = whole(as_number(count.strip()), f'values of {field}', most=10_000)
+    return [float(f'{x:.12g}') for x in np.geomspace(low, high, count)]
 
 def finite_or_whole(x, field):
     "A finite number; a whole one as an int."
