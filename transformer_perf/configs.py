@@ -98,14 +98,10 @@ def among_names(key, names):
 
 def foreign_keys(given, known=''):  # list of str
     "The keys of a file that no field of a Model can say, but for those that its family reads."
-    found = []
-    for names in FOREIGN.values():
-        for name in names.split():
-            whole_name = name.rstrip('*')
-            matches = [whole_name] if whole_name == name else [
-                key for key in given if str(key).startswith(whole_name)]
-            found += [key for key in matches if given.get(key) not in (None, False, 0, '', [], {})]
-    return [key for key in found if not among_names(key, known)]
+    said = [key for key, value in given.items() if value not in (None, False, 0, '', [], {})]
+    unread = [key for key in said if not among_names(str(key), known)]
+    names = ' '.join(FOREIGN.values()).split()
+    return [key for name in names for key in unread if among_names(str(key), name)]
 
 # %% ../nbs/81_configs.ipynb #00bc000b
 KNOWN_LAYERS = ('full_attention', 'sliding_attention')
@@ -939,8 +935,8 @@ def text_part(given):  # dict
     "The keys of the language model; those of the whole file that are about all of it count too."
     if given.get('text_config') is None: return given
     text = of_type(given['text_config'], dict, 'text_config')
-    beside = {key: value for key, value in given.items()
-              if key == 'tie_word_embeddings' or key in foreign_keys(given)}
+    of_all = ('tie_word_embeddings', *foreign_keys(given))
+    beside = {key: value for key, value in given.items() if key in of_all}
     for key in beside.keys() & text.keys():
         if text[key] != beside[key]:
             raise ValueError(f'{key}={quoted(beside[key])} contradicts that of text_config, '

@@ -99,10 +99,13 @@ def gradients_said(one: Estimate):  # bool or None
     a = one.assumptions
     if not a.measured: return None
     known = as_assumptions('calibrated', a.software).on(one.system).measured
-    usual, own = ([value_of(of, name) for name in GRADIENTS] for of in (known, a.measured))
+    usual = [value_of(known, name) for name in GRADIENTS]
+    own = [value_of(a.measured, name) for name in GRADIENTS]
     held = own[0]
-    said = held != usual[0] or usual != own == [held] * len(own)   # as a job says it
-    return held == 2 if said and held in (2, 4) else None
+    all_alike = own == [held] * len(own)   # as a job says it
+    said = held != usual[0] or all_alike and own != usual
+    if held not in (2, 4) or not said: return None
+    return held == 2
 
 OTHER_FILE = 'deepspeed_config.deepspeed_config_file'   # to which Accelerate may leave all
 

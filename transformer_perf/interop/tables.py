@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..inputs import checked, finite, flag, nearest, printable, quoted, whole
+from ..configs import among_names
 from ..models import Model
 from ..parameters import Calibration, changed
 from ..software import as_software
@@ -212,8 +213,7 @@ def meant(key, format):  # str
 def why_ignored(key, format):
     "Why a key that is read is not used."
     for name, what in format.not_yet.items():
-        if key == name or name.endswith('*') and key.startswith(name[:-1]):
-            return f'not modelled yet: {what}'
+        if among_names(key, name): return f'not modelled yet: {what}'
     harmless = HARMLESS.match(key.rpartition('.')[2]) or HARMLESS.match(key)
     if harmless: return 'changes neither time nor memory here'
     return f'not known here{meant(key, format)}'

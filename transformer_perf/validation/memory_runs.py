@@ -60,9 +60,13 @@ def vocabulary_of_run(run):  # padded; None where nobody says
 # %% ../../nbs/17_memory.ipynb #38a0000f
 def other_arguments(run):  # dict: argument -> value
     "Those that share a column."
-    pairs = (text.partition('=') for text in argument(run, 'other_args', '').split('; ') if text)
-    return {key: value == 'True' or int(value) if value == 'True' or value.isdecimal() else value
-            for key, _, value in pairs}
+    found = {}
+    for text in argument(run, 'other_args', '').split('; '):
+        key, _, value = text.partition('=')
+        if value == 'True': value = True
+        elif value.isdecimal(): value = int(value)
+        found[key] = value
+    return found
 
 def known_arguments(run):  # dict: argument -> value
     "The arguments of a run that interop knows."
