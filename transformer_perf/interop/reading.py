@@ -12,6 +12,7 @@ import os
 from ..inputs import naming, of_type, parse_json, path_text, quoted, read_text
 from ..models import as_model
 from ..parameters import value_of
+from ..software import chosen_by
 from ..estimates import Assumptions, as_assumptions
 from ..iteration import Estimate, Parallel
 from .accelerate import ACCELERATE
@@ -87,7 +88,7 @@ def job_asked(what, model=None, global_batch=None):  # Job
 def job_estimated(one: Estimate):  # Job
     "What was estimated, as a job."
     m, a = one.model, one.assumptions
-    chosen = (a.software and a.software.chooses) or {}   # unless the job says otherwise
+    chosen = chosen_by(a.software)
     assumes = {name: getattr(a, name) for name in OF_JOBS
                if getattr(a, name) != chosen.get(name, getattr(Assumptions, name))}
     return Job(one.parallel, m, one.global_batch, one.parallel.n_gpus, m.seq_len, a.software,

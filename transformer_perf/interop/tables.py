@@ -23,7 +23,7 @@ from ..inputs import checked, finite, flag, nearest, printable, quoted, whole
 from ..configs import among_names
 from ..models import Model
 from ..parameters import Calibration, changed
-from ..software import as_software
+from ..software import as_software, chosen_by
 from ..estimates import Assumptions, as_assumptions
 from ..iteration import Parallel
 
@@ -59,8 +59,7 @@ class Job:
     @property
     def assumed(self):  # dict: field of Assumptions -> value
         "What holds of the job besides, as its software has it unless the job says otherwise."
-        chosen = (self.software and self.software.chooses) or {}
-        said = chosen | (self.assumes or {})
+        said = chosen_by(self.software) | (self.assumes or {})
         return {name: said.get(name, getattr(Assumptions, name)) for name in OF_JOBS}
 
     def assumptions(self, preset, software=None):  # Assumptions

@@ -9,7 +9,7 @@ __all__ = ['RUN_COLUMNS', 'STRUCTURE_COLUMNS', 'COST_COLUMNS', 'MORE', 'WORDS_OF
            'column_of', 'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds',
            'software_words', 'as_named', 'software_said', 'recompute_said', 'precision_said', 'graphs_said',
            'experts_said', 'facts_of_runs', 'clean', 'filled', 'stack_of', 'precision_of', 'cleaned', 'reasons_of',
-           'layout_dealt', 'with_expert_choices', 'with_recompute_choices', 'sheet_for', 'chosen_in', 'places_by_rank',
+           'layout_dealt', 'with_expert_choices', 'with_recompute_choices', 'sheet_for', 'places_by_rank',
            'search_columns', 'batches_of', 'at_row', 'model_at', 'software_for', 'job_at', 'assumptions_for',
            'candidates_priced', 'room_of', 'fastest_that_fits', 'run_jobs', 'rows_as_jobs']
 
@@ -36,7 +36,7 @@ from ..choices import graphed, recomputed_parts
 from ..estimates import (
     DISPATCHERS, GROUP_COLUMNS, RECIPES, Assumptions, as_assumptions)
 from ..parameters import measured_folder
-from ..software import Software, known_software, run_by
+from ..software import Software, chosen_by, known_software, run_by
 from ..measured_kernels import GPU_VARIANTS
 from ..modules import copies_overlap
 from ..timeline import PLACES, placed_by_rank, statistics
@@ -541,11 +541,6 @@ def sheet_for(one, system):  # System
     return dataclasses.replace(sheet, nvlink_size=room,
                                nic_factor=one.nic_GBps_per_gpu / sheet.ib_bandwidth)
 
-def chosen_in(software):  # dict: choice -> value
-    "What a software by this name chooses."
-    known = known_software().get(software)
-    return (known and known.chooses) or {}
-
 def places_by_rank(t, size):  # dict of columns
     "As `estimate` places them: in domains of `size` GPUs, or of those that all can use alike."
     n = t['tp'] * t['cp'] * t['pp'] * t['dp']
@@ -582,7 +577,7 @@ def rows_as_candidates(own, position, system):  # Batch
     if one.model_key:   # layers that differ belong to one model
         sizes |= {name: int(np.nan_to_num(sizes[name][0])) for name in sizes if name != 'seq_len'}
         sizes['seq_len'] = int(one.seq_len)
-    chosen = chosen_in(one.software)
+    chosen = chosen_by(known_software().get(one.software))
     assumes = dict(flash_attention=bool(one.flash_attention),
                    experts_in_turn=bool(one.experts_in_turn > 0),
                    fp8_parameters=chosen.get('fp8_parameters', False))
