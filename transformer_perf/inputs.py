@@ -74,11 +74,11 @@ def whole(
 ):  # the value as a Python int
     "`value` as an int; a ValueError unless it is a whole number between the bounds."
     if type(value) is int and least <= value <= most: return value
-    real = isinstance(value, numbers.Real) and not _is_flag(value)
-    if real and least <= value <= most and value == int(value): return int(value)
+    if _is_real(value) and least <= value <= most and value == int(value): return int(value)
     raise ValueError(f'{name}={quoted(value)} must be a whole number from {least} to {most}')
 
 def _is_flag(value): return type(value).__name__ in ('bool', 'bool_')
+def _is_real(value): return isinstance(value, numbers.Real) and not _is_flag(value)
 
 # %% ../nbs/97_inputs.ipynb #8548266d
 TINY, HUGE = 1e-20, 1e20   # of any figure that is not zero
@@ -91,8 +91,7 @@ def finite(
     "`value` as a float; a ValueError unless it is a number between the bounds."
     least = least or TINY * above
     if type(value) is float and least <= value <= most: return value
-    real = isinstance(value, numbers.Real) and not _is_flag(value)
-    if real and least <= value <= most: return float(value)
+    if _is_real(value) and least <= value <= most: return float(value)
     raise ValueError(f'{name}={quoted(value)} must be a number from {least:g} to {most:g}')
 
 def flag(value, name):  # bool
@@ -117,8 +116,7 @@ def one_of(value, choices, name):
     "`value` if it is one of a few words or whole numbers."
     if type(value) is str and value in choices: return value
     if isinstance(next(iter(choices)), str): return nearest(value, choices, name)
-    real = isinstance(value, numbers.Real) and not _is_flag(value)
-    if real and value in choices: return int(value)
+    if _is_real(value) and value in choices: return int(value)
     *most, last = map(str, choices)
     raise ValueError(f'{name}={quoted(value)} must be {", ".join(most)} or {last}')
 

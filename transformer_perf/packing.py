@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MOST_DRAWN', 'WHOLE_CHUNKS', 'Packs', 'packed_in_order', 'packed', 'played_unevenly', 'with_documents',
            'pass_seconds', 'lengths_counted', 'seconds_by_length', 'dealt', 'in_step', 'at_the_pace', 'Packing',
-           'packing_in_words', 'packing', 'dynamic_context']
+           'packing_in_words', 'documents_asked', 'packing', 'dynamic_context']
 
 # %% ../nbs/85b_packing.ipynb #85b00005
 from dataclasses import dataclass, replace
@@ -162,6 +162,12 @@ def packing_in_words(p: Packing):  # str
             f'where samples are dealt as they come. One length says {compared(whole)} '
             f'for this, the mean sample {compared(even)}.')
 
+def documents_asked(documents, model):  # Lengths
+    "Those that are given, or the model's own."
+    if documents is not None: return as_lengths(documents)
+    if model.documents is None: raise ValueError('documents: how long are they?')
+    return model.documents
+
 def packing(
     model,                     # as in `estimate`; its samples are what is filled
     parallel: Parallel,
@@ -173,8 +179,7 @@ def packing(
 ):  # Packing
     "An iteration whose samples are packed of documents: what copies and stages wait for."
     model, system, a = as_model(model), as_system(system), as_assumptions(assumptions, software)
-    documents = model.documents if documents is None else as_lengths(documents)
-    if documents is None: raise ValueError('documents: how long are they?')
+    documents = documents_asked(documents, model)
     one = estimate(replace(model, documents=documents), parallel, system,
                    whole(global_batch, 'global_batch'), a)
     p = one.parallel
@@ -201,10 +206,9 @@ def dynamic_context(
     "Each document on 1, 2, 4 ... GPUs of cp, as few as hold it, beside all documents on all."
     import pandas as pd
     model, system, a = as_model(model), as_system(system), as_assumptions(assumptions, software)
-    documents = model.documents if documents is None else as_lengths(documents)
-    if documents is None: raise ValueError('documents: how long are they?')
-    M = model.seq_len // parallel.cp if tokens_per_gpu is None else whole(
-        tokens_per_gpu, 'tokens_per_gpu')
+    documents = documents_asked(documents, model)
+    if tokens_per_gpu is None: M = model.seq_len // parallel.cp
+    else: M = whole(tokens_per_gpu, 'tokens_per_gpu')
     if documents.longest > M * parallel.cp: raise ValueError(
         f'documents of up to {documents.longest} tokens need more than cp={parallel.cp} GPUs of '
         f'{M} tokens')

@@ -92,9 +92,12 @@ def said_in_sections(given, kind):  # dict
 def hidden(given, kind):  # list of (flag, reason)
     "Objects where a word is read: number formats aside, a dump does not say what is in them."
     why = 'not read: an object, of which the dump does not show what is in it'
-    return [(flag, why) for key, x in sections_said(given, kind) if isinstance(x, dict)
-            and word_of(x) is None and not str(x.get('_target_')).startswith('torch.')
-            for flag in flags_of_keys({key: None}) if flag in FLAGS]
+    found = []
+    for key, x in sections_said(given, kind):
+        unread = isinstance(x, dict) and word_of(x) is None
+        if not unread or str(x.get('_target_')).startswith('torch.'): continue
+        found += [(flag, why) for flag in flags_of_keys({key: None}) if flag in FLAGS]
+    return found
 
 def gate_of(found):  # dict: flag -> True
     "The activation, which is taken out of the fields, as a flag."

@@ -260,7 +260,7 @@ def fit_entries(runs, y, start, free, system):  # (values, errors, at a bound, e
     entries = entries_of(free, sets, len(runs))
     residuals, order = residuals_of(batches, own, start, sets, entries, y)
     rows = table_of(runs).map(table_of(runs).value_counts()).to_numpy()[order]
-    low, high = (np.array([getattr(e, side) for e in entries]) for side in ('low', 'high'))
+    low, high = np.array([(e.low, e.high) for e in entries]).T
     first = np.array([value_of(sets[e.sets[0]], e.name) for e in entries])
     far = np.array([TOLD_BY_FEW_RUNS.get(e.name, np.inf) for e in entries])   # few move none far
     drawn = lambda values: np.append(residuals(values), USUAL * (values - first) / far)
@@ -346,7 +346,7 @@ def predict_collectives(
 # %% ../../nbs/91b_fits.ipynb #c603ba48
 def calibrate_network(df, start=Parameters()):  # Parameters
     "The network's parameters from measured collectives (nccl-tests)."
-    low, high = (np.array([limits(name)[i] for name in PROTOCOL]) for i in (0, 1))
+    low, high = np.array([limits(name)[:2] for name in PROTOCOL]).T
     tests = tests_by_kind(table_with(df, ['us'], above=True))
     def residuals(x):
         found = collectives_us(tests, changed(start, dict(zip(PROTOCOL, x))))
@@ -474,7 +474,7 @@ def is_told(table):  # Series of bool
 def fit_part(df, names, system, k):  # (Parameters, table of the fit)
     "Some parameters from the kernels that tell them."
     entries = [possible_entry(name, k) for name in names[:len(df)]]
-    low, high = (np.array([getattr(e, side) for e in entries]) for side in ('low', 'high'))
+    low, high = np.array([(e.low, e.high) for e in entries]).T
     logs = np.log(df.time_us.to_numpy(float) / 1e6)
     at = lambda values: changed(k, {e.name: float(v) for e, v in zip(entries, values)})
     residuals = lambda values: np.log(kernel_seconds(df, system, at(values))) - logs
