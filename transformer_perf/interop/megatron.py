@@ -408,14 +408,17 @@ def uneven_of_megatron(facts, ignored):
     first, last, *less = take(facts, 'first_layers', 'last_layers', 'first_less', 'last_less')
     said = [one.key for one in (first, last, *less) if one.value]
     depth, p, v = (value(facts, name, 1) for name in ('depth', 'pp', 'virtual_stages'))
-    if p > 1 and not said and 'layout' not in facts and 'depth' in facts and depth % (p * v):
-        why = f'{depth} layers in {p * v} chunks without a layout'
-        ignored.append(('--num-layers', f'Megatron-LM refuses it: {why}; priced even so'))
-    if not said or p == 1: return
-    if 'depth' not in facts:
+    n, known = p * v, 'depth' in facts
+    if p == 1: return
+    if not said:
+        if known and depth % n and 'layout' not in facts:
+            why = f'{depth} layers in {n} chunks without a layout'
+            ignored.append(('--num-layers', f'Megatron-LM refuses it: {why}; priced even so'))
+        return
+    if not known:
         ignored.append((said[0], 'not used: nothing says how many layers there are'))
         return
-    key, more, n = said[0], value(facts, 'mtp_layers', 0), p * v
+    key, more = said[0], value(facts, 'mtp_layers', 0)
     of_ends, of_less = first.value or last.value, any(one.value for one in less)
     if 'layout' in facts: raise ValueError(f'{key} contradicts --pipeline-model-parallel-layout')
     if of_ends and of_less: raise ValueError(f'{key} contradicts {said[-1]}')

@@ -9,9 +9,9 @@ __all__ = ['RUN_COLUMNS', 'STRUCTURE_COLUMNS', 'COST_COLUMNS', 'MORE', 'WORDS_OF
            'column_of', 'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds',
            'software_words', 'as_named', 'software_said', 'recompute_said', 'precision_said', 'graphs_said',
            'experts_said', 'facts_of_runs', 'clean', 'filled', 'stack_of', 'precision_of', 'cleaned', 'reasons_of',
-           'layout_dealt', 'with_expert_choices', 'with_recompute_choices', 'sheet_for', 'places_by_rank',
-           'search_columns', 'batches_of', 'at_row', 'model_at', 'software_for', 'job_at', 'assumptions_for',
-           'candidates_priced', 'room_of', 'fastest_that_fits', 'run_jobs', 'rows_as_jobs']
+           'with_expert_choices', 'with_recompute_choices', 'sheet_for', 'places_by_rank', 'search_columns',
+           'batches_of', 'at_row', 'model_at', 'software_for', 'job_at', 'assumptions_for', 'candidates_priced',
+           'room_of', 'fastest_that_fits', 'run_jobs', 'rows_as_jobs']
 
 # %% ../../nbs/91_runs.ipynb #10b10004
 import dataclasses
@@ -465,18 +465,14 @@ def spread(t, column, values, possible):
     given = t.pop('given')
     return {**t, column: np.where(unknown(given), t[column], given).astype(int)}
 
-# %% ../../nbs/91_runs.ipynb #860395b4
-def layout_dealt(layers, chunks):  # str
-    "The layout of chunks where both ends are chunks of their own; empty elsewhere."
-    return f'E|(t|)*{layers}L' if chunks == layers + 2 else ''
-
 # %% ../../nbs/91_runs.ipynb #860395b2
 def with_layouts(x):  # DataFrame
     "Runs with the layers of each chunk, and as many virtual stages as these are."
     sizes = x.assign(chunks=x.pp * x.vp.fillna(1))[['layers', 'chunks']].fillna(1)
     layouts, virtual_stages = [], []
     for row, (layers, chunks) in zip(x.itertuples(), sizes.astype(int).to_numpy()):
-        text = row.layout or layout_dealt(layers, chunks)
+        text = row.layout
+        if not text and chunks == layers + 2: text = f'E|(t|)*{layers}L'   # ends are chunks alone
         layouts.append(text)
         virtual_stages.append(len(chunks_in(text)) / row.pp if text else row.vp)
     return x.assign(layout=layouts, vp=virtual_stages)
