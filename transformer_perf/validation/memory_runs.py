@@ -61,7 +61,7 @@ def vocabulary_of_run(run):  # padded; None where nobody says
 def other_arguments(run):  # dict: argument -> value
     "Those that share a column."
     found = {}
-    for text in argument(run, 'other_args', '').split('; '):
+    for text in filter(None, argument(run, 'other_args', '').split('; ')):
         key, _, value = text.partition('=')
         if value == 'True': value = True
         elif value.isdecimal(): value = int(value)
