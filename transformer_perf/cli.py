@@ -353,10 +353,10 @@ def model_asked(a, model=None):  # Model; `a.length`: whose tokens of a sample i
     model = as_model(asked)
     a.length = length_taken(a, asked, model)
     if a.seq_len is not None: model = with_length(model, a.seq_len)
-    documents = documents_asked(a)
+    documents = lengths_asked(a)
     return model if documents is None else dataclasses.replace(model, documents=documents)
 
-def documents_asked(a):  # as `as_lengths` takes them, or None
+def lengths_asked(a):  # as `as_lengths` takes them, or None
     "What samples are packed of: as options say it, or else the job, whichever model it trains."
     if getattr(a, 'lengths', None) is not None: return a.lengths
     job = getattr(a, 'job', None)
