@@ -471,9 +471,11 @@ def test_chunks_that_are_possible_are_those_that_an_estimate_takes(preset, sched
     ({'tp_overlap': True}, {'sequence_sharded': True}), ({'tp_overlap': False}, {}),
     ({'sequence_sharded': False}, {'tp_overlap': False}),
     ({'schedule': 'zb-v'}, {'virtual_stages': 2}), ({'schedule': 'gpipe'}, {'virtual_stages': 1}),
-    ({'pp': 4, 'dp': 2}, {'layout': None, 'nvlink_dp': None})], ids=str)
+    ({'pp': 4, 'dp': 2}, {'layout': None, 'nvlink_dp': None, 'recompute': 'full:4'}),
+    ({'pp': 1, 'dp': 8}, {'layout': None, 'nvlink_dp': None, 'recompute': 'full:16'}),
+    ({'pp': 32, 'tp': 1}, {'layout': None, 'nvlink_dp': None, 'recompute': 'full:1'})], ids=str)
 def test_what_follows_from_a_step(step, follows):
-    p = Parallel(dp=4, pp=2, nvlink_dp=4, layout='Et*16|t*16L')
+    p = Parallel(dp=4, pp=2, nvlink_dp=4, layout='Et*16|t*16L', recompute='full:8')
     if 'schedule' in step: follows = follows | {'layout': None}
     assert neighbours_of.with_consequences(p, step) == step | follows
 

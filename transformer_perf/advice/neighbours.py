@@ -20,7 +20,7 @@ import pandas as pd
 from ..inputs import nearest, several, whole
 from ..models import Model, as_model
 from ..systems import System, as_system
-from ..choices import needs_zero_3
+from ..choices import needs_zero_3, recomputed_layers
 from ..schedules import (
     MOST_PLAYED, SCHEDULES, chunks_of, layout_of, possible, with_ends)
 from ..estimates import (
@@ -197,13 +197,16 @@ def values_beside(case: Case, precision, offload):  # dict: field -> other value
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00017
 def with_consequences(p: Parallel, to):  # dict
-    "A step, and what follows from it: messages hide only where the sequence is shared out."
+    "A step, and what follows: messages hide only where the sequence is shared out, for instance."
     if to.get('tp_overlap'): to = to | {'sequence_sharded': True}
     if to.get('sequence_sharded') is False: to = to | {'tp_overlap': False}
     if needs_zero_3(to.get('offload', 'none')): to = to | {'zero_stage': 3, 'reduce_each': None}
     if 'schedule' in to: to = to | {'virtual_stages': SCHEDULES[to['schedule']].chunks or 1}
     if 'zero_stage' in to: to = to | {'reduce_each': None}   # as the stage has it
     if p.layout and {'pp', 'virtual_stages', 'schedule'} & to.keys(): to = to | {'layout': None}
+    again = recomputed_layers(p.recompute)   # of a stage: of others as large a share
+    if 'pp' in to and 0 < again < np.inf:
+        to = to | {'recompute': f'full:{max(again * p.pp // to["pp"], 1)}'}
     return to | (dict.fromkeys(given_places(p)) if {*GROUPS} & to.keys() else {})
 
 def given_places(p: Parallel): return [place for place in PLACES if getattr(p, place) is not None]
