@@ -480,6 +480,19 @@ def test_what_follows_from_a_step(step, follows):
     assert neighbours_of.with_consequences(p, step) == step | follows
 
 
+def test_two_steps_keep_the_share_that_is_computed_again_unless_one_says_it():
+    "A half stays a half, whichever groups gave the GPUs."
+    p = Parallel(tp=2, dp=4, pp=2, recompute='full:20')
+    def step(knob, **to): return neighbours_of.Step(knob, neighbours_of.with_consequences(p, to))
+    from_tp, from_dp = step('groups', tp=1, pp=4), step('groups', dp=2, pp=4)
+    nothing = step('recompute', recompute='none')
+    both = neighbours_of.steps_together(p, from_tp, from_dp).to
+    assert (from_tp.to['recompute'], both['pp'], both['recompute']) == ('full:10', 8, 'full:5')
+    for pair in ((from_tp, nothing), (nothing, from_tp)):
+        assert neighbours_of.steps_together(p, *pair).to['recompute'] == 'none'
+    assert neighbours_of.steps_together(p, nothing, nothing) is None
+
+
 @pytest.mark.parametrize('v', [1, 2])
 @pytest.mark.parametrize('vocab', [32000, 256000])
 def test_layers_dealt_by_time_are_dealt_best(vocab, v):
