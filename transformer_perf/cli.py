@@ -59,7 +59,8 @@ def table_as_text(
         if a.wide or max(map(len, lines)) <= TEXT_WIDTH: break
     if left_out := [str(name) for name in names if name not in columns]:
         lines += textwrap.wrap(f'({", ".join(left_out)}: --wide)', TEXT_WIDTH)
-    return '\n'.join(([title, ''] if title else []) + lines) + '\n'
+    heading = [*textwrap.wrap(title, TEXT_WIDTH), ''] if title else []
+    return '\n'.join(heading + lines) + '\n'
 
 def ways_to_draw(names):  # yields (columns, characters of a cell)
     "A table whole, then with less and less of it."
