@@ -678,6 +678,7 @@ seq_len = 8192
 local_batch_size = 8
 global_batch_size = 256
 [parallelism]
+data_parallel_replicate_degree = 2
 data_parallel_shard_degree = -1
 tensor_parallel_degree = {tp}
 context_parallel_degree = {cp}

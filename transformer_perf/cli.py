@@ -1468,19 +1468,22 @@ def groups_typed(a):  # dict: of tp, cp, pp those that options say
     typed = {group: getattr(a, group, None) for group in ('tp', 'cp', 'pp')}
     return {group: whole(as_number(x), f'--{group}') for group, x in typed.items() if x}
 
+def gpus_of_a_copy(a):
+    "As many as groups of options have, else those of the job."
+    own = {group: getattr(a.job.parallel, group) for group in ('tp', 'cp', 'pp')}
+    return math.prod((own | groups_typed(a)).values())
+
 def copies_left(a):  # number of copies, or None
     "How many a job's GPUs leave, where options change another group and not how many there are."
-    p, n, typed = a.job.parallel, a.job.n_gpus, groups_typed(a)
-    if not n or getattr(a, 'dp', None) or not typed: return None
-    each = math.prod(typed.get(group, getattr(p, group)) for group in ('tp', 'cp', 'pp'))
+    n, each = a.job.n_gpus, gpus_of_a_copy(a)
+    if not n or getattr(a, 'dp', None) or not groups_typed(a): return None
     if n % each: raise ValueError(f'{n} GPUs of the job must be divisible by the {each} of tp, cp '
                                   'and pp: give --dp')
     return n // each
 
 def gpus_told(a):  # number of GPUs, or None
     "How many GPUs options give a job that does not say it."
-    p, dp = a.job.parallel, getattr(a, 'dp', None)
-    if dp: return whole(as_number(dp), '--dp') * p.tp * p.cp * p.pp
+    if dp := getattr(a, 'dp', None): return whole(as_number(dp), '--dp') * gpus_of_a_copy(a)
     given = getattr(a, 'gpus', None) or []
     texts = [given] if isinstance(given, str) else list(filter(None, given))
     found = whole_numbers_given(texts, '--gpus') if texts else []
