@@ -2280,18 +2280,18 @@ def test_whose_tokens_are_taken(tmp_path, capsys):
     "The job's; where nobody says them, the first line says whose they are."
     file, hf = tmp_path / 'job.json', HERE / 'Meta-Llama-3.1-8B.json'
     about = 'explain', '--job', file, '--system', 'H100-80GB', '--dp', 8, '--model'
+    def titled(*words):   # on as many lines as it needs
+        return ' '.join(ran(capsys, *words).out.partition('\n\n')[0].split())
     file.write_text('{"train_batch_size": 64}')
     own = "8192 tokens (the model's own, for the job says none)"
-    assert own in ran(capsys, *about, 'llama3.1_8B').out.splitlines()[0]
-    said = ran(capsys, *about, 'llama3.1_8B', '--seq-len', 4096).out.splitlines()[0]
-    assert '64 samples of 4096 tokens an' in said
+    assert own in titled(*about, 'llama3.1_8B')
+    assert '64 samples of 4096 tokens an' in titled(*about, 'llama3.1_8B', '--seq-len', 4096)
     most = '131072 tokens (the most that its config.json allows)'
     few = 'search', '--gpus', 64, '--global-batch', 64, '--system', 'H100-80GB', '--top', 1
-    assert most in ran(capsys, *few, '--model', hf).out.splitlines()[0]
+    assert most in titled(*few, '--model', hf)
     found = json.loads(ran(capsys, *few, '--model', hf, '--format', 'json').out)
     assert 'Tokens of a sample: the most that its config.json allows.' in found['notes']
-    named = ran(capsys, *few, '--model', 'llama3.1_8B').out.splitlines()[0]
-    assert 'samples of 8192 tokens an' in named
+    assert 'samples of 8192 tokens an' in titled(*few, '--model', 'llama3.1_8B')
 
 
 # measurements

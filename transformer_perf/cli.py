@@ -1452,11 +1452,11 @@ def job_of_options(a, options):  # dict: option -> value, as it would be typed
     if not a.job: raise ValueError('--job lacks a value')
     path, groups = Path(a.job), groups_typed(a)
     a.job = as_job(path)
-    n = gpus_told(a)
+    n = None if a.job.n_gpus else gpus_told(a)
     with contextlib.suppress(ValueError):   # as many GPUs may need a layout of their own
-        if n and not a.job.n_gpus: a.job = as_job(path, n)
+        if n: a.job = as_job(path, n)
     with contextlib.suppress(ValueError):   # other groups, too
-        if groups: a.job = as_job(path, None if a.job.n_gpus else n, **groups)
+        if groups: a.job = as_job(path, n, **groups)
     said = said_by(a.job)
     if copies := copies_left(a): said['dp'] = str(copies)
     check_said(options, a, said)
@@ -1468,14 +1468,14 @@ def groups_typed(a):  # dict: of tp, cp, pp those that options say
     typed = {group: getattr(a, group, None) for group in ('tp', 'cp', 'pp')}
     return {group: whole(as_number(x), f'--{group}') for group, x in typed.items() if x}
 
-def gpus_of_a_copy(a):
+def gpus_in_each_copy(a):
     "As many as groups of options have, else those of the job."
     own = {group: getattr(a.job.parallel, group) for group in ('tp', 'cp', 'pp')}
     return math.prod((own | groups_typed(a)).values())
 
 def copies_left(a):  # number of copies, or None
     "How many a job's GPUs leave, where options change another group and not how many there are."
-    n, each = a.job.n_gpus, gpus_of_a_copy(a)
+    n, each = a.job.n_gpus, gpus_in_each_copy(a)
     if not n or getattr(a, 'dp', None) or not groups_typed(a): return None
     if n % each: raise ValueError(f'{n} GPUs of the job must be divisible by the {each} of tp, cp '
                                   'and pp: give --dp')
@@ -1483,7 +1483,7 @@ def copies_left(a):  # number of copies, or None
 
 def gpus_told(a):  # number of GPUs, or None
     "How many GPUs options give a job that does not say it."
-    if dp := getattr(a, 'dp', None): return whole(as_number(dp), '--dp') * gpus_of_a_copy(a)
+    if dp := getattr(a, 'dp', None): return whole(as_number(dp), '--dp') * gpus_in_each_copy(a)
     given = getattr(a, 'gpus', None) or []
     texts = [given] if isinstance(given, str) else list(filter(None, given))
     found = whole_numbers_given(texts, '--gpus') if texts else []
