@@ -303,11 +303,10 @@ def idle_in(job):  # set of fields
 def reduces_as_usual(job):  # bool
     "Whether a job's gradients are reduced as often as its ZeRO stage and software have it."
     from transformer_perf.interop.writing import known_of_software
-    from transformer_perf.modules import reduces_each
-    p = job.parallel
-    if p.zero_stage is None: return False
+    from transformer_perf.iteration import says_nothing
+    if job.parallel.zero_stage is None: return False
     sums = bool(known_of_software(job).get('sums_in_pipelines'))
-    return p.reduce_each == reduces_each(None, p.zero_stage, p.pp, sums)
+    return says_nothing(vars(job.parallel), 'reduce_each', sums)
 
 def said_by(job):  # dict: option -> value, as it would be typed
     "What a job says, under the names of options; not what makes no difference in it."

@@ -20,18 +20,17 @@ from transformer_perf.inputs import nearest
 from transformer_perf.models import Model
 from transformer_perf.schedules import most_held, time_played
 from transformer_perf.quantities import Quantity, depending, named, stacked_column
-from transformer_perf.estimates import Operation, Roofline, Work, any_of
+from transformer_perf.estimates import Operation, Roofline, Work
 from transformer_perf.parameters import interval
 from transformer_perf.kernels import pricer_of
 from transformer_perf.blocks import CountedJob, ends_in_16_bits, kinds_among
 from transformer_perf.modules import (
-    LayerCost, Workload, as_name, count, count_operations, prices_of, seconds_of_ends,
-    stays_gathered, summed_layer)
+    LayerCost, Workload, as_name, count, count_operations, prices_of, seconds_of_ends, summed_layer)
 from transformer_perf.timeline import (
     MEMORY_PARTS, TIMES, Memory, PipelineStage, Times, all_figures, fullness, idle_when_played,
-    iteration_times, job_of, memory_at, memory_of, memory_on_ranks, micro_batch_overhead,
-    of_each_kind, own_stages, pass_times, priced_estimate, slowest_stage, stages_alike, utilization,
-    without_activations)
+    iteration_times, job_of, memory_at, memory_of, memory_on_ranks, memory_that_stays,
+    micro_batch_overhead, of_each_kind, own_stages, pass_times, priced_estimate, slowest_stage,
+    stages_alike, utilization)
 from transformer_perf.traced import (
     Explanation, ToldMeasured, leaves_of, with_leaves)
 
@@ -147,13 +146,11 @@ def told_times(work: Workload, costs, pricer, ends, played: Played):  # Times
 def told_memory(work: Workload, played: Played):  # Memory
     "What the fullest rank holds."
     if played.stage is None: return memory_of(work)
-    stay, most = (memory_at(x, played.stage) for x in (without_activations(work), work))
+    stay = memory_that_stays(work, played.stage)
     p, of_a_layer = work.layouts, of_each_kind(work, work.stored.activations)
-    if any_of(stays_gathered(p)):
-        stay = stay._replace(weights=most.weights)   # as many as passes leave room for
     saved = depending(played.saved, 'saved_at_once', *of_a_layer, work.depth, p.pp,
                       p.virtual_stages, p.micro_batches, unit='GB', of=most_held)
-    return stay._replace(gradients=most.gradients, activations=stay.activations + saved)
+    return stay._replace(activations=stay.activations + saved)
 
 def unit_of(figure):
     "The unit that the name of a column ends in."
