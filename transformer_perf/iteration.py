@@ -29,8 +29,9 @@ from functools import lru_cache
 import numpy as np
 
 # %% ../nbs/87a_estimate.ipynb #514cb26c
-from .inputs import (
-    as_markdown, checked, divides, field, nearest, of_type, quoted, table_with, whole)
+from transformer_perf.inputs import (
+    as_markdown, checked, divides, field, nearest, of_type, quoted, table_with, whole,
+    with_values)
 from .models import Model, as_model
 from .systems import System, as_system
 from .schedules import (
@@ -311,8 +312,9 @@ def settled(p: Parallel, system: System, a: Assumptions, model: Model = None):  
         own = SCHEDULES[unsaid.get('schedule', p.schedule)].chunks
         unsaid['virtual_stages'] = own or (1 if p.pp == 1 else unsaid['virtual_stages'])
     panels = (p.panels or system.summa_nb) if p.strategy == '2d' else 1
-    p = dataclasses.replace(p, **unsaid, panels=panels)
-    return dataclasses.replace(p, dp_overlap=bool(copies_overlap(p.dp_overlap, p.zero_stage)))
+    said = vars(p) | unsaid
+    overlaps = bool(copies_overlap(said['dp_overlap'], said['zero_stage']))
+    return dataclasses.replace(p, **unsaid | {'panels': panels, 'dp_overlap': overlaps})
 
 # %% ../nbs/87a_estimate.ipynb #8559f3b9
 PUBLISHED_CHOICES = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,),
@@ -719,11 +721,11 @@ def estimate(
     p = settled(parallel, system, a, model)
     check_parallel(p, model, system, global_batch, a)
     own = {c: getattr(p, c) for c in CHOICES if getattr(p, c) != getattr(a, c)}
-    if own: a = dataclasses.replace(a, **own)
+    if own: a = with_values(a, **own)
     a = a.on(system)
     asked = (model, system, global_batch, a)
     place, known = fastest_place(possible_places(p, system, a), asked)
-    placed = dataclasses.replace(p, **place)
+    placed = with_values(p, **place)
     found = exact_figures(*known)
     found |= interval_of(found, placed, model, system, a)
     return Estimate(model, placed, system, global_batch, a,
