@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .inputs import divides, filled, nearest, of_type, quoted, with_values
+from .inputs import divides, nearest, of_right_values, of_type, quoted, with_fields
 from .systems import Units
 from .choices import PARTS, adapted
 from .quantities import depending, plain
@@ -190,7 +190,7 @@ class Layouts(Choices):
     fp8_either_way: bool = False   # products in 8 bits take a matrix by rows as well as by columns
     assumptions: Assumptions = Assumptions()
 
-    def _replace(self, **changes): return with_values(self, **changes)
+    def _replace(self, **changes): return with_fields(self, **changes)
 
     @property
     def costs(self): return self.assumptions.costs
@@ -232,7 +232,7 @@ class CountedJob(Layouts):
         return self._replace(block=block, precision='bf16' if block.in_16_bits else self.precision)
 
     @property
-    def layouts(self): return filled(Layouts, vars(self))
+    def layouts(self): return of_right_values(Layouts, vars(self))
     @property
     def here(self): return self.block or self.blocks[0][0]
     @cached_property

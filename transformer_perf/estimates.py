@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .inputs import (
-    ANY, as_markdown, checked, field, nearest, of_type, quoted, takes, whole, with_values)
+    ANY, as_markdown, checked, field, nearest, of_type, quoted, takes, whole, with_fields)
 from .choices import adapted, graphed, of_names, offloaded, recomputed_parts
 from .parameters import (
     Calibration, Costs, Parameters, generations, read_calibration)
@@ -735,7 +735,7 @@ class Assumptions(Choices, Modelling):
         "The same for one system: of several sets of measured parameters, its own, or the nearest."
         if not isinstance(self.measured, Calibration): return self
         unmeasured = None if self.measured.knows(system) else system.architecture or system.name
-        return with_values(self, measured=self.measured.of(system), unmeasured=unmeasured)
+        return with_fields(self, measured=self.measured.of(system), unmeasured=unmeasured)
     @classmethod
     def paper(cls): return cls()
     @classmethod

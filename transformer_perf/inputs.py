@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'INTEGER', 'FLAG', 'MOST_VALUES', 'MEGABYTE', 'LARGEST_JSON',
            'printable', 'quoted', 'nearest', 'whole', 'finite', 'flag', 'label', 'field', 'one_of', 'of_type',
-           'checked_value', 'checked', 'names_of_fields', 'filled', 'with_values', 'differing', 'as_markdown', 'takes',
-           'several', 'by_own_name', 'table_with', 'number_of', 'as_numbers', 'divides', 'shipped_folder', 'path_text',
-           'checked_path', 'read_bytes', 'read_text', 'check_new', 'once', 'no_constant', 'infinity', 'parse_json',
-           'read_json', 'naming', 'read_csv', 'is_special', 'why_unwritable', 'check_writable', 'write_whole']
+           'checked_value', 'checked', 'names_of_fields', 'of_right_values', 'with_fields', 'differing', 'as_markdown',
+           'takes', 'several', 'by_own_name', 'table_with', 'number_of', 'as_numbers', 'divides', 'shipped_folder',
+           'path_text', 'checked_path', 'read_bytes', 'read_text', 'check_new', 'once', 'no_constant', 'infinity',
+           'parse_json', 'read_json', 'naming', 'read_csv', 'is_special', 'why_unwritable', 'check_writable',
+           'write_whole']
 
 # %% ../nbs/97_inputs.ipynb #90a00005
 import contextlib
@@ -178,17 +179,17 @@ def checked(cls):
 @functools.cache
 def names_of_fields(cls): return tuple(f.name for f in dataclasses.fields(cls))
 
-def filled(cls, values):
+def of_right_values(cls, values):
     "A dataclass of values, one for each field, that are known to be right: none is checked."
     found = object.__new__(cls)
     vars(found).update({name: values[name] for name in names_of_fields(cls)})
     return found
 
-def with_values(x, **values):
+def with_fields(x, **values):
     "A dataclass with some other values, which are known to be right."
     new = values.keys() - vars(x).keys()
     if new: raise TypeError(f'{type(x).__name__} has no field {min(new)}')
-    return filled(type(x), vars(x) | values)
+    return of_right_values(type(x), vars(x) | values)
 
 # %% ../nbs/97_inputs.ipynb #b4ce6bc1
 def differing(x):  # dict

@@ -31,7 +31,7 @@ import numpy as np
 # %% ../nbs/87a_estimate.ipynb #514cb26c
 from transformer_perf.inputs import (
     as_markdown, checked, divides, field, nearest, of_type, quoted, table_with, whole,
-    with_values)
+    with_fields)
 from .models import Model, as_model
 from .systems import System, as_system
 from .schedules import (
@@ -721,11 +721,11 @@ def estimate(
     p = settled(parallel, system, a, model)
     check_parallel(p, model, system, global_batch, a)
     own = {c: getattr(p, c) for c in CHOICES if getattr(p, c) != getattr(a, c)}
-    if own: a = with_values(a, **own)
+    if own: a = with_fields(a, **own)
     a = a.on(system)
     asked = (model, system, global_batch, a)
     place, known = fastest_place(possible_places(p, system, a), asked)
-    placed = with_values(p, **place)
+    placed = with_fields(p, **place)
     found = exact_figures(*known)
     found |= interval_of(found, placed, model, system, a)
     return Estimate(model, placed, system, global_batch, a,
