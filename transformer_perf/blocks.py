@@ -29,7 +29,7 @@ from .choices import PARTS, adapted
 from .quantities import depending, plain
 from .estimates import (
     KINDS, SENT_ONCE, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work,
-    any_of, exchanged, of_recipe, where)
+    any_of, distinct, exchanged, of_recipe, where)
 from .layers import (
     EAGER_NORM, EAGER_NORM_MIXED, EAGER_ROTATION, EAGER_ROTATION_32, EAGER_ROTATION_MIXED,
     SUM_IN_32_BITS, after_first, attend, attend_summa, autocast_add, autocast_norm,
@@ -199,6 +199,14 @@ class Layouts(Choices):
     def column(self):  # one that has a number for each layout; a number where there is only one
         columns = (x for x in vars(self).values() if isinstance(x, np.ndarray) and x.ndim)
         return next(columns, 0.)
+
+    @cached_property
+    def pipelines(self):  # (which of them each layout has, list of (pp, virtual_stages, schedule))
+        "The pipelines that differ."
+        columns = np.broadcast_arrays(plain(self.pp), plain(self.virtual_stages), self.schedule)
+        which, first = distinct(*map(np.ravel, columns))
+        different = zip(*(column.ravel()[first].tolist() for column in columns))
+        return which.reshape(columns[0].shape), [*different]
 
     def at(self, rows):  # Layouts
         "Some of them: columns at these rows."

@@ -429,12 +429,13 @@ def stages_of(work: Workload, units=()):  # list of PipelineStage, of columns if
 # %% ../nbs/87_timeline.ipynb #83c55b88
 def of_each_pipeline(work: Workload, table, *more):  # array [figure, ..., row]
     "A table of figures for the pipeline of each layout; shorter ones repeat their first row."
-    p = work.layouts
-    columns = np.broadcast_arrays(plain(p.pp), plain(p.virtual_stages), p.schedule, *more)
+    which, pipelines = work.layouts.pipelines
+    columns = np.broadcast_arrays(which, *more)
     which, first = distinct(*map(np.ravel, columns))
-    rows = [*zip(*(x.ravel()[first].tolist() for x in columns))]
-    none = (1, 1, '1f1b', *(0 for _ in more))
-    tables = [table(work.pattern, *row[:3], p.layout, *row[3:]) for row in rows or [none]]
+    rows = zip(*(x.ravel()[first].tolist() for x in columns))
+    asked = [(*pipelines[i], work.layouts.layout, *figures) for i, *figures in rows]
+    none = (1, 1, '1f1b', work.layouts.layout, *(0 for _ in more))
+    tables = [table(work.pattern, *row) for row in asked or [none]]
     most = max(map(len, tables))
     every = np.array([(own + own[:1] * most)[:most] for own in tables])
     every = every[which.reshape(columns[0].shape)]
