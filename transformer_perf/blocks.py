@@ -192,7 +192,7 @@ class Layouts(Choices):
 
     def _replace(self, **changes): return with_fields(self, **changes)
 
-    @property
+    @cached_property
     def costs(self): return self.assumptions.costs
 
     @property

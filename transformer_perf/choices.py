@@ -33,6 +33,7 @@ RECOMPUTE = {   # -> the parts of a layer that are computed again; 'full': all o
     'none': (), 'scores': ('scores',), 'selective': ('core_attn',), 'full': ()}
 PARTS = ('core_attn', 'mlp', 'layernorm', 'mla_up_proj', 'moe_act', 'moe', 'shared_experts')
 
+@functools.cache
 def recomputed_parts(recompute):  # tuple of str
     "The parts of a layer that are computed again: 'selective', or 'layernorm+moe_act'."
     if of_type(recompute, str, 'recompute') in RECOMPUTE: return RECOMPUTE[recompute]
@@ -51,6 +52,7 @@ def recomputed_layers(recompute):
 # %% ../nbs/82c_choices.ipynb #82c00012
 def is_recomputed(recompute, part):
     "Whether a part of a layer is computed again; an array where `recompute` is a column."
+    if isinstance(recompute, str): return part in recomputed_parts(recompute)
     own = of_names(recompute, lambda name: part in recomputed_parts(name))
     return own != 0   # of no rows too an array of bools
 
@@ -95,6 +97,7 @@ def all_of(part): return np.inf if part == 'activations' else 1.   # what no amo
 
 def amounts_offloaded(offload):  # dict: part -> amount
     "Which parts of a job a choice names, and how much of each."
+    if offload == 'none': return {}
     found, about = {}, f'offload={quoted(offload)}'
     for part in of_type(offload, str, 'offload').split('+'):
         name, colon, amount = part.partition(':')

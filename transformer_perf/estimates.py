@@ -546,7 +546,7 @@ def comm_of_each(
                           behind=at(m.behind))
     sent = {i: [placed(m) for m in work.messages if any_of(m.volume)]
             for i, work in enumerate(works.each) if work.messages}
-    panels = [at(number) for number in panels]
+    panels = {i: at(panels[i]) for i in sent}
     about = []
     for i, messages in sent.items():
         pieces = 1 if panels[i] is None else panels[i]
