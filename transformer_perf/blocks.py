@@ -1101,9 +1101,9 @@ def output_layer(job: CountedJob):  # Operation
     sums = (Message('allreduce', 2 * E * T, 'tp'),) * 3
     if job.costs.whole_logits: sums = (Message('allgather', E * T * V * job.tp, 'tp'),)
     loss = E / 2 * job.costs.loss_traffic * numbers_of_logits(job, V) + 3 * E * job.own * e
-    forward = Work((Product(T, V, e),), nbytes=loss / 2, launches=5, messages=(*rows, *sums))
-    backward = Work((Product(T, e, V), Product(V, e, T)), nbytes=loss / 2, launches=4,
-                    messages=(gradient,))
+    logits, of_rows, of_weights = Product(T, V, e), Product(T, e, V), Product(V, e, T)
+    forward = Work((logits,), nbytes=loss / 2, launches=5, messages=(*rows, *sums))
+    backward = Work((of_rows, of_weights), nbytes=loss / 2, launches=4, messages=(gradient,))
     if casts_weights(job):
         forward, backward = autocast_weight(forward, backward, V * e, job.micro_batches, job.units)
     return Operation('output', forward, backward, E * own_vocabulary(job) * (e + job.output_bias))

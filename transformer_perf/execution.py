@@ -125,9 +125,10 @@ def groupings(
     with_1d=False,                      # as above
 ):  # table with the columns n_gpus, tp, cp, pp, dp
     "The ways to group n GPUs (arXiv 2410.00273, search space)."
-    t, uneven = layer_groupings(n, strategy, model, assumptions, with_1d), assumptions.uneven_stages
+    uneven = assumptions.uneven_stages
     def stages(t): return pipeline_divides(n, t['tp'] * t['cp'], t['pp'], model.depth, uneven)
-    t = crossed(restrict(t, fixed), stages, pp=divisors(n if uneven else model.depth))
+    t = restrict(layer_groupings(n, strategy, model, assumptions, with_1d), fixed)
+    t = crossed(t, stages, pp=divisors(n if uneven else model.depth))
     t['dp'] = n // (t['tp'] * t['cp'] * t['pp'])
     t = restrict(keep(t, global_batch % t['dp'] == 0), fixed)
     return {'n_gpus': np.full(len(t['dp']), n), **t}
@@ -552,11 +553,14 @@ def first_of_each(bounds, space: Space, enough):
     "Those with the lowest bounds, of each n_gpus: `enough` placements, and each variant's first."
     lowest, n = bounds.min(axis=0, initial=np.inf), space.numbers
     order = np.lexsort((lowest, n))
-    before = np.cumsum(space.placed[order]) - space.placed[order]
+    placed = space.placed[order]
+    before = np.cumsum(placed) - placed   # placements, of all that come first
     start = np.flatnonzero(np.diff(n[order], prepend=-1))
-    since = before - np.repeat(before[start], np.diff(np.append(start, len(order))))
-    own = [run[bounds[:, run].argmin(axis=1)] for run in split_by_label(n) if len(run)]
-    few = np.unique(np.concatenate([order[since < enough], *own]))
+    rows = np.diff(start, append=len(order))
+    before_own = before - np.repeat(before[start], rows)   # of those of its n_gpus
+    runs = filter(len, split_by_label(n))
+    own = [run[bounds[:, run].argmin(axis=1)] for run in runs]
+    few = np.unique(np.concatenate([order[before_own < enough], *own]))
     return few[np.isfinite(lowest[few])]
 
 # %% ../nbs/88a_search.ipynb #6a4c89da

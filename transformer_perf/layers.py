@@ -423,16 +423,19 @@ def logits_summa(
     units=Units(),
 ):  # Operation
     "Attention scores as a SUMMA product, all heads on every GPU."
-    E, rows, ql, batch = units.element, l / m2, q // m1, b * h
+    E, batch = units.element, b * h
+    rows, ql = l / m2, q // m1
     keys = Message('broadcast', E * batch * l * ql * (m2 > 1), 'cp')
     scores = Message('broadcast', E * batch * rows * l * (m1 > 1), 'tp')
-    forward = Product(rows, l / nb, ql, batch, times=nb)
-    back = (Product(rows, ql, l, batch), Product(l / nb, ql, rows, batch, times=nb))
-    again = E * batch * (nb - 1) * rows * ql   # the sum over panels of the first
-    there = Work((forward,), messages=(keys, scores._replace(kind='reduce')))
-    messages = (scores, keys, scores, keys._replace(kind='reduce'))
-    return Operation(name, there, Work(back, nbytes=again, messages=messages), panels=nb,
-                     activations=2 * E * batch * rows * ql, recomputed_with=CORE)
+    summed_scores, summed_keys = (x._replace(kind='reduce') for x in (scores, keys))
+    forward = Work((Product(rows, l / nb, ql, batch, times=nb),), messages=(keys, summed_scores))
+    of_queries = Product(rows, ql, l, batch)
+    of_keys = Product(l / nb, ql, rows, batch, times=nb)
+    over_panels = E * batch * (nb - 1) * rows * ql   # the sum of the first
+    backward = Work((of_queries, of_keys), nbytes=over_panels,
+                    messages=(scores, keys, scores, summed_keys))
+    return Operation(name, forward, backward, panels=nb, recomputed_with=CORE,
+                     activations=2 * E * batch * rows * ql)
 
 # %% ../nbs/03_layers.ipynb #8819525e
 def attend_summa(
@@ -441,15 +444,19 @@ def attend_summa(
     units=Units(),
 ):  # Operation
     "Scores times values as a SUMMA product, all heads on every GPU."
-    E, rows, ql, batch = units.element, l / m2, q // m1, b * h
+    E, batch = units.element, b * h
+    rows, ql = l / m2, q // m1
     values = Message('broadcast', E * batch * l * ql * (m2 > 1), 'cp')
     scores = Message('broadcast', E * batch * rows * l * (m1 > 1), 'tp')
-    forward = Product(rows, ql, l / nb, batch, adds=True, times=nb)
-    back = (Product(rows, l / nb, ql, batch, times=nb), Product(l / nb, ql, rows, batch, times=nb))
-    messages = (values, scores._replace(kind='reduce'), scores, values._replace(kind='reduce'))
+    summed_scores, summed_values = (x._replace(kind='reduce') for x in (scores, values))
+    product = Product(rows, ql, l / nb, batch, adds=True, times=nb)
+    of_scores = Product(rows, l / nb, ql, batch, times=nb)
+    of_values = Product(l / nb, ql, rows, batch, times=nb)
+    forward = Work((product,), messages=(scores, values))
+    backward = Work((of_scores, of_values),
+                    messages=(values, summed_scores, scores, summed_values))
     saved = E * batch * rows * (l // m1)
-    return Operation(name, Work((forward,), messages=(scores, values)),
-                     Work(back, messages=messages), panels=nb, recomputed_with=CORE[1:],
+    return Operation(name, forward, backward, panels=nb, recomputed_with=CORE[1:],
                      frees=(('scores', saved), ('core_attn', saved)),
                      activations=saved + E * batch * rows * ql)
 

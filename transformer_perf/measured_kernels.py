@@ -102,8 +102,8 @@ def product_seconds(
     batch=1,     # products alike
 ):  # s
     "One kernel that multiplies matrices."
-    rate, shares = peak(precision, system) * fit.rate, tile_shares(fit)
-    memory, times = system.hbm_bandwidth * 1e9, []
+    rate, memory = peak(precision, system) * fit.rate, system.hbm_bandwidth * 1e9
+    shares, times = tile_shares(fit), []
     for (rows, columns), name in TILES.items():
         tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
         each = 2 * rows * columns * (k + fit.ramp) / (rate * shares[name])
@@ -209,14 +209,16 @@ def grouped_seconds(
     padded=1.,            # of the rows, what is computed
 ):  # s
     "Many small products, each with its own weights."
-    rate, times = peak(precision, system) * fit.rate, []
-    weights, bandwidth = BYTES[precision] * n * k, system.hbm_bandwidth * 1e9 * fit.bandwidth
+    rate, bandwidth = peak(precision, system) * fit.rate, system.hbm_bandwidth * 1e9 * fit.bandwidth
+    weights = BYTES[precision] * n * k
     fill = (weights / (fit.cache * generation_of(system).cache * 1e9))**4
     again = fill / (1 + fill)   # share of the tiles that find no weights in the cache
     inputs = groups * rows * (BYTES[precision] * k + 2 * n)
+    times = []
     for (high, wide), share in GROUPED.items():
+        reached = getattr(fit, share) if share else 1.
         tall = np.ceil(rows * padded / high)
-        each = 2 * high * wide * (k + fit.ramp) / (rate * (getattr(fit, share) if share else 1.))
+        each = 2 * high * wide * (k + fit.ramp) / (rate * reached)
         compute = waves(groups * tall * np.ceil(n / wide), system, fit.whole) * each
         memory = (groups * weights * (1 + (tall - 1) * again) + inputs) / bandwidth
         times.append(both(compute, memory, fit.overlap))

@@ -314,13 +314,14 @@ def passes_in_order(name, p, v, N):  # dict of columns
 def steps_needed(passes, last):  # array: the step that must be over before each pass, -1 for none
     "Forward needs the chunk before; backward the chunk after, at the end its forward pass."
     kind, way, place, m = (passes[name] for name in ('kind', 'way', 'place', 'micro_batch'))
-    known = np.full((3, way.max() + 1, last + 2, m.max() + 1), -1)
-    known[kind, way, place, m] = passes['step']
-    forward, backward, _ = known
-    own_forward, own_backward = forward[way, place, m], backward[way, place, m]
-    before = np.where(place > 0, forward[way, place - 1, m], -1)
-    after = np.where(place == last, own_forward, backward[way, place + 1, m])
-    return np.choose(kind, [before, after, own_backward])
+    ways, places, micro_batches = way.max() + 1, last + 2, m.max() + 1   # one place beyond the last
+    step_of = np.full((3, ways, places, micro_batches), -1)
+    step_of[kind, way, place, m] = passes['step']
+    forward, backward, _ = step_of
+    chunk_before = np.where(place > 0, forward[way, place - 1, m], -1)
+    chunk_after = np.where(place == last, forward[way, place, m], backward[way, place + 1, m])
+    own_backward = backward[way, place, m]
+    return np.choose(kind, [chunk_before, chunk_after, own_backward])
 
 # %% ../nbs/30_schedules.ipynb #01ca0121
 def waits_of(passes, last):  # (rank of each step, what each waits for, whether by a message)
@@ -358,14 +359,17 @@ def unit_time_starts(name, rank, waits):  # array
 def repeated(passes, length, period):  # array, of each step
     "Whether a step is the one `length` steps before on its rank, `period` micro-batches later."
     step = passes['step']
-    first = np.flatnonzero(np.diff(step, prepend=-1))
+    first = np.flatnonzero(np.diff(step, prepend=-1))   # pass of each step
     rank, size = passes['rank'][first], np.diff(first, append=len(step))
     before = np.arange(len(first)) - length[rank]
-    known = (before >= 0) & (rank[before] == rank) & (size[before] == size)
-    then = (np.arange(len(step)) + (first[before] - first)[step]) % len(step)   # of each pass
+    same_rank = (before >= 0) & (rank[before] == rank)
+    same_size = size[before] == size
+    back = (first[before] - first)[step]   # of each pass, to the one in the step before
+    then = (np.arange(len(step)) + back) % len(step)
     later = {'kind': 0, 'chunk': 0, 'micro_batch': period}
     alike = [passes[name] == passes[name][then] + more for name, more in later.items()]
-    return known & np.logical_and.reduceat(np.all(alike, axis=0), first)
+    all_alike = np.logical_and.reduceat(np.all(alike, axis=0), first)
+    return same_rank & same_size & all_alike
 
 # %% ../nbs/30_schedules.ipynb #01ca0129
 def steady_state(name, p, v, passes):  # (alike, of each step; length, stop, of each rank), or None

@@ -360,16 +360,19 @@ def chunks_dealt(depth, more, p, v, layout):  # list of str, the letters of each
 @lru_cache(maxsize=4096)
 def stages_in_order(pattern, p, v, schedule, layout=None, units=()):  # list of PipelineStage
     "The stage of every rank; `units`: how long the runs are that tell stages apart, too."
-    places = held_chunks(schedule, p, v)
+    places = held_chunks(schedule, p, v)   # [rank, chunk]
     held = held_by_chunks(pattern, p, v, layout)[:, places]   # [kind, then 3, rank, chunk]
-    layers = held[:-3].sum(axis=2) / (1 + SCHEDULES[schedule].both_ways)   # held twice
-    first, last = held[-3:-1].max(axis=2)
-    each = held[:-3].sum(axis=0)   # layers of each chunk
-    mean = np.maximum(each.sum(axis=1), 1) / places.shape[1]
+    of_kinds, of_ends = held[:-3], held[-3:-1]
+    times_held = 1 + SCHEDULES[schedule].both_ways
+    layers = of_kinds.sum(axis=2) / times_held
+    first, last = of_ends.max(axis=2)
+    each = of_kinds.sum(axis=0)   # layers of each chunk
+    mean = np.maximum(each.sum(axis=1), 1) / each.shape[1]
     widest, narrowest = each.max(axis=1) / mean, each.min(axis=1) / mean
     columns = layers.T, first, last, np.arange(p), widest, narrowest
     runs = [runs_on_ranks(pattern, p, v, schedule, layout, number) for number in units]
-    rows = zip(*(x.tolist() for x in columns), zip(*runs) if runs else [()] * p)
+    runs_of_each = zip(*runs) if runs else [()] * p
+    rows = zip(*(column.tolist() for column in columns), runs_of_each)
     return [PipelineStage(tuple(own), *others) for own, *others in rows]
 
 @lru_cache(maxsize=4096)
@@ -690,9 +693,11 @@ def working_memory_GB(work: Workload, layer, first, last):  # GB
     p, of, w = work.layouts, work.beside, work.layouts.costs
     gathered = 2 * of.stream * np.asarray(p.sequence_sharded) + of.tokens
     keys = of.keys * (p.cp - 1)   # beside the GPU's own
-    apart = w.gradients_apart * (of.table * np.maximum(first, last) + last * of.widest)
-    if adapted(p.adapters).rank: apart = 0.   # those have no gradient
-    return gathered + keys + layer + apart + last * logit_bytes(work) * of.logits + w.framework_GB
+    logits = last * logit_bytes(work) * of.logits
+    gradients = of.table * np.maximum(first, last) + last * of.widest
+    trains = not adapted(p.adapters).rank   # else these weights have no gradients
+    apart = w.gradients_apart * gradients if trains else 0.
+    return gathered + keys + layer + apart + logits + w.framework_GB
 
 # %% ../nbs/87_timeline.ipynb #5a4d0021
 class StageWeights(NamedTuple):
@@ -1118,15 +1123,18 @@ def memory_that_stays(work: Workload, at):  # Memory
 def memory_on_ranks(work: Workload, number=None):  # (Memory at its peak, Memory that stays)
     """What each rank of one configuration holds, GB, [rank]; or each of so many layouts whose
     passes come in one order, [layout, rank]."""
-    asked = *stages_asked(work), numbers_of_units(work)
-    p, (stages, which) = work.layouts, stages_at_rest(*asked)
+    p = work.layouts
+    stages, of_rank = stages_at_rest(*stages_asked(work), numbers_of_units(work))
     several, kinds = number or 1, len(stages.first)
     row, kind = np.divmod(np.arange(several * kinds), kinds)   # each layout with each stage
     every = work if number is None else work.at(row, p.at(row))
-    at = PipelineStage(tuple(x[kind] for x in stages.layers), *(x[kind] for x in stages[1:-1]))
-    def on_ranks(x): return np.broadcast_to(x, row.shape).reshape(several, kinds)[:, which]
+    *columns, _ = fields_at(stages[1:], kind)
+    at = PipelineStage(fields_at(stages.layers, kind), *columns)
+    def on_ranks(x):   # [layout, rank]
+        return np.broadcast_to(x, row.shape).reshape(several, kinds)[:, of_rank]
     stay = Memory(*map(on_ranks, memory_that_stays(every, at)))
-    saved = most_held(*(getattr(p, name) for name in ORDER), saved_on_chunks(work))
+    order = (getattr(p, name) for name in ORDER)
+    saved = most_held(*order, saved_on_chunks(work))
     full = stay._replace(activations=stay.activations + saved.T)
     if number: return full, stay
     return Memory(*(x[0] for x in full)), Memory(*(x[0] for x in stay))
