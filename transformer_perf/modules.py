@@ -423,11 +423,13 @@ def summed_layer(layer: Layer, priced: Priced, pricer, p: Layouts):  # LayerCost
     late = named(at(added(priced.late)), 'late_kernels', 's')
     first_wait, late_wait = host_waits_of_both_steps(layer, backward, late, p, 1 + passes)
     forward = forward + wait
-    return LayerCost(forward, backward + wait_back + full * forward, both('compute'),
-                     both('memory'), added(sent * (1 + often + full) + sent_back),
-                     wait * (1 + full) + wait_back, late + late_wait,
-                     first_wait + late_wait - wait_back, at(added(priced.flops)),
-                     *step_seconds(layer, pricer, priced.columns))
+    step, step_routed = step_seconds(layer, pricer, priced.columns)
+    return LayerCost(
+        forward=forward, backward=backward + wait_back + full * forward,
+        compute=both('compute'), memory=both('memory'),
+        comm=added(sent * (1 + often + full) + sent_back), wait=wait * (1 + full) + wait_back,
+        late=late + late_wait, apart=first_wait + late_wait - wait_back,
+        flops=at(added(priced.flops)), step=step, step_routed=step_routed)
 
 # %% ../nbs/87b_workload.ipynb #456b2953
 def layer_cost(job: CountedJob, pricer):  # LayerCost
@@ -646,32 +648,44 @@ def units_reduced_last(p: Layouts, pieces):
     if not any_of(after): return 1
     return where(after, np.maximum(pieces / p.virtual_stages, 1), 1)
 
+def messages_of_units(parts, at_once, pricer, p: Layouts):  # (s, s, s)
+    """What weights of a unit take to be gathered, its gradients to be reduced, and these to be made
+    alike on replicas; `at_once` units are in a message."""
+    def take(kind, GB, between_replicas=False):
+        seconds = 0.
+        for part in parts:
+            volume, (group, replicas_of) = GB(part), sharing_groups(p, part.group)
+            if not any_of(volume): continue
+            if between_replicas: volume, group = volume / group.size, replicas_of
+            seconds = seconds + pricer.collective(kind, volume, group)
+        return seconds / at_once
+    weights = lambda part: gathered_GB(part, p)
+    gradients = lambda part: part.trained * (p.costs.gradient_bytes / 2)
+    shared = np.greater(p.zero_stage, 0)
+    parted = shared & (not p.costs.reduces_whole)
+    gather = if_any(shared, lambda: take('allgather', weights))
+    reduce = (if_any(parted, lambda: take('reducescatter', gradients))
+              + if_any(~parted, lambda: take('allreduce', gradients)))
+    gather, reduce = with_host(parts, at_once, gather, reduce, pricer, p)
+    several = np.greater(replicas(p), 1)
+    alike = if_any(several, lambda: take('allreduce', gradients, between_replicas=True))
+    return names('s', gather=gather, reduce=reduce, alike=alike)
+
 def unit_time(parts, pieces, at_once, t_fwd, t_bwd, back, pricer, p: Layouts):  # (s, s)
     "The exposed s of messages of `pieces` units of equal weights, `at_once` of them in a message."
-    shared, N = np.greater(p.zero_stage, 0), micro_batches_of_stage(p)
-    factor = p.costs.gradient_bytes / 2
-    def take(kind, GB, replicated=False):
-        sent = [(GB(part), *sharing_groups(p, part.group)) for part in parts]
-        return sum(pricer.collective(kind, x / group.size if replicated else x,
-                                     other if replicated else group)
-                   for x, group, other in sent if any_of(x)) / at_once
-    gradient = lambda part: part.trained * factor
-    gather = if_any(shared, lambda: take('allgather', lambda part: gathered_GB(part, p)))
-    parted = shared & (not p.costs.reduces_whole)
-    reduce = (if_any(parted, lambda: take('reducescatter', gradient))
-              + if_any(~parted, lambda: take('allreduce', gradient)))
-    gather, reduce = with_host(parts, at_once, gather, reduce, pricer, p)
-    alike = if_any(np.greater(replicas(p), 1), lambda: take('allreduce', gradient, True))
-    gather, reduce, alike = names('s', gather=gather, reduce=reduce, alike=alike)
+    gather, reduce, alike = messages_of_units(parts, at_once, pricer, p)
     regather = gather * gathers_again(p)
-    often, each = reduces_often(p), pieces * N
-    apart = often & p.costs.replicas_each
-    reduced, met = where(often, each, pieces), where(apart, each, pieces)
-    if p.costs.gathers_shown: t_fwd = 0. * t_fwd
-    first = messages_in_turn(p, t_bwd - back, (regather, each))
-    left, behind_none = np.maximum(t_bwd - regather, 0), units_reduced_last(p, pieces)
-    return (messages_in_turn(p, t_fwd, (gather, where(gathers_often(p), each, pieces))),
-            first + messages_in_turn(p, left, (reduce, reduced), (alike, met), whole=behind_none))
+    every_time, often = pieces * micro_batches_of_stage(p), reduces_often(p)
+    gathers = where(gathers_often(p), every_time, pieces)
+    reductions = where(often, every_time, pieces)
+    between_replicas = where(often & p.costs.replicas_each, every_time, pieces)
+    hides = 0. * t_fwd if p.costs.gathers_shown else t_fwd
+    forward = messages_in_turn(p, hides, (gather, gathers))
+    gathered_again = messages_in_turn(p, t_bwd - back, (regather, every_time))
+    left = np.maximum(t_bwd - regather, 0)
+    reduced = messages_in_turn(p, left, (reduce, reductions), (alike, between_replicas),
+                               whole=units_reduced_last(p, pieces))
+    return forward, gathered_again + reduced
 
 # %% ../nbs/87b_workload.ipynb #28a10003
 def data_parallel_time(
