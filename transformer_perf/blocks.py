@@ -544,26 +544,37 @@ def heads_swapped(job: CountedJob, mixer):
     return where(names == 'ulysses', job.cp, alone)
 
 # %% ../nbs/82b_blocks.ipynb #7385b8fe
+def in_a_ring(job: CountedJob):
+    "Whether keys and values travel from GPU to GPU, while each attends to those that it has."
+    context = np.asarray(job.context)
+    return (context == 'ring') | (context == 'ulysses+ring')
+
+def keys_sent(job: CountedJob, mixer, width, swapped):  # (messages of the forward pass, backward)
+    "Keys and values, so wide together, of the GPUs of cp that do not exchange heads."
+    around, ring = job.cp // swapped, in_a_ring(job)
+    heads = mixer.own_kv(job) / swapped
+    GB = job.units.element * width * job.micro_batch * heads * job.seq_len * (around > 1)
+    gather, scatter = (Message(kind, GB, 'cp_keys') for kind in ('allgather', 'reducescatter'))
+    pass_on = Message('ring', GB, 'cp_keys', 0., 1 - 1 / around)   # the last step sends nothing
+    twice = Message('ring', 2 * GB, 'cp_keys', 0., 1.)   # keys and values, later their gradients
+    return (sent_if(~ring, gather) + sent_if(ring, pass_on),
+            sent_if(~ring, gather, scatter) + sent_if(ring, twice))
+
 def passes_keys(job: CountedJob, mixer, op: Operation, width, merges=True):  # Operation
     "An operation of attention with the messages that context parallelism needs."
-    E, swapped, tokens = job.units.element, heads_swapped(job, mixer), job.tokens
+    swapped = heads_swapped(job, mixer)
     heads, kv = mixer.own_heads(job), mixer.own_kv(job)
-    around, context = job.cp // swapped, np.asarray(job.context)
-    keys = E * width * job.micro_batch * (kv / swapped) * job.seq_len * (around > 1)
-    ring = (context == 'ring') | (context == 'ulysses+ring')
-    gather, scatter = (Message(kind, keys, 'cp_keys') for kind in ('allgather', 'reducescatter'))
-    pass_on = Message('ring', keys, 'cp_keys', 0., 1 - 1 / around)   # the last step sends nothing
-    twice = Message('ring', 2 * keys, 'cp_keys', 0., 1.)   # keys and values, later their gradients
-    swap = sent_if(swapped > 1, Message('alltoall', E * tokens * width * (heads + kv), 'cp_heads'))
-    steps = (around - 1.) * ring * merges   # after the first: the kernels again, and two that merge
-    merged = 6 * E * tokens * mixer.value * steps
-    passed = lambda work, heads, *messages: work._replace(
-        nbytes=work.nbytes + merged * heads, messages=messages + swap,
-        launches=work.launches + (work.launches + 2) * steps)
-    forward = sent_if(~ring, gather) + sent_if(ring, pass_on)
-    backward = sent_if(~ring, gather, scatter) + sent_if(ring, twice)
-    return op._replace(forward=passed(op.forward, heads, *forward),
-                       backward=passed(op.backward, heads + 2 * kv, *backward))
+    element = job.units.element * job.tokens
+    forward, backward = keys_sent(job, mixer, width, swapped)
+    swap = sent_if(swapped > 1, Message('alltoall', element * width * (heads + kv), 'cp_heads'))
+    # after its first step a ring runs the kernels again, and two that merge results
+    more_steps = (job.cp // swapped - 1.) * in_a_ring(job) * merges
+    merged = 6 * element * mixer.value * more_steps   # GB, of one head
+    def passed(work, heads, messages):
+        return work._replace(nbytes=work.nbytes + merged * heads, messages=messages + swap,
+                             launches=work.launches + (work.launches + 2) * more_steps)
+    return op._replace(forward=passed(op.forward, heads, forward),
+                       backward=passed(op.backward, heads + 2 * kv, backward))
 
 # %% ../nbs/82b_blocks.ipynb #7385b8f7
 def busiest_part(job: CountedJob, length, rows):  # (share, share)
@@ -841,11 +852,12 @@ def domains_met(job: CountedJob, experts):
 # %% ../nbs/82b_blocks.ipynb #bc00318d
 def expert_messages(job: CountedJob, experts, back=False, share=1.):  # tuple of Message
     "Messages with copies of tokens for experts, or results back; share: bytes over 16 bits."
-    E, width, way = job.units.element * share, experts.width(job), np.asarray(job.dispatcher)
-    here, seen = E * job.own * width, where(job.ep_overlap, job.costs.ep_exposed, 1.)
-    sent = lambda each: here * each * (job.ep > 1) * crowding(job)
-    each, far, crowded = experts.per_token, None, crowding(job)
-    alone = np.isin(way, SENT_ONCE)
+    way, alone = np.asarray(job.dispatcher), np.isin(job.dispatcher, SENT_ONCE)
+    E, width = job.units.element * share, experts.width(job)
+    here = E * job.own * width
+    seen = where(job.ep_overlap, job.costs.ep_exposed, 1.)
+    each, far, crowded = experts.per_token, None, crowding(job)   # copies of a token
+    sent = lambda each: here * each * (job.ep > 1) * crowded
     if np.any(alone):   # to each domain, and there to each GPU, whatever its experts
         group = expert_groups(job)['ep']
         far = where(alone, here * domains_met(job, experts) * crowded,
