@@ -401,21 +401,29 @@ class Layers(NamedTuple):
         p = Layouts(**layouts_of(t, q.system, q.global_batch, q.assumptions))
         return self.counted.at(self.own[i], p)
 
-def counted_and_held(space: Space, q: Question):
-    "(Workload of the distinct layers, of all, which layer each has, GB by formula, GB at least)."
+class Counted(NamedTuple):
+    "A space before anything is priced: what its configurations ask, and hold."
+    layers: Workload     # of the distinct layers
+    every: Workload      # of all configurations
+    which: np.ndarray    # of the layers each configuration has
+    memory: np.ndarray   # GB by formula, [configuration]; of each system, where units differ
+    least: np.ndarray    # GB at least, [system, configuration]
+
+def counted_and_held(space: Space, q: Question):  # Counted
+    "Count each distinct layer of a space once."
     t, args = space.t, (q.system, q.global_batch, q.assumptions)
-    layer, first = distinct(*(t[name] for name in columns_that_decide_layer(q.considered)))
-    work = count(job_of(keep(t, first), q.model, *args))
-    every = work.at(layer, Layouts(**layouts_of(t, *args)))
+    which, first = distinct(*(t[name] for name in columns_that_decide_layer(q.considered)))
+    layers = count(job_of(keep(t, first), q.model, *args))
+    every = layers.at(which, Layouts(**layouts_of(t, *args)))
     memory = np.atleast_2d(memory_needed(every))   # units may be those of many systems
-    memory = np.array(np.broadcast_to(memory, (len(memory), len(layer))))
+    memory = np.array(np.broadcast_to(memory, (len(memory), len(which))))
     over = (memory > np.min(q.system.hbm_capacity)).any(axis=0)   # too much for some system
     some, least = np.flatnonzero(ranks_have_unlike_chunks(every) & over), memory
     if len(some):   # these may fit after all
-        few = work.at(layer[some], every.layouts.at(some))
+        few = layers.at(which[some], every.layouts.at(some))
         least = memory.copy()
         least[:, some] = np.minimum(memory[:, some], memory_needed(few, least=True))
-    return work, every, layer, memory[0] if len(memory) == 1 else memory, least
+    return Counted(layers, every, which, memory[0] if len(memory) == 1 else memory, least)
 
 # %% ../nbs/88a_search.ipynb #0d525521
 def placed_layers(space: Space, first, q: Question):  # (place of each placement, table, allowed)
@@ -633,15 +641,15 @@ class Fitting(NamedTuple):
 def fitting(n_gpus, q: Question):  # Fitting
     "The configurations that fit."
     space = search_space(n_gpus, q)
-    work, every, layer, memory, least = counted_and_held(space, q)
-    fits = np.atleast_2d(least <= q.system.hbm_capacity)
-    if any(map(offloads, q.considered['offload'])): fits = fits & host_has_room(every, q.system)
+    own = counted_and_held(space, q)
+    fits = np.atleast_2d(own.least <= q.system.hbm_capacity)
+    if any(map(offloads, q.considered['offload'])): fits = fits & host_has_room(own.every, q.system)
     fits = np.broadcast_to(fits, (variant_count(q.system), fits.shape[1]))
     some = np.flatnonzero(fits.any(axis=0) & (space.placed > 0))
     less = space._replace(t=keep(space.t, some))
-    layers = priced_layers(less, work, layer[some], q) if len(some) else None
-    played = np.broadcast_to(ranks_have_unlike_chunks(every), layer.shape)[some]
-    return Fitting(q, space, memory, fits, some, less, played, layers)
+    layers = priced_layers(less, own.layers, own.which[some], q) if len(some) else None
+    played = np.broadcast_to(ranks_have_unlike_chunks(own.every), own.which.shape)[some]
+    return Fitting(q, space, own.memory, fits, some, less, played, layers)
 
 # %% ../nbs/88a_search.ipynb #6a4c89dc
 def table_of_candidates(f: Fitting, variant, i, j):  # dict of columns

@@ -847,12 +847,14 @@ def memory_at(work: Workload, at: PipelineStage, least=False):  # Memory
     saved = saved_at(work, at, of, least)
     layer = layer_working_set(work, at, of)
     if a.working_memory: saved = saved + working_memory_GB(work, layer, at.first, at.last)
-    copied, still = layers_copied(p, own) * other_copies(p, of), frozen_of_stage(work, at, of)
+    still = frozen_of_stage(work, at, of)
     passing = sum(at.layers) / p.virtual_stages * of.activations
+    copied = layers_copied(p, own) * other_copies(p, of)
     weights = weights_held(work, at, own, passing, still) + copied
     replaced = saved + weights if p.costs.autocast else saved   # its copies in 16 bits go, too
-    return Memory(weights, gradients_held(work, at, own, replaced),
-                  states_held(p, own) * (1 - on_host(p.offload, 'optimizer')), saved)
+    gradients = gradients_held(work, at, own, replaced)
+    states = states_held(p, own) * (1 - on_host(p.offload, 'optimizer'))
+    return Memory(weights, gradients, states, saved)
 
 @told('states', 'GB')
 def states_held(p: Layouts, own: StageWeights):  # GB
