@@ -246,9 +246,10 @@ def milliseconds_of_passes(result: Estimate, layers, operations):  # dict of col
              for way, end in WAYS.items() for part, column in WAIT_WORDS.items()}
     pricer = pricer_of(result.system, result.assumptions)
     for way in WAYS:
+        compute = parts[f'{way}_compute_ms']
         launch = [1000 * pricer.busy(getattr(op, way)).launch for op in operations]
-        parts[f'{way}_launch_ms'] = np.minimum(launch, parts[f'{way}_compute_ms'])
-        parts[f'{way}_compute_ms'] = parts[f'{way}_compute_ms'] - parts[f'{way}_launch_ms']
+        launch = np.minimum(launch, compute)
+        parts |= {f'{way}_launch_ms': launch, f'{way}_compute_ms': compute - launch}
     return parts | {f'{way}_ms': layers[f't_{end}'] * 1000 for way, end in WAYS.items()}
 
 # %% ../../nbs/77_layer_panel.ipynb #a507977a
@@ -307,13 +308,14 @@ def iteration_bar(result: Estimate, x, y, width, ghost):  # list of str
     "Where the iteration goes; dashed, what that of a ghost was."
     stats, total = result.stats, result.stats['iteration_s']
     before = ghost.stats['iteration_s'] if ghost else 0.
-    scale = width / max(total, before, stats.get('iteration_high_s', 0.))
+    scale = width / max(total, before, stats.get('iteration_high_s', 0.))   # pixels of a second
+    title = f'One iteration: {short(total)} s, {short(stats["samples_per_s"])} samples/s'
     parts = [(name, stats[column], TIME_PARTS[column][0])
              for column, name in components(result.row).items()]
-    title = f'One iteration: {short(total)} s, {short(stats["samples_per_s"])} samples/s'
     entries = [(f'{name} {value / total:.1%}', color) for name, value, color in parts]
-    drawn = [headline(x, y, title), *stack(x, y + 10, 24, scale, parts, 's'),
-             *interval_line(stats, x, y + 40, scale), *legend(x, y + 56, entries, 3, width / 3)]
+    drawn = [headline(x, y, title), *stack(x, y + 10, 24, scale, parts, 's')]
+    drawn += interval_line(stats, x, y + 40, scale)
+    drawn += legend(x, y + 56, entries, 3, width / 3)
     if ghost: drawn.append(ghost_box(x, y + 7, scale * before, 30, f'before: {short(before)} s'))
     return drawn
 
@@ -326,19 +328,22 @@ def memory_parts(result: Estimate):  # list of (what, GB, color)
 # %% ../../nbs/77_layer_panel.ipynb #7a51c115
 def memory_bar(result: Estimate, x, y, width, ghost):  # list of str
     "What the memory of a GPU holds, against what it can; red where it does not fit."
-    used, capacity, parts = result.needed, result.system.hbm_capacity, memory_parts(result)
-    before, over = ghost.needed if ghost else 0., used - capacity
-    scale = width / max(used, capacity, before)
-    end, title = x + scale * capacity, f'Memory: {used:.1f} of {capacity:g} GB'
-    if over > 0: title += f', {over:.1f} GB too much'
-    drawn = [headline(x, y, title, RED if over > 0 else 'black'),
+    used, capacity = result.needed, result.system.hbm_capacity
+    over = used - capacity
+    before = ghost.needed if ghost else 0.
+    scale = width / max(used, capacity, before)   # pixels of a GB
+    end = x + scale * capacity
+    title, ink = f'Memory: {used:.1f} of {capacity:g} GB', 'black'
+    if over > 0: title, ink = f'{title}, {over:.1f} GB too much', RED
+    parts = memory_parts(result)
+    drawn = [headline(x, y, title, ink),
              box(x, y + 10, scale * capacity, 24, 'none', stroke='black'),
              *stack(x, y + 10, 24, scale, parts, 'GB')]
     if over > 0: drawn.append(box(end, y + 24, scale * over, 10, RED, f'{short(over)} GB too much'))
     if ghost: drawn.append(ghost_box(x, y + 7, scale * before, 30, f'before: {short(before)} GB'))
+    drawn.append(line(end, y + 5, end, y + 39, 'black', 2))
     entries = [(f'{name} {value:.1f} GB', color) for name, value, color in parts]
-    return [*drawn, line(end, y + 5, end, y + 39, 'black', 2),
-            *legend(x, y + 52, entries, 2, width / 2)]
+    return drawn + legend(x, y + 52, entries, 2, width / 2)
 
 # %% ../../nbs/77_layer_panel.ipynb #7808945e
 def micro_batches_of(result: Estimate):  # of each copy, in an iteration
@@ -346,15 +351,16 @@ def micro_batches_of(result: Estimate):  # of each copy, in an iteration
 
 def pipeline_of(result: Estimate, table):  # Pipeline
     "The schedule whose idle time is the estimate's bubble, in the estimate's whole iteration."
-    p, stats = result.parallel, result.stats
-    N, layers = micro_batches_of(result), result.model.depth // p.pp
+    p, stats, N = result.parallel, result.stats, micro_batches_of(result)
+    layers = result.model.depth // p.pp   # of a stage
     message = stats['pp_comm_s'] / N / 2
     forward, backward = (table[f'{way}_ms'].sum() / 1000 * layers + message for way in WAYS)
     if p.pp > 1: period = stats['bubble_s'] / (p.pp - 1)
     else: period = min(forward + backward, stats['iteration_s'] / N)
     share = forward / (forward + backward)
     pipeline = Pipeline(p.pp, N * p.virtual_stages, period * share, period * (1 - share))
-    return pipeline._replace(rest=max(stats['iteration_s'] - pipeline.seconds, 0.))
+    rest = stats['iteration_s'] - pipeline.seconds
+    return pipeline._replace(rest=max(rest, 0.))
 
 # %% ../../nbs/77_layer_panel.ipynb #7fd03552
 def pipeline_title(result: Estimate):  # str

@@ -343,10 +343,11 @@ FOLDED = (*SYSTEM_RATES, 'own', 'sort', 'nvlink_size', 'software', 'cp', 'ep', '
 
 def control_rows(controls):  # list of widgets
     "The controls above the picture: experiments first, of many only those that matter most."
-    order = sorted((name for name in controls if name != 'cell'), key=lambda name: name != 'task')
-    if len(order) <= MOST_CONTROLS: return [row_of_widgets(controls.values())]
-    later = [name for name in order if name in FOLDED or name.endswith('_b')]
-    first = row_of_widgets(controls[name] for name in order if name not in later)
+    names = [name for name in controls if name != 'cell']
+    if len(names) <= MOST_CONTROLS: return [row_of_widgets(controls.values())]
+    names.sort(key=lambda name: name != 'task')
+    later = [name for name in names if name in FOLDED or name.endswith('_b')]
+    first = row_of_widgets(controls[name] for name in names if name not in later)
     more = row_of_widgets(controls[name] for name in later)
     return [first, ipywidgets.Accordion([more], titles=('More controls',))]
 

@@ -145,25 +145,32 @@ def candidate_name(row):  # str
 # %% ../../nbs/78_search_panel.ipynb #774adf42
 def candidate_bar(row, names, x, y, scale, chosen):  # list of str
     "The bar of one candidate, with its name and its time."
-    bar = [(name, row[column], TIME_PARTS[column][0]) for column, name in names.items()]
-    end = max(row.iteration_s, row.get('iteration_high_s', 0.))
     weight = 'bold' if row['rank'] == chosen else 'normal'
-    return [words_at(x - 8, y + 16, candidate_name(row), 'end', weight=weight),
-            *stack(x, y + 4, 14, scale, bar, 's'), *interval_line(row, x, y + 21, scale),
-            words_at(x + scale * end + 5, y + 16, f'{short(row.iteration_s)} s')]
+    name = words_at(x - 8, y + 16, candidate_name(row), 'end', weight=weight)
+    parts = [(part, row[column], TIME_PARTS[column][0]) for column, part in names.items()]
+    bar = stack(x, y + 4, 14, scale, parts, 's')
+    interval = interval_line(row, x, y + 21, scale)
+    longest = max(row.iteration_s, row.get('iteration_high_s', 0.))
+    seconds = words_at(x + scale * longest + 5, y + 16, f'{short(row.iteration_s)} s')
+    return [name, *bar, *interval, seconds]
+
+ROW_HEIGHT = 24   # pixels of a candidate
 
 def candidate_bars(found, chosen, before):  # Drawing
     "A bar for each candidate, one rank bold; dashed, the best s of another state."
-    x, y, width, names = 420, 40, 600, components(found)
+    x, y, width = 420, 40, 600   # of the bars, in pixels
+    names = components(found)
     ends = [found[name].max() for name in ('iteration_s', 'iteration_high_s') if name in found]
-    scale, bottom = width / max(before, *ends), y + 24 * len(found)
-    entries = [(name, TIME_PARTS[column][0]) for column, name in names.items()]
-    parts = [*legend(1110 - 125 * len(entries), 22, entries, 7, 125),
-             *ticks(x, y, bottom, scale, (0, width / scale), 's')]
+    longest = max(before, *ends)
+    scale = width / longest
+    bottom = y + ROW_HEIGHT * len(found)
+    entries = [(part, TIME_PARTS[column][0]) for column, part in names.items()]
+    drawn = legend(1110 - 125 * len(entries), 22, entries, 7, 125)
+    drawn += ticks(x, y, bottom, scale, (0, longest), 's')
     for i, (_, row) in enumerate(found.iterrows()):
-        parts += candidate_bar(row, names, x, y + 24 * i, scale, chosen)
-    if before: parts.append(ghost_box(x, y + 1, scale * before, 22, f'before: {short(before)} s'))
-    return drawing(parts, 1110, 65 + 24 * len(found))
+        drawn += candidate_bar(row, names, x, y + ROW_HEIGHT * i, scale, chosen)
+    if before: drawn.append(ghost_box(x, y + 1, scale * before, 22, f'before: {short(before)} s'))
+    return drawing(drawn, 1110, bottom + 25)
 
 # %% ../../nbs/78_search_panel.ipynb #7a51c121
 MAPS = ('tp x pp', 'cp x pp', 'tp x dp', 'ep x pp', 'ep x tp')   # pairs of sizes

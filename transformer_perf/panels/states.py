@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['POWERS_OF_TWO', 'SYSTEM_RATES', 'HABITS', 'TYPED', 'HELD', 'CONTROLS', 'SORTS', 'HELP', 'MAY_BE_0', 'Shown',
-           'as_option', 'with_own', 'runnable', 'nearest_settled', 'own_value', 'own_values', 'habits_of',
+           'as_option', 'with_own', 'runnable', 'nearest_settled', 'own_value', 'own_values', 'own_texts', 'habits_of',
            'assumptions_of', 'named_in', 'with_own_fields', 'arguments', 'shell_command', 'python_with', 'calls_of',
            'software_of_state', 'JobState', 'job_alone', 'question_of', 'loaded', 'panel_name', 'value_as_text', 'said',
            'command_of', 'address_of', 'control_name', 'in_control', 'control_value', 'with_values']
@@ -120,11 +120,15 @@ def own_value(name, text):
 
 def own_values(state):  # dict: field of a model, a system or a configuration -> value
     "What a state says besides its controls."
-    items = [item.partition('=') for item in getattr(state, 'own', '').split(',') if item]
-    given = {name: value for name, _, value in items}
-    typed = {nearest(name, TYPED, 'number'): own_value(name, x) for name, x in given.items()}
+    typed = {nearest(name, TYPED, 'number'): own_value(name, text)
+             for name, text in own_texts(state).items()}
     rates = {rate: getattr(state, rate, 0.) for rate in SYSTEM_RATES}
     return typed | {rate: value for rate, value in rates.items() if value}
+
+def own_texts(state):  # dict: field -> text
+    "What was typed of a state's own values."
+    items = [item.partition('=') for item in getattr(state, 'own', '').split(',') if item]
+    return {name: text for name, _, text in items}
 
 # %% ../../nbs/76_panel_states.ipynb #7a51c0e7
 def habits_of(state):  # dict: choice of a configuration -> value
@@ -320,7 +324,7 @@ def control_value(field, text):  # of the field's type
 def with_values(state, settings):  # state
     "A state with values from text, FIELD=VALUE; a number of the model or the system is its own."
     fields, given = {f.name: f for f in dataclasses.fields(state)}, {}
-    own = dict(item.split('=') for item in getattr(state, 'own', '').split(',') if item)
+    own = own_texts(state)
     numbers = TYPED if 'own' in fields else ()
     for text in settings:
         name, _, value = text.partition('=')

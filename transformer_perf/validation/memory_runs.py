@@ -118,24 +118,35 @@ def workspaces(run, architecture):  # dict of GB
 # %% ../../nbs/17_memory.ipynb #38a0002d
 def left_alive(run, job):  # dict of GB
     "Tensors of the last micro-batch that are still held after a step."
-    E, e = job.units.element, job.embed_dim
-    number = (2 * job.virtual_stages + (job.virtual_stages > 1)) * (job.pp > 1)
-    gathered = E * job.tokens * e * (job.tp > 1 and job.sequence_sharded)
+    handed_on = job.units.element * job.own * job.embed_dim
+    number, interleaved = 0, job.virtual_stages > 1   # number: of tensors that stages hand on
+    if job.pp > 1: number = 2 * job.virtual_stages + interleaved
+    return {'between stages': number * handed_on, 'one buffer': largest_buffer(run, job)}
+
+def largest_buffer(run, job):  # GB
+    "The largest of the tensors that are gathered, sent or put together for one operation."
+    element, e, found = job.units.element, job.embed_dim, [0.]
+    if job.tp > 1 and job.sequence_sharded: found.append(element * job.tokens * e)
     experts = any(kind.here.ffn.sends_tokens for kind in job.kinds)
-    every = experts * (job.dispatcher == 'allgather')
-    routed = E * job.own * e * job.ep * job.etp * every
-    local = argument(run, 'transformer_impl') == 'local'
-    scores = E * job.micro_batch * job.here.mixer.own_heads(job) * job.rows * job.seq_len * local
-    return {'between stages': number * E * job.own * e, 'one buffer': max(gathered, routed, scores)}
+    if experts and job.dispatcher == 'allgather':
+        found.append(element * job.own * e * job.ep * job.etp)
+    if argument(run, 'transformer_impl') == 'local':   # whose attention keeps scores
+        heads = job.here.mixer.own_heads(job)
+        found.append(element * job.micro_batch * heads * job.rows * job.seq_len)
+    return max(found)
 
 def empty_gradients(run, job):  # GB
     "What a product hands on that adds its gradient up itself: one of each shape of a weight."
     if argument(run, 'gradients') != 'added': return 0.
-    shapes, last = {(own_vocabulary(job), job.embed_dim)}, own_stages(count(job))[-1]
+    last = own_stages(count(job))[-1]
+    shapes = {(own_vocabulary(job), job.embed_dim)}
     for kind, number in zip(job.kinds, last.layers):
-        here = [op for op in kind.operations if np.any(op.weights) and op.name != 'router']
-        shapes |= {(p.n, p.k) for op in here for p in op.forward.products if number}
-    return job.units.element * sum(n * k for n, k in shapes)
+        if not number: continue   # the last stage has none of these layers
+        for op in kind.operations:
+            if op.name == 'router' or not np.any(op.weights): continue
+            shapes |= {(product.n, product.k) for product in op.forward.products}
+    weights = sum(n * k for n, k in shapes)
+    return job.units.element * weights
 
 # %% ../../nbs/17_memory.ipynb #38a00030
 LARGER_BLOCKS = 3.5   # MiB
