@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'INTEGER', 'FLAG', 'MOST_VALUES', 'MEGABYTE', 'LARGEST_JSON',
-           'printable', 'quoted', 'nearest', 'whole', 'finite', 'flag', 'label', 'field', 'one_of', 'of_type',
-           'checked_value', 'checked', 'names_of_fields', 'of_right_values', 'with_fields', 'differing', 'as_markdown',
-           'takes', 'several', 'by_own_name', 'table_with', 'number_of', 'as_numbers', 'divides', 'shipped_folder',
-           'path_text', 'checked_path', 'read_bytes', 'read_text', 'check_new', 'once', 'no_constant', 'infinity',
-           'parse_json', 'read_json', 'naming', 'read_csv', 'is_special', 'why_unwritable', 'check_writable',
-           'write_whole']
+           'printable', 'in_a_line', 'quoted', 'nearest', 'whole', 'finite', 'flag', 'label', 'field', 'one_of',
+           'of_type', 'checked_value', 'checked', 'names_of_fields', 'of_right_values', 'with_fields', 'differing',
+           'as_markdown', 'takes', 'several', 'by_own_name', 'table_with', 'number_of', 'as_numbers', 'divides',
+           'shipped_folder', 'path_text', 'checked_path', 'read_bytes', 'read_text', 'check_new', 'once', 'no_constant',
+           'infinity', 'parse_json', 'read_json', 'naming', 'read_csv', 'is_special', 'why_unwritable',
+           'check_writable', 'write_whole']
 
 # %% ../nbs/97_inputs.ipynb #90a00005
 import contextlib
@@ -37,6 +37,10 @@ LONGEST = 60  # characters of anything that a message quotes
 def printable(text):
     "A text without line breaks, terminal commands or other characters that do not print."
     return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+def in_a_line(error, longest=2 * LONGEST):  # str
+    "The first line of what an error says, of so many characters at most."
+    return printable(str(error).strip().partition('\n')[0])[:longest]
 
 def quoted(value):
     "Anything in one short line."
@@ -345,8 +349,7 @@ def parse_json(text, name, infinities=False):  # dict
     try: found = json.loads(text, object_pairs_hook=once, parse_constant=constant)
     except RecursionError: raise ValueError(f'{name}: not valid JSON (nested too deep)') from None
     except ValueError as error:
-        why = printable(str(error).splitlines()[0])[:2 * LONGEST]
-        raise ValueError(f'{name}: not valid JSON ({why})') from None
+        raise ValueError(f'{name}: not valid JSON ({in_a_line(error)})') from None
     if isinstance(found, dict): return found
     raise ValueError(f'{name}: must hold one JSON object, not a {type(found).__name__}')
 
@@ -391,7 +394,7 @@ def read_csv(path, times=1, **options):  # DataFrame
     check_cells(data, name, times * MOST_CELLS_GIVEN, options.get('comment'))
     try: return pd.read_csv(io.BytesIO(data), low_memory=False, compression=None, **options)
     except (ValueError, OverflowError, RecursionError, MemoryError) as error:
-        why = printable((str(error) or type(error).__name__).splitlines()[0])[:2 * LONGEST]
+        why = in_a_line(error) or type(error).__name__
         raise ValueError(f'{name}: is not a table ({why})') from None
 
 # %% ../nbs/97_inputs.ipynb #a2cc08bf

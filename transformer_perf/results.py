@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LARGEST_PARQUET', 'MOST_CELLS', 'FEW_CELLS', 'CELLS_OF_A_BYTE', 'STUDY', 'PART_FILE', 'table_bytes', 'checked_suffix',
-           'parquet_table', 'longest_in', 'as_texts', 'read_table', 'in_a_line', 'part_path', 'parts_in',
-           'table_of_parts', 'npy_bytes']
+           'parquet_table', 'longest_in', 'as_texts', 'read_table', 'part_path', 'parts_in', 'table_of_parts',
+           'npy_bytes']
 
 # %% ../nbs/94_results.ipynb #06c00004
 import io
@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from .execution import paper_candidate
-from .inputs import MEGABYTE, path_text, printable, read_bytes, read_csv, read_json
+from .inputs import MEGABYTE, in_a_line, path_text, read_bytes, read_csv, read_json
 
 # %% ../nbs/94_results.ipynb #3ebf6af3
 def table_bytes(table, suffix):
@@ -83,10 +83,6 @@ def read_table(path):  # DataFrame
     except Exception as error:  # noqa: BLE001 -- a damaged file can fail in any way
         why = in_a_line(error) or 'it is damaged'
         raise ValueError(f'{path_text(path)}: is not a table ({why})') from None
-
-def in_a_line(error):  # str
-    "What an error says, in one short line."
-    return printable(str(error).partition('\n')[0])[:120]
 
 # %% ../nbs/94_results.ipynb #06c00011
 STUDY = '_study.json'   # beside the parts; readers of datasets pass over names that begin with _

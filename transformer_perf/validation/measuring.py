@@ -26,7 +26,7 @@ import pandas as pd
 
 from ..estimates import Assumptions
 from ..inputs import (
-    check_writable, checked_path, finite, path_text, printable, write_whole)
+    check_writable, checked_path, finite, in_a_line, path_text, write_whole)
 from ..measured_kernels import (
     SHEETS, TABLES, closest, gpu_of, sheet_of)
 from ..systems import PHYSICAL, REQUIRED, as_system
@@ -325,7 +325,7 @@ def timed(machine, plan, seconds):  # yields (Measurement, s or None, samples or
             continue
         try: took, samples = time_of(one.prepare(machine), machine.wait, share, agreed, **alone)
         except NOT_HERE as error:
-            yield one, None, printable(str(error).strip().partition('\n')[0])[:100]
+            yield one, None, in_a_line(error, 100)
             continue
         best[key] = max(best.get(key, 0), work / took)
         yield one, took, samples
@@ -421,8 +421,7 @@ def import_torch():
         import scipy   # noqa: F401
         import torch
     except (ImportError, OSError) as error:   # a library of its own may be missing
-        why = printable(str(error).strip().partition('\n')[0])[:100]
-        raise ValueError(f"measuring needs PyTorch and scipy ({why}): "
+        raise ValueError(f"measuring needs PyTorch and scipy ({in_a_line(error, 100)}): "
                          "pip install 'transformer_perf[measure]'") from None
     return torch
 
