@@ -43,11 +43,11 @@ def kind_of(given):  # str
     if len(flags & FLAGS.keys()) > 1: return 'megatron'
     raise ValueError('has no keys of Megatron-LM, DeepSpeed, Accelerate, torchtitan or our own')
 
-def job_of_dict(given, told):  # Job; told: as `job_of_keys`
-    "A job from the keys of one format."
+def job_of_dict(given, told, path=None, text=''):  # Job; told: as `job_of_keys`
+    "A job from the keys of one format; where they are from, for one that names other files."
     kind = kind_of(of_type(given, dict, 'job'))
     if kind == 'own': return own_job(given, told.get('n_gpus'))
-    if kind == 'primus': return primus_job(given, told)
+    if kind == 'primus': return primus_job(given, told, path, text)
     if kind in ('bridge', 'nemo'): return dumped_job(given, kind, told)
     keys = megatron_keys(given) if kind == 'megatron' else flat(given)
     return job_of_keys(keys, FORMATS[kind], told)
@@ -129,5 +129,4 @@ def job_in(path, told):  # Job
     given = readers[kind](text, path_text(path))
     with naming(path):
         if other := flat(given).get(OTHER_FILE): return job_of_both(given, path, str(other), told)
-        if trainer_of(given): return primus_job(given, told, path, text)
-        return job_of_dict(given, told)
+        return job_of_dict(given, told, path, text)
