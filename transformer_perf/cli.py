@@ -342,7 +342,8 @@ def check_said(options, a, said):
     for name, (words, instead) in WITHOUT_DEFAULT.items():
         o = next((o for o in options if name in o.names), None)
         if o is None or name == 'gpus' and o.default is None: continue
-        if name not in said and not any(getattr(a, other, None) for other in (o.name, *instead)):
+        typed = any(getattr(a, other, None) for other in (o.name, *instead))
+        if name not in said and not typed:
             raise ValueError(f'the job does not say its {words}: give {o.flag}')
 
 # %% ../nbs/95_cli.ipynb #1a0dae94
@@ -1545,14 +1546,18 @@ def schema_text(command=None):  # str
 # %% ../nbs/95_cli.ipynb #ba5bd445
 def run_command(texts):  # exit code
     "Run a command by its words."
-    if not texts or texts[0] in ('-h', '--help'): deliver(overview()); return 0
-    if texts[0] == '--version':
+    if not texts or texts[0] in ('-h', '--help'): told = overview()
+    elif texts[0] == '--version':
         from transformer_perf import __version__
-        deliver(f'{__version__}\n'); return 0
-    if texts[0] == '--schema': deliver(schema_text()); return 0
-    name = nearest(texts[0], COMMANDS, 'command')
-    if texts[1:] == ['--schema']: deliver(schema_text(name)); return 0
-    return COMMANDS[name].run(arguments_of(name, texts[1:])) or 0
+        told = f'{__version__}\n'
+    elif texts[0] == '--schema': told = schema_text()
+    else:
+        name = nearest(texts[0], COMMANDS, 'command')
+        if texts[1:] != ['--schema']:
+            return COMMANDS[name].run(arguments_of(name, texts[1:])) or 0
+        told = schema_text(name)
+    deliver(told)
+    return 0
 
 # %% ../nbs/95_cli.ipynb #dae2a82b
 OURS = 70   # exit code of a fault that is no user's: 1 has a meaning

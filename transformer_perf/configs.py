@@ -21,11 +21,6 @@ from .linear_attention import (
 from .sparse_attention import IndexedAttention
 
 # %% ../nbs/81_configs.ipynb #00bc0026
-def agree(one, other):
-    "A ValueError with both keys unless two (key, value) have the same value."
-    if one[1] == other[1]: return
-    raise ValueError(f'{one[0]}={quoted(one[1])} contradicts {other[0]}={quoted(other[1])}')
-
 def unsayable(what): return ValueError(f'no field of a Model says {what}')
 
 def layers_listed(key, listed, words, depth):  # list of bool
@@ -50,7 +45,10 @@ class Config(NamedTuple):
         "The key among several spellings that a file has, and its value."
         names = ' '.join(self.names.get(name, name) for name in names.split()).split()
         found = [(name, self.given[name]) for name in names if self.given.get(name) is not None]
-        for other in found[1:]: agree(found[0], other)
+        for other, x in found[1:]:
+            key, value = found[0]
+            if x != value:
+                raise ValueError(f'{key}={quoted(value)} contradicts {other}={quoted(x)}')
         if found: return found[0]
         every = self.usual | self.given
         for name in names:

@@ -206,7 +206,8 @@ def against_gpus(
         if log: log_ticks(ax.yaxis, (1, 2, 5))
         if level is not None: ax.axhline(level, color=BLACK, linewidth=0.8)
         draw_curves(ax, own, column, line, looks, perfect)
-    axes[0, 0].set_ylabel(label); legend_of_curves(figure, looks, perfect)
+    axes[0, 0].set_ylabel(label)
+    legend_of_curves(figure, looks, perfect)
     return figure
 
 # %% ../nbs/83_plots.ipynb #c018dabb
@@ -414,8 +415,9 @@ def draw_map(ax, xs, ys, z, norm, contours, marks):  # (what a colour bar needs,
     "The colours, contours and marks of one panel, hatched where there is no value."
     ax.patch.set(**HOLES)
     mesh = ax.pcolormesh(edges(xs), edges(ys), np.ma.masked_invalid(z), cmap='cividis_r', norm=norm)
-    ax.set(xscale='log', yscale='log'); ax.grid(False)
-    value_ticks(ax.xaxis, xs); value_ticks(ax.yaxis, ys)
+    ax.set(xscale='log', yscale='log')
+    ax.grid(False)
+    for axis, values in ((ax.xaxis, xs), (ax.yaxis, ys)): value_ticks(axis, values)
     mark_machines(ax, marks)
     holes = {} if np.isfinite(z).all() else {'nothing fits': Patch(**HOLES)}
     return mesh, draw_contours(ax, xs, ys, z, contours) | holes
@@ -440,7 +442,8 @@ def heat_map(
     drawn = {'a real GPU': dot} if marks else {}
     for ax, (name, z) in zip(axes[0], shown):
         mesh, lines = draw_map(ax, xs, ys, z, norm, contours, marks)
-        ax.set(xlabel=xlabel, title=name); drawn |= lines
+        ax.set(xlabel=xlabel, title=name)
+        drawn |= lines
     axes[0, 0].set_ylabel(ylabel)
     figure.legend(drawn.values(), drawn.keys(), loc='outside right center', handlelength=3)
     bar = figure.colorbar(mesh, ax=axes, label=label, pad=0.02)
@@ -465,7 +468,8 @@ def communication(
             ax.plot(rows.MB, rows.measured_ms, color=color, linestyle='', marker=marker,
                     markerfacecolor='none')
         ax.set(xscale='log', yscale='log', xlabel='message (MB)', title=name)
-        log_ticks(ax.xaxis, base=100); log_ticks(ax.yaxis)
+        log_ticks(ax.xaxis, base=100)
+        log_ticks(ax.yaxis)
     axes[0, 0].set_ylabel('time (ms)')
     handles = [Line2D([], [], **{**look, 'markerfacecolor': 'none'}, label=label)
                for label, look in looks.items()]
@@ -494,7 +498,8 @@ def draw_passes(ax, own):
         ax.broken_barh(spans, (rank - .42, .84), facecolor=PASSES[kind][0],
                        alpha=1 - .6 * chunk / last, **look)
     ax.set(yticks=np.unique(own['rank']), ylabel='rank')
-    ax.grid(False); ax.invert_yaxis()
+    ax.grid(False)
+    ax.invert_yaxis()
 
 # %% ../nbs/83_plots.ipynb #7c100003
 @picture

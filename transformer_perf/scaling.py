@@ -335,8 +335,9 @@ def network_of_system(
 ):  # Network
     "The network that the package's own two-tier collectives amount to, measured by 8 GPUs."
     system, model, a = as_system(system), as_model(model), as_assumptions(assumptions)
-    rows = {REFERENCE, *(whole(n, 'n_gpus', least=2) for n in several(n_gpus, 'n_gpus', least=0))}
-    gpus, volume, bandwidth, efficiency = np.array(sorted(rows)), weights_GB(model), {}, {}
+    asked = [whole(n, 'n_gpus', least=2) for n in several(n_gpus, 'n_gpus', least=0)]
+    gpus, volume = np.array(sorted({REFERENCE, *asked})), weights_GB(model)
+    bandwidth, efficiency = {}, {}
     for kind in dict.fromkeys(messages_of(stage)):
         pieces = message_pieces(kind, stage, model.depth, gpus)
         seconds = dict(zip(gpus, system_time(kind, volume, gpus, pieces, system, a)))

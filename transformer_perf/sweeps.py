@@ -102,8 +102,9 @@ def check_product(systems, vary):
 
 def pieces_of(vary, most):  # list of dict: physical field -> array
     "Every combination of the physical values, at most so many of them in a piece."
-    names = sorted((name for name in vary if name in PHYSICAL), key='hbm_capacity'.__eq__)
-    if not names: return [{}]   # capacity is last: what differs in it alone is priced once
+    names = [name for name in vary if name in PHYSICAL and name != 'hbm_capacity']
+    if 'hbm_capacity' in vary: names.append('hbm_capacity')   # what differs in it is priced once
+    if not names: return [{}]
     axes = [np.asarray(vary[name], dtype=float) for name in names]
     grid = [axis.ravel() for axis in np.meshgrid(*axes, indexing='ij')]
     cuts = [slice(at, at + most) for at in range(0, len(grid[0]), most)]

@@ -112,8 +112,6 @@ def derive_accelerate(facts, ignored):
     facts.setdefault('sequence_sharded', Said(None, kind != 'MEGATRON_LM'))
 
 # %% ../../nbs/90e_accelerate.ipynb #16dd2100
-KEPT = dict(zero_stage=3, reshard_after_forward=False)   # gathered, until the backward pass is over
-
 def undo_accelerate(f):  # dict
     "Facts as Accelerate has them: FSDP 2 where it can, DeepSpeed or Megatron-LM where it must."
     stage, n, offload = f.get('zero_stage') or 0, f.get('n_gpus'), f.get('offload') or 'none'
@@ -126,7 +124,8 @@ def undo_accelerate(f):  # dict
             return f | host | dict(kind='DEEPSPEED', deepspeed_stage=stage)
         raise ValueError(f'offload={offload!r} of this job cannot be said in accelerate')
     if n == 1: return f | dict(kind='NO', n_gpus=None)
-    if stage == 2 and f['frees_weights']: f, stage = f | KEPT, 3
+    if stage == 2 and f['frees_weights']:   # weights stay gathered, but for that
+        f, stage = f | dict(zero_stage=3, reshard_after_forward=False), 3
     if cp > 1 and (stage < 3 or pp > 1): raise cannot_say(
         'accelerate', 'cp shares weights out, and has no pipeline', cp=cp, zero_stage=stage, pp=pp)
     nobody_shares = stage < 2 or n is not None and cp * dp == 1

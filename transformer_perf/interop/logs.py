@@ -143,9 +143,10 @@ def kernels_in_trace(path):  # list of (kernel, the operation that launched it, 
     "The kernels among the events of a trace."
     found = parse_json(profile_text(path), path_text(path), infinities=True).get('traceEvents')
     events = [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
-    known = {str(launched_by(e)): e for e in events
-             if e.get('cat') == 'cpu_op' and launched_by(e) is not None}
-    return [(e, known.get(str(launched_by(e)), {})) for e in events if is_kernel(e)]
+    operations = {str(launched_by(e)): e for e in events
+                  if e.get('cat') == 'cpu_op' and launched_by(e) is not None}
+    kernels = filter(is_kernel, events)
+    return [(kernel, operations.get(str(launched_by(kernel)), {})) for kernel in kernels]
 
 # %% ../../nbs/90l_logs.ipynb #990292d4
 def read_profile(path):  # DataFrame, a row for each kernel and shape

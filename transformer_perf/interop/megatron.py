@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..inputs import HUGE, naming, nearest, of_type, printable, quoted, whole
-from ..configs import rule_of
+from ..configs import all_but_each, rule_of
 from ..models import has_experts
 from ..choices import (
     GRAPHED, KEEPS, PARTS, amounts_offloaded, offload_said, recomputed_layers, recomputed_parts)
@@ -47,7 +47,7 @@ def full_every(x, key):
     if isinstance(x, str): x = list_said(x, key)
     if not isinstance(x, list): return whole(x, key)
     n = x.index(0) + 1 if 0 in x else None
-    if n and x == [int((i + 1) % n > 0) for i in range(len(x))]: return n
+    if n and x == all_but_each(n, len(x)): return n   # 1 is True
     if x and all(one == 1 for one in x): return None   # none of them does
     raise ValueError(f'{key}={quoted(x)}: no rule of a Model says which layers attend to all')
 
@@ -251,7 +251,9 @@ def zero_of_megatron(facts, ignored):
 def overlap_of_megatron(facts, ignored):
     """Whether messages of copies hide: gradients behind the backward pass, weights behind the next;
     PyTorch's FSDP, which is asked by neither flag, hides both."""
-    if value(facts, 'fsdp2'): facts['dp_overlap'] = Said(facts['fsdp2'].key, True); return
+    if value(facts, 'fsdp2'):
+        facts['dp_overlap'] = Said(facts['fsdp2'].key, True)
+        return
     reduce, gather = facts['overlap_reduce'], facts['overlap_gather']
     facts['dp_overlap'] = reduce
     if value(facts, 'zero_stage') and reduce.value != gather.value:
@@ -497,7 +499,8 @@ def layers_with_experts(facts, key, text):
     "Which layers have experts, as a rule of a Model."
     depth, said = value(facts, 'depth', 1), list_said(text, key)
     if isinstance(said, int):
-        facts['moe_every'] = Said(key, whole(said, key)); return
+        facts['moe_every'] = Said(key, whole(said, key))
+        return
     if len(said) != depth: raise ValueError(f'{key} lists {len(said)} layers, but '
                                             f'{spelled(facts, "depth")}')
     rule = rule_of([bool(x) for x in said])

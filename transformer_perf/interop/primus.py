@@ -26,7 +26,8 @@ def with_defaults(x, taken, key=''):
     if isinstance(x, dict): return {name: with_defaults(y, taken, name) for name, y in x.items()}
     if isinstance(x, list): return [with_defaults(y, taken, key) for y in x]
     if not isinstance(x, str) or not DEFAULTED.search(x): return x
-    taken[key], text = x, DEFAULTED.sub(lambda found: found[2], x)
+    taken[key] = x
+    text = DEFAULTED.sub(lambda found: found[2], x)
     if text.lower() in PLAIN_WORDS: return PLAIN_WORDS[text.lower()]
     return int(text) if re.fullmatch(r'-?\d{1,25}', text) else text
 

@@ -145,7 +145,9 @@ def usual_batch(facts, ignored):
 def micro_batch_of_torchtitan(facts, local, pp):
     "What goes through a pipeline at once is a part of what a copy takes at once."
     parts = value(facts, 'microbatches')
-    if pp == 1: facts['micro_batch'] = facts['local']; return
+    if pp == 1:
+        facts['micro_batch'] = facts['local']
+        return
     if parts and local % parts:
         raise ValueError(f'{spelled(facts, "local")} must be divisible by '
                          f'{spelled(facts, "microbatches")}')
@@ -260,7 +262,9 @@ def recompute_of_torchtitan(facts, ignored):
     products = text == 'op'   # of which every second is saved, and attention
     text = '2' if products else text
     every = whole(int(text) if text.isdecimal() else text, option.key, 0)
-    if every < 2: facts['recompute'] = Said(option.key, 'full'); return
+    if every < 2:
+        facts['recompute'] = Said(option.key, 'full')
+        return
     if not depth:
         why = 'not used: the file does not say how many layers there are; a part of each is'
         ignored.append((option.key, why))

@@ -102,12 +102,15 @@ def lost(job: Job, again: Job):  # dict: field -> value
     names = (*PARALLEL_FIELDS, *OF_JOBS, *OF_ALL, 'gradients_in_16_bits')
     found = {n: own[n] for n in names if n not in idle and own[n] not in (None, back[n])}
     if job.parallel.strategy == '2d': found['strategy'] = '2d'
-    one, two = meaning(job.model), meaning(again.model)
-    if one is not None and two is None: found['model'] = job.model.name
-    elif one != two:
-        found |= {n: x for n, x in differing(one).items() if x != getattr(two, n)} or {
-            n: getattr(one, n) for n in differing(two) if getattr(one, n) != getattr(two, n)}
-    return found
+    return found | lost_of_model(meaning(job.model), meaning(again.model), job)
+
+def lost_of_model(one, two, job: Job):  # dict: field -> value
+    "What of a model did not come back: what differs from the usual, or is usual where it came."
+    if one == two: return {}
+    if two is None: return {'model': job.model.name}
+    said = {n: x for n, x in differing(one).items() if x != getattr(two, n)}
+    if said: return said
+    return {n: getattr(one, n) for n, x in differing(two).items() if x != getattr(one, n)}
 
 # %% ../../nbs/90k_writing.ipynb #e720ac11
 def puts_off(job: Job):

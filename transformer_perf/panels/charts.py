@@ -353,10 +353,11 @@ def operation_points(ax, table):
     "A point per pass: filled forward, hollow backward."
     for i, name in enumerate(dict.fromkeys(table.operation)):
         color, marker = PALETTE[i % len(PALETTE)], 'os^DvP'[i // len(PALETTE)]
-        for way, fill in (('forward', color), ('backward', 'none')):
-            own = table[(table.operation == name) & (table['pass'] == way)]
+        passes = table[table.operation == name]
+        for way, fill, label in (('forward', color, name), ('backward', 'none', '_')):
+            own = passes[passes['pass'] == way]
             ax.plot(own.FLOP_per_byte, own.TFLOP_per_s, marker=marker, color=color, markersize=7,
-                    linestyle='', markerfacecolor=fill, label=name if fill == color else '_')
+                    linestyle='', markerfacecolor=fill, label=label)
 
 @picture
 def roofline_figure(table, result: Estimate, ghost):  # Figure

@@ -104,7 +104,9 @@ def predict(
     for row, job, fits in jobs:
         try: one = estimate(job.model, job.parallel, job.system, job.global_batch,
                             job.assumptions(assumptions))
-        except ValueError as error: reason.iloc[row] = str(error); continue
+        except ValueError as error:
+            reason.iloc[row] = str(error)
+            continue
         figures = one.stats | {name: getattr(job.parallel, of) for name, of in OPEN.items()}
         for name in PREDICTED: found[f'predicted_{name}'][row] = figures[name]
         for name in INTERVAL: found[name][row] = figures.get(name, np.nan)
