@@ -1240,10 +1240,7 @@ def text_of_plan(found, a):  # str
 
 # %% ../nbs/95_cli.ipynb #11a00011
 USUAL_FACTOR = '2'
-BEST = {'base_s': 'best_s', 'at_low_s': 'best_at_low_s', 'at_high_s': 'best_at_high_s'}
-SLOWER = ('Where the best takes longer than the configuration, that one does not fit there, or is '
-          'none that a search tries.')
-NOT_HELD = 'A time of inf: it does not fit in memory.'
+
 def best_asked(a):  # (as `case_asked`, or None; why nothing fits)
     "The best configuration on so many GPUs."
     said = [o.flag for o in LAYOUT if getattr(a, o.name) != option_given(o, o.default)]
@@ -1261,6 +1258,28 @@ def what_it_rests_on(one):  # list of str
     "The notes of an estimate, first of them that it does not fit."
     from transformer_perf.iteration import too_large
     return [*filter(None, [too_large(one)]), *one.notes]
+
+BEST = {'base_s': 'best_s', 'at_low_s': 'best_at_low_s', 'at_high_s': 'best_at_high_s'}
+
+def notes_of_times(table):  # list of str
+    "What times of a table of sensitivities stand for that are infinite, or longer at their best."
+    notes = []
+    if table[[*BEST, *BEST.values()]].eq(math.inf).any(axis=None):
+        notes.append('A time of inf: it does not fit in memory.')
+    if any((table[best] > 1.0001 * table[own]).any() for own, best in BEST.items()):
+        notes.append('Where the best takes longer than the configuration, that one does not fit '
+                     'there, or is none that a search tries.')
+    return notes
+
+def tell_needed(case, a):  # exit code
+    "Say what one figure of the system must be; that nothing is enough is an answer of its own."
+    from transformer_perf.advice import needed
+    from transformer_perf.iteration import estimate
+    found = needed(a.needed, *case, amount(a.ratio, '--ratio'), a.again)
+    notes = what_it_rests_on(estimate(*case)) + not_used(a)
+    if a.format == 'table': deliver(paragraph(' '.join([f'{found}.', *notes])), a.output)
+    else: deliver_table([found._asdict()], a, notes)
+    return 1 if found.value is None else 0
 
 @command(
     'sensitivity', MODEL, SYSTEM, NVLINK, BATCH,
@@ -1282,7 +1301,7 @@ def sensitivity_command(a):
         transformer-perf sensitivity --tp 4 --pp 32 --dp 16 --needed ib_bandwidth --ratio 0.9
     """
     import pandas as pd
-    from transformer_perf.advice import needed, sensitivity
+    from transformer_perf.advice import sensitivity
     from transformer_perf.advice.sensitivities import SENSITIVITY_COLUMNS
     from transformer_perf.iteration import estimate, short
     case, why = best_asked(a) if a.gpus else (case_asked(a), '')
@@ -1292,19 +1311,10 @@ def sensitivity_command(a):
         return 1
     if a.needed and a.factor != USUAL_FACTOR:
         raise ValueError('--factor says nothing with --needed')
-    if a.needed:
-        found = needed(a.needed, *case, amount(a.ratio, '--ratio'), a.again)
-        notes = what_it_rests_on(estimate(*case)) + not_used(a)
-        if a.format == 'table': deliver(paragraph(' '.join([f'{found}.', *notes])), a.output)
-        else: deliver_table([found._asdict()], a, notes)
-        return 1 if found.value is None else 0   # that nothing is enough is an answer of its own
+    if a.needed: return tell_needed(case, a)
     table = sensitivity(*case, amount(a.factor, '--factor'), a.again)
-    slower = any((table[best] > 1.0001 * table[own]).any() for own, best in BEST.items())
     view = few_digits(table.dropna(axis='columns', how='all'), short)
-    notes = what_it_rests_on(estimate(*case))
-    if table[[*BEST, *BEST.values()]].eq(math.inf).any(axis=None): notes.append(NOT_HELD)
-    if slower: notes.append(SLOWER)
-    notes += not_used(a)
+    notes = what_it_rests_on(estimate(*case)) + notes_of_times(table) + not_used(a)
     deliver_table(table, a, notes, view)
     return 0
 
@@ -1508,6 +1518,16 @@ def refuse(name, text):
     if flag.startswith('-'): nearest(flag, takes[name], f'option of {name}')
     raise ValueError(f'{name} does not take {quoted(text)}')
 
+def option_asked(o: Option, a, said):
+    "What an option was given; else what a job says of it, or its default."
+    given = getattr(a, o.name)
+    empty = isinstance(given, list) and (not given or [] in given)
+    if empty and o.flag.startswith('-'):   # `--top=--` is none to argparse
+        raise ValueError(f'{o.flag} lacks a value')
+    if o.needs and given is not None and not getattr(a, o.needs):
+        raise ValueError(f'{o.flag} says nothing without --{o.needs}')
+    return option_given(o, usual_of(o, said) if given in (None, []) else given)
+
 def arguments_of(name, texts):  # Namespace
     "The options of a command, read."
     options = COMMANDS[name].options
@@ -1516,14 +1536,7 @@ def arguments_of(name, texts):  # Namespace
     for text in rest: refuse(name, text)
     said = job_of_options(a, options)
     a.typed = {o.name for o in options if getattr(a, o.name) not in (None, [])}
-    for o in options:
-        given, usual = getattr(a, o.name), usual_of(o, said)
-        empty = isinstance(given, list) and (not given or [] in given)
-        if empty and o.flag.startswith('-'):   # `--top=--` is none to argparse
-            raise ValueError(f'{o.flag} lacks a value')
-        if o.needs and given is not None and not getattr(a, o.needs):
-            raise ValueError(f'{o.flag} says nothing without --{o.needs}')
-        setattr(a, o.name, option_given(o, usual if given in (None, []) else given))
+    for o in options: setattr(a, o.name, option_asked(o, a, said))
     a.command, a.length, a.wide = name, '', getattr(a, 'wide', False)
     for word, known in (('format', OUTPUT_FORMATS), ('export', EXPORTS)):
         if getattr(a, word, None): nearest(getattr(a, word), known, f'--{word}')

@@ -125,22 +125,30 @@ BY_ITSELF = {   # what holds of a job -> where that is said, if a format has no 
     **dict.fromkeys(('master_bytes', 'moment_bytes'), 'the optimizer'),
     'fp8_dispatch': 'the dispatcher', 'n_gpus': 'the launcher', 'dp': 'the launcher'}
 
-def set_elsewhere(job: Job, name, keys):  # list of str
-    "What a format leaves to another place; a ValueError for what it cannot say at all."
-    format = FORMATS[name]
-    again = job_of_keys(keys, format)
-    places = {row.fact: row.where for row in format.rows if row.where} | BY_ITSELF
+def places_besides(job: Job, name, keys):  # dict: fact -> where it is said
+    "Where what has no key in a format is said."
+    places = {row.fact: row.where for row in FORMATS[name].rows if row.where} | BY_ITSELF
     if keys.get('distributed_type') == 'DEEPSPEED':
         places |= {'recompute': f'{CODE}: gradient checkpointing'}
     if name != 'megatron': places |= {'model': CODE, 'dropout': CODE}
     if (parts := 'parallelism.pipeline_parallel_layers_per_stage') in keys:
         places |= {'virtual_stages': f'{parts}={keys[parts]} of {job.model.depth} layers'}
-    found = []
+    return places
+
+def set_elsewhere(job: Job, name, keys):  # list of str
+    "What a format leaves to another place; a ValueError for what it cannot say at all."
+    again, found = job_of_keys(keys, FORMATS[name]), []
+    places = places_besides(job, name, keys)
     for fact, x in lost(job, again).items():
         if fact not in places: raise ValueError(f'{fact}={quoted(x)} cannot be said in {name}')
         launched = fact == 'dp' or (fact, name) == ('n_gpus', 'megatron')   # by its line
         usual = (fact, x, name) == ('gradients_in_16_bits', False, 'megatron')   # without a flag
         if not (launched or usual): found.append(f'{fact}={printable(x)} ({places[fact]})')
+    return found + without_keys(job, name, keys)
+
+def without_keys(job: Job, name, keys):  # list of str
+    "The same of what no format has a key for: steps, documents, the order of ranks and the like."
+    found = []
     samples = job.model and job.model.train_samples
     if samples and '--train-samples' not in keys:
         found.append(f'train_samples={samples:.6g} (steps)')

@@ -111,11 +111,12 @@ def reached_in(df):  # dict: figure -> its values in more than a few runs; the l
     runs that say both numbers, how many experts a GPU held."""
     x = df.reindex(columns=['gpu', 'cp', 'seq_len', 'experts', *WIDEST_GROUPS.values()])
     tp, cp, tokens = (as_numbers(x[name]).fillna(1) for name in ('tp', 'cp', 'seq_len'))
-    found = {'context_tokens': (tokens / cp)[cp > 1],
-             'tp_domains': np.ceil(tp / of_sheets(x, None, lambda sheet: sheet.nvlink_size))}
-    counts = {name: values.value_counts() for name, values in found.items()}
-    often = {name: sorted(int(x) for x in each.index[each >= FEW_RUNS])
-             for name, each in counts.items()}
+    domain = of_sheets(x, None, lambda sheet: sheet.nvlink_size)
+    found = {'context_tokens': (tokens / cp)[cp > 1], 'tp_domains': np.ceil(tp / domain)}
+    often = {}
+    for name, values in found.items():
+        runs = values.value_counts()
+        often[name] = sorted(int(x) for x in runs.index[runs >= FEW_RUNS])
     held = (as_numbers(x['experts']) / as_numbers(x['ep'])).dropna()
     most = {'sample_tokens': tokens, 'experts_held': held} | {
         name: as_numbers(x[group]).fillna(1) for name, group in WIDEST_GROUPS.items()}
