@@ -24,7 +24,7 @@ from transformer_perf.systems import as_system
 from transformer_perf.validation.predictions import (
     PREDICTED as PRICED, fitted, never_seen, source_of)
 from transformer_perf.validation import (
-    calibrate, of_values, picked, predict, published, recorded, scoreboard, shipped_record,
+    calibrate, of_values, picked, predict, published, record, scoreboard, shipped_record,
     table_of, with_sets)
 from transformer_perf.validation.calibration import (
     KERNELS, calibrate_kernels, calibrate_network, domains_of, kernel_seconds,
@@ -101,7 +101,7 @@ def test_sources_never_seen():
     "The headline: what a fit without a source says of it, as of unknown software."
     found = errors(never_seen(RUNS))
     assert set(found.index) == SHIP and (found < .16).all()
-    recorded_ones = recorded().set_index('source')['never seen %']
+    recorded_ones = record('errors').set_index('source')['never seen %']
     for table, error in found.items():
         assert math.isclose(100 * error, recorded_ones[table], abs_tol=.06), table
 
@@ -114,7 +114,7 @@ def test_peak_memory():
 @pytest.mark.parametrize('kind', PREDICTED)
 @pytest.mark.parametrize('source', MUST)
 def test_recorded_errors(kind, source):
-    table = recorded().set_index('source')
+    table = record('errors').set_index('source')
     column = {'tuned': 'tuned on %', 'half': 'half held out %'}[kind]
     assert set(table.index) == {*MUST, *JUDGED}
     assert table.loc[source, column] <= 100 * MUST[source]
@@ -122,7 +122,7 @@ def test_recorded_errors(kind, source):
 
 @pytest.mark.parametrize('source', JUDGED)
 def test_recorded_errors_of_other_sources(source):
-    one = recorded().set_index('source').loc[source]
+    one = record('errors').set_index('source').loc[source]
     assert one['never seen %'] <= 100 * JUDGED[source]
     assert one['never seen, inside %'] >= 60 or one.runs < 5
 
