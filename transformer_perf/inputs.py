@@ -65,7 +65,7 @@ def nearest(
     names = [printable(k) for k in known]
     begun = [k for k in names if text and k.lower().startswith(text.lower())]
     close = difflib.get_close_matches(text, begun or names, 1, 0 if begun else .6)
-    listed = ', '.join(printable(k) for k in known[:8]) + (', ...' if len(known) > 8 else '')
+    listed = ', '.join(names[:8]) + (', ...' if len(names) > 8 else '')
     hint = f'did you mean {close[0]!r}?' if close else f'known: {listed[:2 * LONGEST]}'
     raise ValueError(f'unknown {what} {quoted(name)}; {hint}')
 

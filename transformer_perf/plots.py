@@ -5,12 +5,11 @@
 # %% auto #0
 __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', 'GREY', 'LIGHT', 'DARK', 'PALE', 'PALETTE',
            'DASHES', 'MARKERS', 'FILLS', 'TIME_PARTS', 'PASSES', 'SAVED_COLORS', 'LOOK', 'MOST_GROUPS',
-           'MOST_DRAWN_ROWS', 'TEXT_KIND', 'ONE_NUMBER', 'GROUP_NAMES', 'PLACED', 'GROUP_COLORS', 'SHAPE',
-           'MOST_PASSES', 'ARROW', 'GAP', 'style', 'picture', 'empty_figure', 'rows_by_value', 'with_numbers',
-           'columns_of_numbers', 'drawable', 'plain_ticks', 'log_ticks', 'against_gpus', 'training_days',
-           'micro_batches', 'configurations', 'placements', 'edges', 'value_ticks', 'heat_map', 'communication',
-           'check_passes', 'looks_of', 'draw_passes', 'timeline', 'HeldTensor', 'whole_squares', 'by_rows',
-           'by_columns', 'draw_held', 'draw_message', 'sharding']
+           'MOST_DRAWN_ROWS', 'TEXT_KIND', 'ONE_NUMBER', 'GROUP_NAMES', 'PLACED', 'GROUP_COLORS', 'MOST_PASSES',
+           'ARROW', 'GAP', 'style', 'picture', 'empty_figure', 'rows_by_value', 'with_numbers', 'columns_of_numbers',
+           'drawable', 'plain_ticks', 'log_ticks', 'against_gpus', 'training_days', 'micro_batches', 'configurations',
+           'placements', 'edges', 'value_ticks', 'heat_map', 'communication', 'check_passes', 'looks_of', 'draw_passes',
+           'timeline', 'HeldTensor', 'whole_squares', 'by_rows', 'by_columns', 'draw_held', 'draw_message', 'sharding']
 
 # %% ../nbs/83_plots.ipynb #cf2e19e0
 import functools
@@ -230,8 +229,6 @@ GROUP_NAMES = {'tp': 'TP', 'cp': 'CP', 'pp': 'PP', 'dp': 'DP', 'micro_batches': 
 PLACED = {'nvlink_tp': 'TP', 'nvlink_cp': 'CP', 'nvlink_dp': 'DP', 'nvlink_pp': 'PP'}
 GROUP_COLORS = {'TP': RED, 'CP': YELLOW, 'DP': ORANGE, 'PP': PINK}   # as the messages among them
 
-SHAPE = ('samples_per_s', 'iteration_s', 'dp', 'micro_batch')   # what tells the batch
-
 def micro_batches(table):
     "Micro-batches that each copy works through in an iteration."
     global_batch = table.samples_per_s * table.iteration_s
@@ -292,7 +289,7 @@ def rows_and_bars(table, bars):  # (table, bars)
     "The rows of a picture of configurations, checked, and the bars that they need."
     more = {'other_s', *bars} & set(table_with(table, ['strategy']).columns)
     table = drawable(table, 'n_gpus', 'memory_GB', *TIMES[:-1], *more)
-    table = drawable(table, *SHAPE, **ABOVE)
+    table = drawable(table, 'samples_per_s', 'iteration_s', 'dp', 'micro_batch', **ABOVE)
     two = any(str(name) != '1d' for name in table.strategy)
     bars = {column: name for column, name in bars.items() if two or name != 'CP'}
     if not bars: raise ValueError('bars={} must name at least one')

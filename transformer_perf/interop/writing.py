@@ -203,11 +203,10 @@ def one_connection(job):  # list of str
 def comment(notes): return ''.join(f'# set elsewhere: {note}\n' for note in notes)
 
 # %% ../../nbs/90k_writing.ipynb #12ab003d
-BESIDE = {'accelerate': {'compute_environment': 'LOCAL_MACHINE', 'mixed_precision': 'bf16',
-                         'num_machines': 1, 'machine_rank': 0}}
-
-WRITTEN_FOR = {'torchtitan': '# torchtitan 0.3.0 (2026-09-03) reads no file: set these fields in a '
-                             'configuration in Python,\n# or each as --section.field VALUE\n'}
+FIRST_OF_ACCELERATE = {'compute_environment': 'LOCAL_MACHINE', 'mixed_precision': 'bf16',
+                       'num_machines': 1, 'machine_rank': 0}
+HEAD_OF_TORCHTITAN = ('# torchtitan 0.3.0 (2026-09-03) reads no file: set these fields in a '
+                      'configuration in Python,\n# or each as --section.field VALUE\n')
 
 # %% ../../nbs/90k_writing.ipynb #1f307ce6
 def export(
@@ -225,6 +224,7 @@ def export(
     if name == 'deepspeed':   # no comments in JSON: a key of its own, which DeepSpeed passes over
         keys |= {'set elsewhere': notes} if notes else {}
         return json.dumps(nested(keys), indent=1) + '\n'
+    if name == 'accelerate': keys = FIRST_OF_ACCELERATE | keys
     import yaml
-    text = yaml.safe_dump(nested(BESIDE.get(name, {}) | keys), sort_keys=False)
-    return WRITTEN_FOR.get(name, '') + comment(notes) + text
+    text = comment(notes) + yaml.safe_dump(nested(keys), sort_keys=False)
+    return HEAD_OF_TORCHTITAN + text if name == 'torchtitan' else text

@@ -494,11 +494,11 @@ def state_of_job(state, parallel: Parallel):  # (LayerState, list of sentences)
     same = {name: getattr(p, name) for name in ('strategy', 'n_gpus', *SAID)}
     places = tuple(getattr(parallel, name) for name in PLACES)
     placement = () if None in places else places
-    state, _ = dataclasses.replace(state, **same, panels=p.panels or 1,
-                                   placement=placement).settle()
-    own = {name: x for name, x, _ in not_shown(state, p) if name in HABITS and x is not None}
-    told = {name: x if isinstance(x, str) else json.dumps(x) for name, x in own.items()}
-    state = with_values(state, map('='.join, told.items()))
+    asked = dataclasses.replace(state, **same, panels=p.panels or 1, placement=placement)
+    state, _ = asked.settle()
+    typed = [f'{name}={x if isinstance(x, str) else json.dumps(x)}'
+             for name, x, _ in not_shown(state, p) if name in HABITS and x is not None]
+    state = with_values(state, typed)
     other = [f'{control_name(name)} {x} as {shown}' for name, x, shown in not_shown(state, p)]
     return state, [f'The panel shows {", ".join(other)}.'] if other else []
 

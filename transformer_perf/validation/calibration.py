@@ -587,8 +587,8 @@ def run_of_log(path, job):  # DataFrame of one row
 def nccl_table(text, name):  # DataFrame with KERNELS
     "The times that nccl-tests printed; the name of a file may say which collective it is of."
     said = [kind for program, kind in PROGRAMS.items() if program.removesuffix('_perf') in name]
-    told = any(program in text for program in PROGRAMS)
-    log = parse_nccl_log(text, None if told or not said else said[0], name=name)
+    if any(program in text for program in PROGRAMS): said = []   # the log says it itself
+    log = parse_nccl_log(text, said[0] if said else None, name=name)
     op = {kind: op for op, kind in OPERATIONS.items()}.get(log.kind, log.kind)
     table = log.table.assign(message_bytes=1e9 * log.table.size_GB,
                              time_us=1e6 * log.table.out_of_place_s)
