@@ -945,23 +945,26 @@ TEXTS = {   # the language models inside others -> what they are
     'qwen2_vl_text': 'qwen2', 'qwen2_5_vl_text': 'qwen2', 'qwen3_vl_text': 'qwen3',
     'qwen3_vl_moe_text': 'qwen3_moe', 'minimax_text_01': 'minimax', 'minimax_m1': 'minimax'}
 
+def type_said(given):
+    "The `model_type` of a file; of a language model inside another, what it is."
+    kind = given.get('model_type')
+    return TEXTS.get(kind, kind) if isinstance(kind, str) else kind
+
 def known_to(given):  # str
     "What only the family of a file reads."
-    kind = given.get('model_type')
-    kind = TEXTS.get(kind, kind) if isinstance(kind, str) else None
-    return FAMILIES[kind].reads if kind in FAMILIES else ''
+    kind = type_said(given)
+    return FAMILIES[kind].reads if isinstance(kind, str) and kind in FAMILIES else ''
 
 def family_of(given, nested):  # (model_type, Family)
     "The family that a file is of."
     names = given.get('architectures')
     if names is None: names = []
     for name in of_type(names, list, 'architectures'): of_type(name, str, 'architectures')
-    kind = given.get('model_type')
+    kind = type_said(given)
     if kind is None:
         kind = next((kind for kind, f in FAMILIES.items() if set(names) & {*f.classes.split()}),
                     None)
         if kind is None: raise ValueError("lacks 'model_type'")
-    kind = TEXTS.get(kind, kind) if isinstance(kind, str) else kind
     family = FAMILIES[nearest(kind, FAMILIES, 'model_type')]
     known = family.classes.lower().split()
     if names and not nested and not all(name.lower() in known for name in names):

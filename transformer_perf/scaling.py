@@ -543,11 +543,12 @@ def zero_table(
 ):  # DataFrame, a row per stage and number of GPUs
     "Memory and time of an iteration of pure data parallelism at each ZeRO stage."
     model, system, a = as_model(model), as_system(system), as_assumptions(assumptions)
-    gpus, parts = np.array([whole(n, 'n_gpus') for n in several(n_gpus, 'n_gpus')]), []
+    gpus = np.array([whole(n, 'n_gpus') for n in several(n_gpus, 'n_gpus')])
+    tables = []
     for stage in several(as_stage(stages), 'stages'):
         links = network or network_of_system(system, model, stage, gpus[gpus > 1], a)
-        parts.append(stage_table(model, system, gpus, samples, stage, links, a, fractions))
-    return pd.concat(parts, ignore_index=True)
+        tables.append(stage_table(model, system, gpus, samples, stage, links, a, fractions))
+    return pd.concat(tables, ignore_index=True)
 
 # %% ../nbs/85a_scaling.ipynb #f3c65e50
 @takes(comm_share=dict(most=1), efficiency=ABOVE)

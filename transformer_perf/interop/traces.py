@@ -213,15 +213,15 @@ def slice_events(slices, lanes):  # list of dict
 def messages_between(one: Estimate):  # list of (row of the pass that sends, of the one that waits)
     "Which passes hand over to a pass on another rank."
     t, s, pp = one.timeline, SCHEDULES[one.parallel.schedule], one.parallel.pp
-    columns = [t[name].tolist() for name in ('kind', 'rank', 'chunk', 'place', 'micro_batch')]
-    rank, at = columns[1], {}   # (kind, way, place, micro-batch) -> row
-    for i, (kind, own, chunk, place, m) in enumerate(zip(*columns)):
-        way = position(s, pp, own, chunk)[0]
-        if kind != 'W': at[kind, way, place, m] = i
+    ranks, at = t['rank'].tolist(), {}   # at: (kind, way, place, micro-batch) -> row
+    for i, (kind, chunk, place, m) in enumerate(zip(t.kind, t.chunk, t.place, t.micro_batch)):
+        if kind == 'W': continue   # it hands nothing on
+        way = position(s, pp, ranks[i], chunk)[0]
+        at[kind, way, place, m] = i
     found, step = [], {'F': 1, 'B': -1}
     for (kind, way, place, m), i in at.items():
         j = at.get((kind, way, place + step[kind], m))
-        if j is not None and rank[i] != rank[j]: found.append((i, j))
+        if j is not None and ranks[i] != ranks[j]: found.append((i, j))
     return found
 
 # %% ../../nbs/92_traces.ipynb #16000018

@@ -288,8 +288,9 @@ def activation_steps(x, base, width, up, p: Pipeline, store: Store):  # str
     some = np.unique(np.linspace(0, len(time) - 1, DRAWN_STEPS).astype(int))
     moments = x + width / p.total * np.append(time[some], p.seconds)
     levels = base - up * peak * kept[some] / kept.max()   # from each moment to the next
+    lefts = np.repeat(moments, 2)   # a step up or down has two corners
     tops = np.concatenate([[base], np.repeat(levels, 2), [base]])
-    corners = [f'{left:.1f},{top:.1f}' for left, top in zip(np.repeat(moments, 2), tops)]
+    corners = [f'{left:.1f},{top:.1f}' for left, top in zip(lefts, tops)]
     tip = element('title', f'{what}: at most {short(peak)} GB')
     return element('polygon', tip, fill=color, points=' '.join(corners))
 
@@ -323,13 +324,14 @@ def watched(p: Pipeline, rest, span, now):  # Drawing
     "A range of the iteration, with all after a moment pale."
     x, y, width = 60, 10, 1030
     stages = range(0, p.pp, every_stage(p))
-    high = 18 * len(stages)
-    at = x + width * (now - span[0]) / (span[1] - span[0])   # where the moment is
-    rows = [words_at(x - 6, y + 13 + 18 * i, f'stage {stage}', 'end')
-            for i, stage in enumerate(stages)]
-    pale = box(at, y, x + width - at, high, 'white', fill_opacity=.65)
-    return drawing([*rows, *drawn_timeline(x, y, width, high, p, rest, span), pale,
-                    line(at, y - 6, at, y + high, 'black', 2)], 1110, y + high + 72)
+    high, (start, end) = 18 * len(stages), span
+    at = x + width * (now - start) / (end - start)   # where the moment is
+    drawn = [words_at(x - 6, y + 13 + 18 * i, f'stage {stage}', 'end')
+             for i, stage in enumerate(stages)]
+    drawn += drawn_timeline(x, y, width, high, p, rest, span)
+    drawn.append(box(at, y, x + width - at, high, 'white', fill_opacity=.65))
+    drawn.append(line(at, y - 6, at, y + high, 'black', 2))
+    return drawing(drawn, 1110, y + high + 72)
 
 # %% ../../nbs/75_drawing.ipynb #7a51c150
 ANCHORS = {'start': 'left', 'middle': 'center', 'end': 'right'}
