@@ -430,6 +430,14 @@ def test_a_dispatcher_is_offered_where_it_runs(system, theirs):
     assert offered - {'allgather'} == theirs
 
 
+def test_the_best_known_sends_tokens_as_the_gpus_can():
+    "HybridEP is written for NVIDIA's GPUs: on others neither a search nor an answer tries it."
+    found = why_not('deepseek_v3', Parallel(pp=8, dp=32, ep=32), 'MI300X', 512, software='Primus')
+    best = search('deepseek_v3', 256, 'MI300X', 512, k=1, software='Primus')
+    assert found.best.parallel.dispatcher == best.dispatcher[0] == 'alltoall'
+    assert found.best.stats['iteration_s'] == pytest.approx(best.iteration_s[0], rel=1e-9)
+
+
 @pytest.mark.parametrize('model', MODELS, ids=lambda m: m.name)
 def test_what_is_allowed_is_what_an_estimate_takes(model):
     "Among ways to share 16 GPUs, those that an estimate refuses and those that it prices."

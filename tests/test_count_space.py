@@ -157,7 +157,7 @@ def test_what_is_counted_before_it_is_done(monkeypatch):
     a, found, limit = as_assumptions('paper'), [], execution.check_count
     monkeypatch.setattr(execution, 'check_count', lambda *args: found.append(args))
     q = execution.Question(MODEL, systems, 32, a, '1d',
-                           execution.considered_choices({}, MODEL, a), {})
+                           execution.considered_choices({}, MODEL, systems, a), {})
     fit = execution.fitting((8, 16), q)
     execution.search_each((8, 16), [q], 5)
     numbers = {(most, what): number for number, most, what in found}
@@ -178,7 +178,7 @@ def test_no_placement_is_faster_than_its_bound():
     "And one copy without a pipeline takes, placed best, what the bound says, but for rounding."
     a, system = as_assumptions('paper'), as_system('H200', 8)
     q = execution.Question(MODEL, system, 32, a, '1d',
-                           execution.considered_choices({}, MODEL, a), {})
+                           execution.considered_choices({}, MODEL, system, a), {})
     fit = execution.fitting((8, 16), q)
     space, layers = fit.less, fit.layers
     i, j = execution.matching_rows(space.t['grouping'], space.places['grouping'])
@@ -337,10 +337,10 @@ def test_what_can_never_run_is_told_with_its_groups(asked, says):
     ('deepseek_v3', None, 'H100-80GB', None), ('llama3.1_8B', 'NeMo', 'H100-80GB', None)])
 def test_a_search_tries_how_tokens_are_sent(model, software, system, tried):
     "Once and sorted is never slower than once alone, which need not be tried besides."
-    about = as_model(model), as_assumptions('calibrated', software).on(as_system(system))
+    about = as_model(model), as_system(system), as_assumptions('calibrated', software)
     assert execution.usually_tried(*about).get('dispatcher') == tried
     if not tried: return
-    ask = lambda *ways: search(model, 256, system, 512, k=1, assumptions=about[1],
+    ask = lambda *ways: search(model, 256, system, 512, k=1, assumptions=about[2],
                                dispatcher=list(ways) or None, pp=8, tp=1).iteration_s[0]
     assert ask() == ask(*tried)
     if len(tried) > 1: assert ask() == ask('alltoall', 'once', 'once_sorted') < ask('alltoall')

@@ -202,7 +202,7 @@ def test_bounds_change_nothing_over_variants(monkeypatch):
                                  hbm_capacity=np.linspace(60, 300, 7)[:, None])
     a = as_assumptions('corrected')
     q = Question(execution.as_model('gpt3_1T'), system, 4096, a, '2d-seqp',
-                 considered_choices({}, execution.as_model('gpt3_1T'), a), {})
+                 considered_choices({}, execution.as_model('gpt3_1T'), system, a), {})
     ask = lambda: best_of([search_each((512, 4096), [q], 5)[0][0]], (512, 4096))
     bounded = ask()
     unbounded(monkeypatch)

@@ -37,11 +37,11 @@ from transformer_perf.inputs import (
 from .models import Model, as_model
 from .systems import PHYSICAL, System, as_system
 from .parameters import measured_folder
-from .estimates import Assumptions, as_assumptions
+from .estimates import CHOICES, Assumptions, as_assumptions
 from .modules import STRATEGIES
 from .iteration import Parallel, estimate, gpu_in, keep
 from .execution import (
-    best_of, considered_choices, counts_of, evidence_columns, questions, search, search_each,
+    best_of, counts_of, evidence_columns, questions, search, search_each,
     strategies_asked, systems_of_rows, variant_count)
 from .ranks import completed, mpi_world
 from .results import (
@@ -136,10 +136,9 @@ def tasks_of(models, systems, n_gpus, strategies, global_batch=2048, k=1,
     models, systems = several(models, 'models'), labelled_systems(systems)
     counts = tuple(counts_of(n_gpus))
     check_product(systems, vary)
-    tasks = []
+    assumed, tasks = {name: [getattr(assumptions, name)] for name in CHOICES}, []
     for model in map(as_model, models):
-        considered = considered_choices({}, model, assumptions)
-        names = strategies_asked(strategies or 'all', (model, assumptions), considered)
+        names = strategies_asked(strategies or 'all', (model, assumptions), assumed)
         product = itertools.product(systems.items(), points_of(vary), names,
                                     pieces_of(vary, most))
         for (label, system), point, strategy, piece in product:

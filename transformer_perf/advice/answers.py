@@ -365,7 +365,8 @@ THE_SAME = ('adapters', 'optimizer', 'precision')   # choices that change what i
 
 def best_known(case: Case):  # Estimate or None
     "The best that a search finds on as many GPUs; what the software hides stays as it is."
-    p, values = case.parallel, considered_choices({}, case.model, case.assumptions)
+    p = case.parallel
+    values = considered_choices({}, case.model, case.system, case.assumptions)
     besides = stages_besides(values, case.assumptions, [p.pp])
     for name, some in values.items():
         own = getattr(p, name)

@@ -24,8 +24,7 @@ from ..choices import needs_zero_3, recomputed_layers
 from ..schedules import (
     MOST_PLAYED, SCHEDULES, chunks_of, layout_of, possible, with_ends)
 from ..estimates import (
-    CHOICES, CONTEXTS, DISPATCHERS, FITS_BY, RECIPES, SENT_ONCE, Assumptions, as_assumptions)
-from ..parameters import generations
+    CHOICES, CONTEXTS, FITS_BY, RECIPES, Assumptions, as_assumptions)
 from ..blocks import STRATEGIES
 from ..modules import count, leaves_rows, reduces_each
 from transformer_perf.timeline import (
@@ -36,9 +35,9 @@ from ..iteration import (
     Estimate, Parallel, changes_something, check_host, division_rules, divisors, estimate,
     grid_lacks, interval_of, keep, layers_to_deal, played_estimate, possible_places, rows_of_table,
     sends_tokens, settled, short, usable_domain_sizes)
-from transformer_perf.execution import (
-    can_run, distinct, expert_shares, pipeline_divides, practice, recomputable_parts,
-    split_by_label)
+from ..execution import (
+    can_run, dispatchers_on, distinct, expert_shares, pipeline_divides, practice,
+    recomputable_parts, split_by_label)
 from ..interop import FORMATS, export, job_asked
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00008
@@ -171,11 +170,6 @@ def layouts_by_time(case: Case):  # list of at most one str
     more = case.model.mtp_layers
     chunks = with_ends(layers.tolist(), more)
     return [] if chunks == chunks_of(case.model.depth, number, more) else [layout_of(chunks)]
-
-def dispatchers_on(system: System):  # tuple
-    "DeepEP and HybridEP are written for NVIDIA's GPUs, whose generations are known."
-    theirs = () if system.architecture in generations() else SENT_ONCE
-    return tuple(name for name in DISPATCHERS if name not in theirs)
 
 def values_beside(case: Case, precision, offload):  # dict: field -> other values
     "To what each field but the degrees could be turned."

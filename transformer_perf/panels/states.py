@@ -223,7 +223,7 @@ def loaded(job: JobState):  # Question
     assumptions = dataclasses.replace(assumptions_of(job), wide_search=False).on(system)
     choices = {'virtual_stages': practice(model)['virtual_stages']}
     return Question(model, system, job.global_batch, assumptions, strategy,
-                    considered_choices(choices, model, assumptions), {})
+                    considered_choices(choices, model, system, assumptions), {})
 
 # %% ../../nbs/76_panel_states.ipynb #7a51c0e6
 def panel_name(state): return type(state).__name__.removesuffix('State').lower()
