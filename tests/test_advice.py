@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from test_cli import bad, good, has
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.advice import neighbours as neighbours_of
-from transformer_perf.advice.neighbours import after_step, case_of, held_by_ranks, steps_of
+from transformer_perf.advice.neighbours import (
+    after_step, case_of, held_by_ranks, in_short, pairs_of, steps_of)
 from transformer_perf.advice import fits, improve, why_not
 from transformer_perf.advice.answers import neighbours, worthwhile
 from transformer_perf.estimates import as_assumptions
@@ -279,6 +280,19 @@ def test_a_measurement_beyond_the_peak_is_told():
     assert 'No GPU is so fast' not in says[1]
 
 
+@pytest.mark.parametrize('preset', ['paper', 'corrected', 'calibrated'])
+def test_the_best_known_is_what_a_search_finds(preset):
+    "Under presets that do not search widely context parallelism is tried where a job has it."
+    about = 'A100', 512, preset
+    ask = lambda strategy: search('gpt3', 512, about[0], 512, strategy, 1, preset).iteration_s[0]
+    found = why_not('gpt3', Parallel(tp=8, pp=8, dp=8), *about)
+    assert found.best.stats['iteration_s'] == pytest.approx(ask(None), rel=1e-9)
+    with_cp = why_not('gpt3', Parallel(tp=4, cp=2, pp=8, dp=8), *about)
+    assert with_cp.best.stats['iteration_s'] == pytest.approx(ask(['1d', '2d-seqp']), rel=1e-9)
+    assert 'tried strategy 1d, 2d-seqp,' in with_cp.summary
+    assert ('tried strategy 1d, and' in found.summary) == (preset != 'calibrated')
+
+
 def test_nothing_fits():
     found = why_not('llama3.1_405B', Parallel(), 'A100', 1)
     assert found.best is None and found.summary.endswith('Nothing that a search tries fits.')
@@ -290,6 +304,29 @@ def test_a_placement_that_was_given_can_be_opened():
     found = improve('llama3.1_8B', bad, 'H100-80GB', 64)
     assert 'placement left open' in found.table.change.tolist()
     assert found.table.change_s.max() < 0
+
+
+@pytest.mark.parametrize('preset', ['calibrated', 'paper'])
+def test_what_changes_nothing_is_no_change(preset):
+    "A placement that is the one of an estimate is no step when it is left open."
+    about = 'H100-80GB', 64, preset
+    p = Parallel(tp=8, dp=8)
+    placed = estimate('llama3.1_8B', p, *about).parallel
+    left, held = (improve('llama3.1_8B', own, *about, k=40) for own in (p, placed))
+    assert left.tried == held.tried == 19
+    assert 'placement left open' not in held.table.change.tolist()
+
+
+def test_an_opened_placement_is_told_beside_another_step():
+    "But not beside groups of other sizes, whose placement is another in any case."
+    bad = Parallel(tp=8, dp=8, nvlink_tp=1, nvlink_cp=1, nvlink_pp=1, nvlink_dp=8)
+    case = case_of('llama3.1_8B', bad, 'H100-80GB', 64, 'calibrated', None)
+    pairs = pairs_of(case.parallel, steps_of(case))
+    knobs = {pair.knob for pair in pairs}
+    assert 'groups and placement' not in knobs and 'groups and recompute' in knobs
+    words = [in_short(case.parallel, pair.to) for pair in pairs
+             if pair.knob == 'tp_overlap and placement']
+    assert words == ['tp_overlap off -> on, placement left open']
 
 
 def test_a_layout_goes_when_the_pipeline_changes():

@@ -21,7 +21,7 @@ from ..timeline import MEMORY_PARTS, PLACES
 from ..iteration import (
     Estimate, Parallel, beyond_software, changes_something, check_parallel, division_rules, gap,
     host_lacks, plural, rate_in_words, sends_tokens, short, too_large)
-from ..execution import considered_choices, search, stages_besides
+from ..execution import considered_choices, search, stages_besides, strategies_named
 from ..interop import job_asked, read_log
 from ..interop.logs import with_batch
 from transformer_perf.advice.neighbours import (
@@ -53,6 +53,11 @@ def change_at(case: Case, found: Neighbours, i):  # Change
     return Change(in_short(p, to), to, case.estimated(placed, found.stats[i]))
 
 # %% ../../nbs/88d_answers.ipynb #13a00054
+def changes_any(found: Neighbours):  # bools
+    "Which of some steps, the first of which changes nothing, run and change time or memory."
+    alike = [np.isclose(x, x[0], rtol=1e-12, atol=0) for x in (found.seconds, found.GB)]
+    return np.isfinite(found.seconds) & ~np.all(alike, axis=0)
+
 def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list of Change
     "Of the `most` fastest of some steps, the first k that are good; the fastest first."
     rows = np.flatnonzero(some)
@@ -291,7 +296,7 @@ class Improvements:
     changes: tuple               # of one knob, best first
     pair: Change = None          # the best of two, if it is better
     deviation: Deviation = None  # with a measurement
-    tried: int = 0               # single changes that can run
+    tried: int = 0               # single changes that can run, and change time or memory
 
     @property
     def table(self):
@@ -347,7 +352,7 @@ def improve(
     found = neighbours(case, one, own)
     off = None if measured is None else deviation(case, one, measured, own, found)
     best = improvements(case, one, found, whole(k, 'k', most=MOST_SHOWN))
-    tried = int(np.isfinite(found.seconds).sum()) - 1
+    tried = int(changes_any(found).sum())
     return Improvements(one, tuple(best), best_pair(case, one, steps, best), off, tried)
 
 # %% ../../nbs/88d_answers.ipynb #13a0003c
@@ -363,6 +368,10 @@ def broken_rules(case: Case):  # list of str
 
 THE_SAME = ('adapters', 'optimizer', 'precision')   # choices that change what is trained
 
+def strategies_tried(p: Parallel, assumptions):  # list of str
+    "Those of a search that is not told, and a configuration's own."
+    return list(dict.fromkeys([*strategies_named(None, assumptions), p.strategy]))
+
 def best_known(case: Case):  # Estimate or None
     "The best that a search finds on as many GPUs; what the software hides stays as it is."
     p = case.parallel
@@ -375,8 +384,7 @@ def best_known(case: Case):  # Estimate or None
         elif name == 'zero_stage' and own in (*some, *besides):
             values[name] = None   # as a search that is not told
         elif own not in some: values[name] = [*some, own]
-    strategy = ['1d', '2d-seqp', '2d'] if p.strategy == '2d' else ['1d', '2d-seqp']
-    rows = []
+    strategy, rows = strategies_tried(p, case.assumptions), []
     for name in values.pop('recompute'):   # at once they may be more than a search takes
         found = search(case.model, p.n_gpus, case.system, case.global_batch, strategy, 3,
                        case.assumptions, fixed={'etp': sorted({1, p.etp})}, recompute=[name],
@@ -419,11 +427,12 @@ def against_the_best(found: WhyNot):  # DataFrame
                   for one in (found.estimate, found.best))
     return table.assign(here=here, best=best, more=here - best)
 
-def left_untried(p: Parallel):  # str
-    "What the best was not sought among."
+def left_untried(p: Parallel, assumptions):  # str
+    "What the best was sought among, and what not."
     but = ', but not its layout' if p.layout else ''
-    return ('The search tried the schedule, dispatcher, context and ZeRO stage that are usual, and '
-            f'its own{but}: `improve` tries others.')
+    return (f'The search tried strategy {", ".join(strategies_tried(p, assumptions))}, and the '
+            'schedule, dispatcher, context and ZeRO stage that are usual, and its own'
+            f'{but}: `improve` tries others.')
 
 def what_matters(best: Estimate):  # dict: field -> value
     "What of a layout is worth telling: not what changes nothing in it."
@@ -439,16 +448,17 @@ def why_not_in_words(found: WhyNot):  # str
     one, best = found.estimate, found.best
     other = what_matters(best)
     how = in_short(found.parallel, other) or 'the same with another placement'
+    tried = left_untried(found.parallel, best.assumptions)
     how = f'{how} ({short(best.stats["iteration_s"])} s, MFU {best.stats["mfu"]:.1%}).'
     if one is None: return ' '.join([*words, f'The best that fits: {how}'])
     if found.is_best:
         return ('It is the best of what a search tries by itself: nothing that fits is faster '
-                f'({short(one.stats["iteration_s"])} s). {left_untried(found.parallel)}')
+                f'({short(one.stats["iteration_s"])} s). {tried}')
     ratio = one.stats['iteration_s'] / best.stats['iteration_s'] - 1
     if ratio <= 0: words.append('It is faster than the best that fits.')
     else: words.append(f'It takes {ratio:.1%} more time than the best that fits, with the same '
                        f'overlaps (MFU {one.stats["mfu"]:.1%}): {reason(best, one)}.')
-    return ' '.join([*words, f'The best: {how} {left_untried(found.parallel)}'])
+    return ' '.join([*words, f'The best: {how} {tried}'])
 
 # %% ../../nbs/88d_answers.ipynb #13a0003f
 def why_not(

@@ -256,6 +256,7 @@ def steps_together(p: Parallel, one: Step, two: Step):  # Step, or None where th
     "Two steps as one."
     shared, follow = one.to.keys() & two.to.keys(), {*PLACES, 'layout'}
     if 'groups' in (one.knob, two.knob): follow.add('recompute')
+    if {one.knob, two.knob} == {'groups', 'placement'}: return None   # groups open it anyway
     if one.knob == two.knob != 'groups' or shared - {*GROUPS} - follow: return None
     to = one.to | two.to
     if to.get('layout') and {'pp', 'virtual_stages', 'schedule'} & to.keys(): return None
@@ -376,13 +377,13 @@ def value_said(x):  # str
 
 def in_short(p: Parallel, to):  # str
     "A step in a few words: 'tp 8 -> 4, dp 8 -> 16'."
-    if to and {*to} <= {*PLACES}: return 'placement left open'
     words, untold = [], ('layout', 'reduce_each', *PLACES)
     for name, new in to.items():
         old = getattr(p, name)
         if new == old or name in untold: continue
         words.append(f'{name} {value_said(old)} -> {value_said(new)}')
     if to.get('layout'): words.append(f'layers dealt as {to["layout"]}')
+    if {*PLACES} & to.keys() and not {*GROUPS} & to.keys(): words.append('placement left open')
     return ', '.join(words)
 
 def most_changed(parts, sign):  # (amount, name)
