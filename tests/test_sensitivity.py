@@ -12,6 +12,7 @@ from transformer_perf import Assumptions, Model, Parallel, estimate, search
 from transformer_perf.advice.sensitivities import closing_in, of_system, tornado
 from transformer_perf.advice import needed, sensitivity
 from transformer_perf.systems import as_system
+from transformer_perf.timeline import PLACES
 
 LAYOUT = Parallel(tp=4, pp=8, dp=16)
 RATES = ['matrix_flops_fp16', 'vector_flops_fp32', 'vector_flops_fp16', 'hbm_bandwidth',
@@ -53,11 +54,34 @@ def test_halves_and_doubles_are_estimates(assumptions, schedule):
         assert found.base_s[field] == pytest.approx(one.stats['iteration_s'], rel=1e-12)
         for column, factor in (('at_low_s', .5), ('at_high_s', 2)):
             system = dataclasses.replace(one.system, **{field: factor * getattr(one.system, field)})
-            again = estimate('gpt3', one.parallel, system, 1024, assumptions).stats['iteration_s']
+            again = estimate('gpt3', layout, system, 1024, assumptions).stats['iteration_s']
             assert found[column][field] == pytest.approx(again, rel=1e-12)
     deep = dataclasses.replace(one.model, depth=192)
     again = estimate(deep, one.parallel, one.system, 1024, assumptions)
     assert found.at_high_s['depth'] == again.stats['iteration_s']
+
+
+@pytest.mark.parametrize('preset', ['paper', 'corrected', 'calibrated'])
+def test_a_placement_left_open_is_chosen_anew_and_one_that_is_given_stays(preset):
+    "On a faster network another placement is best: what `estimate` says of the changed system."
+    about, open_to = ('vit_era5', 'B200', 256, preset), Parallel('2d', tp=4, cp=4, dp=32)
+    one = estimate(about[0], open_to, *about[1:])
+    apart = {}
+    for layout in (open_to, one.parallel):
+        found = of(about[0], layout, *about[1:])
+        for row in found[found.of == 'system'].drop('hbm_capacity').itertuples():
+            for value, seconds in ((row.low, row.at_low_s), (row.high, row.at_high_s)):
+                system = dataclasses.replace(one.system, **{row.Index: value})
+                again = estimate(about[0], layout, system, *about[2:]).stats['iteration_s']
+                assert seconds == pytest.approx(again, rel=1e-12), row.Index
+        apart[layout] = found.at_high_s['nic_factor']
+        asked = needed('nic_factor', about[0], layout, *about[1:], ratio=.9)
+        if asked.value is None: continue
+        system = dataclasses.replace(one.system, nic_factor=asked.value)
+        again = estimate(about[0], layout, system, *about[2:]).stats['iteration_s']
+        assert again == pytest.approx(asked.target_s, rel=1e-3)
+    ratio = apart[one.parallel] / apart[open_to]
+    assert ratio == 1 if preset == 'calibrated' else ratio > 1.4
 
 
 @pytest.mark.parametrize('about, fields', [   # shares by matrix_eff; two kinds of layers
@@ -192,6 +216,20 @@ def test_command():
     text = good(*COMMAND, '--gpus', 512)
     has(text, 'hbm_capacity', 'A time of inf: it does not fit in memory.')
     assert 'does not fit' not in good(*COMMAND, '--tp', 8, '--pp', 32, '--dp', 16)
+
+
+def test_the_command_leaves_the_placement_of_the_best_open():
+    "As the search did: with another network the best configuration is placed anew."
+    best = search('gpt3', 512, 'A100', 1024, k=1, assumptions='corrected')
+    placed = Parallel.from_row(best.iloc[0])
+    layout = dataclasses.replace(placed, **dict.fromkeys(PLACES))
+    rows = json.loads(good(*COMMAND, '--gpus', 512, '--factor', 8, '--format', 'json'))['rows']
+    own = {row['field']: row for row in rows}['nic_factor']
+    assert own['base_s'] == pytest.approx(best.iteration_s[0], rel=1e-12)
+    system = dataclasses.replace(as_system('A100'), nic_factor=own['high'])
+    anew, held = (estimate('gpt3', p, system, 1024, 'corrected') for p in (layout, placed))
+    assert own['at_high_s'] == pytest.approx(anew.stats['iteration_s'], rel=1e-12)
+    assert held.stats['iteration_s'] > 1.01 * own['at_high_s']
 
 
 def test_command_turned_round():

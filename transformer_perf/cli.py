@@ -1242,16 +1242,18 @@ def text_of_plan(found, a):  # str
 USUAL_FACTOR = '2'
 
 def best_asked(a):  # (as `case_asked`, or None; why nothing fits)
-    "The best configuration on so many GPUs."
+    "The best configuration on so many GPUs, its placement open as in the search."
     said = [o.flag for o in LAYOUT if getattr(a, o.name) != option_given(o, o.default)]
     if said and not a.job: raise ValueError(f'--gpus chooses {said[0]}: give one of them')
     from transformer_perf.execution import search
     from transformer_perf.iteration import Parallel
     from transformer_perf.systems import as_system
+    from transformer_perf.timeline import PLACES
     model, system, own = model_asked(a), as_system(a.system, a.nvlink_size), preset_asked(a)
     found = search(model, a.gpus, system, a.global_batch, a.strategy, 1, own, **given_of(a, CHOSEN))
     if not len(found): return None, f'{found.reasons[a.gpus]}.'
-    return (model, Parallel.from_row(found.iloc[0]), system, a.global_batch, own), ''
+    best = dataclasses.replace(Parallel.from_row(found.iloc[0]), **dict.fromkeys(PLACES))
+    return (model, best, system, a.global_batch, own), ''
 
 # %% ../nbs/95_cli.ipynb #11a00012
 def what_it_rests_on(one):  # list of str

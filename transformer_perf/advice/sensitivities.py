@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SCALABLE', 'SIZES', 'BESIDE_LAYERS', 'NEAR', 'SENSITIVITY_COLUMNS', 'figures_of', 'multiples_of', 'one_by_one',
-           'priced_on', 'resized', 'with_figure', 'between', 'of_model', 'sensitivity', 'needed']
+           'left_as_asked', 'systems_at', 'timed_on', 'fastest_places', 'priced_on', 'resized', 'with_figure',
+           'between', 'of_model', 'sensitivity', 'needed']
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00005
 import contextlib
@@ -16,9 +17,10 @@ import pandas as pd
 
 from ..inputs import finite, flag, nearest, table_with, whole
 from ..systems import NUMBERS_OF_UNITS, PHYSICAL, UNIT_OF, System
-from ..timeline import counted_and_priced, exact_figures, iteration_times
-from ..iteration import estimate, plural, short
-from ..execution import best_of, questions, search, search_each, variant_count
+from ..timeline import PLACES, counted_and_priced, exact_figures, iteration_times
+from ..iteration import estimate, plural, possible_places, rows_of_table, short
+from ..execution import (
+    ROWS_AT_A_TIME, best_of, questions, search, search_each, split_by_label, variant_count)
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00011
 SCALABLE = [f for f in PHYSICAL if f not in (*NUMBERS_OF_UNITS, 'power', 'server_power')]
@@ -46,13 +48,42 @@ def one_by_one(system: System, values):  # System of arrays (variants, 1)
         columns[name][varied == name, 0] = own
     return dataclasses.replace(system, **columns)
 
+def left_as_asked(one, parallel):  # Estimate
+    "An estimate with its placement open again, where it was left open."
+    places = {place: getattr(parallel, place) for place in PLACES}
+    return dataclasses.replace(one, parallel=dataclasses.replace(one.parallel, **places))
+
+def systems_at(system, variants):  # System of arrays (variants, 1)
+    "Some variants of a system of arrays."
+    columns = {name: x[variants] for name, x in vars(system).items() if np.ndim(x)}
+    return dataclasses.replace(system, **columns)
+
+def timed_on(one, system: System, t):  # (as `counted_and_priced`, Times)
+    "The rows of a table, timed on a system of arrays."
+    known = counted_and_priced(t, one.model, system, one.global_batch, one.assumptions)
+    return known, iteration_times(*known)
+
+def fastest_places(one, system: System, t):  # array: a row of t for each variant
+    "Which of some placements `estimate` takes on each variant of a system of arrays."
+    number, rows, found = variant_count(system), rows_of_table(t), []
+    for block in split_by_label(np.arange(number) * rows // ROWS_AT_A_TIME):
+        _, times = timed_on(one, systems_at(system, block), t)
+        found.append(np.broadcast_to(times.total, (len(block), rows)).argmin(axis=1))
+    return np.concatenate(found)
+
 def priced_on(one, system: System):  # (s, GB), an array each
-    "Time and memory of an estimate's configuration on a system of arrays."
-    about = one.model, system, one.global_batch, one.assumptions
-    known = counted_and_priced(vars(one.parallel), *about)
-    found = exact_figures(*known, iteration_times(*known))
-    return tuple(np.broadcast_to(found[name], (variant_count(system), 1))[:, 0]
-                 for name in ('iteration_s', 'memory_GB'))
+    """Time and memory of an estimate's configuration on a system of arrays; what is open of its
+    placement is chosen anew for each variant."""
+    t = possible_places(one.parallel, one.system, one.assumptions)
+    which, found = fastest_places(one, system, t), np.empty((2, variant_count(system)))
+    for row in np.unique(which):
+        own = np.flatnonzero(which == row)
+        placed = vars(one.parallel) | {place: int(t[place][row]) for place in PLACES}
+        known, times = timed_on(one, systems_at(system, own), placed)
+        figures = exact_figures(*known, times)
+        for at, name in enumerate(('iteration_s', 'memory_GB')):
+            found[at, own] = np.broadcast_to(figures[name], (len(own), 1))[:, 0]
+    return tuple(found)
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00015
 def best_on(one, system: System):  # s, an array; infinite where nothing fits
@@ -149,10 +180,12 @@ def sensitivity(
     again=False,               # whether to choose the configuration anew for each of them, too
     software=None,             # which runs it, as in `estimate`
 ):  # DataFrame, a row for each figure of the system, size of the model, and the batch
-    "How time and memory of an iteration depend on every figure: elasticities, halves and doubles."
+    """How time and memory of an iteration depend on every figure: elasticities, halves, doubles.
+
+    A placement that is left open is chosen anew for each; one that is given stays."""
     factor = finite(factor, 'factor', least=1.001, most=1e3)
     one = estimate(model, parallel, system, global_batch, assumptions, software)
-    again = flag(again, 'again')
+    one, again = left_as_asked(one, parallel), flag(again, 'again')
     return pd.concat([of_system(one, factor, again), of_model(one, again)], ignore_index=True)
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00051
@@ -225,9 +258,11 @@ def needed(
     again=False,               # whether to choose the configuration anew for each value
     software=None,             # which runs it, as in `estimate`
 ):  # Needed
-    "What one figure of a GPU would have to be, for an iteration that takes a part of its time."
+    """What one figure of a GPU would have to be, for an iteration that takes a part of its time.
+
+    The placement as in `sensitivity`."""
     one = estimate(model, parallel, system, global_batch, assumptions, software)
-    again = flag(again, 'again')
+    one, again = left_as_asked(one, parallel), flag(again, 'again')
     given, ratio = figures_of(one.system), finite(ratio, 'ratio', above=True, most=1)
     now = given[nearest(field, given, 'figure of the system')]
     def times_at(values):
