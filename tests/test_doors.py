@@ -709,3 +709,47 @@ def test_a_group_beside_a_file_is_as_the_file_would_say_it(kind, text, changes, 
     beside, inside = answered('job', *options), answered('other')
     assert beside['parallel'] == inside['parallel']
     assert beside['stats'] == inside['stats']
+
+
+BLOCKS_FILE = '''torchrun --nproc_per_node 8 --nnodes {nodes} pretrain_gpt.py \\
+  --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 8192 --bf16 \\
+  --max-position-embeddings 8192 --vocab-size 64000 --micro-batch-size 1 --global-batch-size 256 \\
+  --sequence-parallel --use-distributed-optimizer --tensor-model-parallel-size 2 \\
+  --recompute-granularity full --recompute-method block --recompute-num-layers 1 \\
+  --pipeline-model-parallel-size {pp} --num-layers-per-virtual-pipeline-stage {layers}
+'''
+SHARDED_FILE = '''
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+seq_len = 8192
+local_batch_size = 4
+[parallelism]
+data_parallel_shard_degree = {shard}
+pipeline_parallel_degree = 2
+pipeline_parallel_schedule = "Interleaved1F1B"
+pipeline_parallel_layers_per_stage = {layers}
+'''
+
+
+@pytest.mark.parametrize('kind, text, own, other, options', [
+    ('sh', BLOCKS_FILE, dict(nodes=8, pp=4, layers=2), dict(layers=4), ['--virtual-stages', 2]),
+    ('sh', BLOCKS_FILE, dict(nodes=8, pp=4, layers=2), dict(nodes=4), ['--dp', 4]),
+    ('sh', BLOCKS_FILE, dict(nodes=8, pp=4, layers=2), dict(nodes=2, pp=2),
+     ['--pp', 2, '--dp', 4]),
+    ('toml', SHARDED_FILE, dict(shard=8, layers=9), dict(shard=4), ['--dp', 4]),
+    ('toml', SHARDED_FILE, dict(shard=8, layers=9), dict(layers=6), ['--virtual-stages', 3])])
+def test_copies_and_parts_of_a_stage_beside_a_file_are_as_it_would_say_them(
+        kind, text, own, other, options, tmp_path, capsys):
+    "Layers computed again in each part, the batch of all copies, layers dealt to parts."
+    def answered(name, values, *options):
+        path = tmp_path / f'{name}.{kind}'
+        path.write_text(text.format(**values))
+        assert run_command(['explain', '--job', str(path), *options, '--format', 'json']) == 0
+        return json.loads(capsys.readouterr().out)
+    beside = answered('job', own, *map(str, options))
+    inside = answered('other', own | other)
+    assert beside['parallel'] == inside['parallel']
+    assert (beside['global_batch'], beside['stats']) == (inside['global_batch'], inside['stats'])
+    assert beside['parallel'] != answered('job', own)['parallel']

@@ -1468,27 +1468,31 @@ def job_of_options(a, options):  # dict: option -> value, as it would be typed
     with contextlib.suppress(ValueError):   # as many GPUs may need a layout of their own
         if n: a.job = as_job(path, n)
     with contextlib.suppress(ValueError):   # other groups, too
-        if groups: a.job = as_job(path, n, **groups)
+        if groups: a.job = as_job(path, None if 'dp' in groups else n, **groups)
     said = said_by(a.job)
     if copies := copies_left(a): said['dp'] = str(copies)
     check_said(options, a, said)
     return said
 
 # %% ../nbs/95_cli.ipynb #0b93b97d
-def groups_typed(a):  # dict: of tp, cp, pp those that options say
-    "Groups in place of a job's."
-    typed = {group: getattr(a, group, None) for group in ('tp', 'cp', 'pp')}
-    return {group: whole(as_number(x), f'--{group}') for group, x in typed.items() if x}
+def groups_typed(a):  # dict: of tp, cp, pp, dp, virtual_stages those that options say
+    "Groups in place of a job's, and parts of a stage, where one number of them is asked for."
+    typed = {group: getattr(a, group, None) for group in ('tp', 'cp', 'pp', 'dp')}
+    found = {group: whole(as_number(x), f'--{group}') for group, x in typed.items() if x}
+    parts = getattr(a, 'virtual_stages', None) or []
+    numbers = whole_numbers_given(parts, '--virtual-stages') if parts else []
+    return found | ({'virtual_stages': numbers[0]} if len(numbers) == 1 else {})
 
 def gpus_in_each_copy(a):
     "As many as groups of options have, else those of the job."
-    own = {group: getattr(a.job.parallel, group) for group in ('tp', 'cp', 'pp')}
-    return math.prod((own | groups_typed(a)).values())
+    typed = groups_typed(a)
+    return math.prod(typed.get(group, getattr(a.job.parallel, group))
+                     for group in ('tp', 'cp', 'pp'))
 
 def copies_left(a):  # number of copies, or None
     "How many a job's GPUs leave, where options change another group and not how many there are."
-    n, each = a.job.n_gpus, gpus_in_each_copy(a)
-    if not n or getattr(a, 'dp', None) or not groups_typed(a): return None
+    n, each, typed = a.job.n_gpus, gpus_in_each_copy(a), groups_typed(a)
+    if not n or 'dp' in typed or not typed.keys() & {'tp', 'cp', 'pp'}: return None
     if n % each: raise ValueError(f'{n} GPUs of the job must be divisible by the {each} of tp, cp '
                                   'and pp: give --dp')
     return n // each

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/90e_accelerate.ipynb #c733bf86
-from ..inputs import nearest
+from ..inputs import divides, nearest
 from .tables import (
     CODE, IN_32_BITS, ON, TEXT, UNSAID, WHOLE, Format, Row, Said, add, cannot_say,
     check_sharers, elsewhere, fixed, number, spelled, take, value, words_of)
@@ -69,6 +69,9 @@ def copies_of_accelerate(facts):  # whether they may share something out
     if not (facts['shard'].key or facts['replicate'].key): return True
     shard, replicate = value(facts, 'shard'), value(facts, 'replicate')
     key = ' * '.join(facts[n].key for n in ('shard', 'replicate') if facts[n].key)
+    if 'dp' in facts:   # told instead
+        divides('dp', facts['dp'].value, 'replicas', replicate)
+        shard = facts['dp'].value // replicate
     facts['dp'] = Said(key, shard * replicate)
     shares = shard * value(facts, 'cp') > 1
     if shares: facts['dp_replicate'] = facts['replicate']

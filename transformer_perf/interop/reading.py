@@ -57,9 +57,11 @@ def as_job(
     job,           # a Job, a path, a text with flags, or a dict
     n_gpus=None,   # where the file does not say it
     tp=None, cp=None, pp=None,   # in place of a file's: what its program derives of them follows
+    dp=None, virtual_stages=None,   # the same; another number of copies means other GPUs
 ):  # Job
     "A `Job` from whatever form it was given in; our own form says all, and keeps its groups."
-    given = {'n_gpus': n_gpus, 'tp': tp, 'cp': cp, 'pp': pp}
+    given = {'tp': tp, 'cp': cp, 'pp': pp, 'dp': dp, 'virtual_stages': virtual_stages,
+             'n_gpus': n_gpus}
     told = {name: x for name, x in given.items() if x is not None}
     if isinstance(job, Job): return job
     if isinstance(job, dict): return job_of_dict(job, told)

@@ -162,6 +162,7 @@ def micro_batch_of_torchtitan(facts, local, pp):
 def copies_of_torchtitan(facts):
     "Copies and what they share out; -1 stands for what is left."
     replicate, shard = value(facts, 'replicate'), value(facts, 'shard')
+    if 'dp' in facts: shard = -1   # told instead
     key = facts['shard'].key or facts['replicate'].key
     if shard != -1: facts['dp'] = Said(key, replicate * shard)
     all_alike = replicate > 1 and copies_and_gpus(facts)[0] == replicate   # -1 left one to each
@@ -191,7 +192,7 @@ def order_of_torchtitan(facts, ignored):
     name = next((known for known in SCHEDULE_NAMES if known.lower() == name.lower()), name)
     facts['schedule'] = Said(key, SCHEDULE_NAMES[nearest(name, SCHEDULE_NAMES, key or 'schedule')])
     several = name in ('Interleaved1F1B', 'ZBVZeroBubble', 'DualPipeV')
-    chunks, pp = 2 if several else 1, value(facts, 'pp')
+    chunks, pp = value(facts, 'virtual_stages', 2 if several else 1), value(facts, 'pp')
     if pp == 1:
         facts['schedule'], facts['virtual_stages'] = Said(None, '1f1b'), Said(None, 1)
         take(facts, 'layout')
