@@ -21,6 +21,7 @@ from transformer_perf.estimates import as_assumptions
 from transformer_perf.interop import as_job, job_asked
 from transformer_perf.iteration import settled
 from transformer_perf.models import as_model
+from transformer_perf.modules import reduces_each
 from transformer_perf.packing import packing
 from transformer_perf.schedules import chunks_in, chunks_of, layout_of
 from transformer_perf.systems import as_system
@@ -321,7 +322,7 @@ def test_an_opened_placement_is_told_beside_another_step():
     "But not beside groups of other sizes, whose placement is another in any case."
     bad = Parallel(tp=8, dp=8, nvlink_tp=1, nvlink_cp=1, nvlink_pp=1, nvlink_dp=8)
     case = case_of('llama3.1_8B', bad, 'H100-80GB', 64, 'calibrated', None)
-    pairs = pairs_of(case.parallel, steps_of(case))
+    pairs = pairs_of(case, steps_of(case))
     knobs = {pair.knob for pair in pairs}
     assert 'groups and placement' not in knobs and 'groups and recompute' in knobs
     words = [in_short(case.parallel, pair.to) for pair in pairs
@@ -521,21 +522,60 @@ def test_chunks_that_are_possible_are_those_that_an_estimate_takes(preset, sched
     ({'pp': 32, 'tp': 1}, {'layout': None, 'nvlink_dp': None, 'recompute': 'full:1'})], ids=str)
 def test_what_follows_from_a_step(step, follows):
     p = Parallel(dp=4, pp=2, nvlink_dp=4, layout='Et*16|t*16L', recompute='full:8')
+    a = as_assumptions('calibrated').on(as_system('H100-80GB'))
     if 'schedule' in step: follows = follows | {'layout': None}
-    assert neighbours_of.with_consequences(p, step) == step | follows
+    assert neighbours_of.with_consequences(p, step, a) == step | follows
 
 
 def test_two_steps_keep_the_share_that_is_computed_again_unless_one_says_it():
     "A half stays a half, whichever groups gave the GPUs."
     p = Parallel(tp=2, dp=4, pp=2, recompute='full:20')
-    def step(knob, **to): return neighbours_of.Step(knob, neighbours_of.with_consequences(p, to))
+    a = as_assumptions('calibrated').on(as_system('H100-80GB'))
+    def step(knob, **to): return neighbours_of.Step(knob, neighbours_of.with_consequences(p, to, a))
     from_tp, from_dp = step('groups', tp=1, pp=4), step('groups', dp=2, pp=4)
     nothing = step('recompute', recompute='none')
-    both = neighbours_of.steps_together(p, from_tp, from_dp).to
+    both = neighbours_of.steps_together(p, from_tp, from_dp, a).to
     assert (from_tp.to['recompute'], both['pp'], both['recompute']) == ('full:10', 8, 'full:5')
     for pair in ((from_tp, nothing), (nothing, from_tp)):
-        assert neighbours_of.steps_together(p, *pair).to['recompute'] == 'none'
-    assert neighbours_of.steps_together(p, nothing, nothing) is None
+        assert neighbours_of.steps_together(p, *pair, a).to['recompute'] == 'none'
+    assert neighbours_of.steps_together(p, nothing, nothing, a) is None
+
+
+TITAN = '''
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+seq_len = 8192
+local_batch_size = 8
+global_batch_size = 256
+[parallelism]
+tensor_parallel_degree = 2
+pipeline_parallel_degree = %d
+fsdp_reshard_after_forward = "%s"
+'''
+
+
+@pytest.mark.parametrize('pp, other, reshard', [
+    (1, 2, 'default'), (2, 1, 'default'), (2, 1, 'always'), (1, 2, 'never'), (2, 4, 'default')])
+def test_a_move_to_other_stages_shares_out_as_the_software_does(pp, other, reshard, tmp_path):
+    "What its reader derives there, unless the file says another ZeRO stage than the usual."
+    path = tmp_path / 'job.toml'
+    path.write_text(TITAN % (pp, reshard))
+    case = case_of(as_job(path, 64), None, 'H100-80GB', None, 'calibrated')
+    steps = [step for step in steps_of(case) if step.to.get('pp') == other]
+    assert steps
+    a = case.assumptions.on(case.system)
+    sums = a.costs.sums_in_pipelines
+    shares = lambda p: (p.zero_stage, reduces_each(p.reduce_each, p.zero_stage, p.pp, sums))
+    for step in steps:
+        new = after_step(case.parallel, step.to)
+        there = as_job(path, 64, tp=new.tp, cp=new.cp, pp=new.pp).parallel
+        assert shares(new) == shares(there)
+    own = {'zero_stage': 3, 'reduce_each': None}   # a step of its own is what it says
+    pair = neighbours_of.steps_together(
+        case.parallel, steps[0], neighbours_of.Step('zero_stage', own), a)
+    assert pair.to['zero_stage'] == 3
 
 
 @pytest.mark.parametrize('v', [1, 2])

@@ -159,7 +159,7 @@ def far_that_fit(case: Case, one: Estimate, offload):  # list of Change
     "The three fastest of one far step, or of two, that make a job fit."
     steps = steps_of(case, offload=offload, far=True)
     found = that_fit(case, one, steps, k=3, most=6)
-    found += that_fit(case, one, pairs_of(case.parallel, steps), k=3, most=6, every=False)
+    found += that_fit(case, one, pairs_of(case, steps), k=3, most=6, every=False)
     return sorted(found, key=seconds_of_change)[:3]
 
 # %% ../../nbs/88d_answers.ipynb #13a0002a
@@ -205,7 +205,7 @@ def improvements(case: Case, one: Estimate, found: Neighbours, k):  # list of Ch
 def best_pair(case: Case, one: Estimate, steps, best):  # Change or None
     "The best two steps, if they are better than the best single one."
     better = worthwhile(best[0].estimate if best and best[0].estimate.fits else one)
-    pair = that_fit(case, one, pairs_of(case.parallel, steps), k=1, most=20, every=False,
+    pair = that_fit(case, one, pairs_of(case, steps), k=1, most=20, every=False,
                     good=better)
     return pair[0] if pair else None
 
