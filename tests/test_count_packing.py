@@ -79,6 +79,25 @@ def test_chunks_are_filled_up():
         assert close(flop[1] / flop[0], ratio)
 
 
+WINDOWS = replace(PACKED, window=512)
+INDEXED = replace(as_model('deepseek_v3.2'), seq_len=8192, documents=DOCUMENTS)
+IN_BLOCKS = replace(PACKED, layers=((replace(
+    LLAMA.blocks[0][0], mixer=BlockSparse(32, 8, 128, 128, block=128, chosen=4)), 32),))
+
+
+@pytest.mark.parametrize('preset', EVERY)
+@pytest.mark.parametrize('model, gpus', [(WINDOWS, 16), (IN_BLOCKS, 16), (INDEXED, 1024)],
+                         ids=['windows', 'blocks', 'indexed'])
+def test_a_table_of_packed_samples_is_their_estimates(model, gpus, preset):
+    "What tokens of a document see depends on a GPU's rows of a sample: a table has several."
+    found = search(model, gpus, 'H200', 2 * gpus, ['1d', '2d-seqp'], 40, preset,
+                   fixed={'cp': [1, 2, 4]}, kind=['tp', 'cp'])
+    assert len({*found.cp}) == 3
+    for _, row in found.iterrows():
+        one = estimate(model, Parallel.from_row(row), 'H200', 2 * gpus, preset)
+        assert close(one.stats['iteration_s'], row.iteration_s)
+
+
 def test_blocks_of_documents():
     "A query sees blocks of its own document."
     (block, depth), = LLAMA.blocks

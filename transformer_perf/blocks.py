@@ -594,20 +594,20 @@ def seen_share(job: CountedJob, mixer, rows=None):
     about = mixer.window, mixer.chunk, job.rows if rows is None else rows
     window, chunk, rows = about if job.documents is None else map(plain, about)
     halved = np.asarray(mixer.causal) * (a.causal_mask * 1.)
-    def share(length, window):   # of the pairs of one piece
+    def share(length, window, rows):   # of the pairs of one piece
         wide = 1. if window is None else np.minimum(window, length) / length
         if a.zigzag and window is None: return wide - .5 * halved
         first, last = busiest_part(job, length, rows)
         corner = np.maximum(wide - first, 0)**2   # of scores that a causal mask hides
         if a.zigzag: corner = corner - np.maximum(wide - last, 0)**2
         return wide - .5 * halved * corner / (last - first)
-    def of_piece(length):
-        if not chunk: return share(length, window)
+    def of_piece(length, rows):
+        if not chunk: return share(length, window, rows)
         full, rest = length // chunk, length % chunk   # whole chunks, what is left
-        left = rest**2 * share(np.maximum(rest, 1), None)
-        return (full * chunk**2 * share(chunk, None) + left) / length**2
-    if job.documents is None: return of_piece(whole)
-    keys = job.documents.of_tokens(lambda length: of_piece(length) * length)
+        left = rest**2 * share(np.maximum(rest, 1), None, rows)
+        return (full * chunk**2 * share(chunk, None, rows) + left) / length**2
+    if job.documents is None: return of_piece(whole, rows)
+    keys = job.documents.of_tokens(lambda length, rows: of_piece(length, rows) * length, rows)
     return depending(keys, 'keys_of_a_token', *about, of=seen_share) / whole
 
 # %% ../nbs/82b_blocks.ipynb #7385b8ff

@@ -35,10 +35,15 @@ class Lengths:
     @property
     def of_a_token(self): return self.of_tokens(lambda L: L)   # what a token's document has
 
-    def of_tokens(self, figure):
-        "The mean over all tokens of a figure of the document that they are in, given its length."
+    def of_tokens(self, figure, *rows):
+        """The mean over all tokens of a figure of the document that they are in, given its length
+        and, where the figure asks for them, the rows of a sequence on a GPU, perhaps a column."""
+        if rows and np.ndim(rows[0]):
+            values, which = np.unique(rows[0], return_inverse=True)
+            means = [self.of_tokens(figure, value) for value in values.tolist()]
+            return np.array(means, dtype=float)[which].reshape(np.shape(rows[0]))
         L, n = np.array(self.tokens, dtype=float), np.array(self.documents, dtype=float)
-        return float(np.dot(n * L, figure(L)) / np.dot(n, L))
+        return float(np.dot(n * L, figure(L, *rows)) / np.dot(n, L))
 
     def cut(self, most):  # Lengths
         "The same with documents of more tokens cut into pieces."

@@ -182,7 +182,7 @@ def block_core(job: CountedJob, mixer: BlockSparse):  # list of Operation
     rows = job.rows * heads_swapped(job, mixer)
     of_piece = lambda length, rows: mixer.keys_seen(length, *busiest_part(job, length, rows))
     keys = of_piece(job.seq_len, rows) if job.documents is None else job.documents.of_tokens(
-        lambda length: of_piece(length, plain(rows)))
+        of_piece, plain(rows))
     seen = keys / job.seq_len
     best = gathered_keys(job, to_some_keys(job, 'fusedla', mixer, mixer.width, mixer.value, seen))
     found = [*block_scores(job, mixer), passes_keys(job, mixer, best, mixer.width + mixer.value)]
