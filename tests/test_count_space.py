@@ -307,7 +307,8 @@ def test_systems_side_by_side(fields):
     ('torchtitan', ['none', 'full'], [1, 2, 3, 4, 5, 6, 8]),   # whole layers or nothing
     ('nanotron', ['none', 'full'], [1])])                      # nor does it interleave
 def test_a_search_tries_what_the_software_offers(name, recompute, chunks):
-    tried = execution.usually_tried(as_model('llama3.1_8B'), as_assumptions('calibrated', name))
+    tried = execution.usually_tried(as_model('llama3.1_8B'), as_system('H100-80GB'),
+                                    as_assumptions('calibrated', name))
     assert tried == {'recompute': recompute, 'virtual_stages': chunks}
 
 

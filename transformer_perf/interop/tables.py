@@ -367,19 +367,19 @@ def job_said(facts, ignored):  # Job
                dropout=value(facts, 'dropout'), ignored=tuple(ignored),
                gradients_in_16_bits=value(facts, 'gradients_in_16_bits'))
 
-TOLD = {   # what may be told in place of what keys say -> facts that say it in other words
+TOLD_INSTEAD = {   # what may be told in place of what keys say -> facts that say it in other words
     'tp': (), 'cp': (), 'pp': (), 'dp': ('n_gpus',), 'virtual_stages': ('layers_per_chunk',)}
 
 def job_of_keys(
     keys, format: Format,
-    told=None,   # dict: n_gpus, where no key says it; `TOLD` in place of what keys say
+    told=None,   # dict: n_gpus, where no key says it; `TOLD_INSTEAD` in place of what keys say
     gpus=None,   # (what says how many GPUs there are, how many)
 ):  # Job
     "A job from keys as one format has them."
     facts = {'n_gpus': Said(*gpus)} if gpus else {}
     facts, ignored = understood(keys, format, facts)
     for name, number in (told or {}).items():
-        if name in TOLD: take(facts, name, *TOLD[name])
+        if name in TOLD_INSTEAD: take(facts, name, *TOLD_INSTEAD[name])
         add(facts, name, name, whole(number, name))
     format.derive(facts, ignored)
     job = job_said(facts, ignored)
