@@ -402,7 +402,8 @@ def mark_machines(ax, marks):
     for machine, at in (marks or {}).items():
         at = [finite(x, f'mark {quoted(machine)}', above=True) for x in several(at, 'mark')]
         if len(at) != 2: raise ValueError(f'mark {quoted(machine)} must be two numbers')
-        ax.plot(*at, 'o', color=RED, markeredgecolor='white', markersize=6, zorder=5)
+        ax.plot(*at, 'o', color=RED, markeredgecolor='white', markersize=6, zorder=5,
+                clip_on=False)   # whole at an edge, too
         side, align = (-5, 'right') if across(at)[0] > 0.8 else (5, 'left')
         ax.annotate(machine, at, xytext=(side, 4), textcoords='offset points', ha=align,
                     fontsize=8, bbox=ground, zorder=6)
