@@ -396,7 +396,7 @@ def draw_contours(ax, xs, ys, z, contours):  # dict: words -> handle
 
 # %% ../nbs/83_plots.ipynb #eadaa7fc
 def mark_machines(ax, marks):
-    "Dots with names where real machines are."
+    "Dots with names where machines are."
     ground = dict(facecolor='white', edgecolor='none', alpha=0.85, pad=0.8)
     across = (ax.transData + ax.transAxes.inverted()).transform   # 0 at the left, 1 at the right
     for machine, at in (marks or {}).items():
@@ -427,7 +427,7 @@ def heat_map(
     table,                         # DataFrame, one row per point
     x, y, value,                   # columns
     xlabel, ylabel, label,         # their names and units
-    marks=None,                    # name -> (x, y) of real machines
+    marks=None,                    # name -> (x, y) of machines
     panels=None,                   # column whose values each get a panel, with one colour scale
     contours=(1.1, 1.25, 1.5, 2),  # multiples of each panel's least value, four at most
 ):  # Figure
@@ -437,7 +437,7 @@ def heat_map(
     figure, axes = empty_figure(len(shown), 2.2 + min(3.6 * len(shown), 7.6), 3.5, sharey=True)
     norm = LogNorm(table[value].min(), table[value].max())
     dot = Line2D([], [], color=RED, marker='o', linestyle='')
-    drawn = {'a real GPU': dot} if marks else {}
+    drawn = {'a GPU': dot} if marks else {}
     for ax, (name, z) in zip(axes[0], shown):
         mesh, lines = draw_map(ax, xs, ys, z, norm, contours, marks)
         ax.set(xlabel=xlabel, title=name)
