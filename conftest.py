@@ -20,6 +20,8 @@ settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'same'))
 
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # commands that tests start compile us once
 os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')   # nor start threads that no test needs
+# of the format of addresses, which we hold none to: its grammar takes jsonschema seconds to read
+sys.modules['rfc3987_syntax'] = None
 # as where PyArrow is not installed, and a third sooner; a test of predictions takes PyArrow's
 pd.options.mode.string_storage = 'python'
 
@@ -65,8 +67,13 @@ def pytest_sessionfinish():
     gc.freeze()
 
 
+DEFINES = ('def ', 'class ', 'import ', 'from ', '@')   # how such a cell begins
+
+
 def only_defines(source):
     "Whether a cell can do no more than define and import."
+    first = next((line for line in source.splitlines() if line and line[0] != '#'), '')
+    if not first.startswith(DEFINES): return False   # without reading on: most cells
     try: body = ast.parse(notebooks.without_directives(source)).body
     except SyntaxError: return False   # a command of the shell
     kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
