@@ -162,7 +162,8 @@ def checked(cls):
     "A dataclass whose values are checked when it is made; unknown fields get the nearest."
     init = cls.__init__
     fields = {f.name: (f.type, f.metadata, f.default) for f in dataclasses.fields(cls)}
-    needed = [name for name, about in fields.items() if about[-1] is dataclasses.MISSING]
+    usual = {name: default for name, (*_, default) in fields.items()}
+    needed = [name for name, default in usual.items() if default is dataclasses.MISSING]
 
     @functools.wraps(init)
     def named(self, *args, **given):
@@ -173,8 +174,10 @@ def checked(cls):
         given |= zip(fields, args)
         for name in needed:
             if name not in given: raise ValueError(f'{cls.__name__} lacks {name!r}')
-        init(self, **{name: checked_value(value, name, *fields[name])
-                      for name, value in given.items()})
+        for name, value in given.items():
+            if value is usual[name]: continue   # as most are
+            given[name] = checked_value(value, name, *fields[name])
+        init(self, **given)
 
     cls.__init__ = named
     return cls

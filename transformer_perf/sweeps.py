@@ -121,7 +121,8 @@ def at_point(model, system, point, piece):  # (Model, System)
     sizes = {name: value for name, value in point.items() if name in SWEPT_SIZES}
     columns = {name: column[:, None] for name, column in piece.items()}
     system = as_system(system, point.get('nvlink_size'))
-    return dataclasses.replace(model, **sizes), dataclasses.replace(system, **columns)
+    own = dataclasses.replace(model, **sizes) if sizes else model   # which knows what it is made of
+    return own, dataclasses.replace(system, **columns) if columns else system
 
 # %% ../nbs/85_sweeps.ipynb #72486c26
 def labelled_systems(systems):  # dict: label -> anything that `search` takes
