@@ -28,8 +28,9 @@ def code_of(path):  # list of (id of a cell, its code as it is read)
 
 def test_facts_of_generations_stand_in_their_file():
     "No module tells Ampere from Hopper; one only says which of them is meant unless another is."
-    nodes = ((module, node) for module, text in MODULES.items()
-             for node in ast.walk(ast.parse(text)))
+    naming = [(module, text) for module, text in MODULES.items()
+              if any(name in text for name in generations())]
+    nodes = ((module, node) for module, text in naming for node in ast.walk(ast.parse(text)))
     said = {(module, word) for module, node in nodes   # {'Ampere': 1}, dict(Ampere=1)
             for word in (getattr(node, 'value', None), getattr(node, 'arg', None))
             if isinstance(word, str) and word in generations()}
@@ -67,12 +68,13 @@ def test_lines_of_modules_are_short(module):
 # habits
 
 def python_files():  # list of (where, source)
-    "All our code: of modules, notebooks, tests and tools."
+    "All our code: notebooks, of which modules are made, modules made by hand, tests and tools."
     cells = [(f'{path.stem}, cell {cell}', source) for path in notebooks.NOTEBOOKS
              for cell, source in code_of(path) if not source.lstrip().startswith('%')]
     folders = [path for name in ('tests', 'tools', 'docs') for path in
                sorted((notebooks.ROOT / name).glob('*.py'))]
-    return [*MODULES.items(), *cells, *((path.name, path.read_text()) for path in folders)]
+    by_hand = [(module, text) for module, text in MODULES.items() if pages.is_door(text)]
+    return [*by_hand, *cells, *((path.name, path.read_text()) for path in folders)]
 
 
 def is_flag(node):
