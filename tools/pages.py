@@ -266,6 +266,11 @@ class Row(NamedTuple):
     meaning: str
 
 
+@functools.cache
+def tree_of(text): return ast.parse(text)   # of a module, asked for by each page; never changed
+
+
+@functools.cache
 def comments(text):  # dict: line number -> comment
     "The comments of a module."
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
@@ -372,7 +377,8 @@ def kind_of(method):
 
 def as_called(method):
     "A method without the object or the class that it belongs to."
-    method = copy.deepcopy(method)
+    method = copy.copy(method)
+    method.args = copy.deepcopy(method.args)
     del method.args.args[0]
     return method
 
@@ -383,7 +389,7 @@ def rows_of_classes():  # dict: class -> its own fields, as rows
     found = {}
     for text in modules().values():
         notes = comments(text)
-        found |= {node.name: fields(node, notes) for node in ast.parse(text).body
+        found |= {node.name: fields(node, notes) for node in tree_of(text).body
                   if isinstance(node, ast.ClassDef)}
     return found | {'ChoicesIfSaid': [row._replace(default='None') for row in found['Choices']]}
 
@@ -447,7 +453,7 @@ def notebooks_of(text):  # list of names
 
 def module_page(module, text):
     "The page of one module."
-    tree, notes = ast.parse(text), comments(text)
+    tree, notes = tree_of(text), comments(text)
     explained = ', '.join(f'[{name}](../{name}.ipynb)' for name in notebooks_of(text))
     lines = [f'# {module}', '', f'> {ast.get_docstring(tree)}', '', '{.source-links}',
              f'Explained in {explained}.', '', f'```{{py:module}} transformer_perf.{module}',
@@ -484,15 +490,16 @@ def modules():  # dict: name -> text
 
 def door_page(door, text):
     "The page of a wing: what its door hands on, and from which room."
-    names = sorted((alias.name, node.module) for node in ast.parse(text).body
+    names = sorted((alias.name, node.module) for node in tree_of(text).body
                    if isinstance(node, ast.ImportFrom) for alias in node.names)
-    title = [f'# {door}', '', f'> {ast.get_docstring(ast.parse(text))}', '',
+    title = [f'# {door}', '', f'> {ast.get_docstring(tree_of(text))}', '',
              f'`from transformer_perf.{door} import ...`:', '']
     listed = [f'- {{py:obj}}`{name} <transformer_perf.{door}.{room}.{name}>`, of '
               f'[{door}.{room}]({door}.{room}.md)' for name, room in names]
     return '\n'.join([*title, *listed, ''])
 
 
+@functools.cache
 def public_names():  # dict: name -> module
     "What `from transformer_perf import ...` offers, and where it lives."
     tree = ast.parse((PACKAGE / '__init__.py').read_text(encoding='utf-8'))
@@ -509,7 +516,7 @@ def index_page(texts):
         f'Most work needs {count} names, `from transformer_perf import ...`:', '',
         *(f'- {{py:obj}}`~transformer_perf.{home}.{name}`' for name, home in face.items()), '',
         '| module | what it does |', '| --- | --- |',
-        *(f'| [{name}]({name}.md) | {ast.get_docstring(ast.parse(text))} |'
+        *(f'| [{name}]({name}.md) | {ast.get_docstring(tree_of(text))} |'
           for name, text in texts.items()), '', toctree(texts, options=['hidden'])])
 
 
