@@ -85,24 +85,24 @@ def pass_seconds(one: Estimate):  # (forward s, backward s)
 WHOLE_CHUNKS = 64   # tokens: documents of so many times a number fill chunks of states
 
 def lengths_counted(one: Estimate):  # (lengths, what each counts as)
-    """What documents count as: a sample in one piece as its length, others by their attention.
+    """What documents count as: a sample in one piece as its length, others by what they take.
 
-    That is their own length, unless a window or chunks end what a token sees."""
-    model, S = one.model, one.model.seq_len
-    convention = 'megatron' if one.assumptions.causal_mask else 'palm'   # which has no mask
+    That is about their own length, unless a window or chunks end what a token sees, or a GPU of
+    context parallelism has other keys to look at than the mean one."""
+    S = one.model.seq_len
     step = WHOLE_CHUNKS if S >= 2 * WHOLE_CHUNKS else 1
     steps = np.floor(S / step * .5**np.arange(0, np.log2(S / step), .25))
     lengths = np.unique([*step * steps, S // 2, S]).astype(int).tolist()
-    FLOP = np.array([replace(model, documents=[L]).flops_per_token(convention) for L in lengths])
+    each = np.array([sum(pass_seconds(with_documents(one, Lengths((L,), (1,))))) for L in lengths])
     first, second = lengths[:2]
-    alone = FLOP[0] - (FLOP[1] - FLOP[0]) / (second - first) * first   # of a token: no attention
-    attention = FLOP - alone
-    if attention[-1] < 1e-9 * FLOP[-1]: return lengths, np.array(lengths)   # there is none
+    alone = each[0] - (each[1] - each[0]) / (second - first) * first   # without attention
+    attention = each - alone
+    if attention[-1] < 1e-9 * each[-1]: return lengths, np.array(lengths)   # there is none
     return lengths, S * attention / attention[-1]
 
-def seconds_by_length(one: Estimate):  # function: what a token's document counts as -> (s, s)
-    "Seconds of a micro-batch, forward and backward, by two prices and a straight line."
-    lengths, counted = lengths_counted(one)
+def seconds_by_length(one: Estimate, priced=None):  # function: what a token counts as -> (s, s)
+    "Seconds of a micro-batch, forward and backward; `priced`: as `lengths_counted` has them."
+    lengths, counted = lengths_counted(one) if priced is None else priced
     half = int(np.argmin(abs(counted - one.model.seq_len / 2)))
     few, many = (pass_seconds(with_documents(one, Lengths((L,), (1,))))
                  for L in (lengths[half], lengths[-1]))
@@ -187,7 +187,8 @@ def packing(
     counts_as = lambda L: np.interp(L, [0, *lengths], [0, *counted])
     packs = packed(documents, model.seq_len, one.global_batch, seed, counts_as)
     of_each = packs.squares.reshape(-1, p.micro_batch).mean(axis=1) / model.seq_len
-    at, full = seconds_by_length(one), packs.squares.sum() / packs.tokens.sum()   # without gaps
+    at = seconds_by_length(one, (lengths, counted))
+    full = packs.squares.sum() / packs.tokens.sum()   # without gaps
     mean = [np.full((p.dp, len(of_each) // p.dp), x) for x in at(full)]   # as the estimate has it
     rest = one.stats['iteration_s'] - played_unevenly(*mean, p.pp).max()
     def seconds(evenly):
