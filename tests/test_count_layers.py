@@ -283,7 +283,7 @@ def expert_layer(shared=0, ep=4, etp=2, gathered=False, crowd=1., biased=0, plac
                            back=act.back + Pass(moved=(3 + 2) * more), kept=act.kept + more)
     found = {
         'router': router,
-        'dispatch': Row(to_copies, to_tokens, kept=12 * copies).sends(there, back),
+        'dispatch': Row(to_copies, to_tokens, kept=12 * copies + 4 * own * n).sends(there, back),
         'expert-fc1': product(rows, e, 2 * w / etp, 2 * here * rows * e, here, 1, biased),
         'expert-act': act,
         'expert-fc2': product(rows, w / etp, e, 2 * here * rows * w / etp, here, adds=1,

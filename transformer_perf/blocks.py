@@ -893,7 +893,10 @@ def vectors_sorted(job: CountedJob, experts, back=False):
     return where(np.greater(job.ep * job.etp, 1), several, alone)   # by GPU, then by expert
 
 def moved_copies(job: CountedJob, experts, name, returns):  # Operation
-    "Copies sorted by expert and sent; or sent back, weighed and summed up."
+    """Copies sorted by expert and sent; or sent back, weighed and summed up.
+
+    Whoever sends keeps what chose: NVIDIA/Megatron-LM @ d98e8a64, core/transformer/moe/moe_utils.py
+    (compute_routing_scores_for_aux_loss)."""
     E, copies = job.units.element, job.own * experts.per_token
     low = job.assumptions.fp8_dispatch and not returns   # tokens alone: no result, and no gradient
     share = of_recipe(job.precision, 'saved') / 2 if low else 1.
@@ -902,8 +905,9 @@ def moved_copies(job: CountedJob, experts, name, returns):  # Operation
         return Work(nbytes=E * experts.width(job) * vectors, launches=3,
                     messages=expert_messages(job, experts, back, *share))
     forward, backward = work(returns, share), work(not returns)
-    places = 6 * E * copies * (not returns)   # where each copy goes, and how much it weighs
-    return Operation(name, forward, backward, activations=places)
+    places, scores = 6 * E * copies, 2 * E * job.own * experts.number   # of all, in 32 bits
+    kept = (places + scores) * (not returns)   # where copies go, what they weigh, and why
+    return Operation(name, forward, backward, activations=kept)
 
 # %% ../nbs/82b_blocks.ipynb #bc00318e
 def grouped(job: CountedJob, experts, name, inputs, outputs):  # Operation
