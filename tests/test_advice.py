@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from frameworks import torchtitan_file
 from test_cli import bad, good, has
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.advice import neighbours as neighbours_of
@@ -541,27 +542,14 @@ def test_two_steps_keep_the_share_that_is_computed_again_unless_one_says_it():
     assert neighbours_of.steps_together(p, nothing, nothing, a) is None
 
 
-TITAN = '''
-[model]
-name = "llama3"
-flavor = "8B"
-[training]
-seq_len = 8192
-local_batch_size = 8
-global_batch_size = 256
-[parallelism]
-tensor_parallel_degree = 2
-pipeline_parallel_degree = %d
-fsdp_reshard_after_forward = "%s"
-'''
-
-
 @pytest.mark.parametrize('pp, other, reshard', [
     (1, 2, 'default'), (2, 1, 'default'), (2, 1, 'always'), (1, 2, 'never'), (2, 4, 'default')])
 def test_a_move_to_other_stages_shares_out_as_the_software_does(pp, other, reshard, tmp_path):
     "What its reader derives there, unless the file says another ZeRO stage than the usual."
     path = tmp_path / 'job.toml'
-    path.write_text(TITAN % (pp, reshard))
+    path.write_text(torchtitan_file(
+        tensor_parallel_degree=2, pipeline_parallel_degree=pp,
+        fsdp_reshard_after_forward=f'"{reshard}"'))
     case = case_of(as_job(path, 64), None, 'H100-80GB', None, 'calibrated')
     steps = [step for step in steps_of(case) if step.to.get('pp') == other]
     assert steps

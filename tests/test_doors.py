@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from frameworks import torchtitan_file
 from thorough import first_of
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.advice import fits, improve, plan, why_not
@@ -669,21 +670,9 @@ def test_the_best_is_not_sought_among_layouts():
     assert 'and its own: `improve`' in plain.summary
 
 
-TORCHTITAN_FILE = '''
-[model]
-name = "llama3"
-flavor = "8B"
-[training]
-seq_len = 8192
-local_batch_size = 8
-global_batch_size = 256
-[parallelism]
-data_parallel_replicate_degree = 2
-data_parallel_shard_degree = -1
-tensor_parallel_degree = {tp}
-context_parallel_degree = {cp}
-pipeline_parallel_degree = {pp}
-'''
+TORCHTITAN_FILE = torchtitan_file(
+    data_parallel_replicate_degree=2, data_parallel_shard_degree=-1, tensor_parallel_degree='{tp}',
+    context_parallel_degree='{cp}', pipeline_parallel_degree='{pp}')
 MEGATRON_FILE = '''torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py \\
   --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 8192 \\
   --max-position-embeddings 8192 --vocab-size 64000 --micro-batch-size 1 --global-batch-size 256 \\

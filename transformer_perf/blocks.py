@@ -1112,17 +1112,19 @@ def output_layer(job: CountedJob):  # Operation
     "From the last layer to the loss: a product with every word, and a softmax over them."
     E, e, T = job.units.element, job.embed_dim, job.tokens
     V = np.maximum(own_vocabulary(job), 1 / job.tp)
-    gradient = Message('allreduce', E * T * e, 'tp')
-    rows = sent_if(job.sequence_sharded, Message('allgather', E * T * e, 'tp'))
+    rows, gradient = (Message(kind, E * T * e, 'tp') for kind in ('allgather', 'allreduce'))
+    gathered = sent_if(job.sequence_sharded, rows)
     sums = (Message('allreduce', 2 * E * T, 'tp'),) * 3
     if job.costs.whole_logits: sums = (Message('allgather', E * T * V * job.tp, 'tp'),)
-    loss = E / 2 * job.costs.loss_traffic * numbers_of_logits(job, V) + 3 * E * job.own * e
+    of_logits = E / 2 * job.costs.loss_traffic * numbers_of_logits(job, V)
+    loss = of_logits + 3 * E * job.own * e   # GB moved
     logits, of_rows, of_weights = Product(T, V, e), Product(T, e, V), Product(V, e, T)
-    forward = Work((logits,), nbytes=loss / 2, launches=5, messages=(*rows, *sums))
+    forward = Work((logits,), nbytes=loss / 2, launches=5, messages=gathered + sums)
     backward = Work((of_rows, of_weights), nbytes=loss / 2, launches=4, messages=(gradient,))
     if casts_weights(job):
         forward, backward = autocast_weight(forward, backward, V * e, job.micro_batches, job.units)
-    return Operation('output', forward, backward, E * own_vocabulary(job) * (e + job.output_bias))
+    weights = E * own_vocabulary(job) * (e + job.output_bias)
+    return Operation('output', forward, backward, weights)
 
 # %% ../nbs/82b_blocks.ipynb #d9fda5d3
 def mtp_operations(job: CountedJob):  # list of Operation

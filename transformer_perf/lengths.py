@@ -42,8 +42,9 @@ class Lengths:
             values, which = np.unique(rows[0], return_inverse=True)
             means = [self.of_tokens(figure, value) for value in values.tolist()]
             return np.array(means, dtype=float)[which].reshape(np.shape(rows[0]))
-        L, n = np.array(self.tokens, dtype=float), np.array(self.documents, dtype=float)
-        return float(np.dot(n * L, figure(L, *rows)) / np.dot(n, L))
+        L = np.array(self.tokens, dtype=float)
+        tokens = np.array(self.documents, dtype=float) * L   # in all documents of a length
+        return float(np.dot(tokens, figure(L, *rows)) / tokens.sum())
 
     def cut(self, most):  # Lengths
         "The same with documents of more tokens cut into pieces."

@@ -90,13 +90,14 @@ def short_conv(job: CountedJob, mixer):  # Operation
 
 def gated_norm(job: CountedJob, mixer):  # Operation
     "The norm of what heads read, times a gate: one kernel that keeps both."
-    E, x = job.units.element, 1. * job.tokens * mixer.own_values(job.tp)
-    if not any_of(mixer.normed(job.tp)): return gate_in_scan(job, x)
-    forward = Work(vector=job.units.flop * 14 * x, nbytes=3 * E * x, launches=1)
-    backward = Work(vector=job.units.flop * 22 * x, nbytes=5 * E * x, launches=2)
+    E, flop = job.units.element, job.units.flop
+    x, scales = 1. * job.tokens * mixer.own_values(job.tp), mixer.normed(job.tp)
+    if not any_of(scales): return gate_in_scan(job, x)
+    forward = Work(vector=flop * 14 * x, nbytes=3 * E * x, launches=1)
+    backward = Work(vector=flop * 22 * x, nbytes=5 * E * x, launches=2)
     sums = 2 * job.tokens * mixer.heads // job.tp   # in 32 bits
-    return Operation('gated-norm', forward, backward, E * mixer.normed(job.tp),
-                     activations=E * (2 * x + sums))
+    saved = E * (2 * x + sums)
+    return Operation('gated-norm', forward, backward, weights=E * scales, activations=saved)
 
 def gate_in_scan(job: CountedJob, x):  # Operation
     "A gate alone: the scan's kernels read it, saved as an input, and keep so many ungated values."
@@ -296,16 +297,18 @@ def conv_of(job: CountedJob, mixer, channels):  # Operation
 
 def selective_scan(job: CountedJob, mixer: Mamba):  # Operation
     "Channels, steps and gates in, channels out, 9 FLOP a number of the state; CP passes states on."
-    E, D, N, T = job.units.element, mixer.channels // job.tp, mixer.key, 1. * job.tokens
+    E, T = job.units.element, 1. * job.tokens
+    D, N = mixer.channels // job.tp, mixer.key
     state = 2 * E * job.micro_batch * D * N   # in 32 bits; and what it is multiplied by
     sent = Message('allgather', 2 * state * job.cp * (job.cp > 1), 'cp')
     flop = job.units.flop * 9 * D * N * T
-    forward = Work(vector=flop, operands=T * (5 * D + 2 * N), fused=True, messages=(sent,),
+    moved, moved_back = T * (5 * D + 2 * N), T * (8 * D + 6 * N)   # numbers
+    forward = Work(vector=flop, operands=moved, fused=True, messages=(sent,),
                    memory_speed=job.assumptions.scan_speed)
-    backward = forward._replace(vector=3 * flop, operands=T * (8 * D + 6 * N))
-    weights, activations = E * D * (N + 1), E * T * (4 * D + 2 * N)
-    return Operation('scan', forward, backward, weights, activations=activations,
-                     recomputed_with=('core_attn',), frees=(('core_attn', E * T * D),))
+    backward = forward._replace(vector=3 * flop, operands=moved_back)
+    saved, output = E * T * (4 * D + 2 * N), E * T * D
+    return Operation('scan', forward, backward, weights=E * D * (N + 1), activations=saved,
+                     recomputed_with=('core_attn',), frees=(('core_attn', output),))
 
 @dataclass(frozen=True, kw_only=True)
 class GatedConv(Half):

@@ -109,9 +109,10 @@ def product_seconds(
         each = 2 * rows * columns * (k + fit.ramp) / (rate * shares[name])
         times.append(waves(tiles, system, fit.whole) * each)
     compute = throttled(soft_minimum(times, fit.choice), fit)
-    moved = batch * (BYTES[precision] * k * (m + n) + 2 * fit.writes * m * n)
+    read, written = BYTES[precision] * k * (m + n), 2 * fit.writes * m * n   # bytes
+    moving = batch * (read + written) / (memory * fit.bandwidth)
     prepare = fit.prepare * batch * m * k / (.85 * memory)
-    kernel = both(compute, moved / (memory * fit.bandwidth), fit.overlap)
+    kernel = both(compute, moving, fit.overlap)
     return both(kernel + prepare + fit.launch, fit.host, 6)
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c0000d

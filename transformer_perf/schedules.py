@@ -129,7 +129,8 @@ def dual_steps(r, h, N):
     for _ in range(far): yield from d.backward(1, later=True) + d.weights() + d.forward(1)
     for i in range(N - 2 * h + r + 1):
         alone = i == 0 and r == h - 1   # in the middle of the pipeline nothing comes back yet
-        yield from (d.forward(0) + d.backward(1) if alone else d.both(0, 1)) + d.both(1, 0)
+        yield from d.forward(0) + d.backward(1) if alone else d.both(0, 1)
+        yield from d.both(1, 0)
     for _ in range(far): yield from d.backward(1) + d.both(1, 0)
     for i in range(2 * (r + 1)): yield from d.backward(1 - i % 2, later=i > r)
     for _ in range(far): yield from d.weights() + d.backward(0, later=True)

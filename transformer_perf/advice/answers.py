@@ -195,11 +195,14 @@ def improvements(case: Case, one: Estimate, found: Neighbours, k):  # list of Ch
     "The k best of some steps, the first of which changes nothing."
     inside = found.GB <= one.system.hbm_capacity
     faster = found.seconds < found.seconds[0] * (1 - LEAST_GAIN)
-    some = np.isfinite(found.seconds) & inside & (faster | (not one.fits))
-    best = first_good(case, one, found, some, worthwhile(one), k, 2 * k)
+    runs = np.isfinite(found.seconds)
+    good = runs & inside & faster if one.fits else runs & inside
+    best = first_good(case, one, found, good, worthwhile(one), k, 2 * k)
     if one.fits or len(best) == k: return best
-    still = lambda new: not new.fits and new.stats['iteration_s'] < one.stats['iteration_s']
-    return best + first_good(case, one, found, faster & ~inside, still, k - len(best), k)
+    def faster_at_least(new):
+        return not new.fits and new.stats['iteration_s'] < one.stats['iteration_s']
+    also = first_good(case, one, found, faster & ~inside, faster_at_least, k - len(best), k)
+    return best + also
 
 # %% ../../nbs/88d_answers.ipynb #13a00056
 def best_pair(case: Case, one: Estimate, steps, best):  # Change or None

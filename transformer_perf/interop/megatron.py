@@ -795,9 +795,9 @@ OTHER_FOLDERS = {'inference': 'generates or evaluates', 'evaluation': 'generates
 def check_program(path):
     "A ValueError for a program that does not train a whole decoder."
     folder, name = ('/' + path.lower()).split('/')[-2:]
-    found = [what for pattern, what in OTHER_PROGRAMS.items() if re.search(pattern, name)]
-    found += [OTHER_FOLDERS[folder]] if folder in OTHER_FOLDERS else []
-    if found: raise ValueError(f'{printable(path)[-80:]} {found[0]}, which is not modelled')
+    what = next((what for pattern, what in OTHER_PROGRAMS.items() if re.search(pattern, name)),
+                OTHER_FOLDERS.get(folder))
+    if what: raise ValueError(f'{printable(path)[-80:]} {what}, which is not modelled')
 
 def place_of(text):  # [line, what stands there]
     "What is not known in a word."
