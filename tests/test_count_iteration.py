@@ -523,6 +523,21 @@ def test_memory_of_a_pipeline(pp, N, gated):
     assert close(one.stats['memory_GB'], sum(fullest))
 
 
+@pytest.mark.parametrize('pp', [1, 2])
+@pytest.mark.parametrize('words', [16, 4096])
+def test_a_layer_runs_again_when_the_loss_is_done(words, pp):
+    "Logits are gone by then: the last rank holds them, or all of a layer that runs again."
+    model = dataclasses.replace(MODEL, vocab=words)
+    rank = []
+    for recompute in ('none', 'full'):
+        one, _, table = case(MEASURED, model, tp=2, pp=pp, recompute=recompute)
+        rank.append(memory_on_ranks(priced_estimate(one)[0])[1].activations[-1])
+    layer = table.activation_buffer.sum() - 2e-9 * b * l / 2 * e   # all but its input
+    logits = 1e-9 * COSTLY.logit_held * b * l * words / 2
+    assert (logits > layer) == (words > 16)
+    assert close(rank[1] - rank[0], max(layer - logits, 0), 1e-9)
+
+
 def test_losses_that_wait_keep_their_softmax():
     "Of multi-token prediction and of GPipe all are known before the first gradient: 4 bytes each."
     def last_rank(model=MODEL, N=8, pp=2, **more):

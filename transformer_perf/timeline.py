@@ -14,9 +14,9 @@ __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'TIMES'
            'costs_of_unlike_stages', 'where_in_fields', 'with_most', 'longest_of', 'reduction_delay', 'loads_of',
            'time_of_ends', 'summed_over_kinds', 'mean_matrices', 'bubble_time', 'ranks_that_wait',
            'least_iteration_seconds', 'least_bubble', 'host_seconds_of_micro_batch', 'iteration_times', 'Memory',
-           'saved_micro_batches', 'logit_bytes', 'working_memory_GB', 'StageWeights', 'shares_out', 'numbers_of_units',
-           'longest_run', 'runs_of_stage', 'largest_units', 'layers_that_go', 'comes_and_goes', 'frozen_of_stage',
-           'weights_of_stage', 'weights_held', 'no_gradients_at_peak', 'gradients_held', 'saved_at',
+           'saved_micro_batches', 'waiting_bytes', 'working_memory_GB', 'StageWeights', 'shares_out',
+           'numbers_of_units', 'longest_run', 'runs_of_stage', 'largest_units', 'layers_that_go', 'comes_and_goes',
+           'frozen_of_stage', 'weights_of_stage', 'weights_held', 'no_gradients_at_peak', 'gradients_held', 'saved_at',
            'layer_working_set', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
            'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB', 'memory_needed',
            'ranks_have_unlike_chunks', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
@@ -678,26 +678,30 @@ def saved_micro_batches(p: Layouts, rank):
 
 LOSS_SAVED = 4   # bytes a logit, until its gradient is taken: a softmax in 32 bits
 
-@told('logit_bytes', '')
-def logit_bytes(work: Workload):  # of a logit
-    """What the last stage holds: for the loss that it works on, and saved for losses that wait.
+@told('waiting', '')
+def waiting_bytes(work: Workload):  # of a logit
+    """What the last stage has saved for losses that wait, beside the one that it works on.
 
     Losses of multi-token prediction, and of GPipe, wait until the last of them is known."""
     p = work.layouts
     losses = own_figure(p.schedule, lambda s: s.losses(p.pp, p.micro_batches))
-    return p.costs.logit_held + LOSS_SAVED * (losses * (1 + work.mtp_layers) - 1)
+    return LOSS_SAVED * (losses * (1 + work.mtp_layers) - 1)
 
 @told('working', 'GB')
-def working_memory_GB(work: Workload, layer, first, last):  # GB
-    "What a stage holds while it works, beside what it keeps."
+def working_memory_GB(work: Workload, again, copied, first, last):  # GB
+    """What a stage holds while it works, beside what it keeps.
+
+    `again`: of a layer that runs again, when the loss of its micro-batch is done; `copied`: of
+    layers from the host."""
     p, of, w = work.layouts, work.beside, work.layouts.costs
     gathered = 2 * of.stream * np.asarray(p.sequence_sharded) + of.tokens
     keys = of.keys * (p.cp - 1)   # beside the GPU's own
-    logits = last * logit_bytes(work) * of.logits
     gradients = of.table * np.maximum(first, last) + last * of.widest
     trains = not adapted(p.adapters).rank   # else these weights have no gradients
     apart = w.gradients_apart * gradients if trains else 0.
-    return gathered + keys + layer + apart + logits + w.framework_GB
+    loss, waiting = (last * each * of.logits for each in (w.logit_held, waiting_bytes(work)))
+    working = np.maximum(again, loss)
+    return gathered + keys + working + copied + apart + waiting + w.framework_GB
 
 # %% ../nbs/87_timeline.ipynb #5a4d0021
 class StageWeights(NamedTuple):
@@ -832,13 +836,13 @@ def saved_at(work: Workload, at: PipelineStage, of: Stored, least=False):  # GB
     kinds = of_each_kind(work, work.stored.activations)   # no less than if all were its shortest
     return saved * functools.reduce(np.minimum, kinds) * at.narrowest
 
-def layer_working_set(work: Workload, at: PipelineStage, of: Stored):  # GB
-    "Held while a layer works: the most that one recomputes, and what two have from the host."
+def layer_working_set(work: Workload, at: PipelineStage, of: Stored):  # (GB, GB)
+    "Held while a layer works: the most that one recomputes; and what two have from the host."
     kinds = zip(of_each_kind(work, work.stored.recomputed), at.layers)
     each = [GB * np.greater(number, 0) for GB, number in kinds]   # none of what is not there
     recomputed = functools.reduce(np.maximum, each)
-    if not any_of(of.offloaded): return recomputed
-    return recomputed + np.minimum(sum(at.layers), 2) * of.offloaded
+    if not any_of(of.offloaded): return recomputed, 0.
+    return recomputed, np.minimum(sum(at.layers), 2) * of.offloaded
 
 def memory_at(work: Workload, at: PipelineStage, least=False):  # Memory
     "Peak memory of a pipeline stage; or the least that it can be where its chunks differ."
@@ -846,7 +850,7 @@ def memory_at(work: Workload, at: PipelineStage, least=False):  # Memory
     a, own = p.assumptions, weights_of_stage(work, at, of)
     saved = saved_at(work, at, of, least)
     layer = layer_working_set(work, at, of)
-    if a.working_memory: saved = saved + working_memory_GB(work, layer, at.first, at.last)
+    if a.working_memory: saved = saved + working_memory_GB(work, *layer, at.first, at.last)
     still = frozen_of_stage(work, at, of)
     passing = sum(at.layers) / p.virtual_stages * of.activations
     copied = layers_copied(p, own) * other_copies(p, of)
