@@ -503,9 +503,10 @@ def memory_by_hand(table, tp, cp, rank, pp, N, last=None, shards=1, zero=1,
     matrices = (V / tp * e) * (first or last) + (1 + gated) * e * f / tp * last
     apart = 2e-9 * software.gradients_apart * matrices
     logits = 1e-9 * software.logit_held * T * V / tp * last
+    inputs = (2 + 2) * 1e-9 * T / tp * e * last        # of the last norm, and of the last product
     held = software.gradient_held / 2
     return (weights, weights * held / (shards if zero > 1 else 1), weights * 6 / shards,
-            kept + gathered + others + apart + logits + software.framework_GB)
+            kept + gathered + others + apart + logits + inputs + software.framework_GB)
 
 
 PARTS = ('weights_GB', 'gradients_GB', 'optimizer_GB', 'activations_GB')
@@ -533,7 +534,7 @@ def test_a_layer_runs_again_when_the_loss_is_done(words, pp):
         one, _, table = case(MEASURED, model, tp=2, pp=pp, recompute=recompute)
         rank.append(memory_on_ranks(priced_estimate(one)[0])[1].activations[-1])
     layer = table.activation_buffer.sum() - 2e-9 * b * l / 2 * e   # all but its input
-    logits = 1e-9 * COSTLY.logit_held * b * l * words / 2
+    logits = 1e-9 * COSTLY.logit_held * b * l * words / 2 + 4e-9 * b * l / 2 * e   # and inputs
     assert (logits > layer) == (words > 16)
     assert close(rank[1] - rank[0], max(layer - logits, 0), 1e-9)
 
@@ -544,12 +545,14 @@ def test_losses_that_wait_keep_their_softmax():
         one, _, _ = case(MEASURED, model, batch=N * b, tp=2, pp=pp, **more)
         work = priced_estimate(one)[0]
         return memory_on_ranks(work)[1].activations[-1]   # beside what layers keep
-    logits = 1e-9 * b * l * V / 2
+    logits, own = 1e-9 * b * l * V / 2, 2e-9 * b * l / 2 * e   # a number of the stream each
+    joined = 2 + 2 + 1   # of both streams, and their norms'; of another last norm
     ahead = dataclasses.replace(MODEL, mtp_layers=2)
-    assert close(last_rank(ahead) - last_rank(), 4 * 2 * logits, 1e-9)
-    assert close(last_rank(schedule='gpipe') - last_rank(), 4 * 7 * logits, 1e-9)
+    assert close(last_rank(ahead) - last_rank(), 2 * (4 * logits + (joined + 1) * own), 1e-9)
+    assert close(last_rank(schedule='gpipe') - last_rank(), 7 * (4 * logits + 2 * own), 1e-9)
     both = last_rank(ahead, schedule='gpipe') - last_rank()
-    assert close(both, 4 * (8 * 3 - 1) * logits, 1e-9)   # 8 micro-batches, 3 losses of each
+    products = 8 * (2 + 2 * (joined + 1)) - 2   # numbers that wait, of a token
+    assert close(both, 4 * (8 * 3 - 1) * logits + products * own, 1e-9)   # 3 losses of each
     alone = [case(MEASURED, batch=8 * b, tp=2, schedule=name)[0].stats['activations_GB']
              for name in ('1f1b', 'gpipe')]
     assert close(*alone)   # one rank has nothing to wait for

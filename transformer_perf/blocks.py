@@ -1124,7 +1124,7 @@ def output_layer(job: CountedJob):  # Operation
     if casts_weights(job):
         forward, backward = autocast_weight(forward, backward, V * e, job.micro_batches, job.units)
     weights = E * own_vocabulary(job) * (e + job.output_bias)
-    return Operation('output', forward, backward, weights)
+    return Operation('output', forward, backward, weights, activations=E * job.own * e)
 
 # %% ../nbs/82b_blocks.ipynb #d9fda5d3
 def mtp_operations(job: CountedJob):  # list of Operation

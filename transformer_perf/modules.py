@@ -777,6 +777,7 @@ class BesideLayers(NamedTuple):
     widest: float = 0.     # the widest weight of a layer whose gradient waits beside it
     logits: float = 0.     # of the GPU's words, in 16 bits
     tokens: float = 0.     # of other GPUs, that are gathered for experts
+    saved: float = 0.      # of a micro-batch, by what the last stage computes
 
 class Workload(NamedTuple):
     "What a job asks of each GPU, layout by layout. What follows sees nothing else of the job."
@@ -815,17 +816,19 @@ def fields_at(parts, which):
     found = [at_columns(x, which) for x in parts]
     return type(parts)(*found) if hasattr(parts, '_fields') else tuple(found)
 
-def beside_layers(job: CountedJob):  # BesideLayers
-    "What a GPU hands on and needs at hand beside its layers."
+def beside_layers(job: CountedJob, ends):  # BesideLayers
+    "What a GPU hands on and needs at hand beside its layers; `ends` as in `counted_ends`."
     E, rows, e = job.units.element, job.tokens, job.embed_dim
     halves = [half for kind in job.kinds for half in kind.here.halves]
     most = lambda figures: functools.reduce(np.maximum, figures)
     keys = most(half.keys_gathered(job) for half in halves)
     widest = most(half.widest_weight(job) for half in halves)
     tokens = most(half.tokens_gathered(job) for half in halves)
+    last = ends[1].operations if ends else ()
+    saved = sum(op.activations for op in last) * (own_vocabulary(job) > 0)
     return BesideLayers(boundary_of(job), E * rows * e * (job.tp > 1), E * rows * keys,
                         E * own_vocabulary(job) * e, E * widest,
-                        E / 2 * numbers_of_logits(job, own_vocabulary(job)), E * tokens)
+                        E / 2 * numbers_of_logits(job, own_vocabulary(job)), E * tokens, saved)
 
 def count(job: CountedJob):  # Workload
     "The only place that counts: every layer and both ends, once."
@@ -840,8 +843,9 @@ def count(job: CountedJob):  # Workload
     stored = of_kinds([layer_memory(kind) for kind in job.kinds], job)
     matrices = of_kinds([layer_matrices(kind) for kind in job.kinds], job)
     return Workload(job.layouts, job.depth, stored, job.mtp_layers, job.order, matrices,
-                    end_weights(job, ends), end_weights(job, ends, 'frozen'), beside_layers(job),
-                    matrix + at_ends * (own_vocabulary(job) > 0), model, kinds, ends)
+                    end_weights(job, ends), end_weights(job, ends, 'frozen'),
+                    beside_layers(job, ends), matrix + at_ends * (own_vocabulary(job) > 0), model,
+                    kinds, ends)
 
 def prices_of(work: Workload, pricer):  # (LayerCost of each kind of layer, s of both ends)
     "All rows of all layouts at prices: one call."

@@ -14,7 +14,7 @@ __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'TIMES'
            'costs_of_unlike_stages', 'where_in_fields', 'with_most', 'longest_of', 'reduction_delay', 'loads_of',
            'time_of_ends', 'summed_over_kinds', 'mean_matrices', 'bubble_time', 'ranks_that_wait',
            'least_iteration_seconds', 'least_bubble', 'host_seconds_of_micro_batch', 'iteration_times', 'Memory',
-           'saved_micro_batches', 'waiting_bytes', 'working_memory_GB', 'StageWeights', 'shares_out',
+           'saved_micro_batches', 'losses_at_once', 'waiting_bytes', 'working_memory_GB', 'StageWeights', 'shares_out',
            'numbers_of_units', 'longest_run', 'runs_of_stage', 'largest_units', 'layers_that_go', 'comes_and_goes',
            'frozen_of_stage', 'weights_of_stage', 'weights_held', 'no_gradients_at_peak', 'gradients_held', 'saved_at',
            'layer_working_set', 'memory_at', 'states_held', 'host_at', 'host_of', 'host_has_room', 'layers_copied',
@@ -678,14 +678,17 @@ def saved_micro_batches(p: Layouts, rank):
 
 LOSS_SAVED = 4   # bytes a logit, until its gradient is taken: a softmax in 32 bits
 
+@told('losses', '')
+def losses_at_once(p: Layouts):
+    "Micro-batches whose loss the last stage knows before the first gradient of one."
+    return own_figure(p.schedule, lambda s: s.losses(p.pp, p.micro_batches))
+
 @told('waiting', '')
 def waiting_bytes(work: Workload):  # of a logit
     """What the last stage has saved for losses that wait, beside the one that it works on.
 
     Losses of multi-token prediction, and of GPipe, wait until the last of them is known."""
-    p = work.layouts
-    losses = own_figure(p.schedule, lambda s: s.losses(p.pp, p.micro_batches))
-    return LOSS_SAVED * (losses * (1 + work.mtp_layers) - 1)
+    return LOSS_SAVED * (losses_at_once(work.layouts) * (1 + work.mtp_layers) - 1)
 
 @told('working', 'GB')
 def working_memory_GB(work: Workload, again, copied, first, last):  # GB
@@ -699,7 +702,9 @@ def working_memory_GB(work: Workload, again, copied, first, last):  # GB
     gradients = of.table * np.maximum(first, last) + last * of.widest
     trains = not adapted(p.adapters).rank   # else these weights have no gradients
     apart = w.gradients_apart * gradients if trains else 0.
-    loss, waiting = (last * each * of.logits for each in (w.logit_held, waiting_bytes(work)))
+    loss = last * (w.logit_held * of.logits + of.saved)
+    others = losses_at_once(p) - 1
+    waiting = last * (waiting_bytes(work) * of.logits + others * of.saved)
     working = np.maximum(again, loss)
     return gathered + keys + working + copied + apart + waiting + w.framework_GB
 
