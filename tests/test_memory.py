@@ -15,6 +15,7 @@ from transformer_perf.iteration import check_parallel, settled
 from transformer_perf.validation.memory_runs import (
     counted_job, empty_gradients, known_arguments, left_alive, megatron_runs, not_said, peak_memory,
     static_memory, table_of_runs, vocabulary_of_run, why_uncounted)
+from transformer_perf.models import as_model
 from transformer_perf.modules import count, end_weights, ends_GB
 from transformer_perf.parameters import HANDLES, Costs, Parameters, measured_folder
 from transformer_perf.systems import as_system
@@ -264,3 +265,37 @@ def test_gradients_that_a_step_makes_anew(seq_len, knows):
         assert stats(True, **asked) == stats(False, **asked)
     shared = stats(True, 8, dp=2)   # and with copies
     assert shared['gradients_GB'] == pytest.approx(alone['gradients_GB'])
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_what_autocast_never_casts(tied):
+    "A copy in 16 bits of all weights but words that are only looked up, wherever they are."
+    model = Model(seq_len=4096, embed_dim=2048, heads=16, depth=8, vocab=65536,
+                  tied_embeddings=tied, name='small')
+    def weights(autocast, **layout):
+        software = dict(name='x', knows={'autocast': autocast, 'logit_held': 12.})
+        layout = Parallel(micro_batch=1, **layout)
+        return estimate(model, layout, 'H100-80GB', 8, 'calibrated', software).stats['weights_GB']
+    words, layers = 2e-9 * 65536 * 2048, 2e-9 * 8 * 12 * 2048**2
+    assert weights(False) - weights(True) == pytest.approx(0 if tied else words)
+    less = weights(True) - weights(True, recompute='full')   # until logits have a gradient
+    assert less == pytest.approx(min(layers, 2e-9 * 4096 * 65536), rel=1e-3)
+    some = weights(True) - weights(True, recompute='full:2')
+    assert some == pytest.approx(layers / 4, rel=1e-3)
+
+
+MEASURED = {'Meta-Llama-3.1-8B': 'llama3.1_8B', 'Meta-Llama-3.1-70B': 'llama3.1_70B',
+            'Qwen3-32B': 'qwen3_32B'}
+
+def test_measured_steps_of_one_gpu():
+    """The bytes that PyTorch counted: words are looked up, layers that run again are cast anew,
+    and of a large table the gradient is more than the loss needed."""
+    steps = pd.read_csv(measured_folder() / 'measured_steps.csv')
+    shown = steps.config.isin(MEASURED) & steps.compiled.eq(0) & steps.weights.eq('fp32')
+    for row in steps[shown & steps.seconds.notna()].itertuples():
+        model = dataclasses.replace(as_model(MEASURED[row.config]), depth=row.layers,
+                                    seq_len=row.seq_len)
+        layout = Parallel(micro_batch=row.micro_batch, recompute=row.recompute)
+        samples = row.micro_batch * row.micro_batches
+        one = estimate(model, layout, 'H100-80GB', samples, 'calibrated', 'Transformers')
+        assert one.stats['memory_GB'] == pytest.approx(row.allocated_GB, rel=3e-3)

@@ -775,7 +775,7 @@ class BesideLayers(NamedTuple):
     keys: float = 0.       # of the GPU's own rows, that context parallelism gathers
     table: float = 0.      # words, as weights
     widest: float = 0.     # the widest weight of a layer whose gradient waits beside it
-    logits: float = 0.     # of the GPU's words, in 16 bits
+    logits: float = 0.     # of the GPU's words, a byte each
     tokens: float = 0.     # of other GPUs, that are gathered for experts
     saved: float = 0.      # of a micro-batch, by what the last stage computes
 
