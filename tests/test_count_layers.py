@@ -741,6 +741,8 @@ LAUNCHED = {   # (forward, backward), beside products
     'a rotation in steps': (layers.eager_rotation('x', 24), 2 * 5, 2 * 9),   # queries and keys
     'no rotation': (layers.eager_rotation('x', 0), 0, 0),
     'a gate apart': (layers.eager_gelu('x', 24), 2, 4),
+    'a GELU in steps': (layers.new_gelu('x', 24), 8, 11),
+    'a GELU in steps, of 32 bits': (layers.new_gelu('x', 24, mixed=True), 10, 15),
     'softmax in steps': (layers.eager_softmax('x', 2, 3, 4, 6, masked=0.), 4, 5),
     'dropout and sum': (layers.dropout_add('x', 4, 6), 1, 1),
     'transposes': (layers.transposes('x', 4, 6), 2, 2),
@@ -770,6 +772,12 @@ def test_bytes_of_kernels_of_one_step_each():
     gate = layers.eager_gelu('x', 24)
     assert close(moved(gate)[0], (4 + 6) * x) and close(moved(gate)[1], (6 + 6 + 6) * x)
     assert close(gate.activations, 3 * 2 * x)
+    # x / 2 * (1 + tanh(c (x + d x^3))): six of one number read and written, a sum and a product;
+    # back through the product twice, the half, the tanh, c, d and the cube (four), and two sums
+    steps = layers.new_gelu('x', 24)
+    assert close(moved(steps)[0], (6 * 4 + 2 * 6) * x)
+    assert close(moved(steps)[1], (2 * 6 + 4 + 6 + 4 + 4 + (4 + 4 + 6) + 2 * 6) * x)
+    assert close(steps.activations, 4 * 2 * x)   # x, tanh, x / 2, 1 + tanh
     # q * cos + cat(-q2, q1) * sin: products 4 each, negation of a half 2, cat 4, sum 6; backward
     # the products, the negation, twice a half into zeros (2 + 2), and two sums of 6
     turned = layers.eager_rotation('x', 24)
@@ -781,6 +789,19 @@ def test_bytes_of_kernels_of_one_step_each():
     assert close(scores.activations, (2 + 4) * s)
     dropped = layers.eager_softmax('x', 2, 3, 4, 6)
     assert close(dropped.forward.scores, (21 + 5) * s) and close(dropped.activations, 7 * s)
+
+
+def test_a_gelu_in_steps_is_software_that_fuses_none():
+    "Only where a model's code writes it so and nothing fuses it; a gate's kernel is another."
+    def acts(software, **about):
+        model = Model(512, 128, 8, 2, **about)
+        one = estimate(model, Parallel(), 'H100-80GB', 8, 'calibrated', software)
+        return one.layers.set_index('layer').loc['act1', ['activation_buffer', 't_fwd']].tolist()
+    plain, steps = (acts('Transformers', activation=name) for name in ('gelu', 'gelu_new'))
+    assert close(steps[0], 14 / 2 * plain[0]) and steps[1] > 5 * plain[1]
+    assert acts('Megatron-Core', activation='gelu_new') == acts('Megatron-Core')
+    gated = dict(gated_mlp=True)
+    assert acts('Transformers', activation='gelu_new', **gated) == acts('Transformers', **gated)
 
 
 def test_bytes_under_autocast():
@@ -803,6 +824,13 @@ def test_bytes_under_autocast():
     # weight, 8 and a cast 6 through it, a cast 6, 8, 12 and 4, 4, 8, 8, 12, 12, a cast 6
     mixed = layers.eager_norm('x', 4, 6, kernels=layers.EAGER_NORM_MIXED)
     assert np.allclose(moved(mixed), [38 * x, 108 * x])
+    # casts of x and of what the next product reads, 6 each; the half stays in 16 bits
+    steps = layers.new_gelu('x', 24, mixed=True)
+    assert close(moved(steps)[0], (6 + 5 * 8 + 10 + 4 + 10 + 6) * x)
+    # a cast 6; both sides of the product 12, a cast 6, 10; the half 4; the tanh 12, c 8, a cast 6,
+    # d 8, the cube 8, 8, 12, a cast 6; two sums of 6
+    assert close(moved(steps)[1], (6 + 28 + 4 + 12 + 8 + 6 + 8 + 28 + 6 + 12) * x)
+    assert close(steps.activations, (4 + 4 + 2 + 4) * x)
     # the stream and what is added to it; its gradient cast, and that of both ways summed
     assert np.allclose(moved(layers.autocast_add('x', 4, 6, masked=0.)), [10 * x, 18 * x])
     dropped = layers.autocast_add('x', 4, 6)

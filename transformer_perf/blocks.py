@@ -35,8 +35,8 @@ from .layers import (
     SUM_IN_32_BITS, after_first, attend, attend_summa, autocast_add, autocast_norm,
     autocast_weight, bias, dropout, dropout_add, eager_bias, eager_clamp, eager_gelu,
     eager_norm, eager_rotation, eager_softmax, fused_attention, fused_norm, fused_softmax, gelu,
-    layernorm, layernorm_2d, linear, linear_summa, logits, logits_summa, softmax, softmax_2d,
-    transposes, with_messages)
+    layernorm, layernorm_2d, linear, linear_summa, logits, logits_summa, new_gelu, softmax,
+    softmax_2d, transposes, with_messages)
 
 # %% ../nbs/82b_blocks.ipynb #3b000007
 BIASED = {   # the products that have a bias
@@ -485,9 +485,11 @@ def residual(job: CountedJob, product, dropout_name, biased=True):  # list of Op
             dropout(dropout_name, rows * columns, units)]
 
 # %% ../nbs/82b_blocks.ipynb #7385b8fc
-def activated(job: CountedJob, name, numbers):  # Operation
+def activated(job: CountedJob, name, numbers, in_steps=False):  # Operation
     "The nonlinearity between two products, as the software computes it."
-    kernel = eager_gelu if job.costs.eager_gates and job.assumptions.fused_kernels else gelu
+    eager = job.costs.eager_gates and job.assumptions.fused_kernels
+    if eager and in_steps: return new_gelu(name, numbers, job.units, job.costs.autocast)
+    kernel = eager_gelu if eager else gelu
     return kernel(name, numbers, job.units, job.here.gated)
 
 def after_mixer(job: CountedJob, biased=True):  # list of Operation
@@ -504,6 +506,7 @@ class MLP(Half):
     hidden_dim: int      # f
     gated: bool = False  # three matrices (SwiGLU)
     learned: int = 0     # numbers of its activation that are learned (xIELU has two)
+    in_steps: bool = False   # its GELU is written in steps (`gelu_new`), no kernel of PyTorch
 
     name = 'MLP'
     on_grid = True
@@ -518,7 +521,7 @@ class MLP(Half):
         strategy, units, gated = STRATEGIES[job.strategy], job.units, job.here.gated
         width = self.hidden_dim // job.tp
         inputs, hidden = width * (1 + gated), job.tokens * width
-        act = activated(job, 'act1', hidden)
+        act = activated(job, 'act1', hidden, self.in_steps)
         activation = [act._replace(weights=act.weights + units.element * self.learned)]
         if not job.assumptions.fused_kernels:
             present = job.here.has_bias('fc1')

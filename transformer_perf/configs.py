@@ -790,7 +790,8 @@ SIZE_KEYS = {'embed_dim': 'hidden_size n_embd n_embed', 'depth': 'num_hidden_lay
              'seq_len': 'max_position_embeddings n_positions'}
 HIDDEN_ACTS = {
     'silu': 'silu', 'swish': 'silu', 'relu2': 'squared_relu', 'relu': 'relu', 'xielu': 'xielu',
-    **dict.fromkeys(('gelu', 'gelu_new', 'gelu_fast', 'gelu_python', 'gelu_pytorch_tanh'), 'gelu')}
+    **dict.fromkeys(('gelu_new', 'gelu_fast'), 'gelu_new'),   # both by tanh, written in steps
+    **dict.fromkeys(('gelu', 'gelu_python', 'gelu_pytorch_tanh'), 'gelu')}
 BIASED_PLACES = {'attention mlp': 'all', '': 'none', **{one: one for one in BIASED}}
 
 def basic(c: Config, family):  # dict of fields

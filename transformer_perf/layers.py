@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['CORE', 'EAGER_NORM', 'EAGER_SCORES', 'EAGER_NORM_32', 'EAGER_NORM_MIXED', 'TO_16_BITS', 'TO_32_BITS',
            'SUM_IN_32_BITS', 'EAGER_ROTATION', 'EAGER_ROTATION_MIXED', 'EAGER_ROTATION_32', 'EAGER_CLAMP', 'EAGER_BIAS',
-           'linear', 'after_first', 'autocast_weight', 'linear_summa', 'with_messages', 'bias', 'gelu', 'dropout',
-           'softmax', 'layernorm', 'layernorm_2d', 'fused_norm', 'dropout_add', 'autocast_add', 'transposes',
-           'fused_softmax', 'moved_by', 'eager_rotation', 'eager_norm', 'autocast_norm', 'eager_gelu', 'eager_clamp',
-           'eager_bias', 'eager_softmax', 'score_products', 'operands', 'logits', 'attend', 'fused_attention',
-           'logits_summa', 'attend_summa', 'softmax_2d']
+           'NEW_GELU', 'NEW_GELU_MIXED', 'NEW_GELU_SAVED', 'linear', 'after_first', 'autocast_weight', 'linear_summa',
+           'with_messages', 'bias', 'gelu', 'dropout', 'softmax', 'layernorm', 'layernorm_2d', 'fused_norm',
+           'dropout_add', 'autocast_add', 'transposes', 'fused_softmax', 'moved_by', 'eager_rotation', 'eager_norm',
+           'autocast_norm', 'eager_gelu', 'new_gelu', 'eager_clamp', 'eager_bias', 'eager_softmax', 'score_products',
+           'operands', 'logits', 'attend', 'fused_attention', 'logits_summa', 'attend_summa', 'softmax_2d']
 
 # %% ../nbs/03_layers.ipynb #85f4e8ae
 import numpy as np
@@ -330,6 +330,33 @@ def eager_gelu(name, m, units=Units(), gated=1.):  # Operation
                              launches=work.launches + kernels * gated)
     return fused._replace(forward=apart(fused.forward, 2, 1), backward=apart(fused.backward, 4, 2),
                           activations=fused.activations + more)
+
+NEW_GELU = dict(   # x / 2 times 1 + tanh(c (x + d x^3)), in 16 bits
+    forward={'cube': 2 + 2, 'times d': 2 + 2, 'sum of both': 2 + 2 + 2, 'times c': 2 + 2,
+             'tanh': 2 + 2, 'plus one': 2 + 2, 'half': 2 + 2, 'product': 2 + 2 + 2},
+    backward={'of the half': 2 + 2 + 2, 'of the tanh': 2 + 2 + 2, 'halved': 2 + 2,
+              'before the tanh': 2 + 2 + 2, 'times c': 2 + 2, 'times d': 2 + 2, 'square': 2 + 2,
+              'times three': 2 + 2, 'of the cube': 2 + 2 + 2, 'sum of two': 2 + 2 + 2,
+              'sum of all': 2 + 2 + 2})
+NEW_GELU_MIXED = dict(   # autocast takes the power in 32 bits; what multiplies x / 2 stays there
+    forward={'to 32 bits': 2 + 4, 'cube': 4 + 4, 'times d': 4 + 4, 'sum of both': 2 + 4 + 4,
+             'times c': 4 + 4, 'tanh': 4 + 4, 'plus one': 4 + 4, 'half': 2 + 2,
+             'product': 2 + 4 + 4, 'to 16 bits': 4 + 2},
+    backward={'to 32 bits': 2 + 4, 'of the half': 4 + 4 + 4, 'this to 16 bits': 4 + 2,
+              'of the tanh': 2 + 4 + 4, 'halved': 2 + 2, 'before the tanh': 4 + 4 + 4,
+              'times c': 4 + 4, 'that to 16 bits': 4 + 2, 'times d': 4 + 4, 'square': 4 + 4,
+              'times three': 4 + 4, 'of the cube': 4 + 4 + 4, 'its to 16 bits': 4 + 2,
+              'sum of two': 2 + 2 + 2, 'sum of all': 2 + 2 + 2})
+NEW_GELU_SAVED = 2 + 2 + 2 + 2, 4 + 4 + 2 + 4   # x, the tanh, the half and what it is times
+
+def new_gelu(name, m, units=Units(), mixed=False):  # Operation
+    "GPT-2's nonlinearity (`gelu_new`) as PyTorch's own kernels; mixed: under autocast."
+    fused, kernels = gelu(name, m, units), NEW_GELU_MIXED if mixed else NEW_GELU
+    def by_steps(work, steps):
+        return work._replace(nbytes=moved_by(steps, m, units), launches=len(steps))
+    return fused._replace(forward=by_steps(fused.forward, kernels['forward']),
+                          backward=by_steps(fused.backward, kernels['backward']),
+                          activations=units.element / 2 * NEW_GELU_SAVED[mixed] * m)
 
 def eager_clamp(op: Operation, m, units=Units()):  # Operation
     "A gate of m numbers of which both inputs are clamped first, by kernels apart."

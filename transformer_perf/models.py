@@ -33,7 +33,7 @@ from transformer_perf.blocks import (
 
 # %% ../nbs/00_models.ipynb #b4ce6bc2
 MOST_LAYERS, MOST_AHEAD = 2**16, 1000   # each layer may be unlike the one before
-ACTIVATIONS = ('gelu', 'silu', 'clamped_silu', 'squared_relu', 'relu', 'xielu')
+ACTIVATIONS = ('gelu', 'gelu_new', 'silu', 'clamped_silu', 'squared_relu', 'relu', 'xielu')
 
 @checked
 @dataclass(frozen=True)
@@ -212,7 +212,9 @@ DEFAULTS = {f.name: f.default for f in dataclasses.fields(Model)}
 # %% ../nbs/00_models.ipynb #00b10003
 def block_of(m, windowed, sparse):  # Block
     "A layer with or without a window, with or without experts."
-    ffn = experts_of(m) if sparse else MLP(m.mlp_dim, m.gated_mlp)
+    in_steps = m.activation == 'gelu_new' and not np.any(m.gated_mlp)
+    dense = MLP(m.mlp_dim, m.gated_mlp, in_steps=in_steps)
+    ffn = experts_of(m) if sparse else dense
     mixer = attention_of(m, m.window if windowed else None)
     return Block(mixer, ffn, m.biases, m.norm, m.layer_norms)
 

@@ -197,7 +197,7 @@ class Costs:
     wrapped: bool = False         # modules are those of Transformer Engine, or FSDP's
     tied_tables: bool = False     # the output layer shares the embedding's weights
     dropout: bool = True          # dropout after attention and MLP
-    eager_gates: bool = False     # what a gate multiplies is a kernel apart
+    eager_gates: bool = False     # activations in steps: a gate's product, a GELU written out
     eager_norms: bool = False     # each step of a norm of root mean squares is a kernel
     eager_rotation: bool = False  # so is each of turning queries and keys by their positions
     eager_scores: bool = False    # the same of the softmax of attention scores
