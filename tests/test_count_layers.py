@@ -743,6 +743,7 @@ LAUNCHED = {   # (forward, backward), beside products
     'a gate apart': (layers.eager_gelu('x', 24), 2, 4),
     'a GELU in steps': (layers.new_gelu('x', 24), 8, 11),
     'a GELU in steps, of 32 bits': (layers.new_gelu('x', 24, mixed=True), 10, 15),
+    'results weighed in steps': (layers.eager_weighing('x', 24), 1, 3),
     'softmax in steps': (layers.eager_softmax('x', 2, 3, 4, 6, masked=0.), 4, 5),
     'dropout and sum': (layers.dropout_add('x', 4, 6), 1, 1),
     'transposes': (layers.transposes('x', 4, 6), 2, 2),
@@ -778,6 +779,10 @@ def test_bytes_of_kernels_of_one_step_each():
     assert close(moved(steps)[0], (6 * 4 + 2 * 6) * x)
     assert close(moved(steps)[1], (2 * 6 + 4 + 6 + 4 + 4 + (4 + 4 + 6) + 2 * 6) * x)
     assert close(steps.activations, 4 * 2 * x)   # x, tanh, x / 2, 1 + tanh
+    # a product; its gradients by both sides, the weights' summed over columns
+    weighed = layers.eager_weighing('x', 24)
+    assert close(moved(weighed)[0], 4 * x) and close(moved(weighed)[1], (4 + 6 + 2) * x)
+    assert close(weighed.activations, 2 * x)
     # q * cos + cat(-q2, q1) * sin: products 4 each, negation of a half 2, cat 4, sum 6; backward
     # the products, the negation, twice a half into zeros (2 + 2), and two sums of 6
     turned = layers.eager_rotation('x', 24)
@@ -802,6 +807,17 @@ def test_a_gelu_in_steps_is_software_that_fuses_none():
     assert acts('Megatron-Core', activation='gelu_new') == acts('Megatron-Core')
     gated = dict(gated_mlp=True)
     assert acts('Transformers', activation='gelu_new', **gated) == acts('Transformers', **gated)
+
+
+def test_who_weighs_results_of_experts_saves_them():
+    "A row for each copy of a token, 2 bytes a number; else what the last products read is weighed."
+    def saved(**knows):
+        one = estimate(EXPERTS, Parallel(), 'H100-80GB', 8, 'calibrated', dict(name='x', knows=knows))
+        return one.layers.set_index('layer').activation_buffer
+    plain, apart = saved(), saved(weighs_results=True)
+    tokens = EXPERTS.seq_len * EXPERTS.experts_per_token
+    assert close(apart['expert-weighing'], 2e-9 * tokens * EXPERTS.embed_dim)
+    assert apart.drop('expert-weighing').equals(plain)
 
 
 def test_bytes_under_autocast():

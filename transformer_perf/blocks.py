@@ -34,9 +34,9 @@ from .layers import (
     EAGER_NORM, EAGER_NORM_MIXED, EAGER_ROTATION, EAGER_ROTATION_32, EAGER_ROTATION_MIXED,
     SUM_IN_32_BITS, after_first, attend, attend_summa, autocast_add, autocast_norm,
     autocast_weight, bias, dropout, dropout_add, eager_bias, eager_clamp, eager_gelu,
-    eager_norm, eager_rotation, eager_softmax, fused_attention, fused_norm, fused_softmax, gelu,
-    layernorm, layernorm_2d, linear, linear_summa, logits, logits_summa, new_gelu, softmax,
-    softmax_2d, transposes, with_messages)
+    eager_norm, eager_rotation, eager_softmax, eager_weighing, fused_attention, fused_norm,
+    fused_softmax, gelu, layernorm, layernorm_2d, linear, linear_summa, logits, logits_summa,
+    new_gelu, softmax, softmax_2d, transposes, with_messages)
 
 # %% ../nbs/82b_blocks.ipynb #3b000007
 BIASED = {   # the products that have a bias
@@ -942,6 +942,12 @@ def expert_bias(job: CountedJob, experts):  # list of Operation
     numbers = expert_rows(job, experts) * experts.width(job)
     return [eager_bias('expert-bias', numbers, experts.number / job.ep, job.units, present)]
 
+def weighed_results(job: CountedJob, experts):  # list of Operation
+    "What a router gives each result, where software weighs results and not what is before."
+    if not (job.costs.weighs_results and job.assumptions.fused_kernels): return []
+    numbers = expert_rows(job, experts) * experts.width(job)
+    return [eager_weighing('expert-weighing', numbers, job.units)]
+
 def routed_experts(job: CountedJob, experts):  # list of Operation
     "From copies of tokens to what their experts say."
     width, gated, seen = experts.hidden_dim // job.etp, job.here.gated, experts.width(job)
@@ -960,7 +966,8 @@ def routed_experts(job: CountedJob, experts):  # list of Operation
                        frees=(('moe_act', kept - number_GB * (1 + gated)),))   # all but its input
     second = second._replace(frees=(('moe_act', second.activations),))
     parts = [moved_copies(job, experts, 'dispatch', False), first, act, second,
-             *expert_bias(job, experts), moved_copies(job, experts, 'combine', True)]
+             *expert_bias(job, experts), *weighed_results(job, experts),
+             moved_copies(job, experts, 'combine', True)]
     if experts.latent:   # the narrow stream of a GPU's own rows
         down = inner_product(job, 'latent-down', job.own, job.embed_dim, seen)
         up = inner_product(job, 'latent-up', job.own, seen, job.embed_dim)

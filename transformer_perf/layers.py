@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['CORE', 'EAGER_NORM', 'EAGER_SCORES', 'EAGER_NORM_32', 'EAGER_NORM_MIXED', 'TO_16_BITS', 'TO_32_BITS',
            'SUM_IN_32_BITS', 'EAGER_ROTATION', 'EAGER_ROTATION_MIXED', 'EAGER_ROTATION_32', 'EAGER_CLAMP', 'EAGER_BIAS',
-           'NEW_GELU', 'NEW_GELU_MIXED', 'NEW_GELU_SAVED', 'linear', 'after_first', 'autocast_weight', 'linear_summa',
-           'with_messages', 'bias', 'gelu', 'dropout', 'softmax', 'layernorm', 'layernorm_2d', 'fused_norm',
-           'dropout_add', 'autocast_add', 'transposes', 'fused_softmax', 'moved_by', 'eager_rotation', 'eager_norm',
-           'autocast_norm', 'eager_gelu', 'new_gelu', 'eager_clamp', 'eager_bias', 'eager_softmax', 'score_products',
-           'operands', 'logits', 'attend', 'fused_attention', 'logits_summa', 'attend_summa', 'softmax_2d']
+           'EAGER_WEIGHING', 'NEW_GELU', 'NEW_GELU_MIXED', 'NEW_GELU_SAVED', 'linear', 'after_first', 'autocast_weight',
+           'linear_summa', 'with_messages', 'bias', 'gelu', 'dropout', 'softmax', 'layernorm', 'layernorm_2d',
+           'fused_norm', 'dropout_add', 'autocast_add', 'transposes', 'fused_softmax', 'moved_by', 'eager_rotation',
+           'eager_norm', 'autocast_norm', 'eager_gelu', 'new_gelu', 'eager_clamp', 'eager_bias', 'eager_weighing',
+           'eager_softmax', 'score_products', 'operands', 'logits', 'attend', 'fused_attention', 'logits_summa',
+           'attend_summa', 'softmax_2d']
 
 # %% ../nbs/03_layers.ipynb #85f4e8ae
 import numpy as np
@@ -279,6 +280,10 @@ EAGER_BIAS = dict(   # of experts, in 32 bits: kernels of each of them, and of a
                'of the weight': 4 + 4, 'summed over columns': 4},
               {'to 32 bits': 2 + 4, 'joined': 2 + 2}))
 
+EAGER_WEIGHING = dict(   # results of experts times what a router gives them
+    forward={'weighed': 2 + 2},
+    backward={'of the results': 2 + 2, 'of the weights': 2 + 2 + 2, 'summed over columns': 2})
+
 def moved_by(kernels, numbers, units):  # GB
     "What kernels of one step each read and write, by one of the tables above."
     return units.element / 2 * sum(kernels.values()) * numbers
@@ -374,6 +379,14 @@ def eager_bias(name, numbers, experts, units=Units(), present=1.):  # Operation
         return Work(nbytes=present * moved_by(each | of_all, numbers, units),
                     launches=present * (len(each) * experts + len(of_all)))
     return Operation(name, by_steps(*EAGER_BIAS['forward']), by_steps(*EAGER_BIAS['backward']))
+
+def eager_weighing(name, numbers, units=Units()):  # Operation
+    "Results of experts times their weights, as PyTorch's own kernels: the results are saved."
+    def by_steps(kernels):
+        return Work(vector=units.flop * len(kernels) * numbers, launches=len(kernels),
+                    nbytes=moved_by(kernels, numbers, units))
+    return Operation(name, by_steps(EAGER_WEIGHING['forward']),
+                     by_steps(EAGER_WEIGHING['backward']), activations=units.element * numbers)
 
 def eager_softmax(name, b, h, rows, columns, units=Units(), masked=1.):  # Operation
     "Softmax of attention scores as PyTorch's own kernels; and dropout (unless masked is 0)."

@@ -198,6 +198,7 @@ class Costs:
     tied_tables: bool = False     # the output layer shares the embedding's weights
     dropout: bool = True          # dropout after attention and MLP
     eager_gates: bool = False     # activations in steps: a gate's product, a GELU written out
+    weighs_results: bool = False  # of experts, by kernels apart; else what the last products read
     eager_norms: bool = False     # each step of a norm of root mean squares is a kernel
     eager_rotation: bool = False  # so is each of turning queries and keys by their positions
     eager_scores: bool = False    # the same of the softmax of attention scores
