@@ -812,7 +812,8 @@ def test_a_gelu_in_steps_is_software_that_fuses_none():
 def test_who_weighs_results_of_experts_saves_them():
     "A row for each copy of a token, 2 bytes a number; else what the last products read is weighed."
     def saved(**knows):
-        one = estimate(EXPERTS, Parallel(), 'H100-80GB', 8, 'calibrated', dict(name='x', knows=knows))
+        software = dict(name='x', knows=knows)
+        one = estimate(EXPERTS, Parallel(), 'H100-80GB', 8, 'calibrated', software)
         return one.layers.set_index('layer').activation_buffer
     plain, apart = saved(), saved(weighs_results=True)
     tokens = EXPERTS.seq_len * EXPERTS.experts_per_token
