@@ -568,6 +568,82 @@ def test_a_move_to_other_stages_shares_out_as_the_software_does(pp, other, resha
     assert pair.to['zero_stage'] == 3
 
 
+TITAN_GROUPS = [
+    dict(tensor_parallel_degree=2), dict(tensor_parallel_degree=2, pipeline_parallel_degree=4),
+    dict(pipeline_parallel_degree=2, pipeline_parallel_schedule='"Interleaved1F1B"'),
+    dict(pipeline_parallel_degree=2, pipeline_parallel_schedule='"ZBVZeroBubble"'),
+    dict(tensor_parallel_degree=2, fsdp_reshard_after_forward='"always"'),
+    dict(data_parallel_replicate_degree=2, tensor_parallel_degree=4),
+    dict(context_parallel_degree=2, tensor_parallel_degree=2)]
+
+@pytest.mark.parametrize('keys', TITAN_GROUPS, ids=str)
+def test_a_move_from_a_file_takes_what_the_file_with_those_groups_takes(keys, tmp_path):
+    "Its micro-batch, parts of a stage and layers dealt follow, as its reader has them there."
+    path = tmp_path / 'job.toml'
+    path.write_text(torchtitan_file(**keys))
+    case, compared = case_of(as_job(path, 64), None, 'H100-80GB', None, 'calibrated'), 0
+    for step in (step for step in steps_of(case) if step.knob == 'groups'):
+        new = after_step(case.parallel, step.to)
+        try: there = as_job(path, 64, tp=new.tp, cp=new.cp, pp=new.pp).parallel
+        except ValueError: continue   # the batch of a copy is too large for so many copies
+        try: rewritten = case.estimate(there)
+        except ValueError:
+            with pytest.raises(ValueError): case.estimate(new)
+            continue
+        assert case.estimate(new).stats == rewritten.stats
+        compared += 1
+    assert compared > 3
+
+
+def test_the_command_moves_as_the_file_says_but_for_what_is_typed(tmp_path):
+    path = tmp_path / 'job.toml'
+    path.write_text(torchtitan_file(tensor_parallel_degree=2))
+    def moved(*more):   # what is advised with stages
+        text = good('improve', '--job', str(path), '--dp', '32', '--system', 'H100-80GB',
+                    '--format', 'json', '--top', '99', *more)
+        return [row['to'] for row in json.loads(text)['changes'] if row['to'].get('pp', 1) > 1]
+    assert {(to['zero_stage'], to['micro_batch']) for to in moved()} == {(2, 1)}
+    typed = moved('--zero-stage', '3')   # as it is in the file, where nothing says it
+    assert typed and not any('zero_stage' in to for to in typed)
+
+
+@pytest.mark.parametrize('pp, other, usual', [(1, 2, 3), (2, 1, 2)])
+def test_a_stated_zero_stage_holds_in_other_groups(pp, other, usual):
+    "One that is left open is as torchtitan has it in so many stages."
+    def stages(**said):
+        p = Parallel(tp=2, pp=pp, dp=8, **said)
+        case = case_of('llama3.1_8B', p, 'H100-80GB', 64, 'calibrated', 'torchtitan')
+        assert case.parallel.zero_stage == usual
+        return {after_step(case.parallel, step.to).zero_stage for step in steps_of(case)
+                if step.to.get('pp') == other}
+    assert stages() == {5 - usual}
+    assert stages(zero_stage=usual) == {usual}
+
+
+def test_ends_that_count_as_layers_do_so_in_other_stages():
+    "From 8, 9, 8 and 7 layers to eight stages, and to two parts of each; without parts to none."
+    p = Parallel(tp=2, pp=4, dp=4, layout='Et*8|t*9|t*8|t*7L')
+    case = case_of('llama3.1_8B', p, 'H100-80GB', 64, 'calibrated')
+    found = {(new.pp, new.virtual_stages): new.layout
+             for step in steps_of(case) for new in [after_step(p, step.to)]
+             if {'pp', 'virtual_stages'} & step.to.keys()}
+    assert found[8, 1] == found[4, 2] == 'Et*4|t*5|(t*4|)*5tttL'
+    assert found[2, 1] is None   # 16 and 16, as in any case
+    other = dataclasses.replace(case.parallel, layout='Et*9|t*9|t*8|t*6L')   # no rule
+    case = dataclasses.replace(case, parallel=other)
+    assert {step.to['layout'] for step in steps_of(case) if step.to.get('pp') == 8} == {None}
+
+
+def test_an_interleaved_pipeline_can_become_one_stage():
+    case = case_of('llama3.1_8B', Parallel(tp=2, pp=2, dp=4, virtual_stages=2), 'H100-80GB', 64,
+                   'calibrated')
+    steps = [step for step in steps_of(case) if step.to.get('pp') == 1]
+    assert steps
+    for step in steps:
+        with contextlib.suppress(ValueError): case.estimate(after_step(case.parallel, step.to))
+        assert after_step(case.parallel, step.to).virtual_stages == 1
+
+
 @pytest.mark.parametrize('v', [1, 2])
 @pytest.mark.parametrize('vocab', [32000, 256000])
 def test_layers_dealt_by_time_are_dealt_best(vocab, v):
@@ -589,8 +665,8 @@ def test_layers_dealt_by_time_are_dealt_best(vocab, v):
     assert slowest(dealt) == pytest.approx(min(map(slowest, every)), rel=1e-12)
     better = case.estimate(dataclasses.replace(case.parallel, layout=layout))
     assert better.stats['iteration_s'] <= one.stats['iteration_s'] * (1 + 1e-9)
-    assert neighbours_of.layouts_by_time(case._replace(parallel=dataclasses.replace(
-        case.parallel, schedule='zb-v', virtual_stages=2))) == []
+    assert neighbours_of.layouts_by_time(dataclasses.replace(
+        case, parallel=dataclasses.replace(case.parallel, schedule='zb-v', virtual_stages=2))) == []
 
 
 @pytest.mark.parametrize('model, layout, told', [

@@ -587,6 +587,23 @@ def case_asked(a):  # what `estimate` and the functions of advice take
     system = as_system(a.system, a.nvlink_size)
     return model_asked(a), parallel_of(a), system, a.global_batch, preset_asked(a)
 
+def job_asked_about(a, parallel):  # Job or None
+    "The job of a command, whose file is read with other groups as options have it."
+    from transformer_perf.iteration import PLACES
+    if a.job is None or a.job.regrouped is None: return None
+    fields = {o.name for o in DESCRIBED if o.name != 'strategy'} - {*PLACES}
+    typed = {name: getattr(parallel, name) for name in a.typed & fields}
+    def regrouped(groups):
+        there = a.job.regrouped(groups)
+        same = {name: x for name, x in typed.items() if name not in groups}
+        return dataclasses.replace(there, parallel=dataclasses.replace(there.parallel, **same))
+    return dataclasses.replace(a.job, regrouped=regrouped)
+
+def advised(ask, a, *more):
+    "What `fits` or `improve` says of the job that a question is about."
+    about = case_asked(a)
+    return ask(*about, *more, job=job_asked_about(a, about[1]))
+
 @command('explain', MODEL, SYSTEM, NVLINK, BATCH, *DESCRIBED, *PRICED, *JOB, *FIGURE_OPTIONS,
          *RESULT)
 def explain_command(a):
@@ -693,7 +710,7 @@ def fits_command(a):
         transformer-perf fits --job train.sh --system H100-80GB --export megatron
     """
     from transformer_perf.advice import changes_view, fits
-    found = fits(*case_asked(a))
+    found = advised(fits, a)
     right = [one for one in (found.estimate, *(c.estimate for c in found.changes)) if one.fits]
     if a.export and right: text = first_exported(right, a)
     else:
@@ -721,7 +738,7 @@ def improve_command(a):
     Example: transformer-perf improve --job train.sh --system H100-80GB --measured 5.6
     """
     from transformer_perf.advice import changes_view, improve
-    found = improve(*case_asked(a), measured_of(a), a.try_precision or (), a.top)
+    found = advised(improve, a, measured_of(a), a.try_precision or (), a.top)
     right = [one for one in found.in_order if one.fits]
     if a.export and right: text = first_exported(right, a)
     else: text = text_of_improvements(found, changes_view, a)

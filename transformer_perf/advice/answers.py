@@ -171,9 +171,10 @@ def fits(
     assumptions='calibrated',   # a preset's name, or Assumptions
     software=None,              # which runs it: a name, a .json file or a Software
     offload=None,               # what the host may take; none: anything, where nothing else helps
+    job=None,                   # of which all this is: its file says what other groups mean
 ):  # Fit
     "Whether a job fits in memory, where every gigabyte is, and the cheapest changes if not."
-    case = case_of(model, parallel, system, global_batch, assumptions, software)
+    case = case_of(model, parallel, system, global_batch, assumptions, software, job)
     one, found = case.estimate(case.parallel), []
     if not one.fits:
         near = steps_of(case, offload=offload or ())
@@ -346,9 +347,10 @@ def improve(
     k=5,                        # changes to show
     software=None,              # which runs it: a name, a .json file or a Software
     offload=(),                 # what the host could hold: 'optimizer'
+    job=None,                   # of which all this is: its file says what other groups mean
 ):  # Improvements
     "What would be better: changes of one knob and the best of two, at the same number of GPUs."
-    case = case_of(model, parallel, system, global_batch, assumptions, software)
+    case = case_of(model, parallel, system, global_batch, assumptions, software, job)
     one = case.estimate(case.parallel)
     steps = steps_of(case, precision, offload)
     own = [Step('', {}), *steps]

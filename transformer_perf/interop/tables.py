@@ -47,6 +47,8 @@ class Job:
     dropout: bool = None       # after attention and MLP; None: as the software's prices have it
     gradients_in_16_bits: bool = None   # held and reduced; None: as the software's prices have it
     ignored: tuple = dataclasses.field(default=(), compare=False)   # (key, reason)
+    regrouped: Callable = dataclasses.field(   # what its file says with other groups: dict -> Job
+        default=None, compare=False, repr=False)
 
     def __post_init__(self):
         if self.n_gpus not in (None, self.parallel.n_gpus):
@@ -383,5 +385,6 @@ def job_of_keys(
         add(facts, name, name, whole(number, name))
     format.derive(facts, ignored)
     job = job_said(facts, ignored)
-    told = job.ignored + tuple(format.refuses(facts, job.model))
-    return dataclasses.replace(job, software=format.software, ignored=told)
+    unused = job.ignored + tuple(format.refuses(facts, job.model))
+    def regrouped(groups): return job_of_keys(keys, format, (told or {}) | groups, gpus)
+    return dataclasses.replace(job, software=format.software, ignored=unused, regrouped=regrouped)
