@@ -797,3 +797,17 @@ def test_of_adapters_no_whole_training_is_told():
     tuned = good(*asked, '--adapters', 'lora:16', '--recompute', 'full')
     assert 'The whole training' not in tuned
     assert tuned.startswith('llama3.1_8B, 1 H100-80GB GPU, 8 to')
+
+
+@pytest.mark.parametrize('command', ['explain', 'fits', 'improve', 'sensitivity'])
+def test_groups_that_a_file_contradicts_are_refused(tmp_path, command):
+    "DeepSpeed asserts that its batch is that of a GPU times steps times GPUs; so do other doors."
+    keys = {'train_batch_size': 64, 'train_micro_batch_size_per_gpu': 2,
+            'gradient_accumulation_steps': 4, 'bf16': {'enabled': True},
+            'zero_optimization': {'stage': 3}}
+    (tmp_path / 'job.json').write_text(json.dumps(keys))
+    job = command, '--job', tmp_path / 'job.json', '--model', 'llama3.1_8B', '--recompute', 'full'
+    good(*job, '--dp', 8)
+    said = 'train_batch_size=64 contradicts train_micro_batch_size_per_gpu=2'
+    has(bad(*job, '--dp', 16), said, 'gradient_accumulation_steps=4 on 16 copies')
+    good(*job, '--dp', 16, '--global-batch', 128)

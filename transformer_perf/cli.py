@@ -1484,14 +1484,24 @@ def job_of_options(a, options):  # dict: option -> value, as it would be typed
     n = None if a.job.n_gpus else gpus_told(a)
     with contextlib.suppress(ValueError):   # as many GPUs may need a layout of their own
         if n: a.job = as_job(path, n)
-    with contextlib.suppress(ValueError):   # other groups, too
+    try:
         if groups: a.job = as_job(path, None if 'dp' in groups else n, **groups)
+    except ValueError:   # as its program refuses these groups, unless options say more
+        copies_left(a)   # or an error that says what to give
+        if {'tp', 'cp', 'pp', 'dp'} & groups.keys() and not says_more(a): raise
     said = said_by(a.job)
     if copies := copies_left(a): said['dp'] = str(copies)
     check_said(options, a, said)
     return said
 
 # %% ../nbs/95_cli.ipynb #0b93b97d
+def says_more(a):  # bool
+    "Whether options say, beside the groups of a job, what may have to go with them."
+    of_batch = 'global_batch', 'batch_tokens', 'samples', 'micro_batch', 'seq_len'
+    of_stages = 'layout', 'schedule', 'virtual_stages', 'dp_replicate'
+    names = [*of_batch, *of_stages, *(['model'] if a.job.model else [])]
+    return any(getattr(a, name, None) not in (None, []) for name in names)
+
 def groups_typed(a):  # dict: of tp, cp, pp, dp, virtual_stages those that options say
     "Groups in place of a job's, and parts of a stage, where one number of them is asked for."
     typed = {group: getattr(a, group, None) for group in ('tp', 'cp', 'pp', 'dp')}
