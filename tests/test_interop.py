@@ -28,6 +28,7 @@ from transformer_perf.interop.writing import facts_of, meaning
 from transformer_perf.interop.texts import flat, parse_yaml
 from transformer_perf.models import NAMED, as_model, with_length
 from transformer_perf.schedules import chunks_in, chunks_of
+from transformer_perf.software import as_software
 from transformer_perf.systems import as_system
 
 HERE = Path(__file__).parent / 'data' / 'hf_configs'   # as their owners published them
@@ -1460,6 +1461,32 @@ def test_what_torchtitan_said_in_2024():
     old = {'batch_size': 8, 'seq_len': 4096, 'data_parallel_degree': 4}
     assert 'data_parallel_degree=4' in refused(as_job, {'training': old}, 8)
     assert as_job({'training': old}, 4).parallel.dp == 4
+
+
+def dealt_in(section, **keys):  # the layout of 32 layers in four stages of torchtitan
+    training = {'batch_size': 8, 'seq_len': 8192, 'data_parallel_shard_degree': 2}
+    if section == 'parallelism': training |= {'data_parallel_shard_degree': None}
+    degrees = {f'pipeline_parallel_{key}': x for key, x in ({'degree': 4} | keys).items()}
+    return as_job({'model': {'name': 'llama3', 'flavor': '8B'}, 'training': training,
+                   section: degrees}, 8).parallel.layout
+
+
+def test_a_release_of_torchtitan_deals_layers_as_its_name_says():
+    "Files of 2024 have as many layers in each stage, as the record of 2024-10; later ones do not."
+    assert as_software('torchtitan').ends_as_layers_since == '2025-04'
+    assert dealt_in('experimental') is None
+    assert dealt_in('parallelism') == 'Et*8|t*9|t*8|t*7L'
+    assert dealt_in('parallelism', first_stage_less_layers=0, last_stage_less_layers=0) is None
+
+
+def test_points_at_which_torchtitan_splits():
+    points = ['layers.9', 'layers.18', 'layers.26']
+    for section in ('experimental', 'parallelism'):
+        assert dealt_in(section, split_points=points) == 'Et*9|t*9|t*8|t*6L'
+        assert dealt_in(section, split_points=','.join(points)) == 'Et*9|t*9|t*8|t*6L'
+    for wrong in ('layers.9,layers.4,layers.20', 'layers.9,layers.18,layers.33', 'layers.9,norm'):
+        with pytest.raises(ValueError, match='split_points.* must name layers in order'):
+            dealt_in('experimental', split_points=wrong)
 
 
 @pytest.mark.parametrize('training, pp, samples, batch', [

@@ -2,6 +2,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -314,6 +315,26 @@ def test_who_deals_ends_as_layers_does_so_at_every_door():
     for _, row in found.iterrows():
         again = estimate(asked[0], Parallel.from_row(row), *asked[1:], software='Scaling')
         assert math.isclose(again.stats['iteration_s'], row.iteration_s, rel_tol=1e-9)
+
+
+def test_a_release_that_deals_otherwise_is_told():
+    "With the layout that a later release takes, which costs what its file costs."
+    asked = 'llama3.1_8B', 'H100-80GB', 256
+    def one(layout=None, pp=4, software='torchtitan'):
+        return estimate(asked[0], Parallel(tp=2, pp=pp, dp=8, layout=layout), *asked[1:],
+                        software=software)
+    told = lambda found: [note for note in found.notes if '2025-04' in note]
+    later, = re.findall("layout='(.*?)'", ' '.join(told(one())))
+    note, = told(one(later))
+    assert note == ('Layers are dealt as torchtitan does since 2025-04; what it costs is as of '
+                    '2024-10.')
+    assert one(later).stats['iteration_s'] < .95 * one().stats['iteration_s']
+    assert not told(one(pp=2)) and not told(one('Et*9|t*9|t*8|t*6L'))   # alike; neither's
+    assert not told(one(software='Megatron-Core'))
+    found = search(asked[0], 64, *asked[1:], software='torchtitan', fixed={'pp': 4}, k=1)
+    assert any('since 2025-04' in note for note in found.notes)
+    found = search(asked[0], 64, *asked[1:], software='torchtitan', fixed={'pp': 1}, k=1)
+    assert not any('since 2025-04' in note for note in found.notes)
 
 
 # doors

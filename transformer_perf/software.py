@@ -39,6 +39,7 @@ class Software:
     known_as: tuple = ()     # words of a table's source that name it, in lower case
     followed_by: str = None  # the record of what goes by its name today, if that is another
     ends_as_layers: bool = False  # what stands at the ends is dealt to stages as if it were layers
+    ends_as_layers_since: str = ''  # the later release from which on either end counts as a layer
 
     def __post_init__(self):
         for name in LISTS: of_type(getattr(self, name), tuple, name)

@@ -11,7 +11,7 @@ import re
 
 from ..inputs import differing, nearest, of_type, quoted, whole
 from ..models import NAMED
-from ..schedules import chunks_in, chunks_of, ends_counted, layout_of
+from ..schedules import chunks_in, chunks_of, ends_counted, layout_of, with_ends
 from ..iteration import plural
 from .tables import (
     LIST, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, cannot_say, check_depth,
@@ -85,6 +85,8 @@ TORCHTITAN_ROWS = (
     Row('parallelism.pipeline_parallel_schedule', 'order', TEXT, '1F1B'),
     Row('parallelism.pipeline_parallel_layers_per_stage', 'layers_per_chunk', WHOLE),
     Row('parallelism.module_fqns_per_model_part', 'layout', LAYOUT_PARTS),
+    also('parallelism.pipeline_parallel_split_points', 'split_points', LIST),   # to 2025
+    also('experimental.pipeline_parallel_split_points', 'split_points', LIST),
     also('parallelism.num_pp_microbatches', 'microbatches', WHOLE),
     also('parallelism.pipeline_parallel_microbatches', 'microbatches', WHOLE),
     also('experimental.pipeline_parallel_microbatches', 'microbatches', WHOLE),
@@ -186,8 +188,32 @@ def chunks_of_torchtitan(facts, depth, pp, several):
                          f'{spelled(facts, "pp")} stages must have {each} of them each')
     return chunks
 
+def layout_of_points(facts, ignored):
+    "The layout of parts that begin at some layers."
+    said, depth = facts.pop('split_points', None), value(facts, 'depth')
+    if said is None or not said.value or value(facts, 'pp') == 1: return
+    if not depth:
+        why = 'not used: the file does not say how many layers there are; as many in all parts'
+        ignored.append((said.key, why))
+        return
+    names = [name.strip() for text in said.value for name in text.split(',')]
+    begins = [int(name[7:]) for name in names if re.fullmatch(r'layers\.\d{1,9}', name)]
+    each = [stop - start for start, stop in zip([0, *begins], [*begins, depth])]
+    if len(begins) != len(names) or min(each) < 0: raise ValueError(
+        f'{said.key}={quoted(",".join(names))} must name layers in order, below layers.{depth}')
+    facts['layout'] = Said(said.key, layout_of(with_ends(each)))
+
+BEFORE_PARALLELISM = ('experimental.', 'training.data_parallel', 'training.tensor_parallel')
+
+def of_2024(facts):  # bool
+    "Whether a file is older than the section `parallelism`: its release deals layers evenly."
+    keys = [said.key for said in facts.values() if said.key]
+    return (any(key.startswith(BEFORE_PARALLELISM) for key in keys)
+            and not any(key.startswith('parallelism.') for key in keys))
+
 def order_of_torchtitan(facts, ignored):
     "The schedule, and the parts of a stage."
+    layout_of_points(facts, ignored)
     key, name = facts['order']
     name = next((known for known in SCHEDULE_NAMES if known.lower() == name.lower()), name)
     facts['schedule'] = Said(key, SCHEDULE_NAMES[nearest(name, SCHEDULE_NAMES, key or 'schedule')])
@@ -204,6 +230,7 @@ def order_of_torchtitan(facts, ignored):
 def dealt_by_torchtitan(facts, ignored, pp, chunks):
     "How many layers each part has: the ends count as layers (distributed/pipeline_parallel.py)."
     facts['virtual_stages'] = Said(facts['order'].key, chunks)
+    if of_2024(facts): return
     own = [value(facts, f'{end}_less', 1) for end in ('first', 'last')]
     if not (depth := value(facts, 'depth')):
         said = [facts[name].key for name in ('layers_per_chunk', 'first_less', 'last_less')
