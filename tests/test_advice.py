@@ -19,7 +19,7 @@ from transformer_perf.advice.neighbours import (
 from transformer_perf.advice import fits, improve, why_not
 from transformer_perf.advice.answers import neighbours, worthwhile
 from transformer_perf.estimates import as_assumptions
-from transformer_perf.interop import as_job, job_asked
+from transformer_perf.interop import as_job, export, job_asked
 from transformer_perf.iteration import settled
 from transformer_perf.models import as_model
 from transformer_perf.modules import reduces_each
@@ -618,6 +618,12 @@ def test_a_stated_zero_stage_holds_in_other_groups(pp, other, usual):
                 if step.to.get('pp') == other}
     assert stages() == {5 - usual}
     assert stages(zero_stage=usual) == {usual}
+    one = estimate('llama3.1_8B', Parallel(tp=2, pp=pp, dp=8), 'H100-80GB', 64,
+                   software='torchtitan')
+    for what, stage in ((one, 5 - usual), (json.loads(export(one)), usual)):   # nobody, a file
+        case = case_of(what, None, 'H100-80GB', None, 'calibrated')
+        assert {after_step(case.parallel, step.to).zero_stage for step in steps_of(case)
+                if step.to.get('pp') == other} == {stage}
 
 
 def test_ends_that_count_as_layers_do_so_in_other_stages():

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -43,7 +44,7 @@ from ..iteration import (
 from ..execution import (
     can_run, dispatchers_on, distinct, expert_shares, pipeline_divides, practice,
     recomputable_parts, split_by_label)
-from ..interop import FORMATS, export, job_asked
+from ..interop import FORMATS, Job, export, job_asked
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00008
 @dataclass(frozen=True)
@@ -78,10 +79,10 @@ def case_of(
     job=None,   # of which all this is, if its file is to say what follows of other groups
 ):  # Case
     "A question as objects; a job brings its own model, configuration and batch."
-    held = () if parallel is None or job else tuple(
-        name for name in CHOICES if getattr(parallel, name) is not None)
+    somebody_said, said = parallel is not None or is_stated(model), parallel
     if parallel is None:
         job = job_asked(model)
+        said = job.parallel
         model, parallel = job.model, job.parallel
         if global_batch is None: global_batch = job.global_batch
         if system is None: system = job.system
@@ -97,7 +98,13 @@ def case_of(
     a = as_assumptions(assumptions, software)
     p = settled(parallel, system, a, model)
     filed = filed_groups(job, system, a, model) if job and job.regrouped else None
+    held = tuple(name for name in CHOICES if getattr(said, name) is not None)
+    if filed or not somebody_said: held = ()
     return Case(model, p, system, whole(global_batch, 'global_batch'), a, held, filed)
+
+def is_stated(what):  # bool
+    "Whether somebody stated what a job says: in an Estimate and a row of a search all is settled."
+    return isinstance(what, (Job, dict, str, os.PathLike))
 
 def filed_groups(job, system, a, model):  # function of four numbers: Parallel or None
     "What a job's file says with other groups of GPUs; None where it cannot have them."
