@@ -595,6 +595,36 @@ def test_a_move_from_a_file_takes_what_the_file_with_those_groups_takes(keys, tm
     assert compared > 3
 
 
+TITAN = {'model': {'name': 'llama3', 'flavor': '8B'}, 'parallelism': {'tensor_parallel_degree': 2}}
+EXPERTS = (' --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 '
+           '--num-experts 8 --expert-model-parallel-size 2 --sequence-parallel '
+           '--micro-batch-size 1 --global-batch-size 64 --bf16 --world-size 16 '
+           '--tensor-model-parallel-size 4')
+
+@pytest.mark.parametrize('job, gpus, step, words', [
+    (TITAN | {'training': {'seq_len': 8192, 'local_batch_size': 8}}, [16], {'tp': 4, 'dp': 4},
+     'dp 8 -> 4, tp 2 -> 4 (with global_batch=64 said)'),   # its file has 32 there
+    (TITAN | {'training': {'seq_len': 8192, 'local_batch_size': 8, 'global_batch_size': 64}}, [16],
+     {'tp': 1, 'dp': 16}, 'tp 2 -> 1, dp 8 -> 16 (its file refuses these groups alone)'),
+    (EXPERTS, [], {'tp': 2, 'dp': 8}, 'tp 4 -> 2, dp 4 -> 8, etp 4 -> 2')], ids=str)
+def test_what_a_file_needs_beside_other_groups_is_told(job, gpus, step, words):
+    case = case_of(as_job(job, *gpus), None, 'H100-80GB', None, 'calibrated')
+    found = next(one.to for one in steps_of(case)
+                 if {name: one.to.get(name) for name in step} == step)
+    assert neighbours_of.in_short(case.parallel, found, case) == words
+
+
+def test_other_parts_of_a_stage_are_dealt_as_the_file_deals_them(tmp_path):
+    "Two stages of torchtitan have 16 layers each; cut in two, their ends count as layers."
+    path = tmp_path / 'job.toml'
+    path.write_text(torchtitan_file(pipeline_parallel_degree=2))
+    case = case_of(as_job(path, 64), None, 'H100-80GB', None, 'calibrated')
+    assert case.parallel.layout is None
+    layouts = {step.to['virtual_stages']: step.to.get('layout') for step in steps_of(case)
+               if step.knob in ('virtual_stages', 'schedule') and 'virtual_stages' in step.to}
+    assert layouts == {1: None, 2: 'Et*8|t*9|t*8|t*7L'}
+
+
 def test_the_command_moves_as_the_file_says_but_for_what_is_typed(tmp_path):
     path = tmp_path / 'job.toml'
     path.write_text(torchtitan_file(tensor_parallel_degree=2))

@@ -50,7 +50,7 @@ def change_at(case: Case, found: Neighbours, i):  # Change
     "A neighbour that has been priced."
     to, p = found.to[i], case.parallel
     placed = dataclasses.replace(after_step(p, to), **found.places[i])
-    return Change(in_short(p, to), to, case.estimated(placed, found.stats[i]))
+    return Change(in_short(p, to, case), to, case.estimated(placed, found.stats[i]))
 
 # %% ../../nbs/88d_answers.ipynb #13a00054
 def changes_any(found: Neighbours):  # bools
