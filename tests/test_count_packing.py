@@ -177,8 +177,8 @@ def test_a_pipeline_of_unlike_micro_batches(p):
         assert close(total, slow_pipeline(F[i], B[i], p))
 
 
-def counts_in(one):   # function: lengths -> what each counts as
-    lengths, counted = lengths_counted(one)
+def counts_in(priced):   # function: lengths -> what each counts as
+    lengths, counted = priced
     return lambda L: np.interp(L, [0, *lengths], [0, *counted])
 
 
@@ -186,8 +186,9 @@ def test_who_waits():
     "The slowest copy: by hand, without stages, from the seconds of each micro-batch."
     p = Parallel(tp=4, dp=4)
     found = packing(PACKED, p, 'H100-80GB', global_batch=64)
-    packs = packed(PACKED.documents, 8192, 64, counts_as=counts_in(found.even))
-    at = seconds_by_length(found.even)
+    priced = lengths_counted(found.even)
+    packs = packed(PACKED.documents, 8192, 64, counts_as=counts_in(priced))
+    at = seconds_by_length(found.even, priced)
     each = np.array([sum(at(x / 8192)) for x in packs.squares])
     full = sum(at(packs.squares.sum() / packs.tokens.sum()))   # of an estimate, without gaps
     slowest = each.reshape(4, 16).sum(axis=1).max()
@@ -206,8 +207,9 @@ def test_who_waits_for_weights(replicate, step):
     "With ZeRO-3 the copies that share weights out gather them in every layer: none is ahead."
     p = Parallel(tp=2, dp=8, zero_stage=3, dp_replicate=replicate)
     found = packing(PACKED, p, 'H100-80GB', global_batch=64)
-    packs = packed(PACKED.documents, 8192, 64, counts_as=counts_in(found.even))
-    at = seconds_by_length(found.even)
+    priced = lengths_counted(found.even)
+    packs = packed(PACKED.documents, 8192, 64, counts_as=counts_in(priced))
+    at = seconds_by_length(found.even, priced)
     each = np.array([sum(at(x / 8192)) for x in packs.squares]).reshape(8, 8)
     groups = [each[i:i + step].max(axis=0).sum() for i in range(0, 8, step)]
     full = 8 * sum(at(packs.squares.sum() / packs.tokens.sum()))
@@ -267,10 +269,10 @@ def test_what_ends_attention_ends_what_a_document_takes(changes, preset):
     p = Parallel(tp=8, dp=4)
     found = packing(model, p, 'H100-80GB', global_batch=32, assumptions=preset)
     one, each = found.even, []
-    lengths, counted = lengths_counted(one)
-    counts_as = counts_in(one)
+    lengths, counted = priced = lengths_counted(one)
+    counts_as = counts_in(priced)
     if not changes: assert np.allclose(counted, lengths, 1e-5 if preset == 'corrected' else .02)
-    at = seconds_by_length(one)
+    at = seconds_by_length(one, priced)
     for pack in ([16384], [4096] * 4, [4096, *[1024] * 12], [256] * 64, [1024] * 16):
         want = sum(pass_seconds(with_documents(one, pack)))
         got = sum(at(sum(L * counts_as(L) for L in pack) / 16384))
@@ -285,10 +287,12 @@ def test_a_sample_takes_the_mean_of_what_its_documents_take(tp, cp):
     "Where every query sees a few keys, of many or of all: weighed by tokens, and as an estimate."
     S, p = 32768, Parallel(tp=tp, cp=cp, dp=64, ep=64)
     one = estimate(replace(as_model('deepseek_v3.2'), seq_len=S, documents=[S]), p, 'H100-80GB', 64)
-    at, counts_as = seconds_by_length(one), counts_in(one)
+    priced = lengths_counted(one)
+    at, counts_as = seconds_by_length(one, priced), counts_in(priced)
     of = lambda pack: sum(pass_seconds(with_documents(one, pack)))
+    alone = {L: of([L]) for L in (512, 1024, 4096, 8192, 16384)}
     for pack in ([512] * 64, [4096] * 8, [16384] + [512] * 32, [16384, 8192] + [1024] * 8):
-        want = sum(L / S * of([L]) for L in pack)
+        want = sum(L / S * alone[L] for L in pack)
         assert close(sum(at(sum(L * counts_as(L) for L in pack) / S)), want, 2e-3)
         assert close(want, of(pack), .01)
 

@@ -9,11 +9,13 @@ import dataclasses
 import json
 from functools import cache
 
+import numpy as np
+
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.iteration import divisors
 from transformer_perf.models import as_model
 from transformer_perf.systems import as_system
-from transformer_perf.timeline import TIMES, priced_estimate
+from transformer_perf.timeline import TIMES, counted_and_priced
 
 from drawings import MEANINGS
 
@@ -54,18 +56,27 @@ def layer_figures(name):  # dict
             'TFLOP': model.flops_per_token('megatron') / 1e12}
 
 
-def times_of(model, system, tp, size, again):  # list
+def times_of(model, system, again):  # list of rows, of each tp those of each number of samples
     "Of one layer and micro-batch: s of compute, memory traffic, messages, both passes; GB sent."
-    work, _, cost, _ = priced_estimate(alone(model, system, size, tp=tp, recompute=again))
-    sent = work.beside.boundary
-    figures = (cost.compute, cost.memory, cost.comm, cost.forward, cost.backward, sent)
-    return [float(f'{x:.12g}') for x in figures]
+    one = alone(model, system, recompute=again)
+    tp, size = (x.ravel() for x in np.meshgrid(TENSOR, SIZES, indexing='ij'))
+    table = vars(one.parallel) | {'tp': tp, 'nvlink_tp': tp, 'micro_batch': size}
+    work, _, cost, _ = counted_and_priced(table, one.model, one.system, max(SIZES), one.assumptions)
+    figures = (cost.compute, cost.memory, cost.comm, cost.forward, cost.backward,
+               work.beside.boundary)
+    columns = np.array([np.broadcast_to(x, len(table['tp'])) for x in figures])
+    return [[float(f'{x:.12g}') for x in row] for row in columns.T]
+
+
+def times_by_size(model, system):  # dict: tp, samples, recompute -> the times of a layer
+    rows = {again: iter(times_of(model, system, again)) for again in RECOMPUTE}
+    return {tp: {size: {again: next(own) for again, own in rows.items()} for size in SIZES}
+            for tp in TENSOR}
 
 
 def layer_times():  # dict: model, system, tp, samples, recompute -> the times of a layer
-    return {model: {system: {tp: {size: {
-        again: times_of(model, system, tp, size, again) for again in RECOMPUTE}
-        for size in SIZES} for tp in TENSOR} for system in SYSTEMS} for model in MODELS}
+    return {model: {system: times_by_size(model, system) for system in SYSTEMS}
+            for model in MODELS}
 
 
 def candidates(model, system):  # DataFrame

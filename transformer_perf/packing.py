@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MOST_DRAWN', 'WHOLE_CHUNKS', 'Packs', 'packed_in_order', 'packed', 'played_unevenly', 'with_documents',
-           'pass_seconds', 'lengths_counted', 'seconds_by_length', 'dealt', 'in_step', 'at_the_pace', 'Packing',
-           'packing_in_words', 'documents_asked', 'packing', 'dynamic_context']
+           'pass_seconds', 'seconds_at_pace', 'seconds_of_length', 'lengths_counted', 'seconds_by_length', 'dealt',
+           'in_step', 'at_the_pace', 'Packing', 'packing_in_words', 'documents_asked', 'packing', 'dynamic_context']
 
 # %% ../nbs/85b_packing.ipynb #85b00005
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from .systems import as_system
 from .schedules import program, step_end_times
 from .estimates import as_assumptions
 from .lengths import Lengths, as_lengths
-from .timeline import priced_estimate, slowest_stage
+from .timeline import counted_and_priced, priced_estimate, slowest_stage
 from .iteration import Estimate, Parallel, estimate, short, too_large
 
 # %% ../nbs/85b_packing.ipynb #85b00006
@@ -77,10 +77,18 @@ def with_documents(one: Estimate, documents):  # Estimate
 
 def pass_seconds(one: Estimate):  # (forward s, backward s)
     "What a micro-batch takes on the stage that sets the pace."
-    work, _, costs, ends = priced_estimate(one)
+    return seconds_at_pace(*priced_estimate(one))
+
+def seconds_at_pace(work, _, costs, ends):  # the same; of what `counted_and_priced` gives
     pace = slowest_stage(work, costs, ends)
     return (float(pace.layers * pace.cost.forward + pace.load.ends / 3),
             float(pace.layers * pace.cost.backward + 2 * pace.load.ends / 3))
+
+def seconds_of_length(one: Estimate, L):  # (forward s, backward s)
+    "`pass_seconds` if all documents had L tokens: no more is counted than those need."
+    model = replace(one.model, documents=Lengths((L,), (1,)))
+    return seconds_at_pace(*counted_and_priced(vars(one.parallel), model, one.system,
+                                               one.global_batch, one.assumptions))
 
 WHOLE_CHUNKS = 64   # tokens: documents of so many times a number fill chunks of states
 
@@ -93,7 +101,7 @@ def lengths_counted(one: Estimate):  # (lengths, what each counts as)
     step = WHOLE_CHUNKS if S >= 2 * WHOLE_CHUNKS else 1
     steps = np.floor(S / step * .5**np.arange(0, np.log2(S / step), .25))
     lengths = np.unique([*step * steps, S // 2, S]).astype(int).tolist()
-    each = np.array([sum(pass_seconds(with_documents(one, Lengths((L,), (1,))))) for L in lengths])
+    each = np.array([sum(seconds_of_length(one, L)) for L in lengths])
     first, second = lengths[:2]
     alone = each[0] - (each[1] - each[0]) / (second - first) * first   # without attention
     attention = each - alone
@@ -104,8 +112,7 @@ def seconds_by_length(one: Estimate, priced=None):  # function: what a token cou
     "Seconds of a micro-batch, forward and backward; `priced`: as `lengths_counted` has them."
     lengths, counted = lengths_counted(one) if priced is None else priced
     half = int(np.argmin(abs(counted - one.model.seq_len / 2)))
-    few, many = (pass_seconds(with_documents(one, Lengths((L,), (1,))))
-                 for L in (lengths[half], lengths[-1]))
+    few, many = (seconds_of_length(one, L) for L in (lengths[half], lengths[-1]))
     def at(length):
         part = (length - counted[half]) / (counted[-1] - counted[half])
         return tuple(a + (b - a) * part for a, b in zip(few, many))
