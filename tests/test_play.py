@@ -63,15 +63,23 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope='module')
+def context(browser):
+    "One for all pages, offline: to begin one takes a browser as long as several pages."
+    found = browser.new_context(offline=True)
+    yield found
+    found.close()
+
+
 @contextlib.contextmanager
-def opener(browser, folder):
+def opener(context, folder):
     "Opens a page of a given width, offline; whatever it loads from elsewhere, or throws, is wrong."
-    contexts, faults = [], []
+    opened, faults = [], []
 
     def open_page(name, width=1280):
-        context = browser.new_context(viewport={'width': width, 'height': 844}, offline=True)
         page = context.new_page()
-        contexts.append(context)
+        page.set_viewport_size({'width': width, 'height': 844})
+        opened.append(page)
         page.on('pageerror', lambda error: faults.append(str(error)))
         page.on('request', lambda one: one.url.startswith('file:') or faults.append(one.url))
         page.on('requestfailed', lambda one: faults.append(f'{one.url} failed'))
@@ -79,19 +87,19 @@ def opener(browser, folder):
         return page
 
     yield open_page
-    for context in contexts: context.close()
+    for page in opened: page.close()
     assert not faults
 
 
 @pytest.fixture
-def shown(browser, folder):
-    with opener(browser, folder) as open_page: yield open_page
+def shown(context, folder):
+    with opener(context, folder) as open_page: yield open_page
 
 
 @pytest.fixture(scope='module')
-def formulas(browser, folder):
+def formulas(context, folder):
     "A page that is asked for what its formulas give, and on which nothing is moved."
-    with opener(browser, folder) as open_page: yield open_page('play')
+    with opener(context, folder) as open_page: yield open_page('play')
 
 
 def computed(page, call, arguments):
