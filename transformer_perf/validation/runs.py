@@ -138,7 +138,8 @@ def row_name(df, at):  # str
 
 def as_word(cell):
     "A cell as text; nothing where it is empty."
-    return str(cell) if isinstance(cell, (numbers.Real, str)) and not pd.isna(cell) else ''
+    if isinstance(cell, str): return cell
+    return str(cell) if isinstance(cell, numbers.Real) and not pd.isna(cell) else ''
 
 def texts(df, *columns):  # Series of str
     "Some cells of each row as one text."
@@ -152,9 +153,9 @@ def column_of(df, name):  # Series of str
 # %% ../../nbs/91_runs.ipynb #f8790ea1
 def numbers_in(df):  # DataFrame of float
     "The columns of a table of runs that hold numbers."
-    empty = pd.Series(np.nan, df.index)
-    return pd.DataFrame({c: as_numbers(df[c]) if c in df else empty
-                         for c in (*RUN_COLUMNS, *MORE) if c not in WORD_COLUMNS})
+    empty = np.full(len(df), np.nan)
+    return pd.DataFrame({c: as_numbers(df[c]).to_numpy() if c in df else empty
+                         for c in (*RUN_COLUMNS, *MORE) if c not in WORD_COLUMNS}, df.index)
 
 def shared_out(x):  # DataFrame
     "Numbers of runs with the GPUs of each group: those that are not named have one."
@@ -183,14 +184,17 @@ def recipe_records():  # list of dict
     "What tables of runs leave out, or say in words: the records that ship."
     return read_json(measured_folder() / 'recipes.json')['records']
 
-def holds(record, x):  # Series of bool
+def holds(record, x):  # array of bool
     "Where a record holds: a text matches, a word is one of some, a number lies in a range."
-    found = pd.Series(True, x.index)
+    found = np.ones(len(x), bool)
     for name, asked in record['when'].items():
         if not found.any(): break
-        if isinstance(asked, str): found &= x[name].str.contains(asked, case=False)
-        elif isinstance(asked, list): found &= x[name].isin(asked)
-        else: found &= x[name].ge(asked.get('from', -HUGE)) & x[name].lt(asked.get('below', HUGE))
+        column = x[name]
+        if isinstance(asked, str): found &= column.str.contains(asked, case=False).to_numpy(bool)
+        elif isinstance(asked, list): found &= column.isin(asked).to_numpy()
+        else:
+            n = column.to_numpy(float)
+            found &= (n >= asked.get('from', -HUGE)) & (n < asked.get('below', HUGE))
     return found
 
 # %% ../../nbs/91_runs.ipynb #10b30005
@@ -285,6 +289,7 @@ def clean(
     put('recompute', recompute, recompute.notna())
     for record in recipe_records():
         those = holds(record, x)
+        if not those.any(): continue
         for name, value in record.get('chooses', {}).items(): put(name, value, those & empty(name))
         for name, value in record.get('corrects', {}).items():
             put(name, np.nan if value is None else value, those)
