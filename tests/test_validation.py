@@ -460,14 +460,14 @@ def test_calibration_finds_what_made_the_data(tmp_path):
     truth = changed(shipped, made)
     runs = of_table('mcore-h100').assign(vp=1., micro_batch=1.)
     runs['iteration_s'] = predict(runs, with_sets(truth)).predicted_iteration_s
-    few = calibrate(runs, free=tuple(made)).table.value   # five runs are drawn to what is usual
+    fit = calibrate(runs, free=tuple(made))
+    few = fit.table.value   # five runs are drawn to what is usual
     np.testing.assert_allclose(few, list(made.values()), rtol=.015)
     many = calibrate(pd.concat([runs] * 20, ignore_index=True), free=tuple(made)).table.value
     np.testing.assert_allclose(many, list(made.values()), rtol=1e-3)
     before = {name: value_of(shipped, name) for name in made}
     for one, true, name in zip(few, made.values(), made):
         assert min(before[name], true) < one < max(before[name], true)
-    fit = calibrate(runs, free=tuple(made))
     file = tmp_path / 'mine.json'
     fit.save(file)
     again = predict(runs, str(file)).predicted_iteration_s
