@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config, items):
 def pytest_collection_finish():
     "What was collected stays to the end: garbage is looked for among the rest, and less often."
     gc.freeze()
-    gc.set_threshold(10_000, 10, 50)   # a tenth of the time, where each test is looked through
+    gc.set_threshold(100_000, 10, 50)   # a tenth of the time, where each test is looked through
 
 
 def pytest_sessionfinish():
@@ -106,7 +106,8 @@ def drawn(figure):
         def print_raw(self, *args, **options):   # asked again, where a layout was placed already
             if not self.asked:
                 self.asked = True
-                figure.draw(self.get_renderer())
+                with self.get_renderer()._draw_disabled():   # no dot is set: nobody looks
+                    figure.draw(self.get_renderer())
     Once(figure).print_figure(os.devnull, format='raw')
     return ''
 

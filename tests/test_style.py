@@ -1,5 +1,6 @@
 "How code looks: the linter has nothing to say, lines are short, imports point one way."
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -30,7 +31,7 @@ def test_facts_of_generations_stand_in_their_file():
     "No module tells Ampere from Hopper; one only says which of them is meant unless another is."
     naming = [(module, text) for module, text in MODULES.items()
               if any(name in text for name in generations())]
-    nodes = ((module, node) for module, text in naming for node in ast.walk(ast.parse(text)))
+    nodes = ((module, node) for module, text in naming for node in ast.walk(parsed(text)))
     said = {(module, word) for module, node in nodes   # {'Ampere': 1}, dict(Ampere=1)
             for word in (getattr(node, 'value', None), getattr(node, 'arg', None))
             if isinstance(word, str) and word in generations()}
@@ -89,6 +90,7 @@ def is_words_or_list(node):
             or isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
+@functools.cache
 def parsed(source):  # a tree; of a cell with a command of the shell an empty one
     try: return ast.parse(source)
     except SyntaxError: return ast.Module([], [])
@@ -107,7 +109,7 @@ def test_a_choice_is_written_as_one():
 
 def defined_in(module):  # set
     "What a module defines for all that stands in it: functions, classes and values."
-    body = ast.parse(MODULES[module]).body
+    body = parsed(MODULES[module]).body
     found = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     found |= {name.id for target in targets for name in ast.walk(target)

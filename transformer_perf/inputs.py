@@ -334,11 +334,12 @@ def check_new(key, known):
 
 def once(pairs):  # dict
     "The pairs of a JSON object, each key once."
-    found = {}
-    for key, value in pairs:
-        check_new(key, found)
-        found[key] = value
-    return found
+    found = dict(pairs)
+    if len(found) == len(pairs): return found   # as nearly always
+    known = set()
+    for key, _ in pairs:
+        check_new(key, known)
+        known.add(key)
 
 def no_constant(word): raise ValueError(f'{word} is not a number')
 
