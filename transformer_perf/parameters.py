@@ -245,8 +245,8 @@ class Evidence:
 
     def alike(self, **features):  # list of dict, as `runs`
         "The runs that have these features."
-        return [run for run in self.runs
-                if all(run[name] == value for name, value in features.items())]
+        asked = features.items()
+        return [run for run in self.runs if asked <= run.items()]
 
     def count(self, **features):  # runs
         "How many runs have these features."

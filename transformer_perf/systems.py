@@ -116,8 +116,7 @@ class System(Wiring):
 
     @property
     def axes(self):  # of its figures: none, unless it stands for many systems
-        return max((np.ndim(x) for x in vars(self).values() if isinstance(x, np.ndarray)),
-                   default=0)
+        return max([x.ndim for x in vars(self).values() if isinstance(x, np.ndarray)], default=0)
 
     def rows(self, x):  # array [row, ...]
         "Rows of numbers, with the axes that the figures of many systems need."
