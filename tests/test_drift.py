@@ -83,7 +83,7 @@ def test_notebooks_are_clean():
 
 def test_public_functions_are_documented():
     for name, text in MODULES.items():
-        for node in ast.parse(text).body:
+        for node in pages.tree_of(text).body:
             if not isinstance(node, (ast.FunctionDef, ast.ClassDef)): continue
             if len(node.body) > 2 and not node.name.startswith('_'):
                 assert ast.get_docstring(node), f'{name}: {node.name} has no docstring'

@@ -213,7 +213,7 @@ def parameters_by_formula(m):
     return layers + ends + m.mtp_layers * (2 * e * e + 3 * norm * e)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(sizes, st.sets(st.sampled_from(range(5))))
 def test_every_model(given, more):
     m = made(given | {name: x for i in more for name, x in NEIGHBOURS[i].items()})

@@ -1,6 +1,5 @@
 "How code looks: the linter has nothing to say, lines are short, imports point one way."
 import ast
-import functools
 import graphlib
 import re
 import subprocess
@@ -90,9 +89,8 @@ def is_words_or_list(node):
             or isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
-@functools.cache
 def parsed(source):  # a tree; of a cell with a command of the shell an empty one
-    try: return ast.parse(source)
+    try: return pages.tree_of(source)
     except SyntaxError: return ast.Module([], [])
 
 

@@ -4,6 +4,7 @@ The test of a notebook's cell (conftest.py) looks at the figures that the cell s
 drawn: nothing is rendered twice.
 """
 import contextlib
+import functools
 import re
 from itertools import combinations
 
@@ -111,6 +112,7 @@ def overlapping(figure, renderer):
 
 # colours
 
+@functools.cache
 def is_tint(rgb):  # rgb: 0 to 1
     "Whether a colour is one of ours (plots.py), or one of ours and some white."
     from matplotlib.colors import to_rgb

@@ -24,7 +24,7 @@ def package_of(room):  # list of names
 @functools.cache
 def imported(room):  # set of str: what a module imports, by full names
     found = set()
-    for node in ast.walk(ast.parse(ROOMS[room])):
+    for node in ast.walk(pages.tree_of(ROOMS[room])):
         if isinstance(node, ast.Import): found |= {alias.name for alias in node.names}
         if not isinstance(node, ast.ImportFrom): continue
         start = package_of(room)
