@@ -811,14 +811,18 @@ def test_a_gelu_in_steps_is_software_that_fuses_none():
 
 def test_who_weighs_results_of_experts_saves_them():
     "A row for each copy of a token, 2 bytes a number; else what the last products read is weighed."
-    def saved(**knows):
+    def saved(model, **knows):
         software = dict(name='x', knows=knows)
-        one = estimate(EXPERTS, Parallel(), 'H100-80GB', 8, 'calibrated', software)
+        one = estimate(model, Parallel(), 'H100-80GB', 8, 'calibrated', software)
         return one.layers.set_index('layer').activation_buffer
-    plain, apart = saved(), saved(weighs_results=True)
+    plain, apart = saved(EXPERTS), saved(EXPERTS, weighs_results=True)
     tokens = EXPERTS.seq_len * EXPERTS.experts_per_token
     assert close(apart['expert-weighing'], 2e-9 * tokens * EXPERTS.embed_dim)
-    assert apart.drop('expert-weighing').equals(plain)
+    assert apart.drop('expert-weighing').equals(plain)   # a gate's kernel weighs, too
+    without = dataclasses.replace(EXPERTS, gated_mlp=False)
+    plain, apart = saved(without), saved(without, weighs_results=True)
+    less = plain['expert-act'] - apart['expert-act']
+    assert close(less, 2e-9 * tokens * EXPERTS.expert_dim)
 
 
 def test_bytes_under_autocast():

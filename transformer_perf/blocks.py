@@ -948,6 +948,18 @@ def weighed_results(job: CountedJob, experts):  # list of Operation
     numbers = expert_rows(job, experts) * experts.width(job)
     return [eager_weighing('expert-weighing', numbers, job.units)]
 
+def expert_activation(job: CountedJob, experts, numbers):  # Operation
+    "The nonlinearity of experts. What it gives is weighed, as a rule: a gate's kernel does both."
+    act, gated = activated(job, 'expert-act', numbers), job.here.gated
+    of_numbers = job.units.element * numbers   # GB
+    if experts.clamped and job.assumptions.fused_kernels:
+        act = eager_clamp(act, numbers, job.units)
+    apart = 0. if job.costs.weighs_results else 1. - gated   # before it is weighed
+    saved = act.activations + of_numbers * apart
+    freed = saved - of_numbers * (1 + gated)   # all but its input
+    return act._replace(recomputed_with=('moe_act',), activations=saved,
+                        frees=(('moe_act', freed),))
+
 def routed_experts(job: CountedJob, experts):  # list of Operation
     "From copies of tokens to what their experts say."
     width, gated, seen = experts.hidden_dim // job.etp, job.here.gated, experts.width(job)
@@ -956,14 +968,7 @@ def routed_experts(job: CountedJob, experts):  # list of Operation
         matrices=(of_group(Matrix(seen, wide * job.etp, here), 'etp'),))
     second = grouped(job, experts, 'expert-fc2', width, seen)._replace(
         matrices=(of_group(Matrix(width * job.etp, seen, here), 'etp'),))
-    numbers = expert_rows(job, experts) * width
-    act, number_GB = activated(job, 'expert-act', numbers), job.units.element * numbers
-    if experts.clamped and job.assumptions.fused_kernels:
-        act = eager_clamp(act, numbers, job.units)
-    apart = number_GB * (1 - gated)   # before it is weighed; a gate's kernel does both
-    kept = act.activations + apart
-    act = act._replace(recomputed_with=('moe_act',), activations=kept,
-                       frees=(('moe_act', kept - number_GB * (1 + gated)),))   # all but its input
+    act = expert_activation(job, experts, expert_rows(job, experts) * width)
     second = second._replace(frees=(('moe_act', second.activations),))
     parts = [moved_copies(job, experts, 'dispatch', False), first, act, second,
              *expert_bias(job, experts), *weighed_results(job, experts),
