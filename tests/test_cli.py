@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from thorough import first_of
+from frameworks import torchtitan_file
 from transformer_perf import Parallel, search
 from transformer_perf.cli import CHOSEN, COMMANDS, LAYOUT, main, schema_text
 from transformer_perf.interop import as_job
@@ -815,3 +816,37 @@ def test_groups_that_a_file_contradicts_are_refused(tmp_path, command):
     said = 'train_batch_size=64 contradicts train_micro_batch_size_per_gpu=2'
     has(bad(*job, '--dp', 16), said, 'gradient_accumulation_steps=4 on 16 copies')
     good(*job, '--dp', 16, '--global-batch', 128)
+
+
+@pytest.fixture
+def titan(tmp_path):
+    path = tmp_path / 'titan.toml'
+    path.write_text(torchtitan_file(tensor_parallel_degree=2, pipeline_parallel_degree=4,
+                                    data_parallel_shard_degree=8))
+    return path
+
+
+def test_a_search_from_a_file_shares_out_as_the_software_does_in_other_stages(titan):
+    "In a pipeline the file has ZeRO 2 and reduces once; without one torchtitan does neither."
+    asked = 'search', '--gpus', 64, '--recompute', 'none', '--top', 5, '--format', 'json'
+    found = json.loads(good(*asked, '--job', titan))['found']
+    alone = json.loads(good(*asked, '--model', 'llama3.1_8B', '--software', 'torchtitan',
+                            '--global-batch', 256, '--virtual-stages', 1))['found']
+    assert [row['iteration_s'] for row in found] == [row['iteration_s'] for row in alone]
+    assert all(row['reduce_each'] for row in found if row['pp'] == 1)
+    held = json.loads(good(*asked, '--job', titan, '--zero-stage', 3))['found']
+    assert {row['zero_stage'] for row in held} == {3}
+
+
+@pytest.mark.parametrize('more, layout, parts', [
+    (['--model', 'llama3.1_70B'], 'Et*20|t*21|t*20|t*19L', 1),
+    (['--schedule', 'zb-v'], 'Et*4|t*5|(t*4|)*5tttL', 2),
+    (['--schedule', 'zb-v', '--pp', 2], 'Et*8|t*9|t*8|t*7L', 2),
+    (['--schedule', 'gpipe'], 'Et*8|t*9|t*8|t*7L', 1)], ids=str)
+def test_layers_of_a_file_are_dealt_anew_for_another_model_or_schedule(titan, more, layout, parts):
+    found = json.loads(good('explain', '--job', titan, *more, '--format', 'json'))['parallel']
+    assert (found['layout'], found['virtual_stages']) == (layout, parts)
+    own = titan.with_suffix('.json')
+    own.write_text(good('explain', '--job', titan, '--layout', 'Et*9|t*9|t*8|t*6L', '--export',
+                        'json'))
+    has(bad('explain', '--job', own, '--model', 'llama3.1_70B'), 'has 32 t, not depth=80')

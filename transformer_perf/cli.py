@@ -8,7 +8,8 @@ __all__ = ['TEXT_WIDTH', 'OUTPUT_FORMATS', 'SPARED', 'BROAD', 'COMMANDS', 'SEVER
            'JOB_READ', 'JOB', 'WORKERS', 'STRATEGY', 'CHOSEN', 'LAYOUT', 'MOST_POINTS', 'POWERS_OF_TEN', 'records',
            'table_as_text', 'ways_to_draw', 'wrapped', 'drawn_lines', 'paragraph', 'Option', 'Command', 'command',
            'as_number', 'whole_numbers_given', 'texts_given', 'option_given', 'preset_asked', 'parallel_of',
-           'left_open', 'axis', 'spaced_values', 'finite_or_whole', 'axes', 'amount', 'job_of_options']
+           'left_open', 'dealt_of_another_model', 'axis', 'spaced_values', 'finite_or_whole', 'axes', 'amount',
+           'job_of_options']
 
 # %% ../nbs/95_cli.ipynb #86ef7f4e
 import argparse
@@ -308,7 +309,17 @@ def reduces_as_usual(job):  # bool
     sums = bool(known_of_software(job).get('sums_in_pipelines'))
     return says_nothing(vars(job.parallel), 'reduce_each', sums)
 
-def said_by(job):  # dict: option -> value, as it would be typed
+def follows_stages(job):  # set of choices
+    "What a job's file shares out and reduces otherwise with stages: a search chooses it anew."
+    if job.regrouped is None: return set()
+    p, there = job.parallel, None
+    groups = {'pp': 1, 'dp': p.dp * p.pp} if p.pp > 1 else {'pp': 2, 'dp': max(p.dp // 2, 1)}
+    with contextlib.suppress(ValueError):   # so many copies may be too many for the batch
+        there = job.regrouped({'tp': p.tp, 'cp': p.cp, **groups}).parallel
+    return {name for name in ('zero_stage', 'reduce_each')
+            if there and getattr(there, name) != getattr(p, name)}
+
+def said_by(job, left=()):  # dict: option -> value, as it would be typed; left: choices left out
     "What a job says, under the names of options; not what makes no difference in it."
     p, m, n, idle = vars(job.parallel), job.model, job.n_gpus, idle_in(job)
     found = {'model': m, 'system': job.system, 'global_batch': job.global_batch,
@@ -319,7 +330,7 @@ def said_by(job):  # dict: option -> value, as it would be typed
         found['samples'] = job.global_batch // n
     for o in CHOSEN:
         x = p[o.name]
-        if x is None or o.name in idle: continue
+        if x is None or o.name in idle or o.name in left: continue
         found[o.name] = [IN_WORDS[x] if isinstance(x, bool) else str(x)]
     return {name: str(x) if isinstance(x, int) else x for name, x in found.items() if x is not None}
 
@@ -388,7 +399,8 @@ def assumptions_asked(a, **more):  # Assumptions
     from transformer_perf.estimates import CHOICES
     own = preset_asked(a)
     if a.job is None: return own
-    told = {name: getattr(a.job.parallel, name) for name in CHOICES if name not in idle_in(a.job)}
+    left = idle_in(a.job) | (set() if hasattr(a, 'pp') else follows_stages(a.job))
+    told = {name: getattr(a.job.parallel, name) for name in CHOICES if name not in left}
     said = {name: x for name, x in told.items() if x is not None}
     return dataclasses.replace(own, **said, **more)
 
@@ -563,7 +575,17 @@ def left_open(a, own):  # dict: field -> None
     if another or changed & {*GROUPS}: found |= {*PLACES} - a.typed
     if changed & {'zero_stage', 'pp'} and 'reduce_each' not in a.typed and reduces_as_usual(a.job):
         found.add('reduce_each')
-    return dict.fromkeys(found)
+    return dict.fromkeys(found) | dealt_of_another_model(a)
+
+def dealt_of_another_model(a):  # dict, empty unless ends that count as layers are dealt anew
+    "The layout of a job whose ends count as layers, for the layers of a model that options name."
+    from transformer_perf.schedules import dealt_alike, ends_counted_in
+    p, m = a.job.parallel, a.job.model
+    if m is None or not p.layout or 'layout' in a.typed: return {}
+    other, parts = model_asked(a), p.pp * p.virtual_stages
+    less = ends_counted_in(p.layout, m.depth, parts, m.mtp_layers)
+    if less is None or (other.depth, other.mtp_layers) == (m.depth, m.mtp_layers): return {}
+    return {'layout': dealt_alike(less, other.depth, parts, other.mtp_layers)}
 
 # %% ../nbs/95_cli.ipynb #5e0000b1
 FIGURE_OPTIONS = (   # one number, taken apart
@@ -1489,7 +1511,7 @@ def job_of_options(a, options):  # dict: option -> value, as it would be typed
     except ValueError:   # as its program refuses these groups, unless options say more
         copies_left(a)   # or an error that says what to give
         if {'tp', 'cp', 'pp', 'dp'} & groups.keys() and not says_more(a): raise
-    said = said_by(a.job)
+    said = said_by(a.job, () if hasattr(a, 'pp') else follows_stages(a.job))
     if copies := copies_left(a): said['dp'] = str(copies)
     check_said(options, a, said)
     return said
@@ -1508,7 +1530,15 @@ def groups_typed(a):  # dict: of tp, cp, pp, dp, virtual_stages those that optio
     found = {group: whole(as_number(x), f'--{group}') for group, x in typed.items() if x}
     parts = getattr(a, 'virtual_stages', None) or []
     numbers = whole_numbers_given(parts, '--virtual-stages') if parts else []
+    numbers = numbers or parts_of_schedule(a)
     return found | ({'virtual_stages': numbers[0]} if len(numbers) == 1 else {})
+
+def parts_of_schedule(a):  # list of at most one number
+    "Parts of a stage, where the one schedule that options name has a number of its own."
+    from transformer_perf.schedules import SCHEDULES
+    names = getattr(a, 'schedule', None) or []
+    own = [SCHEDULES[name].chunks for name in names if name in SCHEDULES]
+    return own if len(names) == 1 and own and own[0] > 1 else []
 
 def gpus_in_each_copy(a):
     "As many as groups of options have, else those of the job."

@@ -8,7 +8,7 @@ __all__ = ['SCHEDULES', 'PASS_NUMBERS', 'MOST_PLAYED', 'MOST_LETTERS', 'REPEATED
            'check_schedule', 'position', 'passes_in_order', 'steps_needed', 'unit_time_starts', 'played', 'shortened',
            'time_played', 'passes_of', 'Held', 'memory_over_time', 'peaks', 'heaviest', 'most_saved', 'saved_at_once',
            'most_held', 'spelled_out', 'chunks_in', 'repeated_text', 'layout_of', 'check_layout', 'ends_counted',
-           'chunks_of', 'ends_dealt', 'with_ends', 'formula_holds']
+           'chunks_of', 'ends_counted_in', 'dealt_alike', 'ends_dealt', 'with_ends', 'formula_holds']
 
 # %% ../nbs/30_schedules.ipynb #04b00004
 import functools
@@ -687,6 +687,19 @@ def chunks_of(
         raise ValueError(f'{depth} layers are too few for {n} chunks, the first {first} and the '
                          f'last {last} layers shorter')
     return with_ends(layers, more)
+
+def ends_counted_in(layout, depth, n, more=0):  # as `less` of `chunks_of`, or None
+    "Whether a layout counts both ends as a layer each, or one of them: how many fewer they have."
+    for less in (1, 1), (0, 1), (1, 0):
+        enough = depth + sum(less) >= n
+        if enough and chunks_in(layout) == chunks_of(depth, n, more, less): return less
+    return None
+
+def dealt_alike(less, depth, n, more=0):  # str, or None where that is so in any case
+    "The layout of n chunks with so many layers fewer at the ends, if there are enough for it."
+    if depth + sum(less) < n: return None
+    found = chunks_of(depth, n, more, less)
+    return None if found == chunks_of(depth, n, more) else layout_of(found)
 
 ENDS_AS_LAYERS = 'ends as layers'   # stands for the layout of a software that deals them so
 

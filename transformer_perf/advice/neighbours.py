@@ -27,8 +27,9 @@ from ..inputs import nearest, several, whole
 from ..models import Model, as_model
 from ..systems import System, as_system
 from ..choices import needs_zero_3, recomputed_layers
-from ..schedules import (
-    MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, layout_of, possible, with_ends)
+from transformer_perf.schedules import (
+    MOST_PLAYED, SCHEDULES, chunks_of, dealt_alike, ends_counted_in, layout_of, possible,
+    with_ends)
 from ..estimates import (
     CHOICES, CONTEXTS, FITS_BY, RECIPES, Assumptions, as_assumptions)
 from ..blocks import STRATEGIES
@@ -264,12 +265,9 @@ def besides_in_file(case: Case, to):  # str
 def layout_again(p: Parallel, n, case: Case):  # str or None
     "The layout in n parts: where either end counted as a layer, or both did, so it is again."
     if case is None or p.layout is None: return None
-    depth, more, parts = case.model.depth, case.model.mtp_layers, p.pp * p.virtual_stages
-    for less in (1, 1), (0, 1), (1, 0):
-        with contextlib.suppress(ValueError):   # too few layers for so many parts
-            if chunks_of(depth, parts, more, less) != chunks_in(p.layout): continue
-            found = chunks_of(depth, n, more, less)
-            return None if found == chunks_of(depth, n, more) else layout_of(found)
+    depth, more = case.model.depth, case.model.mtp_layers
+    less = ends_counted_in(p.layout, depth, p.pp * p.virtual_stages, more)
+    return less and dealt_alike(less, depth, n, more)
 
 def chosen_in_stages(p: Parallel, pp, a: Assumptions, held=()):  # dict: field -> its new value
     "What follows in so many stages where all was as the software has it in those that there are."
