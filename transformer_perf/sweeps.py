@@ -65,15 +65,20 @@ class Task(NamedTuple):
 # %% ../nbs/85_sweeps.ipynb #d0c5180f
 def rests_on(table, which, task):  # dict of columns; which: of the task's systems each row is of
     "As `evidence_columns`: systems of other rates than their GPU's have none of its runs."
-    known, alike = getattr(task.assumptions.measured, 'evidence', None), {}
-    for each in np.unique(which):
-        system = systems_of_rows(task.system, each)
-        alike.setdefault(known and gpu_in(system, known), (system, []))[1].append(each)
-    rows = [np.flatnonzero(np.isin(which, some)) for _, some in alike.values()]
-    found = [evidence_columns(keep(table, own), task.model, system, task.assumptions)
-             for own, (system, _) in zip(rows, alike.values())]
+    known = getattr(task.assumptions.measured, 'evidence', None)
+    alike = {}   # the GPU whose runs count -> (a system, all variants with that GPU)
+    for variant in np.unique(which):
+        system = systems_of_rows(task.system, variant)
+        gpu = known and gpu_in(system, known)
+        _, variants = alike.setdefault(gpu, (system, []))
+        variants.append(variant)
+    rows, found = [], []
+    for system, variants in alike.values():
+        own = np.flatnonzero(np.isin(which, variants))
+        rows.append(own)
+        found.append(evidence_columns(keep(table, own), task.model, system, task.assumptions))
     order = np.argsort(np.concatenate(rows))
-    return {name: np.concatenate([own[name] for own in found])[order] for name in found[0]}
+    return {name: np.concatenate([part[name] for part in found])[order] for name in found[0]}
 
 def run_task(task):  # DataFrame
     "The best candidates of a task, with the columns that say where they belong."

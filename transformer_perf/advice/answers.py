@@ -61,13 +61,18 @@ def changes_any(found: Neighbours):  # bools
 def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list of Change
     "Of the `most` fastest of some steps, the first k that are good; the fastest first."
     rows = np.flatnonzero(some)
-    rows = rows[np.argsort(found.seconds[rows], kind='stable')][:most]
+    by_time = np.argsort(found.seconds[rows], kind='stable')
+    rows = rows[by_time][:most]
     if not found.stats:   # these few at every placement
         found = neighbours(case, one, [Step('', found.to[i]) for i in rows])
         rows = np.flatnonzero(np.isfinite(found.seconds))
-    changes, told = (change_at(case, found, i) for i in rows), can_be_told(case)
-    right = (change for change in changes if good(change.estimate) and told(change.estimate))
-    return sorted(itertools.islice(of_unlike_costs(right), k), key=seconds_of_change)
+    told = can_be_told(case)
+    def good_changes():   # made one by one, as long as more are asked for
+        for i in rows:
+            change = change_at(case, found, i)
+            if good(change.estimate) and told(change.estimate): yield change
+    first = itertools.islice(of_unlike_costs(good_changes()), k)
+    return sorted(first, key=seconds_of_change)
 
 def seconds_of_change(change: Change): return change.estimate.stats['iteration_s']
 
@@ -377,18 +382,24 @@ def strategies_tried(p: Parallel, assumptions):  # list of str
     "Those of a search that is not told, and a configuration's own."
     return list(dict.fromkeys([*strategies_named(None, assumptions), p.strategy]))
 
+def choices_with_own(case: Case):  # dict: choice -> values, None: as a search that is not told
+    "What a search considers, and what a configuration does besides."
+    p = case.parallel
+    considered = considered_choices({}, case.model, case.system, case.assumptions)
+    besides = stages_besides(considered, case.assumptions, [p.pp])
+    found = {}
+    for name, usual in considered.items():
+        own = getattr(p, name)
+        if own is None: found[name] = usual
+        elif name in THE_SAME: found[name] = [own]
+        elif name == 'zero_stage' and own in (*usual, *besides): found[name] = None
+        elif own in usual: found[name] = usual
+        else: found[name] = [*usual, own]
+    return found
+
 def best_known(case: Case):  # Estimate or None
     "The best that a search finds on as many GPUs; what the software hides stays as it is."
-    p = case.parallel
-    values = considered_choices({}, case.model, case.system, case.assumptions)
-    besides = stages_besides(values, case.assumptions, [p.pp])
-    for name, some in values.items():
-        own = getattr(p, name)
-        if own is None: continue
-        if name in THE_SAME: values[name] = [own]
-        elif name == 'zero_stage' and own in (*some, *besides):
-            values[name] = None   # as a search that is not told
-        elif own not in some: values[name] = [*some, own]
+    p, values = case.parallel, choices_with_own(case)
     strategy, rows = strategies_tried(p, case.assumptions), []
     for name in values.pop('recompute'):   # at once they may be more than a search takes
         found = search(case.model, p.n_gpus, case.system, case.global_batch, strategy, 3,

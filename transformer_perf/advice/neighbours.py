@@ -272,12 +272,15 @@ def layout_again(p: Parallel, n, case: Case):  # str or None
 def chosen_in_stages(p: Parallel, pp, a: Assumptions, held=()):  # dict: field -> its new value
     "What follows in so many stages where all was as the software has it in those that there are."
     here, there = choices_in_stages(a, p.pp), choices_in_stages(a, pp)
-    found = {name: x for name, x in there.items()
-             if getattr(p, name) == here[name] != x and name not in held}
+    found = {}
+    for name, x in there.items():
+        as_here = getattr(p, name) == here[name]
+        if as_here and x != here[name] and name not in held: found[name] = x
     if needs_zero_3(p.offload or 'none'): found.pop('zero_stage', None)
-    usual = pp != p.pp and p.reduce_each is not None and p.reduce_each == reduces_each(
-        None, p.zero_stage, p.pp, a.costs.sums_in_pipelines)
-    return found | ({'reduce_each': None} if usual else {})
+    if pp == p.pp or p.reduce_each is None: return found
+    usual = reduces_each(None, p.zero_stage, p.pp, a.costs.sums_in_pipelines)
+    if p.reduce_each == usual: found['reduce_each'] = None   # as the stage has it there
+    return found
 
 def with_consequences(p: Parallel, to, a: Assumptions, case: Case = None):  # dict
     "A step, and what follows: messages hide only where the sequence is shared out, for instance."
@@ -349,13 +352,16 @@ FOLLOWS_GROUPS = {*FILED}   # unless another step says it
 
 def steps_together(p: Parallel, one: Step, two: Step, a: Assumptions, case=None):  # Step, or None
     "Two steps as one, where they go together."
-    shared, follow = one.to.keys() & two.to.keys(), {*PLACES, 'layout'}
-    if 'groups' in (one.knob, two.knob): follow |= FOLLOWS_GROUPS
-    if {one.knob, two.knob} == {'groups', 'placement'}: return None   # groups open it anyway
-    if one.knob == two.knob != 'groups' or shared - {*GROUPS} - follow: return None
+    knobs = {one.knob, two.knob}
+    if knobs == {'groups', 'placement'}: return None   # groups open it anyway
+    if len(knobs) == 1 and knobs != {'groups'}: return None   # one knob has one value
+    may_be_shared = {*GROUPS, *PLACES, 'layout'}
+    if 'groups' in knobs: may_be_shared |= FOLLOWS_GROUPS
+    shared = one.to.keys() & two.to.keys()
+    if shared - may_be_shared: return None
     to = said_by_step(one) | said_by_step(two)
     if to.get('layout') and {'pp', 'virtual_stages', 'schedule'} & to.keys(): return None
-    for name in shared & {*GROUPS}:
+    for name in shared & {*GROUPS}:   # the ratios of both
         to[name], rest = divmod(one.to[name] * two.to[name], getattr(p, name))
         if rest: return None
     return Step(f'{one.knob} and {two.knob}', with_consequences(p, to, a, case))
@@ -396,22 +402,29 @@ def allowed(t, one: Estimate):  # mask
 RANK_ORDERS = (('tp', 'cp', 'dp', 'pp'), ('tp', 'cp', 'pp', 'dp'), ('dp', 'tp', 'cp', 'pp'))
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00051
+def placement_rows(t):  # array [placement, group]
+    "The placements of a table, one below the other."
+    return np.stack(np.broadcast_arrays(*(t[place] for place in PLACES)), axis=1)
+
+def placements_tried(t, i, one: Estimate):  # array [placement, group], or None: by rank alone
+    "All placements that `estimate` tries of row i."
+    own = SimpleNamespace(n_gpus=one.parallel.n_gpus,
+                          **{name: column[i] for name, column in t.items()})
+    if one.assumptions.placed_by_rank and not given_places(own): return None
+    return placement_rows(possible_places(own, one.system, one.assumptions))
+
 def placements_of(t, one: Estimate, every):  # (row of each, table)
     "The placements at which each row is priced: by rank, a few, or all that `estimate` tries."
     rooms = usable_domain_sizes(one.parallel.n_gpus, one.system.nvlink_size)
     rows = np.arange(rows_of_table(t))
-    by_rank = one.assumptions.placed_by_rank
-    orders = RANK_ORDERS[:1] if by_rank else RANK_ORDERS
-    filled_up = [placed_by_rank(t, rooms, order) for order in orders]
-    ways = [np.stack([own[place] for place in PLACES], axis=1) for own in filled_up]
-    row = [rows] * len(orders)
+    orders = RANK_ORDERS[:1] if one.assumptions.placed_by_rank else RANK_ORDERS
+    ways = [placement_rows(placed_by_rank(t, rooms, order)) for order in orders]
+    row = [rows] * len(orders)   # which row each way is of
     for i in rows if every else ():
-        own = SimpleNamespace(n_gpus=one.parallel.n_gpus,
-                              **{name: column[i] for name, column in t.items()})
-        if by_rank and not given_places(own): continue
-        tried = possible_places(own, one.system, one.assumptions)
-        ways.append(np.stack(np.broadcast_arrays(*(tried[place] for place in PLACES)), axis=1))
-        row.append(np.full(len(ways[-1]), i))
+        more = placements_tried(t, i, one)
+        if more is None: continue
+        ways.append(more)
+        row.append(np.full(len(more), i))
     row, ways = np.concatenate(row), np.concatenate(ways).T
     _, once = distinct(row, *ways)
     t = keep(t, row[once])
@@ -460,13 +473,15 @@ def rows_in(t, names):  # list of tuples
 def prices(t, one: Estimate):  # (s, GB needed, placement, every figure), of each row
     "Neighbours at the placement that `estimate` takes; infinite if one cannot run."
     _, _, t = best_placed(t, one, True)
-    stats, needed = [None] * rows_of_table(t), FITS_BY[one.assumptions.fits_by]
+    number, needed = rows_of_table(t), FITS_BY[one.assumptions.fits_by]
+    seconds, GB = np.full((2, number), np.inf)
+    stats = [None] * number
     for rows, figures in figures_by(exact_table, t, one):
+        seconds[rows], GB[rows] = figures['iteration_s'], figures[needed]
         columns = [np.broadcast_to(x, len(rows)).tolist() for x in figures.values()]
         for i, own in zip(rows, zip(*columns)): stats[i] = dict(zip(figures, own))
-    of = lambda name: np.array([own[name] if own else np.inf for own in stats])
     places = [dict(zip(PLACES, at)) for at in rows_in(t, PLACES)]
-    return of('iteration_s'), of(needed), places, stats
+    return seconds, GB, places, stats
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00022
 def value_said(x):  # str

@@ -120,14 +120,15 @@ def gpu_hour_price(system, prices):  # Price, or None
 
 def checkpoint_GB(model: Model, optimizer, adapters, assumptions):
     "What trains, as a checkpoint holds it: weights in 16 bits, and the states of an optimizer."
-    counted = counted_once(model, adapters=adapters)
-    numbers = sum(layers * op.weights for op, layers in counted)
+    counted = counted_once(model, adapters=adapters)   # (operation, layers that have it)
+    trained = sum(layers * op.weights for op, layers in counted)
     if not adapted(adapters).rank:   # tied tables once
-        numbers = model.parameters - sum(layers * op.frozen for op, layers in counted)
-    matrices = sum(layers * op.in_matrices for op, layers in counted
-                   if takes_matrices(optimizer, op))
-    whole, others = (state_bytes(assumptions, optimizer, flag) for flag in (True, False))
-    return 1e-9 * (2 * numbers + whole * matrices + others * (numbers - matrices))
+        trained = model.parameters - sum(layers * op.frozen for op, layers in counted)
+    in_matrices = sum(layers * op.in_matrices for op, layers in counted
+                      if takes_matrices(optimizer, op))
+    others = trained - in_matrices
+    of_matrix, of_other = (state_bytes(assumptions, optimizer, flag) for flag in (True, False))
+    return 1e-9 * (2 * trained + of_matrix * in_matrices + of_other * others)
 
 def saved_GB(t, model: Model, operation: ClusterOperation, assumptions):  # array
     "What each row of a search saves."
@@ -161,20 +162,31 @@ def operated(t, model: Model, operation: ClusterOperation, system, assumptions):
             'goodput': share, 'tokens_per_s': t['samples_per_s'].to_numpy() * model.seq_len * share}
 
 # %% ../../nbs/72_plan.ipynb #14a00035
+def hours_allowed(hourly, budget: Budget):  # array; hourly: USD of all GPUs
+    "How long rows may take: as long as the budget says, or as its dollars last."
+    limit = np.full(len(hourly), budget.hours or np.inf)
+    return limit if budget.usd is None else np.minimum(limit, budget.usd / hourly)
+
+def ends_of_interval(t):  # (low, high), over the estimated time
+    "How short and how long iterations may be; NaN where nobody knows."
+    if 'iteration_low_s' not in t: return np.nan, np.nan
+    seconds = t['iteration_s'].to_numpy()
+    return t['iteration_low_s'].to_numpy() / seconds, t['iteration_high_s'].to_numpy() / seconds
+
 def spent(t, system, price, budget: Budget, operation: ClusterOperation):  # dict of columns
     "What rows take of time, energy and money; `price`: USD of a GPU for an hour, or none."
     n, rate = t['n_gpus'].to_numpy(float), t['tokens_per_s'].to_numpy()
     hourly = n * (np.nan if price is None else price)
-    limit = np.full(len(n), budget.hours or np.inf)   # h
-    if budget.usd is not None: limit = np.minimum(limit, budget.usd / hourly)
-    limited = budget.tokens is None   # the time is given, and how far it leads is not sure
-    tokens = rate * 3600 * limit if limited else budget.tokens + 0 * n
-    hours, watts = tokens / rate / 3600, system.server_power or np.nan
-    low, high = (t[name].to_numpy() / t['iteration_s'].to_numpy() if name in t else np.nan
-                 for name in ('iteration_low_s', 'iteration_high_s'))
-    fewest, most = (tokens / high, tokens / low) if limited else (tokens, tokens)
+    low, high = ends_of_interval(t)
+    if budget.tokens is None: tokens = rate * 3600 * hours_allowed(hourly, budget)
+    else: tokens = np.full(len(n), float(budget.tokens))
+    hours = tokens / rate / 3600
     days = hours / 24
-    shortest, longest = (days, days) if limited else (days * low, days * high)
+    fewest = most = tokens
+    shortest = longest = days
+    if budget.tokens is None: fewest, most = tokens / high, tokens / low   # in a time that is sure
+    else: shortest, longest = days * low, days * high
+    watts = system.server_power or np.nan
     return {'tokens': tokens, 'tokens_low': fewest, 'tokens_high': most, 'days': days,
             'days_low': shortest, 'days_high': longest, 'gpu_hours': hours * n,
             'energy_MWh': hours * n * watts * operation.pue * 1e-6, 'usd': hours * hourly,
@@ -250,22 +262,30 @@ def measures(rows):  # DataFrame
     columns = rows[['n_gpus', 'usd_per_million_tokens', 'knobs']]
     return columns.assign(s_per_token=1 / rows.tokens_per_s, memory_needed=needed)
 
+def answers_asked(budget: Budget):  # list of str
+    "What a plan answers; the fewest GPUs only where tokens have a deadline."
+    deadline = budget.tokens is not None and budget.hours is not None
+    return [name for name in ANSWERS if deadline or name != 'fewest GPUs']
+
+def may_answer(m, answer, margin):  # rows of `measures`
+    "Rows whose measure is known; the simplest is one that is hardly slower than the fastest."
+    known = m[m[ANSWERS[answer][0]].notna()]
+    if answer != 'simplest': return known
+    return known[known.s_per_token <= (1 + margin) * m.s_per_token.min()]
+
 def answers_among(rows, budget: Budget, margin):  # (answers of each row, whether on the front)
     "Which rows answer what."
-    m, found = measures(rows), [[] for _ in rows.index]
-    timed = budget.tokens is not None and budget.hours is not None
-    asked = [name for name in ANSWERS if timed or name != 'fewest GPUs']
-    for name in asked:
-        own = m[m[ANSWERS[name][0]].notna()]
-        if name == 'simplest': own = own[own.s_per_token <= (1 + margin) * m.s_per_token.min()]
+    m, found = measures(rows), [[] for _ in rows.index]   # found: the answers of each row
+    for name in answers_asked(budget):
+        own = may_answer(m, name, margin)
         if len(own): found[first_by(own, name)].append(name)
     for system, own in m.groupby(rows.system, sort=False):
         first = first_by(own, 'fastest')
         if 'fastest' not in found[first]: found[first].append(f'fastest on {system}')
     answers = pd.Series([', '.join(names) for names in found], rows.index, object)
     front = on_front(m[CRITERIA].fillna(np.inf))
-    slower = rows[front].duplicated(['system', 'n_gpus', *KIND, 'recompute'])   # of one kind
-    front[front] = ~slower | (answers[front] != '')
+    again = rows[front].duplicated(['system', 'n_gpus', *KIND, 'recompute'])   # rows come by time
+    front[front] = ~again | (answers[front] != '')   # of one kind the fastest, and what answers
     return answers, front
 
 def first_by(m, answer):  # label of a row
@@ -402,16 +422,18 @@ def short_list(model, batch, budget, found, assumed, prices, operation, margin):
     "The short list of what was found on each system."
     costs = [costed(one, model, budget, prices, operation, a) for one, a in zip(found, assumed)]
     tables, priced = zip(*costs)
-    rows, late = within(pd.concat([t for t in tables if len(t)] or tables[:1]), budget)
+    some = [table for table in tables if len(table)]
+    rows, late = within(pd.concat(some or tables[:1]), budget)
     rows = rows.sort_values('tokens_per_s', ascending=False, kind='stable', ignore_index=True)
     answers, front = answers_among(rows, budget, margin)
     rows = rows.assign(answers=answers, front=front)
     rows = rows[(rows.answers != '') | rows.front].reset_index(drop=True)
-    none = [f'{n} {one.priced_on.name} GPUs: {why}' for one in found
-            for n, why in one.reasons.items()]
+    not_found = [f'{n} {one.priced_on.name} GPUs: {why}' for one in found
+                 for n, why in one.reasons.items()]
     notes = notes_on(rows, found, priced, operation)
-    if len(rows): notes[1:1] = filter(None, [ends_of_first(rows, model, batch, found, assumed)])
-    return Plan(model, batch, budget, operation, rows, none + late, notes)
+    ends = ends_of_first(rows, model, batch, found, assumed) if len(rows) else ''
+    if ends: notes.insert(1, ends)   # after the evidence
+    return Plan(model, batch, budget, operation, rows, not_found + late, notes)
 
 def ends_of_first(rows, model, batch, found, assumed):  # str
     "What the fastest takes in tuned and in plain software, unless a software is named."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SCALABLE', 'SIZES', 'BESIDE_LAYERS', 'NEAR', 'SENSITIVITY_COLUMNS', 'figures_of', 'multiples_of', 'one_by_one',
-           'left_as_asked', 'systems_at', 'timed_on', 'fastest_places', 'priced_on', 'resized', 'with_figure',
+           'left_as_asked', 'systems_at', 'timed_on', 'fastest_places', 'priced_on', 'resized', 'AtSize', 'with_figure',
            'between', 'of_model', 'sensitivity', 'needed']
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00005
@@ -137,18 +137,23 @@ def resized(one, name, value):  # (Model, global batch), or None
     try: return dataclasses.replace(one.model, **{name: int(value)}), one.global_batch
     except ValueError: return None   # sizes that contradict each other
 
-def with_figure(one, name, value, again):  # (s, GB, s of the best), NaN where there is none
+class AtSize(NamedTuple):
+    "Time and memory of an iteration with another size; NaN where it cannot run."
+    seconds: float = np.nan
+    GB: float = np.nan
+    best_s: float = np.nan   # of the configuration that is best there; NaN unless it is sought
+
+def with_figure(one, name, value, again):  # AtSize
     "Time and memory with another size: of the same configuration, and of the best."
-    job, found = resized(one, name, value), [np.nan] * 3
+    job, found = resized(one, name, value), AtSize()
     if job is None: return found
     model, batch = job
     with contextlib.suppress(ValueError):   # the configuration cannot share it out
         stats = estimate(model, one.parallel, one.system, batch, one.assumptions).stats
-        found[:2] = stats['iteration_s'], stats['memory_GB']
+        found = AtSize(stats['iteration_s'], stats['memory_GB'])
     if not again: return found
     best = search(model, one.parallel.n_gpus, one.system, batch, k=1, assumptions=one.assumptions)
-    if len(best): found[2] = best.iteration_s[0]
-    return found
+    return found._replace(best_s=best.iteration_s[0]) if len(best) else found
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00033
 def between(low, now, high):  # an elasticity
@@ -161,14 +166,18 @@ def between(low, now, high):  # an elasticity
 def of_model(one, again):  # DataFrame, a row for each size
     "What each size of a model changes, and the batch."
     told = SIZES if one.model.layers is None else BESIDE_LAYERS
-    sizes, rows = {name: getattr(one.model, name) for name in told}, []
-    now = with_figure(one, 'global_batch', one.global_batch, again)
+    sizes = {name: getattr(one.model, name) for name in told}
+    rows, now = [], with_figure(one, 'global_batch', one.global_batch, again)
     for name, x in (sizes | {'global_batch': one.global_batch}).items():
         if not x: continue
         low, high = (with_figure(one, name, by * x, again) for by in (.5, 2))
-        slopes = [between(*own) for own in zip(low[:2], now, high)]
-        rows.append((name, 'model' if name in SIZES else 'job', x, x / 2, x * 2, *slopes, now[0],
-                     low[0], high[0], now[2], low[2], high[2]))
+        rows.append({
+            'field': name, 'of': 'model' if name in SIZES else 'job',
+            'value': x, 'low': x / 2, 'high': x * 2,
+            'elasticity': between(low.seconds, now.seconds, high.seconds),
+            'memory_elasticity': between(low.GB, now.GB, high.GB),
+            'base_s': now.seconds, 'at_low_s': low.seconds, 'at_high_s': high.seconds,
+            'best_s': now.best_s, 'best_at_low_s': low.best_s, 'best_at_high_s': high.best_s})
     return pd.DataFrame(rows, columns=SENSITIVITY_COLUMNS)
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00032
