@@ -2607,3 +2607,11 @@ def test_packing_is_left_to_who_loads_the_data():
     text = export(one, 'megatron')
     assert 'documents, of which samples are packed' in text
     assert as_job(text).model.flops_per_token() > packed.flops_per_token()
+
+
+@pytest.mark.parametrize('keys, said', [
+    ({'train_batch_size': 8}, 'train_batch_size=8 must be divisible by 16 copies'),
+    ({'train_batch_size': 8, 'train_micro_batch_size_per_gpu': 1},
+     'train_batch_size=8 contradicts train_micro_batch_size_per_gpu=1 on 16 copies')])
+def test_a_batch_that_copies_cannot_share_is_refused_by_what_is_said(keys, said):
+    assert said in refused(as_job, keys | {'bf16': {'enabled': True}}, 16)

@@ -563,7 +563,7 @@ def parallel_of(a):  # Parallel
     if a.job: own |= left_open(a, own)
     return dataclasses.replace(said, strategy=strategy, **own)
 
-def left_open(a, own):  # dict: field -> None
+def left_open(a, own):  # dict: field -> None, or a layout dealt anew
     """What of a job does not hold beside other options: its placement, where groups of GPUs, the
     system or its NVLink domain are others, and how often it reduces gradients, where that followed
     from its ZeRO stage and its pipeline."""

@@ -322,6 +322,8 @@ def batch(facts, dp, n):  # (samples of an iteration or None, dp, GPUs)
         n = dp * gpus_of_a_copy(facts)
     if dp is None: return G, None, None
     if G is None: return b and b * (steps or 1) * dp, dp, n
+    if not own and G % dp:
+        raise ValueError(f'{whole_batch} must be divisible by {dp} copies')
     shared_evenly = G % ((b or 1) * dp) == 0
     added_up = not (steps and b) or G == b * steps * dp
     if shared_evenly and added_up: return G, dp, n
