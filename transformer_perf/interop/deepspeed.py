@@ -67,11 +67,14 @@ def offload_for_zero(f, name):  # dict
     "What goes to the host as DeepSpeed has it."
     offload, stage = f.get('offload') or 'none', f.get('zero_stage') or 0
     found = amounts_offloaded(offload)
-    share = found.get('optimizer', 0.)
-    host, least = HOSTS['nvme' in found], 3 if 'nvme' in found or 0 < share < 1 else 1
-    if {*found} - {'optimizer', 'weights', 'nvme', 'none'} or share and stage < least:
+    share, on_disk = found.get('optimizer', 0.), 'nvme' in found
+    in_part = 0 < share < 1
+    least = 3 if on_disk or in_part else 1   # stage
+    unknown = {*found} - {'optimizer', 'weights', 'nvme', 'none'}
+    if unknown or share and stage < least:
         raise cannot_say(name, offload=offload, zero_stage=stage)
-    return dict(cpu_optimizer=host if share else None, cpu_share=share if 0 < share < 1 else None,
+    host = 'nvme' if on_disk else 'cpu'
+    return dict(cpu_optimizer=host if share else None, cpu_share=share if in_part else None,
                 cpu_weights=host if 'weights' in found else None)
 
 # %% ../../nbs/90d_deepspeed.ipynb #12ab0b28

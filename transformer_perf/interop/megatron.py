@@ -517,13 +517,16 @@ def mlp_of_megatron(facts, ignored):
     gated = kind in ('swiglu', 'geglu')
     act = {'swiglu': 'silu', 'squared_relu': 'squared_relu'}.get(kind, 'gelu')
     if kind == 'geglu' and value(facts, 'clamps_at'): act = 'clamped_silu'
-    width = int(4 * e * 2 / 3 / 64) * 64 if kind == 'swiglu' else 4 * e
-    linear, norm = value(facts, 'linear_bias'), value(facts, 'norm')
-    biases = 'all' if linear else 'qkv' if value(facts, 'qkv_bias') else 'none'
+    width = 4 * e   # unless said
+    if kind == 'swiglu': width = int(width * 2 / 3 / 64) * 64   # as its parser has it
+    biases = 'none'
+    if value(facts, 'qkv_bias'): biases = 'qkv'
+    if value(facts, 'linear_bias'): biases = 'all'
+    usual_biases, usual_norm = ('none', 'rmsnorm') if gated else ('all', 'layernorm')   # a Model's
     facts |= {'gated_mlp': Said(None, gated), 'activation': Said(None, act)}
     facts.setdefault('mlp_dim', Said(None, width))
-    if biases != ('none' if gated else 'all'): facts['biases'] = Said(None, biases)
-    if norm == ('rmsnorm' if gated else 'layernorm'): take(facts, 'norm')
+    if biases != usual_biases: facts['biases'] = Said(None, biases)
+    if value(facts, 'norm') == usual_norm: take(facts, 'norm')
     if 'vocab' in facts: return
     ignored.append(('--vocab-size', 'absent, for the tokenizer knows it: no words are counted'))
     if facts['mtp_layers'].key: ignored.append((facts['mtp_layers'].key, 'needs --vocab-size'))

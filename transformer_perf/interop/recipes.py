@@ -132,25 +132,31 @@ def ignored_of(job, flags, kind):  # list of (key, reason)
     return told + ([('the recipe', f'{rest} more of its keys are not used')] if rest else [])
 
 WITH_LORA = ('linear_qkv', 'linear_proj', 'linear_fc1', 'linear_fc2')   # unless a recipe says it
+PLACES_OF_LORA = {WITH_LORA: '', WITH_LORA[:2]: ':attention', WITH_LORA[2:]: ':mlp'}
+PEFT_SECTIONS = ('peft', 'resume.peft', 'model.model_transform')   # each may say the adapters
 
 def adapters_in_recipe(given):  # str
     "What of a recipe trains: all, or LoRA of all products, of attention or of the MLP."
-    paths = 'peft', 'resume.peft', 'model.model_transform'
-    found = [x for path in paths if (x := section_of(given, path)) not in (None, *OFF_WORDS)]
-    if not found: return 'none'
-    if any(x != found[0] for x in found): raise ValueError('the recipe says peft twice')
-    own = of_type(found[0], dict, 'peft')
+    sections = [section_of(given, path) for path in PEFT_SECTIONS]
+    said = [section for section in sections if section not in (None, *OFF_WORDS)]
+    if not said: return 'none'
+    if any(section != said[0] for section in said): raise ValueError('the recipe says peft twice')
+    own = of_type(said[0], dict, 'peft')
     if class_of(own) != 'LoRA': raise ValueError(
         f'peft of {quoted(own.get("_target_"))}: of adapters, LoRA is modelled')
-    places = of_type(own.get('target_modules') or [*WITH_LORA], list, 'target_modules')
-    known = {frozenset(names): word for names, word in (
-        (WITH_LORA, ''), (WITH_LORA[:2], ':attention'), (WITH_LORA[2:], ':mlp'))}
-    named = known.get(frozenset(map(str, places)))
-    if named is None: raise ValueError(f'target_modules={quoted(places)}: adapters must be at '
-                                       'both products of attention, of the MLP, or at all four')
+    modules = of_type(own.get('target_modules') or [*WITH_LORA], list, 'target_modules')
+    place = place_of_adapters(modules)
     if own.get('normalize_moe_lora'): raise ValueError('normalize_moe_lora=True is not modelled')
     rank = whole(own.get('dim', 32), 'dim')
-    return f'lora:{rank}{named}'
+    return f'lora:{rank}{place}'
+
+def place_of_adapters(modules):  # str: what follows the rank
+    "The products that have adapters: all four, attention's two or the MLP's two."
+    named = {str(name) for name in modules}
+    for products, place in PLACES_OF_LORA.items():
+        if named == {*products}: return place
+    raise ValueError(f'target_modules={quoted(modules)}: adapters must be at both products of '
+                     'attention, of the MLP, or at all four')
 
 def precision_named(name):  # dict
     "What the name of a precision in Megatron-Bridge says; all of them reduce in 32 bits."

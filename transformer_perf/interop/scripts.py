@@ -7,8 +7,9 @@ __all__ = ['LARGEST_SCRIPT', 'NAME', 'ROUND', 'BRACED', 'RUN', 'SINGLE', 'DOUBLE
            'NO_WORD', 'HIDE', 'SHOW', 'SHELL_OPERATORS', 'MOST_ITEMS', 'BRACES', 'PUT_IN', 'IN_QUOTES',
            'OUTSIDE_QUOTES', 'ASSIGNED', 'DECLARING', 'CHANGED', 'BY_LAUNCHER', 'OF_SLURM', 'TASK_OPTIONS', 'PER_NODE',
            'NODES', 'IN_ALL', 'SET_BY_SLURM', 'HEAD', 'tokens', 'unknown', 'of_tree', 'parsed', 'arithmetic_value',
-           'as_list', 'variable', 'expanded', 'words', 'assign', 'note_command', 'block', 'choice', 'options',
-           'first_number', 'gpus_of', 'slurm_of', 'gpus_started', 'set_by_slurm', 'commands_of', 'check_calls']
+           'as_list', 'variable', 'expanded', 'words', 'assign', 'note_command', 'changed_by', 'with_inner_script',
+           'block', 'choice', 'options', 'first_number', 'gpus_of', 'slurm_of', 'gpus_started', 'set_by_slurm',
+           'commands_of', 'check_calls']
 
 # %% ../../nbs/89_scripts.ipynb #12b10006
 import ast
@@ -62,7 +63,10 @@ BEFORE_COMMAND = {'if', 'elif', 'then', 'else', '!', *AS_IF}   # a command may f
 # %% ../../nbs/89_scripts.ipynb #12b1000d
 def plain_tokens(text):  # list of (line, token)
     "The tokens of a script in which `if` is the only condition, and the only loop."
-    found, subjects, patterns, ahead = [], [], None, True
+    found = []
+    subjects = []     # what each `case` that is open compares, in quotes
+    patterns = None   # those of a branch of `case`, as far as they are read; none elsewhere
+    ahead = True      # whether a command may begin here
     text = HEREDOC.sub(lambda here: here[3] + '\n' * here[4].count('\n'), text)
     read = tokens(text)
     for line, kind, word in read:
@@ -73,16 +77,19 @@ def plain_tokens(text):  # list of (line, token)
             patterns = None
         elif word in ('(', ')'): continue
         else: new = AS_IF.get(word, [word]) if ahead else [word]
-        if ahead and word == 'case':
-            subject = next(read, (0, '', ''))[2]
-            subjects.append(subject if subject[:1] == '"' else f'"{subject}"')
+        begins, ends = (ahead and word == name for name in ('case', 'esac'))
+        if begins:
+            subjects.append(in_double_quotes(next(read, (0, '', ''))[2]))
             next(read, None)   # in
-        if ahead and word == 'esac' and subjects: subjects.pop()
-        if subjects and (word == ';;' or ahead and word == 'case'): patterns = ''
+        if ends and subjects: subjects.pop()
+        branch_begins = begins or word == ';;'
+        if subjects and branch_begins: patterns = ''
         elif word == 'esac': patterns = None
         found += [(line, '\n' if x == ';;' else x) for x in new]
         ahead = kind == 'apart' or word == ')' or ahead and word in BEFORE_COMMAND
     return found
+
+def in_double_quotes(word): return word if word[:1] == '"' else f'"{word}"'
 
 # %% ../../nbs/89_scripts.ipynb #12b10010
 MARK, NO_WORD = '\0\1'   # MARK: around what is known only when the script runs
@@ -259,16 +266,25 @@ def note_command(shell, command):  # whether it succeeds, or None where that is 
         return True
     while ASSIGNED.match(command[0][1]): command = command[1:]
     found = [x for item in command for x in words(shell, *item)]
-    changed = found[1:] if first in ('read', 'unset') else []
-    if re.match(rf'(?:let|for)$|\(\(|{NAME}\[', first): changed = CHANGED.findall(' '.join(found))
-    for name in changed: shell.known[name] = unknown(line, ' '.join(found))
-    at = found.index('-c') if '-c' in found[1:-1] else 0
-    if at and found[at - 1][-2:] == 'sh':   # a script in a word
-        shell.spend(len(found[at + 1]))
-        found[at:] = [x for _, kind, item in tokens(found[at + 1]) if kind == 'word'
-                      for x in words(shell, line, item)]
+    for name in changed_by(first, found): shell.known[name] = unknown(line, ' '.join(found))
+    found = with_inner_script(shell, line, found)
     shell.found.append((line, found))
     return truth(found) if found else None
+
+def changed_by(first, found):  # list of str
+    "The variables that a command changes in a way that is not followed; `first` is its first word."
+    if first in ('read', 'unset'): return found[1:]
+    sets = re.match(rf'(?:let|for)$|\(\(|{NAME}\[', first)
+    return CHANGED.findall(' '.join(found)) if sets else []
+
+def with_inner_script(shell, line, found):  # list of str
+    "The words of a command; those of a script in one of them (bash -c '...') in its place."
+    at = found.index('-c') if '-c' in found[1:-1] else 0
+    if not at or found[at - 1][-2:] != 'sh': return found
+    script = found[at + 1]
+    shell.spend(len(script))
+    inside = [item for _, kind, item in tokens(script) if kind == 'word']
+    return found[:at] + [x for item in inside for x in words(shell, line, item)]
 
 # %% ../../nbs/89_scripts.ipynb #12b1001f
 def carry_out(shell, before, command):
