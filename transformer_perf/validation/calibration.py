@@ -50,16 +50,20 @@ def least_squares_within(residuals, start, low, high, weights, scale=.05, noise=
     except ImportError:
         raise ValueError("calibration needs scipy: "
                          "pip install 'transformer_perf[calibrate]'") from None
-    width, w = np.where(high > low, high - low, 1.), np.sqrt(weights / weights.mean())
+    width = np.where(high > low, high - low, 1.)   # values are sought from 0 to 1, between bounds
+    w = np.sqrt(weights / weights.mean())
+    def weighed(u): return w * residuals(low + u * width)
+    solve = functools.partial(least_squares, weighed, bounds=(0, 1), diff_step=1e-3, x_scale=.2)
     inner = np.clip((start - low) / width, .01, .99)
-    off = lambda u: w * residuals(low + u * width)
-    solve = functools.partial(least_squares, off, bounds=(0, 1), diff_step=1e-3, x_scale=.2)
     done = solve(inner, loss='cauchy', f_scale=scale, max_nfev=40)
-    free, spare = (done.x > 5e-3) & (done.x < 1 - 5e-3), len(w) - len(start)
+    free = (done.x > 5e-3) & (done.x < 1 - 5e-3)   # not at a bound
+    spare = len(w) - len(start)   # measurements beyond one for each value
     # as many values as measurements meet them all, however wrong these are
-    scatter, J = 2 * done.cost / spare if spare > 0 else USUAL**2, done.jac
+    scatter = 2 * done.cost / spare if spare > 0 else USUAL**2
+    J = done.jac
     if noise is not None:   # of runs that are far off, too, it is asked what they tell
-        scatter, J = max(scatter, noise**2), solve(done.x, max_nfev=1).jac
+        scatter = max(scatter, noise**2)
+        J = solve(done.x, max_nfev=1).jac
     error = standard_errors(J, free, scatter, noise is not None) * width
     return low + done.x * width, error, ~free
 
@@ -260,13 +264,14 @@ def fit_entries(runs, y, start, free, system):  # (values, errors, at a bound, e
     sets = {k.name: k for k in own}
     entries = entries_of(free, sets, len(runs))
     residuals, order = residuals_of(batches, own, start, sets, entries, y)
-    rows = table_of(runs).map(table_of(runs).value_counts()).to_numpy()[order]
     low, high = np.array([(e.low, e.high) for e in entries]).T
     first = np.array([value_of(sets[e.sets[0]], e.name) for e in entries])
     far = np.array([TOLD_BY_FEW_RUNS.get(e.name, np.inf) for e in entries])   # few move none far
-    drawn = lambda values: np.append(residuals(values), USUAL * (values - first) / far)
-    weights = rows ** -.75
-    weights = np.append(weights, np.full(len(entries), weights.mean()))
+    def drawn(values): return np.append(residuals(values), USUAL * (values - first) / far)
+    table = table_of(runs)
+    rows = table.map(table.value_counts()).to_numpy()[order]   # of the table of each run
+    of_runs = rows ** -.75
+    weights = np.append(of_runs, np.full(len(entries), of_runs.mean()))
     found = least_squares_within(drawn, first, low, high, weights, noise=USUAL)
     return *found, entries, sets
 

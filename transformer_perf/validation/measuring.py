@@ -145,7 +145,6 @@ def groups(machine):  # list of Measurement
     if machine.device != 'cuda': return []   # elsewhere they are products one by one
     return [one(layout, *sizes) for sizes in EXPERTS for layout in ('NT', 'NN', 'TN')]
 
-
 # %% ../../nbs/93_measure.ipynb #17000012
 TENSOR_PASSES = {   # over a tensor of 16 bits
     'copy': 2, 'add': 3, 'gelu': 2, 'layernorm': 2, 'adam': 14}
@@ -218,7 +217,6 @@ def copies(machine):  # list of Measurement
     return [Measurement('copy', way, 'bf16', dict(message_bytes=float(nbytes)),
                         functools.partial(call, way=way, nbytes=nbytes), 0., nbytes)
             for nbytes in COPIED for way in ('to host', 'from host')]
-
 
 # %% ../../nbs/93_measure.ipynb #17000015
 def collective_call(machine, op, nbytes):
@@ -310,20 +308,23 @@ NOT_HERE = (RuntimeError, NotImplementedError, AttributeError, TypeError)   # of
 
 def timed(machine, plan, seconds):  # yields (Measurement, s or None, samples or why not)
     "Each kernel of a plan within its share of the time; kernels on rank 0, messages on all."
-    share, best, end = seconds / max(len(plan), 1), {}, time.perf_counter() + seconds
+    share, end = seconds / max(len(plan), 1), time.perf_counter() + seconds
+    best = {}   # (kind, op, dtype) -> the best rate so far, FLOP or bytes in a second
     for one in plan:
         together = one.kind == 'collective'
         if machine.rank and not together: continue
         agreed, key = agreement(machine) if together else float, one[:3]
-        alone = {} if machine.device != 'cuda' or together else dict(   # GPUs meet at once
-            rest=RESTING, many=functools.partial(captured, machine.torch))
-        least = 2 + (FEWEST + 1) * (1 + alone.get('rest', 0))   # times that it must run, or rest
+        how = {}   # a GPU by itself rests between samples; those that send to each other do not
+        if machine.device == 'cuda' and not together:
+            how = dict(rest=RESTING, many=functools.partial(captured, machine.torch))
+        least = 2 + (FEWEST + 1) * (1 + how.get('rest', 0))   # times that it must run, or rest
         work = one.flop or one.nbytes
-        long = work / best.get(key, math.inf) * least > 3 * share
-        if agreed(long or time.perf_counter() > end):
+        expected = work / best.get(key, math.inf)   # s of a call
+        too_long = expected * least > 3 * share
+        if agreed(too_long or time.perf_counter() > end):
             yield one, None, 'no time'
             continue
-        try: took, samples = time_of(one.prepare(machine), machine.wait, share, agreed, **alone)
+        try: took, samples = time_of(one.prepare(machine), machine.wait, share, agreed, **how)
         except NOT_HERE as error:
             yield one, None, in_a_line(error, 100)
             continue
@@ -449,7 +450,7 @@ def files_at(path):  # (system, parameters, table)
         raise ValueError(f'{path_text(path)}: must be the name of a .json file')
     return path, path.with_name(f'{path.stem}-calibrated.json'), path.with_suffix('.csv')
 
-def write_measured(path, machine, table, sheet=None):  # Fit
+def write_measured(path, machine, table, sheet=None):  # CalibrationResult
     "The system, its parameters and the table, as files."
     own, parameters, rows = files_at(path)
     system = system_of(machine, table, own.stem, sheet)
@@ -465,7 +466,7 @@ def measure(
     path,         # of the system to write, a .json file; the others go beside it
     seconds=45,   # of measuring
     system=None,  # its data sheet; that of the GPU found, or none, unless given
-):  # (DataFrame, Fit, list of what was left out); None on other ranks than 0
+):  # (DataFrame, CalibrationResult, list of what was left out); None on other ranks than 0
     "Measure the machine at hand, and write what describes it."
     for file in files_at(path): check_writable(file)
     seconds = finite(seconds, 'seconds', above=True)

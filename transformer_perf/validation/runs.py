@@ -8,10 +8,10 @@ __all__ = ['RUN_COLUMNS', 'STRUCTURE_COLUMNS', 'COST_COLUMNS', 'MORE', 'WORDS_OF
            'slips_in', 'published', 'read_runs', 'on_system', 'measured_column', 'row_name', 'as_word', 'texts',
            'column_of', 'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds',
            'software_words', 'as_named', 'software_said', 'recompute_said', 'precision_said', 'graphs_said',
-           'experts_said', 'facts_of_runs', 'clean', 'filled', 'stack_of', 'precision_of', 'cleaned', 'reasons_of',
-           'with_expert_choices', 'with_recompute_choices', 'sheet_for', 'places_by_rank', 'search_columns',
-           'batches_of', 'at_row', 'model_at', 'software_for', 'job_at', 'assumptions_for', 'candidates_priced',
-           'room_of', 'fastest_that_fits', 'run_jobs', 'rows_as_jobs']
+           'experts_said', 'facts_of_runs', 'clean', 'said_besides', 'filled', 'stack_of', 'precision_of', 'cleaned',
+           'reasons_of', 'with_expert_choices', 'with_recompute_choices', 'sheet_for', 'places_by_rank',
+           'search_columns', 'batches_of', 'at_row', 'model_at', 'software_for', 'job_at', 'assumptions_for',
+           'candidates_priced', 'room_of', 'fastest_that_fits', 'run_jobs', 'rows_as_jobs']
 
 # %% ../../nbs/91_runs.ipynb #10b10004
 import dataclasses
@@ -268,21 +268,18 @@ def facts_of_runs(df):  # DataFrame
     return x.assign(stack=word('stack') if 'stack' in df else x.software)
 
 def clean(
-    df,  # DataFrame of published runs: of COLUMNS what is known, and what else their source says
-):  # DataFrame: the same rows, with all COLUMNS and ADDED
+    df,  # DataFrame of published runs: what is known of RUN_COLUMNS, and else said by their source
+):  # DataFrame: the same rows, with all RUN_COLUMNS and ADDED
     "Runs with columns for what decides, in our own names; empty where nobody says."
     every = dict.fromkeys((*df, *RUN_COLUMNS, *ADDED))
     x, found = facts_of_runs(df), df.reindex(columns=list(every))
-    def put(name, values, those):
+    def put(name, values, those):   # into the cells of those rows, and into what records ask about
         if not those.any(): return
         cells = found[name] if name in found else pd.Series(np.nan, df.index)
         found[name] = cells.astype(object).mask(those, values).infer_objects()
         if name in x: x[name] = x[name].mask(those, values)
-    empty = lambda name: column_of(found, name) == ''
-    layout = x.other_flags.str.extract(r'pp_layout=([^;]+)', expand=False).str.strip()
-    for name, values in {'release': x.release, 'layout': layout,
-                         'cuda_graphs': graphs_said(x.other_flags),
-                         'ep': experts_said(df, x)}.items():
+    def empty(name): return column_of(found, name) == ''
+    for name, values in said_besides(df, x).items():
         put(name, values, empty(name) & values.notna() & (values != ''))
     for name in ('software', 'precision'): put(name, x[name], x[name] != column_of(found, name))
     recompute = recompute_said(df, x)
@@ -294,6 +291,12 @@ def clean(
         for name, value in record.get('corrects', {}).items():
             put(name, np.nan if value is None else value, those)
     return found
+
+def said_besides(df, x):  # dict: column -> Series
+    "What texts of a run say of columns that may be empty: its version, its flags, its id."
+    layout = x.other_flags.str.extract(r'pp_layout=([^;]+)', expand=False).str.strip()
+    return {'release': x.release, 'layout': layout, 'cuda_graphs': graphs_said(x.other_flags),
+            'ep': experts_said(df, x)}
 
 # %% ../../nbs/91_runs.ipynb #f8790e95
 REAL_COLUMNS = ('nic_GBps_per_gpu', 'capacity_factor')   # columns of numbers that need not be whole
@@ -579,15 +582,20 @@ def rows_as_candidates(own, position, system):  # Batch
         sizes |= {name: int(np.nan_to_num(sizes[name][0])) for name in sizes if name != 'seq_len'}
         sizes['seq_len'] = int(one.seq_len)
     chosen = chosen_by(known_software().get(one.software))
-    assumes = dict(flash_attention=bool(one.flash_attention),
-                   experts_in_turn=bool(one.experts_in_turn > 0),
-                   fp8_parameters=chosen.get('fp8_parameters', False))
-    if not np.isnan(one.capacity_factor): assumes['capacity_factor'] = one.capacity_factor
-    if not np.isnan(one.fp8_parameters): assumes['fp8_parameters'] = bool(one.fp8_parameters)
     costs = {name: bool(one[name]) for name in COST_COLUMNS if not np.isnan(one[name])}
-    return Batch(search_columns(t, node, one, chosen), t['row'],
-                 SimpleNamespace(**sizes, **structure), node, t['global_batch'], one.stack, assumes,
-                 one.software, costs)
+    return Batch(t=search_columns(t, node, one, chosen), row=t['row'],
+                 model=SimpleNamespace(**sizes, **structure), system=node,
+                 global_batch=t['global_batch'], stack=one.stack,
+                 assumes=assumed_in_rows(one, chosen), software=one.software, costs=costs)
+
+def assumed_in_rows(one, chosen):  # dict: field of Assumptions -> value
+    "What rows say besides their layouts, or else what their software chooses."
+    found = dict(flash_attention=bool(one.flash_attention),
+                 experts_in_turn=bool(one.experts_in_turn > 0),   # NaN: no
+                 fp8_parameters=chosen.get('fp8_parameters', False))
+    if not np.isnan(one.fp8_parameters): found['fp8_parameters'] = bool(one.fp8_parameters)
+    if not np.isnan(one.capacity_factor): found['capacity_factor'] = one.capacity_factor
+    return found
 
 # %% ../../nbs/91_runs.ipynb #8e481416
 MOST_BATCHES = 1000   # different systems, stacks and structures in one table of runs
@@ -633,12 +641,11 @@ def at_row(columns, i):  # dict
 def model_at(batch, i):  # Model
     "The model of a candidate."
     own = at_row(vars(batch.model), i)
-    dense, latent = not own.get('experts'), own.get('kv_lora_rank')
-    of_experts = 'expert', 'moe', 'dense', 'router'
-    unused = [name for name in own if any(part in name for part in of_experts)]
-    dropped = [name for name in ('vocab', 'mlp_dim') if not own[name]]
-    if dense: dropped += unused
-    if latent: dropped += ['kv_heads', 'head_dim']
+    dropped = [name for name in ('vocab', 'mlp_dim') if not own[name]]   # 0: there is none
+    if not own.get('experts'):
+        words = 'expert', 'moe', 'dense', 'router'
+        dropped += [name for name in own if any(word in name for word in words)]
+    if own.get('kv_lora_rank'): dropped += ['kv_heads', 'head_dim']   # latents have their own
     own = {name: x for name, x in own.items() if x is not None and name not in dropped}
     return Model(**own | dict(gated_mlp=bool(own['gated_mlp'])))
 
