@@ -309,13 +309,15 @@ def configurations(
     table, bars = rows_and_bars(table, bars)
     labels = labels_of(table, labels)
     x, lines = np.arange(len(table)), max(label.count('\n') for label in labels)
-    rows, many = 0.22 * (len(bars) + 1), len(table) > 8   # then the legend stands below
-    width = 1.25 + 0.43 * len(table) if many else max(4.8, 2.5 + 0.48 * len(table))
-    height = 3.4 + 0.5 * many + 0.15 * lines + rows
+    rows = 0.22 * (len(bars) + 1)   # inches of the table below
+    legend_below = len(table) > 8   # else beside
+    if legend_below: width, legend_height = 1.25 + 0.43 * len(table), 0.5
+    else: width, legend_height = max(4.8, 2.5 + 0.48 * len(table)), 0.
+    height = 3.4 + legend_height + 0.15 * lines + rows
     figure, ((top,), (low,)) = empty_figure(1, width, height, rows=2, sharex=True,
                                             height_ratios=(2.7, rows))
     stacked_shares(top, table, x)
-    if many: figure.legend(loc='outside lower center', ncols=3)
+    if legend_below: figure.legend(loc='outside lower center', ncols=3)
     else: top.legend(loc='upper left', bbox_to_anchor=(1, 1), borderaxespad=1)
     rows_of_sizes(low, table, x, bars)
     low.set(xticks=x, xticklabels=labels, xlabel=xlabel, xlim=(-.55, len(table) - .45))

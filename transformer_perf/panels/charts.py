@@ -199,12 +199,14 @@ def sweep_lines(table, x, measure):  # Figure
 
 def sweep_figure(state, table):  # Figure, or None
     "A map where two quantities vary, else lines over the one that does."
-    varied = [field for field in state.fields if table[field].nunique() > 1]
-    if len(varied) < len(state.fields) == 2: return None
-    if len(varied) < 2: return sweep_lines(table, state.vary, state.measure)
-    lines = (1.1, 1.25, 1.5, 2) if state.measure == 'iteration_s' else ()  # multiples of the least
-    return heat_map(table, *varied, state.measure, *map(with_unit, [*varied, state.measure]),
-                    panels='scenario', contours=lines)
+    measure = state.measure
+    if len(state.fields) == 1: return sweep_lines(table, state.vary, measure)
+    x, y = state.fields
+    has_area = table[x].nunique() > 1 and table[y].nunique() > 1
+    if not has_area: return None
+    contours = (1.1, 1.25, 1.5, 2) if measure == 'iteration_s' else ()   # multiples of the least
+    return heat_map(table, x, y, measure, with_unit(x), with_unit(y), with_unit(measure),
+                    panels='scenario', contours=contours)
 
 # %% ../../nbs/79_chart_panels.ipynb #ef6f310b
 def scenario_words(state, name, own):  # str

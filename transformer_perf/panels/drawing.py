@@ -147,7 +147,7 @@ def break_of(p: Pipeline):  # (i_0, i_1)
     first, last = MICRO_BATCHES_KEPT, p.micro_batches - p.pp - MICRO_BATCHES_KEPT
     return (first, last) if last - first > FEW_DRAWN else (0, 0)
 
-def drawn_passes(p: Pipeline, stages):  # as of one_f_one_b
+def drawn_passes(p: Pipeline, stages):  # as `passes_of_1f1b`
     "The passes outside the break."
     first, last = break_of(p)
     near = np.unique(np.r_[:first + p.pp, last:p.micro_batches])
@@ -166,7 +166,7 @@ def breaks(p: Pipeline, stages):  # array of records: stage, start, end
 # %% ../../nbs/75_drawing.ipynb #96bf6ce0
 MOST_DRAWN_PASSES = 2000   # drawn, of a part of the iteration
 
-def passes_to_draw(p: Pipeline, stages, span):  # (as of one_f_one_b, whether there is a break)
+def passes_to_draw(p: Pipeline, stages, span):  # (as `passes_of_1f1b`, whether there is a break)
     "The passes of a range of time: all of a part of the iteration, if they are not too many."
     cut = any(break_of(p))
     if cut and span == (0., p.total): return drawn_passes(p, stages), True

@@ -187,7 +187,7 @@ def help_html(state):  # str
     return f'<details><summary>Help</summary><p>{more}</p><dl>{"".join(lines)}</dl></details>'
 
 # %% ../../nbs/80_panels.ipynb #7a51c171
-PAGE_STYLE = ('{0} div {{display: contents}} {0} span {{align-self: center; text-align: center}} '
+MAP_STYLE = ('{0} div {{display: contents}} {0} span {{align-self: center; text-align: center}} '
               '{0} button.jupyter-button {{width: 64px; height: 28px; margin: 0; padding: 0; '
               'font-size: 11px; line-height: 1; box-shadow: none}}')
 
@@ -204,7 +204,7 @@ def map_html(own, cells, looks, chosen):  # str
     heads += [head_html(size, i, 1) for size, i in rows.items()]
     heads += [head_html(size, 1, i) for size, i in columns.items()]
     rules = [f'.{own} {{grid-template-columns: 70px repeat({len(columns)}, 64px)}}',
-             PAGE_STYLE.format(f'.{own}')]
+             MAP_STYLE.format(f'.{own}')]
     for n, (row, column, look) in enumerate(zip(cells[a], cells[b], looks), 1):
         border = 2 if cell_name((row, column)) == chosen else 0
         rules.append(f'.{own} button:nth-child({n}) {{grid-area: {rows[row]} / {columns[column]}; '

@@ -202,21 +202,27 @@ def play_those(some, job):  # list of dict, a row of a search; None where it doe
     keys = rows_in(some, ('search', 'i', 'j'))
     new = keep(some, np.flatnonzero([key not in known for key in keys]))
     tables = tables_of([], fit, new | {'variant': 0 * new['i']})
-    for at, ((table, *_), f) in enumerate(zip(tables, fit)):
+    for at, ((table, *_), f) in enumerate(zip(tables, fit)):   # each search of several
+        placements = len(f.less.places['grouping'])
         for row in pd.DataFrame(table).to_dict('records'):
-            known[at, *divmod(row['candidate'], len(f.less.places['grouping']))] = row
-    return [known.setdefault(key) for key in keys]
+            i, j = divmod(row['candidate'], placements)
+            known[at, i, j] = row
+    for key in keys: known.setdefault(key, None)   # it does not fit after all
+    return [known[key] for key in keys]
 
 def best_in_cells(cells, names, job):  # list of dict, as of `play_those`
     "What a search of each cell alone finds: its fastest by formula are played."
     fit = candidates_fitting(job)
-    own, found = [in_cells(cells, names, f) for f in fit], [[] for _ in cells.index]
+    found = [[] for _ in cells.index]   # what was played of each cell
     def play(new):
-        rows = [pair for pair in zip(new['variant'].tolist(), play_those(new, job)) if pair[1]]
-        for cell, row in rows: found[cell].append(row)
-        return [((cell, row['n_gpus']), row['iteration_s']) for cell, row in rows]
-    played_until_sure(own, 1, play)
-    order = lambda row: (row['iteration_s'], row['candidate'])
+        told = []
+        for cell, row in zip(new['variant'].tolist(), play_those(new, job)):
+            if row is None: continue
+            found[cell].append(row)
+            told.append(((cell, row['n_gpus']), row['iteration_s']))
+        return told
+    played_until_sure([in_cells(cells, names, f) for f in fit], 1, play)
+    def order(row): return row['iteration_s'], row['candidate']
     return [min(rows, key=order, default=None) for rows in found]
 
 # %% ../../nbs/78_search_panel.ipynb #7a51c14a
