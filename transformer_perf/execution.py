@@ -480,14 +480,16 @@ def cost_and_ends(t, columns, work, recompute, q: Question):
     "What placed layers, [recompute, figure, variant, row], and ends, [end, variant, row], cost."
     asked = q.model, q.system, q.global_batch, q.assumptions
     job = job_of(t, *asked)
-    if counts_places(job): work, columns = count(job), None
-    elif work is None:
+    if counts_places(job): work, columns = count(job), None   # each row by itself
+    elif work is None:   # the layers of these rows, each once
         _, first, columns = np.unique(columns, return_index=True, return_inverse=True)
         work = count(job_of(keep(t, first), *asked))
     pricer = pricer_of(q.system, job.assumptions)
     costs, ends = costs_at_places(work, job, columns, pricer, recompute)
-    alike = lambda arrays: np.stack(np.broadcast_arrays(*arrays, job.tp)[:-1])
-    return np.stack([alike(cost) for cost in costs]), alike(ends)
+    def one_array(figures):   # [figure, variant, row], although some are the same for all rows
+        *found, _ = np.broadcast_arrays(*figures, job.tp)
+        return np.stack(found)
+    return np.stack([one_array(cost) for cost in costs]), one_array(ends)
 
 # %% ../nbs/88a_search.ipynb #6a4c89d3
 def seconds_of(work: Workload, cost, ends, q: Question, messages=True):  # s, [variant, row]
@@ -721,18 +723,19 @@ def units_differ(system): return any(np.ndim(getattr(system, name)) for name in 
 
 def fitting_when_played(t, fit, known):  # bools
     "Which of some candidates fit, played where only that tells; `known`: GB of those played."
-    own = t['variant'] * units_differ(fit[0].question.system)   # else all of them hold as much
-    rows = list(zip(t['search'].tolist(), own.tolist(), t['i'].tolist()))
+    system, variant = fit[0].question.system, t['variant']
+    if not units_differ(system): variant = np.zeros_like(variant)   # all of them hold as much
+    rows = list(zip(t['search'].tolist(), variant.tolist(), t['i'].tolist()))
     for at, f in enumerate(fit):
-        new = [row[1:] for row in dict.fromkeys(rows)
-               if row[0] == at and row not in known and f.played[row[2]]]
+        new = [(own, i) for search_of, own, i in dict.fromkeys(rows)
+               if search_of == at and (at, own, i) not in known and f.played[i]]
         if not new: continue
         every = played_work(f, *np.array(new).T)
         memory = memories_played(every, memory_of(every), len(new))
         GB = np.broadcast_to(must_fit_GB(every.layouts, memory), len(new))
-        known.update(((at, *pair), x) for pair, x in zip(new, GB.tolist()))
-    room = np.ravel(fit[0].question.system.hbm_capacity)   # of each variant, or of all
-    room = room[t['variant']] if len(room) > 1 else room
+        for (own, i), held in zip(new, GB.tolist()): known[at, own, i] = held
+    room = np.ravel(system.hbm_capacity)   # of each variant, or of all
+    if len(room) > 1: room = room[t['variant']]
     return np.array([known.get(row, 0.) for row in rows]) <= room
 
 def fastest_that_fit(fit, k, known=None):  # as `fastest_of`
