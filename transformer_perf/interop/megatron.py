@@ -408,23 +408,26 @@ def chunks_of_stages(ranks, v, more, key):  # as `chunks_of`
 def uneven_of_megatron(facts, ignored):
     "Stages at the ends with another number of layers, as a layout (transformer_config.py:2278)."
     first, last, *less = take(facts, 'first_layers', 'last_layers', 'first_less', 'last_less')
-    said = [one.key for one in (first, last, *less) if one.value]
+    keys = [said.key for said in (first, last, *less) if said.value]
     depth, p, v = (value(facts, name, 1) for name in ('depth', 'pp', 'virtual_stages'))
-    n, known = p * v, 'depth' in facts
+    n = p * v   # chunks
+    depth_known, laid_out = 'depth' in facts, 'layout' in facts
     if p == 1: return
-    if not said:
-        if known and depth % n and 'layout' not in facts:
+    if not keys:
+        if depth_known and depth % n and not laid_out:
             why = f'{depth} layers in {n} chunks without a layout'
             ignored.append(('--num-layers', f'Megatron-LM refuses it: {why}; priced even so'))
         return
-    if not known:
-        ignored.append((said[0], 'not used: nothing says how many layers there are'))
+    key = keys[0]
+    if not depth_known:
+        ignored.append((key, 'not used: nothing says how many layers there are'))
         return
-    key, more = said[0], value(facts, 'mtp_layers', 0)
-    of_ends, of_less = first.value or last.value, any(one.value for one in less)
-    if 'layout' in facts: raise ValueError(f'{key} contradicts --pipeline-model-parallel-layout')
-    if of_ends and of_less: raise ValueError(f'{key} contradicts {said[-1]}')
-    if of_less: chunks = chunks_with_less(depth, n, more, less, key)
+    ends_said = first.value or last.value           # so many layers of the first or last stage
+    less_said = any(said.value for said in less)    # what stands at an end counts as a layer
+    if laid_out: raise ValueError(f'{key} contradicts --pipeline-model-parallel-layout')
+    if ends_said and less_said: raise ValueError(f'{key} contradicts {keys[-1]}')
+    more = value(facts, 'mtp_layers', 0)
+    if less_said: chunks = chunks_with_less(depth, n, more, less, key)
     else: chunks = chunks_of_stages(layers_on_ranks(depth, p, first, last), v, more, key)
     if chunks != chunks_of(depth, n, more): facts['layout'] = Said(key, layout_of(chunks))
 

@@ -316,18 +316,24 @@ def block(shell, *until):  # str
 
 def choice(shell, line):
     "Read a condition to its end: each branch starts from the variables ahead of it."
-    ends, sure, word, runs = [], False, 'elif', shell.runs
+    word, runs = 'elif', shell.runs
+    ends = []         # the variables after each branch that may run
+    decided = False   # whether one of the branches so far is known to run
     shell.depth += 1
     if shell.depth > 50: raise ValueError(f'line {line}: conditions are nested too deep')
     while word in ('elif', 'else'):
         if word == 'elif': block(shell, 'then')
-        before, holds = shell.known, False if sure else word == 'else' or shell.holds
-        shell.known, shell.runs = dict(before), runs and holds is not False
+        holds = True if word == 'else' else shell.holds   # None: not known
+        if decided: holds = False
+        may_run, before = holds is not False, shell.known
+        shell.known, shell.runs = dict(before), runs and may_run
         shell.spend(len(before))
         word = block(shell, 'elif', 'else', 'fi')
-        if holds is not False: ends.append(shell.known)
-        shell.known, shell.runs, sure = before, runs, sure or holds is True
-    shell.known = either(shell, line, ends if sure else [*ends, shell.known])
+        if may_run: ends.append(shell.known)
+        if holds is True: decided = True
+        shell.known, shell.runs = before, runs
+    if not decided: ends.append(shell.known)   # perhaps none of them runs
+    shell.known = either(shell, line, ends)
     shell.depth, shell.holds = shell.depth - 1, None
 
 # %% ../../nbs/89_scripts.ipynb #12b10023

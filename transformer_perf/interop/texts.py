@@ -25,13 +25,16 @@ def plain_loader():  # class
             self.anchors, self.keys = {}, {}   # keys: those of each mapping so far
 
         def compose_node(self, parent, index):
-            again = self.check_event(yaml.AliasEvent)
+            "Of each node of a text: a value, or a key (it has no index) of the mapping `parent`."
+            stands_elsewhere = self.check_event(yaml.AliasEvent)
             node = super().compose_node(parent, index)
-            if again: check_small(node)
-            if parent is not None and index is None: self.check_once(parent, node)
+            if stands_elsewhere: check_small(node)
+            is_key = parent is not None and index is None
+            if is_key: self.check_once(parent, node)
             return node
 
         def check_once(self, mapping, node):
+            "A ValueError where a mapping has a key already."
             known, key = self.keys.setdefault(mapping, set()), self.construct_object(node, True)
             check_new(key, known)
             known.add(key)

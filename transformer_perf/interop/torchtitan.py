@@ -170,10 +170,12 @@ def copies_of_torchtitan(facts):
     all_alike = replicate > 1 and copies_and_gpus(facts)[0] == replicate   # -1 left one to each
     shares = value(facts, 'cp') > 1 or shard != 1 and not all_alike
     if shares: facts['dp_replicate'] = facts['replicate']
-    reshard, pp = value(facts, 'reshard'), value(facts, 'pp')
-    stage = {'always': 3, 'never': 2, 'default': 3 if pp == 1 else 2}[
-        nearest(reshard, ('always', 'never', 'default'), facts['reshard'].key or 'reshard')]
-    facts['zero_stage'] = Said(key, stage if shares else 0)
+    reshard = nearest(value(facts, 'reshard'), ('always', 'never', 'default'),
+                      facts['reshard'].key or 'reshard')
+    if reshard == 'default': reshard = 'always' if value(facts, 'pp') == 1 else 'never'
+    stage = 0
+    if shares: stage = 3 if reshard == 'always' else 2
+    facts['zero_stage'] = Said(key, stage)
 
 # %% ../../nbs/90f_torchtitan.ipynb #12ab002f
 def chunks_of_torchtitan(facts, depth, pp, several):
@@ -327,19 +329,30 @@ def undo_torchtitan(f):  # dict
     if stage == 0 and (f.get('cp') or 1) > 1:
         raise cannot_say('torchtitan', 'cp shares weights out', zero_stage=0, cp=f['cp'])
     check_sharers(f, stage, 'torchtitan')
-    kept = stage == 3 and f.get('reshard_after_forward') is False
     offload = f.get('offload') or 'none'
     if offload != 'none' and (offload, stage) != (SHARDS_ON_HOST, 3):
         raise cannot_say('torchtitan', offload=offload, zero_stage=stage)
+    own = dict(cpu_shards=offload != 'none', compiled=f.get('tp_overlap') or None)
+    own |= copies_for_torchtitan(f, dp, several)
+    own['order'] = order_for_torchtitan(f, pp, v)
+    if pp == 1: return f | own | dict(local=b, micro_said=None, layout=None)
+    own |= dict(local=G // dp if G else b, micro_said=b)
+    return f | own | parts_for_torchtitan(f, pp, pp * v)
+
+def order_for_torchtitan(f, pp, v):  # str, or None without a pipeline
+    "The name of a schedule; interleaved, 1F1B has another."
     order = words_of(SCHEDULE_NAMES).write(f.get('schedule') or '1f1b')
-    if order == '1F1B' and v > 1: order = 'Interleaved1F1B'
-    elif pp == 1: order = None
-    own = dict(local=b if pp == 1 or not G else G // dp, cpu_shards=offload != 'none',
-               compiled=f.get('tp_overlap') or None, micro_said=b if pp > 1 else None, order=order,
-               replicate=dp if stage == 0 else several,   # None: whoever is left shares
-               shard=1 if stage == 0 else dp // several or None,
-               reshard={3: 'always', 2: 'never'}.get(2 if kept else stage))
-    return f | own | (parts_for_torchtitan(f, pp, pp * v) if pp > 1 else {'layout': None})
+    if order == '1F1B' and v > 1: return 'Interleaved1F1B'
+    return None if pp == 1 else order
+
+def copies_for_torchtitan(f, dp, several):  # dict
+    "Copies that are alike, those that share weights out, and whether these stay gathered."
+    stage = f.get('zero_stage')
+    if stage == 0: return dict(replicate=dp, shard=1, reshard=None)
+    reshard = {3: 'always', 2: 'never'}.get(stage)
+    if stage == 3 and f.get('reshard_after_forward') is False: reshard = 'never'
+    shard = dp // several or None   # none: whoever is left shares
+    return dict(replicate=several, shard=shard, reshard=reshard)
 
 def parts_for_torchtitan(f, pp, n):  # dict
     "How many layers each of n parts has: by a rule, or one by one."

@@ -134,19 +134,25 @@ def rows_of_chunks(one: Estimate):  # list of dict: kind of pass -> list of (lan
     each = map(LayerCost, *(of_each_kind(work, x) for x in costs))
     splits = SCHEDULES[p.schedule].splits
     kinds = [layer_rows(*three, splits) for three in zip(work.kinds, priced, each)]
-    thirds = {'F': 1, 'B': 1, 'W': 1} if splits else {'F': 1, 'B': 2}   # of an end
-    which = iter(enumerate(work.pattern.which, 1))
+    thirds = {'F': 1, 'B': 1, 'W': 1} if splits else {'F': 1, 'B': 2}   # of an end's seconds
+    which = iter(enumerate(work.pattern.which, 1))   # number and kind of each layer
     for letters in chunks_dealt(work.depth, work.mtp_layers, p.pp, p.virtual_stages, p.layout):
-        own = [next(which) for _ in letters.strip('EL')]
+        layers = [next(which) for _ in letters.strip('EL')]
         passes = {}
         for way, number in thirds.items():
-            first, last = ([computed(name, number * seconds / 3)] if letter in letters else []
-                           for letter, name, seconds in zip('EL', ENDS, ends))
-            order = own if way == 'F' else own[::-1]
-            layers = work_of_layers(kinds, order, way)
-            passes[way] = first + layers + last if way == 'F' else last + layers + first
+            of_ends = [number * seconds / 3 for seconds in ends]
+            passes[way] = rows_of_pass(letters, layers, kinds, of_ends, way)
         found.append(passes)
     return found
+
+def rows_of_pass(letters, layers, kinds, of_ends, way):  # list of (lane, name, s)
+    "What a chunk does in a pass of one kind: forward in the model's order, back from its end."
+    first, last = [], []
+    embedding, output_layer = of_ends   # s
+    if 'E' in letters: first = [computed(ENDS[0], embedding)]
+    if 'L' in letters: last = [computed(ENDS[1], output_layer)]
+    if way == 'F': return first + work_of_layers(kinds, layers, way) + last
+    return last + work_of_layers(kinds, layers[::-1], way) + first
 
 def work_of_layers(kinds, layers, way):  # list of (lane, name, s)
     "What some layers do, one after the other: (number, kind) of each."
