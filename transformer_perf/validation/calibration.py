@@ -481,17 +481,19 @@ def fit_part(df, names, system, k):  # (Parameters, table of the fit)
     "Some parameters from the kernels that tell them."
     entries = [possible_entry(name, k) for name in names[:len(df)]]
     low, high = np.array([(e.low, e.high) for e in entries]).T
-    logs = np.log(df.time_us.to_numpy(float) / 1e6)
-    at = lambda values: changed(k, {e.name: float(v) for e, v in zip(entries, values)})
-    residuals = lambda values: np.log(kernel_seconds(df, system, at(values))) - logs
-    # a link that does not bind has no slope: begin with a slow one too
-    starts = np.array([value_of(k, e.name) for e in entries]), low + .25 * (high - low)
-    done = [least_squares_within(residuals, first, low, high, np.ones(len(df)), scale=.3)
-            for first in starts]
-    values, errors, bounds = min(done, key=lambda found: np.abs(residuals(found[0])).sum())
+    measured = np.log(df.time_us.to_numpy(float) / 1e6)
+    def with_values(values): return changed(k, {e.name: float(v) for e, v in zip(entries, values)})
+    def residuals(values):
+        return np.log(kernel_seconds(df, system, with_values(values))) - measured
+    as_shipped = np.array([value_of(k, e.name) for e in entries])
+    slow = low + .25 * (high - low)   # a link that does not bind has no slope
+    fits = [least_squares_within(residuals, first, low, high, np.ones(len(df)), scale=.3)
+            for first in (as_shipped, slow)]
+    def how_far_off(fit): return np.abs(residuals(fit[0])).sum()
+    values, errors, bounds = min(fits, key=how_far_off)
     table = table_of_fit(entries, values, errors, bounds)
     told = is_told(table) & (~table.at_bound | table.parameter.map(is_share))
-    if told.all(): return at(values), table
+    if told.all(): return with_values(values), table
     if not told.any(): return k, table[told]
     return fit_part(df, list(table.parameter[told]), system, k)
 

@@ -317,19 +317,23 @@ def makes_sense(check, word):  # bool
     except ValueError: return False
     return True
 
+def rule_of_numbers(column, n):  # (what they must be, where they are that)
+    "What the numbers of a column must be."
+    if column in FLAG_COLUMNS: return '0 or 1', (n == 0) | (n == 1)
+    if column == 'zero_stage': return '0, 1, 2 or 3', np.isin(n, range(4))
+    if column in REAL_COLUMNS: return 'from 1e-6 to 1e6', (1e-6 <= n) & (n <= 1e6)
+    least = 0 if column in ZERO else 1
+    right = (least <= n) & (n <= LARGEST) & (n == np.trunc(n))
+    return f'a whole number of at least {least}', right
+
 def column_rules(df, x, system):  # yields (what is wrong, where it is right)
     "What each column must hold, where it is not empty."
     for c, column in x.items():
-        n, least = column.to_numpy(float), 0 if c in ZERO else 1
-        if c in NEEDED_COLUMNS: yield f'{c} is missing or no number', ~np.isnan(n)
-        right = (least <= n) & (n <= LARGEST) & (n == np.trunc(n))
-        text = f'{c} must be a whole number of at least {least}'
-        if c in FLAG_COLUMNS: text, right = f'{c} must be 0 or 1', (n == 0) | (n == 1)
-        if c == 'zero_stage': text, right = f'{c} must be 0, 1, 2 or 3', np.isin(n, range(4))
-        if c in REAL_COLUMNS:
-            text, right = f'{c} must be from 1e-6 to 1e6', (1e-6 <= n) & (n <= 1e6)
+        n, needed = column.to_numpy(float), c in NEEDED_COLUMNS
+        if needed: yield f'{c} is missing or no number', ~np.isnan(n)
+        must_be, right = rule_of_numbers(c, n)
         empty = df[c].isna().to_numpy() if c in df else True
-        yield text + (' or empty' if c not in NEEDED_COLUMNS else ''), empty | right
+        yield f'{c} must be {must_be}' + ('' if needed else ' or empty'), empty | right
     known = column_of(df, 'gpu').isin([*GPUS, *system_names()]) | (system is not None)
     yield f'gpu must be one of {", ".join(GPUS)} or a system that ships', known
     for c, (check, text) in CHECKED.items():
