@@ -36,8 +36,8 @@ def gpus_said(p: Parallel, fields, given, told):  # (Parallel, GPUs or None)
 
 def own_job(given, n_gpus=None):  # Job; n_gpus: where it does not say it
     "A job in our own JSON."
-    said_of_jobs = [f.name for f in dataclasses.fields(Job) if f.name != 'regrouped']
-    known = ('format', 'version', 'documents', *said_of_jobs)
+    fields_of_job = [f.name for f in dataclasses.fields(Job) if f.name != 'regrouped']
+    known = ('format', 'version', 'documents', *fields_of_job)
     for key in given: nearest(key, known, 'key of a job')
     if (given.get('format'), given.get('version')) != (OWN, 1):
         raise ValueError(f'format={quoted(given.get("format"))} and version='
