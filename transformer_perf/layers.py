@@ -283,7 +283,25 @@ EAGER_BIAS = dict(   # of experts, in 32 bits: kernels of each of them, and of a
 EAGER_WEIGHING = dict(   # results of experts times what a router gives them
     forward={'weighed': 2 + 2},
     backward={'of the results': 2 + 2, 'of the weights': 2 + 2 + 2, 'summed over columns': 2})
+NEW_GELU = dict(   # x / 2 times 1 + tanh(c (x + d x^3)), in 16 bits
+    forward={'cube': 2 + 2, 'times d': 2 + 2, 'sum of both': 2 + 2 + 2, 'times c': 2 + 2,
+             'tanh': 2 + 2, 'plus one': 2 + 2, 'half': 2 + 2, 'product': 2 + 2 + 2},
+    backward={'of the half': 2 + 2 + 2, 'of the tanh': 2 + 2 + 2, 'halved': 2 + 2,
+              'before the tanh': 2 + 2 + 2, 'times c': 2 + 2, 'times d': 2 + 2, 'square': 2 + 2,
+              'times three': 2 + 2, 'of the cube': 2 + 2 + 2, 'sum of two': 2 + 2 + 2,
+              'sum of all': 2 + 2 + 2})
+NEW_GELU_MIXED = dict(   # autocast takes the power in 32 bits; what multiplies x / 2 stays there
+    forward={'to 32 bits': 2 + 4, 'cube': 4 + 4, 'times d': 4 + 4, 'sum of both': 2 + 4 + 4,
+             'times c': 4 + 4, 'tanh': 4 + 4, 'plus one': 4 + 4, 'half': 2 + 2,
+             'product': 2 + 4 + 4, 'to 16 bits': 4 + 2},
+    backward={'to 32 bits': 2 + 4, 'of the half': 4 + 4 + 4, 'this to 16 bits': 4 + 2,
+              'of the tanh': 2 + 4 + 4, 'halved': 2 + 2, 'before the tanh': 4 + 4 + 4,
+              'times c': 4 + 4, 'that to 16 bits': 4 + 2, 'times d': 4 + 4, 'square': 4 + 4,
+              'times three': 4 + 4, 'of the cube': 4 + 4 + 4, 'its to 16 bits': 4 + 2,
+              'sum of two': 2 + 2 + 2, 'sum of all': 2 + 2 + 2})
+NEW_GELU_SAVED = 2 + 2 + 2 + 2, 4 + 4 + 2 + 4   # x, the tanh, the half and what it is times
 
+# %% ../nbs/03_layers.ipynb #30c9974e
 def moved_by(kernels, numbers, units):  # GB
     "What kernels of one step each read and write, by one of the tables above."
     return units.element / 2 * sum(kernels.values()) * numbers
@@ -335,24 +353,6 @@ def eager_gelu(name, m, units=Units(), gated=1.):  # Operation
                              launches=work.launches + kernels * gated)
     return fused._replace(forward=apart(fused.forward, 2, 1), backward=apart(fused.backward, 4, 2),
                           activations=fused.activations + more)
-
-NEW_GELU = dict(   # x / 2 times 1 + tanh(c (x + d x^3)), in 16 bits
-    forward={'cube': 2 + 2, 'times d': 2 + 2, 'sum of both': 2 + 2 + 2, 'times c': 2 + 2,
-             'tanh': 2 + 2, 'plus one': 2 + 2, 'half': 2 + 2, 'product': 2 + 2 + 2},
-    backward={'of the half': 2 + 2 + 2, 'of the tanh': 2 + 2 + 2, 'halved': 2 + 2,
-              'before the tanh': 2 + 2 + 2, 'times c': 2 + 2, 'times d': 2 + 2, 'square': 2 + 2,
-              'times three': 2 + 2, 'of the cube': 2 + 2 + 2, 'sum of two': 2 + 2 + 2,
-              'sum of all': 2 + 2 + 2})
-NEW_GELU_MIXED = dict(   # autocast takes the power in 32 bits; what multiplies x / 2 stays there
-    forward={'to 32 bits': 2 + 4, 'cube': 4 + 4, 'times d': 4 + 4, 'sum of both': 2 + 4 + 4,
-             'times c': 4 + 4, 'tanh': 4 + 4, 'plus one': 4 + 4, 'half': 2 + 2,
-             'product': 2 + 4 + 4, 'to 16 bits': 4 + 2},
-    backward={'to 32 bits': 2 + 4, 'of the half': 4 + 4 + 4, 'this to 16 bits': 4 + 2,
-              'of the tanh': 2 + 4 + 4, 'halved': 2 + 2, 'before the tanh': 4 + 4 + 4,
-              'times c': 4 + 4, 'that to 16 bits': 4 + 2, 'times d': 4 + 4, 'square': 4 + 4,
-              'times three': 4 + 4, 'of the cube': 4 + 4 + 4, 'its to 16 bits': 4 + 2,
-              'sum of two': 2 + 2 + 2, 'sum of all': 2 + 2 + 2})
-NEW_GELU_SAVED = 2 + 2 + 2 + 2, 4 + 4 + 2 + 4   # x, the tanh, the half and what it is times
 
 def new_gelu(name, m, units=Units(), mixed=False):  # Operation
     "GPT-2's nonlinearity (`gelu_new`) as PyTorch's own kernels; mixed: under autocast."
