@@ -762,7 +762,7 @@ class Attention(Heads):
 def output_gate(job: CountedJob, mixer):  # Operation
     "What attention says times the sigmoid of a gate: 5 FLOP a number forward, 10 backward."
     E, a = job.units.element, job.assumptions
-    x, gates = (1. * job.tokens * n for n in (mixer.own_values(job), mixer.own_gates(job)))
+    x, gates = 1. * job.tokens * mixer.own_values(job), 1. * job.tokens * mixer.own_gates(job)
     other = not a.flash_attention or a.fused_kernels   # its other factor is saved, too
     flop = job.units.flop * (4 * gates + x)
     forward = Work(vector=flop, nbytes=E * (2 * x + gates), launches=1)
@@ -818,7 +818,8 @@ def expert_groups(job: CountedJob):  # dict: name -> Group
     inside = job.nvlink_tp * job.nvlink_cp * job.nvlink_dp
     etp = Group(job.etp, np.gcd(job.etp, inside))
     ep = Group(job.ep, np.gcd(job.ep, inside // etp.in_domain))
-    return {'ep': ep, 'etp': etp, 'experts': Group(job.ep * job.etp, ep.in_domain * etp.in_domain)}
+    both = Group(job.ep * job.etp, ep.in_domain * etp.in_domain)
+    return {'ep': ep, 'etp': etp, 'experts': both}
 
 def expert_copies(job: CountedJob):  # Group
     "The GPUs that hold the same experts."
@@ -1127,8 +1128,8 @@ def output_layer(job: CountedJob):  # Operation
     "From the last layer to the loss: a product with every word, and a softmax over them."
     E, e, T = job.units.element, job.embed_dim, job.tokens
     V = np.maximum(own_vocabulary(job), 1 / job.tp)
-    rows, gradient = (Message(kind, E * T * e, 'tp') for kind in ('allgather', 'allreduce'))
-    gathered = sent_if(job.sequence_sharded, rows)
+    gradient = Message('allreduce', E * T * e, 'tp')
+    gathered = sent_if(job.sequence_sharded, Message('allgather', E * T * e, 'tp'))
     sums = (Message('allreduce', 2 * E * T, 'tp'),) * 3
     if job.costs.whole_logits: sums = (Message('allgather', E * T * V * job.tp, 'tp'),)
     of_logits = E / 2 * job.costs.loss_traffic * numbers_of_logits(job, V)

@@ -34,9 +34,8 @@ from transformer_perf.inputs import (
     with_fields)
 from .models import Model, as_model
 from .systems import System, as_system
-from transformer_perf.schedules import (
-    SCHEDULES, check_layout, check_schedule, chunks_in, chunks_of, layout_of, own_figure,
-    passes_of)
+from .schedules import (
+    SCHEDULES, check_layout, check_schedule, chunks_in, dealt_alike, own_figure, passes_of)
 from .choices import (
     adapted, amounts_offloaded, graphed, needs_zero_3, of_names, offload_said, offloaded, offloads,
     on_host, recomputed_layers, recomputed_parts)
@@ -537,12 +536,11 @@ def dealt_as_of(one: Estimate):  # str
     p, m, s = one.parallel, one.model, one.assumptions.software
     parts = p.pp * p.virtual_stages
     if p.pp == 1 or s is None or not s.ends_as_layers_since or parts > m.depth: return ''
-    evenly, later = chunks_of(m.depth, parts, m.mtp_layers), chunks_of(
-        m.depth, parts, m.mtp_layers, (1, 1))
-    if later == evenly: return ''
+    later = dealt_alike((1, 1), m.depth, parts, m.mtp_layers)   # a layout
+    if later is None: return ''
     if p.layout is None: return (
-        f'{dealt_evenly(s)} With --layout or layout={quoted(layout_of(later))} they do here.')
-    if chunks_in(p.layout) != later: return ''
+        f'{dealt_evenly(s)} With --layout or layout={quoted(later)} they do here.')
+    if chunks_in(p.layout) != chunks_in(later): return ''
     return (f'Layers are dealt as {s.name} does since {s.ends_as_layers_since}; what it costs is '
             f'as of {s.released}.')
 

@@ -7,10 +7,10 @@ __all__ = ['CORE', 'EAGER_NORM', 'EAGER_SCORES', 'EAGER_NORM_32', 'EAGER_NORM_MI
            'SUM_IN_32_BITS', 'EAGER_ROTATION', 'EAGER_ROTATION_MIXED', 'EAGER_ROTATION_32', 'EAGER_CLAMP', 'EAGER_BIAS',
            'EAGER_WEIGHING', 'NEW_GELU', 'NEW_GELU_MIXED', 'NEW_GELU_SAVED', 'linear', 'after_first', 'autocast_weight',
            'linear_summa', 'with_messages', 'bias', 'gelu', 'dropout', 'softmax', 'layernorm', 'layernorm_2d',
-           'fused_norm', 'dropout_add', 'autocast_add', 'transposes', 'fused_softmax', 'moved_by', 'eager_rotation',
-           'eager_norm', 'autocast_norm', 'eager_gelu', 'new_gelu', 'eager_clamp', 'eager_bias', 'eager_weighing',
-           'eager_softmax', 'score_products', 'operands', 'logits', 'attend', 'fused_attention', 'logits_summa',
-           'attend_summa', 'softmax_2d']
+           'fused_norm', 'dropout_add', 'autocast_add', 'transposes', 'fused_softmax', 'moved_by', 'in_steps',
+           'eager_rotation', 'eager_norm', 'autocast_norm', 'eager_gelu', 'new_gelu', 'eager_clamp', 'eager_bias',
+           'eager_weighing', 'eager_softmax', 'score_products', 'operands', 'logits', 'attend', 'fused_attention',
+           'logits_summa', 'attend_summa', 'softmax_2d']
 
 # %% ../nbs/03_layers.ipynb #85f4e8ae
 import numpy as np
@@ -306,6 +306,10 @@ def moved_by(kernels, numbers, units):  # GB
     "What kernels of one step each read and write, by one of the tables above."
     return units.element / 2 * sum(kernels.values()) * numbers
 
+def in_steps(work, kernels, numbers, units):  # Work
+    "A pass over so many numbers as kernels of one step each, and no other."
+    return work._replace(nbytes=moved_by(kernels, numbers, units), launches=len(kernels))
+
 def eager_rotation(name, numbers, units=Units(), steps=EAGER_ROTATION):  # Operation
     "Queries and keys turned by their positions, as PyTorch's own kernels: six FLOP a pair."
     def by_steps(kernels):
@@ -357,10 +361,8 @@ def eager_gelu(name, m, units=Units(), gated=1.):  # Operation
 def new_gelu(name, m, units=Units(), mixed=False):  # Operation
     "GPT-2's nonlinearity (`gelu_new`) as PyTorch's own kernels; mixed: under autocast."
     fused, kernels = gelu(name, m, units), NEW_GELU_MIXED if mixed else NEW_GELU
-    def by_steps(work, steps):
-        return work._replace(nbytes=moved_by(steps, m, units), launches=len(steps))
-    return fused._replace(forward=by_steps(fused.forward, kernels['forward']),
-                          backward=by_steps(fused.backward, kernels['backward']),
+    return fused._replace(forward=in_steps(fused.forward, kernels['forward'], m, units),
+                          backward=in_steps(fused.backward, kernels['backward'], m, units),
                           activations=units.element / 2 * NEW_GELU_SAVED[mixed] * m)
 
 def eager_clamp(op: Operation, m, units=Units()):  # Operation
@@ -383,8 +385,7 @@ def eager_bias(name, numbers, experts, units=Units(), present=1.):  # Operation
 def eager_weighing(name, numbers, units=Units()):  # Operation
     "Results of experts times their weights, as PyTorch's own kernels: the results are saved."
     def by_steps(kernels):
-        return Work(vector=units.flop * len(kernels) * numbers, launches=len(kernels),
-                    nbytes=moved_by(kernels, numbers, units))
+        return in_steps(Work(vector=units.flop * len(kernels) * numbers), kernels, numbers, units)
     return Operation(name, by_steps(EAGER_WEIGHING['forward']),
                      by_steps(EAGER_WEIGHING['backward']), activations=units.element * numbers)
 

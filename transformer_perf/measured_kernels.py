@@ -230,9 +230,11 @@ def work_of_rank(tokens, topk, experts, ep, own, same, away):  # (experts, rows 
     "What one GPU of `ep` computes, routing being balanced."
     held, fair = experts / ep, tokens * topk / ep
     arrived = tokens * topk * np.minimum(1., topk / ep)
-    rows = np.where(same, tokens * np.minimum(held, topk),
-                    fair + away * np.where(own, arrived - fair, 0.))
-    return np.minimum(np.where(same, np.minimum(held, topk), held), rows), rows
+    more = np.where(own, arrived - fair, 0.)
+    met = np.minimum(held, topk)   # experts here of each token, if all have the same
+    rows = np.where(same, tokens * met, fair + away * more)
+    busy = np.where(same, met, held)
+    return np.minimum(busy, rows), rows
 
 # %% ../nbs/82a_kernel_prices.ipynb #fe4f28d1
 def expert_seconds(

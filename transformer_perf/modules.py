@@ -721,10 +721,11 @@ def pipeline_time(
     "A point-to-point message between stages: the average link, or the slowest."
     if assumptions.pp_overlap: return 0. * volume * pp
     near, far = names('s', near=pricer.send(volume, True), far=pricer.send(volume, False))
-    links, slow = np.maximum(pp - 1, 1), pp // in_domain - 1
+    slow = pp // in_domain - 1   # links between domains
     if assumptions.slowest_link: return np.where(slow > 0, far, near) * (pp > 1)
     if not assumptions.slow_pipeline_links: far = where(in_domain == 1, far, 0.)
-    return ((pp - 1 - slow) * near + slow * far) / links
+    fast = pp - 1 - slow
+    return (fast * near + slow * far) / np.maximum(pp - 1, 1)
 
 # %% ../nbs/87b_workload.ipynb #d9fda5d4
 def counted_ends(job: CountedJob):  # (CountedOperations of the first stage, of the last), or ()

@@ -69,11 +69,12 @@ class Case:
         "An estimate whose figures are known."
         p = settled(parallel, self.system, self.assumptions)
         a = dataclasses.replace(self.assumptions, **{c: getattr(p, c) for c in CHOICES})
-        a, about = a.on(self.system), (p, self.model, self.system)
-        found = {name: float(x) for name, x in interval_of(stats, *about, a).items()}
-        host = {'host_GB'} if p.offload == 'none' else set()   # a table has it for all its rows
-        stats = {name: x for name, x in stats.items() if name not in host}
-        return Estimate(self.model, p, self.system, self.global_batch, a, stats | found)
+        a = a.on(self.system)
+        interval = interval_of(stats, p, self.model, self.system, a)
+        figures = dict(stats)
+        if p.offload == 'none': figures.pop('host_GB', None)   # a table has it for all its rows
+        figures |= {name: float(x) for name, x in interval.items()}
+        return Estimate(self.model, p, self.system, self.global_batch, a, figures)
 
 def case_of(
     model, parallel, system, global_batch, assumptions, software=None,
