@@ -1120,3 +1120,17 @@ def test_utilization_by_hand(recompute):
     layer = 2 * (4 * e * e + 2 * e * f) + 2 * l * e   # FLOP of a token, forward; half of the scores
     could = one.stats['iteration_s'] * 8 * SYSTEM.matrix_flops_fp16 * 1e12
     assert close(one.stats['mfu'], 64 * l * 3 * (depth * layer + 2 * e * V) / could)
+
+
+def test_what_a_stage_sends_hides_while_it_waits_for_the_slowest(monkeypatch):
+    "A second of messages in each micro-batch, a quarter of it hidden; what it sends once is not."
+    layout = Parallel(pp=2, dp=2, zero_stage=3, micro_batch=1)
+    one = estimate('llama3.1_8B', layout, 'H100-80GB', 16, 'calibrated')
+    work, *_ = timeline.priced_estimate(one)
+    def second_each(work, stage, pricer): return 1. * work.layouts.micro_batches
+    monkeypatch.setattr(timeline, 'reduction_time', second_each)
+    def delay(waits):
+        pace, stage = SimpleNamespace(busy=3.), SimpleNamespace(busy=3. - waits)
+        return float(timeline.reduction_delay(work, stage, pace, None))
+    assert work.layouts.micro_batches == 8
+    assert delay(waits=.25) == 8 - 8 * .25 and delay(waits=1.) == delay(waits=2.) == 1
