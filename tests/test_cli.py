@@ -830,7 +830,7 @@ def test_a_search_from_a_file_shares_out_as_the_software_does_in_other_stages(ti
     "In a pipeline the file has ZeRO 2 and reduces once; without one torchtitan does neither."
     asked = 'search', '--gpus', 64, '--recompute', 'none', '--top', 5, '--format', 'json'
     found = json.loads(good(*asked, '--job', titan))['found']
-    alone = json.loads(good(*asked, '--model', 'llama3.1_8B', '--software', 'torchtitan',
+    alone = json.loads(good(*asked, '--model', 'llama3.1_8B', '--software', 'torchtitan 0.3',
                             '--global-batch', 256, '--virtual-stages', 1))['found']
     assert [row['iteration_s'] for row in found] == [row['iteration_s'] for row in alone]
     assert all(row['reduce_each'] for row in found if row['pp'] == 1)

@@ -1473,7 +1473,8 @@ def dealt_in(section, **keys):  # the layout of 32 layers in four stages of torc
 
 def test_a_release_of_torchtitan_deals_layers_as_its_name_says():
     "Files of 2024 have as many layers in each stage, as the record of 2024-10; later ones do not."
-    assert as_software('torchtitan').ends_as_layers_since == '2025-04'
+    assert as_software('torchtitan').deals == 'layers'
+    assert as_software('torchtitan 0.3').deals == 'layers and ends'
     assert dealt_in('experimental') is None
     assert dealt_in('parallelism') == 'Et*8|t*9|t*8|t*7L'
     assert dealt_in('parallelism', first_stage_less_layers=0, last_stage_less_layers=0) is None
@@ -2539,10 +2540,39 @@ def test_cuda_graphs(said, graphs):
     assert job.parallel.cuda_graphs == graphs
     again = as_job(export(job, 'megatron'))
     assert again.parallel.cuda_graphs == graphs
-    for name in ('deepspeed', 'accelerate', 'torchtitan'):
+    for name in ('deepspeed', 'accelerate'):
         p = Parallel(dp=8, cuda_graphs='iteration')
         changed = Job(p, global_batch=8, n_gpus=8, seq_len=64)
         assert "cuda_graphs='iteration' cannot be said" in refused(export, changed, name)
+
+
+@pytest.mark.parametrize('keys, off, graphs', [
+    ({}, None, 'iteration'), ({}, True, 'none'), ({}, False, 'iteration'),
+    ({'pipeline_parallel_degree': 2}, None, 'none'),
+    ({'pipeline_parallel_degree': 2}, True, 'none'),
+    ({'expert_parallel_degree': 2}, None, 'none'),
+    ({'expert_parallel_degree': 2}, False, 'iteration')])
+def test_cuda_graphs_of_torchtitan(keys, off, graphs):
+    "Captured unless told otherwise, but in pipelines and with experts on several GPUs."
+    training = {'seq_len': 4096, 'local_batch_size': 2, 'disable_cuda_graphs': off}
+    job = as_job({'training': training, 'parallelism': {'data_parallel_shard_degree': 4} | keys})
+    assert job.parallel.cuda_graphs == graphs
+    absent = [why for key, why in job.ignored if key == 'training.disable_cuda_graphs']
+    assert any(why.startswith('absent') for why in absent) == (off is None and graphs != 'none')
+    written = flat(parse_yaml(export(job, 'torchtitan'), 'x'))
+    assert written['training.disable_cuda_graphs'] == (graphs == 'none')
+    assert back(export(job, 'torchtitan'), 'torchtitan').parallel.cuda_graphs == graphs
+
+
+def test_torchtitan_captures_no_pipelines():
+    "Its trainer asks that a pipeline says so (trainer.py, _validate_cuda_graphs)."
+    keys = {'parallelism': {'pipeline_parallel_degree': 2, 'data_parallel_shard_degree': 4},
+            'training': {'seq_len': 4096, 'disable_cuda_graphs': False}}
+    assert 'captures no pipelines' in refused(as_job, keys)
+    for p in (Parallel(pp=2, dp=4, cuda_graphs='iteration'), Parallel(dp=8, cuda_graphs='attn')):
+        job = Job(p, global_batch=8, n_gpus=8, seq_len=64)
+        assert f'cuda_graphs={p.cuda_graphs!r} with pp={p.pp} cannot be said in torchtitan' in (
+            refused(export, job, 'torchtitan'))
 
 
 def test_graphs_of_what_is_not_modelled_are_named():

@@ -2,7 +2,6 @@
 import dataclasses
 import json
 import math
-import re
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,7 @@ from transformer_perf.estimates import CHOICES, Assumptions, Group, Product, as_
 from transformer_perf.interop import as_job, export
 from transformer_perf.kernels import priced_collective, product_time, send_seconds
 from transformer_perf.parameters import changed, read_calibration
-from transformer_perf.schedules import chunks_of, ends_dealt, layout_of
+from transformer_perf.schedules import chunks_of, dealt_with_norm, layout_of
 from transformer_perf.validation.runs import run_jobs
 from transformer_perf.software import as_software, known_software, run_by
 from transformer_perf.systems import as_system
@@ -298,7 +297,7 @@ def test_products_in_4_bits_are_as_fast_as_transformer_engine_measured():
     (80, 8, '|'.join(['E' + 't' * 10, 't' * 11, 't' * 11, *['t' * 10] * 4, 't' * 8 + 'L']))])
 def test_ends_dealt_as_layers(layers, stages, layout):
     "Embedding, layers, norm and output are so many units, dealt out evenly; the first get more."
-    assert '|'.join(ends_dealt(layers, stages)) == layout
+    assert '|'.join(dealt_with_norm(layers, stages)) == layout
 
 
 def test_who_deals_ends_as_layers_does_so_at_every_door():
@@ -317,24 +316,30 @@ def test_who_deals_ends_as_layers_does_so_at_every_door():
         assert math.isclose(again.stats['iteration_s'], row.iteration_s, rel_tol=1e-9)
 
 
-def test_a_release_that_deals_otherwise_is_told():
-    "With the layout that a later release takes, which costs what its file costs."
+def test_releases_of_torchtitan_deal_layers_otherwise():
+    "The last one deals embedding and output as layers, as a layout says that is written out."
     asked = 'llama3.1_8B', 'H100-80GB', 256
-    def one(layout=None, pp=4, software='torchtitan'):
-        return estimate(asked[0], Parallel(tp=2, pp=pp, dp=8, layout=layout), *asked[1:],
+    def one(software, layout=None):
+        return estimate(asked[0], Parallel(tp=2, pp=4, dp=8, layout=layout), *asked[1:],
                         software=software)
-    told = lambda found: [note for note in found.notes if '2025-04' in note]
-    later, = re.findall("layout='(.*?)'", ' '.join(told(one())))
-    note, = told(one(later))
-    assert note == ('Layers are dealt as torchtitan does since 2025-04; what it costs is as of '
-                    '2024-10.')
-    assert one(later).stats['iteration_s'] < .95 * one().stats['iteration_s']
-    assert not told(one(pp=2)) and not told(one('Et*9|t*9|t*8|t*6L'))   # alike; neither's
-    assert not told(one(software='Megatron-Core'))
-    found = search(asked[0], 64, *asked[1:], software='torchtitan', fixed={'pp': 4}, k=1)
-    assert any('since 2025-04' in note for note in found.notes)
-    found = search(asked[0], 64, *asked[1:], software='torchtitan', fixed={'pp': 1}, k=1)
-    assert not any('since 2025-04' in note for note in found.notes)
+    first, last = one('torchtitan'), one('torchtitan 0.3')
+    note, = [note for note in first.notes if note.startswith('torchtitan is as of 2024-10')]
+    assert note.endswith('take torchtitan 0.3.') and note not in last.notes
+    written = one('torchtitan 0.3', 'Et*8|t*9|t*8|t*7L').stats
+    assert math.isclose(last.stats['iteration_s'], written['iteration_s'], rel_tol=1e-12)
+    assert last.stats['memory_GB'] == written['memory_GB']
+    assert last.stats['iteration_s'] < .95 * first.stats['iteration_s']
+    with pytest.raises(ValueError, match="deals 'nothing'"):
+        as_assumptions('calibrated', {'name': 'mine', 'deals': 'nothing'})
+
+
+@pytest.mark.parametrize('gpu', ['A100-80GB', 'H100-80GB', 'B200-180GB'])
+def test_a_software_costs_what_that_is_like_which_it_is_like(gpu):
+    "Where nothing of torchtitan was fitted, one that is like it costs what plain software does."
+    own = {'name': 'mine', 'like': 'torchtitan', 'knows': as_software('torchtitan').knows}
+    product_share = [as_assumptions('calibrated', software).on(as_system(gpu)).measured.kernels
+                     for software in ('torchtitan', own)]
+    assert product_share[0] == product_share[1]
 
 
 # doors
@@ -384,8 +389,10 @@ def test_the_command_lists_all(capsys):
 
 
 def test_jobs_bring_their_software(tmp_path):
-    titan = as_job({'parallelism': {'tensor_parallel_degree': 8}, 'training': {'seq_len': 4096}})
-    assert titan.software.name == 'torchtitan'
+    degrees = {'tensor_parallel_degree': 8}
+    titan = as_job({'parallelism': degrees, 'training': {'seq_len': 4096}})
+    assert titan.software.name == 'torchtitan 0.3'
+    assert as_job({'training': {'seq_len': 4096} | degrees}).software.name == 'torchtitan'
     assert as_job('pretrain_gpt.py --world-size 8').software.name == 'Megatron-Core'
     one = estimate(*ABOUT, 'calibrated', Software('mine', knows={'host_layer': .002}))
     again = as_job(json.loads(export(one)))

@@ -310,13 +310,13 @@ def reduces_as_usual(job):  # bool
     return says_nothing(vars(job.parallel), 'reduce_each', sums)
 
 def follows_stages(job):  # set of choices
-    "What a job's file shares out and reduces otherwise with stages: a search chooses it anew."
+    "What a job's file chooses otherwise in other stages: a search chooses it anew."
     if job.regrouped is None: return set()
     p, there = job.parallel, None
     groups = {'pp': 1, 'dp': p.dp * p.pp} if p.pp > 1 else {'pp': 2, 'dp': max(p.dp // 2, 1)}
     with contextlib.suppress(ValueError):   # so many copies may be too many for the batch
         there = job.regrouped({'tp': p.tp, 'cp': p.cp, **groups}).parallel
-    return {name for name in ('zero_stage', 'reduce_each')
+    return {name for name in ('zero_stage', 'reduce_each', 'cuda_graphs')
             if there and getattr(there, name) != getattr(p, name)}
 
 def said_by(job, left=()):  # dict: option -> value, as it would be typed; left: choices left out

@@ -33,7 +33,7 @@ from .parameters import (
 from .software import known_software, run_by
 from .quantities import Quantity, named, stacked_column, told
 from .systems import PRECISIONS, Link, System, Units
-from .schedules import SCHEDULES
+from .schedules import DEALT, SCHEDULES
 
 # %% ../nbs/02_estimates.ipynb #beccc0f4
 class Product(NamedTuple):
@@ -759,6 +759,7 @@ GROUP_COLUMNS = ('tp', 'cp', 'pp', 'dp', 'ep', 'etp', 'micro_batch')   # of a la
 def check_offered(software):
     "A ValueError where a record offers, or limits, what no layout has."
     limits = software.takes or {}
+    nearest(software.deals, DEALT, 'deals')
     for name in software.knobs: nearest(name, [*CHOICES, 'layout'], 'choice')
     for name in limits: nearest(name, [*CHOICES, *GROUP_COLUMNS], 'choice')
     for name in {*GROUP_COLUMNS} & {*limits}:

@@ -35,7 +35,7 @@ from .timeline import (
     memory_needed, memory_of, must_fit_GB, placed_by_rank, ranks_have_unlike_chunks)
 from .iteration import (
     PAPER_NAMES, Parallel, as_of, can_offload, changes_something, check_host, check_parallel,
-    choices_fit, copies_of_experts, cross, dealt_evenly, divisors, evidence, gap, grid_lacks,
+    choices_fit, copies_of_experts, cross, divisors, evidence, gap, grid_lacks,
     interval_columns, keep, layers_to_deal, left_out, never_run, packed_in_words, readable,
     rows_of_table, sends_tokens, settled, usable_domain_sizes)
 
@@ -1189,9 +1189,7 @@ def result_of(searched, q: Question, counts, k=None, kind=None):  # SearchResult
     best |= evidence_columns(best, q.model, q.system, q.assumptions)
     rows, rank = rows_shown(best, k, kind)
     untested = beside_untested(best, (rows.tolist(), rank.tolist())) if k else ''
-    staged = software and software.ends_as_layers_since and (best['pp'][rows] > 1).any()
     notes = (left_out(q.model, q.assumptions), packed_in_words(q.model), as_of(software),
-             dealt_evenly(software) if staged else '',
              held_in_words(software, q.fixed), shared_by_others(q, len(best['rank'])), untested)
     fits_by = np.full(len(rows), q.assumptions.fits_by)
     result = SearchResult(keep(best, rows) | {'rank': rank, 'fits_by': fits_by})

@@ -11,11 +11,11 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'PUBLISHED_CHOICES', 'TAKEN_IF_UNSAID
            'check_parallel', 'choices_in_stages', 'settled', 'parts_said', 'parts_among', 'unknown_choices',
            'out_of_reach', 'gpu_in', 'unknown_layers', 'unknown_in', 'never_run', 'fitted_stack', 'evidence',
            'evidence_of_rows', 'kind_of_run', 'is_known', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate',
-           'row_of', 'notes_of', 'as_of', 'dealt_as_of', 'dealt_evenly', 'beyond_software', 'more_than_there_are',
-           'without_effect', 'domains_in_words', 'seconds_in', 'tuned_and_plain', 'how_priced', 'played_estimate',
-           'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of_table', 'cross', 'keep',
-           'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs',
-           'plural', 'experts_in_words', 'layout_in_words', 'loss_in_words', 'time_in_words', 'rate_in_words',
+           'row_of', 'notes_of', 'as_of', 'beyond_software', 'more_than_there_are', 'without_effect',
+           'domains_in_words', 'seconds_in', 'tuned_and_plain', 'how_priced', 'played_estimate', 'timeline_of',
+           'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of_table', 'cross', 'keep', 'usable_domain_sizes',
+           'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs', 'plural',
+           'experts_in_words', 'layout_in_words', 'loss_in_words', 'time_in_words', 'rate_in_words',
            'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
@@ -35,7 +35,7 @@ from transformer_perf.inputs import (
 from .models import Model, as_model
 from .systems import System, as_system
 from .schedules import (
-    SCHEDULES, check_layout, check_schedule, chunks_in, dealt_alike, own_figure, passes_of)
+    SCHEDULES, check_layout, check_schedule, chunks_in, own_figure, passes_of)
 from .choices import (
     adapted, amounts_offloaded, graphed, needs_zero_3, of_names, offload_said, offloaded, offloads,
     on_host, recomputed_layers, recomputed_parts)
@@ -519,7 +519,7 @@ def notes_of(one: Estimate):  # list of str
     a = one.assumptions
     words = evidence(one.row, one.model, one.system, a)
     unknown = beyond_software(one.parallel, a.software)
-    found = [f'Evidence: {words}.', tuned_and_plain(one), as_of(a.software), dealt_as_of(one),
+    found = [f'Evidence: {words}.', tuned_and_plain(one), as_of(a.software),
              unknown and f'{unknown}.',
              left_out(one.model, a), packed_in_words(one.model), how_priced(one),
              more_than_there_are(one), without_effect(one), domains_in_words(one)]
@@ -530,24 +530,6 @@ def as_of(software):  # str
     if software is None or software.followed_by is None: return ''
     return (f'{software.name} is as of {software.released}: for what goes by this name today take '
             f'{software.followed_by}.')
-
-def dealt_as_of(one: Estimate):  # str
-    "Which release deals layers to stages so, where a later one than the software's does otherwise."
-    p, m, s = one.parallel, one.model, one.assumptions.software
-    parts = p.pp * p.virtual_stages
-    if p.pp == 1 or s is None or not s.ends_as_layers_since or parts > m.depth: return ''
-    later = dealt_alike((1, 1), m.depth, parts, m.mtp_layers)   # a layout
-    if later is None: return ''
-    if p.layout is None: return (
-        f'{dealt_evenly(s)} With --layout or layout={quoted(later)} they do here.')
-    if chunks_in(p.layout) != chunks_in(later): return ''
-    return (f'Layers are dealt as {s.name} does since {s.ends_as_layers_since}; what it costs is '
-            f'as of {s.released}.')
-
-def dealt_evenly(software):  # str
-    "That a software deals layers evenly, and later releases do not."
-    return (f'{software.name} is as of {software.released}: stages have as many layers each; since '
-            f'{software.ends_as_layers_since} embedding and output count as a layer each.')
 
 def beyond_software(p: Parallel, software):  # str
     "What of a configuration the code of a software does not know; it is priced all the same."

@@ -42,7 +42,7 @@ from .models import Model, sizes_of
 from .parameters import generations
 from .systems import System
 from .schedules import (
-    ENDS_AS_LAYERS, MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, ends_dealt, formula_holds,
+    DEALT, MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, formula_holds,
     held_chunks, memory_over_time, most_held, own_figure, played, time_played)
 from .choices import adapted, launched, of_names, offloads, on_host
 from .quantities import depending, named, names, plain, told, unit_among
@@ -107,9 +107,9 @@ def layouts_of(
     taken = {name: t[name] for name in GROUPS + PLACES + others if name in t}
     chosen = {name: getattr(a, name) if t.get(name) is None else t[name] for name in CHOICES}
     chosen['adapters'] = adapters_of(chosen['adapters'])
-    ends_count = a.software is not None and a.software.ends_as_layers
-    if ends_count and taken.get('layout') is None and any_of(np.greater(t['pp'], 1)):
-        taken['layout'] = ENDS_AS_LAYERS
+    otherwise = a.software is not None and a.software.deals != 'layers'
+    if otherwise and taken.get('layout') is None and any_of(np.greater(t['pp'], 1)):
+        taken['layout'] = a.software.deals
     samples = size * 1. if np.ndim(size) else size   # floats cannot overflow
     number = global_batch // t['dp'] // size
     return dict(micro_batch=samples, micro_batches=number, **taken, **chosen, units=system.units,
@@ -355,7 +355,7 @@ class PipelineStage(NamedTuple):
 # %% ../nbs/87_timeline.ipynb #83c55b86
 def chunks_dealt(depth, more, p, v, layout):  # list of str, the letters of each chunk
     "What each chunk of a pipeline holds."
-    if layout == ENDS_AS_LAYERS: return ends_dealt(depth, p * v, more)
+    if layout in DEALT: return DEALT[layout](depth, p * v, more)
     return chunks_in(layout) if layout else chunks_of(depth, p * v, more)
 
 @lru_cache(maxsize=4096)

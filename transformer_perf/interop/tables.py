@@ -389,4 +389,5 @@ def job_of_keys(
     job = job_said(facts, ignored)
     unused = job.ignored + tuple(format.refuses(facts, job.model))
     def regrouped(groups): return job_of_keys(keys, format, (told or {}) | groups, gpus)
-    return dataclasses.replace(job, software=format.software, ignored=unused, regrouped=regrouped)
+    software = value(facts, 'software', format.software)
+    return dataclasses.replace(job, software=software, ignored=unused, regrouped=regrouped)

@@ -14,9 +14,9 @@ from ..models import NAMED
 from ..schedules import chunks_in, chunks_of, ends_counted, layout_of, with_ends
 from ..iteration import plural
 from .tables import (
-    LIST, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, cannot_say, check_depth,
-    check_sharers, copies_and_gpus, elsewhere, fixed, number, samples_of_steps, spelled, take,
-    value, words_in_any_case, words_of)
+    LIST, NOT_SAID, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, cannot_say,
+    check_depth, check_sharers, copies_and_gpus, elsewhere, fixed, number, samples_of_steps,
+    spelled, take, value, words_in_any_case, words_of)
 from .accelerate import SHARDS_ON_HOST, shards_on_host
 
 # %% ../../nbs/90f_torchtitan.ipynb #12ab002d
@@ -98,6 +98,7 @@ TORCHTITAN_ROWS = (
     also('optimizer.name', 'optimizer', words_in_any_case(
         {'AdamW': 'adam', 'Adam': 'adam', 'Muon': 'muon', 'DistMuon': 'muon'})),
     Row('training.enable_cpu_offload', 'cpu_shards', ON, False),
+    Row('training.disable_cuda_graphs', 'no_graphs', ON),
     Row('compile.enable', 'compiled', ON), also('training.compile', 'compiled', ON),
     Row('compile.enable_async_tensor_parallel', 'tp_overlap', ON, False),
     also('parallelism.enable_async_tensor_parallel', 'tp_overlap', ON),
@@ -268,6 +269,7 @@ def tell_flushes(facts, ignored):
 
 def derive_torchtitan(facts, ignored):
     "What fields say together."
+    if not of_2024(facts): facts['software'] = Said(None, 'torchtitan 0.3')
     batch_of_torchtitan(facts, ignored)
     model_of_torchtitan(facts, ignored)
     copies_of_torchtitan(facts)
@@ -275,6 +277,7 @@ def derive_torchtitan(facts, ignored):
     tell_flushes(facts, ignored)
     shards = facts.pop('cpu_shards')
     if shards.value: shards_on_host(facts, ignored, shards.key)
+    graphs_of_torchtitan(facts, ignored)
     if value(facts, 'pp') > 1: facts['reduce_each'] = Said(facts['pp'].key, False)
     if value(facts, 'compiled'):
         ignored.append((facts['compiled'].key, 'not modelled yet: compiled kernels'))
@@ -283,6 +286,18 @@ def derive_torchtitan(facts, ignored):
     recompute_of_torchtitan(facts, ignored)
     precision_of_torchtitan(facts, ignored)
     samples_of_steps(facts, ignored)
+
+def graphs_of_torchtitan(facts, ignored):
+    "Whether whole iterations are captured: in torchtitan 0.3 unless told, but in no pipeline."
+    key, off = facts.pop('no_graphs', NOT_SAID)
+    staged, several = value(facts, 'pp') > 1, value(facts, 'ep', 1) > 1
+    if off is False and staged: raise ValueError(
+        f'{key}=False: torchtitan captures no pipelines, and {spelled(facts, "pp")}')
+    if off is None and not (of_2024(facts) or staged or several):
+        off = False
+        why = 'absent: CUDA graphs of whole iterations, as torchtitan has it'
+        ignored.append(('training.disable_cuda_graphs', why))
+    facts['cuda_graphs'] = Said(key, 'iteration' if off is False else 'none')
 
 def recompute_of_torchtitan(facts, ignored):
     "Of which layers all is computed again, where it is that of every so many."
@@ -332,7 +347,11 @@ def undo_torchtitan(f):  # dict
     offload = f.get('offload') or 'none'
     if offload != 'none' and (offload, stage) != (SHARDS_ON_HOST, 3):
         raise cannot_say('torchtitan', offload=offload, zero_stage=stage)
-    own = dict(cpu_shards=offload != 'none', compiled=f.get('tp_overlap') or None)
+    graphs = f.get('cuda_graphs') or 'none'
+    if graphs not in ('none', 'iteration') or graphs == 'iteration' and pp > 1:
+        raise cannot_say('torchtitan', cuda_graphs=graphs, pp=pp)
+    own = dict(cpu_shards=offload != 'none', compiled=f.get('tp_overlap') or None,
+               no_graphs=graphs == 'none')
     own |= copies_for_torchtitan(f, dp, several)
     own['order'] = order_for_torchtitan(f, pp, v)
     if pp == 1: return f | own | dict(local=b, micro_said=None, layout=None)

@@ -611,8 +611,8 @@ def shape_of(x):  # Series of str
     several |= x.kv_lora_rank.notna() | x.head_dim.notna() | x.capacity_factor.notna()
     several |= (x[['window', 'attention_sinks', 'qk_norm']] > 0).any(axis=1)
     several |= (x[[*WORDS_OF_MODEL]] != '').any(axis=1)
-    ends_count = [name for name, s in known_software().items() if s.ends_as_layers]
-    several |= x.software.isin(ends_count) & (x.pp > 1)
+    otherwise = [name for name, s in known_software().items() if s.deals != 'layers']
+    several |= x.software.isin(otherwise) & (x.pp > 1)
     sizes = ['layers', 'hidden', 'ffn', 'heads', 'kv_heads', 'vocab', 'gated_mlp', 'seq_len',
              *STRUCTURE_COLUMNS, *WORDS_OF_MODEL, 'capacity_factor', 'experts_in_turn']
     laid_out = x.layout != ''
