@@ -10,11 +10,13 @@ import random
 import re
 import shlex
 import time
+import tomllib
 import types
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from frameworks import torchtitan_file
 from hypothesis import given, settings, strategies as st
 
 from transformer_perf import Parallel, estimate, search
@@ -1337,7 +1339,7 @@ def test_iterations_are_samples():
 def test_zero_matters_to_the_experts_of_a_hybrid(stage):
     "With one copy, where not all of tp share them."
     m = as_model('nemotron3_nano_30B_A3B')
-    job = Job(Parallel(tp=8, zero_stage=stage), m, 8, 8, m.seq_len)
+    job = Job(Parallel(tp=2, zero_stage=stage), m, 8, 2, m.seq_len)
     assert f'zero_stage={stage} cannot be said' in refused(export, job, 'torchtitan')
 
 
@@ -2573,6 +2575,26 @@ def test_torchtitan_captures_no_pipelines():
         job = Job(p, global_batch=8, n_gpus=8, seq_len=64)
         assert f'cuda_graphs={p.cuda_graphs!r} with pp={p.pp} cannot be said in torchtitan' in (
             refused(export, job, 'torchtitan'))
+
+
+@pytest.mark.parametrize('changes, sizes, says', [
+    (dict(tp=16), {}, 'tp=16 with kv_heads=8 cannot be said in torchtitan: tp must divide'),
+    (dict(cp=4, dp=2), dict(seq_len=8196), 'must be divisible by 8'),
+    (dict(tp=2, cp=2, dp=2), dict(seq_len=8196), 'must be divisible by 8'),
+    (dict(pp=2), dict(tied_embeddings=True), 'a pipeline shares no table')])
+def test_what_the_trainer_of_torchtitan_refuses(changes, sizes, says):
+    "It is not written; where it is read, it is priced, and the reader is told."
+    model = dataclasses.replace(as_model('llama3.1_8B'), **sizes)
+    p = dataclasses.replace(Parallel(zero_stage=3, reshard_after_forward=False), **changes)
+    assert says in refused(export, Job(p, model, 16, p.n_gpus, model.seq_len), 'torchtitan')
+
+
+def test_what_the_trainer_of_torchtitan_refuses_of_a_file():
+    text = torchtitan_file(tensor_parallel_degree=16, data_parallel_shard_degree=8)
+    job = as_job(flat(tomllib.loads(text)))
+    assert dict(job.ignored)['tp=16 with kv_heads=8'].startswith('torchtitan refuses it')
+    fine = torchtitan_file(tensor_parallel_degree=8, data_parallel_shard_degree=8)
+    assert not any('refuses' in why for _, why in as_job(flat(tomllib.loads(fine))).ignored)
 
 
 def test_graphs_of_what_is_not_modelled_are_named():

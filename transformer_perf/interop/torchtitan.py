@@ -16,7 +16,7 @@ from ..iteration import plural
 from .tables import (
     LIST, NOT_SAID, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, cannot_say,
     check_depth, check_sharers, copies_and_gpus, elsewhere, fixed, number, samples_of_steps,
-    spelled, take, value, words_in_any_case, words_of)
+    spelled, take, together, value, words_in_any_case, words_of)
 from .accelerate import SHARDS_ON_HOST, shards_on_host
 
 # %% ../../nbs/90f_torchtitan.ipynb #12ab002d
@@ -333,6 +333,24 @@ def precision_of_torchtitan(facts, ignored):
     elif low: facts |= {'precision': Said(key, *low), 'fp8_parameters': gathers}
 
 # %% ../../nbs/90f_torchtitan.ipynb #17c762a5
+def refused_by_trainer(f):  # list of (choices, why)
+    "What torchtitan's own checks refuse together (trainer.py; models/common/decoder.py)."
+    tp, cp, pp = (f.get(group) or 1 for group in ('tp', 'cp', 'pp'))
+    heads, l = f.get('kv_heads') or f.get('heads') or tp, f.get('seq_len') or 0
+    by_tp, by_cp = 1 if f.get('sequence_sharded') is False else tp, 2 * cp if cp > 1 else 1
+    refused = [
+        (heads % tp > 0, dict(tp=tp, kv_heads=heads), 'tp must divide the heads of keys'),
+        (l % (by_tp * by_cp) > 0, dict(seq_len=l, tp=tp, cp=cp),
+         f'samples must be divisible by {by_tp * by_cp}'),
+        (pp > 1 and f.get('tied_embeddings'), dict(tied_embeddings=True, pp=pp),
+         'a pipeline shares no table')]
+    return [(together(choices), why) for wrong, choices, why in refused if wrong]
+
+def refused_when_read(facts, model):  # list of (key, reason)
+    "What its own checks refuse of a job that was read: it is priced even so."
+    refused = refused_by_trainer({name: said.value for name, said in facts.items()})
+    return [(choices, f'torchtitan refuses it: {why}; priced even so') for choices, why in refused]
+
 def undo_torchtitan(f):  # dict
     "Facts as torchtitan has them."
     G, dp, several = f.get('global_batch'), f.get('dp'), f.get('dp_replicate') or 1
@@ -343,6 +361,8 @@ def undo_torchtitan(f):  # dict
                          'divide the copies')
     if stage == 0 and (f.get('cp') or 1) > 1:
         raise cannot_say('torchtitan', 'cp shares weights out', zero_stage=0, cp=f['cp'])
+    for choices, why in refused_by_trainer(f):
+        raise ValueError(f'{choices} cannot be said in torchtitan: {why}')
     check_sharers(f, stage, 'torchtitan')
     offload = f.get('offload') or 'none'
     if offload != 'none' and (offload, stage) != (SHARDS_ON_HOST, 3):
@@ -397,4 +417,5 @@ TORCHTITAN = Format(TORCHTITAN_ROWS, derive_torchtitan, undo_torchtitan, {
     'optimizer.early_step_in_backward': 'steps within the backward pass',
     'optimizer.implementation': 'steps that are taken one parameter at a time',
     'model.*': 'models known by name to torchtitan only', 'activation_checkpoint.*': 'what exactly '
-    'is computed again'}, 'torchtitan', ('training', 'parallelism', 'activation_checkpoint'))
+    'is computed again'}, 'torchtitan', ('training', 'parallelism', 'activation_checkpoint'),
+    refused_when_read)
