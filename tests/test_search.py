@@ -17,6 +17,7 @@ from thorough import first_of
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.estimates import CHOICES, FITS_BY, as_assumptions
 from transformer_perf.execution import MOST_REPLAYED
+from transformer_perf.iteration import readable
 from transformer_perf.timeline import (
     GROUPS, PLACES, counted_and_priced, exact_figures_of_each, exact_table, iteration_times,
     least_bubble, priced_estimate)
@@ -356,7 +357,11 @@ def test_a_layout_that_no_run_came_near_is_said_with_the_best_that_one_did():
     assert found.notes[-1].endswith(f'{more:.1%} slower.')
     widths = found.iteration_high_s / found.iteration_low_s
     assert widths[0] > 1.15 * widths[tested.name]
+    shown = readable(found, as_system('H100-80GB'))['runs near']
+    far = found.evidence.str.startswith('extrapolated')
+    assert (shown[far] == 'no').all() and (shown[~far] == 'yes').all() and far.nunique() == 2
     near = search('llama3.1_405B', 512, 'H100-80GB', fixed={'cp': [1, 2]})
+    assert 'runs near' not in readable(near, as_system('H100-80GB'))   # of all rows alike
     assert not near.evidence[0].startswith('extrapolated') and not near.notes
     wide = estimate('llama3.1_70B', Parallel(tp=16, pp=2, dp=2), 'H100-80GB', 64)
     assert 'tp over 2 NVLink domains' in wide.notes[0]

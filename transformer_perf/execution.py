@@ -20,7 +20,7 @@ from .models import Model, as_model, counted_once
 from .systems import NUMBERS_OF_UNITS, PHYSICAL, as_system
 from .schedules import SCHEDULES, own_figure, possible
 from .choices import needs_zero_3, offloaded, offloads, recomputed_layers
-from .parameters import generations
+from .parameters import generations, near_runs
 from transformer_perf.estimates import (
     CHOICES, DISPATCHERS, FITS_BY, GROUP_COLUMNS, SENT_ONCE, Assumptions, Choices, as_assumptions,
     distinct, peak_rate)
@@ -1157,7 +1157,7 @@ def shared_by_others(q: Question, found):  # str
 
 def beside_untested(best, shown):  # str
     "The fastest layout that measured runs came near, where the first of those shown is none."
-    tested = ~np.char.startswith(best['evidence'], 'extrapolated')
+    tested = near_runs(best['evidence'])
     one = len(set(best['n_gpus'].tolist())) == 1
     if not one or tested[0] or not tested.any(): return ''
     row = int(np.argmax(tested))

@@ -41,7 +41,7 @@ from .choices import (
     on_host, recomputed_layers, recomputed_parts)
 from .estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions)
-from .parameters import REACHED, WIDEST_GROUPS, interval
+from .parameters import REACHED, WIDEST_GROUPS, interval, near_runs
 from .measured_kernels import SHEETS, gpu_of, sheets_of
 from .kernels import pricer_of
 from .blocks import STRATEGIES
@@ -774,6 +774,8 @@ def readable(t, system):  # DataFrame for reading, not for computing
     view = {'rank': t['rank']} if 'rank' in t else {}
     view |= {'GPUs': t.n_gpus, 'strategy': t.strategy, 'samples/s': t.samples_per_s.map(short),
              'iteration s': t.iteration_s.map(short)}
+    tested = near_runs(t['evidence']) if 'evidence' in t else np.array([])
+    if len({*tested.tolist()}) > 1: view['runs near'] = np.where(tested, 'yes', 'no')
     view |= {'tp': [by(layer_groups(row), row) for row in rows], 'pp': t.pp, 'dp': t.dp,
              'micro-batch': t.micro_batch}
     for name, often, title in SHOWN:

@@ -6,8 +6,8 @@
 __all__ = ['SHARE', 'PART', 'FACTOR', 'HANDLES', 'REPEATABLE', 'GROUPED_WORKSPACES', 'OVERLAP_WORKSPACES', 'SHOWS',
            'WIDEST_GROUPS', 'REACHED', 'KINDS_OF_RUN', 'WIDER', 'FEW_RUNS', 'SEEN', 'PARAMETER_PARTS', 'PART_OF',
            'figure', 'NetworkShares', 'Kernels', 'measured_folder', 'Generation', 'generations', 'Costs', 'Evidence',
-           'interval', 'Parameters', 'part_of', 'limits', 'value_of', 'changed', 'Calibration', 'parameters_from',
-           'as_flat', 'read_calibration']
+           'near_runs', 'interval', 'Parameters', 'part_of', 'limits', 'value_of', 'changed', 'Calibration',
+           'parameters_from', 'as_flat', 'read_calibration']
 
 # %% ../nbs/82_parameters.ipynb #c3ca8f62
 import dataclasses
@@ -274,6 +274,10 @@ class Evidence:
         return f'near: {runs(here)} on {gpu}, none of them {such}'
 
 # %% ../nbs/82_parameters.ipynb #f90ab3a2
+def near_runs(words):  # array of bool
+    "Which predictions, by what each rests on, measured runs came near."
+    return ~np.char.startswith(np.asarray(words, dtype=str), 'extrapolated')
+
 def interval(
     known: Evidence,
     words,    # what each prediction rests on: `trust`
@@ -289,7 +293,7 @@ def interval(
     def logs(of, i):   # of predicted over measured
         return np.select([kinds == kind for kind in known.intervals[of]],
                          [low_high[i] for low_high in known.intervals[of].values()], np.nan)
-    far = np.where(np.char.startswith(words, 'extrapolated'), WIDER, 1.)
+    far = np.where(near_runs(words), 1., WIDER)
     half_seen, never, unnamed = SEEN
     measured = np.char.startswith(words, 'measured')
     low, high = (np.where(measured, logs(half_seen, i),
