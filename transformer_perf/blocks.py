@@ -762,12 +762,15 @@ class Attention(Heads):
 def output_gate(job: CountedJob, mixer):  # Operation
     "What attention says times the sigmoid of a gate: 5 FLOP a number forward, 10 backward."
     E, a = job.units.element, job.assumptions
-    x, gates = 1. * job.tokens * mixer.own_values(job), 1. * job.tokens * mixer.own_gates(job)
-    other = not a.flash_attention or a.fused_kernels   # its other factor is saved, too
-    flop = job.units.flop * (4 * gates + x)
-    forward = Work(vector=flop, nbytes=E * (2 * x + gates), launches=1)
-    backward = Work(vector=2 * flop, nbytes=E * (3 * x + 2 * gates), launches=1)
-    return Operation('gate', forward, backward, activations=E * (gates + other * x))
+    values = 1. * job.tokens * mixer.own_values(job)
+    gates = 1. * job.tokens * mixer.own_gates(job)
+    flop = job.units.flop * (4 * gates + values)
+    moved, moved_back = 2 * values + gates, 3 * values + 2 * gates
+    forward = Work(vector=flop, nbytes=E * moved, launches=1)
+    backward = Work(vector=2 * flop, nbytes=E * moved_back, launches=1)
+    saves_values = not a.flash_attention or a.fused_kernels   # the gates' other factor
+    saved = gates + saves_values * values
+    return Operation('gate', forward, backward, activations=E * saved)
 
 # %% ../nbs/82b_blocks.ipynb #bc00318a
 def saved_once(job: CountedJob, op: Operation, elsewhere=True):  # Operation

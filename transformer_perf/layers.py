@@ -161,12 +161,14 @@ def layernorm(
     vectors=2,      # of weights: a scale and a shift
 ):  # Operation
     "LayerNorm, or another norm with fewer vectors."
-    E, flop, x = units.element, units.flop, 1. * rows * width
-    forward = Work(vector=flop * 9 * x, nbytes=E * 2 * (x + rows + width), launches=1)
-    sums = 4 * rows * (width - 1)
-    backward = Work(vector=flop * (8 * x + sums), nbytes=E * (5 * x + 2 * width), launches=1)
-    return Operation(name, forward, backward, weights=vectors * E * width, activations=E * x,
-                     recomputed_with=('layernorm',))
+    E, flop = units.element, units.flop
+    numbers = 1. * rows * width
+    moved, moved_back = 2 * (numbers + rows + width), 5 * numbers + 2 * width
+    sums = 4 * rows * (width - 1)   # of the backward pass, over each row
+    forward = Work(vector=flop * 9 * numbers, nbytes=E * moved, launches=1)
+    backward = Work(vector=flop * (8 * numbers + sums), nbytes=E * moved_back, launches=1)
+    return Operation(name, forward, backward, weights=vectors * E * width,
+                     activations=E * numbers, recomputed_with=('layernorm',))
 
 # %% ../nbs/03_layers.ipynb #c1ace197
 def layernorm_2d(

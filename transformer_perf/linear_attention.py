@@ -78,15 +78,16 @@ def scan(job: CountedJob, mixer):  # Operation
 def short_conv(job: CountedJob, mixer):  # Operation
     "A convolution over the last few tokens, a channel at a time, and SiLU: one kernel."
     E, channels, taps = job.units.element, mixer.channels(job.tp), mixer.conv
-    x = 1. * job.tokens * channels
+    numbers = 1. * job.tokens * channels
     tail = E * job.micro_batch * max(taps - 1, 0) * channels   # of the neighbour that is before
     gathered = tail * job.cp / np.maximum(job.cp - 1, 1)       # of which each sends its own
     sent = Message('allgather', gathered * (job.cp > 1), 'cp')
-    flop = job.units.flop * (2 * taps + 5)
-    forward = Work(vector=flop * x, nbytes=2 * E * x, launches=1, messages=(sent,))
-    backward = Work(vector=2 * flop * x, nbytes=3 * E * x, launches=2, messages=(sent,))
-    return Operation('short-conv', forward, backward, E * channels * (taps + mixer.conv_bias),
-                     activations=E * job.tokens * mixer.conv_keeps(job.tp))
+    flop = job.units.flop * (2 * taps + 5) * numbers
+    forward = Work(vector=flop, nbytes=2 * E * numbers, launches=1, messages=(sent,))
+    backward = Work(vector=2 * flop, nbytes=3 * E * numbers, launches=2, messages=(sent,))
+    weights = E * channels * (taps + mixer.conv_bias)
+    saved = E * job.tokens * mixer.conv_keeps(job.tp)
+    return Operation('short-conv', forward, backward, weights, activations=saved)
 
 def gated_norm(job: CountedJob, mixer):  # Operation
     "The norm of what heads read, times a gate: one kernel that keeps both."
@@ -140,7 +141,8 @@ class DeltaRule(Recurrent):
         inverse = Product(16, 16, 16, chunks * C**3 / 4 / 16**3)
         written = Product(C, k + v, C, chunks)
         state = Product(C, v, k, chunks * (3 + 2 * self.handed_on() * again))
-        queried, read = Product(C, C, k, chunks * self.queried), Product(C, v, C, chunks)
+        queried = Product(C, C, k, chunks * self.queried)
+        read = Product(C, v, C, chunks)
         return compared, inverse, written, state, queried, read
 
     def backward(self, chunks, again):  # tuple of Product
@@ -223,15 +225,18 @@ class Mamba2(Recurrent):
     def moved(self, tp):
         "Of one token, by five kernels; scores, decays and what a chunk adds to a state in 32 bits."
         own, groups = self.own_values(tp), self.key_groups // tp
-        states = (2 + 2 + 1 + 1) * own * self.key / self.chunk   # added; handed on, in 16 bits
+        keys_and_scores = 4 * groups * (self.key + self.chunk)
         steps = 13 * self.heads // tp   # and decays: one kernel makes them, two read them
-        return 3 * own + 4 * groups * (self.key + self.chunk) + steps + states
+        states = (2 + 2 + 1 + 1) * own * self.key / self.chunk   # added; handed on, in 16 bits
+        return 3 * own + keys_and_scores + steps + states
 
     def parts(self, chunks, states, scores, causal):  # tuple of Product
-        C, below = self.chunk, (1 + TILE / self.chunk) / 2
-        return (Product(C, self.value, self.key, states * chunks),
-                Product(C, C, self.key, scores * chunks * self.key_groups / self.heads),
-                Product(C, self.value, C, causal * below * chunks))
+        C, k, v = self.chunk, self.key, self.value
+        groups = self.key_groups / self.heads    # heads that share keys share scores
+        below = (1 + TILE / C) / 2               # of a chunk's pairs, by whole tiles
+        of_states = Product(C, v, k, states * chunks)
+        of_scores = Product(C, C, k, scores * chunks * groups)
+        return of_states, of_scores, Product(C, v, C, causal * below * chunks)
     def forward(self, chunks, again): return self.parts(chunks, 2, 1, 1)
     def backward(self, chunks, again): return self.parts(chunks, 5, 3, 3)
 

@@ -333,10 +333,12 @@ def layer_matrices(job: CountedJob):  # Matrices
 
 def matrices_for(job: CountedJob, optimizer):  # Matrices
     "Those of a layer that an optimizer by name treats as such."
-    dense, routed = (in_matrices(job, optimizer, flag) for flag in (False, True))
+    dense = in_matrices(job, optimizer, False)
+    routed = in_matrices(job, optimizer, True)
     number = lambda ops: sum(x.number for op in ops for x in op.matrices)
-    return Matrices(sum(op.in_matrices for op in dense), number(dense), number(routed),
-                    *(kept_beside(job, optimizer, ops) for ops in (dense, routed)))
+    weights = sum(op.in_matrices for op in dense)
+    beside = [kept_beside(job, optimizer, ops) for ops in (dense, routed)]
+    return Matrices(weights, number(dense), number(routed), *beside)
 
 def kept_beside(job: CountedJob, optimizer, operations):  # GB
     "What an optimizer keeps of matrices as wholes."

@@ -98,10 +98,12 @@ def calculated(operation, *numbers):
 
 def of_each(function, *numbers):
     "A function of each row of some columns; the others are the same for all rows."
-    numbers = [x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in numbers]
-    if not any(isinstance(x, np.ndarray) for x in numbers): return function(*numbers)
+    is_array = lambda x: isinstance(x, np.ndarray)
+    numbers = [x[()] if is_array(x) and not x.ndim else x for x in numbers]
+    if not any(map(is_array, numbers)): return function(*numbers)
     of_rows = np.frompyfunc(function, len(numbers), 1)
-    return of_rows(*map(boxed, numbers)).view(Column)
+    found = of_rows(*map(boxed, numbers))
+    return found.view(Column)
 
 def boxed(x):  # array
     "As an array of the kind that all others are, even of no dimension."

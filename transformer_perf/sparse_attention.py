@@ -125,11 +125,12 @@ def index_loss(job: CountedJob, mixer: IndexedAttention):  # Operation
     "What the heads attend to, summed up, is what scores of the chosen are to be like."
     seen, b = latest(job, mixer, mixer.chosen), job.micro_batch
     rows, l, heads, d = job.rows, job.seq_len, mixer.index_heads, mixer.index_width
+    attending = mixer.own_heads(job)
     of = lambda m, n, k, number: Product(m, n, k, b * number, times=seen)
-    products = (of(rows, l, mixer.held, mixer.own_heads(job)), of(rows, d, l, heads),
-                of(l, d, rows, heads))
+    products = (of(rows, l, mixer.held, attending), of(rows, d, l, heads), of(l, d, rows, heads))
     pairs = b * rows * l * seen
-    moved = b * rows * (mixer.held * mixer.own_heads(job) + 3 * heads * d) + 4 * pairs
+    of_a_row = mixer.held * attending + 3 * heads * d
+    moved = b * rows * of_a_row + 4 * pairs
     summed = Message('allreduce', 2 * job.units.element * pairs * (job.tp > 1), 'tp')
     back = Work(products, fused=True, operands=moved, launches=2)
     op = gathers_latents(job, Operation('index-loss', Work(), back), d)

@@ -272,7 +272,8 @@ def deviation(case: Case, one: Estimate, measured, steps, found: Neighbours):  #
 # %% ../../nbs/88d_answers.ipynb #13a00057
 def deviation_in_words(d: Deviation):  # str
     "How far off, and what could explain it."
-    stats, off = d.estimate.stats, f'{abs(d.ratio - 1):.1%} {"more" if d.ratio > 1 else "less"}'
+    stats = d.estimate.stats
+    off = f'{abs(d.ratio - 1):.1%} {"more" if d.ratio > 1 else "less"}'
     words = [f'Measured {short(d.seconds)} s, predicted {short(stats["iteration_s"])} s: {off}.']
     if d.memory_GB is not None:
         words.append(f'Measured {d.memory_GB:.1f} GB, predicted {stats["memory_GB"]:.1f} GB.')

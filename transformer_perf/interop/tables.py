@@ -66,8 +66,9 @@ class Job:
 
     def assumptions(self, preset, software=None):  # Assumptions
         "A preset, or `Assumptions`, with what holds of the job and of the software that runs it."
-        a, own = as_assumptions(preset), self.software if software is None else software
-        if own is not None and (software is not None or a.measured): a = as_assumptions(a, own)
+        a = as_assumptions(preset)
+        if software is not None: a = as_assumptions(a, software)
+        elif self.software is not None and a.measured: a = as_assumptions(a, self.software)
         if a.measured: a = dataclasses.replace(a, measured=with_costs(a.measured, self.costs_said))
         return dataclasses.replace(a, **(self.assumes or {}))
 

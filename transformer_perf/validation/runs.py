@@ -666,8 +666,9 @@ def job_at(batch, i):  # Job
     "A candidate as a job."
     own, model = at_row(batch.t, i), model_at(batch, i)
     p = Parallel(**{name: own[name] for name in PARALLEL_FIELDS if name in own})
-    return Job(p, model, int(batch.global_batch[i]), p.n_gpus, model.seq_len,
-                       software_for(batch), batch.system, batch.assumes, **batch.costs)
+    return Job(
+        p, model, int(batch.global_batch[i]), p.n_gpus, model.seq_len,
+        software_for(batch), batch.system, batch.assumes, **batch.costs)
 
 def assumptions_for(batch, assumptions):  # Assumptions
     "Assumptions for the jobs of a batch: with the parameters of its software, where any has."
