@@ -527,7 +527,8 @@ class MLP(Half):
             present = job.here.has_bias('fc1')
             activation = [bias('fc1-bias', job.tokens, inputs, units, present),
                           *activation, dropout('dpr1', hidden, units)]
-        first, second = strategy.column(job, 'fc1', inputs), strategy.row(job, 'fc2', width)
+        first = strategy.column(job, 'fc1', inputs)
+        second = strategy.row(job, 'fc2', width)
         return [in_part('mlp', first, freed=0.), *(in_part('mlp', op) for op in activation),
                 in_part('mlp', second), *after_mlp(job)]
 
@@ -859,7 +860,8 @@ def domains_met(job: CountedJob, experts):
 # %% ../nbs/82b_blocks.ipynb #bc00318d
 def expert_messages(job: CountedJob, experts, back=False, share=1.):  # tuple of Message
     "Messages with copies of tokens for experts, or results back; share: bytes over 16 bits."
-    way, alone = np.asarray(job.dispatcher), np.isin(job.dispatcher, SENT_ONCE)
+    way = np.asarray(job.dispatcher)
+    alone = np.isin(job.dispatcher, SENT_ONCE)
     E, width = job.units.element * share, experts.width(job)
     here = E * job.own * width
     seen = where(job.ep_overlap, job.costs.ep_exposed, 1.)
@@ -871,7 +873,8 @@ def expert_messages(job: CountedJob, experts, back=False, share=1.):  # tuple of
                     exchanged(sent(each), None, group.size, group.in_domain)[1])
         each = where(alone, places_met(job, experts, group.size), each)
     direct = Message('alltoall', sent(each), 'ep', seen, far=far)
-    kind, all_of = 'reducescatter' if back else 'allgather', E * job.own * job.etp * width
+    kind = 'reducescatter' if back else 'allgather'
+    all_of = E * job.own * job.etp * width
     spread = Message(kind, all_of * each * crowded * (job.etp > 1), 'etp', seen)
     every = Message(kind, all_of * job.ep * (job.ep * job.etp > 1), 'experts', seen)
     return sent_if(way != 'allgather', direct, spread) + sent_if(way == 'allgather', every)
@@ -893,7 +896,8 @@ def vectors_sorted(job: CountedJob, experts, back=False):
     places = job.assumptions.capacity_factor or 1.   # sent for each copy, empty ones, too
     alone, rows = job.own * (1 + places * experts.per_token), expert_rows(job, experts)
     again = np.greater(experts.number, job.ep)   # else all that arrives is for the one expert here
-    several, gathered = alone + 2 * rows * again, np.equal(job.dispatcher, 'allgather')
+    several = alone + 2 * rows * again
+    gathered = np.equal(job.dispatcher, 'allgather')
     if np.any(gathered):   # all tokens are here, and are sorted once
         seen = job.etp * (job.ep if back else places_met(job, experts, job.ep))
         several = where(gathered, job.own * seen + rows, several)
@@ -967,7 +971,8 @@ def expert_activation(job: CountedJob, experts, numbers):  # Operation
 def routed_experts(job: CountedJob, experts):  # list of Operation
     "From copies of tokens to what their experts say."
     width, gated, seen = experts.hidden_dim // job.etp, job.here.gated, experts.width(job)
-    wide, here = width * (1 + gated), experts.number / job.ep
+    wide = width * (1 + gated)
+    here = experts.number / job.ep
     first = grouped(job, experts, 'expert-fc1', seen, wide)._replace(
         matrices=(of_group(Matrix(seen, wide * job.etp, here), 'etp'),))
     second = grouped(job, experts, 'expert-fc2', width, seen)._replace(

@@ -1030,7 +1030,8 @@ def zero_command(a):
     from transformer_perf.iteration import plural
     from transformer_perf.scaling import STUDIED, zero_table
     from transformer_perf.systems import as_system
-    system, model = as_system(a.system, a.nvlink_size), model_asked(a, STUDIED.get(a.model))
+    system = as_system(a.system, a.nvlink_size)
+    model = model_asked(a, STUDIED.get(a.model))
     table = zero_table(model, system, a.gpus, a.samples)
     table = table.sort_values(['n_gpus', 'stage'], ignore_index=True)
     samples = plural(a.samples, 'sample')

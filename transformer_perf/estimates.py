@@ -539,7 +539,8 @@ def comm_of_each(
     columns=None,   # which columns of the works the groups are of; unless given, they have the same
 ):  # list of s, of each pass
     "What the messages of passes show."
-    comm, at = [0.] * len(works.each), lambda x: at_columns(x, columns)
+    comm = [0.] * len(works.each)
+    at = lambda x: at_columns(x, columns)
     def placed(m):
         if columns is None: return m
         return m._replace(volume=at(m.volume), far=at(m.far), exposed=at(m.exposed),

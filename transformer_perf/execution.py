@@ -524,7 +524,8 @@ def candidate_costs(space: Space, layers: Layers, i, j):  # (Workload, LayerCost
     "What candidates ask and take: configurations i at placements j."
     q = layers.priced
     column = layers.at[layers.which[i], layers.place[j]]
-    work, cost = layers.work(space.at(i, j), i, q), fields_at(layers.cost, column)
+    work = layers.work(space.at(i, j), i, q)
+    cost = fields_at(layers.cost, column)
     cost = in_layouts(cost, work, pricer_of(q.system, q.assumptions))
     return work, cost, fields_at(layers.ends, column)
 
@@ -935,16 +936,20 @@ def untried(q: Question):  # str
 
 def why_none(n, space: Space, memory, q: Question):
     "Why no candidate of n GPUs is feasible, in a sentence."
-    own, s, name = space.t['n_gpus'] == n, q.system, ', '.join(dict.fromkeys(q.strategies))
+    own = space.t['n_gpus'] == n
+    s = q.system
+    name = ', '.join(dict.fromkeys(q.strategies))
     if not own.any():
-        refused, grouped = refusal(n, space, q), (space.groupings['n_gpus'] == n).any()
+        refused = refusal(n, space, q)
+        grouped = (space.groupings['n_gpus'] == n).any()
         if refused: return f'{name}: none can run as asked, {refused}'
         return f'{name}: {untried(q) if grouped else ungrouped(n, q)}'
     if not space.placed[own].any():
         places = held_columns(q, PLACES)
         return (f'{name}: no placement fills an NVLink domain of {s.nvlink_size} with '
                 f'divisors of the groups of {n} GPUs{f"; held: {places}" if places else ""}')
-    least, room = memory[..., own].min(), np.max(s.hbm_capacity)
+    least = memory[..., own].min()
+    room = np.max(s.hbm_capacity)
     alone = ' (copies share out nothing: ZeRO 0)' if q.considered['zero_stage'] == [0] else ''
     if least > room:
         return (f'{name}: the smallest of {own.sum()} configurations{alone} needs {least:.1f} GB, '

@@ -353,7 +353,8 @@ def autocast_norm(name, rows, width, products, units=Units(), vectors=1):  # Ope
 
 def eager_gelu(name, m, units=Units(), gated=1.):  # Operation
     "An MLP's nonlinearity whose gate is a kernel apart: what it multiplies is saved, too."
-    fused, more = gelu(name, m, units, gated), units.element * m * gated
+    fused = gelu(name, m, units, gated)
+    more = units.element * m * gated
     def apart(work, passes, kernels):
         return work._replace(nbytes=work.nbytes + passes * more,
                              launches=work.launches + kernels * gated)

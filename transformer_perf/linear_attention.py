@@ -92,7 +92,8 @@ def short_conv(job: CountedJob, mixer):  # Operation
 def gated_norm(job: CountedJob, mixer):  # Operation
     "The norm of what heads read, times a gate: one kernel that keeps both."
     E, flop = job.units.element, job.units.flop
-    x, scales = 1. * job.tokens * mixer.own_values(job.tp), mixer.normed(job.tp)
+    x = 1. * job.tokens * mixer.own_values(job.tp)
+    scales = mixer.normed(job.tp)
     if not any_of(scales): return gate_in_scan(job, x)
     forward = Work(vector=flop * 14 * x, nbytes=3 * E * x, launches=1)
     backward = Work(vector=flop * 22 * x, nbytes=5 * E * x, launches=2)

@@ -141,7 +141,8 @@ QUERIES = 128                      # of a tile
 
 def seconds_a_key(head_dim, value, system: System, fit, backward):  # s
     "What a tile of queries takes for each key."
-    width, shares = (head_dim + value) / 2, [getattr(fit, f'head_{d}') for d in HEADS]
+    width = (head_dim + value) / 2
+    shares = [getattr(fit, f'head_{d}') for d in HEADS]
     if not any(map(np.ndim, shares)): share = np.interp(width, HEADS, shares)
     else:   # of many systems: so much of each
         parts = [np.interp(width, HEADS, one) for one in np.eye(len(HEADS))]

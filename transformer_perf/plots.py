@@ -308,7 +308,8 @@ def configurations(
     "Where the time of each configuration goes, and how it shares the work out."
     table, bars = rows_and_bars(table, bars)
     labels = labels_of(table, labels)
-    x, lines = np.arange(len(table)), max(label.count('\n') for label in labels)
+    x = np.arange(len(table))
+    lines = max(label.count('\n') for label in labels)
     rows = 0.22 * (len(bars) + 1)   # inches of the table below
     legend_below = len(table) > 8   # else beside
     if legend_below: width, legend_height = 1.25 + 0.43 * len(table), 0.5
@@ -386,7 +387,9 @@ def maps_of(table, x, y, value, panels):  # (values of x, values of y, list of (
 # %% ../nbs/83_plots.ipynb #eadaa7fb
 def draw_contours(ax, xs, ys, z, contours):  # dict: words -> handle
     "Lines where the value is so many times the least."
-    drawn, least, most = {}, np.nanmin(z, initial=np.inf), np.nanmax(z, initial=-np.inf)
+    drawn = {}
+    least = np.nanmin(z, initial=np.inf)
+    most = np.nanmax(z, initial=-np.inf)
     for times, dashes in zip(several(contours, 'contours', least=0), DASHES):
         finite(times, 'contour', least=1)
         if not least * times < most: continue

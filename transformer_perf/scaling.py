@@ -478,7 +478,8 @@ def parse_nccl_log(
 ):  # NcclLog
     "A run of nccl-tests, from its output."
     name = path_text(name)
-    kind, (gpus, nodes) = collective_of(text, kind, name), ranks_of(text, gpus, name)
+    kind = collective_of(text, kind, name)
+    gpus, nodes = ranks_of(text, gpus, name)
     rows, ratios = results_in_log(text, name)
     share = TURNS[kind] * ring_share(kind, gpus)
     if ratios and abs(np.median(ratios) / share - 1) > 0.01:

@@ -345,7 +345,9 @@ def waits_of(passes, last):  # (rank of each step, what each waits for, whether 
 def unit_time_starts(name, rank, waits):  # array
     "When each step's turn comes if every step takes one moment."
     start = np.flatnonzero(np.diff(rank, prepend=-1, append=-1))
-    at, stop, when = start[:-1].copy(), start[1:], np.full(len(rank), -1)
+    at = start[:-1].copy()
+    stop = start[1:]
+    when = np.full(len(rank), -1)
     over = np.append(np.zeros(len(rank), dtype=bool), True)   # the last: nothing to wait for
     for moment in range(len(rank)):
         there = over[waits[at % len(rank)]].all(axis=1) & (at < stop)
@@ -361,7 +363,8 @@ def repeated(passes, length, period):  # array, of each step
     "Whether a step is the one `length` steps before on its rank, `period` micro-batches later."
     step = passes['step']
     first = np.flatnonzero(np.diff(step, prepend=-1))   # pass of each step
-    rank, size = passes['rank'][first], np.diff(first, append=len(step))
+    rank = passes['rank'][first]
+    size = np.diff(first, append=len(step))
     before = np.arange(len(first)) - length[rank]
     same_rank = (before >= 0) & (rank[before] == rank)
     same_size = size[before] == size
@@ -390,7 +393,8 @@ def steady_state(name, p, v, passes):  # (alike, of each step; length, stop, of 
 # %% ../nbs/30_schedules.ipynb #01ca0111
 def steady_steps(rank, waits, far, alike, length, stop):  # (steps, a period before), or None
     "The steps of the steady state that others wait for after it, or would in one more period."
-    step, over = np.arange(len(rank)), np.arange(len(rank)) >= stop[rank]
+    step = np.arange(len(rank))
+    over = np.arange(len(rank)) >= stop[rank]
     counts = far | (np.arange(far.shape[1]) == 0)   # what else is on a rank is over before
     who, slot = np.nonzero(counts & (waits >= 0))
     what = waits[who, slot]
@@ -420,7 +424,8 @@ class Program(NamedTuple):
 @lru_cache(maxsize=64)
 def program(name, p, v, N):  # Program
     "All steps of all ranks; each after what it waits for."
-    passes, chunks = passes_in_order(name, p, v, N), p * (SCHEDULES[name].chunks or v)
+    passes = passes_in_order(name, p, v, N)
+    chunks = p * (SCHEDULES[name].chunks or v)
     rank, waits, far = waits_of(passes, chunks - 1)
     state = steady_state(name, p, v, passes)
     steady = steady_steps(rank, waits, far, *state) if state else None
@@ -523,7 +528,8 @@ def time_played(
     times=3,         # p micro-batches are played at first
 ):  # s, [...]
     "What a schedule takes, played; many durations at once."
-    few, cost = shortened(name, p, v, N, times), costs_of(name, p, v, F, B, W)
+    few = shortened(name, p, v, N, times)
+    cost = costs_of(name, p, v, F, B, W)
     steps = program(name, p, v, few)
     end = step_end_times(steps, times_of_steps(steps, cost, overlap))
     total = end[-p:].max(axis=0)
@@ -597,7 +603,8 @@ def saved_at_once(name, p, v, N):  # array [rank, moment, chunk of the rank]
     "How many micro-batches of each of its chunks a rank keeps, whenever that is more than before."
     passes, s = passes_in_order(name, p, v, N), SCHEDULES[name]
     kind, chunk, rank = (passes[x] for x in ('kind', 'chunk', 'rank'))
-    begins, ends = kind == PASS_NUMBERS['F'], kind == PASS_NUMBERS['W' if s.splits else 'B']
+    begins = kind == PASS_NUMBERS['F']
+    ends = kind == PASS_NUMBERS['W' if s.splits else 'B']
     of_chunk = chunk[:, None] == np.arange(chunk.max() + 1)
     saved = np.cumsum((1 * begins - ends)[:, None] * of_chunk, axis=0)
     found = np.unique(np.column_stack([rank, saved])[begins], axis=0)

@@ -435,7 +435,8 @@ def write_sweep(
     product = (models, systems, n_gpus, strategies, global_batch, k,
                as_assumptions(assumptions, software))
     if not path.suffix: return write_dataset(path, vary, workers, *product)
-    tasks, partial = tasks_of(*product, vary), path.with_name(f'.{path.name}.partial')
+    tasks = tasks_of(*product, vary)
+    partial = path.with_name(f'.{path.name}.partial')
     tables = run(run_task, tasks, partial, workers)
     if tables is None: return False
     write_whole(path, table_bytes(tables_joined(tables), suffix))

@@ -424,7 +424,9 @@ def ends_differ(work: Workload):
 def stages_of(work: Workload, units=()):  # list of PipelineStage, of columns if layouts are columns
     "The stages that differ; where they differ in their ends alone, the first and the last."
     if stages_alike(work):
-        L, both, end = (work.layers,), ends_on_one_rank(work.layouts) * 1., work.layouts.pp - 1
+        L = (work.layers,)
+        both = ends_on_one_rank(work.layouts) * 1.
+        end = work.layouts.pp - 1
         first = PipelineStage(L, 1., both, np.where(both, end, 0))
         last = PipelineStage(L, both, 1., end)
         return [first, last] if ends_differ(work) else [first]   # which holds as much, or more
@@ -536,7 +538,8 @@ def with_most(figure, several):
     for new in others:
         own = figure(new)
         more = own > most
-        best, most = where_in_fields(more, new, best), where(more, own, most)
+        best = where_in_fields(more, new, best)
+        most = where(more, own, most)
     return best
 
 def longest_of(stages, seconds):  # s
@@ -578,7 +581,8 @@ def mean_matrices(work: Workload, layers):  # Matrices
 def bubble_time(work: Workload, costs, pace, more, ends):  # s
     "What a stage idles; `pace`: s of the slowest; `more`: of a micro-batch besides its layers."
     p = work.layouts
-    mean, L = mean_layer(costs, work.number), sum(work.number) / p.pp
+    mean = mean_layer(costs, work.number)
+    L = sum(work.number) / p.pp
     F, W, B = names('s', F=L * mean.forward + more / 2, W=L * mean.late,
                     B=L * (mean.backward - mean.late) + more / 2)
     rest = L * (mean.forward + mean.backward) + sum(ends) - pace   # what the others take besides
@@ -787,7 +791,8 @@ def weights_of_stage(work: Workload, at: PipelineStage, of: Stored, trained=True
     "The weights of a stage whose mean layer stores so much."
     p, held = work.layouts, sum(at.layers) * stages_held(work.layouts)
     ends = ends_GB(work.weights, at.first, at.last)
-    parts, mean = parts_on_gpu(p, of, held, ends), mean_matrices(work, at.layers)
+    parts = parts_on_gpu(p, of, held, ends)
+    mean = mean_matrices(work, at.layers)
     copied = trained & p.costs.sharded_master & shares_out(parts)
     beside = on_busiest_gpu(p, mean, held, parts, mean.beside, mean.routed_beside)
     beside = named(beside, 'beside', 'GB')
@@ -1082,7 +1087,8 @@ def pass_times(
     more,                          # s of a micro-batch on every rank, besides layers and ends
 ):  # F, B, W: s, [chunk, ...]
     "What each pass of each chunk takes."
-    third, own = [end / 3 for end in ends], more / 2 / work.layouts.virtual_stages
+    third = [end / 3 for end in ends]
+    own = more / 2 / work.layouts.virtual_stages
     kinds = lambda x: of_each_kind(work, x)
     found = figures_of_chunks(work, [*kinds(costs.forward), *third, own],
                               [*kinds(costs.backward - costs.late), *third, own],
@@ -1125,7 +1131,8 @@ def exact_times(work: Workload, costs, ends, times: Times):  # Times
     "The times of layouts of one order: their schedule is played unless the formulas hold."
     if chunks_alike(work, ends): return times
     p, more = work.layouts, micro_batch_overhead(work.layouts, times)
-    sizes, chunks = (p.schedule, p.pp, p.virtual_stages), pass_times(work, costs, ends, more)
+    sizes = (p.schedule, p.pp, p.virtual_stages)
+    chunks = pass_times(work, costs, ends, more)
     known = formula_holds(*sizes, *chunks)
     if np.all(known): return times
     total = time_played(*sizes, p.micro_batches, *chunks)

@@ -262,7 +262,8 @@ def explanations(d: Deviation):  # DataFrame, the least unlikely first
 def deviation(case: Case, one: Estimate, measured, steps, found: Neighbours):  # Deviation
     "A measurement against its prediction."
     seconds, GB = measured_figures(measured, one)
-    off, own = np.abs(found.seconds - seconds), abs(found.seconds[0] - seconds)
+    off = np.abs(found.seconds - seconds)
+    own = abs(found.seconds[0] - seconds)
     some = [i for i, s in enumerate(steps) if s.knob in SUSPECTS and off[i] < own / 2]
     nearest = sorted(some, key=lambda i: off[i])[:3]
     settings = tuple((in_short(case.parallel, found.to[i]), float(found.seconds[i]))

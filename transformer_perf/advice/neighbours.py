@@ -184,7 +184,8 @@ def ways_of_recompute(model: Model, p: Parallel):  # list of str
 def chunks_possible(case: Case):  # array
     "The numbers of virtual stages with which the pipeline could run."
     p, depth = case.parallel, case.model.depth
-    v, N = np.arange(1, depth // p.pp + 1), case.global_batch // p.dp // p.micro_batch
+    v = np.arange(1, depth // p.pp + 1)
+    N = case.global_batch // p.dp // p.micro_batch
     layers = layers_to_deal(depth, p.pp, v, case.assumptions)
     can = possible(SCHEDULES[p.schedule], p.pp, v, N, layers)
     return v[np.broadcast_to(can, v.shape)]

@@ -458,7 +458,8 @@ def plan(
     "What to run on which GPUs, how long it takes and what it costs: a short list."
     m, systems = as_model(model), map(as_system, several(system, 'system'))
     systems, counts = by_own_name(systems, 'systems'), counts_of(n_gpus)
-    batch, budget = batch_of(m, global_batch, batch_tokens), budget_of(m, tokens, hours, usd)
+    batch = batch_of(m, global_batch, batch_tokens)
+    budget = budget_of(m, tokens, hours, usd)
     if budget.tokens is not None and budget.tokens < batch * m.seq_len:
         raise ValueError(f'tokens={budget.tokens:g} must be at least those of an iteration: '
                          f'{plural(batch, "sample")} of {m.seq_len}')

@@ -75,7 +75,8 @@ def priced_on(one, system: System):  # (s, GB), an array each
     """Time and memory of an estimate's configuration on a system of arrays; what is open of its
     placement is chosen anew for each variant."""
     t = possible_places(one.parallel, one.system, one.assumptions)
-    which, found = fastest_places(one, system, t), np.empty((2, variant_count(system)))
+    which = fastest_places(one, system, t)
+    found = np.empty((2, variant_count(system)))
     for row in np.unique(which):
         own = np.flatnonzero(which == row)
         placed = vars(one.parallel) | {place: int(t[place][row]) for place in PLACES}

@@ -117,7 +117,9 @@ def derive_accelerate(facts, ignored):
 # %% ../../nbs/90e_accelerate.ipynb #16dd2100
 def undo_accelerate(f):  # dict
     "Facts as Accelerate has them: FSDP 2 where it can, DeepSpeed or Megatron-LM where it must."
-    stage, n, offload = f.get('zero_stage') or 0, f.get('n_gpus'), f.get('offload') or 'none'
+    stage = f.get('zero_stage') or 0
+    n = f.get('n_gpus')
+    offload = f.get('offload') or 'none'
     tp, cp, pp, dp = (f.get(group) or 1 for group in ('tp', 'cp', 'pp', 'dp'))
     full, selective = (f.get('recompute') == word for word in ('full', 'selective'))
     shards = offload == SHARDS_ON_HOST and stage == 3

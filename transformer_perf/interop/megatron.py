@@ -732,7 +732,8 @@ def undo_megatron(f):  # dict
         raise ValueError(f'{choices} cannot be said in megatron: {why}')
     if f.get('dropout') is not None:
         f |= dict.fromkeys(('attention_dropout', 'hidden_dropout'), DROPPED if f['dropout'] else 0)
-    hides, kept = bool(f.get('dp_overlap')), fsdp_stays_gathered(f | {'zero_stage': stage})
+    hides = bool(f.get('dp_overlap'))
+    kept = fsdp_stays_gathered(f | {'zero_stage': stage})
     own = dict(distributed=stage > 0, fsdp=stage > 1, granularity=granularity,
                overlap_reduce=hides, overlap_gather=hides and stage > 0,
                reshard_after_forward=not kept)

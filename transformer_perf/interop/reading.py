@@ -83,7 +83,8 @@ def job_asked(what, model=None, global_batch=None):  # Job
     "A job from an Estimate, a row of a search or what `as_job` takes."
     if isinstance(what, Estimate): return job_estimated(what)
     if not hasattr(what, 'keys') or isinstance(what, dict): return as_job(what)
-    p, m = Parallel.from_row(what), None if model is None else as_model(model)
+    p = Parallel.from_row(what)
+    m = None if model is None else as_model(model)
     return Job(p, m, global_batch, p.n_gpus, m and m.seq_len)
 
 # %% ../../nbs/90j_reading.ipynb #b47e4cd2

@@ -337,7 +337,8 @@ def refused_by_trainer(f):  # list of (choices, why)
     "What torchtitan's own checks refuse together (trainer.py; models/common/decoder.py)."
     tp, cp, pp = (f.get(group) or 1 for group in ('tp', 'cp', 'pp'))
     heads, l = f.get('kv_heads') or f.get('heads') or tp, f.get('seq_len') or 0
-    by_tp, by_cp = 1 if f.get('sequence_sharded') is False else tp, 2 * cp if cp > 1 else 1
+    by_tp = 1 if f.get('sequence_sharded') is False else tp
+    by_cp = 2 * cp if cp > 1 else 1
     refused = [
         (heads % tp > 0, dict(tp=tp, kv_heads=heads), 'tp must divide the heads of keys'),
         (l % (by_tp * by_cp) > 0, dict(seq_len=l, tp=tp, cp=cp),

@@ -216,7 +216,8 @@ def export(
     global_batch=None,  # of a row
 ):  # str
     "A job as a framework spells it; a ValueError for what it cannot say."
-    job, name = job_asked(job, model, global_batch), nearest(format, ('json', *FORMATS), 'format')
+    job = job_asked(job, model, global_batch)
+    name = nearest(format, ('json', *FORMATS), 'format')
     if name == 'json': return as_own(job)
     keys = keys_for(job, FORMATS[name])
     notes = set_elsewhere(job, name, keys)

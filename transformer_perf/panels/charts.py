@@ -304,7 +304,8 @@ def roofline_table(result: Estimate):  # DataFrame, a row per operation and pass
         for way, work in (('forward', op.forward), ('backward', op.backward)):
             end, moved = WAYS[way], counted(work, units)[2]
             if not moved: continue   # a bias that the model does not have
-            TFLOP, seconds = layer[f'flops_{end}'], layer[f't_{end}_comp'] + layer[f't_{end}_mem']
+            TFLOP = layer[f'flops_{end}']
+            seconds = layer[f't_{end}_comp'] + layer[f't_{end}_mem']
             rows.append({'operation': op.name, 'pass': way, 'TFLOP': TFLOP, 'moved_GB': moved,
                          'FLOP_per_byte': TFLOP * 1000 / moved, 'ms': seconds * 1000,
                          'TFLOP_per_s': TFLOP / seconds, 'bound_by': layer['bound_by']})

@@ -213,7 +213,8 @@ class Rows(NamedTuple):
 # %% ../../nbs/75_drawing.ipynb #96bf6cdf
 def schedule(p: Pipeline, rows: Rows, stages, width, passes, broken):  # list of str
     "The rows of the stages: white where they idle."
-    bottom, end = rows.y + rows.high * len(stages), rows.at(p.seconds)
+    bottom = rows.y + rows.high * len(stages)
+    end = rows.at(p.seconds)
     parts = [box(rows.x, rows.y, width, bottom - rows.y, 'white')]
     for backward, shades in PASS_COLORS.items():
         for odd, color in enumerate(shades):

@@ -128,7 +128,8 @@ def search_shell_command(state: SearchState):  # str
 def why_slower(found):  # DataFrame with slower_s, grew (component), grew_s; a row per candidate
     "What each of some candidates, best first, loses to the first: the component that grew most."
     parts = found[list(COMPONENTS)]
-    growth, names = parts - parts.iloc[0], COMPONENTS | components(found)
+    growth = parts - parts.iloc[0]
+    names = COMPONENTS | components(found)
     return pd.DataFrame({'slower_s': found.iteration_s - found.iteration_s.iloc[0],
                          'grew': growth.idxmax(axis=1).map(names),
                          'grew_s': growth.max(axis=1)})

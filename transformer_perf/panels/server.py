@@ -182,7 +182,8 @@ def serve(
         raise ValueError(f'port={port} cannot be used: {error.strerror}') from None
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
         first = drawn_beside(state)
-        source, url = CELL.format(state=state, notes=notes), f'http://127.0.0.1:{port}/{token}/'
+        source = CELL.format(state=state, notes=notes)
+        url = f'http://127.0.0.1:{port}/{token}/'
         voila = voila_of(folder, token, source)
         signal.signal(signal.SIGTERM, signal.default_int_handler)   # ends as with Ctrl-C
         print(f'The panels are at {url} (Ctrl-C ends them)', *notes, sep='\n', flush=True)

@@ -74,7 +74,8 @@ MOSTLY = .75     # of what is known of a value was so before anything was measur
 def standard_errors(J, free, scatter, drawn):
     """From the Jacobian at a solution; none at a bound, infinite where nothing depends on a value,
     or where what draws it to its start tells nearly all."""
-    error, drawing = np.full(len(free), np.nan), J[-len(free):, free]
+    error = np.full(len(free), np.nan)
+    drawing = J[-len(free):, free]
     if not free.any(): return error
     J = J[:, free]
     spread = np.diag(np.linalg.inv(J.T @ J + UNTOLD * np.eye(J.shape[1])))
@@ -296,7 +297,8 @@ def calibrate(
                          'a file that calibrate wrote')
     values, errors, bounds, entries, sets = fit_entries(runs, y, start, free, system)
     several = isinstance(start.measured, Calibration)
-    known, own = start.measured.sets if several else {}, sets_with(sets, entries, values)
+    known = start.measured.sets if several else {}
+    own = sets_with(sets, entries, values)
     others = {name: k for name, k in known.items() if name not in own}
     calibration = Calibration({**others, **own})   # the last of a generation is its default
     predicted = predict(runs, dataclasses.replace(start, measured=calibration), system)
@@ -422,7 +424,8 @@ def collective_rows(df, system, parameters):  # s
     "Collectives inside a domain and, but for all-to-alls, between domains."
     x = numbers_of(df, ('n_gpus', 'n_nodes', 'message_bytes'))
     x['n_nodes'] = domains_of(df, system)
-    found, kinds = np.full(len(df), np.nan), texts_in(df, 'op').map(OPERATIONS)
+    found = np.full(len(df), np.nan)
+    kinds = texts_in(df, 'op').map(OPERATIONS)
     good = (x['n_gpus'] > 1) & (x['n_gpus'] % x['n_nodes'] == 0)
     good &= (kinds != 'alltoall').to_numpy() | (x['n_nodes'] == 1)
     for kind, rows in df.groupby(kinds.where(good)).indices.items():

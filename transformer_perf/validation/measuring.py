@@ -124,7 +124,8 @@ def grouped_call(machine, layout, experts, rows, inputs, outputs):
     "Products of experts in one kernel, ready to be called."
     call, bf16 = machine.torch._grouped_mm, machine.torch.bfloat16
     ends = rows * machine.torch.arange(1, experts + 1, device=machine.device)
-    ends, x = ends.to(machine.torch.int32), machine.random(experts * rows, inputs)
+    ends = ends.to(machine.torch.int32)
+    x = machine.random(experts * rows, inputs)
     if layout == 'TN':
         gradient = machine.random(experts * rows, outputs)
         return lambda: call(gradient.t(), x, offs=ends, out_dtype=bf16)
@@ -308,7 +309,8 @@ NOT_HERE = (RuntimeError, NotImplementedError, AttributeError, TypeError)   # of
 
 def timed(machine, plan, seconds):  # yields (Measurement, s or None, samples or why not)
     "Each kernel of a plan within its share of the time; kernels on rank 0, messages on all."
-    share, end = seconds / max(len(plan), 1), time.perf_counter() + seconds
+    share = seconds / max(len(plan), 1)
+    end = time.perf_counter() + seconds
     best = {}   # (kind, op, dtype) -> the best rate so far, FLOP or bytes in a second
     for one in plan:
         together = one.kind == 'collective'
@@ -392,7 +394,8 @@ def system_of(machine, table, name, sheet=None):  # System
     known = gpu_of(machine.name)
     if sheet is not None: found = as_system(sheet)
     else: found = sheet_of(known) if known in SHEETS else inferred(machine, table)
-    day, words = datetime.date.today().isoformat(), f'{machine.name}. {found.source}'
+    day = datetime.date.today().isoformat()
+    words = f'{machine.name}. {found.source}'
     return dataclasses.replace(found, name=name, date=day, source=words)
 
 # %% ../../nbs/93_measure.ipynb #17000029

@@ -99,7 +99,8 @@ KNOWN_COLUMNS = {*RUN_COLUMNS, *MORE, *ADDED, 'precision'}
 
 def slips_in(df):  # list of str
     "Columns that nobody reads, and that may be slips of the pen for some that a table lacks."
-    unknown, lacking = [str(c) for c in df if c not in KNOWN_COLUMNS], sorted(KNOWN_COLUMNS - {*df})
+    unknown = [str(c) for c in df if c not in KNOWN_COLUMNS]
+    lacking = sorted(KNOWN_COLUMNS - {*df})
     near = {c: get_close_matches(c, lacking, 1, .85) for c in unknown}
     return [f'column {quoted(c)} is not read (is it {own[0]!r}?)' for c, own in near.items() if own]
 
@@ -129,7 +130,8 @@ def measured_column(df, column):  # Series of float
     found = as_numbers(df[column])
     wrong = np.flatnonzero(~(found.between(TINY, HUGE) | df[column].isna()))
     if not len(wrong): return found
-    name, cell = row_name(df, wrong[0]), df[column].iloc[wrong[0]]
+    name = row_name(df, wrong[0])
+    cell = df[column].iloc[wrong[0]]
     raise ValueError(f'row {name}: {column}={quoted(cell)} must be a positive number')
 
 def row_name(df, at):  # str
