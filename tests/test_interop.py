@@ -2090,6 +2090,17 @@ def test_zero_2_is_said_where_weights_stay_whole():
         assert why in refused(export, Job(kept, None, 64), 'megatron')
 
 
+@pytest.mark.parametrize('gpus, machines', [(4, 1), (8, 1), (12, 3), (16, 2), (64, 8)])
+def test_accelerate_starts_eight_gpus_on_a_machine(gpus, machines):
+    "As a script does; which machine it is and where the first one is, each is told."
+    text = export(job_of(dp=gpus, zero_stage=3), 'accelerate')
+    found = parse_yaml(text, 'x')
+    assert (found['num_processes'], found['num_machines']) == (gpus, machines)
+    assert ('set elsewhere: machine_rank, main_process_ip' in text) == (machines > 1)
+    script = export(job_of(dp=gpus), 'megatron')
+    assert f'--nproc-per-node {gpus // machines} --nnodes {machines} ' in script
+
+
 LAUNCHED = {   # what Accelerate makes of it
     Parallel(tp=2, dp=4, zero_stage=3): dict(
         use_fsdp=True, fsdp_version=2, fsdp_reshard_after_forward=True,
@@ -2476,6 +2487,13 @@ def test_a_job_without_its_gpus_keeps_its_stage(tmp_path, capsys):
     out = ran(capsys, 'search', '--job', file, '--gpus', 16, '--model', HERE /
               'Meta-Llama-3.1-8B.json', '--seq-len', 2048, '--format', 'json').out
     assert {row['zero_stage'] for row in json.loads(out)['found']} == {3}
+
+
+def test_a_recipe_in_python_is_not_run(tmp_path, capsys):
+    file = tmp_path / 'recipe.py'
+    file.write_text('cfg = qwen3_30b_a3b_pretrain_config(tensor_model_parallel_size=1)')
+    errors = ran(capsys, 'fits', '--job', file, code=2).err
+    assert ': Python is not run: give the YAML' in errors and errors.count('\n') == 1
 
 
 def test_names_of_formats_are_the_same(): assert cli.EXPORTS == ('json', *FORMATS, 'perfetto')

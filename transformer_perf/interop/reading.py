@@ -125,6 +125,8 @@ def job_of_both(given, path, name, told):  # Job
 def job_in(path, told):  # Job
     "A job from a file."
     kind = os.path.splitext(path)[1].lower()
+    if kind == '.py': raise ValueError(
+        f'{path_text(path)}: Python is not run: give the YAML that a recipe prints (to_yaml)')
     readers = {'.json': parse_json, '.yaml': parse_yaml, '.yml': parse_yaml, '.toml': parse_toml}
     text = read_text(path, LARGEST_TEXT)
     if kind not in readers:

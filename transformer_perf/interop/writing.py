@@ -181,11 +181,15 @@ def as_flags(keys):  # list of str
         found.append(' '.join([key, *(shlex.quote(str(value)) for value in values)]))
     return found
 
+def gpus_of_machine(job):
+    "How many GPUs are started on each machine: 8 where the number is a multiple of it, or fewer."
+    return math.gcd(job.n_gpus, 8)
+
 def as_script(job, keys, notes):  # str
     "A command for torchrun, or the flags alone where the number of GPUs is not known."
     flags, launch = as_flags(keys), one_connection(job)
     if job.n_gpus:
-        each = math.gcd(job.n_gpus, 8)
+        each = gpus_of_machine(job)
         start = f'torchrun --nproc-per-node {each} --nnodes {job.n_gpus // each} pretrain_gpt.py'
         flags = [' '.join([*launch, start]), *flags]
     else: notes = [*notes, *(f'{setting} (the environment)' for setting in launch)]
@@ -205,6 +209,14 @@ def comment(notes): return ''.join(f'# set elsewhere: {note}\n' for note in note
 # %% ../../nbs/90k_writing.ipynb #12ab003d
 FIRST_OF_ACCELERATE = {'compute_environment': 'LOCAL_MACHINE', 'mixed_precision': 'bf16',
                        'num_machines': 1, 'machine_rank': 0}
+OF_EACH_MACHINE = 'machine_rank, main_process_ip (each machine)'   # which one file cannot say
+
+def on_machines(job):  # (keys of Accelerate, notes)
+    "What every file of Accelerate begins with; it would start all GPUs on one machine."
+    machines = job.n_gpus // gpus_of_machine(job) if job.n_gpus else 1
+    notes = [OF_EACH_MACHINE] if machines > 1 else []
+    return FIRST_OF_ACCELERATE | {'num_machines': machines}, notes
+
 HEAD_OF_TORCHTITAN = ('# torchtitan 0.3.0 (2026-09-03) reads no file: set these fields in a '
                       'configuration in Python,\n# or each as --section.field VALUE\n')
 
@@ -225,7 +237,9 @@ def export(
     if name == 'deepspeed':   # no comments in JSON: a key of its own, which DeepSpeed passes over
         keys |= {'set elsewhere': notes} if notes else {}
         return json.dumps(nested(keys), indent=1) + '\n'
-    if name == 'accelerate': keys = FIRST_OF_ACCELERATE | keys
+    if name == 'accelerate':
+        first, more = on_machines(job)
+        keys, notes = first | keys, notes + more
     import yaml
     text = comment(notes) + yaml.safe_dump(nested(keys), sort_keys=False)
     return HEAD_OF_TORCHTITAN + text if name == 'torchtitan' else text
