@@ -390,6 +390,19 @@ def test_a_switch_that_is_off_is_found():
     assert found.settings[0] == ('tp_overlap on -> off', pytest.approx(slow))
 
 
+def test_what_was_measured_ran(tmp_path):
+    "Its memory has a sentence of its own; that it does not fit, only its prediction says."
+    about = 'llama3.1_8B', Parallel(dp=8), 'H100-80GB', 64
+    one = estimate(*about, 'calibrated')
+    log = pd.DataFrame({'iteration_s': [one.stats['iteration_s']] * 2, 'memory_GB': [70., 71.]})
+    said = improve(*about, measured=log).summary
+    assert 'Measured 71.0 GB, predicted 101.2 GB. llama3.1_8B on' in said
+    assert '0.0% less. That is as near as predictions usually come. Measured 71.0 GB' in said
+    assert f'It ran, though by its prediction it does not fit: {one.needed:.1f} of 84.9' in said
+    assert f' It does not fit: {one.needed:.1f} of 84.9' in improve(*about).summary
+    assert 'It ran' not in improve('llama3.1_8B', Parallel(tp=8), *about[2:], measured=9).summary
+
+
 # jobs
 
 def test_a_job_is_what_it_says():

@@ -275,10 +275,11 @@ def deviation_in_words(d: Deviation):  # str
     "How far off, and what could explain it."
     stats = d.estimate.stats
     off = f'{abs(d.ratio - 1):.1%} {"more" if d.ratio > 1 else "less"}'
-    words = [f'Measured {short(d.seconds)} s, predicted {short(stats["iteration_s"])} s: {off}.']
+    words = [f'Measured {short(d.seconds)} s, predicted {short(stats["iteration_s"])} s: {off}.',
+             *causes_in_words(d)]
     if d.memory_GB is not None:
         words.append(f'Measured {d.memory_GB:.1f} GB, predicted {stats["memory_GB"]:.1f} GB.')
-    return ' '.join([*words, *causes_in_words(d)])
+    return ' '.join(words)
 
 def causes_in_words(d: Deviation):  # list of sentences
     "What could explain how far off a prediction is."
@@ -327,13 +328,19 @@ class Improvements:
         return tables_as_html([*views, changes_view(self.table, self.estimate.system)], repr(self))
 
 # %% ../../nbs/88d_answers.ipynb #13a00034
+def said_of_room(found: Improvements):  # str
+    "That a job does not fit; of one that was measured, that only its prediction says so."
+    large = too_large(found.estimate)
+    if found.deviation is None: return large
+    return f'It ran, though by its prediction {large[0].lower()}{large[1:]}'
+
 def improvements_in_words(found: Improvements):  # str
     "What is known of the job, and what would be better."
     one = found.estimate
     words = [found.deviation.summary] if found.deviation else []
     words += [f'{where_run(one)}: {short(one.stats["iteration_s"])} s an iteration.',
               rate_in_words(one.row, one.system)]
-    if not one.fits: words.append(too_large(one))
+    if not one.fits: words.append(said_of_room(found))
     right = [c for c in found.changes if c.estimate.fits]
     goal = 'is faster and fits' if one.fits else 'fits'
     tried = plural(found.tried, 'change')
