@@ -204,6 +204,16 @@ def test_what_is_needed_says_what_it_rests_on():
     assert 'Evidence: ' in json.loads(good(*asked, '--format', 'json'))['notes'][1]
 
 
+def test_the_example_of_what_is_needed_finds_it():
+    "As its --help has it, in two lines."
+    example = good('sensitivity', '--help').split('Example: ')[1].split('\n\n')[0]
+    command = example.replace('\\\n', ' ').splitlines()[1].split()
+    assert command[0] == 'transformer-perf' and '--needed' in command
+    said = good(*command[1:])
+    has(said, 'must be', 'times the')
+    assert 'It does not fit' not in said
+
+
 def test_formats_carry_full_precision(tmp_path):
     options = ['search', *CORRECTED, '--nvlink-size', 4, '--gpus', '512,2048', '--gpus', 4096,
                '--top', 2]
@@ -685,6 +695,12 @@ MISTAKES = [
     (['explain', '--figure', 'iteration'], "unknown figure 'iteration'; did you mean"),
     (['explain', '--figure', 'mfu', '--format', 'csv'], '--format is table or json, not csv'),
     (['explain', '--figure', 'mfu', '--export', 'json'], '--figure and --export exclude'),
+    (['explain', '--export', 'torchtitan', '-o', 'x.toml'],
+     "--output='x.toml': --export torchtitan writes .yaml, not .toml"),
+    (['search', '--export', 'megatron', '-o', 'x.JSON'], '--export megatron writes a script'),
+    (['fits', '--export', 'deepspeed', '-o', 'x.yml'], '--export deepspeed writes .json'),
+    (['explain', '--assumptions', systems_folder() / 'H200.json'],
+     "H200.json: not a calibration (lacks 'sets')"),
 ]
 
 

@@ -234,9 +234,9 @@ RESULT = (FORMAT, OUTPUT, WIDE)
 EXPORTS = ('json', 'megatron', 'deepspeed', 'accelerate', 'torchtitan', 'perfetto')
 JOB_READ = (
     Option('--job', 'a file that a framework trains from (a script or YAML of Megatron-LM, a JSON '
-           'of DeepSpeed, a YAML of Accelerate or Primus, fields of torchtitan, a recipe of '
-           'Megatron-Bridge or NeMo), or our own JSON: what it says holds unless an option says '
-           'otherwise'),
+           'of DeepSpeed, a YAML of Accelerate or Primus, fields of torchtitan, the YAML that a '
+           'recipe of Megatron-Bridge or NeMo prints), or our own JSON: what it says holds unless '
+           'an option says otherwise'),
     Option('--seq-len', "tokens of a sample, instead of the model's own number", 'number'))
 JOB = (   # what frameworks are told, in and out
     *JOB_READ,
@@ -436,6 +436,16 @@ def not_used(a):  # list of str
     return taken + ([f'Not used of the job: {"; ".join(found)}.'] if found else [])
 
 COMMENTED = ('megatron', 'accelerate', 'torchtitan')   # formats with comments
+WRITTEN_IN = {'json': ('.json',), 'deepspeed': ('.json',), 'accelerate': ('.yaml', '.yml'),
+              'torchtitan': ('.yaml', '.yml'), 'megatron': (), 'perfetto': ('.json',)}
+ENDINGS_OF_JOBS = ('.json', '.yaml', '.yml', '.toml')   # which --job reads as what they say
+
+def check_ending(format, path):  # nothing
+    "A ValueError for a file that would be read as what it is not."
+    ending, right = Path(path).suffix.lower(), WRITTEN_IN[format]
+    if ending not in ENDINGS_OF_JOBS or ending in right: return
+    goes = f'writes {right[0]}' if right else 'writes a script'
+    raise ValueError(f'--output={quoted(path)}: --export {format} {goes}, not {ending}')
 
 def exported(one, a):  # str
     "An estimate as a job of a framework or as a trace; with the keys of a job that it leaves out."
@@ -1340,7 +1350,8 @@ def sensitivity_command(a):
     An elasticity is percent of time per percent of a figure; beside it, half and twice the figure.
 
     Example: transformer-perf sensitivity --model gpt3 --gpus 512 --system A100
-        transformer-perf sensitivity --tp 4 --pp 32 --dp 16 --needed ib_bandwidth --ratio 0.9
+        transformer-perf sensitivity --tp 8 --cp 2 --pp 16 --dp 64 --virtual-stages 4 \\
+            --needed nvlink_bandwidth --ratio 0.95
     """
     import pandas as pd
     from transformer_perf.advice import sensitivity
@@ -1604,6 +1615,7 @@ def arguments_of(name, texts):  # Namespace
     a.command, a.length, a.wide = name, '', getattr(a, 'wide', False)
     for word, known in (('format', OUTPUT_FORMATS), ('export', EXPORTS)):
         if getattr(a, word, None): nearest(getattr(a, word), known, f'--{word}')
+    if getattr(a, 'export', None) and a.output: check_ending(a.export, a.output)
     folder = name == 'sweep' and a.output and not Path(a.output).suffix
     if getattr(a, 'output', None) and not folder: check_writable(a.output)
     return a

@@ -464,7 +464,9 @@ def read_calibration(
     try:
         sets = {key: parameters_from(values) for key, values in found['sets'].items()}
         return Calibration(sets, path.stem, evidence_in(found))
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+    except KeyError as error:
+        raise ValueError(f'{name}: not a calibration (lacks {quoted(error.args[0])})') from None
+    except (TypeError, IndexError, AttributeError) as error:
         why = f'{type(error).__name__}: {quoted(str(error))}'
         raise ValueError(f'{name}: not a calibration ({why})') from None
     except ValueError as error: raise ValueError(f'{name}: {error}') from None
