@@ -348,6 +348,27 @@ def test_precision_stays_unless_it_is_asked_for():
     assert 'precision' not in knobs() and 'precision' in knobs(precision='fp8')
 
 
+@pytest.mark.parametrize('model, p, more, says', [
+    ('qwen3_30B_A3B', dict(ep=8, dp=16), {},
+     ['Asked for: precision bf16 -> fp8 (-1.4% in time, 87.1 GB, MFU 16.7%), which does not fit.']),
+    ('llama3.1_8B', dict(tp=8), dict(k=1, precision=['fp8', 'bf16', 'fp8-block']),
+     ['Asked for: precision bf16 -> fp8-block (', 'which comes after those shown.']),
+    ('llama3.1_8B', dict(tp=8, dp=2), dict(seq_len=128), ['fp8 (', 'which is not faster.']),
+    ('llama3.1_8B', dict(dp=8), dict(software='Paxml'), ['Paxml does not offer precision fp8.']),
+    ('llama3.1_8B', dict(strategy='2d', tp=2, cp=2, dp=2), {},
+     ["Not tried: precision='fp8' with strategy 2d: SUMMA has products in 16 bits."])], ids=str)
+def test_a_precision_that_was_asked_for_is_answered(model, p, more, says):
+    "Also where it is none of the changes shown; of one that is shown, once."
+    more = {'precision': 'fp8', **more}
+    m = as_model(model)
+    m = dataclasses.replace(m, seq_len=more.pop('seq_len', m.seq_len))
+    found = improve(m, Parallel(**p), 'H100-80GB', 256, **more)
+    for words in says: assert words in found.summary
+    assert len(found.besides) == 1
+    del more['precision']
+    assert not improve(m, Parallel(**p), 'H100-80GB', 256, **more).besides
+
+
 # measurements
 
 def test_measured():

@@ -681,6 +681,7 @@ MISTAKES = [
     (['systems', 'extra'], "systems does not take 'extra'"),
     (['search', '--tp', '8'], 'search does not take --tp: explain, fits, improve do'),
     (['explain', '--gpus', '8'], 'explain does not take --gpus: search'),
+    (['why-not', '--try-precision', 'fp8'], 'why-not does not take --try-precision: improve does'),
     (['search', '--top'], 'expected one argument'),
     (['search', '--format', 'xml'], "unknown --format 'xml'"),
     (['search', '--model', '[/red]'], "unknown model '[/red]'"),

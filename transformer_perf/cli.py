@@ -1589,7 +1589,8 @@ def refuse(name, text):
     takes = {other: [flag for o in do.options for flag in o.flags]
              for other, do in COMMANDS.items()}
     others = [other for other, flags in takes.items() if flag in flags]
-    if others: raise ValueError(f'{name} does not take {flag}: {", ".join(others[:3])} do')
+    do = 'do' if len(others) > 1 else 'does'
+    if others: raise ValueError(f'{name} does not take {flag}: {", ".join(others[:3])} {do}')
     if flag.startswith('-'): nearest(flag, takes[name], f'option of {name}')
     raise ValueError(f'{name} does not take {quoted(text)}')
 

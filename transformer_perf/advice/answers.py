@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..inputs import divides, finite, path_text, table_with, whole
+from ..inputs import divides, finite, path_text, several, table_with, whole
 from ..estimates import CHOICES, peak_rate
 from ..timeline import MEMORY_PARTS, PLACES
 from ..iteration import (
@@ -309,6 +309,7 @@ class Improvements:
     pair: Change = None          # the best of two, if it is better
     deviation: Deviation = None  # with a measurement
     tried: int = 0               # single changes that can run, and change time or memory
+    besides: tuple = ()          # of precisions that were asked for and are not shown: why
 
     @property
     def table(self):
@@ -347,7 +348,29 @@ def improvements_in_words(found: Improvements):  # str
     if right: words.append(f'Of {tried} of one knob the best: {changes_in_words(one, right)}.')
     else: words.append(f'None of {tried} of one knob{offered(one)} {goal}.')
     if found.pair: words.append(f'The best of two: {changes_in_words(one, [found.pair])}.')
-    return ' '.join(words)
+    return ' '.join([*words, *found.besides])
+
+def why_not_shown(case: Case, one: Estimate, found: Neighbours, name, at):  # str
+    "Why a precision that was asked for is no improvement; at: its step, if it is one."
+    if at is None: return f'{case.assumptions.software.name} does not offer precision {name}.'
+    if not np.isfinite(found.seconds[at]):
+        try: case.estimate(dataclasses.replace(case.parallel, precision=name))
+        except ValueError as error: return f'Not tried: {error}.'
+        return f'Not tried: precision {name} cannot run here.'
+    change = change_at(case, found, at)
+    new = change.estimate
+    if not new.fits: why = 'does not fit'
+    elif not can_be_told(case)(new): why = 'the framework cannot be told'
+    elif not worthwhile(one)(new): why = 'is not faster'
+    else: why = 'comes after those shown'
+    return f'Asked for: {changes_in_words(one, [change])}, which {why}.'
+
+def precisions_besides(case: Case, one: Estimate, steps, found: Neighbours, names, shown):
+    "A sentence for each precision that was asked for, but of which no change shown tells."
+    told = {one.parallel.precision, *(change.to.get('precision') for change in shown)}
+    at = {step.to['precision']: i for i, step in enumerate(steps) if step.knob == 'precision'}
+    return tuple(why_not_shown(case, one, found, name, at.get(name))
+                 for name in names if name not in told)
 
 # %% ../../nbs/88d_answers.ipynb #13a00035
 def improve(
@@ -371,8 +394,11 @@ def improve(
     found = neighbours(case, one, own)
     off = None if measured is None else deviation(case, one, measured, own, found)
     best = improvements(case, one, found, whole(k, 'k', most=MOST_SHOWN))
-    tried = int(changes_any(found).sum())
-    return Improvements(one, tuple(best), best_pair(case, one, steps, best), off, tried)
+    pair, tried = best_pair(case, one, steps, best), int(changes_any(found).sum())
+    shown = [change for change in (*best, pair) if change]
+    asked = several(precision, 'precision', least=0)
+    besides = precisions_besides(case, one, own, found, asked, shown)
+    return Improvements(one, tuple(best), pair, off, tried, besides)
 
 # %% ../../nbs/88d_answers.ipynb #13a0003c
 def broken_rules(case: Case):  # list of str
