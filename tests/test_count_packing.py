@@ -340,7 +340,10 @@ def test_every_door(tmp_path, capsys):
     kwargs = dict(assumptions='calibrated', fixed={'tp': 4, 'dp': 2})
     few, whole = (search(m, 8, 'H100-80GB', 16, k=1, **kwargs) for m in (PACKED, LLAMA))
     assert few.iteration_s[0] < whole.iteration_s[0]
-    assert any('packed of 52 documents' in note for note in few.notes)
+    assert any('packed of 52 documents' in note and '`explain`, or `packing` of '
+               'transformer_perf.packing, says' in note for note in few.notes)
+    told = repr(packing(PACKED, Parallel(tp=4, dp=2), 'H100-80GB', None, 16))
+    assert 'One length says' in told and 'taken as the mean one' not in told
     assert fits(PACKED, Parallel(tp=4, dp=2), 'H100-80GB', 16).estimate.model.documents
     job = Job(Parallel(tp=4, dp=2), PACKED, 16, 8, 8192)
     again = as_job(json.loads(export(job, 'json')))

@@ -466,7 +466,8 @@ def packed_in_words(model: Model):  # str
     own = model.documents
     if own is None: return ''
     return (f'Samples are packed of {own!r}; a token is in one of {own.of_a_token:,.0f}. All are '
-            'taken as the mean one: the function `packing` says what copies and stages wait for.')
+            'taken as the mean one: `explain`, or `packing` of transformer_perf.packing, says '
+            'what copies and stages wait for.')
 
 # %% ../nbs/87a_estimate.ipynb #3d696950
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from .schedules import program, step_end_times
 from .estimates import as_assumptions
 from .lengths import Lengths, as_lengths
 from .timeline import counted_and_priced, priced_estimate, slowest_stage
-from .iteration import Estimate, Parallel, estimate, short, too_large
+from .iteration import (
+    Estimate, Parallel, estimate, packed_in_words, short, too_large)
 
 # %% ../nbs/85b_packing.ipynb #85b00006
 class Packs(NamedTuple):
@@ -153,8 +154,9 @@ class Packing:
     @property
     def summary(self): return packing_in_words(self)
     def __repr__(self):
-        words = self.summary, too_large(self.even), *self.even.notes
-        return ' '.join(filter(None, words))
+        here = packed_in_words(self.even.model)   # which says what documents there are, again
+        notes = [note for note in self.even.notes if note != here]
+        return ' '.join(filter(None, [self.summary, too_large(self.even), *notes]))
 
 def packing_in_words(p: Packing):  # str
     "How far one length misleads."
