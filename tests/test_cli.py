@@ -204,14 +204,25 @@ def test_what_is_needed_says_what_it_rests_on():
     assert 'Evidence: ' in json.loads(good(*asked, '--format', 'json'))['notes'][1]
 
 
+def examples_of(name):  # list of list of words
+    "The commands that the help of a command shows."
+    text = good(name, '--help').split('Example: ')[1].split('\n\n')[0].replace('\\\n', ' ')
+    commands = [line.split() for line in text.splitlines()]
+    assert all(words[:2] == ['transformer-perf', name] for words in commands)
+    return [words[1:] for words in commands]
+
+
 def test_the_example_of_what_is_needed_finds_it():
-    "As its --help has it, in two lines."
-    example = good('sensitivity', '--help').split('Example: ')[1].split('\n\n')[0]
-    command = example.replace('\\\n', ' ').splitlines()[1].split()
-    assert command[0] == 'transformer-perf' and '--needed' in command
-    said = good(*command[1:])
+    said = good(*examples_of('sensitivity')[1])
     has(said, 'must be', 'times the')
     assert 'It does not fit' not in said
+
+
+def test_examples_of_what_is_explained_fit():
+    whole, _, figure = examples_of('explain')
+    has(good(*whole), 'within the 84.9 GB')
+    has(good(*figure), 'dp_comm_s = ')
+    has(good(*figure[:figure.index('--figure')]), 'within the 84.9 GB')
 
 
 def test_formats_carry_full_precision(tmp_path):

@@ -641,9 +641,9 @@ def advised(ask, a, *more):
 def explain_command(a):
     """Price one configuration: its totals, and what each operation of a layer takes.
 
-    Example: transformer-perf explain --tp 4 --pp 32 --dp 16 --nvlink-size 4
+    Example: transformer-perf explain --tp 8 --cp 2 --pp 16 --dp 64 --virtual-stages 4
         transformer-perf explain --job train.sh --system H100-80GB
-        transformer-perf explain --tp 4 --pp 32 --dp 16 --figure dp_comm_s
+        transformer-perf explain --model llama3.1_8B --tp 2 --dp 32 --figure dp_comm_s
     """
     from transformer_perf.iteration import estimate
     result = estimate(*case_asked(a))
