@@ -692,6 +692,8 @@ MISTAKES = [
     (['systems', 'extra'], "systems does not take 'extra'"),
     (['search', '--tp', '8'], 'search does not take --tp: explain, fits, improve do'),
     (['explain', '--gpus', '8'], 'explain does not take --gpus: search'),
+    (['explain', '--system', 'TPU-v5p', '--precision', 'fp8'],
+     "precision=fp8 on TPU-v5p: no products in fp8 were measured on GPUs like 'A100'"),
     (['why-not', '--try-precision', 'fp8'], 'why-not does not take --try-precision: improve does'),
     (['search', '--top'], 'expected one argument'),
     (['search', '--format', 'xml'], "unknown --format 'xml'"),

@@ -94,7 +94,9 @@ def product_time(p: Product, system: System, parameters: Parameters):  # s
     def seconds(precision):
         name = measured_as(precision)
         peak_rate(precision, system)   # a ValueError where it has no such units
-        fit = product_fit(gpu, name, parameters.kernels, bool(p.adds and not apart))
+        try: fit = product_fit(gpu, name, parameters.kernels, bool(p.adds and not apart))
+        except ValueError as error:
+            raise ValueError(f'precision={precision} on {system.name}: {error}') from None
         share = sustained_clock(system, parameters)
         if np.any(share != 1.): fit = dataclasses.replace(fit, rate=fit.rate * share)
         return once_each(lambda m, n, k, batch: product_seconds(m, n, k, node, fit, name, batch),
