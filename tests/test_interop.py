@@ -2090,6 +2090,37 @@ def test_zero_2_is_said_where_weights_stay_whole():
         assert why in refused(export, Job(kept, None, 64), 'megatron')
 
 
+ADDED_UP = '''
+distributed_type: DEEPSPEED
+num_processes: 8
+mixed_precision: bf16
+deepspeed_config: {zero_stage: 3, gradient_accumulation_steps: 4}
+'''
+
+
+def test_samples_at_once_follow_from_a_batch_that_is_told(tmp_path, capsys):
+    "Accelerate's file has steps, but no batch; a --micro-batch holds, a search has its own."
+    file = tmp_path / 'accelerate.yaml'
+    file.write_text(ADDED_UP)
+    assert as_job(file).parallel.micro_batch == 1   # nobody knows
+    job = as_job(file, global_batch=64)
+    assert (job.global_batch, job.parallel.micro_batch, job.ignored) == (64, 2, ())
+    asked = 'fits', '--job', file, '--model', 'gpt3', '--global-batch'
+    def parallel(*more):
+        said = ran(capsys, *asked, *more, '--format', 'json', code=1).out
+        return json.loads(said)['parallel']
+    assert parallel(64)['micro_batch'] == 2 and parallel(128)['micro_batch'] == 4
+    assert parallel(64, '--micro-batch', 1)['micro_batch'] == 1
+    assert parallel(64, '--dp', 16)['micro_batch'] == 1
+    errors = ran(capsys, *asked, 60, code=2).err
+    assert 'global_batch=60 contradicts deepspeed_config.gradient_accumulation_steps=4' in errors
+    ran(capsys, 'search', *asked[1:], 60, '--gpus', 60)
+    auto = {'train_batch_size': 'auto', 'gradient_accumulation_steps': 'auto',
+            'zero_optimization': {'stage': 3}}
+    assert as_job(auto, 8, global_batch=64).parallel.micro_batch == 1   # steps are not said
+    assert as_job(auto | {'train_batch_size': 64}, 8).parallel.micro_batch == 8
+
+
 @pytest.mark.parametrize('gpus, machines', [(4, 1), (8, 1), (12, 3), (16, 2), (64, 8)])
 def test_accelerate_starts_eight_gpus_on_a_machine(gpus, machines):
     "As a script does; which machine it is and where the first one is, each is told."

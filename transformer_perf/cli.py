@@ -1518,17 +1518,27 @@ def job_of_options(a, options):  # dict: option -> value, as it would be typed
     n = None if a.job.n_gpus else gpus_told(a)
     with contextlib.suppress(ValueError):   # as many GPUs may need a layout of their own
         if n: a.job = as_job(path, n)
+    told = {'n_gpus': None if 'dp' in groups else n, **groups}
     try:
-        if groups: a.job = as_job(path, None if 'dp' in groups else n, **groups)
+        if groups: a.job = as_job(path, **told)
     except ValueError:   # as its program refuses these groups, unless options say more
         copies_left(a)   # or an error that says what to give
         if {'tp', 'cp', 'pp', 'dp'} & groups.keys() and not says_more(a): raise
+    else:
+        if batch := batch_told(a): a.job = as_job(path, **told, global_batch=batch)
     said = said_by(a.job, () if hasattr(a, 'pp') else follows_stages(a.job))
     if copies := copies_left(a): said['dp'] = str(copies)
     check_said(options, a, said)
     return said
 
 # %% ../nbs/95_cli.ipynb #0b93b97d
+def batch_told(a):  # samples of an iteration, or None
+    "What options say of it where a job does not, so that its samples at once may follow."
+    asks = getattr(a, 'micro_batch', '')   # '': a command that chooses it itself
+    typed = getattr(a, 'global_batch', None)
+    if a.job.global_batch is not None or asks is not None or not isinstance(typed, str): return None
+    return whole(as_number(typed), '--global-batch')
+
 def says_more(a):  # bool
     "Whether options say, beside the groups of a job, what may have to go with them."
     of_batch = 'global_batch', 'batch_tokens', 'samples', 'micro_batch', 'seq_len'

@@ -83,7 +83,7 @@ def case_of(
     "A question as objects; a job brings its own model, configuration and batch."
     somebody_said, said = parallel is not None or is_stated(model), parallel
     if parallel is None:
-        job = job_asked(model)
+        job = job_asked(model, global_batch=global_batch)
         said = job.parallel
         model, parallel = job.model, job.parallel
         if global_batch is None: global_batch = job.global_batch

@@ -58,10 +58,11 @@ def as_job(
     n_gpus=None,   # where the file does not say it
     tp=None, cp=None, pp=None,   # in place of a file's: what its program derives of them follows
     dp=None, virtual_stages=None,   # the same; another number of copies means other GPUs
+    global_batch=None,   # where the file does not say it: samples at once may follow
 ):  # Job
     "A `Job` from whatever form it was given in; our own form says all, and keeps its groups."
     given = {'tp': tp, 'cp': cp, 'pp': pp, 'dp': dp, 'virtual_stages': virtual_stages,
-             'n_gpus': n_gpus}
+             'n_gpus': n_gpus, 'global_batch': global_batch}
     told = {name: x for name, x in given.items() if x is not None}
     if isinstance(job, Job): return job
     if isinstance(job, dict): return job_of_dict(job, told)
@@ -82,7 +83,10 @@ def job_of_text(text, told):  # Job
 def job_asked(what, model=None, global_batch=None):  # Job
     "A job from an Estimate, a row of a search or what `as_job` takes."
     if isinstance(what, Estimate): return job_estimated(what)
-    if not hasattr(what, 'keys') or isinstance(what, dict): return as_job(what)
+    if not hasattr(what, 'keys') or isinstance(what, dict):
+        job = as_job(what)
+        if job.global_batch is not None: return job
+        return as_job(what, global_batch=global_batch)
     p = Parallel.from_row(what)
     m = None if model is None else as_model(model)
     return Job(p, m, global_batch, p.n_gpus, m and m.seq_len)

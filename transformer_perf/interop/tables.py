@@ -377,7 +377,8 @@ TOLD_INSTEAD = {   # what may be told in place of what keys say -> facts that sa
 
 def job_of_keys(
     keys, format: Format,
-    told=None,   # dict: n_gpus, where no key says it; `TOLD_INSTEAD` in place of what keys say
+    told=None,   # dict: n_gpus and global_batch, where no key says them; `TOLD_INSTEAD` in place of
+                 # what keys say
     gpus=None,   # (what says how many GPUs there are, how many)
 ):  # Job
     "A job from keys as one format has them."
