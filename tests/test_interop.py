@@ -1326,13 +1326,19 @@ def test_iterations_are_samples():
     assert asked('--global-batch-size 64 --train-iters 500').model.train_samples == 64 * 500
     both = asked('--global-batch-size 64 --train-iters 500 --train-samples 77')
     assert both.model.train_samples == 77
-    unknown = asked('--train-iters 500')
-    assert unknown.model.train_samples is None
+    follows = asked('--train-iters 500')   # from samples at once on eight GPUs
+    assert (follows.global_batch, follows.model.train_samples) == (8, 8 * 500)
+    assert '--train-iters' not in dict(follows.ignored)
+    unknown = as_job(f'{flags}--train-iters 500')
+    assert unknown.global_batch is unknown.model.train_samples is None
     why = 'not used: the samples of an iteration are not said'
     assert ('--train-iters', why) in unknown.ignored
     training = {'local_batch_size': 2, 'global_batch_size': 32, 'seq_len': 8192, 'steps': 1000}
     titan = as_job({'training': training, 'model': {'name': 'llama3', 'flavor': '8B'}}, 8)
     assert titan.model.train_samples == 32_000
+    del training['global_batch_size']
+    titan = as_job({'training': training, 'model': {'name': 'llama3', 'flavor': '8B'}}, 8)
+    assert (titan.global_batch, titan.model.train_samples) == (16, 16_000)
 
 
 @pytest.mark.parametrize('stage', [1, 2])

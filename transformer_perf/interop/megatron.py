@@ -26,7 +26,7 @@ from ..schedules import chunks_in, chunks_of, layout_of, with_ends
 from .scripts import MARK, commands_of, gpus_started, options, parsed
 from .tables import (
     IN_32_BITS, LIST, NOT_SAID, OFF, ON, ONLY_WRITTEN, SHARE_KIND, TEXT, WHOLE, Format, Kind, Row,
-    Said, add, also, check_depth, fixed, idle, number, one_word, real, samples_of_steps, spelled,
+    Said, add, also, check_depth, fixed, idle, number, one_word, real, spelled,
     take, together, value, words_of)
 from .texts import flat
 
@@ -567,7 +567,6 @@ def derive_megatron(facts, ignored):
                        positions_of_megatron):
             derive(facts, ignored)
     uneven_of_megatron(facts, ignored)
-    samples_of_steps(facts, ignored)
 
 # %% ../../nbs/90c_megatron.ipynb #12ab001b
 def recompute_for_megatron(f):  # (granularity, dict of facts)

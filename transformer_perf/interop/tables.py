@@ -272,11 +272,10 @@ def idle(ignored, without, *several):
     ignored += [(said.key, f'does nothing without {without}') for said in several if said.key]
 
 # %% ../../nbs/90a_tables.ipynb #12ab0042
-def samples_of_steps(facts, ignored):
+def samples_of_steps(facts, ignored, batch):
     "What is trained for so many iterations, as samples; where those are said they count."
     steps = facts.pop('train_steps', None)
     if steps is None or 'train_samples' in facts: return
-    batch = value(facts, 'global_batch')
     if batch: facts['train_samples'] = Said(steps.key, steps.value * batch)
     else: ignored.append((steps.key, 'not used: the samples of an iteration are not said'))
 
@@ -357,6 +356,7 @@ def model_said(facts):  # Model or None
 def job_said(facts, ignored):  # Job
     "Facts as a job."
     G, dp, n = batch(facts, *copies_and_gpus(facts))
+    samples_of_steps(facts, ignored, G)
     micro_batch_of(facts, G, dp)
     steps = facts.get('accumulation')
     if steps and steps.key and not value(facts, 'micro_batch'):

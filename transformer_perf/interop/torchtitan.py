@@ -15,8 +15,8 @@ from ..schedules import chunks_in, chunks_of, ends_counted, layout_of, with_ends
 from ..iteration import plural
 from .tables import (
     LIST, NOT_SAID, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, cannot_say,
-    check_depth, check_sharers, copies_and_gpus, elsewhere, fixed, number, samples_of_steps,
-    spelled, take, together, value, words_in_any_case, words_of)
+    check_depth, check_sharers, copies_and_gpus, elsewhere, fixed, number, spelled, take,
+    together, value, words_in_any_case, words_of)
 from .accelerate import SHARDS_ON_HOST, shards_on_host
 
 # %% ../../nbs/90f_torchtitan.ipynb #12ab002d
@@ -285,7 +285,6 @@ def derive_torchtitan(facts, ignored):
         ignored.append(('activation_checkpoint', 'absent: selective, as torchtitan has it'))
     recompute_of_torchtitan(facts, ignored)
     precision_of_torchtitan(facts, ignored)
-    samples_of_steps(facts, ignored)
 
 def graphs_of_torchtitan(facts, ignored):
     "Whether whole iterations are captured: in torchtitan 0.3 unless told, but in no pipeline."
