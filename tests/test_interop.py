@@ -2396,7 +2396,9 @@ def test_logs(tmp_path):
     assert table.iteration_s.tolist() == [1.6, 1.6] and table.mfu.round(6).tolist() == [.354] * 2
     assert abs(table.memory_GB[0] - 42.95) < .01
     assert 'iteration_s' not in read_log(log)
-    assert 'does not say seq_len' in refused(read_log, log, Job(Parallel()))
+    refusal = refused(read_log, log, Job(Parallel()))
+    assert refusal.startswith(str(log)[:20])
+    assert 'its job does not say seq_len: `explain --job`' in refusal
     log.write_text('nothing here')
     assert 'has no steps' in refused(read_log, log)
 

@@ -69,7 +69,9 @@ def steps_table(text, job=None, name='log'):  # DataFrame
     job = as_job(job)
     unsaid = [name for name in ('seq_len', 'n_gpus', 'global_batch')
               if name not in table and getattr(job, name) is None]
-    if unsaid: raise ValueError(f'the job does not say {unsaid[0]}')
+    if unsaid: raise ValueError(
+        f'{name}: its job does not say {unsaid[0]}: `explain --job` with the option for it '
+        'and `--export json` writes one that does')
     if 'global_batch' not in table: table['global_batch'] = job.global_batch
     tokens = table.global_batch.astype(float) * job.seq_len / job.n_gpus
     if 'iteration_s' not in table: table['iteration_s'] = tokens / table.tokens_per_s_per_gpu
