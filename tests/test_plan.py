@@ -270,8 +270,14 @@ def test_command_ends_at_flags(tmp_path):
     row = plan('llama3.1_8B', [64, 256], H100, tokens=1e12, batch_tokens=BATCH).row('cheapest')
     assert (job.parallel.tp, job.parallel.cp, job.parallel.pp) == (row.tp, row.cp, row.pp)
     assert job.global_batch == BATCH // 8192
-    one = estimate('llama3.1_8B', Parallel.from_row(row), H100, job.global_batch)
+    assert job.model.train_samples == 122_070_312   # 1e12 / 8192: what was planned
+    model = dataclasses.replace(NAMED['llama3.1_8B'], train_samples=122_070_312.)
+    one = estimate(model, Parallel.from_row(row), H100, job.global_batch)
     assert file.read_text() == export(one, 'megatron') and job.dropout is False
+    own = '# set elsewhere: train_samples=1.83105e+09 (steps)'   # where no plan says it
+    bought = good(*COMMAND, '--usd', 1000, '--export', 'megatron')
+    assert own not in bought and '--train-samples' in bought
+    assert own in good(*COMMAND, '--export', 'megatron')
 
 
 def test_command_where_nothing_is_in_time():

@@ -1263,6 +1263,8 @@ def plan_command(a):
     if a.export and len(found.rows):
         row = found.row(a.answer)
         system = next(one for one in systems if one.name == row.system)
+        if any(limits.values()):   # or the model is trained as long as it was
+            model = dataclasses.replace(model, train_samples=row.tokens // model.seq_len)
         text = exported(estimate_of(row, a, model, system, assumptions), a)
     else: text = text_of_plan(found, a)
     deliver_answer(text, a, len(found.rows))
