@@ -465,7 +465,7 @@ def test_validate(tmp_path):
     assert all(float(row['predicted_iteration_s']) > 0 and not row['reason'] for row in rows)
     file = tmp_path / 'runs.csv'
     file.write_text('gpu,tp\nA100-80GB,1\n')
-    has(bad('validate', file), "lacks the column 'layers'")
+    has(bad('validate', file), "lacks the column 'layers' (and 'hidden', 'heads', 'seq_len'")
     has(bad('validate', tmp_path / 'none.csv'), 'cannot be read')
 
 

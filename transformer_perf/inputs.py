@@ -257,8 +257,11 @@ def table_with(table, columns=(), name='table', **bounds):  # the table
         raise ValueError(f'{name}={quoted(table)} must be a DataFrame')
     again = table.columns[table.columns.duplicated()]
     if len(again): raise ValueError(f'{name} has the column {quoted(again[0])} twice')
+    lacking = [repr(column) for column in columns if column not in table]
+    if lacking:
+        more = f' (and {", ".join(lacking[1:9])})' if lacking[1:] else ''
+        raise ValueError(f'{name} lacks the column {lacking[0]}{more}')
     for column in columns:
-        if column not in table: raise ValueError(f'{name} lacks the column {column!r}')
         if not bounds: continue
         for at, value in zip(table.index, table[column].tolist()):
             try: finite(value, column, **bounds)
