@@ -354,7 +354,8 @@ def test_precision_stays_unless_it_is_asked_for():
     ('llama3.1_8B', dict(tp=8), dict(k=1, precision=['fp8', 'bf16', 'fp8-block']),
      ['Asked for: precision bf16 -> fp8-block (', 'which comes after those shown.']),
     ('llama3.1_8B', dict(tp=8, dp=2), dict(seq_len=128), ['fp8 (', 'which is not faster.']),
-    ('llama3.1_8B', dict(dp=8), dict(software='Paxml'), ['Paxml does not offer precision fp8.']),
+    ('llama3.1_8B', dict(dp=8), dict(software='Paxml'),
+     ['Not tried: precision fp8, which Paxml is not known to offer.']),
     ('llama3.1_8B', dict(strategy='2d', tp=2, cp=2, dp=2), {},
      ["Not tried: precision='fp8' with strategy 2d: SUMMA has products in 16 bits."])], ids=str)
 def test_a_precision_that_was_asked_for_is_answered(model, p, more, says):

@@ -352,7 +352,9 @@ def improvements_in_words(found: Improvements):  # str
 
 def why_not_shown(case: Case, one: Estimate, found: Neighbours, name, at):  # str
     "Why a precision that was asked for is no improvement; at: its step, if it is one."
-    if at is None: return f'{case.assumptions.software.name} does not offer precision {name}.'
+    if at is None:
+        software = case.assumptions.software
+        return f'Not tried: precision {name}, which {software.name} is not known to offer.'
     if not np.isfinite(found.seconds[at]):
         try: case.estimate(dataclasses.replace(case.parallel, precision=name))
         except ValueError as error: return f'Not tried: {error}.'
