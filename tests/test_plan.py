@@ -289,6 +289,7 @@ def test_command_where_nothing_is_in_time():
 @pytest.mark.parametrize('words, args', [
     ("--tokens='much' must be a number", ('--tokens', 'much')),
     ("--usd='-5' must be a number", ('--usd', '-5')),
+    ("--usd='1e30' must be a number from 0 to 1e+20", ('--usd', '1e30')),
     ("did you mean 'pue'", ('--operation', 'pux=2')),
     ('pue=0.5 must be', ('--operation', 'pue=0.5')),
     ('is given twice', ('--operation', 'pue=2', '--operation', 'pue=3')),

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .inputs import (
-    LARGEST, check_writable, finite, naming, nearest, printable, quoted, whole, write_whole)
+    HUGE, LARGEST, check_writable, finite, naming, nearest, printable, quoted, whole, write_whole)
 from .ranks import end_all_ranks, end_with_traceback, under_mpiexec
 
 # %% ../nbs/95_cli.ipynb #7351f370
@@ -1210,8 +1210,8 @@ def amount(text, flag):  # float, or None
     known = text[-1:] in POWERS_OF_TEN
     digits, power = (text[:-1], POWERS_OF_TEN[text[-1]]) if known else (text, 0)
     try: return finite(float(f'{digits}e{power}' if power else digits), flag)
-    except ValueError: raise ValueError(f'{flag}={quoted(text)} must be a number from 0, such as '
-                                        '1000 or 15.6T') from None
+    except ValueError: raise ValueError(f'{flag}={quoted(text)} must be a number from 0 to '
+                                        f'{HUGE:g}, such as 1000 or 15.6T') from None
 
 # %% ../nbs/95_cli.ipynb #11a00004
 def fields_given(texts, flag):  # dict: field -> number, or True or False
