@@ -1318,6 +1318,14 @@ def test_what_samples_are_packed_of_is_said(name):
     assert 'need a model' in refused(as_job, said | {'model': None})
 
 
+def test_what_every_script_says_and_nothing_hangs_on_is_known():
+    flags = ('--rotary-base 500000 --use-mcore-models --norm-epsilon 1e-5 --manual-gc '
+             '--manual-gc-interval 5 --accumulate-allreduce-grads-in-fp32 --clip-grad 1.0')
+    ignored = dict(as_job(f'python pretrain_gpt.py --bf16 --micro-batch-size 1 {flags}').ignored)
+    for key in filter(lambda word: word.startswith('--'), flags.split()):
+        assert ignored[key] == 'changes neither time nor memory here', key
+
+
 def test_iterations_are_samples():
     "Of so many iterations, where the batch is known; samples that are said count."
     flags = ('--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 '
