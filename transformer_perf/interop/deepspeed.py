@@ -125,6 +125,7 @@ DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {
     'fp16*': 'number formats', 'torch_autocast*': 'number formats', 'data_types*': 'number formats',
     'communication_data_type': 'number formats', 'zero_optimization.*': 'sizes of buckets',
     'data_efficiency*': 'a curriculum', 'curriculum*': 'a curriculum',
+    'sequence_parallel_size': 'copies that share a sequence', 'sparse_attention.*': 'sparse scores',
     'activation_checkpointing.*': 'how checkpoints are kept',
     'optimizer.params.freeze_step': 'messages in fewer bits'},   # of its 1-bit optimizers
     'DeepSpeed', ('zero_optimization', BATCH_KEY, 'train_micro_batch_size_per_gpu',
