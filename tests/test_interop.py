@@ -2155,6 +2155,14 @@ def test_accelerate_starts_eight_gpus_on_a_machine(gpus, machines):
     assert f'--nproc-per-node {gpus // machines} --nnodes {machines} ' in script
 
 
+@pytest.mark.parametrize('system, each', [
+    ('H100-80GB', 8), ('polaris', 4), ('GB200-NVL72', 4), ('TPU-v5p', 4)])
+def test_as_many_gpus_are_started_on_a_machine_as_it_has(system, each):
+    "Those of a domain; of a rack's, those of one of its trays."
+    job = dataclasses.replace(job_of(dp=64), system=as_system(system))
+    assert f'--nproc-per-node {each} --nnodes {64 // each} ' in export(job, 'megatron')
+
+
 LAUNCHED = {   # what Accelerate makes of it
     Parallel(tp=2, dp=4, zero_stage=3): dict(
         use_fsdp=True, fsdp_version=2, fsdp_reshard_after_forward=True,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_perf import Parallel, estimate, search
-from transformer_perf.estimates import COLLECTIVES, Group, Roofline, as_assumptions
+from transformer_perf.estimates import COLLECTIVES, Group, Roofline, as_assumptions, peak_rate
 from transformer_perf.kernels import Measured, pricer_of
 from transformer_perf.measured_kernels import closest, sheet_of
 from transformer_perf.parameters import Generation, Parameters, generations, read_calibration
@@ -320,3 +320,14 @@ def test_own_table_of_prices():
     mine = pd.DataFrame({'AcceleratorName': ['B300'] * 2, 'AcceleratorCount': [8, 1],
                          'Price': [40., 6.], 'Date': ['2026-11-01', None]})
     assert price_per_gpu_hour('B300', mine) == (5, '2026-11-01', 'the price table')
+
+
+def test_blocks_of_16_are_multiplied_by_nvidias_gpus_alone():
+    "CDNA 4 scales blocks of 32, in 8 and in 4 bits; who says no architecture is believed."
+    amd = as_system('MI355X')
+    assert peak_rate('mxfp8', amd) == amd.matrix_flops_fp8
+    with pytest.raises(ValueError, match=r"nvfp4.* of NVIDIA .*'MI355X' \(CDNA 4\)"):
+        peak_rate('nvfp4', amd)
+    own = dataclasses.replace(amd, architecture=None)
+    assert peak_rate('nvfp4', own) == amd.matrix_flops_fp4
+    assert peak_rate('nvfp4', as_system('GB200-NVL72')) > 0

@@ -156,6 +156,7 @@ class Recipe(NamedTuple):
     kernels: str = ''   # whose measured prices it has; those of its rate unless given
     found_with: str = ''   # a rate that all GPUs have whose matrix units scale such blocks
     one_scale: bool = False   # of a whole tensor; those of blocks lie along rows, or along columns
+    of_nvidia: bool = False   # no other matrix units scale such blocks
 
 RECIPES = {
     'bf16': Recipe('bf16', 2, 0, 0),
@@ -164,7 +165,7 @@ RECIPES = {
     'fp8-block': Recipe('fp8', 1 + 4 / 128, 4, 2 + 8 / 128**2, 'fp8_block'),
     # for 32 numbers, either way
     'mxfp8': Recipe('fp8', 1 + 1 / 32, 4, 2 + 2 / 32, found_with='fp4'),
-    'nvfp4': Recipe('fp4', .5 + 1 / 16, 3, 1 + 2 / 16)}   # for 16 numbers
+    'nvfp4': Recipe('fp4', .5 + 1 / 16, 3, 1 + 2 / 16, of_nvidia=True)}   # for 16 numbers
 
 # %% ../nbs/02_estimates.ipynb #1c8e7f09
 def where(flag, yes, no):
@@ -321,6 +322,9 @@ def peak_rate(precision, system: System):  # TFLOP/s, dense
     if told_by and getattr(system, told_by) is None: raise ValueError(
         f'precision={precision}: system {system.name!r} has no {told_by}, as all GPUs have '
         'whose matrix units scale such blocks; fp8 and fp8-block need none')
+    if recipe.of_nvidia and known is None and system.architecture: raise ValueError(
+        f'precision={precision}: matrix units of NVIDIA scale such blocks, not those of system '
+        f'{system.name!r} ({system.architecture})')
     return system.matrix_flops(recipe.rate)
 
 def time_gained(p: Product, system: System):  # s

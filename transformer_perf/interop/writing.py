@@ -182,8 +182,10 @@ def as_flags(keys):  # list of str
     return found
 
 def gpus_of_machine(job):
-    "How many GPUs are started on each machine: 8 where the number is a multiple of it, or fewer."
-    return math.gcd(job.n_gpus, 8)
+    "How many GPUs are started on each machine, as many on all: those of a domain, 4 of a rack's."
+    domain = 1 if job.system is None else job.system.nvlink_size
+    most = 8 if domain == 1 else domain   # unless known, machines have 8
+    return math.gcd(job.n_gpus, most if most <= 8 else 4)   # as trays of NVL72 have
 
 def as_script(job, keys, notes):  # str
     "A command for torchrun, or the flags alone where the number of GPUs is not known."
