@@ -719,7 +719,7 @@ def dealt_with_norm(depth, n, more=0):  # list of str; as `chunks_of`
     stop = np.cumsum([each + (i < rest) for i in range(n)])
     return [''.join(own) for own in np.split(units, stop[:-1])]
 
-DEALT = {   # what chunks have as much of, as a software deals it -> the letters of every chunk
+DEALT = {   # what a software deals evenly to chunks -> the letters of every chunk
     'layers': chunks_of, 'layers and ends': dealt_with_ends,
     'layers, norm and ends': dealt_with_norm}
 
