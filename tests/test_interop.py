@@ -1502,7 +1502,22 @@ def test_a_release_of_torchtitan_deals_layers_as_its_name_says():
     assert as_software('torchtitan 0.3').deals == 'layers and ends'
     assert dealt_in('experimental') is None
     assert dealt_in('parallelism') == 'Et*8|t*9|t*8|t*7L'
-    assert dealt_in('parallelism', first_stage_less_layers=0, last_stage_less_layers=0) is None
+    even = dict(first_stage_less_layers=0, last_stage_less_layers=0)
+    assert dealt_in('parallelism', **even) == 'Et*8|t*8|t*8|t*8L'   # or the record would deal
+
+
+def test_a_job_is_written_with_the_layers_that_its_software_deals():
+    "What is priced is what the file says: of 32 layers, here no stages have as many each."
+    def one(software, layout=None): return estimate(
+        'llama3.1_8B', Parallel(pp=4, dp=8, layout=layout), 'H100-80GB', 128, software=software)
+    last = one('torchtitan 0.3')
+    text = export(last, 'torchtitan')
+    assert back(text, 'torchtitan').parallel.layout == 'Et*8|t*9|t*8|t*7L'
+    assert text == export(one('torchtitan 0.3', 'Et*8|t*9|t*8|t*7L'), 'torchtitan')
+    assert as_job(json.loads(export(last, 'json'))).parallel.layout is None   # its software says it
+    assert "-layout 'Et*8|t*9|t*9|t*6L'" in export(one('Scaling'), 'megatron')
+    even = flat(parse_yaml(export(one('torchtitan'), 'torchtitan'), 'x'))
+    assert even['parallelism.pipeline_parallel_first_stage_less_layers'] == 0
 
 
 def test_points_at_which_torchtitan_splits():
@@ -1874,7 +1889,7 @@ def test_parts_of_torchtitan():
     says = 'cuts 32 layers into 9 parts: parallelism.pipeline_parallel_degree=4 stages must'
     assert says in refused(read, layers_per_stage=4)
     assert 'must have more than one' in refused(read, layers_per_stage=8, **even)
-    assert read(**even).parallel.layout is None
+    assert read(**even).parallel.layout == 'Et*4|(t*4|)*6t*4L'
 
 
 def test_layers_that_torchtitan_deals():
@@ -1900,9 +1915,11 @@ def test_layers_that_torchtitan_deals():
     assert keys['parallelism']['module_fqns_per_model_part'] == parts
     assert back(export(job, 'torchtitan'), 'torchtitan').parallel.layout == job.parallel.layout
     unknown = read({'name': 'llama3', 'flavor': 'own'})
-    assert unknown.parallel.layout is None
-    assert 'how many layers' in dict(unknown.ignored)[
-        'parallelism.pipeline_parallel_first_stage_less_layers']
+    assert unknown.parallel.layout is None   # and is dealt as its software does
+    key = 'parallelism.pipeline_parallel_first_stage_less_layers'
+    assert key not in dict(unknown.ignored)
+    told = read({'name': 'llama3', 'flavor': 'own'}, pipeline_parallel_first_stage_less_layers=0)
+    assert 'embedding and output count as a layer each' in dict(told.ignored)[key]
 
 
 @pytest.mark.parametrize('option, pp, recompute', [

@@ -11,7 +11,8 @@ import re
 
 from ..inputs import differing, nearest, of_type, quoted, whole
 from ..models import NAMED
-from ..schedules import chunks_in, chunks_of, ends_counted, layout_of, with_ends
+from ..schedules import (
+    chunks_in, chunks_of, dealt_alike, ends_counted, layout_of, with_ends)
 from ..iteration import plural
 from .tables import (
     LIST, NOT_SAID, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, cannot_say,
@@ -235,15 +236,17 @@ def dealt_by_torchtitan(facts, ignored, pp, chunks):
     facts['virtual_stages'] = Said(facts['order'].key, chunks)
     if of_2024(facts): return
     own = [value(facts, f'{end}_less', 1) for end in ('first', 'last')]
-    if not (depth := value(facts, 'depth')):
+    if not (depth := value(facts, 'depth')):   # unless told, as the record of software has it
         said = [facts[name].key for name in ('layers_per_chunk', 'first_less', 'last_less')
-                if name in facts] or ['parallelism.pipeline_parallel_first_stage_less_layers']
-        why = 'not used: the file does not say how many layers there are; as many in all parts'
+                if name in facts]
+        why = ('not used: the file does not say how many layers there are; embedding and output '
+               'count as a layer each')
         ignored += [(key, why) for key in said]
         return
     n, more = pp * chunks, value(facts, 'mtp_layers', 0)
     found = chunks_of(depth, n, more, own)
-    if found != chunks_of(depth, n, more):
+    always = dealt_alike((1, 1), depth, n, more) is None   # the same by either rule
+    if found != chunks_of(depth, n, more) or not always:
         facts['layout'] = Said(facts['order'].key, layout_of(found))
 
 # %% ../../nbs/90f_torchtitan.ipynb #c91e4642

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OF_ALL', 'facts_of', 'known_of_software', 'short_gradients', 'keys_for', 'no_difference', 'meaning', 'one_connection',
-           'comment', 'export']
+           'comment', 'with_layout_said', 'export']
 
 # %% ../../nbs/90k_writing.ipynb #5fc25ee1
 import dataclasses
@@ -17,6 +17,7 @@ from ..parameters import generations
 from ..choices import PARTS, needs_zero_3
 from ..estimates import CHOICES, Assumptions, in_low_precision
 from ..modules import reduces_each
+from ..schedules import DEALT, chunks_of, layout_of
 from ..timeline import PLACES
 from ..iteration import Parallel, changes_something, sends_tokens
 from .own import as_own
@@ -223,6 +224,15 @@ HEAD_OF_TORCHTITAN = ('# torchtitan 0.3.0 (2026-09-03) reads no file: set these 
                       'configuration in Python,\n# or each as --section.field VALUE\n')
 
 # %% ../../nbs/90k_writing.ipynb #1f307ce6
+def with_layout_said(job: Job):  # Job
+    "With the layout that its software deals, where stages have not as many layers each."
+    p, m, s = job.parallel, job.model, job.software
+    if p.pp == 1 or p.layout is not None or m is None or s is None: return job
+    n = p.pp * p.virtual_stages
+    dealt = DEALT[s.deals](m.depth, n, m.mtp_layers)
+    if dealt == chunks_of(m.depth, n, m.mtp_layers): return job
+    return dataclasses.replace(job, parallel=dataclasses.replace(p, layout=layout_of(dealt)))
+
 def export(
     job,                # a Job, an Estimate, a row of a search, or what `as_job` takes
     format='json',      # json, megatron, deepspeed, accelerate or torchtitan
@@ -233,6 +243,7 @@ def export(
     job = job_asked(job, model, global_batch)
     name = nearest(format, ('json', *FORMATS), 'format')
     if name == 'json': return as_own(job)
+    job = with_layout_said(job)
     keys = keys_for(job, FORMATS[name])
     notes = set_elsewhere(job, name, keys)
     if name == 'megatron': return as_script(job, keys, notes)
