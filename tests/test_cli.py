@@ -868,6 +868,19 @@ def test_a_search_from_a_file_shares_out_as_the_software_does_in_other_stages(ti
     assert {row['zero_stage'] for row in held} == {3}
 
 
+def test_a_search_from_a_file_says_that_it_takes_no_graphs(tmp_path):
+    "torchtitan captures iterations without stages; what is priced once is as the file has it."
+    file = tmp_path / 'titan.toml'
+    file.write_text(torchtitan_file(data_parallel_shard_degree=8))
+    asked = 'search', '--job', file, '--gpus', 8, '--top', 1
+    without = 'Priced without CUDA graphs'
+    has(good(*asked), without)
+    for words in (good(*asked, '--cuda-graphs', 'iteration'), good('explain', '--job', file)):
+        assert without not in words
+        has(words, 'Not said by the job', 'training.disable_cuda_graphs (CUDA graphs')
+    assert 'disable_cuda_graphs' not in good(*asked)
+
+
 @pytest.mark.parametrize('more, layout, parts', [
     (['--model', 'llama3.1_70B'], 'Et*20|t*21|t*20|t*19L', 1),
     (['--schedule', 'zb-v'], 'Et*4|t*5|(t*4|)*5tttL', 2),

@@ -1005,8 +1005,9 @@ def test_a_job_is_shown_as_it_is(tmp_path):
     ms = [(row['forward_ms'], row['backward_ms']) for row in table['rows']]
     assert np.allclose(ms, [(1000 * row['t_fwd'], 1000 * row['t_bwd'])
                             for row in explained['layers']], rtol=1e-12)
-    (note,) = table['notes']
-    assert note.startswith('Not used of the job: --foo (not known here); --hidden-dropout (absent')
+    absent, unused = table['notes']
+    assert absent.startswith('Not said by the job: --hidden-dropout (Megatron-LM then drops 0.1')
+    assert unused == 'Not used of the job: --foo (not known here).'
     job = as_job(tmp_path / 'train.sh')
     state, notes = panels.opened_at(job.parallel, model=job.model, system='H100-80GB',
                                     software='Megatron-Core', global_batch=job.global_batch)

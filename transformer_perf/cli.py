@@ -427,13 +427,29 @@ def estimate_of(row, a, model, system, assumptions):  # Estimate
     from transformer_perf.iteration import Parallel, estimate
     return estimate(model, Parallel.from_row(row), system, a.global_batch, assumptions)
 
+def drops_graphs(a):  # bool
+    "Whether a command that chooses the stages prices no CUDA graphs, though its job may have some."
+    if a.job is None or hasattr(a, 'pp') or getattr(a, 'cuda_graphs', None): return False
+    return 'cuda_graphs' in follows_stages(a.job)
+
+ABSENT = 'absent: '   # begins what a framework does where its file says nothing
+
 def not_used(a):  # list of str
     "What of a job counts for nothing here, but might."
     why = 'changes neither time nor memory here'
     ignored = a.job.ignored if a.job else ()
-    found = [f'{key} ({reason})' for key, reason in ignored if reason != why]
     taken = [f'Tokens of a sample: {a.length}.'] if a.length else []
-    return taken + ([f'Not used of the job: {"; ".join(found)}.'] if found else [])
+    if drops_graphs(a):
+        ignored = [one for one in ignored if one[0] != 'training.disable_cuda_graphs']
+        taken.append('Priced without CUDA graphs, which the job has only in layouts of one stage '
+                     '(--cuda-graphs iteration prices all with them).')
+    told = [(key, reason) for key, reason in ignored if reason != why]
+    absent = [f'{key} ({reason.removeprefix(ABSENT)})' for key, reason in told
+              if reason.startswith(ABSENT)]
+    unused = [f'{key} ({reason})' for key, reason in told if not reason.startswith(ABSENT)]
+    for words, found in (('Not said by the job', absent), ('Not used of the job', unused)):
+        if found: taken.append(f'{words}: {"; ".join(found)}.')
+    return taken
 
 COMMENTED = ('megatron', 'accelerate', 'torchtitan')   # formats with comments
 WRITTEN_IN = {'json': ('.json',), 'deepspeed': ('.json',), 'accelerate': ('.yaml', '.yml'),
