@@ -2161,6 +2161,15 @@ def test_samples_at_once_follow_from_a_batch_that_is_told(tmp_path, capsys):
     assert as_job(auto | {'train_batch_size': 64}, 8).parallel.micro_batch == 8
 
 
+def test_a_file_is_of_the_format_that_has_most_of_its_keys():
+    "One stray key of DeepSpeed makes no file of Accelerate one of its own."
+    given = {'compute_environment': 'LOCAL_MACHINE', 'distributed_type': 'FSDP',
+             'num_processes': 16, 'gradient_accumulation_steps': 4}
+    job = as_job(given)
+    assert job.n_gpus == 16 and job.software is None
+    assert dict(job.ignored)['gradient_accumulation_steps'] == 'not known here'
+
+
 @pytest.mark.parametrize('gpus, machines', [(4, 1), (8, 1), (12, 3), (16, 2), (64, 8)])
 def test_accelerate_starts_eight_gpus_on_a_machine(gpus, machines):
     "As a script does; which machine it is and where the first one is, each is told."

@@ -37,8 +37,9 @@ def kind_of(given):  # str
     target = str(given.get('_target_', ''))
     for start, kind in (('megatron.bridge', 'bridge'), ('nemo.', 'nemo')):
         if target.startswith(start): return kind
-    for kind, format in FORMATS.items():
-        if first & {*format.known_by}: return kind
+    own = {kind: len(first & {*format.known_by}) for kind, format in FORMATS.items()}
+    likeliest = max(own, key=own.get)
+    if own[likeliest]: return likeliest
     flags = {key.strip() for key in megatron_keys(given)}
     if len(flags & FLAGS.keys()) > 1: return 'megatron'
     raise ValueError('has no keys of Megatron-LM, DeepSpeed, Accelerate, torchtitan or our own')
