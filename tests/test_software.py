@@ -337,9 +337,9 @@ def test_releases_of_torchtitan_deal_layers_otherwise():
 def test_a_software_costs_what_that_is_like_which_it_is_like(gpu):
     "Where nothing of torchtitan was fitted, one that is like it costs what plain software does."
     own = {'name': 'mine', 'like': 'torchtitan', 'knows': as_software('torchtitan').knows}
-    product_share = [as_assumptions('calibrated', software).on(as_system(gpu)).measured.kernels
-                     for software in ('torchtitan', own)]
-    assert product_share[0] == product_share[1]
+    kernels = [as_assumptions('calibrated', software).on(as_system(gpu)).measured.kernels
+               for software in ('torchtitan', own)]
+    assert kernels[0] == kernels[1]
 
 
 # doors
