@@ -1551,7 +1551,7 @@ def job_of_options(a, options):  # dict: option -> value, as it would be typed
 
 # %% ../nbs/95_cli.ipynb #0b93b97d
 def batch_told(a):  # samples of an iteration, or None
-    "What options say of it where a job does not, so that its samples at once may follow."
+    "The batch that options say where a job says none: its samples at once may follow from it."
     asks = getattr(a, 'micro_batch', '')   # '': a command that chooses it itself
     typed = getattr(a, 'global_batch', None)
     if a.job.global_batch is not None or asks is not None or not isinstance(typed, str): return None

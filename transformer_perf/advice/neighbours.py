@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['FILED', 'FOLLOWS_GROUPS', 'Step', 'next_values', 'primes', 'moves', 'recompute_in', 'filed_before_and_after',
            'said_in_file', 'besides_in_file', 'layout_again', 'chosen_in_stages', 'with_consequences', 'given_places',
-           'to_host', 'steps_of', 'can_be_asked', 'can_be_told', 'after_step', 'steps_together', 'said_by_step',
-           'pairs_of', 'table_of_steps', 'rows_in', 'prices', 'value_said', 'in_short', 'most_changed', 'times_of',
-           'reason', 'Change', 'changes_table', 'changes_view', 'tables_as_html']
+           'to_host', 'steps_of', 'can_be_asked', 'formats_of', 'can_be_told', 'after_step', 'steps_together',
+           'said_by_step', 'pairs_of', 'table_of_steps', 'rows_in', 'prices', 'value_said', 'in_short', 'most_changed',
+           'times_of', 'reason', 'Change', 'changes_table', 'changes_view', 'tables_as_html']
 
 # %% ../../nbs/88c_neighbours.ipynb #6b846967
 import contextlib
@@ -25,6 +25,7 @@ import pandas as pd
 
 from ..inputs import nearest, several, whole
 from ..models import Model, as_model
+from ..software import known_software
 from ..systems import System, as_system
 from ..choices import needs_zero_3, recomputed_layers
 from transformer_perf.schedules import (
@@ -335,10 +336,15 @@ def can_be_asked(case: Case, to):  # bool
     return all(software.offers(name, x) if name in choices else software.knows_of(name, x)
                for name, x in new.items())
 
+def formats_of(software):  # list of str
+    "The formats in which a Software is told a job, also where they name what it follows."
+    if software is None: return []
+    before = {s.name for s in known_software().values() if s.followed_by == software.name}
+    return [name for name, x in FORMATS.items() if x.software in {software.name} | before]
+
 def can_be_told(case: Case):  # function: Estimate -> bool
     "Whether the framework that runs a job could be told another; if it can be told this one."
-    software, own = case.assumptions.software, case.estimate(case.parallel)
-    formats = [name for name, x in FORMATS.items() if software and x.software == software.name]
+    formats, own = formats_of(case.assumptions.software), case.estimate(case.parallel)
     def told(one):
         try: return all(export(one, name) for name in formats)
         except ValueError: return False

@@ -228,7 +228,7 @@ def with_layout_said(job: Job):  # Job
     "With the layout that its software deals, where stages have not as many layers each."
     p, m, s = job.parallel, job.model, job.software
     if p.pp == 1 or p.layout is not None or m is None or s is None: return job
-    n = p.pp * p.virtual_stages
+    n = p.pp * (p.virtual_stages or 1)
     dealt = DEALT[s.deals](m.depth, n, m.mtp_layers)
     if dealt == chunks_of(m.depth, n, m.mtp_layers): return job
     return dataclasses.replace(job, parallel=dataclasses.replace(p, layout=layout_of(dealt)))
