@@ -440,7 +440,7 @@ def not_used(a):  # list of str
     ignored = a.job.ignored if a.job else ()
     taken = [f'Tokens of a sample: {a.length}.'] if a.length else []
     if drops_graphs(a):
-        ignored = [one for one in ignored if one[0] != 'training.disable_cuda_graphs']
+        ignored = [(key, reason) for key, reason in ignored if 'CUDA graphs' not in reason]
         taken.append('Priced without CUDA graphs, which the job has only in layouts of one stage '
                      '(--cuda-graphs iteration prices all with them).')
     told = [(key, reason) for key, reason in ignored if reason != why]

@@ -1048,13 +1048,15 @@ def considered_choices(choices, model, system, assumptions):  # dict: choice -> 
 # %% ../nbs/88a_search.ipynb #99cc89cd
 def evidence_by_row(t, say):  # array of str; say: row -> str
     "What `say` says of each row, asked once for rows alike in all that it may depend on."
-    shared = [t[name] > 1 for name in KIND]   # else a choice changes nothing
     choices = [name for name in CHOICES if name in t]
-    which, first = distinct(t['cp'], t['ep'], t['strategy'], *(t[name] for name in choices),
-                            *shared, t['tp'] // t['nvlink_tp'])
-    columns = {name: np.broadcast_to(t[name], which.shape)[first].tolist()
-               for name in (*KIND, 'nvlink_tp', 'strategy', *choices)}
-    return np.array([say(dict(zip(columns, row))) for row in zip(*columns.values())])[which]
+    own = [t[name] for name in ('cp', 'ep', 'strategy', *choices)]
+    shared = [t[name] > 1 for name in KIND]   # else a choice changes nothing
+    domains = t['tp'] // t['nvlink_tp']
+    which, first = distinct(*own, *shared, domains)
+    names = (*KIND, 'nvlink_tp', 'strategy', *choices)
+    columns = [np.broadcast_to(t[name], which.shape)[first].tolist() for name in names]
+    words = [say(dict(zip(names, row))) for row in zip(*columns)]
+    return np.array(words)[which]
 
 def evidence_columns(t, model, system, assumptions):  # dict of columns
     "What the figures of each row rest on, and the interval of its time."

@@ -296,8 +296,10 @@ def choices_in_stages(a: Assumptions, pp):  # dict: choice -> value
     "Choices as assumed; those that are the software's own, as it chooses with so many stages."
     found = {c: getattr(a, c) for c in CHOICES}
     if a.software is None: return found
-    once, there = a.software.chosen(1), a.software.chosen(pp)
-    return found | {c: there[c] for c in found if c in there and found[c] == once.get(c)}
+    usual = a.software.chosen(1)
+    for choice, value in a.software.chosen(pp).items():
+        if choice in found and found[choice] == usual.get(choice): found[choice] = value
+    return found
 
 def settled(p: Parallel, system: System, a: Assumptions, model: Model = None):  # Parallel
     "A configuration with nothing left open but its placement."

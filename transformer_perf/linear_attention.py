@@ -279,14 +279,15 @@ class Mamba(Half):
 
     def selected(self, job: CountedJob):  # list of Operation
         "From channels to a narrow step, keys and queries, whole on every GPU; and to all steps."
-        width, T = self.rank + 2 * self.key, job.tokens
-        shared = Message('allreduce', job.units.element * T * width * (job.tp > 1), 'tp')
-        op = inner_product(job, 'state-select', T, self.channels // job.tp, width, 'inputs')
+        width, T, E = self.rank + 2 * self.key, job.tokens, job.units.element
+        channels = self.channels // job.tp
+        shared = Message('allreduce', E * T * width * (job.tp > 1), 'tp')
+        op = inner_product(job, 'state-select', T, channels, width, 'inputs')
         op = with_messages(saved_once(job, op), (shared,), (shared,))
         norms = [any_norm(job, 'select-norm', T, width)] if self.normed else []
-        steps = inner_product(job, 'state-step', T, self.rank, self.channels // job.tp, 'outputs')
-        bias = job.units.element * (self.channels // job.tp)
-        return [op, *norms, steps._replace(weights=steps.weights + bias)]
+        steps = inner_product(job, 'state-step', T, self.rank, channels, 'outputs')
+        biased = steps._replace(weights=steps.weights + E * channels)
+        return [op, *norms, biased]
 
     def operations(self, job: CountedJob):  # list of Operation
         "Projection, convolution, what is selected, scan with its gate, projection; the stream."

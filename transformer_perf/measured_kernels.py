@@ -102,14 +102,16 @@ def product_seconds(
     batch=1,     # products alike
 ):  # s
     "One kernel that multiplies matrices."
-    rate, memory = peak(precision, system) * fit.rate, system.hbm_bandwidth * 1e9
+    rate = peak(precision, system) * fit.rate
+    memory = system.hbm_bandwidth * 1e9
     shares, times = tile_shares(fit), []
     for (rows, columns), name in TILES.items():
         tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
         each = 2 * rows * columns * (k + fit.ramp) / (rate * shares[name])
         times.append(waves(tiles, system, fit.whole) * each)
     compute = throttled(soft_minimum(times, fit.choice), fit)
-    read, written = BYTES[precision] * k * (m + n), 2 * fit.writes * m * n   # bytes
+    read = BYTES[precision] * k * (m + n)   # bytes
+    written = 2 * fit.writes * m * n
     moving = batch * (read + written) / (memory * fit.bandwidth)
     prepare = fit.prepare * batch * m * k / (.85 * memory)
     kernel = both(compute, moving, fit.overlap)

@@ -362,8 +362,10 @@ def value_ticks(axis, values):
     "Ticks at the values where they are few or powers of two, eight at most; else at round numbers."
     wide = values[-1] > 10 * values[0]
     log_ticks(axis, (1, 2, 5) if wide else (1, 1.5, 2, 3, 5, 7))
-    if len(values) <= 8 or np.all(np.log2(values) % 1 == 0):
-        axis.set_major_locator(FixedLocator(values[::-(-len(values) // 8)]))
+    powers_of_two = np.all(np.log2(values) % 1 == 0)
+    if len(values) <= 8 or powers_of_two:
+        every = -(-len(values) // 8)
+        axis.set_major_locator(FixedLocator(values[::every]))
 
 # %% ../nbs/83_plots.ipynb #eadaa7fe
 HOLES = dict(facecolor=PALE, edgecolor=LIGHT, hatch='///')

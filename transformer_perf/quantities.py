@@ -77,12 +77,15 @@ def terms(*numbers):  # (texts, how tightly each holds together, what all of the
 def written(operation, numbers):  # (text, how tightly it holds together, what it names)
     "The formula of an operation."
     texts, levels, inputs = terms(*numbers)
-    if operation in FUNCTIONS: return f'{FUNCTIONS[operation]}({", ".join(texts)})', ATOM, inputs
+    if operation in FUNCTIONS:
+        call = f'{FUNCTIONS[operation]}({", ".join(texts)})'
+        return call, ATOM, inputs
     symbol, level = OPERATORS[operation]
     turned = symbol not in '+*' or '//' in texts[1]   # a - (b - c) is not a - b - c
     if levels[0] < level + (symbol == '**'): texts[0] = f'({texts[0]})'
     if levels[1] < level + turned: texts[1] = f'({texts[1]})'
-    return f' {symbol} '.join(texts) if symbol != '**' else '**'.join(texts), level, inputs
+    between = symbol if symbol == '**' else f' {symbol} '
+    return between.join(texts), level, inputs
 
 def calculated(operation, *numbers):
     "What an operation of NumPy gives for numbers of which some know where they come from."

@@ -26,7 +26,7 @@ from ..schedules import chunks_in, chunks_of, layout_of, with_ends
 from .scripts import MARK, commands_of, gpus_started, options, parsed
 from .tables import (
     IN_32_BITS, LIST, NOT_SAID, OFF, ON, ONLY_WRITTEN, SHARE_KIND, TEXT, WHOLE, Format, Kind, Row,
-    Said, add, also, check_depth, fixed, idle, number, one_word, real, spelled,
+    Said, add, also, check_depth, fixed, idle, number, one_word, real, refused_when_read, spelled,
     take, together, value, words_of)
 from .texts import flat
 
@@ -708,8 +708,7 @@ def refused_by_megatron(facts, model):  # list of (key, reason)
     f |= {name: f.get(group, 1) > 1 and f.get(name)
           for name, group in (('tp_overlap', 'tp'), ('ep_overlap', 'ep'))}
     refused = refused_together(f | {'model': model, 'etp': f.get('etp', 1)}, f['zero_stage'])
-    return [(choices, f'Megatron-LM refuses it: {why}; priced even so')
-            for choices, why in refused[:1]]
+    return refused_when_read('Megatron-LM', refused[:1])
 
 def precision_for_megatron(f):  # dict
     "The precision of products as flags have it, and how many layers at the ends keep 16 bits."

@@ -6,8 +6,8 @@
 __all__ = ['OF_JOBS', 'GRADIENTS', 'NOT_SAID', 'WHOLE', 'ON', 'OFF', 'TEXT', 'SHARE_KIND', 'ONLY_WRITTEN', 'IN_32_BITS', 'LIST',
            'CODE', 'UNSAID', 'MODEL_FIELDS', 'PARALLEL_FIELDS', 'NEEDED', 'Job', 'costs_as_said', 'with_costs', 'Kind',
            'Row', 'Said', 'Format', 'number', 'words_of', 'words_in_any_case', 'one_word', 'real', 'add', 'value',
-           'spelled', 'together', 'cannot_say', 'check_sharers', 'check_depth', 'samples_of_steps', 'also', 'nothing',
-           'elsewhere', 'fixed', 'gpus_of_a_copy', 'copies_and_gpus', 'batch', 'micro_batch_of']
+           'spelled', 'together', 'cannot_say', 'refused_when_read', 'check_sharers', 'check_depth', 'samples_of_steps',
+           'also', 'nothing', 'elsewhere', 'fixed', 'gpus_of_a_copy', 'copies_and_gpus', 'batch', 'micro_batch_of']
 
 # %% ../../nbs/90a_tables.ipynb #269707ac
 import dataclasses
@@ -185,6 +185,10 @@ def cannot_say(format, why='', **choices):  # ValueError
     "That a format has no words for some choices together, and why."
     because = f': {why}' if why else ''
     return ValueError(f'{together(choices)} cannot be said in {format}{because}')
+
+def refused_when_read(who, refused):  # list of (key, reason)
+    "What a framework's own checks refuse of a job that was read, as they name it."
+    return [(choices, f'{who} refuses it: {why}; priced even so') for choices, why in refused]
 
 def check_sharers(f, stage, format):
     "A ValueError where each copy is an instance of its own, and they are to share something out."

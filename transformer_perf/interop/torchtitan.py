@@ -16,8 +16,8 @@ from ..schedules import (
 from ..iteration import plural
 from .tables import (
     LIST, NOT_SAID, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, cannot_say,
-    check_depth, check_sharers, copies_and_gpus, elsewhere, fixed, number, spelled, take,
-    together, value, words_in_any_case, words_of)
+    check_depth, check_sharers, copies_and_gpus, elsewhere, fixed, number, refused_when_read,
+    spelled, take, together, value, words_in_any_case, words_of)
 from .accelerate import SHARDS_ON_HOST, shards_on_host
 
 # %% ../../nbs/90f_torchtitan.ipynb #12ab002d
@@ -349,10 +349,10 @@ def refused_by_trainer(f):  # list of (choices, why)
          'a pipeline shares no table')]
     return [(together(choices), why) for wrong, choices, why in refused if wrong]
 
-def refused_when_read(facts, model):  # list of (key, reason)
+def refused_by_torchtitan(facts, model):  # list of (key, reason)
     "What its own checks refuse of a job that was read: it is priced even so."
     refused = refused_by_trainer({name: said.value for name, said in facts.items()})
-    return [(choices, f'torchtitan refuses it: {why}; priced even so') for choices, why in refused]
+    return refused_when_read('torchtitan', refused)
 
 def undo_torchtitan(f):  # dict
     "Facts as torchtitan has them."
@@ -421,4 +421,4 @@ TORCHTITAN = Format(TORCHTITAN_ROWS, derive_torchtitan, undo_torchtitan, {
     'optimizer.implementation': 'steps that are taken one parameter at a time',
     'model.*': 'models known by name to torchtitan only', 'activation_checkpoint.*': 'what exactly '
     'is computed again'}, 'torchtitan', ('training', 'parallelism', 'activation_checkpoint'),
-    refused_when_read)
+    refused_by_torchtitan)

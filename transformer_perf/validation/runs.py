@@ -473,11 +473,14 @@ class Batch(NamedTuple):
 
 def spread(t, column, values, possible):
     "A row for each value of a column that is possible, where it is unknown."
-    t, unknown = {**t, 'given': t.pop(column).astype(float)}, np.isnan
-    right = lambda t: np.where(unknown(t['given']), possible(t), t[column] == values[0])
+    t = {**t, 'given': t.pop(column).astype(float)}
+    def right(t):
+        unknown = np.isnan(t['given'])
+        return np.where(unknown, possible(t), t[column] == values[0])
     t = crossed(t, right, **{column: values})
     given = t.pop('given')
-    return {**t, column: np.where(unknown(given), t[column], given).astype(int)}
+    found = np.where(np.isnan(given), t[column], given)
+    return {**t, column: found.astype(int)}
 
 # %% ../../nbs/91_runs.ipynb #860395b2
 def with_layouts(x):  # DataFrame
