@@ -1113,6 +1113,22 @@ def test_what_is_not_as_asked_is_said(layout, n_gpus, words):
     assert said == ([words] if words else [])
 
 
+@pytest.mark.parametrize('sizes, layout, words', [
+    (dict(vocab=50257), dict(dp=8), 'vocab 50,257'), (dict(vocab=50304), dict(dp=8), ''),
+    (dict(vocab=50264), dict(tp=2, dp=4), 'vocab 25,132'),
+    (dict(heads=128, embed_dim=13824, vocab=256), dict(dp=8), 'head_dim 108')])
+def test_sizes_that_tensor_cores_take_slowly_are_said(sizes, layout, words):
+    model = dataclasses.replace(MODEL, **sizes)
+    one = estimate(model, Parallel(**layout), 'H100-80GB', 16, 'calibrated')
+    found = search(model, 8, 'H100-80GB', 16, assumptions='calibrated', fixed=dict(tp=1))
+    said = [note for note in one.notes if 'Slower than priced' in note]
+    assert [f'does not divide {words}, and' in note for note in said] == [True] * bool(words)
+    whole = bool(words) and 'tp' not in layout   # a search speaks of the model alone
+    assert any('Slower than priced' in note for note in found.notes) == whole
+    assert not any('Slower' in note for note in estimate(
+        model, Parallel(**layout), 'H100-80GB', 16, 'paper').notes)   # its roofline knows no tiles
+
+
 @pytest.mark.parametrize('recompute', ['none', 'full'])
 def test_utilization_by_hand(recompute):
     "Model FLOP over what the GPUs could do, whatever is computed again."

@@ -36,8 +36,8 @@ from .timeline import (
 from .iteration import (
     PAPER_NAMES, Parallel, as_of, can_offload, changes_something, check_host, check_parallel,
     choices_fit, copies_of_experts, cross, divisors, evidence, gap, grid_lacks,
-    interval_columns, keep, layers_to_deal, left_out, never_run, packed_in_words, readable,
-    rows_of_table, sends_tokens, settled, usable_domain_sizes)
+    interval_columns, keep, layers_to_deal, left_out, never_run, odd_sizes, packed_in_words,
+    readable, rows_of_table, sends_tokens, settled, usable_domain_sizes)
 
 # %% ../nbs/88a_search.ipynb #0ac1f301
 ROWS_AT_A_TIME = 20_000   # bounds the memory of a search
@@ -1196,7 +1196,8 @@ def result_of(searched, q: Question, counts, k=None, kind=None):  # SearchResult
     best |= evidence_columns(best, q.model, q.system, q.assumptions)
     rows, rank = rows_shown(best, k, kind)
     untested = beside_untested(best, (rows.tolist(), rank.tolist())) if k else ''
-    notes = (left_out(q.model, q.assumptions), packed_in_words(q.model), as_of(software),
+    notes = (left_out(q.model, q.assumptions), packed_in_words(q.model),
+             odd_sizes(q.model, q.assumptions), as_of(software),
              held_in_words(software, q.fixed), shared_by_others(q, len(best['rank'])), untested)
     fits_by = np.full(len(rows), q.assumptions.fits_by)
     result = SearchResult(keep(best, rows) | {'rank': rank, 'fits_by': fits_by})
