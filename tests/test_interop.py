@@ -811,6 +811,31 @@ def test_groups_that_a_router_chooses(kind, changes, groups):
     assert (model.router_groups, model.router_groups_per_token) == groups
 
 
+@pytest.mark.parametrize('tp, flags, rows', [
+    (1, '--vocab-size 50257', 50304), (2, '--vocab-size 50257', 50432),
+    (8, '--vocab-size 128256', 129024), (8, '--vocab-size 129024', 129024),
+    (8, '--vocab-size 128256 --make-vocab-size-divisible-by 32', 128256),
+    (2, '--vocab-size 50257 --padded-vocab-size 50304', 50304)])
+def test_megatron_fills_tables_of_words_up(tp, flags, rows):
+    """As megatron/training/vocab_utils.py of Megatron-LM @ 2026-08-22 does: the next multiple of
+    128 on each GPU, unless told otherwise. What is written comes back as it was."""
+    job = as_job(f'{LAUNCH} --global-batch-size 64 --num-layers 2 --hidden-size 512 --bf16 '
+                 '--seq-length 1024 --num-attention-heads 8 '
+                 f'--tensor-model-parallel-size {tp} {flags}')
+    assert job.model.vocab == rows
+    assert as_job(export(job, 'megatron')).model == job.model
+
+
+def test_a_vocabulary_that_megatron_fills_up_is_told():
+    "Rows that no power of two from 8 on divides cannot stay as they are."
+    model = dataclasses.replace(as_model('gpt3'), vocab=50257)
+    text = export(estimate(model, Parallel(dp=8), 'H100-80GB', 8), 'megatron')
+    assert 'vocab=50257 (the tokenizer: tables of words are filled up)' in text
+    assert '--make-vocab-size-divisible-by' not in text and as_job(text).model.vocab == 50304
+    llama = export(estimate('llama3.1_8B', Parallel(tp=8), 'H100-80GB', 8), 'megatron')
+    assert '--make-vocab-size-divisible-by 32' in llama and 'vocab=' not in llama
+
+
 def test_megatron_limits_groups_by_both_flags():
     flags = (LAUNCH + '--global-batch-size 64 --num-layers 2 --hidden-size 512 --seq-length 1024 '
              '--num-attention-heads 8 --num-experts 16 --moe-router-topk 4 '
@@ -1290,6 +1315,14 @@ def test_what_a_precision_of_bridge_stands_for(name):
     job = as_job(parse_yaml(BRIDGE.replace('bf16_with_fp8_current_scaling_mixed', name), 'x'), 32)
     said = [(job.assumes or {}).get(key) for key in ('fp8_parameters', 'bf16_ends')]
     assert (job.parallel.precision, *said) == NAMED_PRECISIONS[name]
+
+
+@pytest.mark.parametrize('said, rows', [({}, 128256), ({'should_pad_vocab': True}, 128512)])
+def test_a_recipe_fills_tables_of_words_up_where_it_says_so(said, rows):
+    "vocab_size is that of the tables (model.py of Megatron-Bridge) unless should_pad_vocab."
+    given = parse_yaml(BRIDGE, 'x')
+    given['model'] |= said
+    assert as_job(given, 32).model.vocab == rows
 
 
 def test_a_layout_as_lists():

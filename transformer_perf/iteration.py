@@ -583,9 +583,10 @@ ALIGNED = 8   # numbers of 16 bits: the 16 bytes that Tensor Cores read at once
 def odd_sizes(m: Model, assumptions, tp=1, etp=1):  # str
     "Sizes of products that Tensor Cores take slowly (NVIDIA DU-09799, 2.2); no price knows of it."
     if assumptions.measured is None: return ''
-    on_gpu = {'embed_dim': m.embed_dim, 'head_dim': m.head, 'mlp_dim': (m.mlp_dim or 0) / tp,
-              'expert_dim': (m.expert_dim or 0) / etp, 'vocab': m.vocab / tp}
-    odd = [f'{name} {size:,.10g}' for name, size in on_gpu.items() if size % ALIGNED]
+    sizes = (('embed_dim', m.embed_dim, 1), ('head_dim', m.head, 1), ('mlp_dim', m.mlp_dim, tp),
+             ('expert_dim', m.expert_dim, etp), ('vocab', m.vocab, tp))
+    odd = [f'{name} {size / gpus:,.10g}' for name, size, gpus in sizes
+           if size and size / gpus % ALIGNED]
     if not odd: return ''
     return (f'Slower than priced: on a GPU {ALIGNED} does not divide {" and ".join(odd)}, and '
             'Tensor Cores take such products slowly; pad them.')

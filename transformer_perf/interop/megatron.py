@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LETTERS', 'SAMPLES', 'OF_NO_MODEL', 'REAL', 'FP8', 'FUSED', 'BACKENDS', 'CAPACITY', 'AROUND', 'CONTEXT', 'NUMBERS',
-           'SHARDS', 'OLD_RECOMPUTE', 'MEGATRON_ROWS', 'FLAGS', 'MAY_HOLD_FLAGS', 'UNREAD', 'OTHER_PROGRAMS',
-           'OTHER_FOLDERS', 'same_words', 'no_model', 'list_said', 'full_every', 'layout_said', 'names_in',
-           'context_said', 'check_program', 'place_of', 'as_value']
+           'SHARDS', 'OLD_RECOMPUTE', 'FILLED_UP', 'MEGATRON_ROWS', 'FLAGS', 'MAY_HOLD_FLAGS', 'UNREAD',
+           'OTHER_PROGRAMS', 'OTHER_FOLDERS', 'same_words', 'no_model', 'list_said', 'full_every', 'layout_said',
+           'names_in', 'context_said', 'check_program', 'place_of', 'as_value']
 
 # %% ../../nbs/90c_megatron.ipynb #337bd2b5
 import itertools
@@ -93,6 +93,7 @@ NUMBERS = {'fp32': 4., 'bf16': 2., 'fp16': 2., 'fp8': 1.,   # bytes; then as PyT
            'float32': 4., 'bfloat16': 2., 'float16': 2., 'uint8': 1.}
 SHARDS = {'no_shard': 0, 'optim': 1, 'optim_grads': 2, 'optim_grads_params': 3}
 OLD_RECOMPUTE = ('checkpoint', 'activations-checkpoint')   # as it was called until 2022
+FILLED_UP = 128   # rows of a GPU's table of words are a multiple of it, unless a flag says which
 MEGATRON_ROWS = (
     Row('--tensor-model-parallel-size', 'tp', WHOLE, 1),
     Row('--context-parallel-size', 'cp', WHOLE, 1),
@@ -169,7 +170,9 @@ MEGATRON_ROWS = (
     Row('--kv-channels', 'head_dim', WHOLE), Row('--group-query-attention', 'grouped', ON, False),
     Row('--num-query-groups', 'groups', WHOLE), Row('--seq-length', 'seq_len', WHOLE),
     Row('--max-position-embeddings', 'positions', WHOLE), Row('--vocab-size', 'vocab', WHOLE),
-    also('--padded-vocab-size', 'vocab', WHOLE), also('--pad-vocab-size-to', 'vocab', WHOLE),
+    also('--padded-vocab-size', 'padded_vocab', WHOLE),
+    also('--pad-vocab-size-to', 'padded_vocab', WHOLE),
+    Row('--make-vocab-size-divisible-by', 'vocab_multiple', WHOLE, FILLED_UP),
     Row('--swiglu', 'swiglu', ON, False),
     Row('--squared-relu', 'squared_relu', ON, False), Row('--quick-geglu', 'geglu', ON, False),
     Row('--activation-func-clamp-value', 'clamps_at', REAL),
@@ -535,6 +538,15 @@ def mlp_of_megatron(facts, ignored):
     if facts['mtp_layers'].key: ignored.append((facts['mtp_layers'].key, 'needs --vocab-size'))
     take(facts, 'tied_embeddings', 'mtp_layers')
 
+def vocabulary_of_megatron(facts, ignored):
+    "Tables of words have rows for the last GPU's share, too (megatron/training/vocab_utils.py)."
+    padded, multiple = take(facts, 'padded_vocab', 'vocab_multiple')
+    if padded.key: facts['vocab'] = padded
+    elif 'vocab' in facts:
+        key, words = facts['vocab']
+        step = multiple.value * value(facts, 'tp', 1)
+        facts['vocab'] = Said(key, math.ceil(words / step) * step)
+
 # %% ../../nbs/90c_megatron.ipynb #12ab0019
 def positions_of_megatron(facts, ignored):
     "Positions that are learned, and those that are not."
@@ -560,7 +572,7 @@ def derive_megatron(facts, ignored):
     for derive in (zero_of_megatron, overlap_of_megatron, gradients_of_megatron,
                    chunks_of_megatron, recompute_of_megatron, graphs_of_megatron,
                    offload_of_megatron, dropout_of_megatron, dispatcher_of_megatron,
-                   ends_of_megatron):
+                   ends_of_megatron, vocabulary_of_megatron):
         derive(facts, ignored)
     if {'depth', 'embed_dim', 'heads'} <= facts.keys():
         for derive in (heads_of_megatron, sinks_of_primus, mlp_of_megatron, experts_of_megatron,
@@ -746,6 +758,11 @@ def undo_megatron(f):  # dict
     return f | own | (model_for_megatron(f) if 'depth' in f else {})
 
 # %% ../../nbs/90c_megatron.ipynb #4c0505b0
+def rows_in_multiples(words, tp):  # int
+    "What divides each GPU's rows of a table of words, if any does; else the table is filled up."
+    multiples = FILLED_UP, 64, 32, 16, 8   # of fewer no Tensor Core makes good use
+    return next((n for n in multiples if words % (n * tp) == 0), FILLED_UP)
+
 def model_for_megatron(f):  # dict
     "A model's facts as flags have them."
     m = f['model']
@@ -755,6 +772,7 @@ def model_for_megatron(f):  # dict
                squared_relu=m.activation == 'squared_relu', norm=m.norm_kind,
                linear_bias=m.bias_kind == 'all', qkv_bias=m.bias_kind == 'qkv',
                position_type='learned_absolute' if m.learned_positions else 'rope', rotary=False)
+    if m.vocab: own['vocab_multiple'] = rows_in_multiples(m.vocab, f['tp'])
     if m.activation == 'clamped_silu': own |= dict(clamps_at=7., gate_offset=1.)
     if f.get('window') is not None: own['window_size'] = (f'{f["window"]},0',)
     if own['latent']: own['qk_norm'] = True   # of the latents
@@ -779,8 +797,7 @@ MEGATRON = Format(MEGATRON_ROWS, derive_megatron, undo_megatron, {
     '--overlap-*': 'this overlap', '--delay-wgrad-compute': 'this overlap',
     '--defer-embedding-wgrad-compute': 'this overlap', '--no-overlap-p2p*': 'this overlap',
     '--hierarchical-context*': 'other levels than the domain, in which heads are exchanged',
-    '--use-tp-pp-dp-mapping': 'another order of ranks',
-    '--make-vocab-size-divisible-by': 'padding of the vocabulary'}, 'Megatron-Core',
+    '--use-tp-pp-dp-mapping': 'another order of ranks'}, 'Megatron-Core',
     refuses=refused_by_megatron)
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0026

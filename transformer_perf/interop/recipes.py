@@ -113,6 +113,8 @@ def dumped_job(given, kind, told):  # Job; told: as `job_of_keys`
     found, adapters = said_in_sections(given, kind), adapters_in_recipe(given)
     found |= overlapped(given, found)
     if kind == 'nemo': found |= shape_of_nemo(given, found)
+    if not found.pop('should_pad_vocab', False) and 'vocab_size' in found:   # the tables' rows
+        found['padded_vocab_size'] = found.pop('vocab_size')
     flags = gate_of(found)
     flags |= flags_of_keys({key: x for key, x in found.items() if not str(key).startswith('_')})
     job = job_of_keys(with_groups(flags), MEGATRON, told)
