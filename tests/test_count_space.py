@@ -419,3 +419,10 @@ def test_a_candidate_under_the_papers_names():
     assert (config['tp'], config['tp1'], config['tp2']) == (8, 2, 4)
     assert (config['pp'], config['dp'], config['mbs']) == (row.pp, row.dp, row.micro_batch)
     assert stats['t'] == row.iteration_s and stats['nv_tp2'] == row.nvlink_cp
+
+
+@pytest.mark.parametrize('fixed', [{'cp': 1}, {'cp': 2}, {}])
+def test_a_row_is_named_after_what_shares_its_layers(fixed):
+    "With a context of one GPU both strategies are the same, and it has the plain one's name."
+    found = search('gpt3', 64, 'H100-80GB', 64, k=20, fixed=fixed)
+    assert len(found) and (found.strategy == found.cp.map({1: '1d'}).fillna('2d-seqp')).all()
