@@ -836,6 +836,32 @@ def test_a_vocabulary_that_megatron_fills_up_is_told():
     assert '--make-vocab-size-divisible-by 32' in llama and 'vocab=' not in llama
 
 
+@pytest.mark.parametrize('flags, fusion, more', [
+    ('', None, 0), ('--cross-entropy-loss-fusion', 'native', 4),
+    ('--cross-entropy-loss-fusion --cross-entropy-fusion-impl te', 'te', 0),
+    ('--cross-entropy-fusion-impl te', None, 0)])
+def test_what_fuses_the_loss_decides_what_is_held_of_logits(flags, fusion, more):
+    """Unfused, Megatron-LM holds 6 bytes of a logit at once: 2, and 4 of its softmax. Its compiled
+    loss has logits in 32 bits besides; Transformer Engine's 2, and 4 of its gradient."""
+    job = as_job(f'{LAUNCH} --global-batch-size 64 --num-layers 2 --hidden-size 512 --bf16 '
+                 f'--seq-length 1024 --num-attention-heads 8 --vocab-size 51200 {flags}')
+    idle = {key for key, why in job.ignored if 'does nothing' in why}
+    assert idle == ({'--cross-entropy-fusion-impl'} if flags and not fusion else set())
+    assert job.loss_fusion == fusion and as_job(export(job, 'megatron')).loss_fusion == fusion
+    assert json.loads(export(job)).get('loss_fusion') == fusion
+    held = [estimate(job.model, job.parallel, 'H100-80GB', 64, own.assumptions('calibrated'))
+            for own in (job, dataclasses.replace(job, loss_fusion=None))]
+    GB = held[0].stats['memory_GB'] - held[1].stats['memory_GB']
+    assert GB == pytest.approx(more * 2 * 1024 * 51200 / 1e9, abs=1e-9)
+    if fusion == 'native': assert 'native' in export(held[0])   # an estimate knows it by its bytes
+    assert not fusion or f'loss_fusion={fusion}' in export(job, 'deepspeed')
+
+
+def test_a_loss_that_nothing_known_fuses_is_refused():
+    with pytest.raises(ValueError, match="unknown loss_fusion 'apex'; known: native, te"):
+        Job(Parallel(), loss_fusion='apex')
+
+
 def test_megatron_limits_groups_by_both_flags():
     flags = (LAUNCH + '--global-batch-size 64 --num-layers 2 --hidden-size 512 --seq-length 1024 '
              '--num-attention-heads 8 --num-experts 16 --moe-router-topk 4 '

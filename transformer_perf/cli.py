@@ -469,11 +469,12 @@ def exported(one, a):  # str
         from transformer_perf.interop.traces import trace_text
         return trace_text(one)
     from transformer_perf.interop import export, job_asked
-    told = a.job.ignored if a.job else ()
+    job, told = job_asked(one), a.job.ignored if a.job else ()
     left = [key for key, why in told if not why.startswith('absent')]
     commented = left and a.export in COMMENTED
     more = f'# of the job, not here: {printable(", ".join(left))}\n' if commented else ''
-    return more + export(dataclasses.replace(job_asked(one), ignored=told), a.export)
+    if a.job: job = dataclasses.replace(job, ignored=told, loss_fusion=a.job.loss_fusion)
+    return more + export(job, a.export)
 
 # %% ../nbs/95_cli.ipynb #db69c1d9
 @command(

@@ -113,6 +113,8 @@ MEGATRON_ROWS = (
     Row('--data-parallel-sharding-strategy', 'fsdp_shards', words_of(SHARDS), 0),
     Row('--ckpt-format', 'checkpoints', ONLY_WRITTEN),
     Row('--no-check-for-nan-in-loss-and-grad', 'unchecked', ONLY_WRITTEN._replace(switch=True)),
+    Row('--cross-entropy-loss-fusion', 'fuses_loss', ON, False),
+    Row('--cross-entropy-fusion-impl', 'fusion_of_loss', same_words('native', 'te'), 'native'),
     Row('--attention-dropout', 'attention_dropout', SHARE_KIND),
     Row('--hidden-dropout', 'hidden_dropout', SHARE_KIND),
     Row('--grad-reduce-in-bf16', 'gradients_in_16_bits',
@@ -363,6 +365,12 @@ def dropout_of_megatron(facts, ignored):
     if scores.key and (scores.value > 0) != bool(hidden.value):
         ignored.append((scores.key, 'not modelled: dropout of the scores alone'))
 
+def loss_of_megatron(facts, ignored):
+    "What fuses the kernels of the loss, where something does."
+    fuses, fusion = take(facts, 'fuses_loss', 'fusion_of_loss')
+    if fuses.value: facts['loss_fusion'] = Said(fuses.key, fusion.value)
+    else: idle(ignored, '--cross-entropy-loss-fusion', fusion)
+
 def chunks_of_megatron(facts, ignored):
     "Parts of a stage, from the layers of one part."
     if 'layers_per_chunk' in facts:
@@ -572,7 +580,7 @@ def derive_megatron(facts, ignored):
     for derive in (zero_of_megatron, overlap_of_megatron, gradients_of_megatron,
                    chunks_of_megatron, recompute_of_megatron, graphs_of_megatron,
                    offload_of_megatron, dropout_of_megatron, dispatcher_of_megatron,
-                   ends_of_megatron, vocabulary_of_megatron):
+                   ends_of_megatron, vocabulary_of_megatron, loss_of_megatron):
         derive(facts, ignored)
     if {'depth', 'embed_dim', 'heads'} <= facts.keys():
         for derive in (heads_of_megatron, sinks_of_primus, mlp_of_megatron, experts_of_megatron,
@@ -742,10 +750,11 @@ def undo_megatron(f):  # dict
         raise ValueError(f'{choices} cannot be said in megatron: {why}')
     if f.get('dropout') is not None:
         f |= dict.fromkeys(('attention_dropout', 'hidden_dropout'), DROPPED if f['dropout'] else 0)
-    hides = bool(f.get('dp_overlap'))
+    fusion, hides = f.get('loss_fusion'), bool(f.get('dp_overlap'))
     kept = fsdp_stays_gathered(f | {'zero_stage': stage})
     own = dict(distributed=stage > 0, fsdp=stage > 1, granularity=granularity,
                overlap_reduce=hides, overlap_gather=hides and stage > 0,
+               fuses_loss=fusion is not None, fusion_of_loss=fusion,
                reshard_after_forward=not kept)
     if stage > 1: own |= dict(fsdp_shards=stage, checkpoints='fsdp_dtensor')
     if kept: own |= dict(fsdp2=True, distributed=False, fsdp=False, fsdp_shards=0,

@@ -95,7 +95,7 @@ def as_own(job):  # str
     if documents is not None:
         own['documents'] = dict(zip(documents.tokens, documents.documents))
     rest |= {name: x for name, x in own.items() if x}
-    for name in ('dropout', 'gradients_in_16_bits'):
+    for name in ('dropout', 'gradients_in_16_bits', 'loss_fusion'):
         if getattr(job, name) is not None: rest[name] = getattr(job, name)
     return json.dumps({'format': OWN, 'version': 1, 'model': model, 'parallel': parallel, **rest,
                        'ignored': job.ignored}, indent=1) + '\n'

@@ -21,7 +21,7 @@ from .megatron import FLAGS, MEGATRON, flags_of, megatron_keys, place_of
 from .own import own_job
 from .primus import primus_job, trainer_of
 from .recipes import dumped_job
-from .tables import GRADIENTS, OF_JOBS, Job, job_of_keys
+from .tables import GRADIENTS, LOGIT_HELD, OF_JOBS, Job, job_of_keys
 from .texts import LARGEST_TEXT, flat, parse_toml, parse_yaml
 from .torchtitan import TORCHTITAN
 
@@ -101,15 +101,25 @@ def job_estimated(one: Estimate):  # Job
                if getattr(a, name) != chosen.get(name, getattr(Assumptions, name))}
     return Job(one.parallel, m, one.global_batch, one.parallel.n_gpus, m.seq_len, a.software,
                one.system, assumes or None, a.costs.dropout or not a.fused_kernels,
-               gradients_said(one))
+               gradients_said(one), loss_fusion_said(one))
+
+def usual_and_own(one: Estimate, names):  # (values, values); none without measured prices
+    "Some costs as the software of an estimate has them, and as they were priced."
+    a = one.assumptions
+    if not a.measured: return [], []
+    known = as_assumptions('calibrated', a.software).on(one.system).measured
+    return tuple([value_of(prices, name) for name in names] for prices in (known, a.measured))
+
+def loss_fusion_said(one: Estimate):  # str or None
+    "What fuses the kernels of the loss; None where that is as its software has it."
+    usual, own = usual_and_own(one, ['logit_held'])
+    if usual == own: return None
+    return next((fusion for fusion, held in LOGIT_HELD.items() if [held] == own), None)
 
 def gradients_said(one: Estimate):  # bool or None
     "Whether gradients have 16 bits; None where that is as its software has it."
-    a = one.assumptions
-    if not a.measured: return None
-    known = as_assumptions('calibrated', a.software).on(one.system).measured
-    usual = [value_of(known, name) for name in GRADIENTS]
-    own = [value_of(a.measured, name) for name in GRADIENTS]
+    usual, own = usual_and_own(one, GRADIENTS)
+    if not own: return None
     held = own[0]
     all_alike = own == [held] * len(own)   # as a job says it
     said = held != usual[0] or all_alike and own != usual

@@ -25,7 +25,7 @@ from .reading import FORMATS, job_asked
 from .tables import CODE, OF_JOBS, PARALLEL_FIELDS, Job, job_of_keys
 
 # %% ../../nbs/90k_writing.ipynb #12ab003a
-OF_ALL = ('global_batch', 'n_gpus', 'seq_len', 'dropout')   # facts of a Job
+OF_ALL = ('global_batch', 'n_gpus', 'seq_len', 'dropout', 'loss_fusion')   # facts of a Job
 
 def facts_of(job: Job):  # dict: fact -> value
     "A job as flat facts."
@@ -121,7 +121,7 @@ def puts_off(job: Job):
 
 # %% ../../nbs/90k_writing.ipynb #e720ac10
 BY_ITSELF = {   # what holds of a job -> where that is said, if a format has no key for it
-    **dict.fromkeys(OF_JOBS, CODE), 'gradients_in_16_bits': 'the trainer',
+    **dict.fromkeys(OF_JOBS, CODE), 'gradients_in_16_bits': 'the trainer', 'loss_fusion': CODE,
     **dict.fromkeys(('capacity_factor', 'expert_imbalance', 'experts_in_turn'), 'the router'),
     **dict.fromkeys(('master_bytes', 'moment_bytes'), 'the optimizer'),
     'fp8_dispatch': 'the dispatcher', 'n_gpus': 'the launcher', 'dp': 'the launcher'}

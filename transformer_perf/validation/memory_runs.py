@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['VOCABULARIES', 'APART', 'AT_REST', 'WHY_NOT_COUNTED', 'megatron_runs', 'argument', 'vocabulary_of_run',
-           'assumptions_of_run', 'counted_job', 'why_uncounted']
+           'assumptions_of_run', 'job_of_run', 'counted_job', 'why_uncounted']
 
 # %% ../../nbs/17_memory.ipynb #38a00004
 from dataclasses import replace
@@ -92,10 +92,14 @@ def assumptions_of_run(run):  # Assumptions
         'flash_attention': argument(run, 'attention_backend') not in ('unfused', 'local')
                            and argument(run, 'transformer_impl') != 'local'})
 
-def counted_job(run):  # Job
+def job_of_run(run):  # Job
+    "What a run's arguments say."
+    gpus = argument(run, 'n_gpus')
+    return as_job(known_arguments(run), gpus and int(gpus))
+
+def counted_job(run):  # CountedJob
     "A run as the job that the package counts."
-    system, gpus = sheet_of(run.gpu), argument(run, 'n_gpus')
-    job, a = as_job(known_arguments(run), gpus and int(gpus)), assumptions_of_run(run)
+    job, system, a = job_of_run(run), sheet_of(run.gpu), assumptions_of_run(run)
     p = settled(job.parallel, system, a)
     own = dict(vars(p), **dict.fromkeys(PLACES, 1))
     if argument(run, 'fp8_format'): own['precision'] = FP8[argument(run, 'fp8_recipe', 'delayed')]
@@ -195,14 +199,13 @@ def counted_runs(runs):  # DataFrame
     return own.assign(counted=total, error=100 * (total / own.measured - 1)).join(table)
 
 # %% ../../nbs/17_memory.ipynb #38a00020
-LOGIT_BYTES = 6.   # in 16 bits, and the softmax in 32
-FUSED_LOSS = 4.    # more where the loss is compiled: it reads logits in 32 bits
+LOGIT_BYTES = 6.   # in 16 bits, and the softmax in 32; where nothing fuses the loss
 
 def peak_memory(run):  # GB
     "What a run's last rank holds at most: what is there after a step, and what a pass needs."
-    job, fused = counted_job(run), bool(argument(run, 'cross_entropy_loss_fusion'))
+    job, held = counted_job(run), job_of_run(run).costs_said.get('logit_held', LOGIT_BYTES)
     software = Parameters(software=Costs(
-        logit_held=LOGIT_BYTES + FUSED_LOSS * fused, dropout=argument(run, 'dropout') != 'none'))
+        logit_held=held, dropout=argument(run, 'dropout') != 'none'))
     job = job._replace(assumptions=replace(
         job.assumptions, working_memory=True, zero_gathered=2, measured=software))
     work = count(job)
