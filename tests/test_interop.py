@@ -2291,6 +2291,23 @@ DECODER = ('--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-len
            '--max-position-embeddings 256 --vocab-size 1000 ')
 
 
+@pytest.mark.parametrize('flag, why', [
+    ('--fp32-residual-connection', 'not modelled yet: a residual in 32 bits'),
+    ('--no-bias-swiglu-fusion', 'not modelled yet: kernels that are not fused'),
+    ('--tensor-parallel-num-weight-shards 2', 'not modelled yet: other shards'),
+    ('--ckpt-fully-parallel-save', 'changes neither time nor memory here'),
+    ('--no-load-optim', 'changes neither time nor memory here'),
+    ('--rotary-percent 0.5', 'changes neither time nor memory here')])
+def test_what_a_flag_of_megatron_would_change_is_said(flag, why):
+    assert dict(as_job(FLAGS + DECODER + flag).ignored)[flag.split()[0]] == why
+
+
+@pytest.mark.parametrize('flag', ['--enable-mhc-connections',
+                                  '--heterogeneous-layers-config-path layers.json'])
+def test_a_flag_that_makes_another_model_is_refused(flag):
+    assert 'no field of a Model says it' in refused(as_job, FLAGS + DECODER + flag)
+
+
 def test_latent_attention_has_its_norms():
     text = FLAGS + DECODER + '--multi-latent-attention --kv-lora-rank 512 {}\n'
     normed, bare = as_job(text.format('--qk-layernorm')), as_job(text.format(''))

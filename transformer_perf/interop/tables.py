@@ -218,7 +218,16 @@ HARMLESS = re.compile(
     r'rotary-base|use-mcore-models|zero3_init_flag|flops_profiler|comms_logger|'
     r'gradient_clipping|scheduler|steps_per_print|wall_clock|job|metrics|checkpoint|validation|'
     r'profiling|machine_rank|main_|rdzv|same_network|use_cpu|debug|downcast|enable_cpu_affinity|'
-    r'compute_environment|tpu|commands|master)')
+    r'compute_environment|tpu|commands|master|'
+    r'(no-)?(ckpt-(?!format)|dist-ckpt|non-persistent|fully-parallel|async-(save|ckpt|strategy)|'
+    r'one-logger|timing|load-|save-)|use-(checkpoint|dist-ckpt|cpu-init|mup|rope-scaling)|mup-|'
+    r'rotary-|rope-(scaling|type)|yarn-|mscale|original-max-position|layernorm-epsilon|'
+    r'(min-|initial-)?loss-scale|hysteresis|(embedding|output-layer)-init|perform-init|'
+    r'(start|end)-weight-decay|wd-incr|decoupled-|override-opt|sgd-mom|lion-beta|'
+    r'muon-(momentum|nesterov|scale|extra|coefficient)|eod-mask|reset-(position|attention)|'
+    r'finetune$|mock-data|num-dataset|no-mmap|calculate-per-token|check-(for|weight)|'
+    r'(train|valid|test|per-split)-data|tiktoken|null-tokenizer|sft|trust-remote|'
+    r'inprocess-|enable-ft|calc-ft|ft-|inference-|rerun-|throughput-window|no-create-attention)')
 
 def meant(key, format):  # str
     "What a key that is not known may be a slip of the pen for."
