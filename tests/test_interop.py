@@ -862,6 +862,24 @@ def test_a_loss_that_nothing_known_fuses_is_refused():
         Job(Parallel(), loss_fusion='apex')
 
 
+@pytest.mark.parametrize('flags, rows', [
+    ('--tokenizer-type GPT2BPETokenizer', 50432), ('--tokenizer-type TikTokenizer', 131072),
+    ('--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model x.model', None),
+    ('--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.1-8B', 128256),
+    ('--tokenizer-type HuggingFaceTokenizer --tokenizer-model /data/Qwen3-4B', 151808),
+    ('--tokenizer-type HuggingFaceTokenizer --tokenizer-model acme/unheard-of', None),
+    ('--tokenizer-type HuggingFaceTokenizer --tokenizer-model $WHERE', None),
+    ('--tokenizer-type GPT2BPETokenizer --vocab-size 32000', 32000)])
+def test_a_vocabulary_that_is_not_said_is_that_of_its_tokenizer(flags, rows):
+    "Filled up for two GPUs; where the tokenizer is not known no words are counted."
+    job = as_job(f'{FLAGS} --num-layers 2 --hidden-size 512 --bf16 --seq-length 1024 '
+                 f'--num-attention-heads 8 {flags}')
+    assert job.model.vocab == rows
+    said = dict(job.ignored).get('--vocab-size', '')
+    told = '' if '--vocab-size' in flags else 'its tokenizer has' if rows else 'no words'
+    assert told in said and bool(said) == bool(told)
+
+
 def test_megatron_limits_groups_by_both_flags():
     flags = (LAUNCH + '--global-batch-size 64 --num-layers 2 --hidden-size 512 --seq-length 1024 '
              '--num-attention-heads 8 --num-experts 16 --moe-router-topk 4 '

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['LETTERS', 'SAMPLES', 'OF_NO_MODEL', 'REAL', 'FP8', 'FUSED', 'BACKENDS', 'CAPACITY', 'AROUND', 'CONTEXT', 'NUMBERS',
-           'SHARDS', 'OLD_RECOMPUTE', 'FILLED_UP', 'MEGATRON_ROWS', 'FLAGS', 'MAY_HOLD_FLAGS', 'UNREAD',
-           'OTHER_PROGRAMS', 'OTHER_FOLDERS', 'same_words', 'no_model', 'list_said', 'full_every', 'layout_said',
-           'names_in', 'context_said', 'check_program', 'place_of', 'as_value']
+           'SHARDS', 'OLD_RECOMPUTE', 'FILLED_UP', 'TOKENIZERS', 'REPOSITORIES', 'MAY_BE_OPEN', 'MEGATRON_ROWS',
+           'FLAGS', 'MAY_HOLD_FLAGS', 'UNREAD', 'OTHER_PROGRAMS', 'OTHER_FOLDERS', 'same_words', 'no_model',
+           'list_said', 'full_every', 'layout_said', 'names_in', 'context_said', 'check_program', 'place_of',
+           'as_value']
 
 # %% ../../nbs/90c_megatron.ipynb #337bd2b5
 import itertools
@@ -94,6 +95,12 @@ NUMBERS = {'fp32': 4., 'bf16': 2., 'fp16': 2., 'fp8': 1.,   # bytes; then as PyT
 SHARDS = {'no_shard': 0, 'optim': 1, 'optim_grads': 2, 'optim_grads_params': 3}
 OLD_RECOMPUTE = ('checkpoint', 'activations-checkpoint')   # as it was called until 2022
 FILLED_UP = 128   # rows of a GPU's table of words are a multiple of it, unless a flag says which
+TOKENIZERS = {   # by type -> words (megatron/core/tokenizers/text/libraries; gpt2's vocab.json)
+    'GPT2BPETokenizer': 50257, 'Llama2Tokenizer': 32000, 'TikTokenizer': 2**17}
+REPOSITORIES = {   # what the name of a tokenizer of Hugging Face holds -> its words
+    r'llama-?2': 32000, r'llama-?3': 128256, r'mixtral-8x7b': 32000, r'(^|/)gpt2': 50257,
+    r'qwen2\.5': 151665, r'qwen3-': 151669}
+MAY_BE_OPEN = '--tokenizer-type', '--tokenizer-model'   # what a script need not say
 MEGATRON_ROWS = (
     Row('--tensor-model-parallel-size', 'tp', WHOLE, 1),
     Row('--context-parallel-size', 'cp', WHOLE, 1),
@@ -172,6 +179,7 @@ MEGATRON_ROWS = (
     Row('--kv-channels', 'head_dim', WHOLE), Row('--group-query-attention', 'grouped', ON, False),
     Row('--num-query-groups', 'groups', WHOLE), Row('--seq-length', 'seq_len', WHOLE),
     Row('--max-position-embeddings', 'positions', WHOLE), Row('--vocab-size', 'vocab', WHOLE),
+    also('--tokenizer-type', 'tokenizer', TEXT), also('--tokenizer-model', 'tokenizer_of', TEXT),
     also('--padded-vocab-size', 'padded_vocab', WHOLE),
     also('--pad-vocab-size-to', 'padded_vocab', WHOLE),
     Row('--make-vocab-size-divisible-by', 'vocab_multiple', WHOLE, FILLED_UP),
@@ -548,9 +556,20 @@ def mlp_of_megatron(facts, ignored):
     if facts['mtp_layers'].key: ignored.append((facts['mtp_layers'].key, 'needs --vocab-size'))
     take(facts, 'tied_embeddings', 'mtp_layers')
 
+def words_of_tokenizer(kind, name):  # int or None
+    "The words of a tokenizer by its type, or of one of Hugging Face by the name of its model."
+    if kind != 'HuggingFaceTokenizer': return TOKENIZERS.get(kind)
+    small = (name or '').lower()
+    return next((words for part, words in REPOSITORIES.items() if re.search(part, small)), None)
+
 def vocabulary_of_megatron(facts, ignored):
     "Tables of words have rows for the last GPU's share, too (megatron/training/vocab_utils.py)."
-    padded, multiple = take(facts, 'padded_vocab', 'vocab_multiple')
+    padded, multiple, kind, name = take(
+        facts, 'padded_vocab', 'vocab_multiple', 'tokenizer', 'tokenizer_of')
+    words = words_of_tokenizer(kind.value, name.value)
+    if words and 'depth' in facts and not (padded.key or 'vocab' in facts):
+        facts['vocab'] = Said('--vocab-size', words)
+        ignored.append(('--vocab-size', f'absent: {words:,}, as its tokenizer has'))
     if padded.key: facts['vocab'] = padded
     elif 'vocab' in facts:
         key, words = facts['vocab']
@@ -859,6 +878,7 @@ def as_value(texts, key):
     for text in texts:
         if MARK not in text: continue
         if key not in FLAGS: return True   # whatever it is, it is not used
+        if key in MAY_BE_OPEN: return None
         line, what = place_of(text)
         raise ValueError(f'line {line}: {key} needs {quoted(what)}, which the script does not say')
     if not texts: return True

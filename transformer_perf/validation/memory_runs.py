@@ -15,7 +15,7 @@ import pandas as pd
 # %% ../../nbs/17_memory.ipynb #38a00005
 from ..inputs import read_csv
 from ..estimates import AS_TRAINED, MENDED_SLIPS, Assumptions
-from ..interop.megatron import FLAGS, FP8, with_groups
+from ..interop.megatron import FLAGS, FP8, TOKENIZERS, with_groups
 from ..measured_kernels import sheet_of
 from ..interop import as_job
 from ..timeline import PLACES, job_of, memory_at, own_stages
@@ -27,9 +27,7 @@ from transformer_perf.parameters import (
     measured_folder)
 
 # %% ../../nbs/17_memory.ipynb #38a00009
-VOCABULARIES = {'GPT2BPETokenizer': 50257, 'GPTSentencePieceTokenizer': 32000,
-                'Llama2Tokenizer': 32000,
-                'TikTokenizer': 131072}
+VOCABULARIES = TOKENIZERS | {'GPTSentencePieceTokenizer': 32000}   # of these tests
 APART = ('vocab_size', 'fp16', 'bf16', 'cp_comm_type')   # read elsewhere, or no matter of memory
 
 def megatron_runs(
