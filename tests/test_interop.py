@@ -1361,11 +1361,18 @@ def test_what_a_precision_of_bridge_stands_for(name):
     assert (job.parallel.precision, *said) == NAMED_PRECISIONS[name]
 
 
-@pytest.mark.parametrize('said, rows', [({}, 128256), ({'should_pad_vocab': True}, 128512)])
-def test_a_recipe_fills_tables_of_words_up_where_it_says_so(said, rows):
-    "vocab_size is that of the tables (model.py of Megatron-Bridge) unless should_pad_vocab."
+@pytest.mark.parametrize('model, tokenizer, rows', [
+    ({}, {}, 128256), ({'should_pad_vocab': True}, {}, 128512),
+    ({'vocab_size': None}, {'tokenizer_type': 'NullTokenizer', 'vocab_size': 32000}, 32256),
+    ({'vocab_size': None}, {'tokenizer_type': 'HuggingFaceTokenizer',
+                            'tokenizer_model': 'meta-llama/Llama-2-7b'}, 32256),
+    ({}, {'tokenizer_type': 'NullTokenizer', 'vocab_size': 32000}, 128256)])
+def test_a_recipe_fills_tables_of_words_up_where_it_says_so(model, tokenizer, rows):
+    """vocab_size of a model is that of its tables (model.py of Megatron-Bridge) unless
+    should_pad_vocab; where it is not said, the tokenizer's is filled up."""
     given = parse_yaml(BRIDGE, 'x')
-    given['model'] |= said
+    given['model'] |= model
+    given['tokenizer'] = tokenizer
     assert as_job(given, 32).model.vocab == rows
 
 

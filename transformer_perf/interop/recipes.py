@@ -15,7 +15,8 @@ from .tables import OFF_WORDS, job_of_keys
 
 # %% ../../nbs/90h_recipes.ipynb #32ee68b3
 SECTIONS = {   # of what a recipe prints: a later one says it again
-    'bridge': ('optimizer', 'ddp', 'model', 'train', 'mixed_precision', 'comm_overlap', 'dist'),
+    'bridge': ('tokenizer', 'optimizer', 'ddp', 'model', 'train', 'mixed_precision',
+               'comm_overlap', 'dist'),
     'nemo': ('data', 'optim.config', 'trainer.strategy', 'trainer.strategy.ddp',
              'trainer.plugins')}
 
@@ -113,7 +114,8 @@ def dumped_job(given, kind, told):  # Job; told: as `job_of_keys`
     found, adapters = said_in_sections(given, kind), adapters_in_recipe(given)
     found |= overlapped(given, found)
     if kind == 'nemo': found |= shape_of_nemo(given, found)
-    if not found.pop('should_pad_vocab', False) and 'vocab_size' in found:   # the tables' rows
+    filled_up = found.pop('should_pad_vocab', False)
+    if section_of(given, 'model.vocab_size') and not filled_up:   # it is that of the tables
         found['padded_vocab_size'] = found.pop('vocab_size')
     flags = gate_of(found)
     flags |= flags_of_keys({key: x for key, x in found.items() if not str(key).startswith('_')})
