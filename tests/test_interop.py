@@ -931,6 +931,13 @@ def test_flags_of_megatron(flags, fields):
     for name, x in fields.items(): assert getattr(p, name) == x
 
 
+@pytest.mark.parametrize('flags, fused', [
+    ('--transformer-impl local', False), ('--transformer-impl transformer_engine', None),
+    ('--transformer-impl local --use-flash-attn', True), ('--attention-backend unfused', False)])
+def test_whose_modules_keep_the_scores_of_attention(flags, fused):
+    assert (as_job(FLAGS + flags).assumes or {}).get('flash_attention') is fused
+
+
 @pytest.mark.parametrize('e, width', [(1024, 2688), (1536, 4096), (4096, 10880), (8192, 21824)])
 def test_the_usual_width_of_a_gated_mlp(e, width):
     "Megatron-LM: two thirds of 4 e, down to a multiple of 64; of any other MLP 4 e."

@@ -238,6 +238,7 @@ MEGATRON_ROWS = (
       for end in ('start', 'end')),
     Row('--attention-backend', 'flash_attention', BACKENDS),
     also('--use-flash-attn', 'flash_attention', one_word(True)),
+    also('--transformer-impl', 'modules', same_words('transformer_engine', 'local')),
     Row('--moe-expert-capacity-factor', 'capacity_factor', CAPACITY),
     Row('--expert-model-parallel-size', 'ep', WHOLE, 1),
     Row('--expert-tensor-parallel-size', 'etp', WHOLE),
@@ -374,6 +375,11 @@ def dropout_of_megatron(facts, ignored):
         ignored.append(('--hidden-dropout', why))
     if scores.key and (scores.value > 0) != bool(hidden.value):
         ignored.append((scores.key, 'not modelled: dropout of the scores alone'))
+
+def modules_of_megatron(facts, ignored):
+    "Modules that are not Transformer Engine's keep the scores of attention, unless told otherwise."
+    modules, = take(facts, 'modules')
+    if modules.value == 'local': facts.setdefault('flash_attention', Said(modules.key, False))
 
 def loss_of_megatron(facts, ignored):
     "What fuses the kernels of the loss, where something does."
@@ -601,7 +607,8 @@ def derive_megatron(facts, ignored):
     for derive in (zero_of_megatron, overlap_of_megatron, gradients_of_megatron,
                    chunks_of_megatron, recompute_of_megatron, graphs_of_megatron,
                    offload_of_megatron, dropout_of_megatron, dispatcher_of_megatron,
-                   ends_of_megatron, vocabulary_of_megatron, loss_of_megatron):
+                   ends_of_megatron, vocabulary_of_megatron, loss_of_megatron,
+                   modules_of_megatron):
         derive(facts, ignored)
     if {'depth', 'embed_dim', 'heads'} <= facts.keys():
         for derive in (heads_of_megatron, sinks_of_primus, mlp_of_megatron, experts_of_megatron,
@@ -834,7 +841,7 @@ MEGATRON = Format(MEGATRON_ROWS, derive_megatron, undo_megatron, {
     '--fp16-lm-cross-entropy': 'a loss in 16 bits', '--output-logit-dtype': 'number formats',
     **dict.fromkeys(('--no-bias-*', '--no-masked-softmax-fusion', '--no-rope-fusion',
                      '--no-gradient-accumulation-fusion', '--no-persist-layer-norm'),
-                    'kernels that are not fused'), '--transformer-impl': 'other modules',
+                    'kernels that are not fused'), '--fsdp-double-buffer': 'buffers of FSDP',
     '--hybrid-context-parallel': 'groups of several sizes',
     '--max-seqlen-per-dp-cp-rank': 'groups of several sizes',
     '--gtp-*': 'weights that are gathered for a product',

@@ -227,7 +227,8 @@ HARMLESS = re.compile(
     r'muon-(momentum|nesterov|scale|extra|coefficient)|eod-mask|reset-(position|attention)|'
     r'finetune$|mock-data|num-dataset|no-mmap|calculate-per-token|check-(for|weight)|'
     r'(train|valid|test|per-split)-data|tiktoken|null-tokenizer|sft|trust-remote|'
-    r'inprocess-|enable-ft|calc-ft|ft-|inference-|rerun-|throughput-window|no-create-attention)')
+    r'inprocess-|enable-ft|calc-ft|ft-|inference-|rerun-|throughput-window|no-create-attention|'
+    r'profile|apply-layernorm-1p|(use-)?te-rng|init-model|no-position-emb|attention-softmax-in)')
 
 def meant(key, format):  # str
     "What a key that is not known may be a slip of the pen for."
