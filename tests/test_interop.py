@@ -1022,7 +1022,7 @@ WRONG = [
     (FLAGS.replace('64', '60'), '--global-batch-size=60', '--micro-batch-size=2'),
     (FLAGS + '--num-layers 8', '--num-layers is given', 'seq_len is not'),
     (FLAGS + '--num-layers-per-virtual-pipeline-stage 3', '--num-layers', '=3'),
-    (FLAGS + '--hybrid-layer-pattern M*', '--hybrid-layer-pattern', 'no field of a Model'),
+    (FLAGS + '--moe-latent-size 64', '--moe-latent-size', 'no field of a Model'),
     (LLAMA.format(4, '--num-experts 8 --moe-layer-freq "([0]*4)"'), '--moe-layer-freq',
      'which layers have experts'),
     (FLAGS + "--moe-expert-capacity-factor ''", '--moe-expert-capacity-factor', 'a number'),
@@ -2338,6 +2338,45 @@ def test_what_a_flag_of_megatron_would_change_is_said(flag, why):
                                   '--heterogeneous-layers-config-path layers.json'])
 def test_a_flag_that_makes_another_model_is_refused(flag):
     assert 'no field of a Model says it' in refused(as_job, FLAGS + DECODER + flag)
+
+
+HYBRID = ('--hidden-size 8192 --num-attention-heads 64 --group-query-attention '
+          '--num-query-groups 8 --kv-channels 128 --ffn-hidden-size 32768 '
+          '--squared-relu --disable-bias-linear --normalization RMSNorm '
+          '--untie-embeddings-and-output-weights --seq-length 8192 --position-embedding-type none '
+          '--vocab-size 131072 --mamba-state-dim 256 --mamba-num-heads 256 '
+          '--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec ')
+
+
+def test_a_pattern_of_layers_is_that_of_its_owners_file():
+    "Nemotron-H-56B as Megatron-LM is told it, and as Hugging Face has it."
+    file = HERE / 'Nemotron-H-56B-Base-8K.json'
+    pattern = json.loads(file.read_text())['hybrid_override_pattern']
+    job = as_job(f'{FLAGS}{HYBRID} --hybrid-layer-pattern "{pattern}"')
+    assert dataclasses.replace(as_model(file), name='custom') == job.model
+
+
+def test_a_pattern_of_layers_says_parts_of_a_pipeline():
+    text = (FLAGS + HYBRID + '--pipeline-model-parallel-size 2 --num-experts 8 '
+            '--moe-router-topk 2 --moe-ffn-hidden-size 1024 --hybrid-layer-pattern "M-GE|M*|E-|M"')
+    job = as_job(text)
+    assert job.parallel.layout == 'Et*4|tt|tt|tL' and job.model.depth == 9
+    names = [(block.mixer.name, block.ffn.name) for block, n in job.model.layers for _ in range(n)]
+    nothing = 'nothing'
+    assert names == [('Mamba-2', nothing), (nothing, 'MLP'), ('Gated DeltaNet', nothing),
+                     (nothing, 'experts'), ('Mamba-2', nothing), ('attention', nothing),
+                     (nothing, 'experts'), (nothing, 'MLP'), ('Mamba-2', nothing)]
+    assert 'cannot be said in megatron' in refused(export, job, 'megatron')
+
+
+@pytest.mark.parametrize('flags, why', [
+    (HYBRID, '--spec needs --hybrid-layer-pattern'),
+    ('--hybrid-layer-pattern M*', '--hybrid-layer-pattern needs --hidden-size'),
+    (HYBRID + '--hybrid-layer-pattern MX', "unknown kind of layer in --hybrid-layer-pattern 'X'"),
+    (HYBRID + '--hybrid-layer-pattern MM/M', "unknown kind of layer in --hybrid-layer-pattern '/'"),
+    (DECODER + '--spec acme.layers spec', 'no field of a Model says it')])
+def test_a_pattern_of_layers_that_says_too_little_is_refused(flags, why):
+    assert why in refused(as_job, FLAGS + flags)
 
 
 def test_latent_attention_has_its_norms():

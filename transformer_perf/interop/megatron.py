@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LETTERS', 'SAMPLES', 'OF_NO_MODEL', 'REAL', 'FP8', 'FUSED', 'BACKENDS', 'CAPACITY', 'AROUND', 'CONTEXT', 'NUMBERS',
-           'SHARDS', 'OLD_RECOMPUTE', 'FILLED_UP', 'TOKENIZERS', 'REPOSITORIES', 'MAY_BE_OPEN', 'MEGATRON_ROWS',
-           'FLAGS', 'MAY_HOLD_FLAGS', 'UNREAD', 'OTHER_PROGRAMS', 'OTHER_FOLDERS', 'same_words', 'no_model',
-           'list_said', 'full_every', 'layout_said', 'names_in', 'context_said', 'check_program', 'place_of',
-           'as_value']
+           'SHARDS', 'OLD_RECOMPUTE', 'FILLED_UP', 'TOKENIZERS', 'REPOSITORIES', 'MIXER_SIZES', 'ONLY_READ',
+           'MAY_BE_OPEN', 'MEGATRON_ROWS', 'FLAGS', 'MAY_HOLD_FLAGS', 'UNREAD', 'OTHER_PROGRAMS', 'OTHER_FOLDERS',
+           'same_words', 'no_model', 'layers_by_pattern', 'list_said', 'full_every', 'layout_said', 'names_in',
+           'context_said', 'check_program', 'place_of', 'as_value']
 
 # %% ../../nbs/90c_megatron.ipynb #337bd2b5
 import itertools
@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from ..inputs import HUGE, naming, nearest, of_type, printable, quoted, whole
 from ..configs import all_but_each, rule_of
+from ..blocks import Nothing
+from ..linear_attention import GatedDeltaNet, Mamba2
 from ..models import has_experts
 from ..choices import (
     GRAPHED, KEEPS, PARTS, amounts_offloaded, offload_said, recomputed_layers, recomputed_parts)
@@ -35,6 +37,11 @@ from .texts import flat
 def same_words(*words): return words_of({word: word for word in words})
 def no_model(x, key):
     if x is not False: raise ValueError(f'{key}={quoted(x)}: no field of a Model says it')
+
+def layers_by_pattern(x, key):
+    "Modules whose layers a pattern names; of other modules no field of a Model says anything."
+    names = ' '.join(map(str, x)) if isinstance(x, list) else str(x)
+    return True if re.search('hybrid|mamba', names) else no_model(x, key)
 
 def list_said(text, key):  # list of int, or int
     "A number, or a list written with + and *, without running anything."
@@ -100,6 +107,11 @@ TOKENIZERS = {   # by type -> words (megatron/core/tokenizers/text/libraries; gp
 REPOSITORIES = {   # what the name of a tokenizer of Hugging Face holds -> its words
     r'llama-?2': 32000, r'llama-?3': 128256, r'mixtral-8x7b': 32000, r'(^|/)gpt2': 50257,
     r'qwen2\.5': 151665, r'qwen3-': 151669}
+MIXER_SIZES = {   # sizes of mixers with a state, as its transformer_config.py has them
+    'mamba_state_dim': 128, 'mamba_head_dim': 64, 'mamba_num_groups': 8, 'mamba_num_heads': None,
+    'linear_key_head_dim': 128, 'linear_value_head_dim': 128, 'linear_num_key_heads': 16,
+    'linear_num_value_heads': 32, 'linear_conv_kernel_dim': 4}
+ONLY_READ = WHOLE._replace(write=lambda fact: None)
 MAY_BE_OPEN = '--tokenizer-type', '--tokenizer-model'   # what a script need not say
 MEGATRON_ROWS = (
     Row('--tensor-model-parallel-size', 'tp', WHOLE, 1),
@@ -223,11 +235,16 @@ MEGATRON_ROWS = (
     Row('--moe-router-score-function', 'router_score', TEXT, 'softmax'),
     Row('--moe-grouped-gemm', 'grouped_gemm', ON, False),
     *(Row(f'--{name}', 'foreign', OF_NO_MODEL) for name in (
-        'hybrid-layer-pattern', 'hybrid-override-pattern', 'experimental-attention-variant',
+        'experimental-attention-variant',
         'heterogeneous-layers-config-path', 'heterogeneous-layers-config-encoded-json',
         'enable-mhc-connections',
-        'linear-attention-freq', 'moe-latent-size', 'spec', 'compress-ratios', 'hc-mult',
+        'linear-attention-freq', 'moe-latent-size', 'compress-ratios', 'hc-mult',
         'num-joint-layers')),
+    Row('--spec', 'modules_of', Kind(layers_by_pattern, lambda fact: None)),
+    also('--hybrid-layer-pattern', 'hybrid', TEXT),
+    also('--hybrid-override-pattern', 'hybrid', TEXT),
+    *(Row(f'--{key.replace("_", "-")}', key, ONLY_READ, usual)
+      for key, usual in MIXER_SIZES.items()),
     Row('--bf16', 'precision', one_word('bf16')), Row('--fp16', 'precision', one_word('fp16')),
     Row('--fp8-format', 'fp8', TEXT),
     Row('--fp8-recipe', 'fp8_recipe', same_words(*FP8), 'delayed'),
@@ -538,6 +555,36 @@ def layers_with_experts(facts, key, text):
     facts['dense_layers_first'], facts['moe_every'] = (Said(key, x) for x in rule)
 
 # %% ../../nbs/90c_megatron.ipynb #2266c83f
+def mixers_with_a_state(s, e):  # dict: letter -> Half; s: key -> size
+    "Mamba-2 and Gated DeltaNet in a stream of a width e."
+    width = s['mamba_head_dim']
+    mamba = Mamba2(heads=s['mamba_num_heads'] or 2 * e // width, value=width, chunk=128,
+                   key=s['mamba_state_dim'], key_groups=s['mamba_num_groups'])
+    delta = GatedDeltaNet(
+        heads=s['linear_num_value_heads'], key_heads=s['linear_num_key_heads'],
+        key=s['linear_key_head_dim'], value=s['linear_value_head_dim'],
+        conv=s['linear_conv_kernel_dim'])
+    return {'M': mamba, 'G': delta}
+
+def hybrid_of_megatron(facts):
+    "Layers that are one half each, a letter for each; a | ends a part of the pipeline."
+    modules, (key, pattern) = take(facts, 'modules_of', 'hybrid')
+    sizes = dict(zip(MIXER_SIZES, (said.value for said in take(facts, *MIXER_SIZES))))
+    if pattern is None:
+        if modules.key: raise ValueError(f'{modules.key} needs --hybrid-layer-pattern')
+        return
+    if 'embed_dim' not in facts: raise ValueError(f'{key} needs --hidden-size')
+    mixers = mixers_with_a_state(sizes, value(facts, 'embed_dim'))
+    halves = {letter: {'mixer': mixer, 'ffn': Nothing()} for letter, mixer in mixers.items()}
+    halves |= {'*': {'ffn': Nothing()}, '-': {'mixer': Nothing(), 'experts': None},
+               'E': {'mixer': Nothing()}}
+    letters = pattern.replace('|', '')
+    layers = [halves[nearest(x, halves, f'kind of layer in {key}')] for x in letters]
+    facts |= {'layers': Said(key, layers), 'depth': Said(key, len(layers))}
+    if '|' not in pattern: return
+    chunks = with_ends([len(part) for part in pattern.split('|')])
+    add(facts, 'layout', key, layout_of(chunks))
+
 def mlp_of_megatron(facts, ignored):
     "The MLP, biases, norms and the ends."
     several = [name for name in ('swiglu', 'squared_relu', 'geglu') if value(facts, name)]
@@ -599,6 +646,7 @@ def derive_megatron(facts, ignored):
     "What flags say together."
     if not facts.keys() & {'precision', 'fp8', 'fp4'}: ignored.append(('--bf16', IN_32_BITS))
     states_of_megatron(facts, ignored)
+    hybrid_of_megatron(facts)
     fp8, fp4 = facts.pop('fp8', None), facts.pop('fp4', None)
     if fp8 and fp4: raise ValueError(f'{fp8.key} contradicts {fp4.key}')
     recipe = facts.pop('fp8_recipe')

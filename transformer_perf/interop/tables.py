@@ -22,7 +22,7 @@ from functools import partial
 
 from ..inputs import checked, finite, flag, nearest, printable, quoted, whole
 from ..configs import among_names
-from ..models import Model
+from ..models import Model, from_config
 from ..parameters import Calibration, changed
 from ..software import as_software, chosen_by
 from ..estimates import Assumptions, as_assumptions
@@ -375,7 +375,7 @@ def model_said(facts):  # Model or None
     if said is None: return None
     for name in NEEDED:
         if value(facts, name) is None: raise ValueError(f'{said} is given, {name} is not')
-    return Model(**{name: facts[name].value for name in MODEL_FIELDS if name in facts})
+    return from_config({name: facts[name].value for name in MODEL_FIELDS if name in facts})
 
 def job_said(facts, ignored):  # Job
     "Facts as a job."
