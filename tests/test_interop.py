@@ -866,8 +866,9 @@ def test_a_loss_that_nothing_known_fuses_is_refused():
     ('--tokenizer-type GPT2BPETokenizer', 50432), ('--tokenizer-type TikTokenizer', 131072),
     ('--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model x.model', None),
     ('--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.1-8B', 128256),
-    ('--tokenizer-type HuggingFaceTokenizer --tokenizer-model /data/Qwen3-4B', 151808),
+    ('--tokenizer-type HuggingFaceTokenizer --tokenizer-model /data/Qwen3-4B', 152064),
     ('--tokenizer-type HuggingFaceTokenizer --tokenizer-model acme/unheard-of', None),
+    ('--tokenizer-type Llama3Tokenizer --tokenizer-model meta-llama/Llama-3.1-405B', 128256),
     ('--tokenizer-type HuggingFaceTokenizer --tokenizer-model $WHERE', None),
     ('--tokenizer-type GPT2BPETokenizer --vocab-size 32000', 32000)])
 def test_a_vocabulary_that_is_not_said_is_that_of_its_tokenizer(flags, rows):
@@ -876,7 +877,7 @@ def test_a_vocabulary_that_is_not_said_is_that_of_its_tokenizer(flags, rows):
                  f'--num-attention-heads 8 {flags}')
     assert job.model.vocab == rows
     said = dict(job.ignored).get('--vocab-size', '')
-    told = '' if '--vocab-size' in flags else 'its tokenizer has' if rows else 'no words'
+    told = '' if '--vocab-size' in flags else 'by its tokenizer' if rows else 'no words'
     assert told in said and bool(said) == bool(told)
 
 
@@ -2471,6 +2472,21 @@ def test_sinks_and_their_windows_in_primus(tmp_path):
     assert 'does nothing' in dict(job('use_sink_attention: true').ignored)['--use-sink-attention']
     assert 'parts of a sequence' in dict(job(SINKS + '\n      context_parallel_size: 2').ignored)[
         '--use-sink-attention']
+
+
+@pytest.mark.parametrize('text, dispatcher, idle', [
+    ('use_turbo_deepep: true', 'once', ()), ('turbo_sync_free_moe_stage: 2', 'once', ()),
+    ('turbo_sync_free_moe_stage: 1', 'alltoall', ()), ('use_turbo_deepep: false', 'alltoall', ()),
+    ('use_turbo_deepep: true\n      enable_primus_turbo: false', 'alltoall',
+     ('--use-turbo-deepep',))])
+def test_how_tokens_travel_in_primus(tmp_path, text, dispatcher, idle):
+    "Primus-Turbo's own library goes before the dispatcher that is named (its moe_dispatcher.py)."
+    turbo = '' if 'enable' in text else 'enable_primus_turbo: true\n      '
+    more = f'{turbo}num_experts: 8\n      moe_token_dispatcher_type: alltoall\n      {text}'
+    job = as_job(primus(tmp_path, PRIMUS.replace('shiny: 1', more)), 8)
+    assert job.parallel.dispatcher == dispatcher
+    assert {key for key, why in job.ignored if 'does nothing' in why} >= {*idle}
+    assert ('--use-turbo-deepep' in dict(job.ignored)) == bool(idle)
 
 
 def test_copies_that_are_said_are_those_of_the_gpus():

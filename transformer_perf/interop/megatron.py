@@ -104,9 +104,11 @@ OLD_RECOMPUTE = ('checkpoint', 'activations-checkpoint')   # as it was called un
 FILLED_UP = 128   # rows of a GPU's table of words are a multiple of it, unless a flag says which
 TOKENIZERS = {   # by type -> words (megatron/core/tokenizers/text/libraries; gpt2's vocab.json)
     'GPT2BPETokenizer': 50257, 'Llama2Tokenizer': 32000, 'TikTokenizer': 2**17}
-REPOSITORIES = {   # what the name of a tokenizer of Hugging Face holds -> its words
-    r'llama-?2': 32000, r'llama-?3': 128256, r'mixtral-8x7b': 32000, r'(^|/)gpt2': 50257,
-    r'qwen2\.5': 151665, r'qwen3-': 151669}
+REPOSITORIES = {   # what the name of a tokenizer holds -> words of its model (vocab_size)
+    r'llama-?2': 32000, r'llama-?3': 128256, r'llama-?4': 202048, r'mixtral-8x': 32000,
+    r'(^|/)gpt2': 50257, r'qwen2\.5-(0\.5|1\.5|3)b': 151936, r'qwen2\.5': 152064, r'qwen3-': 151936,
+    r'deepseek-v2': 102400, r'deepseek-(v3|r1$)': 129280, r'kimi-k2': 163840, r'gpt-oss': 201088,
+    r'minimax-m2': 200064, r'lfm2': 65536}
 MIXER_SIZES = {   # sizes of mixers with a state, as its transformer_config.py has them
     'mamba_state_dim': 128, 'mamba_head_dim': 64, 'mamba_num_groups': 8, 'mamba_num_heads': None,
     'linear_key_head_dim': 128, 'linear_value_head_dim': 128, 'linear_num_key_heads': 16,
@@ -214,7 +216,9 @@ MEGATRON_ROWS = (
     Row('--window-attn-skip-freq', 'full_attention_every', Kind(full_every, lambda fact: fact)),
     Row('--softmax-type', 'attention_sinks',
         words_of({'vanilla': False, 'learnable': True}), False),
-    also('--enable-primus-turbo', 'turbo', ON),   # this and the next four are keys of Primus
+    also('--enable-primus-turbo', 'turbo', ON),   # this and the next six are keys of Primus
+    also('--use-turbo-deepep', 'turbo_deepep', ON),
+    also('--turbo-sync-free-moe-stage', 'turbo_stage', number(0)),
     also('--use-turbo-attention', 'turbo_attention', ON),
     also('--use-sink-attention', 'turbo_sinks', ON),
     also('--sink-sliding-window', 'sink_window', number(0)),
@@ -378,8 +382,11 @@ def states_of_megatron(facts, ignored):
     if first + second != 8: facts['moment_bytes'] = Said(aware.key, (first + second) / 2)
 
 def dispatcher_of_megatron(facts, ignored):
-    "Which library sends tokens to experts, where one does."
-    way, = take(facts, 'flex_backend')
+    "Which library sends tokens to experts, where one does; Primus-Turbo has its own."
+    way, deepep, stage = take(facts, 'flex_backend', 'turbo_deepep', 'turbo_stage')
+    once = stage if (stage.value or 0) > 1 else deepep   # which brings it, too
+    if once.value and value(facts, 'turbo'): facts['dispatcher'] = Said(once.key, 'once')
+    elif once.value: idle(ignored, '--enable-primus-turbo', once)
     if value(facts, 'dispatcher') != 'once': idle(ignored, '--moe-token-dispatcher-type flex', way)
     elif way.key: facts['dispatcher'] = way
 
@@ -610,8 +617,9 @@ def mlp_of_megatron(facts, ignored):
     take(facts, 'tied_embeddings', 'mtp_layers')
 
 def words_of_tokenizer(kind, name):  # int or None
-    "The words of a tokenizer by its type, or of one of Hugging Face by the name of its model."
-    if kind != 'HuggingFaceTokenizer': return TOKENIZERS.get(kind)
+    "The words of a tokenizer by its type, or else by the name of the model that it is of."
+    if kind is None or kind in TOKENIZERS: return TOKENIZERS.get(kind)
+    if 'SentencePiece' in kind: return None   # a file of its own
     small = (name or '').lower()
     return next((words for part, words in REPOSITORIES.items() if re.search(part, small)), None)
 
@@ -622,7 +630,7 @@ def vocabulary_of_megatron(facts, ignored):
     words = words_of_tokenizer(kind.value, name.value)
     if words and 'depth' in facts and not (padded.key or 'vocab' in facts):
         facts['vocab'] = Said('--vocab-size', words)
-        ignored.append(('--vocab-size', f'absent: {words:,}, as its tokenizer has'))
+        ignored.append(('--vocab-size', f'absent: {words:,}, by its tokenizer'))
     if padded.key: facts['vocab'] = padded
     elif 'vocab' in facts:
         key, words = facts['vocab']
@@ -898,6 +906,8 @@ MEGATRON = Format(MEGATRON_ROWS, derive_megatron, undo_megatron, {
     '--mtp-use-repeated-layer': 'a layer that is used again',
     '--microbatch-group-size-per-vp-stage': 'another order of micro-batches',
     '--step-batch-size-schedule': 'a batch that grows',
+    '--use-turbo-*': 'kernels of Primus-Turbo', '--turbo-*': 'kernels of Primus-Turbo',
+    '--recompute-layer-ids': 'layers by their numbers', '--pp-warmup': 'a first iteration alone',
     '--muon-num-ns-steps': 'more or fewer steps', '--empty-unused-memory-level': 'an allocator',
     '--use-nccl-ub': 'buffers of NCCL', '--symmetric-ar-type': 'another all-reduce'},
     'Megatron-Core',

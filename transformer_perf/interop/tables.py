@@ -228,7 +228,10 @@ HARMLESS = re.compile(
     r'finetune$|mock-data|num-dataset|no-mmap|calculate-per-token|check-(for|weight)|'
     r'(train|valid|test|per-split)-data|tiktoken|null-tokenizer|sft|trust-remote|'
     r'inprocess-|enable-ft|calc-ft|ft-|inference-|rerun-|throughput-window|no-create-attention|'
-    r'profile|apply-layernorm-1p|(use-)?te-rng|init-model|no-position-emb|attention-softmax-in)')
+    r'stderr|file_sink|disable-(last|tensorboard|wandb)|(use-)?(pytorch|torch)-profiler|gc_freq|'
+    r'auto-continue|enable-experimental|(gradient-accumulation|apply-rope|masked-softmax)-fusion|'
+    r'mmap-bin|profile|apply-layernorm-1p|(use-)?te-rng|init-model|no-position-emb|'
+    r'attention-softmax-in)')
 
 def meant(key, format):  # str
     "What a key that is not known may be a slip of the pen for."

@@ -413,7 +413,7 @@ def parts_for_torchtitan(f, pp, n):  # dict
 
 # %% ../../nbs/90f_torchtitan.ipynb #25ad56e3
 TORCHTITAN = Format(TORCHTITAN_ROWS, derive_torchtitan, undo_torchtitan, {
-    'training.dtype': 'number formats',
+    'training.dtype': 'number formats', 'primus_turbo.*': 'kernels of Primus-Turbo',
     'training.mixed_precision*': 'number formats', 'float8.*': 'number formats',
     'quantize.*': 'number formats', 'parallelism.pipeline_parallel_*': 'this of pipelines',
     'compile.*': 'compiled kernels', 'memory_estimation.*': 'its own estimate',
