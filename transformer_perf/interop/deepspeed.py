@@ -125,6 +125,7 @@ DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {
     'fp16*': 'number formats', 'torch_autocast*': 'number formats', 'data_types*': 'number formats',
     'communication_data_type': 'number formats', 'zero_optimization.*': 'sizes of buckets',
     'data_efficiency*': 'a curriculum', 'curriculum*': 'a curriculum',
+    'autotuning.*': 'what it would try', 'progressive_layer_drop.*': 'layers that are left out',
     'sequence_parallel_size': 'copies that share a sequence', 'sparse_attention.*': 'sparse scores',
     'activation_checkpointing.*': 'how checkpoints are kept',
     'optimizer.params.freeze_step': 'messages in fewer bits'},   # of its 1-bit optimizers

@@ -216,7 +216,7 @@ HARMLESS = re.compile(
     r'wandb|eval|seed|split|weight-decay|adam|clip-grad|init-method|distributed|optimizer|exit|'
     r'train-iters|num-workers|accumulate-allreduce-grads-in-fp32|manual-gc|max_norm|norm-epsilon|'
     r'rotary-base|use-mcore-models|zero3_init_flag|flops_profiler|comms_logger|'
-    r'gradient_clipping|scheduler|steps_per_print|wall_clock|job|metrics|checkpoint|validation|'
+    r'gradient_clipping|prescale_gradients|gradient_predivide|cuda_visible|scheduler|steps_per_print|wall_clock|job|metrics|checkpoint|validation|'
     r'profiling|machine_rank|main_|rdzv|same_network|use_cpu|debug|downcast|enable_cpu_affinity|'
     r'compute_environment|tpu|commands|master|'
     r'(no-)?(ckpt-(?!format)|dist-ckpt|non-persistent|fully-parallel|async-(save|ckpt|strategy)|'
