@@ -211,27 +211,33 @@ def check_depth(depth, n, format):
     if depth < n: raise ValueError(f'depth={depth} in {n} chunks cannot be said in {format}')
 
 # %% ../../nbs/90a_tables.ipynb #12ab000d
-HARMLESS = re.compile(
-    r'^-*(lr|min-lr|data(?!_parallel)|tokenizer|vocab-file|merge|save|load|log|tensorboard|'
-    r'wandb|eval|seed|split|weight-decay|adam|clip-grad|init-method|distributed|optimizer|exit|'
-    r'train-iters|num-workers|accumulate-allreduce-grads-in-fp32|manual-gc|max_norm|norm-epsilon|'
-    r'rotary-base|use-mcore-models|zero3_init_flag|flops_profiler|comms_logger|'
-    r'gradient_clipping|prescale_gradients|gradient_predivide|cuda_visible|scheduler|steps_per_print|wall_clock|job|metrics|checkpoint|validation|'
-    r'profiling|machine_rank|main_|rdzv|same_network|use_cpu|debug|downcast|enable_cpu_affinity|'
-    r'compute_environment|tpu|commands|master|'
-    r'(no-)?(ckpt-(?!format)|dist-ckpt|non-persistent|fully-parallel|async-(save|ckpt|strategy)|'
-    r'one-logger|timing|load-|save-)|use-(checkpoint|dist-ckpt|cpu-init|mup|rope-scaling)|mup-|'
-    r'rotary-|rope-(scaling|type)|yarn-|mscale|original-max-position|layernorm-epsilon|'
-    r'(min-|initial-)?loss-scale|hysteresis|(embedding|output-layer)-init|perform-init|'
-    r'(start|end)-weight-decay|wd-incr|decoupled-|override-opt|sgd-mom|lion-beta|'
-    r'muon-(momentum|nesterov|scale|extra|coefficient)|eod-mask|reset-(position|attention)|'
-    r'finetune$|mock-data|num-dataset|no-mmap|calculate-per-token|check-(for|weight)|'
-    r'(train|valid|test|per-split)-data|tiktoken|null-tokenizer|sft|trust-remote|'
-    r'inprocess-|enable-ft|calc-ft|ft-|inference-|rerun-|throughput-window|no-create-attention|'
-    r'stderr|file_sink|disable-(last|tensorboard|wandb)|(use-)?(pytorch|torch)-profiler|gc_freq|'
-    r'auto-continue|enable-experimental|(gradient-accumulation|apply-rope|masked-softmax)-fusion|'
-    r'mmap-bin|profile|apply-layernorm-1p|(use-)?te-rng|init-model|no-position-emb|'
-    r'attention-softmax-in)')
+UNCHANGING = (   # how keys begin that change neither time nor memory here, as patterns
+    # Megatron-LM, and what others call the same
+    r'lr min-lr data(?!_parallel) tokenizer vocab-file merge save load log tensorboard wandb eval '
+    r'seed split weight-decay adam clip-grad init-method distributed optimizer exit train-iters '
+    r'num-workers accumulate-allreduce-grads-in-fp32 manual-gc norm-epsilon use-mcore-models '
+    r'ckpt-(?!format) no-ckpt- dist-ckpt non-persistent (no-)?fully-parallel no-load- no-save- '
+    r'async-(save|ckpt|strategy) auto-continue use-(checkpoint|dist-ckpt) (no-)?one-logger timing '
+    r'rotary- rope-(scaling|type) use-rope-scaling yarn- mscale original-max-position no-position-emb '
+    r'layernorm-epsilon apply-layernorm-1p attention-softmax-in eod-mask reset-(position|attention) '
+    r'(min-|initial-)?loss-scale hysteresis (start|end)-weight-decay wd-incr decoupled- '
+    r'override-opt sgd-mom lion-beta muon-(momentum|nesterov|scale|extra|coefficient) '
+    r'(embedding|output-layer)-init perform-init init-model use-cpu-init use-mup mup- (use-)?te-rng '
+    r'(train|valid|test|per-split)-data mock-data num-dataset (no-)?mmap-bin no-create-attention '
+    r'tiktoken null-tokenizer sft trust-remote finetune$ calculate-per-token check-(for|weight) '
+    r'(gradient-accumulation|apply-rope|masked-softmax)-fusion enable-experimental '
+    r'inprocess- enable-ft calc-ft ft- rerun- inference- throughput-window profile '
+    # Primus
+    r'stderr file_sink disable-(last|tensorboard|wandb) (use-)?(pytorch|torch)-profiler gc_freq '
+    # DeepSpeed
+    r'zero3_init_flag flops_profiler comms_logger gradient_clipping prescale_gradients '
+    r'gradient_predivide scheduler steps_per_print wall_clock cuda_visible '
+    # torchtitan
+    r'max_norm job metrics checkpoint validation profiling '
+    # Accelerate
+    r'machine_rank main_ rdzv same_network use_cpu debug downcast enable_cpu_affinity '
+    r'compute_environment tpu commands master')
+HARMLESS = re.compile(f'^-*({"|".join(UNCHANGING.split())})')
 
 def meant(key, format):  # str
     "What a key that is not known may be a slip of the pen for."
