@@ -2564,8 +2564,29 @@ def test_what_recipes_print():
         assert says in refused(as_job, parse_yaml(BRIDGE.replace(old, new), 'x'), 64)
     job = as_job(parse_yaml(NEMO, 'x'))
     p = job.parallel
-    assert (job.n_gpus, p.tp, p.pp, p.dp, p.zero_stage, job.model) == (32, 4, 4, 2, 1, None)
+    assert (job.n_gpus, p.tp, p.pp, p.dp, p.zero_stage) == (32, 4, 4, 2, 1)
     assert (job.global_batch, job.seq_len, p.precision) == (512, 8192, 'bf16')
+
+
+@pytest.mark.parametrize('config, model, ignored', [
+    ('nemo.llama.Llama31Config70B', 'llama3.1_70B', None),
+    ('nemo.llama.Llama31Config70B, seq_length: 8192', 'llama3.1_70B', None),
+    ('nemo.llama.Llama31Config70B, num_layers: 4', None, 'not read: it says num_layers'),
+    ('acme.Config', None, 'not read: it is of a class that is not known here')])
+def test_a_model_of_nemo_is_that_of_its_class(config, model, ignored):
+    job = as_job(parse_yaml(NEMO.replace('Llama31Config70B', config), 'x'))
+    assert job.model == (model and with_length(NAMED[model], 8192))
+    assert dict(job.ignored).get('model.config') == ignored
+
+
+def test_choices_beside_a_model_of_nemo_are_read():
+    "Its class has them as fields of the model; they were lost."
+    more = (', recompute_granularity: full, recompute_method: block, recompute_num_layers: 3, '
+            'cross_entropy_loss_fusion: true, cross_entropy_fusion_impl: te')
+    job = as_job(parse_yaml(NEMO.replace('Config70B', f'Config70B{more}'), 'x'))
+    assert (job.parallel.recompute, job.loss_fusion) == ('full:3', 'te')
+    graphs = NEMO.replace('Config70B', 'Config70B, enable_cuda_graph: true')
+    assert as_job(parse_yaml(graphs, 'x')).parallel.cuda_graphs == 'attn+mlp'
 
 
 def test_whose_tokens_are_taken(tmp_path, capsys):

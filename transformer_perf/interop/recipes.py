@@ -8,8 +8,10 @@ __all__ = []
 # %% ../../nbs/90h_recipes.ipynb #04da28f6
 import dataclasses
 import math
+import re
 
 from ..inputs import of_type, quoted, whole
+from ..models import NAMED, with_length
 from .megatron import FLAGS, MEGATRON, flags_of_keys, with_groups
 from .tables import OFF_WORDS, job_of_keys
 
@@ -17,8 +19,19 @@ from .tables import OFF_WORDS, job_of_keys
 SECTIONS = {   # of what a recipe prints: a later one says it again
     'bridge': ('tokenizer', 'optimizer', 'ddp', 'model', 'train', 'mixed_precision',
                'comm_overlap', 'dist'),
-    'nemo': ('data', 'optim.config', 'trainer.strategy', 'trainer.strategy.ddp',
+    'nemo': ('data', 'optim.config', 'model.config', 'trainer.strategy', 'trainer.strategy.ddp',
              'trainer.plugins')}
+NEMO_MODELS = {   # classes of NeMo (collections/llm/gpt/model) -> the same models here
+    'Llama3Config8B': 'llama3.1_8B', 'Llama31Config8B': 'llama3.1_8B',
+    'Llama3Config70B': 'llama3.1_70B', 'Llama31Config70B': 'llama3.1_70B',
+    'Llama31Config405B': 'llama3.1_405B', 'MixtralConfig8x7B': 'mixtral_8x7B',
+    'MixtralConfig8x22B': 'mixtral_8x22B', 'Nemotron4Config340B': 'nemotron4_340B',
+    'Qwen3Config32B': 'qwen3_32B', 'Qwen3Config30B_A3B': 'qwen3_30B_A3B',
+    'Qwen3Config235B_A22B': 'qwen3_235B_A22B', 'GPTOSSConfig120B': 'gpt_oss_120B'}
+NOT_OF_A_MODEL = re.compile(   # fields of such a class that say how it is trained
+    'seq_length|recompute|.*cuda_graph|cross_entropy|cpu_offload|fine_grained|offload|overlap_|'
+    'moe_(token|flex|enable|expert_capacity|permute|router_(dtype|padding|force)|deepep|hybridep)|'
+    'attention_(backend|dropout)|hidden_dropout|fp8|fp4|bf16|fp16|first_last|num_layers_at|tp_')
 
 def eight_bits_of_recipe(recipe, ends=0, gathers=True):  # dict
     "Products in 8 bits, but in so many first and last layers; whether weights are gathered so."
@@ -80,6 +93,8 @@ def sections_said(given, kind):  # yields (key, value)
         section = section_of(given, path)
         if path == 'mixed_precision' and isinstance(section, str):
             section = precision_named(section)
+        if path == 'model.config' and isinstance(section, dict):
+            section = {key: x for key, x in section.items() if NOT_OF_A_MODEL.match(str(key))}
         yield from section.items() if isinstance(section, dict) else ()
 
 def said_in_sections(given, kind):  # dict
@@ -120,10 +135,22 @@ def dumped_job(given, kind, told):  # Job; told: as `job_of_keys`
     flags = gate_of(found)
     flags |= flags_of_keys({key: x for key, x in found.items() if not str(key).startswith('_')})
     job = job_of_keys(with_groups(flags), MEGATRON, told)
+    if kind == 'nemo': job = with_model_of_nemo(given, job)
     return dataclasses.replace(
         job, parallel=dataclasses.replace(job.parallel, adapters=adapters),
         software='Megatron-Bridge' if kind == 'bridge' else 'NeMo',
         ignored=tuple(ignored_of(job, flags, kind) + hidden(given, kind)))
+
+def with_model_of_nemo(given, job):  # Job
+    "With the model of its class, if that is known and no field of it says otherwise."
+    own = section_of(given, 'model.config')
+    name, length = NEMO_MODELS.get(class_of(own)), job.seq_len
+    said = own if isinstance(own, dict) else {}
+    changed = [key for key in map(str, said) if not NOT_OF_A_MODEL.match(key) and key[0] != '_']
+    if name and length and not changed:
+        return dataclasses.replace(job, model=with_length(NAMED[name], length))
+    why = f'says {", ".join(changed)}' if changed else 'is of a class that is not known here'
+    return dataclasses.replace(job, ignored=(*job.ignored, ('model.config', f'not read: it {why}')))
 
 def ignored_of(job, flags, kind):  # list of (key, reason)
     "What is not used of a recipe: by name where it might count, the rest of its keys by number."
