@@ -2589,6 +2589,17 @@ def test_choices_beside_a_model_of_nemo_are_read():
     assert as_job(parse_yaml(graphs, 'x')).parallel.cuda_graphs == 'attn+mlp'
 
 
+def test_callbacks_of_nemo_that_set_fields_of_its_model_are_read():
+    "moe_token_drop.py and deepep_callback.py of its lightning/pytorch/callbacks."
+    text = NEMO.replace('Llama31Config70B', 'MixtralConfig8x7B').replace(
+        'trainer:', 'trainer:\n  callbacks:\n  - {_target_: nemo.MegatronTokenDropCallback}\n'
+        '  - {_target_: nemo.DeepEPCallback}\n  - {_target_: nemo.TimingCallback}')
+    job = as_job(parse_yaml(text, 'x'))
+    assert (job.parallel.dispatcher, job.assumes['capacity_factor']) == ('once', 1.)
+    wider = text.replace('DropCallback', 'DropCallback, moe_expert_capacity_factor: 1.5')
+    assert as_job(parse_yaml(wider, 'x')).assumes['capacity_factor'] == 1.5
+
+
 def test_whose_tokens_are_taken(tmp_path, capsys):
     "The job's; where nobody says them, the first line says whose they are."
     file, hf = tmp_path / 'job.json', HERE / 'Meta-Llama-3.1-8B.json'

@@ -63,13 +63,29 @@ def class_of(given):  # str
 
 OVERLAPS = ('tp_comm_overlap', 'overlap_grad_reduce', 'overlap_param_gather')
 
+CALLBACKS = {   # of NeMo, by class -> fields of its model that they set
+    'MegatronTokenDropCallback': {'moe_expert_capacity_factor': 1.},
+    'DeepEPCallback': {'moe_token_dispatcher_type': 'flex', 'moe_enable_deepep': True}}
+
+def callbacks_of(given):  # list
+    "What a recipe of NeMo calls while it trains."
+    found = section_of(given, 'trainer.callbacks')
+    return found if isinstance(found, list) else []
+
+def set_by_callbacks(given):  # dict
+    "Fields that callbacks set, as they say or else as they do by themselves."
+    found = {}
+    for callback in callbacks_of(given):
+        said = callback if isinstance(callback, dict) else {}
+        fields = CALLBACKS.get(class_of(callback), {})
+        found |= {key: said.get(key, usual) for key, usual in fields.items()}
+    return found
+
 def overlapped(given, found):  # dict
     """What Megatron-Bridge's section and NeMo's callback switch on: messages of copies that share
     out the optimizer, unless it says otherwise (training/comm_overlap.py of the one,
     lightning/pytorch/callbacks/megatron_comm_overlap.py of the other)."""
-    callbacks = section_of(given, 'trainer.callbacks')
-    several = callbacks if isinstance(callbacks, list) else []
-    named = [x for x in several if class_of(x) == 'MegatronCommOverlapCallback']
+    named = [x for x in callbacks_of(given) if class_of(x) == 'MegatronCommOverlapCallback']
     for own in (given.get('comm_overlap'), *named):
         if not isinstance(own, dict): continue
         usual = dict.fromkeys(OVERLAPS[1:], True) if found.get('use_distributed_optimizer') else {}
@@ -128,7 +144,7 @@ def dumped_job(given, kind, told):  # Job; told: as `job_of_keys`
     "A job from what a recipe of Megatron-Bridge or NeMo prints."
     found, adapters = said_in_sections(given, kind), adapters_in_recipe(given)
     found |= overlapped(given, found)
-    if kind == 'nemo': found |= shape_of_nemo(given, found)
+    if kind == 'nemo': found |= shape_of_nemo(given, found) | set_by_callbacks(given)
     filled_up = found.pop('should_pad_vocab', False)
     if section_of(given, 'model.vocab_size') and not filled_up:   # it is that of the tables
         found['padded_vocab_size'] = found.pop('vocab_size')
