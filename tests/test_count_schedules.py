@@ -59,7 +59,8 @@ def walk(name, p, v, N, cost, waits=0., late=0., overlap=0.):  # (s, most that e
                 if any(x not in done for x in need): break
                 there = [done[x] + late * (by[x] != rank) for x in need]
                 start = max([clock[rank], *there])
-                if len(step) > 1: start -= overlap * (cost['F'][step[0][2]] + waits)
+                if len(step) > 1 and step[0][0] == 'F':   # with a backward pass
+                    start -= overlap * (cost['F'][step[0][2]] + waits)
                 for kind, way, place, m in step:
                     start += cost[kind][place] + waits * (kind != 'W')
                     held[rank] += (kind == 'F') - (kind == ('W' if split else 'B'))
@@ -218,6 +219,25 @@ def test_gradients_of_weights_fill_the_bubble(name, times):
                 most = max(most, late)
             assert most == min(times * rank + 1, N)
             for kind in 'FBW': assert [m for k, _, m in steps if k == kind] == list(range(N))
+
+
+@pytest.mark.parametrize('W', [.2, .7, 1.])
+@pytest.mark.parametrize('overlap', [0., .3])
+def test_dualpipe_idles_as_its_authors_say(W, overlap):
+    """(p / 2 - 1) (F&B + B - 3 W), both gradients in B (README of DualPipe @ 3da1bbe), where a
+    forward pass is as long as an input's gradient; p / 2 + 2 passes find no partner to hide in."""
+    for p in (2, 4, 8):
+        run, N = played('dualpipe', p, 1, 4 * p, 1., 1., W, overlap=overlap), 4 * p
+        both = 2 + W   # a block in which nothing hides
+        idle = (p / 2 - 1) * (both + (1 + W) - 3 * W) + (p / 2 + 2) * overlap
+        assert run.total == pytest.approx(N * (both - overlap) + idle, rel=1e-12)
+
+
+def test_dualpipe_as_written():
+    "A rank at the end of four; what stands together sends nothing before all of it is done."
+    steps = SCHEDULES['dualpipe'].steps(0, 4, 1, 8)
+    text = ' '.join(''.join(kind for kind, *_ in step) for step in steps)
+    assert text == 'F F F F B W F FBW FBW BW FBW BW B W B W'
 
 
 def test_a_figure_of_each_row_is_its_schedules():

@@ -109,11 +109,11 @@ class DualPipeRank:
 
     def forward(self, chunk): return [(self.take('F', chunk),)]
 
-    def backward(self, chunk, later=False):
+    def backward(self, chunk, later=False):  # in one go, or without the weights' gradient
         step = self.take('B', chunk)
         rest = 'W', *step[1:]
         if later: self.late.append(rest)
-        return [(step,)] if later else [(step,), (rest,)]
+        return [(step,)] if later else [(step, rest)]
 
     def both(self, ahead, back):
         step = self.take('B', back)
@@ -177,9 +177,7 @@ def idle_half(h, F, B, W, overlap):
     ahead = k * F                                  # the first pass comes to the middle
     back = k * B - F                               # or the first gradient, and one F less
     out = k * F                                    # the last forward pass goes to the end
-    far = k * B - h * W                            # the last gradient goes from there and back
-    near = k * (B - W) - (1 - overlap) * F         # or from next to the end
-    late = np.maximum(0, np.maximum(far, near))
+    late = np.maximum(0, k * (B - W))              # or the last gradients come from there
     alone = (h + 2) * overlap * F                  # not hidden: so many find no partner
     return np.maximum(ahead, back) + out + late + alone
 
@@ -468,9 +466,11 @@ def times_of_steps(steps: Program, cost, overlap):  # array [step, ...]
     "What each step takes."
     own = np.concatenate([*cost.values()]).take(steps.work, axis=0)
     if len(own) == len(steps.first): return own   # every step is one pass
-    blocks = np.diff(steps.first, append=len(own)) > 1
+    several = np.diff(steps.first, append=len(own)) > 1
+    ahead = steps.columns['kind'][steps.first] == 'F'
+    blocks = several & ahead   # with a forward pass, which comes first
     took = np.add.reduceat(own, steps.first, axis=0)
-    took[blocks] -= overlap * own[steps.first[blocks]]   # a forward pass comes first
+    took[blocks] -= overlap * own[steps.first[blocks]]
     return took
 
 # %% ../nbs/30_schedules.ipynb #04b00030
