@@ -70,9 +70,8 @@ def scan(job: CountedJob, mixer):  # Operation
     forward = kernels._replace(products=mixer.forward(chunks, again), operands=moved + ahead)
     backward = kernels._replace(products=mixer.backward(chunks, again),
                                 operands=3 * moved + back)
-    inputs, inside = (E * job.tokens * x for x in mixer.scan_keeps(job.tp))
-    return Operation('scan', forward, backward, activations=inputs + inside,
-                     recomputed_with=('core_attn',), frees=(('core_attn', inside),))
+    saved = E * job.tokens * mixer.scan_keeps(job.tp)
+    return Operation('scan', forward, backward, activations=saved)
 
 # %% ../nbs/26_linear_attention.ipynb #26a00033
 def short_conv(job: CountedJob, mixer):  # Operation
@@ -169,8 +168,8 @@ class GatedDeltaNet(DeltaRule):
         return (2 * keys + 2 * values + 2 * self.heads) // tp
     def channels(self, tp): return (2 * self.key_heads * self.key + self.heads * self.value) // tp
     def vectors(self, tp): return 2 * self.heads // tp
-    def scan_keeps(self, tp):  # (its inputs, what else)
-        return (self.channels(tp), ((self.chunk + 5.5) * self.heads + 4 * self.key_heads) / tp)
+    def scan_keeps(self, tp):  # its inputs, and what else
+        return self.channels(tp) + ((self.chunk + 5.5) * self.heads + 4 * self.key_heads) / tp
 
 # %% ../nbs/26_linear_attention.ipynb #26a00015
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +189,7 @@ class KimiDelta(DeltaRule):
     def moved(self, tp):   # sums of decays in 32 bits, too: one kernel writes them, four read them
         return super().moved(tp) + self.heads // tp * 5 * 2 * self.key
     def scan_keeps(self, tp):
-        return (self.heads * (3 * self.key + self.value) // tp, 2 * self.chunk * self.heads / tp)
+        return self.heads * (3 * self.key + self.value) // tp + 2 * self.chunk * self.heads / tp
 
     def projections(self, job: CountedJob):  # list of Operation
         if self.rank is None: return super().projections(job)
@@ -222,7 +221,7 @@ class Mamba2(Recurrent):
     def vectors(self, tp): return 3 * self.heads // tp
     def normed(self, tp): return self.own_values(tp) * self.gate_normed
     def conv_keeps(self, tp): return self.columns(tp)   # the convolution is computed again
-    def scan_keeps(self, tp): return 0., 0.
+    def scan_keeps(self, tp): return 0.
     def moved(self, tp):
         "Of one token, by five kernels; scores, decays and what a chunk adds to a state in 32 bits."
         own, groups = self.own_values(tp), self.key_groups // tp
@@ -254,7 +253,7 @@ class Lightning(Recurrent):
     def vectors(self, tp): return 0
     def normed(self, tp): return self.own_values(tp)
     def conv_keeps(self, tp): return self.channels(tp)
-    def scan_keeps(self, tp): return self.channels(tp), 0.
+    def scan_keeps(self, tp): return self.channels(tp)
     def moved(self, tp): return self.heads // tp * (2 * self.key + 2 * self.value)
 
     def forward(self, chunks, again):
@@ -313,9 +312,8 @@ def selective_scan(job: CountedJob, mixer: Mamba):  # Operation
     forward = Work(vector=flop, operands=moved, fused=True, messages=(sent,),
                    memory_speed=job.assumptions.scan_speed)
     backward = forward._replace(vector=3 * flop, operands=moved_back)
-    saved, output = E * T * (4 * D + 2 * N), E * T * D
-    return Operation('scan', forward, backward, weights=E * D * (N + 1), activations=saved,
-                     recomputed_with=('core_attn',), frees=(('core_attn', output),))
+    saved = E * T * (4 * D + 2 * N)
+    return Operation('scan', forward, backward, weights=E * D * (N + 1), activations=saved)
 
 @dataclass(frozen=True, kw_only=True)
 class GatedConv(Half):
