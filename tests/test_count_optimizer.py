@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_perf import Parallel, estimate, search
+from transformer_perf.advice.planning import checkpoint_GB
 from transformer_perf.estimates import (
     NEWTON_SCHULZ, OPTIMIZERS, Group, Matrix, Message, Optimizer, Roofline, Work, as_assumptions,
     orthogonalized)
@@ -179,10 +180,29 @@ def test_fewer_bytes_of_states(preset):
                         for name in ('adam', 'adam-8bit', 'adafactor'))
     number = adam / 12   # that a GPU has, in 1e9
     assert close(eight, (4 + 2 * (1 + 4 / 256)) * number)
-    held = 32 * in_matrices(1) / 2
+    m = NAMED[DENSE]
+    tables = 2 * m.vocab * m.embed_dim if preset == 'calibrated' else 0   # summed up, too
+    held = (32 * in_matrices(1) + tables / 1e9) / 2
     sums = 32 / 2 * sum(x.rows + x.columns for _, x, _ in matrices(DENSE)) / 1e9
-    assert close(few, 4 * number + 4 * (number - held) + 4 * sums)
+    assert close(few, 4 * number + 4 * (number - held) + 4 * sums, 1e-5)   # but for a norm
     assert sums < 1e-3 * number
+
+
+@pytest.mark.parametrize('layout', [dict(dp=2), dict(tp=2, dp=2), dict(pp=2), dict(zero_stage=0)])
+def test_adafactor_keeps_sums_of_tables(layout):
+    "Words are a matrix of words x width: sums of its rows and columns, no moment of each number."
+    few, lion, adam = (figures(name, a=as_assumptions('calibrated'), **layout)['optimizer_GB']
+                       for name in ('adafactor', 'lion', 'adam'))
+    assert 1 <= few / (adam / 3) < 1.002   # 4 bytes a parameter, as its own weight has
+    assert close(lion, 2 / 3 * adam)
+
+
+@pytest.mark.parametrize('name, each', [('adam', 14), ('lion', 10), ('adafactor', 6)])
+def test_a_checkpoint_holds_states_of_tables(name, each):
+    "Bytes of a parameter: 2 of its weight, 4 of the optimizer's own, and its moments."
+    for model in (NAMED[DENSE], NAMED['gpt3']):
+        GB = checkpoint_GB(model, name, 'none', as_assumptions('calibrated'))
+        assert GB == pytest.approx(each * model.parameters / 1e9, rel=1e-3)
 
 
 @pytest.mark.parametrize('name, of_matrix, of_vector', [

@@ -603,6 +603,7 @@ class Optimizer(NamedTuple):
     moment_bytes: float = None   # of each moment; none: as the assumptions have it
     beside: Callable = None   # Matrix -> numbers of 32 bits saved of one as a whole, besides
     takes_joined: bool = True # whether what is several in one is a matrix to it
+    takes_tables: bool = False   # whether tables of words are, too
 
 def tells_matrices(own: Optimizer):
     "Whether an optimizer treats weights in matrices unlike others."
@@ -631,8 +632,9 @@ OPTIMIZERS = {'adam': Optimizer(2, 2),
               'lion': Optimizer(1, 1), 'sgd': Optimizer(1, 1),   # with momentum
               # bitsandbytes: a scale of 32 bits for each 256 moments
               'adam-8bit': Optimizer(2, 2, moment_bytes=1 + 4 / 256),
-              # sums of rows and of columns (arXiv 1804.04235), no momentum
-              'adafactor': Optimizer(1, 0, beside=lambda x: x.rows + x.columns)}
+              # sums of rows and of columns (arXiv 1804.04235), of tables too; no momentum
+              'adafactor': Optimizer(1, 0, beside=lambda x: x.rows + x.columns,
+                                     takes_tables=True)}
 
 def moment_bytes(a, optimizer):  # of each moment of a parameter
     "Of an optimizer by name: its own, or as assumed of all."

@@ -216,10 +216,13 @@ def parts_on_gpu(p: Layouts, of: Stored, held, ends):  # list of (GB, GPUs)
     every = zip([first + ends, *others], groups)
     return [(GB, sharing_groups(p, group)[0].size) for GB, group in every]
 
-def matrices_on_gpu(matrices: Matrices, held, parts):  # list of (GB, GPUs)
-    "Of all weights of one GPU those in matrices, which some optimizers take as a whole."
+def matrices_on_gpu(p: Layouts, matrices: Matrices, held, parts, ends):  # list of (GB, GPUs)
+    """Of all weights of one GPU those in matrices, which some optimizers take as a whole.
+
+    The ends are tables of words; a norm and a bias beside them are too small to tell apart."""
     (_, gpus), *routed = parts
-    return [(matrices.weights * held, gpus), *routed]
+    tables = ends * of_names(p.optimizer, lambda name: OPTIMIZERS[name].takes_tables)
+    return [(matrices.weights * held + tables, gpus), *routed]
 
 @told('shared_GB', 'GB')
 def weights_on_gpu(parts, out):  # GB
@@ -316,7 +319,7 @@ def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `mos
     p, w, of = work.layouts, work.layouts.costs, pace.stored
     held = pace.layers * stages_held(p)
     parts = parts_on_gpu(p, of, held, tables)
-    matrices = matrices_on_gpu(pace.matrices, held, parts)
+    matrices = matrices_on_gpu(p, pace.matrices, held, parts, tables)
     moved = total_over_weights(step_bytes, p, parts, matrices)
     traffic = w.optimizer_traffic / (2 * 12 + w.gradient_held + 2)
     cast = cast_GB(p, of) * held
@@ -796,7 +799,7 @@ def weights_of_stage(work: Workload, at: PipelineStage, of: Stored, trained=True
     copied = trained & p.costs.sharded_master & shares_out(parts)
     beside = on_busiest_gpu(p, mean, held, parts, mean.beside, mean.routed_beside)
     beside = named(beside, 'beside', 'GB')
-    matrices = matrices_on_gpu(mean, held, parts)
+    matrices = matrices_on_gpu(p, mean, held, parts, ends)
     return StageWeights(parts, matrices, beside, held, ends, work.beside.table, copied)
 
 @told('held', 'GB')

@@ -22,7 +22,8 @@ from ..models import Model, as_model, counted_once
 # %% ../../nbs/72_plan.ipynb #14a00006
 from ..systems import as_system, price_per_gpu_hour, read_prices
 from ..choices import adapted
-from ..estimates import CHOICES, FITS_BY, Assumptions, state_bytes, takes_matrices
+from ..estimates import (
+    CHOICES, FITS_BY, OPTIMIZERS, Assumptions, state_bytes, takes_matrices)
 from ..timeline import GROUPS, statistics
 from ..iteration import (
     SHOWN, Parallel, estimate, evidence_of_rows, plural, says_nothing, short, tuned_and_plain)
@@ -126,6 +127,8 @@ def checkpoint_GB(model: Model, optimizer, adapters, assumptions):
         trained = model.parameters - sum(layers * op.frozen for op, layers in counted)
     in_matrices = sum(layers * op.in_matrices for op, layers in counted
                       if takes_matrices(optimizer, op))
+    if OPTIMIZERS[optimizer].takes_tables and not adapted(adapters).rank and model.vocab:
+        in_matrices += model.vocab * model.embed_dim * (1 if model.tied_embeddings else 2)
     others = trained - in_matrices
     of_matrix, of_other = (state_bytes(assumptions, optimizer, flag) for flag in (True, False))
     return 1e-9 * (2 * trained + of_matrix * in_matrices + of_other * others)
