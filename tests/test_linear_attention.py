@@ -12,6 +12,7 @@ from transformer_perf.iteration import job_of, settled
 from transformer_perf.linear_attention import (
     Beside, GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2)
 from transformer_perf.models import as_model
+from transformer_perf.parameters import Costs, Parameters
 from transformer_perf.modules import count
 from transformer_perf.advice import sensitivity
 from transformer_perf.systems import as_system
@@ -121,6 +122,37 @@ def test_context_parallelism_passes_states(name):
         alone = operations(mixer)['scan'].forward.operands / b / l
         assert close(scan.forward.operands, T * (alone + again * (2 * 16 + 24)))
         assert close(scan.backward.operands, T * (3 * alone + again * (3 * 16 + 2 * 24)))
+
+
+@pytest.mark.parametrize('tp, cp', [(1, 2), (2, 2), (2, 4), (1, 8)])
+@pytest.mark.parametrize('name', ['gated delta', 'mamba'])
+def test_megatron_exchanges_heads_of_states_for_tokens(name, tp, cp):
+    """All that goes in of a GPU's tokens, and what comes out (Megatron-LM @ d98e8a64,
+    ssm/gated_delta_net/gdn.py:175; ssm/mamba_context_parallel.py:140-211); no state is passed on.
+
+    Of Mamba's keys and queries each GPU gets those of a group, also where groups are fewer."""
+    known = replace(TRAINED, measured=Parameters('Hopper', software=Costs(exchanges_states=True)))
+    layout = dict(tp=tp, cp=cp, strategy='2d-seqp')
+    own, alone = operations(MIXERS[name], known, **layout), operations(MIXERS[name], known, tp=tp)
+    copies = max(1, cp * tp / 4) if name == 'mamba' else 1   # of four groups
+    beside = {'gated delta': 2 * LESS + 2 * V + 2 * H, 'mamba': 2 * V + 2 * LESS * copies + H}
+    for work in (own['scan'].forward, own['scan'].backward):
+        sent, = work.messages
+        assert (sent.kind, sent.group) == ('alltoall', 'cp')
+        assert close(sent.volume, 2e-9 * b * l / cp * (beside[name] + V) / tp)
+        assert not any(x.volume for x in own['short-conv'].forward.messages)
+    for way in ('forward', 'backward'):   # as much as if nobody shared the sequence, shared out
+        both = [getattr(x['scan'], way) for x in (own, alone)]
+        assert close(cp * flop(both[0]), flop(both[1]))
+        assert close(cp * both[0].operands, both[1].operands)
+
+
+def test_heads_that_are_exchanged_must_be_enough():
+    model = replace(as_model('nemotron_h_8B'), seq_len=65536)
+    layout = Parallel(tp=8, cp=32)   # 16 heads of states on a GPU
+    with pytest.raises(ValueError, match='heads with a state on a GPU=16 must be divisible by cp'):
+        estimate(model, layout, 'H100-80GB', 1, software='Megatron-Core')
+    assert estimate(model, layout, 'H100-80GB', 1, software='torchtitan').stats['iteration_s'] > 0
 
 
 @pytest.mark.parametrize('mixer, tp, says', [

@@ -67,6 +67,8 @@ class Half:
     def divisions(self, tp):  # list of (name, number, name, number)
         "What tp must divide: the first number must be divisible by the second."
         return [each for half in self.halves_inside for each in half.divisions(tp)]
+    def exchange_divisions(self, tp, cp):  # the same, where heads are exchanged for tokens
+        return [each for half in self.halves_inside for each in half.exchange_divisions(tp, cp)]
     def expert_divisions(self, ep, etp):  # list of (name, number, name, number)
         "What the GPUs that share experts must divide."
         return [each for half in self.halves_inside for each in half.expert_divisions(ep, etp)]

@@ -214,6 +214,7 @@ class Costs:
     whole_logits: bool = False    # every GPU of tp holds all logits, and takes their loss
     stops_early: bool = False     # what runs again ends with what the backward pass has use for
     sharded_master: bool = False  # with ZeRO-3 the 32-bit copy of a weight is its only shard
+    exchanges_states: bool = False   # cp exchanges a state's heads for tokens, and passes no state
 
 # %% ../nbs/82_parameters.ipynb #f90ab3d2
 HANDLES = 2             # of cuBLAS
