@@ -1115,7 +1115,20 @@ def test_one_norm_of_a_layer_is_the_first():
                 for number in (1, 2))
     for x, y in zip(one, two, strict=True):
         if x.name == 'ln2': assert (x.forward, x.backward) == (Work(), Work()) and not x.weights
+        elif x.name == 'fc1': assert x._replace(activations=y.activations) == y
         else: assert x == y
+
+
+@pytest.mark.parametrize('precision, kept', [('bf16', (2, 0, 0)), ('fp8', (1, 1, 2))])
+@pytest.mark.parametrize('layout', [{}, dict(tp=2), dict(tp=2, cp=2)])
+def test_what_one_norm_gives_is_kept_once(precision, kept, layout):
+    "Bytes of a number: one tensor for both halves; casts to 8 bits are each product's own."
+    a = dataclasses.replace(TRAINED, precision=precision)
+    for model, names in ((GPT, ('qkv', 'fc1')), (SHARED, ('qkv', 'shared-fc1', 'router'))):
+        job = job_at(dataclasses.replace(model, layer_norms=1), a, **layout)
+        own = {op.name: op for op in job.operations}
+        for name, number in zip(names, kept):
+            assert close(own[name].activations, 1e-9 * number * job.own * e)
 
 
 @pytest.mark.parametrize('model, readers', [

@@ -529,7 +529,7 @@ class MLP(Half):
             present = job.here.has_bias('fc1')
             activation = [bias('fc1-bias', job.tokens, inputs, units, present),
                           *activation, dropout('dpr1', hidden, units)]
-        first = strategy.column(job, 'fc1', inputs)
+        first = with_attention(job, strategy.column(job, 'fc1', inputs))
         second = strategy.row(job, 'fc2', width)
         return [in_part('mlp', first, freed=0.), *(in_part('mlp', op) for op in activation),
                 in_part('mlp', second), *after_mlp(job)]
@@ -780,6 +780,11 @@ def saved_once(job: CountedJob, op: Operation, elsewhere=True):  # Operation
     "A product whose input in 16 bits is saved elsewhere already."
     own = 1. - saves_whole(job, op.name) * elsewhere
     return op._replace(activations=op.activations * own)
+
+def with_attention(job: CountedJob, op: Operation):  # Operation
+    "A product that reads a GPU's own rows after attention, whose very input it has with one norm."
+    if job.here.norms > 1 or not job.assumptions.inputs_sharded: return op
+    return saved_once(job, op, saves_input(job, 'qkv'))
 
 def to_latent(job: CountedJob, name, width, beside=0):  # list of Operation
     "From a GPU's own rows to a latent, its norm, and all rows of it (with what goes beside it)."
@@ -1037,12 +1042,13 @@ class Experts(Half):
 
     def operations(self, job: CountedJob):  # list of Operation
         "Router, routed experts, and those that see every token; then the residual stream."
-        scores, routed = router(job, self), routed_experts(job, self)
+        scores, routed = with_attention(job, router(job, self)), routed_experts(job, self)
         after = after_mlp(job, biased=False)   # each expert has a bias of its own
         if not self.shared_dim: return [scores, *routed, *after]
         beside = job.assumptions.inputs_sharded and saves_input(job, 'shared-fc1')
         scores = saved_once(job, scores, beside)   # with the router's input
-        return [scores, *routed, *shared_experts(job, self), *after]
+        first, *rest = shared_experts(job, self)
+        return [scores, *routed, with_attention(job, first), *rest, *after]
 
 # %% ../nbs/82b_blocks.ipynb #7385b8f9
 def attention_core_summa(job: CountedJob, mixer):  # list of Operation
