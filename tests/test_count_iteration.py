@@ -355,6 +355,66 @@ def test_gradients_that_go_to_the_host_whole():
     assert close(seen[1] - seen[0], 4 * (seen[2] + copied), 1e-3)
 
 
+# all messages, in bytes
+
+NEVER_NEAR = dataclasses.replace(   # each GPU alone in its domain, at 1 GB/s: a second is a GB
+    SYSTEM, nvlink_size=1, ib_bandwidth=1., ib_eff=1., ib_latency=0.,
+    matrix_flops_fp16=1e12, vector_flops_fp16=1e12, hbm_bandwidth=1e12)   # nothing else takes time
+SMALL = Model(l, e, h, 4, mlp_dim=f, gated_mlp=True, kv_heads=4)
+WITH_EXPERTS = dataclasses.replace(SMALL, experts=16, experts_per_token=2, expert_dim=256,
+                                   shared_expert_dim=128)
+
+
+def of_ring(n): return (n - 1) / n   # what a GPU sends of a tensor that n gather or reduce
+
+
+def sent_in_layers(p, experts):  # bytes of a micro-batch, in a layer
+    "Four and six turns of the stream with shared sequences, else four sums; keys; tokens."
+    rows = b * l / p['cp']
+    stream, turns = 2 * rows * e, 10 if p['sequence_sharded'] else 2 * 4
+    keys, queries = 2 * 64 * max(4, p['tp']) / p['tp'], 64 * h / p['tp']   # of a token
+    cores = {'ring': 3 * 2 * b * l * keys, 'allgather': 3 * 2 * b * l * keys,
+             'ulysses': 2 * 2 * rows * (keys + 2 * queries)}
+    sent = turns * stream * of_ring(p['tp']) + cores[p['context']] * of_ring(p['cp'])
+    if not experts: return sent
+    tokens, all_of = 2 * rows / p['tp'] * e, p['ep'] * p['etp']   # each of them to two experts
+    if p['dispatcher'] == 'allgather': return sent + 4 * tokens * (all_of - 1)
+    return sent + 4 * 2 * tokens * (of_ring(p['ep']) + p['etp'] - 1)
+
+
+def sent_by_copies(p, experts, N):  # bytes, all layers
+    "Gradients and weights of 16 bits; experts have the copies that do not share them."
+    heads = 64 * (h + 2 * max(4, p['tp'])) + 64 * h
+    ffn = 3 * (128 if experts else f)
+    dense = e * (heads + ffn) / p['tp'] + 2 * e + 16 * e * experts
+    routed = 3 * e * 256 * 16 / p['ep'] / p['etp'] * experts
+    turns = {0: 2, 1: 2, 2: N + 1, 3: 3 * N}[p['zero_stage']]
+    copies = p['cp'] * p['dp']
+    among = copies * p['tp'] // (p['ep'] * p['etp']) if experts else 1
+    return 4 * 2 * turns * (dense * of_ring(copies) + routed * of_ring(among))
+
+
+LAYOUTS = [(1, 2, 4, dict(context='ring')), (2, 1, 4, dict(zero_stage=0)),
+           (4, 2, 2, dict(context='allgather', zero_stage=2)), (2, 2, 2, dict(context='ulysses')),
+           (8, 1, 2, dict(zero_stage=3)), (2, 2, 4, dict(zero_stage=3))]
+DENSE = [(*layout, None) for layout in [*LAYOUTS, (4, 2, 2, dict(sequence_sharded=False))]]
+FOLDED = dict(ep=4), dict(ep=2, etp=2), dict(ep=2, etp=2, dispatcher='allgather')
+
+
+@pytest.mark.parametrize('tp, cp, dp, more, folded', [
+    *DENSE, *((*layout, folded) for layout in LAYOUTS for folded in FOLDED)])
+def test_every_byte_that_a_gpu_sends(tp, cp, dp, more, folded):
+    "In two micro-batches, between GPUs that share layers, and between copies; nothing hides."
+    usual = dict(context='ring', zero_stage=1, sequence_sharded=True, ep=1, etp=1,
+                 dispatcher='alltoall')
+    p, N = usual | dict(tp=tp, cp=cp, dp=dp) | more | (folded or {}), 2
+    layout = Parallel(micro_batch=b, dp_overlap=False, **p)
+    a = dataclasses.replace(TRAINED, launch_time=0.)
+    one = estimate(WITH_EXPERTS if folded else SMALL, layout, NEVER_NEAR, N * b * dp, a).stats
+    assert close(1e9 * one['tp_comm_s'], 4 * N * sent_in_layers(p, bool(folded)), 1e-6)
+    assert close(1e9 * one['dp_comm_s'], sent_by_copies(p, bool(folded), N))
+
+
 # messages between copies
 
 @pytest.mark.parametrize('stage', [0, 1, 2, 3])
