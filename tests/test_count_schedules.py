@@ -240,6 +240,23 @@ def test_dualpipe_as_written():
     assert text == 'F F F F B W F FBW FBW BW FBW BW B W B W'
 
 
+@pytest.mark.parametrize('p, N', [(2, 4), (3, 8), (4, 8), (4, 13)])
+def test_zb_v_as_written(p, N):
+    "Chunk 0 goes down, 1 up; as PyTorch deals them out (ScheduleZBVZeroBubble), but for late W."
+    for rank in range(p):
+        steps = [one for (one,) in SCHEDULES['zb-v'].steps(rank, p, 2, N)]
+        text = ' '.join(f'{kind}{chunk}' for kind, chunk, _ in steps)
+        to_come = N - (2 * p - 1 - rank)   # forward passes of chunk 0 after those that run ahead
+        steady = 'B0 W0 F1 B1 W1'
+        early = ['F0'] * (2 * (p - rank) - 1) + ['F1 F0'] * rank + ['F1 B1 W1'] * (p - rank)
+        middle = [f'F0 {steady}'] * to_come + [steady] * (N - p - to_come)
+        ends = ['B0 B1'] * rank + ['B0 W0'] * (p - rank)
+        start = ' '.join([*early, *middle, *ends])
+        assert text.startswith(start)
+        late = text.removeprefix(start).split()   # what was put off
+        assert sorted(late) == ['W0'] * rank + ['W1'] * rank
+
+
 def test_a_figure_of_each_row_is_its_schedules():
     "A name, a column of names, or none."
     of = lambda s: s.chunks
