@@ -384,9 +384,10 @@ def states_of_megatron(facts, ignored):
 def dispatcher_of_megatron(facts, ignored):
     "Which library sends tokens to experts, where one does; Primus-Turbo has its own."
     way, deepep, stage = take(facts, 'flex_backend', 'turbo_deepep', 'turbo_stage')
-    once = stage if (stage.value or 0) > 1 else deepep   # which brings it, too
-    if once.value and value(facts, 'turbo'): facts['dispatcher'] = Said(once.key, 'once')
-    elif once.value: idle(ignored, '--enable-primus-turbo', once)
+    brings_it = stage.value is not None and stage.value > 1
+    turbo = stage if brings_it else deepep
+    if turbo.value and value(facts, 'turbo'): facts['dispatcher'] = Said(turbo.key, 'once')
+    elif turbo.value: idle(ignored, '--enable-primus-turbo', turbo)
     if value(facts, 'dispatcher') != 'once': idle(ignored, '--moe-token-dispatcher-type flex', way)
     elif way.key: facts['dispatcher'] = way
 
@@ -834,7 +835,8 @@ def undo_megatron(f):  # dict
         raise ValueError(f'{choices} cannot be said in megatron: {why}')
     if f.get('dropout') is not None:
         f |= dict.fromkeys(('attention_dropout', 'hidden_dropout'), DROPPED if f['dropout'] else 0)
-    fusion, hides = f.get('loss_fusion'), bool(f.get('dp_overlap'))
+    fusion = f.get('loss_fusion')
+    hides = bool(f.get('dp_overlap'))
     kept = fsdp_stays_gathered(f | {'zero_stage': stage})
     own = dict(distributed=stage > 0, fsdp=stage > 1, granularity=granularity,
                overlap_reduce=hides, overlap_gather=hides and stage > 0,

@@ -160,11 +160,11 @@ def dumped_job(given, kind, told):  # Job; told: as `job_of_keys`
 def with_model_of_nemo(given, job):  # Job
     "With the model of its class, if that is known and no field of it says otherwise."
     own = section_of(given, 'model.config')
-    name, length = NEMO_MODELS.get(class_of(own)), job.seq_len
-    said = own if isinstance(own, dict) else {}
-    changed = [key for key in map(str, said) if not NOT_OF_A_MODEL.match(key) and key[0] != '_']
-    if name and length and not changed:
-        return dataclasses.replace(job, model=with_length(NAMED[name], length))
+    name = NEMO_MODELS.get(class_of(own))
+    said = [str(key) for key in own] if isinstance(own, dict) else []
+    changed = [key for key in said if not (NOT_OF_A_MODEL.match(key) or key.startswith('_'))]
+    if name and job.seq_len and not changed:
+        return dataclasses.replace(job, model=with_length(NAMED[name], job.seq_len))
     why = f'says {", ".join(changed)}' if changed else 'is of a class that is not known here'
     return dataclasses.replace(job, ignored=(*job.ignored, ('model.config', f'not read: it {why}')))
 
