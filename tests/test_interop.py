@@ -2600,6 +2600,14 @@ def test_callbacks_of_nemo_that_set_fields_of_its_model_are_read():
     assert as_job(parse_yaml(wider, 'x')).assumes['capacity_factor'] == 1.5
 
 
+def test_several_plugins_of_nemo_are_all_read():
+    text = NEMO.replace('plugins: {_target_: z, precision: bf16-mixed}', 'plugins: '
+                        '[{_target_: a}, {_target_: z, precision: bf16-mixed, '
+                        'fp8: hybrid, grad_reduce_in_fp32: false}]')
+    job = as_job(parse_yaml(text, 'x'))
+    assert (job.parallel.precision, job.gradients_in_16_bits) == ('fp8', True)
+
+
 def test_whose_tokens_are_taken(tmp_path, capsys):
     "The job's; where nobody says them, the first line says whose they are."
     file, hf = tmp_path / 'job.json', HERE / 'Meta-Llama-3.1-8B.json'

@@ -52,9 +52,16 @@ MIXED = {   # words in a precision's name -> what it stands for (Megatron-Bridge
 GATES = {('silu', True): '--swiglu', ('gelu', True): '--quick-geglu', ('gelu', False): None,
          ('squared_relu', False): '--squared-relu'}   # activation, whether gated -> flag
 
+def as_one(section):
+    "Several objects as one that says what each of them does."
+    if not isinstance(section, list): return section
+    return dict(pair for own in section if isinstance(own, dict) for pair in own.items())
+
 def section_of(given, path):
     "A part of a dict of dicts by its path; nothing where there is none."
-    for name in path.split('.'): given = given.get(name) if isinstance(given, dict) else None
+    for name in path.split('.'):
+        given = as_one(given)
+        given = given.get(name) if isinstance(given, dict) else None
     return given
 
 def class_of(given):  # str
@@ -106,7 +113,7 @@ def word_of(x):
 def sections_said(given, kind):  # yields (key, value)
     "What the sections of a recipe say, in their order."
     for path in SECTIONS[kind]:
-        section = section_of(given, path)
+        section = as_one(section_of(given, path))
         if path == 'mixed_precision' and isinstance(section, str):
             section = precision_named(section)
         if path == 'model.config' and isinstance(section, dict):
