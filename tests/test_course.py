@@ -165,7 +165,7 @@ def test_the_page_for_teachers_lists_all_exercises():
     assert [(n, int(points)) for n, points in rows] == [
         (number(stem), sum(step.points for step in steps_of(stem))) for stem in course.EXERCISES]
     same = [number(stem) for stem in course.EXERCISES if stem not in DRAWN]
-    assert f'Two exercises, {" and ".join(same)}, are' in page
+    assert f'the same for everybody: {", ".join(same)}.' in page
 
 
 # what wrong answers are told: each diagnosis was once wrong, or could be
