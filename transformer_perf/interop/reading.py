@@ -42,7 +42,7 @@ def kind_of(given):  # str
     if own[likeliest]: return likeliest
     flags = {key.strip() for key in megatron_keys(given)}
     if len(flags & FLAGS.keys()) > 1: return 'megatron'
-    raise ValueError('has no keys of Megatron-LM, DeepSpeed, Accelerate, torchtitan or our own')
+    raise ValueError(f'has no keys of {", ".join(FORMATS)} or our own format')
 
 def job_of_dict(given, told, path=None, text=''):  # Job; told: as `job_of_keys`
     "A job from the keys of one format; where they are from, for one that names other files."
