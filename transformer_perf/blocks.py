@@ -301,7 +301,8 @@ def tp_message(job: CountedJob, kind, exposed=1., width=None, quantized=False): 
 def column_product(job: CountedJob, name, outputs, inputs=None):  # Operation
     "Product with a weight whose columns are shared out; `outputs` of them are here."
     a, sharded = job.assumptions, job.sequence_sharded
-    of_layer, inputs = inputs is None, job.embed_dim if inputs is None else inputs
+    of_layer = inputs is None
+    inputs = job.embed_dim if inputs is None else inputs
     op = inner_product(job, name, job.tokens, inputs, outputs, 'outputs')
     scatter = tp_message(job, 'reducescatter', width=inputs)
     back = sent_if(sharded & (not a.gather_backward), scatter)
@@ -351,7 +352,8 @@ def inner_product(job: CountedJob, name, rows, inputs, outputs, shared=None):  #
 
 def linear_options(job, name):  # dict of arguments of `linear`
     "How a product trains: its gradients are added up inside it, the bias's by a kernel."
-    fused, cast = job.assumptions.fused_kernels, casts_weights(job)
+    fused = job.assumptions.fused_kernels
+    cast = casts_weights(job)
     return dict(adds=fused and not cast, biased=fused * job.here.has_bias(name),
                 precision=job.precision, cast_in=job.micro_batches if cast else 0)
 
@@ -389,7 +391,8 @@ def gathers(job: CountedJob, op: Operation, width=None):  # Operation
     reduce = tp_message(job, 'allreduce', width=width)
     hides = job.assumptions.inputs_sharded   # behind the gradient of the weight
     scatter = tp_message(job, 'reducescatter', job.costs.regather if hides else 1., width)
-    whole, two = np.logical_not(sharded), op.name in ('fc1', 'ln2') and job.costs.gate_apart
+    whole = np.logical_not(sharded)
+    two = op.name in ('fc1', 'ln2') and job.costs.gate_apart
     back = sent_if(sharded, scatter) + sent_if(whole, reduce)
     if two: back = back + sent_if(whole & np.asarray(job.here.gated, bool), reduce)
     return with_messages(op, sent_if(sharded, gather) + op.forward.messages,
@@ -422,7 +425,8 @@ def summa_row(job: CountedJob, name, inputs):  # Operation
 
 def summa_norm(job: CountedJob, name):  # Operation
     "The norm on a grid."
-    a, sizes = job.assumptions, (job.seq_len, job.embed_dim, job.tp, job.cp)
+    a = job.assumptions
+    sizes = (job.seq_len, job.embed_dim, job.tp, job.cp)
     op = layernorm_2d(name, job.micro_batch, *sizes, a.norm_shards_features, job.units,
                       job.here.norm_vectors)
     if not a.fused_kernels: return op
@@ -473,16 +477,19 @@ STRATEGIES = {
 # %% ../nbs/82b_blocks.ipynb #7385b8f4
 def residual(job: CountedJob, product, dropout_name, biased=True):  # list of Operation
     "From a product's output to the residual stream."
-    strategy, units, block = STRATEGIES[job.strategy], job.units, job.here
+    strategy = STRATEGIES[job.strategy]
+    units, block = job.units, job.here
     rows, columns = strategy.between(job)
     place = 0 if product == 'vproj' else 1   # with three norms, the third follows attention
     more = any_norm(job, f'{product}-norm', rows, columns)
     after = [more._replace(recomputed_with=())] if block.norms > 2 + place else []
     if job.assumptions.fused_kernels:
-        masked, added = np.asarray(job.costs.dropout) * 1., dropout_add
+        masked = np.asarray(job.costs.dropout) * 1.
+        added = dropout_add
         if stream_in_32_bits(job): added = autocast_add
         return [*after, added(dropout_name, rows, columns, units, masked)]
-    present, name = block.has_bias(product) if biased else 0., f'{product}-bias'
+    present = block.has_bias(product) if biased else 0.
+    name = f'{product}-bias'
     return [bias(name, *strategy.output_bias(job, name), units, present), *after,
             dropout(dropout_name, rows * columns, units)]
 
@@ -520,7 +527,8 @@ class MLP(Half):
 
     def operations(self, job: CountedJob):  # list of Operation
         "Both products and what is between; then the residual stream and its norm."
-        strategy, units, gated = STRATEGIES[job.strategy], job.units, job.here.gated
+        strategy = STRATEGIES[job.strategy]
+        units, gated = job.units, job.here.gated
         width = self.hidden_dim // job.tp
         inputs, hidden = width * (1 + gated), job.tokens * width
         act = activated(job, 'act1', hidden, self.in_steps)
@@ -650,8 +658,11 @@ def remade(mixer, op: Operation):  # Operation
 
 def attention_core(job: CountedJob, mixer):  # list of Operation
     "Logits to attend: one fused operation, or several."
-    a, units, l, swapped = job.assumptions, job.units, job.seq_len, heads_swapped(job, mixer)
-    b, h, rows = job.micro_batch, mixer.own_heads(job) / swapped, job.rows * swapped
+    a, units, l = job.assumptions, job.units, job.seq_len
+    swapped = heads_swapped(job, mixer)
+    b = job.micro_batch
+    h = mixer.own_heads(job) / swapped
+    rows = job.rows * swapped
     sizes = b, h, mixer.own_kv(job) / swapped, rows, l
     if a.flash_attention:
         op = fused_attention('fusedla', *sizes, mixer.width, units, seen_share(job, mixer, rows),
@@ -722,7 +733,8 @@ class Heads(Half):
 
     def mixed(self, job: CountedJob, core=attention_core):  # list of Operation
         "From the stream to what is added to it."
-        strategy, fused = STRATEGIES[job.strategy], job.assumptions.fused_kernels
+        strategy = STRATEGIES[job.strategy]
+        fused = job.assumptions.fused_kernels
         laid_out = (2 * self.heads * self.width // job.tp + self.own_values(job)) / 3   # the mean
         layout = [transposes('layout', job.tokens, laid_out, job.units)]
         first, *more = self.projections(job)
@@ -847,7 +859,8 @@ def chance_of_none(number, here, chosen):  # share of cases
 
 def places_met(job: CountedJob, experts, places):
     "To how many of so many GPUs, or domains, a token's copies go, on average."
-    X, K, own = experts.number, experts.per_token, experts.number / places
+    X, K = experts.number, experts.per_token
+    own = experts.number / places
     if job.assumptions.experts_in_turn:   # one block of K after the other
         both = np.gcd(K, np.asarray(own, dtype=int))
         return np.minimum((K + own - both) / own, places)
@@ -901,7 +914,8 @@ def expert_rows(job: CountedJob, experts):
 def vectors_sorted(job: CountedJob, experts, back=False):
     "How many vectors a GPU reads and writes to sort copies by expert, or results back to tokens."
     places = job.assumptions.capacity_factor or 1.   # sent for each copy, empty ones, too
-    alone, rows = job.own * (1 + places * experts.per_token), expert_rows(job, experts)
+    alone = job.own * (1 + places * experts.per_token)
+    rows = expert_rows(job, experts)
     again = np.greater(experts.number, job.ep)   # else all that arrives is for the one expert here
     several = alone + 2 * rows * again
     gathered = np.equal(job.dispatcher, 'allgather')
@@ -965,7 +979,8 @@ def weighed_results(job: CountedJob, experts):  # list of Operation
 
 def expert_activation(job: CountedJob, experts, numbers):  # Operation
     "The nonlinearity of experts. What it gives is weighed, as a rule: a gate's kernel does both."
-    act, gated = activated(job, 'expert-act', numbers), job.here.gated
+    act = activated(job, 'expert-act', numbers)
+    gated = job.here.gated
     of_numbers = job.units.element * numbers   # GB
     if experts.clamped and job.assumptions.fused_kernels:
         act = eager_clamp(act, numbers, job.units)
@@ -977,7 +992,9 @@ def expert_activation(job: CountedJob, experts, numbers):  # Operation
 
 def routed_experts(job: CountedJob, experts):  # list of Operation
     "From copies of tokens to what their experts say."
-    width, gated, seen = experts.hidden_dim // job.etp, job.here.gated, experts.width(job)
+    width = experts.hidden_dim // job.etp
+    gated = job.here.gated
+    seen = experts.width(job)
     wide = width * (1 + gated)
     here = experts.number / job.ep
     first = grouped(job, experts, 'expert-fc1', seen, wide)._replace(
@@ -1053,7 +1070,8 @@ class Experts(Half):
 # %% ../nbs/82b_blocks.ipynb #7385b8f9
 def attention_core_summa(job: CountedJob, mixer):  # list of Operation
     "Logits to attend with every product as SUMMA, all heads on every GPU."
-    b, l, h, units, grid = job.micro_batch, job.seq_len, mixer.heads, job.units, (job.tp, job.cp)
+    b, l, h, units = job.micro_batch, job.seq_len, mixer.heads, job.units
+    grid = (job.tp, job.cp)
     divides('l', l, 'm1', job.tp), divides('e/h', mixer.width, 'm1', job.tp)
     sizes = b, l, mixer.width, h, *grid, job.panels
     return [logits_summa('logits', *sizes, units), softmax_2d('softmax', b, h, l, *grid, units),
@@ -1085,7 +1103,8 @@ def frozen(op: Operation, held, keeps_input):  # Operation
         back = moved(op.backward._replace(products=op.backward.products[:1]))
     elif op.name != 'embedding': back = op.backward
     share = keeps_input if op.forward.products else 1.
-    saved, freed = op.activations * share, tuple((part, GB * share) for part, GB in op.frees)
+    saved = op.activations * share
+    freed = tuple((part, GB * share) for part, GB in op.frees)
     return op._replace(
         forward=moved(op.forward), backward=back, weights=0., in_matrices=0., matrices=(),
         activations=saved, frees=freed if any_of(saved) else (),
@@ -1161,10 +1180,12 @@ def output_layer(job: CountedJob):  # Operation
 # %% ../nbs/82b_blocks.ipynb #d9fda5d3
 def mtp_operations(job: CountedJob):  # list of Operation
     "What one further layer of multi-token prediction has besides a layer."
-    e, has_words = job.embed_dim, own_vocabulary(job) > 0
+    e = job.embed_dim
+    has_words = own_vocabulary(job) > 0
     words = trained(embedding(job), job, False)._replace(name='mtp-words', weights=0., frozen=0.)
     join = column_product(job._replace(precision='bf16'), 'mtp-join', e // job.tp, 2 * e)
-    join, parts = gathers(job, join, 2 * e), tp_message(job, 'allgather')   # of what each GPU says
+    join = gathers(job, join, 2 * e)
+    parts = tp_message(job, 'allgather')   # of what each GPU says
     join = with_messages(join, (*join.forward.messages, parts),
                          (*sent_if(job.sequence_sharded, parts), *join.backward.messages))
     two = any_norm(job, 'mtp-norms', 2 * job.own, e)   # of the stream, and of the word ahead
@@ -1179,7 +1200,8 @@ def end_norm(job: CountedJob, name):  # Operation
 
 def transform(job: CountedJob):  # list of Operation
     "From the last layer to what is compared with words, in BERT: a product, a norm between."
-    e, counts = job.embed_dim, own_vocabulary(job) > 0
+    e = job.embed_dim
+    counts = own_vocabulary(job) > 0
     dense = linear('transform', job.own, e, e, job.units,
                    **linear_options(job._replace(precision='bf16'), 'fc2'))
     act = gelu('transform-act', job.own * e, job.units)

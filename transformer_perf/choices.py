@@ -98,7 +98,8 @@ def all_of(part): return np.inf if part == 'activations' else 1.   # what no amo
 def amounts_offloaded(offload):  # dict: part -> amount
     "Which parts of a job a choice names, and how much of each."
     if offload == 'none': return {}
-    found, about = {}, f'offload={quoted(offload)}'
+    found = {}
+    about = f'offload={quoted(offload)}'
     for part in of_type(offload, str, 'offload').split('+'):
         name, colon, amount = part.partition(':')
         nearest(name, [*WHOLE_PARTS, *KEEPS, 'none'], 'part of offload')

@@ -321,7 +321,9 @@ def follows_stages(job):  # set of choices
 
 def said_by(job, left=()):  # dict: option -> value, as it would be typed; left: choices left out
     "What a job says, under the names of options; not what makes no difference in it."
-    p, m, n, idle = vars(job.parallel), job.model, job.n_gpus, idle_in(job)
+    p = vars(job.parallel)
+    m, n = job.model, job.n_gpus
+    idle = idle_in(job)
     found = {'model': m, 'system': job.system, 'global_batch': job.global_batch,
              'seq_len': job.seq_len or m and m.seq_len, **{o.name: p[o.name] for o in LAYOUT}}
     if n: found['gpus'] = [str(n)]
@@ -498,7 +500,9 @@ def search_command(a):
     """
     from transformer_perf.execution import KIND, search
     from transformer_perf.systems import as_system
-    model, system, chosen = model_asked(a), as_system(a.system, a.nvlink_size), given_of(a, CHOSEN)
+    model = model_asked(a)
+    system = as_system(a.system, a.nvlink_size)
+    chosen = given_of(a, CHOSEN)
     assumptions = assumptions_asked(a)
     compared = [name for name, values in chosen.items() if len(values) > 1]
     found = search(model, a.gpus, system, a.global_batch, a.strategy, a.top, assumptions,
@@ -717,7 +721,8 @@ def text_of_advice(found, table, content, views, a):  # str
     notes = found.estimate.notes if found.estimate else []
     notes = [note for note in notes if note.rstrip('.') not in found.summary] + not_used(a)
     if a.format == 'json': return as_json({'summary': found.summary, **content, 'notes': notes}, a)
-    title, shown = title_for(found.estimate, a) if found.estimate else '', []
+    title = title_for(found.estimate, a) if found.estimate else ''
+    shown = []
     for view in views:
         if len(view): shown.append(table_as_text(view, a, '' if shown else title))
     return '\n'.join([*shown, paragraph(' '.join([found.summary, *notes]))])
@@ -1206,7 +1211,8 @@ def text_of_fits(told, fit, files, a, before=''):  # str
     sets = {k.architecture: k.stack for k in fit.calibration.sets.values()}   # the last of each
     taken = ', '.join(f'{stack} on {name}' for name, stack in sets.items())
     written = ''.join(f'{file}\n' for file in files)
-    table, doubts = table_as_text(fit_view(fit.table), a, titles), doubts_about(told)
+    table = table_as_text(fit_view(fit.table), a, titles)
+    doubts = doubts_about(told)
     told = f'As shipped: {shipped}. Unless --software says otherwise, prices are those of: {taken}.'
     return f'{before}{table}\n{paragraph(doubts + told)}\n{written}'
 
@@ -1269,7 +1275,8 @@ def plan_command(a):
         transformer-perf plan --model deepseek_v3 --gpus 2048 --usd 5M
     """
     from transformer_perf.advice import ClusterOperation, plan
-    model, batch = model_asked(a), amount(a.batch_tokens, '--batch-tokens')
+    model = model_asked(a)
+    batch = amount(a.batch_tokens, '--batch-tokens')
     limits = {name: amount(getattr(a, name), f'--{name}') for name in ('tokens', 'hours', 'usd')}
     systems, assumptions = [*labelled(a.system).values()], preset_asked(a)
     found = plan(model, a.gpus, systems, **limits, prices=a.prices,
@@ -1298,7 +1305,8 @@ def text_of_plan(found, a):  # str
                         'global_batch': found.global_batch, 'answers': records(found.answers),
                         'front': records(found.front), 'none': found.reasons, 'notes': notes}, a)
     unknown = {} if found.budget.tokens else {'tokens': 'tokens bought'}   # which is not spared
-    view, parts = lambda rows: plan_view(rows).rename(columns=unknown), []
+    view = lambda rows: plan_view(rows).rename(columns=unknown)
+    parts = []
     if len(found.rows):
         title = title_of(a, found.model, found.global_batch)
         front = 'What nothing beats in time, memory, GPUs and money at once'
@@ -1318,7 +1326,9 @@ def best_asked(a):  # (as `case_asked`, or None; why nothing fits)
     from transformer_perf.iteration import Parallel
     from transformer_perf.systems import as_system
     from transformer_perf.timeline import PLACES
-    model, system, own = model_asked(a), as_system(a.system, a.nvlink_size), preset_asked(a)
+    model = model_asked(a)
+    system = as_system(a.system, a.nvlink_size)
+    own = preset_asked(a)
     found = search(model, a.gpus, system, a.global_batch, a.strategy, 1, own, **given_of(a, CHOSEN))
     if not len(found): return None, f'{found.reasons[a.gpus]}.'
     best = dataclasses.replace(Parallel.from_row(found.iloc[0]), **dict.fromkeys(PLACES))
@@ -1589,7 +1599,9 @@ def gpus_in_each_copy(a):
 
 def copies_left(a):  # number of copies, or None
     "How many a job's GPUs leave, where options change another group and not how many there are."
-    n, each, typed = a.job.n_gpus, gpus_in_each_copy(a), groups_typed(a)
+    n = a.job.n_gpus
+    each = gpus_in_each_copy(a)
+    typed = groups_typed(a)
     if not n or 'dp' in typed or not typed.keys() & {'tp', 'cp', 'pp'}: return None
     if n % each: raise ValueError(f'{n} GPUs of the job must be divisible by the {each} of tp, cp '
                                   'and pp: give --dp')

@@ -113,7 +113,8 @@ def other_layers(given, known):  # list of str
 
 def check_expressible(given, nested, known):
     "A ValueError that names every key of a file that no field of a Model can say."
-    kinds, keys = other_layers(given, known), foreign_keys(given, known)
+    kinds = other_layers(given, known)
+    keys = foreign_keys(given, known)
     lists = [key for key in ('layer_types', 'attn_type_list') if given.get(key)]
     named = ([f'{" and ".join(lists)} with {", ".join(kinds[:2])}'] if kinds else []) + keys
     if not named: return
@@ -471,7 +472,8 @@ def lightning(c, found):
 
 def mamba2(c):  # Mamba2
     "The mixer of a family with the keys of Bamba, or others renamed as they are."
-    heads, width = c.needed('mamba_n_heads'), c.said('mamba_d_head')[1]
+    heads = c.needed('mamba_n_heads')
+    width = c.said('mamba_d_head')[1]
     if width == 'auto': width = c.needed('mamba_expand') * c.needed('hidden_size') // heads
     return Mamba2(heads=heads, value=whole(width, 'mamba_d_head'), key=c.needed('mamba_d_state'),
                   key_groups=c.needed('mamba_n_groups'), conv=c.needed('mamba_d_conv'),
@@ -582,7 +584,8 @@ def indexed(c, found):
 
 def own_indexers(c, depth):  # list of bool
     "Which layers have an indexer, as GLM's file says it, in letters or as one of so many."
-    pattern, every = c.given.get('index_topk_pattern'), c.size('index_topk_freq')
+    pattern = c.given.get('index_topk_pattern')
+    every = c.size('index_topk_freq')
     if pattern:
         letters = [*pattern] if isinstance(pattern, str) else pattern
         return layers_listed('index_topk_pattern', letters, ('F', 'S'), depth)
@@ -669,12 +672,14 @@ def llama4(c, found):
     "Layers attend in chunks, but for some; those without experts have a wider MLP."
     if 'experts' not in found: raise ValueError("lacks 'num_local_experts'")
     (heads, kv, width), depth = heads_of(found), found['depth']
-    rope, every = c.given.get('no_rope_layers'), c.needed('no_rope_layer_interval')
+    rope = c.given.get('no_rope_layers')
+    every = c.needed('no_rope_layer_interval')
     chunked = c.listed('layer_types', ('chunked_attention', 'full_attention'), depth)
     if not chunked and rope:
         words = [*map(str, of_type(rope, list, 'no_rope_layers'))]
         chunked = layers_listed('no_rope_layers', words, ('1', '0'), depth)
-    places, step = c.given.get('moe_layers'), c.needed('interleave_moe_layer_step')
+    places = c.given.get('moe_layers')
+    step = c.needed('interleave_moe_layer_step')
     if places is None: places = range(step - 1, depth, step)
     else: of_type(places, list, 'moe_layers')
     mixer = Attention(heads, kv, width, width,
@@ -714,7 +719,8 @@ def laguna(c, found):
     if kinds != same: raise unsayable('num_attention_heads_per_layer that differ')
     key, gating = c.said('gating')
     if gating is not True: nearest(gating, ('per-head', 'per-element'), key)
-    every, depth = found.get('full_attention_every'), found['depth']
+    every = found.get('full_attention_every')
+    depth = found['depth']
     windowed = all_but_each(every, depth) if every else [True] * depth
     for i, layer in enumerate(found.get('layers', ())): windowed[i] = 'window' not in layer
     (heads, kv, _), width = heads_of(found), c.needed('head_dim')
@@ -913,7 +919,8 @@ def experts(c: Config, family, depth):  # dict of fields
     if not family.experts or not c.size(EXPERT_KEYS, least=0): return {}
     places = places_of_experts(c, depth)
     if places is None: return dict.fromkeys(('router_bias', 'shared_expert_gate'), False)
-    width, shared = c.needed(family.experts), c.size('shared_expert_intermediate_size', least=0)
+    width = c.needed(family.experts)
+    shared = c.size('shared_expert_intermediate_size', least=0)
     if shared is None:
         shared = width * (c.size('n_shared_experts num_shared_experts', least=0) or 0)
     return {'experts': c.needed(EXPERT_KEYS), 'expert_dim': width, **places, **router_groups(c),

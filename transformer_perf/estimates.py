@@ -313,7 +313,8 @@ def peak_rate(precision, system: System):  # TFLOP/s, dense
     Blocks of 32 with a scale: Blackwell (Transformer Engine asks for compute capability 10.0), and
     CDNA 4 (AMD's white paper)."""
     recipe = recipe_of(precision)
-    known, figure = generations().get(system.architecture), PRECISIONS[recipe.rate]
+    known = generations().get(system.architecture)
+    figure = PRECISIONS[recipe.rate]
     if known and BITS[recipe.rate] < known.fewest_bits and getattr(system, figure) is None:
         raise ValueError(f'precision={precision}: system {system.name!r} has no {figure}, for no '
                          f'matrix unit of {system.architecture} GPUs multiplies floats of '

@@ -179,7 +179,8 @@ def with_expert_groups(t, model: Model, fixed=()):
 # %% ../nbs/88a_search.ipynb #29a72046
 def sizes_tried(model: Model, global_batch, assumptions):
     "Micro-batches to try: all, or those of at most 16 samples or 65,536 tokens (`wide_search`)."
-    sizes, most = divisors(global_batch), max(16, 65536 // model.seq_len)
+    sizes = divisors(global_batch)
+    most = max(16, 65536 // model.seq_len)
     return sizes[sizes <= most] if assumptions.wide_search else sizes
 
 def can_follow(t, model: Model, global_batch, assumptions):
@@ -219,7 +220,9 @@ def with_choice(t, choice, values, experts, allows):  # table
 # %% ../nbs/88a_search.ipynb #29a72048
 def every_configuration(t, strategy, model, global_batch, assumptions, considered, fixed=()):
     "Cross groupings with micro-batches, panels and choices; `grouping` numbers their rows."
-    s, L, experts = STRATEGIES[strategy], model.seq_len, sends_tokens(model)
+    s = STRATEGIES[strategy]
+    L = model.seq_len
+    experts = sends_tokens(model)
     t = {'grouping': np.arange(len(t['dp'])), **t}
     if s.has_panels: t = with_panels(t, model.embed_dim, assumptions.least_panel)
     else: t['panels'] = np.ones_like(t['dp'])
@@ -419,7 +422,8 @@ def counted_and_held(space: Space, q: Question):  # Counted
     memory = np.atleast_2d(memory_needed(every))   # units may be those of many systems
     memory = np.array(np.broadcast_to(memory, (len(memory), len(which))))
     over = (memory > np.min(q.system.hbm_capacity)).any(axis=0)   # too much for some system
-    some, least = np.flatnonzero(ranks_have_unlike_chunks(every) & over), memory
+    some = np.flatnonzero(ranks_have_unlike_chunks(every) & over)
+    least = memory
     if len(some):   # these may fit after all
         few = layers.at(which[some], every.layouts.at(some))
         least = memory.copy()
@@ -554,7 +558,8 @@ class FastestCandidates:
 # %% ../nbs/88a_search.ipynb #6a4c89d5
 def best_of_some(space: Space, layers: Layers, fits, some, k):  # FastestCandidates
     "Place some configurations, and keep the best."
-    n, best = space.numbers, FastestCandidates((len(fits), space.numbers.max(initial=0) + 1), k)
+    n = space.numbers
+    best = FastestCandidates((len(fits), space.numbers.max(initial=0) + 1), k)
     systems = variant_count(layers.priced.system) if layers else 1
     blocks = split_by_label(np.cumsum(space.placed[some]) * systems // ROWS_AT_A_TIME)
     for block in (some[b] for b in blocks if len(b)):
@@ -742,7 +747,9 @@ def fitting_when_played(t, fit, known):  # bools
 def fastest_that_fit(fit, k, known=None):  # as `fastest_of`
     "The k best that fit when they are played: more are asked for until so many are found."
     if not any(f.played.any() for f in fit): return fastest_of(fit, k)
-    asked, more, known = 0, k, {} if known is None else known
+    asked = 0
+    more = k
+    known = {} if known is None else known
     while True:
         if more > asked:
             asked = max(more, min(4 * more, MOST_REPLAYED))   # mostly these are needed next
@@ -759,7 +766,8 @@ def fastest_that_fit(fit, k, known=None):  # as `fastest_of`
 
 def number_to_play(k, q: Question):
     "How many of the fastest by formula are played first, for the k best: chunks may be unlike."
-    a, kinds = q.assumptions, len(q.model.blocks) + q.model.mtp_layers
+    a = q.assumptions
+    kinds = len(q.model.blocks) + q.model.mtp_layers
     return max(PLAYED, k) if a.uneven_stages or a.vocabulary or kinds > 1 else k
 
 def groups_in(t):  # list of (variant, n_gpus)
@@ -790,7 +798,9 @@ def played_until_sure(fit, k, play):  # as `fastest_of`: which were played
     """Play candidates until no other can be among the k fastest of its group.
 
     `play` is given new ones, and says of each that fits its group and the s that it takes."""
-    more, known, played = number_to_play(k, fit[0].question), {}, []
+    more = number_to_play(k, fit[0].question)
+    known = {}
+    played = []
     first = some = new = fastest_that_fit(fit, more, known)
     while True:
         played += play(new)
@@ -1014,7 +1024,8 @@ def dispatchers_besides(model: Model, system, assumptions):  # list of str
 
 def usually_tried(model: Model, system, assumptions):  # dict: choice -> values
     "What is tried where nothing is said: the `practice`, as far as the software offers it."
-    software, usual = assumptions.software, practice(model) if assumptions.wide_search else {}
+    software = assumptions.software
+    usual = practice(model) if assumptions.wide_search else {}
     if usual and (besides := dispatchers_besides(model, system, assumptions)):
         usual['dispatcher'] = list(dict.fromkeys([assumptions.dispatcher, *besides]))
     if software is None: return usual
@@ -1071,7 +1082,8 @@ def counts_of(n_gpus):  # list of int
 
 def fixed_columns(fixed, more):  # dict: column -> values
     "Columns held at values, under our names."
-    found, fixed = {}, of_type({} if fixed is None else fixed, dict, 'fixed')
+    found = {}
+    fixed = of_type({} if fixed is None else fixed, dict, 'fixed')
     for given, values in [*fixed.items(), *more.items()]:
         name = PAPER_NAMES.get(given) or nearest(given, FIXED, 'column')
         if name in found: raise ValueError(f'fixed gives {name} twice')
@@ -1191,7 +1203,8 @@ def why_nothing(reasons, counts):  # dict: n_gpus -> str
 def result_of(searched, q: Question, counts, k=None, kind=None):  # SearchResult
     "Several searches, q the first of them, as one: k rows of a count at most, one of a kind."
     tables, reasons, candidates = zip(*searched)
-    best, software = best_of(tables, counts), q.assumptions.software
+    best = best_of(tables, counts)
+    software = q.assumptions.software
     del best['variant']
     best |= evidence_columns(best, q.model, q.system, q.assumptions)
     rows, rank = rows_shown(best, k, kind)
@@ -1281,7 +1294,9 @@ def paper_candidate(row):
 @takes(verbose=FLAG)
 def execute(strategy, model, n_gpus, global_batch_size, system, verbose, nlargest):
     "A search, as one list of candidates for each GPU count; says how many it considered."
-    model, system, lists = as_model(model), as_system(system), []
+    model = as_model(model)
+    system = as_system(system)
+    lists = []
     for n in counts_of(n_gpus):
         found = search(model, n, system, global_batch_size, strategy, nlargest, 'paper')
         print(f'num gpus = {n}, nvs domain size = {system.nvlink_size}, '
@@ -1355,7 +1370,8 @@ def totals(df_mlp, df_sa, df_dp, df_pp, depth, pp=1, dp=1, number_micro_batches=
 
     m2 GPUs hold copies of the same weights (context parallelism)."""
     divides('depth', depth, 'pp', pp)
-    N, passes = number_micro_batches, depth // pp * number_micro_batches
+    N = number_micro_batches
+    passes = depth // pp * number_micro_batches
     add = lambda *names: sum(summed([df_mlp, df_sa], names))
     (sent,), (reduced,) = summed([df_pp], ['t']), summed([df_dp], ['t'])
     parts = [passes * add(f't_fwd_{part}', f't_bwd_{part}') for part in ('comp', 'mem', 'comm')]

@@ -121,7 +121,8 @@ def is_played(one, times: Times):  # bool
 def played_of(one):  # Played
     "What was played for an estimate."
     work, pricer, costs, ends = priced_estimate(one)
-    p, times = work.layouts, iteration_times(work, pricer, costs, ends)
+    p = work.layouts
+    times = iteration_times(work, pricer, costs, ends)
     found = Played()
     if is_played(one, times):
         chunks = pass_times(work, costs, ends, micro_batch_overhead(p, times))
@@ -147,7 +148,8 @@ def told_memory(work: Workload, played: Played):  # Memory
     "What the fullest rank holds."
     if played.stage is None: return memory_of(work)
     stay = memory_that_stays(work, played.stage)
-    p, of_a_layer = work.layouts, of_each_kind(work, work.stored.activations)
+    p = work.layouts
+    of_a_layer = of_each_kind(work, work.stored.activations)
     saved = depending(played.saved, 'saved_at_once', *of_a_layer, work.depth, p.pp,
                       p.virtual_stages, p.micro_batches, unit='GB', of=most_held)
     return stay._replace(activations=stay.activations + saved)
@@ -190,7 +192,8 @@ def explanation_of(
     depth=3,   # steps that are shown
 ):  # Explanation
     "Where a figure of an estimate came from, down to what was given."
-    a, figure = one.assumptions, nearest(figure, one.stats, 'figure')
+    a = one.assumptions
+    figure = nearest(figure, one.stats, 'figure')
     sources = {'choice': 'the configuration: what was asked for, and what follows from it',
                f'system {one.system.name}': str(one.system.source),
                'assumption': 'said or fitted in 02_estimates'}

@@ -44,7 +44,8 @@ def in_a_line(error, longest=2 * LONGEST):  # str
 
 def quoted(value):
     "Anything in one short line."
-    shape, text = getattr(value, 'shape', ()), f'a {type(value).__name__}'
+    shape = getattr(value, 'shape', ())
+    text = f'a {type(value).__name__}'
     with contextlib.suppress(Exception):   # whatever a foreign __repr__ may do
         plain = value.item() if hasattr(value, 'dtype') and not shape else value   # of NumPy
         text = f'{type(value).__name__} of shape {shape}' if shape else repr(plain)
@@ -223,7 +224,8 @@ def takes(**notes):
             bound = signature.bind(*args, **given).arguments
             for name, own in notes.items():
                 if name not in bound: continue
-                kind, default = own.get('kind', float), signature.parameters[name].default
+                kind = own.get('kind', float)
+                default = signature.parameters[name].default
                 all_notes = {'arrays': kind is float, **own}
                 bound[name] = checked_value(bound[name], name, kind, all_notes, default)
             return function(**bound)
@@ -397,7 +399,8 @@ def check_cells(data, name, most, comment=None):
 def read_csv(path, times=1, **options):  # DataFrame
     "A table from a .csv file, so many times larger than most; nothing is fetched or unpacked."
     import pandas as pd
-    name, data = path_text(path), read_bytes(path, times * LARGEST_CSV)
+    name = path_text(path)
+    data = read_bytes(path, times * LARGEST_CSV)
     check_cells(data, name, times * MOST_CELLS_GIVEN, options.get('comment'))
     try: return pd.read_csv(io.BytesIO(data), low_memory=False, compression=None, **options)
     except (ValueError, OverflowError, RecursionError, MemoryError) as error:

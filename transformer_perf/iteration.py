@@ -89,7 +89,8 @@ def goes_without_saying(row, name):
 
 def derived_fields(p):  # dict: field -> value
     "What follows from the rest of a configuration."
-    found, chunks = {}, SCHEDULES[p.schedule].chunks if p.schedule else 0
+    found = {}
+    chunks = SCHEDULES[p.schedule].chunks if p.schedule else 0
     if p.strategy in (None, '1d'): found['strategy'] = '2d-seqp' if p.cp > 1 else '1d'
     if p.virtual_stages is not None: return found
     if chunks > 1: found['virtual_stages'] = chunks
@@ -250,7 +251,8 @@ def check_offload(p, system: System):
     "A ValueError where the host cannot take what is asked for."
     check_host(p.offload, system)
     if can_offload(vars(p)): return
-    about, own = f'offload={quoted(p.offload)}', offloaded(p.offload)
+    about = f'offload={quoted(p.offload)}'
+    own = offloaded(p.offload)
     if needs_zero_3(p.offload) and p.zero_stage != 3: raise ValueError(
         f'{about}: {"weights are on the host" if own.weights else "disks hold states"} with '
         f'zero_stage=3, not {p.zero_stage}')
@@ -421,7 +423,8 @@ def evidence(row, model: Model, system: System, assumptions):  # str
     if known is None: return 'parameters whose runs are not recorded'
     if new := never_run(row, model, assumptions):
         return f'extrapolated: no run with {new} was fitted to'
-    kind, stack = 'with experts' if sends_tokens(model) else 'dense', fitted_stack(assumptions)
+    kind = 'with experts' if sends_tokens(model) else 'dense'
+    stack = fitted_stack(assumptions)
     own = known.seen_by.get(stack, {}).get(kind)
     lacks = unknown_in(own, row, model, assumptions) if own else ''
     return known.trust(gpu_in(system, known), stack, kind, row['precision'], lacks)
@@ -457,7 +460,8 @@ def interval_columns(t, words, model: Model, assumptions):  # dict of columns
 # %% ../nbs/87a_estimate.ipynb #8559f3bb
 def left_out(model: Model, assumptions):  # str
     "What of a model its assumptions do not count."
-    parts, causal = [], any(getattr(half, 'causal', False) for half in halves_of(model))
+    parts = []
+    causal = any(getattr(half, 'causal', False) for half in halves_of(model))
     if model.vocab and not assumptions.vocabulary:
         parts.append("the vocabulary's layers (MFU counts them, and is too high by their share)")
     if causal and not assumptions.causal_mask: parts.append('the causal mask')
@@ -557,7 +561,8 @@ def more_than_there_are(one: Estimate):  # str
 
 def without_effect(one: Estimate):  # str
     "Which choices change nothing, for no layer has what they are about."
-    p, a, experts = one.parallel, one.assumptions, sends_tokens(one.model)
+    p, a = one.parallel, one.assumptions
+    experts = sends_tokens(one.model)
     kinds = count(job_of_estimate(one)).kinds
     again = any(any_of(share) for kind in kinds for share in (*kind.reruns, kind.full))
     found = [] if again or p.recompute == 'none' else ['recompute']
@@ -694,7 +699,8 @@ def possible_places(p: Parallel, system: System, a: Assumptions):  # table
     if a.placed_by_rank and free:
         of_each = {group: np.array([getattr(p, group)]) for group in GROUPS}
         return one | placed_by_rank(of_each, rooms)
-    room, places = np.array([system.nvlink_size]), {}
+    room = np.array([system.nvlink_size])
+    places = {}
     for group, place in zip(GROUPS, PLACES):
         given = getattr(p, place)
         sizes = divisors(getattr(p, group)) if given is None else np.array([given])

@@ -192,7 +192,9 @@ def collective_seconds(
 ):  # s
     "Time of one collective over two tiers, as NCCL's own tuning model has it."
     w, (n, d, _) = parameters.network, group
-    nodes, passes, best = n / d, 2 if kind == 'allreduce' else 1, np.inf
+    nodes = n / d
+    passes = 2 if kind == 'allreduce' else 1
+    best = np.inf
     moved = volume * passes * ring_share(kind, n)
     inside, across = link_rates(kind, group, system, parameters)
     for hop, far, tree_hop, near_share, far_share in protocols(w):
@@ -282,7 +284,8 @@ def attentions_time(each, system: System, parameters: Parameters):  # list of s
 @told('fused')
 def fused_time(work: Work, system: System, parameters: Parameters):  # s
     "Products that are one kernel: the larger of its arithmetic and its traffic."
-    k, flop = parameters.kernels, system.units.flop * sum(p.flop for p in work.products)
+    k = parameters.kernels
+    flop = system.units.flop * sum(p.flop for p in work.products)
     moved = system.element_size * work.operands
     return k.launch_gap + np.maximum(
         flop / (system.matrix_flops_fp16 * k.fused_share * k.clock * work.matrix_speed),

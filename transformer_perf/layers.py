@@ -128,7 +128,8 @@ def dropout(
     recomputed_with=(),       # in attention: the parts with which it is computed again
 ):  # Operation
     "Dropout: reads, writes, and keeps a one-byte mask."
-    saved, inside = units.mask * m, recomputed_with != ()
+    saved = units.mask * m
+    inside = recomputed_with != ()
     nbytes = (2 * units.element + units.mask) * m
     same = Work(vector=units.flop * m, launches=1, nbytes=nbytes * (not inside),
                 scores=nbytes * inside)
@@ -179,7 +180,9 @@ def layernorm_2d(
     vectors=2,              # of weights
 ):  # Operation
     "LayerNorm on a grid: statistics are all-reduced along each row."
-    E, rows, several = units.element, b * (l / m2), m1 > 1
+    E = units.element
+    rows = b * (l / m2)
+    several = m1 > 1
     width = (e if shards_features else l) // m1
     op = layernorm(name, rows, width, units, vectors)
     sums = 2 * rows   # of each row
@@ -321,7 +324,8 @@ def eager_rotation(name, numbers, units=Units(), steps=EAGER_ROTATION):  # Opera
 
 def eager_norm(name, rows, width, units=Units(), vectors=1, kernels=EAGER_NORM):  # Operation
     "A norm as PyTorch's own kernels: one for a LayerNorm, one a step for root mean squares."
-    fused, x = fused_norm(name, rows, width, units, vectors), 1. * rows * width
+    fused = fused_norm(name, rows, width, units, vectors)
+    x = 1. * rows * width
     steps = np.less(vectors, 2)   # no LayerNorm
     def by_steps(work, kernels):
         return work._replace(nbytes=where(steps, moved_by(kernels, x, units), work.nbytes),
@@ -336,7 +340,8 @@ def autocast_norm(name, rows, width, products, units=Units(), vectors=1):  # Ope
     """A norm of what has 32 bits, as PyTorch's own kernels; so many products then read it.
 
     Each casts it to 16 bits for itself and keeps that; their gradients are cast and summed."""
-    fused, x = fused_norm(name, rows, width, units, vectors), 1. * rows * width
+    fused = fused_norm(name, rows, width, units, vectors)
+    x = 1. * rows * width
     steps = np.less(vectors, 2)   # no LayerNorm
     def by_steps(work, own, casts, launches):
         moved = where(steps, moved_by(own, x, units), 2 * work.nbytes)
@@ -363,7 +368,8 @@ def eager_gelu(name, m, units=Units(), gated=1.):  # Operation
 
 def new_gelu(name, m, units=Units(), mixed=False):  # Operation
     "GPT-2's nonlinearity (`gelu_new`) as PyTorch's own kernels; mixed: under autocast."
-    fused, kernels = gelu(name, m, units), NEW_GELU_MIXED if mixed else NEW_GELU
+    fused = gelu(name, m, units)
+    kernels = NEW_GELU_MIXED if mixed else NEW_GELU
     return fused._replace(forward=in_steps(fused.forward, kernels['forward'], m, units),
                           backward=in_steps(fused.backward, kernels['backward'], m, units),
                           activations=units.element / 2 * NEW_GELU_SAVED[mixed] * m)
@@ -432,7 +438,8 @@ def attend(
 ):  # Operation
     "Apply attention scores to the values."
     scores, values, gradient = score_products(b, h, rows, l, q)
-    back, E = Work((scores, gradient), operands=operands(b, h, rows, l, q)), units.element
+    back = Work((scores, gradient), operands=operands(b, h, rows, l, q))
+    E = units.element
     saved = E * b * h * rows * l * masked
     return Operation(name, Work((values,)), back, recomputed_with=CORE[1:],
                      frees=(('scores', saved), ('core_attn', saved)),

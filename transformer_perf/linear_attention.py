@@ -75,7 +75,8 @@ def between_tokens(job: CountedJob, mixer):  # Message
 
 def scan(job: CountedJob, mixer):  # Operation
     "All chunks of all heads: what is inside them, and the state from each to the next."
-    E, rows = job.units.element, 1. * job.tokens * filled_up(job, mixer)
+    E = job.units.element
+    rows = 1. * job.tokens * filled_up(job, mixer)
     chunks = rows / mixer.chunk * (mixer.heads // job.tp)
     again = mixer.transition * passes_states(job)   # a pass each way for what is handed on
     moved = rows * mixer.moved(job.tp)
@@ -91,7 +92,9 @@ def scan(job: CountedJob, mixer):  # Operation
 # %% ../nbs/26_linear_attention.ipynb #26a00033
 def short_conv(job: CountedJob, mixer):  # Operation
     "A convolution over the last few tokens, a channel at a time, and SiLU: one kernel."
-    E, channels, taps = job.units.element, mixer.channels(job.tp), mixer.conv
+    E = job.units.element
+    channels = mixer.channels(job.tp)
+    taps = mixer.conv
     numbers = 1. * job.tokens * channels
     tail = E * job.micro_batch * max(taps - 1, 0) * channels   # of the neighbour that is before
     gathered = tail * job.cp / np.maximum(job.cp - 1, 1)       # of which each sends its own
@@ -296,7 +299,8 @@ class Mamba(Half):
 
     def selected(self, job: CountedJob):  # list of Operation
         "From channels to a narrow step, keys and queries, whole on every GPU; and to all steps."
-        width, T, E = self.rank + 2 * self.key, job.tokens, job.units.element
+        width = self.rank + 2 * self.key
+        T, E = job.tokens, job.units.element
         channels = self.channels // job.tp
         shared = Message('allreduce', E * T * width * (job.tp > 1), 'tp')
         op = inner_product(job, 'state-select', T, channels, width, 'inputs')
@@ -308,7 +312,8 @@ class Mamba(Half):
 
     def operations(self, job: CountedJob):  # list of Operation
         "Projection, convolution, what is selected, scan with its gate, projection; the stream."
-        strategy, own = STRATEGIES[job.strategy], self.channels // job.tp
+        strategy = STRATEGIES[job.strategy]
+        own = self.channels // job.tp
         return [strategy.column(job, 'state-in', 2 * own), conv_of(job, self, own),
                 *self.selected(job), selective_scan(job, self),
                 strategy.row(job, 'state-out', own), *after_mixer(job, biased=False)]
@@ -344,7 +349,9 @@ class GatedConv(Half):
     def divisions(self, tp): return [('channels', self.channels, 'tp', tp)]
     def operations(self, job: CountedJob):  # list of Operation
         "Two gates and what they gate; between the gates a convolution."
-        strategy, E, own = STRATEGIES[job.strategy], job.units.element, self.channels // job.tp
+        strategy = STRATEGIES[job.strategy]
+        E = job.units.element
+        own = self.channels // job.tp
         x = 1. * job.tokens * own
         gate = Operation('conv-gate', Work(vector=2 * job.units.flop * x, nbytes=6 * E * x,
                                            launches=2),
@@ -368,7 +375,8 @@ class Beside(Half):
 
     def operations(self, job: CountedJob):  # list of Operation
         "Both, one after the other, and their sum; then the stream and its norm."
-        E, (rows, columns) = job.units.element, STRATEGIES[job.strategy].between(job)
+        E = job.units.element
+        rows, columns = STRATEGIES[job.strategy].between(job)
         first, *rest = self.state.mixed(job)
         first = saved_once(job, first, saves_input(job, 'qkv'))   # with the input of attention
         add = Work(vector=job.units.flop * rows * columns, nbytes=3 * E * rows * columns,

@@ -291,7 +291,8 @@ def domain_seconds(
 ):  # s
     "One collective of NCCL inside a domain."
     moved = volume * (2 if kind == 'allreduce' else 1) * (gpus - 1) / gpus
-    ring, times = moved / system.nvlink_bandwidth, []
+    ring = moved / system.nvlink_bandwidth
+    times = []
     doublings = np.log2(np.minimum(gpus, 8)) - 3   # more than eight share a link as eight do
     for way in ('first', 'second', 'third'):
         share, growth = getattr(fit, f'{way}_share'), getattr(fit, f'{way}_growth')
@@ -326,7 +327,8 @@ def exchange_seconds(
     fit,         # ExchangeFit
 ):  # s
     "Tokens to the GPUs of their experts, or back, in 16 bits."
-    far, copied = nodes > 1, spread_over(gpus, topk)
+    far = nodes > 1
+    copied = spread_over(gpus, topk)
     away = spread_over(np.minimum(nodes, MOST_NODES), topk) * (nodes - 1) / nodes
     away = np.where(far, away, copied * (gpus - 1) / gpus)   # copies that leave
     wire = np.where(far, system.ib_bandwidth * system.nic_factor, system.nvlink_bandwidth)
@@ -526,7 +528,8 @@ ON_DEVICE = 2e-6   # s, of a launch where the clock is the GPU's own
 def published_attention_price(own, x, system, fit, name):
     "Rows of `published_attention_job` at the parameters of one set, in s."
     if 'cuDNN-' in name[1]: fit = SimpleNamespace(**vars(fit) | {'launch': ON_DEVICE})
-    window, x = x['window'], {name: values for name, values in x.items() if name != 'window'}
+    window = x['window']
+    x = {name: values for name, values in x.items() if name != 'window'}
     keys = np.minimum(window, x['seq']) / x['seq']   # a query's, at most
     seen = np.where(own.causal != 0, keys * (1 - keys / 2), 1.)
     call = functools.partial(attention_seconds, **x, system=system, fit=fit, seen=seen,

@@ -316,7 +316,8 @@ def as_model(
         raise ValueError('model must be a Model, a name, a .json file or a dict, '
                          f'not {quoted(model)}')
     if is_config(model): return from_config(fields_of(model))
-    fields, sizes = [f.name for f in dataclasses.fields(Model)], {}
+    fields = [f.name for f in dataclasses.fields(Model)]
+    sizes = {}
     for key, value in model.items():
         name = SYMBOLS.get(key) or nearest(key, fields, 'model field')
         if name in sizes: raise ValueError(f'model gives {name} twice, as {quoted(key)} too')

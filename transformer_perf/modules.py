@@ -122,7 +122,8 @@ def steps_on_matrices(job: CountedJob):  # as `Layer.steps`
     "What optimizers compute of the whole matrices of a layer, once a step."
     found = []
     for name in different(job.optimizer):
-        step, whose = OPTIMIZERS[name].whole, np.equal(job.optimizer, name)
+        step = OPTIMIZERS[name].whole
+        whose = np.equal(job.optimizer, name)
         GB = job.units.element * moment_bytes(job.assumptions, name) / 2   # of one number
         for routed in (False, True) if step else ():
             each = [whole_matrix_work(name, x, GB * x.rows * x.columns * x.number)
@@ -174,7 +175,8 @@ def as_name(text): return re.sub(r'\W', '_', text)   # of an operation, as formu
 
 def passes_by_name(rows: CountedOperations, priced: Priced, pricer):  # Priced
     "What passes take, by the names of their operations; what takes nothing has none."
-    operations, busy_of = [as_name(op.name) for op in rows.operations], type(pricer).busy_of_each
+    operations = [as_name(op.name) for op in rows.operations]
+    busy_of = type(pricer).busy_of_each
     def of(column, after, unit='s', said_by=busy_of):
         return stacked_column([x.called(f'{name}_{after}', unit, said_by) if x else 0.
                                for name, x in zip(operations, column)])
@@ -188,7 +190,8 @@ def passes_by_name(rows: CountedOperations, priced: Priced, pricer):  # Priced
 
 def priced_rows(several, pricer, columns=None):  # list of Priced
     "Several lists of operations, priced in one call; `columns` as in `comm_of_each`."
-    works, system = joined_works([rows.works for rows in several]), pricer.system
+    works = joined_works([rows.works for rows in several])
+    system = pricer.system
     busy = pricer.busy_of_each(works)
     groups = [rows.groups for rows in several for _ in rows.works.each]
     panels = [number for rows in several for number in panels_of(rows)]
@@ -246,7 +249,8 @@ def pass_at(busy: Busy, sent, i):  # Pass
 def operation_table(layer: Layer, pricer, p: Layouts, silent=True):  # DataFrame
     "What each operation counts and takes, a row each; empty messages are not named if silent."
     import pandas as pd
-    (priced,), rows = priced_rows([layer.rows], pricer), []
+    priced, = priced_rows([layer.rows], pricer)
+    rows = []
     for i, (op, recomputed) in enumerate(zip(layer.rows.operations, layer.reruns)):
         forward = pass_at(priced.forward, priced.sent_forward, i)
         backward = pass_at(priced.backward, priced.sent_backward, i)
@@ -274,14 +278,16 @@ def freed_of(recompute, op: Operation):  # GB
 
 def layer_memory(job: CountedJob):  # Stored
     "What one layer stores, priced on no system at all."
-    operations, full = job.operations, full_share(job.recompute, job.layers)
+    operations = job.operations
+    full = full_share(job.recompute, job.layers)
     saved = sum(op.activations for op in operations)
     freed = sum(freed_of(job.recompute, op) for op in operations)
     held = lambda kind, routed: sum(getattr(op, kind) for op in operations if op.routed == routed)
     rows, columns = STRATEGIES[job.strategy].between(job)
     input_alone = stream_element(job) * rows * columns   # a norm keeps it anyway
     copies = sum(op.copies for op in operations)
-    saved_here, away = full * input_alone + (1 - full) * (saved - freed), 0.
+    saved_here = full * input_alone + (1 - full) * (saved - freed)
+    away = 0.
     if offloads(job.offload): away = activations_away(job, operations, saved_here, full)
     return Stored(held('weights', False), held('weights', True), saved_here - away,
                   where(full > 0, saved - input_alone, freed), copies, away,
@@ -327,7 +333,8 @@ def layer_matrices(job: CountedJob):  # Matrices
     "The matrices of a layer, for optimizers that take them as a whole."
     found = Matrices()
     for name in different(job.optimizer):
-        here, own = np.equal(job.optimizer, name), matrices_for(job, name)
+        here = np.equal(job.optimizer, name)
+        own = matrices_for(job, name)
         found = Matrices(*(where(here, x, y) for x, y in zip(own, found)))
     return found
 
@@ -381,7 +388,8 @@ def step_seconds(layer: Layer, pricer, columns):  # (s, s of routed experts)
     "What an optimizer of matrices takes for those of a layer, if one GPU had them all."
     found = [0., 0.]
     for works, routed, whose in layer.steps:
-        own, number = pricer.busy_of_each(works).total, len(works.each)
+        own = pricer.busy_of_each(works).total
+        number = len(works.each)
         groups, panels = [layer.rows.groups] * number, [None] * number
         sent = comm_of_each(works, groups, pricer, panels, own, columns)
         seconds = at_columns(added(own), columns) + sum(sent)
@@ -664,7 +672,8 @@ def messages_of_units(parts, at_once, pricer, p: Layouts):  # (s, s, s)
     def take(kind, GB, between_replicas=False):
         seconds = 0.
         for part in parts:
-            volume, (group, replicas_of) = GB(part), sharing_groups(p, part.group)
+            volume = GB(part)
+            group, replicas_of = sharing_groups(p, part.group)
             if not any_of(volume): continue
             if between_replicas: volume, group = volume / group.size, replicas_of
             seconds = seconds + pricer.collective(kind, volume, group)
@@ -685,7 +694,8 @@ def unit_time(parts, pieces, at_once, t_fwd, t_bwd, back, pricer, p: Layouts):  
     "The exposed s of messages of `pieces` units of equal weights, `at_once` of them in a message."
     gather, reduce, alike = messages_of_units(parts, at_once, pricer, p)
     regather = gather * gathers_again(p)
-    every_time, often = pieces * micro_batches_of_stage(p), reduces_often(p)
+    every_time = pieces * micro_batches_of_stage(p)
+    often = reduces_often(p)
     gathers = where(gathers_often(p), every_time, pieces)
     reductions = where(often, every_time, pieces)
     between_replicas = where(often & p.costs.replicas_each, every_time, pieces)
@@ -843,7 +853,8 @@ def beside_layers(job: CountedJob, ends):  # BesideLayers
 
 def count(job: CountedJob):  # Workload
     "The only place that counts: every layer and both ends, once."
-    kinds, ends = tuple(map(counted_layer, job.kinds)), counted_ends(job)
+    kinds = tuple(map(counted_layer, job.kinds))
+    ends = counted_ends(job)
     number = layers_of_kinds(job)
     matrix = sum(n * matrix_TFLOP(kind.rows, [kind.full + recomputed for recomputed in kind.reruns])
                  for n, kind in zip(number, kinds))

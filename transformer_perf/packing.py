@@ -66,7 +66,8 @@ def packed(documents: Lengths, budget, number, seed=0, counts_as=np.asarray):  #
 def played_unevenly(F, B, stages):  # s, [copy]
     "1F1B of so many stages, F and B seconds [copy, micro-batch] on each of them."
     steps = program('1f1b', stages, 1, F.shape[1])   # each of them is one pass
-    forward, i = steps.columns['kind'] == 'F', steps.columns['micro_batch']
+    forward = steps.columns['kind'] == 'F'
+    i = steps.columns['micro_batch']
     took = np.where(forward[:, None], F.T[i], B.T[i])
     return step_end_times(steps, took).max(axis=0)
 
@@ -226,7 +227,9 @@ def dynamic_context(
         p = replace(parallel, cp=cp, dp=1, micro_batch=1, strategy=None, nvlink_cp=None)
         m = replace(model, seq_len=cp * M, documents=own)
         return 1e6 / M * sum(pass_seconds(estimate(m, p, system, 1, a)))
-    together, rows, least = seconds(parallel.cp, documents), [], 0
+    together = seconds(parallel.cp, documents)
+    rows = []
+    least = 0
     powers = [2**i for i in range(int(parallel.cp).bit_length())]
     for cp in dict.fromkeys([*powers, parallel.cp]):
         own = {L: n for L, n in zip(documents.tokens, documents.documents) if least < L <= cp * M}

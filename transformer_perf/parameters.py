@@ -255,8 +255,10 @@ class Evidence:
 
     def trust(self, gpu, stack, model, precision, lacks=''):  # str
         "How near the nearest evidence is; `lacks`: what no run of this software and model has."
-        what, here = dict(model=model, precision=precision), self.count(gpu=gpu)
-        such, mine = f'{model}, {precision}', self.count(gpu=gpu, stack=stack)
+        what = dict(model=model, precision=precision)
+        here = self.count(gpu=gpu)
+        such = f'{model}, {precision}'
+        mine = self.count(gpu=gpu, stack=stack)
         runs = lambda n: f'{n} run' + ('s' if n != 1 else '')
         named = lambda stack: 'unnamed software' if stack == 'any' else stack
         own = self.count(gpu=gpu, stack=stack, **what)

@@ -197,7 +197,8 @@ def against_gpus(
 ):  # Figure
     "One curve per system against the number of GPUs."
     table = columns_of_numbers(columns_of_numbers(table, 'n_gpus', least=1), column)
-    shown, looks = rows_by_value(table, panels), look_of(dict(rows_by_value(table, line)))
+    shown = rows_by_value(table, panels)
+    looks = look_of(dict(rows_by_value(table, line)))
     figure, axes = empty_figure(len(shown), 1.8 + 2.7 * len(shown), 3.7)
     for ax, (name, own) in zip(axes[0], shown):
         ax.set(title=name, xscale='log', yscale='log' if log else 'linear', xlabel='GPUs')
@@ -379,7 +380,8 @@ def maps_of(table, x, y, value, panels):  # (values of x, values of y, list of (
                          'to make a map')
     if not table[value].notna().any():
         raise ValueError(f'{value} is missing at every point, so there is nothing to draw')
-    shown, found = rows_by_value(table, panels), []
+    shown = rows_by_value(table, panels)
+    found = []
     for name, own in shown:
         if own.duplicated([x, y]).any(): raise ValueError('two rows of the table are at one point')
         grid = own.pivot(index=y, columns=x, values=value).reindex(index=ys, columns=xs)
@@ -464,7 +466,8 @@ def communication(
 ):  # Figure
     "Predicted and measured time of messages against their size."
     table = columns_of_numbers(table, 'MB', 'measured_ms', 'predicted_ms', least=0, **ABOVE)
-    shown, looks = rows_by_value(table, panels), look_of(dict(rows_by_value(table, line)))
+    shown = rows_by_value(table, panels)
+    looks = look_of(dict(rows_by_value(table, line)))
     figure, axes = empty_figure(len(shown), 1.5 + 2.75 * len(shown), 3.6, sharey=True)
     for ax, (name, own) in zip(axes[0], shown):
         for label, rows in rows_by_value(own.sort_values('MB'), line):
@@ -497,7 +500,8 @@ def looks_of(table):  # list of (colour, words)
 
 def draw_passes(ax, own):
     "A bar for each pass of each rank; the later a chunk, the lighter."
-    last, look = max(own.chunk.max(), 1), dict(edgecolor='white', linewidth=.4)
+    last = max(own.chunk.max(), 1)
+    look = dict(edgecolor='white', linewidth=.4)
     for (rank, kind, chunk), rows in own.groupby(['rank', 'kind', 'chunk']):
         spans = list(zip(rows.start_s, rows.end_s - rows.start_s))
         ax.broken_barh(spans, (rank - .42, .84), facecolor=PASSES[kind][0],

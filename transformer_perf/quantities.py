@@ -189,7 +189,8 @@ class Quantity:
     def called(self, name, unit='', of=None):  # Quantity
         """The same by a name, in place of any that it has; `of`: the function that says so, unless
         another does."""
-        formula, inputs, said = self.formula, self.inputs, (self.source, self.words)
+        formula, inputs = self.formula, self.inputs
+        said = (self.source, self.words)
         given = self.name and not formula and not inputs
         if given: formula, inputs, said = self.name, (self,), ('', '')
         own = described(of) if of and not said[0] else said

@@ -89,12 +89,14 @@ def deal(world, blocks):
 
 def work_off(world, do, blocks):
     "On another rank: do the block that is its own, then ask for more until nothing is left."
-    block, found = next(iter(blocks[world.rank - 1:world.rank]), []), []
+    block = next(iter(blocks[world.rank - 1:world.rank]), [])
+    found = []
     while block:
         found = list(do(block))
         if len(blocks) < world.size: break   # each has one
         world.send(found, dest=0, tag=ASK)
-        block, found = world.recv(source=0, tag=GIVE), []
+        block = world.recv(source=0, tag=GIVE)
+        found = []
     ended_together(world, found)
 
 def ended_together(world, found):  # list, on rank 0

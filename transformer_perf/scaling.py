@@ -318,7 +318,8 @@ def system_time(
     assumptions,
 ):  # s
     "The main model's time of a collective whose group fills NVLink domains."
-    size, together = system.nvlink_size, np.asarray(gpus).astype(np.int64)
+    size = system.nvlink_size
+    together = np.asarray(gpus).astype(np.int64)
     in_domain = np.where(together <= size, together, np.gcd(together, size))[()]
     each = collective_time(kind, volume / pieces, gpus, in_domain, system, assumptions)
     return pieces * each
@@ -336,7 +337,8 @@ def network_of_system(
     "The network that the package's own two-tier collectives amount to, measured by 8 GPUs."
     system, model, a = as_system(system), as_model(model), as_assumptions(assumptions)
     asked = [whole(n, 'n_gpus', least=2) for n in several(n_gpus, 'n_gpus', least=0)]
-    gpus, volume = np.array(sorted({REFERENCE, *asked})), weights_GB(model)
+    gpus = np.array(sorted({REFERENCE, *asked}))
+    volume = weights_GB(model)
     bandwidth, efficiency = {}, {}
     for kind in dict.fromkeys(messages_of(stage)):
         pieces = message_pieces(kind, stage, model.depth, gpus)
@@ -596,7 +598,8 @@ def check_measured(measured):
 # %% ../nbs/85a_scaling.ipynb #87d4b8fd
 def predicted_row(rows, n, efficiency):  # dict
     "One number of GPUs, predicted from the split on the fewest."
-    start, t, share = rows.n_gpus[0], rows.iteration_s[0], rows.comm_s[0] / rows.iteration_s[0]
+    start, t = rows.n_gpus[0], rows.iteration_s[0]
+    share = rows.comm_s[0] / rows.iteration_s[0]
     if efficiency is None:   # what the rows other than that of n GPUs show
         others = rows[(rows.n_gpus != n) | (rows.n_gpus == start)]
         efficiency = Efficiency.of_times(others.n_gpus.tolist(), others.comm_s)

@@ -72,7 +72,8 @@ def zb_h2(rank, p, v, N): return zero_bubble(rank, p, N, 2)
 class PassCounter:
     "Names the next micro-batch of each kind and chunk, while there is one."
     def __init__(self, N):
-        self.N, self.seen = N, dict.fromkeys(product('FBW', (0, 1)), 0)   # of each kind and chunk
+        self.N = N
+        self.seen = dict.fromkeys(product('FBW', (0, 1)), 0)   # of each kind and chunk
 
     def next(self, *what):
         for kind, chunk in what:
@@ -536,7 +537,8 @@ def time_played(
     if few == N: return total
     if steps.steady:
         now, before = steps.steady
-        later, many = end[now] - end[before], few * p * v > MOST_PLAYED   # then nearly so
+        later = end[now] - end[before]
+        many = few * p * v > MOST_PLAYED   # then nearly so
         if many or (np.ptp(later, axis=0) <= 1e-12 * total).all():
             return total + (N - few) // SCHEDULES[name].repeats(p, v) * later.max(axis=0)
     return time_played(name, p, v, N, F, B, W, overlap, 2 * times)

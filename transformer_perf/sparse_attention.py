@@ -109,7 +109,9 @@ def indexer(job: CountedJob, mixer: IndexedAttention):  # list of Operation
 def index_scores(job: CountedJob, mixer: IndexedAttention):  # Operation
     "One number for each pair of tokens: a weighed sum over heads; the best are noted."
     E, heads, d = job.units.element, mixer.index_heads, mixer.index_width
-    rows, l, seen = job.micro_batch * job.rows, job.seq_len, latest(job, mixer, None)
+    rows = job.micro_batch * job.rows
+    l = job.seq_len
+    seen = latest(job, mixer, None)
     pairs = rows * l * seen
     product = Product(job.rows, l, d, job.micro_batch * heads, times=seen)
     inputs = rows * (heads * d + heads) + job.micro_batch * l * d
@@ -189,7 +191,8 @@ def block_core(job: CountedJob, mixer: BlockSparse):  # list of Operation
     found = [*block_scores(job, mixer), passes_keys(job, mixer, best, mixer.width + mixer.value)]
     more = []
     if mixer.reads_means:
-        means, all_before = job.seq_len / mixer.block, latest(job, mixer, None)
+        means = job.seq_len / mixer.block
+        all_before = latest(job, mixer, None)
         more.append(to_some_keys(job, 'means', mixer, mixer.width, mixer.value, all_before, means))
     if mixer.recent:
         recent = latest(job, mixer, mixer.recent)
@@ -201,7 +204,8 @@ def block_scores(job: CountedJob, mixer: BlockSparse):  # list of Operation
     """A mean of the keys of each block, and a score of each for every query; no gradient.
 
     In NSA heads that share keys share a choice, too: one kernel sums their scores, writes none."""
-    E, b, blocks = job.units.element, job.micro_batch, job.seq_len / mixer.block
+    E, b = job.units.element, job.micro_batch
+    blocks = job.seq_len / mixer.block
     own = b * job.rows * mixer.own_kv(job) * (mixer.width + mixer.value * mixer.reads_means)
     pooled = Work(nbytes=E * own * (1 + 1 / mixer.block), launches=1)
     heads, seen = mixer.own_heads(job), latest(job, mixer, None)
@@ -217,7 +221,8 @@ def block_scores(job: CountedJob, mixer: BlockSparse):  # list of Operation
 
 def ways_summed(job: CountedJob, mixer: BlockSparse):  # Operation
     "What several ways to attend say, each weighed by its gate."
-    ways, numbers = mixer.ways, 1. * job.tokens * mixer.own_values(job)
+    ways = mixer.ways
+    numbers = 1. * job.tokens * mixer.own_values(job)
     flop = job.units.flop * numbers     # of one way
     way = job.units.element * numbers   # GB of what it says
     forward = Work(vector=2 * ways * flop, nbytes=(ways + 1) * way, launches=1)

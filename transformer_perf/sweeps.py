@@ -137,11 +137,14 @@ def labelled_systems(systems):  # dict: label -> anything that `search` takes
 def tasks_of(models, systems, n_gpus, strategies, global_batch=2048, k=1,
              assumptions='calibrated', vary=None, most=VARIANTS):  # list of Task
     "Cut a product into tasks of at most so many variants, in the order of the result."
-    assumptions, k, vary = as_assumptions(assumptions), whole(k, 'k'), vary or {}
+    assumptions = as_assumptions(assumptions)
+    k = whole(k, 'k')
+    vary = vary or {}
     models, systems = several(models, 'models'), labelled_systems(systems)
     counts = tuple(counts_of(n_gpus))
     check_product(systems, vary)
-    assumed, tasks = {name: [getattr(assumptions, name)] for name in CHOICES}, []
+    assumed = {name: [getattr(assumptions, name)] for name in CHOICES}
+    tasks = []
     for model in map(as_model, models):
         names = strategies_asked(strategies or 'all', (model, assumptions), assumed)
         product = itertools.product(systems.items(), points_of(vary), names,
@@ -332,7 +335,9 @@ def in_a_row(numbers):  # list of lists
 def write_parts(function, tasks, folder, numbers):  # yields (number, None)
     "Do some tasks, and write what they give as parts of a dataset, each whole or not at all."
     for own in in_a_row(numbers):
-        tables, first, since = [], own[0], time.monotonic()
+        tables = []
+        first = own[0]
+        since = time.monotonic()
         for i in own:
             tables.append(function(tasks[i]))
             yield i, None
@@ -340,7 +345,9 @@ def write_parts(function, tasks, folder, numbers):  # yields (number, None)
             table = tables_joined(tables)
             data = table_bytes(table, '.parquet') if len(table) else b''
             write_whole(part_path(folder, first, i, not len(table)), data)
-            tables, first, since = [], i + 1, time.monotonic()
+            tables = []
+            first = i + 1
+            since = time.monotonic()
 
 @contextlib.contextmanager
 def one_at_a_time(folder):
@@ -519,8 +526,9 @@ def paper_candidates(systems, n_gpus):
 # %% ../nbs/85_sweeps.ipynb #cf010894
 def map_candidates(model, strategy):
     "The candidates of a map of 28 x 32 imagined memories, priced as one sweep."
-    b200, memories = as_system('B200', 8), {'hbm_bandwidth': np.geomspace(500, 16000, 28),
-                                            'hbm_capacity': np.geomspace(80, 1000, 32)}
+    b200 = as_system('B200', 8)
+    memories = {'hbm_bandwidth': np.geomspace(500, 16000, 28),
+                'hbm_capacity': np.geomspace(80, 1000, 32)}
     points = np.prod([len(values) for values in memories.values()])
     sweep([model], {'B200': b200}, [8192], [strategy], assumptions='paper', vary=memories)
     return int(points) * candidates_of(model, 8192, b200, 4096, strategy, assumptions='paper')
@@ -528,7 +536,8 @@ def map_candidates(model, strategy):
 # %% ../nbs/85_sweeps.ipynb #cf010891
 def bench_rows():  # yields dict
     "Candidates, seconds, candidates/s and peak memory of searches, the study and maps."
-    asked, layout = ('gpt3_1T', 2048, 'H200'), Parallel(tp=8, pp=16, dp=16)
+    asked = ('gpt3_1T', 2048, 'H200')
+    layout = Parallel(tp=8, pp=16, dp=16)
     yield bench_row('1d search, gpt3_1T, 2048 H200 (first)', candidates_of, *asked, 4096, '1d')
     for preset in ('paper', 'calibrated'):
         yield bench_row(f'search, gpt3_1T, 2048 H200, {preset}', candidates_of, *asked,

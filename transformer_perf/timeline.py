@@ -149,7 +149,8 @@ class Times(NamedTuple):
 def sent_between_stages(work: Workload, pricer):  # s
     "Pipeline messages of one micro-batch, both directions."
     p, beside = work.layouts, work.beside
-    v, link = p.virtual_stages, pipeline_time(
+    v = p.virtual_stages
+    link = pipeline_time(
         beside.boundary, p.pp, p.nvlink_pp, pricer, p.assumptions)
     unshared = np.logical_not(p.sequence_sharded) & (not p.costs.whole_boundary)
     if any_of(unshared):
@@ -204,7 +205,8 @@ def reduction_time(work: Workload, pace, pricer):  # s
              zip(weight_parts(p, of), (of.frozen, of.frozen_routed))]
     beside = UnitWeights(0., parts[0].group, most_of_ends(work),
                          still_tables=most_of_ends(work, work.frozen))
-    (forward, backward), layers = pace.cost[:2], pace.layers * stages_held(p)
+    forward, backward = pace.cost[:2]
+    layers = pace.layers * stages_held(p)
     back = activation_fetch_time(p, of, pricer)
     return sum(data_parallel_time(parts, forward, backward, pricer, p, layers, beside, back))
 
@@ -332,7 +334,8 @@ def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `mos
 
 def table_exchange(work: Workload, pricer):  # s
     "Gradients of words that the first and the last stage both have: sent once, behind nothing."
-    p, table = work.layouts, np.maximum(work.weights.shared, work.weights.ahead)
+    p = work.layouts
+    table = np.maximum(work.weights.shared, work.weights.ahead)
     if not any_of(table): return 0.
     near = np.greater_equal(p.nvlink_pp, p.pp)
     sent = named(pricer.send(table * gradient_held(p) / 2, near), 'table_sent', 's')
@@ -382,7 +385,8 @@ def stages_in_order(pattern, p, v, schedule, layout=None, units=()):  # list of 
 @lru_cache(maxsize=4096)
 def runs_on_ranks(pattern, p, v, schedule, layout, number):  # list of sets of tuples
     "Of so many units in a row on each rank, layers of each kind and tables of words at the ends."
-    held, kinds = held_by_chunks(pattern, p, v, layout), iter(pattern.which)
+    held = held_by_chunks(pattern, p, v, layout)
+    kinds = iter(pattern.which)
     table = len(held) - 3   # as one more kind
     chunks, found = [], []
     for *layers, first, last, _ in held.T.astype(int).tolist():
@@ -454,7 +458,8 @@ def unlike_stages(work: Workload, units=()):  # list of PipelineStage
     "The stages that differ, dealt out layer by layer."
     columns = of_each_pipeline(work, lambda *asked: [
         (*stage.layers, *stage[1:-1]) for stage in distinct_stages(*asked, units)])
-    kinds, found = len(columns) - len(PipelineStage._fields) + 2, []
+    kinds = len(columns) - len(PipelineStage._fields) + 2
+    found = []
     for stage in range(columns.shape[-1]):
         layers, others = columns[:kinds, ..., stage], columns[kinds:, ..., stage]
         found.append(PipelineStage(dealt_out(work, layers), *others))
@@ -650,7 +655,9 @@ def iteration_times(
     bubble_of=bubble_time,   # as `bubble_time`
 ):  # Times
     "Layers, micro-batches, stages and copies add up to an iteration."
-    pace, tables, p = slowest_stage(work, costs, ends), most_of_ends(work), work.layouts
+    pace = slowest_stage(work, costs, ends)
+    tables = most_of_ends(work)
+    p = work.layouts
     cost, L, N = pace.cost, pace.layers, p.micro_batches
     sent = sent_between_stages(work, pricer) if messages else 0.
     stages = costs_of_unlike_stages(work, costs, ends, pace) if messages else [pace]
@@ -792,7 +799,8 @@ def frozen_of_stage(work: Workload, at: PipelineStage, of: Stored):  # (Workload
 
 def weights_of_stage(work: Workload, at: PipelineStage, of: Stored, trained=True):  # StageWeights
     "The weights of a stage whose mean layer stores so much."
-    p, held = work.layouts, sum(at.layers) * stages_held(work.layouts)
+    p = work.layouts
+    held = sum(at.layers) * stages_held(work.layouts)
     ends = ends_GB(work.weights, at.first, at.last)
     parts = parts_on_gpu(p, of, held, ends)
     mean = mean_matrices(work, at.layers)
@@ -1133,7 +1141,8 @@ def grouped_by_order(work: Workload, number):  # yields (Workload of some layout
 def exact_times(work: Workload, costs, ends, times: Times):  # Times
     "The times of layouts of one order: their schedule is played unless the formulas hold."
     if chunks_alike(work, ends): return times
-    p, more = work.layouts, micro_batch_overhead(work.layouts, times)
+    p = work.layouts
+    more = micro_batch_overhead(work.layouts, times)
     sizes = (p.schedule, p.pp, p.virtual_stages)
     chunks = pass_times(work, costs, ends, more)
     known = formula_holds(*sizes, *chunks)
@@ -1154,7 +1163,8 @@ def without_activations(work: Workload):  # Workload
 
 def memory_that_stays(work: Workload, at):  # Memory
     "What stages hold between their passes; gradients and gathered weights where these stay."
-    p, found = work.layouts, memory_at(without_activations(work), at)
+    p = work.layouts
+    found = memory_at(without_activations(work), at)
     if any_of(np.equal(p.pp, 1)): found = found._replace(gradients=memory_at(work, at).gradients)
     if any_of(stays_gathered(p)): found = found._replace(weights=memory_at(work, at).weights)
     return found
@@ -1164,7 +1174,8 @@ def memory_on_ranks(work: Workload, number=None):  # (Memory at its peak, Memory
     passes come in one order, [layout, rank]."""
     p = work.layouts
     stages, of_rank = stages_at_rest(*stages_asked(work), numbers_of_units(work))
-    several, kinds = number or 1, len(stages.first)
+    several = number or 1
+    kinds = len(stages.first)
     row, kind = np.divmod(np.arange(several * kinds), kinds)   # each layout with each stage
     every = work if number is None else work.at(row, p.at(row))
     *columns, _ = fields_at(stages[1:], kind)

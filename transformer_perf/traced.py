@@ -111,7 +111,8 @@ class ToldMeasured(Measured):
 
     def priced(self, name, function, *given, alike=None, fit=()):  # Quantity
         "What a function says; `alike`: of what is alike in this, the same parameters matter."
-        asked, known = tuple(map(plain_of, given)), {}
+        asked = tuple(map(plain_of, given))
+        known = {}
         price = functools.partial(function, *asked)
         value = float(price(self.plain.system, self.plain.parameters))
         if not value: return 0.
@@ -163,7 +164,8 @@ class ToldMeasured(Measured):
 class Explanation:
     "Where a figure came from; as text, in a notebook, or as a dict."
     def __init__(self, number: Quantity, sources=(), depth=3):
-        self.name, self.number, self.depth = number.name, number, whole(depth, 'depth', 0)
+        self.name, self.number = number.name, number
+        self.depth = whole(depth, 'depth', 0)
         self.sources = {owner: text for owner, text in dict(sources).items() if text}
 
     def as_dict(

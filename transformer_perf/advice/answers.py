@@ -41,7 +41,8 @@ class Neighbours(NamedTuple):
 def neighbours(case: Case, one: Estimate, steps, every=True):  # Neighbours
     "Steps as one table, priced at every placement; or at a few, by formula."
     if not steps: return Neighbours([], np.zeros(0), np.zeros(0), [], [])
-    t, to = table_of_steps(case.parallel, steps), [s.to for s in steps]
+    t = table_of_steps(case.parallel, steps)
+    to = [s.to for s in steps]
     if every: return Neighbours(to, *prices(t, one))
     seconds, GB, _ = best_placed(t, one, False)
     return Neighbours(to, seconds, GB, [], [])
@@ -136,7 +137,8 @@ def offered(one: Estimate):  # str
 def fit_in_words(fit: Fit):  # str
     "Whether it fits, what is where and when, and what would help."
     one = fit.estimate
-    over, host = one.needed - one.system.hbm_capacity, host_lacks(one)
+    over = one.needed - one.system.hbm_capacity
+    host = host_lacks(one)
     if over > 0: answer = f'does NOT fit, by {gap(over)} GB' + (f', and {host}' if host else '')
     elif host: answer = f'does NOT fit, for {host}'
     else: answer = f'fits, with {gap(-over)} GB to spare'
@@ -228,7 +230,8 @@ def measured_figures(measured, one: Estimate):  # (s, GB or None)
     if isinstance(measured, numbers.Real): return finite(measured, 'measured', above=True), None
     name = 'measured'
     if not isinstance(measured, pd.DataFrame):
-        measured, name = read_log(measured, job_asked(one)), path_text(measured)
+        name = path_text(measured)
+        measured = read_log(measured, job_asked(one))
     table_with(measured, ['iteration_s'], 'measured', above=True)
     if not len(measured): raise ValueError('measured has no steps')
     measured = with_batch(measured, one.global_batch, name)
@@ -396,7 +399,8 @@ def improve(
     found = neighbours(case, one, own)
     off = None if measured is None else deviation(case, one, measured, own, found)
     best = improvements(case, one, found, whole(k, 'k', most=MOST_SHOWN))
-    pair, tried = best_pair(case, one, steps, best), int(changes_any(found).sum())
+    pair = best_pair(case, one, steps, best)
+    tried = int(changes_any(found).sum())
     shown = [change for change in (*best, pair) if change]
     asked = several(precision, 'precision', least=0)
     besides = precisions_besides(case, one, own, found, asked, shown)
@@ -437,7 +441,8 @@ def choices_with_own(case: Case):  # dict: choice -> values, None: as a search t
 def best_known(case: Case):  # Estimate or None
     "The best that a search finds on as many GPUs; what the software hides stays as it is."
     p, values = case.parallel, choices_with_own(case)
-    strategy, rows = strategies_tried(p, case.assumptions), []
+    strategy = strategies_tried(p, case.assumptions)
+    rows = []
     for name in values.pop('recompute'):   # at once they may be more than a search takes
         found = search(case.model, p.n_gpus, case.system, case.global_batch, strategy, 3,
                        case.assumptions, fixed={'etp': sorted({1, p.etp})}, recompute=[name],

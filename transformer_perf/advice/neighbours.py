@@ -82,7 +82,8 @@ def case_of(
     job=None,   # of which all this is, if its file is to say what follows of other groups
 ):  # Case
     "A question as objects; a job brings its own model, configuration and batch."
-    somebody_said, said = parallel is not None or is_stated(model), parallel
+    somebody_said = parallel is not None or is_stated(model)
+    said = parallel
     if parallel is None:
         job = job_asked(model, global_batch=global_batch)
         said = job.parallel
@@ -344,7 +345,8 @@ def formats_of(software):  # list of str
 
 def can_be_told(case: Case):  # function: Estimate -> bool
     "Whether the framework that runs a job could be told another; if it can be told this one."
-    formats, own = formats_of(case.assumptions.software), case.estimate(case.parallel)
+    formats = formats_of(case.assumptions.software)
+    own = case.estimate(case.parallel)
     def told(one):
         try: return all(export(one, name) for name in formats)
         except ValueError: return False
@@ -392,7 +394,8 @@ def table_of_steps(p: Parallel, steps):  # dict of columns
 # %% ../../nbs/88c_neighbours.ipynb #13a0001c
 def allowed(t, one: Estimate):  # mask
     "Which rows of a table, of one strategy and layout, can run."
-    m, batch, p = one.model, one.global_batch, SimpleNamespace(**t)
+    m, batch = one.model, one.global_batch
+    p = SimpleNamespace(**t)
     uneven = one.assumptions.uneven_stages or p.layout is not None
     a = dataclasses.replace(one.assumptions, uneven_stages=uneven)
     right = [number % by == 0 for _, number, _, by in division_rules(p, m, batch, a)]
@@ -443,7 +446,8 @@ def placements_of(t, one: Estimate, every):  # (row of each, table)
 # %% ../../nbs/88c_neighbours.ipynb #13a0001f
 def counted_alike(t, fused):  # list of (strategy, layout, rows)
     "The rows that are counted alike: those of one strategy and one layout, or without any."
-    two, cp = np.equal(t['strategy'], '2d'), (t['cp'] > 1) | fused   # fused: 1d is cp=1
+    two = np.equal(t['strategy'], '2d')
+    cp = (t['cp'] > 1) | fused   # fused: 1d is cp=1
     kinds = {'2d': two, '2d-seqp': cp & ~two, '1d': ~cp & ~two}
     found = []
     for name, own in kinds.items():
@@ -454,7 +458,8 @@ def counted_alike(t, fused):  # list of (strategy, layout, rows)
 # %% ../../nbs/88c_neighbours.ipynb #13a00052
 def figures_by(price, t, one: Estimate):  # list of (rows, figures)
     "What `seconds_and_GB` or `exact_table` says of the rows that can run."
-    about, found = (one.model, one.system, one.global_batch, one.assumptions), []
+    about = (one.model, one.system, one.global_batch, one.assumptions)
+    found = []
     for strategy, layout, rows in counted_alike(t, one.assumptions.fused_kernels):
         part = keep(t, rows) | {'strategy': strategy, 'layout': layout}
         fine = allowed(part, one)
@@ -481,7 +486,8 @@ def rows_in(t, names):  # list of tuples
 def prices(t, one: Estimate):  # (s, GB needed, placement, every figure), of each row
     "Neighbours at the placement that `estimate` takes; infinite if one cannot run."
     _, _, t = best_placed(t, one, True)
-    number, needed = rows_of_table(t), FITS_BY[one.assumptions.fits_by]
+    number = rows_of_table(t)
+    needed = FITS_BY[one.assumptions.fits_by]
     seconds, GB = np.full((2, number), np.inf)
     stats = [None] * number
     for rows, figures in figures_by(exact_table, t, one):
@@ -498,7 +504,8 @@ def value_said(x):  # str
 
 def in_short(p: Parallel, to, case: Case = None):  # str
     "A step in a few words: 'tp 8 -> 4, dp 8 -> 16'."
-    words, untold = [], ('layout', 'reduce_each', *PLACES)
+    words = []
+    untold = ('layout', 'reduce_each', *PLACES)
     for name, new in to.items():
         old = getattr(p, name)
         if new == old or name in untold: continue

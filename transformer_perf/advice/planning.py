@@ -178,7 +178,8 @@ def ends_of_interval(t):  # (low, high), over the estimated time
 
 def spent(t, system, price, budget: Budget, operation: ClusterOperation):  # dict of columns
     "What rows take of time, energy and money; `price`: USD of a GPU for an hour, or none."
-    n, rate = t['n_gpus'].to_numpy(float), t['tokens_per_s'].to_numpy()
+    n = t['n_gpus'].to_numpy(float)
+    rate = t['tokens_per_s'].to_numpy()
     hourly = n * (np.nan if price is None else price)
     low, high = ends_of_interval(t)
     if budget.tokens is None: tokens = rate * 3600 * hours_allowed(hourly, budget)
@@ -278,7 +279,8 @@ def may_answer(m, answer, margin):  # rows of `measures`
 
 def answers_among(rows, budget: Budget, margin):  # (answers of each row, whether on the front)
     "Which rows answer what."
-    m, found = measures(rows), [[] for _ in rows.index]   # found: the answers of each row
+    m = measures(rows)
+    found = [[] for _ in rows.index]   # the answers of each row
     for name in answers_asked(budget):
         own = may_answer(m, name, margin)
         if len(own): found[first_by(own, name)].append(name)
@@ -358,7 +360,8 @@ class Plan:
 # %% ../../nbs/72_plan.ipynb #14a00062
 def within(rows, budget: Budget):  # (rows, reasons)
     "The rows that keep the limits, and which numbers of GPUs have none."
-    keeps, reasons = np.ones(len(rows), dtype=bool), []
+    keeps = np.ones(len(rows), dtype=bool)
+    reasons = []
     if budget.tokens is None: return rows, reasons
     limits = {'hours': (rows.days * 24, budget.hours), 'USD': (rows.usd, budget.usd)}
     for unit, (took, most) in limits.items():
@@ -459,7 +462,8 @@ def plan(
     strategy=None, fits_by=None, software=None, **choices,   # as in `search`
 ):  # Plan
     "What to run on which GPUs, how long it takes and what it costs: a short list."
-    m, systems = as_model(model), map(as_system, several(system, 'system'))
+    m = as_model(model)
+    systems = map(as_system, several(system, 'system'))
     systems, counts = by_own_name(systems, 'systems'), counts_of(n_gpus)
     batch = batch_of(m, global_batch, batch_tokens)
     budget = budget_of(m, tokens, hours, usd)

@@ -42,7 +42,8 @@ def multiples_of(name, value, factors):  # array
 # %% ../../nbs/73_sensitivity.ipynb #15a00013
 def one_by_one(system: System, values):  # System of arrays (variants, 1)
     "A system for each of the values {field: array}, differing in that field alone."
-    varied, columns = np.repeat([*values], [len(own) for own in values.values()]), {}
+    varied = np.repeat([*values], [len(own) for own in values.values()])
+    columns = {}
     for name, own in values.items():
         columns[name] = np.full((len(varied), 1), float(getattr(system, name)))
         columns[name][varied == name, 0] = own
@@ -65,7 +66,9 @@ def timed_on(one, system: System, t):  # (as `counted_and_priced`, Times)
 
 def fastest_places(one, system: System, t):  # array: a row of t for each variant
     "Which of some placements `estimate` takes on each variant of a system of arrays."
-    number, rows, found = variant_count(system), rows_of_table(t), []
+    number = variant_count(system)
+    rows = rows_of_table(t)
+    found = []
     for block in split_by_label(np.arange(number) * rows // ROWS_AT_A_TIME):
         _, times = timed_on(one, systems_at(system, block), t)
         found.append(np.broadcast_to(times.total, (len(block), rows)).argmin(axis=1))
@@ -168,7 +171,8 @@ def of_model(one, again):  # DataFrame, a row for each size
     "What each size of a model changes, and the batch."
     told = SIZES if one.model.layers is None else BESIDE_LAYERS
     sizes = {name: getattr(one.model, name) for name in told}
-    rows, now = [], with_figure(one, 'global_batch', one.global_batch, again)
+    rows = []
+    now = with_figure(one, 'global_batch', one.global_batch, again)
     for name, x in (sizes | {'global_batch': one.global_batch}).items():
         if not x: continue
         low, high = (with_figure(one, name, by * x, again) for by in (.5, 2))
@@ -199,7 +203,8 @@ def sensitivity(
     A placement that is left open is chosen anew for each; one that is given stays."""
     factor = finite(factor, 'factor', least=1.001, most=1e3)
     one = estimate(model, parallel, system, global_batch, assumptions, software)
-    one, again = left_as_asked(one, parallel), flag(again, 'again')
+    one = left_as_asked(one, parallel)
+    again = flag(again, 'again')
     return pd.concat([of_system(one, factor, again), of_model(one, again)], ignore_index=True)
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00051
@@ -276,8 +281,10 @@ def needed(
 
     The placement as in `sensitivity`."""
     one = estimate(model, parallel, system, global_batch, assumptions, software)
-    one, again = left_as_asked(one, parallel), flag(again, 'again')
-    given, ratio = figures_of(one.system), finite(ratio, 'ratio', above=True, most=1)
+    one = left_as_asked(one, parallel)
+    again = flag(again, 'again')
+    given = figures_of(one.system)
+    ratio = finite(ratio, 'ratio', above=True, most=1)
     now = given[nearest(field, given, 'figure of the system')]
     def times_at(values):
         varied = one_by_one(one.system, {field: values})

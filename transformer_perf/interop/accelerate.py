@@ -130,7 +130,8 @@ def undo_accelerate(f):  # dict
         raise ValueError(f'offload={offload!r} of this job cannot be said in accelerate')
     if n == 1: return f | dict(kind='NO', n_gpus=None)
     if stage == 2 and f['frees_weights']:   # weights stay gathered, but for that
-        f, stage = f | dict(zero_stage=3, reshard_after_forward=False), 3
+        f = f | dict(zero_stage=3, reshard_after_forward=False)
+        stage = 3
     if cp > 1 and (stage < 3 or pp > 1): raise cannot_say(
         'accelerate', 'cp shares weights out, and has no pipeline', cp=cp, zero_stage=stage, pp=pp)
     nobody_shares = stage < 2 or n is not None and cp * dp == 1

@@ -47,7 +47,8 @@ HOSTS = ('cpu', 'nvme')
 def offload_of_zero(facts, ignored):
     "What goes to the host: states from stage 1 on, and weights with stage 3."
     states, share, weights = take(facts, 'cpu_optimizer', 'cpu_share', 'cpu_weights')
-    stage, found = value(facts, 'zero_stage', 0), {}
+    stage = value(facts, 'zero_stage', 0)
+    found = {}
     asked = {name: said for name, said in (('optimizer', states), ('weights', weights))
              if said.value not in (None, 'none')}
     disks = {said.value for said in asked.values()} == {'nvme'}
@@ -68,7 +69,8 @@ def offload_for_zero(f, name):  # dict
     "What goes to the host as DeepSpeed has it."
     offload, stage = f.get('offload') or 'none', f.get('zero_stage') or 0
     found = amounts_offloaded(offload)
-    share, on_disk = found.get('optimizer', 0.), 'nvme' in found
+    share = found.get('optimizer', 0.)
+    on_disk = 'nvme' in found
     in_part = 0 < share < 1
     least = 3 if on_disk or in_part else 1   # stage
     unknown = {*found} - {'optimizer', 'weights', 'nvme', 'none'}
@@ -98,7 +100,8 @@ def derive_deepspeed(facts, ignored):
         ignored.append((key, f'not modelled: messages of {name} in fewer bits; priced as Adam'))
         facts['optimizer'] = Said(key, 'adam')
     offload_of_zero(facts, ignored)
-    overlap, stage = facts.pop('overlap', None), value(facts, 'zero_stage')
+    overlap = facts.pop('overlap', None)
+    stage = value(facts, 'zero_stage')
     facts['dp_overlap'] = overlap or Said(None, stage == 3)
     left_open = any(key.startswith(('bf16', 'fp16', 'torch_autocast')) for key, _ in ignored)
     if 'precision' not in facts and not left_open: ignored.append(('bf16.enabled', IN_32_BITS))

@@ -171,7 +171,8 @@ TORCH_NUMBERS = {'c10::BFloat16': 'bf16', 'c10::Half': 'fp16', 'c10::Float8_e4m3
 
 def sides(event):  # (op, m, n, k, precision), or None
     "The product that an operation of a trace computes."
-    at, own = FACTORS.get(str(event.get('name'))), arguments_of_event(event)
+    at = FACTORS.get(str(event.get('name')))
+    own = arguments_of_event(event)
     if at is None: return None
     try: (m, k), (inner, n) = own['Input Dims'][at:at + 2]
     except (KeyError, TypeError, ValueError): return None

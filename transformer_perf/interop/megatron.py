@@ -274,7 +274,8 @@ def zero_of_megatron(facts, ignored):
     "What copies share out."
     fsdp, fsdp2 = value(facts, 'fsdp'), value(facts, 'fsdp2')
     if fsdp and fsdp2: raise ValueError(f'{facts["fsdp"].key} contradicts {facts["fsdp2"].key}')
-    key, stage = facts['distributed'].key, int(value(facts, 'distributed'))
+    key = facts['distributed'].key
+    stage = int(value(facts, 'distributed'))
     if fsdp2: key, stage = facts['fsdp2'].key, 3
     elif fsdp: key, stage = facts['fsdp'].key, value(facts, 'fsdp_shards')
     else: idle(ignored, '--use-megatron-fsdp', facts['fsdp_shards'])
@@ -309,11 +310,13 @@ def recompute_of_megatron(facts, ignored):
     if 'old_method' in facts:   # which says that all is computed again, too
         facts['recompute_method'] = old = facts.pop('old_method')
         add(facts, 'granularity', old.key, 'full')
-    short, kind = facts['recompute_activations'], value(facts, 'granularity')
+    short = facts['recompute_activations']
+    kind = value(facts, 'granularity')
     if short.value and kind == 'full':
         raise ValueError(f'{short.key} contradicts {spelled(facts, "granularity")}')
     layers = facts.get('recompute_layers', Said(None, 1))
-    n, block = layers.value, value(facts, 'recompute_method') == 'block'
+    n = layers.value
+    block = value(facts, 'recompute_method') == 'block'
     if layers.key and not n: kind = None   # of no layer
     elif kind != 'full': idle(ignored, '--recompute-granularity full', layers)
     elif n > 1 and not block:
@@ -598,7 +601,8 @@ def mlp_of_megatron(facts, ignored):
     several = [name for name in ('swiglu', 'squared_relu', 'geglu') if value(facts, name)]
     if len(several) > 1:
         raise ValueError(f'{facts[several[0]].key} contradicts {facts[several[1]].key}')
-    kind, e = several[0] if several else '', value(facts, 'embed_dim')
+    kind = several[0] if several else ''
+    e = value(facts, 'embed_dim')
     gated = kind in ('swiglu', 'geglu')
     act = {'swiglu': 'silu', 'squared_relu': 'squared_relu'}.get(kind, 'gelu')
     if kind == 'geglu' and value(facts, 'clamps_at'): act = 'clamped_silu'
@@ -828,7 +832,8 @@ def precision_for_megatron(f):  # dict
 
 def undo_megatron(f):  # dict
     "Facts as flags have them."
-    stage, (granularity, recompute) = f.get('zero_stage') or 0, recompute_for_megatron(f)
+    stage = f.get('zero_stage') or 0
+    granularity, recompute = recompute_for_megatron(f)
     f |= dict(tp_overlap=f['tp'] > 1 and f.get('tp_overlap'),   # where there is anything to hide
               ep_overlap=f['ep'] > 1 and f.get('ep_overlap'))
     for choices, why in refused_together(f, stage):

@@ -140,7 +140,8 @@ def hidden(given, kind):  # list of (flag, reason)
 
 def gate_of(found):  # dict: flag -> True
     "The activation, which is taken out of the fields, as a flag."
-    act, gated = found.pop('activation_func', None), bool(found.pop('gated_linear_unit', False))
+    act = found.pop('activation_func', None)
+    gated = bool(found.pop('gated_linear_unit', False))
     if act is None: return {}
     name = class_of(act)
     if (name, gated) not in GATES: raise ValueError(
@@ -149,7 +150,8 @@ def gate_of(found):  # dict: flag -> True
 
 def dumped_job(given, kind, told):  # Job; told: as `job_of_keys`
     "A job from what a recipe of Megatron-Bridge or NeMo prints."
-    found, adapters = said_in_sections(given, kind), adapters_in_recipe(given)
+    found = said_in_sections(given, kind)
+    adapters = adapters_in_recipe(given)
     found |= overlapped(given, found)
     if kind == 'nemo': found |= shape_of_nemo(given, found) | set_by_callbacks(given)
     filled_up = found.pop('should_pad_vocab', False)

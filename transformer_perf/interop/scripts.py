@@ -47,7 +47,8 @@ def tokens(text, line=1):  # yields (line, kind, token)
     "What a script consists of, without blanks, comments and where its output goes."
     at = 0
     for token in TOKEN.finditer(text):
-        line, at = line + text.count('\n', at, token.start()), token.start()
+        line = line + text.count('\n', at, token.start())
+        at = token.start()
         if token['open']: raise ValueError(
             f'line {line}: a quote or bracket is not closed: {quoted(text[at:])}')
         if token.lastgroup != 'blank': yield line, token.lastgroup, token[0]

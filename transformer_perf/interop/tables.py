@@ -201,7 +201,8 @@ def refused_when_read(who, refused):  # list of (key, reason)
 
 def check_sharers(f, stage, format):
     "A ValueError where each copy is an instance of its own, and they are to share something out."
-    several, dp = f.get('dp_replicate') or 1, f.get('dp')
+    several = f.get('dp_replicate') or 1
+    dp = f.get('dp')
     if stage and several > 1 and several == dp: raise ValueError(
         f'dp_replicate={several} of dp={dp} with zero_stage={stage} cannot be said in {format}: '
         'nobody is left to share weights')
@@ -337,7 +338,9 @@ def gpus_of_a_copy(facts): return math.prod(value(facts, group, 1) for group in 
 
 def copies_and_gpus(facts):  # (dp or None, GPUs or None)
     "How many copies there are, and GPUs."
-    n, dp, each = value(facts, 'n_gpus'), value(facts, 'dp'), gpus_of_a_copy(facts)
+    n = value(facts, 'n_gpus')
+    dp = value(facts, 'dp')
+    each = gpus_of_a_copy(facts)
     if n is None: return dp, None if dp is None else dp * each
     gpus = spelled(facts, 'n_gpus')
     if n % each: raise ValueError(

@@ -35,7 +35,8 @@ def plain_loader():  # class
 
         def check_once(self, mapping, node):
             "A ValueError where a mapping has a key already."
-            known, key = self.keys.setdefault(mapping, set()), self.construct_object(node, True)
+            known = self.keys.setdefault(mapping, set())
+            key = self.construct_object(node, True)
             check_new(key, known)
             known.add(key)
     return Plain

@@ -50,7 +50,9 @@ def layout_of_parts(parts, key):  # str
 
 def parts_of_layout(layout):  # list of lists of str, or None
     "The modules of each chunk; torchtitan has no multi-token prediction."
-    chunks, found, layer = chunks_in(layout), [], 0
+    chunks = chunks_in(layout)
+    found = []
+    layer = 0
     if 'm' in ''.join(chunks): return None
     for chunk in chunks:
         found.append(['tok_embeddings'] * chunk.count('E') + [
@@ -194,7 +196,8 @@ def chunks_of_torchtitan(facts, depth, pp, several):
 
 def layout_of_points(facts, ignored):
     "The layout of parts that begin at some layers."
-    said, depth = facts.pop('split_points', None), value(facts, 'depth')
+    said = facts.pop('split_points', None)
+    depth = value(facts, 'depth')
     if said is None or not said.value or value(facts, 'pp') == 1: return
     if not depth:
         why = 'not used: the file does not say how many layers there are; as many in all parts'
@@ -305,7 +308,9 @@ def recompute_of_torchtitan(facts, ignored):
     "Of which layers all is computed again, where it is that of every so many."
     option = facts.pop('checkpoint_option', Said('activation_checkpoint', 'op'))
     if value(facts, 'recompute') != 'selective': return
-    text, depth, pp = option.value, value(facts, 'depth'), value(facts, 'pp')
+    text = option.value
+    depth = value(facts, 'depth')
+    pp = value(facts, 'pp')
     products = text == 'op'   # of which every second is saved, and attention
     text = '2' if products else text
     every = whole(int(text) if text.isdecimal() else text, option.key, 0)
@@ -356,9 +361,12 @@ def refused_by_torchtitan(facts, model):  # list of (key, reason)
 
 def undo_torchtitan(f):  # dict
     "Facts as torchtitan has them."
-    G, dp, several = f.get('global_batch'), f.get('dp'), f.get('dp_replicate') or 1
+    G = f.get('global_batch')
+    dp = f.get('dp')
+    several = f.get('dp_replicate') or 1
     b, pp = f.get('micro_batch') or 1, f.get('pp') or 1
-    stage, v = f.get('zero_stage'), f.get('virtual_stages') or 1
+    stage = f.get('zero_stage')
+    v = f.get('virtual_stages') or 1
     if dp % several and f.get('n_gpus'):
         raise ValueError(f'dp_replicate={several} of dp={dp} cannot be said in torchtitan: it must '
                          'divide the copies')

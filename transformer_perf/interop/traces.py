@@ -43,7 +43,8 @@ def handed_over(one: Estimate):  # s
 def ending(one: Estimate, played):  # list of (lane, name, s)
     "What follows the passes, which took so many s."
     work, pricer, costs, ends = priced_estimate(one)
-    pace, tables = slowest_stage(work, costs, ends), most_of_ends(work)
+    pace = slowest_stage(work, costs, ends)
+    tables = most_of_ends(work)
     stages = costs_of_unlike_stages(work, costs, ends, pace)
     step = float(longest_of(stages, lambda own: update_time(work, own, pricer, tables)))
     copies = one.stats['dp_comm_s']
@@ -57,7 +58,8 @@ PASS_WORDS = {'F': 'forward', 'B': 'backward', 'W': "weights' gradient"}
 def slices_of(one: Estimate):  # DataFrame, a row each
     "Everything that every rank does in an iteration."
     import pandas as pd
-    t, (there, back) = of_type(one, Estimate, 'one').timeline, exposed_messages(one)
+    t = of_type(one, Estimate, 'one').timeline
+    there, back = exposed_messages(one)
     inside = np.select([t.kind == 'F', t.kind == 'B'], [there[t.place], back[t.place]], 0.)
     send = t.end_s - np.where(t.kind == 'W', 0., handed_over(one))
     parts = [(LANES[0], t.kind.map(PASS_WORDS), t.start_s, send - inside),
@@ -86,7 +88,8 @@ def messaged(name, seconds): return LANES[1], f'messages of {name}', float(np.sq
 
 def forward_rows(layer: Layer, priced: Priced, share=1.):  # list of (lane, name, s)
     "Kernels and messages of a forward pass, or of a share of it that is computed again."
-    found, names = [], [op.name for op in layer.rows.operations]
+    found = []
+    names = [op.name for op in layer.rows.operations]
     for name, own, sent, part in zip(names, priced.forward.total, priced.sent_forward,
                                      np.broadcast_to(share, len(names))):
         found += [computed(name, own * part), messaged(name, sent * part)]
@@ -130,7 +133,9 @@ ENDS = 'embedding', 'output layer and loss'
 def rows_of_chunks(one: Estimate):  # list of dict: kind of pass -> list of (lane, name, s)
     "What each chunk of the model does in each kind of pass."
     work, pricer, costs, ends = priced_estimate(one)
-    priced, p, found = priced_rows([layer.rows for layer in work.kinds], pricer), work.layouts, []
+    priced = priced_rows([layer.rows for layer in work.kinds], pricer)
+    p = work.layouts
+    found = []
     each = map(LayerCost, *(of_each_kind(work, x) for x in costs))
     splits = SCHEDULES[p.schedule].splits
     kinds = [layer_rows(*three, splits) for three in zip(work.kinds, priced, each)]
@@ -161,7 +166,9 @@ def work_of_layers(kinds, layers, way):  # list of (lane, name, s)
 
 def inside_passes(one: Estimate):  # list of dict, a slice each
     "What the passes of the first micro-batch do, in order; the host has what is left of them."
-    t, found, chunks = one.timeline, [], rows_of_chunks(one)
+    t = one.timeline
+    found = []
+    chunks = rows_of_chunks(one)
     handed = handed_over(one)
     for row in t[t.micro_batch == 0].itertuples():
         own, at = chunks[row.place], row.start_s
@@ -206,7 +213,9 @@ def name_events(pp):  # list of dict
 # %% ../../nbs/92_traces.ipynb #16000015
 def slice_events(slices, lanes):  # list of dict
     "A bar for each slice."
-    found, starts, ends = [], in_us(slices.start_s), in_us(slices.end_s)
+    found = []
+    starts = in_us(slices.start_s)
+    ends = in_us(slices.end_s)
     columns = (slices[name] for name in ('rank', 'lane', 'name', 'place', 'micro_batch'))
     for start, end, rank, lane, name, place, m in zip(starts, ends, *columns):
         one = {'ph': 'X', 'pid': rank, 'tid': lanes[lane], 'cat': lane, 'name': name,
@@ -218,7 +227,9 @@ def slice_events(slices, lanes):  # list of dict
 # %% ../../nbs/92_traces.ipynb #16000017
 def messages_between(one: Estimate):  # list of (row of the pass that sends, of the one that waits)
     "Which passes hand over to a pass on another rank."
-    t, s, pp = one.timeline, SCHEDULES[one.parallel.schedule], one.parallel.pp
+    t = one.timeline
+    s = SCHEDULES[one.parallel.schedule]
+    pp = one.parallel.pp
     ranks, at = t['rank'].tolist(), {}   # at: (kind, way, place, micro-batch) -> row
     for i, (kind, chunk, place, m) in enumerate(zip(t.kind, t.chunk, t.place, t.micro_batch)):
         if kind == 'W': continue   # it hands nothing on
@@ -233,7 +244,9 @@ def messages_between(one: Estimate):  # list of (row of the pass that sends, of 
 # %% ../../nbs/92_traces.ipynb #16000018
 def flow_events(one: Estimate, lanes):  # list of dict
     "An arrow for each message between stages."
-    t, sent, found = one.timeline, handed_over(one), []
+    t = one.timeline
+    sent = handed_over(one)
+    found = []
     sender = lanes['communication' if sent else 'compute']
     starts, ranks = in_us(t.start_s), t['rank'].tolist()
     leaves = in_us(t.end_s - sent) if sent else starts
@@ -266,7 +279,8 @@ def memory_events(one: Estimate):  # list of dict
 # %% ../../nbs/92_traces.ipynb #1600001b
 def trace_of(one: Estimate):  # dict
     "An iteration as trace events, each lane's in the order of time."
-    slices, lanes = opened(one, slices_of(one)), lane_numbers(one.parallel.pp)
+    slices = opened(one, slices_of(one))
+    lanes = lane_numbers(one.parallel.pp)
     events = [*slice_events(slices, lanes), *flow_events(one, lanes), *memory_events(one)]
     events.sort(key=lambda event: event['ts'])   # a slice comes before the arrow that leaves it
     about = {'program': f'transformer_perf {__version__}', 'model': one.model.name,

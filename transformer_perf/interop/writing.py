@@ -37,7 +37,8 @@ def facts_of(job: Job):  # dict: fact -> value
     found['gradients_in_16_bits'] = short_gradients(job)
     known = known_of_software(job)
     found['frees_weights'] = bool(known.get('frees_weights'))
-    a, low = Assumptions(fp8_parameters=found['fp8_parameters']), p.precision or 'bf16'
+    a = Assumptions(fp8_parameters=found['fp8_parameters'])
+    low = p.precision or 'bf16'
     found['fp8_parameters'] = low != 'bf16' and bool(in_low_precision(a, low))
     if '+' in (p.recompute or ''):   # in whatever order they were said
         found['recompute'] = '+'.join(sorted({*p.recompute.split('+')}, key=PARTS.index))
@@ -59,7 +60,9 @@ def short_gradients(job: Job):  # bool or None
 
 def keys_for(job: Job, format):  # dict: key -> value
     "The keys that say a job in a format; what holds without a key has none."
-    facts, found, done = format.undo(facts_of(job)), {}, set()
+    facts = format.undo(facts_of(job))
+    found = {}
+    done = set()
     for row in format.rows:
         x = facts.get(row.fact)
         if row.key is None or row.fact in done or x is None or x == row.absent: continue
@@ -116,7 +119,8 @@ def lost_of_model(one, two, job: Job):  # dict: field -> value
 # %% ../../nbs/90k_writing.ipynb #e720ac11
 def puts_off(job: Job):
     "Whether Accelerate would, unless told, hold gradients whole that are shared out."
-    p, G = job.parallel, job.global_batch or 0
+    p = job.parallel
+    G = job.global_batch or 0
     return p.dp > 1 and G > p.dp * p.micro_batch and facts_of(job)['reduce_each'] is True
 
 # %% ../../nbs/90k_writing.ipynb #e720ac10
@@ -139,7 +143,8 @@ def places_besides(job: Job, name, keys):  # dict: fact -> where it is said
 
 def set_elsewhere(job: Job, name, keys):  # list of str
     "What a format leaves to another place; a ValueError for what it cannot say at all."
-    again, found = job_of_keys(keys, FORMATS[name]), []
+    again = job_of_keys(keys, FORMATS[name])
+    found = []
     places = places_besides(job, name, keys)
     for fact, x in lost(job, again).items():
         if fact not in places: raise ValueError(f'{fact}={quoted(x)} cannot be said in {name}')
@@ -202,7 +207,8 @@ def as_script(job, keys, notes):  # str
 # %% ../../nbs/90k_writing.ipynb #1870b652
 def one_connection(job):  # list of str
     "What Megatron-LM asserts of tp or cp, but not under FSDP, nor on the newest GPUs."
-    p, known = job.parallel, job.system and generations().get(job.system.architecture)
+    p = job.parallel
+    known = job.system and generations().get(job.system.architecture)
     hides = p.ep_overlap and p.ep > 1   # which needs more connections
     free = known is not None and not known.one_connection
     alone = p.tp * p.cp == 1 or (p.zero_stage or 0) > 1 or hides or free

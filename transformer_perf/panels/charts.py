@@ -215,7 +215,8 @@ def scenario_words(state, name, own):  # str
     values = own[state.measure]
     least, most = short(values.min()), short(values.max())
     if state.measure == 'iteration_s':
-        best, ends = own.loc[values.idxmin()], f'from {most} to {least} s an iteration, least'
+        best = own.loc[values.idxmin()]
+        ends = f'from {most} to {least} s an iteration, least'
     else: best, ends = own.loc[values.idxmax()], f'from {least} to {most} samples/s, most'
     at = ', '.join(f'{field} {best[field]:,g}' for field in state.fields)
     points = math.prod(len(swept_values(state, field)) for field in state.fields)
@@ -298,7 +299,8 @@ def roofline_settled(state):  # (RooflineState, dict: control -> options)
 # %% ../../nbs/79_chart_panels.ipynb #65b66d7a
 def roofline_table(result: Estimate):  # DataFrame, a row per operation and pass
     "Work, traffic and time of each pass, without its messages."
-    units, layers = result.system.units, result.layers.to_dict('records')
+    units = result.system.units
+    layers = result.layers.to_dict('records')
     rows = []
     for layer, op in zip(layers, operations_of(result)):
         for way, work in (('forward', op.forward), ('backward', op.backward)):
@@ -394,7 +396,8 @@ def ridge_words(result: Estimate):  # str
 def roofline_shown(state: RooflineState, ghost=None):  # Shown
     "Everything that the roofline panel shows; pale, the operations of a ghost, another state."
     result = state.estimate
-    table, before = roofline_table(result), ghost and roofline_table(ghost.estimate)
+    table = roofline_table(result)
+    before = ghost and roofline_table(ghost.estimate)
     spent = table.groupby('bound_by').ms.sum()
     share = (spent / table.ms.sum()).sort_values(ascending=False)
     bound = ', '.join(f'{value:.0%} by {name}' for name, value in share.items())
@@ -440,8 +443,10 @@ def collectives_call(state: CollectivesState):  # str
 # %% ../../nbs/79_chart_panels.ipynb #d8bd5f77
 def predicted_times(state):  # DataFrame, a row per placement and size
     "Predicted times of every placement."
-    system, nbytes = as_system(state.system, state.nvlink_size), np.array(SIZES_BYTES)
-    pricer, tables = pricer_of(system, as_assumptions(state.assumptions)), []
+    system = as_system(state.system, state.nvlink_size)
+    nbytes = np.array(SIZES_BYTES)
+    pricer = pricer_of(system, as_assumptions(state.assumptions))
+    tables = []
     for near in state.in_domain:
         seconds = pricer.collective(state.kind, nbytes / 1e9, Group(state.n_gpus, near))
         tables.append(pd.DataFrame({

@@ -244,7 +244,8 @@ def drawn_timeline(x, y, width, height, p: Pipeline, rest='the rest', span=None)
     """The 1F1B schedule, to scale: forward passes blue, backward passes green, the bubble white.
 
     `rest` is what the time besides is called, `span` from which s to which is drawn."""
-    span, step = span or (0., p.total), every_stage(p)
+    span = span or (0., p.total)
+    step = every_stage(p)
     stages = np.arange(0, p.pp, step)
     rows = Rows(x, y, min(height / len(stages), 18), width / (span[1] - span[0]), step, span)
     bottom = y + rows.high * len(stages)
@@ -352,7 +353,9 @@ def shapes_of(tag, get):  # list of matplotlib's patches
 
 def draw_again(ax, node, order):
     "One element of a drawing, by matplotlib, above those before."
-    tag, get, color = node.tag.split('}')[-1], node.get, node.get('stroke') or node.get('fill')
+    tag = node.tag.split('}')[-1]
+    get = node.get
+    color = node.get('stroke') or node.get('fill')
     number = lambda name: float(get(name))
     if tag in ('rect', 'path', 'polygon'):
         for shape in shapes_of(tag, get): ax.add_patch(shape).set_zorder(order)

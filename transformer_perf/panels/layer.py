@@ -203,7 +203,9 @@ def candidates_of_job(job: JobState):  # table of configurations; a ValueError i
 
 def narrowed(state, t):  # (LayerState, dict: control -> options, a row that is left of the table)
     "Fix one control after the other at its nearest value that a table of configurations has."
-    options, values, rows = {}, {}, np.arange(len(t['dp']))
+    options = {}
+    values = {}
+    rows = np.arange(len(t['dp']))
     for name in CHAIN:
         left = np.broadcast_to(t[name], t['dp'].shape)[rows]
         options[name] = np.unique(left).tolist()
@@ -351,7 +353,8 @@ def micro_batches_of(result: Estimate):  # of each copy, in an iteration
 
 def pipeline_of(result: Estimate, table):  # Pipeline
     "The schedule whose idle time is the estimate's bubble, in the estimate's whole iteration."
-    p, stats, N = result.parallel, result.stats, micro_batches_of(result)
+    p, stats = result.parallel, result.stats
+    N = micro_batches_of(result)
     layers = result.model.depth // p.pp   # of a stage
     message = stats['pp_comm_s'] / N / 2
     forward, backward = (table[f'{way}_ms'].sum() / 1000 * layers + message for way in WAYS)
@@ -365,7 +368,8 @@ def pipeline_of(result: Estimate, table):  # Pipeline
 # %% ../../nbs/77_layer_panel.ipynb #7fd03552
 def pipeline_title(result: Estimate):  # str
     "What the pipeline is, and what it loses."
-    p, bubble = result.parallel, result.stats['bubble_s'] / result.stats['iteration_s']
+    p = result.parallel
+    bubble = result.stats['bubble_s'] / result.stats['iteration_s']
     N = micro_batches_of(result)
     batches = 'micro-batch' if N == 1 else 'micro-batches'
     parts = f' of {p.virtual_stages} parts' if p.virtual_stages > 1 else ''
@@ -378,7 +382,8 @@ def rest_of(result: Estimate):  # str
 
 def store_of(result: Estimate):  # Store
     "The memory of an estimate; its activations come and go."
-    parts, at = memory_parts(result), list(MEMORY_PARTS).index('activations_GB')
+    parts = memory_parts(result)
+    at = list(MEMORY_PARTS).index('activations_GB')
     return Store(parts[:at] + parts[at + 1:], parts[at], result.system.hbm_capacity)
 
 # %% ../../nbs/77_layer_panel.ipynb #7a51c146

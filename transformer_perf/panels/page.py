@@ -154,7 +154,9 @@ def launch_files(state):  # (dict: name -> text, list of sentences)
 
 def files_of(state, shown: Shown):  # (dict: file name -> bytes, list of sentences)
     "What can be taken away of a panel."
-    name, figure, table = panel_name(state), shown.figure, pd.DataFrame(shown.table)
+    name = panel_name(state)
+    figure = shown.figure
+    table = pd.DataFrame(shown.table)
     files = {f'{name}.csv': table.to_csv(index=False).encode()}
     if figure is not None: files[f'{name}.png'] = png_of(figure)
     if isinstance(figure, Drawing): files[f'{name}.svg'] = figure.encode()
@@ -465,7 +467,8 @@ def file_of(model: Model):  # str
     "The name of a model, or a file that says it."
     known = next((name for name, one in NAMED.items() if one == model), None)
     if known: return known
-    said, packed = model_in_words(dataclasses.replace(model, documents=None)), model.documents
+    said = model_in_words(dataclasses.replace(model, documents=None))
+    packed = model.documents
     if packed is not None and isinstance(said, str): raise ValueError(
         f'{said} has layers that no file says together with documents')
     if isinstance(said, str): return said   # of samples of another length
@@ -517,7 +520,8 @@ def assumed_besides(state, job):  # list of sentences
 # %% ../../nbs/80_panels.ipynb #7a51c198
 def opened_at(parallel=None, seq_len=None, **given):  # (LayerState, list of sentences)
     "Where the layer panel opens for some of its controls, a length of samples, a configuration."
-    model, given = given.get('model'), {name: found_anywhere(x) for name, x in given.items()}
+    model = given.get('model')
+    given = {name: found_anywhere(x) for name, x in given.items()}
     if isinstance(model, Model) and as_model(given['model']).seq_len != model.seq_len:
         seq_len = seq_len or model.seq_len
     own = {'own': f'seq_len={seq_len}'} if seq_len else {}

@@ -107,7 +107,8 @@ def search_call(state: SearchState):  # str
     imports, model, system = calls_of(state)
     given = {'global_batch': state.global_batch, 'strategy': state.strategy, 'k': TOP}
     lines = ['from transformer_perf import search', 'from transformer_perf.execution import KIND']
-    priced, habits = {'assumptions': state.assumptions} | software_of_state(state), habits_of(state)
+    priced = {'assumptions': state.assumptions} | software_of_state(state)
+    habits = habits_of(state)
     said = arguments(priced)
     if habits:
         lines.append('from transformer_perf.estimates import as_assumptions')
@@ -318,7 +319,8 @@ def search_facts(found):  # dict
 def cell_found(state):  # list of at most one sentence
     "What is in the chosen cell of the map."
     if state.cell == 'none': return []
-    (chosen, why), where = chosen_of(state), f'{state.map} = {state.cell}'
+    chosen, why = chosen_of(state)
+    where = f'{state.map} = {state.cell}'
     if chosen is None: return [f'Nothing of {where} runs: {why}.']
     seconds = short(chosen.estimate.stats['iteration_s'])   # priced once, for both panels
     return [f'The best of {where} takes {seconds} s; it is in the layer panel.']
@@ -340,7 +342,8 @@ def search_words(state, found, why):  # str
 @functools.lru_cache(2)   # whichever candidate or cell is chosen
 def compared(state):  # (DataFrame, the same for the eye beside the candidates)
     "What the candidates of a search lose to the first."
-    why, view = why_slower(state.found), readable(state.found, named_in(state)[1])
+    why = why_slower(state.found)
+    view = readable(state.found, named_in(state)[1])
     at = view.columns.get_loc('iteration s') + 1
     view.insert(at, 'slower by', why.slower_s.map(short) + ' s')
     grew = why.grew + ' +' + why.grew_s.map(short) + ' s'

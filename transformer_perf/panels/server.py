@@ -41,7 +41,8 @@ def notebook_of(source):  # str
 class Own(Matcher):
     "Tells our own pages' requests from all others."
     def __init__(self, port, token):
-        self.hosts, self.start = (f'127.0.0.1:{port}', f'localhost:{port}'), f'/{token}/'
+        self.hosts = (f'127.0.0.1:{port}', f'localhost:{port}')
+        self.start = f'/{token}/'
 
     def match(self, request):  # dict if it is one, else None
         host, origin = (request.headers.get(name) for name in ('Host', 'Origin'))
@@ -176,7 +177,8 @@ def serve(
     "Serve the panels to whoever knows the printed address, until interrupted."
     for name in NEEDED_LIBRARIES:
         if find_spec(name) is None: raise ImportError(f'No module named {name!r}', name=name)
-    port, token = whole(port, 'port', 1024, 65535), secrets.token_urlsafe(32)
+    port = whole(port, 'port', 1024, 65535)
+    token = secrets.token_urlsafe(32)
     try: sockets = bind_sockets(port, '127.0.0.1')
     except OSError as error:
         raise ValueError(f'port={port} cannot be used: {error.strerror}') from None

@@ -172,7 +172,8 @@ def calls_of(state):  # (lines to import, call of the model, call of the system)
     sizes = {f.name for f in dataclasses.fields(Model)}
     of_model = {name: x for name, x in own.items() if name in sizes}
     of_system = {name: x for name, x in own.items() if name not in (*sizes, *HABITS)}
-    model, system = repr(state.model), f'as_system({state.system!r}, {state.nvlink_size})'
+    model = repr(state.model)
+    system = f'as_system({state.system!r}, {state.nvlink_size})'
     if of_model:
         imports.append('from transformer_perf.models import as_model')
         model = f'as_model({model})'
@@ -219,7 +220,8 @@ def question_of(state):  # Question
 @functools.lru_cache(8)   # jobs are asked again and again
 def loaded(job: JobState):  # Question
     "What a job names."
-    strategy, (model, system) = nearest(job.strategy, STRATEGIES, 'strategy'), named_in(job)
+    strategy = nearest(job.strategy, STRATEGIES, 'strategy')
+    model, system = named_in(job)
     assumptions = dataclasses.replace(assumptions_of(job), wide_search=False).on(system)
     choices = {'virtual_stages': practice(model)['virtual_stages']}
     return Question(model, system, job.global_batch, assumptions, strategy,
@@ -323,7 +325,8 @@ def control_value(field, text):  # of the field's type
 
 def with_values(state, settings):  # state
     "A state with values from text, FIELD=VALUE; a number of the model or the system is its own."
-    fields, given = {f.name: f for f in dataclasses.fields(state)}, {}
+    fields = {f.name: f for f in dataclasses.fields(state)}
+    given = {}
     own = own_texts(state)
     numbers = TYPED if 'own' in fields else ()
     for text in settings:

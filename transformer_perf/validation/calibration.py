@@ -93,7 +93,8 @@ def evidence_of(df):  # list of dict
 
 def choices_in(df, system=None):  # dict: choice -> its values
     "The choices that clean measured runs were priced with."
-    seen, a = {name: set() for name in SHOWS}, Assumptions.calibrated()
+    seen = {name: set() for name in SHOWS}
+    a = Assumptions.calibrated()
     for batch in batches_of(df, system):
         for name in SHOWS:
             values = batch.t.get(name, batch.assumes.get(name, getattr(a, name, None)))
@@ -158,7 +159,8 @@ class CalibrationResult:
     system: object = None   # of all rows, where it is given once
 
     def _repr_html_(self):
-        shown, digits = self.table.drop(columns='why'), '{:.4g}'.format
+        shown = self.table.drop(columns='why')
+        digits = '{:.4g}'.format
         return shown.to_html(index=False, float_format=digits)
 
     def save(self, path, **more):
@@ -223,7 +225,8 @@ def checked_runs(measured, system):  # (runs, measured seconds)
 # %% ../../nbs/91b_fits.ipynb #d0e55554
 def feasible(batch, assumptions):
     "A batch without the choices that do not fit in memory."
-    memory, start = candidates_priced(batch, assumptions)['memory_bound_GB'], batch.starts
+    memory = candidates_priced(batch, assumptions)['memory_bound_GB']
+    start = batch.starts
     score = np.where(memory <= room_of(batch), -1, memory)
     least = np.repeat(np.minimum.reduceat(score, start), np.diff(start, append=len(score)))
     return of_candidates(batch, np.flatnonzero(score == least))
@@ -234,7 +237,8 @@ def residuals_of(batches, own, start, sets, entries, y):
     order = np.concatenate([np.unique(batch.row) for batch in batches])
     first = [batch.starts for batch in batches]
     def residuals(values):
-        found, logs = sets_with(sets, entries, values), []
+        found = sets_with(sets, entries, values)
+        logs = []
         for batch, k, each in zip(batches, own, first):
             seconds = candidates_priced(batch, dataclasses.replace(start, measured=found[k.name]))
             logs.append(np.log(np.minimum.reduceat(seconds['iteration_s'], each)))
@@ -290,7 +294,8 @@ def calibrate(
     system=None,             # the system of all rows, as in predict
 ):  # CalibrationResult
     "Fit named parameters to measured iterations."
-    (runs, y), start = checked_runs(measured, system), as_assumptions(start)
+    runs, y = checked_runs(measured, system)
+    start = as_assumptions(start)
     free = told_by(runs) if free is None else free
     if start.measured is None:
         raise ValueError('calibrate starts from measured parameters: start must be calibrated, or '
@@ -324,7 +329,8 @@ def tests_by_kind(df):  # list of (kind, its rows, GB, Group, System)
     "The collectives of a table of tests, and the nodes that they ran on."
     table_with(table_with(df, ['operation']), TEST_SIZES, least=1)
     if (df.gpus_per_node > df.gpus).any(): raise ValueError('gpus_per_node must be at most gpus')
-    known, found = ('allgather', 'reducescatter', 'allreduce'), []
+    known = ('allgather', 'reducescatter', 'allreduce')
+    found = []
     kinds = [nearest(cell, known, 'operation') for cell in df.operation.tolist()]
     for kind in dict.fromkeys(kinds):
         rows = np.flatnonzero(df.operation == kind)
@@ -385,7 +391,8 @@ FORMATS_READ = {**DTYPES, **{name: name for name in RECIPES}, 'fp16': 'bf16',
 
 def product_rows(df, system, parameters):  # s
     "Products as a training step prices them; NaN in a precision without a model."
-    k, found = changed(parameters, {'gradients_apart': 0.}), np.full(len(df), np.nan)
+    k = changed(parameters, {'gradients_apart': 0.})
+    found = np.full(len(df), np.nan)
     adds = texts_in(df, 'op').str.contains('add')
     groups = numbers_of(df, ['experts'])['experts']
     each = np.where(np.isnan(groups), 1., groups)   # products of a kernel
@@ -403,13 +410,15 @@ def attention_rows(df, system, parameters):  # s
     seen = as_numbers(df.causal).map({1.: .5, 0.: 1.}).to_numpy()   # NaN where nobody says
     forward, backward = (attention_time(AttentionKernel(*sizes, seen, way), system, parameters)
                          for way in (False, True))
-    op, known = texts_in(df, 'op'), texts_in(df, 'dtype').map(FORMATS_READ).eq('bf16')
+    op = texts_in(df, 'op')
+    known = texts_in(df, 'dtype').map(FORMATS_READ).eq('bf16')
     found = np.where(op == 'bwd', 0., forward) + op.str.contains('bwd') * backward
     return np.where(known, found, np.nan)
 
 def vector_rows(df, system, parameters):  # s
     "Kernels that only move memory."
-    k, nbytes = parameters.kernels, numbers_of(df, ['message_bytes'])['message_bytes']
+    k = parameters.kernels
+    nbytes = numbers_of(df, ['message_bytes'])['message_bytes']
     return nbytes / 1e9 / (system.hbm_bandwidth * k.vector_bandwidth) + k.launch_gap
 
 IN_A_SERVER = 8   # GPUs at most; a larger domain joins several servers
@@ -453,7 +462,8 @@ def kernel_seconds(df, system, parameters):  # array
 # %% ../../nbs/91b_fits.ipynb #17d00007
 def tells(df, system):  # list of (rows, names of parameters)
     "Which rows tell which parameters."
-    kind, far = texts_in(df, 'kind'), domains_of(df, system) > 1
+    kind = texts_in(df, 'kind')
+    far = domains_of(df, system) > 1
     adds = texts_in(df, 'op').str.contains('add')
     own = [((kind == 'gemm') & ~adds, ('product_share',)),
            ((kind == 'gemm') & adds, ('accumulate_traffic',)),
@@ -514,7 +524,8 @@ def calibrate_kernels(
     start='calibrated',   # parameters to begin with, as in predict
 ):  # CalibrationResult; its runs are df with predicted_us
     "Fit what single kernels can tell to measured ones."
-    df, system = table_with(df, KERNELS, 'the table of kernels'), as_system(system)
+    df = table_with(df, KERNELS, 'the table of kernels')
+    system = as_system(system)
     start = as_assumptions(start)
     if start.measured is None: raise ValueError('start must be calibrated, or a calibrated file')
     k, tables = start.measured.of(system), []
@@ -551,7 +562,8 @@ def job_as_run(job, model, p):  # dict
     cells = [*RUN_COLUMNS, *MORE, *ADDED, 'precision']
     own = {c: getattr(x, c) for x in (model, p) for c in cells if hasattr(x, c)}
     if job.software is not None: own['software'] = job.software.name
-    copies, facts = p.dp * p.cp // (p.dp_replicate or 1), facts_of(job)
+    copies = p.dp * p.cp // (p.dp_replicate or 1)
+    facts = facts_of(job)
     return own | {c: getattr(model, field) for c, field in STRUCTURE_COLUMNS.items()} | dict(
         layers=model.depth, hidden=model.embed_dim, ffn=model.mlp_dim, vp=p.virtual_stages,
         seq_len=model.seq_len, global_batch=job.global_batch,
@@ -583,7 +595,8 @@ def run_of_log(path, job):  # DataFrame of one row
     job = as_job(job)
     if job.model is None: raise ValueError(f'{path_text(path)}: its job does not say the model')
     job = job_settled(job)
-    steps, row = read_log(path, job), job_as_run(job, job.model, job.parallel)
+    steps = read_log(path, job)
+    row = job_as_run(job, job.model, job.parallel)
     later = steps[steps.iteration != steps.iteration.iloc[0]]   # several ranks may have printed it
     later = with_batch(later if len(later) else steps, job.global_batch, path_text(path))
     row |= dict(id=path_text(path), iteration_s=later.iteration_s.median())

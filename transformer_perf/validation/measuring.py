@@ -183,7 +183,8 @@ def attention_call(machine, seq, width, kv_heads, backward):
     "Causal attention of one sample, ready to be called."
     q, g = (machine.random(1, QUERY_HEADS, seq, width) for _ in range(2))
     k, v = (machine.random(1, kv_heads, seq, width) for _ in range(2))
-    functional, shared = machine.torch.nn.functional, kv_heads < QUERY_HEADS
+    functional = machine.torch.nn.functional
+    shared = kv_heads < QUERY_HEADS
     call = lambda: functional.scaled_dot_product_attention(
         q, k, v, is_causal=True, **dict(enable_gqa=True) if shared else {})
     if not backward: return call
@@ -315,7 +316,8 @@ def timed(machine, plan, seconds):  # yields (Measurement, s or None, samples or
     for one in plan:
         together = one.kind == 'collective'
         if machine.rank and not together: continue
-        agreed, key = agreement(machine) if together else float, one[:3]
+        agreed = agreement(machine) if together else float
+        key = one[:3]
         how = {}   # a GPU by itself rests between samples; those that send to each other do not
         if machine.device == 'cuda' and not together:
             how = dict(rest=RESTING, many=functools.partial(captured, machine.torch))
@@ -432,8 +434,10 @@ def import_torch():
 # %% ../../nbs/93_measure.ipynb #17000037
 def machine_at_hand():  # Machine
     "This machine, with the company that torchrun gave it."
-    torch, number = import_torch(), lambda name: int(os.environ.get(name, '0'))
-    local, gpus = number('LOCAL_RANK'), max(number('WORLD_SIZE'), 1)
+    torch = import_torch()
+    number = lambda name: int(os.environ.get(name, '0'))
+    local = number('LOCAL_RANK')
+    gpus = max(number('WORLD_SIZE'), 1)
     nodes = max(gpus // max(number('LOCAL_WORLD_SIZE'), 1), 1) if gpus > 1 else 1
     company = dict(torch=torch, rank=number('RANK'), gpus=gpus, nodes=nodes)
     cuda = torch.cuda.is_available()

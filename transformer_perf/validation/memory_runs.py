@@ -97,7 +97,9 @@ def job_of_run(run):  # Job
 
 def counted_job(run):  # CountedJob
     "A run as the job that the package counts."
-    job, system, a = job_of_run(run), sheet_of(run.gpu), assumptions_of_run(run)
+    job = job_of_run(run)
+    system = sheet_of(run.gpu)
+    a = assumptions_of_run(run)
     p = settled(job.parallel, system, a)
     own = dict(vars(p), **dict.fromkeys(PLACES, 1))
     if argument(run, 'fp8_format'): own['precision'] = FP8[argument(run, 'fp8_recipe', 'delayed')]
@@ -108,7 +110,8 @@ def counted_job(run):  # CountedJob
 def workspaces(run, architecture):  # dict of GB
     "Room for matrix products."
     known = generations()[architecture]
-    layers, experts = argument(run, 'transformer_impl'), bool(argument(run, 'num_experts'))
+    layers = argument(run, 'transformer_impl')
+    experts = bool(argument(run, 'num_experts'))
     engine = layers == 'transformer_engine' or experts
     more = (bool(argument(run, 'moe_grouped_gemm')) * GROUPED_WORKSPACES
             + bool(argument(run, 'tp_comm_overlap')) * OVERLAP_WORKSPACES)
@@ -201,7 +204,8 @@ LOGIT_BYTES = 6.   # in 16 bits, and the softmax in 32; where nothing fuses the 
 
 def peak_memory(run):  # GB
     "What a run's last rank holds at most: what is there after a step, and what a pass needs."
-    job, held = counted_job(run), job_of_run(run).costs_said.get('logit_held', LOGIT_BYTES)
+    job = counted_job(run)
+    held = job_of_run(run).costs_said.get('logit_held', LOGIT_BYTES)
     software = Parameters(software=Costs(
         logit_held=held, dropout=argument(run, 'dropout') != 'none'))
     job = job._replace(assumptions=replace(
@@ -223,11 +227,13 @@ def table_of_runs(runs):  # DataFrame
     "Each run: why it is not counted, or how many % off it is, after a step and at the peak."
     rows = []
     for _, run in runs.iterrows():
-        why, off = why_uncounted(run), lambda GB, measured: 100 * (GB / (measured / 1e9) - 1)
+        why = why_uncounted(run)
+        off = lambda GB, measured: 100 * (GB / (measured / 1e9) - 1)
         row = {'test': run.test, 'gpu': run.gpu, 'why_not': why,
                'measured_GB': run.mem_allocated_bytes / 1e9}
         if not why:
-            rest, not_told = sum(static_memory(run).values()), not_said(run)
+            rest = sum(static_memory(run).values())
+            not_told = not_said(run)
             row |= {'not_said': not_told, 'error': off(rest, run.mem_allocated_bytes)}
         if not (why or moves_out(run)):
             peak, GB = peak_memory(run), run.mem_max_allocated_bytes / 1e9

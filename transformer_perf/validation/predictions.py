@@ -65,7 +65,8 @@ def assumed_of(found, x, recompute):  # Series of str
     "What was taken for cells that are empty, where `x` is the table of what was found, filled."
     own = {**x, **{c: found[f'predicted_{c}'] for c in OPEN},
            'recompute': pd.Series(recompute, found.index)}
-    said, text = found.predicted_iteration_s.notna(), pd.Series('', found.index)
+    said = found.predicted_iteration_s.notna()
+    text = pd.Series('', found.index)
     for c in TOLD:
         empty = (found[c].isna() if c in found else True) & said
         if c in OF_EXPERTS: empty &= x.experts.notna()
@@ -90,7 +91,8 @@ def predict(
     system=None,              # of all rows, instead of gpu, gpus_per_node and nic_GBps_per_gpu
 ):  # DataFrame: df with predicted_iteration_s, predicted_memory_GB, the components and a reason
     "Predicted iteration time and memory of measured runs: the estimate of each row's job."
-    df, assumptions = on_system(df, system), as_assumptions(assumptions)
+    df = on_system(df, system)
+    assumptions = as_assumptions(assumptions)
     rows = cleaned(df)
     x = filled(rows, system)
     jobs, reason = rows_as_jobs(rows, x, assumptions, system)
@@ -109,7 +111,8 @@ def predict(
         trust[row] = evidence(vars(one.parallel), one.model, one.system, one.assumptions)
         recompute[row] = job.parallel.recompute
         if not fits: reason.iloc[row] = TOO_LARGE
-    slips, found = slips_in(df), df.assign(**found, reason=reason, trust=trust)
+    slips = slips_in(df)
+    found = df.assign(**found, reason=reason, trust=trust)
     assumed = assumed_of(found, x, recompute)
     if slips: assumed = assumed.mask(assumed != '', assumed + f'; {"; ".join(slips)}')
     return found.assign(assumed=assumed)
@@ -157,11 +160,13 @@ def of_values(record, path=None):  # Calibration
 def never_seen(df, path=None):  # Series of predicted iteration times, s
     "Each source predicted by parameters that were fitted without it, as unknown software."
     source, found = source_of(df), pd.Series(np.nan, df.index)
-    without, stack = shipped_record('without', path), stack_of(clean(df))
+    without = shipped_record('without', path)
+    stack = stack_of(clean(df))
     for name in source.unique():
         own = df[source == name]
         if name not in without: continue
-        a, same = with_sets(of_values(without[name], path)), name in TWICE
+        a = with_sets(of_values(without[name], path))
+        same = name in TWICE
         found[own.index] = predict(own.assign(stack=stack[own.index] if same else ''),
                                    a).predicted_iteration_s
     return found
@@ -174,8 +179,10 @@ def scoreboard(
 ):  # DataFrame, a row per table, in percent
     "Predicted against measured, per table."
     names = [row_name(df, at) for at in range(len(table_with(df, ['iteration_s'])))]
-    df, presets = df.reset_index(drop=True), several(presets, 'presets')
-    errors, rows = errors_by_preset(df, presets, system), []
+    df = df.reset_index(drop=True)
+    presets = several(presets, 'presets')
+    errors = errors_by_preset(df, presets, system)
+    rows = []
     for table, own in df.groupby(table_of(df), sort=False):
         mean = {f'{name} %': percent(x[own.index].abs().mean()) for name, x in errors.items()}
         e = errors[presets[-1]][own.index].dropna()

@@ -331,7 +331,8 @@ def rule_of_numbers(column, n):  # (what they must be, where they are that)
 def column_rules(df, x, system):  # yields (what is wrong, where it is right)
     "What each column must hold, where it is not empty."
     for c, column in x.items():
-        n, needed = column.to_numpy(float), c in NEEDED_COLUMNS
+        n = column.to_numpy(float)
+        needed = c in NEEDED_COLUMNS
         if needed: yield f'{c} is missing or no number', ~np.isnan(n)
         must_be, right = rule_of_numbers(c, n)
         empty = df[c].isna().to_numpy() if c in df else True
