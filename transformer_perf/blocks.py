@@ -31,7 +31,7 @@ from .estimates import (
     KINDS, SENT_ONCE, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work,
     any_of, distinct, exchanged, of_recipe, where)
 from .layers import (
-    EAGER_NORM, EAGER_NORM_MIXED, EAGER_ROTATION, EAGER_ROTATION_32, EAGER_ROTATION_MIXED,
+    CORE, EAGER_NORM, EAGER_NORM_MIXED, EAGER_ROTATION, EAGER_ROTATION_32, EAGER_ROTATION_MIXED,
     SUM_IN_32_BITS, after_first, attend, attend_summa, autocast_add, autocast_norm,
     autocast_weight, bias, dropout, dropout_add, eager_bias, eager_clamp, eager_gelu,
     eager_norm, eager_rotation, eager_softmax, eager_weighing, fused_attention, fused_norm,
@@ -391,10 +391,11 @@ def gathers(job: CountedJob, op: Operation, width=None):  # Operation
     reduce = tp_message(job, 'allreduce', width=width)
     hides = job.assumptions.inputs_sharded   # behind the gradient of the weight
     scatter = tp_message(job, 'reducescatter', job.costs.regather if hides else 1., width)
-    whole = np.logical_not(sharded)
-    two = op.name in ('fc1', 'ln2') and job.costs.gate_apart
+    whole = np.logical_not(sharded)   # every GPU of tp has the whole sequence
     back = sent_if(sharded, scatter) + sent_if(whole, reduce)
-    if two: back = back + sent_if(whole & np.asarray(job.here.gated, bool), reduce)
+    before_mlp = op.name in ('fc1', 'ln2')
+    if before_mlp and job.costs.gate_apart:   # the gate's product adds up a gradient of its own
+        back = back + sent_if(whole & np.asarray(job.here.gated, bool), reduce)
     return with_messages(op, sent_if(sharded, gather) + op.forward.messages,
                          op.backward.messages + back)
 
@@ -485,8 +486,7 @@ def residual(job: CountedJob, product, dropout_name, biased=True):  # list of Op
     after = [more._replace(recomputed_with=())] if block.norms > 2 + place else []
     if job.assumptions.fused_kernels:
         masked = np.asarray(job.costs.dropout) * 1.
-        added = dropout_add
-        if stream_in_32_bits(job): added = autocast_add
+        added = autocast_add if stream_in_32_bits(job) else dropout_add
         return [*after, added(dropout_name, rows, columns, units, masked)]
     present = block.has_bias(product) if biased else 0.
     name = f'{product}-bias'
@@ -605,7 +605,8 @@ def seen_share(job: CountedJob, mixer, rows=None):
 
     `rows` of the sequence are on a GPU: its share by cp, unless given."""
     a, whole = job.assumptions, job.seq_len
-    about = mixer.window, mixer.chunk, job.rows if rows is None else rows
+    if rows is None: rows = job.rows
+    about = mixer.window, mixer.chunk, rows
     window, chunk, rows = about if job.documents is None else map(plain, about)
     halved = np.asarray(mixer.causal) * (a.causal_mask * 1.)
     def share(length, window, rows):   # of the pairs of one piece
@@ -669,10 +670,12 @@ def attention_core(job: CountedJob, mixer):  # list of Operation
                              keeps_output(job, mixer), mixer.value)
         return [passes_keys(job, mixer, remade(mixer, op), mixer.width + mixer.value)]
     masked = 1. * (job.costs.dropout or not a.fused_kernels)
-    kernel = eager_softmax if job.costs.eager_scores else fused_softmax
-    scores = [kernel('softmax', b, h, rows, l, units, masked)] if a.fused_kernels else [
-        softmax('softmax', b, h, rows, l, units),
-        dropout('dpr_at', b * h * rows * l, units, recomputed_with=('scores', 'core_attn'))]
+    if a.fused_kernels:
+        kernel = eager_softmax if job.costs.eager_scores else fused_softmax
+        scores = [kernel('softmax', b, h, rows, l, units, masked)]
+    else:
+        scores = [softmax('softmax', b, h, rows, l, units),
+                  dropout('dpr_at', b * h * rows * l, units, recomputed_with=CORE)]
     compared = remade(mixer, logits('logits', *sizes, mixer.width, units))
     chosen = remade(mixer, attend('attend', *sizes, mixer.value, units, masked))
     return [passes_keys(job, mixer, compared, mixer.width, merges=False), *scores,
@@ -1021,10 +1024,11 @@ def shared_experts(job: CountedJob, experts):  # list of Operation
     if not job.assumptions.inputs_sharded: first = gathers(job, first)
     first = first._replace(weights=first.weights + E * job.embed_dim * experts.shared_gate)
     act = activated(job, 'shared-act', job.tokens * width)
-    both = lambda op, freed=1.: in_part('moe', in_part('shared_experts', op, freed), freed)
+    second = row_product(job, 'shared-fc2', width)
     shared = job.assumptions.inputs_sharded   # with the router, which else keeps it as well
     copied = 1. - shared * saves_whole(job, first.name)
-    return [both(first, copied), both(act), both(row_product(job, 'shared-fc2', width))]
+    def in_both(op, freed=1.): return in_part('moe', in_part('shared_experts', op, freed), freed)
+    return [in_both(first, copied), in_both(act), in_both(second)]
 
 @dataclass(frozen=True)
 class Experts(Half):
@@ -1075,8 +1079,7 @@ def attention_core_summa(job: CountedJob, mixer):  # list of Operation
     divides('l', l, 'm1', job.tp), divides('e/h', mixer.width, 'm1', job.tp)
     sizes = b, l, mixer.width, h, *grid, job.panels
     return [logits_summa('logits', *sizes, units), softmax_2d('softmax', b, h, l, *grid, units),
-            dropout('dpr_at', b * h * job.rows * (l // job.tp), units,
-                    recomputed_with=('scores', 'core_attn')),
+            dropout('dpr_at', b * h * job.rows * (l // job.tp), units, recomputed_with=CORE),
             attend_summa('attend', *sizes, units)]
 
 # %% ../nbs/82b_blocks.ipynb #3b000013
@@ -1111,24 +1114,25 @@ def frozen(op: Operation, held, keeps_input):  # Operation
         copies=op.copies if held == 2 else 0.,   # in 4 bits they are unpacked in every pass
         frozen=op.weights - op.in_matrices * (1 - held / 2))
 
-def with_adapter(op: Operation, r, several, units):  # Operation
-    "An operation with two matrices of rank r beside each of its weights, `several` in one."
+def with_adapter(op: Operation, rank, several, units):  # Operation
+    "An operation with two matrices of a rank beside each of its weights, `several` in one."
     base, E = op.forward.products[0], units.element
-    rows, m, n, wide = base.m, base.k, base.n, r * several
-    product = lambda a, b, c, adds=False: Product(a, b, c, base.batch, adds)
-    there = product(rows, wide, m), product(rows, n, r)
-    back = (product(rows, r, n), product(rows, m, wide), product(r, n, rows, True),
-            product(m, wide, rows, True))
-    weights = E * base.batch * (wide * m + r * n)
-    onto = 3 * E * base.batch * rows * n   # what the weight says is read, and the sum written
+    rows, inputs, outputs = base.m, base.k, base.n
+    narrow = rank * several   # columns of the first matrices, which are one product
+    def product(m, n, k, adds=False): return Product(m, n, k, base.batch, adds)
+    there = product(rows, narrow, inputs), product(rows, outputs, rank)
+    back = (product(rows, rank, outputs), product(rows, inputs, narrow),
+            product(rank, outputs, rows, True), product(inputs, narrow, rows, True))
+    weights = E * base.batch * (narrow * inputs + rank * outputs)
+    onto = 3 * E * base.batch * rows * outputs   # what the weight says is read, the sum written
     forward = op.forward._replace(products=op.forward.products + there,
                                   nbytes=op.forward.nbytes + onto,
                                   launches=op.forward.launches + 1)
     backward = op.backward._replace(products=op.backward.products + back)
     return op._replace(
         forward=forward, backward=backward, weights=weights, in_matrices=weights,
-        activations=op.activations + E * base.batch * rows * wide,
-        matrices=(Matrix(m, wide, base.batch), Matrix(r, n, base.batch)))
+        activations=op.activations + E * base.batch * rows * narrow,
+        matrices=(Matrix(inputs, narrow, base.batch), Matrix(rank, outputs, base.batch)))
 
 def gpt_block(embed_dim, heads, mlp_dim=None):  # Block
     "A layer as in GPT-3, whose MLP is four times as wide as the stream unless said otherwise."

@@ -84,7 +84,8 @@ def drawn_lines(table, names, broad):  # list of str
     heads = [str(name).replace(' ', '\n').replace('-', '-\n') for name in names]
     cell = lambda x: '' if x is None else printable(x)
     rows = [[cell(row[name]) for name in names] for row in records(table)]
-    sides = ['right' if x[:1].isdigit() else 'left' for x in rows[0]] if rows else None
+    sides = None
+    if rows: sides = ['right' if x[:1].isdigit() else 'left' for x in rows[0]]
     if broad: rows = [[wrapped(x, broad) for x in row] for row in rows]
     drawn = tabulate(rows, heads, 'simple', colalign=sides, disable_numparse=True)
     return [line.rstrip() for line in drawn.splitlines()]
@@ -1506,8 +1507,9 @@ def summary_of(function): return help_of(function).strip().splitlines()[0]
 def parser_of(name):  # Parser
     "The parser of one command."
     do = COMMANDS[name]
-    model = ' [MODEL]' if any(o.name == 'model' for o in do.options) else ''
-    parser = Parser(prog=f'transformer-perf {name}{model}', allow_abbrev=False,
+    takes_model = any(o.name == 'model' for o in do.options)
+    usage = f'transformer-perf {name}' + (' [MODEL]' if takes_model else '')
+    parser = Parser(prog=usage, allow_abbrev=False,
                     description=textwrap.dedent(' ' * 4 + help_of(do.run)),
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     for o in do.options:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ANYWHERE', 'WIDTH', 'MLP_DERIVED', 'HEAD_OF_128', 'DERIVED', 'TIED', 'TIED_DERIVED', 'GELU', 'RELU2', 'NO_WINDOW',
            'SWITCHED', 'QWEN_ROUTED', 'COUNTED', 'ALL_ROUTED', 'DENSE_FIRST', 'PLAIN', 'DEEPEST', 'SIZE_KEYS',
-           'HIDDEN_ACTS', 'BIASED_PLACES', 'LATENT_KEYS', 'EXPERT_KEYS', 'AHEAD', 'Config', 'Family', 'basic',
-           'attention_fields', 'rule_of', 'places_of_experts', 'router_groups', 'experts', 'is_config',
+           'HIDDEN_ACTS', 'BIASED_PLACES', 'LATENT_KEYS', 'EXPERT_KEYS', 'AHEAD', 'Config', 'Family', 'activation_key',
+           'basic', 'attention_fields', 'rule_of', 'places_of_experts', 'router_groups', 'experts', 'is_config',
            'fields_together', 'fields_of', 'without_usual']
 
 # %% ../nbs/81_configs.ipynb #00bc0005
@@ -800,12 +800,16 @@ HIDDEN_ACTS = {
     **dict.fromkeys(('gelu', 'gelu_python', 'gelu_pytorch_tanh'), 'gelu')}
 BIASED_PLACES = {'attention mlp': 'all', '': 'none', **{one: one for one in BIASED}}
 
+def activation_key(c: Config):  # str
+    "The key by which a file names its activation."
+    if c.given.get('hidden_activation'): return 'hidden_activation'
+    return 'activation_function' if 'activation_function' in c.given else 'hidden_act'
+
 def basic(c: Config, family):  # dict of fields
     "Sizes, activation, norms and biases."
     found = {field: c.needed(names) for field, names in SIZE_KEYS.items()}
     whole(found['depth'], 'num_hidden_layers', most=DEEPEST)
-    name = 'hidden_activation' if c.given.get('hidden_activation') else (
-        'activation_function' if 'activation_function' in c.given else 'hidden_act')
+    name = activation_key(c)
     found['activation'] = HIDDEN_ACTS[nearest(c.said(name)[1], HIDDEN_ACTS, name)]
     found['mlp_dim'] = c.size('intermediate_size n_inner') or 4 * found['embed_dim']
     where = ' '.join(sorted(place for key, place in family.biases.items()
@@ -872,15 +876,22 @@ def by_rules(c: Config, depth):  # list of bool
     return [first <= i <= last and i % freq == 0 and (i + 1) % step == 0 and i not in dense
             for i in range(depth)]
 
+def sparse_or_dense(x):  # str, or what the file has
+    "A layer with experts or without, in words, where a list may have 1 and 0 for them."
+    if x == 1: return 'sparse'
+    return 'dense' if x == 0 else x
+
 def with_experts(c: Config, depth):  # list of bool
     "The layers with experts."
     listed = [key for key in LIST_KEYS if isinstance(c.given.get(key), list)]
     if not listed: return by_rules(c, depth)
-    words = ['sparse' if x == 1 else 'dense' if x == 0 else x for x in c.given[listed[0]]]
-    layers = layers_listed(listed[0], words, ('sparse', 'dense'), depth)
-    plain = c._replace(given={key: x for key, x in c.given.items() if key not in LIST_KEYS})
+    key = listed[0]
+    words = [sparse_or_dense(x) for x in c.given[key]]
+    layers = layers_listed(key, words, ('sparse', 'dense'), depth)
+    others = {name: x for name, x in c.given.items() if name not in LIST_KEYS}
+    plain = c._replace(given=others)
     if c.given.get('first_k_dense_replace') and layers != by_rules(plain, depth):
-        raise ValueError(f'{listed[0]} contradicts first_k_dense_replace='
+        raise ValueError(f'{key} contradicts first_k_dense_replace='
                          f'{c.given["first_k_dense_replace"]}')
     return layers
 

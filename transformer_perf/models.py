@@ -196,7 +196,8 @@ def attention_of(m, window):  # Attention or LatentAttention
             query_latent=m.q_lora_rank)
     width = m.head_dim or m.embed_dim // m.heads
     kv_heads = m.heads if m.kv_heads is None else m.kv_heads
-    normed = ('whole' if m.qk_norm_whole else 'head') if m.qk_norm else None
+    normed = None
+    if m.qk_norm: normed = 'whole' if m.qk_norm_whole else 'head'
     return Attention(**same, kv_heads=kv_heads, width=width, value=width, normed=normed,
                      gated_output=m.attention_gate)
 
@@ -408,7 +409,7 @@ class ParameterPart(NamedTuple):
     total = property(lambda self: self.each * self.number)
     active = property(lambda self: self.each * min(self.used, self.number))
 
-def parts_summed(parts):  # dict: (component, parameters in one) -> Part
+def parts_summed(parts):  # dict: (component, parameters in one) -> ParameterPart
     "Parts of one name and one size, together."
     found = {}
     for part in parts:
@@ -446,7 +447,7 @@ def counted_once(m: Model, causal_mask=True, adapters='none'):
     return [*layers, *((op, 1) for op in ends)]
 
 # %% ../nbs/00_models.ipynb #c0de0007
-def parts_of(op, layers, tokens):  # list of Part
+def parts_of(op, layers, tokens):  # list of ParameterPart
     "The parameters of an operation: the matrices of its product, and what stands beside them."
     if not op.forward.products: return [ParameterPart(op.name, round(op.weights), layers, layers)]
     p = op.forward.products[0]
@@ -459,7 +460,7 @@ def parts_of(op, layers, tokens):  # list of Part
 
 def parameter_table(
     model,  # a Model, a name, a .json file or a dict
-):  # list of Part
+):  # list of ParameterPart
     "Every parameter of a model, in parts whose totals add up to `parameters`."
     m, parts = as_model(model), []
     for op, layers in counted_once(m):

@@ -144,7 +144,8 @@ def is_kernel(e):
 def kernels_in_trace(path):  # list of (kernel, the operation that launched it, or {})
     "The kernels among the events of a trace."
     found = parse_json(profile_text(path), path_text(path), infinities=True).get('traceEvents')
-    events = [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
+    if not isinstance(found, list): found = []
+    events = [e for e in found if isinstance(e, dict)]
     operations = {str(launched_by(e)): e for e in events
                   if e.get('cat') == 'cpu_op' and launched_by(e) is not None}
     kernels = filter(is_kernel, events)

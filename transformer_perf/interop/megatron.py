@@ -92,7 +92,8 @@ AROUND = {'p2p': 'ring', 'all_gather': 'allgather', 'allgather': 'allgather', 'a
 
 def context_said(x, key):  # str
     "How keys travel; a word for each layer must be the same word."
-    words = {str(word) for word in x} if isinstance(x, list) else {str(x)}
+    if not isinstance(x, list): x = [x]
+    words = set(map(str, x))
     if len(words) != 1: raise ValueError(f'{key}={quoted(x)} must be one way for all layers')
     return AROUND[nearest(words.pop(), AROUND, key)]
 

@@ -188,7 +188,8 @@ def expanded(shell, line, text, in_quotes=False):  # str
         listed = as_list(x)
         shell.spend(sum(map(len, listed)) + 1)
         safe = [re.sub(r'["\\]' if in_quotes else r'''["'\\]''', r'\\\g<0>', x) for x in listed]
-        return ('" "' if in_quotes else ' ').join(safe) if safe or not in_quotes else NO_WORD
+        if in_quotes and not safe: return NO_WORD
+        return ('" "' if in_quotes else ' ').join(safe)
     return (IN_QUOTES if in_quotes else OUTSIDE_QUOTES).sub(put, text)
 
 def words(shell, line, word):  # list of str
@@ -227,7 +228,8 @@ def either(shell, line, ends):  # dict: variable -> value
         rest = dict.fromkeys(' '.join(x[len(same):]) or 'nothing' for x in listed)
         what = f'{" or ".join(rest)} ({shell.lines[line - 1].strip()})'
         same = [*same, unknown(line, what)]
-        found[name] = same if any(isinstance(x, list) for x in values) else ' '.join(same)
+        some_are_lists = any(isinstance(x, list) for x in values)
+        found[name] = same if some_are_lists else ' '.join(same)
     return found
 
 # %% ../../nbs/89_scripts.ipynb #12b1001c
