@@ -94,7 +94,9 @@ class Half:
         if not self.halves_inside: return 1
         return sum(half.readers(job) for half in self.halves_inside)
 
-def largest(figures): return functools.reduce(np.maximum, figures, 0.)
+def largest(figures):
+    "The largest of some figures, 0 where there are none; columns row by row."
+    return functools.reduce(np.maximum, figures, 0.)
 
 def checked_operations(half: Half, job):  # list of Operation
     "The operations of half a layer; a ValueError where it lists something else."

@@ -93,7 +93,9 @@ class Offloaded(NamedTuple):
     nvme: float = 0.        # 1: its disks hold the states and weights, not its memory
     operations: tuple = ()  # in every layer, those whose activations do
 
-def all_of(part): return np.inf if part == 'activations' else 1.   # what no amount stands for
+def all_of(part):
+    "What a part of an offload means without an amount: all of it."
+    return np.inf if part == 'activations' else 1.
 
 def amounts_offloaded(offload):  # dict: part -> amount
     "Which parts of a job a choice names, and how much of each."

@@ -90,7 +90,9 @@ def drawn_lines(table, names, broad):  # list of str
     drawn = tabulate(rows, heads, 'simple', colalign=sides, disable_numparse=True)
     return [line.rstrip() for line in drawn.splitlines()]
 
-def paragraph(text): return textwrap.fill(printable(text), TEXT_WIDTH) + '\n'
+def paragraph(text):
+    "A text in lines as wide as a terminal."
+    return textwrap.fill(printable(text), TEXT_WIDTH) + '\n'
 
 # %% ../nbs/95_cli.ipynb #fccedad6
 COMMANDS_OF_TERMINALS = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]')
@@ -182,7 +184,9 @@ def command(name, *options):
     return add
 
 # %% ../nbs/95_cli.ipynb #1a0dae8b
-def as_number(text): return int(text) if re.fullmatch(r'[+-]?\d{1,29}', text) else text
+def as_number(text):
+    "A text as a whole number where it is one, else as it is."
+    return int(text) if re.fullmatch(r'[+-]?\d{1,29}', text) else text
 
 def whole_numbers_given(texts, name, least=1):
     "Whole numbers from options that may be repeated and may hold several."

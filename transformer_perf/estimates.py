@@ -757,10 +757,14 @@ class Assumptions(Choices, Modelling):
 PRESETS = {'paper': Assumptions.paper(), 'corrected': Assumptions.corrected()}
 
 @functools.cache
-def shipped(): return Assumptions.calibrated()   # read once, when it is asked for
+def shipped():
+    "The preset `calibrated`, read once, when it is asked for."
+    return Assumptions.calibrated()
 
 @functools.cache
-def shipped_run_by(name): return run_by(shipped(), name)   # of a software that is known
+def shipped_run_by(name):
+    "The same, run by a software that is known by name."
+    return run_by(shipped(), name)
 
 GROUP_COLUMNS = ('tp', 'cp', 'pp', 'dp', 'ep', 'etp', 'micro_batch')   # of a layout
 

@@ -243,7 +243,9 @@ def every_configuration(t, strategy, model, global_batch, assumptions, considere
     return keep(t, can_run(t, model, global_batch, assumptions))
 
 # %% ../nbs/88a_search.ipynb #7113f518
-def divides_what_is_left(t, name): return t['left'] % t[name] == 0
+def divides_what_is_left(t, name):
+    "Whether a factor divides what the groups before it leave of a domain, in each row."
+    return t['left'] % t[name] == 0
 
 @functools.lru_cache(maxsize=64)
 def domain_factors(size):  # array (ways, 4)
@@ -728,7 +730,9 @@ def played_work(f: Fitting, variant, i):  # Workload
     system = systems_of_rows(q.system, variant)
     return count(job_of(t, q.model, system, q.global_batch, q.assumptions))
 
-def units_differ(system): return any(np.ndim(getattr(system, name)) for name in NUMBERS_OF_UNITS)
+def units_differ(system):
+    "Whether a system's variants differ in their units of arithmetic."
+    return any(np.ndim(getattr(system, name)) for name in NUMBERS_OF_UNITS)
 
 def fitting_when_played(t, fit, known):  # bools
     "Which of some candidates fit, played where only that tells; `known`: GB of those played."
@@ -1039,7 +1043,9 @@ def as_assumed(assumptions, name, value):
     "A value of a choice as assumptions hold it; a ValueError for one that cannot be."
     return getattr(dataclasses.replace(assumptions, **{name: value}), name)
 
-def without_repeats(values): return list(dict.fromkeys(values))
+def without_repeats(values):
+    "Values in order, each once."
+    return list(dict.fromkeys(values))
 
 def considered_choices(choices, model, system, assumptions):  # dict: choice -> list of values
     "What is open: for each choice the values asked for, else the usual ones, or as assumed."

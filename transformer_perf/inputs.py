@@ -185,7 +185,9 @@ def checked(cls):
 
 # %% ../nbs/97_inputs.ipynb #b4ce6bc3
 @functools.cache
-def names_of_fields(cls): return tuple(f.name for f in dataclasses.fields(cls))
+def names_of_fields(cls):
+    "The names of the fields of a dataclass."
+    return tuple(f.name for f in dataclasses.fields(cls))
 
 def of_right_values(cls, values):
     "A dataclass of values, one for each field, that are known to be right: none is checked."
@@ -346,9 +348,13 @@ def once(pairs):  # dict
         check_new(key, known)
         known.add(key)
 
-def no_constant(word): raise ValueError(f'{word} is not a number')
+def no_constant(word):
+    "A ValueError for NaN and infinities, which JSON does not have."
+    raise ValueError(f'{word} is not a number')
 
-def infinity(word): return float(word) if word != 'NaN' else no_constant(word)
+def infinity(word):
+    "An infinity as a number; NaN is none."
+    return float(word) if word != 'NaN' else no_constant(word)
 
 # %% ../nbs/97_inputs.ipynb #90a00060
 def parse_json(text, name, infinities=False):  # dict

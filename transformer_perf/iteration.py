@@ -98,7 +98,9 @@ def derived_fields(p):  # dict: field -> value
     return found
 
 # %% ../nbs/87a_estimate.ipynb #05faca10
-def copies_of_experts(t): return t['tp'] * t['cp'] * t['dp'] // (t['ep'] * t['etp'])   # GPUs
+def copies_of_experts(t):  # GPUs
+    "GPUs that hold the same experts, in each row of a table."
+    return t['tp'] * t['cp'] * t['dp'] // (t['ep'] * t['etp'])
 
 def has_copies(t, experts):
     "The rows of a table in which weights are held twice; `experts`: whether the model has any."
@@ -819,7 +821,9 @@ def differs(rows, name, often):
     return False
 
 # %% ../nbs/87a_estimate.ipynb #2b86b4b0
-def plural(number, word): return f'{number} {word}' if number == 1 else f'{number} {word}s'
+def plural(number, word):  # str
+    "A number of things in words."
+    return f'{number} {word}' if number == 1 else f'{number} {word}s'
 
 def experts_in_words(row):
     "Who shares the experts of a layer, where several GPUs do; an expert's own GPUs come last."

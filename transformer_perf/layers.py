@@ -52,7 +52,9 @@ def linear(
                      matrices=(Matrix(inputs, outputs, batch),), in_matrices=E * weight)
 
 # %% ../nbs/03_layers.ipynb #418dee90
-def after_first(micro_batches): return 1 - 1 / np.maximum(micro_batches, 1)   # of them, a share
+def after_first(micro_batches):  # share
+    "Of some micro-batches, the share that come after the first."
+    return 1 - 1 / np.maximum(micro_batches, 1)
 
 def autocast_weight(forward, backward, numbers, micro_batches, units=Units()):  # (Work, Work)
     """Both passes of a product whose weight, of so many numbers, has 32 bits: it is cast to 16,

@@ -28,7 +28,9 @@ PEAK_FORMATS = {   # of a kernel -> the format whose peak rate it has
     'bf16': 'bf16', 'fp8': 'fp8', 'fp8_block': 'fp8', 'nvfp4': 'fp4'}
 BYTES = {'bf16': 2., 'fp8': 1., 'fp8_block': 1., 'nvfp4': .5625}   # of a number and its scale
 
-def generation_of(system): return generations()[system.architecture]
+def generation_of(system):  # Generation
+    "What is known of the generation of a GPU."
+    return generations()[system.architecture]
 
 def peak(precision, system: System):  # FLOP/s of one multiprocessor, by the data sheet
     "What a multiprocessor could do."
@@ -351,7 +353,9 @@ def gpu_of(name):  # str
     return found[0] if found else str(name)
 
 @functools.lru_cache
-def sheet_of(gpu): return as_system(SHEETS.get(gpu, gpu))
+def sheet_of(gpu):  # System
+    "The data sheet of a GPU by its short name."
+    return as_system(SHEETS.get(gpu, gpu))
 
 GPU_VARIANTS = {   # of these GPUs runs were measured, too: the system, and what differs
     'A100-40GB': ('A100-80GB', dict(hbm_bandwidth=1555, hbm_capacity=42.4, accelerator='A100')),

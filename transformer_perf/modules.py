@@ -171,7 +171,9 @@ def panels_of(rows: CountedOperations):  # list: of each pass
     "SUMMA panels of passes; none of those without what is late, which send nothing."
     return [op.panels for op in rows.operations] * 2 + [None] * len(rows.late)
 
-def as_name(text): return re.sub(r'\W', '_', text)   # of an operation, as formulas write it
+def as_name(text):
+    "The name of an operation as formulas write it."
+    return re.sub(r'\W', '_', text)
 
 def passes_by_name(rows: CountedOperations, priced: Priced, pricer):  # Priced
     "What passes take, by the names of their operations; what takes nothing has none."

@@ -81,7 +81,8 @@ def pass_seconds(one: Estimate):  # (forward s, backward s)
     "What a micro-batch takes on the stage that sets the pace."
     return seconds_at_pace(*priced_estimate(one))
 
-def seconds_at_pace(work, _, costs, ends):  # the same; of what `counted_and_priced` gives
+def seconds_at_pace(work, _, costs, ends):  # (forward s, backward s)
+    "The same, of what `counted_and_priced` gives."
     pace = slowest_stage(work, costs, ends)
     return (float(pace.layers * pace.cost.forward + pace.load.ends / 3),
             float(pace.layers * pace.cost.backward + 2 * pace.load.ends / 3))

@@ -543,9 +543,17 @@ class HeldTensor(NamedTuple):
     width: float = 1.    # of the drawing; of a GPU's row
     height: float = 1.
 
-def whole_squares(n): return n * [[(0, 0, 1, 1)]]
-def by_rows(n): return [[(0, i / n, 1, 1 / n)] for i in range(n)]
-def by_columns(n): return [[(i / n, 0, 1 / n, 1)] for i in range(n)]
+def whole_squares(n):
+    "Every GPU has all of a tensor."
+    return n * [[(0, 0, 1, 1)]]
+
+def by_rows(n):
+    "Each GPU has some rows of a tensor."
+    return [[(0, i / n, 1, 1 / n)] for i in range(n)]
+
+def by_columns(n):
+    "Each GPU has some columns of a tensor."
+    return [[(i / n, 0, 1 / n, 1)] for i in range(n)]
 
 # %% ../nbs/83_plots.ipynb #7c100008
 ARROW, GAP = 1.25, .35   # of a GPU's row: the width of a message, and between two tensors

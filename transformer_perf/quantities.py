@@ -28,7 +28,9 @@ NEUTRAL = {np.add: (0, 0), np.subtract: (None, 0), np.multiply: (1, 1),   # on t
            np.true_divide: (None, 1), np.floor_divide: (None, 1), np.power: (None, 1),
            np.minimum: (np.inf, np.inf)}
 
-def plain(x): return x.value if isinstance(x, Quantity) else x
+def plain(x):
+    "A number without its origin, if it has one."
+    return x.value if isinstance(x, Quantity) else x
 
 def is_just(x, number):
     "Whether it is this number, which needs no name."

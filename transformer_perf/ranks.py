@@ -107,8 +107,13 @@ def ended_together(world, found):  # list, on rank 0
 # %% ../nbs/98_ranks.ipynb #90b0000c
 AT_WORKER = {}   # what a worker process does, for it is too large to be sent with each block
 
-def hold(do): AT_WORKER['do'] = do
-def do_held(block): return list(AT_WORKER['do'](block))
+def hold(do):
+    "Keep what this worker process is to do with each block."
+    AT_WORKER['do'] = do
+
+def do_held(block):
+    "Do it with one block."
+    return list(AT_WORKER['do'](block))
 
 def pooled(do, numbers, workers):
     "Yield what worker processes on this machine bring."

@@ -48,10 +48,14 @@ def counted_alone(model, vocabulary):  # Workload
     a = dataclasses.replace(as_assumptions('corrected'), vocabulary=vocabulary)
     return count(job_of(ONE_GPU, model, as_system('H200'), 1, a))
 
-def wants_count(model): return isinstance(model, Model) and bool(unlike_gpt(model))
+def wants_count(model):
+    "Whether a model has what the closed formulas do not know, so that it is counted instead."
+    return isinstance(model, Model) and bool(unlike_gpt(model))
 
 # %% ../nbs/85a_scaling.ipynb #a8276614
-def size(): return field(arrays=True, least=1, most=LARGEST)
+def size():
+    "A field for a size of a model: a number, or an array of them."
+    return field(arrays=True, least=1, most=LARGEST)
 
 @checked
 @dataclass(frozen=True)
@@ -121,7 +125,9 @@ class Stage(NamedTuple):
 STAGES = (Stage((), ('allreduce',)), Stage((), ('allreduce', 'allgather')),
           Stage((), ('reduce', 'allgather')), Stage(('allgather',), ('allgather', 'reducescatter')))
 
-def weights_GB(model): return 2e-9 * parameters(model)
+def weights_GB(model):  # GB
+    "The weights of a model in 16 bits."
+    return 2e-9 * parameters(model)
 
 # %% ../nbs/85a_scaling.ipynb #a87c9635
 def as_stage(stage):

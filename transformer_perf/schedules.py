@@ -138,8 +138,13 @@ def dual_steps(r, h, N):
     for _ in range(r + 1): yield from d.weights()
 
 # %% ../nbs/30_schedules.ipynb #04b00010
-def dualpipe(rank, p, v, N): return dual_steps(min(rank, p - 1 - rank), p // 2, N // 2)
-def dualpipe_v(rank, p, v, N): return dual_steps(rank, p, N)
+def dualpipe(rank, p, v, N):
+    "Micro-batches enter at both ends; a rank and its mirror image work alike."
+    return dual_steps(min(rank, p - 1 - rank), p // 2, N // 2)
+
+def dualpipe_v(rank, p, v, N):
+    "The same with stages folded into a V: each rank has a chunk of either half."
+    return dual_steps(rank, p, N)
 
 # %% ../nbs/30_schedules.ipynb #04b00012
 @told('idle')

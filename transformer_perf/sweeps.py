@@ -239,7 +239,9 @@ def unpacked(data):  # DataFrame
     rows = np.load(io.BytesIO(content), allow_pickle=False)
     return pd.DataFrame({name: rows[name] for name in rows.dtype.names})
 
-def packed_result(function, task): return pack(function(task))
+def packed_result(function, task):
+    "What a function gives for a task, as bytes that can be sent."
+    return pack(function(task))
 
 # %% ../nbs/85_sweeps.ipynb #6019b23b
 def sha256(data): return hashlib.sha256(data).hexdigest()

@@ -150,8 +150,7 @@ def sent_between_stages(work: Workload, pricer):  # s
     "Pipeline messages of one micro-batch, both directions."
     p, beside = work.layouts, work.beside
     v = p.virtual_stages
-    link = pipeline_time(
-        beside.boundary, p.pp, p.nvlink_pp, pricer, p.assumptions)
+    link = pipeline_time(beside.boundary, p.pp, p.nvlink_pp, pricer, p.assumptions)
     unshared = np.logical_not(p.sequence_sharded) & (not p.costs.whole_boundary)
     if any_of(unshared):
         gathered = pricer.collective('allgather', beside.stream, Group(p.tp, p.nvlink_tp))
@@ -355,7 +354,7 @@ class PipelineStage(NamedTuple):
     last: float     # 1 where it ends it
     rank: int       # the first one that holds so much
     widest: float = 1.     # layers of its longest chunk over those of its mean one
-    narrowest: float = 1.  # layers of its shortest chunk over those
+    narrowest: float = 1.  # layers of its shortest chunk over those of its mean one
     runs: tuple = ()       # as `runs_on_ranks`, of each number of units that is asked for
 
 # %% ../nbs/87_timeline.ipynb #83c55b86

@@ -38,7 +38,9 @@ def comments(cls):  # dict: field -> text
     found = (re.match(r'    (\w+): .*?# (.*)', line) for line in lines)
     return {field[1]: field[2].strip() for field in found if field}
 
-def is_number(x): return isinstance(x, Real) and not isinstance(x, bool)
+def is_number(x):
+    "Whether something is a real number, which a flag is not."
+    return isinstance(x, Real) and not isinstance(x, bool)
 
 def leaves_of(record, owner):  # dict: field -> Quantity
     "The numbers of a dataclass, each with what it means and whose it is."

@@ -305,7 +305,9 @@ def with_consequences(p: Parallel, to, a: Assumptions, case: Case = None):  # di
     if again != p.recompute and 'recompute' not in to: to = to | {'recompute': again}
     return to | (dict.fromkeys(given_places(p)) if {*GROUPS} & to.keys() else {})
 
-def given_places(p: Parallel): return [place for place in PLACES if getattr(p, place) is not None]
+def given_places(p: Parallel):
+    "For which groups a configuration says how many of their GPUs share an NVLink domain."
+    return [place for place in PLACES if getattr(p, place) is not None]
 
 def to_host(case: Case):  # list of str
     "What a host could hold whose rates are known, from a part of the states to most."

@@ -129,7 +129,9 @@ def profile_text(path):  # str
         except (OSError, EOFError, zlib.error): raise ValueError('is damaged') from None
         except UnicodeDecodeError: raise ValueError('is not a text file') from None
 
-def arguments_of_event(event): return event['args'] if isinstance(event.get('args'), dict) else {}
+def arguments_of_event(event):  # dict
+    "What an event of a trace says besides, where it says it in a dict."
+    return event['args'] if isinstance(event.get('args'), dict) else {}
 
 # %% ../../nbs/90l_logs.ipynb #d5983b76
 def launched_by(event):  # number of an operation

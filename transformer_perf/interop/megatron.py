@@ -34,8 +34,12 @@ from .tables import (
 from .texts import flat
 
 # %% ../../nbs/90c_megatron.ipynb #9682345b
-def same_words(*words): return words_of({word: word for word in words})
+def same_words(*words):
+    "Words that are values of ours as they are."
+    return words_of({word: word for word in words})
+
 def no_model(x, key):
+    "A ValueError where what no model here can have is on."
     if x is not False: raise ValueError(f'{key}={quoted(x)}: no field of a Model says it')
 
 def layers_by_pattern(x, key):

@@ -135,7 +135,9 @@ class Format(NamedTuple):
     refuses: Callable = lambda facts, model: []   # what the framework refuses of what was read
 
 # %% ../../nbs/90a_tables.ipynb #12ab000c
-def number(least=1): return Kind(lambda x, key: whole(x, key, least), lambda fact: fact)
+def number(least=1):
+    "Whole numbers from `least` on."
+    return Kind(lambda x, key: whole(x, key, least), lambda fact: fact)
 
 def words_of(table):
     "Words of a framework for values of ours; of two words for one value the first is written."
@@ -334,7 +336,9 @@ UNSAID = dict(reshard_after_forward=True, dispatcher='alltoall', ep_overlap=Fals
               cuda_graphs='none', adapters='none', offload='none')
 
 # %% ../../nbs/90a_tables.ipynb #12ab000f
-def gpus_of_a_copy(facts): return math.prod(value(facts, group, 1) for group in ('tp', 'cp', 'pp'))
+def gpus_of_a_copy(facts):
+    "How many GPUs share one copy of the model."
+    return math.prod(value(facts, group, 1) for group in ('tp', 'cp', 'pp'))
 
 def copies_and_gpus(facts):  # (dp or None, GPUs or None)
     "How many copies there are, and GPUs."

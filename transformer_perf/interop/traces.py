@@ -83,8 +83,13 @@ def last_slices(one: Estimate, played):  # list of dict
     return found
 
 # %% ../../nbs/92_traces.ipynb #16000031
-def computed(name, seconds): return LANES[0], name, float(np.squeeze(seconds))
-def messaged(name, seconds): return LANES[1], f'messages of {name}', float(np.squeeze(seconds))
+def computed(name, seconds):
+    "A kernel as a row of a trace."
+    return LANES[0], name, float(np.squeeze(seconds))
+
+def messaged(name, seconds):
+    "The messages of an operation as a row of a trace."
+    return LANES[1], f'messages of {name}', float(np.squeeze(seconds))
 
 def forward_rows(layer: Layer, priced: Priced, share=1.):  # list of (lane, name, s)
     "Kernels and messages of a forward pass, or of a share of it that is computed again."
@@ -290,7 +295,9 @@ def trace_of(one: Estimate):  # dict
     return {'displayTimeUnit': 'ms', 'otherData': about,
             'traceEvents': name_events(one.parallel.pp) + events}
 
-def trace_text(one: Estimate): return json.dumps(trace_of(one), separators=(',', ':')) + '\n'
+def trace_text(one: Estimate):
+    "The trace of an estimate as a file holds it."
+    return json.dumps(trace_of(one), separators=(',', ':')) + '\n'
 
 def write_trace(
     one: Estimate,

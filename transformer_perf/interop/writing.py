@@ -214,7 +214,9 @@ def one_connection(job):  # list of str
     alone = p.tp * p.cp == 1 or (p.zero_stage or 0) > 1 or hides or free
     return [] if alone else ['CUDA_DEVICE_MAX_CONNECTIONS=1']
 
-def comment(notes): return ''.join(f'# set elsewhere: {note}\n' for note in notes)
+def comment(notes):  # str
+    "Notes as lines of a comment, one each."
+    return ''.join(f'# set elsewhere: {note}\n' for note in notes)
 
 # %% ../../nbs/90k_writing.ipynb #12ab003d
 FIRST_OF_ACCELERATE = {'compute_environment': 'LOCAL_MACHINE', 'mixed_precision': 'bf16',

@@ -348,7 +348,8 @@ def memory_bar(result: Estimate, x, y, width, ghost):  # list of str
     return drawn + legend(x, y + 52, entries, 2, width / 2)
 
 # %% ../../nbs/77_layer_panel.ipynb #7808945e
-def micro_batches_of(result: Estimate):  # of each copy, in an iteration
+def micro_batches_of(result: Estimate):
+    "Micro-batches of each copy in an iteration."
     return result.global_batch // result.parallel.dp // result.parallel.micro_batch
 
 def pipeline_of(result: Estimate, table):  # Pipeline

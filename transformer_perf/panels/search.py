@@ -59,9 +59,12 @@ def found_by(state, k=TOP, **fixed):  # SearchResult
     return search(model, state.n_gpus, system, state.global_batch, state.strategy, k,
                   assumptions_of(state), fixed=fixed)
 
-def unchosen(state): return dataclasses.replace(state, cell='none', candidate=0)
+def unchosen(state):
+    "A state of the panel with nothing chosen of what was found."
+    return dataclasses.replace(state, cell='none', candidate=0)
 
-def searched_for_state(state):   # what is searched for
+def searched_for_state(state):
+    "A state with no more than what is searched for: nothing chosen, and no map."
     return dataclasses.replace(unchosen(state), map='')
 
 # %% ../../nbs/78_search_panel.ipynb #f17113b4
@@ -266,7 +269,9 @@ def candidate_at(state, rank):  # a row, or None
     return found.iloc[min(rank, len(found)) - 1] if len(found) and rank else None
 
 # %% ../../nbs/78_search_panel.ipynb #7a51c122
-def cell_name(sizes): return ' x '.join(map(str, sizes))
+def cell_name(sizes):
+    "A cell of the map as text: its sizes."
+    return ' x '.join(map(str, sizes))
 
 def shade(ratio):  # color
     "Dark blue for the fastest, the paler the slower; white from three times its time on."

@@ -228,9 +228,12 @@ def loaded(job: JobState):  # Question
                     considered_choices(choices, model, system, assumptions), {})
 
 # %% ../../nbs/76_panel_states.ipynb #7a51c0e6
-def panel_name(state): return type(state).__name__.removesuffix('State').lower()
+def panel_name(state):
+    "The name of the panel that a state belongs to."
+    return type(state).__name__.removesuffix('State').lower()
 
 def value_as_text(value):
+    "The value of a control as text; several numbers as in 4x8."
     return 'x'.join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 def said(state):  # dict: control -> text
