@@ -497,6 +497,22 @@ def test_what_a_howto_names_is_where_it_says():
         assert re.search(rf'\b{name}\b', code), f'{howto}: no {name} in {stem}'
 
 
+OF_OTHERS = {   # names of other programs
+    'num_floating_point_operations', 'generate_llm_fqn_per_model_part', 'no_sync',
+    'pipeline_parallel_first_stage_less_layers'}
+
+
+def test_names_in_prose_are_in_code():
+    "A function or a field that a notebook's text names was not renamed since; or it is another's."
+    named = {name for stem in STEMS
+             for text in sources(notebooks.ROOT / 'nbs' / f'{stem}.ipynb', 'markdown')
+             for name in re.findall(r'`([a-z]+(?:_[a-z0-9]+)+)`', text)}
+    code = [''.join(sources(path, 'code')) for path in notebooks.NOTEBOOKS]
+    code += [path.read_text() for path in (notebooks.ROOT / 'nbs' / 'data').glob('*.json')]
+    known = {*re.findall(r'\w+', ''.join(code))}
+    assert named - known == OF_OTHERS
+
+
 def is_blank(source): return 'eval: false' in notebooks.directives(source)
 
 
