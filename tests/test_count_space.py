@@ -180,7 +180,7 @@ def test_no_placement_is_faster_than_its_bound():
     q = execution.Question(MODEL, system, 32, a, '1d',
                            execution.considered_choices({}, MODEL, system, a), {})
     fit = execution.fitting((8, 16), q)
-    space, layers = fit.less, fit.layers
+    space, layers = fit.placeable, fit.layers
     i, j = execution.matching_rows(space.t['grouping'], space.places['grouping'])
     seconds, = execution.seconds_of(*execution.candidate_costs(space, layers, i, j), q)
     bounds, = execution.lower_bounds(space, layers)

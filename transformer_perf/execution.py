@@ -392,10 +392,10 @@ def systems_of_rows(system, variant):
 class Layers(NamedTuple):
     "The distinct layers of a space, priced at each of their placements."
     counted: Workload     # of all distinct layers
-    own: np.ndarray       # which of these each configuration has
-    which: np.ndarray     # which of those that are priced
-    place: np.ndarray     # the placement of tp and cp of each row of the placements
-    at: np.ndarray        # [layer, placement] -> column of the cost, -1 where there is none
+    counted_layer: np.ndarray   # which of these each configuration has
+    priced_layer: np.ndarray    # which of those that are priced
+    placement: np.ndarray       # that of tp and cp, of each row of the placements
+    column: np.ndarray    # [priced layer, placement] -> column of the cost, -1 if there is none
     cost: LayerCost
     ends: tuple           # s of the embedding and of the output layer, alike
     priced: Question      # for which they are priced: each variant once
@@ -408,7 +408,7 @@ class Layers(NamedTuple):
     def work(self, t, i, q: Question):  # Workload
         "What configurations i ask of each GPU; t: their rows, placed or not."
         p = Layouts(**layouts_of(t, q.system, q.global_batch, q.assumptions))
-        return self.counted.at(self.own[i], p)
+        return self.counted.at(self.counted_layer[i], p)
 
 class Counted(NamedTuple):
     "A space before anything is priced: what its configurations ask, and hold."
@@ -510,13 +510,13 @@ def seconds_of(work: Workload, cost, ends, q: Question, messages=True):  # s, [v
 def lower_bounds(space: Space, layers: Layers):  # s, [variant, configuration]
     "No placement of a configuration is faster than this."
     q = layers.priced
-    rows, places = np.nonzero(layers.at >= 0)   # each layer at each placement, by layer
-    column = layers.at[rows, places]
+    rows, places = np.nonzero(layers.column >= 0)   # each layer at each placement, by layer
+    column = layers.column[rows, places]
     start = np.flatnonzero(np.diff(rows, prepend=-1))   # of each layer's placements
     def best_placed(x): return np.minimum.reduceat(x[..., column], start, axis=-1)
     cost = LayerCost(*map(best_placed, layers.cost))
     ends = tuple(map(best_placed, layers.ends))
-    which = np.searchsorted(rows[start], layers.which)   # of each configuration
+    which = np.searchsorted(rows[start], layers.priced_layer)   # of each configuration
     t = space.t | {'nvlink_pp': space.t['pp']}
     def seconds_unplaced(some):
         own = which[some]
@@ -532,7 +532,7 @@ def lower_bounds(space: Space, layers: Layers):  # s, [variant, configuration]
 def candidate_costs(space: Space, layers: Layers, i, j):  # (Workload, LayerCost, ends)
     "What candidates ask and take: configurations i at placements j."
     q = layers.priced
-    column = layers.at[layers.which[i], layers.place[j]]
+    column = layers.column[layers.priced_layer[i], layers.placement[j]]
     work = layers.work(space.at(i, j), i, q)
     cost = fields_at(layers.cost, column)
     cost = in_layouts(cost, work, pricer_of(q.system, q.assumptions))
@@ -573,8 +573,8 @@ def best_of_some(space: Space, layers: Layers, fits, some, k):  # FastestCandida
         seconds = seconds_of(*candidate_costs(space, layers, i, j), layers.priced)
         seconds = np.where(fits[:, i], layers.of_each(seconds), np.inf)
         for own in filter(len, split_by_label(n[i])):   # those of one number of GPUs
-            of, at = i[own], j[own]
-            best.add(n[of[0]], seconds[:, own], np.stack([of, at]))
+            number = n[i[own[0]]]
+            best.add(number, seconds[:, own], np.stack([i[own], j[own]]))
     return best
 
 # %% ../nbs/88a_search.ipynb #6a4c89dd
@@ -655,7 +655,7 @@ class Fitting(NamedTuple):
     memory: np.ndarray   # GB of each configuration, by formula
     fits: np.ndarray     # [variant, configuration]
     some: np.ndarray     # the configurations that fit somewhere and have placements
-    less: Space          # only these
+    placeable: Space     # only these
     played: np.ndarray   # of which of them only playing tells what they hold
     layers: Layers       # None where nothing fits
 
@@ -667,15 +667,16 @@ def fitting(n_gpus, q: Question):  # Fitting
     if any(map(offloads, q.considered['offload'])): fits = fits & host_has_room(own.every, q.system)
     fits = np.broadcast_to(fits, (variant_count(q.system), fits.shape[1]))
     some = np.flatnonzero(fits.any(axis=0) & (space.placed > 0))
-    less = space._replace(t=keep(space.t, some))
-    layers = priced_layers(less, own.layers, own.which[some], q) if len(some) else None
+    placeable = space._replace(t=keep(space.t, some))
+    layers = priced_layers(placeable, own.layers, own.which[some], q) if len(some) else None
     played = np.broadcast_to(ranks_have_unlike_chunks(own.every), own.which.shape)[some]
-    return Fitting(q, space, own.memory, fits, some, less, played, layers)
+    return Fitting(q, space, own.memory, fits, some, placeable, played, layers)
 
 # %% ../nbs/88a_search.ipynb #6a4c89dc
 def table_of_candidates(f: Fitting, variant, i, j):  # dict of columns
     "Candidates with all their figures; those that do not fit after all are left out."
-    space, q, t = f.less, f.question, f.less.at(i, j)
+    space, q = f.placeable, f.question
+    t = space.at(i, j)
     t['strategy'] = np.where(t['cp'] == 1, *q.strategies)
     system = systems_of_rows(q.system, variant)
     t |= {'variant': variant, 'candidate': i * len(space.places['grouping']) + j}
@@ -707,7 +708,7 @@ def tables_of(n_gpus, fit, some):
     for at, f in enumerate(fit):
         own = some['search'] == at
         variant, i, j = (np.asarray(some[name])[own] for name in ('variant', 'i', 'j'))
-        none = set(n_gpus).difference(f.less.t['n_gpus'])
+        none = set(n_gpus).difference(f.placeable.t['n_gpus'])
         reasons = {n: why_none(n, f.space, f.memory, f.question) for n in none}
         table = table_of_candidates(f, variant, i, j) if len(i) else empty_table(f.question)
         found.append((table, reasons, int(f.space.placed.sum())))
@@ -717,7 +718,7 @@ def fastest_of(fit, k):  # dict of columns; `search`: of which Fitting
     "The k best of several Fittings together, for each variant and GPU count."
     found = []
     for at, f in enumerate(fit):
-        best = best_candidates(f.less, f.layers, f.fits[:, f.some], k)
+        best = best_candidates(f.placeable, f.layers, f.fits[:, f.some], k)
         found.append(best | {'search': np.full(len(best['i']), at)})
     t = joined(found)
     place = position_in_group((t['variant'], t['n_gpus']), t['seconds'])
@@ -725,7 +726,7 @@ def fastest_of(fit, k):  # dict of columns; `search`: of which Fitting
 
 def played_work(f: Fitting, variant, i):  # Workload
     "What candidates ask of each GPU, on systems that may count other units."
-    q, t = f.question, keep(f.less.t, i)
+    q, t = f.question, keep(f.placeable.t, i)
     if not units_differ(q.system): return f.layers.work(t, i, q)
     system = systems_of_rows(q.system, variant)
     return count(job_of(t, q.model, system, q.global_batch, q.assumptions))
@@ -851,7 +852,7 @@ FEW_ALIKE, MORE_KINDS = 4, 4    # of a kind are played; of so many kinds beside 
 
 def column_of_all(name, fit, t):  # array
     "A column of configurations that several Fittings have in common, for some candidates."
-    every = [np.broadcast_to(f.less.t[name], rows_of_table(f.less.t)) for f in fit]
+    every = [np.broadcast_to(f.placeable.t[name], rows_of_table(f.placeable.t)) for f in fit]
     start = np.cumsum([0, *map(len, every)])
     return np.concatenate(every)[start[t['search']] + t['i']]
 
@@ -876,7 +877,7 @@ def is_tested(f: Fitting, i):  # bools
     q, known = f.question, f.question.assumptions.measured.evidence
     if known is None or q.assumptions.unmeasured or not len(i):
         return np.full(len(i), known is None)
-    t, places = keep(f.less.t, i), f.less.places
+    t, places = keep(f.placeable.t, i), f.placeable.places
     first = np.searchsorted(places['grouping'], t['grouping'])
     t = t | {'strategy': np.where(t['cp'] == 1, *q.strategies),
              'nvlink_tp': places['nvlink_tp'][first]}
@@ -1109,7 +1110,8 @@ def search_subject(model, system, global_batch, assumptions, fits_by=None, softw
 
 def strategies_asked(strategy, about, considered):  # list of str
     "As `strategies_named`; 'all' leaves out what lacks an operation for a choice."
-    (model, *_, assumptions), found = about, []
+    model, *_, assumptions = about
+    found = []
     for name in strategies_named(strategy, assumptions, model):
         lacks = [grid_lacks(name, *both) for both in itertools.product(
             considered['precision'], considered['adapters'])]
@@ -1145,7 +1147,8 @@ def questions(about, strategy, choices, fixed=None):  # list of Question, of eac
 def stages_besides(considered, assumptions, pp):  # list of int
     """The ZeRO stages that a search tries besides, for its software offers them: in pipelines (of
     pp stages) only where it shares out gradients in them by itself."""
-    software, (usual, *_) = assumptions.software, considered['zero_stage']
+    software = assumptions.software
+    usual, *_ = considered['zero_stage']
     if not assumptions.wide_search or software is None: return []
     if usual < 2 and 1 not in pp: return []
     return [stage for stage in (2, 3) if software.offers('zero_stage', stage) and stage != usual]

@@ -211,7 +211,7 @@ def knobs_of(t, assumptions):  # array
 def worth_asking(f: Fitting):  # bools [question, configuration]
     "Of which configurations the fastest is wanted; of all, to begin with."
     q, memory = f.question, f.memory[f.some]
-    knobs = knobs_of(f.less.t, q.assumptions) + 0 * f.some   # of each
+    knobs = knobs_of(f.placeable.t, q.assumptions) + 0 * f.some   # of each
     room = q.system.hbm_capacity * LEVELS
     most = np.arange(len(PARALLEL_KINDS) + 3)
     return np.concatenate([memory <= room[:, None], knobs <= most[:, None]])
@@ -221,8 +221,8 @@ FINALISTS = PLAYED   # of the fastest; one of each other question
 
 def candidates(f: Fitting):  # DataFrame
     "The best of each question and number of GPUs, before schedules are played."
-    best = pd.DataFrame(best_candidates(f.less, f.layers, worth_asking(f), FINALISTS))
-    q, t = f.question, f.less.at(best.i, best.j)
+    best = pd.DataFrame(best_candidates(f.placeable, f.layers, worth_asking(f), FINALISTS))
+    q, t = f.question, f.placeable.at(best.i, best.j)
     found = statistics(t, q.model, q.system, q.global_batch, q.assumptions)
     shown = {name: found[name] for name in ('iteration_s', 'memory_GB')}
     return best.rename(columns={'variant': 'question'}).assign(variant=0, **shown)

@@ -208,7 +208,7 @@ def play_those(some, job):  # list of dict, a row of a search; None where it doe
     new = keep(some, np.flatnonzero([key not in known for key in keys]))
     tables = tables_of([], fit, new | {'variant': 0 * new['i']})
     for at, ((table, *_), f) in enumerate(zip(tables, fit)):   # each search of several
-        placements = len(f.less.places['grouping'])
+        placements = len(f.placeable.places['grouping'])
         for row in pd.DataFrame(table).to_dict('records'):
             i, j = divmod(row['candidate'], placements)
             known[at, i, j] = row
