@@ -291,9 +291,11 @@ def layer_memory(job: CountedJob):  # Stored
     saved_here = full * input_alone + (1 - full) * (saved - freed)
     away = 0.
     if offloads(job.offload): away = activations_away(job, operations, saved_here, full)
-    return Stored(held('weights', False), held('weights', True), saved_here - away,
-                  where(full > 0, saved - input_alone, freed), copies, away,
-                  held('frozen', False), held('frozen', True))
+    return Stored(
+        weights=held('weights', routed=False), routed=held('weights', routed=True),
+        activations=saved_here - away, recomputed=where(full > 0, saved - input_alone, freed),
+        copies=copies, offloaded=away,
+        frozen=held('frozen', routed=False), frozen_routed=held('frozen', routed=True))
 
 def activations_away(job: CountedJob, operations, saved, full):  # GB
     "Of what a layer keeps, what the host holds: all of some layers, or the inputs of some modules."
@@ -420,7 +422,7 @@ def summed_layer(layer: Layer, priced: Priced, pricer, p: Layouts):  # LayerCost
     rows = stacked_rows(layer.reruns), *priced.forward, *priced.backward
     recomputed, *own = with_same_axes(rows)
     busy_fwd, busy_bwd = Busy(*own[:4]), Busy(*own[4:])
-    often, sent, sent_back = with_same_axes([
+    often, sent, sent_back = with_same_axes([   # how often messages are sent again; s of them
         stacked_rows([at(x) for x in layer.reruns]), priced.sent_forward, priced.sent_backward])
     both = lambda name: at(added(getattr(busy_fwd, name) * (1 + recomputed + layer.full)
                                  + getattr(busy_bwd, name)))
@@ -648,12 +650,13 @@ def gathered_GB(part: UnitWeights, p: Layouts):
 def with_host(parts, at_once, gather, reduce, pricer, p: Layouts):  # (s, s)
     "Messages of a unit, with copies from the host before a gather and to it after a reduction."
     if not offloads(p.offload): return gather, reduce
-    by = lambda part: where(np.greater(p.zero_stage, 0), sharing_groups(p, part.group)[0].size, 1)
-    share = lambda GB: sum(GB(part) / by(part) for part in parts) / at_once
+    def sharers(part):   # GPUs among which a part is shared out
+        return where(np.greater(p.zero_stage, 0), sharing_groups(p, part.group)[0].size, 1)
+    def share(GB): return sum(GB(part) / sharers(part) for part in parts) / at_once
     weights = on_host(p.offload, 'weights')
     gradients = on_host(p.offload, 'optimizer') * reduces_often(p)
     gradients = gradients * p.costs.gradient_bytes / 2
-    shared = functools.reduce(operator.or_, (np.greater(by(part), 1) for part in parts))
+    shared = functools.reduce(operator.or_, (np.greater(sharers(part), 1) for part in parts))
     masters = on_host(p.offload, 'optimizer') * (p.costs.sharded_master & shared)   # in 32 bits
     down = share(lambda part: part.held(p) + part.trained * masters)
     up = share(lambda part: part.trained)
@@ -849,27 +852,32 @@ def beside_layers(job: CountedJob, ends):  # BesideLayers
     tokens = most(half.tokens_gathered(job) for half in halves)
     last = ends[1].operations if ends else ()
     saved = sum(op.activations for op in last) * (own_vocabulary(job) > 0)
-    return BesideLayers(boundary_of(job), E * rows * e * (job.tp > 1), E * rows * keys,
-                        E * own_vocabulary(job) * e, E * widest,
-                        E / 2 * numbers_of_logits(job, own_vocabulary(job)), E * tokens, saved)
+    words = own_vocabulary(job)
+    return BesideLayers(
+        boundary_of(job), stream=E * rows * e * (job.tp > 1), keys=E * rows * keys,
+        table=E * words * e, widest=E * widest, logits=E / 2 * numbers_of_logits(job, words),
+        tokens=E * tokens, saved=saved)
 
 def count(job: CountedJob):  # Workload
     "The only place that counts: every layer and both ends, once."
     kinds = tuple(map(counted_layer, job.kinds))
     ends = counted_ends(job)
     number = layers_of_kinds(job)
-    matrix = sum(n * matrix_TFLOP(kind.rows, [kind.full + recomputed for recomputed in kind.reruns])
-                 for n, kind in zip(number, kinds))
+    def TFLOP_of_kind(kind):
+        again = [kind.full + recomputed for recomputed in kind.reruns]
+        return matrix_TFLOP(kind.rows, again)
+    matrix = sum(n * TFLOP_of_kind(kind) for n, kind in zip(number, kinds))
     at_ends = sum(matrix_TFLOP(end, [0.] * len(end.operations)) for end in ends)
     model = None
     if job.flops_per_token is not None:
         model = 1e-12 * job.micro_batch * job.seq_len / (job.tp * job.cp) * job.flops_per_token
     stored = of_kinds([layer_memory(kind) for kind in job.kinds], job)
     matrices = of_kinds([layer_matrices(kind) for kind in job.kinds], job)
-    return Workload(job.layouts, job.depth, stored, job.mtp_layers, job.order, matrices,
-                    end_weights(job, ends), end_weights(job, ends, 'frozen'),
-                    beside_layers(job, ends), matrix + at_ends * (own_vocabulary(job) > 0), model,
-                    kinds, ends)
+    return Workload(
+        job.layouts, job.depth, stored, job.mtp_layers, job.order, matrices,
+        weights=end_weights(job, ends), frozen=end_weights(job, ends, 'frozen'),
+        beside=beside_layers(job, ends), matrix=matrix + at_ends * (own_vocabulary(job) > 0),
+        model_TFLOP=model, kinds=kinds, ends=ends)
 
 def prices_of(work: Workload, pricer):  # (LayerCost of each kind of layer, s of both ends)
     "All rows of all layouts at prices: one call."
@@ -895,10 +903,12 @@ def model_figures(
     job = CountedJob(**sizes, units=units, assumptions=assumptions)
     total = lambda w: sum(counted(w, units)[:2]) if system is None else flops(w, system)
     both = lambda ops: sum(total(op.forward) + total(op.backward) for op in ops)
-    of = [(n * both(kind.here.mixer.operations(kind)), n * both(kind.operations),
-           n * sum(layer_memory(kind)[:2]))
-          for n, kind in zip(layers_of_kinds(job), job.kinds)]
-    attend, flop, weights = (sum(kind[i] for kind in of) for i in range(3))
+    attend = flop = weights = 0.
+    for n, kind in zip(layers_of_kinds(job), job.kinds):
+        attend += n * both(kind.here.mixer.operations(kind))
+        flop += n * both(kind.operations)
+        stored = layer_memory(kind)
+        weights += n * (stored.weights + stored.routed)
     return {'parameters_B': weights / units.element / 1e9, 'PFLOP_per_sample': flop / 1000,
             'mlp_to_attention': (flop - attend) / attend}
 
