@@ -339,7 +339,8 @@ def said_by(job, left=()):  # dict: option -> value, as it would be typed; left:
         x = p[o.name]
         if x is None or o.name in idle or o.name in left: continue
         found[o.name] = [IN_WORDS[x] if isinstance(x, bool) else str(x)]
-    return {name: str(x) if isinstance(x, int) else x for name, x in found.items() if x is not None}
+    said = {name: x for name, x in found.items() if x is not None}
+    return {name: str(x) if isinstance(x, int) else x for name, x in said.items()}
 
 # %% ../nbs/95_cli.ipynb #1a0dae95
 def usual_of(o: Option, said):

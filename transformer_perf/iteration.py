@@ -769,16 +769,17 @@ def layer_groups(row):
     "The groups that share a layer of one row: tp, and cp unless the strategy is 1d."
     return STRATEGIES[row['strategy']].groups
 
-SHOWN = (('ep', 1, 'ep'), ('precision', 'bf16', 'precision'), ('zero_stage', 1, 'ZeRO'),
-         ('recompute', 'none', 'recompute'),
-         ('virtual_stages', 1, 'virtual stages'), ('sequence_sharded', True, 'sequence sharded'),
-         ('reduce_each', None, 'reduced each time'), ('reshard_after_forward', True, 'reshard'),
-         ('dp_replicate', 1, 'replicas'), ('etp', 1, 'etp'), ('schedule', '1f1b', 'schedule'),
-         ('optimizer', 'adam', 'optimizer'), ('cuda_graphs', 'none', 'CUDA graphs'),
-         ('offload', 'none', 'offload'), ('adapters', 'none', 'adapters'),
-         ('dispatcher', 'alltoall', 'dispatcher'),
-         *((name, ..., name) for name in ('context', 'dp_overlap', 'tp_overlap',
-                                          'ep_overlap')))   # ...: what the first row has
+SHOWN = (   # (column, what is so often that nobody shows it, title)
+    ('ep', 1, 'ep'), ('precision', 'bf16', 'precision'), ('zero_stage', 1, 'ZeRO'),
+    ('recompute', 'none', 'recompute'),
+    ('virtual_stages', 1, 'virtual stages'), ('sequence_sharded', True, 'sequence sharded'),
+    ('reduce_each', None, 'reduced each time'), ('reshard_after_forward', True, 'reshard'),
+    ('dp_replicate', 1, 'replicas'), ('etp', 1, 'etp'), ('schedule', '1f1b', 'schedule'),
+    ('optimizer', 'adam', 'optimizer'), ('cuda_graphs', 'none', 'CUDA graphs'),
+    ('offload', 'none', 'offload'), ('adapters', 'none', 'adapters'),
+    ('dispatcher', 'alltoall', 'dispatcher'),
+    *((name, ..., name) for name in ('context', 'dp_overlap', 'tp_overlap',
+                                     'ep_overlap')))   # ...: what the first row has
 
 # %% ../nbs/87a_estimate.ipynb #9610d342
 def memory_columns(t, system):  # list of (title, column, what follows a number)

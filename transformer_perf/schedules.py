@@ -123,7 +123,10 @@ class DualPipeRank:
     def weights(self): return [(self.late.popleft(),)] if self.late else []
 
 def dual_steps(r, h, N):
-    "The eight parts, for N micro-batches in each direction."
+    """The eight parts of DualPipe's order on one rank.
+
+    `r`: the rank, counted from its own end; `h`: ranks from there to the middle; `N`: micro-batches
+    in each direction."""
     d, far = DualPipeRank(), h - r - 1
     for _ in range(2 * far): yield from d.forward(0)
     for _ in range(r + 1): yield from d.forward(0) + d.forward(1)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['to_some_keys', 'gathered_keys', 'latest', 'IndexedAttention', 'absorbed', 'indexed_core', 'gathers_latents',
-           'indexer', 'index_scores', 'index_loss', 'BlockSparse', 'block_core', 'block_scores', 'ways_summed']
+           'of_weight_alone', 'indexer', 'index_scores', 'index_loss', 'BlockSparse', 'block_core', 'block_scores',
+           'ways_summed']
 
 # %% ../nbs/24a_sparse_attention.ipynb #24c00005
 from dataclasses import dataclass
@@ -94,17 +95,19 @@ def gathers_latents(job: CountedJob, op: Operation, width):  # Operation
     return with_messages(op, (gather,), (gather, scatter))
 
 # %% ../nbs/24a_sparse_attention.ipynb #24c00008
+def of_weight_alone(op: Operation):  # Operation
+    "A product that has a gradient of its weight and none of its input."
+    return op._replace(backward=op.backward._replace(products=op.backward.products[1:]))
+
 def indexer(job: CountedJob, mixer: IndexedAttention):  # list of Operation
     "Its queries, key and weights, the same on all GPUs of tp; scores of all keys; their loss."
     E, heads, d, T = job.units.element, mixer.index_heads, mixer.index_width, job.tokens
     queries = inner_product(job, 'index-q', T, mixer.query_latent or job.embed_dim, heads * d)
-    queries = saved_once(job, queries)
-    only_weight = queries.backward._replace(products=queries.backward.products[1:])
-    keys = saved_once(job, inner_product(job, 'index-k', job.own, job.embed_dim, d + heads))
-    keys = keys._replace(backward=keys.backward._replace(products=keys.backward.products[1:]))
+    keys = inner_product(job, 'index-k', job.own, job.embed_dim, d + heads)
+    queries, keys = (of_weight_alone(saved_once(job, op)) for op in (queries, keys))
     norm = any_norm(job, 'index-norm', job.own, d)._replace(weights=2 * E * d, recomputed_with=())
-    return [queries._replace(backward=only_weight), keys, gathers(job, norm, d + heads),
-            index_scores(job, mixer), index_loss(job, mixer)]
+    return [queries, keys, gathers(job, norm, d + heads), index_scores(job, mixer),
+            index_loss(job, mixer)]
 
 def index_scores(job: CountedJob, mixer: IndexedAttention):  # Operation
     "One number for each pair of tokens: a weighed sum over heads; the best are noted."

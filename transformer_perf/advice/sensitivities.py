@@ -118,7 +118,7 @@ def of_system(one, factor, again):  # DataFrame, a row for each figure
     values = {name: multiples_of(name, x, steps) for name, x in figures_of(one.system).items()}
     x, near, low, high = np.array([*values.values()]).T
     varied = one_by_one(one.system, values)
-    times, memory = (y.reshape(-1, len(steps)).T for y in priced_on(one, varied))
+    times, memory = (figure.reshape(-1, len(steps)).T for figure in priced_on(one, varied))
     best = np.full_like(times, np.nan)
     if again:   # as things are, once; near them nobody asks
         base, _, *ends = np.arange(times.size).reshape(-1, len(steps)).T

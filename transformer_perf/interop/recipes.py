@@ -185,7 +185,8 @@ def ignored_of(job, flags, kind):  # list of (key, reason)
             and key not in own and flags.get(key, True) not in (*OFF_WORDS, 0)]
     number = lambda pairs: sum(key in flags for key, _ in pairs)
     rest = number(job.ignored) - number(told)
-    return told + ([('the recipe', f'{rest} more of its keys are not used')] if rest else [])
+    if rest: told.append(('the recipe', f'{rest} more of its keys are not used'))
+    return told
 
 WITH_LORA = ('linear_qkv', 'linear_proj', 'linear_fc1', 'linear_fc2')   # unless a recipe says it
 PLACES_OF_LORA = {WITH_LORA: '', WITH_LORA[:2]: ':attention', WITH_LORA[2:]: ':mlp'}

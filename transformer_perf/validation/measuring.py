@@ -101,7 +101,7 @@ def product_of(layout, m, n, k, dtype):  # Measurement
     return Measurement(
         'gemm', layout, dtype, dict(m=m, n=n, k=k),
         lambda machine: make(machine, layout, m, n, k, dtype),
-        2. * m * n * k, size * (m * k + k * n) + max(size, 2) * m * n)
+        flop=2. * m * n * k, nbytes=size * (m * k + k * n) + max(size, 2) * m * n)
 
 # %% ../../nbs/93_measure.ipynb #17000010
 def products(machine):  # list of Measurement
@@ -136,15 +136,15 @@ def grouped_call(machine, layout, experts, rows, inputs, outputs):
 
 def groups(machine):  # list of Measurement
     "Products of experts; their sides are those of one expert."
-    def one(layout, experts, rows):
+    def grouped(layout, experts, rows):
         inputs, outputs = EXPERT_WIDTHS
         m, n, k = (outputs, inputs, rows) if layout == 'TN' else (rows, outputs, inputs)
         return Measurement(
             'grouped_gemm', layout, 'bf16', dict(m=m, n=n, k=k, experts=experts),
             lambda machine: grouped_call(machine, layout, experts, rows, inputs, outputs),
-            2. * experts * m * n * k, 2. * experts * (m * k + k * n + m * n))
+            flop=2. * experts * m * n * k, nbytes=2. * experts * (m * k + k * n + m * n))
     if machine.device != 'cuda': return []   # elsewhere they are products one by one
-    return [one(layout, *sizes) for sizes in EXPERTS for layout in ('NT', 'NN', 'TN')]
+    return [grouped(layout, *sizes) for sizes in EXPERTS for layout in ('NT', 'NN', 'TN')]
 
 # %% ../../nbs/93_measure.ipynb #17000012
 TENSOR_PASSES = {   # over a tensor of 16 bits
@@ -170,11 +170,11 @@ def vector_call(machine, op, rows):
 def vectors(machine):  # list of Measurement
     "Vector kernels on a tensor of 256 MiB, or less where memory is small."
     rows = int(min(2.**28, machine.memory * 1e9 / 256) / 2 / ROW)
-    def one(op, passes):
+    def vector(op, passes):
         nbytes = 2. * passes * rows * ROW
         return Measurement('vector', op, 'bf16', dict(message_bytes=nbytes),
-                           lambda machine: vector_call(machine, op, rows), 0., nbytes)
-    return [one(op, passes) for op, passes in TENSOR_PASSES.items()]
+                           lambda machine: vector_call(machine, op, rows), nbytes=nbytes)
+    return [vector(op, passes) for op, passes in TENSOR_PASSES.items()]
 
 # %% ../../nbs/93_measure.ipynb #17000013
 QUERY_HEADS = 16   # of queries
@@ -193,17 +193,18 @@ def attention_call(machine, seq, width, kv_heads, backward):
 
 def attentions():  # list of Measurement
     "Attention on growing sequences, with narrow and wide heads."
-    def one(seq, width, kv_heads, backward):
+    def attention(seq, width, kv_heads, backward):
         sizes = dict(batch=1, seq_len=seq, heads=QUERY_HEADS, kv_heads=kv_heads, head_dim=width,
                      causal=1)
         flop = 2. * QUERY_HEADS * seq**2 * width * (3.5 if backward else 1)   # half is hidden
         return Measurement(
             'attention', 'fwd+bwd' if backward else 'fwd', 'bf16', sizes,
-            lambda machine: attention_call(machine, seq, width, kv_heads, backward), flop,
-            8. * QUERY_HEADS * seq * width)
+            lambda machine: attention_call(machine, seq, width, kv_heads, backward),
+            flop=flop, nbytes=8. * QUERY_HEADS * seq * width)
     heads = (64, QUERY_HEADS), (128, QUERY_HEADS), (128, QUERY_HEADS // 4)
-    return [one(seq, *of, backward) for seq in (512, 1024, 2048, 4096, 8192, 16384)
-            for of in heads for backward in (False, True)]
+    return [attention(seq, width, kv_heads, backward)
+            for seq in (512, 1024, 2048, 4096, 8192, 16384)
+            for width, kv_heads in heads for backward in (False, True)]
 
 # %% ../../nbs/93_measure.ipynb #93000002
 COPIED = (2**20, 2**24, 2**28)   # bytes
@@ -217,7 +218,7 @@ def copies(machine):  # list of Measurement
         return lambda: target.copy_(source, non_blocking=True)
     if machine.device != 'cuda': return []
     return [Measurement('copy', way, 'bf16', dict(message_bytes=float(nbytes)),
-                        functools.partial(call, way=way, nbytes=nbytes), 0., nbytes)
+                        functools.partial(call, way=way, nbytes=nbytes), nbytes=nbytes)
             for nbytes in COPIED for way in ('to host', 'from host')]
 
 # %% ../../nbs/93_measure.ipynb #17000015
@@ -233,12 +234,12 @@ def collective_call(machine, op, nbytes):
 
 def collectives(machine):  # list of Measurement
     "Collectives of 1 to 256 MiB; none where one process measures alone."
-    def one(op, nbytes):
+    def collective(op, nbytes):
         sizes = dict(n_gpus=machine.gpus, n_nodes=machine.nodes, message_bytes=nbytes)
         return Measurement('collective', op, 'bf16', sizes,
-                           lambda machine: collective_call(machine, op, nbytes), 0., nbytes)
+                           lambda machine: collective_call(machine, op, nbytes), nbytes=nbytes)
     if machine.gpus == 1: return []
-    return [one(op, 2.**p) for p in range(20, 30, 2)
+    return [collective(op, 2.**p) for p in range(20, 30, 2)
             for op in ('all_reduce', 'all_gather', 'reduce_scatter', 'alltoall')]
 
 # %% ../../nbs/93_measure.ipynb #17000016
