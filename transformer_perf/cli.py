@@ -50,14 +50,14 @@ BROAD, *NARROW = 40, 22, 14   # characters of a cell, before it goes on below
 
 def table_as_text(
     table,        # DataFrame, or list of dict, for the eye
-    a,            # the options of a command: whether a table is as wide as it needs to be
+    args,            # the options of a command: whether a table is as wide as it needs to be
     title='',
 ):  # str
     "A table in text; columns that it has no room for are named below it."
     names = list(table[0] if isinstance(table, list) else table)
     for columns, broad in ways_to_draw(names):
         lines = drawn_lines(table, columns, broad)
-        if a.wide or max(map(len, lines)) <= TEXT_WIDTH: break
+        if args.wide or max(map(len, lines)) <= TEXT_WIDTH: break
     if left_out := [str(name) for name in names if name not in columns]:
         lines += textwrap.wrap(f'({", ".join(left_out)}: --wide)', TEXT_WIDTH)
     heading = [*textwrap.wrap(title, TEXT_WIDTH), ''] if title else []
@@ -116,9 +116,9 @@ def without_infinities(x):
 # %% ../nbs/95_cli.ipynb #fccedad8
 ANSWER, VERSION = 'transformer_perf.answer', 1   # described by nbs/data/answers.schema.json
 
-def as_json(fields, a):  # str
+def as_json(fields, args):  # str
     "An answer for other programs, with a head that says what it is."
-    head = {'schema': ANSWER, 'version': VERSION, 'command': a.command}
+    head = {'schema': ANSWER, 'version': VERSION, 'command': args.command}
     return json.dumps(head | without_infinities(fields), indent=1) + '\n'
 
 # %% ../nbs/95_cli.ipynb #fccedad7
@@ -129,24 +129,24 @@ def as_csv(table):
     return table.replace([math.inf, -math.inf], math.nan).to_csv(index=False)
 
 # %% ../nbs/95_cli.ipynb #2aa102c5
-def deliver_answer(text, a, found):
+def deliver_answer(text, args, found):
     "A text; in the place of a job that was not found, none is written to its file."
-    deliver(text, None if a.export and not found else a.output)
+    deliver(text, None if args.export and not found else args.output)
 
-def deliver_table(table, a, notes=(), view=None, title=''):
+def deliver_table(table, args, notes=(), view=None, title=''):
     "A plain table in the format asked for; for the eye, another view of it if there is one."
-    if a.format == 'csv': text = as_csv(table)
-    elif a.format == 'json': text = as_json({'rows': records(table), 'notes': notes}, a)
+    if args.format == 'csv': text = as_csv(table)
+    elif args.format == 'json': text = as_json({'rows': records(table), 'notes': notes}, args)
     else:
         shown = table if view is None else view
-        text = table_as_text(shown, a, title) + ''.join(map(paragraph, notes))
-    deliver(text, a.output)
+        text = table_as_text(shown, args, title) + ''.join(map(paragraph, notes))
+    deliver(text, args.output)
 
-def deliver_written(paths, a, notes):
+def deliver_written(paths, args, notes):
     "The names of files that were written."
     names = [str(path) for path in paths]
-    if a.format == 'json': deliver(as_json({'written': names, 'notes': notes}, a))
-    elif a.format == 'csv': deliver(as_csv([{'written': name} for name in names]))
+    if args.format == 'json': deliver(as_json({'written': names, 'notes': notes}, args))
+    elif args.format == 'csv': deliver(as_csv([{'written': name} for name in names]))
     else: deliver(''.join(f'{name}\n' for name in names) + ''.join(map(paragraph, notes)))
 
 # %% ../nbs/95_cli.ipynb #1a0dae8a
@@ -293,9 +293,9 @@ CHOSEN = (  # options of a configuration that assumptions answer unless given
       for group, kind in (('tp', 'tensor'), ('dp', 'data'), ('ep', 'expert'))))
 
 # %% ../nbs/95_cli.ipynb #ca37ccc5
-def given_of(a, options):  # dict: option -> value
+def given_of(args, options):  # dict: option -> value
     "What was said of some options."
-    values = {o.name: getattr(a, o.name) for o in options}
+    values = {o.name: getattr(args, o.name) for o in options}
     return {name: x for name, x in values.items() if x is not None}
 
 # %% ../nbs/95_cli.ipynb #1a0dae92
@@ -356,37 +356,37 @@ WITHOUT_DEFAULT = {   # what a job or an option says -> (words, options instead)
     'global_batch': ('global batch', ('batch_tokens',)),
     'samples': ('whole samples of a GPU', ())}
 
-def check_said(options, a, said):
+def check_said(options, args, said):
     "A ValueError where a job is given, and neither it nor an option says what it is about."
     for name, (words, instead) in WITHOUT_DEFAULT.items():
         o = next((o for o in options if name in o.names), None)
         if o is None or name == 'gpus' and o.default is None: continue
-        typed = any(getattr(a, other, None) for other in (o.name, *instead))
+        typed = any(getattr(args, other, None) for other in (o.name, *instead))
         if name not in said and not typed:
             raise ValueError(f'the job does not say its {words}: give {o.flag}')
 
 # %% ../nbs/95_cli.ipynb #1a0dae94
-def model_asked(a, model=None):  # Model; `a.length`: whose tokens of a sample it has
+def model_asked(args, model=None):  # Model; `a.length`: whose tokens of a sample it has
     "The model of a command, or one of several, with samples as long as was said."
     from transformer_perf.models import as_model, with_length
-    asked = a.model if model is None else model
+    asked = args.model if model is None else model
     model = as_model(asked)
-    a.length = length_taken(a, asked, model)
-    if a.seq_len is not None: model = with_length(model, a.seq_len)
-    documents = lengths_asked(a)
+    args.length = length_taken(args, asked, model)
+    if args.seq_len is not None: model = with_length(model, args.seq_len)
+    documents = lengths_asked(args)
     return model if documents is None else dataclasses.replace(model, documents=documents)
 
-def lengths_asked(a):  # as `as_lengths` takes them, or None
+def lengths_asked(args):  # as `as_lengths` takes them, or None
     "What samples are packed of: as options say it, or else the job, whichever model it trains."
-    if getattr(a, 'lengths', None) is not None: return a.lengths
-    job = getattr(a, 'job', None)
+    if getattr(args, 'lengths', None) is not None: return args.lengths
+    job = getattr(args, 'job', None)
     return job.model.documents if job and job.model else None
 
-def length_taken(a, asked, model):  # str
+def length_taken(args, asked, model):  # str
     "Whose number of tokens is taken where neither options nor a job say it."
     from transformer_perf.models import NAMED
-    if a.seq_len is not None or asked is model: return ''
-    if getattr(a, 'job', None) is not None: return "the model's own, for the job says none"
+    if args.seq_len is not None or asked is model: return ''
+    if getattr(args, 'job', None) is not None: return "the model's own, for the job says none"
     from transformer_perf.configs import is_config
     from transformer_perf.inputs import read_json
     if asked in NAMED or isinstance(asked, dict): return ''
@@ -395,20 +395,20 @@ def length_taken(a, asked, model):  # str
     return 'the most that its config.json allows' if from_config else ''
 
 # %% ../nbs/95_cli.ipynb #1a0dae96
-def preset_asked(a):  # Assumptions
+def preset_asked(args):  # Assumptions
     "Those of a command, for the software that it names, or its job."
     from transformer_perf.estimates import as_assumptions
-    if a.job is not None: return a.job.assumptions(a.assumptions, a.software)
-    return as_assumptions(a.assumptions, a.software)
+    if args.job is not None: return args.job.assumptions(args.assumptions, args.software)
+    return as_assumptions(args.assumptions, args.software)
 
 # %% ../nbs/95_cli.ipynb #1a0dae9b
-def assumptions_asked(a, **more):  # Assumptions
+def assumptions_asked(args, **more):  # Assumptions
     "The assumptions of a command, with what its job chooses and, if it has one, with more."
     from transformer_perf.estimates import CHOICES
-    own = preset_asked(a)
-    if a.job is None: return own
-    left = idle_in(a.job) | (set() if hasattr(a, 'pp') else follows_stages(a.job))
-    told = {name: getattr(a.job.parallel, name) for name in CHOICES if name not in left}
+    own = preset_asked(args)
+    if args.job is None: return own
+    left = idle_in(args.job) | (set() if hasattr(args, 'pp') else follows_stages(args.job))
+    told = {name: getattr(args.job.parallel, name) for name in CHOICES if name not in left}
     said = {name: x for name, x in told.items() if x is not None}
     return dataclasses.replace(own, **said, **more)
 
@@ -416,38 +416,38 @@ def subject(model, batch):  # dict
     "What an answer is about."
     return {'model': model.name, 'seq_len': model.seq_len, 'global_batch': batch}
 
-def title_of(a, model, batch, n_gpus=None, system=None):  # str
+def title_of(args, model, batch, n_gpus=None, system=None):  # str
     "The same as a line."
     from transformer_perf.iteration import plural
     gpus = '' if system is None else (
         f', {plural(n_gpus, system.name + " GPU")}, {system.nvlink_size} to an NVLink domain')
-    whose = f' ({a.length})' if a.length else ''
+    whose = f' ({args.length})' if args.length else ''
     samples = f'{plural(batch, "sample")} of {plural(model.seq_len, "token")}'
     return f'{model.name}{gpus}, {samples}{whose} an iteration'
 
-def title_for(one, a):  # str
+def title_for(one, args):  # str
     "What an estimate is about."
-    return title_of(a, one.model, one.global_batch, one.parallel.n_gpus, one.system)
+    return title_of(args, one.model, one.global_batch, one.parallel.n_gpus, one.system)
 
 # %% ../nbs/95_cli.ipynb #1a0dae97
-def estimate_of(row, a, model, system, assumptions):  # Estimate
+def estimate_of(row, args, model, system, assumptions):  # Estimate
     "A row of a search, priced again."
     from transformer_perf.iteration import Parallel, estimate
-    return estimate(model, Parallel.from_row(row), system, a.global_batch, assumptions)
+    return estimate(model, Parallel.from_row(row), system, args.global_batch, assumptions)
 
-def drops_graphs(a):  # bool
+def drops_graphs(args):  # bool
     "Whether a command that chooses the stages prices no CUDA graphs, though its job may have some."
-    if a.job is None or hasattr(a, 'pp') or getattr(a, 'cuda_graphs', None): return False
-    return 'cuda_graphs' in follows_stages(a.job)
+    if args.job is None or hasattr(args, 'pp') or getattr(args, 'cuda_graphs', None): return False
+    return 'cuda_graphs' in follows_stages(args.job)
 
 ABSENT = 'absent: '   # begins what a framework does where its file says nothing
 
-def not_used(a):  # list of str
+def not_used(args):  # list of str
     "What of a job counts for nothing here, but might."
     why = 'changes neither time nor memory here'
-    ignored = a.job.ignored if a.job else ()
-    taken = [f'Tokens of a sample: {a.length}.'] if a.length else []
-    if drops_graphs(a):
+    ignored = args.job.ignored if args.job else ()
+    taken = [f'Tokens of a sample: {args.length}.'] if args.length else []
+    if drops_graphs(args):
         ignored = [(key, reason) for key, reason in ignored if 'CUDA graphs' not in reason]
         taken.append('Priced without CUDA graphs, which the job has only in layouts of one stage '
                      '(--cuda-graphs iteration prices all with them).')
@@ -471,18 +471,20 @@ def check_ending(format, path):  # nothing
     goes = f'writes {right[0]}' if right else 'writes a script'
     raise ValueError(f'--output={quoted(path)}: --export {format} {goes}, not {ending}')
 
-def exported(one, a):  # str
+def exported(one, args):  # str
     "An estimate as a job of a framework or as a trace; with the keys of a job that it leaves out."
-    if a.export == 'perfetto':
+    if args.export == 'perfetto':
         from transformer_perf.interop.traces import trace_text
         return trace_text(one)
     from transformer_perf.interop import export, job_asked
-    job, told = job_asked(one), a.job.ignored if a.job else ()
+    job = job_asked(one)
+    told = args.job.ignored if args.job else ()
     left = [key for key, why in told if not why.startswith('absent')]
-    commented = left and a.export in COMMENTED
+    commented = left and args.export in COMMENTED
     more = f'# of the job, not here: {printable(", ".join(left))}\n' if commented else ''
-    if a.job: job = dataclasses.replace(job, ignored=told, loss_fusion=a.job.loss_fusion)
-    return more + export(job, a.export)
+    if args.job:
+        job = dataclasses.replace(job, ignored=told, loss_fusion=args.job.loss_fusion)
+    return more + export(job, args.export)
 
 # %% ../nbs/95_cli.ipynb #db69c1d9
 @command(
@@ -493,7 +495,7 @@ def exported(one, a):  # str
     Option('--fits-by', 'what must fit into the memory of a GPU: point (the estimate) or bound '
            '(with what no count sees: nine in ten measured peaks lie below); as assumed unless '
            'given'), *PRICED, *JOB, *RESULT)
-def search_command(a):
+def search_command(args):
     """Find the fastest configurations that fit in memory.
 
     A configuration shares each layer over tp GPUs (and cp, in context parallelism), the layers
@@ -506,65 +508,65 @@ def search_command(a):
     """
     from transformer_perf.execution import KIND, search
     from transformer_perf.systems import as_system
-    model = model_asked(a)
-    system = as_system(a.system, a.nvlink_size)
-    chosen = given_of(a, CHOSEN)
-    assumptions = assumptions_asked(a)
+    model = model_asked(args)
+    system = as_system(args.system, args.nvlink_size)
+    chosen = given_of(args, CHOSEN)
+    assumptions = assumptions_asked(args)
     compared = [name for name, values in chosen.items() if len(values) > 1]
-    found = search(model, a.gpus, system, a.global_batch, a.strategy, a.top, assumptions,
-                   fits_by=a.fits_by, kind=[*KIND, *compared], **chosen)
-    if a.export and len(found):
-        text = exported(estimate_of(found.iloc[0], a, model, system, assumptions), a)
-    else: text = text_of_search(found, model, system, a)
-    deliver_answer(text, a, len(found))
+    found = search(model, args.gpus, system, args.global_batch, args.strategy, args.top,
+                   assumptions, fits_by=args.fits_by, kind=[*KIND, *compared], **chosen)
+    if args.export and len(found):
+        text = exported(estimate_of(found.iloc[0], args, model, system, assumptions), args)
+    else: text = text_of_search(found, model, system, args)
+    deliver_answer(text, args, len(found))
     return 0 if len(found) else 1
 
 # %% ../nbs/95_cli.ipynb #db69c1da
-def text_of_search(found, model, system, a):  # str
+def text_of_search(found, model, system, args):  # str
     "A search result as it was asked for."
-    if a.format == 'csv': return found.to_csv(index=False)
-    told = evidence_told(found, model, system, a)
-    notes = told + found.notes + stages_told(model, a) + not_used(a)
-    if a.format == 'json':
-        return as_json({**subject(model, a.global_batch), 'candidates': found.candidates,
-                        'found': records(found), 'none': found.reasons, 'notes': notes}, a)
+    if args.format == 'csv': return found.to_csv(index=False)
+    told = evidence_told(found, model, system, args)
+    notes = told + found.notes + stages_told(model, args) + not_used(args)
+    if args.format == 'json':
+        return as_json({**subject(model, args.global_batch), 'candidates': found.candidates,
+                        'found': records(found), 'none': found.reasons, 'notes': notes}, args)
     from transformer_perf.iteration import in_words, plural, readable
     parts = []
     for n, own in found.groupby('n_gpus', sort=False):
-        parts += [table_as_text(readable(own, system).drop(columns='GPUs'), a,
-                                title_of(a, model, a.global_batch, n, system)),
-                  paragraph(in_words(own.iloc[0], model, system, a.global_batch))]
+        parts += [table_as_text(readable(own, system).drop(columns='GPUs'), args,
+                                title_of(args, model, args.global_batch, n, system)),
+                  paragraph(in_words(own.iloc[0], model, system, args.global_batch))]
     for n, reason in found.reasons.items():
         parts.append(paragraph(f'{plural(n, "GPU")}: no feasible configuration. {reason}.'))
     if notes: parts.append(paragraph(' '.join(notes)))
-    parts.append(f'{found.candidates:,} candidates considered, {strategies_told(a, model)}.\n')
+    parts.append(f'{found.candidates:,} candidates considered, {strategies_told(args, model)}.\n')
     return '\n'.join(parts)
 
 # %% ../nbs/95_cli.ipynb #db69c1dc
-def evidence_told(found, model, system, a):  # list of str
+def evidence_told(found, model, system, args):  # list of str
     "The evidence of what was found; and what the best takes in other software, if none is named."
     if not len(found): return []
     from transformer_perf.iteration import evidence_of_rows, plural, tuned_and_plain
-    best = estimate_of(found.iloc[0], a, model, system, assumptions_asked(a))
+    best = estimate_of(found.iloc[0], args, model, system, assumptions_asked(args))
     one_count = found.n_gpus.nunique() == 1
     layout = 'the same' if one_count else f'the fastest on {plural(best.parallel.n_gpus, "GPU")}'
     return [evidence_of_rows(found.evidence), *filter(None, [tuned_and_plain(best, layout)])]
 
-def stages_told(model, a):  # list of str
+def stages_told(model, args):  # list of str
     "A sentence where the number of layers leaves a pipeline next to no choice."
-    stages = {n: math.gcd(model.depth, n) for n in a.gpus if min(model.depth, n) > 2}
+    stages = {n: math.gcd(model.depth, n) for n in args.gpus if min(model.depth, n) > 2}
     few = [n for n, most in stages.items() if most < 3]
-    if not few or assumptions_asked(a).uneven_stages: return []
+    if not few or assumptions_asked(args).uneven_stages: return []
     from transformer_perf.iteration import plural
     most = plural(max(stages[n] for n in few), 'pipeline stage')
     where = f'on {", ".join(map(str, few))} GPUs'
     return [(f'{model.depth} layers divide evenly into no more than {most} {where}; with '
             '--assumptions calibrated stages may differ.')]
 
-def strategies_told(a, model):  # str
+def strategies_told(args, model):  # str
     "Which strategies a search has considered, and how to consider the others."
     from transformer_perf.execution import strategies_for, strategies_named
-    tried = strategies_named(a.strategy, assumptions_asked(a), model)
+    tried = strategies_named(args.strategy, assumptions_asked(args), model)
     left = ', '.join(name for name in strategies_for(model) if name not in tried)
     others = f' (--strategy all: also {left})' if left else ''
     return f'of strategy {", ".join(tried)}{others}'
@@ -587,39 +589,40 @@ LAYOUT = (
     Option('--nvlink-dp', 'dp GPUs in one NVLink domain', 'number'),
     Option('--layout', "layers of each chunk of the pipeline: 'Et*3|(tt|)*30mL'"))
 
-def parallel_of(a):  # Parallel
+def parallel_of(args):  # Parallel
     "The configuration that options describe."
     from transformer_perf.iteration import Parallel
-    chosen = given_of(a, CHOSEN)
+    chosen = given_of(args, CHOSEN)
     for name, values in chosen.items():
         if len(values) > 1: raise ValueError(f'--{name.replace("_", "-")} takes one value here')
-    own = {o.name: getattr(a, o.name) for o in LAYOUT} | {
+    own = {o.name: getattr(args, o.name) for o in LAYOUT} | {
         name: values[0] for name, values in chosen.items()}
-    said = a.job.parallel if a.job else Parallel()
-    strategy = a.strategy or ('2d' if said.strategy == '2d' else None)   # others follow from cp
-    if a.job: own |= left_open(a, own)
+    said = args.job.parallel if args.job else Parallel()
+    strategy = args.strategy or ('2d' if said.strategy == '2d' else None)   # others follow from cp
+    if args.job: own |= left_open(args, own)
     return dataclasses.replace(said, strategy=strategy, **own)
 
-def left_open(a, own):  # dict: field -> None, or a layout dealt anew
+def left_open(args, own):  # dict: field -> None, or a layout dealt anew
     """What of a job does not hold beside other options: its placement, where groups of GPUs, the
     system or its NVLink domain are others, and how often it reduces gradients, where that followed
     from its ZeRO stage and its pipeline."""
     from transformer_perf.systems import as_system
     from transformer_perf.timeline import GROUPS, PLACES
-    said, found = a.job.parallel, set()
+    said, found = args.job.parallel, set()
     changed = {name for name, x in own.items() if x != getattr(said, name)}
-    another = a.job.system is not None and as_system(a.system, a.nvlink_size) != a.job.system
-    if another or changed & {*GROUPS}: found |= {*PLACES} - a.typed
-    if changed & {'zero_stage', 'pp'} and 'reduce_each' not in a.typed and reduces_as_usual(a.job):
-        found.add('reduce_each')
-    return dict.fromkeys(found) | dealt_of_another_model(a)
+    known = args.job.system
+    another = known is not None and as_system(args.system, args.nvlink_size) != known
+    if another or changed & {*GROUPS}: found |= {*PLACES} - args.typed
+    follows = changed & {'zero_stage', 'pp'} and reduces_as_usual(args.job)
+    if follows and 'reduce_each' not in args.typed: found.add('reduce_each')
+    return dict.fromkeys(found) | dealt_of_another_model(args)
 
-def dealt_of_another_model(a):  # dict, empty unless ends that count as layers are dealt anew
+def dealt_of_another_model(args):  # dict, empty unless ends that count as layers are dealt anew
     "The layout of a job whose ends count as layers, for the layers of a model that options name."
     from transformer_perf.schedules import dealt_alike, ends_counted_in
-    p, m = a.job.parallel, a.job.model
-    if m is None or not p.layout or 'layout' in a.typed: return {}
-    other, parts = model_asked(a), p.pp * p.virtual_stages
+    p, m = args.job.parallel, args.job.model
+    if m is None or not p.layout or 'layout' in args.typed: return {}
+    other, parts = model_asked(args), p.pp * p.virtual_stages
     less = ends_counted_in(p.layout, m.depth, parts, m.mtp_layers)
     if less is None or (other.depth, other.mtp_layers) == (m.depth, m.mtp_layers): return {}
     return {'layout': dealt_alike(less, other.depth, parts, other.mtp_layers)}
@@ -630,42 +633,43 @@ FIGURE_OPTIONS = (   # one number, taken apart
            'values and sources as a tree; json: down to its leaves'),
     Option('--depth', 'steps of that tree', 'number', '3', 0, 100, 'figure'))
 
-def text_of_figure(result, a):  # str
+def text_of_figure(result, args):  # str
     "Where one figure of an estimate came from, as it was asked for."
-    if a.format == 'csv': raise ValueError('--figure is a tree: --format is table or json, not csv')
-    found = result.explain(a.figure, a.depth)
-    return as_json(found.as_dict(), a) if a.format == 'json' else f'{found!r}\n'
+    if args.format == 'csv': raise ValueError(
+        '--figure is a tree: --format is table or json, not csv')
+    found = result.explain(args.figure, args.depth)
+    return as_json(found.as_dict(), args) if args.format == 'json' else f'{found!r}\n'
 
 # %% ../nbs/95_cli.ipynb #b12d1d15
 DESCRIBED = (   # one configuration
     Option('--strategy', '2d for SUMMA; 1d and 2d-seqp follow from cp'), *LAYOUT, *CHOSEN)
 
-def case_asked(a):  # what `estimate` and the functions of advice take
+def case_asked(args):  # what `estimate` and the functions of advice take
     "The job that a question is about."
     from transformer_perf.systems import as_system
-    system = as_system(a.system, a.nvlink_size)
-    return model_asked(a), parallel_of(a), system, a.global_batch, preset_asked(a)
+    system = as_system(args.system, args.nvlink_size)
+    return model_asked(args), parallel_of(args), system, args.global_batch, preset_asked(args)
 
-def job_asked_about(a, parallel):  # Job or None
+def job_asked_about(args, parallel):  # Job or None
     "The job of a command, whose file is read with other groups as options have it."
     from transformer_perf.iteration import PLACES
-    if a.job is None or a.job.regrouped is None: return None
+    if args.job is None or args.job.regrouped is None: return None
     fields = {o.name for o in DESCRIBED if o.name != 'strategy'} - {*PLACES}
-    typed = {name: getattr(parallel, name) for name in a.typed & fields}
+    typed = {name: getattr(parallel, name) for name in args.typed & fields}
     def regrouped(groups):
-        there = a.job.regrouped(groups)
+        there = args.job.regrouped(groups)
         same = {name: x for name, x in typed.items() if name not in groups}
         return dataclasses.replace(there, parallel=dataclasses.replace(there.parallel, **same))
-    return dataclasses.replace(a.job, regrouped=regrouped)
+    return dataclasses.replace(args.job, regrouped=regrouped)
 
-def advised(ask, a, *more):
+def advised(ask, args, *more):
     "What `fits` or `improve` says of the job that a question is about."
-    about = case_asked(a)
-    return ask(*about, *more, job=job_asked_about(a, about[1]))
+    about = case_asked(args)
+    return ask(*about, *more, job=job_asked_about(args, about[1]))
 
 @command('explain', MODEL, SYSTEM, NVLINK, BATCH, *DESCRIBED, *PRICED, *JOB, *FIGURE_OPTIONS,
          *RESULT)
-def explain_command(a):
+def explain_command(args):
     """Price one configuration: its totals, and what each operation of a layer takes.
 
     Example: transformer-perf explain --tp 8 --cp 2 --pp 16 --dp 64 --virtual-stages 4
@@ -673,10 +677,10 @@ def explain_command(a):
         transformer-perf explain --model llama3.1_8B --tp 2 --dp 32 --figure dp_comm_s
     """
     from transformer_perf.iteration import estimate
-    result = estimate(*case_asked(a))
-    if a.figure and a.export: raise ValueError('--figure and --export exclude each other')
-    told = text_of_figure if a.figure else text_of_estimate
-    deliver(exported(result, a) if a.export else told(result, a), a.output)
+    result = estimate(*case_asked(args))
+    if args.figure and args.export: raise ValueError('--figure and --export exclude each other')
+    told = text_of_figure if args.figure else text_of_estimate
+    deliver(exported(result, args) if args.export else told(result, args), args.output)
 
 # %% ../nbs/95_cli.ipynb #7a776b03
 def who_waits(one):  # list of str
@@ -686,20 +690,20 @@ def who_waits(one):  # list of str
     return [packing(one.model, one.parallel, one.system, None, one.global_batch,
                     one.assumptions).summary]
 
-def text_of_estimate(result, a):  # str
+def text_of_estimate(result, args):  # str
     "An estimate as it was asked for."
     from transformer_perf.iteration import packed_in_words, readable
-    if a.format == 'csv': return result.layers.to_csv(index=False)
+    if args.format == 'csv': return result.layers.to_csv(index=False)
     told_below = packed_in_words(result.model)   # with what copies and stages wait for
     notes = [note for note in result.notes if note != told_below]
-    notes += who_waits(result) + not_used(a)
-    if a.format == 'json':
+    notes += who_waits(result) + not_used(args)
+    if args.format == 'json':
         fields = {**priced_fields(result), 'layers': records(result.layers), 'notes': notes}
-        return as_json(fields, a)
+        return as_json(fields, args)
     whole = readable(result.row.to_frame().T, result.system)
-    return '\n'.join([table_as_text(whole, a, title_for(result, a)),
+    return '\n'.join([table_as_text(whole, args, title_for(result, args)),
                       paragraph(' '.join([result.summary, *notes])),
-                      table_as_text(layers_view(result.layers), a,
+                      table_as_text(layers_view(result.layers), args,
                                     'One layer, one micro-batch, on one GPU (milliseconds)')])
 
 # %% ../nbs/95_cli.ipynb #b12d1d16
@@ -721,24 +725,25 @@ def layers_view(layers):  # DataFrame of text
 # %% ../nbs/95_cli.ipynb #13b00002
 ADVICE = (MODEL, SYSTEM, NVLINK, BATCH, *DESCRIBED, *PRICED, *JOB, *RESULT)
 
-def text_of_advice(found, table, content, views, a):  # str
+def text_of_advice(found, table, content, views, args):  # str
     "An answer as it was asked for: one table as csv, all content as json, or views to read."
-    if a.format == 'csv': return as_csv(table)
+    if args.format == 'csv': return as_csv(table)
     notes = found.estimate.notes if found.estimate else []
-    notes = [note for note in notes if note.rstrip('.') not in found.summary] + not_used(a)
-    if a.format == 'json': return as_json({'summary': found.summary, **content, 'notes': notes}, a)
-    title = title_for(found.estimate, a) if found.estimate else ''
+    notes = [note for note in notes if note.rstrip('.') not in found.summary] + not_used(args)
+    if args.format == 'json':
+        return as_json({'summary': found.summary, **content, 'notes': notes}, args)
+    title = title_for(found.estimate, args) if found.estimate else ''
     shown = []
     for view in views:
-        if len(view): shown.append(table_as_text(view, a, '' if shown else title))
+        if len(view): shown.append(table_as_text(view, args, '' if shown else title))
     return '\n'.join([*shown, paragraph(' '.join([found.summary, *notes]))])
 
 # %% ../nbs/95_cli.ipynb #13b00009
-def first_exported(ones, a):  # str
+def first_exported(ones, args):  # str
     "The first of some estimates that the framework can be told; a ValueError if there is none."
     for one in ones[:-1]:
-        with contextlib.suppress(ValueError): return exported(one, a)
-    return exported(ones[-1], a)
+        with contextlib.suppress(ValueError): return exported(one, args)
+    return exported(ones[-1], args)
 
 def few_digits(table, digits='{:.3f}'.format):  # list of dict of text
     "A table for the eye; nothing where a number is not known."
@@ -760,7 +765,7 @@ def changes_of(changes, one):  # list of dict
 
 # %% ../nbs/95_cli.ipynb #13b00003
 @command('fits', *ADVICE)
-def fits_command(a):
+def fits_command(args):
     """Say whether a job fits in memory, where every gigabyte is, and the cheapest changes if not.
 
     With calibrated assumptions what is needed is a bound: nine in ten measured peaks lie below.
@@ -770,16 +775,16 @@ def fits_command(a):
         transformer-perf fits --job train.sh --system H100-80GB --export megatron
     """
     from transformer_perf.advice import changes_view, fits
-    found = advised(fits, a)
+    found = advised(fits, args)
     right = [one for one in (found.estimate, *(c.estimate for c in found.changes)) if one.fits]
-    if a.export and right: text = first_exported(right, a)
+    if args.export and right: text = first_exported(right, args)
     else:
         one, ranks, parts = found.estimate, found.ranks, found.parts
         content = {**priced_fields(one), 'parts': records(parts), 'ranks': records(ranks),
                    'changes': changes_of(found.changes, one)}
         views = [*map(few_digits, (parts, ranks)), changes_view(found.table, one.system)]
-        text = text_of_advice(found, ranks, content, views, a)
-    deliver_answer(text, a, right)
+        text = text_of_advice(found, ranks, content, views, args)
+    deliver_answer(text, args, right)
     return 0 if found.fits else 1
 
 # %% ../nbs/95_cli.ipynb #13b00004
@@ -789,7 +794,7 @@ def fits_command(a):
            'far it is from the prediction'),
     Option('--try-precision', 'precisions that may be tried too: fp8, ...', 'words'),
     Option('--top', 'changes of one knob to show', 'number', '5'))
-def improve_command(a):
+def improve_command(args):
     """Rank what would make a job faster: changes of one knob, and the best of two.
 
     The number of GPUs stays. If the job does not fit, changes that fit come first. The exit code
@@ -798,20 +803,20 @@ def improve_command(a):
     Example: transformer-perf improve --job train.sh --system H100-80GB --measured 5.6
     """
     from transformer_perf.advice import changes_view, improve
-    found = advised(improve, a, measured_of(a), a.try_precision or (), a.top)
+    found = advised(improve, args, measured_of(args), args.try_precision or (), args.top)
     right = [one for one in found.in_order if one.fits]
-    if a.export and right: text = first_exported(right, a)
-    else: text = text_of_improvements(found, changes_view, a)
-    deliver_answer(text, a, right)
+    if args.export and right: text = first_exported(right, args)
+    else: text = text_of_improvements(found, changes_view, args)
+    deliver_answer(text, args, right)
     return 0 if right else 1
 
 # %% ../nbs/95_cli.ipynb #13b00005
-def measured_of(a):  # s, the path of a log, or None
+def measured_of(args):  # s, the path of a log, or None
     "What was measured: a number, or the name of a log."
-    try: return float(a.measured)
-    except (TypeError, ValueError): return a.measured
+    try: return float(args.measured)
+    except (TypeError, ValueError): return args.measured
 
-def text_of_improvements(found, view, a):  # str
+def text_of_improvements(found, view, args):  # str
     "Improvements as they were asked for."
     off = found.deviation
     told = {} if off is None else {'deviation': {
@@ -822,11 +827,11 @@ def text_of_improvements(found, view, a):  # str
                'pair': changes_of([found.pair], found.estimate)[0] if found.pair else None}
     views = [few_digits(off.table)] if off else []
     views.append(view(found.table, found.estimate.system))
-    return text_of_advice(found, found.table, content, views, a)
+    return text_of_advice(found, found.table, content, views, args)
 
 # %% ../nbs/95_cli.ipynb #13b00006
 @command('why-not', *ADVICE)
-def why_not_command(a):
+def why_not_command(args):
     """Say what excludes a configuration, or how much slower than the best it is, part by part.
 
     The best is what a search finds on as many GPUs. The exit code is 1 if the configuration is
@@ -835,15 +840,15 @@ def why_not_command(a):
     Example: transformer-perf why-not --model llama3.1_8B --tp 8 --dp 8 --system H100-80GB
     """
     from transformer_perf.advice import why_not
-    found = why_not(*case_asked(a))
-    if a.export and found.best: text = exported(found.best, a)
+    found = why_not(*case_asked(args))
+    if args.export and found.best: text = exported(found.best, args)
     else:
         of = lambda one: one and priced_fields(one)
         content = {'excluded': found.excluded, 'is_best': bool(found.is_best),
                    'asked': of(found.estimate), 'best': of(found.best),
                    'components': records(found.table)}
-        text = text_of_advice(found, found.table, content, [few_digits(found.table)], a)
-    deliver_answer(text, a, found.best)
+        text = text_of_advice(found, found.table, content, [few_digits(found.table)], args)
+    deliver_answer(text, args, found.best)
     return 1 if found.excluded else 0
 
 # %% ../nbs/95_cli.ipynb #4dbed8fe
@@ -865,14 +870,14 @@ def model_row(m):  # dict
 
 # %% ../nbs/95_cli.ipynb #c0de0201
 @command('models', *RESULT)
-def models_command(a):
+def models_command(args):
     """List the models that are known by name.
 
     parameters_B counts all layers, those of multi-token prediction (MTP) too; layers_B only those
     of the depth. model_PFLOP_per_sample are the model FLOP of MFU, as Megatron-LM counts them.
     """
     from transformer_perf.models import NAMED
-    deliver_table([model_row(m) for m in NAMED.values()], a)
+    deliver_table([model_row(m) for m in NAMED.values()], args)
 
 # %% ../nbs/95_cli.ipynb #c0de0202
 SYSTEM_HEADS = {
@@ -882,7 +887,7 @@ SYSTEM_HEADS = {
     'network': 'network GB/s', 'power': 'GPU W', 'server_power': 'server W'}
 
 @command('systems', *RESULT)
-def systems_command(a):
+def systems_command(args):
     "List the systems that are known by name; as csv or json with all their fields."
     from transformer_perf.systems import systems_table
     table = systems_table().reset_index()
@@ -891,16 +896,16 @@ def systems_command(a):
     text = lambda x: x if x is None or isinstance(x, str) else f'{x:.6g}'
     view = [{SYSTEM_HEADS[name]: text(row[name]) for name in SYSTEM_HEADS}
             for row in records(shown)]
-    deliver_table(table, a, view=view)
+    deliver_table(table, args, view=view)
 
 @command('software', *RESULT)
-def software_command(a):
+def software_command(args):
     "List the software that is known by name: what it costs, chooses and offers, and from where."
     from transformer_perf.parameters import read_calibration
     from transformer_perf.software import software_table
     table = software_table(read_calibration())
     few = ['software', 'released', 'fitted on', 'costs known', 'chooses']
-    deliver_table(table, a, view=table[few])
+    deliver_table(table, args, view=table[few])
 
 # %% ../nbs/95_cli.ipynb #19a70646
 def taken_apart(text):  # (what a table calls a system, its name, GPUs of an NVLink domain or None)
@@ -920,11 +925,11 @@ def labelled(texts):  # dict: label -> System
         found[label] = as_system(name, size)
     return found
 
-def strategies_swept(a):  # list of str
+def strategies_swept(args):  # list of str
     "Those named, or those of `search`: of these '2d-seqp' has '1d' in it, as cp=1."
     from transformer_perf.execution import strategies_named
-    if a.parallel_strat: return strategies_named(a.parallel_strat)
-    return strategies_named(None, preset_asked(a))[-1:]
+    if args.parallel_strat: return strategies_named(args.parallel_strat)
+    return strategies_named(None, preset_asked(args))[-1:]
 
 # %% ../nbs/95_cli.ipynb #19a70647
 SYSTEMS = Option('--systems --system', 'systems by name, NAME-NVS8 for another NVLink domain, or '
@@ -962,7 +967,7 @@ PAPER_SYSTEMS = [f'{gpu}-NVS{size}' for gpu in ('A100', 'H200', 'B200') for size
          Option('--folder', 'where the files go', default='outputs'),
          Option('--table', 'kind of the tidy tables: csv or parquet', default='csv'),
          ASSUMPTIONS._replace(default='paper'), SOFTWARE, WORKERS, LISTED)
-def run_configs_command(a):
+def run_configs_command(args):
     """Write the best configurations over systems and GPU counts to files.
 
     For each model and strategy: a tidy table exec_STRATEGY_MODEL.csv and, for each system,
@@ -974,11 +979,12 @@ def run_configs_command(a):
     from transformer_perf.execution import strategies_named
     from transformer_perf.sweeps import PAPER_GPUS, run_configs
     with resumable():
-        written = run_configs([model_asked(a, model) for model in a.model],
-                              strategies_named(a.parallel_strat), labelled(a.systems),
-                              a.gpus or PAPER_GPUS, a.global_batch_size, a.top, Path(a.folder),
-                              f'.{a.table}', assumptions_asked(a, wide_search=False), a.workers)
-    if written is not None: deliver_written(written, a, not_used(a))
+        written = run_configs([model_asked(args, model) for model in args.model],
+                              strategies_named(args.parallel_strat), labelled(args.systems),
+                              args.gpus or PAPER_GPUS, args.global_batch_size, args.top,
+                              Path(args.folder), f'.{args.table}',
+                              assumptions_asked(args, wide_search=False), args.workers)
+    if written is not None: deliver_written(written, args, not_used(args))
 
 # %% ../nbs/95_cli.ipynb #19a70649
 def axis(text):  # (field, values)
@@ -1030,7 +1036,7 @@ def axes(texts):  # dict: field -> values
                 'model, or global_batch; repeat for a product', 'texts', []),
          *study_options('1', 'llama3.1_405B', '2048', ['H100-80GB'], None),
          *PRICED, WORKERS, LISTED)
-def sweep_command(a):
+def sweep_command(args):
     """Search at every point of a product and write one table.
 
     A point where nothing fits has no rows; the exit code is 0 all the same.
@@ -1039,13 +1045,14 @@ def sweep_command(a):
         --vary hbm_bandwidth=500:16000:28 --vary hbm_capacity=80:1000:32
     """
     from transformer_perf.sweeps import PAPER_GPUS, write_sweep
-    if a.output is None: raise ValueError('sweep needs -o FILE')
+    if args.output is None: raise ValueError('sweep needs -o FILE')
     with resumable():
-        done = write_sweep(Path(a.output), [model_asked(a, model) for model in a.model],
-                           labelled(a.systems), a.gpus or PAPER_GPUS,
-                           strategies_swept(a), a.global_batch_size, a.top,
-                           assumptions_asked(a, wide_search=False), axes(a.vary), a.workers)
-    if done: deliver_written([a.output], a, not_used(a))
+        done = write_sweep(Path(args.output), [model_asked(args, model) for model in args.model],
+                           labelled(args.systems), args.gpus or PAPER_GPUS,
+                           strategies_swept(args), args.global_batch_size, args.top,
+                           assumptions_asked(args, wide_search=False), axes(args.vary),
+                           args.workers)
+    if done: deliver_written([args.output], args, not_used(args))
 
 # %% ../nbs/95_cli.ipynb #10a50435
 @command(
@@ -1056,7 +1063,7 @@ def sweep_command(a):
     Option('--gpus', 'how many GPUs; repeat, or separate by commas', 'numbers', ['64']),
     Option('--samples', 'samples of one iteration on each GPU', 'number', '1'), *JOB_READ,
     *RESULT)
-def zero_command(a):
+def zero_command(args):
     """Memory and time of data parallelism at each ZeRO stage.
 
     Stage 0 shares out nothing over the GPUs, 1 the optimizer states, 2 the gradients too, 3 the
@@ -1068,13 +1075,13 @@ def zero_command(a):
     from transformer_perf.iteration import plural
     from transformer_perf.scaling import STUDIED, zero_table
     from transformer_perf.systems import as_system
-    system = as_system(a.system, a.nvlink_size)
-    model = model_asked(a, STUDIED.get(a.model))
-    table = zero_table(model, system, a.gpus, a.samples)
+    system = as_system(args.system, args.nvlink_size)
+    model = model_asked(args, STUDIED.get(args.model))
+    table = zero_table(model, system, args.gpus, args.samples)
     table = table.sort_values(['n_gpus', 'stage'], ignore_index=True)
-    samples = plural(a.samples, 'sample')
+    samples = plural(args.samples, 'sample')
     title = f'{table.model[0]} on {system.name}, {samples} a GPU, data parallelism alone'
-    deliver_table(table, a, not_used(a), zero_view(table, system), title)
+    deliver_table(table, args, not_used(args), zero_view(table, system), title)
 
 # %% ../nbs/95_cli.ipynb #10a50436
 def zero_view(table, system):  # DataFrame of text
@@ -1108,7 +1115,7 @@ def runs_about(system, assumptions):  # (System or None, Assumptions)
     'validate',
     Option('runs', 'measured runs, a CSV file; the published tables that ship unless given'),
     RUNS_SYSTEM, ASSUMPTIONS, *RESULT)
-def validate_command(a):
+def validate_command(args):
     """Compare predictions with measured runs.
 
     A row for each source of runs: first the mean error of a fit that never saw it, then those under
@@ -1119,29 +1126,29 @@ def validate_command(a):
     """
     from transformer_perf.validation import (
         picked, predict, published, read_runs, recipe_score, record, scoreboard, slips_in)
-    measured = published() if a.runs is None else read_runs(a.runs)
-    system, _ = runs_about(a.system, a.assumptions)
-    with naming(a.runs or 'published runs'):
-        found = predict(measured, a.assumptions, system)
-        if a.format == 'table':
-            presets = tuple(dict.fromkeys(['paper', 'corrected', a.assumptions]))
+    measured = published() if args.runs is None else read_runs(args.runs)
+    system, _ = runs_about(args.system, args.assumptions)
+    with naming(args.runs or 'published runs'):
+        found = predict(measured, args.assumptions, system)
+        if args.format == 'table':
+            presets = tuple(dict.fromkeys(['paper', 'corrected', args.assumptions]))
             scores = scoreboard(measured, presets, system), picked(found), found
-    slips = [f'{a.runs}: {slip}' for slip in slips_in(measured)]
-    if a.format != 'table': return deliver_table(found, a, slips)
-    text = text_of_scores(*scores, a) + ''.join(map(paragraph, slips))
-    if a.runs is None:
+    slips = [f'{args.runs}: {slip}' for slip in slips_in(measured)]
+    if args.format != 'table': return deliver_table(found, args, slips)
+    text = text_of_scores(*scores, args) + ''.join(map(paragraph, slips))
+    if args.runs is None:
         title = 'Published configurations: how much slower than our first choice (recorded)'
-        text += '\n' + table_as_text(recipe_score(record('recipes')), a, title)
-    deliver(text, a.output)
+        text += '\n' + table_as_text(recipe_score(record('recipes')), args, title)
+    deliver(text, args.output)
 
 # %% ../nbs/95_cli.ipynb #0c5cc12d
-def text_of_scores(score, choice, found, a):  # str
+def text_of_scores(score, choice, found, args):  # str
     "A scoreboard, what would have been picked, and which rows could not be modelled."
     filled = lambda table: table.astype(object).where(table.notna(), '')
-    parts = [table_as_text(filled(score), a, 'Mean absolute error of the iteration time')]
+    parts = [table_as_text(filled(score), args, 'Mean absolute error of the iteration time')]
     if len(choice):
         title = 'Jobs measured in several configurations: what the model would have picked'
-        parts.append(table_as_text(filled(choice), a, title))
+        parts.append(table_as_text(filled(choice), args, title))
     named = zip(found.get('id', found.index), found.reason)
     return '\n'.join(parts + [paragraph(f'{name}: {why}.') for name, why in named if why])
 
@@ -1159,7 +1166,7 @@ def text_of_scores(score, choice, found, a):  # str
     Option('--free', 'parameters that runs are to tell, separated by commas', 'words'),
     Option('--start', 'parameters to begin with: calibrated, or a FILE.json',
            default='calibrated'), FORMAT)
-def calibrate_command(a):
+def calibrate_command(args):
     """Fit parameters to what was measured on one's own machines: runs, logs, traces, kernels.
 
     Each file tells only some parameters; the others stay as shipped, and are listed.
@@ -1170,14 +1177,14 @@ def calibrate_command(a):
         --system my.json -o my-calibrated.json
     """
     from transformer_perf.validation import calibrate_inputs, read_inputs, slips_in
-    if not a.inputs or a.output is None: raise ValueError('calibrate needs files and -o FILE')
-    system, start = runs_about(a.system, a.start)
-    kernels, runs = read_inputs(a.inputs, [Path(job) for job in a.jobs])
-    names = ', '.join(Path(path).name for path in a.inputs)
-    with naming(names): fits = calibrate_inputs(kernels, runs, system, start, a.free)
-    fits[-1].save(a.output, about=f'fitted to {names} by transformer-perf calibrate')
+    if not args.inputs or args.output is None: raise ValueError('calibrate needs files and -o FILE')
+    system, start = runs_about(args.system, args.start)
+    kernels, runs = read_inputs(args.inputs, [Path(job) for job in args.jobs])
+    names = ', '.join(Path(path).name for path in args.inputs)
+    with naming(names): fits = calibrate_inputs(kernels, runs, system, start, args.free)
+    fits[-1].save(args.output, about=f'fitted to {names} by transformer-perf calibrate')
     slips = ''.join(map(paragraph, [] if runs is None else slips_in(runs)))
-    deliver(text_of_fits(told_of(fits, kernels is not None), fits[-1], [a.output], a, slips))
+    deliver(text_of_fits(told_of(fits, kernels is not None), fits[-1], [args.output], args, slips))
 
 # %% ../nbs/95_cli.ipynb #17e00002
 def error_after(fit, name):  # dict
@@ -1205,10 +1212,10 @@ def told_of(fits, kernels):  # dict
             'as_shipped': as_shipped_names(fits[-1].table)}
 
 # %% ../nbs/95_cli.ipynb #e62d38f2
-def text_of_fits(told, fit, files, a, before=''):  # str
+def text_of_fits(told, fit, files, args, before=''):  # str
     "A calibration as it was asked for."
-    if a.format == 'csv': return as_csv(fit.table)
-    if a.format == 'json': return as_json(told | {'written': list(map(str, files))}, a)
+    if args.format == 'csv': return as_csv(fit.table)
+    if args.format == 'json': return as_json(told | {'written': list(map(str, files))}, args)
     titles = '\n'.join(
         f'{one["number"]} of {one["of"]} {one["what"]}: error after the fit '
         f'{one["mean_error"]:.1%} in the mean, {one["median_error"]:.1%} in the middle'
@@ -1217,7 +1224,7 @@ def text_of_fits(told, fit, files, a, before=''):  # str
     sets = {k.architecture: k.stack for k in fit.calibration.sets.values()}   # the last of each
     taken = ', '.join(f'{stack} on {name}' for name, stack in sets.items())
     written = ''.join(f'{file}\n' for file in files)
-    table = table_as_text(fit_view(fit.table), a, titles)
+    table = table_as_text(fit_view(fit.table), args, titles)
     doubts = doubts_about(told)
     told = f'As shipped: {shipped}. Unless --software says otherwise, prices are those of: {taken}.'
     return f'{before}{table}\n{paragraph(doubts + told)}\n{written}'
@@ -1271,7 +1278,7 @@ def fields_given(texts, flag):  # dict: field -> number, or True or False
     Option('--answer', 'which answer --export writes: fastest, least memory, cheapest, simplest or '
            'fewest GPUs', default='fastest', needs='export'),
     *PRICED, *JOB, *RESULT)
-def plan_command(a):
+def plan_command(args):
     """Plan a run: days, money and energy of what is fastest, cheapest, simplest, or needs least.
 
     Days are of the clock, with failures as --operation has them.
@@ -1281,64 +1288,66 @@ def plan_command(a):
         transformer-perf plan --model deepseek_v3 --gpus 2048 --usd 5M
     """
     from transformer_perf.advice import ClusterOperation, plan
-    model = model_asked(a)
-    batch = amount(a.batch_tokens, '--batch-tokens')
-    limits = {name: amount(getattr(a, name), f'--{name}') for name in ('tokens', 'hours', 'usd')}
-    systems, assumptions = [*labelled(a.system).values()], preset_asked(a)
-    found = plan(model, a.gpus, systems, **limits, prices=a.prices,
-                 global_batch=a.global_batch, batch_tokens=batch, assumptions=assumptions,
-                 operation=ClusterOperation(**fields_given(a.operation, '--operation')),
-                 strategy=a.strategy, margin=amount(a.margin, '--margin'), **given_of(a, CHOSEN))
-    a.global_batch = found.global_batch
-    if a.export and len(found.rows):
-        row = found.row(a.answer)
+    model = model_asked(args)
+    batch = amount(args.batch_tokens, '--batch-tokens')
+    limits = {name: amount(getattr(args, name), f'--{name}') for name in ('tokens', 'hours', 'usd')}
+    systems, assumptions = [*labelled(args.system).values()], preset_asked(args)
+    found = plan(model, args.gpus, systems, **limits, prices=args.prices,
+                 global_batch=args.global_batch, batch_tokens=batch, assumptions=assumptions,
+                 operation=ClusterOperation(**fields_given(args.operation, '--operation')),
+                 strategy=args.strategy, margin=amount(args.margin, '--margin'),
+                 **given_of(args, CHOSEN))
+    args.global_batch = found.global_batch
+    if args.export and len(found.rows):
+        row = found.row(args.answer)
         system = next(one for one in systems if one.name == row.system)
         if any(limits.values()):   # or the model is trained as long as it was
             model = dataclasses.replace(model, train_samples=row.tokens // model.seq_len)
-        text = exported(estimate_of(row, a, model, system, assumptions), a)
-    else: text = text_of_plan(found, a)
-    deliver_answer(text, a, len(found.rows))
+        text = exported(estimate_of(row, args, model, system, assumptions), args)
+    else: text = text_of_plan(found, args)
+    deliver_answer(text, args, len(found.rows))
     return 0 if len(found.rows) else 1
 
 # %% ../nbs/95_cli.ipynb #11a00005
-def text_of_plan(found, a):  # str
+def text_of_plan(found, args):  # str
     "A plan as it was asked for."
     from transformer_perf.advice import plan_view
-    if a.format == 'csv': return as_csv(found.rows)
-    notes = found.notes + not_used(a)
-    if a.format == 'json':
+    if args.format == 'csv': return as_csv(found.rows)
+    notes = found.notes + not_used(args)
+    if args.format == 'json':
         return as_json({'budget': found.budget._asdict(), 'operation': vars(found.operation),
                         'global_batch': found.global_batch, 'answers': records(found.answers),
-                        'front': records(found.front), 'none': found.reasons, 'notes': notes}, a)
+                        'front': records(found.front), 'none': found.reasons, 'notes': notes}, args)
     unknown = {} if found.budget.tokens else {'tokens': 'tokens bought'}   # which is not spared
     view = lambda rows: plan_view(rows).rename(columns=unknown)
     parts = []
     if len(found.rows):
-        title = title_of(a, found.model, found.global_batch)
+        title = title_of(args, found.model, found.global_batch)
         front = 'What nothing beats in time, memory, GPUs and money at once'
-        parts = [table_as_text(view(found.answers), a, title),
-                 table_as_text(view(found.front), a, front)]
+        parts = [table_as_text(view(found.answers), args, title),
+                 table_as_text(view(found.front), args, front)]
     why = [paragraph(f'{reason}.') for reason in found.reasons]
     return '\n'.join([*parts, *why, paragraph(' '.join(notes))])
 
 # %% ../nbs/95_cli.ipynb #11a00011
 USUAL_FACTOR = '2'
 
-def best_asked(a):  # (as `case_asked`, or None; why nothing fits)
+def best_asked(args):  # (as `case_asked`, or None; why nothing fits)
     "The best configuration on so many GPUs, its placement open as in the search."
-    said = [o.flag for o in LAYOUT if getattr(a, o.name) != option_given(o, o.default)]
-    if said and not a.job: raise ValueError(f'--gpus chooses {said[0]}: give one of them')
+    said = [o.flag for o in LAYOUT if getattr(args, o.name) != option_given(o, o.default)]
+    if said and not args.job: raise ValueError(f'--gpus chooses {said[0]}: give one of them')
     from transformer_perf.execution import search
     from transformer_perf.iteration import Parallel
     from transformer_perf.systems import as_system
     from transformer_perf.timeline import PLACES
-    model = model_asked(a)
-    system = as_system(a.system, a.nvlink_size)
-    own = preset_asked(a)
-    found = search(model, a.gpus, system, a.global_batch, a.strategy, 1, own, **given_of(a, CHOSEN))
-    if not len(found): return None, f'{found.reasons[a.gpus]}.'
+    model = model_asked(args)
+    system = as_system(args.system, args.nvlink_size)
+    own = preset_asked(args)
+    found = search(model, args.gpus, system, args.global_batch, args.strategy, 1, own,
+                   **given_of(args, CHOSEN))
+    if not len(found): return None, f'{found.reasons[args.gpus]}.'
     best = dataclasses.replace(Parallel.from_row(found.iloc[0]), **dict.fromkeys(PLACES))
-    return (model, best, system, a.global_batch, own), ''
+    return (model, best, system, args.global_batch, own), ''
 
 # %% ../nbs/95_cli.ipynb #11a00012
 def what_it_rests_on(one):  # list of str
@@ -1358,14 +1367,14 @@ def notes_of_times(table):  # list of str
                      'there, or is none that a search tries.')
     return notes
 
-def tell_needed(case, a):  # exit code
+def tell_needed(case, args):  # exit code
     "Say what one figure of the system must be; that nothing is enough is an answer of its own."
     from transformer_perf.advice import needed
     from transformer_perf.iteration import estimate
-    found = needed(a.needed, *case, amount(a.ratio, '--ratio'), a.again)
-    notes = what_it_rests_on(estimate(*case)) + not_used(a)
-    if a.format == 'table': deliver(paragraph(' '.join([f'{found}.', *notes])), a.output)
-    else: deliver_table([found._asdict()], a, notes)
+    found = needed(args.needed, *case, amount(args.ratio, '--ratio'), args.again)
+    notes = what_it_rests_on(estimate(*case)) + not_used(args)
+    if args.format == 'table': deliver(paragraph(' '.join([f'{found}.', *notes])), args.output)
+    else: deliver_table([found._asdict()], args, notes)
     return 1 if found.value is None else 0
 
 @command(
@@ -1379,7 +1388,7 @@ def tell_needed(case, a):  # exit code
     Option('--needed', 'instead: what this figure of the system must be (hbm_bandwidth, ...)'),
     Option('--ratio', 'for which part of the time, with --needed', default='0.5', needs='needed'),
     *PRICED, *JOB_READ, *RESULT)
-def sensitivity_command(a):
+def sensitivity_command(args):
     """How time and memory depend on every figure of the system and the model.
 
     An elasticity is percent of time per percent of a figure; beside it, half and twice the figure.
@@ -1392,27 +1401,27 @@ def sensitivity_command(a):
     from transformer_perf.advice import sensitivity
     from transformer_perf.advice.sensitivities import SENSITIVITY_COLUMNS
     from transformer_perf.iteration import estimate, short
-    case, why = best_asked(a) if a.gpus else (case_asked(a), '')
+    case, why = best_asked(args) if args.gpus else (case_asked(args), '')
     if case is None:
-        if a.format == 'table': deliver(paragraph(why), a.output)
-        else: deliver_table(pd.DataFrame(columns=SENSITIVITY_COLUMNS), a, [why])
+        if args.format == 'table': deliver(paragraph(why), args.output)
+        else: deliver_table(pd.DataFrame(columns=SENSITIVITY_COLUMNS), args, [why])
         return 1
-    if a.needed and a.factor != USUAL_FACTOR:
+    if args.needed and args.factor != USUAL_FACTOR:
         raise ValueError('--factor says nothing with --needed')
-    if a.needed: return tell_needed(case, a)
-    table = sensitivity(*case, amount(a.factor, '--factor'), a.again)
+    if args.needed: return tell_needed(case, args)
+    table = sensitivity(*case, amount(args.factor, '--factor'), args.again)
     view = few_digits(table.dropna(axis='columns', how='all'), short)
-    notes = what_it_rests_on(estimate(*case)) + notes_of_times(table) + not_used(a)
-    deliver_table(table, a, notes, view)
+    notes = what_it_rests_on(estimate(*case)) + notes_of_times(table) + not_used(args)
+    deliver_table(table, args, notes, view)
     return 0
 
 # %% ../nbs/95_cli.ipynb #7c1d7fb0
 @command('bench', *RESULT)
-def bench_command(a):
+def bench_command(args):
     "Time the paper's study and single searches on this machine."
     from transformer_perf.sweeps import bench, bench_rows
-    if a.format == 'table' and a.output is None: bench()   # a line as soon as it is known
-    else: deliver_table(list(bench_rows()), a)
+    if args.format == 'table' and args.output is None: bench()   # a line as soon as it is known
+    else: deliver_table(list(bench_rows()), args)
 
 # %% ../nbs/95_cli.ipynb #17e00005
 @command(
@@ -1422,7 +1431,7 @@ def bench_command(a):
     RUNS_SYSTEM._replace(help='the data sheet of this machine (a name or FILE.json), where its GPU '
                          'is not one that ships'),
     Option('--seconds', 'of measuring', 'number', '45', most=3600), FORMAT)
-def measure_command(a):
+def measure_command(args):
     """Measure this machine: products, memory, attention and, under torchrun, collectives.
 
     Writes the system, its parameters and the table of measurements: my.json for --system,
@@ -1433,31 +1442,31 @@ def measure_command(a):
     Example: torchrun --nproc-per-node 8 --no-python transformer-perf measure -o my.json
     """
     from transformer_perf.validation.measuring import files_at, measure, rates
-    if a.output is None: raise ValueError('measure needs -o FILE.json')
-    found = measure(a.output, a.seconds, a.system)
+    if args.output is None: raise ValueError('measure needs -o FILE.json')
+    found = measure(args.output, args.seconds, args.system)
     if found is None: return   # another rank writes
     table, fit, left = found
     told = {'rates': records(rates(table)), 'left_out': left} | told_of([fit], True)
-    shown = table_as_text(rates(table).round(3).fillna('').astype(str), a, table.gpu[0])
+    shown = table_as_text(rates(table).round(3).fillna('').astype(str), args, table.gpu[0])
     notes = paragraph(f'Left out: {"; ".join(left)}.') + '\n' if left else ''
-    deliver(text_of_fits(told, fit, files_at(a.output), a, f'{shown}\n{notes}\n'))
+    deliver(text_of_fits(told, fit, files_at(args.output), args, f'{shown}\n{notes}\n'))
 
 # %% ../nbs/95_cli.ipynb #47c692ac
 OPENED = tuple(o._replace(default=None)   # what they say, the layer panel opens at
                for o in (MODEL, SYSTEM, NVLINK, BATCH, ASSUMPTIONS, *JOB_READ))
-def panel_asked(a):  # (state or None, list of sentences)
+def panel_asked(args):  # (state or None, list of sentences)
     "The layer panel's state that a job or other options name, and what it cannot show."
-    given = given_of(a, OPENED)
+    given = given_of(args, OPENED)
     if not given: return None, []
     from transformer_perf import panels
-    if a.panel not in (None, 'layer'):
+    if args.panel not in (None, 'layer'):
         raise ValueError(f'--{next(iter(given)).replace("_", "-")} is of the layer panel, '
-                         f'not of {quoted(a.panel)}')
+                         f'not of {quoted(args.panel)}')
     job = given.pop('job', None)
     if job and job.software: given['software'] = job.software.name
     state, notes = panels.opened_at(job and job.parallel, **given)
     if job: notes = notes + panels.assumed_besides(state, job)
-    return state, notes + not_used(a)
+    return state, notes + not_used(args)
 
 # %% ../nbs/95_cli.ipynb #47c692b2
 @command(
@@ -1469,7 +1478,7 @@ def panel_asked(a):  # (state or None, list of sentences)
     Option('--no-browser', 'only serve; open no browser', 'switch'),
     Option('--bench', 'time the panels instead, from a change to the new picture', 'switch'),
     *OPENED, *RESULT)
-def panels_command(a):
+def panels_command(args):
     """Open the panels in the browser, served to this computer only; or print what one shows.
 
     With --job, --model or --system, the layer panel opens at what they say.
@@ -1478,25 +1487,25 @@ def panels_command(a):
         transformer-perf panels collectives kind=allreduce n_gpus=64
     """
     try:
-        state, notes = panel_asked(a)
-        if a.bench and (state or a.panel or a.output or a.format != 'table'):
+        state, notes = panel_asked(args)
+        if args.bench and (state or args.panel or args.output or args.format != 'table'):
             raise ValueError('--bench prints a line for each panel as it opens: it takes no panel, '
                              'job, format or output')
-        if a.panel is None and not a.bench:
+        if args.panel is None and not args.bench:
             from transformer_perf.panels.server import serve
-            return serve(a.port, not a.no_browser, state, notes)
+            return serve(args.port, not args.no_browser, state, notes)
         from transformer_perf import panels
-        if a.bench:
+        if args.bench:
             panels.bench_panels(print)
             return
     except ImportError as error:
         raise ValueError(f'the panels need more than is installed ({error}): '
                          "pip install 'transformer_perf[panels]'") from None
     import pandas as pd
-    shown = panels.state_of(a.panel, a.settings, state).show()
-    if a.format != 'table': return deliver_table(pd.DataFrame(shown.table), a, notes)
-    text = table_as_text(shown.view, a) if shown.view is not None else ''
-    deliver('\n'.join([text + shown.words, *notes, '']), a.output)
+    shown = panels.state_of(args.panel, args.settings, state).show()
+    if args.format != 'table': return deliver_table(pd.DataFrame(shown.table), args, notes)
+    text = table_as_text(shown.view, args) if shown.view is not None else ''
+    deliver('\n'.join([text + shown.words, *notes, '']), args.output)
 
 # %% ../nbs/95_cli.ipynb #47c692ae
 class Parser(argparse.ArgumentParser):
@@ -1544,92 +1553,95 @@ def overview():  # str
         'mistake.', ''])
 
 # %% ../nbs/95_cli.ipynb #0b93b97c
-def job_of_options(a, options):  # dict: option -> value, as it would be typed
+def job_of_options(args, options):  # dict: option -> value, as it would be typed
     "The job among the options of a command, read, and what it says."
-    if getattr(a, 'job', None) is None: return {}
+    if getattr(args, 'job', None) is None: return {}
     from transformer_perf.interop import as_job
-    if not a.job: raise ValueError('--job lacks a value')
-    path, groups = Path(a.job), groups_typed(a)
-    a.job = as_job(path)
-    n = None if a.job.n_gpus else gpus_told(a)
+    if not args.job: raise ValueError('--job lacks a value')
+    path, groups = Path(args.job), groups_typed(args)
+    args.job = as_job(path)
+    n = None if args.job.n_gpus else gpus_told(args)
     with contextlib.suppress(ValueError):   # as many GPUs may need a layout of their own
-        if n: a.job = as_job(path, n)
+        if n: args.job = as_job(path, n)
     told = {'n_gpus': None if 'dp' in groups else n, **groups}
     try:
-        if groups: a.job = as_job(path, **told)
+        if groups: args.job = as_job(path, **told)
     except ValueError:   # as its program refuses these groups, unless options say more
-        copies_left(a)   # or an error that says what to give
-        if {'tp', 'cp', 'pp', 'dp'} & groups.keys() and not says_more(a): raise
+        copies_left(args)   # or an error that says what to give
+        if {'tp', 'cp', 'pp', 'dp'} & groups.keys() and not says_more(args): raise
     else:
-        if batch := batch_told(a): a.job = as_job(path, **told, global_batch=batch)
-    said = said_by(a.job, () if hasattr(a, 'pp') else follows_stages(a.job))
-    if copies := copies_left(a): said['dp'] = str(copies)
-    check_said(options, a, said)
+        if batch := batch_told(args): args.job = as_job(path, **told, global_batch=batch)
+    said = said_by(args.job, () if hasattr(args, 'pp') else follows_stages(args.job))
+    if copies := copies_left(args): said['dp'] = str(copies)
+    check_said(options, args, said)
     return said
 
 # %% ../nbs/95_cli.ipynb #0b93b97d
-def batch_told(a):  # samples of an iteration, or None
+def batch_told(args):  # samples of an iteration, or None
     "The batch that options say where a job says none: its samples at once may follow from it."
-    asks = getattr(a, 'micro_batch', '')   # '': a command that chooses it itself
-    typed = getattr(a, 'global_batch', None)
-    if a.job.global_batch is not None or asks is not None or not isinstance(typed, str): return None
+    asks = getattr(args, 'micro_batch', '')   # '': a command that chooses it itself
+    typed = getattr(args, 'global_batch', None)
+    said = args.job.global_batch is not None or asks is not None
+    if said or not isinstance(typed, str): return None
     return whole(as_number(typed), '--global-batch')
 
-def says_more(a):  # bool
+def says_more(args):  # bool
     "Whether options say, beside the groups of a job, what may have to go with them."
     of_batch = 'global_batch', 'batch_tokens', 'samples', 'micro_batch', 'seq_len'
     of_stages = 'layout', 'schedule', 'virtual_stages', 'dp_replicate'
-    names = [*of_batch, *of_stages, *(['model'] if a.job.model else [])]
-    return any(getattr(a, name, None) not in (None, []) for name in names)
+    names = [*of_batch, *of_stages, *(['model'] if args.job.model else [])]
+    return any(getattr(args, name, None) not in (None, []) for name in names)
 
-def groups_typed(a):  # dict: of tp, cp, pp, dp, virtual_stages those that options say
+def groups_typed(args):  # dict: of tp, cp, pp, dp, virtual_stages those that options say
     "Groups in place of a job's, and parts of a stage, where one number of them is asked for."
-    typed = {group: getattr(a, group, None) for group in ('tp', 'cp', 'pp', 'dp')}
+    typed = {group: getattr(args, group, None) for group in ('tp', 'cp', 'pp', 'dp')}
     found = {group: whole(as_number(x), f'--{group}') for group, x in typed.items() if x}
-    parts = getattr(a, 'virtual_stages', None) or []
+    parts = getattr(args, 'virtual_stages', None) or []
     numbers = whole_numbers_given(parts, '--virtual-stages') if parts else []
-    numbers = numbers or parts_of_schedule(a)
+    numbers = numbers or parts_of_schedule(args)
     return found | ({'virtual_stages': numbers[0]} if len(numbers) == 1 else {})
 
-def parts_of_schedule(a):  # list of at most one number
+def parts_of_schedule(args):  # list of at most one number
     "Parts of a stage, where the one schedule that options name has a number of its own."
     from transformer_perf.schedules import SCHEDULES
-    names = getattr(a, 'schedule', None) or []
+    names = getattr(args, 'schedule', None) or []
     own = [SCHEDULES[name].chunks for name in names if name in SCHEDULES]
     return own if len(names) == 1 and own and own[0] > 1 else []
 
-def gpus_in_each_copy(a):
+def gpus_in_each_copy(args):
     "As many as groups of options have, else those of the job."
-    typed = groups_typed(a)
-    return math.prod(typed.get(group, getattr(a.job.parallel, group))
+    typed = groups_typed(args)
+    return math.prod(typed.get(group, getattr(args.job.parallel, group))
                      for group in ('tp', 'cp', 'pp'))
 
-def copies_left(a):  # number of copies, or None
+def copies_left(args):  # number of copies, or None
     "How many a job's GPUs leave, where options change another group and not how many there are."
-    n = a.job.n_gpus
-    each = gpus_in_each_copy(a)
-    typed = groups_typed(a)
+    n = args.job.n_gpus
+    each = gpus_in_each_copy(args)
+    typed = groups_typed(args)
     if not n or 'dp' in typed or not typed.keys() & {'tp', 'cp', 'pp'}: return None
     if n % each: raise ValueError(f'{n} GPUs of the job must be divisible by the {each} of tp, cp '
                                   'and pp: give --dp')
     return n // each
 
-def gpus_told(a):  # number of GPUs, or None
+def gpus_told(args):  # number of GPUs, or None
     "How many GPUs options give a job that does not say it."
-    if dp := getattr(a, 'dp', None): return whole(as_number(dp), '--dp') * gpus_in_each_copy(a)
-    given = getattr(a, 'gpus', None) or []
+    dp = getattr(args, 'dp', None)
+    if dp: return whole(as_number(dp), '--dp') * gpus_in_each_copy(args)
+    given = getattr(args, 'gpus', None) or []
     texts = [given] if isinstance(given, str) else list(filter(None, given))
     found = whole_numbers_given(texts, '--gpus') if texts else []
     return found[0] if len(found) == 1 else None
 
 # %% ../nbs/95_cli.ipynb #0b93b97b
-def model_among_words(name, a, rest):
+def model_among_words(name, args, rest):
     "A model may stand among the words without its flag."
     one = next((o for o in COMMANDS[name].options if '--model' in o.flags), None)
     if not rest or not one or rest[0].startswith('-'): return
-    if a.model: raise ValueError(f'{name} takes the model {quoted(rest[0])} or --model, not both')
+    if args.model: raise ValueError(
+        f'{name} takes the model {quoted(rest[0])} or --model, not both')
     word = rest.pop(0)
-    a.model = [word] if one.kind in SEVERAL else word
+    args.model = [word] if one.kind in SEVERAL else word
 
 def refuse(name, text):
     "A ValueError for a word that a command does not take: who takes it, or what was meant."
@@ -1642,32 +1654,32 @@ def refuse(name, text):
     if flag.startswith('-'): nearest(flag, takes[name], f'option of {name}')
     raise ValueError(f'{name} does not take {quoted(text)}')
 
-def option_asked(o: Option, a, said):
+def option_asked(o: Option, args, said):
     "What an option was given; else what a job says of it, or its default."
-    given = getattr(a, o.name)
+    given = getattr(args, o.name)
     empty = isinstance(given, list) and (not given or [] in given)
     if empty and o.flag.startswith('-'):   # `--top=--` is none to argparse
         raise ValueError(f'{o.flag} lacks a value')
-    if o.needs and given is not None and not getattr(a, o.needs):
+    if o.needs and given is not None and not getattr(args, o.needs):
         raise ValueError(f'{o.flag} says nothing without --{o.needs}')
     return option_given(o, usual_of(o, said) if given in (None, []) else given)
 
 def arguments_of(name, texts):  # Namespace
     "The options of a command, read."
     options = COMMANDS[name].options
-    a, rest = parser_of(name).parse_known_intermixed_args(texts)
-    model_among_words(name, a, rest)
+    args, rest = parser_of(name).parse_known_intermixed_args(texts)
+    model_among_words(name, args, rest)
     for text in rest: refuse(name, text)
-    said = job_of_options(a, options)
-    a.typed = {o.name for o in options if getattr(a, o.name) not in (None, [])}
-    for o in options: setattr(a, o.name, option_asked(o, a, said))
-    a.command, a.length, a.wide = name, '', getattr(a, 'wide', False)
+    said = job_of_options(args, options)
+    args.typed = {o.name for o in options if getattr(args, o.name) not in (None, [])}
+    for o in options: setattr(args, o.name, option_asked(o, args, said))
+    args.command, args.length, args.wide = name, '', getattr(args, 'wide', False)
     for word, known in (('format', OUTPUT_FORMATS), ('export', EXPORTS)):
-        if getattr(a, word, None): nearest(getattr(a, word), known, f'--{word}')
-    if getattr(a, 'export', None) and a.output: check_ending(a.export, a.output)
-    folder = name == 'sweep' and a.output and not Path(a.output).suffix
-    if getattr(a, 'output', None) and not folder: check_writable(a.output)
-    return a
+        if getattr(args, word, None): nearest(getattr(args, word), known, f'--{word}')
+    if getattr(args, 'export', None) and args.output: check_ending(args.export, args.output)
+    folder = name == 'sweep' and args.output and not Path(args.output).suffix
+    if getattr(args, 'output', None) and not folder: check_writable(args.output)
+    return args
 
 # %% ../nbs/95_cli.ipynb #ba5bd446
 def schema_text(command=None):  # str

@@ -169,19 +169,21 @@ def link_rates(
     system: System, parameters: Parameters,
 ):  # (GB/s inside a domain, GB/s of its NICs together)
     "What a collective reaches on each tier."
-    w = parameters.network
-    factor = {'allgather': w.gather_factor, 'reducescatter': w.scatter_factor}.get(
+    network = parameters.network
+    factor = {'allgather': network.gather_factor, 'reducescatter': network.scatter_factor}.get(
         PRICED_AS.get(kind, kind), 1.)
-    nics = system.ib_bandwidth * system.nic_factor * group.in_domain * w.nic_share
-    alone = np.where(group.in_domain == 1, w.nic_alone, 1.)
-    shared = np.where(group.crowded, w.groups_share, 1.)
-    nvlink = system.bandwidth_among(group.in_domain) * w.nvlink_share
+    nics = system.ib_bandwidth * system.nic_factor * group.in_domain * network.nic_share
+    alone = np.where(group.in_domain == 1, network.nic_alone, 1.)
+    shared = np.where(group.crowded, network.groups_share, 1.)
+    nvlink = system.bandwidth_among(group.in_domain) * network.nvlink_share
     return nvlink * factor, nics * alone * shared
 
-def protocols(w):
+def protocols(network):
     "(hop, far hop, tree hop, share of NVLink, of the NICs) of NCCL's bulk and quick protocols."
-    return ((w.bulk_hop, w.bulk_far_hop, w.bulk_tree_hop, 1., 1.),
-            (w.quick_hop, w.quick_far_hop, w.quick_tree_hop, w.quick_share, w.quick_far_share))
+    bulk = network.bulk_hop, network.bulk_far_hop, network.bulk_tree_hop, 1., 1.
+    quick = (network.quick_hop, network.quick_far_hop, network.quick_tree_hop,
+             network.quick_share, network.quick_far_share)
+    return bulk, quick
 
 # %% ../nbs/52_kernels.ipynb #96a75a35
 def collective_seconds(
@@ -191,21 +193,21 @@ def collective_seconds(
     system: System, parameters: Parameters,
 ):  # s
     "Time of one collective over two tiers, as NCCL's own tuning model has it."
-    w, (n, d, _) = parameters.network, group
+    network, (n, d, _) = parameters.network, group
     nodes = n / d
     passes = 2 if kind == 'allreduce' else 1
     best = np.inf
     moved = volume * passes * ring_share(kind, n)
     inside, across = link_rates(kind, group, system, parameters)
-    for hop, far, tree_hop, near_share, far_share in protocols(w):
+    for hop, far, tree_hop, near_share, far_share in protocols(network):
         near = inside * near_share
         link = np.where(nodes > 1, np.minimum(near, across * np.maximum(far_share, 1e-9)), near)
         best = np.minimum(best, passes * ((nodes - 1) * far + (n - nodes) * hop) + moved / link)
         if kind != 'allreduce': continue
         hops = np.log2(np.maximum(nodes, 1)) * tree_hop + (d - 1) * hop
-        tree = 2 * hops + moved / (link * w.tree_share)
+        tree = 2 * hops + moved / (link * network.tree_share)
         best = np.where(nodes > 1, np.minimum(best, tree), best)
-    return np.where((n > 1) & (volume > 0), w.base + best, 0.)
+    return np.where((n > 1) & (volume > 0), network.base + best, 0.)
 
 # %% ../nbs/52_kernels.ipynb #2b000002
 def priced_collective(kind, volume, group: Group, system: System, parameters: Parameters):  # s
@@ -227,10 +229,10 @@ def send_seconds(
     system: System, parameters: Parameters,
 ):  # s
     "One message from a stage to the next."
-    w = parameters.network
-    nic = system.ib_bandwidth * system.nic_factor * w.nic_share * w.nic_alone
-    inside = volume / (system.peer_bandwidth * w.nvlink_share) + w.bulk_hop
-    return w.base + np.where(near, inside, volume / nic + w.bulk_far_hop)
+    network = parameters.network
+    nic = system.ib_bandwidth * system.nic_factor * network.nic_share * network.nic_alone
+    inside = volume / (system.peer_bandwidth * network.nvlink_share) + network.bulk_hop
+    return network.base + np.where(near, inside, volume / nic + network.bulk_far_hop)
 
 # %% ../nbs/52_kernels.ipynb #a844f9e2
 def ring_seconds(
@@ -239,9 +241,9 @@ def ring_seconds(
     system: System, parameters: Parameters,
 ):  # s
     "Pass every share of a tensor around a ring, step by step."
-    w = parameters.network
-    inside = system.peer_bandwidth * w.nvlink_share
-    nic = system.ib_bandwidth * system.nic_factor * w.nic_share
+    network = parameters.network
+    inside = system.peer_bandwidth * network.nvlink_share
+    nic = system.ib_bandwidth * system.nic_factor * network.nic_share
     link = np.where(group.in_domain < group.size, np.minimum(inside, nic), inside)
     return volume * (group.size - 1) / group.size / link
 
@@ -253,11 +255,11 @@ def priced_exchange(
     system: System, parameters: Parameters,
 ):  # s
     "Time of an all-to-all."
-    w, d = parameters.network, group.in_domain
+    network, d = parameters.network, group.in_domain
     near, away = exchanged(volume, far, group.size, d)
     inside = domain_time('alltoall', near * d / np.maximum(d - 1, 1), d, system, parameters)
-    nic = system.ib_bandwidth * system.nic_factor * w.nic_share
-    across = np.where(away > 0, w.base + w.bulk_far_hop + away / nic, 0.)
+    nic = system.ib_bandwidth * system.nic_factor * network.nic_share
+    across = np.where(away > 0, network.base + network.bulk_far_hop + away / nic, 0.)
     return np.maximum(inside, across)
 
 # %% ../nbs/52_kernels.ipynb #616e13f6

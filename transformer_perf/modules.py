@@ -376,14 +376,15 @@ class LayerCost(NamedTuple):
 @told('host_wait')
 def host_wait(gpu, p: Layouts, routes, passes=1.):  # s
     "What a layer takes longer than its kernels, because the host launches so many passes of it."
-    w = p.costs
-    own = (w.host_layer + w.host_wrapped * w.wrapped) * launched(p.cuda_graphs, 0)
+    costs = p.costs
+    own = (costs.host_layer + costs.host_wrapped * costs.wrapped) * launched(p.cuda_graphs, 0)
     if any_of(routes):
-        of_way = of_names(p.dispatcher, lambda way: w.host_sorted if way == 'once_sorted' else 1.)
+        of_way = of_names(p.dispatcher,
+                          lambda way: costs.host_sorted if way == 'once_sorted' else 1.)
         of_way = where(np.greater(p.ep * p.etp, 1), of_way, 1.)   # else no token is sent
-        own = own + w.host_experts * routes * of_way * launched(p.cuda_graphs, 1)
-    host = named(own * (1 + w.host_tp * np.log2(p.tp)) * passes, 'host', 's')
-    sharp = w.host_sharpness
+        own = own + costs.host_experts * routes * of_way * launched(p.cuda_graphs, 1)
+    host = named(own * (1 + costs.host_tp * np.log2(p.tp)) * passes, 'host', 's')
+    sharp = costs.host_sharpness
     if not any_of(host): return 0. * gpu
     more, less = np.maximum(gpu, host), np.minimum(gpu, host)   # so that no power is infinite
     return more * (1 + (less / more)**sharp)**(1 / sharp) - gpu
@@ -549,9 +550,9 @@ def goes_by_units(p: Layouts):  # bool
 @told(lambda p, t, *more: f'{getattr(t, "name", "") or "message"}_exposed')
 def exposed_time(p: Layouts, t, t_layer, messages, whole=1):  # s
     "The exposed s of so many messages of t s behind layers of t_layer s; `whole` hide behind none."
-    w = p.costs
+    costs = p.costs
     least = t * whole + np.maximum(t - t_layer, 0) * (messages - whole)
-    share = np.where(goes_by_units(p), w.unit_exposed, w.dp_exposed)
+    share = np.where(goes_by_units(p), costs.unit_exposed, costs.dp_exposed)
     behind = least + share * (t * messages - least) if any_of(share) else least
     return where(copies_overlap(p.dp_overlap, p.zero_stage), behind, t * messages)
 

@@ -317,16 +317,16 @@ def cast_GB(p: Layouts, of: Stored):  # of a layer
 @told('update')
 def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
-    p, w, of = work.layouts, work.layouts.costs, pace.stored
+    p, costs, of = work.layouts, work.layouts.costs, pace.stored
     held = pace.layers * stages_held(p)
     parts = parts_on_gpu(p, of, held, tables)
     matrices = matrices_on_gpu(p, pace.matrices, held, parts, tables)
     moved = total_over_weights(step_bytes, p, parts, matrices)
-    traffic = w.optimizer_traffic / (2 * 12 + w.gradient_held + 2)
+    traffic = costs.optimizer_traffic / (2 * 12 + costs.gradient_held + 2)
     cast = cast_GB(p, of) * held
     away = on_host(p.offload, 'optimizer')
     moved = named(traffic * moved * (1 - away), 'moved', 'GB')
-    step = pricer.moved(moved + cast) + w.iteration_constant
+    step = pricer.moved(moved + cast) + costs.iteration_constant
     step = step + if_any(away, lambda: host_step(p, parts, matrices, pricer))
     step = step + step_on_matrices(p, pace, held, parts)
     return step + table_exchange(work, pricer)
@@ -711,19 +711,19 @@ def working_memory_GB(work: Workload, again, copied, first, last):  # GB
 
     `again`: of a layer that runs again, when the loss of its micro-batch is done; `copied`: of
     layers from the host."""
-    p, of, w = work.layouts, work.beside, work.layouts.costs
+    p, of, costs = work.layouts, work.beside, work.layouts.costs
     gathered = 2 * of.stream * np.asarray(p.sequence_sharded) + of.tokens
     keys = of.keys * (p.cp - 1)   # beside the GPU's own
     gradients = of.table * np.maximum(first, last) + last * of.widest
     trains = not adapted(p.adapters).rank   # else these weights have no gradients
-    apart = w.gradients_apart * gradients if trains else 0.
-    loss = w.logit_held * of.logits
-    if w.autocast and trains: loss = np.maximum(loss, 2 * of.table)   # its gradient in 32 bits
+    apart = costs.gradients_apart * gradients if trains else 0.
+    loss = costs.logit_held * of.logits
+    if costs.autocast and trains: loss = np.maximum(loss, 2 * of.table)   # its gradient in 32 bits
     loss = last * (loss + of.saved)
     others = losses_at_once(p) - 1
     waiting = last * (waiting_bytes(work) * of.logits + others * of.saved)
     working = np.maximum(again, loss)
-    return gathered + keys + working + copied + apart + waiting + w.framework_GB
+    return gathered + keys + working + copied + apart + waiting + costs.framework_GB
 
 # %% ../nbs/87_timeline.ipynb #5a4d0021
 class StageWeights(NamedTuple):
@@ -957,9 +957,10 @@ def memory_of(work: Workload, least=False):  # Memory
 # %% ../nbs/87_timeline.ipynb #5a4d0011
 def memory_bound(p: Layouts, memory: Memory):  # GB
     "The most that a GPU may need: the estimate, and what no count sees."
-    w = p.costs
+    costs = p.costs
     groups = sum(np.greater(getattr(p, name), 1) for name in (*GROUPS, 'ep'))
-    return memory.total + w.fragments * memory.activations + w.nccl_GB * groups + w.context_GB
+    gaps = costs.fragments * memory.activations
+    return memory.total + gaps + costs.nccl_GB * groups + costs.context_GB
 
 def must_fit_GB(p: Layouts, memory: Memory):  # GB
     "What must fit into a GPU: the estimate, or its bound."
