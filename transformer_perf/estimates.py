@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'LARGEST_KEY', 'BITS', 'COLLECTIVES', 'KINDS', 'ALONE', 'MESSAGE_GROUPS', 'CONTEXTS', 'SENT_ONCE',
-           'DISPATCHERS', 'FITS_BY', 'MENDED_SLIPS', 'AS_TRAINED', 'NO_COSTS', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'CHOICES',
+           'DISPATCHERS', 'FITS_BY', 'MENDED_SLIPS', 'AS_TRAINED', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'NO_COSTS', 'CHOICES',
            'PRESETS', 'GROUP_COLUMNS', 'Product', 'AttentionKernel', 'Message', 'Work', 'Matrix', 'Operation', 'Recipe',
            'where', 'any_of', 'different', 'recipe_of', 'of_recipe', 'counted', 'stacked_rows', 'with_same_axes',
            'in_rows', 'added', 'Works', 'stacked', 'joined_works', 'numbered_in_order', 'numbered', 'distinct',
            'roofline_of_each', 'roofline', 'peak_rate', 'time_gained', 'ring_share', 'two_tier_time', 'Group', 'Busy',
            'exchanged', 'exchange_time', 'Roofline', 'busy_of_pass', 'Pass', 'shown_of_messages', 'price',
-           'priced_together', 'seconds_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'in_low_precision',
-           'check_choices', 'Optimizer', 'tells_matrices', 'takes_matrices', 'orthogonalized', 'parts_gathered',
-           'moment_bytes', 'state_bytes', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by',
+           'priced_together', 'seconds_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'Optimizer',
+           'tells_matrices', 'takes_matrices', 'parts_gathered', 'orthogonalized', 'moment_bytes', 'state_bytes',
+           'in_low_precision', 'check_choices', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by',
            'check_offered', 'of_any_number', 'as_assumptions', 'collective_time']
 
 # %% ../nbs/02_estimates.ipynb #c17cb1e7
@@ -579,23 +579,6 @@ AS_TRAINED = dict(   # what it leaves out, and training frameworks do
     fits_by='bound', context='ring', wide_search=True, placed_by_rank=True)
 
 # %% ../nbs/02_estimates.ipynb #6635d1de
-def in_low_precision(a, precision):  # bool, or an array where precisions are a column
-    "Whether weights are held and gathered in the precision of the products."
-    told = a.fp8_parameters
-    return told if isinstance(told, bool) else of_names(precision, lambda x: x in told.split('+'))
-
-def check_choices(a):
-    "A ValueError where assumptions contradict each other."
-    recomputed_parts(a.recompute), graphed(a.cuda_graphs), offloaded(a.offload)
-    adapted(a.adapters)
-    if not isinstance(a.fp8_parameters, bool):
-        for name in of_type(a.fp8_parameters, (bool, str), 'fp8_parameters').split('+'):
-            nearest(name, RECIPES, 'precision of fp8_parameters')
-    if not isinstance(a.measured, (Parameters, Calibration, type(None))):
-        raise ValueError(f'measured={quoted(a.measured)} must be Parameters or a Calibration')
-
-NO_COSTS = Costs()   # costs nothing
-
 class Optimizer(NamedTuple):
     "What a step keeps and computes."
     moments: int              # numbers that are saved of a weight, beside it
@@ -614,19 +597,20 @@ def takes_matrices(optimizer, op: Operation):  # bool
     "Whether an optimizer by name treats the weights of an operation as matrices."
     return OPTIMIZERS[optimizer].takes_joined or not any(x.joined for x in op.matrices)
 
+def parts_gathered(x: Matrix, GB):  # tuple of Message
+    "What brings the parts of a tensor as large as a matrix together, on all GPUs that have one."
+    return tuple(Message('allgather', GB * share, group) for group, share in x.gathers)
+
 NEWTON_SCHULZ = 5   # steps
 
 def orthogonalized(x: Matrix, moment):  # Work
     "Newton-Schulz: steps of X X', its square, and the square times X; parts of moments gathered."
     short, long = np.minimum(x.rows, x.columns), np.maximum(x.rows, x.columns)
     product = lambda m, n, k: Product(m, n, k, x.number, times=NEWTON_SCHULZ)
-    products = product(short, short, long), product(short, short, short), product(
-        short, long, short)
-    return Work(products, messages=parts_gathered(x, moment))
-
-def parts_gathered(x: Matrix, GB):  # tuple of Message
-    "What brings the parts of a tensor as large as a matrix together, on all GPUs that have one."
-    return tuple(Message('allgather', GB * share, group) for group, share in x.gathers)
+    gram = product(short, short, long)        # X X'
+    squared = product(short, short, short)    # of that
+    times_x = product(short, long, short)     # a polynomial of both, times X
+    return Work((gram, squared, times_x), messages=parts_gathered(x, moment))
 
 OPTIMIZERS = {'adam': Optimizer(2, 2),
               'muon': Optimizer(2, 1, orthogonalized, takes_joined=False),   # as in Megatron-LM
@@ -648,6 +632,24 @@ def state_bytes(a, optimizer='adam', matrices=False):  # of a parameter
     own = OPTIMIZERS[optimizer]
     moments = own.of_matrices if matrices else own.moments
     return a.master_bytes + moments * moment_bytes(a, optimizer)
+
+# %% ../nbs/02_estimates.ipynb #6635d1a2
+def in_low_precision(a, precision):  # bool, or an array where precisions are a column
+    "Whether weights are held and gathered in the precision of the products."
+    told = a.fp8_parameters
+    return told if isinstance(told, bool) else of_names(precision, lambda x: x in told.split('+'))
+
+def check_choices(a):
+    "A ValueError where assumptions contradict each other."
+    recomputed_parts(a.recompute), graphed(a.cuda_graphs), offloaded(a.offload)
+    adapted(a.adapters)
+    if not isinstance(a.fp8_parameters, bool):
+        for name in of_type(a.fp8_parameters, (bool, str), 'fp8_parameters').split('+'):
+            nearest(name, RECIPES, 'precision of fp8_parameters')
+    if not isinstance(a.measured, (Parameters, Calibration, type(None))):
+        raise ValueError(f'measured={quoted(a.measured)} must be Parameters or a Calibration')
+
+NO_COSTS = Costs()   # costs nothing
 
 # %% ../nbs/02_estimates.ipynb #6635d1e1
 @dataclass(frozen=True)
