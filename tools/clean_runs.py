@@ -14,4 +14,6 @@ def write_clean(measured, path):
     write_whole(path, clean(read_csv(measured, dtype=str)).to_csv(index=False))
 
 
-if __name__ == '__main__': write_clean(*sys.argv[1:3])
+if __name__ == '__main__':
+    if len(sys.argv) != 3: sys.exit(f'usage: python {sys.argv[0]} RUNS.csv FILE')
+    write_clean(*sys.argv[1:])

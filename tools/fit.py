@@ -479,5 +479,6 @@ def add_records(path, runs, fitted, others):  # DataFrame, a row per source
 
 
 if __name__ == '__main__':
+    if len(sys.argv) < 3: sys.exit(f'usage: python {sys.argv[0]} RUNS.csv FILE [MORE.csv]')
     measured, path, *more = sys.argv[1:]
     calibrate_published(read_runs(measured), path, *map(read_runs, more))
