@@ -710,7 +710,7 @@ def test_a_fit_sees_what_it_may():
     "Rows with all numbers, a time and a model; scored on the half that another fit did not see."
     table = single.published_kernels('gemm').query(
         'device.str.contains("H100") and framework == "TRTLLM" and gemm_dtype == "bfloat16"')
-    job, seconds = single.product_job(table), table.time_us.to_numpy() * 1e-6
+    job, seconds = single.products_to_price(table), table.time_us.to_numpy() * 1e-6
     usable = fit_kernels.usable(job, np.where(np.arange(len(table)) % 3, seconds, np.nan))
     assert usable.tolist() == (np.arange(len(table)) % 3 > 0).tolist()
     gone = fit_kernels.usable(job._replace(refused='no model'), seconds)
@@ -737,7 +737,7 @@ def test_who_sees_what_in_a_fit(kind, monkeypatch):
         seen.append((name, set(rows), weights[rows])), len(seen))[1])
     monkeypatch.setattr(fit_kernels, 'error_of', lambda df, job, rows, name, fit, seconds: np.array(
         sorted(rows)) * 1.)
-    found = list(fit_kernels.fit_job(table, job, table.time_us.to_numpy() * 1e-6))
+    found = list(fit_kernels.fit_table(table, job, table.time_us.to_numpy() * 1e-6))
     folds, each = (5, 6) if small else (2, 2)
     assert len(seen) == each * len(found) > each and all(fit % each == 0 for _, fit, _ in found)
     for i, (name, _, errors) in enumerate(found):

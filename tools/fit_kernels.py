@@ -80,23 +80,23 @@ def fit_shares(
     return cls(*(float(f'{x:.4g}') for x in low + best.x * (high - low)))
 
 
-def shape_of(job):  # whole numbers
+def shape_of(to_price):  # whole numbers
     "A number for each shape, the same in every table."
-    shape = pd.DataFrame({c: job.numbers[c] for c in sorted(job.numbers)}).astype(float)
+    shape = pd.DataFrame({c: to_price.numbers[c] for c in sorted(to_price.numbers)}).astype(float)
     return pd.util.hash_pandas_object(shape, index=False).to_numpy()
 
 
-def fit_rows(df, job, rows, name, seconds, weights):  # parameters
+def fit_rows(df, to_price, rows, name, seconds, weights):  # parameters
     "The parameters of one set."
     return fit_shares(
-        KERNEL_FITS[job.kind], price_of(df, job, rows, name), seconds[rows], weights[rows],
-        starts=({}, *STARTS.get(job.kind, ())), pull=PULL.get(job.kind, .004),
-        scale=NOISE.get(job.kind, .05))
+        KERNEL_FITS[to_price.kind], price_of(df, to_price, rows, name), seconds[rows],
+        weights[rows], starts=({}, *STARTS.get(to_price.kind, ())),
+        pull=PULL.get(to_price.kind, .004), scale=NOISE.get(to_price.kind, .05))
 
 
-def error_of(df, job, rows, name, fit, seconds):  # array
+def error_of(df, to_price, rows, name, fit, seconds):  # array
     "Relative errors of one set."
-    return price_of(df, job, rows, name)(fit) / seconds[rows] - 1
+    return price_of(df, to_price, rows, name)(fit) / seconds[rows] - 1
 
 
 def measured_seconds(df):  # array
@@ -109,10 +109,10 @@ def measured_seconds(df):  # array
     return np.where(np.isnan(found), flop / df.tflops / 1e12, found)
 
 
-def usable(job, seconds):  # where a row can be fitted
+def usable(to_price, seconds):  # where a row can be fitted
     "Rows with all numbers, a time and a model."
-    empty = np.any([np.isnan(x) for x in job.numbers.values()], axis=0)
-    return (job.refused == '') & np.isfinite(seconds) & ~empty
+    empty = np.any([np.isnan(x) for x in to_price.numbers.values()], axis=0)
+    return (to_price.refused == '') & np.isfinite(seconds) & ~empty
 
 
 def pooled(gpu):  # short name of a GPU
@@ -121,25 +121,25 @@ def pooled(gpu):  # short name of a GPU
     return known.measured_gpu if known else gpu
 
 
-def fit_job(df, job, seconds):  # yields (name, parameters, their errors on shapes not seen)
+def fit_table(df, to_price, seconds):  # yields (name, parameters, their errors on shapes not seen)
     "Every set of a table: fitted, and scored on the shapes that another fit did not see."
     weights = np.ones(len(df))
-    if job.kind == 'domains':
-        job = job._replace(keys=job.keys.assign(gpu=job.keys.gpu.map(pooled)))
-        weights[job.numbers['message_bytes'] < 2**20] = .4
-    shape, right = shape_of(job), usable(job, seconds)
-    folds = FOLDS.get(job.kind, 2)
+    if to_price.kind == 'domains':
+        to_price = to_price._replace(keys=to_price.keys.assign(gpu=to_price.keys.gpu.map(pooled)))
+        weights[to_price.numbers['message_bytes'] < 2**20] = .4
+    shape, right = shape_of(to_price), usable(to_price, seconds)
+    folds = FOLDS.get(to_price.kind, 2)
     part = shape // 100 % folds
     sample = (shape % 100 < SAMPLE) & (folds == 2)
-    for name, rows in rows_by_parameters(job):
+    for name, rows in rows_by_parameters(to_price):
         rows = rows[right[rows]]
         if len(rows) < 8: continue
         errors = []
         for fold in range(folds if folds > 2 else 1):
             seen, new = rows[part[rows] != fold], rows[part[rows] == fold]
-            fit = fit_rows(df, job, seen, name, seconds, weights)
-            errors.append(error_of(df, job, new, name, fit, seconds))
-        fit = fit_rows(df, job, rows[~sample[rows]], name, seconds, weights)
+            fit = fit_rows(df, to_price, seen, name, seconds, weights)
+            errors.append(error_of(df, to_price, new, name, fit, seconds))
+        fit = fit_rows(df, to_price, rows[~sample[rows]], name, seconds, weights)
         yield '/'.join(name), fit, np.abs(np.concatenate(errors))
 
 
@@ -156,12 +156,12 @@ def fit_tables(folder):  # dict: what kernels.json holds
     for table in TABLES:
         df = read_table(folder, table)
         seconds = measured_seconds(df)
-        for rows, job in rows_by_pricing(df, table):
-            for name, fit, errors in fit_job(df.iloc[rows], job, seconds[rows]):
-                found[job.kind][name] = list(dataclasses.astuple(fit))
-                found['errors'][f'{job.kind}/{name}'] = [
+        for rows, to_price in rows_by_pricing(df, table):
+            for name, fit, errors in fit_table(df.iloc[rows], to_price, seconds[rows]):
+                found[to_price.kind][name] = list(dataclasses.astuple(fit))
+                found['errors'][f'{to_price.kind}/{name}'] = [
                     len(errors), round(errors.mean(), 4), round(np.median(errors), 4)]
-                print(f'{job.kind}/{name}: {len(errors)} rows not seen, mean error '
+                print(f'{to_price.kind}/{name}: {len(errors)} rows not seen, mean error '
                       f'{100 * errors.mean():.1f} %', file=sys.stderr)
     return found
 
@@ -174,9 +174,9 @@ def save_fits(found, path):
 
 def sample_of(df, kind):  # DataFrame
     "What travels with the package: rows that no fit has seen, and those of the pictures."
-    (_, job), = rows_by_pricing(df, kind)
-    new = shape_of(job) % 100 < SAMPLE
-    place = df[new].groupby([job.keys[c][new] for c in job.keys]).cumcount()
+    (_, to_price), = rows_by_pricing(df, kind)
+    new = shape_of(to_price) % 100 < SAMPLE
+    place = df[new].groupby([to_price.keys[c][new] for c in to_price.keys]).cumcount()
     some = df.index.isin(place[place < EACH[kind]].index)
     shown = df.index.isin(df.query(SHOWN[kind]).index)
     columns, _ = TABLES[kind]

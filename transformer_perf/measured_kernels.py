@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PEAK_FORMATS', 'BYTES', 'HEADS', 'KERNEL_FITS', 'SHEETS', 'GPU_VARIANTS', 'DTYPES', 'OPERATIONS', 'OTHER_KERNELS',
-           'TABLES', 'generation_of', 'peak', 'waves', 'soft_minimum', 'both', 'fit_from', 'ProductFit',
+           'TABLES', 'generation_of', 'peak', 'waves', 'soft_minimum', 'overlapping', 'fit_from', 'ProductFit',
            'product_seconds', 'AttentionFit', 'attention_seconds', 'domain_seconds', 'gpu_of', 'sheet_of', 'sheets_of',
            'read_fits', 'closest', 'texts_in', 'numbers_of', 'TableToPrice', 'rows_by_parameters', 'price_of',
            'prices_of_table', 'rows_by_pricing', 'predict_kernels', 'published_kernels']
@@ -51,7 +51,7 @@ def soft_minimum(times, sharpness):  # s
     least = functools.reduce(np.minimum, times)
     return least * sum((t / least)**-sharpness for t in times)**(-1 / sharpness)
 
-def both(one, other, sharpness):  # s
+def overlapping(one, other, sharpness):  # s
     "The longer of two times that overlap, rounded off where they are close."
     longer = np.maximum(np.maximum(one, other), 1e-30)
     return longer * ((one / longer)**sharpness + (other / longer)**sharpness)**(1 / sharpness)
@@ -116,8 +116,8 @@ def product_seconds(
     written = 2 * fit.writes * m * n
     moving = batch * (read + written) / (memory * fit.bandwidth)
     prepare = fit.prepare * batch * m * k / (.85 * memory)
-    kernel = both(compute, moving, fit.overlap)
-    return both(kernel + prepare + fit.launch, fit.host, 6)
+    kernel = overlapping(compute, moving, fit.overlap)
+    return overlapping(kernel + prepare + fit.launch, fit.host, 6)
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c0000d
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def grouped_seconds(
         each = 2 * high * wide * (k + fit.ramp) / (rate * reached)
         compute = waves(groups * tall * np.ceil(n / wide), system, fit.whole) * each
         memory = (groups * weights * (1 + (tall - 1) * again) + inputs) / bandwidth
-        times.append(both(compute, memory, fit.overlap))
+        times.append(overlapping(compute, memory, fit.overlap))
     return soft_minimum(times, 25)
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c00013
@@ -300,7 +300,7 @@ def domain_seconds(
         share, growth = getattr(fit, f'{way}_share'), getattr(fit, f'{way}_growth')
         latency = getattr(fit, way) + getattr(fit, f'{way}_gpu') * np.maximum(gpus - 2, 0)
         stream = ring / (share * np.exp(growth * doublings))
-        times.append(both(latency, stream, 1. if way == 'third' else fit.rounding))
+        times.append(overlapping(latency, stream, 1. if way == 'third' else fit.rounding))
     return np.where(gpus > 1, soft_minimum(times, fit.choice), 0.)
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c00017
@@ -335,10 +335,10 @@ def exchange_seconds(
     away = np.where(far, away, copied * (gpus - 1) / gpus)   # copies that leave
     wire = np.where(far, system.ib_bandwidth * system.nic_factor, system.nvlink_bandwidth)
     volume = 2e-9 * tokens * hidden
-    stream = both(volume * away / (wire * fit.link), volume * copied / (units * fit.unit),
+    stream = overlapping(volume * away / (wire * fit.link), volume * copied / (units * fit.unit),
                   fit.limit)
     base = fit.base + fit.doubling * np.log2(nodes)
-    return both(base, stream + fit.per_token * tokens, fit.overlap)
+    return overlapping(base, stream + fit.per_token * tokens, fit.overlap)
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c00019
 KERNEL_FITS = {'products': ProductFit, 'attention': AttentionFit, 'experts': ExpertFit,
@@ -409,33 +409,33 @@ def numbers_of(df, columns):  # dict of arrays
 
 class TableToPrice(NamedTuple):
     "Rows of a table, ready to be priced."
-    kind: str            # one of KINDS
+    kind: str            # one of KERNEL_FITS
     keys: object         # DataFrame: gpu, library, precision: which parameters a row has
     numbers: dict        # what the price takes, an array each
     price: object        # (rows, numbers, system, parameters, key) -> s
     refused: object = '' # why a row cannot be priced
 
-def rows_by_parameters(job):  # yields (key, its rows)
+def rows_by_parameters(to_price):  # yields (key, its rows)
     "Rows that share parameters."
-    yield from job.keys.groupby(list(job.keys), sort=False).indices.items()
+    yield from to_price.keys.groupby(list(to_price.keys), sort=False).indices.items()
 
-def price_of(df, job, rows, name):  # parameters -> s
+def price_of(df, to_price, rows, name):  # parameters -> s
     "What rows that share parameters cost by them."
-    own = {c: x[rows] for c, x in job.numbers.items()}
-    return functools.partial(job.price, df.iloc[rows], own, sheet_of(name[0]), name=name)
+    own = {c: x[rows] for c, x in to_price.numbers.items()}
+    return functools.partial(to_price.price, df.iloc[rows], own, sheet_of(name[0]), name=name)
 
 # %% ../nbs/82a_kernel_prices.ipynb #d417251f
-def prices_of_table(df, job):  # (seconds, reasons)
+def prices_of_table(df, to_price):  # (seconds, reasons)
     "Prices of all rows, one call for each set of parameters."
     seconds, reasons = np.full(len(df), np.nan), np.full(len(df), '', dtype=object)
-    reasons[:] = job.refused
-    for name, rows in rows_by_parameters(job):
-        try: fit = closest(job.kind, *name)[1]
+    reasons[:] = to_price.refused
+    for name, rows in rows_by_parameters(to_price):
+        try: fit = closest(to_price.kind, *name)[1]
         except ValueError as error:
             reasons[rows] = str(error)
             continue
-        seconds[rows] = price_of(df, job, rows, name)(fit)
-    for c, x in job.numbers.items():
+        seconds[rows] = price_of(df, to_price, rows, name)(fit)
+    for c, x in to_price.numbers.items():
         reasons[np.isnan(x) & (reasons == '')] = f'{c} is missing or no positive number'
     return np.where(reasons == '', seconds, np.nan), reasons
 
@@ -448,10 +448,10 @@ def keys_of(gpu, library, precision):  # DataFrame
     return found.replace({'precision': DTYPES})
 
 def product_price(own, x, system, fit, name):  # s
-    "Products of a table, `x`, as a Job prices them."
+    "Rows of products by the parameters of one set; `x`: their numbers."
     return product_seconds(**x, system=system, fit=fit, precision=name[2])
 
-def product_job(df):  # TableToPrice
+def products_to_price(df):  # TableToPrice
     "Matrix products."
     keys = keys_of(texts_in(df, 'device'), texts_in(df, 'framework').str.lower(),
                    texts_in(df, 'gemm_dtype'))
@@ -462,7 +462,7 @@ def numbers_renamed(df, names):  # dict of arrays
     return {names[c]: x for c, x in numbers_of(df, names).items()}
 
 # %% ../nbs/82a_kernel_prices.ipynb #26af61a5
-def attention_job(df):  # TableToPrice
+def attention_to_price(df):  # TableToPrice
     "Fused attention, forward and causal."
     keys = keys_of(texts_in(df, 'sys'), texts_in(df, 'kernel_source'), texts_in(df, 'attn_dtype'))
     numbers = numbers_renamed(df, {
@@ -483,12 +483,12 @@ def routing_of(df):  # (own, same): how tokens reached the GPU that was measured
     return (~whole | few).to_numpy(), (grouped & groups).to_numpy()
 
 def expert_price(own, x, system, fit, name):  # s
-    "MLPs of experts of a table, as a Job prices them."
+    "Rows of MLPs of experts by the parameters of one set; `x`: their numbers."
     return expert_seconds(**x, system=system, fit=fit, precision=name[2],
                           gated='nongated' not in name[1])
 
 # %% ../nbs/82a_kernel_prices.ipynb #abec61db
-def expert_job(df):  # TableToPrice
+def experts_to_price(df):  # TableToPrice
     "MLPs of experts, routing balanced."
     keys = keys_of(texts_in(df, 'sys'), texts_in(df, 'kernel_source'), texts_in(df, 'moe_dtype'))
     numbers = numbers_renamed(df, {
@@ -501,19 +501,20 @@ def expert_job(df):  # TableToPrice
     return TableToPrice('experts', keys, numbers, expert_price, other)
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c0001e
-def domain_job(df):  # TableToPrice
+def domains_to_price(df):  # TableToPrice
     "Collectives inside a domain."
     kinds = texts_in(df, 'op').str.split().str[0].map(OPERATIONS)
     keys = keys_of(texts_in(df, 'gpu'), kinds.fillna('other'), 'bf16')
     far = numbers_of(df, ['n_nodes'])['n_nodes'] != 1
     why = np.where(kinds.isna(), 'no such collective was measured',
                    np.where(far, 'goes between nodes', ''))
-    return TableToPrice('domains', keys, numbers_of(df, ('message_bytes', 'n_gpus')),
-                        lambda own, x, system, fit, name: domain_seconds(
-                   name[1], x['message_bytes'] / 1e9, x['n_gpus'], system, fit), why)
+    def seconds(own, x, system, fit, name):
+        return domain_seconds(name[1], x['message_bytes'] / 1e9, x['n_gpus'], system, fit)
+    numbers = numbers_of(df, ('message_bytes', 'n_gpus'))
+    return TableToPrice('domains', keys, numbers, seconds, why)
 
 # %% ../nbs/82a_kernel_prices.ipynb #3cba094d
-def exchange_job(df):  # TableToPrice
+def exchanges_to_price(df):  # TableToPrice
     "DeepEP's dispatch and combine."
     way = texts_in(df, 'op').str.removeprefix('deepep_normal_')
     place = np.where(numbers_of(df, ['n_nodes'])['n_nodes'] > 1, ' far', ' near')
@@ -530,7 +531,7 @@ def exchange_job(df):  # TableToPrice
 ON_DEVICE = 2e-6   # s, of a launch where the clock is the GPU's own
 
 def published_attention_price(own, x, system, fit, name):
-    "Rows of `published_attention_job` at the parameters of one set, in s."
+    "Rows of `published_attention_to_price` at the parameters of one set, in s."
     if 'cuDNN-' in name[1]: fit = SimpleNamespace(**vars(fit) | {'launch': ON_DEVICE})
     window = x['window']
     x = {name: values for name, values in x.items() if name != 'window'}
@@ -543,7 +544,7 @@ def published_attention_price(own, x, system, fit, name):
     return np.where(op == 'bwd', 0, call()) + backward
 
 # %% ../nbs/82a_kernel_prices.ipynb #2c0000a7
-def published_attention_job(df):  # TableToPrice
+def published_attention_to_price(df):  # TableToPrice
     "Attention as its authors measured it: forward (fwd), backward (bwd) or both (fwd+bwd)."
     library = texts_in(df, 'library').str.split().str[-1].fillna('')
     keys = keys_of(texts_in(df, 'gpu'), library, texts_in(df, 'dtype'))
@@ -555,33 +556,35 @@ def published_attention_job(df):  # TableToPrice
     return TableToPrice('attention', keys, numbers, published_attention_price)
 
 # %% ../nbs/82a_kernel_prices.ipynb #2c0000a1
-def published_product_job(df):  # TableToPrice
+def published_products_to_price(df):  # TableToPrice
     "Products of other tables."
     keys = keys_of(texts_in(df, 'gpu'), texts_in(df, 'library').str.split().str[0].str.lower(),
                    texts_in(df, 'dtype'))
     return TableToPrice('products', keys, numbers_of(df, ('m', 'n', 'k')), product_price)
 
 # %% ../nbs/82a_kernel_prices.ipynb #08ff61ac
-def grouped_product_job(df):  # TableToPrice
+def grouped_products_to_price(df):  # TableToPrice
     "Grouped products, without the rest of an MLP of experts."
     numbers = numbers_renamed(df, {'m': 'rows', 'n': 'n', 'k': 'k', 'experts': 'groups'})
-    return TableToPrice('experts', published_product_job(df).keys, numbers,
-                        lambda own, x, system, fit, name: fit.launch + grouped_seconds(
-                   **x, system=system, fit=fit, precision=name[2]))
+    def seconds(own, x, system, fit, name):
+        return fit.launch + grouped_seconds(**x, system=system, fit=fit, precision=name[2])
+    return TableToPrice('experts', published_products_to_price(df).keys, numbers, seconds)
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c00020
-OTHER_KERNELS = {'collective': domain_job, 'moe_a2a': exchange_job,
-                 'attention': published_attention_job, 'attention_fwd_max': published_attention_job,
-                 'gemm': published_product_job, 'gemm_max': published_product_job,
-                 'grouped_gemm': grouped_product_job}   # kind -> how its rows are priced
+OTHER_KERNELS = {   # kind -> how its rows are priced
+    'collective': domains_to_price, 'moe_a2a': exchanges_to_price,
+    **dict.fromkeys(('attention', 'attention_fwd_max'), published_attention_to_price),
+    **dict.fromkeys(('gemm', 'gemm_max'), published_products_to_price),
+    'grouped_gemm': grouped_products_to_price}
 TABLES = {   # kind -> (its columns, how its rows are priced)
-    'gemm': (('device', 'framework', 'gemm_dtype', 'm', 'n', 'k'), product_job),
+    'gemm': (('device', 'framework', 'gemm_dtype', 'm', 'n', 'k'), products_to_price),
     'attention': (('sys', 'kernel_source', 'attn_dtype', 'batch_size', 'isl', 'num_heads',
-                   'num_key_value_heads', 'head_dim'), attention_job),
+                   'num_key_value_heads', 'head_dim'), attention_to_price),
     'training': (('gpu', 'op', 'dtype', 'batch', 'seq_len', 'heads', 'kv_heads', 'head_dim',
-                  'causal', 'library'), published_attention_job),
+                  'causal', 'library'), published_attention_to_price),
     'moe': (('sys', 'fw', 'kernel_source', 'moe_dtype', 'num_tokens', 'hidden_size', 'inter_size',
-             'topk', 'num_experts', 'moe_tp_size', 'moe_ep_size', 'distribution'), expert_job),
+             'topk', 'num_experts', 'moe_tp_size', 'moe_ep_size', 'distribution'),
+            experts_to_price),
     'other': (('kind', 'gpu', 'n_gpus', 'n_nodes', 'op', 'dtype', 'm', 'n', 'k', 'batch',
                'seq_len', 'heads', 'kv_heads', 'head_dim', 'causal', 'tokens', 'hidden', 'topk',
                'experts', 'message_bytes', 'library'), None)}
@@ -604,8 +607,8 @@ def predict_kernels(
     table_with(df, columns, 'the table of kernels')
     seconds = np.full(len(df), np.nan)
     reasons = np.full(len(df), 'no model of such a kernel', dtype=object)
-    for rows, job in rows_by_pricing(df, kind):
-        seconds[rows], reasons[rows] = prices_of_table(df.iloc[rows], job)
+    for rows, to_price in rows_by_pricing(df, kind):
+        seconds[rows], reasons[rows] = prices_of_table(df.iloc[rows], to_price)
     return df.assign(predicted_us=seconds * 1e6, reason=reasons)
 
 def published_kernels(kind):  # DataFrame
