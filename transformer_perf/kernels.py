@@ -146,7 +146,7 @@ def timed_as(kind, system: System):  # names of collectives, one after the other
     return (PRICED_AS.get(kind, kind),)
 
 def domain_time(
-    kind,          # one of COLLECTIVES, or 'alltoall'
+    kind,          # one of estimates.COLLECTIVES, or 'alltoall'
     volume,        # GB of the whole tensor
     gpus,          # of the group, all in one domain
     system: System, parameters: Parameters,

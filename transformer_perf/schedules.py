@@ -85,7 +85,7 @@ class PassCounter:
 
 # %% ../nbs/30_schedules.ipynb #04b00028
 def zb_v(rank, p, v, N):
-    "The folded pipeline."
+    "Stages folded into a V: each rank has a chunk of the front half, and one of the back."
     own = PassCounter(N)
     F0, F1, B0, B1, W0, W1 = own.seen
     for _ in range(2 * (p - rank) - 1): yield from own.next(F0)
@@ -308,7 +308,7 @@ def position(s, p, rank, chunk):  # (direction, place among its chunks); numbers
 
 @lru_cache(maxsize=16)
 def passes_in_order(name, p, v, N):  # dict of columns
-    "Every pass of every rank, in the order of the rank; `kind` as in KINDS."
+    "Every pass of every rank, in the order of the rank; `kind` as in PASS_NUMBERS."
     s, passes, step = SCHEDULES[name], [], 0
     for rank in range(p):
         for one in s.steps(rank, p, v, N):
@@ -320,7 +320,8 @@ def passes_in_order(name, p, v, N):  # dict of columns
 
 # %% ../nbs/30_schedules.ipynb #04b00018
 def steps_needed(passes, last):  # array: the step that must be over before each pass, -1 for none
-    "Forward needs the chunk before; backward the chunk after, at the end its forward pass."
+    """Whose end a pass needs: forward that of the chunk before; backward that of the chunk after, on
+    the last chunk its own forward pass; and a step W its own backward pass."""
     kind, way, place, m = (passes[name] for name in ('kind', 'way', 'place', 'micro_batch'))
     ways, places, micro_batches = way.max() + 1, last + 2, m.max() + 1   # one place beyond the last
     step_of = np.full((3, ways, places, micro_batches), -1)

@@ -38,7 +38,7 @@ class Software:
     takes: dict = None       # choice or column of a layout -> the values that it knows
     known_as: tuple = ()     # words of a table's source that name it, in lower case
     followed_by: str = None  # the record of what goes by its name today, if that is another
-    deals: str = 'layers'    # what is dealt evenly to stages unless a job says: one of DEALT
+    deals: str = 'layers'    # dealt evenly to stages unless a job says: of schedules.DEALT
 
     def __post_init__(self):
         for name in LISTS: of_type(getattr(self, name), tuple, name)

@@ -52,7 +52,7 @@ class LayerState(JobState):
     zero_stage: int = 1          # what the data-parallel copies share out, 0 to 3
     placement: tuple = ()        # GPUs of (tp, cp, pp, dp) in an NVLink domain; or left open
     sort: str = 'order'          # of the operations
-    task: str = 'free play'      # one of TASKS
+    task: str = 'free play'      # one of EXPERIMENTS
 
     @property
     def parallel(self): return parallel_of_state(self)

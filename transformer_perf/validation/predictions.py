@@ -86,7 +86,7 @@ INTERVAL = ('iteration_low_s', 'iteration_high_s')   # none without measured run
 TOO_LARGE = 'no micro-batch fits by our count: the smallest is priced'
 
 def predict(
-    df,                       # DataFrame of runs, of COLUMNS; all but NEEDED may be missing
+    df,                       # runs, of RUN_COLUMNS; all but NEEDED_COLUMNS may be missing
     assumptions='calibrated', # a preset's name, a calibrated .json file, or Assumptions
     system=None,              # of all rows, instead of gpu, gpus_per_node and nic_GBps_per_gpu
 ):  # DataFrame: df with predicted_iteration_s, predicted_memory_GB, the components and a reason
