@@ -320,8 +320,8 @@ def passes_in_order(name, p, v, N):  # dict of columns
 
 # %% ../nbs/30_schedules.ipynb #04b00018
 def steps_needed(passes, last):  # array: the step that must be over before each pass, -1 for none
-    """Whose end a pass needs: forward that of the chunk before; backward that of the chunk after, on
-    the last chunk its own forward pass; and a step W its own backward pass."""
+    """Whose end a pass needs: forward that of the chunk before; backward that of the chunk after,
+    on the last chunk its own forward pass; and a step W its own backward pass."""
     kind, way, place, m = (passes[name] for name in ('kind', 'way', 'place', 'micro_batch'))
     ways, places, micro_batches = way.max() + 1, last + 2, m.max() + 1   # one place beyond the last
     step_of = np.full((3, ways, places, micro_batches), -1)
