@@ -282,6 +282,9 @@ def test_what_autocast_never_casts(tied):
     assert less == pytest.approx(min(layers, 2e-9 * 4096 * 65536), rel=1e-3)
     some = weights(True) - weights(True, recompute='full:2')
     assert some == pytest.approx(layers / 4, rel=1e-3)
+    alone, shared = (weights(True, zero_stage=3, dp=n) for n in (1, 2))
+    assert alone == weights(True, zero_stage=0)   # a single copy shares out nothing
+    assert shared == weights(False, zero_stage=3, dp=2)   # what is gathered is cast before
 
 
 MEASURED = {'Meta-Llama-3.1-8B': 'llama3.1_8B', 'Meta-Llama-3.1-70B': 'llama3.1_70B',

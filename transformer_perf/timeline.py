@@ -863,8 +863,10 @@ def not_cast(work: Workload, at: PipelineStage, own: StageWeights):  # GB
     looked_up = at.first * (of.table - at.last * work.weights.shared)
     of_layers = sum(GB for GB, _ in own.parts) - own.ends
     cast_anew = full_share(p.recompute, sum(at.layers)) * of_layers
-    here = np.less(p.zero_stage, 3)   # else they are gathered for each layer
-    return here * (looked_up + np.minimum(cast_anew, at.last * LOGIT_GRADIENT * of.logits))
+    gathered = np.equal(p.zero_stage, 3) & (   # for each layer
+        shares_out(own.parts) | (on_host(p.offload, 'weights') > 0))
+    never = looked_up + np.minimum(cast_anew, at.last * LOGIT_GRADIENT * of.logits)
+    return np.logical_not(gathered) * never
 
 @told('saved', 'GB')
 def saved_at(work: Workload, at: PipelineStage, of: Stored, least=False):  # GB
