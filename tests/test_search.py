@@ -316,6 +316,22 @@ def test_layers_computed_again_are_a_share_of_a_stage():
         assert len(found) == (every.memory_GB <= room).sum()
 
 
+@pytest.mark.parametrize('fixed', [None, {'pp': [1, 2], 'tp': 1}])
+def test_gradients_are_added_to_those_of_micro_batches_before(fixed):
+    """Under autocast a layer takes less where a copy has a single micro-batch: layouts with other
+    copies once shared its price, those of several numbers of GPUs, too."""
+    software = dict(name='x', knows={'autocast': True, 'gradients_anew': True})
+    about = dict(system='H100-80GB', global_batch=8, k=1000, fixed=fixed, software=software)
+    found = search(MODELS['dense'], [2, 8], **about)
+    alone = search(MODELS['dense'], 8, **about)
+    eight = found[found.n_gpus == 8]
+    assert len(eight) == len(alone)
+    assert np.allclose(eight.iteration_s, alone.iteration_s, rtol=1e-12)
+    for _, row in found.iloc[::7].iterrows():
+        one = estimate(MODELS['dense'], Parallel.from_row(row), 'H100-80GB', 8, software=software)
+        assert row.iteration_s == pytest.approx(one.stats['iteration_s'], rel=1e-12)
+
+
 def test_shared_experts_divide_too():
     "What a search finds, an estimate accepts: 516 features are not shared by 8."
     found = search(MODELS['shared'], 8, as_system('B200', 8), 8, '1d', k=1000)

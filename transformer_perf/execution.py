@@ -363,11 +363,14 @@ COLUMNS_OF_LAYER = (   # what a layer depends on, beside its place
     'tp', 'cp', 'ep', 'etp', 'micro_batch', 'panels', 'recompute', 'sequence_sharded', 'context',
     'tp_overlap', 'precision', 'dispatcher', 'ep_overlap', 'optimizer', 'cuda_graphs', 'offload')
 
-def columns_that_decide_layer(considered):  # tuple of columns
-    "Those, and pp where a choice like 'full:4' is a larger share of a stage with fewer layers."
-    of_stage = any(0 < recomputed_layers(name) < np.inf for name in considered['recompute'])
-    of_stage |= any(0 < offloaded(name).activations < np.inf for name in considered['offload'])
-    return (*COLUMNS_OF_LAYER, 'pp') if of_stage else COLUMNS_OF_LAYER
+def columns_that_decide_layer(q):  # tuple of columns
+    """Those; pp where a choice like 'full:4' is a larger share of a stage with fewer layers; and dp
+    where a gradient is added to those of micro-batches before: of fewer, the first is more."""
+    of_stage = any(0 < recomputed_layers(name) < np.inf for name in q.considered['recompute'])
+    of_stage |= any(0 < offloaded(name).activations < np.inf for name in q.considered['offload'])
+    more = ('pp',) if of_stage else ()
+    if q.assumptions.costs.autocast: more += ('dp',)
+    return COLUMNS_OF_LAYER + more
 
 def variant_count(system):
     "How many systems an object with array fields stands for."
@@ -421,7 +424,7 @@ class Counted(NamedTuple):
 def counted_and_held(space: Space, q: Question):  # Counted
     "Count each distinct layer of a space once."
     t, args = space.t, (q.system, q.global_batch, q.assumptions)
-    which, first = distinct(*(t[name] for name in columns_that_decide_layer(q.considered)))
+    which, first = distinct(*(t[name] for name in columns_that_decide_layer(q)))
     layers = count(job_of(keep(t, first), q.model, *args))
     every = layers.at(which, Layouts(**layouts_of(t, *args)))
     memory = np.atleast_2d(memory_needed(every))   # units may be those of many systems
@@ -470,7 +473,7 @@ def priced_layers(space: Space, counted: Workload, own, q: Question):  # Layers
     recompute = np.broadcast_to(t['recompute'], t['dp'].shape)
     way, first_way = distinct(recompute)   # of each layer, from 0
     ways = recompute[first_way].tolist() or ['none']
-    columns = [name for name in columns_that_decide_layer(q.considered) if name != 'recompute']
+    columns = [name for name in columns_that_decide_layer(q) if name != 'recompute']
     base, first_base = distinct(*(t[name] for name in columns))   # alike but for recompute
     place, table, allowed = placed_layers(space, first[first_base], q)
     row, column = np.nonzero(allowed)   # of what is priced: the base, its placement
