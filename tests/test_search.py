@@ -143,6 +143,11 @@ class Case:
         own = [SCHEDULES[name].chunks for name in found['schedule'] if SCHEDULES[name].chunks > 1]
         return found | {'virtual_stages': list(dict.fromkeys(found['virtual_stages'] + own))}
 
+    def is_open(self, c):   # bool
+        "Whether a question asks for so many parts of a stage, or the schedule has them by itself."
+        asked = self.opened.get('virtual_stages', [self.assumed.virtual_stages])
+        return c['virtual_stages'] in (*asked, max(SCHEDULES[c['schedule']].chunks, 1))
+
     def every(self):  # (s of each, GB that must fit)
         "All configurations, priced as one table, their schedules played where it matters."
         a, t = self.assumed.on(self.system), self.table()
@@ -155,6 +160,7 @@ class Case:
         a = self.assumed.on(self.system)
         found = configurations(self.model, self.n, self.system.nvlink_size, self.batch,
                                self.strategy, a, self.considered, self.etps)
+        found = [c for c in found if self.is_open(c)]
         if not found: return {}
         t = {name: np.array([c[name] for c in found]) for name in found[0]}
         return t | {'strategy': self.strategy, 'panels': 1}
@@ -258,6 +264,20 @@ def test_one_rank_needs_no_pipeline():
                for names in (['zb-v', '1f1b'], ['1f1b', 'zb-v'], ['1f1b'])]
     assert fastest[0] == fastest[1] <= fastest[2]
     assert len(search(model, 1, h100, 4, '1d', schedule=['dualpipe', 'gpipe']))
+
+
+@pytest.mark.parametrize('others', [['zb-v'], ['dualpipe', 'zb-v', 'dualpipe-v']])
+def test_a_schedule_is_tried_beside_others_as_it_is_alone(others):
+    "1F1B in two parts, which nobody asked for, came with schedules that have two of their own."
+    about = dict(system=as_system('B200', 4), global_batch=16, strategy='1d', k=1000,
+                 assumptions='corrected', fixed={'pp': [2, 4]})
+    both = search(MODELS['dense'], 8, schedule=['1f1b', *others], **about)
+    alone = [search(MODELS['dense'], 8, schedule=name, **about) for name in ['1f1b', *others]]
+    assert set(both.virtual_stages[both.schedule == '1f1b']) == {1}
+    assert len(both) == sum(map(len, alone)) and set(both.schedule) == {'1f1b', *others}
+    assert both.iteration_s[0] == min(found.iteration_s[0] for found in alone)
+    asked = search(MODELS['dense'], 8, schedule=['1f1b', *others], virtual_stages=[1, 2], **about)
+    assert set(asked.virtual_stages[asked.schedule == '1f1b']) == {1, 2}
 
 
 @pytest.mark.parametrize('name', ['gpipe', 'zb-h1', 'zb-h2'])
