@@ -511,15 +511,17 @@ def seconds_of_messages(
     pricer,     # Roofline, or Measured
 ):  # list of s, of each message whole
     "What messages take alone; those of one kind in one group are priced together."
-    def price(alike):
-        (kind, *_), group, _ = alike[0]
-        direct = alike[0][0].far is None
-        rows = [(m.volume / pieces, 0. if direct else m.far) for m, _, pieces in alike]
+    def price(some):
+        first, group, _ = some[0]
+        kind, direct = first.kind, first.far is None
+        rows = [(m.volume / pieces, 0. if direct else m.far) for m, _, pieces in some]
         volume, far = in_rows(zip(*rows), max(pricer.system.axes, *map(np.ndim, group)))
         if kind != 'alltoall': return pricer.collective(kind, volume, group)
         return pricer.exchange(volume, None if direct else far, group)
-    key = lambda about: (about[0].kind, about[0].far is None, *map(id, about[1]))
-    return priced_together(messages, key, price)
+    def alike(about):
+        message, group, _ = about
+        return (message.kind, message.far is None, *map(id, group))
+    return priced_together(messages, alike, price)
 
 def at_columns(x, columns):
     "An array at some columns; a number, or a single column, stands for all of them."

@@ -375,10 +375,11 @@ def gpu_in(system: System, known):  # its short name, or None
     "The GPU whose runs speak for a system: one of about its rates."
     gpu = gpu_of(system.accelerator or system.name)
     if gpu not in SHEETS or not known.count(gpu=gpu): return gpu
-    near = lambda name, sheet: np.all(
-        abs(np.divide(getattr(system, name), getattr(sheet, name)) - 1) < .1)
-    alike = any(all(near(name, sheet) for name in ('matrix_flops_fp16', 'hbm_bandwidth'))
-                for sheet in sheets_of(gpu))
+    def near(sheet):
+        rates = 'matrix_flops_fp16', 'hbm_bandwidth'
+        shares = [np.divide(getattr(system, name), getattr(sheet, name)) for name in rates]
+        return all(np.all(abs(share - 1) < .1) for share in shares)
+    alike = any(map(near, sheets_of(gpu)))
     return gpu if alike else f'a GPU of the rates of {system.name}'
 
 TAKEN_IF_UNSAID = {   # what runs are known to have that do not say it

@@ -42,7 +42,9 @@ def weighed(matrix, vector, system):  # TFLOP
 
 def volumes_and_kinds(work: Work, groups, silent):
     "(volume, kind) of one message, lists of several; those without volume are left out if silent."
-    is_shown = lambda m: m.group in groups and not (silent and np.all(m.volume == 0))
+    def is_shown(message):
+        empty = np.all(message.volume == 0)
+        return message.group in groups and not (silent and empty)
     sent = [m for m in work.messages if is_shown(m)]
     if not sent: return 0, 'none'
     if len(sent) == 1: return sent[0].volume, sent[0].kind
@@ -182,8 +184,8 @@ def passes_by_name(rows: CountedOperations, priced: Priced, pricer):  # Priced
     def of(column, after, unit='s', said_by=busy_of):
         return stacked_column([x.called(f'{name}_{after}', unit, said_by) if x else 0.
                                for name, x in zip(operations, column)])
-    busy = lambda x, way: Busy(*(of(column, f'{way}_{field}') for field, column in
-                                 x._asdict().items()))
+    def busy(x, way):
+        return Busy(*(of(column, f'{way}_{field}') for field, column in x._asdict().items()))
     return priced._replace(
         forward=busy(priced.forward, 'fwd'), backward=busy(priced.backward, 'bwd'),
         late=of(priced.late, 'late'), flops=of(priced.flops, 'TFLOP', 'TFLOP', weighed),
@@ -425,8 +427,9 @@ def summed_layer(layer: Layer, priced: Priced, pricer, p: Layouts):  # LayerCost
     busy_fwd, busy_bwd = Busy(*own[:4]), Busy(*own[4:])
     often, sent, sent_back = with_same_axes([   # how often messages are sent again; s of them
         stacked_rows([at(x) for x in layer.reruns]), priced.sent_forward, priced.sent_backward])
-    both = lambda name: at(added(getattr(busy_fwd, name) * (1 + recomputed + layer.full)
-                                 + getattr(busy_bwd, name)))
+    def both(name):   # of the backward pass, and of each time that the forward pass runs
+        forward, backward = getattr(busy_fwd, name), getattr(busy_bwd, name)
+        return at(added(forward * (1 + recomputed + layer.full) + backward))
     full = at(layer.full)
     forward, backward = names(
         's', kernels_fwd=at(added(busy_fwd.total)) + added(sent),

@@ -77,13 +77,16 @@ def nudged(change, x):
 def nearby_systems(pricer: Measured):  # list of (leaf, System, Parameters)
     "The system and its parameters, each with one of their numbers a little different."
     system, p = pricer.system, pricer.parameters
-    of = lambda record, owner: [x for x in leaves_of(record, owner).values()
-                                if isinstance(x.value, float) and x.value]
-    found = [(x, nudged(lambda own: dataclasses.replace(system, **own), x), p)
-             for x in of(system, f'system {system.name}')]
+    def numbers_in_leaves(record, owner):
+        leaves = leaves_of(record, owner).values()
+        return [x for x in leaves if isinstance(x.value, float) and x.value]
+    def other_system(own): return dataclasses.replace(system, **own)
+    def other_parameters(own): return changed(p, own)
+    found = [(x, nudged(other_system, x), p)
+             for x in numbers_in_leaves(system, f'system {system.name}')]
     for part in (p.kernels, p.network):
-        found += [(x, system, nudged(lambda own: changed(p, own), x))
-                  for x in of(part, f'measured {p.name}')]
+        found += [(x, system, nudged(other_parameters, x))
+                  for x in numbers_in_leaves(part, f'measured {p.name}')]
     return found
 
 def plain_of(x):

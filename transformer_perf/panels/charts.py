@@ -217,7 +217,9 @@ def scenario_words(state, name, own):  # str
     if state.measure == 'iteration_s':
         best = own.loc[values.idxmin()]
         ends = f'from {most} to {least} s an iteration, least'
-    else: best, ends = own.loc[values.idxmax()], f'from {least} to {most} samples/s, most'
+    else:
+        best = own.loc[values.idxmax()]
+        ends = f'from {least} to {most} samples/s, most'
     at = ', '.join(f'{field} {best[field]:,g}' for field in state.fields)
     points = math.prod(len(swept_values(state, field)) for field in state.fields)
     words = f'{name}: {ends} at {at}.'

@@ -140,8 +140,8 @@ def evidence_with(df, system):  # dict
         df = df[layout_understood(df.predicted_iteration_s / df.iteration_s)]
     runs = clean(on_system(df, system).assign(gpu=name or df.gpu))
     known = read_calibration().evidence
-    with_known = lambda new, old: {
-        name: sorted({*values, *old.get(name, ())}) for name, values in new.items()}
+    def with_known(new, old):
+        return {name: sorted({*values, *old.get(name, ())}) for name, values in new.items()}
     seen_by = {stack: dict(models) for stack, models in known.seen_by.items()}
     for stack, models in seen_by_stack(runs, system).items():
         own = seen_by.setdefault(stack, {})

@@ -396,7 +396,9 @@ def chosen_by_software(x):  # DataFrame
     shared = x.tp > 1   # else two of the choices change nothing
     sharded = usual_choice(x.software, 'sequence_sharded')
     sharded |= x.experts.notna()   # tokens go to experts from the GPU that has them
-    chosen = lambda c: usual_choice(x.software, c).mask(x.pp > 1, usual_choice(x.software, c, 2))
+    def chosen(c):   # some choose otherwise in pipelines
+        alone, in_stages = (usual_choice(x.software, c, pp) for pp in (1, 2))
+        return alone.mask(x.pp > 1, in_stages)
     usual = {c: chosen(c).astype(float) for c in SOFTWARE_CHOICES}
     stage = x.zero_stage.fillna(usual['zero_stage'])
     hidden = copies_overlap(usual_choice(x.software, 'dp_overlap').to_numpy(), stage.to_numpy())
