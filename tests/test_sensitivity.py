@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from test_cli import bad, good, has, run
 from transformer_perf import Assumptions, Model, Parallel, estimate, search
-from transformer_perf.advice.sensitivities import closing_in, of_system, tornado
+from transformer_perf.advice.sensitivities import closing_in, tornado
 from transformer_perf.advice import needed, sensitivity
+from transformer_perf.models import as_model
 from transformer_perf.systems import as_system
 from transformer_perf.timeline import PLACES
 
@@ -252,12 +253,30 @@ def test_command_names_mistakes(words, args): has(bad(*COMMAND, *LAID_OUT, *args
 def test_the_best_of_a_figure_is_that_of_a_search():
     "Of the candidates whose schedules are played, the first."
     p = Parallel(tp=8, pp=4, dp=2, virtual_stages=4)
-    found = of_system(estimate('llama3.1_70B', p, 'H100-80GB', 64), 2., True).set_index('field')
+    found = of('llama3.1_70B', p, 'H100-80GB', 64, again=True)
     system = as_system('H100-80GB')
     for column, factor in (('best_s', 1), ('best_at_low_s', .5), ('best_at_high_s', 2)):
         own = dataclasses.replace(system, hbm_bandwidth=factor * system.hbm_bandwidth)
         best = search('llama3.1_70B', 64, own, 64, k=1).iteration_s[0]
         assert found[column]['hbm_bandwidth'] == pytest.approx(best, rel=1e-12)
+
+
+def test_what_a_search_tries_by_itself_is_not_held_for_the_best():
+    """From a layout that it found with ZeRO 2: what its software shares out usually, and besides,
+    is tried for each figure anew; what it does not try is as the layout has it."""
+    model = dataclasses.replace(as_model('nemotron_h_8B'), seq_len=1024)
+    about = dict(global_batch=48, software='partly eager Scaling')
+    ask = lambda system, **more: search(model, 16, system, k=1, **about, **more).iloc[0]
+    system = as_system('MI355X')
+    best = Parallel.from_row(ask(system))
+    assert best.zero_stage == 2
+    faster = dataclasses.replace(system, hbm_bandwidth=2 * system.hbm_bandwidth)
+    for optimizer in ('adam', 'sgd'):
+        layout = dataclasses.replace(best, optimizer=optimizer)
+        found = of(model, layout, system, again=True, **about)
+        anew = ask(faster, optimizer=optimizer)
+        assert anew.zero_stage == 1 and anew.pp > best.pp
+        assert found.best_at_high_s['hbm_bandwidth'] == pytest.approx(anew.iteration_s, rel=1e-12)
 
 
 def test_no_part_of_the_time_of_what_does_not_fit():

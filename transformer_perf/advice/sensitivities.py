@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCALABLE', 'SIZES', 'BESIDE_LAYERS', 'NEAR', 'SENSITIVITY_COLUMNS', 'figures_of', 'multiples_of', 'one_by_one',
            'left_as_asked', 'systems_at', 'timed_on', 'fastest_places', 'priced_on', 'resized', 'AtSize', 'with_figure',
-           'between', 'of_model', 'sensitivity', 'needed']
+           'between', 'of_model', 'sought_for', 'sensitivity', 'needed']
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00005
 import contextlib
@@ -17,10 +17,13 @@ import pandas as pd
 
 from ..inputs import finite, flag, nearest, table_with, whole
 from ..systems import NUMBERS_OF_UNITS, PHYSICAL, UNIT_OF, System
+from ..estimates import CHOICES, as_assumptions
 from ..timeline import PLACES, counted_and_priced, exact_figures, iteration_times
-from ..iteration import estimate, plural, possible_places, rows_of_table, short
+from ..iteration import (
+    estimate, plural, possible_places, rows_of_table, settled, short)
 from ..execution import (
-    ROWS_AT_A_TIME, best_of, questions, search, search_each, split_by_label, variant_count)
+    ROWS_AT_A_TIME, best_of, considered_choices, questions, search, search_each, split_by_label,
+    stages_besides, variant_count)
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00011
 SCALABLE = [f for f in PHYSICAL if f not in (*NUMBERS_OF_UNITS, 'power', 'server_power')]
@@ -90,10 +93,26 @@ def priced_on(one, system: System):  # (s, GB), an array each
     return tuple(found)
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00015
-def best_on(one, system: System):  # s, an array; infinite where nothing fits
-    "The time of the best configuration on each of a system's variants."
+def tried_by_search(one, assumptions, choice):  # bool
+    "Whether a search tries what a configuration chooses, or a layout without a word has it."
+    p, a = one.parallel, assumptions
+    open_one = settled(dataclasses.replace(p, **{choice: None}), one.system, a, one.model)
+    if getattr(open_one, choice) == getattr(p, choice): return True
+    considered = considered_choices({}, one.model, one.system, a)
+    besides = stages_besides(considered, a, [p.pp]) if choice == 'zero_stage' else []
+    return getattr(p, choice) in [*considered[choice], *besides]
+
+def searched_under(one, assumptions):  # Assumptions
+    "Those of a search for the best: what it does not try by itself is as the configuration has it."
+    a = assumptions.on(one.system)
+    own = {name: getattr(one.parallel, name) for name in CHOICES
+           if not tried_by_search(one, a, name)}
+    return dataclasses.replace(a, **own)
+
+def best_on(one, system: System, sought):  # s, an array; infinite where nothing fits
+    "The time of the best configuration on each of a system's variants; sought: Assumptions."
     n = one.parallel.n_gpus
-    about = one.model, one.system, one.global_batch, one.assumptions
+    about = one.model, one.system, one.global_batch, sought
     asked = [q._replace(system=system) for q in questions(about, None, {})]
     found = pd.DataFrame(best_of([table for table, *_ in search_each([n], asked, 1)], [n]))
     seconds = np.full(variant_count(system), np.inf)
@@ -112,17 +131,18 @@ def where_it_fits(one, seconds, names, values):  # s, an array; infinite where m
     small = (np.array(names) == 'hbm_capacity') & (values < one.needed)
     return np.where(small, np.inf, seconds)
 
-def of_system(one, factor, again):  # DataFrame, a row for each figure
-    "What each figure of a system changes."
+def of_system(one, factor, sought):  # DataFrame, a row for each figure
+    "What each figure of a system changes; sought: what the best assume, or None: they are not."
     steps = 1, NEAR, 1 / factor, factor
     values = {name: multiples_of(name, x, steps) for name, x in figures_of(one.system).items()}
     x, near, low, high = np.array([*values.values()]).T
     varied = one_by_one(one.system, values)
     times, memory = (figure.reshape(-1, len(steps)).T for figure in priced_on(one, varied))
     best = np.full_like(times, np.nan)
-    if again:   # as things are, once; near them nobody asks
+    if sought:   # as things are, once; near them nobody asks
         base, _, *ends = np.arange(times.size).reshape(-1, len(steps)).T
-        best[0], *found = best_on(one, systems_at(varied, np.concatenate([base[:1], *ends])))
+        some = systems_at(varied, np.concatenate([base[:1], *ends]))
+        best[0], *found = best_on(one, some, sought)
         best[2:] = np.reshape(found, (2, -1))
     at_low = where_it_fits(one, times[2], [*values], low)
     at_high = where_it_fits(one, times[3], [*values], high)
@@ -147,7 +167,7 @@ class AtSize(NamedTuple):
     GB: float = np.nan
     best_s: float = np.nan   # of the configuration that is best there; NaN unless it is sought
 
-def with_figure(one, name, value, again):  # AtSize
+def with_figure(one, name, value, sought):  # AtSize
     "Time and memory with another size: of the same configuration, and of the best."
     job, found = resized(one, name, value), AtSize()
     if job is None: return found
@@ -155,8 +175,8 @@ def with_figure(one, name, value, again):  # AtSize
     with contextlib.suppress(ValueError):   # the configuration cannot share it out
         stats = estimate(model, one.parallel, one.system, batch, one.assumptions).stats
         found = AtSize(stats['iteration_s'], stats['memory_GB'])
-    if not again: return found
-    best = search(model, one.parallel.n_gpus, one.system, batch, k=1, assumptions=one.assumptions)
+    if not sought: return found
+    best = search(model, one.parallel.n_gpus, one.system, batch, k=1, assumptions=sought)
     return found._replace(best_s=best.iteration_s[0]) if len(best) else found
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00033
@@ -167,15 +187,15 @@ def between(low, now, high):  # an elasticity
     (x0, first), *_, (x1, last) = steps
     return slope(last, first, x1 / x0)
 
-def of_model(one, again):  # DataFrame, a row for each size
+def of_model(one, sought):  # DataFrame, a row for each size
     "What each size of a model changes, and the batch."
     told = SIZES if one.model.layers is None else BESIDE_LAYERS
     sizes = {name: getattr(one.model, name) for name in told}
     rows = []
-    now = with_figure(one, 'global_batch', one.global_batch, again)
+    now = with_figure(one, 'global_batch', one.global_batch, sought)
     for name, x in (sizes | {'global_batch': one.global_batch}).items():
         if not x: continue
-        low, high = (with_figure(one, name, by * x, again) for by in (.5, 2))
+        low, high = (with_figure(one, name, by * x, sought) for by in (.5, 2))
         rows.append({
             'field': name, 'of': 'model' if name in SIZES else 'job',
             'value': x, 'low': x / 2, 'high': x * 2,
@@ -189,6 +209,11 @@ def of_model(one, again):  # DataFrame, a row for each size
 SENSITIVITY_COLUMNS = [
     'field', 'of', 'value', 'low', 'high', 'elasticity', 'memory_elasticity', 'base_s', 'at_low_s',
     'at_high_s', 'best_s', 'best_at_low_s', 'best_at_high_s']
+
+def sought_for(one, again, assumptions, software):  # Assumptions, or None
+    "What the best assume, if they are asked for."
+    if not flag(again, 'again'): return None
+    return searched_under(one, as_assumptions(assumptions, software))
 
 def sensitivity(
     model, parallel, system,   # as in `estimate`
@@ -204,8 +229,8 @@ def sensitivity(
     factor = finite(factor, 'factor', least=1.001, most=1e3)
     one = estimate(model, parallel, system, global_batch, assumptions, software)
     one = left_as_asked(one, parallel)
-    again = flag(again, 'again')
-    return pd.concat([of_system(one, factor, again), of_model(one, again)], ignore_index=True)
+    sought = sought_for(one, again, assumptions, software)
+    return pd.concat([of_system(one, factor, sought), of_model(one, sought)], ignore_index=True)
 
 # %% ../../nbs/73_sensitivity.ipynb #15a00051
 SPREAD = ['at_low_s', 'at_high_s', 'base_s']
@@ -282,13 +307,13 @@ def needed(
     The placement as in `sensitivity`."""
     one = estimate(model, parallel, system, global_batch, assumptions, software)
     one = left_as_asked(one, parallel)
-    again = flag(again, 'again')
+    sought = sought_for(one, again, assumptions, software)
     given = figures_of(one.system)
     ratio = finite(ratio, 'ratio', above=True, most=1)
     now = given[nearest(field, given, 'figure of the system')]
     def times_at(values):
         varied = one_by_one(one.system, {field: values})
-        return best_on(one, varied) if again else priced_on(one, varied)[0]
+        return best_on(one, varied, sought) if sought else priced_on(one, varied)[0]
     far = FARTHEST ** (-1 if field.endswith('_latency') else 1)
     end = float(multiples_of(field, now, far))
     start, limit = times_at(np.array([now, end]))
