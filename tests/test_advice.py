@@ -214,6 +214,17 @@ def test_the_best_is_told_so(model, n, batch):
     assert found.is_best and not found.excluded and 'It is the best' in found.summary
 
 
+def test_why_not_asks_as_the_search_that_found_it():
+    "DeepSpeed hides messages of ZeRO 3 unless told: they once stayed hidden with ZeRO 2, unasked."
+    model = dataclasses.replace(as_model('kimi_linear_48B_A3B'), seq_len=8192)
+    system = dataclasses.replace(as_system('Gaudi3', 16), hbm_capacity=512.)
+    found = search(model, 16, system, 48, k=1, software='DeepSpeed').iloc[0]
+    assert found.zero_stage == 3 and found.dp_overlap
+    answer = why_not(model, Parallel.from_row(found), system, 48, software='DeepSpeed')
+    assert answer.is_best
+    assert answer.best.stats['iteration_s'] == pytest.approx(found.iteration_s, rel=1e-12)
+
+
 def test_why_not_adds_up():
     found = why_not('llama3.1_8B', Parallel(tp=8, dp=8), 'H100-80GB', 64)
     assert not found.is_best

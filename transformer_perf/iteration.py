@@ -8,10 +8,10 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'PUBLISHED_CHOICES', 'TAKEN_IF_UNSAID
            'has_copies', 'asks_host', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules',
            'choices_fit', 'sends_tokens', 'experts_to_share', 'heads_exchanged', 'kv_on_gpu', 'check_choices_of',
            'layers_to_deal', 'can_offload', 'check_host', 'check_offload', 'grid_lacks', 'check_stages',
-           'check_parallel', 'choices_in_stages', 'settled', 'parts_said', 'parts_among', 'unknown_choices',
-           'out_of_reach', 'gpu_in', 'unknown_layers', 'unknown_in', 'never_run', 'fitted_stack', 'evidence',
-           'evidence_of_rows', 'kind_of_run', 'is_known', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate',
-           'row_of', 'notes_of', 'as_of', 'beyond_software', 'more_than_there_are', 'without_effect',
+           'check_parallel', 'choices_in_stages', 'settled', 'has_unsaid', 'parts_said', 'parts_among',
+           'unknown_choices', 'out_of_reach', 'gpu_in', 'unknown_layers', 'unknown_in', 'never_run', 'fitted_stack',
+           'evidence', 'evidence_of_rows', 'kind_of_run', 'is_known', 'interval_columns', 'left_out', 'packed_in_words',
+           'Estimate', 'row_of', 'notes_of', 'as_of', 'beyond_software', 'more_than_there_are', 'without_effect',
            'domains_in_words', 'odd_sizes', 'seconds_in', 'tuned_and_plain', 'how_priced', 'played_estimate',
            'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of_table', 'cross', 'keep',
            'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs',
@@ -321,6 +321,11 @@ def settled(p: Parallel, system: System, a: Assumptions, model: Model = None):  
     said = vars(p) | unsaid
     overlaps = bool(copies_overlap(said['dp_overlap'], said['zero_stage']))
     return dataclasses.replace(p, **unsaid | {'panels': panels, 'dp_overlap': overlaps})
+
+def has_unsaid(p: Parallel, choice, system: System, a: Assumptions, model: Model):  # bool
+    "Whether a configuration, settled, chooses what it would choose without a word of it."
+    unsaid = settled(dataclasses.replace(p, **{choice: None}), system, a, model)
+    return getattr(unsaid, choice) == getattr(p, choice)
 
 # %% ../nbs/87a_estimate.ipynb #8559f3b9
 PUBLISHED_CHOICES = dict(recompute=('none',), virtual_stages=(1,), sequence_sharded=(True,),

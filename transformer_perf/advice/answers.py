@@ -19,8 +19,8 @@ from ..inputs import divides, finite, path_text, several, table_with, whole
 from ..estimates import CHOICES, peak_rate
 from ..timeline import MEMORY_PARTS, PLACES
 from ..iteration import (
-    Estimate, Parallel, beyond_software, changes_something, check_parallel, division_rules, gap,
-    host_lacks, plural, rate_in_words, sends_tokens, short, too_large)
+    HIDING, Estimate, Parallel, beyond_software, changes_something, check_parallel, division_rules,
+    gap, has_unsaid, host_lacks, plural, rate_in_words, sends_tokens, short, too_large)
 from ..execution import considered_choices, search, stages_besides, strategies_named
 from ..interop import job_asked, read_log
 from ..interop.logs import with_batch
@@ -417,6 +417,11 @@ def broken_rules(case: Case):  # list of str
     except ValueError as error: found.append(str(error))
     return list(dict.fromkeys(found))
 
+def overlaps_alike(one: Estimate, two: Estimate):  # str, '' where they differ
+    "That two configurations hide the same messages."
+    alike = all(getattr(one.parallel, name) == getattr(two.parallel, name) for name in HIDING)
+    return ', with the same overlaps' if alike else ''
+
 THE_SAME = ('adapters', 'optimizer', 'precision')   # choices that change what is trained
 
 def strategies_tried(p: Parallel, assumptions):  # list of str
@@ -428,13 +433,13 @@ def choices_with_own(case: Case):  # dict: choice -> values, None: as a search t
     p = case.parallel
     considered = considered_choices({}, case.model, case.system, case.assumptions)
     besides = stages_besides(considered, case.assumptions, [p.pp])
-    found = {}
+    about, found = (case.system, case.assumptions, case.model), {}
     for name, usual in considered.items():
         own = getattr(p, name)
         if own is None: found[name] = usual
         elif name in THE_SAME: found[name] = [own]
         elif name == 'zero_stage' and own in (*usual, *besides): found[name] = None
-        elif own in usual: found[name] = usual
+        elif own in usual or has_unsaid(p, name, *about): found[name] = usual
         else: found[name] = [*usual, own]
     return found
 
@@ -514,8 +519,9 @@ def why_not_in_words(found: WhyNot):  # str
                 f'({short(one.stats["iteration_s"])} s). {tried}')
     ratio = one.stats['iteration_s'] / best.stats['iteration_s'] - 1
     if ratio <= 0: words.append('It is faster than the best that fits.')
-    else: words.append(f'It takes {ratio:.1%} more time than the best that fits, with the same '
-                       f'overlaps (MFU {one.stats["mfu"]:.1%}): {reason(best, one)}.')
+    else: words.append(f'It takes {ratio:.1%} more time than the best that fits'
+                       f'{overlaps_alike(one, best)} (MFU {one.stats["mfu"]:.1%}): '
+                       f'{reason(best, one)}.')
     return ' '.join([*words, f'The best: {how} {tried}'])
 
 # %% ../../nbs/88d_answers.ipynb #13a0003f

@@ -20,7 +20,7 @@ from ..systems import NUMBERS_OF_UNITS, PHYSICAL, UNIT_OF, System
 from ..estimates import CHOICES, as_assumptions
 from ..timeline import PLACES, counted_and_priced, exact_figures, iteration_times
 from ..iteration import (
-    estimate, plural, possible_places, rows_of_table, settled, short)
+    estimate, has_unsaid, plural, possible_places, rows_of_table, short)
 from ..execution import (
     ROWS_AT_A_TIME, best_of, considered_choices, questions, search, search_each, split_by_label,
     stages_besides, variant_count)
@@ -96,8 +96,7 @@ def priced_on(one, system: System):  # (s, GB), an array each
 def tried_by_search(one, assumptions, choice):  # bool
     "Whether a search tries what a configuration chooses, or a layout without a word has it."
     p, a = one.parallel, assumptions
-    open_one = settled(dataclasses.replace(p, **{choice: None}), one.system, a, one.model)
-    if getattr(open_one, choice) == getattr(p, choice): return True
+    if has_unsaid(p, choice, one.system, a, one.model): return True
     considered = considered_choices({}, one.model, one.system, a)
     besides = stages_besides(considered, a, [p.pp]) if choice == 'zero_stage' else []
     return getattr(p, choice) in [*considered[choice], *besides]
