@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from test_cli import bad, good, has, run
+from thorough import thorough
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.interop import as_job, export
@@ -90,7 +91,7 @@ def test_rows_are_estimates(small):
         assert one.stats['memory_GB'] == pytest.approx(row.memory_GB, rel=1e-9)
 
 
-@pytest.mark.parametrize('n, batch', [(768, 1536), (1024, 1024)])
+@pytest.mark.parametrize('n, batch', [(768, 1536), *thorough((1024, 1024))])
 def test_the_fastest_of_unlike_chunks_is_that_of_a_search(n, batch):
     "By formula another one is."
     best = search('llama3.1_70B', n, 'B200', batch, k=1).iteration_s[0]

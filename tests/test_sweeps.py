@@ -261,7 +261,7 @@ SAID = {'no such model': 'gone.json: cannot be read', 'TypeError': 'TypeError: a
 
 
 @needs_mpi
-@pytest.mark.parametrize('how', first_of(4, SAID))
+@pytest.mark.parametrize('how', first_of(2, SAID))
 def test_a_failing_rank_ends_the_job(undisturbed, tmp_path, how):
     "Within seconds, with its message and no half result; MPI itself would wait for ever."
     (tmp_path / 'job.py').write_text(FAILING)
