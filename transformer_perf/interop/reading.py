@@ -21,7 +21,7 @@ from .megatron import FLAGS, MEGATRON, flags_of, megatron_keys, place_of
 from .own import own_job
 from .primus import primus_job, trainer_of
 from .recipes import dumped_job
-from .tables import GRADIENTS, LOGIT_HELD, OF_JOBS, Job, job_of_keys
+from .tables import GRADIENT_SIZES, LOGIT_HELD, OF_JOBS, Job, job_of_keys
 from .texts import LARGEST_TEXT, flat, parse_toml, parse_yaml
 from .torchtitan import TORCHTITAN
 
@@ -118,13 +118,9 @@ def loss_fusion_said(one: Estimate):  # str or None
 
 def gradients_said(one: Estimate):  # bool or None
     "Whether gradients have 16 bits; None where that is as its software has it."
-    usual, own = usual_and_own(one, GRADIENTS)
-    if not own: return None
-    held = own[0]
-    all_alike = own == [held] * len(own)   # as a job says it
-    said = held != usual[0] or all_alike and own != usual
-    if held not in (2, 4) or not said: return None
-    return held == 2
+    usual, own = usual_and_own(one, GRADIENT_SIZES)
+    if own == usual: return None
+    return {(2, 2): True, (4, 4): False}.get(tuple(own))   # as a job says it
 
 OTHER_FILE = 'deepspeed_config.deepspeed_config_file'   # to which Accelerate may leave all
 
