@@ -1075,13 +1075,13 @@ def considered_choices(choices, model, system, assumptions):  # dict: choice -> 
 
 def schedules_by_parts(considered):  # list of dict: choice -> list of values
     "What is open, apart for schedules that have so many parts of a stage of their own."
-    names_of, found = {}, []   # names_of: number of parts, or None -> schedules
+    names_of = {}   # number of parts -> schedules; 1: as many as are asked for
     for name in considered['schedule']:
-        own = SCHEDULES[name].chunks
-        names_of.setdefault(own if own > 1 else None, []).append(name)
+        names_of.setdefault(max(SCHEDULES[name].chunks, 1), []).append(name)
+    found = []
     for parts, names in names_of.items():
-        found.append(considered | {'schedule': names})
-        if parts: found[-1]['virtual_stages'] = [parts]
+        own = {} if parts == 1 else {'virtual_stages': [parts]}
+        found.append(considered | {'schedule': names} | own)
     return found
 
 # %% ../nbs/88a_search.ipynb #99cc89cd

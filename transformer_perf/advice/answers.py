@@ -433,7 +433,8 @@ def choices_with_own(case: Case):  # dict: choice -> values, None: as a search t
     p = case.parallel
     considered = considered_choices({}, case.model, case.system, case.assumptions)
     besides = stages_besides(considered, case.assumptions, [p.pp])
-    about, found = (case.system, case.assumptions, case.model), {}
+    about = case.system, case.assumptions, case.model
+    found = {}
     for name, usual in considered.items():
         own = getattr(p, name)
         if own is None: found[name] = usual
