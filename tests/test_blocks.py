@@ -57,7 +57,7 @@ def test_a_search(name, assumptions):
     assert practice(TWINS[name]) == practice(as_model(name))
 
 
-@pytest.mark.parametrize('name', ['mixtral_8x7B', 'llama3.1_8B', *thorough('deepseek_v3')])
+@pytest.mark.parametrize('name', ['mixtral_8x7B', *thorough('llama3.1_8B', 'deepseek_v3')])
 def test_advice(name):
     "What it needs, what would be faster, and why not: in the same words."
     runs, needs, batch = CASES[name]

