@@ -1169,15 +1169,17 @@ def output_layer(job: CountedJob):  # Operation
     "From the last layer to the loss: a product with every word, and a softmax over them."
     E, e, T = job.units.element, job.embed_dim, job.tokens
     V = np.maximum(own_vocabulary(job), 1 / job.tp)
-    gradient = Message('allreduce', E * T * e, 'tp')
-    gathered = sent_if(job.sequence_sharded, Message('allgather', E * T * e, 'tp'))
+    stream = E * T * e   # GB
+    gradient = Message('allreduce', stream, 'tp')
+    gathered = sent_if(job.sequence_sharded, Message('allgather', stream, 'tp'))
     sums = (Message('allreduce', 2 * E * T, 'tp'),) * 3
     if job.costs.whole_logits: sums = (Message('allgather', E * T * V * job.tp, 'tp'),)
     of_logits = E / 2 * job.costs.loss_traffic * numbers_of_logits(job, V)
     loss = of_logits + 3 * E * job.own * e   # GB moved
-    logits, of_rows, of_weights = Product(T, V, e), Product(T, e, V), Product(V, e, T)
+    logits = Product(T, V, e)
+    gradients = Product(T, e, V), Product(V, e, T)   # of what goes in, and of the weights
     forward = Work((logits,), nbytes=loss / 2, launches=5, messages=gathered + sums)
-    backward = Work((of_rows, of_weights), nbytes=loss / 2, launches=4, messages=(gradient,))
+    backward = Work(gradients, nbytes=loss / 2, launches=4, messages=(gradient,))
     if casts_weights(job):
         forward, backward = autocast_weight(forward, backward, V * e, job.micro_batches, job.units)
     weights = E * own_vocabulary(job) * (e + job.output_bias)

@@ -145,9 +145,12 @@ def deliver_table(table, args, notes=(), view=None, title=''):
 def deliver_written(paths, args, notes):
     "The names of files that were written."
     names = [str(path) for path in paths]
-    if args.format == 'json': deliver(as_json({'written': names, 'notes': notes}, args))
-    elif args.format == 'csv': deliver(as_csv([{'written': name} for name in names]))
-    else: deliver(''.join(f'{name}\n' for name in names) + ''.join(map(paragraph, notes)))
+    if args.format == 'json': text = as_json({'written': names, 'notes': notes}, args)
+    elif args.format == 'csv': text = as_csv([{'written': name} for name in names])
+    else:
+        lines = [f'{name}\n' for name in names]
+        text = ''.join(lines + [paragraph(note) for note in notes])
+    deliver(text)
 
 # %% ../nbs/95_cli.ipynb #1a0dae8a
 class Option(NamedTuple):

@@ -217,8 +217,9 @@ def autocast_add(name, rows, width, units=Units(), masked=1.):  # Operation
     drop = (2 * E + M) * masked   # reads and writes 16 bits, and a mask
     add = E + 4 * E               # 16 bits to a stream in 32, read and written
     apart = 2 * E + E + 6 * E     # the stream's gradient in 16 bits, and gradients summed up
-    forward = Work(vector=units.flop * 2 * x, nbytes=(add + drop) * x, launches=1 + masked)
-    back = Work(vector=units.flop * 2 * x, nbytes=(apart + drop) * x, launches=2 + masked)
+    flop = units.flop * 2 * x
+    forward = Work(vector=flop, nbytes=(add + drop) * x, launches=1 + masked)
+    back = Work(vector=flop, nbytes=(apart + drop) * x, launches=2 + masked)
     return Operation(name, forward, back, activations=M * masked * x)
 
 def transposes(name, rows, width, units=Units()):  # Operation

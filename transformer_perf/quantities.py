@@ -60,8 +60,11 @@ def same(a, b):
 def own_name(x, known):  # str
     "The name of a quantity among those that are known, which it joins: one that no other has."
     own = re.sub(r'_\d+$', '', x.name)
-    for name in itertools.chain([x.name, own], (f'{own}_{i}' for i in itertools.count(2))):
-        if name not in known: known[name] = x if name == x.name else x._replace(name=name)
+    numbered = (f'{own}_{i}' for i in itertools.count(2))
+    for name in itertools.chain([x.name, own], numbered):
+        if name not in known:
+            known[name] = x if name == x.name else x._replace(name=name)
+            return name
         if same(known[name], x): return name
 
 def renamed(text, names):  # str

@@ -101,11 +101,15 @@ def of_weight_alone(op: Operation):  # Operation
 
 def indexer(job: CountedJob, mixer: IndexedAttention):  # list of Operation
     "Its queries, key and weights, the same on all GPUs of tp; scores of all keys; their loss."
-    E, heads, d, T = job.units.element, mixer.index_heads, mixer.index_width, job.tokens
-    queries = inner_product(job, 'index-q', T, mixer.query_latent or job.embed_dim, heads * d)
+    heads, d = mixer.index_heads, mixer.index_width
+    of_queries = mixer.query_latent or job.embed_dim   # numbers that a query is made of
+    queries = inner_product(job, 'index-q', job.tokens, of_queries, heads * d)
+    queries = of_weight_alone(saved_once(job, queries))
     keys = inner_product(job, 'index-k', job.own, job.embed_dim, d + heads)
-    queries, keys = (of_weight_alone(saved_once(job, op)) for op in (queries, keys))
-    norm = any_norm(job, 'index-norm', job.own, d)._replace(weights=2 * E * d, recomputed_with=())
+    keys = of_weight_alone(saved_once(job, keys))
+    scale_and_shift = 2 * job.units.element * d
+    norm = any_norm(job, 'index-norm', job.own, d)
+    norm = norm._replace(weights=scale_and_shift, recomputed_with=())
     return [queries, keys, gathers(job, norm, d + heads), index_scores(job, mixer),
             index_loss(job, mixer)]
 

@@ -203,10 +203,12 @@ BEARABLE = 2                              # times the fastest on as many GPUs
 
 def knobs_of(t, assumptions):  # array
     "How many kinds of parallelism rows use, and how many of their choices are unusual."
-    default = {name: getattr(assumptions, name) for name in CHOICES
-               if name in t and name != 'reduce_each'}
-    kinds = sum(np.greater(t[name], 1) * 1 for name in PARALLEL_KINDS)
-    return kinds + sum(np.not_equal(t[name], value) * 1 for name, value in default.items())
+    found = 0
+    for name in PARALLEL_KINDS: found = found + np.greater(t[name], 1)
+    for name in CHOICES:
+        if name not in t or name == 'reduce_each': continue
+        found = found + np.not_equal(t[name], getattr(assumptions, name))
+    return found
 
 def worth_asking(f: Fitting):  # bools [question, configuration]
     "Of which configurations the fastest is wanted; of all, to begin with."
@@ -347,9 +349,9 @@ class Plan:
     def row(self, answer='fastest'):  # Series
         "The row of an answer: fastest, least memory, cheapest, simplest or fewest GPUs."
         if not len(self.rows): raise ValueError(f'nothing to choose from: {self.reasons[0]}'[:290])
-        known = [name for names in self.rows.answers for name in names.split(', ') if name]
-        nearest(answer, known, 'answer')
-        return next(row for _, row in self.rows.iterrows() if answer in row.answers.split(', '))
+        place_of = {name: place for place, names in enumerate(self.rows.answers)
+                    for name in names.split(', ') if name}
+        return self.rows.iloc[place_of[nearest(answer, place_of, 'answer')]]
 
     def __repr__(self):
         shown = [plan_view(self.answers).to_string(index=False)] if len(self.rows) else []

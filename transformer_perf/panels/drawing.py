@@ -199,11 +199,14 @@ class Rows(NamedTuple):
 
     def path(self, spans, color):  # str
         "Rectangles of one colour: the spans of time of their stages."
-        left, top = self.at(spans.start), self.top(spans.stage)
+        left = self.at(spans.start)
+        top = self.top(spans.stage)
         wide = self.at(spans.end) - left
-        shapes = [f'M{x:.2f} {y:g}h{width:.4g}v{self.high:g}h-{width:.4g}z'
-                  for x, y, width in zip(left, top, wide) if width > 0]
-        return element('path', d=''.join(shapes), fill=color)
+        shapes = ''
+        for x, y, width in zip(left, top, wide):
+            if width <= 0: continue
+            shapes += f'M{x:.2f} {y:g}h{width:.4g}v{self.high:g}h-{width:.4g}z'
+        return element('path', d=shapes, fill=color)
 
     def marks(self, stages, times):  # list of str
         "A dark stroke across each stage's row."
