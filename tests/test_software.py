@@ -2,12 +2,13 @@
 import dataclasses
 import json
 import math
+import shlex
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from transformer_perf import Parallel, Software, estimate, search
+from transformer_perf import Model, Parallel, Software, estimate, search
 from transformer_perf.advice import fits, improve, plan, sensitivity, why_not
 from transformer_perf.cli import main
 from transformer_perf.choices import GRAPHED, graphed, launched
@@ -15,7 +16,7 @@ from transformer_perf.estimates import CHOICES, Assumptions, Group, Product, as_
 from transformer_perf.interop import as_job, export
 from transformer_perf.kernels import priced_collective, product_time, send_seconds
 from transformer_perf.parameters import changed, read_calibration
-from transformer_perf.schedules import chunks_of, dealt_with_norm, layout_of
+from transformer_perf.schedules import chunks_in, chunks_of, dealt_with_norm, layout_of
 from transformer_perf.validation.runs import run_jobs
 from transformer_perf.software import as_software, known_software, run_by
 from transformer_perf.systems import as_system
@@ -298,6 +299,26 @@ def test_products_in_4_bits_are_as_fast_as_transformer_engine_measured():
 def test_ends_dealt_as_layers(layers, stages, layout):
     "Embedding, layers, norm and output are so many units, dealt out evenly; the first get more."
     assert '|'.join(dealt_with_norm(layers, stages)) == layout
+
+
+# (layers, hidden, MLP's width) of runs of nanotron, and the layouts that their stages had: Hugging
+# Face, Ultra-Scale Playbook, plots of its benchmark; build_model of nanotron/models/base.py
+@pytest.mark.parametrize('depth, hidden, width, layouts', [
+    (16, 2048, 8192, ['Et*11|t*5L', 'Et*6|t*5|t*5|L']),
+    (32, 4096, 14336, ['Et*18|t*14L', 'Et*9|t*9|t*8|t*6L', 'Et*5|t*4|t*4|t*5|t*4|t*4|t*4|t*2L']),
+    (80, 8192, 28672, ['Et*41|t*39L', 'Et*21|t*20|t*20|t*19L'])])
+def test_nanotron_weighs_layers_and_output(depth, hidden, width, layouts):
+    "An estimate that names it has the stages of its runs, as a layout says them."
+    model = Model(name='of the benchmark', seq_len=4096, embed_dim=hidden, heads=hidden // 64,
+                  depth=depth, mlp_dim=width, gated_mlp=True, vocab=131072, tied_embeddings=False)
+    for layout in layouts:
+        own = Parallel(pp=layout.count('|') + 1)
+        said = dataclasses.replace(own, layout=layout)
+        one, same = (estimate(model, p, 'H100-80GB', 32, software='nanotron') for p in (own, said))
+        for figure in ('iteration_s', 'memory_GB'):
+            assert one.stats[figure] == same.stats[figure], layout
+        _, written = export(one, 'megatron').split('--pipeline-model-parallel-layout ')
+        assert chunks_in(*shlex.split(written)) == chunks_in(layout)
 
 
 def test_who_deals_ends_as_layers_does_so_at_every_door():

@@ -233,6 +233,7 @@ class CountedJob(Layouts):
     embedding_norm: bool = False
     output_transform: bool = False
     output_bias: bool = False
+    output: float = 1.             # what its matrix multiplies, over what those of a layer do
     documents: object = None       # Lengths, of which samples are packed; none: each is one piece
     flops_per_token: float = None  # of the model, in both directions; none: nobody asks
 
@@ -1244,6 +1245,7 @@ class Pattern(NamedTuple):
     depth: int
     mtp_layers: int
     which: tuple      # the kind of each layer, those of multi-token prediction last
+    output: float     # as in `CountedJob`
 
 # %% ../nbs/82b_blocks.ipynb #456b2956
 def ends_in_16_bits(job: CountedJob):
@@ -1258,7 +1260,7 @@ def one_kind(job: CountedJob):
 def pattern_of(of):  # Pattern; of a CountedJob, or a Workload
     "Which kind each layer is of."
     depth, ahead = int(of.depth), int(of.mtp_layers)
-    return Pattern(depth, ahead, of.order or (0,) * (depth + ahead))
+    return Pattern(depth, ahead, of.order or (0,) * (depth + ahead), of.output)
 
 # %% ../nbs/82b_blocks.ipynb #456b2957
 def layers_of_kinds(of):   # a CountedJob, or a Workload

@@ -6,7 +6,7 @@
 __all__ = ['MOST_LAYERS', 'MOST_AHEAD', 'ACTIVATIONS', 'GPT', 'GATED', 'LLAMA', 'MIXTRAL', 'QWEN3', 'QWEN3_EXPERTS', 'DEEPSEEK',
            'PUBLISHED', 'NAMED', 'SYMBOLS', 'models', 'Model', 'check_router_groups', 'check_model', 'has_window',
            'has_experts', 'block_of', 'blocks_from', 'blocks_of', 'from_config', 'as_model', 'with_length', 'sizes_of',
-           'counted_once', 'parts_of', 'parameter_table']
+           'output_in_layers', 'counted_once', 'parts_of', 'parameter_table']
 
 # %% ../nbs/00_models.ipynb #f48410b2
 import dataclasses
@@ -433,7 +433,15 @@ def sizes_of(model):  # dict
             'output_bias', 'output_transform', 'other_embeddings', 'embedding_norm', 'documents')
     blocks = model.blocks if isinstance(model, Model) else blocks_from(model)
     vocab = 0 if own['vocab'] is None else own['vocab']
-    return {name: own[name] for name in same} | {'blocks': blocks, 'vocab': vocab}
+    more = {'blocks': blocks, 'vocab': vocab, 'output': output_in_layers(model)}
+    return {name: own[name] for name in same} | more
+
+def output_in_layers(model):  # float
+    """What the output multiplies, over what a layer does with attention of as many heads of keys
+    and a gate: so nanotron weighs them [get_block_compute_costs, models/llama.py:938]."""
+    own = DEFAULTS | vars(model)
+    vocab = 0 if own['vocab'] is None else own['vocab']
+    return vocab / (4 * own['embed_dim'] + 3 * own['mlp_dim'])
 
 @lru_cache(maxsize=256)
 def counted_once(m: Model, causal_mask=True, adapters='none'):

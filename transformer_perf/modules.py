@@ -816,6 +816,7 @@ class Workload(NamedTuple):
     stored: Stored          # by a layer of each kind, along a first axis where there are several
     mtp_layers: int = 0     # of multi-token prediction, after the others
     order: tuple = None     # which kind each layer is of; none: all are alike
+    output: float = 1.      # as in `CountedJob`
     matrices: Matrices = Matrices()   # of a layer of each kind, in the same way
     weights: EndWeights = EndWeights()
     frozen: EndWeights = EndWeights()   # those that do not train
@@ -838,8 +839,9 @@ class Workload(NamedTuple):
         of = lambda parts: fields_at(parts, rows)
         depth, ahead, matrix, model = of((self.depth, self.mtp_layers, self.matrix,
                                           self.model_TFLOP))
-        return Workload(layouts, depth, of(self.stored), ahead, self.order, of(self.matrices),
-                        of(self.weights), of(self.frozen), of(self.beside), matrix, model)
+        return Workload(layouts, depth, of(self.stored), ahead, self.order, self.output,
+                        of(self.matrices), of(self.weights), of(self.frozen), of(self.beside),
+                        matrix, model)
 
 def fields_at(parts, which):
     "Every field of a tuple of arrays, at some columns; a single column stands for all."
@@ -878,7 +880,7 @@ def count(job: CountedJob):  # Workload
     stored = of_kinds([layer_memory(kind) for kind in job.kinds], job)
     matrices = of_kinds([layer_matrices(kind) for kind in job.kinds], job)
     return Workload(
-        job.layouts, job.depth, stored, job.mtp_layers, job.order, matrices,
+        job.layouts, job.depth, stored, job.mtp_layers, job.order, job.output, matrices,
         weights=end_weights(job, ends), frozen=end_weights(job, ends, 'frozen'),
         beside=beside_layers(job, ends), matrix=matrix + at_ends * (own_vocabulary(job) > 0),
         model_TFLOP=model, kinds=kinds, ends=ends)

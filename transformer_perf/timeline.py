@@ -9,7 +9,7 @@ __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'LOGIT_
            'reduction_time', 'parts_on_gpu', 'matrices_on_gpu', 'weights_on_gpu', 'states_of', 'gradient_reads',
            'step_bytes', 'host_bytes', 'total_over_weights', 'busiest_share', 'step_on_matrices', 'on_busiest_gpu',
            'host_step', 'casts_each', 'cast_GB', 'update_time', 'table_exchange', 'straggling', 'PipelineStage',
-           'chunks_dealt', 'stages_in_order', 'runs_on_ranks', 'distinct_stages', 'holds_more', 'has_uneven_chunks',
+           'chunks_held', 'stages_in_order', 'runs_on_ranks', 'distinct_stages', 'holds_more', 'has_uneven_chunks',
            'stages_alike', 'ends_differ', 'stages_of', 'mean_layer', 'costs_at_places', 'Load', 'StageCost',
            'stage_cost', 'slowest_stage', 'costs_of_unlike_stages', 'where_in_fields', 'with_most', 'longest_of',
            'reduction_delay', 'loads_of', 'time_of_ends', 'summed_over_kinds', 'mean_matrices', 'bubble_time',
@@ -42,7 +42,7 @@ from .models import Model, sizes_of
 from .parameters import generations
 from .systems import System
 from .schedules import (
-    DEALT, MOST_PLAYED, SCHEDULES, chunks_in, chunks_of, formula_holds,
+    DEALT, MOST_PLAYED, SCHEDULES, chunks_dealt, chunks_in, formula_holds,
     held_chunks, memory_over_time, most_held, own_figure, played, time_played)
 from .choices import adapted, launched, of_names, offloads, on_host
 from .quantities import depending, named, names, plain, told, unit_among
@@ -358,10 +358,11 @@ class PipelineStage(NamedTuple):
     runs: tuple = ()       # as `runs_on_ranks`, of each number of units that is asked for
 
 # %% ../nbs/87_timeline.ipynb #83c55b86
-def chunks_dealt(depth, more, p, v, layout):  # list of str, the letters of each chunk
-    "What each chunk of a pipeline holds."
-    if layout in DEALT: return DEALT[layout](depth, p * v, more)
-    return chunks_in(layout) if layout else chunks_of(depth, p * v, more)
+def chunks_held(pattern, p, v, layout):  # list of str, the letters of each chunk
+    "What each chunk of a pipeline holds: as a layout says it, or a rule of `DEALT`."
+    if layout and layout not in DEALT: return chunks_in(layout)
+    rule = layout or 'layers'
+    return chunks_dealt(rule, pattern.depth, p * v, pattern.mtp_layers, pattern.output)
 
 @lru_cache(maxsize=4096)
 def stages_in_order(pattern, p, v, schedule, layout=None, units=()):  # list of PipelineStage
@@ -1068,7 +1069,7 @@ def stages_at_rest(*asked):  # (PipelineStage of columns, which of them each ran
 @lru_cache(maxsize=4096)
 def held_by_chunks(pattern, p, v, layout):  # array [kind, then 3, chunk]
     "Layers of each kind on each chunk; whether it begins the model, ends it, and is one."
-    chunks = chunks_dealt(pattern.depth, pattern.mtp_layers, p, v, layout)
+    chunks = chunks_held(pattern, p, v, layout)
     which = np.repeat(np.arange(len(chunks)), [len(chunk.strip('EL')) for chunk in chunks])
     kinds = np.array(pattern.which)
     layers = np.zeros((kinds.max() + 1, len(chunks)))

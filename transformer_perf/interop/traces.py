@@ -18,7 +18,7 @@ from ..schedules import SCHEDULES, position
 from ..estimates import added
 from ..modules import Layer, LayerCost, Priced, priced_rows
 from ..timeline import (
-    chunks_dealt, costs_of_unlike_stages, figures_of_chunks, job_of_estimate, longest_of,
+    chunks_held, costs_of_unlike_stages, figures_of_chunks, job_of_estimate, longest_of,
     memory_played, most_of_ends, of_each_kind, priced_estimate, slowest_stage, update_time)
 from ..iteration import Estimate, played_estimate
 
@@ -146,7 +146,7 @@ def rows_of_chunks(one: Estimate):  # list of dict: kind of pass -> list of (lan
     kinds = [layer_rows(*three, splits) for three in zip(work.kinds, priced, each)]
     thirds = {'F': 1, 'B': 1, 'W': 1} if splits else {'F': 1, 'B': 2}   # of an end's seconds
     which = iter(enumerate(work.pattern.which, 1))   # number and kind of each layer
-    for letters in chunks_dealt(work.depth, work.mtp_layers, p.pp, p.virtual_stages, p.layout):
+    for letters in chunks_held(work.pattern, p.pp, p.virtual_stages, p.layout):
         layers = [next(which) for _ in letters.strip('EL')]
         passes = {}
         for way, number in thirds.items():

@@ -16,8 +16,9 @@ from ..inputs import differing, nearest, printable, quoted
 from ..parameters import generations
 from ..choices import PARTS, needs_zero_3
 from ..estimates import CHOICES, Assumptions, in_low_precision
+from ..models import output_in_layers
 from ..modules import reduces_each
-from ..schedules import DEALT, chunks_of, layout_of
+from ..schedules import chunks_dealt, chunks_of, layout_of
 from ..timeline import PLACES
 from ..iteration import Parallel, changes_something, sends_tokens
 from .own import as_own
@@ -238,7 +239,7 @@ def with_layout_said(job: Job):  # Job
     p, m, s = job.parallel, job.model, job.software
     if p.pp == 1 or p.layout is not None or m is None or s is None: return job
     n = p.pp * (p.virtual_stages or 1)
-    dealt = DEALT[s.deals](m.depth, n, m.mtp_layers)
+    dealt = chunks_dealt(s.deals, m.depth, n, m.mtp_layers, output_in_layers(m))
     if dealt == chunks_of(m.depth, n, m.mtp_layers): return job
     return dataclasses.replace(job, parallel=dataclasses.replace(p, layout=layout_of(dealt)))
 
