@@ -451,8 +451,9 @@ def of_each_pipeline(work: Workload, table, *more):  # array [figure, ..., row]
     tables = [table(work.pattern, *row) for row in asked or [none]]
     most = max(map(len, tables))
     every = np.array([(own + own[:1] * most)[:most] for own in tables])
-    every = every[which.reshape(columns[0].shape)]
-    return np.moveaxis(every, -1, 0)
+    by_figure = np.ascontiguousarray(every.T)   # [figure, stage, pipeline]
+    found = by_figure.take(which.reshape(columns[0].shape), axis=-1)
+    return np.moveaxis(found, 1, -1)
 
 def unlike_stages(work: Workload, units=()):  # list of PipelineStage
     "The stages that differ, dealt out layer by layer."
