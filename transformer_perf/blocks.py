@@ -1079,7 +1079,8 @@ def attention_core_summa(job: CountedJob, mixer):  # list of Operation
     "Logits to attend with every product as SUMMA, all heads on every GPU."
     b, l, h, units = job.micro_batch, job.seq_len, mixer.heads, job.units
     grid = (job.tp, job.cp)
-    divides('l', l, 'm1', job.tp), divides('e/h', mixer.width, 'm1', job.tp)
+    divides('l', l, 'm1', job.tp)
+    divides('e/h', mixer.width, 'm1', job.tp)
     sizes = b, l, mixer.width, h, *grid, job.panels
     return [logits_summa('logits', *sizes, units), softmax_2d('softmax', b, h, l, *grid, units),
             dropout('dpr_at', b * h * job.rows * (l // job.tp), units, recomputed_with=CORE),

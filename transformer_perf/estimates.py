@@ -511,12 +511,14 @@ def seconds_of_messages(
     pricer,     # Roofline, or Measured
 ):  # list of s, of each message whole
     "What messages take alone; those of one kind in one group are priced together."
-    def price(some):
+    def price(some):   # of one kind, in one group
         first, group, _ = some[0]
-        kind, direct = first.kind, first.far is None
-        rows = [(m.volume / pieces, 0. if direct else m.far) for m, _, pieces in some]
-        volume, far = in_rows(zip(*rows), max(pricer.system.axes, *map(np.ndim, group)))
-        if kind != 'alltoall': return pricer.collective(kind, volume, group)
+        direct = first.far is None
+        axes = max(pricer.system.axes, *map(np.ndim, group))
+        sizes = [(message.volume / pieces, 0. if direct else message.far)
+                 for message, _, pieces in some]
+        volume, far = in_rows(zip(*sizes), axes)
+        if first.kind != 'alltoall': return pricer.collective(first.kind, volume, group)
         return pricer.exchange(volume, None if direct else far, group)
     def alike(about):
         message, group, _ = about

@@ -165,16 +165,19 @@ def expert_shares(model: Model, n_gpus):  # array, ascending
 
 def with_expert_groups(t, model: Model, fixed=()):
     "A table with every number of GPUs that can share experts; whole ones, unless etp is asked for."
+    fixed = dict(fixed)
     if not sends_tokens(model):
-        asked = {name: np.ones_like(t['dp']) for name in ('ep', 'etp') if name in dict(fixed)}
-        return restrict(t | {'ep': 1, 'etp': 1} | asked, {name: fixed[name] for name in asked})
-    def fits(t):
+        asked = [name for name in ('ep', 'etp') if name in fixed]
+        ones = {name: np.ones_like(t['dp']) for name in asked}
+        return restrict(t | {'ep': 1, 'etp': 1} | ones, {name: fixed[name] for name in asked})
+    def etp_divides(t): return experts_divide(model, 1, t['etp'])
+    def both_divide(t):
         whole = t['tp'] * t['cp'] * t['dp'] % (t['ep'] * t['etp']) == 0
         return whole & experts_divide(model, t['ep'], t['etp'])
-    etp = np.atleast_1d(dict(fixed).get('etp', 1))
-    ep = [expert_shares(model, n) for n in np.unique(t['n_gpus'])]
-    t = crossed(t, lambda t: experts_divide(model, 1, t['etp']), etp=etp)
-    return restrict(crossed(t, fits, ep=np.unique(np.concatenate([[1], *ep]))), fixed)
+    t = crossed(t, etp_divides, etp=np.atleast_1d(fixed.get('etp', 1)))
+    shares = [expert_shares(model, n) for n in np.unique(t['n_gpus'])]
+    ep = np.unique(np.concatenate([[1], *shares]))
+    return restrict(crossed(t, both_divide, ep=ep), fixed)
 
 # %% ../nbs/88a_search.ipynb #29a72046
 def sizes_tried(model: Model, global_batch, assumptions):
@@ -990,9 +993,10 @@ class SearchResult(pd.DataFrame):
 
     def _repr_html_(self):
         known = getattr(self, 'priced_on', None) is not None
-        if not known or not {'rank', *COMPONENTS} <= set(self.columns): return super()._repr_html_()
-        none = [f'{n} GPUs: {reason}.' for n, reason in self.reasons.items()]
-        words = ''.join(f'<p>{sentence}</p>' for sentence in none + self.notes)
+        whole = {'rank', *COMPONENTS} <= set(self.columns)
+        if not (known and whole): return super()._repr_html_()
+        none_at = [f'{n} GPUs: {reason}.' for n, reason in self.reasons.items()]
+        words = ''.join(f'<p>{sentence}</p>' for sentence in none_at + self.notes)
         return readable(self, self.priced_on).to_html(index=False) + words
 
 # %% ../nbs/88a_search.ipynb #abba6bbb
@@ -1221,11 +1225,14 @@ def beside_untested(best, shown):  # str
 
 def rows_shown(best, k, kind):  # (rows, the rank of each)
     "Which of the best are shown: k of a count at most, one of a kind."
-    rows, rank = np.arange(len(best['rank'])), best['rank']
+    rank = best['rank']
+    rows = np.arange(len(rank))
     if kind:
         _, rows = distinct(best['n_gpus'], *(best[name] for name in kind))
         rank = 1 + position_in_group((best['n_gpus'][rows],), rank[rows])
-    return (rows[rank <= k], rank[rank <= k]) if k else (rows, rank)
+    if not k: return rows, rank
+    among = rank <= k
+    return rows[among], rank[among]
 
 def why_nothing(reasons, counts):  # dict: n_gpus -> str
     "Why no search found anything for a number of GPUs, each reason once."

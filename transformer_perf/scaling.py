@@ -161,8 +161,9 @@ def gpus_needed(model, samples, stage, capacity, assumptions=Assumptions()):
     memory = lambda gpus: sum(stage_memory(model, samples, stage, gpus, assumptions))
     one, none = memory(1.), memory(HUGE)   # all of it; what is never shared out
     with np.errstate(divide='ignore', invalid='ignore'):
-        least = np.ceil((one - none) / (capacity - none) * (1 - 1e-12))
-    return np.where(one <= capacity, 1., np.where(none < capacity, least, np.inf))[()]
+        shared = np.ceil((one - none) / (capacity - none) * (1 - 1e-12))
+    least = np.where(none < capacity, shared, np.inf)
+    return np.where(one <= capacity, 1., least)[()]
 
 @takes(gpus=dict(least=1))
 def first_stage(model, samples, gpus, capacity):

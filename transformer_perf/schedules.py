@@ -134,7 +134,8 @@ def dual_steps(r, h, N):
     for _ in range(far): yield from d.backward(1, later=True) + d.weights() + d.forward(1)
     for i in range(N - 2 * h + r + 1):
         alone = i == 0 and r == h - 1   # in the middle of the pipeline nothing comes back yet
-        yield from d.forward(0) + d.backward(1) if alone else d.both(0, 1)
+        if alone: yield from d.forward(0) + d.backward(1)
+        else: yield from d.both(0, 1)
         yield from d.both(1, 0)
     for _ in range(far): yield from d.backward(1) + d.both(1, 0)
     for i in range(2 * (r + 1)): yield from d.backward(1 - i % 2, later=i > r)

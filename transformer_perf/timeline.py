@@ -29,7 +29,6 @@ __all__ = ['GROUPS', 'PLACES', 'BY_RANK', 'HOST_GRADIENT', 'LOSS_SAVED', 'LOGIT_
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
-import operator
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -299,9 +298,11 @@ def host_step(p: Layouts, parts, matrices, pricer):  # s
 def casts_each(p: Layouts, of: Stored):
     "Whether weights are cast anew whenever ZeRO-3 gathers them: it keeps no casts of shared ones."
     kept = np.logical_not(p.reshard_after_forward) | in_low_precision(p.assumptions, p.precision)
-    shares = functools.reduce(operator.or_, (np.greater(sharing_groups(p, group)[0].size, 1)
-                                             for _, group in weight_parts(p, of)))
-    return np.equal(p.zero_stage, 3) & np.logical_not(kept) & shares
+    shared = False
+    for _, group in weight_parts(p, of):
+        sharing, _ = sharing_groups(p, group)
+        shared = shared | np.greater(sharing.size, 1)
+    return np.equal(p.zero_stage, 3) & np.logical_not(kept) & shared
 
 @told('cast', 'GB')
 def cast_GB(p: Layouts, of: Stored):  # of a layer
@@ -493,9 +494,12 @@ def costs_at_places(
              for layer, kind in zip(work.kinds, job.kinds)]
     ends = [end._replace(groups=groups_of_ends(job)) for end in work.ends]
     priced = priced_rows([*(layer.rows for layer in kinds), *ends], pricer, columns)
-    layers = ([with_recompute(layer, name, work.layers) for layer in kinds] for name in recompute)
-    return ([costs_of_kinds(own, priced, pricer, job) for own in layers],
-            seconds_of_ends(priced[len(kinds):], own_vocabulary(job) > 0))
+    costs = []
+    for name in recompute:
+        layers = [with_recompute(layer, name, work.layers) for layer in kinds]
+        costs.append(costs_of_kinds(layers, priced, pricer, job))
+    of_ends = priced[len(kinds):]
+    return costs, seconds_of_ends(of_ends, own_vocabulary(job) > 0)
 
 # %% ../nbs/87_timeline.ipynb #83c55b85
 class Load(NamedTuple):
@@ -1061,11 +1065,13 @@ def own_stages(work: Workload):  # list of PipelineStage
 def stages_at_rest(*asked):  # (PipelineStage of columns, which of them each rank is)
     "The stages that differ in what they hold all the time, whichever rank and chunks hold it."
     stages = stages_in_order(*asked)
-    alike = [stage._replace(rank=0, widest=1.) for stage in stages]
-    first = [alike.index(stage) for stage in dict.fromkeys(alike)]
-    layers, *others, _ = zip(*(stages[rank] for rank in first))
-    columns = PipelineStage(tuple(map(np.array, zip(*layers))), *map(np.array, others))
-    return columns, np.array([first.index(alike.index(stage)) for stage in alike])
+    alike = [stage._replace(rank=0, widest=1.) for stage in stages]   # what they hold at rest
+    different = list(dict.fromkeys(alike))
+    which = np.array([different.index(stage) for stage in alike])
+    examples = [stages[alike.index(stage)] for stage in different]
+    layers, *others, _ = zip(*examples)
+    of_kinds = tuple(map(np.array, zip(*layers)))
+    return PipelineStage(of_kinds, *map(np.array, others)), which
 
 @lru_cache(maxsize=4096)
 def held_by_chunks(pattern, p, v, layout):  # array [kind, then 3, chunk]

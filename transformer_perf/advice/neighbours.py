@@ -243,12 +243,13 @@ FILED = (*CHOICES, 'micro_batch', 'etp', 'layout')   # what a file may say of gr
 def filed_before_and_after(case: Case, to):  # (Job or None, Job or None)
     "What a job's file says, and says after a step to other groups or other parts of a stage."
     if case is None or case.filed is None: return None, None
-    p, schedule = case.parallel, to.get('schedule')
-    parts = to.get('virtual_stages', schedule and (SCHEDULES[schedule].chunks or 1))
+    parts = to.get('virtual_stages')
+    if parts is None and to.get('schedule'): parts = SCHEDULES[to['schedule']].chunks or 1
     if not parts and not {*GROUPS} & to.keys(): return None, None
-    groups = [to.get(group, getattr(p, group)) for group in GROUPS]
-    here = case.filed(*(getattr(p, group) for group in GROUPS))
-    return here, case.filed(*groups, *([parts] if parts else []))
+    groups = {group: getattr(case.parallel, group) for group in GROUPS}
+    changed = {group: to.get(group, size) for group, size in groups.items()}
+    of_stage = [parts] if parts else []
+    return case.filed(*groups.values()), case.filed(*changed.values(), *of_stage)
 
 def said_in_file(case: Case, to):  # dict: field -> its new value; None where no file says it
     "What a job's file says after a step, of what is as it says before."

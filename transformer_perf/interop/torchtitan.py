@@ -269,8 +269,10 @@ def model_of_torchtitan(facts, ignored):
 def tell_flushes(facts, ignored):
     "A pipeline of torchtitan is filled anew for each batch of a copy (train.py, train_step)."
     G, dp, local = (value(facts, name) for name in ('global_batch', 'dp', 'local'))
-    if value(facts, 'pp') == 1 or not (local and G and dp) or G <= dp * local: return
-    why = f'not modelled: {G // (dp * local)} flushes of the pipeline an iteration; priced as one'
+    if value(facts, 'pp') == 1 or not (local and G and dp): return
+    if G <= dp * local: return
+    flushes = G // (dp * local)
+    why = f'not modelled: {flushes} flushes of the pipeline an iteration; priced as one'
     ignored.append((facts['local'].key, why))
 
 def derive_torchtitan(facts, ignored):

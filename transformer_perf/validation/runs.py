@@ -519,15 +519,18 @@ def alternatives(own, position):  # table
     t = {c: v if c in ('dispatcher', 'ffn') else v.astype(int) for c, v in t.items()}
     t |= {c: own[c].to_numpy() for c in ('micro_batch', 'vp', 'ep')}
     t = with_expert_choices(t, own.experts)
-    share = lambda t: t['global_batch'] // t['dp']
-    t = spread(t, 'micro_batch', 2 ** np.arange(6), lambda t: share(t) % t['micro_batch'] == 0)
-    each = np.unique((own.layers // own.pp)[own.vp.isna()])   # layers of a stage
-    def stages(t):
-        N = share(t) // t['micro_batch']
+    def samples(t): return t['global_batch'] // t['dp']   # of a copy
+    def divides_them(t): return samples(t) % t['micro_batch'] == 0
+    def can_interleave(t):
+        micro_batches = samples(t) // t['micro_batch']
+        layers = t['layers'] // t['pp']
         even = t['layers'] % (t['pp'] * t['vp']) == 0
-        whole = possible(SCHEDULES['1f1b'], t['pp'], t['vp'], N, t['layers'] // t['pp'])
-        return (whole & even) | (t['vp'] == 1)
-    t = spread(t, 'vp', np.unique(np.concatenate([[1], *map(divisors, each)])).astype(int), stages)
+        follows = possible(SCHEDULES['1f1b'], t['pp'], t['vp'], micro_batches, layers)
+        return (follows & even) | (t['vp'] == 1)
+    t = spread(t, 'micro_batch', 2 ** np.arange(6), divides_them)
+    layers_of_stages = np.unique((own.layers // own.pp)[own.vp.isna()])
+    virtual = np.unique(np.concatenate([[1], *map(divisors, layers_of_stages)])).astype(int)
+    t = spread(t, 'vp', virtual, can_interleave)
     return with_recompute_choices(t, own, position)
 
 # %% ../../nbs/91_runs.ipynb #10b00006
