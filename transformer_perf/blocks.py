@@ -740,15 +740,16 @@ class Heads(Half):
     def mixed(self, job: CountedJob, core=attention_core):  # list of Operation
         "From the stream to what is added to it."
         strategy = STRATEGIES[job.strategy]
-        fused = job.assumptions.fused_kernels
-        laid_out = (2 * self.heads * self.width // job.tp + self.own_values(job)) / 3   # the mean
-        layout = [transposes('layout', job.tokens, laid_out, job.units)]
-        first, *more = self.projections(job)
+        first, *others = self.projections(job)
         sinks = job.units.element * self.own_heads(job) * self.sinks
-        first = first._replace(weights=first.weights + sinks)
-        gate = [output_gate(job, self)] if self.gated_output else []
-        return [first, *more, *rotary_operations(job, self), *(layout if fused else []),
-                *core(job, self), *gate, strategy.row(job, 'vproj', self.own_values(job))]
+        found = [first._replace(weights=first.weights + sinks), *others]
+        found += rotary_operations(job, self)
+        if job.assumptions.fused_kernels:
+            mean = (2 * self.heads * self.width // job.tp + self.own_values(job)) / 3
+            found.append(transposes('layout', job.tokens, mean, job.units))
+        found += core(job, self)
+        if self.gated_output: found.append(output_gate(job, self))
+        return [*found, strategy.row(job, 'vproj', self.own_values(job))]
 
 # %% ../nbs/82b_blocks.ipynb #bc003188
 @dataclass(frozen=True)
@@ -1261,7 +1262,7 @@ def one_kind(job: CountedJob):
 def pattern_of(of):  # Pattern; of a CountedJob, or a Workload
     "Which kind each layer is of."
     depth, ahead = int(of.depth), int(of.mtp_layers)
-    return Pattern(depth, ahead, of.order or (0,) * (depth + ahead), of.output)
+    return Pattern(depth, ahead, of.order or (0,) * (depth + ahead), float(of.output))
 
 # %% ../nbs/82b_blocks.ipynb #456b2957
 def layers_of_kinds(of):   # a CountedJob, or a Workload

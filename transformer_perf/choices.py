@@ -39,8 +39,8 @@ def recomputed_parts(recompute):  # tuple of str
     if of_type(recompute, str, 'recompute') in RECOMPUTE: return RECOMPUTE[recompute]
     if recomputed_layers(recompute): return ()
     names = recompute.split('+')
-    return tuple(nearest(name, [*PARTS, *RECOMPUTE] if len(names) == 1 else PARTS, 'recompute')
-                 for name in names)
+    known = PARTS if len(names) > 1 else [*PARTS, *RECOMPUTE]
+    return tuple(nearest(name, known, 'recompute') for name in names)
 
 def recomputed_layers(recompute):
     "The layers of a stage that are computed again in full: all with 'full', 4 with 'full:4'."

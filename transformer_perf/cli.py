@@ -1592,7 +1592,8 @@ def says_more(args):  # bool
     "Whether options say, beside the groups of a job, what may have to go with them."
     of_batch = 'global_batch', 'batch_tokens', 'samples', 'micro_batch', 'seq_len'
     of_stages = 'layout', 'schedule', 'virtual_stages', 'dp_replicate'
-    names = [*of_batch, *of_stages, *(['model'] if args.job.model else [])]
+    names = [*of_batch, *of_stages]
+    if args.job.model: names.append('model')
     return any(getattr(args, name, None) not in (None, []) for name in names)
 
 def groups_typed(args):  # dict: of tp, cp, pp, dp, virtual_stages those that options say

@@ -800,7 +800,8 @@ def readable(t, system):  # DataFrame for reading, not for computing
     "A search result for the eye: shares instead of seconds, memory beside capacity."
     import pandas as pd
     of_type(system, System, 'system')
-    rows = [row for _, row in table_with(t, (*GROUPS, *PLACES, 'strategy', *COMPONENTS)).iterrows()]
+    needed = (*GROUPS, *PLACES, 'strategy', *COMPONENTS)
+    rows = [row for _, row in table_with(t, needed).iterrows()]
     by = lambda names, row: 'x'.join(str(row[name]) for name in names)
     place = [by([f'nvlink_{g}' for g in (*layer_groups(row), 'pp', 'dp')], row) for row in rows]
     view = {'rank': t['rank']} if 'rank' in t else {}

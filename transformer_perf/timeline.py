@@ -1110,10 +1110,9 @@ def pass_times(
     "What each pass of each chunk takes."
     third = [end / 3 for end in ends]
     own = more / 2 / work.layouts.virtual_stages
-    kinds = lambda x: of_each_kind(work, x)
-    found = figures_of_chunks(work, [*kinds(costs.forward), *third, own],
-                              [*kinds(costs.backward - costs.late), *third, own],
-                              [*kinds(costs.late), *third, 0.])
+    def of_pass(of_layers, of_chunk): return [*of_each_kind(work, of_layers), *third, of_chunk]
+    F, B, W = costs.forward, costs.backward - costs.late, costs.late
+    found = figures_of_chunks(work, of_pass(F, own), of_pass(B, own), of_pass(W, 0.))
     return found[:, 0], found[:, 1], found[:, 2]
 
 def passes_in(p: Layouts):
@@ -1197,7 +1196,8 @@ def memory_on_ranks(work: Workload, number=None):  # (Memory at its peak, Memory
     saved = most_held(*order, saved_on_chunks(work))
     full = stay._replace(activations=stay.activations + saved.T)
     if number: return full, stay
-    return Memory(*(x[0] for x in full)), Memory(*(x[0] for x in stay))
+    def of_the_only(several): return Memory(*(GB[0] for GB in several))
+    return of_the_only(full), of_the_only(stay)
 
 def fullest_rank(work: Workload, number=None):  # Memory
     "Peak memory of the fullest rank of one configuration, or of each of so many of one order."

@@ -244,8 +244,10 @@ def lines_of_tree(t, before='', below='', said=None):  # yields str
 # %% ../nbs/88b_traced.ipynb #05b30004
 def as_text(explained):  # str
     "An explanation as a tree of lines."
-    sources = [f'{owner}: {text}' for owner, text in explained['sources'].items()]
-    return '\n'.join([*lines_of_tree(explained['tree']), *([''] if sources else []), *sources])
+    lines = [*lines_of_tree(explained['tree'])]
+    if explained['sources']: lines.append('')
+    lines += [f'{owner}: {text}' for owner, text in explained['sources'].items()]
+    return '\n'.join(lines)
 
 def folded(t, opened=True):  # str
     "A tree as HTML that folds."

@@ -137,10 +137,10 @@ def saved_GB(t, model: Model, operation: ClusterOperation, assumptions):  # arra
     "What each row of a search saves."
     if operation.checkpoint_bytes is not None:
         return model.parameters * operation.checkpoint_bytes * 1e-9
-    said = [t[name] if name in t else [getattr(assumptions, name)] * len(t)
-            for name in ('optimizer', 'adapters')]
-    of = {pair: checkpoint_GB(model, *pair, assumptions) for pair in {*zip(*said)}}
-    return np.array([of[pair] for pair in zip(*said)])
+    def chosen(name): return t[name] if name in t else [getattr(assumptions, name)] * len(t)
+    of_rows = [*zip(chosen('optimizer'), chosen('adapters'))]
+    GB = {pair: checkpoint_GB(model, *pair, assumptions) for pair in {*of_rows}}
+    return np.array([GB[pair] for pair in of_rows])
 
 def checkpoint_time(GB, operation: ClusterOperation, system):  # (s, s); GB: of a GPU
     "What a job waits for a checkpoint, and how much later the storage has all of it."

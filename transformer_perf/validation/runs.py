@@ -156,8 +156,9 @@ def column_of(df, name):  # Series of str
 def numbers_in(df):  # DataFrame of float
     "The columns of a table of runs that hold numbers."
     empty = np.full(len(df), np.nan)
-    return pd.DataFrame({c: as_numbers(df[c]).to_numpy() if c in df else empty
-                         for c in (*RUN_COLUMNS, *MORE) if c not in WORD_COLUMNS}, df.index)
+    def column(name): return as_numbers(df[name]).to_numpy() if name in df else empty
+    names = [name for name in (*RUN_COLUMNS, *MORE) if name not in WORD_COLUMNS]
+    return pd.DataFrame({name: column(name) for name in names}, df.index)
 
 def shared_out(x):  # DataFrame
     "Numbers of runs with the GPUs of each group: those that are not named have one."
