@@ -1262,7 +1262,7 @@ def one_kind(job: CountedJob):
 def pattern_of(of):  # Pattern; of a CountedJob, or a Workload
     "Which kind each layer is of."
     depth, ahead = int(of.depth), int(of.mtp_layers)
-    return Pattern(depth, ahead, of.order or (0,) * (depth + ahead), float(of.output))
+    return Pattern(depth, ahead, of.order or (0,) * (depth + ahead), plain(of.output))
 
 # %% ../nbs/82b_blocks.ipynb #456b2957
 def layers_of_kinds(of):   # a CountedJob, or a Workload
