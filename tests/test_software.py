@@ -104,7 +104,7 @@ def test_what_deepspeed_hides_depends_on_the_stage(stage):
 
 
 @pytest.mark.parametrize('given, message', [
-    ('Nemo', "did you mean 'NeMo'"), ({'name': 'x', 'knws': {}}, "field of Software 'knws'"),
+    ('Nemmo', "did you mean 'NeMo'"), ({'name': 'x', 'knws': {}}, "field of Software 'knws'"),
     ({'name': 'x', 'knows': {'clok': 1}}, "unknown parameter 'clok'"), ({}, "lacks 'name'"),
     ({'name': 'x', 'knows_on': {'Hoper': {}}}, "architecture 'Hoper'"), (7, 'unknown software 7'),
     ({'name': 'x', 'chooses': {'tp_ovrlap': True}}, "tp_ovrlap"),
@@ -363,6 +363,56 @@ def test_a_software_costs_what_that_is_like_which_it_is_like(gpu):
     assert kernels[0] == kernels[1]
 
 
+def test_what_a_release_publishes_is_told_where_a_job_chooses_otherwise():
+    "Also by a search; and no more once it is chosen. As scripts/performance of Megatron-Bridge."
+    asked = dict(global_batch=512, software='Megatron-Bridge')
+    own = Parallel(ep=8, dp=8, precision='mxfp8', dispatcher='alltoall')
+    one = estimate('qwen3_30B_A3B', own, 'GB300-NVL72', **asked)
+    note, = [note for note in one.notes if 'publishes' in note]
+    assert note == (
+        'Megatron-Bridge publishes qwen3_30B_A3B on GB300 (releases from 26.08 on) with '
+        'cuda_graphs iteration, not none; dispatcher once_sorted, not alltoall; ep_overlap on, '
+        'not off: a job that names them is priced so.')
+    chosen = dataclasses.replace(own, cuda_graphs='iteration', dispatcher='once_sorted',
+                                 ep_overlap=True)
+    as_published = estimate('qwen3_30B_A3B', chosen, 'GB300-NVL72', **asked)
+    assert not any('publishes' in note for note in as_published.notes)
+    assert as_published.stats['iteration_s'] < .5 * one.stats['iteration_s']
+    found = search('qwen3_30B_A3B', 8, 'GB300-NVL72', k=1, precision='mxfp8', **asked)
+    assert any('cuda_graphs iteration, not none' in note for note in found.notes)
+    for elsewhere in ('H100-80GB', 'B200-180GB'):
+        other = estimate('llama3.1_8B', Parallel(dp=8), elsewhere, **asked)
+        assert not any('publishes' in note for note in other.notes)
+
+
+def test_the_recipe_of_its_own_release_comes_before_later_ones():
+    old, new = ({'when': {'model': '^gpt', 'release': limits}, 'chooses': {'recompute': chosen}}
+                for limits, chosen in (({'below': 25.11}, 'full'), ({'from': 25.11}, 'none')))
+    for released, recipe in (('25.09', old), ('25.11', new), ('2026', new)):
+        one = Software(name='mine', released=released, recipes=(old, new))
+        assert one.recipe_of('GPT_3', 'H100', 'Hopper', 'bf16') == recipe
+        assert one.recipe_of('llama', 'H100', 'Hopper', 'bf16') is None
+    with pytest.raises(ValueError, match='when of a recipe'):
+        Software(name='mine', recipes=({'chooses': {}},))
+
+
+@pytest.mark.parametrize('name, record', [
+    ('nemo-25.09', 'NeMo'), ('nemo', 'NeMo'), ('MEGATRON-BRIDGE', 'Megatron-Bridge'),
+    ('Torchtitan 0.3', 'torchtitan 0.3'), ('megatron-lm-23.04', 'Megatron-LM')])
+def test_a_software_is_named_in_any_letters_and_with_its_release(name, record):
+    assert as_software(name) is known_software()[record]
+    p = Parallel(tp=2, dp=4)
+    one, same = (estimate('llama3.1_8B', p, 'H100-80GB', 64, software=own)
+                 for own in (name, record))
+    assert one.stats == same.stats and one.notes == same.notes
+
+
+def test_a_release_that_nobody_knows_of_is_no_other():
+    with pytest.raises(ValueError, match='what is known of NeMo is as of 25.09'):
+        as_software('nemo-24.01')
+    with pytest.raises(ValueError, match='unknown software'): as_software('nobody-24.01')
+
+
 # doors
 
 def test_every_door_prices_the_same(tmp_path, capsys):
@@ -405,7 +455,7 @@ def test_the_command_lists_all(capsys):
     rows = answer(capsys, 'software')['rows']
     assert [row['software'] for row in rows] == [*known_software()]
     assert all(row['source'] and row['knobs'] for row in rows)
-    with pytest.raises(SystemExit, match='2'): main(['explain', '--software', 'Nemo'])
+    with pytest.raises(SystemExit, match='2'): main(['explain', '--software', 'Nemmo'])
     assert "did you mean 'NeMo'" in capsys.readouterr().err
 
 

@@ -11,12 +11,12 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'PUBLISHED_CHOICES', 'TAKEN_IF_UNSAID
            'check_parallel', 'choices_in_stages', 'settled', 'has_unsaid', 'parts_said', 'parts_among',
            'unknown_choices', 'out_of_reach', 'gpu_in', 'unknown_layers', 'unknown_in', 'never_run', 'fitted_stack',
            'evidence', 'evidence_of_rows', 'kind_of_run', 'is_known', 'interval_columns', 'left_out', 'packed_in_words',
-           'Estimate', 'row_of', 'notes_of', 'as_of', 'beyond_software', 'more_than_there_are', 'without_effect',
-           'domains_in_words', 'odd_sizes', 'seconds_in', 'tuned_and_plain', 'how_priced', 'played_estimate',
-           'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of_table', 'cross', 'keep',
-           'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs',
-           'plural', 'experts_in_words', 'layout_in_words', 'loss_in_words', 'time_in_words', 'rate_in_words',
-           'interval_in_words', 'in_words']
+           'Estimate', 'row_of', 'notes_of', 'as_of', 'as_published', 'beyond_software', 'more_than_there_are',
+           'without_effect', 'domains_in_words', 'odd_sizes', 'seconds_in', 'tuned_and_plain', 'how_priced',
+           'played_estimate', 'timeline_of', 'memory_of_ranks', 'divisors', 'divisors_of', 'rows_of_table', 'cross',
+           'keep', 'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable',
+           'differs', 'plural', 'experts_in_words', 'layout_in_words', 'loss_in_words', 'time_in_words',
+           'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -42,6 +42,7 @@ from .choices import (
 from .estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions)
 from .parameters import REACHED, WIDEST_GROUPS, interval, near_runs
+from .software import releases_in_words
 from .measured_kernels import SHEETS, gpu_of, sheets_of
 from .kernels import pricer_of
 from .blocks import STRATEGIES
@@ -537,6 +538,7 @@ def notes_of(one: Estimate):  # list of str
     found = [f'Evidence: {words}.', tuned_and_plain(one), as_of(a.software),
              unknown and f'{unknown}.',
              left_out(one.model, a), packed_in_words(one.model), how_priced(one),
+             as_published(vars(one.parallel), one.model, one.system, a.software),
              more_than_there_are(one), without_effect(one), domains_in_words(one),
              odd_sizes(one.model, a, one.parallel.tp, one.parallel.etp)]
     return [note for note in found if note]
@@ -546,6 +548,21 @@ def as_of(software):  # str
     if software is None or software.followed_by is None: return ''
     return (f'{software.name} is as of {software.released}: for what goes by this name today take '
             f'{software.followed_by}.')
+
+def as_published(chosen, model: Model, system: System, software):  # str
+    "What a software's own recipe for a model on a GPU has, where a row's choices differ from it."
+    if software is None: return ''
+    gpu = system.name.partition('-')[0]   # as tables of runs call it
+    recipe = software.recipe_of(model.name or '', gpu, system.architecture, chosen['precision'])
+    if recipe is None: return ''
+    def in_word(value, own): return ('off', 'on')[bool(value)] if isinstance(own, bool) else value
+    other = []
+    for name, value in recipe['chooses'].items():
+        own = chosen[name]
+        if value != own: other.append(f'{name} {in_word(value, own)}, not {in_word(own, own)}')
+    if not other: return ''
+    return (f'{software.name} publishes {model.name} on {gpu}{releases_in_words(recipe)} with '
+            f'{"; ".join(other)}: a job that names them is priced so.')
 
 def beyond_software(p: Parallel, software):  # str
     "What of a configuration the code of a software does not know; it is priced all the same."

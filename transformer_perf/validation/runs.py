@@ -184,8 +184,11 @@ def of_sheets(df, system, figure):  # Series
 # %% ../../nbs/91_runs.ipynb #10b30002
 @functools.cache
 def recipe_records():  # list of dict
-    "What tables of runs leave out, or say in words: the records that ship."
-    return read_json(measured_folder() / 'recipes.json')['records']
+    "What tables of runs leave out, or say in words: the records that ship, and software's recipes."
+    ours = read_json(measured_folder() / 'recipes.json')
+    of_software = [recipe | {'when': {'software': [name], **recipe['when']}}
+                   for name, software in known_software().items() for recipe in software.recipes]
+    return [*ours['records'], *of_software, *ours['defaults']]
 
 def holds(record, x):  # array of bool
     "Where a record holds: a text matches, a word is one of some, a number lies in a range."
