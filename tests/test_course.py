@@ -11,7 +11,8 @@ import pytest
 
 import course
 import transformer_perf
-from thorough import thorough
+from once import asked_once
+from thorough import first_of, thorough
 from transformer_perf import exercises
 from transformer_perf.exercises import NotYet, called_on_ranks, run_packed, seed_of
 
@@ -59,14 +60,8 @@ def ranks_asked_once():
 @pytest.fixture(scope='module', autouse=True)
 def estimated_once():
     "Every round of answers asks for the same estimates as the one before it."
-    own, known = transformer_perf.estimate, {}
-
-    def once(*about, **more):
-        asked = pickle.dumps((about, more))
-        if asked not in known: known[asked] = own(*about, **more)
-        return known[asked]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformer_perf, 'estimate', once)
+        patch.setattr(transformer_perf, 'estimate', asked_once(transformer_perf.estimate))
         yield
 
 
@@ -95,7 +90,8 @@ def test_blanks_are_told_by_number(stem):
         assert said.startswith(f'Step {i} is still blank')
 
 
-@pytest.mark.parametrize('stem', [stem for stem in DRAWN if stem != ON_RANKS] + thorough(ON_RANKS))
+@pytest.mark.parametrize('stem', first_of(
+    5, [*(stem for stem in DRAWN if stem != ON_RANKS), ON_RANKS]))
 def test_solutions_hold_for_other_numbers(stem):
     "Than those of the notebook's own test, and of the tests of blanks and of wrong answers."
     assert not any(graded(stem, {}, 1))
@@ -136,7 +132,7 @@ def test_a_students_checks_are_ours_packed(stem):
     for source in shown: assert 'match' not in source and max(map(len, source.split('\n'))) < 100
 
 
-@pytest.mark.parametrize('stem', [*course.EXERCISES][1:3])
+@pytest.mark.parametrize('stem', first_of(1, [*course.EXERCISES][1:3]))
 def test_a_teachers_version_has_solutions_points_and_outputs(stem):
     import nbformat
     nb, steps = course.teacher_version(stem), steps_of(stem)

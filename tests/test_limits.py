@@ -16,9 +16,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
+from once import asked_once
 from test_fuzz import LOG, RUNS, SYSTEM, contract, pick, pytestmark, tries  # noqa: F401
 
-from transformer_perf import Parallel, estimate, search
+from transformer_perf import Parallel, advice, estimate, search
 from transformer_perf.cli import COMMANDS, EXPORTS, run_command
 from transformer_perf.choices import RECOMPUTE
 from transformer_perf.inputs import naming, read_bytes
@@ -287,7 +288,8 @@ def test_a_rate_above_all_has_its_reason():
     assert 'above 100' not in estimate('gpt3', Parallel(tp=8), 'H200', 64, 'paper').summary
 
 
-def test_a_plan_is_exported(tmp_path, capsys):
+def test_a_plan_is_exported(capsys, monkeypatch):
+    monkeypatch.setattr(advice, 'plan', asked_once(advice.plan))   # of which each is a form
     words = ['plan', '--model', 'llama3.1_8B', '--gpus', '8', '--system', 'H200,H100-80GB',
              '--tokens', '1B', '--global-batch', '64', '--export']
     for name in EXPORTS:

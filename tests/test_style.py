@@ -94,10 +94,14 @@ def parsed(source):  # a tree; of a cell with a command of the shell an empty on
     except SyntaxError: return ast.Module([], [])
 
 
+MULTIPLIED = re.compile(   # words or a list by a truth: what stands on both sides of the star
+    r'''["'\])](\s|\\|#.*)*\*(\s|\\|#.*)*(\(|bool\b|any\b|all\b)''')
+
+
 def test_a_choice_is_written_as_one():
     "`' more' if known else ''`, not `' more' * bool(known)`."
     found = [(where, ast.unparse(node)) for where, source in python_files()
-             for node in ast.walk(parsed(source))
+             if MULTIPLIED.search(source) for node in ast.walk(parsed(source))
              if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
              and is_words_or_list(node.left) and is_flag(node.right)]
     assert not found

@@ -6,6 +6,7 @@ up what a search finds under `calibrated`. Nothing here needs Sphinx. `python do
 it into the site.
 """
 import dataclasses
+import itertools
 import json
 from functools import cache
 
@@ -23,6 +24,7 @@ MODELS = ('gpt3', 'gpt3_1T', 'llama3.1_70B')
 SYSTEMS = ('A100-80GB', 'H100-80GB', 'H200-141GB', 'B200-180GB', 'GB200-NVL72')
 TENSOR, SIZES = (1, 2, 4, 8), (1, 2, 4)   # tp, and samples of a micro-batch
 RECOMPUTE = ('none', 'selective', 'full')
+MAPPED = tuple(itertools.product(MODELS, SYSTEMS))
 BATCH, GPUS = 1024, (64, 512, 4096)       # of the map
 STAGES, CHUNKS = (1, 2, 4, 8, 16, 32), (1, 2, 4)
 ROOM = 1e6   # GB, for all that a map shows
@@ -142,7 +144,8 @@ def script():
 
 
 @cache
-def calibrated_script():
-    "The maps under `calibrated`, which a page loads after that."
-    maps = {model: {system: maps_of(model, system) for system in SYSTEMS} for model in MODELS}
+def calibrated_script(shown=MAPPED):
+    "The maps under `calibrated`, of models on systems, which a page loads after that."
+    maps = {model: {} for model in MODELS}
+    for model, system in shown: maps[model][system] = maps_of(model, system)
     return f'PLAY.maps = {json.dumps(maps, separators=(",", ":"))};\n'
