@@ -13,8 +13,9 @@ import pandas as pd
 import pytest
 from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent / 'tools'))
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ('tools', 'tests')]
 import notebooks
+import thorough
 
 # the same examples in every run; HYPOTHESIS_PROFILE=random tries others
 settings.register_profile('same', derandomize=True)
@@ -42,6 +43,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line('markers', 'thorough: run only with --thorough')
+    thorough.run_of_all = config.getoption('--thorough')   # before tests are imported
 
 
 def pytest_collect_file(file_path, parent):

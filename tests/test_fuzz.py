@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 
-from thorough import first_of
+from thorough import examples, first_of
 from transformer_perf import Assumptions, Model, Parallel, System, estimate, execution, search
 from transformer_perf import advice, iteration, modules, parameters, scaling, systems, validation
 from transformer_perf.advice import planning, sensitivities
@@ -41,8 +41,7 @@ quick = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.
 
 
 def tries(number):
-    return settings(max_examples=number, derandomize=True, deadline=None, database=None,
-                    suppress_health_check=quick)
+    return examples(number, derandomize=True, database=None, suppress_health_check=quick)
 
 
 nan, inf = math.nan, math.inf

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from thorough import examples
 from frameworks import torchtitan_file
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from transformer_perf import Parallel, estimate, search
 from transformer_perf import cli
@@ -320,7 +321,7 @@ def test_foreign_keys_are_named(key):
 WORTHLESS = [None, True, -1, 0, 1.5, 'x', [], [1], {}, {'a': 1}, 10**400, ['full_attention'] * 9]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.sampled_from([given for _, given in FILES + HYBRIDS + SHAPED]), st.data())
 def test_spoiled_files(file, data):
     "A model, or one line."
@@ -444,7 +445,7 @@ def jobs(draw):  # Job
     return Job(p, m, batch, draw(pick([p.n_gpus, p.n_gpus, None])), l)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(jobs(), pick(['json', *FORMATS]))
 def test_out_and_in_again(job, name):
     "A job that is said is understood as it was meant; and what was understood is said again."
@@ -1278,7 +1279,7 @@ CRUMBS = ['$', '{', '}', '((', '))', '(', ')', '"', "'", '\\', '`', '#', '\n', '
           '<<E', '1', '+', '\0', '-c']
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(pick([*CRUMBS, FLAGS]), max_size=30), st.text(max_size=9))
 def test_any_text(crumbs, more):
     "A job, or one line; never a surprise."
@@ -1287,7 +1288,7 @@ def test_any_text(crumbs, more):
         except ValueError as error: assert str(error).isprintable() and len(str(error)) < 300
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data(), pick(list(FORMATS)))
 def test_any_dict(data, name):
     keys = [row.key for row in FORMATS[name].rows if row.key]
@@ -1655,7 +1656,7 @@ def test_older_keys_of_deepspeed():
     assert as_job(given, 8).parallel.offload == 'none'
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data(), pick([PRIMUS, BRIDGE, NEMO]))
 def test_any_dump(data, text):
     "Files that lean on others, and dumps, spoiled in some places: a job or a line that says why."
@@ -1688,7 +1689,7 @@ def flags_in(text):  # dict: flag -> list of values
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(jobs())
 def test_flags_are_those_of_the_parser(job):
     text = said(job, 'megatron')
@@ -1698,7 +1699,7 @@ def test_flags_are_those_of_the_parser(job):
         assert not choices or {*values} <= {*choices[0]}, (flag, values)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(jobs())
 def test_fields_are_those_of_torchtitan(job):
     text = said(job, 'torchtitan')
@@ -1710,7 +1711,7 @@ def test_fields_are_those_of_torchtitan(job):
         else: assert fields in PARSERS['torchtitan']['activation_checkpoint']
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(jobs(), pick(['adam', 'muon', 'lion', 'sgd']))
 def test_keys_are_those_of_deepspeed(job, optimizer):
     known, layout = PARSERS['deepspeed'], dataclasses.replace(job.parallel, optimizer=optimizer)
@@ -1725,7 +1726,7 @@ def test_keys_are_those_of_deepspeed(job, optimizer):
     assert untested == given.get('zero_allow_untested_optimizer', False) or not layout.zero_stage
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(jobs())
 def test_keys_are_those_of_accelerate(job):
     text, known = said(job, 'accelerate'), PARSERS['accelerate']

@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
+from thorough import examples
 from transformer_perf import Model, estimate, search
 from transformer_perf.choices import recomputed_parts
 from transformer_perf.estimates import CHOICES, Group, as_assumptions, counted, exchanged
@@ -23,7 +24,7 @@ from transformer_perf.systems import as_system
 
 H100 = as_system('H100-80GB')
 CALIBRATED = as_assumptions('calibrated').on(H100)
-few = settings(max_examples=40, deadline=None)
+few = examples(40)
 
 
 def job(model, a=CALIBRATED, **given):
@@ -471,7 +472,7 @@ def test_stages_of_unequal_layers():
     assert [(s.layers, s.rank) for s in every] == [((1, 0), 0), ((0, 1), 3), ((0, 2), 60)]
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(small_models(), st.sampled_from(['corrected', 'calibrated']), st.sampled_from([4, 8]))
 def test_search_is_exhaustive(model, preset, n):
     "The best of a search is the best of all configurations that `estimate` can run."

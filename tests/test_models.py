@@ -6,6 +6,7 @@ import math
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
+from thorough import examples
 from test_cli import good
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.models import (
@@ -213,7 +214,7 @@ def parameters_by_formula(m):
     return layers + ends + m.mtp_layers * (2 * e * e + 3 * norm * e)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(sizes, st.sets(st.sampled_from(range(5))))
 def test_every_model(given, more):
     m = made(given | {name: x for i in more for name, x in NEIGHBOURS[i].items()})

@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings, strategies as st
+from hypothesis import HealthCheck, assume, given, strategies as st
 
+from thorough import examples
 from transformer_perf import Model, Parallel, estimate, execution, layers, search
 from transformer_perf.estimates import COLLECTIVES, as_assumptions, collective_time, counted
 from transformer_perf.blocks import gpt_block
@@ -21,7 +22,7 @@ from transformer_perf.schedules import SCHEDULES
 from transformer_perf.systems import as_system
 
 slow = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-few = settings(max_examples=12, deadline=None, suppress_health_check=slow)
+few = examples(12, 6, suppress_health_check=slow)
 pick = st.sampled_from
 
 
@@ -164,7 +165,7 @@ def brute_force(model, n, system, batch, strategy, a):
     return sorted(one.stats['iteration_s'] for one in every if one.fits)
 
 
-@settings(few, max_examples=20)
+@examples(20, suppress_health_check=slow)
 @given(models, pick([1, 2, 4, 6, 8, 12, 16]), gpus, domains, pick([4, 6, 8]), names, presets,
        recomputes, st.floats(0.0, 1.0))
 def test_search_is_exhaustive(model, n, gpu, size, batch, strategy, preset, recompute, tightness):
@@ -527,7 +528,7 @@ def is_no_slower(one, field, factor):
     return again.stats['iteration_s'] <= one.stats['iteration_s'] * (1 + 1e-9)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(pick(['gpt3', 'llama3.1_8B', 'mixtral_8x7B', 'qwen3_30B_A3B']), presets,
        pick(['A100-80GB', 'H100-80GB', 'B200-180GB']), pick(list(SCHEDULES)), pick([1, 2, 4, 8]),
        pick([1, 2, 4, 8, 16]), pick([1, 2, 8]), pick([2, 4, 8, 32]), recomputes, pick(RATES),

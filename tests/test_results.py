@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
+from thorough import examples
 from transformer_perf import search
 from transformer_perf.results import npy_bytes, read_npy, read_table
 from transformer_perf.systems import as_system
@@ -58,7 +59,7 @@ GOOD = npy_bytes(pd.DataFrame(search('gpt3_1T', 1024, 'B200', k=2,
                                      global_batch=4096, assumptions='corrected')), 4, [1024])
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data())
 def test_reader_survives_damage(data):
     at = data.draw(st.integers(0, len(GOOD) - 1))

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
+from thorough import examples
 from transformer_perf import Assumptions, Model, Parallel, estimate, search
 from transformer_perf.estimates import collective_time
 from transformer_perf.scaling import (
@@ -21,7 +22,7 @@ from transformer_perf.models import as_model
 from transformer_perf.systems import as_system
 
 DATA = Path(__file__).parent / 'data'  # logs written by hand in the format of nccl-tests
-few = settings(max_examples=40, deadline=None)
+few = examples(40)
 sizes = st.builds(
     lambda l, q, h, depth: Model(l, q * h, h, depth),
     st.sampled_from([128, 1024, 8192]), st.sampled_from([64, 96]), st.integers(1, 64),

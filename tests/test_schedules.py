@@ -5,8 +5,9 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 
+from thorough import examples
 from transformer_perf import Model, Parallel, estimate, search, timeline
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.iteration import played_estimate
@@ -15,7 +16,7 @@ from transformer_perf.schedules import (
     heaviest, held_chunks, layout_of, memory_over_time, most_held, most_saved, on_ranks, passes_of,
     peaks, played, possible, program, step_end_times, time_played, total_time)
 
-few = settings(max_examples=30, deadline=None)
+few = examples(30)
 pick = st.sampled_from
 seconds = st.floats(.1, 10)
 
@@ -286,7 +287,7 @@ def is_its_timeline(one):
     assert one.stats['memory_GB'] == pytest.approx(held, rel=1e-9)
 
 
-@settings(few, max_examples=15)
+@examples(15)
 @given(CASES)
 def test_equal_stages_are_played_as_the_formulas_say(case):
     one = priced(*case)
@@ -294,7 +295,7 @@ def test_equal_stages_are_played_as_the_formulas_say(case):
     assert case[0] == 'calibrated' or not [note for note in one.notes if 'played' in note]
 
 
-@settings(few, max_examples=15)
+@examples(15)
 @given(CASES, st.data())
 def test_a_layout_of_equal_chunks_changes_nothing(case, data):
     v = 2 if SCHEDULES[case[1]].chunks == 2 else 1
@@ -304,7 +305,7 @@ def test_a_layout_of_equal_chunks_changes_nothing(case, data):
     for name, x in one.stats.items(): assert same.stats[name] == pytest.approx(x, rel=1e-9)
 
 
-@settings(few, max_examples=15)
+@examples(15)
 @given(pick(list(SCHEDULES)), pick([5, 6, 7, 9, 11]), pick([8, 24, 100]))
 def test_stages_that_differ(schedule, depth, batch):
     case = 'calibrated', schedule, 4, batch, 'none', depth
