@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from thorough import examples, first_of
 from frameworks import torchtitan_file
 from test_cli import bad, good, has
 from transformer_perf import Model, Parallel, estimate, search
@@ -46,7 +47,7 @@ MODELS = [
                         kv_heads=8, head_dim=64, expert_dim=2048)]
 
 
-FEW = settings(max_examples=12, deadline=None)
+FEW = examples(12)
 
 
 @st.composite
@@ -68,7 +69,7 @@ def cases(draw):
 
 # every neighbour
 
-@settings(max_examples=5, deadline=None)
+@examples(5)
 @given(cases())
 def test_a_table_of_neighbours_is_their_estimates(about):
     "The same rows can run; where stages are alike, in the same time and memory."
@@ -166,7 +167,7 @@ def test_fits_agrees_with_estimate(about):
         assert again.stats['iteration_s'] == pytest.approx(change.estimate.stats['iteration_s'])
 
 
-@settings(max_examples=6, deadline=None)
+@examples(6)
 @given(cases())
 def test_improve_is_never_for_the_worse(about):
     found, one = improve(*about), estimate(*about)
@@ -622,7 +623,7 @@ TITAN_GROUPS = [
     dict(data_parallel_replicate_degree=2, tensor_parallel_degree=4),
     dict(context_parallel_degree=2, tensor_parallel_degree=2)]
 
-@pytest.mark.parametrize('keys', TITAN_GROUPS, ids=str)
+@pytest.mark.parametrize('keys', first_of(4, TITAN_GROUPS), ids=str)
 def test_a_move_from_a_file_takes_what_the_file_with_those_groups_takes(keys, tmp_path):
     "Its micro-batch, parts of a stage and layers dealt follow, as its reader has them there."
     path = tmp_path / 'job.toml'

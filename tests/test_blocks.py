@@ -10,7 +10,7 @@ from functools import partial
 import pandas as pd
 import pytest
 
-from thorough import thorough
+from thorough import first_of, thorough
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.advice import fits, improve, needed, why_not
 from transformer_perf.blocks import Attention, Half
@@ -46,8 +46,9 @@ def same_table(one, other):
     pd.testing.assert_frame_equal(pd.DataFrame(one), pd.DataFrame(other), check_exact=True)
 
 
-@EACH
-@pytest.mark.parametrize('assumptions', ['corrected', 'calibrated'])
+@pytest.mark.parametrize('name, assumptions', first_of(3, [
+    ('mixtral_8x7B', 'calibrated'), ('deepseek_v3', 'corrected'), ('llama3.1_8B', 'calibrated'),
+    ('mixtral_8x7B', 'corrected'), ('deepseek_v3', 'calibrated'), ('llama3.1_8B', 'corrected')]))
 def test_a_search(name, assumptions):
     asked = dict(n_gpus=[64, 1024], system='H200', global_batch=1024, assumptions=assumptions)
     one, other = (search(model, **asked) for model in (name, TWINS[name]))

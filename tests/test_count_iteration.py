@@ -1136,7 +1136,7 @@ WIDTHS = {   # of MLPs, layer by layer
 @pytest.mark.parametrize('pp, v, schedule', [
     (1, 1, '1f1b'), (2, 1, '1f1b'), (8, 1, '1f1b'), (2, 4, '1f1b'), (4, 2, 'zb-v'),
     (4, 1, 'dualpipe')])
-@pytest.mark.parametrize('number', first_of(3, [0, 2, 99, 1, 3, 5]))
+@pytest.mark.parametrize('number', first_of(2, [2, 0, 99, 1, 3, 5]))
 @pytest.mark.parametrize('widths', WIDTHS)
 def test_the_largest_units_in_a_row(widths, number, pp, v, schedule):
     "Layers and tables of words are gathered one after the other, on each rank, window by window."

@@ -1,4 +1,5 @@
 "Samples that are packed of documents: what is computed, who waits; by hand and one by one."
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -6,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from thorough import first_of, thorough
 from transformer_perf import Parallel, cli, estimate, search
 from transformer_perf.advice import fits
 from transformer_perf.estimates import PRESETS, as_assumptions
@@ -85,11 +87,15 @@ IN_BLOCKS = replace(PACKED, layers=((replace(
     LLAMA.blocks[0][0], mixer=BlockSparse(32, 8, 128, 128, block=128, chosen=4)), 32),))
 
 
-@pytest.mark.parametrize('preset', EVERY)
-@pytest.mark.parametrize('model, gpus', [(WINDOWS, 16), (IN_BLOCKS, 16), (INDEXED, 1024)],
-                         ids=['windows', 'blocks', 'indexed'])
-def test_a_table_of_packed_samples_is_their_estimates(model, gpus, preset):
+KINDS = {'windows': (WINDOWS, 16), 'blocks': (IN_BLOCKS, 16), 'indexed': (INDEXED, 1024)}
+IN_TURN = [*zip(KINDS, EVERY)]   # each kind and each preset once
+OTHERS = [pair for pair in itertools.product(KINDS, EVERY) if pair not in IN_TURN]
+
+
+@pytest.mark.parametrize('kind, preset', [*IN_TURN, *thorough(*OTHERS)])
+def test_a_table_of_packed_samples_is_their_estimates(kind, preset):
     "What tokens of a document see depends on a GPU's rows of a sample: a table has several."
+    model, gpus = KINDS[kind]
     found = search(model, gpus, 'H200', 2 * gpus, ['1d', '2d-seqp'], 40, preset,
                    fixed={'cp': [1, 2, 4]}, kind=['tp', 'cp'])
     assert len({*found.cp}) == 3
@@ -259,9 +265,13 @@ def test_seconds_are_a_straight_line():
             assert close(a, b, 1e-6)
 
 
-@pytest.mark.parametrize('preset', ['corrected', 'calibrated'])
-@pytest.mark.parametrize('changes', [
-    {}, dict(window=1024), dict(window=1024, full_attention_every=4), dict(window=4096)])
+MIXED = dict(window=1024, full_attention_every=4)
+
+
+@pytest.mark.parametrize('changes, preset', [
+    ({}, 'calibrated'), (dict(window=1024), 'corrected'), (MIXED, 'calibrated'),
+    *thorough(({}, 'corrected'), (dict(window=1024), 'calibrated'), (MIXED, 'corrected'),
+              (dict(window=4096), 'corrected'), (dict(window=4096), 'calibrated'))])
 def test_what_ends_attention_ends_what_a_document_takes(changes, preset):
     "Of documents at least as long as a window few are dear: each sample as an estimate of its own."
     model = replace(LLAMA, seq_len=16384, documents={256: 60, 1024: 20, 4096: 5, 16384: 1},
@@ -282,7 +292,7 @@ def test_what_ends_attention_ends_what_a_document_takes(changes, preset):
     assert np.abs(want - got).max() < .02 * spread
 
 
-@pytest.mark.parametrize('tp, cp', [(8, 1), (8, 8), (1, 8)])
+@pytest.mark.parametrize('tp, cp', first_of(1, [(8, 8), (8, 1), (1, 8)]))
 def test_a_sample_takes_the_mean_of_what_its_documents_take(tp, cp):
     "Where every query sees a few keys, of many or of all: weighed by tokens, and as an estimate."
     S, p = 32768, Parallel(tp=tp, cp=cp, dp=64, ep=64)

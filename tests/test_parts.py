@@ -48,7 +48,7 @@ def check(folder, whole):
     assert {path.name.lstrip('_')[:4] for path in folder.iterdir()} <= {'part', 'stud'}
 
 
-@pytest.mark.parametrize('workers', [1, 2])
+@pytest.mark.parametrize('workers', first_of(1, [2, 1]))
 def test_workers_write_their_own_parts(whole, tmp_path, workers):
     good(*WORDS, '-o', tmp_path / 'x', '--workers', workers)
     check(tmp_path / 'x', whole)
@@ -182,9 +182,9 @@ def test_what_differs_in_capacity_alone_is_priced_once(monkeypatch):
         2 * capacities) and np.isclose(found.iteration_s.min(), found.iteration_s.iloc[-1])
 
 
-@pytest.mark.parametrize('model, system, n, batch, more', [
+@pytest.mark.parametrize('model, system, n, batch, more', first_of(1, [
     ('llama3.1_70B', 'H100-80GB', 64, 64, dict(vary={'hbm_capacity': [40., 60., 80., 160.]})),
-    ('llama3.1_8B', 'H100-80GB', 16, 64, dict(software='llm-foundry'))])
+    ('llama3.1_8B', 'H100-80GB', 16, 64, dict(software='llm-foundry'))]))
 def test_a_sweep_is_a_search_at_each_point(model, system, n, batch, more):
     "Where chunks differ and what fits is played on each system; and with each ZeRO stage offered."
     found = sweep(model, system, [n], ['1d', '2d-seqp'], batch, **more)

@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from thorough import examples, first_of
 from test_cli import bad, good, has, run
 from transformer_perf import Assumptions, Model, Parallel, estimate, search
 from transformer_perf.advice.sensitivities import closing_in, tornado
@@ -24,7 +25,7 @@ IDEAL = dataclasses.replace(as_system('A100'), nvlink_latency=0., ib_latency=0.)
 def of(*args, **options): return sensitivity(*args, **options).set_index('field')
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]))
 def test_rates_add_up_where_nothing_waits(tp, pp, micro_batch):
     layout = Parallel(tp=tp, pp=pp, dp=8, micro_batch=micro_batch)
@@ -62,7 +63,7 @@ def test_halves_and_doubles_are_estimates(assumptions, schedule):
     assert found.at_high_s['depth'] == again.stats['iteration_s']
 
 
-@pytest.mark.parametrize('preset', ['paper', 'corrected', 'calibrated'])
+@pytest.mark.parametrize('preset', first_of(2, ['calibrated', 'paper', 'corrected']))
 def test_a_placement_left_open_is_chosen_anew_and_one_that_is_given_stays(preset):
     "On a faster network another placement is best: what `estimate` says of the changed system."
     about, open_to = ('vit_era5', 'B200', 256, preset), Parallel('2d', tp=4, cp=4, dp=32)
@@ -85,10 +86,10 @@ def test_a_placement_left_open_is_chosen_anew_and_one_that_is_given_stays(preset
     assert ratio == 1 if preset == 'calibrated' else ratio > 1.4
 
 
-@pytest.mark.parametrize('about, fields', [   # shares by matrix_eff; two kinds of layers
+@pytest.mark.parametrize('about, fields', first_of(2, [   # by matrix_eff; two kinds of layers
     (('llama3.1_8B', Parallel(tp=8, dp=4), 'MI300X', 64), ['matrix_eff']),
     (('gpt_oss_120B', Parallel(dp=8, ep=8, offload='activations'), 'H100-80GB', 64), RATES[:4]),
-    (('deepseek_v3', Parallel(dp=64, ep=64, offload='moe_act'), 'H100-80GB', 256), RATES[:4])])
+    (('deepseek_v3', Parallel(dp=64, ep=64, offload='moe_act'), 'H100-80GB', 256), RATES[:4])]))
 def test_every_field_is_estimated(about, fields):
     found = of(*about, factor=1.1)
     assert np.isfinite(found.elasticity[found.of == 'system']).all()
@@ -261,7 +262,8 @@ def test_the_best_of_a_figure_is_that_of_a_search():
         assert found[column]['hbm_bandwidth'] == pytest.approx(best, rel=1e-12)
 
 
-def test_what_a_search_tries_by_itself_is_not_held_for_the_best():
+@pytest.mark.parametrize('optimizer', first_of(1, ['sgd', 'adam']))
+def test_what_a_search_tries_by_itself_is_not_held_for_the_best(optimizer):
     """From a layout that it found with ZeRO 2: what its software shares out usually, and besides,
     is tried for each figure anew; what it does not try is as the layout has it."""
     model = dataclasses.replace(as_model('nemotron_h_8B'), seq_len=1024)
@@ -271,12 +273,11 @@ def test_what_a_search_tries_by_itself_is_not_held_for_the_best():
     best = Parallel.from_row(ask(system))
     assert best.zero_stage == 2
     faster = dataclasses.replace(system, hbm_bandwidth=2 * system.hbm_bandwidth)
-    for optimizer in ('adam', 'sgd'):
-        layout = dataclasses.replace(best, optimizer=optimizer)
-        found = of(model, layout, system, again=True, **about)
-        anew = ask(faster, optimizer=optimizer)
-        assert anew.zero_stage == 1 and anew.pp > best.pp
-        assert found.best_at_high_s['hbm_bandwidth'] == pytest.approx(anew.iteration_s, rel=1e-12)
+    layout = dataclasses.replace(best, optimizer=optimizer)
+    found = of(model, layout, system, again=True, **about)
+    anew = ask(faster, optimizer=optimizer)
+    assert anew.zero_stage == 1 and anew.pp > best.pp
+    assert found.best_at_high_s['hbm_bandwidth'] == pytest.approx(anew.iteration_s, rel=1e-12)
 
 
 def test_no_part_of_the_time_of_what_does_not_fit():

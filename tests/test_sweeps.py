@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
-from thorough import first_of
+from thorough import examples, first_of
 from test_cli import bad, good, has
 from transformer_perf import search, sweeps
 from transformer_perf.models import as_model
@@ -101,7 +101,7 @@ def test_a_sweep_says_what_it_rests_on():
         assert table.evidence.str.startswith(evidence).all() and len(table)
 
 
-@pytest.mark.parametrize('factors', [[1], [1, 2], [.5, 1, 1.05, 2]])
+@pytest.mark.parametrize('factors', first_of(1, [[.5, 1, 1.05, 2], [1], [1, 2]]))
 def test_each_point_of_a_sweep_rests_on_its_own_rates(factors):
     "Of a GPU that is as it is sold, runs are known, whatever is imagined beside it."
     system = as_system('B200-180GB')
@@ -144,7 +144,7 @@ PHYSICAL = ['hbm_bandwidth', 'hbm_capacity', 'matrix_flops_fp16', 'ib_bandwidth'
             'mask_element_size', 'nvlink_latency', 'nic_factor']
 
 
-@settings(max_examples=5, deadline=None)
+@examples(5)
 @given(st.lists(st.sampled_from(PHYSICAL), min_size=1, max_size=3, unique=True),
        st.lists(st.floats(0.3, 3), min_size=1, max_size=4, unique=True),
        st.sampled_from(['1d', '2d-seqp', '2d']))
@@ -163,7 +163,8 @@ def test_varied_as_arrays_is_one_by_one(fields, factors, strategy):
         if len(alone): assert np.isclose(found[key], alone.iteration_s[0], rtol=1e-12)
 
 
-@pytest.mark.parametrize('field', ['element_size', 'mask_element_size', 'flops_units'])
+@pytest.mark.parametrize('field', first_of(
+    2, ['element_size', 'flops_units', 'mask_element_size']))
 def test_units_are_varied_at_measured_prices(field):
     "Stages that are played hold what their own system counts."
     system = as_system('B200')
@@ -176,10 +177,10 @@ def test_units_are_varied_at_measured_prices(field):
         assert (row.iteration_s, row.memory_GB) == (alone.iteration_s[0], alone.memory_GB[0])
 
 
-@pytest.mark.parametrize('assumptions', ['corrected', 'calibrated'])
-@pytest.mark.parametrize('model, field', [   # with layers of two kinds
-    ('deepseek_v3', 'ib_bandwidth'), ('gpt_oss_120B', 'hbm_bandwidth')])
 @pytest.mark.parametrize('factors', first_of(1, [[.5, 1, 2], [1]]))
+@pytest.mark.parametrize('model, field, assumptions', first_of(2, [   # with layers of two kinds
+    ('deepseek_v3', 'ib_bandwidth', 'corrected'), ('gpt_oss_120B', 'hbm_bandwidth', 'calibrated'),
+    ('deepseek_v3', 'ib_bandwidth', 'calibrated'), ('gpt_oss_120B', 'hbm_bandwidth', 'corrected')]))
 def test_varied_with_unlike_layers(model, field, assumptions, factors):
     system = as_system('H100-80GB')
     vary = {field: [getattr(system, field) * x for x in factors]}
@@ -261,7 +262,7 @@ SAID = {'no such model': 'gone.json: cannot be read', 'TypeError': 'TypeError: a
 
 
 @needs_mpi
-@pytest.mark.parametrize('how', first_of(2, SAID))
+@pytest.mark.parametrize('how', first_of(1, SAID))
 def test_a_failing_rank_ends_the_job(undisturbed, tmp_path, how):
     "Within seconds, with its message and no half result; MPI itself would wait for ever."
     (tmp_path / 'job.py').write_text(FAILING)

@@ -29,7 +29,7 @@ CASES = {
     'layout': ('deepseek_v3', dict(pp=8, dp=64, ep=64, layout='Et*7|(t*8|)*6t*6mL'))}
 BATCH = {'experts': 1024, 'layout': 1024, 'adapters': 128}
 SIMPLER = ('1f1b', 'zb-v', 'chunks', 'one stage', 'layout')   # at prices without a host's share
-MORE = ('gpipe', 'zb-h2', 'dualpipe-v', 'one GPU')   # that others are like
+MORE = ('gpipe', 'zb-h1', 'zb-h2', 'dualpipe-v', 'one GPU')   # that others are like
 ASKED = [*((name, 'calibrated') for name in CASES if name not in MORE),
          *thorough(*(((name, 'calibrated'),) for name in MORE)),
          *thorough(*(((name, 'corrected'),) for name in SIMPLER))]
