@@ -17,7 +17,9 @@ from transformer_perf.estimates import collective_time
 from transformer_perf.execution import (
     execute_1d, execute_2d, execute_seqp, paper_statistics, totals)
 from transformer_perf.modules import model_figures
+from transformer_perf.sweeps import PAPER_MODELS, paper_systems, sweep
 from transformer_perf.systems import as_system
+from transformer_perf.timeline import GROUPS, PLACES
 
 GOLDEN = Path(os.environ.get('TRANSFORMER_PERF_GOLDEN', Path(__file__).parent / 'golden'))
 TOLERANCE = 1e-9
@@ -82,6 +84,20 @@ def test_published_searches(strategy, model, gpu, nvlink_size, own):
     rows = sorted(feasible.to_dict('records'), key=lambda row: row['n_gpus'])
     for n, of_count in itertools.groupby(rows, key=lambda row: row['n_gpus']):
         check_candidates(found[int(n)], of_count)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('slip, others', [   # those that the flag says nothing about
+    ('allreduce_doubled', ['1d', '2d-seqp']), ('norm_shards_features', ['1d', '2d-seqp']),
+    ('bias_rows_sharded', ['2d', '2d-seqp']), ('gather_backward', ['2d'])])
+def test_what_a_slip_does_not_concern_stays(slip, others):
+    "On 512 GPUs the best of other strategies: their layouts, placements and times."
+    presets = Assumptions.paper(), dataclasses.replace(Assumptions.paper(), **{slip: True})
+    old, new = (sweep(PAPER_MODELS, paper_systems(), 512, others, assumptions=a, global_batch=4096)
+                for a in presets)
+    laid_out = ['model', 'system', 'strategy', *GROUPS, 'micro_batch', 'panels', *PLACES]
+    assert len(new) > 15 and new[laid_out].equals(old[laid_out])
+    np.testing.assert_allclose(new.iteration_s, old.iteration_s, rtol=1e-9)
 
 
 @pytest.mark.parametrize('tag, strategy, gpu, nvlink_size, n_gpus, batch, own', runs(
