@@ -174,6 +174,17 @@ def test_what_is_needed_is_enough_and_no_more(field, ratio):
         assert time_with((found.value + found.now) / 2) > target
 
 
+@pytest.mark.parametrize('preset', ['paper', 'corrected', 'calibrated'])
+def test_what_is_needed_of_a_rate_that_some_products_have(preset):
+    "Only products in 8 bits ask for it: that they do so on many systems changes nothing."
+    layout = Parallel(tp=2, dp=4, precision='fp8')
+    about = 'llama3.1_8B', layout, 'H100-80GB', 64, preset
+    found = needed('matrix_flops_fp8', *about, ratio=.95)
+    faster = dataclasses.replace(as_system('H100-80GB'), matrix_flops_fp8=found.value)
+    seconds = estimate('llama3.1_8B', layout, faster, 64, preset).stats['iteration_s']
+    assert seconds == pytest.approx(.95 * estimate(*about).stats['iteration_s'], rel=1e-5)
+
+
 @given(st.floats(1, 1e5), st.floats(.01, 100))
 def test_closing_in_finds_the_edge(edge, start):
     found = closing_in(lambda x: np.where(x >= edge * start, 1., 2.), (start, 1e6 * start), 1.5)

@@ -290,11 +290,12 @@ def roofline_of_each(
 ):  # (compute s, memory s), both whole, [pass, ...]
     "Time of the arithmetic and of the memory traffic of passes, each as if alone."
     matrix, vector, nbytes = (system.rows(x) for x in works[1:])
-    flops_time = matrix / system.matrix_flops_fp16 + vector / system.vector_flops_fp16
+    each = list(matrix / system.matrix_flops_fp16 + vector / system.vector_flops_fp16)
     for i, work in enumerate(works.each):
         for p in work.products:   # those that are not in 16 bits gain what their rate is higher
-            if not p.plain: flops_time[i] = flops_time[i] - time_gained(p, system)
-        flops_time[i] = flops_time[i] / work.matrix_speed
+            if not p.plain: each[i] = each[i] - time_gained(p, system)
+        each[i] = each[i] / work.matrix_speed
+    flops_time = stacked_rows(each)   # a rate of many systems may be that of 8 bits alone
     launch = launch_time * (flops_time + nbytes > 0)
     moving = nbytes / system.hbm_bandwidth
     for i, work in enumerate(works.each): moving[i] = moving[i] / work.memory_speed
