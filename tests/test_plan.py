@@ -170,6 +170,13 @@ def test_money_and_hours_buy_tokens(small):
     assert (both.rows.usd <= 1e5).all()
 
 
+def test_one_gpu_is_said_as_one():
+    reason, = plan('llama3.1_70B', 1, H100, tokens=1e9, global_batch=1, recompute='none').reasons
+    assert reason.startswith(f'1 {H100} GPU: 1d, 2d-seqp: the smallest of 1 configuration needs ')
+    reason, = plan('llama3.1_8B', 1, 'B300', tokens=1e12, hours=1, global_batch=8).reasons
+    assert reason.startswith('1 B300 GPU: ') and 'hours are more than 1' in reason
+
+
 def test_a_deadline_names_the_fewest_that_make_it(small):
     need = {n: own.days.min() * 24 for n, own in small.rows.groupby('n_gpus')}
     hours = (need[64] + need[256]) / 2

@@ -166,6 +166,9 @@ def test_an_infeasible_search_gives_its_reason():
     why = '64 GPUs: 1d: the smallest of .* GB over the 80 GB of A100'
     found = search('vit_era5', [64], 'A100', assumptions='corrected')
     with pytest.raises(ValueError, match=why): configurations(found)
+    alone = search('vit_era5', [1], 'A100', global_batch=1, assumptions='corrected')
+    with pytest.raises(ValueError, match='; 1 GPU: 1d: '): configurations(alone)
+    assert '<p>1 GPU: 1d: ' in alone._repr_html_()
 
 
 NANO = {'l': 8, 'e': 8, 'h': 1, 'depth': 1, 'name': 'nano'}

@@ -37,7 +37,7 @@ from .iteration import (
     PAPER_NAMES, Parallel, as_of, as_published, can_offload, changes_something, check_host,
     check_parallel, choices_fit, copies_of_experts, cross, divisors, evidence, gap, grid_lacks,
     interval_columns, keep, layers_to_deal, left_out, never_run, odd_sizes, packed_in_words,
-    readable, rows_of_table, sends_tokens, settled, usable_domain_sizes)
+    plural, readable, rows_of_table, sends_tokens, settled, usable_domain_sizes)
 
 # %% ../nbs/88a_search.ipynb #0ac1f301
 ROWS_AT_A_TIME = 20_000   # bounds the memory of a search
@@ -976,7 +976,8 @@ def why_none(n, space: Space, memory, q: Question):
     room = np.max(s.hbm_capacity)
     alone = ' (copies share out nothing: ZeRO 0)' if q.considered['zero_stage'] == [0] else ''
     if least > room:
-        return (f'{name}: the smallest of {own.sum()} configurations{alone} needs {least:.1f} GB, '
+        number = plural(own.sum(), 'configuration')
+        return (f'{name}: the smallest of {number}{alone} needs {least:.1f} GB, '
                 f'{gap(least - room)} GB over the {room:g} GB of {s.name}')
     if any(map(offloads, q.considered['offload'])) and s.host_capacity:
         return f'{name}: what fits asks the host for more than its {s.host_capacity:g} GB a GPU'
@@ -995,7 +996,7 @@ class SearchResult(pd.DataFrame):
         known = getattr(self, 'priced_on', None) is not None
         whole = {'rank', *COMPONENTS} <= set(self.columns)
         if not (known and whole): return super()._repr_html_()
-        none_at = [f'{n} GPUs: {reason}.' for n, reason in self.reasons.items()]
+        none_at = [f'{plural(n, "GPU")}: {reason}.' for n, reason in self.reasons.items()]
         words = ''.join(f'<p>{sentence}</p>' for sentence in none_at + self.notes)
         return readable(self, self.priced_on).to_html(index=False) + words
 

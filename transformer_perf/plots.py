@@ -64,7 +64,7 @@ def nothing_to_draw(table):  # str
     "Why a table has no rows: the search's own reason where it has one."
     words = 'the table has no rows, so there is nothing to draw'
     for n, reason in (getattr(table, 'reasons', None) or {}).items():
-        return f'{words}; {n} GPUs: {reason}'   # the first
+        return f'{words}; {n} {"GPU" if n == 1 else "GPUs"}: {reason}'   # the first
     return words
 
 MOST_CHARACTERS = 300   # of one text in a picture: laying out more takes for ever

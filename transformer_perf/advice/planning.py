@@ -371,8 +371,8 @@ def within(rows, budget: Budget):  # (rows, reasons)
         keeps &= (took <= most).to_numpy()
         for (name, n), own in took.groupby([rows.system, rows.n_gpus], sort=False):
             if own.min() > most:
-                reasons.append(f'{n} {name} GPUs: {short(own.min())} {unit} are more than '
-                               f'{short(most)}')
+                reasons.append(f'{plural(n, name + " GPU")}: {short(own.min())} {unit} are more '
+                               f'than {short(most)}')
     return rows[keeps], reasons
 
 # %% ../../nbs/72_plan.ipynb #14a00063
@@ -436,7 +436,7 @@ def short_list(model, batch, budget, found, assumed, prices, operation, margin):
     answers, front = answers_among(rows, budget, margin)
     rows = rows.assign(answers=answers, front=front)
     rows = rows[(rows.answers != '') | rows.front].reset_index(drop=True)
-    not_found = [f'{n} {one.priced_on.name} GPUs: {why}' for one in found
+    not_found = [f'{plural(n, one.priced_on.name + " GPU")}: {why}' for one in found
                  for n, why in one.reasons.items()]
     notes = notes_on(rows, found, priced, operation)
     ends = ends_of_first(rows, model, batch, found, assumed) if len(rows) else ''

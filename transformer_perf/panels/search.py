@@ -363,7 +363,8 @@ def search_shown(state: SearchState, ghost=None):  # Shown
     if ghost and len(ghost.found): before = ghost.found.iteration_s[0]
     if not len(found):
         reason = found.reasons[state.n_gpus]
-        words = f'No configuration of {state.n_gpus:,} GPUs is feasible. {reason}.'
+        gpus = '1 GPU' if state.n_gpus == 1 else f'{state.n_gpus:,} GPUs'
+        words = f'No configuration of {gpus} is feasible. {reason}.'
         return Shown(found, None, None, lambda: words, {})
     why, view = compared(searched_for_state(state))
     return Shown(pd.concat([pd.DataFrame(found), why], axis=1), view,
