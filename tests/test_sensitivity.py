@@ -154,6 +154,17 @@ def test_half_the_memory_may_not_hold_a_configuration():
     assert row.at_low_s == np.inf and row.at_high_s == row.base_s
 
 
+def test_half_the_host_may_not_hold_what_a_configuration_keeps_there():
+    about = 'llama3.1_8B', Parallel(tp=2, dp=4, offload='optimizer', zero_stage=0)
+    held = estimate(*about, 'H100-80GB', 64).stats['host_GB']
+    for spare, fits in ((2.1, True), (1.9, False)):
+        system = dataclasses.replace(as_system('H100-80GB'), host_capacity=spare * held)
+        row = of(*about, system, 64).loc['host_capacity']
+        assert row.at_low_s == (row.base_s if fits else np.inf) and row.at_high_s == row.base_s
+        small = dataclasses.replace(system, host_capacity=row.low)
+        assert estimate(*about, small, 64).fits == fits
+
+
 # the question turned round
 
 @pytest.mark.parametrize('field', ['matrix_flops_fp16', 'hbm_bandwidth', 'nvlink_latency'])

@@ -127,8 +127,9 @@ def slope(after, before, ratio):  # an elasticity
 
 def where_it_fits(one, seconds, names, values):  # s, an array; infinite where memory is too small
     "The time of a configuration with each value of a figure of the system."
-    small = (np.array(names) == 'hbm_capacity') & (values < one.needed)
-    return np.where(small, np.inf, seconds)
+    held = {'hbm_capacity': one.needed, 'host_capacity': one.stats.get('host_GB', 0.)}
+    least = np.array([held.get(name, 0.) for name in names])   # of the figure
+    return np.where(values < least, np.inf, seconds)
 
 def of_system(one, factor, sought):  # DataFrame, a row for each figure
     "What each figure of a system changes; sought: what the best assume, or None: they are not."
