@@ -797,6 +797,23 @@ def test_copies_to_the_host_are_no_messages_of_copies():
     assert 'DP comm' in list(apart.table.what)
 
 
+@pytest.mark.parametrize('software', [None, 'Megatron-Core'])
+def test_what_a_host_cannot_hold_comes_back(software):
+    "The GPU has room for all of it: no change is simpler, and a first step need not go far."
+    small = dataclasses.replace(as_system('H100-80GB'), host_capacity=10.)
+    about = 'llama3.1_8B', Parallel(tp=8, offload='optimizer', zero_stage=1), small, 64
+    asked = fits(*about, software=software)
+    assert not asked.fits and 'its host would hold 16.1 of 10 GB' in asked.summary
+    assert asked.changes[0].words == 'offload optimizer -> none'
+    assert all(change.estimate.fits for change in asked.changes)
+    better = improve(*about, software=software)
+    assert better.changes[0].words == 'offload optimizer -> none' and better.best.fits
+    # of many steps, those that the host has no room for are not in the way of the others
+    roomy = dataclasses.replace(small, host_capacity=8.1)
+    other = fits('llama3.1_8B', Parallel(tp=4, dp=2, offload='optimizer', zero_stage=0), roomy, 64)
+    assert other.changes[0].words.startswith('offload optimizer -> none')
+
+
 def test_a_job_on_another_system_is_placed_anew():
     "Its placement was of smaller domains; on its own system it holds."
     p, about = Parallel(tp=4, dp=4), ('H100-80GB', 64)

@@ -24,10 +24,10 @@ from ..iteration import (
 from ..execution import considered_choices, search, stages_besides, strategies_named
 from ..interop import job_asked, read_log
 from ..interop.logs import with_batch
-from transformer_perf.advice.neighbours import (
+from .neighbours import (
     RANK_PARTS, Case, Change, Step, after_step, best_placed, can_be_told, case_of, changes_table,
-    changes_view, held_by_ranks, in_short, pairs_of, prices, reason, steps_of, table_of_steps,
-    tables_as_html, times_of, to_host)
+    changes_view, have_room, held_by_ranks, in_short, pairs_of, prices, reason, steps_of,
+    table_of_steps, tables_as_html, times_of, to_host)
 
 # %% ../../nbs/88d_answers.ipynb #13a00027
 class Neighbours(NamedTuple):
@@ -35,17 +35,20 @@ class Neighbours(NamedTuple):
     to: list               # of dict: field -> its new value
     seconds: np.ndarray    # infinite where it cannot run
     GB: np.ndarray
+    room: np.ndarray       # bool: whether it fits; by formula, in a GPU alone
     places: list           # of dict: the placement; none where only a few were tried
     stats: list            # of dict, alike: every figure
 
 def neighbours(case: Case, one: Estimate, steps, every=True):  # Neighbours
     "Steps as one table, priced at every placement; or at a few, by formula."
-    if not steps: return Neighbours([], np.zeros(0), np.zeros(0), [], [])
+    if not steps: return Neighbours([], np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool), [], [])
     t = table_of_steps(case.parallel, steps)
     to = [s.to for s in steps]
-    if every: return Neighbours(to, *prices(t, one))
+    if every:
+        seconds, GB, places, stats = prices(t, one)
+        return Neighbours(to, seconds, GB, have_room(GB, stats, one.system), places, stats)
     seconds, GB, _ = best_placed(t, one, False)
-    return Neighbours(to, seconds, GB, [], [])
+    return Neighbours(to, seconds, GB, GB <= one.system.hbm_capacity, [], [])
 
 def change_at(case: Case, found: Neighbours, i):  # Change
     "A neighbour that has been priced."
@@ -88,7 +91,7 @@ def of_unlike_costs(changes):  # yields Change
 def that_fit(case, one, steps, k, most, every=True, good=lambda new: new.fits):  # list of Change
     "Of the `most` fastest of some steps that fit, the first k that are good."
     found = neighbours(case, one, steps, every)
-    some = np.isfinite(found.seconds) & (found.GB <= one.system.hbm_capacity)
+    some = np.isfinite(found.seconds) & found.room
     return first_good(case, one, found, some, good, k, most)
 
 # %% ../../nbs/88d_answers.ipynb #13a00028
@@ -201,15 +204,14 @@ def worthwhile(one: Estimate):  # function: Estimate -> bool
 
 def improvements(case: Case, one: Estimate, found: Neighbours, k):  # list of Change
     "The k best of some steps, the first of which changes nothing."
-    inside = found.GB <= one.system.hbm_capacity
     faster = found.seconds < found.seconds[0] * (1 - LEAST_GAIN)
     runs = np.isfinite(found.seconds)
-    good = runs & inside & faster if one.fits else runs & inside
+    good = runs & found.room & faster if one.fits else runs & found.room
     best = first_good(case, one, found, good, worthwhile(one), k, 2 * k)
     if one.fits or len(best) == k: return best
     def faster_at_least(new):
         return not new.fits and new.stats['iteration_s'] < one.stats['iteration_s']
-    also = first_good(case, one, found, faster & ~inside, faster_at_least, k - len(best), k)
+    also = first_good(case, one, found, faster & ~found.room, faster_at_least, k - len(best), k)
     return best + also
 
 # %% ../../nbs/88d_answers.ipynb #13a00056

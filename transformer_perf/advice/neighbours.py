@@ -6,8 +6,8 @@
 __all__ = ['FILED', 'FOLLOWS_GROUPS', 'Step', 'next_values', 'primes', 'moves', 'recompute_in', 'filed_before_and_after',
            'said_in_file', 'besides_in_file', 'layout_again', 'chosen_in_stages', 'with_consequences', 'given_places',
            'to_host', 'steps_of', 'can_be_asked', 'formats_of', 'can_be_told', 'after_step', 'steps_together',
-           'said_by_step', 'pairs_of', 'table_of_steps', 'rows_in', 'prices', 'value_said', 'in_short', 'most_changed',
-           'times_of', 'reason', 'Change', 'changes_table', 'changes_view', 'tables_as_html']
+           'said_by_step', 'pairs_of', 'table_of_steps', 'rows_in', 'prices', 'have_room', 'value_said', 'in_short',
+           'most_changed', 'times_of', 'reason', 'Change', 'changes_table', 'changes_view', 'tables_as_html']
 
 # %% ../../nbs/88c_neighbours.ipynb #6b846967
 import contextlib
@@ -41,8 +41,8 @@ from transformer_perf.timeline import (
     seconds_and_GB)
 from ..iteration import (
     Estimate, Parallel, changes_something, check_host, choices_in_stages, division_rules, divisors,
-    estimate, grid_lacks, interval_of, keep, layers_to_deal, played_estimate, possible_places,
-    rows_of_table, sends_tokens, settled, short, usable_domain_sizes)
+    estimate, grid_lacks, host_too_small, interval_of, keep, layers_to_deal, played_estimate,
+    possible_places, rows_of_table, sends_tokens, settled, short, usable_domain_sizes)
 from ..execution import (
     can_run, dispatchers_on, distinct, expert_shares, pipeline_divides, practice,
     recomputable_parts, split_by_label)
@@ -224,7 +224,8 @@ def values_beside(case: Case, precision, offload):  # dict: field -> other value
              'zero_stage': range(4), 'recompute': ways_of_recompute(m, p), 'schedule': SCHEDULES,
              'context': CONTEXTS, 'dispatcher': dispatchers_on(case.system),
              'precision': [nearest(name, RECIPES, 'precision') for name in names],
-             'offload': several(offload, 'offload', least=0), 'layout': layouts_by_time(case),
+             'offload': dict.fromkeys(['none', *several(offload, 'offload', least=0)]),
+             'layout': layouts_by_time(case),
              **dict.fromkeys(SWITCHES, (False, True))}
     experts = sends_tokens(m)
     matters = lambda name: name not in CHOICES or changes_something(vars(p), name, experts)
@@ -336,6 +337,7 @@ def can_be_asked(case: Case, to):  # bool
     filed = said_in_file(case, to) or {}
     new = {name: x for name, x in to.items()
            if x not in (None, own[name]) and x != filed.get(name)}
+    if new.get('offload') == 'none': del new['offload']   # none asks for a host
     choices = new.keys() & {*CHOICES, 'layout'} - {'reduce_each'}
     return all(software.offers(name, x) if name in choices else software.knows_of(name, x)
                for name, x in new.items())
@@ -499,6 +501,11 @@ def prices(t, one: Estimate):  # (s, GB needed, placement, every figure), of eac
         for i, own in zip(rows, zip(*columns)): stats[i] = dict(zip(figures, own))
     places = [dict(zip(PLACES, at)) for at in rows_in(t, PLACES)]
     return seconds, GB, places, stats
+
+def have_room(GB, stats, system):  # bools
+    "Which rows of `prices` the memory of a GPU, and that of its host, can hold."
+    on_host = [one is None or not host_too_small(one, system) for one in stats]
+    return (GB <= system.hbm_capacity) & np.array(on_host, dtype=bool)
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00022
 def value_said(x):  # str
