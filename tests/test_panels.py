@@ -1059,6 +1059,18 @@ def test_weights_on_the_host_are_shown():
     assert set(found.zero_stage) == {3}
 
 
+def test_a_host_that_is_too_small_is_said():
+    "Its GPUs have room: neither is their memory what lacks, nor fits what still asks too much."
+    own = 'offload=optimizer,host_capacity=10'
+    state = LayerState('llama3.1_8B', 'H100-80GB', n_gpus=8, global_batch=64, tp=8, pp=1, own=own)
+    state, options = state.settle()
+    words = state.show().words
+    assert 'It does not fit: its host would hold 16.1 of 10 GB for each GPU. No single' in words
+    assert 'GB, but still too much on its host, and' in words
+    steps = layer_panel.one_step(state, options, question_of(state))
+    assert [step.fits for step in steps] == [step.state.estimate.fits for step in steps]
+
+
 def test_own_habits():
     "A search prices them too, and its calls say them."
     one, other = SearchState(own='dp_overlap=false'), SearchState()

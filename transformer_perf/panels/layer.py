@@ -24,10 +24,12 @@ from ..blocks import STRATEGIES
 from ..modules import count
 from ..timeline import (
     COMPONENTS_IN_FULL, MEMORY_PARTS, PLACES, components, job_of_estimate)
-from ..iteration import Estimate, Parallel, estimate, keep, plural, settled, short
+from ..iteration import (
+    Estimate, Parallel, estimate, gap, host_lacks, keep, plural, settled, short)
 from ..execution import (
     Question, all_placements, every_configuration, groupings, practice, search, strategies_for)
-from ..advice.neighbours import Step as Turned, prices, rows_in, table_of_steps
+from ..advice.neighbours import (
+    Step as Turned, have_room, prices, rows_in, table_of_steps)
 from ..plots import BLUE, PALE, RED, SAVED_COLORS, SKY, TIME_PARTS
 from .drawing import (
     Pipeline, Store, box, drawing, drawn_timeline, element, ghost_box, headline, legend, line,
@@ -336,7 +338,7 @@ def memory_bar(result: Estimate, x, y, width, ghost):  # list of str
     scale = width / max(used, capacity, before)   # pixels of a GB
     end = x + scale * capacity
     title, ink = f'Memory: {used:.1f} of {capacity:g} GB', 'black'
-    if over > 0: title, ink = f'{title}, {over:.1f} GB too much', RED
+    if over > 0: title, ink = f'{title}, {gap(over)} GB too much', RED
     parts = memory_parts(result)
     drawn = [headline(x, y, title, ink),
              box(x, y + 10, scale * capacity, 24, 'none', stroke='black'),
@@ -408,10 +410,8 @@ class NextState(NamedTuple):
     state: LayerState
     seconds: float    # of an iteration
     memory: float     # GB
+    fits: bool
     capacity: float   # GB of a GPU
-
-    @property
-    def fits(self): return self.memory <= self.capacity
 
 def beside(name, value, options):  # list
     "The options beside a value; of strategies, which have no order, all others."
@@ -465,7 +465,7 @@ def one_step(state, options, q: Question, controls=STEP_FIELDS + MACHINE):  # li
     for _, moved in found:
         if moved in figures: continue
         there = priced(moved)
-        figures[moved] = there.stats['iteration_s'], there.needed
+        figures[moved] = there.stats['iteration_s'], there.needed, there.fits
     return [NextState(control, moved, *figures[moved], q.system.hbm_capacity)
             for control, moved in found]
 
@@ -474,13 +474,13 @@ def has_row(state, q: Question):
     apart = (state.strategy, state.cp) == ('2d-seqp', 1) and not q.assumptions.fused_kernels
     return state.nvlink_size == q.system.nvlink_size and not apart
 
-def figures_of_neighbours(one: Estimate, states, q: Question):  # list of (s, GB)
+def figures_of_neighbours(one: Estimate, states, q: Question):  # list of (s, GB, whether it fits)
     "Neighbours of an estimate, priced as rows of one table."
     if not states: return []
     steps = [Turned('', vars(settled(parallel_of_state(state), q.system, q.assumptions, q.model)))
              for state in states]
-    seconds, GB, *_ = prices(table_of_steps(one.parallel, steps), one)
-    return [*zip(seconds, GB)]
+    seconds, GB, _, stats = prices(table_of_steps(one.parallel, steps), one)
+    return [*zip(seconds, GB, have_room(GB, stats, one.system))]
 
 # %% ../../nbs/77_layer_panel.ipynb #59ecaa26
 def best_step(tried, result: Estimate):  # NextState, or None if nothing helps
@@ -508,7 +508,8 @@ def gain_words(result: Estimate, step: NextState):  # str
     took = f'{short(step.seconds)} s an iteration ({change:+.1%})'
     if step.fits: return f'{took}, {step.memory:.1f} GB'
     over = step.memory - step.capacity
-    return f'{step.memory:.1f} GB, still too large by {over:.1f} GB, and {took}'
+    if over <= 0: return f'{step.memory:.1f} GB, but still too much on its host, and {took}'
+    return f'{step.memory:.1f} GB, still too large by {gap(over)} GB, and {took}'
 
 def step_words(state, result: Estimate, step, elsewhere=False):  # str
     "A step in a sentence; `elsewhere` is a step to another machine, worth no word if it is none."
@@ -535,9 +536,10 @@ def limit_words(result: Estimate):  # str
     "What limits a configuration."
     stats, parts = result.stats, components(result.row)
     if not result.fits:
-        most = MEMORY_PARTS[max(MEMORY_PARTS, key=stats.get)]
+        most, host = MEMORY_PARTS[max(MEMORY_PARTS, key=stats.get)], host_lacks(result)
+        if result.needed <= result.system.hbm_capacity: return f'It does not fit: {host}.'
         return (f'It does not fit: {result.needed:.1f} GB, mostly {most}, in '
-                f'{result.system.hbm_capacity:g} GB.')
+                f'{result.system.hbm_capacity:g} GB{host and f", and {host}"}.')
     share = {name: stats[column] / stats['iteration_s'] for column, name in parts.items()}
     loss = max(list(share)[1:], key=share.get)
     if share['compute'] < share[loss]:
