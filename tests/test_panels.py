@@ -1071,6 +1071,20 @@ def test_a_host_that_is_too_small_is_said():
     assert [step.fits for step in steps] == [step.state.estimate.fits for step in steps]
 
 
+@pytest.mark.parametrize('recompute', ['none', 'selective', 'full'])
+def test_the_bars_of_operations_add_up_to_their_passes(recompute):
+    "What the backward pass computes again has a bar, too."
+    state, _ = LayerState('gpt3', 'A100-80GB', n_gpus=8, tp=8, pp=1, recompute=recompute).settle()
+    shown = state.show()
+    for way, more in (('forward', ()), ('backward', ('again',))):
+        parts = [shown.table[f'{way}_{part}_ms'] for part in (*layer_panel.BOUND, *more)]
+        np.testing.assert_allclose(sum(parts), shown.table[f'{way}_ms'], rtol=1e-8)
+    again = shown.table.backward_again_ms
+    if recompute == 'full': np.testing.assert_allclose(again, shown.table.forward_ms, rtol=1e-8)
+    else: assert again.any() == (recompute == 'selective') and (again >= 0).all()
+    assert ('computed again' in shown.figure) == (recompute != 'none')
+
+
 def test_own_habits():
     "A search prices them too, and its calls say them."
     one, other = SearchState(own='dp_overlap=false'), SearchState()

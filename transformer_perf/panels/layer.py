@@ -30,7 +30,7 @@ from ..execution import (
     Question, all_placements, every_configuration, groupings, practice, search, strategies_for)
 from ..advice.neighbours import (
     Step as Turned, have_room, prices, rows_in, table_of_steps)
-from ..plots import BLUE, PALE, RED, SAVED_COLORS, SKY, TIME_PARTS
+from ..plots import BLUE, GREY, PALE, RED, SAVED_COLORS, SKY, TIME_PARTS
 from .drawing import (
     Pipeline, Store, box, drawing, drawn_timeline, element, ghost_box, headline, legend, line,
     memory_curve, stack, ticks, words_at)
@@ -245,7 +245,8 @@ WAYS = {'forward': 'fwd', 'backward': 'bwd'}
 WAIT_WORDS = {'compute': 'comp', 'memory': 'mem', 'network': 'comm'}
 
 def milliseconds_of_passes(result: Estimate, layers, operations):  # dict of columns
-    "Milliseconds of each pass, and of each of its parts; compute comes without its launch."
+    """Milliseconds of each pass, and of each of its parts; compute comes without its launch, and
+    what the backward pass computes again is a part of its own."""
     parts = {f'{way}_{part}_ms': layers[f't_{end}_{column}'] * 1000
              for way, end in WAYS.items() for part, column in WAIT_WORDS.items()}
     pricer = pricer_of(result.system, result.assumptions)
@@ -254,7 +255,11 @@ def milliseconds_of_passes(result: Estimate, layers, operations):  # dict of col
         launch = [1000 * pricer.busy(getattr(op, way)).launch for op in operations]
         launch = np.minimum(launch, compute)
         parts |= {f'{way}_launch_ms': launch, f'{way}_compute_ms': compute - launch}
-    return parts | {f'{way}_ms': layers[f't_{end}'] * 1000 for way, end in WAYS.items()}
+    whole = {f'{way}_ms': layers[f't_{end}'] * 1000 for way, end in WAYS.items()}
+    back = whole['backward_ms']
+    again = back - sum(parts[f'backward_{part}_ms'] for part in (*WAIT_WORDS, 'launch'))
+    parts['backward_again_ms'] = np.where(again > 1e-9 * back, again, 0.)   # no rounding
+    return parts | whole
 
 # %% ../../nbs/77_layer_panel.ipynb #a507977a
 def layer_table(result: Estimate, sort='order'):  # DataFrame, a row per operation
@@ -285,8 +290,9 @@ def operation_bars(table, x, y, width):  # list of str
     most = max(table.forward_ms.max(), table.backward_ms.max())
     scale = width / most
     entries = [(part.replace('memory', 'exposed memory'), color) for part, color in BOUND.items()]
+    if table.backward_again_ms.any(): entries.append(('computed again', GREY))
     parts = [headline(x - 95, y - 26, 'One layer, one micro-batch: forward above backward'),
-             *legend(x - 95, y - 10, entries, 4, 125),
+             *legend(x - 95, y - 10, entries, 5, 125 if len(entries) == 4 else 104),
              *ticks(x, y, y + 24 * len(table), scale, (0, most), 'ms')]
     for row, values in enumerate(table.to_dict('records')):
         name, top = values['operation'], y + 24 * row
@@ -294,6 +300,8 @@ def operation_bars(table, x, y, width):  # list of str
         for offset, way in ((3, 'forward'), (12, 'backward')):
             bars = [(f'{name}, {way}, {part}', values[f'{way}_{part}_ms'], color)
                     for part, color in BOUND.items()]
+            if way == 'backward':
+                bars.append((f'{name}, computed again', values['backward_again_ms'], GREY))
             parts += stack(x, top + offset, 8, scale, bars, 'ms')
     return parts
 
