@@ -1085,6 +1085,20 @@ def test_the_bars_of_operations_add_up_to_their_passes(recompute):
     assert ('computed again' in shown.figure) == (recompute != 'none')
 
 
+def test_what_a_search_chose_besides_is_in_the_layer_panel():
+    "How tokens are sent has no control: it is the state's own, in what is said and exported, too."
+    asked = SearchState('nemotron3_nano_30B_A3B', 'H100-80GB', n_gpus=24, global_batch=48,
+                        software='Megatron-Core')
+    asked, _ = asked.settle()
+    first = asked.found.iloc[0]
+    assert first.dispatcher == 'once_sorted' and first.ep > 1   # which the software does not choose
+    for rank, row in enumerate(asked.found.to_dict('records'), 1):
+        chosen = dataclasses.replace(asked, candidate=rank).chosen()
+        assert chosen.estimate.stats['iteration_s'] == pytest.approx(row['iteration_s'], rel=1e-9)
+        assert chosen.estimate.parallel.dispatcher == row['dispatcher'] or row['ep'] == 1
+        assert chosen.settle()[0] == chosen
+
+
 def test_own_habits():
     "A search prices them too, and its calls say them."
     one, other = SearchState(own='dp_overlap=false'), SearchState()

@@ -9,6 +9,7 @@ __all__ = ['OVER', 'SearchState', 'found_by', 'unchosen', 'searched_for_state', 
 # %% ../../nbs/78_search_panel.ipynb #d2a70304
 import dataclasses
 import functools
+import json
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +20,8 @@ from ..inputs import nearest, quoted, whole
 from ..estimates import FITS_BY
 from ..blocks import STRATEGIES
 from ..timeline import COMPONENTS, GROUPS, PLACES, components
-from ..iteration import interval_in_words, keep, readable, sends_tokens, short
+from ..iteration import (
+    changes_something, interval_in_words, keep, readable, sends_tokens, settled, short)
 from ..execution import (
     KIND, fitting, played_until_sure, questions, result_of, search, search_subject, strategies_for,
     strategies_named, tables_of, worth_playing)
@@ -27,10 +29,11 @@ from ..advice.neighbours import rows_in
 from ..plots import TIME_PARTS
 from .drawing import drawing, ghost_box, legend, stack, ticks, words_at
 from .states import (
-    HELD, POWERS_OF_TWO, JobState, Shown, arguments, as_option, assumptions_of, calls_of,
-    command_of, habits_of, named_in, nearest_settled, own_values, python_with, runnable,
-    shell_command, software_of_state, with_own)
-from .layer import CHAIN, LayerState, compared_facts, interval_line
+    HABITS, HELD, POWERS_OF_TWO, JobState, Shown, arguments, as_option, assumptions_of, calls_of,
+    command_of, habits_of, named_in, nearest_settled, own_values, python_with, question_of,
+    runnable, shell_command, software_of_state, with_own, with_values)
+from .layer import (
+    CHAIN, LayerState, compared_facts, interval_line, parallel_of_state)
 
 # %% ../../nbs/78_search_panel.ipynb #f17113a0
 TOP = 10  # candidates of the search panel
@@ -304,8 +307,26 @@ def layer_state_of(state: SearchState, row):  # LayerState, or None where the ro
     if row is None: return None
     shared = {name: getattr(state, name) for name in HELD}
     own = {name: int(row[name]) for name in (*CHAIN, 'zero_stage')}
-    return LayerState(**shared, **own, strategy=row['strategy'], recompute=str(row['recompute']),
-                      placement=tuple(int(row[name]) for name in PLACES))
+    there = LayerState(**shared, **own, strategy=row['strategy'], recompute=str(row['recompute']),
+                       placement=tuple(int(row[name]) for name in PLACES))
+    return with_values(there, habits_besides(there, row))
+
+def as_typed(x):  # str
+    "A value of a row, as one would type it."
+    return x if isinstance(x, str) else json.dumps(np.asarray(x).item())
+
+def habits_besides(state: LayerState, row):  # list of str, FIELD=VALUE
+    "What else a search chose, where the layer panel would take another: how tokens are sent."
+    q = question_of(state)
+    shown = settled(parallel_of_state(state), q.system, q.assumptions, q.model)
+    experts = sends_tokens(q.model)
+    found = []
+    for name in HABITS:
+        if name not in row or name == 'reduce_each': continue   # which follows from the stage
+        if row[name] == getattr(shown, name): continue
+        if not changes_something(vars(shown), name, experts): continue
+        found.append(f'{name}={as_typed(row[name])}')
+    return found
 
 @functools.lru_cache(2)   # asked for what is said, and for what is loaded
 def chosen_of(state):  # (LayerState or None, why there is none)
