@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -175,6 +176,15 @@ def test_one_gpu_is_said_as_one():
     assert reason.startswith(f'1 {H100} GPU: 1d, 2d-seqp: the smallest of 1 configuration needs ')
     reason, = plan('llama3.1_8B', 1, 'B300', tokens=1e12, hours=1, global_batch=8).reasons
     assert reason.startswith('1 B300 GPU: ') and 'hours are more than 1' in reason
+
+
+def test_a_limit_that_is_hardly_missed_is_told_apart(small):
+    "Whoever gives what a plan has said, rounded, is not told that a number is more than itself."
+    need = small.rows.days[small.rows.n_gpus == 64].min() * 24
+    late = plan('llama3.1_8B', 64, H100, tokens=1e12, hours=need * (1 - 1e-6), batch_tokens=BATCH)
+    reason, = late.reasons
+    took, limit = (float(x.replace(',', '')) for x in re.findall(r'[\d,.]*\d', reason)[-2:])
+    assert took > limit and took == pytest.approx(need, rel=1e-6)
 
 
 def test_a_deadline_names_the_fewest_that_make_it(small):

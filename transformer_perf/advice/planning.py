@@ -360,6 +360,12 @@ class Plan:
         return tables_as_html([plan_view(self.answers)], *self.reasons, *self.notes)
 
 # %% ../../nbs/72_plan.ipynb #14a00062
+def told_apart(x, y):  # (str, str)
+    "Two unlike numbers in four digits, or in as many as tell one from the other."
+    if short(x) != short(y): return short(x), short(y)
+    digits = next(n for n in range(5, 18) if f'{x:.{n}g}' != f'{y:.{n}g}')
+    return f'{x:,.{digits}g}', f'{y:,.{digits}g}'
+
 def within(rows, budget: Budget):  # (rows, reasons)
     "The rows that keep the limits, and which numbers of GPUs have none."
     keeps = np.ones(len(rows), dtype=bool)
@@ -371,8 +377,8 @@ def within(rows, budget: Budget):  # (rows, reasons)
         keeps &= (took <= most).to_numpy()
         for (name, n), own in took.groupby([rows.system, rows.n_gpus], sort=False):
             if own.min() > most:
-                reasons.append(f'{plural(n, name + " GPU")}: {short(own.min())} {unit} are more '
-                               f'than {short(most)}')
+                least, limit = told_apart(own.min(), most)
+                reasons.append(f'{plural(n, name + " GPU")}: {least} {unit} are more than {limit}')
     return rows[keeps], reasons
 
 # %% ../../nbs/72_plan.ipynb #14a00063
