@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LAUNCHED', 'START_PATIENCE', 'MOST_DEALT', 'AT_WORKER', 'under_mpiexec', 'mpi_world', 'end_all_ranks',
-           'end_with_traceback', 'rounds_of_tasks', 'hold', 'do_held', 'brought', 'on_processes', 'on_ranks',
+           'end_with_traceback', 'rounds_of_tasks', 'hold', 'do_held', 'brought', 'on_processes', 'on_other_ranks',
            'completed']
 
 # %% ../nbs/98_ranks.ipynb #90b00004
@@ -93,7 +93,7 @@ def on_processes(do, numbers, workers):
             raise ValueError('a worker process was ended from outside; is the memory of this '
                              'computer enough for so many workers?') from None
 
-def on_ranks(world, do, numbers):
+def on_other_ranks(world, do, numbers):
     "On rank 0, yield what the others bring; on these, work until nothing is left."
     from mpi4py.futures import MPICommExecutor
     hold(do)
@@ -107,7 +107,7 @@ def completed(
 ):
     "Yield (number of a task, its result), as they are done; nothing on ranks other than 0."
     world = mpi_world()
-    if world is not None: yield from on_ranks(world, do, numbers)
+    if world is not None: yield from on_other_ranks(world, do, numbers)
     elif workers > 1: yield from on_processes(do, numbers, workers)
     else:
         for block in rounds_of_tasks(numbers, 1): yield from do(block)
