@@ -88,10 +88,12 @@ def test_kinds_of_runs():
 
 def test_the_nearest_runs_are_named():
     says = lambda **more: ' '.join(asked({}, **more).notes)
-    assert 'near: 12 runs on H100, none of them of Third' in says(stack='Third')
+    only = 'of the GPU only: 10 runs on H100, dense, bf16, and none of the software Third'
+    assert only in says(stack='Third')
     assert 'near: 10 runs on H100, dense, bf16, of several stacks' in says(stack='any')
-    assert 'near: 12 runs on H100, none of them with experts, bf16' in says(
-        stack='any', model=EXPERTS)
+    none = 'of the GPU only: 12 runs on H100, none of them with experts, bf16'
+    assert none + '.' in says(stack='any', model=EXPERTS)
+    assert none + ', and none of the software Third.' in says(stack='Third', model=EXPERTS)
     for field in ('matrix_flops_fp16', 'hbm_bandwidth'):
         for ratio, near in ((.905, True), (1.095, True), (.895, False), (1.105, False)):
             changed = dataclasses.replace(SYSTEM, **{field: ratio * getattr(SYSTEM, field)})

@@ -488,7 +488,7 @@ def test_graphs_that_runs_were_measured_with(graphs):
 
 def test_software_of_which_nothing_is_known_is_as_good_as_unnamed():
     own, none = row_told(software='of our own'), row_told()
-    assert own.trust.endswith('none of them of of our own')
+    assert own.trust.endswith('none of the software of our own')
     for c in ('iteration_low_s', 'iteration_high_s'): assert own[c] == none[c]
 
 

@@ -18,7 +18,7 @@ from transformer_perf.kernels import priced_collective, product_time, send_secon
 from transformer_perf.parameters import changed, read_calibration
 from transformer_perf.schedules import chunks_in, chunks_of, dealt_with_norm, layout_of
 from transformer_perf.validation.runs import run_jobs
-from transformer_perf.software import as_software, known_software, run_by
+from transformer_perf.software import as_software, known_software, run_by, software_table
 from transformer_perf.systems import as_system
 from transformer_perf.validation.calibration import check_generation
 from transformer_perf.validation import predict, published
@@ -165,7 +165,17 @@ def test_plain_software_has_the_costs_of_plain_software():
     tuned, plain = (estimate(*ABOUT, 'calibrated', name) for name in ('NeMo', 'plain'))
     assert not plain.parallel.tp_overlap and not plain.parallel.dp_overlap
     assert plain.stats['iteration_s'] > 1.1 * tuned.stats['iteration_s']
-    assert 'none of them of plain' in plain.notes[0]
+    assert plain.notes[0].startswith('Evidence: of the GPU only: 195 runs on H100, dense, bf16')
+    assert plain.notes[0].endswith('and none of the software plain.')
+
+
+def test_fitted_on_are_generations_with_runs_of_a_software_itself():
+    measured = CALIBRATED.measured
+    on = software_table(measured).set_index('software')['fitted on']
+    assert on['NeMo'] == 'Hopper, Blackwell' and on['torchtitan'] == 'Ampere, Hopper'
+    for name in ('plain', 'tuned', 'torchtitan 0.3', 'GPT-NeoX'): assert on[name] == ''
+    for name in on[on != ''].index: assert measured.evidence.count(stack=name) > 0
+    assert 'Hopper/plain' in measured.sets   # costs, but of the runs of others
 
 
 @pytest.mark.parametrize('model', ['llama3.1_8B', 'qwen3_30B_A3B', 'deepseek_v3'])

@@ -903,7 +903,10 @@ def systems_command(args):
 
 @command('software', *RESULT)
 def software_command(args):
-    "List the software that is known by name: what it costs, chooses and offers, and from where."
+    """List the software that is known by name: what it costs, chooses and offers, and from where.
+
+    fitted on: the generations of GPUs where runs of this very software gave it costs of its own.
+    """
     from transformer_perf.parameters import read_calibration
     from transformer_perf.software import software_table
     table = software_table(read_calibration())

@@ -269,16 +269,21 @@ class Evidence:
         if here < FEW_RUNS: return f'extrapolated: {gpu} was fitted to {runs(here)} only'
         if own: return f'near: only {words}'
         if mine: return f'near: {runs(mine)} of {named(stack)} on {gpu}, none of them {such}'
-        if stack not in ('', 'any'): return f'near: {runs(here)} on {gpu}, none of them of {stack}'
-        if own := self.count(gpu=gpu, **what):
-            first, *others = {run['stack'] for run in self.alike(gpu=gpu, **what)}
-            if others: return f'near: {runs(own)} on {gpu}, {such}, of several stacks'
-            return f'near: {runs(own)} of {named(first)} on {gpu}, {such}'
-        return f'near: {runs(here)} on {gpu}, none of them {such}'
+        alike = self.count(gpu=gpu, **what)   # of any software
+        others = f'{runs(here)} on {gpu}, none of them {such}'
+        if alike: others = f'{runs(alike)} on {gpu}, {such}'
+        if stack not in ('', 'any'):
+            return f'of the GPU only: {others}, and none of the software {stack}'
+        if not alike: return f'of the GPU only: {others}'
+        first, *more = {run['stack'] for run in self.alike(gpu=gpu, **what)}
+        if more: return f'near: {others}, of several stacks'
+        return f'near: {runs(alike)} of {named(first)} on {gpu}, {such}'
 
 # %% ../nbs/82_parameters.ipynb #f90ab3a2
 def near_runs(words):  # array of bool
-    "Which predictions, by what each rests on, measured runs came near."
+    """Which predictions, by what each rests on, measured runs came near.
+
+    Runs of the GPU only count, too: they are of layouts like this one, in other software."""
     return ~np.char.startswith(np.asarray(words, dtype=str), 'extrapolated')
 
 def interval(

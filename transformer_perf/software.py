@@ -179,11 +179,17 @@ def run_by(
 
 # %% ../nbs/50_software.ipynb #01d00051
 def software_table(calibration=None):  # DataFrame, a row for each; calibration: which has fits
-    "The records that ship: what they know, choose and offer, and where runs were fitted to."
+    """The records that ship: what they know, choose and offer, and where they were fitted.
+
+    fitted on: the generations of GPUs where runs of this very software gave it costs of its own.
+    `plain` has no runs: its costs come from runs of software that is like it."""
     import pandas as pd
     fitted = {} if calibration is None else calibration.sets
     said = lambda values: ', '.join(f'{name} {x}' for name, x in (values or {}).items())
-    on = lambda s: ', '.join(a for a in generations() if f'{a}/{s.name}' in fitted)
+    runs = None if calibration is None else calibration.evidence
+    was_run = lambda s: runs is None or runs.count(stack=s.name) > 0
+    on = lambda s: ', '.join(a for a in generations()
+                             if f'{a}/{s.name}' in fitted and was_run(s))
     return pd.DataFrame([{
         'software': s.name, 'released': s.released, 'fitted on': on(s),
         'costs known': said(s.knows), 'chooses': said(s.chooses),
