@@ -160,7 +160,7 @@ def test_model_flop_are_the_models_own(adapters, name, layouts):
 
 @pytest.mark.parametrize('ahead', [0, 1, 2])
 def test_model_flop_of_further_output_layers(ahead):
-    "Each layer of multi-token prediction joins, and passes the words of the output layer again."
+    "Each layer of multi-token prediction joins, and passes the output layer again."
     model = replace(M, mtp_layers=ahead)
     flop = [1e12 * of(adapters, model=model, batch=1).stats['model_TFLOP_per_gpu']
             for adapters in ('none', 'lora:16')]
@@ -306,7 +306,7 @@ def test_an_adapted_layer_by_hand(adapters, held):
 
 
 def test_gradients_pass_through_a_norm_that_stays():
-    "All of its backward pass is left; of a table of words, which has nothing before it, none."
+    "All of its backward pass is left; of an embedding, which has nothing before it, none."
     jobs = [job_of_estimate(of(adapters)) for adapters in ('none', 'lora:16')]
     plain, some = ({op.name: op for ops in (job.kinds[0].operations, *end_operations(job))
                     for op in ops} for job in jobs)

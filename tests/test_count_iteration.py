@@ -226,7 +226,7 @@ def test_a_copy_that_is_alone_shares_nothing_out(software, precision):
 
 @pytest.mark.parametrize('tied, ahead', [(True, 0), (True, 1), (False, 0), (False, 1)])
 def test_words_on_two_stages_exchange_gradients(tied, ahead):
-    "In 32 bits; multi-token prediction has words on the last stage, too, whoever is tied."
+    "In 32 bits; multi-token prediction has an embedding on the last stage, too, whoever is tied."
     model = dataclasses.replace(MODEL, tied_embeddings=tied, mtp_layers=ahead)
     a, fast = dataclasses.replace(TRAINED, gradient_held=4.), dataclasses.replace(
         SYSTEM, nvlink_bandwidth=9e5)   # nothing else of a step knows the link
@@ -439,7 +439,7 @@ def test_messages_of_copies(stage, overlap, low, bundled, pp, near):
     def of(GB, number, words=0.):
         """Gathered before, reduced after: each time with ZeRO-2 and 3, and again for the way back.
 
-        Words stay in 16 bits."""
+        The embedding stays in 16 bits."""
         gathers, reduces = (N if stage == 3 else 1), (N if stage > 1 else 1)
         there = back = 0.
         F, B = table.t_fwd.sum(), table.t_bwd.sum()
@@ -722,7 +722,7 @@ def test_both_ends_on_a_rank(schedule, held):
 
 
 def test_models_with_words_and_without():
-    "As columns each has its own ends; where words do not count there are none."
+    "As columns each has its own ends; where a vocabulary does not count there are none."
     pricer = pricer_of(SYSTEM, TRAINED)
     block = ((gpt_block(e, h, f), depth),)
     job = lambda vocab: CountedJob(seq_len=l, embed_dim=e, blocks=block, depth=depth, vocab=vocab,
@@ -1112,7 +1112,7 @@ def test_tables_of_messages(overlap):
 
 
 def rows_of_ranks(units, pp, v, schedule):  # list of lists
-    "The units on each rank, one after the other: tables of words at both ends, layers between."
+    "The units on each rank, one after the other: a vocabulary at both ends, layers between."
     each = (len(units) - 2) // (pp * v)
     chunks = [units[1 + i * each:1 + (i + 1) * each] for i in range(pp * v)]
     chunks[0] = units[:1] + chunks[0]
@@ -1139,7 +1139,7 @@ WIDTHS = {   # of MLPs, layer by layer
 @pytest.mark.parametrize('number', first_of(2, [2, 0, 99, 1, 3, 5]))
 @pytest.mark.parametrize('widths', WIDTHS)
 def test_the_largest_units_in_a_row(widths, number, pp, v, schedule):
-    "Layers and tables of words are gathered one after the other, on each rank, window by window."
+    "Layers and embedding tables are gathered one after the other, on each rank, window by window."
     kinds = [dataclasses.replace(gpt_block(e, h), ffn=MLP(width)) for width in WIDTHS[widths]]
     model = Model(l, e, h, 16, vocab=V, layers=tuple((kind, 1) for kind in kinds))
     a = dataclasses.replace(MEASURED, zero_gathered=number)

@@ -959,7 +959,7 @@ def test_what_is_turned(model, tp, numbers):
     (GPT, (1, 1)), (LLAMA, (3, 2)), (LATENT, (2, 2)), (EXPERTS, (3, 2)),
     (dataclasses.replace(GPT, kv_heads=2), (3, 1)), (CONV, (1, 1)), (BOTH_MIXERS, (4, 2))])
 def test_what_autocast_casts(model, readers):
-    "The stream's norms for each product, every matrix, the words; other counts ask for no cast."
+    "The stream's norms for each product, each matrix, the vocabulary; others ask for none."
     model = dataclasses.replace(model, vocab=96)
     known, eager = (Parameters(software=Costs(autocast=way, eager_norms=True, dropout=False))
                     for way in (True, False))
@@ -1188,13 +1188,13 @@ def test_ways_to_send_tokens_in_a_column():
 
 
 def test_a_token_further_ahead():
-    "Words, two norms side by side, a product that joins them, a norm; then the output once more."
+    "An embedding, two norms side by side, a product that joins, a norm; then the output once more."
     model = dataclasses.replace(GPT, vocab=96, norm='rmsnorm', mtp_layers=2)
     (first, *_), (_, output, *more) = blocks.end_operations(job_at(model))
-    names = ['mtp-words', 'mtp-join', 'mtp-norms', 'mtp-norm', 'output']
+    names = ['mtp-embedding', 'mtp-join', 'mtp-norms', 'mtp-norm', 'output']
     assert [op.name for op in more] == names * 2
-    T, (words, join, norms, norm, again) = b * l, more[:5]
-    assert words == first._replace(name='mtp-words', weights=0.)
+    T, (look_up, join, norms, norm, again) = b * l, more[:5]
+    assert look_up == first._replace(name='mtp-embedding', weights=0.)
     assert join.forward.products[0][:3] == (T, e, 2 * e)
     for op, rows in ((norms, 2 * T), (norm, T)):
         assert close(op.forward.nbytes, 4e-9 * rows * e)

@@ -190,7 +190,7 @@ def test_fewer_bytes_of_states(preset):
 
 @pytest.mark.parametrize('layout', [dict(dp=2), dict(tp=2, dp=2), dict(pp=2), dict(zero_stage=0)])
 def test_adafactor_keeps_sums_of_tables(layout):
-    "Words are a matrix of words x width: sums of its rows and columns, no moment of each number."
+    "An embedding is a matrix of tokens x width: sums of its rows and columns, no other moment."
     few, lion, adam = (figures(name, a=as_assumptions('calibrated'), **layout)['optimizer_GB']
                        for name in ('adafactor', 'lion', 'adam'))
     assert 1 <= few / (adam / 3) < 1.002   # 4 bytes a parameter, as its own weight has

@@ -47,7 +47,7 @@ def test_models_by_name(name):
 @pytest.mark.parametrize('layout', [
     dict(tp=2), dict(tp=4), dict(tp=2, dp=4, zero_stage=3), dict(tp=2, pp=2), dict(dp=8)])
 def test_gpus_together_hold_every_matrix(layout):
-    "Without words and norms, every number is on one GPU of tp and pp, and of ZeRO-3's copies."
+    "Without vocabulary and norms, every number is on one GPU of tp and pp, and of ZeRO-3's copies."
     model = dataclasses.replace(PLAIN, vocab=None, norm='unscaled', gated_mlp=True, kv_heads=4)
     a = dataclasses.replace(TRAINED, zero_gathered=0)
     held = estimate(model, Parallel(**layout), 'H200', 64, a).stats['weights_GB']

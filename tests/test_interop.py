@@ -227,7 +227,7 @@ def test_parameters_of_files(published, given): assert as_model(given).parameter
 
 @pytest.mark.parametrize('published, given', GLM_FILES)
 def test_files_with_layers_of_mtp(published, given):
-    "They store both tables of words once more, for the layer of multi-token prediction."
+    "They store embedding and output layer once more, for the layer of multi-token prediction."
     m = as_model(given)
     assert m.mtp_layers == 1 and m.parameters + 2 * m.vocab * m.embed_dim == published
 
@@ -837,7 +837,7 @@ def test_a_vocabulary_that_megatron_fills_up_is_told():
     "Rows that no power of two from 8 on divides cannot stay as they are."
     model = dataclasses.replace(as_model('gpt3'), vocab=50257)
     text = export(estimate(model, Parallel(dp=8), 'H100-80GB', 8), 'megatron')
-    assert 'vocab=50257 (the tokenizer: tables of words are filled up)' in text
+    assert 'vocab=50257 (the tokenizer: embedding tables are filled up)' in text
     assert '--make-vocab-size-divisible-by' not in text and as_job(text).model.vocab == 50304
     llama = export(estimate('llama3.1_8B', Parallel(tp=8), 'H100-80GB', 8), 'megatron')
     assert '--make-vocab-size-divisible-by 32' in llama and 'vocab=' not in llama
@@ -879,12 +879,12 @@ def test_a_loss_that_nothing_known_fuses_is_refused():
     ('--tokenizer-type HuggingFaceTokenizer --tokenizer-model $WHERE', None),
     ('--tokenizer-type GPT2BPETokenizer --vocab-size 32000', 32000)])
 def test_a_vocabulary_that_is_not_said_is_that_of_its_tokenizer(flags, rows):
-    "Filled up for two GPUs; where the tokenizer is not known no words are counted."
+    "Filled up for two GPUs; where the tokenizer is not known no vocabulary is counted."
     job = as_job(f'{FLAGS} --num-layers 2 --hidden-size 512 --bf16 --seq-length 1024 '
                  f'--num-attention-heads 8 {flags}')
     assert job.model.vocab == rows
     said = dict(job.ignored).get('--vocab-size', '')
-    told = '' if '--vocab-size' in flags else 'by its tokenizer' if rows else 'no words'
+    told = '' if '--vocab-size' in flags else 'by its tokenizer' if rows else 'no vocabulary'
     assert told in said and bool(said) == bool(told)
 
 
@@ -2508,13 +2508,13 @@ def test_copies_that_are_said_are_those_of_the_gpus():
 
 
 def test_what_follows_from_files_of_primus_is_told(tmp_path):
-    "Though they name its keys: without a vocabulary no words count, and these stages are refused."
+    "Though they name its keys: without a vocabulary none counts, and these stages are refused."
     file = primus(tmp_path)
     models = tmp_path / 'primus' / 'configs' / 'models' / 'megatron'
     (models / 'small.yaml').write_text('extends: base.yaml\nnum_layers: 5\nvocab_size: null\n'
                                        'num_attention_heads: 8\npipeline_model_parallel_size: 2')
     told = dict(as_job(file, 8).ignored)
-    assert told['--vocab-size'].endswith('no words are counted')
+    assert told['--vocab-size'].endswith('no vocabulary is counted')
     assert told['--num-layers'].startswith('Megatron-LM refuses it')
     assert told['the files that it names'] == '1 of their keys are not used'
 

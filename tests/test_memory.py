@@ -125,7 +125,7 @@ def test_copies_must_be_known():
 
 
 def test_last_rank_by_hand():
-    "12 layers of 512, words and positions, on one GPU: P parameters, 6 + 12 / 8 bytes of each."
+    "12 layers of 512, tokens and positions, on one GPU: P parameters, 6 + 12 / 8 bytes of each."
     run = run_of('no_mmap_bin_files', 'H100')
     layer = 12 * 512**2 + 9 * 512 + 4 * 512
     P = 12 * layer + 2 * 512 + (50304 + 1024) * 512
@@ -269,7 +269,7 @@ def test_gradients_that_a_step_makes_anew(seq_len, knows):
 
 @pytest.mark.parametrize('tied', [False, True])
 def test_what_autocast_never_casts(tied):
-    "A copy in 16 bits of all weights but words that are only looked up, wherever they are."
+    "A copy in 16 bits of all weights but an embedding that is only looked up, wherever it is."
     model = Model(seq_len=4096, embed_dim=2048, heads=16, depth=8, vocab=65536,
                   tied_embeddings=tied, name='small')
     def weights(autocast, **layout):
@@ -291,7 +291,7 @@ MEASURED = {'Meta-Llama-3.1-8B': 'llama3.1_8B', 'Meta-Llama-3.1-70B': 'llama3.1_
             'Qwen3-32B': 'qwen3_32B'}
 
 def test_measured_steps_of_one_gpu():
-    """The bytes that PyTorch counted: words are looked up, layers that run again are cast anew,
+    """The bytes that PyTorch counted: tokens are looked up, layers that run again are cast anew,
     and of a large table the gradient is more than the loss needed."""
     steps = pd.read_csv(measured_folder() / 'measured_steps.csv')
     shown = steps.config.isin(MEASURED) & steps.compiled.eq(0) & steps.weights.eq('fp32')

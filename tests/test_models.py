@@ -66,7 +66,7 @@ def test_parameters_of_palm():
 
 
 def test_active_parameters_as_published():
-    "In billions, as the cards round them; DeepSeek-V3's 37 leaves out the first table of words."
+    "In billions, as the cards round them; DeepSeek-V3's 37 leaves out the embedding table."
     billions = {'mixtral_8x7B': 12.9, 'mixtral_8x22B': 39, 'qwen3_235B_A22B': 22, 'kimi_k2': 33}
     for name, stated in billions.items():
         assert abs(NAMED[name].active_parameters / 1e9 - stated) < .5 * 10**-(stated % 1 > 0)
@@ -284,7 +284,7 @@ def test_priced(name):
 
 
 def test_llama_is_priced_as_it_is():
-    "All of its parameters are held; the model's figures leave the words out."
+    "All of its parameters are held; the model's figures leave the embedding out."
     m, p = NAMED['llama3.1_8B'], Parallel(tp=1)
     one = estimate(m, p, 'H100-80GB', 1, 'calibrated')
     assert math.isclose(one.stats['weights_GB'] / 2e-9, m.parameters, rel_tol=1e-12)

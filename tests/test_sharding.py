@@ -157,7 +157,7 @@ def test_states_of_all_gpus_add_up(preset):
 
 
 def test_a_table_of_words_is_a_unit():
-    "Of one layer and 256,000 words, the words are the largest unit; of forty layers, a layer."
+    "Of one layer and 256,000 tokens, the embedding is the largest unit; of forty layers, a layer."
     few = Model(2048, 4096, 32, 1, vocab=256000)
     many = dataclasses.replace(few, vocab=3200, depth=40)
     changes = dict(vocabulary=True, zero_gathered=1)
@@ -429,7 +429,7 @@ def test_copies_in_8_bits_are_those_at_hand():
     held = lambda precision, **more: estimate(
         'llama3.1_70B', Parallel(dp=64, zero_stage=3, precision=precision, **more), 'H100-80GB', 64,
         'calibrated').stats['weights_GB']
-    layer = 2 * as_model('llama3.1_70B').parameters / 80 / 1e9   # and more: the words
+    layer = 2 * as_model('llama3.1_70B').parameters / 80 / 1e9   # and more: the embedding
     assert 0 < held('fp8') - held('bf16') < 2 * 2 * layer
     kept = [held(precision, reshard_after_forward=False) for precision in ('bf16', 'fp8')]
     assert 70 * layer < kept[1] - kept[0] < 80 * layer

@@ -1106,7 +1106,7 @@ def frozen(op: Operation, held, keeps_input):  # Operation
     "An operation whose weights do not train: no gradient of them, and no input saved for it."
     unpacked = (held + 2) / 2 * op.in_matrices * (held < 2)   # read as held, written in 16 bits
     moved = lambda work: work._replace(nbytes=work.nbytes + unpacked)
-    back = Work()   # nothing comes before a table of words
+    back = Work()   # nothing comes before an embedding
     if op.forward.products:
         back = moved(op.backward._replace(products=op.backward.products[:1]))
     elif op.name != 'embedding': back = op.backward
@@ -1155,7 +1155,7 @@ def embedding(job: CountedJob):  # Operation
     rows = Message('allreduce', E * job.tokens * e * (own_vocabulary(job) > 0), 'tp')
     forward = Work(nbytes=2 * E * job.own * e, launches=3, messages=(rows,))
     backward = forward._replace(messages=())
-    if casts_weights(job):   # of all words, zero but for those seen
+    if casts_weights(job):   # of all tokens, zero but for those seen
         zeros, sums = 4, after_first(job.micro_batches)
         moved = E / 2 * (zeros + sums * SUM_IN_32_BITS) * own_vocabulary(job) * e
         backward = backward._replace(nbytes=backward.nbytes + moved, launches=4 + sums)
@@ -1164,12 +1164,12 @@ def embedding(job: CountedJob):  # Operation
     weights = E * (own_vocabulary(job) + places) * e
     return Operation('embedding', forward, backward, weights)
 
-def numbers_of_logits(job: CountedJob, words):
-    "Logits of which a GPU takes the loss: of so many words, or of those of all of tp."
-    return job.tokens * words * (job.tp if job.costs.whole_logits else 1)
+def numbers_of_logits(job: CountedJob, own_vocab):
+    "Logits of which a GPU takes the loss: of its share of the vocabulary, or of all of it."
+    return job.tokens * own_vocab * (job.tp if job.costs.whole_logits else 1)
 
 def output_layer(job: CountedJob):  # Operation
-    "From the last layer to the loss: a product with every word, and a softmax over them."
+    "From the last layer to the loss: a product with the whole vocabulary, and a softmax over it."
     E, e, T = job.units.element, job.embed_dim, job.tokens
     V = np.maximum(own_vocabulary(job), 1 / job.tp)
     stream = E * T * e   # GB
@@ -1192,25 +1192,26 @@ def output_layer(job: CountedJob):  # Operation
 def mtp_operations(job: CountedJob):  # list of Operation
     "What one further layer of multi-token prediction has besides a layer."
     e = job.embed_dim
-    has_words = own_vocabulary(job) > 0
-    words = trained(embedding(job), job, False)._replace(name='mtp-words', weights=0., frozen=0.)
+    has_tokens = own_vocabulary(job) > 0
+    shared = dict(weights=0., frozen=0.)   # with the embedding at the start
+    look_up = trained(embedding(job), job, False)._replace(name='mtp-embedding', **shared)
     join = column_product(job._replace(precision='bf16'), 'mtp-join', e // job.tp, 2 * e)
     join = gathers(job, join, 2 * e)
     parts = tp_message(job, 'allgather')   # of what each GPU says
     join = with_messages(join, (*join.forward.messages, parts),
                          (*sent_if(job.sequence_sharded, parts), *join.backward.messages))
-    two = any_norm(job, 'mtp-norms', 2 * job.own, e)   # of the stream, and of the word ahead
+    two = any_norm(job, 'mtp-norms', 2 * job.own, e)   # of the stream, and of the token ahead
     two = two._replace(weights=2 * two.weights)
     last = any_norm(job, 'mtp-norm', job.own, e)
-    return [op._replace(weights=op.weights * has_words) for op in (words, join, two, last)]
+    return [op._replace(weights=op.weights * has_tokens) for op in (look_up, join, two, last)]
 
 def end_norm(job: CountedJob, name):  # Operation
-    "A norm at either end; it has weights where the words do."
+    "A norm at either end; it has weights where the vocabulary does."
     op = stream_norm(job, name)
     return op._replace(weights=op.weights * (own_vocabulary(job) > 0))
 
 def transform(job: CountedJob):  # list of Operation
-    "From the last layer to what is compared with words, in BERT: a product, a norm between."
+    "From the last layer to the vocabulary, in BERT: a product, a norm between."
     e = job.embed_dim
     counts = own_vocabulary(job) > 0
     dense = linear('transform', job.own, e, e, job.units,

@@ -380,7 +380,7 @@ SEGMENTS = TIED_DERIVED | GELU | dict(type_vocab_size=2, is_decoder=False,
 def kinds_of_text(c, found):
     "Vectors for the first text of a pair and the second; all tokens are seen, but by a decoder."
     if not c.on('tie_word_embeddings'):   # they would have a second bias there
-        raise unsayable('untied words with a bias of their own')
+        raise unsayable('an untied output layer with a bias')
     positions = c.said('position_embedding_type')[1]
     if positions != 'absolute': raise unsayable(f'position_embedding_type={quoted(positions)}')
     return {'other_embeddings': c.needed('type_vocab_size', least=0),
@@ -742,7 +742,7 @@ def gpt_neo(c, found):
     return {'window': c.needed('window_size')} | in_places(local, {}, {'window': None})
 
 def opt(c, found):
-    "Two vectors more than positions; words as wide as the stream."
+    "Two vectors more than positions; an embedding as wide as the stream."
     width = c.size('word_embed_proj_dim')
     if width not in (None, found['embed_dim']): raise unsayable(f'word_embed_proj_dim={width}')
     for key in ('do_layer_norm_before', 'layer_norm_elementwise_affine'):

@@ -592,7 +592,7 @@ class Optimizer(NamedTuple):
     moment_bytes: float = None   # of each moment; none: as the assumptions have it
     beside: Callable = None   # Matrix -> numbers of 32 bits saved of one as a whole, besides
     takes_joined: bool = True # whether what is several in one is a matrix to it
-    takes_tables: bool = False   # whether tables of words are, too
+    takes_tables: bool = False   # whether embedding tables are, too
 
 def tells_matrices(own: Optimizer):
     "Whether an optimizer treats weights in matrices unlike others."

@@ -47,7 +47,7 @@ class Model:
     train_samples: float = field(None, above=True)  # samples of the whole training, if known
     name: str = 'custom'
     kv_heads: int = None        # heads of keys and values (grouped queries); `heads` unless given
-    vocab: int = None           # words of the vocabulary; none: no embedding, no output layer
+    vocab: int = None           # tokens of the vocabulary; none: no embedding, no output layer
     gated_mlp: bool = False     # three matrices in the MLP (SwiGLU)
     causal: bool = True         # a token sees only what came before it
     # throughout
@@ -81,8 +81,8 @@ class Model:
     dense_layers_first: int = field(0, least=0)   # layers before the first that may have experts
     moe_every: int = 1          # n: of the others, layers 0, n, 2 n, ... (from 0) have experts
     # ends
-    tied_embeddings: bool = False      # the output layer has the embedding's words
-    output_bias: bool = False   # a number for each word, added to the output layer's
+    tied_embeddings: bool = False      # the output layer has the embedding's weights
+    output_bias: bool = False   # a number for each token, added to the output layer's
     output_transform: bool = False     # a product and a norm before the output layer, as in BERT
     learned_positions: bool = False    # a vector for each position, as in GPT-3
     other_embeddings: int = field(0, least=0)   # vectors beside those: of kinds of text, spare ones
@@ -475,7 +475,7 @@ def parameter_table(
         if not np.any(op.weights): continue
         for part in parts_of(op, layers, m.seq_len):
             if part.component == 'output' and m.tied_embeddings:
-                part = part._replace(number=0)   # its words are the embedding's
+                part = part._replace(number=0)   # its weights are the embedding's
             if part.each: parts.append(part)
     found = parts_summed(parts)
     names = [name for name, _ in found]
@@ -498,7 +498,7 @@ def parameters_met(op, tokens):
     if op.name == 'embedding': return 0.   # a table is looked up
     if not op.forward.products: return op.weights
     p = op.forward.products[0]
-    matrix = p.n * p.k if np.any(op.weights) else 0   # the output layer of MTP shares its words
+    matrix = p.n * p.k if np.any(op.weights) else 0   # the output layer of MTP shares its weights
     beside = op.weights / p.batch - matrix
     return beside * p.batch * p.m / tokens
 

@@ -722,7 +722,7 @@ def data_parallel_time(
     t_fwd, t_bwd,     # s of one layer and one micro-batch
     pricer, p: Layouts,
     layers,           # that a GPU holds
-    beside=None,      # UnitWeights: words beside the layers, copied as the first part
+    beside=None,      # UnitWeights: the vocabulary beside the layers, copied as the first part
     back=0.,          # s of t_bwd in which weights cannot come: activations do
 ):  # (s of the forward, s of the backward pass) that compute does not hide
     "Weights gathered behind the forward pass, gradients reduced behind the backward pass."
@@ -768,7 +768,7 @@ def groups_of_ends(p: Layouts):  # dict: name -> Group
     return {'tp': Group(p.tp, p.nvlink_tp)}
 
 def seconds_of_ends(priced, counts):  # (s of the first stage, s of the last)
-    "What both ends take, in both directions; `counts`: where words count at all."
+    "What both ends take, in both directions; `counts`: where a vocabulary counts at all."
     if not priced: return 0., 0.
     return tuple((at_columns(added(end.forward.total + end.backward.total), end.columns)
                   + added(end.sent_forward + end.sent_backward)) * counts for end in priced)
@@ -778,7 +778,7 @@ class EndWeights(NamedTuple):
     first: float = 0.    # of the first end
     last: float = 0.     # of the last
     shared: float = 0.   # of them the same, where a stage has both
-    ahead: float = 0.    # words of multi-token prediction, where a stage has the last alone
+    ahead: float = 0.    # the embedding of multi-token prediction, where a stage has the last alone
 
 def end_weights(job: CountedJob, ends=None, kind='weights'):  # EndWeights
     "Weights beside the layers that train, or are `frozen`; `ends` as in `counted_ends`."
@@ -803,9 +803,9 @@ class BesideLayers(NamedTuple):
     boundary: float = 0.   # handed to the next stage
     stream: float = 0.     # rows of the stream that tp shares out, all of them
     keys: float = 0.       # of the GPU's own rows, that context parallelism gathers
-    table: float = 0.      # words, as weights
+    table: float = 0.      # of the vocabulary, as weights
     widest: float = 0.     # the widest weight of a layer whose gradient waits beside it
-    logits: float = 0.     # of the GPU's words, a byte each
+    logits: float = 0.     # of the GPU's share of the vocabulary, a byte each
     tokens: float = 0.     # of other GPUs, that are gathered for experts
     saved: float = 0.      # of a micro-batch, by what the last stage computes
 
@@ -858,11 +858,11 @@ def beside_layers(job: CountedJob, ends):  # BesideLayers
     tokens = most(half.tokens_gathered(job) for half in halves)
     last = ends[1].operations if ends else ()
     saved = sum(op.activations for op in last) * (own_vocabulary(job) > 0)
-    words = own_vocabulary(job)
+    own_vocab = own_vocabulary(job)
     return BesideLayers(
         boundary_of(job), stream=E * rows * e * (job.tp > 1), keys=E * rows * keys,
-        table=E * words * e, widest=E * widest, logits=E / 2 * numbers_of_logits(job, words),
-        tokens=E * tokens, saved=saved)
+        table=E * own_vocab * e, widest=E * widest,
+        logits=E / 2 * numbers_of_logits(job, own_vocab), tokens=E * tokens, saved=saved)
 
 def count(job: CountedJob):  # Workload
     "The only place that counts: every layer and both ends, once."

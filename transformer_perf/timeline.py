@@ -219,7 +219,8 @@ def parts_on_gpu(p: Layouts, of: Stored, held, ends):  # list of (GB, GPUs)
 def matrices_on_gpu(p: Layouts, matrices: Matrices, held, parts, ends):  # list of (GB, GPUs)
     """Of all weights of one GPU those in matrices, which some optimizers take as a whole.
 
-    The ends are tables of words; a norm and a bias beside them are too small to tell apart."""
+    The ends are the embedding and the output layer; a norm and a bias beside them are too small
+    to tell apart."""
     (_, gpus), *routed = parts
     tables = ends * of_names(p.optimizer, lambda name: OPTIMIZERS[name].takes_tables)
     return [(matrices.weights * held + tables, gpus), *routed]
@@ -333,7 +334,7 @@ def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `mos
     return step + table_exchange(work, pricer)
 
 def table_exchange(work: Workload, pricer):  # s
-    "Gradients of words that the first and the last stage both have: sent once, behind nothing."
+    "Gradients of an embedding that both end stages hold: sent once, behind nothing."
     p = work.layouts
     table = np.maximum(work.weights.shared, work.weights.ahead)
     if not any_of(table): return 0.
@@ -385,7 +386,7 @@ def stages_in_order(pattern, p, v, schedule, layout=None, units=()):  # list of 
 
 @lru_cache(maxsize=4096)
 def runs_on_ranks(pattern, p, v, schedule, layout, number):  # list of sets of tuples
-    "Of so many units in a row on each rank, layers of each kind and tables of words at the ends."
+    "Of so many units in a row on each rank: layers of each kind, a vocabulary at both ends."
     held = held_by_chunks(pattern, p, v, layout)
     kinds = iter(pattern.which)
     table = len(held) - 3   # as one more kind
@@ -426,7 +427,7 @@ def stages_alike(work: Workload):
 
 # %% ../nbs/87_timeline.ipynb #83c55b89
 def ends_differ(work: Workload):
-    "Whether the first stage and the last may differ: by words, or by memory that they work in."
+    "Whether the first stage and the last may differ: by vocabulary, or by memory they work in."
     return any_of(work.beside.table) or work.layouts.assumptions.working_memory
 
 def stages_of(work: Workload, units=()):  # list of PipelineStage, of columns if layouts are columns
@@ -739,7 +740,7 @@ class StageWeights(NamedTuple):
     beside: float   # GB that an optimizer keeps of matrices as wholes
     layers: float   # how many, of both stages of a rank that holds two
     ends: float     # GB
-    table: float    # GB of words
+    table: float    # GB of an embedding table
     copied: bool    # whether its share is that of masters, which all are copied from
 
 def shares_out(parts):
@@ -862,7 +863,7 @@ def gradients_held(work: Workload, at: PipelineStage, own: StageWeights, replace
 def not_cast(work: Workload, at: PipelineStage, own: StageWeights):  # GB
     """Weights that autocast has no copy of in 16 bits when a stage holds most.
 
-    Words that are only looked up are never cast. Layers that run again cast their weights anew:
+    A table that is only looked up is never cast. Layers that run again cast their weights anew:
     the copies of their forward pass go before the gradients of the logits, in 16 bits, come."""
     p, of = work.layouts, work.beside
     if not p.costs.autocast or adapted(p.adapters).some: return 0.

@@ -106,10 +106,10 @@ NUMBERS = {'fp32': 4., 'bf16': 2., 'fp16': 2., 'fp8': 1.,   # bytes; then as PyT
            'float32': 4., 'bfloat16': 2., 'float16': 2., 'uint8': 1.}
 SHARDS = {'no_shard': 0, 'optim': 1, 'optim_grads': 2, 'optim_grads_params': 3}
 OLD_RECOMPUTE = ('checkpoint', 'activations-checkpoint')   # as it was called until 2022
-FILLED_UP = 128   # rows of a GPU's table of words are a multiple of it, unless a flag says which
-TOKENIZERS = {   # by type -> words (megatron/core/tokenizers/text/libraries; gpt2's vocab.json)
+FILLED_UP = 128   # rows of a GPU's embedding table are a multiple of it, unless a flag says which
+TOKENIZERS = {   # by type -> tokens (megatron/core/tokenizers/text/libraries; gpt2's vocab.json)
     'GPT2BPETokenizer': 50257, 'Llama2Tokenizer': 32000, 'TikTokenizer': 2**17}
-REPOSITORIES = {   # what the name of a tokenizer holds -> words of its model (vocab_size)
+REPOSITORIES = {   # what the name of a tokenizer holds -> tokens of its model (vocab_size)
     r'llama-?2': 32000, r'llama-?3': 128256, r'llama-?4': 202048, r'mixtral-8x': 32000,
     r'(^|/)gpt2': 50257, r'qwen2\.5-(0\.5|1\.5|3)b': 151936, r'qwen2\.5': 152064, r'qwen3-': 151936,
     r'deepseek-v2': 102400, r'deepseek-(v3|r1$)': 129280, r'kimi-k2': 163840, r'gpt-oss': 201088,
@@ -622,30 +622,30 @@ def mlp_of_megatron(facts, ignored):
     if biases != usual_biases: facts['biases'] = Said(None, biases)
     if value(facts, 'norm') == usual_norm: take(facts, 'norm')
     if 'vocab' in facts: return
-    ignored.append(('--vocab-size', 'absent, for the tokenizer knows it: no words are counted'))
+    ignored.append(('--vocab-size', 'absent, for the tokenizer knows it: no vocabulary is counted'))
     if facts['mtp_layers'].key: ignored.append((facts['mtp_layers'].key, 'needs --vocab-size'))
     take(facts, 'tied_embeddings', 'mtp_layers')
 
-def words_of_tokenizer(kind, name):  # int or None
-    "The words of a tokenizer by its type, or else by the name of the model that it is of."
+def tokens_of_tokenizer(kind, name):  # int or None
+    "The tokens of a tokenizer by its type, or else by the name of the model that it is of."
     if kind is None or kind in TOKENIZERS: return TOKENIZERS.get(kind)
     if 'SentencePiece' in kind: return None   # a file of its own
     small = (name or '').lower()
-    return next((words for part, words in REPOSITORIES.items() if re.search(part, small)), None)
+    return next((tokens for part, tokens in REPOSITORIES.items() if re.search(part, small)), None)
 
 def vocabulary_of_megatron(facts, ignored):
-    "Tables of words have rows for the last GPU's share, too (megatron/training/vocab_utils.py)."
+    "Embedding tables have rows for the last GPU's share, too (megatron/training/vocab_utils.py)."
     padded, multiple, kind, name = take(
         facts, 'padded_vocab', 'vocab_multiple', 'tokenizer', 'tokenizer_of')
-    words = words_of_tokenizer(kind.value, name.value)
-    if words and 'depth' in facts and not (padded.key or 'vocab' in facts):
-        facts['vocab'] = Said('--vocab-size', words)
-        ignored.append(('--vocab-size', f'absent: {words:,}, by its tokenizer'))
+    tokens = tokens_of_tokenizer(kind.value, name.value)
+    if tokens and 'depth' in facts and not (padded.key or 'vocab' in facts):
+        facts['vocab'] = Said('--vocab-size', tokens)
+        ignored.append(('--vocab-size', f'absent: {tokens:,}, by its tokenizer'))
     if padded.key: facts['vocab'] = padded
     elif 'vocab' in facts:
-        key, words = facts['vocab']
+        key, tokens = facts['vocab']
         step = multiple.value * value(facts, 'tp', 1)
-        facts['vocab'] = Said(key, math.ceil(words / step) * step)
+        facts['vocab'] = Said(key, math.ceil(tokens / step) * step)
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0019
 def positions_of_megatron(facts, ignored):
@@ -863,10 +863,10 @@ def undo_megatron(f):  # dict
     return f | own | (model_for_megatron(f) if 'depth' in f else {})
 
 # %% ../../nbs/90c_megatron.ipynb #4c0505b0
-def rows_in_multiples(words, tp):  # int
-    "What divides each GPU's rows of a table of words, if any does; else the table is filled up."
+def rows_in_multiples(tokens, tp):  # int
+    "What divides each GPU's rows of an embedding table, if any does; else the table is filled up."
     multiples = FILLED_UP, 64, 32, 16, 8   # of fewer no Tensor Core makes good use
-    return next((n for n in multiples if words % (n * tp) == 0), FILLED_UP)
+    return next((n for n in multiples if tokens % (n * tp) == 0), FILLED_UP)
 
 def model_for_megatron(f):  # dict
     "A model's facts as flags have them."

@@ -136,7 +136,7 @@ def places_besides(job: Job, name, keys):  # dict: fact -> where it is said
     places = {row.fact: row.where for row in FORMATS[name].rows if row.where} | BY_ITSELF
     if keys.get('distributed_type') == 'DEEPSPEED':
         places |= {'recompute': f'{CODE}: gradient checkpointing'}
-    if name == 'megatron': places |= {'vocab': 'the tokenizer: tables of words are filled up'}
+    if name == 'megatron': places |= {'vocab': 'the tokenizer: embedding tables are filled up'}
     else: places |= {'model': CODE, 'dropout': CODE}
     if (parts := 'parallelism.pipeline_parallel_layers_per_stage') in keys:
         places |= {'virtual_stages': f'{parts}={keys[parts]} of {job.model.depth} layers'}

@@ -47,13 +47,13 @@ def argument(run, name, usual=None):
     return usual if x is None or pd.isna(x) else x
 
 def vocabulary_of_run(run):  # padded; None where nobody says
-    "Words of the vocabulary, as many as the tables have rows."
+    "Tokens of the vocabulary, as many as the tables have rows."
     own = VOCABULARIES.get(argument(run, 'tokenizer_type', 'GPT2BPETokenizer'))
-    words = argument(run, 'vocab_size', own)
-    if words is None: return None
+    tokens = argument(run, 'vocab_size', own)
+    if tokens is None: return None
     step = int(argument(run, 'make_vocab_size_divisible_by', 128)
                * argument(run, 'tensor_model_parallel_size', 1))
-    return -int(-words // step) * step
+    return -int(-tokens // step) * step
 
 # %% ../../nbs/17_memory.ipynb #38a0000f
 def other_arguments(run):  # dict: argument -> value
