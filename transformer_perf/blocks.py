@@ -647,13 +647,13 @@ def saves_input(job: CountedJob, product):
     own = adapted(job.adapters)
     return product in own.products if own.rank else product not in own.still
 
-def input_kept(job: CountedJob, mixer):
+def saved_by_reader(job: CountedJob, mixer):
     "Whether what reads the output of fused attention saves that very tensor."
     return 1. if mixer.reader is None else 1. * saves_whole(job, mixer.reader)
 
 def keeps_output(job: CountedJob, mixer):
     "Whether fused attention saves its own output: the paper's does, as well as what follows."
-    return 1. - job.assumptions.fused_kernels * input_kept(job, mixer)
+    return 1. - job.assumptions.fused_kernels * saved_by_reader(job, mixer)
 
 def remade(mixer, op: Operation):  # Operation
     "An operation of attention that need not keep queries, keys and values made again for it."
@@ -945,8 +945,8 @@ def moved_copies(job: CountedJob, experts, name, returns):  # Operation
                     messages=expert_messages(job, experts, back, *share))
     forward, backward = work(returns, share), work(not returns)
     places, scores = 6 * E * copies, 2 * E * job.own * experts.number   # of all, in 32 bits
-    kept = (places + scores) * (not returns)   # where copies go, what they weigh, and why
-    return Operation(name, forward, backward, activations=kept)
+    saved = (places + scores) * (not returns)   # where copies go, what they weigh, and why
+    return Operation(name, forward, backward, activations=saved)
 
 # %% ../nbs/82b_blocks.ipynb #bc00318e
 def grouped(job: CountedJob, experts, name, inputs, outputs):  # Operation
@@ -1093,11 +1093,12 @@ def trained(op: Operation, job, in_layer=True):  # Operation
     own = adapted(job.adapters)
     if not own.some or not any_of(op.weights): return op
     mixer = job.here.mixer   # fused attention may want again what the next product saves
-    wanted = input_kept(job, mixer) if op.name == getattr(mixer, 'reader', None) else 0.
+    reads = op.name == getattr(mixer, 'reader', None)
+    wanted = saved_by_reader(job, mixer) if reads else 0.
     if own.still: return frozen(op, 2., wanted) if op.name in own.still else op
     has = op.name in own.products
-    kept = 2 / of_recipe(job.precision, 'saved') if has else wanted   # adapters read 16 bits
-    found = frozen(op, own.held if in_layer else 2., kept)
+    saved = 2 / of_recipe(job.precision, 'saved') if has else wanted   # adapters read 16 bits
+    found = frozen(op, own.held if in_layer else 2., saved)
     if not has: return found
     gate = job.here.gated * op.name.endswith('fc1')   # a matrix of its own beside the other
     return with_adapter(found, own.rank, len(op.matrices) + gate, job.units)

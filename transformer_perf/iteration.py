@@ -589,8 +589,8 @@ def without_effect(one: Estimate):  # str
     p, a = one.parallel, one.assumptions
     experts = sends_tokens(one.model)
     kinds = count(job_of_estimate(one)).kinds
-    again = any(any_of(share) for kind in kinds for share in (*kind.reruns, kind.full))
-    found = [] if again or p.recompute == 'none' else ['recompute']
+    recomputes = any(any_of(share) for kind in kinds for share in (*kind.reruns, kind.full))
+    found = [] if recomputes or p.recompute == 'none' else ['recompute']
     own, of_experts, _ = graphed(p.cuda_graphs)
     if of_experts and not (own or experts): found.append('cuda_graphs')
     chosen = a.software.chooses if a.software else None

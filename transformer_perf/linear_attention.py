@@ -78,13 +78,13 @@ def scan(job: CountedJob, mixer):  # Operation
     E = job.units.element
     rows = 1. * job.tokens * filled_up(job, mixer)
     chunks = rows / mixer.chunk * (mixer.heads // job.tp)
-    again = mixer.transition * passes_states(job)   # a pass each way for what is handed on
+    passes = mixer.transition * passes_states(job)   # a pass each way for what is handed on
     moved = rows * mixer.moved(job.tp)
     kernels = Work(fused=True, messages=(between_tokens(job, mixer),),
                    memory_speed=job.assumptions.scan_speed)
-    ahead, back = (rows * again * x for x in mixer.moved_again(job.tp))
-    forward = kernels._replace(products=mixer.forward(chunks, again), operands=moved + ahead)
-    backward = kernels._replace(products=mixer.backward(chunks, again),
+    ahead, back = (rows * passes * x for x in mixer.moved_again(job.tp))
+    forward = kernels._replace(products=mixer.forward(chunks, passes), operands=moved + ahead)
+    backward = kernels._replace(products=mixer.backward(chunks, passes),
                                 operands=3 * moved + back)
     saved = E * job.tokens * mixer.scan_keeps(job.tp)
     return Operation('scan', forward, backward, activations=saved)
@@ -152,21 +152,21 @@ class DeltaRule(Recurrent):
         heads = self.heads // tp
         return heads * (2 * self.key + self.value), heads * (3 * self.key + 2 * self.value)
 
-    def forward(self, chunks, again):  # tuple of Product
+    def forward(self, chunks, passes):  # tuple of Product
         "Keys with keys, an inverse, what is written, the state, what is read."
         C, k, v = self.chunk, self.key, self.value
         compared = Product(C, C, k, chunks * self.compared)
         inverse = Product(16, 16, 16, chunks * C**3 / 4 / 16**3)
         written = Product(C, k + v, C, chunks)
-        state = Product(C, v, k, chunks * (3 + 2 * self.handed_on() * again))
+        state = Product(C, v, k, chunks * (3 + 2 * self.handed_on() * passes))
         queried = Product(C, C, k, chunks * self.queried)
         read = Product(C, v, C, chunks)
         return compared, inverse, written, state, queried, read
 
-    def backward(self, chunks, again):  # tuple of Product
+    def backward(self, chunks, passes):  # tuple of Product
         "What is written and the state are computed again; then gradients of all."
         C, k, v = self.chunk, self.key, self.value
-        passed = (1 + 2 * self.handed_on()) * again   # results add to a gradient, too
+        passed = (1 + 2 * self.handed_on()) * passes   # results add to a gradient, too
         states = Product(C, v, k, chunks * (8 + passed))
         compared = Product(C, C, k, chunks * self.gradients / 2)
         read, inverse = Product(C, v, C, 5 * chunks), Product(C, C, C, 2 * chunks)
@@ -258,8 +258,8 @@ class Mamba2(Recurrent):
         of_states = Product(C, v, k, states * chunks)
         of_scores = Product(C, C, k, scores * chunks * groups)
         return of_states, of_scores, Product(C, v, C, causal * below * chunks)
-    def forward(self, chunks, again): return self.parts(chunks, 2, 1, 1)
-    def backward(self, chunks, again): return self.parts(chunks, 5, 3, 3)
+    def forward(self, chunks, passes): return self.parts(chunks, 2, 1, 1)
+    def backward(self, chunks, passes): return self.parts(chunks, 5, 3, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class Lightning(Recurrent):
@@ -277,10 +277,10 @@ class Lightning(Recurrent):
     def scan_keeps(self, tp): return self.channels(tp)
     def moved(self, tp): return self.heads // tp * (2 * self.key + 2 * self.value)
 
-    def forward(self, chunks, again):
+    def forward(self, chunks, passes):
         C, k, v = self.chunk, self.key, self.value
         return Product(C, C, k, chunks), Product(C, v, C, chunks), Product(C, v, k, 2 * chunks)
-    def backward(self, chunks, again): return self.forward(2 * chunks, 0)   # two gradients of each
+    def backward(self, chunks, passes): return self.forward(2 * chunks, 0)   # two gradients of each
 
 # %% ../nbs/26_linear_attention.ipynb #26a00034
 @dataclass(frozen=True, kw_only=True)

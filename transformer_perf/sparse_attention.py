@@ -83,9 +83,9 @@ def indexed_core(job: CountedJob, mixer):  # list of Operation
     op = gathered_keys(job, to_some_keys(job, 'fusedla', mixer, mixer.held, mixer.latent,
                                          latest(job, mixer, mixer.chosen)))
     E, rows = job.units.element, job.micro_batch * job.rows
-    again = E * rows * mixer.held * mixer.own_heads(job)   # queries, which can be made again
+    remade = E * rows * mixer.held * mixer.own_heads(job)   # queries, which can be recomputed
     op = op._replace(activations=op.activations - E * rows * mixer.latent,   # values are its keys
-                     frees=(*op.frees, (part, again)))
+                     frees=(*op.frees, (part, remade)))
     return [into, gathers_latents(job, op, mixer.held), back]
 
 def gathers_latents(job: CountedJob, op: Operation, width):  # Operation

@@ -713,10 +713,10 @@ def waiting_bytes(work: Workload):  # of a logit
     return LOSS_SAVED * (losses_at_once(work.layouts) * (1 + work.mtp_layers) - 1)
 
 @told('working', 'GB')
-def working_memory_GB(work: Workload, again, copied, first, last):  # GB
+def working_memory_GB(work: Workload, recomputed, copied, first, last):  # GB
     """What a stage holds while it works, beside what it keeps.
 
-    `again`: of a layer that runs again, when the loss of its micro-batch is done; `copied`: of
+    `recomputed`: of a layer that runs again, when the loss of its micro-batch is done; `copied`: of
     layers from the host."""
     p, of, costs = work.layouts, work.beside, work.layouts.costs
     gathered = 2 * of.stream * np.asarray(p.sequence_sharded) + of.tokens
@@ -729,7 +729,7 @@ def working_memory_GB(work: Workload, again, copied, first, last):  # GB
     loss = last * (loss + of.saved)
     others = losses_at_once(p) - 1
     waiting = last * (waiting_bytes(work) * of.logits + others * of.saved)
-    working = np.maximum(again, loss)
+    working = np.maximum(recomputed, loss)
     return gathered + keys + working + copied + apart + waiting + costs.framework_GB
 
 # %% ../nbs/87_timeline.ipynb #5a4d0021

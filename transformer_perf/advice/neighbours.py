@@ -235,9 +235,9 @@ def values_beside(case: Case, precision, offload):  # dict: field -> other value
 # %% ../../nbs/88c_neighbours.ipynb #13a00017
 def recompute_in(p: Parallel, pp):  # str
     "What is computed again in so many stages: as large a share of their layers."
-    again = recomputed_layers(p.recompute)
-    if pp == p.pp or not 0 < again < np.inf: return p.recompute
-    return f'full:{max(again * p.pp // pp, 1)}'
+    layers = recomputed_layers(p.recompute)
+    if pp == p.pp or not 0 < layers < np.inf: return p.recompute
+    return f'full:{max(layers * p.pp // pp, 1)}'
 
 FILED = (*CHOICES, 'micro_batch', 'etp', 'layout')   # what a file may say of groups
 
@@ -303,8 +303,8 @@ def with_consequences(p: Parallel, to, a: Assumptions, case: Case = None):  # di
     if p.layout and 'layout' not in to and {'pp', 'virtual_stages', 'schedule'} & to.keys():
         pp, v = (to.get(name, getattr(p, name)) for name in ('pp', 'virtual_stages'))
         to = to | {'layout': layout_again(p, pp * v, case)}
-    again = recompute_in(p, to.get('pp', p.pp))
-    if again != p.recompute and 'recompute' not in to: to = to | {'recompute': again}
+    recompute = recompute_in(p, to.get('pp', p.pp))
+    if recompute != p.recompute and 'recompute' not in to: to = to | {'recompute': recompute}
     return to | (dict.fromkeys(given_places(p)) if {*GROUPS} & to.keys() else {})
 
 def given_places(p: Parallel):

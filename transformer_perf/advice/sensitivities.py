@@ -210,9 +210,9 @@ SENSITIVITY_COLUMNS = [
     'field', 'of', 'value', 'low', 'high', 'elasticity', 'memory_elasticity', 'base_s', 'at_low_s',
     'at_high_s', 'best_s', 'best_at_low_s', 'best_at_high_s']
 
-def sought_for(one, again, assumptions, software):  # Assumptions, or None
+def sought_for(one, chosen_anew, assumptions, software):  # Assumptions, or None
     "What the best assume, if they are asked for."
-    if not flag(again, 'again'): return None
+    if not flag(chosen_anew, 'again'): return None
     return searched_under(one, as_assumptions(assumptions, software))
 
 def sensitivity(

@@ -94,9 +94,9 @@ def derive_accelerate(facts, ignored):
         del facts['precision']
         ignored.append(('mixed_precision', IN_32_BITS))
     kind = nearest(facts['kind'].value, ACCELERATE_KINDS, facts['kind'].key or 'distributed_type')
-    stage, key, again = 0, facts['kind'].key, True
+    stage, key, reshards = 0, facts['kind'].key, True
     if kind == 'FSDP':
-        said, (stage, again) = zero_of_fsdp(facts)
+        said, (stage, reshards) = zero_of_fsdp(facts)
         key = said or key
     elif kind == 'DEEPSPEED': key, stage = facts['deepspeed_stage']
     elif kind == 'MEGATRON_LM':
@@ -105,7 +105,7 @@ def derive_accelerate(facts, ignored):
     elif kind == 'NO': add(facts, 'n_gpus', 'distributed_type', 1)
     if not copies_of_accelerate(facts): stage = 0
     facts['zero_stage'] = Said(key, stage)
-    facts['reshard_after_forward'] = Said(None, again or stage != 3)
+    facts['reshard_after_forward'] = Said(None, reshards or stage != 3)
     shards = facts.pop('cpu_shards')
     if kind != 'DEEPSPEED': take(facts, 'cpu_optimizer', 'cpu_weights')
     if kind == 'FSDP' and shards.value: shards_on_host(facts, ignored, shards.key)

@@ -126,8 +126,8 @@ def closed(rows, seconds):  # the same, as long as it should be
 
 def layer_rows(layer: Layer, priced: Priced, cost: LayerCost, splits):  # dict: kind of pass -> rows
     "What a layer does in a pass of each kind; `splits`: gradients of weights have their own."
-    again = forward_rows(layer, priced, np.add(layer.full, layer.reruns))
-    back = again + backward_rows(layer, priced, late=not splits)
+    recomputed = forward_rows(layer, priced, np.add(layer.full, layer.reruns))
+    back = recomputed + backward_rows(layer, priced, late=not splits)
     return {'F': closed(forward_rows(layer, priced), cost.forward),
             'B': closed(back, cost.backward - cost.late * splits),
             'W': closed(late_rows(layer, priced), cost.late) if splits else []}
