@@ -475,7 +475,7 @@ def test_exchanges_of_tokens():
 
 
 def test_kernels_of_training():
-    "Products at the lasting clock, that add gradients; vector kernels by their bytes and gaps."
+    "Products at the lasting clock, that add gradients; elementwise kernels by bytes and gaps."
     _, fit = single.closest('products', 'H100', 'trtllm', 'bf16')
     lasting = dataclasses.replace(fit, rate=fit.rate * .9 * 1.05, prepare=0., host=0., launch=3e-6)
     adding = dataclasses.replace(lasting, writes=fit.writes + 5 / 2)

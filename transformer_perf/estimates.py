@@ -113,7 +113,7 @@ class Work(NamedTuple):
     scores: float = 0.           # GB moved by kernels on attention scores
     operands: float = None       # numbers that the products move, where it is not all of theirs
     fused: bool = False          # the products are one kernel, which moves only these
-    launches: float = 0.         # vector kernels
+    launches: float = 0.         # elementwise kernels
     messages: tuple = ()         # of Message
     matrix_speed: float = 1.     # a fused kernel's products over those of others as large
     memory_speed: float = 1.     # its traffic over that of others
@@ -701,7 +701,7 @@ class Modelling:
     gather_backward: bool = False       # no slip in time but of latents: a message's place
     # what a layer, a stage and an iteration are made of
     flash_attention: bool = True        # logits, softmax, dropout and attend in one operation
-    fused_kernels: bool = False         # vector kernels fused as training frameworks fuse them
+    fused_kernels: bool = False         # elementwise kernels fused as training frameworks fuse them
     causal_mask: bool = False           # fused attention skips what a causal mask hides
     vocabulary: bool = False            # embedding, output layer and loss count
     inputs_sharded: bool = False        # products keep a share of their input, gathered again later

@@ -315,7 +315,7 @@ def moved_by_products(work: Work):  # (elements, kernels)
 # %% ../nbs/52_kernels.ipynb #519ae267
 @dataclass(frozen=True)
 class Measured:
-    "Measured prices: products take their tiles, vector kernels their bytes, messages their links."
+    "Measured prices: of products by tiles, of elementwise kernels by bytes, of messages by links."
     system: System
     parameters: Parameters
 
@@ -327,7 +327,7 @@ class Measured:
         nbytes, scores, launches, operands, products = in_rows(zip(*rows), system.axes)
         vector = nbytes / k.vector_bandwidth + scores / k.score_bandwidth
         moving = vector + system.element_size * operands / k.vector_bandwidth
-        gaps = k.launch_gap * launches   # of vector kernels
+        gaps = k.launch_gap * launches   # of elementwise kernels
         launch = gaps + k.launch_gap * products
         return Busy(*with_same_axes([
             self.matrix_time(each), vector / system.hbm_bandwidth + gaps, launch,

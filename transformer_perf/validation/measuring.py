@@ -159,7 +159,7 @@ def adam_call(machine, rows):
     return machine.torch.optim.AdamW([x], fused=True, capturable=on_gpu).step
 
 def vector_call(machine, op, rows):
-    "A vector kernel, ready to be called."
+    "An elementwise kernel, ready to be called."
     if op == 'adam': return adam_call(machine, rows)
     x, y = machine.random(rows, ROW), machine.random(rows, ROW)
     functional = machine.torch.nn.functional
@@ -168,7 +168,7 @@ def vector_call(machine, op, rows):
             'layernorm': lambda: functional.layer_norm(x, (ROW,))}[op]
 
 def vectors(machine):  # list of Measurement
-    "Vector kernels on a tensor of 256 MiB, or less where memory is small."
+    "Elementwise kernels on a tensor of 256 MiB, or less where memory is small."
     rows = int(min(2.**28, machine.memory * 1e9 / 256) / 2 / ROW)
     def vector(op, passes):
         nbytes = 2. * passes * rows * ROW
