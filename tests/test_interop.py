@@ -2377,6 +2377,7 @@ def test_a_pattern_of_layers_says_parts_of_a_pipeline():
                      (nothing, 'experts'), ('Mamba-2', nothing), ('attention', nothing),
                      (nothing, 'experts'), (nothing, 'MLP'), ('Mamba-2', nothing)]
     assert 'cannot be said in megatron' in refused(export, job, 'megatron')
+    assert as_job(f'{text} --num-layers 9').model == job.model   # told twice
 
 
 @pytest.mark.parametrize('flags, why', [
@@ -2384,6 +2385,8 @@ def test_a_pattern_of_layers_says_parts_of_a_pipeline():
     ('--hybrid-layer-pattern M*', '--hybrid-layer-pattern needs --hidden-size'),
     (HYBRID + '--hybrid-layer-pattern MX', "unknown kind of layer in --hybrid-layer-pattern 'X'"),
     (HYBRID + '--hybrid-layer-pattern MM/M', "unknown kind of layer in --hybrid-layer-pattern '/'"),
+    (HYBRID + '--hybrid-override-pattern M-M*M- --num-layers 32',
+     '--hybrid-override-pattern has 6 layers, but --num-layers=32'),
     (DECODER + '--spec acme.layers spec', 'no field of a Model says it')])
 def test_a_pattern_of_layers_that_says_too_little_is_refused(flags, why):
     assert why in refused(as_job, FLAGS + flags)

@@ -596,6 +596,8 @@ def hybrid_of_megatron(facts):
                'E': {'mixer': Nothing()}}
     letters = pattern.replace('|', '')
     layers = [halves[nearest(x, halves, f'kind of layer in {key}')] for x in letters]
+    if value(facts, 'depth', len(layers)) != len(layers): raise ValueError(
+        f'{key} has {len(layers)} layers, but {spelled(facts, "depth")}')
     facts |= {'layers': Said(key, layers), 'depth': Said(key, len(layers))}
     if '|' not in pattern: return
     chunks = with_ends([len(part) for part in pattern.split('|')])
