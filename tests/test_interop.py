@@ -864,6 +864,47 @@ def test_what_fuses_the_loss_decides_what_is_held_of_logits(flags, fusion, more)
     assert not fusion or f'loss_fusion={fusion}' in export(job, 'deepspeed')
 
 
+@pytest.mark.parametrize('said, tp, more', [
+    (None, 2, 0), (False, 2, 0), (True, 2, 1), (True, 1, 0)])
+def test_a_loss_that_is_not_parallel_holds_the_logits_of_all_words(said, tp, more):
+    "torchtitan's `disable_loss_parallel`, which its releases of 2026 no longer have."
+    keys = {'training': {'seq_len': 8192, 'local_batch_size': 1}, 'parallelism': {
+        'tensor_parallel_degree': tp, 'data_parallel_shard_degree': 4,
+        'disable_loss_parallel': said}}
+    job = as_job(keys)
+    assert job.whole_logits == (said or None) and not [k for k, _ in job.ignored if 'loss' in k]
+    ask = lambda own: estimate('llama3.1_8B', own.parallel, 'H100-80GB', own.global_batch,
+                               own.assumptions('calibrated'))
+    one, usual = ask(job), ask(dataclasses.replace(job, whole_logits=None))
+    bytes_held = usual.assumptions.costs.logit_held
+    assert one.stats['memory_GB'] - usual.stats['memory_GB'] == pytest.approx(
+        more * bytes_held * 8192 * 128256 / tp / 1e9, abs=1e-9)
+    assert (one.stats['iteration_s'] > usual.stats['iteration_s']) == bool(more)
+    assert as_job(json.loads(export(one))).whole_logits == (said or None)
+    assert ("whole_logits=True (the model's code)" in export(one, 'torchtitan')) == bool(more)
+
+
+@pytest.mark.parametrize('said, stage, slower', [
+    (None, 1, False), (True, 1, False), (False, 1, True), (False, 2, True), (False, 3, True),
+    (False, 0, False)])
+def test_gradients_that_are_not_scattered_are_summed_up_whole(said, stage, slower):
+    "DeepSpeed's `reduce_scatter`, in each stage that shares something out."
+    job = as_job({'train_micro_batch_size_per_gpu': 1, 'gradient_accumulation_steps': 1,
+                  'bf16': {'enabled': True},
+                  'zero_optimization': {'stage': stage, 'reduce_scatter': said}}, n_gpus=8)
+    key = 'zero_optimization.reduce_scatter'
+    why = 'does nothing without stage 1 or more' if (said, stage) == (False, 0) else None
+    assert dict(job.ignored).get(key) == why and job.reduces_whole == (slower or None)
+    ask = lambda own: estimate('llama3.1_8B', own.parallel, 'H100-80GB', 8,
+                               own.assumptions('calibrated'))
+    one, usual = ask(job), ask(dataclasses.replace(job, reduces_whole=None))
+    assert (one.stats['iteration_s'] > usual.stats['iteration_s']) == slower
+    assert as_job(json.loads(export(one))).reduces_whole == (slower or None)
+    assert ('reduce_scatter": false' in export(one, 'deepspeed')) == slower
+    assert as_job(json.loads(export(one, 'deepspeed'))).reduces_whole == (slower or None)
+    if slower: assert 'reduces_whole=True cannot be said' in refused(export, one, 'accelerate')
+
+
 def test_a_loss_that_nothing_known_fuses_is_refused():
     with pytest.raises(ValueError, match="unknown loss_fusion 'apex'; known: native, te"):
         Job(Parallel(), loss_fusion='apex')

@@ -486,7 +486,9 @@ def exported(one, args):  # str
     commented = left and args.export in COMMENTED
     more = f'# of the job, not here: {printable(", ".join(left))}\n' if commented else ''
     if args.job:
-        job = dataclasses.replace(job, ignored=told, loss_fusion=args.job.loss_fusion)
+        named = ('loss_fusion', 'whole_logits', 'reduces_whole')   # also where it is as usual
+        said = {name: getattr(args.job, name) for name in named}
+        job = dataclasses.replace(job, ignored=told, **said)
     return more + export(job, args.export)
 
 # %% ../nbs/95_cli.ipynb #db69c1d9

@@ -14,7 +14,7 @@ from ..models import NAMED, as_model, with_length
 from ..systems import as_system, system_names
 from ..software import as_software, known_software
 from ..iteration import Parallel
-from .tables import Job
+from .tables import OF_COSTS, Job
 
 # %% ../../nbs/90i_own.ipynb #72f2f5dd
 OWN = 'transformer_perf.job'   # the format of a job as JSON
@@ -95,7 +95,7 @@ def as_own(job):  # str
     if documents is not None:
         own['documents'] = dict(zip(documents.tokens, documents.documents))
     rest |= {name: x for name, x in own.items() if x}
-    for name in ('dropout', 'gradients_in_16_bits', 'loss_fusion'):
+    for name in OF_COSTS:
         if getattr(job, name) is not None: rest[name] = getattr(job, name)
     return json.dumps({'format': OWN, 'version': 1, 'model': model, 'parallel': parallel, **rest,
                        'ignored': job.ignored}, indent=1) + '\n'

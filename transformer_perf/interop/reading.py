@@ -101,7 +101,8 @@ def job_estimated(one: Estimate):  # Job
                if getattr(a, name) != chosen.get(name, getattr(Assumptions, name))}
     return Job(one.parallel, m, one.global_batch, one.parallel.n_gpus, m.seq_len, a.software,
                one.system, assumes or None, a.costs.dropout or not a.fused_kernels,
-               gradients_said(one), loss_fusion_said(one))
+               gradients_said(one), loss_fusion_said(one), switch_said(one, 'whole_logits'),
+               switch_said(one, 'reduces_whole'))
 
 def usual_and_own(one: Estimate, names):  # (values, values); none without measured prices
     "Some costs as the software of an estimate has them, and as they were priced."
@@ -115,6 +116,11 @@ def loss_fusion_said(one: Estimate):  # str or None
     usual, own = usual_and_own(one, ['logit_held'])
     if usual == own: return None
     return next((fusion for fusion, held in LOGIT_HELD.items() if [held] == own), None)
+
+def switch_said(one: Estimate, name):  # bool or None
+    "Whether a cost that is on or off was on; None where that is as its software has it."
+    usual, own = usual_and_own(one, [name])
+    return None if usual == own else bool(own[0])
 
 def gradients_said(one: Estimate):  # bool or None
     "Whether gradients have 16 bits; None where that is as its software has it."

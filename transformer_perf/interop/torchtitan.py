@@ -16,8 +16,8 @@ from ..schedules import (
 from ..iteration import plural
 from .tables import (
     LIST, NOT_SAID, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, cannot_say,
-    check_depth, check_sharers, copies_and_gpus, elsewhere, fixed, number, refused_when_read,
-    spelled, take, together, value, words_in_any_case, words_of)
+    check_depth, check_sharers, copies_and_gpus, elsewhere, fixed, number, one_word,
+    refused_when_read, spelled, take, together, value, words_in_any_case, words_of)
 from .accelerate import SHARDS_ON_HOST, shards_on_host
 
 # %% ../../nbs/90f_torchtitan.ipynb #12ab002d
@@ -80,7 +80,7 @@ TORCHTITAN_ROWS = (
     Row('parallelism.tensor_parallel_degree', 'tp', WHOLE, 1),
     also('training.tensor_parallel_degree', 'tp', WHOLE),
     Row('parallelism.enable_sequence_parallel', 'sequence_sharded', ON, True),
-    Row('parallelism.disable_loss_parallel', 'loss', ON),
+    also('parallelism.disable_loss_parallel', 'whole_logits', one_word(True)),   # to 2026
     Row('parallelism.context_parallel_degree', 'cp', WHOLE, 1),
     also('parallelism.context_parallel_rotate_method', 'context', words_of(
         {'allgather': 'allgather', 'alltoall': 'ring'})),

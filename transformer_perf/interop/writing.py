@@ -23,10 +23,12 @@ from ..timeline import PLACES
 from ..iteration import Parallel, changes_something, sends_tokens
 from .own import as_own
 from .reading import FORMATS, job_asked
-from .tables import CODE, OF_JOBS, PARALLEL_FIELDS, Job, job_of_keys
+from .tables import (
+    CODE, OF_COSTS, OF_JOBS, PARALLEL_FIELDS, Job, job_of_keys)
 
 # %% ../../nbs/90k_writing.ipynb #12ab003a
-OF_ALL = ('global_batch', 'n_gpus', 'seq_len', 'dropout', 'loss_fusion')   # facts of a Job
+OF_ALL = ('global_batch', 'n_gpus', 'seq_len',   # facts of a Job
+          *(name for name in OF_COSTS if name != 'gradients_in_16_bits'))
 
 def facts_of(job: Job):  # dict: fact -> value
     "A job as flat facts."
@@ -104,6 +106,8 @@ def lost(job: Job, again: Job):  # dict: field -> value
     frees = own['frees_weights'] or back['frees_weights']
     if frees and stage_written(own) == stage_written(back):
         idle |= {'zero_stage', 'reshard_after_forward'}
+    if job.parallel.tp == 1: idle |= {'whole_logits'}
+    if job.parallel.zero_stage == 0 or not job.reduces_whole: idle |= {'reduces_whole'}
     names = (*PARALLEL_FIELDS, *OF_JOBS, *OF_ALL, 'gradients_in_16_bits')
     found = {n: own[n] for n in names if n not in idle and own[n] not in (None, back[n])}
     if job.parallel.strategy == '2d': found['strategy'] = '2d'
@@ -126,7 +130,8 @@ def puts_off(job: Job):
 
 # %% ../../nbs/90k_writing.ipynb #e720ac10
 BY_ITSELF = {   # what holds of a job -> where that is said, if a format has no key for it
-    **dict.fromkeys(OF_JOBS, CODE), 'gradients_in_16_bits': 'the trainer', 'loss_fusion': CODE,
+    **dict.fromkeys((*OF_JOBS, 'loss_fusion', 'whole_logits'), CODE),
+    'gradients_in_16_bits': 'the trainer',
     **dict.fromkeys(('capacity_factor', 'expert_imbalance', 'experts_in_turn'), 'the router'),
     **dict.fromkeys(('master_bytes', 'moment_bytes'), 'the optimizer'),
     'fp8_dispatch': 'the dispatcher', 'n_gpus': 'the launcher', 'dp': 'the launcher'}
