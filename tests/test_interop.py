@@ -1149,6 +1149,44 @@ def test_files_of_accelerate():
     assert (p.tp, p.pp, p.dp, p.zero_stage, p.sequence_sharded) == (2, 4, 2, 1, False)
 
 
+def fsdp_job(**said):
+    "Of 16 GPUs on two machines, by Accelerate."
+    return as_job({'distributed_type': 'FSDP', 'num_processes': 16, 'num_machines': 2,
+                   'fsdp_config': {f'fsdp_{name}': x for name, x in said.items()}})
+
+
+@pytest.mark.parametrize('said, replicas, again, unread', [
+    (dict(version=2, reshard_after_forward='no'), 1, False, ''),
+    (dict(version=2, reshard_after_forward='On'), 1, True, ''),
+    (dict(version=2, reshard_after_forward=0), 1, False, ''),
+    (dict(version=2, sharding_strategy='HYBRID_SHARD'), 1, True, 'sharding_strategy'),
+    (dict(version=2, sharding_strategy='no_shard', reshard_after_forward=False), 1, False,
+     'sharding_strategy'),
+    (dict(sharding_strategy='hybrid_shard'), 2, True, ''),
+    (dict(reshard_after_forward='HYBRID_SHARD_ZERO2'), 2, False, ''),
+    (dict(sharding_strategy='SHARD_GRAD_OP', reshard_after_forward=True), 1, False,
+     'reshard_after_forward'),
+    (dict(reshard_after_forward=False), 1, True, 'reshard_after_forward')], ids=str)
+def test_what_each_version_of_fsdp_reads(said, replicas, again, unread):
+    "As its plugin has it (utils/dataclasses.py, __post_init__)."
+    job = fsdp_job(**said)
+    p, version = job.parallel, said.get('version', 1)
+    assert (p.zero_stage, p.dp_replicate, p.reshard_after_forward) == (3, replicas, again)
+    found = [(key, why) for key, why in job.ignored if 'does not read' in why]
+    assert [key for key, _ in found] == ([f'fsdp_config.fsdp_{unread}'] if unread else [])
+    assert all(f'FSDP {version} does not read it' in why for _, why in found)
+
+
+@pytest.mark.parametrize('said', [
+    dict(version=2, reshard_after_forward='maybe'), dict(reshard_after_forward='maybe'),
+    dict(version=2, reshard_after_forward='FULL_SHARD'), dict(version=2, sharding_strategy='maybe'),
+    dict(sharding_strategy='maybe'), dict(version=3)], ids=str)
+def test_what_no_version_of_fsdp_reads_is_refused(said):
+    message = refused(fsdp_job, **said)
+    name, value = list(said.items())[-1]
+    assert f'fsdp_{name}' in message and str(value) in message
+
+
 def test_recipes_of_old_and_new(tmp_path):
     "The TOML of torchtitan's first years and the fields of today."
     old = tmp_path / 'llama3_70b.toml'

@@ -52,16 +52,31 @@ ACCELERATE_ROWS = (
     *fixed(virtual_stages=1, schedule='1f1b', dp_replicate=1, **UNSAID))
 ACCELERATE_KINDS = ('NO', 'MULTI_GPU', 'FSDP', 'DEEPSPEED', 'MEGATRON_LM')
 
-def zero_of_fsdp(facts):  # (key, (stage, whether weights are gathered again))
+YES = ('y', 'yes', 't', 'true', 'on', '1')   # as its str_to_bool has them
+NO = ('n', 'no', 'f', 'false', 'off', '0')
+
+def word_among(said, known):  # str
+    "One of some words, in letters of any case; a ValueError for another."
+    in_their_case = {word.lower(): word for word in known}
+    return nearest(in_their_case.get(said.value.lower(), said.value), known, said.key)
+
+def zero_of_fsdp(facts, ignored):  # (key, (stage, whether weights are gathered again))
     "What FSDP shares out, in the words of its first or second version."
-    said, reshard = facts.get('strategy_said'), facts.get('reshard')
-    if value(facts, 'version') == 1 and not (reshard and reshard.value in FSDP):
-        word = said.value if said else 'FULL_SHARD'
-        if 'HYBRID' in word or word in '45': facts['dp_replicate'] = facts['machines']
-        return said and said.key, FSDP[nearest(word, FSDP, said.key if said else '')]
-    if not reshard: return None, (3, True)
-    own = 3, reshard.value not in ('False', 'false')
-    return reshard.key, FSDP.get(reshard.value, own)
+    version = facts['version']
+    if version.value > 2: raise ValueError(f'{version.key}={version.value} must be 1 or 2')
+    strategy, reshard = take(facts, 'strategy_said', 'reshard')
+    word = word_among(strategy, FSDP) if strategy.key else None
+    not_read = f'FSDP {version.value} does not read it'
+    if version.value == 2:
+        if word: ignored.append((strategy.key, not_read))
+        if not reshard.key: return None, (3, True)
+        return reshard.key, (3, word_among(reshard, [*YES, *NO]) in YES)
+    own = word_among(reshard, [*FSDP, *YES, *NO]) if reshard.key else None
+    if not word and own in FSDP: strategy, word = reshard, own   # strategies have been said there
+    elif own: ignored.append((reshard.key, f'{not_read}: its strategy says it'))
+    word = word or 'FULL_SHARD'
+    if 'HYBRID' in word or word in '45': facts['dp_replicate'] = facts['machines']
+    return strategy.key, FSDP[word]
 
 # %% ../../nbs/90e_accelerate.ipynb #12ab002b
 def copies_of_accelerate(facts):  # whether they may share something out
@@ -96,7 +111,7 @@ def derive_accelerate(facts, ignored):
     kind = nearest(facts['kind'].value, ACCELERATE_KINDS, facts['kind'].key or 'distributed_type')
     stage, key, reshards = 0, facts['kind'].key, True
     if kind == 'FSDP':
-        said, (stage, reshards) = zero_of_fsdp(facts)
+        said, (stage, reshards) = zero_of_fsdp(facts, ignored)
         key = said or key
     elif kind == 'DEEPSPEED': key, stage = facts['deepspeed_stage']
     elif kind == 'MEGATRON_LM':
