@@ -1299,6 +1299,21 @@ UNKNOWN = [   # what is told of it
 def test_what_is_not_known_has_a_line(script, says): assert says in refused(as_job, script + '\n')
 
 
+@pytest.mark.parametrize('others, told', [
+    ([], None), ([1], 'line 2'), ([1, 2], 'lines 2, 3'), ([1] * 5, 'lines 2, 3, 4, 5, ...')])
+def test_a_command_that_is_not_read_is_told(others, told, tmp_path):
+    "Of several commands that with the most flags is read; it once was so without a word."
+    script = tmp_path / 'train.sh'
+    lines = [f'{TRAIN} {8 * n}' for n in others]
+    script.write_text('\n'.join(['set -e', *lines, f'{TRAIN} 2 --recompute-activations', 'wait\n']))
+    job = as_job(script)
+    assert (job.parallel.tp, job.parallel.recompute) == (2, 'selective')
+    why = f'not read: the command of line {len(lines) + 2} has more flags of Megatron-LM'
+    found = [pair for pair in job.ignored if 'not read' in pair[1]]
+    assert found == ([(told, why)] if told else [])
+
+
+
 def test_a_branch_is_told_only_where_flags_differ():
     "Both branches by their flags and the line that decides; other values are no matter."
     often = ('if [ $X = 1 ]; then\n A=(--bf16 {})\n L=1; P=a\nelse\n A=(--bf16)\n L=2; P=b\nfi\n'

@@ -990,8 +990,8 @@ def started_by(line, words):  # Started
         own = options(words[at + 1:])
     return Started(line, options(words[:at]) if at > 0 else own, own)
 
-def training_commands(text):  # list of Started
-    "The commands of a script with the most flags of Megatron-LM: all of them say the same."
+def training_commands(text):  # (list of Started, lines of others)
+    "The commands of a script with the most flags of Megatron-LM, which all say the same; others."
     every = [(line, words) for line, words in commands_of(text) if words[:1] not in UNREAD]
     flags = [len(FLAGS.keys() & {x.partition('=')[0] for x in words}) for _, words in every]
     most = max(flags, default=0)
@@ -1005,15 +1005,23 @@ def training_commands(text):  # list of Started
         lines = ', '.join(str(one.line) for one in found[:4])
         raise ValueError(f'{len(found)} commands here have flags of Megatron-LM, not one: '
                          f'lines {lines}')
-    return found
+    return found, [line for (line, _), n in zip(every, flags) if 0 < n < most]
 
-def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, strays)
-    "The flags of the command that trains, what starts it, and words that are not known."
-    commands = training_commands(text)
+def not_read(line, others):  # list of (what, why)
+    "That commands have fewer flags of Megatron-LM than that of a line."
+    lines = [str(other) for other in dict.fromkeys(others)]
+    if not lines: return []
+    what = f'line{"s"[:len(lines) - 1]} {", ".join(lines[:4])}{", ..." * (len(lines) > 4)}'
+    return [(what, f'not read: the command of line {line} has more flags of Megatron-LM')]
+
+def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, strays, not read)
+    "The flags of the command that trains, what starts it, words that are not known, and the rest."
+    commands, others = training_commands(text)
     mine, strays = without_strays(commands[0].own)
     gpus = [gpus_started(one.launch, text) for one in commands]
     same = len({each and each[1] for each in gpus}) == 1
-    return {key: as_value(x, key) for key, x in mine.items()}, gpus[0] if same else None, strays
+    keys = {key: as_value(x, key) for key, x in mine.items()}
+    return keys, gpus[0] if same else None, strays, not_read(commands[0].line, others)
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0032
 def megatron_keys(given):  # dict: flag -> value

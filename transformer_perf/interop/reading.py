@@ -74,11 +74,11 @@ def as_job(
 
 def job_of_text(text, told):  # Job
     "A job from a command line or a script."
-    keys, gpus, strays = flags_of(text)
+    keys, gpus, strays, others = flags_of(text)
     job = job_of_keys(keys, MEGATRON, told, gpus)
     why = 'known only when the script runs; flags in it are not read'
-    more = tuple((f'line {": ".join(place_of(x))}', why) for x in dict.fromkeys(strays))
-    return dataclasses.replace(job, ignored=job.ignored + more)
+    more = [(f'line {": ".join(place_of(x))}', why) for x in dict.fromkeys(strays)]
+    return dataclasses.replace(job, ignored=(*job.ignored, *more, *others))
 
 # %% ../../nbs/90j_reading.ipynb #a5961b4d
 def job_asked(what, model=None, global_batch=None):  # Job
