@@ -666,7 +666,8 @@ def test_help_teaches():
 def test_nothing_feasible_is_an_answer():
     text = good('search', '--gpus', '64', code=1)
     has(' '.join(text.split()), 'no feasible configuration', 'GB over the 84.9 GB')
-    has(good('search', *CORRECTED, '--gpus', 7, '--global-batch', 4, code=1), 'multiply to 7')
+    asked = [x if x != 4096 else 4 for x in CORRECTED]   # samples
+    has(good('search', *asked, '--gpus', 7, code=1), 'multiply to 7')
 
 
 MISTAKES = [
@@ -689,6 +690,11 @@ MISTAKES = [
     (['search', 'gpt3', '--model', 'vit_era5'],
      "takes the model 'gpt3' or --model, not both"),
     (['systems', 'extra'], "systems does not take 'extra'"),
+    (['search', '--model', 'gpt3', '--model', 'vit_era5'],
+     "--model is given twice: 'gpt3' and 'vit_era5'"),
+    (['explain', '--tp', '8', '--tp1', '4'], "--tp is given twice: '8' and '4'"),
+    (['panels', '--system', 'A100', 'layer', '--system', 'B200'],
+     "--system is given twice: 'A100' and 'B200'"),
     (['search', '--tp', '8'], 'search does not take --tp: explain, fits, improve do'),
     (['explain', '--gpus', '8'], 'explain does not take --gpus: search'),
     (['explain', '--system', 'TPU-v5p', '--precision', 'fp8'],

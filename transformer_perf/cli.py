@@ -1520,6 +1520,15 @@ class Parser(argparse.ArgumentParser):
     "A parser whose errors are a ValueError in one line."
     def error(self, message): raise ValueError(message)
 
+class Once(argparse.Action):
+    "An option that takes one value: given twice, it must say the same."
+    def __call__(self, parser, namespace, values, option_string=None):
+        before = getattr(namespace, self.dest)
+        if before not in (None, values):
+            flag = self.option_strings[0]
+            parser.error(f'{flag} is given twice: {quoted(before)} and {quoted(values)}')
+        setattr(namespace, self.dest, values)
+
 NO_HELP = 'What this does is said where Python keeps its texts, without -OO.'
 
 def help_of(function): return function.__doc__ or NO_HELP
@@ -1543,7 +1552,7 @@ def parser_of(name):  # Parser
         elif o.kind == 'switch': how |= {'action': 'store_true', 'dest': o.name}
         else:
             how |= {'dest': o.name, 'metavar': 'N' if 'number' in o.kind else 'VALUE'}
-            if several: how |= {'action': 'append'}
+            how |= {'action': 'append' if several else Once}
         parser.add_argument(*o.flags, **how)
     return parser
 
