@@ -723,6 +723,29 @@ MISTAKES = [
 ]
 
 
+REFUSED = {   # a file that says what no estimate takes -> (what it says, why, what mends it)
+    'train.sh': ((
+        'torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 '
+        '--virtual-pipeline-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 8 '
+        '--num-layers 8 --hidden-size 512 --seq-length 512 --num-attention-heads 8 '
+        '--vocab-size 32000 --bf16\n'),
+                 'schedule=1f1b needs virtual_stages=1', ('--virtual-stages', 1)),
+    'titan.toml': (torchtitan_file(data_parallel_shard_degree=4, expert_parallel_degree=2),
+                   'experts=1 must be divisible by ep=2', ('--ep', 1))}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_a_file_says_and_no_estimate_takes_is_said_with_its_name(name, tmp_path):
+    text, why, mended = REFUSED[name]
+    (tmp_path / name).write_text(text)
+    for command in ('explain', 'fits', 'panels'):
+        told = bad(command, '--job', name, cwd=tmp_path)
+        assert told.startswith(f'transformer-perf: {name}: {why}'), command
+    good('explain', '--job', name, *mended, cwd=tmp_path)
+    told = bad('explain', '--job', name, *mended, '--precision', 'fp9', cwd=tmp_path)
+    assert name not in told and 'fp9' in told   # which the file does not say
+
+
 @pytest.mark.parametrize('args, message', MISTAKES, ids=range(len(MISTAKES)))
 def test_mistakes_are_one_line(args, message): has(bad(*args), message)
 

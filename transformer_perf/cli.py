@@ -1576,6 +1576,7 @@ def job_of_options(args, options):  # dict: option -> value, as it would be type
     from transformer_perf.interop import as_job
     if not args.job: raise ValueError('--job lacks a value')
     path, groups = Path(args.job), groups_typed(args)
+    args.job_file = path
     args.job = as_job(path)
     n = None if args.job.n_gpus else gpus_told(args)
     with contextlib.suppress(ValueError):   # as many GPUs may need a layout of their own
@@ -1712,6 +1713,32 @@ def schema_text(command=None):  # str
     return json.dumps(every | {'properties': fields, 'allOf': own}, indent=1) + '\n'
 
 # %% ../nbs/95_cli.ipynb #ba5bd445
+def why_refused(args):  # str
+    "What an estimate says of a job as its file has it, where it refuses it."
+    from transformer_perf.iteration import estimate
+    from transformer_perf.systems import as_system
+    job = args.job
+    def asked(name, usual):   # the first where there are several
+        x = getattr(args, name, None) or usual
+        return x[0] if isinstance(x, list) else x
+    try:
+        system = job.system or as_system(asked('system', SYSTEM.default),
+                                         getattr(args, 'nvlink_size', None))
+        estimate(job.model or asked('model', MODEL.default), job.parallel, system,
+                 job.global_batch or asked('global_batch', int(BATCH.default)),
+                 job.assumptions(asked('assumptions', ASSUMPTIONS.default),
+                                 getattr(args, 'software', None)))
+    except ValueError as error: return str(error)
+    return ''
+
+@contextlib.contextmanager
+def naming_its_job(args):
+    "An error that a job's file makes whatever options say begins with the name of the file."
+    try: yield
+    except ValueError as error:
+        if getattr(args, 'job', None) is None or str(error) != why_refused(args): raise
+        with naming(args.job_file): raise
+
 def run_command(texts):  # exit code
     "Run a command by its words."
     if not texts or texts[0] in ('-h', '--help'): told = overview()
@@ -1722,7 +1749,8 @@ def run_command(texts):  # exit code
     else:
         name = nearest(texts[0], COMMANDS, 'command')
         if texts[1:] != ['--schema']:
-            return COMMANDS[name].run(arguments_of(name, texts[1:])) or 0
+            args = arguments_of(name, texts[1:])
+            with naming_its_job(args): return COMMANDS[name].run(args) or 0
         told = schema_text(name)
     deliver(told)
     return 0
