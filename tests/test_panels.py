@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from thorough import examples, first_of
+from frameworks import torchtitan_file
 from test_cli import bad, good, has
 from transformer_perf import execution, search
 from transformer_perf.blocks import STRATEGIES
@@ -1201,3 +1202,21 @@ def test_what_a_job_assumes_and_no_control_shows_is_said(flags, says):
     state, _ = panels.opened_at(job.parallel, model=job.model, system='H100-80GB')
     assert says in ''.join(panels.assumed_besides(state, job))
     assert bool(says) == bool(panels.assumed_besides(state, job))
+
+
+def test_the_layer_panel_opens_with_a_software(tmp_path):
+    "By an option as by its control, and instead of the one that a job names; a file too."
+    about = ['panels', 'layer', '--model', 'llama3.1_8B', '--system', 'H100-80GB']
+    text = good(*about, '--software', 'Plain')
+    assert text == good(*about, 'software=plain') != good(*about)
+    (tmp_path / 'own.json').write_text(json.dumps({'name': 'own', 'like': 'plain'}))
+    assert 'own.json' not in bad(*about, '--software', 'tuned', '--assumptions', 'paper')
+    file = good(*about, '--software', 'own.json', cwd=tmp_path)
+    assert file == good(*about, 'software=own.json', cwd=tmp_path)
+    titan = tmp_path / 'titan.toml'
+    titan.write_text(torchtitan_file(data_parallel_shard_degree=8, disable_loss_parallel='true',
+                                     tensor_parallel_degree=2))
+    job = ['panels', 'layer', '--job', titan, '--system', 'H100-80GB']
+    text = good(*job, '--software', 'plain')
+    assert text != good(*job) and 'besides: whole_logits True' in text and 'context' not in text
+    assert "unknown software 'plane'" in bad(*about, '--software', 'plane')

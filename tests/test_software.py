@@ -465,6 +465,13 @@ def test_the_command_lists_all(capsys):
     rows = answer(capsys, 'software')['rows']
     assert [row['software'] for row in rows] == [*known_software()]
     assert all(row['source'] and row['knobs'] for row in rows)
+    for more in ([], ['--wide']):   # what has no room is named
+        with pytest.raises(SystemExit, match='0'): main(['software', *more])
+        text = capsys.readouterr().out
+        wide = bool(more)
+        assert all((', '.join(s.knobs) in text) == wide for s in known_software().values())
+        assert all((s.source in text) == wide for s in known_software().values())
+        assert ('(knobs, known from: --wide)' in text) != wide
     with pytest.raises(SystemExit, match='2'): main(['explain', '--software', 'Nemmo'])
     assert "did you mean 'NeMo'" in capsys.readouterr().err
 

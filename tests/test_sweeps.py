@@ -22,7 +22,7 @@ from transformer_perf import search, sweeps
 from transformer_perf.models import as_model
 from transformer_perf.results import read_table
 from transformer_perf.sweeps import (
-    PAPER_MODELS, VARIANTS, Shards, packed_result, run_task, sweep, tasks_of)
+    PAPER_MODELS, VARIANTS, Shards, packed_result, run_configs, run_task, sweep, tasks_of)
 from transformer_perf.systems import as_system
 
 BIN = Path(sys.executable).parent
@@ -191,6 +191,19 @@ def test_varied_with_unlike_layers(model, field, assumptions, factors):
         alone, = search(model, 512, changed, 4096, '1d', 1, assumptions).iteration_s
         assert np.isclose(seconds, alone, rtol=1e-9)
     assert found[field].tolist() == vary[field]
+
+
+def test_files_of_a_study_are_of_a_software(tmp_path):
+    "As the command has it: `software` of `search`."
+    small = dict(l=256, e=1024, h=16, depth=8, name='small')
+    about = dict(systems={'H200': 'H200'}, n_gpus=[8], global_batch=16, assumptions='calibrated')
+    plain = run_configs([small], ['1d'], **about, folder=tmp_path, software='plain')
+    table = pd.read_csv(next(path for path in plain if path.suffix == '.csv'))
+    found = search(small, 8, 'H200', 16, '1d', software='plain')
+    assert list(table.iteration_s) == pytest.approx(list(found.iteration_s))
+    with pytest.raises(ValueError, match='needs measured prices'):
+        run_configs([small], ['1d'], **about | {'assumptions': 'paper'}, software='plain')
+
 
 
 @pytest.mark.thorough

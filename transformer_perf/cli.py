@@ -43,7 +43,7 @@ SPARED = (   # columns that decide least, the first to go where a table is too w
     'f (mlp_dim)', 'h (heads)', 'training samples', 'of them MTP_B', 'layers_B',
     'mlp_to_attention', 'worst run', 'fwd memory', 'bwd memory', 'fwd compute', 'bwd compute',
     'forward comm', 'backward comm', 'weights GB', 'gradients GB', 'optimizer GB',
-    'activations GB', 'other', 'HFU', 'exposed memory', 'PP comm', 'DP comm', 'knobs',
+    'activations GB', 'known from', 'other', 'HFU', 'exposed memory', 'PP comm', 'DP comm', 'knobs',
     'GPU-hours', 'MWh', 'goodput', 'samples/s', 'bubble', 'exposed comm', 'TP comm', 'tokens',
     'strategy', 'NVLink', 'memory GB', 'MFU')
 BROAD, *NARROW = 40, 22, 14   # characters of a cell, before it goes on below
@@ -912,8 +912,7 @@ def software_command(args):
     from transformer_perf.parameters import read_calibration
     from transformer_perf.software import software_table
     table = software_table(read_calibration())
-    few = ['software', 'released', 'fitted on', 'costs known', 'chooses']
-    deliver_table(table, args, view=table[few])
+    deliver_table(table, args, view=table.rename(columns={'source': 'known from'}))
 
 # %% ../nbs/95_cli.ipynb #19a70646
 def taken_apart(text):  # (what a table calls a system, its name, GPUs of an NVLink domain or None)
@@ -1461,7 +1460,7 @@ def measure_command(args):
 
 # %% ../nbs/95_cli.ipynb #47c692ac
 OPENED = tuple(o._replace(default=None)   # what they say, the layer panel opens at
-               for o in (MODEL, SYSTEM, NVLINK, BATCH, ASSUMPTIONS, *JOB_READ))
+               for o in (MODEL, SYSTEM, NVLINK, BATCH, *PRICED, *JOB_READ))
 def panel_asked(args):  # (state or None, list of sentences)
     "The layer panel's state that a job or other options name, and what it cannot show."
     given = given_of(args, OPENED)
@@ -1471,10 +1470,18 @@ def panel_asked(args):  # (state or None, list of sentences)
         raise ValueError(f'--{next(iter(given)).replace("_", "-")} is of the layer panel, '
                          f'not of {quoted(args.panel)}')
     job = given.pop('job', None)
-    if job and job.software: given['software'] = job.software.name
+    asked = given.get('software')
+    if asked: given |= software_of_panel(asked, given.get('assumptions', ASSUMPTIONS.default))
+    elif job and job.software: given['software'] = job.software.name
     state, notes = panels.opened_at(job and job.parallel, **given)
-    if job: notes = notes + panels.assumed_besides(state, job)
+    if job: notes = notes + panels.assumed_besides(state, job, asked)
     return state, notes + not_used(args)
+
+def software_of_panel(asked, assumptions):  # dict
+    "A software as the panel names it: a file stays one."
+    from transformer_perf.estimates import as_assumptions
+    own = as_assumptions(assumptions, asked).software
+    return {'software': asked if asked.endswith('.json') else own.name}
 
 # %% ../nbs/95_cli.ipynb #47c692b2
 @command(
@@ -1489,7 +1496,7 @@ def panel_asked(args):  # (state or None, list of sentences)
 def panels_command(args):
     """Open the panels in the browser, served to this computer only; or print what one shows.
 
-    With --job, --model or --system, the layer panel opens at what they say.
+    With --job, --model, --system or --software, the layer panel opens at what they say.
 
     Example: transformer-perf panels --job train.sh --system H100-80GB
         transformer-perf panels collectives kind=allreduce n_gpus=64

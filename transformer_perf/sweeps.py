@@ -476,10 +476,12 @@ def run_configs(
     folder='outputs',
     suffix='.csv',          # of the tidy tables: .csv or .parquet
     assumptions='paper', workers=1,
+    software=None,          # which runs the jobs, with measured prices: as in `sweep`
 ):  # list of Path, the files written; None on ranks other than 0
     "Run searches over systems and write tidy tables, and .npy files in the paper's layout."
     folder, suffix = Path(folder), checked_suffix(suffix)
     systems = paper_systems() if systems is None else labelled_systems(systems)
+    assumptions = as_assumptions(assumptions, software)
     files = tasks_of_files(models, strategies, systems, n_gpus, global_batch, k, assumptions)
     everything = list(itertools.chain(*files.values()))
     tables = run(run_task, everything, folder / '.partial', workers)

@@ -506,10 +506,10 @@ def state_of_job(state, parallel: Parallel):  # (LayerState, list of sentences)
     other = [f'{control_name(name)} {x} as {shown}' for name, x, shown in not_shown(state, p)]
     return state, [f'The panel shows {", ".join(other)}.'] if other else []
 
-def assumed_besides(state, job):  # list of sentences
+def assumed_besides(state, job, software=None):  # list of sentences; software: instead of its own
     "What holds of a job, and has no control: it is not in what a state shows."
     shown = state.estimate.assumptions
-    own = job.assumptions(state.assumptions).on(state.estimate.system)
+    own = job.assumptions(state.assumptions, software).on(state.estimate.system)
     found = {name: x for name, x in job.assumed.items()
              if getattr(own, name) != getattr(shown, name)}
     if own.measured:
