@@ -1011,7 +1011,8 @@ def not_read(line, others):  # list of (what, why)
     "That commands have fewer flags of Megatron-LM than that of a line."
     lines = [str(other) for other in dict.fromkeys(others)]
     if not lines: return []
-    what = f'line{"s"[:len(lines) - 1]} {", ".join(lines[:4])}{", ..." * (len(lines) > 4)}'
+    shown = lines if len(lines) < 5 else [*lines[:4], '...']
+    what = f'{"line" if len(lines) == 1 else "lines"} {", ".join(shown)}'
     return [(what, f'not read: the command of line {line} has more flags of Megatron-LM')]
 
 def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, strays, not read)
