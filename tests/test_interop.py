@@ -2486,6 +2486,58 @@ def test_a_pattern_of_layers_that_says_too_little_is_refused(flags, why):
     assert why in refused(as_job, FLAGS + flags)
 
 
+SPARSE = ('--num-layers 61 --hidden-size 7168 --num-attention-heads 128 --ffn-hidden-size 18432 '
+          '--seq-length 131072 --vocab-size 129280 --make-vocab-size-divisible-by 8 --swiglu '
+          '--normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights '
+          '--position-embedding-type rope --mtp-num-layers 1 --num-experts 256 '
+          '--moe-router-topk 8 --moe-ffn-hidden-size 2048 --moe-router-enable-expert-bias '
+          '--moe-shared-expert-intermediate-size 2048 --moe-layer-freq "([0]*3+[1]*58)" '
+          '--moe-router-num-groups 8 --moe-router-group-topk 4 --multi-latent-attention '
+          '--q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 '
+          '--v-head-dim 128 --qk-layernorm ')
+INDEXED = ('--experimental-attention-variant dsa --dsa-indexer-n-heads 64 '
+           '--dsa-indexer-head-dim 128 --dsa-indexer-topk 2048 ')
+TRAINED = '--dsa-indexer-loss-coeff 0.01 --dsa-indexer-use-sparse-loss --dsa-kernel-backend cudnn '
+
+
+def test_sparse_attention_is_that_of_its_owners_file():
+    "DeepSeek-V3.2 as Megatron-Core is told it, and as Hugging Face has it."
+    job = as_job(FLAGS + SPARSE + INDEXED + TRAINED)
+    assert meaning(job.model) == meaning(NAMED['deepseek_v3.2'])
+    assert not [key for key, _ in job.ignored if 'dsa' in key]
+    assert as_job(FLAGS + SPARSE).model == as_job(FLAGS + SPARSE + '--dsa-indexer-topk 9').model
+    assert 'cannot be said in megatron' in refused(export, job, 'megatron')
+
+
+@pytest.mark.parametrize('flags, own', [
+    ('', [1] * 8), ('--dsa-indexer-topk-freq 4', [1, 0, 0, 0, 1, 0, 0, 0]),
+    ('--dsa-indexer-topk-freq 4 --dsa-indexer-skip-topk-offset 3', [1, 1, 1, 0, 0, 0, 1, 0])])
+def test_layers_share_what_an_indexer_chose(flags, own):
+    "As GLM-5's: from the third layer on every fourth has an indexer (is_dsa_skip_topk_layer)."
+    job = as_job(FLAGS + DECODER + '--multi-latent-attention ' + INDEXED + flags)
+    found = [block.mixer.own_index for block, n in job.model.layers for _ in range(n)]
+    assert found == [bool(x) for x in own]
+
+
+@pytest.mark.parametrize('flags, key, why', [
+    ('', '--dsa-indexer-loss-coeff', 'an indexer that does not train'),
+    ('', '--dsa-kernel-backend', 'steps of PyTorch'),
+    ('--dsa-indexer-loss-coeff 0.1', '--dsa-indexer-use-sparse-loss', 'a loss of all keys'),
+    ('--dsa-indexer-k-norm-fp32', '--dsa-indexer-k-norm-fp32', 'this of an indexer')])
+def test_what_of_an_indexer_is_not_modelled_is_said(flags, key, why):
+    assert why in dict(as_job(FLAGS + SPARSE + INDEXED + flags).ignored)[key]
+
+
+@pytest.mark.parametrize('flags, why', [
+    (DECODER + INDEXED, '=dsa is known with --multi-latent-attention alone'),
+    (HYBRID + '--hybrid-layer-pattern M* --multi-latent-attention ' + INDEXED, 'without a pattern'),
+    (SPARSE + '--experimental-attention-variant dsa', '=dsa needs --dsa-indexer-n-heads'),
+    (SPARSE + INDEXED.replace('--dsa-indexer-topk 2048', ''), '=dsa needs --dsa-indexer-topk'),
+    (SPARSE + '--experimental-attention-variant dsv4_hybrid', 'no field of a Model says it')])
+def test_sparse_attention_that_is_not_known_is_refused(flags, why):
+    assert why in refused(as_job, FLAGS + flags)
+
+
 def test_latent_attention_has_its_norms():
     text = FLAGS + DECODER + '--multi-latent-attention --kv-lora-rank 512 {}\n'
     normed, bare = as_job(text.format('--qk-layernorm')), as_job(text.format(''))
