@@ -208,9 +208,11 @@ class Layouts(Choices):
     def pipelines(self):  # (which of them each layout has, list of (pp, virtual_stages, schedule))
         "The pipelines that differ."
         columns = np.broadcast_arrays(plain(self.pp), plain(self.virtual_stages), self.schedule)
-        which, first = distinct(*map(np.ravel, columns))
-        different = zip(*(column.ravel()[first].tolist() for column in columns))
-        return which.reshape(columns[0].shape), [*different]
+        shape = columns[0].shape
+        flat = [column.ravel() for column in columns]
+        which, first = distinct(*flat)
+        different = zip(*(column[first].tolist() for column in flat))
+        return which.reshape(shape), list(different)
 
     def at(self, rows):  # Layouts
         "Some of them: columns at these rows."

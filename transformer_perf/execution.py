@@ -335,10 +335,12 @@ class Space(NamedTuple):
 
 def search_space(n_gpus, q: Question):  # Space
     "The candidates of a search: configurations, and the placements of each."
-    args = q.strategy, q.model, q.global_batch, q.assumptions
-    t = joined(groupings(n, *args, q.fixed, q.with_1d) for n in n_gpus)
-    return Space(t, every_configuration(t, *args, q.considered, q.fixed),
-                 all_placements(t, q.system.nvlink_size, q.fixed, q.assumptions.placed_by_rank))
+    asked = q.strategy, q.model, q.global_batch, q.assumptions
+    groups = joined(groupings(n, *asked, q.fixed, q.with_1d) for n in n_gpus)
+    configurations = every_configuration(groups, *asked, q.considered, q.fixed)
+    by_rank = q.assumptions.placed_by_rank
+    placements = all_placements(groups, q.system.nvlink_size, q.fixed, by_rank)
+    return Space(groups, configurations, placements)
 
 # %% ../nbs/88a_search.ipynb #d096f97e
 def position_in_group(groups, *values):  # array, from 0

@@ -81,10 +81,13 @@ def product_fit(gpu, precision, kernels, adds):  # ProductFit
 
 def added_time(p: Product, system: System, parameters: Parameters):  # s
     "A kernel that adds a gradient to what is there, where no product does so itself."
-    k, apart = parameters.kernels, parameters.software.gradients_apart
+    apart = parameters.software.gradients_apart
     if not (p.adds and apart): return 0.
-    moved = system.element_size * p.batch * p.m * p.n * (2 + k.accumulate_traffic / 2)
-    return apart * (k.launch_gap + moved / (system.hbm_bandwidth * k.vector_bandwidth))
+    k = parameters.kernels
+    gradient = system.element_size * p.batch * p.m * p.n   # GB
+    moved = gradient * (2 + k.accumulate_traffic / 2)
+    bandwidth = system.hbm_bandwidth * k.vector_bandwidth
+    return apart * (k.launch_gap + moved / bandwidth)
 
 # %% ../nbs/52_kernels.ipynb #2b000001
 def product_time(p: Product, system: System, parameters: Parameters):  # s

@@ -225,8 +225,11 @@ def blocks_from(m):  # tuple of (Block, how many in a row)
     if m.layers: return m.layers
     if not (m.window or m.experts): return ((block_of(m, False, False), m.depth),)
     kinds = [(has_window(m, i), has_experts(m, i)) for i in range(m.depth)]
-    runs = [(kind, len(list(run))) for kind, run in groupby(kinds)]
-    return tuple((block_of(m, *kind), layers) for kind, layers in runs)
+    blocks = []
+    for (window, experts), run in groupby(kinds):
+        layers = len(list(run))
+        blocks.append((block_of(m, window, experts), layers))
+    return tuple(blocks)
 
 @lru_cache(maxsize=1024)
 def blocks_of(m: Model):  # tuple of (Block, how many in a row)

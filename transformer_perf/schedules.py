@@ -325,7 +325,9 @@ def steps_needed(passes, last):  # array: the step that must be over before each
     """Whose end a pass needs: forward that of the chunk before; backward that of the chunk after,
     on the last chunk its own forward pass; and a step W its own backward pass."""
     kind, way, place, m = (passes[name] for name in ('kind', 'way', 'place', 'micro_batch'))
-    ways, places, micro_batches = way.max() + 1, last + 2, m.max() + 1   # one place beyond the last
+    ways = way.max() + 1
+    places = last + 2   # one beyond the last
+    micro_batches = m.max() + 1
     step_of = np.full((3, ways, places, micro_batches), -1)
     step_of[kind, way, place, m] = passes['step']
     forward, backward, _ = step_of

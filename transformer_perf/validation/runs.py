@@ -162,10 +162,11 @@ def numbers_in(df):  # DataFrame of float
 
 def shared_out(x):  # DataFrame
     "Numbers of runs with the GPUs of each group: those that are not named have one."
-    x = x.assign(**{c: x[c].fillna(1.) for c in ('tp', 'pp', 'cp', 'etp')})
-    inside = x.tp * x.pp * x.cp
-    x['dp'] = x.dp.fillna(x.n_gpus / inside)
-    return x.assign(n_gpus=x.n_gpus.fillna(inside * x.dp))
+    x = x.fillna(dict.fromkeys(('tp', 'pp', 'cp', 'etp'), 1.))
+    of_a_copy = x.tp * x.pp * x.cp
+    x['dp'] = x.dp.fillna(x.n_gpus / of_a_copy)
+    x['n_gpus'] = x.n_gpus.fillna(of_a_copy * x.dp)
+    return x
 
 @functools.lru_cache
 def sheet_of_run(gpu):  # System, or None
