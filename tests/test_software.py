@@ -2,6 +2,7 @@
 import dataclasses
 import json
 import math
+import re
 import shlex
 
 import numpy as np
@@ -402,8 +403,20 @@ def test_the_recipe_of_its_own_release_comes_before_later_ones():
         one = Software(name='mine', released=released, recipes=(old, new))
         assert one.recipe_of('GPT_3', 'H100', 'Hopper', 'bf16') == recipe
         assert one.recipe_of('llama', 'H100', 'Hopper', 'bf16') is None
-    with pytest.raises(ValueError, match='when of a recipe'):
-        Software(name='mine', recipes=({'chooses': {}},))
+
+
+@pytest.mark.parametrize('recipe, why', [
+    ('full', "recipe='full'"), ({'chooses': {}}, 'when of a recipe'),
+    ({'when': {}}, 'chooses of a recipe'), ({'when': {'gpus': ['H100']}, 'chooses': {}}, "'gpus'"),
+    ({'when': {'gpu': 'H100'}, 'chooses': {}}, 'gpu of a recipe'),
+    ({'when': {'model': '(gpt'}, 'chooses': {}}, 'is no pattern'),
+    ({'when': {'release': {'from': 'May'}}, 'chooses': {}}, 'release from'),
+    ({'when': {'release': {'to': 25.09}}, 'chooses': {}}, "limit 'to'"),
+    ({'when': {}, 'chooses': {'graphs': 'iteration'}}, "choice 'graphs'")])
+def test_recipes_that_are_none(recipe, why):
+    with pytest.raises(ValueError, match=re.escape(why)) as error:
+        as_assumptions('calibrated', {'name': 'mine', 'recipes': [recipe]})
+    assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize('name, record', [

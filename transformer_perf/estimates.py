@@ -780,6 +780,8 @@ def check_offered(software):
     limits = software.takes or {}
     nearest(software.deals, DEALT, 'deals')
     for name in software.knobs: nearest(name, [*CHOICES, 'layout'], 'choice')
+    for recipe in software.recipes:
+        for name in recipe['chooses']: nearest(name, [*CHOICES], 'choice')
     for name in limits: nearest(name, [*CHOICES, *GROUP_COLUMNS], 'choice')
     for name in {*GROUP_COLUMNS} & {*limits}:
         for value in limits[name]: whole(value, f'{name} that {software.name} takes')
