@@ -29,7 +29,7 @@ from .choices import PARTS, adapted
 from .quantities import depending, plain
 from .estimates import (
     KINDS, SENT_ONCE, Assumptions, Choices, Group, Matrix, Message, Operation, Product, Work,
-    any_of, distinct, exchanged, of_recipe, where)
+    any_of, distinct, exchanged, negated, of_recipe, where)
 from .layers import (
     CORE, EAGER_NORM, EAGER_NORM_MIXED, EAGER_ROTATION, EAGER_ROTATION_32, EAGER_ROTATION_MIXED,
     SUM_IN_32_BITS, after_first, attend, attend_summa, autocast_add, autocast_norm,
@@ -263,7 +263,7 @@ class CountedJob(Layouts):
         exact = self.assumptions.rows_shared_exactly
         mine = (self.tokens // self.tp if exact else
                 self.micro_batch * (self.rows // self.tp))
-        return where(self.sequence_sharded | np.equal(self.tp, 1), mine, self.tokens)
+        return where(self.sequence_sharded | (self.tp == 1), mine, self.tokens)
 
     @cached_property
     def operations(self):  # tuple of Operation
@@ -300,7 +300,7 @@ def tp_message(job: CountedJob, kind, exposed=1., width=None, quantized=False): 
     volume = element * job.tokens * width * (job.tp > 1)
     hides = job.tp_overlap & job.sequence_sharded   # an all-reduce hides behind no product
     seen = exposed * where(hides, job.costs.tp_exposed, 1.)
-    return Message(kind, volume, 'tp', seen, behind=1. * any_of(np.less(seen, 1)))
+    return Message(kind, volume, 'tp', seen, behind=1. * any_of(seen < 1))
 
 # %% ../nbs/82b_blocks.ipynb #25e30db5
 def column_product(job: CountedJob, name, outputs, inputs=None):  # Operation
@@ -327,7 +327,7 @@ def row_product(job: CountedJob, name, inputs):  # Operation
     op = inner_product(job, name, job.tokens, inputs, job.embed_dim, 'inputs')
     op = bias_after_messages(job, op)
     forward = (sent_if(sharded, tp_message(job, 'reducescatter'))
-               + sent_if(np.logical_not(sharded), tp_message(job, 'allreduce')))
+               + sent_if(negated(sharded), tp_message(job, 'allreduce')))
     gather = tp_message(job, 'allgather', quantized=True)
     backward = sent_if(sharded & job.assumptions.gather_backward, gather)
     return with_messages(op, forward, backward)
@@ -396,7 +396,7 @@ def gathers(job: CountedJob, op: Operation, width=None):  # Operation
     reduce = tp_message(job, 'allreduce', width=width)
     hides = job.assumptions.inputs_sharded   # behind the gradient of the weight
     scatter = tp_message(job, 'reducescatter', job.costs.regather if hides else 1., width)
-    whole = np.logical_not(sharded)   # every GPU of tp has the whole sequence
+    whole = negated(sharded)   # every GPU of tp has the whole sequence
     back = sent_if(sharded, scatter) + sent_if(whole, reduce)
     before_mlp = op.name in ('fc1', 'ln2')
     if before_mlp and job.costs.gate_apart:   # the gate's product adds up a gradient of its own
@@ -576,8 +576,8 @@ def keys_sent(job: CountedJob, mixer, width, swapped):  # (messages of the forwa
     gather, scatter = (Message(kind, GB, 'cp_keys') for kind in ('allgather', 'reducescatter'))
     pass_on = Message('ring', GB, 'cp_keys', 0., 1 - 1 / around)   # the last step sends nothing
     twice = Message('ring', 2 * GB, 'cp_keys', 0., 1.)   # keys and values, later their gradients
-    return (sent_if(~ring, gather) + sent_if(ring, pass_on),
-            sent_if(~ring, gather, scatter) + sent_if(ring, twice))
+    return (sent_if(negated(ring), gather) + sent_if(ring, pass_on),
+            sent_if(negated(ring), gather, scatter) + sent_if(ring, twice))
 
 def passes_keys(job: CountedJob, mixer, op: Operation, width, merges=True):  # Operation
     "An operation of attention with the messages that context parallelism needs."
@@ -642,7 +642,7 @@ def rotary_operations(job: CountedJob, mixer):  # list of Operation
 
 def saves_whole(job: CountedJob, product):
     "Whether what a product saves of its input has 16 bits: its copy in 8 is its own."
-    return np.equal(job.precision, 'bf16') | (product in adapted(job.adapters).products)
+    return (job.precision == 'bf16') | (product in adapted(job.adapters).products)
 
 def saves_input(job: CountedJob, product):
     "Whether a product saves its input: its weight trains, or has an adapter."
@@ -721,10 +721,10 @@ class Heads(Half):
                 ('the larger of kv_heads and tp', larger, 'the smaller', smaller)]
 
     def keys_gathered(self, job):
-        return self.own_kv(job) * (self.width + self.value) * np.equal(job.context, 'allgather')
+        return self.own_kv(job) * (self.width + self.value) * (job.context == 'allgather')
     def placed(self, job): return (self.own_heads(job) + self.own_kv(job)) * self.width
 
-    def counts_places(self, p): return any_of(np.equal(p.context, 'ulysses+ring'))
+    def counts_places(self, p): return any_of(p.context == 'ulysses+ring')
 
     def groups(self, job):
         "Among whom heads are exchanged, and around whom the keys then go."
@@ -761,7 +761,7 @@ class Attention(Heads):
     normed: str = None     # norms of queries and keys: of each 'head', or 'whole'
 
     def readers(self, job):   # GPT-2 and its kin make queries, keys and values by one product
-        return 1 + 2 * np.logical_or(job.here.gated, self.kv_heads < self.heads)
+        return 1 + 2 * ((job.here.gated != 0) | (self.kv_heads < self.heads))
     def own_matrices(self, whole):  # tuple of Matrix
         "Queries, keys, values and the gate: one product, but a matrix each."
         widths = (self.heads * self.width, self.kv_heads * self.width, self.kv_heads * self.value)
@@ -914,7 +914,7 @@ def crowding(job: CountedJob):
     A GPU that has all experts, or a slice of each, computes the copies of its own tokens."""
     a = job.assumptions
     if a.capacity_factor is not None: return a.capacity_factor
-    return where(np.greater(job.ep, 1), a.expert_imbalance, 1.)
+    return where(job.ep > 1, a.expert_imbalance, 1.)
 
 def expert_rows(job: CountedJob, experts):
     "Copies of tokens that the experts of the busiest GPU compute."
@@ -925,13 +925,13 @@ def vectors_sorted(job: CountedJob, experts, back=False):
     places = job.assumptions.capacity_factor or 1.   # sent for each copy, empty ones, too
     alone = job.own * (1 + places * experts.per_token)
     rows = expert_rows(job, experts)
-    again = np.greater(experts.number, job.ep)   # else all that arrives is for the one expert here
+    again = experts.number > job.ep   # else all that arrives is for the one expert here
     several = alone + 2 * rows * again
-    gathered = np.equal(job.dispatcher, 'allgather')
+    gathered = job.dispatcher == 'allgather'
     if np.any(gathered):   # all tokens are here, and are sorted once
         seen = job.etp * (job.ep if back else places_met(job, experts, job.ep))
         several = where(gathered, job.own * seen + rows, several)
-    return where(np.greater(job.ep * job.etp, 1), several, alone)   # by GPU, then by expert
+    return where(job.ep * job.etp > 1, several, alone)   # by GPU, then by expert
 
 def moved_copies(job: CountedJob, experts, name, returns):  # Operation
     """Copies sorted by expert and sent; or sent back, weighed and summed up.
@@ -1064,7 +1064,7 @@ class Experts(Half):
     def groups(self, job): return expert_groups(job)
     def tokens_gathered(self, job):
         others = job.ep * job.etp - 1
-        return job.own * self.width(job) * others * np.equal(job.dispatcher, 'allgather')
+        return job.own * self.width(job) * others * (job.dispatcher == 'allgather')
     def counts_places(self, p): return any_of(np.isin(p.dispatcher, SENT_ONCE))
 
     def operations(self, job: CountedJob):  # list of Operation
@@ -1257,7 +1257,7 @@ class Pattern(NamedTuple):
 def ends_in_16_bits(job: CountedJob):
     "How many layers stay in 16 bits at either end."
     if not job.assumptions.bf16_ends: return 0
-    return 0 if np.all(np.equal(job.precision, 'bf16')) else job.assumptions.bf16_ends
+    return 0 if np.all(job.precision == 'bf16') else job.assumptions.bf16_ends
 
 def one_kind(job: CountedJob):
     "Whether all layers are alike; only then may the sizes of a block be columns."

@@ -6,11 +6,11 @@
 __all__ = ['RECIPES', 'LARGEST_KEY', 'BITS', 'COLLECTIVES', 'KINDS', 'ALONE', 'MESSAGE_GROUPS', 'CONTEXTS', 'SENT_ONCE',
            'DISPATCHERS', 'FITS_BY', 'MENDED_SLIPS', 'AS_TRAINED', 'NEWTON_SCHULZ', 'OPTIMIZERS', 'NO_COSTS', 'CHOICES',
            'PRESETS', 'GROUP_COLUMNS', 'Product', 'AttentionKernel', 'Message', 'Work', 'Matrix', 'Operation', 'Recipe',
-           'where', 'any_of', 'different', 'recipe_of', 'of_recipe', 'counted', 'stacked_rows', 'with_same_axes',
-           'in_rows', 'added', 'Works', 'stacked', 'joined_works', 'numbered_in_order', 'numbered', 'distinct',
-           'roofline_of_each', 'roofline', 'peak_rate', 'time_gained', 'ring_share', 'two_tier_time', 'Group', 'Busy',
-           'exchanged', 'exchange_time', 'Roofline', 'busy_of_pass', 'Pass', 'shown_of_messages', 'price',
-           'priced_together', 'seconds_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'Optimizer',
+           'where', 'negated', 'any_of', 'different', 'recipe_of', 'of_recipe', 'counted', 'stacked_rows',
+           'with_same_axes', 'in_rows', 'added', 'Works', 'stacked', 'joined_works', 'numbered_in_order', 'numbered',
+           'distinct', 'roofline_of_each', 'roofline', 'peak_rate', 'time_gained', 'ring_share', 'two_tier_time',
+           'Group', 'Busy', 'exchanged', 'exchange_time', 'Roofline', 'busy_of_pass', 'Pass', 'shown_of_messages',
+           'price', 'priced_together', 'seconds_of_messages', 'at_columns', 'group_of', 'comm_of_each', 'Optimizer',
            'tells_matrices', 'takes_matrices', 'parts_gathered', 'orthogonalized', 'moment_bytes', 'state_bytes',
            'in_low_precision', 'check_choices', 'Choices', 'Modelling', 'Assumptions', 'shipped', 'shipped_run_by',
            'check_offered', 'of_any_number', 'as_assumptions', 'collective_time']
@@ -170,8 +170,12 @@ RECIPES = {
 # %% ../nbs/02_estimates.ipynb #1c8e7f09
 def where(flag, yes, no):
     "As `np.where`, and at once where the flag is a single one."
-    if isinstance(flag, (bool, np.bool_)): return yes if flag else no
-    return np.where(flag, yes, no)[()]
+    if isinstance(flag, np.ndarray): return np.where(flag, yes, no)[()]
+    return yes if flag else no
+
+def negated(flag):
+    "Not: of one flag, or of each of an array."
+    return ~flag if isinstance(flag, np.ndarray) else not flag
 
 def any_of(x):
     "Whether a number, or any of an array, is not zero."
@@ -830,6 +834,6 @@ def collective_time(
     doubled = assumptions.allreduce_doubled
     pricer = Roofline(of_type(system, System, 'system'), allreduce_doubled=doubled)
     if nearest(kind, [*COLLECTIVES, 'p2p'], 'collective') == 'p2p':
-        return pricer.send(volume, np.not_equal(t, 1))
+        return pricer.send(volume, t != 1)
     if any_of(t > n): raise ValueError(f't={quoted(t)} must be at most n={quoted(n)}')
     return pricer.collective(kind, volume, Group(n, t))

@@ -21,6 +21,7 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'PUBLISHED_CHOICES', 'TAKEN_IF_UNSAID
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
 import functools
+import math
 import operator
 from collections import Counter
 from dataclasses import dataclass
@@ -39,8 +40,9 @@ from .schedules import (
 from .choices import (
     adapted, amounts_offloaded, graphed, needs_zero_3, of_names, offload_said, offloaded, offloads,
     on_host, recomputed_layers, recomputed_parts)
-from .estimates import (
-    CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions)
+from transformer_perf.estimates import (
+    CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions,
+    negated)
 from .parameters import REACHED, WIDEST_GROUPS, interval, near_runs
 from .software import releases_in_words
 from .measured_kernels import SHEETS, gpu_of, sheets_of
@@ -112,7 +114,7 @@ def has_copies(t, experts):
 def asks_host(t):
     "The rows of a table in which the host holds something, with one copy too."
     offload = t.get('offload')
-    return np.array(False) if offload is None else np.not_equal(offload, 'none')
+    return np.array(False) if offload is None else offload != 'none'
 
 def changes_something(t, choice, experts):
     "The rows of a table in which a choice can make a difference; `experts` as in `has_copies`."
@@ -121,7 +123,7 @@ def changes_something(t, choice, experts):
     if choice in copies:
         least = {'reshard_after_forward': 3, 'dp_replicate': 1}.get(choice, 0)
         shared = has_copies(t, experts) | asks_host(t) & (choice != 'dp_replicate')
-        return shared & np.greater_equal(t['zero_stage'], least)
+        return shared & (t['zero_stage'] >= least)
     group = {'sequence_sharded': 'tp', 'tp_overlap': 'tp', 'context': 'cp', 'schedule': 'pp'}
     return t[group[choice]] > 1 if choice in group else np.array(True)
 
@@ -201,7 +203,7 @@ def choices_fit(model: Model, tp, cp, context, sequence_sharded):
     "Whether heads can be exchanged over cp, and experts have their tokens shared out over tp."
     fits = np.asarray(sequence_sharded, dtype=bool) | (tp == 1) | (not sends_tokens(model))
     for kv_heads in heads_exchanged(model):
-        fits = fits & (np.not_equal(context, 'ulysses') | (kv_on_gpu(kv_heads, tp) % cp == 0))
+        fits = fits & ((context != 'ulysses') | (kv_on_gpu(kv_heads, tp) % cp == 0))
     return fits
 
 @functools.lru_cache(1024)
@@ -241,8 +243,8 @@ def can_offload(t):
     if not offloads(t['offload']): return np.array(True)
     whole = of_names(t['optimizer'], lambda name: OPTIMIZERS[name].whole is not None)
     optimizer = on_host(t['offload'], 'optimizer') > 0
-    return ((np.equal(t['zero_stage'], 3) | np.logical_not(needs_zero_3(t['offload'])))
-            & np.logical_not(optimizer & np.not_equal(whole, 0)))
+    return (((t['zero_stage'] == 3) | negated(needs_zero_3(t['offload'])))
+            & negated(optimizer & (whole != 0)))
 
 def check_host(offload, system: System):
     "A ValueError where nobody knows how fast the host is that is asked for."
@@ -736,7 +738,8 @@ def possible_places(p: Parallel, system: System, a: Assumptions):  # table
         places = keep(places, row) | {place: sizes[column]}
         room = room[row] // sizes[column]
     if free and not a.slow_pipeline_links:   # slip E3 would pay for links between domains
-        places = keep(places, np.isin(np.prod([*places.values()], axis=0), rooms))
+        used = math.prod(places.values())   # GPUs of a domain, of each placement
+        places = keep(places, (used[:, None] == rooms).any(axis=1))
     return one | places
 
 # %% ../nbs/87a_estimate.ipynb #36e897b3

@@ -108,7 +108,7 @@ def product_time(p: Product, system: System, parameters: Parameters):  # s
         return (seconds(str(p.precision)) + added_time(p, system, parameters)) * p.times
     found = 0.
     for name in np.unique(p.precision).tolist():
-        found = np.where(np.equal(p.precision, name), seconds(name), found)
+        found = np.where(p.precision == name, seconds(name), found)
     return (found + added_time(p, system, parameters)) * p.times
 
 # %% ../nbs/52_kernels.ipynb #616e13f4
@@ -163,7 +163,7 @@ def domain_time(
         link = SimpleNamespace(nvlink_bandwidth=bandwidth * parameters.network.domain_share)
         return domain_seconds(first, volume, gpus, link, fit)
     seconds = once_each(price, system, volume, gpus, system.bandwidth_among(gpus))
-    return np.where(np.greater(gpus, 1) & np.greater(volume, 0), seconds, 0.)
+    return np.where((gpus > 1) & (volume > 0), seconds, 0.)
 
 # %% ../nbs/52_kernels.ipynb #96a75a34
 def link_rates(
@@ -218,7 +218,7 @@ def priced_collective(kind, volume, group: Group, system: System, parameters: Pa
 
     Across takes no less than as many GPUs would inside one, or as a domain has."""
     if kind == 'ring': return ring_seconds(volume, group, system, parameters)
-    near = np.equal(group.size, group.in_domain)
+    near = group.size == group.in_domain
     most = np.minimum(group.size, system.nvlink_size)
     inside = domain_time(kind, volume, most, system, parameters)
     if np.all(near): return inside

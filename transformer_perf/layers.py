@@ -37,7 +37,7 @@ def linear(
     saved = of_recipe(precision, 'saved')     # bytes of a number of the input
     cast = of_recipe(precision, 'cast')       # bytes moved to cast a number
     copies = of_recipe(precision, 'copies')   # bytes of a weight, besides
-    casts = 1. * np.not_equal(cast, 0)        # kernels
+    casts = 1. * (cast != 0)        # kernels
     each = dict(batch=batch, precision=precision)
     product = Product(rows, outputs, inputs, **each)
     to_input = Product(rows, inputs, outputs, **each)
@@ -329,7 +329,7 @@ def eager_norm(name, rows, width, units=Units(), vectors=1, kernels=EAGER_NORM):
     "A norm as PyTorch's own kernels: one for a LayerNorm, one a step for root mean squares."
     fused = fused_norm(name, rows, width, units, vectors)
     x = 1. * rows * width
-    steps = np.less(vectors, 2)   # no LayerNorm
+    steps = vectors < 2   # no LayerNorm
     def by_steps(work, kernels):
         return work._replace(nbytes=where(steps, moved_by(kernels, x, units), work.nbytes),
                              launches=where(steps, len(kernels), work.launches))
@@ -345,7 +345,7 @@ def autocast_norm(name, rows, width, products, units=Units(), vectors=1):  # Ope
     Each casts it to 16 bits for itself and keeps that; their gradients are cast and summed."""
     fused = fused_norm(name, rows, width, units, vectors)
     x = 1. * rows * width
-    steps = np.less(vectors, 2)   # no LayerNorm
+    steps = vectors < 2   # no LayerNorm
     def by_steps(work, own, casts, launches):
         moved = where(steps, moved_by(own, x, units), 2 * work.nbytes)
         return work._replace(nbytes=moved + casts * units.element / 2 * x,

@@ -21,7 +21,7 @@ from transformer_perf.choices import (
 from .estimates import (
     OPTIMIZERS, Busy, Group, Matrix, Operation, Pass, Work, Works, added, any_of, as_assumptions,
     at_columns, comm_of_each, counted, different, in_low_precision, in_rows, joined_works,
-    moment_bytes, of_recipe, stacked, stacked_rows, takes_matrices, where, with_same_axes)
+    moment_bytes, negated, of_recipe, stacked, stacked_rows, takes_matrices, where, with_same_axes)
 from .quantities import Column, named, names, stacked_column, told
 from .schedules import own_figure
 from .kernels import pricer_of
@@ -37,8 +37,8 @@ def flops(work: Work, system):
 
 def weighed(matrix, vector, system):  # TFLOP
     "TFLOP of matrix units and of vector units, which weigh what they cost beside the others."
-    dear = np.where(matrix > 0, system.matrix_flops_fp16 / system.vector_flops_fp16, 1.)
-    return matrix + vector * dear[()]
+    dear = where(matrix > 0, system.matrix_flops_fp16 / system.vector_flops_fp16, 1.)
+    return matrix + vector * dear
 
 def volumes_and_kinds(work: Work, groups, silent):
     "(volume, kind) of one message, lists of several; those without volume are left out if silent."
@@ -125,7 +125,7 @@ def steps_on_matrices(job: CountedJob):  # as `Layer.steps`
     found = []
     for name in different(job.optimizer):
         step = OPTIMIZERS[name].whole
-        whose = np.equal(job.optimizer, name)
+        whose = job.optimizer == name
         GB = job.units.element * moment_bytes(job.assumptions, name) / 2   # of one number
         for routed in (False, True) if step else ():
             each = [whole_matrix_work(name, x, GB * x.rows * x.columns * x.number)
@@ -339,7 +339,7 @@ def layer_matrices(job: CountedJob):  # Matrices
     "The matrices of a layer, for optimizers that take them as a whole."
     found = Matrices()
     for name in different(job.optimizer):
-        here = np.equal(job.optimizer, name)
+        here = job.optimizer == name
         own = matrices_for(job, name)
         found = Matrices(*(where(here, x, y) for x, y in zip(own, found)))
     return found
@@ -383,7 +383,7 @@ def host_wait(gpu, p: Layouts, routes, passes=1.):  # s
     if any_of(routes):
         of_way = of_names(p.dispatcher,
                           lambda way: costs.host_sorted if way == 'once_sorted' else 1.)
-        of_way = where(np.greater(p.ep * p.etp, 1), of_way, 1.)   # else no token is sent
+        of_way = where(p.ep * p.etp > 1, of_way, 1.)   # else no token is sent
         own = own + costs.host_experts * routes * of_way * launched(p.cuda_graphs, 1)
     host = named(own * (1 + costs.host_tp * np.log2(p.tp)) * passes, 'host', 's')
     sharp = costs.host_sharpness
@@ -414,7 +414,7 @@ def host_waits_of_both_steps(layer: Layer, backward, late, p: Layouts, passes): 
 def with_steps_apart(costs, p: Layouts):  # LayerCost
     "Layers whose gradients of weights are steps of their own, where a schedule has such."
     if not any_of(costs.apart): return costs
-    apart = own_figure(p.schedule, lambda s: s.splits) & np.greater(p.pp, 1)
+    apart = own_figure(p.schedule, lambda s: s.splits) & (p.pp > 1)
     if not any_of(apart): return costs
     more = named(costs.apart * apart, 'apart', 's')
     return costs._replace(backward=costs.backward + more, wait=costs.wait + more)
@@ -539,23 +539,23 @@ def if_any(flag, value):
 def asked_or_usual(asked, usual):  # bool
     "A choice as asked, or as usual where nothing is."
     if asked is None: return usual
-    if np.asarray(asked).dtype == bool: return np.asarray(asked)[()]   # each row says it
+    if isinstance(asked, (bool, np.bool_)) or asked.dtype == bool: return asked
     return np.where(np.equal(asked, None), usual, asked).astype(bool)[()]
 
 def copies_overlap(asked, zero_stage):  # bool
     "Whether messages between copies hide behind compute: as asked, or where weights are shared."
-    return asked_or_usual(asked, np.equal(zero_stage, 3))
+    return asked_or_usual(asked, zero_stage == 3)
 
 def goes_by_units(p: Layouts):  # bool
     "Whether weights and gradients go unit by unit: ZeRO-3's, and those of PyTorch's FSDP."
-    return np.equal(p.zero_stage, 3) | p.costs.frees_weights & np.equal(p.zero_stage, 2)
+    return (p.zero_stage == 3) | p.costs.frees_weights & (p.zero_stage == 2)
 
 @told(lambda p, t, *more: f'{getattr(t, "name", "") or "message"}_exposed')
 def exposed_time(p: Layouts, t, t_layer, messages, whole=1):  # s
     "The exposed s of so many messages of t s behind layers of t_layer s; `whole` hide behind none."
     costs = p.costs
     least = t * whole + np.maximum(t - t_layer, 0) * (messages - whole)
-    share = np.where(goes_by_units(p), costs.unit_exposed, costs.dp_exposed)
+    share = where(goes_by_units(p), costs.unit_exposed, costs.dp_exposed)
     behind = least + share * (t * messages - least) if any_of(share) else least
     return where(copies_overlap(p.dp_overlap, p.zero_stage), behind, t * messages)
 
@@ -574,7 +574,7 @@ def messages_in_turn(p: Layouts, t_layer, *messages, whole=1):  # s
 def reduces_each(asked, zero_stage, pp, sums_in_pipelines):
     """Whether gradients are reduced after each micro-batch: as asked, or where they are shared out;
     in PyTorch's pipelines they are summed up first."""
-    usual = np.greater(zero_stage, 1) & ~(sums_in_pipelines & np.greater(pp, 1))
+    usual = (zero_stage > 1) & negated(sums_in_pipelines & (pp > 1))
     return asked_or_usual(asked, usual)
 
 def reduces_often(p: Layouts):  # bool
@@ -583,17 +583,17 @@ def reduces_often(p: Layouts):  # bool
 
 def gathers_again(p: Layouts):  # bool
     "Whether weights are gathered for every backward pass, too."
-    return np.equal(p.zero_stage, 3) & p.reshard_after_forward
+    return (p.zero_stage == 3) & p.reshard_after_forward
 
 def stays_gathered(p: Layouts):  # bool
     "Whether what a backward pass gathered stays for the next forward pass: in FSDP's pipelines."
-    return p.costs.frees_weights & np.greater(p.pp, 1) & ~reduces_often(p)
+    return p.costs.frees_weights & (p.pp > 1) & negated(reduces_often(p))
 
 def gathers_often(p: Layouts):  # bool
     """Whether weights are gathered for every forward pass, not once an iteration; those that FSDP
     keeps after the forward pass as often as gradients are reduced, since both are freed at once."""
-    again = gathers_again(p) & ~stays_gathered(p)
-    kept = where(p.costs.frees_weights, reduces_often(p), np.equal(p.zero_stage, 3))
+    again = gathers_again(p) & negated(stays_gathered(p))
+    kept = where(p.costs.frees_weights, reduces_often(p), p.zero_stage == 3)
     return again | goes_by_units(p) & kept
 
 def stages_held(p: Layouts):
@@ -606,12 +606,12 @@ def micro_batches_of_stage(p: Layouts):
 
 def replicas(p: Layouts):
     "Copies of what is shared out; where nothing is (ZeRO-0), one."
-    return where(np.greater(p.zero_stage, 0), p.dp_replicate, 1)
+    return where(p.zero_stage > 0, p.dp_replicate, 1)
 
 def sharing_groups(p: Layouts, group: Group):  # (Group, Group)
     "The copies that share weights out, as near as can be; and the GPUs that hold the same share."
     several = replicas(p)
-    if not any_of(np.greater(several, 1)): return group, Group()
+    if not any_of(several > 1): return group, Group()
     size = group.size // several
     near = np.gcd(group.in_domain, size)
     return (group._replace(size=size, in_domain=near),
@@ -641,7 +641,7 @@ class UnitWeights(NamedTuple):
     @property
     def trained(self): return self.weights + self.tables
     def held(self, p: Layouts):  # GB that copies share out
-        return self.trained + np.equal(p.zero_stage, 3) * (self.still + self.still_tables)
+        return self.trained + (p.zero_stage == 3) * (self.still + self.still_tables)
 
 def gathered_GB(part: UnitWeights, p: Layouts):
     "What all-gathers of a unit bring: layers in 8 bits, where the software gathers so."
@@ -649,18 +649,18 @@ def gathered_GB(part: UnitWeights, p: Layouts):
     low = where(in_low_precision(p.assumptions, p.precision), saved, 1.)
     still = part.still * (low if adapted(p.adapters).held == 2 else 1.)   # else in 4 bits
     return (part.weights * low + part.tables
-            + np.equal(p.zero_stage, 3) * (still + part.still_tables))
+            + (p.zero_stage == 3) * (still + part.still_tables))
 
 def with_host(parts, at_once, gather, reduce, pricer, p: Layouts):  # (s, s)
     "Messages of a unit, with copies from the host before a gather and to it after a reduction."
     if not offloads(p.offload): return gather, reduce
     def sharers(part):   # GPUs among which a part is shared out
-        return where(np.greater(p.zero_stage, 0), sharing_groups(p, part.group)[0].size, 1)
+        return where(p.zero_stage > 0, sharing_groups(p, part.group)[0].size, 1)
     def share(GB): return sum(GB(part) / sharers(part) for part in parts) / at_once
     weights = on_host(p.offload, 'weights')
     gradients = on_host(p.offload, 'optimizer') * reduces_often(p)
     gradients = gradients * p.costs.gradient_bytes / 2
-    shared = functools.reduce(operator.or_, (np.greater(sharers(part), 1) for part in parts))
+    shared = functools.reduce(operator.or_, (sharers(part) > 1 for part in parts))
     masters = on_host(p.offload, 'optimizer') * (p.costs.sharded_master & shared)   # in 32 bits
     down = share(lambda part: part.held(p) + part.trained * masters)
     up = share(lambda part: part.trained)
@@ -670,8 +670,8 @@ def with_host(parts, at_once, gather, reduce, pricer, p: Layouts):  # (s, s)
 def units_reduced_last(p: Layouts, pieces):
     """How many of some units reduce their gradients behind nothing: the first of all; in FSDP's
     pipelines all of the last chunk, since a chunk reduces after its last backward pass."""
-    after = p.costs.sums_in_pipelines & np.greater(p.pp, 1) & ~reduces_often(p)
-    after = after & np.greater(p.zero_stage, 1)
+    after = p.costs.sums_in_pipelines & (p.pp > 1) & negated(reduces_often(p))
+    after = after & (p.zero_stage > 1)
     if not any_of(after): return 1
     return where(after, np.maximum(pieces / p.virtual_stages, 1), 1)
 
@@ -689,13 +689,13 @@ def messages_of_units(parts, at_once, pricer, p: Layouts):  # (s, s, s)
         return seconds / at_once
     weights = lambda part: gathered_GB(part, p)
     gradients = lambda part: part.trained * (p.costs.gradient_bytes / 2)
-    shared = np.greater(p.zero_stage, 0)
+    shared = p.zero_stage > 0
     parted = shared & (not p.costs.reduces_whole)
     gather = if_any(shared, lambda: take('allgather', weights))
     reduce = (if_any(parted, lambda: take('reducescatter', gradients))
-              + if_any(~parted, lambda: take('allreduce', gradients)))
+              + if_any(negated(parted), lambda: take('allreduce', gradients)))
     gather, reduce = with_host(parts, at_once, gather, reduce, pricer, p)
-    several = np.greater(replicas(p), 1)
+    several = replicas(p) > 1
     alike = if_any(several, lambda: take('allreduce', gradients, between_replicas=True))
     return names('s', gather=gather, reduce=reduce, alike=alike)
 
@@ -726,7 +726,7 @@ def data_parallel_time(
     back=0.,          # s of t_bwd in which weights cannot come: activations do
 ):  # (s of the forward, s of the backward pass) that compute does not hide
     "Weights gathered behind the forward pass, gradients reduced behind the backward pass."
-    bulk = ~goes_by_units(p) & p.assumptions.bundled_messages
+    bulk = negated(goes_by_units(p)) & p.assumptions.bundled_messages
     whole = where(bulk, layers, 1)
     at_once = np.maximum(whole, 1)
     pieces = where(bulk, at_once, layers)
@@ -735,7 +735,7 @@ def data_parallel_time(
     beside = beside or UnitWeights(0., first.group)
     first = first._replace(tables=beside.tables * bulk)
     seen = unit_time([first, *more], pieces, at_once, t_fwd, t_bwd, back, pricer, p)
-    alone = beside._replace(tables=beside.tables * np.logical_not(bulk))   # a unit of its own
+    alone = beside._replace(tables=beside.tables * negated(bulk))   # a unit of its own
     if not any_of(alone.tables) and not any_of(alone.still_tables): return seen
     also = unit_time([alone], 1, 1, t_fwd, t_bwd, back, pricer, p)
     return seen[0] + also[0], seen[1] + also[1]
@@ -751,7 +751,7 @@ def pipeline_time(
     if assumptions.pp_overlap: return 0. * volume * pp
     near, far = names('s', near=pricer.send(volume, True), far=pricer.send(volume, False))
     slow = pp // in_domain - 1   # links between domains
-    if assumptions.slowest_link: return np.where(slow > 0, far, near) * (pp > 1)
+    if assumptions.slowest_link: return where(slow > 0, far, near) * (pp > 1)
     if not assumptions.slow_pipeline_links: far = where(in_domain == 1, far, 0.)
     fast = pp - 1 - slow
     return (fast * near + slow * far) / np.maximum(pp - 1, 1)

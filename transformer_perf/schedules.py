@@ -205,14 +205,14 @@ def idle_dual_v(p, v, N, F, B, W, overlap=0.):
 def saved_turns(p, v, N, rank):
     "Micro-batches that a rank keeps at once, in 1F1B or interleaved."
     after = p - 1 - rank
-    several = np.greater(v, 1) & np.greater(p, 1)
+    several = (v > 1) & (p > 1)
     return np.minimum(N, np.where(several, (2 * after + (v - 1) * p + 1) / v, after + 1))
 
 NEVER = 1 << 62   # micro-batches
 
 def each_time(p, v): return 1
 
-def all_first(p, N): return np.where(np.equal(p, 1), 1, N)   # GPipe's micro-batches at once
+def all_first(p, N): return np.where(p == 1, 1, N)   # GPipe's micro-batches at once
 
 def last_slowest(F, B):  # bools; F, B: s of each stage
     "Whether no stage is slower than the last."
@@ -263,7 +263,7 @@ def own_figure(names, figure):
     if np.ndim(names) == 0: return figure(SCHEDULES[str(names)])
     out = None
     for name, s in SCHEDULES.items():
-        rows = np.equal(names, name)
+        rows = names == name
         if rows.any(): out = figure(s) if out is None else np.where(rows, figure(s), out)
     return figure(s) if out is None else out   # there are no rows
 

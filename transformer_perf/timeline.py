@@ -47,7 +47,7 @@ from .choices import adapted, launched, of_names, offloads, on_host
 from .quantities import depending, named, names, plain, told, unit_among
 from .estimates import (
     CHOICES, OPTIMIZERS, Assumptions, Group, any_of, different, distinct, in_low_precision,
-    of_recipe, state_bytes, tells_matrices, where)
+    negated, of_recipe, state_bytes, tells_matrices, where)
 from .kernels import pricer_of
 from .blocks import (
     STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)
@@ -107,7 +107,7 @@ def layouts_of(
     chosen = {name: getattr(a, name) if t.get(name) is None else t[name] for name in CHOICES}
     chosen['adapters'] = adapters_of(chosen['adapters'])
     otherwise = a.software is not None and a.software.deals != 'layers'
-    if otherwise and taken.get('layout') is None and any_of(np.greater(t['pp'], 1)):
+    if otherwise and taken.get('layout') is None and any_of(t['pp'] > 1):
         taken['layout'] = a.software.deals
     samples = size * 1. if np.ndim(size) else size   # floats cannot overflow
     number = global_batch // t['dp'] // size
@@ -150,21 +150,21 @@ def sent_between_stages(work: Workload, pricer):  # s
     p, beside = work.layouts, work.beside
     v = p.virtual_stages
     link = pipeline_time(beside.boundary, p.pp, p.nvlink_pp, pricer, p.assumptions)
-    unshared = np.logical_not(p.sequence_sharded) & (not p.costs.whole_boundary)
+    unshared = negated(p.sequence_sharded) & (not p.costs.whole_boundary)
     if any_of(unshared):
         gathered = pricer.collective('allgather', beside.stream, Group(p.tp, p.nvlink_tp))
         link = link + gathered * unshared * (p.pp > 1)
-    return 2 * v * link * where(np.greater(v, 1), p.costs.p2p_exposed, 1.)
+    return 2 * v * link * where(v > 1, p.costs.p2p_exposed, 1.)
 
 def ends_on_one_rank(p: Layouts):
     "Whether one rank holds both ends of the model."
-    return np.equal(p.pp, 1) | own_figure(p.schedule, lambda s: s.folded or s.both_ways)
+    return (p.pp == 1) | own_figure(p.schedule, lambda s: s.folded or s.both_ways)
 
 def with_mirror_ranks(p: Layouts, group: Group):  # Group
     "A group with the ranks that hold its stage the other way; near, if a domain has the pipeline."
     held = stages_held(p)
     if not any_of(held - 1): return group
-    near = where(np.equal(p.nvlink_pp, p.pp), held, 1)
+    near = where(p.nvlink_pp == p.pp, held, 1)
     return group._replace(size=group.size * held, in_domain=group.in_domain * near)
 
 def weight_copies(p: Layouts):  # Group
@@ -197,7 +197,7 @@ def activation_fetch_time(p: Layouts, of: Stored, pricer):  # s
 def reduction_time(work: Workload, pace, pricer):  # s
     "Gradients and weights exchanged between the copies, as far as nothing hides it."
     p, of = work.layouts, pace.stored
-    few = (p.tp > 1) & np.less(pricer.system.nic_factor, 1)
+    few = (p.tp > 1) & (pricer.system.nic_factor < 1)
     crowd = lambda group: group._replace(crowded=few & (group.in_domain > 1))
     parts = [UnitWeights(GB, crowd(group), still=still) for (GB, group), still in
              zip(weight_parts(p, of), (of.frozen, of.frozen_routed))]
@@ -228,7 +228,7 @@ def matrices_on_gpu(p: Layouts, matrices: Matrices, held, parts, ends):  # list 
 @told('shared_GB', 'GB')
 def weights_on_gpu(parts, out):  # GB
     "What a GPU holds of weights; `out`: whether the GPUs of each part share it out."
-    return sum(GB / np.where(out, np.maximum(gpus, 1), 1) for GB, gpus in parts)
+    return sum(GB / where(out, np.maximum(gpus, 1), 1) for GB, gpus in parts)
 
 # %% ../nbs/87_timeline.ipynb #5a4d0030
 @told('state_bytes', '')
@@ -254,7 +254,7 @@ def host_bytes(p: Layouts, matrices=False):  # of a parameter
 
 def total_over_weights(bytes_of, p: Layouts, parts, matrices):  # GB
     "A GPU's share of what all weights come to at `bytes_of` a parameter; matrices may need fewer."
-    out = np.greater(p.zero_stage, 0)
+    out = p.zero_stage > 0
     less = named(bytes_of(p) - bytes_of(p, matrices=True), 'fewer')
     found = bytes_of(p) / 2 * weights_on_gpu(parts, out)
     return found - less / 2 * weights_on_gpu(matrices, out) if any_of(less) else found
@@ -272,8 +272,8 @@ def step_on_matrices(p: Layouts, pace, held, parts):  # s
 def on_busiest_gpu(p: Layouts, of: Matrices, layers, parts, each, each_routed):
     "A figure of the matrices that the busiest GPU is dealt; `each`: of all those of one layer."
     if not any_of(each): return 0.
-    out, ((_, gpus), *routed) = np.greater(p.zero_stage, 0), parts
-    busiest = lambda number, gpus: busiest_share(layers * number, np.where(out, gpus, 1))
+    out, ((_, gpus), *routed) = p.zero_stage > 0, parts
+    busiest = lambda number, gpus: busiest_share(layers * number, where(out, gpus, 1))
     found = layers * each * busiest(of.number, gpus)
     for _, gpus in routed: found = found + layers * each_routed * busiest(of.routed, gpus)
     return found
@@ -285,8 +285,8 @@ def host_step(p: Layouts, parts, matrices, pricer):  # s
     """A step on the CPU, were it to make all of it: gradients come down, weights go back up.
 
     States on disks are read and written while the CPU works on others."""
-    GB = weights_on_gpu(parts, np.greater(p.zero_stage, 0))   # of weights in 16 bits
-    down = HOST_GRADIENT / 2 * np.logical_not(reduces_often(p))
+    GB = weights_on_gpu(parts, p.zero_stage > 0)   # of weights in 16 bits
+    down = HOST_GRADIENT / 2 * negated(reduces_often(p))
     up = 1 - on_host(p.offload, 'weights')
     states = total_over_weights(states_of, p, parts, matrices)
     moved = 2 * states + total_over_weights(host_bytes, p, parts, matrices)
@@ -298,12 +298,12 @@ def host_step(p: Layouts, parts, matrices, pricer):  # s
 
 def casts_each(p: Layouts, of: Stored):
     "Whether weights are cast anew whenever ZeRO-3 gathers them: it keeps no casts of shared ones."
-    kept = np.logical_not(p.reshard_after_forward) | in_low_precision(p.assumptions, p.precision)
+    kept = negated(p.reshard_after_forward) | in_low_precision(p.assumptions, p.precision)
     shared = False
     for _, group in weight_parts(p, of):
         sharing, _ = sharing_groups(p, group)
-        shared = shared | np.greater(sharing.size, 1)
-    return np.equal(p.zero_stage, 3) & np.logical_not(kept) & shared
+        shared = shared | (sharing.size > 1)
+    return (p.zero_stage == 3) & negated(kept) & shared
 
 @told('cast', 'GB')
 def cast_GB(p: Layouts, of: Stored):  # of a layer
@@ -338,9 +338,9 @@ def table_exchange(work: Workload, pricer):  # s
     p = work.layouts
     table = np.maximum(work.weights.shared, work.weights.ahead)
     if not any_of(table): return 0.
-    near = np.greater_equal(p.nvlink_pp, p.pp)
+    near = p.nvlink_pp >= p.pp
     sent = named(pricer.send(table * gradient_held(p) / 2, near), 'table_sent', 's')
-    return sent * ~ends_on_one_rank(p) * (table > 0)
+    return sent * negated(ends_on_one_rank(p)) * (table > 0)
 
 @told('spread', '')
 def straggling(p: Layouts):
@@ -436,7 +436,7 @@ def stages_of(work: Workload, units=()):  # list of PipelineStage, of columns if
         L = (work.layers,)
         both = ends_on_one_rank(work.layouts) * 1.
         end = work.layouts.pp - 1
-        first = PipelineStage(L, 1., both, np.where(both, end, 0))
+        first = PipelineStage(L, 1., both, where(both, end, 0))
         last = PipelineStage(L, both, 1., end)
         return [first, last] if ends_differ(work) else [first]   # which holds as much, or more
     return unlike_stages(work, units)
@@ -576,9 +576,9 @@ def loads_of(work: Workload, ends):  # list of Load
 
 def time_of_ends(work: Workload, stage: PipelineStage, ends):  # s
     "What a stage takes for the ends of the model that it has."
-    both = np.equal(stage.first, stage.last)   # then two ranks share the ends
+    both = stage.first == stage.last   # then two ranks share the ends
     own = stage.first * ends[0] + stage.last * ends[1]
-    return own / np.where(both, stages_held(work.layouts), 1)
+    return own / where(both, stages_held(work.layouts), 1)
 
 def summed_over_kinds(layers, each):
     "A figure of so many layers of each kind; `each`: of one layer of each."
@@ -603,7 +603,7 @@ def bubble_time(work: Workload, costs, pace, more, ends):  # s
     sizes = p.pp, p.virtual_stages, p.micro_batches
     idle = own_figure(p.schedule, lambda s: s.idle(*sizes, F, B, W))
     idle, rest = names('s', idle=idle, rest=rest)
-    return np.maximum(idle + rest * ~ends_on_one_rank(p) / p.virtual_stages, 0.)
+    return np.maximum(idle + rest * negated(ends_on_one_rank(p)) / p.virtual_stages, 0.)
 
 # %% ../nbs/87_timeline.ipynb #83c55bd2
 @lru_cache(maxsize=4096)
@@ -750,7 +750,7 @@ def shares_out(parts):
 def numbers_of_units(work: Workload):  # tuple
     "How long the runs are that count where layers are unlike and copies share out what they hold."
     p = work.layouts
-    if work.order is None or not any_of(np.greater(p.zero_stage, 1)): return ()
+    if work.order is None or not any_of(p.zero_stage > 1): return ()
     return int(plain(p.assumptions.zero_gathered)), 1   # of weights, and of gradients
 
 def longest_run(work: Workload, at: PipelineStage, layers, units, each):  # GB
@@ -792,8 +792,8 @@ def layers_that_go(work: Workload, own: StageWeights):  # list of GB
 
 def comes_and_goes(p: Layouts, of: Stored, own: StageWeights):  # GB
     "Of a layer's weights; the others are here anyway."
-    away = np.greater(on_host(p.offload, 'weights'), 0)
-    return sum(GB * (np.greater(gpus, 1) | own.copied | away)
+    away = on_host(p.offload, 'weights') > 0
+    return sum(GB * ((gpus > 1) | own.copied | away)
                for (GB, _), (_, gpus) in zip(weight_parts(p, of), own.parts))
 
 def frozen_of_stage(work: Workload, at: PipelineStage, of: Stored):  # (Workload, StageWeights)
@@ -823,7 +823,7 @@ def weights_held(work: Workload, at: PipelineStage, own: StageWeights, passing=0
 
     `passing`: GB of activations that a pass frees meanwhile, where what it gathers stays; `still`,
     as of `frozen_of_stage`: those that do not train."""
-    p, thirds = work.layouts, np.equal(work.layouts.zero_stage, 3)
+    p, thirds = work.layouts, work.layouts.zero_stage == 3
     gathered = if_any(thirds, lambda: largest_units(
         work, at, own, p.assumptions.zero_gathered, gathers_again(p), still))
     here = weights_on_gpu(own.parts, thirds) * (1 - on_host(p.offload, 'weights'))
@@ -839,7 +839,7 @@ def weights_held(work: Workload, at: PipelineStage, own: StageWeights, passing=0
 
 def no_gradients_at_peak(p: Layouts):
     "Whether there are no gradients yet when activations are most: one micro-batch, in one stage."
-    return np.equal(p.micro_batches, 1) & np.equal(p.pp, 1) & p.costs.gradients_anew
+    return (p.micro_batches == 1) & (p.pp == 1) & p.costs.gradients_anew
 
 @told('gradients', 'GB')
 def gradients_held(work: Workload, at: PipelineStage, own: StageWeights, replaced):  # GB
@@ -847,10 +847,10 @@ def gradients_held(work: Workload, at: PipelineStage, own: StageWeights, replace
 
     Of those that a single micro-batch makes anew, what exceeds the tensors that they replace."""
     p = work.layouts
-    out = np.greater(p.zero_stage, 1) & reduces_often(p)
+    out = (p.zero_stage > 1) & reduces_often(p)
     found, whole = (gradient_held(p) / 2 * weights_on_gpu(own.parts, flag) for flag in (out, False))
     found = found * (1 - on_host(p.offload, 'optimizer') * out)   # each goes there at once
-    buckets = p.costs.bucket_bytes / 2 * (np.greater(weight_copies(p).size, 1) & ~out)
+    buckets = p.costs.bucket_bytes / 2 * ((weight_copies(p).size > 1) & negated(out))
     beside = if_any(buckets, lambda: sum(GB for GB, _ in own.parts))
     if p.assumptions.working_memory:
         unit = if_any(out, lambda: largest_units(work, at, own, 1))
@@ -870,10 +870,10 @@ def not_cast(work: Workload, at: PipelineStage, own: StageWeights):  # GB
     looked_up = at.first * (of.table - at.last * work.weights.shared)
     of_layers = sum(GB for GB, _ in own.parts) - own.ends
     cast_anew = full_share(p.recompute, sum(at.layers)) * of_layers
-    gathered = np.equal(p.zero_stage, 3) & (   # for each layer
+    gathered = (p.zero_stage == 3) & (   # for each layer
         shares_out(own.parts) | (on_host(p.offload, 'weights') > 0))
     never = looked_up + np.minimum(cast_anew, at.last * LOGIT_GRADIENT * of.logits)
-    return np.logical_not(gathered) * never
+    return negated(gathered) * never
 
 @told('saved', 'GB')
 def saved_at(work: Workload, at: PipelineStage, of: Stored, least=False):  # GB
@@ -886,7 +886,7 @@ def saved_at(work: Workload, at: PipelineStage, of: Stored, least=False):  # GB
 def layer_working_set(work: Workload, at: PipelineStage, of: Stored):  # (GB, GB)
     "Held while a layer works: the most that one recomputes; and what two have from the host."
     kinds = zip(of_each_kind(work, work.stored.recomputed), at.layers)
-    each = [GB * np.greater(number, 0) for GB, number in kinds]   # none of what is not there
+    each = [GB * (number > 0) for GB, number in kinds]   # none of what is not there
     recomputed = functools.reduce(np.maximum, each)
     if not any_of(of.offloaded): return recomputed, 0.
     return recomputed, np.minimum(sum(at.layers), 2) * of.offloaded
@@ -919,11 +919,11 @@ def host_at(work: Workload, at: PipelineStage):  # GB
     of = mean_layer(work.stored, at.layers)
     own = weights_of_stage(work, at, of)
     saved = saved_micro_batches(p, at.rank) * sum(at.layers) * at.widest   # layers
-    GB = weights_on_gpu(own.parts, np.greater(p.zero_stage, 0))
+    GB = weights_on_gpu(own.parts, p.zero_stage > 0)
     here = 1 - on_host(p.offload, 'nvme')
     states = lambda: states_held(p, own) * here + HOST_GRADIENT / 2 * GB
     still = frozen_of_stage(work, at, of)
-    frozen = weights_on_gpu(still[1].parts, np.greater(p.zero_stage, 0)) if still else 0.
+    frozen = weights_on_gpu(still[1].parts, p.zero_stage > 0) if still else 0.
     masters = on_host(p.offload, 'optimizer') * own.copied   # instead of a copy in 16 bits
     return (saved * of.offloaded + if_any(on_host(p.offload, 'optimizer'), states)
             + if_any(on_host(p.offload, 'weights'), lambda: (GB * (1 - masters) + frozen) * here))
@@ -941,7 +941,7 @@ def host_has_room(work: Workload, system):
 def layers_copied(p: Layouts, own: StageWeights):
     "Layers whose weights are held in another precision at once: alone, a GPU frees none."
     few = shares_out(own.parts) & gathers_again(p)
-    return np.minimum(own.layers, np.where(few, p.assumptions.zero_gathered, np.inf))
+    return np.minimum(own.layers, where(few, p.assumptions.zero_gathered, np.inf))
 
 @told('copies', 'GB')
 def other_copies(p: Layouts, of: Stored):  # GB, of a layer
@@ -967,7 +967,7 @@ def memory_of(work: Workload, least=False):  # Memory
 def memory_bound(p: Layouts, memory: Memory):  # GB
     "The most that a GPU may need: the estimate, and what no count sees."
     costs = p.costs
-    groups = sum(np.greater(getattr(p, name), 1) for name in (*GROUPS, 'ep'))
+    groups = sum(getattr(p, name) > 1 for name in (*GROUPS, 'ep'))
     gaps = costs.fragments * memory.activations
     return memory.total + gaps + costs.nccl_GB * groups + costs.context_GB
 
@@ -982,8 +982,8 @@ def memory_needed(work: Workload, least=False):  # GB
 def ranks_have_unlike_chunks(work: Workload):  # bools, of each layout
     "Whether a rank has chunks that keep different amounts: only playing tells what it holds."
     p = work.layouts
-    several = np.greater(p.virtual_stages, 1) | ends_on_one_rank(p)   # chunks of a rank
-    return several & has_uneven_chunks(work) & np.greater(p.pp, 1)
+    several = (p.virtual_stages > 1) | ends_on_one_rank(p)   # chunks of a rank
+    return several & has_uneven_chunks(work) & (p.pp > 1)
 
 # %% ../nbs/87_timeline.ipynb #8559f3b7
 TIMES = ('compute_s', 'exposed_memory_s', 'tp_comm_s', 'dp_comm_s', 'pp_comm_s', 'bubble_s',
@@ -998,7 +998,7 @@ MEMORY_PARTS = {'weights_GB': 'weights', 'gradients_GB': 'gradients',
 def components(t):  # dict: column -> words
     "The parts of an iteration in a table, a row or a dict of figures: `other` only if not zero."
     words = dict(COMPONENTS)
-    tokens_sent = 'ep' in t and np.any(np.greater(t['ep'], 1))
+    tokens_sent = 'ep' in t and np.any(t['ep'] > 1)
     if tokens_sent: words['tp_comm_s'] = COMPONENTS_IN_FULL['tp_comm_s']
     asked = np.ravel(t['offload']) if 'offload' in t else ()
     if {*asked} - {'none', None}: words['dp_comm_s'] = COMPONENTS_IN_FULL['dp_comm_s']
@@ -1135,7 +1135,7 @@ def micro_batch_overhead(p: Layouts, times: Times):  # s
 
 def chunks_alike(work: Workload, ends):
     "Whether all chunks of each configuration are alike, as one sees without pricing them."
-    return np.all(np.equal(work.layouts.pp, 1)) or stages_alike(work) and not any(map(np.any, ends))
+    return np.all(work.layouts.pp == 1) or stages_alike(work) and not any(map(np.any, ends))
 
 ORDER = ('schedule', 'pp', 'virtual_stages', 'micro_batches')   # what the passes follow
 
@@ -1175,7 +1175,7 @@ def memory_that_stays(work: Workload, at):  # Memory
     "What stages hold between their passes; gradients and gathered weights where these stay."
     p = work.layouts
     found = memory_at(without_activations(work), at)
-    if any_of(np.equal(p.pp, 1)): found = found._replace(gradients=memory_at(work, at).gradients)
+    if any_of(p.pp == 1): found = found._replace(gradients=memory_at(work, at).gradients)
     if any_of(stays_gathered(p)): found = found._replace(weights=memory_at(work, at).weights)
     return found
 
