@@ -10,6 +10,8 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -210,13 +212,13 @@ def first_possible(can, number):
     rows = can.reshape(-1, number)
     return (rows & (np.cumsum(rows, axis=1) == 1)).ravel()
 
-def with_choice(t, choice, values, experts, allows):  # table
+def with_choice(t, choice, values, experts, allows=None):  # table
     "A table with every value of a choice that a rule allows; where all are the same, the first."
     if len(values) == 1:
-        can = allows(t := t | {choice: values[0]})
-        return t if np.all(can) else keep(t, can)
+        t = t | {choice: values[0]}
+        return keep(t, allows(t)) if allows else t
     def worth_trying(t):
-        can = np.broadcast_to(allows(t), t['dp'].shape)
+        can = np.broadcast_to(allows(t) if allows else True, t['dp'].shape)
         return can & (changes_something(t, choice, experts) | first_possible(can, len(values)))
     return crossed(t, worth_trying, **{choice: np.array(values)})
 
@@ -238,8 +240,7 @@ def every_configuration(t, strategy, model, global_batch, assumptions, considere
     # who holds copies is known first
     for choice in ('virtual_stages', 'schedule', 'offload', *CHOICES):
         if choice in t: continue
-        allows = rules.get(choice, lambda t: True)
-        t = with_choice(t, choice, considered[choice], experts, allows)
+        t = with_choice(t, choice, considered[choice], experts, rules.get(choice))
     t = t | {'reduce_each': reduces_each(t['reduce_each'], t['zero_stage'], t['pp'],
                                          assumptions.costs.sums_in_pipelines),
              'dp_overlap': copies_overlap(t['dp_overlap'], t['zero_stage'])}
@@ -314,17 +315,18 @@ class Question(NamedTuple):
     def strategies(self):   # with cp=1, with more
         return ('1d' if self.with_1d else self.strategy, self.strategy)
 
-class Space(NamedTuple):
+@dataclass(frozen=True)
+class Space:
     "All candidates for some GPU counts, before anything is priced."
     groupings: dict     # n_gpus, tp, cp, pp, dp
     t: dict             # configurations: groupings with micro-batch, panels and choices
     places: dict        # the placements of each grouping, sorted by grouping
 
-    @property
+    @cached_property
     def numbers(self):  # which of the numbers of GPUs each configuration uses, from 0
         return np.cumsum(np.diff(self.t['n_gpus'], prepend=self.t['n_gpus'][:1]) != 0)
 
-    @property
+    @cached_property
     def placed(self):   # how many placements each configuration has
         which = self.t['grouping']
         counts = np.bincount(self.places['grouping'], minlength=which.max(initial=0) + 1)
@@ -497,7 +499,8 @@ def cost_and_ends(t, columns, work, recompute, q: Question):
     "What placed layers, [recompute, figure, variant, row], and ends, [end, variant, row], cost."
     asked = q.model, q.system, q.global_batch, q.assumptions
     job = job_of(t, *asked)
-    if counts_places(job): work, columns = count(job), None   # each row by itself
+    if counts_places(q.model, job):   # each row by itself
+        work, columns = count(job), None
     elif work is None:   # the layers of these rows, each once
         _, first, columns = np.unique(columns, return_index=True, return_inverse=True)
         work = count(job_of(keep(t, first), *asked))
@@ -634,23 +637,23 @@ PLAYED = 20            # of each GPU count, at first, where chunks may be unlike
 
 def figures_found(space: Space, layers: Layers, variant, i, j, q: Question):  # dict of columns
     "Every figure of what a search found; schedules are played where no formula holds."
-    t = space.at(i, j)
-    job = job_of(t, q.model, q.system, q.global_batch, q.assumptions)
-    if layers.of_variant is not None or counts_places(job):   # layers were counted unplaced
-        return figures_anew(t, layers, variant, i, j, q)
+    anew = functools.partial(figures_anew, space, layers, variant, i, j, q)
+    if layers.of_variant is not None: return anew()
     work, costs, ends = candidate_costs(space, layers, i, j)
+    if counts_places(q.model, work.layouts): return anew()   # layers were counted unplaced
     return exact_figures_of_each(work, pricer_of(q.system, q.assumptions), costs, ends)
 
-def counts_places(job):
+def counts_places(model, layouts):
     "Whether what layers count depends on which GPUs share an NVLink domain."
-    return any(half.counts_places(job) for half in halves_of(job))
+    return any(half.counts_places(layouts) for half in halves_of(model))
 
-def figures_anew(t, layers: Layers, variant, i, j, q: Question):  # dict of columns
+def figures_anew(space: Space, layers: Layers, variant, i, j, q: Question):  # dict of columns
     "The same of candidates counted at their places, on their systems; alike ones are priced once."
     priced = variant if layers.of_variant is None else layers.of_variant[variant]
     which, first = distinct(priced, i, j)
     system = systems_of_rows(q.system, variant[first])
-    found = exact_table(keep(t, first), q.model, system, q.global_batch, q.assumptions)
+    t = space.at(i[first], j[first])
+    found = exact_table(t, q.model, system, q.global_batch, q.assumptions)
     for name, x in found.items():
         if np.ndim(x): found[name] = x[which]
     return found
@@ -675,7 +678,7 @@ def fitting(n_gpus, q: Question):  # Fitting
     if any(map(offloads, q.considered['offload'])): fits = fits & host_has_room(own.every, q.system)
     fits = np.broadcast_to(fits, (variant_count(q.system), fits.shape[1]))
     some = np.flatnonzero(fits.any(axis=0) & (space.placed > 0))
-    placeable = space._replace(t=keep(space.t, some))
+    placeable = dataclasses.replace(space, t=keep(space.t, some))
     layers = priced_layers(placeable, own.layers, own.which[some], q) if len(some) else None
     played = np.broadcast_to(ranks_have_unlike_chunks(own.every), own.which.shape)[some]
     return Fitting(q, space, own.memory, fits, some, placeable, played, layers)

@@ -700,7 +700,7 @@ def keep(t, rows):
     "Some rows of a table: a mask or indices. What is no column but one value for all, stays."
     rows = np.asarray(rows)
     if rows.dtype == bool:
-        if rows.ndim and rows.all(): return dict(t)
+        if rows.all(): return dict(t)
         rows = np.flatnonzero(rows)
     return {key: x.take(rows, axis=0) if isinstance(x, np.ndarray) and x.ndim else x
             for key, x in t.items()}
