@@ -19,7 +19,7 @@ import pandas as pd
 
 from .inputs import MOST_VALUES, nearest, of_type, several, whole
 from .models import Model, as_model, counted_once
-from .systems import NUMBERS_OF_UNITS, PHYSICAL, as_system
+from .systems import NUMBERS_OF_UNITS, as_system
 from .schedules import SCHEDULES, own_figure, possible
 from .choices import needs_zero_3, offloaded, offloads, recomputed_layers
 from .parameters import generations, near_runs
@@ -381,12 +381,11 @@ def columns_that_decide_layer(q):  # tuple of columns
 
 def variant_count(system):
     "How many systems an object with array fields stands for."
-    return max((x.size for x in vars(system).values() if isinstance(x, np.ndarray)), default=1)
+    return max((x.size for x in system.arrays.values()), default=1)
 
 def with_each_price_once(q):  # (Question, which of its systems each variant is; None for one)
     "A question with one system of those that differ in capacity alone: no price depends on it."
-    arrays = {name: np.ravel(getattr(q.system, name)) for name in PHYSICAL
-              if np.ndim(getattr(q.system, name))}
+    arrays = {name: np.ravel(x) for name, x in q.system.arrays.items()}
     if not arrays: return q, None
     priced = [x for name, x in arrays.items() if name != 'hbm_capacity']
     which, first = distinct(*(priced or [np.zeros(variant_count(q.system))]))
@@ -395,7 +394,7 @@ def with_each_price_once(q):  # (Question, which of its systems each variant is;
 
 def systems_of_rows(system, variant):
     "The systems of rows, of which each is of one variant: array fields become columns."
-    arrays = {f: getattr(system, f)[variant, 0] for f in PHYSICAL if np.ndim(getattr(system, f))}
+    arrays = {name: x[variant, 0] for name, x in system.arrays.items()}
     return dataclasses.replace(system, **arrays) if arrays else system
 
 # %% ../nbs/88a_search.ipynb #6a4c89d2
@@ -1242,7 +1241,7 @@ def rows_shown(best, k, kind):  # (rows, the rank of each)
 
 def published_besides(best, rows, q: Question):  # str
     "What the software's own recipe for the model has that the first row has not."
-    if not len(rows): return ''
+    if q.assumptions.software is None or not len(rows): return ''
     usual = {name: getattr(q.assumptions, name) for name in CHOICES}
     row = usual | keep(best, rows[:1])
     first = {name: np.ravel(np.asarray(row[name], object))[0] for name in CHOICES}

@@ -115,8 +115,12 @@ class System(Wiring):
     def units(self): return Units(self.element_size, self.mask_element_size, self.flops_units)
 
     @property
+    def arrays(self):  # dict: field -> its figures, one of each of the systems it stands for
+        return {name: x for name, x in vars(self).items() if isinstance(x, np.ndarray)}
+
+    @property
     def axes(self):  # of its figures: none, unless it stands for many systems
-        return max([x.ndim for x in vars(self).values() if isinstance(x, np.ndarray)], default=0)
+        return max([x.ndim for x in self.arrays.values()], default=0)
 
     def rows(self, x):  # array [row, ...]
         "Rows of numbers, with the axes that the figures of many systems need."
