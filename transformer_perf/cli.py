@@ -7,9 +7,8 @@ __all__ = ['TEXT_WIDTH', 'OUTPUT_FORMATS', 'SPARED', 'BROAD', 'COMMANDS', 'SEVER
            'NVLINK', 'BATCH', 'ASSUMPTIONS', 'SOFTWARE', 'PRICED', 'FORMAT', 'OUTPUT', 'WIDE', 'RESULT', 'EXPORTS',
            'JOB_READ', 'JOB', 'WORKERS', 'STRATEGY', 'CHOSEN', 'LAYOUT', 'MOST_POINTS', 'POWERS_OF_TEN', 'records',
            'table_as_text', 'ways_to_draw', 'wrapped', 'drawn_lines', 'paragraph', 'Option', 'Command', 'command',
-           'as_number', 'whole_numbers_given', 'texts_given', 'option_given', 'preset_asked', 'parallel_of',
-           'left_open', 'dealt_of_another_model', 'axis', 'spaced_values', 'finite_or_whole', 'axes', 'amount',
-           'job_of_options']
+           'as_number', 'whole_numbers_given', 'texts_given', 'option_given', 'parallel_of', 'left_open',
+           'dealt_of_another_model', 'axis', 'spaced_values', 'finite_or_whole', 'axes', 'amount']
 
 # %% ../nbs/95_cli.ipynb #86ef7f4e
 import argparse

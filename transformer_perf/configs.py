@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['ANYWHERE', 'WIDTH', 'MLP_DERIVED', 'HEAD_OF_128', 'DERIVED', 'TIED', 'TIED_DERIVED', 'GELU', 'RELU2', 'NO_WINDOW',
-           'SWITCHED', 'QWEN_ROUTED', 'COUNTED', 'ALL_ROUTED', 'DENSE_FIRST', 'PLAIN', 'DEEPEST', 'SIZE_KEYS',
-           'HIDDEN_ACTS', 'BIASED_PLACES', 'LATENT_KEYS', 'EXPERT_KEYS', 'AHEAD', 'Config', 'Family', 'activation_key',
-           'basic', 'attention_fields', 'rule_of', 'places_of_experts', 'router_groups', 'experts', 'is_config',
-           'fields_together', 'fields_of', 'without_usual']
+           'SWITCHED', 'QWEN_ROUTED', 'COUNTED', 'ALL_ROUTED', 'DENSE_FIRST', 'PLAIN', 'LATENT_KEYS', 'EXPERT_KEYS',
+           'AHEAD', 'Config', 'Family', 'attention_fields', 'rule_of', 'places_of_experts', 'router_groups', 'experts',
+           'is_config', 'fields_together', 'fields_of']
 
 # %% ../nbs/81_configs.ipynb #00bc0005
 from collections.abc import Callable

@@ -7,7 +7,7 @@ __all__ = ['PEAK_FORMATS', 'BYTES', 'HEADS', 'KERNEL_FITS', 'SHEETS', 'GPU_VARIA
            'TABLES', 'generation_of', 'peak', 'waves', 'soft_minimum', 'overlapping', 'fit_from', 'ProductFit',
            'product_seconds', 'AttentionFit', 'attention_seconds', 'domain_seconds', 'gpu_of', 'sheet_of', 'sheets_of',
            'read_fits', 'closest', 'texts_in', 'numbers_of', 'TableToPrice', 'rows_by_parameters', 'price_of',
-           'prices_of_table', 'rows_by_pricing', 'predict_kernels', 'published_kernels']
+           'rows_by_pricing', 'predict_kernels', 'published_kernels']
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c00005
 import dataclasses

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', 'GREY', 'LIGHT', 'DARK', 'PALE', 'PALETTE',
            'DASHES', 'MARKERS', 'FILLS', 'TIME_PARTS', 'PASSES', 'SAVED_COLORS', 'LOOK', 'MOST_GROUPS',
-           'MOST_DRAWN_ROWS', 'TEXT_KIND', 'ONE_NUMBER', 'GROUP_NAMES', 'PLACED', 'GROUP_COLORS', 'MOST_PASSES',
-           'ARROW', 'GAP', 'style', 'picture', 'empty_figure', 'rows_by_value', 'with_numbers', 'columns_of_numbers',
-           'drawable', 'plain_ticks', 'log_ticks', 'against_gpus', 'training_days', 'micro_batches', 'configurations',
-           'placements', 'edges', 'value_ticks', 'heat_map', 'communication', 'check_passes', 'looks_of', 'draw_passes',
-           'timeline', 'HeldTensor', 'whole_squares', 'by_rows', 'by_columns', 'draw_held', 'draw_message', 'sharding']
+           'MOST_DRAWN_ROWS', 'GROUP_NAMES', 'PLACED', 'GROUP_COLORS', 'MOST_PASSES', 'ARROW', 'GAP', 'style',
+           'picture', 'empty_figure', 'rows_by_value', 'plain_ticks', 'log_ticks', 'against_gpus', 'training_days',
+           'micro_batches', 'configurations', 'placements', 'edges', 'value_ticks', 'heat_map', 'communication',
+           'check_passes', 'looks_of', 'draw_passes', 'timeline', 'HeldTensor', 'whole_squares', 'by_rows',
+           'by_columns', 'draw_held', 'draw_message', 'sharding']
 
 # %% ../nbs/83_plots.ipynb #cf2e19e0
 import functools

@@ -7,8 +7,8 @@ __all__ = ['ONE_GPU', 'SIZED', 'STUDIED', 'STAGES', 'SHARED', 'REFERENCE', 'REPO
            'LONGEST_LINE', 'MOST_LINES', 'MOST_RESULTS', 'unlike_gpt', 'counted_alone', 'wants_count', 'size', 'Sizes',
            'parameters', 'training_TFLOP', 'activation_GB', 'Stage', 'weights_GB', 'gpus_needed', 'first_stage',
            'Fractions', 'achieved_rate', 'kernel_time', 'compute_time', 'dispatch_share', 'dispatch_of_share',
-           'Efficiency', 'Network', 'network_of_system', 'published_network', 'NcclLog', 'results_in_log',
-           'parse_nccl_log', 'zero_table', 'speedup', 'efficiency_behind']
+           'Efficiency', 'Network', 'network_of_system', 'published_network', 'NcclLog', 'parse_nccl_log', 'zero_table',
+           'speedup', 'efficiency_behind']
 
 # %% ../nbs/85a_scaling.ipynb #bc9cc622
 import dataclasses

@@ -5,11 +5,10 @@
 # %% auto #0
 __all__ = ['LARGEST_SCRIPT', 'NAME', 'ROUND', 'BRACED', 'RUN', 'SINGLE', 'DOUBLE', 'WORD', 'BLANK', 'TOKEN', 'HEREDOC', 'MARK',
            'NO_WORD', 'HIDE', 'SHOW', 'SHELL_OPERATORS', 'MOST_ITEMS', 'BRACES', 'PUT_IN', 'IN_QUOTES',
-           'OUTSIDE_QUOTES', 'ASSIGNED', 'DECLARING', 'CHANGED', 'BY_LAUNCHER', 'OF_SLURM', 'TASK_OPTIONS', 'PER_NODE',
-           'NODES', 'IN_ALL', 'SET_BY_SLURM', 'HEAD', 'tokens', 'unknown', 'of_tree', 'parsed', 'arithmetic_value',
-           'as_list', 'variable', 'expanded', 'words', 'assign', 'note_command', 'changed_by', 'with_inner_script',
-           'block', 'choice', 'options', 'first_number', 'gpus_of', 'slurm_of', 'gpus_started', 'set_by_slurm',
-           'commands_of', 'check_calls']
+           'OUTSIDE_QUOTES', 'ASSIGNED', 'BY_LAUNCHER', 'OF_SLURM', 'TASK_OPTIONS', 'PER_NODE', 'NODES', 'IN_ALL',
+           'SET_BY_SLURM', 'HEAD', 'tokens', 'unknown', 'of_tree', 'parsed', 'arithmetic_value', 'as_list', 'variable',
+           'expanded', 'words', 'assign', 'block', 'choice', 'options', 'first_number', 'gpus_of', 'slurm_of',
+           'gpus_started', 'set_by_slurm', 'commands_of', 'check_calls']
 
 # %% ../../nbs/89_scripts.ipynb #12b10006
 import ast

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TOLD_BY_FEW_RUNS', 'USUAL', 'KERNELS', 'ROWS', 'least_squares_within', 'sets_with', 'told_by', 'calibrate',
-           'kernel_seconds', 'calibrate_kernels', 'job_as_run', 'read_inputs', 'calibrate_inputs', 'as_shipped_names']
+           'kernel_seconds', 'calibrate_kernels', 'read_inputs', 'calibrate_inputs', 'as_shipped_names']
 
 # %% ../../nbs/91b_fits.ipynb #91b00004
 import dataclasses

@@ -7,11 +7,9 @@ __all__ = ['RUN_COLUMNS', 'STRUCTURE_COLUMNS', 'COST_COLUMNS', 'MORE', 'WORDS_OF
            'NEEDED_COLUMNS', 'FLAG_COLUMNS', 'UNLESS_SAID', 'ZERO', 'GPUS', 'KNOWN_COLUMNS', 'SLACK', 'OPEN',
            'slips_in', 'published', 'read_runs', 'on_system', 'measured_column', 'row_name', 'as_word', 'texts',
            'column_of', 'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds',
-           'software_words', 'as_named', 'software_said', 'recompute_said', 'precision_said', 'graphs_said',
-           'experts_said', 'facts_of_runs', 'clean', 'said_besides', 'filled', 'stack_of', 'precision_of', 'cleaned',
-           'reasons_of', 'with_expert_choices', 'with_recompute_choices', 'sheet_for', 'places_by_rank',
-           'search_columns', 'batches_of', 'at_row', 'model_at', 'software_for', 'job_at', 'assumptions_for',
-           'candidates_priced', 'room_of', 'fastest_that_fits', 'run_jobs', 'rows_as_jobs']
+           'facts_of_runs', 'clean', 'said_besides', 'filled', 'stack_of', 'precision_of', 'cleaned', 'reasons_of',
+           'batches_of', 'at_row', 'model_at', 'software_for', 'job_at', 'assumptions_for', 'candidates_priced',
+           'room_of', 'fastest_that_fits', 'run_jobs', 'rows_as_jobs']
 
 # %% ../../nbs/91_runs.ipynb #10b10004
 import dataclasses
