@@ -18,11 +18,10 @@ from transformer_perf.estimates import CHOICES, RECIPES, Recipe, as_assumptions
 from transformer_perf.execution import KIND
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.iteration import readable
-from transformer_perf.measured_kernels import GPU_VARIANTS
 from transformer_perf.models import Model, as_model
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.software import Software, as_software, known_software
-from transformer_perf.systems import as_system
+from transformer_perf.systems import GPU_VARIANTS, as_system
 from transformer_perf.timeline import PLACES
 from transformer_perf.validation import predict
 from transformer_perf.validation.runs import RUN_COLUMNS, sheet_of_run

@@ -19,7 +19,7 @@ from transformer_perf import measured_kernels as kernels
 from transformer_perf.estimates import Product
 from transformer_perf.kernels import product_time, sustained_clock
 from transformer_perf.parameters import read_calibration
-from transformer_perf.systems import as_system
+from transformer_perf.systems import SHEETS, as_system, gpu_of
 from transformer_perf.measured_kernels import predict_kernels
 
 import fit_kernels
@@ -285,7 +285,7 @@ def test_all_that_was_measured(kind):
     found = predict_kernels(fit_kernels.read_table(BULK, kind), kind)
     if kind == 'other':
         found = found[(found.kind == 'collective') & (found.message_bytes >= 2**20)]
-        found = found[(found.n_nodes == 1) & found.gpu.map(kernels.gpu_of).isin(kernels.SHEETS)]
+        found = found[(found.n_nodes == 1) & found.gpu.map(gpu_of).isin(SHEETS)]
     assert (found.reason == '').all()
     error = (found.predicted_us / found.time_us - 1).abs()
     assert error.mean() < MUST.get(kind, .12)

@@ -585,10 +585,10 @@ def test_the_best_product_scales_what_nobody_measured(system):
     one = estimate('llama3.1_8B', p, sheet, 64, 'calibrated')
     generation = one.assumptions.measured.generation
     assert one.stats['mfu'] < .9 * sheet.matrix_eff
-    whole = dataclasses.replace(sheet, matrix_eff=generation.matrix_eff, power=None)
+    whole = dataclasses.replace(sheet, matrix_eff=generation.sheet.matrix_eff, power=None)
     plain = dataclasses.replace(whole, matrix_eff=None)
     same, other = (estimate('llama3.1_8B', p, s, 64, 'calibrated') for s in (whole, plain))
     assert same.stats['iteration_s'] == other.stats['iteration_s']
     flop = same.stats['compute_s'] - one.stats['compute_s']   # only products and attention differ
-    assert (flop > 0) == (sheet.matrix_eff > generation.matrix_eff)
+    assert (flop > 0) == (sheet.matrix_eff > generation.sheet.matrix_eff)
     assert 'its memory and links are used as well' in one.notes[0]

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from transformer_perf import Parallel, estimate, search
 from transformer_perf.estimates import COLLECTIVES, Group, Roofline, as_assumptions, peak_rate
 from transformer_perf.kernels import Measured, pricer_of
-from transformer_perf.measured_kernels import closest, sheet_of
+from transformer_perf.measured_kernels import closest
 from transformer_perf.parameters import Generation, Parameters, generations, read_calibration
 from transformer_perf.sweeps import sweep
 from transformer_perf.systems import (
-    PHYSICAL, REQUIRED, UNIT_OF, System, as_system, price_per_gpu_hour, read_prices, system_names,
-    systems_folder, systems_table)
+    PHYSICAL, REQUIRED, UNIT_OF, System, as_system, price_per_gpu_hour, read_prices,
+    system_names, systems_folder, systems_table)
 
 PAPER = {'A100', 'H200', 'B200', 'B200-next', 'polaris', 'tg40', 'tg80'}   # of published studies
 SOLD = [name for name in system_names() if name not in PAPER]
@@ -105,9 +105,7 @@ def test_calibrated_prices_every_system_and_says_where_nothing_was_measured():
 @pytest.mark.parametrize('name', generations())
 def test_a_generation_is_that_of_its_measured_gpu(name):
     known = generations()[name]
-    sheet = sheet_of(known.measured_gpu)
-    assert sheet.architecture == name and known.source
-    assert known.matrix_flops_fp16 == sheet.matrix_flops_fp16
+    assert known.sheet.architecture == name and known.source
     for kind, library in (('products', 'trtllm'), ('attention', known.newest_attention)):
         assert closest(kind, known.measured_gpu, library)[0].split('/')[1] == library
     sets = [k for k in read_calibration().sets.values() if k.architecture == name]

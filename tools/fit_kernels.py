@@ -17,8 +17,9 @@ from scipy.optimize import least_squares
 
 from transformer_perf.inputs import write_whole
 from transformer_perf.measured_kernels import (
-    KERNEL_FITS, TABLES, price_of, published_kernels, rows_by_parameters, rows_by_pricing, sheet_of)
+    KERNEL_FITS, TABLES, price_of, published_kernels, rows_by_parameters, rows_by_pricing)
 from transformer_perf.parameters import generations, measured_folder
+from transformer_perf.systems import sheet_of
 
 SOURCE = ('NVIDIA, ai-dynamo/aiconfigurator @ 095f58a51c (Apache-2.0), half of the rows of its '
           'tables with products of 1024 and more; FlashAttention: figures of Dao-AILab; cuDNN: '

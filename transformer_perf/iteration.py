@@ -34,7 +34,7 @@ from transformer_perf.inputs import (
     as_markdown, checked, divides, field, nearest, of_type, quoted, table_with, whole,
     with_fields)
 from .models import Model, as_model
-from .systems import System, as_system
+from .systems import SHEETS, System, as_system, gpu_of, sheets_of
 from .schedules import (
     SCHEDULES, check_layout, check_schedule, chunks_in, own_figure, passes_of)
 from .choices import (
@@ -45,7 +45,6 @@ from transformer_perf.estimates import (
     negated)
 from .parameters import REACHED, WIDEST_GROUPS, interval, near_runs
 from .software import releases_in_words
-from .measured_kernels import SHEETS, gpu_of, sheets_of
 from .kernels import pricer_of
 from .blocks import STRATEGIES
 from .modules import (

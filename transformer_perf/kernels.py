@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from .inputs import nearest
-from .systems import System
+from .systems import SHEETS, System, gpu_of, sheet_of
 from transformer_perf.estimates import (
     Assumptions, AttentionKernel, Busy, Group, Product, Roofline, Work, Works, busy_of_pass,
     distinct, exchanged, in_rows, peak_rate, priced_together, recipe_of, ring_share, stacked_rows,
@@ -25,15 +25,14 @@ from transformer_perf.estimates import (
 from .parameters import Parameters
 from .quantities import told
 from .measured_kernels import (
-    HEADS, SHEETS, attention_seconds, closest, domain_seconds, generation_of, gpu_of,
-    product_seconds, read_fits, sheet_of)
+    HEADS, attention_seconds, closest, domain_seconds, generation_of, product_seconds, read_fits)
 
 # %% ../nbs/52_kernels.ipynb #2b0000b1
 def sustained_clock(system: System, parameters: Parameters):  # share of `clock`
     "The share of its clock that power leaves a GPU under a lasting load; unmeasured, of its rate."
     generation = parameters.generation
     if system.architecture != parameters.architecture and system.matrix_eff is not None:
-        return system.matrix_eff / generation.matrix_eff
+        return system.matrix_eff / generation.sheet.matrix_eff
     if system.power is None: return 1.   # as usual
     share = (system.power / generation.power)**.4
     return np.minimum(share, 1 / parameters.kernels.clock)

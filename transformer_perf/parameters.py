@@ -19,6 +19,7 @@ import numpy as np
 from .inputs import (
     checked, checked_path, field, finite, label, naming, nearest, of_type, path_text, quoted,
     read_json, shipped_folder, whole)
+from .systems import sheet_of
 
 # %% ../nbs/82_parameters.ipynb #e507c4bf
 def figure(
@@ -109,9 +110,7 @@ def measured_folder():  # Path
 class Generation:
     "What the GPUs of a generation have in common."
     measured_gpu: str                               # the one that was measured; its short name
-    multiprocessors: int = field(least=1)           # of that GPU, as the next two
-    matrix_flops_fp16: float = field(above=True)    # TFLOP/s, dense
-    matrix_eff: float = field(above=True)           # of it, what the best bf16 product reaches
+    multiprocessors: int = field(least=1)           # of that GPU, as the next one
     cache: float = field(above=True)                # GB, L2
     power: float = field(above=True)                # W of a usual GPU, whose clock was fitted
     newest_attention: str                           # of the libraries that were measured
@@ -122,6 +121,9 @@ class Generation:
     one_connection: bool     # Megatron-LM wants a single queue where tp or cp send messages
     fp4_in_training: float = field(above=True)   # 4-bit products: of what those of serving reach
     source: object           # where the figures come from
+
+    @property
+    def sheet(self): return sheet_of(self.measured_gpu)   # System
 
 @functools.cache
 def generations():  # dict: name -> Generation
@@ -431,7 +433,7 @@ class Calibration:
             other = nearest(system.priced_as, generations(), 'generation in priced_as')
             if other in known: return other
         rate = np.median(system.matrix_flops_fp16)
-        away = lambda name: abs(np.log(rate / generations()[name].matrix_flops_fp16))
+        away = lambda name: abs(np.log(rate / generations()[name].sheet.matrix_flops_fp16))
         return min(known, key=away)
 
     def of(

@@ -20,7 +20,6 @@ from ..estimates import Assumptions, Group, as_assumptions
 from transformer_perf.inputs import (
     as_numbers, nearest, of_type, path_text, quoted, read_csv, several, table_with,
     takes, write_whole)
-from ..measured_kernels import gpu_of
 from ..iteration import settled
 from ..models import with_length
 from ..parameters import (
@@ -30,7 +29,7 @@ from .runs import (
     ADDED, COST_COLUMNS, MORE, RUN_COLUMNS, STRUCTURE_COLUMNS, assumptions_for, batches_of,
     candidates_priced, clean, cleaned, column_of, job_at, measured_column, of_sheets, on_system,
     read_runs, reasons_of, room_of, row_name)
-from ..systems import as_system
+from ..systems import as_system, gpu_of
 from .predictions import (
     features_of, of_candidates, predict, table_of)
 from ..kernels import collective_seconds

@@ -27,9 +27,8 @@ import pandas as pd
 from ..estimates import Assumptions
 from ..inputs import (
     check_writable, checked_path, finite, in_a_line, path_text, write_whole)
-from ..measured_kernels import (
-    SHEETS, TABLES, closest, gpu_of, sheet_of)
-from ..systems import PHYSICAL, REQUIRED, as_system
+from ..measured_kernels import TABLES, closest
+from ..systems import PHYSICAL, REQUIRED, SHEETS, as_system, gpu_of, sheet_of
 from .calibration import calibrate_kernels
 
 # %% ../../nbs/93_measure.ipynb #17000007

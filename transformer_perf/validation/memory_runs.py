@@ -16,7 +16,7 @@ import pandas as pd
 from ..inputs import read_csv
 from ..estimates import AS_TRAINED, MENDED_SLIPS, Assumptions
 from ..interop.megatron import FLAGS, FP8, TOKENIZERS, with_groups
-from ..measured_kernels import sheet_of
+from ..systems import sheet_of
 from ..interop import as_job
 from ..timeline import PLACES, job_of, memory_at, own_stages
 from ..iteration import settled

@@ -17,7 +17,7 @@ import pandas as pd
 from ..inputs import INTEGER, as_numbers, read_json, several, table_with, takes
 from ..estimates import as_assumptions
 from ..parameters import Calibration, changed, limits, measured_folder
-from ..measured_kernels import gpu_of
+from ..systems import gpu_of
 from ..timeline import COMPONENTS
 from ..iteration import estimate, evidence, keep
 from .runs import (

@@ -28,14 +28,13 @@ from ..inputs import (
     HUGE, LARGEST, TINY, as_numbers, nearest, path_text, quoted, read_csv, read_json, table_with)
 from ..models import ACTIVATIONS, Model
 from ..blocks import BIASED
-from ..systems import as_system, system_names
+from ..systems import GPU_VARIANTS, SHEETS, as_system, system_names
 from ..schedules import SCHEDULES, chunks_in, possible
 from ..choices import graphed, recomputed_parts
 from ..estimates import (
     DISPATCHERS, GROUP_COLUMNS, RECIPES, Assumptions, as_assumptions)
 from ..parameters import measured_folder
 from ..software import Software, chosen_by, known_software, run_by
-from ..measured_kernels import GPU_VARIANTS
 from ..modules import copies_overlap
 from ..timeline import PLACES, placed_by_rank, statistics
 from ..iteration import Parallel, divisors, keep, usable_domain_sizes
@@ -89,9 +88,8 @@ UNLESS_SAID = ('tied_embeddings', 'learned_positions', 'router_bias')   # a mode
 ZERO = ('fsdp_shard', 'shared_expert_ffn', 'dense_layers_first', 'mtp_layers')   # from 0
 
 GPUS = {   # where a name is not that of a system: the system, and what differs
-    'A100-80GB': ('A100-80GB', {}), 'H100': ('H100-80GB', {}), 'H100-80GB': ('H100-80GB', {}),
-    **GPU_VARIANTS, 'H200': ('H200-141GB', {}), 'B200': ('B200-180GB', {}),
-    'GB200': ('GB200-NVL72', {}), 'GB300': ('GB300-NVL72', {})}
+    **{gpu: (SHEETS[gpu], {}) for gpu in ('H100', 'H200', 'B200', 'GB200', 'GB300')},
+    **GPU_VARIANTS}
 
 KNOWN_COLUMNS = {*RUN_COLUMNS, *MORE, *ADDED, 'precision'}
 
