@@ -893,14 +893,14 @@ SYSTEM_HEADS = {
 @command('systems', *RESULT)
 def systems_command(args):
     "List the systems that are known by name; as csv or json with all their fields."
-    from transformer_perf.systems import systems_table
-    table = systems_table().reset_index()
-    table = table.astype(object).where(table.notna(), None)   # what no source gives is empty
-    shown = table.assign(network=table.ib_bandwidth * table.nic_factor)   # with all NICs of a GPU
+    from transformer_perf.systems import system_rows
+    rows = system_rows()
     text = lambda x: x if x is None or isinstance(x, str) else f'{x:.6g}'
-    view = [{SYSTEM_HEADS[name]: text(row[name]) for name in SYSTEM_HEADS}
-            for row in records(shown)]
-    deliver_table(table, args, view=view)
+    view = []
+    for row in rows:
+        shown = row | {'network': row['ib_bandwidth'] * row['nic_factor']}   # all NICs of a GPU
+        view.append({head: text(shown[name]) for name, head in SYSTEM_HEADS.items()})
+    deliver_table(rows, args, view=view)
 
 @command('software', *RESULT)
 def software_command(args):

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'UNIT_OF', 'PHYSICAL', 'NUMBERS_OF_UNITS', 'REQUIRED', 'PRICE_COLUMNS', 'SHEETS', 'GPU_VARIANTS', 'Link',
-           'Units', 'positive', 'System', 'systems_folder', 'system_names', 'as_system', 'systems_table', 'read_prices',
-           'Price', 'price_per_gpu_hour', 'gpu_of', 'sheet_of', 'sheets_of']
+           'Units', 'positive', 'System', 'systems_folder', 'system_names', 'as_system', 'system_rows', 'systems_table',
+           'read_prices', 'Price', 'price_per_gpu_hour', 'gpu_of', 'sheet_of', 'sheets_of']
 
 # %% ../nbs/01_systems.ipynb #344011a2
 import dataclasses
@@ -230,11 +230,16 @@ def as_system(
     return system if nvlink_size is None else dataclasses.replace(system, nvlink_size=nvlink_size)
 
 # %% ../nbs/01_systems.ipynb #f609eb46
+def system_rows():  # list of dict
+    "The systems that ship, by name, and all their fields."
+    rows = [vars(as_system(name)) for name in system_names()]
+    return [{'name': row['name'], **{field: x for field, x in row.items() if field != 'empirical'}}
+            for row in rows]
+
 def systems_table():  # DataFrame, a row per system
-    "The systems that ship, and all their fields."
+    "The same as a table."
     import pandas as pd
-    table = pd.DataFrame([vars(as_system(name)) for name in system_names()])
-    return table.set_index('name').drop(columns='empirical')
+    return pd.DataFrame(system_rows()).set_index('name')
 
 # %% ../nbs/01_systems.ipynb #7c1d40d4
 PRICE_COLUMNS = ('AcceleratorName', 'AcceleratorCount', 'Price')   # USD an hour for all of them
