@@ -15,7 +15,7 @@ import pandas as pd
 # %% ../../nbs/17_memory.ipynb #38a00005
 from ..inputs import read_csv
 from ..estimates import AS_TRAINED, MENDED_SLIPS, Assumptions
-from ..interop.megatron import FLAGS, FP8, TOKENIZERS, with_groups
+from ..interop.megatron import FLAGS, FP8, TOKENIZERS, flags_of_keys, with_groups
 from ..systems import sheet_of
 from ..interop import as_job
 from ..timeline import PLACES, job_of, memory_at, own_stages
@@ -28,7 +28,7 @@ from transformer_perf.parameters import (
 
 # %% ../../nbs/17_memory.ipynb #38a00009
 VOCABULARIES = TOKENIZERS | {'GPTSentencePieceTokenizer': 32000}   # of these tests
-APART = ('vocab_size', 'fp16', 'bf16', 'cp_comm_type')   # read elsewhere, or no matter of memory
+APART = ('fp16', 'bf16', 'cp_comm_type')   # read elsewhere, or no matter of memory
 
 def megatron_runs(
     path=None,   # of a CSV file with more of them; the shipped ones unless given
@@ -46,14 +46,10 @@ def argument(run, name, usual=None):
     x = run.get(name)
     return usual if x is None or pd.isna(x) else x
 
-def vocabulary_of_run(run):  # padded; None where nobody says
-    "Tokens of the vocabulary, as many as the tables have rows."
+def vocabulary_of_run(run):  # number, or None where nobody says
+    "Tokens of the vocabulary."
     own = VOCABULARIES.get(argument(run, 'tokenizer_type', 'GPT2BPETokenizer'))
-    tokens = argument(run, 'vocab_size', own)
-    if tokens is None: return None
-    step = int(argument(run, 'make_vocab_size_divisible_by', 128)
-               * argument(run, 'tensor_model_parallel_size', 1))
-    return -int(-tokens // step) * step
+    return argument(run, 'vocab_size', own)
 
 # %% ../../nbs/17_memory.ipynb #38a0000f
 def other_arguments(run):  # dict: argument -> value
@@ -68,16 +64,13 @@ def other_arguments(run):  # dict: argument -> value
 
 def known_arguments(run):  # dict: argument -> value
     "The arguments of a run that interop knows."
-    found = {'--padded-vocab-size': vocabulary_of_run(run)}
-    for name, x in run.dropna().items():
-        key = f'--{name.replace("_", "-")}'
-        if key not in FLAGS or name in APART: continue
-        if not isinstance(x, str): x = bool(x) if FLAGS[key] else int(x)
-        if name == 'recompute_modules': x = x.strip('[]').split()
-        found[key] = x
-    found |= {key: x for key, x in other_arguments(run).items() if key in FLAGS}
-    if argument(run, 'layout'): found['--pipeline-model-parallel-layout'] = run.layout
-    return with_groups(found)
+    columns = {name: x for name, x in run.dropna().items() if name not in APART}
+    said = flags_of_keys(columns) | other_arguments(run)
+    said |= {'--vocab-size': vocabulary_of_run(run)}
+    if argument(run, 'layout'): said['--pipeline-model-parallel-layout'] = run.layout
+    known = {key: x for key, x in said.items() if key in FLAGS and x is not None}
+    plain = {key: x if isinstance(x, (str, bool)) else int(x) for key, x in known.items()}
+    return with_groups(plain)
 
 # %% ../../nbs/17_memory.ipynb #38a0000c
 AT_REST = MENDED_SLIPS | AS_TRAINED | {'working_memory': False, 'zero_gathered': 0}   # after a step
