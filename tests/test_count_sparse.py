@@ -234,13 +234,7 @@ def test_model_flop_counts_once_what_has_no_gradient():
 
 def test_published_parameters():
     "DeepSeek-V3.2's indexer (inference/model.py): 13,959,424 in each of 61 layers."
-    v32 = as_model(dict(
-        model_type='deepseek_v32', hidden_size=7168, num_hidden_layers=61,
-        num_attention_heads=128, intermediate_size=18432, vocab_size=129280, q_lora_rank=1536,
-        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
-        first_k_dense_replace=3, n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8,
-        moe_intermediate_size=2048, index_n_heads=64, index_head_dim=128, index_topk=2048,
-        max_position_embeddings=163840))
+    v32 = replace(as_model('deepseek_v3.2'), mtp_layers=0)
     assert v32.parameters == 671_026_419_200 + 61 * 13_959_424
 
 
