@@ -412,6 +412,10 @@ def chosen_by_software(x):  # DataFrame
     return x.fillna(usual).assign(cuda_graphs=graphs)
 
 # %% ../../nbs/91_runs.ipynb #860395a2
+def goes_into(divisor, number):  # bools; what is not known is not asked
+    "Where one number divides another without rest."
+    return np.isnan(divisor) | np.isnan(number) | (number % divisor == 0)
+
 def layout_rules(x):  # yields (what is wrong, where it is right)
     "What must divide what."
     yield 'n_gpus or dp is missing', x.n_gpus.notna() & x.dp.notna()
@@ -420,30 +424,29 @@ def layout_rules(x):  # yields (what is wrong, where it is right)
     yield 'ffn is missing', x.ffn.notna() | x.experts.notna()
     for divisor, number in (('tp', 'heads'), ('tp', 'ffn'), ('dp', 'global_batch'),
                             ('cp', 'seq_len')):
-        yield f'{divisor} must divide {number}', (x[number] % x[divisor] == 0) | x[number].isna()
+        yield f'{divisor} must divide {number}', goes_into(x[divisor], x[number])
     chunks = pd.Series([len(chunks_in(text)) if makes_sense(chunks_in, text) else np.nan
                         for text in x.layout], x.index, float)
-    yield 'layout must have as many chunks in each stage', chunks.isna() | (chunks % x.pp == 0)
-    plain = x.head_dim.notna() | x.kv_lora_rank.notna() | (x.hidden % x.heads == 0)
-    yield 'heads must divide hidden', plain
+    yield 'layout must have as many chunks in each stage', goes_into(x.pp, chunks)
+    own_width = x.head_dim.notna() | x.kv_lora_rank.notna()
+    yield 'heads must divide hidden', own_width | goes_into(x.heads, x.hidden)
     yield from batch_rules(x)
 
 # %% ../../nbs/91_runs.ipynb #10b00005
 def batch_rules(x):  # yields (what is wrong, where it is right)
     "The same of heads, batches, stages and experts."
-    shared = (x.kv_heads % x.tp == 0) | (x.tp % x.kv_heads == 0)
+    shared = goes_into(x.tp, x.kv_heads) | goes_into(x.kv_heads, x.tp)
     yield 'kv_heads must divide heads, and tp or be divided by it', (
-        (x.heads % x.kv_heads == 0) & shared)
-    share = x.global_batch / x.dp
-    divides = x.micro_batch.isna() | (share % x.micro_batch == 0)
-    yield 'micro_batch must divide global_batch / dp', divides
+        goes_into(x.kv_heads, x.heads) & shared)
+    yield 'micro_batch must divide global_batch / dp', (
+        goes_into(x.micro_batch, x.global_batch / x.dp))
     # the first and the last chunk may have the ends of the model alone
     yield 'vp times pp must be at most layers', x.vp.isna() | (x.vp * x.pp <= x.layers + 2)
     yield 'experts, experts_per_token and moe_ffn belong together', (
         x[['experts', 'experts_per_token', 'moe_ffn']].notna().sum(axis=1) % 3 == 0)
     ep = x.ep.fillna(1.)   # or open
-    yield 'ep * etp must divide tp * cp * dp', (x.tp * x.cp * x.dp) % (ep * x.etp) == 0
-    yield 'ep must divide experts', x.experts.isna() | (x.experts % ep == 0)
+    yield 'ep * etp must divide tp * cp * dp', goes_into(ep * x.etp, x.tp * x.cp * x.dp)
+    yield 'ep must divide experts', goes_into(ep, x.experts)
 
 # %% ../../nbs/91_runs.ipynb #860395a3
 def cleaned(df):  # DataFrame
