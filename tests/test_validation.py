@@ -363,6 +363,8 @@ SENSELESS = [
     ({'heads': 2.5}, 'heads must be a whole number'),
     ({'layout': 'Etx'}, 'layout must be chunks'), ({'cuda_graphs': 'atn'}, 'cuda_graphs must be'),
     ({'layout': 'E|' + 't' * 48 + '|L', 'pp': 2, 'n_gpus': 16}, 'as many chunks in each stage'),
+    ({'layout': 'Et*4|t*4L', 'pp': 2, 'n_gpus': 16}, 'and all layers'),
+    ({'layout': 'Et*24|t*24L', 'pp': 2, 'n_gpus': 16, 'mtp_layers': 1}, 'and all layers'),
     ({'dispatcher': 'post'}, 'dispatcher must be one of'), ({'qk_norm': 2}, 'must be 0 or 1'),
     ({'capacity_factor': -1.}, 'capacity_factor must be from')]
 

@@ -29,7 +29,7 @@ from ..inputs import (
 from ..models import ACTIVATIONS, Model
 from ..blocks import BIASED
 from ..systems import GPU_VARIANTS, SHEETS, as_system, system_names
-from ..schedules import SCHEDULES, chunks_in, possible
+from ..schedules import SCHEDULES, check_layout, chunks_in, possible
 from ..choices import graphed, recomputed_parts
 from ..estimates import (
     DISPATCHERS, GROUP_COLUMNS, RECIPES, Assumptions, as_assumptions)
@@ -416,6 +416,14 @@ def goes_into(divisor, number):  # bools; what is not known is not asked
     "Where one number divides another without rest."
     return np.isnan(divisor) | np.isnan(number) | (number % divisor == 0)
 
+def layouts_fit(x):  # list of bool
+    "Whether stages can hold the chunks of each layout, and these all layers; of none, they can."
+    sizes = x[['pp', 'layers', 'mtp_layers']].fillna(0).astype(int).to_numpy()
+    def holds(text, p, depth, more):
+        check_layout(chunks_in(text), max(p, 1), depth, max(more, text.count('m')))
+    return [not text or makes_sense(partial(holds, p=p, depth=depth, more=more), text)
+            for text, (p, depth, more) in zip(x.layout, sizes)]
+
 def layout_rules(x):  # yields (what is wrong, where it is right)
     "What must divide what."
     yield 'n_gpus or dp is missing', x.n_gpus.notna() & x.dp.notna()
@@ -425,9 +433,7 @@ def layout_rules(x):  # yields (what is wrong, where it is right)
     for divisor, number in (('tp', 'heads'), ('tp', 'ffn'), ('dp', 'global_batch'),
                             ('cp', 'seq_len')):
         yield f'{divisor} must divide {number}', goes_into(x[divisor], x[number])
-    chunks = pd.Series([len(chunks_in(text)) if makes_sense(chunks_in, text) else np.nan
-                        for text in x.layout], x.index, float)
-    yield 'layout must have as many chunks in each stage', goes_into(x.pp, chunks)
+    yield 'layout must have as many chunks in each stage, and all layers', layouts_fit(x)
     own_width = x.head_dim.notna() | x.kv_lora_rank.notna()
     yield 'heads must divide hidden', own_width | goes_into(x.heads, x.hidden)
     yield from batch_rules(x)
