@@ -236,9 +236,9 @@ FOUND = search('gpt3', [8, 64], 'H200', 64, 'all', 2,
                assumptions='corrected').assign(model='gpt3', system='H200')
 GRID = pd.DataFrame([(a, b, a + b) for a in (1., 2., 4.) for b in (1., 3.)], columns=list('abc'))
 PICTURES = {
-    against_gpus: (FOUND, dict(column='iteration_s', label='s', panels='model', level=None)),
+    against_gpus: (FOUND, dict(column='iteration_s', label='s', level=None)),
     configurations: (FOUND, dict(labels=None, xlabel='GPUs', title='')),
-    placements: (FOUND, dict(panels='system')),
+    placements: (FOUND, {}),
     timeline: (passes, dict(panels='kind')),
     heat_map: (GRID, dict(x='a', y='b', value='c', xlabel='', ylabel='', label='', marks={},
                       panels=None, contours=(1.1, 2)))}

@@ -27,7 +27,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from .inputs import (
-    ABOVE, FLAG, HUGE, as_numbers, finite, nearest, quoted, several, table_with, takes)
+    ABOVE, HUGE, as_numbers, finite, nearest, quoted, several, table_with, takes)
 from .models import as_model
 from .timeline import TIMES, components
 
@@ -160,10 +160,10 @@ def look_of(labels):  # dict: label -> line options
 # %% ../nbs/83_plots.ipynb #6f63c007
 GUIDE = dict(linewidth=0.8, linestyle=(0, (1, 3)))   # dotted
 
-def draw_curves(ax, own, column, line, looks, perfect):
-    "The curve of each value of the column `line`, and what perfect scaling would be, if asked."
+def draw_curves(ax, own, column, looks, perfect):
+    "The curve of each system, and what perfect scaling would be, if asked."
     first = {}
-    for label, rows in rows_by_value(own.sort_values('n_gpus', kind='stable'), line):
+    for label, rows in rows_by_value(own.sort_values('n_gpus', kind='stable'), 'system'):
         y = rows[nearest(column, own.columns, 'column')]
         ax.plot(rows.n_gpus, y, label=label, **looks[label])
         first.setdefault(looks[label]['color'], rows.iloc[0])
@@ -185,27 +185,25 @@ def legend_of_curves(figure, labels, perfect):
 
 # %% ../nbs/83_plots.ipynb #6f63c009
 @picture
-@takes(label=TEXT_KIND, perfect=dict(arrays=False, least=-10, most=10), log=FLAG, level=ONE_NUMBER)
+@takes(label=TEXT_KIND, perfect=dict(arrays=False, least=-10, most=10), level=ONE_NUMBER)
 def against_gpus(
-    table,             # DataFrame with n_gpus, system, the column, and what the panels differ in
-    column,            # what to draw
-    label,             # its name and unit, for the axis
-    panels='model',    # column whose values each get a panel
-    perfect=None,      # exponent of perfect scaling: -1 for a time, 0 for a rate per GPU
-    log=True, level=None,   # logarithmic vertical axis; a line worth seeing there, such as 1
-    line='system',     # column whose values each get a line
+    table,          # DataFrame with n_gpus, system, model and the column
+    column,         # what to draw
+    label,          # its name and unit, for the axis
+    perfect=None,   # exponent of perfect scaling: -1 for a time, 0 for a rate per GPU
+    level=None,     # of a line worth seeing, such as 1
 ):  # Figure
-    "One curve per system against the number of GPUs."
+    "One curve per system against the number of GPUs, in a panel for each model."
     table = columns_of_numbers(columns_of_numbers(table, 'n_gpus', least=1), column)
-    shown = rows_by_value(table, panels)
-    looks = look_of(dict(rows_by_value(table, line)))
+    shown = rows_by_value(table, 'model')
+    looks = look_of(dict(rows_by_value(table, 'system')))
     figure, axes = empty_figure(len(shown), 1.8 + 2.7 * len(shown), 3.7)
     for ax, (name, own) in zip(axes[0], shown):
-        ax.set(title=name, xscale='log', yscale='log' if log else 'linear', xlabel='GPUs')
+        ax.set(title=name, xscale='log', yscale='log', xlabel='GPUs')
         log_ticks(ax.xaxis, base=4)   # in powers of 4
-        if log: log_ticks(ax.yaxis, (1, 2, 5))
+        log_ticks(ax.yaxis, (1, 2, 5))
         if level is not None: ax.axhline(level, color=BLACK, linewidth=0.8)
-        draw_curves(ax, own, column, line, looks, perfect)
+        draw_curves(ax, own, column, looks, perfect)
     axes[0, 0].set_ylabel(label)
     legend_of_curves(figure, looks, perfect)
     return figure
@@ -330,12 +328,11 @@ def configurations(
 # %% ../nbs/83_plots.ipynb #3d76926e
 @picture
 def placements(
-    table,            # rows of search results that differ in the columns nvlink_...
-    panels='system',  # column whose values each get a panel
+    table,   # rows of search results that differ in the columns nvlink_...
 ):  # Figure
-    "Throughput of every placement, the best one starred."
+    "Throughput of every placement, the best one starred, in a panel for each system."
     table = drawable(table, 'samples_per_s', *PLACED)
-    shown = rows_by_value(table, panels)
+    shown = rows_by_value(table, 'system')
     columns = [column for column in PLACED if (table[column] > 1).any()]
     width = max(4, 1 + 0.22 * len(table) + 0.5 * len(shown))
     figure, axes = empty_figure(len(shown), width, 3.6, sharey=True,

@@ -499,17 +499,16 @@ def parse_nccl_log(
     return NcclLog(kind, gpus, nodes, table)
 
 # %% ../nbs/85a_scaling.ipynb #9562887e
-def read_nccl_log(path, kind=None, gpus=None):
+def read_nccl_log(path, kind=None):
     "A run of nccl-tests, from a file."
     text = read_bytes(path, LARGEST_NCCL_LOG).decode('utf-8', errors='replace')
-    return parse_nccl_log(text, kind, gpus, checked_path(path).name)
+    return parse_nccl_log(text, kind, name=checked_path(path).name)
 
 # %% ../nbs/85a_scaling.ipynb #ab8c72b9
 @takes(volume=ABOVE)
 def network_of_logs(
     logs,     # several NcclLog
     volume,   # GB of the message whose efficiency is asked for
-    name='measured',
 ):  # Network
     "The network that nccl-tests measured, each collective relative to its run on the fewest GPUs."
     times = {of_type(log, NcclLog, 'log').kind: {} for log in logs}   # collective -> GPUs -> s
@@ -519,7 +518,7 @@ def network_of_logs(
         times[log.kind][log.gpus] = float(log.time(volume))
     bandwidth = {kind: TURNS[kind] * volume / own[min(own)] for kind, own in times.items()}
     efficiency = {kind: Efficiency.of_times(list(own), own.values()) for kind, own in times.items()}
-    return Network(bandwidth, efficiency, name)
+    return Network(bandwidth, efficiency, 'measured')
 
 # %% ../nbs/85a_scaling.ipynb #d8a07b20
 def stage_table(model, system, gpus, samples, stage, links, assumptions, fractions):  # DataFrame

@@ -299,12 +299,12 @@ class Shards:
         again(write)
 
 # %% ../nbs/85_sweeps.ipynb #6019b23f
-def again(action, times=3):
-    "Do something; if it fails, again."
-    for left in reversed(range(times)):
+def again(action):
+    "Do something; if it fails, again, three times in all."
+    for last in (False, False, True):
         try: return action()
         except ValueError:
-            if not left: raise
+            if last: raise
 
 def tidy(folder, tasks):
     "Remove the shards of these tasks, and the folder unless another run is at work in it."
