@@ -366,6 +366,10 @@ SENSELESS = [
     ({'layout': 'Et*4|t*4L', 'pp': 2, 'n_gpus': 16}, 'and all layers'),
     ({'layout': 'Et*24|t*24L', 'pp': 2, 'n_gpus': 16, 'mtp_layers': 1}, 'and all layers'),
     ({'dispatcher': 'post'}, 'dispatcher must be one of'), ({'qk_norm': 2}, 'must be 0 or 1'),
+    ({'kv_lora_rank': 512, 'qk_rope': 64, 'v_head': 128}, 'kv_lora_rank needs qk_nope'),
+    ({'q_lora_rank': 512}, 'q_lora_rank needs kv_lora_rank'),
+    ({'mtp_layers': 1, 'vocab': np.nan}, 'mtp_layers needs vocab'),
+    ({'shared_expert_ffn': 512}, 'shared_expert_ffn needs experts'),
     ({'capacity_factor': -1.}, 'capacity_factor must be from')]
 
 
