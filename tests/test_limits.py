@@ -218,6 +218,8 @@ HUGE = [
     lambda: search('gpt3', range(10**9), 'H200'), lambda: search('gpt3', 64, 'H200', k=2**31),
     lambda: estimate(dict(l=15120, e=15120**2, h=15120**2, depth=15120), Parallel(
         tp=15120, pp=15120, dp=15120), as_system('H200', 2**31), 15120, assumptions='corrected'),
+    lambda: estimate(dict(l=128, e=64, h=1, depth=2**12, vocab=100),
+                     Parallel(pp=2**12, schedule='zb-h1'), 'H100-80GB', 2**13),
     lambda: run_command([*SWEEP, 'hbm_bandwidth=1:2:1000000000']),
     lambda: run_command([*SWEEP, 'ib_eff=.1:1:9999', '--vary', 'nvlink_eff=.1:1:9999'])]
 
