@@ -26,7 +26,7 @@ import pandas as pd
 # %% ../../nbs/91_runs.ipynb #10b10005
 from ..inputs import (
     HUGE, LARGEST, TINY, as_numbers, nearest, path_text, quoted, read_csv, read_json, table_with)
-from ..models import ACTIVATIONS, Model
+from ..models import ACTIVATIONS, DEFAULTS, NEEDS, Model
 from ..blocks import BIASED
 from ..systems import GPU_VARIANTS, SHEETS, as_system, system_names
 from ..schedules import SCHEDULES, check_layout, chunks_in, possible
@@ -437,6 +437,7 @@ def layout_rules(x):  # yields (what is wrong, where it is right)
     own_width = x.head_dim.notna() | x.kv_lora_rank.notna()
     yield 'heads must divide hidden', own_width | goes_into(x.heads, x.hidden)
     yield from batch_rules(x)
+    yield from structure_rules(x)
 
 # %% ../../nbs/91_runs.ipynb #10b00005
 def batch_rules(x):  # yields (what is wrong, where it is right)
@@ -453,6 +454,17 @@ def batch_rules(x):  # yields (what is wrong, where it is right)
     ep = x.ep.fillna(1.)   # or open
     yield 'ep * etp must divide tp * cp * dp', goes_into(ep * x.etp, x.tp * x.cp * x.dp)
     yield 'ep must divide experts', goes_into(ep, x.experts)
+
+def structure_rules(x):  # yields (what is wrong, where it is right)
+    "What a part of a model means nothing without, by the rules of a `Model`."
+    columns = {'vocab': 'vocab'} | {field: c for c, field in STRUCTURE_COLUMNS.items()}
+    def said(field):
+        n = x[columns[field]]
+        return n.notna() & (n != (DEFAULTS[field] or 0))
+    for field, others in NEEDS.items():
+        for other in others:
+            if field not in columns or other not in columns: continue
+            yield f'{columns[field]} needs {columns[other]}', ~said(field) | said(other)
 
 # %% ../../nbs/91_runs.ipynb #860395a3
 def cleaned(df):  # DataFrame
