@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from transformer_perf.schedules import (
-    SCHEDULES, check_schedule, formula_holds, most_held, most_saved, own_figure, played,
-    possible, total_time)
+    SCHEDULES, check_schedule, chunks_dealt, first_rows, formula_holds, most_held, most_saved,
+    own_figure, passes_in_order, played, possible, total_time)
 
 GRID = [(name, p, v, N) for name, s in SCHEDULES.items() for p in (2, 3, 4, 6) for v in (1, 2, 3)
         for N in (p, 2 * p, 2 * p + 2, 3 * p) if possible(s, p, v, N, v)]
@@ -284,3 +284,29 @@ def test_which_schedules_are_possible():
         else:
             with pytest.raises(ValueError, match=f'schedule={name} needs'):
                 check_schedule(name, *sizes)
+
+
+@EACH
+def test_passes_in_their_order(name):
+    "Every pass of every rank, a row each; a rank's steps are numbered one after the other."
+    for _, p, v, N in cases_of(name)[:6]:
+        steps = [(rank, step) for rank in range(p) for step in SCHEDULES[name].steps(rank, p, v, N)]
+        by_hand = [(rank, number, 'FBW'.index(kind), chunk, m)
+                   for number, (rank, step) in enumerate(steps) for kind, chunk, m in step]
+        found = passes_in_order(name, p, v, N)
+        rows = zip(*(found[column] for column in ('rank', 'step', 'kind', 'chunk', 'micro_batch')))
+        assert [tuple(map(int, row)) for row in rows] == by_hand
+
+
+def test_where_runs_of_labels_begin():
+    assert first_rows(np.array([0, 0, 1, 1, 1, 2])).tolist() == [0, 2, 5]
+    assert first_rows(np.array([3, 3, 0])).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize('rule, few, many', [
+    ('layers', ['Et', 't', 't', 'tL'], [3, 4, 4, 3]),   # the ends count where layers do not divide
+    ('layers and ends', ['Et', 'tt', 't', 'L'], [3, 4, 4, 3]),
+    ('layers, norm and ends', ['Et', 'tt', 't', 'L'], [4, 4, 4, 2])])
+def test_how_layers_are_dealt(rule, few, many):
+    assert chunks_dealt(rule, 4, 4) == few
+    assert [chunk.count('t') for chunk in chunks_dealt(rule, 14, 4)] == many

@@ -20,7 +20,7 @@ import pandas as pd
 from .inputs import MOST_VALUES, nearest, of_type, several, whole
 from .models import Model, as_model, counted_once
 from .systems import NUMBERS_OF_UNITS, as_system
-from .schedules import SCHEDULES, own_figure, possible
+from .schedules import SCHEDULES, first_rows, own_figure, possible
 from .choices import needs_zero_3, offloaded, offloads, recomputed_layers
 from .parameters import generations, near_runs
 from transformer_perf.estimates import (
@@ -522,7 +522,7 @@ def lower_bounds(space: Space, layers: Layers):  # s, [variant, configuration]
     q = layers.priced
     rows, places = np.nonzero(layers.column >= 0)   # each layer at each placement, by layer
     column = layers.column[rows, places]
-    start = np.flatnonzero(np.diff(rows, prepend=-1))   # of each layer's placements
+    start = first_rows(rows)   # of each layer's placements
     def best_placed(x): return np.minimum.reduceat(x[..., column], start, axis=-1)
     cost = LayerCost(*map(best_placed, layers.cost))
     ends = tuple(map(best_placed, layers.ends))
@@ -594,7 +594,7 @@ def first_of_each(bounds, space: Space, enough):
     order = np.lexsort((lowest, n))   # by number of GPUs, then by bound
     placed = space.placed[order]
     before = np.cumsum(placed) - placed   # placements, of all that come first
-    start = np.flatnonzero(np.diff(n[order], prepend=-1))   # of each number of GPUs
+    start = first_rows(n[order])   # of each number of GPUs
     rows = np.diff(start, append=len(order))
     before_own = before - np.repeat(before[start], rows)   # of those of its n_gpus
     first = order[before_own < enough]

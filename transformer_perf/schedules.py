@@ -343,17 +343,21 @@ def steps_needed(passes, last):  # array: the step that must be over before each
     return np.choose(kind, [chunk_before, chunk_after, own_backward])
 
 # %% ../nbs/30_schedules.ipynb #01ca0121
+def first_rows(labels):  # array
+    "Where each run of equal labels begins."
+    return np.flatnonzero(np.diff(labels, prepend=-1))
+
 def waits_of(passes, last):  # (rank of each step, what each waits for, whether by a message)
     "Of each step: the one before it on its rank, and what its passes need; -1 stands for none."
     step, need = passes['step'], steps_needed(passes, last)
-    first = np.flatnonzero(np.diff(step, prepend=-1))   # pass of each step
+    first = first_rows(step)   # pass of each step
     rank = passes['rank'][first]
     slot = np.arange(len(step)) - first[step] + 1       # of a pass in its step, from 1
     some = (need >= 0) & (need != step)
     shape = len(first), slot.max() + 1
     waits, far = np.full(shape, -1), np.full(shape, False)
-    follows = np.diff(rank, prepend=-1) == 0            # another step of its rank
-    waits[:, 0] = np.where(follows, np.arange(len(first)) - 1, -1)
+    waits[:, 0] = np.arange(len(first)) - 1             # the step before it
+    waits[first_rows(rank), 0] = -1                     # the first of a rank has none
     waits[step[some], slot[some]] = need[some]
     far[step[some], slot[some]] = rank[need[some]] != passes['rank'][some]
     used = (waits >= 0).any(axis=0)
@@ -362,9 +366,9 @@ def waits_of(passes, last):  # (rank of each step, what each waits for, whether 
 # %% ../nbs/30_schedules.ipynb #04b0001f
 def unit_time_starts(name, rank, waits):  # array
     "When each step's turn comes if every step takes one moment."
-    start = np.flatnonzero(np.diff(rank, prepend=-1, append=-1))
-    at = start[:-1].copy()
-    stop = start[1:]
+    start = first_rows(rank)
+    stop = np.append(start[1:], len(rank))
+    at = start.copy()
     when = np.full(len(rank), -1)
     over = np.append(np.zeros(len(rank), dtype=bool), True)   # the last: nothing to wait for
     for moment in range(len(rank)):
@@ -380,7 +384,7 @@ def unit_time_starts(name, rank, waits):  # array
 def repeated(passes, length, period):  # array, of each step
     "Whether a step is the one `length` steps before on its rank, `period` micro-batches later."
     step = passes['step']
-    first = np.flatnonzero(np.diff(step, prepend=-1))   # pass of each step
+    first = first_rows(step)   # pass of each step
     rank = passes['rank'][first]
     size = np.diff(first, append=len(step))
     before = np.arange(len(first)) - length[rank]
@@ -455,7 +459,7 @@ def program(name, p, v, N):  # Program
     columns = {name: passes[name][own] for name in passes} | {'step': step[own]}
     work = columns['kind'] * chunks + columns['place']
     columns['kind'] = np.array([*PASS_NUMBERS])[columns['kind']]
-    first = np.flatnonzero(np.diff(columns['step'], prepend=-1))
+    first = first_rows(columns['step'])
     when, rank, waits, far = when[order], rank[order], number[waits[order]], far[order]
     cell = np.append((when + 1) * p + rank, 0)
     needs = np.zeros((when[-1] + 1, waits.shape[1] - 1, p), dtype=int)
@@ -570,7 +574,7 @@ def passes_of(timeline: Timeline):  # dict of columns
     for kind, cost in timeline.cost.items():
         some = t['kind'] == kind
         own[some] = cost[t['place'][some]]
-    first = np.flatnonzero(np.diff(step, prepend=-1))
+    first = first_rows(step)
     whole = np.maximum(np.add.reduceat(own, first), 1e-300)[step]
     before = np.cumsum(own) - own
     scale = (timeline.end - timeline.start)[step] / whole
@@ -607,7 +611,7 @@ def memory_over_time(
 # %% ../nbs/30_schedules.ipynb #04b00032
 def peaks(held: Held):  # array, of each rank
     "The most that each rank holds at once."
-    return np.maximum.reduceat(held.GB, np.flatnonzero(np.diff(held.rank, prepend=-1)))
+    return np.maximum.reduceat(held.GB, first_rows(held.rank))
 
 def heaviest(held: Held):  # (rank, GB, s)
     "The rank that holds most, how much, and from when on."
