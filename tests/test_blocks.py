@@ -13,7 +13,7 @@ import pytest
 from thorough import first_of, thorough
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.advice import fits, improve, needed, why_not
-from transformer_perf.blocks import Attention, Half
+from transformer_perf.blocks import MLP, Attention, Half, gpt_block
 from transformer_perf.estimates import Operation, Product, Work, as_assumptions
 from transformer_perf.execution import practice, strategies_for
 from transformer_perf.kernels import pricer_of
@@ -132,6 +132,13 @@ def test_what_is_no_list_of_operations(found, message):
 def test_what_is_no_block(change, message):
     (full, _), = as_model('llama3.1_8B').blocks
     with pytest.raises(ValueError, match=message): dataclasses.replace(full, **change)
+
+
+def test_a_block_of_gpt():
+    "Heads share the width, and the MLP is four times as wide unless said otherwise."
+    block = gpt_block(1024, 16)
+    assert (block.mixer, block.ffn) == (Attention(16, 16, 64, 64), MLP(4096))
+    assert gpt_block(1024, 16, 3000).ffn == MLP(3000)
 
 
 def test_layers_are_blocks_and_how_many():

@@ -10,7 +10,8 @@ import pytest
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS, Assumptions, as_assumptions
 from transformer_perf.interop import as_job
-from transformer_perf.timeline import PLACES, job_of, memory_at, own_stages
+from transformer_perf.timeline import (
+    PLACES, job_of, memory_at, own_stages, ranks_have_unlike_chunks)
 from transformer_perf.iteration import check_parallel, settled
 from transformer_perf.validation.memory_runs import (
     counted_job, empty_gradients, known_arguments, left_alive, megatron_runs, not_said, peak_memory,
@@ -302,3 +303,16 @@ def test_measured_steps_of_one_gpu():
         samples = row.micro_batch * row.micro_batches
         one = estimate(model, layout, 'H100-80GB', samples, 'calibrated', 'Transformers')
         assert one.stats['memory_GB'] == pytest.approx(row.allocated_GB, rel=3e-3)
+
+
+@pytest.mark.parametrize('pp, chunks, depth, schedule, unlike', [
+    (4, 1, 18, '1f1b', False),    # a rank has one chunk
+    (4, 2, 16, '1f1b', False),    # of two layers each
+    (4, 2, 18, '1f1b', True), (4, 2, 20, '1f1b', True), (4, 2, 18, 'zb-v', True),
+    (1, 2, 17, '1f1b', False)])   # no pipeline
+def test_where_a_rank_has_unlike_chunks(pp, chunks, depth, schedule, unlike):
+    model = dataclasses.replace(as_model('gpt3'), depth=depth)
+    row = dict.fromkeys(('tp', 'cp', 'dp', *PLACES), 1)
+    row |= dict(pp=pp, virtual_stages=chunks, schedule=schedule, micro_batch=1)
+    job = job_of(row, model, as_system('H200'), 16, as_assumptions('corrected'))
+    assert bool(ranks_have_unlike_chunks(count(job))) == unlike
