@@ -347,12 +347,14 @@ def evidence_in(found):  # Evidence or None
 @dataclass(frozen=True)
 class Parameters:
     "One set of measured parameters."
-    architecture: str = field('Ampere', choices=tuple(generations()))
+    architecture: str = 'Ampere'  # one of generations()
     stack: str = 'Megatron-LM'    # the training software
     kernels: Kernels = Kernels()
     network: NetworkShares = NetworkShares()
     software: Costs = Costs()
     evidence: object = dataclasses.field(default=None, compare=False, repr=False)
+
+    def __post_init__(self): nearest(self.architecture, generations(), 'architecture')
 
     @property
     def name(self): return f'{self.architecture}/{self.stack}'

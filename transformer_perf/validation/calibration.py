@@ -357,8 +357,9 @@ def predict_collectives(
     return df.assign(predicted_us=collectives_us(tests_by_kind(df), parameters))
 
 # %% ../../nbs/91b_fits.ipynb #c603ba48
-def calibrate_network(df, start=Parameters()):  # Parameters
+def calibrate_network(df, start=None):  # Parameters; those of Ampere to begin with unless given
     "The network's parameters from measured collectives (nccl-tests)."
+    if start is None: start = Parameters()
     low, high = np.array([limits(name)[:2] for name in PROTOCOL]).T
     tests = tests_by_kind(table_with(df, ['us'], above=True))
     def residuals(x):
