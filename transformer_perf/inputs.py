@@ -60,14 +60,18 @@ def nearest(
 ):  # `name` itself, when it is known
     "`name` if it is one of `known`; else a ValueError with one that begins so, or the nearest."
     known = list(known)
-    if isinstance(name, str) and name in known: return name
-    if not isinstance(name, str) and any(name is k for k in known): return name
-    text = printable(name)[:LONGEST] if isinstance(name, str) else quoted(name)
-    names = [printable(k) for k in known]
-    begun = [k for k in names if text and k.lower().startswith(text.lower())]
-    close = difflib.get_close_matches(text, begun or names, 1, 0 if begun else .6)
-    listed = ', '.join(names[:8]) + (', ...' if len(names) > 8 else '')
-    hint = f'did you mean {close[0]!r}?' if close else f'known: {listed[:2 * LONGEST]}'
+    is_text = isinstance(name, str)
+    is_known = name in known if is_text else any(name is one for one in known)
+    if is_known: return name
+    text = printable(name)[:LONGEST] if is_text else quoted(name)
+    names = [printable(one) for one in known]
+    begun = [one for one in names if text and one.lower().startswith(text.lower())]
+    if begun: close = difflib.get_close_matches(text, begun, n=1, cutoff=0)
+    else: close = difflib.get_close_matches(text, names, n=1, cutoff=.6)
+    if close: hint = f'did you mean {close[0]!r}?'
+    else:
+        listed = ', '.join(names[:8]) + (', ...' if len(names) > 8 else '')
+        hint = f'known: {listed[:2 * LONGEST]}'
     raise ValueError(f'unknown {what} {quoted(name)}; {hint}')
 
 # %% ../nbs/97_inputs.ipynb #79d134d9
@@ -297,7 +301,8 @@ def shipped_folder(inside, beside):  # Path
 
 def path_text(path):
     "A path as a message writes it."
-    return quoted(path) if not isinstance(path, (str, Path)) else quoted(str(path))[1:-1] or "''"
+    if not isinstance(path, (str, Path)): return quoted(path)
+    return quoted(str(path))[1:-1] or "''"   # its quotes only where it is empty
 
 def checked_path(path):  # Path
     "A path that could be one; a file that is open already, by its number, is none."

@@ -209,8 +209,10 @@ def clipped(text): return text if len(text) <= WIDEST else f'{text[:WIDEST - 4]}
 def equation(t):  # str
     "Name, formula and value."
     number = f'{t["number"]}. ' if 'number' in t else ''
-    formula = f'{clipped(t["formula"])} = ' if t.get('formula', '0') not in ('', '0') else ''
-    return f'{number}{t["name"]} = {formula}{in_six_digits(t["value"])} {t["unit"]}'.strip()
+    formula = t.get('formula', '')
+    sides = [t['name'], f'{in_six_digits(t["value"])} {t["unit"]}']
+    if formula not in ('', '0'): sides.insert(1, clipped(formula))
+    return (number + ' = '.join(sides)).strip()
 
 # %% ../nbs/88b_traced.ipynb #05b30003
 def remark(t, said=()):  # str

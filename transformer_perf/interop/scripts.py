@@ -126,15 +126,18 @@ MOST_ITEMS = 10_000   # of a list
 
 def of_tree(node):  # int, or list
     "The value of a tree of whole numbers, lists, + - * / %; nothing is run."
-    if isinstance(node, ast.Constant) and type(node.value) is int: return node.value
+    is_number = isinstance(node, ast.Constant) and type(node.value) is int
+    if is_number: return node.value
     if isinstance(node, ast.List): return [of_tree(item) for item in node.elts]
-    if not isinstance(node, ast.BinOp) or type(node.op) not in SHELL_OPERATORS: raise ValueError
-    sides = of_tree(node.left), of_tree(node.right)
-    sizes = [len(x) if isinstance(x, list) else abs(x) for x in sides]
-    most = MOST_ITEMS if list in map(type, sides) else 2**63
-    if isinstance(node.op, ast.Mult): sizes.append(math.prod(sizes))
-    if max(sizes) > most: raise ValueError
-    return SHELL_OPERATORS[type(node.op)](*sides)
+    is_operation = isinstance(node, ast.BinOp) and type(node.op) in SHELL_OPERATORS
+    if not is_operation: raise ValueError
+    left, right = of_tree(node.left), of_tree(node.right)
+    has_list = isinstance(left, list) or isinstance(right, list)
+    largest = MOST_ITEMS if has_list else 2**63
+    sizes = [len(x) if isinstance(x, list) else abs(x) for x in (left, right)]
+    if isinstance(node.op, ast.Mult): sizes.append(math.prod(sizes))   # of what it would make
+    if max(sizes) > largest: raise ValueError
+    return SHELL_OPERATORS[type(node.op)](left, right)
 
 def parsed(text):  # int, or list
     "A number, or a list written with + and *; a ValueError for anything else."
@@ -159,14 +162,16 @@ def variable(shell, line, text):  # str, or list where all of an array is meant
     if not found: return unknown(line, f'${{{text}}}')
     name, at, colon, sign, other = found.groups()
     x = shell.known.get(name)
-    unset = x is None or colon and x in ('', [])
-    if sign in ('-', '=') and unset or sign == '+' and not unset:
-        x = ' '.join(words(shell, line, other))
-        if sign == '=': shell.known[name] = x
-    elif sign == '+' and x is not None: x = ''
+    is_set = x is not None and not (colon and x in ('', []))
+    takes_other = is_set if sign == '+' else not is_set and sign in ('-', '=')
+    if takes_other: x = ' '.join(words(shell, line, other))
+    elif sign == '+' and x is not None: x = ''   # ${X:+other} of an empty X
+    if takes_other and sign == '=': shell.known[name] = x
     if x is None: return unknown(line, f'${{{text}}}' if at or sign else f'${name}')
-    if not isinstance(x, list) or at in ('@', '*'): return x
-    return (x[int(at or 0):] or [''])[0]
+    whole = not isinstance(x, list) or at in ('@', '*')
+    if whole: return x
+    index = int(at or 0)
+    return x[index] if index < len(x) else ''
 
 # %% ../../nbs/89_scripts.ipynb #12b10017
 PUT_IN = rf"""(?P<escaped>\\.) | (?P<run>{RUN}) | (?P<braced>{BRACED})
@@ -176,6 +181,8 @@ IN_QUOTES, OUTSIDE_QUOTES = (re.compile(x + PUT_IN, re.VERBOSE | re.DOTALL)
 
 def expanded(shell, line, text, in_quotes=False):  # str
     "A text with its variables put in; its quotes stay."
+    if in_quotes: pattern, special, between = IN_QUOTES, r'["\\]', '" "'
+    else: pattern, special, between = OUTSIDE_QUOTES, r'''["'\\]''', ' '
     def put(found):
         kind, part = found.lastgroup, found[0]
         if kind == 'double': return f'"{expanded(shell, line, part[1:-1], True)}"'
@@ -184,12 +191,11 @@ def expanded(shell, line, text, in_quotes=False):  # str
         if part[:3] == '$((': x = arithmetic_value(shell, line, part[3:-2])
         elif kind == 'run': x = unknown(line, part)
         else: x = variable(shell, line, found['name'] or part[2:-1])
-        listed = as_list(x)
-        shell.spend(sum(map(len, listed)) + 1)
-        safe = [re.sub(r'["\\]' if in_quotes else r'''["'\\]''', r'\\\g<0>', x) for x in listed]
-        if in_quotes and not safe: return NO_WORD
-        return ('" "' if in_quotes else ' ').join(safe)
-    return (IN_QUOTES if in_quotes else OUTSIDE_QUOTES).sub(put, text)
+        items = as_list(x)
+        shell.spend(sum(map(len, items)) + 1)
+        if in_quotes and not items: return NO_WORD
+        return between.join(re.sub(special, r'\\\g<0>', item) for item in items)
+    return pattern.sub(put, text)
 
 def words(shell, line, word):  # list of str
     "The words that one word of a script becomes."
@@ -203,11 +209,13 @@ ASSIGNED = re.compile(rf'({NAME})(\+?)=(.*)', re.DOTALL)
 def assign(shell, line, word):
     "Note what a variable is set to."
     name, more, text = ASSIGNED.fullmatch(word).groups()
-    if text[:1] != '(': x = ' '.join(words(shell, line, text))
-    else: x = [x for at, kind, item in tokens(text[1:-1], line) if kind == 'word'
-               for x in words(shell, at, item)]
-    old = shell.known.get(name) if more else None
-    if isinstance(old, list) or old and isinstance(x, list): x = as_list(old) + as_list(x)
+    if text[:1] == '(':
+        items = [(at, item) for at, kind, item in tokens(text[1:-1], line) if kind == 'word']
+        x = [part for at, item in items for part in words(shell, at, item)]
+    else: x = ' '.join(words(shell, line, text))
+    old = shell.known.get(name) if more else None   # to which += adds
+    if isinstance(old, list): x = old + as_list(x)
+    elif old and isinstance(x, list): x = [old, *x]
     elif old: x = old + x
     shell.spend(len(x))
     shell.known[name] = x
@@ -243,15 +251,22 @@ def truth(test):  # bool, or None where it is not known
     opens, closes = test[0] in ('[', '[[', 'test'), test[-1] in (']', ']]')
     if not opens and not closes: return test == [':'] or None
     inside = test[opens:len(test) - closes]
-    if inside[:1] == ['-z'] and UNSET.fullmatch(''.join(inside[1:]).translate(SHOW)): return True
-    if inside[1:] == ['=', '*']: return True   # the last branch of `case`
+    first, *rest = inside or ['']
+    is_unset = first == '-z' and UNSET.fullmatch(''.join(rest).translate(SHOW))
+    last_branch = rest == ['=', '*']   # of `case`
+    if is_unset or last_branch: return True
     if MARK in ''.join(inside): return None
     match inside:
-        case ['-n' | '-z' as sign, *x]: return any(x) == (sign == '-n')
-        case [x, '=' | '==' | '!=' as sign, y]:
-            return any(fnmatch.fnmatchcase(x, z) for z in y.split('|')) == (sign != '!=')
+        case ['-n', *text]: return any(text)
+        case ['-z', *text]: return not any(text)
+        case [x, '=' | '==', patterns]: return is_like(x, patterns)
+        case [x, '!=', patterns]: return not is_like(x, patterns)
         case [x, sign, y] if sign in NUMBERED and x.isdecimal() and y.isdecimal():
             return NUMBERED[sign](int(x), int(y))
+
+def is_like(x, patterns):  # bool
+    "Whether a text is one of several patterns, which | sets apart."
+    return any(fnmatch.fnmatchcase(x, pattern) for pattern in patterns.split('|'))
 
 # %% ../../nbs/89_scripts.ipynb #12b1001e
 DECLARING = ('export', 'declare', 'local', 'readonly', 'typeset')
