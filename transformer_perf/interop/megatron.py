@@ -1033,19 +1033,27 @@ def started_by(line, words):  # Started
 def training_commands(text):  # (list of Started, lines of others)
     "The commands of a script with the most flags of Megatron-LM, which all say the same; others."
     every = [(line, words) for line, words in commands_of(text) if words[:1] not in UNREAD]
-    flags = [len(FLAGS.keys() & {x.partition('=')[0] for x in words}) for _, words in every]
-    most = max(flags, default=0)
-    if not most:
-        lines = [i for i, line in enumerate(text.splitlines(), 1) if FLAGS.keys() & {*line.split()}]
-        why = f'; line {lines[0]} is in none that is read' if lines else ''
-        raise ValueError(f'no commands here have flags of Megatron-LM{why}')
-    found = [started_by(*command) for command, n in zip(every, flags) if n == most]
+    numbers = [flags_among(words) for _, words in every]
+    most = max(numbers, default=0)
+    if not most: refuse_without_flags(text)
+    found = [started_by(*command) for command, number in zip(every, numbers) if number == most]
     said = [{key: x for key, x in one.own.items() if key in FLAGS} for one in found]
     if any(flags != said[0] for flags in said):
         lines = ', '.join(str(one.line) for one in found[:4])
         raise ValueError(f'{len(found)} commands here have flags of Megatron-LM, not one: '
                          f'lines {lines}')
-    return found, [line for (line, _), n in zip(every, flags) if 0 < n < most]
+    others = [line for (line, _), number in zip(every, numbers) if 0 < number < most]
+    return found, others
+
+def flags_among(words):  # number
+    "How many flags of Megatron-LM are among words, as --flag or --flag=value."
+    return len(FLAGS.keys() & {word.partition('=')[0] for word in words})
+
+def refuse_without_flags(text):
+    "A ValueError for a script none of whose commands has a flag; with a line that has one."
+    lines = [i for i, line in enumerate(text.splitlines(), 1) if FLAGS.keys() & {*line.split()}]
+    why = f'; line {lines[0]} is in none that is read' if lines else ''
+    raise ValueError(f'no commands here have flags of Megatron-LM{why}')
 
 def not_read(line, others):  # list of (what, why)
     "That commands have fewer flags of Megatron-LM than that of a line."
@@ -1081,6 +1089,10 @@ def with_groups(flags):  # dict: flag -> value
 
 def flags_of_keys(keys):  # dict: flag -> value
     "Names of arguments as flags; 0 and 1 stand for no and yes."
-    found = {'--' + str(key).replace('_', '-'): x for key, x in keys.items()
-             if not isinstance(x, dict)}
-    return {key: bool(x) if FLAGS.get(key) and x in (0, 1) else x for key, x in found.items()}
+    found = {}
+    for name, x in keys.items():
+        if isinstance(x, dict): continue
+        key = '--' + str(name).replace('_', '-')
+        is_switch = FLAGS.get(key) and x in (0, 1)
+        found[key] = bool(x) if is_switch else x
+    return found

@@ -102,15 +102,18 @@ def stage_written(f):  # (stage, whether weights are gathered again)
 
 def lost(job: Job, again: Job):  # dict: field -> value
     "What of a job did not come back."
-    own, back, idle = facts_of(job), facts_of(again), no_difference(job.parallel, job.model)
+    own, back, p = facts_of(job), facts_of(again), job.parallel
+    idle = no_difference(p, job.model)
     frees = own['frees_weights'] or back['frees_weights']
     if frees and stage_written(own) == stage_written(back):
         idle |= {'zero_stage', 'reshard_after_forward'}
-    if job.parallel.tp == 1: idle |= {'whole_logits'}
-    if job.parallel.zero_stage == 0 or not job.reduces_whole: idle |= {'reduces_whole'}
-    names = (*PARALLEL_FIELDS, *OF_JOBS, *OF_ALL, 'gradients_in_16_bits')
-    found = {n: own[n] for n in names if n not in idle and own[n] not in (None, back[n])}
-    if job.parallel.strategy == '2d': found['strategy'] = '2d'
+    if p.tp == 1: idle.add('whole_logits')
+    if p.zero_stage == 0 or not job.reduces_whole: idle.add('reduces_whole')
+    found = {}
+    for name in (*PARALLEL_FIELDS, *OF_JOBS, *OF_ALL, 'gradients_in_16_bits'):
+        came_back = own[name] in (None, back[name])
+        if name not in idle and not came_back: found[name] = own[name]
+    if p.strategy == '2d': found['strategy'] = '2d'
     return found | lost_of_model(meaning(job.model), meaning(again.model), job)
 
 def lost_of_model(one, two, job: Job):  # dict: field -> value
