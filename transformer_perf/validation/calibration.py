@@ -115,17 +115,24 @@ def reached_in(df):  # dict: figure -> its values in more than a few runs; the l
     """How short the pieces of a sequence, how wide groups of GPUs, how long samples were, and of
     runs that say both numbers, how many experts a GPU held."""
     x = df.reindex(columns=['gpu', 'cp', 'seq_len', 'experts', *WIDEST_GROUPS.values()])
-    tp, cp, tokens = (as_numbers(x[name]).fillna(1) for name in ('tp', 'cp', 'seq_len'))
+    numbers = {name: as_numbers(x[name]) for name in x if name != 'gpu'}
+    groups = {name: numbers[name].fillna(1) for name in WIDEST_GROUPS.values()}
+    tp, cp, tokens = (numbers[name].fillna(1) for name in ('tp', 'cp', 'seq_len'))
     domain = of_sheets(x, None, lambda sheet: sheet.nvlink_size)
-    found = {'context_tokens': (tokens / cp)[cp > 1], 'tp_domains': np.ceil(tp / domain)}
-    often = {}
-    for name, values in found.items():
-        runs = values.value_counts()
-        often[name] = sorted(int(x) for x in runs.index[runs >= FEW_RUNS])
-    held = (as_numbers(x['experts']) / as_numbers(x['ep'])).dropna()
-    most = {'sample_tokens': tokens, 'experts_held': held} | {
-        name: as_numbers(x[group]).fillna(1) for name, group in WIDEST_GROUPS.items()}
-    return often | {name: [int(x) for x in values.nlargest(1)] for name, values in most.items()}
+    experts_held = (numbers['experts'] / numbers['ep']).dropna()
+    return {'context_tokens': often_seen((tokens / cp)[cp > 1]),
+            'tp_domains': often_seen(np.ceil(tp / domain)),
+            'sample_tokens': largest_seen(tokens), 'experts_held': largest_seen(experts_held),
+            **{name: largest_seen(groups[group]) for name, group in WIDEST_GROUPS.items()}}
+
+def often_seen(values):  # list of int, ascending
+    "The values of more than a few runs."
+    runs = values.value_counts()
+    return sorted(int(x) for x in runs.index[runs >= FEW_RUNS])
+
+def largest_seen(values):  # list of int, of one or none
+    "The largest value of any run."
+    return [int(x) for x in values.nlargest(1)]
 
 def layout_understood(ratios):  # array of bool
     "Whether runs took what was predicted; else they do not show that their layout is understood."

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RUN_COLUMNS', 'STRUCTURE_COLUMNS', 'COST_COLUMNS', 'MORE', 'WORDS_OF_MODEL', 'WORD_COLUMNS', 'ADDED',
-           'NEEDED_COLUMNS', 'FLAG_COLUMNS', 'UNLESS_SAID', 'ZERO', 'GPUS', 'KNOWN_COLUMNS', 'SLACK', 'OPEN',
-           'slips_in', 'published', 'read_runs', 'on_system', 'measured_column', 'row_name', 'as_word', 'texts',
+           'NEEDED_COLUMNS', 'FLAG_COLUMNS', 'UNLESS_SAID', 'ZERO', 'GPUS', 'KNOWN_COLUMNS', 'EXPERT_FIELDS', 'SLACK',
+           'OPEN', 'slips_in', 'published', 'read_runs', 'on_system', 'measured_column', 'row_name', 'as_word', 'texts',
            'column_of', 'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds',
            'facts_of_runs', 'clean', 'said_besides', 'filled', 'stack_of', 'precision_of', 'cleaned', 'reasons_of',
            'batches_of', 'at_row', 'model_at', 'software_for', 'job_at', 'assumptions_for', 'candidates_priced',
@@ -15,6 +15,7 @@ __all__ = ['RUN_COLUMNS', 'STRUCTURE_COLUMNS', 'COST_COLUMNS', 'MORE', 'WORDS_OF
 import dataclasses
 import functools
 import numbers
+import re
 from difflib import get_close_matches
 from functools import partial
 from types import SimpleNamespace
@@ -537,40 +538,47 @@ TRIED = ('none', 'full')   # of recompute, where it is unknown
 
 def alternatives(own, position):  # table
     "Rows with every micro-batch (a power of 2 up to 32), virtual stages and recompute if unknown."
-    t = {c: own[c].to_numpy() for c in SAME} | {'row': position}
-    t = {c: v if c in ('dispatcher', 'ffn') else v.astype(int) for c, v in t.items()}
-    t |= {c: own[c].to_numpy() for c in ('micro_batch', 'vp', 'ep')}
+    may_be_empty = ('dispatcher', 'ffn')
+    t = {c: own[c].to_numpy() for c in may_be_empty} | {'row': position}
+    t |= {c: own[c].to_numpy().astype(int) for c in SAME if c not in may_be_empty}
+    t |= {c: own[c].to_numpy() for c in ('micro_batch', 'vp', 'ep')}   # NaN where unknown
     t = with_expert_choices(t, own.experts)
-    def samples(t): return t['global_batch'] // t['dp']   # of a copy
-    def divides_them(t): return samples(t) % t['micro_batch'] == 0
-    def can_interleave(t):
-        micro_batches = samples(t) // t['micro_batch']
-        layers = t['layers'] // t['pp']
-        even = t['layers'] % (t['pp'] * t['vp']) == 0
-        follows = possible(SCHEDULES['1f1b'], t['pp'], t['vp'], micro_batches, layers)
-        return (follows & even) | (t['vp'] == 1)
-    t = spread(t, 'micro_batch', 2 ** np.arange(6), divides_them)
+    t = spread(t, 'micro_batch', 2 ** np.arange(6), divides_samples)
     layers_of_stages = np.unique((own.layers // own.pp)[own.vp.isna()])
-    virtual = np.unique(np.concatenate([[1], *map(divisors, layers_of_stages)])).astype(int)
-    t = spread(t, 'vp', virtual, can_interleave)
+    parts = [1, *(part for layers in layers_of_stages for part in divisors(layers))]
+    t = spread(t, 'vp', np.unique(parts).astype(int), can_interleave)
     return with_recompute_choices(t, own, position)
+
+def samples_of_copy(t): return t['global_batch'] // t['dp']
+
+def divides_samples(t):  # bool of each row
+    "Whether micro-batches add up to the samples of a copy."
+    return samples_of_copy(t) % t['micro_batch'] == 0
+
+def can_interleave(t):  # bool of each row
+    "Whether stages can have so many parts, all with as many layers."
+    micro_batches = samples_of_copy(t) // t['micro_batch']
+    layers = t['layers'] // t['pp']
+    even = t['layers'] % (t['pp'] * t['vp']) == 0
+    follows = possible(SCHEDULES['1f1b'], t['pp'], t['vp'], micro_batches, layers)
+    return (follows & even) | (t['vp'] == 1)
 
 # %% ../../nbs/91_runs.ipynb #10b00006
 def with_expert_choices(t, experts):  # table
     "Rows with every number of GPUs that can share experts, where it is unknown."
-    values = divisors(int(np.nan_to_num(experts.iloc[0], nan=1.)))   # of a batch, alike
-    fits = lambda t: t['tp'] * t['cp'] * t['dp'] % (t['ep'] * t['etp']) == 0
-    return spread(t, 'ep', values, fits)
+    number = int(np.nan_to_num(experts.iloc[0], nan=1.))   # alike in a batch
+    def divides_copies(t): return t['tp'] * t['cp'] * t['dp'] % (t['ep'] * t['etp']) == 0
+    return spread(t, 'ep', divisors(number), divides_copies)
 
 def with_recompute_choices(t, own, position):  # table
     "Rows with every choice of recompute, where it is unknown."
-    known = own.recompute.to_numpy()[np.searchsorted(position, t['row'])]
+    said = own.recompute.to_numpy()[np.searchsorted(position, t['row'])]
     tried = [name for name in TRIED if may_choose(own.software.iloc[0], 'recompute', name)]
-    names = list(dict.fromkeys((*tried, *known[known != ''])))
-    t['recompute'] = np.array([names.index(name) if name else np.nan for name in known])
-    unsaid = np.isnan(t['recompute'])
-    t = spread(t | {'unsaid': unsaid}, 'recompute', np.arange(len(tried)),
-               lambda t: t['recompute'] >= 0)
+    names = list(dict.fromkeys((*tried, *said[said != ''])))   # a number stands for each
+    numbers = np.array([names.index(name) if name else np.nan for name in said])
+    t |= {'recompute': numbers, 'unsaid': np.isnan(numbers)}
+    def all_can(t): return t['recompute'] >= 0
+    t = spread(t, 'recompute', np.arange(len(tried)), all_can)
     return t | {'recompute': np.array(names)[t['recompute']]}
 
 # %% ../../nbs/91_runs.ipynb #860395a6
@@ -640,18 +648,18 @@ MOST_BATCHES = 1000   # different systems, stacks and structures in one table of
 def shape_of(x):  # Series of str
     "What tells a model whose layers differ, or do not divide; empty for the others."
     parts = x.pp * x.vp.fillna(1)
-    several = x.experts.notna() | (x.mtp_layers > 0) | (x.layers % parts > 0)
-    several |= x.kv_lora_rank.notna() | x.head_dim.notna() | x.capacity_factor.notna()
-    several |= (x[['window', 'attention_sinks', 'qk_norm']] > 0).any(axis=1)
-    several |= (x[[*WORDS_OF_MODEL]] != '').any(axis=1)
-    otherwise = [name for name, s in known_software().items() if s.deals != 'layers']
-    several |= x.software.isin(otherwise) & (x.pp > 1)
+    deal_otherwise = [name for name, s in known_software().items() if s.deals != 'layers']
+    laid_out = x.layout != ''
+    told_apart = np.any([
+        laid_out, x.mtp_layers > 0, x.layers % parts > 0,
+        x.software.isin(deal_otherwise) & (x.pp > 1),
+        *(x[name].notna() for name in ('experts', 'kv_lora_rank', 'head_dim', 'capacity_factor')),
+        *(x[name] > 0 for name in ('window', 'attention_sinks', 'qk_norm')),
+        *(x[name] != '' for name in WORDS_OF_MODEL)], axis=0)
     sizes = ['layers', 'hidden', 'ffn', 'heads', 'kv_heads', 'vocab', 'gated_mlp', 'seq_len',
              *STRUCTURE_COLUMNS, *WORDS_OF_MODEL, 'capacity_factor', 'experts_in_turn']
-    laid_out = x.layout != ''
+    own = texts(x[told_apart], *sizes).reindex(x.index, fill_value='')
     placed = texts(x, 'layout', 'pp', 'vp').where(laid_out, '')
-    known, own = several | laid_out, pd.Series('', x.index)
-    if known.any(): own = own.where(~known, texts(x[known], *sizes).reindex(x.index))
     return own + placed
 
 # %% ../../nbs/91_runs.ipynb #10b00007
@@ -675,16 +683,17 @@ def at_row(columns, i):  # dict
     plain = lambda x: x.item() if isinstance(x, np.generic) else x
     return {name: plain(x[i]) if np.ndim(x) else plain(x) for name, x in columns.items()}
 
+EXPERT_FIELDS = re.compile('expert|moe|dense|router')   # of a Model
+
 def model_at(batch, i):  # Model
     "The model of a candidate."
     own = at_row(vars(batch.model), i)
+    own['gated_mlp'] = bool(own['gated_mlp'])
     dropped = [name for name in ('vocab', 'mlp_dim') if not own[name]]   # 0: there is none
-    if not own.get('experts'):
-        words = 'expert', 'moe', 'dense', 'router'
-        dropped += [name for name in own if any(word in name for word in words)]
+    if not own.get('experts'): dropped += filter(EXPERT_FIELDS.search, own)
     if own.get('kv_lora_rank'): dropped += ['kv_heads', 'head_dim']   # latents have their own
-    own = {name: x for name, x in own.items() if x is not None and name not in dropped}
-    return Model(**own | dict(gated_mlp=bool(own['gated_mlp'])))
+    said = {name: x for name, x in own.items() if x is not None and name not in dropped}
+    return Model(**said)
 
 # %% ../../nbs/91_runs.ipynb #860395r7
 def software_for(batch):  # Software, or None
