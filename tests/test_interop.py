@@ -1874,6 +1874,22 @@ def test_what_megatron_refuses_together(name, sizes, more):
     assert 'cannot be said in megatron: ' in refused(export, job, 'megatron')
 
 
+@pytest.mark.parametrize('vocab', [50176, 50257])   # 50257: which is filled up, as a note says
+def test_what_comes_back_besides_is_refused_beside_a_note(vocab):
+    "A router of linear layers with biases has one, too; that of this job has none."
+    m = as_model(dict(seq_len=1024, embed_dim=1024, heads=16, depth=4, vocab=vocab, experts=8,
+                      experts_per_token=2, expert_dim=512))
+    job = Job(Parallel(tp=2, dp=4, ep=2, sequence_sharded=True, zero_stage=1), m, 64, 8, 1024)
+    assert refused(export, job, 'megatron') == 'router_bias=False cannot be said in megatron'
+
+
+@pytest.mark.parametrize('format', ['megatron', 'torchtitan'])
+def test_a_job_that_says_no_length_has_that_of_its_model(format):
+    silent = dataclasses.replace(job_of(tp=2, dp=4, zero_stage=3), seq_len=None)
+    text = export(silent, format)
+    assert text == export(dataclasses.replace(silent, seq_len=8192), format) and '8192' in text
+
+
 def test_gradients_in_16_bits():
     "By a flag, or by the code of the software: half as many bytes are held and reduced."
     one = estimate('llama3.1_8B', Parallel(tp=2, dp=4), 'H100-80GB', 64, software='Megatron-Bridge')

@@ -37,6 +37,7 @@ def facts_of(job: Job):  # dict: fact -> value
         p = dataclasses.replace(p, zero_stage=3)
     found = {} if m is None else vars(m) | {'model': m}
     found |= vars(p) | {name: getattr(job, name) for name in OF_ALL} | job.assumed
+    if m is not None and job.seq_len is None: found['seq_len'] = m.seq_len
     found['gradients_in_16_bits'] = short_gradients(job)
     known = known_of_software(job)
     found['frees_weights'] = bool(known.get('frees_weights'))
@@ -120,9 +121,8 @@ def lost_of_model(one, two, job: Job):  # dict: field -> value
     "What of a model did not come back: what differs from the usual, or is usual where it came."
     if one == two: return {}
     if two is None: return {'model': job.model.name}
-    said = {n: x for n, x in differing(one).items() if x != getattr(two, n)}
-    if said: return said
-    return {n: getattr(one, n) for n, x in differing(two).items() if x != getattr(one, n)}
+    names = {**differing(one), **differing(two)}
+    return {n: getattr(one, n) for n in names if getattr(one, n) != getattr(two, n)}
 
 # %% ../../nbs/90k_writing.ipynb #e720ac11
 def puts_off(job: Job):
