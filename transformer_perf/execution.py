@@ -692,7 +692,7 @@ def table_of_candidates(f: Fitting, variant, i, j):  # dict of columns
     t |= {'variant': variant, 'candidate': i * len(space.places['grouping']) + j}
     figures = figures_found(space, f.layers, variant, i, j, q)
     found = {name: t[name] for name in shown_first(q)} | figures
-    found = {name: x if np.shape(x) == i.shape else np.broadcast_to(x, i.shape)
+    found = {name: x if np.shape(x) == i.shape else np.full(i.shape, x)
              for name, x in found.items()}
     return keep(found, found[FITS_BY[q.assumptions.fits_by]] <= system.hbm_capacity)
 
