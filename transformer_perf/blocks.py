@@ -290,8 +290,11 @@ class CountedJob(Layouts):
 def sent_if(flag, *messages):  # tuple of Message
     "Messages that are sent where a flag holds: a truth value, or an array of them."
     if np.ndim(flag) == 0: return messages if flag else ()
-    far = lambda m: None if m.far is None else m.far * flag
-    return tuple(m._replace(volume=m.volume * flag, far=far(m)) for m in messages)
+    found = []
+    for message in messages:
+        far = None if message.far is None else message.far * flag
+        found.append(message._replace(volume=message.volume * flag, far=far))
+    return tuple(found)
 
 def tp_message(job: CountedJob, kind, exposed=1., width=None, quantized=False):  # Message
     "A collective over the input of a layer, or as wide; `quantized`: in the bits of its products."

@@ -198,8 +198,10 @@ def whole_numbers_given(texts, name, least=1):
 
 def texts_given(texts, name):
     "Words from options that may be repeated and may hold several."
-    parts = lambda text: map(str.strip, text.split(',')) if isinstance(text, str) else [text]
-    found = [part for text in texts for part in parts(text)]
+    found = []
+    for text in texts:
+        if isinstance(text, str): found += map(str.strip, text.split(','))
+        else: found.append(text)   # what a job says
     if not all(found): raise ValueError(f'{name}={quoted(",".join(texts))} lacks a value')
     return list(dict.fromkeys(found))
 
@@ -1222,18 +1224,18 @@ def text_of_fits(told, fit, files, args, before=''):  # str
     "A calibration as it was asked for."
     if args.format == 'csv': return as_csv(fit.table)
     if args.format == 'json': return as_json(told | {'written': list(map(str, files))}, args)
-    titles = '\n'.join(
+    title = '\n'.join(
         f'{one["number"]} of {one["of"]} {one["what"]}: error after the fit '
         f'{one["mean_error"]:.1%} in the mean, {one["median_error"]:.1%} in the middle'
         for one in told['errors'])
+    table = table_as_text(fit_view(fit.table), args, title)
     shipped = '; '.join(f'{part}: {", ".join(names)}' for part, names in told['as_shipped'].items())
     sets = {k.architecture: k.stack for k in fit.calibration.sets.values()}   # the last of each
     taken = ', '.join(f'{stack} on {name}' for name, stack in sets.items())
+    words = (f'{doubts_about(told)}As shipped: {shipped}. Unless --software says otherwise, prices '
+             f'are those of: {taken}.')
     written = ''.join(f'{file}\n' for file in files)
-    table = table_as_text(fit_view(fit.table), args, titles)
-    doubts = doubts_about(told)
-    told = f'As shipped: {shipped}. Unless --software says otherwise, prices are those of: {taken}.'
-    return f'{before}{table}\n{paragraph(doubts + told)}\n{written}'
+    return f'{before}{table}\n{paragraph(words)}\n{written}'
 
 # %% ../nbs/95_cli.ipynb #e62d38f1
 def fit_view(table):  # DataFrame of text
@@ -1671,11 +1673,12 @@ def model_among_words(name, args, rest):
 def refuse(name, text):
     "A ValueError for a word that a command does not take: who takes it, or what was meant."
     flag = text.partition('=')[0]
-    takes = {other: [flag for o in do.options for flag in o.flags]
-             for other, do in COMMANDS.items()}
+    takes = {other: [own for o in command.options for own in o.flags]
+             for other, command in COMMANDS.items()}
     others = [other for other, flags in takes.items() if flag in flags]
-    do = 'do' if len(others) > 1 else 'does'
-    if others: raise ValueError(f'{name} does not take {flag}: {", ".join(others[:3])} {do}')
+    if others:
+        do = 'do' if len(others) > 1 else 'does'
+        raise ValueError(f'{name} does not take {flag}: {", ".join(others[:3])} {do}')
     if flag.startswith('-'): nearest(flag, takes[name], f'option of {name}')
     raise ValueError(f'{name} does not take {quoted(text)}')
 

@@ -88,11 +88,12 @@ def match(
     yours = np.broadcast_to(yours, right.shape)
     same = lambda other: np.isclose(yours, other, rtol=tolerance, atol=0)
     if same(right).all(): return
-    worst = int(np.argmin(same(right)))   # the first that is wrong
+    first_wrong = int(np.argmin(same(right)))
     known = [reason for reason, value in (slips or {}).items() if same(value).all()]
-    wrong = known[0] if known else off_by(yours, right, worst)
-    case = cases if isinstance(cases, str) else cases[worst]
-    raise NotYet(f'Step {step}{case and f" ({case})"}: {wrong}' + ('.' if wrong[-1] != '?' else ''))
+    why = known[0] if known else off_by(yours, right, first_wrong)
+    case = cases if isinstance(cases, str) else cases[first_wrong]
+    where = f'Step {step} ({case})' if case else f'Step {step}'
+    raise NotYet(f'{where}: {why}' if why.endswith('?') else f'{where}: {why}.')
 
 # %% ../nbs/84_exercises.ipynb #07c00012
 def called(step, function, *given):

@@ -94,12 +94,14 @@ def told_job(one):  # (ToldJob, who prices it)
 # %% ../nbs/88_explained.ipynb #5e0000b3
 def layers_by_name(costs: LayerCost):
     "What a layer of each kind takes, by name."
-    def of(field, x):
+    def called(x, name, unit): return x.called(name, unit, summed_layer) if x else 0.
+    found = {}
+    for field, x in costs._asdict().items():
         unit = 'TFLOP' if field == 'flops' else 's'
-        own = lambda x, name: x.called(name, unit, summed_layer) if x else 0.
-        if not np.ndim(x): return own(x, field)
-        return stacked_column([own(each, f'{field}_{i}') for i, each in enumerate(x, 1)])
-    return type(costs)(*(of(field, x) for field, x in costs._asdict().items()))
+        if np.ndim(x) == 0: found[field] = called(x, field, unit)
+        else: found[field] = stacked_column(
+            [called(each, f'{field}_{i}', unit) for i, each in enumerate(x, 1)])
+    return type(costs)(**found)
 
 def told_prices(work: Workload, pricer):  # as `prices_of`
     "The prices of a job that is told."

@@ -102,13 +102,16 @@ def lengths_counted(one: Estimate):  # (lengths, what each counts as)
     context parallelism has other keys to look at than the mean one."""
     S = one.model.seq_len
     step = WHOLE_CHUNKS if S >= 2 * WHOLE_CHUNKS else 1
-    steps = np.floor(S / step * .5**np.arange(0, np.log2(S / step), .25))
+    most = S / step
+    halvings = np.arange(0, np.log2(most), .25)
+    steps = np.floor(most * .5**halvings)
     lengths = np.unique([*step * steps, S // 2, S]).astype(int).tolist()
-    each = np.array([sum(seconds_of_length(one, L)) for L in lengths])
-    first, second = lengths[:2]
-    alone = each[0] - (each[1] - each[0]) / (second - first) * first   # without attention
-    attention = each - alone
-    if attention[-1] < 1e-9 * each[-1]: return lengths, np.array(lengths)   # there is none
+    seconds = np.array([sum(seconds_of_length(one, length)) for length in lengths])
+    a_token = (seconds[1] - seconds[0]) / (lengths[1] - lengths[0])
+    without_attention = seconds[0] - a_token * lengths[0]   # as of documents of no length
+    attention = seconds - without_attention
+    has_none = attention[-1] < 1e-9 * seconds[-1]
+    if has_none: return lengths, np.array(lengths)
     return lengths, S * attention / attention[-1]
 
 def seconds_by_length(one: Estimate, priced=None):  # function: what a token counts as -> (s, s)

@@ -250,7 +250,9 @@ def by_gpus(gpus, values, name):  # (tuple, tuple)
 def per_doubling(gpus, values):
     "The factor of each doubling of the GPUs beyond the last row."
     if len(gpus) == 1: return 1.
-    return min(values[-1] / values[-2], 1) ** (1 / np.log2(gpus[-1] / gpus[-2]))
+    change = min(values[-1] / values[-2], 1)
+    doublings = np.log2(gpus[-1] / gpus[-2])
+    return change ** (1 / doublings)
 
 # %% ../nbs/85a_scaling.ipynb #66821e47
 @dataclass(frozen=True)
@@ -464,8 +466,9 @@ def rank_in(words):  # (rank, host), or None
     "What a line says of a rank: `Rank 0 ... on HOST`."
     if 'Rank' not in words: return None
     rest = words[words.index('Rank') + 1:]
-    known = rest and len(rest[0]) < 10 and rest[0].isdecimal() and 'on' in rest[:-1]
-    return (int(rest[0]), rest[rest.index('on') + 1]) if known else None
+    has_number = rest and rest[0].isdecimal() and len(rest[0]) < 10
+    if not has_number or 'on' not in rest[:-1]: return None
+    return int(rest[0]), rest[rest.index('on') + 1]
 
 def ranks_of(text, gpus, name):  # (GPUs, nodes)
     "How many ranks a log lists, and on how many hosts."

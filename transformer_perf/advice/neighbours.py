@@ -539,13 +539,14 @@ def reason(before: Estimate, after: Estimate):  # str
     "Which parts of the time and of the memory change most."
     old, new = before.stats, after.stats
     moved = lambda names: {word: new[name] - old[name] for name, word in names.items()}
-    time, GB = moved(times_of(before, after)), moved(MEMORY_PARTS)
-    words = {1: 'more', -1: 'less'}
-    sign = 1 if sum(time.values()) > 0 else -1
-    most, name = most_changed(time, sign)
-    against, other = most_changed(time, -sign)
+    words = {1: 'more', -1: 'less'}   # of a sign
+    seconds = moved(times_of(before, after))
+    sign = 1 if sum(seconds.values()) > 0 else -1
+    most, name = most_changed(seconds, sign)
     found = [f'{name} takes {short(most)} s {words[sign]}']
+    against, other = most_changed(seconds, -sign)
     if against > .2 * most: found.append(f'{other} {short(against)} s {words[-sign]}')
+    GB = moved(MEMORY_PARTS)
     sign = 1 if sum(GB.values()) > 0 else -1
     held, part = most_changed(GB, sign)
     if held > .5: found.append(f'{part} need {held:.1f} GB {words[sign]}')

@@ -51,14 +51,14 @@ def layout_of_parts(parts, key):  # str
 def parts_of_layout(layout):  # list of lists of str, or None
     "The modules of each chunk; torchtitan has no multi-token prediction."
     chunks = chunks_in(layout)
-    found = []
-    layer = 0
     if 'm' in ''.join(chunks): return None
+    found, before = [], 0   # layers of the chunks before
     for chunk in chunks:
-        found.append(['tok_embeddings'] * chunk.count('E') + [
-            f'layers.{layer + i}' for i in range(chunk.count('t'))]
-            + ['norm', 'output'] * chunk.count('L'))
-        layer += chunk.count('t')
+        after = before + chunk.count('t')
+        layers = [f'layers.{i}' for i in range(before, after)]
+        first, last = ['tok_embeddings'] * chunk.count('E'), ['norm', 'output'] * chunk.count('L')
+        found.append([*first, *layers, *last])
+        before = after
     return found
 
 LAYOUT_PARTS = Kind(layout_of_parts, parts_of_layout)

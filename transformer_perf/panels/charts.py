@@ -89,8 +89,9 @@ def swept_values(state: SweepState, field):  # list, ascending
     elif field == 'seq_len': value = as_model(state.model).seq_len
     else: value = getattr(as_system(state.system), field)
     values = [value * 2.**i for i in range(-state.doublings, state.doublings + 1)]
-    if field in (*SCENARIO, 'seq_len'): return [int(v) for v in values if v >= 1 and v == int(v)]
-    return [v for v in values if v <= 1 or not field.endswith('_eff')]
+    is_number, is_share = field in (*SCENARIO, 'seq_len'), field.endswith('_eff')
+    if is_number: return [int(x) for x in values if x >= 1 and x == int(x)]
+    return [x for x in values if x <= 1 or not is_share]
 
 # %% ../../nbs/79_chart_panels.ipynb #64036945
 def sweep_options(state, s):  # dict; s: as of `scenario_of`

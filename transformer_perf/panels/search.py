@@ -279,7 +279,8 @@ def cell_name(sizes):
 def shade(ratio):  # color
     "Dark blue for the fastest, the paler the slower; white from three times its time on."
     pale = min((ratio - 1) / 2, 1.)
-    return '#' + ''.join(f'{round(low + (255 - low) * pale):02x}' for low in (0, 114, 178))
+    mixed = [round(dark + (255 - dark) * pale) for dark in (0, 114, 178)]   # red, green, blue
+    return '#' + ''.join(f'{part:02x}' for part in mixed)
 
 OVER = 'the fastest do not fit when their schedules are played'
 

@@ -67,8 +67,10 @@ OFFERED = ['calibrated', 'corrected', 'paper']   # presets
 
 def rate_options(sheet, own):  # list, ascending; 0 stands for the data sheet
     "A rate of a system, halved and doubled twice in half steps, and the state's own."
-    steps = {float(f'{sheet * 2.**(i / 2):.3g}') for i in range(-4, 5) if i} | {own} - {0.}
-    return sorted([0., *steps], key=lambda value: value or sheet)
+    doublings = [-2., -1.5, -1., -.5, .5, 1., 1.5, 2.]
+    rates = {float(f'{sheet * 2**each:.3g}') for each in doublings}
+    rates |= {own} - {0.}
+    return sorted([0., *rates], key=lambda rate: rate or sheet)
 
 def machine_options(state):  # dict: control -> options
     "Options of the controls that all panels share, as far as the state has them."

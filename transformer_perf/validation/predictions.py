@@ -185,11 +185,13 @@ def scoreboard(
     rows = []
     for table, own in df.groupby(table_of(df), sort=False):
         mean = {f'{name} %': percent(x[own.index].abs().mean()) for name, x in errors.items()}
-        e = errors[presets[-1]][own.index].dropna()
-        worst = e.abs().idxmax() if len(e) else None
-        rows.append({'table': table, 'runs': len(own), **mean, 'bias %': percent(e.mean()),
-                     'worst %': percent(e[worst]) if len(e) else np.nan,
-                     'worst run': names[worst].removeprefix(table + '-') if len(e) else '',
+        last = errors[presets[-1]][own.index].dropna()
+        largest, run = np.nan, ''
+        if len(last):
+            worst = last.abs().idxmax()
+            largest, run = percent(last[worst]), names[worst].removeprefix(table + '-')
+        rows.append({'table': table, 'runs': len(own), **mean, 'bias %': percent(last.mean()),
+                     'worst %': largest, 'worst run': run,
                      'others': ERRORS_OF_OTHERS.get(table, '')})
     return pd.DataFrame(rows)
 
