@@ -1662,9 +1662,10 @@ def test_flags_that_only_repeat_a_default(tmp_path, reduce, main, short):
     assert job.gradients_in_16_bits is short
 
 
-@pytest.mark.parametrize('key', ['compress_ratios: "[0, 4]"', 'hc_mult: 4', 'num_joint_layers: 19'])
+@pytest.mark.parametrize('key', ['compress_ratios: "[0, 4]"', 'hc_mult: 4', 'num_joint_layers: 19',
+                                 'lfm_layer_types: [conv, full_attention]'])
 def test_no_plain_decoders_of_primus(tmp_path, key):
-    "DeepSeek V4 and Flux."
+    "DeepSeek V4, Flux and LFM2."
     with pytest.raises(ValueError, match='no field of a Model says it'):
         as_job(primus(tmp_path, PRIMUS.replace('shiny: 1', key)), 8)
 
@@ -2661,6 +2662,48 @@ def test_how_tokens_travel_in_primus(tmp_path, text, dispatcher, idle):
     assert job.parallel.dispatcher == dispatcher
     assert {key for key, why in job.ignored if 'does nothing' in why} >= {*idle}
     assert ('--use-turbo-deepep' in dict(job.ignored)) == bool(idle)
+
+
+LORA = 'stage: sft\n      lora:\n        enabled: true\n        dim: 16'
+SOME = '\n        target_modules: '
+
+
+@pytest.mark.parametrize('text, adapters', [
+    (LORA, 'lora:16'), (LORA.replace('true', 'false'), 'none'),
+    (f'{LORA}{SOME}[linear_qkv, linear_proj]', 'lora:16:attention'),
+    (LORA.replace('stage: sft', 'stage: pretrain'), 'none')])
+def test_adapters_in_primus(tmp_path, text, adapters):
+    "Its trainer of SFT alone has them; all weights trained in silence."
+    job = as_job(primus(tmp_path, PRIMUS.replace('shiny: 1', text)), 8)
+    assert job.parallel.adapters == adapters
+    assert ('lora' in dict(job.ignored)) == ('pretrain' in text)
+
+
+def test_adapters_elsewhere_in_primus_are_refused(tmp_path):
+    text = PRIMUS.replace('shiny: 1', f'{LORA}{SOME}[linear_qkv]')
+    assert 'adapters must be at both' in refused(as_job, primus(tmp_path, text), 8)
+
+
+BUBBLES = 'patch_zero_bubble: true\n      enable_zero_bubble: true'
+FOLDED = BUBBLES + '\n      zero_bubble_v_schedule: true'
+
+
+@pytest.mark.parametrize('text, v, schedule, told', [
+    ('patch_primus_pipeline: true\n      pp_algorithm: zero-bubble', 1, 'zb-h1', ''),
+    ('patch_primus_pipeline: true\n      pp_algorithm: zbv-formatted', 2, 'zb-v', ''),
+    ('patch_primus_pipeline: true\n      pp_algorithm: v-half', 2, '1f1b', 'the order v-half'),
+    ('pp_algorithm: zero-bubble', 1, '1f1b', 'does nothing'), (BUBBLES, 1, 'zb-h1', ''),
+    (BUBBLES.replace('zero_bubble: true', 'zero_bubble: false'), 1, '1f1b', ''),
+    (f'{FOLDED}\n      zero_bubble_v_schedule_mem_setup: zb', 2, 'zb-v', ''),
+    (FOLDED, 2, '1f1b', 'the order v-half')])
+def test_orders_of_pipelines_in_primus(tmp_path, text, v, schedule, told):
+    stages = f'pipeline_model_parallel_size: 2\n      num_virtual_stages_per_pipeline_rank: {v}'
+    job = as_job(primus(tmp_path, PRIMUS.replace('shiny: 1', f'{stages}\n      {text}')), 8)
+    assert (job.parallel.schedule, job.parallel.virtual_stages) == (schedule, v)
+    assert told in ' '.join(why for _, why in job.ignored)
+    assert 'not known here' not in dict(job.ignored).values()
+    alone = PRIMUS.replace('shiny: 1', text)
+    assert as_job(primus(tmp_path, alone), 8).parallel.schedule == '1f1b'
 
 
 def test_copies_that_are_said_are_those_of_the_gpus():

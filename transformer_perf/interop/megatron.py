@@ -234,6 +234,13 @@ MEGATRON_ROWS = (
     also('--use-sink-attention', 'turbo_sinks', ON),
     also('--sink-sliding-window', 'sink_window', number(0)),
     also('--sink-window-even-layers-only', 'sink_window_every_second', ON),
+    also('--patch-primus-pipeline', 'primus_pipeline', ON),   # and these six
+    also('--pp-algorithm', 'primus_order', TEXT),
+    also('--patch-zero-bubble', 'zero_bubble', ON),
+    also('--enable-zero-bubble', 'splits_backward', ON),
+    also('--zero-bubble-v-schedule', 'zero_bubble_folded', ON),
+    also('--zero-bubble-v-schedule-mem-setup', 'zero_bubble_memory',
+         same_words('half', 'min', 'zb')),
     Row('--mtp-num-layers', 'mtp_layers', number(0), 0),
     Row('--multi-latent-attention', 'latent', ON, False),
     Row('--q-lora-rank', 'q_lora_rank', WHOLE), Row('--kv-lora-rank', 'kv_lora_rank', WHOLE),
@@ -253,7 +260,7 @@ MEGATRON_ROWS = (
         'heterogeneous-layers-config-path', 'heterogeneous-layers-config-encoded-json',
         'enable-mhc-connections',
         'linear-attention-freq', 'moe-latent-size', 'compress-ratios', 'hc-mult',
-        'num-joint-layers')),
+        'num-joint-layers', 'lfm-layer-types')),
     also('--experimental-attention-variant', 'indexed', SOME_KEYS),
     *(also(f'--dsa-indexer-{key}', fact, kind) for key, fact, kind in (
         ('n-heads', 'index_heads', WHOLE), ('head-dim', 'index_width', WHOLE),
@@ -446,6 +453,25 @@ def chunks_of_megatron(facts, ignored):
             raise ValueError(f'{key}={n} contradicts {spelled(facts, "virtual_stages")}')
         facts['virtual_stages'] = Said(key, v)
     if 'layout' not in facts: facts.setdefault('virtual_stages', Said(None, 1))
+
+ORDERS_OF_PRIMUS = {'1f1b': '1f1b', '1f1b-interleaved': '1f1b', 'zero-bubble': 'zb-h1',
+                    'zbv-formatted': 'zb-v'}
+
+def order_of_primus(facts, ignored):
+    "The order of a pipeline, where one of two patches of Primus brings its own."
+    pipeline, order, patch, splits, folded, memory = take(
+        facts, 'primus_pipeline', 'primus_order', 'zero_bubble', 'splits_backward',
+        'zero_bubble_folded', 'zero_bubble_memory')
+    if not pipeline.value: idle(ignored, '--patch-primus-pipeline', order)
+    if value(facts, 'pp') == 1: return
+    if pipeline.value: key, name = pipeline.key, order.value or '1f1b-interleaved'
+    elif patch.value and folded.value:
+        setup = memory.value or 'half'
+        key, name = folded.key, 'zbv-formatted' if setup == 'zb' else f'v-{setup}'
+    elif patch.value and splits.value: key, name = splits.key, 'zero-bubble'
+    else: return
+    if name in ORDERS_OF_PRIMUS: facts['schedule'] = Said(key, ORDERS_OF_PRIMUS[name])
+    else: ignored.append((key, f'not modelled: the order {printable(name)}; priced as 1F1B'))
 
 def parts_of_a_stage(p, v, layout):
     "How many there are; each computes as many layers again as a flag says."
@@ -713,7 +739,7 @@ def derive_megatron(facts, ignored):
     if fp8: facts['precision'] = Said(fp8.key, FP8[recipe.value])
     if fp4: facts['precision'] = Said(fp4.key, 'nvfp4')
     for derive in (zero_of_megatron, overlap_of_megatron, gradients_of_megatron,
-                   chunks_of_megatron, recompute_of_megatron, graphs_of_megatron,
+                   chunks_of_megatron, order_of_primus, recompute_of_megatron, graphs_of_megatron,
                    offload_of_megatron, dropout_of_megatron, dispatcher_of_megatron,
                    ends_of_megatron, vocabulary_of_megatron, loss_of_megatron,
                    modules_of_megatron):

@@ -11,10 +11,11 @@ import os
 import re
 from pathlib import Path
 
-from ..inputs import of_type, path_text, quoted, read_text
+from ..inputs import flag, of_type, path_text, quoted, read_text
 from .tables import Format, job_of_keys, why_ignored
 from .texts import LARGEST_TEXT, flat, parse_yaml
 from .megatron import MEGATRON, flags_of_keys
+from .recipes import lora_said
 from .torchtitan import TORCHTITAN
 
 # %% ../../nbs/90g_primus.ipynb #32ee68b1
@@ -76,6 +77,17 @@ def trainer_of(given):  # dict, or None
 FRAMEWORKS = {   # which job of Primus names -> its format, and how its keys are spelled
     'megatron': (MEGATRON, flags_of_keys), 'torchtitan': (TORCHTITAN, flat)}
 
+def with_lora(job, keys):  # Job
+    "A job of Primus with the adapters that it says; of its trainers that of SFT alone has some."
+    said = keys.get('lora')
+    own = {} if said is None else of_type(said, dict, 'lora')
+    if not flag(own.get('enabled', False), 'lora.enabled'): return job
+    if keys.get('stage') != 'sft':
+        told = (*job.ignored, ('lora', 'does nothing without stage: sft'))
+        return dataclasses.replace(job, ignored=told)
+    p = dataclasses.replace(job.parallel, adapters=lora_said(own))
+    return dataclasses.replace(job, parallel=p)
+
 def primus_job(given, told, path=None, text=''):  # Job; told: as `job_of_keys`
     "A job of Primus, with the files that it names."
     taken = {}
@@ -94,7 +106,8 @@ def primus_job(given, told, path=None, text=''):  # Job; told: as `job_of_keys`
         keys = merged(keys, extended(place, taken, left))
     own = of_type(module.get('overrides') or {}, dict, 'overrides')
     format, spelled = FRAMEWORKS[framework]
-    job = job_of_keys(spelled(merged(keys, own)), format, told)
+    every = merged(keys, own)
+    job = with_lora(job_of_keys(spelled(every), format, told), every)
     taken |= {flag: x for name, x in taken.items() for flag in spelled({name: 0})}
     return without_presets(job, spelled(own), spelled(keys), taken, format)
 

@@ -201,6 +201,10 @@ def adapters_in_recipe(given):  # str
     own = of_type(said[0], dict, 'peft')
     if class_of(own) != 'LoRA': raise ValueError(
         f'peft of {quoted(own.get("_target_"))}: of adapters, LoRA is modelled')
+    return lora_said(own)
+
+def lora_said(own):  # str
+    "LoRA as Megatron-Bridge and Primus have it: its rank, and which products have adapters."
     modules = of_type(own.get('target_modules') or [*WITH_LORA], list, 'target_modules')
     place = place_of_adapters(modules)
     if own.get('normalize_moe_lora'): raise ValueError('normalize_moe_lora=True is not modelled')
