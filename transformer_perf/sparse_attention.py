@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['to_some_keys', 'gathered_keys', 'latest', 'IndexedAttention', 'absorbed', 'indexed_core', 'gathers_latents',
-           'of_weight_alone', 'indexer', 'index_scores', 'index_loss', 'BlockSparse', 'block_core', 'block_scores',
-           'ways_summed']
+           'of_weight_alone', 'indexer', 'index_scores', 'index_loss', 'BlockSparse']
 
 # %% ../nbs/82h_sparse_attention.ipynb #24c00005
 from dataclasses import dataclass

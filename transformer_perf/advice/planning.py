@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['SOURCES', 'PARALLEL_KINDS', 'LEVELS', 'BEARABLE', 'FINALISTS', 'ClusterOperation', 'goodput', 'knobs_of',
-           'worth_asking', 'candidates', 'kept', 'varied', 'on_front', 'in_few_words', 'in_four_digits', 'plan_view',
-           'short_list', 'ends_of_first', 'plan']
+           'worth_asking', 'candidates', 'kept', 'varied', 'on_front', 'plan_view', 'plan']
 
 # %% ../../nbs/88e_planning.ipynb #88epart10
 from dataclasses import dataclass

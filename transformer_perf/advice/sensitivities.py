@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SCALABLE', 'SIZES', 'BESIDE_LAYERS', 'NEAR', 'SENSITIVITY_COLUMNS', 'figures_of', 'multiples_of', 'one_by_one',
-           'left_as_asked', 'systems_at', 'timed_on', 'fastest_places', 'priced_on', 'resized', 'AtSize', 'with_figure',
-           'between', 'of_model', 'sought_for', 'sensitivity', 'needed']
+           'left_as_asked', 'systems_at', 'timed_on', 'fastest_places', 'priced_on', 'between', 'of_model',
+           'sought_for', 'sensitivity', 'needed']
 
 # %% ../../nbs/88f_sensitivity.ipynb #88fpart10
 import contextlib
