@@ -380,7 +380,7 @@ def out_of_reach(row, known, model: Model):  # str
 # %% ../nbs/87a_estimate.ipynb #8559f3bc
 def gpu_in(system: System, known):  # its short name, or None
     "The GPU whose runs speak for a system: one of about its rates."
-    gpu = gpu_of(system.accelerator or system.name)
+    gpu = gpu_of(system.sold_as)
     if gpu not in SHEETS or not known.count(gpu=gpu): return gpu
     def near(sheet):
         rates = 'matrix_flops_fp16', 'hbm_bandwidth'

@@ -19,7 +19,7 @@ from ..inputs import (
 from ..models import Model, as_model, counted_once
 
 # %% ../../nbs/88e_planning.ipynb #88epart11
-from ..systems import as_system, price_per_gpu_hour, read_prices
+from ..systems import as_system, offers_of, price_per_gpu_hour
 from ..choices import adapted
 from ..estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, state_bytes, takes_matrices)
@@ -114,9 +114,8 @@ def batch_of(model: Model, global_batch, batch_tokens):  # samples
 # %% ../../nbs/88e_planning.ipynb #14a00033
 def gpu_hour_price(system, prices):  # Price, or None
     "What a GPU costs for an hour, where the table knows it."
-    table, _ = read_prices(prices)
-    own = table.AcceleratorName == (system.accelerator or system.name)
-    return price_per_gpu_hour(system, prices) if (own & table.Price.notna()).any() else None
+    offers, _ = offers_of(system.sold_as, prices)
+    return price_per_gpu_hour(system, prices) if len(offers) else None
 
 def checkpoint_GB(model: Model, optimizer, adapters, assumptions):
     "What trains, as a checkpoint holds it: weights in 16 bits, and the states of an optimizer."

@@ -141,7 +141,7 @@ def layout_understood(ratios):  # array of bool
 def evidence_with(df, system):  # dict
     "What the shipped parameters rest on, and further runs."
     system = system and as_system(system)
-    name = system and gpu_of(system.accelerator or system.name)
+    name = system and gpu_of(system.sold_as)
     if 'predicted_iteration_s' in df:   # runs that were not understood are no evidence
         df = df[layout_understood(df.predicted_iteration_s / df.iteration_s)]
     runs = clean(on_system(df, system).assign(gpu=name or df.gpu))
