@@ -831,8 +831,9 @@ def attention_fields(c: Config, family, found):  # dict of fields
     if family.narrow: width = width or e // heads
     if 'multi_query' in family.usual and not c.on('new_decoder_architecture'):
         groups = 1 if c.on('multi_query') else heads
-    return {'head_dim': None if width and width * heads == e else width,
-            'kv_heads': None if groups == heads else groups}
+    if width and width * heads == e: width = None   # as follows from the others
+    if groups == heads: groups = None
+    return {'head_dim': width, 'kv_heads': groups}
 
 # %% ../nbs/81_configs.ipynb #00bc0014
 def in_windows(c: Config, family, depth):  # list of bool: which layers have a window

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LISTS', 'WORDS_OF_RECIPES', 'RELEASE', 'Software', 'check_recipe', 'is_for', 'covers', 'releases_in_words',
            'chosen_by', 'software_in', 'known_software', 'as_software', 'named_software', 'costs_like', 'sets_of',
-           'fitted_software', 'run_by', 'software_table']
+           'fitted_software', 'run_by', 'software_table', 'fitted_on']
 
 # %% ../nbs/82j_software.ipynb #01d00020
 import dataclasses
@@ -204,14 +204,17 @@ def software_table(calibration=None):  # DataFrame, a row for each; calibration:
     fitted on: the generations of GPUs where runs of this very software gave it costs of its own.
     `plain` has no runs: its costs come from runs of software that is like it."""
     import pandas as pd
-    fitted = {} if calibration is None else calibration.sets
     said = lambda values: ', '.join(f'{name} {x}' for name, x in (values or {}).items())
-    runs = None if calibration is None else calibration.evidence
-    was_run = lambda s: runs is None or runs.count(stack=s.name) > 0
-    on = lambda s: ', '.join(a for a in generations()
-                             if f'{a}/{s.name}' in fitted and was_run(s))
     return pd.DataFrame([{
-        'software': s.name, 'released': s.released, 'fitted on': on(s),
+        'software': s.name, 'released': s.released,
+        'fitted on': ', '.join(fitted_on(s, calibration)),
         'costs known': said(s.knows), 'chooses': said(s.chooses),
         'knobs': ', '.join(s.knobs), 'source': s.source}
         for s in known_software().values()])
+
+def fitted_on(s: Software, calibration):  # list of generations of GPUs; calibration: or None
+    "Where runs of a software gave it costs of its own."
+    if calibration is None: return []
+    runs = calibration.evidence
+    was_run = runs is None or runs.count(stack=s.name) > 0
+    return [on for on in generations() if was_run and f'{on}/{s.name}' in calibration.sets]

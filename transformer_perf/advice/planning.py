@@ -318,8 +318,11 @@ def plan_view(rows):  # DataFrame of text
     "Rows of a plan for the eye."
     def text(name, digits=None): return [in_four_digits(x, digits) for x in rows[name]]
     def ranged(name, digits=None):
-        each = zip(*(text(name + end, digits) for end in ('', '_low', '_high')))
-        return [x if low in ('', high) else f'{x} ({low} to {high})' for x, low, high in each]
+        shown = []
+        for x, low, high in zip(*(text(name + end, digits) for end in ('', '_low', '_high'))):
+            is_one = low in ('', high)   # no interval is known, or it is as narrow
+            shown.append(x if is_one else f'{x} ({low} to {high})')
+        return shown
     return pd.DataFrame({
         'answer': rows.answers, 'GPUs': [f'{n} {s}' for n, s in zip(rows.n_gpus, rows.system)],
         'days': ranged('days'), 'tokens': ranged('tokens', '.3g'),
@@ -361,8 +364,9 @@ class Plan:
 def told_apart(x, y):  # (str, str)
     "Two unlike numbers in four digits, or in as many as tell one from the other."
     if short(x) != short(y): return short(x), short(y)
-    digits = next(n for n in range(5, 18) if f'{x:.{n}g}' != f'{y:.{n}g}')
-    return f'{x:,.{digits}g}', f'{y:,.{digits}g}'
+    for digits in range(5, 18):
+        one, other = f'{x:,.{digits}g}', f'{y:,.{digits}g}'
+        if one != other: return one, other
 
 def within(rows, budget: Budget):  # (rows, reasons)
     "The rows that keep the limits, and which numbers of GPUs have none."
@@ -373,10 +377,10 @@ def within(rows, budget: Budget):  # (rows, reasons)
     for unit, (took, most) in limits.items():
         if most is None: continue
         keeps &= (took <= most).to_numpy()
-        for (name, n), own in took.groupby([rows.system, rows.n_gpus], sort=False):
-            if own.min() > most:
-                least, limit = told_apart(own.min(), most)
-                reasons.append(f'{plural(n, name + " GPU")}: {least} {unit} are more than {limit}')
+        least_of_each = took.groupby([rows.system, rows.n_gpus], sort=False).min()
+        for (name, n), least in least_of_each[least_of_each > most].items():
+            more, limit = told_apart(least, most)
+            reasons.append(f'{plural(n, name + " GPU")}: {more} {unit} are more than {limit}')
     return rows[keeps], reasons
 
 # %% ../../nbs/88e_planning.ipynb #14a00063

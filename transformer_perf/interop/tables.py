@@ -370,16 +370,17 @@ def batch(facts, dp, n):  # (samples of an iteration or None, dp, GPUs)
     "The batch of all GPUs, from that of one and how often it is added up; or the copies from both."
     G, b, steps = (value(facts, name) for name in ('global_batch', 'micro_batch', 'accumulation'))
     whole_batch, own = spelled(facts, 'global_batch'), spelled(facts, 'micro_batch', 'accumulation')
-    if dp is None and G and b and steps:
+    all_said = G and b and steps
+    if dp is None and all_said:
         if G % (b * steps): raise ValueError(f'{whole_batch} must be divisible by {own}')
-        dp = G // b // steps
+        dp = G // (b * steps)
         n = dp * gpus_of_a_copy(facts)
     if dp is None: return G, None, None
     if G is None: return b and b * (steps or 1) * dp, dp, n
     if not own and G % dp:
         raise ValueError(f'{whole_batch} must be divisible by {dp} copies')
     shared_evenly = G % ((b or 1) * dp) == 0
-    added_up = not (steps and b) or G == b * steps * dp
+    added_up = not all_said or G == b * steps * dp
     if shared_evenly and added_up: return G, dp, n
     raise ValueError(f'{whole_batch} contradicts {own or "what holds without keys"} on {dp} copies')
 

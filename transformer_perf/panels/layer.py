@@ -295,15 +295,19 @@ def operation_bars(table, x, y, width):  # list of str
              *legend(x - 95, y - 10, entries, 5, 125 if len(entries) == 4 else 104),
              *ticks(x, y, y + 24 * len(table), scale, (0, most), 'ms')]
     for row, values in enumerate(table.to_dict('records')):
-        name, top = values['operation'], y + 24 * row
-        parts.append(words_at(x - 6, top + 15, name, 'end'))
+        top = y + 24 * row
+        parts.append(words_at(x - 6, top + 15, values['operation'], 'end'))
         for offset, way in ((3, 'forward'), (12, 'backward')):
-            bars = [(f'{name}, {way}, {part}', values[f'{way}_{part}_ms'], color)
-                    for part, color in BOUND.items()]
-            if way == 'backward':
-                bars.append((f'{name}, computed again', values['backward_again_ms'], GREY))
-            parts += stack(x, top + offset, 8, scale, bars, 'ms')
+            parts += stack(x, top + offset, 8, scale, bars_of_pass(values, way), 'ms')
     return parts
+
+def bars_of_pass(values, way):  # list of (what, ms, color)
+    "What a pass of an operation takes, part by part; `values`: a row of a `layer_table`."
+    name = values['operation']
+    bars = [(f'{name}, {way}, {part}', values[f'{way}_{part}_ms'], color)
+            for part, color in BOUND.items()]
+    if way == 'forward': return bars
+    return [*bars, (f'{name}, computed again', values['backward_again_ms'], GREY)]
 
 # %% ../../nbs/77_layer_panel.ipynb #7808945c
 def interval_line(stats, x, y, scale):  # list of str
