@@ -2581,6 +2581,11 @@ OTHERS = [   # (program, flags): words that the refusal has
     ('tools/run_text_generation_server.py', '', 'generates or evaluates'),
     ('examples/inference/gpt_static.py', '', 'generates or evaluates'),
     ('examples/multimodal/train.py', '', 'a whole decoder'),
+    ('tools/preprocess_data.py', '', 'makes files of tokens'),
+    ('tools/checkpoint_reshaping.py', '', 'makes another file of a model'),
+    ('tasks/main.py', '', 'has tasks of its own'),
+    ('primus/cli/main.py', '--context_parallel_size 4 --micro_batch_size 1 --num_layers 4',
+     'of Primus give the YAML'),
     ('pretrain_gpt.py', '--optimizer soap', "'soap'")]
 
 
@@ -2588,6 +2593,11 @@ OTHERS = [   # (program, flags): words that the refusal has
 def test_what_is_no_training_of_a_decoder(program, flags, says):
     text = f'{FLAGS}{DECODER}{flags}\n'.replace('pretrain_gpt.py', program)
     assert says in refused(as_job, text)
+
+
+def test_flags_of_any_trainer_are_none_of_megatron():
+    text = 'torchrun --nproc_per_node 8 run_clm.py --bf16 --per_device_train_batch_size 4\n'
+    assert refused(as_job, text).startswith('no commands here have flags of Megatron-LM')
 
 
 def test_programs_in_folders_of_any_name():

@@ -1000,10 +1000,12 @@ MAY_HOLD_FLAGS = re.compile(rf'{MARK}\d+: (?:[^($]*(?<!\S)--|\$\{{\w+\[)')
 UNREAD = (['echo'], ['printf'])   # commands that only print
 OTHER_PROGRAMS = {   # words in the name of a program, or its folder -> what it does instead
     r'inference|generat|serv(er|ing|e_)|evaluat|eval_|mmlu': 'generates or evaluates',
-    r'convert|export|quantize|prune': 'makes another file of a model',
+    r'convert|export|quantize|prune|reshap': 'makes another file of a model',
+    r'preprocess': 'makes files of tokens',
     r'pretrain_(vlm|mimo|vision|t5|bert|ict|retro)|train_rl|lora':
         'trains something other than a whole decoder'}
 OTHER_FOLDERS = {'inference': 'generates or evaluates', 'evaluation': 'generates or evaluates',
+                 **dict.fromkeys(('tasks', 'msdp'), 'has tasks of its own'),
                  **dict.fromkeys(('multimodal', 'mimo', 'rl'),
                                  'trains something other than a whole decoder')}
 
@@ -1056,6 +1058,20 @@ def started_by(line, words):  # Started
         own = options(words[at + 1:])
     return Started(line, options(words[:at]) if at > 0 else own, own)
 
+OF_ANY_TRAINER = {'--bf16', '--fp16'}   # flags that tell nothing of whose they are
+
+def flags_among(words):  # number
+    "How many flags of Megatron-LM a command has; none where others have all of them, too."
+    own = FLAGS.keys() & {x.partition('=')[0] for x in words}
+    return len(own) if own - OF_ANY_TRAINER else 0
+
+def check_spelling(keys):
+    "A ValueError for options of Primus, whose other arguments are in a YAML; one may be a slip."
+    other = [key for key in keys if '_' in key and key.replace('_', '-') in FLAGS]
+    if len(other) > 2: raise ValueError(
+        f'{", ".join(other[:3])} are no options of Megatron-LM, which has none with an underscore: '
+        'of Primus give the YAML, with what options change in it')
+
 def training_commands(text):  # (list of Started, lines of others)
     "The commands of a script with the most flags of Megatron-LM, which all say the same; others."
     every = [(line, words) for line, words in commands_of(text) if words[:1] not in UNREAD]
@@ -1070,10 +1086,6 @@ def training_commands(text):  # (list of Started, lines of others)
                          f'lines {lines}')
     others = [line for (line, _), number in zip(every, numbers) if 0 < number < most]
     return found, others
-
-def flags_among(words):  # number
-    "How many flags of Megatron-LM are among words, as --flag or --flag=value."
-    return len(FLAGS.keys() & {word.partition('=')[0] for word in words})
 
 def refuse_without_flags(text):
     "A ValueError for a script none of whose commands has a flag; with a line that has one."
@@ -1093,6 +1105,7 @@ def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, 
     "The flags of the command that trains, what starts it, words that are not known, and the rest."
     commands, others = training_commands(text)
     mine, strays = without_strays(commands[0].own)
+    with naming(f'line {commands[0].line}'): check_spelling(mine)
     gpus = [gpus_started(one.launch, text) for one in commands]
     same = len({each and each[1] for each in gpus}) == 1
     keys = {key: as_value(x, key) for key, x in mine.items()}
