@@ -2576,6 +2576,7 @@ OTHERS = [   # (program, flags): words that the refusal has
     ('pretrain_gpt.py', '--freeze-ViT', 'are not trained'),
     ('pretrain_gpt.py', '--num-image-tokens 576', 'images'),
     ('pretrain_gpt.py', '--img-h 336', 'images'), ('pretrain_gpt.py', '--skip-train', 'nothing is'),
+    ('pretrain_gpt.py', '--kd', 'a teacher'), ('pretrain_gpt.py', '--perform-rl-step', 'generated'),
     ('pretrain_gpt.py', '--lora-rank 8', 'adapters'), ('pretrain_vlm.py', '', 'pretrain_vlm.py'),
     ('pretrain_t5.py', '', 'a whole decoder'),
     ('tools/run_text_generation_server.py', '', 'generates or evaluates'),
@@ -2598,6 +2599,24 @@ def test_what_is_no_training_of_a_decoder(program, flags, says):
 def test_flags_of_any_trainer_are_none_of_megatron():
     text = 'torchrun --nproc_per_node 8 run_clm.py --bf16 --per_device_train_batch_size 4\n'
     assert refused(as_job, text).startswith('no commands here have flags of Megatron-LM')
+
+
+def test_words_of_forks_for_deepspeed():
+    "Ulysses is cp; BLOOM's GLU has its MLP's full width; 1 stands for no experts."
+    read = lambda flags: as_job(f'{FLAGS}{DECODER}{flags}\n')
+    shared = read('--ds-sequence-parallel-size 2 --normalization rmsnorm')
+    assert (shared.parallel.cp, shared.parallel.context, shared.model.norm_kind) == (
+        2, 'ulysses', 'rmsnorm')
+    assert shared.parallel.dp * 2 == read('').parallel.dp
+    told = as_job(f'{FLAGS}{DECODER}--ds-sequence-parallel-size 2\n', cp=4)
+    assert (told.parallel.cp, told.parallel.context) == (4, 'ulysses')
+    staged = read('--pipeline-model-parallel-size 2 --enable-zbh1-pipeline')
+    assert staged.parallel.schedule == 'zb-h1'
+    gated = read('--glu-activation geglu --embed-layernorm').model
+    assert gated.gated_mlp and gated.mlp_dim == 4 * gated.embed_dim and gated.embedding_norm
+    alone = '--moe-expert-parallel-size 1 --num-experts 1'
+    assert read(alone).model == read('').model
+    assert 'which layers have experts' in refused(read, alone.replace('1 ', '8 ') + '6')
 
 
 def test_programs_in_folders_of_any_name():

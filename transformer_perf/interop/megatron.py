@@ -31,7 +31,7 @@ from .scripts import MARK, commands_of, gpus_started, options, parsed
 from .tables import (
     IN_32_BITS, LIST, NOT_SAID, OFF, ON, ONLY_WRITTEN, SHARE_KIND, TEXT, WHOLE, Format, Kind, Row,
     Said, add, also, check_depth, fixed, idle, number, one_word, real, refused_when_read, spelled,
-    take, together, value, words_of)
+    take, together, value, words_in_any_case, words_of)
 from .texts import flat
 
 # %% ../../nbs/90c_megatron.ipynb #9682345b
@@ -212,8 +212,8 @@ MEGATRON_ROWS = (
     Row('--squared-relu', 'squared_relu', ON, False), Row('--quick-geglu', 'geglu', ON, False),
     Row('--activation-func-clamp-value', 'clamps_at', REAL),
     Row('--glu-linear-offset', 'gate_offset', ONLY_WRITTEN),
-    Row('--normalization', 'norm', words_of({'LayerNorm': 'layernorm', 'RMSNorm': 'rmsnorm'}),
-        'layernorm'),
+    Row('--normalization', 'norm', words_in_any_case(
+        {'LayerNorm': 'layernorm', 'RMSNorm': 'rmsnorm'}), 'layernorm'),
     Row('--disable-bias-linear', 'linear_bias', OFF, True),
     also('--add-bias-linear', 'linear_bias', ON), Row('--add-qkv-bias', 'qkv_bias', ON, False),
     also('--gated-linear-unit', 'swiglu', ON),
@@ -273,6 +273,12 @@ MEGATRON_ROWS = (
     also('--hybrid-override-pattern', 'hybrid', TEXT),
     *(Row(f'--{key.replace("_", "-")}', key, ONLY_READ, usual)
       for key, usual in MIXER_SIZES.items()),
+    also('--ds-sequence-parallel-size', 'ulysses', WHOLE),   # this and the next four: of forks
+    also('--enable-zbh1-pipeline', 'zbh1', ON),
+    also('--moe-expert-parallel-size', 'experts_of_fork', WHOLE),
+    also('--embed-layernorm', 'embedding_norm', ON),
+    also('--glu-activation', 'glu', words_of(
+        {'geglu': 'gelu', 'swiglu': 'silu', 'reglu': 'relu', 'liglu': 'gelu'})),
     Row('--bf16', 'precision', one_word('bf16')), Row('--fp16', 'precision', one_word('fp16')),
     Row('--fp8-format', 'fp8', TEXT),
     Row('--fp8-recipe', 'fp8_recipe', same_words(*FP8), 'delayed'),
@@ -453,6 +459,19 @@ def chunks_of_megatron(facts, ignored):
             raise ValueError(f'{key}={n} contradicts {spelled(facts, "virtual_stages")}')
         facts['virtual_stages'] = Said(key, v)
     if 'layout' not in facts: facts.setdefault('virtual_stages', Said(None, 1))
+
+def forks_of_megatron(facts, ignored):
+    "What forks for DeepSpeed say in words of their own; 1 is their number of no experts."
+    exchanged, early, experts = take(facts, 'ulysses', 'zbh1', 'experts_of_fork')
+    if exchanged.value and exchanged.value > 1:   # DeepSpeed-Ulysses
+        if facts['cp'].key != 'cp': add(facts, 'cp', *exchanged)   # else it is told
+        facts['context'] = Said(exchanged.key, 'ulysses')
+    if early.value: facts['schedule'] = Said(early.key, 'zb-h1')
+    if not experts.key: return
+    if value(facts, 'experts', 1) > 1: raise ValueError(
+        f'{spelled(facts, "experts")} with {experts.key}: no rule of a Model says which layers '
+        'have experts in Megatron-DeepSpeed')
+    take(facts, 'experts')
 
 ORDERS_OF_PRIMUS = {'1f1b': '1f1b', '1f1b-interleaved': '1f1b', 'zero-bubble': 'zb-h1',
                     'zbv-formatted': 'zb-v'}
@@ -679,6 +698,8 @@ def mlp_of_megatron(facts, ignored):
     gated = kind in ('swiglu', 'geglu')
     act = {'swiglu': 'silu', 'squared_relu': 'squared_relu'}.get(kind, 'gelu')
     if kind == 'geglu' and value(facts, 'clamps_at'): act = 'clamped_silu'
+    glu, = take(facts, 'glu')
+    if glu.value: gated, act = True, glu.value
     width = 4 * e   # unless said
     if kind == 'swiglu': width = int(width * 2 / 3 / 64) * 64   # as its parser has it
     biases = 'none'
@@ -692,7 +713,7 @@ def mlp_of_megatron(facts, ignored):
     if 'vocab' in facts: return
     ignored.append(('--vocab-size', 'absent, for the tokenizer knows it: no vocabulary is counted'))
     if facts['mtp_layers'].key: ignored.append((facts['mtp_layers'].key, 'needs --vocab-size'))
-    take(facts, 'tied_embeddings', 'mtp_layers')
+    take(facts, 'tied_embeddings', 'mtp_layers', 'embedding_norm')
 
 def tokens_of_tokenizer(kind, name):  # int or None
     "The tokens of a tokenizer by its type, or else by the name of the model that it is of."
@@ -738,7 +759,7 @@ def derive_megatron(facts, ignored):
     recipe = facts.pop('fp8_recipe')
     if fp8: facts['precision'] = Said(fp8.key, FP8[recipe.value])
     if fp4: facts['precision'] = Said(fp4.key, 'nvfp4')
-    for derive in (zero_of_megatron, overlap_of_megatron, gradients_of_megatron,
+    for derive in (forks_of_megatron, zero_of_megatron, overlap_of_megatron, gradients_of_megatron,
                    chunks_of_megatron, order_of_primus, recompute_of_megatron, graphs_of_megatron,
                    offload_of_megatron, dropout_of_megatron, dispatcher_of_megatron,
                    ends_of_megatron, vocabulary_of_megatron, loss_of_megatron,
@@ -986,6 +1007,8 @@ MEGATRON = Format(MEGATRON_ROWS, derive_megatron, undo_megatron, {
     '--mtp-use-repeated-layer': 'a layer that is used again',
     '--microbatch-group-size-per-vp-stage': 'another order of micro-batches',
     '--step-batch-size-schedule': 'a batch that grows',
+    '--deepspeed': 'DeepSpeed in the place of its optimizer; name its software, if it is known',
+    '--ds-sequence-parallel-*': 'pieces of a sequence in turn',
     '--use-turbo-*': 'kernels of Primus-Turbo', '--turbo-*': 'kernels of Primus-Turbo',
     '--recompute-layer-ids': 'layers by their numbers', '--pp-warmup': 'a first iteration alone',
     '--muon-num-ns-steps': 'more or fewer steps', '--empty-unused-memory-level': 'an allocator',

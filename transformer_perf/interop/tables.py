@@ -277,6 +277,8 @@ OTHERWISE = {   # keys -> why a job that says them is no training of a whole dec
     r'-*((num|max)[-_])?(image|img|vision|sound|video)[-_]?(tokens?|tiles|token[-_].*|seq.*)'
     r'|-*(vision|language|sound)[-_]model[-_]type|-*use[-_]tiling|-*max[-_]num[-_]tiles':
         'images and sound are not modelled',
+    r'-*kd|-*export[-_]kd[-_].*': 'a teacher that runs beside is not modelled',
+    r'-*perform[-_]rl[-_]step': 'answers that are generated between steps are not modelled',
     r'-*skip[-_]train|-*eval[-_]only|-*num[-_]tokens[-_]to[-_]generate|-*prompts?':
         'nothing is trained'}
 USUAL_IMAGES = {'--img-h': 224, '--img-w': 224, '--patch-dim': 16}   # Megatron-LM's, unless said
