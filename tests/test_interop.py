@@ -1749,6 +1749,8 @@ def test_older_keys_of_deepspeed():
     assert told['optimizer.params.freeze_step'] == 'not modelled yet: messages in fewer bits'
     zero |= {'cpu_offload': False, 'cpu_offload_param': False}
     assert as_job(given, 8).parallel.offload == 'none'
+    for on in (True, False):   # once a switch, of what is stage 1 today
+        assert as_job(given | {'zero_optimization': on}, 8).parallel.zero_stage == on
 
 
 @examples(150)

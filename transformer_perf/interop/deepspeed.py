@@ -28,7 +28,8 @@ DEEPSPEED_ROWS = (
     Row('zero_optimization.offload_optimizer.device', 'cpu_optimizer', TEXT),
     Row('zero_optimization.offload_optimizer.ratio', 'cpu_share', SHARE_KIND),
     Row('zero_optimization.offload_param.device', 'cpu_weights', TEXT),
-    also('zero_optimization.cpu_offload', 'cpu_optimizer', one_word('cpu')),   # older, still taken
+    also('zero_optimization', 'zero_stage', one_word(1)),   # older, still taken; and these two
+    also('zero_optimization.cpu_offload', 'cpu_optimizer', one_word('cpu')),
     also('zero_optimization.cpu_offload_param', 'cpu_weights', one_word('cpu')),
     Row('tensor_parallel.autotp_size', 'tp', number(0), 1),
     Row('tensor_parallel.tp_overlap_comm', 'tp_overlap', ON, False),
