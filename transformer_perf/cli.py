@@ -1757,12 +1757,15 @@ def run_command(texts):  # exit code
     elif texts[0] == '--schema': told = schema_text()
     else:
         name = nearest(texts[0], COMMANDS, 'command')
-        if texts[1:] != ['--schema']:
-            args = arguments_of(name, texts[1:])
-            with naming_its_job(args): return COMMANDS[name].run(args) or 0
+        if texts[1:] != ['--schema']: return answered(name, texts[1:])
         told = schema_text(name)
     deliver(told)
     return 0
+
+def answered(name, texts):  # exit code
+    "Run a command with options."
+    args = arguments_of(name, texts)
+    with naming_its_job(args): return COMMANDS[name].run(args) or 0
 
 # %% ../nbs/95_cli.ipynb #dae2a82b
 OURS = 70   # exit code of a fault that is no user's: 1 has a meaning

@@ -7,8 +7,8 @@ __all__ = ['LARGEST_SCRIPT', 'NAME', 'ROUND', 'BRACED', 'RUN', 'SINGLE', 'DOUBLE
            'NO_WORD', 'HIDE', 'SHOW', 'SHELL_OPERATORS', 'MOST_ITEMS', 'BRACES', 'PUT_IN', 'IN_QUOTES',
            'OUTSIDE_QUOTES', 'ASSIGNED', 'BY_LAUNCHER', 'OF_SLURM', 'TASK_OPTIONS', 'PER_NODE', 'NODES', 'IN_ALL',
            'SET_BY_SLURM', 'HEAD', 'tokens', 'unknown', 'of_tree', 'parsed', 'arithmetic_value', 'as_list', 'variable',
-           'expanded', 'words', 'assign', 'block', 'choice', 'options', 'first_number', 'gpus_of', 'slurm_of',
-           'gpus_started', 'set_by_slurm', 'commands_of', 'check_calls']
+           'expanded', 'words', 'assign', 'block', 'rest_of_command', 'choice', 'options', 'first_number', 'gpus_of',
+           'slurm_of', 'gpus_started', 'set_by_slurm', 'commands_of', 'check_calls']
 
 # %% ../../nbs/89_scripts.ipynb #12b10006
 import ast
@@ -317,19 +317,25 @@ def carry_out(shell, before, command):
 # %% ../../nbs/89_scripts.ipynb #12b10020
 def block(shell, *until):  # str
     "Read commands up to one of some words: that word, or nothing at the end of the script."
-    before = '\n'
+    before = '\n'   # what sets the next command apart from the last
     while shell.ahead:
         line, word = shell.ahead.pop()
         if word in until: return word
-        if word in SEPARATORS: before = before if word == '\n' and before in ('&&', '||') else word
+        if word in IDLE: continue
+        if word in SEPARATORS:
+            goes_on = word == '\n' and before in ('&&', '||')   # on the next line
+            if not goes_on: before = word
         elif word == 'if': choice(shell, line)
-        elif word not in IDLE:
-            command = [(line, word)]
-            while shell.ahead and shell.ahead[-1][1] not in SEPARATORS:
-                command.append(shell.ahead.pop())
-            carry_out(shell, before, command)
+        else:
+            carry_out(shell, before, [(line, word), *rest_of_command(shell)])
             before = '\n'
     return ''
+
+def rest_of_command(shell):  # list of (line, token)
+    "The tokens up to what ends a command, which are read."
+    found = []
+    while shell.ahead and shell.ahead[-1][1] not in SEPARATORS: found.append(shell.ahead.pop())
+    return found
 
 def choice(shell, line):
     "Read a condition to its end: each branch starts from the variables ahead of it."

@@ -301,13 +301,13 @@ def understood(given, format, facts=None):  # (facts, ignored)
     facts, ignored = facts or {}, []
     rows = {row.key: row for row in format.rows if row.key}
     for key, x in given.items():
-        said = isinstance(x, (bool, str, list))
-        if x is None: continue
+        may_be_word = isinstance(x, (bool, str, list))
+        is_off, is_auto = may_be_word and x in OFF_WORDS, may_be_word and x == 'auto'
+        if x is None or is_off and key not in rows: continue
         if key not in rows:
-            if said and x in OFF_WORDS: continue
             check_trains(key, x)
             ignored.append((key, why_ignored(key, format)))
-        elif said and x == 'auto': ignored.append((key, "'auto': left to what starts the job"))
+        elif is_auto: ignored.append((key, "'auto': left to what starts the job"))
         else:
             fact = rows[key].kind.read(x, key)
             if fact is not None: add(facts, rows[key].fact, key, fact)

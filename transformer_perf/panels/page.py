@@ -327,12 +327,15 @@ def offer(controls, state, options):
     try:
         for name, widget in controls.items():
             with widget.hold_sync():
-                if name in options:
-                    values = tuple((in_control(name, value), value) for value in options[name])
-                    if widget.options != values: widget.options = values
-                    widget.disabled = len(values) == 1
+                if name in options: offer_options(widget, name, options[name])
                 if widget.value != getattr(state, name): widget.value = getattr(state, name)
     finally: controls.listening = True
+
+def offer_options(widget, name, options):
+    "Give a control its options where they changed; there must be two to choose from."
+    shown = tuple((in_control(name, value), value) for value in options)
+    if widget.options != shown: widget.options = shown
+    widget.disabled = len(shown) == 1
 
 # %% ../../nbs/80_panels.ipynb #7a51c160
 def row_of_widgets(widgets):
