@@ -151,6 +151,20 @@ def test_a_placement_is_of_the_groups_and_the_system_of_a_job(tmp_path, groups, 
     assert found['stats'] == explained(*about, *groups, *more)['stats']
 
 
+def test_a_strategy_that_is_said_holds(tmp_path):
+    "The published 2D layer is another with one GPU of cp, too; with other groups it follows them."
+    about = '--model', 'gpt3', '--tp', 4, '--global-batch', 16, '--assumptions', 'paper'
+    file = job_written(tmp_path, *about, '--strategy', '2d-seqp')
+    priced = lambda *more: explained(*about, *more)['stats']
+    again = explained('--job', file, '--assumptions', 'paper')['stats']
+    assert again == priced('--strategy', '2d-seqp') != priced()
+    found = explained('--job', file, '--cp', 2, '--dp', 1, '--assumptions', 'paper')
+    assert found['stats'] == priced('--cp', 2)
+    plain = job_written(tmp_path, *about, '--cp', 2)
+    assert explained('--job', plain, '--cp', 1, '--dp', 1, '--assumptions', 'paper')['stats'] == (
+        priced())
+
+
 def test_a_placement_that_is_said_holds(tmp_path):
     about = '--model', 'llama3.1_8B', '--global-batch', 64, '--tp', 4, '--dp', 4
     file = job_written(tmp_path, *about, '--nvlink-tp', 2)

@@ -604,7 +604,8 @@ def parallel_of(args):  # Parallel
     own = {o.name: getattr(args, o.name) for o in LAYOUT} | {
         name: values[0] for name, values in chosen.items()}
     said = args.job.parallel if args.job else Parallel()
-    strategy = args.strategy or ('2d' if said.strategy == '2d' else None)   # others follow from cp
+    holds = said.strategy == '2d' or own['cp'] == said.cp   # else it follows from cp
+    strategy = args.strategy or (said.strategy if holds else None)
     if args.job: own |= left_open(args, own)
     return dataclasses.replace(said, strategy=strategy, **own)
 
