@@ -295,17 +295,20 @@ def with_consequences(p: Parallel, to, a: Assumptions, case: Case = None):  # di
         there = chosen_in_stages(p, to.get('pp', p.pp), a, case.held if case else ())
     to = to | {name: x for name, x in there.items() if name not in to}
     if to.get('pp') == 1 < p.virtual_stages: to = {'schedule': '1f1b', 'virtual_stages': 1} | to
-    if to.get('tp_overlap'): to = to | {'sequence_sharded': True}
-    if to.get('sequence_sharded') is False: to = to | {'tp_overlap': False}
-    if needs_zero_3(to.get('offload', 'none')): to = to | {'zero_stage': 3, 'reduce_each': None}
-    if 'schedule' in to: to = to | {'virtual_stages': SCHEDULES[to['schedule']].chunks or 1}
-    if 'zero_stage' in to: to = to | {'reduce_each': None}   # as the stage has it
-    if p.layout and 'layout' not in to and {'pp', 'virtual_stages', 'schedule'} & to.keys():
+    if to.get('tp_overlap'): to['sequence_sharded'] = True
+    if to.get('sequence_sharded') is False: to['tp_overlap'] = False
+    if needs_zero_3(to.get('offload', 'none')): to['zero_stage'] = 3
+    if 'schedule' in to: to['virtual_stages'] = SCHEDULES[to['schedule']].chunks or 1
+    if 'zero_stage' in to: to['reduce_each'] = None   # as the stage has it
+    other_chunks = {'pp', 'virtual_stages', 'schedule'} & to.keys()
+    if p.layout and other_chunks and 'layout' not in to:
         pp, v = (to.get(name, getattr(p, name)) for name in ('pp', 'virtual_stages'))
-        to = to | {'layout': layout_again(p, pp * v, case)}
+        to['layout'] = layout_again(p, pp * v, case)
     recompute = recompute_in(p, to.get('pp', p.pp))
-    if recompute != p.recompute and 'recompute' not in to: to = to | {'recompute': recompute}
-    return to | (dict.fromkeys(given_places(p)) if {*GROUPS} & to.keys() else {})
+    if recompute != p.recompute: to.setdefault('recompute', recompute)
+    other_groups = {*GROUPS} & to.keys()
+    if other_groups: to |= dict.fromkeys(given_places(p))
+    return to
 
 def given_places(p: Parallel):
     "For which groups a configuration says how many of their GPUs share an NVLink domain."
