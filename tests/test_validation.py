@@ -403,6 +403,25 @@ def test_a_table_without_rows_is_told(tmp_path, capsys):
         assert capsys.readouterr().err.endswith(': has no rows\n')
 
 
+def test_labels_of_rows_may_be_the_same():
+    "As those of tables that were put one below the other."
+    small, large = row_of('megatron-2022-22B-full'), row_of('megatron-2022-175B-full')
+    rows = pd.concat([small, small.assign(qk_norm=1), large.assign(qk_norm=1)], ignore_index=True)
+    found, twice = predict(rows), predict(rows.set_axis([0, 0, 0]))
+    assert twice.predicted_iteration_s.tolist() == found.predicted_iteration_s.tolist()
+
+
+def test_a_text_of_no_length_is_an_empty_cell():
+    "As a table has them that was read without NaN."
+    rows = row_of('megatron-2022-22B-full').astype(object)
+    blank = rows.where(rows.notna(), '').assign(vp='', experts='', precision='', memory_GB='')
+    expected = predict(rows.assign(vp=np.nan, precision=np.nan))
+    found = predict(blank)
+    assert found.reason.item() == '' and found.assumed.item() == expected.assumed.item()
+    assert found.predicted_iteration_s.item() == expected.predicted_iteration_s.item()
+    assert len(scoreboard(blank, ('paper',))) == 1
+
+
 def test_a_missing_column_is_named():
     with pytest.raises(ValueError, match="lacks the column 'seq_len'"):
         predict(RUNS.drop(columns='seq_len'))

@@ -21,8 +21,8 @@ from ..systems import gpu_of
 from ..timeline import COMPONENTS
 from ..iteration import estimate, evidence, keep
 from .runs import (
-    OPEN, clean, cleaned, filled, measured_column, numbers_in, on_system, precision_of, row_name,
-    rows_as_jobs, shared_out, slips_in, stack_of, texts)
+    OPEN, clean, cleaned, empty_in, filled, measured_column, numbers_in, on_system, precision_of,
+    row_name, rows_as_jobs, shared_out, slips_in, stack_of, texts)
 
 # %% ../../nbs/91a_predictions.ipynb #d020e0f6
 TOLD = ('gpus_per_node', 'nic_GBps_per_gpu', 'kv_heads', 'gated_mlp', 'vocab', 'n_gpus', 'tp',
@@ -68,7 +68,7 @@ def assumed_of(found, x, recompute):  # Series of str
     said = found.predicted_iteration_s.notna()
     text = pd.Series('', found.index)
     for c in TOLD:
-        empty = (found[c].isna() if c in found else True) & said
+        empty = empty_in(found, c) & said
         if c in OF_EXPERTS: empty &= x.experts.notna()
         value = own[c].map(lambda v: v if isinstance(v, str) else f'{v:g}').astype(str)
         text = text.where(~empty, text + f', {c}=' + value)

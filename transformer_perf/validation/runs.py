@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['RUN_COLUMNS', 'STRUCTURE_COLUMNS', 'COST_COLUMNS', 'MORE', 'WORDS_OF_MODEL', 'WORD_COLUMNS', 'ADDED',
            'NEEDED_COLUMNS', 'FLAG_COLUMNS', 'UNLESS_SAID', 'ZERO', 'GPUS', 'KNOWN_COLUMNS', 'EXPERT_FIELDS', 'SLACK',
-           'OPEN', 'slips_in', 'published', 'read_runs', 'on_system', 'measured_column', 'row_name', 'as_word', 'texts',
-           'column_of', 'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records', 'holds',
-           'facts_of_runs', 'clean', 'said_besides', 'filled', 'stack_of', 'precision_of', 'cleaned', 'reasons_of',
-           'batches_of', 'at_row', 'model_at', 'software_for', 'job_at', 'assumptions_for', 'candidates_priced',
-           'room_of', 'fastest_that_fits', 'run_jobs', 'rows_as_jobs']
+           'OPEN', 'slips_in', 'published', 'read_runs', 'on_system', 'measured_column', 'empty_in', 'row_name',
+           'as_word', 'texts', 'column_of', 'numbers_in', 'shared_out', 'sheet_of_run', 'of_sheets', 'recipe_records',
+           'holds', 'facts_of_runs', 'clean', 'said_besides', 'filled', 'stack_of', 'precision_of', 'cleaned',
+           'reasons_of', 'batches_of', 'at_row', 'model_at', 'software_for', 'job_at', 'assumptions_for',
+           'candidates_priced', 'room_of', 'fastest_that_fits', 'run_jobs', 'rows_as_jobs']
 
 # %% ../../nbs/91_runs.ipynb #10b10004
 import dataclasses
@@ -125,11 +125,18 @@ def measured_column(df, column):  # Series of float
     "What was measured, NaN where a cell is empty; a ValueError where it is no positive number."
     if column not in df: return pd.Series(np.nan, df.index)
     found = as_numbers(df[column])
-    wrong = np.flatnonzero(~(found.between(TINY, HUGE) | df[column].isna()))
+    wrong = np.flatnonzero(~(found.between(TINY, HUGE) | empty_in(df, column)))
     if not len(wrong): return found
     name = row_name(df, wrong[0])
     cell = df[column].iloc[wrong[0]]
     raise ValueError(f'row {name}: {column}={quoted(cell)} must be a positive number')
+
+def empty_in(df, column):  # Series of bool
+    "Where a cell is empty: nothing is there, or a text of no length."
+    if column not in df: return pd.Series(True, df.index)
+    found = df[column]
+    if found.dtype.kind in 'iufb': return found.isna()
+    return found.isna() | found.map(lambda x: isinstance(x, str) and not x).astype(bool)
 
 def row_name(df, at):  # str
     "What a row is called in a message."
@@ -337,12 +344,12 @@ def column_rules(df, x, system):  # yields (what is wrong, where it is right)
         needed = c in NEEDED_COLUMNS
         if needed: yield f'{c} is missing or no number', ~np.isnan(n)
         must_be, right = rule_of_numbers(c, n)
-        empty = df[c].isna().to_numpy() if c in df else True
+        empty = empty_in(df, c).to_numpy()
         yield f'{c} must be {must_be}' + ('' if needed else ' or empty'), empty | right
     known = column_of(df, 'gpu').isin([*GPUS, *system_names()]) | (system is not None)
     yield f'gpu must be one of {", ".join(GPUS)} or a system that ships', known
     for c, (check, text) in CHECKED.items():
-        empty = df[c].isna() if c in df else True
+        empty = empty_in(df, c)
         right = {cell: makes_sense(check, cell) for cell in set(column_of(df, c))}
         yield f'{c} must be {text}', empty | column_of(df, c).map(right).astype(bool)
 
@@ -658,9 +665,10 @@ def shape_of(x):  # Series of str
         *(x[name] != '' for name in WORDS_OF_MODEL)], axis=0)
     sizes = ['layers', 'hidden', 'ffn', 'heads', 'kv_heads', 'vocab', 'gated_mlp', 'seq_len',
              *STRUCTURE_COLUMNS, *WORDS_OF_MODEL, 'capacity_factor', 'experts_in_turn']
-    own = texts(x[told_apart], *sizes).reindex(x.index, fill_value='')
+    own = np.full(len(x), '', object)   # labels may repeat
+    own[told_apart] = texts(x[told_apart], *sizes).to_numpy()
     placed = texts(x, 'layout', 'pp', 'vp').where(laid_out, '')
-    return own + placed
+    return pd.Series(own, x.index, str) + placed
 
 # %% ../../nbs/91_runs.ipynb #10b00007
 def batches_of(df, system=None, x=None):  # list of Batch; x: as `filled`, if it is there already
