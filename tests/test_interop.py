@@ -2500,6 +2500,7 @@ def test_a_pattern_of_layers_says_parts_of_a_pipeline():
     (HYBRID + '--hybrid-layer-pattern MM/M', "unknown kind of layer in --hybrid-layer-pattern '/'"),
     (HYBRID + '--hybrid-override-pattern M-M*M- --num-layers 32',
      '--hybrid-override-pattern has 6 layers, but --num-layers=32'),
+    (DECODER + '--spec acme.hybrid_specs gdn_hybrid_stack_spec', 'no field of a Model says it'),
     (DECODER + '--spec acme.layers spec', 'no field of a Model says it')])
 def test_a_pattern_of_layers_that_says_too_little_is_refused(flags, why):
     assert why in refused(as_job, FLAGS + flags)

@@ -46,6 +46,7 @@ def no_model(x, key):
 def layers_by_pattern(x, key):
     "Modules whose layers a pattern names; of other modules no field of a Model says anything."
     names = ' '.join(map(str, x)) if isinstance(x, list) else str(x)
+    if re.search('gdn|kda', names): return no_model(x, key)   # its M stands for no Mamba-2
     return True if re.search('hybrid|mamba', names) else no_model(x, key)
 
 def some_keys(x, key):
