@@ -934,3 +934,18 @@ def test_layers_of_a_file_are_dealt_anew_for_another_model_or_schedule(titan, mo
     own.write_text(good('explain', '--job', titan, '--layout', 'Et*9|t*9|t*8|t*6L', '--export',
                         'json'))
     has(bad('explain', '--job', own, '--model', 'llama3.1_70B'), 'has 32 t, not depth=80')
+
+
+def test_what_a_script_leaves_out_is_told_and_not_added(tmp_path):
+    "Weights that hide as gradients do, and dropout, whose default is Megatron-LM's own."
+    script = tmp_path / 'train.sh'
+    script.write_text('torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size '
+                      '4096 --num-attention-heads 32 --seq-length 4096 --micro-batch-size 1 '
+                      '--global-batch-size 64 --bf16 --use-distributed-optimizer '
+                      '--overlap-grad-reduce --vocab-size 32000\n')
+    asked = ['fits', '--job', script, '--system', 'H200']
+    words = ' '.join(good(*asked).split())
+    assert 'Not said by the job: --overlap-param-gather (weights are taken to hide' in words
+    assert 'Not used of the job' not in words
+    written = good(*asked, '--export', 'megatron')
+    assert '--overlap-param-gather' in written and '-dropout' not in written

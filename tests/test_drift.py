@@ -79,6 +79,8 @@ def test_notebooks_are_clean():
         cells = notebooks.cells_of(path)
         assert len({cell['id'] for cell in cells}) == len(cells)
         assert all(cell.get('execution_count') is None for cell in cells)
+        still_open = [cell['id'] for cell in cells if notebooks.closed(cell) != cell]
+        assert not still_open, f'{path.name}: folded on its page, open in JupyterLab'
 
 
 def test_public_functions_are_documented():

@@ -18,11 +18,20 @@ from cells import NOTEBOOKS, ROOT, cells_of, directives, without_directives
 
 TEXT = ('text/plain', 'text/html', 'text/markdown')  # the same on every machine; pictures are not
 NOT_RUN = {'eval: false', 'slow'}   # directives of cells that are only read
+FOLDED = {'hide', 'echo: false', 'code-fold: true'}   # of code that a first reader skips
 
 
 def is_run(source):
     "Whether a cell is run by the tests and its outputs kept."
     return bool(source.strip()) and not NOT_RUN & set(directives(source))
+
+
+def closed(cell):  # a cell of a file
+    "The same, closed in JupyterLab where its page folds it or leaves it out."
+    folded = cell['cell_type'] == 'code' and FOLDED & {*directives(''.join(cell['source']))}
+    if not folded: return cell
+    looks = cell['metadata'].get('jupyter', {}) | {'source_hidden': True}
+    return cell | {'metadata': cell['metadata'] | {'jupyter': looks}}
 
 
 # running
@@ -118,6 +127,7 @@ class Notebook:
             shipped = ships_outputs(self.path, ran.idx_)
             kept = [clean(output) for output in outputs] if shipped else []
             cell |= {'outputs': kept, 'execution_count': None}
+        stored['cells'] = list(map(closed, stored['cells']))
         write_whole(self.path, as_stored(with_widgets(stored, self.path.stem)))
 
 

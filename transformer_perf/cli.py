@@ -487,7 +487,7 @@ def exported(one, args):  # str
     commented = left and args.export in COMMENTED
     more = f'# of the job, not here: {printable(", ".join(left))}\n' if commented else ''
     if args.job:
-        named = ('loss_fusion', 'whole_logits', 'reduces_whole')   # also where it is as usual
+        named = ('loss_fusion', 'whole_logits', 'reduces_whole', 'dropout')   # also if not said
         said = {name: getattr(args.job, name) for name in named}
         job = dataclasses.replace(job, ignored=told, **said)
     return more + export(job, args.export)

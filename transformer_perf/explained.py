@@ -198,7 +198,7 @@ def explanation_of(
     figure = nearest(figure, one.stats, 'figure')
     sources = {'choice': 'the configuration: what was asked for, and what follows from it',
                f'system {one.system.name}': str(one.system.source),
-               'assumption': 'said or fitted in 02_estimates'}
+               'assumption': 'said or fitted in 82g_estimates'}
     if a.measured: sources[f'measured {a.measured.name}'] = (
         'fitted to runs, on the evidence that each names; [GPU/library/precision]: to kernels')
     return Explanation(figures_told(one)[figure], sources, depth)
