@@ -15,6 +15,7 @@ import pytest
 
 from thorough import first_of, thorough
 from transformer_perf import Model, Parallel, estimate, search
+from transformer_perf.choices import different_names
 from transformer_perf.estimates import CHOICES, FITS_BY, as_assumptions
 from transformer_perf.execution import MOST_REPLAYED
 from transformer_perf.iteration import readable
@@ -403,3 +404,12 @@ def test_a_layout_that_no_run_came_near_is_said_with_the_best_that_one_did():
     assert not near.evidence[0].startswith('extrapolated') and not near.notes
     wide = estimate('llama3.1_70B', Parallel(tp=16, pp=2, dp=2), 'H100-80GB', 64)
     assert 'tp over 2 NVLink domains' in wide.notes[0]
+
+
+@pytest.mark.parametrize('number', [1, 3, 16, 17, 40])
+def test_names_are_told_apart(number):
+    "One by one while there are few, or else sorted: which of the different names each is."
+    names = np.random.default_rng(0).choice([f'name {i}' for i in range(number)], (20, 30))
+    found, which = different_names(names)
+    assert sorted(found) == sorted(set(names.ravel().tolist()))
+    assert (np.array(found)[which] == names).all()

@@ -41,7 +41,8 @@ from pathlib import Path
 
 from .inputs import (
     ANY, as_markdown, checked, field, nearest, of_type, quoted, takes, whole, with_fields)
-from .choices import adapted, graphed, of_names, offloaded, recomputed_parts
+from .choices import (
+    adapted, graphed, of_names, offloaded, recomputed_parts, different_names)
 from .parameters import (
     Calibration, Costs, Parameters, generations, read_calibration)
 from .software import known_software, run_by
@@ -176,7 +177,7 @@ def any_of(x):
 
 def different(names):  # list of str
     "The names in a column, each once; or the one that stands for all rows."
-    return [names] if isinstance(names, str) else np.unique(np.asarray(names, dtype=str)).tolist()
+    return [names] if isinstance(names, str) else different_names(np.asarray(names, dtype=str))[0]
 
 def recipe_of(precision):  # Recipe
     "That of one precision by name."
@@ -258,6 +259,9 @@ def numbered_in_order(column):  # (array, how many)
 def numbered(column):  # (array, how many at most)
     "A column's values as whole numbers from 0, in any order, maybe with gaps."
     column = np.asarray(column)
+    if column.dtype.kind == 'U':
+        names, which = different_names(column)
+        return which, len(names)
     if column.dtype.kind not in 'iub': return numbered_in_order(column)
     above = column.astype(np.int64) - int(column.min())
     return above, int(above.max()) + 1
