@@ -1299,6 +1299,17 @@ UNKNOWN = [   # what is told of it
 def test_what_is_not_known_has_a_line(script, says): assert says in refused(as_job, script + '\n')
 
 
+@pytest.mark.parametrize('flag', [
+    '--train-iters', '--train-samples', '--ckpt-format', '--max-position-embeddings'])
+def test_what_is_not_known_and_not_needed_is_told(flag):
+    "A script was refused for the length of its training; what a vocabulary needs is told, too."
+    read = as_job(f'{TRAIN} 4 {flag} $((N / 2))\n')
+    assert read.parallel.tp == 4
+    assert (flag, 'not used: $((N / 2)), which the script does not say') in read.ignored
+    assert as_job(f'{TRAIN} 4\n') == dataclasses.replace(
+        read, ignored=tuple(pair for pair in read.ignored if pair[0] != flag))
+
+
 @pytest.mark.parametrize('others, told', [
     ([], None), ([1], 'line 2'), ([1, 2], 'lines 2, 3'), ([1] * 5, 'lines 2, 3, 4, 5, ...')])
 def test_a_command_that_is_not_read_is_told(others, told, tmp_path):

@@ -126,7 +126,9 @@ MIXER_SIZES = {   # sizes of mixers with a state, as its transformer_config.py h
     'linear_key_head_dim': 128, 'linear_value_head_dim': 128, 'linear_num_key_heads': 16,
     'linear_num_value_heads': 32, 'linear_conv_kernel_dim': 4}
 ONLY_READ = WHOLE._replace(write=lambda fact: None)
-MAY_BE_OPEN = '--tokenizer-type', '--tokenizer-model'   # what a script need not say
+MAY_BE_OPEN = (   # what a script need not say: the vocabulary may be said besides; all else is told
+    '--tokenizer-type', '--tokenizer-model', '--train-iters', '--train-samples', '--ckpt-format',
+    '--max-position-embeddings')
 MEGATRON_ROWS = (
     Row('--tensor-model-parallel-size', 'tp', WHOLE, 1),
     Row('--context-parallel-size', 'cp', WHOLE, 1),
@@ -1127,7 +1129,12 @@ def not_read(line, others):  # list of (what, why)
     what = f'{"line" if len(lines) == 1 else "lines"} {", ".join(shown)}'
     return [(what, f'not read: the command of line {line} has more flags of Megatron-LM')]
 
-def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, strays, not read)
+def left_open(mine):  # list of (key, why)
+    "Flags that need not be known, of which the script does not say what they need."
+    return [(key, f'not used: {place_of(text)[1]}, which the script does not say')
+            for key in MAY_BE_OPEN for text in mine.get(key, ()) if MARK in text]
+
+def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, strays, not used)
     "The flags of the command that trains, what starts it, words that are not known, and the rest."
     commands, others = training_commands(text)
     mine, strays = without_strays(commands[0].own)
@@ -1135,7 +1142,8 @@ def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, 
     gpus = [gpus_started(one.launch, text) for one in commands]
     same = len({each and each[1] for each in gpus}) == 1
     keys = {key: as_value(x, key) for key, x in mine.items()}
-    return keys, gpus[0] if same else None, strays, not_read(commands[0].line, others)
+    unused = left_open(mine) + not_read(commands[0].line, others)
+    return keys, gpus[0] if same else None, strays, unused
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0032
 def megatron_keys(given):  # dict: flag -> value
