@@ -1531,12 +1531,23 @@ def test_what_every_script_says_and_nothing_hangs_on_is_known():
 
 
 def test_what_of_deepspeed_would_count_is_named():
-    given = {'train_batch_size': 64, 'bf16': {'enabled': True}, 'sequence_parallel_size': 2,
+    given = {'train_batch_size': 64, 'bf16': {'enabled': True},
              'sparse_attention': {'mode': 'fixed'}, 'flops_profiler': {'enabled': True}}
     ignored = dict(as_job(given, 8).ignored)
-    assert ignored['sequence_parallel_size'].startswith('not modelled yet: copies that share')
     assert ignored['sparse_attention.mode'].startswith('not modelled yet: sparse')
     assert ignored['flops_profiler.enabled'] == 'changes neither time nor memory here'
+
+
+def test_copies_of_deepspeed_share_a_sequence():
+    "As Megatron-DeepSpeed's flag: GPUs of cp, not copies, which were too many."
+    given = {'train_batch_size': 8, 'bf16': {'enabled': True}, 'sequence_parallel_size': 2}
+    job = as_job(given, 8)
+    assert (job.parallel.cp, job.parallel.dp, job.parallel.context) == (2, 4, 'ulysses')
+    assert job.parallel.micro_batch == 2 and 'sequence_parallel_size' not in dict(job.ignored)
+    told = as_job(given, 8, cp=4).parallel
+    assert (told.cp, told.dp, told.context) == (4, 2, 'ulysses')
+    alone = as_job(given | {'sequence_parallel_size': 1}, 8).parallel
+    assert (alone.cp, alone.dp, alone.context) == (1, 8, None)
 
 
 def test_iterations_are_samples():

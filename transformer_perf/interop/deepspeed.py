@@ -10,7 +10,7 @@ from ..inputs import flag, printable
 from ..choices import amounts_offloaded, offload_said
 from transformer_perf.interop.tables import (
     CODE, IN_32_BITS, LIST, ON, ONLY_WRITTEN, SHARE_KIND, TEXT, UNSAID, WHOLE, Format, Kind, Row,
-    Said, also, cannot_say, elsewhere, fixed, idle, number, one_word, take, value,
+    Said, also, cannot_say, elsewhere, fixed, heads_exchanged, idle, number, one_word, take, value,
     words_in_any_case)
 
 # %% ../../nbs/90d_deepspeed.ipynb #12ab0028
@@ -31,6 +31,7 @@ DEEPSPEED_ROWS = (
     also('zero_optimization', 'zero_stage', one_word(1)),   # older, still taken; and these two
     also('zero_optimization.cpu_offload', 'cpu_optimizer', one_word('cpu')),
     also('zero_optimization.cpu_offload_param', 'cpu_weights', one_word('cpu')),
+    also('sequence_parallel_size', 'ulysses', WHOLE),   # heads are exchanged in the model's code
     Row('tensor_parallel.autotp_size', 'tp', number(0), 1),
     Row('tensor_parallel.tp_overlap_comm', 'tp_overlap', ON, False),
     Row('expert_parallel.enabled', 'autoep', ON, False),
@@ -90,6 +91,7 @@ def derive_deepspeed(facts, ignored):
     """Overlap that is not said depends on the stage, 0 GPUs for tensors means one, and a batch of
     which nothing else is said is worked at once."""
     if not value(facts, 'tp'): facts['tp'] = Said(None, 1)
+    heads_exchanged(facts)
     alone = not value(facts, 'micro_batch') and not value(facts, 'accumulation')
     batch = facts.get('global_batch')
     if alone and batch and batch.value and batch.key == BATCH_KEY:   # not told beside the file
@@ -135,7 +137,7 @@ DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {
     'communication_data_type': 'number formats', 'zero_optimization.*': 'sizes of buckets',
     'data_efficiency*': 'a curriculum', 'curriculum*': 'a curriculum',
     'autotuning.*': 'what it would try', 'progressive_layer_drop.*': 'layers that are left out',
-    'sequence_parallel_size': 'copies that share a sequence', 'sparse_attention.*': 'sparse scores',
+    'sparse_attention.*': 'sparse scores',
     'activation_checkpointing.*': 'how checkpoints are kept',
     'optimizer.params.freeze_step': 'messages in fewer bits'},   # of its 1-bit optimizers
     'DeepSpeed', ('zero_optimization', BATCH_KEY, 'train_micro_batch_size_per_gpu',

@@ -30,8 +30,8 @@ from ..schedules import chunks_in, chunks_of, layout_of, with_ends
 from .scripts import MARK, commands_of, gpus_started, options, parsed
 from .tables import (
     IN_32_BITS, LIST, NOT_SAID, OFF, ON, ONLY_WRITTEN, SHARE_KIND, TEXT, WHOLE, Format, Kind, Row,
-    Said, add, also, check_depth, fixed, idle, number, one_word, real, refused_when_read, spelled,
-    take, together, value, words_in_any_case, words_of)
+    Said, add, also, check_depth, fixed, heads_exchanged, idle, number, one_word, real,
+    refused_when_read, spelled, take, together, value, words_in_any_case, words_of)
 from .texts import flat
 
 # %% ../../nbs/90c_megatron.ipynb #9682345b
@@ -467,10 +467,8 @@ def chunks_of_megatron(facts, ignored):
 
 def forks_of_megatron(facts, ignored):
     "What forks for DeepSpeed say in words of their own; 1 is their number of no experts."
-    exchanged, early, experts = take(facts, 'ulysses', 'zbh1', 'experts_of_fork')
-    if exchanged.value and exchanged.value > 1:   # DeepSpeed-Ulysses
-        if facts['cp'].key != 'cp': add(facts, 'cp', *exchanged)   # else it is told
-        facts['context'] = Said(exchanged.key, 'ulysses')
+    heads_exchanged(facts)
+    early, experts = take(facts, 'zbh1', 'experts_of_fork')
     if early.value: facts['schedule'] = Said(early.key, 'zb-h1')
     if not experts.key: return
     if value(facts, 'experts', 1) > 1: raise ValueError(

@@ -323,6 +323,13 @@ def idle(ignored, without, *several):
     "Note the keys of some facts, which do nothing without another key."
     ignored += [(said.key, f'does nothing without {without}') for said in several if said.key]
 
+def heads_exchanged(facts):
+    "DeepSpeed-Ulysses: so many GPUs of cp, unless another number is told."
+    said, = take(facts, 'ulysses')
+    if not said.value or said.value == 1: return
+    if facts['cp'].key != 'cp': add(facts, 'cp', *said)
+    facts['context'] = Said(said.key, 'ulysses')
+
 # %% ../../nbs/90a_tables.ipynb #12ab0042
 def samples_of_steps(facts, ignored, batch):
     "What is trained for so many iterations, as samples; where those are said they count."
