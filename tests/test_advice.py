@@ -98,6 +98,25 @@ def test_a_placement_that_is_given_in_part_is_priced_like_an_estimate(preset, pl
         assert change.estimate.stats == pytest.approx(new.stats, rel=1e-9), change.words
 
 
+def test_a_strategy_that_is_said_holds_after_a_step():
+    "Kernels that are not fused make 2d-seqp with one GPU of cp another layer; it became 1d."
+    p = Parallel(strategy='2d-seqp', tp=8, pp=4, dp=2, nvlink_tp=8)
+    case = case_of('gpt3', p, as_system('B200', 8), 64, 'paper')
+    steps = [step for step in steps_of(case) if step.knob in ('zero_stage', 'groups')]
+    found = neighbours(case, case.estimate(case.parallel), steps)
+    priced = [seconds for seconds in found.seconds if np.isfinite(seconds)]
+    assert len(priced) > 5
+    for step, seconds in zip(steps, found.seconds):
+        if np.isinf(seconds): continue
+        cp = step.to.get('cp', 1)
+        own = dataclasses.replace(case.parallel, **step.to)   # 2d-seqp is all there is of cp > 1
+        if cp == 1: assert after_step(case.parallel, step.to).strategy == '2d-seqp'
+        assert seconds == pytest.approx(case.estimate(own).stats['iteration_s'], rel=1e-9)
+    back = case_of('gpt3', dataclasses.replace(p, cp=2, dp=1), as_system('B200', 8), 64, 'paper')
+    less = {'cp': 1, 'dp': 2}   # without cp it is what follows from that
+    assert back.estimate(after_step(back.parallel, less)).parallel.strategy == '1d'
+
+
 def test_rounding_plays_no_schedule():
     "A table adds in another order: a change once was said to be played, its estimate not."
     one = estimate('gpt3', Parallel(tp=8, pp=4, dp=2), 'H100-80GB', 64, 'corrected')

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['FILED', 'FOLLOWS_GROUPS', 'Step', 'next_values', 'primes', 'moves', 'recompute_in', 'filed_before_and_after',
            'said_in_file', 'besides_in_file', 'layout_again', 'chosen_in_stages', 'with_consequences', 'given_places',
-           'to_host', 'steps_of', 'can_be_asked', 'formats_of', 'can_be_told', 'after_step', 'steps_together',
-           'said_by_step', 'pairs_of', 'table_of_steps', 'rows_in', 'prices', 'have_room', 'value_said', 'in_short',
-           'most_changed', 'times_of', 'reason', 'Change', 'changes_table', 'changes_view', 'tables_as_html']
+           'to_host', 'steps_of', 'can_be_asked', 'formats_of', 'can_be_told', 'strategy_after', 'after_step',
+           'steps_together', 'said_by_step', 'pairs_of', 'table_of_steps', 'rows_in', 'prices', 'have_room',
+           'value_said', 'in_short', 'most_changed', 'times_of', 'reason', 'Change', 'changes_table', 'changes_view',
+           'tables_as_html']
 
 # %% ../../nbs/88c_neighbours.ipynb #6b846967
 import contextlib
@@ -360,10 +361,14 @@ def can_be_told(case: Case):  # function: Estimate -> bool
         except ValueError: return False
     return told if told(own) else lambda one: True
 
+def strategy_after(p: Parallel, to):  # str, or None
+    "The strategy after a step: that before it; but with another cp 1d and 2d-seqp follow from it."
+    holds = p.strategy == '2d' or to.get('cp', p.cp) == p.cp
+    return p.strategy if holds else None
+
 def after_step(p: Parallel, to):  # Parallel
     "A configuration after a step."
-    strategy = p.strategy if p.strategy == '2d' else None   # the others follow from cp
-    return dataclasses.replace(p, strategy=strategy, **to)
+    return dataclasses.replace(p, strategy=strategy_after(p, to), **to)
 
 # %% ../../nbs/88c_neighbours.ipynb #13a0001a
 FOLLOWS_GROUPS = {*FILED}   # unless another step says it
@@ -397,7 +402,8 @@ def pairs_of(case: Case, steps):  # list of Step
 
 def table_of_steps(p: Parallel, steps):  # dict of columns
     "The neighbours of a configuration as a table."
-    return {name: np.array([s.to.get(name, x) for s in steps]) for name, x in vars(p).items()}
+    to = [{'strategy': strategy_after(p, s.to)} | s.to for s in steps]
+    return {name: np.array([own.get(name, x) for own in to]) for name, x in vars(p).items()}
 
 # %% ../../nbs/88c_neighbours.ipynb #13a0001c
 def allowed(t, one: Estimate):  # mask
@@ -454,8 +460,8 @@ def placements_of(t, one: Estimate, every):  # (row of each, table)
 # %% ../../nbs/88c_neighbours.ipynb #13a0001f
 def counted_alike(t, fused):  # list of (strategy, layout, rows)
     "The rows that are counted alike: those of one strategy and one layout, or without any."
-    two = np.equal(t['strategy'], '2d')
-    cp = (t['cp'] > 1) | fused   # fused: 1d is cp=1
+    two, seqp = (np.equal(t['strategy'], name) for name in ('2d', '2d-seqp'))
+    cp = (t['cp'] > 1) | seqp | fused   # fused: 1d is cp=1
     kinds = {'2d': two, '2d-seqp': cp & ~two, '1d': ~cp & ~two}
     found = []
     for name, own in kinds.items():
