@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['MOST_DRAWN', 'WHOLE_CHUNKS', 'Packs', 'packed_in_order', 'packed', 'played_unevenly', 'with_documents',
-           'pass_seconds', 'seconds_at_pace', 'seconds_of_length', 'lengths_counted', 'seconds_by_length', 'dealt',
-           'in_step', 'at_the_pace', 'Packing', 'packing_in_words', 'documents_asked', 'packing', 'dynamic_context']
+           'pass_seconds', 'seconds_at_pace', 'priced_at_length', 'seconds_of_length', 'lengths_counted',
+           'seconds_by_length', 'shown_by_length', 'dealt', 'in_step', 'at_the_pace', 'Packing', 'packing_in_words',
+           'documents_asked', 'packing', 'dynamic_context']
 
 # %% ../nbs/85b_packing.ipynb #85b00005
 from dataclasses import dataclass, replace
@@ -19,7 +20,9 @@ from .systems import as_system
 from .schedules import program, step_end_times
 from .estimates import as_assumptions
 from .lengths import Lengths, as_lengths
-from .timeline import counted_and_priced, priced_estimate, slowest_stage
+from .modules import gathers_again, gathers_often, reduces_often
+from .timeline import (
+    counted_and_priced, iteration_times, priced_estimate, slowest_stage)
 from .iteration import (
     Estimate, Parallel, estimate, packed_in_words, short, too_large)
 
@@ -87,11 +90,15 @@ def seconds_at_pace(work, _, costs, ends):  # (forward s, backward s)
     return (float(pace.layers * pace.cost.forward + pace.load.ends / 3),
             float(pace.layers * pace.cost.backward + 2 * pace.load.ends / 3))
 
-def seconds_of_length(one: Estimate, L):  # (forward s, backward s)
-    "`pass_seconds` if all documents had L tokens: no more is counted than those need."
+def priced_at_length(one: Estimate, L):  # as `counted_and_priced`
+    "The configuration if all documents had L tokens: no more is counted than those need."
     model = replace(one.model, documents=Lengths((L,), (1,)))
-    return seconds_at_pace(*counted_and_priced(vars(one.parallel), model, one.system,
-                                               one.global_batch, one.assumptions))
+    return counted_and_priced(vars(one.parallel), model, one.system, one.global_batch,
+                              one.assumptions)
+
+def seconds_of_length(one: Estimate, L):  # (forward s, backward s)
+    "`pass_seconds` if all documents had L tokens."
+    return seconds_at_pace(*priced_at_length(one, L))
 
 WHOLE_CHUNKS = 64   # tokens: documents of so many times a number fill chunks of states
 
@@ -123,6 +130,15 @@ def seconds_by_length(one: Estimate, priced=None):  # function: what a token cou
         part = (length - counted[half]) / (counted[-1] - counted[half])
         return tuple(a + (b - a) * part for a, b in zip(few, many))
     return at
+
+def shown_by_length(one: Estimate, priced):  # function: what a token counts as -> s
+    """What an iteration of such samples shows of weights and gradients that are sent in each
+    micro-batch; `priced`: as `lengths_counted` has them. What is sent once hides as in the mean."""
+    p = priced_estimate(one)[0].layouts
+    if not (gathers_again(p) | gathers_often(p) | reduces_often(p)): return np.zeros_like
+    lengths, counted = priced
+    shown = [float(iteration_times(*priced_at_length(one, L)).dp_comm) for L in lengths]
+    return lambda length: np.interp(length, counted, shown)
 
 def dealt(costs, copies, evenly):  # array [copy, micro-batch]
     "Micro-batches to copies: as they come, or the longest first, there and back."
@@ -204,10 +220,12 @@ def packing(
     at = seconds_by_length(one, (lengths, counted))
     full = packs.squares.sum() / packs.tokens.sum()   # without gaps
     mean = [np.full((p.dp, len(of_each) // p.dp), x) for x in at(full)]   # as the estimate has it
-    rest = one.stats['iteration_s'] - played_unevenly(*mean, p.pp).max()
+    shown = shown_by_length(one, (lengths, counted))
+    rest = one.stats['iteration_s'] - played_unevenly(*mean, p.pp).max() - shown(full)
     def seconds(evenly):
         costs = at_the_pace(dealt(of_each, p.dp, evenly), in_step(p))
-        return float(rest + played_unevenly(*at(costs), p.pp).max())
+        took = played_unevenly(*at(costs), p.pp) + shown(costs).mean(axis=1)
+        return float(rest + took.max())
     return Packing(documents, with_documents(one, None), one, float(packs.tokens.mean())
                    / model.seq_len, seconds(False), seconds(True))
 
