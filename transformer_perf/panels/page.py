@@ -296,6 +296,7 @@ def moment_html(player: Player):  # str
     return (f'<p>{moment_words(p, now)}</p>'
             + picture_html(watched(p, rest_of(result), (start, end), now)))
 
+# %% ../../nbs/80_panels.ipynb #052024ff
 def control_of(name):  # Dropdown, SelectionSlider or Text
     "The control of one field of a state."
     if name == 'cell': return CellMap()
