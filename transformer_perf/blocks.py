@@ -98,6 +98,7 @@ def largest(figures):
     "The largest of some figures, 0 where there are none; columns row by row."
     return functools.reduce(np.maximum, figures, 0.)
 
+# %% ../nbs/82b_blocks.ipynb #fe2c540f
 def checked_operations(half: Half, job):  # list of Operation
     "The operations of half a layer; a ValueError where it lists something else."
     found, name = half.operations(job), type(half).__name__
@@ -219,6 +220,7 @@ class Layouts(Choices):
         columns = {name: x for name, x in vars(self).items() if isinstance(x, np.ndarray)}
         return self._replace(**{name: x[rows] for name, x in columns.items() if x.ndim})
 
+# %% ../nbs/82b_blocks.ipynb #1bb992b5
 @dataclass(frozen=True, kw_only=True)
 class CountedJob(Layouts):
     "Blocks under a layout, or under many: the job as it is counted."

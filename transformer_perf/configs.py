@@ -264,6 +264,7 @@ FAMILIES = {
             PLAIN | dict(layer_norms=1, output_bias=True), DERIVED | GELU | MLP_DERIVED,
             {None: 'mlp'})}
 
+# %% ../nbs/81_configs.ipynb #506ff445
 def as_wide(c, found):
     "Heads that together are as wide as the stream."
     if found['head_dim'] is None: return {}
@@ -320,6 +321,7 @@ FAMILIES |= {   # dense ones
     'nanochat': Family('NanoChatForCausalLM', NORMED | dict(gated_mlp=False, norm='unscaled'),
                        DERIVED | RELU2, ONE_BIAS)}
 
+# %% ../nbs/81_configs.ipynb #f50c88b5
 def wider_dense(c, found):
     "An MLP of its own width in layers without experts."
     return {'mlp_dim': c.size('prefix_dense_intermediate_size') or found['mlp_dim']}
@@ -372,6 +374,7 @@ FAMILIES |= {   # with experts
         | dict(prefix_dense_intermediate_size=None), ONE_BIAS, windows='listed',
         experts='intermediate_size', more=wider_dense)}
 
+# %% ../nbs/81_configs.ipynb #7362015e
 BERT = PLAIN | POSITIONS | dict(output_transform=True, output_bias=True)
 SEGMENTS = TIED_DERIVED | GELU | dict(type_vocab_size=2, is_decoder=False,
                                       position_embedding_type='absolute')
@@ -469,6 +472,7 @@ def lightning(c, found):
     mixer = Lightning(heads=heads, key=width, value=width, chunk=c.needed('block_size'))
     return in_places(with_state(c, found['depth']), {'mixer': mixer})
 
+# %% ../nbs/81_configs.ipynb #e407a933
 def mamba2(c):  # Mamba2
     "The mixer of a family with the keys of Bamba, or others renamed as they are."
     heads = c.needed('mamba_n_heads')
@@ -547,6 +551,7 @@ def jamba(c, found):
     return {'layers': [own | ({} if own_attends else {'mixer': mixer})
                        for own, own_attends in zip(layers, attends)]}
 
+# %% ../nbs/81_configs.ipynb #ca4acb8f
 def short_convolutions(c, found):
     "Layers of a short convolution where none attends."
     depth = found['depth']
@@ -591,6 +596,7 @@ def own_indexers(c, depth):  # list of bool
     skipped = c.needed('index_skip_topk_offset', least=0)
     return [max(i - skipped + 1, 0) % every == 0 for i in range(depth)]
 
+# %% ../nbs/81_configs.ipynb #a5e5415f
 GATED_DELTA = 'linear_* full_attention_interval attn_output_gate mamba_ssm_dtype'
 
 MAMBA1 = dict(mamba_d_state='state_size', mamba_expand='expand', mamba_d_conv='conv_kernel',
@@ -753,6 +759,7 @@ def xielu(c, found):
     learned = 2 if found['activation'] == 'xielu' else 0
     return {'layers': [{'ffn': MLP(found['mlp_dim'], learned=learned)}] * found['depth']}
 
+# %% ../nbs/81_configs.ipynb #eda3bf60
 FAMILIES |= {   # whose layers have shapes of their own
     'llama4_text': Family(
         'Llama4ForCausalLM Llama4ForConditionalGeneration', {}, ALL_ROUTED | HEAD_OF_128 | dict(

@@ -140,6 +140,7 @@ def shown_by_length(one: Estimate, priced):  # function: what a token counts as 
     shown = [float(iteration_times(*priced_at_length(one, L)).dp_comm) for L in lengths]
     return lambda length: np.interp(length, counted, shown)
 
+# %% ../nbs/85b_packing.ipynb #6ad267c0
 def dealt(costs, copies, evenly):  # array [copy, micro-batch]
     "Micro-batches to copies: as they come, or the longest first, there and back."
     if not evenly: return costs.reshape(copies, -1)

@@ -92,6 +92,7 @@ def written(operation, numbers):  # (text, how tightly it holds together, what i
     between = symbol if symbol == '**' else f' {symbol} '
     return between.join(texts), level, inputs
 
+# %% ../nbs/82d_quantities.ipynb #f1b52615
 def calculated(operation, *numbers):
     "What an operation of NumPy gives for numbers of which some know where they come from."
     if any(isinstance(x, np.ndarray) for x in numbers):
@@ -202,6 +203,7 @@ class Quantity:
         found = Quantity(name, self.value, unit or self.unit, formula, inputs, *own)
         return found if name else found._replace(binds=self.binds)
 
+# %% ../nbs/82d_quantities.ipynb #b2b786ca
 def chosen(flag, yes, no):
     "As `np.where`."
     if np.ndim(flag) == 0: return yes if flag else no
