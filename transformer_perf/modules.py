@@ -92,6 +92,7 @@ def without_late(op: Operation):  # Work
     "A backward pass without the products that nothing but a weight waits for."
     return op.backward._replace(products=op.backward.products[:1], messages=())
 
+# %% ../nbs/87b_workload.ipynb #5e39b915
 class Layer(NamedTuple):
     "A kind of layer: what one micro-batch asks of one GPU."
     rows: CountedOperations
@@ -120,6 +121,7 @@ def never_recomputed(operations):  # range
         if any_of(op.activations): break
     return range(0)
 
+# %% ../nbs/87b_workload.ipynb #8ac0a4fb
 def steps_on_matrices(job: CountedJob):  # as `Layer.steps`
     "What optimizers compute of the whole matrices of a layer, once a step."
     found = []
@@ -307,6 +309,7 @@ def activations_away(job: CountedJob, operations, saved, full):  # GB
         return goes * (op.activations - freed_of(job.recompute, op))
     return whole_layers * saved + (1 - full) * sum(map(inputs_away, operations))
 
+# %% ../nbs/87b_workload.ipynb #7dedb702
 def in_layouts(costs, work, pricer):  # LayerCost; work: a Workload
     "What layers cost under their layouts: with steps of their own, and waits for offloaded copies."
     return with_offload_waits(with_steps_apart(costs, work.layouts), work, pricer)
@@ -323,6 +326,7 @@ def with_offload_waits(costs, work, pricer):  # LayerCost
     return costs._replace(forward=costs.forward + forward, backward=costs.backward + backward,
                           memory=costs.memory + forward + backward)
 
+# %% ../nbs/87b_workload.ipynb #992b095d
 class Matrices(NamedTuple):
     "What of one layer on one GPU is in matrices; every field may be an array."
     weights: float = 0.   # GB of the weights that are not of routed experts; of these, all is

@@ -259,6 +259,7 @@ def total_over_weights(bytes_of, p: Layouts, parts, matrices):  # GB
     found = bytes_of(p) / 2 * weights_on_gpu(parts, out)
     return found - less / 2 * weights_on_gpu(matrices, out) if any_of(less) else found
 
+# %% ../nbs/87_timeline.ipynb #e970ced8
 @told('dealt', '')
 def busiest_share(number, gpus):
     "Of matrices that are dealt out whole to GPUs, the share that the busiest GPU has."
@@ -296,6 +297,7 @@ def host_step(p: Layouts, parts, matrices, pricer):  # s
         step = np.maximum(step, disks * 2 * states / pricer.system.given('nvme_bandwidth'))
     return over_host_link((down + up) * GB, pricer, p) + step
 
+# %% ../nbs/87_timeline.ipynb #6dfc6829
 def casts_each(p: Layouts, of: Stored):
     "Whether weights are cast anew whenever ZeRO-3 gathers them: it keeps no casts of shared ones."
     kept = negated(p.reshard_after_forward) | in_low_precision(p.assumptions, p.precision)
@@ -796,6 +798,7 @@ def comes_and_goes(p: Layouts, of: Stored, own: StageWeights):  # GB
     return sum(GB * ((gpus > 1) | own.copied | away)
                for (GB, _), (_, gpus) in zip(weight_parts(p, of), own.parts))
 
+# %% ../nbs/87_timeline.ipynb #05d346de
 def frozen_of_stage(work: Workload, at: PipelineStage, of: Stored):  # (Workload, StageWeights)
     "The weights of a stage that do not train, as if they did; nothing where all do."
     if not adapted(work.layouts.adapters).some: return None
