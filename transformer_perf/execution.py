@@ -125,7 +125,7 @@ def groupings(
     n,                                  # GPUs
     strategy, model: Model, global_batch, assumptions,
     fixed=(),                           # columns held at one value, or at some: dict
-    with_1d=False,                      # as above
+    with_1d=False,                      # as in `layer_groupings`
 ):  # table with the columns n_gpus, tp, cp, pp, dp
     "The ways to group n GPUs (arXiv 2410.00273, search space)."
     uneven = assumptions.uneven_stages
@@ -734,6 +734,7 @@ def fastest_of(fit, k):  # dict of columns; `search`: of which Fitting
     place = position_in_group((t['variant'], t['n_gpus']), t['seconds'])
     return keep(t, place < k)
 
+# %% ../nbs/88a_search.ipynb #4416c791
 def played_work(f: Fitting, variant, i):  # Workload
     "What candidates ask of each GPU, on systems that may count other units."
     q, t = f.question, keep(f.placeable.t, i)
@@ -782,6 +783,7 @@ def fastest_that_fit(fit, k, known=None):  # as `fastest_of`
             return keep(right, position_in_group(groups, right['seconds']) < k)
         more = min(4 * more, MOST_REPLAYED)
 
+# %% ../nbs/88a_search.ipynb #cbcd5b6e
 def number_to_play(k, q: Question):
     "How many of the fastest by formula are played first, for the k best: chunks may be unlike."
     a = q.assumptions

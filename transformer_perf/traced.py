@@ -105,6 +105,7 @@ def as_argument(x, name, known):  # str
         texts.append(f'{field}={text}' if field in usual else text)
     return f'{type(x).__name__}({", ".join(texts)})'
 
+# %% ../nbs/88b_traced.ipynb #264be2cf
 class ToldMeasured(Measured):
     """Measured prices, told: what interpolates between measurements is one number, with the
     parameters and rates without which it would be another."""

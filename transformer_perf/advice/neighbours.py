@@ -289,6 +289,7 @@ def chosen_in_stages(p: Parallel, pp, a: Assumptions, held=()):  # dict: field -
     if p.reduce_each == usual: found['reduce_each'] = None   # as the stage has it there
     return found
 
+# %% ../../nbs/88c_neighbours.ipynb #a5a6ef8e
 def with_consequences(p: Parallel, to, a: Assumptions, case: Case = None):  # dict
     "A step, and what follows: messages hide only where the sequence is shared out, for instance."
     there = said_in_file(case, to)
@@ -315,6 +316,7 @@ def given_places(p: Parallel):
     "For which groups a configuration says how many of their GPUs share an NVLink domain."
     return [place for place in PLACES if getattr(p, place) is not None]
 
+# %% ../../nbs/88c_neighbours.ipynb #e9e02308
 def to_host(case: Case):  # list of str
     "What a host could hold whose rates are known, from a part of the states to most."
     try: check_host('optimizer', case.system)
