@@ -48,6 +48,7 @@ DEEPSPEED_ROWS = (
     *elsewhere(CODE, context=None, sequence_sharded=None, seq_len=None), *fixed(
         cp=1, virtual_stages=1, schedule='1f1b', reduce_each=False, dp_replicate=1, **UNSAID))
 
+# %% ../../nbs/90d_deepspeed.ipynb #80fdac08
 HOSTS = ('cpu', 'nvme')
 
 def offload_of_zero(facts, ignored):

@@ -450,6 +450,7 @@ def loss_of_megatron(facts, ignored):
     if fuses.value: facts['loss_fusion'] = Said(fuses.key, fusion.value)
     else: idle(ignored, '--cross-entropy-loss-fusion', fusion)
 
+# %% ../../nbs/90c_megatron.ipynb #67a8fb5e
 def chunks_of_megatron(facts, ignored):
     "Parts of a stage, from the layers of one part."
     if 'layers_per_chunk' in facts:
@@ -832,6 +833,7 @@ def states_for_megatron(f):  # dict
     return dict(precision_aware=True, first_moment=first, second_moment=second,
                 main_weights=None if halves else f.get('master_bytes', 4))
 
+# %% ../../nbs/90c_megatron.ipynb #fc8becaa
 DROPPED = .1   # of all numbers, by Megatron-LM's own default
 
 def offload_refused(f, host):  # list of (whether it is refused, choices, why); host: amounts
@@ -916,6 +918,7 @@ def refused_by_megatron(facts, model):  # list of (key, reason)
     refused = refused_together(f | {'model': model, 'etp': f.get('etp', 1)}, f['zero_stage'])
     return refused_when_read('Megatron-LM', refused[:1])
 
+# %% ../../nbs/90c_megatron.ipynb #5b7677c6
 def precision_for_megatron(f):  # dict
     "The precision of products as flags have it, and how many layers at the ends keep 16 bits."
     low = f.get('precision') or 'bf16'

@@ -52,6 +52,7 @@ MIXED = {   # words in a precision's name -> what it stands for (Megatron-Bridge
 GATES = {('silu', True): '--swiglu', ('gelu', True): '--quick-geglu', ('gelu', False): None,
          ('squared_relu', False): '--squared-relu'}   # activation, whether gated -> flag
 
+# %% ../../nbs/90h_recipes.ipynb #6ddf1ca3
 def as_one(section):
     "Several objects as one that says what each of them does."
     if not isinstance(section, list): return section
@@ -148,6 +149,7 @@ def gate_of(found):  # dict: flag -> True
         f'activation_func={quoted(name)} with gated_linear_unit={gated} is not modelled')
     return dict.fromkeys(filter(None, [GATES[name, gated]]), True)
 
+# %% ../../nbs/90h_recipes.ipynb #a58d287c
 def dumped_job(given, kind, told):  # Job; told: as `job_of_keys`
     "A job from what a recipe of Megatron-Bridge or NeMo prints."
     found = said_in_sections(given, kind)
@@ -188,6 +190,7 @@ def ignored_of(job, flags, kind):  # list of (key, reason)
     if rest: told.append(('the recipe', f'{rest} more of its keys are not used'))
     return told
 
+# %% ../../nbs/90h_recipes.ipynb #38b1686c
 WITH_LORA = ('linear_qkv', 'linear_proj', 'linear_fc1', 'linear_fc2')   # unless a recipe says it
 PLACES_OF_LORA = {WITH_LORA: '', WITH_LORA[:2]: ':attention', WITH_LORA[2:]: ':mlp'}
 PEFT_SECTIONS = ('peft', 'resume.peft', 'model.model_transform')   # each may say the adapters
