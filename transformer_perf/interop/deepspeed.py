@@ -10,7 +10,7 @@ from ..inputs import flag, printable
 from ..choices import amounts_offloaded, offload_said
 from transformer_perf.interop.tables import (
     CODE, IN_32_BITS, LIST, ON, ONLY_WRITTEN, SHARE_KIND, TEXT, UNSAID, WHOLE, Format, Kind, Row,
-    Said, also, cannot_say, elsewhere, fixed, heads_exchanged, idle, number, one_word, take, value,
+    Said, also, cannot_say, elsewhere, fixed, idle, number, one_word, put_ulysses, take, value,
     words_in_any_case)
 
 # %% ../../nbs/90d_deepspeed.ipynb #12ab0028
@@ -92,7 +92,7 @@ def derive_deepspeed(facts, ignored):
     """Overlap that is not said depends on the stage, 0 GPUs for tensors means one, and a batch of
     which nothing else is said is worked at once."""
     if not value(facts, 'tp'): facts['tp'] = Said(None, 1)
-    heads_exchanged(facts)
+    put_ulysses(facts)
     alone = not value(facts, 'micro_batch') and not value(facts, 'accumulation')
     batch = facts.get('global_batch')
     if alone and batch and batch.value and batch.key == BATCH_KEY:   # not told beside the file

@@ -30,7 +30,7 @@ from ..schedules import chunks_in, chunks_of, layout_of, with_ends
 from .scripts import MARK, commands_of, gpus_started, options, parsed
 from .tables import (
     IN_32_BITS, LIST, NOT_SAID, OFF, ON, ONLY_WRITTEN, SHARE_KIND, TEXT, WHOLE, Format, Kind, Row,
-    Said, add, also, check_depth, fixed, heads_exchanged, idle, number, one_word, real,
+    Said, add, also, check_depth, fixed, idle, number, one_word, put_ulysses, real,
     refused_when_read, spelled, take, together, value, words_in_any_case, words_of)
 from .texts import flat
 
@@ -468,7 +468,7 @@ def chunks_of_megatron(facts, ignored):
 
 def forks_of_megatron(facts, ignored):
     "What forks for DeepSpeed say in words of their own; 1 is their number of no experts."
-    heads_exchanged(facts)
+    put_ulysses(facts)
     early, experts = take(facts, 'zbh1', 'experts_of_fork')
     if early.value: facts['schedule'] = Said(early.key, 'zb-h1')
     if not experts.key: return
@@ -1130,7 +1130,7 @@ def not_read(line, others):  # list of (what, why)
     what = f'{"line" if len(lines) == 1 else "lines"} {", ".join(shown)}'
     return [(what, f'not read: the command of line {line} has more flags of Megatron-LM')]
 
-def left_open(mine):  # list of (key, why)
+def unneeded(mine):  # list of (key, why)
     "Flags that need not be known, of which the script does not say what they need."
     return [(key, f'not used: {place_of(text)[1]}, which the script does not say')
             for key in MAY_BE_OPEN for text in mine.get(key, ()) if MARK in text]
@@ -1143,7 +1143,7 @@ def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, 
     gpus = [gpus_started(one.launch, text) for one in commands]
     same = len({each and each[1] for each in gpus}) == 1
     keys = {key: as_value(x, key) for key, x in mine.items()}
-    unused = left_open(mine) + not_read(commands[0].line, others)
+    unused = unneeded(mine) + not_read(commands[0].line, others)
     return keys, gpus[0] if same else None, strays, unused
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0032

@@ -323,7 +323,7 @@ def idle(ignored, without, *several):
     "Note the keys of some facts, which do nothing without another key."
     ignored += [(said.key, f'does nothing without {without}') for said in several if said.key]
 
-def heads_exchanged(facts):
+def put_ulysses(facts):
     "DeepSpeed-Ulysses: so many GPUs of cp, unless another number is told."
     said, = take(facts, 'ulysses')
     if not said.value or said.value == 1: return
