@@ -679,6 +679,30 @@ def test_what_can_wait(a):
         assert np.allclose(rows.end_s - rows.start_s, seconds, rtol=1e-9), kind
 
 
+def test_messages_hide_behind_no_product_that_waits():
+    "Behind the gradient of the inputs alone, where that of the weights comes later."
+    a = dataclasses.replace(MEASURED, measured=Parameters('Hopper'), vocabulary=False)
+    layout = dict(batch=6 * b, tp=2, pp=3, nvlink_tp=2, nvlink_pp=1, tp_overlap=True,
+                  sequence_sharded=True)
+    one, pricer, table = case(a, schedule='zb-h1', **layout)
+    rows, more = table.set_index('layer'), 0.
+    for name, inputs, outputs in (('qkv', e, 3 * e / 2), ('vproj', e / 2, e), ('fc1', e, f / 2),
+                                  ('fc2', f / 2, e)):
+        own, first = rows.loc[name], Product(b * l, inputs, outputs)
+        both = first, Product(outputs, inputs, b * l, adds=True)
+        late = pricer.busy(Work(both)).total - pricer.busy(Work((first,))).total
+        busy = own.t_bwd_comp + own.t_bwd_mem
+        kinds = ['allgather', 'reducescatter'] if name in ('qkv', 'fc1') else ['allgather']
+        whole = sum(pricer.collective(kind, 2e-9 * b * l * e, Group(2, 2)) for kind in kinds)
+        shown = [max(.3 * whole, whole - seconds) for seconds in (busy, busy - late)]
+        assert close(own.t_bwd_comm, shown[0])
+        more += shown[1] - shown[0]
+    usual, *_ = case(a, schedule='1f1b', **layout)
+    moved = one.stats['tp_comm_s'] - usual.stats['tp_comm_s']
+    assert more > 0 and close(moved, 6 * depth / 3 * more)
+    assert close(one.stats['compute_s'], usual.stats['compute_s'])
+
+
 @pytest.mark.parametrize('again, more', [('none', 0), ('mlp', 3), ('layernorm', 2)])
 def test_what_can_wait_is_launched_by_itself(again, more):
     """Each of two steps waits for its share of the launches; both together wait longer than one.

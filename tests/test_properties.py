@@ -551,6 +551,13 @@ def test_faster_memory_where_steps_of_weights_wait_for_the_host(gpu, layout, bat
     assert is_no_slower(one, 'hbm_bandwidth', factor)
 
 
+def test_faster_products_where_messages_hide_behind_them():
+    "Gradients of weights that came late hid messages all the same: shorter ones, fewer of them."
+    slow = dataclasses.replace(as_system('H100-80GB'), nvlink_bandwidth=75, matrix_flops_fp16=1450)
+    p = Parallel(tp=8, pp=16, schedule='zb-h1', tp_overlap=True, sequence_sharded=True)
+    assert is_no_slower(estimate('gpt3', p, slow, 16, 'calibrated'), 'matrix_flops_fp16', 1.1)
+
+
 @pytest.mark.parametrize('field', RATES)
 def test_faster_hardware_where_the_host_is_waited_for(field):
     "Gradients of weights come late, in passes of their own, which the host launches as well."

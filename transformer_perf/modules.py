@@ -89,8 +89,11 @@ def has_late(op: Operation):  # bool
     return len(op.backward.products) > 1 and any_of(op.weights)
 
 def without_late(op: Operation):  # Work
-    "A backward pass without the products that nothing but a weight waits for."
-    return op.backward._replace(products=op.backward.products[:1], messages=())
+    """A backward pass without the products that nothing but a weight waits for; with its messages
+    where any hides, since less is left to hide them."""
+    hides = any(any_of(m.behind) for m in op.backward.messages)
+    return op.backward._replace(products=op.backward.products[:1],
+                                messages=op.backward.messages if hides else ())
 
 # %% ../nbs/87b_workload.ipynb #5e39b915
 class Layer(NamedTuple):
@@ -169,6 +172,7 @@ class Priced(NamedTuple):
     flops: np.ndarray  # TFLOP of both passes
     sent_forward: np.ndarray    # s of messages that nothing hides
     sent_backward: np.ndarray
+    sent_early: np.ndarray   # s more of them if `late` comes later: they hide behind the rest alone
     columns: np.ndarray = None  # the columns of the others, of each of those of messages
 
 def panels_of(rows: CountedOperations):  # list: of each pass
@@ -192,7 +196,8 @@ def passes_by_name(rows: CountedOperations, priced: Priced, pricer):  # Priced
         forward=busy(priced.forward, 'fwd'), backward=busy(priced.backward, 'bwd'),
         late=of(priced.late, 'late'), flops=of(priced.flops, 'TFLOP', 'TFLOP', weighed),
         sent_forward=of(priced.sent_forward, 'fwd_comm', 's', comm_of_each),
-        sent_backward=of(priced.sent_backward, 'bwd_comm', 's', comm_of_each))
+        sent_backward=of(priced.sent_backward, 'bwd_comm', 's', comm_of_each),
+        sent_early=of(priced.sent_early, 'early_comm', 's', comm_of_each))
 
 def priced_rows(several, pricer, columns=None):  # list of Priced
     "Several lists of operations, priced in one call; `columns` as in `comm_of_each`."
@@ -209,9 +214,11 @@ def priced_rows(several, pricer, columns=None):  # list of Priced
         forward, backward = slice(start, start + n), slice(start + n, start + 2 * n)
         late = np.zeros_like(busy.total[backward])
         late[rows.late] = busy.total[backward][rows.late] - busy.total[start + 2 * n:end]
+        early = np.zeros_like(sent[backward])
+        early[rows.late] = np.maximum(sent[start + 2 * n:end] - sent[backward][rows.late], 0)
         of = lambda way: Busy(*(x[way] for x in busy))
         own = Priced(of(forward), of(backward), late, TFLOP[forward] + TFLOP[backward],
-                     sent[forward], sent[backward], columns)
+                     sent[forward], sent[backward], early, columns)
         found.append(passes_by_name(rows, own, pricer) if isinstance(sent, Column) else own)
         start = end
     return found
@@ -375,6 +382,7 @@ class LayerCost(NamedTuple):
     wait: float         # s for the host
     late: float         # s of backward that can come late: gradients of weights, with their wait
     apart: float        # s more for the host where these are steps of their own
+    shown: float        # s more of messages there
     flops: float        # TFLOP, forward and backward
     step: float = 0.    # s of an optimizer on all of its matrices but those of routed experts
     step_routed: float = 0.   # s of it on those
@@ -417,11 +425,12 @@ def host_waits_of_both_steps(layer: Layer, backward, late, p: Layouts, passes): 
 
 def with_steps_apart(costs, p: Layouts):  # LayerCost
     "Layers whose gradients of weights are steps of their own, where a schedule has such."
-    if not any_of(costs.apart): return costs
+    if not any_of(costs.apart) and not any_of(costs.shown): return costs
     apart = own_figure(p.schedule, lambda s: s.splits) & (p.pp > 1)
     if not any_of(apart): return costs
-    more = named(costs.apart * apart, 'apart', 's')
-    return costs._replace(backward=costs.backward + more, wait=costs.wait + more)
+    more, shown = names('s', apart=costs.apart * apart, shown=costs.shown * apart)
+    return costs._replace(backward=costs.backward + more + shown, wait=costs.wait + more,
+                          comm=costs.comm + shown)
 
 def summed_layer(layer: Layer, priced: Priced, pricer, p: Layouts):  # LayerCost
     "What one layer takes: the sum over its operations, some of them computed again."
@@ -443,7 +452,9 @@ def summed_layer(layer: Layer, priced: Priced, pricer, p: Layouts):  # LayerCost
     wait = host_wait(forward, p, layer.routes)
     wait_back = host_wait(backward, p, layer.routes, 1 + passes)
     late = named(at(added(priced.late)), 'late_kernels', 's')
-    first_wait, late_wait = host_waits_of_both_steps(layer, backward, late, p, 1 + passes)
+    shown = added(priced.sent_early)
+    early = backward + shown
+    first_wait, late_wait = host_waits_of_both_steps(layer, early, late, p, 1 + passes)
     forward = forward + wait
     step, step_routed = step_seconds(layer, pricer, priced.columns)
     return LayerCost(
@@ -451,7 +462,7 @@ def summed_layer(layer: Layer, priced: Priced, pricer, p: Layouts):  # LayerCost
         compute=both('compute'), memory=both('memory'),
         comm=added(sent * (1 + often + full) + sent_back), wait=wait * (1 + full) + wait_back,
         late=late + late_wait, apart=first_wait + late_wait - wait_back,
-        flops=at(added(priced.flops)), step=step, step_routed=step_routed)
+        shown=shown, flops=at(added(priced.flops)), step=step, step_routed=step_routed)
 
 # %% ../nbs/87b_workload.ipynb #456b2953
 def layer_cost(job: CountedJob, pricer):  # LayerCost

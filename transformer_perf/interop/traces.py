@@ -103,12 +103,13 @@ def forward_rows(layer: Layer, priced: Priced, share=1.):  # list of (lane, name
 def backward_rows(layer: Layer, priced: Priced, late):  # list of (lane, name, s)
     """Kernels and messages of the gradients, the last operation first.
 
-    `late`: with those of weights, each behind its operation's own."""
+    `late`: with those of weights, each behind its operation's own; messages hide behind them."""
     found = []
+    sent = priced.sent_backward if late else priced.sent_backward + priced.sent_early
     for i in reversed(range(len(layer.rows.operations))):
         name = f'gradient of {layer.rows.operations[i].name}'
         found += [computed(name, priced.backward.total[i] - priced.late[i]),
-                  messaged(name, priced.sent_backward[i])]
+                  messaged(name, sent[i])]
         if late and i in layer.rows.late: found.append(late_row(layer, priced, i))
     return found
 
@@ -140,6 +141,7 @@ def rows_of_chunks(one: Estimate):  # list of dict: kind of pass -> list of (lan
     work, pricer, costs, ends = priced_estimate(one)
     priced = priced_rows([layer.rows for layer in work.kinds], pricer)
     p = work.layouts
+    if p.pp == 1: priced = [own._replace(sent_early=0.) for own in priced]   # no step is apart
     found = []
     each = map(LayerCost, *(of_each_kind(work, x) for x in costs))
     splits = SCHEDULES[p.schedule].splits
