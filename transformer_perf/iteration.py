@@ -609,6 +609,7 @@ def domains_in_words(one: Estimate):  # str
     if n <= size or 2 * used >= size: return ''
     return f'Priced as if {n} GPUs used {used} of the {size} of each NVLink domain, all alike.'
 
+# %% ../nbs/87a_estimate.ipynb #d163738a
 ALIGNED = 8   # numbers of 16 bits: the 16 bytes that Tensor Cores read at once
 
 def odd_sizes(m: Model, assumptions, tp=1, etp=1):  # str
