@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, strategies as st
+from hypothesis import HealthCheck, assume, example, given, strategies as st
 
 from thorough import examples
 from transformer_perf import Model, Parallel, estimate, execution, layers, search
@@ -149,9 +149,11 @@ def configurations(model, n, system, batch, strategy, a):
             dp = n // (tp * cp * pp)
             if batch % dp: continue
             groups = tp, cp, pp, dp
-            in_domain = max(d for d in divisors(n) if d <= system.nvlink_size)   # in each alike
+            fit = [d for d in divisors(n) if d <= system.nvlink_size]   # in each domain alike
+            fullest = [d for d in fit if not any(e > d and e % d == 0 for e in fit)]
+            if system.nvlink_size in fit: fullest = [system.nvlink_size]   # all GPUs are used
             places = [p for p in itertools.product(*map(divisors, groups))
-                      if math.prod(p) == in_domain]
+                      if math.prod(p) in fullest]
             shards = {'1d': tp, '2d-seqp': tp * cp, '2d': cp}[strategy]
             for b, place in itertools.product(divisors(batch // dp), places):
                 if b * model.seq_len % shards == 0:
@@ -166,6 +168,8 @@ def brute_force(model, n, system, batch, strategy, a):
 
 
 @examples(20, suppress_health_check=slow)
+@example(small_model(384, 64, 6, 1, 2, 1, False, None), 12, 'A100', 8, 4, '1d', 'paper', 'none',
+         0.)   # of 8, 12 GPUs use 6 or 4
 @given(models, pick([1, 2, 4, 6, 8, 12, 16]), gpus, domains, pick([4, 6, 8]), names, presets,
        recomputes, st.floats(0.0, 1.0))
 def test_search_is_exhaustive(model, n, gpu, size, batch, strategy, preset, recompute, tightness):
