@@ -95,10 +95,13 @@ def among_names(key, names):
 
 def foreign_keys(given, known=''):  # list of str
     "The keys of a file that no field of a Model can say, but for those that its family reads."
-    said = [key for key, value in given.items() if value not in (None, False, 0, '', [], {})]
+    nothing = (None, False, 0, '', [], {})
+    said = [key for key, value in given.items() if value not in nothing]
     unread = [key for key in said if not among_names(str(key), known)]
-    names = ' '.join(FOREIGN.values()).split()
-    return [key for name in names for key in unread if among_names(str(key), name)]
+    found = []
+    for name in ' '.join(FOREIGN.values()).split():
+        found += [key for key in unread if among_names(str(key), name)]
+    return found
 
 # %% ../nbs/81_configs.ipynb #00bc000b
 KNOWN_LAYERS = ('full_attention', 'sliding_attention')

@@ -388,9 +388,11 @@ def with_each_price_once(q):  # (Question, which of its systems each variant is;
     arrays = {name: np.ravel(x) for name, x in q.system.arrays.items()}
     if not arrays: return q, None
     priced = [x for name, x in arrays.items() if name != 'hbm_capacity']
-    which, first = distinct(*(priced or [np.zeros(variant_count(q.system))]))
+    all_alike = np.zeros(variant_count(q.system))   # where capacity alone differs
+    which, first = distinct(*(priced or [all_alike]))
     columns = {name: x[first, None] for name, x in arrays.items()}
-    return q._replace(system=dataclasses.replace(q.system, **columns)), which
+    system = dataclasses.replace(q.system, **columns)
+    return q._replace(system=system), which
 
 def systems_of_rows(system, variant):
     "The systems of rows, of which each is of one variant: array fields become columns."
@@ -560,13 +562,15 @@ class FastestCandidates:
 
     def add(self, n, times, pairs):
         "More candidates of the n-th number of GPUs; of equals, those that came first are kept."
-        k = self.times.shape[-1]
-        some = (times < self.limit[:, n, None]).any(axis=0)   # others are no variant's k fastest
-        times, pairs = times[:, some], pairs[:, some]
-        of_each_variant = np.broadcast_to(pairs[:, None], (2, *times.shape))
+        limit = self.limit[:, n, None]
+        some = (times < limit).any(axis=0)   # others are no variant's k fastest
+        times = times[:, some]
+        pairs = pairs[:, None, some]         # the same of each variant
+        pairs = np.broadcast_to(pairs, (2, *times.shape))
         all_times = np.concatenate([self.times[:, n], times], axis=1)
-        all_pairs = np.concatenate([self.pairs[:, :, n], of_each_variant], axis=2)
-        first = np.argsort(all_times, axis=1, kind='stable')[:, :k]
+        all_pairs = np.concatenate([self.pairs[:, :, n], pairs], axis=2)
+        order = np.argsort(all_times, axis=1, kind='stable')
+        first = order[:, :self.times.shape[-1]]
         self.times[:, n] = np.take_along_axis(all_times, first, axis=1)
         self.pairs[:, :, n] = np.take_along_axis(all_pairs, first[None], axis=2)
 

@@ -270,10 +270,11 @@ def priced_exchange(
 def stacked_kernels(each, system: System):  # Product or Attention
     "Kernels as one of arrays [kernel, ...]; texts and flags are those of the first."
     first = each[0]
-    is_text = lambda x: isinstance(x, (str, bool)) or np.asarray(x).dtype.kind in 'US'
-    counted = [name for name, x in zip(first._fields, first) if not is_text(x)]
-    columns = in_rows([[getattr(one, name) for one in each] for name in counted], system.axes)
-    return first._replace(**dict(zip(counted, columns)))
+    def is_number(x): return not isinstance(x, (str, bool)) and np.asarray(x).dtype.kind not in 'US'
+    numbers = [name for name in first._fields if is_number(getattr(first, name))]
+    columns = [[getattr(one, name) for one in each] for name in numbers]
+    stacked = in_rows(columns, system.axes)
+    return first._replace(**dict(zip(numbers, stacked)))
 
 def products_time(each, system: System, parameters: Parameters):  # list of s
     "Products; those of one precision are priced together."

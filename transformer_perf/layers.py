@@ -198,10 +198,11 @@ def transposes(name, rows, width, units=Units()):  # Operation
 # %% ../nbs/03_layers.ipynb #30c9974f
 def fused_softmax(name, b, h, rows, columns, units=Units(), masked=1.):  # Operation
     "Scale, mask, softmax and dropout (unless masked is 0) of attention scores, in 16 bits."
-    E, x = units.element, 1. * b * h * rows * columns
-    forward = Work(vector=units.flop * 4 * x, scores=4 * E * x, launches=2)
-    back = Work(vector=units.flop * 5 * x, scores=4.5 * E * x, launches=2)
-    saved = (E + units.mask * masked) * x
+    x = 1. * b * h * rows * columns   # scores
+    flop, tensor = units.flop * x, units.element * x
+    forward = Work(vector=4 * flop, scores=4 * tensor, launches=2)
+    back = Work(vector=5 * flop, scores=4.5 * tensor, launches=2)
+    saved = tensor + units.mask * masked * x
     return Operation(name, forward, back, activations=saved, recomputed_with=CORE,
                      frees=(('scores', saved), ('core_attn', saved)))
 

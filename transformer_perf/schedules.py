@@ -735,10 +735,10 @@ def dealt_with_ends(depth, n, more=0):  # list of str; as `chunks_of`
 
 def dealt_with_norm(depth, n, more=0):  # list of str; as `chunks_of`
     "The same of embedding, layers, last norm and output."
-    units = ['E', *'t' * depth, '', 'm' * more + 'L']   # the norm has no letter
-    each, rest = divmod(len(units), n)
-    stop = np.cumsum([each + (i < rest) for i in range(n)])
-    return [''.join(own) for own in np.split(units, stop[:-1])]
+    output = 'm' * more + 'L'
+    units = ['E', *'t' * depth, '', output]   # the norm has no letter
+    chunks = np.array_split(units, n)         # the first may have one more
+    return [''.join(own) for own in chunks]
 
 def dealt_by_matrices(
     depth, n, more=0,   # as in `chunks_of`

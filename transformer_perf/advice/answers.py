@@ -374,10 +374,12 @@ def why_not_shown(case: Case, one: Estimate, found: Neighbours, name, at):  # st
 
 def precisions_besides(case: Case, one: Estimate, steps, found: Neighbours, names, shown):
     "A sentence for each precision that was asked for, but of which no change shown tells."
-    told = {one.parallel.precision, *(change.to.get('precision') for change in shown)}
-    at = {step.to['precision']: i for i, step in enumerate(steps) if step.knob == 'precision'}
-    return tuple(why_not_shown(case, one, found, name, at.get(name))
-                 for name in names if name not in told)
+    told = {change.to.get('precision') for change in shown} | {one.parallel.precision}
+    untold = [name for name in names if name not in told]
+    row_of = {}   # precision -> its step
+    for i, step in enumerate(steps):
+        if step.knob == 'precision': row_of[step.to['precision']] = i
+    return tuple(why_not_shown(case, one, found, name, row_of.get(name)) for name in untold)
 
 # %% ../../nbs/88d_answers.ipynb #13a00035
 def improve(
