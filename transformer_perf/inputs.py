@@ -5,11 +5,10 @@
 # %% auto #0
 __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'INTEGER', 'FLAG', 'MOST_VALUES', 'MEGABYTE', 'LARGEST_JSON',
            'printable', 'in_a_line', 'quoted', 'nearest', 'whole', 'finite', 'flag', 'label', 'field', 'one_of',
-           'of_type', 'checked_value', 'checked', 'names_of_fields', 'of_right_values', 'with_fields', 'differing',
-           'as_markdown', 'takes', 'several', 'by_own_name', 'table_with', 'number_of', 'as_numbers', 'divides',
-           'shipped_folder', 'path_text', 'checked_path', 'read_bytes', 'read_text', 'check_new', 'once', 'no_constant',
-           'infinity', 'parse_json', 'read_json', 'naming', 'read_csv', 'is_special', 'why_unwritable',
-           'check_writable', 'write_whole']
+           'of_type', 'checked_value', 'checked', 'of_right_values', 'with_fields', 'differing', 'as_markdown', 'takes',
+           'several', 'by_own_name', 'table_with', 'number_of', 'as_numbers', 'divides', 'shipped_folder', 'path_text',
+           'checked_path', 'read_bytes', 'read_text', 'check_new', 'once', 'no_constant', 'infinity', 'parse_json',
+           'read_json', 'naming', 'read_csv', 'is_special', 'check_writable', 'write_whole']
 
 # %% ../nbs/97_inputs.ipynb #90a00005
 import contextlib
@@ -189,14 +188,14 @@ def checked(cls):
 
 # %% ../nbs/97_inputs.ipynb #b4ce6bc3
 @functools.cache
-def names_of_fields(cls):
+def _names_of_fields(cls):
     "The names of the fields of a dataclass."
     return tuple(f.name for f in dataclasses.fields(cls))
 
 def of_right_values(cls, values):
     "A dataclass of values, one for each field, that are known to be right: none is checked."
     found = object.__new__(cls)
-    vars(found).update({name: values[name] for name in names_of_fields(cls)})
+    vars(found).update({name: values[name] for name in _names_of_fields(cls)})
     return found
 
 def with_fields(x, **values):
@@ -425,7 +424,7 @@ def is_special(path):
     except (OSError, ValueError): return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
-def why_unwritable(place):  # str, or None
+def _why_unwritable(place):  # str, or None
     "Why a file cannot be written at a place, as far as one can tell before."
     if place.is_dir(): return 'Is a directory'
     if not place.parent.is_dir(): return 'no such folder'
@@ -436,7 +435,7 @@ def why_unwritable(place):  # str, or None
 def check_writable(path):  # nothing
     "A one-line ValueError, before any work is done, unless a file can be written there."
     if str(checked_path(path)) == '-' or is_special(path): return
-    try: why = why_unwritable(Path(os.path.realpath(path)))
+    try: why = _why_unwritable(Path(os.path.realpath(path)))
     except OSError as error: why = error.strerror
     except UnicodeError: why = 'its name has characters that no name has'
     if why: raise ValueError(f'{path_text(path)}: cannot be written ({why})')

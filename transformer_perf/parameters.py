@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SHARE', 'PART', 'FACTOR', 'HANDLES', 'REPEATABLE', 'GROUPED_WORKSPACES', 'OVERLAP_WORKSPACES', 'SHOWS',
-           'WIDEST_GROUPS', 'REACHED', 'KINDS_OF_RUN', 'WIDER', 'FEW_RUNS', 'SEEN', 'PARAMETER_PARTS', 'PART_OF',
-           'figure', 'NetworkShares', 'Kernels', 'measured_folder', 'Generation', 'generations', 'Costs', 'Evidence',
-           'near_runs', 'interval', 'Parameters', 'part_of', 'limits', 'value_of', 'changed', 'Calibration',
-           'parameters_from', 'as_flat', 'read_calibration']
+           'WIDEST_GROUPS', 'REACHED', 'KINDS_OF_RUN', 'WIDER', 'FEW_RUNS', 'PARAMETER_PARTS', 'PART_OF', 'figure',
+           'NetworkShares', 'Kernels', 'measured_folder', 'Generation', 'generations', 'Costs', 'Evidence', 'near_runs',
+           'interval', 'Parameters', 'part_of', 'limits', 'value_of', 'changed', 'Calibration', 'parameters_from',
+           'as_flat', 'read_calibration']
 
 # %% ../nbs/82_parameters.ipynb #c3ca8f62
 import dataclasses
@@ -235,7 +235,7 @@ REACHED = ('context_tokens', 'tp_domains', 'sample_tokens', 'experts_held',
 KINDS_OF_RUN = ('dense', 'waiting', 'experts')
 WIDER = 1.5   # the interval where something was never measured
 FEW_RUNS = 5       # runs: fewer make neither a GPU nor a layout a measured one
-SEEN = ('half held out', 'never seen', 'unnamed')   # what a prediction knew: runs of the same, the
+_SEEN = ('half held out', 'never seen', 'unnamed')   # what a prediction knew: runs of the same, the
                                                     # software by its code, not even that
 
 @dataclass(frozen=True, repr=False)
@@ -243,7 +243,7 @@ class Evidence:
     "The runs that parameters were fitted to, and how far off such predictions were."
     runs: list       # of dict: gpu, stack, model, precision, and how many runs
     seen: dict       # choice -> its values in these runs
-    intervals: dict  # one of SEEN -> kind of run -> (low, high): `interval`
+    intervals: dict  # one of _SEEN -> kind of run -> (low, high): `interval`
     seen_by: dict = dataclasses.field(default_factory=dict)   # stack -> model -> as `seen`
 
     def alike(self, **features):  # list of dict, as `runs`
@@ -304,7 +304,7 @@ def interval(
         return np.select([kinds == kind for kind in known.intervals[of]],
                          [low_high[i] for low_high in known.intervals[of].values()], np.nan)
     far = np.where(near_runs(words), 1., WIDER)
-    half_seen, never, unnamed = SEEN
+    half_seen, never, unnamed = _SEEN
     measured = np.char.startswith(words, 'measured')
     low, high = (np.where(measured, logs(half_seen, i),
                           far * np.where(named, logs(never, i), logs(unnamed, i))) for i in (0, 1))
@@ -337,7 +337,7 @@ def evidence_in(found):  # Evidence or None
     for stack, models in of_type(found.get('seen_by', {}), dict, 'seen_by').items():
         seen_by[label(stack, 'stack')] = {label(model, 'model'): choices_seen(own)
                                           for model, own in of_type(models, dict, stack).items()}
-    for of in SEEN:
+    for of in _SEEN:
         own = found['intervals'][of]
         spread[of] = {kind: checked_interval(own[kind]) for kind in KINDS_OF_RUN}
     return Evidence(runs, choices_seen(found['seen']), spread, seen_by)

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['BLUE', 'SKY', 'GREEN', 'ORANGE', 'RED', 'PINK', 'YELLOW', 'BLACK', 'GREY', 'LIGHT', 'DARK', 'PALE', 'PALETTE',
-           'DASHES', 'MARKERS', 'FILLS', 'TIME_PARTS', 'PASSES', 'SAVED_COLORS', 'LOOK', 'MOST_GROUPS',
-           'MOST_DRAWN_ROWS', 'GROUP_NAMES', 'PLACED', 'GROUP_COLORS', 'MOST_PASSES', 'ARROW', 'GAP', 'style',
-           'picture', 'empty_figure', 'rows_by_value', 'plain_ticks', 'log_ticks', 'against_gpus', 'training_days',
-           'micro_batches', 'configurations', 'placements', 'edges', 'value_ticks', 'heat_map', 'communication',
-           'check_passes', 'looks_of', 'draw_passes', 'timeline', 'HeldTensor', 'whole_squares', 'by_rows',
-           'by_columns', 'draw_held', 'draw_message', 'sharding']
+           'DASHES', 'MARKERS', 'FILLS', 'TIME_PARTS', 'PASSES', 'SAVED_COLORS', 'LOOK', 'MOST_GROUPS', 'GROUP_NAMES',
+           'PLACED', 'GROUP_COLORS', 'MOST_PASSES', 'ARROW', 'style', 'picture', 'empty_figure', 'plain_ticks',
+           'log_ticks', 'against_gpus', 'training_days', 'micro_batches', 'configurations', 'placements', 'edges',
+           'value_ticks', 'heat_map', 'communication', 'check_passes', 'looks_of', 'draw_passes', 'timeline',
+           'HeldTensor', 'whole_squares', 'by_rows', 'by_columns', 'sharding']
 
 # %% ../nbs/83_plots.ipynb #cf2e19e0
 import functools
@@ -101,9 +100,9 @@ def empty_figure(
     for ax in axes.flat: ax.tick_params(labelleft=True)   # a phone shows each panel by itself
     return figure, axes
 
-MOST_GROUPS, MOST_DRAWN_ROWS = 50, 300   # panels or lines; rows that each take their place
+MOST_GROUPS, _MOST_DRAWN_ROWS = 50, 300   # panels or lines; rows that each take their place
 
-def rows_by_value(table, column):  # list of (value, rows)
+def _rows_by_value(table, column):  # list of (value, rows)
     "The rows of each value of a column, in order of appearance; all rows where it is None."
     if column is None: return [('', table)]
     for cell in table[nearest(column, table.columns, 'column')].tolist():
@@ -129,8 +128,8 @@ def columns_of_numbers(table, *columns, least=-HUGE, **bounds):  # DataFrame
 
 def drawable(table, *columns, **bounds):  # DataFrame
     "Rows that each take their place in a picture, with columns of numbers."
-    if len(table) > MOST_DRAWN_ROWS:
-        raise ValueError(f'{len(table)} rows are more than the {MOST_DRAWN_ROWS} that can be drawn')
+    if len(table) > _MOST_DRAWN_ROWS:
+        raise ValueError(f'{len(table)} rows are more than the {_MOST_DRAWN_ROWS} that are drawn')
     return with_numbers(table_with(table, columns, **{'least': 0, **bounds}), columns)
 
 # %% ../nbs/83_plots.ipynb #fe83945b
@@ -163,7 +162,7 @@ GUIDE = dict(linewidth=0.8, linestyle=(0, (1, 3)))   # dotted
 def draw_curves(ax, own, column, looks, perfect):
     "The curve of each system, and what perfect scaling would be, if asked."
     first = {}
-    for label, rows in rows_by_value(own.sort_values('n_gpus', kind='stable'), 'system'):
+    for label, rows in _rows_by_value(own.sort_values('n_gpus', kind='stable'), 'system'):
         y = rows[nearest(column, own.columns, 'column')]
         ax.plot(rows.n_gpus, y, label=label, **looks[label])
         first.setdefault(looks[label]['color'], rows.iloc[0])
@@ -195,8 +194,8 @@ def against_gpus(
 ):  # Figure
     "One curve per system against the number of GPUs, in a panel for each model."
     table = columns_of_numbers(columns_of_numbers(table, 'n_gpus', least=1), column)
-    shown = rows_by_value(table, 'model')
-    looks = look_of(dict(rows_by_value(table, 'system')))
+    shown = _rows_by_value(table, 'model')
+    looks = look_of(dict(_rows_by_value(table, 'system')))
     figure, axes = empty_figure(len(shown), 1.8 + 2.7 * len(shown), 3.7)
     for ax, (name, own) in zip(axes[0], shown):
         ax.set(title=name, xscale='log', yscale='log', xlabel='GPUs')
@@ -332,7 +331,7 @@ def placements(
 ):  # Figure
     "Throughput of every placement, the best one starred, in a panel for each system."
     table = drawable(table, 'samples_per_s', *PLACED)
-    shown = rows_by_value(table, 'system')
+    shown = _rows_by_value(table, 'system')
     columns = [column for column in PLACED if (table[column] > 1).any()]
     width = max(4, 1 + 0.22 * len(table) + 0.5 * len(shown))
     figure, axes = empty_figure(len(shown), width, 3.6, sharey=True,
@@ -377,7 +376,7 @@ def maps_of(table, x, y, value, panels):  # (values of x, values of y, list of (
                          'to make a map')
     if not table[value].notna().any():
         raise ValueError(f'{value} is missing at every point, so there is nothing to draw')
-    shown = rows_by_value(table, panels)
+    shown = _rows_by_value(table, panels)
     found = []
     for name, own in shown:
         if own.duplicated([x, y]).any(): raise ValueError('two rows of the table are at one point')
@@ -463,11 +462,11 @@ def communication(
 ):  # Figure
     "Predicted and measured time of messages against their size."
     table = columns_of_numbers(table, 'MB', 'measured_ms', 'predicted_ms', least=0, **ABOVE)
-    shown = rows_by_value(table, panels)
-    looks = look_of(dict(rows_by_value(table, line)))
+    shown = _rows_by_value(table, panels)
+    looks = look_of(dict(_rows_by_value(table, line)))
     figure, axes = empty_figure(len(shown), 1.5 + 2.75 * len(shown), 3.6, sharey=True)
     for ax, (name, own) in zip(axes[0], shown):
-        for label, rows in rows_by_value(own.sort_values('MB'), line):
+        for label, rows in _rows_by_value(own.sort_values('MB'), line):
             color, marker, dashes = (looks[label][key] for key in ('color', 'marker', 'linestyle'))
             ax.plot(rows.MB, rows.predicted_ms, color=color, linestyle=dashes)
             ax.plot(rows.MB, rows.measured_ms, color=color, linestyle='', marker=marker,
@@ -517,7 +516,7 @@ def timeline(
     columns = 'rank', 'chunk', 'start_s', 'end_s'
     check_passes(table)
     table = with_numbers(table_with(table, columns, least=0), columns)
-    shown = rows_by_value(table, panels)
+    shown = _rows_by_value(table, panels)
     ranks = sum(own['rank'].nunique() for _, own in shown)
     height = .8 + .35 * len(shown) + .16 * ranks
     figure, axes = empty_figure(1, 5.6, height, len(shown), sharex=True)
@@ -553,9 +552,9 @@ def by_columns(n):
     return [[(i / n, 0, 1 / n, 1)] for i in range(n)]
 
 # %% ../nbs/83_plots.ipynb #7c100008
-ARROW, GAP = 1.25, .35   # of a GPU's row: the width of a message, and between two tensors
+ARROW, _GAP = 1.25, .35   # of a GPU's row: the width of a message, and between two tensors
 
-def draw_held(ax, held, x):
+def _draw_held(ax, held, x):
     "One tensor, a row for each GPU: its outline, and what the GPU holds."
     look = dict(facecolor=SAVED_COLORS[held.kind], edgecolor='white', linewidth=.6)
     if held.term: look |= dict(hatch='////')
@@ -569,7 +568,7 @@ def draw_held(ax, held, x):
     words = f'{held.name}\n$[{held.shape}]$'
     ax.text(x + held.width / 2, -.1, words, ha='center', va='bottom', fontsize=8)
 
-def draw_message(ax, words, x, n):
+def _draw_message(ax, words, x, n):
     "An arrow to the right, and what is sent."
     ax.annotate('', (x + ARROW - .1, n / 2), (x + .1, n / 2),
                 arrowprops=dict(arrowstyle='->', color=RED, linewidth=1.6))
@@ -581,14 +580,14 @@ def sharding(
 ):  # Figure
     "What each GPU holds before and after each message."
     n = next(len(step.parts) for step in steps if isinstance(step, HeldTensor))
-    widths = [ARROW if isinstance(step, str) else step.width + GAP for step in steps]
+    widths = [ARROW if isinstance(step, str) else step.width + _GAP for step in steps]
     names = rows or [f'GPU {i}' for i in range(n)]
     with DRAWING, style():
         figure = Figure(figsize=(.75 + .5 * sum(widths), .55 + .5 * n))
         ax, x = figure.subplots(), 0.
         for step, width in zip(steps, widths):
-            if isinstance(step, str): draw_message(ax, step, x - GAP / 2, n)
-            else: draw_held(ax, step, x)
+            if isinstance(step, str): _draw_message(ax, step, x - _GAP / 2, n)
+            else: _draw_held(ax, step, x)
             x += width
         ax.set(xlim=(-.1, x), ylim=(n, -.9), xticks=[], yticks=np.arange(n) + .5)
         ax.set_yticklabels(names)

@@ -7,8 +7,8 @@ __all__ = ['OF_JOBS', 'OF_COSTS', 'GRADIENT_SIZES', 'ADDED_UP', 'LOGIT_HELD', 'N
            'SHARE_KIND', 'ONLY_WRITTEN', 'IN_32_BITS', 'LIST', 'CODE', 'UNSAID', 'MODEL_FIELDS', 'PARALLEL_FIELDS',
            'NEEDED', 'Job', 'costs_as_said', 'with_costs', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of',
            'words_in_any_case', 'one_word', 'real', 'add', 'value', 'spelled', 'together', 'cannot_say',
-           'refused_when_read', 'check_sharers', 'check_depth', 'samples_of_steps', 'also', 'nothing', 'elsewhere',
-           'fixed', 'gpus_of_a_copy', 'copies_and_gpus', 'batch', 'micro_batch_of']
+           'refused_when_read', 'check_sharers', 'check_depth', 'also', 'nothing', 'elsewhere', 'fixed',
+           'copies_and_gpus', 'batch']
 
 # %% ../../nbs/90a_tables.ipynb #269707ac
 import dataclasses
@@ -331,7 +331,7 @@ def put_ulysses(facts):
     facts['context'] = Said(said.key, 'ulysses')
 
 # %% ../../nbs/90a_tables.ipynb #12ab0042
-def samples_of_steps(facts, ignored, batch):
+def _samples_of_steps(facts, ignored, batch):
     "What is trained for so many iterations, as samples; where those are said they count."
     steps = facts.pop('train_steps', None)
     if steps is None or 'train_samples' in facts: return
@@ -357,7 +357,7 @@ UNSAID = dict(reshard_after_forward=True, dispatcher='alltoall', ep_overlap=Fals
               cuda_graphs='none', adapters='none', offload='none')
 
 # %% ../../nbs/90a_tables.ipynb #12ab000f
-def gpus_of_a_copy(facts):
+def _gpus_of_a_copy(facts):
     "How many GPUs share one copy of the model."
     return math.prod(value(facts, group, 1) for group in ('tp', 'cp', 'pp'))
 
@@ -365,7 +365,7 @@ def copies_and_gpus(facts):  # (dp or None, GPUs or None)
     "How many copies there are, and GPUs."
     n = value(facts, 'n_gpus')
     dp = value(facts, 'dp')
-    each = gpus_of_a_copy(facts)
+    each = _gpus_of_a_copy(facts)
     if n is None: return dp, None if dp is None else dp * each
     gpus = spelled(facts, 'n_gpus')
     if n % each: raise ValueError(
@@ -383,7 +383,7 @@ def batch(facts, dp, n):  # (samples of an iteration or None, dp, GPUs)
     if dp is None and all_said:
         if G % (b * steps): raise ValueError(f'{whole_batch} must be divisible by {own}')
         dp = G // (b * steps)
-        n = dp * gpus_of_a_copy(facts)
+        n = dp * _gpus_of_a_copy(facts)
     if dp is None: return G, None, None
     if G is None: return b and b * (steps or 1) * dp, dp, n
     if not own and G % dp:
@@ -393,7 +393,7 @@ def batch(facts, dp, n):  # (samples of an iteration or None, dp, GPUs)
     if shared_evenly and added_up: return G, dp, n
     raise ValueError(f'{whole_batch} contradicts {own or "what holds without keys"} on {dp} copies')
 
-def micro_batch_of(facts, G, dp):
+def _micro_batch_of(facts, G, dp):
     "Samples at once, where only the batch is said, and how often a part of it is added up."
     steps = value(facts, 'accumulation')
     if value(facts, 'micro_batch') or not steps or not G or not dp: return
@@ -420,8 +420,8 @@ def model_said(facts):  # Model or None
 def job_said(facts, ignored):  # Job
     "Facts as a job."
     G, dp, n = batch(facts, *copies_and_gpus(facts))
-    samples_of_steps(facts, ignored, G)
-    micro_batch_of(facts, G, dp)
+    _samples_of_steps(facts, ignored, G)
+    _micro_batch_of(facts, G, dp)
     steps = facts.get('accumulation')
     if steps and steps.key and not value(facts, 'micro_batch'):
         why = 'tells samples at once only beside the batch and the GPUs'
