@@ -20,7 +20,7 @@ from transformer_perf.blocks import MLP, CountedJob, Layouts, gpt_block
 from transformer_perf.choices import launched
 from transformer_perf.estimates import AS_TRAINED, CHOICES, MENDED_SLIPS, Group, Product, Work
 from transformer_perf.kernels import pricer_of
-from transformer_perf.models import NAMED, with_length
+from transformer_perf.models import NAMED, as_model, with_length
 from transformer_perf.parameters import Costs, NetworkShares, Parameters
 from transformer_perf.schedules import played
 from transformer_perf.systems import as_system
@@ -1223,15 +1223,29 @@ def test_utilization_by_hand(recompute):
     assert close(one.stats['mfu'], 64 * l * 3 * (depth * layer + 2 * e * V) / could)
 
 
-def test_what_a_stage_sends_hides_while_it_waits_for_the_slowest(monkeypatch):
-    "A second of messages in each micro-batch, a quarter of it hidden; what it sends once is not."
+def test_what_a_stage_sends_hides_while_it_waits_for_slower_ones(monkeypatch):
+    "A second of messages in each of 8 micro-batches; what it sends once does not hide."
     layout = Parallel(pp=2, dp=2, zero_stage=3, micro_batch=1)
     one = estimate('llama3.1_8B', layout, 'H100-80GB', 16, 'calibrated')
     work, *_ = timeline.priced_estimate(one)
     def second_each(work, stage, pricer): return 1. * work.layouts.micro_batches
     monkeypatch.setattr(timeline, 'reduction_time', second_each)
-    def delay(waits):
-        pace, stage = SimpleNamespace(busy=3.), SimpleNamespace(busy=3. - waits)
-        return float(timeline.reduction_delay(work, stage, pace, None))
+    def delay(waits): return float(timeline.reduction_delay(work, None, waits, None))
     assert work.layouts.micro_batches == 8
-    assert delay(waits=.25) == 8 - 8 * .25 and delay(waits=1.) == delay(waits=2.) == 1
+    assert delay(waits=2.) == 6 and delay(waits=8.) == delay(waits=16.) == 1
+
+
+@pytest.mark.parametrize('depth, assumptions, batch, layout', [
+    (16, 'paper', 256, dict(tp=2, pp=2, dp=64, ep=16, zero_stage=2, schedule='zb-v')),
+    (16, 'corrected', 1024, dict(tp=4, pp=8, dp=64, ep=16, zero_stage=3, schedule='dualpipe',
+                                 recompute='full')),
+    (61, 'calibrated', 512, dict(pp=16, dp=16, ep=8, zero_stage=3, schedule='zb-h1',
+                                 recompute='full'))])
+def test_wider_dense_layers_beside_experts_take_no_less(depth, assumptions, batch, layout):
+    "Though another stage sends more in each micro-batch, and waits the longer."
+    def seconds(width):
+        model = dataclasses.replace(as_model('deepseek_v3'), depth=depth, mlp_dim=width)
+        one = estimate(model, Parallel(**layout), 'H100-80GB', batch, assumptions)
+        return one.stats['iteration_s']
+    found = [seconds(width) for width in (18432, 24576, 36864, 49152)]
+    assert found == sorted(found)

@@ -28,7 +28,7 @@ from transformer_perf.modules import (
 from transformer_perf.timeline import (
     MEMORY_PARTS, TIMES, Memory, PipelineStage, Times, all_figures, fullness, idle_when_played,
     iteration_times, job_of, memory_at, memory_of, memory_on_ranks, memory_that_stays,
-    micro_batch_overhead, of_each_kind, own_stages, pass_times, priced_estimate, slowest_stage,
+    micro_batch_overhead, of_each_kind, own_stages, pass_times, priced_estimate,
     stages_alike, utilization)
 from transformer_perf.traced import (
     Explanation, ToldMeasured, leaves_of, with_leaves)
@@ -137,13 +137,14 @@ def _played_of(one):  # Played
 
 def _told_times(work: Workload, costs, pricer, ends, played: Played):  # Times
     "The parts of an iteration."
-    times = iteration_times(work, pricer, costs, ends)
-    if played.seconds is None: return times
-    p, pace = work.layouts, slowest_stage(work, costs, ends)
-    more = named(micro_batch_overhead(p, times), 'more', 's')
-    run = depending(played.seconds, 'played', pace.busy, more, p.micro_batches, p.pp,
-                    p.virtual_stages, unit='s', of=time_played)
-    return times._replace(bubble=idle_when_played(p, pace, more, run))
+    if played.seconds is None: return iteration_times(work, pricer, costs, ends)
+    def bubble_of(work, costs, pace, more, ends):   # as `bubble_time`
+        p = work.layouts
+        more = named(more, 'more', 's')
+        run = depending(played.seconds, 'played', pace, more, p.micro_batches, p.pp,
+                        p.virtual_stages, unit='s', of=time_played)
+        return idle_when_played(p, pace, more, run)
+    return iteration_times(work, pricer, costs, ends, bubble_of=bubble_of)
 
 def _told_memory(work: Workload, played: Played):  # Memory
     "What the fullest rank holds."

@@ -8,15 +8,15 @@ __all__ = ['GROUPS', 'PLACES', 'TIMES', 'COMPONENTS', 'COMPONENTS_IN_FULL', 'MEM
            'states_of', 'step_bytes', 'busiest_share', 'host_step', 'cast_GB', 'update_time', 'straggling',
            'PipelineStage', 'chunks_held', 'stages_in_order', 'distinct_stages', 'holds_more', 'stages_alike',
            'stages_of', 'mean_layer', 'costs_at_places', 'Load', 'StageCost', 'stage_cost', 'slowest_stage',
-           'costs_of_unlike_stages', 'longest_of', 'reduction_delay', 'loads_of', 'bubble_time',
-           'least_iteration_seconds', 'least_bubble', 'host_seconds_of_micro_batch', 'iteration_times', 'Memory',
-           'StageWeights', 'largest_units', 'weights_held', 'gradients_held', 'memory_at', 'states_held',
-           'host_has_room', 'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB', 'memory_needed',
+           'costs_of_unlike_stages', 'longest_of', 'loads_of', 'bubble_time', 'least_iteration_seconds', 'least_bubble',
+           'sends_often', 'reduction_delay', 'host_seconds_of_micro_batch', 'iteration_times', 'Memory', 'StageWeights',
+           'largest_units', 'weights_held', 'gradients_held', 'memory_at', 'states_held', 'host_has_room',
+           'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB', 'memory_needed',
            'ranks_have_unlike_chunks', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
            'seconds_and_GB', 'statistics', 'own_stages', 'of_each_kind', 'figures_of_chunks', 'pass_times', 'passes_in',
-           'play', 'micro_batch_overhead', 'idle_when_played', 'memory_that_stays', 'memory_on_ranks', 'exact_memory',
-           'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each', 'memories_played',
-           'job_of_estimate', 'priced_estimate']
+           'play', 'micro_batch_overhead', 'idle_when_played', 'played_bubble', 'played_bubbles', 'memory_that_stays',
+           'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each',
+           'memories_played', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -553,16 +553,6 @@ def longest_of(stages, seconds):  # s
     "The most seconds that something takes on a stage."
     return _with_most(lambda found: found, map(seconds, stages))
 
-def reduction_delay(work: Workload, stage: StageCost, pace: StageCost, pricer):  # s
-    """What a stage's exchange between copies adds to an iteration: what it sends in each
-    micro-batch hides while the stage waits for the slowest one."""
-    p, reduced = work.layouts, reduction_time(work, stage, pricer)
-    often = gathers_again(p) | gathers_often(p) | reduces_often(p)
-    if stage is pace or not any_of(often): return reduced
-    single = work._replace(layouts=p._replace(micro_batches=stages_held(p)))
-    once = reduction_time(single, stage, pricer)
-    return np.maximum(once, reduced - p.micro_batches * (pace.busy - stage.busy))
-
 def loads_of(work: Workload, ends):  # list of Load
     "What each of the stages that differ works on."
     return [Load(stage.layers, _time_of_ends(work, stage, ends)) for stage in stages_of(work)]
@@ -641,6 +631,18 @@ def least_bubble(work: Workload, costs, pace, more, ends):  # s
     return np.maximum(least - work.layouts.micro_batches * (pace + more), 0.)
 
 # %% ../nbs/87_timeline.ipynb #c1956c27
+def sends_often(p: Layouts):  # bool
+    "Whether copies exchange anything in each micro-batch."
+    return any_of(gathers_again(p) | gathers_often(p) | reduces_often(p))
+
+def reduction_delay(work: Workload, stage: StageCost, waits, pricer):  # s
+    """What a stage's exchange between copies adds to an iteration, some of it in each micro-batch:
+    that hides in the `waits` s that the stage idles between its passes, for others are slower."""
+    reduced = reduction_time(work, stage, pricer)
+    single = work._replace(layouts=work.layouts._replace(micro_batches=stages_held(work.layouts)))
+    once = reduction_time(single, stage, pricer)
+    return np.maximum(once, reduced - waits)
+
 def host_seconds_of_micro_batch(p: Layouts):  # s
     "What the host takes for a micro-batch beside its layers, unless a graph has it all."
     return p.costs.host_micro_batch * launched(p.cuda_graphs, 2)
@@ -659,11 +661,16 @@ def iteration_times(
     p = work.layouts
     cost, L, N = pace.cost, pace.layers, p.micro_batches
     sent = sent_between_stages(work, pricer) if messages else 0.
-    stages = costs_of_unlike_stages(work, costs, ends, pace) if messages else [pace]
-    delay = lambda own: reduction_delay(work, own, pace, pricer)
-    reduced = longest_of(stages, delay) if messages else 0.
     host = host_seconds_of_micro_batch(p)
-    bubble = bubble_of(work, costs, pace.busy, host + sent, ends)
+    more = host + sent
+    bubble = bubble_of(work, costs, pace.busy, more, ends)
+    stages = costs_of_unlike_stages(work, costs, ends, pace) if messages else [pace]
+    def delay(stage):
+        if stage is pace or not sends_often(p): return reduction_time(work, stage, pricer)
+        alone = bubble_time(work, costs, stage.busy, more, ends)   # were no other stage slower
+        waits = N * (pace.busy - stage.busy) + bubble - alone
+        return reduction_delay(work, stage, waits, pricer)
+    reduced = longest_of(stages, delay) if messages else 0.
     slack = named((pace.busy + sent + host) * straggling(p), 'slack', 's')
     step = longest_of(stages, lambda own: update_time(work, own, pricer, tables))
     other = N * (L * cost.wait + host + slack) + step
@@ -1142,23 +1149,33 @@ def _grouped_by_order(work: Workload, number):  # yields (Workload of some layou
         rows = np.array(rows)
         yield work.at(rows, p.at(rows)._replace(**dict(zip(ORDER, order)))), rows
 
-def _exact_times(work: Workload, costs, ends, times: Times):  # Times
-    "The times of layouts of one order: their schedule is played unless the formulas hold."
-    if _chunks_alike(work, ends): return times
+def _bubble_of_order(work: Workload, costs, pace, more, ends, by_formula):  # s
+    "As `bubble_time`, of layouts of one order: their schedule is played unless the formula holds."
     p = work.layouts
-    more = micro_batch_overhead(work.layouts, times)
     sizes = (p.schedule, p.pp, p.virtual_stages)
     chunks = pass_times(work, costs, ends, more)
     known = formula_holds(*sizes, *chunks)
-    if np.all(known): return times
+    if np.all(known): return by_formula
     total = time_played(*sizes, p.micro_batches, *chunks)
-    idle = idle_when_played(p, slowest_stage(work, costs, ends), more, total)
-    return times._replace(bubble=where(known, times.bubble, idle))
+    return where(known, by_formula, idle_when_played(p, pace, more, total))
 
 @told('bubble')
-def idle_when_played(p: Layouts, pace: StageCost, more, total):  # s
-    "What the slowest stage idles in a schedule of `total` s; `more`: `micro_batch_overhead`."
-    return np.maximum(total - p.micro_batches * (pace.busy + more), 0.)
+def idle_when_played(p: Layouts, pace, more, total):  # s
+    "What the slowest stage idles in a schedule of `total` s; the others as in `bubble_time`."
+    return np.maximum(total - p.micro_batches * (pace + more), 0.)
+
+def played_bubble(work: Workload, *asked):  # s
+    "As `bubble_time`, of one order of passes, played where no formula holds."
+    return _bubble_of_order(work, *asked, bubble_time(work, *asked))
+
+def played_bubbles(work: Workload, costs, pace, more, ends):  # s
+    "As `played_bubble`, of layouts of several orders."
+    by_formula = bubble_time(work, costs, pace, more, ends)
+    found = np.array(by_formula)
+    for some, rows in _grouped_by_order(work, found.size):
+        own = (fields_at(costs, rows), *fields_at((pace, more), rows), fields_at(ends, rows))
+        found[rows] = _bubble_of_order(some, *own, found[rows])
+    return found
 
 # %% ../nbs/87_timeline.ipynb #5c0ed005
 def _without_activations(work: Workload):  # Workload
@@ -1213,8 +1230,9 @@ def memory_played(work: Workload, run):  # (Held, Memory: what each rank holds t
 # %% ../nbs/87_timeline.ipynb #5c0ed008
 def exact_figures(work: Workload, pricer, costs, ends, times: Times):  # dict
     "Every figure of one configuration, its schedule played where no formula holds."
-    times, memory = _exact_times(work, costs, ends, times), exact_memory(work)
-    return all_figures(work, costs, ends, times, memory, pricer.system)
+    if not _chunks_alike(work, ends):
+        times = iteration_times(work, pricer, costs, ends, bubble_of=played_bubble)
+    return all_figures(work, costs, ends, times, exact_memory(work), pricer.system)
 
 # %% ../nbs/87_timeline.ipynb #5c0ed016
 def exact_table(t, *asked):  # dict of columns
@@ -1223,20 +1241,11 @@ def exact_table(t, *asked):  # dict of columns
 
 def exact_figures_of_each(work: Workload, pricer, costs, ends):  # dict of columns
     "`exact_figures` of each of many layouts, those of one order of passes played together."
-    times, memory = iteration_times(work, pricer, costs, ends), memory_of(work)
-    if not _chunks_alike(work, ends):
-        number = np.size(times.total)
-        times = _bubbles_played(work, costs, ends, times, number)
-        memory = memories_played(work, memory, number)
+    alike, memory = _chunks_alike(work, ends), memory_of(work)
+    bubble_of = bubble_time if alike else played_bubbles
+    times = iteration_times(work, pricer, costs, ends, bubble_of=bubble_of)
+    if not alike: memory = memories_played(work, memory, np.size(times.total))
     return all_figures(work, costs, ends, times, memory, pricer.system)
-
-def _bubbles_played(work: Workload, costs, ends, times: Times, number):  # Times
-    "The times of so many layouts, played where no formula holds."
-    bubble = np.array(np.broadcast_to(times.bubble, number))
-    for some, rows in _grouped_by_order(work, number):
-        own = (fields_at(parts, rows) for parts in (costs, ends, times))
-        bubble[rows] = _exact_times(some, *own).bubble
-    return times._replace(bubble=bubble)
 
 def memories_played(work: Workload, memory: Memory, number):  # Memory
     "The memory of so many layouts, played where stages are unlike."
