@@ -1108,8 +1108,9 @@ def _evidence_by_row(t, say):  # array of str; say: row -> str
     domains = t['tp'] // t['nvlink_tp']
     which, first = distinct(*own, *shared, domains)
     names = (*KIND, 'nvlink_tp', 'strategy', *choices)
-    columns = [np.broadcast_to(t[name], which.shape)[first].tolist() for name in names]
-    words = [say(dict(zip(names, row))) for row in zip(*columns)]
+    some = keep({name: t[name] for name in names}, first)
+    columns = [x.tolist() if np.ndim(x) else itertools.repeat(x) for x in some.values()]
+    words = [say(dict(zip(names, row))) for _, *row in zip(first, *columns)]
     return np.array(words)[which]
 
 def evidence_columns(t, model, system, assumptions):  # dict of columns
@@ -1258,6 +1259,15 @@ def _why_nothing(reasons, counts):  # dict: n_gpus -> str
     none = [n for n in counts if all(n in why for why in reasons)]
     return {n: '; '.join(dict.fromkeys(why[n] for why in reasons)) for n in none}
 
+@functools.lru_cache(maxsize=64)
+def _empty_result(types):  # SearchResult; types: (column, NumPy's type), one after the other
+    "A table without rows, built once: half of the questions of a study find nothing."
+    return SearchResult({name: np.array([], dtype=own) for name, own in types})
+
+def _result_with(columns):  # SearchResult
+    if len(columns['rank']): return SearchResult(columns)
+    return _empty_result(tuple((name, x.dtype) for name, x in columns.items())).copy()
+
 def result_of(searched, q: Question, counts, k=None, kind=None):  # SearchResult
     "Several searches, q the first of them, as one: k rows of a count at most, one of a kind."
     tables, reasons, candidates = zip(*searched)
@@ -1272,7 +1282,7 @@ def result_of(searched, q: Question, counts, k=None, kind=None):  # SearchResult
              _held_in_words(software, q.fixed), _shared_by_others(q, len(best['rank'])), untested,
              _published_besides(best, rows, q))
     fits_by = np.full(len(rows), q.assumptions.fits_by)
-    result = SearchResult(keep(best, rows) | {'rank': rank, 'fits_by': fits_by})
+    result = _result_with(keep(best, rows) | {'rank': rank, 'fits_by': fits_by})
     result.priced_on, result.candidates = q.system, sum(candidates)
     result.notes = [note for note in notes if note]
     result.reasons = _why_nothing(reasons, counts)

@@ -412,6 +412,7 @@ def _has_uneven_chunks(work: Workload):  # bools, of each layout
     "Whether chunks have different layers."
     p = work.layouts
     if p.layout or work.mtp_layers or work.order: return True
+    if not p.assumptions.uneven_stages: return False   # all that are asked for divide the layers
     return work.depth % (p.pp * p.virtual_stages) != 0
 
 def stages_alike(work: Workload):
