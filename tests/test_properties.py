@@ -562,6 +562,13 @@ def test_faster_products_where_messages_hide_behind_them():
     assert is_no_slower(estimate('gpt3', p, slow, 16, 'calibrated'), 'matrix_flops_fp16', 1.1)
 
 
+def test_faster_products_where_activations_come_from_the_host():
+    "What a later step of weights reads comes before it: no copy hides behind what it gains."
+    p = Parallel(tp=8, pp=2, schedule='zb-v', recompute='selective', offload='activations')
+    assert is_no_slower(estimate('mixtral_8x7B', p, 'H800-80GB', 32, 'corrected'),
+                        'matrix_flops_fp16', 2)
+
+
 @pytest.mark.parametrize('field', RATES)
 def test_faster_hardware_where_the_host_is_waited_for(field):
     "Gradients of weights come late, in passes of their own, which the host launches as well."

@@ -322,14 +322,17 @@ def in_layouts(costs, work, pricer):  # LayerCost; work: a Workload
     return _with_offload_waits(_with_steps_apart(costs, work.layouts), work, pricer)
 
 def _with_offload_waits(costs, work, pricer):  # LayerCost
-    "Layers that wait where offloading activations takes longer than the passes it hides behind."
-    away = work.stored.offloaded
+    """Layers that wait where offloading activations takes longer than the passes it hides behind:
+    what a later step of weights reads, too, has come by then."""
+    p, away = work.layouts, work.stored.offloaded
     if not any_of(away): return costs
     if work.order is not None:   # kinds of layers come first, layouts last
         more = np.ndim(costs.forward) - away.ndim
         away = away.reshape(away.shape[:1] + (1,) * more + away.shape[1:])
-    copy = over_host_link(away, pricer, work.layouts)
-    forward, backward = (np.maximum(copy - t, 0) for t in (costs.forward, costs.backward))
+    copy = over_host_link(away, pricer, p)
+    late = if_any(_has_steps_apart(p), lambda: costs.late)
+    forward = np.maximum(copy - costs.forward, 0)
+    backward = np.maximum(copy - (costs.backward - late), 0)
     return costs._replace(forward=costs.forward + forward, backward=costs.backward + backward,
                           memory=costs.memory + forward + backward)
 
@@ -423,10 +426,14 @@ def _host_waits_of_both_steps(layer: Layer, backward, late, p: Layouts, passes):
     return (host_wait(first, p, layer.routes, passes * (1 - share)),
             host_wait(late, p, layer.routes, passes * share))
 
+def _has_steps_apart(p: Layouts):  # bool
+    "Whether gradients of weights are steps of their own: in a pipeline, where a schedule has such."
+    return own_figure(p.schedule, lambda s: s.splits) & (p.pp > 1)
+
 def _with_steps_apart(costs, p: Layouts):  # LayerCost
-    "Layers whose gradients of weights are steps of their own, where a schedule has such."
+    "Layers whose gradients of weights are steps of their own."
     if not any_of(costs.apart) and not any_of(costs.shown): return costs
-    apart = own_figure(p.schedule, lambda s: s.splits) & (p.pp > 1)
+    apart = _has_steps_apart(p)
     if not any_of(apart): return costs
     more, shown = names('s', apart=costs.apart * apart, shown=costs.shown * apart)
     return costs._replace(backward=costs.backward + more + shown, wait=costs.wait + more,
