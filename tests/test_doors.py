@@ -757,3 +757,30 @@ def test_copies_and_parts_of_a_stage_beside_a_file_are_as_it_would_say_them(
     assert beside['parallel'] == inside['parallel']
     assert (beside['global_batch'], beside['stats']) == (inside['global_batch'], inside['stats'])
     assert beside['parallel'] != answered('job', own)['parallel']
+
+
+@pytest.mark.parametrize('here, there', [(1, 3), (3, 1), (2, 3)])
+def test_another_zero_stage_is_as_the_file_would_say_it(here, there, tmp_path, capsys):
+    "Of DeepSpeed messages hide at stage 3 alone, unless told; a search once shared no gradients."
+    def file_of(stage):
+        path = tmp_path / f'{stage}.json'
+        batch = dict(train_batch_size=512, train_micro_batch_size_per_gpu=1)
+        more = dict(gradient_accumulation_steps=8, bf16={'enabled': True})
+        path.write_text(json.dumps({**batch, **more, 'zero_optimization': {'stage': stage}}))
+        return path
+    def answered(command, stage, *options):
+        words = [command, '--job', str(file_of(stage)), '--model', 'llama3.1_8B', *options]
+        run_command([*words, '--format', 'json'])
+        return json.loads(capsys.readouterr().out)
+    said = '--zero-stage', str(there)
+    inside = answered('explain', there)['stats']
+    assert answered('explain', here, *said)['stats'] == inside
+    assert answered('search', here, *said)['found'] == answered('search', there, *said)['found']
+    case = case_of('llama3.1_8B', as_job(file_of(here)).parallel, 'H100-80GB', 512, 'calibrated',
+                   'DeepSpeed', as_job(file_of(here)))
+    step, = (s for s in steps_of(case) if s.to.get('zero_stage') == there)
+    turned = case.estimate(dataclasses.replace(case.parallel, **step.to)).stats
+    assert turned['iteration_s'] == pytest.approx(inside['iteration_s'], rel=1e-12)
+    improved = answered('improve', here, '--top', '20')['changes']
+    told = [x['iteration_s'] for x in improved if x['to'] == step.to]
+    assert told in ([], [pytest.approx(inside['iteration_s'])])

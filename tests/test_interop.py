@@ -963,7 +963,7 @@ SAYS = [
      dict(zero_stage=3, reshard_after_forward=False, dp_overlap=True)),
     ('--torch-fsdp2-no-reshard-after-forward', dict(zero_stage=0, reshard_after_forward=True)),
     ('--zero-stage 3', dict(zero_stage=3, reduce_each=None)),
-    ('--zero-stage 1', dict(zero_stage=1, reduce_each=False)),
+    ('--zero-stage 1', dict(zero_stage=1, reduce_each=None)),
     ('--recompute-granularity full --recompute-method uniform --recompute-num-layers 1',
      dict(recompute='full')), ('--recompute-granularity=selective', dict(recompute='selective')),
     ('--recompute-granularity selective --recompute-modules mlp', dict(recompute='mlp')),

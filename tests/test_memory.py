@@ -246,7 +246,7 @@ def test_fsdp_of_megatron_reduces_each_time():
     parallel = as_job(known_arguments(run), 8).parallel
     assert parallel.zero_stage == 3 and parallel.reduce_each is None
     plain = as_job({k: v for k, v in known_arguments(run).items() if 'fsdp' not in k}, 8).parallel
-    assert plain.zero_stage == 1 and plain.reduce_each is False
+    assert plain.zero_stage == 1 and plain.reduce_each is None
 
 
 @pytest.mark.parametrize('seq_len', [16, 4096])   # few activations, and more than gradients

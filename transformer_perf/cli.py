@@ -326,6 +326,16 @@ def follows_stages(job):  # set of choices
     return {name for name in ('zero_stage', 'reduce_each', 'cuda_graphs')
             if there and getattr(there, name) != getattr(p, name)}
 
+def follows_zero_stage(args):  # set of choices
+    "What a job has as its ZeRO stage has it, where options say another stage and nothing of that."
+    from transformer_perf.iteration import hides_as_usual
+    if 'zero_stage' not in args.typed or 'dp_overlap' in args.typed: return set()
+    return {'dp_overlap'} if hides_as_usual(args.job.parallel, args.job.software) else set()
+
+def chosen_anew(args):  # set of choices
+    "What of a job a search chooses anew: what follows from its stages, or its ZeRO stage."
+    return follows_stages(args.job) | follows_zero_stage(args)
+
 def said_by(job, left=()):  # dict: option -> value, as it would be typed; left: choices left out
     "What a job says, under the names of options; not what makes no difference in it."
     p = vars(job.parallel)
@@ -409,9 +419,11 @@ def assumptions_asked(args, **more):  # Assumptions
     from transformer_perf.estimates import CHOICES
     own = preset_asked(args)
     if args.job is None: return own
-    left = idle_in(args.job) | (set() if hasattr(args, 'pp') else follows_stages(args.job))
+    anew = set() if hasattr(args, 'pp') else chosen_anew(args)
+    left = idle_in(args.job) | anew
     told = {name: getattr(args.job.parallel, name) for name in CHOICES if name not in left}
     said = {name: x for name, x in told.items() if x is not None}
+    if 'dp_overlap' in anew: said['dp_overlap'] = None   # as each ZeRO stage has it
     return dataclasses.replace(own, **said, **more)
 
 def subject(model, batch):  # dict
@@ -609,8 +621,9 @@ def parallel_of(args):  # Parallel
 
 def left_open(args, own):  # dict: field -> None, or a layout dealt anew
     """What of a job does not hold beside other options: its placement, where groups of GPUs, the
-    system or its NVLink domain are others, and how often it reduces gradients, where that followed
-    from its ZeRO stage and its pipeline."""
+    system or its NVLink domain are others; how often it reduces gradients, and what of that hides,
+    where that followed from its ZeRO stage and its pipeline."""
+    from transformer_perf.modules import copies_overlap
     from transformer_perf.systems import as_system
     from transformer_perf.timeline import GROUPS, PLACES
     said, found = args.job.parallel, set()
@@ -620,7 +633,8 @@ def left_open(args, own):  # dict: field -> None, or a layout dealt anew
     if another or changed & {*GROUPS}: found |= {*PLACES} - args.typed
     follows = changed & {'zero_stage', 'pp'} and reduces_as_usual(args.job)
     if follows and 'reduce_each' not in args.typed: found.add('reduce_each')
-    return dict.fromkeys(found) | _dealt_of_another_model(args)
+    hidden = {name: copies_overlap(None, own['zero_stage']) for name in follows_zero_stage(args)}
+    return dict.fromkeys(found) | hidden | _dealt_of_another_model(args)
 
 def _dealt_of_another_model(args):  # dict, empty unless ends that count as layers are dealt anew
     "The layout of a job whose ends count as layers, for the layers of a model that options name."
@@ -1597,7 +1611,7 @@ def job_of_options(args, options):  # dict: option -> value, as it would be type
         if {'tp', 'cp', 'pp', 'dp'} & groups.keys() and not says_more(args): raise
     else:
         if batch := batch_told(args): args.job = as_job(path, **told, global_batch=batch)
-    said = said_by(args.job, () if hasattr(args, 'pp') else follows_stages(args.job))
+    said = said_by(args.job, () if hasattr(args, 'pp') else chosen_anew(args))
     if copies := copies_left(args): said['dp'] = str(copies)
     check_said(options, args, said)
     return said
@@ -1698,8 +1712,8 @@ def arguments_of(name, texts):  # Namespace
     args, rest = parser_of(name).parse_known_intermixed_args(texts)
     model_among_words(name, args, rest)
     for text in rest: refuse(name, text)
-    said = job_of_options(args, options)
     args.typed = {o.name for o in options if getattr(args, o.name) not in (None, [])}
+    said = job_of_options(args, options)
     for o in options: setattr(args, o.name, option_asked(o, args, said))
     args.command, args.length, args.wide = name, '', getattr(args, 'wide', False)
     for word, known in (('format', _OUTPUT_FORMATS), ('export', EXPORTS)):

@@ -6,13 +6,13 @@
 __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'WAITS', 'HIDING', 'SHOWN', 'with_paper_names', 'says_nothing', 'copies_of_experts',
            'has_copies', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules', 'choices_fit',
            'sends_tokens', 'experts_to_share', 'check_choices_of', 'layers_to_deal', 'can_offload', 'check_host',
-           'grid_lacks', 'check_stages', 'check_parallel', 'choices_in_stages', 'settled', 'has_unsaid', 'parts_said',
-           'out_of_reach', 'gpu_in', 'never_run', 'evidence', 'evidence_of_rows', 'kind_of_run', 'is_known',
-           'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'as_of', 'as_published',
-           'beyond_software', 'odd_sizes', 'seconds_in', 'tuned_and_plain', 'how_priced', 'played_estimate',
-           'timeline_of', 'memory_of_ranks', 'divisors', 'rows_of_table', 'cross', 'keep', 'usable_domain_sizes',
-           'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs', 'plural',
-           'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'grid_lacks', 'check_stages', 'check_parallel', 'choices_in_stages', 'settled', 'hides_as_usual',
+           'has_unsaid', 'parts_said', 'out_of_reach', 'gpu_in', 'never_run', 'evidence', 'evidence_of_rows',
+           'kind_of_run', 'is_known', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of',
+           'notes_of', 'as_of', 'as_published', 'beyond_software', 'odd_sizes', 'seconds_in', 'tuned_and_plain',
+           'how_priced', 'played_estimate', 'timeline_of', 'memory_of_ranks', 'divisors', 'rows_of_table', 'cross',
+           'keep', 'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable',
+           'differs', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -40,7 +40,7 @@ from transformer_perf.estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions,
     negated)
 from .parameters import REACHED, WIDEST_GROUPS, interval, near_runs
-from .software import releases_in_words
+from .software import chosen_by, releases_in_words
 from .kernels import pricer_of
 from .blocks import STRATEGIES
 from .modules import (
@@ -319,6 +319,11 @@ def settled(p: Parallel, system: System, a: Assumptions, model: Model = None):  
     said = vars(p) | unsaid
     overlaps = bool(copies_overlap(said['dp_overlap'], said['zero_stage']))
     return dataclasses.replace(p, **unsaid | {'panels': panels, 'dp_overlap': overlaps})
+
+def hides_as_usual(p: Parallel, software):  # bool
+    "Whether messages of copies hide as the ZeRO stage has it, where a software leaves it to that."
+    if chosen_by(software).get('dp_overlap', True) is not None: return False
+    return p.dp_overlap == copies_overlap(None, p.zero_stage)
 
 def has_unsaid(p: Parallel, choice, system: System, a: Assumptions, model: Model):  # bool
     "Whether a configuration, settled, chooses what it would choose without a word of it."

@@ -37,10 +37,11 @@ from transformer_perf.timeline import (
     GROUPS, MEMORY_PARTS, PLACES, Memory, components, exact_table, job_of_estimate, mean_layer,
     memory_bound, memory_on_ranks, memory_played, passes_in, placed_by_rank, priced_estimate,
     seconds_and_GB)
-from ..iteration import (
+from transformer_perf.iteration import (
     Estimate, Parallel, changes_something, check_host, choices_in_stages, division_rules, divisors,
     estimate, grid_lacks, host_too_small, interval_of, keep, layers_to_deal, played_estimate,
-    possible_places, rows_of_table, sends_tokens, settled, short, usable_domain_sizes)
+    hides_as_usual, possible_places, rows_of_table, sends_tokens, settled, short,
+    usable_domain_sizes)
 from ..execution import (
     can_run, dispatchers_on, distinct, expert_shares, pipeline_divides, practice,
     recomputable_parts, split_by_label)
@@ -287,6 +288,12 @@ def _chosen_in_stages(p: Parallel, pp, a: Assumptions, held=()):  # dict: field 
     return found
 
 # %% ../../nbs/88c_neighbours.ipynb #a5a6ef8e
+def _follows_zero_stage(p: Parallel, to, a: Assumptions, case: Case = None):  # dict: field -> None
+    "What is as another ZeRO stage has it: when gradients are reduced, and often what hides."
+    said = 'dp_overlap' in to or case and 'dp_overlap' in case.held
+    open_again = not said and hides_as_usual(p, a.software)
+    return {'reduce_each': None} | ({'dp_overlap': None} if open_again else {})
+
 def with_consequences(p: Parallel, to, a: Assumptions, case: Case = None):  # dict
     "A step, and what follows: messages hide only where the sequence is shared out, for instance."
     there = _said_in_file(case, to)
@@ -298,7 +305,7 @@ def with_consequences(p: Parallel, to, a: Assumptions, case: Case = None):  # di
     if to.get('sequence_sharded') is False: to['tp_overlap'] = False
     if needs_zero_3(to.get('offload', 'none')): to['zero_stage'] = 3
     if 'schedule' in to: to['virtual_stages'] = SCHEDULES[to['schedule']].chunks or 1
-    if 'zero_stage' in to: to['reduce_each'] = None   # as the stage has it
+    if 'zero_stage' in to: to |= _follows_zero_stage(p, to, a, case)
     other_chunks = {'pp', 'virtual_stages', 'schedule'} & to.keys()
     if p.layout and other_chunks and 'layout' not in to:
         pp, v = (to.get(name, getattr(p, name)) for name in ('pp', 'virtual_stages'))
@@ -377,11 +384,10 @@ def steps_together(p: Parallel, one: Step, two: Step, a: Assumptions, case=None)
     knobs = {one.knob, two.knob}
     if knobs == {'groups', 'placement'}: return None   # groups open it anyway
     if len(knobs) == 1 and knobs != {'groups'}: return None   # one knob has one value
-    may_be_shared = {*GROUPS, *PLACES, 'layout'}
-    if 'groups' in knobs: may_be_shared |= _FOLLOWS_GROUPS
-    shared = one.to.keys() & two.to.keys()
-    if shared - may_be_shared: return None
-    to = _said_by_step(one) | _said_by_step(two)
+    said, also = _said_by_step(one), _said_by_step(two)
+    shared = said.keys() & also.keys()
+    if shared - {*GROUPS, *PLACES, 'layout'}: return None
+    to = said | also
     if to.get('layout') and {'pp', 'virtual_stages', 'schedule'} & to.keys(): return None
     for name in shared & {*GROUPS}:   # the ratios of both
         to[name], rest = divmod(one.to[name] * two.to[name], getattr(p, name))
@@ -389,8 +395,8 @@ def steps_together(p: Parallel, one: Step, two: Step, a: Assumptions, case=None)
     return Step(f'{one.knob} and {two.knob}', with_consequences(p, to, a, case))
 
 def _said_by_step(step: Step):  # dict
-    "A step without what follows from its groups."
-    follows = _FOLLOWS_GROUPS if step.knob == 'groups' else ()
+    "A step without what follows from its groups, or from its ZeRO stage."
+    follows = {'groups': _FOLLOWS_GROUPS, 'zero_stage': {'dp_overlap'}}.get(step.knob, ())
     return {name: x for name, x in step.to.items() if name not in follows}
 
 def pairs_of(case: Case, steps):  # list of Step
@@ -526,7 +532,7 @@ def in_short(p: Parallel, to, case: Case = None):  # str
     untold = ('layout', 'reduce_each', *PLACES)
     for name, new in to.items():
         old = getattr(p, name)
-        if new == old or name in untold: continue
+        if new in (old, None) or name in untold: continue
         words.append(f'{name} {_value_said(old)} -> {_value_said(new)}')
     if to.get('layout'): words.append(f'layers dealt as {to["layout"]}')
     if {*PLACES} & to.keys() and not {*GROUPS} & to.keys(): words.append('placement left open')

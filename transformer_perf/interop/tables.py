@@ -427,8 +427,7 @@ def job_said(facts, ignored):  # Job
         why = 'tells samples at once only beside the batch and the GPUs'
         ignored.append((steps.key, why))
     if value(facts, 'precision') == 'fp16': facts['precision'] = Said(None, 'bf16')   # as fast
-    if value(facts, 'zero_stage', 0) > 1 and not facts['reduce_each'].key:
-        del facts['reduce_each']   # each time: gradients are shared out
+    if not facts['reduce_each'].key: del facts['reduce_each']   # as its ZeRO stage has it
     own = {name: facts[name].value for name in PARALLEL_FIELDS if name in facts}
     p = Parallel(**own | ({'dp': dp} if dp else {}))
     assumes = {name: facts[name].value for name in OF_JOBS if name in facts}
