@@ -784,3 +784,16 @@ def test_another_zero_stage_is_as_the_file_would_say_it(here, there, tmp_path, c
     improved = answered('improve', here, '--top', '20')['changes']
     told = [x['iteration_s'] for x in improved if x['to'] == step.to]
     assert told in ([], [pytest.approx(inside['iteration_s'])])
+
+
+def test_what_a_job_says_of_its_gradients_holds_at_another_zero_stage(tmp_path, capsys):
+    "Said, it is no consequence of the stage, though it is usual there; it was once left open."
+    stats = []
+    for name, stage, options in ('here', 1, ['--zero-stage', '3']), ('there', 3, []):
+        layout = dict(dp=64, zero_stage=stage, reduce_each=False)
+        path = tmp_path / f'{name}.json'
+        job = Job(Parallel(**layout), as_model('llama3.1_8B'), 512, 64)
+        path.write_text(export(job, 'json'))
+        assert run_command(['explain', '--job', str(path), *options, '--format', 'json']) == 0
+        stats.append(json.loads(capsys.readouterr().out)['stats'])
+    assert stats[0] == stats[1]

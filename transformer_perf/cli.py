@@ -308,14 +308,6 @@ def idle_in(job):  # set of fields
     if not job.n_gpus: p = dataclasses.replace(p, dp=max(p.dp, 2))
     return no_difference(p, job.model)
 
-def reduces_as_usual(job):  # bool
-    "Whether a job's gradients are reduced as often as its ZeRO stage and software have it."
-    from transformer_perf.interop.writing import known_of_software
-    from transformer_perf.iteration import says_nothing
-    if job.parallel.zero_stage is None: return False
-    sums = bool(known_of_software(job).get('sums_in_pipelines'))
-    return says_nothing(vars(job.parallel), 'reduce_each', sums)
-
 def follows_stages(job):  # set of choices
     "What a job's file chooses otherwise in other stages: a search chooses it anew."
     if job.regrouped is None: return set()
@@ -621,8 +613,8 @@ def parallel_of(args):  # Parallel
 
 def left_open(args, own):  # dict: field -> None, or a layout dealt anew
     """What of a job does not hold beside other options: its placement, where groups of GPUs, the
-    system or its NVLink domain are others; how often it reduces gradients, and what of that hides,
-    where that followed from its ZeRO stage and its pipeline."""
+    system or its NVLink domain are others, and what hides of the messages of its copies, where that
+    followed from its ZeRO stage."""
     from transformer_perf.modules import copies_overlap
     from transformer_perf.systems import as_system
     from transformer_perf.timeline import GROUPS, PLACES
@@ -631,8 +623,6 @@ def left_open(args, own):  # dict: field -> None, or a layout dealt anew
     known = args.job.system
     another = known is not None and as_system(args.system, args.nvlink_size) != known
     if another or changed & {*GROUPS}: found |= {*PLACES} - args.typed
-    follows = changed & {'zero_stage', 'pp'} and reduces_as_usual(args.job)
-    if follows and 'reduce_each' not in args.typed: found.add('reduce_each')
     hidden = {name: copies_overlap(None, own['zero_stage']) for name in follows_zero_stage(args)}
     return dict.fromkeys(found) | hidden | _dealt_of_another_model(args)
 
