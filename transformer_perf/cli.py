@@ -1115,7 +1115,17 @@ def zero_view(table, system):  # DataFrame of text
 RUNS_SYSTEM = Option('--system', 'the system of all runs (a name or FILE.json), instead of the '
                      'columns gpu, gpus_per_node and nic_GBps_per_gpu')
 
+OWN_SOFTWARE = Option('--software', 'a record of your own that runs name, a FILE.json; repeat for '
+                      'several', 'texts', [])
+
 # %% ../nbs/95_cli.ipynb #92dd1de8
+def own_software(args, jobs=()):  # a context
+    "One in which records that ship nowhere are known: those of options, and of jobs."
+    from transformer_perf.interop import as_job
+    from transformer_perf.software import as_software, known_besides
+    of_jobs = [as_job(job).software for job in jobs]
+    return known_besides([*map(as_software, args.software), *filter(None, of_jobs)])
+
 def runs_about(system, assumptions):  # (System or None, Assumptions)
     "What options say of runs, so that no file is blamed for them."
     from transformer_perf.estimates import as_assumptions
@@ -1126,7 +1136,7 @@ def runs_about(system, assumptions):  # (System or None, Assumptions)
 @command(
     'validate',
     Option('runs', 'measured runs, a CSV file; the published tables that ship unless given'),
-    RUNS_SYSTEM, ASSUMPTIONS, *RESULT)
+    RUNS_SYSTEM, OWN_SOFTWARE, ASSUMPTIONS, *RESULT)
 def validate_command(args):
     """Compare predictions with measured runs.
 
@@ -1140,7 +1150,7 @@ def validate_command(args):
         picked, predict, published, read_runs, recipe_score, record, scoreboard, slips_in)
     measured = published() if args.runs is None else read_runs(args.runs)
     system, _ = runs_about(args.system, args.assumptions)
-    with naming(args.runs or 'published runs'):
+    with naming(args.runs or 'published runs'), own_software(args):
         found = predict(measured, args.assumptions, system)
         if args.format == 'table':
             presets = tuple(dict.fromkeys(['paper', 'corrected', args.assumptions]))
@@ -1173,6 +1183,7 @@ def text_of_scores(score, choice, found, args):  # str
     OUTPUT._replace(help='the parameters to write, a .json file for --assumptions'),
     RUNS_SYSTEM._replace(help='where all of it was measured (a name or FILE.json); runs may say it '
                          'in the columns gpu, gpus_per_node and nic_GBps_per_gpu'),
+    OWN_SOFTWARE,
     Option('--jobs', 'what the logs ran, files as for --job: one, or repeat for each log', 'texts',
            []),
     Option('--free', 'parameters that runs are to tell, separated by commas', 'words'),
@@ -1191,9 +1202,11 @@ def calibrate_command(args):
     from transformer_perf.validation import calibrate_inputs, read_inputs, slips_in
     if not args.inputs or args.output is None: raise ValueError('calibrate needs files and -o FILE')
     system, start = runs_about(args.system, args.start)
-    kernels, runs = read_inputs(args.inputs, [Path(job) for job in args.jobs])
+    jobs = [Path(job) for job in args.jobs]
     names = ', '.join(Path(path).name for path in args.inputs)
-    with naming(names): fits = calibrate_inputs(kernels, runs, system, start, args.free)
+    with own_software(args, jobs):
+        kernels, runs = read_inputs(args.inputs, jobs)
+        with naming(names): fits = calibrate_inputs(kernels, runs, system, start, args.free)
     fits[-1].save(args.output, about=f'fitted to {names} by transformer-perf calibrate')
     slips = ''.join(map(paragraph, [] if runs is None else slips_in(runs)))
     deliver(text_of_fits(told_of(fits, kernels is not None), fits[-1], [args.output], args, slips))

@@ -187,9 +187,11 @@ def of_sheets(df, system, figure):  # Series
 
 # %% ../../nbs/91_runs.ipynb #10b30002
 @functools.cache
+def _recipes_that_ship(): return read_json(measured_folder() / 'recipes.json')
+
 def recipe_records():  # list of dict
     "What tables of runs leave out, or say in words: the records that ship, and software's recipes."
-    ours = read_json(measured_folder() / 'recipes.json')
+    ours = _recipes_that_ship()
     of_software = [recipe | {'when': {'software': [name], **recipe['when']}}
                    for name, software in known_software().items() for recipe in software.recipes]
     return [*ours['records'], *of_software, *ours['defaults']]
@@ -208,22 +210,22 @@ def holds(record, x):  # array of bool
     return found
 
 # %% ../../nbs/91_runs.ipynb #10b30005
-@functools.cache
 def software_words():  # dict: a word in lower case -> the software that it names
     "What known software is called: its name, or else what a table's source calls it."
     records = known_software().values()
     as_called = {word: s.name for s in reversed(records) for word in s.known_as}
     return as_called | {s.name.lower(): s.name for s in records}
 
-def as_named(name):  # str
-    "A software as its record spells it; another's name as it is."
-    known = name in known_software()
-    return name if known else software_words().get(name.strip().lower(), name)
+def as_named(names):  # Series of str
+    "Software as its records spell it; another's name as it is."
+    words, known = software_words(), known_software()
+    def spelled(name): return name if name in known else words.get(name.strip().lower(), name)
+    return names.map({name: spelled(name) for name in names.unique()})
 
 def software_said(df):  # Series of str
     "The column `software`; or the record that the framework or the source of a run names."
     said = [c for c in ('framework', 'source_group', 'source') if c in df]
-    own = column_of(df, 'software').map(as_named)
+    own = as_named(column_of(df, 'software'))
     if not said: return own.mask(own == '', column_of(df, 'stack'))
     named = texts(df, *said).str.lower()
     records = known_software().values()   # a source's stands before that of its framework
@@ -381,7 +383,6 @@ def precision_of(df):  # Series of str
 # %% ../../nbs/91_runs.ipynb #10b00003
 SOFTWARE_CHOICES = ('zero_stage', 'tp_overlap', 'dp_overlap', 'ep_overlap', 'flash_attention')
 
-@functools.cache
 def usual_by_software(choice, pp=1):  # (the usual value, dict: software -> its own)
     "What is done unless a row says it."
     usual = getattr(Assumptions.calibrated(), choice)
@@ -393,7 +394,6 @@ def usual_choice(software, choice, pp=1):  # Series
     kind = object if None in own.values() else type(usual)   # none: it depends
     return pd.Series([own.get(name, usual) for name in software], software.index, kind)
 
-@functools.cache
 def may_choose(software, choice, value):  # bool; software: a name
     "Whether a software can be told so; one that nobody knows can."
     known = known_software().get(software)
@@ -413,8 +413,8 @@ def chosen_by_software(x):  # DataFrame
     usual['dp_overlap'] = pd.Series(1. * hidden, x.index)
     usual['tp_overlap'] *= shared
     usual['sequence_parallel'] = 1. * (sharded & shared)
-    interleaves = x.software.map(lambda name: may_choose(name, 'virtual_stages', 2)).astype(bool)
-    usual['vp'] = pd.Series(1., x.index).mask(interleaves)
+    interleaves = {name: may_choose(name, 'virtual_stages', 2) for name in x.software.unique()}
+    usual['vp'] = pd.Series(1., x.index).mask(x.software.map(interleaves).astype(bool))
     graphs = x.cuda_graphs.mask(x.cuda_graphs == '', usual_choice(x.software, 'cuda_graphs'))
     return x.fillna(usual).assign(cuda_graphs=graphs)
 
