@@ -370,6 +370,11 @@ def check_said(options, args, said):
             raise ValueError(f'the job does not say its {words}: give {o.flag}')
 
 # %% ../nbs/95_cli.ipynb #1a0dae94
+def system_asked(args):  # System
+    "The system of a command."
+    from transformer_perf.systems import as_system
+    return as_system(args.system, args.nvlink_size)
+
 def model_asked(args, model=None):  # Model; `a.length`: whose tokens of a sample it has
     "The model of a command, or one of several, with samples as long as was said."
     from transformer_perf.models import as_model, with_length
@@ -377,20 +382,15 @@ def model_asked(args, model=None):  # Model; `a.length`: whose tokens of a sampl
     model = as_model(asked)
     args.length = length_taken(args, asked, model)
     if args.seq_len is not None: model = with_length(model, args.seq_len)
-    documents = lengths_asked(args)
+    documents = getattr(args, 'lengths', None)   # what samples are packed of
+    if documents is None and args.job and args.job.model: documents = args.job.model.documents
     return model if documents is None else dataclasses.replace(model, documents=documents)
-
-def lengths_asked(args):  # as `as_lengths` takes them, or None
-    "What samples are packed of: as options say it, or else the job, whichever model it trains."
-    if getattr(args, 'lengths', None) is not None: return args.lengths
-    job = getattr(args, 'job', None)
-    return job.model.documents if job and job.model else None
 
 def length_taken(args, asked, model):  # str
     "Whose number of tokens is taken where neither options nor a job say it."
     from transformer_perf.models import NAMED
     if args.seq_len is not None or asked is model: return ''
-    if getattr(args, 'job', None) is not None: return "the model's own, for the job says none"
+    if args.job is not None: return "the model's own, for the job says none"
     from transformer_perf.configs import is_config
     from transformer_perf.inputs import read_json
     if asked in NAMED or isinstance(asked, dict): return ''
@@ -515,9 +515,8 @@ def search_command(args):
     Example: transformer-perf search --model vit_era5 --gpus 4096,16384 --strategy all
     """
     from transformer_perf.execution import KIND, search
-    from transformer_perf.systems import as_system
     model = model_asked(args)
-    system = as_system(args.system, args.nvlink_size)
+    system = system_asked(args)
     chosen = given_of(args, CHOSEN)
     assumptions = assumptions_asked(args)
     compared = [name for name, values in chosen.items() if len(values) > 1]
@@ -616,12 +615,11 @@ def left_open(args, own):  # dict: field -> None, or a layout dealt anew
     system or its NVLink domain are others, and what hides of the messages of its copies, where that
     followed from its ZeRO stage."""
     from transformer_perf.modules import copies_overlap
-    from transformer_perf.systems import as_system
     from transformer_perf.timeline import GROUPS, PLACES
     said, found = args.job.parallel, set()
     changed = {name for name, x in own.items() if x != getattr(said, name)}
     known = args.job.system
-    another = known is not None and as_system(args.system, args.nvlink_size) != known
+    another = known is not None and system_asked(args) != known
     if another or changed & {*GROUPS}: found |= {*PLACES} - args.typed
     hidden = {name: copies_overlap(None, own['zero_stage']) for name in follows_zero_stage(args)}
     return dict.fromkeys(found) | hidden | _dealt_of_another_model(args)
@@ -655,9 +653,8 @@ DESCRIBED = (   # one configuration
 
 def case_asked(args):  # what `estimate` and the functions of advice take
     "The job that a question is about."
-    from transformer_perf.systems import as_system
-    system = as_system(args.system, args.nvlink_size)
-    return model_asked(args), parallel_of(args), system, args.global_batch, preset_asked(args)
+    return (model_asked(args), parallel_of(args), system_asked(args), args.global_batch,
+            preset_asked(args))
 
 def job_asked_about(args, parallel):  # Job or None
     "The job of a command, whose file is read with other groups as options have it."
@@ -1086,8 +1083,7 @@ def zero_command(args):
     """
     from transformer_perf.iteration import plural
     from transformer_perf.scaling import STUDIED, zero_table
-    from transformer_perf.systems import as_system
-    system = as_system(args.system, args.nvlink_size)
+    system = system_asked(args)
     model = model_asked(args, STUDIED.get(args.model))
     table = zero_table(model, system, args.gpus, args.samples)
     table = table.sort_values(['n_gpus', 'stage'], ignore_index=True)
@@ -1363,10 +1359,9 @@ def best_asked(args):  # (as `case_asked`, or None; why nothing fits)
     if said and not args.job: raise ValueError(f'--gpus chooses {said[0]}: give one of them')
     from transformer_perf.execution import search
     from transformer_perf.iteration import Parallel
-    from transformer_perf.systems import as_system
     from transformer_perf.timeline import PLACES
     model = model_asked(args)
-    system = as_system(args.system, args.nvlink_size)
+    system = system_asked(args)
     own = preset_asked(args)
     found = search(model, args.gpus, system, args.global_batch, args.strategy, 1, own,
                    **given_of(args, CHOSEN))
@@ -1489,17 +1484,14 @@ def panel_asked(args):  # (state or None, list of sentences)
                          f'not of {quoted(args.panel)}')
     job = given.pop('job', None)
     asked = given.get('software')
-    if asked: given |= software_of_panel(asked, given.get('assumptions', ASSUMPTIONS.default))
+    if asked:
+        from transformer_perf.estimates import as_assumptions
+        own = as_assumptions(given.get('assumptions', ASSUMPTIONS.default), asked).software
+        given['software'] = asked if asked.endswith('.json') else own.name   # a file stays one
     elif job and job.software: given['software'] = job.software.name
     state, notes = panels.opened_at(job and job.parallel, **given)
     if job: notes = notes + panels.assumed_besides(state, job, asked)
     return state, notes + not_used(args)
-
-def software_of_panel(asked, assumptions):  # dict
-    "A software as the panel names it: a file stays one."
-    from transformer_perf.estimates import as_assumptions
-    own = as_assumptions(assumptions, asked).software
-    return {'software': asked if asked.endswith('.json') else own.name}
 
 # %% ../nbs/95_cli.ipynb #47c692b2
 @command(
