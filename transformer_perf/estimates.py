@@ -386,8 +386,6 @@ class Group(NamedTuple):
     in_domain: int = 1    # of them in one NVLink domain
     crowded: bool = False # shares NICs with other groups of its domain
 
-_ALONE = Group()
-
 class Busy(NamedTuple):
     "What keeps a GPU busy in one pass of an operation."
     compute: float  # s of arithmetic, with its launch
@@ -539,7 +537,7 @@ def _group_of(m: Message, groups):  # Group
     "Who exchanges a message: one of those that talk here, or a group of one GPU."
     if m.group in groups: return groups[m.group]
     nearest(m.group, _MESSAGE_GROUPS, 'group of GPUs of a message')
-    return _ALONE
+    return Group()
 
 def comm_of_each(
     works: Works,
@@ -787,14 +785,12 @@ def _check_offered(software):
     for name in {*GROUP_COLUMNS} & {*limits}:
         for value in limits[name]: whole(value, f'{name} that {software.name} takes')
     for name in {*CHOICES} & {*limits}:
-        for value in limits[name]: Assumptions(**{name: _of_any_number(value)})
+        for value in limits[name]:
+            any_number = isinstance(value, str) and ':N' in value   # as in 'full:N'
+            Assumptions(**{name: value.replace(':N', ':1') if any_number else value})
     for name, value in (software.in_pipelines or {}).items():
         nearest(name, [*CHOICES], 'choice')
         Assumptions(**{name: value})
-
-def _of_any_number(value):
-    "A choice that takes any number, as in 'full:N', with the number 1."
-    return value.replace(':N', ':1') if isinstance(value, str) else value
 
 def as_assumptions(
     assumptions,    # Assumptions, the name of a preset, or a .json file that `calibrate` wrote

@@ -813,11 +813,6 @@ def _others_may_win(first, limit, more):
     return any(number >= more and last[group] * (1 + 1e-9) < limit.get(group, np.inf)
                for group, number in Counter(groups).items())
 
-def _within_limits(limit, t):  # as `fastest_of`
-    "Candidates whose bound is below their group's limit."
-    limits = [limit.get(group, np.inf) for group in _groups_in(t)]
-    return keep(t, t['seconds'] < np.array(limits))
-
 def played_until_sure(fit, k, play):  # as `fastest_of`: which were played
     """Play candidates until no other can be among the k fastest of its group.
 
@@ -832,7 +827,9 @@ def played_until_sure(fit, k, play):  # as `fastest_of`: which were played
         if more >= MOST_REPLAYED or not _others_may_win(first, limit, more): return some
         more = min(4 * more, MOST_REPLAYED)
         first = fastest_of(fit, more)
-        new = not_among(some, _within_limits(limit, first))
+        limits = [limit.get(group, np.inf) for group in _groups_in(first)]
+        may_win = keep(first, first['seconds'] < np.array(limits))   # by their bounds
+        new = not_among(some, may_win)
         new = keep(new, _fitting_when_played(new, fit, known))
         some = joined_once([some, new])
 
@@ -1062,10 +1059,6 @@ def as_assumed(assumptions, name, value):
     "A value of a choice as assumptions hold it; a ValueError for one that cannot be."
     return getattr(dataclasses.replace(assumptions, **{name: value}), name)
 
-def _without_repeats(values):
-    "Values in order, each once."
-    return list(dict.fromkeys(values))
-
 def _choices_open(choices, model, system, assumptions):  # dict: choice -> list of values
     "For each choice the values asked for, else the usual ones, or as assumed."
     for name in choices: nearest(name, [*CHOICES, *FIXED], 'choice')
@@ -1073,9 +1066,9 @@ def _choices_open(choices, model, system, assumptions):  # dict: choice -> list 
     found = {name: [getattr(assumptions, name)] for name in CHOICES}
     for name, values in (usually_tried(model, system, assumptions) | asked).items():
         held = (as_assumed(assumptions, name, value) for value in several(values, name))
-        found[name] = _without_repeats(held)
+        found[name] = list(dict.fromkeys(held))
     if 'sequence_sharded' not in asked and sends_tokens(model):   # tp needs it
-        found['sequence_sharded'] = _without_repeats([*found['sequence_sharded'], True])
+        found['sequence_sharded'] = list(dict.fromkeys([*found['sequence_sharded'], True]))
     if 'zero_stage' not in asked and all(map(needs_zero_3, found['offload'])):
         found['zero_stage'] = [3]   # the host takes weights in no other way
     return found
@@ -1085,8 +1078,8 @@ def considered_choices(choices, model, system, assumptions):  # dict: choice -> 
     found = _choices_open(choices, model, system, assumptions)
     if choices.get('virtual_stages') is not None: return found
     own = [SCHEDULES[name].chunks for name in found['schedule']]
-    several_chunks = [chunks for chunks in own if chunks > 1]
-    return found | {'virtual_stages': _without_repeats(found['virtual_stages'] + several_chunks)}
+    every = found['virtual_stages'] + [chunks for chunks in own if chunks > 1]
+    return found | {'virtual_stages': list(dict.fromkeys(every))}
 
 def _schedules_by_parts(considered):  # list of dict: choice -> list of values
     "What is open, apart for schedules that have so many parts of a stage of their own."
@@ -1254,11 +1247,6 @@ def _published_besides(best, rows, q: Question):  # str
     first = {name: np.ravel(np.asarray(row[name], object))[0] for name in CHOICES}
     return as_published(first, q.model, q.system, q.assumptions.software)
 
-def _why_nothing(reasons, counts):  # dict: n_gpus -> str
-    "Why no search found anything for a number of GPUs, each reason once."
-    none = [n for n in counts if all(n in why for why in reasons)]
-    return {n: '; '.join(dict.fromkeys(why[n] for why in reasons)) for n in none}
-
 @functools.lru_cache(maxsize=64)
 def _empty_result(types):  # SearchResult; types: (column, NumPy's type), one after the other
     "A table without rows, built once: half of the questions of a study find nothing."
@@ -1285,7 +1273,8 @@ def result_of(searched, q: Question, counts, k=None, kind=None):  # SearchResult
     result = _result_with(keep(best, rows) | {'rank': rank, 'fits_by': fits_by})
     result.priced_on, result.candidates = q.system, sum(candidates)
     result.notes = [note for note in notes if note]
-    result.reasons = _why_nothing(reasons, counts)
+    none = [n for n in counts if all(n in why for why in reasons)]   # in no search
+    result.reasons = {n: '; '.join(dict.fromkeys(why[n] for why in reasons)) for n in none}
     return result
 
 # %% ../nbs/88a_search.ipynb #99cc89ce
@@ -1319,8 +1308,9 @@ def worth_playing(fit, counts, k, kind=()):  # as `tables_of`
     more = [fastest_of_kinds(fit, k, kind)] if kind else []
     measured = fit[0].question.assumptions.measured is not None   # else nothing is tested
     if measured and len(counts) == 1: more.append(fastest_tested(fit, joined_once([some, *more])))
-    more = not_among(some, joined_once(more)) if more else {'i': ()}
-    return with_tables(found, tables_of(counts, fit, more)) if len(more['i']) else found
+    if not more: return found
+    new = not_among(some, joined_once(more))
+    return with_tables(found, tables_of(counts, fit, new)) if len(new['i']) else found
 
 # %% ../nbs/96_paper_names.ipynb #7d50b9da
 from .inputs import FLAG, INTEGER, divides, takes

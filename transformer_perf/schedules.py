@@ -729,12 +729,8 @@ def dealt_alike(less, depth, n, more=0):  # str, or None where that is so in any
     found = chunks_of(depth, n, more, less)
     return None if found == chunks_of(depth, n, more) else layout_of(found)
 
-def _dealt_with_ends(depth, n, more=0):  # list of str; as `chunks_of`
-    "Embedding, layers and output dealt out as if each of them took as long."
-    return chunks_of(depth, n, more, (1, 1))
-
 def dealt_with_norm(depth, n, more=0):  # list of str; as `chunks_of`
-    "The same of embedding, layers, last norm and output."
+    "Embedding, layers, last norm and output dealt out as if each of them took as long."
     output = 'm' * more + 'L'
     units = ['E', *'t' * depth, '', output]   # the norm has no letter
     chunks = np.array_split(units, n)         # the first may have one more
@@ -756,7 +752,7 @@ def _dealt_by_matrices(
 
 _BY_MATRICES = 'layers and output, by their matrices'
 DEALT = {   # what a software deals evenly to chunks -> the letters of every chunk
-    'layers': chunks_of, 'layers and ends': _dealt_with_ends,
+    'layers': chunks_of, 'layers and ends': functools.partial(chunks_of, less=(1, 1)),
     'layers, norm and ends': dealt_with_norm, _BY_MATRICES: _dealt_by_matrices}
 
 def chunks_dealt(rule, depth, n, more=0, output=1.):  # list of str; as `_dealt_by_matrices`

@@ -420,10 +420,6 @@ def stages_alike(work: Workload):
     return not any_of(_has_uneven_chunks(work))
 
 # %% ../nbs/87_timeline.ipynb #83c55b89
-def _ends_differ(work: Workload):
-    "Whether the first stage and the last may differ: by vocabulary, or by memory they work in."
-    return any_of(work.beside.table) or work.layouts.assumptions.working_memory
-
 def stages_of(work: Workload, units=()):  # list of PipelineStage, of columns if layouts are columns
     "The stages that differ; where they differ in their ends alone, the first and the last."
     if stages_alike(work):
@@ -432,7 +428,8 @@ def stages_of(work: Workload, units=()):  # list of PipelineStage, of columns if
         end = work.layouts.pp - 1
         first = PipelineStage(L, 1., both, where(both, end, 0))
         last = PipelineStage(L, both, 1., end)
-        return [first, last] if _ends_differ(work) else [first]   # which holds as much, or more
+        unlike = any_of(work.beside.table) or work.layouts.assumptions.working_memory
+        return [first, last] if unlike else [first]   # which holds as much, or more
     return unlike_stages(work, units)
 
 # %% ../nbs/87_timeline.ipynb #83c55b88
@@ -839,10 +836,6 @@ def weights_held(work: Workload, at: PipelineStage, own: StageWeights, passing=0
     if any_of(stays): held = where(stays, np.maximum(held, every - passing), held)
     return np.minimum(every, held)
 
-def _no_gradients_at_peak(p: Layouts):
-    "Whether there are no gradients yet when activations are most: one micro-batch, in one stage."
-    return (p.micro_batches == 1) & (p.pp == 1) & p.costs.gradients_anew
-
 @told('gradients', 'GB')
 def gradients_held(work: Workload, at: PipelineStage, own: StageWeights, replaced):  # GB
     """Gradients at the peak: all, or a share of all and those on their way.
@@ -858,7 +851,8 @@ def gradients_held(work: Workload, at: PipelineStage, own: StageWeights, replace
         unit = if_any(out, lambda: largest_units(work, at, own, 1))
         found = np.minimum(whole, found + p.costs.gradient_bytes / 2 * unit)
     if not p.costs.gradients_anew: return found + beside
-    return where(_no_gradients_at_peak(p), np.maximum(found - replaced, 0), found) + beside
+    none_at_peak = (p.micro_batches == 1) & (p.pp == 1)   # when activations are most
+    return where(none_at_peak, np.maximum(found - replaced, 0), found) + beside
 
 # %% ../nbs/87_timeline.ipynb #7ddccbcc
 @told('uncast', 'GB')
@@ -1179,14 +1173,11 @@ def played_bubbles(work: Workload, costs, pace, more, ends):  # s
     return found
 
 # %% ../nbs/87_timeline.ipynb #5c0ed005
-def _without_activations(work: Workload):  # Workload
-    "The same without activations that passes keep."
-    return work._replace(stored=work.stored._replace(activations=0 * work.stored.activations))
-
 def memory_that_stays(work: Workload, at):  # Memory
     "What stages hold between their passes; gradients and gathered weights where these stay."
     p = work.layouts
-    found = memory_at(_without_activations(work), at)
+    kept_by_no_pass = work.stored._replace(activations=0 * work.stored.activations)
+    found = memory_at(work._replace(stored=kept_by_no_pass), at)
     if any_of(p.pp == 1): found = found._replace(gradients=memory_at(work, at).gradients)
     if any_of(stays_gathered(p)): found = found._replace(weights=memory_at(work, at).weights)
     return found
