@@ -132,8 +132,9 @@ def amounts_offloaded(offload):  # dict: part -> amount
 def offloaded(offload):  # Offloaded
     "'none', or parts: 'optimizer:0.5+weights', 'activations:4' (layers), 'core_attn+moe_act'."
     found = amounts_offloaded(offload)
-    return Offloaded(*(found.get(name, 0.) for name in _WHOLE_PARTS),
-                     tuple(op for name in found if name in KEEPS for op in KEEPS[name]))
+    amounts = [found.get(name, 0.) for name in _WHOLE_PARTS]
+    operations = [op for name in found for op in KEEPS.get(name, ())]
+    return Offloaded(*amounts, tuple(operations))
 
 def offload_said(amounts):  # str
     "Amounts of parts as a choice; the same ones always in the same words."

@@ -782,7 +782,8 @@ def fits_command(args):
     """
     from transformer_perf.advice import changes_view, fits
     found = advised(fits, args)
-    right = [one for one in (found.estimate, *(c.estimate for c in found.changes)) if one.fits]
+    tried = [found.estimate] + [change.estimate for change in found.changes]
+    right = [one for one in tried if one.fits]
     if args.export and right: text = first_exported(right, args)
     else:
         one, ranks, parts = found.estimate, found.ranks, found.parts
@@ -1211,9 +1212,8 @@ def calibrate_command(args):
 def error_after(fit, name):  # dict
     "How well a fit describes what it was fitted to."
     from transformer_perf.validation.calibration import layout_understood
-    new, old = ('predicted_us', 'time_us') if name == 'kernels' else (
-        'predicted_iteration_s', 'iteration_s')
-    ratio = fit.runs[new] / fit.runs[old]
+    if name == 'kernels': ratio = fit.runs.predicted_us / fit.runs.time_us
+    else: ratio = fit.runs.predicted_iteration_s / fit.runs.iteration_s
     error, known = (ratio - 1).abs(), ratio.dropna()
     return {'what': name, 'number': int(error.count()), 'of': len(fit.runs),
             'mean_error': float(error.mean()), 'median_error': float(error.median()),
@@ -1264,9 +1264,9 @@ _POWERS_OF_TEN = {'K': 3, 'M': 6, 'B': 9, 'T': 12}
 def amount(text, flag):  # float, or None
     "A number, perhaps in thousands, millions, billions or trillions: 15.6T."
     if text is None: return None
-    known = text[-1:] in _POWERS_OF_TEN
-    digits, power = (text[:-1], _POWERS_OF_TEN[text[-1]]) if known else (text, 0)
-    try: return finite(float(f'{digits}e{power}' if power else digits), flag)
+    number, power = text, _POWERS_OF_TEN.get(text[-1:])
+    if power: number = f'{text[:-1]}e{power}'
+    try: return finite(float(number), flag)
     except ValueError: raise ValueError(f'{flag}={quoted(text)} must be a number from 0 to '
                                         f'{HUGE:g}, such as 1000 or 15.6T') from None
 
@@ -1421,7 +1421,8 @@ def sensitivity_command(args):
     from transformer_perf.advice import sensitivity
     from transformer_perf.advice.sensitivities import SENSITIVITY_COLUMNS
     from transformer_perf.iteration import estimate, short
-    case, why = best_asked(args) if args.gpus else (case_asked(args), '')
+    if args.gpus: case, why = best_asked(args)
+    else: case, why = case_asked(args), ''
     if case is None:
         if args.format == 'table': deliver(paragraph(why), args.output)
         else: deliver_table(pd.DataFrame(columns=SENSITIVITY_COLUMNS), args, [why])

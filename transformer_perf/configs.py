@@ -109,8 +109,9 @@ def other_layers(given, known):  # list of str
     "The kinds of layers that a file lists and no field of a Model can say."
     lists = (given.get(key) for key in ('layer_types', 'attn_type_list'))
     listed = [kind for found in lists if isinstance(found, list) for kind in found]
-    return list(dict.fromkeys(quoted(kind) for kind in listed if kind not in (*KNOWN_LAYERS, 1)
-                              and not among_names(str(kind), known)))
+    unsaid = [kind for kind in listed if kind not in (*KNOWN_LAYERS, 1)]
+    return list(dict.fromkeys(quoted(kind) for kind in unsaid
+                              if not among_names(str(kind), known)))
 
 def check_expressible(given, nested, known):
     "A ValueError that names every key of a file that no field of a Model can say."

@@ -850,8 +850,11 @@ def not_among(some, more):  # as `fastest_of`
 
 def with_tables(found, more):  # as `tables_of`
     "What was found of several Questions, and then more of them."
-    return [(joined([table, own]), *others)
-            for (table, *others), (own, *_) in zip(found, more)]
+    together = []
+    for one, other in zip(found, more):
+        table, reasons, number = one
+        together.append((joined([table, other[0]]), reasons, number))
+    return together
 
 def search_each(n_gpus, asked, k):  # as `tables_of`
     "What several Questions find together."

@@ -93,8 +93,10 @@ def part_path(folder, first, last, empty=False):  # Path
 
 def parts_in(folder):  # dict: (first, last task) -> Path, in order
     "The parts of a study."
-    found = {(int(name[1]), int(name[2])): path for path in Path(folder).iterdir()
-             if (name := _PART_FILE.fullmatch(path.name))}
+    found = {}
+    for path in Path(folder).iterdir():
+        name = _PART_FILE.fullmatch(path.name)
+        if name: found[int(name[1]), int(name[2])] = path
     return dict(sorted(found.items()))
 
 def _table_of_parts(folder):  # DataFrame

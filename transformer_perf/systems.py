@@ -254,8 +254,8 @@ def read_prices(
     "A table of what accelerators cost to rent."
     import pandas as pd
     path = systems_folder() / 'prices.csv' if prices is None else prices
-    own = isinstance(path, pd.DataFrame)
-    table, name = (path, 'the price table') if own else (read_csv(path), Path(path).name)
+    if isinstance(path, pd.DataFrame): table, name = path, 'the price table'
+    else: table, name = read_csv(path), Path(path).name
     table_with(table, PRICE_COLUMNS, name)
     try: numbers = {c: pd.to_numeric(table[c]) for c in PRICE_COLUMNS[1:]}
     except (TypeError, ValueError, OverflowError) as error:

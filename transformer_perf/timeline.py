@@ -450,8 +450,9 @@ def of_each_pipeline(work: Workload, table, *more):  # array [figure, ..., row]
 
 def unlike_stages(work: Workload, units=()):  # list of PipelineStage
     "The stages that differ, dealt out layer by layer."
-    columns = of_each_pipeline(work, lambda *asked: [
-        (*stage.layers, *stage[1:-1]) for stage in distinct_stages(*asked, units)])
+    def rows(*asked):   # of each stage that differs
+        return [(*stage.layers, *stage[1:-1]) for stage in distinct_stages(*asked, units)]
+    columns = of_each_pipeline(work, rows)
     kinds = len(columns) - len(PipelineStage._fields) + 2
     found = []
     for stage in range(columns.shape[-1]):

@@ -505,9 +505,9 @@ def left_untried(p: Parallel, assumptions):  # str
 def what_matters(best: Estimate):  # dict: field -> value
     "What of a layout is worth telling: not what changes nothing in it."
     own, experts = vars(best.parallel), sends_tokens(best.model)
-    return {name: x for name, x in own.items()
-            if name not in (*PLACES, 'strategy', 'reduce_each', 'panels')
-            and (name not in CHOICES or changes_something(own, name, experts))}
+    idle = {name for name in CHOICES if not changes_something(own, name, experts)}
+    untold = idle | {*PLACES, 'strategy', 'reduce_each', 'panels'}
+    return {name: x for name, x in own.items() if name not in untold}
 
 def why_not_in_words(found: WhyNot):  # str
     "What excludes a configuration, or how much slower it is than the best."

@@ -227,9 +227,9 @@ def values_beside(case: Case, precision, offload):  # dict: field -> other value
              'layout': layouts_by_time(case),
              **dict.fromkeys(SWITCHES, (False, True))}
     experts = sends_tokens(m)
-    matters = lambda name: name not in CHOICES or changes_something(vars(p), name, experts)
-    return {name: [x for x in values if x != getattr(p, name)]
-            for name, values in found.items() if matters(name)}
+    for name in CHOICES:
+        if not changes_something(vars(p), name, experts): found.pop(name, None)
+    return {name: [x for x in values if x != getattr(p, name)] for name, values in found.items()}
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00017
 def _recompute_in(p: Parallel, pp):  # str

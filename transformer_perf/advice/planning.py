@@ -112,11 +112,6 @@ def batch_of(model: Model, global_batch, batch_tokens):  # samples
     return whole(tokens // model.seq_len, 'batch_tokens / seq_len')
 
 # %% ../../nbs/88e_planning.ipynb #14a00033
-def gpu_hour_price(system, prices):  # Price, or None
-    "What a GPU costs for an hour, where the table knows it."
-    offers, _ = offers_of(system.sold_as, prices)
-    return price_per_gpu_hour(system, prices) if len(offers) else None
-
 def checkpoint_GB(model: Model, optimizer, adapters, assumptions):
     "What trains, as a checkpoint holds it: weights in 16 bits, and the states of an optimizer."
     counted = counted_once(model, adapters=adapters)   # (operation, layers that have it)
@@ -350,8 +345,9 @@ class Plan:
     def row(self, answer='fastest'):  # Series
         "The row of an answer: fastest, least memory, cheapest, simplest or fewest GPUs."
         if not len(self.rows): raise ValueError(f'nothing to choose from: {self.reasons[0]}'[:290])
-        place_of = {name: place for place, names in enumerate(self.rows.answers)
-                    for name in names.split(', ') if name}
+        place_of = {}   # answer -> its row
+        for place, names in enumerate(self.rows.answers):
+            if names: place_of |= dict.fromkeys(names.split(', '), place)
         return self.rows.iloc[place_of[nearest(answer, place_of, 'answer')]]
 
     def __repr__(self):
@@ -399,8 +395,9 @@ FAILS = f'it fails so often that it works less than {LEAST_GOODPUT:g} of the tim
 def costed(found, model, budget: Budget, prices, operation, assumptions):
     "What a search found, with days, energy and money, but what hardly gets on; a Price or None."
     system = found.priced_on
-    price = gpu_hour_price(system, prices)
-    if price is None and budget.usd is not None: price_per_gpu_hour(system, prices)   # says why
+    offers, _ = offers_of(system.sold_as, prices)
+    needed = budget.usd is not None   # an error then says that there is none
+    price = price_per_gpu_hour(system, prices) if len(offers) or needed else None
     rows = pd.DataFrame(found.drop(columns='rank')).drop_duplicates(ALIKE)
     fastest = rows.groupby('n_gpus').iteration_s.transform('min')
     rows = rows[rows.iteration_s <= BEARABLE * fastest]

@@ -54,9 +54,12 @@ def _figures_in(line, columns):  # dict: column -> number
 def _steps_logged(text):  # list of dict
     "The figures of each step that a log prints, whichever framework wrote it."
     text = COLOUR.sub('', text)
-    every = [_figures_in(line, columns) for line in text.splitlines()
-             for signs, columns in STEPS.items() if all(re.search(sign, line) for sign in signs)]
-    found = [step for step in every if 'iteration' in step and step.keys() & {*_LOGGED_TIMES}]
+    found = []
+    for line in text.splitlines():
+        for signs, columns in STEPS.items():
+            if not all(re.search(sign, line) for sign in signs): continue
+            step = _figures_in(line, columns)
+            if 'iteration' in step and step.keys() & {*_LOGGED_TIMES}: found.append(step)
     peaks = [figure_said(x, 'memory_GB', 2**20 / 1e9) for x in PEAK.findall(text)]
     if not peaks: return found
     return [step | {'memory_GB': max(peaks)} for step in found]
@@ -194,8 +197,10 @@ def sides(event):  # (op, m, n, k, precision), or None
 def read_products(path):  # DataFrame: op, m, n, k, precision, count, microseconds
     "The matrix products of a PyTorch profiler's trace, a row for each shape."
     import pandas as pd
-    rows = [(str(launched_by(e)), *product, e['dur']) for e, own in kernels_in_trace(path)
-            if (product := sides(own))]
+    rows = []
+    for kernel, operation in kernels_in_trace(path):
+        product = sides(operation)
+        if product: rows.append((str(launched_by(kernel)), *product, kernel['dur']))
     if not rows: raise ValueError(f'{path_text(path)}: has no matrix products with their shapes: '
                                   'profile with record_shapes=True')
     names = ['op', 'm', 'n', 'k', 'precision']

@@ -325,10 +325,9 @@ def overlap_of_megatron(facts, ignored):
     reduce, gather = facts['overlap_reduce'], facts['overlap_gather']
     facts['dp_overlap'] = reduce
     if value(facts, 'zero_stage') and reduce.value != gather.value:
-        alone = 'not modelled yet: gradients and weights that hide each for itself'
-        key, why = (gather.key, alone) if gather.key else (
-            '--overlap-param-gather', 'absent: weights are taken to hide as gradients do')
-        ignored.append((key, why))
+        why = 'not modelled yet: gradients and weights that hide each for itself'
+        if not gather.key: why = 'absent: weights are taken to hide as gradients do'
+        ignored.append((gather.key or '--overlap-param-gather', why))
 
 def gradients_of_megatron(facts, ignored):
     "Gradients have 16 bits where either flag says so: the other may only repeat its default."

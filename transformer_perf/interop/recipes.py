@@ -183,8 +183,10 @@ def ignored_of(job, flags, kind):  # list of (key, reason)
     "What is not used of a recipe: by name where it might count, the rest of its keys by number."
     usual = ('not known here', 'changes neither', 'does nothing')
     own = ('--hidden-dropout',) if kind == 'nemo' else ()   # its models have their own default
-    told = [(key, why) for key, why in job.ignored if not why.startswith(usual)
-            and key not in own and flags.get(key, True) not in (*OFF_WORDS, 0)]
+    told = []
+    for key, why in job.ignored:
+        is_off = flags.get(key, True) in (*OFF_WORDS, 0)
+        if not (is_off or key in own or why.startswith(usual)): told.append((key, why))
     number = lambda pairs: sum(key in flags for key, _ in pairs)
     rest = number(job.ignored) - number(told)
     if rest: told.append(('the recipe', f'{rest} more of its keys are not used'))

@@ -414,9 +414,11 @@ def gpus_started(launch, text):  # as `gpus_of`
 
 def _set_by_slurm(text):  # dict: variable -> value
     "The variables that Slurm sets, as far as the head of a script says them."
-    head = slurm_of(text)
-    return {name: head[key][0] for name, keys in _SET_BY_SLURM.items() for key in keys
-            if head.get(key)}
+    head, found = slurm_of(text), {}
+    for name, keys in _SET_BY_SLURM.items():
+        for key in keys:
+            if head.get(key): found[name] = head[key][0]
+    return found
 
 # %% ../../nbs/89_scripts.ipynb #12b10025
 def commands_of(text):  # list of (line, list of words)

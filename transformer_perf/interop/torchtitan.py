@@ -139,7 +139,8 @@ def usual_batch(facts, ignored):
     "What a copy takes at once where no key says it; samples of another length are left open."
     key, l = facts.get('seq_len', Said('training.seq_len', 2048))
     in_tokens = key == 'training.max_context_length'
-    samples, rest = divmod(USUAL_TOKENS, l) if in_tokens else (USUAL_SAMPLES, 0)
+    samples, rest = USUAL_SAMPLES, 0
+    if in_tokens: samples, rest = divmod(USUAL_TOKENS, l)
     if rest: return
     facts['local'] = Said(None, samples)
     said = 'num_tokens_per_microbatch_per_dp_rank' if in_tokens else 'local_batch_size'

@@ -266,8 +266,8 @@ def layer_table(result: Estimate, sort='order'):  # DataFrame, a row per operati
     layers = {name: column.to_numpy() for name, column in result.layers.items()}
     operations, units = operations_of(result), result.system.units
     moved = [counted(op.forward, units)[2] + counted(op.backward, units)[2] for op in operations]
-    sent = [[m for m in (*op.forward.messages, *op.backward.messages) if m.volume]
-            for op in operations]
+    every = [op.forward.messages + op.backward.messages for op in operations]
+    sent = [[m for m in messages if m.volume] for messages in every]
     kinds = [dict.fromkeys(m.kind for m in messages) for messages in sent]   # each once
     table = pd.DataFrame({
         'operation': layers['layer'], 'TFLOP': layers['flops_fwd'] + layers['flops_bwd'],

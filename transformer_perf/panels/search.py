@@ -332,8 +332,8 @@ def habits_besides(state: LayerState, row):  # list of str, FIELD=VALUE
 @functools.lru_cache(2)   # asked for what is said, and for what is loaded
 def chosen_of(state):  # (LayerState or None, why there is none)
     "What is loaded in the layer panel: the chosen candidate, or the best of the chosen cell."
-    cell = state.cell != 'none'
-    row, why = best_in_cell(state) if cell else (candidate_at(state, state.candidate), '')
+    if state.cell != 'none': row, why = best_in_cell(state)
+    else: row, why = candidate_at(state, state.candidate), ''
     return layer_state_of(state, row), why
 
 # %% ../../nbs/78_search_panel.ipynb #2be028e7

@@ -290,8 +290,9 @@ def fit_entries(runs, y, start, free, system):  # (values, errors, at a bound, e
 def told_by(runs, known=()):  # names of parameters
     "What a few runs can tell that is not known: no more parameters than runs."
     dense = column_of(runs, 'experts').isin(['', 'nan']).all()
-    return [name for name in _TOLD_BY_FEW_RUNS if name not in known and not (
-        dense and name == 'host_experts')][:len(runs)]
+    names = [name for name in _TOLD_BY_FEW_RUNS if name not in known]
+    if dense: names = [name for name in names if name != 'host_experts']
+    return names[:len(runs)]
 
 def calibrate(
     measured,                # DataFrame of runs, with iteration_s
@@ -569,15 +570,16 @@ def job_as_run(job, model, p):  # dict
     cells = [*RUN_COLUMNS, *MORE, *ADDED, 'precision']
     own = {c: getattr(x, c) for x in (model, p) for c in cells if hasattr(x, c)}
     if job.software is not None: own['software'] = job.software.name
+    own |= {c: getattr(model, field) for c, field in STRUCTURE_COLUMNS.items()}
     copies = p.dp * p.cp // (p.dp_replicate or 1)
-    facts = facts_of(job)
-    return own | {c: getattr(model, field) for c, field in STRUCTURE_COLUMNS.items()} | dict(
+    own |= dict(
         layers=model.depth, hidden=model.embed_dim, ffn=model.mlp_dim, vp=p.virtual_stages,
         seq_len=model.seq_len, global_batch=job.global_batch,
         sequence_parallel=p.sequence_sharded,
-        fsdp_shard=copies if (p.zero_stage or 0) > 1 else 0,
-        **{name: getattr(job, name) for name in COST_COLUMNS},
-        **{name: facts[name] for name in OF_JOBS if name in cells})
+        fsdp_shard=copies if (p.zero_stage or 0) > 1 else 0)
+    own |= {name: getattr(job, name) for name in COST_COLUMNS}
+    facts = facts_of(job)
+    return own | {name: facts[name] for name in OF_JOBS if name in cells}
 
 # %% ../../nbs/91b_fits.ipynb #17d00023
 STAND_IN = 'H100-80GB'   # where a job is, for what does not depend on it

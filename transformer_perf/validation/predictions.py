@@ -238,7 +238,9 @@ def picked(
 def recipe_score(table):  # DataFrame, in percent
     "How many recipes were recovered, of dense models and of models with experts."
     by = table.groupby(['model', 'software'])['slower %']
-    share = lambda most: (100 * by.apply(lambda x: (x <= most).mean())).round(0)
+    def share(most):   # of each job's recipes
+        near = table['slower %'] <= most
+        return (100 * near.groupby([table.model, table.software]).mean()).round(0)
     return pd.DataFrame({'jobs': by.size(), 'median slower %': by.median().round(1),
                          'within 3 %': share(3), 'within 5 %': share(5),
                          'first choice': share(0)}).reset_index()
