@@ -663,7 +663,7 @@ def keeps_output(job: CountedJob, mixer):
 def remade(mixer, op: Operation):  # Operation
     "An operation of attention that need not keep queries, keys and values made again for it."
     inputs = op.activations - sum(GB for part, GB in op.frees if part == 'core_attn')
-    return op._replace(frees=(*op.frees, *((part, inputs) for part in mixer.remakes_inputs)))
+    return op._replace(frees=op.frees + tuple((part, inputs) for part in mixer.remakes_inputs))
 
 def attention_core(job: CountedJob, mixer):  # list of Operation
     "Logits to attend: one fused operation, or several."

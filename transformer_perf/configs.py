@@ -822,8 +822,8 @@ def basic(c: Config, family):  # dict of fields
     name = activation_key(c)
     found['activation'] = HIDDEN_ACTS[nearest(c.said(name)[1], HIDDEN_ACTS, name)]
     found['mlp_dim'] = c.size('intermediate_size n_inner') or 4 * found['embed_dim']
-    where = ' '.join(sorted(place for key, place in family.biases.items()
-                            if key is None or c.on(key)))
+    places = [place for key, place in family.biases.items() if key is None or c.on(key)]
+    where = ' '.join(sorted(places))
     if where not in BIASED_PLACES: raise unsayable(f'biases of {where} alone')
     found |= {'biases': BIASED_PLACES[where], 'gated_mlp': True,
               'tied_embeddings': c.on('tie_word_embeddings')}
@@ -992,9 +992,9 @@ def family_of(given, nested):  # (model_type, Family)
     for name in of_type(names, list, 'architectures'): of_type(name, str, 'architectures')
     kind = type_said(given)
     if kind is None:
-        kind = next((kind for kind, f in FAMILIES.items() if set(names) & {*f.classes.split()}),
-                    None)
-        if kind is None: raise ValueError("lacks 'model_type'")
+        found = [kind for kind, f in FAMILIES.items() if {*names} & {*f.classes.split()}]
+        if not found: raise ValueError("lacks 'model_type'")
+        kind = found[0]
     family = FAMILIES[nearest(kind, FAMILIES, 'model_type')]
     known = family.classes.lower().split()
     if names and not nested and not all(name.lower() in known for name in names):
@@ -1018,11 +1018,11 @@ _AHEAD = 'num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers'
 
 def _fields_together(*several):  # dict of fields
     "Fields of several; what each layer has of its own, layer by layer."
+    def together(several): return {name: x for fields in several for name, x in fields.items()}
     apart = [fields['layers'] for fields in several if 'layers' in fields]
-    found = {name: value for fields in several for name, value in fields.items()}
-    if not apart: return found
-    return found | {'layers': [dict(pair for own in layer for pair in own.items())
-                               for layer in zip(*apart, strict=True)]}
+    found = together(several)
+    if apart: found['layers'] = [together(own) for own in zip(*apart, strict=True)]
+    return found
 
 def fields_of(given):  # dict: field of a Model -> value
     "A config.json of Hugging Face as the fields of a Model; a ValueError that names a key."

@@ -47,7 +47,7 @@ from .parameters import (
     Calibration, Costs, Parameters, generations, read_calibration)
 from .software import known_software, run_by
 from .quantities import Quantity, named, stacked_column, told
-from .systems import PRECISIONS, Link, System, Units
+from .systems import PRECISIONS, Link, System, Units, with_axes
 from .schedules import DEALT, SCHEDULES
 
 # %% ../nbs/82g_estimates.ipynb #1c8e7f02
@@ -214,9 +214,8 @@ def stacked_rows(values):  # array [value, ...]
 
 def with_same_axes(tables, axes=0):  # list of arrays [row, ...]
     "Arrays [row, ...], all with as many axes: at least so many after that of the rows."
-    rank = max(axes + 1, *map(np.ndim, tables))
-    return [x if x.ndim == rank else
-            np.reshape(x, (len(x), *[1] * (rank - x.ndim), *x.shape[1:])) for x in tables]
+    number = max(axes + 1, *map(np.ndim, tables))
+    return [with_axes(x, number) for x in tables]
 
 def in_rows(columns, axes=0):  # list of arrays [row, ...], as `with_same_axes`
     "Columns of numbers or arrays, one below the other."

@@ -755,9 +755,9 @@ def _fitting_when_played(t, fit, known):  # bools
     system, variant = fit[0].question.system, t['variant']
     if not _units_differ(system): variant = np.zeros_like(variant)   # all of them hold as much
     rows = list(zip(t['search'].tolist(), variant.tolist(), t['i'].tolist()))
+    unknown = [row for row in dict.fromkeys(rows) if row not in known]
     for at, f in enumerate(fit):
-        new = [(own, i) for search_of, own, i in dict.fromkeys(rows)
-               if search_of == at and (at, own, i) not in known and f.played[i]]
+        new = [(own, i) for search_of, own, i in unknown if search_of == at and f.played[i]]
         if not new: continue
         every = _played_work(f, *np.array(new).T)
         memory = memories_played(every, memory_of(every), len(new))
@@ -906,8 +906,10 @@ def fastest_tested(fit, some):  # as `fastest_of`, at most one row
         if is_tested(f, some['i'][some['search'] == at]).any(): return none
     tested = [f.some[is_tested(f, np.arange(len(f.some)))] for f in fit]   # configurations
     if not any(map(len, tested)): return none
-    less = [f._replace(fits=f.fits & np.isin(np.arange(f.fits.shape[1]), own))
-            for f, own in zip(fit, tested)]
+    less = []   # the same, where only those fit
+    for f, own in zip(fit, tested):
+        is_own = np.isin(np.arange(f.fits.shape[1]), own)
+        less.append(f._replace(fits=f.fits & is_own))
     found = _fastest_that_fit(less, 1)
     return keep(found, np.arange(min(len(found['i']), 1)))
 
@@ -924,11 +926,10 @@ def best_of(tables, n_gpus):  # dict of columns
 # %% ../nbs/88a_search.ipynb #616472ab
 def refusal(n, space: Space, q: Question):  # str
     "Why the first groups of n GPUs cannot run as asked; empty if there are none, or they can."
-    asked = {name: values[0] for name, values in q.considered.items()} | {
-        name: values[0] for name, values in q.fixed.items() if name not in PLACES}
-    groups = ({g: int(space.groupings[g][row]) for g in GROUPS}
-              for row in np.flatnonzero(space.groupings['n_gpus'] == n))
-    for own in groups:
+    fixed = {name: values for name, values in q.fixed.items() if name not in PLACES}
+    asked = {name: values[0] for name, values in (q.considered | fixed).items()}
+    for row in np.flatnonzero(space.groupings['n_gpus'] == n):
+        own = {g: int(space.groupings[g][row]) for g in GROUPS}
         sizes = ', '.join(f'{g} {size}' for g, size in own.items() if size > 1) or 'one GPU'
         try:
             p = Parallel('2d' if q.strategy == '2d' else None, **asked | own)

@@ -40,9 +40,11 @@ UNITS = dict(volume='GB', far='GB', nbytes='GB', scores='GB', vector='TFLOP')   
 
 def by_name(record, unit='', before=''):  # the record
     "Numbers of a named tuple, each by the name of its field."
-    return type(record)(*(
-        by_name(x) if hasattr(x, '_fields') else named(x, before + field, UNITS.get(field, unit))
-        for field, x in record._asdict().items()))
+    found = []
+    for field, x in record._asdict().items():
+        if hasattr(x, '_fields'): found.append(by_name(x))
+        else: found.append(named(x, before + field, UNITS.get(field, unit)))
+    return type(record)(*found)
 
 def work_by_name(work: Work):
     "A pass, its counts by name."

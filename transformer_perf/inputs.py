@@ -396,7 +396,8 @@ def check_cells(data, name, most, comment=None):
     widest = 1 + max((line.count(b',') for line in io.BytesIO(data)), default=0)
     if widest > MOST_COLUMNS: raise ValueError(f'{name}: has more than {MOST_COLUMNS} columns')
     text = io.TextIOWrapper(io.BytesIO(data), 'utf-8-sig', errors='replace', newline='')
-    rows = filter(None, csv.reader(line for line in text if not comment or line[0] != comment))
+    lines = (line for line in text if not comment or line[0] != comment)
+    rows = filter(None, csv.reader(lines))
     try: header, first = next(rows, []), next(rows, [])
     except csv.Error as error: raise ValueError(f'{name}: is not a table ({error})') from None
     if len(first) > len(header):

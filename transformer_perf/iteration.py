@@ -863,8 +863,8 @@ def _experts_in_words(row):
 def layout_in_words(row):
     "How a configuration shares the job out."
     tensor = ' x '.join(str(row[g]) for g in layer_groups(row))
-    placed = ' x '.join(f'{group} {row[place]}' for group, place in zip(GROUPS, PLACES)
-                        if row[place] > 1) or 'one GPU of each group'
+    several = [f'{group} {row[place]}' for group, place in zip(GROUPS, PLACES) if row[place] > 1]
+    placed = ' x '.join(several) or 'one GPU of each group'
     copies = '1 copy' if row.dp == 1 else f'{row.dp} copies'
     gpus = '1 GPU' if tensor in ('1', '1 x 1') else f'{tensor} GPUs'
     return (f'Each layer is shared by {gpus} ({row.strategy}), {_experts_in_words(row)}'

@@ -792,8 +792,12 @@ def groups_of_ends(p: Layouts):  # dict: name -> Group
 def seconds_of_ends(priced, counts):  # (s of the first stage, s of the last)
     "What both ends take, in both directions; `counts`: where a vocabulary counts at all."
     if not priced: return 0., 0.
-    return tuple((at_columns(added(end.forward.total + end.backward.total), end.columns)
-                  + added(end.sent_forward + end.sent_backward)) * counts for end in priced)
+    found = []
+    for end in priced:
+        busy = at_columns(added(end.forward.total + end.backward.total), end.columns)
+        sent = added(end.sent_forward + end.sent_backward)
+        found.append((busy + sent) * counts)
+    return tuple(found)
 
 class EndWeights(NamedTuple):
     "GB of weights beside the layers."

@@ -213,7 +213,7 @@ def software_table(calibration=None):  # DataFrame, a row for each; calibration:
     fitted on: the generations of GPUs where runs of this very software gave it costs of its own.
     `plain` has no runs: its costs come from runs of software that is like it."""
     import pandas as pd
-    said = lambda values: ', '.join(f'{name} {x}' for name, x in (values or {}).items())
+    def said(values): return ', '.join(f'{name} {x}' for name, x in (values or {}).items())
     return pd.DataFrame([{
         'software': s.name, 'released': s.released,
         'fitted on': ', '.join(_fitted_on(s, calibration)),

@@ -31,6 +31,12 @@ from transformer_perf.inputs import (
 # %% ../nbs/82f_systems.ipynb #7c1d40a1
 TOPOLOGIES = ('switch', 'mesh', '2d-torus', '3d-torus')   # how a domain is wired
 
+def with_axes(x, number):  # array [row, ...]
+    "Rows of numbers, with so many axes at least: more of them after that of the rows."
+    rows, *others = np.shape(x)
+    missing = number - np.ndim(x)
+    return np.reshape(x, (rows, *[1] * missing, *others)) if missing > 0 else x
+
 class Wiring:
     "The links of a `System`."
     @property
@@ -129,18 +135,15 @@ class System(Wiring):
 
     def rows(self, x):  # array [row, ...]
         "Rows of numbers, with the axes that the figures of many systems need."
-        missing = self.axes + 1 - np.ndim(x)
-        if missing <= 0: return x
-        rows, *more = np.shape(x)
-        return np.reshape(x, (rows, *[1] * missing, *more))
+        return with_axes(x, self.axes + 1)
 
     def given(self, name):
         "A figure; a ValueError if it is missing."
         value = getattr(self, nearest(name, UNIT_OF, 'figure of a system'))
         if value is not None: return value
-        others = [other for other in system_names() if other.startswith(f'{self.name}-')
-                  and getattr(as_system(other), name) is not None]
-        also = f'; known of {", ".join(others)}' if others else ''
+        others = [other for other in system_names() if other.startswith(f'{self.name}-')]
+        known = [other for other in others if getattr(as_system(other), name) is not None]
+        also = f'; known of {", ".join(known)}' if known else ''
         raise ValueError(f'system {self.name!r} has no {name}: its source does not give one{also}; '
                          'a system file of your own may')
 
@@ -237,8 +240,8 @@ def as_system(
 def system_rows():  # list of dict
     "The systems that ship, by name, and all their fields."
     rows = [vars(as_system(name)) for name in system_names()]
-    return [{'name': row['name'], **{field: x for field, x in row.items() if field != 'empirical'}}
-            for row in rows]
+    fields = ['name', *(field for field in rows[0] if field not in ('name', 'empirical'))]
+    return [{field: row[field] for field in fields} for row in rows]
 
 def systems_table():  # DataFrame, a row per system
     "The same as a table."

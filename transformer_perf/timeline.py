@@ -612,12 +612,12 @@ def least_iteration_seconds(work: Workload, costs, ends, more):  # s
     *figures, rank = of_each_pipeline(work, _ranks_that_wait)
     own, met = np.split(np.array(figures), 2)   # each: layers of each kind, both ends
     back = 1 - 1 * own_figure(p.schedule, lambda s: s.splits)
-    kinds = lambda x: of_each_kind(work, x)
+    kinds = functools.partial(of_each_kind, work)
+    path_of_ends = [(1 + 2 * back) / 3 * end for end in ends]   # as in `pass_times`
     work_of = [*kinds(costs.forward + costs.backward), *ends]
-    path_of = [*kinds(costs.forward + back * costs.backward),
-               *((1 + 2 * back) / 3 * end for end in ends)]   # as in `pass_times`
+    path_of = [*kinds(costs.forward + back * costs.backward), *path_of_ends]
     of_ranks = lambda x: np.expand_dims(x, -1)   # the same on all of them
-    total = lambda numbers, seconds: sum(n * of_ranks(x) for n, x in zip(numbers, seconds))
+    def total(numbers, seconds): return sum(n * of_ranks(x) for n, x in zip(numbers, seconds))
     busy = total(own, work_of) + of_ranks(more)
     step = (1 + back) / 2 * more / p.virtual_stages   # from a rank to the next
     return (of_ranks(p.micro_batches) * busy + total(met, path_of)
@@ -764,7 +764,9 @@ def _longest_run(work: Workload, at: PipelineStage, layers, units, each):  # GB
 def _runs_of_stage(work: Workload, at: PipelineStage, units):  # yields numbers, of each kind
     "The runs of so many units on the rank of a stage, for each layout."
     number = int(plain(units))
-    of_rank = lambda *asked: [*_runs_on_ranks(*asked[:-1], number)[int(asked[-1])]]
+    def of_rank(*asked):   # a pipeline, and one of its ranks
+        *pipeline, rank = asked
+        return [*_runs_on_ranks(*pipeline, number)[int(rank)]]
     for run in np.moveaxis(of_each_pipeline(work, of_rank, at.rank), -1, 0):
         yield dealt_out(work, run, units)
 

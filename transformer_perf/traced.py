@@ -123,7 +123,8 @@ class ToldMeasured(Measured):
         if not value: return 0.
         key = function, alike or asked
         if key not in self.matter:
-            self.matter[key] = [x for x, *other in self.neighbours if price(*other) != value]
+            self.matter[key] = [x for x, system, parameters in self.neighbours
+                                if price(system, parameters) != value]
         texts = ', '.join(_as_argument(x, 'volume', known) for x in given)
         formula = f'{function.__name__}({texts}, system, parameters)'
         for x in (*self.matter[key], *fit): own_name(x, known)

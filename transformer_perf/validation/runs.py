@@ -656,12 +656,11 @@ def shape_of(x):  # Series of str
     parts = x.pp * x.vp.fillna(1)
     deal_otherwise = [name for name, s in known_software().items() if s.deals != 'layers']
     laid_out = x.layout != ''
-    told_apart = np.any([
-        laid_out, x.mtp_layers > 0, x.layers % parts > 0,
-        x.software.isin(deal_otherwise) & (x.pp > 1),
-        *(x[name].notna() for name in ('experts', 'kv_lora_rank', 'head_dim', 'capacity_factor')),
-        *(x[name] > 0 for name in ('window', 'attention_sinks', 'qk_norm')),
-        *(x[name] != '' for name in _WORDS_OF_MODEL)], axis=0)
+    told_apart = laid_out | (x.mtp_layers > 0) | (x.layers % parts > 0)
+    told_apart |= x.software.isin(deal_otherwise) & (x.pp > 1)
+    told_apart |= x[['experts', 'kv_lora_rank', 'head_dim', 'capacity_factor']].notna().any(axis=1)
+    told_apart |= (x[['window', 'attention_sinks', 'qk_norm']] > 0).any(axis=1)
+    told_apart |= (x[[*_WORDS_OF_MODEL]] != '').any(axis=1)
     sizes = ['layers', 'hidden', 'ffn', 'heads', 'kv_heads', 'vocab', 'gated_mlp', 'seq_len',
              *STRUCTURE_COLUMNS, *_WORDS_OF_MODEL, 'capacity_factor', 'experts_in_turn']
     own = np.full(len(x), '', object)   # labels may repeat
