@@ -118,8 +118,8 @@ def amounts_offloaded(offload):  # dict: part -> amount
     for part in of_type(offload, str, 'offload').split('+'):
         name, colon, amount = part.partition(':')
         nearest(name, [*_WHOLE_PARTS, *KEEPS, 'none'], 'part of offload')
-        if name == 'none' and offload != 'none' or name in found: raise ValueError(
-            f'{about}: {name} ' + ('stands alone' if name == 'none' else 'is said twice'))
+        if name == 'none': raise ValueError(f'{about}: none stands alone')
+        if name in found: raise ValueError(f'{about}: {name} is said twice')
         found[name] = _amount_offloaded(name, amount, about) if colon else all_of(name)
     modules = [name for name in found if name in KEEPS]
     if modules and 'activations' in found: raise ValueError(

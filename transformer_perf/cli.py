@@ -1205,8 +1205,9 @@ def calibrate_command(args):
         kernels, runs = read_inputs(args.inputs, jobs)
         with naming(names): fits = calibrate_inputs(kernels, runs, system, start, args.free)
     fits[-1].save(args.output, about=f'fitted to {names} by transformer-perf calibrate')
-    slips = ''.join(map(paragraph, [] if runs is None else slips_in(runs)))
-    deliver(text_of_fits(told_of(fits, kernels is not None), fits[-1], [args.output], args, slips))
+    slips = [] if runs is None else slips_in(runs)
+    told, notes = told_of(fits, kernels is not None), ''.join(map(paragraph, slips))
+    deliver(text_of_fits(told, fits[-1], [args.output], args, notes))
 
 # %% ../nbs/95_cli.ipynb #17e00002
 def error_after(fit, name):  # dict
@@ -1636,7 +1637,8 @@ def groups_typed(args):  # dict: of tp, cp, pp, dp, virtual_stages those that op
     parts = getattr(args, 'virtual_stages', None) or []
     numbers = whole_numbers_given(parts, '--virtual-stages') if parts else []
     numbers = numbers or parts_of_schedule(args)
-    return found | ({'virtual_stages': numbers[0]} if len(numbers) == 1 else {})
+    if len(numbers) == 1: found['virtual_stages'] = numbers[0]
+    return found
 
 def parts_of_schedule(args):  # list of at most one number
     "Parts of a stage, where the one schedule that options name has a number of its own."

@@ -8,11 +8,12 @@ __all__ = ['ANYWHERE', 'WIDTH', 'DERIVED', 'TIED', 'TIED_DERIVED', 'GELU', 'SWIT
            'fields_of']
 
 # %% ../nbs/81_configs.ipynb #00bc0005
+import fnmatch
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from .inputs import finite, flag, nearest, of_type, quoted, whole
+from .inputs import few_of, finite, flag, nearest, of_type, quoted, whole
 from .blocks import BIASED, MLP, Attention, Experts, Nothing
 from .linear_attention import (
     Beside, GatedConv, GatedDeltaNet, KimiDelta, Lightning, Mamba, Mamba2)
@@ -89,8 +90,7 @@ FOREIGN = {   # a kind of thing -> the keys, or their beginnings (with *), that 
 
 def among_names(key, names):
     "Whether a key is among names, or begins with one that ends in a star."
-    return any(key.startswith(name[:-1]) if name.endswith('*') else key == name
-               for name in names.split())
+    return any(fnmatch.fnmatchcase(key, name) for name in names.split())
 
 def foreign_keys(given, known=''):  # list of str
     "The keys of a file that no field of a Model can say, but for those that its family reads."
@@ -118,12 +118,12 @@ def check_expressible(given, nested, known):
     kinds = other_layers(given, known)
     keys = foreign_keys(given, known)
     lists = [key for key in ('layer_types', 'attn_type_list') if given.get(key)]
-    named = ([f'{" and ".join(lists)} with {", ".join(kinds[:2])}'] if kinds else []) + keys
+    named = keys
+    if kinds: named = [f'{" and ".join(lists)} with {", ".join(kinds[:2])}', *keys]
     if not named: return
-    text = ', '.join(named[:8]) + (', ...' if len(named) > 8 else '')
     alone = nested and not kinds and keys == ['vision_config']
     own = '; give its text_config alone' if alone else ''
-    raise unsayable(f'{text[:180]}{own}')
+    raise unsayable(f'{few_of(named)[:180]}{own}')
 
 # %% ../nbs/81_configs.ipynb #00bc000d
 class Family(NamedTuple):
@@ -550,10 +550,9 @@ def jamba(c, found):
     depth = found['depth']
     attends, routed = (every_so_many(c, kind, depth) for kind in ('attn', 'expert'))
     several = found.get('experts', 1) > 1
-    layers = [{} if sparse and several else {'experts': None} for sparse in routed]
-    mixer = mamba1(c, normed=True)
-    return {'layers': [own | ({} if own_attends else {'mixer': mixer})
-                       for own, own_attends in zip(layers, attends)]}
+    mlps = in_places([own and several for own in routed], {}, {'experts': None})
+    mixers = in_places(attends, {}, {'mixer': mamba1(c, normed=True)})
+    return _fields_together(mlps, mixers)
 
 # %% ../nbs/81_configs.ipynb #ca4acb8f
 def short_convolutions(c, found):

@@ -656,10 +656,7 @@ def _figures_anew(space: Space, layers: Layers, variant, i, j, q: Question):  # 
     which, first = distinct(priced, i, j)
     system = systems_of_rows(q.system, variant[first])
     t = space.at(i[first], j[first])
-    found = exact_table(t, q.model, system, q.global_batch, q.assumptions)
-    for name, x in found.items():
-        if np.ndim(x): found[name] = x[which]
-    return found
+    return keep(exact_table(t, q.model, system, q.global_batch, q.assumptions), which)
 
 # %% ../nbs/88a_search.ipynb #6a4c89d7
 class Fitting(NamedTuple):

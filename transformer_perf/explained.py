@@ -129,8 +129,8 @@ def _played_of(one):  # Played
     found = Played()
     if is_played(one, times):
         chunks = pass_times(work, costs, ends, micro_batch_overhead(p, times))
-        found = Played(float(time_played(p.schedule, p.pp, p.virtual_stages, p.micro_batches,
-                                         *chunks)))
+        seconds = time_played(p.schedule, p.pp, p.virtual_stages, p.micro_batches, *chunks)
+        found = Played(float(seconds))
     if p.pp == 1 or stages_alike(work): return found
     full, stay = memory_on_ranks(work)
     rank = int(np.argmax(fullness(p, full)))

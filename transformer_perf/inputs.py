@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'INTEGER', 'FLAG', 'MOST_VALUES', 'MEGABYTE', 'LARGEST_JSON',
-           'printable', 'in_a_line', 'quoted', 'nearest', 'whole', 'finite', 'flag', 'label', 'field', 'one_of',
-           'of_type', 'checked_value', 'checked', 'of_right_values', 'with_fields', 'differing', 'as_markdown', 'takes',
-           'several', 'by_own_name', 'table_with', 'number_of', 'as_numbers', 'divides', 'shipped_folder', 'path_text',
-           'checked_path', 'read_bytes', 'read_text', 'check_new', 'once', 'no_constant', 'infinity', 'parse_json',
-           'read_json', 'naming', 'read_csv', 'is_special', 'check_writable', 'write_whole']
+           'printable', 'in_a_line', 'quoted', 'few_of', 'nearest', 'whole', 'finite', 'flag', 'label', 'field',
+           'one_of', 'of_type', 'checked_value', 'checked', 'of_right_values', 'with_fields', 'differing',
+           'as_markdown', 'takes', 'several', 'by_own_name', 'table_with', 'number_of', 'as_numbers', 'divides',
+           'shipped_folder', 'path_text', 'checked_path', 'read_bytes', 'read_text', 'check_new', 'once', 'no_constant',
+           'infinity', 'parse_json', 'read_json', 'naming', 'read_csv', 'is_special', 'check_writable', 'write_whole']
 
 # %% ../nbs/97_inputs.ipynb #90a00005
 import contextlib
@@ -51,6 +51,11 @@ def quoted(value):
     text = printable(' '.join(text.split()))
     return text if len(text) <= LONGEST else f'{text[:LONGEST - 3]}...'
 
+def few_of(names):  # str
+    "The first few of some names."
+    if len(names) > 8: names = [*names[:8], '...']
+    return ', '.join(names)
+
 # %% ../nbs/97_inputs.ipynb #b1c04248
 def nearest(
     name,   # what was written
@@ -69,8 +74,7 @@ def nearest(
     else: close = difflib.get_close_matches(text, names, n=1, cutoff=.6)
     if close: hint = f'did you mean {close[0]!r}?'
     else:
-        listed = ', '.join(names[:8]) + (', ...' if len(names) > 8 else '')
-        hint = f'known: {listed[:2 * LONGEST]}'
+        hint = f'known: {few_of(names)[:2 * LONGEST]}'
     raise ValueError(f'unknown {what} {quoted(name)}; {hint}')
 
 # %% ../nbs/97_inputs.ipynb #79d134d9

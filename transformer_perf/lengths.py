@@ -73,9 +73,8 @@ def as_lengths(given):  # Lengths
     if not isinstance(given, dict): given = _histogram_of(given)
     pairs = []
     for tokens, documents in given.items():
-        is_key = isinstance(tokens, str) and tokens.isdecimal()   # of JSON
-        pairs.append((whole(int(tokens) if is_key else tokens, 'tokens of a document'),
-                      whole(documents, 'documents')))
+        if isinstance(tokens, str) and tokens.isdecimal(): tokens = int(tokens)   # keys of JSON
+        pairs.append((whole(tokens, 'tokens of a document'), whole(documents, 'documents')))
     pairs.sort()
     if not pairs: raise ValueError('documents: none is given')
     return Lengths(*map(tuple, zip(*pairs)))

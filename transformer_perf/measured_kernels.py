@@ -297,7 +297,8 @@ def domain_seconds(
         share, growth = getattr(fit, f'{way}_share'), getattr(fit, f'{way}_growth')
         latency = getattr(fit, way) + getattr(fit, f'{way}_gpu') * np.maximum(gpus - 2, 0)
         stream = ring / (share * np.exp(growth * doublings))
-        times.append(overlapping(latency, stream, 1. if way == 'third' else fit.rounding))
+        rounding = 1. if way == 'third' else fit.rounding
+        times.append(overlapping(latency, stream, rounding))
     return np.where(gpus > 1, _soft_minimum(times, fit.choice), 0.)
 
 # %% ../nbs/82a_kernel_prices.ipynb #02c00017

@@ -152,9 +152,9 @@ def _whole_matrix_work(name, x: Matrix, GB):  # Work
 def with_recompute(layer: Layer, recompute, layers):  # Layer
     "The same with other parts computed again; `layers`: of a stage."
     full = full_share(recompute, layers)
-    repeated = tuple(-full if i in layer.spared else reruns(recompute, op) * (1 - full)
-                     for i, op in enumerate(layer.rows.operations))   # not with the layer, either
-    return layer._replace(reruns=repeated, full=full)
+    again = [reruns(recompute, op) * (1 - full) for op in layer.rows.operations]
+    for i in layer.spared: again[i] = -full   # not with the layer, either
+    return layer._replace(reruns=tuple(again), full=full)
 
 @told('matrix', 'TFLOP')
 def _matrix_TFLOP(rows: CountedOperations, recomputed):

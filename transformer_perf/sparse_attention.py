@@ -203,7 +203,8 @@ def block_core(job: CountedJob, mixer: BlockSparse):  # list of Operation
         recent = latest(job, mixer, mixer.recent)
         more.append(_to_some_keys(job, 'recent', mixer, mixer.width, mixer.value, recent))
     found += [op._replace(activations=op.frees[0][1]) for op in more]   # the rest is saved above
-    return found + ([ways_summed(job, mixer)] if more else [])
+    if more: found.append(ways_summed(job, mixer))
+    return found
 
 def block_scores(job: CountedJob, mixer: BlockSparse):  # list of Operation
     """A mean of the keys of each block, and a score of each for every query; no gradient.

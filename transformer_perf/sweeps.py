@@ -86,8 +86,7 @@ def run_task(task):  # DataFrame
     table = keep(table, table['rank'] <= task.k)
     which = table.pop('variant')
     evidence = _rests_on(table, which, task) if len(which) else {'evidence': which.astype(str)}
-    place = {name: value[which] if np.ndim(value) else value
-             for name, value in task.varied.items()}
+    place = keep(task.varied, which)
     return pd.DataFrame({'model': task.model.name, 'system': task.label, **place, **table,
                          **evidence, 'fits_by': a.fits_by})
 

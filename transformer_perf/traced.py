@@ -94,8 +94,8 @@ def _plain_of(x):
 
 def _as_argument(x, name, known):  # str
     "How a formula writes what a function is called with; the quantities it names join `known`."
-    if isinstance(x, Quantity):
-        return own_name(named(x, name, 'GB' if name == 'volume' else ''), known)
+    unit = 'GB' if name == 'volume' else ''
+    if isinstance(x, Quantity): return own_name(named(x, name, unit), known)
     if not isinstance(x, tuple): return repr(x.item() if isinstance(x, np.generic) else x)
     usual, texts = x._field_defaults, []
     for field, value in x._asdict().items():

@@ -142,7 +142,8 @@ def fit_in_words(fit: Fit):  # str
     one = fit.estimate
     over = one.needed - one.system.hbm_capacity
     host = host_lacks(one)
-    if over > 0: answer = f'does NOT fit, by {gap(over)} GB' + (f', and {host}' if host else '')
+    if over > 0 and host: answer = f'does NOT fit, by {gap(over)} GB, and {host}'
+    elif over > 0: answer = f'does NOT fit, by {gap(over)} GB'
     elif host: answer = f'does NOT fit, for {host}'
     else: answer = f'fits, with {gap(-over)} GB to spare'
     by = ' at most' if one.assumptions.fits_by == 'bound' else ''

@@ -349,8 +349,10 @@ def _can_be_asked(case: Case, to):  # bool
            if x not in (None, own[name]) and x != filed.get(name)}
     if new.get('offload') == 'none': del new['offload']   # none asks for a host
     choices = new.keys() & {*CHOICES, 'layout'} - {'reduce_each'}
-    return all(software.offers(name, x) if name in choices else software.knows_of(name, x)
-               for name, x in new.items())
+    for name, x in new.items():
+        can = software.offers if name in choices else software.knows_of
+        if not can(name, x): return False
+    return True
 
 def _formats_of(software):  # list of str
     "The formats in which a Software is told a job, also where they name what it follows."

@@ -314,7 +314,8 @@ def plan_view(rows):  # DataFrame of text
     def text(name, digits=None): return [in_four_digits(x, digits) for x in rows[name]]
     def ranged(name, digits=None):
         shown = []
-        for x, low, high in zip(*(text(name + end, digits) for end in ('', '_low', '_high'))):
+        columns = [text(name + end, digits) for end in ('', '_low', '_high')]
+        for x, low, high in zip(*columns):
             is_one = low in ('', high)   # no interval is known, or it is as narrow
             shown.append(x if is_one else f'{x} ({low} to {high})')
         return shown

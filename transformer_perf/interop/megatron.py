@@ -812,7 +812,8 @@ def offload_for_megatron(f):  # dict
     if share: own |= dict(cpu_optimizer=True, precision_aware=True,
                           cpu_share=share if share < 1 else None)
     if 'activations' in found: own['cpu_layers'] = int(found['activations'])
-    return own | (dict(cpu_parts=True, cpu_modules=modules) if modules else {})
+    if modules: own |= dict(cpu_parts=True, cpu_modules=modules)
+    return own
 
 def in_fewer_bytes(f):
     "Whether less than 12 bytes are saved of a weight."

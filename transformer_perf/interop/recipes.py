@@ -35,9 +35,10 @@ NOT_OF_A_MODEL = re.compile(   # fields of such a class that say how it is train
 
 def eight_bits_of_recipe(recipe, ends=0, gathers=True):  # dict
     "Products in 8 bits, but in so many first and last layers; whether weights are gathered so."
-    stay = dict.fromkeys(('num_layers_at_start_in_bf16', 'num_layers_at_end_in_bf16'), ends)
-    return dict(fp8='hybrid', fp8_recipe=recipe, fp8_param_gather=gathers) | (
-        {'first_last_layers_bf16': True, **stay} if ends else {})
+    found = dict(fp8='hybrid', fp8_recipe=recipe, fp8_param_gather=gathers)
+    if ends: found |= dict(first_last_layers_bf16=True, num_layers_at_start_in_bf16=ends,
+                           num_layers_at_end_in_bf16=ends)
+    return found
 
 MIXED = {   # words in a precision's name -> what it stands for (Megatron-Bridge @ 067f987df)
     'nanov2_bf16_with_fp8_current': eight_bits_of_recipe('blockwise', ends=2),
@@ -67,7 +68,8 @@ def section_of(given, path):
 
 def class_of(given):  # str
     "The class that a part of a recipe makes, without the modules that it is in."
-    return str(given.get('_target_') if isinstance(given, dict) else given).rpartition('.')[2]
+    if isinstance(given, dict): given = given.get('_target_')
+    return str(given).rpartition('.')[2]
 
 OVERLAPS = ('tp_comm_overlap', 'overlap_grad_reduce', 'overlap_param_gather')
 

@@ -429,10 +429,11 @@ def job_said(facts, ignored):  # Job
     if value(facts, 'precision') == 'fp16': facts['precision'] = Said(None, 'bf16')   # as fast
     if not facts['reduce_each'].key: del facts['reduce_each']   # as its ZeRO stage has it
     own = {name: facts[name].value for name in PARALLEL_FIELDS if name in facts}
-    p = Parallel(**own | ({'dp': dp} if dp else {}))
+    if dp: own['dp'] = dp
     assumes = {name: facts[name].value for name in OF_JOBS if name in facts}
-    return Job(p, model_said(facts), G, n, value(facts, 'seq_len'), assumes=assumes or None,
-               ignored=tuple(ignored), **{name: value(facts, name) for name in OF_COSTS})
+    return Job(Parallel(**own), model_said(facts), G, n, value(facts, 'seq_len'),
+               assumes=assumes or None, ignored=tuple(ignored),
+               **{name: value(facts, name) for name in OF_COSTS})
 
 TOLD_INSTEAD = {   # what may be told in place of what keys say -> facts that say it in other words
     'tp': (), 'cp': (), 'pp': (), 'dp': ('n_gpus',), 'virtual_stages': ('layers_per_chunk',)}

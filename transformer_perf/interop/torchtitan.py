@@ -35,9 +35,11 @@ CONVERTERS = {'float8': 'fp8', 'quantize.linear.float8': 'fp8', 'mx': 'mxfp8',
 def _letters_of(part, key):  # str
     "The letters of one part of a model, from the names of its modules."
     kinds = {'tok_embeddings': 'E', 'norm': '', 'rotary_emb': '', 'output': 'L', 'lm_head': 'L'}
-    names = [str(name) for name in of_type(part, list, key)]
-    return ''.join('t' if re.fullmatch(r'layers\.\d+', name) else
-                   kinds[nearest(name, kinds, f'module of {key}')] for name in names)
+    letters = ''
+    for name in map(str, of_type(part, list, key)):
+        if re.fullmatch(r'layers\.\d+', name): letters += 't'
+        else: letters += kinds[nearest(name, kinds, f'module of {key}')]
+    return letters
 
 def _layout_of_parts(parts, key):  # str
     "The layout that lists of modules say."

@@ -36,10 +36,9 @@ PREDICTED = ('iteration_s', 'memory_GB', 'memory_bound_GB', *COMPONENTS, 'micro_
 
 def of_candidates(batch, which):  # Batch
     "Some candidates of a batch."
-    some = {name: value[which] if np.ndim(value) else value
-            for name, value in vars(batch.model).items()}
-    return batch._replace(t=keep(batch.t, which), row=batch.row[which],
-                          model=SimpleNamespace(**some), global_batch=batch.global_batch[which])
+    model = SimpleNamespace(**keep(vars(batch.model), which))
+    return batch._replace(t=keep(batch.t, which), row=batch.row[which], model=model,
+                          global_batch=batch.global_batch[which])
 
 # %% ../../nbs/91a_predictions.ipynb #6beb4e17
 def shipped_record(key, path=None):  # as it is stored
@@ -170,9 +169,8 @@ def never_seen(df, path=None):  # Series of predicted iteration times, s
         own = df[source == name]
         if name not in without: continue
         a = with_sets(of_values(without[name], path))
-        same = name in TWICE
-        found[own.index] = predict(own.assign(stack=stack[own.index] if same else ''),
-                                   a).predicted_iteration_s
+        own = own.assign(stack=stack[own.index] if name in TWICE else '')
+        found[own.index] = predict(own, a).predicted_iteration_s
     return found
 
 # %% ../../nbs/91a_predictions.ipynb #5aa9dcaf

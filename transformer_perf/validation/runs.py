@@ -139,7 +139,8 @@ def empty_in(df, column):  # Series of bool
 
 def row_name(df, at):  # str
     "What a row is called in a message."
-    return path_text(as_word(df['id'].iloc[at] if 'id' in df else df.index[at]))
+    name = df['id'].iloc[at] if 'id' in df else df.index[at]
+    return path_text(as_word(name))
 
 def as_word(cell):
     "A cell as text; nothing where it is empty."
@@ -671,7 +672,8 @@ def shape_of(x):  # Series of str
 # %% ../../nbs/91_runs.ipynb #10b00007
 def batches_of(df, system=None, x=None):  # list of Batch; x: as `filled`, if it is there already
     "Clean rows as candidates, a batch for each system, stack and structure."
-    x = with_layouts(filled(df, system) if x is None else x).assign(position=np.arange(len(df)))
+    if x is None: x = filled(df, system)
+    x = with_layouts(x).assign(position=np.arange(len(df)))
     told = texts(x, 'fp8_parameters', *COST_COLUMNS)   # of most rows nothing
     x = x.assign(model_key=shape_of(x), ring=x.cp > 1, told=told)
     shared = ['gpu', 'gpus_per_node', 'nic_GBps_per_gpu', 'flash_attention', 'stack', 'software',
