@@ -553,13 +553,13 @@ def comm_of_each(
         if columns is None: return m
         return m._replace(volume=at(m.volume), far=at(m.far), exposed=at(m.exposed),
                           behind=at(m.behind))
-    sent = {i: [placed(m) for m in work.messages if any_of(m.volume)]
-            for i, work in enumerate(works.each) if work.messages}
-    panels = {i: at(panels[i]) for i in sent}
-    about = []
-    for i, messages in sent.items():
+    panels = [at(x) for x in panels]
+    sent, about = {}, []   # sent: number of a pass -> its messages
+    for i, work in enumerate(works.each):
+        if not work.messages: continue
+        sent[i] = [placed(m) for m in work.messages if any_of(m.volume)]
         pieces = 1 if panels[i] is None else panels[i]
-        about += [(m, _group_of(m, groups[i]), pieces) for m in messages]
+        about += [(m, _group_of(m, groups[i]), pieces) for m in sent[i]]
     seconds = iter(_seconds_of_messages(about, pricer))
     for i, messages in sent.items():
         alone = [next(seconds) for _ in messages]

@@ -142,7 +142,7 @@ def undo_accelerate(f):  # dict
         host = offload_for_zero(f, 'accelerate')
         if n != 1 and tp == cp == pp == 1 and not host['cpu_share']:
             return f | host | dict(kind='DEEPSPEED', deepspeed_stage=stage)
-        raise ValueError(f'offload={offload!r} of this job cannot be said in accelerate')
+        raise cannot_say('accelerate', 'not with the rest of this job', offload=offload)
     if n == 1: return f | dict(kind='NO', n_gpus=None)
     if stage == 2 and f['frees_weights']:   # weights stay gathered, but for that
         f = f | dict(zero_stage=3, reshard_after_forward=False)

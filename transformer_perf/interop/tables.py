@@ -217,9 +217,8 @@ def check_sharers(f, stage, format):
     "A ValueError where each copy is an instance of its own, and they are to share something out."
     several = f.get('dp_replicate') or 1
     dp = f.get('dp')
-    if stage and several > 1 and several == dp: raise ValueError(
-        f'dp_replicate={several} of dp={dp} with zero_stage={stage} cannot be said in {format}: '
-        'nobody is left to share weights')
+    if stage and several > 1 and several == dp: raise cannot_say(
+        format, 'nobody is left to share weights', dp_replicate=several, dp=dp, zero_stage=stage)
 
 def check_depth(depth, n, format):
     "A ValueError where a pipeline has more chunks than layers."

@@ -372,8 +372,7 @@ def undo_torchtitan(f):  # dict
     stage = f.get('zero_stage')
     v = f.get('virtual_stages') or 1
     if dp % several and f.get('n_gpus'):
-        raise ValueError(f'dp_replicate={several} of dp={dp} cannot be said in torchtitan: it must '
-                         'divide the copies')
+        raise cannot_say('torchtitan', 'it must divide the copies', dp_replicate=several, dp=dp)
     if stage == 0 and (f.get('cp') or 1) > 1:
         raise cannot_say('torchtitan', 'cp shares weights out', zero_stage=0, cp=f['cp'])
     for choices, why in refused_by_trainer(f):
