@@ -21,7 +21,7 @@ from thorough import examples, first_of
 from transformer_perf import Assumptions, Model, Parallel, System, estimate, execution, search
 from transformer_perf import advice, iteration, modules, parameters, scaling, systems, validation
 from transformer_perf.advice import planning, sensitivities
-from transformer_perf.inputs import quoted
+from transformer_perf.inputs import quoted, read_json
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.timeline import COMPONENTS, MEMORY_PARTS
 from transformer_perf.iteration import Estimate
@@ -29,7 +29,7 @@ from transformer_perf.interop import as_job
 from transformer_perf.interop.logs import steps_table
 from transformer_perf.interop.own import OWN
 from transformer_perf.models import as_model
-from transformer_perf.systems import as_system, read_system
+from transformer_perf.systems import as_system, systems_folder
 from transformer_perf.validation import measuring, predictions
 
 # what pandas 4 and the next NumPy will refuse
@@ -103,7 +103,7 @@ def adds_up(row):
 PRESETS = pick(['paper', 'corrected', 'calibrated'])
 MODEL = dict(seq_len=2048, embed_dim=1024, heads=16, depth=8, mlp_dim=4096, train_samples=1e6,
              name='m', kv_heads=4, vocab=32000, gated_mlp=True, causal=True)
-SYSTEM = read_system('A100-80GB')
+SYSTEM = read_json(systems_folder() / 'A100-80GB.json') | dict(name='A100-80GB')
 LAYOUT = {f.name: f.default for f in dataclasses.fields(Parallel)} | dict(tp=2, pp=2, dp=2)
 
 

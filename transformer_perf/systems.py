@@ -179,18 +179,11 @@ def system_names():  # list of str
     return sorted(file.stem for file in systems_folder().glob('*.json'))
 
 # %% ../nbs/82f_systems.ipynb #cc500ace
-def read_system(name):  # dict
-    "The fields of a system by name, or of a .json file."
-    if isinstance(name, str) and name.endswith('.json'):
-        return {'name': Path(name).stem, **read_json(name)}
-    nearest(name, system_names(), 'system')
-    return {'name': name, **read_json(systems_folder() / f'{name}.json')}
-
 @functools.lru_cache(maxsize=64)
 def shipped_system(name):  # System
     "A system that ships, read once."
-    given = read_system(name)
-    with naming(name): return as_system(given)
+    nearest(name, system_names(), 'system')
+    return as_system(systems_folder() / f'{name}.json')
 
 # %% ../nbs/82f_systems.ipynb #cf718e1a
 LARGEST_FIGURES = {'TFLOP/s': 1e6, 'GB/s': 1e6, 'GB': 1e6, 's': 1.}   # of a figure in a file
@@ -219,10 +212,10 @@ def as_system(
 ):  # System
     "A `System` from whatever form it was given in."
     if isinstance(system, Path): system = str(system)
-    if isinstance(system, str) and not system.endswith('.json'): system = shipped_system(system)
-    if isinstance(system, str):
-        given = read_system(system)
+    if isinstance(system, str) and system.endswith('.json'):
+        given = {'name': Path(system).stem, **read_json(system)}
         with naming(system): return as_system(given, nvlink_size)
+    if isinstance(system, str): system = shipped_system(system)
     if isinstance(system, dict):
         fields = [f.name for f in dataclasses.fields(System)]
         for key in system: nearest(key, fields, 'system field')
