@@ -314,5 +314,6 @@ def test_where_a_rank_has_unlike_chunks(pp, chunks, depth, schedule, unlike):
     model = dataclasses.replace(as_model('gpt3'), depth=depth)
     row = dict.fromkeys(('tp', 'cp', 'dp', *PLACES), 1)
     row |= dict(pp=pp, virtual_stages=chunks, schedule=schedule, micro_batch=1)
-    job = job_of(row, model, as_system('H200'), 16, as_assumptions('corrected'))
+    told = dataclasses.replace(as_assumptions('corrected'), uneven_stages=True)
+    job = job_of(row, model, as_system('H200'), 16, told)
     assert bool(ranks_have_unlike_chunks(count(job))) == unlike

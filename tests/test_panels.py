@@ -1015,7 +1015,7 @@ def test_a_job_is_shown_as_it_is(tmp_path):
                                     software='Megatron-Core', global_batch=job.global_batch)
     assert state.estimate.stats == explained['stats'] and notes == []
     assert (state.n_gpus, state.tp, state.cp, state.pp) == (64, 4, 2, 2)
-    assert state.own == 'reduce_each=false'   # all else is as that software does
+    assert state.own == ''   # all is as that software does
     assert call(state.python()).stats == explained['stats']
     assert panels.addressed(panel_states.address_of(state)) == state
     both = panels.Panels(state, table['notes'])

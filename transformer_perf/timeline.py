@@ -664,10 +664,11 @@ def iteration_times(
     more = host + sent
     bubble = bubble_of(work, costs, pace.busy, more, ends)
     stages = costs_of_unlike_stages(work, costs, ends, pace) if messages else [pace]
+    by_formula = bubble_of is bubble_time and stages_alike(work)   # then none waits for another
     def delay(stage):
-        if stage is pace or not sends_often(p): return reduction_time(work, stage, pricer)
+        if by_formula or not sends_often(p): return reduction_time(work, stage, pricer)
         alone = bubble_time(work, costs, stage.busy, more, ends)   # were no other stage slower
-        waits = N * (pace.busy - stage.busy) + bubble - alone
+        waits = np.maximum(N * (pace.busy - stage.busy) + bubble - alone, 0.)
         return reduction_delay(work, stage, waits, pricer)
     reduced = longest_of(stages, delay) if messages else 0.
     slack = named((pace.busy + sent + host) * straggling(p), 'slack', 's')
