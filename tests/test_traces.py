@@ -25,9 +25,11 @@ CASES = {
     'uneven': ('llama3.1_405B', dict(tp=8, pp=16, dp=2, zero_stage=2)),
     # whose host takes longer for gradients of weights than for all gradients together
     'adapters': ('minimax_text_01', dict(pp=8, dp=8, micro_batch=2, adapters='lora:16')),
+    'adapters at once': ('minimax_text_01', dict(dp=8, micro_batch=2, schedule='zb-h1',
+                                                 adapters='lora:16')),
     'experts': ('deepseek_v3', dict(pp=16, dp=64, ep=64)),
     'layout': ('deepseek_v3', dict(pp=8, dp=64, ep=64, layout='Et*7|(t*8|)*6t*6mL'))}
-BATCH = {'experts': 1024, 'layout': 1024, 'adapters': 128}
+BATCH = {'experts': 1024, 'layout': 1024, 'adapters': 128, 'adapters at once': 128}
 SIMPLER = ('1f1b', 'zb-v', 'chunks', 'one stage', 'layout')   # at prices without a host's share
 MORE = ('gpipe', 'zb-h1', 'zb-h2', 'dualpipe-v', 'one GPU')   # that others are like
 ASKED = [*((name, 'calibrated') for name in CASES if name not in MORE),

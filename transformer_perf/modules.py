@@ -383,8 +383,9 @@ class LayerCost(NamedTuple):
     memory: float       # s of exposed memory traffic
     comm: float         # s of exposed tensor- and context-parallel communication
     wait: float         # s for the host
-    late: float         # s of backward that can come late: gradients of weights, with their wait
+    late: float         # s of backward that can come late: gradients of weights
     apart: float        # s more for the host where these are steps of their own
+    late_wait: float    # s for the host, there, of these steps
     shown: float        # s more of messages there
     flops: float        # TFLOP, forward and backward
     step: float = 0.    # s of an optimizer on all of its matrices but those of routed experts
@@ -432,12 +433,13 @@ def _has_steps_apart(p: Layouts):  # bool
 
 def _with_steps_apart(costs, p: Layouts):  # LayerCost
     "Layers whose gradients of weights are steps of their own."
-    if not any_of(costs.apart) and not any_of(costs.shown): return costs
+    if not any(map(any_of, (costs.apart, costs.late_wait, costs.shown))): return costs
     apart = _has_steps_apart(p)
     if not any_of(apart): return costs
-    more, shown = names('s', apart=costs.apart * apart, shown=costs.shown * apart)
+    more, late_wait, shown = names('s', apart=costs.apart * apart,
+                                   late_wait=costs.late_wait * apart, shown=costs.shown * apart)
     return costs._replace(backward=costs.backward + more + shown, wait=costs.wait + more,
-                          comm=costs.comm + shown)
+                          late=costs.late + late_wait, comm=costs.comm + shown)
 
 def summed_layer(layer: Layer, priced: Priced, pricer, p: Layouts):  # LayerCost
     "What one layer takes: the sum over its operations, some of them computed again."
@@ -468,7 +470,7 @@ def summed_layer(layer: Layer, priced: Priced, pricer, p: Layouts):  # LayerCost
         forward=forward, backward=backward + wait_back + full * forward,
         compute=both('compute'), memory=both('memory'),
         comm=added(sent * (1 + often + full) + sent_back), wait=wait * (1 + full) + wait_back,
-        late=late + late_wait, apart=first_wait + late_wait - wait_back,
+        late=late, apart=first_wait + late_wait - wait_back, late_wait=late_wait,
         shown=shown, flops=at(added(priced.flops)), step=step, step_routed=step_routed)
 
 # %% ../nbs/87b_workload.ipynb #456b2953
