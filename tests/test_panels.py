@@ -1206,6 +1206,8 @@ def test_what_a_job_assumes_and_no_control_shows_is_said(flags, says):
 
 def test_the_layer_panel_opens_with_a_software(tmp_path):
     "By an option as by its control, and instead of the one that a job names; a file too."
+    alone = good('panels', 'layer', '--software', 'plain')   # once of 64 H200 to a domain
+    assert alone == good('panels', 'layer', 'software=plain')
     about = ['panels', 'layer', '--model', 'llama3.1_8B', '--system', 'H100-80GB']
     text = good(*about, '--software', 'Plain')
     assert text == good(*about, 'software=plain') != good(*about)

@@ -529,8 +529,8 @@ def opened_at(parallel=None, seq_len=None, **given):  # (LayerState, list of sen
     if isinstance(model, Model) and as_model(given['model']).seq_len != model.seq_len:
         seq_len = seq_len or model.seq_len
     own = {'own': f'seq_len={seq_len}'} if seq_len else {}
-    size = as_system(given.get('system', LayerState.system)).nvlink_size
-    state = LayerState(**{'nvlink_size': size} | given | own)
+    of_system = {'nvlink_size': as_system(given['system']).nvlink_size} if 'system' in given else {}
+    state = LayerState(**of_system | given | own)
     return state_of_job(state, parallel) if parallel else (state.settle()[0], [])
 
 # %% ../../nbs/80_panels.ipynb #7a51c11a
