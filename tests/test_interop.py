@@ -1522,6 +1522,21 @@ def test_what_samples_are_packed_of_is_said(name):
     assert 'need a model' in refused(as_job, said | {'model': None})
 
 
+@pytest.mark.parametrize('name', ['minimax_text_01', 'nemotron3_nano_30B_A3B'])
+@pytest.mark.parametrize('samples', [1234.5, None])
+def test_how_long_a_model_is_trained_is_said_beside_its_name(name, samples):
+    "Where its name alone can say its layers: a plan for other tokens was refused. Its length, too."
+    m = dataclasses.replace(as_model(name), seq_len=16384, train_samples=samples)
+    for seq_len in (None, m.seq_len):
+        said = json.loads(export(Job(Parallel(dp=8), m, 64, 8, seq_len), 'json'))
+        assert said['model'] == name and as_job(said).model == m
+    as_long = with_length(as_model(name), 16384)   # as many tokens
+    said = json.loads(export(Job(Parallel(dp=8), as_long, 64, 8), 'json'))
+    assert 'train_samples' not in said and as_job(said).model == as_long
+    assert 'need a model' in refused(as_job, said | {'model': None, 'train_samples': 5})
+    assert 'train_samples=-1' in refused(as_job, said | {'train_samples': -1})
+
+
 def test_what_every_script_says_and_nothing_hangs_on_is_known():
     flags = ('--rotary-base 500000 --use-mcore-models --norm-epsilon 1e-5 --manual-gc '
              '--manual-gc-interval 5 --accumulate-allreduce-grads-in-fp32 --clip-grad 1.0')

@@ -37,7 +37,7 @@ def _gpus_said(p: Parallel, fields, given, told):  # (Parallel, GPUs or None)
 def own_job(given, n_gpus=None):  # Job; n_gpus: where it does not say it
     "A job in our own JSON."
     fields_of_job = [f.name for f in dataclasses.fields(Job) if f.name != 'regrouped']
-    known = ('format', 'version', 'documents', *fields_of_job)
+    known = ('format', 'version', *_BESIDE_MODEL, *fields_of_job)
     for key in given: nearest(key, known, 'key of a job')
     if (given.get('format'), given.get('version')) != (OWN, 1):
         raise ValueError(f'format={quoted(given.get("format"))} and version='
@@ -50,16 +50,19 @@ def own_job(given, n_gpus=None):  # Job; n_gpus: where it does not say it
     said['ignored'] = tuple(tuple(map(str, of_type(pair, list, 'ignored'))) for pair in pairs)
     for name, read in (('model', as_model), ('software', as_software), ('system', as_system)):
         if name in said: said[name] = read(said[name])
-    said['model'] = _model_with_samples(said.get('model'), said.get('seq_len'),
-                                        given.get('documents'))
+    beside = {name: given[name] for name in _BESIDE_MODEL if name in given}
+    said['model'] = _model_with_samples(said.get('model'), said.get('seq_len'), beside)
     return Job(**said)
 
-def _model_with_samples(model, seq_len, documents):  # Model, or None
-    "A job's model with samples as long as it says, packed of its documents."
+_BESIDE_MODEL = ('documents', 'train_samples')   # what is said beside a model: its name may be all
+
+def _model_with_samples(model, seq_len, beside):  # Model, or None; beside: dict of fields
+    "A job's model with samples as long and as many as it says, packed of its documents."
     if seq_len and model and model.seq_len != seq_len: model = with_length(model, seq_len)
-    if documents is None: return model
-    if model is None: raise ValueError('documents, of which samples are packed, need a model')
-    return dataclasses.replace(model, documents=of_type(documents, dict, 'documents'))
+    if not beside: return model
+    if model is None: raise ValueError(f'{" and ".join(beside)} of a job need a model')
+    of_type(beside.get('documents', {}), dict, 'documents')
+    return dataclasses.replace(model, **beside)
 
 # %% ../../nbs/90i_own.ipynb #c93ca48c
 def _software_as_json(software):  # str, dict or None
@@ -74,13 +77,24 @@ def _system_said(system):  # str or dict
     if system.name in system_names() and as_system(system.name) == system: return system.name
     return {name: x for name, x in vars(system).items() if x is not None}
 
+def _trained_as(model, other):  # Model
+    "A model that is trained for as many samples as another."
+    return dataclasses.replace(model, train_samples=other.train_samples)
+
 def model_in_words(m):  # dict, or a name where no field says what its layers are
     "A model in our own JSON."
     own = differing(m)
     if 'layers' not in own: return own
     known = NAMED.get(m.name)
-    if known and with_length(known, m.seq_len) == m: return m.name   # its length is said beside it
+    if known and _trained_as(with_length(known, m.seq_len), m) == m:   # that is said beside it
+        return m.name
     raise ValueError(f'layers={quoted(own["layers"])} cannot be said in json')
+
+def _said_beside_name(m):  # dict
+    "What of a model its name does not say: the length of a sample, and how many it is trained for."
+    usual = with_length(as_model(m.name), m.seq_len).train_samples
+    trained = {} if m.train_samples == usual else {'train_samples': m.train_samples}
+    return {'seq_len': m.seq_len} | trained
 
 def as_own(job):  # str
     "Everything, in our own JSON."
@@ -95,6 +109,7 @@ def as_own(job):  # str
     if documents is not None:
         own['documents'] = dict(zip(documents.tokens, documents.documents))
     rest |= {name: x for name, x in own.items() if x}
+    if isinstance(model, str): rest |= _said_beside_name(job.model)
     for name in OF_COSTS:
         if getattr(job, name) is not None: rest[name] = getattr(job, name)
     return json.dumps({'format': OWN, 'version': 1, 'model': model, 'parallel': parallel, **rest,
