@@ -1112,8 +1112,8 @@ def zero_view(table, system):  # DataFrame of text
 RUNS_SYSTEM = Option('--system', 'the system of all runs (a name or FILE.json), instead of the '
                      'columns gpu, gpus_per_node and nic_GBps_per_gpu')
 
-OWN_SOFTWARE = Option('--software', 'a record of your own that runs name, a FILE.json; repeat for '
-                      'several', 'texts', [])
+OWN_SOFTWARE = Option('--software', 'a record of your own that runs name, a FILE.json; repeat, or '
+                      'separate by commas', 'words', [])
 
 # %% ../nbs/95_cli.ipynb #92dd1de8
 def own_software(args, jobs=()):  # a context
@@ -1147,7 +1147,7 @@ def validate_command(args):
         picked, predict, published, read_runs, recipe_score, record, scoreboard, slips_in)
     measured = published() if args.runs is None else read_runs(args.runs)
     system, _ = runs_about(args.system, args.assumptions)
-    with naming(args.runs or 'published runs'), own_software(args):
+    with own_software(args), naming(args.runs or 'published runs'):
         found = predict(measured, args.assumptions, system)
         if args.format == 'table':
             presets = tuple(dict.fromkeys(['paper', 'corrected', args.assumptions]))
