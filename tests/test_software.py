@@ -478,7 +478,8 @@ def test_software_with_runs_of_its_own_alone():
 def test_runs_name_software_that_ships_nowhere(tmp_path, capsys):
     "Its record is taken for what rows leave open; they were once those of anybody, 21 % too fast."
     pytest.importorskip('scipy')
-    mine = Software('our trainer', like='torchtitan', chooses={'zero_stage': 3, 'dp_overlap': True},
+    mine = Software('a stack of ours', like='torchtitan',
+                    chooses={'zero_stage': 3, 'dp_overlap': True},
                     knows={'attention_library': 'FlashAttention-2', 'logit_held': 12.})
     file, table, fitted = (tmp_path / name for name in ('mine.json', 'runs.csv', 'fitted.json'))
     file.write_text(json.dumps(vars(mine)))
@@ -500,7 +501,7 @@ def test_runs_name_software_that_ships_nowhere(tmp_path, capsys):
     told = [one['predicted_iteration_s'] for one in rows]
     assert told == pytest.approx([*took.values()], rel=1e-12)
     answer(capsys, 'calibrate', table, '--software', file, '-o', fitted, '--free', 'host_layer')
-    own = read_calibration(fitted).sets['Hopper/our trainer']
+    own = read_calibration(fitted).sets['Hopper/a stack of ours']
     known = own.software.logit_held, own.software.attention_library
     assert known == (12., 'FlashAttention-2')
 
