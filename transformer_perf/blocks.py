@@ -923,7 +923,7 @@ def expert_rows(job: CountedJob, experts):
     "Copies of tokens that the experts of the busiest GPU compute."
     return job.own * experts.per_token * job.etp * crowding(job)
 
-def vectors_sorted(job: CountedJob, experts, back=False):
+def vectors_sorted(job: CountedJob, experts, back):
     "How many vectors a GPU reads and writes to sort copies by expert, or results back to tokens."
     places = job.assumptions.capacity_factor or 1.   # sent for each copy, empty ones, too
     alone = job.own * (1 + places * experts.per_token)
@@ -1227,12 +1227,12 @@ def transform(job: CountedJob):  # list of Operation
 
 def end_operations(job: CountedJob):  # (list of Operation of the first stage, of the last)
     "What the first and the last stage compute beside their layers."
-    first, output = [embedding(job)], [output_layer(job)]
+    first, last, output = [embedding(job)], [_end_norm(job, 'final-norm')], output_layer(job)
     if job.embedding_norm: first.append(_end_norm(job, 'embedding-norm'))
-    if job.output_transform: output = [*transform(job), *output]
-    second = trained(output_layer(job), job, False)._replace(weights=0., frozen=0.)
-    more = [*_mtp_operations(job), second]
-    last = [_end_norm(job, 'final-norm'), *output, *more * int(job.mtp_layers)]
+    if job.output_transform: last += transform(job)
+    last.append(output)
+    again = trained(output, job, False)._replace(weights=0., frozen=0.)   # the same matrix
+    last += [*_mtp_operations(job), again] * int(job.mtp_layers)
     return [[trained(op, job, False) for op in end] for end in (first, last)]
 
 # %% ../nbs/82b_blocks.ipynb #456b2955

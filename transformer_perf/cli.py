@@ -1234,7 +1234,7 @@ def told_of(fits, kernels):  # dict
             'as_shipped': as_shipped_names(fits[-1].table)}
 
 # %% ../nbs/95_cli.ipynb #e62d38f2
-def text_of_fits(told, fit, files, args, before=''):  # str
+def text_of_fits(told, fit, files, args, before):  # str
     "A calibration as it was asked for."
     if args.format == 'csv': return as_csv(fit.table)
     if args.format == 'json': return as_json(told | {'written': list(map(str, files))}, args)

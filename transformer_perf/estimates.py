@@ -471,7 +471,7 @@ class Pass(NamedTuple):
         return self.compute / np.where(self.moving > 0, self.moving, np.inf)
 
 # %% ../nbs/82g_estimates.ipynb #1e2baf29
-def shown_of_messages(messages, seconds, own, panels=None):  # s
+def shown_of_messages(messages, seconds, own, panels):  # s
     "What the messages of one pass show, where the pass itself takes `own` seconds."
     sent = list(zip(messages, seconds))
     comm = sum(m.exposed * t for m, t in sent if not any_of(m.behind))

@@ -108,7 +108,7 @@ def _leaves_enough(t, strategy, model: Model, least):
 def _layer_groupings(
     n,                                  # GPUs
     strategy, model: Model, assumptions,
-    with_1d=False,                      # whether also those of '1d', which are cp=1 of '2d-seqp'
+    with_1d,                            # whether also those of '1d', which are cp=1 of '2d-seqp'
 ):  # table with the columns tp, cp
     "The ways to share out a layer: tp times cp divides n, and they divide what they share."
     shared, few = STRATEGIES[strategy], divisors(n)
@@ -165,7 +165,7 @@ def expert_shares(model: Model, n_gpus):  # array, ascending
     few = divisors(n_gpus)
     return few[_experts_divide(model, few, 1)]
 
-def with_expert_groups(t, model: Model, fixed=()):
+def with_expert_groups(t, model: Model, fixed):
     "A table with every number of GPUs that can share experts; whole ones, unless etp is asked for."
     fixed = dict(fixed)
     if not sends_tokens(model):
@@ -212,7 +212,7 @@ def first_possible(can, number):
     rows = can.reshape(-1, number)
     return (rows & (np.cumsum(rows, axis=1) == 1)).ravel()
 
-def with_choice(t, choice, values, experts, allows=None):  # table
+def with_choice(t, choice, values, experts, allows):  # table
     "A table with every value of a choice that a rule allows; where all are the same, the first."
     if len(values) == 1:
         t = t | {choice: values[0]}
@@ -1303,7 +1303,7 @@ def search(
     fit = [fitting(counts, q) for q in asked]
     return result_of(worth_playing(fit, counts, k, kind), asked[0], counts, k, kind)
 
-def worth_playing(fit, counts, k, kind=()):  # as `tables_of`
+def worth_playing(fit, counts, k, kind):  # as `tables_of`
     "What is worth playing of what fits, played."
     found, some = played_best(counts, fit, k)
     more = [fastest_of_kinds(fit, k, kind)] if kind else []

@@ -73,8 +73,7 @@ def nearest(
     if begun: close = difflib.get_close_matches(text, begun, n=1, cutoff=0)
     else: close = difflib.get_close_matches(text, names, n=1, cutoff=.6)
     if close: hint = f'did you mean {close[0]!r}?'
-    else:
-        hint = f'known: {few_of(names)[:2 * LONGEST]}'
+    else: hint = f'known: {few_of(names)[:2 * LONGEST]}'
     raise ValueError(f'unknown {what} {quoted(name)}; {hint}')
 
 # %% ../nbs/97_inputs.ipynb #79d134d9
@@ -137,8 +136,8 @@ def one_of(value, choices, name):
 def checked_number(value, name, kind, notes):
     "A number, or an array of numbers where they are allowed."
     bounds = {key: notes[key] for key in ('least', 'most', 'above') if key in notes}
-    if getattr(value, 'shape', ()) == (): return (whole if kind is int else finite)(
-        value, name, **bounds)
+    check = whole if kind is int else finite
+    if getattr(value, 'shape', ()) == (): return check(value, name, **bounds)
     array = type(value).__name__ == 'ndarray' and value.dtype.kind in 'iuf'
     if not (array and notes.get('arrays')):
         also = ', or an array of them' if notes.get('arrays') else ''
@@ -272,8 +271,8 @@ def table_with(table, columns=(), name='table', **bounds):  # the table
     if lacking:
         more = f' (and {", ".join(lacking[1:9])})' if lacking[1:] else ''
         raise ValueError(f'{name} lacks the column {lacking[0]}{more}')
+    if not bounds: return table
     for column in columns:
-        if not bounds: continue
         for at, value in zip(table.index, table[column].tolist()):
             try: finite(value, column, **bounds)
             except ValueError: finite(value, f'{name}, row {quoted(at)}: {column}', **bounds)
@@ -393,7 +392,7 @@ def naming(path):
 LARGEST_CSV = 16 * MEGABYTE
 MOST_COLUMNS, MOST_CELLS_GIVEN = 1000, 1_000_000   # below 200 MB in memory
 
-def check_cells(data, name, most, comment=None):
+def check_cells(data, name, most, comment):
     "A ValueError unless a table is small, and each of its columns has one name of its own."
     if data.count(b',') + data.count(b'\n') > most:
         raise ValueError(f'{name}: has more than {most} cells')

@@ -35,7 +35,7 @@ class Packs(NamedTuple):
 
 MOST_DRAWN = 2_000_000   # documents
 
-def _packed_in_order(lengths, budget, counts_as=np.asarray):
+def _packed_in_order(lengths, budget, counts_as):
     """Documents as they come, each into the first sample that has room.
 
     (room left, squares), of each sample; the last is open."""
@@ -55,9 +55,8 @@ def packed(documents: Lengths, budget, number, seed=0, counts_as=np.asarray):  #
     if drawn > MOST_DRAWN: raise ValueError(
         f'{number} samples of {budget} tokens have {drawn:,} documents, more than {MOST_DRAWN:,}')
     share = np.array(documents.documents) / sum(documents.documents)
-    lengths = rng.choice(documents.tokens, drawn, p=share)
-    room, squares = _packed_in_order(lengths, budget, counts_as)
-    while len(room) <= number:   # few of the long ones were among them
+    lengths, room = np.array([], dtype=int), []
+    while len(room) <= number:   # again where few of the long ones were among them
         lengths = np.append(lengths, rng.choice(documents.tokens, drawn, p=share))
         room, squares = _packed_in_order(lengths, budget, counts_as)
     some = rng.permutation(len(room) - 1)[:number]

@@ -212,7 +212,7 @@ def run(
         if found[i] is None: found[i] = shards.load(task) or packed_result(function, task)
     return [unpacked(found[i]) for i in range(len(tasks))]
 
-def _with_progress(results, number, so_far=0, leads=True):  # yields them
+def _with_progress(results, number, so_far, leads):  # yields them
     "The results, with a bar that shows how many there are; on terminals only."
     bar = tqdm(total=number, initial=so_far, unit=' tasks', disable=None if leads else True)
     with bar, contextlib.closing(results):

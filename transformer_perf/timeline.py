@@ -55,7 +55,7 @@ PLACES = tuple(f'nvlink_{group}' for group in GROUPS)
 
 _BY_RANK = ('tp', 'cp', 'dp', 'pp')   # Megatron's order of ranks: neighbours are of tp
 
-def _placed_in_domain(t, room, order=_BY_RANK):  # dict of columns
+def _placed_in_domain(t, room, order):  # dict of columns
     "How many GPUs of each group share a domain of `room` GPUs that ranks fill in order."
     places = {}
     for group in order:
@@ -227,7 +227,7 @@ def states_of(p: Layouts, matrices=False):  # bytes of a parameter
     "Optimizer states, of weights in matrices or of the others."
     return of_names(p.optimizer, lambda name: state_bytes(p.assumptions, name, matrices))
 
-def _gradient_reads(p: Layouts, matrices=False):
+def _gradient_reads(p: Layouts, matrices):
     "How often a step reads a gradient: twice where sums of a whole matrix come before its step."
     summed = of_names(p.optimizer, lambda name: OPTIMIZERS[name].beside is not None)
     return 1 + summed * matrices
@@ -820,8 +820,7 @@ def _weights_of_stage(work: Workload, at: PipelineStage, of: Stored, trained=Tru
     return StageWeights(parts, matrices, beside, held, ends, work.beside.table, copied)
 
 @told('held', 'GB')
-def weights_held(work: Workload, at: PipelineStage, own: StageWeights, passing=0.,
-                 still=None):  # GB
+def weights_held(work: Workload, at: PipelineStage, own: StageWeights, passing, still):  # GB
     """Weights: all, or a share and what is gathered; a share that is a master counts as a state.
 
     `passing`: GB of activations that a pass frees meanwhile, where what it gathers stays; `still`,
@@ -876,7 +875,7 @@ def _not_cast(work: Workload, at: PipelineStage, own: StageWeights):  # GB
     return negated(gathered) * never
 
 @told('saved', 'GB')
-def _saved_at(work: Workload, at: PipelineStage, of: Stored, least=False):  # GB
+def _saved_at(work: Workload, at: PipelineStage, of: Stored, least):  # GB
     "Activations that a stage keeps: exact with one chunk, else as if all were its longest."
     saved = _saved_micro_batches(work.layouts, at.rank) * sum(at.layers)
     if not least: return saved * of.activations * at.widest

@@ -274,7 +274,7 @@ def _layout_again(p: Parallel, n, case: Case):  # str or None
     less = ends_counted_in(p.layout, depth, p.pp * p.virtual_stages, more)
     return less and dealt_alike(less, depth, n, more)
 
-def _chosen_in_stages(p: Parallel, pp, a: Assumptions, held=()):  # dict: field -> its new value
+def _chosen_in_stages(p: Parallel, pp, a: Assumptions, held):  # dict: field -> its new value
     "What follows in so many stages where all was as the software has it in those that there are."
     here, there = choices_in_stages(a, p.pp), choices_in_stages(a, pp)
     found = {}

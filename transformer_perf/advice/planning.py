@@ -303,7 +303,7 @@ def in_few_words(row):  # str
         words.append(f'{title} {row[name]}')
     return ', '.join(words)
 
-def in_four_digits(x, digits=None):  # str
+def in_four_digits(x, digits):  # str
     "A number for the eye, in four digits unless others are asked for; empty where none is known."
     if not np.isfinite(x): return ''
     return f'{x:{digits}}' if digits else short(x)

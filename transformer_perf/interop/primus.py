@@ -88,7 +88,7 @@ def with_lora(job, keys):  # Job
     p = dataclasses.replace(job.parallel, adapters=lora_said(own))
     return dataclasses.replace(job, parallel=p)
 
-def primus_job(given, told, path=None, text=''):  # Job; told: as `job_of_keys`
+def primus_job(given, told, path, text):  # Job; told: as `job_of_keys`
     "A job of Primus, with the files that it names."
     taken = {}
     module = with_defaults(trainer_of(given), taken)

@@ -396,7 +396,7 @@ def ridge_words(result: Estimate):  # str
             f'{short(reached.ridge)}: left of that a product waits for memory.')
 
 @functools.lru_cache(4)
-def roofline_shown(state: RooflineState, ghost=None):  # Shown
+def roofline_shown(state: RooflineState, ghost):  # Shown
     "Everything that the roofline panel shows; pale, the operations of a ghost, another state."
     result = state.estimate
     table = roofline_table(result)

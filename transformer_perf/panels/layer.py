@@ -588,7 +588,7 @@ def compared_facts(row, needed):  # dict
             'memory (GB)': needed} | parts
 
 @functools.lru_cache(4)   # to and fro, pinned, taken away as files
-def layer_shown(state: LayerState, ghost=None):  # Shown; a ValueError if the state cannot run
+def layer_shown(state: LayerState, ghost):  # Shown; a ValueError if the state cannot run
     "Everything that the layer panel shows; dashed, the bars of a ghost, another state."
     nearest(state.task, EXPERIMENTS, 'experiment')
     q = question_of(state)

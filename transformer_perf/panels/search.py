@@ -378,7 +378,7 @@ def compared(state):  # (DataFrame, the same for the eye beside the candidates)
     return why, view
 
 @functools.lru_cache(4)   # to and fro, pinned, taken away as files
-def search_shown(state: SearchState, ghost=None):  # Shown
+def search_shown(state: SearchState, ghost):  # Shown
     "Everything that the search panel shows; dashed, the best of a ghost, another state."
     nearest(state.map, MAPS, 'map')
     found, before = state.found, 0.

@@ -384,7 +384,7 @@ def precision_of(df):  # Series of str
 # %% ../../nbs/91_runs.ipynb #10b00003
 SOFTWARE_CHOICES = ('zero_stage', 'tp_overlap', 'dp_overlap', 'ep_overlap', 'flash_attention')
 
-def usual_by_software(choice, pp=1):  # (the usual value, dict: software -> its own)
+def usual_by_software(choice, pp):  # (the usual value, dict: software -> its own)
     "What is done unless a row says it."
     usual = getattr(Assumptions.calibrated(), choice)
     return usual, {name: s.chosen(pp).get(choice, usual) for name, s in known_software().items()}
