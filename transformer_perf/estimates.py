@@ -453,7 +453,8 @@ class Roofline:
 
 def busy_of_pass(busy_of_each, work: Work, system: System):  # Busy
     "What keeps a GPU busy in one pass."
-    return Busy(*(x[0] for x in busy_of_each(stacked([work], system.units))))
+    busy = busy_of_each(stacked([work], system.units))
+    return Busy(*(x[0] for x in busy))
 
 # %% ../nbs/82g_estimates.ipynb #5e2c9d12
 class Pass(NamedTuple):

@@ -557,7 +557,9 @@ def as_published(chosen, model: Model, system: System, software):  # str
     gpu = system.name.partition('-')[0]   # as tables of runs call it
     recipe = software.recipe_of(model.name or '', gpu, system.architecture, chosen['precision'])
     if recipe is None: return ''
-    def in_word(value, own): return ('off', 'on')[bool(value)] if isinstance(own, bool) else value
+    def in_word(value, own):   # own: what is chosen here
+        if isinstance(own, bool): return 'on' if value else 'off'
+        return value
     other = []
     for name, value in recipe['chooses'].items():
         own = chosen[name]

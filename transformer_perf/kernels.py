@@ -68,7 +68,8 @@ def once_each(function, system: System, *columns):
     every = np.broadcast_arrays(*columns)
     rows = [column.ravel() for column in every]
     which, first = distinct(*rows)
-    return function(*(row[first] for row in rows))[which].reshape(every[0].shape)
+    found = function(*(row[first] for row in rows))
+    return found[which].reshape(every[0].shape)
 
 # %% ../nbs/82k_kernels.ipynb #f1919820
 @functools.lru_cache(maxsize=4096)

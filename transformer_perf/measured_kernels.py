@@ -532,8 +532,8 @@ def published_attention_to_price(df):  # TableToPrice
 # %% ../nbs/82a_kernel_prices.ipynb #2c0000a1
 def published_products_to_price(df):  # TableToPrice
     "Products of other tables."
-    keys = keys_of(texts_in(df, 'gpu'), texts_in(df, 'library').str.split().str[0].str.lower(),
-                   texts_in(df, 'dtype'))
+    library = texts_in(df, 'library').str.split().str[0].str.lower()
+    keys = keys_of(texts_in(df, 'gpu'), library, texts_in(df, 'dtype'))
     return TableToPrice('products', keys, numbers_of(df, ('m', 'n', 'k')), product_price)
 
 # %% ../nbs/82a_kernel_prices.ipynb #08ff61ac

@@ -269,7 +269,8 @@ class Efficiency:
     @takes(reference=INTEGER)
     def of_times(cls, gpus, times, reference=None):
         "From the times of one and the same message; 1 on `reference` GPUs, or on the fewest."
-        table = dict(sorted(zip(*by_gpus(gpus, times, 'times'))))
+        gpus, times = by_gpus(gpus, times, 'times')
+        table = dict(sorted(zip(gpus, times)))
         one = finite(table.get(reference or min(table)), f'the time on {reference} GPUs')
         return cls(tuple(table), tuple(one / t for t in table.values()))
 

@@ -471,9 +471,11 @@ def mean_layer(parts, layers):
     "The mean of so many layers of each kind; `parts` have the kinds along a first axis."
     if len(layers) == 1: return parts
     total = np.maximum(sum(layers), 1)
-    mean = lambda x: sum(n * x[k] for k, n in enumerate(layers)) / total
-    return type(parts)(*(named(mean(x), name, unit_among(x))
-                         for name, x in zip(parts._fields, parts)))
+    found = []
+    for name, x in parts._asdict().items():
+        mean = sum(n * x[k] for k, n in enumerate(layers)) / total
+        found.append(named(mean, name, unit_among(x)))
+    return type(parts)(*found)
 
 # %% ../nbs/87_timeline.ipynb #83c55b82
 def costs_at_places(

@@ -233,7 +233,8 @@ def lines_of_tree(t, before='', below='', said=None):  # yields str
     new = t.get('function') and t['words'] and t['function'] not in said
     more = remark(t, said)
     if new: said.add(t['function'])
-    yield before + equation(t) + (f'   {more}' if more and not new else '')
+    line = before + equation(t)
+    yield f'{line}   {more}' if more and not new else line
     if new: yield f'{below}   {more}'
     inputs = t.get('inputs', [])
     shown = [x for x in inputs if x['value']]

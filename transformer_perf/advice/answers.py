@@ -323,7 +323,8 @@ class Improvements:
         return changes_table(self.estimate, [*self.changes, *pair])
     @property
     def in_order(self):  # list of Estimate, best first; the job itself comes last
-        return [c.estimate for c in (self.pair, *self.changes) if c] + [self.estimate]
+        changes = [self.pair, *self.changes] if self.pair else self.changes
+        return [change.estimate for change in changes] + [self.estimate]
     @property
     def best(self):  # Estimate
         return next((one for one in self.in_order if one.fits), self.estimate)

@@ -591,12 +591,12 @@ def changes_view(table, system):  # DataFrame of text
     "Changes for the eye."
     old = table.iteration_s - table.change_s
     fit = {True: '', False: ', still does not fit'}
+    held = [f'{x:.1f} ({more:+.1f})' for x, more in zip(table.needed_GB, table.change_GB)]
     return pd.DataFrame({
         'change': table.change, 'iteration s': table.iteration_s.map(short),
         'time': [f'{x:+.1%}' for x in table.change_s / old],
         'MFU': [f'{x:.1%}' for x in table.mfu], 'HFU': [f'{x:.1%}' for x in table.hfu],
-        f'GB of {system.hbm_capacity:g}': [f'{x:.1f} ({more:+.1f})' for x, more in
-                                          zip(table.needed_GB, table.change_GB)],
+        f'GB of {system.hbm_capacity:g}': held,
         'why': [why + fit[fits] for why, fits in zip(table.why, table.fits)]})
 
 def tables_as_html(tables, *paragraphs):  # str

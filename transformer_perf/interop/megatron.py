@@ -670,7 +670,7 @@ def mixers_with_a_state(s, e):  # dict: letter -> Half; s: key -> size
 def hybrid_of_megatron(facts):
     "Layers that are one half each, a letter for each; a | ends a part of the pipeline."
     modules, (key, pattern) = take(facts, 'modules_of', 'hybrid')
-    sizes = dict(zip(_MIXER_SIZES, (said.value for said in take(facts, *_MIXER_SIZES))))
+    sizes = {name: said.value for name, said in zip(_MIXER_SIZES, take(facts, *_MIXER_SIZES))}
     if pattern is None:
         if modules.key: raise ValueError(f'{modules.key} needs --hybrid-layer-pattern')
         return

@@ -428,7 +428,7 @@ def commands_of(text):  # list of (line, list of words)
     text = re.sub(f'\r(?=\n)|[{MARK}{_NO_WORD}]', '', text)
     shell = Shell(text.split('\n'), plain_tokens(text)[::-1], {'#': '0'} | _set_by_slurm(text))
     block(shell)
-    found = [(line, [x.translate(SHOW) for x in found]) for line, found in shell.found]
+    found = [(line, [word.translate(SHOW) for word in words]) for line, words in shell.found]
     _check_calls(text, found)
     return found
 
@@ -437,8 +437,10 @@ HEAD = re.compile(rf'(?m)^[ \t]*(?:function[ \t]+)?({NAME})[ \t]*\(\)')
 def _check_calls(text, found):
     "A ValueError where a function that trains is called with words, which it would read as $1."
     _, *parts = HEAD.split(text)   # a name, and all up to the next one
-    trains = {name for name, body in zip(parts[::2], parts[1::2])
-              if '.py' in body and re.search(r'\$\{?[1-9@*]', body)}
+    trains = set()
+    for name, body in zip(parts[::2], parts[1::2]):
+        reads_words = re.search(r'\$\{?[1-9@*]', body)
+        if reads_words and '.py' in body: trains.add(name)
     for line, words in found:
         if len(words) > 1 and words[0] in trains: raise ValueError(
             f'line {line}: what a function is called with is not read: {quoted(" ".join(words))}')

@@ -217,8 +217,8 @@ BEFORE_PARALLELISM = ('experimental.', 'training.data_parallel', 'training.tenso
 def of_2024(facts):  # bool
     "Whether a file is older than the section `parallelism`: its release deals layers evenly."
     keys = [said.key for said in facts.values() if said.key]
-    return (any(key.startswith(BEFORE_PARALLELISM) for key in keys)
-            and not any(key.startswith('parallelism.') for key in keys))
+    has_section = any(key.startswith('parallelism.') for key in keys)
+    return not has_section and any(key.startswith(BEFORE_PARALLELISM) for key in keys)
 
 def order_of_torchtitan(facts, ignored):
     "The schedule, and the parts of a stage."

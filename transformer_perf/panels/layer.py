@@ -506,8 +506,11 @@ def change_words(state, step: NextState):  # str
     "What a step changes."
     name, moved = step.control, step.state
     if name == 'own': return f'messages of tp hidden behind products (type {OVERLAP})'
-    also = [f'{control_name(other)} {in_control(other, getattr(moved, other))}' for other in CHAIN
-            if other != name and getattr(moved, other) != getattr(state, other)]
+    also = []
+    for other in CHAIN:
+        x = getattr(moved, other)
+        if other == name or x == getattr(state, other): continue
+        also.append(f'{control_name(other)} {in_control(other, x)}')
     words = (f'{control_name(name)} {in_control(name, getattr(moved, name))} instead of '
              f'{in_control(name, getattr(state, name))}')
     return f'{words} (with {", ".join(also)})' if also else words

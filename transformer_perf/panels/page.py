@@ -593,8 +593,9 @@ class Panels:
     def __init__(self, state=None, notes=()):   # to open at, and what to say of it
         self.panels = Made(self.make)
         self.widget = ipywidgets.Tab([ipywidgets.VBox() for _ in PANELS], titles=tuple(PANELS))
-        self.widget.observe(lambda change: self.panels[[*PANELS][change.new]],
-                            names='selected_index')
+        names = [*PANELS]
+        look_at = lambda change: self.panels[names[change.new]]
+        self.widget.observe(look_at, names='selected_index')
         self.open(state or LayerState())
         if notes: self.panels['layer'].notes.value = ''.join(page(state, note) for note in notes)
 

@@ -268,7 +268,8 @@ SORTS = {'order': 'order in the layer', 'time': 'time', 'forward_ms': 'forward',
 def control_name(field):  # str
     "What a control is called."
     name = field.removesuffix('_b')
-    return CONTROLS.get(name, name.replace('_', ' ')) + (' (B)' if name != field else '')
+    words = CONTROLS.get(name, name.replace('_', ' '))
+    return words if name == field else f'{words} (B)'
 
 # %% ../../nbs/76_panel_states.ipynb #59ecaa2e
 def in_control(name, value):  # str
