@@ -615,7 +615,8 @@ def seen_share(job: CountedJob, mixer, rows=None):
     a, whole = job.assumptions, job.seq_len
     if rows is None: rows = job.rows
     about = mixer.window, mixer.chunk, rows
-    window, chunk, rows = about if job.documents is None else map(plain, about)
+    window, chunk, rows = about
+    if job.documents is not None: window, chunk, rows = map(plain, about)
     halved = np.asarray(mixer.causal) * (a.causal_mask * 1.)
     def share(length, window, rows):   # of the pairs of one piece
         wide = 1. if window is None else np.minimum(window, length) / length

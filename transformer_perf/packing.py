@@ -224,8 +224,8 @@ def packing(
         costs = at_the_pace(dealt(of_each, p.dp, evenly), in_step(p))
         took = played_unevenly(*at(costs), p.pp) + shown(costs).mean(axis=1)
         return float(rest + took.max())
-    return Packing(documents, with_documents(one, None), one, float(packs.tokens.mean())
-                   / model.seq_len, seconds(False), seconds(True))
+    filled = float(packs.tokens.mean()) / model.seq_len
+    return Packing(documents, with_documents(one, None), one, filled, seconds(False), seconds(True))
 
 # %% ../nbs/85b_packing.ipynb #85b0000f
 def dynamic_context(

@@ -117,13 +117,14 @@ def workspaces(run, architecture):  # dict of GB
 def left_alive(run, job):  # dict of GB
     "Tensors of the last micro-batch that are still held after a step."
     handed_on = job.units.element * job.own * job.embed_dim
-    number, interleaved = 0, job.virtual_stages > 1   # number: of tensors that stages hand on
-    if job.pp > 1: number = 2 * job.virtual_stages + interleaved
+    number = 0   # of tensors that stages hand on
+    if job.pp > 1: number = 2 * job.virtual_stages + (job.virtual_stages > 1)
     return {'between stages': number * handed_on, 'one buffer': largest_buffer(run, job)}
 
 def largest_buffer(run, job):  # GB
     "The largest of the tensors that are gathered, sent or put together for one operation."
-    element, e, found = job.units.element, job.embed_dim, [0.]
+    element, e = job.units.element, job.embed_dim
+    found = [0.]
     if job.tp > 1 and job.sequence_sharded: found.append(element * job.tokens * e)
     experts = any(kind.here.ffn.sends_tokens for kind in job.kinds)
     if experts and job.dispatcher == 'allgather':
@@ -220,17 +221,15 @@ def table_of_runs(runs):  # DataFrame
     "Each run: why it is not counted, or how many % off it is, after a step and at the peak."
     rows = []
     for _, run in runs.iterrows():
+        held, most = run.mem_allocated_bytes / 1e9, run.mem_max_allocated_bytes / 1e9
         why = why_uncounted(run)
-        off = lambda GB, measured: 100 * (GB / (measured / 1e9) - 1)
-        row = {'test': run.test, 'gpu': run.gpu, 'why_not': why,
-               'measured_GB': run.mem_allocated_bytes / 1e9}
-        if not why:
-            rest = sum(static_memory(run).values())
-            not_told = not_said(run)
-            row |= {'not_said': not_told, 'error': off(rest, run.mem_allocated_bytes)}
-        if not (why or moves_out(run)):
-            peak, GB = peak_memory(run), run.mem_max_allocated_bytes / 1e9
-            row |= {'peak_error': off(peak, run.mem_max_allocated_bytes),   # and % of activations
-                    'beyond': 100 * (GB - peak) / (peak - run.mem_allocated_bytes / 1e9)}
+        row = {'test': run.test, 'gpu': run.gpu, 'why_not': why, 'measured_GB': held}
         rows.append(row)
+        if why: continue
+        rest = sum(static_memory(run).values())
+        row |= {'not_said': not_said(run), 'error': 100 * (rest / held - 1)}
+        if moves_out(run): continue
+        peak = peak_memory(run)
+        row |= {'peak_error': 100 * (peak / most - 1),
+                'beyond': 100 * (most - peak) / (peak - held)}   # % of activations
     return pd.DataFrame(rows)
