@@ -454,17 +454,12 @@ def write_sweep(
 # %% ../nbs/85_sweeps.ipynb #cc667b9a
 def tasks_of_files(models, strategies, systems, n_gpus, *more):  # dict
     "Name of a table -> the tasks behind it."
-    models = [as_model(model) for model in several(models, 'models')]
-    names = [model.name for model in models]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f'two models are called {quoted(name)}: their files would have one '
-                             'name')
-    for name in (*names, *systems):
+    models = by_own_name(map(as_model, several(models, 'models')), 'models')
+    for name in (*models, *systems):
         if '/' in name or os.sep in name:
             raise ValueError(f'{quoted(name)} cannot be part of the name of a file')
-    return {f'exec_{strategy}_{model.name}': tasks_of([model], systems, n_gpus, [strategy], *more)
-            for model in models for strategy in several(strategies, 'strategies')}
+    return {f'exec_{strategy}_{name}': tasks_of([model], systems, n_gpus, [strategy], *more)
+            for name, model in models.items() for strategy in several(strategies, 'strategies')}
 
 # %% ../nbs/85_sweeps.ipynb #cc667b9b
 def run_configs(

@@ -85,7 +85,8 @@ SIDE = 128   # numbers that share a scale: of a row on the left, of a square on 
 def fp8_call(machine, layout, m, n, k, dtype):
     "A product in 8 bits, with one scale a tensor or a block."
     ones = lambda *shape: machine.random(*shape, dtype='float32').fill_(1)
-    x, w = (machine.random(*shape).to(machine.torch.float8_e4m3fn) for shape in ((m, k), (n, k)))
+    random = lambda *shape: machine.random(*shape).to(machine.torch.float8_e4m3fn)
+    x, w = random(m, k), random(n, k)
     left, right = ones(1), ones(1)
     if dtype == 'fp8_block':
         left, right = ones(k // SIDE, m).t(), ones(n // SIDE, k // SIDE).t()
@@ -136,7 +137,8 @@ def groups(machine):  # list of Measurement
     "Products of experts; their sides are those of one expert."
     def grouped(layout, experts, rows):
         inputs, outputs = _EXPERT_WIDTHS
-        m, n, k = (outputs, inputs, rows) if layout == 'TN' else (rows, outputs, inputs)
+        m, n, k = rows, outputs, inputs
+        if layout == 'TN': m, n, k = outputs, inputs, rows
         return Measurement(
             'grouped_gemm', layout, 'bf16', dict(m=m, n=n, k=k, experts=experts),
             lambda machine: grouped_call(machine, layout, experts, rows, inputs, outputs),
@@ -182,9 +184,8 @@ def attention_call(machine, seq, width, kv_heads, backward):
     q, g = (machine.random(1, _QUERY_HEADS, seq, width) for _ in range(2))
     k, v = (machine.random(1, kv_heads, seq, width) for _ in range(2))
     functional = machine.torch.nn.functional
-    shared = kv_heads < _QUERY_HEADS
-    call = lambda: functional.scaled_dot_product_attention(
-        q, k, v, is_causal=True, **dict(enable_gqa=True) if shared else {})
+    shared = dict(enable_gqa=True) if kv_heads < _QUERY_HEADS else {}
+    call = lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True, **shared)
     if not backward: return call
     for x in (q, k, v): x.requires_grad_()
     return lambda: machine.torch.autograd.grad(call(), (q, k, v), g)
@@ -212,7 +213,8 @@ def copies(machine):  # list of Measurement
     def call(machine, way, nbytes):
         near = machine.random(nbytes // 2)
         far = near.cpu().pin_memory()
-        source, target = (near, far) if way == 'to host' else (far, near)
+        source, target = near, far
+        if way == 'from host': source, target = far, near
         return lambda: target.copy_(source, non_blocking=True)
     if machine.device != 'cuda': return []
     return [Measurement('copy', way, 'bf16', dict(message_bytes=float(nbytes)),
