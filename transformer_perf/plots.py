@@ -62,9 +62,10 @@ DRAWING = threading.RLock()
 def nothing_to_draw(table):  # str
     "Why a table has no rows: the search's own reason where it has one."
     words = 'the table has no rows, so there is nothing to draw'
-    for n, reason in (getattr(table, 'reasons', None) or {}).items():
-        return f'{words}; {n} {"GPU" if n == 1 else "GPUs"}: {reason}'   # the first
-    return words
+    reasons = getattr(table, 'reasons', None)
+    if not reasons: return words
+    n, reason = next(iter(reasons.items()))
+    return f'{words}; {n} {"GPU" if n == 1 else "GPUs"}: {reason}'
 
 MOST_CHARACTERS = 300   # of one text in a picture: laying out more takes for ever
 
@@ -116,8 +117,8 @@ TEXT_KIND, ONE_NUMBER = dict(kind=(str,)), dict(arrays=False, least=-HUGE)   # w
 
 def with_numbers(table, columns):  # DataFrame
     "A table whose columns of numbers are of a type for numbers."
-    return table.assign(**{name: as_numbers(table[name]) for name in columns
-                           if table[name].dtype.kind not in 'iuf'})
+    others = [name for name in columns if table[name].dtype.kind not in 'iuf']
+    return table.assign(**{name: as_numbers(table[name]) for name in others})
 
 def columns_of_numbers(table, *columns, least=-HUGE, **bounds):  # DataFrame
     "A table whose columns hold numbers, or nothing; otherwise a ValueError."

@@ -439,7 +439,8 @@ def results_in_log(text, name):  # (rows of results, bus over algorithm bandwidt
         inside = inside or 'busbw' in words
         if 'Out of bounds values' in ' '.join(words) and 'FAILED' in words:
             raise ValueError(f'{name}: the test reports FAILED, so its times mean nothing')
-        if not (inside and len(words) > 1 and words[0].isdigit() and words[1].isdigit()): continue
+        if not inside or len(words) < 2: continue
+        if not (words[0].isdigit() and words[1].isdigit()): continue
         row, bandwidth, bus = result_row(words, f'{name}, line {at}')
         rows.append(row)
         if len(rows) > MOST_RESULTS: raise ValueError(f'{name}: has more than {MOST_RESULTS} rows')

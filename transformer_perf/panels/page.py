@@ -344,8 +344,7 @@ def row_of_widgets(widgets):
 
 MOST_CONTROLS = 10   # above the picture, where there are more; the rest are folded
 FOLDED = (*SYSTEM_RATES, 'own', 'sort', 'nvlink_size', 'software', 'cp', 'ep', 'panels',
-          'virtual_stages',
-          'recompute', 'zero_stage', 'placement')   # and those of a second scenario
+          'virtual_stages', 'recompute', 'zero_stage', 'placement')   # and what ends in _b
 
 def control_rows(controls):  # list of widgets
     "The controls above the picture: experiments first, of many only those that matter most."
@@ -431,8 +430,8 @@ def take_typed(panel, text):
 def make_files(panel):
     "Make the files of a panel's state, and offer them."
     shown = shown_or_why(panel.state)
-    panel.notes.value = (page(panel.state, shown) if isinstance(shown, str) else
-                         files_html(*files_of(panel.state, shown)))
+    if isinstance(shown, str): panel.notes.value = page(panel.state, shown)
+    else: panel.notes.value = files_html(*files_of(panel.state, shown))
 
 BUTTONS = {'back': ('Back', 'the state before this one', lambda panel: go(panel, -1)),
            'forward': ('Forward', 'the state after this one', lambda panel: go(panel, 1)),
@@ -473,9 +472,9 @@ def file_of(model: Model):  # str
     if known: return known
     said = model_in_words(dataclasses.replace(model, documents=None))
     packed = model.documents
-    if packed is not None and isinstance(said, str): raise ValueError(
-        f'{said} has layers that no file says together with documents')
-    if isinstance(said, str): return said   # of samples of another length
+    if isinstance(said, str):   # of samples of another length
+        if packed is None: return said
+        raise ValueError(f'{said} has layers that no file says together with documents')
     if packed is not None: said |= {'documents': dict(zip(packed.tokens, packed.documents))}
     place = place_for(f'{Path(model.name).name}.json')
     place.write_text(json.dumps(said))
@@ -485,7 +484,8 @@ def file_of(model: Model):  # str
 def found_anywhere(thing):
     "What names a thing from wherever the panels run: a model's file, a file's whole path."
     if isinstance(thing, Model): return file_of(thing)
-    return os.path.abspath(thing) if isinstance(thing, str) and os.path.exists(thing) else thing
+    if isinstance(thing, str) and os.path.exists(thing): return os.path.abspath(thing)
+    return thing
 
 def not_shown(state, p: Parallel):  # list of (field, its value, the one that is shown)
     "In what a state differs from a configuration."
@@ -529,9 +529,11 @@ def opened_at(parallel=None, seq_len=None, **given):  # (LayerState, list of sen
     if isinstance(model, Model) and as_model(given['model']).seq_len != model.seq_len:
         seq_len = seq_len or model.seq_len
     own = {'own': f'seq_len={seq_len}'} if seq_len else {}
-    of_system = {'nvlink_size': as_system(given['system']).nvlink_size} if 'system' in given else {}
+    of_system = {}
+    if 'system' in given: of_system['nvlink_size'] = as_system(given['system']).nvlink_size
     state = LayerState(**of_system | given | own)
-    return state_of_job(state, parallel) if parallel else (state.settle()[0], [])
+    if parallel: return state_of_job(state, parallel)
+    return state.settle()[0], []
 
 # %% ../../nbs/80_panels.ipynb #7a51c11a
 class Bar:
