@@ -81,7 +81,8 @@ def case_of(
     job=None,   # of which all this is, if its file is to say what follows of other groups
 ):  # Case
     "A question as objects; a job brings its own model, configuration and batch."
-    somebody_said = parallel is not None or is_stated(model)
+    # in an Estimate, and in a row of a search, all is settled: nobody stated it
+    somebody_said = parallel is not None or isinstance(model, (Job, dict, str, os.PathLike))
     said = parallel
     if parallel is None:
         job = job_asked(model, global_batch=global_batch)
@@ -104,10 +105,6 @@ def case_of(
     held = tuple(name for name in CHOICES if getattr(said, name) is not None)
     if filed or not somebody_said: held = ()
     return Case(model, p, system, whole(global_batch, 'global_batch'), a, held, filed)
-
-def is_stated(what):  # bool
-    "Whether somebody stated what a job says: in an Estimate and a row of a search all is settled."
-    return isinstance(what, (Job, dict, str, os.PathLike))
 
 def filed_groups(job, system, a, model):  # function of four numbers, or five: Job or None
     """What a job's file says with other groups of GPUs, and if that is said with so many parts of

@@ -150,7 +150,8 @@ def undo_accelerate(f):  # dict
     if cp > 1 and (stage < 3 or pp > 1): raise cannot_say(
         'accelerate', 'cp shares weights out, and has no pipeline', cp=cp, zero_stage=stage, pp=pp)
     nobody_shares = stage < 2 or n is not None and cp * dp == 1
-    if pp > 1 or selective or tp > 1 and nobody_shares:
+    tp_alone = tp > 1 and nobody_shares
+    if pp > 1 or selective or tp_alone:
         return f | dict(kind='MEGATRON_LM', distributed=stage > 0, megatron_tp=tp, tp=None,
                         selective=selective)
     if stage == 2 and tp > 1: raise cannot_say(

@@ -83,7 +83,8 @@ def plain_tokens(text):  # list of (line, token)
         if subjects and branch_begins: patterns = ''
         elif word == 'esac': patterns = None
         found += [(line, '\n' if x == ';;' else x) for x in new]
-        ahead = kind == 'apart' or word == ')' or ahead and word in BEFORE_COMMAND
+        goes_on = ahead and word in BEFORE_COMMAND
+        ahead = kind == 'apart' or word == ')' or goes_on
     return found
 
 def in_double_quotes(word): return word if word[:1] == '"' else f'"{word}"'

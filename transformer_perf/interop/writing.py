@@ -193,7 +193,8 @@ def as_flags(keys):  # list of str
     for key, x in keys.items():
         values = x if isinstance(x, list) else [x]
         if x is True: values = []   # a flag alone
-        found.append(' '.join([key, *(shlex.quote(str(value)) for value in values)]))
+        words = [shlex.quote(str(value)) for value in values]
+        found.append(' '.join([key, *words]))
     return found
 
 def gpus_of_machine(job):
@@ -209,7 +210,7 @@ def as_script(job, keys, notes):  # str
         each = gpus_of_machine(job)
         start = f'torchrun --nproc-per-node {each} --nnodes {job.n_gpus // each} pretrain_gpt.py'
         flags = [' '.join([*launch, start]), *flags]
-    else: notes = [*notes, *(f'{setting} (the environment)' for setting in launch)]
+    else: notes = notes + [f'{setting} (the environment)' for setting in launch]
     return comment(notes) + ' \\\n    '.join(flags) + '\n'
 
 # %% ../../nbs/90k_writing.ipynb #1870b652
@@ -265,7 +266,7 @@ def export(
     notes = set_elsewhere(job, name, keys)
     if name == 'megatron': return as_script(job, keys, notes)
     if name == 'deepspeed':   # no comments in JSON: a key of its own, which DeepSpeed passes over
-        keys |= {'set elsewhere': notes} if notes else {}
+        if notes: keys['set elsewhere'] = notes
         return json.dumps(nested(keys), indent=1) + '\n'
     if name == 'accelerate':
         first, more = on_machines(job)

@@ -166,8 +166,8 @@ def never_seen(df, path=None):  # Series of predicted iteration times, s
     without = shipped_record('without', path)
     stack = stack_of(clean(df))
     for name in source.unique():
-        own = df[source == name]
         if name not in without: continue
+        own = df[source == name]
         a = with_sets(of_values(without[name], path))
         own = own.assign(stack=stack[own.index] if name in TWICE else '')
         found[own.index] = predict(own, a).predicted_iteration_s
