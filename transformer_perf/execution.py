@@ -1050,7 +1050,8 @@ def usually_tried(model: Model, system, assumptions):  # dict: choice -> values
     "What is tried where nothing is said: the `practice`, as far as the software offers it."
     software = assumptions.software
     usual = practice(model) if assumptions.wide_search else {}
-    if usual and (besides := _dispatchers_besides(model, system, assumptions)):
+    besides = _dispatchers_besides(model, system, assumptions)
+    if usual and besides:
         usual['dispatcher'] = list(dict.fromkeys([assumptions.dispatcher, *besides]))
     if software is None: return usual
     can = lambda name, x: x == getattr(assumptions, name) or software.offers(name, x)

@@ -100,7 +100,8 @@ def calculated(operation, *numbers):
     if operation not in OPERATORS and operation not in FUNCTIONS:
         if value.dtype == bool or operation is np.remainder: return value   # to decide by
         raise TypeError(f'no formula writes {operation.__name__} of quantities')
-    if (found := _unwritten(operation, *numbers)) is not None: return found
+    found = _unwritten(operation, *numbers)
+    if found is not None: return found
     text, binds, inputs = written(operation, numbers)
     return Quantity('', value.item(), formula=text, inputs=inputs, binds=binds)
 

@@ -687,7 +687,8 @@ def check_layout(chunks, p, depth, more=0):  # virtual stages
     layout, letters = quoted(layout_of(chunks)), ''.join(chunks)
     divides(f'the number of chunks of layout={layout}', len(chunks), 'pp', p)
     for letter, n, what in (('t', depth, 'depth'), ('m', more, 'mtp_layers')):
-        if (found := letters.count(letter)) != n:
+        found = letters.count(letter)
+        if found != n:
             raise ValueError(f'layout={layout} has {found} {letter}, not {what}={n}')
     if sum('m' in chunk for chunk in chunks) > 1 or 'm' in ''.join(chunks[:-p]):
         raise ValueError(f'layout={layout} must have every m in one of the last pp={p} chunks')

@@ -241,7 +241,8 @@ def dealt_by_torchtitan(facts, ignored, pp, chunks):
     facts['virtual_stages'] = Said(facts['order'].key, chunks)
     if of_2024(facts): return
     own = [value(facts, f'{end}_less', 1) for end in ('first', 'last')]
-    if not (depth := value(facts, 'depth')):   # unless told, as the record of software has it
+    depth = value(facts, 'depth')
+    if not depth:   # unless told, as the record of software has it
         said = [facts[name].key for name in ('layers_per_chunk', 'first_less', 'last_less')
                 if name in facts]
         why = ('not used: the file does not say how many layers there are; embedding and output '

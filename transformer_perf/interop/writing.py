@@ -145,7 +145,8 @@ def places_besides(job: Job, name, keys):  # dict: fact -> where it is said
         places |= {'recompute': f'{CODE}: gradient checkpointing'}
     if name == 'megatron': places |= {'vocab': 'the tokenizer: embedding tables are filled up'}
     else: places |= {'model': CODE, 'dropout': CODE}
-    if (parts := 'parallelism.pipeline_parallel_layers_per_stage') in keys:
+    parts = 'parallelism.pipeline_parallel_layers_per_stage'
+    if parts in keys:
         places |= {'virtual_stages': f'{parts}={keys[parts]} of {job.model.depth} layers'}
     return places
 
