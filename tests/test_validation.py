@@ -19,7 +19,9 @@ from transformer_perf.kernels import product_time
 from transformer_perf.models import Model, as_model
 from transformer_perf.timeline import COMPONENTS
 from transformer_perf.parameters import PARAMETER_PARTS, changed, limits, read_calibration, value_of
-from transformer_perf.validation.runs import batches_of, candidates_priced, clean, run_jobs
+from transformer_perf.schedules import SCHEDULES
+from transformer_perf.validation.runs import (
+    batches_of, candidates_priced, clean, run_jobs, slips_in)
 from transformer_perf.systems import as_system
 from transformer_perf.validation.predictions import (
     PREDICTED as PRICED, fitted, never_seen, source_of)
@@ -740,11 +742,47 @@ def test_the_first_step_of_all_ranks_warms_up(tmp_path):
     assert run.iteration_s[0] == pytest.approx(8 * 8192 * (1 / 2000 + 1 / 2500) / 2)
 
 
+@pytest.mark.parametrize('said', [
+    dict(schedule='zb-h1'), dict(schedule='zb-v'), dict(offload='optimizer'),
+    dict(optimizer='muon'), dict(cp=2, context='ulysses'), dict(adapters='lora:16'),
+    dict(reduce_each=True), dict(zero_stage=3, reduce_each=False),
+    dict(zero_stage=3, reshard_after_forward=False)], ids=str)
+def test_a_row_and_a_log_have_the_choices_of_their_job(said, tmp_path):
+    "In columns of their names: they were passed over, and logs of such jobs refused."
+    p = Parallel(tp=2, pp=2, dp=4, micro_batch=1, recompute='none', **said)
+    if not SCHEDULES[p.schedule or '1f1b'].chunks: p = dataclasses.replace(p, virtual_stages=1)
+    model = as_model('llama3.1_8B')
+    one = estimate(model, p, 'H100-80GB', 64, software='NeMo').stats
+    row = dict(software='NeMo', tp=2, pp=2, dp=4, layers=32, hidden=4096, ffn=14336, heads=32,
+               kv_heads=8, vocab=128256, seq_len=8192, micro_batch=1, global_batch=64,
+               recompute='none', activation='silu', tied_embeddings=0)
+    if p.schedule != 'zb-v': row['vp'] = 1   # which has parts of its own
+    given = {c: int(x) if isinstance(x, bool) else x for c, x in said.items()}
+    line = 'iteration {}/ 9 | elapsed time per iteration (ms): 9000.0 | global batch size: 64 |'
+    (tmp_path / 'train.log').write_text('\n'.join(map(line.format, range(3))))
+    job = Job(p, model, 64, p.n_gpus, software='NeMo')
+    for runs in (pd.DataFrame([row | given]), run_of_log(tmp_path / 'train.log', job)):
+        found = predict(runs, system='H100-80GB').iloc[0]
+        assert found.predicted_iteration_s == pytest.approx(one['iteration_s'], rel=1e-12)
+        assert found.predicted_memory_GB == pytest.approx(one['memory_GB'], rel=1e-12)
+
+
+@pytest.mark.parametrize('column, cell, must_be', [
+    ('optimizer', 'adamm', 'one of adam'), ('offload', 'all', 'what the host holds'),
+    ('reduce_each', 7, '0 or 1'), ('adapters', 'lora', 'what trains'), ('schedule', '1F', '1f1b')])
+def test_choices_that_a_row_cannot_have_are_told(column, cell, must_be):
+    row = published().head(1).assign(**{column: cell})
+    assert must_be in predict(row).reason.iloc[0]
+
+
+def test_columns_of_our_own_names_that_are_not_read_are_told():
+    row = published().head(1).drop(columns=['vp', 'hidden']).assign(virtual_stages=2, embed_dim=1)
+    assert slips_in(row) == ["column 'virtual_stages' is not read (is it 'vp'?)",
+                             "column 'embed_dim' is not read (is it 'hidden'?)"]
+
+
 @pytest.mark.parametrize('said', first_of(8, [
-    dict(schedule='zb-h1'), dict(offload='optimizer'), dict(optimizer='muon'),
-    dict(cp=2, strategy='2d-seqp', context='ulysses'), dict(cp=2, strategy='2d'),
-    dict(adapters='lora:16'), dict(reduce_each=True), dict(zero_stage=3, reduce_each=False),
-    dict(zero_stage=3, reshard_after_forward=False), dict(dp_replicate=2),
+    dict(cp=2, strategy='2d'), dict(dp_replicate=2),
     dict(model='qwen3_next_80B_A3B'), dict(model='vit_era5'),
     dict(assumes={'expert_imbalance': 1.3}), dict(assumes={'master_bytes': 2.}),
     dict(model=Model(512, 256, 4, 8, vocab=1000, output_bias=True))]), ids=str)
