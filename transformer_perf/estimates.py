@@ -645,7 +645,9 @@ def in_low_precision(a, precision):  # bool, or an array where precisions are a 
 
 def check_choices(a):
     "A ValueError where assumptions contradict each other."
-    recomputed_parts(a.recompute), graphed(a.cuda_graphs), offloaded(a.offload)
+    recomputed_parts(a.recompute)
+    graphed(a.cuda_graphs)
+    offloaded(a.offload)
     adapted(a.adapters)
     if not isinstance(a.fp8_parameters, bool):
         for name in of_type(a.fp8_parameters, (bool, str), 'fp8_parameters').split('+'):

@@ -141,7 +141,8 @@ def check_layers(m):
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ValueError(f'layers holds {quoted(pair)}: it must hold pairs of a Block and how '
                              'many of it')
-        of_type(pair[0], Block, 'a block of layers'), whole(pair[1], 'a number of layers')
+        of_type(pair[0], Block, 'a block of layers')
+        whole(pair[1], 'a number of layers')
     number = sum(number for _, number in m.layers)
     if number != m.depth:
         raise ValueError(f'layers of {number} blocks must be as many as depth={m.depth}')

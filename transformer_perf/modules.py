@@ -957,8 +957,9 @@ ONE, TWO = {'tp': ('m', 't')}, {'tp': ('m1', 't1'), 'cp': ('m2', 't2')}
 
 def checked_groups(parallelism, topology, system, names):
     "Two dicts as groups: {'m1': 8, 'm2': 2}, {'t1': 4, 't2': 2} -> tp Group(8, 4), cp Group(2, 2)."
+    of_type(parallelism, dict, 'parallelism')
+    of_type(topology, dict, 'topology')
     found = {}
-    of_type(parallelism, dict, 'parallelism'), of_type(topology, dict, 'topology')
     for group, (m, t) in names.items():
         for key, given in ((m, parallelism), (t, topology)):
             if key not in given: raise ValueError(f'{quoted(given)} lacks {key!r}')

@@ -40,7 +40,8 @@ def end_all_ranks(code):
     "Under mpiexec, end the job of all ranks; what this one has said is passed on first."
     world = mpi_world()
     if world is None: return
-    sys.stdout.flush(); sys.stderr.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     time.sleep(0.5)   # mpiexec forwards nothing more once the job ends
     world.Abort(code)
 

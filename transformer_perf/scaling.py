@@ -294,7 +294,8 @@ class Network:
     name: str = 'a network'
 
     def __post_init__(self):
-        of_type(self.bandwidth, dict, 'bandwidth'), of_type(self.efficiency, dict, 'efficiency')
+        of_type(self.bandwidth, dict, 'bandwidth')
+        of_type(self.efficiency, dict, 'efficiency')
         for kind, GB_per_s in self.bandwidth.items():
             finite(GB_per_s, f'bandwidth of {nearest(kind, TURNS, "collective")}', above=True)
             of_type(self.efficiency.get(kind), Efficiency, f'efficiency of {kind}')
@@ -598,7 +599,9 @@ def check_measured(measured):
     if len(set(map(len, found))) > 1:
         raise ValueError(f'the columns {", ".join(columns)} must be equally long')
     for n, seconds, comm in zip(*found):
-        whole(n, 'n_gpus'), finite(seconds, 'iteration_s'), finite(comm, 'comm_s', above=True)
+        whole(n, 'n_gpus')
+        finite(seconds, 'iteration_s')
+        finite(comm, 'comm_s', above=True)
         if comm >= seconds:
             raise ValueError(f'{n} GPUs: comm_s={comm} must be below iteration_s={seconds}')
     rows = pd.DataFrame(dict(zip(columns, found))).sort_values('n_gpus', ignore_index=True)

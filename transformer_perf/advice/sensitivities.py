@@ -237,7 +237,8 @@ SPREAD = ['at_low_s', 'at_high_s', 'base_s']
 def bars_of(table):  # DataFrame
     "The rows of a sensitivity that can be drawn."
     table = table_with(table).reset_index(drop='field' in table)
-    known = table_with(table, ['field', *SPREAD]).replace(np.inf, np.nan).dropna(subset=SPREAD)
+    known = table_with(table, ['field', *SPREAD]).replace(np.inf, np.nan)
+    known = known.dropna(subset=SPREAD)
     table_with(known, SPREAD, 'the sensitivities', above=True)
     return known.astype(dict.fromkeys(SPREAD, float) | {'field': str})
 
@@ -256,7 +257,8 @@ def tornado(
         for word, color in (('low', RED), ('high', BLUE)):
             ax.barh(t.field, t[f'at_{word}_s'] - t.base_s, left=t.base_s, color=color, label=word)
         ax.axvline(t.base_s.iloc[-1], color=BLACK, linewidth=0.8)
-        ax.set(xlabel='iteration (s)'); ax.legend(title='the figure is')
+        ax.set(xlabel='iteration (s)')
+        ax.legend(title='the figure is')
         return figure
     most = whole(most, 'most')
     return draw(bars_of(table))
