@@ -522,8 +522,8 @@ class Estimate:
 def layers_of(one: Estimate):  # DataFrame
     "One layer (of the kind that most are) and one micro-batch: a row per operation."
     work = count(job_of_estimate(one))
-    layer = work.kinds[work.number.index(max(work.number))]
-    return operation_table(layer, pricer_of(one.system, work.layouts.assumptions), work.layouts)
+    pricer = pricer_of(one.system, work.layouts.assumptions)
+    return operation_table(work.usual, pricer, work.layouts)
 
 # %% ../nbs/87a_estimate.ipynb #72f10fd7
 def row_of(one: Estimate):  # Series

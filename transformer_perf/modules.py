@@ -857,6 +857,10 @@ class Workload(NamedTuple):
     pattern, number = property(pattern_of), property(layers_of_kinds)
 
     @property
+    def usual(self):   # Layer, of the kind that most are
+        return self.kinds[self.number.index(max(self.number))]
+
+    @property
     @told('L', '')
     def layers(self):
         "Layers of a stage."

@@ -237,8 +237,7 @@ def layer_settled(state):  # (LayerState, dict: control -> options); a ValueErro
 # %% ../../nbs/77_layer_panel.ipynb #a5079771
 def operations_of(result: Estimate):  # list of Operation
     "What each operation of a layer (of the kind that most are) counts in an estimate."
-    work = count(job_of_estimate(result))
-    return work.kinds[work.number.index(max(work.number))].rows.operations
+    return count(job_of_estimate(result)).usual.rows.operations
 
 WAYS = {'forward': 'fwd', 'backward': 'bwd'}
 _WAIT_WORDS = {'compute': 'comp', 'memory': 'mem', 'network': 'comm'}
