@@ -18,7 +18,7 @@ from .systems import as_system
 from .schedules import program, step_end_times
 from .estimates import as_assumptions
 from .lengths import Lengths, as_lengths
-from .modules import gathers_again, gathers_often, reduces_often
+from .modules import sends_often
 from .timeline import (
     counted_and_priced, iteration_times, priced_estimate, slowest_stage)
 from .iteration import (
@@ -132,7 +132,7 @@ def _shown_by_length(one: Estimate, priced):  # function: what a token counts as
     """What an iteration of such samples shows of weights and gradients that are sent in each
     micro-batch; `priced`: as `lengths_counted` has them. What is sent once hides as in the mean."""
     p = priced_estimate(one)[0].layouts
-    if not (gathers_again(p) | gathers_often(p) | reduces_often(p)): return np.zeros_like
+    if not sends_often(p): return np.zeros_like
     lengths, counted = priced
     shown = [float(iteration_times(*_priced_at_length(one, L)).dp_comm) for L in lengths]
     return lambda length: np.interp(length, counted, shown)

@@ -6,8 +6,8 @@
 __all__ = ['SHARE', 'PART', 'FACTOR', 'HANDLES', 'REPEATABLE', 'GROUPED_WORKSPACES', 'OVERLAP_WORKSPACES', 'SHOWS',
            'WIDEST_GROUPS', 'REACHED', 'KINDS_OF_RUN', 'WIDER', 'FEW_RUNS', 'PARAMETER_PARTS', 'PART_OF', 'figure',
            'NetworkShares', 'Kernels', 'measured_folder', 'Generation', 'generations', 'Costs', 'Evidence', 'near_runs',
-           'interval', 'Parameters', 'part_of', 'limits', 'value_of', 'changed', 'Calibration', 'parameters_from',
-           'as_flat', 'read_calibration']
+           'interval', 'Parameters', 'part_of', 'field_notes', 'limits', 'value_of', 'changed', 'Calibration',
+           'parameters_from', 'as_flat', 'read_calibration']
 
 # %% ../nbs/82_parameters.ipynb #c3ca8f62
 import dataclasses
@@ -379,10 +379,14 @@ def part_of(name):  # (part, field)
     return PART_OF[nearest(name, PART_OF, 'parameter')]
 
 # %% ../nbs/82_parameters.ipynb #44f29d96
+def field_notes(name):  # dict
+    "What the field of a parameter says of its values."
+    part, field = part_of(name)
+    return PARAMETER_PARTS[part].__dataclass_fields__[field].metadata
+
 def limits(name):  # (low, high, why)
     "The bounds of a parameter and their reason."
-    part, field = part_of(name)
-    notes = PARAMETER_PARTS[part].__dataclass_fields__[field].metadata
+    notes = field_notes(name)
     if not notes: raise ValueError(f'{name} is a property of the software, not a figure to fit')
     return notes['low'], notes['high'], notes['why']
 

@@ -9,7 +9,7 @@ __all__ = ['GROUPS', 'PLACES', 'TIMES', 'COMPONENTS', 'COMPONENTS_IN_FULL', 'MEM
            'PipelineStage', 'chunks_held', 'stages_in_order', 'distinct_stages', 'holds_more', 'stages_alike',
            'stages_of', 'mean_layer', 'costs_at_places', 'Load', 'StageCost', 'stage_cost', 'slowest_stage',
            'costs_of_unlike_stages', 'longest_of', 'loads_of', 'bubble_time', 'least_iteration_seconds', 'least_bubble',
-           'sends_often', 'reduction_delay', 'host_seconds_of_micro_batch', 'iteration_times', 'Memory', 'StageWeights',
+           'reduction_delay', 'host_seconds_of_micro_batch', 'iteration_times', 'Memory', 'StageWeights',
            'largest_units', 'weights_held', 'gradients_held', 'memory_at', 'states_held', 'host_has_room',
            'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB', 'memory_needed',
            'ranks_have_unlike_chunks', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
@@ -44,9 +44,9 @@ from .blocks import (
     STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)
 from .modules import (
     LayerCost, Matrices, Stored, UnitWeights, Workload, costs_of_kinds, count, data_parallel_time,
-    ends_GB, fields_at, full_share, gathers_again, gathers_often, gradient_held, groups_of,
+    ends_GB, fields_at, full_share, gathers_again, gradient_held, groups_of,
     groups_of_ends, if_any, micro_batches_of_stage, over_host_link, pipeline_time, priced_rows,
-    prices_of, reduces_often, seconds_of_ends, sharing_groups, stages_held,
+    prices_of, reduces_often, seconds_of_ends, sends_often, sharing_groups, stages_held,
     stays_gathered, with_recompute)
 
 # %% ../nbs/87_timeline.ipynb #04b00006
@@ -632,10 +632,6 @@ def least_bubble(work: Workload, costs, pace, more, ends):  # s
     return np.maximum(least - work.layouts.micro_batches * (pace + more), 0.)
 
 # %% ../nbs/87_timeline.ipynb #c1956c27
-def sends_often(p: Layouts):  # bool
-    "Whether copies exchange anything in each micro-batch."
-    return any_of(gathers_again(p) | gathers_often(p) | reduces_often(p))
-
 def reduction_delay(work: Workload, stage: StageCost, waits, pricer):  # s
     """What a stage's exchange between copies adds to an iteration, some of it in each micro-batch:
     that hides in the `waits` s that the stage idles between its passes, for others are slower."""
@@ -668,7 +664,7 @@ def iteration_times(
     stages = costs_of_unlike_stages(work, costs, ends, pace) if messages else [pace]
     by_formula = bubble_of is bubble_time and stages_alike(work)   # then none waits for another
     def delay(stage):
-        if by_formula or not sends_often(p): return reduction_time(work, stage, pricer)
+        if by_formula or not any_of(sends_often(p)): return reduction_time(work, stage, pricer)
         alone = bubble_time(work, costs, stage.busy, more, ends)   # were no other stage slower
         waits = np.maximum(N * (pace.busy - stage.busy) + bubble - alone, 0.)
         return reduction_delay(work, stage, waits, pricer)
@@ -744,6 +740,9 @@ class StageWeights(NamedTuple):
     ends: float     # GB
     table: float    # GB of an embedding table
     copied: bool    # whether its share is that of masters, which all are copied from
+
+    @property
+    def every(self): return sum(GB for GB, _ in self.parts)   # GB, shared out or not
 
 def _shares_out(parts):
     "Whether several GPUs may share any of some weights; parts: (GB, GPUs)."
@@ -832,11 +831,11 @@ def weights_held(work: Workload, at: PipelineStage, own: StageWeights, passing, 
         work, at, own, p.assumptions.zero_gathered, gathers_again(p), still))
     here = weights_on_gpu(own.parts, thirds) * (1 - on_host(p.offload, 'weights'))
     here = where(thirds & own.copied, here * on_host(p.offload, 'optimizer'), here)
-    every = sum(GB for GB, _ in own.parts)
+    every = own.every
     if still:
         share = weights_on_gpu(still[1].parts, thirds) * (1 - on_host(p.offload, 'weights'))
         here = here + named(share, 'frozen', 'GB')
-        every = every + sum(GB for GB, _ in still[1].parts)
+        every = every + still[1].every
     held, stays = here + gathered, thirds & stays_gathered(p)
     if any_of(stays): held = where(stays, np.maximum(held, every - passing), held)
     return np.minimum(every, held)
@@ -851,7 +850,7 @@ def gradients_held(work: Workload, at: PipelineStage, own: StageWeights, replace
     found, whole = (gradient_held(p) / 2 * weights_on_gpu(own.parts, flag) for flag in (out, False))
     found = found * (1 - on_host(p.offload, 'optimizer') * out)   # each goes there at once
     buckets = p.costs.bucket_bytes / 2 * ((weight_copies(p).size > 1) & negated(out))
-    beside = if_any(buckets, lambda: sum(GB for GB, _ in own.parts))
+    beside = if_any(buckets, lambda: own.every)
     if p.assumptions.working_memory:
         unit = if_any(out, lambda: largest_units(work, at, own, 1))
         found = np.minimum(whole, found + p.costs.gradient_bytes / 2 * unit)
@@ -869,7 +868,7 @@ def _not_cast(work: Workload, at: PipelineStage, own: StageWeights):  # GB
     p, of = work.layouts, work.beside
     if not p.costs.autocast or adapted(p.adapters).some: return 0.
     looked_up = at.first * (of.table - at.last * work.weights.shared)
-    of_layers = sum(GB for GB, _ in own.parts) - own.ends
+    of_layers = own.every - own.ends
     cast_anew = full_share(p.recompute, sum(at.layers)) * of_layers
     gathered = (p.zero_stage == 3) & (   # for each layer
         _shares_out(own.parts) | (on_host(p.offload, 'weights') > 0))

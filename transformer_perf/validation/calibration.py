@@ -386,7 +386,7 @@ from ..interop.tables import OF_JOBS
 from ..interop.writing import facts_of, lost
 from ..kernels import attention_time, priced_collective, product_time
 from ..measured_kernels import DTYPES, OPERATIONS, TABLES, numbers_of, texts_in
-from ..parameters import PARAMETER_PARTS, part_of
+from ..parameters import PARAMETER_PARTS, field_notes, part_of
 from ..scaling import PROGRAMS, parse_nccl_log
 
 # %% ../../nbs/91b_fits.ipynb #17d00004
@@ -483,14 +483,12 @@ def tells(df, system):  # list of (rows, names of parameters)
 # %% ../../nbs/91b_fits.ipynb #17d00028
 def is_share(name):
     "Whether a parameter is a share of something: more than nothing."
-    part, field = part_of(name)
-    return PARAMETER_PARTS[part].__dataclass_fields__[field].metadata.get('above', False)
+    return field_notes(name).get('above', False)
 
 def possible_entry(name, k):  # Entry
     "A parameter of a set: a share may be anything that is possible at all."
-    part, field = part_of(name)
-    most = PARAMETER_PARTS[part].__dataclass_fields__[field].metadata.get('most', 2.)
-    low, high = (.02, most) if is_share(name) else limits(name)[:2]
+    if is_share(name): low, high = .02, field_notes(name).get('most', 2.)
+    else: low, high, _ = limits(name)
     return Entry(name, [k.name], low, high, 'measured on this machine')
 
 def is_told(table):  # Series of bool
