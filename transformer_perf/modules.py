@@ -872,12 +872,11 @@ class Workload(NamedTuple):
 
     def at(self, rows, layouts):  # Workload
         "Some layouts of what is priced, at these rows of its columns."
-        of = lambda parts: fields_at(parts, rows)
-        depth, ahead, matrix, model = of((self.depth, self.mtp_layers, self.matrix,
-                                          self.model_TFLOP))
-        return Workload(layouts, depth, of(self.stored), ahead, self.order, self.output,
-                        of(self.matrices), of(self.weights), of(self.frozen), of(self.beside),
-                        matrix, model)
+        numbers = {name: at_columns(getattr(self, name), rows)
+                   for name in ('depth', 'mtp_layers', 'matrix', 'model_TFLOP')}
+        tables = {name: fields_at(getattr(self, name), rows)
+                  for name in ('stored', 'matrices', 'weights', 'frozen', 'beside')}
+        return self._replace(layouts=layouts, kinds=(), ends=(), **numbers, **tables)
 
 def fields_at(parts, which):
     "Every field of a tuple of arrays, at some columns; a single column stands for all."
