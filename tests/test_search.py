@@ -258,6 +258,16 @@ def test_the_first_of_many_is_the_first_of_one(about):
 
 # choices that were taken for the same
 
+@pytest.mark.parametrize('choice', ['reduce_each', 'dp_overlap'])
+def test_a_choice_left_open_is_none_besides(choice):
+    "It says what one of the others says, of each layout another."
+    one, two = (search('llama3.1_8B', 16, 'H100-80GB', 32, k=20, assumptions='corrected',
+                       zero_stages=[1, 3], **{choice: values})
+                for values in ([True, False], [True, None, False]))
+    assert one.candidates == two.candidates and len(two) == 20
+    assert one.iteration_s.tolist() == two.iteration_s.tolist()
+
+
 def test_one_rank_needs_no_pipeline():
     "The order in which schedules are named decides nothing, also where some need a pipeline."
     model, h100 = MODELS['dense'], as_system('H100-80GB', 8)

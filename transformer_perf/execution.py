@@ -223,6 +223,13 @@ def with_choice(t, choice, values, experts, allows):  # table
     return crossed(t, worth_trying, **{choice: np.array(values)})
 
 # %% ../nbs/88a_search.ipynb #29a72048
+def _each_once(t, considered):
+    "A table without rows whose choice, left open, says what that of another row says."
+    open_too = [values for values in considered.values() if len(values) > 1 and None in values]
+    if not open_too: return t
+    _, first = distinct(*(column for column in t.values() if np.ndim(column)))
+    return keep(t, first)
+
 def every_configuration(t, strategy, model, global_batch, assumptions, considered, fixed=()):
     "Cross groupings with micro-batches, panels and choices; `grouping` numbers their rows."
     s = STRATEGIES[strategy]
@@ -244,7 +251,7 @@ def every_configuration(t, strategy, model, global_batch, assumptions, considere
     t = t | {'reduce_each': reduces_each(t['reduce_each'], t['zero_stage'], t['pp'],
                                          assumptions.costs.sums_in_pipelines),
              'dp_overlap': copies_overlap(t['dp_overlap'], t['zero_stage'])}
-    return keep(t, can_run(t, model, global_batch, assumptions))
+    return _each_once(keep(t, can_run(t, model, global_batch, assumptions)), considered)
 
 # %% ../nbs/88a_search.ipynb #7113f518
 def _divides_what_is_left(t, name):
