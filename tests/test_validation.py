@@ -775,6 +775,17 @@ def test_choices_that_a_row_cannot_have_are_told(column, cell, must_be):
     assert must_be in predict(row).reason.iloc[0]
 
 
+@pytest.mark.parametrize('said', [
+    dict(schedule='zb-v', vp=4), dict(schedule='dualpipe', pp=3), dict(schedule='zb-h2', dp=16)])
+def test_a_schedule_that_stages_cannot_follow_is_told(said):
+    "Parts of stages that it does not have once ended in an IndexError."
+    row = dict(gpu='H100-80GB', software='NeMo', tp=1, pp=4, dp=2, layers=24, hidden=1024, ffn=4096,
+               heads=16, vocab=32000, seq_len=2048, micro_batch=1, global_batch=32, vp=1)
+    assert predict(pd.DataFrame([row])).reason[0] == ''
+    told = predict(pd.DataFrame([row | said])).reason[0]
+    assert told == 'schedule cannot be followed with these pp, vp and micro-batches'
+
+
 def test_columns_of_our_own_names_that_are_not_read_are_told():
     row = published().head(1).drop(columns=['vp', 'hidden']).assign(virtual_stages=2, embed_dim=1)
     assert slips_in(row) == ["column 'virtual_stages' is not read (is it 'vp'?)",

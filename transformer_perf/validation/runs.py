@@ -445,6 +445,14 @@ def layouts_fit(x):  # list of bool
     return [not text or makes_sense(partial(holds, p=p, depth=depth, more=more), text)
             for text, (p, depth, more) in zip(x.layout, sizes)]
 
+def schedules_fit(x):  # list of bool
+    "Whether stages can follow each schedule that is said, with the micro-batches that there are."
+    number = x.global_batch / x.dp / x.micro_batch.fillna(1.)
+    sizes = pd.DataFrame({'p': x.pp, 'v': x.vp.fillna(1.), 'N': number}).fillna(1.).to_numpy()
+    def follows(name, p, v, N):
+        return name not in SCHEDULES or bool(possible(SCHEDULES[name], p, v, N, layers=v))
+    return [follows(name, *own) for name, own in zip(x.schedule, sizes.astype(int).tolist())]
+
 def layout_rules(x):  # yields (what is wrong, where it is right)
     "What must divide what."
     yield 'n_gpus or dp is missing', x.n_gpus.notna() & x.dp.notna()
@@ -455,6 +463,7 @@ def layout_rules(x):  # yields (what is wrong, where it is right)
                             ('cp', 'seq_len')):
         yield f'{divisor} must divide {number}', goes_into(x[divisor], x[number])
     yield 'layout must have as many chunks in each stage, and all layers', layouts_fit(x)
+    yield 'schedule cannot be followed with these pp, vp and micro-batches', schedules_fit(x)
     own_width = x.head_dim.notna() | x.kv_lora_rank.notna()
     yield 'heads must divide hidden', own_width | goes_into(x.heads, x.hidden)
     yield from batch_rules(x)
