@@ -784,6 +784,8 @@ def test_a_schedule_that_stages_cannot_follow_is_told(said):
     assert predict(pd.DataFrame([row])).reason[0] == ''
     told = predict(pd.DataFrame([row | said])).reason[0]
     assert told == 'schedule cannot be followed with these pp, vp and micro-batches'
+    for cell in ({'pp': 0}, {'dp': 0}, {'micro_batch': 0}, {'global_batch': 1e300}):
+        assert predict(pd.DataFrame([row | said | cell])).reason[0]   # not an error of arithmetic
 
 
 def test_columns_of_our_own_names_that_are_not_read_are_told():

@@ -448,10 +448,11 @@ def layouts_fit(x):  # list of bool
 def schedules_fit(x):  # list of bool
     "Whether stages can follow each schedule that is said, with the micro-batches that there are."
     number = x.global_batch / x.dp / x.micro_batch.fillna(1.)
-    sizes = pd.DataFrame({'p': x.pp, 'v': x.vp.fillna(1.), 'N': number}).fillna(1.).to_numpy()
+    sizes = pd.DataFrame({'p': x.pp, 'v': x.vp, 'N': number}).fillna(1.).clip(1., LARGEST)
+    rows = zip(x.schedule, sizes.astype(int).to_numpy().tolist())
     def follows(name, p, v, N):
         return name not in SCHEDULES or bool(possible(SCHEDULES[name], p, v, N, layers=v))
-    return [follows(name, *own) for name, own in zip(x.schedule, sizes.astype(int).tolist())]
+    return [follows(name, *own) for name, own in rows]
 
 def layout_rules(x):  # yields (what is wrong, where it is right)
     "What must divide what."
