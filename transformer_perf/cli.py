@@ -989,11 +989,12 @@ def run_configs_command(args):
     from transformer_perf.execution import strategies_named
     from transformer_perf.sweeps import PAPER_GPUS, run_configs
     with resumable():
-        written = run_configs([model_asked(args, model) for model in args.model],
-                              strategies_named(args.parallel_strat), labelled(args.systems),
-                              args.gpus or PAPER_GPUS, args.global_batch_size, args.top,
-                              Path(args.folder), f'.{args.table}',
-                              assumptions_asked(args, wide_search=False), args.workers)
+        written = run_configs(
+            models=[model_asked(args, model) for model in args.model],
+            strategies=strategies_named(args.parallel_strat), systems=labelled(args.systems),
+            n_gpus=args.gpus or PAPER_GPUS, global_batch=args.global_batch_size, k=args.top,
+            folder=Path(args.folder), suffix=f'.{args.table}', workers=args.workers,
+            assumptions=assumptions_asked(args, wide_search=False))
     if written is not None: deliver_written(written, args, not_used(args))
 
 # %% ../nbs/95_cli.ipynb #19a70649
@@ -1057,11 +1058,12 @@ def sweep_command(args):
     from transformer_perf.sweeps import PAPER_GPUS, write_sweep
     if args.output is None: raise ValueError('sweep needs -o FILE')
     with resumable():
-        done = write_sweep(Path(args.output), [model_asked(args, model) for model in args.model],
-                           labelled(args.systems), args.gpus or PAPER_GPUS,
-                           strategies_swept(args), args.global_batch_size, args.top,
-                           assumptions_asked(args, wide_search=False), axes(args.vary),
-                           args.workers)
+        done = write_sweep(
+            Path(args.output), models=[model_asked(args, model) for model in args.model],
+            systems=labelled(args.systems), n_gpus=args.gpus or PAPER_GPUS,
+            strategies=strategies_swept(args), global_batch=args.global_batch_size, k=args.top,
+            vary=axes(args.vary), workers=args.workers,
+            assumptions=assumptions_asked(args, wide_search=False))
     if done: deliver_written([args.output], args, not_used(args))
 
 # %% ../nbs/95_cli.ipynb #10a50435

@@ -99,10 +99,12 @@ def job_estimated(one: Estimate):  # Job
     chosen = chosen_by(a.software)
     assumes = {name: getattr(a, name) for name in OF_JOBS
                if getattr(a, name) != chosen.get(name, getattr(Assumptions, name))}
+    costs = dict(dropout=a.costs.dropout or not a.fused_kernels,
+                 gradients_in_16_bits=gradients_said(one), loss_fusion=loss_fusion_said(one),
+                 whole_logits=switch_said(one, 'whole_logits'),
+                 reduces_whole=switch_said(one, 'reduces_whole'))
     return Job(one.parallel, m, one.global_batch, one.parallel.n_gpus, m.seq_len, a.software,
-               one.system, assumes or None, a.costs.dropout or not a.fused_kernels,
-               gradients_said(one), loss_fusion_said(one), switch_said(one, 'whole_logits'),
-               switch_said(one, 'reduces_whole'))
+               one.system, assumes or None, **costs)
 
 def usual_and_own(one: Estimate, names):  # (values, values); none without measured prices
     "Some costs as the software of an estimate has them, and as they were priced."
