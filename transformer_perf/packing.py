@@ -77,12 +77,10 @@ def with_documents(one: Estimate, documents):  # Estimate
     return estimate(replace(one.model, documents=documents), one.parallel, one.system,
                     one.global_batch, one.assumptions)
 
-def pass_seconds(one: Estimate):  # (forward s, backward s)
-    "What a micro-batch takes on the stage that sets the pace."
-    return _seconds_at_pace(*priced_estimate(one))
-
-def _seconds_at_pace(work, _, costs, ends):  # (forward s, backward s)
-    "The same, of what `counted_and_priced` gives."
+def pass_seconds(one: Estimate, L=None):  # (forward s, backward s)
+    "What a micro-batch takes on the stage that sets the pace; if all documents had L tokens."
+    priced = priced_estimate(one) if L is None else _priced_at_length(one, L)
+    work, _, costs, ends = priced
     pace = slowest_stage(work, costs, ends)
     return (float(pace.layers * pace.cost.forward + pace.load.ends / 3),
             float(pace.layers * pace.cost.backward + 2 * pace.load.ends / 3))
@@ -92,10 +90,6 @@ def _priced_at_length(one: Estimate, L):  # as `counted_and_priced`
     model = replace(one.model, documents=Lengths((L,), (1,)))
     return counted_and_priced(vars(one.parallel), model, one.system, one.global_batch,
                               one.assumptions)
-
-def _seconds_of_length(one: Estimate, L):  # (forward s, backward s)
-    "`pass_seconds` if all documents had L tokens."
-    return _seconds_at_pace(*_priced_at_length(one, L))
 
 _WHOLE_CHUNKS = 64   # tokens: documents of so many times a number fill chunks of states
 
@@ -110,7 +104,7 @@ def lengths_counted(one: Estimate):  # (lengths, what each counts as)
     halvings = np.arange(0, np.log2(most), .25)
     steps = np.floor(most * .5**halvings)
     lengths = np.unique([*step * steps, S // 2, S]).astype(int).tolist()
-    seconds = np.array([sum(_seconds_of_length(one, length)) for length in lengths])
+    seconds = np.array([sum(pass_seconds(one, length)) for length in lengths])
     a_token = (seconds[1] - seconds[0]) / (lengths[1] - lengths[0])
     without_attention = seconds[0] - a_token * lengths[0]   # as of documents of no length
     attention = seconds - without_attention
@@ -122,7 +116,7 @@ def seconds_by_length(one: Estimate, priced=None):  # function: what a token cou
     "Seconds of a micro-batch, forward and backward; `priced`: as `lengths_counted` has them."
     lengths, counted = lengths_counted(one) if priced is None else priced
     half = int(np.argmin(abs(counted - one.model.seq_len / 2)))
-    few, many = (_seconds_of_length(one, L) for L in (lengths[half], lengths[-1]))
+    few, many = (pass_seconds(one, L) for L in (lengths[half], lengths[-1]))
     def at(length):
         part = (length - counted[half]) / (counted[-1] - counted[half])
         return tuple(a + (b - a) * part for a, b in zip(few, many))
