@@ -51,11 +51,6 @@ def one_by_one(system: System, values):  # System of arrays (variants, 1)
         columns[name][varied == name, 0] = own
     return dataclasses.replace(system, **columns)
 
-def _left_as_asked(one, parallel):  # Estimate
-    "An estimate with its placement open again, where it was left open."
-    places = {place: getattr(parallel, place) for place in PLACES}
-    return dataclasses.replace(one, parallel=dataclasses.replace(one.parallel, **places))
-
 def _systems_at(system, variants):  # System of arrays (variants, 1)
     "Some variants of a system of arrays."
     columns = {name: x[variants] for name, x in vars(system).items() if np.ndim(x)}
@@ -209,10 +204,14 @@ SENSITIVITY_COLUMNS = [
     'field', 'of', 'value', 'low', 'high', 'elasticity', 'memory_elasticity', 'base_s', 'at_low_s',
     'at_high_s', 'best_s', 'best_at_low_s', 'best_at_high_s']
 
-def _sought_for(one, chosen_anew, assumptions, software):  # Assumptions, or None
-    "What the best assume, if they are asked for."
-    if not flag(chosen_anew, 'again'): return None
-    return searched_under(one, as_assumptions(assumptions, software))
+def _asked_about(model, parallel, system, global_batch, assumptions, software, again):
+    """(Estimate, Assumptions or None): a placement that was left open is so again; what the best
+    assume, if they are asked for."""
+    one = estimate(model, parallel, system, global_batch, assumptions, software)
+    places = {place: getattr(parallel, place) for place in PLACES}
+    one = dataclasses.replace(one, parallel=dataclasses.replace(one.parallel, **places))
+    if not flag(again, 'again'): return one, None
+    return one, searched_under(one, as_assumptions(assumptions, software))
 
 def sensitivity(
     model, parallel, system,   # as in `estimate`
@@ -226,9 +225,8 @@ def sensitivity(
 
     A placement that is left open is chosen anew for each; one that is given stays."""
     factor = finite(factor, 'factor', least=1.001, most=1e3)
-    one = estimate(model, parallel, system, global_batch, assumptions, software)
-    one = _left_as_asked(one, parallel)
-    sought = _sought_for(one, again, assumptions, software)
+    one, sought = _asked_about(
+        model, parallel, system, global_batch, assumptions, software, again)
     return pd.concat([of_system(one, factor, sought), of_model(one, sought)], ignore_index=True)
 
 # %% ../../nbs/88f_sensitivity.ipynb #15a00051
@@ -306,9 +304,8 @@ def needed(
     """What one figure of a GPU would have to be, for an iteration that takes a part of its time.
 
     The placement as in `sensitivity`."""
-    one = estimate(model, parallel, system, global_batch, assumptions, software)
-    one = _left_as_asked(one, parallel)
-    sought = _sought_for(one, again, assumptions, software)
+    one, sought = _asked_about(
+        model, parallel, system, global_batch, assumptions, software, again)
     given = figures_of(one.system)
     ratio = finite(ratio, 'ratio', above=True, most=1)
     now = given[nearest(field, given, 'figure of the system')]
