@@ -103,21 +103,19 @@ class Fit:
     changes: tuple        # the cheapest that make it fit: of one knob, or if none does of two
 
     fits = property(lambda self: self.estimate.fits)
-    parts = property(lambda self: parts_of_memory(self))     # of the fullest rank
     table = property(lambda self: changes_table(self.estimate, self.changes))
     summary = property(lambda self: fit_in_words(self))
     @property
     def fullest(self): return self.ranks.loc[self.ranks.needed_GB.idxmax()]   # a row
+    @property
+    def parts(self):   # DataFrame: where every gigabyte of the fullest rank is
+        words = {name: word for name, word in RANK_PARTS.items() if name in self.ranks}
+        return pd.DataFrame({'part': words.values(), 'GB': self.fullest[[*words]].to_list()})
 
     def __repr__(self): return ' '.join([self.summary, *self.estimate.notes])
     def _repr_html_(self):
         views = [self.parts.round(2), changes_view(self.table, self.estimate.system)]
         return tables_as_html(views, repr(self))
-
-def parts_of_memory(fit: Fit):  # DataFrame
-    "Where every gigabyte of the fullest rank is."
-    found = {word: fit.fullest[name] for name, word in RANK_PARTS.items() if name in fit.ranks}
-    return pd.DataFrame({'part': found.keys(), 'GB': found.values()})
 
 # %% ../../nbs/88d_answers.ipynb #13a00029
 def changes_in_words(one: Estimate, changes):  # str

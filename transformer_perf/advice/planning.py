@@ -261,11 +261,6 @@ def measures(rows):  # DataFrame
     columns = rows[['n_gpus', 'usd_per_million_tokens', 'knobs']]
     return columns.assign(s_per_token=1 / rows.tokens_per_s, memory_needed=needed)
 
-def answers_asked(budget: Budget):  # list of str
-    "What a plan answers; the fewest GPUs only where tokens have a deadline."
-    deadline = budget.tokens is not None and budget.hours is not None
-    return [name for name in ANSWERS if deadline or name != 'fewest GPUs']
-
 def may_answer(m, answer, margin):  # rows of `measures`
     "Rows whose measure is known; the simplest is one that is hardly slower than the fastest."
     known = m[m[ANSWERS[answer][0]].notna()]
@@ -276,7 +271,9 @@ def answers_among(rows, budget: Budget, margin):  # (answers of each row, whethe
     "Which rows answer what."
     m = measures(rows)
     found = [[] for _ in rows.index]   # the answers of each row
-    for name in answers_asked(budget):
+    has_deadline = budget.tokens is not None and budget.hours is not None
+    for name in ANSWERS:
+        if name == 'fewest GPUs' and not has_deadline: continue
         own = may_answer(m, name, margin)
         if len(own): found[first_by(own, name)].append(name)
     for system, own in m.groupby(rows.system, sort=False):
