@@ -781,9 +781,27 @@ def test_another_zero_stage_is_as_the_file_would_say_it(here, there, tmp_path, c
     step, = (s for s in steps_of(case) if s.to.get('zero_stage') == there)
     turned = case.estimate(dataclasses.replace(case.parallel, **step.to)).stats
     assert turned['iteration_s'] == pytest.approx(inside['iteration_s'], rel=1e-12)
+    for preset in ('calibrated', 'corrected'):   # a plan once kept to what hides at its own stage
+        asked = *said, '--assumptions', preset, '--gpus', '64'
+        best = answered('search', here, *asked)['found'][0]['iteration_s']
+        plans = answered('plan', here, *asked, '--tokens', '1T')['answers']
+        assert best in [row['iteration_s'] for row in plans]
     improved = answered('improve', here, '--top', '20')['changes']
     told = [x['iteration_s'] for x in improved if x['to'] == step.to]
     assert told in ([], [pytest.approx(inside['iteration_s'])])
+
+
+def test_a_plan_asks_what_must_fit_as_a_search_does(capsys):
+    "Qwen3 32B on 16 H100: what fits by the estimate alone is faster than what surely does."
+    def fastest(command, *more):
+        words = [command, '--model', 'qwen3_32B', '--gpus', '16', '--global-batch', '64', *more]
+        assert run_command([*words, '--format', 'json']) == 0
+        answer = json.loads(capsys.readouterr().out)
+        return (answer['found'] if command == 'search' else answer['answers'])[0]['iteration_s']
+    point, bound = (fastest('search', '--fits-by', by) for by in ('point', 'bound'))
+    assert point < bound
+    for by, seconds in ('point', point), ('bound', bound):
+        assert fastest('plan', '--tokens', '1T', '--fits-by', by) == seconds
 
 
 def test_what_a_job_says_of_its_gradients_holds_at_another_zero_stage(tmp_path, capsys):

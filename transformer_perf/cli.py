@@ -259,6 +259,10 @@ STRATEGY = Option('--strategy', 'how a layer is shared: 1d (Megatron), 2d-seqp (
                   'parallelism), 2d (SUMMA), or all; unless given 1d, and with calibrated '
                   'assumptions 2d-seqp too', 'words')
 
+_MUST_FIT = Option('--fits-by', 'what must fit into the memory of a GPU: point (the estimate) or '
+                 'bound (with what no count sees: nine in ten measured peaks lie below); as '
+                 'assumed unless given')
+
 # %% ../nbs/95_cli.ipynb #1a0dae98
 CHOSEN = (  # options of a configuration that assumptions answer unless given
     Option('--zero-stage', 'what copies share out: 0 nothing, 1 optimizer states, 2 and gradients, '
@@ -500,9 +504,7 @@ def exported(one, args):  # str
     Option('--gpus', 'how many GPUs; repeat, or separate by commas', 'numbers', ['16384']),
     BATCH, STRATEGY, *CHOSEN,
     Option('--top', 'configurations to show for each number of GPUs', 'number', '10'),
-    Option('--fits-by', 'what must fit into the memory of a GPU: point (the estimate) or bound '
-           '(with what no count sees: nine in ten measured peaks lie below); as assumed unless '
-           'given'), *PRICED, *JOB, *RESULT)
+    _MUST_FIT, *PRICED, *JOB, *RESULT)
 def search_command(args):
     """Find the fastest configurations that fit in memory.
 
@@ -1301,7 +1303,7 @@ def fields_given(texts, flag):  # dict: field -> number, or True or False
     Option('--margin', 'by what share the simplest may be slower than the fastest', default='0.05'),
     Option('--answer', 'which answer --export writes: fastest, least memory, cheapest, simplest or '
            'fewest GPUs', default='fastest', needs='export'),
-    *PRICED, *JOB, *RESULT)
+    _MUST_FIT, *PRICED, *JOB, *RESULT)
 def plan_command(args):
     """Plan a run: days, money and energy of what is fastest, cheapest, simplest, or needs least.
 
@@ -1315,12 +1317,12 @@ def plan_command(args):
     model = model_asked(args)
     batch = amount(args.batch_tokens, '--batch-tokens')
     limits = {name: amount(getattr(args, name), f'--{name}') for name in ('tokens', 'hours', 'usd')}
-    systems, assumptions = [*labelled(args.system).values()], preset_asked(args)
+    systems, assumptions = [*labelled(args.system).values()], assumptions_asked(args)
     found = plan(model, args.gpus, systems, **limits, prices=args.prices,
                  global_batch=args.global_batch, batch_tokens=batch, assumptions=assumptions,
                  operation=ClusterOperation(**fields_given(args.operation, '--operation')),
                  strategy=args.strategy, margin=amount(args.margin, '--margin'),
-                 **given_of(args, CHOSEN))
+                 fits_by=args.fits_by, **given_of(args, CHOSEN))
     args.global_batch = found.global_batch
     if args.export and len(found.rows):
         row = found.row(args.answer)
