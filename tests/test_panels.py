@@ -1143,6 +1143,11 @@ def test_the_terminal(tmp_path):
                         ('panels search --model gpt3', "--model is of the layer panel, not of"),
                         ('panels --system H100', "did you mean 'H100-80GB'")):
         has(bad(*line.split()), words)
+    (tmp_path / 'train.sh').write_text('pretrain_gpt.py --num-layers 8 --hidden-size 1024 '
+                                       '--num-attention-heads 8 --seq-length 512 '
+                                       '--global-batch-size 8\n')
+    told = bad('panels', 'search', '--job', tmp_path / 'train.sh')
+    has(told, '--job is of the layer panel, not of')   # not the --model that nobody typed
 
 
 def test_it_needs_its_extra_only_when_used():

@@ -1486,8 +1486,8 @@ def panel_asked(args):  # (state or None, list of sentences)
     if not given: return None, []
     from transformer_perf import panels
     if args.panel not in (None, 'layer'):
-        raise ValueError(f'--{next(iter(given)).replace("_", "-")} is of the layer panel, '
-                         f'not of {quoted(args.panel)}')
+        flag = next(o.flag for o in OPENED if o.name in args.typed)
+        raise ValueError(f'{flag} is of the layer panel, not of {quoted(args.panel)}')
     job = given.pop('job', None)
     asked = given.get('software')
     if asked:
