@@ -1096,6 +1096,9 @@ def test_a_rate_in_words():
         assert f'MFU {100 * mfu:.1f}%' in words and f'{SYSTEM.matrix_flops_fp16:g} TFLOP/s' in words
         assert (f'HFU {130 * mfu:.1f}%' in words) == (recompute == 'full')
         assert ('above 100 %' in words) == (mfu > 1)
+    for precision, why in ('fp8', 'fewer bits'), ('bf16', 'layers of the vocabulary'):
+        row = SimpleNamespace(mfu=1.5, hfu=1.5, recompute='none', precision=precision)
+        assert why in iteration.rate_in_words(row, SYSTEM)
 
 
 def test_an_all_reduce_hides_behind_no_product():
