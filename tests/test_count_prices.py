@@ -763,3 +763,10 @@ def test_kernels_are_those_of_the_generation_that_prices(generation, system, mea
     "A GPU's own where it was measured, unless it is priced as one of another generation."
     own = read_calibration().sets[f'{generation}/any']
     assert kernels.gpu_near(as_system(system), own) == measured
+
+
+@pytest.mark.parametrize('gpu, precision, bits', [
+    ('A100-80GB', 'fp8', 8), ('H100-80GB', 'nvfp4', 4)])
+def test_products_in_fewer_bits_than_a_gpu_multiplies(gpu, precision, bits):
+    with pytest.raises(ValueError, match=f'multiplies floats of {bits} bits'):
+        estimates.peak_rate(precision, as_system(gpu))
