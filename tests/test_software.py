@@ -506,6 +506,15 @@ def test_runs_name_software_that_ships_nowhere(tmp_path, capsys):
     assert known == (12., 'FlashAttention-2')
 
 
+def test_a_record_of_the_same_name_is_no_other():
+    "By name, one after the other: the second was once priced as the first."
+    for stage in 1, 3:
+        mine = Software('our trainer', like='torchtitan', chooses={'zero_stage': stage})
+        with known_besides([mine]):
+            one = estimate('llama3.1_8B', Parallel(dp=64), 'H100-80GB', 256, software=mine.name)
+        assert one.parallel.zero_stage == stage
+
+
 def test_the_command_lists_all(capsys):
     rows = answer(capsys, 'software')['rows']
     assert [row['software'] for row in rows] == [*known_software()]

@@ -802,7 +802,9 @@ def as_assumptions(
     if software is not None:
         own = as_assumptions(assumptions)
         by_name = isinstance(software, str) and software in known_software()
-        if by_name and own is shipped(): return _shipped_run_by(software)
+        if by_name and own is shipped():
+            found = _shipped_run_by(software)
+            if found.software is known_software()[software]: return found   # not another's before
         own = run_by(own, software)
         _check_offered(own.software)
         return own
