@@ -246,7 +246,8 @@ HEAD_OF_TORCHTITAN = ('# torchtitan 0.3.0 (2026-09-03) reads no file: set these 
 def _with_layout_said(job: Job):  # Job
     "With the layout that its software deals, where stages have not as many layers each."
     p, m, s = job.parallel, job.model, job.software
-    if p.pp == 1 or p.layout is not None or m is None or s is None: return job
+    if p.pp == 1 or p.layout is not None: return job
+    if m is None or s is None: return job
     n = p.pp * (p.virtual_stages or 1)
     dealt = chunks_dealt(s.deals, m.depth, n, m.mtp_layers, output_in_layers(m))
     if dealt == chunks_of(m.depth, n, m.mtp_layers): return job

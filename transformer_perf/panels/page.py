@@ -503,9 +503,11 @@ def state_of_job(state, parallel: Parallel):  # (LayerState, list of sentences)
     placement = () if None in places else places
     asked = dataclasses.replace(state, **same, panels=p.panels or 1, placement=placement)
     state, _ = asked.settle()
-    habits = {name: x for name, x, _ in not_shown(state, p) if name in HABITS and x is not None}
-    as_typed = lambda x: x if isinstance(x, str) else json.dumps(x)
-    state = with_values(state, [f'{name}={as_typed(x)}' for name, x in habits.items()])
+    typed = []   # habits of the job, as they are typed
+    for name, x, _ in not_shown(state, p):
+        if name not in HABITS or x is None: continue
+        typed.append(f'{name}={x if isinstance(x, str) else json.dumps(x)}')
+    state = with_values(state, typed)
     other = [f'{control_name(name)} {x} as {shown}' for name, x, shown in not_shown(state, p)]
     return state, [f'The panel shows {", ".join(other)}.'] if other else []
 
