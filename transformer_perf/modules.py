@@ -396,11 +396,11 @@ def host_wait(gpu, p: Layouts, routes, passes=1.):  # s
     "What a layer takes longer than its kernels, because the host launches so many passes of it."
     costs = p.costs
     own = (costs.host_layer + costs.host_wrapped * costs.wrapped) * launched(p.cuda_graphs, 0)
-    if any_of(routes):
+    if routes:
         of_way = of_names(p.dispatcher,
                           lambda way: costs.host_sorted if way == 'once_sorted' else 1.)
         of_way = where(p.ep * p.etp > 1, of_way, 1.)   # else no token is sent
-        own = own + costs.host_experts * routes * of_way * launched(p.cuda_graphs, 1)
+        own = own + costs.host_experts * of_way * launched(p.cuda_graphs, 1)
     host = named(own * (1 + costs.host_tp * np.log2(p.tp)) * passes, 'host', 's')
     sharp = costs.host_sharpness
     if not any_of(host): return 0. * gpu
