@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -492,7 +493,7 @@ def test_runs_name_software_that_ships_nowhere(tmp_path, capsys):
     took = {tp: seconds_of(tp) for tp in (1, 2)}
     runs = pd.DataFrame([{**row, 'tp': tp, 'iteration_s': 1.1 * s} for tp, s in took.items()])
     runs.to_csv(table, index=False)
-    before = dict(known_software())
+    before = known_software()
     with known_besides([as_software(file)]): inside = predict(runs)
     assert known_software() == before
     assert inside.predicted_iteration_s.tolist() == pytest.approx([*took.values()], rel=1e-12)
@@ -513,6 +514,15 @@ def test_a_record_of_the_same_name_is_no_other():
         with known_besides([mine]):
             one = estimate('llama3.1_8B', Parallel(dp=64), 'H100-80GB', 256, software=mine.name)
         assert one.parallel.zero_stage == stage
+
+
+def test_a_record_of_ones_own_is_known_where_it_was_said():
+    "What was asked before is as it was, and so is what another thread asks meanwhile."
+    before = known_software()
+    with known_besides([Software('ours')]), ThreadPoolExecutor() as threads:
+        with known_besides([Software('theirs')]): assert {'ours', 'theirs'} < {*known_software()}
+        assert known_software().keys() - before.keys() == {'ours'}
+        assert threads.submit(known_software).result() == before
 
 
 def test_the_command_lists_all(capsys):

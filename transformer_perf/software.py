@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import re
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,21 +129,22 @@ def _software_in(given):  # Software
     return Software(**{label(key, 'field of Software'): x for key, x in fields.items()})
 
 @functools.cache
-def known_software():  # dict: name -> Software
-    "The records that ship."
+def _software_shipped():  # dict: name -> Software
     found = read_json(measured_folder() / 'software.json')
     return {name: _software_in({'name': name, **given}) for name, given in found.items()}
+
+_OF_ONES_OWN = ContextVar('records of software', default=())
+
+def known_software():  # dict: name -> Software
+    "The records that ship, and those of `known_besides`."
+    return _software_shipped() | {s.name: s for s in _OF_ONES_OWN.get()}
 
 @contextlib.contextmanager
 def known_besides(records):
     "For as long as it lasts, records of one's own are known by name beside those that ship."
-    known = known_software()
-    before = dict(known)
-    known.update({s.name: s for s in records})
+    before = _OF_ONES_OWN.set((*_OF_ONES_OWN.get(), *records))
     try: yield
-    finally:
-        known.clear()
-        known.update(before)
+    finally: _OF_ONES_OWN.reset(before)
 
 def as_software(
     software,  # Software, a name, the path of a .json file, or a dict
