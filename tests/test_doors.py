@@ -791,6 +791,37 @@ def test_another_zero_stage_is_as_the_file_would_say_it(here, there, tmp_path, c
     assert told in ([], [pytest.approx(inside['iteration_s'])])
 
 
+@pytest.mark.parametrize('overlap', [False, True])
+@pytest.mark.parametrize('preset', ['calibrated', 'corrected'])
+def test_what_a_file_says_of_overlap_holds_at_another_zero_stage(
+        overlap, preset, tmp_path, capsys):
+    "Off was once taken for what is usual at stage 1, so that it was on at stage 3."
+    about = 'llama3.1_8B', 'H100-80GB', 512, preset
+    def file_of(stage):
+        zero = {'stage': stage, 'overlap_comm': overlap}
+        return {'train_batch_size': 512, 'train_micro_batch_size_per_gpu': 1,
+                'gradient_accumulation_steps': 8, 'zero_optimization': zero}
+    here, path = as_job(file_of(1)), tmp_path / 'here.json'
+    layout = dataclasses.replace(here.parallel, zero_stage=3)
+    assert layout.dp_overlap is overlap
+    software = 'DeepSpeed' if preset == 'calibrated' else None
+    told = estimate(about[0], layout, *about[1:], software).stats['iteration_s']
+    for text in json.dumps(file_of(1)), export(here, 'deepspeed'), export(here, 'json'):
+        path.write_text(text)
+        def answered(command, *options):
+            words = command, '--job', str(path), '--model', about[0], '--assumptions', preset
+            run_command([*words, *options, '--format', 'json'])
+            return json.loads(capsys.readouterr().out)
+        found = answered('explain', '--zero-stage', '3')
+        assert found['stats']['iteration_s'] == told
+        rows = answered('search', '--zero-stage', '1,3', '--gpus', '64')['found']
+        assert {row['dp_overlap'] for row in rows} == {overlap}
+    case = case_of(about[0], here.parallel, *about[1:], software, here)
+    step, = (s for s in steps_of(case) if s.to.get('zero_stage') == 3)
+    turned = case.estimate(dataclasses.replace(case.parallel, **step.to)).stats
+    assert turned['iteration_s'] == pytest.approx(told, rel=1e-12)
+
+
 def test_a_plan_asks_what_must_fit_as_a_search_does(capsys):
     "Qwen3 32B on 16 H100: what fits by the estimate alone is faster than what surely does."
     def fastest(command, *more):

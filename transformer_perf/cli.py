@@ -322,16 +322,6 @@ def follows_stages(job):  # set of choices
     return {name for name in ('zero_stage', 'reduce_each', 'cuda_graphs')
             if there and getattr(there, name) != getattr(p, name)}
 
-def follows_zero_stage(args):  # set of choices
-    "What a job has as its ZeRO stage has it, where options say another stage and nothing of that."
-    from transformer_perf.iteration import hides_as_usual
-    if 'zero_stage' not in args.typed or 'dp_overlap' in args.typed: return set()
-    return {'dp_overlap'} if hides_as_usual(args.job.parallel, args.job.software) else set()
-
-def chosen_anew(args):  # set of choices
-    "What of a job a search chooses anew: what follows from its stages, or its ZeRO stage."
-    return follows_stages(args.job) | follows_zero_stage(args)
-
 def said_by(job, left=()):  # dict: option -> value, as it would be typed; left: choices left out
     "What a job says, under the names of options; not what makes no difference in it."
     p = vars(job.parallel)
@@ -415,11 +405,10 @@ def assumptions_asked(args, **more):  # Assumptions
     from transformer_perf.estimates import CHOICES
     own = preset_asked(args)
     if args.job is None: return own
-    anew = set() if hasattr(args, 'pp') else chosen_anew(args)
+    anew = set() if hasattr(args, 'pp') else follows_stages(args.job)
     left = idle_in(args.job) | anew
     told = {name: getattr(args.job.parallel, name) for name in CHOICES if name not in left}
     said = {name: x for name, x in told.items() if x is not None}
-    if 'dp_overlap' in anew: said['dp_overlap'] = None   # as each ZeRO stage has it
     return dataclasses.replace(own, **said, **more)
 
 def subject(model, batch):  # dict
@@ -614,17 +603,14 @@ def parallel_of(args):  # Parallel
 
 def left_open(args, own):  # dict: field -> None, or a layout dealt anew
     """What of a job does not hold beside other options: its placement, where groups of GPUs, the
-    system or its NVLink domain are others, and what hides of the messages of its copies, where that
-    followed from its ZeRO stage."""
-    from transformer_perf.modules import copies_overlap
+    system or its NVLink domain are others."""
     from transformer_perf.timeline import GROUPS, PLACES
     said, found = args.job.parallel, set()
     changed = {name for name, x in own.items() if x != getattr(said, name)}
     known = args.job.system
     another = known is not None and system_asked(args) != known
     if another or changed & {*GROUPS}: found |= {*PLACES} - args.typed
-    hidden = {name: copies_overlap(None, own['zero_stage']) for name in follows_zero_stage(args)}
-    return dict.fromkeys(found) | hidden | _dealt_of_another_model(args)
+    return dict.fromkeys(found) | _dealt_of_another_model(args)
 
 def _dealt_of_another_model(args):  # dict, empty unless ends that count as layers are dealt anew
     "The layout of a job whose ends count as layers, for the layers of a model that options name."
@@ -1612,7 +1598,7 @@ def job_of_options(args, options):  # dict: option -> value, as it would be type
         if {'tp', 'cp', 'pp', 'dp'} & groups.keys() and not says_more(args): raise
     else:
         if batch := batch_told(args): args.job = as_job(path, **told, global_batch=batch)
-    said = said_by(args.job, () if hasattr(args, 'pp') else chosen_anew(args))
+    said = said_by(args.job, () if hasattr(args, 'pp') else follows_stages(args.job))
     if copies := copies_left(args): said['dp'] = str(copies)
     check_said(options, args, said)
     return said

@@ -103,7 +103,8 @@ def case_of(
     p = settled(parallel, system, a, model)
     filed = filed_groups(job, system, a, model) if job and job.regrouped else None
     held = tuple(name for name in CHOICES if getattr(said, name) is not None)
-    if filed or not somebody_said: held = ()
+    if filed: held = tuple({'dp_overlap'} & {*held})   # of the rest the file says what follows
+    elif not somebody_said: held = ()
     return Case(model, p, system, whole(global_batch, 'global_batch'), a, held, filed)
 
 def filed_groups(job, system, a, model):  # function of four numbers, or five: Job or None

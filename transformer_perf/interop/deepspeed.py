@@ -23,7 +23,7 @@ DEEPSPEED_ROWS = (
     Row('train_micro_batch_size_per_gpu', 'micro_batch', WHOLE),
     Row('gradient_accumulation_steps', 'accumulation', WHOLE),
     Row('zero_optimization.stage', 'zero_stage', number(0), 0),
-    Row('zero_optimization.overlap_comm', 'overlap', ON),
+    Row('zero_optimization.overlap_comm', 'dp_overlap', ON),
     Row('zero_optimization.reduce_scatter', 'reduces_whole', _SCATTERED),
     Row('zero_optimization.offload_optimizer.device', 'cpu_optimizer', TEXT),
     Row('zero_optimization.offload_optimizer.ratio', 'cpu_share', SHARE_KIND),
@@ -89,8 +89,7 @@ def offload_for_zero(f, name):  # dict
 
 # %% ../../nbs/90d_deepspeed.ipynb #12ab0b28
 def derive_deepspeed(facts, ignored):
-    """Overlap that is not said depends on the stage, 0 GPUs for tensors means one, and a batch of
-    which nothing else is said is worked at once."""
+    "0 GPUs for tensors means one; a batch of which nothing else is said is worked at once."
     if not value(facts, 'tp'): facts['tp'] = Said(None, 1)
     put_ulysses(facts)
     alone = not value(facts, 'micro_batch') and not value(facts, 'accumulation')
@@ -108,10 +107,8 @@ def derive_deepspeed(facts, ignored):
         ignored.append((key, f'not modelled: messages of {name} in fewer bits; priced as Adam'))
         facts['optimizer'] = Said(key, 'adam')
     offload_of_zero(facts, ignored)
-    overlap = facts.pop('overlap', None)
-    stage = value(facts, 'zero_stage')
-    if not stage: idle(ignored, 'stage 1 or more', *take(facts, 'reduces_whole'))
-    facts['dp_overlap'] = overlap or Said(None, stage == 3)
+    if not value(facts, 'zero_stage'):
+        idle(ignored, 'stage 1 or more', *take(facts, 'reduces_whole'))
     left_open = any(key.startswith(('bf16', 'fp16', 'torch_autocast')) for key, _ in ignored)
     if 'precision' not in facts and not left_open: ignored.append(('bf16.enabled', IN_32_BITS))
     ignored.append(('gradient checkpointing', "not said here: the model's code has it, or none"))
@@ -125,8 +122,7 @@ def undo_deepspeed(f):  # dict
         'deepspeed', 'its pipelines take stages 0 and 1', zero_stage=stage, pp=f['pp'])
     return f | offload_for_zero(f, 'deepspeed') | dict(
         untested=True if f.get('optimizer') == 'sgd' and stage else None,
-        overlap=f.get('dp_overlap'), accumulation=steps, precision='bf16',
-        autoep=f.get('ep', 1) > 1)
+        accumulation=steps, precision='bf16', autoep=f.get('ep', 1) > 1)
 
 # %% ../../nbs/90d_deepspeed.ipynb #91b0cf3a
 DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {

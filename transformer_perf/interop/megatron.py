@@ -938,7 +938,7 @@ def undo_megatron(f):  # dict
     if f.get('dropout') is not None:
         f |= dict.fromkeys(('attention_dropout', 'hidden_dropout'), DROPPED if f['dropout'] else 0)
     fusion = f.get('loss_fusion')
-    hides = bool(f.get('dp_overlap'))
+    hides = bool(f['hides'])
     kept = fsdp_stays_gathered(f | {'zero_stage': stage})
     own = dict(distributed=stage > 0, fsdp=stage > 1, granularity=granularity,
                overlap_reduce=hides, overlap_gather=hides and stage > 0,

@@ -24,7 +24,7 @@ from ..inputs import checked, finite, flag, nearest, printable, quoted, whole
 from ..configs import among_names
 from ..models import Model, from_config
 from ..parameters import Calibration, changed, value_of
-from ..software import as_software, chosen_by
+from ..software import as_software, chosen_by, leaves_overlap
 from ..estimates import Assumptions, as_assumptions
 from ..iteration import Parallel
 
@@ -74,6 +74,7 @@ class Job:
         a = as_assumptions(preset)
         if software is not None: a = as_assumptions(a, software)
         elif self.software is not None and a.measured: a = as_assumptions(a, self.software)
+        elif leaves_overlap(self.software): a = dataclasses.replace(a, dp_overlap=None)
         if a.measured: a = dataclasses.replace(a, measured=with_costs(a.measured, self.costs_said))
         return dataclasses.replace(a, **(self.assumes or {}))
 

@@ -19,6 +19,7 @@ from ..models import output_in_layers
 from ..modules import reduces_each
 from ..schedules import chunks_dealt, chunks_of, layout_of
 from ..timeline import PLACES
+from ..software import leaves_overlap
 from ..iteration import Parallel, changes_something, sends_tokens
 from .own import as_own
 from .reading import FORMATS, job_asked
@@ -45,6 +46,8 @@ def facts_of(job: Job):  # dict: fact -> value
     found['fp8_parameters'] = low != 'bf16' and bool(in_low_precision(a, low))
     if '+' in (p.recompute or ''):   # in whatever order they were said
         found['recompute'] = '+'.join(sorted({*p.recompute.split('+')}, key=PARTS.index))
+    found['hides'] = p.zero_stage == 3 if p.dp_overlap is None and leaves_overlap(
+        job.software) else p.dp_overlap
     if p.zero_stage is not None:
         sums = bool(known.get('sums_in_pipelines'))
         often = reduces_each(p.reduce_each, p.zero_stage, p.pp, sums)
