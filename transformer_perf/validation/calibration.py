@@ -216,12 +216,13 @@ def sets_with(sets, entries, values):  # dict: name -> Parameters
     return found
 
 # %% ../../nbs/91b_fits.ipynb #ea5ab0cd
-def checked_runs(measured, system):  # (runs, measured seconds)
+def checked_runs(measured, start, system):  # (runs, measured seconds)
     "Runs that can be fitted to, or a ValueError that names the first that cannot."
     runs = on_system(measured, system)
     table_with(runs, ['iteration_s'], 'the table of measured runs')
     y = measured_column(runs, 'iteration_s')
-    reason = reasons_of(cleaned(runs), system)
+    found = predict(runs, start, system)   # which may price one that does not fit, and says so
+    reason = found.reason.where(found.predicted_iteration_s.isna(), '')
     reason = reason.where(y.notna(), 'iteration_s must be a positive number')
     wrong = np.flatnonzero(reason != '')
     if len(wrong):
@@ -301,12 +302,12 @@ def calibrate(
     system=None,             # the system of all rows, as in predict
 ):  # CalibrationResult
     "Fit named parameters to measured iterations."
-    runs, y = checked_runs(measured, system)
     start = as_assumptions(start)
-    free = told_by(runs) if free is None else free
     if start.measured is None:
         raise ValueError('calibrate starts from measured parameters: start must be calibrated, or '
                          'a file that calibrate wrote')
+    runs, y = checked_runs(measured, start, system)
+    free = told_by(runs) if free is None else free
     values, errors, bounds, entries, sets = fit_entries(runs, y, start, free, system)
     several = isinstance(start.measured, Calibration)
     known = start.measured.sets if several else {}
