@@ -312,9 +312,10 @@ def idle_in(job):  # set of fields
     if not job.n_gpus: p = dataclasses.replace(p, dp=max(p.dp, 2))
     return no_difference(p, job.model)
 
-def follows_stages(job):  # set of choices
-    "What a job's file chooses otherwise in other stages: a search chooses it anew."
-    if job.regrouped is None: return set()
+def follows_stages(args):  # set of choices
+    "What a job's file chooses otherwise in other stages, where a command chooses these anew."
+    job = args.job
+    if hasattr(args, 'pp') or job is None or job.regrouped is None: return set()
     p, there = job.parallel, None
     groups = {'pp': 1, 'dp': p.dp * p.pp} if p.pp > 1 else {'pp': 2, 'dp': max(p.dp // 2, 1)}
     with contextlib.suppress(ValueError):   # so many copies may be too many for the batch
@@ -405,8 +406,7 @@ def assumptions_asked(args, **more):  # Assumptions
     from transformer_perf.estimates import CHOICES
     own = preset_asked(args)
     if args.job is None: return own
-    anew = set() if hasattr(args, 'pp') else follows_stages(args.job)
-    left = idle_in(args.job) | anew
+    left = idle_in(args.job) | follows_stages(args)
     told = {name: getattr(args.job.parallel, name) for name in CHOICES if name not in left}
     said = {name: x for name, x in told.items() if x is not None}
     return dataclasses.replace(own, **said, **more)
@@ -436,8 +436,7 @@ def estimate_of(row, args, model, system, assumptions):  # Estimate
 
 def drops_graphs(args):  # bool
     "Whether a command that chooses the stages prices no CUDA graphs, though its job may have some."
-    if args.job is None or hasattr(args, 'pp') or getattr(args, 'cuda_graphs', None): return False
-    return 'cuda_graphs' in follows_stages(args.job)
+    return not getattr(args, 'cuda_graphs', None) and 'cuda_graphs' in follows_stages(args)
 
 ABSENT = 'absent: '   # begins what a framework does where its file says nothing
 
@@ -946,6 +945,14 @@ def study_options(top, model, batch, systems, strategy):
             Option('--top', 'candidates to keep for each number of GPUs', 'number', top),
             *_JOB_READ)
 
+def study_asked(args):  # dict
+    "What both ask of their functions."
+    from transformer_perf.sweeps import PAPER_GPUS
+    return dict(
+        models=[model_asked(args, model) for model in args.model], systems=labelled(args.systems),
+        n_gpus=args.gpus or PAPER_GPUS, global_batch=args.global_batch_size, k=args.top,
+        workers=args.workers, assumptions=assumptions_asked(args, wide_search=False))
+
 # %% ../nbs/95_cli.ipynb #19a70650
 LISTED = FORMAT._replace(help='how to list the files that were written: a line each (table), csv '
                          'or json')
@@ -975,14 +982,10 @@ def run_configs_command(args):
         mpiexec -n 9 transformer-perf run-configs --model vit_era5 --parallel-strat 2d
     """
     from transformer_perf.execution import strategies_named
-    from transformer_perf.sweeps import PAPER_GPUS, run_configs
+    from transformer_perf.sweeps import run_configs
     with resumable():
-        written = run_configs(
-            models=[model_asked(args, model) for model in args.model],
-            strategies=strategies_named(args.parallel_strat), systems=labelled(args.systems),
-            n_gpus=args.gpus or PAPER_GPUS, global_batch=args.global_batch_size, k=args.top,
-            folder=Path(args.folder), suffix=f'.{args.table}', workers=args.workers,
-            assumptions=assumptions_asked(args, wide_search=False))
+        written = run_configs(strategies=strategies_named(args.parallel_strat),
+                              folder=args.folder, suffix=f'.{args.table}', **study_asked(args))
     if written is not None: deliver_written(written, args, not_used(args))
 
 # %% ../nbs/95_cli.ipynb #19a70649
@@ -1043,15 +1046,11 @@ def sweep_command(args):
     Example: transformer-perf sweep --systems B200-NVS8 --gpus 8192 -o map.csv \\
         --vary hbm_bandwidth=500:16000:28 --vary hbm_capacity=80:1000:32
     """
-    from transformer_perf.sweeps import PAPER_GPUS, write_sweep
+    from transformer_perf.sweeps import write_sweep
     if args.output is None: raise ValueError('sweep needs -o FILE')
     with resumable():
-        done = write_sweep(
-            Path(args.output), models=[model_asked(args, model) for model in args.model],
-            systems=labelled(args.systems), n_gpus=args.gpus or PAPER_GPUS,
-            strategies=strategies_swept(args), global_batch=args.global_batch_size, k=args.top,
-            vary=axes(args.vary), workers=args.workers,
-            assumptions=assumptions_asked(args, wide_search=False))
+        done = write_sweep(args.output, strategies=strategies_swept(args), vary=axes(args.vary),
+                           **study_asked(args))
     if done: deliver_written([args.output], args, not_used(args))
 
 # %% ../nbs/95_cli.ipynb #10a50435
@@ -1598,7 +1597,7 @@ def job_of_options(args, options):  # dict: option -> value, as it would be type
         if {'tp', 'cp', 'pp', 'dp'} & groups.keys() and not says_more(args): raise
     else:
         if batch := batch_told(args): args.job = as_job(path, **told, global_batch=batch)
-    said = said_by(args.job, () if hasattr(args, 'pp') else follows_stages(args.job))
+    said = said_by(args.job, follows_stages(args))
     if copies := copies_left(args): said['dp'] = str(copies)
     check_said(options, args, said)
     return said
