@@ -775,6 +775,12 @@ def test_another_zero_stage_is_as_the_file_would_say_it(here, there, tmp_path, c
     said = '--zero-stage', str(there)
     inside = answered('explain', there)['stats']
     assert answered('explain', here, *said)['stats'] == inside
+    again = tmp_path / 'again.json'
+    for name in 'deepspeed', 'json':   # written back, it is as open as it was
+        about = ['explain', '--model', 'llama3.1_8B', '--job']
+        run_command([*about, str(file_of(here)), '--export', name, '-o', str(again)])
+        run_command([*about, str(again), *said, '--format', 'json'])
+        assert json.loads(capsys.readouterr().out)['stats'] == inside
     assert answered('search', here, *said)['found'] == answered('search', there, *said)['found']
     case = case_of('llama3.1_8B', as_job(file_of(here)).parallel, 'H100-80GB', 512, 'calibrated',
                    'DeepSpeed', as_job(file_of(here)))
@@ -806,7 +812,11 @@ def test_what_a_file_says_of_overlap_holds_at_another_zero_stage(
     assert layout.dp_overlap is overlap
     software = 'DeepSpeed' if preset == 'calibrated' else None
     told = estimate(about[0], layout, *about[1:], software).stats['iteration_s']
-    for text in json.dumps(file_of(1)), export(here, 'deepspeed'), export(here, 'json'):
+    path.write_text(json.dumps(file_of(1)))
+    run_command(['explain', '--job', str(path), '--model', about[0], '--assumptions', preset,
+                 '--export', 'deepspeed'])
+    written = capsys.readouterr().out, export(here, 'deepspeed'), export(here, 'json')
+    for text in path.read_text(), *written:
         path.write_text(text)
         def answered(command, *options):
             words = command, '--job', str(path), '--model', about[0], '--assumptions', preset

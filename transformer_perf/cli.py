@@ -469,6 +469,13 @@ def check_ending(format, path):  # nothing
     goes = f'writes {right[0]}' if right else 'writes a script'
     raise ValueError(f'--output={quoted(path)}: --export {format} {goes}, not {ending}')
 
+def as_open(job, args):  # Parallel
+    "A configuration that leaves to its ZeRO stage what hides, where the job of a command does so."
+    from transformer_perf.iteration import hides_as_usual
+    said = 'dp_overlap' in args.typed or args.job.parallel.dp_overlap is not None
+    if said or not hides_as_usual(job.parallel, job.software): return job.parallel
+    return dataclasses.replace(job.parallel, dp_overlap=None)
+
 def exported(one, args):  # str
     "An estimate as a job of a framework or as a trace; with the keys of a job that it leaves out."
     if args.export == 'perfetto':
@@ -483,7 +490,7 @@ def exported(one, args):  # str
     if args.job:
         named = ('loss_fusion', 'whole_logits', 'reduces_whole', 'dropout')   # also if not said
         said = {name: getattr(args.job, name) for name in named}
-        job = dataclasses.replace(job, ignored=told, **said)
+        job = dataclasses.replace(job, ignored=told, parallel=as_open(job, args), **said)
     return more + export(job, args.export)
 
 # %% ../nbs/95_cli.ipynb #db69c1d9
