@@ -1209,6 +1209,21 @@ def test_what_a_job_assumes_and_no_control_shows_is_said(flags, says):
     assert bool(says) == bool(panels.assumed_besides(state, job))
 
 
+@pytest.mark.parametrize('stage', [1, 3])
+def test_the_layer_panel_opens_with_a_job_at_other_prices(stage, tmp_path):
+    "Where no software is: it was refused for that of the job. What hides is as its stage has it."
+    file = tmp_path / 'deepspeed.json'
+    file.write_text(json.dumps({
+        'train_batch_size': 512, 'train_micro_batch_size_per_gpu': 1,
+        'gradient_accumulation_steps': 8, 'zero_optimization': {'stage': stage}}))
+    for preset in 'calibrated', 'corrected':
+        job = ('--job', file, '--model', 'llama3.1_8B', '--system', 'A100-80GB',
+               '--assumptions', preset)
+        shown = good('panels', 'layer', *job)
+        seconds = json.loads(good('explain', *job, '--format', 'json'))['stats']['iteration_s']
+        assert f'{seconds:.4g} s for an iteration' in shown
+
+
 def test_the_layer_panel_opens_with_a_software(tmp_path):
     "By an option as by its control, and instead of the one that a job names; a file too."
     alone = good('panels', 'layer', '--software', 'plain')   # once of 64 H200 to a domain

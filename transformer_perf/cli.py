@@ -1480,14 +1480,19 @@ def panel_asked(args):  # (state or None, list of sentences)
     if args.panel not in (None, 'layer'):
         flag = next(o.flag for o in OPENED if o.name in args.typed)
         raise ValueError(f'{flag} is of the layer panel, not of {quoted(args.panel)}')
+    from transformer_perf.estimates import as_assumptions
+    from transformer_perf.modules import copies_overlap
     job = given.pop('job', None)
     asked = given.get('software')
+    own = as_assumptions(given.get('assumptions', ASSUMPTIONS.default), asked)
     if asked:
-        from transformer_perf.estimates import as_assumptions
-        own = as_assumptions(given.get('assumptions', ASSUMPTIONS.default), asked).software
-        given['software'] = asked if asked.endswith('.json') else own.name   # a file stays one
-    elif job and job.software: given['software'] = job.software.name
-    state, notes = panels.opened_at(job and job.parallel, **given)
+        given['software'] = asked if asked.endswith('.json') else own.software.name   # or a file
+    elif job and job.software and own.measured: given['software'] = job.software.name
+    parallel = job and job.parallel
+    if parallel and parallel.dp_overlap is None:   # as no software says it at other prices
+        hides = copies_overlap(job.assumptions(own).dp_overlap, parallel.zero_stage)
+        parallel = dataclasses.replace(parallel, dp_overlap=bool(hides))
+    state, notes = panels.opened_at(parallel, **given)
     if job: notes = notes + panels.assumed_besides(state, job, asked)
     return state, notes + not_used(args)
 
