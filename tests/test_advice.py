@@ -207,7 +207,8 @@ def test_what_is_worthwhile():
     "What fits and is faster by a thousandth; of a job that does not fit, whatever fits."
     one = estimate('llama3.1_8B', Parallel(tp=2, dp=8), 'H100-80GB', 64, 'calibrated')
     def like(ratio, GB=1.):
-        stats = {'iteration_s': ratio * one.stats['iteration_s'], 'memory_GB': GB,
+        seconds = ratio * one.stats['iteration_s']
+        stats = {'iteration_s': seconds, 'likely_s': seconds, 'memory_GB': GB,
                  'memory_bound_GB': GB}
         return dataclasses.replace(one, stats=one.stats | stats)
     ratios = .5, .9985, .9995, 1., 1.0005, 2.
@@ -216,6 +217,9 @@ def test_what_is_worthwhile():
     assert not worthwhile(one)(like(.5, GB=86)) and worthwhile(one)(like(.5, GB=84))
     assert all(worthwhile(like(1., GB=86))(like(ratio)) for ratio in ratios)
     assert not worthwhile(like(1., GB=86))(like(.5, GB=90))
+    untested = dataclasses.replace(one, stats=one.stats | {
+        'iteration_s': .9 * one.stats['iteration_s'], 'likely_s': 1.1 * one.stats['iteration_s']})
+    assert not worthwhile(one)(untested) and worthwhile(untested)(one)
 
 
 def test_improve_finds_what_is_too_much():

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate
-from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS
+from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS, as_assumptions
 from transformer_perf.iteration import (
     changes_something, evidence_of_rows, experts_to_share, out_of_reach)
 from transformer_perf.parameters import (
-    Calibration, Costs, Evidence, Kernels, Parameters, checked_interval, read_calibration)
+    Calibration, Costs, Evidence, Kernels, Parameters, checked_interval, interval,
+    read_calibration, untested_longer)
 from transformer_perf.models import as_model
 from transformer_perf.systems import as_system
 from transformer_perf.validation import published
@@ -137,6 +138,27 @@ def test_layouts_that_no_run_came_near(tp, near, far, cp):
         if short: assert f'a context of {l // cp:,} tokens' in found and f' {min(least)})' in found
         assert (f'tp over {far} NVLink domains' in found) == ('NVLink' in found) == (
             bool(most) and far > max(most))
+
+
+@pytest.mark.parametrize('experts, named, of', [
+    (False, True, 'never seen'), (False, False, 'unnamed'), (True, True, 'never seen'),
+    (True, False, 'unnamed')])
+def test_an_untested_layout_is_ranked_by_how_much_further_off_its_upper_end_is(experts, named, of):
+    known = as_assumptions('calibrated').measured.evidence
+    kind = 'experts' if experts else 'dense'
+    near, far = (interval(known, [words], [kind], np.ones(1), named)[1][0]
+                 for words in ('near: some', 'extrapolated: none'))
+    assert untested_longer(known, experts, named) == pytest.approx(far / near, rel=1e-12)
+    assert 1.1 < far / near < 1.3 and near == pytest.approx(math.exp(-known.intervals[of][kind][0]))
+
+
+@pytest.mark.parametrize('replicas, new', [(1, False), (4, False), (16, False), (32, True)])
+def test_a_number_between_two_that_runs_had_is_no_new_one(replicas, new):
+    "Runs had 1, 2, 12 and 16 replicas."
+    row = Parallel(dp=64, zero_stage=3, dp_replicate=replicas)
+    one = estimate('llama3.1_8B', row, 'H100-80GB', 64)
+    assert ('dp_replicate 32' in one.notes[0]) == new
+    assert (one.stats['likely_s'] > one.stats['iteration_s']) == new
 
 
 @pytest.mark.parametrize('tokens, new', [(2**18, ''), (2**18 + 1, '262,145'), (2**20, '1,048,576')])

@@ -537,14 +537,15 @@ def test_a_search_finds_uneven_pipelines():
     found = search('llama3.1_405B', 1024, 'H100-80GB', 512, assumptions='calibrated', k=20,
                    virtual_stages=[1, 2])
     uneven = found[126 % (found.pp * found.virtual_stages) > 0]
-    assert len(uneven) and found.iteration_s.is_monotonic_increasing
+    assert len(uneven) and found.likely_s.is_monotonic_increasing
     for row in uneven.iloc[::5].to_dict('records'):
         again = estimate('llama3.1_405B', Parallel.from_row(row), 'H100-80GB', 512, 'calibrated')
         assert again.stats['iteration_s'] == pytest.approx(row['iteration_s'], rel=1e-12)
         assert again.stats['memory_GB'] == pytest.approx(row['memory_GB'], rel=1e-12)
     strict = dataclasses.replace(as_assumptions('calibrated'), uneven_stages=False)
-    even = search('llama3.1_405B', 1024, 'H100-80GB', 512, assumptions=strict, k=1)
-    assert found.iteration_s[0] < even.iteration_s[0]
+    any_, even = (search('llama3.1_405B', 1024, 'H100-80GB', 512, assumptions=a, k=1)
+                  for a in ('calibrated', strict))
+    assert 126 % (any_.pp[0] * any_.virtual_stages[0]) > 0 and any_.likely_s[0] < even.likely_s[0]
 
 
 def test_layers_of_several_kinds_where_they_sit():

@@ -20,7 +20,7 @@ from transformer_perf.models import Model
 from transformer_perf.schedules import most_held, time_played
 from transformer_perf.quantities import Quantity, depending, named, stacked_column
 from transformer_perf.estimates import Operation, Roofline, Work
-from transformer_perf.parameters import interval
+from transformer_perf.parameters import interval, untested_longer
 from transformer_perf.kernels import pricer_of
 from transformer_perf.blocks import CountedJob, ends_in_16_bits, kinds_among
 from transformer_perf.modules import (
@@ -184,11 +184,18 @@ def figures_told(one):  # dict: column -> Quantity
     memory = Memory(*map(_figure_told, MEMORY_PARTS, _told_memory(work, played), repeat(memory_at)))
     found = all_figures(work, costs, ends, times, memory, pricer.system)
     for name in ('mfu', 'hfu'): found[name] = _figure_told(name, found[name], utilization)
-    for name in {'iteration_low_s', 'iteration_high_s'} & one.stats.keys():
-        ratio = Quantity('ratio', one.stats[name] / one.stats['iteration_s'], source='evidence',
-                         words='of such predictions over measured runs')
-        found[name] = (found['iteration_s'] * ratio).called(name, 's', interval)
+    if 'likely_s' in one.stats:
+        told = functools.partial(_figure_by_runs, one, found['iteration_s'])
+        for name in ('iteration_low_s', 'iteration_high_s'):
+            found[name] = told(name, interval, 'of such predictions over measured runs')
+        found['likely_s'] = told('likely_s', untested_longer, 'more where no run came near')
     return {name: _figure_told(name, found[name], all_figures) for name in one.stats}
+
+def _figure_by_runs(one, seconds, name, rule, words):  # Quantity
+    "A figure that measured runs make of the seconds of an iteration, by a rule."
+    ratio = one.stats[name] / one.stats['iteration_s']
+    return (seconds * Quantity('ratio', ratio, source='evidence', words=words)).called(
+        name, 's', rule)
 
 def explanation_of(
     one,

@@ -7,12 +7,13 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'WAITS', 'HIDING', 'SHOWN', 'with_pap
            'has_copies', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules', 'choices_fit',
            'sends_tokens', 'experts_to_share', 'check_choices_of', 'layers_to_deal', 'can_offload', 'check_host',
            'grid_lacks', 'check_stages', 'check_parallel', 'choices_in_stages', 'settled', 'hides_as_usual',
-           'has_unsaid', 'parts_said', 'out_of_reach', 'gpu_in', 'never_run', 'evidence', 'evidence_of_rows',
-           'kind_of_run', 'is_known', 'interval_columns', 'left_out', 'packed_in_words', 'Estimate', 'row_of',
-           'notes_of', 'as_of', 'as_published', 'beyond_software', 'odd_sizes', 'seconds_in', 'tuned_and_plain',
-           'how_priced', 'played_estimate', 'timeline_of', 'memory_of_ranks', 'divisors', 'rows_of_table', 'cross',
-           'keep', 'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable',
-           'differs', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'has_unsaid', 'parts_said', 'reaches', 'out_of_reach', 'gpu_in', 'never_run', 'rows_never_run', 'evidence',
+           'evidence_of_rows', 'kind_of_run', 'is_known', 'known_runs', 'interval_columns', 'likely', 'left_out',
+           'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'as_of', 'as_published', 'beyond_software', 'odd_sizes',
+           'seconds_in', 'tuned_and_plain', 'how_priced', 'played_estimate', 'timeline_of', 'memory_of_ranks',
+           'divisors', 'rows_of_table', 'cross', 'keep', 'usable_domain_sizes', 'interval_of', 'estimate', 'short',
+           'gap', 'layer_groups', 'readable', 'differs', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
+           'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -39,7 +40,7 @@ from .choices import (
 from transformer_perf.estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions,
     negated)
-from .parameters import REACHED, WIDEST_GROUPS, interval, near_runs
+from .parameters import REACHED, WIDEST_GROUPS, interval, untested_longer
 from .software import chosen_by, releases_in_words
 from .kernels import pricer_of
 from .blocks import STRATEGIES
@@ -347,36 +348,49 @@ def _parts_among(values):  # set
     "The parts of all of several values of a choice."
     return set().union(*map(parts_said, values))
 
+def _is_among(value, known):  # bool
+    "Whether a choice is one of those known, or a number between them."
+    numbers = [x for x in known if type(x) is int]   # True is none
+    if numbers and isinstance(value, (int, np.integer)):
+        return min(numbers) <= value <= max(numbers)
+    return parts_said(value) <= _parts_among(tuple(known))
+
+def _chooses_unknown(t, name, value, known, experts, sums_in_pipelines):  # bools
+    "Where a table, or a row, chooses a value that is not among those known, and it matters."
+    if _is_among(value, known): return False
+    says = np.logical_not(says_nothing(t, name, sums_in_pipelines))
+    return (t[name] == value) & says & changes_something(t, name, experts)
+
 def _unknown_choices(row, known, model: Model, sums_in_pipelines=False):  # str
     "Which choices of a configuration are not among those known."
-    experts, new = sends_tokens(model), []
-    for name, values in known.items():
-        if name not in row: continue
-        met = parts_said(row[name]) <= _parts_among(tuple(values))
-        if met or says_nothing(row, name, sums_in_pipelines): continue
-        if changes_something(row, name, experts): new.append(name)
-    return ', '.join(f'{name} {row[name]}' for name in new)
+    how = sends_tokens(model), sums_in_pipelines
+    return ', '.join(f'{name} {row[name]}' for name, values in known.items()
+                     if name in row and _chooses_unknown(row, name, row[name], values, *how))
+
+def reaches(t, known, model: Model):  # yields (rows beyond it, their figure, what that is)
+    """How far measured runs reach: pieces of a sequence, groups, samples, and the experts on a
+    GPU, each with products of its own."""
+    tokens, domains = model.seq_len / t['cp'], t['tp'] // t['nvlink_tp']
+    if least := known.get('context_tokens'):
+        words = f'a context of {{:,.0f}} tokens to a GPU (measured: {min(least):,.0f})'
+        yield (t['cp'] > 1) & (tokens < min(least)), tokens, words
+    if most := known.get('tp_domains'):
+        yield domains > max(most), domains, 'tp over {} NVLink domains'
+    if longest := known.get('sample_tokens'):
+        words = f'samples of {{:,}} tokens (measured: {max(longest):,})'
+        yield model.seq_len > max(longest), model.seq_len, words
+    for name, group in WIDEST_GROUPS.items():
+        if widest := known.get(name):
+            yield t[group] > max(widest), t[group], f'{group} {{}} (measured: {max(widest)})'
+    if held := known.get('experts_held'):
+        own = experts_to_share(model) // t['ep']
+        words = f'{{:,}} experts of a layer on a GPU (measured: {max(held)})'
+        yield own > max(held), own, words
 
 def out_of_reach(row, known, model: Model):  # str
-    """What no measured run came near: too short pieces of a sequence, too wide groups, long
-    samples, too many experts on a GPU, each with products of its own."""
-    found, tokens = [], model.seq_len / row['cp']
-    least, most, longest = map(known.get, ('context_tokens', 'tp_domains', 'sample_tokens'))
-    if least and row['cp'] > 1 and tokens < min(least):
-        found.append(f'a context of {tokens:,.0f} tokens to a GPU (measured: {min(least):,.0f})')
-    domains = row['tp'] // row['nvlink_tp']
-    if most and domains > max(most): found.append(f'tp over {domains} NVLink domains')
-    if longest and model.seq_len > max(longest):
-        found.append(f'samples of {model.seq_len:,} tokens (measured: {max(longest):,})')
-    for name, group in WIDEST_GROUPS.items():
-        widest = known.get(name)
-        if widest and row[group] > max(widest):
-            found.append(f'{group} {row[group]} (measured: {max(widest)})')
-    if held := known.get('experts_held'):
-        own = experts_to_share(model) // row['ep']
-        if own > max(held):
-            found.append(f'{own:,} experts of a layer on a GPU (measured: {max(held)})')
-    return ', '.join(found)
+    "What of a configuration is further than measured runs reach."
+    return ', '.join(words.format(figure) for beyond, figure, words in reaches(row, known, model)
+                     if beyond)
 
 # %% ../nbs/87a_estimate.ipynb #8559f3bc
 def gpu_in(system: System, known):  # its short name, or None
@@ -401,11 +415,13 @@ def _unknown_layers(model: Model):  # str
     "Which kinds of layers of a model no measured run had."
     return ' and '.join(sorted({half.name for half in halves_of(model)} - _LAYERS_OF_RUNS))
 
+def _choices_in(seen):  # dict: choice -> values
+    "The choices that some runs have."
+    return _TAKEN_IF_UNSAID | {name: x for name, x in seen.items() if name not in REACHED}
+
 def _unknown_in(seen, row, model: Model, assumptions):  # str
     "Which choices of a configuration some runs do not have; seen: what they have."
-    choices = {name: values for name, values in seen.items() if name not in REACHED}
-    return _unknown_choices(row, _TAKEN_IF_UNSAID | choices, model,
-                            assumptions.costs.sums_in_pipelines)
+    return _unknown_choices(row, _choices_in(seen), model, assumptions.costs.sums_in_pipelines)
 
 def never_run(row, model: Model, assumptions):  # str
     "What of a configuration no measured run came near."
@@ -413,6 +429,17 @@ def never_run(row, model: Model, assumptions):  # str
     new = _unknown_in(seen, row, model, assumptions)
     found = _unknown_layers(model), new, out_of_reach(row, seen, model)
     return ', '.join(filter(None, found))
+
+def rows_never_run(t, considered, model: Model, assumptions):  # bools
+    "Which rows of a table `never_run` says something of; considered: the values of each choice."
+    seen = assumptions.measured.evidence.seen
+    how = sends_tokens(model), assumptions.costs.sums_in_pipelines
+    found = np.array(_unknown_layers(model) != '')
+    for beyond, *_ in reaches(t, seen, model): found = found | beyond
+    for name, values in _choices_in(seen).items():
+        for value in considered.get(name, ()):
+            found = found | _chooses_unknown(t, name, value, values, *how)
+    return found
 
 def _fitted_stack(assumptions):  # str
     "Whose runs measured costs were fitted to; 'any' where a software has those of others."
@@ -424,8 +451,10 @@ def evidence(row, model: Model, system: System, assumptions):  # str
     "What the figures of a configuration rest on."
     if assumptions.unmeasured is not None:
         rate = 'data sheet is' if system.matrix_eff is None else 'memory and links are'
+        new = known_runs(assumptions) and never_run(row, model, assumptions)
+        more = f'; and no run with {new} was fitted to' if new else ''
         return (f'extrapolated: no kernel of {assumptions.unmeasured} was measured; its {rate} '
-                f'used as well as {assumptions.measured.architecture} GPUs use theirs')
+                f'used as well as {assumptions.measured.architecture} GPUs use theirs{more}')
     if assumptions.measured is None:
         new = _unknown_choices(row, _PUBLISHED_CHOICES, model)
         if new: return f'not in the published model: {new}'
@@ -460,13 +489,25 @@ def is_known(assumptions):  # bool
     coded = s is None or any((s.knows, s.knows_on, s.like not in (None, 'any')))
     return stack != 'any' and (coded or assumptions.measured.evidence.count(stack=stack) > 0)
 
+def known_runs(assumptions):  # Evidence, or None
+    "The measured runs that assumptions were fitted to."
+    return getattr(assumptions.measured, 'evidence', None)
+
 def interval_columns(t, words, model: Model, assumptions):  # dict of columns
     "Where four of five measured runs would lie; nothing under assumptions without runs."
-    if not getattr(assumptions.measured, 'evidence', None): return {}
+    known = known_runs(assumptions)
+    if known is None: return {}
     kinds = kind_of_run(sends_tokens(model), t['other_s'], t['iteration_s'])
-    low, high = interval(assumptions.measured.evidence, words, kinds, t['iteration_s'],
-                         is_known(assumptions))
+    low, high = interval(known, words, kinds, t['iteration_s'], is_known(assumptions))
     return {'iteration_low_s': low, 'iteration_high_s': high}
+
+def likely(seconds, untested, model: Model, assumptions):  # s, as `seconds`
+    """What layouts are ranked by: their seconds, longer where no measured run came near; without
+    measured runs all are alike."""
+    known = known_runs(assumptions)
+    if known is None: return seconds
+    longer = untested_longer(known, sends_tokens(model), is_known(assumptions))
+    return seconds * np.where(untested, longer, 1.)
 
 # %% ../nbs/87a_estimate.ipynb #8559f3bb
 def left_out(model: Model, assumptions):  # str
@@ -757,8 +798,11 @@ def fastest_place(t, asked):  # (dict: place -> GPUs, what `exact_figures` takes
 
 # %% ../nbs/87a_estimate.ipynb #36e897b4
 def interval_of(found, p: Parallel, model, system, a: Assumptions):  # dict
-    "The interval of one configuration's figures; without measured runs there is none."
-    return interval_columns(found, evidence(vars(p), model, system, a), model, a)
+    "The interval of one configuration's figures, and its rank; without measured runs: nothing."
+    if known_runs(a) is None: return {}
+    untested = never_run(vars(p), model, a) != ''
+    return interval_columns(found, evidence(vars(p), model, system, a), model, a) | {
+        'likely_s': float(likely(found['iteration_s'], untested, model, a))}
 
 # %% ../nbs/87a_estimate.ipynb #f9a56ae4
 def estimate(
@@ -830,8 +874,8 @@ def readable(t, system):  # DataFrame for reading, not for computing
     view = {'rank': t['rank']} if 'rank' in t else {}
     view |= {'GPUs': t.n_gpus, 'strategy': t.strategy, 'samples/s': t.samples_per_s.map(short),
              'iteration s': t.iteration_s.map(short)}
-    tested = near_runs(t['evidence']) if 'evidence' in t else np.array([])
-    if len({*tested.tolist()}) > 1: view['runs near'] = np.where(tested, 'yes', 'no')
+    if 'likely_s' in t and (t.likely_s > t.iteration_s).nunique() > 1:
+        view['likely s'] = t.likely_s.map(short)   # by which they are ranked
     view |= {'tp': [by(layer_groups(row), row) for row in rows], 'pp': t.pp, 'dp': t.dp,
              'micro-batch': t.micro_batch}
     for name, often, title in SHOWN:

@@ -6,8 +6,8 @@
 __all__ = ['SHARE', 'PART', 'FACTOR', 'HANDLES', 'REPEATABLE', 'GROUPED_WORKSPACES', 'OVERLAP_WORKSPACES', 'SHOWS',
            'WIDEST_GROUPS', 'REACHED', 'KINDS_OF_RUN', 'WIDER', 'FEW_RUNS', 'PARAMETER_PARTS', 'PART_OF', 'figure',
            'NetworkShares', 'Kernels', 'measured_folder', 'Generation', 'generations', 'Costs', 'Evidence', 'near_runs',
-           'interval', 'Parameters', 'part_of', 'field_notes', 'limits', 'value_of', 'changed', 'Calibration',
-           'parameters_from', 'as_flat', 'read_calibration']
+           'interval', 'untested_longer', 'Parameters', 'part_of', 'field_notes', 'limits', 'value_of', 'changed',
+           'Calibration', 'parameters_from', 'as_flat', 'read_calibration']
 
 # %% ../nbs/82_parameters.ipynb #c3ca8f62
 import dataclasses
@@ -309,6 +309,13 @@ def interval(
     low, high = (np.where(measured, logs(half_seen, i),
                           far * np.where(named, logs(never, i), logs(unnamed, i))) for i in (0, 1))
     return seconds / np.exp(high), seconds / np.exp(low)   # predicted too long: it is shorter
+
+def untested_longer(known: Evidence, experts, named):  # factor
+    """By how much a layout that no measured run came near counts as longer than one that some did:
+    as much as the upper end of its `interval` is further off."""
+    _, never, unnamed = _SEEN
+    low, _ = known.intervals[never if named else unnamed]['experts' if experts else 'dense']
+    return float(np.exp((1 - WIDER) * low))
 
 # %% ../nbs/82_parameters.ipynb #f90ab3a4
 def checked_interval(pair):  # (low, high)

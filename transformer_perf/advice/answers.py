@@ -21,7 +21,8 @@ from ..timeline import MEMORY_PARTS, PLACES
 from ..iteration import (
     HIDING, Estimate, Parallel, beyond_software, changes_something, check_parallel, division_rules,
     gap, has_unsaid, host_lacks, plural, rate_in_words, sends_tokens, short, too_large)
-from ..execution import considered_choices, search, stages_besides, strategies_named
+from ..execution import (
+    considered_choices, rank_seconds, search, stages_besides, strategies_named)
 from ..interop import job_asked, read_log
 from ..interop.logs import with_batch
 from .neighbours import (
@@ -35,20 +36,21 @@ class Neighbours(NamedTuple):
     to: list               # of dict: field -> its new value
     seconds: np.ndarray    # infinite where it cannot run
     GB: np.ndarray
+    ranked: np.ndarray     # s by which they are ranked: more where no measured run came near
     room: np.ndarray       # bool: whether it fits; by formula, in a GPU alone
     places: list           # of dict: the placement; none where only a few were tried
     stats: list            # of dict, alike: every figure
 
 def neighbours(case: Case, one: Estimate, steps, every=True):  # Neighbours
     "Steps as one table, priced at every placement; or at a few, by formula."
-    if not steps: return Neighbours([], np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool), [], [])
+    if not steps: return Neighbours([], *np.zeros((3, 0)), np.zeros(0, dtype=bool), [], [])
     t = table_of_steps(case.parallel, steps)
     to = [s.to for s in steps]
     if every:
-        seconds, GB, places, stats = prices(t, one)
-        return Neighbours(to, seconds, GB, have_room(GB, stats, one.system), places, stats)
-    seconds, GB, _ = best_placed(t, one, False)
-    return Neighbours(to, seconds, GB, GB <= one.system.hbm_capacity, [], [])
+        seconds, GB, ranked, places, stats = prices(t, one)
+        return Neighbours(to, seconds, GB, ranked, have_room(GB, stats, one.system), places, stats)
+    seconds, GB, ranked, _ = best_placed(t, one, False)
+    return Neighbours(to, seconds, GB, ranked, GB <= one.system.hbm_capacity, [], [])
 
 def change_at(case: Case, found: Neighbours, i):  # Change
     "A neighbour that has been priced."
@@ -63,10 +65,10 @@ def changes_any(found: Neighbours):  # bools
     return np.isfinite(found.seconds) & ~np.all(alike, axis=0)
 
 def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list of Change
-    "Of the `most` fastest of some steps, the first k that are good; the fastest first."
+    "Of the `most` best of some steps, the first k that are good; the best first."
     rows = np.flatnonzero(some)
-    by_time = np.argsort(found.seconds[rows], kind='stable')
-    rows = rows[by_time][:most]
+    in_order = np.argsort(found.ranked[rows], kind='stable')
+    rows = rows[in_order][:most]
     if not found.stats:   # these few at every placement
         found = neighbours(case, one, [Step('', found.to[i]) for i in rows])
         rows = np.flatnonzero(np.isfinite(found.seconds))
@@ -76,9 +78,9 @@ def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list
             change = change_at(case, found, i)
             if good(change.estimate) and told(change.estimate): yield change
     first = itertools.islice(of_unlike_costs(good_changes()), k)
-    return sorted(first, key=seconds_of_change)
+    return sorted(first, key=rank_of_change)
 
-def seconds_of_change(change: Change): return change.estimate.stats['iteration_s']
+def rank_of_change(change: Change): return rank_seconds(change.estimate.stats)
 
 def of_unlike_costs(changes):  # yields Change
     "Of changes that cost the same the first: of 40 layers, 'full' and 'full:40' are one."
@@ -169,7 +171,7 @@ def far_that_fit(case: Case, one: Estimate, offload):  # list of Change
     steps = steps_of(case, offload=offload, far=True)
     found = that_fit(case, one, steps, k=3, most=6)
     found += that_fit(case, one, pairs_of(case, steps), k=3, most=6, every=False)
-    return sorted(found, key=seconds_of_change)[:3]
+    return sorted(found, key=rank_of_change)[:3]
 
 # %% ../../nbs/88d_answers.ipynb #13a0002a
 def fits(
@@ -198,18 +200,18 @@ MOST_SHOWN = 100    # changes
 
 def worthwhile(one: Estimate):  # function: Estimate -> bool
     "Whether a change is an improvement."
-    limit = (1 - LEAST_GAIN) * one.stats['iteration_s'] if one.fits else np.inf
-    return lambda new: new.fits and new.stats['iteration_s'] < limit
+    limit = (1 - LEAST_GAIN) * rank_seconds(one.stats) if one.fits else np.inf
+    return lambda new: new.fits and rank_seconds(new.stats) < limit
 
 def improvements(case: Case, one: Estimate, found: Neighbours, k):  # list of Change
     "The k best of some steps, the first of which changes nothing."
-    faster = found.seconds < found.seconds[0] * (1 - LEAST_GAIN)
+    faster = found.ranked < found.ranked[0] * (1 - LEAST_GAIN)
     runs = np.isfinite(found.seconds)
     good = runs & found.room & faster if one.fits else runs & found.room
     best = first_good(case, one, found, good, worthwhile(one), k, 2 * k)
     if one.fits or len(best) == k: return best
     def faster_at_least(new):
-        return not new.fits and new.stats['iteration_s'] < one.stats['iteration_s']
+        return not new.fits and rank_seconds(new.stats) < rank_seconds(one.stats)
     also = first_good(case, one, found, faster & ~found.room, faster_at_least, k - len(best), k)
     return best + also
 
@@ -458,7 +460,7 @@ def best_known(case: Case):  # Estimate or None
                        case.assumptions, fixed={'etp': sorted({1, p.etp})}, recompute=[name],
                        **values)
         rows += [case.estimate(Parallel.from_row(row)) for _, row in found.iterrows()]
-    return min(rows, key=lambda one: one.stats['iteration_s'], default=None)
+    return min(rows, key=lambda one: rank_seconds(one.stats), default=None)
 
 # %% ../../nbs/88d_answers.ipynb #13a0003d
 @dataclass(frozen=True)
@@ -477,9 +479,9 @@ class WhyNot:
 
 # %% ../../nbs/88d_answers.ipynb #13a00058
 def is_best(found: WhyNot):
-    "Whether a configuration fits, and nothing that was found is faster."
+    "Whether a configuration fits, and nothing that was found is ranked ahead of it."
     if found.excluded: return False
-    times = [one.stats['iteration_s'] for one in (found.estimate, found.best) if one]
+    times = [rank_seconds(one.stats) for one in (found.estimate, found.best) if one]
     return times[0] <= times[-1] * (1 + 1e-9)
 
 # %% ../../nbs/88d_answers.ipynb #13a0003e
@@ -523,7 +525,10 @@ def why_not_in_words(found: WhyNot):  # str
         return ('It is the best of what a search tries by itself: nothing that fits is faster '
                 f'({short(one.stats["iteration_s"])} s). {tried}')
     ratio = one.stats['iteration_s'] / best.stats['iteration_s'] - 1
-    if ratio <= 0: words.append('It is faster than the best that fits.')
+    if ratio <= 0 and one.fits: words.append(
+        f'It takes {-ratio:.1%} less time than the best by our count, but no measured run came '
+        'near it.')
+    elif ratio <= 0: words.append('It is faster than the best that fits.')
     else: words.append(f'It takes {ratio:.1%} more time than the best that fits'
                        f'{overlaps_alike(one, best)} (MFU {one.stats["mfu"]:.1%}): '
                        f'{reason(best, one)}.')

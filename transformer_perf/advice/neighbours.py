@@ -37,11 +37,11 @@ from transformer_perf.timeline import (
     GROUPS, MEMORY_PARTS, PLACES, Memory, components, exact_table, job_of_estimate, mean_layer,
     memory_bound, memory_on_ranks, memory_played, passes_in, placed_by_rank, priced_estimate,
     seconds_and_GB)
-from transformer_perf.iteration import (
+from ..iteration import (
     Estimate, Parallel, changes_something, check_host, choices_in_stages, division_rules, divisors,
-    estimate, grid_lacks, host_too_small, interval_of, keep, layers_to_deal, played_estimate,
-    hides_as_usual, possible_places, rows_of_table, sends_tokens, settled, short,
-    usable_domain_sizes)
+    estimate, grid_lacks, host_too_small, interval_of, keep, known_runs, layers_to_deal, likely,
+    played_estimate, hides_as_usual, possible_places, rows_never_run, rows_of_table, sends_tokens,
+    settled, short, usable_domain_sizes)
 from ..execution import (
     can_run, dispatchers_on, distinct, expert_shares, pipeline_divides, practice,
     recomputable_parts, split_by_label)
@@ -475,46 +475,57 @@ def counted_alike(t, fused):  # list of (strategy, layout, rows)
     return found
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00052
-def figures_by(price, t, one: Estimate):  # list of (rows, figures)
+def figures_by(price, t, one: Estimate):  # list of (rows, figures, factor of each in a ranking)
     "What `seconds_and_GB` or `exact_table` says of the rows that can run."
     about = (one.model, one.system, one.global_batch, one.assumptions)
     found = []
     for strategy, layout, rows in counted_alike(t, one.assumptions.fused_kernels):
         part = keep(t, rows) | {'strategy': strategy, 'layout': layout}
         fine = allowed(part, one)
-        if fine.any(): found.append((rows[fine], price(keep(part, fine), *about)))
+        part = keep(part, fine)
+        if fine.any(): found.append((rows[fine], price(part, *about), ranked_longer(part, one)))
     return found
 
-def best_placed(t, one: Estimate, every):  # (s, GB needed, table), by formula
+def ranked_longer(t, one: Estimate):  # factor of each row
+    "As how much longer rows of one strategy are ranked, because no measured run came near."
+    if known_runs(one.assumptions) is None: return 1.
+    values = {name: dict.fromkeys(np.ravel(t[name]).tolist()) for name in CHOICES}
+    untested = rows_never_run(t, values, one.model, one.assumptions)
+    return likely(1., untested, one.model, one.assumptions)
+
+def best_placed(t, one: Estimate, every):  # (s, GB needed, s to rank by, table), by formula
     "Each row at the best of its placements: `placements_of`."
     number = rows_of_table(t)
     row, t = placements_of(t, one, every)
     t['reduce_each'] = reduces_each(t['reduce_each'], t['zero_stage'], t['pp'],
                                     one.assumptions.costs.sums_in_pipelines)
-    seconds, GB = np.full((2, rows_of_table(t)), np.inf)
-    for rows, figures in figures_by(seconds_and_GB, t, one): seconds[rows], GB[rows] = figures
+    seconds, GB, ranked = np.full((3, rows_of_table(t)), np.inf)
+    for rows, figures, longer in figures_by(seconds_and_GB, t, one):
+        seconds[rows], GB[rows] = figures
+        ranked[rows] = seconds[rows] * longer
     order = np.lexsort((seconds, row))   # by row, the fastest of each first
     best = order[np.searchsorted(row[order], np.arange(number))]
-    return seconds[best], GB[best], keep(t, best)
+    return seconds[best], GB[best], ranked[best], keep(t, best)
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00a56
 def rows_in(t, names):  # list of tuples
     "The rows of some columns of a table."
     return list(zip(*(t[name].tolist() for name in names)))
 
-def prices(t, one: Estimate):  # (s, GB needed, placement, every figure), of each row
+def prices(t, one: Estimate):  # (s, GB needed, s to rank by, placement, every figure), of each row
     "Neighbours at the placement that `estimate` takes; infinite if one cannot run."
-    _, _, t = best_placed(t, one, True)
+    *_, t = best_placed(t, one, True)
     number = rows_of_table(t)
     needed = FITS_BY[one.assumptions.fits_by]
-    seconds, GB = np.full((2, number), np.inf)
+    seconds, GB, ranked = np.full((3, number), np.inf)
     stats = [None] * number
-    for rows, figures in figures_by(exact_table, t, one):
+    for rows, figures, longer in figures_by(exact_table, t, one):
         seconds[rows], GB[rows] = figures['iteration_s'], figures[needed]
+        ranked[rows] = seconds[rows] * longer
         columns = [np.broadcast_to(x, len(rows)).tolist() for x in figures.values()]
         for i, own in zip(rows, zip(*columns)): stats[i] = dict(zip(figures, own))
     places = [dict(zip(PLACES, at)) for at in rows_in(t, PLACES)]
-    return seconds, GB, places, stats
+    return seconds, GB, ranked, places, stats
 
 def have_room(GB, stats, system):  # bools
     "Which rows of `prices` the memory of a GPU, and that of its host, can hold."

@@ -27,8 +27,8 @@ from ..timeline import GROUPS, statistics
 from ..iteration import (
     SHOWN, Parallel, estimate, evidence_of_rows, plural, says_nothing, short, tuned_and_plain)
 from ..execution import (
-    KIND, PLAYED, Fitting, best_candidates, counts_of, fitting, not_among, played_best, questions,
-    result_of, search_subject, tables_of, with_tables)
+    KIND, Fitting, best_candidates, counts_of, fitting, not_among, played_best, questions,
+    rank_seconds, ranked_by, result_of, search_subject, tables_of, with_tables)
 from .neighbours import tables_as_html
 
 # %% ../../nbs/88e_planning.ipynb #14a00011
@@ -212,14 +212,14 @@ def worth_asking(f: Fitting):  # bools [question, configuration]
     return np.concatenate([memory <= room[:, None], knobs <= most[:, None]])
 
 # %% ../../nbs/88e_planning.ipynb #14a00042
-FINALISTS = PLAYED   # of the fastest; one of each other question
+FINALISTS = 20   # of the fastest; one of each other question
 
 def candidates(f: Fitting):  # DataFrame
     "The best of each question and number of GPUs, before schedules are played."
     best = pd.DataFrame(best_candidates(f.placeable, f.layers, worth_asking(f), FINALISTS))
     q, t = f.question, f.placeable.at(best.i, best.j)
     found = statistics(t, q.model, q.system, q.global_batch, q.assumptions)
-    shown = {name: found[name] for name in ('iteration_s', 'memory_GB')}
+    shown = {'iteration_s': ranked_by(found['iteration_s'], t, q), 'memory_GB': found['memory_GB']}
     return best.rename(columns={'variant': 'question'}).assign(variant=0, **shown)
 
 def kept(tables):  # DataFrame, with `search`: which of the tables
@@ -258,8 +258,10 @@ CRITERIA = ['s_per_token', 'memory_needed', 'n_gpus', 'usd_per_million_tokens'] 
 def measures(rows):  # DataFrame
     "What answers and the front are measured by; less is better."
     needed = [row[FITS_BY[row.fits_by]] for _, row in rows.iterrows()]
-    columns = rows[['n_gpus', 'usd_per_million_tokens', 'knobs']]
-    return columns.assign(s_per_token=1 / rows.tokens_per_s, memory_needed=needed)
+    longer = rank_seconds(rows) / rows.iteration_s   # where no measured run came near
+    return rows[['n_gpus', 'knobs']].assign(
+        s_per_token=longer / rows.tokens_per_s, memory_needed=needed,
+        usd_per_million_tokens=longer * rows.usd_per_million_tokens)
 
 def may_answer(m, answer, margin):  # rows of `measures`
     "Rows whose measure is known; the simplest is one that is hardly slower than the fastest."
@@ -298,6 +300,7 @@ def in_few_words(row):  # str
         if name == 'ep' or name not in row: continue
         if often is ... or row[name] == often or says_nothing(row, name): continue
         words.append(f'{title} {row[name]}')
+    if rank_seconds(row) > row.iteration_s: words.append('untested')
     return ', '.join(words)
 
 def in_four_digits(x, digits):  # str
@@ -435,7 +438,8 @@ def short_list(model, batch, budget, found, assumed, prices, operation, margin):
     tables, priced = zip(*costs)
     some = [table for table in tables if len(table)]
     rows, late = within(pd.concat(some or tables[:1]), budget)
-    rows = rows.sort_values('tokens_per_s', ascending=False, kind='stable', ignore_index=True)
+    rows = rows.loc[measures(rows).s_per_token.sort_values(kind='stable').index]
+    rows = rows.reset_index(drop=True)
     answers, front = answers_among(rows, budget, margin)
     rows = rows.assign(answers=answers, front=front)
     rows = rows[(rows.answers != '') | rows.front].reset_index(drop=True)

@@ -489,7 +489,7 @@ def figures_of_neighbours(one: Estimate, states, q: Question):  # list of (s, GB
     if not states: return []
     steps = [Turned('', vars(settled(parallel_of_state(state), q.system, q.assumptions, q.model)))
              for state in states]
-    seconds, GB, _, stats = prices(table_of_steps(one.parallel, steps), one)
+    seconds, GB, *_, stats = prices(table_of_steps(one.parallel, steps), one)
     return [*zip(seconds, GB, have_room(GB, stats, one.system))]
 
 # %% ../../nbs/77_layer_panel.ipynb #59ecaa26

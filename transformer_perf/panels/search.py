@@ -23,8 +23,8 @@ from ..timeline import COMPONENTS, GROUPS, PLACES, components
 from ..iteration import (
     changes_something, interval_in_words, keep, readable, sends_tokens, settled, short)
 from ..execution import (
-    KIND, fitting, played_until_sure, questions, result_of, search, search_subject, strategies_for,
-    strategies_named, tables_of, worth_playing)
+    KIND, fitting, played_until_sure, questions, rank_seconds, result_of, search, search_subject,
+    strategies_for, strategies_named, tables_of, worth_playing)
 from ..advice.neighbours import rows_in
 from ..plots import TIME_PARTS
 from .drawing import drawing, ghost_box, legend, stack, ticks, words_at
@@ -227,10 +227,10 @@ def best_in_cells(cells, names, job):  # list of dict, as of `play_those`
         for cell, row in zip(new['variant'].tolist(), play_those(new, job)):
             if row is None: continue
             found[cell].append(row)
-            told.append(((cell, row['n_gpus']), row['iteration_s']))
+            told.append(((cell, row['n_gpus']), rank_seconds(row)))
         return told
     played_until_sure([in_cells(cells, names, f) for f in fit], 1, play)
-    def order(row): return row['iteration_s'], row['candidate']
+    def order(row): return rank_seconds(row), row['candidate']
     return [min(rows, key=order, default=None) for rows in found]
 
 # %% ../../nbs/78_search_panel.ipynb #7a51c14a
