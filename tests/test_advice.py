@@ -219,7 +219,18 @@ def test_what_is_worthwhile():
     assert not worthwhile(like(1., GB=86))(like(.5, GB=90))
     untested = dataclasses.replace(one, stats=one.stats | {
         'iteration_s': .9 * one.stats['iteration_s'], 'likely_s': 1.1 * one.stats['iteration_s']})
-    assert not worthwhile(one)(untested) and worthwhile(untested)(one)
+    assert not worthwhile(one)(untested) and not worthwhile(untested)(one)   # 11 % longer
+
+
+def test_changes_of_a_layout_that_no_run_came_near_are_ranked_by_time():
+    "It is run already: that it is unknown to us is no reason against what else it could do."
+    run = 'nemotron4_340B', Parallel(tp=16, pp=8, recompute='full'), 'H100-80GB', 64
+    found = improve(*run)
+    times = [change.estimate.stats['iteration_s'] for change in found.changes]
+    assert 'tp over 2 NVLink domains' in found.estimate.notes[0] and times == sorted(times)
+    assert found.changes[0].to == {'recompute': 'none'}
+    of_near = improve(run[0], Parallel(tp=8, pp=16, recompute='full'), *run[2:], k=30)
+    assert not any(change.estimate.parallel.tp > 8 for change in of_near.changes)
 
 
 def test_improve_finds_what_is_too_much():

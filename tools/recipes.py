@@ -9,7 +9,7 @@ import sys
 import pandas as pd
 
 from transformer_perf.estimates import GROUP_COLUMNS, as_assumptions
-from transformer_perf.execution import practice, search
+from transformer_perf.execution import practice, rank_seconds, search
 from transformer_perf.validation import predict, read_runs, recipe_score
 from transformer_perf.validation.predictions import features_of, source_of
 from transformer_perf.validation.runs import (
@@ -115,11 +115,12 @@ def ranked(own, free, alone, row):  # dict
     if not len(alone) and row.predicted_memory_bound_GB > free.priced_on.hbm_capacity:
         return found | {'why': 'does not fit by our bound'}
     # a chunk that is only an end of the model is more than a search tries, not more than a price
-    seconds = alone.iteration_s.iloc[0] if len(alone) else row.predicted_iteration_s
+    seconds = ranked = row.predicted_iteration_s
+    if len(alone): seconds, ranked = alone.iteration_s.iloc[0], rank_seconds(alone.iloc[0])
     slower = max(seconds / best.iteration_s - 1, 0.)
-    faster = free.iteration_s < seconds * (1 - 1e-6)
+    ahead = rank_seconds(free) < ranked * (1 - 1e-6)
     why = '' if slower <= WITHIN else why_missed(own, best)
-    return found | {'slower %': round(100 * slower, 1), 'rank': 1 + int(faster.sum()), 'why': why}
+    return found | {'slower %': round(100 * slower, 1), 'rank': 1 + int(ahead.sum()), 'why': why}
 
 
 def main():

@@ -27,8 +27,8 @@ from ..interop import job_asked, read_log
 from ..interop.logs import with_batch
 from .neighbours import (
     RANK_PARTS, Case, Change, Step, after_step, best_placed, can_be_told, case_of, changes_table,
-    changes_view, have_room, held_by_ranks, in_short, pairs_of, prices, reason, steps_of,
-    table_of_steps, tables_as_html, times_of, to_host)
+    changes_view, have_room, held_by_ranks, in_short, is_untested, pairs_of, prices, reason,
+    steps_of, table_of_steps, tables_as_html, times_of, to_host)
 
 # %% ../../nbs/88d_answers.ipynb #13a00027
 class Neighbours(NamedTuple):
@@ -78,9 +78,13 @@ def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list
             change = change_at(case, found, i)
             if good(change.estimate) and told(change.estimate): yield change
     first = itertools.islice(of_unlike_costs(good_changes()), k)
-    return sorted(first, key=rank_of_change)
+    ranked = ranked_beside(one)
+    return sorted(first, key=lambda change: ranked(change.estimate))
 
-def rank_of_change(change: Change): return rank_seconds(change.estimate.stats)
+def ranked_beside(one: Estimate):  # function: Estimate -> s
+    "What changes of a job are ranked by: as in `ranked_longer`."
+    if is_untested(one): return lambda new: new.stats['iteration_s']
+    return lambda new: rank_seconds(new.stats)
 
 def of_unlike_costs(changes):  # yields Change
     "Of changes that cost the same the first: of 40 layers, 'full' and 'full:40' are one."
@@ -171,7 +175,8 @@ def far_that_fit(case: Case, one: Estimate, offload):  # list of Change
     steps = steps_of(case, offload=offload, far=True)
     found = that_fit(case, one, steps, k=3, most=6)
     found += that_fit(case, one, pairs_of(case, steps), k=3, most=6, every=False)
-    return sorted(found, key=rank_of_change)[:3]
+    ranked = ranked_beside(one)
+    return sorted(found, key=lambda change: ranked(change.estimate))[:3]
 
 # %% ../../nbs/88d_answers.ipynb #13a0002a
 def fits(
@@ -200,8 +205,9 @@ MOST_SHOWN = 100    # changes
 
 def worthwhile(one: Estimate):  # function: Estimate -> bool
     "Whether a change is an improvement."
-    limit = (1 - LEAST_GAIN) * rank_seconds(one.stats) if one.fits else np.inf
-    return lambda new: new.fits and rank_seconds(new.stats) < limit
+    ranked = ranked_beside(one)
+    limit = (1 - LEAST_GAIN) * ranked(one) if one.fits else np.inf
+    return lambda new: new.fits and ranked(new) < limit
 
 def improvements(case: Case, one: Estimate, found: Neighbours, k):  # list of Change
     "The k best of some steps, the first of which changes nothing."
@@ -210,8 +216,8 @@ def improvements(case: Case, one: Estimate, found: Neighbours, k):  # list of Ch
     good = runs & found.room & faster if one.fits else runs & found.room
     best = first_good(case, one, found, good, worthwhile(one), k, 2 * k)
     if one.fits or len(best) == k: return best
-    def faster_at_least(new):
-        return not new.fits and rank_seconds(new.stats) < rank_seconds(one.stats)
+    ranked = ranked_beside(one)
+    def faster_at_least(new): return not new.fits and ranked(new) < ranked(one)
     also = first_good(case, one, found, faster & ~found.room, faster_at_least, k - len(best), k)
     return best + also
 

@@ -486,9 +486,14 @@ def figures_by(price, t, one: Estimate):  # list of (rows, figures, factor of ea
         if fine.any(): found.append((rows[fine], price(part, *about), ranked_longer(part, one)))
     return found
 
+def is_untested(one: Estimate):  # bool
+    "Whether no measured run came near a configuration."
+    return one.stats.get('likely_s', 0.) > one.stats['iteration_s']
+
 def ranked_longer(t, one: Estimate):  # factor of each row
-    "As how much longer rows of one strategy are ranked, because no measured run came near."
-    if known_runs(one.assumptions) is None: return 1.
+    """As how much longer rows of one strategy are ranked, because no measured run came near; beside
+    a job that has such a layout already, all are ranked by time alone."""
+    if known_runs(one.assumptions) is None or is_untested(one): return 1.
     values = {name: dict.fromkeys(np.ravel(t[name]).tolist()) for name in CHOICES}
     untested = rows_never_run(t, values, one.model, one.assumptions)
     return likely(1., untested, one.model, one.assumptions)
