@@ -356,6 +356,15 @@ def test_groups_for_each_document():
         dynamic_context(PACKED, p, 'H100-80GB', tokens_per_gpu=1024)
 
 
+def test_how_far_one_length_misleads():
+    "Said in percent of an iteration whose samples are dealt as they come."
+    found = packing(PACKED, Parallel(tp=4, dp=2), 'H100-80GB', None, 16)
+    whole, even = (one.stats['iteration_s'] for one in (found.whole, found.even))
+    longer, shorter = replace(found, as_dealt=whole / 1.5), replace(found, as_dealt=2 * even)
+    assert 'One length says +50% for this' in longer.summary
+    assert 'the mean sample -50%.' in shorter.summary
+
+
 def test_every_door(tmp_path, capsys):
     "Searches, advice, files and commands know the documents."
     kwargs = dict(assumptions='calibrated', fixed={'tp': 4, 'dp': 2})

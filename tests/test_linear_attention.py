@@ -79,10 +79,11 @@ def test_numbers_moved_by_the_scan():
         assert close(op.backward.operands, 3 * b * l * moved)
 
 
-def test_what_is_kept():
-    "Bytes of a token, by operation."
-    T = 1e-9 * b * l
-    kept = {name: {op.name: op.activations / T for op in operations(mixer).values()}
+@pytest.mark.parametrize('tp', [1, 2, 4])
+def test_what_is_kept(tp):
+    "Bytes of a token, by operation; GPUs of tp share heads, and what goes in by tokens."
+    T = 1e-9 * b * l / tp
+    kept = {name: {op.name: op.activations / T for op in operations(mixer, tp=tp).values()}
             for name, mixer in MIXERS.items()}
     for name, own in kept.items():
         assert close(own['state-in'], 2 * e) and close(own['state-out'], 2 * V), name
