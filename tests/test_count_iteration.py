@@ -1088,6 +1088,20 @@ def test_times_in_words(other, bubble, told):
     assert words.startswith(f'Arithmetic takes {10 * row.compute_s:.1f}% of the time; ')
 
 
+@pytest.mark.parametrize('rows, words', [
+    ({}, {'tp_comm_s': 'TP comm', 'dp_comm_s': 'DP comm'}),
+    (dict(ep=1, offload='none', other_s=0.), {'tp_comm_s': 'TP comm', 'dp_comm_s': 'DP comm'}),
+    (dict(ep=2), {'tp_comm_s': 'TP, EP comm', 'dp_comm_s': 'DP comm'}),
+    (dict(ep=np.array([1, 2])), {'tp_comm_s': 'TP, EP comm', 'dp_comm_s': 'DP comm'}),
+    (dict(offload=np.array(['none', 'activations'])),
+     {'tp_comm_s': 'TP comm', 'dp_comm_s': 'DP comm, host copies'}),
+    (dict(other_s=np.array([0., 1e-3])), {'other_s': 'other'})])
+def test_parts_are_called_after_what_is_in_them(rows, words):
+    "Two GPUs that share experts are enough, and one row of a table."
+    called = timeline.components(rows)
+    assert words.items() <= called.items() and ('other_s' in called) == ('other_s' in words)
+
+
 def test_a_rate_in_words():
     "Shares of the peak; more of it than there is has a reason."
     for mfu, recompute in itertools.product((.4, 1., 1.5), ('none', 'full')):
