@@ -306,7 +306,9 @@ def test_where_runs_of_labels_begin():
 @pytest.mark.parametrize('rule, few, many', [
     ('layers', ['Et', 't', 't', 'tL'], [3, 4, 4, 3]),   # the ends count where layers do not divide
     ('layers and ends', ['Et', 'tt', 't', 'L'], [3, 4, 4, 3]),
-    ('layers, norm and ends', ['Et', 'tt', 't', 'L'], [4, 4, 4, 2])])
+    ('layers, norm and ends', ['Et', 'tt', 't', 'L'], [4, 4, 4, 2]),
+    # more than 5/4, 10/4, 15/4 of four layers and an output; or 15/4, ... of fourteen
+    ('layers and output, by their matrices', ['Ett', 't', 't', 'L'], [4, 4, 4, 2])])
 def test_how_layers_are_dealt(rule, few, many):
     assert chunks_dealt(rule, 4, 4) == few
     assert [chunk.count('t') for chunk in chunks_dealt(rule, 14, 4)] == many
