@@ -1201,6 +1201,20 @@ def test_the_largest_units_in_a_row(widths, number, pp, v, schedule):
         assert close(timeline.memory_of(work).total, memory.total.max())
 
 
+@pytest.mark.parametrize('number, tables', [(0, 0), (1, 1), (2, 1), (3, 2), (4, 2)])
+def test_of_two_tables_one_may_be_gathered(number, tables):
+    "ZeRO-3, of a layer between two larger tables: one of these, the layer too, then all."
+    model = dataclasses.replace(MODEL, depth=1, vocab=3 * V, tied_embeddings=False)
+    a = dataclasses.replace(MEASURED, zero_gathered=number)
+    one, _, layers = case(a, model, dp=8, zero_stage=3)
+    work = priced_estimate(one)[0]
+    layer, table, norm = layers.weights_mem.sum(), 2e-9 * 3 * V * e, 2e-9 * 2 * e
+    whole = layer + 2 * table + norm
+    held = min(whole, whole / 8 + tables * table + (number > 1) * layer)
+    assert close(timeline.memory_of(work).weights, held)
+    assert close(memory_on_ranks(work)[0].weights[0], held)
+
+
 @pytest.mark.parametrize('layout, n_gpus, words', [
     (dict(dp=8, recompute='full:40'), 8, 'full:40: all layers, for a stage has no more than 32.'),
     (dict(dp=4, pp=2, recompute='full:17'), 8,

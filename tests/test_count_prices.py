@@ -14,7 +14,7 @@ import pytest
 from thorough import first_of
 from transformer_perf import estimates, kernels, measured_kernels as single
 from transformer_perf.estimates import (
-    AttentionKernel, Group, Product, Roofline, Work, as_assumptions)
+    AttentionKernel, Group, Message, Product, Roofline, Work, as_assumptions)
 from transformer_perf.kernels import LEAST_ROWS_TOLD_APART, Measured, pricer_of
 from transformer_perf.parameters import Costs, Kernels, NetworkShares, Parameters, read_calibration
 from transformer_perf.systems import as_system, system_names
@@ -456,6 +456,18 @@ def test_a_ring_of_keys_and_single_messages():
         assert close(measured().collective('ring', 2., Group(n, d)), 2 * (n - 1) / n / link)
     assert close(measured().send(2., True), 3e-5 + 1.1e-5 + 2 / near)
     assert close(measured().send(2., False), 3e-5 + 1.9e-5 + 2 / (nic * .83))
+
+
+def test_messages_of_a_pass_hide_together():
+    "Behind what the pass takes, or the largest share of it that one of them may hide behind."
+    hides = Message('allgather', 1., 'tp', exposed=.25, behind=1.)
+    partly = Message('ring', 1., 'cp', exposed=0., behind=.5)
+    never = Message('allreduce', 1., 'tp', exposed=.75)
+    shown = partial(estimates.shown_of_messages, panels=None)
+    for own, left in (0., 10.), (4., 6.), (8., 2.), (100., 1.5):   # of 6 s and 4 s
+        assert close(shown((hides, partly), (6., 4.), own), left)
+        assert close(shown((partly, never, hides), (4., 2., 6.), own), left + 1.5)
+    for own, left in (0., 4.), (4., 2.), (8., 0.): assert close(shown((partly,), (4.,), own), left)
 
 
 def test_exchanges_of_tokens():
