@@ -925,6 +925,22 @@ def test_a_last_domain_that_is_not_full(n, tp):
     assert close(ask('corrected', nvlink_tp=tp).stats['iteration_s'], one.stats['iteration_s'])
 
 
+def test_the_first_groups_choose_how_much_of_a_domain_is_used():
+    "Of several sizes the one with most of tp together; where those have as much, most of cp."
+    rooms, sizes = (12, 8, 6), [*itertools.product((1, 2, 4, 6, 8), repeat=4)]
+    def inside(room, of_groups):
+        found = []
+        for size in of_groups:
+            found.append(math.gcd(size, room))
+            room //= found[-1]
+        return tuple(found)
+    by_hand = [max(inside(room, of_groups) for room in rooms) for of_groups in sizes]
+    order = ('tp', 'cp', 'dp', 'pp')
+    places = timeline.placed_by_rank(dict(zip(order, np.transpose(sizes))), rooms)
+    assert [*zip(*(places[f'nvlink_{group}'].tolist() for group in order))] == by_hand
+    assert inside(12, (4, 8, 1, 1)) < inside(8, (4, 8, 1, 1)) == (4, 2, 1, 1)   # not the largest
+
+
 @pytest.mark.parametrize('size', [4, 8, 64])
 @pytest.mark.parametrize('preset', ['paper', 'corrected'])
 def test_an_estimate_places_as_a_search_does(preset, size):
