@@ -130,6 +130,8 @@ def test_lengths_of_all_kinds(tmp_path):
         assert as_lengths(given) == want
     assert close(want.mean, 11 / 3) and close(want.of_a_token, (2 * 9 + 25) / 11)
     assert want.cut(4) == Lengths((1, 3, 4), (1, 2, 1)) and want.cut(5) == want
+    many = Lengths((3, 5, 12), (2, 3, 4))   # four of 12: eight pieces of 5 and four of 2
+    assert many.cut(5) == Lengths((2, 3, 5), (4, 2, 3 + 8))
 
 
 @pytest.mark.parametrize('given, says', [
