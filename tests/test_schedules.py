@@ -12,9 +12,10 @@ from transformer_perf import Model, Parallel, estimate, search, timeline
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.iteration import played_estimate
 from transformer_perf.schedules import (
-    NEVER, SCHEDULES, check_layout, check_schedule, chunk_sums, chunks_in, chunks_of, formula_holds,
-    heaviest, held_chunks, layout_of, memory_over_time, most_held, most_saved, on_ranks, passes_of,
-    peaks, played, possible, program, step_end_times, time_played, total_time)
+    NEVER, SCHEDULES, check_layout, check_schedule, chunk_sums, chunks_in, chunks_of, dealt_alike,
+    ends_counted_in, formula_holds, heaviest, held_chunks, layout_of, memory_over_time, most_held,
+    most_saved, on_ranks, passes_of, peaks, played, possible, program, step_end_times, time_played,
+    total_time)
 
 few = examples(30)
 pick = st.sampled_from
@@ -127,6 +128,26 @@ def test_chunks_with_less():
         own = [chunk.count('t') for chunk in chunks_of(40, 5, less=(first, last))]
         assert sum(own) == 40 and own[1] - own[0] in (first, first - 1) and own[0] >= own[-1] - 2
     with pytest.raises(ValueError, match='1 layers are too few for 4 chunks'): chunks_of(1, 4, 5)
+
+
+@pytest.mark.parametrize('more', [0, 1])
+def test_which_ends_a_layout_counts(more):
+    "Read back from chunks among which layers, and so many ends, are dealt evenly."
+    ways = (1, 1), (0, 1), (1, 0), (0, 0)
+    for n, beyond in itertools.product(range(2, 9), range(-2, 12)):
+        depth, layouts = max(n + beyond, 1), {}
+        for first, last in ways:
+            if first + depth + last < n: continue   # a chunk would have neither layer nor end
+            items = [''] * first + ['t'] * depth + [''] * last
+            chunks = [''.join(own) for own in np.array_split(items, n)]
+            chunks[0], chunks[-1] = 'E' + chunks[0], chunks[-1] + 'm' * more + 'L'
+            layouts[first, last] = layout_of(chunks)
+        for layout in layouts.values():
+            same = [way for way in ways if layouts.get(way) == layout and sum(way)]
+            assert ends_counted_in(layout, depth, n, more) == (same[0] if same else None)
+        for way in ways[:3]:
+            usual = layouts.get(way) in (None, layout_of(chunks_of(depth, n, more)))
+            assert dealt_alike(way, depth, n, more) == (None if usual else layouts[way])
 
 
 def test_chunk_sums():
