@@ -199,6 +199,20 @@ def test_attention(name):
                          hand(value=width / 2, keys=2 * seq, seen=.3))
 
 
+def test_attention_of_many_fits():
+    "Of what each head width reaches a column: priced as one after the other."
+    system, fit, _, _ = known('attention', next(iter(FITS['attention'])))
+    names = [f'head_{width}' for width in single.HEADS]
+    reached = np.array([[.4, .6, .5, .7, .3], [.8, .35, .6, .45, .5]])
+    columns = dataclasses.replace(fit, **dict(zip(names, reached.T)))
+    for head, value in (40, 40), (64, 64), (100, 60), (192, 128), (300, 300), (600, 512):
+        for backward in (False, True):
+            priced = partial(single.attention_seconds, 2, 3000, 8, 2, head, system,
+                             value_dim=value, backward=backward)
+            alone = [priced(dataclasses.replace(fit, **dict(zip(names, row)))) for row in reached]
+            np.testing.assert_allclose(priced(columns), alone, rtol=1e-12)
+
+
 @sets_of('attention')
 def test_a_window_costs_as_much_wherever_it_stands(name):
     "Where a query sees 128 keys, 16 times the sequence takes 16 times as long, or as clocks fall."
