@@ -783,6 +783,7 @@ def test_bytes_of_kernels_of_one_step_each():
     weighed = layers.eager_weighing('x', 24)
     assert close(moved(weighed)[0], 4 * x) and close(moved(weighed)[1], (4 + 6 + 2) * x)
     assert close(weighed.activations, 2 * x)
+    assert close(weighed.forward.vector, 24e-12) and close(weighed.backward.vector, 3 * 24e-12)
     # q * cos + cat(-q2, q1) * sin: products 4 each, negation of a half 2, cat 4, sum 6; backward
     # the products, the negation, twice a half into zeros (2 + 2), and two sums of 6
     turned = layers.eager_rotation('x', 24)

@@ -16,7 +16,7 @@ from transformer_perf.measured_kernels import closest
 from transformer_perf.parameters import Generation, Parameters, generations, read_calibration
 from transformer_perf.sweeps import sweep
 from transformer_perf.systems import (
-    PHYSICAL, REQUIRED, UNIT_OF, System, as_system, price_per_gpu_hour, read_prices,
+    PHYSICAL, REQUIRED, UNIT_OF, System, as_system, price_per_gpu_hour, read_prices, sheets_of,
     system_names, systems_folder, systems_table)
 
 PAPER = {'A100', 'H200', 'B200', 'B200-next', 'polaris', 'tg40', 'tg80'}   # of published studies
@@ -329,3 +329,11 @@ def test_blocks_of_16_are_multiplied_by_nvidias_gpus_alone():
     own = dataclasses.replace(amd, architecture=None)
     assert peak_rate('nvfp4', own) == amd.matrix_flops_fp4
     assert peak_rate('nvfp4', as_system('GB200-NVL72')) > 0
+
+
+def test_a_gpu_has_the_data_sheets_of_its_variants():
+    "And of no other GPU's: an H100 with slower memory, an A100 with half of it."
+    of = lambda gpu, figure: [getattr(sheet, figure) for sheet in sheets_of(gpu)]
+    assert of('H100', 'hbm_bandwidth') == [as_system('H100-80GB').hbm_bandwidth, 2400]
+    assert of('A100', 'hbm_capacity') == [as_system('A100-80GB').hbm_capacity, 42.4]
+    assert of('B200', 'accelerator') == [as_system('B200-180GB').accelerator]
