@@ -25,6 +25,7 @@ from transformer_perf import execution, search
 from transformer_perf.blocks import STRATEGIES
 from transformer_perf.cli import main
 from transformer_perf.estimates import FITS_BY, counted
+from transformer_perf.execution import rank_seconds
 from transformer_perf.interop import as_job, export
 from transformer_perf.iteration import Parallel, estimate, short
 from transformer_perf.models import as_model, with_length
@@ -568,7 +569,26 @@ def test_messages_of_experts_have_one_name():
     found = search('qwen3_30B_A3B', 64, 'H100-80GB', 512)
     assert (found.ep > 1).any()
     grew = {*search_panel.why_slower(found).grew}
-    assert 'TP comm' not in grew and grew <= {*components(found).values()}
+    assert 'TP comm' not in grew and grew <= {*components(found).values(), 'untested'}
+
+
+def test_what_is_untested_is_behind_and_says_so():
+    "It takes less by the count, yet nothing is slower by less than nothing; the map agrees."
+    state = SearchState(model='llama3.1_405B', system='H100-80GB', n_gpus=1024, strategy='2d-seqp')
+    found, shown = state.found, state.show()
+    untested = found.likely_s > found.iteration_s
+    assert not untested[0] and found.iteration_s[untested].min() < found.iteration_s[0]
+    assert (np.diff(shown.table.slower_s) >= 0).all()
+    assert set(shown.table.grew[untested]) == {'untested'}
+    assert list(shown.view).index('slower by') == list(shown.view).index('likely s') + 1
+    assert str(shown.figure).count(', untested') == untested.sum()
+    assert f'Of the 9 others {untested.sum()} are behind mostly because no measured' in shown.words
+    cells = search_panel.map_cells(state)
+    first = cells[(cells.tp == found.tp[0]) & (cells.pp == found.pp[0])].iloc[0]
+    fastest = cells.loc[cells.seconds.idxmin()]
+    looks = [search_panel.cell_of(cell, cells.ranked.min(), 1e9) for cell in (first, fastest)]
+    assert looks[0].color == search_panel.shade(1) != looks[1].color
+    assert looks[1].tip.endswith(f'times the best, as {short(fastest.ranked)} s, untested')
 
 
 def test_calibrated_has_an_interval():
@@ -623,7 +643,7 @@ def test_each_cell_of_the_map(state):
     "Its time is what a search of that cell alone finds; where none fits, it finds none."
     cells, names = search_panel.map_cells(state), state.map.split(' x ')
     capacity = as_system(state.system).hbm_capacity
-    assert cells.seconds.min() == state.found.iteration_s.min()
+    assert cells.ranked.min() == rank_seconds(state.found).min()
     for _, cell in cells.sample(8, random_state=1).iterrows():
         found = search_panel.found_by(state, 1, **{name: int(cell[name]) for name in names})
         assert len(found) == np.isfinite(cell.seconds)
@@ -673,7 +693,7 @@ def test_the_buttons_are_the_map(state):
     panel = Panel(SearchState())
     panel.load(state)
     shown, cells = panel.controls['cell'], search_panel.map_cells(panel.state)
-    names, best = list(cells)[:2], cells.seconds.min()
+    names, best = list(cells)[:2], cells.ranked.min()
     heads = {(row, column): words for row, column, words in re.findall(
         r'grid-area: (\d+) / (\d+)">(.*?)<', shown.look.value)}
     assert heads['1', '1'] == ' \\ '.join(names)
@@ -685,7 +705,7 @@ def test_the_buttons_are_the_map(state):
         if np.isfinite(row.seconds):
             said = f'{short(row.seconds)} s'
             assert words == said and f': {said}, {short(row.GB)} GB' in tip
-            assert (color == search_panel.shade(1.)) == (row.seconds < 1.05 * best)
+            assert (color == search_panel.shade(1.)) == (row.ranked < 1.05 * best)
         else: assert 'needs' in tip and color == '#e4e4e4'
 
 

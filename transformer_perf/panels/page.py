@@ -243,10 +243,10 @@ def show_cells(shown: CellMap, state):
     "Show the map of a state, and frame the chosen cell."
     cells, names = map_cells(state), cells_of(state)
     a, b = cells.columns[:2]
-    looks = [cell_of(row, cells.seconds.min(), cells.attrs['capacity'])
+    looks = [cell_of(row, cells.ranked.min(), cells.attrs['capacity'])
              for row in cells.itertuples()]
     shown.options = tuple(zip(names, names))
-    shown.title.value = (f'<b>The fastest that fits, for each {a} and {b}</b>: a '
+    shown.title.value = (f'<b>The best that fits, for each {a} and {b}</b>: a '
                          'click loads it in the layer panel; grey: even the smallest is too large')
     with shown.buttons.hold_sync():
         shown.buttons.options = [(look.words, cell) for look, cell in zip(looks, names[1:])]

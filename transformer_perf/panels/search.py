@@ -132,12 +132,16 @@ def search_shell_command(state: SearchState):  # str
     return shell_command('search', asked | software_of_state(state))
 
 # %% ../../nbs/78_search_panel.ipynb #b70e6b17
+UNTESTED = 'untested'   # what no measured run came near: it is ranked as if it took longer
+
 def why_slower(found):  # DataFrame with slower_s, grew (component), grew_s; a row per candidate
-    "What each of some candidates, best first, loses to the first: the component that grew most."
-    parts = found[list(COMPONENTS)]
+    """What each of some candidates, best first, loses to the first, in the s that they are ranked
+    by: what grew most, a component or how much longer one counts that is untested."""
+    ranked = rank_seconds(found)
+    parts = found[list(COMPONENTS)].assign(**{UNTESTED: ranked - found.iteration_s})
     growth = parts - parts.iloc[0]
-    names = COMPONENTS | components(found)
-    return pd.DataFrame({'slower_s': found.iteration_s - found.iteration_s.iloc[0],
+    names = COMPONENTS | components(found) | {UNTESTED: UNTESTED}
+    return pd.DataFrame({'slower_s': ranked - ranked.iloc[0],
                          'grew': growth.idxmax(axis=1).map(names),
                          'grew_s': growth.max(axis=1)})
 
@@ -159,14 +163,16 @@ def candidate_bar(row, names, x, y, scale, chosen):  # list of str
     bar = stack(x, y + 4, 14, scale, parts, 's')
     interval = interval_line(row, x, y + 21, scale)
     longest = max(row.iteration_s, row.get('iteration_high_s', 0.))
-    seconds = words_at(x + scale * longest + 5, y + 16, f'{short(row.iteration_s)} s')
-    return [name, *bar, *interval, seconds]
+    seconds = f'{short(row.iteration_s)} s' + (f', {UNTESTED}' if counts_longer(row) else '')
+    return [name, *bar, *interval, words_at(x + scale * longest + 5, y + 16, seconds)]
+
+def counts_longer(row): return rank_seconds(row) > row['iteration_s']
 
 ROW_HEIGHT = 24   # pixels of a candidate
 
 def candidate_bars(found, chosen, before):  # Drawing
     "A bar for each candidate, one rank bold; dashed, the best s of another state."
-    x, y, width = 420, 40, 600   # of the bars, in pixels
+    x, y, width = 420, 40, 560   # of the bars, in pixels
     names = components(found)
     ends = [found[name].max() for name in ('iteration_s', 'iteration_high_s') if name in found]
     longest = max(before, *ends)
@@ -234,7 +240,7 @@ def best_in_cells(cells, names, job):  # list of dict, as of `play_those`
     return [min(rows, key=order, default=None) for rows in found]
 
 # %% ../../nbs/78_search_panel.ipynb #7a51c14a
-def map_cells(state):  # DataFrame: the two sizes, seconds and GB of the fastest that fits
+def map_cells(state):  # DataFrame: the two sizes, seconds, rank and GB of the best that fits
     "The cells of a state's map; where none fits the GB are those of the smallest."
     return mapped(unchosen(state))
 
@@ -250,6 +256,7 @@ def mapped(state):  # as map_cells; `best`: its row
     needed = FITS_BY[q.assumptions.fits_by]
     best = best_in_cells(cells, names, job)
     cells['seconds'] = [row['iteration_s'] if row else np.nan for row in best]
+    cells['ranked'] = [rank_seconds(row) if row else np.nan for row in best]
     cells['GB'] = [row[needed] if row else least for row, least in zip(best, cells.least_GB)]
     cells['best'] = pd.Series(best, dtype=object)
     cells.attrs['capacity'] = q.system.hbm_capacity
@@ -277,7 +284,7 @@ def cell_name(sizes):
     return ' x '.join(map(str, sizes))
 
 def shade(ratio):  # color
-    "Dark blue for the fastest, the paler the slower; white from three times its time on."
+    "Dark blue for the best, the paler the slower; white from three times its time on."
     pale = min((ratio - 1) / 2, 1.)
     mixed = [round(dark + (255 - dark) * pale) for dark in (0, 114, 178)]   # red, green, blue
     return '#' + ''.join(f'{part:02x}' for part in mixed)
@@ -292,15 +299,16 @@ class Cell(NamedTuple):
     tip: str     # what the mouse over it says
 
 def cell_of(row, best, capacity):  # Cell
-    "What a cell of the map says: its time; or in red what it needs."
+    "What a cell of the map says: its time; or in red what it needs. `best`: s to be ranked by."
     if not np.isfinite(row.seconds):
         why = _OVER if row.GB <= capacity else 'nothing fits'
         return Cell(f'{row.GB:,.0f} GB', '#a33c00', '#e4e4e4',
                     f'{why}; the smallest needs {short(row.GB)} GB')
-    seconds, times = f'{short(row.seconds)} s', row.seconds / best
+    seconds, times = f'{short(row.seconds)} s', row.ranked / best
+    longer = f', as {short(row.ranked)} s, {UNTESTED}' if row.ranked > row.seconds else ''
     ratio = round(times, 1)   # a few shades, that buttons can share
     return Cell(seconds, 'white' if ratio < 1.3 else 'black', shade(ratio),
-                f'{seconds}, {short(row.GB)} GB, {times:.2f} times the best')
+                f'{seconds}, {short(row.GB)} GB, {times:.2f} times the best{longer}')
 
 # %% ../../nbs/78_search_panel.ipynb #b70e6b18
 def layer_state_of(state: SearchState, row):  # LayerState, or None where the row is None
@@ -356,10 +364,13 @@ def search_words(state, found, why):  # str
     "What the search found, why the others lose, and what the figures rest on."
     first, rank = found.iloc[0], min(state.candidate, len(found))
     others = why.iloc[1:][why.grew_s.iloc[1:] > 0].grew.value_counts()
+    untested = others.pop(UNTESTED) if UNTESTED in others else 0
     best = (f'The best of {found.candidates:,} candidates takes {short(first.iteration_s)} s an '
             f'iteration{interval_in_words(first)}, {short(first.samples_per_s)} samples/s.')
     said = [best]
     if len(others): said.append(f'The runners-up lose mostly by {" and ".join(others.index[:2])}.')
+    if untested: said.append(f'Of the {len(why) - 1} others {untested} are behind mostly because '
+                             'no measured run came near them.')
     if rank: said.append(f'Candidate {rank} is in the layer panel.')
     said += cell_found(state)
     rests = ' '.join([f'Evidence: {", ".join(found.evidence.unique())}.', *found.notes])
@@ -371,7 +382,7 @@ def compared(state):  # (DataFrame, the same for the eye beside the candidates)
     "What the candidates of a search lose to the first."
     why = why_slower(state.found)
     view = readable(state.found, named_in(state)[1])
-    at = view.columns.get_loc('iteration s') + 1
+    at = view.columns.get_loc('likely s' if 'likely s' in view else 'iteration s') + 1
     view.insert(at, 'slower by', why.slower_s.map(short) + ' s')
     grew = why.grew + ' +' + why.grew_s.map(short) + ' s'
     view.insert(at + 1, 'what grew', grew.where(why.grew_s > 0, ''))
