@@ -161,6 +161,17 @@ def test_a_number_between_two_that_runs_had_is_no_new_one(replicas, new):
     assert (one.stats['likely_s'] > one.stats['iteration_s']) == new
 
 
+@pytest.mark.parametrize('stage, new', [(0, True), (1, False), (2, True), (3, False)])
+def test_a_zero_stage_between_two_that_runs_had_is_a_new_one(stage, new):
+    "It is a way, not a number: for Megatron-Bridge dense models ran with 1 and 3."
+    seen = as_assumptions('calibrated').on(SYSTEM).measured.evidence.seen_by['Megatron-Bridge']
+    assert seen['dense']['zero_stage'] == [1, 3]
+    one = asked(dict(dp=2, zero_stage=stage), known=dataclasses.replace(
+        KNOWN, seen=KNOWN.seen | {'zero_stage': [1, 3]}))
+    assert (f'no run with zero_stage {stage} was fitted to' in one.notes[0]) == new
+    assert (one.stats['likely_s'] > one.stats['iteration_s']) == new
+
+
 @pytest.mark.parametrize('tokens, new', [(2**18, ''), (2**18 + 1, '262,145'), (2**20, '1,048,576')])
 def test_samples_longer_than_those_of_any_run(tokens, new):
     "Of 65,536 tokens there are five runs, of 131,072 two, of 262,144 one."

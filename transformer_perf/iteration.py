@@ -348,16 +348,17 @@ def _parts_among(values):  # set
     "The parts of all of several values of a choice."
     return set().union(*map(parts_said, values))
 
-def _is_among(value, known):  # bool
-    "Whether a choice is one of those known, or a number between them."
-    numbers = [x for x in known if type(x) is int]   # True is none
-    if numbers and isinstance(value, (int, np.integer)):
-        return min(numbers) <= value <= max(numbers)
+_HOW_MANY = ('dp_replicate',)   # choices of a number: another stage of ZeRO is another way
+
+def _is_among(name, value, known):  # bool
+    "Whether a choice is one of those known, or of how many, between them."
+    if name in _HOW_MANY and known and isinstance(value, (int, np.integer)):
+        return min(known) <= value <= max(known)
     return parts_said(value) <= _parts_among(tuple(known))
 
 def _chooses_unknown(t, name, value, known, experts, sums_in_pipelines):  # bools
     "Where a table, or a row, chooses a value that is not among those known, and it matters."
-    if _is_among(value, known): return False
+    if _is_among(name, value, known): return False
     says = np.logical_not(says_nothing(t, name, sums_in_pipelines))
     return (t[name] == value) & says & changes_something(t, name, experts)
 
