@@ -16,7 +16,7 @@ from test_cli import bad, good, has
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.advice import neighbours as neighbours_of
 from transformer_perf.advice.neighbours import (
-    after_step, case_of, held_by_ranks, in_short, pairs_of, steps_of)
+    Step, after_step, case_of, held_by_ranks, in_short, pairs_of, steps_of)
 from transformer_perf.advice import fits, improve, why_not
 from transformer_perf.advice.answers import neighbours, worthwhile
 from transformer_perf.estimates import as_assumptions
@@ -84,6 +84,18 @@ def test_a_table_of_neighbours_is_their_estimates(about):
         ours, its_own = (seconds, GB), (new.stats['iteration_s'], new.needed)
         if ours == pytest.approx(its_own, rel=1e-9): continue
         assert any('played' in note for note in new.notes), (step, ours, its_own)
+
+
+@pytest.mark.parametrize('strategy, cp', [('1d', 1), ('2d-seqp', 2), ('2d', 1), ('2d', 2)])
+def test_neighbours_are_ranked_as_their_estimates(strategy, cp):
+    "What no run came near is a layout's strategy, too: SUMMA."
+    case = case_of('gpt3', Parallel(tp=4, pp=2, dp=4), 'H100-80GB', 64, 'calibrated')
+    there = Parallel(strategy, tp=4, cp=cp, pp=2, dp=4 // cp)
+    there = settled(there, case.system, case.assumptions, case.model)
+    found = neighbours(case, case.estimate(case.parallel), [Step('', vars(there))])
+    stats = case.estimate(there).stats
+    assert found.ranked[0] == pytest.approx(stats['likely_s'], rel=1e-9)
+    assert (found.ranked[0] > found.seconds[0]) == (strategy != '1d')
 
 
 @pytest.mark.parametrize('preset, places', [

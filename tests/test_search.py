@@ -451,6 +451,21 @@ def test_what_each_row_rests_on_is_what_its_estimate_rests_on():
     assert 'tp over 2 NVLink domains' in wide.notes[0]
 
 
+@pytest.mark.parametrize('seen', [['1d'], ['2d-seqp']])
+def test_a_strategy_that_no_run_had_is_untested_where_it_is_one(seen):
+    "A search tries both as one, 1d being 2d-seqp with cp=1: each row is ranked as its own."
+    a = as_assumptions('calibrated')
+    known = a.measured.evidence
+    known = dataclasses.replace(known, seen=known.seen | {'strategy': seen})
+    a = dataclasses.replace(a, measured=dataclasses.replace(a.measured, evidence=known))
+    found = search('llama3.1_8B', 16, 'H100-80GB', 64, ['1d', '2d-seqp'], k=900, assumptions=a)
+    assert {*found.strategy} == {'1d', '2d-seqp'} and found.strategy[0] == seen[0]
+    for _, row in found[::90].iterrows():
+        one = estimate('llama3.1_8B', Parallel.from_row(row), 'H100-80GB', 64, a)
+        assert one.stats['likely_s'] == pytest.approx(row.likely_s, rel=1e-9)
+        assert (row.likely_s > row.iteration_s) == row.evidence.startswith('extrapolated')
+
+
 @pytest.mark.parametrize('number', [1, 3, 16, 17, 40])
 def test_names_are_told_apart(number):
     "One by one while there are few, or else sorted: which of the different names each is."

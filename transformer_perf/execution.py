@@ -524,8 +524,9 @@ def cost_and_ends(t, columns, work, recompute, q: Question):
 def _untested(t, q: Question):  # bools
     "Which candidates no measured run came near; none, where no runs are known."
     if known_runs(q.assumptions) is None: return np.array(False)
-    considered = q.considered | {'strategy': [q.strategy]}
-    return rows_never_run(t | {'strategy': q.strategy}, considered, q.model, q.assumptions)
+    found = [rows_never_run(t | {'strategy': name}, q.considered | {'strategy': [name]}, q.model,
+                            q.assumptions) for name in dict.fromkeys(q.strategies)]
+    return np.where(t['cp'] == 1, found[0], found[-1])   # '1d' is '2d-seqp' with cp=1
 
 def ranked_by(seconds, t, q: Question):  # s, as `seconds`
     "What candidates of so many seconds are ranked by."

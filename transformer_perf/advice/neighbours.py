@@ -494,7 +494,8 @@ def ranked_longer(t, one: Estimate):  # factor of each row
     """As how much longer rows of one strategy are ranked, because no measured run came near; beside
     a job that has such a layout already, all are ranked by time alone."""
     if known_runs(one.assumptions) is None or is_untested(one): return 1.
-    values = {name: dict.fromkeys(np.ravel(t[name]).tolist()) for name in CHOICES}
+    names = *CHOICES, 'strategy'
+    values = {name: dict.fromkeys(np.ravel(t[name]).tolist()) for name in names}
     untested = rows_never_run(t, values, one.model, one.assumptions)
     return likely(1., untested, one.model, one.assumptions)
 
