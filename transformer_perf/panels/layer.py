@@ -25,10 +25,11 @@ from ..timeline import (
     COMPONENTS_IN_FULL, MEMORY_PARTS, PLACES, components, job_of_estimate)
 from ..iteration import (
     Estimate, Parallel, estimate, gap, host_lacks, keep, plural, settled, short)
-from ..execution import (
-    Question, all_placements, every_configuration, groupings, practice, search, strategies_for)
+from transformer_perf.execution import (
+    Question, all_placements, every_configuration, groupings, practice, rank_seconds, search,
+    strategies_for)
 from ..advice.neighbours import (
-    Step as Turned, have_room, prices, rows_in, table_of_steps)
+    Step as Turned, have_room, is_untested, prices, rows_in, table_of_steps)
 from ..plots import BLUE, GREY, PALE, RED, SAVED_COLORS, SKY, TIME_PARTS
 from .drawing import (
     Pipeline, Store, box, drawing, drawn_timeline, element, ghost_box, headline, legend, line,
@@ -137,19 +138,22 @@ def begun(state):  # LayerState
 
 # %% ../../nbs/77_layer_panel.ipynb #7a51c142
 @functools.lru_cache(32)
-def optimum(job: JobState):  # s, or None; of a `job_alone`
-    "The fastest that the panel's controls can reach with a strategy."
+def optimum(job: JobState):  # (s, s that it is ranked by), or None; of a `job_alone`
+    "The best that the panel's controls can reach with a strategy."
     model, system = named_in(job)
     found = search(model, job.n_gpus, system, job.global_batch, job.strategy, 1,
                    assumptions_of(job), zero_stages=[0, 1, 2, 3], **practice(model))
-    return found.iteration_s[0] if len(found) else None
+    return (found.iteration_s[0], rank_seconds(found)[0]) if len(found) else None
 
 def score_words(state, result: Estimate):  # str
     "How near a configuration is to the optimum."
     if not result.fits: return 'Score 0: it does not fit.'
-    best = optimum(job_alone(state))
-    return (f'Score {100 * min(best / result.stats["iteration_s"], 1):.0f} of 100: '
-            f'the optimum of strategy {state.strategy} takes {short(best)} s.')
+    seconds, best = optimum(job_alone(state))
+    own = rank_seconds(result.stats)
+    words = (f'Score {100 * min(best / own, 1):.0f} of 100: '
+             f'the optimum of strategy {state.strategy} takes {short(seconds)} s.')
+    if own == result.stats['iteration_s']: return words
+    return f'{words} This one counts as {short(own)} s: no measured run came near it.'
 
 # %% ../../nbs/77_layer_panel.ipynb #7a51c147
 def goal_words(task: Experiment, result: Estimate):  # str
@@ -421,6 +425,7 @@ class NextState(NamedTuple):
     seconds: float    # of an iteration
     memory: float     # GB
     fits: bool
+    ranked: float     # s that it is ranked by: more where no measured run came near it alone
     capacity: float   # GB of a GPU
 
 def beside(name, value, options):  # list
@@ -475,7 +480,9 @@ def one_step(state, options, q: Question, controls=STEP_FIELDS + MACHINE):  # li
     for _, moved in found:
         if moved in figures: continue
         there = priced(moved)
-        figures[moved] = there.stats['iteration_s'], there.needed, there.fits
+        seconds = there.stats['iteration_s']
+        ranked = seconds if is_untested(state.estimate) else rank_seconds(there.stats)
+        figures[moved] = seconds, there.needed, there.fits, ranked
     return [NextState(control, moved, *figures[moved], q.system.hbm_capacity)
             for control, moved in found]
 
@@ -484,20 +491,21 @@ def has_row(state, q: Question):
     apart = (state.strategy, state.cp) == ('2d-seqp', 1) and not q.assumptions.fused_kernels
     return state.nvlink_size == q.system.nvlink_size and not apart
 
-def figures_of_neighbours(one: Estimate, states, q: Question):  # list of (s, GB, whether it fits)
+def figures_of_neighbours(one: Estimate, states, q: Question):  # list: s, GB, whether it fits, rank
     "Neighbours of an estimate, priced as rows of one table."
     if not states: return []
     steps = [Turned('', vars(settled(parallel_of_state(state), q.system, q.assumptions, q.model)))
              for state in states]
-    seconds, GB, *_, stats = prices(table_of_steps(one.parallel, steps), one)
-    return [*zip(seconds, GB, have_room(GB, stats, one.system))]
+    seconds, GB, ranked, _, stats = prices(table_of_steps(one.parallel, steps), one)
+    return [*zip(seconds, GB, have_room(GB, stats, one.system), ranked)]
 
 # %% ../../nbs/77_layer_panel.ipynb #59ecaa26
 def best_step(tried, result: Estimate):  # NextState, or None if nothing helps
-    "Of steps from a result: the fastest that fits; if none fits, the one that needs least memory."
+    """Of steps from a result: of those that fit the one that is ranked first; if none fits, the one
+    that needs least memory."""
     most = result.stats['iteration_s'] * (1 - 1e-9) if result.fits else np.inf
-    fitting = [step for step in tried if step.fits and step.seconds < most]
-    if fitting or result.fits: return min(fitting, key=lambda step: step.seconds, default=None)
+    fitting = [step for step in tried if step.fits and step.ranked < most]
+    if fitting or result.fits: return min(fitting, key=lambda step: step.ranked, default=None)
     smaller = [step for step in tried if step.memory < result.needed]
     return min(smaller, key=lambda step: step.memory, default=None)
 
@@ -519,7 +527,8 @@ def gain_words(result: Estimate, step: NextState):  # str
     "What a step brings."
     change = step.seconds / result.stats['iteration_s'] - 1
     took = f'{short(step.seconds)} s an iteration ({change:+.1%})'
-    if step.fits: return f'{took}, {step.memory:.1f} GB'
+    tested = ', untested' if step.ranked > step.seconds else ''
+    if step.fits: return f'{took}, {step.memory:.1f} GB{tested}'
     over = step.memory - step.capacity
     if over <= 0: return f'{step.memory:.1f} GB, but still too much on its host, and {took}'
     return f'{step.memory:.1f} GB, still too large by {gap(over)} GB, and {took}'
@@ -527,11 +536,11 @@ def gain_words(result: Estimate, step: NextState):  # str
 def step_words(state, result: Estimate, step, elsewhere=False):  # str
     "A step in a sentence; `elsewhere` is a step to another machine, worth no word if it is none."
     if step is None and elsewhere: return ''
-    if step is None and result.fits: return 'No single step of a control makes it faster.'
+    if step is None and result.fits: return 'No single step of a control improves it.'
     if step is None: return 'No single step of a control makes it smaller.'
     if elsewhere: begin = 'On another machine'
     elif result.fits: begin = 'The single change that helps most'
-    elif step.fits: begin = 'The fastest single change that makes it fit'
+    elif step.fits: begin = 'The best single change that makes it fit'
     else: begin = 'No single change makes it fit; the one that saves most memory'
     return f'{begin}: {change_words(state, step)}: {gain_words(result, step)}.'
 
