@@ -261,6 +261,20 @@ def test_the_best_is_told_so(model, n, batch):
     assert found.is_best and not found.excluded and 'It is the best' in found.summary
 
 
+def test_the_best_is_what_is_likely_to_be():
+    "By our count something that fits is faster, but no measured run came near it."
+    about = 'llama3.1_405B', Parallel(tp=8, cp=2, pp=16, dp=4, virtual_stages=4), 'H100-80GB', 2048
+    far = dataclasses.replace(about[1], tp=4, cp=4, pp=32, dp=2, virtual_stages=2)
+    here, there = (estimate(about[0], p, *about[2:]) for p in (about[1], far))
+    assert there.fits and there.stats['iteration_s'] < here.stats['iteration_s']
+    found = why_not(*about)
+    assert found.is_best and 'nothing that fits is likely to be faster' in found.summary
+    by_count = search('llama3.1_70B', 256, 'H100-80GB', 256, k=1, assumptions='corrected')
+    first = Parallel.from_row(by_count.iloc[0])
+    found = why_not('llama3.1_70B', first, 'H100-80GB', 256, 'corrected')
+    assert found.is_best and 'nothing that fits is faster' in found.summary
+
+
 def test_why_not_asks_as_the_search_that_found_it():
     "DeepSpeed hides messages of ZeRO 3 unless told: they once stayed hidden with ZeRO 2, unasked."
     model = dataclasses.replace(as_model('kimi_linear_48B_A3B'), seq_len=8192)

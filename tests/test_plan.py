@@ -271,6 +271,17 @@ def test_operation_is_checked(field):
     with pytest.raises(ValueError, match=f'{field}=-1 must be'): ClusterOperation(**{field: -1})
 
 
+def test_a_plan_says_how_what_is_untested_is_ranked():
+    found = plan('llama3.1_405B', 1024, 'GB200-NVL72', tokens=1e12)
+    longer = found.rows.likely_s / found.rows.iteration_s
+    words = ('Some are untested: what no measured run came near counts as if it took '
+             f'{longer.max() - 1:.0%} longer.')
+    assert (longer == 1).any() and found.notes.count(words) == 1
+    near = plan('llama3.1_8B', 64, H100, tokens=1e12, batch_tokens=BATCH)
+    tested = (near.rows.likely_s == near.rows.iteration_s).all()
+    assert tested != any('untested' in note for note in near.notes)
+
+
 # the command
 
 COMMAND = ('plan', '--model', 'llama3.1_8B', '--system', H100, '--gpus', '64,256',

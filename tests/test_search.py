@@ -428,6 +428,11 @@ def test_a_layout_that_no_run_came_near_is_ranked_as_if_it_took_longer():
         f'{longer[row.name] - 1:.0%} longer.')
     shown = readable(found, as_system('H100-80GB'))
     assert (shown['likely s'] == shown['iteration s']).tolist() == (~far).tolist()
+    both = search('llama3.1_405B', [512, 1024], 'H100-80GB', kind=['tp', 'cp'])
+    words = ('Some are untested: what no measured run came near counts as if it took '
+             f'{longer[row.name] - 1:.0%} longer.')
+    assert both.notes == [words] and (both.likely_s > both.iteration_s).any()
+    assert not search('llama3.1_405B', [512, 1024], 'H100-80GB', k=2).notes   # none of them is
     near = search('llama3.1_405B', 512, 'H100-80GB', fixed={'cp': [1, 2]})
     assert 'likely s' not in readable(near, as_system('H100-80GB'))   # of all rows alike
     assert not near.evidence[0].startswith('extrapolated') and not near.notes

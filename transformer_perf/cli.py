@@ -553,7 +553,7 @@ def evidence_told(found, model, system, args):  # list of str
     from transformer_perf.iteration import evidence_of_rows, plural, tuned_and_plain
     best = estimate_of(found.iloc[0], args, model, system, assumptions_asked(args))
     one_count = found.n_gpus.nunique() == 1
-    layout = 'the same' if one_count else f'the fastest on {plural(best.parallel.n_gpus, "GPU")}'
+    layout = 'the same' if one_count else f'the first on {plural(best.parallel.n_gpus, "GPU")}'
     return [evidence_of_rows(found.evidence), *filter(None, [tuned_and_plain(best, layout)])]
 
 def stages_told(model, args):  # list of str

@@ -528,8 +528,9 @@ def why_not_in_words(found: WhyNot):  # str
     how = f'{how} ({short(best.stats["iteration_s"])} s, MFU {best.stats["mfu"]:.1%}).'
     if one is None: return ' '.join([*words, f'The best that fits: {how}'])
     if found.is_best:
-        return ('It is the best of what a search tries by itself: nothing that fits is faster '
-                f'({short(one.stats["iteration_s"])} s). {tried}')
+        likely = 'likely to be ' if 'likely_s' in one.stats else ''
+        return ('It is the best of what a search tries by itself: nothing that fits is '
+                f'{likely}faster ({short(one.stats["iteration_s"])} s). {tried}')
     ratio = one.stats['iteration_s'] / best.stats['iteration_s'] - 1
     if ratio <= 0 and one.fits: words.append(
         f'It takes {-ratio:.1%} less time than the best by our count, but no measured run came '

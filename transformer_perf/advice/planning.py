@@ -28,7 +28,7 @@ from ..iteration import (
     SHOWN, Parallel, estimate, evidence_of_rows, plural, says_nothing, short, tuned_and_plain)
 from ..execution import (
     KIND, Fitting, best_candidates, counts_of, fitting, not_among, played_best, questions,
-    rank_seconds, ranked_by, result_of, search_subject, tables_of, with_tables)
+    rank_seconds, ranked_by, result_of, search_subject, tables_of, untested_in_words, with_tables)
 from .neighbours import tables_as_html
 
 # %% ../../nbs/88e_planning.ipynb #14a00011
@@ -417,6 +417,7 @@ def checkpoints_in_words(operation: ClusterOperation):  # str
 def notes_on(rows, found, priced, operation: ClusterOperation):  # list of str
     "What a plan rests on; `found` is a SearchResult of each system, `priced` its Price."
     notes = [evidence_of_rows(rows.evidence)] if len(rows) else []
+    notes += filter(None, [untested_in_words(rows)])
     for one, price in zip(found, priced):
         name = one.priced_on.name
         if price is None: notes.append(f'{name}: no price is known, so no USD are said.')
