@@ -523,10 +523,11 @@ def cost_and_ends(t, columns, work, recompute, q: Question):
 # %% ../nbs/88a_search.ipynb #6a4c89d3
 def _untested(t, q: Question):  # bools
     "Which candidates no measured run came near; none, where no runs are known."
-    if known_runs(q.assumptions) is None: return np.array(False)
-    found = [rows_never_run(t | {'strategy': name}, q.considered | {'strategy': [name]}, q.model,
-                            q.assumptions) for name in dict.fromkeys(q.strategies)]
-    return np.where(t['cp'] == 1, found[0], found[-1])   # '1d' is '2d-seqp' with cp=1
+    known = known_runs(q.assumptions)
+    if known is None: return np.array(False)
+    found = rows_never_run(t | {'strategy': q.strategy}, q.considered, q.model, q.assumptions)
+    new = [name not in known.seen.get('strategy', q.strategies) for name in q.strategies]
+    return found | np.where(t['cp'] == 1, *new) if any(new) else found
 
 def ranked_by(seconds, t, q: Question):  # s, as `seconds`
     "What candidates of so many seconds are ranked by."
