@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..estimates import Assumptions, Group, as_assumptions
+from ..estimates import Group, as_assumptions
 from transformer_perf.inputs import (
     as_numbers, nearest, of_type, path_text, quoted, read_csv, several, table_with,
     takes, write_whole)
@@ -93,7 +93,7 @@ def evidence_of(df):  # list of dict
 def choices_in(df, system=None):  # dict: choice -> its values
     "The choices that clean measured runs were priced with."
     seen = {name: set() for name in SHOWS}
-    a = Assumptions.calibrated()
+    a = as_assumptions('calibrated')
     for batch in batches_of(df, system):
         for name in SHOWS:
             values = batch.t.get(name, batch.assumes.get(name, getattr(a, name, None)))

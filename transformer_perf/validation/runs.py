@@ -32,7 +32,7 @@ from ..systems import GPU_VARIANTS, SHEETS, as_system, system_names
 from ..schedules import SCHEDULES, check_layout, chunks_in, possible
 from ..choices import adapted, graphed, offloaded, recomputed_parts
 from ..estimates import (
-    CONTEXTS, DISPATCHERS, GROUP_COLUMNS, OPTIMIZERS, RECIPES, Assumptions, as_assumptions)
+    CONTEXTS, DISPATCHERS, GROUP_COLUMNS, OPTIMIZERS, RECIPES, as_assumptions)
 from ..parameters import measured_folder
 from ..software import Software, chosen_by, known_software, run_by
 from ..modules import copies_overlap
@@ -397,7 +397,7 @@ SOFTWARE_CHOICES = ('zero_stage', 'tp_overlap', 'dp_overlap', 'ep_overlap', 'fla
 
 def usual_by_software(choice, pp):  # (the usual value, dict: software -> its own)
     "What is done unless a row says it."
-    usual = getattr(Assumptions.calibrated(), choice)
+    usual = getattr(as_assumptions('calibrated'), choice)
     return usual, {name: s.chosen(pp).get(choice, usual) for name, s in known_software().items()}
 
 def usual_choice(software, choice, pp=1):  # Series
