@@ -507,7 +507,8 @@ def search_command(args):
     over pp pipeline stages and the batch over dp copies, in micro-batches; its placement says how
     many GPUs of each group share an NVLink domain (in the order tp, cp, pp, dp). Where an option
     names several values, all are considered: --recompute none,full --virtual-stages 1,2,4. Shown
-    is the fastest of each way to group the GPUs, and of each value of such an option.
+    is the best of each way to group the GPUs, and of each value of such an option. With measured
+    prices what no measured run came near is ranked as if it took longer: likely s.
 
     Example: transformer-perf search --model vit_era5 --gpus 4096,16384 --strategy all
     """

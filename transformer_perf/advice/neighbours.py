@@ -597,8 +597,9 @@ def changes_table(one: Estimate, changes):  # DataFrame, a row for each change
     rows = []
     for words, _, new in changes:
         seconds, mfu, hfu = (new.stats[name] for name in ('iteration_s', 'mfu', 'hfu'))
+        behind = ', untested' if is_untested(new) and not is_untested(one) else ''
         rows.append((words, seconds, seconds - one.stats['iteration_s'], mfu, hfu, new.needed,
-                     new.needed - one.needed, new.fits, reason(one, new)))
+                     new.needed - one.needed, new.fits, reason(one, new) + behind))
     return pd.DataFrame(rows, columns=columns)
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00024
