@@ -234,6 +234,15 @@ def test_what_is_worthwhile():
     assert not worthwhile(one)(untested) and not worthwhile(untested)(one)   # 11 % longer
 
 
+def test_what_makes_a_job_fit_is_ranked_as_in_a_search():
+    "It does not fit, so nobody runs it: that no run had such short pieces of a sequence counts."
+    found = fits('llama3.1_70B', Parallel(tp=4, cp=4, dp=4), 'H100-80GB', 64)
+    ranked = [change.estimate.stats['likely_s'] for change in found.changes]
+    assert not found.fits and 'a context of 2,048 tokens' in found.estimate.notes[0]
+    assert len(ranked) == 3 and ranked == sorted(ranked)
+    assert found.changes[0].to['cp'] == 2   # 10 % more time than the next, by the count
+
+
 def test_changes_of_a_layout_that_no_run_came_near_are_ranked_by_time():
     "It is run already: that it is unknown to us is no reason against what else it could do."
     run = 'nemotron4_340B', Parallel(tp=16, pp=8, recompute='full'), 'H100-80GB', 64

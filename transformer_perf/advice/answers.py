@@ -27,7 +27,7 @@ from ..interop import job_asked, read_log
 from ..interop.logs import with_batch
 from .neighbours import (
     RANK_PARTS, Case, Change, Step, after_step, best_placed, can_be_told, case_of, changes_table,
-    changes_view, have_room, held_by_ranks, in_short, is_untested, pairs_of, prices, reason,
+    changes_view, have_room, held_by_ranks, in_short, pairs_of, prices, reason, runs_untested,
     steps_of, table_of_steps, tables_as_html, times_of, to_host)
 
 # %% ../../nbs/88d_answers.ipynb #13a00027
@@ -83,7 +83,7 @@ def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list
 
 def ranked_beside(one: Estimate):  # function: Estimate -> s
     "What changes of a job are ranked by: as in `ranked_longer`."
-    if is_untested(one): return lambda new: new.stats['iteration_s']
+    if runs_untested(one): return lambda new: new.stats['iteration_s']
     return lambda new: rank_seconds(new.stats)
 
 def of_unlike_costs(changes):  # yields Change

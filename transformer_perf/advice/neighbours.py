@@ -490,10 +490,14 @@ def is_untested(one: Estimate):  # bool
     "Whether no measured run came near a configuration."
     return one.stats.get('likely_s', 0.) > one.stats['iteration_s']
 
+def runs_untested(one: Estimate):  # bool
+    "Whether it runs all the same: then that is no reason against what else it could do."
+    return one.fits and is_untested(one)
+
 def ranked_longer(t, one: Estimate):  # factor of each row
     """As how much longer rows of one strategy are ranked, because no measured run came near; beside
-    a job that has such a layout already, all are ranked by time alone."""
-    if known_runs(one.assumptions) is None or is_untested(one): return 1.
+    a job that runs such a layout already, all are ranked by time alone."""
+    if known_runs(one.assumptions) is None or runs_untested(one): return 1.
     names = *CHOICES, 'strategy'
     values = {name: dict.fromkeys(np.ravel(t[name]).tolist()) for name in names}
     untested = rows_never_run(t, values, one.model, one.assumptions)

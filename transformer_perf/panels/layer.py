@@ -29,7 +29,7 @@ from transformer_perf.execution import (
     Question, all_placements, every_configuration, groupings, practice, rank_seconds, search,
     strategies_for)
 from ..advice.neighbours import (
-    Step as Turned, have_room, is_untested, prices, rows_in, table_of_steps)
+    Step as Turned, have_room, prices, rows_in, runs_untested, table_of_steps)
 from ..plots import BLUE, GREY, PALE, RED, SAVED_COLORS, SKY, TIME_PARTS
 from .drawing import (
     Pipeline, Store, box, drawing, drawn_timeline, element, ghost_box, headline, legend, line,
@@ -481,7 +481,7 @@ def one_step(state, options, q: Question, controls=STEP_FIELDS + MACHINE):  # li
         if moved in figures: continue
         there = priced(moved)
         seconds = there.stats['iteration_s']
-        ranked = seconds if is_untested(state.estimate) else rank_seconds(there.stats)
+        ranked = seconds if runs_untested(state.estimate) else rank_seconds(there.stats)
         figures[moved] = seconds, there.needed, there.fits, ranked
     return [NextState(control, moved, *figures[moved], q.system.hbm_capacity)
             for control, moved in found]
