@@ -436,6 +436,7 @@ class Counted(NamedTuple):
     which: np.ndarray    # of the layers each configuration has
     memory: np.ndarray   # GB by formula, [configuration]; of each system, where units differ
     least: np.ndarray    # GB at least, [system, configuration]
+    unsure: np.ndarray   # of which configurations only playing tells whether they fit
 
 def counted_and_held(space: Space, q: Question):  # Counted
     "Count each distinct layer of a space once."
@@ -446,13 +447,15 @@ def counted_and_held(space: Space, q: Question):  # Counted
     memory = np.atleast_2d(memory_needed(every))   # units may be those of many systems
     memory = np.array(np.broadcast_to(memory, (len(memory), len(which))))
     over = (memory > np.min(q.system.hbm_capacity)).any(axis=0)   # too much for some system
-    some = np.flatnonzero(ranks_have_unlike_chunks(every) & over)
+    unsure = ranks_have_unlike_chunks(every) & over   # they may fit after all
+    some = np.flatnonzero(unsure)
     least = memory
-    if len(some):   # these may fit after all
+    if len(some):
         few = layers.at(which[some], every.layouts.at(some))
         least = memory.copy()
         least[:, some] = np.minimum(memory[:, some], memory_needed(few, least=True))
-    return Counted(layers, every, which, memory[0] if len(memory) == 1 else memory, least)
+    by_formula = memory[0] if len(memory) == 1 else memory
+    return Counted(layers, every, which, by_formula, least, np.broadcast_to(unsure, over.shape))
 
 # %% ../nbs/88a_search.ipynb #0d525521
 def placed_layers(space: Space, first, q: Question):  # (place of each placement, table, allowed)
@@ -689,7 +692,7 @@ class Fitting(NamedTuple):
     fits: np.ndarray     # [variant, configuration]
     some: np.ndarray     # the configurations that fit somewhere and have placements
     placeable: Space     # only these
-    played: np.ndarray   # of which of them only playing tells what they hold
+    unsure: np.ndarray   # of which of them only playing tells whether they fit
     layers: Layers       # None where nothing fits
 
 def fitting(n_gpus, q: Question):  # Fitting
@@ -702,8 +705,7 @@ def fitting(n_gpus, q: Question):  # Fitting
     some = np.flatnonzero(fits.any(axis=0) & (space.placed > 0))
     placeable = dataclasses.replace(space, t=keep(space.t, some))
     layers = priced_layers(placeable, own.layers, own.which[some], q) if len(some) else None
-    played = np.broadcast_to(ranks_have_unlike_chunks(own.every), own.which.shape)[some]
-    return Fitting(q, space, own.memory, fits, some, placeable, played, layers)
+    return Fitting(q, space, own.memory, fits, some, placeable, own.unsure[some], layers)
 
 # %% ../nbs/88a_search.ipynb #6a4c89dc
 def _table_of_candidates(f: Fitting, variant, i, j):  # dict of columns
@@ -778,7 +780,7 @@ def _fitting_when_played(t, fit, known):  # bools
     rows = list(zip(t['search'].tolist(), variant.tolist(), t['i'].tolist()))
     unknown = [row for row in dict.fromkeys(rows) if row not in known]
     for at, f in enumerate(fit):
-        new = [(own, i) for search_of, own, i in unknown if search_of == at and f.played[i]]
+        new = [(own, i) for search_of, own, i in unknown if search_of == at and f.unsure[i]]
         if not new: continue
         every = _played_work(f, *np.array(new).T)
         memory = memories_played(every, memory_of(every), len(new))
