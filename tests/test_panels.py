@@ -25,7 +25,7 @@ from transformer_perf import execution, search
 from transformer_perf.blocks import STRATEGIES
 from transformer_perf.cli import main
 from transformer_perf.estimates import FITS_BY, counted
-from transformer_perf.execution import rank_seconds
+from transformer_perf.iteration import rank_seconds
 from transformer_perf.interop import as_job, export
 from transformer_perf.iteration import Parallel, estimate, short
 from transformer_perf.models import as_model, with_length

@@ -17,8 +17,8 @@ from thorough import first_of, thorough
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.choices import different_names
 from transformer_perf.estimates import CHOICES, FITS_BY, as_assumptions
-from transformer_perf.execution import MOST_REPLAYED, rank_seconds
-from transformer_perf.iteration import known_runs, never_run, readable
+from transformer_perf.execution import MOST_REPLAYED
+from transformer_perf.iteration import known_runs, never_run, rank_seconds, readable
 from transformer_perf.timeline import (
     GROUPS, PLACES, counted_and_priced, exact_figures_of_each, exact_table, iteration_times,
     least_bubble, priced_estimate)

@@ -8,7 +8,7 @@ import pytest
 from thorough import first_of
 from transformer_perf import Model, Parallel, estimate, search, timeline
 from transformer_perf.estimates import Group, as_assumptions, collective_time
-from transformer_perf.execution import rank_seconds
+from transformer_perf.iteration import rank_seconds
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import as_model
 from transformer_perf.modules import Layouts, UnitWeights, data_parallel_time, model_figures

@@ -9,7 +9,8 @@ import sys
 import pandas as pd
 
 from transformer_perf.estimates import GROUP_COLUMNS, as_assumptions
-from transformer_perf.execution import practice, rank_seconds, search
+from transformer_perf.execution import practice, search
+from transformer_perf.iteration import rank_seconds
 from transformer_perf.validation import predict, read_runs, recipe_score
 from transformer_perf.validation.predictions import features_of, source_of
 from transformer_perf.validation.runs import (

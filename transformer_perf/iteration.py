@@ -8,12 +8,12 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'WAITS', 'HIDING', 'SHOWN', 'with_pap
            'sends_tokens', 'experts_to_share', 'check_choices_of', 'layers_to_deal', 'can_offload', 'check_host',
            'grid_lacks', 'check_stages', 'check_parallel', 'choices_in_stages', 'settled', 'hides_as_usual',
            'has_unsaid', 'parts_said', 'reaches', 'out_of_reach', 'gpu_in', 'never_run', 'rows_never_run', 'evidence',
-           'evidence_of_rows', 'kind_of_run', 'is_known', 'known_runs', 'interval_columns', 'likely', 'left_out',
-           'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'as_of', 'as_published', 'beyond_software', 'odd_sizes',
-           'seconds_in', 'tuned_and_plain', 'how_priced', 'played_estimate', 'timeline_of', 'memory_of_ranks',
-           'divisors', 'rows_of_table', 'cross', 'keep', 'usable_domain_sizes', 'interval_of', 'estimate', 'short',
-           'gap', 'layer_groups', 'readable', 'differs', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
-           'interval_in_words', 'in_words']
+           'evidence_of_rows', 'kind_of_run', 'is_known', 'known_runs', 'interval_columns', 'likely', 'rank_seconds',
+           'counts_longer', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'as_of', 'as_published',
+           'beyond_software', 'odd_sizes', 'seconds_in', 'tuned_and_plain', 'how_priced', 'played_estimate',
+           'timeline_of', 'memory_of_ranks', 'divisors', 'rows_of_table', 'cross', 'keep', 'usable_domain_sizes',
+           'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs', 'plural',
+           'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -510,6 +510,14 @@ def likely(seconds, untested, model: Model, assumptions):  # s, as `seconds`
     longer = untested_longer(known, sends_tokens(model), is_known(assumptions))
     return seconds * np.where(untested, longer, 1.)
 
+def rank_seconds(table):  # s of each row
+    "What a table, or a row, is ranked by: the likely time where runs are known."
+    return table['likely_s'] if 'likely_s' in table else table['iteration_s']
+
+def counts_longer(table):  # bool, of each row
+    "Whether a row is ranked as if it took longer: no measured run came near it."
+    return rank_seconds(table) > table['iteration_s']
+
 # %% ../nbs/87a_estimate.ipynb #8559f3bb
 def left_out(model: Model, assumptions):  # str
     "What of a model its assumptions do not count."
@@ -875,7 +883,7 @@ def readable(t, system):  # DataFrame for reading, not for computing
     view = {'rank': t['rank']} if 'rank' in t else {}
     view |= {'GPUs': t.n_gpus, 'strategy': t.strategy, 'samples/s': t.samples_per_s.map(short),
              'iteration s': t.iteration_s.map(short)}
-    if 'likely_s' in t and (t.likely_s > t.iteration_s).nunique() > 1:
+    if 'likely_s' in t and counts_longer(t).nunique() > 1:
         view['likely s'] = t.likely_s.map(short)   # by which they are ranked
     view |= {'tp': [by(layer_groups(row), row) for row in rows], 'pp': t.pp, 'dp': t.dp,
              'micro-batch': t.micro_batch}

@@ -18,11 +18,11 @@ import pandas as pd
 from ..inputs import divides, finite, path_text, several, table_with, whole
 from ..estimates import CHOICES, peak_rate
 from ..timeline import MEMORY_PARTS, PLACES
-from ..iteration import (
+from transformer_perf.iteration import (
     HIDING, Estimate, Parallel, beyond_software, changes_something, check_parallel, division_rules,
-    gap, has_unsaid, host_lacks, plural, rate_in_words, sends_tokens, short, too_large)
-from ..execution import (
-    considered_choices, rank_seconds, search, stages_besides, strategies_named)
+    gap, has_unsaid, host_lacks, plural, rank_seconds, rate_in_words, sends_tokens, short,
+    too_large)
+from ..execution import considered_choices, search, stages_besides, strategies_named
 from ..interop import job_asked, read_log
 from ..interop.logs import with_batch
 from .neighbours import (

@@ -38,10 +38,10 @@ from transformer_perf.timeline import (
     memory_bound, memory_on_ranks, memory_played, passes_in, placed_by_rank, priced_estimate,
     seconds_and_GB)
 from ..iteration import (
-    Estimate, Parallel, changes_something, check_host, choices_in_stages, division_rules, divisors,
-    estimate, grid_lacks, host_too_small, interval_of, keep, known_runs, layers_to_deal, likely,
-    played_estimate, hides_as_usual, possible_places, rows_never_run, rows_of_table, sends_tokens,
-    settled, short, usable_domain_sizes)
+    Estimate, Parallel, changes_something, check_host, choices_in_stages, counts_longer,
+    division_rules, divisors, estimate, grid_lacks, host_too_small, interval_of, keep, known_runs,
+    layers_to_deal, likely, played_estimate, hides_as_usual, possible_places, rows_never_run,
+    rows_of_table, sends_tokens, settled, short, usable_domain_sizes)
 from ..execution import (
     can_run, dispatchers_on, distinct, expert_shares, pipeline_divides, practice,
     recomputable_parts, split_by_label)
@@ -486,13 +486,9 @@ def figures_by(price, t, one: Estimate):  # list of (rows, figures, factor of ea
         if fine.any(): found.append((rows[fine], price(part, *about), ranked_longer(part, one)))
     return found
 
-def is_untested(one: Estimate):  # bool
-    "Whether no measured run came near a configuration."
-    return one.stats.get('likely_s', 0.) > one.stats['iteration_s']
-
 def runs_untested(one: Estimate):  # bool
     "Whether it runs all the same: then that is no reason against what else it could do."
-    return one.fits and is_untested(one)
+    return one.fits and counts_longer(one.stats)
 
 def ranked_longer(t, one: Estimate):  # factor of each row
     """As how much longer rows of one strategy are ranked, because no measured run came near; beside
@@ -601,7 +597,8 @@ def changes_table(one: Estimate, changes):  # DataFrame, a row for each change
     rows = []
     for words, _, new in changes:
         seconds, mfu, hfu = (new.stats[name] for name in ('iteration_s', 'mfu', 'hfu'))
-        behind = ', untested' if is_untested(new) and not is_untested(one) else ''
+        newly = counts_longer(new.stats) and not counts_longer(one.stats)
+        behind = ', untested' if newly else ''
         rows.append((words, seconds, seconds - one.stats['iteration_s'], mfu, hfu, new.needed,
                      new.needed - one.needed, new.fits, reason(one, new) + behind))
     return pd.DataFrame(rows, columns=columns)

@@ -24,11 +24,12 @@ from ..choices import adapted
 from ..estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, state_bytes, takes_matrices)
 from ..timeline import GROUPS, statistics
-from ..iteration import (
-    SHOWN, Parallel, estimate, evidence_of_rows, plural, says_nothing, short, tuned_and_plain)
+from transformer_perf.iteration import (
+    SHOWN, Parallel, counts_longer, estimate, evidence_of_rows, plural, rank_seconds, says_nothing,
+    short, tuned_and_plain)
 from ..execution import (
     KIND, Fitting, best_candidates, counts_of, fitting, not_among, played_best, questions,
-    rank_seconds, ranked_by, result_of, search_subject, tables_of, untested_in_words, with_tables)
+    ranked_by, result_of, search_subject, tables_of, untested_in_words, with_tables)
 from .neighbours import tables_as_html
 
 # %% ../../nbs/88e_planning.ipynb #14a00011
@@ -219,14 +220,15 @@ def candidates(f: Fitting):  # DataFrame
     best = pd.DataFrame(best_candidates(f.placeable, f.layers, worth_asking(f), FINALISTS))
     q, t = f.question, f.placeable.at(best.i, best.j)
     found = statistics(t, q.model, q.system, q.global_batch, q.assumptions)
-    shown = {'iteration_s': ranked_by(found['iteration_s'], t, q), 'memory_GB': found['memory_GB']}
-    return best.rename(columns={'variant': 'question'}).assign(variant=0, **shown)
+    best = best.rename(columns={'variant': 'question'}).assign(variant=0)
+    ranked = ranked_by(found['iteration_s'], t, q)
+    return best.assign(ranked_s=ranked, memory_GB=found['memory_GB'])
 
 def kept(tables):  # DataFrame, with `search`: which of the tables
     "Who is worth playing: the first of each question, and the finalists."
     t = pd.concat([own.assign(search=at) for at, own in enumerate(tables)], ignore_index=True)
-    t = t.sort_values('iteration_s', kind='stable')
-    t = t.drop_duplicates(['question', 'n_gpus', 'iteration_s', 'memory_GB'])
+    t = t.sort_values('ranked_s', kind='stable')
+    t = t.drop_duplicates(['question', 'n_gpus', 'ranked_s', 'memory_GB'])
     rank = t.groupby(['question', 'n_gpus']).cumcount()
     return t[rank < np.where(t.question == 0, FINALISTS, 1)].drop_duplicates(['search', 'i', 'j'])
 
@@ -300,7 +302,7 @@ def in_few_words(row):  # str
         if name == 'ep' or name not in row: continue
         if often is ... or row[name] == often or says_nothing(row, name): continue
         words.append(f'{title} {row[name]}')
-    if rank_seconds(row) > row.iteration_s: words.append('untested')
+    if counts_longer(row): words.append('untested')
     return ', '.join(words)
 
 def in_four_digits(x, digits):  # str

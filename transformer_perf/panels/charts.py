@@ -22,8 +22,8 @@ from ..estimates import COLLECTIVES, Group, as_assumptions, counted
 from ..kernels import pricer_of, sustained_clock
 from ..blocks import STRATEGIES
 from ..timeline import MEMORY_PARTS
-from ..iteration import Estimate, Parallel, divisors, estimate, short
-from ..execution import rank_seconds, strategies_for
+from ..iteration import Estimate, Parallel, counts_longer, divisors, estimate, short
+from ..execution import strategies_for
 from ..plots import (
     BLUE, GREY, GROUP_COLORS, PALETTE, communication, empty_figure, heat_map, log_ticks, picture,
     plain_ticks, value_ticks)
@@ -224,7 +224,7 @@ def scenario_words(state, name, own):  # str
     at = ', '.join(f'{field} {best[field]:,g}' for field in state.fields)
     points = math.prod(len(swept_values(state, field)) for field in state.fields)
     words = f'{name}: {ends} at {at}.'
-    untested = int((rank_seconds(own) > own.iteration_s).sum())
+    untested = int(counts_longer(own).sum())
     if 0 < untested < len(own): words += (f' At {untested} of {len(own)} points the best is '
                                           'untested: no measured run came near it.')
     if len(own) == points: return words

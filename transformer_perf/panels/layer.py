@@ -23,11 +23,11 @@ from ..blocks import STRATEGIES
 from ..modules import count
 from ..timeline import (
     COMPONENTS_IN_FULL, MEMORY_PARTS, PLACES, components, job_of_estimate)
-from ..iteration import (
-    Estimate, Parallel, estimate, gap, host_lacks, keep, plural, settled, short)
-from transformer_perf.execution import (
-    Question, all_placements, every_configuration, groupings, practice, rank_seconds, search,
-    strategies_for)
+from transformer_perf.iteration import (
+    Estimate, Parallel, estimate, gap, host_lacks, keep, plural, rank_seconds, settled,
+    short)
+from ..execution import (
+    Question, all_placements, every_configuration, groupings, practice, search, strategies_for)
 from ..advice.neighbours import (
     Step as Turned, have_room, prices, rows_in, runs_untested, table_of_steps)
 from ..plots import BLUE, GREY, PALE, RED, SAVED_COLORS, SKY, TIME_PARTS

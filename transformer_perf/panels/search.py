@@ -21,10 +21,11 @@ from ..estimates import FITS_BY
 from ..blocks import STRATEGIES
 from ..timeline import COMPONENTS, GROUPS, PLACES, components
 from ..iteration import (
-    changes_something, interval_in_words, keep, readable, sends_tokens, settled, short)
+    changes_something, counts_longer, interval_in_words, keep, rank_seconds, readable,
+    sends_tokens, settled, short)
 from ..execution import (
-    KIND, fitting, played_until_sure, questions, rank_seconds, result_of, search, search_subject,
-    strategies_for, strategies_named, tables_of, worth_playing)
+    KIND, fitting, played_until_sure, questions, result_of, search, search_subject, strategies_for,
+    strategies_named, tables_of, worth_playing)
 from ..advice.neighbours import rows_in
 from ..plots import TIME_PARTS
 from .drawing import drawing, ghost_box, legend, stack, ticks, words_at
@@ -165,8 +166,6 @@ def candidate_bar(row, names, x, y, scale, chosen):  # list of str
     longest = max(row.iteration_s, row.get('iteration_high_s', 0.))
     seconds = f'{short(row.iteration_s)} s' + (f', {UNTESTED}' if counts_longer(row) else '')
     return [name, *bar, *interval, words_at(x + scale * longest + 5, y + 16, seconds)]
-
-def counts_longer(row): return rank_seconds(row) > row['iteration_s']
 
 ROW_HEIGHT = 24   # pixels of a candidate
 
