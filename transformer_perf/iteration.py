@@ -41,7 +41,7 @@ from transformer_perf.estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions,
     negated)
 from .parameters import REACHED, WIDEST_GROUPS, interval, untested_longer
-from .software import chosen_by, releases_in_words
+from .software import leaves_overlap, releases_in_words
 from .kernels import pricer_of
 from .blocks import STRATEGIES
 from .modules import (
@@ -323,8 +323,7 @@ def settled(p: Parallel, system: System, a: Assumptions, model: Model = None):  
 
 def hides_as_usual(p: Parallel, software):  # bool
     "Whether messages of copies hide as the ZeRO stage has it, where a software leaves it to that."
-    if chosen_by(software).get('dp_overlap', True) is not None: return False
-    return p.dp_overlap == copies_overlap(None, p.zero_stage)
+    return leaves_overlap(software) and p.dp_overlap == copies_overlap(None, p.zero_stage)
 
 def has_unsaid(p: Parallel, choice, system: System, a: Assumptions, model: Model):  # bool
     "Whether a configuration, settled, chooses what it would choose without a word of it."
