@@ -199,9 +199,8 @@ def check_units(system):
 
 def check_one(system):
     "A ValueError where a System stands for many."
-    for name in PHYSICAL:
-        value = getattr(system, name)
-        if getattr(value, 'shape', ()):
+    for name, value in system.arrays.items():
+        if value.shape:
             raise ValueError(f'{name}={quoted(value)} must be one number here: arrays are for '
                              'sweeps')
 

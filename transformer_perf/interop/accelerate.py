@@ -173,9 +173,9 @@ def fsdp_of(f, stage, full, on_host):  # dict
     return own
 
 ACCELERATE = Format(ACCELERATE_ROWS, derive_accelerate, undo_accelerate, {
-    'deepspeed_config.offload_*': 'this of offloading',
-    'parallelism_config.parallelism_config_sp_*': 'sequence parallelism of DeepSpeed',
-    'fp8_config.*': 'number formats', 'fsdp_config.*': 'how FSDP goes about it',
-    'dynamo_config.*': 'compiled kernels', 'use_cpu': 'training on CPUs'}, None, (
-        'distributed_type', 'compute_environment', 'num_processes', 'fsdp_config',
-        'parallelism_config'))
+    'this of offloading': 'deepspeed_config.offload_*',
+    'sequence parallelism of DeepSpeed': 'parallelism_config.parallelism_config_sp_*',
+    'number formats': 'fp8_config.*', 'how FSDP goes about it': 'fsdp_config.*',
+    'compiled kernels': 'dynamo_config.*', 'training on CPUs': 'use_cpu'},
+    None, ('distributed_type', 'compute_environment', 'num_processes', 'fsdp_config',
+           'parallelism_config'))

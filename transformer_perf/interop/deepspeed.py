@@ -126,16 +126,14 @@ def undo_deepspeed(f):  # dict
 
 # %% ../../nbs/90d_deepspeed.ipynb #91b0cf3a
 DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {
-    'zero_optimization.offload_*': 'this of offloading',
-    **dict.fromkeys(('zero_optimization.zero_hpz_partition_size', 'zero_optimization.mics_*'),
-                    'copies of shards'),
-    'zero_optimization.zero_quantized_*': 'messages in fewer bits', 'bf16*': 'number formats',
-    'fp16*': 'number formats', 'torch_autocast*': 'number formats', 'data_types*': 'number formats',
-    'communication_data_type': 'number formats', 'zero_optimization.*': 'sizes of buckets',
-    'data_efficiency*': 'a curriculum', 'curriculum*': 'a curriculum',
-    'autotuning.*': 'what it would try', 'progressive_layer_drop.*': 'layers that are left out',
-    'sparse_attention.*': 'sparse scores',
-    'activation_checkpointing.*': 'how checkpoints are kept',
-    'optimizer.params.freeze_step': 'messages in fewer bits'},   # of its 1-bit optimizers
+    'this of offloading': 'zero_optimization.offload_*',
+    'copies of shards': 'zero_optimization.zero_hpz_partition_size zero_optimization.mics_*',
+    'messages in fewer bits': 'zero_optimization.zero_quantized_* '
+        'optimizer.params.freeze_step',   # of its 1-bit optimizers
+    'number formats': 'bf16* fp16* torch_autocast* data_types* communication_data_type',
+    'sizes of buckets': 'zero_optimization.*', 'a curriculum': 'data_efficiency* curriculum*',
+    'what it would try': 'autotuning.*', 'layers that are left out': 'progressive_layer_drop.*',
+    'sparse scores': 'sparse_attention.*',
+    'how checkpoints are kept': 'activation_checkpointing.*'},
     'DeepSpeed', ('zero_optimization', BATCH_KEY, 'train_micro_batch_size_per_gpu',
                   'gradient_accumulation_steps', 'tensor_parallel'))

@@ -14,11 +14,10 @@ from functools import partial
 from typing import NamedTuple
 
 from ..inputs import HUGE, naming, nearest, of_type, printable, quoted, whole
-from ..configs import all_but_each, rule_of
+from ..configs import Config, all_but_each, delta_mixer, layers_indexed, rule_of
 from ..blocks import Nothing
-from ..linear_attention import GatedDeltaNet, Mamba2
+from ..linear_attention import Mamba2
 from ..models import has_experts
-from ..sparse_attention import IndexedAttention
 from ..choices import (
     GRAPHED, KEEPS, PARTS, amounts_offloaded, offload_said, recomputed_layers, recomputed_parts)
 from ..estimates import SENT_ONCE
@@ -27,7 +26,7 @@ from ..schedules import chunks_in, chunks_of, layout_of, with_ends
 from .scripts import MARK, commands_of, gpus_started, options, parsed
 from .tables import (
     IN_32_BITS, LIST, NOT_SAID, OFF, ON, ONLY_WRITTEN, SHARE_KIND, TEXT, WHOLE, Format, Kind, Row,
-    Said, add, also, check_depth, fixed, idle, number, one_word, put_ulysses, real,
+    Said, add, also, check_depth, check_refused, fixed, idle, number, one_word, put_ulysses, real,
     refused_when_read, spelled, take, together, value, words_in_any_case, words_of)
 from .texts import flat
 
@@ -80,9 +79,7 @@ def _layout_said(x, key):  # str
 
 SAMPLES = Kind(lambda x, key: whole(x, key, most=2**53),
                lambda fact: int(fact) if fact == int(fact) else None)
-_OF_NO_MODEL = Kind(no_model, lambda fact: None)
-_SOME_KEYS = Kind(_some_keys, lambda fact: None)
-REAL = Kind(partial(real, most=HUGE), lambda fact: fact)
+REAL = Kind(partial(real, most=HUGE))
 
 def names_in(texts):  # list of str
     "Names of modules as an option lists them: apart, or with commas."
@@ -122,7 +119,6 @@ _MIXER_SIZES = {   # sizes of mixers with a state, as its transformer_config.py 
     'mamba_state_dim': 128, 'mamba_head_dim': 64, 'mamba_num_groups': 8, 'mamba_num_heads': None,
     'linear_key_head_dim': 128, 'linear_value_head_dim': 128, 'linear_num_key_heads': 16,
     'linear_num_value_heads': 32, 'linear_conv_kernel_dim': 4}
-_ONLY_READ = WHOLE._replace(write=lambda fact: None)
 _MAY_BE_OPEN = (   # what a script need not say: the vocabulary may be said besides, others are told
     '--tokenizer-type', '--tokenizer-model', '--train-iters', '--train-samples', '--ckpt-format',
     '--max-position-embeddings')
@@ -224,7 +220,7 @@ MEGATRON_ROWS = (
     Row('--use-rotary-position-embeddings', 'rotary', ON, False),
     Row('--attention-output-gate', 'attention_gate', ON, False),
     Row('--qk-layernorm', 'qk_norm', ON, False), Row('--window-size', 'window_size', LIST),
-    Row('--window-attn-skip-freq', 'full_attention_every', Kind(full_every, lambda fact: fact)),
+    Row('--window-attn-skip-freq', 'full_attention_every', Kind(full_every)),
     Row('--softmax-type', 'attention_sinks',
         words_of({'vanilla': False, 'learnable': True}), False),
     also('--enable-primus-turbo', 'turbo', ON),   # this and the next six are keys of Primus
@@ -256,22 +252,21 @@ MEGATRON_ROWS = (
     Row('--moe-router-group-topk', 'router_groups_per_token', WHOLE),
     Row('--moe-router-score-function', 'router_score', TEXT, 'softmax'),
     Row('--moe-grouped-gemm', 'grouped_gemm', ON, False),
-    *(Row(f'--{name}', 'foreign', _OF_NO_MODEL) for name in (
+    *(also(f'--{name}', 'foreign', Kind(no_model)) for name in (
         'heterogeneous-layers-config-path', 'heterogeneous-layers-config-encoded-json',
-        'enable-mhc-connections',
-        'linear-attention-freq', 'moe-latent-size', 'compress-ratios', 'hc-mult',
-        'num-joint-layers', 'lfm-layer-types')),
-    also('--experimental-attention-variant', 'indexed', _SOME_KEYS),
+        'enable-mhc-connections', 'linear-attention-freq', 'moe-latent-size', 'compress-ratios',
+        'hc-mult', 'num-joint-layers', 'lfm-layer-types')),
+    also('--experimental-attention-variant', 'indexed', Kind(_some_keys)),
     *(also(f'--dsa-indexer-{key}', fact, kind) for key, fact, kind in (
         ('n-heads', 'index_heads', WHOLE), ('head-dim', 'index_width', WHOLE),
         ('topk', 'chosen', WHOLE), ('topk-freq', 'index_every', WHOLE),
         ('skip-topk-offset', 'index_first', number(0)), ('loss-coeff', 'index_loss', REAL),
         ('use-sparse-loss', 'index_loss_of_chosen', ON))),
     also('--dsa-kernel-backend', 'index_kernels', same_words('none', 'tilelang', 'cudnn')),
-    Row('--spec', 'modules_of', Kind(_layers_by_pattern, lambda fact: None)),
+    also('--spec', 'modules_of', Kind(_layers_by_pattern)),
     also('--hybrid-layer-pattern', 'hybrid', TEXT),
     also('--hybrid-override-pattern', 'hybrid', TEXT),
-    *(Row(f'--{key.replace("_", "-")}', key, _ONLY_READ, usual)
+    *(also(f'--{key.replace("_", "-")}', key, WHOLE, usual)
       for key, usual in _MIXER_SIZES.items()),
     also('--ds-sequence-parallel-size', 'ulysses', WHOLE),   # this and the next four: of forks
     also('--enable-zbh1-pipeline', 'zbh1', ON),
@@ -293,7 +288,7 @@ MEGATRON_ROWS = (
     Row('--moe-expert-capacity-factor', 'capacity_factor', _CAPACITY),
     Row('--expert-model-parallel-size', 'ep', WHOLE, 1),
     Row('--expert-tensor-parallel-size', 'etp', WHOLE),
-    Row('--pipeline-model-parallel-layout', 'layout', Kind(_layout_said, lambda fact: fact)),
+    Row('--pipeline-model-parallel-layout', 'layout', Kind(_layout_said)),
     *(also(f'--{words}', f'{end}_layers', WHOLE) for end in ('first', 'last') for words in (
         f'decoder-{end}-pipeline-num-layers', f'num-layers-in-{end}-pipeline-stage')),
     *(also(f'--account-for-{what}-in-pipeline-split', f'{end}_less', ON)
@@ -590,16 +585,10 @@ def indexed_of_megatron(facts, ignored):
         f'{indexed.key}=dsa is known with --multi-latent-attention alone, and without a pattern')
     for said, flag in zip(sizes, ('n-heads', 'head-dim', 'topk')):
         if not said.key: raise ValueError(f'{indexed.key}=dsa needs --dsa-indexer-{flag}')
-    heads, width, chosen = (said.value for said in sizes)
-    rope = value(facts, 'qk_rope_head_dim')
-    about = dict(heads=value(facts, 'heads'), kv_heads=1, latent=value(facts, 'kv_lora_rank'),
-                 width=value(facts, 'qk_nope_head_dim') + rope, value=value(facts, 'v_head_dim'),
-                 rope=rope, query_latent=value(facts, 'q_lora_rank'), index_heads=heads,
-                 index_width=width, chosen=chosen)
     before, step = max((first.value or 0) - 1, 0), every.value or 1   # its layers count from 1
     own = [max(i - before, 0) % step == 0 for i in range(value(facts, 'depth'))]
-    facts['layers'] = Said(indexed.key, [
-        {'mixer': IndexedAttention(**about, own_index=has)} for has in own])
+    fields = {name: said.value for name, said in facts.items()}
+    facts['layers'] = Said(indexed.key, layers_indexed(fields, own, *(x.value for x in sizes)))
     if not loss.value: ignored.append(
         ('--dsa-indexer-loss-coeff', 'not modelled: an indexer that does not train; counted so'))
     elif not of_chosen.value: ignored.append(
@@ -661,11 +650,7 @@ def mixers_with_a_state(s, e):  # dict: letter -> Half; s: key -> size
     width = s['mamba_head_dim']
     mamba = Mamba2(heads=s['mamba_num_heads'] or 2 * e // width, value=width, chunk=128,
                    key=s['mamba_state_dim'], key_groups=s['mamba_num_groups'])
-    delta = GatedDeltaNet(
-        heads=s['linear_num_value_heads'], key_heads=s['linear_num_key_heads'],
-        key=s['linear_key_head_dim'], value=s['linear_value_head_dim'],
-        conv=s['linear_conv_kernel_dim'])
-    return {'M': mamba, 'G': delta}
+    return {'M': mamba, 'G': delta_mixer(Config(s, {}))}   # by the keys of Qwen3-Next
 
 def hybrid_of_megatron(facts):
     "Layers that are one half each, a letter for each; a | ends a part of the pipeline."
@@ -933,8 +918,7 @@ def undo_megatron(f):  # dict
     granularity, recompute = recompute_for_megatron(f)
     f |= dict(tp_overlap=f['tp'] > 1 and f.get('tp_overlap'),   # where there is anything to hide
               ep_overlap=f['ep'] > 1 and f.get('ep_overlap'))
-    for choices, why in refused_together(f, stage):
-        raise ValueError(f'{choices} cannot be said in megatron: {why}')
+    check_refused('megatron', refused_together(f, stage))
     if f.get('dropout') is not None:
         f |= dict.fromkeys(('attention_dropout', 'hidden_dropout'), DROPPED if f['dropout'] else 0)
     fusion = f.get('loss_fusion')
@@ -986,61 +970,58 @@ def model_for_megatron(f):  # dict
 
 # %% ../../nbs/90c_megatron.ipynb #379afa9d
 MEGATRON = Format(MEGATRON_ROWS, derive_megatron, undo_megatron, {
-    '--fp8*': 'number formats', '--fp4*': 'number formats', '--moe*': 'how tokens reach experts',
-    '--cpu-offloading*': 'this of offloading',
-    '--overlap-cpu-optimizer-d2h-h2d': 'copies that hide behind the step of the CPU',
-    '--rampup-batch-size': 'a batch that grows', '--ddp-*': 'sizes of buckets',
-    '--outer-dp-sharding-strategy': 'copies of shards', '--cuda-graph*': 'this of graphs',
-    '--overlap-*': 'this overlap', '--delay-wgrad-compute': 'this overlap',
-    '--defer-embedding-wgrad-compute': 'this overlap', '--no-overlap-p2p*': 'this overlap',
-    '--hierarchical-context*': 'other levels than the domain, in which heads are exchanged',
-    '--use-tp-pp-dp-mapping': 'another order of ranks',
-    '--tp-comm-overlap-*': 'this overlap', '--tp-comm-bulk-*': 'this overlap',
-    '--distribute-saved-activations': 'inputs of layers that tensor parallelism shares out',
-    '--fp32-residual-connection': 'a residual in 32 bits',
-    '--fp16-lm-cross-entropy': 'a loss in 16 bits', '--output-logit-dtype': 'number formats',
-    **dict.fromkeys(('--no-bias-*', '--no-masked-softmax-fusion', '--no-rope-fusion',
-                     '--no-gradient-accumulation-fusion', '--no-persist-layer-norm'),
-                    'kernels that are not fused'), '--fsdp-double-buffer': 'buffers of FSDP',
-    '--dsa-*': 'this of an indexer', '--hybrid-context-parallel': 'groups of several sizes',
-    '--max-seqlen-per-dp-cp-rank': 'groups of several sizes',
-    '--gtp-*': 'weights that are gathered for a product',
-    **dict.fromkeys(('--tensor-parallel-num-weight-shards',
-                     '--expert-tensor-parallel-num-weight-shards'), 'other shards'),
-    '--mtp-use-repeated-layer': 'a layer that is used again',
-    '--microbatch-group-size-per-vp-stage': 'another order of micro-batches',
-    '--step-batch-size-schedule': 'a batch that grows',
-    '--deepspeed': 'DeepSpeed in the place of its optimizer; name its software, if it is known',
-    '--ds-sequence-parallel-*': 'pieces of a sequence in turn',
-    '--use-turbo-*': 'kernels of Primus-Turbo', '--turbo-*': 'kernels of Primus-Turbo',
-    '--recompute-layer-ids': 'layers by their numbers', '--pp-warmup': 'a first iteration alone',
-    '--muon-num-ns-steps': 'more or fewer steps', '--empty-unused-memory-level': 'an allocator',
-    '--use-nccl-ub': 'buffers of NCCL', '--symmetric-ar-type': 'another all-reduce'},
-    'Megatron-Core',
-    refuses=refused_by_megatron)
+    'copies that hide behind the step of the CPU': '--overlap-cpu-optimizer-d2h-h2d',
+    'number formats': '--fp8* --fp4* --output-logit-dtype',
+    'how tokens reach experts': '--moe*', 'this of offloading': '--cpu-offloading*',
+    'a batch that grows': '--rampup-batch-size --step-batch-size-schedule',
+    'sizes of buckets': '--ddp-*', 'copies of shards': '--outer-dp-sharding-strategy',
+    'this of graphs': '--cuda-graph*',
+    'this overlap': '--overlap-* --delay-wgrad-compute --defer-embedding-wgrad-compute '
+        '--no-overlap-p2p* --tp-comm-overlap-* --tp-comm-bulk-*',
+    'other levels than the domain, in which heads are exchanged': '--hierarchical-context*',
+    'another order of ranks': '--use-tp-pp-dp-mapping',
+    'inputs of layers that tensor parallelism shares out': '--distribute-saved-activations',
+    'a residual in 32 bits': '--fp32-residual-connection',
+    'a loss in 16 bits': '--fp16-lm-cross-entropy',
+    'kernels that are not fused': '--no-bias-* --no-masked-softmax-fusion --no-rope-fusion '
+        '--no-gradient-accumulation-fusion --no-persist-layer-norm',
+    'buffers of FSDP': '--fsdp-double-buffer', 'this of an indexer': '--dsa-*',
+    'groups of several sizes': '--hybrid-context-parallel --max-seqlen-per-dp-cp-rank',
+    'weights that are gathered for a product': '--gtp-*',
+    'other shards': '--tensor-parallel-num-weight-shards '
+        '--expert-tensor-parallel-num-weight-shards',
+    'a layer that is used again': '--mtp-use-repeated-layer',
+    'another order of micro-batches': '--microbatch-group-size-per-vp-stage',
+    'DeepSpeed in the place of its optimizer; name its software, if it is known': '--deepspeed',
+    'pieces of a sequence in turn': '--ds-sequence-parallel-*',
+    'kernels of Primus-Turbo': '--use-turbo-* --turbo-*',
+    'layers by their numbers': '--recompute-layer-ids',
+    'a first iteration alone': '--pp-warmup', 'more or fewer steps': '--muon-num-ns-steps',
+    'an allocator': '--empty-unused-memory-level', 'buffers of NCCL': '--use-nccl-ub',
+    'another all-reduce': '--symmetric-ar-type'},
+    'Megatron-Core', refuses=refused_by_megatron)
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0026
 FLAGS = {row.key: row.kind.switch for row in MEGATRON_ROWS if row.key}
 _MAY_HOLD_FLAGS = re.compile(rf'{MARK}\d+: (?:[^($]*(?<!\S)--|\$\{{\w+\[)')
 
 _UNREAD = (['echo'], ['printf'])   # commands that only print
-_OTHER_PROGRAMS = {   # words in the name of a program, or its folder -> what it does instead
-    r'inference|generat|serv(er|ing|e_)|evaluat|eval_|mmlu': 'generates or evaluates',
-    r'convert|export|quantize|prune|reshap': 'makes another file of a model',
-    r'preprocess': 'makes files of tokens',
-    r'pretrain_(vlm|mimo|vision|t5|bert|ict|retro)|train_rl|lora':
-        'trains something other than a whole decoder'}
-_OTHER_FOLDERS = {'inference': 'generates or evaluates', 'evaluation': 'generates or evaluates',
-                  **dict.fromkeys(('tasks', 'msdp'), 'has tasks of its own'),
-                  **dict.fromkeys(('multimodal', 'mimo', 'rl'),
-                                  'trains something other than a whole decoder')}
+_OTHER_PROGRAMS = {   # in the name of a program, or else its folder -> what it does instead
+    r'/.*(inference|generat|serv(er|ing|e_)|evaluat|eval_|mmlu)': 'generates or evaluates',
+    r'/.*(convert|export|quantize|prune|reshap)': 'makes another file of a model',
+    r'/.*preprocess': 'makes files of tokens',
+    r'/.*(pretrain_(vlm|mimo|vision|t5|bert|ict|retro)|train_rl|lora)':
+        'trains something other than a whole decoder',
+    r'^(inference|evaluation)/': 'generates or evaluates',
+    r'^(tasks|msdp)/': 'has tasks of its own',
+    r'^(multimodal|mimo|rl)/': 'trains something other than a whole decoder'}
 
 def _check_program(path):
     "A ValueError for a program that does not train a whole decoder."
-    folder, name = ('/' + path.lower()).split('/')[-2:]
-    what = next((what for pattern, what in _OTHER_PROGRAMS.items() if re.search(pattern, name)),
-                _OTHER_FOLDERS.get(folder))
-    if what: raise ValueError(f'{printable(path)[-80:]} {what}, which is not modelled')
+    program = '/'.join(('/' + path.lower()).split('/')[-2:])
+    for pattern, what in _OTHER_PROGRAMS.items():
+        if re.search(pattern, program, re.DOTALL):
+            raise ValueError(f'{printable(path)[-80:]} {what}, which is not modelled')
 
 def place_of(text):  # [line, what stands there]
     "What is not known in a word."

@@ -77,17 +77,14 @@ def _system_said(system):  # str or dict
     if system.name in system_names() and as_system(system.name) == system: return system.name
     return {name: x for name, x in vars(system).items() if x is not None}
 
-def _trained_as(model, other):  # Model
-    "A model that is trained for as many samples as another."
-    return dataclasses.replace(model, train_samples=other.train_samples)
-
 def model_in_words(m):  # dict, or a name where no field says what its layers are
     "A model in our own JSON."
     own = differing(m)
     if 'layers' not in own: return own
     known = NAMED.get(m.name)
-    if known and _trained_as(with_length(known, m.seq_len), m) == m:   # that is said beside it
-        return m.name
+    if known: known = dataclasses.replace(with_length(known, m.seq_len),   # said beside the name
+                                          train_samples=m.train_samples)
+    if known == m: return m.name
     raise ValueError(f'layers={quoted(own["layers"])} cannot be said in json')
 
 def _said_beside_name(m):  # dict

@@ -99,36 +99,23 @@ def job_estimated(one: Estimate):  # Job
     chosen = chosen_by(a.software)
     assumes = {name: getattr(a, name) for name in OF_JOBS
                if getattr(a, name) != chosen.get(name, getattr(Assumptions, name))}
-    costs = dict(dropout=a.costs.dropout or not a.fused_kernels,
-                 gradients_in_16_bits=gradients_said(one), loss_fusion=loss_fusion_said(one),
-                 whole_logits=switch_said(one, 'whole_logits'),
-                 reduces_whole=switch_said(one, 'reduces_whole'))
     return Job(one.parallel, m, one.global_batch, one.parallel.n_gpus, m.seq_len, a.software,
-               one.system, assumes or None, **costs)
+               one.system, assumes or None, a.costs.dropout or not a.fused_kernels,
+               **unusual_costs(one))
 
-def usual_and_own(one: Estimate, names):  # (values, values); none without measured prices
-    "Some costs as the software of an estimate has them, and as they were priced."
+def unusual_costs(one: Estimate):  # dict: field of a Job -> value
+    "What was priced unlike the software of an estimate has it, in the words of a job."
     a = one.assumptions
-    if not a.measured: return [], []
-    known = as_assumptions('calibrated', a.software).on(one.system).measured
-    return tuple([value_of(prices, name) for name in names] for prices in (known, a.measured))
-
-def loss_fusion_said(one: Estimate):  # str or None
-    "What fuses the kernels of the loss; None where that is as its software has it."
-    usual, own = usual_and_own(one, ['logit_held'])
-    if usual == own: return None
-    return next((fusion for fusion, held in LOGIT_HELD.items() if [held] == own), None)
-
-def switch_said(one: Estimate, name):  # bool or None
-    "Whether a cost that is on or off was on; None where that is as its software has it."
-    usual, own = usual_and_own(one, [name])
-    return None if usual == own else bool(own[0])
-
-def gradients_said(one: Estimate):  # bool or None
-    "Whether gradients have 16 bits; None where that is as its software has it."
-    usual, own = usual_and_own(one, GRADIENT_SIZES)
-    if own == usual: return None
-    return {(2, 2): True, (4, 4): False}.get(tuple(own))   # as a job says it
+    if not a.measured: return {}
+    usual = as_assumptions('calibrated', a.software).on(one.system).measured
+    def own(*names):   # values, or nothing where they are as usual
+        values = [value_of(a.measured, name) for name in names]
+        return None if values == [value_of(usual, name) for name in names] else tuple(values)
+    held, gradients = own('logit_held'), own(*GRADIENT_SIZES)
+    found = {'loss_fusion': next((name for name, x in LOGIT_HELD.items() if (x,) == held), None),
+             'gradients_in_16_bits': {(2, 2): True, (4, 4): False}.get(gradients)}
+    switches = {name: own(name) for name in ('whole_logits', 'reduces_whole')}
+    return found | {name: bool(*x) for name, x in switches.items() if x}
 
 OTHER_FILE = 'deepspeed_config.deepspeed_config_file'   # to which Accelerate may leave all
 

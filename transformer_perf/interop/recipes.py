@@ -196,7 +196,9 @@ def ignored_of(job, flags, kind):  # list of (key, reason)
 
 # %% ../../nbs/90h_recipes.ipynb #38b1686c
 WITH_LORA = ('linear_qkv', 'linear_proj', 'linear_fc1', 'linear_fc2')   # unless a recipe says it
-PLACES_OF_LORA = {WITH_LORA: '', WITH_LORA[:2]: ':attention', WITH_LORA[2:]: ':mlp'}
+PLACES_OF_LORA = {   # products that have adapters -> what follows the rank
+    frozenset(WITH_LORA): '', frozenset(WITH_LORA[:2]): ':attention',
+    frozenset(WITH_LORA[2:]): ':mlp'}
 PEFT_SECTIONS = ('peft', 'resume.peft', 'model.model_transform')   # each may say the adapters
 
 def adapters_in_recipe(given):  # str
@@ -213,18 +215,13 @@ def adapters_in_recipe(given):  # str
 def lora_said(own):  # str
     "LoRA as Megatron-Bridge and Primus have it: its rank, and which products have adapters."
     modules = of_type(own.get('target_modules') or [*WITH_LORA], list, 'target_modules')
-    place = place_of_adapters(modules)
+    place = PLACES_OF_LORA.get(frozenset(map(str, modules)))
+    if place is None: raise ValueError(
+        f'target_modules={quoted(modules)}: adapters must be at both products of attention, of '
+        'the MLP, or at all four')
     if own.get('normalize_moe_lora'): raise ValueError('normalize_moe_lora=True is not modelled')
     rank = whole(own.get('dim', 32), 'dim')
     return f'lora:{rank}{place}'
-
-def place_of_adapters(modules):  # str: what follows the rank
-    "The products that have adapters: all four, attention's two or the MLP's two."
-    named = {str(name) for name in modules}
-    for products, place in PLACES_OF_LORA.items():
-        if named == {*products}: return place
-    raise ValueError(f'target_modules={quoted(modules)}: adapters must be at both products of '
-                     'attention, of the MLP, or at all four')
 
 def precision_named(name):  # dict
     "What the name of a precision in Megatron-Bridge says; all of them reduce in 32 bits."

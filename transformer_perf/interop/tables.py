@@ -7,7 +7,7 @@ __all__ = ['OF_JOBS', 'OF_COSTS', 'GRADIENT_SIZES', 'ADDED_UP', 'LOGIT_HELD', 'N
            'SHARE_KIND', 'ONLY_WRITTEN', 'IN_32_BITS', 'LIST', 'CODE', 'UNSAID', 'MODEL_FIELDS', 'PARALLEL_FIELDS',
            'NEEDED', 'Job', 'costs_as_said', 'with_costs', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of',
            'words_in_any_case', 'one_word', 'real', 'add', 'value', 'spelled', 'together', 'cannot_say',
-           'refused_when_read', 'check_sharers', 'check_depth', 'also', 'nothing', 'elsewhere', 'fixed',
+           'refused_when_read', 'check_refused', 'check_sharers', 'check_depth', 'also', 'elsewhere', 'fixed',
            'copies_and_gpus', 'batch']
 
 # %% ../../nbs/90a_tables.ipynb #269707ac
@@ -119,7 +119,7 @@ def with_costs(measured, costs):  # Parameters, or a Calibration
 class Kind(NamedTuple):
     "How a value is read and written; `write` gives None for what it cannot say."
     read: Callable    # (value, key) -> fact
-    write: Callable   # fact -> value
+    write: Callable = lambda fact: fact   # fact -> value
     switch: bool = False   # no value follows it on a command line
 
 class Row(NamedTuple):
@@ -142,7 +142,7 @@ class Format(NamedTuple):
     rows: tuple
     derive: Callable   # (facts, ignored): its own facts become ours
     undo: Callable     # (dict of our facts) -> dict of its own
-    not_yet: dict      # key -> what of it is not modelled yet
+    not_yet: dict      # what is not modelled yet -> the keys that say it, as in `among_names`
     software: str = None   # which runs it, by name; none where it may be another
     known_by: tuple = ()   # keys that no other format has
     refuses: Callable = lambda facts, model: []   # what the framework refuses of what was read
@@ -150,7 +150,7 @@ class Format(NamedTuple):
 # %% ../../nbs/90a_tables.ipynb #12ab000c
 def number(least=1):
     "Whole numbers from `least` on."
-    return Kind(lambda x, key: whole(x, key, least), lambda fact: fact)
+    return Kind(lambda x, key: whole(x, key, least))
 
 def words_of(table):
     "Words of a framework for values of ours; of two words for one value the first is written."
@@ -174,11 +174,11 @@ def real(x, key, most):
     return finite(x, key, most=most)
 
 WHOLE = number()
-ON = Kind(flag, lambda fact: fact, switch=True)
+ON = Kind(flag, switch=True)
 OFF = Kind(lambda x, key: not flag(x, key), lambda fact: not fact, switch=True)
-TEXT = Kind(lambda x, key: str(x), lambda fact: fact)
-SHARE_KIND = Kind(partial(real, most=1), lambda fact: fact)
-ONLY_WRITTEN = Kind(lambda x, key: None, lambda fact: fact)   # it changes no time and no memory
+TEXT = Kind(lambda x, key: str(x))
+SHARE_KIND = Kind(partial(real, most=1))
+ONLY_WRITTEN = Kind(lambda x, key: None)   # it changes no time and no memory
 IN_32_BITS = 'absent or off: it then trains in 32 bits, which is not modelled; priced in 16'
 LIST = Kind(lambda x, key: tuple(map(str, x)) if isinstance(x, list) else (str(x),), list)
 
@@ -213,6 +213,10 @@ def cannot_say(format, why='', **choices):  # ValueError
 def refused_when_read(who, refused):  # list of (key, reason)
     "What a framework's own checks refuse of a job that was read, as they name it."
     return [(choices, f'{who} refuses it: {why}; priced even so') for choices, why in refused]
+
+def check_refused(format, refused):
+    "A ValueError where a framework's own checks refuse a job that is to be written for it."
+    for choices, why in refused: raise ValueError(f'{choices} cannot be said in {format}: {why}')
 
 def check_sharers(f, stage, format):
     "A ValueError where each copy is an instance of its own, and they are to share something out."
@@ -264,8 +268,8 @@ def meant(key, format):  # str
 
 def why_ignored(key, format):
     "Why a key that is read is not used."
-    for name, what in format.not_yet.items():
-        if among_names(key, name): return f'not modelled yet: {what}'
+    for what, names in format.not_yet.items():
+        if among_names(key, names): return f'not modelled yet: {what}'
     harmless = HARMLESS.match(key.rpartition('.')[2]) or HARMLESS.match(key)
     if harmless: return 'changes neither time nor memory here'
     return f'not known here{meant(key, format)}'
@@ -338,11 +342,9 @@ def _samples_of_steps(facts, ignored, batch):
     if batch: facts['train_samples'] = Said(steps.key, steps.value * batch)
     else: ignored.append((steps.key, 'not used: the samples of an iteration are not said'))
 
-def also(key, fact, kind):  # Row
-    "Another spelling of a key: it is read, and never written."
-    return Row(key, fact, kind._replace(write=lambda fact: None))
-
-def nothing(facts, ignored): "There is nothing to derive."
+def also(key, fact, kind, absent=None):  # Row
+    "A key that is read, and never written: another spelling, or what no job of ours says."
+    return Row(key, fact, kind._replace(write=lambda fact: None), absent)
 
 def elsewhere(where, **facts):  # rows
     "Rows of facts that a format leaves to another place."

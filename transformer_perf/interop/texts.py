@@ -14,36 +14,23 @@ from ..inputs import check_new, printable
 # %% ../../nbs/90b_texts.ipynb #12ab0031
 LARGEST_TEXT = 256 * 1024   # characters of a file
 
-def plain_loader():  # class
-    "A loader of YAML that makes no object but plain ones, and none that stands in two places."
-    import yaml
-    fast = getattr(yaml, 'CSafeLoader', None)   # reads with libyaml, where it is installed
-    bases = (yaml.composer.Composer, fast) if fast else (yaml.SafeLoader,)
-    class Plain(*bases):
-        def __init__(self, text):
-            bases[-1].__init__(self, text)
-            self.anchors, self.keys = {}, {}   # keys: those of each mapping so far
-
-        def compose_node(self, parent, index):
-            "Of each node of a text: a value, or a key (it has no index) of the mapping `parent`."
-            stands_elsewhere = self.check_event(yaml.AliasEvent)
-            node = super().compose_node(parent, index)
-            if stands_elsewhere: check_small(node)
-            is_key = parent is not None and index is None
-            if is_key: self.check_once(parent, node)
-            return node
-
-        def check_once(self, mapping, node):
-            "A ValueError where a mapping has a key already."
-            known = self.keys.setdefault(mapping, set())
-            key = self.construct_object(node, True)
+def check_nodes(loader, node, seen):
+    "A ValueError where a mapping of a YAML has a key twice, or a part stands in two places."
+    if id(node) in seen: return check_small(node)
+    seen.add(id(node))
+    parts = node.value if isinstance(node.value, list) else []   # else of text
+    if node.id == 'mapping':
+        known = set()
+        for name, _ in node.value:
+            key = loader.construct_object(name, True)
             check_new(key, known)
             known.add(key)
-    return Plain
+        parts = [part for pair in node.value for part in pair]
+    for part in parts: check_nodes(loader, part, seen)
 
 def check_small(node):
     "A ValueError where a part of a YAML stands in two places, unless it is the name of an object."
-    pairs = node.value if type(node).__name__ == 'MappingNode' else []
+    pairs = node.value if node.id == 'mapping' else []
     words = [x.value for pair in pairs for x in pair]
     if '_target_' not in words or len(words) > 8 or not all(isinstance(x, str) for x in words):
         raise ValueError('it refers to another part')
@@ -56,7 +43,11 @@ def not_valid(name, what, error):  # ValueError
 def parse_yaml(text, name):  # dict
     "The dict in a YAML text: plain values only, no references, each key once."
     import yaml
-    try: found = yaml.load(text, plain_loader())   # a safe one
+    try:
+        loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)(text)   # with libyaml, if there is
+        node = loader.get_single_node()
+        if node is not None: check_nodes(loader, node, set())
+        found = node and loader.construct_document(node)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError, LookupError,
             AttributeError) as error:   # the last two of a value that is not what its tag says
         raise not_valid(name, 'YAML', error) from None

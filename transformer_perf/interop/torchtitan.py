@@ -15,7 +15,7 @@ from ..schedules import (
 from ..iteration import plural
 from .tables import (
     LIST, NOT_SAID, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, cannot_say,
-    check_depth, check_sharers, copies_and_gpus, elsewhere, fixed, number, one_word,
+    check_depth, check_refused, check_sharers, copies_and_gpus, elsewhere, fixed, number, one_word,
     refused_when_read, spelled, take, together, value, words_in_any_case, words_of)
 from .accelerate import SHARDS_ON_HOST, shards_on_host
 
@@ -376,8 +376,7 @@ def undo_torchtitan(f):  # dict
         raise cannot_say('torchtitan', 'it must divide the copies', dp_replicate=several, dp=dp)
     if stage == 0 and (f.get('cp') or 1) > 1:
         raise cannot_say('torchtitan', 'cp shares weights out', zero_stage=0, cp=f['cp'])
-    for choices, why in refused_by_trainer(f):
-        raise ValueError(f'{choices} cannot be said in torchtitan: {why}')
+    check_refused('torchtitan', refused_by_trainer(f))
     check_sharers(f, stage, 'torchtitan')
     offload = f.get('offload') or 'none'
     if offload != 'none' and (offload, stage) != (SHARDS_ON_HOST, 3):
@@ -425,12 +424,12 @@ def parts_for_torchtitan(f, pp, n):  # dict
 
 # %% ../../nbs/90f_torchtitan.ipynb #25ad56e3
 TORCHTITAN = Format(TORCHTITAN_ROWS, derive_torchtitan, undo_torchtitan, {
-    'training.dtype': 'number formats', 'primus_turbo.*': 'kernels of Primus-Turbo',
-    'training.mixed_precision*': 'number formats', 'float8.*': 'number formats',
-    'quantize.*': 'number formats', 'parallelism.pipeline_parallel_*': 'this of pipelines',
-    'compile.*': 'compiled kernels', 'memory_estimation.*': 'its own estimate',
-    'optimizer.early_step_in_backward': 'steps within the backward pass',
-    'optimizer.implementation': 'steps that are taken one parameter at a time',
-    'model.*': 'models known by name to torchtitan only', 'activation_checkpoint.*': 'what exactly '
-    'is computed again'}, 'torchtitan', ('training', 'parallelism', 'activation_checkpoint'),
-    refused_by_torchtitan)
+    'number formats': 'training.dtype training.mixed_precision* float8.* quantize.*',
+    'kernels of Primus-Turbo': 'primus_turbo.*',
+    'this of pipelines': 'parallelism.pipeline_parallel_*', 'compiled kernels': 'compile.*',
+    'its own estimate': 'memory_estimation.*',
+    'steps within the backward pass': 'optimizer.early_step_in_backward',
+    'steps that are taken one parameter at a time': 'optimizer.implementation',
+    'models known by name to torchtitan only': 'model.*',
+    'what exactly is computed again': 'activation_checkpoint.*'},
+    'torchtitan', ('training', 'parallelism', 'activation_checkpoint'), refused_by_torchtitan)
