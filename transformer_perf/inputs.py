@@ -7,8 +7,8 @@ __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'INTEGER', 'FLA
            'printable', 'in_a_line', 'quoted', 'few_of', 'nearest', 'whole', 'finite', 'flag', 'label', 'field',
            'one_of', 'of_type', 'checked_value', 'checked', 'of_right_values', 'with_fields', 'differing',
            'as_markdown', 'takes', 'several', 'by_own_name', 'table_with', 'number_of', 'as_numbers', 'divides',
-           'shipped_folder', 'path_text', 'checked_path', 'read_bytes', 'read_text', 'check_new', 'once', 'no_constant',
-           'infinity', 'parse_json', 'read_json', 'naming', 'read_csv', 'is_special', 'check_writable', 'write_whole']
+           'shipped_folder', 'path_text', 'checked_path', 'read_bytes', 'read_text', 'check_new', 'once', 'parse_json',
+           'read_json', 'naming', 'read_csv', 'is_special', 'check_writable', 'write_whole']
 
 # %% ../nbs/97_inputs.ipynb #90a00005
 import contextlib
@@ -355,19 +355,13 @@ def once(pairs):  # dict
         check_new(key, known)
         known.add(key)
 
-def no_constant(word):
-    "A ValueError for NaN and infinities, which JSON does not have."
-    raise ValueError(f'{word} is not a number')
-
-def infinity(word):
-    "An infinity as a number; NaN is none."
-    return float(word) if word != 'NaN' else no_constant(word)
-
 # %% ../nbs/97_inputs.ipynb #90a00060
 def parse_json(text, name, infinities=False):  # dict
     "The object that a JSON text holds; a one-line ValueError if there is none."
     of_type(text, str, 'text')
-    constant = infinity if infinities else no_constant
+    def constant(word):   # NaN, or an infinity
+        if infinities and word != 'NaN': return float(word)
+        raise ValueError(f'{word} is not a number')
     try: found = json.loads(text, object_pairs_hook=once, parse_constant=constant)
     except RecursionError: raise ValueError(f'{name}: not valid JSON (nested too deep)') from None
     except ValueError as error:

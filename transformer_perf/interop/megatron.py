@@ -45,10 +45,6 @@ def _layers_by_pattern(x, key):
     if re.search('gdn|kda', names): return no_model(x, key)   # its M stands for no Mamba-2
     return True if re.search('hybrid|mamba', names) else no_model(x, key)
 
-def _some_keys(x, key):
-    "Attention to keys that an indexer chooses; of other kinds no field of a Model says anything."
-    return True if x == 'dsa' else no_model(x, key)
-
 def list_said(text, key):  # list of int, or int
     "A number, or a list written with + and *, without running anything."
     try: return parsed(text)
@@ -256,7 +252,8 @@ MEGATRON_ROWS = (
         'heterogeneous-layers-config-path', 'heterogeneous-layers-config-encoded-json',
         'enable-mhc-connections', 'linear-attention-freq', 'moe-latent-size', 'compress-ratios',
         'hc-mult', 'num-joint-layers', 'lfm-layer-types')),
-    also('--experimental-attention-variant', 'indexed', Kind(_some_keys)),
+    also('--experimental-attention-variant', 'indexed',   # attention to keys that one chooses
+         Kind(lambda x, key: x == 'dsa' or no_model(x, key))),
     *(also(f'--dsa-indexer-{key}', fact, kind) for key, fact, kind in (
         ('n-heads', 'index_heads', WHOLE), ('head-dim', 'index_width', WHOLE),
         ('topk', 'chosen', WHOLE), ('topk-freq', 'index_every', WHOLE),
@@ -430,14 +427,10 @@ def dropout_of_megatron(facts, ignored):
     if scores.key and (scores.value > 0) != bool(hidden.value):
         ignored.append((scores.key, 'not modelled: dropout of the scores alone'))
 
-def modules_of_megatron(facts, ignored):
-    "Modules that are not Transformer Engine's keep the scores of attention, unless told otherwise."
-    modules, = take(facts, 'modules')
+def kernels_of_megatron(facts, ignored):
+    "Modules not of Transformer Engine keep scores, unless told otherwise; what fuses the loss."
+    modules, fuses, fusion = take(facts, 'modules', 'fuses_loss', 'fusion_of_loss')
     if modules.value == 'local': facts.setdefault('flash_attention', Said(modules.key, False))
-
-def loss_of_megatron(facts, ignored):
-    "What fuses the kernels of the loss, where something does."
-    fuses, fusion = take(facts, 'fuses_loss', 'fusion_of_loss')
     if fuses.value: facts['loss_fusion'] = Said(fuses.key, fusion.value)
     else: idle(ignored, '--cross-entropy-loss-fusion', fusion)
 
@@ -645,25 +638,22 @@ def layers_with_experts(facts, key, text):
     facts['dense_layers_first'], facts['moe_every'] = (Said(key, x) for x in rule)
 
 # %% ../../nbs/90c_megatron.ipynb #2266c83f
-def mixers_with_a_state(s, e):  # dict: letter -> Half; s: key -> size
-    "Mamba-2 and Gated DeltaNet in a stream of a width e."
-    width = s['mamba_head_dim']
-    mamba = Mamba2(heads=s['mamba_num_heads'] or 2 * e // width, value=width, chunk=128,
-                   key=s['mamba_state_dim'], key_groups=s['mamba_num_groups'])
-    return {'M': mamba, 'G': delta_mixer(Config(s, {}))}   # by the keys of Qwen3-Next
-
 def hybrid_of_megatron(facts):
     "Layers that are one half each, a letter for each; a | ends a part of the pipeline."
     modules, (key, pattern) = take(facts, 'modules_of', 'hybrid')
-    sizes = {name: said.value for name, said in zip(_MIXER_SIZES, take(facts, *_MIXER_SIZES))}
+    s = {name: said.value for name, said in zip(_MIXER_SIZES, take(facts, *_MIXER_SIZES))}
     if pattern is None:
         if modules.key: raise ValueError(f'{modules.key} needs --hybrid-layer-pattern')
         return
     if 'embed_dim' not in facts: raise ValueError(f'{key} needs --hidden-size')
-    mixers = mixers_with_a_state(sizes, value(facts, 'embed_dim'))
-    halves = {letter: {'mixer': mixer, 'ffn': Nothing()} for letter, mixer in mixers.items()}
-    halves |= {'*': {'ffn': Nothing()}, '-': {'mixer': Nothing(), 'experts': None},
-               'E': {'mixer': Nothing()}}
+    width = s['mamba_head_dim']
+    mamba = Mamba2(heads=s['mamba_num_heads'] or 2 * value(facts, 'embed_dim') // width,
+                   value=width, chunk=128, key=s['mamba_state_dim'],
+                   key_groups=s['mamba_num_groups'])
+    halves = {'M': {'mixer': mamba, 'ffn': Nothing()},
+              'G': {'mixer': delta_mixer(Config(s, {})), 'ffn': Nothing()},   # as Qwen3-Next's
+              '*': {'ffn': Nothing()}, '-': {'mixer': Nothing(), 'experts': None},
+              'E': {'mixer': Nothing()}}
     letters = pattern.replace('|', '')
     layers = [halves[nearest(x, halves, f'kind of layer in {key}')] for x in letters]
     if value(facts, 'depth', len(layers)) != len(layers): raise ValueError(
@@ -747,8 +737,7 @@ def derive_megatron(facts, ignored):
     for derive in (forks_of_megatron, zero_of_megatron, overlap_of_megatron, gradients_of_megatron,
                    chunks_of_megatron, order_of_primus, recompute_of_megatron, graphs_of_megatron,
                    offload_of_megatron, dropout_of_megatron, dispatcher_of_megatron,
-                   ends_of_megatron, vocabulary_of_megatron, loss_of_megatron,
-                   modules_of_megatron):
+                   ends_of_megatron, vocabulary_of_megatron, kernels_of_megatron):
         derive(facts, ignored)
     if {'depth', 'embed_dim', 'heads'} <= facts.keys():
         for derive in (heads_of_megatron, indexed_of_megatron, sinks_of_primus, mlp_of_megatron,
@@ -818,8 +807,9 @@ def states_for_megatron(f):  # dict
 # %% ../../nbs/90c_megatron.ipynb #fc8becaa
 DROPPED = .1   # of all numbers, by Megatron-LM's own default
 
-def offload_refused(f, host):  # list of (whether it is refused, choices, why); host: amounts
-    "What Megatron-LM does not take to the host."
+def hiding_refused(f, host):  # list of (whether it is refused, choices, why); host: amounts
+    "What Megatron-LM does not take to the host, and what messages do not hide behind."
+    one_chunk = not f.get('layout') and (f.get('virtual_stages') or 1) == 1
     adam_shared_once = (f['optimizer'], f['zero_stage']) == ('adam', 1)
     return [
         ({'weights', 'nvme'} & {*host} or host.get('activations') == math.inf,
@@ -828,12 +818,7 @@ def offload_refused(f, host):  # list of (whether it is refused, choices, why); 
          'offload optimizer zero_stage', 'it takes adam, shared out once'),
         ('activations' in host and (f['pp'] > 1 or f['recompute'] != 'none'),
          'offload pp recompute', 'it takes neither'),
-        ('attn_proj' in host and 'core_attn' not in host, 'offload', 'attn_proj needs core_attn')]
-
-def overlap_refused(f):  # as `offload_refused`
-    "What messages do not hide behind."
-    one_chunk = not f.get('layout') and (f.get('virtual_stages') or 1) == 1
-    return [
+        ('attn_proj' in host and 'core_attn' not in host, 'offload', 'attn_proj needs core_attn'),
         (f['tp_overlap'] and not f.get('sequence_sharded'),
          'tp_overlap', 'it needs sequence_sharded'),
         (f['ep_overlap'] and f['pp'] > 1 and one_chunk,
@@ -841,7 +826,7 @@ def overlap_refused(f):  # as `offload_refused`
         (f['ep_overlap'] and f.get('dispatcher') == 'allgather',
          'ep_overlap dispatcher', 'it takes others')]
 
-def recompute_refused(f, recompute, experts):  # as `offload_refused`
+def recompute_refused(f, recompute, experts):  # as `hiding_refused`
     "What does not go with a layer that is computed again, or with parts of it."
     parts = {*recomputed_parts(recompute)}
     full = recompute == 'full' or recomputed_layers(recompute)
@@ -860,7 +845,7 @@ def fsdp_stays_gathered(f):  # bool
     return (f['zero_stage'] == 3 and f.get('reshard_after_forward') is False
             and (f.get('dp') or 1) * f.get('cp', 1) > 1)
 
-def refused_besides(f, model, experts):  # as `offload_refused`
+def refused_besides(f, model, experts):  # as `hiding_refused`
     "What a model, or what is shared out, does not take."
     graphs, stage = f['cuda_graphs'].split('+'), f['zero_stage']
     none_dense = model and all(has_experts(model, i) for i in range(model.depth))
@@ -886,7 +871,7 @@ def refused_together(f, stage):  # list of (choices, why)
                      'dp_replicate': f.get('dp_replicate') or 1}
     model = f.get('model')
     experts = model is not None and sends_tokens(model)
-    refused = [*offload_refused(f, amounts_offloaded(f['offload'])), *overlap_refused(f),
+    refused = [*hiding_refused(f, amounts_offloaded(f['offload'])),
                *recompute_refused(f, f['recompute'], experts),
                *refused_besides(f, model, experts)]
     return [(together({name: f.get(name) for name in names.split()}), why)
@@ -1084,7 +1069,10 @@ def training_commands(text):  # (list of Started, lines of others)
     every = [(line, words) for line, words in commands_of(text) if words[:1] not in _UNREAD]
     numbers = [flags_among(words) for _, words in every]
     most = max(numbers, default=0)
-    if not most: refuse_without_flags(text)
+    if not most:
+        lines = [i for i, line in enumerate(text.splitlines(), 1) if FLAGS.keys() & {*line.split()}]
+        why = f'; line {lines[0]} is in none that is read' if lines else ''
+        raise ValueError(f'no commands here have flags of Megatron-LM{why}')
     found = [started_by(*command) for command, number in zip(every, numbers) if number == most]
     said = [{key: x for key, x in one.own.items() if key in FLAGS} for one in found]
     if any(flags != said[0] for flags in said):
@@ -1094,12 +1082,6 @@ def training_commands(text):  # (list of Started, lines of others)
     others = [line for (line, _), number in zip(every, numbers) if 0 < number < most]
     return found, others
 
-def refuse_without_flags(text):
-    "A ValueError for a script none of whose commands has a flag; with a line that has one."
-    lines = [i for i, line in enumerate(text.splitlines(), 1) if FLAGS.keys() & {*line.split()}]
-    why = f'; line {lines[0]} is in none that is read' if lines else ''
-    raise ValueError(f'no commands here have flags of Megatron-LM{why}')
-
 def not_read(line, others):  # list of (what, why)
     "That commands have fewer flags of Megatron-LM than that of a line."
     lines = [str(other) for other in dict.fromkeys(others)]
@@ -1107,11 +1089,6 @@ def not_read(line, others):  # list of (what, why)
     shown = lines if len(lines) < 5 else [*lines[:4], '...']
     what = f'{"line" if len(lines) == 1 else "lines"} {", ".join(shown)}'
     return [(what, f'not read: the command of line {line} has more flags of Megatron-LM')]
-
-def unneeded(mine):  # list of (key, why)
-    "Flags that need not be known, of which the script does not say what they need."
-    return [(key, f'not used: {place_of(text)[1]}, which the script does not say')
-            for key in _MAY_BE_OPEN for text in mine.get(key, ()) if MARK in text]
 
 def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, strays, not used)
     "The flags of the command that trains, what starts it, words that are not known, and the rest."
@@ -1121,7 +1098,9 @@ def flags_of(text):  # (dict: key -> value, keys of launchers and GPUs or None, 
     gpus = [gpus_started(one.launch, text) for one in commands]
     same = len({each and each[1] for each in gpus}) == 1
     keys = {key: as_value(x, key) for key, x in mine.items()}
-    unused = unneeded(mine) + not_read(commands[0].line, others)
+    unused = [(key, f'not used: {place_of(text)[1]}, which the script does not say')
+              for key in _MAY_BE_OPEN for text in mine.get(key, ()) if MARK in text]
+    unused += not_read(commands[0].line, others)
     return keys, gpus[0] if same else None, strays, unused
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0032

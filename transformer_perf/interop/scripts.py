@@ -76,7 +76,8 @@ def plain_tokens(text):  # list of (line, token)
         else: new = AS_IF.get(word, [word]) if ahead else [word]
         begins, ends = (ahead and word == name for name in ('case', 'esac'))
         if begins:
-            subjects.append(in_double_quotes(next(read, (0, '', ''))[2]))
+            subject = next(read, (0, '', ''))[2]
+            subjects.append(subject if subject[:1] == '"' else f'"{subject}"')
             next(read, None)   # in
         if ends and subjects: subjects.pop()
         branch_begins = begins or word == ';;'
@@ -86,8 +87,6 @@ def plain_tokens(text):  # list of (line, token)
         goes_on = ahead and word in BEFORE_COMMAND
         ahead = kind == 'apart' or word == ')' or goes_on
     return found
-
-def in_double_quotes(word): return word if word[:1] == '"' else f'"{word}"'
 
 # %% ../../nbs/89_scripts.ipynb #12b10010
 MARK, _NO_WORD = '\0\1'   # MARK: around what is known only when the script runs
@@ -325,15 +324,12 @@ def block(shell, *until):  # str
             if not goes_on: before = word
         elif word == 'if': choice(shell, line)
         else:
-            carry_out(shell, before, [(line, word), *_rest_of_command(shell)])
+            command = [(line, word)]
+            while shell.ahead and shell.ahead[-1][1] not in SEPARATORS:
+                command.append(shell.ahead.pop())
+            carry_out(shell, before, command)
             before = '\n'
     return ''
-
-def _rest_of_command(shell):  # list of (line, token)
-    "The tokens up to what ends a command, which are read."
-    found = []
-    while shell.ahead and shell.ahead[-1][1] not in SEPARATORS: found.append(shell.ahead.pop())
-    return found
 
 def choice(shell, line):
     "Read a condition to its end: each branch starts from the variables ahead of it."

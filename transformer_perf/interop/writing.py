@@ -126,13 +126,6 @@ def lost_of_model(one, two, job: Job):  # dict: field -> value
     names = {**differing(one), **differing(two)}
     return {n: getattr(one, n) for n in names if getattr(one, n) != getattr(two, n)}
 
-# %% ../../nbs/90k_writing.ipynb #e720ac11
-def puts_off(job: Job):
-    "Whether Accelerate would, unless told, hold gradients whole that are shared out."
-    p = job.parallel
-    G = job.global_batch or 0
-    return p.dp > 1 and G > p.dp * p.micro_batch and facts_of(job)['reduce_each'] is True
-
 # %% ../../nbs/90k_writing.ipynb #e720ac10
 BY_ITSELF = {   # what holds of a job -> where that is said, if a format has no key for it
     **dict.fromkeys((*OF_JOBS, 'loss_fusion', 'whole_logits'), CODE),
@@ -173,11 +166,14 @@ def without_keys(job: Job, name, keys):  # list of str
         found.append(f'train_samples={samples:.6g} (steps)')
     if job.model and job.model.documents is not None:
         found.append('documents, of which samples are packed (what loads the data)')
-    if keys.get('distributed_type') == 'FSDP' and puts_off(job):
+    p = job.parallel
+    adds_up = p.dp > 1 and (job.global_batch or 0) > p.dp * p.micro_batch
+    is_fsdp = keys.get('distributed_type') == 'FSDP'   # whose gradients stay whole, unless told
+    if is_fsdp and adds_up and facts_of(job)['reduce_each'] is True:
         found.append('sync_each_batch=True (the script that trains)')
     if name == 'megatron' and job.dropout is None:
         found.append("dropout (not said: Megatron-LM's own is 0.1)")
-    near = {n: getattr(job.parallel, n) for n in PLACES if getattr(job.parallel, n)}
+    near = {n: getattr(p, n) for n in PLACES if getattr(p, n)}
     return found + [f'{n}={x} (the order of ranks)' for n, x in near.items()]
 
 # %% ../../nbs/90k_writing.ipynb #12ab003c
@@ -236,12 +232,6 @@ FIRST_OF_ACCELERATE = {'compute_environment': 'LOCAL_MACHINE', 'mixed_precision'
                        'num_machines': 1, 'machine_rank': 0}
 OF_EACH_MACHINE = 'machine_rank, main_process_ip (each machine)'   # which one file cannot say
 
-def on_machines(job):  # (keys of Accelerate, notes)
-    "What every file of Accelerate begins with; it would start all GPUs on one machine."
-    machines = job.n_gpus // gpus_of_machine(job) if job.n_gpus else 1
-    notes = [OF_EACH_MACHINE] if machines > 1 else []
-    return FIRST_OF_ACCELERATE | {'num_machines': machines}, notes
-
 HEAD_OF_TORCHTITAN = ('# torchtitan 0.3.0 (2026-09-03) reads no file: set these fields in a '
                       'configuration in Python,\n# or each as --section.field VALUE\n')
 
@@ -273,9 +263,10 @@ def export(
     if name == 'deepspeed':   # no comments in JSON: a key of its own, which DeepSpeed passes over
         if notes: keys['set elsewhere'] = notes
         return json.dumps(nested(keys), indent=1) + '\n'
-    if name == 'accelerate':
-        first, more = on_machines(job)
-        keys, notes = first | keys, notes + more
+    if name == 'accelerate':   # which would start all GPUs on one machine
+        machines = job.n_gpus // gpus_of_machine(job) if job.n_gpus else 1
+        keys = FIRST_OF_ACCELERATE | {'num_machines': machines} | keys
+        if machines > 1: notes = [*notes, OF_EACH_MACHINE]
     import yaml
     text = comment(notes) + yaml.safe_dump(nested(keys), sort_keys=False)
     return HEAD_OF_TORCHTITAN + text if name == 'torchtitan' else text
