@@ -250,6 +250,10 @@ def test_layers_of_other_shapes():
     assert 'no_rope_layers=True' in refused(as_model, CHUNKS | {'no_rope_layers': True})
     assert 'no field of a Model says' in refused(
         as_model, SHAPED[6][1] | {'num_attention_heads_per_layer': [[48]]})
+    both = SHAPED[6][1] | dict(   # windows by a rule, experts by none
+        sliding_window=8, layer_types=['sliding_attention', 'full_attention'] * 20,
+        mlp_layer_types=['sparse', 'dense', 'dense', 'sparse'] * 10)
+    assert [block.mixer.window for block, _ in as_model(both).blocks[:4]] == [8, None, 8, None]
     lfm2 = of('lfm2', 64, 2, 4, 96, 100, conv_L_cache=3, layer_types=['conv', 'full_attention'],
               block_ffn_dim_multiplier=[1], **kv(4))
     assert 'block_ffn_dim_multiplier=[1] must be a number' in refused(as_model, lfm2)

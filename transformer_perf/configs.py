@@ -110,8 +110,7 @@ def other_layers(given, known):  # list of str
     lists = (given.get(key) for key in ('layer_types', 'attn_type_list'))
     listed = [kind for found in lists if isinstance(found, list) for kind in found]
     unsaid = [kind for kind in listed if kind not in (*KNOWN_LAYERS, 1)]
-    return list(dict.fromkeys(quoted(kind) for kind in unsaid
-                              if not among_names(str(kind), known)))
+    return list(dict.fromkeys(quoted(kind) for kind in unsaid if not among_names(str(kind), known)))
 
 def check_expressible(given, nested, known):
     "A ValueError that names every key of a file that no field of a Model can say."
@@ -369,8 +368,7 @@ def kinds_of_text(c, found):
         raise unsayable('an untied output layer with a bias')
     positions = c.said('position_embedding_type')[1]
     if positions != 'absolute': raise unsayable(f'position_embedding_type={quoted(positions)}')
-    return {'other_embeddings': c.needed('type_vocab_size', least=0),
-            'causal': c.on('is_decoder')}
+    return {'other_embeddings': c.needed('type_vocab_size', least=0), 'causal': c.on('is_decoder')}
 
 FAMILIES |= {   # made of encoders: in most, the last norm stands after the embedding, and not last
     **alike({kind: f'{name}ForCausalLM {name}LMHeadModel {name}ForMaskedLM' for kind, name in {
@@ -705,10 +703,8 @@ def laguna(c, found):
     if kinds != same: raise unsayable('num_attention_heads_per_layer that differ')
     key, gating = c.said('gating')
     if gating is not True: nearest(gating, ('per-head', 'per-element'), key)
-    every = found.get('full_attention_every')
-    depth = found['depth']
-    windowed = all_but_each(every, depth) if every else [True] * depth
-    for i, layer in enumerate(found.get('layers', ())): windowed[i] = 'window' not in layer
+    windowed = [True] * found['depth']   # if there is no window, all are alike
+    if 'window' in found: windowed = c.listed('layer_types', KNOWN_LAYERS[::-1], found['depth'])
     (heads, kv, _), width = heads_of(found), c.needed('head_dim')
     full = Attention(heads, kv, width, width, True, gated_output=True,
                      gate_of_head=gating != 'per-element', normed='head')

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['OF_JOBS', 'OF_COSTS', 'GRADIENT_SIZES', 'ADDED_UP', 'LOGIT_HELD', 'NOT_SAID', 'WHOLE', 'ON', 'OFF', 'TEXT',
-           'SHARE_KIND', 'ONLY_WRITTEN', 'IN_32_BITS', 'LIST', 'CODE', 'UNSAID', 'MODEL_FIELDS', 'PARALLEL_FIELDS',
-           'NEEDED', 'Job', 'costs_as_said', 'with_costs', 'Kind', 'Row', 'Said', 'Format', 'number', 'words_of',
-           'words_in_any_case', 'one_word', 'real', 'add', 'value', 'spelled', 'together', 'cannot_say',
-           'refused_when_read', 'check_refused', 'check_sharers', 'check_depth', 'also', 'elsewhere', 'fixed',
-           'copies_and_gpus', 'batch']
+           'SHARE_KIND', 'ONLY_WRITTEN', 'IN_32_BITS', 'LIST', 'fixed', 'CODE', 'UNSAID', 'MODEL_FIELDS',
+           'PARALLEL_FIELDS', 'NEEDED', 'Job', 'costs_as_said', 'with_costs', 'Kind', 'Row', 'Said', 'Format', 'number',
+           'words_of', 'words_in_any_case', 'one_word', 'real', 'add', 'value', 'spelled', 'together', 'cannot_say',
+           'refused_when_read', 'check_refused', 'check_sharers', 'check_depth', 'also', 'elsewhere', 'copies_and_gpus',
+           'batch']
 
 # %% ../../nbs/90a_tables.ipynb #269707ac
 import dataclasses
@@ -350,10 +350,7 @@ def elsewhere(where, **facts):  # rows
     "Rows of facts that a format leaves to another place."
     return tuple(Row(None, fact, absent=absent, where=where) for fact, absent in facts.items())
 
-def fixed(**facts):  # rows
-    "Rows of facts that a format cannot change."
-    return tuple(Row(None, fact, absent=absent) for fact, absent in facts.items())
-
+fixed = partial(elsewhere, '')   # rows of facts that a format cannot change
 CODE = "the model's code"
 UNSAID = dict(reshard_after_forward=True, dispatcher='alltoall', ep_overlap=False,
               cuda_graphs='none', adapters='none', offload='none')
