@@ -24,8 +24,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from .inputs import (
-    HUGE, LARGEST, check_writable, finite, naming, nearest, printable, quoted, whole, write_whole)
+import transformer_perf as perf   # whose rooms are imported when they are first asked for
+from transformer_perf.inputs import (
+    HUGE, LARGEST, check_writable, finite, naming, nearest, printable, quoted, read_json, whole,
+    write_whole)
 from .ranks import end_all_ranks, end_with_traceback, under_mpiexec
 
 # %% ../nbs/95_cli.ipynb #7351f370
@@ -307,10 +309,9 @@ def given_of(args, options):  # dict: option -> value
 # %% ../nbs/95_cli.ipynb #1a0dae92
 def idle_in(job):  # set of fields
     "What changes nothing in a job; of copies that it does not number there may be several."
-    from transformer_perf.interop import no_difference
     p = job.parallel
     if not job.n_gpus: p = dataclasses.replace(p, dp=max(p.dp, 2))
-    return no_difference(p, job.model)
+    return perf.interop.no_difference(p, job.model)
 
 def follows_stages(args):  # set of choices
     "What a job's file chooses otherwise in other stages, where a command chooses these anew."
@@ -367,47 +368,41 @@ def check_said(options, args, said):
 # %% ../nbs/95_cli.ipynb #1a0dae94
 def system_asked(args):  # System
     "The system of a command."
-    from transformer_perf.systems import as_system
-    return as_system(args.system, args.nvlink_size)
+    return perf.systems.as_system(args.system, args.nvlink_size)
 
 def model_asked(args, model=None):  # Model; `a.length`: whose tokens of a sample it has
     "The model of a command, or one of several, with samples as long as was said."
-    from transformer_perf.models import as_model, with_length
     asked = args.model if model is None else model
-    model = as_model(asked)
+    model = perf.models.as_model(asked)
     args.length = length_taken(args, asked, model)
-    if args.seq_len is not None: model = with_length(model, args.seq_len)
+    if args.seq_len is not None: model = perf.models.with_length(model, args.seq_len)
     documents = getattr(args, 'lengths', None)   # what samples are packed of
     if documents is None and args.job and args.job.model: documents = args.job.model.documents
     return model if documents is None else dataclasses.replace(model, documents=documents)
 
 def length_taken(args, asked, model):  # str
     "Whose number of tokens is taken where neither options nor a job say it."
-    from transformer_perf.models import NAMED
     if args.seq_len is not None or asked is model: return ''
     if args.job is not None: return "the model's own, for the job says none"
-    from transformer_perf.configs import is_config
-    from transformer_perf.inputs import read_json
-    if asked in NAMED or isinstance(asked, dict): return ''
+    if asked in perf.models.NAMED or isinstance(asked, dict): return ''
     place = Path(asked) / 'config.json' if Path(asked).is_dir() else Path(asked)
-    from_config = is_config(read_json(place, infinities=True))
+    from_config = perf.configs.is_config(read_json(place, infinities=True))
     return 'the most that its config.json allows' if from_config else ''
 
 # %% ../nbs/95_cli.ipynb #1a0dae96
 def preset_asked(args):  # Assumptions
     "Those of a command, for the software that it names, or its job."
-    from transformer_perf.estimates import as_assumptions
     if args.job is not None: return args.job.assumptions(args.assumptions, args.software)
-    return as_assumptions(args.assumptions, args.software)
+    return perf.estimates.as_assumptions(args.assumptions, args.software)
 
 # %% ../nbs/95_cli.ipynb #1a0dae9b
 def assumptions_asked(args, **more):  # Assumptions
     "The assumptions of a command, with what its job chooses and, if it has one, with more."
-    from transformer_perf.estimates import CHOICES
     own = preset_asked(args)
     if args.job is None: return own
     left = idle_in(args.job) | follows_stages(args)
-    told = {name: getattr(args.job.parallel, name) for name in CHOICES if name not in left}
+    told = {name: getattr(args.job.parallel, name) for name in perf.estimates.CHOICES
+            if name not in left}
     said = {name: x for name, x in told.items() if x is not None}
     return dataclasses.replace(own, **said, **more)
 
@@ -417,7 +412,7 @@ def subject(model, batch):  # dict
 
 def title_of(args, model, batch, n_gpus=None, system=None):  # str
     "The same as a line."
-    from transformer_perf.iteration import plural
+    plural = perf.iteration.plural
     gpus = '' if system is None else (
         f', {plural(n_gpus, system.name + " GPU")}, {system.nvlink_size} to an NVLink domain')
     whose = f' ({args.length})' if args.length else ''
@@ -431,8 +426,7 @@ def title_for(one, args):  # str
 # %% ../nbs/95_cli.ipynb #1a0dae97
 def estimate_of(row, args, model, system, assumptions):  # Estimate
     "A row of a search, priced again."
-    from transformer_perf.iteration import Parallel, estimate
-    return estimate(model, Parallel.from_row(row), system, args.global_batch, assumptions)
+    return perf.estimate(model, perf.Parallel.from_row(row), system, args.global_batch, assumptions)
 
 def drops_graphs(args):  # bool
     "Whether a command that chooses the stages prices no CUDA graphs, though its job may have some."
@@ -471,9 +465,8 @@ def check_ending(format, path):  # nothing
 
 def as_open(job, args):  # Parallel
     "A configuration that leaves to its ZeRO stage what hides, where the job of a command does so."
-    from transformer_perf.iteration import hides_as_usual
     said = 'dp_overlap' in args.typed or args.job.parallel.dp_overlap is not None
-    if said or not hides_as_usual(job.parallel, job.software): return job.parallel
+    if said or not perf.iteration.hides_as_usual(job.parallel, job.software): return job.parallel
     return dataclasses.replace(job.parallel, dp_overlap=None)
 
 def exported(one, args):  # str
@@ -481,8 +474,7 @@ def exported(one, args):  # str
     if args.export == 'perfetto':
         from transformer_perf.interop.traces import trace_text
         return trace_text(one)
-    from transformer_perf.interop import export, job_asked
-    job = job_asked(one)
+    job = perf.interop.job_asked(one)
     told = args.job.ignored if args.job else ()
     left = [key for key, why in told if not why.startswith('absent')]
     commented = left and args.export in COMMENTED
@@ -491,7 +483,7 @@ def exported(one, args):  # str
         named = ('loss_fusion', 'whole_logits', 'reduces_whole', 'dropout')   # also if not said
         said = {name: getattr(args.job, name) for name in named}
         job = dataclasses.replace(job, ignored=told, parallel=as_open(job, args), **said)
-    return more + export(job, args.export)
+    return more + perf.interop.export(job, args.export)
 
 # %% ../nbs/95_cli.ipynb #db69c1d9
 @command(
@@ -512,14 +504,14 @@ def search_command(args):
 
     Example: transformer-perf search --model vit_era5 --gpus 4096,16384 --strategy all
     """
-    from transformer_perf.execution import KIND, search
     model = model_asked(args)
     system = system_asked(args)
     chosen = given_of(args, CHOSEN)
     assumptions = assumptions_asked(args)
     compared = [name for name, values in chosen.items() if len(values) > 1]
-    found = search(model, args.gpus, system, args.global_batch, args.strategy, args.top,
-                   assumptions, fits_by=args.fits_by, kind=[*KIND, *compared], **chosen)
+    found = perf.search(model, args.gpus, system, args.global_batch, args.strategy, args.top,
+                        assumptions, fits_by=args.fits_by, kind=[*perf.execution.KIND, *compared],
+                        **chosen)
     if args.export and len(found):
         text = exported(estimate_of(found.iloc[0], args, model, system, assumptions), args)
     else: text = text_of_search(found, model, system, args)
@@ -535,14 +527,14 @@ def text_of_search(found, model, system, args):  # str
     if args.format == 'json':
         return as_json({**subject(model, args.global_batch), 'candidates': found.candidates,
                         'found': records(found), 'none': found.reasons, 'notes': notes}, args)
-    from transformer_perf.iteration import in_words, plural, readable
     parts = []
     for n, own in found.groupby('n_gpus', sort=False):
-        parts += [_table_as_text(readable(own, system).drop(columns='GPUs'), args,
+        parts += [_table_as_text(perf.iteration.readable(own, system).drop(columns='GPUs'), args,
                                  title_of(args, model, args.global_batch, n, system)),
-                  paragraph(in_words(own.iloc[0], model, system, args.global_batch))]
+                  paragraph(perf.iteration.in_words(own.iloc[0], model, system, args.global_batch))]
     for n, reason in found.reasons.items():
-        parts.append(paragraph(f'{plural(n, "GPU")}: no feasible configuration. {reason}.'))
+        gpus = perf.iteration.plural(n, 'GPU')
+        parts.append(paragraph(f'{gpus}: no feasible configuration. {reason}.'))
     if notes: parts.append(paragraph(' '.join(notes)))
     parts.append(f'{found.candidates:,} candidates considered, {strategies_told(args, model)}.\n')
     return '\n'.join(parts)
@@ -551,28 +543,28 @@ def text_of_search(found, model, system, args):  # str
 def evidence_told(found, model, system, args):  # list of str
     "The evidence of what was found; and what the best takes in other software, if none is named."
     if not len(found): return []
-    from transformer_perf.iteration import evidence_of_rows, plural, tuned_and_plain
     best = estimate_of(found.iloc[0], args, model, system, assumptions_asked(args))
     one_count = found.n_gpus.nunique() == 1
-    layout = 'the same' if one_count else f'the first on {plural(best.parallel.n_gpus, "GPU")}'
-    return [evidence_of_rows(found.evidence), *filter(None, [tuned_and_plain(best, layout)])]
+    gpus = perf.iteration.plural(best.parallel.n_gpus, 'GPU')
+    layout = 'the same' if one_count else f'the first on {gpus}'
+    told = (perf.iteration.evidence_of_rows(found.evidence),
+            perf.iteration.tuned_and_plain(best, layout))
+    return [words for words in told if words]
 
 def stages_told(model, args):  # list of str
     "A sentence where the number of layers leaves a pipeline next to no choice."
     stages = {n: math.gcd(model.depth, n) for n in args.gpus if min(model.depth, n) > 2}
     few = [n for n, most in stages.items() if most < 3]
     if not few or assumptions_asked(args).uneven_stages: return []
-    from transformer_perf.iteration import plural
-    most = plural(max(stages[n] for n in few), 'pipeline stage')
+    most = perf.iteration.plural(max(stages[n] for n in few), 'pipeline stage')
     where = f'on {", ".join(map(str, few))} GPUs'
     return [(f'{model.depth} layers divide evenly into no more than {most} {where}; with '
             '--assumptions calibrated stages may differ.')]
 
 def strategies_told(args, model):  # str
     "Which strategies a search has considered, and how to consider the others."
-    from transformer_perf.execution import strategies_for, strategies_named
-    tried = strategies_named(args.strategy, assumptions_asked(args), model)
-    left = ', '.join(name for name in strategies_for(model) if name not in tried)
+    tried = perf.execution.strategies_named(args.strategy, assumptions_asked(args), model)
+    left = ', '.join(name for name in perf.execution.strategies_for(model) if name not in tried)
     others = f' (--strategy all: also {left})' if left else ''
     return f'of strategy {", ".join(tried)}{others}'
 
@@ -596,13 +588,12 @@ LAYOUT = (
 
 def parallel_of(args):  # Parallel
     "The configuration that options describe."
-    from transformer_perf.iteration import Parallel
     chosen = given_of(args, CHOSEN)
     for name, values in chosen.items():
         if len(values) > 1: raise ValueError(f'--{name.replace("_", "-")} takes one value here')
     own = {o.name: getattr(args, o.name) for o in LAYOUT} | {
         name: values[0] for name, values in chosen.items()}
-    said = args.job.parallel if args.job else Parallel()
+    said = args.job.parallel if args.job else perf.Parallel()
     holds = said.strategy == '2d' or own['cp'] == said.cp   # else it follows from cp
     strategy = args.strategy or (said.strategy if holds else None)
     if args.job: own |= left_open(args, own)
@@ -611,30 +602,23 @@ def parallel_of(args):  # Parallel
 def left_open(args, own):  # dict: field -> None, or a layout dealt anew
     """What of a job does not hold beside other options: its placement, where groups of GPUs, the
     system or its NVLink domain are others."""
-    from transformer_perf.timeline import GROUPS, PLACES
     said, found = args.job.parallel, set()
     changed = {name for name, x in own.items() if x != getattr(said, name)}
     known = args.job.system
     another = known is not None and system_asked(args) != known
-    if another or changed & {*GROUPS}: found |= {*PLACES} - args.typed
+    if another or changed & {*perf.timeline.GROUPS}: found |= {*perf.timeline.PLACES} - args.typed
     return dict.fromkeys(found) | _dealt_of_another_model(args)
 
 def _dealt_of_another_model(args):  # dict, empty unless ends that count as layers are dealt anew
     "The layout of a job whose ends count as layers, for the layers of a model that options name."
-    from transformer_perf.schedules import dealt_alike, ends_counted_in
     p, m = args.job.parallel, args.job.model
     if m is None or not p.layout or 'layout' in args.typed: return {}
     other, parts = model_asked(args), p.pp * p.virtual_stages
-    less = ends_counted_in(p.layout, m.depth, parts, m.mtp_layers)
+    less = perf.schedules.ends_counted_in(p.layout, m.depth, parts, m.mtp_layers)
     if less is None or (other.depth, other.mtp_layers) == (m.depth, m.mtp_layers): return {}
-    return {'layout': dealt_alike(less, other.depth, parts, other.mtp_layers)}
+    return {'layout': perf.schedules.dealt_alike(less, other.depth, parts, other.mtp_layers)}
 
 # %% ../nbs/95_cli.ipynb #5e0000b1
-FIGURE_OPTIONS = (   # one number, taken apart
-    Option('--figure', 'where one figure comes from, as in iteration_s or memory_GB: formulas, '
-           'values and sources as a tree; json: down to its leaves'),
-    Option('--depth', 'steps of that tree', 'number', '3', 0, 100, 'figure'))
-
 def text_of_figure(result, args):  # str
     "Where one figure of an estimate came from, as it was asked for."
     if args.format == 'csv': raise ValueError(
@@ -653,9 +637,8 @@ def case_asked(args):  # what `estimate` and the functions of advice take
 
 def job_asked_about(args, parallel):  # Job or None
     "The job of a command, whose file is read with other groups as options have it."
-    from transformer_perf.iteration import PLACES
     if args.job is None or args.job.regrouped is None: return None
-    fields = {o.name for o in DESCRIBED if o.name != 'strategy'} - {*PLACES}
+    fields = {o.name for o in DESCRIBED if o.name != 'strategy'} - {*perf.iteration.PLACES}
     typed = {name: getattr(parallel, name) for name in args.typed & fields}
     def regrouped(groups):
         there = args.job.regrouped(groups)
@@ -668,8 +651,11 @@ def advised(ask, args, *more):
     about = case_asked(args)
     return ask(*about, *more, job=job_asked_about(args, about[1]))
 
-@command('explain', MODEL, SYSTEM, NVLINK, BATCH, *DESCRIBED, *PRICED, *JOB, *FIGURE_OPTIONS,
-         *RESULT)
+@command(
+    'explain', MODEL, SYSTEM, NVLINK, BATCH, *DESCRIBED, *PRICED, *JOB,
+    Option('--figure', 'where one figure comes from, as in iteration_s or memory_GB: formulas, '
+           'values and sources as a tree; json: down to its leaves'),
+    Option('--depth', 'steps of that tree', 'number', '3', 0, 100, 'figure'), *RESULT)
 def explain_command(args):
     """Price one configuration: its totals, and what each operation of a layer takes.
 
@@ -677,8 +663,7 @@ def explain_command(args):
         transformer-perf explain --job train.sh --system H100-80GB
         transformer-perf explain --model llama3.1_8B --tp 2 --dp 32 --figure dp_comm_s
     """
-    from transformer_perf.iteration import estimate
-    result = estimate(*case_asked(args))
+    result = perf.estimate(*case_asked(args))
     if args.figure and args.export: raise ValueError('--figure and --export exclude each other')
     told = text_of_figure if args.figure else text_of_estimate
     deliver(exported(result, args) if args.export else told(result, args), args.output)
@@ -687,21 +672,19 @@ def explain_command(args):
 def who_waits(one):  # list of str
     "What an iteration takes whose samples are packed, and not alike."
     if one.model.documents is None: return []
-    from transformer_perf.packing import packing
-    return [packing(one.model, one.parallel, one.system, None, one.global_batch,
-                    one.assumptions).summary]
+    return [perf.packing.packing(one.model, one.parallel, one.system, None, one.global_batch,
+                                 one.assumptions).summary]
 
 def text_of_estimate(result, args):  # str
     "An estimate as it was asked for."
-    from transformer_perf.iteration import packed_in_words, readable
     if args.format == 'csv': return result.layers.to_csv(index=False)
-    told_below = packed_in_words(result.model)   # with what copies and stages wait for
+    told_below = perf.iteration.packed_in_words(result.model)   # by `who_waits`
     notes = [note for note in result.notes if note != told_below]
     notes += who_waits(result) + not_used(args)
     if args.format == 'json':
         fields = {**priced_fields(result), 'layers': records(result.layers), 'notes': notes}
         return as_json(fields, args)
-    whole = readable(result.row.to_frame().T, result.system)
+    whole = perf.iteration.readable(result.row.to_frame().T, result.system)
     return '\n'.join([_table_as_text(whole, args, title_for(result, args)),
                       paragraph(' '.join([result.summary, *notes])),
                       _table_as_text(layers_view(result.layers), args,
@@ -760,8 +743,7 @@ def priced_fields(one):  # dict
 
 def changes_of(changes, one):  # list of dict
     "Changes with the fields to set."
-    from transformer_perf.advice import changes_table
-    rows = records(changes_table(one, changes))
+    rows = records(perf.advice.changes_table(one, changes))
     return [row | {'to': change.to} for row, change in zip(rows, changes)]
 
 # %% ../nbs/95_cli.ipynb #13b00003
@@ -775,8 +757,7 @@ def fits_command(args):
     Example: transformer-perf fits --model llama3.1_70B --tp 8 --dp 2 --system H100-80GB
         transformer-perf fits --job train.sh --system H100-80GB --export megatron
     """
-    from transformer_perf.advice import changes_view, fits
-    found = advised(fits, args)
+    found = advised(perf.advice.fits, args)
     tried = [found.estimate] + [change.estimate for change in found.changes]
     right = [one for one in tried if one.fits]
     if args.export and right: text = first_exported(right, args)
@@ -784,7 +765,8 @@ def fits_command(args):
         one, ranks, parts = found.estimate, found.ranks, found.parts
         content = {**priced_fields(one), 'parts': records(parts), 'ranks': records(ranks),
                    'changes': changes_of(found.changes, one)}
-        views = [*map(few_digits, (parts, ranks)), changes_view(found.table, one.system)]
+        views = [few_digits(parts), few_digits(ranks),
+                 perf.advice.changes_view(found.table, one.system)]
         text = text_of_advice(found, ranks, content, views, args)
     deliver_answer(text, args, right)
     return 0 if found.fits else 1
@@ -804,11 +786,11 @@ def improve_command(args):
 
     Example: transformer-perf improve --job train.sh --system H100-80GB --measured 5.6
     """
-    from transformer_perf.advice import changes_view, improve
-    found = advised(improve, args, measured_of(args), args.try_precision or (), args.top)
+    found = advised(perf.advice.improve, args, measured_of(args), args.try_precision or (),
+                    args.top)
     right = [one for one in found.in_order if one.fits]
     if args.export and right: text = first_exported(right, args)
-    else: text = text_of_improvements(found, changes_view, args)
+    else: text = text_of_improvements(found, perf.advice.changes_view, args)
     deliver_answer(text, args, right)
     return 0 if right else 1
 
@@ -841,8 +823,7 @@ def why_not_command(args):
 
     Example: transformer-perf why-not --model llama3.1_8B --tp 8 --dp 8 --system H100-80GB
     """
-    from transformer_perf.advice import why_not
-    found = why_not(*case_asked(args))
+    found = perf.advice.why_not(*case_asked(args))
     if args.export and found.best: text = exported(found.best, args)
     else:
         of = lambda one: one and priced_fields(one)
@@ -856,9 +837,8 @@ def why_not_command(args):
 # %% ../nbs/95_cli.ipynb #4dbed8fe
 def model_row(m):  # dict
     "A model as a row of a table."
-    from transformer_perf.modules import model_figures
     own = m.parameters - dataclasses.replace(m, mtp_layers=0).parameters
-    known = {key: round(x, 3) for key, x in model_figures(m).items()}
+    known = {key: round(x, 3) for key, x in perf.modules.model_figures(m).items()}
     routed = [half for block, _ in m.blocks for half in block.halves if half.sends_tokens]
     return {'name': m.name, 'l (seq_len)': m.seq_len, 'e (embed_dim)': m.embed_dim,
             'f (mlp_dim)': m.mlp_dim, 'h (heads)': m.heads, 'depth': m.depth,
@@ -878,8 +858,7 @@ def models_command(args):
     parameters_B counts all layers, those of multi-token prediction (MTP) too; layers_B only those
     of the depth. model_PFLOP_per_sample are the model FLOP of MFU, as Megatron-LM counts them.
     """
-    from transformer_perf.models import NAMED
-    deliver_table([model_row(m) for m in NAMED.values()], args)
+    deliver_table([model_row(m) for m in perf.models.NAMED.values()], args)
 
 # %% ../nbs/95_cli.ipynb #c0de0202
 SYSTEM_HEADS = {
@@ -891,8 +870,7 @@ SYSTEM_HEADS = {
 @command('systems', *RESULT)
 def systems_command(args):
     "List the systems that are known by name; as csv or json with all their fields."
-    from transformer_perf.systems import system_rows
-    rows = system_rows()
+    rows = perf.systems.system_rows()
     text = lambda x: x if x is None or isinstance(x, str) else f'{x:.6g}'
     view = []
     for row in rows:
@@ -906,9 +884,7 @@ def software_command(args):
 
     fitted on: the generations of GPUs where runs of this very software gave it costs of its own.
     """
-    from transformer_perf.parameters import read_calibration
-    from transformer_perf.software import software_table
-    table = software_table(read_calibration())
+    table = perf.software.software_table(perf.parameters.read_calibration())
     deliver_table(table, args, view=table.rename(columns={'source': 'known from'}))
 
 # %% ../nbs/95_cli.ipynb #19a70646
@@ -922,18 +898,16 @@ def taken_apart(text):  # (what a table calls a system, its name, GPUs of an NVL
 
 def labelled(texts):  # dict: label -> System
     "Systems from their names, or a job's own; no name twice."
-    from transformer_perf.systems import as_system
     found = {}
     for label, name, size in map(taken_apart, texts):
         if label in found: raise ValueError(f'--systems: two systems are called {quoted(label)}')
-        found[label] = as_system(name, size)
+        found[label] = perf.systems.as_system(name, size)
     return found
 
 def strategies_swept(args):  # list of str
     "Those named, or those of `search`: of these '2d-seqp' has '1d' in it, as cp=1."
-    from transformer_perf.execution import strategies_named
-    if args.parallel_strat: return strategies_named(args.parallel_strat)
-    return strategies_named(None, preset_asked(args))[-1:]
+    if args.parallel_strat: return perf.execution.strategies_named(args.parallel_strat)
+    return perf.execution.strategies_named(None, preset_asked(args))[-1:]
 
 # %% ../nbs/95_cli.ipynb #19a70647
 SYSTEMS = Option('--systems --system', 'systems by name, NAME-NVS8 for another NVLink domain, or '
@@ -955,10 +929,9 @@ def study_options(top, model, batch, systems, strategy):
 
 def study_asked(args):  # dict
     "What both ask of their functions."
-    from transformer_perf.sweeps import PAPER_GPUS
     return dict(
         models=[model_asked(args, model) for model in args.model], systems=labelled(args.systems),
-        n_gpus=args.gpus or PAPER_GPUS, global_batch=args.global_batch_size, k=args.top,
+        n_gpus=args.gpus or perf.sweeps.PAPER_GPUS, global_batch=args.global_batch_size, k=args.top,
         workers=args.workers, assumptions=assumptions_asked(args, wide_search=False))
 
 # %% ../nbs/95_cli.ipynb #19a70650
@@ -989,11 +962,10 @@ def run_configs_command(args):
     Example, on eight cores and with a rank that deals to them:
         mpiexec -n 9 transformer-perf run-configs --model vit_era5 --parallel-strat 2d
     """
-    from transformer_perf.execution import strategies_named
-    from transformer_perf.sweeps import run_configs
     with resumable():
-        written = run_configs(strategies=strategies_named(args.parallel_strat),
-                              folder=args.folder, suffix=f'.{args.table}', **study_asked(args))
+        strategies = perf.execution.strategies_named(args.parallel_strat)
+        written = perf.sweeps.run_configs(strategies=strategies, folder=args.folder,
+                                          suffix=f'.{args.table}', **study_asked(args))
     if written is not None: deliver_written(written, args, not_used(args))
 
 # %% ../nbs/95_cli.ipynb #19a70649
@@ -1010,20 +982,13 @@ def axis(text):  # (field, values)
         raise ValueError(f'--vary {quoted(text)} must be FIELD=VALUE,VALUE,... or '
                          'FIELD=LOW:HIGH:COUNT') from None
     with naming('--vary'):
-        if spaced: found = _spaced_values(low, high, count, field)
-        return field, [_finite_or_whole(x, field) for x in found]
-
-def _spaced_values(low, high, count, field):  # list of float
-    "So many values, evenly spaced on a logarithmic scale; 8, not 7.999..."
-    import numpy as np
-    low, high = finite(low, field, above=True), finite(high, field, above=True)
-    count = whole(as_number(count.strip()), f'values of {field}', most=10_000)
-    return [float(f'{x:.12g}') for x in np.geomspace(low, high, count)]
-
-def _finite_or_whole(x, field):
-    "A finite number; a whole one as an int."
-    x = finite(x, field)
-    return int(x) if x == int(x) else x
+        if spaced:
+            import numpy as np
+            ends = [finite(x, field, above=True) for x in (low, high)]
+            count = whole(as_number(count.strip()), f'values of {field}', most=10_000)
+            found = [float(f'{x:.12g}') for x in np.geomspace(*ends, count)]   # 8, not 7.999...
+        found = [finite(x, field) for x in found]
+        return field, [int(x) if x.is_integer() else x for x in found]
 
 # %% ../nbs/95_cli.ipynb #aaa03eb9
 MOST_POINTS = 2_000_000   # of the product of all axes
@@ -1054,11 +1019,10 @@ def sweep_command(args):
     Example: transformer-perf sweep --systems B200-NVS8 --gpus 8192 -o map.csv \\
         --vary hbm_bandwidth=500:16000:28 --vary hbm_capacity=80:1000:32
     """
-    from transformer_perf.sweeps import write_sweep
     if args.output is None: raise ValueError('sweep needs -o FILE')
     with resumable():
-        done = write_sweep(args.output, strategies=strategies_swept(args), vary=axes(args.vary),
-                           **study_asked(args))
+        done = perf.sweeps.write_sweep(args.output, strategies=strategies_swept(args),
+                                       vary=axes(args.vary), **study_asked(args))
     if done: deliver_written([args.output], args, not_used(args))
 
 # %% ../nbs/95_cli.ipynb #10a50435
@@ -1079,13 +1043,11 @@ def zero_command(args):
 
     Example: transformer-perf zero --model 13B --system tg40 --gpus 8,64
     """
-    from transformer_perf.iteration import plural
-    from transformer_perf.scaling import STUDIED, zero_table
     system = system_asked(args)
-    model = model_asked(args, STUDIED.get(args.model))
-    table = zero_table(model, system, args.gpus, args.samples)
+    model = model_asked(args, perf.scaling.STUDIED.get(args.model))
+    table = perf.scaling.zero_table(model, system, args.gpus, args.samples)
     table = table.sort_values(['n_gpus', 'stage'], ignore_index=True)
-    samples = plural(args.samples, 'sample')
+    samples = perf.iteration.plural(args.samples, 'sample')
     title = f'{table.model[0]} on {system.name}, {samples} a GPU, data parallelism alone'
     deliver_table(table, args, not_used(args), zero_view(table, system), title)
 
@@ -1093,7 +1055,7 @@ def zero_command(args):
 def zero_view(table, system):  # DataFrame of text
     "The ZeRO stages for the eye."
     import pandas as pd
-    from transformer_perf.iteration import short
+    short = perf.iteration.short
     share = lambda column: [f'{x:.1%}' for x in table[column] / table.iteration_s]
     parts = ('weights', 'gradients', 'optimizer', 'activations')
     need = [f'{n:.0f}' if math.isfinite(n) else 'never' for n in table.gpus_needed]
@@ -1115,16 +1077,14 @@ OWN_SOFTWARE = Option('--software', 'a record of your own that runs name, a FILE
 # %% ../nbs/95_cli.ipynb #92dd1de8
 def own_software(args, jobs=()):  # a context
     "One in which records that ship nowhere are known: those of options, and of jobs."
-    from transformer_perf.interop import as_job
-    from transformer_perf.software import as_software, known_besides
-    of_jobs = [as_job(job).software for job in jobs]
-    return known_besides([*map(as_software, args.software), *filter(None, of_jobs)])
+    of_options = [perf.software.as_software(name) for name in args.software]
+    of_jobs = [perf.interop.as_job(job).software for job in jobs]
+    return perf.software.known_besides([*of_options, *filter(None, of_jobs)])
 
 def runs_about(system, assumptions):  # (System or None, Assumptions)
     "What options say of runs, so that no file is blamed for them."
-    from transformer_perf.estimates import as_assumptions
-    from transformer_perf.systems import as_system
-    return None if system is None else as_system(system), as_assumptions(assumptions)
+    return (None if system is None else perf.systems.as_system(system),
+            perf.estimates.as_assumptions(assumptions))
 
 # %% ../nbs/95_cli.ipynb #92dd1de9
 @command(
@@ -1140,21 +1100,22 @@ def validate_command(args):
 
     Example: transformer-perf validate --format csv -o predicted.csv
     """
-    from transformer_perf.validation import (
-        picked, predict, published, read_runs, recipe_score, record, scoreboard, slips_in)
-    measured = published() if args.runs is None else read_runs(args.runs)
+    validation = perf.validation
+    measured = validation.published() if args.runs is None else validation.read_runs(args.runs)
     system, _ = runs_about(args.system, args.assumptions)
     with own_software(args), naming(args.runs or 'published runs'):
-        found = predict(measured, args.assumptions, system)
+        found = validation.predict(measured, args.assumptions, system)
         if args.format == 'table':
             presets = tuple(dict.fromkeys(['paper', 'corrected', args.assumptions]))
-            scores = scoreboard(measured, presets, system), picked(found), found
-    slips = [f'{args.runs}: {slip}' for slip in slips_in(measured)]
+            score = validation.scoreboard(measured, presets, system)
+            choice = validation.picked(found)
+    slips = [f'{args.runs}: {slip}' for slip in validation.slips_in(measured)]
     if args.format != 'table': return deliver_table(found, args, slips)
-    text = text_of_scores(*scores, args) + ''.join(map(paragraph, slips))
+    text = text_of_scores(score, choice, found, args) + ''.join(map(paragraph, slips))
     if args.runs is None:
         title = 'Published configurations: how much slower than our first choice (recorded)'
-        text += '\n' + _table_as_text(recipe_score(record('recipes')), args, title)
+        recipes = validation.recipe_score(validation.record('recipes'))
+        text += '\n' + _table_as_text(recipes, args, title)
     deliver(text, args.output)
 
 # %% ../nbs/95_cli.ipynb #0c5cc12d
@@ -1193,29 +1154,28 @@ def calibrate_command(args):
     Example: transformer-perf calibrate train.log nccl.txt trace.json --jobs train.sh \\
         --system my.json -o my-calibrated.json
     """
-    from transformer_perf.validation import calibrate_inputs, read_inputs, slips_in
     if not args.inputs or args.output is None: raise ValueError('calibrate needs files and -o FILE')
     system, start = runs_about(args.system, args.start)
     jobs = [Path(job) for job in args.jobs]
     names = ', '.join(Path(path).name for path in args.inputs)
     with own_software(args, jobs):
-        kernels, runs = read_inputs(args.inputs, jobs)
-        with naming(names): fits = calibrate_inputs(kernels, runs, system, start, args.free)
+        kernels, runs = perf.validation.read_inputs(args.inputs, jobs)
+        with naming(names):
+            fits = perf.validation.calibrate_inputs(kernels, runs, system, start, args.free)
     fits[-1].save(args.output, about=f'fitted to {names} by transformer-perf calibrate')
-    slips = [] if runs is None else slips_in(runs)
+    slips = [] if runs is None else perf.validation.slips_in(runs)
     told, notes = told_of(fits, kernels is not None), ''.join(map(paragraph, slips))
     deliver(text_of_fits(told, fits[-1], [args.output], args, notes))
 
 # %% ../nbs/95_cli.ipynb #17e00002
 def error_after(fit, name):  # dict
     "How well a fit describes what it was fitted to."
-    from transformer_perf.validation.calibration import layout_understood
     if name == 'kernels': ratio = fit.runs.predicted_us / fit.runs.time_us
     else: ratio = fit.runs.predicted_iteration_s / fit.runs.iteration_s
     error, known = (ratio - 1).abs(), ratio.dropna()
     return {'what': name, 'number': int(error.count()), 'of': len(fit.runs),
             'mean_error': float(error.mean()), 'median_error': float(error.median()),
-            'not_understood': int((~layout_understood(known)).sum())}
+            'not_understood': int((~perf.validation.calibration.layout_understood(known)).sum())}
 
 def doubts_about(told):  # str
     "What a fit could not describe."
@@ -1225,10 +1185,9 @@ def doubts_about(told):  # str
 
 def told_of(fits, kernels):  # dict
     "What a calibration found, how well it fits, and what it left alone."
-    from transformer_perf.validation import as_shipped_names
     errors = [error_after(*pair) for pair in zip(fits, ['kernels'] * kernels + ['runs'])]
     return {'errors': errors, 'parameters': records(fits[-1].table),
-            'as_shipped': as_shipped_names(fits[-1].table)}
+            'as_shipped': perf.validation.as_shipped_names(fits[-1].table)}
 
 # %% ../nbs/95_cli.ipynb #e62d38f2
 def text_of_fits(told, fit, files, args, before):  # str
@@ -1306,16 +1265,15 @@ def plan_command(args):
         --batch-tokens 16777216
         transformer-perf plan --model deepseek_v3 --gpus 2048 --usd 5M
     """
-    from transformer_perf.advice import ClusterOperation, plan
     model = model_asked(args)
     batch = amount(args.batch_tokens, '--batch-tokens')
+    operation = perf.advice.ClusterOperation(**fields_given(args.operation, '--operation'))
     limits = {name: amount(getattr(args, name), f'--{name}') for name in ('tokens', 'hours', 'usd')}
     systems, assumptions = [*labelled(args.system).values()], assumptions_asked(args)
-    found = plan(model, args.gpus, systems, **limits, prices=args.prices,
-                 global_batch=args.global_batch, batch_tokens=batch, assumptions=assumptions,
-                 operation=ClusterOperation(**fields_given(args.operation, '--operation')),
-                 strategy=args.strategy, margin=amount(args.margin, '--margin'),
-                 fits_by=args.fits_by, **given_of(args, CHOSEN))
+    found = perf.advice.plan(
+        model, args.gpus, systems, **limits, prices=args.prices, global_batch=args.global_batch,
+        batch_tokens=batch, assumptions=assumptions, operation=operation, strategy=args.strategy,
+        margin=amount(args.margin, '--margin'), fits_by=args.fits_by, **given_of(args, CHOSEN))
     args.global_batch = found.global_batch
     if args.export and len(found.rows):
         row = found.row(args.answer)
@@ -1330,7 +1288,6 @@ def plan_command(args):
 # %% ../nbs/95_cli.ipynb #11a00005
 def text_of_plan(found, args):  # str
     "A plan as it was asked for."
-    from transformer_perf.advice import plan_view
     if args.format == 'csv': return as_csv(found.rows)
     notes = found.notes + not_used(args)
     if args.format == 'json':
@@ -1338,7 +1295,7 @@ def text_of_plan(found, args):  # str
                         'global_batch': found.global_batch, 'answers': records(found.answers),
                         'front': records(found.front), 'none': found.reasons, 'notes': notes}, args)
     unknown = {} if found.budget.tokens else {'tokens': 'tokens bought'}   # which is not spared
-    view = lambda rows: plan_view(rows).rename(columns=unknown)
+    view = lambda rows: perf.advice.plan_view(rows).rename(columns=unknown)
     parts = []
     if len(found.rows):
         title = title_of(args, found.model, found.global_batch)
@@ -1355,23 +1312,20 @@ def best_asked(args):  # (as `case_asked`, or None; why nothing fits)
     "The best configuration on so many GPUs, its placement open as in the search."
     said = [o.flag for o in LAYOUT if getattr(args, o.name) != _option_given(o, o.default)]
     if said and not args.job: raise ValueError(f'--gpus chooses {said[0]}: give one of them')
-    from transformer_perf.execution import search
-    from transformer_perf.iteration import Parallel
-    from transformer_perf.timeline import PLACES
     model = model_asked(args)
     system = system_asked(args)
     own = preset_asked(args)
-    found = search(model, args.gpus, system, args.global_batch, args.strategy, 1, own,
-                   **given_of(args, CHOSEN))
+    found = perf.search(model, args.gpus, system, args.global_batch, args.strategy, 1, own,
+                        **given_of(args, CHOSEN))
     if not len(found): return None, f'{found.reasons[args.gpus]}.'
-    best = dataclasses.replace(Parallel.from_row(found.iloc[0]), **dict.fromkeys(PLACES))
+    best = perf.Parallel.from_row(found.iloc[0])
+    best = dataclasses.replace(best, **dict.fromkeys(perf.timeline.PLACES))
     return (model, best, system, args.global_batch, own), ''
 
 # %% ../nbs/95_cli.ipynb #11a00012
 def what_it_rests_on(one):  # list of str
     "The notes of an estimate, first of them that it does not fit."
-    from transformer_perf.iteration import too_large
-    return [*filter(None, [too_large(one)]), *one.notes]
+    return [*filter(None, [perf.iteration.too_large(one)]), *one.notes]
 
 BEST = {'base_s': 'best_s', 'at_low_s': 'best_at_low_s', 'at_high_s': 'best_at_high_s'}
 
@@ -1387,10 +1341,8 @@ def notes_of_times(table):  # list of str
 
 def tell_needed(case, args):  # exit code
     "Say what one figure of the system must be; that nothing is enough is an answer of its own."
-    from transformer_perf.advice import needed
-    from transformer_perf.iteration import estimate
-    found = needed(args.needed, *case, amount(args.ratio, '--ratio'), args.again)
-    notes = what_it_rests_on(estimate(*case)) + not_used(args)
+    found = perf.advice.needed(args.needed, *case, amount(args.ratio, '--ratio'), args.again)
+    notes = what_it_rests_on(perf.estimate(*case)) + not_used(args)
     if args.format == 'table': deliver(paragraph(' '.join([f'{found}.', *notes])), args.output)
     else: deliver_table([found._asdict()], args, notes)
     return 1 if found.value is None else 0
@@ -1416,21 +1368,20 @@ def sensitivity_command(args):
             --needed nvlink_bandwidth --ratio 0.95
     """
     import pandas as pd
-    from transformer_perf.advice import sensitivity
-    from transformer_perf.advice.sensitivities import SENSITIVITY_COLUMNS
-    from transformer_perf.iteration import estimate, short
     if args.gpus: case, why = best_asked(args)
     else: case, why = case_asked(args), ''
     if case is None:
         if args.format == 'table': deliver(paragraph(why), args.output)
-        else: deliver_table(pd.DataFrame(columns=SENSITIVITY_COLUMNS), args, [why])
+        else:
+            columns = perf.advice.sensitivities.SENSITIVITY_COLUMNS
+            deliver_table(pd.DataFrame(columns=columns), args, [why])
         return 1
     if args.needed and args.factor != USUAL_FACTOR:
         raise ValueError('--factor says nothing with --needed')
     if args.needed: return tell_needed(case, args)
-    table = sensitivity(*case, amount(args.factor, '--factor'), args.again)
-    view = few_digits(table.dropna(axis='columns', how='all'), short)
-    notes = what_it_rests_on(estimate(*case)) + notes_of_times(table) + not_used(args)
+    table = perf.advice.sensitivity(*case, amount(args.factor, '--factor'), args.again)
+    view = few_digits(table.dropna(axis='columns', how='all'), perf.iteration.short)
+    notes = what_it_rests_on(perf.estimate(*case)) + notes_of_times(table) + not_used(args)
     deliver_table(table, args, notes, view)
     return 0
 
@@ -1438,9 +1389,8 @@ def sensitivity_command(args):
 @command('bench', *RESULT)
 def bench_command(args):
     "Time the paper's study and single searches on this machine."
-    from transformer_perf.sweeps import bench, bench_rows
-    if args.format == 'table' and args.output is None: bench()   # a line as soon as it is known
-    else: deliver_table(list(bench_rows()), args)
+    if args.format == 'table' and args.output is None: perf.sweeps.bench()   # line by line
+    else: deliver_table(list(perf.sweeps.bench_rows()), args)
 
 # %% ../nbs/95_cli.ipynb #17e00005
 @command(
@@ -1477,24 +1427,21 @@ def panel_asked(args):  # (state or None, list of sentences)
     "The layer panel's state that a job or other options name, and what it cannot show."
     given = given_of(args, OPENED)
     if not given: return None, []
-    from transformer_perf import panels
     if args.panel not in (None, 'layer'):
         flag = next(o.flag for o in OPENED if o.name in args.typed)
         raise ValueError(f'{flag} is of the layer panel, not of {quoted(args.panel)}')
-    from transformer_perf.estimates import as_assumptions
-    from transformer_perf.modules import copies_overlap
     job = given.pop('job', None)
     asked = given.get('software')
-    own = as_assumptions(given.get('assumptions', ASSUMPTIONS.default), asked)
+    own = perf.estimates.as_assumptions(given.get('assumptions', ASSUMPTIONS.default), asked)
     if asked:
         given['software'] = asked if asked.endswith('.json') else own.software.name   # or a file
     elif job and job.software and own.measured: given['software'] = job.software.name
     parallel = job and job.parallel
     if parallel and parallel.dp_overlap is None:   # as no software says it at other prices
-        hides = copies_overlap(job.assumptions(own).dp_overlap, parallel.zero_stage)
+        hides = perf.modules.copies_overlap(job.assumptions(own).dp_overlap, parallel.zero_stage)
         parallel = dataclasses.replace(parallel, dp_overlap=bool(hides))
-    state, notes = panels.opened_at(parallel, **given)
-    if job: notes = notes + panels.assumed_besides(state, job, asked)
+    state, notes = perf.panels.opened_at(parallel, **given)
+    if job: notes = notes + perf.panels.assumed_besides(state, job, asked)
     return state, notes + not_used(args)
 
 # %% ../nbs/95_cli.ipynb #47c692b2
@@ -1523,14 +1470,14 @@ def panels_command(args):
         if args.panel is None and not args.bench:
             from transformer_perf.panels.server import serve
             return serve(args.port, not args.no_browser, state, notes)
-        from transformer_perf import panels
-        if args.bench:
-            panels.bench_panels(print)
-            return
+        panels = perf.panels
     except ImportError as error:
         raise ValueError(f'the panels need more than is installed ({error}): '
                          "pip install 'transformer_perf[panels]'") from None
     import pandas as pd
+    if args.bench:
+        panels.bench_panels(print)
+        return
     shown = panels.state_of(args.panel, args.settings, state).show()
     if args.format != 'table': return deliver_table(pd.DataFrame(shown.table), args, notes)
     text = _table_as_text(shown.view, args) if shown.view is not None else ''
@@ -1594,8 +1541,8 @@ def overview():  # str
 def job_of_options(args, options):  # dict: option -> value, as it would be typed
     "The job among the options of a command, read, and what it says."
     if getattr(args, 'job', None) is None: return {}
-    from transformer_perf.interop import as_job
     if not args.job: raise ValueError('--job lacks a value')
+    as_job = perf.interop.as_job
     path, groups = Path(args.job), groups_typed(args)
     args.job_file = path
     args.job = as_job(path)
@@ -1644,9 +1591,9 @@ def groups_typed(args):  # dict: of tp, cp, pp, dp, virtual_stages those that op
 
 def parts_of_schedule(args):  # list of at most one number
     "Parts of a stage, where the one schedule that options name has a number of its own."
-    from transformer_perf.schedules import SCHEDULES
     names = getattr(args, 'schedule', None) or []
-    own = [SCHEDULES[name].chunks for name in names if name in SCHEDULES]
+    known = perf.schedules.SCHEDULES
+    own = [known[name].chunks for name in names if name in known]
     return own if len(names) == 1 and own and own[0] > 1 else []
 
 def gpus_in_each_copy(args):
@@ -1726,8 +1673,7 @@ def arguments_of(name, texts):  # Namespace
 # %% ../nbs/95_cli.ipynb #ba5bd446
 def schema_text(command=None):  # str
     "The JSON Schema of all answers, or of those of one command."
-    from transformer_perf.parameters import measured_folder
-    text = (measured_folder() / 'answers.schema.json').read_text()
+    text = (perf.parameters.measured_folder() / 'answers.schema.json').read_text()
     if command is None: return text
     every = json.loads(text)
     own = [rule['then'] for rule in every['allOf']
@@ -1738,19 +1684,17 @@ def schema_text(command=None):  # str
 # %% ../nbs/95_cli.ipynb #ba5bd445
 def why_refused(args):  # str
     "What an estimate says of a job as its file has it, where it refuses it."
-    from transformer_perf.iteration import estimate
-    from transformer_perf.systems import as_system
     job = args.job
     def asked(name, usual):   # the first where there are several
         x = getattr(args, name, None) or usual
         return x[0] if isinstance(x, list) else x
     try:
-        system = job.system or as_system(asked('system', SYSTEM.default),
-                                         getattr(args, 'nvlink_size', None))
-        estimate(job.model or asked('model', MODEL.default), job.parallel, system,
-                 job.global_batch or asked('global_batch', int(BATCH.default)),
-                 job.assumptions(asked('assumptions', ASSUMPTIONS.default),
-                                 getattr(args, 'software', None)))
+        system = job.system or perf.systems.as_system(asked('system', SYSTEM.default),
+                                                      getattr(args, 'nvlink_size', None))
+        perf.estimate(job.model or asked('model', MODEL.default), job.parallel, system,
+                      job.global_batch or asked('global_batch', int(BATCH.default)),
+                      job.assumptions(asked('assumptions', ASSUMPTIONS.default),
+                                      getattr(args, 'software', None)))
     except ValueError as error: return str(error)
     return ''
 
@@ -1766,8 +1710,7 @@ def run_command(texts):  # exit code
     "Run a command by its words."
     if not texts or texts[0] in ('-h', '--help'): told = overview()
     elif texts[0] == '--version':
-        from transformer_perf import __version__
-        told = f'{__version__}\n'
+        told = f'{perf.__version__}\n'
     elif texts[0] == '--schema': told = schema_text()
     else:
         name = nearest(texts[0], COMMANDS, 'command')
