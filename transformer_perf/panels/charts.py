@@ -65,22 +65,48 @@ class SweepState:
     def fields(self): return [field for field in (self.vary, self.second) if field != 'none']
     @property
     def measure(self): return 'samples_per_s' if 'global_batch' in self.fields else 'iteration_s'
+    def scenario(self, end):  # dict: one of SCENARIO -> its value; of the second where end is '_b'
+        return {field: getattr(self, field + end) for field in SCENARIO}
     def calls(self):  # list of (label, options), of both scenarios
-        both = {'A': scenario_of(self, ''), 'B': scenario_of(self, '_b')}
-        return [(scenario_name(letter, s), sweep_options(self, s)) for letter, s in both.items()]
-    def python(self): return sweep_calls(self)
-    def command_line(self): return sweep_commands(self)
+        both = {'A': self.scenario(''), 'B': self.scenario('_b')}
+        return [(f'{letter}: {s["model"]}, {s["system"]}-NVS{s["nvlink_size"]}, {s["strategy"]}',
+                 sweep_options(self, s)) for letter, s in both.items()]
     def show(self, ghost=None): return sweep_shown(self)   # it has a second scenario already
-    def settle(self): return sweep_settled(self)
+
+    def settle(self):
+        "What is varied as the first quantity is not offered as the second."
+        options = {'vary': list(SWEPT), 'doublings': [1, 2, 3, 4],
+                   'second': ['none', *(field for field in SWEPT if field != self.vary)]}
+        for end in ('', '_b'):
+            s = self.scenario(end)
+            _, own = asked_settled(SearchState(**s, assumptions=self.assumptions))
+            own['strategy'] = strategies_for(as_model(s['model']))
+            options |= {field + end: own[field] for field in SCENARIO}
+        return nearest_settled(self, options)
+
+    def python(self):   # a call for each scenario
+        lines = ['from transformer_perf.systems import as_system',
+                 'from transformer_perf.sweeps import sweep']
+        for name, call in self.calls():
+            [(label, (system, size))] = call['systems'].items()
+            given = arguments({key: value for key, value in call.items() if key != 'systems'})
+            lines.append(f'{name[0].lower()} = '
+                         f'sweep(systems={{{label!r}: as_system({system!r}, {size})}}, {given})')
+        return '\n'.join(lines)
+
+    def command_line(self):   # likewise
+        lines = []
+        for name, call in self.calls():
+            asked = {'model': call['models'][0], 'systems': next(iter(call['systems'])),
+                     'gpus': ','.join(map(str, call['n_gpus'])), 'strategy': call['strategies'][0],
+                     'global_batch': call['global_batch'], 'assumptions': call['assumptions']}
+            words = [shell_command('sweep', asked)]
+            for field, values in call['vary'].items():
+                words.append(f'--vary {field}={",".join(map(repr, values))}')
+            lines.append(' '.join([*words, f'-o {name[0].lower()}.csv']))
+        return '\n'.join(lines)
 
 # %% ../../nbs/79_chart_panels.ipynb #97be519a
-def scenario_of(state, end):  # dict: one of SCENARIO -> its value
-    "The first scenario of a sweep; the second one where `end` is '_b'."
-    return {field: getattr(state, field + end) for field in SCENARIO}
-
-def scenario_name(letter, s):  # str; s: as of `scenario_of`
-    return f'{letter}: {s["model"]}, {s["system"]}-NVS{s["nvlink_size"]}, {s["strategy"]}'
-
 def swept_values(state: SweepState, field):  # list, ascending
     "The first scenario's own value of one of SWEPT, halved and doubled, as far as it allows."
     nearest(field, SWEPT, 'quantity to sweep')
@@ -93,8 +119,7 @@ def swept_values(state: SweepState, field):  # list, ascending
     if is_number: return [int(x) for x in values if x >= 1 and x == int(x)]
     return [x for x in values if x <= 1 or not is_share]
 
-# %% ../../nbs/79_chart_panels.ipynb #64036945
-def sweep_options(state, s):  # dict; s: as of `scenario_of`
+def sweep_options(state, s):  # dict; s: one of its scenarios
     "What `sweep` is asked for a scenario; a system is given as its name and NVLink size."
     nearest(state.vary, SWEPT, 'quantity to sweep')
     values = {field: swept_values(state, field) for field in state.fields}
@@ -102,42 +127,6 @@ def sweep_options(state, s):  # dict; s: as of `scenario_of`
     return {'models': [s['model']], 'n_gpus': values.pop('n_gpus', [s['n_gpus']]),
             'systems': {f'{name}-NVS{size}': (name, size)}, 'strategies': [s['strategy']],
             'global_batch': s['global_batch'], 'assumptions': state.assumptions, 'vary': values}
-
-def sweep_calls(state):  # str
-    "The Python calls that give the same numbers, one for each scenario."
-    lines = ['from transformer_perf.systems import as_system',
-             'from transformer_perf.sweeps import sweep']
-    for name, call in state.calls():
-        [(label, (system, size))] = call['systems'].items()
-        given = arguments({key: value for key, value in call.items() if key != 'systems'})
-        lines.append(f'{name[0].lower()} = '
-                     f'sweep(systems={{{label!r}: as_system({system!r}, {size})}}, {given})')
-    return '\n'.join(lines)
-
-# %% ../../nbs/79_chart_panels.ipynb #f07cefeb
-def sweep_commands(state):  # str
-    "The commands that give the same numbers, one for each scenario."
-    lines = []
-    for name, call in state.calls():
-        asked = {'model': call['models'][0], 'systems': next(iter(call['systems'])),
-                 'gpus': ','.join(map(str, call['n_gpus'])), 'strategy': call['strategies'][0],
-                 'global_batch': call['global_batch'], 'assumptions': call['assumptions']}
-        words = [shell_command('sweep', asked)]
-        for field, values in call['vary'].items():
-            words.append(f'--vary {field}={",".join(map(repr, values))}')
-        lines.append(' '.join([*words, f'-o {name[0].lower()}.csv']))
-    return '\n'.join(lines)
-
-def sweep_settled(state):  # (SweepState, dict: control -> options)
-    "What is varied as the first quantity is not offered as the second."
-    options = {'vary': list(SWEPT), 'doublings': [1, 2, 3, 4],
-               'second': ['none', *(field for field in SWEPT if field != state.vary)]}
-    for end in ('', '_b'):
-        s = scenario_of(state, end)
-        _, own = asked_settled(SearchState(**s, assumptions=state.assumptions))
-        own['strategy'] = strategies_for(as_model(s['model']))
-        options |= {field + end: own[field] for field in SCENARIO}
-    return nearest_settled(state, options)
 
 # %% ../../nbs/79_chart_panels.ipynb #ef6f3107
 def sweep_table(state: SweepState):  # DataFrame: a row per scenario and point where something fits
@@ -269,38 +258,34 @@ class RooflineState:
     @property
     def estimate(self): return estimate(self.changed_model, self.parallel, self.system,
                                         self.micro_batch, self.assumptions)
-    def python(self): return roofline_call(self)
-    def command_line(self): return command_of(self)
     def show(self, ghost=None): return roofline_shown(self, ghost)
-    def settle(self): return roofline_settled(self)
 
-# %% ../../nbs/79_chart_panels.ipynb #65b66d79
-def roofline_call(state: RooflineState):  # str
-    "The Python call that gives the same numbers."
-    model = f'dataclasses.replace(as_model({state.model!r}), seq_len={state.seq_len})'
-    layout = f'Parallel({arguments(fields_said(state.parallel))})'
-    return ('import dataclasses\nfrom transformer_perf import Parallel, estimate\n'
-            'from transformer_perf.models import as_model\n'
-            f'estimate({model}, {layout}, {state.system!r}, '
-            f'global_batch={state.micro_batch}, assumptions={state.assumptions!r}).layers')
+    def settle(self):
+        "tp divides the heads, and the GPUs that share the tokens divide them."
+        model = as_model(self.model)
+        state = runnable(self, model)
+        s = STRATEGIES[nearest(state.strategy, STRATEGIES, 'strategy')]
+        sizes = POWERS_OF_TWO[:8] if 'cp' in s.groups else [1]   # of groups that share the sequence
+        def possible(tp, cp):
+            tokens = state.micro_batch * state.seq_len
+            return (tokens % s.token_shards(tp, cp) == 0 and cp <= state.seq_len
+                    and not (s.cp_shards_embed and model.embed_dim % cp))
+        groups = [n for n in divisors(model.heads).tolist() if possible(n, 1)]
+        tp = as_option(state.tp, groups)
+        lengths = sorted({2**i for i in range(9, 18)} | {model.seq_len})
+        return nearest_settled(state, {
+            'strategy': strategies_for(model), 'seq_len': with_own(lengths, state.seq_len),
+            'micro_batch': with_own(POWERS_OF_TWO[:9], state.micro_batch), 'tp': groups,
+            'cp': [n for n in sizes if possible(tp, n)]})
 
-def roofline_settled(state):  # (RooflineState, dict: control -> options)
-    "tp divides the heads, and the GPUs that share the tokens divide them."
-    model = as_model(state.model)
-    state = runnable(state, model)
-    s = STRATEGIES[nearest(state.strategy, STRATEGIES, 'strategy')]
-    sizes = POWERS_OF_TWO[:8] if 'cp' in s.groups else [1]   # of groups that share the sequence
-    def possible(tp, cp):
-        tokens = state.micro_batch * state.seq_len
-        return (tokens % s.token_shards(tp, cp) == 0 and cp <= state.seq_len
-                and not (s.cp_shards_embed and model.embed_dim % cp))
-    groups = [n for n in divisors(model.heads).tolist() if possible(n, 1)]
-    tp = as_option(state.tp, groups)
-    lengths = sorted({2**i for i in range(9, 18)} | {model.seq_len})
-    return nearest_settled(state, {
-        'strategy': strategies_for(model), 'seq_len': with_own(lengths, state.seq_len),
-        'micro_batch': with_own(POWERS_OF_TWO[:9], state.micro_batch), 'tp': groups,
-        'cp': [n for n in sizes if possible(tp, n)]})
+    def python(self):
+        model = f'dataclasses.replace(as_model({self.model!r}), seq_len={self.seq_len})'
+        layout = f'Parallel({arguments(fields_said(self.parallel))})'
+        return ('import dataclasses\nfrom transformer_perf import Parallel, estimate\n'
+                'from transformer_perf.models import as_model\n'
+                f'estimate({model}, {layout}, {self.system!r}, '
+                f'global_batch={self.micro_batch}, assumptions={self.assumptions!r}).layers')
+    def command_line(self): return command_of(self)
 
 # %% ../../nbs/79_chart_panels.ipynb #65b66d7a
 def roofline_table(result: Estimate):  # DataFrame, a row per operation and pass
@@ -427,24 +412,21 @@ class CollectivesState:
     @property
     def in_domain(self):
         return [d for d in divisors(self.n_gpus).tolist() if d <= self.nvlink_size]
-    def python(self): return collectives_call(self)
-    def command_line(self): return command_of(self)
     def show(self, ghost=None): return collectives_shown(self)
     def settle(self):
         "Any number of GPUs may take part; the placements follow."
         return nearest_settled(self, {'kind': list(COLLECTIVES),
                                       'n_gpus': with_own(POWERS_OF_TWO[1:13], self.n_gpus)})
 
-# %% ../../nbs/79_chart_panels.ipynb #58e73f19
-def collectives_call(state: CollectivesState):  # str
-    "The Python call that gives the same numbers: for each placement, seconds for each size."
-    return ('import numpy as np\nfrom transformer_perf.systems import as_system\n'
-            'from transformer_perf.estimates import Group, as_assumptions\n'
-            'from transformer_perf.kernels import pricer_of\n'
-            f'pricer = pricer_of(as_system({state.system!r}, {state.nvlink_size}), '
-            f'as_assumptions({state.assumptions!r}))\n'
-            f'{{d: pricer.collective({state.kind!r}, 2. ** np.arange(15, 34) / 1e9, '
-            f'Group({state.n_gpus}, d)) for d in {state.in_domain}}}')
+    def python(self):   # for each placement, seconds for each size
+        return ('import numpy as np\nfrom transformer_perf.systems import as_system\n'
+                'from transformer_perf.estimates import Group, as_assumptions\n'
+                'from transformer_perf.kernels import pricer_of\n'
+                f'pricer = pricer_of(as_system({self.system!r}, {self.nvlink_size}), '
+                f'as_assumptions({self.assumptions!r}))\n'
+                f'{{d: pricer.collective({self.kind!r}, 2. ** np.arange(15, 34) / 1e9, '
+                f'Group({self.n_gpus}, d)) for d in {self.in_domain}}}')
+    def command_line(self): return command_of(self)
 
 # %% ../../nbs/79_chart_panels.ipynb #d8bd5f77
 def predicted_times(state):  # DataFrame, a row per placement and size

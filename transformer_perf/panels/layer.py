@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SAID', 'priced_state', 'EXPERIMENTS', 'CHAIN', 'WAYS', 'BOUND', 'STORES', 'STEP_FIELDS', 'MACHINE', 'LayerState',
-           'parallel_of_state', 'priced', 'fields_said', 'estimate_call', 'Experiment', 'begun', 'unplaced',
-           'groupings_of', 'operations_of', 'layer_table', 'interval_line', 'pipeline_of', 'pipeline_title', 'rest_of',
-           'store_of', 'NextState', 'beside', 'as_view', 'compared_facts', 'layer_shown']
+           'priced', 'fields_said', 'Experiment', 'begun', 'unplaced', 'groupings_of', 'operations_of', 'layer_table',
+           'interval_line', 'pipeline_of', 'pipeline_title', 'rest_of', 'store_of', 'NextState', 'beside', 'as_view',
+           'compared_facts', 'layer_shown']
 
 # %% ../../nbs/77_layer_panel.ipynb #d2a70204
 import dataclasses
@@ -57,33 +57,42 @@ class LayerState(JobState):
     task: str = 'free play'      # one of EXPERIMENTS
 
     @property
-    def parallel(self): return parallel_of_state(self)
-    @property
-    def job(self): return self.estimate   # what can be exported to a framework
+    def parallel(self):  # Parallel; a ValueError if the GPUs do not come out even
+        strategy = STRATEGIES[nearest(self.strategy, STRATEGIES, 'strategy')]
+        shared = self.tp * self.cp * self.pp
+        divides('n_gpus', self.n_gpus, 'tp*cp*pp', shared)
+        same = {name: getattr(self, name) for name in SAID}
+        return Parallel(self.strategy, dp=self.n_gpus // shared, **same,
+                        panels=self.panels if strategy.has_panels else None,
+                        **dict(zip(PLACES, self.placement)), **habits_of(self))
     @property
     def estimate(self): return priced_state(self)
-    def python(self): return estimate_call(self)
-    def command_line(self): return _explain_shell_command(self)
+    @property
+    def job(self): return self.estimate   # what can be exported to a framework
     def show(self, ghost=None): return layer_shown(self, ghost)
     def settle(self): return layer_settled(self)
+
+    def python(self):
+        imports, model, system = calls_of(self)
+        given = {'global_batch': self.global_batch, 'assumptions': self.assumptions}
+        call = (f'estimate({model}, Parallel({arguments(fields_said(self.parallel))}), {system}, '
+                f'{arguments(given | software_of_state(self))})')
+        return '\n'.join(['from transformer_perf import Parallel, estimate', *imports, call])
+
+    def command_line(self):
+        if own_values(self): return command_of(self)
+        asked = {name: getattr(self, name)
+                 for name in ('model', 'system', 'nvlink_size', 'global_batch', 'assumptions')}
+        return shell_command('explain',
+                             asked | fields_said(self.parallel) | software_of_state(self))
 
 # %% ../../nbs/77_layer_panel.ipynb #2225e8ec
 SAID = ('tp', 'cp', 'pp', 'ep', 'micro_batch', 'zero_stage', 'virtual_stages', 'recompute')
 
-def parallel_of_state(state):  # Parallel; a ValueError if the GPUs do not come out even
-    "The configuration that a state names."
-    strategy = STRATEGIES[nearest(state.strategy, STRATEGIES, 'strategy')]
-    shared = state.tp * state.cp * state.pp
-    divides('n_gpus', state.n_gpus, 'tp*cp*pp', shared)
-    same = {name: getattr(state, name) for name in SAID}
-    return Parallel(state.strategy, dp=state.n_gpus // shared, **same,
-                    panels=state.panels if strategy.has_panels else None,
-                    **dict(zip(PLACES, state.placement)), **habits_of(state))
-
 def priced(state):  # Estimate
     "The configuration of a state, priced."
     q = question_of(state)
-    return estimate(q.model, parallel_of_state(state), q.system, q.global_batch, q.assumptions)
+    return estimate(q.model, state.parallel, q.system, q.global_batch, q.assumptions)
 
 priced_state = functools.lru_cache(4)(priced)   # a state and the one before it, its bars dashed
 
@@ -92,21 +101,6 @@ def fields_said(p: Parallel):  # dict
     "The fields of a configuration that have to be said."
     usual = vars(Parallel(tp=p.tp, cp=p.cp)) | {'tp': 1, 'cp': 1}
     return {name: value for name, value in vars(p).items() if value != usual[name]}
-
-def estimate_call(state: LayerState):  # str
-    "The Python call that gives the same numbers."
-    imports, model, system = calls_of(state)
-    given = {'global_batch': state.global_batch, 'assumptions': state.assumptions}
-    call = (f'estimate({model}, Parallel({arguments(fields_said(state.parallel))}), {system}, '
-            f'{arguments(given | software_of_state(state))})')
-    return '\n'.join(['from transformer_perf import Parallel, estimate', *imports, call])
-
-def _explain_shell_command(state: LayerState):  # str
-    "The command that gives the same numbers."
-    if own_values(state): return command_of(state)
-    asked = {name: getattr(state, name)
-             for name in ('model', 'system', 'nvlink_size', 'global_batch', 'assumptions')}
-    return shell_command('explain', asked | fields_said(state.parallel) | software_of_state(state))
 
 # %% ../../nbs/77_layer_panel.ipynb #7a51c141
 class Experiment(NamedTuple):
@@ -494,7 +488,7 @@ def has_row(state, q: Question):
 def figures_of_neighbours(one: Estimate, states, q: Question):  # list: s, GB, whether it fits, rank
     "Neighbours of an estimate, priced as rows of one table."
     if not states: return []
-    steps = [Turned('', vars(settled(parallel_of_state(state), q.system, q.assumptions, q.model)))
+    steps = [Turned('', vars(settled(state.parallel, q.system, q.assumptions, q.model)))
              for state in states]
     seconds, GB, ranked, _, stats = prices(table_of_steps(one.parallel, steps), one)
     return [*zip(seconds, GB, have_room(GB, stats, one.system), ranked)]

@@ -33,8 +33,7 @@ from .states import (
     HABITS, HELD, POWERS_OF_TWO, JobState, Shown, arguments, as_option, assumptions_of, calls_of,
     command_of, habits_of, named_in, nearest_settled, own_values, python_with, question_of,
     runnable, shell_command, software_of_state, with_own, with_values)
-from .layer import (
-    CHAIN, LayerState, compared_facts, interval_line, parallel_of_state)
+from .layer import CHAIN, LayerState, compared_facts, interval_line
 
 # %% ../../nbs/78_search_panel.ipynb #f17113a0
 TOP = 10  # candidates of the search panel
@@ -52,10 +51,39 @@ class SearchState(JobState):
     @property
     def job(self): return layer_state_of(self, candidate_at(self, self.candidate or 1)).estimate
     def chosen(self): return chosen_of(self)[0]
-    def python(self): return search_call(self)
-    def command_line(self): return search_shell_command(self)
     def show(self, ghost=None): return search_shown(self, ghost)
-    def settle(self): return search_settled(self)
+
+    def settle(self):
+        "As it may be asked for; then map and candidates. The map is drawn after the picture."
+        state, options = asked_settled(self)
+        state = dataclasses.replace(state, map=as_option(state.map, maps_for(state)))
+        if state.cell != 'none':
+            state = dataclasses.replace(state, cell=as_option(state.cell, cells_of(state)))
+        ranks = list(range(TOP + 1)) if state.cell == 'none' else [0]
+        state = dataclasses.replace(state, candidate=as_option(state.candidate, ranks))
+        return state, options | {'map': maps_for(state), 'candidate': ranks}
+
+    def python(self):
+        imports, model, system = calls_of(self)
+        given = {'global_batch': self.global_batch, 'strategy': self.strategy, 'k': TOP}
+        lines = ['from transformer_perf import search',
+                 'from transformer_perf.execution import KIND']
+        priced = {'assumptions': self.assumptions} | software_of_state(self)
+        habits = habits_of(self)
+        said = arguments(priced)
+        if habits:
+            lines.append('from transformer_perf.estimates import as_assumptions')
+            usual = f'as_assumptions({", ".join(map(repr, priced.values()))})'
+            said = f'assumptions={python_with(usual, habits)}'
+        call = f'search({model}, {self.n_gpus}, {system}, {arguments(given)}, kind=KIND, {said})'
+        return '\n'.join([*lines, *imports, call])
+
+    def command_line(self):
+        if own_values(self): return command_of(self)
+        asked = {name: getattr(self, name) for name in (
+            'model', 'system', 'nvlink_size', 'global_batch', 'strategy', 'assumptions')}
+        asked |= {'gpus': self.n_gpus, 'top': TOP}
+        return shell_command('search', asked | software_of_state(self))
 
 def found_by(state, k=TOP, **fixed):  # SearchResult
     "The k best configurations of a state of the search panel."
@@ -97,40 +125,6 @@ def asked_settled(state):  # (SearchState, dict: control -> options)
 def cells_of(state):  # list of str
     "What may be chosen of a state's map."
     return ['none', *map(cell_name, map_cells(state).iloc[:, :2].to_numpy())]
-
-# %% ../../nbs/78_search_panel.ipynb #7a51c125
-def search_settled(state):  # (SearchState, dict: control -> options)
-    "As it may be asked for; then the map and the candidates. The map is drawn after the picture."
-    state, options = asked_settled(state)
-    state = dataclasses.replace(state, map=as_option(state.map, maps_for(state)))
-    if state.cell != 'none':
-        state = dataclasses.replace(state, cell=as_option(state.cell, cells_of(state)))
-    ranks = list(range(TOP + 1)) if state.cell == 'none' else [0]
-    state = dataclasses.replace(state, candidate=as_option(state.candidate, ranks))
-    return state, options | {'map': maps_for(state), 'candidate': ranks}
-
-def search_call(state: SearchState):  # str
-    "The Python call that gives the same numbers."
-    imports, model, system = calls_of(state)
-    given = {'global_batch': state.global_batch, 'strategy': state.strategy, 'k': TOP}
-    lines = ['from transformer_perf import search', 'from transformer_perf.execution import KIND']
-    priced = {'assumptions': state.assumptions} | software_of_state(state)
-    habits = habits_of(state)
-    said = arguments(priced)
-    if habits:
-        lines.append('from transformer_perf.estimates import as_assumptions')
-        usual = f'as_assumptions({", ".join(map(repr, priced.values()))})'
-        said = f'assumptions={python_with(usual, habits)}'
-    call = f'search({model}, {state.n_gpus}, {system}, {arguments(given)}, kind=KIND, {said})'
-    return '\n'.join([*lines, *imports, call])
-
-def search_shell_command(state: SearchState):  # str
-    "The command that gives the same numbers."
-    if own_values(state): return command_of(state)
-    asked = {name: getattr(state, name) for name in (
-        'model', 'system', 'nvlink_size', 'global_batch', 'strategy', 'assumptions')}
-    asked |= {'gpus': state.n_gpus, 'top': TOP}
-    return shell_command('search', asked | software_of_state(state))
 
 # %% ../../nbs/78_search_panel.ipynb #b70e6b17
 UNTESTED = 'untested'   # what no measured run came near: it is ranked as if it took longer
@@ -326,7 +320,7 @@ def as_typed(x):  # str
 def habits_besides(state: LayerState, row):  # list of str, FIELD=VALUE
     "What else a search chose, where the layer panel would take another: how tokens are sent."
     q = question_of(state)
-    shown = settled(parallel_of_state(state), q.system, q.assumptions, q.model)
+    shown = settled(state.parallel, q.system, q.assumptions, q.model)
     experts = sends_tokens(q.model)
     found = []
     for name in HABITS:
