@@ -324,7 +324,7 @@ def follows_stages(args):  # set of choices
     return {name for name in ('zero_stage', 'reduce_each', 'cuda_graphs')
             if there and getattr(there, name) != getattr(p, name)}
 
-def said_by(job, left=()):  # dict: option -> value, as it would be typed; left: choices left out
+def said_by(job, left):  # dict: option -> value, as it would be typed; left: choices left out
     "What a job says, under the names of options; not what makes no difference in it."
     p = vars(job.parallel)
     m, n = job.model, job.n_gpus
@@ -367,7 +367,6 @@ def check_said(options, args, said):
 
 # %% ../nbs/95_cli.ipynb #1a0dae94
 def system_asked(args):  # System
-    "The system of a command."
     return perf.systems.as_system(args.system, args.nvlink_size)
 
 def model_asked(args, model=None):  # Model; `a.length`: whose tokens of a sample it has
@@ -428,10 +427,6 @@ def estimate_of(row, args, model, system, assumptions):  # Estimate
     "A row of a search, priced again."
     return perf.estimate(model, perf.Parallel.from_row(row), system, args.global_batch, assumptions)
 
-def drops_graphs(args):  # bool
-    "Whether a command that chooses the stages prices no CUDA graphs, though its job may have some."
-    return not getattr(args, 'cuda_graphs', None) and 'cuda_graphs' in follows_stages(args)
-
 ABSENT = 'absent: '   # begins what a framework does where its file says nothing
 
 def not_used(args):  # list of str
@@ -439,7 +434,7 @@ def not_used(args):  # list of str
     why = 'changes neither time nor memory here'
     ignored = args.job.ignored if args.job else ()
     taken = [f'Tokens of a sample: {args.length}.'] if args.length else []
-    if drops_graphs(args):
+    if not getattr(args, 'cuda_graphs', None) and 'cuda_graphs' in follows_stages(args):
         ignored = [(key, reason) for key, reason in ignored if 'CUDA graphs' not in reason]
         taken.append('Priced without CUDA graphs, which the job has only in layouts of one stage '
                      '(--cuda-graphs iteration prices all with them).')
@@ -519,8 +514,7 @@ def search_command(args):
     return 0 if len(found) else 1
 
 # %% ../nbs/95_cli.ipynb #db69c1da
-def text_of_search(found, model, system, args):  # str
-    "A search result as it was asked for."
+def text_of_search(found, model, system, args):  # str, in the format asked for
     if args.format == 'csv': return found.to_csv(index=False)
     told = evidence_told(found, model, system, args)
     notes = told + found.notes + stages_told(model, args) + not_used(args)
@@ -675,8 +669,7 @@ def who_waits(one):  # list of str
     return [perf.packing.packing(one.model, one.parallel, one.system, None, one.global_batch,
                                  one.assumptions).summary]
 
-def text_of_estimate(result, args):  # str
-    "An estimate as it was asked for."
+def text_of_estimate(result, args):  # str, in the format asked for
     if args.format == 'csv': return result.layers.to_csv(index=False)
     told_below = perf.iteration.packed_in_words(result.model)   # by `who_waits`
     notes = [note for note in result.notes if note != told_below]
@@ -790,7 +783,7 @@ def improve_command(args):
                     args.top)
     right = [one for one in found.in_order if one.fits]
     if args.export and right: text = first_exported(right, args)
-    else: text = text_of_improvements(found, perf.advice.changes_view, args)
+    else: text = text_of_improvements(found, args)
     deliver_answer(text, args, right)
     return 0 if right else 1
 
@@ -800,8 +793,7 @@ def measured_of(args):  # s, the path of a log, or None
     try: return float(args.measured)
     except (TypeError, ValueError): return args.measured
 
-def text_of_improvements(found, view, args):  # str
-    "Improvements as they were asked for."
+def text_of_improvements(found, args):  # str, in the format asked for
     off = found.deviation
     told = {} if off is None else {'deviation': {
         'measured_s': off.seconds, 'measured_GB': off.memory_GB, 'ratio': off.ratio,
@@ -810,7 +802,7 @@ def text_of_improvements(found, view, args):  # str
                'changes': changes_of(found.changes, found.estimate), 'tried': found.tried,
                'pair': changes_of([found.pair], found.estimate)[0] if found.pair else None}
     views = [few_digits(off.table)] if off else []
-    views.append(view(found.table, found.estimate.system))
+    views.append(perf.advice.changes_view(found.table, found.estimate.system))
     return text_of_advice(found, found.table, content, views, args)
 
 # %% ../nbs/95_cli.ipynb #13b00006
@@ -1190,8 +1182,7 @@ def told_of(fits, kernels):  # dict
             'as_shipped': perf.validation.as_shipped_names(fits[-1].table)}
 
 # %% ../nbs/95_cli.ipynb #e62d38f2
-def text_of_fits(told, fit, files, args, before):  # str
-    "A calibration as it was asked for."
+def text_of_fits(told, fit, files, args, before):  # str, in the format asked for
     if args.format == 'csv': return as_csv(fit.table)
     if args.format == 'json': return as_json(told | {'written': list(map(str, files))}, args)
     title = '\n'.join(
@@ -1286,8 +1277,7 @@ def plan_command(args):
     return 0 if len(found.rows) else 1
 
 # %% ../nbs/95_cli.ipynb #11a00005
-def text_of_plan(found, args):  # str
-    "A plan as it was asked for."
+def text_of_plan(found, args):  # str, in the format asked for
     if args.format == 'csv': return as_csv(found.rows)
     notes = found.notes + not_used(args)
     if args.format == 'json':
@@ -1698,14 +1688,6 @@ def why_refused(args):  # str
     except ValueError as error: return str(error)
     return ''
 
-@contextlib.contextmanager
-def naming_its_job(args):
-    "An error that a job's file makes whatever options say begins with the name of the file."
-    try: yield
-    except ValueError as error:
-        if getattr(args, 'job', None) is None or str(error) != why_refused(args): raise
-        with naming(args.job_file): raise
-
 def run_command(texts):  # exit code
     "Run a command by its words."
     if not texts or texts[0] in ('-h', '--help'): told = overview()
@@ -1720,9 +1702,12 @@ def run_command(texts):  # exit code
     return 0
 
 def answered(name, texts):  # exit code
-    "Run a command with options."
+    "Run a command; an error that its job makes whatever options say begins with the job's file."
     args = arguments_of(name, texts)
-    with naming_its_job(args): return COMMANDS[name].run(args) or 0
+    try: return COMMANDS[name].run(args) or 0
+    except ValueError as error:
+        if getattr(args, 'job', None) is None or str(error) != why_refused(args): raise
+        with naming(args.job_file): raise
 
 # %% ../nbs/95_cli.ipynb #dae2a82b
 OURS = 70   # exit code of a fault that is no user's: 1 has a meaning

@@ -143,25 +143,16 @@ def shown_or_why(state, ghost=None):  # Shown, or str
 # %% ../../nbs/80_panels.ipynb #7a51c0f9
 ENDINGS = {'megatron': 'sh', 'deepspeed': 'json', 'accelerate': 'yaml', 'torchtitan': 'yaml'}
 
-def launch_files(state):  # (dict: name -> text, list of sentences)
-    "A configuration as each framework spells it, and why some cannot."
-    files, failed = {}, []
-    if not hasattr(state, 'job'): return files, failed
-    for name in FORMATS:
-        try: files[f'{name}.{ENDINGS[name]}'] = export(state.job, name)
-        except ValueError as error: failed.append(f'{name}: {error}.')
-    return files, failed
-
 def files_of(state, shown: Shown):  # (dict: file name -> bytes, list of sentences)
-    "What can be taken away of a panel."
-    name = panel_name(state)
-    figure = shown.figure
-    table = pd.DataFrame(shown.table)
-    files = {f'{name}.csv': table.to_csv(index=False).encode()}
+    "What can be taken away of a panel; and why some frameworks cannot be told its configuration."
+    name, figure = panel_name(state), shown.figure
+    files = {f'{name}.csv': pd.DataFrame(shown.table).to_csv(index=False).encode()}
     if figure is not None: files[f'{name}.png'] = png_of(figure)
     if isinstance(figure, Drawing): files[f'{name}.svg'] = figure.encode()
-    launch, failed = launch_files(state)
-    for file, text in launch.items(): files[file] = text.encode()
+    failed = []
+    for framework in FORMATS if hasattr(state, 'job') else ():
+        try: files[f'{framework}.{ENDINGS[framework]}'] = export(state.job, framework).encode()
+        except ValueError as error: failed.append(f'{framework}: {error}.')
     return files, failed
 
 # %% ../../nbs/80_panels.ipynb #7a51c0fa
@@ -234,25 +225,21 @@ class CellMap(ipywidgets.VBox):
         self.value = self.buttons.value if self.value != self.buttons.value else 'none'
 
     def show(self, state):
-        "Show the cells of a state's map; no map where there is no state."
+        "Show the map of a state, the chosen cell framed; no map where there is no state."
         self.layout.display = None if state else 'none'
-        if state: show_cells(self, state)
-
-# %% ../../nbs/80_panels.ipynb #7a51c174
-def show_cells(shown: CellMap, state):
-    "Show the map of a state, and frame the chosen cell."
-    cells, names = map_cells(state), cells_of(state)
-    a, b = cells.columns[:2]
-    looks = [cell_of(row, cells.ranked.min(), cells.attrs['capacity'])
-             for row in cells.itertuples()]
-    shown.options = tuple(zip(names, names))
-    shown.title.value = (f'<b>The best that fits, for each {a} and {b}</b>: a '
-                         'click loads it in the layer panel; grey: even the smallest is too large')
-    with shown.buttons.hold_sync():
-        shown.buttons.options = [(look.words, cell) for look, cell in zip(looks, names[1:])]
-        shown.buttons.tooltips = [f'{a} {row}, {b} {column}: {look.tip}'
-                                  for row, column, look in zip(cells[a], cells[b], looks)]
-    shown.look.value = map_html(f'map-{shown.grid.model_id}', cells, looks, state.cell)
+        if not state: return
+        cells, names = map_cells(state), cells_of(state)
+        a, b = cells.columns[:2]
+        looks = [cell_of(row, cells.ranked.min(), cells.attrs['capacity'])
+                 for row in cells.itertuples()]
+        self.options = tuple(zip(names, names))
+        self.title.value = (f'<b>The best that fits, for each {a} and {b}</b>: a click loads it in '
+                            'the layer panel; grey: even the smallest is too large')
+        with self.buttons.hold_sync():
+            self.buttons.options = [(look.words, cell) for look, cell in zip(looks, names[1:])]
+            self.buttons.tooltips = [f'{a} {row}, {b} {column}: {look.tip}'
+                                     for row, column, look in zip(cells[a], cells[b], looks)]
+        self.look.value = map_html(f'map-{self.grid.model_id}', cells, looks, state.cell)
 
 # %% ../../nbs/80_panels.ipynb #7a51c182
 MOMENTS = 100   # of a range
@@ -273,28 +260,26 @@ class Player:
         box = ipywidgets.VBox([row_of_widgets([self.play, self.at, self.span]), self.picture])
         self.widget = ipywidgets.Accordion([box], titles=('Watch the pipeline',))
         for moved in (self.at, self.span, self.widget):
-            moved.observe(lambda _: draw(self), names=['value', 'selected_index'])
+            moved.observe(lambda _: self.draw(), names=['value', 'selected_index'])
 
     def show(self, state):
         self.state, self.pipeline = state, None
-        draw(self)
+        self.draw()
 
-# %% ../../nbs/80_panels.ipynb #7a51c185
-def draw(player: Player):
-    "Draw what is seen; nothing where it is folded, or where the state cannot run."
-    if player.widget.selected_index is None: return
-    try: player.picture.value = moment_html(player) if player.state else ''
-    except ValueError: player.picture.value = ''
+    def draw(self):
+        "Draw what is seen; nothing where it is folded, or where the state cannot run."
+        if self.widget.selected_index is None: return
+        try: self.picture.value = self.moment_html() if self.state else ''
+        except ValueError: self.picture.value = ''
 
-def moment_html(player: Player):  # str
-    "The range and the moment of a player."
-    result = player.state.estimate
-    p = player.pipeline = player.pipeline or pipeline_of(result, layer_table(result))
-    start, end = (p.total * share / 100 for share in player.span.value)
-    end = max(end, start + p.total / 1000)
-    now = start + (end - start) * player.at.value / MOMENTS
-    return (f'<p>{moment_words(p, now)}</p>'
-            + picture_html(watched(p, rest_of(result), (start, end), now)))
+    def moment_html(self):  # str: the range and the moment
+        result = self.state.estimate
+        p = self.pipeline = self.pipeline or pipeline_of(result, layer_table(result))
+        start, end = (p.total * share / 100 for share in self.span.value)
+        end = max(end, start + p.total / 1000)
+        now = start + (end - start) * self.at.value / MOMENTS
+        return (f'<p>{moment_words(p, now)}</p>'
+                + picture_html(watched(p, rest_of(result), (start, end), now)))
 
 # %% ../../nbs/80_panels.ipynb #052024ff
 def control_of(name):  # Dropdown, SelectionSlider or Text
@@ -322,15 +307,15 @@ class Controls(dict):
     def heard(self, name, change):
         if self.listening: self.moved(name, change.new)
 
-def offer(controls, state, options):
-    "Give controls their options and their values, where they changed, while nobody listens."
-    controls.listening = False
-    try:
-        for name, widget in controls.items():
-            with widget.hold_sync():
-                if name in options: offer_options(widget, name, options[name])
-                if widget.value != getattr(state, name): widget.value = getattr(state, name)
-    finally: controls.listening = True
+    def offer(self, state, options):
+        "Give each its options and its value, where they changed, while nobody listens."
+        self.listening = False
+        try:
+            for name, widget in self.items():
+                with widget.hold_sync():
+                    if name in options: offer_options(widget, name, options[name])
+                    if widget.value != getattr(state, name): widget.value = getattr(state, name)
+        finally: self.listening = True
 
 def offer_options(widget, name, options):
     "Give a control its options where they changed; there must be two to choose from."
@@ -396,27 +381,7 @@ def pin(panel):
     panel.pinned = None if nothing else Pinned(panel.state, shown)
     panel.load(panel.state)
 
-# %% ../../nbs/80_panels.ipynb #7a51c199
-def load(panel, state, ghost):
-    "Show a state in a panel, or the possible one nearest to it."
-    panel.ghost = panel.pinned.state if panel.pinned else ghost
-    panel.state, panel.notes.value = state, ''
-    failed, possible = 'This went wrong, and it is our mistake.', None
-    try:
-        panel.state, options = state.settle()
-        offer(panel.controls, panel.state, options)
-        panel.output.show(panel.pieces())
-        failed, possible = None, panel.state
-    except ValueError as error: failed = not_possible(error)
-    finally:
-        if failed: panel.output.show(pieces(state, failed))
-    for part in panel.parts: part.show(possible)
-    panel.history.add(panel.state)
-    panel.bar.show(panel)
-
 # %% ../../nbs/80_panels.ipynb #7a51c119
-def go(panel, by): panel.load(panel.history.step(by))
-
 def take_typed(panel, text):
     "Load what was typed, FIELD=VALUE ...; or say why not, or what had to give way."
     try: state = with_values(panel.state, text.split())
@@ -433,8 +398,8 @@ def make_files(panel):
     if isinstance(shown, str): panel.notes.value = page(panel.state, shown)
     else: panel.notes.value = files_html(*files_of(panel.state, shown))
 
-BUTTONS = {'back': ('Back', 'the state before this one', lambda panel: go(panel, -1)),
-           'forward': ('Forward', 'the state after this one', lambda panel: go(panel, 1)),
+BUTTONS = {'back': ('Back', 'the state before this one', lambda panel: panel.go(-1)),
+           'forward': ('Forward', 'the state after this one', lambda panel: panel.go(1)),
            'pin': ('Pin as A', 'compare what follows with this state', pin),
            'files': ('Files', 'table, picture and launch flags of this state', make_files)}
 
@@ -579,7 +544,24 @@ class Panel:
     def _repr_mimebundle_(self, **options): return bundle(self.widget, str(self.state), options)
     def pieces(self): return pieces(self.state, shown_or_why(self.state, self.ghost), self.pinned)
     def page(self): return ''.join(self.pieces())
-    def load(self, state, ghost=None): load(self, state, ghost)
+    def go(self, by): self.load(self.history.step(by))
+
+    def load(self, state, ghost=None):
+        "Show a state, or the possible one nearest to it."
+        self.ghost = self.pinned.state if self.pinned else ghost
+        self.state, self.notes.value = state, ''
+        failed, possible = 'This went wrong, and it is our mistake.', None
+        try:
+            self.state, options = state.settle()
+            self.controls.offer(self.state, options)
+            self.output.show(self.pieces())
+            failed, possible = None, self.state
+        except ValueError as error: failed = not_possible(error)
+        finally:
+            if failed: self.output.show(pieces(state, failed))
+        for part in self.parts: part.show(possible)
+        self.history.add(self.state)
+        self.bar.show(self)
 
     def moved(self, name, value):
         moved = dataclasses.replace(self.state, **{name: value})

@@ -234,16 +234,13 @@ def panel_name(state):
     "The name of the panel that a state belongs to."
     return type(state).__name__.removesuffix('State').lower()
 
-def _value_as_text(value):
-    "The value of a control as text; several numbers as in 4x8."
-    return 'x'.join(map(str, value)) if isinstance(value, tuple) else str(value)
-
 def said(state):  # dict: control -> text
     "The controls of a state that are not as at first; beside a system how large its domains are."
     fields = dataclasses.fields(state)
     own = {f.name for f in fields if getattr(state, f.name) != f.default}
     if 'system' in own: own.add('nvlink_size')
-    return {f.name: _value_as_text(getattr(state, f.name)) for f in fields if f.name in own}
+    text = lambda x: 'x'.join(map(str, x)) if isinstance(x, tuple) else str(x)   # as in 4x8
+    return {f.name: text(getattr(state, f.name)) for f in fields if f.name in own}
 
 def command_of(state):  # str
     "The command that prints the table of a panel's state."
