@@ -1536,19 +1536,19 @@ def job_of_options(args, options):  # dict: option -> value, as it would be type
     path, groups = Path(args.job), groups_typed(args)
     args.job_file = path
     args.job = as_job(path)
-    n = None if args.job.n_gpus else gpus_told(args)
+    n = None if args.job.n_gpus else gpus_told(args, groups)
     with contextlib.suppress(ValueError):   # as many GPUs may need a layout of their own
         if n: args.job = as_job(path, n)
     told = {'n_gpus': None if 'dp' in groups else n, **groups}
     try:
         if groups: args.job = as_job(path, **told)
     except ValueError:   # as its program refuses these groups, unless options say more
-        copies_left(args)   # or an error that says what to give
+        copies_left(args.job, groups)   # or an error that says what to give
         if {'tp', 'cp', 'pp', 'dp'} & groups.keys() and not says_more(args): raise
     else:
         if batch := batch_told(args): args.job = as_job(path, **told, global_batch=batch)
     said = said_by(args.job, follows_stages(args))
-    if copies := copies_left(args): said['dp'] = str(copies)
+    if copies := copies_left(args.job, groups): said['dp'] = str(copies)
     check_said(options, args, said)
     return said
 
@@ -1563,10 +1563,9 @@ def batch_told(args):  # samples of an iteration, or None
 
 def says_more(args):  # bool
     "Whether options say, beside the groups of a job, what may have to go with them."
-    of_batch = 'global_batch', 'batch_tokens', 'samples', 'micro_batch', 'seq_len'
-    of_stages = 'layout', 'schedule', 'virtual_stages', 'dp_replicate'
-    names = [*of_batch, *of_stages]
-    if args.job.model: names.append('model')
+    names = ('global_batch', 'batch_tokens', 'samples', 'micro_batch', 'seq_len',   # of the batch
+             'layout', 'schedule', 'virtual_stages', 'dp_replicate',                # of stages
+             *(['model'] if args.job.model else []))
     return any(getattr(args, name, None) not in (None, []) for name in names)
 
 def groups_typed(args):  # dict: of tp, cp, pp, dp, virtual_stages those that options say
@@ -1574,38 +1573,33 @@ def groups_typed(args):  # dict: of tp, cp, pp, dp, virtual_stages those that op
     typed = {group: getattr(args, group, None) for group in ('tp', 'cp', 'pp', 'dp')}
     found = {group: whole(as_number(x), f'--{group}') for group, x in typed.items() if x}
     parts = getattr(args, 'virtual_stages', None) or []
-    numbers = whole_numbers_given(parts, '--virtual-stages') if parts else []
-    numbers = numbers or parts_of_schedule(args)
+    if parts: numbers = whole_numbers_given(parts, '--virtual-stages')
+    else: numbers = parts_of_schedule(args)
     if len(numbers) == 1: found['virtual_stages'] = numbers[0]
     return found
 
 def parts_of_schedule(args):  # list of at most one number
     "Parts of a stage, where the one schedule that options name has a number of its own."
     names = getattr(args, 'schedule', None) or []
-    known = perf.schedules.SCHEDULES
-    own = [known[name].chunks for name in names if name in known]
-    return own if len(names) == 1 and own and own[0] > 1 else []
+    if len(names) != 1 or names[0] not in perf.schedules.SCHEDULES: return []
+    chunks = perf.schedules.SCHEDULES[names[0]].chunks
+    return [chunks] if chunks > 1 else []
 
-def gpus_in_each_copy(args):
+def gpus_in_each_copy(job, typed):
     "As many as groups of options have, else those of the job."
-    typed = groups_typed(args)
-    return math.prod(typed.get(group, getattr(args.job.parallel, group))
-                     for group in ('tp', 'cp', 'pp'))
+    return math.prod(typed.get(group, getattr(job.parallel, group)) for group in ('tp', 'cp', 'pp'))
 
-def copies_left(args):  # number of copies, or None
+def copies_left(job, typed):  # number of copies, or None
     "How many a job's GPUs leave, where options change another group and not how many there are."
-    n = args.job.n_gpus
-    each = gpus_in_each_copy(args)
-    typed = groups_typed(args)
+    n, each = job.n_gpus, gpus_in_each_copy(job, typed)
     if not n or 'dp' in typed or not typed.keys() & {'tp', 'cp', 'pp'}: return None
     if n % each: raise ValueError(f'{n} GPUs of the job must be divisible by the {each} of tp, cp '
                                   'and pp: give --dp')
     return n // each
 
-def gpus_told(args):  # number of GPUs, or None
+def gpus_told(args, typed):  # number of GPUs, or None
     "How many GPUs options give a job that does not say it."
-    dp = getattr(args, 'dp', None)
-    if dp: return whole(as_number(dp), '--dp') * gpus_in_each_copy(args)
+    if 'dp' in typed: return typed['dp'] * gpus_in_each_copy(args.job, typed)
     given = getattr(args, 'gpus', None) or []
     texts = [given] if isinstance(given, str) else list(filter(None, given))
     found = whole_numbers_given(texts, '--gpus') if texts else []

@@ -574,11 +574,11 @@ def layer_words(state, options, q: Question, result: Estimate):  # str
     return ' '.join(sentence for sentence in sentences if sentence)
 
 # %% ../../nbs/77_layer_panel.ipynb #59ecaa29
-_OPERATION_COLUMNS = {'operation': 'operation', 'pass': 'pass', 'TFLOP': 'TFLOP',
-                      'moved_GB': 'GB moved',
-                      'sent_GB': 'GB sent', 'messages': 'messages', 'forward_ms': 'forward ms',
-                      'backward_ms': 'backward ms', 'FLOP_per_byte': 'FLOP/byte', 'ms': 'ms',
-                      'TFLOP_per_s': 'TFLOP/s', 'bound_by': 'bound by'}
+_OPERATION_COLUMNS = {
+    'operation': 'operation', 'pass': 'pass', 'TFLOP': 'TFLOP', 'moved_GB': 'GB moved',
+    'sent_GB': 'GB sent', 'messages': 'messages', 'forward_ms': 'forward ms',
+    'backward_ms': 'backward ms', 'FLOP_per_byte': 'FLOP/byte', 'ms': 'ms',
+    'TFLOP_per_s': 'TFLOP/s', 'bound_by': 'bound by'}
 
 def as_view(table):  # DataFrame
     "A table of operations for the eye: some columns, in four digits."

@@ -33,8 +33,8 @@ from ..interop.own import model_in_words
 from .drawing import (
     Drawing, call_html, moment_words, picture_html, png_of, table_html, watched)
 from .states import (
-    HABITS, HELP, SYSTEM_RATES, Shown, address_of, control_name, in_control, panel_name,
-    question_of, said, with_values)
+    HABITS, HELP, SYSTEM_RATES, Shown, address_of, arguments, as_typed, control_name, in_control,
+    panel_name, question_of, said, with_values)
 from .layer import (
     SAID, LayerState, begun, beside, layer_table, pipeline_of, rest_of)
 from .search import SearchState, cell_name, cell_of, cells_of, map_cells
@@ -63,8 +63,8 @@ def addressed(query=None):  # state, or None
 def state_call(state):  # str
     "The Python call that opens a panel at a state."
     kind = type(state).__name__
-    values = ', '.join(f'{name}={getattr(state, name)!r}' for name in said(state))
-    return f'from transformer_perf.panels import Panel, {kind}\nPanel({kind}({values}))'
+    given = arguments({name: getattr(state, name) for name in said(state)})
+    return f'from transformer_perf.panels import Panel, {kind}\nPanel({kind}({given}))'
 
 def served(): return os.environ.get('SERVER_SOFTWARE', '').startswith('voila')
 
@@ -471,7 +471,7 @@ def state_of_job(state, parallel: Parallel):  # (LayerState, list of sentences)
     typed = []   # habits of the job, as they are typed
     for name, x, _ in not_shown(state, p):
         if name not in HABITS or x is None: continue
-        typed.append(f'{name}={x if isinstance(x, str) else json.dumps(x)}')
+        typed.append(f'{name}={as_typed(x)}')
     state = with_values(state, typed)
     other = [f'{control_name(name)} {x} as {shown}' for name, x, shown in not_shown(state, p)]
     return state, [f'The panel shows {", ".join(other)}.'] if other else []

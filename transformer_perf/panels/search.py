@@ -9,7 +9,6 @@ __all__ = ['SearchState', 'found_by', 'unchosen', 'asked_settled', 'cells_of', '
 # %% ../../nbs/78_search_panel.ipynb #d2a70304
 import dataclasses
 import functools
-import json
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,9 +29,9 @@ from ..advice.neighbours import rows_in
 from ..plots import TIME_PARTS
 from .drawing import drawing, ghost_box, legend, stack, ticks, words_at
 from .states import (
-    HABITS, HELD, POWERS_OF_TWO, JobState, Shown, arguments, as_option, assumptions_of, calls_of,
-    command_of, habits_of, named_in, nearest_settled, own_values, python_with, question_of,
-    runnable, shell_command, software_of_state, with_own, with_values)
+    HABITS, HELD, POWERS_OF_TWO, JobState, Shown, arguments, as_option, as_typed, assumptions_of,
+    calls_of, command_of, habits_of, named_in, nearest_settled, own_values, python_with,
+    question_of, runnable, shell_command, software_of_state, with_own, with_values)
 from .layer import CHAIN, LayerState, compared_facts, interval_line
 
 # %% ../../nbs/78_search_panel.ipynb #f17113a0
@@ -312,10 +311,6 @@ def layer_state_of(state: SearchState, row):  # LayerState, or None where the ro
     there = LayerState(**shared, **own, strategy=row['strategy'], recompute=str(row['recompute']),
                        placement=tuple(int(row[name]) for name in PLACES))
     return with_values(there, habits_besides(there, row))
-
-def as_typed(x):  # str
-    "A value of a row, as one would type it."
-    return x if isinstance(x, str) else json.dumps(np.asarray(x).item())
 
 def habits_besides(state: LayerState, row):  # list of str, FIELD=VALUE
     "What else a search chose, where the layer panel would take another: how tokens are sent."

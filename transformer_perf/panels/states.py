@@ -6,8 +6,8 @@
 __all__ = ['POWERS_OF_TWO', 'SYSTEM_RATES', 'HABITS', 'TYPED', 'HELD', 'CONTROLS', 'SORTS', 'HELP', 'Shown', 'as_option',
            'with_own', 'runnable', 'nearest_settled', 'own_value', 'own_values', 'habits_of', 'assumptions_of',
            'named_in', 'arguments', 'shell_command', 'python_with', 'calls_of', 'software_of_state', 'JobState',
-           'job_alone', 'question_of', 'loaded', 'panel_name', 'said', 'command_of', 'address_of', 'control_name',
-           'in_control', 'with_values']
+           'job_alone', 'question_of', 'loaded', 'panel_name', 'as_typed', 'said', 'command_of', 'address_of',
+           'control_name', 'in_control', 'with_values']
 
 # %% ../../nbs/76_panel_states.ipynb #d2a70105
 import dataclasses
@@ -233,6 +233,10 @@ def loaded(job: JobState):  # Question
 def panel_name(state):
     "The name of the panel that a state belongs to."
     return type(state).__name__.removesuffix('State').lower()
+
+def as_typed(x):  # str
+    "A value as one would type it."
+    return x if isinstance(x, str) else json.dumps(np.asarray(x).item())
 
 def said(state):  # dict: control -> text
     "The controls of a state that are not as at first; beside a system how large its domains are."
