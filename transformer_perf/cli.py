@@ -514,7 +514,8 @@ def search_command(args):
     return 0 if len(found) else 1
 
 # %% ../nbs/95_cli.ipynb #db69c1da
-def text_of_search(found, model, system, args):  # str, in the format asked for
+def text_of_search(found, model, system, args):  # str
+    "A search result in the format asked for."
     if args.format == 'csv': return found.to_csv(index=False)
     told = evidence_told(found, model, system, args)
     notes = told + found.notes + stages_told(model, args) + not_used(args)
@@ -669,7 +670,8 @@ def who_waits(one):  # list of str
     return [perf.packing.packing(one.model, one.parallel, one.system, None, one.global_batch,
                                  one.assumptions).summary]
 
-def text_of_estimate(result, args):  # str, in the format asked for
+def text_of_estimate(result, args):  # str
+    "An estimate in the format asked for."
     if args.format == 'csv': return result.layers.to_csv(index=False)
     told_below = perf.iteration.packed_in_words(result.model)   # by `who_waits`
     notes = [note for note in result.notes if note != told_below]
@@ -793,7 +795,8 @@ def measured_of(args):  # s, the path of a log, or None
     try: return float(args.measured)
     except (TypeError, ValueError): return args.measured
 
-def text_of_improvements(found, args):  # str, in the format asked for
+def text_of_improvements(found, args):  # str
+    "Improvements in the format asked for."
     off = found.deviation
     told = {} if off is None else {'deviation': {
         'measured_s': off.seconds, 'measured_GB': off.memory_GB, 'ratio': off.ratio,
@@ -1182,7 +1185,8 @@ def told_of(fits, kernels):  # dict
             'as_shipped': perf.validation.as_shipped_names(fits[-1].table)}
 
 # %% ../nbs/95_cli.ipynb #e62d38f2
-def text_of_fits(told, fit, files, args, before):  # str, in the format asked for
+def text_of_fits(told, fit, files, args, before):  # str
+    "A calibration in the format asked for."
     if args.format == 'csv': return as_csv(fit.table)
     if args.format == 'json': return as_json(told | {'written': list(map(str, files))}, args)
     title = '\n'.join(
@@ -1277,7 +1281,8 @@ def plan_command(args):
     return 0 if len(found.rows) else 1
 
 # %% ../nbs/95_cli.ipynb #11a00005
-def text_of_plan(found, args):  # str, in the format asked for
+def text_of_plan(found, args):  # str
+    "A plan in the format asked for."
     if args.format == 'csv': return as_csv(found.rows)
     notes = found.notes + not_used(args)
     if args.format == 'json':
