@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import transformer_perf
 from thorough import first_of
 from frameworks import torchtitan_file
 from transformer_perf import Parallel, search
@@ -669,6 +670,15 @@ def test_what_is_not_needed_is_not_loaded():
     assert not loaded('from transformer_perf import Model, Parallel, System, estimate\n'
                       'estimate("gpt3", Parallel(tp=8), "H200", 64, "calibrated")') & HEAVY
     assert 'pandas' in loaded(f'{ASK}main(["search", "--gpus", "8", "--model", "llama3.1_8B"])')
+
+
+def test_the_package_has_its_modules_by_name():
+    "Each is imported when it is first asked for; what is none is an error, as of any module."
+    asked = 'import transformer_perf as perf; perf.systems.as_system("H200")'
+    found = loaded(asked)
+    assert 'transformer_perf.systems' in found and 'transformer_perf.iteration' not in found
+    with pytest.raises(AttributeError, match="'transformer_perf' has no attribute 'nope'"):
+        transformer_perf.nope  # noqa: B018 -- to ask is what raises
 
 
 def test_help_teaches():
