@@ -420,7 +420,6 @@ class NextState(NamedTuple):
     memory: float     # GB
     fits: bool
     ranked: float     # s that it is ranked by: more where no measured run came near it alone
-    capacity: float   # GB of a GPU
 
 def beside(name, value, options):  # list
     "The options beside a value; of strategies, which have no order, all others."
@@ -452,14 +451,15 @@ def states_one_step_away(state, options, q, controls):  # list of (control, Laye
 # %% ../../nbs/77_layer_panel.ipynb #d2a70206
 OVERLAP = 'tp_overlap=true'
 
-def waits(p: Parallel, q: Question):
+def waits(result: Estimate):
     "Whether a configuration waits for messages of tp that could hide, at prices that know how."
-    told = q.assumptions.measured is not None and p.strategy != '2d'
+    p = result.parallel
+    told = result.assumptions.measured is not None and p.strategy != '2d'
     return told and p.tp > 1 and p.sequence_sharded and not p.tp_overlap
 
-def assumed_words(result: Estimate, q: Question):  # str
+def assumed_words(result: Estimate):  # str
     "What a comparison with SUMMA rests on."
-    if not waits(result.parallel, q): return ''
+    if not waits(result): return ''
     return ('Assumed: the messages of tp are waited for (tp_overlap=false); '
             'SUMMA hides its own by design.')
 
@@ -467,7 +467,7 @@ def assumed_words(result: Estimate, q: Question):  # str
 def one_step(state, options, q: Question, controls=STEP_FIELDS + MACHINE):  # list of NextState
     "The possible states one step away from a settled one, priced."
     found = states_one_step_away(state, options, q, controls)
-    if 'own' in controls and waits(state.estimate.parallel, q):
+    if 'own' in controls and waits(state.estimate):
         found.append(('own', with_values(state, [OVERLAP])))
     in_table = [moved for _, moved in found if has_row(moved, q)]
     figures = dict(zip(in_table, figures_of_neighbours(state.estimate, in_table, q)))
@@ -477,8 +477,7 @@ def one_step(state, options, q: Question, controls=STEP_FIELDS + MACHINE):  # li
         seconds = there.stats['iteration_s']
         ranked = seconds if runs_untested(state.estimate) else rank_seconds(there.stats)
         figures[moved] = seconds, there.needed, there.fits, ranked
-    return [NextState(control, moved, *figures[moved], q.system.hbm_capacity)
-            for control, moved in found]
+    return [NextState(control, moved, *figures[moved]) for control, moved in found]
 
 def has_row(state, q: Question):
     "Whether a state is of this machine, and no 2d-seqp that unfused kernels count apart from 1d."
@@ -523,7 +522,7 @@ def gain_words(result: Estimate, step: NextState):  # str
     took = f'{short(step.seconds)} s an iteration ({change:+.1%})'
     tested = ', untested' if step.ranked > step.seconds else ''
     if step.fits: return f'{took}, {step.memory:.1f} GB{tested}'
-    over = step.memory - step.capacity
+    over = step.memory - result.system.hbm_capacity
     if over <= 0: return f'{step.memory:.1f} GB, but still too much on its host, and {took}'
     return f'{step.memory:.1f} GB, still too large by {gap(over)} GB, and {took}'
 
@@ -570,7 +569,7 @@ def layer_words(state, options, q: Question, result: Estimate):  # str
     step = best_step([one for one in tried if one.control not in MACHINE], result)
     other = best_step([one for one in tried if one.control in MACHINE], result)
     sentences = [limit_words(result), step_words(state, result, step), slip_words(state, step),
-                 assumed_words(result, q), step_words(state, result, other, elsewhere=True)]
+                 assumed_words(result), step_words(state, result, other, elsewhere=True)]
     return ' '.join(sentence for sentence in sentences if sentence)
 
 # %% ../../nbs/77_layer_panel.ipynb #59ecaa29

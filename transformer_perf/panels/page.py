@@ -528,7 +528,7 @@ class Bar:
 # %% ../../nbs/80_panels.ipynb #d67a63fc
 class Panel:
     "Controls and what they show; `.widget` is the whole, `.state` what it shows now."
-    def __init__(self, state, then=None):  # then(panel, name of the control): after each move
+    def __init__(self, state, then=None):  # then(panel): after each move
         self.then, self.notes = then, ipywidgets.HTML()
         self.history, self.pinned, self.ghost = History(), None, None
         self.controls = Controls(state, self.moved)
@@ -566,7 +566,7 @@ class Panel:
     def moved(self, name, value):
         moved = dataclasses.replace(self.state, **{name: value})
         self.load(begun(moved) if name == 'task' else moved, self.state)
-        if self.then: self.then(self, name)
+        if self.then: self.then(self)
 
 # %% ../../nbs/80_panels.ipynb #7a51c11b
 class Made(dict):
@@ -601,7 +601,7 @@ class Panels:
         else: self.panels[name] = self.make(name, state)
         self.widget.selected_index = [*PANELS].index(name)
 
-    def load_candidate(self, search_panel, moved):
+    def load_candidate(self, search_panel):
         "The candidate chosen in the search panel goes to the layer panel, and stays with it."
         chosen = search_panel.state.chosen()
         if chosen: self.panels['layer'].load(chosen)
