@@ -1471,12 +1471,11 @@ def panels_command(args):
     except ImportError as error:
         raise ValueError(f'the panels need more than is installed ({error}): '
                          "pip install 'transformer_perf[panels]'") from None
-    import pandas as pd
     if args.bench:
         panels.bench_panels(print)
         return
     shown = panels.state_of(args.panel, args.settings, state).show()
-    if args.format != 'table': return deliver_table(pd.DataFrame(shown.table), args, notes)
+    if args.format != 'table': return deliver_table(shown.table, args, notes)
     text = _table_as_text(shown.view, args) if shown.view is not None else ''
     deliver('\n'.join([text + shown.words, *notes, '']), args.output)
 

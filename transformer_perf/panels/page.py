@@ -146,7 +146,7 @@ ENDINGS = {'megatron': 'sh', 'deepspeed': 'json', 'accelerate': 'yaml', 'torchti
 def files_of(state, shown: Shown):  # (dict: file name -> bytes, list of sentences)
     "What can be taken away of a panel; and why some frameworks cannot be told its configuration."
     name, figure = panel_name(state), shown.figure
-    files = {f'{name}.csv': pd.DataFrame(shown.table).to_csv(index=False).encode()}
+    files = {f'{name}.csv': shown.table.to_csv(index=False).encode()}
     if figure is not None: files[f'{name}.png'] = png_of(figure)
     if isinstance(figure, Drawing): files[f'{name}.svg'] = figure.encode()
     failed = []
