@@ -33,7 +33,7 @@ from transformer_perf.panels import (
     PANELS, CollectivesState, LayerState, Panel, Panels, RooflineState, SearchState, SweepState,
     charts as chart_panels, drawing, layer as layer_panel, page as panels, search as search_panel,
     server as panel_server, states as panel_states)
-from transformer_perf.panels.page import page, shown_or_why
+from transformer_perf.panels.page import pieces, shown_or_why
 from transformer_perf.panels.states import question_of
 from transformer_perf.systems import as_system
 from transformer_perf.timeline import PLACES, components
@@ -578,7 +578,7 @@ def test_the_bar_before_is_dashed():
     panel.controls['hbm_bandwidth'].value = panel.controls['hbm_bandwidth'].options[0][1]
     assert f'before: {short(before)} s' in panel.output.value
     assert panel.state.estimate.stats['iteration_s'] > before
-    assert 'before: ' not in page(panel.state, panel.state.show())
+    assert 'before: ' not in ''.join(pieces(panel.state, panel.state.show()))
 
 
 @pytest.mark.parametrize('model, assumptions', first_of(1, itertools.product(
@@ -933,7 +933,7 @@ def test_memory_over_time(state):
     (SweepState(vary='price'), "unknown quantity to sweep 'price'"),
 ])
 def test_the_impossible_is_one_sentence(state, words):
-    text = page(state, shown_or_why(state))
+    text = ''.join(pieces(state, shown_or_why(state)))
     assert words in text.replace('&#x27;', "'") and text.count('<p>') == 1
     assert not any(sign in text for sign in ('svg', 'img', 'Traceback'))
 

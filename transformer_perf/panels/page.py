@@ -116,11 +116,13 @@ def wide(parts):  # str
     "As wide as the screen."
     return f'<div style="width:0;min-width:100%">{"".join(parts)}</div>'
 
+def sentence(text): return f'<p><b>{html.escape(text)}</b></p>'   # HTML
+
 def pieces(state, shown, pinned=None):  # yields two str, HTML
     "What a panel shows (or a sentence, why there is nothing): the picture, and what is below it."
     if isinstance(shown, str):
         yield ''
-        yield f'<p><b>{html.escape(shown)}</b></p>'
+        yield sentence(shown)
         return
     yield wide([picture_of(shown)])
     style = 'max-width:75em;line-height:1.5;margin:4px 0'
@@ -128,8 +130,6 @@ def pieces(state, shown, pinned=None):  # yields two str, HTML
              for text in shown.words.split('\n') if text]
     table = '' if shown.view is None else table_html(shown.view)
     yield wide([*words, comparison_html(state, shown, pinned), table, calls_html(state)])
-
-def page(*asked): return ''.join(pieces(*asked))   # all that a panel shows, as one piece
 
 def not_possible(error): return f'This is not possible: {error}.'
 
@@ -386,16 +386,16 @@ def take_typed(panel, text):
     "Load what was typed, FIELD=VALUE ...; or say why not, or what had to give way."
     try: state = with_values(panel.state, text.split())
     except ValueError as error:
-        panel.notes.value = page(panel.state, not_possible(error))
+        panel.notes.value = sentence(not_possible(error))
         return
     panel.load(state, panel.state)
     moved = ', '.join(changes_between(state, panel.state))
-    if moved: panel.notes.value = page(state, f'The nearest that is possible: {moved}.')
+    if moved: panel.notes.value = sentence(f'The nearest that is possible: {moved}.')
 
 def make_files(panel):
     "Make the files of a panel's state, and offer them."
     shown = shown_or_why(panel.state)
-    if isinstance(shown, str): panel.notes.value = page(panel.state, shown)
+    if isinstance(shown, str): panel.notes.value = sentence(shown)
     else: panel.notes.value = files_html(*files_of(panel.state, shown))
 
 BUTTONS = {'back': ('Back', 'the state before this one', lambda panel: panel.go(-1)),
@@ -428,7 +428,7 @@ def load_model(panel, files):
         place = place_for(file['name'])
         place.write_bytes(file['content'])
         try: as_model(str(place))
-        except ValueError as error: panel.notes.value = page(panel.state, not_possible(error))
+        except ValueError as error: panel.notes.value = sentence(not_possible(error))
         else: panel.moved('model', str(place))
 
 def file_of(model: Model):  # str
@@ -558,7 +558,7 @@ class Panel:
             failed, possible = None, self.state
         except ValueError as error: failed = not_possible(error)
         finally:
-            if failed: self.output.show(pieces(state, failed))
+            if failed: self.output.show(('', sentence(failed)))
         for part in self.parts: part.show(possible)
         self.history.add(self.state)
         self.bar.show(self)
@@ -583,7 +583,7 @@ class Panels:
         look_at = lambda change: self.panels[names[change.new]]
         self.widget.observe(look_at, names='selected_index')
         self.open(state or LayerState())
-        if notes: self.panels['layer'].notes.value = ''.join(page(state, note) for note in notes)
+        if notes: self.panels['layer'].notes.value = ''.join(map(sentence, notes))
 
     def _repr_mimebundle_(self, **options):
         return bundle(self.widget, f'Panels: {", ".join(PANELS)}', options)
