@@ -75,7 +75,7 @@ def test_a_table_of_neighbours_is_their_estimates(about):
     "The same rows can run; where stages are alike, in the same time and memory."
     case, one = case_of(*about), estimate(*about)
     steps = steps_of(case, () if about[2] == 'A100' else ('fp8',))   # it has none
-    found = neighbours(case, one, steps)
+    found = neighbours(case, steps)
     for step, seconds, GB in zip(steps, found.seconds, found.GB):
         p = after_step(case.parallel, step.to)
         assert p.n_gpus == case.parallel.n_gpus
@@ -92,7 +92,7 @@ def test_neighbours_are_ranked_as_their_estimates(strategy, cp):
     case = case_of('gpt3', Parallel(tp=4, pp=2, dp=4), 'H100-80GB', 64, 'calibrated')
     there = Parallel(strategy, tp=4, cp=cp, pp=2, dp=4 // cp)
     there = settled(there, case.system, case.assumptions, case.model)
-    found = neighbours(case, case.estimate(case.parallel), [Step('', vars(there))])
+    found = neighbours(case, [Step('', vars(there))])
     stats = case.estimate(there).stats
     assert found.ranked[0] == pytest.approx(stats['likely_s'], rel=1e-9)
     assert (found.ranked[0] > found.seconds[0]) == (strategy != '1d')
@@ -115,7 +115,7 @@ def test_a_strategy_that_is_said_holds_after_a_step():
     p = Parallel(strategy='2d-seqp', tp=8, pp=4, dp=2, nvlink_tp=8)
     case = case_of('gpt3', p, as_system('B200', 8), 64, 'paper')
     steps = [step for step in steps_of(case) if step.knob in ('zero_stage', 'groups')]
-    found = neighbours(case, case.estimate(case.parallel), steps)
+    found = neighbours(case, steps)
     priced = [seconds for seconds in found.seconds if np.isfinite(seconds)]
     assert len(priced) > 5
     for step, seconds in zip(steps, found.seconds):
@@ -639,6 +639,12 @@ def test_chunks_that_are_possible_are_those_that_an_estimate_takes(preset, sched
     assert neighbours_of.chunks_possible(case).tolist() == taken != []
 
 
+def run_as_said(**layout):  # Case
+    "Of a model with 32 layers, with no choice settled that the layout leaves open."
+    return neighbours_of.Case(as_model('llama3.1_8B'), Parallel(**layout), as_system('H100-80GB'),
+                              64, as_assumptions('calibrated'))
+
+
 @pytest.mark.parametrize('step, follows', [
     ({'offload': 'optimizer+weights'}, {'zero_stage': 3, 'reduce_each': None}),
     ({'offload': 'optimizer'}, {}), ({'zero_stage': 2}, {'reduce_each': None}),
@@ -649,24 +655,22 @@ def test_chunks_that_are_possible_are_those_that_an_estimate_takes(preset, sched
     ({'pp': 1, 'dp': 8}, {'layout': None, 'nvlink_dp': None, 'recompute': 'full:16'}),
     ({'pp': 32, 'tp': 1}, {'layout': None, 'nvlink_dp': None, 'recompute': 'full:1'})], ids=str)
 def test_what_follows_from_a_step(step, follows):
-    p = Parallel(dp=4, pp=2, nvlink_dp=4, layout='Et*16|t*16L', recompute='full:8')
-    a = as_assumptions('calibrated').on(as_system('H100-80GB'))
+    case = run_as_said(dp=4, pp=2, nvlink_dp=4, layout='Et*20|t*12L', recompute='full:8')
     if 'schedule' in step: follows = follows | {'layout': None}
-    assert neighbours_of.with_consequences(p, step, a) == step | follows
+    assert neighbours_of.with_consequences(case, step) == step | follows
 
 
 def test_two_steps_keep_the_share_that_is_computed_again_unless_one_says_it():
     "A half stays a half, whichever groups gave the GPUs."
-    p = Parallel(tp=2, dp=4, pp=2, recompute='full:20')
-    a = as_assumptions('calibrated').on(as_system('H100-80GB'))
-    def step(knob, **to): return neighbours_of.Step(knob, neighbours_of.with_consequences(p, to, a))
+    case = run_as_said(tp=2, dp=4, pp=2, recompute='full:20')
+    def step(knob, **to): return Step(knob, neighbours_of.with_consequences(case, to))
     from_tp, from_dp = step('groups', tp=1, pp=4), step('groups', dp=2, pp=4)
     nothing = step('recompute', recompute='none')
-    both = neighbours_of.steps_together(p, from_tp, from_dp, a).to
+    both = neighbours_of.steps_together(case, from_tp, from_dp).to
     assert (from_tp.to['recompute'], both['pp'], both['recompute']) == ('full:10', 8, 'full:5')
     for pair in ((from_tp, nothing), (nothing, from_tp)):
-        assert neighbours_of.steps_together(p, *pair, a).to['recompute'] == 'none'
-    assert neighbours_of.steps_together(p, nothing, nothing, a) is None
+        assert neighbours_of.steps_together(case, *pair).to['recompute'] == 'none'
+    assert neighbours_of.steps_together(case, nothing, nothing) is None
 
 
 @pytest.mark.parametrize('pp, other, reshard', [
@@ -680,16 +684,14 @@ def test_a_move_to_other_stages_shares_out_as_the_software_does(pp, other, resha
     case = case_of(as_job(path, 64), None, 'H100-80GB', None, 'calibrated')
     steps = [step for step in steps_of(case) if step.to.get('pp') == other]
     assert steps
-    a = case.assumptions.on(case.system)
-    sums = a.costs.sums_in_pipelines
+    sums = case.assumed.costs.sums_in_pipelines
     shares = lambda p: (p.zero_stage, reduces_each(p.reduce_each, p.zero_stage, p.pp, sums))
     for step in steps:
         new = after_step(case.parallel, step.to)
         there = as_job(path, 64, tp=new.tp, cp=new.cp, pp=new.pp).parallel
         assert shares(new) == shares(there)
     own = {'zero_stage': 3, 'reduce_each': None}   # a step of its own is what it says
-    pair = neighbours_of.steps_together(
-        case.parallel, steps[0], neighbours_of.Step('zero_stage', own), a)
+    pair = neighbours_of.steps_together(case, steps[0], Step('zero_stage', own))
     assert pair.to['zero_stage'] == 3
 
 

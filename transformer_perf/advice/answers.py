@@ -41,11 +41,11 @@ class Neighbours(NamedTuple):
     places: list           # of dict: the placement; none where only a few were tried
     stats: list            # of dict, alike: every figure
 
-def neighbours(case: Case, one: Estimate, steps, every=True):  # Neighbours
+def neighbours(case: Case, steps, every=True):  # Neighbours
     "Steps as one table, priced at every placement; or at a few, by formula."
     if not steps: return Neighbours([], *np.zeros((3, 0)), np.zeros(0, dtype=bool), [], [])
     t = table_of_steps(case.parallel, steps)
-    to = [s.to for s in steps]
+    to, one = [s.to for s in steps], case.now
     if every:
         seconds, GB, ranked, places, stats = prices(t, one)
         return Neighbours(to, seconds, GB, ranked, have_room(GB, stats, one.system), places, stats)
@@ -64,13 +64,13 @@ def changes_any(found: Neighbours):  # bools
     alike = [np.isclose(x, x[0], rtol=1e-12, atol=0) for x in (found.seconds, found.GB)]
     return np.isfinite(found.seconds) & ~np.all(alike, axis=0)
 
-def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list of Change
+def first_good(case: Case, found: Neighbours, some, good, k, most):  # list of Change
     "Of the `most` best of some steps, the first k that are good; the best first."
     rows = np.flatnonzero(some)
     in_order = np.argsort(found.ranked[rows], kind='stable')
     rows = rows[in_order][:most]
     if not found.stats:   # these few at every placement
-        found = neighbours(case, one, [Step('', found.to[i]) for i in rows])
+        found = neighbours(case, [Step('', found.to[i]) for i in rows])
         rows = np.flatnonzero(np.isfinite(found.seconds))
     told = can_be_told(case)
     def good_changes():   # made one by one, as long as more are asked for
@@ -78,7 +78,7 @@ def first_good(case: Case, one, found: Neighbours, some, good, k, most):  # list
             change = change_at(case, found, i)
             if good(change.estimate) and told(change.estimate): yield change
     first = itertools.islice(of_unlike_costs(good_changes()), k)
-    ranked = ranked_beside(one)
+    ranked = ranked_beside(case.now)
     return sorted(first, key=lambda change: ranked(change.estimate))
 
 def ranked_beside(one: Estimate):  # function: Estimate -> s
@@ -94,11 +94,11 @@ def of_unlike_costs(changes):  # yields Change
         if cost not in known: yield change
         known.add(cost)
 
-def that_fit(case, one, steps, k, most, every=True, good=lambda new: new.fits):  # list of Change
+def that_fit(case, steps, k, most, every=True, good=lambda new: new.fits):  # list of Change
     "Of the `most` fastest of some steps that fit, the first k that are good."
-    found = neighbours(case, one, steps, every)
+    found = neighbours(case, steps, every)
     some = np.isfinite(found.seconds) & found.room
-    return first_good(case, one, found, some, good, k, most)
+    return first_good(case, found, some, good, k, most)
 
 # %% ../../nbs/88d_answers.ipynb #13a00028
 @dataclass(frozen=True)
@@ -170,12 +170,12 @@ def fullest_in_words(fit: Fit):  # str
     held = ' and '.join(f'{GB:.1f} GB {part}' for part, GB in zip(largest.part, largest.GB))
     return f'{where} is fullest{when}: {held}.'
 
-def far_that_fit(case: Case, one: Estimate, offload):  # list of Change
+def far_that_fit(case: Case, offload):  # list of Change
     "The three fastest of one far step, or of two, that make a job fit."
     steps = steps_of(case, offload=offload, far=True)
-    found = that_fit(case, one, steps, k=3, most=6)
-    found += that_fit(case, one, pairs_of(case, steps), k=3, most=6, every=False)
-    ranked = ranked_beside(one)
+    found = that_fit(case, steps, k=3, most=6)
+    found += that_fit(case, pairs_of(case, steps), k=3, most=6, every=False)
+    ranked = ranked_beside(case.now)
     return sorted(found, key=lambda change: ranked(change.estimate))[:3]
 
 # %% ../../nbs/88d_answers.ipynb #13a0002a
@@ -191,12 +191,12 @@ def fits(
 ):  # Fit
     "Whether a job fits in memory, where every gigabyte is, and the cheapest changes if not."
     case = case_of(model, parallel, system, global_batch, assumptions, software, job)
-    one, found = case.estimate(case.parallel), []
+    one, found = case.now, []
     if not one.fits:
         near = steps_of(case, offload=offload or ())
-        found = that_fit(case, one, near, k=3, most=6)
-        if not found: found = far_that_fit(case, one, offload or ())
-        if not found and offload is None: found = far_that_fit(case, one, to_host(case))   # dear
+        found = that_fit(case, near, k=3, most=6)
+        if not found: found = far_that_fit(case, offload or ())
+        if not found and offload is None: found = far_that_fit(case, to_host(case))   # dear
     return Fit(one, held_by_ranks(one), tuple(found))
 
 # %% ../../nbs/88d_answers.ipynb #13a0002f
@@ -209,24 +209,24 @@ def worthwhile(one: Estimate):  # function: Estimate -> bool
     limit = (1 - LEAST_GAIN) * ranked(one) if one.fits else np.inf
     return lambda new: new.fits and ranked(new) < limit
 
-def improvements(case: Case, one: Estimate, found: Neighbours, k):  # list of Change
+def improvements(case: Case, found: Neighbours, k):  # list of Change
     "The k best of some steps, the first of which changes nothing."
+    one = case.now
     faster = found.ranked < found.ranked[0] * (1 - LEAST_GAIN)
     runs = np.isfinite(found.seconds)
     good = runs & found.room & faster if one.fits else runs & found.room
-    best = first_good(case, one, found, good, worthwhile(one), k, 2 * k)
+    best = first_good(case, found, good, worthwhile(one), k, 2 * k)
     if one.fits or len(best) == k: return best
     ranked = ranked_beside(one)
     def faster_at_least(new): return not new.fits and ranked(new) < ranked(one)
-    also = first_good(case, one, found, faster & ~found.room, faster_at_least, k - len(best), k)
+    also = first_good(case, found, faster & ~found.room, faster_at_least, k - len(best), k)
     return best + also
 
 # %% ../../nbs/88d_answers.ipynb #13a00056
-def best_pair(case: Case, one: Estimate, steps, best):  # Change or None
+def best_pair(case: Case, steps, best):  # Change or None
     "The best two steps, if they are better than the best single one."
-    better = worthwhile(best[0].estimate if best and best[0].estimate.fits else one)
-    pair = that_fit(case, one, pairs_of(case, steps), k=1, most=20, every=False,
-                    good=better)
+    better = worthwhile(best[0].estimate if best and best[0].estimate.fits else case.now)
+    pair = that_fit(case, pairs_of(case, steps), k=1, most=20, every=False, good=better)
     return pair[0] if pair else None
 
 # %% ../../nbs/88d_answers.ipynb #13a00031
@@ -271,16 +271,16 @@ def explanations(d: Deviation):  # DataFrame, the least unlikely first
     table = pd.DataFrame(rows, columns=['component', 'predicted_s', 'would_take_s', 'times'])
     return table.sort_values('times', key=lambda x: np.abs(np.log(x)), ignore_index=True)
 
-def deviation(case: Case, one: Estimate, measured, steps, found: Neighbours):  # Deviation
+def deviation(case: Case, measured, steps, found: Neighbours):  # Deviation
     "A measurement against its prediction."
-    seconds, GB = measured_figures(measured, one)
+    seconds, GB = measured_figures(measured, case.now)
     off = np.abs(found.seconds - seconds)
     own = abs(found.seconds[0] - seconds)
     some = [i for i, s in enumerate(steps) if s.knob in SUSPECTS and off[i] < own / 2]
     nearest = sorted(some, key=lambda i: off[i])[:3]
     settings = tuple((in_short(case.parallel, found.to[i]), float(found.seconds[i]))
                      for i in nearest)
-    return Deviation(seconds, GB, one, settings)
+    return Deviation(seconds, GB, case.now, settings)
 
 # %% ../../nbs/88d_answers.ipynb #13a00057
 def deviation_in_words(d: Deviation):  # str
@@ -363,7 +363,7 @@ def improvements_in_words(found: Improvements):  # str
     if found.pair: words.append(f'The best of two: {changes_in_words(one, [found.pair])}.')
     return ' '.join([*words, *found.besides])
 
-def why_not_shown(case: Case, one: Estimate, found: Neighbours, name, at):  # str
+def why_not_shown(case: Case, found: Neighbours, name, at):  # str
     "Why a precision that was asked for is no improvement; at: its step, if it is one."
     if at is None:
         software = case.assumptions.software
@@ -376,18 +376,16 @@ def why_not_shown(case: Case, one: Estimate, found: Neighbours, name, at):  # st
     new = change.estimate
     if not new.fits: why = 'does not fit'
     elif not can_be_told(case)(new): why = 'the framework cannot be told'
-    elif not worthwhile(one)(new): why = 'is not faster'
+    elif not worthwhile(case.now)(new): why = 'is not faster'
     else: why = 'comes after those shown'
-    return f'Asked for: {changes_in_words(one, [change])}, which {why}.'
+    return f'Asked for: {changes_in_words(case.now, [change])}, which {why}.'
 
-def precisions_besides(case: Case, one: Estimate, steps, found: Neighbours, names, shown):
+def precisions_besides(case: Case, steps, found: Neighbours, names, shown):
     "A sentence for each precision that was asked for, but of which no change shown tells."
-    told = {change.to.get('precision') for change in shown} | {one.parallel.precision}
-    untold = [name for name in names if name not in told]
-    row_of = {}   # precision -> its step
-    for i, step in enumerate(steps):
-        if step.knob == 'precision': row_of[step.to['precision']] = i
-    return tuple(why_not_shown(case, one, found, name, row_of.get(name)) for name in untold)
+    told = {change.to.get('precision') for change in shown} | {case.parallel.precision}
+    row_of = {step.to['precision']: i for i, step in enumerate(steps) if step.knob == 'precision'}
+    return tuple(why_not_shown(case, found, name, row_of.get(name))
+                 for name in names if name not in told)
 
 # %% ../../nbs/88d_answers.ipynb #13a00035
 def improve(
@@ -405,17 +403,17 @@ def improve(
 ):  # Improvements
     "What would be better: changes of one knob and the best of two, at the same number of GPUs."
     case = case_of(model, parallel, system, global_batch, assumptions, software, job)
-    one = case.estimate(case.parallel)
+    one = case.now
     steps = steps_of(case, precision, offload)
     own = [Step('', {}), *steps]
-    found = neighbours(case, one, own)
-    off = None if measured is None else deviation(case, one, measured, own, found)
-    best = improvements(case, one, found, whole(k, 'k', most=MOST_SHOWN))
-    pair = best_pair(case, one, steps, best)
+    found = neighbours(case, own)
+    off = None if measured is None else deviation(case, measured, own, found)
+    best = improvements(case, found, whole(k, 'k', most=MOST_SHOWN))
+    pair = best_pair(case, steps, best)
     tried = int(changes_any(found).sum())
     shown = [change for change in (*best, pair) if change]
     asked = several(precision, 'precision', least=0)
-    besides = precisions_besides(case, one, own, found, asked, shown)
+    besides = precisions_besides(case, own, found, asked, shown)
     return Improvements(one, tuple(best), pair, off, tried, besides)
 
 # %% ../../nbs/88d_answers.ipynb #13a0003c
@@ -554,7 +552,7 @@ def why_not(
     case = case_of(model, parallel, system, global_batch, assumptions, software)
     excluded, one = broken_rules(case), None
     if not excluded:
-        one = case.estimate(case.parallel)
+        one = case.now
         if unknown := beyond_software(case.parallel, case.assumptions.software):
             excluded.append(unknown)
         if host := host_lacks(one): excluded.append(host)

@@ -62,6 +62,11 @@ class Case:
     def __iter__(self):
         return iter((self.model, self.parallel, self.system, self.global_batch, self.assumptions))
 
+    @functools.cached_property
+    def assumed(self): return self.assumptions.on(self.system)
+    @functools.cached_property
+    def now(self): return self.estimate(self.parallel)   # Estimate, of what there is
+
     def estimate(self, parallel):
         return estimate(*dataclasses.replace(self, parallel=parallel))
 
@@ -197,7 +202,7 @@ def layouts_by_time(case: Case):  # list of at most one str
     p, s = case.parallel, SCHEDULES[case.parallel.schedule]
     number = p.pp * p.virtual_stages
     if p.pp == 1 or s.folded or s.both_ways or case.model.depth < number: return []
-    work, _, costs, ends = priced_estimate(case.estimate(p))
+    work, _, costs, ends = priced_estimate(case.now)
     mean = mean_layer(costs, work.number)
     load = np.zeros(number)   # of each chunk, in layers
     load[[0, -1]] = np.array(ends) / (mean.forward + mean.backward)
@@ -240,7 +245,7 @@ _FILED = (*CHOICES, 'micro_batch', 'etp', 'layout')   # what a file may say of g
 
 def _filed_before_and_after(case: Case, to):  # (Job or None, Job or None)
     "What a job's file says, and says after a step to other groups or other parts of a stage."
-    if case is None or case.filed is None: return None, None
+    if case.filed is None: return None, None
     parts = to.get('virtual_stages')
     if parts is None and to.get('schedule'): parts = SCHEDULES[to['schedule']].chunks or 1
     if not parts and not {*GROUPS} & to.keys(): return None, None
@@ -265,20 +270,20 @@ def _besides_in_file(case: Case, to):  # str
     if case.global_batch != here.global_batch or here.global_batch == there.global_batch: return ''
     return f' (with global_batch={case.global_batch} said)'
 
-def _layout_again(p: Parallel, n, case: Case):  # str or None
+def _layout_again(case: Case, n):  # str or None
     "The layout in n parts: where either end counted as a layer, or both did, so it is again."
-    if case is None or p.layout is None: return None
-    depth, more = case.model.depth, case.model.mtp_layers
+    p, depth, more = case.parallel, case.model.depth, case.model.mtp_layers
     less = ends_counted_in(p.layout, depth, p.pp * p.virtual_stages, more)
     return less and dealt_alike(less, depth, n, more)
 
-def _chosen_in_stages(p: Parallel, pp, a: Assumptions, held):  # dict: field -> its new value
+def _chosen_in_stages(case: Case, pp):  # dict: field -> its new value
     "What follows in so many stages where all was as the software has it in those that there are."
+    p, a = case.parallel, case.assumed
     here, there = choices_in_stages(a, p.pp), choices_in_stages(a, pp)
     found = {}
     for name, x in there.items():
         as_here = getattr(p, name) == here[name]
-        if as_here and x != here[name] and name not in held: found[name] = x
+        if as_here and x != here[name] and name not in case.held: found[name] = x
     if needs_zero_3(p.offload or 'none'): found.pop('zero_stage', None)
     if pp == p.pp or p.reduce_each is None: return found
     usual = reduces_each(None, p.zero_stage, p.pp, a.costs.sums_in_pipelines)
@@ -286,28 +291,24 @@ def _chosen_in_stages(p: Parallel, pp, a: Assumptions, held):  # dict: field -> 
     return found
 
 # %% ../../nbs/88c_neighbours.ipynb #a5a6ef8e
-def _follows_zero_stage(p: Parallel, to, a: Assumptions, case: Case = None):  # dict: field -> None
-    "What is as another ZeRO stage has it: when gradients are reduced, and often what hides."
-    said = 'dp_overlap' in to or case and 'dp_overlap' in case.held
-    open_again = not said and hides_as_usual(p, a.software)
-    return {'reduce_each': None} | ({'dp_overlap': None} if open_again else {})
-
-def with_consequences(p: Parallel, to, a: Assumptions, case: Case = None):  # dict
+def with_consequences(case: Case, to):  # dict
     "A step, and what follows: messages hide only where the sequence is shared out, for instance."
-    there = _said_in_file(case, to)
-    if there is None:
-        there = _chosen_in_stages(p, to.get('pp', p.pp), a, case.held if case else ())
+    p, there = case.parallel, _said_in_file(case, to)
+    if there is None: there = _chosen_in_stages(case, to.get('pp', p.pp))
     to = to | {name: x for name, x in there.items() if name not in to}
     if to.get('pp') == 1 < p.virtual_stages: to = {'schedule': '1f1b', 'virtual_stages': 1} | to
     if to.get('tp_overlap'): to['sequence_sharded'] = True
     if to.get('sequence_sharded') is False: to['tp_overlap'] = False
     if needs_zero_3(to.get('offload', 'none')): to['zero_stage'] = 3
     if 'schedule' in to: to['virtual_stages'] = SCHEDULES[to['schedule']].chunks or 1
-    if 'zero_stage' in to: to |= _follows_zero_stage(p, to, a, case)
+    if 'zero_stage' in to:   # when gradients are reduced, and often what hides, is as it has it
+        said = 'dp_overlap' in to or 'dp_overlap' in case.held
+        to['reduce_each'] = None
+        if not said and hides_as_usual(p, case.assumed.software): to['dp_overlap'] = None
     other_chunks = {'pp', 'virtual_stages', 'schedule'} & to.keys()
     if p.layout and other_chunks and 'layout' not in to:
         pp, v = (to.get(name, getattr(p, name)) for name in ('pp', 'virtual_stages'))
-        to['layout'] = _layout_again(p, pp * v, case)
+        to['layout'] = _layout_again(case, pp * v)
     recompute = _recompute_in(p, to.get('pp', p.pp))
     if recompute != p.recompute: to.setdefault('recompute', recompute)
     other_groups = {*GROUPS} & to.keys()
@@ -334,8 +335,7 @@ def steps_of(case: Case, precision=(), offload=(), far=False):  # list of Step
     for name, values in values_beside(case, precision, offload).items():
         found += [Step(name, {name: x}) for x in values]
     if given_places(p): found.append(Step('placement', dict.fromkeys(given_places(p))))
-    a = case.assumptions.on(case.system)
-    found = [Step(s.knob, with_consequences(p, s.to, a, case)) for s in found]
+    found = [Step(s.knob, with_consequences(case, s.to)) for s in found]
     return [s for s in found if _can_be_asked(case, s.to)]
 
 def _can_be_asked(case: Case, to):  # bool
@@ -361,11 +361,10 @@ def _formats_of(software):  # list of str
 def can_be_told(case: Case):  # function: Estimate -> bool
     "Whether the framework that runs a job could be told another; if it can be told this one."
     formats = _formats_of(case.assumptions.software)
-    own = case.estimate(case.parallel)
     def told(one):
         try: return all(export(one, name) for name in formats)
         except ValueError: return False
-    return told if told(own) else lambda one: True
+    return told if told(case.now) else lambda one: True
 
 def _strategy_after(p: Parallel, to):  # str, or None
     "The strategy after a step: that before it; but with another cp 1d and 2d-seqp follow from it."
@@ -377,9 +376,7 @@ def after_step(p: Parallel, to):  # Parallel
     return dataclasses.replace(p, strategy=_strategy_after(p, to), **to)
 
 # %% ../../nbs/88c_neighbours.ipynb #13a0001a
-_FOLLOWS_GROUPS = {*_FILED}   # unless another step says it
-
-def steps_together(p: Parallel, one: Step, two: Step, a: Assumptions, case=None):  # Step, or None
+def steps_together(case: Case, one: Step, two: Step):  # Step, or None
     "Two steps as one, where they go together."
     knobs = {one.knob, two.knob}
     if knobs == {'groups', 'placement'}: return None   # groups open it anyway
@@ -390,19 +387,18 @@ def steps_together(p: Parallel, one: Step, two: Step, a: Assumptions, case=None)
     to = said | also
     if to.get('layout') and {'pp', 'virtual_stages', 'schedule'} & to.keys(): return None
     for name in shared & {*GROUPS}:   # the ratios of both
-        to[name], rest = divmod(one.to[name] * two.to[name], getattr(p, name))
+        to[name], rest = divmod(one.to[name] * two.to[name], getattr(case.parallel, name))
         if rest: return None
-    return Step(f'{one.knob} and {two.knob}', with_consequences(p, to, a, case))
+    return Step(f'{one.knob} and {two.knob}', with_consequences(case, to))
 
 def _said_by_step(step: Step):  # dict
-    "A step without what follows from its groups, or from its ZeRO stage."
-    follows = {'groups': _FOLLOWS_GROUPS, 'zero_stage': {'dp_overlap'}}.get(step.knob, ())
+    "A step without what may follow from its groups, or from its ZeRO stage."
+    follows = {'groups': _FILED, 'zero_stage': ['dp_overlap']}.get(step.knob, ())
     return {name: x for name, x in step.to.items() if name not in follows}
 
 def pairs_of(case: Case, steps):  # list of Step
     "Every two steps that go together."
-    p, a = case.parallel, case.assumptions.on(case.system)
-    found = (steps_together(p, *pair, a, case) for pair in itertools.combinations(steps, 2))
+    found = (steps_together(case, *pair) for pair in itertools.combinations(steps, 2))
     return [step for step in found if step]
 
 def table_of_steps(p: Parallel, steps):  # dict of columns
@@ -553,7 +549,7 @@ def in_short(p: Parallel, to, case: Case = None):  # str
         words.append(f'{name} {_value_said(old)} -> {_value_said(new)}')
     if to.get('layout'): words.append(f'layers dealt as {to["layout"]}')
     if {*PLACES} & to.keys() and not {*GROUPS} & to.keys(): words.append('placement left open')
-    return ', '.join(words) + _besides_in_file(case, to)
+    return ', '.join(words) + (_besides_in_file(case, to) if case else '')
 
 def _most_changed(parts, sign):  # (amount, name)
     "The part that changes most in one direction."
