@@ -392,19 +392,8 @@ _LARGEST_NCCL_LOG = 16_000_000  # bytes; a log with all of NCCL's own messages t
 LONGEST_LINE, _MOST_LINES, MOST_RESULTS = 10_000, 1_000_000, 10_000   # characters; lines; rows
 
 # %% ../nbs/85a_scaling.ipynb #95628879
-def check_row(row, where, size, out, bandwidth, wrong):
-    "A ValueError unless the numbers of a row can be true together."
-    if any(count > 0 for count in wrong):
-        raise ValueError(f'{where}: the test found wrong results, so its times mean nothing: '
-                         f'{quoted(row)}')
-    true = size / out / 1000
-    if abs(true - bandwidth) > 0.006 + 0.005 * bandwidth:   # printed with two digits
-        raise ValueError(f'{where}: {size:.0f} bytes in {out} us are {true:.2f} GB/s, not '
-                         f'{bandwidth}')
-
-# %% ../nbs/85a_scaling.ipynb #95628880
 def result_row(words, where):  # ((size GB, out-of-place s, in-place s), GB/s, GB/s on the bus)
-    "The figures of a row, which must be whole."
+    "The figures of a row, which must be whole, and can be true together."
     row = ' '.join(words)
     def number(word): return np.nan if word == 'N/A' else float(word)
     try:
@@ -416,7 +405,13 @@ def result_row(words, where):  # ((size GB, out-of-place s, in-place s), GB/s, G
         if not (np.isnan(into) or 0 <= into <= HUGE): raise ValueError
     except ValueError:
         raise ValueError(f'{where}: not a whole row of results: {quoted(row)}') from None
-    check_row(row, where, size, out, bandwidth, (wrong, into_wrong))
+    if wrong > 0 or into_wrong > 0:
+        raise ValueError(f'{where}: the test found wrong results, so its times mean nothing: '
+                         f'{quoted(row)}')
+    true = size / out / 1000
+    if abs(true - bandwidth) > 0.006 + 0.005 * bandwidth:   # printed with two digits
+        raise ValueError(f'{where}: {size:.0f} bytes in {out} us are {true:.2f} GB/s, not '
+                         f'{bandwidth}')
     return (size * 1e-9, out * 1e-6, into * 1e-6), bandwidth, bus
 
 # %% ../nbs/85a_scaling.ipynb #9562887a

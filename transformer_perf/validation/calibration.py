@@ -16,15 +16,20 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..estimates import Group, as_assumptions
-from transformer_perf.inputs import (
-    as_numbers, nearest, of_type, path_text, quoted, read_csv, several, table_with,
-    takes, write_whole)
+from ..estimates import RECIPES, AttentionKernel, Group, Product, as_assumptions
+from ..inputs import (
+    as_numbers, checked_path, naming, nearest, of_type, path_text, quoted, read_csv, read_text,
+    several, table_with, takes, write_whole)
 from ..iteration import settled
+from ..interop import as_job, read_log, read_products
+from ..interop.logs import LARGEST_LOG, with_batch
+from ..interop.tables import OF_JOBS
+from ..interop.writing import facts_of, lost
+from ..measured_kernels import DTYPES, OPERATIONS, TABLES, numbers_of, texts_in
 from ..models import with_length
 from ..parameters import (
-    FEW_RUNS, SHOWS, WIDEST_GROUPS, Calibration, Parameters, as_flat, changed, limits,
-    measured_folder, read_calibration, value_of)
+    FEW_RUNS, PARAMETER_PARTS, SHOWS, WIDEST_GROUPS, Calibration, Parameters, as_flat, changed,
+    field_notes, limits, measured_folder, part_of, read_calibration, value_of)
 from .runs import (
     ADDED, COST_COLUMNS, MORE, RUN_COLUMNS, STRUCTURE_COLUMNS, assumptions_for, batches_of,
     candidates_priced, clean, cleaned, column_of, job_at, measured_column, of_sheets, on_system,
@@ -32,7 +37,9 @@ from .runs import (
 from ..systems import as_system, gpu_of
 from .predictions import (
     features_of, of_candidates, predict, table_of)
-from ..kernels import collective_seconds
+from ..kernels import (
+    attention_time, collective_seconds, priced_collective, product_time)
+from ..scaling import PROGRAMS, parse_nccl_log
 
 # %% ../../nbs/91b_fits.ipynb #91b00005
 _TOLD_BY_FEW_RUNS = {   # what a few runs of one's own can tell -> how far that may be from others'
@@ -309,8 +316,7 @@ def calibrate(
     runs, y = checked_runs(measured, start, system)
     free = told_by(runs) if free is None else free
     values, errors, bounds, entries, sets = fit_entries(runs, y, start, free, system)
-    several = isinstance(start.measured, Calibration)
-    known = start.measured.sets if several else {}
+    known = getattr(start.measured, 'sets', {})   # of a Calibration, which one set is not
     own = sets_with(sets, entries, values)
     others = {name: k for name, k in known.items() if name not in own}
     calibration = Calibration({**others, **own})   # the last of a generation is its default
@@ -377,18 +383,6 @@ def calibrate_network(df, start=None):  # Parameters; those of Ampere to begin w
     first = np.array([value_of(start, name) for name in PROTOCOL])
     values, _, _ = least_squares_within(residuals, first, low, high, np.ones(len(df)), scale=.1)
     return changed(start, {name: float(value) for name, value in zip(PROTOCOL, values)})
-
-# %% ../../nbs/91b_fits.ipynb #17d00002
-from ..estimates import RECIPES, AttentionKernel, Product
-from ..inputs import checked_path, naming, read_text
-from ..interop.logs import LARGEST_LOG, with_batch
-from ..interop import as_job, read_log, read_products
-from ..interop.tables import OF_JOBS
-from ..interop.writing import facts_of, lost
-from ..kernels import attention_time, priced_collective, product_time
-from ..measured_kernels import DTYPES, OPERATIONS, TABLES, numbers_of, texts_in
-from ..parameters import PARAMETER_PARTS, field_notes, part_of
-from ..scaling import PROGRAMS, parse_nccl_log
 
 # %% ../../nbs/91b_fits.ipynb #17d00004
 KERNELS = (*TABLES['other'][0], 'time_us')   # columns of a table of measured kernels

@@ -81,14 +81,10 @@ def features_of(df):  # DataFrame of str
                          'precision': precision_of(df)}, index=df.index)
 
 # %% ../../nbs/91a_predictions.ipynb #aa56d759
-_INTERVAL = ('iteration_low_s', 'iteration_high_s')   # none without measured runs
+_COLUMN_OF = {   # figure of an estimate -> column; no interval without measured runs
+    **{name: name for name in ('iteration_low_s', 'iteration_high_s')},
+    **{name: f'predicted_{name}' for name in PREDICTED}}
 TOO_LARGE = 'no micro-batch fits by our count: the smallest is priced'
-
-def _figures_of_run(one, job):  # dict: column -> number
-    "What is predicted of a measured run: an estimate of its job."
-    figures = one.stats | {name: getattr(job.parallel, of) for name, of in OPEN.items()}
-    interval = {name: figures.get(name, np.nan) for name in _INTERVAL}
-    return interval | {f'predicted_{name}': figures[name] for name in PREDICTED}
 
 def predict(
     df,                       # runs, of RUN_COLUMNS; all but NEEDED_COLUMNS may be missing
@@ -101,8 +97,7 @@ def predict(
     rows = cleaned(df)
     x = filled(rows, system)
     jobs, reason = rows_as_jobs(rows, x, assumptions, system)
-    columns = (*_INTERVAL, *(f'predicted_{name}' for name in PREDICTED))
-    numbers = {name: np.full(len(df), np.nan) for name in columns}
+    numbers = {column: np.full(len(df), np.nan) for column in _COLUMN_OF.values()}
     recompute, trust = (np.full(len(df), '', dtype=object) for _ in range(2))
     for row, job, fits in jobs:
         try: one = estimate(job.model, job.parallel, job.system, job.global_batch,
@@ -110,7 +105,8 @@ def predict(
         except ValueError as error:
             reason.iloc[row] = str(error)
             continue
-        for name, figure in _figures_of_run(one, job).items(): numbers[name][row] = figure
+        figures = one.stats | {name: getattr(job.parallel, of) for name, of in OPEN.items()}
+        for name, column in _COLUMN_OF.items(): numbers[column][row] = figures.get(name, np.nan)
         trust[row] = evidence(vars(one.parallel), one.model, one.system, one.assumptions)
         recompute[row] = job.parallel.recompute
         if not fits: reason.iloc[row] = TOO_LARGE

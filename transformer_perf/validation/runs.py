@@ -219,15 +219,11 @@ def holds(record, x):  # array of bool
     return found
 
 # %% ../../nbs/91_runs.ipynb #10b30005
-def software_words():  # dict: a word in lower case -> the software that it names
-    "What known software is called: its name, or else what a table's source calls it."
-    records = known_software().values()
-    as_called = {word: s.name for s in reversed(records) for word in s.known_as}
-    return as_called | {s.name.lower(): s.name for s in records}
-
 def as_named(names):  # Series of str
-    "Software as its records spell it; another's name as it is."
-    words, known = software_words(), known_software()
+    "Software as its records spell it, also where a table's source calls it otherwise."
+    known = known_software()
+    words = {word: s.name for s in reversed(known.values()) for word in s.known_as}
+    words |= {name.lower(): name for name in known}
     def spelled(name): return name if name in known else words.get(name.strip().lower(), name)
     return names.map({name: spelled(name) for name in names.unique()})
 
@@ -300,7 +296,10 @@ def clean(
         found[name] = cells.astype(object).mask(those, values).infer_objects()
         if name in x: x[name] = x[name].mask(those, values)
     def empty(name): return column_of(found, name) == ''
-    for name, values in _said_besides(df, x).items():
+    layout = x.other_flags.str.extract(r'pp_layout=([^;]+)', expand=False).str.strip()
+    said = {'release': x.release, 'layout': layout, 'cuda_graphs': graphs_said(x.other_flags),
+            'ep': experts_said(df, x)}   # by its version, its flags, its id
+    for name, values in said.items():
         put(name, values, empty(name) & values.notna() & (values != ''))
     for name in ('software', 'precision'): put(name, x[name], x[name] != column_of(found, name))
     recompute = recompute_said(df, x)
@@ -313,14 +312,7 @@ def clean(
             put(name, np.nan if value is None else value, those)
     return found
 
-def _said_besides(df, x):  # dict: column -> Series
-    "What texts of a run say of columns that may be empty: its version, its flags, its id."
-    layout = x.other_flags.str.extract(r'pp_layout=([^;]+)', expand=False).str.strip()
-    return {'release': x.release, 'layout': layout, 'cuda_graphs': graphs_said(x.other_flags),
-            'ep': experts_said(df, x)}
-
 # %% ../../nbs/91_runs.ipynb #f8790e95
-REAL_COLUMNS = ('nic_GBps_per_gpu', 'capacity_factor')   # columns of numbers that need not be whole
 CHECKED = {   # columns of words: what refuses one that makes no sense, and what they hold
     'recompute': (recomputed_parts, 'none, selective, full, or parts of a layer'),
     'layout': (chunks_in, 'chunks of a model as in Et*4|t*4L'),
@@ -345,7 +337,8 @@ def rule_of_numbers(column, n):  # (what they must be, where they are that)
     "What the numbers of a column must be."
     if column in _FLAG_COLUMNS: return '0 or 1', (n == 0) | (n == 1)
     if column == 'zero_stage': return '0, 1, 2 or 3', np.isin(n, range(4))
-    if column in REAL_COLUMNS: return 'from 1e-6 to 1e6', (1e-6 <= n) & (n <= 1e6)
+    need_not_be_whole = column in ('nic_GBps_per_gpu', 'capacity_factor')
+    if need_not_be_whole: return 'from 1e-6 to 1e6', (1e-6 <= n) & (n <= 1e6)
     least = 0 if column in ZERO else 1
     right = (least <= n) & (n <= LARGEST) & (n == np.trunc(n))
     return f'a whole number of at least {least}', right
@@ -395,14 +388,10 @@ def precision_of(df):  # Series of str
 # %% ../../nbs/91_runs.ipynb #10b00003
 SOFTWARE_CHOICES = ('zero_stage', 'tp_overlap', 'dp_overlap', 'ep_overlap', 'flash_attention')
 
-def usual_by_software(choice, pp):  # (the usual value, dict: software -> its own)
-    "What is done unless a row says it."
-    usual = getattr(as_assumptions('calibrated'), choice)
-    return usual, {name: s.chosen(pp).get(choice, usual) for name, s in known_software().items()}
-
 def usual_choice(software, choice, pp=1):  # Series
     "What software does unless it is told otherwise; of others, and where nobody knows, the usual."
-    usual, own = usual_by_software(choice, pp)
+    usual = getattr(as_assumptions('calibrated'), choice)
+    own = {name: s.chosen(pp).get(choice, usual) for name, s in known_software().items()}
     kind = object if None in own.values() else type(usual)   # none: it depends
     return pd.Series([own.get(name, usual) for name in software], software.index, kind)
 
@@ -467,12 +456,6 @@ def layout_rules(x):  # yields (what is wrong, where it is right)
     yield 'schedule cannot be followed with these pp, vp and micro-batches', schedules_fit(x)
     own_width = x.head_dim.notna() | x.kv_lora_rank.notna()
     yield 'heads must divide hidden', own_width | goes_into(x.heads, x.hidden)
-    yield from batch_rules(x)
-    yield from structure_rules(x)
-
-# %% ../../nbs/91_runs.ipynb #10b00005
-def batch_rules(x):  # yields (what is wrong, where it is right)
-    "The same of heads, batches, stages and experts."
     shared = goes_into(x.tp, x.kv_heads) | goes_into(x.kv_heads, x.tp)
     yield 'kv_heads must divide heads, and tp or be divided by it', (
         goes_into(x.kv_heads, x.heads) & shared)
@@ -485,7 +468,9 @@ def batch_rules(x):  # yields (what is wrong, where it is right)
     ep = x.ep.fillna(1.)   # or open
     yield 'ep * etp must divide tp * cp * dp', goes_into(ep * x.etp, x.tp * x.cp * x.dp)
     yield 'ep must divide experts', goes_into(ep, x.experts)
+    yield from structure_rules(x)
 
+# %% ../../nbs/91_runs.ipynb #10b00005
 def structure_rules(x):  # yields (what is wrong, where it is right)
     "What a part of a model means nothing without, by the rules of a `Model`."
     columns = {'vocab': 'vocab'} | {field: c for c, field in STRUCTURE_COLUMNS.items()}
@@ -564,7 +549,6 @@ def structure_of(one):  # dict of fields of a Model
 SAME = ('layers', 'hidden', 'ffn', 'heads', 'kv_heads', 'vocab', 'seq_len', 'gated_mlp', 'tp',
         'pp', 'dp', 'cp', 'etp', 'global_batch', 'sequence_parallel', 'dp_overlap', 'tp_overlap',
         'zero_stage', 'fsdp_shard', 'dispatcher', 'ep_overlap')
-TRIED = ('none', 'full')   # of recompute, where it is unknown
 
 def alternatives(own, position):  # table
     "Rows with every micro-batch (a power of 2 up to 32), virtual stages and recompute if unknown."
@@ -603,7 +587,8 @@ def with_expert_choices(t, experts):  # table
 def with_recompute_choices(t, own, position):  # table
     "Rows with every choice of recompute, where it is unknown."
     said = own.recompute.to_numpy()[np.searchsorted(position, t['row'])]
-    tried = [name for name in TRIED if may_choose(own.software.iloc[0], 'recompute', name)]
+    software = own.software.iloc[0]   # alike in a batch
+    tried = [name for name in ('none', 'full') if may_choose(software, 'recompute', name)]
     names = list(dict.fromkeys((*tried, *said[said != ''])))   # a number stands for each
     numbers = np.array([names.index(name) if name else np.nan for name in said])
     t |= {'recompute': numbers, 'unsaid': np.isnan(numbers)}
