@@ -21,8 +21,7 @@ from transformer_perf.interop import as_job, export
 from transformer_perf.iteration import short
 from transformer_perf.models import NAMED
 from transformer_perf.advice.planning import (
-    ANSWERS, BEARABLE, LEVELS, checkpoint_GB, daly_interval, goodput, on_front, operated,
-    young_interval)
+    ANSWERS, BEARABLE, LEVELS, checkpoint_GB, daly_interval, goodput, on_front, operated)
 from transformer_perf.advice import ClusterOperation, plan
 from transformer_perf.systems import as_system
 
@@ -45,6 +44,11 @@ def planned_once():
 # what fails
 
 TIMES = st.floats(1e-2, 1e5)
+
+
+def young_interval(save, mtbf):
+    "To first order (Young 1974)."
+    return np.sqrt(2 * save * mtbf)
 
 
 @given(TIMES, TIMES, TIMES)

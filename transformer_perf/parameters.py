@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SHARE', 'PART', 'FACTOR', 'HANDLES', 'REPEATABLE', 'GROUPED_WORKSPACES', 'OVERLAP_WORKSPACES', 'SHOWS',
            'WIDEST_GROUPS', 'REACHED', 'KINDS_OF_RUN', 'WIDER', 'FEW_RUNS', 'PARAMETER_PARTS', 'PART_OF', 'figure',
-           'NetworkShares', 'Kernels', 'measured_folder', 'Generation', 'generations', 'Costs', 'Evidence', 'near_runs',
-           'interval', 'untested_longer', 'Parameters', 'part_of', 'field_notes', 'limits', 'value_of', 'changed',
-           'Calibration', 'parameters_from', 'as_flat', 'read_calibration']
+           'NetworkShares', 'Kernels', 'measured_folder', 'Generation', 'generations', 'Costs', 'Evidence', 'interval',
+           'untested_longer', 'Parameters', 'part_of', 'field_notes', 'limits', 'value_of', 'changed', 'Calibration',
+           'parameters_from', 'as_flat', 'read_calibration']
 
 # %% ../nbs/82_parameters.ipynb #c3ca8f62
 import dataclasses
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .inputs import (
-    checked, checked_path, field, finite, label, naming, nearest, of_type, path_text, quoted,
+    checked, checked_path, field, finite, label, naming, nearest, of_type, quoted,
     read_json, shipped_folder, whole)
 from .systems import sheet_of
 
@@ -282,12 +282,6 @@ class Evidence:
         return f'near: {runs(alike)} of {named(first)} on {gpu}, {such}'
 
 # %% ../nbs/82_parameters.ipynb #f90ab3a2
-def near_runs(words):  # array of bool
-    """Which predictions, by what each rests on, measured runs came near.
-
-    Runs of the GPU only count, too: they are of layouts like this one, in other software."""
-    return ~np.char.startswith(np.asarray(words, dtype=str), 'extrapolated')
-
 def interval(
     known: Evidence,
     words,    # what each prediction rests on: `trust`
@@ -303,7 +297,8 @@ def interval(
     def logs(of, i):   # of predicted over measured
         return np.select([kinds == kind for kind in known.intervals[of]],
                          [low_high[i] for low_high in known.intervals[of].values()], np.nan)
-    far = np.where(near_runs(words), 1., WIDER)
+    # runs of the GPU only are near, too: of layouts like this one, in other software
+    far = np.where(np.char.startswith(words, 'extrapolated'), WIDER, 1.)
     half_seen, never, unnamed = _SEEN
     measured = np.char.startswith(words, 'measured')
     low, high = (np.where(measured, logs(half_seen, i),
@@ -483,13 +478,13 @@ def read_calibration(
 ):  # Calibration
     "Parameter sets from a file that `calibrate` wrote."
     path = measured_folder() / 'calibrated.json' if path is None else checked_path(path)
-    found, name = read_json(path), path_text(path)
-    try:
-        sets = {key: parameters_from(values) for key, values in found['sets'].items()}
-        return Calibration(sets, path.stem, evidence_in(found))
-    except KeyError as error:
-        raise ValueError(f'{name}: not a calibration (lacks {quoted(error.args[0])})') from None
-    except (TypeError, IndexError, AttributeError) as error:
-        why = f'{type(error).__name__}: {quoted(str(error))}'
-        raise ValueError(f'{name}: not a calibration ({why})') from None
-    except ValueError as error: raise ValueError(f'{name}: {error}') from None
+    found = read_json(path)
+    with naming(path):
+        try:
+            sets = {key: parameters_from(values) for key, values in found['sets'].items()}
+            return Calibration(sets, path.stem, evidence_in(found))
+        except KeyError as error:
+            raise ValueError(f'not a calibration (lacks {quoted(error.args[0])})') from None
+        except (TypeError, IndexError, AttributeError) as error:
+            why = f'{type(error).__name__}: {quoted(str(error))}'
+            raise ValueError(f'not a calibration ({why})') from None

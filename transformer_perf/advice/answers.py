@@ -342,19 +342,17 @@ class Improvements:
         return tables_as_html([*views, changes_view(self.table, self.estimate.system)], repr(self))
 
 # %% ../../nbs/88d_answers.ipynb #13a00034
-def said_of_room(found: Improvements):  # str
-    "That a job does not fit; of one that was measured, that only its prediction says so."
-    large = too_large(found.estimate)
-    if found.deviation is None: return large
-    return f'It ran, though by its prediction {large[0].lower()}{large[1:]}'
-
 def improvements_in_words(found: Improvements):  # str
     "What is known of the job, and what would be better."
     one = found.estimate
     words = [found.deviation.summary] if found.deviation else []
     words += [f'{where_run(one)}: {short(one.stats["iteration_s"])} s an iteration.',
               rate_in_words(one.row, one.system)]
-    if not one.fits: words.append(said_of_room(found))
+    if not one.fits:
+        large = too_large(one)
+        if found.deviation:   # which is of one that ran
+            large = f'It ran, though by its prediction {large[0].lower()}{large[1:]}'
+        words.append(large)
     right = [c for c in found.changes if c.estimate.fits]
     goal = 'is faster and fits' if one.fits else 'fits'
     tried = plural(found.tried, 'change')

@@ -427,7 +427,6 @@ def allowed(t, one: Estimate):  # mask
 # %% ../../nbs/88c_neighbours.ipynb #13a0001e
 RANK_ORDERS = (('tp', 'cp', 'dp', 'pp'), ('tp', 'cp', 'pp', 'dp'), ('dp', 'tp', 'cp', 'pp'))
 
-# %% ../../nbs/88c_neighbours.ipynb #13a00051
 def placement_rows(t):  # array [placement, group]
     "The placements of a table, one below the other."
     return np.stack(np.broadcast_arrays(*(t[place] for place in PLACES)), axis=1)
@@ -535,18 +534,15 @@ def have_room(GB, stats, system):  # bools
     return (GB <= system.hbm_capacity) & np.array(on_host, dtype=bool)
 
 # %% ../../nbs/88c_neighbours.ipynb #13a00022
-def _value_said(x):  # str
-    "A value of a field, for the eye."
-    return {'True': 'on', 'False': 'off', 'None': 'open'}.get(str(x), str(x))
-
 def in_short(p: Parallel, to, case: Case = None):  # str
     "A step in a few words: 'tp 8 -> 4, dp 8 -> 16'."
     words = []
     untold = ('layout', 'reduce_each', *PLACES)
+    def said(x): return {'True': 'on', 'False': 'off', 'None': 'open'}.get(str(x), x)
     for name, new in to.items():
         old = getattr(p, name)
         if new in (old, None) or name in untold: continue
-        words.append(f'{name} {_value_said(old)} -> {_value_said(new)}')
+        words.append(f'{name} {said(old)} -> {said(new)}')
     if to.get('layout'): words.append(f'layers dealt as {to["layout"]}')
     if {*PLACES} & to.keys() and not {*GROUPS} & to.keys(): words.append('placement left open')
     return ', '.join(words) + (_besides_in_file(case, to) if case else '')

@@ -59,18 +59,14 @@ SOURCES = dict(
 
 # %% ../../nbs/88e_planning.ipynb #14a00015
 @takes(checkpoint_s=ABOVE, mtbf_s=ABOVE)
-def young_interval(
+def daly_interval(
     checkpoint_s,  # s that the job waits for a checkpoint
     mtbf_s,        # s between failures of the job
 ):  # s
-    "The time between checkpoints that loses least, to first order (Young 1974)."
-    return np.sqrt(2 * checkpoint_s * mtbf_s)
-
-@takes(checkpoint_s=ABOVE, mtbf_s=ABOVE)
-def daly_interval(checkpoint_s, mtbf_s):  # s
     "The time between checkpoints that loses least (Daly 2006, equation 37)."
     half = np.sqrt(checkpoint_s / (2 * mtbf_s))   # below 1, or there is hardly time to save
-    expanded = young_interval(checkpoint_s, mtbf_s) * (1 + half / 3 + half**2 / 9) - checkpoint_s
+    first_order = np.sqrt(2 * checkpoint_s * mtbf_s)   # Young 1974
+    expanded = first_order * (1 + half / 3 + half**2 / 9) - checkpoint_s
     return np.where(half < 1, expanded, mtbf_s)[()]
 
 # %% ../../nbs/88e_planning.ipynb #14a00018
@@ -393,7 +389,6 @@ def searched(about, counts, strategy, choices):  # SearchResult
 ALIKE = ['n_gpus', 'iteration_s', 'memory_GB', 'memory_bound_GB']   # of rows that are one to us
 
 LEAST_GOODPUT = 1e-6
-FAILS = f'it fails so often that it works less than {LEAST_GOODPUT:g} of the time'
 
 def costed(found, model, budget: Budget, prices, operation, assumptions):
     "What a search found, with days, energy and money, but what hardly gets on; a Price or None."
@@ -407,7 +402,8 @@ def costed(found, model, budget: Budget, prices, operation, assumptions):
     rows = rows.assign(system=system.name,
                        **operated(rows, model, operation, system, assumptions))
     rows = rows[rows.goodput >= LEAST_GOODPUT]
-    found.reasons |= dict.fromkeys({*found.n_gpus} - {*rows.n_gpus}, FAILS)
+    why = f'it fails so often that it works less than {LEAST_GOODPUT:g} of the time'
+    found.reasons |= dict.fromkeys({*found.n_gpus} - {*rows.n_gpus}, why)
     return rows.assign(**spent(rows, system, price and price.usd, budget, operation)), price
 
 # %% ../../nbs/88e_planning.ipynb #14a00065
