@@ -313,11 +313,6 @@ class Network:
         return TURNS[kind] * volume / (reached * left) * (np.asarray(gpus) > 1)
 
 # %% ../nbs/85a_scaling.ipynb #393ad439
-def message_pieces(kind, stage, depth, gpus):
-    "In how many pieces the tensor of a message goes."
-    if kind == 'reduce': return gpus
-    return depth if stage == 3 else 1
-
 @takes(volume=ANY, gpus=dict(least=1, most=LARGEST), pieces=dict(least=1), system=dict(kind=System))
 def system_time(
     kind,           # a collective
@@ -351,7 +346,8 @@ def network_of_system(
     volume = weights_GB(model)
     bandwidth, efficiency = {}, {}
     for kind in dict.fromkeys(messages_of(stage)):
-        pieces = message_pieces(kind, stage, model.depth, gpus)
+        pieces = model.depth if stage == 3 else 1
+        if kind == 'reduce': pieces = gpus   # each of them owns other gradients
         seconds = dict(zip(gpus, system_time(kind, volume, gpus, pieces, system, a)))
         bandwidth[kind] = float(TURNS[kind] * volume / seconds[REFERENCE])
         efficiency[kind] = Efficiency.of_times(gpus.tolist(), seconds.values(), REFERENCE)

@@ -265,13 +265,6 @@ def make_folder(folder):
 
 def shard_digest(path, data): return sha256(path.name.encode() + data).encode()
 
-def shard_bytes(path):
-    "The content of a shard; nothing if it is not yet there, or another run has tidied up."
-    try: return again(lambda: read_bytes(path, LARGEST_SHARD))   # it may come back at any time
-    except ValueError:
-        if path.exists(): raise
-        return b''
-
 # %% ../nbs/85_sweeps.ipynb #6019b23d
 class Shards:
     "A folder of finished tasks."
@@ -286,7 +279,11 @@ class Shards:
     def load(self, task):  # bytes, or None
         "The result of a task, if it is there and whole."
         path = self.path(task)
-        digest, _, data = shard_bytes(path).partition(b'\n')
+        try: content = again(lambda: read_bytes(path, LARGEST_SHARD))   # it may come back
+        except ValueError:
+            if path.exists(): raise
+            return None   # not yet there, or another run has tidied up
+        digest, _, data = content.partition(b'\n')
         return data if digest == shard_digest(path, data) else None
 
     def save(self, task, data):
@@ -557,10 +554,8 @@ def bench_rows():  # yields dict
                         model, strategy)
 
 # %% ../nbs/85_sweeps.ipynb #cf010893
-def bench(
-    show=print,  # called with each line
-):
+def bench():
     "Print what `bench_rows` finds."
-    show(f'{"what":52} {"candidates":>12} {"seconds":>9} {"candidates/s":>14} {"peak GB":>8}')
+    print(f'{"what":52} {"candidates":>12} {"seconds":>9} {"candidates/s":>14} {"peak GB":>8}')
     for what, candidates, seconds, rate, GB in map(dict.values, bench_rows()):
-        show(f'{what:52} {candidates:12,} {seconds:9.4f} {rate:14,.0f} {GB:8.3f}')
+        print(f'{what:52} {candidates:12,} {seconds:9.4f} {rate:14,.0f} {GB:8.3f}')

@@ -155,11 +155,6 @@ def operated(t, model: Model, operation: ClusterOperation, system, assumptions):
             'goodput': share, 'tokens_per_s': t['samples_per_s'].to_numpy() * model.seq_len * share}
 
 # %% ../../nbs/88e_planning.ipynb #14a00035
-def hours_allowed(hourly, budget: Budget):  # array; hourly: USD of all GPUs
-    "How long rows may take: as long as the budget says, or as its dollars last."
-    limit = np.full(len(hourly), budget.hours or np.inf)
-    return limit if budget.usd is None else np.minimum(limit, budget.usd / hourly)
-
 def ends_of_interval(t):  # (low, high), over the estimated time
     "How short and how long iterations may be; NaN where nobody knows."
     if 'iteration_low_s' not in t: return np.nan, np.nan
@@ -170,10 +165,13 @@ def spent(t, system, price, budget: Budget, operation: ClusterOperation):  # dic
     "What rows take of time, energy and money; `price`: USD of a GPU for an hour, or none."
     n = t['n_gpus'].to_numpy(float)
     rate = t['tokens_per_s'].to_numpy()
-    hourly = n * (np.nan if price is None else price)
+    hourly = n * (np.nan if price is None else price)   # USD of all GPUs
     low, high = ends_of_interval(t)
-    if budget.tokens is None: tokens = rate * 3600 * hours_allowed(hourly, budget)
-    else: tokens = np.full(len(n), float(budget.tokens))
+    if budget.tokens is not None: tokens = np.full(len(n), float(budget.tokens))
+    else:
+        most_hours = np.full(len(n), budget.hours or np.inf)
+        if budget.usd is not None: most_hours = np.minimum(most_hours, budget.usd / hourly)
+        tokens = rate * 3600 * most_hours
     hours = tokens / rate / 3600
     days = hours / 24
     fewest = most = tokens
@@ -261,12 +259,6 @@ def measures(rows):  # DataFrame
         s_per_token=longer / rows.tokens_per_s, memory_needed=needed,
         usd_per_million_tokens=longer * rows.usd_per_million_tokens)
 
-def may_answer(m, answer, margin):  # rows of `measures`
-    "Rows whose measure is known; the simplest is one that is hardly slower than the fastest."
-    known = m[m[ANSWERS[answer][0]].notna()]
-    if answer != 'simplest': return known
-    return known[known.s_per_token <= (1 + margin) * m.s_per_token.min()]
-
 def answers_among(rows, budget: Budget, margin):  # (answers of each row, whether on the front)
     "Which rows answer what."
     m = measures(rows)
@@ -274,7 +266,9 @@ def answers_among(rows, budget: Budget, margin):  # (answers of each row, whethe
     has_deadline = budget.tokens is not None and budget.hours is not None
     for name in ANSWERS:
         if name == 'fewest GPUs' and not has_deadline: continue
-        own = may_answer(m, name, margin)
+        own = m[m[ANSWERS[name][0]].notna()]   # whose measure is known
+        hardly_slower = own.s_per_token <= (1 + margin) * m.s_per_token.min()
+        if name == 'simplest': own = own[hardly_slower]
         if len(own): found[first_by(own, name)].append(name)
     for system, own in m.groupby(rows.system, sort=False):
         first = first_by(own, 'fastest')
@@ -301,15 +295,12 @@ def in_few_words(row):  # str
     if counts_longer(row): words.append('untested')
     return ', '.join(words)
 
-def in_four_digits(x, digits):  # str
-    "A number for the eye, in four digits unless others are asked for; empty where none is known."
-    if not np.isfinite(x): return ''
-    return f'{x:{digits}}' if digits else short(x)
-
 # %% ../../nbs/88e_planning.ipynb #14a00055
 def plan_view(rows):  # DataFrame of text
     "Rows of a plan for the eye."
-    def text(name, digits=None): return [in_four_digits(x, digits) for x in rows[name]]
+    def in_digits(x, digits): return f'{x:{digits}}' if digits else short(x)
+    def text(name, digits=None):   # empty where none is known
+        return [in_digits(x, digits) if np.isfinite(x) else '' for x in rows[name]]
     def ranged(name, digits=None):
         shown = []
         columns = [text(name + end, digits) for end in ('', '_low', '_high')]
@@ -407,11 +398,6 @@ def costed(found, model, budget: Budget, prices, operation, assumptions):
     return rows.assign(**spent(rows, system, price and price.usd, budget, operation)), price
 
 # %% ../../nbs/88e_planning.ipynb #14a00065
-def checkpoints_in_words(operation: ClusterOperation):  # str
-    "How long a checkpoint takes, or what of it is taken to be so."
-    if operation.checkpoint_s is not None: return f'{operation.checkpoint_s:g} s for a checkpoint'
-    return f'checkpoints written at {short(operation.checkpoint_GBps)} GB/s a GPU'
-
 def notes_on(rows, found, priced, operation: ClusterOperation):  # list of str
     "What a plan rests on; `found` is a SearchResult of each system, `priced` its Price."
     notes = [evidence_of_rows(rows.evidence)] if len(rows) else []
@@ -424,10 +410,11 @@ def notes_on(rows, found, priced, operation: ClusterOperation):  # list of str
             notes.append(f'{name}: {price.usd:.2f} USD per GPU-hour ({said}).')
         if one.priced_on.server_power is None:
             notes.append(f'{name}: no watts of its server are known, so no MWh are said.')
+    saved = f'checkpoints written at {short(operation.checkpoint_GBps)} GB/s a GPU'
+    if operation.checkpoint_s is not None: saved = f'{operation.checkpoint_s:g} s for a checkpoint'
     notes.append(f'Assumed: a failure in {operation.mtbf_gpu_hours:,.0f} GPU-hours, '
                  f'{operation.restart_s:g} s until the job computes again, '
-                 f'{checkpoints_in_words(operation)}; energy is what servers draw at most, times '
-                 f'a PUE of {operation.pue:g}.')
+                 f'{saved}; energy is what servers draw at most, times a PUE of {operation.pue:g}.')
     return notes + list(dict.fromkeys(note for one in found for note in one.notes))
 
 # %% ../../nbs/88e_planning.ipynb #14a00066

@@ -151,16 +151,13 @@ _TENSOR_PASSES = {   # over a tensor of 16 bits
     'copy': 2, 'add': 3, 'gelu': 2, 'layernorm': 2, 'adam': 14}
 ROW = 4096                                                              # numbers of a row
 
-def _adam_call(machine, rows):
-    "A step of AdamW in one kernel, ready to be called."
-    x = machine.random(rows, ROW, dtype='float32').requires_grad_()
-    x.grad = machine.random(rows, ROW, dtype='float32')
-    on_gpu = machine.device == 'cuda'   # there a graph may hold the step
-    return machine.torch.optim.AdamW([x], fused=True, capturable=on_gpu).step
-
 def vector_call(machine, op, rows):
     "An elementwise kernel, ready to be called."
-    if op == 'adam': return _adam_call(machine, rows)
+    if op == 'adam':
+        x = machine.random(rows, ROW, dtype='float32').requires_grad_()
+        x.grad = machine.random(rows, ROW, dtype='float32')
+        on_gpu = machine.device == 'cuda'   # there a graph may hold the step
+        return machine.torch.optim.AdamW([x], fused=True, capturable=on_gpu).step
     x, y = machine.random(rows, ROW), machine.random(rows, ROW)
     functional = machine.torch.nn.functional
     return {'copy': lambda: y.copy_(x), 'add': lambda: y.add_(x),

@@ -621,6 +621,9 @@ def search_columns(t, node, one, chosen):  # table
     same = (*GROUP_COLUMNS, 'recompute', 'zero_stage', 'dispatcher', 'unsaid')
     copies = t['dp'] * t['cp']
     shard = np.where((t['fsdp_shard'] > 0) & (t['zero_stage'] > 1), t['fsdp_shard'], copies)
+    # of choices of which most tables say nothing
+    said = {c: bool(one[c]) for c in _CHOICE_FLAGS if not np.isnan(one[c])}
+    said |= {c: one[c] for c in CHOICE_COLUMNS if c not in _CHOICE_FLAGS and one[c]}
     return {name: t[name] for name in same} | places_by_rank(t, node.nvlink_size) | dict(
         panels=np.ones_like(t['tp']), virtual_stages=t['vp'],
         sequence_sharded=t['sequence_parallel'] > 0, dp_overlap=t['dp_overlap'] > 0,
@@ -628,12 +631,7 @@ def search_columns(t, node, one, chosen):  # table
         dp_replicate=np.maximum(copies // shard, 1), precision=one.precision,
         strategy='2d-seqp' if one.cp > 1 else '1d', layout=one.layout or None,
         context=chosen.get('context', 'ring'),
-        cuda_graphs=one.cuda_graphs) | _choices_said(one)
-
-def _choices_said(one):  # dict: choice -> value
-    "What a row says of choices of which most tables say nothing."
-    flags = {c: bool(one[c]) for c in _CHOICE_FLAGS if not np.isnan(one[c])}
-    return flags | {c: one[c] for c in CHOICE_COLUMNS if c not in _CHOICE_FLAGS and one[c]}
+        cuda_graphs=one.cuda_graphs) | said
 
 # %% ../../nbs/91_runs.ipynb #860395b3
 def rows_as_candidates(own, position, system):  # Batch
