@@ -273,8 +273,9 @@ def test_as_many_samples_as_are_asked_for():
 def test_seconds_are_a_straight_line():
     "Between two lengths, and beyond: as an estimate of documents of that length."
     one = estimate(PACKED, Parallel(tp=8, pp=2), 'H100-80GB', 8, 'corrected')
+    at = seconds_by_length(one, lengths_counted(one))
     for L in (512, 2048, 8192):
-        for a, b in zip(seconds_by_length(one)(L), pass_seconds(with_documents(one, [L]))):
+        for a, b in zip(at(L), pass_seconds(with_documents(one, [L]))):
             assert close(a, b, 1e-6)
 
 

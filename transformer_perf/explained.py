@@ -179,17 +179,14 @@ def figures_told(one):  # dict: column -> Quantity
     found = all_figures(work, costs, ends, times, memory, pricer.system)
     for name in ('mfu', 'hfu'): found[name] = _figure_told(name, found[name], utilization)
     if 'likely_s' in one.stats:
-        told = functools.partial(_figure_by_runs, one, found['iteration_s'])
-        for name in ('iteration_low_s', 'iteration_high_s'):
-            found[name] = told(name, interval, 'of such predictions over measured runs')
-        found['likely_s'] = told('likely_s', untested_longer, 'more where no run came near')
+        others = interval, 'of such predictions over measured runs'
+        rules = {'iteration_low_s': others, 'iteration_high_s': others,
+                 'likely_s': (untested_longer, 'more where no run came near')}
+        for name, (rule, words) in rules.items():
+            ratio = Quantity('ratio', one.stats[name] / one.stats['iteration_s'],
+                             source='evidence', words=words)
+            found[name] = (found['iteration_s'] * ratio).called(name, 's', rule)
     return {name: _figure_told(name, found[name], all_figures) for name in one.stats}
-
-def _figure_by_runs(one, seconds, name, rule, words):  # Quantity
-    "A figure that measured runs make of the seconds of an iteration, by a rule."
-    ratio = one.stats[name] / one.stats['iteration_s']
-    return (seconds * Quantity('ratio', ratio, source='evidence', words=words)).called(
-        name, 's', rule)
 
 def explanation_of(
     one,

@@ -112,9 +112,9 @@ def lengths_counted(one: Estimate):  # (lengths, what each counts as)
     if has_none: return lengths, np.array(lengths)
     return lengths, S * attention / attention[-1]
 
-def seconds_by_length(one: Estimate, priced=None):  # function: what a token counts as -> (s, s)
+def seconds_by_length(one: Estimate, priced):  # function: what a token counts as -> (s, s)
     "Seconds of a micro-batch, forward and backward; `priced`: as `lengths_counted` has them."
-    lengths, counted = lengths_counted(one) if priced is None else priced
+    lengths, counted = priced
     half = int(np.argmin(abs(counted - one.model.seq_len / 2)))
     few, many = (pass_seconds(one, L) for L in (lengths[half], lengths[-1]))
     def at(length):

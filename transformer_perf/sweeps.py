@@ -206,16 +206,16 @@ def run(
     hand_on = world is None or shards is None
     do = functools.partial(done_by, function, tasks, shards, hand_on)
     numbers = [i for i in range(len(tasks)) if i not in found]
-    for i, data in _with_progress(completed(do, numbers, workers), len(tasks), len(found), leads):
-        found[i] = data
+    for i, data in _with_progress(do, numbers, workers, len(tasks), leads): found[i] = data
     if not leads: return None
     for i, task in enumerate(tasks):   # of a rank; or another run has tidied it up
         if found[i] is None: found[i] = shards.load(task) or packed_result(function, task)
     return [unpacked(found[i]) for i in range(len(tasks))]
 
-def _with_progress(results, number, so_far, leads):  # yields them
-    "The results, with a bar that shows how many there are; on terminals only."
-    bar = tqdm(total=number, initial=so_far, unit=' tasks', disable=None if leads else True)
+def _with_progress(do, numbers, workers, of, leads):  # as `completed`
+    "With a bar that shows how many of all tasks are done; on terminals only."
+    results = completed(do, numbers, workers)
+    bar = tqdm(total=of, initial=of - len(numbers), unit=' tasks', disable=None if leads else True)
     with bar, contextlib.closing(results):
         for result in results:
             yield result
@@ -418,8 +418,7 @@ def write_dataset(folder, vary, workers, *product):  # whether this process lead
     if most != VARIANTS: tasks = tasks_of(*product, vary, most)
     left = left_to_do(folder, len(tasks)) if leads else []
     do = functools.partial(_write_parts, run_task, tasks, folder)
-    done = len(tasks) - len(left)
-    for _ in _with_progress(completed(do, left, workers), len(tasks), done, leads): pass
+    for _ in _with_progress(do, left, workers, len(tasks), leads): pass
     if not leads: return False
     while left := left_to_do(folder, len(tasks)): list(do(left))   # another run was here, too
     note_study(folder, question, most, complete=True)

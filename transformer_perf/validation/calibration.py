@@ -28,8 +28,8 @@ from ..interop.writing import facts_of, lost
 from ..measured_kernels import DTYPES, OPERATIONS, TABLES, numbers_of, texts_in
 from ..models import with_length
 from ..parameters import (
-    FEW_RUNS, PARAMETER_PARTS, SHOWS, WIDEST_GROUPS, Calibration, Parameters, as_flat, changed,
-    field_notes, limits, measured_folder, part_of, read_calibration, value_of)
+    FEW_RUNS, PARAMETER_PARTS, SHOWS, WIDEST_GROUPS, Calibration, NetworkShares, Parameters,
+    as_flat, changed, field_notes, limits, measured_folder, part_of, read_calibration, value_of)
 from .runs import (
     ADDED, COST_COLUMNS, MORE, RUN_COLUMNS, STRUCTURE_COLUMNS, assumptions_for, batches_of,
     candidates_priced, clean, cleaned, column_of, job_at, measured_column, of_sheets, on_system,
@@ -325,9 +325,8 @@ def calibrate(
     return CalibrationResult(calibration, table, predicted, system)
 
 # %% ../../nbs/91b_fits.ipynb #cb0ab42a
-PROTOCOL = ('base', 'nvlink_share', 'gather_factor', 'scatter_factor', 'nic_share', 'nic_alone',
-            'bulk_hop', 'bulk_far_hop', 'bulk_tree_hop', 'tree_share', 'quick_hop', 'quick_far_hop',
-            'quick_tree_hop', 'quick_share', 'quick_far_share')
+NOT_TOLD_BY_TESTS = ('groups_share', 'domain_share')   # of Perlmutter
+PROTOCOL = [f.name for f in dataclasses.fields(NetworkShares) if f.name not in NOT_TOLD_BY_TESTS]
 
 def published_collectives():  # DataFrame: operation, gpus, gpus_per_node, bytes, us
     "nccl-tests on Perlmutter, messages of 1 MB and above."

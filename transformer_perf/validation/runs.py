@@ -49,16 +49,15 @@ RUN_COLUMNS = (
     'global_batch', 'recompute', 'sequence_parallel', 'flash_attention', 'dp_overlap',
     'tp_overlap', 'zero_stage')
 
+_NEWER = ('window', 'full_attention_every', 'attention_sinks', 'qk_norm', 'tied_embeddings',
+          'router_groups', 'router_groups_per_token', 'learned_positions', 'router_bias')
+
 STRUCTURE_COLUMNS = {   # further columns of today's models -> what a Model calls them
     'experts': 'experts', 'experts_per_token': 'experts_per_token', 'moe_ffn': 'expert_dim',
     'shared_expert_ffn': 'shared_expert_dim', 'dense_layers_first': 'dense_layers_first',
     'moe_layer_freq': 'moe_every', 'q_lora_rank': 'q_lora_rank', 'kv_lora_rank': 'kv_lora_rank',
     'qk_nope': 'qk_nope_head_dim', 'qk_rope': 'qk_rope_head_dim', 'v_head': 'v_head_dim',
-    'mtp_layers': 'mtp_layers', 'head_dim': 'head_dim', 'window': 'window',
-    'full_attention_every': 'full_attention_every', 'attention_sinks': 'attention_sinks',
-    'qk_norm': 'qk_norm', 'tied_embeddings': 'tied_embeddings', 'router_groups': 'router_groups',
-    'router_groups_per_token': 'router_groups_per_token', 'learned_positions': 'learned_positions',
-    'router_bias': 'router_bias'}
+    'mtp_layers': 'mtp_layers', 'head_dim': 'head_dim', **dict(zip(_NEWER, _NEWER))}
 
 COST_COLUMNS = ('dropout', 'gradients_in_16_bits')   # of its software's costs, as a Job says them
 
@@ -74,10 +73,8 @@ _WORD_COLUMNS = ('gpu', 'recompute', 'precision', 'software', 'layout', 'cuda_gr
                  'optimizer', 'schedule', 'context', 'offload', 'adapters', *_WORDS_OF_MODEL)
 
 ADDED = ('software', 'release', 'layout', 'cuda_graphs', 'dispatcher', 'ep_overlap',
-         'capacity_factor', 'experts_in_turn', 'window', 'full_attention_every',
-         'attention_sinks', 'qk_norm', 'tied_embeddings', 'router_groups',
-         'router_groups_per_token', 'learned_positions', 'router_bias', 'fp8_parameters',
-         *COST_COLUMNS, *_WORDS_OF_MODEL)   # what a clean table says besides
+         'capacity_factor', 'experts_in_turn', *_NEWER, 'fp8_parameters', *COST_COLUMNS,
+         *_WORDS_OF_MODEL)   # what a clean table says besides
 
 NEEDED_COLUMNS = ('layers', 'hidden', 'heads', 'seq_len', 'global_batch')   # may not be empty
 
