@@ -506,6 +506,14 @@ def test_the_last_chunk_of_sharded_pipelines_reduces_behind_nothing(pp, stage, e
     assert modules.units_reduced_last(layout, pieces) == last
 
 
+def test_units_reduced_last_of_many_layouts():
+    "Each as if alone: of those that reduce often only the first unit's show."
+    software = dataclasses.replace(COSTLY, sums_in_pipelines=True)
+    a = dataclasses.replace(TRAINED, measured=Parameters('Hopper', software=software))
+    layout = Layouts(pp=np.array([4, 4, 1]), zero_stage=np.array([1, 3, 3]), assumptions=a)
+    assert modules.units_reduced_last(layout, 8).tolist() == [1, 8, 1]
+
+
 @pytest.mark.parametrize('tp, near', [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_groups_share_the_cards_of_a_domain(tp, near):
     "Copies of several shards in a domain with few cards get less of them each."
@@ -1023,7 +1031,29 @@ def test_experts_beside_tp_take_shards_of_sequences_whatever_is_usual(tp):
     assert not sharded(MODEL).sequence_sharded
 
 
+@pytest.mark.parametrize('by', ['bound', 'point'])
+def test_the_fullest_rank_is_the_one_that_needs_most(by):
+    "What two ranks hold differs by what they need: groups and contexts cost both as much."
+    layout = Layouts(tp=2, pp=4, assumptions=dataclasses.replace(MEASURED, fits_by=by))
+    few, many = timeline.Memory(9., 3., 2., 1.), timeline.Memory(5., 3., 2., 4.9)
+    full, need = ([of(layout, held) for held in (few, many)]
+                  for of in (timeline.fullness, timeline.must_fit_GB))
+    assert close(full[1] - full[0], need[1] - need[0])
+    assert (full[1] > full[0]) == (by == 'bound')
+
+
 # in words
+
+def test_other_software_is_told_of_where_none_is_named():
+    "As two estimates of it; of prices that are not the calibrated ones nothing is said."
+    layout, model = Parallel(dp=8), 'llama3.1_8B'
+    ask = lambda *a, **more: estimate(model, layout, SYSTEM, 64, *a, **more)
+    said = iteration.tuned_and_plain(ask('calibrated'))
+    plain = ask('calibrated', software='plain')
+    assert f'{plain.stats["iteration_s"]:.4g} s in plain' in said
+    assert not iteration.tuned_and_plain(plain)
+    assert not iteration.tuned_and_plain(ask('corrected'))
+
 
 def numbers_in(text, pattern): return [float(x.replace(',', '')) for x in re.search(
     pattern, text).groups()]
@@ -1139,7 +1169,22 @@ def test_an_all_reduce_hides_behind_no_product():
     assert whole[0] == whole[1] and took(tp_overlap=True) < took(tp_overlap=False)
 
 
+@pytest.mark.parametrize('recompute', ['none', 'full'])
+def test_shares_of_the_peak(recompute):
+    "An iteration at the peak rate, as long as they say it would be, does the FLOP of both kinds."
+    stats = case(pp=2, dp=4, recompute=recompute)[0].stats
+    peak = stats['iteration_s'] * SYSTEM.matrix_flops_fp16   # TFLOP
+    for share, TFLOP in (('mfu', 'model_TFLOP_per_gpu'), ('hfu', 'executed_TFLOP_per_gpu')):
+        assert close(stats[share] * peak, stats[TFLOP]), share
+
+
 # tables of messages, as users of the paper's code put them together
+
+@pytest.mark.parametrize('mlp', [modules.mlp_1d, modules.mlp_seqp, modules.mlp_2d])
+def test_what_a_module_lacks_divides_nothing(mlp):
+    "An odd width has no even number of heads, which an MLP does not have either."
+    assert mlp(1, 8, 15, 60, system=dataclasses.replace(SYSTEM, summa_nb=1)).t.sum() > 0
+
 
 @pytest.mark.parametrize('overlap', [True, False])
 def test_tables_of_messages(overlap):

@@ -134,6 +134,10 @@ def test_why_there_is_nothing():
     tiny = Model(512, 256, 4, 2)
     ask = lambda system, n, **more: search(tiny, n, system, 7, '1d', assumptions='paper', **more)
     assert 'no numbers of tp, pp and dp GPUs multiply to 5' in ask('H200', 5).reasons[5]
+    held = dict(tp=2, cp=1, panels=8)   # 7 GPUs are no groups of two
+    panels = search(tiny, [7, 14], 'H200', 7, '2d', assumptions='paper', fixed=held)
+    assert 'no numbers of tp, cp, pp and dp GPUs multiply to 7 ' in panels.reasons[7]
+    assert panels.reasons[14].startswith('2d: nothing that a search tries has panels 8')
     small = dict(vars(as_system('H200')), hbm_capacity=.01)
     found = ask(small, 1)
     least = estimate(tiny, Parallel(), 'H200', 7, 'paper').stats['memory_GB']

@@ -2,7 +2,9 @@
 import dataclasses
 import itertools
 import json
+import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -430,3 +432,64 @@ def test_parquet(undisturbed, tmp_path):
 def test_mistakes_are_one_line(tmp_path, command, message):
     has(bad(*command.split(), cwd=tmp_path), message)
     assert not list(tmp_path.iterdir())
+
+
+# how tasks are cut, and what is timed
+
+def test_numbers_in_a_row():
+    assert sweeps.in_a_row([0, 1, 2, 5, 6, 9]) == [[0, 1, 2], [5, 6], [9]]
+    assert sweeps.in_a_row([3]) == [[3]]
+
+
+@pytest.mark.parametrize('points, workers', [
+    (1, 4), (100, 4), (1000, 3), (1200, 1), (5000, 2), (7 * 4 * VARIANTS, 4)])
+def test_few_tasks_are_cut_so_that_workers_have_as_many(points, workers):
+    "The smallest tasks of which each worker has no more than of whole ones, rounded, or one."
+    size = sweeps.variants_for(points, workers)
+    most = workers * max(1, round(points / workers / VARIANTS))
+    tasks = lambda size: math.ceil(points / size)
+    assert tasks(size) <= most and (size == 1 or tasks(size - 1) > most)
+    assert sweeps.variants_for(9 * workers * VARIANTS + 1, workers) == VARIANTS
+
+
+@pytest.mark.parametrize('platform, GB', [('linux', .002048), ('darwin', .000002)])
+def test_memory_in_the_unit_of_the_platform(monkeypatch, platform, GB):
+    "Linux counts in KiB, macOS in bytes (getrusage(2) of both)."
+    used = resource.struct_rusage([0, 0, 2000, *[0] * 13])
+    monkeypatch.setattr(resource, 'getrusage', lambda who: used)
+    monkeypatch.setattr(sweeps.sys, 'platform', platform)
+    assert sweeps.peak_GB() == pytest.approx(GB, rel=1e-12)
+
+
+def test_the_least_of_several_times_is_told(monkeypatch):
+    "By a clock that we set: three runs of 5, 2 and 4 s, of ten candidates each."
+    clock = iter([0, 5, 10, 12, 20, 24])
+    monkeypatch.setattr(sweeps.time, 'perf_counter', lambda: next(clock))
+    row = sweeps.bench_row('some', lambda n, more: n + more, 7, often=3, more=3)
+    assert (row['what'], row['candidates'], row['seconds'], row['candidates_per_s']) == (
+        'some', 10, 2, 5)
+
+
+def test_what_is_timed_is_what_its_name_says(monkeypatch):
+    "GPUs, models and numbers of searches, as each line names them."
+    asked, said = [], []
+    monkeypatch.setattr(sweeps, 'search', lambda *args, **more: asked.append((args, more)) or
+                        dataclasses.make_dataclass('Found', ['candidates'])(1))
+    monkeypatch.setattr(sweeps, 'estimate', lambda *args, **more: asked.append((args, more)))
+    monkeypatch.setattr(sweeps, 'sweep', lambda *args, **more: asked.append((args, more)))
+    for row in sweeps.bench_rows():
+        what, (args, more) = row['what'], asked[-1]
+        assert str(args[0]) in what or 'searches' in what, what
+        if 'estimate' in what: assert f'{args[1].n_gpus} {args[2]}' in what
+        elif 'searches' not in what: assert re.search(rf'\b{args[1]:,}\b|\b{args[1]}\b', what)
+        for preset in ('paper', 'calibrated'):
+            if what.endswith(preset): assert more['assumptions'] == preset
+        searches = sum(np.size(args[1]) for args, _ in asked)
+        if 'searches' in what: assert str(searches) in what, what
+        if 'memories' in what:
+            sizes = [len(values) for values in asked[0][1]['vary'].values()]
+            assert '{} x {} memories'.format(*sizes) in what
+            assert row['candidates'] == np.prod(sizes) and asked[0][0][2] == [args[1]]
+        asked.clear()
+        said.append(what)
+    assert len(said) == len({*said}) == 14

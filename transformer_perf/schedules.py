@@ -631,7 +631,7 @@ def saved_at_once(name, p, v, N):  # array [rank, moment, chunk of the rank]
     found = np.unique(np.column_stack([rank, saved])[begins], axis=0)
     own = found[:, 0]   # ranks, in order
     moment = np.arange(len(found)) - np.searchsorted(own, np.arange(p))[own]
-    every = np.zeros((p, moment.max() + 1, saved.shape[1]), dtype=int)
+    every = np.zeros((p, np.bincount(own).max(), saved.shape[1]), dtype=int)
     every[own, moment] = found[:, 1:]
     return every
 

@@ -491,8 +491,8 @@ def run_configs(
 def peak_GB():
     "The most memory that this process has held."
     import resource   # not on Windows
-    per_GB = 1e9 if sys.platform == 'darwin' else 1e6
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_GB
+    unit = 1 if sys.platform == 'darwin' else 2**10   # bytes
+    return 1e-9 * unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 def bench_row(what, count, *args, often=1, **more):  # dict
     "Run something that counts its candidates, several times if it is short: the least it took."
