@@ -4,9 +4,10 @@ import dataclasses
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate
+from transformer_perf.blocks import gpt_block
 from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS
 from transformer_perf.iteration import short
-from transformer_perf.models import NAMED
+from transformer_perf.models import NAMED, parameter_table
 
 TRAINED = Assumptions(**MENDED_SLIPS | AS_TRAINED)
 PLAIN = Model(256, 96, 8, 6, mlp_dim=200, vocab=640, name='plain')
@@ -66,6 +67,16 @@ def test_experts_are_shared_out(tp, ep, etp):
             .stats['weights_GB'] for m in (model, other)]
     matrices = 2e-9 * 6 * 8 * 2 * 96 * 40   # layers, experts, two of 96 x 40 more
     assert held[1] - held[0] == pytest.approx(matrices / ep / etp, rel=1e-9)
+
+
+def test_matrices_of_two_sizes_are_told_apart():
+    "Where kinds of layers have the same name for two sizes, these say how large each is."
+    narrow, wide = (gpt_block(96, 8, width) for width in (200, 300))
+    model = dataclasses.replace(PLAIN, layers=((narrow, 4), (wide, 2)))
+    found = {part.component: (part.each, part.number) for part in parameter_table(model)}
+    for width, layers in ((200, 4), (300, 2)):
+        assert found[f'fc1 ({96 * width:,})'] == (96 * width, layers)
+    assert found['qkv'] == (3 * 96 * 96, 6)   # alike in all
 
 
 def test_numbers_in_four_digits():

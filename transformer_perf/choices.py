@@ -83,7 +83,7 @@ def graphed(cuda_graphs):  # (share of a layer, share of its experts, whether th
         if name in names and len(names) > 1:
             raise ValueError(f'cuda_graphs={quoted(cuda_graphs)}: {name} stands alone')
     of_layer, of_experts = zip(*(GRAPHED[name] for name in names))
-    return min(sum(of_layer), 1.), min(sum(of_experts), 1.), 'iteration' in names
+    return sum(of_layer), min(sum(of_experts), 1.), 'iteration' in names
 
 def launched(cuda_graphs, part):  # share; an array where graphs are a column
     "What the host still launches: of a layer (0), of its experts (1), of a micro-batch (2)."

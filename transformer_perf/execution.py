@@ -104,9 +104,9 @@ def pipeline_divides(n, tp, pp, depth, uneven=False):
 def _leaves_enough(t, strategy, model: Model, least):
     "Which rows leave a GPU enough features and, where cp shares the sequence, enough rows of it."
     s = STRATEGIES[strategy]
-    features = s.features_per_embed * model.embed_dim // t['tp'] >= least
+    features = s.features_per_embed * model.embed_dim >= least * t['tp']
     if 'cp' not in s.groups: return features & (t['cp'] == 1)
-    return features & (model.seq_len // t['cp'] >= least)
+    return features & (model.seq_len >= least * t['cp'])
 
 def _layer_groupings(
     n,                                  # GPUs
@@ -825,6 +825,8 @@ def _first_that_fit(order, k, known):  # as `fastest_of`
         more = min(4 * more, MOST_REPLAYED)
 
 # %% ../nbs/88a_search.ipynb #cbcd5b6e
+_ROUNDED_UP = 1 + 1e-9   # a bound and the same seconds played are not the same sum
+
 def _groups_in(t):  # list of (variant, n_gpus)
     "What each candidate is compared in."
     return list(zip(t['variant'].tolist(), t['n_gpus'].tolist()))
@@ -841,7 +843,7 @@ def _others_may_win(first, limit, more):
     last, groups = {}, _groups_in(first)
     for group, bound in zip(groups, first['seconds'].tolist()):
         last[group] = max(bound, last.get(group, 0.))
-    return any(number >= more and last[group] <= limit.get(group, np.inf) * (1 + 1e-9)
+    return any(number >= more and last[group] <= limit.get(group, np.inf) * _ROUNDED_UP
                for group, number in Counter(groups).items())
 
 def played_until_sure(fit, k, play):  # as `fastest_of`: which were played
@@ -859,8 +861,8 @@ def played_until_sure(fit, k, play):  # as `fastest_of`: which were played
         more = min(4 * more, MOST_REPLAYED)
         first = order.first(more)
         limits = [limit.get(group, np.inf) for group in _groups_in(first)]
-        may_win = keep(first, first['seconds'] <= np.array(limits) * (1 + 1e-9))   # by their bounds
-        new = not_among(some, may_win)
+        by_bounds = first['seconds'] <= np.array(limits) * _ROUNDED_UP
+        new = not_among(some, keep(first, by_bounds))
         new = keep(new, _fitting_when_played(new, fit, known))
         some = joined_once([some, new])
 

@@ -106,7 +106,7 @@ def covers(recipe, release):  # bool
     "Whether a recipe is one of a release, as '25.09'."
     if not re.fullmatch(_RELEASE, release): return False
     limits = recipe['when'].get('release', {})
-    return limits.get('from', 0.) <= float(release) < limits.get('below', 100.)
+    return limits.get('from', 0.) <= float(release) < limits.get('below', float('inf'))
 
 _RELEASE = r'\d\d\.\d\d'   # the year and the month
 
