@@ -826,6 +826,19 @@ def test_who_weighs_results_of_experts_saves_them():
     assert close(less, 2e-9 * tokens * EXPERTS.expert_dim)
 
 
+@pytest.mark.parametrize('micro_batches, adds', [(1, 0), (4, .75)])
+def test_launches_under_autocast(micro_batches, adds):
+    "A kernel for each cast, sum and mask: there as many as back, and one for a sum of gradients."
+    launched = lambda *works: [work.launches for work in works]
+    product = layers.linear('x', 4, 6, 8)
+    there, back = launched(product.forward, product.backward)
+    cast = layers.autocast_weight(product.forward, product.backward, 48, micro_batches)
+    assert launched(*cast) == [there + 1, back + 1 + adds]
+    for masked in (0, 1):
+        op = layers.autocast_add('x', 4, 6, masked=masked)
+        assert launched(op.forward, op.backward) == [1 + masked, 2 + masked]
+
+
 def test_bytes_under_autocast():
     "By hand, a number: what has 32 bits is cast to 16 by each product that reads it."
     def moved(op): return op.forward.nbytes, op.backward.nbytes
