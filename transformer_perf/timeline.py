@@ -337,7 +337,9 @@ def _table_exchange(work: Workload, pricer):  # s
 
 @told('spread', '')
 def straggling(p: Layouts):
-    "By what share the slowest GPU is slower than the mean: the largest of n normal values."
+    """By what share the slowest GPU is slower than the mean: the largest of n normal values.
+
+    It lies about sqrt(2 log n) of their spreads above the mean: the more GPUs, the further."""
     n = np.maximum(p.tp * p.cp * p.pp * p.dp, 2)
     return p.costs.straggler * np.sqrt(2 * np.log(n)) if p.costs.straggler else 0.
 
@@ -952,10 +954,13 @@ def other_copies(p: Layouts, of: Stored):  # GB, of a layer
     beside = of.copies * 2 / np.maximum(of_recipe(p.precision, 'copies'), .5)
     return held - where(in_low_precision(a, p.precision), beside, 0.)
 
+def _with_fragments(p: Layouts, memory: Memory):  # GB
+    "What a GPU holds, and what its allocator cannot use between activations."
+    return memory.total + p.costs.fragments * memory.activations
+
 def fullness(p: Layouts, memory: Memory):  # GB
-    "What tells which rank is the fullest: its memory, with what the allocator cannot use."
-    wasted = p.costs.fragments * (p.assumptions.fits_by == 'bound')
-    return memory.total + wasted * memory.activations
+    "What tells which rank is the fullest: what must fit, without what is alike on all of them."
+    return _with_fragments(p, memory) if p.assumptions.fits_by == 'bound' else memory.total
 
 def memory_of(work: Workload, least=False):  # Memory
     "Peak memory of the fullest stage; or the least that it can be where chunks differ."
@@ -968,8 +973,7 @@ def memory_bound(p: Layouts, memory: Memory):  # GB
     "The most that a GPU may need: the estimate, and what no count sees."
     costs = p.costs
     groups = sum(getattr(p, name) > 1 for name in (*GROUPS, 'ep'))
-    gaps = costs.fragments * memory.activations
-    return memory.total + gaps + costs.nccl_GB * groups + costs.context_GB
+    return _with_fragments(p, memory) + costs.nccl_GB * groups + costs.context_GB
 
 def must_fit_GB(p: Layouts, memory: Memory):  # GB
     "What must fit into a GPU: the estimate, or its bound."
