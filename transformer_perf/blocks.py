@@ -898,21 +898,21 @@ def expert_messages(job: CountedJob, experts, back=False, share=1.):  # tuple of
     E, width = job.units.element * share, experts.width(job)
     here = E * job.own * width
     seen = where(job.ep_overlap, job.costs.ep_exposed, 1.)
-    each, far, crowded = experts.per_token, None, crowding(job)   # copies of a token
-    sent = lambda each: here * each * (job.ep > 1) * crowded
+    each, far, busiest = experts.per_token, None, busiest_receives(job)   # copies of a token
+    sent = lambda each: here * each * (job.ep > 1) * busiest
     if np.any(alone):   # to each domain, and there to each GPU, whatever its experts
         group = expert_groups(job)['ep']
-        far = where(alone, here * domains_met(job, experts) * crowded,
+        far = where(alone, here * domains_met(job, experts) * busiest,
                     exchanged(sent(each), None, group.size, group.in_domain)[1])
         each = where(alone, places_met(job, experts, group.size), each)
     direct = Message('alltoall', sent(each), 'ep', seen, far=far)
     kind = 'reducescatter' if back else 'allgather'
     all_of = E * job.own * job.etp * width
-    spread = Message(kind, all_of * each * crowded * (job.etp > 1), 'etp', seen)
+    spread = Message(kind, all_of * each * busiest * (job.etp > 1), 'etp', seen)
     every = Message(kind, all_of * job.ep * (job.ep * job.etp > 1), 'experts', seen)
     return sent_if(way != 'allgather', direct, spread) + sent_if(way == 'allgather', every)
 
-def crowding(job: CountedJob):
+def busiest_receives(job: CountedJob):
     """What the busiest GPU receives over the mean; or all places there are.
 
     A GPU that has all experts, or a slice of each, computes the copies of its own tokens."""
@@ -922,7 +922,7 @@ def crowding(job: CountedJob):
 
 def expert_rows(job: CountedJob, experts):
     "Copies of tokens that the experts of the busiest GPU compute."
-    return job.own * experts.per_token * job.etp * crowding(job)
+    return job.own * experts.per_token * job.etp * busiest_receives(job)
 
 def vectors_sorted(job: CountedJob, experts, back):
     "How many vectors a GPU reads and writes to sort copies by expert, or results back to tokens."

@@ -223,7 +223,7 @@ class Schedule(NamedTuple):
     "One order of work."
     steps: Callable            # (rank, p, v, N) -> steps, in order
     idle: Callable             # (p, v, N, F, B, W) -> s that a rank idles; F, B, W of a whole rank
-    saved: Callable             # (p, v, N, rank) -> micro-batches saved at once
+    saved: Callable            # (p, v, N, rank) -> micro-batches saved at once
     chunks: int = 1            # on a rank; 0: as many as wanted
     least: Callable = lambda p: 1   # micro-batches that it needs
     splits: bool = True        # B and W are separate steps
