@@ -515,7 +515,9 @@ def passes_counted(op, trained):   # trained: the same, where adapters train
 
 @lru_cache(maxsize=1024)
 def model_flops(m: Model, convention='megatron', adapters='none'):  # FLOP
-    "Model FLOP of one token, forward and backward; nothing is counted that is computed again."
+    """Model FLOP of one token, forward and backward; nothing is counted that is computed again.
+
+    'megatron' leaves out what a causal mask hides, as half of attention; 'palm' counts it all."""
     palm = nearest(convention, CONVENTIONS, 'convention') == 'palm'
     every, trained = counted_once(m, not palm), counted_once(m, not palm, adapters)
     total = 0.
