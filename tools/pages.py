@@ -106,21 +106,35 @@ ABOVE_THE_ORDER = '''<!-- made by tools/notebooks.py -->
 # Reading order
 
 The course runs from a single layer on a single GPU to the plan of a run; its exercises are inside
-it. What comes after it is for looking things up. Each chapter opens with its question:
+it. What comes after it is for looking things up. Each chapter opens with its question; a third
+column names the module that it defines, or part of it:
 '''
+
+
+def defined_by():  # dict: stem of a notebook -> list of modules
+    "Which modules a notebook defines, or parts of them."
+    found = {}
+    for name, text in rooms().items():
+        if is_door(text): continue
+        for stem in notebooks_of(text): found.setdefault(stem, []).append(f'`{name}`')
+    return found
 
 
 def reading_order():
     "The notebooks in their order, as nbs/README.md: the course, then what is looked up."
     known = dict(contents([path.stem for path in NOTEBOOKS]))
-    lines = [ABOVE_THE_ORDER]
+    lines, defined = [ABOVE_THE_ORDER], defined_by()
     for part, entries in (('The course', COURSE), ('To look things up', REFERENCE)):
         lines += [f'## {part}', '']
         for caption, _ in entries:
-            rows = [(f'[{numbered(stem)}]({stem}.ipynb)', opening(stem)[1])
-                    for stem in known.get(caption, ()) if is_pattern(stem)]
-            if not rows: continue
-            table = [(caption, ''), ('---', '---'), *rows]
+            stems = [*filter(is_pattern, known.get(caption, ()))]
+            if not stems: continue
+            rows = [(f'[{numbered(stem)}]({stem}.ipynb)', opening(stem)[1]) for stem in stems]
+            if {*stems} & {*defined}:
+                rows = [(*row, ', '.join(defined.get(stem, ())))
+                        for stem, row in zip(stems, rows)]
+            empty = [''] * (len(rows[0]) - 1)
+            table = [(caption, *empty), ['---'] * len(rows[0]), *rows]
             lines += [*(f'| {" | ".join(row)} |' for row in table), '']
     return '\n'.join(lines).rstrip() + '\n'
 

@@ -727,7 +727,7 @@ class Modelling:
     moment_bytes: float = 4.            # each moment of a parameter
     optimizer_bytes: float = None       # all of these, as a multiple of the weights
     gradient_held: float = field(None, above=True)   # bytes a parameter; none: as the software's
-    zero_gathered: int = field(2, least=0)   # ZeRO-3: units held whole, in use or on their way
+    zero_gathered: int = field(2, least=0)   # ZeRO-3: units held whole, in use or prefetched
     host_link_share: float = field(.8, above=True, most=1)   # of its rate, that copies reach
     host_step_share: float = field(.5, above=True, most=1)   # of the host's memory, a CPU's step
     fits_by: str = field('point', choices=FITS_BY)   # what must fit: an estimate, or its bound
