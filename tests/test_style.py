@@ -159,6 +159,16 @@ def test_the_diagram_is_of_today():
     assert house.below(drawn) == house.below(found)
 
 
+def test_what_the_house_names_is_in_its_room():
+    "CONTRIBUTING.md says where `timeline.must_fit_GB` is decided; a wing's rooms it only names."
+    text = (notebooks.ROOT / 'CONTRIBUTING.md').read_text()
+    said = {(room, name) for room, name in re.findall(r'`(\w+)\.(\w+)`', text)
+            if room in MODULES and f'{room}.{name}' not in MODULES}
+    assert len(said) > 10
+    lost = [f'{room}.{name}' for room, name in said if name not in defined_in(room)]
+    assert not lost, f'CONTRIBUTING.md names what is not there: {lost}'
+
+
 def test_the_package_needs_no_tools_of_ours():
     for module in MODULES:
         roots = {name.split('.')[0] for name in house.imported(module)}
