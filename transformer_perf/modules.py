@@ -576,7 +576,9 @@ def _goes_by_units(p: Layouts):  # bool
 
 @told(lambda p, t, *more: f'{getattr(t, "name", "") or "message"}_exposed')
 def exposed_time(p: Layouts, t, t_layer, messages, whole=1):  # s
-    "The exposed s of so many messages of t s behind layers of t_layer s; `whole` hide behind none."
+    """What shows, s, of so many messages between copies, t s each, behind layers of t_layer s.
+
+    `whole` of them hide behind none."""
     costs = p.costs
     least = t * whole + np.maximum(t - t_layer, 0) * (messages - whole)
     share = where(_goes_by_units(p), costs.unit_exposed, costs.dp_exposed)
