@@ -134,8 +134,8 @@ def undo_accelerate(f):  # dict
     "Facts as Accelerate has them: FSDP 2 where it can, DeepSpeed or Megatron-LM where it must."
     stage = f.get('zero_stage') or 0
     n = f.get('n_gpus')
-    offload = f.get('offload') or 'none'
-    tp, cp, pp, dp = (f.get(group) or 1 for group in ('tp', 'cp', 'pp', 'dp'))
+    offload = f['offload']
+    tp, cp, pp, dp = (f[group] for group in ('tp', 'cp', 'pp', 'dp'))
     full, selective = (f.get('recompute') == word for word in ('full', 'selective'))
     shards = offload == SHARDS_ON_HOST and stage == 3
     if offload != 'none' and not shards:
@@ -167,8 +167,8 @@ def fsdp_of(f, stage, full, on_host):  # dict
     check_sharers(f, stage, 'accelerate')
     own |= dict(version=2, reshard=f.get('reshard_after_forward') is not False)
     if on_host: own['cpu_shards'] = True
-    several = f.get('dp_replicate') or 1
-    if f.get('n_gpus'): own |= dict(shard=(f.get('dp') or 1) // several, replicate=several)
+    several = f['dp_replicate']
+    if f['n_gpus']: own |= dict(shard=f['dp'] // several, replicate=several)
     if f.get('sequence_sharded'): own['sequence_sharded'] = None
     return own
 

@@ -74,7 +74,7 @@ def offload_of_zero(facts, ignored):
 
 def offload_for_zero(f, name):  # dict
     "What goes to the host as DeepSpeed has it."
-    offload, stage = f.get('offload') or 'none', f.get('zero_stage') or 0
+    offload, stage = f['offload'], f['zero_stage'] or 0
     found = amounts_offloaded(offload)
     share = found.get('optimizer', 0.)
     on_disk = 'nvme' in found
@@ -115,14 +115,13 @@ def derive_deepspeed(facts, ignored):
 
 def undo_deepspeed(f):  # dict
     "Facts as DeepSpeed has them; of one copy a known number of times."
-    G, b, n = f.get('global_batch'), f.get('micro_batch'), f.get('n_gpus')
-    steps = G // (f['dp'] * b) if G and b and n else None
-    stage = f.get('zero_stage') or 0
+    G, stage = f['global_batch'], f['zero_stage'] or 0
+    steps = G // (f['dp'] * f['micro_batch']) if G and f['n_gpus'] else None
     if f['pp'] > 1 and stage > 1: raise cannot_say(
         'deepspeed', 'its pipelines take stages 0 and 1', zero_stage=stage, pp=f['pp'])
     return f | offload_for_zero(f, 'deepspeed') | dict(
-        untested=True if f.get('optimizer') == 'sgd' and stage else None,
-        accumulation=steps, precision='bf16', autoep=f.get('ep', 1) > 1)
+        untested=True if f['optimizer'] == 'sgd' and stage else None,
+        accumulation=steps, precision='bf16', autoep=f['ep'] > 1)
 
 # %% ../../nbs/90d_deepspeed.ipynb #91b0cf3a
 DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {

@@ -752,7 +752,7 @@ def recompute_for_megatron(f):  # (granularity, dict of facts)
     if recompute == 'none': return None, {}
     if recompute == 'full': return 'full', dict(recompute_method='uniform', recompute_layers=1)
     if layers := recomputed_layers(recompute):
-        parts = parts_of_a_stage(f['pp'], f.get('virtual_stages'), f.get('layout'))
+        parts = parts_of_a_stage(f['pp'], f['virtual_stages'], f['layout'])
         if layers % parts: raise ValueError(
             f'recompute={recompute!r} with {parts} parts of a stage cannot be said in megatron: '
             'each takes as many layers')
@@ -764,7 +764,7 @@ def recompute_for_megatron(f):  # (granularity, dict of facts)
 def stages_for_megatron(f):  # dict
     "Layers of each chunk where they are not alike, else how many chunks a stage has."
     p, v, depth, layout = (f.get(name) for name in ('pp', 'virtual_stages', 'depth', 'layout'))
-    n = p * (v or 1)
+    n = p * v
     if p > 1 and depth and not layout and depth % n:
         check_depth(depth, n, 'megatron')
         layout = layout_of(chunks_of(depth, n, f['mtp_layers']))
@@ -773,14 +773,14 @@ def stages_for_megatron(f):  # dict
 # %% ../../nbs/90c_megatron.ipynb #12ab0b1b
 def graphs_for_megatron(f):  # dict
     "CUDA graphs as flags have them."
-    graphs = f.get('cuda_graphs') or 'none'
+    graphs = f['cuda_graphs']
     if graphs == 'none': return {}
     if graphs == 'iteration': return dict(graph_impl='iteration', unchecked=True)   # it demands so
     return dict(graph_impl='layer', graph_modules=tuple(graphs.split('+')))
 
 def offload_for_megatron(f):  # dict
     "What goes to the host as flags have it."
-    found = amounts_offloaded(f.get('offload') or 'none')
+    found = amounts_offloaded(f['offload'])
     own, share = {}, found.get('optimizer')
     modules = tuple(name for name in KEEPS if name in found)
     if share: own |= dict(cpu_optimizer=True, precision_aware=True,
@@ -795,8 +795,7 @@ def in_fewer_bytes(f):
 
 def states_for_megatron(f):  # dict
     "What is saved of a weight as flags have it."
-    on_host = 'optimizer' in amounts_offloaded(f.get('offload') or 'none')
-    if on_host or not in_fewer_bytes(f): return {}
+    if 'optimizer' in amounts_offloaded(f['offload']) or not in_fewer_bytes(f): return {}
     pairs = itertools.combinations_with_replacement(sorted({*NUMBERS.values()}, reverse=True), 2)
     moments = 2 * f.get('moment_bytes', 4)
     first, second = next((pair for pair in pairs if sum(pair) == moments), (None, None))

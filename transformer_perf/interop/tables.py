@@ -220,8 +220,7 @@ def check_refused(format, refused):
 
 def check_sharers(f, stage, format):
     "A ValueError where each copy is an instance of its own, and they are to share something out."
-    several = f.get('dp_replicate') or 1
-    dp = f.get('dp')
+    several, dp = f['dp_replicate'], f['dp']
     if stage and several > 1 and several == dp: raise cannot_say(
         format, 'nobody is left to share weights', dp_replicate=several, dp=dp, zero_stage=stage)
 

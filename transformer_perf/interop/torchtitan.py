@@ -366,27 +366,22 @@ def refused_by_torchtitan(facts, model):  # list of (key, reason)
 
 def undo_torchtitan(f):  # dict
     "Facts as torchtitan has them."
-    G = f.get('global_batch')
-    dp = f.get('dp')
-    several = f.get('dp_replicate') or 1
-    b, pp = f.get('micro_batch') or 1, f.get('pp') or 1
-    stage = f.get('zero_stage')
-    v = f.get('virtual_stages') or 1
-    if dp % several and f.get('n_gpus'):
+    G, b, pp, v = (f[name] for name in ('global_batch', 'micro_batch', 'pp', 'virtual_stages'))
+    dp, several, stage = f['dp'], f['dp_replicate'], f['zero_stage']
+    if dp % several and f['n_gpus']:
         raise cannot_say('torchtitan', 'it must divide the copies', dp_replicate=several, dp=dp)
-    if stage == 0 and (f.get('cp') or 1) > 1:
+    if stage == 0 and f['cp'] > 1:
         raise cannot_say('torchtitan', 'cp shares weights out', zero_stage=0, cp=f['cp'])
     check_refused('torchtitan', refused_by_trainer(f))
     check_sharers(f, stage, 'torchtitan')
-    offload = f.get('offload') or 'none'
+    offload, graphs = f['offload'], f['cuda_graphs']
     if offload != 'none' and (offload, stage) != (SHARDS_ON_HOST, 3):
         raise cannot_say('torchtitan', offload=offload, zero_stage=stage)
-    graphs = f.get('cuda_graphs') or 'none'
     if graphs not in ('none', 'iteration') or graphs == 'iteration' and pp > 1:
         raise cannot_say('torchtitan', cuda_graphs=graphs, pp=pp)
     own = dict(cpu_shards=offload != 'none', compiled=f.get('tp_overlap') or None,
                no_graphs=graphs == 'none')
-    own |= copies_for_torchtitan(f, dp, several)
+    own |= copies_for_torchtitan(f)
     own['order'] = order_for_torchtitan(f, pp, v)
     if pp == 1: return f | own | dict(local=b, micro_said=None, layout=None)
     own |= dict(local=G // dp if G else b, micro_said=b)
@@ -398,12 +393,12 @@ def order_for_torchtitan(f, pp, v):  # str, or None without a pipeline
     if order == '1F1B' and v > 1: return 'Interleaved1F1B'
     return None if pp == 1 else order
 
-def copies_for_torchtitan(f, dp, several):  # dict
+def copies_for_torchtitan(f):  # dict
     "Copies that are alike, those that share weights out, and whether these stay gathered."
-    stage = f.get('zero_stage')
+    dp, several, stage = f['dp'], f['dp_replicate'], f['zero_stage']
     if stage == 0: return dict(replicate=dp, shard=1, reshard=None)
     reshard = {3: 'always', 2: 'never'}.get(stage)
-    if stage == 3 and f.get('reshard_after_forward') is False: reshard = 'never'
+    if stage == 3 and f['reshard_after_forward'] is False: reshard = 'never'
     shard = dp // several or None   # none: whoever is left shares
     return dict(replicate=several, shard=shard, reshard=reshard)
 

@@ -57,9 +57,14 @@ def facts_of(job: Job):  # dict: fact -> value
         found['reduce_each'] = bool(often)
     return found
 
+_USUAL_CHOICES = dict(   # of a job that does not say them
+    offload='none', cuda_graphs='none', dp_replicate=1, virtual_stages=1)
+
 def keys_for(job: Job, format):  # dict: key -> value
     "The keys that say a job in a format; what holds without a key has none."
-    facts = format.undo(facts_of(job))
+    facts = facts_of(job)
+    usual = {name: x for name, x in _USUAL_CHOICES.items() if facts[name] is None}
+    facts = format.undo(facts | usual)
     found = {}
     done = set()
     for row in format.rows:
