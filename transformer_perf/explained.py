@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-# %% ../nbs/88_explained.ipynb #05c00004
 from transformer_perf.inputs import nearest
 from transformer_perf.models import Model
 from transformer_perf.schedules import most_held, time_played

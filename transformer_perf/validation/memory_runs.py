@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-# %% ../../nbs/91c_memory_runs.ipynb #91cpart11
 from ..inputs import read_csv
 from ..estimates import AS_TRAINED, MENDED_SLIPS, Assumptions
 from ..interop.megatron import FLAGS, FP8, TOKENIZERS, flags_of_keys, with_groups
@@ -216,7 +215,6 @@ def moves_out(run):
     "Whether a run keeps activations in the host's memory: chapter 27 has its peak."
     return bool(argument(run, 'fine_grained_activation_offloading'))
 
-# %% ../../nbs/91c_memory_runs.ipynb #38a00033
 def table_of_runs(runs):  # DataFrame
     "Each run: why it is not counted, or how many % off it is, after a step and at the peak."
     rows = []

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-# %% ../../nbs/91a_predictions.ipynb #10b00001
 from ..inputs import INTEGER, as_numbers, read_json, several, table_with, takes
 from ..estimates import as_assumptions
 from ..parameters import Calibration, changed, limits, measured_folder

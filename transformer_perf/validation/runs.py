@@ -164,10 +164,9 @@ def column_of(df, name):  # Series of str
 # %% ../../nbs/91_runs.ipynb #f8790ea1
 def numbers_in(df):  # DataFrame of float
     "The columns of a table of runs that hold numbers."
-    empty = np.full(len(df), np.nan)
-    def column(name): return as_numbers(df[name]).to_numpy() if name in df else empty
     names = [name for name in (*RUN_COLUMNS, *MORE) if name not in _WORD_COLUMNS]
-    return pd.DataFrame({name: column(name) for name in names}, df.index)
+    x = df.reindex(columns=names)   # NaN where a table lacks a column
+    return pd.DataFrame({name: as_numbers(x[name]) for name in names}, df.index)
 
 def shared_out(x):  # DataFrame
     "Numbers of runs with the GPUs of each group: those that are not named have one."
@@ -762,7 +761,6 @@ def fastest_that_fits(batch, figures):  # (first candidate of each row to count,
     first = np.lexsort((score, batch.row))[start]
     return first, (fits | alone)[first]
 
-# %% ../../nbs/91_runs.ipynb #860395r8
 OPEN = {'micro_batch': 'micro_batch', 'vp': 'virtual_stages', 'ep': 'ep'}   # -> of a search
 
 # %% ../../nbs/91_runs.ipynb #aa56d7r9
