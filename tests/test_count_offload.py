@@ -461,6 +461,8 @@ def test_disks_are_asked_for_by_name(tmp_path):
         stats(system=DISKS, dp=8, zero_stage=1, offload='optimizer+nvme')
     with pytest.raises(ValueError, match='weights are on the host with zero_stage=3, not 1'):
         stats(dp=8, zero_stage=1, offload='weights')
+    with pytest.raises(ValueError, match='a CPU takes no steps of muon'):   # the stage is right
+        stats(dp=8, zero_stage=3, offload='optimizer+weights', optimizer='muon')
     unsaid, third = (stats(system=DISKS, dp=8, offload='optimizer+nvme', **said)
                      for said in ({}, {'zero_stage': 3}))
     assert unsaid == third

@@ -6,7 +6,7 @@ import pytest
 from transformer_perf import Assumptions, Model, Parallel, estimate
 from transformer_perf.blocks import gpt_block
 from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS
-from transformer_perf.iteration import short
+from transformer_perf.iteration import gap, short
 from transformer_perf.models import NAMED, parameter_table
 
 TRAINED = Assumptions(**MENDED_SLIPS | AS_TRAINED)
@@ -84,3 +84,8 @@ def test_numbers_in_four_digits():
         '0.0001235', '1.235', '1000', '9999']
     assert [short(x) for x in (10000., 10400., 1234567.8, -20000.)] == [
         '10,000', '10,400', '1,234,568', '-20,000']
+
+
+def test_what_is_missing_has_a_digit():
+    assert [gap(GB) for GB in (12.345, .26, .052, .048, .0031, 0.)] == [
+        '12.3', '0.3', '0.1', '0.05', '0.003', '0.0']
