@@ -1490,7 +1490,7 @@ def totals(df_mlp, df_sa, df_dp, df_pp, depth, pp=1, dp=1, number_micro_batches=
     m2 GPUs hold copies of the same weights (context parallelism)."""
     divides('depth', depth, 'pp', pp)
     N = number_micro_batches
-    passes = depth // pp * number_micro_batches
+    passes = depth / pp * N
     add = lambda *names: sum(summed([df_mlp, df_sa], names))
     (sent,), (reduced,) = summed([df_pp], ['t']), summed([df_dp], ['t'])
     parts = [passes * add(f't_fwd_{part}', f't_bwd_{part}') for part in ('comp', 'mem', 'comm')]
