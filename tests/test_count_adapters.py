@@ -385,6 +385,7 @@ def test_experts_latents_and_grids(preset):
 
 @pytest.mark.parametrize('asked, why', [
     ('lora', 'must say a rank'), ('lora:0', 'rank of adapters'), ('lora:x', 'rank of adapters'),
+    ('lora:65537', 'from 1 to 65536'),
     ('none:4', 'has no rank'), ('dora:16', "did you mean 'lora'"),
     ('lora:16:attenton', "did you mean 'attention'"), ('lora:1:mlp:2', 'comes after the place'),
     ('frozen', 'must say what does not train'), ('frozen:mpl', "did you mean 'mlp'")])
