@@ -65,6 +65,15 @@ def test_parameters_of_palm():
     assert math.isclose(palm.flops_per_token('palm'), by_hand, rel_tol=1e-12)
 
 
+def test_parameters_of_palm_with_experts():
+    "Those that a token goes to, with their biases, as it meets all the rest."
+    experts = dict(experts=8, experts_per_token=2, expert_dim=40, biases='all')
+    model = Model(256, 96, 8, 6, vocab=640, **experts, **TIED)
+    idle = 6 * (8 - 2) * (2 * 96 * 40 + 40 + 96)   # two matrices and biases of an expert
+    by_hand = 6 * (model.parameters - idle) + 12 * 6 * 96 * 256
+    assert math.isclose(model.flops_per_token('palm'), by_hand, rel_tol=1e-12)
+
+
 def test_active_parameters_as_published():
     "In billions, as the cards round them; DeepSeek-V3's 37 leaves out the embedding table."
     billions = {'mixtral_8x7B': 12.9, 'mixtral_8x22B': 39, 'qwen3_235B_A22B': 22, 'kimi_k2': 33}

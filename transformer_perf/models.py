@@ -509,8 +509,7 @@ def parameters_met(op, tokens):
 def passes_counted(op, trained):   # trained: the same, where adapters train
     "Forward, and backward the gradients of an input and of a weight, unless it is frozen."
     if not op.backward.all_products: return 1   # no gradient, as of scores that choose
-    of_weight = op.backward.products[1:2]
-    frozen = any(product not in trained.backward.products for product in of_weight)
+    frozen = any(product not in trained.backward.products for product in op.backward.products)
     return 2 if frozen else 3
 
 @lru_cache(maxsize=1024)
