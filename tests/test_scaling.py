@@ -333,6 +333,10 @@ def test_predict_scaling_does_not_peek():
     assert math.isclose(first[64], 1 + 1 / ((1 + 1 / 1.9) / 2))  # half way from 8 to 512
     alone = predict_scaling(TWO, [512]).set_index('n_gpus')
     assert alone.predicted_s[64] == 2. and math.isclose(alone.error[64], 2 / 2.5 - 1)
+    for how in ('predicted', 'measured'):   # iterations are as long, and do more, on more GPUs
+        of_rate = alone.index / 8 * 2. / alone[f'{how}_s']
+        np.testing.assert_allclose(alone[f'{how}_speedup'], of_rate)
+    assert alone.ideal_speedup[64] == 8 and math.isclose(alone.measured_speedup[64], 8 * 2 / 2.5)
 
 
 def test_one_measured_row_needs_an_efficiency():

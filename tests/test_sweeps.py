@@ -494,3 +494,13 @@ def test_what_is_timed_is_what_its_name_says(monkeypatch):
         asked.clear()
         said.append(what)
     assert len(said) == len({*said}) == 14
+
+
+def test_parts_that_can_be_read(tmp_path):
+    "A file of a dataset in which no rows are to be counts as whole, and half a file does not."
+    pytest.importorskip('pyarrow')
+    table, half, none = (tmp_path / name for name in ('1.parquet', '2.parquet', '_none.parquet'))
+    pd.DataFrame({'x': [1., 2.]}).to_parquet(table)
+    half.write_bytes(table.read_bytes()[:-9])
+    none.touch()
+    assert [sweeps._is_whole(path) for path in (table, half, none)] == [True, False, True]

@@ -164,6 +164,14 @@ def test_own_figures_are_checked(fields, words):
     refused(lambda: as_system({**vars(as_system('H100-80GB')), **fields}), words)
 
 
+def test_axes_of_many_systems():
+    "As many as the figures that vary in most ways have: those that vary in fewer go along."
+    rates, rooms = np.array([1., 2.]), np.ones((3, 1))
+    many = dataclasses.replace(as_system('H200'), hbm_bandwidth=rates, hbm_capacity=rooms)
+    assert (as_system('H200').axes, many.axes) == (0, 2)
+    assert many.rows(np.ones(4)).shape == (4, 1, 1)
+
+
 def test_missing_figures_say_so():
     a100, mi300x = as_system('A100-80GB'), as_system('MI300X')
     assert mi300x.matrix_flops('bf16') == mi300x.matrix_flops('fp16') == 1307.4

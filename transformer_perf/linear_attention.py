@@ -144,7 +144,7 @@ class DeltaRule(Recurrent):
         "Of one token, by eight kernels: each reads and writes each of its operands once."
         states = 2 * self.key * self.value / self.chunk
         each = 7 * self.key + 6 * self.value + 2 * self.chunk + states
-        return self.heads // tp * each
+        return self.heads / tp * each
 
     def moved_again(self, tp):
         "Keys twice, values; backward queries, keys twice, gradients of results and of values."

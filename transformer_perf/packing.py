@@ -41,7 +41,7 @@ def _packed_in_order(lengths, budget, counts_as):
     (room left, squares), of each sample; the last is open."""
     room = np.full(2 * int(lengths.sum()) // budget + 2, budget)   # two fill more than one of them
     squares, used = np.zeros(len(room)), 1
-    for L, square in zip(lengths, lengths * 1. * counts_as(lengths)):
+    for L, square in zip(lengths, lengths.astype(float) * counts_as(lengths)):
         at = int(np.argmax(room[:used + 1] >= L))
         room[at] -= L
         squares[at] += square
