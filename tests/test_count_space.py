@@ -138,6 +138,7 @@ def test_why_there_is_nothing():
     panels = search(tiny, [7, 14], 'H200', 7, '2d', assumptions='paper', fixed=held)
     assert 'no numbers of tp, cp, pp and dp GPUs multiply to 7 ' in panels.reasons[7]
     assert panels.reasons[14].startswith('2d: nothing that a search tries has panels 8')
+    assert ask('H200', 1, fixed={'panels': 4}).reasons[1].endswith('panels are of 2d alone')
     small = dict(vars(as_system('H200')), hbm_capacity=.01)
     found = ask(small, 1)
     least = estimate(tiny, Parallel(), 'H200', 7, 'paper').stats['memory_GB']

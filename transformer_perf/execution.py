@@ -995,6 +995,7 @@ def untried(q: Question):  # str
     others = [name for name in q.fixed if name not in (*GROUPS, *PLACES)]
     words = f'nothing that a search tries has {held_columns(q, others) or "these groups"}'
     if 'panels' not in q.fixed: return words
+    if not STRATEGIES[q.strategy].has_panels: return f'{words}: panels are of 2d alone'
     return (f'{words}: panels begin at the larger of tp and cp, and double while one is '
             f'{q.assumptions.least_panel} wide or more')
 
