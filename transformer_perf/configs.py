@@ -183,12 +183,12 @@ AS_LLAMA = ONE_BIAS | {'mlp_bias': 'mlp'}
 BIASES = {None: 'attention mlp'}   # always there
 
 def alike(classes, *common, **more):  # dict: model_type -> Family
-    "Families that differ in nothing but their names and their classes."
+    "Families that differ in nothing but their names and their architectures."
     return {kind: Family(*common, classes=own, **more) for kind, own in classes.items()}
 
 FAMILIES = {
     'llama': Family(usual=DERIVED, biases=AS_LLAMA),
-    **alike(dict.fromkeys(('mistral', 'ministral'), ''), usual=WIDTH, windows='all'),
+    **dict.fromkeys(('mistral', 'ministral'), Family(usual=WIDTH, windows='all')),
     'mixtral': Family(usual=ALL_ROUTED | WIDTH | _NO_WINDOW, windows='all', experts=MLP_WIDTH),
     'qwen2': Family(usual=SWITCHED | WIDTH, biases={None: 'qkv'}, windows='last'),
     'qwen2_moe': Family(SHARED_GATE, SWITCHED | QWEN_ROUTED | WIDTH | dict(qkv_bias=True),
@@ -222,8 +222,8 @@ FAMILIES = {
     'olmo': Family(dict(norm='unscaled'), DERIVED, ONE_BIAS),
     'olmo2': Family(NORMED_WHOLE, DERIVED, ONE_BIAS),
     'olmo3': Family(NORMED_WHOLE, DERIVED, ONE_BIAS, windows=4),
-    **alike(dict.fromkeys(('olmoe', 'flex_olmo'), ''), NORMED_WHOLE, DERIVED | ALL_ROUTED,
-            ONE_BIAS, experts=MLP_WIDTH),
+    **dict.fromkeys(('olmoe', 'flex_olmo'), Family(NORMED_WHOLE, DERIVED | ALL_ROUTED, ONE_BIAS,
+                                                   experts=MLP_WIDTH)),
     'phi': Family(PLAIN | dict(layer_norms=1, output_bias=True),
                   DERIVED | GELU | dict(qk_layernorm=False), BIASES, dict(qk_norm='qk_layernorm')),
     'phi3': Family(usual=DERIVED | _NO_WINDOW, windows='all'),
@@ -616,15 +616,15 @@ FAMILIES |= {   # hybrids
     'minimax': Family(usual=ALL_ROUTED | WIDTH | dict(block_size=256), more=lightning,
                       experts=MLP_WIDTH, reads='linear_* 0',
                       classes='MiniMaxForCausalLM MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM'),
-    **alike(dict.fromkeys(('deepseek_v32', 'glm_moe_dsa'), ''),
-            BALANCED, _COUNTED | dict(index_topk_freq=1, index_skip_topk_offset=2), latent=True,
-            mtp=True, experts=OWN_WIDTH, more=indexed,
-            reads='index_* indexed_attention', never='attention_bias mlp_bias'),
+    **dict.fromkeys(('deepseek_v32', 'glm_moe_dsa'), Family(
+        BALANCED, _COUNTED | dict(index_topk_freq=1, index_skip_topk_offset=2), latent=True,
+        mtp=True, experts=OWN_WIDTH, more=indexed, reads='index_* indexed_attention',
+        never='attention_bias mlp_bias')),
     'jamba': Family(usual=ALL_ROUTED | WIDTH | dict(mamba_dt_rank='auto'), more=jamba,
                     experts=MLP_WIDTH, never='mamba_proj_bias', reads='mamba_* attn_layer_period'),
-    **alike(dict.fromkeys(('mamba', 'falcon_mamba'), ''),
-            UNGATED, TIED | WIDTH | ONLY_MAMBA | dict(num_attention_heads=1, time_step_rank='auto'),
-            never='use_bias', more=alone(only_mamba1), reads=STATE_SIZES, names=MAMBA1),
+    **dict.fromkeys(('mamba', 'falcon_mamba'), Family(
+        UNGATED, TIED | WIDTH | ONLY_MAMBA | dict(num_attention_heads=1, time_step_rank='auto'),
+        never='use_bias', more=alone(only_mamba1), reads=STATE_SIZES, names=MAMBA1)),
             # norms of steps, keys and queries, in the second, have no weights
     'lfm2': Family(
         NORMED, TIED | WIDTH | dict(

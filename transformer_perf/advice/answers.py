@@ -478,8 +478,8 @@ class WhyNot:
     @property
     def is_best(self):   # whether it fits, and nothing that was found is ranked ahead of it
         if self.excluded: return False
-        times = [rank_seconds(one.stats) for one in (self.estimate, self.best) if one]
-        return times[0] <= times[-1] * (1 + 1e-9)
+        if self.best is None: return True
+        return rank_seconds(self.estimate.stats) <= rank_seconds(self.best.stats) * (1 + 1e-9)
 
     def __repr__(self): return self.summary
     def _repr_html_(self): return tables_as_html([self.table.round(3)], self.summary)

@@ -81,7 +81,7 @@ def features_of(df):  # DataFrame of str
 
 # %% ../../nbs/91a_predictions.ipynb #aa56d759
 _COLUMN_OF = {   # figure of an estimate -> column; no interval without measured runs
-    **{name: name for name in ('iteration_low_s', 'iteration_high_s')},
+    'iteration_low_s': 'iteration_low_s', 'iteration_high_s': 'iteration_high_s',
     **{name: f'predicted_{name}' for name in PREDICTED}}
 TOO_LARGE = 'no micro-batch fits by our count: the smallest is priced'
 
