@@ -5,6 +5,7 @@ import json
 import marshal
 import pickle
 import re
+import sys
 
 import matplotlib.pyplot as plt
 import pytest
@@ -482,6 +483,15 @@ def test_ranks_that_wait_for_each_other_are_told(monkeypatch):
     def lonely(ring, x): return ring.allreduce(x) if ring.rank else x
     with pytest.raises(NotYet, match='Step 5: the ranks wait for each other'):
         called_on_ranks(5, lonely, 2 * [([1., 2.],)])
+
+
+def test_an_mpiexec_that_never_ends_is_given_up(monkeypatch, tmp_path):
+    monkeypatch.setattr(exercises, 'RANKS_PATIENCE', .1)
+    monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
+    (tmp_path / 'mpiexec').write_text('#!/bin/sh\nexec sleep 60\n')
+    (tmp_path / 'mpiexec').chmod(0o700)
+    with pytest.raises(NotYet, match='Step 5: the ranks wait for each other'):
+        called_on_ranks(5, lambda ring: ring.rank, 2 * [()])
 
 
 def test_packed_code_runs_in_the_notebook():

@@ -273,6 +273,8 @@ WATCH = '''panel => { window.took = new Promise(done => {
         if (calls() && calls() != before) { seen.disconnect()
             painted(() => done([start.picture, performance.now()].map(at => at - start.at))) } })
     seen.observe(page, {childList: true, subtree: true, characterData: true}) }) }'''
+TOOK = '''Promise.race([took, new Promise((_, fail) =>
+    setTimeout(() => fail(Error('nothing new was shown')), 60_000))])'''
 
 
 def move(browser_page, panel, control, option):
@@ -284,7 +286,7 @@ def move(browser_page, panel, control, option):
         browser_page.locator(f'.panel-{panel}').get_by_text('More controls').click()
     browser_page.evaluate(WATCH, panel)
     browser_page.select_option(f'.panel-{panel} .control-{control} select', label=option)
-    took = browser_page.evaluate('took')
+    took = browser_page.evaluate(TOOK)
     return browser_page.locator(f'.panel-{panel} .page').inner_text(), took
 
 

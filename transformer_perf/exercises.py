@@ -9,6 +9,7 @@ __all__ = ['RANKS_PATIENCE', 'NotYet', 'is_blank', 'not_blank', 'numbers', 'matc
 # %% ../nbs/84_exercises.ipynb #07c00005
 import ast
 import base64
+import contextlib
 import marshal
 import os
 import pickle
@@ -174,10 +175,11 @@ RANKS_PATIENCE = 20   # s for all ranks
 
 def one_rank(folder):
     "What each rank does: call the function with what it is given; rank 0 writes down all answers."
-    from mpi4py import MPI
-    ring, folder = Ring(MPI.COMM_WORLD), Path(folder)
+    folder = Path(folder)
     codes, given, patience = pickle.loads((folder / 'asked').read_bytes())
     signal.alarm(patience)   # whoever waits for a message that never comes is ended by the system
+    from mpi4py import MPI
+    ring = Ring(MPI.COMM_WORLD)
     names = {'np': np}
     for name, code in codes.items():
         names[name] = types.FunctionType(marshal.loads(code), names, name)
@@ -207,7 +209,9 @@ def called_on_ranks(
         (place / 'asked').write_bytes(pickle.dumps((codes, given, RANKS_PATIENCE)))
         command = [mpiexec, '-n', str(len(given)), sys.executable, '-c', run.format(folder)]
         here = os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)}   # the same package as here
-        subprocess.run(command, check=False, capture_output=True, env=here)
+        with contextlib.suppress(subprocess.TimeoutExpired):   # mpiexec, when its ranks have ended
+            subprocess.run(command, capture_output=True, env=here, timeout=2 * RANKS_PATIENCE,
+                           check=False)
         for error in sorted(place.glob('error *')):   # the first of them
             raise NotYet(f'Step {step}: {error.read_text()}.')
         if not (place / 'answers').exists():
