@@ -397,9 +397,9 @@ def test_ctrl_c_says_what_to_do(heeded, tmp_path):
 
 
 def test_a_full_disk_is_one_line_and_no_half_file(undisturbed, tmp_path):
-    full = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
+    full = ['sh', '-c', 'ulimit -f 12; exec "$@"', 'sh']   # blocks of 512 bytes
     uncompiled = os.environ | {'PYTHONDONTWRITEBYTECODE': '1'}   # else half a module may be left
-    done = run([COMMAND, *SMALL, '--folder', tmp_path], preexec_fn=full, env=uncompiled)
+    done = run([*full, COMMAND, *SMALL, '--folder', tmp_path], env=uncompiled)
     assert done.returncode == 2
     assert 'cannot be written' in done.stderr and done.stderr.count('\n') == 1
     written = [path for path in tmp_path.iterdir() if path.is_file()]
