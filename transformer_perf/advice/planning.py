@@ -415,6 +415,9 @@ def notes_on(rows, found, priced, operation: ClusterOperation):  # list of str
     notes.append(f'Assumed: a failure in {operation.mtbf_gpu_hours:,.0f} GPU-hours, '
                  f'{operation.restart_s:g} s until the job computes again, '
                  f'{saved}; energy is what servers draw at most, times a PUE of {operation.pue:g}.')
+    if len(rows):
+        notes.append(f'Left out: what takes more than {BEARABLE} times as long as the fastest '
+                     'on as many GPUs.')
     return notes + list(dict.fromkeys(note for one in found for note in one.notes))
 
 # %% ../../nbs/88e_planning.ipynb #14a00066
