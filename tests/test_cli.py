@@ -557,6 +557,9 @@ def test_calibrate_refuses_in_one_line(own_files):
                          own_files / 'cal.json']
     has(bad(*of()), 'calibrate needs files and -o FILE')
     has(bad(*of('products.csv')), 'a system must say where kernels were measured')
+    runs = own_files / 'runs.csv'
+    runs.write_text('layers,hidden,heads,seq_len,global_batch,iteration_s\n32,4096,32,8192,64,7\n')
+    has(bad(*of('runs.csv')), 'a system must say where the runs were measured, or their column gpu')
     mine = ['--system', own_files / 'l99.json']
     has(bad(*of('train.log'), *mine), '1 logs and 0 jobs')
     has(bad(*of('train.sh'), *mine, '--jobs', own_files / 'train.sh'), 'has no steps')
@@ -611,6 +614,7 @@ def test_the_schema_is_strict_and_complete(schema):
     named = [case['if']['properties']['command']['const'] for case in SCHEMA['allOf']]
     assert {*ANSWERS, 'bench', 'measure'} == {*named} == COMMANDS.keys()
     for name in named: schema.check_schema(json.loads(good(name, '--schema')))
+    has(bad('search', '--gpus', 8, '--schema'), '--schema stands alone')
     found = json.loads(good('search', *SMALL, '--format', 'json'))
     wrong = [found | {'version': 2}, found | {'notes': 'none'}, found | {'schema': 'x'},
              {name: x for name, x in found.items() if name != 'candidates'},

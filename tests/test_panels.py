@@ -1190,7 +1190,11 @@ def test_a_file_of_ones_own_is_served(tmp_path):
 # --- the command ---
 
 def test_the_terminal(tmp_path):
-    assert 'measured' in run('transformer-perf panels collectives n_gpus=32', tmp_path)
+    text = run('transformer-perf panels collectives n_gpus=32', tmp_path)
+    has(text, 'collectives: kind=allgather n_gpus=32 system=A100', 'measured')
+    text = run('transformer-perf panels layer placement=8x1x1x1', tmp_path)
+    has(text, 'layer: model=gpt3_1T system=H200 nvlink_size=8 global_batch=4096',
+        'placement=8x1x1x1')
     none = run('transformer-perf panels search n_gpus=64', tmp_path)
     assert 'No configuration of 64 GPUs is feasible' in none
     for line, words in (('panels layr', "unknown panel 'layr'; did you mean 'layer'?"),

@@ -1326,11 +1326,19 @@ def what_it_rests_on(one):  # list of str
 
 BEST = {'base_s': 'best_s', 'at_low_s': 'best_at_low_s', 'at_high_s': 'best_at_high_s'}
 
+def where_infinite(table):  # str
+    "With which figures a time of a table of sensitivities is infinite; the table shows them all."
+    short = perf.iteration.short
+    found = [f'{row.field} {short(row[end])}' for _, row in table.iterrows()
+             for end in ('low', 'high')
+             if math.inf in (row[f'at_{end}_s'], row[f'best_at_{end}_s'])]
+    return f', with {", ".join(found)}' if found else ''
+
 def notes_of_times(table):  # list of str
     "What times of a table of sensitivities stand for that are infinite, or longer at their best."
     notes = []
     if table[[*BEST, *BEST.values()]].eq(math.inf).any(axis=None):
-        notes.append('A time of inf: it does not fit in memory.')
+        notes.append(f'A time of inf{where_infinite(table)}: it does not fit in memory.')
     if any((table[best] > 1.0001 * table[own]).any() for own, best in BEST.items()):
         notes.append('Where the best takes longer than the configuration, that one does not fit '
                      'there, or is none that a search tries.')
@@ -1474,9 +1482,11 @@ def panels_command(args):
     if args.bench:
         panels.bench_panels(print)
         return
-    shown = panels.state_of(args.panel, args.settings, state).show()
+    state = panels.state_of(args.panel, args.settings, state)
+    shown = state.show()
     if args.format != 'table': return deliver_table(shown.table, args, notes)
-    text = _table_as_text(shown.view, args) if shown.view is not None else ''
+    title = f'{args.panel}: {panels.states.controls_told(state)}'
+    text = _table_as_text(shown.view, args, title) if shown.view is not None else ''
     deliver('\n'.join([text + shown.words, *notes, '']), args.output)
 
 # %% ../nbs/95_cli.ipynb #47c692ae
@@ -1691,7 +1701,9 @@ def run_command(texts):  # exit code
     elif texts[0] == '--schema': told = schema_text()
     else:
         name = nearest(texts[0], COMMANDS, 'command')
-        if texts[1:] != ['--schema']: return answered(name, texts[1:])
+        if '--schema' not in texts[1:]: return answered(name, texts[1:])
+        if len(texts) > 2:
+            raise ValueError(f'--schema stands alone: transformer-perf {name} --schema')
         told = schema_text(name)
     deliver(told)
     return 0

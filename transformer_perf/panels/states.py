@@ -6,8 +6,8 @@
 __all__ = ['POWERS_OF_TWO', 'SYSTEM_RATES', 'HABITS', 'TYPED', 'HELD', 'CONTROLS', 'SORTS', 'HELP', 'Shown', 'as_option',
            'with_own', 'runnable', 'nearest_settled', 'own_value', 'own_values', 'habits_of', 'assumptions_of',
            'named_in', 'arguments', 'shell_command', 'python_with', 'calls_of', 'software_of_state', 'JobState',
-           'job_alone', 'question_of', 'loaded', 'panel_name', 'as_typed', 'said', 'command_of', 'address_of',
-           'control_name', 'in_control', 'with_values']
+           'job_alone', 'question_of', 'loaded', 'panel_name', 'as_typed', 'said', 'controls_told', 'command_of',
+           'address_of', 'control_name', 'in_control', 'with_values']
 
 # %% ../../nbs/76_panel_states.ipynb #d2a70105
 import dataclasses
@@ -243,8 +243,15 @@ def said(state):  # dict: control -> text
     fields = dataclasses.fields(state)
     own = {f.name for f in fields if getattr(state, f.name) != f.default}
     if 'system' in own: own.add('nvlink_size')
-    text = lambda x: 'x'.join(map(str, x)) if isinstance(x, tuple) else str(x)   # as in 4x8
-    return {f.name: text(getattr(state, f.name)) for f in fields if f.name in own}
+    return {f.name: _in_text(getattr(state, f.name)) for f in fields if f.name in own}
+
+def _in_text(x): return 'x'.join(map(str, x)) if isinstance(x, tuple) else str(x)   # as in 4x8
+
+def controls_told(state):  # str
+    "What all controls of a state are, as one types them; but those that are empty."
+    given = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+    return shlex.join(f'{name}={_in_text(x)}' for name, x in given.items()
+                      if x not in ('', 'none', 0, ()))
 
 def command_of(state):  # str
     "The command that prints the table of a panel's state."

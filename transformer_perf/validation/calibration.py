@@ -675,7 +675,7 @@ def calibrate_inputs(
         start = dataclasses.replace(start, measured=fits[0].calibration)
     if runs is None: return fits
     if system is None and 'gpu' not in runs.dropna(axis=1, how='all'):
-        raise ValueError('a system must say where the runs were measured')
+        raise ValueError('a system must say where the runs were measured, or their column gpu')
     told = fits[0].table if fits else pd.DataFrame({'parameter': [], 'value': []})
     fit = told_by_runs(runs, start, free, system, set(told.parameter))
     table = pd.concat([told[~told.parameter.isin(fit.table.parameter)], fit.table])
