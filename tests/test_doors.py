@@ -292,6 +292,19 @@ def test_a_number_of_layers_is_one_value():
     assert not s.offers('recompute', 'mlp') and as_software('NeMo').offers('recompute', 'mlp')
 
 
+@pytest.mark.parametrize('flavor', ['8B', 'mine'])   # of a depth that is known, or is not
+def test_what_a_job_is_read_as_is_no_choice_that_its_software_lacks(flavor):
+    "torchtitan computes again every second product unless told, which no choice of ours is."
+    job = as_job({'model': {'name': 'llama3', 'flavor': flavor}, 'training': {'seq_len': 8192},
+                  'parallelism': {'data_parallel_shard_degree': 8},
+                  'activation_checkpoint': {'mode': 'selective'}})
+    assert job.parallel.recompute in ('full:16', 'selective') and job.software.knobs
+    asked = 'llama3.1_8B', job.parallel, 'H100-80GB', 64, job.assumptions('calibrated')
+    assert not any(' knows ' in note for note in estimate(*asked).notes)
+    assert ' knows ' not in str(why_not(*asked).excluded)
+    assert not as_software('torchtitan 0.3').offers('recompute', 'full:15')
+
+
 def test_experts_share_the_sequence_out_whatever_software_usually_does():
     "No other way of tensor parallelism is known of them, so nobody needs to say it."
     p = Parallel(tp=2, dp=4, ep=4, zero_stage=1)

@@ -38,6 +38,7 @@ class Software:
     in_pipelines: dict = None     # what it chooses instead where there are stages
     knobs: tuple = ()        # the choices that it offers
     takes: dict = None       # choice or column of a layout -> the values that it knows
+    approximated: dict = None     # choice -> values that stand for ways of its own; none is offered
     known_as: tuple = ()     # words of a table's source that name it, in lower case
     followed_by: str = None  # the record of what goes by its name today, if that is another
     deals: str = 'layers'    # dealt evenly to stages unless a job says: of schedules.DEALT
@@ -47,7 +48,9 @@ class Software:
         for name in LISTS: of_type(getattr(self, name), tuple, name)
         on = self.knows_on or {}
         for architecture in on: nearest(architecture, generations(), 'architecture')
-        for values in (self.takes or {}).values(): of_type(values, (list, tuple), 'takes')
+        for field in ('takes', 'approximated'):
+            for values in (getattr(self, field) or {}).values():
+                of_type(values, (list, tuple), field)
         for values in (self.knows or {}, *on.values()):
             for name in of_type(values, dict, 'knows'): part_of(name)
         for recipe in self.recipes: _check_recipe(recipe)
@@ -56,12 +59,14 @@ class Software:
 
     def knows_of(self, name, value):  # bool
         "Whether a choice, or a column of a layout, may have a value; any, unless `takes` tells."
-        known = (self.takes or {}).get(name, [value])
-        return value in known or re.sub(r':\d+$', ':N', str(value)) in known
+        others = (self.approximated or {}).get(name, [])
+        return self._takes(name, value) or _has_value(value, others)
+
+    def _takes(self, name, value): return _has_value(value, (self.takes or {}).get(name, [value]))
 
     def offers(self, choice, value):  # bool
         "Whether a choice may be given a value; without knobs all that `takes` does not limit."
-        return (not self.knobs or choice in self.knobs) and self.knows_of(choice, value)
+        return (not self.knobs or choice in self.knobs) and self._takes(choice, value)
 
     def chosen(self, pp):  # dict: choice, or assumption -> value
         "What it chooses in so many stages."
@@ -79,6 +84,10 @@ class Software:
         return (self.knows or {}) | (self.knows_on or {}).get(architecture, {})
 
 # %% ../nbs/82j_software.ipynb #01d00033
+def _has_value(value, known):  # bool
+    "Whether some values have one, as it is or with N for its number of layers."
+    return value in known or re.sub(r':\d+$', ':N', str(value)) in known
+
 _WORDS_OF_RECIPES = ('gpu', 'generation', 'precision')   # of each, those that a recipe is for
 
 def _check_recipe(recipe):
