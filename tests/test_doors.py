@@ -305,6 +305,15 @@ def test_what_a_job_is_read_as_is_no_choice_that_its_software_lacks(flavor):
     assert not as_software('torchtitan 0.3').offers('recompute', 'full:15')
 
 
+def test_a_file_of_deepspeed_may_share_sequences_out():
+    job = as_job({'train_batch_size': 64, 'train_micro_batch_size_per_gpu': 1,
+                  'gradient_accumulation_steps': 8, 'sequence_parallel_size': 4,
+                  'zero_optimization': {'stage': 3}})
+    assert (job.parallel.cp, job.parallel.context, job.software.name) == (4, 'ulysses', 'DeepSpeed')
+    asked = 'llama3.1_8B', job.parallel, 'H100-80GB', 64, job.assumptions('calibrated')
+    assert not any(' knows ' in note for note in estimate(*asked).notes)
+
+
 def test_experts_share_the_sequence_out_whatever_software_usually_does():
     "No other way of tensor parallelism is known of them, so nobody needs to say it."
     p = Parallel(tp=2, dp=4, ep=4, zero_stage=1)

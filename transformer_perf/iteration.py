@@ -624,6 +624,7 @@ def beyond_software(p: Parallel, software):  # str
     for name, values in (software.takes or {}).items():
         own = getattr(p, name)
         if own is None or software.knows_of(name, own): continue
+        if name == 'cp' and p.context in (software.approximated or {}).get('context', ()): continue
         found.append(f'{name} {" or ".join(map(str, values))}, not {own}')
     return f'{software.name} knows {"; ".join(found)}' if found else ''
 
