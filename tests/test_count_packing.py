@@ -2,7 +2,9 @@
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -142,6 +144,15 @@ def test_mistakes(given, says):
     with pytest.raises((ValueError, OSError), match=says) as error:
         replace(LLAMA, documents=given)
     assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('name, text, says', [
+    ('a.txt', '3 many', "a.txt: tokens of a document='many' must be a whole number"),
+    ('a.csv', 'tokens\n3\n', "a.csv: lacks the column 'documents'")])
+def test_mistakes_in_a_file_name_it(name, text, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    with pytest.raises(ValueError, match=f'^{re.escape(says)}'): as_lengths(name)
 
 
 def test_samples_are_full_but_for_what_fits_nowhere():

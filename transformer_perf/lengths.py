@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .inputs import quoted, read_csv, read_json, read_text, whole
+from .inputs import naming, quoted, read_csv, read_json, read_text, whole
 
 # %% ../nbs/82m_lengths.ipynb #29a00007
 _MOST_LENGTHS = 100_000   # different ones
@@ -66,7 +66,8 @@ class Lengths:
 def as_lengths(given):  # Lengths
     "`Lengths` from a list, a histogram {tokens: documents}, or a file of either."
     if isinstance(given, Lengths): return given
-    if isinstance(given, (str, Path)): return as_lengths(_lengths_in(Path(given)))
+    if isinstance(given, (str, Path)):
+        with naming(given): return as_lengths(_lengths_in(Path(given)))
     if hasattr(given, 'tolist'): given = given.tolist()
     if not isinstance(given, (list, tuple, dict)): raise ValueError(
         f'documents={quoted(given)} must be a list of lengths, a histogram or a file')
@@ -93,5 +94,5 @@ def _lengths_in(path):  # list or dict
         return [int(x) if x.isdecimal() else x for x in found]
     table = read_csv(path)
     for column in ('tokens', 'documents'):
-        if column not in table: raise ValueError(f'{path.name} lacks the column {column!r}')
+        if column not in table: raise ValueError(f'lacks the column {column!r}')
     return table.groupby('tokens').documents.sum().to_dict()
