@@ -759,7 +759,7 @@ REFUSED = {   # a file that says what no estimate takes -> (what it says, why, w
         '--vocab-size 32000 --bf16\n'),
                  'schedule=1f1b needs virtual_stages=1', ('--virtual-stages', 1)),
     'titan.toml': (torchtitan_file(data_parallel_shard_degree=4, expert_parallel_degree=2),
-                   'experts=1 must be divisible by ep=2', ('--ep', 1))}
+                   'ep=2 and etp=1 share out experts', ('--ep', 1))}
 
 
 @pytest.mark.parametrize('name', REFUSED)

@@ -985,7 +985,7 @@ RULES = [   # a layout that breaks one rule, what is said; and one that does not
     (dict(cp=3), 'seq_len=1024 must be divisible by cp=3', dict(cp=4)),
     (dict(strategy='2d', tp=2, cp=2, panels=3), 'embed_dim=512 must be divisible by panels=3',
      dict(strategy='2d', tp=2, cp=2, panels=4)),
-    (dict(ep=2), 'experts=1 must be divisible by ep=2', {}),
+    (dict(ep=2), 'ep=2 and etp=1 share out experts', {}),
     (dict(pp=2, virtual_stages=4), 'schedule=1f1b needs', dict(pp=2, virtual_stages=3)),
     (dict(tp=4, nvlink_tp=3), 'tp=4 must be divisible by the 3', dict(tp=4, nvlink_tp=2)),
     (dict(tp=4, dp=4, nvlink_tp=4, nvlink_dp=4), '16 GPUs placed in one NVLink domain',

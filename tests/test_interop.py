@@ -225,6 +225,17 @@ GLM_FILES = [
 def test_parameters_of_files(published, given): assert as_model(given).parameters == published
 
 
+@pytest.mark.parametrize('published, given', [   # in all: with the encoder of pictures
+    (4_300_079_472, dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34)),
+    (12_187_325_040, dict(hidden_size=3840, intermediate_size=15360, num_hidden_layers=48,
+                          num_attention_heads=16, num_key_value_heads=8))])
+def test_files_of_gemma_3_leave_out_what_its_4b_has(published, given):
+    encoder, its_width = 416_866_032, 1152
+    m = as_model({'model_type': 'gemma3_text', 'sliding_window': 1024} | given)
+    assert m.parameters + encoder + its_width * (m.embed_dim + 1) == published
+    assert (m.seq_len, m.head_dim) == (131_072, 256)
+
+
 @pytest.mark.parametrize('published, given', GLM_FILES)
 def test_files_with_layers_of_mtp(published, given):
     "They store embedding and output layer once more, for the layer of multi-token prediction."

@@ -459,7 +459,7 @@ def test_what_cannot_be():
             (dict(strategy='2d', tp=2), 'SUMMA .* has no operations for experts')):
         with pytest.raises(ValueError, match=message):
             estimate(experts, Parallel(**wrong), H100, 56)
-    with pytest.raises(ValueError, match='experts=1 must be divisible by ep=2'):
+    with pytest.raises(ValueError, match='ep=2 and etp=1 share out experts'):
         estimate('llama3.1_8B', Parallel(dp=2, ep=2), H100, 8)
 
 

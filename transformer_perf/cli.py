@@ -581,7 +581,7 @@ LAYOUT = (
     Option('--nvlink-cp --nvlink-tp2', 'cp GPUs in one NVLink domain', 'number'),
     Option('--nvlink-pp', 'pp GPUs in one NVLink domain', 'number'),
     Option('--nvlink-dp', 'dp GPUs in one NVLink domain', 'number'),
-    Option('--layout', "layers of each chunk of the pipeline: 'Et*3|(tt|)*30mL'"))
+    Option('--layout', "layers of each chunk of the pipeline: 'Et|(tt|)*30mL'"))
 
 def parallel_of(args):  # Parallel
     "The configuration that options describe."

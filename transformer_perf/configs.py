@@ -153,6 +153,9 @@ ANYWHERE = dict(   # keys that a file of any family may leave out
 # of some families: keys that a file may leave out
 WIDTH, _MLP_DERIVED = dict(head_dim=None), dict(intermediate_size=None)
 _HEAD_OF_128 = dict(head_dim=128)
+_AS_GEMMA3_4B = dict(   # what its published files leave out
+    num_attention_heads=8, num_key_value_heads=4, head_dim=256, vocab_size=262_208,
+    max_position_embeddings=131_072)
 DERIVED = WIDTH | dict(num_key_value_heads=None)
 TIED = dict(tie_word_embeddings=True)
 TIED_DERIVED = TIED | DERIVED
@@ -217,8 +220,8 @@ FAMILIES = {
         {None: 'mlp', 'attention_bias': 'attention'}, windows=2, experts=MLP_WIDTH),
     'gemma': Family(usual=TIED | GELU, biases=ONE_BIAS),
     'gemma2': Family(dict(layer_norms=4), TIED | GELU, ONE_BIAS, windows=2),
-    'gemma3_text': Family(NORMED | dict(layer_norms=4), TIED | GELU, ONE_BIAS, windows=6,
-                          classes='Gemma3ForCausalLM'),
+    'gemma3_text': Family(NORMED | dict(layer_norms=4), TIED | GELU | _AS_GEMMA3_4B,
+                          ONE_BIAS, windows=6, classes='Gemma3ForCausalLM'),
     'olmo': Family(dict(norm='unscaled'), DERIVED, ONE_BIAS),
     'olmo2': Family(NORMED_WHOLE, DERIVED, ONE_BIAS),
     'olmo3': Family(NORMED_WHOLE, DERIVED, ONE_BIAS, windows=4),

@@ -141,7 +141,7 @@ class Shares:
     nvlink_dp: int = None          # dp GPUs that share an NVLink domain
     ep: int = 1                    # GPUs (of tp, cp and dp) that share the experts
     etp: int = 1                   # of them, GPUs that share the features of an expert
-    layout: str = field(None, longest=1000)  # layers of each chunk: 'Et*3|(tt|)*30mL'
+    layout: str = field(None, longest=1000)  # layers of each chunk: 'Et|(tt|)*30mL'
 
 def unsaid(choice):  # (name, type, field)
     "A choice that a configuration leaves to the assumptions unless it says otherwise."
@@ -283,6 +283,9 @@ def check_parallel(p: Parallel, model: Model, system: System, global_batch, a: A
     "A ValueError, in one line with both numbers, unless the configuration can run this model."
     if a.uneven_stages and p.layout is None and p.pp > model.depth: raise ValueError(
         f'pp={p.pp} must be at most depth={model.depth}, unless a layout has empty stages')
+    if p.ep * p.etp > 1 and not sends_tokens(model):
+        raise ValueError(f'ep={p.ep} and etp={p.etp} share out experts, of which {model.name} '
+                         'has none')
     for rule in division_rules(p, model, global_batch, a): divides(*rule)
     if not leaves_rows(model, p.tp, p.cp, STRATEGIES[p.strategy], a):
         raise ValueError(f'seq_len={model.seq_len} must be at least cp={p.cp} and, on a published '
