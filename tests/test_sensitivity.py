@@ -238,7 +238,8 @@ def test_command():
     expected = sensitivity('gpt3', LAYOUT, 'A100', 1024, assumptions='corrected')
     assert [row['elasticity'] for row in rows] == expected.elasticity.tolist()
     text = good(*COMMAND, '--gpus', 512)
-    has(text, 'hbm_capacity', 'A time of inf, with hbm_capacity 40: it does not fit in memory.')
+    has(text, 'hbm_capacity', 'A time of inf, with hbm_capacity 40: it does not fit in memory.',
+        'Whether another size of the model, or batch, still fits is not asked.')
     assert 'does not fit' not in good(*COMMAND, '--tp', 8, '--pp', 32, '--dp', 16)
 
 

@@ -1339,6 +1339,8 @@ def notes_of_times(table):  # list of str
     notes = []
     if table[[*BEST, *BEST.values()]].eq(math.inf).any(axis=None):
         notes.append(f'A time of inf{where_infinite(table)}: it does not fit in memory.')
+    if (table.of != 'system').any():
+        notes.append('Whether another size of the model, or batch, still fits is not asked.')
     if any((table[best] > 1.0001 * table[own]).any() for own, best in BEST.items()):
         notes.append('Where the best takes longer than the configuration, that one does not fit '
                      'there, or is none that a search tries.')
