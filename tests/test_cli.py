@@ -923,6 +923,16 @@ def test_a_search_from_a_file_shares_out_as_the_software_does_in_other_stages(ti
     assert {row['zero_stage'] for row in held} == {3}
 
 
+@pytest.mark.parametrize('trainer', ['torchtitan', 'deepspeed'])
+def test_a_search_for_a_trainer_is_asked_for_by_its_software(trainer):
+    "What the best of any software has is no key of this one's file: told, with what to ask."
+    asked = 'search', '--model', 'llama3.1_8B', '--gpus', 8, '--export', trainer
+    has(bad(*asked), f'cannot be said in {trainer}; --software {trainer} keeps to what it can do')
+    file = good(*asked, '--software', trainer)
+    assert 'shard_degree: 8' in file or '"stage": ' in file
+
+
+
 def test_a_search_from_a_file_says_that_it_takes_no_graphs(tmp_path):
     "torchtitan captures iterations without stages; what is priced once is as the file has it."
     file = tmp_path / 'titan.toml'

@@ -482,6 +482,14 @@ def exported(one, args):  # str
         job = dataclasses.replace(job, ignored=told, parallel=as_open(job, args), **said)
     return more + perf.interop.export(job, args.export)
 
+@contextlib.contextmanager
+def told_what_to_ask(best, format):
+    "A search for no software may find what a trainer cannot be told; for its own it does not."
+    try: yield
+    except ValueError as error:
+        if best.assumptions.software is not None or format not in ('torchtitan', 'deepspeed'): raise
+        raise ValueError(f'{error}; --software {format} keeps to what it can do') from None
+
 # %% ../nbs/95_cli.ipynb #db69c1d9
 @command(
     'search', MODEL, SYSTEM, NVLINK,
@@ -510,7 +518,8 @@ def search_command(args):
                         assumptions, fits_by=args.fits_by, kind=[*perf.execution.KIND, *compared],
                         **chosen)
     if args.export and len(found):
-        text = exported(estimate_of(found.iloc[0], args, model, system, assumptions), args)
+        best = estimate_of(found.iloc[0], args, model, system, assumptions)
+        with told_what_to_ask(best, args.export): text = exported(best, args)
     else: text = text_of_search(found, model, system, args)
     deliver_answer(text, args, len(found))
     return 0 if len(found) else 1
