@@ -261,8 +261,7 @@ class CountedJob(Layouts):
     def own(self):
         "A GPU's share of the tokens between products: all, unless the sequence is shared out."
         exact = self.assumptions.rows_shared_exactly
-        mine = (self.tokens // self.tp if exact else
-                self.micro_batch * (self.rows // self.tp))
+        mine = self.tokens / self.tp if exact else self.micro_batch * (self.rows // self.tp)
         return where(self.sequence_sharded | (self.tp == 1), mine, self.tokens)
 
     @cached_property
@@ -715,7 +714,7 @@ class Heads(Half):
 
     def own_heads(self, job): return self.heads // job.tp
     def own_kv(self, job): return np.maximum(self.kv_heads / job.tp, 1)   # at least one each
-    def own_values(self, job): return self.heads * self.value // job.tp   # features
+    def own_values(self, job): return self.own_heads(job) * self.value   # features
     def own_gates(self, job):
         return self.gated_output * self.own_heads(job) * (1 if self.gate_of_head else self.value)
 
@@ -1178,7 +1177,7 @@ def numbers_of_logits(job: CountedJob, own_vocab):
 def output_layer(job: CountedJob):  # Operation
     "From the last layer to the loss: a product with the whole vocabulary, and a softmax over it."
     E, e, T = job.units.element, job.embed_dim, job.tokens
-    V = np.maximum(own_vocabulary(job), 1 / job.tp)
+    V = own_vocabulary(job)
     stream = E * T * e   # GB
     gradient = Message('allreduce', stream, 'tp')
     gathered = sent_if(job.sequence_sharded, Message('allgather', stream, 'tp'))
