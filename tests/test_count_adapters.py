@@ -179,13 +179,16 @@ def copies(adapters, **more):
     return one, pricer_of(H100, one.assumptions)
 
 
-@pytest.mark.parametrize('precision', ['bf16', 'fp8'])
-def test_weights_that_stay_are_gathered_with_those_that_train(precision):
-    "Twice a layer in one message, in 8 bits where the others are; and the words, in 16."
-    one, pricer = copies('lora:16', precision=precision)
+@pytest.mark.parametrize('adapters, precision', [
+    ('lora:16', 'bf16'), ('lora:16', 'fp8'), ('qlora:16', 'bf16'), ('qlora:16', 'fp8')])
+def test_weights_that_stay_are_gathered_with_those_that_train(adapters, precision):
+    "Twice a layer in one message, in 8 bits where the others are, or 4; and the words, in 16."
+    one, pricer = copies(adapters, precision=precision)
     group, rank = Group(32, 8), 16 * (3 * 4096 + 6144 + 8192 + 3 * (4096 + 14336))
-    still = 4096 * (4096 + 2048) + 4096**2 + 3 * 4096 * 14336 + 2 * 4096   # and two norms
-    gathered = 2e-9 * (still + rank) / (1 + (precision == 'fp8'))
+    matrices, norms = 4096 * (4096 + 2048) + 4096**2 + 3 * 4096 * 14336, 2 * 4096
+    low = 1 + (precision == 'fp8')
+    gathered = 2e-9 * (matrices + norms + rank) / low
+    if adapters == 'qlora:16': gathered = 1e-9 * (NF4 * matrices + 2 * norms + 2 * rank / low)
     words = 2e-9 * (2 * 128_256 + 1) * 4096
     of = lambda GB: 2 * pricer.collective('allgather', GB, group)
     reduced = pricer.collective('reducescatter', 4e-9 * rank, group)
@@ -387,7 +390,7 @@ def test_experts_latents_and_grids(preset):
     ('lora', 'must say a rank'), ('lora:0', 'rank of adapters'), ('lora:x', 'rank of adapters'),
     ('lora:65537', 'from 1 to 65536'),
     ('none:4', 'has no rank'), ('dora:16', "did you mean 'lora'"),
-    ('lora:16:attenton', "did you mean 'attention'"), ('lora:1:mlp:2', 'comes after the place'),
+    ('lora:16:attenton', "did you mean 'attention'"), ('lora:1:mlp:2', "after the place 'mlp'"),
     ('frozen', 'must say what does not train'), ('frozen:mpl', "did you mean 'mlp'")])
 def test_mistakes(asked, why):
     with pytest.raises(ValueError, match=why) as error: of(asked)

@@ -94,6 +94,18 @@ def test_weights_from_the_host_are_somewhere_while_they_are_used(preset):
     assert close(one, several)
 
 
+def test_tables_come_whether_they_train_or_not():
+    "Twice as many words bring as much more from the host where only adapters of layers train."
+    def came(vocab, adapters):
+        model = replace(NAMED[DENSE], vocab=vocab)
+        none, there = (stats('calibrated', model=model, dp=8, zero_stage=3, dp_overlap=False,
+                             adapters=adapters, offload=what)['dp_comm_s']
+                       for what in ('none', 'weights'))
+        return there - none
+    some, all_train = (came(2 * 128256, name) - came(128256, name) for name in ('lora:16', 'none'))
+    assert all_train > 0 and close(some, all_train, 1e-6)
+
+
 def test_a_share_whose_master_the_host_has_is_there_in_16_bits():
     "Whoever gathers copies of 32-bit masters has no other share; a CPU's step sends it up."
     a = as_assumptions('calibrated', 'torchtitan')
@@ -104,10 +116,12 @@ def test_a_share_whose_master_the_host_has_is_there_in_16_bits():
     assert weights('optimizer+weights') == weights('none')
 
 
-def test_masters_come_in_32_bits_where_there_is_no_other_share():
+@pytest.mark.parametrize('dp', [2, 8])
+def test_masters_come_in_32_bits_where_there_is_no_other_share(dp):
     "PyTorch's FSDP casts a share when it has come from the host, which has no copy in 16 bits."
-    a, number = as_assumptions('calibrated', 'torchtitan'), P / 8
-    asked = lambda offload: stats(a, dp=8, zero_stage=3, dp_overlap=False, offload=offload)
+    a, number = as_assumptions('calibrated', 'torchtitan'), P / dp
+    def asked(offload):
+        return stats(a, 8 * dp, dp=dp, zero_stage=3, dp_overlap=False, offload=offload)
     none, both = asked('none'), asked('optimizer+weights')
     gathers, reductions = 2 * 8 * 4 * number, 8 * 4 * number
     assert close(both['dp_comm_s'] - none['dp_comm_s'], (gathers + reductions) / LINK, 1e-4)
