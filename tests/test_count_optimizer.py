@@ -221,6 +221,13 @@ def test_bytes_of_a_step(name, of_matrix, of_vector):
     assert close(moved, of_matrix * held + of_vector * (number - held))
 
 
+def test_a_rank_of_two_stages_takes_a_step_of_both():
+    a = replace(CORRECTED, measured=Parameters('Hopper', software=Costs(optimizer_traffic=30.)))
+    one, both = (figures('adam', a=a, pp=2, zero_stage=0, schedule=name)
+                 for name in ('1f1b', 'dualpipe'))
+    for name in ('other_s', 'optimizer_GB'): assert close(both[name], 2 * one[name]) and one[name]
+
+
 @given(st.integers(1, 5000), st.integers(1, 5000))
 def test_no_matrix_is_cut_or_lost(number, gpus):
     busiest = busiest_share(number, gpus) * number

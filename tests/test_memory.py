@@ -11,7 +11,8 @@ from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS, Assumptions, as_assumptions
 from transformer_perf.interop import as_job
 from transformer_perf.timeline import (
-    PLACES, job_of, memory_at, own_stages, ranks_have_unlike_chunks)
+    PLACES, job_of, memory_at, memory_on_ranks, own_stages, priced_estimate,
+    ranks_have_unlike_chunks)
 from transformer_perf.iteration import check_parallel, settled
 from transformer_perf.validation.memory_runs import (
     counted_job, empty_gradients, known_arguments, left_alive, megatron_runs, not_said, peak_memory,
@@ -254,14 +255,17 @@ def test_fsdp_of_megatron_reduces_each_time():
 def test_gradients_that_a_step_makes_anew(seq_len, knows):
     "With one micro-batch they replace activations, and autocast's copies of weights."
     model = Model(seq_len=seq_len, embed_dim=2048, heads=16, depth=8, vocab=1024, name='small')
-    def stats(anew, batch, **layout):
+    def one(anew, batch, **layout):
         software = dict(name='x', knows=knows | {'gradients_anew': anew})
         layout = Parallel(**{'micro_batch': 4} | layout)
-        return estimate(model, layout, 'H100-80GB', batch, 'calibrated', software).stats
+        return estimate(model, layout, 'H100-80GB', batch, 'calibrated', software)
+    def stats(*about, **layout): return one(*about, **layout).stats
     every, alone = stats(False, 4), stats(True, 4)
     replaced = every['activations_GB'] + every['weights_GB'] * ('autocast' in knows)
     assert alone['gradients_GB'] == pytest.approx(max(every['gradients_GB'] - replaced, 0))
     assert (alone['gradients_GB'] > 0) == (seq_len == 16)
+    ranks = memory_on_ranks(priced_estimate(one(True, 4))[0])[0]   # as a timeline shows
+    assert ranks.total[0] == pytest.approx(alone['memory_GB'])
     for asked in (dict(batch=8), dict(batch=4, pp=2)):   # others go on while the first are there
         assert stats(True, **asked) == stats(False, **asked)
     shared = stats(True, 8, dp=2)   # and with copies
