@@ -1057,6 +1057,14 @@ def test_other_software_is_told_of_where_none_is_named():
     assert not iteration.tuned_and_plain(ask('corrected'))
 
 
+@pytest.mark.parametrize('layout, shown', [
+    (dict(dp=4), False), (dict(dp=4, ep=4), True), (dict(dp=4, ep=2, etp=2), True),
+    (dict(tp=2, dp=2, etp=4), True), (dict(dp=4, ep=4, ep_overlap=True), False)])
+def test_messages_of_experts_that_tuned_software_shows_are_told_of(layout, shown):
+    one = estimate('mixtral_8x7B', Parallel(**layout), SYSTEM, 64)
+    assert ('but those of experts' in iteration.tuned_and_plain(one)) == shown
+
+
 def numbers_in(text, pattern): return [float(x.replace(',', '')) for x in re.search(
     pattern, text).groups()]
 
@@ -1102,6 +1110,9 @@ def test_a_table_shows_the_choices_that_rows_differ_in():
         assert titles(**{name: [other, often, often]}) == titles() | {title}
         of_groups = name in ('tp_overlap', 'context')
         assert titles(**{name: other}) == (titles() if of_groups else titles() | {title})
+    computing = iteration.readable(found, SYSTEM)['compute']   # a share of an iteration
+    assert list(computing) == [f'{100 * s / every:.1f}%' for s, every in
+                                zip(found.compute_s, found.iteration_s)]
 
 
 def test_assumptions_say_what_was_chosen():

@@ -88,6 +88,14 @@ def test_a_layout_is_checked():
         with pytest.raises(ValueError, match='layout='): chunks_in(wrong)
 
 
+@pytest.mark.parametrize('v, more', [
+    (2, {}), (1, dict(pp=4)), (4, dict(pp=1)), (2, dict(schedule='zb-v')),
+    (2, dict(schedule='dualpipe-v'))])
+def test_a_layout_says_how_many_chunks_a_rank_has(v, more):
+    assert Parallel(**{'pp': 2, 'layout': 'Ett|tt|tt|ttL'} | more).virtual_stages == v
+    if 'schedule' in more: assert Parallel(pp=2, **more).virtual_stages == v
+
+
 def torchtitan(depth, n, more=0):  # list of int
     """Its rule in a loop: the ends count as a layer each, and as two each of multi-token
     prediction, which the last chunk has; whoever comes first takes one more."""

@@ -82,6 +82,14 @@ def test_what_a_software_chooses_in_pipelines_is_a_choice():
         with pytest.raises(ValueError, match='zero_st'): estimate(*ABOUT, 'calibrated', record)
 
 
+def test_what_is_chosen_of_so_many_stages():
+    software = as_software({'name': 'x', 'chooses': {'zero_stage': 3, 'dp_overlap': True},
+                            'in_pipelines': {'zero_stage': 1}})
+    alone, stages = software.chosen(1), software.chosen(2)
+    assert (alone['zero_stage'], stages['zero_stage']) == (3, 1)
+    assert alone['dp_overlap'] is stages['dp_overlap'] is True
+
+
 @pytest.mark.parametrize('stage', range(4))
 def test_what_deepspeed_hides_depends_on_the_stage(stage):
     "Unless told, messages of ZeRO-3 hide and no others: in an estimate, a search and a table."
