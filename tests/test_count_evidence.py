@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from transformer_perf import Assumptions, Model, Parallel, estimate
+from transformer_perf.blocks import Experts, gpt_block
 from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS, as_assumptions
 from transformer_perf.iteration import (
     changes_something, evidence_of_rows, experts_to_share, out_of_reach)
@@ -130,12 +131,14 @@ def test_choices_that_can_matter():
 def test_layouts_that_no_run_came_near(tp, near, far, cp):
     "A sequence cut into shorter pieces than any known run's, or more domains of tp."
     row, l = dict(tp=tp, cp=cp, nvlink_tp=near), MODEL.seq_len
-    for least, most in (([256], [1]), ([128, 512], [2]), ([512, 2048], [1, 4, 2]), (None, None)):
+    for least, most in (([256], [1]), ([128, 512], [2]), ([512, 2048], [1, 4, 2]), ([2048], [8]),
+                        (None, None)):
         known = {} if least is None else {'context_tokens': least, 'tp_domains': most}
         found = out_of_reach(row, known, MODEL)
         short = bool(least) and cp > 1 and l / cp < min(least)
         assert ('a context of' in found) == short
-        if short: assert f'a context of {l // cp:,} tokens' in found and f' {min(least)})' in found
+        if short:
+            assert f'a context of {l // cp:,} tokens' in found and f' {min(least):,})' in found
         assert (f'tp over {far} NVLink domains' in found) == ('NVLink' in found) == (
             bool(most) and far > max(most))
 
@@ -208,6 +211,17 @@ def test_more_experts_on_a_gpu_than_in_any_run(model, ep, held):
     assert experts_to_share(one.model) == held * ep
     told = f'{held} experts of a layer on a GPU (measured: 32)'
     assert (told in one.notes[0]) == (held > 32) == ('experts of a layer' in one.notes[0])
+
+
+def test_experts_of_the_layer_that_has_most():
+    few, many = (dataclasses.replace(gpt_block(512, 8), ffn=Experts(n, 2, 256)) for n in (8, 64))
+    for layers in (((few, 6), (many, 6)), ((many, 6), (few, 6))):
+        model = Model(1024, 512, 8, 12, vocab=4096, layers=layers)
+        assert experts_to_share(model) == 64
+        for ep, told in ((2, '32 experts of a layer on a GPU (measured: 16)'), (4, '')):
+            assert out_of_reach(dict(tp=1, cp=1, nvlink_tp=1, ep=ep),
+                                {'experts_held': [2, 16, 4]}, model) == told
+    assert experts_to_share(MODEL) == 0
 
 
 def test_how_many_experts_a_gpu_held():

@@ -387,6 +387,24 @@ def measured(system=HOPPER, **software):
                                        software=Costs(**software)))
 
 
+def test_attention_runs_at_the_clock_and_at_its_share():
+    whole, some = (kernels.attention_fit('H100', 'cuDNN', of) for of in (Kernels(), KERNELS))
+    share = .9 * .95 / (Kernels().clock * Kernels().attention_share)
+    for name in kernels.RATES: assert close(getattr(some, name), share * getattr(whole, name))
+    assert (whole.launch, some.launch) == (Kernels().launch_gap, 3e-6)
+
+
+@pytest.mark.parametrize('sharpness', [1., 4., 20.])
+def test_times_that_overlap(sharpness):
+    "As the second hand has it; beside nothing, and in any unit, nothing changes."
+    both = single.overlapping
+    for x, y in ((1., 1.), (1e-6, 3e-6), (5e-4, 2e-6)):
+        assert close(both(x, y, sharpness), smooth_most(x, y, sharpness))
+        assert both(x, y, sharpness) == both(y, x, sharpness)
+        assert close(both(0., y, sharpness), y)
+    assert both(0., 0., sharpness) == 0
+
+
 def nccl(kind, GB, n, d, crowded, system=HOPPER):  # s
     "A ring, or for an all-reduce a tree, by the bulk or the quick protocol: whichever is faster."
     twice = 2 if kind == 'allreduce' else 1

@@ -208,7 +208,7 @@ def test_tables_by_loops(rows):
     assert list(zip(*execution.matching_rows(a, right))) == [
         (i, j) for i in each for j in each if a[i] == right[j]]
     far_apart = columns * 2**40   # more combinations than a number of 64 bits counts
-    for every in (columns, far_apart, (a, b / 8, c.astype(str))):
+    for every in (columns, far_apart, (a, b / 8, c.astype(str)), (c % 2,), (1 - c % 2,)):
         which, first = execution.distinct(*every)
         known = list(dict.fromkeys(zip(*every)))
         assert [known[number] for number in which] == list(zip(*every))
