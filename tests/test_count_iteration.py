@@ -1199,6 +1199,15 @@ def test_what_a_module_lacks_divides_nothing(mlp):
     assert mlp(1, 8, 15, 60, system=dataclasses.replace(SYSTEM, summa_nb=1)).t.sum() > 0
 
 
+def test_scores_that_are_computed_again_are_not_kept():
+    "Then what a module keeps is in proportion to the length, and else has its square."
+    def kept(length, again):
+        return modules.sa_1d(1, length, 4096, 32, {'m': 4}, {'t': 4}, attention_recompute=again,
+                             system=SYSTEM).activation_buffer.sum()
+    assert close(kept(4096, True), 2 * kept(2048, True))
+    assert kept(4096, False) - 2 * kept(2048, False) > 32 / 4 * 2e-9 * 2048**2
+
+
 @pytest.mark.parametrize('overlap', [True, False])
 def test_tables_of_messages(overlap):
     "Copies gather and reduce weights; stages send; all that a table takes is in its last column."

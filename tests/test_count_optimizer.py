@@ -11,7 +11,7 @@ from transformer_perf import Parallel, estimate, search
 from transformer_perf.advice.planning import checkpoint_GB
 from transformer_perf.estimates import (
     NEWTON_SCHULZ, OPTIMIZERS, Group, Matrix, Message, Optimizer, Roofline, Work, as_assumptions,
-    orthogonalized)
+    orthogonalized, tells_matrices)
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.timeline import busiest_share, job_of
 from transformer_perf.models import NAMED
@@ -258,6 +258,14 @@ def test_what_is_kept_of_matrices_as_wholes(name, layout, dense, routed):
     assert close(found.stats['optimizer_GB'], own)
     told = str(found.explain('optimizer_GB', 1))
     assert '+ beside' in told and f'= {own:.6g} GB' in told
+
+
+@pytest.mark.parametrize('own, tells', [
+    (Optimizer(2, 2), False), (Optimizer(2, 1), True), (Optimizer(1, 2), True),
+    (Optimizer(1, 1, whole=lambda x, GB: Work()), True),
+    (Optimizer(1, 1, beside=lambda x: 1), True), (Optimizer(1, 1, moment_bytes=1.), False)])
+def test_who_treats_matrices_unlike_others(own, tells):
+    assert tells_matrices(own) == tells
 
 
 def test_what_an_optimizer_lists_is_checked(monkeypatch):

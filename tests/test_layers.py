@@ -2,6 +2,7 @@
 import dataclasses
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from transformer_perf.timeline import (
 from transformer_perf.iteration import Parallel
 from transformer_perf.kernels import pricer_of
 from transformer_perf.blocks import (
-    MLP, Attention, Block, domains_met, end_operations, expert_copies, expert_groups, places_met)
+    MLP, Attention, Block, domains_met, end_operations, expert_copies, expert_groups,
+    heads_swapped, places_met)
 from transformer_perf.linear_attention import Beside, GatedDeltaNet
 from transformer_perf.modules import count, ends_GB, layer_cost, layer_memory
 from transformer_perf.models import NAMED
@@ -25,6 +27,14 @@ from transformer_perf.systems import as_system
 H100 = as_system('H100-80GB')
 CALIBRATED = as_assumptions('calibrated').on(H100)
 few = examples(40)
+
+
+def test_heads_swapped_in_each_row_of_a_table():
+    "All of cp exchange them, or those of a domain; in a ring alone none, beside such rows, too."
+    table = SimpleNamespace(context=np.array(['ring', 'allgather', 'ulysses', 'ulysses+ring']),
+                            nvlink_cp=4, cp=8)
+    mixer = SimpleNamespace(own_kv=lambda job: 8.)
+    assert heads_swapped(table, mixer).tolist() == [1, 1, 8, 4]
 
 
 def job(model, a=CALIBRATED, **given):

@@ -10,7 +10,8 @@ from thorough import examples
 from test_cli import good
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.models import (
-    CONVENTIONS, NAMED, counted_once, has_experts, has_window, parameter_table, with_length)
+    CONVENTIONS, NAMED, counted_once, has_experts, has_window, output_in_layers, parameter_table,
+    with_length)
 from transformer_perf.modules import model_figures
 from transformer_perf.scaling import Sizes
 
@@ -72,6 +73,13 @@ def test_parameters_of_palm_with_experts():
     idle = 6 * (8 - 2) * (2 * 96 * 40 + 40 + 96)   # two matrices and biases of an expert
     by_hand = 6 * (model.parameters - idle) + 12 * 6 * 96 * 256
     assert math.isclose(model.flops_per_token('palm'), by_hand, rel_tol=1e-12)
+
+
+def test_the_output_in_layers():
+    "What is multiplied with it, over a layer's matrices: an MLP with a gate, and as many keys."
+    model = Model(128, 96, 6, 4, mlp_dim=200, vocab=640, gated_mlp=True, norm='rmsnorm', **TIED)
+    layers = model.parameters - 640 * 96 - (2 * 4 + 1) * 96   # but for norms
+    assert math.isclose(output_in_layers(model) * layers / 4, 640 * 96, rel_tol=1e-12)
 
 
 def test_active_parameters_as_published():

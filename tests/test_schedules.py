@@ -544,6 +544,15 @@ def test_too_many_passes_are_not_listed():
     with pytest.raises(ValueError, match='524288 passes are more than 200000'): _ = one.timeline
 
 
+@pytest.mark.parametrize('schedule', ['zb-h1', 'zb-h2', 'dualpipe', '1f1b'])
+def test_no_order_of_passes_is_faster_than_the_least(schedule):
+    "Nor is it ever beyond reach: all that a rank computes is done in less than twice that."
+    one = estimate(TINY, Parallel(pp=4, schedule=schedule), 'H100-80GB', 8, 'calibrated')
+    work, _, costs, ends = timeline.priced_estimate(one)
+    least = timeline.least_iteration_seconds(work, costs, ends, 1e-3)
+    assert .5 < least / timeline.play(work, costs, ends, 1e-3).end.max() < 1 + 1e-9
+
+
 @pytest.mark.parametrize('depth', [7, 8])
 @pytest.mark.parametrize('schedule', ['1f1b', 'gpipe'])
 def test_one_micro_batch_takes_no_longer_than_its_path(schedule, depth):

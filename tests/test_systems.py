@@ -282,6 +282,8 @@ def test_the_middle_offer_of_ones_own_prices(tmp_path):
     price = price_per_gpu_hour('H100-80GB', str(path))
     assert (price.usd, price.date, price.source) == (3, None, 'vms.csv')
     assert price == price_per_gpu_hour('H100-80GB', path)
+    in_words = price_per_gpu_hour('H100-80GB', pd.read_csv(path, dtype=str))   # as text has them
+    assert (in_words.usd, in_words.date) == (3, None)
     mine = {**vars(as_system('A100')), 'name': 'rented', 'accelerator': 'H100'}
     assert price_per_gpu_hour(mine, path).usd == 3
     refused(lambda: price_per_gpu_hour('MI300X', path), "vms.csv has no price of 'MI300X'")
