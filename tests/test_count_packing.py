@@ -368,6 +368,8 @@ def test_groups_for_each_document():
     assert [*six.cp] == [1, 6] and close(six.tokens.sum(), 1)
     with pytest.raises(ValueError, match='need more than cp=4 GPUs of 1024'):
         dynamic_context(PACKED, p, 'H100-80GB', tokens_per_gpu=1024)
+    with pytest.raises(ValueError, match='of up to 9000 tokens need more than cp=4 GPUs of 2048 '):
+        dynamic_context(PACKED, p, 'H100-80GB', {9000: 1})
 
 
 def test_how_far_one_length_misleads():
