@@ -394,6 +394,23 @@ def test_attention_runs_at_the_clock_and_at_its_share():
     assert (whole.launch, some.launch) == (Kernels().launch_gap, 3e-6)
 
 
+def test_how_tokens_reached_a_measured_gpu():
+    "Newer SGLang had all tokens arrive, but of three models; and DeepSeek-V3's router is its own."
+    table = pd.DataFrame(
+        [('sglang', 'sglang_fused_moe_triton', 'h100_sxm', 128, 4096, False, False),
+         ('sglang', 'sglang_fused_moe_triton', 'h100_sxm', 8, 4096, True, False),
+         ('sglang', 'sglang_fused_moe_triton', 'h100_sxm', 128, 2816, True, False),
+         ('sglang', 'sglang_fused_moe_triton', 'a100_sxm', 128, 4096, True, False),
+         ('vllm', 'vllm_fused_moe', 'h100_sxm', 128, 4096, True, False),
+         ('sglang', 'sglang_fused_moe_triton', 'h100_sxm', 256, 7168, False, True),
+         ('vllm', 'moe_monolithic', 'b200_sxm', 256, 7168, True, True),
+         ('vllm', 'vllm_fused_moe', 'h100_sxm', 256, 7168, True, False),
+         ('sglang', 'sglang_fused_moe_triton', 'h100_sxm', 384, 7168, False, False)],
+        columns=['fw', 'kernel_source', 'sys', 'num_experts', 'hidden_size', 'own', 'same'])
+    own, same = single.routing_of(table)
+    assert own.tolist() == table.own.tolist() and same.tolist() == table.same.tolist()
+
+
 @pytest.mark.parametrize('sharpness', [1., 4., 20.])
 def test_times_that_overlap(sharpness):
     "As the second hand has it; beside nothing, and in any unit, nothing changes."
