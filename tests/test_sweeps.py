@@ -504,3 +504,58 @@ def test_parts_that_can_be_read(tmp_path):
     half.write_bytes(table.read_bytes()[:-9])
     none.touch()
     assert [sweeps._is_whole(path) for path in (table, half, none)] == [True, False, True]
+
+
+def written_as(folder, *parts):
+    "A folder with a file for each (first, last task, rows)."
+    folder.mkdir()
+    for first, last, rows in parts:
+        table = pd.DataFrame({'task': range(first, first + rows)})
+        sweeps.write_whole(sweeps.part_path(folder, first, last, not rows),
+                           sweeps.table_bytes(table, '.parquet') if rows else b'')
+    return folder
+
+
+@pytest.mark.parametrize('parts, left, kept', [
+    ([(0, 1, 5), (3, 3, 0), (4, 4, 2)], [2, 5], [(0, 1), (3, 3), (4, 4)]),
+    ([(0, 1, 5), (1, 2, 5)], [2, 3, 4, 5], [(0, 1)]),     # the second has one of the first's
+    ([(0, 1, 5), (2, 5, 1)], [], [(0, 1), (2, 5)]),
+    ([(4, 5, 1), (5, 6, 1), (6, 6, 1)], [0, 1, 2, 3], [(4, 5)]), ([], [*range(6)], [])])
+def test_what_parts_leave_to_do(tmp_path, parts, left, kept):
+    "Of six tasks: what stands there twice, or is none of them, is removed."
+    pytest.importorskip('pyarrow')
+    folder = written_as(tmp_path / 'study', *parts)
+    assert sweeps.left_to_do(folder, 6) == left
+    assert [*sweeps.parts_in(folder)] == kept
+
+
+@pytest.mark.parametrize('each, files', [
+    (0, {(0, 2): 3, (5, 6): 2}), (3, {(0, 1): 2, (2, 2): 1, (5, 6): 2}),
+    (9, {(0, 0): 1, (1, 1): 1, (2, 2): 1, (5, 5): 1, (6, 6): 1})])
+def test_parts_are_written_after_some_seconds(monkeypatch, tmp_path, each, files):
+    "And at the end of each row of tasks; `each`: s of a task, where five are enough for a part."
+    pytest.importorskip('pyarrow')
+    now = [0.]
+    def solved(task):
+        now[0] += each
+        return pd.DataFrame({'task': [task]})
+    monkeypatch.setattr(sweeps, 'time', SimpleNamespace(monotonic=lambda: now[0]))
+    numbers, tasks = [0, 1, 2, 5, 6], [10 * i for i in range(7)]
+    assert [i for i, _ in sweeps._write_parts(solved, tasks, tmp_path, numbers)] == numbers
+    found = {of: pd.read_parquet(path).task.tolist()
+             for of, path in sweeps.parts_in(tmp_path).items()}
+    assert {of: len(rows) for of, rows in found.items()} == files
+    assert sum(found.values(), []) == [10 * i for i in numbers]
+
+
+def test_a_folder_of_a_study_is_begun_once(tmp_path):
+    "Whoever comes later cuts tasks as they were; in a folder of something else none is begun."
+    folder = tmp_path / 'new' / 'study'
+    assert sweeps.prepared(folder, 'question', 7) == sweeps.prepared(folder, 'question', 9) == 7
+    with pytest.raises(ValueError, match='holds another sweep'):
+        sweeps.prepared(folder, 'another', 7)
+    (tmp_path / 'hidden').mkdir()
+    (tmp_path / 'hidden' / '.left').touch()
+    assert sweeps.prepared(tmp_path / 'hidden', 'question', 3) == 3
+    with pytest.raises(ValueError, match='is not empty, and holds no sweep'):
+        sweeps.prepared(tmp_path, 'question', 3)
