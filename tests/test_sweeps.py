@@ -545,7 +545,7 @@ def test_parts_are_written_after_some_seconds(monkeypatch, tmp_path, each, files
     found = {of: pd.read_parquet(path).task.tolist()
              for of, path in sweeps.parts_in(tmp_path).items()}
     assert {of: len(rows) for of, rows in found.items()} == files
-    assert sum(found.values(), []) == [10 * i for i in numbers]
+    assert [*itertools.chain(*found.values())] == [10 * i for i in numbers]
 
 
 def test_a_folder_of_a_study_is_begun_once(tmp_path):
