@@ -439,3 +439,63 @@ def test_a_row_is_named_after_what_shares_its_layers(fixed):
     "With a context of one GPU both strategies are the same, and it has the plain one's name."
     found = search('gpt3', 64, 'H100-80GB', 64, k=20, fixed=fixed)
     assert len(found) and (found.strategy == found.cp.map({1: '1d'}).fillna('2d-seqp')).all()
+
+
+# in words
+
+def shown(seconds, likely, n_gpus=8):
+    "Rows of a search on as many GPUs, all of one layout."
+    rows = len(seconds)
+    groups = dict(tp=2, cp=1, pp=1, dp=4, ep=1, etp=1)
+    return {name: np.full(rows, number) for name, number in groups.items()} | dict(
+        n_gpus=np.resize(n_gpus, rows), iteration_s=np.array(seconds), likely_s=np.array(likely),
+        rank=np.arange(1, rows + 1))
+
+
+def test_a_faster_layout_that_is_untested_is_told():
+    best = shown([10., 8., 9., 12.], [10., 12., 13.5, 18.])
+    beside = lambda *rows: execution._beside_untested(best, np.array(rows), best['rank'][[*rows]])
+    assert beside(0, 1, 2, 3) == (
+        'Rank 2, tp 2, dp 4, takes 20.0% less by our count, but is untested: what no run came '
+        'near is ranked as if it took 50% longer.')
+    assert beside(0, 2).startswith('Rank 3, tp 2, dp 4, takes 10.0% less')
+    assert beside(0) == beside(0, 3) == ''   # none of those shown takes less
+
+
+def test_a_tested_layout_beside_a_first_that_is_not_is_told():
+    best = shown([8., 8.5, 10.], [9., 9.6, 10.])
+    rows = np.arange(3)
+    assert execution._beside_untested(best, rows, best['rank']) == (
+        'The first is untested; the fastest layout that measured runs came near is rank 3, tp 2, '
+        'dp 4: 25.0% slower.')
+    few = execution._beside_untested(best, rows[:2], best['rank'][:2])
+    assert 'came near is not among those shown, tp 2, dp 4: 25.0% slower.' in few
+    assert not execution._beside_untested(shown([8., 9.], [9., 10.]), rows[:2], rows[:2] + 1)
+
+
+@pytest.mark.parametrize('likely, told', [
+    ([10., 8.], False), ([12., 9.6], False), ([10., 10.], True)])   # none, all or some of them
+def test_that_some_of_several_counts_are_untested_is_told(likely, told):
+    best = shown([10., 8.], likely, [8, 16])
+    assert execution._beside_untested(best, np.arange(2), np.ones(2)) == told * (
+        'Some are untested: what no measured run came near counts as if it took 25% longer.')
+
+
+def test_a_layout_that_shares_nothing_is_of_copies_alone():
+    best = shown([10.], [10.])
+    words = lambda **sizes: execution._sizes_in_words(
+        best | {name: np.array([size]) for name, size in sizes.items()}, 0)
+    assert words(ep=4, etp=2) == 'tp 2, dp 4, ep 4, etp 2'
+    assert words(tp=1, dp=1) == 'copies alone'
+
+
+@pytest.mark.parametrize('k, kind, rows, rank', [
+    (2, ['tp'], [0, 1, 3, 5], [1, 2, 1, 2]), (1, ['tp'], [0, 3], [1, 1]),
+    (None, ['tp', 'pp'], [0, 1, 2, 3, 5], [1, 2, 3, 1, 2]),
+    (2, None, [0, 1, 3, 4], [1, 2, 1, 2]), (None, None, [*range(6)], [1, 2, 3, 1, 2, 3])])
+def test_rows_that_are_shown(k, kind, rows, rank):
+    "The first of each kind, at each number of GPUs, and how manieth it is there."
+    best = dict(n_gpus=np.repeat([8, 16], 3), rank=np.tile([1, 2, 3], 2),
+                tp=np.array([1, 2, 1, 4, 4, 8]), pp=np.array([1, 1, 2, 2, 2, 1]))
+    found = execution._rows_shown(best, k, kind)
+    assert [x.tolist() for x in found] == [rows, rank]

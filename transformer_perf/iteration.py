@@ -914,9 +914,8 @@ def plural(number, word):  # str
 
 def _experts_in_words(row):
     "Who shares the experts of a layer, where several GPUs do; an expert's own GPUs come last."
-    groups = [row.get('ep', 1), row.get('etp', 1)]
-    if groups == [1, 1]: return ''
-    return f'its experts by {" x ".join(str(n) for n in groups if n > 1)} GPUs, '
+    several = [str(n) for n in (row.ep, row.etp) if n > 1]
+    return f'its experts by {" x ".join(several)} GPUs, ' if several else ''
 
 def layout_in_words(row):
     "How a configuration shares the job out."
