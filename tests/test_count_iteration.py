@@ -3,6 +3,7 @@
 The rows themselves test_count_layers.py counts, the prices of messages test_count_prices.py.
 """
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -1267,9 +1268,11 @@ def test_the_largest_units_in_a_row(widths, number, pp, v, schedule):
     kinds = [dataclasses.replace(gpt_block(e, h), ffn=MLP(width)) for width in WIDTHS[widths]]
     model = Model(l, e, h, 16, vocab=V, layers=tuple((kind, 1) for kind in kinds))
     a = dataclasses.replace(MEASURED, zero_gathered=number)
-    one, _, _ = case(a, model, batch=16 * 8 * b, dp=8, pp=pp, virtual_stages=v, schedule=schedule,
-                     zero_stage=3)
+    of = functools.partial(case, a, model, batch=16 * 8 * b, dp=8, pp=pp, virtual_stages=v,
+                           schedule=schedule)
+    one, _, _ = of(zero_stage=3)
     work = priced_estimate(one)[0]
+    second = memory_on_ranks(priced_estimate(of(zero_stage=2)[0])[0])[0]   # gradients alone
     layer = lambda width: 2e-9 * (4 * e * e + 2 * e * width + 9 * e + width)   # norms, biases
     table, norm = 2e-9 * V * e, 2e-9 * 2 * e
     ranks = rows_of_ranks([table, *map(layer, WIDTHS[widths]), table], pp, v, schedule)
@@ -1279,6 +1282,7 @@ def test_the_largest_units_in_a_row(widths, number, pp, v, schedule):
         held = min(whole, whole / copies + largest_run(units, number))
         unit = min(whole, whole / copies + largest_run(units, 1))   # in 32 bits
         assert close(memory.weights[rank], held) and close(memory.gradients[rank], 2 * unit)
+        assert close(second.gradients[rank], 2 * unit)
     assert close(one.stats['memory_GB'], memory.total.max())
     if not timeline.ranks_have_unlike_chunks(work):   # a search has the same from its formula
         assert close(timeline.memory_of(work).total, memory.total.max())
@@ -1304,7 +1308,7 @@ def test_of_two_tables_one_may_be_gathered(number, tables):
      'full:17: all layers, for a stage has no more than 16.'),
     (dict(dp=8, recompute='full:32'), 8, ''), (dict(dp=8, recompute='full'), 8, ''),
     (dict(dp=11), 11, 'Priced as if 11 GPUs used 1 of the 8 of each NVLink domain, all alike.'),
-    (dict(dp=12), 12, ''), (dict(dp=7), 7, '')])
+    (dict(dp=12), 12, ''), (dict(dp=7), 7, ''), (dict(dp=15), 15, '')])   # 5 or 3 of each
 def test_what_is_not_as_asked_is_said(layout, n_gpus, words):
     one = estimate('llama3.1_8B', Parallel(**layout), 'H100-80GB', 2 * n_gpus)
     said = [note for note in one.notes if 'all layers' in note or 'domain' in note]

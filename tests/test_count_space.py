@@ -422,6 +422,16 @@ def test_placements_are_refused_by_their_product(monkeypatch):
     with pytest.raises(ValueError, match='12'): execution.with_placements(t, ways, 8)
 
 
+def test_places_of_one_layout_are_refused_by_their_product(monkeypatch):
+    "A group of eight has four places; of two groups, those that share a domain."
+    layout, system = Parallel(tp=8, dp=2, nvlink_pp=1), as_system('H200', 8)
+    places = lambda: iteration.possible_places(layout, system, as_assumptions('paper'))
+    assert len(places()['nvlink_tp']) > 1
+    monkeypatch.setattr(iteration, 'MOST_PLACES', 3)
+    with pytest.raises(ValueError, match='^4 placements are more than 3: say nvlink_tp and others'):
+        places()
+
+
 def test_a_candidate_under_the_papers_names():
     "Its tp are all GPUs that share a layer, tp1 the heads and tp2 the sequence."
     found = search('gpt3', 512, 'H200', 512, '2d-seqp', assumptions='paper',

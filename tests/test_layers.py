@@ -20,13 +20,21 @@ from transformer_perf.blocks import (
     MLP, Attention, Block, domains_met, end_operations, expert_copies, expert_groups,
     heads_swapped, places_met)
 from transformer_perf.linear_attention import Beside, GatedDeltaNet
-from transformer_perf.modules import count, ends_GB, layer_cost, layer_memory
+from transformer_perf.modules import count, ends_GB, full_share, layer_cost, layer_memory
 from transformer_perf.models import NAMED
 from transformer_perf.systems import as_system
 
 H100 = as_system('H100-80GB')
 CALIBRATED = as_assumptions('calibrated').on(H100)
 few = examples(40)
+
+
+def test_layers_computed_again_in_full_are_a_share_of_a_stage():
+    for layers in (1, 4, np.array([1, 2, 4, 40])):
+        for asked in (1, 3, 40):
+            share = full_share(f'full:{asked}', layers)
+            assert np.allclose(share, np.minimum(asked, layers) / layers)
+    assert full_share('full', 4) == 1 and full_share('none', 4) == full_share('selective', 4) == 0
 
 
 def test_heads_swapped_in_each_row_of_a_table():

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings, strategies as st
 from thorough import examples
 from test_cli import good
 from transformer_perf import Model, Parallel, estimate, search
+from transformer_perf.blocks import gpt_block
 from transformer_perf.models import (
     CONVENTIONS, NAMED, counted_once, has_experts, has_window, output_in_layers, parameter_table,
     with_length)
@@ -73,6 +74,14 @@ def test_parameters_of_palm_with_experts():
     idle = 6 * (8 - 2) * (2 * 96 * 40 + 40 + 96)   # two matrices and biases of an expert
     by_hand = 6 * (model.parameters - idle) + 12 * 6 * 96 * 256
     assert math.isclose(model.flops_per_token('palm'), by_hand, rel_tol=1e-12)
+
+
+def test_an_activation_may_have_learned_numbers():
+    plain = gpt_block(96, 8)
+    learned = dataclasses.replace(plain, ffn=dataclasses.replace(plain.ffn, learned=2))
+    few, more = (Model(128, 96, 8, 6, vocab=640, layers=((block, 6),)).parameters
+                 for block in (plain, learned))
+    assert more - few == 6 * 2
 
 
 def test_the_output_in_layers():
