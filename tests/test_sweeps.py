@@ -171,7 +171,7 @@ def test_varied_as_arrays_is_one_by_one(fields, factors, strategy):
 def test_units_are_varied_at_measured_prices(field):
     "Stages that are played hold what their own system counts."
     system = as_system('B200')
-    values = [getattr(system, field) * x for x in (.5, 2)]
+    values = [getattr(system, field) * x for x in (.5, 1, 2)]
     found = sweep(['llama3.1_70B'], {'x': system}, [64], ['1d'], vary={field: values},
                   global_batch=64)
     for value, row in zip(values, found.itertuples(), strict=True):
