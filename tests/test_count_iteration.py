@@ -1043,6 +1043,12 @@ def test_the_fullest_rank_is_the_one_that_needs_most(by):
     assert (full[1] > full[0]) == (by == 'bound')
 
 
+def test_only_a_grid_has_panels():
+    panels = lambda **layout: case(PAPER, **layout)[0].parallel.panels
+    assert panels(tp=2) == panels(tp=2, cp=2, strategy='2d-seqp') == 1
+    assert panels(tp=2, cp=2, strategy='2d') == SYSTEM.summa_nb > 1
+
+
 # in words
 
 def test_other_software_is_told_of_where_none_is_named():
