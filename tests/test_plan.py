@@ -295,13 +295,16 @@ COMMAND = ('plan', '--model', 'llama3.1_8B', '--system', H100, '--gpus', '64,256
 
 
 def test_command():
-    text = ' '.join(good(*COMMAND, '--tokens', '1T').split())
+    printed = good(*COMMAND, '--tokens', '1T')
+    text = ' '.join(printed.split())
     has(text, 'fastest', 'cheapest', 'least memory', 'simplest', 'USD per GPU-hour',
         'Evidence: ', '256 H100-80GB', 'an iteration of the fastest takes')
     assert 'No software' not in good(*COMMAND, '--tokens', '1T', '--software', 'tuned')
     found = json.loads(good(*COMMAND, '--tokens', '1T', '--format', 'json'))
     assert found['budget'] == {'tokens': 1e12, 'hours': None, 'usd': None}
     assert found['answers'][0]['days'] > 0 and len(found['front']) >= len(found['answers']) - 1
+    front = printed[printed.index('What nothing beats'):]   # with the memory that it is about
+    for row in found['front']: has(front, f' {row["memory_bound_GB"]:.1f} ')
     rows = list(csv.DictReader(io.StringIO(good(*COMMAND, '--tokens', '1e12', '--format', 'csv'))))
     assert float(rows[0]['days']) == found['answers'][0]['days']
 
