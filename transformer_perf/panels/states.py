@@ -250,6 +250,7 @@ def _in_text(x): return 'x'.join(map(str, x)) if isinstance(x, tuple) else str(x
 def controls_told(state):  # str
     "What all controls of a state are, as one types them; but those that are empty."
     given = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+    if 'software' in given: given['software'] = Path(given['software']).name   # may be a file
     return shlex.join(f'{name}={_in_text(x)}' for name, x in given.items()
                       if x not in ('', 'none', 0, ()))
 
