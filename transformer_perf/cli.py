@@ -1292,13 +1292,6 @@ def plan_command(args):
     return 0 if len(found.rows) else 1
 
 # %% ../nbs/95_cli.ipynb #11a00005
-def with_memory_at_most(rows, view):  # DataFrame of text
-    "Rows of a plan for the eye, with the memory that counts, in every width of a table."
-    shown = view(rows)
-    shown.insert(shown.columns.get_loc('configuration'), 'at most GB',
-                 [f'{x:.1f}' for x in rows.memory_bound_GB])
-    return shown.drop(columns='memory GB')
-
 def text_of_plan(found, args):  # str
     "A plan in the format asked for."
     if args.format == 'csv': return as_csv(found.rows)
@@ -1314,7 +1307,7 @@ def text_of_plan(found, args):  # str
         title = title_of(args, found.model, found.global_batch)
         front = 'What nothing beats in time, memory, GPUs and money at once'
         parts = [_table_as_text(view(found.answers), args, title),
-                 _table_as_text(with_memory_at_most(found.front, view), args, front)]
+                 _table_as_text(view(found.front), args, front)]
     why = [paragraph(f'{reason}.') for reason in found.reasons]
     return '\n'.join([*parts, *why, paragraph(' '.join(notes))])
 

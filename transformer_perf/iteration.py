@@ -627,7 +627,8 @@ def beyond_software(p: Parallel, software):  # str
     for name, values in (software.takes or {}).items():
         own = getattr(p, name)
         if own is None or software.knows_of(name, own): continue
-        if name == 'cp' and p.context in (software.approximated or {}).get('context', ()): continue
+        in_models_code = (software.approximated or {}).get('context', ())   # shares sequences out
+        if name == 'cp' and p.context in in_models_code: continue
         found.append(f'{name} {" or ".join(map(str, values))}, not {own}')
     return f'{software.name} knows {"; ".join(found)}' if found else ''
 
@@ -867,12 +868,10 @@ SHOWN = (   # (column, what is so often that nobody shows it, title)
                                      'ep_overlap')))   # ...: what the first row has
 
 # %% ../nbs/87a_estimate.ipynb #9610d342
-def memory_columns(t, system):  # list of (title, column, what follows a number)
+def memory_columns(t):  # dict: title -> column
     "The memory of a table for the eye: what is held against the capacity comes last."
     by_bound = 'fits_by' in t and (t.fits_by == 'bound').any()
-    end = f' / {system.hbm_capacity:g}'
-    if not by_bound: return [('memory GB', 'memory_GB', end)]
-    return [('memory GB', 'memory_GB', ''), ('at most GB', 'memory_bound_GB', end)]
+    return {'memory GB': 'memory_GB'} | ({'at most GB': 'memory_bound_GB'} if by_bound else {})
 
 # %% ../nbs/87a_estimate.ipynb #5a4d0012
 def readable(t, system):  # DataFrame for reading, not for computing
@@ -894,8 +893,8 @@ def readable(t, system):  # DataFrame for reading, not for computing
         if name in t and differs(rows, name, often): view[title] = t[name]
     if any(STRATEGIES[s].has_panels for s in t.strategy): view['panels'] = t.panels
     view['NVLink'] = place
-    for title, name, end in memory_columns(t, system):
-        view[title] = [f'{GB:.1f}{end}' for GB in t[name]]
+    for title, name in memory_columns(t).items(): view[title] = [f'{GB:.1f}' for GB in t[name]]
+    view[title] = [f'{GB} / {system.hbm_capacity:g}' for GB in view[title]]   # the last of them
     for column, title in components(t).items():
         view[title] = [f'{share:.1%}' for share in (t[column] / t.iteration_s).astype(float)]
     return pd.DataFrame(view)

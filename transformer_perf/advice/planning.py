@@ -24,9 +24,9 @@ from ..choices import adapted
 from ..estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, state_bytes, takes_matrices)
 from ..timeline import GROUPS, statistics
-from transformer_perf.iteration import (
-    SHOWN, Parallel, counts_longer, estimate, evidence_of_rows, plural, rank_seconds, says_nothing,
-    short, tuned_and_plain)
+from ..iteration import (
+    SHOWN, Parallel, counts_longer, estimate, evidence_of_rows, memory_columns, plural,
+    rank_seconds, says_nothing, short, tuned_and_plain)
 from ..execution import (
     KIND, Fitting, best_candidates, counts_of, fitting, not_among, played_best, questions,
     ranked_by, result_of, search_subject, tables_of, untested_in_words, with_tables)
@@ -314,7 +314,8 @@ def plan_view(rows):  # DataFrame of text
         'goodput': text('goodput', '.1%'), 'GPU-hours': text('gpu_hours'),
         'MWh': text('energy_MWh'), 'USD': text('usd'),
         'iteration s': text('iteration_s'), 'MFU': text('mfu', '.1%'),
-        'memory GB': text('memory_GB', '.1f'), 'knobs': rows.knobs,
+        **{title: text(column, '.1f') for title, column in memory_columns(rows).items()},
+        'knobs': rows.knobs,
         'configuration': [in_few_words(row) for _, row in rows.iterrows()]})
 
 # %% ../../nbs/88e_planning.ipynb #14a00061
