@@ -171,9 +171,13 @@ def negated(flag):
     "Not: of one flag, or of each of an array."
     return ~flag if isinstance(flag, np.ndarray) else not flag
 
+_SOON_COUNTED = 1000   # numbers
+
 def any_of(x):
     "Whether a number, or any of an array, is not zero."
-    return x.any() if isinstance(x, np.ndarray) else bool(x)
+    if not isinstance(x, np.ndarray): return bool(x)
+    if x.size < _SOON_COUNTED: return np.count_nonzero(x) > 0   # costs less to call
+    return x.any()
 
 def different(names):  # list of str
     "The names in a column, each once; or the one that stands for all rows."
@@ -193,13 +197,21 @@ def counted(
     units: Units = Units(),
 ):  # (TFLOP on matrix units, TFLOP on vector units, GB moved)
     "What one pass comes to."
+    return _in_units(*_counted_numbers(work), units)
+
+def _counted_numbers(work: Work):  # (FLOP on matrix units, TFLOP of vectors, elements, GB, GB)
+    "What one pass counts: also what is moved besides the elements of products, and of scores."
     flop = elements = 0.
     for p in work.products: flop, elements = flop + p.flop, elements + p.elements
     if work.operands is not None: elements = work.operands
     if work.attention is not None:
         elements = elements + work.attention.elements
         for p in work.attention.products: flop = flop + p.flop
-    return units.flop * flop, work.vector, units.element * elements + work.nbytes + work.scores
+    return flop, work.vector, elements, work.nbytes, work.scores
+
+def _in_units(flop, vector, elements, nbytes, scores, units: Units):  # as `counted`
+    "Numbers of one pass, or of many, in the units of a system."
+    return units.flop * flop, vector, units.element * elements + nbytes + scores
 
 # %% ../nbs/82g_estimates.ipynb #f30d7f4e
 def stacked_rows(values):  # array [value, ...]
@@ -235,9 +247,9 @@ class Works(NamedTuple):
 
 def stacked(each, units: Units = Units()):  # Works
     "Passes, one below the other."
-    counts = [counted(work, units) for work in each]
-    columns = in_rows(zip(*counts))
-    return Works(tuple(each), *np.broadcast_arrays(*columns))
+    axes = max(map(np.ndim, units))   # of those of many systems
+    numbers = in_rows(zip(*map(_counted_numbers, each)), axes)
+    return Works(tuple(each), *np.broadcast_arrays(*_in_units(*numbers, units)))
 
 def joined_works(several):  # Works
     "The passes of several, one below the other."
@@ -270,7 +282,7 @@ def distinct(*columns):
     rows = len(columns[0])
     which, several = np.zeros(rows, dtype=np.int64), min(rows, 1)
     for column in columns:
-        if not np.ndim(column) or not rows or (column == column[0]).all(): continue
+        if not np.ndim(column) or not rows or not any_of(column != column[0]): continue
         own, more = numbered(column)
         if several * more > _LARGEST_KEY: which, several = _numbered_in_order(which)
         which, several = which * more + own, several * more
@@ -294,11 +306,12 @@ def _roofline_of_each(
     for i, work in enumerate(works.each):
         for p in work.products:   # those that are not in 16 bits gain what their rate is higher
             if not p.plain: each[i] = each[i] - time_gained(p, system)
-        each[i] = each[i] / work.matrix_speed
+        if work.matrix_speed != 1: each[i] = each[i] / work.matrix_speed
     flops_time = stacked_rows(each)   # a rate of many systems may be that of 8 bits alone
     launch = launch_time * (flops_time + nbytes > 0)
     moving = nbytes / system.hbm_bandwidth
-    for i, work in enumerate(works.each): moving[i] = moving[i] / work.memory_speed
+    for i, work in enumerate(works.each):
+        if work.memory_speed != 1: moving[i] = moving[i] / work.memory_speed
     return launch + flops_time / flops_efficiency, moving
 
 def roofline(work: Work, system: System, *more):  # (compute s, memory s), both whole

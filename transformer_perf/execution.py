@@ -747,7 +747,7 @@ def tables_of(n_gpus, fit, some):
     for at, f in enumerate(fit):
         own = some['search'] == at
         variant, i, j = (np.asarray(some[name])[own] for name in ('variant', 'i', 'j'))
-        none = set(n_gpus).difference(f.placeable.t['n_gpus'])
+        none = set(n_gpus).difference(np.unique(f.placeable.t['n_gpus']).tolist())
         reasons = {n: why_none(n, f.space, f.memory, f.question) for n in none}
         table = _table_of_candidates(f, variant, i, j) if len(i) else _empty_table(f.question)
         found.append((table, reasons, int(f.space.placed.sum())))
@@ -1311,9 +1311,16 @@ def _empty_result(types):  # SearchResult; types: (column, NumPy's type), one af
     "A table without rows, built once: half of the questions of a study find nothing."
     return SearchResult({name: np.array([], dtype=own) for name, own in types})
 
+def _as_pandas_texts(columns):  # dict of columns
+    "Columns of texts as pandas has them, made together: all cost little more than one."
+    names = [name for name, x in columns.items() if x.dtype.kind == 'U']
+    texts = pd.Series(np.concatenate([columns[name] for name in names])).array
+    rows = len(columns['rank'])
+    return {name: texts[i * rows:(i + 1) * rows] for i, name in enumerate(names)}
+
 def _result_with(columns):  # SearchResult
-    if len(columns['rank']): return SearchResult(columns)
-    return _empty_result(tuple((name, x.dtype) for name, x in columns.items())).copy()
+    if len(columns['rank']): return SearchResult(columns | _as_pandas_texts(columns))
+    return SearchResult(_empty_result(tuple((name, x.dtype) for name, x in columns.items())))
 
 def result_of(searched, q: Question, counts, k=None, kind=None):  # SearchResult
     "Several searches, q the first of them, as one: k rows of a count at most, one of a kind."

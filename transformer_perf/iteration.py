@@ -745,7 +745,7 @@ def _divisors_of(n):  # array that cannot be changed
 
 def rows_of_table(t):
     "How many rows a table has."
-    return next(len(x) for x in t.values() if isinstance(x, np.ndarray) and x.ndim)
+    return next((len(x) for x in t.values() if isinstance(x, np.ndarray) and x.ndim), 1)
 
 def cross(t, **column):
     "Every row of a table with every value of one more column."
@@ -753,12 +753,17 @@ def cross(t, **column):
     repeat = lambda old: np.repeat(old, len(values)) if np.ndim(old) else old
     return {**{key: repeat(old) for key, old in t.items()}, name: np.tile(values, rows_of_table(t))}
 
+def _are_all(rows, number):  # bool
+    "Whether indices are those of so many rows, in order."
+    return rows.shape == (number,) and not any_of(rows != np.arange(number))
+
 def keep(t, rows):
     "Some rows of a table: a mask or indices. What is no column but one value for all, stays."
     rows = np.asarray(rows)
     if rows.dtype == bool:
         if rows.all(): return dict(t)
         rows = np.flatnonzero(rows)
+    if _are_all(rows, rows_of_table(t)): return dict(t)
     return {key: x.take(rows, axis=0) if isinstance(x, np.ndarray) and x.ndim else x
             for key, x in t.items()}
 

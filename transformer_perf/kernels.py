@@ -161,10 +161,11 @@ def domain_time(
     if more:
         return sum(domain_time(one, volume, gpus, system, parameters) for one in (first, *more))
     fit = closest('domains', gpu_near(system, parameters), first)[1]
-    def price(volume, gpus, bandwidth):
-        link = SimpleNamespace(nvlink_bandwidth=bandwidth * parameters.network.domain_share)
+    def price(volume, gpus):
+        bandwidth = system.bandwidth_among(gpus) * parameters.network.domain_share
+        link = SimpleNamespace(nvlink_bandwidth=bandwidth)
         return domain_seconds(first, volume, gpus, link, fit)
-    seconds = once_each(price, system, volume, gpus, system.bandwidth_among(gpus))
+    seconds = once_each(price, system, volume, gpus)
     return np.where((gpus > 1) & (volume > 0), seconds, 0.)
 
 # %% ../nbs/82k_kernels.ipynb #96a75a34

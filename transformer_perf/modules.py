@@ -561,14 +561,14 @@ def if_any(flag, value):
 
 # %% ../nbs/87b_workload.ipynb #2a2f65b8
 def _asked_or_usual(asked, usual):  # bool
-    "A choice as asked, or as usual where nothing is."
-    if asked is None: return usual
+    "A choice as asked, or as usual() where nothing is."
+    if asked is None: return usual()
     if isinstance(asked, (bool, np.bool_)) or asked.dtype == bool: return asked
-    return np.where(np.equal(asked, None), usual, asked).astype(bool)[()]
+    return np.where(np.equal(asked, None), usual(), asked).astype(bool)[()]
 
 def copies_overlap(asked, zero_stage):  # bool
     "Whether messages between copies hide behind compute: as asked, or where weights are shared."
-    return _asked_or_usual(asked, zero_stage == 3)
+    return _asked_or_usual(asked, lambda: zero_stage == 3)
 
 def _goes_by_units(p: Layouts):  # bool
     "Whether weights and gradients go unit by unit: ZeRO-3's, and those of PyTorch's FSDP."
@@ -600,7 +600,7 @@ def messages_in_turn(p: Layouts, t_layer, *messages, whole=1):  # s
 def reduces_each(asked, zero_stage, pp, sums_in_pipelines):
     """Whether gradients are reduced after each micro-batch: as asked, or where they are shared out;
     in PyTorch's pipelines they are summed up first."""
-    usual = (zero_stage > 1) & negated(sums_in_pipelines & (pp > 1))
+    def usual(): return (zero_stage > 1) & negated(sums_in_pipelines & (pp > 1))
     return _asked_or_usual(asked, usual)
 
 def reduces_often(p: Layouts):  # bool

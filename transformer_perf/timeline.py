@@ -438,16 +438,19 @@ def stages_of(work: Workload, units=()):  # list of PipelineStage, of columns if
 def of_each_pipeline(work: Workload, table, *more):  # array [figure, ..., row]
     "A table of figures for the pipeline of each layout; shorter ones repeat their first row."
     which, pipelines = work.layouts.pipelines
-    columns = np.broadcast_arrays(which, *more)
-    which, first = distinct(*map(np.ravel, columns))
-    rows = zip(*(x.ravel()[first].tolist() for x in columns))
+    rows = [(i,) for i in range(len(pipelines))]   # one of each pipeline and figures
+    if more:
+        columns = np.broadcast_arrays(which, *more)
+        at, first = distinct(*map(np.ravel, columns))
+        rows = zip(*(x.ravel()[first].tolist() for x in columns))
+        which = at.reshape(columns[0].shape)
     asked = [(*pipelines[i], work.layouts.layout, *figures) for i, *figures in rows]
     none = (1, 1, '1f1b', work.layouts.layout, *(0 for _ in more))
     tables = [table(work.pattern, *row) for row in asked or [none]]
     most = max(map(len, tables))
     every = np.array([(own + own[:1] * most)[:most] for own in tables])
     by_figure = np.ascontiguousarray(every.T)   # [figure, stage, pipeline]
-    found = by_figure.take(which.reshape(columns[0].shape), axis=-1)
+    found = by_figure.take(which, axis=-1)
     return np.moveaxis(found, 1, -1)
 
 def unlike_stages(work: Workload, units=()):  # list of PipelineStage
