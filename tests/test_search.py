@@ -17,7 +17,7 @@ from thorough import first_of, thorough
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.choices import different_names
 from transformer_perf.estimates import CHOICES, FITS_BY, as_assumptions
-from transformer_perf.execution import MOST_REPLAYED
+from transformer_perf.execution import MOST_REPLAYED, fitting, questions, search_subject
 from transformer_perf.iteration import known_runs, never_run, rank_seconds, readable
 from transformer_perf.timeline import (
     GROUPS, PLACES, counted_and_priced, exact_figures_of_each, exact_table, iteration_times,
@@ -266,6 +266,19 @@ def test_the_first_of_many_is_the_first_of_one(about):
     "However few are asked for; each was once 0.5 or 2.8 % slower than the first of a hundred."
     best = [search(*about, k=k).iteration_s[0] for k in (1, 100)]
     assert best[0] == best[1]
+
+
+def test_what_fits_the_smallest_memory_only_when_played_is_left_open():
+    "Of GPUs of 35 and 80 GB: a formula has 40 GB for what holds 32 when it is played."
+    held = {'tp': 2, 'pp': 4, 'cp': 1, 'micro_batch': 1}
+    choices = dict(virtual_stages=[1, 3], recompute='none')
+    about = search_subject('llama3.1_8B', 'H100-80GB', 64, 'calibrated', None, None)
+    asked, = questions(about, '1d', choices, held)
+    def fits(capacity):
+        system = dataclasses.replace(asked.system, hbm_capacity=capacity)
+        return fitting([32], asked._replace(system=system)).fits
+    alone = [fits(GB)[0].tolist() for GB in (35., 80.)]
+    assert any(alone[0]) and fits(np.array([[35.], [80.]])).tolist() == alone
 
 
 # choices that were taken for the same
