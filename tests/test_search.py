@@ -17,7 +17,8 @@ from thorough import first_of, thorough
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.choices import different_names
 from transformer_perf.estimates import CHOICES, FITS_BY, as_assumptions
-from transformer_perf.execution import MOST_REPLAYED, fitting, questions, search_subject
+from transformer_perf.execution import (
+    MOST_REPLAYED, column_of_all, fitting, questions, search_subject)
 from transformer_perf.iteration import known_runs, never_run, rank_seconds, readable
 from transformer_perf.timeline import (
     GROUPS, PLACES, counted_and_priced, exact_figures_of_each, exact_table, iteration_times,
@@ -279,6 +280,18 @@ def test_what_fits_the_smallest_memory_only_when_played_is_left_open():
         return fitting([32], asked._replace(system=system)).fits
     alone = [fits(GB)[0].tolist() for GB in (35., 80.)]
     assert any(alone[0]) and fits(np.array([[35.], [80.]])).tolist() == alone
+
+
+def test_a_column_of_several_searches_has_the_rows_of_each():
+    about = search_subject(MODELS['dense'], as_system('B200', 4), 16, 'corrected', None, None)
+    fit = [fitting([8], asked) for asked in questions(about, 'all', {}, {})]
+    rows = [(at, i) for i in (0, 1, -1) for at in range(len(fit))]
+    rows = [(at, range(len(fit[at].some))[i]) for at, i in rows]
+    search_of, i = map(np.array, zip(*rows))
+    assert len(fit) > 1
+    for name in ('tp', 'cp', 'micro_batch'):
+        found = column_of_all(name, fit, {'search': search_of, 'i': i})
+        assert found.tolist() == [fit[at].placeable.t[name][own] for at, own in rows]
 
 
 # choices that were taken for the same
