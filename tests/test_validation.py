@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import re
 
 import numpy as np
 import pandas as pd
@@ -16,12 +17,12 @@ from transformer_perf.cli import doubts_about, error_after, main
 from transformer_perf.estimates import Product, as_assumptions
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.kernels import product_time
-from transformer_perf.models import Model, as_model
+from transformer_perf.models import HUB, Model, as_model, with_length
 from transformer_perf.timeline import COMPONENTS
 from transformer_perf.parameters import PARAMETER_PARTS, changed, limits, read_calibration, value_of
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.validation.runs import (
-    batches_of, candidates_priced, clean, run_jobs, slips_in)
+    batches_of, candidates_priced, cells_of_model, clean, run_jobs, slips_in)
 from transformer_perf.systems import as_system
 from transformer_perf.validation.predictions import (
     PREDICTED as PRICED, fitted, never_seen, source_of)
@@ -30,7 +31,7 @@ from transformer_perf.validation import (
     table_of, with_sets)
 from transformer_perf.validation.calibration import (
     KERNELS, calibrate_kernels, calibrate_network, domains_of, kernel_seconds,
-    predict_collectives, products_table, published_collectives, run_of_log)
+    predict_collectives, products_table, published_collectives, run_of_log, told_by)
 
 import recipes
 from fit import half_of
@@ -787,6 +788,78 @@ def test_a_schedule_that_stages_cannot_follow_is_told(said):
     assert told == 'schedule cannot be followed with these pp, vp and micro-batches'
     for cell in ({'pp': 0}, {'dp': 0}, {'micro_batch': 0}, {'global_batch': 1e300}):
         assert predict(pd.DataFrame([row | said | cell])).reason[0]   # not an error of arithmetic
+
+
+NAMED_ROW = dict(gpu='H100', n_gpus=512, tp=8, seq_len=4096, global_batch=512)
+
+
+@pytest.mark.parametrize('name', first_of(4, [
+    'llama3.1_8B', 'deepseek_v3', 'gpt_oss_120B', 'gpt3', 'qwen3_30B_A3B', 'mixtral_8x7B']))
+def test_a_model_may_be_named_instead_of_its_sizes(name):
+    "To the last digit; its own samples may be longer."
+    sizes = {c: x for c, x in cells_of_model(as_model(name)).items() if x is not None}
+    by_name = predict(pd.DataFrame([NAMED_ROW | {'model': name}]))
+    by_size = predict(pd.DataFrame([NAMED_ROW | sizes]))
+    same = [c for c in by_size if c.startswith(('predicted_', 'iteration_')) or c == 'trust']
+    assert len(same) > 12 and by_name[same].equals(by_size[same])
+    assert not {'kv_heads', 'vocab', 'gated_mlp'} & set(re.findall(r'(\w+)=', by_name.assumed[0]))
+
+
+def test_a_model_that_columns_cannot_say_may_be_named(tmp_path):
+    "Layers with a state, from a file; the run's samples, not the longest that the file allows."
+    (tmp_path / 'config.json').write_text(json.dumps(HUB['jamba_52B'][0]))
+    for name in (str(tmp_path / 'config.json'), str(tmp_path), 'vit_era5'):
+        ((_, job, _),), reasons = run_jobs(pd.DataFrame([NAMED_ROW | {'model': name}]))
+        assert not reasons.any() and job.model == with_length(as_model(name), 4096)
+
+
+@pytest.mark.parametrize('said, reason', [
+    ({'model': 'llama3-8b'}, "unknown model 'llama3-8b'; did you mean 'llama3.1_8B'?"),
+    ({'model': 'llama3.1_8B', 'layers': 80}, "layers must be 32, as in model 'llama3.1_8B', or"),
+    ({'model': 'gpt3', 'gated_mlp': 1}, 'gated_mlp must be 0, as'),
+    ({'model': 'gpt3', 'experts': 8}, 'experts must be 0, as'),
+    ({'model': 'llama3.1_8B', 'activation': 'gelu'}, 'activation must be silu, as'),
+    ({'model': 'none.json'}, 'none.json: cannot be read (No such file or directory)'),
+    ({'model': ''}, 'layers is missing or no number')])
+def test_a_model_that_is_unknown_or_contradicted_is_told(said, reason):
+    row = pd.DataFrame([NAMED_ROW | said])
+    assert predict(row).reason[0].startswith(reason)
+    with pytest.raises(ValueError, match=re.escape(f'row 0: {reason}')):
+        calibrate(row.assign(iteration_s=1.))
+
+
+def test_what_was_meant_is_asked_with_one_mark(tmp_path, capsys):
+    runs = pd.DataFrame([NAMED_ROW | {'model': 'llama3-8b', 'id': 'one', 'iteration_s': 1.}])
+    runs.to_csv(tmp_path / 'runs.csv')
+    with pytest.raises(SystemExit): main(['validate', str(tmp_path / 'runs.csv')])
+    assert capsys.readouterr().out.rstrip().endswith("did you mean 'llama3.1_8B'?")
+
+
+def test_what_a_model_says_may_be_said_again():
+    "And what a source calls its model is no name of ours where sizes are said."
+    known = {c: x for c, x in cells_of_model(as_model('deepseek_v3')).items() if x is not None}
+    more = {'kv_heads': 128, 'ep': 64}
+    rows = [NAMED_ROW | known | more | {'model': name} for name in ('deepseek_v3', 'DeepSeek V3')]
+    found = predict(pd.DataFrame(rows))
+    assert not found.reason.str.contains('must be|unknown').any()
+    assert found.predicted_iteration_s[0] == found.predicted_iteration_s[1]
+
+
+def test_runs_of_named_models_are_fitted_to_and_compared():
+    "Experts are seen to be there; layouts of one model are one job."
+    rows = [NAMED_ROW | {'model': 'mixtral_8x7B', 'tp': tp} for tp in (2, 4, 8)]
+    runs = pd.DataFrame(rows)
+    assert 'host_experts' in told_by(pd.concat([runs, runs]))
+    runs['iteration_s'] = predict(runs).predicted_iteration_s
+    assert picked(predict(runs)).layers.tolist() == [32]
+    table = calibrate(runs, free=['clock']).table
+    assert table.value[0] == pytest.approx(value_of(
+        read_calibration().sets[table.sets[0].split(', ')[0]], 'clock'), rel=1e-3)
+
+
+def test_a_table_without_models_says_how_they_are_named():
+    with pytest.raises(ValueError, match="without a column model, lacks the column 'layers'"):
+        predict(pd.DataFrame([NAMED_ROW]))
 
 
 def test_columns_of_our_own_names_that_are_not_read_are_told():

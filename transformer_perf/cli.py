@@ -1095,7 +1095,9 @@ def runs_about(system, assumptions):  # (System or None, Assumptions)
 # %% ../nbs/95_cli.ipynb #92dd1de9
 @command(
     'validate',
-    Option('runs', 'measured runs, a CSV file; the published tables that ship unless given'),
+    Option('runs', 'measured runs, a CSV file; a column model says what ran (a name or FILE.json, '
+           'as for --model), or layers, hidden, heads, ... do; the published tables that ship '
+           'unless given'),
     RUNS_SYSTEM, OWN_SOFTWARE, ASSUMPTIONS, *RESULT)
 def validate_command(args):
     """Compare predictions with measured runs.
@@ -1133,7 +1135,8 @@ def text_of_scores(score, choice, found, args):  # str
         title = 'Jobs measured in several configurations: what the model would have picked'
         parts.append(_table_as_text(filled(choice), args, title))
     named = zip(found.get('id', found.index), found.reason)
-    return '\n'.join(parts + [paragraph(f'{name}: {why}.') for name, why in named if why])
+    told = [f'{name}: {why}' if why[-1] == '?' else f'{name}: {why}.' for name, why in named if why]
+    return '\n'.join([*parts, *map(paragraph, told)])
 
 # %% ../nbs/95_cli.ipynb #17e00001
 @command(
@@ -1153,7 +1156,9 @@ def text_of_scores(score, choice, found, args):  # str
 def calibrate_command(args):
     """Fit parameters to what was measured on one's own machines: runs, logs, traces, kernels.
 
-    Each file tells only some parameters; the others stay as shipped, and are listed.
+    Each file tells only some parameters; the others stay as shipped, and are listed. A table of
+    runs says which model each was in a column model (a name or FILE.json), or in layers, hidden,
+    heads, ...
 
     Example: transformer-perf calibrate runs.csv --system my.json -o my-calibrated.json
 

@@ -31,9 +31,9 @@ from ..parameters import (
     FEW_RUNS, PARAMETER_PARTS, SHOWS, WIDEST_GROUPS, Calibration, NetworkShares, Parameters,
     as_flat, changed, field_notes, limits, measured_folder, part_of, read_calibration, value_of)
 from .runs import (
-    ADDED, COST_COLUMNS, MORE, RUN_COLUMNS, STRUCTURE_COLUMNS, assumptions_for, batches_of,
-    candidates_priced, clean, cleaned, column_of, job_at, measured_column, of_sheets, on_system,
-    read_runs, reasons_of, room_of, row_name)
+    ADDED, COST_COLUMNS, MORE, RUN_COLUMNS, assumptions_for, batches_of, candidates_priced,
+    cells_of_model, clean, cleaned, column_of, job_at, measured_column, of_sheets, on_system,
+    read_runs, reasons_of, room_of, row_name, with_sizes)
 from ..systems import as_system, gpu_of
 from .predictions import (
     features_of, of_candidates, predict, table_of)
@@ -297,7 +297,7 @@ def fit_entries(runs, y, start, free, system):  # (values, errors, at a bound, e
 # %% ../../nbs/91b_fits.ipynb #9827b51e
 def told_by(runs, known=()):  # names of parameters
     "What a few runs can tell that is not known: no more parameters than runs."
-    dense = column_of(runs, 'experts').isin(['', 'nan']).all()
+    dense = column_of(with_sizes(runs), 'experts').isin(['', 'nan']).all()
     names = [name for name in _TOLD_BY_FEW_RUNS if name not in known]
     if dense: names = [name for name in names if name != 'host_experts']
     return names[:len(runs)]
@@ -562,11 +562,10 @@ def job_as_run(job, model, p):  # dict
     cells = [*RUN_COLUMNS, *MORE, *ADDED, 'precision']
     own = {c: getattr(x, c) for x in (model, p) for c in cells if hasattr(x, c)}
     if job.software is not None: own['software'] = job.software.name
-    own |= {c: getattr(model, field) for c, field in STRUCTURE_COLUMNS.items()}
+    own |= cells_of_model(model)
     copies = p.dp * p.cp // (p.dp_replicate or 1)
     own |= dict(
-        layers=model.depth, hidden=model.embed_dim, ffn=model.mlp_dim, vp=p.virtual_stages,
-        seq_len=model.seq_len, global_batch=job.global_batch,
+        vp=p.virtual_stages, seq_len=model.seq_len, global_batch=job.global_batch,
         sequence_parallel=p.sequence_sharded,
         fsdp_shard=copies if (p.zero_stage or 0) > 1 else 0)
     own |= {name: getattr(job, name) for name in COST_COLUMNS}

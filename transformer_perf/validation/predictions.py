@@ -15,13 +15,14 @@ import pandas as pd
 
 from ..inputs import INTEGER, as_numbers, read_json, several, table_with, takes
 from ..estimates import as_assumptions
+from ..models import Model
 from ..parameters import Calibration, changed, limits, measured_folder
 from ..systems import gpu_of
 from ..timeline import COMPONENTS
 from ..iteration import estimate, evidence, keep
 from .runs import (
-    OPEN, clean, cleaned, empty_in, filled, measured_column, numbers_in, on_system, precision_of,
-    row_name, rows_as_jobs, shared_out, slips_in, stack_of, texts)
+    MODEL_COLUMNS, OPEN, clean, cleaned, empty_in, filled, measured_column, numbers_in, on_system,
+    precision_of, row_name, rows_as_jobs, shared_out, slips_in, stack_of, texts, with_sizes)
 
 # %% ../../nbs/91a_predictions.ipynb #d020e0f6
 TOLD = ('gpus_per_node', 'nic_GBps_per_gpu', 'kv_heads', 'gated_mlp', 'vocab', 'n_gpus', 'tp',
@@ -35,7 +36,8 @@ PREDICTED = ('iteration_s', 'memory_GB', 'memory_bound_GB', *COMPONENTS, 'micro_
 
 def of_candidates(batch, which):  # Batch
     "Some candidates of a batch."
-    model = SimpleNamespace(**keep(vars(batch.model), which))
+    model = batch.model
+    if not isinstance(model, Model): model = SimpleNamespace(**keep(vars(model), which))
     return batch._replace(t=keep(batch.t, which), row=batch.row[which], model=model,
                           global_batch=batch.global_batch[which])
 
@@ -68,6 +70,7 @@ def assumed_of(found, x, recompute):  # Series of str
     for c in TOLD:
         empty = empty_in(found, c) & said
         if c in OF_EXPERTS: empty &= x.experts.notna()
+        if c in MODEL_COLUMNS: empty &= x.model == ''   # else a model that is named says it
         value = own[c].map(lambda v: v if isinstance(v, str) else f'{v:g}').astype(str)
         text = text.where(~empty, text + f', {c}=' + value)
     return text.str.removeprefix(', ')
@@ -196,7 +199,8 @@ def scoreboard(
 def jobs_of(predicted):  # list of DataFrame
     "The rows of each job that are measured and predicted, with what they are called in `row`."
     same = ['n_gpus', 'layers', 'hidden', 'seq_len', 'global_batch']
-    if 'n_gpus' not in table_with(predicted):   # as the groups have it
+    predicted = with_sizes(table_with(predicted))
+    if 'n_gpus' not in predicted:   # as the groups have it
         predicted = predicted.assign(n_gpus=shared_out(numbers_in(predicted)).n_gpus)
     table_with(predicted, [*same, 'iteration_s', 'predicted_iteration_s'])
     names = [row_name(predicted, at) for at in range(len(predicted))]
