@@ -217,6 +217,8 @@ def cells_of_model(m):  # dict: column -> what it says of a model; None where it
 
 def with_sizes(df):  # DataFrame
     "Runs with the sizes of the models that they name, in cells that are empty."
+    if 'model' not in df: return df
+    df = df.reindex(columns=[*dict.fromkeys((*df, *_SIZES_NEEDED))])
     for word, m in _models_named(df).items():
         own = {c: x for c, x in cells_of_model(m).items() if x is not None}
         those = column_of(df, 'model') == word
