@@ -1,4 +1,5 @@
 "Predictions against measured runs: how wrong they may be, and that nothing is guessed."
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -12,13 +13,14 @@ import pandas as pd
 import pytest
 
 from thorough import first_of
-from transformer_perf import Parallel, estimate
+from transformer_perf import Assumptions, Parallel, estimate
 from transformer_perf.cli import doubts_about, error_after, main
 from transformer_perf.estimates import Product, as_assumptions
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.kernels import product_time
 from transformer_perf.models import HUB, Model, as_model, with_length
-from transformer_perf.timeline import COMPONENTS
+from transformer_perf.modules import count
+from transformer_perf.timeline import COMPONENTS, job_of_estimate
 from transformer_perf.parameters import PARAMETER_PARTS, changed, limits, read_calibration, value_of
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.validation.runs import (
@@ -29,8 +31,9 @@ from transformer_perf.validation.predictions import (
 from transformer_perf.validation import (
     calibrate, of_values, picked, predict, published, record, scoreboard, shipped_record,
     table_of, with_sets)
+from transformer_perf.validation import calibration
 from transformer_perf.validation.calibration import (
-    KERNELS, calibrate_kernels, calibrate_network, domains_of, kernel_seconds,
+    COUNTED_PARAMETERS, KERNELS, calibrate_kernels, calibrate_network, domains_of, kernel_seconds,
     predict_collectives, products_table, published_collectives, run_of_log, told_by)
 
 import recipes
@@ -502,6 +505,63 @@ def test_calibration_finds_what_made_the_data(tmp_path):
     again = predict(runs, str(file)).predicted_iteration_s
     assert again.tolist() == fit.runs.predicted_iteration_s.tolist()
     assert json.loads(file.read_text())['fitted'][0]['parameter'] == 'clock'
+
+
+def measured_with(values):  # Parameters
+    return changed(as_assumptions('calibrated').on(as_system('H100-80GB')).measured, values)
+
+
+def numbers_of(x):  # yields what a count holds, but the assumptions that it was made under
+    if isinstance(x, np.ndarray): yield str(x.tolist())
+    elif isinstance(x, (tuple, list)): yield from itertools.chain(*map(numbers_of, x))
+    elif isinstance(x, dict): yield from numbers_of([*x.items()])
+    elif not hasattr(x, '__dict__') or callable(x): yield x
+    elif not isinstance(x, Assumptions): yield from numbers_of(vars(x))
+
+
+@pytest.mark.parametrize('model, layout', first_of(3, [
+    ('llama3.1_8B', dict(tp=4, pp=2, dp=4, tp_overlap=True, virtual_stages=2)),
+    ('deepseek_v3', dict(tp=2, ep=16, pp=2, dp=8, ep_overlap=True, optimizer='muon')),
+    ('gpt3', dict(tp=2, dp=2, adapters='lora:16', offload='optimizer')),
+    ('llama3.1_8B', dict(tp=2, cp=2, pp=2, dp=2, zero_stage=2, schedule='zb-h1')),
+    ('jamba_52B', dict(dp=16, ep=8, zero_stage=3)), ('gpt3', dict(tp=8, pp=8, recompute='full'))]))
+def test_only_some_parameters_are_counted(model, layout):
+    "A fit to the others counts once."
+    a = as_assumptions('calibrated').on(as_system('H100-80GB'))
+    one = estimate(model, Parallel(**layout), 'H100-80GB', 256, a)
+    def counted(values):
+        own = dataclasses.replace(a, measured=measured_with(values))
+        return [*numbers_of(count(job_of_estimate(dataclasses.replace(one, assumptions=own))))]
+    as_is = counted({})
+    for name in (f.name for part in PARAMETER_PARTS.values() for f in dataclasses.fields(part)
+                 if f.metadata):
+        low, high, _ = limits(name)
+        if name in COUNTED_PARAMETERS: continue
+        for x in (low, (low + high) / 2, high):
+            with contextlib.suppress(ValueError): assert counted({name: x}) == as_is, name
+    assert len(as_is) > 100 and counted({'loss_traffic': 7.}) != as_is
+
+
+def test_a_fit_counts_once(monkeypatch):
+    "And prices as a prediction does, to the last digit; what is counted, it counts again."
+    calls = []
+    def counted(job):
+        calls.append(job)
+        return count(job)
+    monkeypatch.setattr(calibration, 'count', counted)
+    batches = batches_of(clean(of_table('megatron-2022')), as_system('H100-80GB'))
+    start = as_assumptions('calibrated')
+    for batch in batches:
+        calls.clear()
+        seconds_at = calibration.seconds_at_prices(batch, start)
+        for values in ({}, {'clock': .8}, {'host_layer': 1e-3, 'nic_share': .5}):
+            k = measured_with(values)
+            asked = candidates_priced(batch, dataclasses.replace(start, measured=k))
+            assert (seconds_at(k) == asked['iteration_s']).all()
+        assert len(calls) == 1
+        k = measured_with({'tp_exposed': .9, 'loss_traffic': 7.})
+        asked = candidates_priced(batch, dataclasses.replace(start, measured=k))
+        assert (seconds_at(k) == asked['iteration_s']).all() and len(calls) == 2
 
 
 def test_runs_of_software_that_borrows_its_costs_teach_it():

@@ -12,11 +12,11 @@ __all__ = ['GROUPS', 'PLACES', 'TIMES', 'COMPONENTS', 'COMPONENTS_IN_FULL', 'MEM
            'reduction_delay', 'host_seconds_of_micro_batch', 'iteration_times', 'Memory', 'StageWeights',
            'largest_units', 'weights_held', 'gradients_held', 'memory_at', 'states_held', 'host_has_room',
            'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB', 'memory_needed',
-           'ranks_have_unlike_chunks', 'components', 'figures', 'counted_and_priced', 'utilization', 'all_figures',
-           'seconds_and_GB', 'statistics', 'own_stages', 'of_each_kind', 'figures_of_chunks', 'pass_times', 'passes_in',
-           'play', 'micro_batch_overhead', 'idle_when_played', 'played_bubble', 'played_bubbles', 'memory_that_stays',
-           'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each',
-           'memories_played', 'job_of_estimate', 'priced_estimate']
+           'ranks_have_unlike_chunks', 'components', 'figures', 'counted_and_priced', 'at_prices', 'utilization',
+           'all_figures', 'seconds_and_GB', 'statistics', 'own_stages', 'of_each_kind', 'figures_of_chunks',
+           'pass_times', 'passes_in', 'play', 'micro_batch_overhead', 'idle_when_played', 'played_bubble',
+           'played_bubbles', 'memory_that_stays', 'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures',
+           'exact_table', 'exact_figures_of_each', 'memories_played', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -1020,7 +1020,10 @@ def figures(times: Times, memory: Memory, TFLOP):  # dict of columns
 # %% ../nbs/87_timeline.ipynb #8559f3ba
 def counted_and_priced(t, model, system, global_batch, assumptions):
     "The rows of a table: (Workload, pricer, LayerCost, s of both ends)."
-    work = count(job_of(t, model, system, global_batch, assumptions))
+    return at_prices(count(job_of(t, model, system, global_batch, assumptions)), system)
+
+def at_prices(work: Workload, system):  # as `counted_and_priced`
+    "What was counted, at the prices of its assumptions."
     pricer = pricer_of(system, work.layouts.assumptions)
     return work, pricer, *prices_of(work, pricer)
 

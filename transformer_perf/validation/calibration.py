@@ -27,13 +27,15 @@ from ..interop.tables import OF_JOBS
 from ..interop.writing import facts_of, lost
 from ..measured_kernels import DTYPES, OPERATIONS, TABLES, numbers_of, texts_in
 from ..models import with_length
+from ..modules import count
+from ..timeline import at_prices, iteration_times, job_of
 from ..parameters import (
     FEW_RUNS, PARAMETER_PARTS, SHOWS, WIDEST_GROUPS, Calibration, NetworkShares, Parameters,
     as_flat, changed, field_notes, limits, measured_folder, part_of, read_calibration, value_of)
 from .runs import (
-    ADDED, COST_COLUMNS, MORE, RUN_COLUMNS, assumptions_for, batches_of, candidates_priced,
-    cells_of_model, clean, cleaned, column_of, job_at, measured_column, of_sheets, on_system,
-    read_runs, reasons_of, room_of, row_name, with_sizes)
+    ADDED, COST_COLUMNS, MORE, RUN_COLUMNS, assumptions_as_said, assumptions_for, batches_of,
+    candidates_priced, cells_of_model, clean, cleaned, column_of, job_at, measured_column,
+    of_sheets, on_system, read_runs, reasons_of, room_of, row_name, with_sizes)
 from ..systems import as_system, gpu_of
 from .predictions import (
     features_of, of_candidates, predict, table_of)
@@ -246,16 +248,33 @@ def feasible(batch, assumptions):
     return of_candidates(batch, np.flatnonzero(score == least))
 
 # %% ../../nbs/91b_fits.ipynb #ea5ab0ce
+COUNTED_PARAMETERS = ('regather', 'tp_exposed', 'ep_exposed', 'loss_traffic')   # others only price
+
+def seconds_at_prices(batch, start):  # function: Parameters -> s of each candidate
+    "What candidates take, counted anew only where a parameter changes that counts have in them."
+    about = batch.t, batch.model, batch.system, batch.global_batch
+    counted = {}   # counted parameters -> Workload; of the last ones
+    def seconds(parameters):
+        a = assumptions_as_said(batch, dataclasses.replace(start, measured=parameters))
+        values = tuple(getattr(a.costs, name) for name in COUNTED_PARAMETERS)
+        if values not in counted:
+            counted.clear()
+            counted[values] = count(job_of(*about, a))
+        work = counted[values]
+        layouts = work.layouts._replace(assumptions=a.on(batch.system))
+        return iteration_times(*at_prices(work._replace(layouts=layouts), batch.system)).total
+    return seconds
+
 def residuals_of(batches, own, start, sets, entries, y):
     "A function of parameter values: log of predicted over measured, a number a run."
+    seconds_of_each = [seconds_at_prices(batch, start) for batch in batches]
     order = np.concatenate([np.unique(batch.row) for batch in batches])
     first = [batch.starts for batch in batches]
     def residuals(values):
         found = sets_with(sets, entries, values)
         logs = []
-        for batch, k, each in zip(batches, own, first):
-            seconds = candidates_priced(batch, dataclasses.replace(start, measured=found[k.name]))
-            logs.append(np.log(np.minimum.reduceat(seconds['iteration_s'], each)))
+        for seconds_at, k, each in zip(seconds_of_each, own, first):
+            logs.append(np.log(np.minimum.reduceat(seconds_at(found[k.name]), each)))
         return np.concatenate(logs) - np.log(y.to_numpy(dtype=float))[order]
     return residuals, order
 

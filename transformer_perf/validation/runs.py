@@ -8,7 +8,8 @@ __all__ = ['RUN_COLUMNS', 'STRUCTURE_COLUMNS', 'COST_COLUMNS', 'CHOICE_COLUMNS',
            'measured_column', 'empty_in', 'row_name', 'as_word', 'texts', 'column_of', 'numbers_in', 'shared_out',
            'sheet_of_run', 'of_sheets', 'cells_of_model', 'with_sizes', 'recipe_records', 'holds', 'facts_of_runs',
            'clean', 'filled', 'stack_of', 'precision_of', 'cleaned', 'reasons_of', 'batches_of', 'at_row', 'model_at',
-           'job_at', 'assumptions_for', 'candidates_priced', 'room_of', 'fastest_that_fits', 'run_jobs', 'rows_as_jobs']
+           'job_at', 'assumptions_for', 'assumptions_as_said', 'candidates_priced', 'room_of', 'fastest_that_fits',
+           'run_jobs', 'rows_as_jobs']
 
 # %% ../../nbs/91_runs.ipynb #10b10004
 import contextlib
@@ -804,12 +805,16 @@ def assumptions_for(batch, assumptions):  # Assumptions
     if s is not None and a.measured is not None: a = run_by(a, s)
     return dataclasses.replace(a.on(batch.system), **batch.assumes)
 
+def assumptions_as_said(batch, assumptions):  # Assumptions
+    "The same, with the costs that its rows say."
+    a = assumptions_for(batch, assumptions)
+    if not a.measured: return a
+    own = with_costs(a.measured, costs_as_said(**batch.costs))
+    return dataclasses.replace(a, measured=own)
+
 def candidates_priced(batch, assumptions):  # dict of columns, one value a candidate
     "A batch under assumptions, by the formulas."
-    a = assumptions_for(batch, assumptions)
-    if a.measured:
-        own = with_costs(a.measured, costs_as_said(**batch.costs))
-        a = dataclasses.replace(a, measured=own)
+    a = assumptions_as_said(batch, assumptions)
     return statistics(batch.t, batch.model, batch.system, batch.global_batch, a)
 
 SLACK = 1.2   # of a GPU's memory, by a count that may be too high
