@@ -165,6 +165,41 @@ def test_half_the_host_may_not_hold_what_a_configuration_keeps_there():
         assert estimate(*about, small, 64).fits == fits
 
 
+@pytest.mark.parametrize('model, layout, name, batch', first_of(2, [
+    ('llama3.1_8B', Parallel(tp=2, dp=4, micro_batch=2), 'H100-80GB', 64),
+    ('llama3.1_8B', Parallel(tp=2, dp=4, offload='optimizer', zero_stage=0), 'H100-80GB', 64),
+    ('deepseek_v3', Parallel(dp=64, ep=64), 'H100-80GB', 256)]))
+def test_sizes_that_do_not_fit_are_told(model, layout, name, batch):
+    "As `estimate` says of each; those that cannot run neither fit nor do not."
+    about = model, layout, name, batch
+    found, one = of(*about), estimate(*about)
+    answers = set()
+    for row in found.itertuples():
+        for x, seconds, fits in ((row.low, row.at_low_s, row.fits_at_low),
+                                 (row.high, row.at_high_s, row.fits_at_high)):
+            if np.isnan(seconds):
+                assert fits is None
+                continue
+            m, system, own = one.model, one.system, one.global_batch
+            if row.of == 'system': system = dataclasses.replace(system, **{row.Index: x})
+            elif row.of == 'job': own = int(x)
+            else: m = dataclasses.replace(m, **{row.Index: int(x)})
+            there = estimate(m, one.parallel, system, own)
+            assert fits is bool(there.fits), row.Index
+            assert row.of != 'system' or np.isfinite(seconds) or not fits
+            answers.add(fits)
+    assert len(answers) > 1 or not one.fits
+
+
+def test_the_command_names_sizes_that_do_not_fit():
+    asked = ('sensitivity', 'llama3.1_8B', '--tp', 2, '--dp', 4, '--global-batch', 64)
+    has(good(*asked, '--micro-batch', 2), 'not fitting in memory: seq_len 16,384, embed_dim 8192')
+    has(good(*asked, '--micro-batch', 2, '--wide'), 'fits_at_high', 'yes', 'no')
+    assert 'None' not in good('sensitivity', 'deepseek_v3', '--gpus', 256, '--wide')   # odd layers
+    has(good('sensitivity', 'llama3.1_405B', '--tp', 8, '--global-batch', 8),
+        'not fitting in memory: all other sizes of the model, and batches.')
+
+
 # the question turned round
 
 @pytest.mark.parametrize('field', ['matrix_flops_fp16', 'hbm_bandwidth', 'nvlink_latency'])
@@ -239,8 +274,8 @@ def test_command():
     assert [row['elasticity'] for row in rows] == expected.elasticity.tolist()
     text = good(*COMMAND, '--gpus', 512)
     has(text, 'hbm_capacity', 'A time of inf, with hbm_capacity 40: it does not fit in memory.',
-        'Whether another size of the model, or batch, still fits is not asked.')
-    assert 'does not fit' not in good(*COMMAND, '--tp', 8, '--pp', 32, '--dp', 16)
+        'Priced, though not fitting in memory: ')
+    assert 'fit' not in good(*COMMAND, '--tp', 8, '--pp', 32, '--dp', 16)
 
 
 def test_the_command_leaves_the_placement_of_the_best_open():

@@ -1348,13 +1348,29 @@ def where_infinite(table):  # str
              if math.inf in (row[f'at_{end}_s'], row[f'best_at_{end}_s'])]
     return f', with {", ".join(found)}' if found else ''
 
+def sizes_too_large(table):  # list of str
+    "The sizes of a model, or batches, of a table of sensitivities that do not fit in memory."
+    sizes = table[table.of != 'system']
+    found = [f'{row.field} {perf.iteration.short(row[end])}' for _, row in sizes.iterrows()
+             for end in ('low', 'high') if row[f'fits_at_{end}'] is False]
+    some_fit = sizes[['fits_at_low', 'fits_at_high']].eq(True).any(axis=None)
+    return found if some_fit or not found else ['all other sizes of the model, and batches']
+
+def view_of_sensitivities(table):  # list of dict of text
+    "A table of sensitivities for the eye."
+    fits = table[['fits_at_low', 'fits_at_high']]
+    words = {name: own.map(IN_WORDS).fillna('') for name, own in fits.items()}
+    if fits.eq(False).any(axis=None): table = table.assign(**words)
+    else: table = table.drop(columns=[*fits])
+    return few_digits(table.dropna(axis='columns', how='all'), perf.iteration.short)
+
 def notes_of_times(table):  # list of str
     "What times of a table of sensitivities stand for that are infinite, or longer at their best."
     notes = []
     if table[[*BEST, *BEST.values()]].eq(math.inf).any(axis=None):
         notes.append(f'A time of inf{where_infinite(table)}: it does not fit in memory.')
-    if (table.of != 'system').any():
-        notes.append('Whether another size of the model, or batch, still fits is not asked.')
+    if large := sizes_too_large(table):
+        notes.append(f'Priced, though not fitting in memory: {", ".join(large)}.')
     if any((table[best] > 1.0001 * table[own]).any() for own, best in BEST.items()):
         notes.append('Where the best takes longer than the configuration, that one does not fit '
                      'there, or is none that a search tries.')
@@ -1401,7 +1417,7 @@ def sensitivity_command(args):
         raise ValueError('--factor says nothing with --needed')
     if args.needed: return tell_needed(case, args)
     table = perf.advice.sensitivity(*case, amount(args.factor, '--factor'), args.again)
-    view = few_digits(table.dropna(axis='columns', how='all'), perf.iteration.short)
+    view = view_of_sensitivities(table)
     notes = what_it_rests_on(perf.estimate(*case)) + notes_of_times(table) + not_used(args)
     deliver_table(table, args, notes, view)
     return 0

@@ -125,6 +125,11 @@ def where_it_fits(one, seconds, names, values):  # s, an array; infinite where m
     least = np.array([held.get(name, 0.) for name in names])   # of the figure
     return np.where(values < least, np.inf, seconds)
 
+def _fits_with(one, name, values):  # list of bool
+    "Whether a configuration fits in memory with each value of a figure of the system."
+    systems = [dataclasses.replace(one.system, **{name: float(x)}) for x in values]
+    return [bool(dataclasses.replace(one, system=system).fits) for system in systems]
+
 def of_system(one, factor, sought):  # DataFrame, a row for each figure
     "What each figure of a system changes; sought: what the best assume, or None: they are not."
     steps = 1, NEAR, 1 / factor, factor
@@ -140,12 +145,13 @@ def of_system(one, factor, sought):  # DataFrame, a row for each figure
         best[2:] = np.reshape(found, (2, -1))
     at_low = where_it_fits(one, times[2], [*values], low)
     at_high = where_it_fits(one, times[3], [*values], high)
+    fits_low, fits_high = zip(*(_fits_with(one, name, x[2:]) for name, x in values.items()))
     return pd.DataFrame({
         'field': values.keys(), 'of': 'system', 'value': x, 'low': low, 'high': high,
         'elasticity': slope(times[1], times[0], near / x),
         'memory_elasticity': slope(memory[1], memory[0], near / x), 'base_s': times[0],
         'at_low_s': at_low, 'at_high_s': at_high, 'best_s': best[0], 'best_at_low_s': best[2],
-        'best_at_high_s': best[3]})
+        'best_at_high_s': best[3], 'fits_at_low': fits_low, 'fits_at_high': fits_high})
 
 # %% ../../nbs/88f_sensitivity.ipynb #15a00031
 def resized(one, name, value):  # (Model, global batch), or None
@@ -156,9 +162,10 @@ def resized(one, name, value):  # (Model, global batch), or None
     except ValueError: return None   # sizes that contradict each other
 
 class AtSize(NamedTuple):
-    "Time and memory of an iteration with another size; NaN where it cannot run."
+    "Time and memory of an iteration with another size; NaN, or None, where it cannot run."
     seconds: float = np.nan
     GB: float = np.nan
+    fits: bool = None        # in memory
     best_s: float = np.nan   # of the configuration that is best there; NaN unless it is sought
 
 def with_figure(one, name, value, sought):  # AtSize
@@ -167,8 +174,8 @@ def with_figure(one, name, value, sought):  # AtSize
     if job is None: return found
     model, batch = job
     with contextlib.suppress(ValueError):   # the configuration cannot share it out
-        stats = estimate(model, one.parallel, one.system, batch, one.assumptions).stats
-        found = AtSize(stats['iteration_s'], stats['memory_GB'])
+        there = estimate(model, one.parallel, one.system, batch, one.assumptions)
+        found = AtSize(there.stats['iteration_s'], there.stats['memory_GB'], bool(there.fits))
     if not sought: return found
     best = search(model, one.parallel.n_gpus, one.system, batch, k=1, assumptions=sought)
     return found._replace(best_s=best.iteration_s[0]) if len(best) else found
@@ -196,13 +203,14 @@ def of_model(one, sought):  # DataFrame, a row for each size
             'elasticity': between(low.seconds, now.seconds, high.seconds),
             'memory_elasticity': between(low.GB, now.GB, high.GB),
             'base_s': now.seconds, 'at_low_s': low.seconds, 'at_high_s': high.seconds,
-            'best_s': now.best_s, 'best_at_low_s': low.best_s, 'best_at_high_s': high.best_s})
+            'best_s': now.best_s, 'best_at_low_s': low.best_s, 'best_at_high_s': high.best_s,
+            'fits_at_low': low.fits, 'fits_at_high': high.fits})
     return pd.DataFrame(rows, columns=SENSITIVITY_COLUMNS)
 
 # %% ../../nbs/88f_sensitivity.ipynb #15a00032
 SENSITIVITY_COLUMNS = [
     'field', 'of', 'value', 'low', 'high', 'elasticity', 'memory_elasticity', 'base_s', 'at_low_s',
-    'at_high_s', 'best_s', 'best_at_low_s', 'best_at_high_s']
+    'at_high_s', 'best_s', 'best_at_low_s', 'best_at_high_s', 'fits_at_low', 'fits_at_high']
 
 def _asked_about(model, parallel, system, global_batch, assumptions, software, again):
     """(Estimate, Assumptions or None): a placement that was left open is so again; what the best
@@ -223,6 +231,7 @@ def sensitivity(
 ):  # DataFrame, a row for each figure of the system, size of the model, and the batch
     """How time and memory of an iteration depend on every figure: elasticities, halves, doubles.
 
+    A size of the model, or batch, is priced where it does not fit in memory, too: `fits_at_high`.
     A placement that is left open is chosen anew for each; one that is given stays."""
     factor = finite(factor, 'factor', least=1.001, most=1e3)
     one, sought = _asked_about(
