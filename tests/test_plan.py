@@ -295,7 +295,7 @@ COMMAND = ('plan', '--model', 'llama3.1_8B', '--system', H100, '--gpus', '64,256
 
 
 def test_command():
-    printed = good(*COMMAND, '--tokens', '1T')
+    printed = good(*COMMAND, '--tokens', '1T', '--top', 99)
     text = ' '.join(printed.split())
     has(text, 'fastest', 'cheapest', 'least memory', 'simplest', 'USD per GPU-hour',
         'Evidence: ', '256 H100-80GB', 'an iteration of the fastest takes')
@@ -307,6 +307,28 @@ def test_command():
     for row in found['front']: has(front, f' {row["memory_bound_GB"]:.1f} ')
     rows = list(csv.DictReader(io.StringIO(good(*COMMAND, '--tokens', '1e12', '--format', 'csv'))))
     assert float(rows[0]['days']) == found['answers'][0]['days']
+
+
+def test_the_front_is_as_long_as_is_asked_for():
+    "The fastest first, and how many more there are; files have them all."
+    asked = (*COMMAND, '--tokens', '1T')
+    rows = json.loads(good(*asked, '--format', 'json', '--top', 2))['front']
+    assert len(rows) > 10
+    for top in (3, 10, len(rows)):
+        more = () if top == 10 else ('--top', top)   # as many as a search shows
+        front = good(*asked, *more).split('What nothing beats')[1].split('Evidence')[0]
+        assert front.count('micro-batch') + front.count('micro-\n') == top
+        left = f'({len(rows) - top} more rows, slower: --top {len(rows)})'
+        assert (left in front) == (top < len(rows)) and ('more row' in front) == (left in front)
+    assert good(*asked, '--format', 'csv', '--top', 1) == good(*asked, '--format', 'csv')
+
+
+def test_rows_of_several_systems_are_in_order():
+    "By what is likely, whatever system they are of; they stood as they were found."
+    found = plan('llama3.1_8B', [64, 256], [H100, 'A100-80GB'], tokens=1e12, batch_tokens=BATCH)
+    assert found.rows.system.nunique() == 2
+    longer = found.rows.likely_s / found.rows.iteration_s
+    assert (longer * found.rows.days).is_monotonic_increasing
 
 
 def test_command_ends_at_flags(tmp_path):

@@ -1264,6 +1264,8 @@ def fields_given(texts, flag):  # dict: field -> number, or True or False
     Option('--operation', 'FIELD=VALUE of how the cluster is run: mtbf_gpu_hours, restart_s, '
            'checkpoint_s, checkpoint_async (yes or no), pue, ...; repeat for several', 'texts', []),
     Option('--margin', 'by what share the simplest may be slower than the fastest', default='0.05'),
+    Option('--top', 'rows to show of what nothing beats, the fastest first; csv and json have all',
+           'number', '10'),
     Option('--answer', 'which answer --export writes: fastest, least memory, cheapest, simplest or '
            'fewest GPUs', default='fastest', needs='export'),
     _MUST_FIT, *PRICED, *JOB, *RESULT)
@@ -1305,6 +1307,7 @@ def text_of_plan(found, args):  # str
         return as_json({'budget': found.budget._asdict(), 'operation': vars(found.operation),
                         'global_batch': found.global_batch, 'answers': records(found.answers),
                         'front': records(found.front), 'none': found.reasons, 'notes': notes}, args)
+    plural = perf.iteration.plural
     unknown = {} if found.budget.tokens else {'tokens': 'tokens bought'}   # which is not spared
     view = lambda rows: perf.advice.plan_view(rows).rename(columns=unknown)
     parts = []
@@ -1312,7 +1315,9 @@ def text_of_plan(found, args):  # str
         title = title_of(args, found.model, found.global_batch)
         front = 'What nothing beats in time, memory, GPUs and money at once'
         parts = [_table_as_text(view(found.answers), args, title),
-                 _table_as_text(view(found.front), args, front)]
+                 _table_as_text(view(found.front[:args.top]), args, front)]
+        if (number := len(found.front)) > args.top:
+            parts[-1] += f'({plural(number - args.top, "more row")}, slower: --top {number})\n'
     why = [paragraph(f'{reason}.') for reason in found.reasons]
     return '\n'.join([*parts, *why, paragraph(' '.join(notes))])
 

@@ -427,7 +427,7 @@ def short_list(model, batch, budget, found, assumed, prices, operation, margin):
     costs = [costed(one, model, budget, prices, operation, a) for one, a in zip(found, assumed)]
     tables, priced = zip(*costs)
     some = [table for table in tables if len(table)]
-    rows, late = within(pd.concat(some or tables[:1]), budget)
+    rows, late = within(pd.concat(some or tables[:1], ignore_index=True), budget)
     rows = rows.loc[measures(rows).s_per_token.sort_values(kind='stable').index]
     rows = rows.reset_index(drop=True)
     answers, front = answers_among(rows, budget, margin)
