@@ -7,8 +7,8 @@ __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'INTEGER', 'FLA
            'printable', 'in_a_line', 'quoted', 'few_of', 'nearest', 'whole', 'finite', 'flag', 'label', 'field',
            'one_of', 'of_type', 'checked_value', 'checked', 'of_right_values', 'with_fields', 'differing',
            'as_markdown', 'takes', 'several', 'by_own_name', 'table_with', 'number_of', 'as_numbers', 'divides',
-           'shipped_folder', 'path_text', 'checked_path', 'read_bytes', 'read_text', 'check_new', 'once', 'parse_json',
-           'read_json', 'naming', 'read_csv', 'is_special', 'check_writable', 'write_whole']
+           'shipped_folder', 'path_text', 'checked_path', 'read_bytes', 'read_text', 'once', 'parse_json', 'read_json',
+           'naming', 'read_csv', 'is_special', 'check_writable', 'write_whole']
 
 # %% ../nbs/97_inputs.ipynb #90a00005
 import contextlib
@@ -342,18 +342,13 @@ def read_text(path, most):  # str
 # %% ../nbs/97_inputs.ipynb #90a00033
 LARGEST_JSON = 4 * MEGABYTE   # a system takes 1,500 bytes, the calibration that ships 560,000
 
-def check_new(key, known):
-    "A ValueError if a key is known already."
-    if key in known: raise ValueError(f'the key {quoted(key)} stands there twice')
-
 def once(pairs):  # dict
-    "The pairs of a JSON object, each key once."
-    found = dict(pairs)
-    if len(found) == len(pairs): return found   # as nearly always
-    known = set()
-    for key, _ in pairs:
-        check_new(key, known)
-        known.add(key)
+    "Pairs of keys and values, each key once."
+    found = {}
+    for key, value in pairs:
+        if key in found: raise ValueError(f'the key {quoted(key)} stands there twice')
+        found[key] = value
+    return found
 
 # %% ../nbs/97_inputs.ipynb #90a00060
 def parse_json(text, name, infinities=False):  # dict

@@ -28,8 +28,7 @@ from ..estimates import CHOICES, PRESETS, as_assumptions
 from ..blocks import STRATEGIES
 from ..timeline import GROUPS
 from ..iteration import PAPER_NAMES, short
-from ..execution import (
-    Question, considered_choices, practice, strategies_for)
+from ..execution import Question, considered_choices, practice, strategies_for
 
 # %% ../../nbs/76_panel_states.ipynb #0ac2b23d
 @dataclass(frozen=True, eq=False)
