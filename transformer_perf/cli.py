@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import transformer_perf as perf   # imports each module of ours when it is first asked for
 from transformer_perf.inputs import (
-    HUGE, LARGEST, check_writable, finite, naming, nearest, printable, quoted, read_json, whole,
-    write_whole)
+    HUGE, LARGEST, check_writable, finite, naming, nearest, once, printable, quoted, read_json,
+    whole, write_whole)
 from .ranks import end_all_ranks, end_with_traceback, under_mpiexec
 
 # %% ../nbs/95_cli.ipynb #7351f370
@@ -894,21 +894,18 @@ def software_command(args):
     deliver_table(table, args, view=table.rename(columns={'source': 'known from'}))
 
 # %% ../nbs/95_cli.ipynb #19a70646
-def taken_apart(text):  # (what a table calls a system, its name, GPUs of an NVLink domain or None)
+def taken_apart(text):  # (what a table calls a system, (its name, GPUs of a domain or None))
     "NAME, NAME-NVS8 for another NVLink domain, FILE.json, or a job's own System."
-    if not isinstance(text, str): return text.name, text, None
+    if not isinstance(text, str): return text.name, (text, None)
     name, _, size = text.rpartition('-NVS')
     if not name or not isinstance(as_number(size), int):
-        return text.rpartition('/')[2].removesuffix('.json'), text, None
-    return text, name, whole(as_number(size), f'nvlink_size of {quoted(text)}')
+        return text.rpartition('/')[2].removesuffix('.json'), (text, None)
+    return text, (name, whole(as_number(size), f'nvlink_size of {quoted(text)}'))
 
 def labelled(texts):  # dict: label -> System
     "Systems from their names, or a job's own; no name twice."
-    found = {}
-    for label, name, size in map(taken_apart, texts):
-        if label in found: raise ValueError(f'--systems: two systems are called {quoted(label)}')
-        found[label] = perf.systems.as_system(name, size)
-    return found
+    found = once(map(taken_apart, texts), '--systems: two systems are called {}')
+    return {label: perf.systems.as_system(*known) for label, known in found.items()}
 
 def strategies_swept(args):  # list of str
     "Those named, or those of `search`: of these '2d-seqp' has '1d' in it, as cp=1."
@@ -1001,10 +998,7 @@ MOST_POINTS = 2_000_000   # of the product of all axes
 
 def axes(texts):  # dict: field -> values
     "Several axes, each field once."
-    found = {}
-    for field, values in map(axis, texts):
-        if field in found: raise ValueError(f'--vary: {quoted(field)} is varied twice')
-        found[field] = values
+    found = once(map(axis, texts), '--vary: {} is varied twice')
     points = math.prod(map(len, found.values()))
     if points <= MOST_POINTS: return found
     raise ValueError(f'--vary: {points:,} points are more than {MOST_POINTS:,}')

@@ -6,9 +6,9 @@
 __all__ = ['LONGEST', 'LARGEST', 'TINY', 'HUGE', 'ANY', 'ABOVE', 'INTEGER', 'FLAG', 'MOST_VALUES', 'MEGABYTE', 'LARGEST_JSON',
            'printable', 'in_a_line', 'quoted', 'few_of', 'nearest', 'whole', 'finite', 'flag', 'label', 'field',
            'one_of', 'of_type', 'checked_value', 'checked', 'of_right_values', 'with_fields', 'differing',
-           'as_markdown', 'takes', 'several', 'by_own_name', 'table_with', 'number_of', 'as_numbers', 'divides',
-           'shipped_folder', 'path_text', 'checked_path', 'read_bytes', 'read_text', 'once', 'parse_json', 'read_json',
-           'naming', 'read_csv', 'is_special', 'check_writable', 'write_whole']
+           'as_markdown', 'takes', 'several', 'once', 'by_own_name', 'table_with', 'number_of', 'as_numbers', 'divides',
+           'shipped_folder', 'path_text', 'checked_path', 'read_bytes', 'read_text', 'keys_once', 'parse_json',
+           'read_json', 'naming', 'read_csv', 'is_special', 'check_writable', 'write_whole']
 
 # %% ../nbs/97_inputs.ipynb #90a00005
 import contextlib
@@ -252,13 +252,17 @@ def several(values, name, least=1):  # list
     if len(found) <= MOST_VALUES: return found
     raise ValueError(f'{name}={quoted(values)} names more than {MOST_VALUES} values')
 
+def once(pairs, twice):  # dict
+    "Names and values as a dict; a ValueError that says `twice` of a name that comes again."
+    found = {}
+    for name, value in pairs:
+        if name in found: raise ValueError(twice.format(quoted(name)))
+        found[name] = value
+    return found
+
 def by_own_name(things, what):  # dict: name -> thing
     "Things by their names; a ValueError where two of them share one."
-    found = {}
-    for thing in things:
-        if thing.name in found: raise ValueError(f'two {what} are called {quoted(thing.name)}')
-        found[thing.name] = thing
-    return found
+    return once(((thing.name, thing) for thing in things), f'two {what} are called {{}}')
 
 # %% ../nbs/97_inputs.ipynb #90a00057
 def table_with(table, columns=(), name='table', **bounds):  # the table
@@ -342,13 +346,9 @@ def read_text(path, most):  # str
 # %% ../nbs/97_inputs.ipynb #90a00033
 LARGEST_JSON = 4 * MEGABYTE   # a system takes 1,500 bytes, the calibration that ships 560,000
 
-def once(pairs):  # dict
-    "Pairs of keys and values, each key once."
-    found = {}
-    for key, value in pairs:
-        if key in found: raise ValueError(f'the key {quoted(key)} stands there twice')
-        found[key] = value
-    return found
+def keys_once(pairs):  # dict
+    "Keys of a file and their values, each key once."
+    return once(pairs, 'the key {} stands there twice')
 
 # %% ../nbs/97_inputs.ipynb #90a00060
 def parse_json(text, name, infinities=False):  # dict
@@ -357,7 +357,7 @@ def parse_json(text, name, infinities=False):  # dict
     def constant(word):   # NaN, or an infinity
         if infinities and word != 'NaN': return float(word)
         raise ValueError(f'{word} is not a number')
-    try: found = json.loads(text, object_pairs_hook=once, parse_constant=constant)
+    try: found = json.loads(text, object_pairs_hook=keys_once, parse_constant=constant)
     except RecursionError: raise ValueError(f'{name}: not valid JSON (nested too deep)') from None
     except ValueError as error:
         raise ValueError(f'{name}: not valid JSON ({in_a_line(error)})') from None

@@ -9,7 +9,7 @@ __all__ = ['flat']
 import re
 import tomllib
 
-from ..inputs import once, printable
+from ..inputs import keys_once, printable
 
 # %% ../../nbs/90b_texts.ipynb #12ab0031
 LARGEST_TEXT = 256 * 1024   # characters of a file
@@ -20,7 +20,7 @@ def check_nodes(loader, node, seen):
     seen.add(id(node))
     parts = node.value if isinstance(node.value, list) else []   # else of text
     if node.id == 'mapping':
-        once((loader.construct_object(name, True), part) for name, part in node.value)
+        keys_once((loader.construct_object(name, True), part) for name, part in node.value)
         parts = [part for pair in node.value for part in pair]
     for part in parts: check_nodes(loader, part, seen)
 
