@@ -433,14 +433,14 @@ ABSENT = 'absent: '   # begins what a framework does where its file says nothing
 
 def not_used(args):  # list of str
     "What of a job counts for nothing here, but might."
-    why = 'changes neither time nor memory here'
     ignored = args.job.ignored if args.job else ()
     taken = [f'Tokens of a sample: {args.length}.'] if args.length else []
     if not getattr(args, 'cuda_graphs', None) and 'cuda_graphs' in follows_stages(args):
         ignored = [(key, reason) for key, reason in ignored if 'CUDA graphs' not in reason]
         taken.append('Priced without CUDA graphs, which the job has only in layouts of one stage '
                      '(--cuda-graphs iteration prices all with them).')
-    told = [(key, reason) for key, reason in ignored if reason != why]
+    told = [(key, reason) for key, reason in ignored
+            if reason != perf.interop.tables.CHANGES_NOTHING]
     absent = [f'{key} ({reason.removeprefix(ABSENT)})' for key, reason in told
               if reason.startswith(ABSENT)]
     unused = [f'{key} ({reason})' for key, reason in told if not reason.startswith(ABSENT)]

@@ -257,6 +257,7 @@ UNCHANGING = (   # how keys begin that change neither time nor memory here, as p
     # Accelerate
     r'machine_rank main_ rdzv same_network use_cpu debug downcast enable_cpu_affinity '
     r'compute_environment tpu commands master')
+CHANGES_NOTHING = 'changes neither time nor memory here'   # the reason of those
 HARMLESS = re.compile(f'^-*({"|".join(UNCHANGING.split())})')
 
 def meant(key, format):  # str
@@ -270,7 +271,7 @@ def why_ignored(key, format):
     for what, names in format.not_yet.items():
         if among_names(key, names): return f'not modelled yet: {what}'
     harmless = HARMLESS.match(key.rpartition('.')[2]) or HARMLESS.match(key)
-    if harmless: return 'changes neither time nor memory here'
+    if harmless: return CHANGES_NOTHING
     return f'not known here{meant(key, format)}'
 
 OTHERWISE = {   # keys -> why a job that says them is no training of a whole decoder

@@ -196,14 +196,15 @@ def chunks_of_torchtitan(facts, depth, pp, several):
                          f'{spelled(facts, "pp")} stages must have {each} of them each')
     return chunks
 
+DEPTH_NOT_SAID = 'not used: the file does not say how many layers there are'
+
 def layout_of_points(facts, ignored):
     "The layout of parts that begin at some layers."
     said = facts.pop('split_points', None)
     depth = value(facts, 'depth')
     if said is None or not said.value or value(facts, 'pp') == 1: return
     if not depth:
-        why = 'not used: the file does not say how many layers there are; as many in all parts'
-        ignored.append((said.key, why))
+        ignored.append((said.key, f'{DEPTH_NOT_SAID}; as many in all parts'))
         return
     names = [name.strip() for text in said.value for name in text.split(',')]
     begins = [int(name[7:]) for name in names if re.fullmatch(r'layers\.\d{1,9}', name)]
@@ -245,8 +246,7 @@ def dealt_by_torchtitan(facts, ignored, pp, chunks):
     if not depth:   # unless told, as the record of software has it
         said = [facts[name].key for name in ('layers_per_chunk', 'first_less', 'last_less')
                 if name in facts]
-        why = ('not used: the file does not say how many layers there are; embedding and output '
-               'count as a layer each')
+        why = f'{DEPTH_NOT_SAID}; embedding and output count as a layer each'
         ignored += [(key, why) for key in said]
         return
     n, more = pp * chunks, value(facts, 'mtp_layers', 0)
@@ -323,8 +323,7 @@ def recompute_of_torchtitan(facts, ignored):
         facts['recompute'] = Said(option.key, 'full')
         return
     if not depth:
-        why = 'not used: the file does not say how many layers there are; a part of each is'
-        ignored.append((option.key, why))
+        ignored.append((option.key, f'{DEPTH_NOT_SAID}; a part of each is'))
         return
     if products: ignored.append((option.key, 'every second product: counted as every second layer'))
     layers = depth // pp // every
