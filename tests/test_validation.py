@@ -889,10 +889,11 @@ def test_a_model_that_is_unknown_or_contradicted_is_told(said, reason):
 
 
 def test_what_was_meant_is_asked_with_one_mark(tmp_path, capsys):
-    runs = pd.DataFrame([NAMED_ROW | {'model': 'llama3-8b', 'id': 'one', 'iteration_s': 1.}])
-    runs.to_csv(tmp_path / 'runs.csv')
+    rows = [NAMED_ROW | {'model': name, 'id': name, 'iteration_s': 1.} for name in ('llama3', 'x')]
+    pd.DataFrame(rows).to_csv(tmp_path / 'runs.csv')
     with pytest.raises(SystemExit): main(['validate', str(tmp_path / 'runs.csv')])
-    assert capsys.readouterr().out.rstrip().endswith("did you mean 'llama3.1_8B'?")
+    one, other = ' '.join(capsys.readouterr().out.split()).split('llama3: ')[1].split(' x: ')
+    assert one.endswith("did you mean 'llama3.1_8B'?") and other.endswith('B, ...')
 
 
 def test_what_a_model_says_may_be_said_again():

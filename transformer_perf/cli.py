@@ -1128,8 +1128,9 @@ def text_of_scores(score, choice, found, args):  # str
     if len(choice):
         title = 'Jobs measured in several configurations: what the model would have picked'
         parts.append(_table_as_text(filled(choice), args, title))
-    named = zip(found.get('id', found.index), found.reason)
-    told = [f'{name}: {why}' if why[-1] == '?' else f'{name}: {why}.' for name, why in named if why]
+    rows = zip(found.get('id', found.index), found.reason)
+    named = [(name, why) for name, why in rows if why]
+    told = [f'{name}: {why}' if why[-1] in '?.' else f'{name}: {why}.' for name, why in named]
     return '\n'.join([*parts, *map(paragraph, told)])
 
 # %% ../nbs/95_cli.ipynb #17e00001
