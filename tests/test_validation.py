@@ -929,9 +929,15 @@ def test_columns_of_our_own_names_that_are_not_read_are_told():
                              "column 'embed_dim' is not read (is it 'hidden'?)"]
 
 
+def logged(job, folder):
+    "The run that a log of a job tells."
+    line = 'iteration {}/ 9 | elapsed time per iteration (ms): 9000.0 | global batch size: 64 |'
+    (folder / 'train.log').write_text('\n'.join(map(line.format, range(3))))
+    return run_of_log(folder / 'train.log', job)
+
+
 @pytest.mark.parametrize('said', first_of(8, [
     dict(cp=2, strategy='2d'), dict(dp_replicate=2),
-    dict(model='qwen3_next_80B_A3B'), dict(model='vit_era5'),
     dict(assumes={'expert_imbalance': 1.3}), dict(assumes={'master_bytes': 2.}),
     dict(model=Model(512, 256, 4, 8, vocab=1000, output_bias=True))]), ids=str)
 def test_a_log_of_what_no_column_says_is_no_run(said, tmp_path):
@@ -939,11 +945,16 @@ def test_a_log_of_what_no_column_says_is_no_run(said, tmp_path):
     model, assumes = said.get('model', 'llama3.1_8B'), said.get('assumes')
     layout = {name: value for name, value in said.items() if name not in ('model', 'assumes')}
     p = Parallel(tp=2, pp=2, dp=4, **layout)
-    job = Job(p, as_model(model), 64, p.n_gpus, assumes=assumes)
-    line = 'iteration {}/ 9 | elapsed time per iteration (ms): 9000.0 | global batch size: 64 |'
-    (tmp_path / 'train.log').write_text('\n'.join(map(line.format, range(3))))
     with pytest.raises(ValueError, match='which no column of a table of runs says'):
-        run_of_log(tmp_path / 'train.log', job)
+        logged(Job(p, as_model(model), 64, p.n_gpus, assumes=assumes), tmp_path)
+
+
+@pytest.mark.parametrize('name', first_of(1, ['qwen3_next_80B_A3B', 'vit_era5']))
+def test_a_log_of_a_model_that_only_its_name_says_is_a_run(name, tmp_path):
+    job = Job(Parallel(tp=2, pp=2, dp=4), as_model(name), 64, 16)
+    run = logged(job, tmp_path).assign(gpu='H100')
+    ((_, found, _),), reasons = run_jobs(run)
+    assert (run.model[0], found.model, reasons[0]) == (name, job.model, '')
 
 
 @pytest.mark.parametrize('model, assumes', [

@@ -26,7 +26,7 @@ from ..interop.logs import LARGEST_LOG, with_batch
 from ..interop.tables import OF_JOBS
 from ..interop.writing import facts_of, lost
 from ..measured_kernels import DTYPES, OPERATIONS, TABLES, numbers_of, texts_in
-from ..models import with_length
+from ..models import NAMED, with_length
 from ..modules import count
 from ..timeline import at_prices, iteration_times, job_of
 from ..parameters import (
@@ -588,6 +588,8 @@ def job_as_run(job, model, p):  # dict
         sequence_parallel=p.sequence_sharded,
         fsdp_shard=copies if (p.zero_stage or 0) > 1 else 0)
     own |= {name: getattr(job, name) for name in COST_COLUMNS}
+    named = NAMED.get(model.name)   # then a table may say what no other column does
+    if named and with_length(named, model.seq_len) == model: own['model'] = model.name
     facts = facts_of(job)
     return own | {name: facts[name] for name in OF_JOBS if name in cells}
 
