@@ -269,6 +269,14 @@ def test_the_first_of_many_is_the_first_of_one(about):
     assert best[0] == best[1]
 
 
+def test_what_counts_longer_is_shown_where_some_does_and_some_does_not():
+    found = search('llama3.1_405B', 1024, 'H100-80GB', 512, k=40)
+    longer = (found.likely_s / found.iteration_s).round(6)
+    assert longer.nunique() == 2
+    shown = lambda rows: 'likely s' in readable(rows, found.priced_on)
+    assert shown(found) and not any(shown(rows) for _, rows in found.groupby(longer))
+
+
 def test_what_fits_the_smallest_memory_only_when_played_is_left_open():
     "Of GPUs of 35 and 80 GB: a formula has 40 GB for what holds 32 when it is played."
     held = {'tp': 2, 'pp': 4, 'cp': 1, 'micro_batch': 1}
