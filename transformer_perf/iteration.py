@@ -898,8 +898,10 @@ def readable(t, system):  # DataFrame for reading, not for computing
         if name in t and differs(rows, name, often): view[title] = t[name]
     if any(STRATEGIES[s].has_panels for s in t.strategy): view['panels'] = t.panels
     view['NVLink'] = place
-    for title, name in memory_columns(t).items(): view[title] = [f'{GB:.1f}' for GB in t[name]]
-    view[title] = [f'{GB} / {system.hbm_capacity:g}' for GB in view[title]]   # the last of them
+    memory = memory_columns(t)
+    view |= {title: [f'{GB:.1f}' for GB in t[name]] for title, name in memory.items()}
+    *_, last = memory
+    view[last] = [f'{GB} / {system.hbm_capacity:g}' for GB in view[last]]
     for column, title in components(t).items():
         view[title] = [f'{share:.1%}' for share in (t[column] / t.iteration_s).astype(float)]
     return pd.DataFrame(view)
