@@ -1313,10 +1313,11 @@ def _empty_result(types):  # SearchResult; types: (column, NumPy's type), one af
 
 def _as_pandas_texts(columns):  # dict of columns
     "Columns of texts as pandas has them, made together: all cost little more than one."
-    names = [name for name, x in columns.items() if x.dtype.kind == 'U']
-    texts = pd.Series(np.concatenate([columns[name] for name in names])).array
+    texts = {name: x for name, x in columns.items() if x.dtype.kind == 'U'}
+    together = pd.Series(np.concatenate([*texts.values()])).array
     rows = len(columns['rank'])
-    return {name: texts[i * rows:(i + 1) * rows] for i, name in enumerate(names)}
+    starts = range(0, len(together), rows)
+    return {name: together[at:at + rows] for name, at in zip(texts, starts)}
 
 def _result_with(columns):  # SearchResult
     if len(columns['rank']): return SearchResult(columns | _as_pandas_texts(columns))
