@@ -178,8 +178,9 @@ class Costs:
     # memory
     gradient_held: float = figure(2., 2, 4, 'bytes a parameter',
         'fp32 or 16-bit gradients', above=True)
-    logit_held: float = figure(10., 4, 14, 'bytes a logit',
-        '16-bit, fp32 and gradient; fused loss: 16-bit and gradient; 14: fp32 once more')
+    logit_held: float = figure(10., 4, 16, 'bytes a logit',
+        '16-bit, fp32 and gradient; fused loss: 16-bit and gradient; 14: fp32 once more; '
+        "16: another micro-batch's 16-bit ones, too")
     gradients_apart: float = figure(0., 0, 1, '1: a product writes its gradient apart, to be added',
         '0 or 1', **PART)
     bucket_bytes: float = figure(0., 0, 4, 'bytes a parameter, of buckets that copies sum up',
