@@ -10,6 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import transformer_perf
@@ -17,6 +18,7 @@ from thorough import first_of
 from frameworks import torchtitan_file
 from transformer_perf import Parallel, search
 from transformer_perf.cli import CHOSEN, COMMANDS, LAYOUT, main, schema_text
+from transformer_perf.execution import KIND
 from transformer_perf.interop import as_job
 from transformer_perf.models import as_model
 from transformer_perf.systems import systems_folder
@@ -466,6 +468,24 @@ def test_choices_of_a_search():
     has(text, 'fusedla', 'reducescatter', 'other')
 
 
+
+@pytest.mark.parametrize('typed, held', [
+    (('tp=4,8', 'cp=1'), dict(tp=[4, 8], cp=1)),
+    (('tp1=8', 'micro-batch=1,2', 'nvlink-tp=4'), dict(tp=8, micro_batch=[1, 2], nvlink_tp=4))])
+def test_a_search_holds_sizes(typed, held):
+    options = [word for size in typed for word in ('--fixed', size)]
+    text = good('search', *SMALL, '--assumptions', 'corrected', *options, '--format', 'json')
+    rows = json.loads(text)['found']
+    kind = [*KIND, *(name for name, x in held.items() if name not in KIND and x == [1, 2])]
+    expected = search('gpt3', 512, 'H200', 512, assumptions='corrected', fixed=held, kind=kind)
+    assert [row['iteration_s'] for row in rows] == expected.iteration_s.tolist()
+    for name, values in held.items():
+        assert {row[name] for row in rows} == {*np.ravel(values).tolist()}
+
+
+def test_a_search_says_what_it_held():
+    has(good('search', *SMALL, '--fixed', 'tp=5', code=1), 'held: tp 5')
+
 @functools.cache
 def rows_validated():   # list of dict, which nobody changes
     return list(csv.DictReader(io.StringIO(good('validate', '--format', 'csv'))))
@@ -723,7 +743,13 @@ MISTAKES = [
     (['explain', '--tp', '8', '--tp1', '4'], "--tp is given twice: '8' and '4'"),
     (['panels', '--system', 'A100', 'layer', '--system', 'B200'],
      "--system is given twice: 'A100' and 'B200'"),
-    (['search', '--tp', '8'], 'search does not take --tp: explain, fits, improve do'),
+    (['search', '--tp', '8'], 'search does not take --tp: --fixed tp=VALUE holds it'),
+    (['search', '--layout', 'Et|tL'], 'search does not take --layout: explain, fits, improve do'),
+    (['search', '--fixed', 'tpp=8'], "unknown column 'tpp'; did you mean 'tp'?"),
+    (['search', '--fixed', 'tp'], "--fixed 'tp' must be SIZE=VALUE,VALUE,..."),
+    (['search', '--fixed', 'tp='], '--fixed tp names no number'),
+    (['search', '--fixed', 'tp=4,0'], '--fixed tp=0 must be a whole number from 1'),
+    (['search', '--fixed', 'cp=1', '--fixed', 'cp=2'], "--fixed: 'cp' is given twice"),
     (['explain', '--gpus', '8'], 'explain does not take --gpus: search'),
     (['explain', '--system', 'TPU-v5p', '--precision', 'fp8'],
      "precision=fp8 on TPU-v5p: no products in fp8 were measured on GPUs like 'A100'"),

@@ -491,10 +491,22 @@ def told_what_to_ask(best, format):
         raise ValueError(f'{error}; --software {format} keeps to what it can do') from None
 
 # %% ../nbs/95_cli.ipynb #db69c1d9
+def sizes_held(texts):  # dict: column -> values
+    "The sizes of layouts that a search holds, each once."
+    def held(text):
+        name, equals, values = text.partition('=')
+        if not equals: raise ValueError(f'--fixed {quoted(text)} must be SIZE=VALUE,VALUE,...')
+        name = name.strip().replace('-', '_')
+        return name, whole_numbers_given([values], f'--fixed {name}')
+    found = once(map(held, texts), '--fixed: {} is given twice')
+    return perf.execution.fixed_columns(found, {})
+
 @command(
     'search', MODEL, SYSTEM, NVLINK,
     Option('--gpus', 'how many GPUs; repeat, or separate by commas', 'numbers', ['16384']),
-    BATCH, STRATEGY, *CHOSEN,
+    BATCH, STRATEGY,
+    Option('--fixed', 'SIZE=8 or SIZE=4,8: only layouts with these (tp, cp, pp, dp, ep, etp, '
+           'micro-batch, nvlink-tp, ...); repeat for several', 'texts', []), *CHOSEN,
     Option('--top', 'configurations to show for each number of GPUs', 'number', '10'),
     _MUST_FIT, *PRICED, *JOB, *RESULT)
 def search_command(args):
@@ -513,10 +525,11 @@ def search_command(args):
     system = system_asked(args)
     chosen = given_of(args, CHOSEN)
     assumptions = assumptions_asked(args)
-    compared = [name for name, values in chosen.items() if len(values) > 1]
+    fixed = sizes_held(args.fixed)
+    compared = [name for name, values in (chosen | fixed).items() if len(values) > 1]
+    kind = list(dict.fromkeys([*perf.execution.KIND, *compared]))
     found = perf.search(model, args.gpus, system, args.global_batch, args.strategy, args.top,
-                        assumptions, fits_by=args.fits_by, kind=[*perf.execution.KIND, *compared],
-                        **chosen)
+                        assumptions, fixed, fits_by=args.fits_by, kind=kind, **chosen)
     if args.export and len(found):
         best = estimate_of(found.iloc[0], args, model, system, assumptions)
         with told_what_to_ask(best, args.export): text = exported(best, args)
@@ -1663,6 +1676,9 @@ def refuse(name, text):
     flag = text.partition('=')[0]
     takes = {other: [own for o in command.options for own in o.flags]
              for other, command in COMMANDS.items()}
+    if '--fixed' in takes[name] and any(flag in o.flags for o in LAYOUT if o.name != 'layout'):
+        size = flag.lstrip('-')
+        raise ValueError(f'{name} does not take {flag}: --fixed {size}=VALUE holds it')
     others = [other for other, flags in takes.items() if flag in flags]
     if others:
         do = 'do' if len(others) > 1 else 'does'
