@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_perf import Parallel, estimate, search
-from transformer_perf.estimates import COLLECTIVES, Group, Roofline, as_assumptions, peak_rate
+from transformer_perf.estimates import (
+    COLLECTIVES, SENT_ONCE, Group, Roofline, as_assumptions, peak_rate)
+from transformer_perf.execution import dispatchers_on
 from transformer_perf.kernels import Measured, pricer_of
 from transformer_perf.measured_kernels import closest
 from transformer_perf.parameters import Generation, Parameters, generations, read_calibration
@@ -342,6 +344,18 @@ def test_blocks_of_16_are_multiplied_by_nvidias_gpus_alone():
     own = dataclasses.replace(amd, architecture=None)
     assert peak_rate('nvfp4', own) == amd.matrix_flops_fp4
     assert peak_rate('nvfp4', as_system('GB200-NVL72')) > 0
+
+
+def test_a_generation_of_nvidia_that_nobody_measured_is_nvidias():
+    "Rubin multiplies blocks of 16, and DeepEP is written for it; AMD's have neither."
+    rubin = as_system('VR200-NVL72')
+    assert peak_rate('nvfp4', rubin) == rubin.matrix_flops_fp4
+    took = {precision: estimate('llama3.1_8B', Parallel(dp=8, precision=precision), rubin,
+                                global_batch=64).stats['iteration_s']
+            for precision in ('mxfp8', 'nvfp4')}
+    assert took['nvfp4'] < took['mxfp8']
+    assert dispatchers_on(rubin) == dispatchers_on(as_system('GB200-NVL72'))
+    assert not {*SENT_ONCE} & {*dispatchers_on(as_system('MI355X'))}
 
 
 def test_a_gpu_has_the_data_sheets_of_its_variants():

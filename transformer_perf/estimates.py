@@ -44,7 +44,7 @@ from .inputs import (
 from .choices import (
     adapted, graphed, of_names, offloaded, recomputed_parts, different_names)
 from .parameters import (
-    Calibration, Costs, Parameters, generations, read_calibration)
+    Calibration, Costs, Parameters, generations, nvidia_makes, read_calibration)
 from .software import known_software, run_by
 from .quantities import Quantity, named, stacked_column, told
 from .systems import PRECISIONS, Link, System, Units, with_axes
@@ -337,9 +337,10 @@ def peak_rate(precision, system: System):  # TFLOP/s, dense
     if told_by and getattr(system, told_by) is None: raise ValueError(
         f'precision={precision}: system {system.name!r} has no {told_by}, as all GPUs have '
         'whose matrix units scale such blocks; fp8 and fp8-block need none')
-    if recipe.of_nvidia and known is None and system.architecture: raise ValueError(
+    named = system.architecture
+    if recipe.of_nvidia and named and not nvidia_makes(named): raise ValueError(
         f'precision={precision}: matrix units of NVIDIA scale such blocks, not those of system '
-        f'{system.name!r} ({system.architecture})')
+        f'{system.name!r} ({named})')
     return system.matrix_flops(recipe.rate)
 
 def time_gained(p: Product, system: System):  # s

@@ -22,7 +22,7 @@ from .models import Model, as_model, counted_once
 from .systems import NUMBERS_OF_UNITS, as_system
 from .schedules import SCHEDULES, first_rows, own_figure, possible
 from .choices import needs_zero_3, offloaded, offloads, recomputed_layers
-from .parameters import generations
+from .parameters import nvidia_makes
 from transformer_perf.estimates import (
     CHOICES, DISPATCHERS, FITS_BY, GROUP_COLUMNS, SENT_ONCE, Assumptions, Choices, as_assumptions,
     distinct, peak_rate)
@@ -1068,8 +1068,8 @@ def practice(model: Model):  # dict: choice -> values
             'virtual_stages': [1, 2, 3, 4, 5, 6, 8]}
 
 def dispatchers_on(system):  # tuple
-    "DeepEP and HybridEP are written for NVIDIA's GPUs, whose generations are known."
-    theirs = () if system.architecture in generations() else SENT_ONCE
+    "DeepEP and HybridEP are written for NVIDIA's GPUs."
+    theirs = () if nvidia_makes(system.architecture) else SENT_ONCE
     return tuple(name for name in DISPATCHERS if name not in theirs)
 
 def _dispatchers_besides(model: Model, system, assumptions):  # list of str

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SHARE', 'PART', 'FACTOR', 'HANDLES', 'REPEATABLE', 'GROUPED_WORKSPACES', 'OVERLAP_WORKSPACES', 'SHOWS',
            'WIDEST_GROUPS', 'REACHED', 'KINDS_OF_RUN', 'WIDER', 'FEW_RUNS', 'PARAMETER_PARTS', 'PART_OF', 'figure',
-           'NetworkShares', 'Kernels', 'measured_folder', 'Generation', 'generations', 'Costs', 'Evidence', 'interval',
-           'untested_longer', 'Parameters', 'part_of', 'field_notes', 'limits', 'value_of', 'changed', 'Calibration',
-           'parameters_from', 'as_flat', 'read_calibration']
+           'NetworkShares', 'Kernels', 'measured_folder', 'Generation', 'generations', 'nvidia_makes', 'Costs',
+           'Evidence', 'interval', 'untested_longer', 'Parameters', 'part_of', 'field_notes', 'limits', 'value_of',
+           'changed', 'Calibration', 'parameters_from', 'as_flat', 'read_calibration']
 
 # %% ../nbs/82_parameters.ipynb #c3ca8f62
 import dataclasses
@@ -131,6 +131,12 @@ def generations():  # dict: name -> Generation
     path = measured_folder() / 'generations.json'
     with naming(path):
         return {name: Generation(**given) for name, given in read_json(path).items()}
+
+_NVIDIA_BESIDES = ('Rubin',)   # generations of NVIDIA whose kernels nobody measured yet
+
+def nvidia_makes(architecture):  # bool
+    "Whether GPUs of an architecture are NVIDIA's: all that were measured are."
+    return architecture in (*generations(), *_NVIDIA_BESIDES)
 
 # %% ../nbs/82_parameters.ipynb #cb0d1e12
 @checked
