@@ -503,6 +503,15 @@ def test_validate(tmp_path):
     has(bad('validate', tmp_path / 'none.csv'), 'cannot be read')
 
 
+def test_validate_says_of_each_row_why_it_is_none(tmp_path):
+    "Also where no column tells rows apart; of the column that was meant, its name."
+    file = tmp_path / 'runs.csv'
+    file.write_text('model,system,n_gpus,dp,micro_batch,global_batch,seq_len,iteration_s\n'
+                    'llama3.1_8B,H100-80GB,8,8,1,64,8192,7.4\n')
+    has(' '.join(good('validate', file).split()), '0: gpu must be one of H100',
+        "column 'system' is not read (is it 'gpu'?)")
+
+
 def test_calibrate(tmp_path):
     runs, system, output = (tmp_path / name for name in ('runs.csv', 'my.json', 'my-cal.json'))
     system.write_text((systems_folder() / 'B200-180GB.json').read_text())

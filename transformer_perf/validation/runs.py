@@ -103,9 +103,9 @@ GPUS = {   # where a name is not that of a system: the system, and what differs
 
 _KNOWN_COLUMNS = {*RUN_COLUMNS, *MORE, *ADDED, 'precision', 'model'}
 
-_OUR_NAMES = {   # what a Model or a Parallel calls them -> columns
+_OUR_NAMES = {   # what a Model, a Parallel or an option calls them -> columns
     'depth': 'layers', 'embed_dim': 'hidden', 'mlp_dim': 'ffn', 'virtual_stages': 'vp',
-    'sequence_sharded': 'sequence_parallel', 'dp_replicate': 'fsdp_shard',
+    'sequence_sharded': 'sequence_parallel', 'dp_replicate': 'fsdp_shard', 'system': 'gpu',
     **{field: c for c, field in STRUCTURE_COLUMNS.items() if c != field}}
 
 def slips_in(df):  # list of str
@@ -164,8 +164,8 @@ def as_word(cell):
 
 def texts(df, *columns):  # Series of str
     "Some cells of each row as one text."
-    rows = zip(*(df[column].tolist() for column in columns))
-    return pd.Series([' '.join(map(as_word, row)) for row in rows], df.index, str)
+    rows = zip(df.index, *(df[column].tolist() for column in columns))   # also of no columns
+    return pd.Series([' '.join(map(as_word, row)) for _, *row in rows], df.index, str)
 
 def column_of(df, name):  # Series of str
     "A column as texts; empty ones where a table has no such column."
