@@ -103,6 +103,32 @@ def test_a_pipeline_of_torchtitan_keeps_its_weights():
     assert why_not(model, Parallel.from_row(best), *others, software='torchtitan').is_best
 
 
+@pytest.mark.parametrize('software', ['DeepSpeed', 'GPT-NeoX', 'Colossal-AI'])
+def test_pipelines_that_refuse_zero_2_and_3_get_none(software):
+    "DeepSpeed asserts so; a search for ZeRO 3 has no stages unless pp is named."
+    found = search(*ABOUT, k=20, software=software, zero_stages=[1, 3])
+    assert set(found.pp[found.zero_stage == 3]) == {1}
+    assert found.pp[found.zero_stage == 1].max() > 1
+    alone = search(*ABOUT, k=1, software=software, zero_stages=3)
+    assert 'pp 1 with zero_stage 3' in ' '.join(alone.notes)
+    named = search(*ABOUT, k=1, software=software, zero_stages=3, fixed={'pp': [2]})
+    assert named.pp[0] == 2
+
+
+def test_no_step_leads_to_a_pipeline_that_refuses_its_zero_stage():
+    p = Parallel(tp=2, pp=2, dp=16, zero_stage=3)
+    model, _, *others = ABOUT
+    asked = lambda p: why_not(model, p, *others, software='DeepSpeed').excluded
+    assert 'DeepSpeed knows zero_stage 0 or 1 in pipelines, not 3' in asked(p)
+    assert not any('pipelines' in why for why in asked(dataclasses.replace(p, zero_stage=1)))
+    for own in (dataclasses.replace(p, pp=1, dp=32), dataclasses.replace(p, zero_stage=1)):
+        case = case_of(model, own, *others, 'calibrated', 'DeepSpeed')
+        steps = [s.to for s in steps_of(case)]
+        assert steps and not any(
+            (to.get('pp') or own.pp) > 1 and to.get('zero_stage', own.zero_stage) in (2, 3)
+            for to in steps)
+
+
 def test_what_a_software_takes():
     s = as_software('nanotron')
     assert s.offers('zero_stage', 1) and not s.offers('zero_stage', 3)
@@ -252,17 +278,20 @@ def test_a_row_says_when_its_gradients_are_reduced(name, often):
 
 
 def test_advice_keeps_to_what_a_software_can_do():
-    layout = Parallel(dp=8, zero_stage=3, recompute='full')
-    def turned(name):   # which columns of a layout its advice tries to change
+    def turned(name, zero_stage=3):   # which columns of a layout its advice tries to change
+        layout = Parallel(dp=8, zero_stage=zero_stage, recompute='full')
         case = case_of('mixtral_8x7B', layout, 'H100-80GB', 64, 'calibrated', name)
         return {column for step in steps_of(case) for column in step.to}
     groups = {'tp', 'cp', 'pp', 'ep'}
     assert groups <= turned(None) and not groups & turned('fms-fsdp')
-    assert groups & turned('GPT-NeoX') == groups - {'cp'} and 'recompute' in turned('GPT-NeoX')
+    assert groups & turned('GPT-NeoX', 1) == groups - {'cp'} and 'recompute' in turned('GPT-NeoX')
+    assert groups & turned('GPT-NeoX') == groups - {'cp', 'pp'}   # its pipelines refuse ZeRO 3
 
 
 @pytest.mark.parametrize('given, says', [
     ({'knobs': ['recompte']}, "unknown choice 'recompte'; did you mean 'recompute'?"),
+    ({'takes_in_pipelines': {'tpp': [1]}}, "unknown choice 'tpp'"),
+    ({'takes_in_pipelines': {'zero_stage': [7]}}, 'zero_stage=7'),
     ({'takes': {'tpp': [1]}}, "unknown choice 'tpp'; did you mean 'tp'?"),
     ({'takes': {'tp': ['1']}}, "tp that mine takes='1' must be a whole number"),
     ({'takes': {'cp': [0]}}, 'cp that mine takes=0 must be a whole number'),

@@ -800,10 +800,13 @@ def _check_offered(software):
     for name in limits: nearest(name, [*CHOICES, *GROUP_COLUMNS], 'choice')
     for name in {*GROUP_COLUMNS} & {*limits}:
         for value in limits[name]: whole(value, f'{name} that {software.name} takes')
-    for name in {*CHOICES} & {*limits}:
-        for value in limits[name]:
-            any_number = isinstance(value, str) and ':N' in value   # as in 'full:N'
-            Assumptions(**{name: value.replace(':N', ':1') if any_number else value})
+    in_pipelines = software.takes_in_pipelines or {}
+    for name in in_pipelines: nearest(name, [*CHOICES], 'choice')
+    for known in (limits, in_pipelines):
+        for name in {*CHOICES} & {*known}:
+            for value in known[name]:
+                any_number = isinstance(value, str) and ':N' in value   # as in 'full:N'
+                Assumptions(**{name: value.replace(':N', ':1') if any_number else value})
     for name, value in (software.in_pipelines or {}).items():
         nearest(name, [*CHOICES], 'choice')
         Assumptions(**{name: value})

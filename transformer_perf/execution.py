@@ -1205,9 +1205,29 @@ def questions(about, strategy, choices, fixed=None):  # list of Question, of eac
     if others.get('virtual_stages') is None: by_parts = _schedules_by_parts(considered)
     asked = [Question(*about, name, own, columns, both and name == '2d-seqp')
              for name in names for own in by_parts]
-    if choices.get('zero_stage') is not None: return asked
+    if choices.get('zero_stage') is not None: return _without_stages_apart(asked)
     every = asked + _sharded_more(asked)
-    return every + _offloaded_more(asked, {x for q in every for x in q.considered['zero_stage']})
+    more = _offloaded_more(asked, {x for q in every for x in q.considered['zero_stage']})
+    return _without_stages_apart(every + more)
+
+def _known_in_pipelines(software):  # dict: choice -> values
+    return software.takes_in_pipelines or {} if software else {}
+
+def _without_stages_apart(asked):  # list of Question
+    "Apart, and at pp 1 unless pp is named: what their software does not know in pipelines."
+    for name, known in _known_in_pipelines(asked[0].assumptions.software).items():
+        found = []
+        for q in asked:
+            alone = [x for x in q.considered[name] if x not in known]
+            if not alone or 'pp' in q.fixed:
+                found.append(q)
+                continue
+            others = [x for x in q.considered[name] if x in known]
+            if others: found.append(q._replace(considered=q.considered | {name: others}))
+            found.append(q._replace(considered=q.considered | {name: alone},
+                                    fixed=q.fixed | {'pp': [1]}))
+        asked = found
+    return asked
 
 def stages_besides(considered, assumptions, pp):  # list of int
     """The ZeRO stages that a search tries besides, for its software offers them: in pipelines (of
@@ -1236,10 +1256,15 @@ def _offloaded_more(asked, stages):  # list of Question; stages: those that are 
             for q in asked]
 
 # %% ../nbs/88a_search.ipynb #8a037b06
-def _held_in_words(software, fixed):  # str
+def _held_in_words(q: Question):  # str
     "Which columns are held because of the software."
+    software = q.assumptions.software
     told = [f'{name} {" or ".join(map(str, values))}'
-            for name, values in _fixed_by_software(software).items() if fixed[name] == values]
+            for name, values in _fixed_by_software(software).items() if q.fixed[name] == values]
+    if q.fixed.get('pp') == [1]:
+        for name, known in _known_in_pipelines(software).items():
+            alone = [str(x) for x in q.considered[name] if x not in known]
+            if alone: told.append(f'pp 1 with {name} {" or ".join(alone)}')
     return f'Held at what {software.name} can do: {", ".join(told)}.' if told else ''
 
 def _shared_by_others(q: Question, found):  # str
@@ -1334,7 +1359,7 @@ def result_of(searched, q: Question, counts, k=None, kind=None):  # SearchResult
     beside = _beside_untested(best, rows, rank) if k and len(rows) else ''
     notes = (left_out(q.model, q.assumptions), packed_in_words(q.model),
              odd_sizes(q.model, q.assumptions), as_of(software),
-             _held_in_words(software, q.fixed), _shared_by_others(q, len(best['rank'])), beside,
+             _held_in_words(q), _shared_by_others(q, len(best['rank'])), beside,
              _published_besides(best, rows, q))
     fits_by = np.full(len(rows), q.assumptions.fits_by)
     result = _result_with(keep(best, rows) | {'rank': rank, 'fits_by': fits_by})

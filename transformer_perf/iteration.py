@@ -630,6 +630,9 @@ def beyond_software(p: Parallel, software):  # str
         in_models_code = (software.approximated or {}).get('context', ())   # shares sequences out
         if name == 'cp' and p.context in in_models_code: continue
         found.append(f'{name} {" or ".join(map(str, values))}, not {own}')
+    for name in software.unknown_in_pipelines(vars(p)):
+        values = software.takes_in_pipelines[name]
+        found.append(f'{name} {" or ".join(map(str, values))} in pipelines, not {vars(p)[name]}')
     return f'{software.name} knows {"; ".join(found)}' if found else ''
 
 def _more_than_there_are(one: Estimate):  # str

@@ -38,6 +38,7 @@ class Software:
     in_pipelines: dict = None     # what it chooses instead where there are stages
     knobs: tuple = ()        # the choices that it offers
     takes: dict = None       # choice or column of a layout -> the values that it knows
+    takes_in_pipelines: dict = None   # choice -> the values that it knows where there are stages
     approximated: dict = None     # choice -> values that stand for ways of its own; none is offered
     known_as: tuple = ()     # words of a table's source that name it, in lower case
     followed_by: str = None  # the record of what goes by its name today, if that is another
@@ -48,7 +49,7 @@ class Software:
         for name in LISTS: of_type(getattr(self, name), tuple, name)
         on = self.knows_on or {}
         for architecture in on: nearest(architecture, generations(), 'architecture')
-        for field in ('takes', 'approximated'):
+        for field in ('takes', 'takes_in_pipelines', 'approximated'):
             for values in (getattr(self, field) or {}).values():
                 of_type(values, (list, tuple), field)
         for values in (self.knows or {}, *on.values()):
@@ -67,6 +68,12 @@ class Software:
     def offers(self, choice, value):  # bool
         "Whether a choice may be given a value; without knobs all that `takes` does not limit."
         return (not self.knobs or choice in self.knobs) and self._takes(choice, value)
+
+    def unknown_in_pipelines(self, said):  # list of names
+        "The choices of a configuration, a dict, that it does not know with so many stages."
+        if said['pp'] == 1: return []
+        return [name for name, values in (self.takes_in_pipelines or {}).items()
+                if said[name] is not None and not _has_value(said[name], values)]
 
     def chosen(self, pp):  # dict: choice, or assumption -> value
         "What it chooses in so many stages."

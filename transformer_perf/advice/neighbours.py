@@ -342,6 +342,8 @@ def _can_be_asked(case: Case, to):  # bool
     new = {name: x for name, x in to.items()
            if x not in (None, own[name]) and x != filed.get(name)}
     if new.get('offload') == 'none': del new['offload']   # none asks for a host
+    if software.unknown_in_pipelines(own | new) and not software.unknown_in_pipelines(own):
+        return False
     choices = new.keys() & {*CHOICES, 'layout'} - {'reduce_each'}
     for name, x in new.items():
         can = software.offers if name in choices else software.knows_of
