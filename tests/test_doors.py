@@ -129,6 +129,19 @@ def test_no_step_leads_to_a_pipeline_that_refuses_its_zero_stage():
             for to in steps)
 
 
+def test_without_cp_both_strategies_rest_on_the_same_runs():
+    "'2d-seqp' is '1d' then, as a sweep calls it, and a search that names it."
+    known = {'software': 'Megatron-Core', 'k': 200}   # whose runs have no cp
+    one, two = (search(*ABOUT, strategy, **known) for strategy in ('1d', '2d-seqp'))
+    alone = two[two.cp == 1].reset_index(drop=True)
+    assert len(alone) and not alone.evidence.str.contains('2d-seqp').any()
+    both = one.merge(alone, on=[*KIND, *PLACES, 'recompute', 'virtual_stages', 'micro_batch',
+                                'zero_stage'])
+    assert len(both) > 10
+    for name in ('evidence', 'likely_s', 'iteration_low_s', 'iteration_high_s'):
+        assert (both[f'{name}_x'] == both[f'{name}_y']).all(), name
+
+
 def test_what_a_software_takes():
     s = as_software('nanotron')
     assert s.offers('zero_stage', 1) and not s.offers('zero_stage', 3)

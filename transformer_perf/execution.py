@@ -531,7 +531,9 @@ def _untested(t, q: Question):  # bools
     known = known_runs(q.assumptions)
     if known is None: return np.array(False)
     found = rows_never_run(t | {'strategy': q.strategy}, q.considered, q.model, q.assumptions)
-    new = [name not in known.seen.get('strategy', q.strategies) for name in q.strategies]
+    alone = '1d' if q.strategy == '2d-seqp' else q.strategy   # with cp=1
+    names = alone, q.strategy
+    new = [name not in known.seen.get('strategy', names) for name in names]
     return found | np.where(t['cp'] == 1, *new) if any(new) else found
 
 def ranked_by(seconds, t, q: Question):  # s, as `seconds`

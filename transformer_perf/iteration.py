@@ -116,6 +116,7 @@ def changes_something(t, choice, experts):
     "The rows of a table in which a choice can make a difference; `experts` as in `has_copies`."
     copies = ('zero_stage', 'reduce_each', 'dp_overlap', 'reshard_after_forward', 'dp_replicate')
     if choice in ('dispatcher', 'ep_overlap'): return t['ep'] * t['etp'] > 1
+    if choice == 'strategy': return (t['cp'] > 1) | (t['strategy'] != '2d-seqp')   # it is 1d then
     if choice in copies:
         least = {'reshard_after_forward': 3, 'dp_replicate': 1}.get(choice, 0)
         shared = has_copies(t, experts) | _asks_host(t) & (choice != 'dp_replicate')
