@@ -509,3 +509,36 @@ def test_rows_that_are_shown(k, kind, rows, rank):
                 tp=np.array([1, 2, 1, 4, 4, 8]), pp=np.array([1, 1, 2, 2, 2, 1]))
     found = execution._rows_shown(best, k, kind)
     assert [x.tolist() for x in found] == [rows, rank]
+
+
+class Bounded:
+    "Candidates in order, of which the first so many of each group are handed out, and noted."
+    are_played = True
+
+    def __init__(self, sizes):
+        system = as_system('H200')
+        self.fit = [SimpleNamespace(question=SimpleNamespace(system=system))]
+        places = np.concatenate([np.arange(size) for size in sizes])
+        self.rows = dict(search=0 * places, variant=0 * places, i=np.arange(len(places)),
+                         n_gpus=np.repeat(range(len(sizes)), sizes), seconds=1. + places)
+        self.known = {(0, 0, i): system.hbm_capacity for i in range(len(places))}
+        self.asked = []
+
+    def first(self, number):
+        self.asked.append(number)
+        return {name: x[self.rows['seconds'] <= number] for name, x in self.rows.items()}
+
+
+@pytest.mark.parametrize('k, sizes, too_large, asked', [
+    (3, (9, 9), 0, [3]), (3, (9, 2), 0, [3]), (3, (9, 9), 1, [3, 12]), (3, (50, 2), 1, [3, 12]),
+    (3, (50, 0, 4), 9, [3, 12]), (3, (50, 0, 4), 10, [3, 12, 48]), (2, (3, 1), 9, [2, 8]),
+    (3, (3000, 3), 997, [3, 12, 48, 192, 768, 1000]),
+    (3, (3000, 3), 3000, [3, 12, 48, 192, 768, 1000])])
+def test_no_more_are_played_than_are_needed(k, sizes, too_large, asked):
+    "The first of each group are too large; `asked` for in turn, until k fit or none is left."
+    order = Bounded(sizes)
+    for i in range(min(too_large, sizes[0])): order.known[0, 0, i] *= 2
+    found = execution._first_that_fit(order, k, order.known)
+    fit = range(too_large, min(too_large + k, sizes[0], execution.MOST_REPLAYED))
+    others = range(sizes[0], sum(sizes))
+    assert found['i'].tolist() == [*fit, *others[:k]] and order.asked == asked

@@ -23,7 +23,7 @@ from thorough import examples, first_of
 from test_cli import bad, good, has
 from transformer_perf import search, sweeps
 from transformer_perf.models import as_model
-from transformer_perf.results import read_table
+from transformer_perf.results import STUDY, read_table
 from transformer_perf.sweeps import (
     PAPER_MODELS, VARIANTS, Shards, packed_result, run_configs, run_task, sweep, tasks_of)
 from transformer_perf.systems import as_system
@@ -559,3 +559,25 @@ def test_a_folder_of_a_study_is_begun_once(tmp_path):
     assert sweeps.prepared(tmp_path / 'hidden', 'question', 3) == 3
     with pytest.raises(ValueError, match='is not empty, and holds no sweep'):
         sweeps.prepared(tmp_path, 'question', 3)
+
+
+@pytest.mark.parametrize('rank', [0, 1])
+@pytest.mark.parametrize('as_parts', [False, True])
+def test_one_of_several_ranks_gathers_what_they_did(monkeypatch, tmp_path, rank, as_parts):
+    "Each alone in this process: the first keeps what all have done, and the others keep none."
+    if as_parts: pytest.importorskip('pyarrow')
+    world = SimpleNamespace(rank=rank, size=3, bcast=lambda most: most)
+    monkeypatch.setattr(sweeps, 'mpi_world', lambda: world)
+    monkeypatch.setattr(sweeps, 'completed', lambda do, numbers, workers: (
+        one for one in ([] if rank else do(numbers))))
+    folder, speeds = tmp_path / 'study', np.linspace(1000, 5000, 40)
+    asked = dict(models='gpt3', systems='B200', n_gpus=[64], strategies='1d',
+                 vary={'hbm_bandwidth': speeds})
+    found = sweeps.write_sweep(folder, **asked) if as_parts else sweep(**asked)
+    if rank:
+        assert not found and not folder.exists()
+        return
+    table = read_table(folder) if as_parts else found
+    assert table.hbm_bandwidth.tolist() == list(speeds)
+    if as_parts:   # half of it for each of those who compute
+        assert json.loads((folder / STUDY).read_text())['variants'] == 20
