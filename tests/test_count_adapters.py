@@ -1,4 +1,5 @@
 """What trains beside weights that do not: two narrow matrices, by hand."""
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -441,6 +442,16 @@ def test_words_that_are_shared_do_not_train_either():
         one = of('lora:16', 'calibrated', model, 8, ep=8, dp=8)
         words = [op for op in end_operations(job_of_estimate(one))[1] if op.name == 'output']
         assert [len(op.backward.products) for op in words] == [1] * (1 + n)
+
+
+@pytest.mark.parametrize('adapters', ['lora:16', 'qlora:16', 'frozen:attention'])
+def test_what_stands_at_the_ends_is_held_as_it_is(adapters):
+    "Adapters are of layers: words, and what joins two streams, stay in 16 bits, whole."
+    ends = lambda adapters: itertools.chain(*end_operations(job_of_estimate(of(
+        adapters, model='deepseek_v3', batch=8, ep=8, dp=8, precision='fp8'))))
+    for some, plain in zip(ends(adapters), ends('none'), strict=True):
+        assert close(some.weights + some.frozen, plain.weights) and some.copies == plain.copies
+        if adapters != 'frozen:attention': assert not some.weights and not some.matrices
 
 
 def test_all_of_attention_is_still():

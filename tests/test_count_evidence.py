@@ -202,6 +202,14 @@ def test_the_widest_of_several_runs_is_told():
     assert out_of_reach(row, known, as_model('llama3.1_8B')) == 'tp 32 (measured: 16)'
 
 
+def test_samples_longer_than_the_longest_of_runs_are_told():
+    model, row = as_model('llama3.1_8B'), dict(tp=1, cp=1, nvlink_tp=1)
+    for tokens in (4096, 8192, 16384):
+        told = 'samples of 16,384 tokens (measured: 8,192)' if tokens > 8192 else ''
+        own = dataclasses.replace(model, seq_len=tokens)
+        assert out_of_reach(row, {'sample_tokens': [8192, 2048]}, own) == told
+
+
 @pytest.mark.parametrize('model, ep, held', [
     ('qwen3_30B_A3B', 4, 32), ('qwen3_30B_A3B', 2, 64), ('gpt_oss_120B', 1, 128),
     ('deepseek_v3', 8, 32), ('deepseek_v3', 4, 64), ('mixtral_8x7B', 1, 8), ('jamba_52B', 1, 16)])

@@ -1181,6 +1181,17 @@ def test_a_rate_in_words():
         assert why in iteration.rate_in_words(row, SYSTEM)
 
 
+def test_days_of_a_training_in_words():
+    "Of as many samples as a model is trained on; adapters train on as many as one likes."
+    model = dataclasses.replace(MODEL, train_samples=1e6)
+    for adapters in ('none', 'lora:4'):
+        one = estimate(model, Parallel(dp=8, adapters=adapters), SYSTEM, 64, 'calibrated')
+        days = 1e6 / 64 * one.stats['iteration_s'] / 3600 / 24
+        told = f'The whole training of {iteration.short(1e6)} samples would take ' \
+               f'{iteration.short(days)} days.'
+        assert (told in repr(one)) == ('whole training' in repr(one)) == (adapters == 'none')
+
+
 def test_an_all_reduce_hides_behind_no_product():
     "Where the sequence is whole, tp_overlap changes nothing; where it is shared out, it gains."
     took = lambda **own: estimate('llama3.1_70B', Parallel(tp=8, pp=4, dp=2, **own), SYSTEM, 64,
@@ -1306,6 +1317,34 @@ def test_of_two_tables_one_may_be_gathered(number, tables):
     held = min(whole, whole / 8 + tables * table + (number > 1) * layer)
     assert close(timeline.memory_of(work).weights, held)
     assert close(memory_on_ranks(work)[0].weights[0], held)
+
+
+@pytest.mark.parametrize('v', [1, 2, 3])
+def test_a_pass_frees_what_it_saved_while_weights_stay(v):
+    "All of a stage's weights, less the activations of the chunk that has just gone back."
+    a = dataclasses.replace(TRAINED, measured=Parameters(
+        'Hopper', software=Costs(frees_weights=True)))
+    model = Model(l // 16, e, h, depth, mlp_dim=f, name='short')
+    one, _, layers = case(
+        a, model, pp=2, dp=8, zero_stage=3, reduce_each=False, virtual_stages=v)
+    held, saved = depth / 2 * layers.weights_mem.sum(), layers.activation_buffer.sum()
+    assert close(one.stats['weights_GB'], held - depth / 2 / v * saved)
+
+
+def test_rows_priced_together_take_what_they_take_alone():
+    "Two kinds of layers on a grid, whose products have panels, and the ends of the model."
+    kinds = [dataclasses.replace(gpt_block(e, h), ffn=MLP(width)) for width in (1024, 2048)]
+    model = Model(l, e, h, depth, vocab=V, layers=tuple((kind, depth // 2) for kind in kinds))
+    one, pricer, _ = case(PAPER, model, strategy='2d', tp=2, cp=2, panels=4)
+    work = priced_estimate(one)[0]
+    rows = [*(layer.rows for layer in work.kinds), *work.ends]
+    assert len(rows) > 1 and any(len(own.late) for own in rows)
+    for own, together in zip(rows, modules.priced_rows(rows, pricer), strict=True):
+        alone, = modules.priced_rows([own], pricer)
+        for name in ('flops', 'sent_forward', 'sent_backward', 'sent_early', 'late'):
+            assert np.array_equal(getattr(together, name), getattr(alone, name)), name
+        for way in ('forward', 'backward'):
+            assert all(map(np.array_equal, getattr(together, way), getattr(alone, way)))
 
 
 @pytest.mark.parametrize('layout, n_gpus, words', [

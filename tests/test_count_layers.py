@@ -13,7 +13,7 @@ import pytest
 
 from transformer_perf import (
     Assumptions, Model, Parallel, blocks, estimate, estimates, layers, modules)
-from transformer_perf.choices import recomputed_parts
+from transformer_perf.choices import graphed, recomputed_parts
 from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS, Group, Roofline, Work, exchanged
 from transformer_perf.linear_attention import Beside, GatedConv, Mamba2
 from transformer_perf.parameters import Costs, Parameters
@@ -674,6 +674,13 @@ def test_parts_that_are_computed_again():
         with pytest.raises(ValueError, match=f"'{meant}'"): recomputed_parts(wrong)
     for several in ('selective+mlp', 'mlp+full', 'none+mlp'):
         with pytest.raises(ValueError): recomputed_parts(several)
+
+
+def test_parts_of_which_graphs_are():
+    "Of any parts of a layer, or of the whole iteration, or none."
+    assert graphed('attn+moe_router') == (.5, .2, False) and graphed('attn+attn')[0] == .5
+    for several in ('none+attn', 'attn+iteration', 'iteration+none'):
+        with pytest.raises(ValueError, match='stands alone'): graphed(several)
 
 
 def test_attention_computed_again():

@@ -338,7 +338,7 @@ def test_short_samples_are_priced_token_by_token(tokens, step):
     one = estimate(replace(LLAMA, seq_len=tokens), Parallel(), 'H200-141GB', 8, 'corrected')
     lengths, _ = lengths_counted(one)
     assert all(L % step == 0 for L in lengths if L not in (tokens // 2, tokens))
-    assert {tokens // 2, tokens} <= {*lengths}
+    assert {tokens // 2, tokens} <= {*lengths} and lengths[0] == step
 
 
 def test_a_rate_of_tokens_counts_those_of_documents():

@@ -147,12 +147,14 @@ def test_why_there_is_nothing():
 
 def test_gpus_that_can_share_experts():
     "Each expert has as many as another; etp divides their width, of which 129 has no half."
-    model = Model(512, 256, 4, 2, experts=12, experts_per_token=2, expert_dim=129, name='odd')
+    made = lambda experts: Model(512, 256, 4, 2, experts=experts, experts_per_token=2,
+                                 expert_dim=129, name='odd')
     for n in (1, 8, 12, 36, 60):
-        assert execution.expert_shares(model, n).tolist() == [d for d in of(n) if 12 % d == 0]
+        assert execution.expert_shares(made(12), n).tolist() == [d for d in of(n) if 12 % d == 0]
     t = {'n_gpus': np.array([12]), 'tp': np.array([1]), 'cp': np.array([1]), 'dp': np.array([12])}
+    assert execution.with_expert_groups(t, made(9), {})['ep'].tolist() == [1, 3]
     for etp in (1, 3):
-        table = execution.with_expert_groups(t, model, {'etp': etp})
+        table = execution.with_expert_groups(t, made(12), {'etp': etp})
         assert table['ep'].tolist() == [d for d in of(12) if 12 % (d * etp) == 0]
         assert table['etp'].tolist() == [etp] * len(table['ep'])
 
@@ -520,7 +522,8 @@ class Bounded:
         self.fit = [SimpleNamespace(question=SimpleNamespace(system=system))]
         places = np.concatenate([np.arange(size) for size in sizes])
         self.rows = dict(search=0 * places, variant=0 * places, i=np.arange(len(places)),
-                         n_gpus=np.repeat(range(len(sizes)), sizes), seconds=1. + places)
+                         j=0 * places, seconds=1. + places,
+                         n_gpus=np.repeat(range(len(sizes)), sizes))
         self.known = {(0, 0, i): system.hbm_capacity for i in range(len(places))}
         self.asked = []
 
@@ -542,3 +545,26 @@ def test_no_more_are_played_than_are_needed(k, sizes, too_large, asked):
     fit = range(too_large, min(too_large + k, sizes[0], execution.MOST_REPLAYED))
     others = range(sizes[0], sum(sizes))
     assert found['i'].tolist() == [*fit, *others[:k]] and order.asked == asked
+
+
+@pytest.mark.parametrize('seed', range(5))
+@pytest.mark.parametrize('k, sizes, too_large', [
+    (1, (40, 9), 0), (1, (40, 9), 5), (3, (60, 2), 0), (3, (60, 30), 4), (2, (5, 1), 9)])
+def test_what_could_be_faster_is_played(monkeypatch, k, sizes, too_large, seed):
+    "Once each, and nothing else; a candidate takes its bound, or up to half as much again."
+    order, played = Bounded(sizes), []
+    monkeypatch.setattr(execution, '_InOrder', lambda fit: order)
+    monkeypatch.setattr(execution, '_fitting_when_played', lambda t, fit, known: (
+        (t['n_gpus'] > 0) | (t['i'] >= too_large)))
+    bound, group = order.rows['seconds'], order.rows['n_gpus']
+    takes = bound * np.random.default_rng(seed).uniform(1, 1.5, len(bound))
+    def play(t):
+        played.extend(t['i'].tolist())
+        return [*zip(execution._groups_in(t), takes[t['i']].tolist())]
+    some = execution.played_until_sure(order.fit, k, play)
+    assert len(played) == len({*played}) == len(some['i'])
+    for at in range(len(sizes)):
+        own = [i for i in np.flatnonzero(group == at) if at or i >= too_large]
+        limit = max(takes[own[:k]]) if len(own) >= k else np.inf
+        assert {*sorted(own, key=lambda i: takes[i])[:k]} <= {*played}
+        assert {*played} & {*own} <= {i for i in own if bound[i] <= limit}

@@ -369,6 +369,33 @@ def test_logs_are_read():
     assert math.isclose(log.time(10 * last.size_GB), 10 * last.out_of_place_s)
 
 
+def log_of_results(*bandwidths):
+    "Rows of results, of (GB/s, GB/s on the bus) each, as nccl-tests prints them."
+    row = '{:.0f} 1 float sum -1 1000.0 {:.2f} {:.2f} 0 1000.0 {:.2f} {:.2f} 0'.format
+    rows = [row(1e6 * own, own, bus, own, bus) for own, bus in bandwidths]
+    return '\n'.join(['# time algbw busbw', *rows, '# end of it'])
+
+
+@pytest.mark.parametrize('GB_per_s, off, taken', [
+    (100., 1.009, True), (100., .991, True), (100., 1.0105, False), (100., .9895, False),
+    (1.5, 1.5, False), (1., 1.5, True), (.5, 1.5, True)])   # two digits of less say too little
+def test_the_bus_tells_of_which_collective_a_log_is(GB_per_s, off, taken):
+    "An all-reduce of eight turns twice: 7/8 of its bytes cross each link both times."
+    text = log_of_results((GB_per_s, off * GB_per_s * 2 * 7 / 8))
+    if taken: assert len(parse_nccl_log(text, 'allreduce', 8).table) == 1
+    else:
+        with pytest.raises(ValueError, match='bus over algorithm bandwidth'):
+            parse_nccl_log(text, 'allreduce', 8)
+
+
+def test_a_row_that_ends_early_is_told():
+    "Two numbers at the start of a line begin a row; one does not."
+    text = log_of_results((100., 175.))
+    assert len(parse_nccl_log(text + '\n8\n8 x', 'allreduce', 8).table) == 1
+    with pytest.raises(ValueError, match='line 4: not a whole row of results'):
+        parse_nccl_log(text + '\n8 2', 'allreduce', 8)
+
+
 def test_a_tagged_log_of_many_nodes():
     log = read_nccl_log(DATA / 'nccl_all_reduce_64.txt')
     assert (log.kind, log.gpus, log.nodes, len(log.table)) == ('allreduce', 64, 16, 11)

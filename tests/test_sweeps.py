@@ -581,3 +581,11 @@ def test_one_of_several_ranks_gathers_what_they_did(monkeypatch, tmp_path, rank,
     assert table.hbm_bandwidth.tolist() == list(speeds)
     if as_parts:   # half of it for each of those who compute
         assert json.loads((folder / STUDY).read_text())['variants'] == 20
+        assert [*sweeps.parts_in(folder)] == [(0, 1)]
+
+
+def test_the_systems_of_the_paper_are_those_of_its_study():
+    "Each named after its GPU and its NVLink domains, in the order of the rows in outputs/."
+    systems = sweeps.paper_systems()
+    assert list(read_table(ROOT / 'outputs/exec_1d_gpt3_1T.csv').system.unique()) == [*systems]
+    for label, system in systems.items(): assert label == f'{system.name}-NVS{system.nvlink_size}'
