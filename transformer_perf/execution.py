@@ -930,7 +930,7 @@ def _tested_of(f: Fitting):  # bools, of each configuration that fits
     near = ~_untested(t | {'nvlink_tp': places['nvlink_tp'][first]}, f.question)
     return np.broadcast_to(near, f.some.shape)
 
-def fastest_tested(fit, some):  # as `fastest_of`, at most one row
+def fastest_tested(fit, some):  # as `fastest_of`, at most one row of each group
     "Where all of some candidates are untested: the fastest that measured runs came near."
     none = keep(some, np.arange(0))
     tested = [_tested_of(f) for f in fit]
@@ -941,8 +941,7 @@ def fastest_tested(fit, some):  # as `fastest_of`, at most one row
         fits = np.zeros_like(f.fits)
         fits[:, f.some[own]] = f.fits[:, f.some[own]]
         less.append(f._replace(fits=fits))
-    found = _first_that_fit(_InOrder(less), 1, {})
-    return keep(found, np.arange(min(len(found['i']), 1)))
+    return _first_that_fit(_InOrder(less), 1, {})
 
 # %% ../nbs/88a_search.ipynb #c3a1d7e8
 def best_of(tables, n_gpus):  # dict of columns

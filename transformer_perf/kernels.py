@@ -102,8 +102,7 @@ def product_time(p: Product, system: System, parameters: Parameters):  # s
         try: fit = product_fit(gpu, name, parameters.kernels, bool(p.adds and not apart))
         except ValueError as error:
             raise ValueError(f'precision={precision} on {system.name}: {error}') from None
-        share = sustained_clock(system, parameters)
-        if np.any(share != 1.): fit = dataclasses.replace(fit, rate=fit.rate * share)
+        fit = dataclasses.replace(fit, rate=fit.rate * sustained_clock(system, parameters))
         return once_each(lambda m, n, k, batch: product_seconds(m, n, k, node, fit, name, batch),
                          system, p.m, p.n, p.k, p.batch)
     if np.ndim(p.precision) == 0:
