@@ -1331,6 +1331,22 @@ def test_a_pass_frees_what_it_saved_while_weights_stay(v):
     assert close(one.stats['weights_GB'], held - depth / 2 / v * saved)
 
 
+@pytest.mark.parametrize('pp, in_domain', [
+    (1, 1), (2, 1), (2, 2), (4, 2), (6, 3), (8, 1), (8, 2), (8, 8)])
+def test_links_between_stages_one_by_one(pp, in_domain):
+    "The mean of all, or the slowest; as published, a link between domains takes nothing."
+    pricer = SimpleNamespace(send=lambda GB, near: GB * (3 if near else 40))
+    links = [3. if stage % in_domain else 40. for stage in range(1, pp)]
+    def takes(**mended):
+        a = dataclasses.replace(PAPER, pp_overlap=False, **mended)
+        return modules.pipeline_time(1., pp, in_domain, pricer, a)
+    mean = lambda some: sum(some) / max(len(links), 1)
+    assert close(takes(slowest_link=True, slow_pipeline_links=True), max(links, default=0))
+    assert close(takes(slowest_link=False, slow_pipeline_links=True), mean(links))
+    published = links if in_domain == 1 else [s for s in links if s == 3]
+    assert close(takes(slowest_link=False, slow_pipeline_links=False), mean(published))
+
+
 def test_rows_priced_together_take_what_they_take_alone():
     "Two kinds of layers on a grid, whose products have panels, and the ends of the model."
     kinds = [dataclasses.replace(gpt_block(e, h), ffn=MLP(width)) for width in (1024, 2048)]

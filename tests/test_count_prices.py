@@ -17,7 +17,7 @@ from transformer_perf.estimates import (
     AttentionKernel, Group, Message, Product, Roofline, Work, as_assumptions)
 from transformer_perf.kernels import LEAST_ROWS_TOLD_APART, Measured, pricer_of
 from transformer_perf.parameters import Costs, Kernels, NetworkShares, Parameters, read_calibration
-from transformer_perf.systems import as_system, system_names
+from transformer_perf.systems import Units, as_system, system_names
 
 import fit_kernels
 
@@ -587,6 +587,17 @@ def test_power_sets_the_clock():
             share = min((power / watts)**.4, 1 / .9)
             assert close(kernels.sustained_clock(system, parameters), share)
         assert kernels.sustained_clock(dataclasses.replace(system, power=None), parameters) == 1
+
+
+@pytest.mark.parametrize('passes', [1, 2, 3])
+def test_passes_weigh_in_every_system_what_they_weigh_there_alone(passes):
+    "A column for each of three systems; `element`: GB of a number there."
+    each = [Work((Product(2**i, 8, 16),), vector=1e-6 * i) for i in range(passes)]
+    elements = np.array([2e-9, 1e-9, 4e-9])
+    together = estimates.stacked(each, Units(element=elements))
+    for name in ('matrix', 'vector', 'nbytes'):
+        alone = [getattr(estimates.stacked(each, Units(element=GB)), name) for GB in elements]
+        assert np.array_equal(getattr(together, name), np.stack(alone, axis=-1)), name
 
 
 @pytest.mark.parametrize('watts', [200, 500, 760, 5000])
