@@ -1379,7 +1379,8 @@ def test_what_is_not_as_asked_is_said(layout, n_gpus, words):
 @pytest.mark.parametrize('sizes, layout, words', [
     (dict(vocab=50257), dict(dp=8), 'vocab 50,257'), (dict(vocab=50304), dict(dp=8), ''),
     (dict(vocab=50264), dict(tp=2, dp=4), 'vocab 25,132'),
-    (dict(heads=128, embed_dim=13824, vocab=256), dict(dp=8), 'head_dim 108')])
+    (dict(heads=128, embed_dim=13824, vocab=256), dict(dp=8), 'head_dim 108'),
+    (dict(embed_dim=520), dict(dp=8), 'head_dim 65'), (dict(embed_dim=576), dict(dp=8), '')])
 def test_sizes_that_tensor_cores_take_slowly_are_said(sizes, layout, words):
     model = dataclasses.replace(MODEL, **sizes)
     one = estimate(model, Parallel(**layout), 'H100-80GB', 16, 'calibrated')

@@ -378,6 +378,10 @@ def test_how_far_one_length_misleads():
     whole, even = (one.stats['iteration_s'] for one in (found.whole, found.even))
     longer, shorter = replace(found, as_dealt=whole / 1.5), replace(found, as_dealt=2 * even)
     assert 'One length says +50% for this' in longer.summary
+    for one, what in ((found.whole, ' a token'), (found.even, ' if all samples were alike')):
+        tokens = 16 * PACKED.seq_len
+        GFLOP = 1e3 * one.stats['model_TFLOP_per_gpu'] * one.parallel.n_gpus / tokens
+        assert f' s and {GFLOP:.1f} GFLOP{what}' in found.summary
     assert 'the mean sample -50%.' in shorter.summary
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -587,6 +588,22 @@ def test_power_sets_the_clock():
             share = min((power / watts)**.4, 1 / .9)
             assert close(kernels.sustained_clock(system, parameters), share)
         assert kernels.sustained_clock(dataclasses.replace(system, power=None), parameters) == 1
+
+
+@pytest.mark.parametrize('library, cached, launch', [
+    ('vllm', True, 1.), ('FA3', False, 1.), ('cuDNN-9', False, single.ON_DEVICE)])
+def test_how_published_attention_ran(monkeypatch, library, cached, launch):
+    "Serving writes keys and values into a cache; the GPU's own clock sees less of a launch."
+    asked = []
+    def seconds(backward=False, **more):
+        asked.append((more['cached'], more['fit'].launch))
+        return 3. if backward else 1.
+    monkeypatch.setattr(single, 'attention_seconds', seconds)
+    own = pd.DataFrame({'op': ['fwd', 'bwd', 'fwd+bwd'], 'causal': [0., 0., 0.]})
+    took = single.published_attention_price(
+        own, dict(window=np.full(3, 8.), seq=np.full(3, 8.)), None, SimpleNamespace(launch=1.),
+        ('H100', library, 'bf16'))
+    assert took.tolist() == [1., 3., 4.] and {*asked} == {(cached, launch)}
 
 
 @pytest.mark.parametrize('passes', [1, 2, 3])

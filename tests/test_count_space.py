@@ -12,7 +12,7 @@ from transformer_perf import Assumptions, Model, Parallel, estimate, execution, 
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.execution import (
     factors, micro_batch_size_candidates, nv_candidates_1d, nv_candidates_2d, pp_candidates,
-    summa_nb_candidates, tp1d_candidates)
+    questions, search_subject, summa_nb_candidates, tp1d_candidates)
 from transformer_perf.iteration import gap
 from transformer_perf.models import as_model
 from transformer_perf.systems import PHYSICAL, as_system
@@ -568,3 +568,32 @@ def test_what_could_be_faster_is_played(monkeypatch, k, sizes, too_large, seed):
         limit = max(takes[own[:k]]) if len(own) >= k else np.inf
         assert {*sorted(own, key=lambda i: takes[i])[:k]} <= {*played}
         assert {*played} & {*own} <= {i for i in own if bound[i] <= limit}
+
+
+def test_a_candidate_says_its_configuration_and_its_placement():
+    about = search_subject(MODEL, as_system('H200', 8), 32, 'paper', None, None)
+    q, = questions(about, '1d', {}, {})
+    fit = [execution.fitting([16], q)]
+    some = execution.fastest_of(fit, 30)
+    (table, *_), = execution.tables_of([16], fit, some)
+    i, j = divmod(table['candidate'], len(fit[0].placeable.places['grouping']))
+    assert i.tolist() == some['i'].tolist() and j.tolist() == some['j'].tolist() and j.any()
+
+
+@pytest.mark.parametrize('tried', [(1,), (1, 2), (1, 3)])
+def test_what_only_zero_3_offloads_is_asked_once(tried):
+    "A search that tries ZeRO-3 anyway has it already."
+    q = execution.Question(MODEL, None, 32, None, '1d', {
+        'offload': ['none', 'weights'], 'zero_stage': [*tried]}, {})
+    more = [own.considered for own in execution._offloaded_more([q], {*tried})]
+    assert more == ([] if 3 in tried else [{'offload': ['weights'], 'zero_stage': [3]}])
+
+
+@pytest.mark.parametrize('ran, untested', [
+    (['1d', '2d-seqp'], [False, False]), (['1d'], [False, True]), (['2d-seqp'], [True, False])])
+def test_a_strategy_of_no_run_is_untested(monkeypatch, ran, untested):
+    "Without context parallelism it is the one of tensor parallelism alone."
+    monkeypatch.setattr(execution, 'known_runs', lambda a: SimpleNamespace(seen={'strategy': ran}))
+    monkeypatch.setattr(execution, 'rows_never_run', lambda t, *more: np.zeros(2, dtype=bool))
+    q = execution.Question(MODEL, None, 32, None, '2d-seqp', {}, {}, with_1d=True)
+    assert execution._untested({'cp': np.array([1, 2])}, q).tolist() == untested

@@ -170,6 +170,18 @@ def test_keys_of_the_busiest_gpu(zigzag, cp, context, parts):
         assert close(flop(own[name].forward), b * l / cp * max(gpus) * 4 * a * 12)
 
 
+@pytest.mark.parametrize('context', ['allgather', 'ring', 'ulysses'])
+def test_what_is_sent_of_blocks_is_what_is_sent_of_all_keys(context):
+    "Every GPU has keys and values of all blocks, for any may be the best."
+    asked = dict(cp=4, strategy='2d-seqp', context=context)
+    some, every = (operations(own, **asked)['fusedla'] for own in (
+        BLOCKS, Attention(a, 4, 12, 12)))
+    for way in ('forward', 'backward'):
+        sent = [[(m.kind, m.group, m.volume) for m in getattr(op, way).messages if m.volume]
+                for op in (some, every)]
+        assert sent[0] == sent[1] and sent[0]
+
+
 def test_flop_of_blocks():
     q, n, chosen = a * 12, l / 16, keys_counted(16, 4)
     for tp in (1, 2):

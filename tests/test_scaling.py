@@ -16,8 +16,8 @@ from transformer_perf.scaling import (
     STAGES, STUDIED, TURNS, Efficiency, Fractions, Network, Sizes, achieved_rate, activation_GB,
     compute_time, dispatch_of_share, dispatch_share, efficiency_behind, first_stage, gpus_needed,
     network_of_logs, network_of_system, parameters, parse_nccl_log, predict_scaling,
-    published_network, read_nccl_log, sent_GB, speedup, stage_memory, stage_sent_GB, system_time,
-    training_TFLOP, weights_GB, zero_table)
+    published_network, rank_in, read_nccl_log, sent_GB, speedup, stage_memory, stage_sent_GB,
+    system_time, training_TFLOP, weights_GB, zero_table)
 from transformer_perf.models import as_model
 from transformer_perf.systems import as_system
 
@@ -386,6 +386,12 @@ def test_the_bus_tells_of_which_collective_a_log_is(GB_per_s, off, taken):
     else:
         with pytest.raises(ValueError, match='bus over algorithm bandwidth'):
             parse_nccl_log(text, 'allreduce', 8)
+
+
+@pytest.mark.parametrize('line, told', [
+    ('Rank 3 on b', (3, 'b')), ('# Rank 3 Pid 7 on b device 0', (3, 'b')), ('Rank 3 on', None),
+    ('Rank 3 at b', None), ('Rank x on b', None), ('on b Rank 3', None), ('Rank', None)])
+def test_what_a_line_says_of_a_rank(line, told): assert rank_in(line.split()) == told
 
 
 def test_a_row_that_ends_early_is_told():

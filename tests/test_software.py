@@ -16,6 +16,7 @@ from transformer_perf.cli import main
 from transformer_perf.choices import GRAPHED, graphed, launched
 from transformer_perf.estimates import CHOICES, Assumptions, Group, Product, as_assumptions
 from transformer_perf.interop import as_job, export
+from transformer_perf.iteration import hides_as_usual
 from transformer_perf.kernels import priced_collective, product_time, send_seconds
 from transformer_perf.parameters import changed, read_calibration
 from transformer_perf.schedules import chunks_in, chunks_of, dealt_with_norm, layout_of
@@ -635,6 +636,16 @@ def test_kernels_that_nobody_measured(system, generation):
     assert f'no kernel of {sheet.architecture}' in found.evidence[0]
     with pytest.raises(ValueError, match='parameters are fitted for Ampere, Hopper, Blackwell'):
         check_generation(sheet, CALIBRATED)
+
+
+@pytest.mark.parametrize('stage', range(4))
+@pytest.mark.parametrize('overlap', [False, True])
+def test_what_hides_as_usual(stage, overlap):
+    "Messages behind compute under ZeRO-3 alone, where a software leaves it to the stage."
+    p = Parallel(dp=8, zero_stage=stage, dp_overlap=overlap)
+    for said, left in (({'dp_overlap': None}, True), ({'dp_overlap': overlap}, False), ({}, False)):
+        software = as_software({'name': 'x', 'chooses': said})
+        assert hides_as_usual(p, software) == (left and overlap == (stage == 3))
 
 
 @pytest.mark.parametrize('system', ['MI300X', 'MI325X', 'MI355X', 'Gaudi3'])

@@ -486,7 +486,8 @@ def test_what_is_timed_is_what_its_name_says(monkeypatch):
         for preset in ('paper', 'calibrated'):
             if what.endswith(preset): assert more['assumptions'] == preset
         searches = sum(np.size(args[1]) for args, _ in asked)
-        if 'searches' in what: assert str(searches) in what, what
+        if 'searches' in what:
+            assert str(searches) in what and {args[3] for args, _ in asked} == {4096}, what
         if 'memories' in what:
             sizes = [len(values) for values in asked[0][1]['vary'].values()]
             assert '{} x {} memories'.format(*sizes) in what
