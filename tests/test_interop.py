@@ -1112,7 +1112,10 @@ WRONG = [
     ({'training': {'local_batch_size': 3, 'global_batch_size': 8},
       'parallelism': {'data_parallel_shard_degree': 2}}, 'global_batch_size=8', 'local_batch_size'),
     ({'parallelism': {'pipeline_parallel_schedule': 'LoopedBFS'}}, "'LoopedBFS'", ''),
-    ({'tp': 2}, 'has no keys of', ''), ({'format': 'x'}, "format='x'", 'transformer_perf.job'),
+    ({'tp': 2}, 'has no keys of', ''),
+    ({'model_type': 'qwen3', 'hidden_size': 64, 'num_hidden_layers': 2, 'vocab_size': 10},
+     'is a config of Hugging Face', '--model'),
+    ({'format': 'x'}, "format='x'", 'transformer_perf.job'),
     (3, 'job must be a path', '')]
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import os
 
 from ..inputs import naming, of_type, parse_json, path_text, quoted, read_text
+from ..configs import is_config
 from ..models import as_model
 from ..parameters import value_of
 from ..software import chosen_by
@@ -40,6 +41,8 @@ def kind_of(given):  # str
     own = {kind: len(first & {*format.known_by}) for kind, format in FORMATS.items()}
     likeliest = max(own, key=own.get)
     if own[likeliest]: return likeliest
+    if is_config(given) and not {'num_layers', 'num-layers'} & {*given}:
+        raise ValueError('is a config of Hugging Face, so a model, not a job: --model takes it')
     flags = {key.strip() for key in megatron_keys(given)}
     if len(flags & FLAGS.keys()) > 1: return 'megatron'
     raise ValueError(f'has no keys of {", ".join(FORMATS)} or our own format')
