@@ -358,6 +358,22 @@ def test_a_generation_of_nvidia_that_nobody_measured_is_nvidias():
     assert not {*SENT_ONCE} & {*dispatchers_on(as_system('MI355X'))}
 
 
+@pytest.mark.parametrize('name, sold', [('H200', 'H200-141GB (8)'), ('B200', 'B200-180GB (8)'),
+                                        ('A100', 'A100-80GB (8)'), ('H100-80GB', None)])
+def test_a_machine_of_a_study_is_told_from_the_one_that_is_sold(name, sold):
+    "Both are called H200; 64 of one share an NVLink domain. Not told where all is a study's."
+    about, layout = ('llama3.1_8B', 8, name, 64), Parallel(dp=8)
+    for assumptions in ('calibrated', 'paper'):
+        notes = (search(*about, k=1, assumptions=assumptions).notes,
+                 estimate('llama3.1_8B', layout, name, 64, assumptions).notes)
+        for found in notes:
+            said = [note for note in found if 'as a study has it' in note]
+            assert len(said) == (sold is not None and assumptions == 'calibrated')
+            assert all(sold in note for note in said)
+    own = dataclasses.replace(as_system(name), hbm_capacity=100)
+    assert 'study' not in ' '.join(estimate('llama3.1_8B', layout, own, 64).notes)
+
+
 def test_a_gpu_has_the_data_sheets_of_its_variants():
     "And of no other GPU's: an H100 with slower memory, an A100 with half of it."
     of = lambda gpu, figure: [getattr(sheet, figure) for sheet in sheets_of(gpu)]

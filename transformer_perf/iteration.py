@@ -9,11 +9,11 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'WAITS', 'HIDING', 'SHOWN', 'with_pap
            'grid_lacks', 'check_stages', 'check_parallel', 'choices_in_stages', 'settled', 'hides_as_usual',
            'has_unsaid', 'parts_said', 'reaches', 'out_of_reach', 'gpu_in', 'never_run', 'rows_never_run', 'evidence',
            'evidence_of_rows', 'kind_of_run', 'is_known', 'known_runs', 'interval_columns', 'likely', 'rank_seconds',
-           'counts_longer', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'as_of', 'as_published',
-           'beyond_software', 'odd_sizes', 'seconds_in', 'tuned_and_plain', 'how_priced', 'played_estimate',
-           'timeline_of', 'memory_of_ranks', 'divisors', 'rows_of_table', 'cross', 'keep', 'usable_domain_sizes',
-           'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs', 'plural',
-           'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'counts_longer', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'as_of', 'sold_besides',
+           'as_published', 'beyond_software', 'odd_sizes', 'seconds_in', 'tuned_and_plain', 'how_priced',
+           'played_estimate', 'timeline_of', 'memory_of_ranks', 'divisors', 'rows_of_table', 'cross', 'keep',
+           'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs',
+           'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -591,7 +591,7 @@ def notes_of(one: Estimate):  # list of str
     words = evidence(one.row, one.model, one.system, a)
     unknown = beyond_software(one.parallel, a.software)
     found = [f'Evidence: {words}.', tuned_and_plain(one), as_of(a.software),
-             unknown and f'{unknown}.',
+             sold_besides(one.system, a), unknown and f'{unknown}.',
              left_out(one.model, a), packed_in_words(one.model), how_priced(one),
              as_published(vars(one.parallel), one.model, one.system, a.software),
              _more_than_there_are(one), _without_effect(one), _domains_in_words(one),
@@ -603,6 +603,15 @@ def as_of(software):  # str
     if software is None or software.followed_by is None: return ''
     return (f'{software.name} is as of {software.released}: for what goes by this name today take '
             f'{software.followed_by}.')
+
+def sold_besides(system: System, assumptions):  # str
+    "Which machine is sold by the name that one of a study has, where prices are measured."
+    sold = SHEETS.get(system.name)
+    if assumptions.measured is None or sold in (None, system.name) or system.axes: return ''
+    if system != as_system(system.name): return ''   # one of somebody's own
+    size = as_system(sold).nvlink_size
+    return (f'{system.name} is as a study has it, {system.nvlink_size} GPUs to an NVLink domain: '
+            f'for the machine that is sold take {sold} ({size}).')
 
 def as_published(chosen, model: Model, system: System, software):  # str
     "What a software's own recipe for a model on a GPU has, where a row's choices differ from it."
