@@ -722,7 +722,14 @@ def test_help_teaches():
 
 def test_nothing_feasible_is_an_answer():
     text = good('search', '--gpus', '64', code=1)
-    has(' '.join(text.split()), 'no feasible configuration', 'GB over the 84.9 GB')
+    has(' '.join(text.split()), 'no feasible configuration', 'GB over the 84.9 GB',
+        "Not tried: --offload optimizer (states in the host's memory), --adapters lora:16 (few")
+    few = ('search', '--model', 'gpt3', '--gpus', 4, '--system')
+    text = good(*few, 'TPU-v5p', code=1)   # of whose host nothing is known
+    has(text, 'Not tried: --adapters lora:16')
+    assert '--offload' not in text
+    text = good(*few, 'A100-80GB', '--offload', 'optimizer', '--adapters', 'none', code=1)
+    assert 'Not tried' not in text
     asked = [x if x != 4096 else 4 for x in CORRECTED]   # samples
     has(good('search', *asked, '--gpus', 7, code=1), 'multiply to 7')
 

@@ -542,7 +542,8 @@ def text_of_search(found, model, system, args):  # str
     "A search result in the format asked for."
     if args.format == 'csv': return found.to_csv(index=False)
     told = evidence_told(found, model, system, args)
-    notes = told + found.notes + stages_told(model, args) + not_used(args)
+    notes = (told + found.notes + stages_told(model, args) + _not_tried(found, system, args)
+             + not_used(args))
     if args.format == 'json':
         return as_json({**subject(model, args.global_batch), 'candidates': found.candidates,
                         'found': records(found), 'none': found.reasons, 'notes': notes}, args)
@@ -579,6 +580,16 @@ def stages_told(model, args):  # list of str
     where = f'on {", ".join(map(str, few))} GPUs'
     return [(f'{model.depth} layers divide evenly into no more than {most} {where}; with '
             '--assumptions calibrated stages may differ.')]
+
+def _not_tried(found, system, args):  # list of str
+    "What might fit where nothing that was tried does."
+    if len(found) or not found.candidates: return []
+    left = []
+    host_is_known = None not in (system.host_bandwidth, system.host_memory_bandwidth)
+    if args.offload is None and host_is_known:
+        left.append("--offload optimizer (states in the host's memory)")
+    if args.adapters is None: left.append('--adapters lora:16 (few weights train)')
+    return [f'Not tried: {", ".join(left)}.'] if left else []
 
 def strategies_told(args, model):  # str
     "Which strategies a search has considered, and how to consider the others."
