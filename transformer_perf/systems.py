@@ -300,7 +300,7 @@ def sheet_of(gpu):  # System
     return as_system(SHEETS.get(gpu, gpu))
 
 GPU_VARIANTS = {   # of these GPUs runs were measured, too: the system, and what differs
-    'A100-40GB': ('A100-80GB', dict(hbm_bandwidth=1555, hbm_capacity=42.4, accelerator='A100')),
+    'A100-40GB': ('A100-40GB', {}),
     'H100-96GB-HBM2e-500W': ('H100-80GB', dict(hbm_bandwidth=2400, hbm_capacity=102., power=500.))}
 
 @functools.cache
