@@ -748,6 +748,7 @@ MISTAKES = [
     (['search', '--model', 'missing.json'], 'missing.json: cannot be read'),
     (['search', '--output', '/no/such/folder/x.txt'], 'cannot be written'),
     (['search', '--output', '/tmp'], '/tmp: cannot be written (Is a directory)'),
+    (['search', 'train.sh'], 'train.sh: is not the .json of a model; if it is a job, --job and'),
     (['search', '--gpu', '4'], "unknown option of search '--gpu'; did you mean '--gpus'?"),
     (['search', 'extra'], "unknown model 'extra'"),
     (['search', 'gpt3', 'extra'], "search does not take 'extra'"),

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from transformer_perf.inputs import (
-    as_markdown, checked, differing, divides, field, naming, nearest, of_type, quoted, read_json,
-    whole)
+    as_markdown, checked, differing, divides, field, naming, nearest, of_type, path_text, quoted,
+    read_json, whole)
 from .configs import fields_of, is_config
 from .lengths import as_lengths
 from .systems import Units
@@ -389,6 +389,8 @@ NAMED |= {name: dataclasses.replace(from_config(fields_of(file)), name=name, seq
 def model_in(path):  # Model
     "The model of a .json file; in a folder it is config.json, and the folder names it."
     folder = os.path.isdir(path)
+    if not folder and str(path).endswith(('.sh', '.yaml', '.yml', '.toml')): raise ValueError(
+        f'{path_text(path)}: is not the .json of a model; if it is a job, --job and as_job read it')
     if not folder and not str(path).endswith('.json'):
         return NAMED[nearest(str(path), NAMED, 'model')]
     place = Path(path) / 'config.json' if folder else Path(path)
