@@ -2112,6 +2112,15 @@ def test_groups_that_launchers_refuse(sizes, name):
     assert f'cannot be said in {name}' in refused(export, job_of(**sizes), name)
 
 
+def test_accelerate_is_told_nothing_of_groups_that_nobody_shares():
+    alone, shared = (export(job_of(context='ring', zero_stage=3, **sizes), 'accelerate')
+                     for sizes in (dict(dp=8), dict(dp=4, cp=2)))
+    assert 'cp_comm_strategy' in shared and 'cp_comm_strategy' not in alone
+    copies, shards = (export(job_of(sequence_sharded=True, zero_stage=1, **sizes), 'accelerate')
+                      for sizes in (dict(dp=8), dict(dp=4, tp=2)))
+    assert 'sequence_parallelism' in shards and 'sequence_parallelism' not in copies
+
+
 @pytest.mark.parametrize('name', ['accelerate', 'torchtitan'])
 def test_copies_of_shards(name):
     "Hybrid sharding out and in; cp shares weights out even where there is one copy."

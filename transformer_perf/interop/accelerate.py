@@ -136,6 +136,8 @@ def undo_accelerate(f):  # dict
     n = f.get('n_gpus')
     offload = f['offload']
     tp, cp, pp, dp = (f[group] for group in ('tp', 'cp', 'pp', 'dp'))
+    if tp == 1: f = f | dict(sequence_sharded=None)   # a key of what nobody shares may be refused
+    if cp == 1: f = f | dict(context=None)
     full, selective = (f.get('recompute') == word for word in ('full', 'selective'))
     shards = offload == SHARDS_ON_HOST and stage == 3
     if offload != 'none' and not shards:
