@@ -585,9 +585,10 @@ def _not_tried(found, system, args):  # list of str
     "What might fit where nothing that was tried does."
     if len(found) or not found.candidates: return []
     left = []
-    host_is_known = None not in (system.host_bandwidth, system.host_memory_bandwidth)
-    if args.offload is None and host_is_known:
-        left.append("--offload optimizer (states in the host's memory)")
+    if args.offload is None:
+        with contextlib.suppress(ValueError):   # nothing is known of the host
+            perf.iteration.check_host('optimizer', system)
+            left.append("--offload optimizer (states in the host's memory)")
     if args.adapters is None: left.append('--adapters lora:16 (few weights train)')
     return [f'Not tried: {", ".join(left)}.'] if left else []
 
