@@ -486,6 +486,13 @@ def test_a_search_holds_sizes(typed, held):
 def test_a_search_says_what_it_held():
     has(good('search', *SMALL, '--fixed', 'tp=5', code=1), 'held: tp 5')
 
+
+def test_a_plan_holds_sizes():
+    text = good('plan', *SMALL, '--fixed', 'tp=4', '--fixed', 'pp=8,16', '--format', 'json')
+    rows = json.loads(text)['front']
+    assert {row['tp'] for row in rows} == {4} and {row['pp'] for row in rows} <= {8, 16}
+
+
 @functools.cache
 def rows_validated():   # list of dict, which nobody changes
     return list(csv.DictReader(io.StringIO(good('validate', '--format', 'csv'))))

@@ -130,7 +130,7 @@ def test_no_step_leads_to_a_pipeline_that_refuses_its_zero_stage():
 
 
 def test_without_cp_both_strategies_rest_on_the_same_runs():
-    "'2d-seqp' is '1d' then, as a sweep calls it, and a search that names it."
+    "'2d-seqp' is '1d' then, as a search that names it calls it."
     known = {'software': 'Megatron-Core', 'k': 200}   # whose runs have no cp
     one, two = (search(*ABOUT, strategy, **known) for strategy in ('1d', '2d-seqp'))
     alone = two[two.cp == 1].reset_index(drop=True)

@@ -77,13 +77,37 @@ def test_a_point_does_not_depend_on_the_others():
     assert at_1300([1300]) == at_1300([1300, 1600]) == at_1300([1300, 2000, 2400])
 
 
-def test_the_command_sweeps_as_it_searches(tmp_path):
-    about = '--gpus', 64, '--global-batch', 128, '--model', 'llama3.1_70B'
+@pytest.mark.parametrize('options', [
+    (), ('--recompute', 'none,full', '--precision', 'fp8', '--fixed', 'tp=4,8', '--fixed', 'cp=1'),
+    ('--job', 'job.json')])
+def test_the_command_sweeps_as_it_searches(tmp_path, options):
+    about = '--gpus', 64, '--global-batch', 128, '--model', 'llama3.1_70B', *options
+    job = good('explain', '--model', 'llama3.1_70B', '--tp', 8, '--pp', 4, '--dp', 2,
+               '--export', 'json')
+    (tmp_path / 'job.json').write_text(job)
     good('sweep', '--system', 'H100-80GB', *about, '-o', 'x.csv', cwd=tmp_path)
     found, = json.loads(good('search', '--system', 'H100-80GB', *about, '--top', 1, '--format',
-                             'json'))['found']
+                             'json', cwd=tmp_path))['found']
     swept, = pd.read_csv(tmp_path / 'x.csv').to_dict('records')
-    assert swept['iteration_s'] == pytest.approx(found['iteration_s'], rel=1e-12)
+    for name, x in found.items():
+        assert swept[name] == (pytest.approx(x, rel=1e-12) if isinstance(x, float) else x), name
+
+
+def test_a_sweep_holds_and_compares_what_a_search_does():
+    held = {'tp': [2, 4], 'pp': 1, 'recompute': ['none', 'full'], 'zero_stage': [3]}
+    found = sweep(['llama3.1_8B'], ['H100-80GB'], [16], ['1d'], 64, k=40, **held)
+    expected = search('llama3.1_8B', 16, 'H100-80GB', 64, '1d', k=40, **held)
+    assert {*found.recompute} == {'none', 'full'} and {*found.tp} == {2, 4}
+    assert found.iteration_s.tolist() == expected.iteration_s.tolist()
+
+
+@pytest.mark.parametrize('wrong, says', [
+    ({'recompute': 'nothing'}, "unknown recompute 'nothing'"), ({'tpp': 2}, "unknown choice 'tpp'"),
+    ({'precision': 'fp9'}, "unknown precision 'fp9'; did you mean 'fp8'?")])
+def test_choices_of_a_sweep_are_checked_before_anything_is_written(tmp_path, wrong, says):
+    with pytest.raises(ValueError) as error:
+        sweeps.write_sweep(tmp_path / 'parts', ['gpt3'], ['A100'], [64], **wrong)
+    assert str(error.value).startswith(says) and not [*tmp_path.iterdir()]
 
 
 def test_a_sweep_of_many_systems_is_their_searches():

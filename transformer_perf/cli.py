@@ -397,15 +397,15 @@ def preset_asked(args):  # Assumptions
     return perf.estimates.as_assumptions(args.assumptions, args.software)
 
 # %% ../nbs/95_cli.ipynb #1a0dae9b
-def assumptions_asked(args, **more):  # Assumptions
-    "The assumptions of a command, with what its job chooses and, if it has one, with more."
+def assumptions_asked(args):  # Assumptions
+    "The assumptions of a command, with what its job chooses."
     own = preset_asked(args)
     if args.job is None: return own
     left = idle_in(args.job) | follows_stages(args)
     told = {name: getattr(args.job.parallel, name) for name in perf.estimates.CHOICES
             if name not in left}
     said = {name: x for name, x in told.items() if x is not None}
-    return dataclasses.replace(own, **said, **more)
+    return dataclasses.replace(own, **said)
 
 def subject(model, batch):  # dict
     "What an answer is about."
@@ -491,6 +491,9 @@ def told_what_to_ask(best, format):
         raise ValueError(f'{error}; --software {format} keeps to what it can do') from None
 
 # %% ../nbs/95_cli.ipynb #db69c1d9
+SIZES_HELD = Option('--fixed', 'SIZE=8 or SIZE=4,8: only layouts with these (tp, cp, pp, dp, ep, '
+                    'etp, micro-batch, nvlink-tp, ...); repeat for several', 'texts', [])
+
 def sizes_held(texts):  # dict: column -> values
     "The sizes of layouts that a search holds, each once."
     def held(text):
@@ -505,8 +508,7 @@ def sizes_held(texts):  # dict: column -> values
     'search', MODEL, SYSTEM, NVLINK,
     Option('--gpus', 'how many GPUs; repeat, or separate by commas', 'numbers', ['16384']),
     BATCH, STRATEGY,
-    Option('--fixed', 'SIZE=8 or SIZE=4,8: only layouts with these (tp, cp, pp, dp, ep, etp, '
-           'micro-batch, nvlink-tp, ...); repeat for several', 'texts', []), *CHOSEN,
+    SIZES_HELD, *CHOSEN,
     Option('--top', 'configurations to show for each number of GPUs', 'number', '10'),
     _MUST_FIT, *PRICED, *JOB, *RESULT)
 def search_command(args):
@@ -932,11 +934,6 @@ def labelled(texts):  # dict: label -> System
     found = once(map(taken_apart, texts), '--systems: two systems are called {}')
     return {label: perf.systems.as_system(*known) for label, known in found.items()}
 
-def strategies_swept(args):  # list of str
-    "Those named, or those of `search`: of these '2d-seqp' has '1d' in it, as cp=1."
-    if args.parallel_strat: return perf.execution.strategies_named(args.parallel_strat)
-    return perf.execution.strategies_named(None, preset_asked(args))[-1:]
-
 # %% ../nbs/95_cli.ipynb #19a70647
 SYSTEMS = Option('--systems --system', 'systems by name, NAME-NVS8 for another NVLink domain, or '
                  'FILE.json; repeat, or separate by commas', 'words')
@@ -953,14 +950,15 @@ def study_options(top, model, batch, systems, strategy):
             SYSTEMS._replace(default=systems),
             Option('--gpus', 'numbers of GPUs; 4, 8, ... 16384 unless given', 'numbers'),
             Option('--top', 'candidates to keep for each number of GPUs', 'number', top),
-            *_JOB_READ)
+            SIZES_HELD, *CHOSEN, *_JOB_READ)
 
 def study_asked(args):  # dict
     "What both ask of their functions."
     return dict(
         models=[model_asked(args, model) for model in args.model], systems=labelled(args.systems),
         n_gpus=args.gpus or perf.sweeps.PAPER_GPUS, global_batch=args.global_batch_size, k=args.top,
-        workers=args.workers, assumptions=assumptions_asked(args, wide_search=False))
+        workers=args.workers, assumptions=assumptions_asked(args), **sizes_held(args.fixed),
+        **given_of(args, CHOSEN))
 
 # %% ../nbs/95_cli.ipynb #19a70650
 LISTED = FORMAT._replace(help='how to list the files that were written: a line each (table), csv '
@@ -1046,7 +1044,7 @@ def sweep_command(args):
     """
     if args.output is None: raise ValueError('sweep needs -o FILE')
     with resumable():
-        done = perf.sweeps.write_sweep(args.output, strategies=strategies_swept(args),
+        done = perf.sweeps.write_sweep(args.output, strategies=args.parallel_strat or 'usual',
                                        vary=axes(args.vary), **study_asked(args))
     if done: deliver_written([args.output], args, not_used(args))
 
@@ -1278,7 +1276,7 @@ def fields_given(texts, flag):  # dict: field -> number, or True or False
     Option('--usd', 'dollars: a limit, or without --tokens what they buy'),
     BATCH._replace(default=None, help=f'{BATCH.help}; 2048 unless --batch-tokens says it'),
     Option('--batch-tokens', 'tokens of one iteration, such as 16777216'),
-    STRATEGY, *CHOSEN,
+    STRATEGY, SIZES_HELD, *CHOSEN,
     Option('--prices', "a CSV file of prices, in the shape of SkyPilot's vms.csv; a dated table "
            "ships"),
     Option('--operation', 'FIELD=VALUE of how the cluster is run: mtbf_gpu_hours, restart_s, '
@@ -1306,7 +1304,8 @@ def plan_command(args):
     found = perf.advice.plan(
         model, args.gpus, systems, **limits, prices=args.prices, global_batch=args.global_batch,
         batch_tokens=batch, assumptions=assumptions, operation=operation, strategy=args.strategy,
-        margin=amount(args.margin, '--margin'), fits_by=args.fits_by, **given_of(args, CHOSEN))
+        margin=amount(args.margin, '--margin'), fits_by=args.fits_by, **sizes_held(args.fixed),
+        **given_of(args, CHOSEN))
     args.global_batch = found.global_batch
     if args.export and len(found.rows):
         row = found.row(args.answer)

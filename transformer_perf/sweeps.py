@@ -36,11 +36,11 @@ from transformer_perf.inputs import (
 from .models import Model, as_model
 from .systems import PHYSICAL, System, as_system
 from .parameters import measured_folder
-from .estimates import CHOICES, Assumptions, as_assumptions
+from .estimates import Assumptions, as_assumptions
 from .iteration import Parallel, estimate, gpu_in, keep
 from .execution import (
-    best_of, counts_of, evidence_columns, questions, search, search_each,
-    strategies_asked, systems_of_rows, variant_count)
+    best_of, considered_choices, counts_of, evidence_columns, held_and_open, questions, search,
+    search_each, strategies_asked, systems_of_rows, variant_count)
 from .ranks import completed, mpi_world
 from .results import (
     STUDY, checked_suffix, npy_bytes, part_path, parts_in, table_bytes)
@@ -55,10 +55,11 @@ class Task(NamedTuple):
     system: System      # physical fields may be arrays (variants, 1)
     varied: dict        # column -> value, or an array with a value per variant
     n_gpus: tuple
-    strategy: str
+    strategy: str       # None: those of `search`, together
     global_batch: int
     k: int
     assumptions: Assumptions
+    choices: dict       # as in `search`: values to consider, and columns held
 
 # %% ../nbs/85_sweeps.ipynb #d0c5180f
 def _rests_on(table, which, task):  # dict of columns; which: of the task's systems each row is of
@@ -81,7 +82,7 @@ def _rests_on(table, which, task):  # dict of columns; which: of the task's syst
 def run_task(task):  # DataFrame
     "The best candidates of a task, with the columns that say where they belong."
     a = task.assumptions
-    asked = questions((task.model, task.system, task.global_batch, a), task.strategy, {})
+    asked = questions((task.model, task.system, task.global_batch, a), task.strategy, task.choices)
     found = search_each(task.n_gpus, asked, task.k)
     table = best_of([own for own, *_ in found], task.n_gpus)
     table = keep(table, table['rank'] <= task.k)
@@ -134,25 +135,31 @@ def _labelled_systems(systems):  # dict: label -> anything that `search` takes
     return by_own_name(map(as_system, several(systems, 'systems')), 'systems')
 
 def tasks_of(models, systems, n_gpus, strategies, global_batch=2048, k=1,
-             assumptions='calibrated', vary=None, most=VARIANTS):  # list of Task
+             assumptions='calibrated', choices=None, vary=None,
+             most=VARIANTS):  # list of Task
     "Cut a product into tasks of at most so many variants, in the order of the result."
     assumptions = as_assumptions(assumptions)
     k = whole(k, 'k')
-    vary = vary or {}
+    choices, vary = choices or {}, vary or {}
     models, systems = several(models, 'models'), _labelled_systems(systems)
     counts = tuple(counts_of(n_gpus))
     check_product(systems, vary)
-    assumed = {name: [getattr(assumptions, name)] for name in CHOICES}
+    _, unheld = held_and_open(choices)
+    first = as_system(next(iter(systems.values())))
     tasks = []
     for model in map(as_model, models):
-        names = strategies_asked(strategies or 'all', (model, assumptions), assumed)
+        considered = considered_choices(unheld, model, first, assumptions)
+        names = [None]
+        if strategies != 'usual':
+            names = strategies_asked(strategies or 'all', (model, assumptions), considered)
         product = itertools.product(systems.items(), points_of(vary), names,
                                     pieces_of(vary, most))
         for (label, system), point, strategy, piece in product:
             own, on = _at_point(model, system, point, piece)
             a = assumptions.on(as_system(system))   # kernels of what is varied, at each point
             batch = whole(point.get('global_batch', global_batch), 'global_batch')
-            tasks.append(Task(own, label, on, {**point, **piece}, counts, strategy, batch, k, a))
+            tasks.append(Task(own, label, on, {**point, **piece}, counts, strategy, batch, k, a,
+                              choices))
     return tasks
 
 # %% ../nbs/85_sweeps.ipynb #969307b5
@@ -164,17 +171,18 @@ def sweep(
     models,                    # names, Models, ...: anything that `search` takes
     systems,                   # dict: label -> anything that `search` takes
     n_gpus,                    # several numbers of GPUs
-    strategies=None,           # names; all that a model has unless given
+    strategies=None,           # names, each by itself: all of a model; 'usual': as `search`
     global_batch=2048,         # samples of an iteration
     k=1,                       # candidates to keep for each point
     assumptions='calibrated',  # a preset's name, or Assumptions
     vary=None,                 # field -> values: {'hbm_bandwidth': [2000, 8000], 'seq_len': [2048]}
     workers=1,                 # processes on this machine; under mpiexec its ranks, instead
     software=None,             # which runs the jobs: a name, a .json file or a Software
+    **choices,                 # as in `search`: recompute=['none', 'full'], tp=8, ...
 ):  # DataFrame: the columns of a search, after `model`, `system` and the varied fields
     "A search at every point of a product, as one table; points where nothing fits are absent."
     tasks = tasks_of(models, systems, n_gpus, strategies, global_batch, k,
-                     as_assumptions(assumptions, software), vary)
+                     as_assumptions(assumptions, software), choices, vary)
     tables = run(run_task, tasks, workers=workers)
     return None if tables is None else tables_joined(tables)   # None on ranks other than 0
 
@@ -428,7 +436,7 @@ def write_dataset(folder, vary, workers, *product):  # whether this process lead
 def write_sweep(
     path,     # of the table: .csv or .parquet; without an ending, of a folder of .parquet parts
     models, systems, n_gpus, strategies=None, global_batch=2048, k=1, assumptions='calibrated',
-    vary=None, workers=1, software=None,  # all as in `sweep`
+    vary=None, workers=1, software=None, **choices,  # all as in `sweep`
 ):  # whether this process wrote it; ranks other than 0 do not
     "Write a sweep as one table; interrupted, it continues from what is done."
     path = Path(path)
@@ -437,7 +445,7 @@ def write_sweep(
     models = [as_model(model) for model in several(models, 'models')]
     systems = {label: as_system(own) for label, own in _labelled_systems(systems).items()}
     product = (models, systems, n_gpus, strategies, global_batch, k,
-               as_assumptions(assumptions, software))
+               as_assumptions(assumptions, software), choices)
     if not path.suffix: return write_dataset(path, vary, workers, *product)
     tasks = tasks_of(*product, vary)
     partial = path.with_name(f'.{path.name}.partial')
@@ -467,12 +475,14 @@ def run_configs(
     suffix='.csv',          # of the tidy tables: .csv or .parquet
     assumptions='paper', workers=1,
     software=None,          # which runs the jobs, with measured prices: as in `sweep`
+    **choices,              # as in `sweep`
 ):  # list of Path, the files written; None on ranks other than 0
     "Run searches over systems and write tidy tables, and .npy files in the paper's layout."
     folder, suffix = Path(folder), checked_suffix(suffix)
     systems = paper_systems() if systems is None else _labelled_systems(systems)
     assumptions = as_assumptions(assumptions, software)
-    files = tasks_of_files(models, strategies, systems, n_gpus, global_batch, k, assumptions)
+    files = tasks_of_files(models, strategies, systems, n_gpus, global_batch, k, assumptions,
+                           choices)
     everything = list(itertools.chain(*files.values()))
     tables = run(run_task, everything, folder / '.partial', workers)
     if tables is None: return None
