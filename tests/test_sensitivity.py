@@ -348,3 +348,9 @@ def test_an_efficiency_that_is_complete_is_enough():
     system = dataclasses.replace(as_system('H100-80GB'), nvlink_eff=1.)
     about = 'nvlink_eff', 'llama3.1_8B', Parallel(tp=8), system, 8, 'corrected'
     assert needed(*about, ratio=1).value == 1 and needed(*about, ratio=.9).value is None
+
+
+def test_no_size_is_halved_that_is_odd():
+    found = of('deepseek_v3', Parallel(pp=4, dp=8, ep=8), 'B200-180GB', 64)
+    assert np.isnan(found.low['depth']) and np.isnan(found.at_low_s['depth'])
+    assert found.high['depth'] == 2 * 61 and found.low['heads'] == 64

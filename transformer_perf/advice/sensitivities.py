@@ -197,9 +197,10 @@ def of_model(one, sought):  # DataFrame, a row for each size
     for name, x in (sizes | {'global_batch': one.global_batch}).items():
         if not x: continue
         low, high = (with_figure(one, name, by * x, sought) for by in (.5, 2))
+        half = x / 2 if x % 2 == 0 else np.nan   # no size is 30.5
         rows.append({
             'field': name, 'of': 'model' if name in SIZES else 'job',
-            'value': x, 'low': x / 2, 'high': x * 2,
+            'value': x, 'low': half, 'high': x * 2,
             'elasticity': between(low.seconds, now.seconds, high.seconds),
             'memory_elasticity': between(low.GB, now.GB, high.GB),
             'base_s': now.seconds, 'at_low_s': low.seconds, 'at_high_s': high.seconds,
