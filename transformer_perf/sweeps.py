@@ -140,7 +140,8 @@ def tasks_of(models, systems, n_gpus, strategies, global_batch=2048, k=1,
     "Cut a product into tasks of at most so many variants, in the order of the result."
     assumptions = as_assumptions(assumptions)
     k = whole(k, 'k')
-    choices, vary = choices or {}, vary or {}
+    vary = vary or {}
+    choices = {name: several(x, name) for name, x in (choices or {}).items() if x is not None}
     models, systems = several(models, 'models'), _labelled_systems(systems)
     counts = tuple(counts_of(n_gpus))
     check_product(systems, vary)
