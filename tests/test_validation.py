@@ -608,6 +608,21 @@ def test_scoreboard_has_every_table():
     assert (score['calibrated %'] < score['paper %']).all()
 
 
+@pytest.mark.parametrize('said, table', [({}, 'runs'), ({'source_group': 'ours'}, 'ours')])
+def test_own_runs_are_of_one_source_whatever_their_ids(said, table):
+    "Those of one job are compared, though their ids begin with their layouts."
+    layouts = [(1, 8), (2, 4), (4, 2)]
+    runs = pd.DataFrame([
+        {'id': f'tp{tp}-dp{dp}-a', 'model': 'llama3.1_8B', 'gpu': 'H100', 'n_gpus': 8, 'tp': tp,
+         'dp': dp, 'global_batch': 64, 'seq_len': 8192, 'iteration_s': 5. + tp, **said}
+        for tp, dp in layouts])
+    score, = scoreboard(runs, ('calibrated',)).to_dict('records')
+    assert (score['table'], score['runs']) == (table, 3) and 'never seen %' not in score
+    choice, = picked(predict(runs)).to_dict('records')
+    assert (choice['table'], choice['configurations']) == (table, 3)
+    assert choice['best'] == 'tp1-dp8-a'
+
+
 @functools.cache
 def published_jobs():
     "Predictions of runs by their rows, and the jobs that these are."

@@ -137,6 +137,12 @@ def source_of(df):  # Series of str
     given = texts(df, 'source_group')
     return given.where(~given.isin(['', 'nan']), table_of(df))
 
+def _scored_as(df):  # Series of str
+    "The source of each row; runs of one's own that name none are of one, whatever their ids."
+    if 'source_group' in df: return source_of(df)
+    named = table_of(df)
+    return named.where(named.isin(shipped_record('without').keys()), 'runs')
+
 # %% ../../nbs/91a_predictions.ipynb #7a2050ae
 def percent(x): return round(100 * float(x), 1)
 
@@ -146,7 +152,8 @@ def errors_by_preset(df, presets, system):  # dict: name of a column -> relative
     seconds = measured_column(df, 'iteration_s')
     errors = {preset: p.predicted_iteration_s / seconds - 1 for preset, p in found.items()}
     if 'calibrated' in presets and 'id' in df and system is None:
-        errors = {'never seen': never_seen(df) / seconds - 1, **errors}
+        unseen = never_seen(df) / seconds - 1
+        if unseen.notna().any(): errors = {'never seen': unseen, **errors}
     memory = found[presets[-1]].predicted_memory_GB
     return errors | {'memory': memory / measured_column(df, 'memory_GB') - 1}
 
@@ -183,7 +190,7 @@ def scoreboard(
     presets = several(presets, 'presets')
     errors = errors_by_preset(df, presets, system)
     rows = []
-    for table, own in df.groupby(table_of(df), sort=False):
+    for table, own in df.groupby(_scored_as(df), sort=False):
         mean = {f'{name} %': percent(x[own.index].abs().mean()) for name, x in errors.items()}
         last = errors[presets[-1]][own.index].dropna()
         largest, run = np.nan, ''
@@ -207,7 +214,7 @@ def jobs_of(predicted):  # list of DataFrame
     predicted = predicted.reset_index(drop=True).assign(
         iteration_s=measured_column(predicted, 'iteration_s').to_numpy(), row=names)
     apart = texts(predicted, *[c for c in ('gpu', 'precision') if c in predicted])
-    job = table_of(predicted) + texts(predicted, *same) + apart
+    job = _scored_as(predicted) + texts(predicted, *same) + apart
     known = predicted[['predicted_iteration_s', 'iteration_s']].notna().all(axis=1)
     return [own for _, own in predicted[known].groupby(job, sort=False)]
 
@@ -224,7 +231,7 @@ def picked(
         one = own.loc[own.predicted_iteration_s.idxmin()]
         best = own.loc[own.iteration_s.idxmin()]
         agreement = own.predicted_iteration_s.rank().corr(own.iteration_s.rank())
-        rows.append({'table': table_of(own).iloc[0], 'n_gpus': int(one.n_gpus),
+        rows.append({'table': _scored_as(own).iloc[0], 'n_gpus': int(one.n_gpus),
                      'layers': one.layers, 'hidden': one.hidden, 'configurations': len(own),
                      'picked': one.row, 'best': best.row,
                      'regret %': round(100 * (one.iteration_s / best.iteration_s - 1), 2),
