@@ -38,7 +38,7 @@ from .runs import (
     of_sheets, on_system, read_runs, reasons_of, room_of, row_name, with_sizes)
 from ..systems import as_system, gpu_of
 from .predictions import (
-    features_of, of_candidates, predict, table_of)
+    features_of, of_candidates, predict, source_of)
 from ..kernels import (
     attention_time, collective_seconds, priced_collective, product_time)
 from ..scaling import PROGRAMS, parse_nccl_log
@@ -306,8 +306,8 @@ def fit_entries(runs, y, start, free, system):  # (values, errors, at a bound, e
     first = np.array([value_of(sets[e.sets[0]], e.name) for e in entries])
     far = np.array([_TOLD_BY_FEW_RUNS.get(e.name, np.inf) for e in entries])   # few move none far
     def drawn(values): return np.append(residuals(values), USUAL * (values - first) / far)
-    table = table_of(runs)
-    rows = table.map(table.value_counts()).to_numpy()[order]   # of the table of each run
+    source = source_of(runs)
+    rows = source.map(source.value_counts()).to_numpy()[order]   # of the source of each run
     of_runs = rows ** -.75
     weights = np.append(of_runs, np.full(len(entries), of_runs.mean()))
     found = least_squares_within(drawn, first, low, high, weights, noise=USUAL)

@@ -132,16 +132,13 @@ ERRORS_OF_OTHERS = {   # as they publish them
 TWICE = ('megatron-2021', 'megatron-2022', 'vtrain-multi', 'vtrain-single')  # software known
 
 def source_of(df):  # Series of str
-    "Which source a row belongs to: a software's tables, or one published table."
-    if 'source_group' not in df: return table_of(df)
+    """Which source a row belongs to: what it says, or one published table; runs of one's own that
+    say nothing are of one, whatever their ids."""
+    table = table_of(df)
+    published = table.where(table.isin(shipped_record('without').keys()), 'runs')
+    if 'source_group' not in df: return published
     given = texts(df, 'source_group')
-    return given.where(~given.isin(['', 'nan']), table_of(df))
-
-def _scored_as(df):  # Series of str
-    "The source of each row; runs of one's own that name none are of one, whatever their ids."
-    if 'source_group' in df: return source_of(df)
-    named = table_of(df)
-    return named.where(named.isin(shipped_record('without').keys()), 'runs')
+    return given.where(~given.isin(['', 'nan']), published)
 
 # %% ../../nbs/91a_predictions.ipynb #7a2050ae
 def percent(x): return round(100 * float(x), 1)
@@ -190,7 +187,7 @@ def scoreboard(
     presets = several(presets, 'presets')
     errors = errors_by_preset(df, presets, system)
     rows = []
-    for table, own in df.groupby(_scored_as(df), sort=False):
+    for table, own in df.groupby(source_of(df), sort=False):
         mean = {f'{name} %': percent(x[own.index].abs().mean()) for name, x in errors.items()}
         last = errors[presets[-1]][own.index].dropna()
         largest, run = np.nan, ''
@@ -214,7 +211,7 @@ def jobs_of(predicted):  # list of DataFrame
     predicted = predicted.reset_index(drop=True).assign(
         iteration_s=measured_column(predicted, 'iteration_s').to_numpy(), row=names)
     apart = texts(predicted, *[c for c in ('gpu', 'precision') if c in predicted])
-    job = _scored_as(predicted) + texts(predicted, *same) + apart
+    job = source_of(predicted) + texts(predicted, *same) + apart
     known = predicted[['predicted_iteration_s', 'iteration_s']].notna().all(axis=1)
     return [own for _, own in predicted[known].groupby(job, sort=False)]
 
@@ -231,7 +228,7 @@ def picked(
         one = own.loc[own.predicted_iteration_s.idxmin()]
         best = own.loc[own.iteration_s.idxmin()]
         agreement = own.predicted_iteration_s.rank().corr(own.iteration_s.rank())
-        rows.append({'table': _scored_as(own).iloc[0], 'n_gpus': int(one.n_gpus),
+        rows.append({'table': source_of(own).iloc[0], 'n_gpus': int(one.n_gpus),
                      'layers': one.layers, 'hidden': one.hidden, 'configurations': len(own),
                      'picked': one.row, 'best': best.row,
                      'regret %': round(100 * (one.iteration_s / best.iteration_s - 1), 2),
