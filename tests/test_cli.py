@@ -965,7 +965,7 @@ def test_a_search_from_a_file_shares_out_as_the_software_does_in_other_stages(ti
     "In a pipeline the file has ZeRO 2 and reduces once; without one torchtitan does neither."
     asked = 'search', '--gpus', 64, '--recompute', 'none', '--top', 5, '--format', 'json'
     found = json.loads(good(*asked, '--job', titan))['found']
-    alone = json.loads(good(*asked, '--model', 'llama3.1_8B', '--software', 'torchtitan 0.3',
+    alone = json.loads(good(*asked, '--model', 'llama3.1_8B', '--software', 'torchtitan 0.2',
                             '--global-batch', 256, '--virtual-stages', 1))['found']
     assert [row['iteration_s'] for row in found] == [row['iteration_s'] for row in alone]
     assert all(row['reduce_each'] for row in found if row['pp'] == 1)
@@ -986,7 +986,9 @@ def test_a_search_for_a_trainer_is_asked_for_by_its_software(trainer):
 def test_a_search_from_a_file_says_that_it_takes_no_graphs(tmp_path):
     "torchtitan captures iterations without stages; what is priced once is as the file has it."
     file = tmp_path / 'titan.toml'
-    file.write_text(torchtitan_file(data_parallel_shard_degree=8))
+    of_2025 = torchtitan_file(data_parallel_shard_degree=8)
+    file.write_text(of_2025.replace('seq_len', 'max_context_length').replace(
+        'local_batch_size = 8', 'num_tokens_per_microbatch_per_dp_rank = 65536'))
     asked = 'search', '--job', file, '--gpus', 8, '--top', 1
     without = 'Priced without CUDA graphs'
     has(good(*asked), without)

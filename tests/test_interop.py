@@ -1215,7 +1215,10 @@ def test_recipes_of_old_and_new(tmp_path):
            'training.max_context_length': 8192, 'parallelism.data_parallel_shard_degree': 32,
            'parallelism.tensor_parallel_degree': 8, 'activation_checkpoint': 'FullAC.Config'}
     one, two = as_job(old), as_job(new)
-    assert one == two and (one.n_gpus, one.global_batch, one.parallel.zero_stage) == (256, 64, 3)
+    assert (one.software.name, two.software.name) == ('torchtitan 0.2', 'torchtitan 0.3')
+    same = dataclasses.replace(one.parallel, cuda_graphs='iteration')   # which no TOML has
+    assert dataclasses.replace(one, parallel=same, software=two.software) == two
+    assert (one.n_gpus, one.global_batch, one.parallel.zero_stage) == (256, 64, 3)
     interleaved = new | {'parallelism.pipeline_parallel_degree': 4,
                          'parallelism.pipeline_parallel_schedule': 'interleaved1f1b'}
     p = as_job(interleaved).parallel
@@ -1735,6 +1738,53 @@ def test_what_torchtitan_said_in_2024():
     old = {'batch_size': 8, 'seq_len': 4096, 'data_parallel_degree': 4}
     assert 'data_parallel_degree=4' in refused(as_job, {'training': old}, 8)
     assert as_job({'training': old}, 4).parallel.dp == 4
+
+
+@pytest.mark.parametrize('more, release', [
+    ({'model.name': 'llama3', 'job.dump_folder': 'out'}, '0.2'),
+    ({'optimizer.name': 'AdamW'}, '0.2'),
+    ({'parallelism.enable_async_tensor_parallel': True}, '0.2'), ({'optimizer.lr': 1e-4}, '0.3'),
+    ({'model.name': 'llama3', 'training.disable_cuda_graphs': True}, '0.3')], ids=str)
+def test_a_file_of_torchtitan_is_of_the_release_whose_keys_it_has(more, release):
+    "0.2.0 reads TOML, holds all logits, and captures nothing; 0.3.0 has none of its sections."
+    sizes = {'training.seq_len': 8192, 'training.local_batch_size': 1,
+             'parallelism.data_parallel_shard_degree': 8}
+    job = as_job(sizes | more)
+    assert job.software.name == f'torchtitan {release}'
+    captured = release == '0.3' and 'training.disable_cuda_graphs' not in more
+    assert job.parallel.cuda_graphs == ('iteration' if captured else 'none')
+    assert (job.software.knows['logit_held'] == 12) == (release == '0.2')
+
+
+def test_the_switch_of_float8_in_2024():
+    keys = {'training.seq_len': 8192, 'training.data_parallel_degree': 8}
+    for on in (True, False):
+        job = as_job(keys | {'float8.enable_float8_linear': on})
+        assert job.parallel.precision == ('fp8' if on else 'bf16')
+
+
+@pytest.mark.parametrize('steps, told, moments', [
+    ('fused', False, 4), ('for-loop', True, 4), ('fused_opt_states_bf16', False, 2)])
+def test_how_the_optimizer_of_torchtitan_steps(steps, told, moments):
+    keys = {'training.seq_len': 8192, 'parallelism.data_parallel_shard_degree': 8}
+    job = as_job(keys | {'optimizer.implementation': steps})
+    assert any('one parameter at a time' in why for _, why in job.ignored) == told
+    assert job.assumed['moment_bytes'] == moments
+    text = export(job, 'torchtitan')
+    assert back(text, 'torchtitan').assumed['moment_bytes'] == moments
+    assert ('fused_opt_states_bf16' in text) == (moments == 2)
+
+
+def test_flushes_of_a_pipeline_are_told_of_copies_that_follow():
+    "Whether a file says how many copies share, or leaves it to the number of GPUs."
+    for shard in (-1, 4):
+        job = as_job({'training': {'seq_len': 8192, 'local_batch_size': 4, 'global_batch_size': 64},
+                      'parallelism': {'pipeline_parallel_degree': 2,
+                                      'data_parallel_shard_degree': shard}}, 8)
+        assert dict(job.ignored)['training.local_batch_size'].startswith('not modelled: 4 flushes')
+    alike = {'data_parallel_replicate_degree': 8, 'data_parallel_shard_degree': 1}
+    assert 'shard_degree=8' not in refused(as_job, {'training': {'seq_len': 64},
+                                                    'parallelism': alike}, 9).split(' * ')[0]
 
 
 def dealt_in(section, **keys):  # the layout of 32 layers in four stages of torchtitan

@@ -353,7 +353,8 @@ def _can_be_asked(case: Case, to):  # bool
 def _formats_of(software):  # list of str
     "The formats in which a Software is told a job, also where they name what it follows."
     if software is None: return []
-    before = {s.name for s in known_software().values() if s.followed_by == software.name}
+    today = {software.name, software.followed_by} - {None}
+    before = {s.name for s in known_software().values() if s.followed_by in today}
     return [name for name, x in FORMATS.items() if x.software in {software.name} | before]
 
 def can_be_told(case: Case):  # function: Estimate -> bool

@@ -62,6 +62,7 @@ def _parts_of_layout(layout):  # list of lists of str, or None
         before = after
     return found
 
+_SHORT_STATES = 'fused_opt_states_bf16'   # how AdamW steps whose moments have 16 bits
 _LAYOUT_PARTS = Kind(_layout_of_parts, _parts_of_layout)
 TORCHTITAN_ROWS = (
     also('model.name', 'model_name', TEXT), also('model.flavor', 'flavour', TEXT),
@@ -114,8 +115,11 @@ TORCHTITAN_ROWS = (
     also('activation_checkpoint.mode', 'recompute', words_of(CHECKPOINTS)),
     also('activation_checkpoint.selective_ac_option', 'checkpoint_option', TEXT),
     also('model.converters', 'converters', LIST),
+    also('float8.enable_float8_linear', 'converters', one_word(('float8',))),   # of 2024
     *(also(f'{where}float8.enable_fsdp_float8_all_gather', 'gathers_low', ON)
       for where in ('', 'quantize.linear.')),
+    Row('optimizer.implementation', 'steps', words_of(
+        {name: name for name in ('fused', 'foreach', 'for-loop', _SHORT_STATES)})),
     *elsewhere('torchrun', n_gpus=None), *elsewhere('its converters', precision='bf16'),
     *elsewhere('param_groups of its configuration', optimizer=None), *fixed(
         recompute='selective', context='allgather', dp_overlap=True, reduce_each=False,
@@ -172,7 +176,9 @@ def copies_of_torchtitan(facts):
     replicate, shard = value(facts, 'replicate'), value(facts, 'shard')
     if 'dp' in facts: shard = -1   # told instead
     key = facts['shard'].key or facts['replicate'].key
-    if shard != -1: facts['dp'] = Said(key, replicate * shard)
+    if shard != -1:
+        both = ' * '.join(said.key for said in (facts['replicate'], facts['shard']) if said.key)
+        facts['dp'] = Said(both or None, replicate * shard)
     all_alike = replicate > 1 and copies_and_gpus(facts)[0] == replicate   # -1 left one to each
     shares = value(facts, 'cp') > 1 or shard != 1 and not all_alike
     if shares: facts['dp_replicate'] = facts['replicate']
@@ -220,6 +226,21 @@ def of_2024(facts):  # bool
     keys = [said.key for said in facts.values() if said.key]
     has_section = any(key.startswith('parallelism.') for key in keys)
     return not has_section and any(key.startswith(BEFORE_PARALLELISM) for key in keys)
+
+_SINCE_2026 = re.compile(r'training\.(disable_cuda_graphs|max_context_length|num_tokens_per_)')
+_UNTIL_2025 = re.compile(   # keys that 0.3.0 lacks: it reads no TOML
+    r'(job|model|experimental|float8|mx|quantize|memory_estimation|fault_tolerance)\.|'
+    r'optimizer\.name|training\.dataset|activation_checkpoint\.(mode|selective_ac_option)|'
+    r'parallelism\.(disable_loss_parallel|enable_async_tensor_parallel|'
+    r'expert_tensor_parallel_degree|context_parallel_rotate_method|'
+    r'pipeline_parallel_(microbatches|split_points))')
+
+def release_of_torchtitan(facts, ignored):  # str
+    "The record of the release whose keys a file has; of fields that all have, the last one's."
+    if of_2024(facts): return 'torchtitan'
+    keys = [said.key for said in facts.values() if said.key] + [key for key, _ in ignored]
+    of_files = any(map(_UNTIL_2025.match, keys)) and not any(map(_SINCE_2026.match, keys))
+    return 'torchtitan 0.2' if of_files else 'torchtitan 0.3'
 
 def order_of_torchtitan(facts, ignored):
     "The schedule, and the parts of a stage."
@@ -271,7 +292,8 @@ def model_of_torchtitan(facts, ignored):
 
 def tell_flushes(facts, ignored):
     "A pipeline of torchtitan is filled anew for each batch of a copy (train.py, train_step)."
-    G, dp, local = (value(facts, name) for name in ('global_batch', 'dp', 'local'))
+    G, local = value(facts, 'global_batch'), value(facts, 'local')
+    dp, _ = copies_and_gpus(facts)
     if value(facts, 'pp') == 1 or not (local and G and dp): return
     if G <= dp * local: return
     flushes = G // (dp * local)
@@ -280,7 +302,7 @@ def tell_flushes(facts, ignored):
 
 def derive_torchtitan(facts, ignored):
     "What fields say together."
-    if not of_2024(facts): facts['software'] = Said(None, 'torchtitan 0.3')
+    facts['software'] = Said(None, release_of_torchtitan(facts, ignored))
     batch_of_torchtitan(facts, ignored)
     model_of_torchtitan(facts, ignored)
     copies_of_torchtitan(facts)
@@ -288,6 +310,7 @@ def derive_torchtitan(facts, ignored):
     tell_flushes(facts, ignored)
     shards = facts.pop('cpu_shards')
     if shards.value: shards_on_host(facts, ignored, shards.key)
+    states_of_torchtitan(facts, ignored)
     graphs_of_torchtitan(facts, ignored)
     if value(facts, 'pp') > 1: facts['reduce_each'] = Said(facts['pp'].key, False)
     if value(facts, 'compiled'):
@@ -297,13 +320,21 @@ def derive_torchtitan(facts, ignored):
     recompute_of_torchtitan(facts, ignored)
     precision_of_torchtitan(facts, ignored)
 
+def states_of_torchtitan(facts, ignored):
+    "How the optimizer steps, and what it saves of a weight."
+    key, steps = facts.pop('steps', NOT_SAID)
+    if steps == _SHORT_STATES: facts['moment_bytes'] = Said(key, 2.)
+    if steps == 'for-loop':
+        ignored.append((key, 'not modelled yet: steps that are taken one parameter at a time'))
+
 def graphs_of_torchtitan(facts, ignored):
     "Whether whole iterations are captured: in torchtitan 0.3 unless told, but in no pipeline."
     key, off = facts.pop('no_graphs', NOT_SAID)
     staged, several = value(facts, 'pp') > 1, value(facts, 'ep', 1) > 1
     if off is False and staged: raise ValueError(
         f'{key}=False: torchtitan captures no pipelines, and {spelled(facts, "pp")}')
-    if off is None and not (of_2024(facts) or staged or several):
+    captures = value(facts, 'software') == 'torchtitan 0.3'
+    if off is None and captures and not (staged or several):
         off = False
         why = 'absent: CUDA graphs of whole iterations, as torchtitan has it'
         ignored.append(('training.disable_cuda_graphs', why))
@@ -380,6 +411,8 @@ def undo_torchtitan(f):  # dict
         raise cannot_say('torchtitan', cuda_graphs=graphs, pp=pp)
     own = dict(cpu_shards=offload != 'none', compiled=f.get('tp_overlap') or None,
                no_graphs=graphs == 'none')
+    if f.get('moment_bytes') == 2 and f.get('optimizer') in (None, 'adam'):
+        own['steps'] = _SHORT_STATES
     own |= copies_for_torchtitan(f)
     own['order'] = order_for_torchtitan(f, pp, v)
     if pp == 1: return f | own | dict(local=b, micro_said=None, layout=None)
@@ -423,7 +456,6 @@ TORCHTITAN = Format(TORCHTITAN_ROWS, derive_torchtitan, undo_torchtitan, {
     'this of pipelines': 'parallelism.pipeline_parallel_*', 'compiled kernels': 'compile.*',
     'its own estimate': 'memory_estimation.*',
     'steps within the backward pass': 'optimizer.early_step_in_backward',
-    'steps that are taken one parameter at a time': 'optimizer.implementation',
     'models known by name to torchtitan only': 'model.*',
     'what exactly is computed again': 'activation_checkpoint.*'},
     'torchtitan', ('training', 'parallelism', 'activation_checkpoint'), refused_by_torchtitan)
