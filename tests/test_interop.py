@@ -743,6 +743,34 @@ def test_accelerate_leaves_all_to_another_file(tmp_path):
     assert 'give the job as a path' in refused(as_job, parse_yaml(job.read_text(), 'x'))
 
 
+def test_keys_of_deepspeed_in_a_file_of_accelerate_are_a_job_of_deepspeed(tmp_path):
+    "As those of another file are: messages hide as its ZeRO stage has it, checkpoints are open."
+    one, other = tmp_path / 'inline.yaml', tmp_path / 'beside.yaml'
+    head = 'distributed_type: DEEPSPEED\nnum_processes: 16\nmixed_precision: bf16\n'
+    one.write_text(head + 'deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 4}\n')
+    other.write_text(head + 'deepspeed_config: {deepspeed_config_file: ds.json}\n')
+    (tmp_path / 'ds.json').write_text(json.dumps({
+        'zero_optimization': {'stage': 2}, 'bf16': {'enabled': True},
+        'gradient_accumulation_steps': 4}))
+    jobs = [as_job(file, global_batch=64) for file in (one, other)]
+    assert {job.software.name for job in jobs} == {'DeepSpeed'}
+    assert [job.parallel.recompute for job in jobs] == [None, None]
+    first, second = (estimate('llama3.1_8B', job.parallel, 'H100-80GB', 64, software=job.software)
+                     for job in jobs)
+    assert first.stats['iteration_s'] == second.stats['iteration_s']
+    mega = as_job({'distributed_type': 'MEGATRON_LM', 'num_processes': 8})
+    assert mega.software.name == 'Megatron-Core'
+
+
+def test_sequences_that_deepspeed_shares_out_in_accelerate():
+    "Heads are exchanged among so many GPUs, beside which copies are counted."
+    given = {'distributed_type': 'DEEPSPEED', 'num_processes': 8, 'mixed_precision': 'bf16',
+             'deepspeed_config': {'zero_stage': 3}, 'parallelism_config': {
+                 'parallelism_config_dp_shard_size': 2, 'parallelism_config_sp_size': 4}}
+    p = as_job(given).parallel
+    assert (p.cp, p.context, p.dp, p.zero_stage) == (4, 'ulysses', 2, 3)
+
+
 def test_configs_as_their_owners_wrote_them():
     "Without keys that the library has numbers for."
     gpt2 = dict(model_type='gpt2', n_ctx=1024, n_embd=768, n_head=12, n_layer=12,
@@ -1273,7 +1301,8 @@ SCRIPTS = [   # each with four GPUs for tensors
     f"cat <<EOF > hosts\nit's here\nEOF\n{TRAIN} 4 > log 2>&1 &",
     f'if [ "$1" = big ]; then\n L=4\nelse\n L=4\nfi\n{TRAIN} ${{TP:-4}} --lr $L',
     f'T=${{T:-"4"}}\n{TRAIN} $T', f'{TRAIN} "${{T:-"4"}}"', f': ${{T:=4}}\n{TRAIN} $T',
-    f': "${{T:="4"}}"; {TRAIN} ${{T}}', f'{TRAIN} ${{A:-${{B:-4}}}}', f'{TRAIN} ${{1:-4}}',
+    f': "${{T:="4"}}"; {TRAIN} ${{T}}', f'{TRAIN} ${{A:-${{B:-4}}}}',
+    f'{TRAIN} ${{1:-4}}', f'{TRAIN} ${{10:-4}}',
     f'export T=4 U=8\n{TRAIN} $T', f'U=8 T=4\nA=1 {TRAIN} $T', f"U='$T'; T=4\n{TRAIN} $T --lr $U",
     f'A=8B\ncase $A in\n "7B") T=1 ;;\n 8B|9B) T=4; U=1 ;;\n *) T=2 ;;\nesac\n{TRAIN} $T',
     f'case "$1" in\n x) T=4 ;;\n *) T=4 ;;\nesac\n{TRAIN} $T',
@@ -2472,7 +2501,8 @@ def test_samples_at_once_follow_from_a_batch_that_is_told(tmp_path, capsys):
     file.write_text(ADDED_UP)
     assert as_job(file).parallel.micro_batch == 1   # nobody knows
     job = as_job(file, global_batch=64)
-    assert (job.global_batch, job.parallel.micro_batch, job.ignored) == (64, 2, ())
+    assert (job.global_batch, job.parallel.micro_batch) == (64, 2)
+    assert [key for key, _ in job.ignored] == ['gradient checkpointing']
     asked = 'fits', '--job', file, '--model', 'gpt3', '--global-batch'
     def parallel(*more):
         said = ran(capsys, *asked, *more, '--format', 'json', code=1).out

@@ -8,9 +8,10 @@ __all__ = []
 # %% ../../nbs/90e_accelerate.ipynb #c733bf86
 from ..inputs import divides, nearest
 from .tables import (
-    CODE, IN_32_BITS, ON, TEXT, UNSAID, WHOLE, Format, Row, Said, add, cannot_say,
-    check_sharers, elsewhere, fixed, number, spelled, take, value, words_of)
-from .deepspeed import offload_for_zero, offload_of_zero
+    CODE, IN_32_BITS, ON, TEXT, UNSAID, WHOLE, Format, Row, Said, add, also, cannot_say,
+    check_sharers, elsewhere, fixed, number, put_ulysses, spelled, take, value, words_of)
+from .deepspeed import (
+    CHECKPOINTS_NOT_SAID, offload_for_zero, offload_of_zero)
 
 # %% ../../nbs/90e_accelerate.ipynb #12ab002a
 FSDP = {   # strategy -> (stage, whether weights are gathered for the backward pass again)
@@ -43,6 +44,7 @@ ACCELERATE_ROWS = (
     Row('parallelism_config.parallelism_config_cp_size', 'cp', WHOLE, 1),
     Row('parallelism_config.parallelism_config_cp_comm_strategy', 'context', words_of(
         {'allgather': 'allgather', 'alltoall': 'ring'}), 'allgather'),
+    also('parallelism_config.parallelism_config_sp_size', 'ulysses', WHOLE),   # of DeepSpeed
     Row('mixed_precision', 'precision', PRECISION, 'no'),
     Row('deepspeed_config.deepspeed_config_file', 'another_file', TEXT),
     *elsewhere('the script that trains', global_batch=None, micro_batch=None, seq_len=None,
@@ -51,6 +53,7 @@ ACCELERATE_ROWS = (
     *elsewhere(CODE, tp_overlap=None, dp_overlap=None),
     *fixed(virtual_stages=1, schedule='1f1b', dp_replicate=1, **UNSAID))
 ACCELERATE_KINDS = ('NO', 'MULTI_GPU', 'FSDP', 'DEEPSPEED', 'MEGATRON_LM')
+_RUN_BY = {'DEEPSPEED': 'DeepSpeed', 'MEGATRON_LM': 'Megatron-Core'}   # kind -> its software
 
 YES = ('y', 'yes', 't', 'true', 'on', '1')   # as its str_to_bool has them
 NO = ('n', 'no', 'f', 'false', 'off', '0')
@@ -109,6 +112,8 @@ def derive_accelerate(facts, ignored):
         del facts['precision']
         ignored.append(('mixed_precision', IN_32_BITS))
     kind = nearest(facts['kind'].value, ACCELERATE_KINDS, facts['kind'].key or 'distributed_type')
+    if kind in _RUN_BY: facts['software'] = Said(None, _RUN_BY[kind])
+    put_ulysses(facts)
     stage, key, reshards = 0, facts['kind'].key, True
     if kind == 'FSDP':
         said, (stage, reshards) = zero_of_fsdp(facts, ignored)
@@ -126,7 +131,8 @@ def derive_accelerate(facts, ignored):
     if kind == 'FSDP' and shards.value: shards_on_host(facts, ignored, shards.key)
     else: offload_of_zero(facts, ignored)
     whole = 'full' if value(facts, 'checkpoint') else 'none'
-    facts['recompute'] = Said(None, 'selective' if value(facts, 'selective') else whole)
+    if kind == 'DEEPSPEED': ignored.append(CHECKPOINTS_NOT_SAID)
+    else: facts['recompute'] = Said(None, 'selective' if value(facts, 'selective') else whole)
     facts.setdefault('sequence_sharded', Said(None, kind != 'MEGATRON_LM'))
 
 # %% ../../nbs/90e_accelerate.ipynb #16dd2100

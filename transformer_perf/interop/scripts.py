@@ -151,7 +151,7 @@ def _arithmetic_value(shell, line, text):  # str
 
 def _as_list(x): return x if isinstance(x, list) else [x]
 
-_BRACES = re.compile(rf'({NAME}|[\d@*#?])(?:\[([@*]|\d+)\])?(?:(:?)([-=+?])(.*))?', re.DOTALL)
+_BRACES = re.compile(rf'({NAME}|\d+|[@*#?])(?:\[([@*]|\d+)\])?(?:(:?)([-=+?])(.*))?', re.DOTALL)
 
 def variable(shell, line, text):  # str, or list where all of an array is meant
     "What ${...} stands for."
