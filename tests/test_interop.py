@@ -1253,6 +1253,25 @@ def test_recipes_of_old_and_new(tmp_path):
     assert (p.virtual_stages, p.zero_stage, p.micro_batch) == (2, 2, 1)
 
 
+@pytest.mark.parametrize('name, more, model', [
+    ('swiglu', {}, ('silu', True)), ('squaredrelu', {}, ('squared_relu', False)),
+    ('gelu', {}, ('gelu', False)), ('gelu', {'gated_linear_unit': True}, ('gelu', True))])
+def test_words_of_core_in_a_yaml_of_arguments(name, more, model):
+    "Its activation and its groups of heads hold, whatever flags stand beside (yaml_arguments.py)."
+    core = {'num_layers': 24, 'hidden_size': 1024, 'num_attention_heads': 16,
+            'gated_linear_unit': False, 'activation_func': name}
+    beside = {'swiglu': True, 'squared_relu': False, 'group_query_attention': False, 'bf16': True,
+              'seq_length': 4096}
+    for groups in (None, 4):
+        m = as_job({'language_model': core | {'num_query_groups': groups} | more} | beside).model
+        assert (m.activation, m.gated_mlp) == model
+        assert m.kv_heads == groups
+    refused(as_job, {'language_model': core | {
+        'activation_func': 'squaredrelu', 'gated_linear_unit': True}} | beside)
+    flags = {'num-layers': 24, 'hidden-size': 1024, 'num-attention-heads': 16, 'seq-length': 64}
+    assert as_job(flags | {'num-query-groups': None}).model.kv_heads is None
+
+
 @pytest.mark.parametrize('libyaml', [True, False])
 def test_yaml_of_arguments(tmp_path, monkeypatch, libyaml):
     "Flat or in sections, with dashes or without; references to other parts are not followed."
@@ -2980,6 +2999,13 @@ def test_choices_beside_a_model_of_nemo_are_read():
     assert (job.parallel.recompute, job.loss_fusion) == ('full:3', 'te')
     graphs = NEMO.replace('Config70B', 'Config70B, enable_cuda_graph: true')
     assert as_job(parse_yaml(graphs, 'x')).parallel.cuda_graphs == 'attn+mlp'
+
+
+def test_a_run_of_nemo_is_as_long_as_it_says():
+    text = NEMO.replace('Llama31Config70B', 'MixtralConfig8x7B')
+    plain = as_job(parse_yaml(text, 'x'))
+    long = as_job(parse_yaml(text.replace('trainer:', 'trainer:\n  max_steps: 1000'), 'x'))
+    assert long.model.train_samples == 1000 * long.global_batch != plain.model.train_samples
 
 
 def test_callbacks_of_nemo_that_set_fields_of_its_model_are_read():

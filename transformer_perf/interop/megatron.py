@@ -1110,11 +1110,27 @@ def megatron_keys(given):  # dict: flag -> value
         key = '--' + path.rpartition('.')[2].lstrip('-').replace('_', '-')
         if repr(found.setdefault(key, x)) != repr(x):
             raise ValueError(f'{key} is given twice: {quoted(found[key])} and {quoted(x)}')
-    return with_groups(found)
+    said_by_core = 'language_model' in given and '--activation-func' in found
+    return as_core_has_it(found) if said_by_core else with_groups(found)
+
+_ACTIVATIONS = {'swiglu': '--swiglu', 'squaredrelu': '--squared-relu', 'gelu': '--quick-geglu'}
+
+def as_core_has_it(flags):  # dict: flag -> value
+    """The same of a section `language_model`, whose words are those of Megatron-Core: they name the
+    activation and the groups of heads, whatever flags stand beside them (yaml_arguments.py)."""
+    name = nearest(str(flags['--activation-func']), _ACTIVATIONS, 'activation_func')
+    gated = flags.get('--gated-linear-unit') is True
+    if gated and name == 'squaredrelu': raise ValueError(
+        'activation_func=squaredrelu with gated_linear_unit=True is not modelled')
+    own = {each: each == _ACTIVATIONS[name] for each in _ACTIVATIONS.values()}
+    if name == 'gelu': own['--quick-geglu'] = gated
+    own['--group-query-attention'] = flags.get('--num-query-groups') is not None
+    replaced = '--activation-func', '--gated-linear-unit'
+    return {key: x for key, x in flags.items() if key not in replaced} | own
 
 def with_groups(flags):  # dict: flag -> value
     "Flags that name groups of heads, which Megatron-LM asks to be told twice."
-    if '--num-query-groups' not in flags: return flags
+    if flags.get('--num-query-groups') is None: return flags
     return {'--group-query-attention': True} | flags
 
 def flags_of_keys(keys):  # dict: flag -> value

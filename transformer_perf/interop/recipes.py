@@ -177,7 +177,12 @@ def with_model_of_nemo(given, job):  # Job
     said = [str(key) for key in own] if isinstance(own, dict) else []
     changed = [key for key in said if not (NOT_OF_A_MODEL.match(key) or key.startswith('_'))]
     if name and job.seq_len and not changed:
-        return dataclasses.replace(job, model=with_length(NAMED[name], job.seq_len))
+        model = with_length(NAMED[name], job.seq_len)
+        steps = section_of(given, 'trainer.max_steps')
+        if steps not in (None, -1) and job.global_batch:
+            samples = whole(steps, 'trainer.max_steps') * job.global_batch
+            model = dataclasses.replace(model, train_samples=samples)
+        return dataclasses.replace(job, model=model)
     why = f'says {", ".join(changed)}' if changed else 'is of a class that is not known here'
     return dataclasses.replace(job, ignored=(*job.ignored, ('model.config', f'not read: it {why}')))
 
