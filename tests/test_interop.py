@@ -762,6 +762,17 @@ def test_keys_of_deepspeed_in_a_file_of_accelerate_are_a_job_of_deepspeed(tmp_pa
     assert mega.software.name == 'Megatron-Core'
 
 
+@pytest.mark.parametrize('p, key', [
+    (Parallel(tp=2, pp=2, dp=2, micro_batch=2), 'megatron_lm_config.megatron_lm_num_micro_batches'),
+    (Parallel(dp=8, micro_batch=2, zero_stage=2), 'deepspeed_config.gradient_accumulation_steps')])
+def test_accelerate_is_told_how_often_gradients_are_added_up(p, key):
+    "Where its file says it: Megatron-LM has one micro-batch unless told, DeepSpeed one step."
+    text = export(Job(p, as_model('llama3.1_8B'), 64, 8, 8192), 'accelerate')
+    times = 64 // (p.dp * p.micro_batch)
+    assert flat(parse_yaml(text, 'x'))[key] == times
+    assert as_job(parse_yaml(text, 'x'), global_batch=64).parallel.micro_batch == 2
+
+
 def test_sequences_that_deepspeed_shares_out_in_accelerate():
     "Heads are exchanged among so many GPUs, beside which copies are counted."
     given = {'distributed_type': 'DEEPSPEED', 'num_processes': 8, 'mixed_precision': 'bf16',

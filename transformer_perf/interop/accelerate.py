@@ -34,7 +34,7 @@ ACCELERATE_ROWS = (
     Row('deepspeed_config.gradient_accumulation_steps', 'accumulation', WHOLE),
     Row('megatron_lm_config.megatron_lm_tp_degree', 'megatron_tp', WHOLE),
     Row('megatron_lm_config.megatron_lm_pp_degree', 'pp', WHOLE, 1),
-    Row('megatron_lm_config.megatron_lm_num_micro_batches', 'accumulation', WHOLE),
+    Row('megatron_lm_config.megatron_lm_num_micro_batches', 'micro_batches', WHOLE),
     Row('megatron_lm_config.megatron_lm_sequence_parallelism', 'sequence_sharded', ON),
     Row('megatron_lm_config.megatron_lm_recompute_activations', 'selective', ON, False),
     Row('megatron_lm_config.megatron_lm_use_distributed_optimizer', 'distributed', ON, False),
@@ -114,6 +114,8 @@ def derive_accelerate(facts, ignored):
     kind = nearest(facts['kind'].value, ACCELERATE_KINDS, facts['kind'].key or 'distributed_type')
     if kind in _RUN_BY: facts['software'] = Said(None, _RUN_BY[kind])
     put_ulysses(facts)
+    several, = take(facts, 'micro_batches')
+    if kind == 'MEGATRON_LM' and several.key: facts['accumulation'] = several
     stage, key, reshards = 0, facts['kind'].key, True
     if kind == 'FSDP':
         said, (stage, reshards) = zero_of_fsdp(facts, ignored)
@@ -139,9 +141,10 @@ def derive_accelerate(facts, ignored):
 def undo_accelerate(f):  # dict
     "Facts as Accelerate has them: FSDP 2 where it can, DeepSpeed or Megatron-LM where it must."
     stage = f.get('zero_stage') or 0
-    n = f.get('n_gpus')
+    n, G = f.get('n_gpus'), f.get('global_batch')
     offload = f['offload']
     tp, cp, pp, dp = (f[group] for group in ('tp', 'cp', 'pp', 'dp'))
+    steps = G // (dp * f['micro_batch']) if G and n else None   # unsaid, it is one
     if tp == 1: f = f | dict(sequence_sharded=None)   # a key of what nobody shares may be refused
     if cp == 1: f = f | dict(context=None)
     full, selective = (f.get('recompute') == word for word in ('full', 'selective'))
@@ -149,7 +152,7 @@ def undo_accelerate(f):  # dict
     if offload != 'none' and not shards:
         host = offload_for_zero(f, 'accelerate')
         if n != 1 and tp == cp == pp == 1 and not host['cpu_share']:
-            return f | host | dict(kind='DEEPSPEED', deepspeed_stage=stage)
+            return f | host | dict(kind='DEEPSPEED', deepspeed_stage=stage, accumulation=steps)
         raise cannot_say('accelerate', 'not with the rest of this job', offload=offload)
     if n == 1: return f | dict(kind='NO', n_gpus=None)
     if stage == 2 and f['frees_weights']:   # weights stay gathered, but for that
@@ -161,10 +164,11 @@ def undo_accelerate(f):  # dict
     tp_alone = tp > 1 and nobody_shares
     if pp > 1 or selective or tp_alone:
         return f | dict(kind='MEGATRON_LM', distributed=stage > 0, megatron_tp=tp, tp=None,
-                        selective=selective)
+                        selective=selective, micro_batches=steps)
     if stage == 2 and tp > 1: raise cannot_say(
         'accelerate', 'its FSDP shares weights out, its DeepSpeed has no tp', zero_stage=2, tp=tp)
-    if stage in (1, 2): return f | dict(kind='DEEPSPEED', deepspeed_stage=stage)
+    if stage in (1, 2): return f | dict(
+        kind='DEEPSPEED', deepspeed_stage=stage, accumulation=steps)
     if stage == 0 and not full: return f | dict(kind='MULTI_GPU')
     return f | fsdp_of(f, stage, full, shards)
 
