@@ -1283,6 +1283,15 @@ def test_words_of_core_in_a_yaml_of_arguments(name, more, model):
     assert as_job(flags | {'num-query-groups': None}).model.kv_heads is None
 
 
+@pytest.mark.parametrize('keys, precision', [
+    ({'--fp8-format': 'hybrid'}, 'fp8'), ({'--fp8': False}, 'bf16'), ({'--fp8': 'none'}, 'bf16'),
+    ({'--fp8-hybrid': True}, 'fp8'), ({'--fp8-e4m3': True}, 'fp8'), ({'--fp4': 'e2m1'}, 'nvfp4')])
+def test_words_for_eight_bits(keys, precision):
+    "As flags of today and of 2023 have them; what is off is off, and another word is none."
+    assert as_job(keys | {'--bf16': True, '--seq-length': 64}).parallel.precision == precision
+    assert "'e5m2'" in refused(as_job, {'--bf16': True, '--seq-length': 64, '--fp8-format': 'e5m2'})
+
+
 @pytest.mark.parametrize('libyaml', [True, False])
 def test_yaml_of_arguments(tmp_path, monkeypatch, libyaml):
     "Flat or in sections, with dashes or without; references to other parts are not followed."
@@ -3064,6 +3073,12 @@ MEGATRON_LOG = (' iteration {n:8d}/ 100 | consumed samples: 512 | elapsed time p
 TITAN_LOG = ('\x1b[32m[titan] 2025-06-01 - root - INFO - \x1b[31mstep: {n:2d}  '
              '\x1b[32mloss:  7.25  \x1b[34mmemory: 40.00GiB(50.00%)  \x1b[36mtps: 5,000  '
              '\x1b[35mtflops: 350.12  \x1b[33mmfu: 35.40%\x1b[0m\n')
+
+
+def test_a_log_of_torchtitan_of_2024(tmp_path):
+    log = tmp_path / 'run.log'
+    log.write_text(TITAN_LOG.format(n=10).replace('tps', 'wps'))
+    assert read_log(log).tokens_per_s_per_gpu.tolist() == [5000]
 
 
 def test_logs(tmp_path):

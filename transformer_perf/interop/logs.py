@@ -26,8 +26,9 @@ STEPS = {   # what a line must have -> column: (its words, factor)
         'iteration_s': (r'elapsed time per iteration \(ms\)' + FIGURE, 1e-3),
         'TFLOPs_per_gpu': (r'(?:throughput )?per GPU \(TFLOP/s/GPU\)' + FIGURE, 1),
         'global_batch': (r'global batch size' + FIGURE, 1), 'loss': (r'lm loss' + FIGURE, 1)},
-    (r'(?<!validate )step:\s*\d', r'\btps:'): {   # that of validation is no step of training
-        'iteration': (r'step' + FIGURE, 1), 'tokens_per_s_per_gpu': (r'\btps' + FIGURE, 1),
+    (r'(?<!validate )step:\s*\d', r'\b[tw]ps:'): {   # that of validation is no step of training
+        'iteration': (r'step' + FIGURE, 1),
+        'tokens_per_s_per_gpu': (r'\b[tw]ps' + FIGURE, 1),   # wps until 2024
         'TFLOPs_per_gpu': (r'\btflops' + FIGURE, 1), 'mfu': (r'\bmfu' + FIGURE, .01),
         'memory_GB': (r'\bmemory' + FIGURE + r'GiB', 2**30 / 1e9), 'loss': (r'\bloss' + FIGURE, 1)}}
 LARGEST_LOSS = 1e38   # of numbers in fp32

@@ -24,10 +24,11 @@ from ..estimates import SENT_ONCE
 from ..iteration import sends_tokens
 from ..schedules import chunks_in, chunks_of, layout_of, with_ends
 from .scripts import MARK, commands_of, gpus_started, options, parsed
-from .tables import (
-    IN_32_BITS, LIST, NOT_SAID, OFF, ON, ONLY_WRITTEN, SHARE_KIND, TEXT, WHOLE, Format, Kind, Row,
-    Said, add, also, check_depth, check_refused, fixed, idle, number, one_word, put_ulysses, real,
-    refused_when_read, spelled, take, together, value, words_in_any_case, words_of)
+from transformer_perf.interop.tables import (
+    IN_32_BITS, LIST, NOT_SAID, OFF, OFF_WORDS, ON, ONLY_WRITTEN, SHARE_KIND, TEXT, WHOLE, Format,
+    Kind, Row, Said, add, also, check_depth, check_refused, fixed, idle, number, one_word,
+    put_ulysses, real, refused_when_read, spelled, take, together, value, words_in_any_case,
+    words_of)
 from .texts import flat
 
 # %% ../../nbs/90c_megatron.ipynb #9682345b
@@ -102,6 +103,11 @@ _CONTEXT = Kind(_context_said, {'ring': 'p2p', 'allgather': 'all_gather', 'ulyss
 NUMBERS = {'fp32': 4., 'bf16': 2., 'fp16': 2., 'fp8': 1.,   # bytes; then as PyTorch spells them
            'float32': 4., 'bfloat16': 2., 'float16': 2., 'uint8': 1.}
 SHARDS = {'no_shard': 0, 'optim': 1, 'optim_grads': 2, 'optim_grads_params': 3}
+def _words_unless_off(*words):  # Kind
+    "Words as they are; nothing where the file says that there is none."
+    return Kind(lambda x, key: None if x in OFF_WORDS else nearest(str(x), words, key))
+
+_EIGHT_BITS, _FOUR_BITS = _words_unless_off('hybrid', 'e4m3'), _words_unless_off('e2m1')
 _OLD_RECOMPUTE = ('checkpoint', 'activations-checkpoint')   # as it was called until 2022
 _FILLED_UP = 128   # rows of a GPU's embedding table are a multiple of it, unless a flag says which
 TOKENIZERS = {   # by type -> tokens (megatron/core/tokenizers/text/libraries; gpt2's vocab.json)
@@ -272,9 +278,11 @@ MEGATRON_ROWS = (
     also('--glu-activation', 'glu', words_of(
         {'geglu': 'gelu', 'swiglu': 'silu', 'reglu': 'relu', 'liglu': 'gelu'})),
     Row('--bf16', 'precision', one_word('bf16')), Row('--fp16', 'precision', one_word('fp16')),
-    Row('--fp8-format', 'fp8', TEXT),
+    Row('--fp8-format', 'fp8', _EIGHT_BITS),
     Row('--fp8-recipe', 'fp8_recipe', same_words(*FP8), 'delayed'),
-    Row('--fp4-format', 'fp4', TEXT), also('--fp8', 'fp8', TEXT), also('--fp4', 'fp4', TEXT),
+    Row('--fp4-format', 'fp4', _FOUR_BITS), also('--fp8', 'fp8', _EIGHT_BITS),
+    also('--fp4', 'fp4', _FOUR_BITS),
+    *(also(f'--fp8-{word}', 'fp8', one_word(word)) for word in ('hybrid', 'e4m3')),   # of 2023
     Row('--fp8-param-gather', 'fp8_parameters', ON),
     Row('--first-last-layers-bf16', 'ends_stay', ON, False),
     *(Row(f'--num-layers-at-{end}-in-bf16', f'{end}_stays', number(0), 1)
