@@ -762,6 +762,19 @@ def test_keys_of_deepspeed_in_a_file_of_accelerate_are_a_job_of_deepspeed(tmp_pa
     assert mega.software.name == 'Megatron-Core'
 
 
+def test_sections_of_other_kinds_of_accelerate_do_nothing():
+    "As where a file was changed from one kind to another: it is told, and the rest holds."
+    sections = {'deepspeed_config': {'zero_stage': 3, 'offload_optimizer_device': 'cpu'},
+                'fsdp_config': {'fsdp_activation_checkpointing': True},
+                'megatron_lm_config': {'megatron_lm_pp_degree': 2}}
+    head = {'num_processes': 8, 'mixed_precision': 'bf16', 'distributed_type': 'MULTI_GPU'}
+    job = as_job(head | sections)
+    assert job == as_job(head)
+    told = {key for key, why in job.ignored if why.startswith('does nothing without distributed')}
+    assert {key.partition('.')[0] for key in told} == sections.keys()
+    assert as_job(head | sections | {'distributed_type': 'MEGATRON_LM'}).parallel.pp == 2
+
+
 @pytest.mark.parametrize('p, key', [
     (Parallel(tp=2, pp=2, dp=2, micro_batch=2), 'megatron_lm_config.megatron_lm_num_micro_batches'),
     (Parallel(dp=8, micro_batch=2, zero_stage=2), 'deepspeed_config.gradient_accumulation_steps')])

@@ -104,6 +104,19 @@ def shards_on_host(facts, ignored, key):
     if stage != 3: ignored.append((key, f'not modelled: offloading with stage {stage}'))
     facts['offload'] = Said(key, SHARDS_ON_HOST if stage == 3 else 'none')
 
+_SECTIONS = {   # which a kind of job alone reads -> that kind
+    'deepspeed_config': 'DEEPSPEED', 'fsdp_config': 'FSDP', 'megatron_lm_config': 'MEGATRON_LM'}
+
+def without_other_kinds(facts, ignored, kind):
+    "What sections of other kinds say holds no more than if they were not there."
+    for fact, said in list(facts.items()):
+        reader = _SECTIONS.get(str(said.key).partition('.')[0], kind)
+        if reader == kind: continue
+        ignored.append((said.key, f'does nothing without distributed_type: {reader}'))
+        absent = next((row.absent for row in ACCELERATE_ROWS if row.key == said.key), None)
+        if absent is None: del facts[fact]
+        else: facts[fact] = Said(None, absent)
+
 def derive_accelerate(facts, ignored):
     "One program stands for several: each kind of job has its own keys."
     if 'another_file' in facts: raise ValueError(
@@ -112,10 +125,11 @@ def derive_accelerate(facts, ignored):
         del facts['precision']
         ignored.append(('mixed_precision', IN_32_BITS))
     kind = nearest(facts['kind'].value, ACCELERATE_KINDS, facts['kind'].key or 'distributed_type')
+    without_other_kinds(facts, ignored, kind)
     if kind in _RUN_BY: facts['software'] = Said(None, _RUN_BY[kind])
     put_ulysses(facts)
     several, = take(facts, 'micro_batches')
-    if kind == 'MEGATRON_LM' and several.key: facts['accumulation'] = several
+    if several.key: facts['accumulation'] = several
     stage, key, reshards = 0, facts['kind'].key, True
     if kind == 'FSDP':
         said, (stage, reshards) = zero_of_fsdp(facts, ignored)
@@ -129,7 +143,6 @@ def derive_accelerate(facts, ignored):
     facts['zero_stage'] = Said(key, stage)
     facts['reshard_after_forward'] = Said(None, reshards or stage != 3)
     shards = facts.pop('cpu_shards')
-    if kind != 'DEEPSPEED': take(facts, 'cpu_optimizer', 'cpu_weights')
     if kind == 'FSDP' and shards.value: shards_on_host(facts, ignored, shards.key)
     else: offload_of_zero(facts, ignored)
     whole = 'full' if value(facts, 'checkpoint') else 'none'
