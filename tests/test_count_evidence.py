@@ -116,6 +116,8 @@ def test_choices_that_can_matter():
         for choice, group in of_groups.items(): assert matters(choice) == (row[group] > 1)
         assert matters('dispatcher') == matters('ep_overlap') == (ep > 1 or etp > 1)
         assert matters('recompute') and matters('precision')
+        assert matters('strategy') == (cp > 1), 'else it is 1d'
+        assert matters('strategy', strategy='1d') and matters('strategy', strategy='2d')
         copies = dp * cp > 1
         for stage, offload in itertools.product(range(4), ('none', 'weights')):
             own = dict(zero_stage=stage, offload=offload)

@@ -1376,6 +1376,19 @@ def test_what_is_not_as_asked_is_said(layout, n_gpus, words):
     assert said == ([words] if words else [])
 
 
+@pytest.mark.parametrize('experts', [False, True])
+@pytest.mark.parametrize('choices, idle', [
+    ({}, ''), (dict(recompute='full'), ''), (dict(recompute='moe_act'), 'recompute moe_act'),
+    (dict(recompute='full', dispatcher='once'), 'dispatcher once'),
+    (dict(cuda_graphs='moe_router', ep_overlap=True), 'cuda_graphs moe_router, ep_overlap True')])
+def test_what_no_layer_has_is_told(choices, idle, experts):
+    more = dict(experts=8, experts_per_token=2, expert_dim=256) if experts else {}
+    one, *_ = case(MEASURED, dataclasses.replace(MODEL, **more), dp=2, **choices)
+    told = f'Without effect on this model: {idle}.'
+    said = [note for note in one.notes if note.startswith('Without effect')]
+    assert said == ([told] if idle and not experts else [])
+
+
 @pytest.mark.parametrize('sizes, layout, words', [
     (dict(vocab=50257), dict(dp=8), 'vocab 50,257'), (dict(vocab=50304), dict(dp=8), ''),
     (dict(vocab=50264), dict(tp=2, dp=4), 'vocab 25,132'),

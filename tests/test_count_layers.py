@@ -380,6 +380,30 @@ def gpt_grid():
         'fc2-bias': published_bias(rows, e / 2), 'dpr2': dropout(own), 'ln1': norm}
 
 
+@pytest.mark.parametrize('tokens', [64, 67])
+def test_rows_that_a_grid_does_not_share_evenly(tokens):
+    "As published, a norm's rows are whole numbers, l / 2 wide (slip E2); so is what is handed on."
+    model = dataclasses.replace(GPT, seq_len=tokens)
+    for a in (PAPER, dataclasses.replace(PAPER, norm_shards_features=True)):
+        job = job_at(model, a, strategy='2d', tp=2, cp=2)
+        width = 24 if a.norm_shards_features else tokens // 2
+        assert close(modules.boundary_of(job), 2e-9 * b * tokens / 2 * width)
+        norm, = (op for op in job.operations if op.name == 'ln1')
+        assert close(norm.activations, 2e-9 * b * tokens / 2 * width)
+        sent, = norm.backward.messages
+        assert close(sent.volume, 2e-9 * (e + b * tokens))
+
+
+@pytest.mark.parametrize('tp, cp', [(1, 3), (2, 3), (4, 2)])
+def test_a_grid_holds_every_weight_and_number_once(tp, cp):
+    "Also where the GPUs of cp do not divide what a product gets."
+    for inputs, outputs in ((e, f), (f, e)):
+        op = layers.linear_summa('x', b, l, inputs, outputs / tp, tp, cp, 4)
+        assert close(op.weights * tp * cp, 2e-9 * inputs * outputs)
+        assert close(op.in_matrices * tp * cp, 2e-9 * inputs * outputs)
+        assert close(op.activations * tp * cp, 2e-9 * b * l * inputs)
+
+
 def gpt_scores():
     "Without fused attention, but with fused kernels."
     T, own = b * l / 2, b * l / 4

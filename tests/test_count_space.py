@@ -570,6 +570,32 @@ def test_what_could_be_faster_is_played(monkeypatch, k, sizes, too_large, seed):
         assert {*played} & {*own} <= {i for i in own if bound[i] <= limit}
 
 
+@pytest.mark.parametrize('times, wins', [(.5, True), (1, True), (1 + 1e-12, True), (1.01, False)])
+def test_bounds_and_seconds_are_compared_but_for_rounding(times, wins):
+    "Three of a group were asked for; the bound of the last is so many times what the k-th takes."
+    limit = {(0, 8): 2., (0, 16): 3.}
+    first = dict(variant=np.zeros(5, dtype=int), n_gpus=np.array([8, 8, 8, 16, 16]),
+                 seconds=np.array([.7, .9, 2 * times, .1, .2]))
+    assert execution._others_may_win(first, limit, 3) == wins
+    assert not execution._others_may_win(first, limit, 4), 'there are no more of either'
+    assert execution._others_may_win(first, {}, 3), 'none of the group was played yet'
+
+
+@pytest.mark.parametrize('rows, values', [(1, 3), (7, 3), (40, 2), (5, 50)])
+def test_columns_are_crossed_a_part_at_a_time(monkeypatch, rows, values):
+    "A part has no more rows than are allowed at a time, or one with all its values; none is lost."
+    monkeypatch.setattr(execution, 'ROWS_AT_A_TIME', 12)
+    sizes = []
+    def allows(t):
+        sizes.append(len(t['x']))
+        return t['x'] != t['y']
+    found = execution.crossed({'x': np.arange(rows)}, allows, y=np.arange(values))
+    assert sum(sizes) == rows * values and max(sizes) <= max(12 + values - 1, values)
+    assert len(sizes) <= rows * values // 12 + 1
+    pairs = [(x, y) for x in range(rows) for y in range(values) if x != y]
+    assert sorted(zip(found['x'].tolist(), found['y'].tolist())) == pairs
+
+
 def test_a_candidate_says_its_configuration_and_its_placement():
     about = search_subject(MODEL, as_system('H200', 8), 32, 'paper', None, None)
     q, = questions(about, '1d', {}, {})

@@ -11,8 +11,8 @@ from test_cli import good
 from transformer_perf import Model, Parallel, estimate, search
 from transformer_perf.blocks import gpt_block
 from transformer_perf.models import (
-    CONVENTIONS, NAMED, counted_once, has_experts, has_window, output_in_layers, parameter_table,
-    with_length)
+    CONVENTIONS, HUB, NAMED, as_model, counted_once, has_experts, has_window, output_in_layers,
+    parameter_table, with_length)
 from transformer_perf.modules import model_figures
 from transformer_perf.scaling import Sizes
 
@@ -255,6 +255,18 @@ def test_every_model(given, more):
     half, whole = (m.flops_per_token(convention) for convention in CONVENTIONS)
     assert 0 < half <= whole
     assert eval(repr(m)) == m
+
+
+@pytest.mark.parametrize('fields, own', [(HUB['nemotron_h_8B'][0], 'mine'), (
+    vars(NAMED['gpt3_1T']) | {'name': None}, 'config')])
+def test_a_file_names_its_model(tmp_path, fields, own):
+    "Or its folder, where the file is config.json of Hugging Face, as every model's is there."
+    folder = tmp_path / 'mine'
+    folder.mkdir()
+    text = json.dumps({name: x for name, x in fields.items() if x is not None})
+    for name in ('config.json', 'other.json'): (folder / name).write_text(text)
+    assert as_model(folder / 'other.json').name == 'other'
+    assert as_model(folder).name == as_model(folder / 'config.json').name == own
 
 
 @pytest.mark.parametrize('given, says', [

@@ -92,7 +92,8 @@ def test_a_layout_is_checked():
     (2, {}), (1, dict(pp=4)), (4, dict(pp=1)), (2, dict(schedule='zb-v')),
     (2, dict(schedule='dualpipe-v'))])
 def test_a_layout_says_how_many_chunks_a_rank_has(v, more):
-    assert Parallel(**{'pp': 2, 'layout': 'Ett|tt|tt|ttL'} | more).virtual_stages == v
+    found = Parallel(**{'pp': 2, 'layout': 'Ett|tt|tt|ttL'} | more).virtual_stages
+    assert found == v and isinstance(found, int)
     if 'schedule' in more: assert Parallel(pp=2, **more).virtual_stages == v
 
 
@@ -551,6 +552,19 @@ def test_no_order_of_passes_is_faster_than_the_least(schedule):
     work, _, costs, ends = timeline.priced_estimate(one)
     least = timeline.least_iteration_seconds(work, costs, ends, 1e-3)
     assert .5 < least / timeline.play(work, costs, ends, 1e-3).end.max() < 1 + 1e-9
+
+
+@pytest.mark.parametrize('schedule', ['zb-h1', 'dualpipe', 'dualpipe-v', '1f1b'])
+@pytest.mark.parametrize('slow', [0, 1])
+def test_an_end_of_the_model_is_waited_for(schedule, slow):
+    "One that takes more than all else: its rank has it in every micro-batch, both ways together."
+    one = estimate(TINY, Parallel(pp=4, schedule=schedule), 'H100-80GB', 8, 'calibrated')
+    work, _, costs, ends = timeline.priced_estimate(one)
+    seconds = [0 * end + (at == slow) for at, end in enumerate(ends)]
+    N, ranks = work.layouts.micro_batches, 2 if schedule == 'dualpipe' else 1
+    least = timeline.least_iteration_seconds(work, costs, seconds, 0.)
+    last = timeline.play(work, costs, seconds, 0.).end.max()
+    assert N / ranks < least <= last * (1 + 1e-9)
 
 
 @pytest.mark.parametrize('depth', [7, 8])

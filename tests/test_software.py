@@ -638,6 +638,19 @@ def test_kernels_that_nobody_measured(system, generation):
         check_generation(sheet, CALIBRATED)
 
 
+@pytest.mark.parametrize('pp', [1, 2, 4])
+def test_what_is_known_without_stages_only(pp):
+    "A stage of ZeRO, and how a number of layers is computed again; what is not said is no matter."
+    known = {'zero_stage': [0, 1], 'recompute': ['none', 'full:N'], 'dispatcher': ['once']}
+    software = as_software({'name': 'x', 'takes_in_pipelines': known})
+    def unknown(**said): return software.unknown_in_pipelines(
+        dict(pp=pp, zero_stage=1, recompute='full:3', dispatcher=None) | said)
+    assert unknown() == []
+    for said in ({'zero_stage': 3, 'recompute': 'mlp'}, {'dispatcher': 'alltoall'}):
+        assert unknown(**said) == ([*said] if pp > 1 else [])
+    assert as_software({'name': 'x'}).unknown_in_pipelines(dict(pp=pp, zero_stage=3)) == []
+
+
 @pytest.mark.parametrize('stage', range(4))
 @pytest.mark.parametrize('overlap', [False, True])
 def test_what_hides_as_usual(stage, overlap):

@@ -516,6 +516,7 @@ def test_what_is_timed_is_what_its_name_says(monkeypatch):
             sizes = [len(values) for values in asked[0][1]['vary'].values()]
             assert '{} x {} memories'.format(*sizes) in what
             assert row['candidates'] == 3 * np.prod(sizes) and asked[0][0][2] == [args[1]]
+            assert asked[0][0][4] == args[3] == 4096, 'both of the batch of the study'
         asked.clear()
         said.append(what)
     assert len(said) == len({*said}) == 14

@@ -428,7 +428,7 @@ def summa_column(job: CountedJob, name, outputs):  # Operation
 def summa_row(job: CountedJob, name, inputs):  # Operation
     "Product of the grid that narrows; a column of the grid has `inputs` of its inputs."
     return linear_summa(name, job.micro_batch, job.seq_len, inputs * job.tp,
-                        job.embed_dim // job.tp, job.tp, job.cp, job.panels, job.units,
+                        job.embed_dim / job.tp, job.tp, job.cp, job.panels, job.units,
                         job.assumptions.fused_kernels)
 
 def summa_norm(job: CountedJob, name):  # Operation
@@ -438,7 +438,7 @@ def summa_norm(job: CountedJob, name):  # Operation
     op = layernorm_2d(name, job.micro_batch, *sizes, a.norm_shards_features, job.units,
                       job.here.norm_vectors)
     if not a.fused_kernels: return op
-    width = job.embed_dim // job.tp
+    width = job.embed_dim / job.tp
     kernel = fused_norm(name, job.tokens, width, job.units, job.here.norm_vectors)
     return with_messages(kernel, op.forward.messages, op.backward.messages)
 
@@ -464,7 +464,7 @@ def one_dimensional_bias(job, name):
 def context_bias(job, name):
     "A GPU's own rows after the MLP, its own features after attention."
     if name == 'fc2-bias': return job.own, job.embed_dim
-    return job.tokens, job.embed_dim // job.tp
+    return job.tokens, job.embed_dim / job.tp
 
 def own_rows(job):  # (rows, columns)
     "Of the residual stream, where a GPU has some tokens whole."
@@ -472,7 +472,7 @@ def own_rows(job):  # (rows, columns)
 
 def own_features(job, name=None):  # (rows, columns)
     "Of the residual stream, where a GPU has some numbers of each token."
-    return job.tokens, job.embed_dim // job.tp
+    return job.tokens, job.embed_dim / job.tp
 
 STRATEGIES = {
     '1d': Strategy(column_product, row_product, norm, own_rows, one_dimensional_bias,
@@ -536,7 +536,7 @@ class MLP(Half):
         "Both products and what is between; then the residual stream and its norm."
         strategy = STRATEGIES[job.strategy]
         units, gated = job.units, job.here.gated
-        width = self.hidden_dim // job.tp
+        width = self.hidden_dim / job.tp
         inputs, hidden = width * (1 + gated), job.tokens * width
         act = activated(job, 'act1', hidden, self.in_steps)
         activation = [act._replace(weights=act.weights + units.element * self.learned)]
@@ -572,7 +572,7 @@ def in_a_ring(job: CountedJob):
 
 def keys_sent(job: CountedJob, mixer, width, swapped):  # (messages of the forward pass, backward)
     "Keys and values, so wide together, of the GPUs of cp that do not exchange heads."
-    around, ring = job.cp // swapped, in_a_ring(job)
+    around, ring = job.cp / swapped, in_a_ring(job)
     heads = mixer.own_kv(job) / swapped
     GB = job.units.element * width * job.micro_batch * heads * job.seq_len * (around > 1)
     gather, scatter = (Message(kind, GB, 'cp_keys') for kind in ('allgather', 'reducescatter'))
@@ -589,7 +589,7 @@ def passes_keys(job: CountedJob, mixer, op: Operation, width, merges=True):  # O
     forward, backward = keys_sent(job, mixer, width, swapped)
     swap = sent_if(swapped > 1, Message('alltoall', element * width * (heads + kv), 'cp_heads'))
     # after its first step a ring runs the kernels again, and two that merge results
-    more_steps = (job.cp // swapped - 1.) * in_a_ring(job) * merges
+    more_steps = (job.cp / swapped - 1.) * in_a_ring(job) * merges
     merged = 6 * element * mixer.value * more_steps   # GB, of one head
     def passed(work, heads, messages):
         return work._replace(nbytes=work.nbytes + merged * heads, messages=messages + swap,
@@ -712,7 +712,7 @@ class Heads(Half):
         "The product that reads what attention gives; none where something else does."
         return None if self.gated_output else 'vproj'
 
-    def own_heads(self, job): return self.heads // job.tp
+    def own_heads(self, job): return self.heads / job.tp
     def own_kv(self, job): return np.maximum(self.kv_heads / job.tp, 1)   # at least one each
     def own_values(self, job): return self.own_heads(job) * self.value   # features
     def own_gates(self, job):
@@ -750,7 +750,7 @@ class Heads(Half):
         found = [first._replace(weights=first.weights + sinks), *others]
         found += rotary_operations(job, self)
         if job.assumptions.fused_kernels:
-            mean = (2 * self.heads * self.width // job.tp + self.own_values(job)) / 3
+            mean = (2 * self.heads * self.width / job.tp + self.own_values(job)) / 3
             found.append(transposes('layout', job.tokens, mean, job.units))
         found += core(job, self)
         if self.gated_output: found.append(output_gate(job, self))
@@ -775,7 +775,7 @@ class Attention(Heads):
     def projections(self, job: CountedJob):  # list of Operation
         "What attention works on, from the stream."
         heads, kv = self.own_heads(job), self.own_kv(job)
-        features = self.heads * self.width // job.tp + kv * (self.width + self.value)
+        features = self.heads * self.width / job.tp + kv * (self.width + self.value)
         features = features + self.own_gates(job)
         found = STRATEGIES[job.strategy].column(job, 'qkv', features)
         found = found._replace(matrices=self.own_matrices(found.matrices[0]))
@@ -1004,7 +1004,7 @@ def expert_activation(job: CountedJob, experts, numbers):  # Operation
 
 def routed_experts(job: CountedJob, experts):  # list of Operation
     "From copies of tokens to what their experts say."
-    width = experts.hidden_dim // job.etp
+    width = experts.hidden_dim / job.etp
     gated = job.here.gated
     seen = experts.width(job)
     wide = width * (1 + gated)
@@ -1027,7 +1027,7 @@ def routed_experts(job: CountedJob, experts):  # list of Operation
 # %% ../nbs/82b_blocks.ipynb #bc003191
 def shared_experts(job: CountedJob, experts):  # list of Operation
     "The experts that see every token: a narrow MLP."
-    width = experts.shared_dim // job.tp
+    width = experts.shared_dim / job.tp
     E, gated = job.units.element, job.here.gated
     first = column_product(job, 'shared-fc1', width * (1 + gated))
     if not job.assumptions.inputs_sharded: first = gathers(job, first)
@@ -1201,7 +1201,7 @@ def _mtp_operations(job: CountedJob):  # list of Operation
     has_tokens = own_vocabulary(job) > 0
     shared = dict(weights=0., frozen=0.)   # with the embedding at the start
     look_up = trained(embedding(job), job, False)._replace(name='mtp-embedding', **shared)
-    join = column_product(job._replace(precision='bf16'), 'mtp-join', e // job.tp, 2 * e)
+    join = column_product(job._replace(precision='bf16'), 'mtp-join', e / job.tp, 2 * e)
     join = gathers(job, join, 2 * e)
     parts = tp_message(job, 'allgather')   # of what each GPU says
     join = with_messages(join, (*join.forward.messages, parts),

@@ -338,9 +338,8 @@ class Space:
 
     @cached_property
     def placed(self):   # how many placements each configuration has
-        which = self.t['grouping']
-        counts = np.bincount(self.places['grouping'], minlength=which.max(initial=0) + 1)
-        return counts[which]
+        groups = rows_of_table(self.groupings)
+        return np.bincount(self.places['grouping'], minlength=groups)[self.t['grouping']]
 
     def at(self, i, j):  # table of configurations i at placements j
         return keep(self.t, i) | {name: self.places[name][j] for name in PLACES}

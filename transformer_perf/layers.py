@@ -62,10 +62,10 @@ def linear_summa(
     to_input = Product(rows, e / nb, outputs, times=nb)
     to_weight = Product(e / nb, outputs, rows, adds=adds, times=nb)
     back = (column, row._replace(kind='reduce'), row, column._replace(kind='reduce'))
-    weight = E * (e // m2) * outputs
+    weight = E * (e / m2) * outputs
     return Operation(name, Work((forward,), messages=(row, column)),
                      Work((to_input, to_weight), messages=back), panels=nb,
-                     weights=weight, activations=E * rows * (e // m1),
+                     weights=weight, activations=E * rows * (e / m1),
                      matrices=(Matrix(e, outputs * m1, gathers=(('cp', 1 / m1), ('tp', 1.))),),
                      in_matrices=weight)
 

@@ -37,7 +37,7 @@ class Recurrent(Half):
     def exchange_divisions(self, tp, cp):
         return [('heads with a state on a GPU', self.heads // tp, 'cp', cp)]
     def exchanged(self, tp, cp): return self.columns(tp) + self.own_values(tp)   # of a token
-    def own_values(self, tp): return self.heads * self.value // tp
+    def own_values(self, tp): return self.heads * self.value / tp
     def state(self, job): return job.micro_batch * self.heads * self.key * self.value / job.tp
     def moved_again(self, tp): return 0., 0.   # of one token, by passes for what is handed on
     def handed_on(self):   # from GPU to GPU of cp, in states: one, and what it is multiplied by
@@ -76,7 +76,7 @@ def scan(job: CountedJob, mixer):  # Operation
     "All chunks of all heads: what is inside them, and the state from each to the next."
     E = job.units.element
     rows = 1. * job.tokens * filled_up(job, mixer)
-    chunks = rows / mixer.chunk * (mixer.heads // job.tp)
+    chunks = rows / mixer.chunk * (mixer.heads / job.tp)
     passes = mixer.transition * _passes_states(job)   # a pass each way for what is handed on
     moved = rows * mixer.moved(job.tp)
     kernels = Work(fused=True, messages=(_between_tokens(job, mixer),),
@@ -113,7 +113,7 @@ def _gated_norm(job: CountedJob, mixer):  # Operation
     if not any_of(scales): return _gate_in_scan(job, x)
     forward = Work(vector=flop * 14 * x, nbytes=3 * E * x, launches=1)
     backward = Work(vector=flop * 22 * x, nbytes=5 * E * x, launches=2)
-    sums = 2 * job.tokens * mixer.heads // job.tp   # in 32 bits
+    sums = 2 * job.tokens * mixer.heads / job.tp   # in 32 bits
     saved = E * (2 * x + sums)
     return Operation('gated-norm', forward, backward, weights=E * scales, activations=saved)
 
@@ -148,7 +148,7 @@ class DeltaRule(Recurrent):
 
     def moved_again(self, tp):
         "Keys twice, values; backward queries, keys twice, gradients of results and of values."
-        heads = self.heads // tp
+        heads = self.heads / tp
         return heads * (2 * self.key + self.value), heads * (3 * self.key + 2 * self.value)
 
     def forward(self, chunks, passes):  # tuple of Product
@@ -182,9 +182,9 @@ class GatedDeltaNet(DeltaRule):
         return [*super().divisions(tp), ('key_heads', self.key_heads, 'tp', tp)]
     def columns(self, tp):   # queries, keys, values, a gate; a decay and a rate
         keys, values = self.key_heads * self.key, self.heads * self.value
-        return (2 * keys + 2 * values + 2 * self.heads) // tp
-    def channels(self, tp): return (2 * self.key_heads * self.key + self.heads * self.value) // tp
-    def vectors(self, tp): return 2 * self.heads // tp
+        return (2 * keys + 2 * values + 2 * self.heads) / tp
+    def channels(self, tp): return (2 * self.key_heads * self.key + self.heads * self.value) / tp
+    def vectors(self, tp): return 2 * self.heads / tp
     def scan_keeps(self, tp):  # its inputs, and what else
         return self.channels(tp) + ((self.chunk + 5.5) * self.heads + 4 * self.key_heads) / tp
 
@@ -199,18 +199,18 @@ class KimiDelta(DeltaRule):
 
     def columns(self, tp):   # queries, keys, values, rates; decays and gates, or what makes them
         keys, values = self.heads * self.key, self.heads * self.value
-        own = (2 * keys + values + self.heads) // tp
-        return own + ((keys + values) // tp if self.rank is None else 2 * self.rank)
-    def channels(self, tp): return self.heads * (2 * self.key + self.value) // tp
-    def vectors(self, tp): return self.heads * (1 + self.key) // tp
+        own = (2 * keys + values + self.heads) / tp
+        return own + ((keys + values) / tp if self.rank is None else 2 * self.rank)
+    def channels(self, tp): return self.heads * (2 * self.key + self.value) / tp
+    def vectors(self, tp): return self.heads * (1 + self.key) / tp
     def moved(self, tp):   # sums of decays in 32 bits, too: one kernel writes them, four read them
-        return super().moved(tp) + self.heads // tp * 5 * 2 * self.key
+        return super().moved(tp) + self.heads / tp * 5 * 2 * self.key
     def scan_keeps(self, tp):
-        return self.heads * (3 * self.key + self.value) // tp + 2 * self.chunk * self.heads / tp
+        return self.heads * (3 * self.key + self.value) / tp + 2 * self.chunk * self.heads / tp
 
     def projections(self, job: CountedJob):  # list of Operation
         if self.rank is None: return super().projections(job)
-        width = self.heads * (self.key + self.value) // job.tp
+        width = self.heads * (self.key + self.value) / job.tp
         up = inner_product(job, 'gates-up', job.tokens, self.rank, width, 'outputs')
         return [*super().projections(job), up._replace(activations=2 * up.activations)]
 
@@ -236,17 +236,17 @@ class Mamba2(Recurrent):
         copies = np.maximum(cp * tp / self.key_groups, 1) - 1
         return super().exchanged(tp, cp) + copies * 2 * self.key_groups * self.key / tp
     def columns(self, tp):   # a gate, values, keys, queries, a decay
-        return (2 * self.heads * self.value + 2 * self.key_groups * self.key + self.heads) // tp
-    def channels(self, tp): return (self.heads * self.value + 2 * self.key_groups * self.key) // tp
-    def vectors(self, tp): return 3 * self.heads // tp
+        return (2 * self.heads * self.value + 2 * self.key_groups * self.key + self.heads) / tp
+    def channels(self, tp): return (self.heads * self.value + 2 * self.key_groups * self.key) / tp
+    def vectors(self, tp): return 3 * self.heads / tp
     def normed(self, tp): return self.own_values(tp) * self.gate_normed
     def conv_keeps(self, tp): return self.columns(tp)   # the convolution is computed again
     def scan_keeps(self, tp): return 0.
     def moved(self, tp):
         "Of one token, by five kernels; scores, decays and what a chunk adds to a state in 32 bits."
-        own, groups = self.own_values(tp), self.key_groups // tp
+        own, groups = self.own_values(tp), self.key_groups / tp
         keys_and_scores = 4 * groups * (self.key + self.chunk)
-        steps = 13 * self.heads // tp   # and decays: one kernel makes them, two read them
+        steps = 13 * self.heads / tp   # and decays: one kernel makes them, two read them
         states = (2 + 2 + 1 + 1) * own * self.key / self.chunk   # added; handed on, in 16 bits
         return 3 * own + keys_and_scores + steps + states
 
@@ -268,13 +268,13 @@ class Lightning(Recurrent):
 
     name = 'lightning attention'
 
-    def columns(self, tp): return self.heads * (2 * self.key + 2 * self.value) // tp
-    def channels(self, tp): return self.heads * (2 * self.key + self.value) // tp
+    def columns(self, tp): return self.heads * (2 * self.key + 2 * self.value) / tp
+    def channels(self, tp): return self.heads * (2 * self.key + self.value) / tp
     def vectors(self, tp): return 0
     def normed(self, tp): return self.own_values(tp)
     def conv_keeps(self, tp): return self.channels(tp)
     def scan_keeps(self, tp): return self.channels(tp)
-    def moved(self, tp): return self.heads // tp * (2 * self.key + 2 * self.value)
+    def moved(self, tp): return self.heads / tp * (2 * self.key + 2 * self.value)
 
     def forward(self, chunks, passes):
         C, k, v = self.chunk, self.key, self.value
@@ -300,7 +300,7 @@ class Mamba(Half):
         "From channels to a narrow step, keys and queries, whole on every GPU; and to all steps."
         width = self.rank + 2 * self.key
         T, E = job.tokens, job.units.element
-        channels = self.channels // job.tp
+        channels = self.channels / job.tp
         shared = Message('allreduce', E * T * width * (job.tp > 1), 'tp')
         op = inner_product(job, 'state-select', T, channels, width, 'inputs')
         op = with_messages(saved_once(job, op), (shared,), (shared,))
@@ -312,7 +312,7 @@ class Mamba(Half):
     def operations(self, job: CountedJob):  # list of Operation
         "Projection, convolution, what is selected, scan with its gate, projection; the stream."
         strategy = STRATEGIES[job.strategy]
-        own = self.channels // job.tp
+        own = self.channels / job.tp
         return [strategy.column(job, 'state-in', 2 * own), _conv_of(job, self, own),
                 *self.selected(job), _selective_scan(job, self),
                 strategy.row(job, 'state-out', own), *after_mixer(job, biased=False)]
@@ -326,7 +326,7 @@ def _conv_of(job: CountedJob, mixer, channels):  # Operation
 def _selective_scan(job: CountedJob, mixer: Mamba):  # Operation
     "Channels, steps and gates in, channels out, 9 FLOP a number of the state; CP passes states on."
     E, T = job.units.element, 1. * job.tokens
-    D, N = mixer.channels // job.tp, mixer.key
+    D, N = mixer.channels / job.tp, mixer.key
     state = 2 * E * job.micro_batch * D * N   # in 32 bits; and what it is multiplied by
     sent = Message('allgather', 2 * state * job.cp * (job.cp > 1), 'cp')
     flop = job.units.flop * 9 * D * N * T
@@ -350,7 +350,7 @@ class GatedConv(Half):
         "Two gates and what they gate; between the gates a convolution."
         strategy = STRATEGIES[job.strategy]
         E = job.units.element
-        own = self.channels // job.tp
+        own = self.channels / job.tp
         x = 1. * job.tokens * own
         gate = Operation('conv-gate', Work(vector=2 * job.units.flop * x, nbytes=6 * E * x,
                                            launches=2),

@@ -535,8 +535,9 @@ def map_candidates(model, strategy):
     memories = {'hbm_bandwidth': np.geomspace(500, 16000, 28),
                 'hbm_capacity': np.geomspace(80, 1000, 32)}
     points = np.prod([len(values) for values in memories.values()])
-    sweep([model], {'B200': b200}, [8192], [strategy], assumptions='paper', vary=memories)
-    return int(points) * candidates_of(model, 8192, b200, 4096, strategy, assumptions='paper')
+    n, batch = 8192, 4096
+    sweep([model], {'B200': b200}, [n], [strategy], batch, assumptions='paper', vary=memories)
+    return int(points) * candidates_of(model, n, b200, batch, strategy, assumptions='paper')
 
 # %% ../nbs/85_sweeps.ipynb #cf010891
 def bench_rows():  # yields dict
