@@ -290,6 +290,20 @@ def test_what_graphs_take_from_the_host():
     assert launched(column, 0).tolist() == [1, 0, .5]
 
 
+@pytest.mark.parametrize('graphs, own, routed', [   # s of a layer, and of its experts
+    ('none', 7e-4, 2e-3), ('attn', 3.5e-4, 2e-3), ('attn+mlp', 0, 2e-3),
+    ('moe_router', 7e-4, 1.6e-3), ('iteration', 0, 0)])
+@pytest.mark.parametrize('tp', [1, 4])
+@pytest.mark.parametrize('experts', [False, True])
+def test_what_the_host_takes_of_a_layer(graphs, own, routed, tp, experts):
+    "All of it is waited for where kernels take no time; with as long ones, a power mean of both."
+    layouts = priced_estimate(case(MEASURED, tp=tp, cuda_graphs=graphs)[0])[0].layouts
+    host = (own + routed * experts) * (1 + .1 * math.log2(tp))
+    for passes in (1., 2.):
+        assert close(modules.host_wait(0., layouts, experts, passes), passes * host)
+    assert close(modules.host_wait(host, layouts, experts), host * (2**(1 / 2.5) - 1))
+
+
 @pytest.mark.parametrize('precision', ['bf16', 'fp8'])
 @pytest.mark.parametrize('changes, moved', [   # bytes of a parameter, both ways
     ({}, 2 * 12 + 4 + 2), (dict(master_bytes=2.), 2 * 10 + 4 + 2 * 2),

@@ -820,6 +820,8 @@ def test_bytes_of_kernels_of_one_step_each():
     turned = layers.eager_rotation('x', 24)
     assert close(moved(turned)[0], 20 * x) and close(moved(turned)[1], 30 * x)
     assert turned.activations == 0
+    for work in (turned.forward, turned.backward):   # of a pair four products and two sums
+        assert close(work.vector, 6 * 12e-12)
     scores = layers.eager_softmax('x', 2, 3, 4, 6, masked=0.)
     s = 2 * 3 * 4 * 6 * 1e-9
     assert close(scores.forward.scores, 21 * s) and close(scores.backward.scores, 33 * s)
@@ -1230,6 +1232,21 @@ def test_ways_to_send_tokens_in_a_column():
                     if m.far is None: continue
                     far = exchanged(own.volume, own.far, 4, 2)[1] if own else 0
                     assert close(at(m.far), far)
+
+
+@pytest.mark.parametrize('sharded', [True, False])
+@pytest.mark.parametrize('whole', [True, False])
+def test_messages_of_the_loss(sharded, whole):
+    "Three sums of a number in 32 bits for each token; or all logits, where every GPU has them all."
+    measured = Parameters(software=Costs(whole_logits=whole))
+    a = dataclasses.replace(TRAINED, sequence_sharded=sharded, measured=measured)
+    _, (_, op, *_) = blocks.end_operations(job_at(dataclasses.replace(GPT, vocab=96), a, tp=2))
+    GB = 2e-9 * b * l
+    sent = lambda work: [(m.kind, round(m.volume / GB, 9)) for m in work.messages]
+    loss = [('allgather', 96)] if whole else [('allreduce', 2)] * 3
+    stream = [('allgather', e)] if sharded else []
+    assert op.name == 'output' and sent(op.forward) == stream + loss
+    assert sent(op.backward) == [('allreduce', e)]
 
 
 def test_a_token_further_ahead():

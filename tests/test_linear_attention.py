@@ -92,6 +92,8 @@ def test_what_is_kept(tp):
              'kimi delta': 2 * (3 * K + V) + 4 * C * H, 'mamba': 0,
              'lightning': 2 * (2 * K + V)}
     for name, there in scans.items(): assert close(1 + kept[name]['scan'], 1 + there), name
+    gates = kept['kimi delta, low rank']['gates-up']   # 12 numbers for decays, and 12 for gates
+    assert close(gates, tp * 2 * (12 + 12)), 'each GPU keeps those of all tokens'
     convs = {'gated delta': 2 * LESS + V, 'kimi delta': 2 * K + V,
              'mamba': 2 * V + 2 * LESS + H, 'lightning': 2 * K + V}
     for name, there in convs.items(): assert close(kept[name]['short-conv'], 2 * there)

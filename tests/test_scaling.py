@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from thorough import examples
-from transformer_perf import Assumptions, Model, Parallel, estimate, search
+from transformer_perf import Assumptions, Model, Parallel, estimate, scaling, search
 from transformer_perf.estimates import collective_time
 from transformer_perf.scaling import (
     STAGES, STUDIED, TURNS, Efficiency, Fractions, Network, Sizes, achieved_rate, activation_GB,
@@ -241,6 +241,20 @@ def test_zero_table_is_its_parts():
         assert row.fits == (row.memory_GB <= 80) == (row.gpus_needed <= row.n_gpus)
         assert math.isclose(row.samples_per_s * row.iteration_s, samples * row.n_gpus)
     assert (table.compute_s == table.compute_s[0]).all()
+
+
+@pytest.mark.parametrize('said, unlike', [
+    (dict(kv_heads=8, mlp_dim=2048, head_dim=64), ''), (dict(kv_heads=4), 'kv_heads=4'),
+    (dict(head_dim=128), 'head_dim=128'), (dict(mlp_dim=1024), 'mlp_dim=1024'),
+    (dict(window=64), 'window=64')])
+def test_what_a_model_says_as_usual_is_no_difference(said, unlike):
+    "The closed formulas take a model of GPT's kind, however much of it is spelled out."
+    model = Model(256, 512, 8, 4, name='small', **said)
+    assert scaling._unlike_gpt(model) == unlike
+    if unlike:
+        with pytest.raises(ValueError, match=f'small: {unlike} is more than sizes say'):
+            Sizes.of([model])
+    else: assert parameters(Sizes.of([model])) == [12 * 4 * 512**2]
 
 
 @pytest.mark.parametrize('name', ['llama3.1_8B', 'mixtral_8x7B', 'deepseek_v3'])

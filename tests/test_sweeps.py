@@ -462,7 +462,7 @@ def test_mistakes_are_one_line(tmp_path, command, message):
 # how tasks are cut, and what is timed
 
 def test_numbers_in_a_row():
-    assert sweeps.in_a_row([0, 1, 2, 5, 6, 9]) == [[0, 1, 2], [5, 6], [9]]
+    assert sweeps.in_a_row([0, 1, 2, 4, 5, 9]) == [[0, 1, 2], [4, 5], [9]]
     assert sweeps.in_a_row([3]) == [[3]]
 
 

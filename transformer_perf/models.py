@@ -453,8 +453,8 @@ def output_in_layers(model):  # float
 def counted_once(m: Model, causal_mask=True, adapters='none'):
     "What one sample asks of one GPU, in single numbers: list of (Operation, in how many layers)."
     a = Assumptions(fused_kernels=True, vocabulary=True, causal_mask=causal_mask)
-    units = Units(element=1., flop=1.)
-    job = CountedJob(**sizes_of(m), units=units, assumptions=a, adapters=adapters)
+    numbers = Units(element=1.)   # instead of GB
+    job = CountedJob(**sizes_of(m), units=numbers, assumptions=a, adapters=adapters)
     first, last = end_operations(job)
     layers = [(op, number) for kind, number in zip(job.kinds, layers_of_kinds(job))
               for op in kind.operations]

@@ -372,7 +372,7 @@ def left_to_do(folder, number):  # list of numbers of tasks
     done = np.zeros(number, dtype=bool)
     with one_at_a_time(folder):   # or two runs would each remove what the other kept
         for (first, last), path in parts_in(folder).items():
-            if last >= number or done[first:last + 1].any() or not _is_whole(path):
+            if last >= number or done[first] or not _is_whole(path):   # as they are in order
                 path.unlink(missing_ok=True)
             else: done[first:last + 1] = True
     return np.flatnonzero(~done).tolist()
