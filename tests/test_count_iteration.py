@@ -836,6 +836,18 @@ def test_no_stage_is_overlooked(layout, vocabulary):
     assert timeline.longest_of(stages, layers_of) == max(layers)
 
 
+@pytest.mark.parametrize('layout, ranks', [
+    ('Ett|tt|tt|ttL', [0, 3]),             # others have no end, and no more layers than the first
+    ('Ett|ttt|tt|tttL', [0, 1, 3]), ('Ett|ttt|ttt|ttL', [0, 1, 3]),
+    ('Et|tt|ttt|tL', [0, 1, 2, 3]),        # the third has more, of fewer micro-batches
+    ('Etttt|tt|ttt|L', [0, 3]), ('Ettt|t|tttt|t|tttt|tL', [0, 2, 5])])
+def test_stages_that_hold_no_more_than_an_earlier_one_are_not_asked_for(layout, ranks):
+    one, _, _ = case(model=dataclasses.replace(MODEL, depth=layout.count('t')))
+    pattern = timeline.priced_estimate(one)[0].pattern
+    pipeline = pattern, layout.count('|') + 1, 1, '1f1b', layout
+    assert [stage.rank for stage in timeline.distinct_stages(*pipeline)] == ranks
+
+
 @pytest.mark.parametrize('layout', ['Ettt|t|tt|tL', 'Et|tttt|t|tL', 'E|t|t|tL', 'Ettt||t|L'])
 def test_the_longest_and_the_shortest_chunk(layout):
     "Over the mean of a rank's own: ranks take turns, chunk by chunk."

@@ -394,7 +394,7 @@ def test_rows_that_a_grid_does_not_share_evenly(tokens):
         assert close(sent.volume, 2e-9 * (e + b * tokens))
 
 
-@pytest.mark.parametrize('tp, cp', [(1, 3), (2, 3), (4, 2)])
+@pytest.mark.parametrize('tp, cp', [(1, 3), (2, 3), (4, 2), (5, 7)])
 def test_a_grid_holds_every_weight_and_number_once(tp, cp):
     "Also where the GPUs of cp do not divide what a product gets."
     for inputs, outputs in ((e, f), (f, e)):
@@ -402,6 +402,12 @@ def test_a_grid_holds_every_weight_and_number_once(tp, cp):
         assert close(op.weights * tp * cp, 2e-9 * inputs * outputs)
         assert close(op.in_matrices * tp * cp, 2e-9 * inputs * outputs)
         assert close(op.activations * tp * cp, 2e-9 * b * l * inputs)
+    kept = [make('x', b, l, q, h, tp, cp, 4).activations * tp * cp
+            for make in (layers.logits_summa, layers.attend_summa)]
+    scores, values = 2e-9 * b * h * l * l, 2e-9 * b * h * l * q
+    assert close(kept[0], 2 * values) and close(kept[1], scores + values)
+    softmax = layers.softmax_2d('x', b, h, l, tp, cp)
+    assert close(softmax.activations * tp * cp, layers.softmax('x', b, h, l, l).activations)
 
 
 def gpt_scores():

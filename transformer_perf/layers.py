@@ -477,7 +477,7 @@ def logits_summa(
 ):  # Operation
     "Attention scores as a SUMMA product, all heads on every GPU."
     E, batch = units.element, b * h
-    rows, ql = l / m2, q // m1
+    rows, ql = l / m2, q / m1
     keys = Message('broadcast', E * batch * l * ql * (m2 > 1), 'cp')
     scores = Message('broadcast', E * batch * rows * l * (m1 > 1), 'tp')
     summed_scores, summed_keys = (x._replace(kind='reduce') for x in (scores, keys))
@@ -498,7 +498,7 @@ def attend_summa(
 ):  # Operation
     "Scores times values as a SUMMA product, all heads on every GPU."
     E, batch = units.element, b * h
-    rows, ql = l / m2, q // m1
+    rows, ql = l / m2, q / m1
     values = Message('broadcast', E * batch * l * ql * (m2 > 1), 'cp')
     scores = Message('broadcast', E * batch * rows * l * (m1 > 1), 'tp')
     summed_scores, summed_values = (x._replace(kind='reduce') for x in (scores, values))
@@ -508,7 +508,7 @@ def attend_summa(
     forward = Work((product,), messages=(scores, values))
     backward = Work((of_scores, of_values),
                     messages=(values, summed_scores, scores, summed_values))
-    saved = E * batch * rows * (l // m1)
+    saved = E * batch * rows * (l / m1)
     return Operation(name, forward, backward, panels=nb, recomputed_with=CORE[1:],
                      frees=(('scores', saved), ('core_attn', saved)),
                      activations=saved + E * batch * rows * ql)
@@ -519,6 +519,6 @@ def softmax_2d(
     units=Units(),
 ):  # Operation
     "Softmax whose rows are spread over m1 GPUs: their sums are all-reduced."
-    op = softmax(name, b, h, l / m2, l // m1, units)
+    op = softmax(name, b, h, l / m2, l / m1, units)
     sums = (Message('allreduce', units.element * b * h * (l / m2) * (m1 > 1), 'tp'),)
     return with_messages(op, sums, sums)
