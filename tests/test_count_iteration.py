@@ -667,14 +667,15 @@ def test_the_bound_counts_each_group_that_talks(groups):
     assert close(s['memory_bound_GB'] - s['memory_GB'], hand, 1e-7)
 
 
-def test_what_copies_share_out():
+@pytest.mark.parametrize('dp', [2, 8])
+def test_what_copies_share_out(dp):
     "ZeRO 1: states; 2: and gradients, of which a layer is whole; 3: and weights but for two units."
     for stage in (0, 1, 2, 3):
-        one, _, table = case(MEASURED, batch=256, dp=8, zero_stage=stage)
-        weights, gradients, states, kept = memory_by_hand(table, 1, 1, 0, 1, 16)
+        one, _, table = case(MEASURED, batch=256, dp=dp, zero_stage=stage)
+        weights, gradients, states, kept = memory_by_hand(table, 1, 1, 0, 1, 128 // dp)
         layer, words = table.weights_mem.sum(), 2e-9 * V * e
         largest, ends = max(layer, words), weights - depth * layer
-        share = lambda GB, least, stage=stage: GB / 8 if stage >= least else GB
+        share = lambda GB, least, stage=stage: GB / dp if stage >= least else GB
         hand = [share(weights, 3), share(gradients, 2), share(states, 1), kept]
         if stage > 1: hand[1] += 4 / 2 * largest      # fp32, on their way
         if stage > 2: hand[0] += max(2 * layer, min(words, ends) + layer)

@@ -209,7 +209,7 @@ def collective_seconds(
         link = np.where(nodes > 1, np.minimum(near, across * np.maximum(far_share, 1e-9)), near)
         best = np.minimum(best, passes * ((nodes - 1) * far + (n - nodes) * hop) + moved / link)
         if kind != 'allreduce': continue
-        hops = np.log2(np.maximum(nodes, 1)) * tree_hop + (d - 1) * hop
+        hops = np.log2(nodes) * tree_hop + (d - 1) * hop
         tree = 2 * hops + moved / (link * network.tree_share)
         best = np.where(nodes > 1, np.minimum(best, tree), best)
     return np.where((n > 1) & (volume > 0), network.base + best, 0.)
