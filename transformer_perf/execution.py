@@ -435,7 +435,7 @@ class Counted(NamedTuple):
     layers: Workload     # of the distinct layers
     every: Workload      # of all configurations
     which: np.ndarray    # of the layers each configuration has
-    memory: np.ndarray   # GB by formula, [system, configuration]; one system where units agree
+    memory: np.ndarray   # GB by formula, [configuration]; of each system, where units differ
     least: np.ndarray    # GB at least, [system, configuration]
     unsure: np.ndarray   # of which configurations only playing tells whether they fit
 
@@ -455,7 +455,8 @@ def counted_and_held(space: Space, q: Question):  # Counted
         few = layers.at(which[some], every.layouts.at(some))
         least = memory.copy()
         least[:, some] = np.minimum(memory[:, some], memory_needed(few, least=True))
-    return Counted(layers, every, which, memory, least, np.broadcast_to(unsure, over.shape))
+    by_formula = memory[0] if len(memory) == 1 else memory
+    return Counted(layers, every, which, by_formula, least, np.broadcast_to(unsure, over.shape))
 
 # %% ../nbs/88a_search.ipynb #0d525521
 def placed_layers(space: Space, first, q: Question):  # (place of each placement, table, allowed)
@@ -690,7 +691,7 @@ class Fitting(NamedTuple):
     "What of the space of a question fits, and its layers priced."
     question: Question
     space: Space         # all of it
-    memory: np.ndarray   # GB by formula, [system, configuration]
+    memory: np.ndarray   # GB of each configuration, by formula
     fits: np.ndarray     # [variant, configuration]
     some: np.ndarray     # the configurations that fit somewhere and have placements
     placeable: Space     # only these
