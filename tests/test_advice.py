@@ -389,8 +389,24 @@ def test_the_best_known_is_what_a_search_finds(preset):
 
 def test_nothing_fits():
     found = why_not('llama3.1_405B', Parallel(), 'A100', 1)
-    assert found.best is None and found.summary.endswith('Nothing that a search tries fits.')
+    assert found.best is None
+    has(found.summary, 'Nothing that a search tries is possible: 1d, 2d-seqp: the smallest of 1')
     assert not improve('llama3.1_405B', Parallel(), 'A100', 1).best.fits
+
+
+def test_why_a_search_finds_nothing_is_said_with_why_not():
+    "512 copies do not share 768 samples; that nothing fits was no reason."
+    about = 'mixtral_8x22B', Parallel(pp=16, dp=32), 'H100-80GB', 768
+    found = why_not(*about, software='fms-fsdp')
+    assert found.best is None
+    has(found.summary, 'knows pp 1, not 16', 'multiply to 512 and divide', 'the batch of 768')
+
+
+def test_who_finds_no_small_change_that_fits_is_told_of_larger_ones():
+    about = 'llama3.1_70B', Parallel(cp=2, pp=2, dp=32), 'A100-40GB', 32
+    found = improve(*about, software='nanotron')
+    assert not found.best.fits and found.summary.endswith('fits. `fits` tries larger ones, too.')
+    assert fits(*about, software='nanotron').changes
 
 
 def test_a_placement_that_was_given_can_be_opened():

@@ -562,7 +562,8 @@ def test_own_values():
     ('layer tp=0', 'tp=0 must be a whole number from 1'), ('layer tp=2 tp=4', 'tp is set twice'),
     ('sweep vary=none', "unknown quantity to sweep 'none'"),
     ('sweep doublings=21', 'doublings=21 must be'), ('search own=abc', "unknown number 'abc'"),
-    ('roofline micro_batch=-1', 'micro_batch=-1 must be'), ('collectives n_gpus=0', 'n_gpus=0')])
+    ('roofline micro_batch=-1', 'micro_batch=-1 must be'), ('collectives n_gpus=0', 'n_gpus=0'),
+    ('collectives n_gpus=1', 'n_gpus=1 must be a whole number from 2')])
 def test_a_setting_that_cannot_be_is_refused(words, why):
     assert why in bad('panels', *words.split())
 
@@ -1036,6 +1037,12 @@ def test_the_collectives_panels_calls(assumptions, tmp_path):
     for d, own in table.groupby('in_domain'): assert np.allclose(own.predicted_ms, times[d] * 1000)
     assert np.allclose(printed_table(state, tmp_path).predicted_ms, table.predicted_ms)
     assert table.measured_ms.notna().sum() == 19
+
+
+def test_a_number_of_gpus_that_lies_in_one_way_has_no_quickest_placement():
+    words = CollectivesState(n_gpus=61).show().words
+    has(words, 'with 1 of 61 in a domain: there is no other placement.')
+    assert 'quickest' not in words
 
 
 def test_a_candidate_is_the_layer_panels_configuration():

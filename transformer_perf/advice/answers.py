@@ -358,6 +358,7 @@ def improvements_in_words(found: Improvements):  # str
     tried = plural(found.tried, 'change')
     if right: words.append(f'Of {tried} of one knob the best: {changes_in_words(one, right)}.')
     else: words.append(f'None of {tried} of one knob{offered(one)} {goal}.')
+    if not (right or found.pair or one.fits): words.append('`fits` tries larger ones, too.')
     if found.pair: words.append(f'The best of two: {changes_in_words(one, [found.pair])}.')
     return ' '.join([*words, *found.besides])
 
@@ -452,17 +453,18 @@ def choices_with_own(case: Case):  # dict: choice -> values, None: as a search t
         else: found[name] = [*usual, own]
     return found
 
-def best_known(case: Case):  # Estimate or None
+def best_known(case: Case):  # (Estimate or None, why there is none)
     "The best that a search finds on as many GPUs; what the software hides stays as it is."
     p, values = case.parallel, choices_with_own(case)
     strategy = strategies_tried(p, case.assumptions)
-    rows = []
+    rows, why = [], ''
     for name in values.pop('recompute'):   # at once they may be more than a search takes
         found = search(case.model, p.n_gpus, case.system, case.global_batch, strategy, 3,
                        case.assumptions, fixed={'etp': sorted({1, p.etp})}, recompute=[name],
                        **values)
         rows += [case.estimate(Parallel.from_row(row)) for _, row in found.iterrows()]
-    return min(rows, key=lambda one: rank_seconds(one.stats), default=None)
+        why = found.reasons.get(p.n_gpus, '')   # the last recomputes most, and needs least
+    return min(rows, key=lambda one: rank_seconds(one.stats), default=None), why
 
 # %% ../../nbs/88d_answers.ipynb #13a0003d
 @dataclass(frozen=True)
@@ -471,7 +473,8 @@ class WhyNot:
     parallel: Parallel
     excluded: tuple       # sentences; none where it runs and fits
     estimate: Estimate    # None where it cannot run
-    best: Estimate        # None where nothing fits
+    best: Estimate        # None where a search finds nothing
+    why_none: str = ''    # then: why
 
     table = property(lambda self: against_the_best(self))
     summary = property(lambda self: why_not_in_words(self))
@@ -514,7 +517,8 @@ def what_matters(best: Estimate):  # dict: field -> value
 def why_not_in_words(found: WhyNot):  # str
     "What excludes a configuration, or how much slower it is than the best."
     words = [f'Excluded: {"; ".join(found.excluded)}.'] if found.excluded else []
-    if found.best is None: return ' '.join([*words, 'Nothing that a search tries fits.'])
+    if found.best is None:
+        return ' '.join([*words, f'Nothing that a search tries is possible: {found.why_none}.'])
     one, best = found.estimate, found.best
     other = what_matters(best)
     how = in_short(found.parallel, other) or 'the same with another placement'
@@ -556,4 +560,4 @@ def why_not(
             part = max(MEMORY_PARTS, key=lambda name: one.stats[name])
             held = f'{one.stats[part]:.1f} GB {MEMORY_PARTS[part]}'
             excluded.append(f'it needs {one.needed:.1f} of {one.system.hbm_capacity:g} GB ({held})')
-    return WhyNot(case.parallel, tuple(excluded), one, best_known(case))
+    return WhyNot(case.parallel, tuple(excluded), one, *best_known(case))

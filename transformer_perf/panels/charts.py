@@ -446,6 +446,7 @@ def predicted_times(state):  # DataFrame, a row per placement and size
 def collectives_table(state: CollectivesState):  # DataFrame, a row per placement and size
     "Predicted times, and those of nccl-tests on Perlmutter where these have the same."
     nearest(state.kind, COLLECTIVES, 'collective')
+    whole(state.n_gpus, 'n_gpus', least=2)   # one sends nothing
     table = pd.read_csv(measured_folder() / 'nccl_perlmutter.csv', comment='#')
     same = (table.operation == state.kind) & (table.gpus == state.n_gpus) & (state.system == 'A100')
     table = table[same].rename(columns={'gpus_per_node': 'in_domain'})
@@ -457,8 +458,13 @@ def collectives_words(table):  # str
     "Which placement is quickest, and how near the predictions are."
     last = table[table.bytes == max(SIZES_BYTES)].sort_values('predicted_ms')
     first, slowest = last.iloc[0], last.iloc[-1]
-    words = (f'The largest message is quickest with {first.placement} ({short(first.predicted_ms)} '
-             f'ms) and slowest with {slowest.placement} ({short(slowest.predicted_ms)} ms). ')
+    if len(last) == 1:
+        words = (f'The largest message takes {short(first.predicted_ms)} ms, with '
+                 f'{first.placement}: there is no other placement. ')
+    else:
+        words = (f'The largest message is quickest with {first.placement} '
+                 f'({short(first.predicted_ms)} ms) and slowest with {slowest.placement} '
+                 f'({short(slowest.predicted_ms)} ms). ')
     known = table.dropna(subset='measured_ms')
     if not len(known):
         return words + ('No measured points: those of Perlmutter are of A100 GPUs, 2 or 4 to a '
