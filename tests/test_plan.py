@@ -22,7 +22,7 @@ from transformer_perf.iteration import short
 from transformer_perf.models import NAMED
 from transformer_perf.advice.planning import (
     ANSWERS, BEARABLE, LEVELS, checkpoint_GB, daly_interval, goodput, on_front, operated)
-from transformer_perf.advice import ClusterOperation, plan
+from transformer_perf.advice import ClusterOperation, plan, planning
 from transformer_perf.systems import as_system
 
 H100 = 'H100-80GB'
@@ -175,6 +175,21 @@ def test_money_and_hours_buy_tokens(small):
     both = plan('llama3.1_8B', 64, H100, usd=1e5, hours=10, batch_tokens=BATCH)
     np.testing.assert_allclose(both.rows.days * 24, 10)
     assert (both.rows.usd <= 1e5).all()
+
+
+def test_money_or_hours_that_buy_no_iteration_are_no_answer():
+    "A dollar was said to buy a hundredth of an iteration of 405B on 16,384 GPUs, in 0.07 s."
+    for limit in dict(usd=.1), dict(hours=1e-4):
+        found = plan('llama3.1_8B', [64, 256], H100, batch_tokens=BATCH, **limit)
+        assert not len(found.rows) and len(found.reasons) == 2
+        assert 'tokens are all that is bought, and an iteration has 4,194,304' in found.reasons[1]
+
+
+def test_a_gpu_without_a_price_is_told_before_anything_is_searched(monkeypatch):
+    "It was told after all systems had been searched: after a minute, for a large model."
+    monkeypatch.setattr(planning, 'searched', None)
+    with pytest.raises(ValueError, match="no price of 'H800'"):
+        plan('llama3.1_8B', 64, [H100, 'H800-80GB'], usd=1e5)
 
 
 def test_one_gpu_is_said_as_one():

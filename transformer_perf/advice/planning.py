@@ -355,11 +355,11 @@ def told_apart(x, y):  # (str, str)
         one, other = f'{x:,.{digits}g}', f'{y:,.{digits}g}'
         if one != other: return one, other
 
-def within(rows, budget: Budget):  # (rows, reasons)
+def within(rows, budget: Budget, of_iteration):  # (rows, reasons); of_iteration: its tokens
     "The rows that keep the limits, and which numbers of GPUs have none."
+    if budget.tokens is None: return buying_enough(rows, of_iteration)
     keeps = np.ones(len(rows), dtype=bool)
     reasons = []
-    if budget.tokens is None: return rows, reasons
     limits = {'hours': (rows.days * 24, budget.hours), 'USD': (rows.usd, budget.usd)}
     for unit, (took, most) in limits.items():
         if most is None: continue
@@ -369,6 +369,16 @@ def within(rows, budget: Budget):  # (rows, reasons)
             more, limit = told_apart(least, most)
             reasons.append(f'{plural(n, name + " GPU")}: {more} {unit} are more than {limit}')
     return rows[keeps], reasons
+
+def buying_enough(rows, of_iteration):  # (rows, reasons), as `within`
+    "The rows of which the limits buy an iteration."
+    reasons = []
+    most_of_each = rows.tokens.groupby([rows.system, rows.n_gpus], sort=False).max()
+    for (name, n), most in most_of_each[most_of_each < of_iteration].items():
+        few, needed = told_apart(most, of_iteration)
+        reasons.append(f'{plural(n, name + " GPU")}: {few} tokens are all that is bought, and an '
+                       f'iteration has {needed}')
+    return rows[rows.tokens >= of_iteration], reasons
 
 # %% ../../nbs/88e_planning.ipynb #14a00063
 def searched(about, counts, strategy, choices):  # SearchResult
@@ -386,8 +396,7 @@ def costed(found, model, budget: Budget, prices, operation, assumptions):
     "What a search found, with days, energy and money, but what hardly gets on; a Price or None."
     system = found.priced_on
     offers, _ = offers_of(system.sold_as, prices)
-    needed = budget.usd is not None   # an error then says that there is none
-    price = price_per_gpu_hour(system, prices) if len(offers) or needed else None
+    price = price_per_gpu_hour(system, prices) if len(offers) else None
     rows = pd.DataFrame(found.drop(columns='rank')).drop_duplicates(ALIKE)
     fastest = rows.groupby('n_gpus').iteration_s.transform('min')
     rows = rows[rows.iteration_s <= BEARABLE * fastest]
@@ -427,7 +436,8 @@ def short_list(model, batch, budget, found, assumed, prices, operation, margin):
     costs = [costed(one, model, budget, prices, operation, a) for one, a in zip(found, assumed)]
     tables, priced = zip(*costs)
     some = [table for table in tables if len(table)]
-    rows, late = within(pd.concat(some or tables[:1], ignore_index=True), budget)
+    rows, late = within(pd.concat(some or tables[:1], ignore_index=True), budget,
+                        batch * model.seq_len)
     rows = rows.loc[measures(rows).s_per_token.sort_values(kind='stable').index]
     rows = rows.reset_index(drop=True)
     answers, front = answers_among(rows, budget, margin)
@@ -472,5 +482,7 @@ def plan(
     more = prices, of_type(operation, ClusterOperation, 'operation'), finite(margin, 'margin')
     about = [search_subject(m, one, batch, assumptions, fits_by, software)
              for one in systems.values()]
+    if usd is not None:   # one without a price is told before anything is searched
+        for one in systems.values(): price_per_gpu_hour(one, prices)
     found = [searched(each, counts, strategy, choices) for each in about]
     return short_list(m, batch, budget, found, [each[-1] for each in about], *more)
