@@ -727,16 +727,31 @@ def test_help_teaches():
     assert good() == good('-h') == good('--help')
 
 
+def test_what_is_not_tried_would_fit():
+    "Of 61 GPUs nothing shares a layer: only adapters were named, and ZeRO 3 fits with all weights."
+    asked = ('search', '--model', 'llama3.1_8B', '--system', 'TPU-v6e', '--gpus', 61,
+             '--global-batch', 61)
+    has(good(*asked, code=1), 'Not tried: --zero-stage 3')
+    has(good(*asked, '--zero-stage', 3), 'ZeRO')
+    alone = 'search', '--model', 'llama3.1_8B', '--system', 'TPU-v6e', '--gpus', 1
+    assert '--zero-stage' not in good(*alone, '--global-batch', 1, code=1)   # it has no copies
+    published = '--assumptions', 'corrected', '--zero-stage', 3   # recompute is not tried by itself
+    has(good(*asked, *published, code=1), 'Not tried: --recompute full')
+    has(good(*asked, *published, '--recompute', 'full'), 'full')
+
+
 def test_nothing_feasible_is_an_answer():
     text = good('search', '--gpus', '64', code=1)
     has(' '.join(text.split()), 'no feasible configuration', 'GB over the 84.9 GB',
-        "Not tried: --offload optimizer (states in the host's memory), --adapters lora:16 (few")
+        'Not tried: --zero-stage 3 (copies share out weights, too), --offload optimizer (states '
+        "in the host's memory), --adapters lora:16 (few")
     few = ('search', '--model', 'gpt3', '--gpus', 4, '--system')
     text = good(*few, 'TPU-v5p', code=1)   # of whose host nothing is known
-    has(text, 'Not tried: --adapters lora:16')
+    has(' '.join(text.split()), 'Not tried: --zero-stage 3 (copies share out weights, too), '
+        '--adapters lora:16')
     assert '--offload' not in text
-    text = good(*few, 'A100-80GB', '--offload', 'optimizer', '--adapters', 'none', code=1)
-    assert 'Not tried' not in text
+    all_tried = '--offload', 'optimizer', '--adapters', 'none', '--zero-stage', '1'
+    assert 'Not tried' not in good(*few, 'A100-80GB', *all_tried, code=1)
     asked = [x if x != 4096 else 4 for x in CORRECTED]   # samples
     has(good('search', *asked, '--gpus', 7, code=1), 'multiply to 7')
 

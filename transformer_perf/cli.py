@@ -586,7 +586,12 @@ def stages_told(model, args):  # list of str
 def _not_tried(found, system, args):  # list of str
     "What might fit where nothing that was tried does."
     if len(found) or not found.candidates: return []
-    left = []
+    left, a = [], assumptions_asked(args)
+    zero_3_tried = a.software or a.zero_stage == 3   # what a software offers is tried
+    if args.zero_stage is None and not zero_3_tried and max(args.gpus) > 1:
+        left.append('--zero-stage 3 (copies share out weights, too)')
+    if args.recompute is None and not a.wide_search and a.recompute != 'full':
+        left.append('--recompute full (of a layer its input alone is kept)')
     if args.offload is None:
         with contextlib.suppress(ValueError):   # nothing is known of the host
             perf.iteration.check_host('optimizer', system)
