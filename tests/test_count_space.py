@@ -262,13 +262,15 @@ def test_the_lowest_bounds_are_placed_first():
         assert execution.first_of_each(bounds, space, enough).tolist() == sorted(expected)
 
 
-@pytest.mark.parametrize('l, batch', [(1, 65537), (2048, 96), (4096, 96), (8192, 64), (3000, 210)])
+@pytest.mark.parametrize('l, batch', [
+    (1, 65537), (2048, 96), (4096, 96), (8192, 64), (3000, 210), (4096, 61), (4096, 34)])
 def test_micro_batches_that_are_tried(l, batch):
-    "In a wide search those of 16 samples or 65,536 tokens at most."
+    "In a wide search those of 16 samples or 65,536 tokens at most; else of 61 only 1 would be."
     model = Model(l, 512, 8, 4, name='any')
     for wide in (False, True):
         asked = Assumptions(wide_search=wide)
         few = [m for m in of(batch) if m <= 16 or m * l <= 65536]
+        if 2 * few[-1] < max(16, 65536 // l): few = of(batch)[:len(few) + 1]
         found = execution.sizes_tried(model, batch, asked).tolist()
         assert found == (few if wide else of(batch))
 

@@ -186,10 +186,13 @@ def with_expert_groups(t, model: Model, fixed):
 
 # %% ../nbs/88a_search.ipynb #29a72046
 def sizes_tried(model: Model, global_batch, assumptions):
-    "Micro-batches to try: all, or those of at most 16 samples or 65,536 tokens (`wide_search`)."
+    """Micro-batches to try: all, or those of at most 16 samples or 65,536 tokens (`wide_search`);
+    of a batch that has none near that, as 61 has not, the next one, too."""
     sizes = divisors(global_batch)
+    if not assumptions.wide_search: return sizes
     most = max(16, 65536 // model.seq_len)
-    return sizes[sizes <= most] if assumptions.wide_search else sizes
+    few = int((sizes <= most).sum())
+    return sizes[:few + (2 * sizes[few - 1] < most)]
 
 def _can_follow(t, model: Model, global_batch, assumptions):
     "Which rows have stages and micro-batches that can follow their schedule."
