@@ -344,6 +344,9 @@ def test_zero():
     assert [row['stage'] for row in rows] == [0, 1, 2, 3] and memory == sorted(memory, reverse=True)
     has(bad('zero', '--samples', 0), '--samples=0 must be')
     has(good('zero', 'deepseek_v3', '--system', 'H200'), 'deepseek_v3 on H200', 'never')
+    text = good('zero', '--system', 'tg40', '--gpus', '60,61,64')   # of 8 they use 4, 1 and all
+    has(text, 'Priced as if 61 GPUs used 1 of the 8 of each NVLink domain')
+    assert text.count('Priced as if') == 1
 
 
 JOBS = {

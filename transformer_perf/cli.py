@@ -1077,7 +1077,9 @@ def zero_command(args):
     table = table.sort_values(['n_gpus', 'stage'], ignore_index=True)
     samples = perf.iteration.plural(args.samples, 'sample')
     title = f'{table.model[0]} on {system.name}, {samples} a GPU, data parallelism alone'
-    deliver_table(table, args, not_used(args), zero_view(table, system), title)
+    size, domains = system.nvlink_size, perf.iteration.domains_in_words
+    notes = [note for n in args.gpus if (note := domains(n, size, math.gcd(n, size)))]
+    deliver_table(table, args, notes + not_used(args), zero_view(table, system), title)
 
 # %% ../nbs/95_cli.ipynb #10a50436
 def zero_view(table, system):  # DataFrame of text

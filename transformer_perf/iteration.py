@@ -10,10 +10,10 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'WAITS', 'HIDING', 'SHOWN', 'with_pap
            'has_unsaid', 'parts_said', 'reaches', 'out_of_reach', 'gpu_in', 'never_run', 'rows_never_run', 'evidence',
            'evidence_of_rows', 'kind_of_run', 'is_known', 'known_runs', 'interval_columns', 'likely', 'rank_seconds',
            'counts_longer', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'as_of', 'sold_besides',
-           'as_published', 'beyond_software', 'odd_sizes', 'seconds_in', 'tuned_and_plain', 'how_priced',
-           'played_estimate', 'timeline_of', 'memory_of_ranks', 'divisors', 'rows_of_table', 'cross', 'keep',
-           'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs',
-           'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'as_published', 'beyond_software', 'domains_in_words', 'odd_sizes', 'seconds_in', 'tuned_and_plain',
+           'how_priced', 'played_estimate', 'timeline_of', 'memory_of_ranks', 'divisors', 'rows_of_table', 'cross',
+           'keep', 'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable',
+           'differs', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -594,7 +594,8 @@ def notes_of(one: Estimate):  # list of str
              sold_besides(one.system, a), unknown and f'{unknown}.',
              left_out(one.model, a), packed_in_words(one.model), how_priced(one),
              as_published(vars(one.parallel), one.model, one.system, a.software),
-             _more_than_there_are(one), _without_effect(one), _domains_in_words(one),
+             _more_than_there_are(one), _without_effect(one),
+             domains_in_words(one.parallel.n_gpus, one.system.nvlink_size),
              odd_sizes(one.model, a, one.parallel.tp, one.parallel.etp)]
     return [note for note in found if note]
 
@@ -672,10 +673,9 @@ def _without_effect(one: Estimate):  # str
     told = ', '.join(f'{name} {getattr(p, name)}' for name in found)
     return f'Without effect on this model: {told}.' if told else ''
 
-def _domains_in_words(one: Estimate):  # str
-    "A note where GPUs, as many in each, fill less than half of every NVLink domain."
-    n, size = one.parallel.n_gpus, one.system.nvlink_size
-    used = max(usable_domain_sizes(n, size))
+def domains_in_words(n, size, used=None):  # str
+    "A note where n GPUs, as many in each, fill less than half of every NVLink domain."
+    if used is None: used = max(usable_domain_sizes(n, size))
     if n <= size or 2 * used >= size: return ''
     return f'Priced as if {n} GPUs used {used} of the {size} of each NVLink domain, all alike.'
 
