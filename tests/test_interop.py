@@ -3218,8 +3218,8 @@ def test_studies_take_these_files(tmp_path, capsys):
     assert found['written'] == [str(table)] and '--foo' in ' '.join(found['notes'])
     row = pd.read_csv(table).iloc[0]
     assert (row.n_gpus, row.precision, row.recompute, row.dp_overlap) == (16, 'fp8', 'full', True)
-    best = json.loads(ran(capsys, 'search', '--job', script, *system, '--strategy', '1d', '--top',
-                          1, '--virtual-stages', 1, '--format', 'json').out)['found'][0]
+    best = json.loads(ran(capsys, 'search', '--job', script, *system, '--top', 1, '--format',
+                          'json').out)['found'][0]
     assert {name: best[name] for name in ('precision', 'recompute', 'iteration_s')} == {
         name: row[name] for name in ('precision', 'recompute', 'iteration_s')}
     ran(capsys, 'run-configs', '--job', script, *system, '--folder', folder, '--model',
