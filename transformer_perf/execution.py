@@ -192,7 +192,8 @@ def sizes_tried(model: Model, global_batch, assumptions):
     if not assumptions.wide_search: return sizes
     most = max(16, 65536 // model.seq_len)
     few = int((sizes <= most).sum())
-    return sizes[:few + (2 * sizes[few - 1] < most)]
+    if 2 * sizes[few - 1] < most: few += 1
+    return sizes[:few]
 
 def _can_follow(t, model: Model, global_batch, assumptions):
     "Which rows have stages and micro-batches that can follow their schedule."
