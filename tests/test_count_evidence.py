@@ -10,7 +10,7 @@ from transformer_perf import Assumptions, Model, Parallel, estimate
 from transformer_perf.blocks import Experts, gpt_block
 from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS, as_assumptions
 from transformer_perf.iteration import (
-    changes_something, evidence_of_rows, experts_to_share, out_of_reach)
+    changes_something, evidence_of_rows, experts_to_share, out_of_reach, says_nothing)
 from transformer_perf.parameters import (
     Calibration, Costs, Evidence, Kernels, Parameters, checked_interval, interval,
     read_calibration, untested_longer)
@@ -374,3 +374,15 @@ def test_kinds_of_layers_that_no_run_had(name, kind):
     (['near', 'measured', 'near'], 'near (2 of 3 rows); measured (1 of 3 rows)')])
 def test_how_many_rows_rest_on_what(rows, told):
     assert evidence_of_rows(rows) == f'Evidence: {told}.'
+
+
+@pytest.mark.parametrize('zero_stage, pp, sums_in_pipelines, usual', [
+    (1, 1, False, False), (1, 4, True, False), (2, 1, False, True), (2, 4, False, True),
+    (2, 4, True, False), (3, 1, True, True), (3, 4, True, False)])
+def test_gradients_reduced_as_their_stage_has_it_say_nothing(
+        zero_stage, pp, sums_in_pipelines, usual):
+    "Those shared out after each micro-batch; but in PyTorch's pipelines once, as all others."
+    def silent(cell):
+        row = {'reduce_each': cell, 'zero_stage': zero_stage, 'pp': pp}
+        return says_nothing(row, 'reduce_each', sums_in_pipelines)
+    assert silent(None) and silent(usual) and not silent(not usual)
