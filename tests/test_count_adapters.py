@@ -71,6 +71,16 @@ def test_inputs_are_gathered_again_for_gradients_of_weights(adapters, asking):
         assert all(close(x, GB) for x in np.atleast_1d(table.comm_bwd[name]))
 
 
+@pytest.mark.parametrize('adapters, products', [
+    ('none', 2), ('frozen:mlp', 2), ('frozen:attention', 1)])
+def test_absorbed_products_are_frozen_with_their_attention(adapters, products):
+    "Backward a product that trains has two, of its input and its weight, and a frozen one has one."
+    layout = Parallel(dp=8, ep=8, adapters=adapters)
+    table = estimate('deepseek_v3.2', layout, 'H100-80GB', 8).layers.set_index('layer')
+    for name in ('q-up', 'absorb-q', 'absorb-v'):
+        assert table.flops_bwd[name] / table.flops_fwd[name] == pytest.approx(products, rel=.01)
+
+
 def test_arithmetic_of_a_frozen_product():
     "4 m n of 6 a token, and 6 r (m + n) for the adapter; attention's core stays."
     whole, some = (of(adapters, 'corrected', batch=1) for adapters in ('none', 'lora:16'))

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from transformer_perf import Assumptions, Model, Parallel, estimate
+from transformer_perf import Assumptions, Model, Parallel, estimate, search
 from transformer_perf.blocks import Experts, gpt_block
 from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS, as_assumptions
 from transformer_perf.iteration import (
@@ -386,3 +386,14 @@ def test_gradients_reduced_as_their_stage_has_it_say_nothing(
         row = {'reduce_each': cell, 'zero_stage': zero_stage, 'pp': pp}
         return says_nothing(row, 'reduce_each', sums_in_pipelines)
     assert silent(None) and silent(usual) and not silent(not usual)
+
+
+def test_rows_alike_but_for_a_group_may_rest_on_other_runs():
+    "One copy shares nothing out, so its ZeRO stage says nothing; of two copies it does."
+    small = Model(2048, 2048, 16, 24, vocab=50304)
+    found = search(small, 2, 'H100-80GB', 8, software='NeMo', zero_stage=[3], pp=1, cp=1,
+                   recompute='none')
+    own = found.evidence.str
+    assert {*found.dp} == {1, 2}
+    assert (own.endswith('none with zero_stage 3') == (found.dp == 2)).all()
+    assert (own.startswith('measured') == (found.dp == 1)).all()
