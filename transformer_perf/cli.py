@@ -504,11 +504,16 @@ def sizes_held(texts):  # dict: column -> values
     found = once(map(held, texts), '--fixed: {} is given twice')
     return perf.execution.fixed_columns(found, {})
 
+LAYOUTS = (SIZES_HELD, *CHOSEN)
+
+def layouts_asked(args):  # dict: size or choice -> values
+    "Which layouts a search tries: sizes that it holds, and values that it compares."
+    return sizes_held(args.fixed) | given_of(args, CHOSEN)
+
 @command(
     'search', MODEL, SYSTEM, NVLINK,
     Option('--gpus', 'how many GPUs; repeat, or separate by commas', 'numbers', ['16384']),
-    BATCH, STRATEGY,
-    SIZES_HELD, *CHOSEN,
+    BATCH, STRATEGY, *LAYOUTS,
     Option('--top', 'configurations to show for each number of GPUs', 'number', '10'),
     _MUST_FIT, *PRICED, *JOB, *RESULT)
 def search_command(args):
@@ -525,13 +530,12 @@ def search_command(args):
     """
     model = model_asked(args)
     system = system_asked(args)
-    chosen = given_of(args, CHOSEN)
     assumptions = assumptions_asked(args)
-    fixed = sizes_held(args.fixed)
-    compared = [name for name, values in (chosen | fixed).items() if len(values) > 1]
+    asked = layouts_asked(args)
+    compared = [name for name, values in asked.items() if len(values) > 1]
     kind = list(dict.fromkeys([*perf.execution.KIND, *compared]))
     found = perf.search(model, args.gpus, system, args.global_batch, args.strategy, args.top,
-                        assumptions, fixed, fits_by=args.fits_by, kind=kind, **chosen)
+                        assumptions, fits_by=args.fits_by, kind=kind, **asked)
     if args.export and len(found):
         best = estimate_of(found.iloc[0], args, model, system, assumptions)
         with told_what_to_ask(best, args.export): text = exported(best, args)
@@ -955,15 +959,14 @@ def study_options(top, model, batch, systems, strategy):
             SYSTEMS._replace(default=systems),
             Option('--gpus', 'numbers of GPUs; 4, 8, ... 16384 unless given', 'numbers'),
             Option('--top', 'candidates to keep for each number of GPUs', 'number', top),
-            SIZES_HELD, *CHOSEN, *_JOB_READ)
+            *LAYOUTS, *_JOB_READ)
 
 def study_asked(args):  # dict
     "What both ask of their functions."
     return dict(
         models=[model_asked(args, model) for model in args.model], systems=labelled(args.systems),
         n_gpus=args.gpus or perf.sweeps.PAPER_GPUS, global_batch=args.global_batch_size, k=args.top,
-        workers=args.workers, assumptions=assumptions_asked(args), **sizes_held(args.fixed),
-        **given_of(args, CHOSEN))
+        workers=args.workers, assumptions=assumptions_asked(args), **layouts_asked(args))
 
 # %% ../nbs/95_cli.ipynb #19a70650
 LISTED = FORMAT._replace(help='how to list the files that were written: a line each (table), csv '
@@ -1077,9 +1080,14 @@ def zero_command(args):
     table = table.sort_values(['n_gpus', 'stage'], ignore_index=True)
     samples = perf.iteration.plural(args.samples, 'sample')
     title = f'{table.model[0]} on {system.name}, {samples} a GPU, data parallelism alone'
-    size, domains = system.nvlink_size, perf.iteration.domains_in_words
-    notes = [note for n in args.gpus if (note := domains(n, size, math.gcd(n, size)))]
-    deliver_table(table, args, notes + not_used(args), zero_view(table, system), title)
+    notes = [*filter(None, (domains_used(n, system) for n in args.gpus)), *not_used(args)]
+    deliver_table(table, args, notes, zero_view(table, system), title)
+
+def domains_used(n, system):  # str
+    "A note where data parallelism alone leaves most of each NVLink domain unused."
+    size = system.nvlink_size
+    used = perf.scaling.gpus_of_each_domain(n, size)
+    return perf.iteration.domains_in_words(n, size, used)
 
 # %% ../nbs/95_cli.ipynb #10a50436
 def zero_view(table, system):  # DataFrame of text
@@ -1283,7 +1291,7 @@ def fields_given(texts, flag):  # dict: field -> number, or True or False
     Option('--usd', 'dollars: a limit, or without --tokens what they buy'),
     BATCH._replace(default=None, help=f'{BATCH.help}; 2048 unless --batch-tokens says it'),
     Option('--batch-tokens', 'tokens of one iteration, such as 16777216'),
-    STRATEGY, SIZES_HELD, *CHOSEN,
+    STRATEGY, *LAYOUTS,
     Option('--prices', "a CSV file of prices, in the shape of SkyPilot's vms.csv; a dated table "
            "ships"),
     Option('--operation', 'FIELD=VALUE of how the cluster is run: mtbf_gpu_hours, restart_s, '
@@ -1311,8 +1319,7 @@ def plan_command(args):
     found = perf.advice.plan(
         model, args.gpus, systems, **limits, prices=args.prices, global_batch=args.global_batch,
         batch_tokens=batch, assumptions=assumptions, operation=operation, strategy=args.strategy,
-        margin=amount(args.margin, '--margin'), fits_by=args.fits_by, **sizes_held(args.fixed),
-        **given_of(args, CHOSEN))
+        margin=amount(args.margin, '--margin'), fits_by=args.fits_by, **layouts_asked(args))
     args.global_batch = found.global_batch
     if args.export and len(found.rows):
         row = found.row(args.answer)

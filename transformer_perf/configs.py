@@ -107,10 +107,14 @@ KNOWN_LAYERS = ('full_attention', 'sliding_attention')
 
 def other_layers(given, known):  # list of str
     "The kinds of layers that a file lists and no field of a Model can say."
-    lists = (given.get(key) for key in ('layer_types', 'attn_type_list'))
-    listed = [kind for found in lists if isinstance(found, list) for kind in found]
-    unsaid = [kind for kind in listed if kind not in (*KNOWN_LAYERS, 1)]
-    return list(dict.fromkeys(quoted(kind) for kind in unsaid if not among_names(str(kind), known)))
+    found = []
+    for key in ('layer_types', 'attn_type_list'):
+        listed = given.get(key)
+        if not isinstance(listed, list): continue
+        for kind in listed:
+            said = kind in (*KNOWN_LAYERS, 1) or among_names(str(kind), known)
+            if not said: found.append(quoted(kind))
+    return list(dict.fromkeys(found))
 
 def check_expressible(given, nested, known):
     "A ValueError that names every key of a file that no field of a Model can say."

@@ -594,8 +594,7 @@ def notes_of(one: Estimate):  # list of str
              sold_besides(one.system, a), unknown and f'{unknown}.',
              left_out(one.model, a), packed_in_words(one.model), how_priced(one),
              as_published(vars(one.parallel), one.model, one.system, a.software),
-             _more_than_there_are(one), _without_effect(one),
-             domains_in_words(one.parallel.n_gpus, one.system.nvlink_size),
+             _more_than_there_are(one), _without_effect(one), _unused_in_words(one),
              odd_sizes(one.model, a, one.parallel.tp, one.parallel.etp)]
     return [note for note in found if note]
 
@@ -673,11 +672,15 @@ def _without_effect(one: Estimate):  # str
     told = ', '.join(f'{name} {getattr(p, name)}' for name in found)
     return f'Without effect on this model: {told}.' if told else ''
 
-def domains_in_words(n, size, used=None):  # str
+def domains_in_words(n, size, used):  # str
     "A note where n GPUs, as many in each, fill less than half of every NVLink domain."
-    if used is None: used = max(usable_domain_sizes(n, size))
     if n <= size or 2 * used >= size: return ''
     return f'Priced as if {n} GPUs used {used} of the {size} of each NVLink domain, all alike.'
+
+def _unused_in_words(one: Estimate):  # str
+    "The same of an estimate, which uses as many of each as it can."
+    n, size = one.parallel.n_gpus, one.system.nvlink_size
+    return domains_in_words(n, size, max(usable_domain_sizes(n, size)))
 
 # %% ../nbs/87a_estimate.ipynb #d163738a
 _ALIGNED = 8   # numbers of 16 bits: the 16 bytes that Tensor Cores read at once

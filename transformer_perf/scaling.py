@@ -313,6 +313,11 @@ class Network:
         return TURNS[kind] * volume / (reached * left) * (np.asarray(gpus) > 1)
 
 # %% ../nbs/85a_scaling.ipynb #393ad439
+def gpus_of_each_domain(gpus, size):  # array, as `gpus`
+    "How many GPUs of each NVLink domain a group has, as many in each."
+    together = np.asarray(gpus).astype(np.int64)
+    return np.where(together <= size, together, np.gcd(together, size))[()]
+
 @takes(volume=ANY, gpus=dict(least=1, most=LARGEST), pieces=dict(least=1), system=dict(kind=System))
 def system_time(
     kind,           # a collective
@@ -323,9 +328,7 @@ def system_time(
     assumptions,
 ):  # s
     "The main model's time of a collective whose group fills NVLink domains."
-    size = system.nvlink_size
-    together = np.asarray(gpus).astype(np.int64)
-    in_domain = np.where(together <= size, together, np.gcd(together, size))[()]
+    in_domain = gpus_of_each_domain(gpus, system.nvlink_size)
     each = collective_time(kind, volume / pieces, gpus, in_domain, system, assumptions)
     return pieces * each
 

@@ -392,11 +392,14 @@ ALIKE = ['n_gpus', 'iteration_s', 'memory_GB', 'memory_bound_GB']   # of rows th
 
 LEAST_GOODPUT = 1e-6
 
-def costed(found, model, budget: Budget, prices, operation, assumptions):
-    "What a search found, with days, energy and money, but what hardly gets on; a Price or None."
-    system = found.priced_on
+def price_known(system, prices, needed):  # Price, or None
+    "What a GPU of a system costs, if that is known; needed: an error then says that it is not."
     offers, _ = offers_of(system.sold_as, prices)
-    price = price_per_gpu_hour(system, prices) if len(offers) else None
+    return price_per_gpu_hour(system, prices) if len(offers) or needed else None
+
+def costed(found, model, budget: Budget, price, operation, assumptions):  # DataFrame
+    "What a search found, with days, energy and money, but what hardly gets on."
+    system = found.priced_on
     rows = pd.DataFrame(found.drop(columns='rank')).drop_duplicates(ALIKE)
     fastest = rows.groupby('n_gpus').iteration_s.transform('min')
     rows = rows[rows.iteration_s <= BEARABLE * fastest]
@@ -405,7 +408,7 @@ def costed(found, model, budget: Budget, prices, operation, assumptions):
     rows = rows[rows.goodput >= LEAST_GOODPUT]
     why = f'it fails so often that it works less than {LEAST_GOODPUT:g} of the time'
     found.reasons |= dict.fromkeys({*found.n_gpus} - {*rows.n_gpus}, why)
-    return rows.assign(**spent(rows, system, price and price.usd, budget, operation)), price
+    return rows.assign(**spent(rows, system, price and price.usd, budget, operation))
 
 # %% ../../nbs/88e_planning.ipynb #14a00065
 def notes_on(rows, found, priced, operation: ClusterOperation):  # list of str
@@ -431,10 +434,10 @@ def notes_on(rows, found, priced, operation: ClusterOperation):  # list of str
     return notes + list(dict.fromkeys(note for one in found for note in one.notes))
 
 # %% ../../nbs/88e_planning.ipynb #14a00066
-def short_list(model, batch, budget, found, assumed, prices, operation, margin):  # Plan
+def short_list(model, batch, budget, found, assumed, priced, operation, margin):  # Plan
     "The short list of what was found on each system."
-    costs = [costed(one, model, budget, prices, operation, a) for one, a in zip(found, assumed)]
-    tables, priced = zip(*costs)
+    tables = [costed(one, model, budget, price, operation, a)
+              for one, price, a in zip(found, priced, assumed)]
     some = [table for table in tables if len(table)]
     rows, late = within(pd.concat(some or tables[:1], ignore_index=True), budget,
                         batch * model.seq_len)
@@ -479,10 +482,9 @@ def plan(
     if budget.tokens is not None and budget.tokens < batch * m.seq_len:
         raise ValueError(f'tokens={budget.tokens:g} must be at least those of an iteration: '
                          f'{plural(batch, "sample")} of {m.seq_len}')
-    more = prices, of_type(operation, ClusterOperation, 'operation'), finite(margin, 'margin')
+    priced = [price_known(one, prices, usd is not None) for one in systems.values()]
+    more = priced, of_type(operation, ClusterOperation, 'operation'), finite(margin, 'margin')
     about = [search_subject(m, one, batch, assumptions, fits_by, software)
              for one in systems.values()]
-    if usd is not None:   # one without a price is told before anything is searched
-        for one in systems.values(): price_per_gpu_hour(one, prices)
     found = [searched(each, counts, strategy, choices) for each in about]
     return short_list(m, batch, budget, found, [each[-1] for each in about], *more)

@@ -7,9 +7,10 @@ __all__ = []
 
 # %% ../../nbs/90e_accelerate.ipynb #c733bf86
 from ..inputs import divides, nearest
-from .tables import (
+from transformer_perf.interop.tables import (
     CODE, IN_32_BITS, ON, TEXT, UNSAID, WHOLE, Format, Row, Said, add, also, cannot_say,
-    check_sharers, elsewhere, fixed, number, put_ulysses, spelled, take, value, words_of)
+    check_sharers, elsewhere, fixed, micro_batches_of, number, put_ulysses, spelled, take, value,
+    words_of)
 from .deepspeed import (
     CHECKPOINTS_NOT_SAID, offload_for_zero, offload_of_zero)
 
@@ -154,10 +155,10 @@ def derive_accelerate(facts, ignored):
 def undo_accelerate(f):  # dict
     "Facts as Accelerate has them: FSDP 2 where it can, DeepSpeed or Megatron-LM where it must."
     stage = f.get('zero_stage') or 0
-    n, G = f.get('n_gpus'), f.get('global_batch')
+    n = f.get('n_gpus')
     offload = f['offload']
     tp, cp, pp, dp = (f[group] for group in ('tp', 'cp', 'pp', 'dp'))
-    steps = G // (dp * f['micro_batch']) if G and n else None   # unsaid, it is one
+    steps = micro_batches_of(f)   # unsaid, it is one
     if tp == 1: f = f | dict(sequence_sharded=None)   # a key of what nobody shares may be refused
     if cp == 1: f = f | dict(context=None)
     full, selective = (f.get('recompute') == word for word in ('full', 'selective'))

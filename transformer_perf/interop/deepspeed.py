@@ -8,10 +8,10 @@ __all__ = ['BATCH_KEY', 'CHECKPOINTS_NOT_SAID', 'DEEPSPEED_ROWS', 'offload_of_ze
 # %% ../../nbs/90d_deepspeed.ipynb #3ccef692
 from ..inputs import flag, printable
 from ..choices import amounts_offloaded, offload_said
-from transformer_perf.interop.tables import (
+from .tables import (
     CODE, IN_32_BITS, LIST, ON, ONLY_WRITTEN, SHARE_KIND, TEXT, UNSAID, WHOLE, Format, Kind, Row,
-    Said, also, cannot_say, elsewhere, fixed, idle, number, one_word, put_ulysses, take, value,
-    words_in_any_case)
+    Said, also, cannot_say, elsewhere, fixed, idle, micro_batches_of, number, one_word,
+    put_ulysses, take, value, words_in_any_case)
 
 # %% ../../nbs/90d_deepspeed.ipynb #12ab0028
 _IN_ONE_BIT = ('OneBitAdam', 'ZeroOneAdam', 'OneBitLamb')   # Adam's states, and fewer messages
@@ -117,13 +117,12 @@ def derive_deepspeed(facts, ignored):
 
 def undo_deepspeed(f):  # dict
     "Facts as DeepSpeed has them; of one copy a known number of times."
-    G, stage = f['global_batch'], f['zero_stage'] or 0
-    steps = G // (f['dp'] * f['micro_batch']) if G and f['n_gpus'] else None
+    stage = f['zero_stage'] or 0
     if f['pp'] > 1 and stage > 1: raise cannot_say(
         'deepspeed', 'its pipelines take stages 0 and 1', zero_stage=stage, pp=f['pp'])
     return f | offload_for_zero(f, 'deepspeed') | dict(
         untested=True if f['optimizer'] == 'sgd' and stage else None,
-        accumulation=steps, precision='bf16', autoep=f['ep'] > 1)
+        accumulation=micro_batches_of(f), precision='bf16', autoep=f['ep'] > 1)
 
 # %% ../../nbs/90d_deepspeed.ipynb #91b0cf3a
 DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {

@@ -8,7 +8,7 @@ __all__ = ['OF_JOBS', 'OF_COSTS', 'GRADIENT_SIZES', 'ADDED_UP', 'LOGIT_HELD', 'N
            'PARALLEL_FIELDS', 'NEEDED', 'Job', 'costs_as_said', 'with_costs', 'Kind', 'Row', 'Said', 'Format', 'number',
            'words_of', 'words_in_any_case', 'one_word', 'real', 'add', 'value', 'spelled', 'together', 'cannot_say',
            'refused_when_read', 'check_refused', 'check_sharers', 'check_depth', 'also', 'elsewhere', 'copies_and_gpus',
-           'batch']
+           'batch', 'micro_batches_of']
 
 # %% ../../nbs/90a_tables.ipynb #269707ac
 import dataclasses
@@ -391,6 +391,11 @@ def batch(facts, dp, n):  # (samples of an iteration or None, dp, GPUs)
     added_up = not all_said or G == b * steps * dp
     if shared_evenly and added_up: return G, dp, n
     raise ValueError(f'{whole_batch} contradicts {own or "what holds without keys"} on {dp} copies')
+
+def micro_batches_of(f):  # number, or None where a job does not say its batch or its GPUs
+    "How often each copy adds its gradients up in an iteration."
+    if not (f['global_batch'] and f['n_gpus']): return None
+    return f['global_batch'] // (f['dp'] * f['micro_batch'])
 
 def _micro_batch_of(facts, G, dp):
     "Samples at once, where only the batch is said, and how often a part of it is added up."

@@ -110,10 +110,14 @@ _OUR_NAMES = {   # what a Model, a Parallel or an option calls them -> columns
 
 def slips_in(df):  # list of str
     "Columns that nobody reads, and that may stand for some that a table lacks."
-    unknown = [str(c) for c in df if c not in _KNOWN_COLUMNS]
     lacking = sorted(_KNOWN_COLUMNS - {*df})
-    near = {c: get_close_matches(_OUR_NAMES.get(c, c), lacking, 1, .85) for c in unknown}
-    return [f'column {quoted(c)} is not read (is it {own[0]!r}?)' for c, own in near.items() if own]
+    slips = []
+    for column in map(str, df):
+        if column in _KNOWN_COLUMNS: continue
+        meant = _OUR_NAMES.get(column, column)
+        near = get_close_matches(meant, lacking, n=1, cutoff=.85)
+        if near: slips.append(f'column {quoted(column)} is not read (is it {near[0]!r}?)')
+    return slips
 
 def published():  # DataFrame
     "The measured runs that travel with the package."
