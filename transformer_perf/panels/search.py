@@ -19,13 +19,12 @@ from ..inputs import nearest, quoted, whole
 from ..estimates import FITS_BY
 from ..blocks import STRATEGIES
 from ..timeline import COMPONENTS, GROUPS, PLACES, components
-from ..iteration import (
-    changes_something, counts_longer, interval_in_words, keep, rank_seconds, readable,
-    sends_tokens, settled, short)
+from transformer_perf.iteration import (
+    changes_something, counts_longer, interval_in_words, rank_seconds, readable, sends_tokens,
+    settled, short)
 from ..execution import (
     KIND, fitting, played_until_sure, questions, result_of, search, search_subject, strategies_for,
     strategies_named, tables_of, worth_playing)
-from ..advice.neighbours import rows_in
 from ..plots import TIME_PARTS
 from .drawing import drawing, ghost_box, legend, stack, ticks, words_at
 from .states import (
@@ -199,33 +198,18 @@ def in_cells(cells, names, f):  # Fitting
     sizes = [cells[name].to_numpy()[:, None] == x for name, x in columns.items()]
     return f._replace(fits=np.all(sizes, axis=0) & f.fits)
 
-@functools.lru_cache(2)   # of all maps of a state
-def played_for(job): return {}   # (search, i, j) -> as of `play_those`
-
-def play_those(some, job):  # list of dict, a row of a search; None where it does not fit after all
-    "Price candidates as a search does, but for those that another map has asked for."
-    fit, known = candidates_fitting(job), played_for(job)
-    keys = rows_in(some, ('search', 'i', 'j'))
-    new = keep(some, np.flatnonzero([key not in known for key in keys]))
-    tables = tables_of([], fit, new | {'variant': 0 * new['i']})
-    for at, ((table, *_), f) in enumerate(zip(tables, fit)):   # each search of several
-        placements = len(f.placeable.places['grouping'])
-        for row in pd.DataFrame(table).to_dict('records'):
-            i, j = divmod(row['candidate'], placements)
-            known[at, i, j] = row
-    for key in keys: known.setdefault(key, None)   # it does not fit after all
-    return [known[key] for key in keys]
-
-def best_in_cells(cells, names, job):  # list of dict, as of `play_those`
+def best_in_cells(cells, names, job):  # list of dict, a row of a search; None where nothing fits
     "What a search of each cell alone finds: its fastest by formula are played."
     fit = candidates_fitting(job)
-    found = [[] for _ in cells.index]   # what was played of each cell
+    number = {tuple(sizes): i for i, sizes in enumerate(cells[names].to_numpy().tolist())}
+    found = [[] for _ in number]   # what was played of each cell
     def play(new):
         told = []
-        for cell, row in zip(new['variant'].tolist(), play_those(new, job)):
-            if row is None: continue
-            found[cell].append(row)
-            told.append(((cell, row['n_gpus']), rank_seconds(row)))
+        for table, *_ in tables_of([], fit, new | {'variant': 0 * new['variant']}):
+            for row in pd.DataFrame(table).to_dict('records'):   # of what fits after all
+                cell = number[tuple(row[name] for name in names)]
+                found[cell].append(row)
+                told.append(((cell, row['n_gpus']), rank_seconds(row)))
         return told
     played_until_sure([in_cells(cells, names, f) for f in fit], 1, play)
     def order(row): return rank_seconds(row), row['candidate']
