@@ -193,12 +193,12 @@ def finished(shards, tasks):  # dict: number of a task -> its result
     loaded = {i: shards.load(task) for i, task in enumerate(tasks)}
     return {i: data for i, data in loaded.items() if data is not None}
 
-def done_by(function, tasks, shards, hand_on, numbers):  # yields (number, result or None)
-    "Do some tasks, and keep each; who reads what was kept need not be handed it."
+def done_by(function, tasks, shards, numbers):  # yields (number, result)
+    "Do some tasks, and keep each where there is a folder of shards."
     for i in numbers:
         data = packed_result(function, tasks[i])
         if shards: shards.save(tasks[i], data)
-        yield i, data if hand_on else None
+        yield i, data
 
 # %% ../nbs/85_sweeps.ipynb #c331bf2f
 def run(
@@ -212,13 +212,10 @@ def run(
     leads = world is None or world.rank == 0
     shards = None if folder is None else Shards(folder)
     found = finished(shards, tasks) if leads and shards else {}
-    hand_on = world is None or shards is None
-    do = functools.partial(done_by, function, tasks, shards, hand_on)
+    do = functools.partial(done_by, function, tasks, shards)
     numbers = [i for i in range(len(tasks)) if i not in found]
     for i, data in _with_progress(do, numbers, workers, len(tasks), leads): found[i] = data
     if not leads: return None
-    for i, task in enumerate(tasks):   # of a rank; or another run has tidied it up
-        if found[i] is None: found[i] = shards.load(task) or packed_result(function, task)
     return [unpacked(found[i]) for i in range(len(tasks))]
 
 def _with_progress(do, numbers, workers, of, leads):  # as `completed`
